@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from hami_hpc/contract/contract.toml by `make generate`. Do not edit.
+"""The contract's constants."""
+
+from typing import Final
+
+ABI_VERSION: Final = 1
+REQUEST_NAME: Final = 'vgpu'
+REQUEST_EXAMPLE: Final = '--gres=vgpu:mem=8G,cores=50'
+REQUEST_MAX_LENGTH: Final = 4096
+CORES_MIN: Final = 1
+CORES_MAX: Final = 100
+PERCENT_MIN: Final = 1
+PERCENT_MAX: Final = 100
+MEM_MIB_MAX: Final = 16777216
+KEY_FORM: Final[dict[str, str]] = {
+    'mem': 'whole number with M, G or T, or a percentage',
+    'cores': 'whole number from 1 to 100',
+    'mode': 'share, mps or mig',
+}
+KEY_EXAMPLE: Final[dict[str, str]] = {
+    'mem': 'mem=8G, mem=8192M or mem=50%',
+    'cores': 'cores=50',
+    'mode': 'mode=share',
+}
+KEY_DOC: Final[dict[str, str]] = {
+    'mem': "GPU memory of the slice. A percentage is of the GPU's memory, rounded down to whole shards.",
+    'cores': "Share of the GPU's time, in percent.",
+    'mode': 'How the node isolates the slice. Without it, whatever the node offers.',
+}
+MODES: Final[dict[str, int]] = {'share': 0, 'mps': 1, 'mig': 2}
+CLASSES: Final[dict[str, int]] = {'std': 0, 'lc': 1, 'be': 2}
+POLICIES: Final[dict[str, int]] = {'cap': 0, 'burst': 1}
+DEFAULT_SHARD_MIB: Final = 256
+DEFAULT_MEMORY_SCALING: Final = 1.0
+DEFAULT_MEM: Final = '25%'
+DEFAULT_CORES: Final = 25
+GRES_SHARD: Final = 'shard'
+GRES_CLASS: Final = 'vgpu'
+GRES_MEM: Final = 'vgpu_mem'
+GRES_CORES: Final = 'vgpu_cores'
+FEATURE_MODE: Final = 'vgpu_{mode}'
+FEATURE_TYPE: Final = 'vgpu_type_{type}'
+ENV_VGPU: Final = 'HAMI_HPC_VGPU'
+ENV_CLASS: Final = 'HAMI_HPC_CLASS'
+ENV_MEM_MIB: Final = 'HAMI_HPC_MEM_MIB'
+ENV_CORES: Final = 'HAMI_HPC_CORES'
+ENV_LIMITS: Final = 'HAMI_HPC_LIMITS'
+ENV_LOG: Final = 'HAMI_HPC_LOG'
+FILE_JOB_LIMITS: Final = 'job.limits'
+FILE_USAGE: Final = 'usage'
+FILE_STEP_LIMITS: Final = 'step-{step_id}.limits'
+FILE_RUN_DIR: Final = '/run/hami-hpc'
+FILE_STATE_DIR: Final = '/var/lib/hami-hpc'
+FILE_CONFIG: Final = '/etc/hami-hpc/hami-hpc.toml'
+SLOT_LOCK_BASE: Final = 1099511627776
+JOB_STEP_ID: Final = 4294967295
+
+# Written by root (prolog: the job's; SPANK: a step's), read by everybody. Both apply; the smaller wins.
+LIMITS_SIZE: Final = 4096
+LIMITS_MAGIC: Final = 0x314D494C494D4148
+# field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)
+LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
+    'magic': (0, 8, 'u'),
+    'abi_version': (8, 4, 'u'),
+    'record_size': (12, 4, 'u'),
+    'sequence': (16, 8, 'u'),
+    'job_id': (24, 4, 'u'),
+    'step_id': (28, 4, 'u'),
+    'uid': (32, 4, 'u'),
+    'gpu_minor': (36, 4, 'u'),
+    'mem_limit_bytes': (40, 8, 'u'),
+    'gpu_total_bytes': (48, 8, 'u'),
+    'cores_percent': (56, 4, 'u'),
+    'service_class': (60, 4, 'u'),
+    'policy': (64, 4, 'u'),
+    'mode': (68, 4, 'u'),
+    'created_unix_ns': (72, 8, 'u'),
+    'gpu_uuid': (80, 96, 's'),
+}
+
+# Head of the usage file. Written by the job's own processes under `lock`: root reads it, and trusts none of it.
+USAGE_SIZE: Final = 4096
+USAGE_MAGIC: Final = 0x31455355494D4148
+# field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)
+USAGE_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
+    'magic': (0, 8, 'u'),
+    'abi_version': (8, 4, 'u'),
+    'record_size': (12, 4, 'u'),
+    'lock': (16, 4, 'u'),
+    'slot_count': (20, 4, 'u'),
+    'used_bytes': (24, 8, 'u'),
+    'peak_bytes': (32, 8, 'u'),
+    'oom_count': (40, 8, 'u'),
+    'reclaimed_bytes': (48, 8, 'u'),
+    'gpu_busy_ns': (56, 8, 'u'),
+    'throttled_ns': (64, 8, 'u'),
+}
+
+# Totals of one step; follows the head. A row is reused when its step has no live process.
+USAGE_STEP_SIZE: Final = 64
+USAGE_STEP_COUNT: Final = 1024
+# field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)
+USAGE_STEP_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
+    'step_id': (0, 4, 'u'),
+    'processes': (4, 4, 'u'),
+    'used_bytes': (8, 8, 'u'),
+    'peak_bytes': (16, 8, 'u'),
+    'oom_count': (24, 8, 'u'),
+}
+
+# One process; follows the steps. Alive while its process holds the write lock (OFD) on byte slot_lock_base + index.
+USAGE_SLOT_SIZE: Final = 128
+USAGE_SLOT_COUNT: Final = 2048
+# field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)
+USAGE_SLOT_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
+    'state': (0, 4, 'u'),
+    'pid': (4, 4, 'u'),
+    'step_row': (8, 4, 'u'),
+    'reserved': (12, 4, 'u'),
+    'used_bytes': (16, 8, 'u'),
+    'context_bytes': (24, 8, 'u'),
+    'peak_bytes': (32, 8, 'u'),
+    'gpu_busy_ns': (40, 8, 'u'),
+    'throttled_ns': (48, 8, 'u'),
+}
+
+ERROR_PREFIX: Final = 'hami_hpc: '
+GIVEN_MAX: Final = 40
+ERRORS: Final[dict[str, str]] = {
+    'E_TOO_LONG': '--gres is {given} bytes long; at most {allowed} are read. Example: {example}',
+    'E_CHARS': "--gres holds a character that is not plain printable ASCII: '{given}'. Example: {example}",
+    'E_EMPTY': "'{given}' asks for nothing after the colon. Write vgpu alone for the defaults, or for example {example}",
+    'E_KEY_UNKNOWN': "unknown key '{key}' in '{given}'; vgpu knows {allowed}. Example: {example}",
+    'E_KEY_DOUBLE': "'{key}' is given twice ('{given}'); once is allowed. Example: {example}",
+    'E_VALUE_EMPTY': '{key} has no value; allowed is a {allowed}. Example: {example}',
+    'E_MEM_FORM': 'mem={given} is not understood; allowed is a {allowed}. Example: {example}',
+    'E_MEM_UNIT': 'mem={given} has no unit; allowed is a {allowed}. Example: {example}',
+    'E_MEM_FRACTION': 'mem={given} is a fraction; allowed is a {allowed}. Example: mem=1536M instead of 1.5G',
+    'E_MEM_RANGE': 'mem={given} is out of range; allowed is {allowed}. Example: {example}',
+    'E_MEM_TOO_BIG': 'mem={given} is more than a GPU of {where} has; the largest, {model}, has {allowed}. Example: {example}',
+    'E_CORES_FORM': 'cores={given} is not understood; allowed is a {allowed}. Example: {example}',
+    'E_CORES_RANGE': 'cores={given} is out of range; allowed is a {allowed}. Example: {example}',
+    'E_MODE': 'mode={given} is unknown; allowed is {allowed}. Example: {example}',
+    'E_MODE_NOT_OFFERED': 'mode={given} is not offered by {where}; offered: {allowed}. Example: {example}',
+    'E_COUNT': 'a count of {given} is not supported; a job has one vgpu per node. Ask for a larger share, or for more nodes with -N. Example: {example}',
+    'E_TYPE_FORM': "'{given}' is no GPU type; a type is letters, digits, '-' and '_', as in {example}",
+    'E_TYPE_UNKNOWN': "GPU type '{given}' is not in {where}; there is: {allowed}. Example: {example}",
+    'E_TYPE_NEEDED': '{where} has GPUs of several sizes ({allowed}); name one. Example: {example}',
+    'E_DOUBLE_VGPU': "vgpu is asked for twice ('{given}'); one vgpu per node is allowed. Example: {example}",
+    'E_WITH_GPU': "vgpu and '{given}' in one request: a job holds either slices or whole GPUs. Use a heterogeneous job (sbatch ... : ...) for both. Example: {example}",
+    'E_RAW_UNITS': "'{given}' is set by hami_hpc itself and cannot be asked for. Example: {example}",
+    'E_OPTION': '{key}={given} cannot carry a vgpu request; use {example}',
+    'E_NO_VGPU_HERE': '{where} has no GPU that hami_hpc manages; partitions that have: {allowed}. Example: {example}',
+    'E_SITE': "this cluster's hami_hpc settings cannot be read ({given}); tell the administrator: hami-hpc render writes them",
+    'E_CLASS_CHANGE': "the QoS '{given}' would change the class of a job that holds its vgpu; cancel it and submit it again",
+    'E_STEP_OUTSIDE': 'vgpu in a step needs a job that has one; submit with {example}',
+    'E_UPDATE': 'the vgpu request of a job that is not pending cannot be changed; cancel it and submit it again',
+}

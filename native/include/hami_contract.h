@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Generated from hami_hpc/contract/contract.toml by `make generate`. Do not edit. */
+#ifndef HAMI_CONTRACT_H
+#define HAMI_CONTRACT_H
+#include <stddef.h>
+#include <stdint.h>
+
+#define HAMI_ABI_VERSION 1u
+#define HAMI_ENV_VGPU "HAMI_HPC_VGPU"
+#define HAMI_ENV_CLASS "HAMI_HPC_CLASS"
+#define HAMI_ENV_MEM_MIB "HAMI_HPC_MEM_MIB"
+#define HAMI_ENV_CORES "HAMI_HPC_CORES"
+#define HAMI_ENV_LIMITS "HAMI_HPC_LIMITS"
+#define HAMI_ENV_LOG "HAMI_HPC_LOG"
+#define HAMI_GRES_SHARD "shard"
+#define HAMI_GRES_CLASS "vgpu"
+#define HAMI_GRES_MEM "vgpu_mem"
+#define HAMI_GRES_CORES "vgpu_cores"
+enum { HAMI_CLASS_STD = 0, HAMI_CLASS_LC = 1, HAMI_CLASS_BE = 2 };
+#define HAMI_CLASS_NAMES {"std", "lc", "be"} /* indexed by the enum above */
+enum { HAMI_POLICY_CAP = 0, HAMI_POLICY_BURST = 1 };
+#define HAMI_POLICY_NAMES {"cap", "burst"} /* indexed by the enum above */
+enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
+#define HAMI_MODE_NAMES {"share", "mps", "mig"} /* indexed by the enum above */
+#define HAMI_FILE_JOB_LIMITS "job.limits"
+#define HAMI_FILE_USAGE "usage"
+#define HAMI_FILE_RUN_DIR "/run/hami-hpc"
+#define HAMI_FILE_STEP_LIMITS_FORMAT "step-%u.limits"
+#define HAMI_LIMITS_MAGIC 0x314d494c494d4148ull
+#define HAMI_USAGE_MAGIC 0x31455355494d4148ull
+#define HAMI_USAGE_STEP_COUNT 1024u
+#define HAMI_USAGE_SLOT_COUNT 2048u
+#define HAMI_SLOT_LOCK_BASE 1099511627776ull
+#define HAMI_JOB_STEP_ID 4294967295ull
+
+/* Written by root (prolog: the job's; SPANK: a step's), read by everybody. Both apply; the smaller wins. */
+struct hami_limits {
+	uint64_t magic; /* HAMILIM1, little-endian */
+	uint32_t abi_version; /* abi.version */
+	uint32_t record_size; /* bytes of this record (4096) */
+	uint64_t sequence; /* even: stable; root makes it odd while it changes a field in place */
+	uint32_t job_id; /* Slurm's job id */
+	uint32_t step_id; /* Slurm's step id; 0xffffffff in the job's record */
+	uint32_t uid; /* the job's user */
+	uint32_t gpu_minor; /* minor number of the GPU's device file */
+	uint64_t mem_limit_bytes; /* most device memory that all processes together may hold */
+	uint64_t gpu_total_bytes; /* memory of the whole GPU usable by CUDA */
+	uint32_t cores_percent; /* share of the GPU's time, 1 to 100 */
+	uint32_t service_class; /* see [classes] */
+	uint32_t policy; /* see [policies] */
+	uint32_t mode; /* see [request.modes] */
+	uint64_t created_unix_ns; /* when the record was written, ns since 1970 */
+	char gpu_uuid[96]; /* GPU-... or MIG-... of the device granted */
+	uint8_t pad0[3920];
+};
+_Static_assert(offsetof(struct hami_limits, magic) == 0, "magic");
+_Static_assert(offsetof(struct hami_limits, abi_version) == 8, "abi_version");
+_Static_assert(offsetof(struct hami_limits, record_size) == 12, "record_size");
+_Static_assert(offsetof(struct hami_limits, sequence) == 16, "sequence");
+_Static_assert(offsetof(struct hami_limits, job_id) == 24, "job_id");
+_Static_assert(offsetof(struct hami_limits, step_id) == 28, "step_id");
+_Static_assert(offsetof(struct hami_limits, uid) == 32, "uid");
+_Static_assert(offsetof(struct hami_limits, gpu_minor) == 36, "gpu_minor");
+_Static_assert(offsetof(struct hami_limits, mem_limit_bytes) == 40, "mem_limit_bytes");
+_Static_assert(offsetof(struct hami_limits, gpu_total_bytes) == 48, "gpu_total_bytes");
+_Static_assert(offsetof(struct hami_limits, cores_percent) == 56, "cores_percent");
+_Static_assert(offsetof(struct hami_limits, service_class) == 60, "service_class");
+_Static_assert(offsetof(struct hami_limits, policy) == 64, "policy");
+_Static_assert(offsetof(struct hami_limits, mode) == 68, "mode");
+_Static_assert(offsetof(struct hami_limits, created_unix_ns) == 72, "created_unix_ns");
+_Static_assert(offsetof(struct hami_limits, gpu_uuid) == 80, "gpu_uuid");
+_Static_assert(sizeof(struct hami_limits) == 4096, "size");
+
+/* Head of the usage file. Written by the job's own processes under `lock`: root reads it, and trusts none of it. */
+struct hami_usage {
+	uint64_t magic; /* HAMIUSE1, little-endian */
+	uint32_t abi_version; /* abi.version */
+	uint32_t record_size; /* bytes of the whole file */
+	uint32_t lock; /* 0 free, else slot index + 1 of the holder; never held over a driver call */
+	uint32_t slot_count; /* number of slots */
+	uint64_t used_bytes; /* sum of the live slots' used_bytes */
+	uint64_t peak_bytes; /* largest used_bytes so far */
+	uint64_t oom_count; /* requests refused because of a limit */
+	uint64_t reclaimed_bytes; /* bytes returned from processes that died without freeing */
+	uint64_t gpu_busy_ns; /* GPU time used by processes that have ended, ns */
+	uint64_t throttled_ns; /* time held back by the compute limit, processes that have ended, ns */
+	uint8_t pad0[4024];
+};
+_Static_assert(offsetof(struct hami_usage, magic) == 0, "magic");
+_Static_assert(offsetof(struct hami_usage, abi_version) == 8, "abi_version");
+_Static_assert(offsetof(struct hami_usage, record_size) == 12, "record_size");
+_Static_assert(offsetof(struct hami_usage, lock) == 16, "lock");
+_Static_assert(offsetof(struct hami_usage, slot_count) == 20, "slot_count");
+_Static_assert(offsetof(struct hami_usage, used_bytes) == 24, "used_bytes");
+_Static_assert(offsetof(struct hami_usage, peak_bytes) == 32, "peak_bytes");
+_Static_assert(offsetof(struct hami_usage, oom_count) == 40, "oom_count");
+_Static_assert(offsetof(struct hami_usage, reclaimed_bytes) == 48, "reclaimed_bytes");
+_Static_assert(offsetof(struct hami_usage, gpu_busy_ns) == 56, "gpu_busy_ns");
+_Static_assert(offsetof(struct hami_usage, throttled_ns) == 64, "throttled_ns");
+_Static_assert(sizeof(struct hami_usage) == 4096, "size");
+
+/* Totals of one step; follows the head. A row is reused when its step has no live process. */
+struct hami_usage_step {
+	uint32_t step_id; /* Slurm's step id */
+	uint32_t processes; /* live slots of this step; 0: the row is free */
+	uint64_t used_bytes; /* sum over the step's slots */
+	uint64_t peak_bytes; /* largest used_bytes so far */
+	uint64_t oom_count; /* requests refused because of a limit */
+	uint8_t pad0[32];
+};
+_Static_assert(offsetof(struct hami_usage_step, step_id) == 0, "step_id");
+_Static_assert(offsetof(struct hami_usage_step, processes) == 4, "processes");
+_Static_assert(offsetof(struct hami_usage_step, used_bytes) == 8, "used_bytes");
+_Static_assert(offsetof(struct hami_usage_step, peak_bytes) == 16, "peak_bytes");
+_Static_assert(offsetof(struct hami_usage_step, oom_count) == 24, "oom_count");
+_Static_assert(sizeof(struct hami_usage_step) == 64, "size");
+
+/* One process; follows the steps. Alive while its process holds the write lock (OFD) on byte slot_lock_base + index. */
+struct hami_usage_slot {
+	uint32_t state; /* 0 free, 1 in use */
+	uint32_t pid; /* as the process sees itself */
+	uint32_t step_row; /* index into the steps */
+	uint32_t reserved; /* 0 */
+	uint64_t used_bytes; /* device memory held or being asked for */
+	uint64_t context_bytes; /* part of used_bytes: contexts and modules */
+	uint64_t peak_bytes; /* largest used_bytes so far */
+	uint64_t gpu_busy_ns; /* GPU time used, ns */
+	uint64_t throttled_ns; /* time held back by the compute limit, ns */
+	uint8_t pad0[72];
+};
+_Static_assert(offsetof(struct hami_usage_slot, state) == 0, "state");
+_Static_assert(offsetof(struct hami_usage_slot, pid) == 4, "pid");
+_Static_assert(offsetof(struct hami_usage_slot, step_row) == 8, "step_row");
+_Static_assert(offsetof(struct hami_usage_slot, reserved) == 12, "reserved");
+_Static_assert(offsetof(struct hami_usage_slot, used_bytes) == 16, "used_bytes");
+_Static_assert(offsetof(struct hami_usage_slot, context_bytes) == 24, "context_bytes");
+_Static_assert(offsetof(struct hami_usage_slot, peak_bytes) == 32, "peak_bytes");
+_Static_assert(offsetof(struct hami_usage_slot, gpu_busy_ns) == 40, "gpu_busy_ns");
+_Static_assert(offsetof(struct hami_usage_slot, throttled_ns) == 48, "throttled_ns");
+_Static_assert(sizeof(struct hami_usage_slot) == 128, "size");
+
+/* The usage file as a whole. */
+struct hami_usage_file {
+	struct hami_usage head;
+	struct hami_usage_step steps[HAMI_USAGE_STEP_COUNT];
+	struct hami_usage_slot slots[HAMI_USAGE_SLOT_COUNT];
+};
+
+#endif

@@ -1,0 +1,107 @@
+-- SPDX-License-Identifier: Apache-2.0
+-- Generated from hami_hpc/contract/contract.toml by `make generate`. Do not edit.
+return {
+  ["abi"] = {
+    ["version"] = 1,
+  },
+  ["request"] = {
+    ["name"] = "vgpu",
+    ["example"] = "--gres=vgpu:mem=8G,cores=50",
+    ["max_length"] = 4096,
+    ["keys"] = {
+      ["mem"] = {
+        ["form"] = "whole number with M, G or T, or a percentage",
+        ["example"] = "mem=8G, mem=8192M or mem=50%",
+        ["doc"] = "GPU memory of the slice. A percentage is of the GPU's memory, rounded down to whole shards.",
+      },
+      ["cores"] = {
+        ["form"] = "whole number from 1 to 100",
+        ["example"] = "cores=50",
+        ["doc"] = "Share of the GPU's time, in percent.",
+      },
+      ["mode"] = {
+        ["form"] = "share, mps or mig",
+        ["example"] = "mode=share",
+        ["doc"] = "How the node isolates the slice. Without it, whatever the node offers.",
+      },
+    },
+    ["limits"] = {
+      ["cores_min"] = 1,
+      ["cores_max"] = 100,
+      ["percent_min"] = 1,
+      ["percent_max"] = 100,
+      ["mem_mib_max"] = 16777216,
+    },
+    ["modes"] = {
+      ["share"] = 0,
+      ["mps"] = 1,
+      ["mig"] = 2,
+    },
+  },
+  ["site"] = {
+    ["defaults"] = {
+      ["shard_mib"] = 256,
+      ["memory_scaling"] = 1.0,
+      ["default_mem"] = "25%",
+      ["default_cores"] = 25,
+    },
+  },
+  ["gres"] = {
+    ["shard"] = "shard",
+    ["class"] = "vgpu",
+    ["mem"] = "vgpu_mem",
+    ["cores"] = "vgpu_cores",
+  },
+  ["classes"] = {
+    ["std"] = 0,
+    ["lc"] = 1,
+    ["be"] = 2,
+  },
+  ["features"] = {
+    ["mode"] = "vgpu_{mode}",
+    ["type"] = "vgpu_type_{type}",
+  },
+  ["errors"] = {
+    ["prefix"] = "hami_hpc: ",
+    ["given_max"] = 40,
+    ["codes"] = {
+      ["E_TOO_LONG"] = "--gres is {given} bytes long; at most {allowed} are read. Example: {example}",
+      ["E_CHARS"] = "--gres holds a character that is not plain printable ASCII: '{given}'. Example: {example}",
+      ["E_EMPTY"] = "'{given}' asks for nothing after the colon. Write vgpu alone for the defaults, or for example {example}",
+      ["E_KEY_UNKNOWN"] = "unknown key '{key}' in '{given}'; vgpu knows {allowed}. Example: {example}",
+      ["E_KEY_DOUBLE"] = "'{key}' is given twice ('{given}'); once is allowed. Example: {example}",
+      ["E_VALUE_EMPTY"] = "{key} has no value; allowed is a {allowed}. Example: {example}",
+      ["E_MEM_FORM"] = "mem={given} is not understood; allowed is a {allowed}. Example: {example}",
+      ["E_MEM_UNIT"] = "mem={given} has no unit; allowed is a {allowed}. Example: {example}",
+      ["E_MEM_FRACTION"] = "mem={given} is a fraction; allowed is a {allowed}. Example: mem=1536M instead of 1.5G",
+      ["E_MEM_RANGE"] = "mem={given} is out of range; allowed is {allowed}. Example: {example}",
+      ["E_MEM_TOO_BIG"] = "mem={given} is more than a GPU of {where} has; the largest, {model}, has {allowed}. Example: {example}",
+      ["E_CORES_FORM"] = "cores={given} is not understood; allowed is a {allowed}. Example: {example}",
+      ["E_CORES_RANGE"] = "cores={given} is out of range; allowed is a {allowed}. Example: {example}",
+      ["E_MODE"] = "mode={given} is unknown; allowed is {allowed}. Example: {example}",
+      ["E_MODE_NOT_OFFERED"] = "mode={given} is not offered by {where}; offered: {allowed}. Example: {example}",
+      ["E_COUNT"] = "a count of {given} is not supported; a job has one vgpu per node. Ask for a larger share, or for more nodes with -N. Example: {example}",
+      ["E_TYPE_FORM"] = "'{given}' is no GPU type; a type is letters, digits, '-' and '_', as in {example}",
+      ["E_TYPE_UNKNOWN"] = "GPU type '{given}' is not in {where}; there is: {allowed}. Example: {example}",
+      ["E_TYPE_NEEDED"] = "{where} has GPUs of several sizes ({allowed}); name one. Example: {example}",
+      ["E_DOUBLE_VGPU"] = "vgpu is asked for twice ('{given}'); one vgpu per node is allowed. Example: {example}",
+      ["E_WITH_GPU"] = "vgpu and '{given}' in one request: a job holds either slices or whole GPUs. Use a heterogeneous job (sbatch ... : ...) for both. Example: {example}",
+      ["E_RAW_UNITS"] = "'{given}' is set by hami_hpc itself and cannot be asked for. Example: {example}",
+      ["E_OPTION"] = "{key}={given} cannot carry a vgpu request; use {example}",
+      ["E_NO_VGPU_HERE"] = "{where} has no GPU that hami_hpc manages; partitions that have: {allowed}. Example: {example}",
+      ["E_SITE"] = "this cluster's hami_hpc settings cannot be read ({given}); tell the administrator: hami-hpc render writes them",
+      ["E_CLASS_CHANGE"] = "the QoS '{given}' would change the class of a job that holds its vgpu; cancel it and submit it again",
+      ["E_STEP_OUTSIDE"] = "vgpu in a step needs a job that has one; submit with {example}",
+      ["E_UPDATE"] = "the vgpu request of a job that is not pending cannot be changed; cancel it and submit it again",
+    },
+  },
+  ["key_order"] = { "mem", "cores", "mode" },
+  ["env"] = {
+    ["HAMI_HPC_VGPU"] = "number of vGPU slices (1)",
+    ["HAMI_HPC_CLASS"] = "class of service: std, lc or be (prolog, epilog; in steps set by SPANK)",
+    ["HAMI_HPC_MEM_MIB"] = "memory of the slice, MiB",
+    ["HAMI_HPC_CORES"] = "share of the GPU's time, percent",
+    ["HAMI_HPC_LIMITS"] = "path of this step's limits record; the usage record and the job's limits lie beside it",
+    ["HAMI_HPC_LOG"] = "0 errors (default), 1 decisions, 2 every charge; to standard error",
+  },
+}
