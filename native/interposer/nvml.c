@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * NVML inside a job shows the slice: of the granted GPU, the memory that the job may hold and holds, and the
+ * job's own processes. Other GPUs, and processes without limits, see NVML as it is.
+ */
+#include <string.h>
+#include <unistd.h>
+
+#include "interposer.h"
+#include "resolve.h"
+
+/* The region when `device` is the granted GPU, else NULL. */
+static struct hami_region *granted(const struct real_nvml *real, nvmlDevice_t device)
+{
+	char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
+	struct hami_region *region = hami_region();
+	if (!region || !real->nvmlDeviceGetUUID ||
+	    real->nvmlDeviceGetUUID(device, uuid, sizeof uuid) != NVML_SUCCESS ||
+	    strcmp(uuid, region->job->gpu_uuid) != 0)
+		return NULL;
+	return region;
+}
+
+nvmlReturn_t DECLDIR nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+	const struct real_nvml *real = hami_nvml();
+	if (!real || !real->nvmlDeviceGetMemoryInfo)
+		return NVML_ERROR_FUNCTION_NOT_FOUND;
+	nvmlReturn_t result = real->nvmlDeviceGetMemoryInfo(device, memory);
+	struct hami_region *region = result == NVML_SUCCESS ? granted(real, device) : NULL;
+	if (region) {
+		struct hami_view view;
+		hami_region_view(region, &view);
+		*memory = (nvmlMemory_t){.total = view.limit, .free = view.free, .used = view.used};
+	}
+	return result;
+}
+
+nvmlReturn_t DECLDIR nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+	const struct real_nvml *real = hami_nvml();
+	if (!real || !real->nvmlDeviceGetMemoryInfo_v2)
+		return NVML_ERROR_FUNCTION_NOT_FOUND;
+	nvmlReturn_t result = real->nvmlDeviceGetMemoryInfo_v2(device, memory);
+	struct hami_region *region = result == NVML_SUCCESS ? granted(real, device) : NULL;
+	if (region) {
+		struct hami_view view;
+		hami_region_view(region, &view);
+		memory->total = view.limit;
+		memory->reserved = 0; /* the limit is of memory that a program can have */
+		memory->free = view.free;
+		memory->used = view.used;
+	}
+	return result;
+}
+
+/*
+ * Keeps, of `*count` records of `size` bytes that start with a pid, those of the job's processes, and sets
+ * their memory (the u64 at `memory_offset`) to what the job's own account says.
+ */
+static void keep_own(struct hami_region *region, void *records, unsigned int *count, size_t size,
+		     size_t memory_offset)
+{
+	unsigned char *base = records;
+	unsigned int kept = 0;
+	for (unsigned int i = 0; i < *count; i++) {
+		unsigned char *record = base + i * size;
+		unsigned int pid;
+		memcpy(&pid, record, sizeof pid);
+		uint64_t bytes = hami_region_of_pid(region, pid);
+		if (bytes == UINT64_MAX)
+			continue;
+		memcpy(record + memory_offset, &bytes, sizeof bytes);
+		memmove(base + kept++ * size, record, size);
+	}
+	*count = kept;
+}
+
+#define OWN_PROCESSES(name, type)                                                                            \
+	const struct real_nvml *real = hami_nvml();                                                          \
+	if (!real || !real->name)                                                                            \
+		return NVML_ERROR_FUNCTION_NOT_FOUND;                                                        \
+	nvmlReturn_t result = real->name(device, count, infos);                                              \
+	struct hami_region *region = result == NVML_SUCCESS && infos ? granted(real, device) : NULL;         \
+	if (region)                                                                                          \
+		keep_own(region, infos, count, sizeof(type), offsetof(type, usedGpuMemory));                 \
+	return result
+
+nvmlReturn_t DECLDIR nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count,
+							  nvmlProcessInfo_v1_t *infos)
+{
+	OWN_PROCESSES(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t);
+}
+
+nvmlReturn_t DECLDIR nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count,
+							     nvmlProcessInfo_v2_t *infos)
+{
+	OWN_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t);
+}
+
+nvmlReturn_t DECLDIR nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
+							     nvmlProcessInfo_t *infos)
+{
+	OWN_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t);
+}

@@ -1,0 +1,444 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "region.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CONTENDED 0x80000000u /* in usage.lock: somebody sleeps */
+#define SPINS 200
+#define PATIENCE_NS 2000000 /* how long a waiter sleeps before it asks whether the owner lives */
+
+/* Root's files appear as this user's inside a user namespace that does not map root. */
+static uid_t overflow_uid(void)
+{
+	char text[16] = "";
+	int fd = open("/proc/sys/kernel/overflowuid", O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return 65534;
+	ssize_t n = read(fd, text, sizeof text - 1);
+	close(fd);
+	return n > 0 ? (uid_t)strtoul(text, NULL, 10) : 65534;
+}
+
+static int map_limits(const char *path, const struct hami_limits **out)
+{
+	struct stat st;
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	if (fd < 0)
+		return -errno;
+	int rc = 0;
+	void *map = MAP_FAILED;
+	if (fstat(fd, &st))
+		rc = -errno;
+	else if (!S_ISREG(st.st_mode) || (st.st_mode & 022) ||
+		 (st.st_uid != 0 && st.st_uid != overflow_uid()))
+		rc = -EPERM;
+	else if (st.st_size != (off_t)sizeof(struct hami_limits))
+		rc = -EPROTO;
+	else if ((map = mmap(NULL, sizeof(struct hami_limits), PROT_READ, MAP_SHARED, fd, 0)) == MAP_FAILED)
+		rc = -errno;
+	close(fd);
+	if (rc)
+		return rc;
+	const struct hami_limits *limits = map;
+	if (limits->magic != HAMI_LIMITS_MAGIC || limits->abi_version != HAMI_ABI_VERSION ||
+	    limits->record_size != sizeof *limits || !memchr(limits->gpu_uuid, 0, sizeof limits->gpu_uuid)) {
+		munmap(map, sizeof *limits);
+		return -EPROTO;
+	}
+	*out = limits;
+	return 0;
+}
+
+static int map_usage(struct hami_region *region)
+{
+	struct stat st;
+	int fd = open(region->usage_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+	if (fd < 0)
+		return -errno;
+	int rc = -EPROTO;
+	void *map = MAP_FAILED;
+	if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size < (off_t)sizeof *region->usage)
+		goto fail;
+	map = mmap(NULL, sizeof *region->usage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (map == MAP_FAILED) {
+		rc = -errno;
+		goto fail;
+	}
+	const struct hami_usage *head = map;
+	if (head->magic != HAMI_USAGE_MAGIC || head->abi_version != HAMI_ABI_VERSION ||
+	    head->slot_count != HAMI_USAGE_SLOT_COUNT)
+		goto fail;
+	region->usage = map;
+	region->fd = fd;
+	return 0;
+fail:
+	if (map != MAP_FAILED)
+		munmap(map, sizeof *region->usage);
+	close(fd);
+	return rc;
+}
+
+int hami_region_open(struct hami_region *region, const char *limits_path)
+{
+	*region = (struct hami_region){.fd = -1, .slot = -1, .join = PTHREAD_MUTEX_INITIALIZER};
+	const char *slash = strrchr(limits_path, '/');
+	if (!slash)
+		return -EINVAL;
+	int dir_length = (int)(slash - limits_path);
+	char job_path[sizeof region->usage_path];
+	int n = snprintf(job_path, sizeof job_path, "%.*s/" HAMI_FILE_JOB_LIMITS, dir_length, limits_path);
+	int m = snprintf(region->usage_path, sizeof region->usage_path, "%.*s/" HAMI_FILE_USAGE, dir_length,
+			 limits_path);
+	if (n >= (int)sizeof job_path || m >= (int)sizeof region->usage_path)
+		return -ENAMETOOLONG;
+	int rc = map_limits(job_path, &region->job);
+	if (rc)
+		return rc;
+	rc = map_limits(limits_path, &region->step);
+	if (!rc && (region->step->job_id != region->job->job_id ||
+		    strcmp(region->step->gpu_uuid, region->job->gpu_uuid) != 0))
+		rc = -EPROTO;
+	if (!rc)
+		rc = map_usage(region);
+	if (rc)
+		region->job = region->step = NULL; /* the maps stay: a failed open ends in a refused cuInit */
+	return rc;
+}
+
+/* ------------------------------------------------------------------------------------------ slots and
+ * liveness */
+
+static int slot_lock(int fd, int command, uint32_t slot, struct flock *lock)
+{
+	*lock = (struct flock){.l_type = F_WRLCK,
+			       .l_whence = SEEK_SET,
+			       .l_start = (off_t)(HAMI_SLOT_LOCK_BASE + slot),
+			       .l_len = 1};
+	return fcntl(fd, command, lock);
+}
+
+/* A process's own lock does not conflict with itself, hence the first test. */
+static bool slot_alive(const struct hami_region *region, uint32_t slot)
+{
+	struct flock lock;
+	if ((int32_t)slot == region->slot)
+		return true;
+	if (slot_lock(region->fd, F_OFD_GETLK, slot, &lock))
+		return true; /* cannot tell: never take memory from the living */
+	return lock.l_type != F_UNLCK;
+}
+
+static uint64_t limit_bytes(const struct hami_limits *limits)
+{
+	for (;;) {
+		uint64_t before = __atomic_load_n(&limits->sequence, __ATOMIC_ACQUIRE);
+		uint64_t bytes = __atomic_load_n(&limits->mem_limit_bytes, __ATOMIC_ACQUIRE);
+		if (!(before & 1) && before == __atomic_load_n(&limits->sequence, __ATOMIC_ACQUIRE))
+			return bytes;
+	}
+}
+
+/* Sums from the slots; for a lock taken over from the dead, whose last stores may be missing. */
+static void recompute(struct hami_usage_file *u)
+{
+	uint64_t total = 0;
+	for (uint32_t i = 0; i < HAMI_USAGE_STEP_COUNT; i++) {
+		u->steps[i].used_bytes = 0;
+		u->steps[i].processes = 0;
+	}
+	for (uint32_t i = 0; i < HAMI_USAGE_SLOT_COUNT; i++) {
+		const struct hami_usage_slot *s = &u->slots[i];
+		if (s->state != 1 || s->step_row >= HAMI_USAGE_STEP_COUNT)
+			continue;
+		total += s->used_bytes;
+		u->steps[s->step_row].used_bytes += s->used_bytes;
+		u->steps[s->step_row].processes++;
+	}
+	u->head.used_bytes = total;
+}
+
+static void futex(uint32_t *word, int op, uint32_t value, const struct timespec *timeout)
+{
+	syscall(SYS_futex, word, op, value, timeout, NULL, 0);
+}
+
+static void lock_region(struct hami_region *region)
+{
+	uint32_t *word = &region->usage->head.lock;
+	uint32_t mine = (uint32_t)region->slot + 1;
+	for (int spin = 0; spin < SPINS; spin++) {
+		uint32_t free_word = 0;
+		if (__atomic_compare_exchange_n(word, &free_word, mine, false, __ATOMIC_ACQUIRE,
+						__ATOMIC_RELAXED))
+			return;
+		__builtin_ia32_pause();
+	}
+	/* From here on we may not be the only sleeper, so we take it as contended. */
+	for (;;) {
+		uint32_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+		if (!seen) {
+			if (__atomic_compare_exchange_n(word, &seen, mine | CONTENDED, false,
+							__ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+				return;
+			continue;
+		}
+		if (!(seen & CONTENDED) && !__atomic_compare_exchange_n(word, &seen, seen | CONTENDED, false,
+									__ATOMIC_RELAXED, __ATOMIC_RELAXED))
+			continue;
+		seen |= CONTENDED;
+		futex(word, FUTEX_WAIT, seen, &(struct timespec){.tv_nsec = PATIENCE_NS});
+		if (__atomic_load_n(word, __ATOMIC_RELAXED) != seen)
+			continue;
+		uint32_t owner = (seen & ~CONTENDED) - 1;
+		if (owner < HAMI_USAGE_SLOT_COUNT && slot_alive(region, owner))
+			continue;
+		if (__atomic_compare_exchange_n(word, &seen, mine | CONTENDED, false, __ATOMIC_ACQUIRE,
+						__ATOMIC_RELAXED)) {
+			recompute(region->usage);
+			return;
+		}
+	}
+}
+
+static void unlock_region(struct hami_region *region)
+{
+	uint32_t *word = &region->usage->head.lock;
+	if (__atomic_exchange_n(word, 0, __ATOMIC_RELEASE) & CONTENDED)
+		futex(word, FUTEX_WAKE, 1, NULL);
+}
+
+/* Under the lock. The slot's totals move to the head, its memory returns. */
+static void clear_slot(struct hami_usage_file *u, struct hami_usage_slot *s)
+{
+	if (s->state != 1)
+		return;
+	u->head.reclaimed_bytes += s->used_bytes;
+	u->head.gpu_busy_ns += s->gpu_busy_ns;
+	u->head.throttled_ns += s->throttled_ns;
+	u->head.used_bytes -= s->used_bytes;
+	if (s->step_row < HAMI_USAGE_STEP_COUNT) {
+		u->steps[s->step_row].used_bytes -= s->used_bytes;
+		u->steps[s->step_row].processes--;
+	}
+	memset(s, 0, sizeof *s);
+}
+
+static void sweep(struct hami_region *region)
+{
+	for (uint32_t i = 0; i < HAMI_USAGE_SLOT_COUNT; i++)
+		if (region->usage->slots[i].state && !slot_alive(region, i))
+			clear_slot(region->usage, &region->usage->slots[i]);
+}
+
+/* Under the lock: the row of this step, a free one if it has none; UINT32_MAX when all are taken. */
+static uint32_t step_row(struct hami_usage_file *u, uint32_t step_id)
+{
+	uint32_t free_row = UINT32_MAX;
+	for (uint32_t i = 0; i < HAMI_USAGE_STEP_COUNT; i++) {
+		if (u->steps[i].processes && u->steps[i].step_id == step_id)
+			return i;
+		if (!u->steps[i].processes && free_row == UINT32_MAX)
+			free_row = i;
+	}
+	if (free_row != UINT32_MAX)
+		u->steps[free_row] = (struct hami_usage_step){.step_id = step_id};
+	return free_row;
+}
+
+/* Takes a slot whose byte lock nobody holds, and fills it. region->join is held. */
+static int take_slot(struct hami_region *region)
+{
+	struct flock lock;
+	uint32_t start = (uint32_t)getpid() % HAMI_USAGE_SLOT_COUNT;
+	for (uint32_t n = 0; n < HAMI_USAGE_SLOT_COUNT; n++) {
+		uint32_t i = (start + n) % HAMI_USAGE_SLOT_COUNT;
+		if (slot_lock(region->fd, F_OFD_SETLK, i, &lock)) {
+			if (errno == EAGAIN || errno == EACCES)
+				continue;
+			return -errno;
+		}
+		struct hami_usage_file *u = region->usage;
+		__atomic_store_n(&region->slot, (int32_t)i, __ATOMIC_RELEASE);
+		lock_region(region);
+		clear_slot(u, &u->slots[i]); /* a dead predecessor's */
+		uint32_t row = step_row(u, region->step->step_id);
+		if (row != UINT32_MAX) {
+			u->slots[i] = (struct hami_usage_slot){.pid = (uint32_t)getpid(), .step_row = row};
+			u->slots[i].state = 1;
+			u->steps[row].processes++;
+		}
+		unlock_region(region);
+		if (row != UINT32_MAX)
+			return 0;
+		__atomic_store_n(&region->slot, -1, __ATOMIC_RELEASE);
+		lock.l_type = F_UNLCK;
+		fcntl(region->fd, F_OFD_SETLK, &lock);
+		return -EUSERS;
+	}
+	return -EUSERS;
+}
+
+static int join_region(struct hami_region *region)
+{
+	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) >= 0)
+		return 0;
+	pthread_mutex_lock(&region->join);
+	int rc = 0;
+	if (region->fd < 0) { /* after fork: a description of our own */
+		region->fd = open(region->usage_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+		if (region->fd < 0)
+			rc = -errno;
+	}
+	if (!rc && region->slot < 0)
+		rc = take_slot(region);
+	pthread_mutex_unlock(&region->join);
+	return rc;
+}
+
+/* -------------------------------------------------------------------------------------------------- charging
+ */
+
+static bool fits(const struct hami_region *region, const struct hami_usage_step *step, uint64_t bytes)
+{
+	uint64_t job_limit = limit_bytes(region->job), step_limit = limit_bytes(region->step);
+	uint64_t job_used = region->usage->head.used_bytes;
+	return job_used <= job_limit && bytes <= job_limit - job_used && step->used_bytes <= step_limit &&
+	       bytes <= step_limit - step->used_bytes;
+}
+
+static void add(struct hami_region *region, struct hami_usage_step *step, struct hami_usage_slot *slot,
+		enum hami_kind kind, uint64_t bytes)
+{
+	struct hami_usage *head = &region->usage->head;
+	slot->used_bytes += bytes;
+	if (kind == HAMI_KIND_CONTEXT)
+		slot->context_bytes += bytes;
+	step->used_bytes += bytes;
+	head->used_bytes += bytes;
+	if (slot->used_bytes > slot->peak_bytes)
+		slot->peak_bytes = slot->used_bytes;
+	if (step->used_bytes > step->peak_bytes)
+		step->peak_bytes = step->used_bytes;
+	if (head->used_bytes > head->peak_bytes)
+		head->peak_bytes = head->used_bytes;
+}
+
+static int charge(struct hami_region *region, enum hami_kind kind, uint64_t bytes, bool force)
+{
+	int rc = join_region(region);
+	if (rc)
+		return rc;
+	lock_region(region);
+	struct hami_usage_slot *slot = &region->usage->slots[region->slot];
+	if (slot->step_row >= HAMI_USAGE_STEP_COUNT) {
+		unlock_region(region);
+		return -EPROTO;
+	}
+	struct hami_usage_step *step = &region->usage->steps[slot->step_row];
+	if (!force && !fits(region, step, bytes))
+		sweep(region);
+	if (force || fits(region, step, bytes)) {
+		add(region, step, slot, kind, bytes);
+	} else {
+		step->oom_count++;
+		region->usage->head.oom_count++;
+		rc = -ENOMEM;
+	}
+	unlock_region(region);
+	return rc;
+}
+
+int hami_region_charge(struct hami_region *region, enum hami_kind kind, uint64_t bytes)
+{
+	return charge(region, kind, bytes, false);
+}
+
+int hami_region_force(struct hami_region *region, enum hami_kind kind, uint64_t bytes)
+{
+	return charge(region, kind, bytes, true);
+}
+
+void hami_region_release(struct hami_region *region, enum hami_kind kind, uint64_t bytes)
+{
+	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) < 0)
+		return; /* a child that inherited the parent's table and frees nothing real */
+	lock_region(region);
+	struct hami_usage_slot *slot = &region->usage->slots[region->slot];
+	if (bytes > slot->used_bytes)
+		bytes = slot->used_bytes; /* the user wrote into the record; stay consistent */
+	slot->used_bytes -= bytes;
+	if (kind == HAMI_KIND_CONTEXT)
+		slot->context_bytes -= bytes < slot->context_bytes ? bytes : slot->context_bytes;
+	if (slot->step_row < HAMI_USAGE_STEP_COUNT)
+		region->usage->steps[slot->step_row].used_bytes -= bytes;
+	region->usage->head.used_bytes -= bytes;
+	unlock_region(region);
+}
+
+static uint64_t left(uint64_t limit, uint64_t used)
+{
+	return used < limit ? limit - used : 0;
+}
+
+void hami_region_view(struct hami_region *region, struct hami_view *view)
+{
+	uint64_t job_limit = limit_bytes(region->job), step_limit = limit_bytes(region->step);
+	*view = (struct hami_view){.limit = job_limit < step_limit ? job_limit : step_limit};
+	struct hami_usage_file *u = region->usage;
+	uint64_t step_used = 0, job_used = __atomic_load_n(&u->head.used_bytes, __ATOMIC_RELAXED);
+	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) >= 0) {
+		lock_region(region);
+		const struct hami_usage_slot *slot = &u->slots[region->slot];
+		if (u->head.used_bytes != slot->used_bytes)
+			sweep(region); /* others hold memory, or died holding it */
+		job_used = u->head.used_bytes;
+		if (slot->step_row < HAMI_USAGE_STEP_COUNT)
+			step_used = u->steps[slot->step_row].used_bytes;
+		unlock_region(region);
+	} else { /* an onlooker such as nvidia-smi takes no slot and no lock: a glance is enough for it */
+		for (uint32_t i = 0; i < HAMI_USAGE_STEP_COUNT; i++)
+			if (u->steps[i].processes && u->steps[i].step_id == region->step->step_id)
+				step_used = u->steps[i].used_bytes;
+	}
+	uint64_t job_left = left(job_limit, job_used), step_left = left(step_limit, step_used);
+	view->free = job_left < step_left ? job_left : step_left;
+	view->used = view->limit - (view->free < view->limit ? view->free : view->limit);
+}
+
+uint64_t hami_region_of_pid(struct hami_region *region, uint32_t pid)
+{
+	for (uint32_t i = 0; i < HAMI_USAGE_SLOT_COUNT; i++) {
+		const struct hami_usage_slot *slot = &region->usage->slots[i];
+		if (slot->state == 1 && slot->pid == pid && region->fd >= 0 && slot_alive(region, i))
+			return slot->used_bytes;
+	}
+	return UINT64_MAX;
+}
+
+uint64_t hami_region_data(struct hami_region *region)
+{
+	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) < 0)
+		return 0;
+	const struct hami_usage_slot *slot = &region->usage->slots[region->slot];
+	return left(slot->used_bytes, slot->context_bytes);
+}
+
+void hami_region_forked(struct hami_region *region)
+{
+	pthread_mutex_init(&region->join, NULL); /* a thread that does not exist here may have held it */
+	if (region->fd >= 0)
+		close(region->fd);
+	region->fd = -1;
+	region->slot = -1;
+}

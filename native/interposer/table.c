@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "table.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SHARDS 16
+#define FIRST_CAPACITY 64
+
+static struct shard {
+	pthread_mutex_t lock;
+	struct hami_entry *slots; /* key 0: empty */
+	size_t capacity;          /* a power of two */
+	size_t count;
+} shards[SHARDS] = {[0 ... SHARDS - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
+
+/* Fibonacci hashing; the low bits of addresses are alike. */
+static uint64_t mix(uint64_t key)
+{
+	key ^= key >> 32;
+	key *= 0x9e3779b97f4a7c15u;
+	return key ^ (key >> 29);
+}
+
+static struct shard *shard_of(uint64_t key)
+{
+	return &shards[mix(key) >> 60];
+}
+
+static size_t home(const struct shard *s, uint64_t key)
+{
+	return (size_t)mix(key) & (s->capacity - 1);
+}
+
+static void insert(struct shard *s, struct hami_entry entry)
+{
+	size_t i = home(s, entry.key);
+	while (s->slots[i].key && s->slots[i].key != entry.key)
+		i = (i + 1) & (s->capacity - 1);
+	if (!s->slots[i].key)
+		s->count++;
+	s->slots[i] = entry;
+}
+
+static bool grow(struct shard *s)
+{
+	struct shard bigger = {.capacity = s->capacity ? 2 * s->capacity : FIRST_CAPACITY};
+	bigger.slots = calloc(bigger.capacity, sizeof *bigger.slots);
+	if (!bigger.slots)
+		return false;
+	for (size_t i = 0; i < s->capacity; i++)
+		if (s->slots[i].key)
+			insert(&bigger, s->slots[i]);
+	free(s->slots);
+	s->slots = bigger.slots;
+	s->capacity = bigger.capacity;
+	return true;
+}
+
+bool hami_table_put(struct hami_entry entry)
+{
+	struct shard *s = shard_of(entry.key);
+	pthread_mutex_lock(&s->lock);
+	bool ok = 4 * (s->count + 1) <= 3 * s->capacity || grow(s);
+	if (ok)
+		insert(s, entry);
+	pthread_mutex_unlock(&s->lock);
+	return ok;
+}
+
+/* Empties slot i and closes the gap, so that probing needs no tombstones. */
+static void erase(struct shard *s, size_t i)
+{
+	size_t mask = s->capacity - 1;
+	for (size_t j = (i + 1) & mask; s->slots[j].key; j = (j + 1) & mask) {
+		size_t want = home(s, s->slots[j].key);
+		if (((j - want) & mask) >= ((j - i) & mask)) {
+			s->slots[i] = s->slots[j];
+			i = j;
+		}
+	}
+	s->slots[i] = (struct hami_entry){0};
+	s->count--;
+}
+
+struct hami_entry hami_table_take(uint64_t key)
+{
+	struct hami_entry found = {0};
+	struct shard *s = shard_of(key);
+	pthread_mutex_lock(&s->lock);
+	for (size_t i = s->capacity ? home(s, key) : 0; s->capacity && s->slots[i].key;
+	     i = (i + 1) & (s->capacity - 1)) {
+		if (s->slots[i].key == key) {
+			found = s->slots[i];
+			erase(s, i);
+			break;
+		}
+	}
+	pthread_mutex_unlock(&s->lock);
+	return found;
+}
+
+uint64_t hami_table_take_owner(const void *owner)
+{
+	uint64_t bytes = 0;
+	for (size_t n = 0; n < SHARDS; n++) {
+		struct shard *s = &shards[n];
+		pthread_mutex_lock(&s->lock);
+		for (size_t i = 0; i < s->capacity;) {
+			if (s->slots[i].key && s->slots[i].owner == owner) {
+				bytes += s->slots[i].bytes;
+				erase(s, i); /* another entry may have moved here: look again */
+			} else {
+				i++;
+			}
+		}
+		pthread_mutex_unlock(&s->lock);
+	}
+	return bytes;
+}
