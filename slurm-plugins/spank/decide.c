@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#include "decide.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <string.h>
+
+/* Set by Slurm's own gres/shard for steps that hold shards, removed from all others. */
+static const char ENV_SHARDS[] = "SLURM_SHARDS_ON_NODE";
+
+const char *env_value(char **env, const char *name)
+{
+	size_t length = strlen(name);
+
+	for (; env && *env; env++) {
+		if (strncmp(*env, name, length) == 0 && (*env)[length] == '=')
+			return *env + length + 1;
+	}
+	return NULL;
+}
+
+/* Plain decimal digits, nothing else. Returns 0 or -EINVAL. */
+static int parse_count(const char *text, uint64_t *count)
+{
+	uint64_t value = 0;
+
+	if (*text == '\0')
+		return -EINVAL;
+	for (; *text; text++) {
+		uint64_t digit = (uint64_t)(unsigned char)*text - '0';
+
+		if (digit > 9 || value > (UINT64_MAX - digit) / 10)
+			return -EINVAL;
+		value = value * 10 + digit;
+	}
+	*count = value;
+	return 0;
+}
+
+static int parse_optional(char **env, const char *name, bool *has, uint64_t *count)
+{
+	const char *text = env_value(env, name);
+	int rc;
+
+	*has = false;
+	*count = 0;
+	if (!text)
+		return 0;
+	rc = parse_count(text, count);
+	*has = rc == 0 && *count > 0;
+	return rc;
+}
+
+int step_units_parse(char **env, struct step_units *units)
+{
+	uint64_t ignored;
+	int rc = parse_optional(env, ENV_SHARDS, &units->shards, &ignored);
+
+	if (rc == 0)
+		rc = parse_optional(env, HAMI_ENV_VGPU, &units->vgpu, &ignored);
+	if (rc == 0)
+		rc = parse_optional(env, HAMI_ENV_MEM_MIB, &units->mem, &units->mem_mib);
+	if (rc == 0)
+		rc = parse_optional(env, HAMI_ENV_CORES, &units->cores, &units->cores_percent);
+	return rc;
+}
+
+enum step_verdict step_decide(const struct step_units *units, bool has_record, bool plugins_loaded)
+{
+	bool any = units->vgpu || units->mem || units->cores;
+
+	if (any && !has_record)
+		return STEP_NO_RECORD;
+	if (any)
+		return units->shards ? STEP_FENCED : STEP_UNITS_ALONE;
+	/* Without the plugins a vGPU looks exactly like a bare shard job, here and in the prolog. */
+	if (units->shards && !plugins_loaded)
+		return STEP_NO_PLUGINS;
+	if (!has_record)
+		return STEP_NOT_OURS;
+	return units->shards ? STEP_SHARDS_ALONE : STEP_WITHOUT_GPU;
+}
+
+void step_limits(const struct hami_limits *job, const struct step_units *units, enum step_verdict verdict,
+		 uint32_t step_id, uint64_t created_unix_ns, struct hami_limits *step)
+{
+	/* The job's limit is in bytes already; a count of MiB that does not fit 64 bits of them is no smaller limit. */
+	const uint64_t max_mib = UINT64_MAX >> 20;
+
+	*step = *job;
+	step->step_id = step_id;
+	step->sequence = 0;
+	step->created_unix_ns = created_unix_ns;
+	if (verdict == STEP_WITHOUT_GPU) {
+		step->mem_limit_bytes = 0;
+		return;
+	}
+	if (units->mem && units->mem_mib <= max_mib && units->mem_mib << 20 < job->mem_limit_bytes)
+		step->mem_limit_bytes = units->mem_mib << 20;
+	if (units->cores && units->cores_percent < job->cores_percent)
+		step->cores_percent = (uint32_t)units->cores_percent;
+}

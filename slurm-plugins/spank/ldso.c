@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#include "ldso.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "record.h"
+
+static const char HOST_LIST[] = "/etc/ld.so.preload";
+static const char JOB_LIST[] = "ld.so.preload";
+static const char STEP_MOUNT_POINT[] = "step.limits";
+
+enum { LIST_MAX = 16384 };
+
+/* Reads the host's list behind list[used]. Returns the new length, or -errno; -EFBIG when it does not fit. */
+static ssize_t read_host_list(char *list, size_t used, size_t size)
+{
+	int fd = open(HOST_LIST, O_RDONLY | O_CLOEXEC);
+	ssize_t n;
+
+	if (fd < 0)
+		return -errno;
+	while ((n = read(fd, list + used, size - used)) > 0)
+		used += (size_t)n;
+	if (n < 0)
+		n = -errno;
+	else
+		n = used == size ? -EFBIG : (ssize_t)used;
+	close(fd);
+	return n;
+}
+
+/*
+ * The mount point in the job's directory. Made once and never replaced: replacing a file on which another step's
+ * namespace has something mounted would take that mount away.
+ */
+static int make_mount_points(int dir, const char *run_dir)
+{
+	char self[PATH_MAX];
+	int fd;
+
+	snprintf(self, sizeof(self), "%s/self", run_dir);
+	if (mkdir(self, 0755) < 0 && errno != EEXIST)
+		return -errno;
+	fd = openat(dir, STEP_MOUNT_POINT, O_RDONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+	if (fd < 0)
+		return -errno;
+	close(fd);
+	return 0;
+}
+
+int ldso_prepare(int dir, const struct options *opt, char *error, size_t size)
+{
+	char list[LIST_MAX];
+	int n = snprintf(list, sizeof(list), "%s\n", opt->interposer);
+	ssize_t length = n < 0 || (size_t)n >= sizeof(list) ? -EFBIG : read_host_list(list, (size_t)n, sizeof(list));
+	int rc;
+
+	if (length == -ENOENT) {
+		snprintf(error, size, "preload=ldso needs %s on the node, be it empty. Administrator: touch %s", HOST_LIST,
+			 HOST_LIST);
+		return -1;
+	}
+	if (length < 0) {
+		snprintf(error, size, "%s cannot be read (%s). Administrator: check it", HOST_LIST,
+			 strerror((int)-length));
+		return -1;
+	}
+	rc = record_write_file(dir, JOB_LIST, list, (size_t)length);
+	if (rc == 0)
+		rc = make_mount_points(dir, opt->run_dir);
+	if (rc < 0) {
+		snprintf(error, size, "the files for preload=ldso cannot be written below %s (%s). Administrator: check it",
+			 opt->run_dir, strerror(-rc));
+		return -1;
+	}
+	return 0;
+}
+
+static int bind(const char *from, const char *to, char *error, size_t size)
+{
+	if (mount(from, to, NULL, MS_BIND, NULL) == 0)
+		return 0;
+	snprintf(error, size, "%s cannot be bound to %s (%s). Administrator: check that both exist", from, to,
+		 strerror(errno));
+	return -1;
+}
+
+int ldso_enter(const struct options *opt, uint32_t job_id, uint32_t step_id, char *error, size_t size)
+{
+	char job[PATH_MAX - 64], self[PATH_MAX - 64], from[PATH_MAX], to[PATH_MAX];
+
+	/* Slave: mounts made on the host later still arrive here, and ours stay here. */
+	if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0) {
+		snprintf(error, size,
+			 "no mount namespace of its own (%s). Administrator: slurmd must run as root with CAP_SYS_ADMIN",
+			 strerror(errno));
+		return -1;
+	}
+	snprintf(job, sizeof(job), "%s/jobs/%u", opt->run_dir, job_id);
+	snprintf(self, sizeof(self), "%s/self", opt->run_dir);
+	if (bind(job, self, error, size) < 0)
+		return -1;
+	snprintf(from, sizeof(from), "%s/" HAMI_FILE_STEP_LIMITS_FORMAT, job, step_id);
+	snprintf(to, sizeof(to), "%s/%s", self, STEP_MOUNT_POINT);
+	if (bind(from, to, error, size) < 0)
+		return -1;
+	snprintf(from, sizeof(from), "%s/%s", job, JOB_LIST);
+	return bind(from, HOST_LIST, error, size);
+}

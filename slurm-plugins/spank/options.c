@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#include "options.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "hami_contract.h"
+
+static int set_path(const char **to, const char *value)
+{
+	/* ld.so takes spaces and colons in LD_PRELOAD and ld.so.preload as separators. */
+	if (value[0] != '/' || strpbrk(value, " \t:"))
+		return -EINVAL;
+	*to = value;
+	return 0;
+}
+
+static int set_run_dir(struct options *opt, const char *value)
+{
+	return set_path(&opt->run_dir, value);
+}
+
+static int set_interposer(struct options *opt, const char *value)
+{
+	return set_path(&opt->interposer, value);
+}
+
+static int set_preload(struct options *opt, const char *value)
+{
+	if (strcmp(value, "env") == 0)
+		opt->preload = PRELOAD_ENV;
+	else if (strcmp(value, "ldso") == 0)
+		opt->preload = PRELOAD_LDSO;
+	else
+		return -EINVAL;
+	return 0;
+}
+
+static const struct {
+	const char *key;
+	int (*set)(struct options *opt, const char *value);
+	const char *allowed;
+} table[] = {
+	{"run_dir", set_run_dir, "an absolute path without spaces and colons"},
+	{"interposer", set_interposer, "an absolute path without spaces and colons"},
+	{"preload", set_preload, "env or ldso"},
+};
+
+static int set_one(const char *argument, struct options *opt, char *error, size_t size)
+{
+	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+		size_t length = strlen(table[i].key);
+
+		if (strncmp(argument, table[i].key, length) != 0 || argument[length] != '=')
+			continue;
+		if (table[i].set(opt, argument + length + 1) == 0)
+			return 0;
+		snprintf(error, size, "%s in plugstack.conf: %s must be %s", argument, table[i].key,
+			 table[i].allowed);
+		return -EINVAL;
+	}
+	snprintf(error, size, "%s in plugstack.conf is unknown; there are run_dir=, interposer= and preload=",
+		 argument);
+	return -EINVAL;
+}
+
+int options_parse(int argc, char **argv, struct options *opt, char *error, size_t size)
+{
+	*opt = (struct options){HAMI_FILE_RUN_DIR, DEFAULT_INTERPOSER, PRELOAD_ENV};
+	for (int i = 0; i < argc; i++) {
+		if (set_one(argv[i], opt, error, size) < 0)
+			return -EINVAL;
+	}
+	if (opt->preload == PRELOAD_LDSO && strcmp(opt->run_dir, HAMI_FILE_RUN_DIR) != 0) {
+		snprintf(error, size, "preload=ldso needs run_dir=" HAMI_FILE_RUN_DIR
+			 ", the place the interposer looks at without help of the environment");
+		return -EINVAL;
+	}
+	return 0;
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#include "record.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { STABLE_TRIES = 50, STABLE_PAUSE_NS = 2 * 1000 * 1000 };
+
+const char *record_fault(enum record_fault fault)
+{
+	switch (fault) {
+	case RECORD_OK:
+		return "is in order";
+	case RECORD_NOT_A_FILE:
+		return "is no regular file";
+	case RECORD_OWNER:
+		return "does not belong to root";
+	case RECORD_WRITABLE:
+		return "can be written by others than root";
+	case RECORD_SIZE:
+		return "has the wrong size";
+	case RECORD_MAGIC:
+		return "is no limits record";
+	case RECORD_ABI:
+		return "is of another version of hami_hpc";
+	case RECORD_IDENTITY:
+		return "is of another job or user";
+	case RECORD_VALUES:
+		return "holds values that are out of range";
+	case RECORD_UNSTABLE:
+		return "is being changed and does not settle";
+	}
+	return "is damaged";
+}
+
+int record_open_dir(const char *run_dir, uint32_t job_id)
+{
+	char path[PATH_MAX];
+	int n = snprintf(path, sizeof(path), "%s/jobs/%u", run_dir, job_id);
+	int dir;
+
+	if (n < 0 || (size_t)n >= sizeof(path))
+		return -ENAMETOOLONG;
+	dir = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	return dir < 0 ? -errno : dir;
+}
+
+enum record_fault record_check(const struct hami_limits *limits, uint32_t job_id, uint32_t uid)
+{
+	static const char *const classes[] = HAMI_CLASS_NAMES;
+
+	if (limits->magic != HAMI_LIMITS_MAGIC)
+		return RECORD_MAGIC;
+	if (limits->abi_version != HAMI_ABI_VERSION)
+		return RECORD_ABI;
+	if (limits->record_size != sizeof(*limits))
+		return RECORD_SIZE;
+	if (limits->job_id != job_id || limits->step_id != HAMI_JOB_STEP_ID || limits->uid != uid)
+		return RECORD_IDENTITY;
+	if (limits->mem_limit_bytes == 0 || limits->cores_percent < 1 || limits->cores_percent > 100 ||
+	    limits->service_class >= sizeof(classes) / sizeof(classes[0]) ||
+	    !memchr(limits->gpu_uuid, '\0', sizeof(limits->gpu_uuid)))
+		return RECORD_VALUES;
+	return RECORD_OK;
+}
+
+static int check_file(int fd, uid_t owner)
+{
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	if (!S_ISREG(st.st_mode))
+		return RECORD_NOT_A_FILE;
+	if (st.st_uid != owner)
+		return RECORD_OWNER;
+	if (st.st_mode & (S_IWGRP | S_IWOTH))
+		return RECORD_WRITABLE;
+	if (st.st_size != (off_t)sizeof(struct hami_limits))
+		return RECORD_SIZE;
+	return 0;
+}
+
+/* Root may change a field in place: sequence is odd meanwhile, and another number afterwards. */
+static int read_stable(int fd, struct hami_limits *limits)
+{
+	const struct timespec pause = {0, STABLE_PAUSE_NS};
+	const off_t sequence_at = (off_t)offsetof(struct hami_limits, sequence);
+	uint64_t sequence;
+
+	for (int i = 0; i < STABLE_TRIES; i++) {
+		if (i > 0)
+			nanosleep(&pause, NULL);
+		if (pread(fd, limits, sizeof(*limits), 0) != (ssize_t)sizeof(*limits) ||
+		    pread(fd, &sequence, sizeof(sequence), sequence_at) != (ssize_t)sizeof(sequence))
+			return RECORD_SIZE;
+		if (limits->sequence % 2 == 0 && limits->sequence == sequence)
+			return 0;
+	}
+	return RECORD_UNSTABLE;
+}
+
+int record_read_job(int dir, uid_t owner, uint32_t job_id, uint32_t uid, struct hami_limits *limits)
+{
+	/* O_NONBLOCK: a FIFO in its place must not hold up the step. */
+	int fd = openat(dir, HAMI_FILE_JOB_LIMITS, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	int rc;
+
+	if (fd < 0)
+		return errno == ELOOP ? RECORD_NOT_A_FILE : -errno;
+	rc = check_file(fd, owner);
+	if (rc == 0)
+		rc = read_stable(fd, limits);
+	if (rc == 0)
+		rc = (int)record_check(limits, job_id, uid);
+	close(fd);
+	return rc;
+}
+
+static int write_all(int fd, const char *data, size_t size)
+{
+	while (size > 0) {
+		ssize_t n = write(fd, data, size);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		data += n;
+		size -= (size_t)n;
+	}
+	return 0;
+}
+
+int record_write_file(int dir, const char *name, const void *data, size_t size)
+{
+	char temporary[NAME_MAX];
+	int n = snprintf(temporary, sizeof(temporary), ".%s.%d", name, (int)getpid());
+	int fd, rc;
+
+	if (n < 0 || (size_t)n >= sizeof(temporary))
+		return -ENAMETOOLONG;
+	/* Left over only from a slurmstepd that was killed and whose pid came again. */
+	if (unlinkat(dir, temporary, 0) < 0 && errno != ENOENT)
+		return -errno;
+	fd = openat(dir, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+	if (fd < 0)
+		return -errno;
+	rc = write_all(fd, data, size);
+	if (rc == 0 && fchmod(fd, 0644) < 0) /* whatever the umask */
+		rc = -errno;
+	if (close(fd) < 0 && rc == 0)
+		rc = -errno;
+	if (rc == 0 && renameat(dir, temporary, dir, name) < 0)
+		rc = -errno;
+	if (rc < 0)
+		unlinkat(dir, temporary, 0);
+	return rc;
+}
+
+static void step_name(char *name, size_t size, uint32_t step_id)
+{
+	snprintf(name, size, HAMI_FILE_STEP_LIMITS_FORMAT, step_id);
+}
+
+int record_write_step(int dir, const struct hami_limits *limits)
+{
+	char name[64];
+
+	step_name(name, sizeof(name), limits->step_id);
+	return record_write_file(dir, name, limits, sizeof(*limits));
+}
+
+int record_remove_step(int dir, uint32_t step_id)
+{
+	char name[64];
+
+	step_name(name, sizeof(name), step_id);
+	if (unlinkat(dir, name, 0) < 0 && errno != ENOENT)
+		return -errno;
+	return 0;
+}
