@@ -35,6 +35,8 @@ DEFAULT_SHARD_MIB: Final = 256
 DEFAULT_MEMORY_SCALING: Final = 1.0
 DEFAULT_MEM: Final = '25%'
 DEFAULT_CORES: Final = 25
+DEFAULT_BARE_SHARD: Final = 'allow'
+DEFAULT_MODES: Final = ['share']
 GRES_SHARD: Final = 'shard'
 GRES_CLASS: Final = 'vgpu'
 GRES_MEM: Final = 'vgpu_mem'
@@ -133,7 +135,8 @@ ERRORS: Final[dict[str, str]] = {
     'E_EMPTY': "'{given}' asks for nothing after the colon. Write vgpu alone for the defaults, or for example {example}",
     'E_KEY_UNKNOWN': "unknown key '{key}' in '{given}'; vgpu knows {allowed}. Example: {example}",
     'E_KEY_DOUBLE': "'{key}' is given twice ('{given}'); once is allowed. Example: {example}",
-    'E_VALUE_EMPTY': '{key} has no value; allowed is a {allowed}. Example: {example}',
+    'E_VALUE_EMPTY': '{key} has no value; allowed: {allowed}. Example: {example}',
+    'E_FORM': "'{given}' is not understood; a request is vgpu[:TYPE][:KEY=VALUE,...]. Example: {example}",
     'E_MEM_FORM': 'mem={given} is not understood; allowed is a {allowed}. Example: {example}',
     'E_MEM_UNIT': 'mem={given} has no unit; allowed is a {allowed}. Example: {example}',
     'E_MEM_FRACTION': 'mem={given} is a fraction; allowed is a {allowed}. Example: mem=1536M instead of 1.5G',
@@ -149,11 +152,16 @@ ERRORS: Final[dict[str, str]] = {
     'E_TYPE_NEEDED': '{where} has GPUs of several sizes ({allowed}); name one. Example: {example}',
     'E_DOUBLE_VGPU': "vgpu is asked for twice ('{given}'); one vgpu per node is allowed. Example: {example}",
     'E_WITH_GPU': "vgpu and '{given}' in one request: a job holds either slices or whole GPUs. Use a heterogeneous job (sbatch ... : ...) for both. Example: {example}",
+    'E_WITH_SHARD': "vgpu and '{given}' in one request: the shards of a vgpu are counted for you, so leave '{given}' out. Example: {example}",
+    'E_BARE_SHARD': "'{given}' is not allowed on this cluster, because shards alone fence no memory; ask for a vgpu. Example: {example}",
     'E_RAW_UNITS': "'{given}' is set by hami_hpc itself and cannot be asked for. Example: {example}",
     'E_OPTION': '{key}={given} cannot carry a vgpu request; use {example}',
     'E_NO_VGPU_HERE': '{where} has no GPU that hami_hpc manages; partitions that have: {allowed}. Example: {example}',
     'E_SITE': "this cluster's hami_hpc settings cannot be read ({given}); tell the administrator: hami-hpc render writes them",
     'E_CLASS_CHANGE': "the QoS '{given}' would change the class of a job that holds its vgpu; cancel it and submit it again",
     'E_STEP_OUTSIDE': 'vgpu in a step needs a job that has one; submit with {example}',
+    'E_STEP_TOO_BIG': '{key}={given} is more than the job has ({allowed}); a step can only be smaller. Leave {key} out for all of it',
+    'E_FEATURES': '--constraint={given} cannot be combined with what the vgpu request needs; write one that holds {allowed} itself',
+    'E_INTERNAL': 'the vgpu request could not be handled ({given}); other jobs are not affected. Tell the administrator',
     'E_UPDATE': 'the vgpu request of a job that is not pending cannot be changed; cancel it and submit it again',
 }

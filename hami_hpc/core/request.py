@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The grammar of a vgpu request, `vgpu[:TYPE][:KEY=VALUE{,|;}...][:1]` within a whole --gres list.
+
+slurm-plugins/lua/hami_hpc_request.lua is the same in Lua, and what Slurm runs; tests/vectors and a differential fuzz
+hold both together. Slurm's client cuts a list at commas and prefixes each piece (`gres:vgpu:mem=8G,gres:cores=50` on
+22.05, `gres/` on later versions), so a piece KEY=VALUE that follows vgpu belongs to it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from hami_hpc.contract import constants as contract
+from hami_hpc.errors import Refusal, RequestError, request_error
+
+_MIB: Final = {"M": 1, "G": 1024, "T": 1024 * 1024}
+_NAME: Final = re.compile(r"[A-Za-z0-9_.\-]*")
+_MEM: Final = re.compile(r"([0-9]+)([MmGgTt%]?)")
+_MEM_NEGATIVE: Final = re.compile(r"-[0-9]+[MmGgTt%]?")
+_MEM_FRACTION: Final = re.compile(r"-?[0-9]*\.[0-9]*[MmGgTt%]?")
+_CORES: Final = re.compile(r"(-?)([0-9]+)")
+_COUNT: Final = re.compile(r"[+\-]?[0-9]+[KkMmGgTtPp]?")
+_TYPE: Final = re.compile(r"[A-Za-z0-9_\-]+")
+_STRAY_KEY: Final = re.compile(r"([a-z]+)=")
+_KEY_VALUE: Final = re.compile(r"[^:=]*=")
+_UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e]")
+_RAW: Final = frozenset({contract.GRES_MEM, contract.GRES_CORES})
+_CONFLICTS: Final = {"gpu": "E_WITH_GPU", "mps": "E_WITH_GPU", contract.GRES_SHARD: "E_WITH_SHARD"}
+_MEM_RANGE: Final = (
+    f"1M to {contract.MEM_MIB_MAX // _MIB['T']}T, or {contract.PERCENT_MIN}% to {contract.PERCENT_MAX}%"
+)
+TYPE_EXAMPLE: Final = "--gres=vgpu:h200:mem=8G"
+
+
+@dataclass(frozen=True, slots=True)
+class MemMib:
+    """An absolute amount of GPU memory, MiB."""
+
+    mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemPercent:
+    """A share of the GPU's memory, 1 to 100."""
+
+    percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a user asks for; None means the site's default (mem, cores) or no preference (gpu_type, mode)."""
+
+    gpu_type: str | None = None
+    mem: MemMib | MemPercent | None = None
+    cores: int | None = None
+    mode: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A --gres list that holds a vgpu request; `others` are its other tokens, untouched and in order."""
+
+    request: Request
+    others: tuple[str, ...]
+    prefix: str
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A request while it is being read."""
+
+    gpu_type: str | None = None
+    mem: MemMib | MemPercent | None = None
+    cores: int | None = None
+    mode: str | None = None
+    seen: set[str] = field(default_factory=set)
+    has_parameters: bool = False
+    has_count: bool = False
+
+
+def _bad_value(code: str, key: str, value: str) -> RequestError:
+    return request_error(
+        code, Refusal(key=key, given=value, allowed=contract.KEY_FORM[key], example=contract.KEY_EXAMPLE[key])
+    )
+
+
+def _mem_out_of_range(value: str) -> RequestError:
+    return request_error(
+        "E_MEM_RANGE", Refusal(given=value, allowed=_MEM_RANGE, example=contract.KEY_EXAMPLE["mem"])
+    )
+
+
+def _parse_mem(value: str) -> MemMib | MemPercent:
+    match = _MEM.fullmatch(value)
+    if not match:
+        if _MEM_NEGATIVE.fullmatch(value):
+            raise _mem_out_of_range(value)
+        is_fraction = _MEM_FRACTION.fullmatch(value) and any("0" <= c <= "9" for c in value)
+        raise _bad_value("E_MEM_FRACTION" if is_fraction else "E_MEM_FORM", "mem", value)
+    number, unit = int(match[1]), match[2].upper()
+    if unit == "":
+        raise _bad_value("E_MEM_UNIT", "mem", value)
+    if unit == "%":
+        if not contract.PERCENT_MIN <= number <= contract.PERCENT_MAX:
+            raise _mem_out_of_range(value)
+        return MemPercent(number)
+    if not 1 <= number * _MIB[unit] <= contract.MEM_MIB_MAX:
+        raise _mem_out_of_range(value)
+    return MemMib(number * _MIB[unit])
+
+
+def _parse_cores(value: str) -> int:
+    match = _CORES.fullmatch(value)
+    if not match:
+        raise _bad_value("E_CORES_FORM", "cores", value)
+    number = int(match[2])
+    if match[1] or not contract.CORES_MIN <= number <= contract.CORES_MAX:
+        raise _bad_value("E_CORES_RANGE", "cores", value)
+    return number
+
+
+def _parse_mode(value: str) -> str:
+    if value not in contract.MODES:
+        raise _bad_value("E_MODE", "mode", value)
+    return value
+
+
+def _assign(draft: _Draft, piece: str) -> None:
+    """Reads one KEY=VALUE into `draft`."""
+    key, equals, value = piece.partition("=")
+    if not equals:
+        if piece in contract.KEY_FORM:
+            raise _bad_value("E_VALUE_EMPTY", piece, "")
+        raise request_error("E_FORM", Refusal(given=piece))
+    if key not in contract.KEY_FORM:
+        allowed = ", ".join(contract.KEY_FORM)
+        raise request_error("E_KEY_UNKNOWN", Refusal(key=key, given=piece, allowed=allowed))
+    if key in draft.seen:
+        raise request_error("E_KEY_DOUBLE", Refusal(key=key, given=piece))
+    if value == "":
+        raise _bad_value("E_VALUE_EMPTY", key, "")
+    draft.seen.add(key)
+    if key == "mem":
+        draft.mem = _parse_mem(value)
+    elif key == "cores":
+        draft.cores = _parse_cores(value)
+    else:
+        draft.mode = _parse_mode(value)
+
+
+def _set_type(draft: _Draft, text: str, body: str) -> None:
+    if draft.has_parameters or draft.gpu_type is not None:
+        raise request_error("E_FORM", Refusal(given=body))
+    if text in contract.KEY_FORM:
+        raise _bad_value("E_VALUE_EMPTY", text, "")
+    if not _TYPE.fullmatch(text):
+        raise request_error("E_TYPE_FORM", Refusal(given=text, example=TYPE_EXAMPLE))
+    if text in contract.CLASSES:
+        raise request_error("E_RAW_UNITS", Refusal(given=body))
+    draft.gpu_type = text
+
+
+def _feed(draft: _Draft, text: str, body: str) -> None:
+    """Reads what follows `vgpu:` in `body`, or a further piece of the same request: segments between colons."""
+    for segment in text.split(":"):
+        if segment == "":
+            raise request_error("E_EMPTY", Refusal(given=body))
+        if draft.has_count:
+            raise request_error("E_FORM", Refusal(given=body))
+        if "=" in segment or ";" in segment:
+            draft.has_parameters = True
+            for piece in segment.split(";"):
+                _assign(draft, piece)
+        elif _COUNT.fullmatch(segment):
+            if segment != "1":
+                raise request_error("E_COUNT", Refusal(given=segment))
+            draft.has_count = True
+        else:
+            _set_type(draft, segment, body)
+
+
+def _split_prefix(token: str) -> tuple[str, str]:
+    """Splits `gres:vgpu:1` into `gres:` and `vgpu:1`; the prefix is empty where there is none."""
+    return (token[:5], token[5:]) if token.startswith(("gres:", "gres/")) else ("", token)
+
+
+def _name_of(body: str) -> str:
+    match = _NAME.match(body)
+    return match[0] if match else ""
+
+
+def _tokens(text: str) -> list[str]:
+    return [token for token in text.split(",") if token]
+
+
+def _mentions(text: str) -> bool:
+    if contract.REQUEST_NAME not in text:
+        return False
+    names = {_name_of(_split_prefix(token)[1]) for token in _tokens(text)}
+    return contract.REQUEST_NAME in names or not _RAW.isdisjoint(names)
+
+
+def _open(body: str, text: str, previous: _Draft | None) -> _Draft:
+    if previous is not None:
+        raise request_error("E_DOUBLE_VGPU", Refusal(given=text))
+    draft = _Draft()
+    rest = body[len(contract.REQUEST_NAME) :]
+    if rest:
+        if not rest.startswith(":"):
+            raise request_error("E_FORM", Refusal(given=body))
+        _feed(draft, rest[1:], body)
+    return draft
+
+
+def _check_other(body: str) -> tuple[str, str] | None:
+    """Returns (code, body) for a gres that cannot stand beside a vgpu; raises E_FORM for a key without its vgpu."""
+    match = _STRAY_KEY.match(body)
+    if (match[1] if match else body) in contract.KEY_FORM:
+        raise request_error("E_FORM", Refusal(given=body))
+    code = _CONFLICTS.get(_name_of(body))
+    return (code, body) if code else None
+
+
+def parse(text: str) -> Parsed | None:
+    """Parses a whole --gres list, in any form in which Slurm hands it over; None if it does not concern hami_hpc.
+
+    Undecodable bytes may be given as surrogates. Raises RequestError with one of the contract's codes.
+    """
+    data = text.encode("utf-8", "surrogateescape").decode("latin-1")  # one character a byte, as Lua sees it
+    if not _mentions(data):
+        return None
+    if len(data) > contract.REQUEST_MAX_LENGTH:
+        raise request_error("E_TOO_LONG", Refusal(given=str(len(data)), allowed=str(contract.REQUEST_MAX_LENGTH)))
+    if _UNPRINTABLE.search(data):
+        raise request_error("E_CHARS", Refusal(given=text))
+    draft: _Draft | None = None
+    request_prefix = ""
+    is_open = False
+    others: list[str] = []
+    conflict: tuple[str, str] | None = None
+    for token in _tokens(data):
+        prefix, body = _split_prefix(token)
+        name = _name_of(body)
+        if name == contract.REQUEST_NAME:
+            draft = _open(body, data, draft)
+            request_prefix, is_open = prefix, True
+        elif name in _RAW:
+            raise request_error("E_RAW_UNITS", Refusal(given=body))
+        elif draft is not None and is_open and (_KEY_VALUE.match(body) or body in contract.KEY_FORM):
+            _feed(draft, body + "=" if body in contract.KEY_FORM else body, body)
+        elif body:
+            found = _check_other(body)
+            conflict = conflict or found
+            others.append(token)
+            is_open = False
+    if conflict:
+        raise request_error(conflict[0], Refusal(given=conflict[1]))
+    assert draft is not None  # _mentions found vgpu, and a raw unit would have raised
+    request = Request(draft.gpu_type, draft.mem, draft.cores, draft.mode)
+    return Parsed(request, tuple(others), request_prefix)
+
+
+def mem_text(mem: MemMib | MemPercent) -> str:
+    """Writes a mem value with the largest unit that divides it: 8G, 1536M, 50%."""
+    if isinstance(mem, MemPercent):
+        return f"{mem.percent}%"
+    unit = next((u for u in ("T", "G") if mem.mib % _MIB[u] == 0), "M")
+    return f"{mem.mib // _MIB[unit]}{unit}"
+
+
+def canonical(request: Request) -> str:
+    """Writes the one text form of `request`; parsing it gives the same request."""
+    parts = []
+    if request.mem is not None:
+        parts.append(f"mem={mem_text(request.mem)}")
+    if request.cores is not None:
+        parts.append(f"cores={request.cores}")
+    if request.mode is not None:
+        parts.append(f"mode={request.mode}")
+    head = contract.REQUEST_NAME if request.gpu_type is None else f"{contract.REQUEST_NAME}:{request.gpu_type}"
+    return f"{head}:{';'.join(parts)}" if parts else head

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The project's exceptions: one base, and who is to blame."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from hami_hpc.contract import constants as contract
+
+_PLACEHOLDER: Final = re.compile(r"\{([a-z]+)\}")
+
+
+class HamiError(Exception):
+    """Base of every error that hami_hpc raises on purpose.
+
+    `code` is stable and for machines, `message` is one line for people: what failed, on which job or device, and what
+    to do next.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class JobError(HamiError):
+    """The job's own fault: the job fails, the node stays in service."""
+
+
+class NodeError(HamiError):
+    """The node's fault: the node is drained, with the message as the reason."""
+
+
+class RequestError(HamiError):
+    """A request that is refused, worded by the contract ([errors.codes])."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What fills the placeholders of an error text. `given` and `key` are the user's words, the rest is ours."""
+
+    given: str = ""
+    key: str = ""
+    where: str = ""
+    allowed: str = ""
+    model: str = ""
+    example: str = contract.REQUEST_EXAMPLE
+
+
+def shorten(text: str) -> str:
+    """Makes the user's words fit for one line of a log: printable ASCII, at most GIVEN_MAX bytes.
+
+    `text` may hold undecodable bytes as surrogates (as os.environ and sys.argv do); each byte that is not printable
+    ASCII becomes one '?'.
+    """
+    raw = text.encode("utf-8", "surrogateescape")
+    clean = "".join(chr(b) if 0x20 <= b <= 0x7E else "?" for b in raw)
+    return clean if len(clean) <= contract.GIVEN_MAX else clean[: contract.GIVEN_MAX - 3] + "..."
+
+
+def request_error(code: str, refusal: Refusal | None = None) -> RequestError:
+    """Builds the error for contract code `code`; KeyError if the contract has no such code."""
+    r = refusal or Refusal()
+    values = {
+        "given": shorten(r.given),
+        "key": shorten(r.key),
+        "where": r.where,
+        "allowed": r.allowed,
+        "model": r.model,
+        "example": r.example,
+    }
+    text = _PLACEHOLDER.sub(lambda m: values.get(m[1], m[0]), contract.ERRORS[code])
+    return RequestError(code, contract.ERROR_PREFIX + text)

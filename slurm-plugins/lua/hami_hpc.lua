@@ -1,0 +1,103 @@
+-- SPDX-License-Identifier: Apache-2.0
+-- hami_hpc's two Slurm filters, as one module with one entry each. Slurm runs exactly one job_submit.lua and one
+-- cli_filter.lua; a site that has its own adds two lines to each:
+--
+--   job_submit.lua
+--     local hami = dofile("/usr/lib/hami-hpc/lua/hami_hpc.lua")          -- at the top
+--     local rc = hami.job_submit(job_desc, part_list, submit_uid)        -- in slurm_job_submit, after whatever sets
+--     if rc ~= slurm.SUCCESS then return rc end                          --   partition or QoS
+--     local rc = hami.job_modify(job_desc, job_rec, part_list, modify_uid)   -- the same in slurm_job_modify
+--     if rc ~= slurm.SUCCESS then return rc end
+--
+--   cli_filter.lua
+--     local hami = dofile("/usr/lib/hami-hpc/lua/hami_hpc.lua")
+--     local rc = hami.cli_pre_submit(options, offset)                    -- in slurm_cli_pre_submit
+--     if rc ~= slurm.SUCCESS then return rc end
+--
+-- Jobs without vgpu pass untouched. Nothing here raises: a bug refuses vgpu requests, with a line that says so, and no
+-- other job. Written for Lua 5.1 to 5.4, which Slurm may be linked with.
+
+local ESLURM_INVALID_GRES = 2072 -- slurm_errno.h; not in the table that Slurm gives to scripts
+
+local source = string.gsub(debug.getinfo(1, "S").source, "^@", "")
+local directory = string.match(source, "^(.*/)") or "./"
+
+local function load_part(name)
+	return dofile(directory .. "hami_hpc_" .. name .. ".lua")
+end
+
+local contract = load_part("contract")
+local errors = load_part("errors")(contract)
+local grammar = load_part("gres")(contract, load_part("request")(contract, errors))
+local units = load_part("units")(contract, errors, grammar)
+local features = load_part("features")(contract, errors)
+local settings = load_part("settings")(contract, errors, grammar)
+local jobs = load_part("jobs")(contract, errors, grammar, units, features, settings)
+local steps = load_part("steps")(contract, errors, grammar, units, features, settings)
+
+-- The script that Slurm itself runs lies beside slurm.conf, and so does the site's table.
+for level = 2, 8 do
+	local info = debug.getinfo(level, "S")
+	local path = info and string.match(info.source, "^@(.*)/[^/]*$")
+	if path and string.find(info.source, "/job_submit%.lua$") or path and string.find(info.source, "/cli_filter%.lua$") then
+		settings.script_directory = path
+	end
+end
+
+-- Runs `act`; a refusal goes through `refuse`. A bug is logged, and is a refusal only if `concerns` says so.
+local function guarded(act, concerns, refuse)
+	local good, problem = pcall(act)
+	if good then
+		return slurm.SUCCESS
+	end
+	if type(problem) == "table" and problem.message then
+		return refuse(problem.message)
+	end
+	slurm.log_error("%s", contract.errors.prefix .. "internal error: " .. tostring(problem))
+	local asked, is_ours = pcall(concerns)
+	if asked and not is_ours then
+		return slurm.SUCCESS
+	end
+	return refuse(errors.new("E_INTERNAL", { given = problem }).message)
+end
+
+local function refuse_in_controller(message)
+	slurm.log_user("%s", message)
+	return slurm.ESLURM_INVALID_GRES or ESLURM_INVALID_GRES
+end
+
+local function refuse_in_client(message)
+	slurm.log_error("%s", message)
+	return slurm.ERROR
+end
+
+local M = { grammar = grammar, units = units, features = features, settings = settings, errors = errors }
+
+-- For slurm_job_submit. Call it after whatever sets the job's partition or QoS.
+function M.job_submit(job_desc, part_list, _submit_uid)
+	return guarded(function()
+		jobs.submit(job_desc, part_list)
+	end, function()
+		return jobs.concerns(job_desc)
+	end, refuse_in_controller)
+end
+
+-- For slurm_job_modify.
+function M.job_modify(job_desc, job_rec, part_list, _modify_uid)
+	return guarded(function()
+		jobs.modify(job_desc, job_rec, part_list)
+	end, function()
+		return jobs.concerns(job_desc, job_rec)
+	end, refuse_in_controller)
+end
+
+-- For slurm_cli_pre_submit.
+function M.cli_pre_submit(options, _offset)
+	return guarded(function()
+		steps.pre_submit(options)
+	end, function()
+		return steps.concerns(options)
+	end, refuse_in_client)
+end
+
+return M

@@ -1,0 +1,103 @@
+-- SPDX-License-Identifier: Apache-2.0
+-- What surrounds the grammar in the filters: units as gres tokens, back from tokens, and requests in wrong places.
+
+return function(contract, grammar)
+	local M = {}
+	local GRES = contract.gres
+	local NAME = contract.request.name
+	local limits = contract.request.limits
+
+	-- Units as tokens with `prefix`; with a class (jobs) or without (steps, which have no type of their own).
+	function M.unit_tokens(units, prefix)
+		local class = units.service_class and units.service_class .. ":" or ""
+		return {
+			string.format("%s%s:%d", prefix, GRES.shard, units.shards),
+			string.format("%s%s:%s1", prefix, GRES.class, class),
+			string.format("%s%s:%d", prefix, GRES.mem, units.mem_mib),
+			string.format("%s%s:%d", prefix, GRES.cores, units.cores),
+		}
+	end
+
+	-- Are vgpu_mem, vgpu_cores or a class named? Steps may; Slurm holds them to the job.
+	function M.has_raw_units(text)
+		local token = grammar.find_token(text, NAME)
+		local head = token and string.match(token, "^" .. NAME .. ":([a-z]+)")
+		return grammar.find_token(text, GRES.mem) ~= nil
+			or grammar.find_token(text, GRES.cores) ~= nil
+			or (head ~= nil and contract.classes[head] ~= nil)
+	end
+
+	-- "vgpu", "vgpu:1" or (with_class) "vgpu:std:1": true and the class.
+	local function read_class(body, with_class)
+		local rest = string.sub(body, #NAME + 1)
+		if rest == "" or string.find(rest, "^[:=]1$") then
+			return true, nil
+		end
+		local class = string.match(rest, "^:([a-z]+)[:=]1$") or string.match(rest, "^:([a-z]+)$")
+		if with_class and class and contract.classes[class] then
+			return true, class
+		end
+		return false, nil
+	end
+
+	-- Reads units back: { request = { mem_mib, cores }, service_class, others, prefix }, or nil if `text` is not the
+	-- complete form that unit_tokens writes (plus other gres). Shards are not read: they follow from the rest.
+	function M.parse_units(text, with_class)
+		if not string.find(text, GRES.mem, 1, true) or #text > contract.request.max_length then
+			return nil
+		end
+		local request, out = {}, { others = {} }
+		for token in string.gmatch(text, "[^,]+") do
+			local prefix, body = grammar.split_prefix(token)
+			local name = grammar.name_of(body)
+			local count = tonumber(string.match(body, "^[a-z_]+[:=]([0-9]+)$"))
+			if name == GRES.class then
+				local good, class = read_class(body, with_class)
+				if not good or out.prefix then
+					return nil
+				end
+				out.prefix, out.service_class = prefix, class
+			elseif name == GRES.mem and count and not request.mem_mib then
+				request.mem_mib = count
+			elseif name == GRES.cores and count and not request.cores then
+				request.cores = count
+			elseif name == GRES.mem or name == GRES.cores or name == "gpu" or name == "mps" then
+				return nil
+			elseif name ~= GRES.shard then
+				out.others[#out.others + 1] = token
+			end
+		end
+		local mem, cores = request.mem_mib, request.cores
+		if not out.prefix or not mem or mem < 1 or mem > limits.mem_mib_max then
+			return nil
+		elseif not cores or cores < limits.cores_min or cores > limits.cores_max then
+			return nil
+		end
+		out.request = request
+		return out
+	end
+
+	-- gpu:vgpu..., which is what --gpus-per-node=vgpu... becomes.
+	function M.carries_in_gpu(text)
+		if not string.find(text, NAME, 1, true) then
+			return false
+		end
+		for token in string.gmatch(text, "[^,]+") do
+			local _, body = grammar.split_prefix(token)
+			if grammar.name_of(body) == "gpu" and grammar.name_of(string.sub(body, 5)) == NAME then
+				return true
+			end
+		end
+		return false
+	end
+
+	-- A vgpu request in the value of an option that cannot carry one.
+	function M.carries(text)
+		return M.carries_in_gpu(text) or grammar.mentions(text)
+	end
+
+	for name, value in pairs(grammar) do
+		M[name] = value
+	end
+	return M
+end

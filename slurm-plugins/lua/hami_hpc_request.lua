@@ -1,0 +1,272 @@
+-- SPDX-License-Identifier: Apache-2.0
+-- The grammar of a vgpu request. hami_hpc/core/request.py is the same in Python; tests/vectors hold both to it.
+--
+--   vgpu[:TYPE][:KEY=VALUE{,|;}...][:1]     one token of a --gres list
+--
+-- Slurm's client cuts the list at commas and prefixes each piece (gres:vgpu:mem=8G,gres:cores=50 on 22.05, gres/ on
+-- later versions), so a piece KEY=VALUE that follows vgpu belongs to it. Everything here works on bytes.
+
+return function(contract, errors)
+	local M = {}
+	local fail = errors.fail
+	local rules = contract.request
+	local limits = rules.limits
+	local NAME = rules.name
+	local RAW = { [contract.gres.mem] = true, [contract.gres.cores] = true }
+	local WHOLE = { gpu = "E_WITH_GPU", mps = "E_WITH_GPU", [contract.gres.shard] = "E_WITH_SHARD" }
+	local MIB = { M = 1, G = 1024, T = 1048576 }
+	local ALLOWED_KEYS = table.concat(contract.key_order, ", ")
+	local MEM_RANGE = string.format(
+		"1M to %dT, or %d%% to %d%%",
+		limits.mem_mib_max / MIB.T,
+		limits.percent_min,
+		limits.percent_max
+	)
+
+	-- Splits "gres:vgpu:1" into "gres:" and "vgpu:1"; the prefix is "" where there is none.
+	function M.split_prefix(token)
+		local prefix = string.sub(token, 1, 5)
+		if prefix == "gres:" or prefix == "gres/" then
+			return prefix, string.sub(token, 6)
+		end
+		return "", token
+	end
+
+	-- The name at the head of a gres token ("gpu" of "gpu:a100:2").
+	function M.name_of(body)
+		return string.match(body, "^[A-Za-z0-9_.%-]*")
+	end
+
+	local function fail_value(code, key, value)
+		fail(code, { key = key, given = value, allowed = rules.keys[key].form, example = rules.keys[key].example })
+	end
+
+	local function parse_mem(request, value)
+		local digits, unit = string.match(value, "^([0-9]+)([MmGgTt%%]?)$")
+		if not digits then
+			if string.find(value, "^%-[0-9]+[MmGgTt%%]?$") then
+				fail("E_MEM_RANGE", { given = value, allowed = MEM_RANGE, example = rules.keys.mem.example })
+			elseif string.find(value, "^%-?[0-9]*%.[0-9]*[MmGgTt%%]?$") and string.find(value, "[0-9]") then
+				fail_value("E_MEM_FRACTION", "mem", value)
+			end
+			fail_value("E_MEM_FORM", "mem", value)
+		end
+		if unit == "" then
+			fail_value("E_MEM_UNIT", "mem", value)
+		end
+		local number = tonumber(digits)
+		local mib = unit ~= "%" and number * MIB[string.upper(unit)]
+		if mib and mib >= 1 and mib <= limits.mem_mib_max then
+			request.mem_mib = mib
+		elseif not mib and number >= limits.percent_min and number <= limits.percent_max then
+			request.mem_percent = number
+		else
+			fail("E_MEM_RANGE", { given = value, allowed = MEM_RANGE, example = rules.keys.mem.example })
+		end
+	end
+
+	local function parse_cores(request, value)
+		local sign, digits = string.match(value, "^(%-?)([0-9]+)$")
+		if not digits then
+			fail_value("E_CORES_FORM", "cores", value)
+		end
+		local number = tonumber(digits)
+		if sign ~= "" or number < limits.cores_min or number > limits.cores_max then
+			fail_value("E_CORES_RANGE", "cores", value)
+		end
+		request.cores = number
+	end
+
+	local function parse_mode(request, value)
+		if not rules.modes[value] then
+			fail_value("E_MODE", "mode", value)
+		end
+		request.mode = value
+	end
+
+	local SETTERS = { mem = parse_mem, cores = parse_cores, mode = parse_mode }
+
+	-- One KEY=VALUE into `state`.
+	local function assign(state, piece)
+		local key, value = string.match(piece, "^([^=]*)=(.*)$")
+		if not key then
+			if SETTERS[piece] then
+				fail_value("E_VALUE_EMPTY", piece, "")
+			end
+			fail("E_FORM", { given = piece })
+		elseif not SETTERS[key] then
+			fail("E_KEY_UNKNOWN", { key = key, given = piece, allowed = ALLOWED_KEYS })
+		elseif state.seen[key] then
+			fail("E_KEY_DOUBLE", { key = key, given = piece })
+		elseif value == "" then
+			fail_value("E_VALUE_EMPTY", key, "")
+		end
+		state.seen[key] = true
+		SETTERS[key](state.request, value)
+	end
+
+	local function set_type(state, text, body)
+		if state.has_parameters or state.request.gpu_type then
+			fail("E_FORM", { given = body })
+		elseif SETTERS[text] then
+			fail_value("E_VALUE_EMPTY", text, "")
+		elseif not string.find(text, "^[A-Za-z0-9_%-]+$") then
+			fail("E_TYPE_FORM", { given = text, example = "--gres=vgpu:h200:mem=8G" })
+		elseif contract.classes[text] then
+			fail("E_RAW_UNITS", { given = body })
+		end
+		state.request.gpu_type = text
+	end
+
+	-- What follows "vgpu:" in `body`, or a further piece of the same request: segments between colons.
+	local function feed(state, text, body)
+		for segment in string.gmatch(text .. ":", "([^:]*):") do
+			if segment == "" then
+				fail("E_EMPTY", { given = body })
+			elseif state.has_count then
+				fail("E_FORM", { given = body })
+			elseif string.find(segment, "[=;]") then
+				state.has_parameters = true
+				for piece in string.gmatch(segment .. ";", "([^;]*);") do
+					assign(state, piece)
+				end
+			elseif string.find(segment, "^[+%-]?[0-9]+[KkMmGgTtPp]?$") then
+				if segment ~= "1" then
+					fail("E_COUNT", { given = segment })
+				end
+				state.has_count = true
+			else
+				set_type(state, segment, body)
+			end
+		end
+	end
+
+	-- Is one of our names asked for in this gres list? Cheap, because it runs for every job of the cluster.
+	function M.mentions(text)
+		if not string.find(text, NAME, 1, true) then
+			return false
+		end
+		for token in string.gmatch(text, "[^,]+") do
+			local _, body = M.split_prefix(token)
+			local name = M.name_of(body)
+			if name == NAME or RAW[name] then
+				return true
+			end
+		end
+		return false
+	end
+
+	-- The first token of the list whose gres is called `wanted`, without prefix; nil if there is none.
+	function M.find_token(text, wanted)
+		for token in string.gmatch(text, "[^,]+") do
+			local _, body = M.split_prefix(token)
+			if M.name_of(body) == wanted then
+				return body
+			end
+		end
+		return nil
+	end
+
+	local function open_request(state, body, text)
+		if state.request then
+			fail("E_DOUBLE_VGPU", { given = text })
+		end
+		state.request = {}
+		local rest = string.sub(body, #NAME + 1)
+		if rest ~= "" then
+			if string.sub(rest, 1, 1) ~= ":" then
+				fail("E_FORM", { given = body })
+			end
+			feed(state, string.sub(rest, 2), body)
+		end
+	end
+
+	-- A token of another gres: kept, unless it cannot stand beside a vgpu.
+	local function keep_other(state, token, body, name)
+		local key = string.match(body, "^([a-z]+)=") or body
+		if SETTERS[key] then
+			fail("E_FORM", { given = body })
+		end
+		if WHOLE[name] and not state.conflict then
+			state.conflict = { WHOLE[name], body }
+		end
+		state.others[#state.others + 1] = token
+	end
+
+	-- Parses a whole gres list. Returns nil if it does not concern us, else
+	--   { request = { gpu_type, mem_mib | mem_percent, cores, mode }, others = { tokens }, prefix = "" | "gres:" | "gres/" }
+	-- Raises a refusal (errors.fail).
+	function M.parse(text)
+		if not M.mentions(text) then
+			return nil
+		elseif #text > rules.max_length then
+			fail("E_TOO_LONG", { given = #text, allowed = rules.max_length })
+		elseif string.find(text, "[^\32-\126]") then
+			fail("E_CHARS", { given = text })
+		end
+		local state = { seen = {}, others = {}, prefix = "" }
+		local is_open = false
+		for token in string.gmatch(text, "[^,]+") do
+			local prefix, body = M.split_prefix(token)
+			local name = M.name_of(body)
+			if name == NAME then
+				open_request(state, body, text)
+				state.prefix = prefix
+				is_open = true
+			elseif RAW[name] then
+				fail("E_RAW_UNITS", { given = body })
+			elseif is_open and (string.find(body, "^[^:=]*=") or SETTERS[body]) then
+				feed(state, SETTERS[body] and body .. "=" or body, body)
+			elseif body ~= "" then
+				keep_other(state, token, body, name)
+				is_open = false
+			end
+		end
+		if state.conflict then
+			fail(state.conflict[1], { given = state.conflict[2] })
+		end
+		return { request = state.request, others = state.others, prefix = state.prefix }
+	end
+
+	-- The one text form of a request; it is itself a request, in one token that Slurm's client accepts.
+	function M.canonical(request)
+		local parts = {}
+		if request.mem_percent then
+			parts[#parts + 1] = string.format("mem=%d%%", request.mem_percent)
+		elseif request.mem_mib then
+			local unit = "M"
+			for _, larger in ipairs({ "G", "T" }) do
+				if request.mem_mib % MIB[larger] == 0 then
+					unit = larger
+				end
+			end
+			parts[#parts + 1] = string.format("mem=%d%s", request.mem_mib / MIB[unit], unit)
+		end
+		if request.cores then
+			parts[#parts + 1] = string.format("cores=%d", request.cores)
+		end
+		if request.mode then
+			parts[#parts + 1] = "mode=" .. request.mode
+		end
+		local head = NAME
+		if request.gpu_type then
+			head = head .. ":" .. request.gpu_type
+		end
+		if #parts > 0 then
+			head = head .. ":" .. table.concat(parts, ";")
+		end
+		return head
+	end
+
+	-- The same tokens without the prefixes that Slurm's client or scontrol put before each.
+	function M.without_prefixes(tokens)
+		local out = {}
+		for i, token in ipairs(tokens) do
+			local _, body = M.split_prefix(token)
+			out[i] = body
+		end
+		return out
+	end
+
+	return M
+end

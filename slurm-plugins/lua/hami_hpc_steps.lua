@@ -1,0 +1,199 @@
+-- SPDX-License-Identifier: Apache-2.0
+-- The client's side (sbatch, salloc, srun): re-glues the commas, checks early, translates step requests.
+--
+-- Slurm's clients would refuse "vgpu:mem=8G,cores=50" themselves; slurm_cli_pre_submit runs before that check. Jobs
+-- get one token, "vgpu:mem=8G;cores=50", which job_submit translates. Steps never pass job_submit, so they are
+-- translated here; slurmctld holds them to the job's units, whatever is written here.
+
+return function(contract, errors, grammar, units, features, settings)
+	local M = {}
+	local fail = errors.fail
+	local GRES = contract.gres
+	local OTHER_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task" }
+
+	local function split_list(text)
+		local out = {}
+		for item in string.gmatch(text or "", "[^,]+") do
+			out[#out + 1] = item
+		end
+		return out
+	end
+
+	local function set_gres(options, first, others)
+		local tokens = grammar.without_prefixes(others)
+		for i, token in ipairs(first) do
+			table.insert(tokens, i, token)
+		end
+		options.gres = table.concat(tokens, ",")
+	end
+
+	-- The job that an srun will be a step of, as text; nil if it makes a job of its own.
+	local function job_of(options)
+		local id = string.match(options.jobid or "", "^[0-9][0-9_+]*$") or os.getenv("SLURM_JOB_ID")
+		return id and string.match(id, "^[0-9]+")
+	end
+
+	-- mem_mib, cores and partition of the job, from our environment in its steps, else (the shell of an salloc,
+	-- srun --jobid) from slurmctld. nil if it holds no vgpu.
+	local function job_units(job_id)
+		local mem_mib = tonumber(os.getenv("HAMI_HPC_MEM_MIB") or "")
+		local cores = tonumber(os.getenv("HAMI_HPC_CORES") or "")
+		if mem_mib and cores and os.getenv("SLURM_JOB_ID") == job_id then
+			return { mem_mib = mem_mib, cores = cores, partition = os.getenv("SLURM_JOB_PARTITION") }
+		end
+		local pipe = io.popen("scontrol -o show job " .. job_id .. " 2>/dev/null", "r")
+		local line = pipe and pipe:read("*l") or ""
+		if pipe then
+			pipe:close()
+		end
+		local held = grammar.parse_units(string.match(line, " TresPerNode=(%S+)") or "", true)
+		if not held then
+			return nil
+		end
+		local partition = string.match(line, " Partition=(%S+)")
+		return { mem_mib = held.request.mem_mib, cores = held.request.cores, partition = partition }
+	end
+
+	-- Shards for a request whose mem_mib and cores are known. Where the GPU is not known for certain, the fewest: a
+	-- step with fewer shards than it could have is still held to its memory and cores, and never kept from starting.
+	local function step_shards(request, site, partitions)
+		local fewest
+		for _, name in ipairs(site and partitions or {}) do
+			for _, model in ipairs((site.partitions[name] or { gpu_models = {} }).gpu_models) do
+				local good, _, shards = pcall(units.capacity, site, model)
+				if good and (not request.gpu_type or request.gpu_type == model) then
+					fewest = math.min(fewest or shards, shards)
+				end
+			end
+		end
+		if not fewest or fewest < 1 then
+			return 1
+		end
+		local for_mem = math.min(fewest, math.ceil(request.mem_mib / site.shard_mib))
+		return math.max(1, for_mem, math.floor(fewest * request.cores / 100))
+	end
+
+	local function step_tokens(mem_mib, cores, shards)
+		return grammar.unit_tokens({ shards = shards, mem_mib = mem_mib, cores = cores }, "")
+	end
+
+	-- srun inside an allocation.
+	local function translate_step(options, text, job_id)
+		if grammar.has_raw_units(text) then
+			return
+		end
+		local parsed = grammar.parse(text)
+		local job = job_units(job_id)
+		if not job then
+			fail("E_STEP_OUTSIDE")
+		end
+		local request = parsed.request
+		local site, reason = settings.read()
+		local partitions = split_list(job.partition)
+		local mem_mib = request.mem_mib or job.mem_mib
+		if request.mem_percent then
+			if not site then
+				fail("E_SITE", { given = reason })
+			end
+			mem_mib = units.resolve({ gpu_type = request.gpu_type, mem_percent = request.mem_percent, cores = 1 }, site, partitions).mem_mib
+		end
+		local cores = request.cores or job.cores
+		if mem_mib > job.mem_mib then
+			local given = string.match(grammar.canonical(request), "mem=([^;]*)")
+			fail("E_STEP_TOO_BIG", { key = "mem", given = given, allowed = string.format("%dM", job.mem_mib) })
+		elseif cores > job.cores then
+			fail("E_STEP_TOO_BIG", { key = "cores", given = cores, allowed = string.format("%d", job.cores) })
+		end
+		local whole = { gpu_type = request.gpu_type, mem_mib = mem_mib, cores = cores }
+		set_gres(options, step_tokens(mem_mib, cores, step_shards(whole, site, partitions)), parsed.others)
+	end
+
+	local function add_constraint(options, wanted)
+		local constraint = features.combine(options.constraint, wanted)
+		if constraint and constraint ~= options.constraint then
+			options.constraint = constraint
+		end
+	end
+
+	local function all_partitions(site)
+		local out = {}
+		for name in pairs(site.partitions) do
+			out[#out + 1] = name
+		end
+		table.sort(out)
+		return out
+	end
+
+	-- srun outside an allocation: one list serves the job and its step, so it is written in units, which job_submit
+	-- reads back (and counts the shards itself); the constraint carries mode and type.
+	local function translate_srun_job(options, parsed)
+		local request = parsed.request
+		local site, reason = settings.read()
+		local wanted = split_list(options.partition)
+		request.gpu_type = request.gpu_type or features.type_of(options.constraint)
+		if site and #wanted > 0 then
+			local result = units.resolve(request, site, wanted)
+			set_gres(options, step_tokens(result.mem_mib, result.cores, result.shards), parsed.others)
+		elseif request.mem_mib and request.cores then
+			set_gres(options, step_tokens(request.mem_mib, request.cores, 1), parsed.others)
+		elseif site then
+			-- The client does not know the default partition; it is enough that all of them agree on the memory.
+			local result = units.resolve(request, site, all_partitions(site))
+			set_gres(options, step_tokens(result.mem_mib, result.cores, result.shards), parsed.others)
+		else
+			fail("E_SITE", { given = reason })
+		end
+		add_constraint(options, units.features(request))
+	end
+
+	local function glue_job(options, parsed)
+		local site = settings.read()
+		local wanted = split_list(options.partition)
+		if site and #wanted > 0 then
+			local request = parsed.request
+			local gpu_type = request.gpu_type
+			request.gpu_type = gpu_type or features.type_of(options.constraint)
+			units.resolve(request, site, wanted)
+			request.gpu_type = gpu_type
+		end
+		set_gres(options, { grammar.canonical(parsed.request) }, parsed.others)
+	end
+
+	function M.pre_submit(options)
+		for _, name in ipairs(OTHER_OPTIONS) do
+			local value = options[name]
+			if value and grammar.carries(value) then
+				fail("E_OPTION", { key = "--" .. name, given = value })
+			end
+		end
+		local text = options.gres
+		if not text or not grammar.mentions(text) then
+			return
+		end
+		local is_srun = options.type == "srun"
+		local job_id = is_srun and job_of(options)
+		if job_id then
+			return translate_step(options, text, job_id)
+		end
+		local parsed = grammar.parse(text)
+		local gpus = options.gpus or options["gpus-per-node"] or options["gpus-per-task"] or options["gpus-per-socket"]
+		if gpus then
+			fail("E_WITH_GPU", { given = "gpu:" .. gpus })
+		elseif is_srun then
+			translate_srun_job(options, parsed)
+		else
+			glue_job(options, parsed)
+		end
+	end
+
+	-- Does this command concern us at all? Only asked when something went wrong.
+	function M.concerns(options)
+		local all = options.gres or ""
+		for _, name in ipairs(OTHER_OPTIONS) do
+			all = all .. (options[name] or "")
+		end
+		return string.find(all, contract.request.name, 1, true) ~= nil
+	end
+
+	return M
+end

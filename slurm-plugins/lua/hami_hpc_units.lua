@@ -1,0 +1,184 @@
+-- SPDX-License-Identifier: Apache-2.0
+-- A request and the site's table into what Slurm schedules: shards, MiB, percent, class, node features.
+-- hami_hpc/core/units.py is the same in Python (and proves the rules); tests/vectors hold both to it.
+
+return function(contract, errors, grammar)
+	local M = {}
+	local fail = errors.fail
+	local floor = math.floor
+
+	-- "h200, a100" of { "h200", "a100" }, or "none".
+	local function listed(names)
+		return #names > 0 and table.concat(names, ", ") or "none"
+	end
+
+	local function sorted_keys(map)
+		local names = {}
+		for name in pairs(map) do
+			names[#names + 1] = name
+		end
+		table.sort(names)
+		return names
+	end
+
+	local function contains(list, wanted)
+		for _, item in ipairs(list) do
+			if item == wanted then
+				return true
+			end
+		end
+		return false
+	end
+
+	-- "partition gpu", "partitions a, b".
+	function M.where_text(partitions)
+		return (#partitions == 1 and "partition " or "partitions ") .. errors.shorten(table.concat(partitions, ", "))
+	end
+
+	-- What CUDA may be given of one GPU of `model`, in MiB, and its number of shards.
+	-- Two floors, so that shards * shard_mib never passes the capacity.
+	function M.capacity(site, model)
+		local entry = site.gpu_models[model]
+		if not entry then
+			fail("E_SITE", { given = "gpu_models." .. model .. " is missing" })
+		end
+		local mib = floor(entry.total_mib * site.memory_scaling)
+		return mib, floor(mib / site.shard_mib)
+	end
+
+	-- The models that a request may land on: the type asked for, or every model of the partitions.
+	local function candidates(site, request, partitions)
+		local models = {}
+		for _, name in ipairs(partitions) do
+			local partition = site.partitions[name]
+			if not partition or #partition.gpu_models == 0 then
+				local have = listed(sorted_keys(site.partitions))
+				fail("E_NO_VGPU_HERE", { where = M.where_text({ name }), allowed = have })
+			elseif request.gpu_type and not contains(partition.gpu_models, request.gpu_type) then
+				fail("E_TYPE_UNKNOWN", {
+					given = request.gpu_type,
+					where = M.where_text({ name }),
+					allowed = listed(partition.gpu_models),
+					example = "--gres=vgpu:" .. partition.gpu_models[1] .. ":mem=8G",
+				})
+			end
+			for _, model in ipairs(partition.gpu_models) do
+				if not contains(models, model) then
+					models[#models + 1] = model
+				end
+			end
+		end
+		return request.gpu_type and { request.gpu_type } or models
+	end
+
+	local function fail_type_needed(models, partitions)
+		fail("E_TYPE_NEEDED", {
+			where = M.where_text(partitions),
+			allowed = listed(models),
+			example = "--gres=vgpu:" .. models[1] .. ":mem=8G",
+		})
+	end
+
+	-- MiB and shards per GPU that hold on every one of `models`.
+	local function common_capacity(site, models, request, partitions)
+		local smallest, largest, largest_model, shards
+		local differ = false
+		for _, model in ipairs(models) do
+			local mib, count = M.capacity(site, model)
+			differ = differ or (shards ~= nil and shards ~= count)
+			shards = shards and math.min(shards, count) or count
+			smallest = smallest and math.min(smallest, mib) or mib
+			if not largest or mib > largest then
+				largest, largest_model = mib, model
+			end
+		end
+		if request.mem_mib and request.mem_mib > largest then
+			fail("E_MEM_TOO_BIG", {
+				given = string.match(grammar.canonical({ mem_mib = request.mem_mib }), "mem=(.*)$"),
+				where = M.where_text(partitions),
+				model = largest_model,
+				allowed = string.format("%dM", largest),
+				example = string.format("--gres=vgpu:mem=%dM", largest),
+			})
+		elseif differ or (request.mem_mib and request.mem_mib > smallest) then
+			fail_type_needed(models, partitions)
+		end
+		return smallest, shards
+	end
+
+	-- MiB and shards for a request's mem on a GPU of `mib` MiB and `shards` shards.
+	local function mem_units(request, site, mib, shards)
+		if request.mem_mib then
+			-- Up to one shard's worth of memory lies above the last whole shard: that is the whole GPU, too.
+			return request.mem_mib, math.min(shards, math.ceil(request.mem_mib / site.shard_mib))
+		elseif request.mem_percent == 100 then
+			return mib, shards
+		end
+		local count = math.max(1, floor(shards * request.mem_percent / 100))
+		return count * site.shard_mib, count
+	end
+
+	-- The site's default mem as a request of its own; an absolute one is cut to the GPU.
+	local function with_defaults(request, site, mib)
+		local full = { mem_mib = request.mem_mib, mem_percent = request.mem_percent, cores = request.cores }
+		if not full.mem_mib and not full.mem_percent then
+			full.mem_mib = site.default_request.mem_mib and math.min(site.default_request.mem_mib, mib)
+			full.mem_percent = site.default_request.mem_percent
+		end
+		full.cores = full.cores or site.default_cores
+		return full
+	end
+
+	-- Node features that a request needs, in a fixed order.
+	function M.features(request)
+		local out = {}
+		if request.mode then
+			out[#out + 1] = (string.gsub(contract.features.mode, "{mode}", request.mode))
+		end
+		if request.gpu_type then
+			out[#out + 1] = (string.gsub(contract.features.type, "{type}", request.gpu_type))
+		end
+		return out
+	end
+
+	-- The class of service of a QoS (nil or "": none); std if no class names it. Slurm ignores case in QoS names.
+	function M.class_of(site, qos)
+		local wanted = string.lower(qos or "")
+		for class in pairs(contract.classes) do
+			for _, name in ipairs(site.classes[class] or {}) do
+				if string.lower(name) == wanted then
+					return class
+				end
+			end
+		end
+		return "std"
+	end
+
+	-- { shards, mem_mib, cores, service_class, features } of a request in `partitions` (a list of names) under `qos`.
+	function M.resolve(request, site, partitions, qos)
+		local models = candidates(site, request, partitions)
+		if request.mode and not contains(site.modes, request.mode) then
+			fail("E_MODE_NOT_OFFERED", {
+				given = request.mode,
+				where = "this cluster",
+				allowed = listed(site.modes),
+				example = "--gres=vgpu:mem=8G",
+			})
+		end
+		local mib, shards = common_capacity(site, models, request, partitions)
+		if shards < 1 then
+			fail("E_SITE", { given = "shard_mib is more than a GPU has" })
+		end
+		local full = with_defaults(request, site, mib)
+		local mem_mib, mem_shards = mem_units(full, site, mib, shards)
+		return {
+			shards = math.max(mem_shards, 1, floor(shards * full.cores / 100)),
+			mem_mib = mem_mib,
+			cores = full.cores,
+			service_class = M.class_of(site, qos),
+			features = M.features(request),
+		}
+	end
+
+	return M
+end
