@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job was given on this node: from the environment of prolog and epilog to a Grant. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.inventory import Gpu
+from hami_hpc.errors import JobError, NodeError
+
+VGPU_VARIABLES = (c.ENV_VGPU, c.ENV_CLASS, c.ENV_MEM_MIB, c.ENV_CORES)
+UINT32_MAX = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class JobUnits:
+    """What Slurm's credential gives the job on this node; `gpu_index` is Slurm's device index."""
+
+    job_id: int
+    uid: int
+    gpu_index: int
+    service_class: str
+    mem_mib: int
+    cores_percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One job's slice of one GPU of this node. `created_unix_ns` tells two grants of the same job id apart."""
+
+    job_id: int
+    uid: int
+    gpu_uuid: str
+    gpu_minor: int
+    gpu_total_mib: int
+    model: str
+    mem_mib: int
+    cores_percent: int
+    service_class: str
+    policy: str
+    mode: str
+    created_unix_ns: int
+
+    def same_slice(self, other: Grant) -> bool:
+        """Whether both give the same user the same piece of the same GPU, whenever each was made."""
+        mine = (self.job_id, self.uid, self.gpu_uuid, self.mem_mib, self.cores_percent, self.service_class, self.policy)
+        return mine == (
+            other.job_id,
+            other.uid,
+            other.gpu_uuid,
+            other.mem_mib,
+            other.cores_percent,
+            other.service_class,
+            other.policy,
+        )
+
+
+def wants_vgpu(environment: Mapping[str, str]) -> bool:
+    """Whether Slurm gave the job any of the vgpu variables."""
+    return any(environment.get(name) for name in VGPU_VARIABLES)
+
+
+def parse_id(environment: Mapping[str, str], name: str) -> int:
+    """A job id or uid that slurmd sets. NodeError when it is missing or no 32-bit number."""
+    text = environment.get(name, "")
+    if not (text.isascii() and text.isdigit()) or int(text) > UINT32_MAX:
+        raise NodeError(
+            "N_PLUGIN",
+            f"{name} is '{text[: c.GIVEN_MAX]}', not a number: this must be run by slurmd as its Prolog/Epilog",
+        )
+    return int(text)
+
+
+def parse_units(environment: Mapping[str, str]) -> JobUnits | None:
+    """The job's units, or None for a job without vgpu.
+
+    NodeError when the variables are incomplete or malformed (a plugin is missing or of another version);
+    JobError when they are well-formed but ask for what a node cannot give (several slices, several GPUs).
+    """
+    if not wants_vgpu(environment):
+        return None
+    job_id = parse_id(environment, "SLURM_JOB_ID")
+    missing = [name for name in VGPU_VARIABLES if not environment.get(name)]
+    if missing:
+        raise NodeError(
+            "N_PLUGIN",
+            f"job {job_id} has a vgpu but {', '.join(missing)} did not reach its prolog: a gres plugin of hami_hpc is "
+            "missing or was built for another Slurm. Rebuild and install the plugins here and on the controller, "
+            "restart slurmd, and check with hami-hpc doctor",
+        )
+    numbers = {name: environment[name] for name in (c.ENV_VGPU, c.ENV_MEM_MIB, c.ENV_CORES)}
+    for name, text in numbers.items():
+        if not (text.isascii() and text.isdigit() and len(text) <= 12):
+            raise NodeError(
+                "N_PLUGIN",
+                f"job {job_id}: {name} is '{text[: c.GIVEN_MAX]}', not a number. The gres plugins set it: "
+                "check them with hami-hpc doctor",
+            )
+    service_class = environment[c.ENV_CLASS]
+    if service_class not in c.CLASSES:
+        raise NodeError(
+            "N_PLUGIN",
+            f"job {job_id}: class '{service_class[: c.GIVEN_MAX]}' is unknown here; known: {', '.join(c.CLASSES)}. "
+            "Node and controller have different versions of hami_hpc",
+        )
+    return JobUnits(
+        job_id=job_id,
+        uid=parse_id(environment, "SLURM_JOB_UID"),
+        gpu_index=_one_gpu(environment.get("SLURM_JOB_GPUS", ""), job_id, int(numbers[c.ENV_VGPU])),
+        service_class=service_class,
+        mem_mib=_in_range(job_id, c.ENV_MEM_MIB, int(numbers[c.ENV_MEM_MIB]), c.MEM_MIB_MAX),
+        cores_percent=_in_range(job_id, c.ENV_CORES, int(numbers[c.ENV_CORES]), c.CORES_MAX),
+    )
+
+
+def _in_range(job_id: int, name: str, value: int, most: int) -> int:
+    if not 1 <= value <= most:
+        raise JobError(
+            "J_UNITS",
+            f"job {job_id}: {name}={value} is out of range; allowed is 1 to {most}. Example: {c.REQUEST_EXAMPLE}",
+        )
+    return value
+
+
+def _one_gpu(listed: str, job_id: int, slices: int) -> int:
+    """Slurm's index of the job's only GPU, from SLURM_JOB_GPUS."""
+    if not listed:
+        raise NodeError(
+            "N_PLUGIN",
+            f"job {job_id} has a vgpu but no GPU (SLURM_JOB_GPUS is not set): gres.conf needs gpu and shard lines with "
+            "File=. Write it with hami-hpc render",
+        )
+    indices = listed.split(",")
+    if not all(index.isascii() and index.isdigit() for index in indices):
+        raise NodeError(
+            "N_PLUGIN", f"job {job_id}: SLURM_JOB_GPUS is '{listed[: c.GIVEN_MAX]}', not a list of device indices"
+        )
+    if len(indices) != 1 or slices != 1:
+        raise JobError(
+            "J_UNITS",
+            f"job {job_id} has {slices} vgpu on {len(indices)} GPU(s) of this node; one slice of one GPU is supported. "
+            f"Use more nodes (-N) or a larger slice. Example: {c.REQUEST_EXAMPLE}",
+        )
+    return int(indices[0])
+
+
+def make_grant(units: JobUnits, gpu: Gpu, policy: str, mode: str, created_unix_ns: int) -> Grant:
+    """The grant of `units` on `gpu`."""
+    return Grant(
+        job_id=units.job_id,
+        uid=units.uid,
+        gpu_uuid=gpu.uuid,
+        gpu_minor=gpu.minor,
+        gpu_total_mib=gpu.total_mib,
+        model=gpu.model,
+        mem_mib=units.mem_mib,
+        cores_percent=units.cores_percent,
+        service_class=units.service_class,
+        policy=policy,
+        mode=mode,
+        created_unix_ns=created_unix_ns,
+    )
+
+
+def check_fits(grant: Grant, live: Iterable[Grant], memory_scaling: float) -> None:
+    """NodeError when `grant` and the live grants of its GPU together pass the GPU's memory."""
+    others = [held for held in live if held.gpu_uuid == grant.gpu_uuid and held.job_id != grant.job_id]
+    capacity_mib = int(grant.gpu_total_mib * memory_scaling)
+    held_mib = sum(held.mem_mib for held in others)
+    if grant.mem_mib <= capacity_mib - held_mib:
+        return
+    if not others:
+        raise NodeError(
+            "N_MEMORY",
+            f"job {grant.job_id} was given {grant.mem_mib} MiB of GPU {grant.gpu_minor} ({grant.gpu_uuid}), which has "
+            f"{capacity_mib} MiB. total_mib of {grant.model} in hami-hpc.toml is too large for this node: "
+            "compare with hami-hpc inventory",
+        )
+    holders = ", ".join(f"job {held.job_id}: {held.mem_mib} MiB" for held in others[:8])
+    more = f" and {len(others) - 8} more" if len(others) > 8 else ""
+    raise NodeError(
+        "N_MEMORY",
+        f"job {grant.job_id} needs {grant.mem_mib} MiB of GPU {grant.gpu_minor} ({grant.gpu_uuid}), but "
+        f"{held_mib} of {capacity_mib} MiB are held ({holders}{more}). "
+        "If those jobs have ended, run: hami-hpc reconcile",
+    )

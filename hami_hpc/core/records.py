@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The region's binary records (contract.toml, [layout.*]) to and from values. Pure.
+
+The limits record is root's and is believed once its header fits. The usage file is the user's: nothing in it is
+believed, every number is bounded, and no content makes a function here fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.grant import Grant
+
+MIB = 1 << 20
+USAGE_FILE_SIZE = c.USAGE_SIZE + c.USAGE_STEP_SIZE * c.USAGE_STEP_COUNT + c.USAGE_SLOT_SIZE * c.USAGE_SLOT_COUNT
+UINT64_MAX = (1 << 64) - 1
+_SLOTS_AT = c.USAGE_SIZE + c.USAGE_STEP_SIZE * c.USAGE_STEP_COUNT
+
+Fields = Mapping[str, tuple[int, int, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a job used, as its own processes wrote it. `state`: ok, damaged (bounded guesses), or missing (zeros)."""
+
+    state: str
+    used_bytes: int
+    peak_bytes: int
+    oom_count: int
+    gpu_busy_ns: int
+    throttled_ns: int
+
+
+MISSING_USAGE = Usage("missing", 0, 0, 0, 0, 0)
+
+
+def _pack(fields: Fields, size: int, values: Mapping[str, int | str]) -> bytes:
+    """`values` at their offsets in `size` zero bytes. ValueError when one does not fit its field."""
+    record = bytearray(size)
+    for name, value in values.items():
+        offset, width, _kind = fields[name]
+        raw = value.to_bytes(width, "little") if isinstance(value, int) else value.encode()
+        if len(raw) > width - isinstance(value, str):  # text keeps its final NUL
+            raise ValueError(f"{name} does not fit {width} bytes")
+        record[offset : offset + len(raw)] = raw
+    return bytes(record)
+
+
+def _number(data: bytes, fields: Fields, name: str, base: int = 0) -> int:
+    offset, width, _kind = fields[name]
+    return int.from_bytes(data[base + offset : base + offset + width], "little")
+
+
+def pack_limits(grant: Grant) -> bytes:
+    """The job's limits record of a grant."""
+    values: dict[str, int | str] = {
+        "magic": c.LIMITS_MAGIC,
+        "abi_version": c.ABI_VERSION,
+        "record_size": c.LIMITS_SIZE,
+        "sequence": 0,
+        "job_id": grant.job_id,
+        "step_id": c.JOB_STEP_ID,
+        "uid": grant.uid,
+        "gpu_minor": grant.gpu_minor,
+        "mem_limit_bytes": grant.mem_mib * MIB,
+        "gpu_total_bytes": grant.gpu_total_mib * MIB,
+        "cores_percent": grant.cores_percent,
+        "service_class": c.CLASSES[grant.service_class],
+        "policy": c.POLICIES[grant.policy],
+        "mode": c.MODES[grant.mode],
+        "created_unix_ns": grant.created_unix_ns,
+        "gpu_uuid": grant.gpu_uuid,
+    }
+    return _pack(c.LIMITS_FIELDS, c.LIMITS_SIZE, values)
+
+
+def parse_limits(data: bytes, model: str = "") -> Grant | None:
+    """The grant of a job's limits record (which does not hold the model); None for any other content."""
+
+    def number(name: str) -> int:
+        return _number(data, c.LIMITS_FIELDS, name)
+
+    def named(table: Mapping[str, int], name: str) -> str:
+        return {value: key for key, value in table.items()}.get(number(name), "")
+
+    if len(data) != c.LIMITS_SIZE or number("magic") != c.LIMITS_MAGIC or number("abi_version") != c.ABI_VERSION:
+        return None
+    offset, width, _kind = c.LIMITS_FIELDS["gpu_uuid"]
+    uuid = data[offset : offset + width].split(b"\0", 1)[0].decode("ascii", "replace")
+    service_class = named(c.CLASSES, "service_class")
+    policy = named(c.POLICIES, "policy")
+    mode = named(c.MODES, "mode")
+    if number("step_id") != c.JOB_STEP_ID or not (service_class and policy and mode and uuid):
+        return None
+    return Grant(
+        job_id=number("job_id"),
+        uid=number("uid"),
+        gpu_uuid=uuid,
+        gpu_minor=number("gpu_minor"),
+        gpu_total_mib=number("gpu_total_bytes") // MIB,
+        model=model,
+        mem_mib=number("mem_limit_bytes") // MIB,
+        cores_percent=number("cores_percent"),
+        service_class=service_class,
+        policy=policy,
+        mode=mode,
+        created_unix_ns=number("created_unix_ns"),
+    )
+
+
+def empty_usage_head() -> bytes:
+    """The head of a fresh usage file; the rest of the file is zeros."""
+    values: dict[str, int | str] = {
+        "magic": c.USAGE_MAGIC,
+        "abi_version": c.ABI_VERSION,
+        "record_size": USAGE_FILE_SIZE,
+        "slot_count": c.USAGE_SLOT_COUNT,
+    }
+    return _pack(c.USAGE_FIELDS, c.USAGE_SIZE, values)
+
+
+def parse_usage(data: bytes, mem_limit_bytes: int, elapsed_ns: int) -> Usage:
+    """Usage from a usage file's bytes, whatever they are. Times in ns; slots that died with time in them count.
+
+    Bounds: memory by the job's limit, GPU time by the job's run time (one GPU), time held back by run time times the
+    processes there can be. A number beyond its bound, or a header that does not fit, makes the state "damaged".
+    """
+
+    def number(name: str) -> int:
+        return _number(data, c.USAGE_FIELDS, name)
+
+    if (
+        len(data) != USAGE_FILE_SIZE
+        or number("magic") != c.USAGE_MAGIC
+        or number("abi_version") != c.ABI_VERSION
+        or number("record_size") != USAGE_FILE_SIZE
+    ):
+        return Usage("damaged", 0, 0, 0, 0, 0)
+    gpu_busy_ns, throttled_ns = number("gpu_busy_ns"), number("throttled_ns")
+    for base in range(_SLOTS_AT, USAGE_FILE_SIZE, c.USAGE_SLOT_SIZE):
+        if data[base : base + 4] != b"\0\0\0\0":  # state: free slots are nearly all, and cost only this
+            gpu_busy_ns += _number(data, c.USAGE_SLOT_FIELDS, "gpu_busy_ns", base)
+            throttled_ns += _number(data, c.USAGE_SLOT_FIELDS, "throttled_ns", base)
+    found = (number("used_bytes"), number("peak_bytes"), number("oom_count"), gpu_busy_ns, throttled_ns)
+    bounds = (mem_limit_bytes, mem_limit_bytes, UINT64_MAX >> 1, elapsed_ns, elapsed_ns * c.USAGE_SLOT_COUNT)
+    bounded = [min(value, max(bound, 0)) for value, bound in zip(found, bounds, strict=True)]
+    return Usage("ok" if tuple(bounded) == found else "damaged", *bounded)
+
+
+def usage_record(grant: Grant, usage: Usage, end_unix_ns: int) -> dict[str, int | str]:
+    """The usage spool's JSON object of an ended job; times in ns, `start` and `end` in seconds since 1970."""
+    return {
+        "version": 1,
+        "job_id": grant.job_id,
+        "uid": grant.uid,
+        "class": grant.service_class,
+        "mode": grant.mode,
+        "gpu_uuid": grant.gpu_uuid,
+        "model": grant.model,
+        "mem_mib": grant.mem_mib,
+        "cores": grant.cores_percent,
+        "start": grant.created_unix_ns // 1_000_000_000,
+        "end": end_unix_ns // 1_000_000_000,
+        "start_unix_ns": grant.created_unix_ns,
+        "end_unix_ns": end_unix_ns,
+        "usage": usage.state,
+        "peak_bytes": usage.peak_bytes,
+        "oom_count": usage.oom_count,
+        "gpu_busy_ns": usage.gpu_busy_ns,
+        "throttled_ns": usage.throttled_ns,
+    }

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The site's settings: hami-hpc.toml, read here and nowhere else (docs/architecture.md, "The site's settings").
+
+Prolog and epilog read it at every job, so this imports little: difflib only to word an error.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hami_hpc.contract import constants as c
+from hami_hpc.errors import NodeError
+
+if TYPE_CHECKING:
+    from hami_hpc.core.units import Site
+
+VERSION = 1
+MAX_BYTES = 1 << 20
+PRELOADS = ("env", "ldso")
+BARE_SHARD = ("allow", "refuse")
+NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSettings:
+    """One class of service: the QoS names that mean it, and how its share is kept (cap or burst)."""
+
+    qos: tuple[str, ...]
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The whole file, with defaults filled in. Memory in MiB; paths absolute."""
+
+    path: str
+    shard_mib: int
+    memory_scaling: float
+    default_mem: str
+    default_cores: int
+    bare_shard: str
+    preload: str
+    modes: tuple[str, ...]
+    run_dir: str
+    state_dir: str
+    interposer: str
+    classes: Mapping[str, ClassSettings]
+    gpu_models: Mapping[str, int]
+    partitions: Mapping[str, tuple[str, ...]]
+
+    def shards_per_gpu(self, model: str) -> int:
+        """gres/shard units of one GPU of a model (docs/architecture.md, "Units")."""
+        return int(self.gpu_models[model] * self.memory_scaling) // self.shard_mib
+
+    def site(self) -> Site:
+        """The part that decides requests, as the pure core takes it."""
+        from hami_hpc.core.units import Site
+
+        return Site(
+            shard_mib=self.shard_mib,
+            memory_scaling=self.memory_scaling,
+            default_mem=self.default_mem,
+            default_cores=self.default_cores,
+            bare_shard=self.bare_shard,
+            modes=self.modes,
+            classes={name: entry.qos for name, entry in self.classes.items()},
+            gpu_models=dict(self.gpu_models),
+            partitions=dict(self.partitions),
+        )
+
+
+def settings_path(environment: Mapping[str, str]) -> str:
+    """The file for commands that a person runs: $HAMI_HPC_CONFIG, else the default. Root stages never use this."""
+    return environment.get("HAMI_HPC_CONFIG") or c.FILE_CONFIG
+
+
+def load_settings(path: str) -> Settings:
+    """Reads and checks the file. NodeError, naming file and key, for everything that is wrong with it."""
+    try:
+        text = _read(path)
+        table = tomllib.loads(text)
+    except OSError as error:
+        raise NodeError(
+            "N_CONFIG", f"{path} cannot be read ({error.strerror}). Every node needs the site's settings there"
+        ) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise NodeError("N_CONFIG", f"{path} is not valid TOML: {error}") from error
+    return parse_settings(table, path)
+
+
+def _read(path: str) -> str:
+    """The file's text; as root only when nobody else can have written it."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            raise NodeError("N_CONFIG", f"{path} is not a regular file of at most {MAX_BYTES} bytes")
+        if os.geteuid() == 0 and (status.st_uid != 0 or status.st_mode & 0o022):
+            raise NodeError(
+                "N_CONFIG",
+                f"{path} belongs to uid {status.st_uid} with mode {stat.S_IMODE(status.st_mode):04o}: root reads only "
+                f"settings that root alone can write. Run: chown root {path}; chmod 0644 {path}",
+            )
+        return file.read(MAX_BYTES).decode()
+
+
+class _Table:
+    """A TOML table being read: each key is taken once, and what is left at the end is refused by name."""
+
+    def __init__(self, path: str, name: str, value: object) -> None:
+        self.where = f"{path}, table [{name}]" if name else path
+        if not isinstance(value, dict):
+            raise NodeError("N_CONFIG", f"{self.where} is not a table")
+        self.left: dict[str, Any] = dict(value)
+        self.known: list[str] = []
+
+    def take(self, key: str, default: object = None) -> Any:
+        self.known.append(key)
+        return self.left.pop(key, default)
+
+    def text(self, key: str, default: str, allowed: Iterable[str] = ()) -> str:
+        value = self.take(key, default)
+        choices = tuple(allowed)
+        if not isinstance(value, str) or (choices and value not in choices):
+            self.refuse(key, value, " or ".join(f'"{choice}"' for choice in choices) or "a text")
+        return str(value)
+
+    def directory_or_file(self, key: str, default: str) -> str:
+        value = self.text(key, default)
+        # Slurm's and Lua's files take these verbatim: nothing that would need quoting there.
+        if not value.startswith("/") or any(ch.isspace() or ch in "\"'#,=\\" or not ch.isprintable() for ch in value):
+            self.refuse(key, value, "an absolute path without spaces, quotes, commas, '=', '#' or backslashes")
+        return value.rstrip("/") or "/"
+
+    def whole(self, key: str, default: int, least: int, most: int) -> int:
+        value = self.take(key, default)
+        if type(value) is not int or not least <= value <= most:
+            self.refuse(key, value, f"a whole number from {least} to {most}")
+        return int(value)
+
+    def names(self, key: str, default: Iterable[str], allowed: Iterable[str] = ()) -> tuple[str, ...]:
+        value = self.take(key, list(default))
+        choices = tuple(allowed)
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            self.refuse(key, value, "a list of names")
+        for item in value:
+            if choices and item not in choices:
+                self.refuse(key, item, "of " + ", ".join(choices))
+        return tuple(value)
+
+    def refuse(self, key: str, value: object, allowed: str) -> None:
+        raise NodeError(
+            "N_CONFIG", f"{self.where}: {key} = {str(value)[: c.GIVEN_MAX]!r} is not understood; allowed is {allowed}"
+        )
+
+    def close(self) -> None:
+        """Refuses keys nobody took. NodeError names the first and the nearest known key."""
+        for key in self.left:
+            import difflib
+
+            near = difflib.get_close_matches(key, self.known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(self.known)}"
+            raise NodeError("N_CONFIG", f"{self.where}: unknown key '{key[: c.GIVEN_MAX]}'; {hint}")
+
+
+def parse_settings(document: Mapping[str, object], path: str) -> Settings:
+    """Settings from a parsed document; `path` is for messages. NodeError as load_settings."""
+    top = _Table(path, "", document)
+    version = top.take("version")
+    if version != VERSION or type(version) is not int:
+        raise NodeError(
+            "N_CONFIG", f"{path}: version = {VERSION} must be there (found: {version!r}); this hami_hpc reads no other"
+        )
+    vgpu = _Table(path, "vgpu", top.take("vgpu", {}))
+    paths = _Table(path, "paths", top.take("paths", {}))
+    scaling = vgpu.take("memory_scaling", c.DEFAULT_MEMORY_SCALING)
+    if type(scaling) not in (int, float) or not 0.1 <= scaling <= 10:
+        vgpu.refuse("memory_scaling", scaling, "a number from 0.1 to 10")
+    models = _models(path, top.take("gpu_models", {}))
+    settings = Settings(
+        path=path,
+        shard_mib=vgpu.whole("shard_mib", c.DEFAULT_SHARD_MIB, 1, c.MEM_MIB_MAX),
+        memory_scaling=float(scaling),
+        default_mem=vgpu.text("default_mem", c.DEFAULT_MEM),
+        default_cores=vgpu.whole("default_cores", c.DEFAULT_CORES, c.CORES_MIN, c.CORES_MAX),
+        bare_shard=vgpu.text("bare_shard", "allow", BARE_SHARD),
+        preload=vgpu.text("preload", "env", PRELOADS),
+        modes=vgpu.names("modes", ("share",), c.MODES),
+        run_dir=paths.directory_or_file("run_dir", c.FILE_RUN_DIR),
+        state_dir=paths.directory_or_file("state_dir", c.FILE_STATE_DIR),
+        interposer=paths.directory_or_file("interposer", "/usr/lib/hami-hpc/libhami-hpc.so"),
+        classes=_classes(path, top.take("classes", {})),
+        gpu_models=models,
+        partitions=_partitions(path, top.take("partitions", {}), models),
+    )
+    for table in (vgpu, paths, top):
+        table.close()
+    for model in models:
+        if settings.shards_per_gpu(model) < 1:
+            raise NodeError(
+                "N_CONFIG", f"{path}: shard_mib = {settings.shard_mib} is more than a whole {model}; make it smaller"
+            )
+    return settings
+
+
+def _name(path: str, table: str, name: str) -> str:
+    if not name or not NAME_CHARACTERS.issuperset(name):
+        raise NodeError(
+            "N_CONFIG", f"{path}: '{name[: c.GIVEN_MAX]}' in [{table}] is no name: letters, digits, '-' and '_' only"
+        )
+    return name
+
+
+def _classes(path: str, value: object) -> dict[str, ClassSettings]:
+    table = _Table(path, "classes", value)
+    classes: dict[str, ClassSettings] = {}
+    owner: dict[str, str] = {}
+    for name in c.CLASSES:
+        entry = _Table(path, f"classes.{name}", table.take(name, {}))
+        policy = entry.text("policy", "cap" if name == "std" else "burst", c.POLICIES)
+        classes[name] = ClassSettings(qos=entry.names("qos", () if name == "std" else (name,)), policy=policy)
+        entry.close()
+        for qos in classes[name].qos:
+            if owner.setdefault(qos, name) != name:
+                raise NodeError(
+                    "N_CONFIG",
+                    f"{path}: QoS '{qos}' is in [classes.{owner[qos]}] and [classes.{name}]; one class a QoS",
+                )
+    table.close()
+    return classes
+
+
+def _models(path: str, value: object) -> dict[str, int]:
+    table = _Table(path, "gpu_models", value)
+    models: dict[str, int] = {}
+    for name in list(table.left):
+        entry = _Table(path, f"gpu_models.{_name(path, 'gpu_models', name)}", table.take(name))
+        models[name] = entry.whole("total_mib", 0, 1, c.MEM_MIB_MAX)
+        entry.close()
+    return models
+
+
+def _partitions(path: str, value: object, models: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+    table = _Table(path, "partitions", value)
+    partitions: dict[str, tuple[str, ...]] = {}
+    for name in list(table.left):
+        entry = _Table(path, f"partitions.{name}", table.take(name))
+        partitions[name] = entry.names("gpu_models", (), models)
+        entry.close()
+    return partitions

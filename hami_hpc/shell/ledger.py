@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's ledger: SQLite in <state_dir>/ledger.db, the truth about which job holds what of which GPU.
+
+Every write is one transaction that begins IMMEDIATE, so two prologs never decide on the same state. Rows of another
+boot are void: the first writer of a boot drops them. A new ledger is filled, in the transaction that creates it, from
+the run directory, whose limits records only root writes. So a ledger that was lost, emptied or damaged (it is then put
+aside as `ledger.db.damaged-<time>`) stops no job, and nothing that is held is given twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.inventory import Gpu
+from hami_hpc.errors import NodeError
+
+FILE_NAME = "ledger.db"
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 10.0  # two hundred prologs at once queue for about 2 s on two cores
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+GRANT_COLUMNS = Grant.__slots__
+GPU_COLUMNS = Gpu.__slots__
+SCHEMA = (
+    f"CREATE TABLE grants (boot_id, {', '.join(GRANT_COLUMNS)}, PRIMARY KEY (job_id))",
+    f"CREATE TABLE gpus (boot_id, {', '.join(GPU_COLUMNS)}, PRIMARY KEY (minor))",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
+)
+
+
+class LedgerDamagedError(NodeError):
+    """The file is no SQLite database any more, or its pages contradict each other."""
+
+
+class Ledger:
+    """An open ledger. Methods raise NodeError with the file, what failed, and what to do."""
+
+    def __init__(self, connection: sqlite3.Connection, path: str, boot_id: str) -> None:
+        self._connection = connection
+        self._boot_id = boot_id
+        self.path = path
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def create(self, held: Callable[[], Iterable[Grant]]) -> None:
+        """Makes the tables if nobody has, and enters `held()`, what the run directory shows, in one go."""
+        with explained(self.path):
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                if self._connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                    for statement in SCHEMA:
+                        self._connection.execute(statement)
+                    self._insert(self._connection, held())
+                self._connection.execute("COMMIT")
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+
+    @contextmanager
+    def _write(self) -> Iterator[sqlite3.Connection]:
+        with explained(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                self._connection.execute("DELETE FROM grants WHERE boot_id != ?", (self._boot_id,))
+                yield self._connection
+                self._connection.execute("COMMIT")
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+
+    def grants(self) -> tuple[Grant, ...]:
+        """The grants of this boot, by job id."""
+        query = f"SELECT {', '.join(GRANT_COLUMNS)} FROM grants WHERE boot_id = ? ORDER BY job_id"
+        with explained(self.path):
+            return tuple(Grant(*row) for row in self._connection.execute(query, (self._boot_id,)))
+
+    def grant_of(self, job_id: int) -> Grant | None:
+        """The grant of one job, if it has one in this boot."""
+        query = f"SELECT {', '.join(GRANT_COLUMNS)} FROM grants WHERE boot_id = ? AND job_id = ?"
+        with explained(self.path):
+            row = self._connection.execute(query, (self._boot_id, job_id)).fetchone()
+        return Grant(*row) if row else None
+
+    def void_grants(self) -> tuple[Grant, ...]:
+        """Grants of other boots that no writer has dropped yet."""
+        query = f"SELECT {', '.join(GRANT_COLUMNS)} FROM grants WHERE boot_id != ? ORDER BY job_id"
+        with explained(self.path):
+            return tuple(Grant(*row) for row in self._connection.execute(query, (self._boot_id,)))
+
+    def drop_void(self) -> None:
+        """Drops grants of other boots."""
+        with self._write():
+            pass
+
+    def add(self, grant: Grant, check: Callable[[tuple[Grant, ...]], None]) -> Grant:
+        """Enters a grant and returns what the ledger now holds for its job.
+
+        The same slice entered before is returned as it was (a prolog run twice); another slice of the same job id
+        (a requeued job whose epilog never ran) is replaced. `check` gets the other live grants and may raise.
+        """
+        with self._write() as connection:
+            live = self.grants()
+            old = next((held for held in live if held.job_id == grant.job_id), None)
+            if old is not None and old.same_slice(grant):
+                return old
+            check(tuple(held for held in live if held.job_id != grant.job_id))
+            self._insert(connection, (grant,))
+        return grant
+
+    def restore(self, grant: Grant) -> None:
+        """Enters a grant that the run directory shows and the ledger lost; a row of its job id stays as it is."""
+        with self._write() as connection:
+            if self.grant_of(grant.job_id) is None:
+                self._insert(connection, (grant,))
+
+    def _insert(self, connection: sqlite3.Connection, grants: Iterable[Grant]) -> None:
+        columns = ", ".join(GRANT_COLUMNS)
+        marks = ", ".join("?" * (len(GRANT_COLUMNS) + 1))
+        rows = [(self._boot_id, *(getattr(grant, name) for name in GRANT_COLUMNS)) for grant in grants]
+        connection.executemany(f"INSERT OR REPLACE INTO grants (boot_id, {columns}) VALUES ({marks})", rows)
+
+    def remove(self, grant: Grant) -> None:
+        """Closes a grant; a newer grant of the same job id stays."""
+        with self._write() as connection:
+            connection.execute(
+                "DELETE FROM grants WHERE job_id = ? AND created_unix_ns = ?", (grant.job_id, grant.created_unix_ns)
+            )
+
+    def inventory(self) -> tuple[Gpu, ...]:
+        """The GPUs as last seen in this boot; empty when none were entered since."""
+        query = f"SELECT {', '.join(GPU_COLUMNS)} FROM gpus WHERE boot_id = ? ORDER BY minor"
+        with explained(self.path):
+            return tuple(Gpu(*row) for row in self._connection.execute(query, (self._boot_id,)))
+
+    def set_inventory(self, gpus: Iterable[Gpu]) -> None:
+        """Replaces the inventory."""
+        marks = ", ".join("?" * (len(GPU_COLUMNS) + 1))
+        rows = [(self._boot_id, *(getattr(gpu, name) for name in GPU_COLUMNS)) for gpu in gpus]
+        with self._write() as connection:
+            connection.execute("DELETE FROM gpus")
+            connection.executemany(f"INSERT INTO gpus (boot_id, {', '.join(GPU_COLUMNS)}) VALUES ({marks})", rows)
+
+    def damage(self) -> str | None:
+        """What SQLite's own check finds wrong, or None. Reads the whole file: for reconcile and doctor."""
+        with explained(self.path):
+            found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        return None if found == "ok" else str(found)
+
+
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Turns SQLite's errors into NodeErrors (LedgerDamagedError for damage) that say what to do."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+        if code in DAMAGED:
+            raise LedgerDamagedError(
+                "N_LEDGER", f"ledger {path} is damaged ({error}). Run: hami-hpc reconcile"
+            ) from error
+        advice = {
+            sqlite3.SQLITE_BUSY: f"another process has held it for over {BUSY_TIMEOUT_S:.0f} s: see fuser {path}",
+            sqlite3.SQLITE_FULL: "its disk is full: free some space (df)",
+            sqlite3.SQLITE_READONLY: "its file system is read-only or its permissions changed (mount, ls -l)",
+            sqlite3.SQLITE_IOERR: "its disk is full or failing: see df and dmesg",
+            sqlite3.SQLITE_CANTOPEN: "its directory is missing, full or not writable (df, ls -ld)",
+        }.get(code, "see slurmd.log, then: hami-hpc doctor")
+        raise NodeError("N_LEDGER", f"ledger {path}: {error}; {advice}") from error
+
+
+def _connect(path: str, boot_id: str, held: Callable[[], Iterable[Grant]]) -> Ledger:
+    """Opens or creates, and reads everything once, so that damage shows here and not in the middle of a decision."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    with explained(path):
+        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    ledger = Ledger(connection, path, boot_id)
+    try:
+        with explained(path):
+            connection.execute("PRAGMA synchronous = NORMAL")
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            ledger.create(held)
+        elif version != SCHEMA_VERSION:
+            raise NodeError(
+                "N_LEDGER",
+                f"ledger {path} is of version {version}, this hami_hpc writes {SCHEMA_VERSION}. Drain the node, and "
+                "when no vgpu job runs here move the file away",
+            )
+        ledger.grants()
+        ledger.inventory()
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def open_ledger(state_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]]) -> Ledger:
+    """Opens the ledger, creating it (and its directory) if need be; `held()` gives the grants the run directory shows.
+
+    A damaged one is put aside and replaced. NodeError for anything else that stands in the way.
+    """
+    path = f"{state_dir}/{FILE_NAME}"
+    try:
+        os.makedirs(state_dir, 0o755, exist_ok=True)
+        try:
+            return _connect(path, boot_id, held)
+        except LedgerDamagedError:
+            return replace_damaged(path, boot_id, held)
+    except OSError as error:
+        raise NodeError(
+            "N_LEDGER", f"ledger {path} cannot be opened ({error.strerror}): see df, mount and ls -ld"
+        ) from error
+
+
+def replace_damaged(path: str, boot_id: str, held: Callable[[], Iterable[Grant]]) -> Ledger:
+    """Puts a damaged ledger aside and opens a new one. Only one process does so; the others find it done."""
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            ledger = _connect(path, boot_id, held)
+            if ledger.damage() is None:
+                return ledger
+            ledger.close()
+        except LedgerDamagedError:
+            pass
+        aside = f"{path}.damaged-{time.time_ns()}"
+        for suffix in ("-wal", "-shm", ""):
+            if os.path.exists(path + suffix):
+                os.rename(path + suffix, aside + suffix)
+        return _connect(path, boot_id, held)
+    finally:
+        os.close(lock)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only door to NVML. Imports nothing heavy until asked: prolog and epilog need it once a boot."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+from hami_hpc.core.inventory import Device
+from hami_hpc.errors import NodeError
+
+MIB = 1 << 20
+
+
+def _pynvml() -> ModuleType:
+    """nvidia-ml-py, also under `python3 -S`, which starts without site-packages."""
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        import site
+
+        site.main()  # what the interpreter itself runs without -S
+        try:
+            import pynvml
+        except ModuleNotFoundError as error:
+            raise NodeError(
+                "N_NVML", f"nvidia-ml-py is not installed for {sys.executable}: install hami-hpc's requirements"
+            ) from error
+    module: ModuleType = pynvml
+    return module
+
+
+def read_devices() -> tuple[Device, ...]:
+    """All GPUs that the driver shows. NodeError when NVML is missing or fails, with what to do."""
+    nvml = _pynvml()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise NodeError(
+            "N_NVML",
+            f"NVML cannot be used ({error}): the NVIDIA driver is not loaded or its libnvidia-ml.so.1 is missing. "
+            "Check with nvidia-smi on this node",
+        ) from error
+    try:
+        return tuple(_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+    except nvml.NVMLError as error:
+        raise NodeError(
+            "N_NVML", f"NVML failed while listing GPUs ({error}). Check with nvidia-smi and dmesg (Xid)"
+        ) from error
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _device(nvml: ModuleType, index: int) -> Device:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    # Version 2 tells the driver's own reserve apart; what is left is what cuDeviceTotalMem shows.
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    return Device(
+        minor=int(nvml.nvmlDeviceGetMinorNumber(handle)),
+        uuid=str(nvml.nvmlDeviceGetUUID(handle)),
+        name=str(nvml.nvmlDeviceGetName(handle)),
+        total_mib=int(memory.total - memory.reserved) // MIB,
+    )

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run directory: <run_dir>/jobs/<job id>/ with job.limits (root's) and usage (the user's).
+
+Directories belong to root, so a user can change only the content, size, mode and links of the own `usage` file. Root
+opens that file without following links or blocking, reads a bounded number of bytes, never maps it, and believes
+nothing in it. A directory appears under its job id by one rename, complete; other names in `jobs/` begin with a dot:
+`.new-*` is being built, `.gone-*` is being removed, `.ended-*` has usage that could not be written to the spool.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.records import (
+    MISSING_USAGE,
+    USAGE_FILE_SIZE,
+    Usage,
+    empty_usage_head,
+    pack_limits,
+    parse_limits,
+    parse_usage,
+)
+from hami_hpc.errors import NodeError
+
+REFUSED = "refused"  # why the job must not run, one line for its user; SPANK finds no job.limits and refuses the step
+SELF = "self"  # where SPANK's ldso mode mounts a job's directory in its own mount namespace
+ENDED = ".ended-"
+NEW = ".new-"
+GONE = ".gone-"
+ATTEMPTS = 20
+
+
+def jobs_dir(run_dir: str) -> str:
+    return f"{run_dir}/jobs"
+
+
+def job_dir(run_dir: str, job_id: int) -> str:
+    return f"{run_dir}/jobs/{job_id}"
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NodeError(
+            "N_RUN_DIR", f"{what} failed on {error.filename}: {error.strerror}. See df, mount and ls -ld there"
+        ) from error
+
+
+def prepare(run_dir: str) -> None:
+    """Makes the run directory, `jobs` and `self`. NodeError when somebody else could write there."""
+    with _explained("making the run directory"):
+        for path in (run_dir, jobs_dir(run_dir), f"{run_dir}/{SELF}"):
+            try:
+                os.makedirs(path, 0o755)
+                os.chmod(path, 0o755)
+            except FileExistsError:
+                status = os.lstat(path)
+                if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                    raise NodeError(
+                        "N_RUN_DIR",
+                        f"{path} is not a directory that root alone can write (uid {status.st_uid}, mode "
+                        f"{stat.S_IMODE(status.st_mode):04o}). Move it away; the next prolog makes it again",
+                    ) from None
+
+
+def place(run_dir: str, grant: Grant) -> bool:
+    """Makes the job's directory appear, complete. False when it was there already for this very grant.
+
+    Several processes may do this at once for one job: one wins, the others find its directory. A directory of another
+    grant (an earlier run of the job) is removed.
+    """
+    target = job_dir(run_dir, grant.job_id)
+    if read_grant(target) == _without_model(grant):
+        return False
+    with _explained(f"making the run directory of job {grant.job_id}"):
+        built = _build(run_dir, grant.job_id, {c.FILE_JOB_LIMITS: pack_limits(grant)}, grant.uid)
+        return _appear(run_dir, built, target, lambda: read_grant(target) == _without_model(grant))
+
+
+def place_refusal(run_dir: str, job_id: int, message: str) -> None:
+    """Makes a directory without limits whose `refused` says why: SPANK lets no step of this job start."""
+    with _explained(f"making the run directory of job {job_id}"):
+        built = _build(run_dir, job_id, {REFUSED: message.encode() + b"\n"}, None)
+        _appear(run_dir, built, job_dir(run_dir, job_id), lambda: False)
+
+
+def _build(run_dir: str, job_id: int, files: dict[str, bytes], usage_uid: int | None) -> str:
+    """A complete directory under a name of its own."""
+    path = f"{jobs_dir(run_dir)}/{NEW}{job_id}-{os.getpid()}-{time.monotonic_ns()}"
+    os.mkdir(path, 0o755)
+    try:
+        os.chmod(path, 0o755)
+        for name, content in files.items():
+            fd = _create(f"{path}/{name}", 0o644)
+            try:
+                _write_all(fd, content)
+            finally:
+                os.close(fd)
+        if usage_uid is not None:
+            _create_usage(f"{path}/{c.FILE_USAGE}", usage_uid)
+    except BaseException:
+        remove_tree(path)
+        raise
+    return path
+
+
+def _create(path: str, mode: int) -> int:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    os.fchmod(fd, mode)
+    return fd
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(fd, content) :]
+
+
+def _create_usage(path: str, uid: int) -> None:
+    fd = _create(path, 0o600)
+    try:
+        _write_all(fd, empty_usage_head())
+        os.ftruncate(fd, USAGE_FILE_SIZE)
+        # A hole would let a full file system kill the job later (SIGBUS); so a full one fails here, with a reason.
+        os.posix_fallocate(fd, 0, USAGE_FILE_SIZE)
+        os.fchown(fd, uid, -1)
+    finally:
+        os.close(fd)
+
+
+def _appear(run_dir: str, built: str, target: str, is_there: Callable[[], bool]) -> bool:
+    for _attempt in range(ATTEMPTS):
+        try:
+            os.rename(built, target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                remove_tree(built)
+                raise
+        else:
+            return True
+        if is_there():
+            remove_tree(built)
+            return False
+        remove(run_dir, target)
+    remove_tree(built)
+    raise NodeError("N_RUN_DIR", f"{target} reappears as often as it is removed: something else than hami_hpc makes it")
+
+
+def _without_model(grant: Grant) -> Grant:
+    """The grant as its limits record tells it, which does not hold the model."""
+    parsed = parse_limits(pack_limits(grant))
+    assert parsed is not None
+    return parsed
+
+
+def _read_bounded(path: str, most: int, want_uid: int | None) -> bytes | None:
+    """Up to `most + 1` bytes of a regular file, or None. Never blocks, follows no link, allocates no more than that."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or (want_uid is not None and status.st_uid != want_uid):
+            return None
+        parts: list[bytes] = []
+        left = most + 1
+        while left > 0 and (part := os.read(fd, left)):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def read_grant(directory: str) -> Grant | None:
+    """The grant that a job's directory shows, or None when there is none that root wrote."""
+    data = _read_bounded(f"{directory}/{c.FILE_JOB_LIMITS}", c.LIMITS_SIZE, os.geteuid())
+    return None if data is None else parse_limits(data)
+
+
+def read_usage(directory: str, grant: Grant, now_unix_ns: int) -> Usage:
+    """The job's usage so far; "missing" when the file cannot be read, "damaged" when its content is nonsense."""
+    data = _read_bounded(f"{directory}/{c.FILE_USAGE}", USAGE_FILE_SIZE, None)
+    if data is None:
+        return MISSING_USAGE
+    return parse_usage(data, grant.mem_mib << 20, now_unix_ns - grant.created_unix_ns)
+
+
+def entries(run_dir: str) -> tuple[str, ...]:
+    """The names in `jobs/`, sorted."""
+    try:
+        return tuple(sorted(os.listdir(jobs_dir(run_dir))))
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise NodeError("N_RUN_DIR", f"{jobs_dir(run_dir)} cannot be listed: {error.strerror}") from error
+
+
+def held_grants(run_dir: str, booted_unix_ns: int) -> tuple[Grant, ...]:
+    """The grants that job directories made in this boot show, by job id."""
+    found = (read_grant(f"{jobs_dir(run_dir)}/{name}") for name in entries(run_dir) if name.isdigit())
+    grants = [grant for grant in found if grant is not None and grant.created_unix_ns >= booted_unix_ns]
+    return tuple(sorted(grants, key=lambda grant: grant.job_id))
+
+
+def set_aside(run_dir: str, grant: Grant) -> str:
+    """Renames an ended job's directory to where reconcile finds its usage; returns the new path."""
+    aside = f"{jobs_dir(run_dir)}/{ENDED}{grant.job_id}-{grant.created_unix_ns}"
+    what = f"setting aside the run directory of job {grant.job_id}"
+    with _explained(what), suppress(FileNotFoundError):  # there was none, or it was set aside before
+        os.rename(job_dir(run_dir, grant.job_id), aside)
+    return aside
+
+
+def ended_unix_ns(directory: str) -> int:
+    """When a directory was set aside: a rename changes its inode's ctime, and nothing after does."""
+    return os.stat(directory).st_ctime_ns
+
+
+def remove(run_dir: str, directory: str) -> None:
+    """Removes a job's directory: under its name it is there whole or not at all. No error when it is gone."""
+    gone = f"{jobs_dir(run_dir)}/{GONE}{os.getpid()}-{time.monotonic_ns()}"
+    try:
+        os.rename(directory, gone)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise NodeError(
+            "N_RUN_DIR", f"{directory} cannot be removed ({error.strerror}); see mount and ls -ld"
+        ) from error
+    remove_tree(gone)
+
+
+def remove_tree(directory: str) -> None:
+    """Unlinks a directory's files and the directory; nothing below is followed. No error when parts are gone.
+
+    The usage file is emptied first: its user may hold it open or linked elsewhere, and its pages are the node's.
+    """
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        names = []
+        os.unlink(directory)
+        return
+    except OSError as error:
+        raise NodeError(
+            "N_RUN_DIR", f"{directory} cannot be removed ({error.strerror}); see mount and ls -ld"
+        ) from error
+    with _explained("removing a run directory"):
+        for name in names:
+            path = f"{directory}/{name}"
+            if name == c.FILE_USAGE:
+                _empty(path)
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                continue
+            except IsADirectoryError:
+                remove_tree(path)
+        try:
+            os.rmdir(directory)
+        except FileNotFoundError:
+            return
+
+
+def _empty(path: str) -> None:
+    """Gives back the space of a user's file, if that is possible at once."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return  # unlinking it is what counts
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            os.ftruncate(fd, 0)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)

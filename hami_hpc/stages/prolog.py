@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prolog: from what Slurm gave the job to a grant in the ledger and the job's run directory.
+
+Idempotent and safe to kill at any line: the ledger row comes first, so nothing held is forgotten; the directory
+appears by one rename. A fault of the node fails the prolog, and slurmd drains the node. A fault of the job must not,
+and Slurm has no exit status for it: the job gets a run directory without limits but with `refused`, and its steps are
+refused with that message (SPANK); the node stays up.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from hami_hpc.core.grant import Grant, JobUnits, check_fits, make_grant, parse_id, parse_units, wants_vgpu
+from hami_hpc.core.inventory import Gpu, gpu_of_job, make_inventory
+from hami_hpc.errors import JobError, NodeError
+from hami_hpc.shell import nvml, region
+from hami_hpc.shell.config import Settings
+from hami_hpc.shell.ledger import Ledger
+from hami_hpc.stages import common
+
+MODE = "share"
+
+
+def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
+    """Grants the job of `environment` its slice. NodeError as the module says; a JobError is told to the job."""
+    try:
+        units = parse_units(environment)
+        if units is None:
+            return
+        grant_job(settings, units)
+    except JobError as error:
+        region.prepare(settings.run_dir)
+        region.place_refusal(settings.run_dir, parse_id(environment, "SLURM_JOB_ID"), str(error))
+        common.report("prolog", f"{error}. Its steps will be refused")
+
+
+def grant_job(settings: Settings, units: JobUnits) -> Grant:
+    """Enters the grant and makes its directory; both stay as they are when they are there already."""
+    if MODE not in settings.modes:
+        raise NodeError(
+            "N_CONFIG",
+            f"job {units.job_id}: {settings.path} offers {settings.modes}; this version isolates by {MODE} only",
+        )
+    region.prepare(settings.run_dir)
+    ledger = common.open_ledger(settings)
+    try:
+        gpu = find_gpu(ledger, settings, units)
+        policy = settings.classes[units.service_class].policy
+        wanted = make_grant(units, gpu, policy, MODE, common.now_unix_ns())
+        grant = ledger.add(wanted, lambda live: check_fits(wanted, live, settings.memory_scaling))
+        region.place(settings.run_dir, grant)
+        return grant
+    finally:
+        ledger.close()
+
+
+def find_gpu(ledger: Ledger, settings: Settings, units: JobUnits) -> Gpu:
+    """The job's GPU from the ledger's inventory, which NVML refreshes once a boot and when a GPU is unknown."""
+    for gpu in ledger.inventory():
+        if gpu.index == units.gpu_index:
+            return gpu
+    gpus = make_inventory(nvml.read_devices(), settings.gpu_models)
+    ledger.set_inventory(gpus)
+    return gpu_of_job(gpus, units.gpu_index, units.job_id)
+
+
+def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
+    """The command: returns the exit status for slurmd."""
+    if not wants_vgpu(environment):
+        return 0
+    job = environment.get("SLURM_JOB_ID", "?")
+    return common.run("prolog", job, lambda: prolog(common.load(arguments), environment))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
