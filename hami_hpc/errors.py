@@ -15,26 +15,35 @@ _PLACEHOLDER: Final = re.compile(r"\{([a-z]+)\}")
 class HamiError(Exception):
     """Base of every error that hami_hpc raises on purpose.
 
-    `code` is stable and for machines, `message` is one line for people: what failed, on which job or device, and what
-    to do next.
+    `message` is one line for people: what failed, on which job or device, and what to do next. `code` is stable and
+    for machines; a class has one of its own, which an error may narrow.
     """
 
-    def __init__(self, code: str, message: str) -> None:
+    code: str = "E_HAMI"
+
+    def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)
-        self.code = code
         self.message = message
+        if code is not None:
+            self.code = code
 
 
 class JobError(HamiError):
     """The job's own fault: the job fails, the node stays in service."""
 
+    code = "E_JOB"
+
 
 class NodeError(HamiError):
     """The node's fault: the node is drained, with the message as the reason."""
 
+    code = "E_NODE"
+
 
 class RequestError(HamiError):
     """A request that is refused, worded by the contract ([errors.codes])."""
+
+    code = "E_REQUEST"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +81,4 @@ def request_error(code: str, refusal: Refusal | None = None) -> RequestError:
         "example": r.example,
     }
     text = _PLACEHOLDER.sub(lambda m: values.get(m[1], m[0]), contract.ERRORS[code])
-    return RequestError(code, contract.ERROR_PREFIX + text)
+    return RequestError(contract.ERROR_PREFIX + text, code)

@@ -28,9 +28,7 @@ _KEY_VALUE: Final = re.compile(r"[^:=]*=")
 _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e]")
 _RAW: Final = frozenset({contract.GRES_MEM, contract.GRES_CORES})
 _CONFLICTS: Final = {"gpu": "E_WITH_GPU", "mps": "E_WITH_GPU", contract.GRES_SHARD: "E_WITH_SHARD"}
-_MEM_RANGE: Final = (
-    f"1M to {contract.MEM_MIB_MAX // _MIB['T']}T, or {contract.PERCENT_MIN}% to {contract.PERCENT_MAX}%"
-)
+_MEM_RANGE: Final = f"1M to {contract.MEM_MIB_MAX // _MIB['T']}T, or {contract.PERCENT_MIN}% to {contract.PERCENT_MAX}%"
 TYPE_EXAMPLE: Final = "--gres=vgpu:h200:mem=8G"
 
 
@@ -87,9 +85,7 @@ def _bad_value(code: str, key: str, value: str) -> RequestError:
 
 
 def _mem_out_of_range(value: str) -> RequestError:
-    return request_error(
-        "E_MEM_RANGE", Refusal(given=value, allowed=_MEM_RANGE, example=contract.KEY_EXAMPLE["mem"])
-    )
+    return request_error("E_MEM_RANGE", Refusal(given=value, allowed=_MEM_RANGE, example=contract.KEY_EXAMPLE["mem"]))
 
 
 def _parse_mem(value: str) -> MemMib | MemPercent:
