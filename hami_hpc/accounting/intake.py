@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From sacct's text to typed records: two passes over columns, one parser, and nothing guessed.
+
+Every line ends in exactly one of: a record, a reject with its reason, a step, or a run that never started.
+The heavy lifting is DuckDB's; the one parser of AllocTRES is tres.py's, called once for each distinct text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import duckdb
+
+from hami_hpc.accounting import sqltext
+from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.sacct import Export
+from hami_hpc.accounting.tres import TresError, parse_alloc_tres
+
+# The record as every later stage knows it. Times are seconds since 1970, durations seconds.
+RECORD_COLUMNS = {
+    "cluster": "VARCHAR",
+    "job_id": "BIGINT",  # Slurm's own number; with submit_s the key of one run
+    "job_name": "VARCHAR",  # as users write it: 100_3, 200+1
+    "account": "VARCHAR",
+    "username": "VARCHAR",
+    "partition": "VARCHAR",
+    "qos": "VARCHAR",
+    "state": "VARCHAR",
+    "submit_s": "BIGINT",
+    "eligible_s": "BIGINT",
+    "start_s": "BIGINT",
+    "end_s": "BIGINT",  # NULL while it runs
+    "suspended_s": "BIGINT",
+    "held": "VARCHAR",  # tres.Held.key(); empty without GPU
+    "host": "VARCHAR",  # the first node
+    "features": "VARCHAR",
+    "observed_s": "BIGINT",  # when this was known
+}
+# Reasons for leaving a line out, in the order in which they are looked for.
+REASONS = {
+    "line": "the line has not the header's number of fields (truncated, or a '|' inside a field)",
+    "job": "JobIDRaw is no number",
+    "time": "Submit, Start or End is no time",
+    "clock": "a local time that the clocks skipped, or the hour that they repeat and Elapsed does not settle it",
+    "negative": "it ended before it started, or Elapsed is negative",
+    "duration": "Elapsed or Suspended cannot be read",
+    "suspended": "it was suspended for longer than it existed",
+    "elapsed": "Elapsed is not End - Start - Suspended",
+    "no end": "its state says that it ended, but End is unknown (sacctmgr show runawayjobs)",
+    "tres": "AllocTRES is malformed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Where the lines of one intake went; ``lines`` is the sum of the others."""
+
+    lines: int
+    records: int
+    rejected: int
+    steps: int
+    never_started: int
+
+
+def connect(memory_mib: int = 1024, threads: int = 0, spill: Path | None = None) -> duckdb.DuckDBPyConnection:
+    """A DuckDB session that stays within ``memory_mib`` and spills to ``spill`` beyond it."""
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "memory_limit": f"{memory_mib}MiB",
+        "preserve_insertion_order": "false",
+    }
+    if threads:
+        config["threads"] = str(threads)
+    if spill:
+        config["temp_directory"] = str(spill)
+    connection = duckdb.connect(config=config)
+    connection.execute("SET enable_progress_bar = false")
+    return connection
+
+
+def load(
+    con: duckdb.DuckDBPyConnection, export: Export, tz: ZoneInfo, cluster: str, observed_s: int, scratch: Path
+) -> Counts:
+    """Read an export into the tables ``records`` and ``rejects`` of ``con``.
+
+    tz: the zone of its local times; not used when it holds seconds since 1970. cluster: the name for records that
+    carry none. observed_s: when the export was made, for runs that had not ended and carry no Elapsed.
+    scratch: an empty directory of ours on disk; files in it are removed again.
+    """
+    staged = scratch / "staged.parquet"
+    tables = [row[0] for row in con.execute("SELECT table_name FROM duckdb_tables()").fetchall()]
+    if "records" in tables:
+        raise AccountingError("this session already holds an intake")  # pragma: no cover - a programming error
+    lines = _stage(con, export, staged)
+    zone_range = _local_range(con, export, staged)
+    _parse_tres(con, staged)
+    con.execute(sqltext.check(staged, export, tz, zone_range, cluster, observed_s))
+    con.execute(sqltext.REJECTS)
+    _add_unread_lines(con, export)
+    columns = ", ".join(RECORD_COLUMNS)
+    con.execute(f"CREATE TEMP TABLE records AS SELECT {columns} FROM checked WHERE verdict = 'record'")
+    verdicts = dict(con.execute("SELECT verdict, count(*) FROM checked GROUP BY 1").fetchall())
+    con.execute("DROP TABLE checked")
+    staged.unlink()
+    (rejected,) = _one(con, "SELECT count(*) FROM rejects")
+    kept = (verdicts.get("record", 0), verdicts.get("step", 0), verdicts.get("never started", 0))
+    unread = rejected - sum(count for verdict, count in verdicts.items() if verdict in REASONS)
+    return Counts(lines + unread, kept[0], rejected, kept[1], kept[2])
+
+
+def _stage(con: duckdb.DuckDBPyConnection, export: Export, staged: Path) -> int:
+    """First pass: the text, by columns, into ``staged``. Lines of another width go to reject_errors."""
+    con.execute(sqltext.stage(export, staged))
+    (lines,) = _one(con, f"SELECT count(*) FROM {sqltext.scan(staged)}")
+    return int(lines)
+
+
+def _local_range(con: duckdb.DuckDBPyConnection, export: Export, staged: Path) -> tuple[int, int]:
+    """The first and last local time in the file, which bounds the clock changes that must be known."""
+    if export.epoch_times:
+        return (0, 0)
+    low, high = _one(con, f"SELECT min(least(submit_t, start_t)), max(greatest(submit_t, end_t, start_t)) "
+                          f"FROM {sqltext.scan(staged)}")  # fmt: skip
+    return (low or 0, high or 0)
+
+
+def _parse_tres(con: duckdb.DuckDBPyConnection, staged: Path) -> None:
+    """The table ``parsed``: each distinct AllocTRES text, what it says was held, or what is wrong with it."""
+    texts = con.execute(f"SELECT DISTINCT AllocTRES FROM {sqltext.scan(staged)}").fetchall()
+    rows: tuple[list[str], list[str], list[str]] = ([], [], [])
+    for (text,) in texts:
+        key, fault = "", ""
+        try:
+            key = parse_alloc_tres(text or "").key()
+        except TresError as error:
+            fault = str(error)
+        for column, value in zip(rows, (text or "", key, fault), strict=True):
+            column.append(value)
+    con.execute("CREATE TEMP TABLE parsed AS SELECT unnest($1) AS tres, unnest($2) AS held, unnest($3) AS fault",
+                list(rows))  # fmt: skip
+
+
+def _add_unread_lines(con: duckdb.DuckDBPyConnection, export: Export) -> None:
+    """Lines that DuckDB could not split, and a last line without its newline, into ``rejects``."""
+    con.execute(
+        "INSERT INTO rejects SELECT 'line', '', NULL, NULL, NULL, NULL, "
+        "'line ' || line || ': ' || left(any_value(csv_line), 120) FROM reject_errors GROUP BY line"
+    )
+    if export.cut_line:
+        con.execute(
+            "INSERT INTO rejects SELECT 'line', '', NULL, NULL, NULL, NULL, 'the last line has no newline: ' || $1 "
+            "WHERE NOT EXISTS (FROM rejects WHERE reason = 'line' AND ends_with(detail, $1))",
+            [export.cut_line[:120]],
+        )
+
+
+def _one(con: duckdb.DuckDBPyConnection, query: str) -> tuple[int, ...]:
+    row = con.execute(query).fetchone()
+    assert row is not None
+    return tuple(row)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place that knows sacct: which fields are read, how it is called, and what an export must contain."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.times import Period
+
+# Without these a record cannot be billed. JobIDRaw with Submit is slurmdbd's own unique key of one run of a job.
+REQUIRED = ("JobIDRaw", "Account", "User", "Partition", "State", "Submit", "Start", "End", "AllocTRES")
+# Without these something is missing beside the bill, or is less certain.
+OPTIONAL = (
+    "Cluster",
+    "JobID",
+    "UID",
+    "QOS",
+    "Eligible",
+    "ElapsedRaw",
+    "Elapsed",
+    "Suspended",
+    "NodeList",
+    "Constraints",
+)
+ASKED = tuple(name for name in REQUIRED + OPTIONAL if name != "Elapsed")
+_LINE_MAX_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A file of ``sacct -P`` lines. columns: its header, canonical names; others are kept under their own name.
+
+    cut_line: the last line where it lacks its newline; whatever it says, more may have followed.
+    """
+
+    path: Path
+    columns: tuple[str, ...]
+    epoch_times: bool
+    cut_line: str
+
+
+def command(period: Period, clusters: str = "", sacct: str = "sacct") -> list[str]:
+    """The sacct call that prints every run (-D) of every user's jobs (-a), no steps (-X), active in the period."""
+    call = [sacct, "-a", "-D", "-X", "-P", "--noconvert", "-o", ",".join(ASKED)]
+    call += ["-S", _slurm_time(period.start_s), "-E", _slurm_time(period.end_s)]
+    return call + (["-M", clusters] if clusters else [])
+
+
+def fetch(period: Period, target: Path, clusters: str = "", sacct: str = "sacct") -> Export:
+    """Run sacct for the period and keep what it printed in ``target``.
+
+    Times are asked for as seconds since 1970, so that no hour is printed twice when the clocks change.
+    Raises AccountingError when sacct is missing or fails.
+    """
+    call = command(period, clusters, sacct)
+    environment = {**os.environ, "SLURM_TIME_FORMAT": "%s", "TZ": "UTC", "LC_ALL": "C"}
+    try:
+        with target.open("wb") as out:
+            done = subprocess.run(call, stdout=out, stderr=subprocess.PIPE, env=environment, check=False)
+    except OSError as error:
+        raise AccountingError(f"cannot run {sacct}: {error.strerror}; install slurm-client or use --input") from error
+    if done.returncode:
+        message = done.stderr.decode(errors="replace").strip().splitlines()
+        raise AccountingError(f"sacct failed ({done.returncode}): {message[-1] if message else 'no message'}")
+    return open_export(target)
+
+
+def open_export(path: Path) -> Export:
+    """Look at an export's header and first record. Raises AccountingError when it cannot be one."""
+    try:
+        with path.open("rb") as file:
+            header = file.readline(_LINE_MAX_BYTES).decode(errors="replace").rstrip("\r\n")
+            first = file.readline(_LINE_MAX_BYTES).decode(errors="replace").rstrip("\r\n")
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _LINE_MAX_BYTES))
+            cut_line = file.read().rpartition(b"\n")[2].decode(errors="replace")
+    except OSError as error:
+        raise AccountingError(f"cannot read {path}: {error.strerror}") from error
+    known = {name.lower(): name for name in REQUIRED + OPTIONAL}
+    columns = tuple(known.get(name.lower(), name or "_end") for name in header.split("|"))
+    doubled = sorted({name for name in columns if columns.count(name) > 1})
+    missing = [name for name in REQUIRED if name not in columns]
+    if missing or doubled:
+        fault = f"has no column {', '.join(missing)}" if missing else f"has the column {', '.join(doubled)} twice"
+        raise AccountingError(
+            f"{path} {fault}; export it with its header line: sacct -a -D -X -P --noconvert -o {','.join(ASKED)}"
+        )
+    submit = first.split("|")[columns.index("Submit")] if first.count("|") >= columns.index("Submit") else ""
+    return Export(path, columns, submit.isdigit(), cut_line)
+
+
+def _slurm_time(instant_s: int) -> str:
+    """Slurm reads ``uts`` times since 17.02."""
+    return f"uts{instant_s}"

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job held of the cluster's GPUs, read from Slurm's AllocTRES text.
+
+AllocTRES prints a gres both typed and untyped (``gres/vgpu:be=1,gres/vgpu=1``): these are the same thing said
+twice, and adding them up is the classic mistake. Here the untyped number is the count and the typed ones say of
+what kind.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_TOKEN = re.compile(r"([a-z_]+)(?:/([^=,\s]+))?=([0-9]+)(\.[0-9]+)?([KMGTPEZ]?)")
+_MIG = re.compile(r"(?:(?P<model>.+)[_-])?(?P<slices>[1-9])g\.(?P<gb>[1-9][0-9]*)gb(?:[.+]me(?:\.all)?)?")
+_COUNT_MAX = 1_000_000_000
+
+
+class TresError(ValueError):
+    """An AllocTRES text that cannot be what Slurm wrote. The message says which part and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigProfile:
+    """One MIG profile as it stands in a gres type: ``h200_1g.18gb``, or ``1g.18gb`` (then model is empty)."""
+
+    model: str
+    slices: int
+    memory_gb: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Held:
+    """GPU resources of one job run, summed over its nodes. All zero and empty: the job held no GPU.
+
+    gpus: (type, count) of whole GPUs and MIG instances; the type is empty where Slurm recorded none.
+    vgpu_class: std, lc, be, or empty where Slurm recorded none.
+    """
+
+    gpus: tuple[tuple[str, int], ...] = ()
+    vgpu_class: str = ""
+    vgpu: int = 0
+    vgpu_mem_mib: int = 0
+    vgpu_cores_percent: int = 0
+    shards: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.gpus or self.vgpu or self.shards)
+
+    def key(self) -> str:
+        """The canonical one-line form that the store keeps; empty for a job without GPU. ``from_key`` reads it."""
+        parts = [f"gpu:{kind}={count}" for kind, count in self.gpus]
+        if self.vgpu:
+            parts.append(f"vgpu:{self.vgpu_class}={self.vgpu}")
+            parts.append(f"mem={self.vgpu_mem_mib}")
+            parts.append(f"cores={self.vgpu_cores_percent}")
+        if self.shards:
+            parts.append(f"shard={self.shards}")
+        return ";".join(parts)
+
+    @staticmethod
+    def from_key(key: str) -> Held:
+        """The inverse of ``key``."""
+        gpus: list[tuple[str, int]] = []
+        numbers = {"vgpu": 0, "mem": 0, "cores": 0, "shard": 0}
+        vgpu_class = ""
+        for part in key.split(";") if key else ():
+            name, _, count = part.rpartition("=")
+            if name.startswith("gpu:"):
+                gpus.append((name.removeprefix("gpu:"), int(count)))
+            elif name.startswith("vgpu:"):
+                vgpu_class = name.removeprefix("vgpu:")
+                numbers["vgpu"] = int(count)
+            else:
+                numbers[name] = int(count)
+        return Held(tuple(gpus), vgpu_class, numbers["vgpu"], numbers["mem"], numbers["cores"], numbers["shard"])
+
+
+def parse_mig(gres_type: str) -> MigProfile | None:
+    """The MIG profile that a gres type names, or None when it names a whole GPU."""
+    match = _MIG.fullmatch(gres_type)
+    if match is None:
+        return None
+    return MigProfile(match["model"] or "", int(match["slices"]), int(match["gb"]))
+
+
+def parse_alloc_tres(text: str) -> Held:
+    """What ``text`` (sacct's AllocTRES, as printed with --noconvert) says the job held.
+
+    Raises TresError for a token that is not NAME=NUMBER, a name given twice, a count with a unit suffix (a sacct
+    call without --noconvert), more typed than untyped devices, and a vgpu without its memory and cores.
+    """
+    counts = _gres_counts(text)
+    typed_gpus = _typed("gpu", counts)
+    typed_vgpu = _typed("vgpu", counts)
+    gpus = _with_untyped_rest(typed_gpus, counts.get("gpu", typed_gpus[0]), "gpu")
+    vgpu = counts.get("vgpu", typed_vgpu[0])
+    classes = _with_untyped_rest(typed_vgpu, vgpu, "vgpu")
+    if len(classes) > 1:
+        raise TresError(f"gres/vgpu in two classes ({', '.join(kind or 'none' for kind, _ in classes)}) in one job")
+    mem_mib, cores = counts.get("vgpu_mem", 0), counts.get("vgpu_cores", 0)
+    if vgpu and not (mem_mib and cores):
+        missing = "gres/vgpu_cores" if mem_mib else "gres/vgpu_mem"
+        raise TresError(f"gres/vgpu without {missing}; add it to AccountingStorageTRES")
+    if not vgpu and (mem_mib or cores):
+        raise TresError("gres/vgpu_mem or gres/vgpu_cores without gres/vgpu; add it to AccountingStorageTRES")
+    return Held(gpus, classes[0][0] if classes else "", vgpu, mem_mib, cores, counts.get("shard", 0))
+
+
+def _gres_counts(text: str) -> dict[str, int]:
+    """gres name (``gpu``, ``gpu:h200``) to count, for every gres of the text; other TRES are only checked."""
+    counts: dict[str, int] = {}
+    seen: set[str] = set()
+    for token in text.split(",") if text else ():
+        match = _TOKEN.fullmatch(token)
+        if match is None:
+            raise TresError(f"'{token[:40]}' is not NAME=NUMBER")
+        kind, name, number, fraction, unit = match.groups()
+        full_name = f"{kind}/{name}" if name else kind
+        if full_name in seen:
+            raise TresError(f"{full_name} is given twice")
+        seen.add(full_name)
+        if kind != "gres" or not name:
+            continue
+        if fraction or unit:
+            raise TresError(f"{full_name} has a unit or fraction ({number}{fraction or ''}{unit}); use --noconvert")
+        counts[name] = int(number)
+        if counts[name] > _COUNT_MAX:
+            raise TresError(f"{full_name}={number} is more than any cluster has")
+    return counts
+
+
+def _typed(name: str, counts: dict[str, int]) -> tuple[int, list[tuple[str, int]]]:
+    """(sum, [(type, count)]) of the typed entries of one gres; zero counts are left out."""
+    found = [(key.removeprefix(f"{name}:"), count) for key, count in counts.items() if key.startswith(f"{name}:")]
+    for gres_type, _ in found:
+        if not gres_type or ";" in gres_type:
+            raise TresError(f"gres/{name} has the type '{gres_type}', which is no type")
+    return sum(count for _, count in found), sorted((kind, count) for kind, count in found if count)
+
+
+def _with_untyped_rest(typed: tuple[int, list[tuple[str, int]]], total: int, name: str) -> tuple[tuple[str, int], ...]:
+    """The typed entries, and what of ``total`` no type accounts for as one entry with an empty type."""
+    typed_sum, entries = typed
+    if typed_sum > total:
+        raise TresError(f"gres/{name}={total} but its types add up to {typed_sum}")
+    rest = total - typed_sum
+    return tuple(([("", rest)] if rest else []) + entries)
