@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-
 from hami_hpc.errors import HamiError
 
 
 class AccountingError(HamiError):
     """Something that the operator must mend; the message says what failed and what to do."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__("E_ACCOUNTING", message)
+    code = "E_ACCOUNTING"
