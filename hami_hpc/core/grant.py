@@ -67,7 +67,6 @@ def parse_id(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "")
     if not (text.isascii() and text.isdigit()) or int(text) > UINT32_MAX:
         raise NodeError(
-            "N_PLUGIN",
             f"{name} is '{text[: c.GIVEN_MAX]}', not a number: this must be run by slurmd as its Prolog/Epilog",
         )
     return int(text)
@@ -85,7 +84,6 @@ def parse_units(environment: Mapping[str, str]) -> JobUnits | None:
     missing = [name for name in VGPU_VARIABLES if not environment.get(name)]
     if missing:
         raise NodeError(
-            "N_PLUGIN",
             f"job {job_id} has a vgpu but {', '.join(missing)} did not reach its prolog: a gres plugin of hami_hpc is "
             "missing or was built for another Slurm. Rebuild and install the plugins here and on the controller, "
             "restart slurmd, and check with hami-hpc doctor",
@@ -94,14 +92,12 @@ def parse_units(environment: Mapping[str, str]) -> JobUnits | None:
     for name, text in numbers.items():
         if not (text.isascii() and text.isdigit() and len(text) <= 12):
             raise NodeError(
-                "N_PLUGIN",
                 f"job {job_id}: {name} is '{text[: c.GIVEN_MAX]}', not a number. The gres plugins set it: "
                 "check them with hami-hpc doctor",
             )
     service_class = environment[c.ENV_CLASS]
     if service_class not in c.CLASSES:
         raise NodeError(
-            "N_PLUGIN",
             f"job {job_id}: class '{service_class[: c.GIVEN_MAX]}' is unknown here; known: {', '.join(c.CLASSES)}. "
             "Node and controller have different versions of hami_hpc",
         )
@@ -118,7 +114,6 @@ def parse_units(environment: Mapping[str, str]) -> JobUnits | None:
 def _in_range(job_id: int, name: str, value: int, most: int) -> int:
     if not 1 <= value <= most:
         raise JobError(
-            "J_UNITS",
             f"job {job_id}: {name}={value} is out of range; allowed is 1 to {most}. Example: {c.REQUEST_EXAMPLE}",
         )
     return value
@@ -128,18 +123,14 @@ def _one_gpu(listed: str, job_id: int, slices: int) -> int:
     """Slurm's index of the job's only GPU, from SLURM_JOB_GPUS."""
     if not listed:
         raise NodeError(
-            "N_PLUGIN",
             f"job {job_id} has a vgpu but no GPU (SLURM_JOB_GPUS is not set): gres.conf needs gpu and shard lines with "
             "File=. Write it with hami-hpc render",
         )
     indices = listed.split(",")
     if not all(index.isascii() and index.isdigit() for index in indices):
-        raise NodeError(
-            "N_PLUGIN", f"job {job_id}: SLURM_JOB_GPUS is '{listed[: c.GIVEN_MAX]}', not a list of device indices"
-        )
+        raise NodeError(f"job {job_id}: SLURM_JOB_GPUS is '{listed[: c.GIVEN_MAX]}', not a list of device indices")
     if len(indices) != 1 or slices != 1:
         raise JobError(
-            "J_UNITS",
             f"job {job_id} has {slices} vgpu on {len(indices)} GPU(s) of this node; one slice of one GPU is supported. "
             f"Use more nodes (-N) or a larger slice. Example: {c.REQUEST_EXAMPLE}",
         )
@@ -173,7 +164,6 @@ def check_fits(grant: Grant, live: Iterable[Grant], memory_scaling: float) -> No
         return
     if not others:
         raise NodeError(
-            "N_MEMORY",
             f"job {grant.job_id} was given {grant.mem_mib} MiB of GPU {grant.gpu_minor} ({grant.gpu_uuid}), which has "
             f"{capacity_mib} MiB. total_mib of {grant.model} in hami-hpc.toml is too large for this node: "
             "compare with hami-hpc inventory",
@@ -181,7 +171,6 @@ def check_fits(grant: Grant, live: Iterable[Grant], memory_scaling: float) -> No
     holders = ", ".join(f"job {held.job_id}: {held.mem_mib} MiB" for held in others[:8])
     more = f" and {len(others) - 8} more" if len(others) > 8 else ""
     raise NodeError(
-        "N_MEMORY",
         f"job {grant.job_id} needs {grant.mem_mib} MiB of GPU {grant.gpu_minor} ({grant.gpu_uuid}), but "
         f"{held_mib} of {capacity_mib} MiB are held ({holders}{more}). "
         "If those jobs have ended, run: hami-hpc reconcile",

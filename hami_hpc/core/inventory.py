@@ -70,7 +70,6 @@ def gpu_of_job(gpus: Iterable[Gpu], index: int, job_id: int) -> Gpu:
         if gpu.index == index:
             return gpu
     raise NodeError(
-        "N_GPU",
         f"job {job_id} was given GPU {index}, but the driver shows {len(known)} GPU(s) here. "
         "Compare gres.conf (hami-hpc render) with nvidia-smi -L; a GPU may have fallen off the bus",
     )

@@ -86,10 +86,10 @@ def load_settings(path: str) -> Settings:
         table = tomllib.loads(text)
     except OSError as error:
         raise NodeError(
-            "N_CONFIG", f"{path} cannot be read ({error.strerror}). Every node needs the site's settings there"
+            f"{path} cannot be read ({error.strerror}). Every node needs the site's settings there"
         ) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise NodeError("N_CONFIG", f"{path} is not valid TOML: {error}") from error
+        raise NodeError(f"{path} is not valid TOML: {error}") from error
     return parse_settings(table, path)
 
 
@@ -99,10 +99,9 @@ def _read(path: str) -> str:
     with open(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-            raise NodeError("N_CONFIG", f"{path} is not a regular file of at most {MAX_BYTES} bytes")
+            raise NodeError(f"{path} is not a regular file of at most {MAX_BYTES} bytes")
         if os.geteuid() == 0 and (status.st_uid != 0 or status.st_mode & 0o022):
             raise NodeError(
-                "N_CONFIG",
                 f"{path} belongs to uid {status.st_uid} with mode {stat.S_IMODE(status.st_mode):04o}: root reads only "
                 f"settings that root alone can write. Run: chown root {path}; chmod 0644 {path}",
             )
@@ -115,7 +114,7 @@ class _Table:
     def __init__(self, path: str, name: str, value: object) -> None:
         self.where = f"{path}, table [{name}]" if name else path
         if not isinstance(value, dict):
-            raise NodeError("N_CONFIG", f"{self.where} is not a table")
+            raise NodeError(f"{self.where} is not a table")
         self.left: dict[str, Any] = dict(value)
         self.known: list[str] = []
 
@@ -154,9 +153,7 @@ class _Table:
         return tuple(value)
 
     def refuse(self, key: str, value: object, allowed: str) -> None:
-        raise NodeError(
-            "N_CONFIG", f"{self.where}: {key} = {str(value)[: c.GIVEN_MAX]!r} is not understood; allowed is {allowed}"
-        )
+        raise NodeError(f"{self.where}: {key} = {str(value)[: c.GIVEN_MAX]!r} is not understood; allowed is {allowed}")
 
     def close(self) -> None:
         """Refuses keys nobody took. NodeError names the first and the nearest known key."""
@@ -165,7 +162,7 @@ class _Table:
 
             near = difflib.get_close_matches(key, self.known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(self.known)}"
-            raise NodeError("N_CONFIG", f"{self.where}: unknown key '{key[: c.GIVEN_MAX]}'; {hint}")
+            raise NodeError(f"{self.where}: unknown key '{key[: c.GIVEN_MAX]}'; {hint}")
 
 
 def parse_settings(document: Mapping[str, object], path: str) -> Settings:
@@ -173,9 +170,7 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
     top = _Table(path, "", document)
     version = top.take("version")
     if version != VERSION or type(version) is not int:
-        raise NodeError(
-            "N_CONFIG", f"{path}: version = {VERSION} must be there (found: {version!r}); this hami_hpc reads no other"
-        )
+        raise NodeError(f"{path}: version = {VERSION} must be there (found: {version!r}); this hami_hpc reads no other")
     vgpu = _Table(path, "vgpu", top.take("vgpu", {}))
     paths = _Table(path, "paths", top.take("paths", {}))
     scaling = vgpu.take("memory_scaling", c.DEFAULT_MEMORY_SCALING)
@@ -202,17 +197,13 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         table.close()
     for model in models:
         if settings.shards_per_gpu(model) < 1:
-            raise NodeError(
-                "N_CONFIG", f"{path}: shard_mib = {settings.shard_mib} is more than a whole {model}; make it smaller"
-            )
+            raise NodeError(f"{path}: shard_mib = {settings.shard_mib} is more than a whole {model}; make it smaller")
     return settings
 
 
 def _name(path: str, table: str, name: str) -> str:
     if not name or not NAME_CHARACTERS.issuperset(name):
-        raise NodeError(
-            "N_CONFIG", f"{path}: '{name[: c.GIVEN_MAX]}' in [{table}] is no name: letters, digits, '-' and '_' only"
-        )
+        raise NodeError(f"{path}: '{name[: c.GIVEN_MAX]}' in [{table}] is no name: letters, digits, '-' and '_' only")
     return name
 
 
@@ -228,7 +219,6 @@ def _classes(path: str, value: object) -> dict[str, ClassSettings]:
         for qos in classes[name].qos:
             if owner.setdefault(qos, name) != name:
                 raise NodeError(
-                    "N_CONFIG",
                     f"{path}: QoS '{qos}' is in [classes.{owner[qos]}] and [classes.{name}]; one class a QoS",
                 )
     table.close()

@@ -24,8 +24,8 @@ FILE_NAME = "ledger.db"
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 10.0  # two hundred prologs at once queue for about 2 s on two cores
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-GRANT_COLUMNS = Grant.__slots__
-GPU_COLUMNS = Gpu.__slots__
+GRANT_COLUMNS = tuple(f'"{name}"' for name in Grant.__slots__)
+GPU_COLUMNS = tuple(f'"{name}"' for name in Gpu.__slots__)  # quoted: `index` is a word of SQL
 SCHEMA = (
     f"CREATE TABLE grants (boot_id, {', '.join(GRANT_COLUMNS)}, PRIMARY KEY (job_id))",
     f"CREATE TABLE gpus (boot_id, {', '.join(GPU_COLUMNS)}, PRIMARY KEY (minor))",
@@ -123,7 +123,7 @@ class Ledger:
     def _insert(self, connection: sqlite3.Connection, grants: Iterable[Grant]) -> None:
         columns = ", ".join(GRANT_COLUMNS)
         marks = ", ".join("?" * (len(GRANT_COLUMNS) + 1))
-        rows = [(self._boot_id, *(getattr(grant, name) for name in GRANT_COLUMNS)) for grant in grants]
+        rows = [(self._boot_id, *(getattr(grant, name) for name in Grant.__slots__)) for grant in grants]
         connection.executemany(f"INSERT OR REPLACE INTO grants (boot_id, {columns}) VALUES ({marks})", rows)
 
     def remove(self, grant: Grant) -> None:
@@ -142,7 +142,7 @@ class Ledger:
     def set_inventory(self, gpus: Iterable[Gpu]) -> None:
         """Replaces the inventory."""
         marks = ", ".join("?" * (len(GPU_COLUMNS) + 1))
-        rows = [(self._boot_id, *(getattr(gpu, name) for name in GPU_COLUMNS)) for gpu in gpus]
+        rows = [(self._boot_id, *(getattr(gpu, name) for name in Gpu.__slots__)) for gpu in gpus]
         with self._write() as connection:
             connection.execute("DELETE FROM gpus")
             connection.executemany(f"INSERT INTO gpus (boot_id, {', '.join(GPU_COLUMNS)}) VALUES ({marks})", rows)
@@ -162,9 +162,7 @@ def explained(path: str) -> Iterator[None]:
     except sqlite3.Error as error:
         code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
         if code in DAMAGED:
-            raise LedgerDamagedError(
-                "N_LEDGER", f"ledger {path} is damaged ({error}). Run: hami-hpc reconcile"
-            ) from error
+            raise LedgerDamagedError(f"ledger {path} is damaged ({error}). Run: hami-hpc reconcile") from error
         advice = {
             sqlite3.SQLITE_BUSY: f"another process has held it for over {BUSY_TIMEOUT_S:.0f} s: see fuser {path}",
             sqlite3.SQLITE_FULL: "its disk is full: free some space (df)",
@@ -172,7 +170,7 @@ def explained(path: str) -> Iterator[None]:
             sqlite3.SQLITE_IOERR: "its disk is full or failing: see df and dmesg",
             sqlite3.SQLITE_CANTOPEN: "its directory is missing, full or not writable (df, ls -ld)",
         }.get(code, "see slurmd.log, then: hami-hpc doctor")
-        raise NodeError("N_LEDGER", f"ledger {path}: {error}; {advice}") from error
+        raise NodeError(f"ledger {path}: {error}; {advice}") from error
 
 
 def _connect(path: str, boot_id: str, held: Callable[[], Iterable[Grant]]) -> Ledger:
@@ -189,7 +187,6 @@ def _connect(path: str, boot_id: str, held: Callable[[], Iterable[Grant]]) -> Le
             ledger.create(held)
         elif version != SCHEMA_VERSION:
             raise NodeError(
-                "N_LEDGER",
                 f"ledger {path} is of version {version}, this hami_hpc writes {SCHEMA_VERSION}. Drain the node, and "
                 "when no vgpu job runs here move the file away",
             )
@@ -214,9 +211,7 @@ def open_ledger(state_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]
         except LedgerDamagedError:
             return replace_damaged(path, boot_id, held)
     except OSError as error:
-        raise NodeError(
-            "N_LEDGER", f"ledger {path} cannot be opened ({error.strerror}): see df, mount and ls -ld"
-        ) from error
+        raise NodeError(f"ledger {path} cannot be opened ({error.strerror}): see df, mount and ls -ld") from error
 
 
 def replace_damaged(path: str, boot_id: str, held: Callable[[], Iterable[Grant]]) -> Ledger:

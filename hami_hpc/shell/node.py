@@ -14,7 +14,7 @@ def boot_id() -> str:
         with open(BOOT_ID, encoding="ascii") as file:
             return file.read(64).strip()
     except OSError as error:
-        raise NodeError("N_KERNEL", f"{BOOT_ID} cannot be read ({error.strerror}); is /proc mounted?") from error
+        raise NodeError(f"{BOOT_ID} cannot be read ({error.strerror}); is /proc mounted?") from error
 
 
 def booted_unix_ns() -> int:
@@ -25,5 +25,5 @@ def booted_unix_ns() -> int:
                 if line.startswith("btime "):
                     return int(line.split()[1]) * 1_000_000_000
     except OSError as error:
-        raise NodeError("N_KERNEL", f"/proc/stat cannot be read ({error.strerror}); is /proc mounted?") from error
-    raise NodeError("N_KERNEL", "/proc/stat has no btime line")
+        raise NodeError(f"/proc/stat cannot be read ({error.strerror}); is /proc mounted?") from error
+    raise NodeError("/proc/stat has no btime line")

@@ -24,7 +24,7 @@ def _pynvml() -> ModuleType:
             import pynvml
         except ModuleNotFoundError as error:
             raise NodeError(
-                "N_NVML", f"nvidia-ml-py is not installed for {sys.executable}: install hami-hpc's requirements"
+                f"nvidia-ml-py is not installed for {sys.executable}: install hami-hpc's requirements"
             ) from error
     module: ModuleType = pynvml
     return module
@@ -37,16 +37,13 @@ def read_devices() -> tuple[Device, ...]:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         raise NodeError(
-            "N_NVML",
             f"NVML cannot be used ({error}): the NVIDIA driver is not loaded or its libnvidia-ml.so.1 is missing. "
             "Check with nvidia-smi on this node",
         ) from error
     try:
         return tuple(_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
     except nvml.NVMLError as error:
-        raise NodeError(
-            "N_NVML", f"NVML failed while listing GPUs ({error}). Check with nvidia-smi and dmesg (Xid)"
-        ) from error
+        raise NodeError(f"NVML failed while listing GPUs ({error}). Check with nvidia-smi and dmesg (Xid)") from error
     finally:
         nvml.nvmlShutdown()
 

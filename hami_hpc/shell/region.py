@@ -51,7 +51,7 @@ def _explained(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise NodeError(
-            "N_RUN_DIR", f"{what} failed on {error.filename}: {error.strerror}. See df, mount and ls -ld there"
+            f"{what} failed on {error.filename}: {error.strerror}. See df, mount and ls -ld there"
         ) from error
 
 
@@ -66,7 +66,6 @@ def prepare(run_dir: str) -> None:
                 status = os.lstat(path)
                 if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
                     raise NodeError(
-                        "N_RUN_DIR",
                         f"{path} is not a directory that root alone can write (uid {status.st_uid}, mode "
                         f"{stat.S_IMODE(status.st_mode):04o}). Move it away; the next prolog makes it again",
                     ) from None
@@ -151,7 +150,7 @@ def _appear(run_dir: str, built: str, target: str, is_there: Callable[[], bool])
             return False
         remove(run_dir, target)
     remove_tree(built)
-    raise NodeError("N_RUN_DIR", f"{target} reappears as often as it is removed: something else than hami_hpc makes it")
+    raise NodeError(f"{target} reappears as often as it is removed: something else than hami_hpc makes it")
 
 
 def _without_model(grant: Grant) -> Grant:
@@ -204,7 +203,7 @@ def entries(run_dir: str) -> tuple[str, ...]:
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise NodeError("N_RUN_DIR", f"{jobs_dir(run_dir)} cannot be listed: {error.strerror}") from error
+        raise NodeError(f"{jobs_dir(run_dir)} cannot be listed: {error.strerror}") from error
 
 
 def held_grants(run_dir: str, booted_unix_ns: int) -> tuple[Grant, ...]:
@@ -236,9 +235,7 @@ def remove(run_dir: str, directory: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise NodeError(
-            "N_RUN_DIR", f"{directory} cannot be removed ({error.strerror}); see mount and ls -ld"
-        ) from error
+        raise NodeError(f"{directory} cannot be removed ({error.strerror}); see mount and ls -ld") from error
     remove_tree(gone)
 
 
@@ -256,9 +253,7 @@ def remove_tree(directory: str) -> None:
         os.unlink(directory)
         return
     except OSError as error:
-        raise NodeError(
-            "N_RUN_DIR", f"{directory} cannot be removed ({error.strerror}); see mount and ls -ld"
-        ) from error
+        raise NodeError(f"{directory} cannot be removed ({error.strerror}); see mount and ls -ld") from error
     with _explained("removing a run directory"):
         for name in names:
             path = f"{directory}/{name}"

@@ -56,7 +56,6 @@ def write(state_dir: str, record: dict[str, int | str]) -> str:
         with suppress(OSError):  # it was not made
             os.unlink(temporary)
         raise NodeError(
-            "N_SPOOL",
             f"usage of job {job_id} cannot be written to {directory} ({error.strerror}): free some space (df); "
             "hami-hpc reconcile writes it then",
         ) from error

@@ -23,9 +23,7 @@ def parse_arguments(arguments: Sequence[str]) -> str:
         return c.FILE_CONFIG
     if len(arguments) == 2 and arguments[0] == "--config" and arguments[1].startswith("/"):
         return arguments[1]
-    raise NodeError(
-        "N_ARGUMENTS", f"arguments {list(arguments)} are not understood; allowed is --config /absolute/path"
-    )
+    raise NodeError(f"arguments {list(arguments)} are not understood; allowed is --config /absolute/path")
 
 
 def open_ledger(settings: Settings) -> ledger.Ledger:

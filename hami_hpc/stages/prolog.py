@@ -41,7 +41,6 @@ def grant_job(settings: Settings, units: JobUnits) -> Grant:
     """Enters the grant and makes its directory; both stay as they are when they are there already."""
     if MODE not in settings.modes:
         raise NodeError(
-            "N_CONFIG",
             f"job {units.job_id}: {settings.path} offers {settings.modes}; this version isolates by {MODE} only",
         )
     region.prepare(settings.run_dir)
