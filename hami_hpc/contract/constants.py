@@ -78,7 +78,9 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'policy': (64, 4, 'u'),
     'mode': (68, 4, 'u'),
     'created_unix_ns': (72, 8, 'u'),
-    'gpu_uuid': (80, 96, 's'),
+    'phase_percent': (80, 4, 'u'),
+    'reserved': (84, 4, 'u'),
+    'gpu_uuid': (88, 96, 's'),
 }
 
 # Head of the usage file. Written by the job's own processes under `lock`: root reads it, and trusts none of it.
@@ -91,12 +93,14 @@ USAGE_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'record_size': (12, 4, 'u'),
     'lock': (16, 4, 'u'),
     'slot_count': (20, 4, 'u'),
-    'used_bytes': (24, 8, 'u'),
-    'peak_bytes': (32, 8, 'u'),
-    'oom_count': (40, 8, 'u'),
-    'reclaimed_bytes': (48, 8, 'u'),
-    'gpu_busy_ns': (56, 8, 'u'),
-    'throttled_ns': (64, 8, 'u'),
+    'processes': (24, 4, 'u'),
+    'reserved': (28, 4, 'u'),
+    'used_bytes': (32, 8, 'u'),
+    'peak_bytes': (40, 8, 'u'),
+    'oom_count': (48, 8, 'u'),
+    'reclaimed_bytes': (56, 8, 'u'),
+    'gpu_busy_ns': (64, 8, 'u'),
+    'throttled_ns': (72, 8, 'u'),
 }
 
 # Totals of one step; follows the head. A row is reused when its step has no live process.

@@ -50,8 +50,10 @@ struct hami_limits {
 	uint32_t policy; /* see [policies] */
 	uint32_t mode; /* see [request.modes] */
 	uint64_t created_unix_ns; /* when the record was written, ns since 1970 */
+	uint32_t phase_percent; /* where in the common period the share begins, so that tenants take turns, 0 to 99 */
+	uint32_t reserved; /* 0 */
 	char gpu_uuid[96]; /* GPU-... or MIG-... of the device granted */
-	uint8_t pad0[3920];
+	uint8_t pad0[3912];
 };
 _Static_assert(offsetof(struct hami_limits, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_limits, abi_version) == 8, "abi_version");
@@ -68,7 +70,9 @@ _Static_assert(offsetof(struct hami_limits, service_class) == 60, "service_class
 _Static_assert(offsetof(struct hami_limits, policy) == 64, "policy");
 _Static_assert(offsetof(struct hami_limits, mode) == 68, "mode");
 _Static_assert(offsetof(struct hami_limits, created_unix_ns) == 72, "created_unix_ns");
-_Static_assert(offsetof(struct hami_limits, gpu_uuid) == 80, "gpu_uuid");
+_Static_assert(offsetof(struct hami_limits, phase_percent) == 80, "phase_percent");
+_Static_assert(offsetof(struct hami_limits, reserved) == 84, "reserved");
+_Static_assert(offsetof(struct hami_limits, gpu_uuid) == 88, "gpu_uuid");
 _Static_assert(sizeof(struct hami_limits) == 4096, "size");
 
 /* Head of the usage file. Written by the job's own processes under `lock`: root reads it, and trusts none of it. */
@@ -78,25 +82,29 @@ struct hami_usage {
 	uint32_t record_size; /* bytes of the whole file */
 	uint32_t lock; /* 0 free, else slot index + 1 of the holder; never held over a driver call */
 	uint32_t slot_count; /* number of slots */
+	uint32_t processes; /* live slots */
+	uint32_t reserved; /* 0 */
 	uint64_t used_bytes; /* sum of the live slots' used_bytes */
 	uint64_t peak_bytes; /* largest used_bytes so far */
 	uint64_t oom_count; /* requests refused because of a limit */
 	uint64_t reclaimed_bytes; /* bytes returned from processes that died without freeing */
 	uint64_t gpu_busy_ns; /* GPU time used by processes that have ended, ns */
 	uint64_t throttled_ns; /* time held back by the compute limit, processes that have ended, ns */
-	uint8_t pad0[4024];
+	uint8_t pad0[4016];
 };
 _Static_assert(offsetof(struct hami_usage, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_usage, abi_version) == 8, "abi_version");
 _Static_assert(offsetof(struct hami_usage, record_size) == 12, "record_size");
 _Static_assert(offsetof(struct hami_usage, lock) == 16, "lock");
 _Static_assert(offsetof(struct hami_usage, slot_count) == 20, "slot_count");
-_Static_assert(offsetof(struct hami_usage, used_bytes) == 24, "used_bytes");
-_Static_assert(offsetof(struct hami_usage, peak_bytes) == 32, "peak_bytes");
-_Static_assert(offsetof(struct hami_usage, oom_count) == 40, "oom_count");
-_Static_assert(offsetof(struct hami_usage, reclaimed_bytes) == 48, "reclaimed_bytes");
-_Static_assert(offsetof(struct hami_usage, gpu_busy_ns) == 56, "gpu_busy_ns");
-_Static_assert(offsetof(struct hami_usage, throttled_ns) == 64, "throttled_ns");
+_Static_assert(offsetof(struct hami_usage, processes) == 24, "processes");
+_Static_assert(offsetof(struct hami_usage, reserved) == 28, "reserved");
+_Static_assert(offsetof(struct hami_usage, used_bytes) == 32, "used_bytes");
+_Static_assert(offsetof(struct hami_usage, peak_bytes) == 40, "peak_bytes");
+_Static_assert(offsetof(struct hami_usage, oom_count) == 48, "oom_count");
+_Static_assert(offsetof(struct hami_usage, reclaimed_bytes) == 56, "reclaimed_bytes");
+_Static_assert(offsetof(struct hami_usage, gpu_busy_ns) == 64, "gpu_busy_ns");
+_Static_assert(offsetof(struct hami_usage, throttled_ns) == 72, "throttled_ns");
 _Static_assert(sizeof(struct hami_usage) == 4096, "size");
 
 /* Totals of one step; follows the head. A row is reused when its step has no live process. */
