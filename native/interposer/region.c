@@ -153,6 +153,7 @@ static uint64_t limit_bytes(const struct hami_limits *limits)
 static void recompute(struct hami_usage_file *u)
 {
 	uint64_t total = 0;
+	uint32_t processes = 0;
 	for (uint32_t i = 0; i < HAMI_USAGE_STEP_COUNT; i++) {
 		u->steps[i].used_bytes = 0;
 		u->steps[i].processes = 0;
@@ -164,8 +165,10 @@ static void recompute(struct hami_usage_file *u)
 		total += s->used_bytes;
 		u->steps[s->step_row].used_bytes += s->used_bytes;
 		u->steps[s->step_row].processes++;
+		processes++;
 	}
 	u->head.used_bytes = total;
+	u->head.processes = processes;
 }
 
 static void futex(uint32_t *word, int op, uint32_t value, const struct timespec *timeout)
@@ -227,6 +230,7 @@ static void clear_slot(struct hami_usage_file *u, struct hami_usage_slot *s)
 	u->head.gpu_busy_ns += s->gpu_busy_ns;
 	u->head.throttled_ns += s->throttled_ns;
 	u->head.used_bytes -= s->used_bytes;
+	u->head.processes--;
 	if (s->step_row < HAMI_USAGE_STEP_COUNT) {
 		u->steps[s->step_row].used_bytes -= s->used_bytes;
 		u->steps[s->step_row].processes--;
@@ -277,6 +281,7 @@ static int take_slot(struct hami_region *region)
 			u->slots[i] = (struct hami_usage_slot){.pid = (uint32_t)getpid(), .step_row = row};
 			u->slots[i].state = 1;
 			u->steps[row].processes++;
+			u->head.processes++;
 		}
 		unlock_region(region);
 		if (row != UINT32_MAX)
