@@ -6,9 +6,12 @@
  *   init_post_opt         root, before any task: decide, write the record, set the environment. The user's environment
  *                         is loaded and gres has overwritten its part of it (slurmstepd.c, _step_setup); what is set
  *                         here reaches every task, the task prologs, and other plugins' containers.
- *   user_init             first callback whose messages reach the job's own standard error: refuse here.
  *   task_init_privileged  root, in the task's process: mount namespace (preload=ldso).
- *   task_init             user, in the task's process, after gres' last change of the environment.
+ *   task_init             user, in the task's process: refuse here. It is the first place where a message reaches the
+ *                         user whatever the step's standard error is, a terminal included, and where a refused job
+ *                         ends as FAILED. (A failing init or user_init ends a batch job as COMPLETED with exit code 0
+ *                         and drains the node, and srun returns 0: tried on 22.05.8.) No code of the user's runs
+ *                         before it.
  *   exit                  root, after the last task: remove the record.
  */
 #include <slurm/spank.h>
@@ -24,27 +27,21 @@ int slurm_spank_init_post_opt(spank_t spank, int argc, char **argv)
 	return 0;
 }
 
-int slurm_spank_user_init(spank_t spank, int argc, char **argv)
-{
-	(void)spank;
-	(void)argc;
-	(void)argv;
-	return step_refuse();
-}
-
 int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
 {
 	(void)spank;
 	(void)argc;
 	(void)argv;
-	return step_enter_task();
+	step_enter_namespace();
+	return 0;
 }
 
 int slurm_spank_task_init(spank_t spank, int argc, char **argv)
 {
 	(void)argc;
 	(void)argv;
-	return step_task_environment(spank);
+	step_start_task(spank);
+	return 0;
 }
 
 int slurm_spank_exit(spank_t spank, int argc, char **argv)

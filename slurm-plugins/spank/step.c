@@ -257,42 +257,38 @@ void step_begin(spank_t spank, int argc, char **argv)
 		refuse("hami_hpc's settings are wrong: %s. Administrator: correct plugstack.conf", error);
 }
 
-int step_refuse(void)
+void step_enter_namespace(void)
 {
-	if (!*step.refusal)
-		return 0;
-	slurm_error("hami_hpc: job %u step %u is not started: %s.", step.job_id, step.step_id, step.refusal);
-	return -1;
+	if (*step.refusal || !step.record_written || step.options.preload != PRELOAD_LDSO)
+		return;
+	ldso_enter(&step.options, step.job_id, step.step_id, step.refusal, sizeof(step.refusal));
 }
 
-int step_enter_task(void)
+/* Once a node: every task of the step ends for the same reason. */
+__attribute__((noreturn)) static void end_task(spank_t spank)
 {
-	char error[PATH_MAX + 256];
+	int local_id = 0;
 
+	spank_get_item(spank, S_TASK_ID, &local_id);
+	if (local_id == 0)
+		slurm_error("hami_hpc: job %u step %u is not started: %s.", step.job_id, step.step_id, step.refusal);
 	/*
-	 * Slurm ignores a failed callback of a plugin that plugstack.conf calls optional; the step must not run even so.
-	 * This is the task's own process, which Slurm would end the same way.
+	 * Not by the callback's result: Slurm ignores that of a plugin which plugstack.conf calls optional, and the step
+	 * must not run even so. This is the task's own process, which Slurm would end the same way.
 	 */
-	if (step_refuse() < 0)
-		_exit(1);
-	if (!step.record_written || step.options.preload != PRELOAD_LDSO)
-		return 0;
-	if (ldso_enter(&step.options, step.job_id, step.step_id, error, sizeof(error)) == 0)
-		return 0;
-	refuse("%s", error);
-	step_refuse();
 	_exit(1);
 }
 
-int step_task_environment(spank_t spank)
+void step_start_task(spank_t spank)
 {
 	/*
 	 * A step without GPU: Slurm takes CUDA_VISIBLE_DEVICES away, which for CUDA means all. Its record already forbids
 	 * any allocation; the empty list makes programs see what is true, no device, instead of one without memory.
 	 */
-	if (step.verdict == STEP_WITHOUT_GPU && set_env(spank, "CUDA_VISIBLE_DEVICES", "") < 0)
-		return step_refuse();
-	return 0;
+	if (!*step.refusal && step.verdict == STEP_WITHOUT_GPU)
+		set_env(spank, "CUDA_VISIBLE_DEVICES", "");
+	if (*step.refusal)
+		end_task(spank);
 }
 
 void step_end(void)

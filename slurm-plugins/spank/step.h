@@ -9,18 +9,18 @@
 
 /*
  * As root, before the tasks exist: decides what the step gets, writes its record, sets its environment. Never fails: a
- * refusal is kept for step_refuse(), because here no message reaches the user yet.
+ * refusal is kept for step_start_task().
  */
 void step_begin(spank_t spank, int argc, char **argv);
 
-/* As the user, with the job's standard error attached. Returns 0, or -1 with the reason told to user and slurmd. */
-int step_refuse(void);
+/* In a task's process, as root: the mount namespace of preload=ldso. A failure is kept as a refusal. */
+void step_enter_namespace(void);
 
-/* In a task's process, as root. Returns 0 or -1. */
-int step_enter_task(void);
-
-/* In a task's process, as the user, after Slurm's last changes to the environment. Returns 0 or -1. */
-int step_task_environment(spank_t spank);
+/*
+ * In a task's process, as the user, after Slurm's last change of the environment. Ends the process where the step is
+ * refused, with the reason on the task's standard error and in slurmd's log.
+ */
+void step_start_task(spank_t spank);
 
 /* As root, after the last task: removes the step's record. */
 void step_end(void);
