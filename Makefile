@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make` lists the targets. Everything built goes under build/; see docs/architecture.md for the parts.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+ifneq ($(words $(CURDIR)),1)
+$(error The path '$(CURDIR)' holds a blank, which neither make nor Slurm's configuration can express. \
+Move the checkout to a path without blanks)
+endif
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+PYTEST := $(PYTHON) -m pytest -p no:cacheprovider
+CLUSTER := PYTHONPATH=tests/cluster $(PYTHON) -m harness
+CLUSTER_DIR ?= .cluster
+CUDA_INC = $(firstword $(wildcard $(VENV)/lib/python3*/site-packages/nvidia/cu13/include))
+
+# Where `make install` puts things; all of them honour DESTDIR.
+PREFIX ?= /usr
+SYSCONFDIR ?= /etc
+LIBDIR ?= $(PREFIX)/lib/hami-hpc
+LIBEXECDIR ?= $(PREFIX)/libexec/hami-hpc
+
+WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
+
+.PHONY: help setup generate build native plugins examples lint test test-native test-sanitizers test-unit \
+	test-cluster test-gpu bench bench-prolog bench-accounting demo demo-stop install clean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
+
+setup: ## install what is missing: Debian packages (as root) and .venv
+	@scripts/setup
+
+generate: setup ## write the contract's outputs (C header, Lua table, Python constants, reference page)
+	$(PYTHON) -m hami_hpc.contract.generate
+
+build: setup native plugins examples ## build everything
+
+native:
+	@$(MAKE) -C native
+
+plugins:
+	@$(MAKE) -C slurm-plugins
+
+examples: build/examples/slice
+
+build/examples/slice: examples/slice.c | native
+	@mkdir -p $(@D)
+	gcc -std=gnu11 -O2 $(WARNINGS) -isystem $(CUDA_INC) $< -o $@ build/native/sim/libcuda.so.1
+
+lint: setup ## contract up to date, ruff, mypy, clang-format, shell syntax
+	$(PYTHON) -m hami_hpc.contract.generate --check
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	git ls-files -z --cached --others --exclude-standard -- 'native/*.[ch]' 'slurm-plugins/*.[ch]' 'tests/*.[ch]' \
+		'examples/*.[ch]' ':!native/include/hami_contract.h' | xargs -0 clang-format --dry-run --Werror
+	for script in scripts/setup scripts/slurm-source prolog/prolog prolog/epilog .ci/run; do sh -n "$$script"; done
+
+# One recipe, so that the order is the same however make is called and the last line is pytest's count.
+test: setup ## every tier that needs no GPU
+	@$(MAKE) lint
+	@$(MAKE) build
+	@$(MAKE) test-native
+	@$(MAKE) test-sanitizers
+	HAMI_HPC_NO_SKIPS=1 $(PYTEST) tests -m "not gpu" -rs --durations=10
+
+test-native: build ## the C parts' own tests
+	@$(MAKE) -C native test
+
+test-sanitizers: setup ## the same under address and undefined-behaviour sanitizers
+	@$(MAKE) -C native SAN=address,undefined test
+
+test-unit: build ## Python and Lua, without a cluster
+	$(PYTEST) tests -m "not gpu and not cluster"
+
+test-cluster: build ## on a private Slurm of its own, in .cluster-test
+	$(PYTEST) tests -m cluster
+
+test-gpu: build ## on a machine with a real NVIDIA GPU
+	$(PYTEST) tests -m gpu -rs
+
+bench: bench-prolog bench-accounting ## all measurements
+
+bench-prolog: build ## prolog's and epilog's time, against an empty python3
+	$(PYTHON) benchmarks/bench_prolog.py
+
+bench-accounting: setup ## accounting of many jobs
+	$(PYTHON) benchmarks/bench_accounting.py
+
+demo: ## start a private Slurm with two simulated H200s and follow one request through it
+	@scripts/setup
+	@echo "Building (log: build/build.log)"
+	@$(MAKE) build >build/build.log 2>&1 || { tail -n 30 build/build.log; echo "make build failed" >&2; exit 1; }
+	@echo "Starting the private cluster in $(CLUSTER_DIR)"
+	@$(CLUSTER) story --dir $(CLUSTER_DIR)
+	@printf '\nThe cluster keeps running. Point a shell at it with:   . %s/env\nStop it with:                         %s\n' \
+		"$(CLUSTER_DIR)" "make demo-stop"
+
+demo-stop: ## stop the demo's cluster
+	@if [ -x $(PYTHON) ]; then $(CLUSTER) down --dir $(CLUSTER_DIR); else echo "nothing was running"; fi
+
+install: build ## install; honours DESTDIR, PREFIX and SYSCONFDIR
+	@$(MAKE) -C slurm-plugins install DESTDIR=$(DESTDIR)
+	install -D -m 0755 build/native/libhami-hpc.so $(DESTDIR)$(LIBDIR)/libhami-hpc.so
+	install -d $(DESTDIR)$(LIBEXECDIR) $(DESTDIR)$(SYSCONFDIR)/slurm $(DESTDIR)$(PREFIX)/bin
+	install -m 0755 prolog/prolog prolog/epilog $(DESTDIR)$(LIBEXECDIR)
+	install -m 0644 prolog/python.sh prolog/stage.py $(DESTDIR)$(LIBEXECDIR)
+	install -m 0644 slurm-plugins/lua/hami_hpc*.lua $(DESTDIR)$(SYSCONFDIR)/slurm
+	@# A site's own filters stay; the head of ours tells the two lines to add.
+	for filter in job_submit cli_filter; do \
+		target=$(DESTDIR)$(SYSCONFDIR)/slurm/$$filter.lua; \
+		if [ -e "$$target" ]; then echo "kept $$target: see slurm-plugins/lua/$$filter.lua for the lines it needs"; \
+		else install -m 0644 slurm-plugins/lua/$$filter.lua "$$target"; fi; \
+	done
+	[ -x $(DESTDIR)$(LIBDIR)/venv/bin/python3 ] || python3 -m venv $(DESTDIR)$(LIBDIR)/venv
+	$(DESTDIR)$(LIBDIR)/venv/bin/python3 -m pip install --quiet --root-user-action=ignore '.[accounting]'
+	printf '#!/bin/sh\nexec %s -m hami_hpc.cli "$$@"\n' $(LIBDIR)/venv/bin/python3 >$(DESTDIR)$(PREFIX)/bin/hami-hpc
+	chmod 0755 $(DESTDIR)$(PREFIX)/bin/hami-hpc
+
+clean: ## delete build/ (a running demo keeps running; it has its own copies)
+	rm -rf build
