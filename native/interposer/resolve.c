@@ -5,7 +5,6 @@
  * that has a hook, the hook is given instead. So names, versions, per-thread-stream flags and the query's
  * status stay the driver's.
  */
-#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>

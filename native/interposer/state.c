@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -8,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "compute.h"
 #include "interposer.h"
 #include "resolve.h"
 
@@ -48,6 +48,7 @@ static void forked(void)
 {
 	if (state.limits_ok)
 		hami_region_forked(&state.region);
+	hami_compute_forked();
 }
 
 static const char *reason(int rc)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs conformance programs under a limit, on the simulated driver or, with HAMI_TEST_GPU=1, on the machine's own GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.records import USAGE_FILE_SIZE, empty_usage_head, pack_limits
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "native"
+PROGRAMS = BUILD / "conformance"
+INTERPOSER = BUILD / "libhami-hpc.so"
+REAL_GPU = os.environ.get("HAMI_TEST_GPU") == "1"
+MIB = 1 << 20
+
+
+def put(record: bytes, values: dict[str, int]) -> bytes:
+    """`record` (a limits record) with some of its numbers replaced."""
+    out = bytearray(record)
+    for name, value in values.items():
+        offset, size, _kind = c.LIMITS_FIELDS[name]
+        out[offset : offset + size] = value.to_bytes(size, "little")
+    return bytes(out)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A job's run directory with one step, and the environment that SPANK would give that step's tasks."""
+
+    directory: Path
+    machine: Path | None
+    gpu_uuid: str
+    limit_mib: int
+    step_id: int = 0
+    extra: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def limits(self) -> Path:
+        return self.directory / c.FILE_STEP_LIMITS.format(step_id=self.step_id)
+
+    def environment(self, *, preload: bool = True) -> dict[str, str]:
+        out = {k: v for k, v in os.environ.items() if not k.startswith(("HAMI_", "LD_PRELOAD"))}
+        if self.machine:
+            out["LD_LIBRARY_PATH"] = str(BUILD / "sim")
+            out["HAMI_SIM"] = str(self.machine)
+        if preload:
+            out["LD_PRELOAD"] = " ".join(filter(None, (out.get("LD_PRELOAD"), str(INTERPOSER))))
+            out[c.ENV_LIMITS] = str(self.limits)
+        out["LIMIT_MIB"] = str(self.limit_mib)
+        return out | self.extra
+
+    def run(self, *command: str, preload: bool = True, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+        """`command` (a conformance program's name, or a path) under this slice."""
+        program, *arguments = command
+        path = program if "/" in program else str(PROGRAMS / program)
+        return subprocess.run(
+            [path, *arguments],
+            env=self.environment(preload=preload),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+
+def make_slice(
+    directory: Path,
+    machine: Path | None,
+    gpu_uuid: str,
+    *,
+    job_mib: int,
+    step_mib: int | None = None,
+    step_id: int = 0,
+    cores_percent: int = 100,
+    policy: str = "cap",
+    service_class: str = "std",
+    gpu_total_mib: int = 143155,
+) -> Slice:
+    """Writes what prolog and SPANK write; an existing job directory only gets the step's record."""
+    directory.mkdir(parents=True, exist_ok=True)
+    grant = Grant(
+        job_id=4711,
+        uid=os.getuid(),
+        gpu_uuid=gpu_uuid,
+        gpu_minor=0,
+        gpu_total_mib=gpu_total_mib,
+        model="h200",
+        mem_mib=job_mib,
+        cores_percent=cores_percent,
+        service_class=service_class,
+        policy=policy,
+        mode="share",
+        created_unix_ns=1,
+    )
+    record = pack_limits(grant)
+    made = Slice(directory, machine, gpu_uuid, min(job_mib, step_mib or job_mib), step_id)
+    if not (directory / c.FILE_USAGE).exists():
+        (directory / c.FILE_JOB_LIMITS).write_bytes(record)
+        with (directory / c.FILE_USAGE).open("wb") as usage:
+            usage.write(empty_usage_head())
+            usage.truncate(USAGE_FILE_SIZE)
+    made.limits.write_bytes(put(record, {"step_id": step_id, "mem_limit_bytes": made.limit_mib * MIB}))
+    for path in (directory / c.FILE_JOB_LIMITS, made.limits):
+        path.chmod(0o644)
+    return made
