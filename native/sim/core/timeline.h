@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How processes share one GPU's time: round robin among those that have work and are not paused, each for its
+ * timeslice, as a channel group's runlist does it. Nothing runs by itself: whoever looks advances the
+ * schedule to the present, always to the same result.
+ *
+ * All functions but timeline_now and timeline_wait are called with the shared mutex held.
+ */
+#ifndef SIM_TIMELINE_H
+#define SIM_TIMELINE_H
+#include "state.h"
+
+#include <time.h>
+
+static inline uint64_t timeline_now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Decides what ran on gpu up to now_ns. */
+void timeline_advance(struct sim_view *view, uint32_t gpu, uint64_t now_ns);
+
+/* Appends length_ns of work of this process; the position of its end. */
+uint64_t timeline_submit(struct sim_view *view, uint32_t gpu, uint64_t length_ns);
+
+/* When this process's work up to position was over: CLOCK_MONOTONIC ns. Call it soon after: the log holds the
+ * last SIM_LOG_LENGTH runs, and for a position that has left it the oldest time known is returned. */
+uint64_t timeline_time_of(struct sim_view *view, uint32_t gpu, uint64_t position);
+
+/* Not before this time can position be reached; SIM_NEVER while nothing says when the process may run again.
+ */
+uint64_t timeline_earliest(struct sim_view *view, uint32_t gpu, uint64_t position);
+
+/* From at_ns on this process's work is paused, or runs again. */
+void timeline_pause(struct sim_view *view, uint32_t gpu, uint64_t at_ns);
+void timeline_resume(struct sim_view *view, uint32_t gpu, uint64_t at_ns);
+
+/* Ends the process's work on gpu, as destroying its channels does. */
+void timeline_drop(struct sim_view *view, uint32_t gpu);
+
+/* Sleeps until this process's work on gpu has reached position. Without the mutex. */
+void timeline_wait(struct sim_view *view, uint32_t gpu, uint64_t position);
+
+/* True when position has been reached. Without the mutex. */
+bool timeline_reached(struct sim_view *view, uint32_t gpu, uint64_t position);
+#endif

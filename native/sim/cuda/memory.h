@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Simulated device memory is the process's own address space, reserved and not touched until it is used, so
+ * that a device pointer is a host address and copies copy. Regions are multiples of 2 MiB at multiples of 2
+ * MiB; a table of 2 MiB frames finds the region of an address. A heap hands out pieces of regions:
+ *
+ *   up to half a block  in units of 512 bytes out of a block, and the GPU is charged when a block is made
+ *   above               in a region of its own, rounded up to 2 MiB
+ *
+ * A context's heap has blocks of 2 MiB and returns a block with its last piece, as the driver does for
+ * cuMemAlloc. A memory pool's heap has blocks of 32 MiB and keeps what is freed until it is trimmed.
+ *
+ * All functions here are called with sim.lock held and take the shared mutex themselves.
+ */
+#ifndef SIM_MEMORY_H
+#define SIM_MEMORY_H
+#include "sim_cuda.h"
+
+#define FRAME_BYTES ((size_t)2 << 20)
+#define GRANULE_BYTES ((size_t)512)
+#define POOL_BLOCK_BYTES ((size_t)32 << 20)
+
+enum region_kind {
+	REGION_BLOCK,    /* pieces of a heap */
+	REGION_DEVICE,   /* one allocation of a heap */
+	REGION_HOST,     /* cuMemHostAlloc */
+	REGION_RESERVED, /* cuMemAddressReserve */
+	REGION_IPC,      /* another process's, opened here */
+};
+
+struct region {
+	uintptr_t base;
+	size_t bytes; /* of address space */
+	size_t size;  /* as asked for; of a block, all of it */
+	enum region_kind kind;
+	uint32_t device;
+	struct CUctx_st *context; /* NULL for a pool's */
+	struct heap *heap;
+	unsigned flags;     /* of host memory */
+	bool managed;       /* cuMemAllocManaged */
+	bool touched;       /* something was copied into it */
+	bool shared_mapped; /* backed by a file that other processes open */
+	uint64_t shared_id; /* its row in the shared table, or 0 */
+	uint64_t buffer_id;
+	/* blocks only */
+	uint64_t *used;   /* bit: granule taken */
+	uint32_t *length; /* granules of the piece that starts here, or 0 */
+	uint32_t granules, free_granules;
+	struct region *next, *prev; /* in its heap, or in the list of spare regions */
+};
+
+/* Address space of bytes (a multiple of FRAME_BYTES), known to region_find. NULL when there is none. */
+struct region *region_take(size_t bytes, int protection);
+void region_give(struct region *region);
+/* The region that holds address, or NULL. */
+struct region *region_find(uintptr_t address);
+
+CUresult heap_alloc(struct heap *heap, size_t size, CUdeviceptr *out);
+/* Frees the piece or region that starts at address, whichever heap it is of. */
+CUresult heap_free(CUdeviceptr address);
+/* The allocation that holds address. CUDA_ERROR_NOT_FOUND when none does. */
+CUresult heap_range(CUdeviceptr address, uintptr_t *base, size_t *size, struct region **region);
+/* Returns idle memory to the GPU until at most keep_bytes are reserved. */
+void heap_trim(struct heap *heap, uint64_t keep_bytes);
+/* Returns everything, also what is in use. */
+void heap_destroy(struct heap *heap);
+
+static inline size_t round_up(size_t n, size_t unit)
+{
+	return (n + unit - 1) / unit * unit;
+}
+#endif

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside the simulated libcuda. One process-wide struct holds everything; `lock` guards the tables in it and
+ * is taken before the shared state's mutex, never after it. Functions named like the driver's are its
+ * exports; they check, and call the rest, which returns CUresult as well.
+ */
+#ifndef SIM_CUDA_H
+#define SIM_CUDA_H
+#define __CUDA_API_VERSION_INTERNAL        /* every version of every function, under its exported name */
+#define __CUDA_API_PUSH_VISIBILITY_DEFAULT /* what cuda.h declares is exported; the rest of us is hidden */
+#include <cuda.h>
+
+#include "../core/faults.h"
+#include "../core/state.h"
+#include "../core/timeline.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+enum { SIM_STREAM_MAGIC = 0x5354524d, SIM_EVENT_MAGIC = 0x45564e54, SIM_CONTEXT_MAGIC = 0x43545854 };
+
+enum api_id {
+#define API(base, symbol, version) API_##symbol,
+#define API_STREAM(base, symbol, version, suffix) API_##symbol,
+#include "api.def"
+#undef API
+#undef API_STREAM
+	API_COUNT
+};
+
+struct CUstream_st {
+	uint32_t magic;
+	unsigned flags;
+	int priority;
+	uint64_t id;
+	struct CUctx_st *context;
+	_Atomic uint64_t position;  /* end of the last work put into it */
+	_Atomic uint64_t callbacks; /* the process's callback count after the last one put into it */
+	struct CUstream_st *next;
+};
+
+struct region;
+
+/* See memory.h. */
+struct heap {
+	uint32_t device;
+	struct CUctx_st *context; /* NULL for a pool */
+	size_t block_bytes;
+	bool keep; /* freed memory stays charged until heap_trim */
+	struct region *blocks, *whole, *idle;
+	uint64_t reserved, reserved_high, used, used_high;
+};
+
+struct CUctx_st {
+	uint32_t magic;
+	unsigned flags;
+	uint64_t id;
+	uint32_t device;  /* index into the machine's GPUs */
+	CUdevice ordinal; /* as the application counts */
+	unsigned version; /* cuCtxGetApiVersion */
+	bool primary;
+	struct heap heap;
+	struct CUstream_st legacy; /* the NULL stream */
+	struct CUstream_st per_thread;
+	struct CUstream_st *streams;
+	_Atomic uint64_t blocking_position; /* end of the last work that the NULL stream waits for */
+	_Atomic uint64_t last_position;     /* end of the last work in any stream */
+	struct rm_context *rm;
+	struct CUctx_st *next;
+};
+
+struct primary {
+	unsigned references, flags;
+	struct CUctx_st *context;
+};
+
+struct sim_process {
+	pthread_mutex_t lock;
+	struct sim_view view;
+	struct faults faults;
+	_Atomic bool ready;             /* cuInit succeeded */
+	bool opened;                    /* view is usable; stays so in a forked child */
+	_Atomic uint32_t generation;    /* grows in a forked child: what threads remember is void */
+	uint32_t visible[SIM_MAX_GPUS]; /* CUDA_VISIBLE_DEVICES: ordinal to index of the machine's GPU */
+	uint32_t visible_count;
+	uint64_t next_id;
+	struct CUctx_st *contexts;
+	struct primary primary[SIM_MAX_GPUS];
+};
+
+extern struct sim_process sim;
+
+/* Before anything else in an export: initialised, and no fault asked for. */
+CUresult sim_enter(enum api_id id);
+
+/* The current context of this thread, or CUDA_ERROR_INVALID_CONTEXT. */
+CUresult sim_context(struct CUctx_st **out);
+CUresult sim_check_device(CUdevice device);
+/* Reads CUDA_VISIBLE_DEVICES: indices, or UUIDs or their beginnings; what follows one that names no GPU is
+ * ignored. */
+void sim_read_visible(void);
+bool sim_context_valid(const struct CUctx_st *context);
+
+/* A stream handle as passed by the application, NULL and the special ones included, in the current context.
+ */
+CUresult sim_stream(CUstream handle, struct CUstream_st **out);
+
+/* One unit of work in stream. */
+void sim_submit(struct CUstream_st *stream, uint64_t length_ns);
+/* Where stream ends: for the NULL stream, where the last of all blocking streams ends. */
+uint64_t sim_stream_position(struct CUstream_st *stream);
+/* Waits for it. */
+void sim_stream_drain(struct CUstream_st *stream);
+
+/* Waits for all work of context. */
+void sim_context_drain(struct CUctx_st *context);
+
+/* In a forked child: forgets the parent's regions. */
+void sim_memory_fork_child(void);
+
+/* Charges bytes of device memory to this process, or gives them back. Takes the shared mutex. */
+CUresult sim_memory_charge(uint32_t device, uint64_t bytes);
+void sim_memory_uncharge(uint32_t device, uint64_t bytes);
+
+#define SIM_ENTER(symbol)                                                                                    \
+	do {                                                                                                 \
+		CUresult entered_ = sim_enter(API_##symbol);                                                 \
+		if (entered_ != CUDA_SUCCESS)                                                                \
+			return entered_;                                                                     \
+	} while (0)
+
+#define SIM_CHECK(expression)                                                                                \
+	do {                                                                                                 \
+		CUresult checked_ = (expression);                                                            \
+		if (checked_ != CUDA_SUCCESS)                                                                \
+			return checked_;                                                                     \
+	} while (0)
+
+/* An export that needs a current context: enters, and declares it. */
+#define SIM_ENTER_CONTEXT(symbol, context)                                                                   \
+	struct CUctx_st *context;                                                                            \
+	SIM_ENTER(symbol);                                                                                   \
+	SIM_CHECK(sim_context(&context))
+
+static inline void sim_process_lock(void)
+{
+	pthread_mutex_lock(&sim.lock);
+}
+
+static inline void sim_process_unlock(void)
+{
+	pthread_mutex_unlock(&sim.lock);
+}
+#endif

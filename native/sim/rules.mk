@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+# Simulated libcuda.so.1 and libnvidia-ml.so.1, and the commands that make and read a simulated machine.
+SIM := $(BUILD)/sim
+SIM_LIBS := $(SIM)/libcuda.so.1 $(SIM)/libnvidia-ml.so.1
+SIM_TOOLS := $(SIM)/sim-machine $(SIM)/sim-state
+SIM_CORE := $(patsubst %.c,$(SIM)/obj/%.o,$(wildcard sim/core/*.c))
+SIM_CUDA := $(patsubst %.c,$(SIM)/obj/%.o,$(wildcard sim/cuda/*.c))
+SIM_NVML := $(patsubst %.c,$(SIM)/obj/%.o,$(wildcard sim/nvml/*.c))
+SIM_CFLAGS := $(CFLAGS) $(CSTD) -fPIC -fvisibility=hidden -isystem $(CUDA_INC) -iquote sim/core
+
+.PHONY: sim test-sim
+sim: $(SIM_LIBS) $(SIM_TOOLS) $(SIM)/libcuda.so $(SIM)/libnvidia-ml.so $(SIM)/models
+all: sim
+
+$(SIM)/obj/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(SIM_CFLAGS) -MMD -MP -c $< -o $@
+
+$(SIM)/libcuda.so.1: $(SIM_CORE) $(SIM_CUDA) sim/cuda/libcuda.map
+	$(CC) $(SOFLAGS) $(LDSTD) -Wl,-soname,libcuda.so.1 -Wl,--version-script,sim/cuda/libcuda.map \
+		$(SIM_CORE) $(SIM_CUDA) -o $@
+
+$(SIM)/libnvidia-ml.so.1: $(SIM_CORE) $(SIM_NVML) sim/nvml/libnvidia-ml.map
+	$(CC) $(SOFLAGS) $(LDSTD) -Wl,-soname,libnvidia-ml.so.1 -Wl,--version-script,sim/nvml/libnvidia-ml.map \
+		$(SIM_CORE) $(SIM_NVML) -o $@
+
+$(SIM)/lib%.so: $(SIM)/lib%.so.1
+	ln -sf $(notdir $<) $@
+
+$(SIM)/sim-%: $(SIM)/obj/sim/tools/sim-%.o $(SIM_CORE)
+	$(CC) $(LDSTD) $^ -o $@
+
+$(SIM)/models: $(wildcard sim/models/*.conf)
+	@mkdir -p $@
+	cp $^ $@/
+	@touch $@
+
+-include $(wildcard $(SIM)/obj/sim/*/*.d)

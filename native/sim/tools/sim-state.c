@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sim-state [DIR] [--runs]: what the simulated GPUs of DIR (default: HAMI_SIM) hold, as JSON, after the dead
+ * have been swept. --runs adds who ran when, as far back as the log goes. */
+#include "state.h"
+#include "timeline.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void print_processes(const struct sim_state *s, uint32_t g)
+{
+	const char *separator = "";
+	for (uint32_t i = 0; i < SIM_MAX_SLOTS; i++) {
+		const struct sim_slot *slot = &s->slot[i];
+		const struct sim_share *share = &slot->gpu[g];
+		if (!slot->state || (!share->contexts && !share->used_bytes))
+			continue;
+		printf("%s\n      {\"pid\": %d, \"uid\": %u, \"slot\": %u, \"contexts\": %u, \"used_bytes\": "
+		       "%" PRIu64 ", \"context_bytes\": %" PRIu64 ", \"peak_bytes\": %" PRIu64
+		       ", \"launches\": %" PRIu64 ", \"submitted_ns\": %" PRIu64 ", \"busy_ns\": %" PRIu64
+		       ", \"timeslice_us\": %" PRIu64 ", \"pauses\": %u}",
+		       separator, slot->pid, slot->uid, i, share->contexts, share->used_bytes,
+		       share->context_bytes, share->peak_bytes, share->launches, share->submitted_ns,
+		       share->done_ns, share->timeslice_ns / 1000, share->pauses);
+		separator = ",";
+	}
+}
+
+static void print_runs(const struct sim_state *s, uint32_t g)
+{
+	const struct sim_gpu *gpu = &s->gpu[g];
+	uint64_t first = gpu->runs > SIM_LOG_LENGTH ? gpu->runs - SIM_LOG_LENGTH : 0;
+	printf(",\n     \"runs\": [");
+	for (uint64_t i = first; i < gpu->runs; i++) {
+		const struct sim_run *run = &gpu->log[i % SIM_LOG_LENGTH];
+		int32_t pid = s->slot[run->slot].reuse == run->reuse ? s->slot[run->slot].pid : -1;
+		printf("%s\n      {\"slot\": %u, \"pid\": %d, \"start_ns\": %" PRIu64
+		       ", \"length_ns\": %" PRIu64 "}",
+		       i == first ? "" : ",", run->slot, pid, run->start_ns, run->length_ns);
+	}
+	printf("]");
+}
+
+static void print_gpu(const struct sim_view *v, uint32_t g, int with_runs)
+{
+	const struct sim_model *m = &v->machine.gpu[g];
+	const struct sim_gpu *gpu = &v->state->gpu[g];
+	printf("%s\n    {\"index\": %u, \"model\": \"%s\", \"uuid\": \"%s\", \"minor\": %u, \"total_bytes\": "
+	       "%" PRIu64 ",\n     \"used_bytes\": %" PRIu64 ", \"peak_bytes\": %" PRIu64
+	       ", \"allocations\": %" PRIu64 ", \"frees\": %" PRIu64 ", \"refusals\": %" PRIu64
+	       ", \"events\": %" PRIu64 ",\n     \"reclaimed_bytes\": %" PRIu64
+	       ", \"reclaimed_processes\": %" PRIu64 ", \"busy_ns\": %" PRIu64
+	       ", \"switches\": %u,\n     \"processes\": [",
+	       g ? "," : "", g, m->model, m->uuid, m->minor, sim_cuda_total(m), gpu->used_bytes,
+	       gpu->peak_bytes, gpu->allocations, gpu->frees, gpu->refusals, gpu->events,
+	       gpu->reclaimed_bytes, gpu->reclaimed_processes, gpu->busy_ns, gpu->switches);
+	print_processes(v->state, g);
+	printf("]");
+	if (with_runs)
+		print_runs(v->state, g);
+	printf("}");
+}
+
+int main(int argc, char **argv)
+{
+	int with_runs = 0;
+	for (int i = 1; i < argc; i++) {
+		if (strcmp(argv[i], "--runs") == 0)
+			with_runs = 1;
+		else if (setenv("HAMI_SIM", argv[i], 1) != 0)
+			return 1;
+	}
+	struct sim_view view;
+	if (sim_open(&view) != 0)
+		return 1;
+	/* A copy, so that a slow reader of our output keeps nobody waiting. */
+	struct sim_state *copy = malloc(sizeof *copy), *shared = view.state;
+	if (!copy)
+		return 1;
+	sim_lock(&view);
+	sim_sweep(&view);
+	for (uint32_t g = 0; g < view.machine.gpu_count; g++)
+		timeline_advance(&view, g, timeline_now());
+	memcpy(copy, shared, sizeof *copy);
+	sim_unlock(&view);
+	view.state = copy;
+	printf("{\"now_ns\": %" PRIu64 ", \"gpus\": [", timeline_now());
+	for (uint32_t g = 0; g < view.machine.gpu_count; g++)
+		print_gpu(&view, g, with_runs);
+	printf("\n]}\n");
+	free(copy);
+	return 0;
+}
