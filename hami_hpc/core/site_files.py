@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one node offers to Slurm, from the site's settings and the node's GPUs. Pure; templates put it into words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.inventory import Gpu
+from hami_hpc.core.units import Site, capacity
+from hami_hpc.errors import NodeError
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLine:
+    """One gpu and one shard line of gres.conf: all GPUs of one model, minor numbers as Slurm's hostlist."""
+
+    model: str
+    minors: str
+    count: int
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOffer:
+    """A node's gres and features. `shards` is also the count of each vgpu class: one slice takes at least a shard."""
+
+    lines: tuple[GpuLine, ...]
+    shards: int
+    mem_mib: int
+    cores_percent: int
+    gres: str
+    features: tuple[str, ...]
+
+
+def hostlist(numbers: Iterable[int]) -> str:
+    """`[0-3,6]`, or the number alone."""
+    ordered = sorted(numbers)
+    runs: list[list[int]] = []
+    for number in ordered:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return texts[0] if len(ordered) == 1 else f"[{','.join(texts)}]"
+
+
+def make_offer(site: Site, gpus: Iterable[Gpu]) -> NodeOffer:
+    """What a node with these GPUs offers. NodeError for none, or one whose model the settings do not name."""
+    by_model: dict[str, list[Gpu]] = {}
+    for gpu in gpus:
+        if gpu.model not in site.gpu_models:
+            raise NodeError(
+                f"GPU {gpu.minor} is a {gpu.name} with {gpu.total_mib} MiB, which no [gpu_models.*] names. Add "
+                f"[gpu_models.{gpu.name.lower().split()[-1]}] with total_mib = {gpu.total_mib}"
+            )
+        by_model.setdefault(gpu.model, []).append(gpu)
+    if not by_model:
+        raise NodeError("this node has no GPU. Give them by hand (--gpus h200:2) to render for another one")
+    lines = []
+    mem_mib = 0
+    for model, members in sorted(by_model.items()):
+        mib, shards = capacity(site, model)
+        mem_mib += mib * len(members)
+        lines.append(
+            GpuLine(model, hostlist(gpu.minor for gpu in members), len(members), shards * len(members)),
+        )
+    shards = sum(line.shards for line in lines)
+    count = sum(line.count for line in lines)
+    return NodeOffer(
+        lines=tuple(lines),
+        shards=shards,
+        mem_mib=mem_mib,
+        cores_percent=100 * count,
+        gres=",".join(
+            [
+                *(f"gpu:{line.model}:{line.count}" for line in lines),
+                f"{c.GRES_SHARD}:{shards}",
+                *(f"{c.GRES_CLASS}:{name}:{shards}" for name in c.CLASSES),
+                f"{c.GRES_MEM}:{mem_mib}",
+                f"{c.GRES_CORES}:{100 * count}",
+            ]
+        ),
+        features=(
+            *(c.FEATURE_MODE.format(mode=mode) for mode in site.modes),
+            *(c.FEATURE_TYPE.format(type=line.model) for line in lines),
+        ),
+    )
+
+
+def tracked_tres(models: Mapping[str, int]) -> str:
+    """AccountingStorageTRES: what sacct has to keep for the bill."""
+    names = ["gpu", *(f"gpu:{model}" for model in sorted(models)), c.GRES_SHARD, c.GRES_CLASS]
+    names += [f"{c.GRES_CLASS}:{name}" for name in c.CLASSES] + [c.GRES_MEM, c.GRES_CORES]
+    return ",".join(f"gres/{name}" for name in names)
+
+
+def lua_text(value: object, indent: str = "") -> str:
+    """A Lua table constructor, number or string of plain data (dict, list, str, int, float, bool).
+
+    Strings are ASCII: every byte outside printable ASCII, and quotes and backslashes, become decimal escapes, which
+    all Lua versions read alike.
+    """
+    inner = indent + "\t"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        plain = (chr(b) if 0x20 <= b <= 0x7E and b not in b'"\\' else f"\\{b:03d}" for b in value.encode())
+        return f'"{"".join(plain)}"'
+    if isinstance(value, Mapping):
+        rows = [f"{inner}[{lua_text(key)}] = {lua_text(entry, inner)}," for key, entry in value.items()]
+        return "{\n" + "\n".join(rows) + f"\n{indent}}}" if rows else "{}"
+    if isinstance(value, list | tuple):
+        return "{ " + ", ".join(lua_text(entry, inner) for entry in value) + " }" if value else "{}"
+    raise TypeError(f"{type(value).__name__} has no Lua form here")
+
+
+def site_table(site: Site) -> dict[str, object]:
+    """The Lua site table's content, as both filters read it."""
+    return {
+        "version": 1,
+        "shard_mib": site.shard_mib,
+        "memory_scaling": site.memory_scaling,
+        "default_mem": site.default_mem,
+        "default_cores": site.default_cores,
+        "bare_shard": site.bare_shard,
+        "modes": list(site.modes),
+        "classes": {name: list(qos) for name, qos in site.classes.items()},
+        "gpu_models": {name: {"total_mib": total_mib} for name, total_mib in site.gpu_models.items()},
+        "partitions": {name: {"gpu_models": list(models)} for name, models in site.partitions.items()},
+    }
