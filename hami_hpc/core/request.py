@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The grammar of a vgpu request, `vgpu[:TYPE][:KEY=VALUE{,|;}...][:1]` within a whole --gres list.
+"""The grammar of a vgpu request within a whole --gres list.
+
+    vgpu[:TYPE][:KEY=VALUE{,|;}...][:1]     as users write it
+    vgpu[:[TYPE;]KEY~VALUE;...]             as the client's filter glues it for Slurm's own parsers
 
 slurm-plugins/lua/hami_hpc_request.lua is the same in Lua, and what Slurm runs; tests/vectors and a differential fuzz
 hold both together. Slurm's client cuts a list at commas and prefixes each piece (`gres:vgpu:mem=8G,gres:cores=50` on
@@ -25,6 +28,7 @@ _COUNT: Final = re.compile(r"[+\-]?[0-9]+[KkMmGgTtPp]?")
 _TYPE: Final = re.compile(r"[A-Za-z0-9_\-]+")
 _STRAY_KEY: Final = re.compile(r"([a-z]+)=")
 _KEY_VALUE: Final = re.compile(r"[^:=]*=")
+_ASSIGNMENT: Final = re.compile(r"([^=~]*)[=~](.*)")
 _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e]")
 _RAW: Final = frozenset({contract.GRES_MEM, contract.GRES_CORES})
 _CONFLICTS: Final = {"gpu": "E_WITH_GPU", "mps": "E_WITH_GPU", contract.GRES_SHARD: "E_WITH_SHARD"}
@@ -125,11 +129,12 @@ def _parse_mode(value: str) -> str:
 
 def _assign(draft: _Draft, piece: str) -> None:
     """Reads one KEY=VALUE into `draft`."""
-    key, equals, value = piece.partition("=")
-    if not equals:
+    match = _ASSIGNMENT.fullmatch(piece)
+    if not match:
         if piece in contract.KEY_FORM:
             raise _bad_value("E_VALUE_EMPTY", piece, "")
         raise request_error("E_FORM", Refusal(given=piece))
+    key, value = match[1], match[2]
     if key not in contract.KEY_FORM:
         allowed = ", ".join(contract.KEY_FORM)
         raise request_error("E_KEY_UNKNOWN", Refusal(key=key, given=piece, allowed=allowed))
@@ -158,6 +163,16 @@ def _set_type(draft: _Draft, text: str, body: str) -> None:
     draft.gpu_type = text
 
 
+def _feed_pieces(draft: _Draft, segment: str, body: str) -> None:
+    """Reads pieces between semicolons; the first may be the type."""
+    for piece in segment.split(";"):
+        if piece and not draft.has_parameters and "=" not in piece and "~" not in piece:
+            _set_type(draft, piece, body)
+        else:
+            _assign(draft, piece)
+        draft.has_parameters = True
+
+
 def _feed(draft: _Draft, text: str, body: str) -> None:
     """Reads what follows `vgpu:` in `body`, or a further piece of the same request: segments between colons."""
     for segment in text.split(":"):
@@ -165,10 +180,8 @@ def _feed(draft: _Draft, text: str, body: str) -> None:
             raise request_error("E_EMPTY", Refusal(given=body))
         if draft.has_count:
             raise request_error("E_FORM", Refusal(given=body))
-        if "=" in segment or ";" in segment:
-            draft.has_parameters = True
-            for piece in segment.split(";"):
-                _assign(draft, piece)
+        if any(mark in segment for mark in "=~;"):
+            _feed_pieces(draft, segment, body)
         elif _COUNT.fullmatch(segment):
             if segment != "1":
                 raise request_error("E_COUNT", Refusal(given=segment))

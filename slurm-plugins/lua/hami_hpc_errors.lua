@@ -21,6 +21,7 @@ return function(contract)
 	-- The refusal for `code`; `fields` fill the placeholders of its text (example: the contract's, if not given).
 	-- `allowed`, `example`, `model` and `where` are ours and stay as they are; `given` and `key` are the user's.
 	function M.new(code, fields)
+		fields = fields or {}
 		local values = {
 			given = M.shorten(fields.given or ""),
 			key = M.shorten(fields.key or ""),

@@ -7,15 +7,24 @@ return function(contract, grammar)
 	local NAME = contract.request.name
 	local limits = contract.request.limits
 
-	-- Units as tokens with `prefix`; with a class (jobs) or without (steps, which have no type of their own).
-	function M.unit_tokens(units, prefix)
+	local function token(prefix, name, count)
+		return string.format("%s%s:%d", prefix, name, count)
+	end
+
+	-- A job's units as tokens with `prefix`. Without a class, vgpu is untyped.
+	function M.job_tokens(units, prefix)
 		local class = units.service_class and units.service_class .. ":" or ""
 		return {
-			string.format("%s%s:%d", prefix, GRES.shard, units.shards),
-			string.format("%s%s:%s1", prefix, GRES.class, class),
-			string.format("%s%s:%d", prefix, GRES.mem, units.mem_mib),
-			string.format("%s%s:%d", prefix, GRES.cores, units.cores),
+			token(prefix, GRES.shard, units.shards),
+			prefix .. GRES.class .. ":" .. class .. "1",
+			token(prefix, GRES.mem, units.mem_mib),
+			token(prefix, GRES.cores, units.cores),
 		}
+	end
+
+	-- A step's: without vgpu, of which the job has one, so that steps can run side by side.
+	function M.step_tokens(units)
+		return { token("", GRES.shard, units.shards), token("", GRES.mem, units.mem_mib), token("", GRES.cores, units.cores) }
 	end
 
 	-- Are vgpu_mem, vgpu_cores or a class named? Steps may; Slurm holds them to the job.
@@ -41,7 +50,7 @@ return function(contract, grammar)
 	end
 
 	-- Reads units back: { request = { mem_mib, cores }, service_class, others, prefix }, or nil if `text` is not the
-	-- complete form that unit_tokens writes (plus other gres). Shards are not read: they follow from the rest.
+	-- complete form that job_tokens writes (plus other gres). Shards are not read: they follow from the rest.
 	function M.parse_units(text, with_class)
 		if not string.find(text, GRES.mem, 1, true) or #text > contract.request.max_length then
 			return nil

@@ -1,7 +1,9 @@
 -- SPDX-License-Identifier: Apache-2.0
 -- The grammar of a vgpu request. hami_hpc/core/request.py is the same in Python; tests/vectors hold both to it.
 --
---   vgpu[:TYPE][:KEY=VALUE{,|;}...][:1]     one token of a --gres list
+--   vgpu[:TYPE][:KEY=VALUE{,|;}...][:1]     as users write it
+--   vgpu[:[TYPE;]KEY~VALUE;...]             as the client's filter glues it for Slurm's own parsers, which count
+--                                           colons and read what follows the last = as a number
 --
 -- Slurm's client cuts the list at commas and prefixes each piece (gres:vgpu:mem=8G,gres:cores=50 on 22.05, gres/ on
 -- later versions), so a piece KEY=VALUE that follows vgpu belongs to it. Everything here works on bytes.
@@ -88,7 +90,7 @@ return function(contract, errors)
 
 	-- One KEY=VALUE into `state`.
 	local function assign(state, piece)
-		local key, value = string.match(piece, "^([^=]*)=(.*)$")
+		local key, value = string.match(piece, "^([^=~]*)[=~](.*)$")
 		if not key then
 			if SETTERS[piece] then
 				fail_value("E_VALUE_EMPTY", piece, "")
@@ -118,6 +120,18 @@ return function(contract, errors)
 		state.request.gpu_type = text
 	end
 
+	-- Pieces between semicolons; the first may be the type.
+	local function feed_pieces(state, segment, body)
+		for piece in string.gmatch(segment .. ";", "([^;]*);") do
+			if piece ~= "" and not state.has_parameters and not string.find(piece, "[=~]") then
+				set_type(state, piece, body)
+			else
+				assign(state, piece)
+			end
+			state.has_parameters = true
+		end
+	end
+
 	-- What follows "vgpu:" in `body`, or a further piece of the same request: segments between colons.
 	local function feed(state, text, body)
 		for segment in string.gmatch(text .. ":", "([^:]*):") do
@@ -125,11 +139,8 @@ return function(contract, errors)
 				fail("E_EMPTY", { given = body })
 			elseif state.has_count then
 				fail("E_FORM", { given = body })
-			elseif string.find(segment, "[=;]") then
-				state.has_parameters = true
-				for piece in string.gmatch(segment .. ";", "([^;]*);") do
-					assign(state, piece)
-				end
+			elseif string.find(segment, "[=~;]") then
+				feed_pieces(state, segment, body)
 			elseif string.find(segment, "^[+%-]?[0-9]+[KkMmGgTtPp]?$") then
 				if segment ~= "1" then
 					fail("E_COUNT", { given = segment })
@@ -228,7 +239,7 @@ return function(contract, errors)
 		return { request = state.request, others = state.others, prefix = state.prefix }
 	end
 
-	-- The one text form of a request; it is itself a request, in one token that Slurm's client accepts.
+	-- The one text form of a request, in one token; parsing it gives the same request.
 	function M.canonical(request)
 		local parts = {}
 		if request.mem_percent then
@@ -256,6 +267,12 @@ return function(contract, errors)
 			head = head .. ":" .. table.concat(parts, ";")
 		end
 		return head
+	end
+
+	-- The same for Slurm's client, which lets it pass as the name of a type (22.05 to 26.05).
+	function M.glued(request)
+		local text = string.gsub(string.sub(M.canonical(request), #NAME + 2), ":", ";")
+		return text == "" and NAME or NAME .. ":" .. string.gsub(text, "=", "~")
 	end
 
 	-- The same tokens without the prefixes that Slurm's client or scontrol put before each.

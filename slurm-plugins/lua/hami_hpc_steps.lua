@@ -2,13 +2,12 @@
 -- The client's side (sbatch, salloc, srun): re-glues the commas, checks early, translates step requests.
 --
 -- Slurm's clients would refuse "vgpu:mem=8G,cores=50" themselves; slurm_cli_pre_submit runs before that check. Jobs
--- get one token, "vgpu:mem=8G;cores=50", which job_submit translates. Steps never pass job_submit, so they are
+-- get one token, "vgpu:mem~8G;cores~50", which job_submit translates. Steps never pass job_submit, so they are
 -- translated here; slurmctld holds them to the job's units, whatever is written here.
 
 return function(contract, errors, grammar, units, features, settings)
 	local M = {}
 	local fail = errors.fail
-	local GRES = contract.gres
 	local OTHER_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task" }
 
 	local function split_list(text)
@@ -73,10 +72,6 @@ return function(contract, errors, grammar, units, features, settings)
 		return math.max(1, for_mem, math.floor(fewest * request.cores / 100))
 	end
 
-	local function step_tokens(mem_mib, cores, shards)
-		return grammar.unit_tokens({ shards = shards, mem_mib = mem_mib, cores = cores }, "")
-	end
-
 	-- srun inside an allocation.
 	local function translate_step(options, text, job_id)
 		if grammar.has_raw_units(text) then
@@ -104,8 +99,9 @@ return function(contract, errors, grammar, units, features, settings)
 		elseif cores > job.cores then
 			fail("E_STEP_TOO_BIG", { key = "cores", given = cores, allowed = string.format("%d", job.cores) })
 		end
-		local whole = { gpu_type = request.gpu_type, mem_mib = mem_mib, cores = cores }
-		set_gres(options, step_tokens(mem_mib, cores, step_shards(whole, site, partitions)), parsed.others)
+		local step = { gpu_type = request.gpu_type, mem_mib = mem_mib, cores = cores }
+		step.shards = step_shards(step, site, partitions)
+		set_gres(options, grammar.step_tokens(step), parsed.others)
 	end
 
 	local function add_constraint(options, wanted)
@@ -133,13 +129,14 @@ return function(contract, errors, grammar, units, features, settings)
 		request.gpu_type = request.gpu_type or features.type_of(options.constraint)
 		if site and #wanted > 0 then
 			local result = units.resolve(request, site, wanted)
-			set_gres(options, step_tokens(result.mem_mib, result.cores, result.shards), parsed.others)
+			set_gres(options, grammar.job_tokens(result, ""), parsed.others)
 		elseif request.mem_mib and request.cores then
-			set_gres(options, step_tokens(request.mem_mib, request.cores, 1), parsed.others)
+			request.shards = 1
+			set_gres(options, grammar.job_tokens(request, ""), parsed.others)
 		elseif site then
 			-- The client does not know the default partition; it is enough that all of them agree on the memory.
 			local result = units.resolve(request, site, all_partitions(site))
-			set_gres(options, step_tokens(result.mem_mib, result.cores, result.shards), parsed.others)
+			set_gres(options, grammar.job_tokens(result, ""), parsed.others)
 		else
 			fail("E_SITE", { given = reason })
 		end
@@ -156,7 +153,7 @@ return function(contract, errors, grammar, units, features, settings)
 			units.resolve(request, site, wanted)
 			request.gpu_type = gpu_type
 		end
-		set_gres(options, { grammar.canonical(parsed.request) }, parsed.others)
+		set_gres(options, { grammar.glued(parsed.request) }, parsed.others)
 	end
 
 	function M.pre_submit(options)
