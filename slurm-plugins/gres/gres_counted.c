@@ -2,10 +2,10 @@
 /*
  * gres/vgpu, gres/vgpu_mem and gres/vgpu_cores: counted resources whose counts reach every environment.
  *
- * Slurm schedules these three as bare numbers and carries them in its signed credential. A plugin is the only code that
- * Slurm shows the numbers to on the node, so this one does a single thing: it writes its count into the environment of
- * the prolog, the epilog and the steps, and takes the variable out where the count is zero, so that what a user exports
- * under that name never arrives. Built three times:
+ * Slurm schedules these three as bare numbers and carries them in its signed credential. A plugin is the only
+ * code that Slurm shows the numbers to on the node, so this one does a single thing: it writes its count into
+ * the environment of the prolog, the epilog and the steps, and takes the variable out where the count is
+ * zero, so that what a user exports under that name never arrives. Built three times:
  *
  *   HAMI_GRES         resource, as in gres/HAMI_GRES
  *   HAMI_ENV          variable that gets the count
@@ -18,8 +18,9 @@
 #include "hami_contract.h"
 
 /*
- * What build_env fills in is packed by Slurm as it is and shown to this plugin's set_env only, so the class travels in
- * the count's top byte: index of the class plus one, 0 for none. A count that reaches that byte is no count of ours.
+ * What build_env fills in is packed by Slurm as it is and shown to this plugin's set_env only, so the class
+ * travels in the count's top byte: index of the class plus one, 0 for none. A count that reaches that byte is
+ * no count of ours.
  */
 enum { CLASS_SHIFT = 56 };
 static const uint64_t COUNT_MASK = (UINT64_C(1) << CLASS_SHIFT) - 1;
@@ -55,8 +56,9 @@ static void set_count(char ***env, uint64_t count)
 }
 
 /*
- * Job (batch script, interactive step) and step: called after the user's environment was loaded, with 0 when the step
- * holds none. Slurm tells these two no type, so the class is only taken out; SPANK sets it from the job's record.
+ * Job (batch script, interactive step) and step: called after the user's environment was loaded, with 0 when
+ * the step holds none. Slurm tells these two no type, so the class is only taken out; SPANK sets it from the
+ * job's record.
  */
 void gres_p_job_set_env(char ***env, bitstr_t *bits, uint64_t count, gres_internal_flags_t flags)
 {
@@ -73,10 +75,13 @@ void gres_p_step_set_env(char ***env, bitstr_t *bits, uint64_t count, gres_inter
 }
 
 /*
- * Tasks share their step's limits and inherit its environment. Slurm calls this only for steps bound to devices
- * (--gpu-bind, --tres-per-task), and then skips or accumulates counts of resources without devices: nothing to use.
+ * Tasks share their step's limits and inherit its environment. Slurm calls this only for steps bound to
+ * devices
+ * (--gpu-bind, --tres-per-task), and then skips or accumulates counts of resources without devices: nothing
+ * to use.
  */
-void gres_p_task_set_env(char ***env, bitstr_t *bits, uint64_t count, bitstr_t *usable, gres_internal_flags_t flags)
+void gres_p_task_set_env(char ***env, bitstr_t *bits, uint64_t count, bitstr_t *usable,
+			 gres_internal_flags_t flags)
 {
 	(void)env;
 	(void)bits;
@@ -122,8 +127,8 @@ static uint64_t class_byte(const char *type_name)
 }
 
 /*
- * In slurmctld (and in slurmd, from the credential, where PrologFlags lacks Alloc): one count a node of the job. The
- * caller frees it. NULL means nothing to say, for a job whose resource is not consumed.
+ * In slurmctld (and in slurmd, from the credential, where PrologFlags lacks Alloc): one count a node of the
+ * job. The caller frees it. NULL means nothing to say, for a job whose resource is not consumed.
  */
 hami_prep_info *hami_build_env(gres_job_state_t *job)
 {
@@ -140,7 +145,8 @@ hami_prep_info *hami_build_env(gres_job_state_t *job)
 	return info;
 }
 
-/* In slurmd, before the prolog and the epilog. Their environment starts empty: nothing of the user's is in it. */
+/* In slurmd, before the prolog and the epilog. Their environment starts empty: nothing of the user's is in
+ * it. */
 void hami_set_env(char ***env, hami_prep_info *info, int node_index)
 {
 	static const char *const classes[] = HAMI_CLASS_NAMES;

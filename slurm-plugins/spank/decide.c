@@ -84,7 +84,8 @@ enum step_verdict step_decide(const struct step_units *units, bool has_record, b
 void step_limits(const struct hami_limits *job, const struct step_units *units, enum step_verdict verdict,
 		 uint32_t step_id, uint64_t created_unix_ns, struct hami_limits *step)
 {
-	/* The job's limit is in bytes already; a count of MiB that does not fit 64 bits of them is no smaller limit. */
+	/* The job's limit is in bytes already; a count of MiB that does not fit 64 bits of them is no smaller
+	 * limit. */
 	const uint64_t max_mib = UINT64_MAX >> 20;
 
 	*step = *job;

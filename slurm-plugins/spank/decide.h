@@ -9,13 +9,13 @@
 #include "hami_contract.h"
 
 /*
- * The step's own resources, from the variables that Slurm's gres plugins have set in its environment, or removed from
- * it, after the user's environment was loaded.
+ * The step's own resources, from the variables that Slurm's gres plugins have set in its environment, or
+ * removed from it, after the user's environment was loaded.
  */
 struct step_units {
 	bool shards, vgpu, mem, cores; /* the step holds some */
-	uint64_t mem_mib;	       /* where mem */
-	uint64_t cores_percent;	       /* where cores */
+	uint64_t mem_mib;              /* where mem */
+	uint64_t cores_percent;        /* where cores */
 };
 
 /* env is a NULL-ended array of NAME=VALUE. Returns 0, or -EINVAL when a number is none. */
@@ -25,18 +25,21 @@ int step_units_parse(char **env, struct step_units *units);
 const char *env_value(char **env, const char *name);
 
 enum step_verdict {
-	STEP_NOT_OURS,	     /* no vGPU in this job: leave it alone */
-	STEP_FENCED,	     /* gets a record of its own */
-	STEP_WITHOUT_GPU,    /* a step that asked for none (--gres=none) in a job that has one: nothing may be allocated */
-	STEP_NO_RECORD,	     /* refuse: units, but no job.limits */
-	STEP_NO_PLUGINS,     /* refuse: shards, but the gres plugins that would say how much are not loaded here */
-	STEP_SHARDS_ALONE,   /* refuse: the step took shards of the job's vGPU without memory and cores */
-	STEP_UNITS_ALONE     /* refuse: memory or cores without the shards that name a device */
+	STEP_NOT_OURS,     /* no vGPU in this job: leave it alone */
+	STEP_FENCED,       /* gets a record of its own */
+	STEP_WITHOUT_GPU,  /* a step that asked for none (--gres=none) in a job that has one: nothing may be
+			      allocated */
+	STEP_NO_RECORD,    /* refuse: units, but no job.limits */
+	STEP_NO_PLUGINS,   /* refuse: shards, but the gres plugins that would say how much are not loaded here
+			    */
+	STEP_SHARDS_ALONE, /* refuse: the step took shards of the job's vGPU without memory and cores */
+	STEP_UNITS_ALONE   /* refuse: memory or cores without the shards that name a device */
 };
 
 enum step_verdict step_decide(const struct step_units *units, bool has_record, bool plugins_loaded);
 
-/* The step's record: the smaller of what the step holds and what the job has. created_unix_ns is the clock's. */
+/* The step's record: the smaller of what the step holds and what the job has. created_unix_ns is the clock's.
+ */
 void step_limits(const struct hami_limits *job, const struct step_units *units, enum step_verdict verdict,
 		 uint32_t step_id, uint64_t created_unix_ns, struct hami_limits *step);
 

@@ -38,8 +38,8 @@ static ssize_t read_host_list(char *list, size_t used, size_t size)
 }
 
 /*
- * The mount point in the job's directory. Made once and never replaced: replacing a file on which another step's
- * namespace has something mounted would take that mount away.
+ * The mount point in the job's directory. Made once and never replaced: replacing a file on which another
+ * step's namespace has something mounted would take that mount away.
  */
 static int make_mount_points(int dir, const char *run_dir)
 {
@@ -60,11 +60,13 @@ int ldso_prepare(int dir, const struct options *opt, char *error, size_t size)
 {
 	char list[LIST_MAX];
 	int n = snprintf(list, sizeof(list), "%s\n", opt->interposer);
-	ssize_t length = n < 0 || (size_t)n >= sizeof(list) ? -EFBIG : read_host_list(list, (size_t)n, sizeof(list));
+	ssize_t length =
+		n < 0 || (size_t)n >= sizeof(list) ? -EFBIG : read_host_list(list, (size_t)n, sizeof(list));
 	int rc;
 
 	if (length == -ENOENT) {
-		snprintf(error, size, "preload=ldso needs %s on the node, be it empty. Administrator: touch %s", HOST_LIST,
+		snprintf(error, size,
+			 "preload=ldso needs %s on the node, be it empty. Administrator: touch %s", HOST_LIST,
 			 HOST_LIST);
 		return -1;
 	}
@@ -77,8 +79,10 @@ int ldso_prepare(int dir, const struct options *opt, char *error, size_t size)
 	if (rc == 0)
 		rc = make_mount_points(dir, opt->run_dir);
 	if (rc < 0) {
-		snprintf(error, size, "the files for preload=ldso cannot be written below %s (%s). Administrator: check it",
-			 opt->run_dir, strerror(-rc));
+		snprintf(
+			error, size,
+			"the files for preload=ldso cannot be written below %s (%s). Administrator: check it",
+			opt->run_dir, strerror(-rc));
 		return -1;
 	}
 	return 0;
@@ -100,7 +104,8 @@ int ldso_enter(const struct options *opt, uint32_t job_id, uint32_t step_id, cha
 	/* Slave: mounts made on the host later still arrive here, and ours stay here. */
 	if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0) {
 		snprintf(error, size,
-			 "no mount namespace of its own (%s). Administrator: slurmd must run as root with CAP_SYS_ADMIN",
+			 "no mount namespace of its own (%s). Administrator: slurmd must run as root with "
+			 "CAP_SYS_ADMIN",
 			 strerror(errno));
 		return -1;
 	}

@@ -60,8 +60,8 @@ static int set_one(const char *argument, struct options *opt, char *error, size_
 			 table[i].allowed);
 		return -EINVAL;
 	}
-	snprintf(error, size, "%s in plugstack.conf is unknown; there are run_dir=, interposer= and preload=",
-		 argument);
+	snprintf(error, size,
+		 "%s in plugstack.conf is unknown; there are run_dir=, interposer= and preload=", argument);
 	return -EINVAL;
 }
 
@@ -73,7 +73,8 @@ int options_parse(int argc, char **argv, struct options *opt, char *error, size_
 			return -EINVAL;
 	}
 	if (opt->preload == PRELOAD_LDSO && strcmp(opt->run_dir, HAMI_FILE_RUN_DIR) != 0) {
-		snprintf(error, size, "preload=ldso needs run_dir=" HAMI_FILE_RUN_DIR
+		snprintf(error, size,
+			 "preload=ldso needs run_dir=" HAMI_FILE_RUN_DIR
 			 ", the place the interposer looks at without help of the environment");
 		return -EINVAL;
 	}

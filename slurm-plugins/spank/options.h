@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-/* The plugin's arguments in plugstack.conf: `required spank_hami_hpc.so run_dir=/run/hami-hpc preload=env`. */
+/* The plugin's arguments in plugstack.conf: `required spank_hami_hpc.so run_dir=/run/hami-hpc preload=env`.
+ */
 #ifndef HAMI_SPANK_OPTIONS_H
 #define HAMI_SPANK_OPTIONS_H
 
@@ -11,7 +12,7 @@ enum preload_mode {
 };
 
 struct options {
-	const char *run_dir;	/* absolute; default HAMI_FILE_RUN_DIR */
+	const char *run_dir;    /* absolute; default HAMI_FILE_RUN_DIR */
 	const char *interposer; /* absolute path of the library; default DEFAULT_INTERPOSER */
 	enum preload_mode preload;
 };
@@ -19,8 +20,8 @@ struct options {
 #define DEFAULT_INTERPOSER "/usr/lib/hami-hpc/libhami-hpc.so"
 
 /*
- * Parses argv[0..argc-1] as key=value into *opt, which keeps pointers into argv. Returns 0, or -EINVAL with one line in
- * error[size] that says what to write instead. Touches nothing else.
+ * Parses argv[0..argc-1] as key=value into *opt, which keeps pointers into argv. Returns 0, or -EINVAL with
+ * one line in error[size] that says what to write instead. Touches nothing else.
  */
 int options_parse(int argc, char **argv, struct options *opt, char *error, size_t size);
 

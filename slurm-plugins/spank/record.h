@@ -29,15 +29,16 @@ const char *record_fault(enum record_fault fault);
 int record_open_dir(const char *run_dir, uint32_t job_id);
 
 /*
- * Reads the job's record in dir. owner is who must own it (0 outside tests). Returns 0, -errno of a call that failed,
- * or a positive enum record_fault. *limits is only valid after 0.
+ * Reads the job's record in dir. owner is who must own it (0 outside tests). Returns 0, -errno of a call that
+ * failed, or a positive enum record_fault. *limits is only valid after 0.
  */
 int record_read_job(int dir, uid_t owner, uint32_t job_id, uint32_t uid, struct hami_limits *limits);
 
 /* The checks on what was read, apart from the file: for any bytes whatever. Returns an enum record_fault. */
 enum record_fault record_check(const struct hami_limits *limits, uint32_t job_id, uint32_t uid);
 
-/* Writes data as dir/name, root's and readable by all, in one step (temporary file, rename). Returns 0 or -errno. */
+/* Writes data as dir/name, root's and readable by all, in one step (temporary file, rename). Returns 0 or
+ * -errno. */
 int record_write_file(int dir, const char *name, const void *data, size_t size);
 
 /* Writes the step's record beside the job's. Returns 0 or -errno. */

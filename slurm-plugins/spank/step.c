@@ -45,7 +45,8 @@ static int note_plugin(struct dl_phdr_info *info, size_t size, void *found)
 	return 0;
 }
 
-/* slurmd loads a gres plugin for every name in GresTypes, and tells slurmstepd to, on nodes without that gres too. */
+/* slurmd loads a gres plugin for every name in GresTypes, and tells slurmstepd to, on nodes without that gres
+ * too. */
 static bool gres_plugins_loaded(void)
 {
 	bool found = false;
@@ -67,22 +68,27 @@ static void refuse_verdict(enum step_verdict verdict)
 	switch (verdict) {
 	case STEP_NO_RECORD:
 		refuse("it holds a vGPU, but the node has no %s/jobs/%u/" HAMI_FILE_JOB_LIMITS
-		       " that would fence it. The prolog writes it: administrator, check Prolog= in slurm.conf and "
-		       "slurmd's log; then submit the job again",
+		       " that would fence it. The prolog writes it. Administrator: check Prolog= in "
+		       "slurm.conf, the "
+		       "gres_vgpu*.so in slurmctld's PluginDir, and slurmd's log; then submit the job again",
 		       step.options.run_dir, step.job_id);
 		break;
 	case STEP_NO_PLUGINS:
-		refuse("it holds gres/" HAMI_GRES_SHARD ", and slurmd on this node has not loaded hami_hpc's gres "
-		       "plugins, which say how much. Administrator: install the gres_vgpu*.so that were built for "
+		refuse("it holds gres/" HAMI_GRES_SHARD
+		       ", and slurmd on this node has not loaded hami_hpc's gres "
+		       "plugins, which say how much. Administrator: install the gres_vgpu*.so that were "
+		       "built for "
 		       "exactly this Slurm into PluginDir and restart slurmd");
 		break;
 	case STEP_SHARDS_ALONE:
-		refuse("it takes gres/" HAMI_GRES_SHARD " of the job's vGPU without saying how much memory. Ask with "
+		refuse("it takes gres/" HAMI_GRES_SHARD
+		       " of the job's vGPU without saying how much memory. Ask with "
 		       "srun --gres=vgpu:mem=4G,cores=25, with no --gres for all that the job has, or with "
 		       "--gres=none for a step without GPU");
 		break;
 	case STEP_UNITS_ALONE:
-		refuse("it takes memory or cores of the job's vGPU without gres/" HAMI_GRES_SHARD ". Ask with "
+		refuse("it takes memory or cores of the job's vGPU without gres/" HAMI_GRES_SHARD
+		       ". Ask with "
 		       "srun --gres=vgpu:mem=4G,cores=25, with no --gres for all that the job has, or with "
 		       "--gres=none for a step without GPU");
 		break;
@@ -99,13 +105,16 @@ static int check_interposer(const char *path)
 	struct stat st;
 
 	if (stat(path, &st) < 0) {
-		refuse("the library that fences it, %s, is not there (%s). Administrator: install hami_hpc on this "
+		refuse("the library that fences it, %s, is not there (%s). Administrator: install hami_hpc "
+		       "on this "
 		       "node, or correct interposer= in plugstack.conf",
 		       path, strerror(errno));
 		return -1;
 	}
-	if (!S_ISREG(st.st_mode) || st.st_uid != 0 || (st.st_mode & (S_IWGRP | S_IWOTH)) || !(st.st_mode & S_IROTH)) {
-		refuse("the library that fences it, %s, must be a file of root, readable by all and writable by root "
+	if (!S_ISREG(st.st_mode) || st.st_uid != 0 || (st.st_mode & (S_IWGRP | S_IWOTH)) ||
+	    !(st.st_mode & S_IROTH)) {
+		refuse("the library that fences it, %s, must be a file of root, readable by all and writable "
+		       "by root "
 		       "only. Administrator: install hami_hpc on this node again",
 		       path);
 		return -1;
@@ -122,13 +131,16 @@ static int read_job(int dir, uint32_t uid, struct hami_limits *job)
 		return 1;
 	if (rc == -ENOENT)
 		return 0;
-	refuse("its job's limits record %s/jobs/%u/" HAMI_FILE_JOB_LIMITS " %s. Administrator: look at slurmd's log "
+	refuse("its job's limits record %s/jobs/%u/" HAMI_FILE_JOB_LIMITS
+	       " %s. Administrator: look at slurmd's log "
 	       "of the prolog, then cancel the job and submit it again",
-	       step.options.run_dir, step.job_id, rc > 0 ? record_fault((enum record_fault)rc) : strerror(-rc));
+	       step.options.run_dir, step.job_id,
+	       rc > 0 ? record_fault((enum record_fault)rc) : strerror(-rc));
 	return -1;
 }
 
-/* A job submitted from inside a vGPU job inherits that one's settings: they would fence it by a record long gone. */
+/* A job submitted from inside a vGPU job inherits that one's settings: they would fence it by a record long
+ * gone. */
 static void drop_inherited(spank_t spank, char **env)
 {
 	const char *old = env_value(env, "LD_PRELOAD");
@@ -152,7 +164,8 @@ static int set_env(spank_t spank, const char *name, const char *value)
 
 	if (rc == ESPANK_SUCCESS)
 		return 0;
-	refuse("%s could not be set in its environment (%s). Submit the job again; if that does not help, tell the "
+	refuse("%s could not be set in its environment (%s). Submit the job again; if that does not help, "
+	       "tell the "
 	       "administrator",
 	       name, spank_strerror(rc));
 	return -1;
@@ -165,8 +178,8 @@ static int set_step_env(spank_t spank, char **env, const struct hami_limits *lim
 	char *preload;
 	int rc;
 
-	snprintf(path, sizeof(path), "%s/jobs/%u/" HAMI_FILE_STEP_LIMITS_FORMAT, step.options.run_dir, step.job_id,
-		 step.step_id);
+	snprintf(path, sizeof(path), "%s/jobs/%u/" HAMI_FILE_STEP_LIMITS_FORMAT, step.options.run_dir,
+		 step.job_id, step.step_id);
 	/* First what reads env: setting a variable may move it. */
 	preload = preload_with(env_value(env, "LD_PRELOAD"), step.options.interposer);
 	rc = step.options.preload == PRELOAD_ENV ? set_env(spank, "LD_PRELOAD", preload) : 0;
@@ -186,7 +199,8 @@ static void fence(spank_t spank, char **env, int dir, const struct hami_limits *
 		return;
 	rc = record_write_step(dir, limits);
 	if (rc < 0) {
-		refuse("its limits record could not be written to %s/jobs/%u (%s). Administrator: make room there",
+		refuse("its limits record could not be written to %s/jobs/%u (%s). Administrator: make room "
+		       "there",
 		       step.options.run_dir, step.job_id, strerror(-rc));
 		return;
 	}
@@ -204,15 +218,17 @@ static void begin(spank_t spank, char **env, uint32_t uid)
 	int dir, has_record;
 
 	if (step_units_parse(env, &units) < 0) {
-		refuse("one of " HAMI_ENV_VGPU ", " HAMI_ENV_MEM_MIB " and " HAMI_ENV_CORES " in its environment is no "
-		       "number, so Slurm's gres plugins have not set it. Take it out of the environment; if it is not "
+		refuse("one of " HAMI_ENV_VGPU ", " HAMI_ENV_MEM_MIB " and " HAMI_ENV_CORES
+		       " in its environment is no "
+		       "number, so Slurm's gres plugins have not set it. Take it out of the environment; if "
+		       "it is not "
 		       "yours, tell the administrator");
 		return;
 	}
 	dir = record_open_dir(step.options.run_dir, step.job_id);
 	if (dir < 0 && dir != -ENOENT) {
-		refuse("%s/jobs/%u cannot be opened (%s). Administrator: check that directory", step.options.run_dir,
-		       step.job_id, strerror(-dir));
+		refuse("%s/jobs/%u cannot be opened (%s). Administrator: check that directory",
+		       step.options.run_dir, step.job_id, strerror(-dir));
 		return;
 	}
 	has_record = dir < 0 ? 0 : read_job(dir, uid, &job);
@@ -241,7 +257,8 @@ void step_begin(spank_t spank, int argc, char **argv)
 	    spank_get_item(spank, S_JOB_STEPID, &step.step_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_UID, &uid) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_ENV, &env) != ESPANK_SUCCESS) {
-		refuse("Slurm did not tell its job, step, user and environment. Administrator: rebuild hami_hpc's "
+		refuse("Slurm did not tell its job, step, user and environment. Administrator: rebuild "
+		       "hami_hpc's "
 		       "plugins for this Slurm");
 		return;
 	}
@@ -271,10 +288,12 @@ __attribute__((noreturn)) static void end_task(spank_t spank)
 
 	spank_get_item(spank, S_TASK_ID, &local_id);
 	if (local_id == 0)
-		slurm_error("hami_hpc: job %u step %u is not started: %s.", step.job_id, step.step_id, step.refusal);
+		slurm_error("hami_hpc: job %u step %u is not started: %s.", step.job_id, step.step_id,
+			    step.refusal);
 	/*
-	 * Not by the callback's result: Slurm ignores that of a plugin which plugstack.conf calls optional, and the step
-	 * must not run even so. This is the task's own process, which Slurm would end the same way.
+	 * Not by the callback's result: Slurm ignores that of a plugin which plugstack.conf calls optional,
+	 * and the step must not run even so. This is the task's own process, which Slurm would end the same
+	 * way.
 	 */
 	_exit(1);
 }
@@ -282,8 +301,9 @@ __attribute__((noreturn)) static void end_task(spank_t spank)
 void step_start_task(spank_t spank)
 {
 	/*
-	 * A step without GPU: Slurm takes CUDA_VISIBLE_DEVICES away, which for CUDA means all. Its record already forbids
-	 * any allocation; the empty list makes programs see what is true, no device, instead of one without memory.
+	 * A step without GPU: Slurm takes CUDA_VISIBLE_DEVICES away, which for CUDA means all. Its record
+	 * already forbids any allocation; the empty list makes programs see what is true, no device, instead
+	 * of one without memory.
 	 */
 	if (!*step.refusal && step.verdict == STEP_WITHOUT_GPU)
 		set_env(spank, "CUDA_VISIBLE_DEVICES", "");
@@ -302,7 +322,8 @@ void step_end(void)
 		return; /* the epilog was quicker */
 	rc = record_remove_step(dir, step.step_id);
 	if (rc < 0)
-		slurm_error("hami_hpc: job %u step %u: its limits record could not be removed (%s); the epilog will.",
+		slurm_error("hami_hpc: job %u step %u: its limits record could not be removed (%s); the "
+			    "epilog will.",
 			    step.job_id, step.step_id, strerror(-rc));
 	close(dir);
 }

@@ -8,8 +8,8 @@
 #include "options.h"
 
 /*
- * As root, before the tasks exist: decides what the step gets, writes its record, sets its environment. Never fails: a
- * refusal is kept for step_start_task().
+ * As root, before the tasks exist: decides what the step gets, writes its record, sets its environment. Never
+ * fails: a refusal is kept for step_start_task().
  */
 void step_begin(spank_t spank, int argc, char **argv);
 
@@ -17,8 +17,8 @@ void step_begin(spank_t spank, int argc, char **argv);
 void step_enter_namespace(void);
 
 /*
- * In a task's process, as the user, after Slurm's last change of the environment. Ends the process where the step is
- * refused, with the reason on the task's standard error and in slurmd's log.
+ * In a task's process, as the user, after Slurm's last change of the environment. Ends the process where the
+ * step is refused, with the reason on the task's standard error and in slurmd's log.
  */
 void step_start_task(spank_t spank);
 
