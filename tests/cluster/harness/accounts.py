@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The private cluster's accounts, users and QoS in slurmdbd.
+
+Jobs need users without privileges, and the cluster makes none in /etc/passwd: it uses accounts that every Debian has
+(base-passwd) and that own no files.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+
+from .layout import ClusterError, Layout
+from .services import clean_environment
+
+CLUSTER = "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """An account of the site and the Unix users who may charge it."""
+
+    name: str
+    users: tuple[str, ...]
+
+
+ACCOUNTS = (Account("physics", ("games", "root")), Account("vision", ("news",)))
+USERS = ("games", "news")  # those without privileges
+QOS = ("std", "lc", "be")
+
+
+def _sacctmgr(layout: Layout, *words: str) -> str:
+    done = subprocess.run(
+        ("sacctmgr", "--immediate", "--quiet", "--noheader", "--parsable2", *words),
+        env=clean_environment(layout),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ClusterError(f"sacctmgr {' '.join(words)} failed: {(done.stdout + done.stderr).strip()}")
+    return done.stdout
+
+
+def _listed(layout: Layout, what: str, columns: str) -> set[str]:
+    return set(_sacctmgr(layout, "list", what, f"format={columns}").splitlines())
+
+
+def make_accounts(layout: Layout) -> None:
+    """Adds what is missing of the cluster, QoS, accounts and users. slurmdbd must be running."""
+    if CLUSTER not in _listed(layout, "cluster", "cluster"):
+        _sacctmgr(layout, "add", "cluster", CLUSTER)
+    for qos in sorted(set(QOS) - _listed(layout, "qos", "name")):
+        _sacctmgr(layout, "add", "qos", qos)
+    known = _listed(layout, "associations", "account,user")
+    for account in ACCOUNTS:
+        if f"{account.name}|" not in known:
+            allowed = ",".join(("normal", *QOS))
+            _sacctmgr(layout, "add", "account", account.name, f"cluster={CLUSTER}", f"qos={allowed}", "defaultqos=std")
+        for user in account.users:
+            if f"{account.name}|{user}" not in known:
+                _sacctmgr(layout, "add", "user", user, f"account={account.name}", f"cluster={CLUSTER}")

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting, finding and stopping the cluster's daemons.
+
+Each runs in the foreground of a session of its own, so that it outlives the make that started it. A daemon is known
+by its pid and the time the kernel says it started, so that a reused pid is never mistaken for it, or killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .layout import ClusterError, Layout
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """How one daemon is started, and the command that succeeds once it answers."""
+
+    name: str
+    command: tuple[str, ...]
+    answers: Callable[[], bool]
+    environment: Mapping[str, str]
+    stop_signal: signal.Signals = signal.SIGTERM
+    start_timeout_s: float = 60.0
+
+
+def log_tail(path: Path, lines: int = 25) -> str:
+    """The last lines of a log, for an error message."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        return f"({path}: {error.strerror})"
+    return f"--- {path}\n" + "\n".join(text.splitlines()[-lines:])
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Clock ticks after boot at which the process started (proc(5), stat field 22); None when it is not there."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Polls until the condition holds; returns False when it did not in time."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def running_pid(layout: Layout, name: str) -> int | None:
+    """The pid of the cluster's daemon of this name, or None when it is not running."""
+    try:
+        pid, ticks, boot = (layout.pids / name).read_text().split()
+    except (FileNotFoundError, ValueError):
+        return None
+    return int(pid) if boot == _boot_id() and _start_ticks(int(pid)) == int(ticks) else None
+
+
+def start(layout: Layout, daemon: Daemon) -> None:
+    """Starts the daemon and waits until it answers. Raises ClusterError with its log's tail."""
+    output = layout.log / f"{daemon.name}.out"
+    with output.open("ab") as log:
+        process = subprocess.Popen(
+            daemon.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=dict(daemon.environment),
+            cwd="/",
+            start_new_session=True,
+        )
+    ticks = _start_ticks(process.pid)
+    (layout.pids / daemon.name).write_text(f"{process.pid} {ticks} {_boot_id()}\n")
+    end = time.monotonic() + daemon.start_timeout_s
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise ClusterError(f"{daemon.name} ended at once with status {process.returncode}\n{_logs(layout, daemon)}")
+        if daemon.answers():
+            process.returncode = 0  # it lives on without us: no warning that it was not waited for
+            return
+        time.sleep(_POLL_S)
+    raise ClusterError(f"{daemon.name} did not answer in {daemon.start_timeout_s:.0f} s\n{_logs(layout, daemon)}")
+
+
+def _logs(layout: Layout, daemon: Daemon) -> str:
+    paths = (layout.log / f"{daemon.name}.out", layout.log / f"{daemon.name}.log")
+    return "\n".join(log_tail(path) for path in paths if path.exists() and path.stat().st_size)
+
+
+def stop(layout: Layout, name: str, how: signal.Signals = signal.SIGTERM, timeout_s: float = 30.0) -> bool:
+    """Stops the daemon if it runs; after timeout_s with SIGKILL. Returns whether it was running."""
+    pid = running_pid(layout, name)
+    if pid is not None:
+        _end(layout, name, pid, how, timeout_s)
+    with contextlib.suppress(FileNotFoundError):
+        (layout.pids / name).unlink()
+    return pid is not None
+
+
+def _end(layout: Layout, name: str, pid: int, how: signal.Signals, timeout_s: float) -> None:
+    for sent, wait_s in ((how, timeout_s), (signal.SIGKILL, 5.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, sent)
+        end = time.monotonic() + wait_s
+        while time.monotonic() < end:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)  # our own child, when one process starts and stops it
+            if running_pid(layout, name) is None:
+                return
+            time.sleep(_POLL_S)
+    raise ClusterError(f"{name} (pid {pid}) does not end, not even after SIGKILL; look at it with ps and end it")

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Using a private cluster as its users and its administrator do: commands run, jobs submitted, states waited for."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import driver_environment
+from .daemons import log_tail
+from .layout import CHECKOUT, ClusterError, Layout
+
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"})
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a command left: its status and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
+
+def user_environment(layout: Layout, user: str) -> dict[str, str]:
+    """A login shell's environment for a user of the cluster, with the simulated driver where a real one would be."""
+    return {
+        "PATH": f"{layout.bin}:{_PATH}",
+        "HOME": str(layout.home / user),
+        "USER": user,
+        "LOGNAME": user,
+        "LC_ALL": "C.UTF-8",
+        "SLURM_CONF": str(layout.slurm_conf),
+        **driver_environment(layout),
+    }
+
+
+def run_as(
+    layout: Layout,
+    user: str,
+    command: Sequence[str],
+    extra: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    timeout_s: float = 60.0,
+) -> Done:
+    """Runs a command as a user in their home directory, with all privileges dropped."""
+    entry = pwd.getpwnam(user)
+    done = subprocess.run(
+        tuple(command),
+        env=user_environment(layout, user) | dict(extra or {}),
+        cwd=layout.home / user,
+        user=entry.pw_uid,
+        group=entry.pw_gid,
+        extra_groups=[],
+        input=stdin if stdin is not None else "",
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def admin(layout: Layout, *command: str, timeout_s: float = 60.0) -> str:
+    """Runs a command as the administrator and returns what it printed. Raises ClusterError when it fails."""
+    environment = user_environment(layout, "root") | {
+        "PATH": f"{CHECKOUT}/.venv/bin:/usr/local/sbin:/usr/sbin:/sbin:{_PATH}",
+        "HAMI_HPC_CONFIG": str(layout.site_config),
+    }
+    done = subprocess.run(
+        command, env=environment, cwd="/", input="", capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    if done.returncode != 0:
+        raise ClusterError(f"{' '.join(command)} ended with status {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def submit(layout: Layout, user: str, *options: str, script: str) -> int:
+    """sbatch of a script given as text; returns the job id. Raises ClusterError with sbatch's message."""
+    done = run_as(layout, user, ("sbatch", "--parsable", *options), stdin=f"#!/bin/sh\n{script}\n")
+    if done.status != 0:
+        raise ClusterError(f"sbatch {' '.join(options)} was refused: {done.err.strip()}")
+    return int(done.out.strip().partition(";")[0])
+
+
+def job_facts(layout: Layout, job: int | str) -> dict[str, str]:
+    """What `scontrol show job -d` says of one job, by key."""
+    text = admin(layout, "scontrol", "show", "job", "-d", str(job))
+    return dict(re.findall(r"(?:^|\s)([A-Za-z_:/]+)=(\S*)", text))
+
+
+def state(layout: Layout, job: int | str) -> str:
+    """The job's state in capitals: PENDING, RUNNING, COMPLETED…"""
+    return job_facts(layout, job)["JobState"]
+
+
+def wait_for_state(layout: Layout, job: int | str, *wanted: str, timeout_s: float = 60.0) -> str:
+    """Waits until the job is in one of these states. Raises ClusterError, with the logs' tails, when it is not in time,
+    or at once when it has ended in another."""
+
+    def reached() -> bool:
+        now = state(layout, job)
+        if now in ENDED and now not in wanted:
+            raise ClusterError(f"job {job} is {now}, not {' or '.join(wanted)}\n{evidence(layout, job)}")
+        return now in wanted
+
+    wait(layout, reached, f"job {job} to be {' or '.join(wanted)}", timeout_s, job)
+    return state(layout, job)
+
+
+def wait(
+    layout: Layout,
+    condition: Callable[[], bool],
+    what: str,
+    timeout_s: float = 60.0,
+    job: int | str | None = None,
+    detail: Callable[[], str] = str,
+) -> None:
+    """Polls until the condition holds. Raises ClusterError naming what was waited for, with the logs' tails."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            raise ClusterError(f"waited {timeout_s:.0f} s in vain for {what}\n{detail()}\n{evidence(layout, job)}")
+        time.sleep(0.2)
+
+
+def evidence(layout: Layout, job: int | str | None = None) -> str:
+    """The tails of the logs that tell why something did not happen."""
+    parts = [log_tail(layout.log / f"{name}.log") for name in ("slurmctld", "slurmd")]
+    if job is not None:
+        shown = run_as(layout, "root", ("scontrol", "show", "job", "-d", str(job)))
+        parts.insert(0, f"--- scontrol show job -d {job}\n{shown.text}")
+        parts += [log_tail(path) for path in sorted(layout.home.glob(f"*/slurm-{job}.out"))]
+    return "\n".join(parts)
+
+
+def output(layout: Layout, user: str, job: int | str) -> str:
+    """What the job has printed so far."""
+    path = layout.home / user / f"slurm-{job}.out"
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def write_script(layout: Layout, user: str, name: str, text: str) -> Path:
+    """A job script in the user's home, owned by the user."""
+    entry = pwd.getpwnam(user)
+    path = layout.home / user / name
+    path.write_text(text)
+    os.chown(path, entry.pw_uid, entry.pw_gid)
+    path.chmod(0o755)
+    return path

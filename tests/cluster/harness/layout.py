@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a private cluster keeps its files, and what it remembers between two calls.
+
+Two directories, because of two limits:
+* the cluster directory (in the checkout) holds what only root reads: key, database, state, logs. A checkout may lie
+  below a directory that other users cannot enter, such as /root;
+* the public directory (/tmp/hami-XXXXXX) holds what users' jobs need, and all Unix sockets, whose paths may not pass
+  107 bytes. It is made by mkdtemp, owned by root and not writable by others; its name is remembered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+_PORT_NAMES = ("slurmctld", "slurmd", "slurmdbd")
+
+
+class ClusterError(Exception):
+    """The private cluster cannot do what was asked; the message says what failed and where to look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All paths of one private cluster, and its TCP ports (Slurm has no Unix-socket mode for its daemons)."""
+
+    root: Path
+    public: Path
+    ports: dict[str, int]
+
+    @property
+    def etc(self) -> Path:
+        return self.public / "etc"
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.etc / "slurm.conf"
+
+    @property
+    def site_config(self) -> Path:
+        return self.etc / "hami-hpc.toml"
+
+    @property
+    def plugins(self) -> Path:
+        return self.public / "plugins"
+
+    @property
+    def interposer(self) -> Path:
+        return self.public / "lib" / "libhami-hpc.so"
+
+    @property
+    def driver(self) -> Path:
+        """Holds the simulated libcuda.so.1 and libnvidia-ml.so.1."""
+        return self.public / "driver"
+
+    @property
+    def machine(self) -> Path:
+        """The simulated GPUs (HAMI_SIM)."""
+        return self.public / "gpus"
+
+    @property
+    def bin(self) -> Path:
+        return self.public / "bin"
+
+    @property
+    def home(self) -> Path:
+        """One writable directory a user, for job scripts and output."""
+        return self.public / "home"
+
+    @property
+    def run_dir(self) -> Path:
+        return self.public / "run"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.public / "munge" / "socket"
+
+    @property
+    def database_socket(self) -> Path:
+        return self.public / "db" / "socket"
+
+    @property
+    def state_dir(self) -> Path:
+        """hami_hpc's ledger and usage spool."""
+        return self.root / "state"
+
+    @property
+    def database(self) -> Path:
+        return self.root / "database"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "log"
+
+    @property
+    def pids(self) -> Path:
+        return self.root / "pids"
+
+    @property
+    def env_file(self) -> Path:
+        return self.root / "env"
+
+
+def _is_private_to_root(path: Path) -> bool:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def _new_public() -> Path:
+    path = Path(tempfile.mkdtemp(prefix="hami-", dir="/tmp"))
+    path.chmod(0o755)
+    return path
+
+
+def _free_ports() -> dict[str, int]:
+    """One free TCP port for each daemon. All are held open until the last is found, so that none is given twice."""
+    held = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in _PORT_NAMES]
+    try:
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        return {name: one.getsockname()[1] for name, one in zip(_PORT_NAMES, held, strict=True)}
+    finally:
+        for one in held:
+            one.close()
+
+
+def _check_path(root: Path) -> None:
+    """Slurm's configuration has no quoting, so neither the checkout nor the cluster directory can hold blanks."""
+    for path in (CHECKOUT, root):
+        if any(c.isspace() or c in "#,\"'\\" for c in str(path)):
+            raise ClusterError(
+                f"the path '{path}' holds a blank, a quote or one of '#,\\', which Slurm's configuration files cannot "
+                "express; move the checkout to a path without them and run make demo again"
+            )
+
+
+def remembered(root: Path) -> Layout | None:
+    """The layout of an existing cluster, or None when there is none or its public directory is gone."""
+    try:
+        data = json.loads((root / "cluster.json").read_text())
+        layout = Layout(root=root, public=Path(data["public"]), ports={n: int(data["ports"][n]) for n in _PORT_NAMES})
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return layout if _is_private_to_root(layout.public) else None
+
+
+def save(layout: Layout) -> None:
+    data = {key: value for key, value in asdict(layout).items() if key != "root"}
+    temporary = layout.root / "cluster.json.new"
+    temporary.write_text(json.dumps(data, default=str, indent=1) + "\n")
+    temporary.rename(layout.root / "cluster.json")
+
+
+def open_or_create(root: Path) -> Layout:
+    """The cluster's layout, with every directory made. Raises ClusterError when the path cannot be used."""
+    root = root.absolute()
+    _check_path(root)
+    if os.geteuid() != 0:
+        raise ClusterError("the private cluster needs root, since slurmd starts jobs of several users; try sudo")
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    layout = remembered(root) or Layout(root=root, public=_new_public(), ports=_free_ports())
+    save(layout)
+    for path in (layout.database, layout.state_dir, layout.log, layout.pids, root / "slurmctld"):
+        path.mkdir(mode=0o700, exist_ok=True)
+    readable = (layout.etc, layout.plugins, layout.interposer.parent, layout.driver, layout.bin, layout.home)
+    for path in (*readable, layout.run_dir, layout.munge_socket.parent, layout.public / "slurmd"):
+        path.mkdir(mode=0o755, exist_ok=True)
+    layout.database_socket.parent.mkdir(mode=0o700, exist_ok=True)
+    link = root / "public"
+    if not link.is_symlink() or link.readlink() != layout.public:
+        link.unlink(missing_ok=True)
+        link.symlink_to(layout.public)
+    return layout
+
+
+def with_new_ports(layout: Layout) -> Layout:
+    """The same cluster on other ports, for when something else has taken one of ours."""
+    changed = Layout(root=layout.root, public=layout.public, ports=_free_ports())
+    save(changed)
+    return changed

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The five daemons of a private cluster: munged, MariaDB, slurmdbd, slurmctld, slurmd."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+
+from .daemons import Daemon
+from .layout import ClusterError, Layout
+
+# In the order in which they are started; they are stopped in reverse.
+NAMES = ("munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd")
+SLURM = ("slurmdbd", "slurmctld", "slurmd")
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def clean_environment(layout: Layout) -> dict[str, str]:
+    """The environment of daemons and of the administrator's commands: nothing of the caller's gets in."""
+    return {"PATH": _PATH, "LC_ALL": "C.UTF-8", "HOME": "/root", "SLURM_CONF": str(layout.slurm_conf)}
+
+
+def answer(command: tuple[str, ...], environment: Mapping[str, str], timeout_s: float = 10.0) -> str | None:
+    """What a command prints when it ends with status 0 in time, else None."""
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def succeeds(command: tuple[str, ...], environment: Mapping[str, str]) -> bool:
+    """Whether a command ends with status 0 within 10 s; what it prints is dropped."""
+    return answer(command, environment) is not None
+
+
+def _munged(layout: Layout, environment: dict[str, str]) -> Daemon:
+    key = layout.root / "munge.key"
+    if not key.exists():
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(1024))
+    socket = str(layout.munge_socket)
+    return Daemon(
+        "munged",
+        (
+            # --force: a checkout or /tmp may have parents that munged calls insecure; the key itself is 0600.
+            *("/usr/sbin/munged", "--foreground", "--force", f"--socket={socket}", f"--key-file={key}"),
+            *(f"--pid-file={layout.root}/munged.pid", f"--seed-file={layout.root}/munged.seed"),
+            f"--log-file={layout.log}/munged.log",
+        ),
+        lambda: succeeds(("/bin/sh", "-c", f"munge -S {socket} -n | unmunge -S {socket}"), environment),
+        environment,
+    )
+
+
+def _mariadbd(layout: Layout, environment: dict[str, str]) -> Daemon:
+    socket = f"--socket={layout.database_socket}"
+    return Daemon(
+        "mariadbd",
+        (
+            # --no-defaults: the machine's own database settings in /etc/mysql are not ours.
+            *("/usr/sbin/mariadbd", "--no-defaults", "--user=root", f"--datadir={layout.database}", socket),
+            *("--skip-networking", f"--pid-file={layout.root}/mariadbd.pid", f"--log-error={layout.log}/mariadbd.log"),
+            *("--innodb-buffer-pool-size=64M", "--innodb-log-file-size=32M", "--innodb-lock-wait-timeout=900"),
+            *("--innodb-flush-log-at-trx-commit=2", "--performance-schema=OFF", "--skip-log-bin"),
+        ),
+        lambda: succeeds(("mariadb-admin", "--no-defaults", socket, "--user=root", "ping"), environment),
+        environment,
+    )
+
+
+def make_database(layout: Layout) -> None:
+    """Creates the database's files once. Raises ClusterError with the installer's output."""
+    if (layout.database / "made").exists():
+        return
+    command = (
+        *("mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={layout.database}"),
+        *("--auth-root-authentication-method=socket", "--auth-root-socket-user=root", "--skip-test-db"),
+    )
+    environment = clean_environment(layout)
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise ClusterError(
+            f"mariadb-install-db failed in {layout.database}; remove that directory and try again\n"
+            f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
+    (layout.database / "made").touch()
+
+
+def describe(layout: Layout, name: str) -> Daemon:
+    """How to start the named daemon of this cluster."""
+    environment = clean_environment(layout)
+    if name == "munged":
+        return _munged(layout, environment)
+    if name == "mariadbd":
+        return _mariadbd(layout, environment)
+    if name == "slurmdbd":
+        # slurmdbd.conf has no setting for a database's socket; the client library reads this variable.
+        with_socket = environment | {"MYSQL_UNIX_PORT": str(layout.database_socket)}
+        ready = ("sacctmgr", "--noheader", "--readonly", "list", "cluster")
+        return Daemon(name, ("/usr/sbin/slurmdbd", "-D"), lambda: succeeds(ready, environment), with_socket)
+    if name == "slurmctld":
+        return Daemon(
+            name, ("/usr/sbin/slurmctld", "-D"), lambda: succeeds(("scontrol", "ping"), environment), environment
+        )
+    if name == "slurmd":
+        return Daemon(
+            name,
+            ("/usr/sbin/slurmd", "-D"),
+            lambda: _node_is_up(environment),
+            environment,
+            stop_signal=signal.SIGTERM,
+        )
+    raise ClusterError(f"there is no daemon '{name}'; there are {', '.join(NAMES)}")
+
+
+def _node_is_up(environment: Mapping[str, str]) -> bool:
+    states = (answer(("sinfo", "--noheader", "--Node", "--format=%T"), environment) or "").split()
+    # A trailing '*' says that slurmctld has no answer from slurmd; drained is the administrator's or a prolog's doing.
+    return bool(states) and not any(s.endswith("*") or s.startswith(("down", "unknown")) for s in states)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo: one request followed from sbatch to the bill, and what its neighbours on the GPU see.
+
+Each step checks what it shows and fails with the logs that tell why, so the story is also a test.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import jobs, node
+from .config import GPU_COUNT
+from .layout import ClusterError, Layout
+
+_WIDTH = 112
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A job of the story and what releases it."""
+
+    job: int
+    user: str
+    release: Path
+
+
+def tell(layout: Layout) -> None:
+    """Runs the whole story on a cluster that is up. Raises ClusterError at the first step that does not come out."""
+    began_unix_s = int(time.time())
+    version = jobs.admin(layout, "sinfo", "--version").split()[-1]
+    _say(f"A private Slurm {version} with one node and {GPU_COUNT} simulated NVIDIA H200s is up.")
+    first = _request_and_schedule(layout)
+    _seen_by_the_program(layout, first)
+    second = _packed(layout, first)
+    whole = _whole_gpu(layout)
+    waiting = _must_wait(layout)
+    _refused(layout)
+    _live_usage(layout)
+    _release(layout, first, second, whole, waiting)
+    _billed(layout, began_unix_s, [first, second, whole, waiting])
+
+
+def _heading(number: int, text: str) -> None:
+    print(f"\n{number}. {text}\n{'-' * (len(text) + 3)}", flush=True)
+
+
+def _say(text: str) -> None:
+    print(textwrap.fill(text, _WIDTH), flush=True)
+
+
+def _show(text: str) -> None:
+    print(textwrap.indent(text.rstrip("\n"), "    "), flush=True)
+
+
+def _expect(layout: Layout, what: str, holds: bool, job: int | None = None) -> None:
+    if not holds:
+        raise ClusterError(f"the demo expected that {what}; it is not so\n{jobs.evidence(layout, job)}")
+
+
+def _submit(layout: Layout, user: str, name: str, program: str, *options: str) -> Told:
+    """Submits and shows the command as the user typed it. The job runs until its release file is there."""
+    release = layout.home / user / f"{name}.release"
+    release.unlink(missing_ok=True)
+    script = jobs.write_script(layout, user, f"{name}.sh", f"#!/bin/sh\n{program.format(until=release)}\n")
+    command = ("sbatch", *options, script.name)
+    _show(f"{user}$ {' '.join(command)}")
+    done = jobs.run_as(layout, user, command)
+    _show(done.text)
+    if done.status != 0:
+        raise ClusterError(f"that was refused, with status {done.status}\n{jobs.evidence(layout)}")
+    return Told(int(done.out.split()[-1]), user, release)
+
+
+def _scheduled(layout: Layout, job: int) -> str:
+    """The lines of `scontrol show job -d` that say what the job holds."""
+    wanted = ("JobState=", "TRES=", "JOB_GRES=", "GRES=", "TresPerNode=", "Features=")
+    lines = jobs.admin(layout, "scontrol", "show", "job", "-d", str(job)).splitlines()
+    return "\n".join(line.strip() for line in lines if line.strip().startswith(wanted) or " GRES=" in line)
+
+
+def gpu_indices(layout: Layout, job: int) -> set[int]:
+    """The indices of the GPUs that the job holds (or holds shards of), from `scontrol show job -d`."""
+    text = jobs.admin(layout, "scontrol", "show", "job", "-d", str(job))
+    per_gpu = re.findall(r"\bGRES=(\S+)", text)
+    found: set[int] = set()
+    for gres in per_gpu:
+        for index in re.findall(r"gpu[^,()]*\(IDX:([\d,-]+)\)", gres):
+            found |= {int(number) for number in re.findall(r"\d+", index)}
+        for shares in re.findall(r"shard[^,()]*\(([^)]*)\)", gres):
+            counts = [int(pair.partition("/")[0]) for pair in shares.split(",")]
+            found |= {number for number, count in enumerate(counts) if count > 0}
+    return found
+
+
+def _request_and_schedule(layout: Layout) -> Told:
+    _heading(1, "The request: 8 GiB of a GPU's memory, half of its time")
+    first = _submit(layout, "games", "train", "slice --until {until}", "--gres=vgpu:mem=8G,cores=50")
+    jobs.wait_for_state(layout, first.job, "RUNNING")
+    _heading(2, "What Slurm scheduled: shares of one GPU, in units of its own")
+    _show(f"$ scontrol show job -d {first.job}")
+    _show(_scheduled(layout, first.job))
+    tres = jobs.job_facts(layout, first.job)["TRES"]
+    for unit in ("gres/vgpu_mem=8192", "gres/vgpu_cores=50", "gres/shard=279", "gres/vgpu=1"):
+        _expect(layout, f"job {first.job} holds {unit} (it holds {tres})", unit in tres, first.job)
+    return first
+
+
+def _seen_by_the_program(layout: Layout, told: Told) -> None:
+    _heading(3, "What the program in the job saw: a GPU of 8192 MiB, and CUDA's own error beyond")
+
+    def printed() -> bool:
+        return "CUDA says" in jobs.output(layout, told.user, told.job)
+
+    jobs.wait(layout, printed, "the program to reach its limit", 30, told.job)
+    text = jobs.output(layout, told.user, told.job)
+    _show(text)
+    for words in ("8192 MiB in total", "8192 of 8192 MiB in use", "CUDA_ERROR_OUT_OF_MEMORY"):
+        _expect(layout, f"the program printed '{words}'", words in text, told.job)
+
+
+def _packed(layout: Layout, first: Told) -> Told:
+    _heading(4, "A second job, of another user and a latency-critical class, on the same GPU")
+    second = _submit(
+        layout, "news", "serve", "slice --use 4096 --until {until}", "--qos=lc", "--gres=vgpu:mem=25%,cores=50"
+    )
+    jobs.wait_for_state(layout, second.job, "RUNNING")
+    _show(_scheduled(layout, second.job))
+    mine, theirs = gpu_indices(layout, first.job), gpu_indices(layout, second.job)
+    _say(f"Job {first.job} is on GPU {_list(mine)}, job {second.job} on GPU {_list(theirs)}.")
+    _expect(layout, "both jobs share one GPU", mine == theirs and len(mine) == 1, second.job)
+    return second
+
+
+def _list(numbers: set[int]) -> str:
+    return ", ".join(str(number) for number in sorted(numbers))
+
+
+def _whole_gpu(layout: Layout) -> Told:
+    _heading(5, "Whole GPUs as ever: the other one goes to a job that knows nothing of vgpu")
+    program = "while [ ! -e {until} ]; do sleep 0.2; done"
+    whole = _submit(layout, "news", "whole", program, "--gres=gpu:h200:1")
+    jobs.wait_for_state(layout, whole.job, "RUNNING")
+    _say(f"Job {whole.job} is on GPU {_list(gpu_indices(layout, whole.job))}.")
+    return whole
+
+
+def _must_wait(layout: Layout) -> Told:
+    _heading(6, "A job that fits beside nobody has to wait")
+    waiting = _submit(layout, "games", "later", "slice --use 1024", "--gres=vgpu:mem=8G,cores=60")
+    reason = ""
+
+    def explained() -> bool:
+        nonlocal reason
+        reason = jobs.run_as(layout, "games", ("squeue", "-h", "-j", str(waiting.job), "-o", "%r")).out.strip()
+        return reason not in ("", "None")
+
+    jobs.wait(layout, explained, "squeue to tell why the job waits", 30, waiting.job)
+    _show("games$ squeue")
+    _show(jobs.run_as(layout, "games", ("squeue", "-o", "%.6i %.8j %.8u %.4q %.10T %.12r %b")).out)
+    _expect(layout, f"job {waiting.job} waits for resources (reason: {reason})", reason == "Resources", waiting.job)
+    _say(f"Reason {reason}: both GPUs have less than 60 % left. It starts when a neighbour ends.")
+    return waiting
+
+
+def _refused(layout: Layout) -> None:
+    _heading(7, "A request that cannot be, refused at once")
+    for request, word in (("vgpu:mem=200G,cores=50", "mem=200G"), ("vgpu:mem=8G,cores=150", "cores=150")):
+        command = ("sbatch", f"--gres={request}", "train.sh")
+        _show(f"games$ {' '.join(command)}")
+        done = jobs.run_as(layout, "games", command)
+        _show(done.text)
+        _expect(layout, f"{request} is refused with a message", done.status != 0 and word in done.text)
+
+
+def _live_usage(layout: Layout) -> None:
+    _heading(8, "On the node: what is granted, and used")
+    _show("# hami-hpc jobs")
+    _show(jobs.admin(layout, "hami-hpc", "jobs"))
+
+
+def _release(layout: Layout, first: Told, second: Told, whole: Told, waiting: Told) -> None:
+    _heading(9, "The first job ends, the waiting one starts")
+    first.release.touch()
+    jobs.wait_for_state(layout, waiting.job, "RUNNING", "COMPLETED")
+    _say(f"Job {waiting.job} got GPU {_list(gpu_indices(layout, waiting.job))}.")
+    for told in (second, whole):
+        told.release.touch()
+    for told in (first, second, whole, waiting):
+        jobs.wait_for_state(layout, told.job, "COMPLETED")
+    node.wait_until_clean(layout)
+    _say("All jobs have ended. No grant, no region and no GPU memory is left behind.")
+
+
+def _billed(layout: Layout, began_unix_s: int, told: list[Told]) -> None:
+    _heading(10, "The bill: GPU-hours, from Slurm's own records")
+    names = ",".join(str(one.job) for one in told)
+    sacct = ("sacct", "-n", "-X", "-P", "-j", names, "-o", "JobID,State")
+
+    def recorded() -> bool:
+        lines = jobs.admin(layout, *sacct).splitlines()
+        return len(lines) == len(told) and all(line.endswith("COMPLETED") for line in lines)
+
+    jobs.wait(layout, recorded, "sacct to know that the jobs ended", 30)
+    stamp = "%Y-%m-%dT%H:%M:%S"
+    start, end = time.gmtime(began_unix_s), time.gmtime(time.time() + 1)
+    command = ("hami-hpc", "bill", "--start", time.strftime(stamp, start), "--end", time.strftime(stamp, end))
+    _show(f"# {' '.join(command)}")
+    text = jobs.admin(layout, *command)
+    _show(text)
+    for name in ("physics", "vision", "games", "news"):
+        _expect(layout, f"the bill names {name}", name in text)
