@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import Gpu
@@ -14,8 +14,7 @@ VGPU_VARIABLES = (c.ENV_VGPU, c.ENV_CLASS, c.ENV_MEM_MIB, c.ENV_CORES)
 UINT32_MAX = 0xFFFFFFFF
 
 
-@dataclass(frozen=True, slots=True)
-class JobUnits:
+class JobUnits(NamedTuple):
     """What Slurm's credential gives the job on this node; `gpu_index` is Slurm's device index."""
 
     job_id: int
@@ -26,8 +25,7 @@ class JobUnits:
     cores_percent: int
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """One job's slice of one GPU of this node. `created_unix_ns` tells two grants of the same job id apart."""
 
     job_id: int

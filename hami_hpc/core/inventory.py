@@ -4,20 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hami_hpc.errors import NodeError
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(NamedTuple):
     """One GPU of this node.
 
-    `index` is Slurm's device index (SLURM_JOB_GPUS): slurmd sorts the File= lines of gres.conf by name, so it is the
+    `slurm_index` is Slurm's device index (SLURM_JOB_GPUS): slurmd sorts the File= lines of gres.conf by name, so it is the
     rank by minor number. `total_mib` is what CUDA programs can use: NVML's total less what the driver reserves.
     """
 
-    index: int
+    slurm_index: int
     minor: int
     uuid: str
     name: str
@@ -25,8 +24,7 @@ class Gpu:
     total_mib: int
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(NamedTuple):
     """What NVML says of one GPU, before it is given an index and a model. Memory in MiB, usable by CUDA."""
 
     minor: int
@@ -52,7 +50,7 @@ def make_inventory(devices: Iterable[Device], models_mib: Mapping[str, int]) -> 
     ordered = sorted(devices, key=lambda device: device.minor)
     return tuple(
         Gpu(
-            index=index,
+            slurm_index=index,
             minor=device.minor,
             uuid=device.uuid,
             name=device.name,
@@ -63,13 +61,13 @@ def make_inventory(devices: Iterable[Device], models_mib: Mapping[str, int]) -> 
     )
 
 
-def gpu_of_job(gpus: Iterable[Gpu], index: int, job_id: int) -> Gpu:
+def gpu_of_job(gpus: Iterable[Gpu], slurm_index: int, job_id: int) -> Gpu:
     """The GPU with Slurm's device index. NodeError when the node has no such GPU."""
     known = tuple(gpus)
     for gpu in known:
-        if gpu.index == index:
+        if gpu.slurm_index == slurm_index:
             return gpu
     raise NodeError(
-        f"job {job_id} was given GPU {index}, but the driver shows {len(known)} GPU(s) here. "
+        f"job {job_id} was given GPU {slurm_index}, but the driver shows {len(known)} GPU(s) here. "
         "Compare gres.conf (hami-hpc render) with nvidia-smi -L; a GPU may have fallen off the bus",
     )

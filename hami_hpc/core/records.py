@@ -8,7 +8,7 @@ believed, every number is bounded, and no content makes a function here fail.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
@@ -21,8 +21,7 @@ _SLOTS_AT = c.USAGE_SIZE + c.USAGE_STEP_SIZE * c.USAGE_STEP_COUNT
 Fields = Mapping[str, tuple[int, int, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """What a job used, as its own processes wrote it. `state`: ok, damaged (bounded guesses), or missing (zeros)."""
 
     state: str

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The site's settings: hami-hpc.toml, read here and nowhere else (docs/architecture.md, "The site's settings").
 
-Prolog and epilog read it at every job, so this imports little: difflib only to word an error.
+Prolog and epilog read it at every job, so this imports little: values are named tuples since
+dataclasses would double the imports' time, and difflib comes only to word an error.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import os
 import stat
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hami_hpc.contract import constants as c
 from hami_hpc.errors import NodeError
@@ -26,16 +26,14 @@ BARE_SHARD = ("allow", "refuse")
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
-@dataclass(frozen=True, slots=True)
-class ClassSettings:
+class ClassSettings(NamedTuple):
     """One class of service: the QoS names that mean it, and how its share is kept (cap or burst)."""
 
     qos: tuple[str, ...]
     policy: str
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """The whole file, with defaults filled in. Memory in MiB; paths absolute."""
 
     path: str

@@ -24,8 +24,8 @@ FILE_NAME = "ledger.db"
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 10.0  # two hundred prologs at once queue for about 2 s on two cores
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-GRANT_COLUMNS = tuple(f'"{name}"' for name in Grant.__slots__)
-GPU_COLUMNS = tuple(f'"{name}"' for name in Gpu.__slots__)  # quoted: `index` is a word of SQL
+GRANT_COLUMNS = tuple(f'"{name}"' for name in Grant._fields)
+GPU_COLUMNS = tuple(f'"{name}"' for name in Gpu._fields)
 SCHEMA = (
     f"CREATE TABLE grants (boot_id, {', '.join(GRANT_COLUMNS)}, PRIMARY KEY (job_id))",
     f"CREATE TABLE gpus (boot_id, {', '.join(GPU_COLUMNS)}, PRIMARY KEY (minor))",
@@ -123,7 +123,7 @@ class Ledger:
     def _insert(self, connection: sqlite3.Connection, grants: Iterable[Grant]) -> None:
         columns = ", ".join(GRANT_COLUMNS)
         marks = ", ".join("?" * (len(GRANT_COLUMNS) + 1))
-        rows = [(self._boot_id, *(getattr(grant, name) for name in Grant.__slots__)) for grant in grants]
+        rows = [(self._boot_id, *grant) for grant in grants]
         connection.executemany(f"INSERT OR REPLACE INTO grants (boot_id, {columns}) VALUES ({marks})", rows)
 
     def remove(self, grant: Grant) -> None:
@@ -142,7 +142,7 @@ class Ledger:
     def set_inventory(self, gpus: Iterable[Gpu]) -> None:
         """Replaces the inventory."""
         marks = ", ".join("?" * (len(GPU_COLUMNS) + 1))
-        rows = [(self._boot_id, *(getattr(gpu, name) for name in Gpu.__slots__)) for gpu in gpus]
+        rows = [(self._boot_id, *gpu) for gpu in gpus]
         with self._write() as connection:
             connection.execute("DELETE FROM gpus")
             connection.executemany(f"INSERT INTO gpus (boot_id, {', '.join(GPU_COLUMNS)}) VALUES ({marks})", rows)

@@ -59,7 +59,7 @@ def grant_job(settings: Settings, units: JobUnits) -> Grant:
 def find_gpu(ledger: Ledger, settings: Settings, units: JobUnits) -> Gpu:
     """The job's GPU from the ledger's inventory, which NVML refreshes once a boot and when a GPU is unknown."""
     for gpu in ledger.inventory():
-        if gpu.index == units.gpu_index:
+        if gpu.slurm_index == units.gpu_index:
             return gpu
     gpus = make_inventory(nvml.read_devices(), settings.gpu_models)
     ledger.set_inventory(gpus)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wall time of prolog and epilog, as slurmd starts them, against an empty `python3 -c pass`.
+
+    .venv/bin/python benchmarks/bench_prolog.py [--rounds 101]
+
+Each round runs every case once, one after the other, so that whatever else the machine does falls on all alike. State
+lies on the file system of the temporary directory (TMPDIR). The inventory is in the ledger, as in all prologs of a boot
+but the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from hami_hpc.core.inventory import Device, make_inventory  # noqa: E402  after the path to the checkout
+from hami_hpc.shell.config import load_settings  # noqa: E402
+from hami_hpc.stages import common  # noqa: E402
+
+AIM = 4.0
+SETTINGS = """\
+version = 1
+[paths]
+run_dir = "{root}/run"
+state_dir = "{root}/state"
+[gpu_models.h200]
+total_mib = 143156
+[partitions.gpu]
+gpu_models = ["h200"]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One command and its environment. `is_stage`: its ratio is held against the aim."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    is_stage: bool
+
+
+def make_cases(folder: Path) -> list[Case]:
+    """A node with one GPU under `folder`, and what to time on it, in the order to run."""
+    config = folder / "hami-hpc.toml"
+    config.write_text(SETTINGS.format(root=folder))
+    settings = load_settings(str(config))
+    ledger = common.open_ledger(settings)
+    ledger.set_inventory(make_inventory([Device(0, "GPU-bench", "NVIDIA H200", 143156)], settings.gpu_models))
+    ledger.close()
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534", "SLURM_JOB_GPUS": "0"}
+    vgpu = {"HAMI_HPC_VGPU": "1", "HAMI_HPC_CLASS": "std", "HAMI_HPC_MEM_MIB": "8192", "HAMI_HPC_CORES": "50"}
+    arguments = ("--config", str(config))
+    prolog, epilog = str(ROOT / "prolog" / "prolog"), str(ROOT / "prolog" / "epilog")
+    return [
+        # The same interpreter with the same switches: site-packages with many .pth files would flatter the ratio.
+        Case("python3 -I -S -c pass", (sys.executable, "-I", "-S", "-c", "pass"), {}, False),
+        Case("prolog, job with vgpu", (prolog, *arguments), job | vgpu, True),
+        Case("epilog, job with vgpu", (epilog, *arguments), job | vgpu, True),
+        Case("prolog, job without", (prolog, *arguments), job, True),
+        Case("epilog, job without", (epilog, *arguments), job, True),
+    ]
+
+
+def timed_ms(case: Case) -> float:
+    """Wall milliseconds of one run, which must succeed."""
+    begin = time.perf_counter()
+    subprocess.run(case.command, env=case.environment, check=True, stdin=subprocess.DEVNULL)
+    return (time.perf_counter() - begin) * 1000
+
+
+def main() -> int:
+    """Prints medians and ratios; returns 1 when one passes the aim."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=101)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory(prefix="hami-bench-") as folder:
+        Path(folder).chmod(0o755)
+        cases = make_cases(Path(folder))
+        for case in cases:  # compiled modules and page cache
+            timed_ms(case)
+        times = {case.name: [0.0] * 0 for case in cases}
+        for _ in range(rounds):
+            for case in cases:
+                times[case.name].append(timed_ms(case))
+    empty = statistics.median(times[cases[0].name])
+    print(f"{rounds} rounds, {os.cpu_count()} CPUs, Python {sys.version.split()[0]}")
+    print(f"{'':24}{'median ms':>10}{'10th':>8}{'90th':>8}{'x empty':>9}")
+    worst = 0.0
+    for case in cases:
+        cuts = statistics.quantiles(times[case.name], n=10)
+        ratio = statistics.median(times[case.name]) / empty
+        worst = max(worst, ratio if case.is_stage else 0.0)
+        print(f"{case.name:24}{statistics.median(times[case.name]):10.1f}{cuts[0]:8.1f}{cuts[-1]:8.1f}{ratio:9.2f}")
+    print(f"aim: at most {AIM:.0f} x empty: {'kept' if worst <= AIM else 'MISSED'}")
+    return 0 if worst <= AIM else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
