@@ -68,9 +68,9 @@ def _install_simulation(layout: Layout) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ClusterError(f"{' '.join(command)} failed: {done.stdout}{done.stderr}")
-    # Slurm wants a file for each GPU; the simulated ones have no device file, so plain files stand for them.
-    for index in range(GPU_COUNT):
-        device_file(layout, index).touch()
+    # Slurm wants a character device for each GPU, and only looks at its name and type.
+    for index, device in enumerate(("/dev/null", "/dev/zero")):
+        device_file(layout, index).symlink_to(device)
 
 
 def device_file(layout: Layout, index: int) -> Path:

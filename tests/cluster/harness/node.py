@@ -27,13 +27,15 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGpu:
-    """One GPU as the simulated driver keeps it. peak_bytes: the most that was ever in use at once."""
+    """One GPU as the simulated driver keeps it. peak_bytes: the most that was
+    ever in use at once; refusals: requests that did not fit the whole GPU."""
 
     index: int
     uuid: str
     total_bytes: int
     used_bytes: int
     peak_bytes: int
+    refusals: int
     processes: tuple[Process, ...]
 
 
@@ -57,6 +59,7 @@ def gpus(layout: Layout) -> list[SimulatedGpu]:
             total_bytes=gpu["total_bytes"],
             used_bytes=gpu["used_bytes"],
             peak_bytes=gpu["peak_bytes"],
+            refusals=gpu["refusals"],
             processes=tuple(Process(p["pid"], p["uid"], p["used_bytes"]) for p in gpu["processes"]),
         )
         for gpu in json.loads(text)["gpus"]
@@ -80,6 +83,13 @@ def grants(layout: Layout) -> list[Granted]:
     finally:
         connection.close()
     return [Granted(*row) for row in rows]
+
+
+def drain_reason(layout: Layout) -> str:
+    """Why the node takes no jobs; empty when it does."""
+    text = jobs.admin(layout, "sinfo", "-h", "-N", "-o", "%T %E")
+    state, _, reason = text.strip().partition(" ")
+    return reason if "drain" in state or "down" in state else ""
 
 
 def leftovers(layout: Layout) -> list[str]:
