@@ -54,6 +54,8 @@ int record_open_dir(const char *run_dir, uint32_t job_id)
 enum record_fault record_check(const struct hami_limits *limits, uint32_t job_id, uint32_t uid)
 {
 	static const char *const classes[] = HAMI_CLASS_NAMES;
+	static const char *const policies[] = HAMI_POLICY_NAMES;
+	static const char *const modes[] = HAMI_MODE_NAMES;
 
 	if (limits->magic != HAMI_LIMITS_MAGIC)
 		return RECORD_MAGIC;
@@ -64,7 +66,9 @@ enum record_fault record_check(const struct hami_limits *limits, uint32_t job_id
 	if (limits->job_id != job_id || limits->step_id != HAMI_JOB_STEP_ID || limits->uid != uid)
 		return RECORD_IDENTITY;
 	if (limits->mem_limit_bytes == 0 || limits->cores_percent < 1 || limits->cores_percent > 100 ||
-	    limits->service_class >= sizeof(classes) / sizeof(classes[0]) ||
+	    limits->phase_percent > 99 || limits->service_class >= sizeof(classes) / sizeof(classes[0]) ||
+	    limits->policy >= sizeof(policies) / sizeof(policies[0]) ||
+	    limits->mode >= sizeof(modes) / sizeof(modes[0]) ||
 	    !memchr(limits->gpu_uuid, '\0', sizeof(limits->gpu_uuid)))
 		return RECORD_VALUES;
 	return RECORD_OK;

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/* record_read_job: every way in which a job's record may be wrong has its own answer, and none is taken for
+ * right. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stddef.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "record.h"
+
+enum { JOB = 42, USER = 1000 };
+
+static int dir;
+static uid_t me;
+
+static struct hami_limits good(void)
+{
+	struct hami_limits limits = {.magic = HAMI_LIMITS_MAGIC,
+				     .abi_version = HAMI_ABI_VERSION,
+				     .record_size = sizeof(struct hami_limits),
+				     .job_id = JOB,
+				     .step_id = HAMI_JOB_STEP_ID,
+				     .uid = USER,
+				     .mem_limit_bytes = 8ull << 30,
+				     .gpu_total_bytes = 80ull << 30,
+				     .cores_percent = 50};
+
+	strcpy(limits.gpu_uuid, "GPU-00000000-0000-0000-0000-000000000000");
+	return limits;
+}
+
+static void put(const void *data, size_t size, mode_t mode)
+{
+	int fd;
+
+	unlinkat(dir, HAMI_FILE_JOB_LIMITS, 0);
+	fd = openat(dir, HAMI_FILE_JOB_LIMITS, O_WRONLY | O_CREAT | O_EXCL, 0600);
+	CHECK(fd >= 0);
+	CHECK(write(fd, data, size) == (ssize_t)size);
+	CHECK(fchmod(fd, mode) == 0);
+	CHECK(close(fd) == 0);
+}
+
+static int read_back(void)
+{
+	struct hami_limits limits;
+
+	return record_read_job(dir, me, JOB, USER, &limits);
+}
+
+static int read_changed(const struct hami_limits *limits)
+{
+	put(limits, sizeof(*limits), 0644);
+	return read_back();
+}
+
+#define CHECK_FIELD(field, value, wanted)                                                                    \
+	do {                                                                                                 \
+		struct hami_limits changed_ = good();                                                        \
+		changed_.field = (value);                                                                    \
+		CHECK(read_changed(&changed_) == (int)(wanted));                                             \
+	} while (0)
+
+static void the_file_itself_is_checked(void)
+{
+	struct hami_limits limits = good();
+	char longer[sizeof(limits) + 1] = {0};
+	struct hami_limits got;
+
+	CHECK(read_back() == -ENOENT);
+	put(&limits, sizeof(limits), 0644);
+	CHECK(read_back() == 0);
+	CHECK(record_read_job(dir, me + 1, JOB, USER, &got) == RECORD_OWNER);
+	put(&limits, sizeof(limits), 0664);
+	CHECK(read_back() == RECORD_WRITABLE);
+	put(&limits, sizeof(limits), 0646);
+	CHECK(read_back() == RECORD_WRITABLE);
+	put(&limits, sizeof(limits) - 1, 0644);
+	CHECK(read_back() == RECORD_SIZE);
+	memcpy(longer, &limits, sizeof(limits));
+	put(longer, sizeof(longer), 0644);
+	CHECK(read_back() == RECORD_SIZE);
+
+	CHECK(renameat(dir, HAMI_FILE_JOB_LIMITS, dir, "elsewhere") == 0);
+	CHECK(symlinkat("elsewhere", dir, HAMI_FILE_JOB_LIMITS) == 0);
+	CHECK(read_back() == RECORD_NOT_A_FILE);
+	CHECK(unlinkat(dir, HAMI_FILE_JOB_LIMITS, 0) == 0);
+	CHECK(unlinkat(dir, "elsewhere", 0) == 0);
+	CHECK(mkfifoat(dir, HAMI_FILE_JOB_LIMITS, 0644) == 0);
+	CHECK(read_back() == RECORD_NOT_A_FILE); /* and does not wait for a writer */
+	CHECK(unlinkat(dir, HAMI_FILE_JOB_LIMITS, 0) == 0);
+	CHECK(mkdirat(dir, HAMI_FILE_JOB_LIMITS, 0755) == 0);
+	CHECK(read_back() == RECORD_NOT_A_FILE);
+	CHECK(unlinkat(dir, HAMI_FILE_JOB_LIMITS, AT_REMOVEDIR) == 0);
+}
+
+static void the_contents_are_checked(void)
+{
+	struct hami_limits limits = good();
+
+	CHECK_FIELD(magic, HAMI_USAGE_MAGIC, RECORD_MAGIC);
+	CHECK_FIELD(abi_version, HAMI_ABI_VERSION + 1, RECORD_ABI);
+	CHECK_FIELD(record_size, 4095, RECORD_SIZE);
+	CHECK_FIELD(job_id, JOB + 1, RECORD_IDENTITY);
+	CHECK_FIELD(step_id, 0, RECORD_IDENTITY);
+	CHECK_FIELD(uid, 0, RECORD_IDENTITY);
+	CHECK_FIELD(mem_limit_bytes, 0, RECORD_VALUES);
+	CHECK_FIELD(cores_percent, 0, RECORD_VALUES);
+	CHECK_FIELD(cores_percent, 101, RECORD_VALUES);
+	CHECK_FIELD(service_class, HAMI_CLASS_BE + 1, RECORD_VALUES);
+	CHECK_FIELD(policy, HAMI_POLICY_BURST + 1, RECORD_VALUES);
+	CHECK_FIELD(mode, HAMI_MODE_MIG + 1, RECORD_VALUES);
+	CHECK_FIELD(cores_percent, 100, RECORD_OK);
+	CHECK_FIELD(phase_percent, 100, RECORD_VALUES);
+	CHECK_FIELD(sequence, 2, RECORD_OK);
+	CHECK_FIELD(sequence, 1, RECORD_UNSTABLE);
+	memset(limits.gpu_uuid, 'x', sizeof(limits.gpu_uuid));
+	CHECK(read_changed(&limits) == RECORD_VALUES);
+	for (int fault = RECORD_OK; fault <= RECORD_UNSTABLE; fault++)
+		CHECK(*record_fault((enum record_fault)fault));
+}
+
+static void a_steps_record_is_written_whole_and_removed(void)
+{
+	struct hami_limits limits = good(), got;
+	struct stat st;
+	int fd;
+
+	limits.step_id = 0xfffffffb;
+	umask(0077); /* of slurmstepd: the tasks must be able to read it all the same */
+	CHECK(record_write_step(dir, &limits) == 0);
+	CHECK(record_write_step(dir, &limits) == 0); /* the same step after a requeue */
+	fd = openat(dir, "step-4294967291.limits", O_RDONLY);
+	CHECK(fd >= 0);
+	CHECK(fstat(fd, &st) == 0);
+	CHECK((st.st_mode & 07777) == 0644);
+	CHECK(read(fd, &got, sizeof(got)) == (ssize_t)sizeof(got));
+	CHECK(memcmp(&got, &limits, sizeof(got)) == 0);
+	close(fd);
+	CHECK(record_remove_step(dir, limits.step_id) == 0);
+	CHECK(record_remove_step(dir, limits.step_id) == 0);
+	CHECK(openat(dir, "step-4294967291.limits", O_RDONLY) < 0 && errno == ENOENT);
+	CHECK(record_write_file(dir, "no/such", "", 0) == -ENOENT);
+}
+
+int main(void)
+{
+	char root[] = "/tmp/hami-record-XXXXXX", path[PATH_MAX];
+
+	me = geteuid();
+	CHECK(mkdtemp(root));
+	snprintf(path, sizeof(path), "%s/jobs", root);
+	CHECK(mkdir(path, 0755) == 0);
+	CHECK(record_open_dir(root, JOB) == -ENOENT);
+	snprintf(path, sizeof(path), "%s/jobs/%u", root, JOB);
+	CHECK(mkdir(path, 0755) == 0);
+	dir = record_open_dir(root, JOB);
+	CHECK(dir >= 0);
+	the_file_itself_is_checked();
+	the_contents_are_checked();
+	a_steps_record_is_written_whole_and_removed();
+	CHECK(unlinkat(dir, HAMI_FILE_JOB_LIMITS, 0) == 0);
+	/* Nothing is left over: no temporary file either. */
+	CHECK(rmdir(path) == 0);
+	snprintf(path, sizeof(path), "%s/jobs", root);
+	CHECK(rmdir(path) == 0 && rmdir(root) == 0);
+	return 0;
+}

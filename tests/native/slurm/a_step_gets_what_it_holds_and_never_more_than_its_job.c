@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/* decide.h: verdicts, limits, and the numbers that Slurm's gres plugins leave in the environment. */
+#include <errno.h>
+#include <stdint.h>
+
+#include "check.h"
+#include "decide.h"
+
+static struct step_units parse(const char *a, const char *b, const char *c, const char *d)
+{
+	char *env[] = {(char *)"PATH=/bin", (char *)a, (char *)b, (char *)c, (char *)d, NULL};
+	struct step_units units;
+
+	CHECK(step_units_parse(env, &units) == 0);
+	return units;
+}
+
+static int parse_error(const char *variable)
+{
+	char *env[] = {(char *)variable, NULL};
+	struct step_units units;
+
+	return step_units_parse(env, &units);
+}
+
+static void numbers_are_whole_decimal_and_fit(void)
+{
+	struct step_units units = parse("SLURM_SHARDS_ON_NODE=25", "HAMI_HPC_VGPU=1", "HAMI_HPC_MEM_MIB=4096",
+					"HAMI_HPC_CORES=25");
+
+	CHECK(units.shards && units.vgpu && units.mem && units.cores);
+	CHECK(units.mem_mib == 4096 && units.cores_percent == 25);
+	units = parse("SLURM_SHARDS_ON_NODE=0", "HAMI_HPC_VGPUS=1", "XHAMI_HPC_MEM_MIB=1",
+		      "HAMI_HPC_CORES=0");
+	CHECK(!units.shards && !units.vgpu && !units.mem && !units.cores);
+	units = parse("HAMI_HPC_MEM_MIB=18446744073709551615", "A=", "B=", "C=");
+	CHECK(units.mem_mib == UINT64_MAX);
+	CHECK(parse_error("HAMI_HPC_MEM_MIB=18446744073709551616") == -EINVAL);
+	CHECK(parse_error("HAMI_HPC_MEM_MIB=99999999999999999999999") == -EINVAL);
+	CHECK(parse_error("HAMI_HPC_MEM_MIB=") == -EINVAL);
+	CHECK(parse_error("HAMI_HPC_MEM_MIB=-1") == -EINVAL);
+	CHECK(parse_error("HAMI_HPC_MEM_MIB= 1") == -EINVAL);
+	CHECK(parse_error("HAMI_HPC_CORES=0x10") == -EINVAL);
+	CHECK(parse_error("HAMI_HPC_VGPU=1\n") == -EINVAL);
+	CHECK(parse_error("SLURM_SHARDS_ON_NODE=many") == -EINVAL);
+	CHECK(parse_error("HAMI_HPC_MEM_MIB") == 0); /* no assignment: not there */
+}
+
+static void each_step_has_one_verdict(void)
+{
+	const struct step_units nothing = {0}, shards = {.shards = true};
+	const struct step_units all = {.shards = true, .vgpu = true, .mem = true, .cores = true};
+	const struct step_units no_shards = {.vgpu = true, .mem = true, .cores = true};
+	const struct step_units only_mem = {.shards = true, .mem = true};
+	const struct step_units only_class = {.shards = true, .vgpu = true};
+
+	CHECK(step_decide(&nothing, false, true) == STEP_NOT_OURS);
+	CHECK(step_decide(&nothing, false, false) == STEP_NOT_OURS);
+	CHECK(step_decide(&nothing, true, true) == STEP_WITHOUT_GPU);
+	CHECK(step_decide(&all, true, true) == STEP_FENCED);
+	CHECK(step_decide(&only_mem, true, true) == STEP_FENCED);
+	CHECK(step_decide(&only_class, true, true) == STEP_FENCED);
+	CHECK(step_decide(&all, false, true) == STEP_NO_RECORD);
+	CHECK(step_decide(&no_shards, false, true) == STEP_NO_RECORD);
+	CHECK(step_decide(&no_shards, true, true) == STEP_UNITS_ALONE);
+	CHECK(step_decide(&shards, true, true) == STEP_SHARDS_ALONE);
+	CHECK(step_decide(&shards, true, false) == STEP_NO_PLUGINS);
+	CHECK(step_decide(&shards, false, false) == STEP_NO_PLUGINS);
+	CHECK(step_decide(&shards, false, true) ==
+	      STEP_NOT_OURS); /* a bare shard job, where the site allows it */
+}
+
+static void the_smaller_limit_wins(void)
+{
+	struct hami_limits job = {
+		.job_id = 7, .step_id = HAMI_JOB_STEP_ID, .sequence = 4, .cores_percent = 50};
+	struct step_units units = {.shards = true, .mem = true, .cores = true};
+	struct hami_limits step;
+
+	job.mem_limit_bytes = 8ull << 30;
+	units.mem_mib = 4096;
+	units.cores_percent = 25;
+	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+	CHECK(step.mem_limit_bytes == 4ull << 30 && step.cores_percent == 25);
+	CHECK(step.job_id == 7 && step.step_id == 3 && step.sequence == 0 && step.created_unix_ns == 99);
+
+	units.mem_mib = 8193;
+	units.cores_percent = 51;
+	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+	CHECK(step.mem_limit_bytes == 8ull << 30 && step.cores_percent == 50);
+
+	/* Counts whose bytes overflow 64 bits, down to 0 or to something small, are no smaller limit. */
+	units.mem_mib = 1ull << 44;
+	units.cores_percent = (1ull << 32) + 1;
+	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+	CHECK(step.mem_limit_bytes == 8ull << 30 && step.cores_percent == 50);
+	units.mem_mib = UINT64_MAX;
+	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+	CHECK(step.mem_limit_bytes == 8ull << 30);
+
+	units = (struct step_units){.shards = true, .vgpu = true};
+	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+	CHECK(step.mem_limit_bytes == 8ull << 30 && step.cores_percent == 50);
+
+	step_limits(&job, &units, STEP_WITHOUT_GPU, 3, 99, &step);
+	CHECK(step.mem_limit_bytes == 0 && step.cores_percent == 50);
+}
+
+int main(void)
+{
+	numbers_are_whole_decimal_and_fit();
+	each_step_has_one_verdict();
+	the_smaller_limit_wins();
+	return 0;
+}

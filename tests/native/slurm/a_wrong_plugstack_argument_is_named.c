@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/* options.h: what plugstack.conf may say, and what the administrator reads when it says something else. */
+#include "check.h"
+#include "options.h"
+
+static struct options opt;
+static char error[512];
+
+static int parse(const char *a, const char *b)
+{
+	char *argv[] = {(char *)a, (char *)b};
+
+	error[0] = '\0';
+	return options_parse(b ? 2 : a ? 1 : 0, argv, &opt, error, sizeof(error));
+}
+
+static void refused(const char *argument, const char *part)
+{
+	CHECK(parse(argument, NULL) < 0);
+	CHECK(strstr(error, part));
+	CHECK(strstr(error, argument));
+}
+
+int main(void)
+{
+	CHECK(parse(NULL, NULL) == 0);
+	CHECK_TEXT(opt.run_dir, "/run/hami-hpc");
+	CHECK_TEXT(opt.interposer, DEFAULT_INTERPOSER);
+	CHECK(opt.preload == PRELOAD_ENV);
+
+	CHECK(parse("run_dir=/tmp/r", "interposer=/opt/l.so") == 0);
+	CHECK_TEXT(opt.run_dir, "/tmp/r");
+	CHECK_TEXT(opt.interposer, "/opt/l.so");
+	CHECK(parse("preload=ldso", NULL) == 0 && opt.preload == PRELOAD_LDSO);
+
+	refused("run_dir=relative", "absolute");
+	refused("interposer=/a b", "spaces");
+	refused("interposer=/a:b", "colons");
+	refused("interposer=", "absolute");
+	refused("preload=ld.so", "env or ldso");
+	refused("preload", "unknown");
+	refused("Preload=env", "unknown");
+	refused("run_dirs=/tmp", "unknown");
+	CHECK(parse("preload=ldso", "run_dir=/tmp/r") < 0);
+	CHECK(strstr(error, "/run/hami-hpc"));
+	return 0;
+}
