@@ -110,9 +110,11 @@ USAGE_STEP_COUNT: Final = 1024
 USAGE_STEP_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'step_id': (0, 4, 'u'),
     'processes': (4, 4, 'u'),
-    'used_bytes': (8, 8, 'u'),
-    'peak_bytes': (16, 8, 'u'),
-    'oom_count': (24, 8, 'u'),
+    'cores_percent': (8, 4, 'u'),
+    'reserved': (12, 4, 'u'),
+    'used_bytes': (16, 8, 'u'),
+    'peak_bytes': (24, 8, 'u'),
+    'oom_count': (32, 8, 'u'),
 }
 
 # One process; follows the steps. Alive while its process holds the write lock (OFD) on byte slot_lock_base + index.

@@ -111,16 +111,20 @@ _Static_assert(sizeof(struct hami_usage) == 4096, "size");
 struct hami_usage_step {
 	uint32_t step_id; /* Slurm's step id */
 	uint32_t processes; /* live slots of this step; 0: the row is free */
+	uint32_t cores_percent; /* share of the GPU's time that the step was given */
+	uint32_t reserved; /* 0 */
 	uint64_t used_bytes; /* sum over the step's slots */
 	uint64_t peak_bytes; /* largest used_bytes so far */
 	uint64_t oom_count; /* requests refused because of a limit */
-	uint8_t pad0[32];
+	uint8_t pad0[24];
 };
 _Static_assert(offsetof(struct hami_usage_step, step_id) == 0, "step_id");
 _Static_assert(offsetof(struct hami_usage_step, processes) == 4, "processes");
-_Static_assert(offsetof(struct hami_usage_step, used_bytes) == 8, "used_bytes");
-_Static_assert(offsetof(struct hami_usage_step, peak_bytes) == 16, "peak_bytes");
-_Static_assert(offsetof(struct hami_usage_step, oom_count) == 24, "oom_count");
+_Static_assert(offsetof(struct hami_usage_step, cores_percent) == 8, "cores_percent");
+_Static_assert(offsetof(struct hami_usage_step, reserved) == 12, "reserved");
+_Static_assert(offsetof(struct hami_usage_step, used_bytes) == 16, "used_bytes");
+_Static_assert(offsetof(struct hami_usage_step, peak_bytes) == 24, "peak_bytes");
+_Static_assert(offsetof(struct hami_usage_step, oom_count) == 32, "oom_count");
 _Static_assert(sizeof(struct hami_usage_step) == 64, "size");
 
 /* One process; follows the steps. Alive while its process holds the write lock (OFD) on byte slot_lock_base + index. */
