@@ -9,6 +9,8 @@ from decimal import Decimal
 
 from hami_hpc.accounting.apportion import apportion
 from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.price import Priced, unit
+from hami_hpc.accounting.rates import Rates
 from hami_hpc.accounting.times import Period
 from hami_hpc.accounting.usage import PPM_SECONDS_PER_HOUR, LeftOut, Segment, Usage, Usages
 
@@ -24,6 +26,7 @@ DIMENSIONS: Mapping[str, Callable[[Usage, Sequence[Segment]], str]] = {
     "model": lambda usage, _: usage.model,
     "mode": lambda usage, _: usage.mode.value,
     "class": lambda usage, _: usage.service_class,
+    "billable": lambda usage, _: "yes" if usage.billable else "no",
     "day": lambda usage, segments: segments[usage.segment].bucket,
     "month": lambda usage, segments: segments[usage.segment].bucket,
 }
@@ -31,52 +34,99 @@ DIMENSIONS: Mapping[str, Callable[[Usage, Sequence[Segment]], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line. labels: one for each dimension. exact: millionths of a GPU times seconds, as held."""
+    """One line. labels: one for each dimension. exact: millionths of a GPU times seconds, as held. cost: in the
+    currency; None on a bill without rates."""
 
     labels: tuple[str, ...]
     runs: int
     gpu_hours: Decimal
     exact: int
+    cost: Decimal | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unpriced:
+    """GPU time for which there is no rate: on the bill's lines, but not in their cost."""
+
+    problem: str
+    runs: int
+    gpu_hours: Decimal
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """gpu_hours of the lines add up to gpu_hours, to the last digit (apportion.py)."""
+    """The lines' gpu_hours and cost add up to the totals, to the last digit (apportion.py)."""
 
     period: Period
     dimensions: tuple[str, ...]
+    currency: str
     lines: tuple[Line, ...]
     runs: int
     gpu_hours: Decimal
+    cost: Decimal | None
+    unpriced: tuple[Unpriced, ...]
     left_out: tuple[LeftOut, ...]
     still_running: int
     spread: int
 
 
-def make_bill(usages: Usages, segments: Sequence[Segment], dimensions: Sequence[str]) -> Bill:
-    """Roll the groups up by ``dimensions`` (names in DIMENSIONS), largest first within nothing, in label order."""
+def make_bill(
+    usages: Usages,
+    priced: Sequence[Priced],
+    segments: Sequence[Segment],
+    dimensions: Sequence[str],
+    rates: Rates | None,
+) -> Bill:
+    """Roll the groups up by ``dimensions`` (names in DIMENSIONS), in the labels' order. rates None: no money."""
     unknown = [name for name in dimensions if name not in DIMENSIONS]
     if unknown:
         raise AccountingError(f"cannot bill by '{unknown[0]}'; there is {', '.join(DIMENSIONS)}")
     readers = [DIMENSIONS[name] for name in dimensions]
     sums: dict[tuple[str, ...], list[int]] = {}
-    for usage in usages.usages:
-        line = sums.setdefault(tuple(reader(usage, segments) for reader in readers), [0, 0])
-        line[0] += usage.runs
-        line[1] += usage.held
+    for entry in priced:
+        line = sums.setdefault(tuple(reader(entry.usage, segments) for reader in readers), [0, 0, 0])
+        line[0] += entry.usage.runs
+        line[1] += entry.usage.held
+        line[2] += entry.charge
     labels = sorted(sums)
-    hours = apportion([sums[label][1] for label in labels], _HOUR_UNIT)
+    hours = to_hours([sums[label][1] for label in labels])
+    costs = to_money([sums[label][2] for label in labels], rates.digits) if rates else [None] * len(labels)
     lines = tuple(
-        Line(label, sums[label][0], Decimal(hour).scaleb(-HOUR_DIGITS), sums[label][1])
-        for label, hour in zip(labels, hours, strict=True)
+        Line(label, sums[label][0], hour, sums[label][1], cost)
+        for label, hour, cost in zip(labels, hours, costs, strict=True)
     )
     return Bill(
         Period(segments[0].period.start_s, segments[-1].period.end_s),
         tuple(dimensions),
+        rates.currency if rates else "",
         lines,
         sum(line.runs for line in lines),
-        sum((line.gpu_hours for line in lines), Decimal(0).scaleb(-HOUR_DIGITS)),
+        sum(hours, Decimal(0).scaleb(-HOUR_DIGITS)),
+        sum((cost for cost in costs if cost is not None), Decimal(0).scaleb(-rates.digits)) if rates else None,
+        _unpriced(priced) if rates else (),
         usages.left_out,
         usages.still_running,
         usages.spread,
     )
+
+
+def to_hours(exact: Sequence[int]) -> list[Decimal]:
+    """GPU-hours from millionths of a GPU times seconds, so rounded that they add up."""
+    return [Decimal(hours).scaleb(-HOUR_DIGITS) for hours in apportion(exact, _HOUR_UNIT)]
+
+
+def to_money(charges: Sequence[int], digits: int) -> list[Decimal]:
+    """Amounts from charges (price.py), so rounded that they add up."""
+    return [Decimal(amount).scaleb(-digits) for amount in apportion(charges, unit(digits))]
+
+
+def _unpriced(priced: Sequence[Priced]) -> tuple[Unpriced, ...]:
+    sums: dict[str, list[int]] = {}
+    for entry in priced:
+        if entry.problem:
+            line = sums.setdefault(entry.problem, [0, 0])
+            line[0] += entry.usage.runs
+            line[1] += entry.usage.held
+    problems = sorted(sums)
+    hours = to_hours([sums[problem][1] for problem in problems])
+    return tuple(Unpriced(problem, sums[problem][0], hour) for problem, hour in zip(problems, hours, strict=True))

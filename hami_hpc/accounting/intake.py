@@ -14,7 +14,6 @@ from zoneinfo import ZoneInfo
 import duckdb
 
 from hami_hpc.accounting import sqltext
-from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.sacct import Export
 from hami_hpc.accounting.tres import TresError, parse_alloc_tres
 
@@ -82,38 +81,29 @@ def connect(memory_mib: int = 1024, threads: int = 0, spill: Path | None = None)
 def load(
     con: duckdb.DuckDBPyConnection, export: Export, tz: ZoneInfo, cluster: str, observed_s: int, scratch: Path
 ) -> Counts:
-    """Read an export into the tables ``records`` and ``rejects`` of ``con``.
+    """Read an export into ``records`` (a view) and ``rejects`` (a table) of ``con``.
 
     tz: the zone of its local times; not used when it holds seconds since 1970. cluster: the name for records that
     carry none. observed_s: when the export was made, for runs that had not ended and carry no Elapsed.
-    scratch: an empty directory of ours on disk; files in it are removed again.
+    scratch: a directory of ours on disk, empty, which must stay while ``records`` is read.
     """
-    staged = scratch / "staged.parquet"
-    tables = [row[0] for row in con.execute("SELECT table_name FROM duckdb_tables()").fetchall()]
-    if "records" in tables:
-        raise AccountingError("this session already holds an intake")  # pragma: no cover - a programming error
-    lines = _stage(con, export, staged)
-    zone_range = _local_range(con, export, staged)
-    _parse_tres(con, staged)
-    con.execute(sqltext.check(staged, export, tz, zone_range, cluster, observed_s))
-    con.execute(sqltext.REJECTS)
-    _add_unread_lines(con, export)
-    columns = ", ".join(RECORD_COLUMNS)
-    con.execute(f"CREATE TEMP TABLE records AS SELECT {columns} FROM checked WHERE verdict = 'record'")
-    verdicts = dict(con.execute("SELECT verdict, count(*) FROM checked GROUP BY 1").fetchall())
-    con.execute("DROP TABLE checked")
-    staged.unlink()
-    (rejected,) = _one(con, "SELECT count(*) FROM rejects")
-    kept = (verdicts.get("record", 0), verdicts.get("step", 0), verdicts.get("never started", 0))
-    unread = rejected - sum(count for verdict, count in verdicts.items() if verdict in REASONS)
-    return Counts(lines + unread, kept[0], rejected, kept[1], kept[2])
-
-
-def _stage(con: duckdb.DuckDBPyConnection, export: Export, staged: Path) -> int:
-    """First pass: the text, by columns, into ``staged``. Lines of another width go to reject_errors."""
+    staged, checked = scratch / "staged.parquet", scratch / "checked.parquet"
     con.execute(sqltext.stage(export, staged))
     (lines,) = _one(con, f"SELECT count(*) FROM {sqltext.scan(staged)}")
-    return int(lines)
+    zone_range = _local_range(con, export, staged)
+    _parse_tres(con, staged)
+    con.execute(sqltext.check(staged, checked, export, tz, zone_range, cluster, observed_s))
+    staged.unlink()
+    columns = ", ".join(RECORD_COLUMNS)
+    con.execute(
+        f"CREATE OR REPLACE TEMP VIEW records AS SELECT {columns} FROM {sqltext.scan(checked)} WHERE verdict = 'record'"
+    )
+    con.execute(sqltext.rejects(checked))
+    verdicts = dict(con.execute(f"SELECT verdict, count(*) FROM {sqltext.scan(checked)} GROUP BY 1").fetchall())
+    unread = _add_unread_lines(con, export)
+    kept = {verdict: int(verdicts.pop(verdict, 0)) for verdict in ("record", "step", "never started")}
+    rejected = sum(verdicts.values()) + unread
+    return Counts(lines + unread, kept["record"], rejected, kept["step"], kept["never started"])
 
 
 def _local_range(con: duckdb.DuckDBPyConnection, export: Export, staged: Path) -> tuple[int, int]:
@@ -141,11 +131,12 @@ def _parse_tres(con: duckdb.DuckDBPyConnection, staged: Path) -> None:
                 list(rows))  # fmt: skip
 
 
-def _add_unread_lines(con: duckdb.DuckDBPyConnection, export: Export) -> None:
-    """Lines that DuckDB could not split, and a last line without its newline, into ``rejects``."""
+def _add_unread_lines(con: duckdb.DuckDBPyConnection, export: Export) -> int:
+    """Lines that DuckDB could not split, and a last line without its newline, into ``rejects``; their number."""
+    (before,) = _one(con, "SELECT count(*) FROM rejects")
     con.execute(
         "INSERT INTO rejects SELECT 'line', '', NULL, NULL, NULL, NULL, "
-        "'line ' || line || ': ' || left(any_value(csv_line), 120) FROM reject_errors GROUP BY line"
+        "left(any_value(csv_line), 120) FROM reject_errors GROUP BY line"
     )
     if export.cut_line:
         con.execute(
@@ -153,6 +144,8 @@ def _add_unread_lines(con: duckdb.DuckDBPyConnection, export: Export) -> None:
             "WHERE NOT EXISTS (FROM rejects WHERE reason = 'line' AND ends_with(detail, $1))",
             [export.cut_line[:120]],
         )
+    (after,) = _one(con, "SELECT count(*) FROM rejects")
+    return after - before
 
 
 def _one(con: duckdb.DuckDBPyConnection, query: str) -> tuple[int, ...]:

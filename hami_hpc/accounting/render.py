@@ -7,9 +7,11 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 from hami_hpc.accounting.bill import Bill
+from hami_hpc.accounting.quota import QuotaState
 from hami_hpc.accounting.times import iso_local
 
 
@@ -31,36 +33,61 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: int, 
     return "\n".join([*lines, rule, line(total)] if total else lines)
 
 
-def bill_table(bill: Bill, tz: ZoneInfo, rejects: Sequence[str]) -> str:
+def bill_table(bill: Bill, tz: ZoneInfo, rejected: Sequence[str], quotas: Sequence[QuotaState] = ()) -> str:
     """The bill as a table, with what it left out below it."""
+    money = bill.cost is not None
     headings = [*(name.capitalize() for name in bill.dimensions), "Jobs", "GPU-hours"]
-    rows = [[*(label or "-" for label in line.labels), str(line.runs), str(line.gpu_hours)] for line in bill.lines]
-    total = ["Total", *[""] * (len(bill.dimensions) - 1), str(bill.runs), str(bill.gpu_hours)]
+    total = ["Total", *[""] * (len(bill.dimensions) - 1), str(bill.runs), grouped(bill.gpu_hours)]
+    rows = [[*(label or "-" for label in line.labels), str(line.runs), grouped(line.gpu_hours)] for line in bill.lines]
+    if money:
+        headings.append(bill.currency)
+        total.append(grouped(bill.cost))
+        for row, line in zip(rows, bill.lines, strict=True):
+            row.append(grouped(line.cost))
     period = f"{iso_local(bill.period.start_s, tz)} to {iso_local(bill.period.end_s, tz)}"
-    return "\n".join([f"GPU time held, {period}", "", table(headings, rows, 2, total), *notes(bill, rejects)]) + "\n"
+    shown = table(headings, rows, 3 if money else 2, total)
+    return "\n".join([f"GPU time held, {period}", "", shown, *_paragraph(notes(bill, rejected, quotas))]) + "\n"
 
 
-def notes(bill: Bill, rejects: Sequence[str]) -> list[str]:
+def grouped(number: Decimal | None) -> str:
+    """A number with its thousands apart; empty for None."""
+    return "" if number is None else f"{number:,}"
+
+
+def notes(bill: Bill, rejected: Sequence[str], quotas: Sequence[QuotaState] = ()) -> list[str]:
     """What a reader must know beside the lines; nothing when there is nothing to say."""
     said: list[str] = []
     for omitted in bill.left_out:
         more = ", ..." if omitted.runs > len(omitted.examples) else ""
-        said.append(f"left out: {omitted.runs} jobs, {omitted.reason} (job {', '.join(omitted.examples)}{more})")
-    said += [f"left out: {reject}" for reject in rejects]
+        said.append(f"left out: {omitted.runs} jobs: {omitted.reason} (job {', '.join(omitted.examples)}{more})")
+    said += [f"left out: {reject}" for reject in rejected]
+    for gap in bill.unpriced:
+        said.append(f"without a price: {gap.runs} jobs, {grouped(gap.gpu_hours)} GPU-hours: {gap.problem}")
     if bill.still_running:
-        said.append(f"{bill.still_running} jobs are still running: counted up to when they were last read")
+        said.append(f"{bill.still_running} jobs had not ended: counted up to when they were last read")
     if bill.spread:
         said.append(f"{bill.spread} suspended jobs cross an edge of the period: suspended time spread evenly over them")
-    return ["", *said] if said else []
+    for state in quotas:
+        if state.warning:
+            said.append(
+                f"quota: {state.owner} has held {state.percent} % of {grouped(state.quota_hours)} GPU-hours this month"
+            )
+    return said
+
+
+def _paragraph(lines: Sequence[str]) -> list[str]:
+    return ["", *lines] if lines else []
 
 
 def bill_csv(bill: Bill) -> str:
     """One line a line of the bill, no total; UTF-8, comma, header."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*bill.dimensions, "jobs", "gpu_hours"])
+    money = bill.cost is not None
+    writer.writerow([*bill.dimensions, "jobs", "gpu_hours", *([f"cost_{bill.currency.lower()}"] if money else [])])
     for line in bill.lines:
-        writer.writerow([*(safe_cell(label) for label in line.labels), line.runs, line.gpu_hours])
+        cells = [*(safe_cell(label) for label in line.labels), line.runs, line.gpu_hours]
+        writer.writerow([*cells, line.cost] if money else cells)
     return out.getvalue()
 
 
@@ -69,28 +96,47 @@ def safe_cell(text: str) -> str:
     return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def bill_json(bill: Bill, tz: ZoneInfo, rejects: Sequence[str]) -> str:
+def bill_json(bill: Bill, tz: ZoneInfo, rejected: Sequence[str], quotas: Sequence[QuotaState] = ()) -> str:
     """Everything, exact: numbers that must not become floating point are strings."""
+
+    def amounts(runs: int, hours: Decimal, cost: Decimal | None) -> dict[str, object]:
+        money = {} if cost is None else {"cost": str(cost)}
+        return {"jobs": runs, "gpu_hours": str(hours), **money}
+
     document = {
         "schema": 1,
         "start": iso_local(bill.period.start_s, tz),
         "end": iso_local(bill.period.end_s, tz),
         "by": list(bill.dimensions),
+        "currency": bill.currency or None,
         "lines": [
             {
                 **dict(zip(bill.dimensions, line.labels, strict=True)),
-                "jobs": line.runs,
-                "gpu_hours": str(line.gpu_hours),
+                **amounts(line.runs, line.gpu_hours, line.cost),
                 "gpu_microseconds_held": str(line.exact),
             }
             for line in bill.lines
         ],
-        "total": {"jobs": bill.runs, "gpu_hours": str(bill.gpu_hours)},
+        "total": amounts(bill.runs, bill.gpu_hours, bill.cost),
         "left_out": [
             {"jobs": omitted.runs, "reason": omitted.reason, "examples": list(omitted.examples)}
             for omitted in bill.left_out
         ],
-        "rejected": list(rejects),
+        "unpriced": [
+            {"jobs": gap.runs, "gpu_hours": str(gap.gpu_hours), "problem": gap.problem} for gap in bill.unpriced
+        ],
+        "rejected": list(rejected),
         "still_running": bill.still_running,
+        "suspended_spread": bill.spread,
+        "quotas": [
+            {
+                "owner": state.owner,
+                "quota_gpu_hours": str(state.quota_hours),
+                "held_gpu_hours": str(state.held_hours),
+                "percent": state.percent,
+                "warning": state.warning,
+            }
+            for state in quotas
+        ],
     }
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,24 +46,32 @@ class Export:
 
 def command(period: Period, clusters: str = "", sacct: str = "sacct") -> list[str]:
     """The sacct call that prints every run (-D) of every user's jobs (-a), no steps (-X), active in the period."""
-    call = [sacct, "-a", "-D", "-X", "-P", "--noconvert", "-o", ",".join(ASKED)]
-    call += ["-S", _slurm_time(period.start_s), "-E", _slurm_time(period.end_s)]
-    return call + (["-M", clusters] if clusters else [])
+    return [*_base(clusters, sacct), "-S", _slurm_time(period.start_s), "-E", _slurm_time(period.end_s)]
 
 
 def fetch(period: Period, target: Path, clusters: str = "", sacct: str = "sacct") -> Export:
-    """Run sacct for the period and keep what it printed in ``target``.
+    """Run sacct for the period and keep what it printed in ``target``. Raises AccountingError when it fails."""
+    return _run(command(period, clusters, sacct), target)
 
-    Times are asked for as seconds since 1970, so that no hour is printed twice when the clocks change.
-    Raises AccountingError when sacct is missing or fails.
-    """
-    call = command(period, clusters, sacct)
+
+def fetch_jobs(jobs: Sequence[int], target: Path, clusters: str = "", sacct: str = "sacct") -> Export:
+    """Run sacct for jobs by number, whenever they ran. Raises AccountingError when it fails."""
+    return _run([*_base(clusters, sacct), "-j", ",".join(map(str, jobs))], target)
+
+
+def _base(clusters: str, sacct: str) -> list[str]:
+    call = [sacct, "-a", "-D", "-X", "-P", "--noconvert", "-o", ",".join(ASKED)]
+    return call + (["-M", clusters] if clusters else [])
+
+
+def _run(call: list[str], target: Path) -> Export:
+    """Times are asked for as seconds since 1970, so that no hour is printed twice when the clocks change."""
     environment = {**os.environ, "SLURM_TIME_FORMAT": "%s", "TZ": "UTC", "LC_ALL": "C"}
     try:
         with target.open("wb") as out:
             done = subprocess.run(call, stdout=out, stderr=subprocess.PIPE, env=environment, check=False)
     except OSError as error:
-        raise AccountingError(f"cannot run {sacct}: {error.strerror}; install slurm-client or use --input") from error
+        raise AccountingError(f"cannot run {call[0]}: {error.strerror}; install slurm-client or use --input") from error
     if done.returncode:
         message = done.stderr.decode(errors="replace").strip().splitlines()
         raise AccountingError(f"sacct failed ({done.returncode}): {message[-1] if message else 'no message'}")

@@ -20,12 +20,6 @@ OPEN_STATES = ("RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "PENDING", "REQ
                "STAGE_OUT", "CONFIGURING", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REVOKED")  # fmt: skip
 _EPOCH_RANGE = (0, 4102444800)  # 1970 to 2100: a clock outside is broken, and not worth a clock change
 
-REJECTS = """
-CREATE TEMP TABLE rejects AS
-SELECT verdict AS reason, cluster, job_id, submit_s, start_s, end_s, detail FROM checked
-WHERE verdict NOT IN ('record', 'step', 'never started')
-"""
-
 
 def scan(path: Path) -> str:
     """A table function call that reads a Parquet file."""
@@ -35,6 +29,15 @@ def scan(path: Path) -> str:
 def literal(text: str) -> str:
     """A SQL string."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def rejects(checked: Path) -> str:
+    """The table ``rejects`` from a checked file."""
+    return f"""
+CREATE OR REPLACE TEMP TABLE rejects AS
+SELECT verdict AS reason, cluster, job_id, submit_s, start_s, end_s, detail FROM {scan(checked)}
+WHERE verdict NOT IN ('record', 'step', 'never started')
+"""
 
 
 def stage(export: Export, target: Path) -> str:
@@ -62,12 +65,18 @@ def stage(export: Export, target: Path) -> str:
 
 
 def check(
-    staged: Path, export: Export, tz: ZoneInfo, local_range: tuple[int, int], cluster: str, observed_s: int
+    staged: Path,
+    checked: Path,
+    export: Export,
+    tz: ZoneInfo,
+    local_range: tuple[int, int],
+    cluster: str,
+    observed_s: int,
 ) -> str:
-    """Second pass: the table ``checked``, one row a line, with its verdict and, for a reject, what was wrong."""
+    """Second pass: the file ``checked``, one row a line, with its verdict and, for a reject, what was wrong."""
     early, late = ("{0}", "{0}") if export.epoch_times else _zone_cases(tz, local_range)
     return f"""
-CREATE TEMP TABLE checked AS
+COPY (
 WITH zoned AS (
   SELECT *, TRY_CAST(JobIDRaw AS BIGINT) AS job_id, coalesce(suspended_s, 0) AS suspended0_s,
     {early.format("submit_t")} AS submit_s, {early.format("eligible_t")} AS eligible_s,
@@ -123,6 +132,7 @@ SELECT coalesce(nullif(Cluster, ''), {literal(cluster)}) AS cluster, job_id,
       || suspended0_s || ' s'
   END AS detail
 FROM placed LEFT JOIN parsed ON coalesce(placed.AllocTRES, '') = parsed.tres
+) TO {literal(str(checked))} (FORMAT parquet, COMPRESSION snappy)
 """
 
 

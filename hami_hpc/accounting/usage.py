@@ -9,7 +9,7 @@ since Slurm reports only its sum; the parts still add up to the whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import duckdb
@@ -24,12 +24,13 @@ PPM_SECONDS_PER_HOUR = 3_600_000_000
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of the billed period in which one set of rates holds. minimum_s: shortest time billed for a run."""
+    """A part of the billed period in which one set of rates holds. minimum_s: shortest time billed for a run.
+    unbilled_states: runs that ended so cost nothing."""
 
     bucket: str
     period: Period
-    rates: int = 0
     minimum_s: int = 0
+    unbilled_states: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Usage:
     """GPU time of one group in one segment, in millionths of a GPU times seconds.
 
     held: not suspended. suspended: while suspended. top_up: up to the minimum billing time.
-    runs: those whose first held second of the whole period lies in this segment.
+    runs: those whose first held second of the whole period lies in this segment. billable: not ended in an unbilled
+    state.
     """
 
     cluster: str
@@ -49,6 +51,7 @@ class Usage:
     mode: Mode
     service_class: str
     segment: int
+    billable: bool
     runs: int
     held: int
     suspended: int
@@ -75,6 +78,8 @@ class Usages:
     spread: int
 
 
+_GROUP_COLUMNS = tuple(entry.name for entry in fields(Usage))
+
 # A run belongs to a period when it held something in it, or began in it and held nothing for any whole second.
 _ACTIVE = """
 SELECT *, {host} AS placed_on FROM (SELECT *, coalesce(end_s, greatest(observed_s, start_s)) AS until_s FROM {source})
@@ -84,7 +89,7 @@ WHERE held <> '' AND start_s < {end} AND (until_s > {start} OR start_s >= {start
 _GROUPS = """
 WITH placed AS (
   SELECT r.*, p.model, p.mode, p.class, p.share, s.segment, s.minimum_s,
-    until_s - start_s AS wall, until_s - start_s - suspended_s AS net,
+    NOT list_contains(s.unbilled, state) AS billable, until_s - start_s AS wall, until_s - start_s - suspended_s AS net,
     greatest(start_s, s.from_s) AS a, least(until_s, s.to_s) AS b,
     greatest(start_s, {start}) >= s.from_s AS begins,
     end_s IS NOT NULL AND until_s > start_s AND until_s > s.from_s AND until_s <= s.to_s AS ends
@@ -97,7 +102,7 @@ WITH placed AS (
     ELSE net * (b - start_s) // wall - net * (a - start_s) // wall END AS on_s
   FROM placed
 )
-SELECT cluster, account, username, partition, qos, model, mode, class, segment, count(*) FILTER (begins),
+SELECT cluster, account, username, partition, qos, model, mode, class, segment, billable, count(*) FILTER (begins),
   sum(on_s * share)::HUGEINT, sum((b - a - on_s) * share)::HUGEINT,
   sum(CASE WHEN ends AND minimum_s > net THEN (minimum_s - net) * share ELSE 0 END)::HUGEINT
 FROM timed GROUP BY ALL ORDER BY ALL
@@ -131,12 +136,14 @@ def summarise(
     con.execute(f"CREATE OR REPLACE TEMP VIEW active AS {active}")
     con.execute(
         "CREATE OR REPLACE TEMP TABLE segments AS "
-        "SELECT unnest($1) AS segment, unnest($2) AS from_s, unnest($3) AS to_s, unnest($4) AS minimum_s",
+        "SELECT unnest($1::BIGINT[]) AS segment, unnest($2::BIGINT[]) AS from_s, unnest($3::BIGINT[]) AS to_s, "
+        "unnest($4::BIGINT[]) AS minimum_s, unnest($5::VARCHAR[][]) AS unbilled",
         [
             list(range(len(segments))),
             [segment.period.start_s for segment in segments],
             [segment.period.end_s for segment in segments],
             [segment.minimum_s for segment in segments],
+            [list(segment.unbilled_states) for segment in segments],
         ],
     )
     _measure_all(con, site)
@@ -148,10 +155,9 @@ def summarise(
 
 
 def _usage(row: tuple[Any, ...]) -> Usage:
-    cluster, account, user, partition, qos, model, mode, service_class, segment, runs, held, suspended, top_up = row
-    return Usage(
-        cluster, account, user, partition, qos, model, Mode(mode), service_class, segment, runs, held, suspended, top_up
-    )
+    values = dict(zip(_GROUP_COLUMNS, row, strict=True))
+    values["mode"] = Mode(values["mode"])
+    return Usage(**values)
 
 
 def _measure_all(con: duckdb.DuckDBPyConnection, site: Site) -> None:

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading into the store: from sacct, window by window, or from a file. Each window is committed on its own, so an
+interrupted ingest goes on where it was."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+from hami_hpc.accounting import intake, sacct, store
+from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.intake import Counts
+from hami_hpc.accounting.merge import Merged, merge
+from hami_hpc.accounting.times import Period, iso_utc
+
+# slurmctld keeps records back while slurmdbd is away; what comes late is found by reading this much again.
+OVERLAP_S = 2 * 86400
+_IDS_PER_CALL = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One committed part of an ingest. what: the file or the days that it read."""
+
+    what: str
+    counts: Counts
+    merged: Merged
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where records come from and how to read them. cluster: for records that name none."""
+
+    tz: ZoneInfo
+    cluster: str = ""
+    clusters: str = ""  # sacct -M
+    sacct: str = "sacct"
+    memory_mib: int = 1024
+
+    @property
+    def name(self) -> str:
+        """The key of the manifest's read_until_s."""
+        return f"sacct:{self.clusters}"
+
+
+def ingest_file(root: Path, path: Path, source: Source, made_s: int) -> Step:
+    """Read an export made at ``made_s`` into the store."""
+    with store.locked(root), _scratch(root) as scratch:
+        return _ingest(root, sacct.open_export(path), source, made_s, scratch, str(path))
+
+
+def ingest_sacct(
+    root: Path, source: Source, since_s: int | None, now_s: int, window_s: int, tell: Callable[[Step], None]
+) -> int:
+    """Read from sacct what is new up to ``now_s``; ``tell`` hears of each window. How many runs have vanished:
+    they had not ended when last read, and sacct knows them no more.
+
+    since_s: where to begin, when the store has not been fed from sacct before.
+    """
+    with store.locked(root), _scratch(root) as scratch:
+        until_s = store.read_manifest(root).read_until_s.get(source.name)
+        start_s = since_s if until_s is None else until_s - OVERLAP_S
+        if start_s is None:
+            raise AccountingError(f"the store {root} was never fed from sacct; say where to begin with --since")
+        start_s = min(start_s, now_s - 1)
+        while start_s < now_s:
+            period = Period(start_s, min(start_s + window_s, now_s))
+            export = sacct.fetch(period, scratch / "sacct", source.clusters, source.sacct)
+            step = _ingest(root, export, source, now_s, scratch, _days(period), period.end_s)
+            tell(step)
+            start_s = period.end_s
+        return _ask_for_stale(root, source, now_s, scratch, tell)
+
+
+def _ask_for_stale(root: Path, source: Source, now_s: int, scratch: Path, tell: Callable[[Step], None]) -> int:
+    """Ask by number for runs that were open and of which the windows said nothing; how many stay unknown."""
+    stale = _stale(root, now_s, source)
+    for index in range(0, len(stale), _IDS_PER_CALL):
+        export = sacct.fetch_jobs(
+            stale[index : index + _IDS_PER_CALL], scratch / "sacct", source.clusters, source.sacct
+        )
+        tell(_ingest(root, export, source, now_s, scratch, "runs open before"))
+    return len(_stale(root, now_s, source)) if stale else 0
+
+
+def _stale(root: Path, now_s: int, source: Source) -> list[int]:
+    manifest = store.read_manifest(root)
+    if not manifest.of(store.OPEN):
+        return []
+    con = intake.connect(source.memory_mib)
+    table = store.scan(root, manifest.of(store.OPEN), "")
+    rows = con.execute(f"SELECT DISTINCT job_id FROM {table} WHERE observed_s < $1 ORDER BY 1", [now_s - OVERLAP_S])
+    return [row[0] for row in rows.fetchall()]
+
+
+def _ingest(
+    root: Path, export: sacct.Export, source: Source, made_s: int, scratch: Path, what: str, until_s: int | None = None
+) -> Step:
+    con = intake.connect(source.memory_mib, spill=scratch)
+    try:
+        counts = intake.load(con, export, source.tz, source.cluster, made_s, scratch)
+        manifest, merged = merge(con, root, store.read_manifest(root), scratch)
+    finally:
+        con.close()
+    if until_s is not None:
+        manifest = replace(manifest, read_until_s={**manifest.read_until_s, source.name: until_s})
+    store.commit(root, manifest)
+    return Step(what, counts, merged)
+
+
+def _days(period: Period) -> str:
+    return f"{iso_utc(period.start_s)[:16]} to {iso_utc(period.end_s)[:16]}"
+
+
+@contextmanager
+def _scratch(root: Path) -> Iterator[Path]:
+    """A directory on the store's disk (its size is the ingest's, too much for a /tmp in memory)."""
+    with tempfile.TemporaryDirectory(prefix=".ingest-", dir=root) as directory:
+        yield Path(directory)

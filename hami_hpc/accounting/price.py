@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Usage times rate, exact. Pure.
+
+A charge is a whole number of the smallest unit that can occur: GPU share in millionths, time in seconds, rate in
+millionths of the currency per hour, factor for suspended time in ten-thousandths. Only what is shown is rounded
+(apportion.py), so charges add up over any breakdown and any partition of a period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from zoneinfo import ZoneInfo
+
+from hami_hpc.accounting.measure import PPM
+from hami_hpc.accounting.rates import MICRO, RateMissing, Rates, effective_rate
+from hami_hpc.accounting.times import local_date
+from hami_hpc.accounting.usage import Segment, Usage
+
+_FACTOR_UNITS = 10_000
+# Charge units in one unit of the currency (one euro).
+PER_CURRENCY = PPM * 3600 * MICRO * _FACTOR_UNITS
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A group with its price. rate: millionths of the currency per GPU-hour; None when there is none, and then the
+    charge is 0 and ``problem`` says why. charge: 1/PER_CURRENCY of the currency."""
+
+    usage: Usage
+    rate: int | None
+    charge: int
+    problem: str = ""
+
+
+def price(usages: Sequence[Usage], segments: Sequence[Segment], rates: Rates, tz: ZoneInfo) -> tuple[Priced, ...]:
+    """Each group's charge at the rates of its segment."""
+    priced = []
+    for usage in usages:
+        day = local_date(segments[usage.segment].period.start_s, tz)
+        try:
+            rate = effective_rate(rates, usage, day)
+        except RateMissing as error:
+            priced.append(Priced(usage, None, 0, str(error)))
+            continue
+        suspended_units = int(rates.terms_on(day).suspended_factor * _FACTOR_UNITS)
+        amount = (usage.held + usage.top_up) * _FACTOR_UNITS + usage.suspended * suspended_units
+        priced.append(Priced(usage, rate, amount * rate if usage.billable else 0))
+    return tuple(priced)
+
+
+def unit(digits: int) -> int:
+    """Charge units in the currency's smallest unit (a cent: digits 2)."""
+    return PER_CURRENCY // int(10**digits)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records as sacct prints them, for the tests of accounting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hami_hpc.accounting.rates import Rates
+from hami_hpc.accounting.ratesfile import parse_rates
+from hami_hpc.accounting.sacct import ASKED
+from hami_hpc.accounting.site import GpuModel, Site
+
+HOUR = 3600
+VGPU_HALF = (
+    "billing=1,cpu=1,gres/shard=280,gres/vgpu:std=1,gres/vgpu=1,gres/vgpu_cores=50,gres/vgpu_mem=8192,mem=1G,node=1"
+)
+ONE_H200 = "billing=1,cpu=1,gres/gpu:h200=1,gres/gpu=1,mem=1G,node=1"
+SITE = Site(
+    {"h200": GpuModel("h200", 143156), "a100": GpuModel("a100", 40337)},
+    {"gpu": ("h200",), "old": ("a100",), "mixed": ("a100", "h200")},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run. Times in seconds since 1970; end None while it runs, start None when it never did."""
+
+    job_id: int = 1
+    submit: int = 1_790_000_000
+    start: int | None = 1_790_000_000
+    end: int | None = 1_790_000_000 + HOUR
+    tres: str = ONE_H200
+    account: str = "phys"
+    user: str = "ann"
+    partition: str = "gpu"
+    state: str = "COMPLETED"
+    suspended: int = 0
+    name: str = ""
+    elapsed: int | None = None
+    cluster: str = "c1"
+    qos: str = "normal"
+    node: str = "n1"
+
+    def with_(self, **changes: Any) -> Job:
+        """This run with some fields changed."""
+        return replace(self, **changes)
+
+    def fields(self) -> dict[str, str]:
+        """What sacct prints, by field."""
+        clock = f"{self.suspended // 3600:02d}:{self.suspended // 60 % 60:02d}:{self.suspended % 60:02d}"
+        wall = (self.end or 0) - (self.start or 0) - self.suspended
+        return {
+            "JobIDRaw": str(self.job_id),
+            "Account": self.account,
+            "User": self.user,
+            "Partition": self.partition,
+            "State": self.state,
+            "Submit": str(self.submit),
+            "Start": "Unknown" if self.start is None else str(self.start),
+            "End": "Unknown" if self.end is None else str(self.end),
+            "AllocTRES": self.tres,
+            "Cluster": self.cluster,
+            "JobID": self.name or str(self.job_id),
+            "UID": "1001",
+            "QOS": self.qos,
+            "Eligible": str(self.submit),
+            "ElapsedRaw": str(wall if self.elapsed is None else self.elapsed),
+            "Suspended": clock,
+            "NodeList": self.node,
+            "Constraints": "",
+        }
+
+
+def export_text(jobs: Iterable[Job], columns: tuple[str, ...] = ASKED) -> str:
+    """What ``sacct -P`` prints for the jobs."""
+    lines = ["|".join(columns)]
+    lines += ["|".join(job.fields()[column] for column in columns) for job in jobs]
+    return "\n".join(lines) + "\n"
+
+
+def write_export(path: Path, jobs: Iterable[Job]) -> Path:
+    """``export_text`` in a file."""
+    path.write_text(export_text(jobs), encoding="utf-8")
+    return path
+
+
+def rates(**tables: Any) -> Rates:
+    """Rates as rates.toml would give them."""
+    return parse_rates({"version": 1, **tables}, "rates.toml")
