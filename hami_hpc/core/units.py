@@ -131,10 +131,13 @@ def _common_capacity(site: Site, models: Sequence[str], request: Request, where:
 
 def _default_mem(site: Site, mib: int) -> MemMib | MemPercent:
     """The site's default, cut to a GPU of `mib` MiB."""
-    parsed = parse(f"{contract.REQUEST_NAME}:mem={site.default_mem}")
-    if parsed is None or parsed.request.mem is None:
-        raise request_error("E_SITE", Refusal(given=f"default_mem={site.default_mem}"))
+    try:
+        parsed = parse(f"{contract.REQUEST_NAME}:mem={site.default_mem}")
+    except RequestError as error:
+        raise request_error("E_SITE", Refusal(given=f"default_mem={site.default_mem}")) from error
+    assert parsed is not None  # it names vgpu
     mem = parsed.request.mem
+    assert mem is not None  # and holds a mem that parsed
     return MemMib(min(mem.mib, mib)) if isinstance(mem, MemMib) else mem
 
 

@@ -11,12 +11,11 @@ return function(contract, grammar)
 		return string.format("%s%s:%d", prefix, name, count)
 	end
 
-	-- A job's units as tokens with `prefix`. Without a class, vgpu is untyped.
-	function M.job_tokens(units, prefix)
-		local class = units.service_class and units.service_class .. ":" or ""
+	-- A job's units as tokens with `prefix`. Without `class` (the client, which does not decide it), vgpu is untyped.
+	function M.job_tokens(units, prefix, class)
 		return {
 			token(prefix, GRES.shard, units.shards),
-			prefix .. GRES.class .. ":" .. class .. "1",
+			prefix .. GRES.class .. (class and ":" .. class or "") .. ":1",
 			token(prefix, GRES.mem, units.mem_mib),
 			token(prefix, GRES.cores, units.cores),
 		}

@@ -84,7 +84,7 @@ return function(contract, errors, grammar, units, features, settings)
 		local request = parsed.request
 		request.gpu_type = request.gpu_type or features.type_of(at.features)
 		local result = units.resolve(request, site, at.partitions, at.qos)
-		local tokens = grammar.job_tokens(result, parsed.prefix)
+		local tokens = grammar.job_tokens(result, parsed.prefix, result.service_class)
 		for _, token in ipairs(parsed.others) do
 			tokens[#tokens + 1] = token
 		end

@@ -1,0 +1,63 @@
+-- SPDX-License-Identifier: Apache-2.0
+-- Answers questions about the Lua grammar and units, one line each, for the tests in Python (tests/unit/lua_process.py).
+-- usage: lua runner.lua DIRECTORY_OF_MODULES      Fields are separated by tabs; fields of a question are in hex.
+--   parse GRES                     -> none | ok CANONICAL GLUED PREFIX OTHERS | error CODE MESSAGE
+--   site LUA_TABLE                 -> ok | error - REASON
+--   resolve GRES PARTITIONS QOS    -> ok SHARDS CLASS MIB CORES FEATURES | error CODE MESSAGE      (in the last site)
+
+slurm = { SUCCESS = 0, ERROR = -1 }
+local hami = dofile(arg[1] .. "/hami_hpc.lua")
+local grammar = hami.grammar
+local site
+
+local function from_hex(text)
+	return (string.gsub(text, "..", function(digits)
+		return string.char(tonumber(digits, 16))
+	end))
+end
+
+local function list(text)
+	local out = {}
+	for item in string.gmatch(text, "[^,]+") do
+		out[#out + 1] = item
+	end
+	return out
+end
+
+local commands = {}
+
+function commands.parse(gres)
+	local parsed = grammar.parse(gres)
+	if not parsed then
+		return "none"
+	end
+	local request = parsed.request
+	local others = table.concat(parsed.others, ",")
+	return table.concat({ "ok", grammar.canonical(request), grammar.glued(request), parsed.prefix, others }, "\t")
+end
+
+function commands.site(text)
+	local reason
+	site, reason = hami.settings.complete((loadstring or load)("return " .. text)())
+	return site and "ok" or "error\t-\t" .. reason
+end
+
+function commands.resolve(gres, partitions, qos)
+	local units = hami.units.resolve(grammar.parse(gres).request, site, list(partitions), qos)
+	local numbers = string.format("ok\t%d\t%s\t%d\t%d", units.shards, units.service_class, units.mem_mib, units.cores)
+	return numbers .. "\t" .. table.concat(units.features, ",")
+end
+
+for line in io.lines() do
+	local fields = {}
+	for field in string.gmatch(line .. "\t", "([^\t]*)\t") do
+		fields[#fields + 1] = #fields == 0 and field or from_hex(field)
+	end
+	local good, answer = pcall(commands[fields[1]], fields[2], fields[3], fields[4])
+	if not good then
+		answer = type(answer) == "table" and "error\t" .. answer.code .. "\t" .. answer.message
+			or "error\tBUG\t" .. string.gsub(tostring(answer), "%s", " ")
+	end
+	io.write(answer, "\n")
+	io.flush()
+end

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sites of tests/vectors/sites.toml, as Python values and as the Lua table that the filters read."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+from lua_process import VECTORS
+
+from hami_hpc.contract.generate import lua_value
+from hami_hpc.core.units import Site
+
+
+def tables() -> dict[str, dict[str, Any]]:
+    return tomllib.loads((VECTORS / "sites.toml").read_text(encoding="ascii"))
+
+
+def python_site(table: dict[str, Any]) -> Site:
+    return Site(bare_shard="allow", **table)
+
+
+def lua_site(table: dict[str, Any]) -> str:
+    """The same as hami_hpc_site.lua writes it."""
+    site = {"version": 1, "bare_shard": "allow", **table}
+    site["gpu_models"] = {name: {"total_mib": mib} for name, mib in table["gpu_models"].items()}
+    site["partitions"] = {name: {"gpu_models": models} for name, models in table["partitions"].items()}
+    return lua_value(site)

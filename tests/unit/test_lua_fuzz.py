@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differential fuzz: whatever is asked for, Lua and Python give the same answer, to the letter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lua_process import INTERPRETERS, LuaProcess, read_vectors
+from site_vectors import lua_site, python_site, tables
+
+from hami_hpc.core.request import canonical, parse
+from hami_hpc.core.units import Site, Where, resolve
+from hami_hpc.errors import RequestError
+
+VECTORS = [row[0] for row in read_vectors("requests.tsv", 3)]
+PIECES = [
+    *(
+        "vgpu",
+        "vgpu:",
+        "vgpu_mem",
+        "vgpu_cores",
+        "gres:",
+        "gres/",
+        "gpu",
+        "shard",
+        "mps",
+        "nic",
+        "mem",
+        "cores",
+        "mode",
+    ),
+    *(
+        "share",
+        "mig",
+        "std",
+        "h200",
+        "=",
+        "~",
+        ":",
+        ";",
+        ",",
+        "%",
+        ".",
+        "-",
+        "+",
+        " ",
+        "0",
+        "1",
+        "8",
+        "50",
+        "100",
+        "16T",
+    ),
+    *(
+        "8G",
+        "8192M",
+        "1.5G",
+        "mem=8G",
+        "cores=50",
+        "mode=mps",
+        "99999999999999999999",
+        "\x01",
+        "\u00e9",
+        "\udcff",
+        "{key}",
+    ),
+]
+FUZZ = settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> str:
+    """A vector with some pieces cut out, doubled or put in."""
+    text = draw(st.sampled_from(VECTORS))[:300]
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(text)))
+        end = draw(st.integers(at, min(len(text), at + 6)))
+        text = text[:at] + draw(st.sampled_from(["", text[at:end] * 2, *PIECES])) + text[end:]
+    return text
+
+
+GRES = mutated() | st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+# A NUL cannot stand in an argument, an environment or one of Slurm's strings.
+NOISE = st.binary(max_size=80).map(lambda raw: "vgpu:" + raw.replace(b"\0", b"").decode("utf-8", "surrogateescape"))
+
+
+@pytest.fixture(scope="module", params=INTERPRETERS)
+def lua(request: pytest.FixtureRequest) -> Iterator[LuaProcess]:
+    with LuaProcess(request.param) as process:
+        yield process
+
+
+def python_parse(text: str) -> list[str]:
+    try:
+        parsed = parse(text)
+    except RequestError as error:
+        return ["error", error.code, error.message]
+    if parsed is None:
+        return ["none"]
+    return ["ok", canonical(parsed.request), parsed.prefix, ",".join(parsed.others)]
+
+
+@FUZZ
+@given(text=GRES | NOISE)
+def test_lua_and_python_parse_alike(lua: LuaProcess, text: str) -> None:
+    answer = lua.ask("parse", text)
+    if answer[0] == "ok":
+        glued = answer.pop(2)
+        assert python_parse(glued)[1] == answer[1]
+    assert answer == python_parse(text)
+
+
+def python_resolve(text: str, site: Site, where: Where) -> list[str]:
+    parsed = parse(text)
+    assert parsed is not None
+    try:
+        units = resolve(parsed.request, site, where)
+    except RequestError as error:
+        return ["error", error.code, error.message]
+    numbers = [str(units.shards), units.service_class, str(units.mem_mib), str(units.cores)]
+    return ["ok", *numbers, ",".join(units.features)]
+
+
+@st.composite
+def site_tables(draw: st.DrawFn) -> dict[str, object]:
+    models = draw(st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(1, 300_000), min_size=1))
+    names = st.lists(st.sampled_from(["a", "b", "c"]), max_size=3, unique=True)
+    return {
+        "shard_mib": draw(st.integers(1, 5000)),
+        "memory_scaling": draw(st.floats(0.01, 20.0)),
+        "default_mem": draw(st.sampled_from(["25%", "8G", "1T", "1%"])),
+        "default_cores": draw(st.integers(1, 100)),
+        "modes": draw(st.lists(st.sampled_from(["share", "mps", "mig"]), unique=True)),
+        "classes": draw(st.sampled_from([{"std": []}, {"std": ["x"], "lc": ["Y"]}])),
+        "gpu_models": models,
+        "partitions": draw(st.dictionaries(st.sampled_from(["p", "q"]), names)),
+    }
+
+
+SIZES = st.sampled_from(["", "mem=1M", "mem=50%", "mem=100%", "mem=7000M"]) | st.integers(1, 400_000).map(
+    "mem={}M".format
+)
+CORES = st.just("") | st.integers(1, 100).map("cores={}".format)
+TYPES = st.sampled_from(["", ":a", ":b"])
+MODES = st.sampled_from(["", "mode=share", "mode=mig"])
+
+
+@FUZZ
+@given(
+    table=site_tables(), parts=st.tuples(SIZES, CORES, MODES), gpu_type=TYPES, partitions=st.sampled_from(["p", "p,q"])
+)
+def test_lua_and_python_count_alike(
+    lua: LuaProcess, table: dict[str, object], parts: tuple[str, ...], gpu_type: str, partitions: str
+) -> None:
+    pieces = ";".join(part for part in parts if part)
+    text = f"vgpu{gpu_type}:{pieces}" if pieces else f"vgpu{gpu_type}"
+    assert lua.ask("site", lua_site(table)) == ["ok"]
+    answer = lua.ask("resolve", text, partitions, "y")
+    assert answer == python_resolve(text, python_site(table), Where(tuple(partitions.split(",")), "y"))
+
+
+def test_the_fuzz_starts_from_sites_that_both_accept(lua: LuaProcess) -> None:
+    for table in tables().values():
+        assert lua.ask("site", lua_site(table)) == ["ok"]

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The request grammar in Python, against the vectors and its own properties."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lua_process import read_vectors
+
+from hami_hpc.contract import constants as contract
+from hami_hpc.core.request import MemMib, MemPercent, Parsed, Request, canonical, parse
+from hami_hpc.errors import RequestError
+
+REQUESTS = st.builds(
+    Request,
+    gpu_type=st.none()
+    | st.from_regex(r"[a-z][A-Za-z0-9_-]{2,7}", fullmatch=True).filter(
+        lambda name: name not in {*contract.CLASSES, *contract.KEY_FORM}
+    ),
+    mem=st.none()
+    | st.builds(MemMib, st.integers(1, contract.MEM_MIB_MAX))
+    | st.builds(MemPercent, st.integers(1, 100)),
+    cores=st.none() | st.integers(1, 100),
+    mode=st.none() | st.sampled_from(sorted(contract.MODES)),
+)
+
+
+def code_of(text: str) -> str:
+    with pytest.raises(RequestError) as caught:
+        parse(text)
+    return caught.value.code
+
+
+@pytest.mark.parametrize(("text", "expected", "others"), read_vectors("requests.tsv", 3))
+def test_parses_each_vector_as_written(text: str, expected: str, others: str) -> None:
+    if expected.startswith("E_"):
+        assert code_of(text) == expected
+        return
+    parsed = parse(text)
+    if expected == "none":
+        assert parsed is None
+        return
+    assert isinstance(parsed, Parsed)
+    assert canonical(parsed.request) == expected
+    assert ",".join(parsed.others) == ("" if others == "-" else others)
+
+
+def test_vectors_hold_every_error_that_the_grammar_can_raise() -> None:
+    source = (parse.__code__.co_filename).removesuffix("c")
+    with open(source, encoding="utf-8") as file:  # noqa: PTH123 - a code object's file name
+        raised = set(re.findall(r"\"(E_[A-Z_]+)\"", file.read()))
+    assert raised == {row[1] for row in read_vectors("requests.tsv", 3) if row[1].startswith("E_")}
+
+
+@given(REQUESTS)
+def test_the_canonical_form_parses_to_the_same_request(request: Request) -> None:
+    parsed = parse(canonical(request))
+    assert parsed is not None
+    assert parsed.request == request
+    assert parsed.others == ()
+
+
+def refusal_of(text: str) -> RequestError | None:
+    try:
+        parse(text)
+    except RequestError as error:
+        return error
+    return None
+
+
+@given(st.text(max_size=60).map(lambda text: "vgpu" + text))
+def test_any_text_after_vgpu_parses_or_is_refused_in_one_printable_line(text: str) -> None:
+    error = refusal_of(text)
+    if error is not None:
+        assert error.code in contract.ERRORS
+        assert error.message.startswith(contract.ERROR_PREFIX)
+        assert error.message.isprintable()
+        assert error.message.isascii()
+
+
+def test_a_message_names_what_was_given_what_is_allowed_and_an_example() -> None:
+    with pytest.raises(RequestError) as caught:
+        parse("vgpu:mem=8,cores=50")
+    assert caught.value.message == (
+        "hami_hpc: mem=8 has no unit; allowed is a whole number with M, G or T, or a percentage. "
+        "Example: mem=8G, mem=8192M or mem=50%"
+    )
+
+
+def test_a_message_shortens_what_was_given_and_hides_what_does_not_print() -> None:
+    with pytest.raises(RequestError) as caught:
+        parse("vgpu:mem=" + "x" * 100)
+    assert "mem=" + "x" * 37 + "... is not understood" in caught.value.message
+    with pytest.raises(RequestError) as caught:
+        parse("vgpu:\u00e9\x1b[31m")
+    assert "'vgpu:???[31m'" in caught.value.message
+
+
+def test_braces_of_the_user_are_not_read_as_placeholders() -> None:
+    with pytest.raises(RequestError) as caught:
+        parse("vgpu:{allowed}=1")
+    assert caught.value.message.startswith("hami_hpc: unknown key '{allowed}' in '{allowed}=1'; vgpu knows mem,")

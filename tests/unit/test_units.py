@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units: the vectors, and the proofs that slices of one GPU fit and never pass its memory."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from lua_process import read_vectors
+from site_vectors import python_site, tables
+
+from hami_hpc.core.request import MemMib, MemPercent, Request, parse
+from hami_hpc.core.units import Site, Where, capacity, class_of, resolve
+from hami_hpc.errors import RequestError
+
+SITES = {name: python_site(table) for name, table in tables().items()}
+HERE = Where(("gpu",))
+
+ONE_MODEL_SITES = st.builds(
+    lambda total, scaling, shard: Site(
+        shard_mib=shard,
+        memory_scaling=scaling,
+        default_mem="25%",
+        default_cores=25,
+        bare_shard="allow",
+        modes=("share",),
+        classes={"std": ()},
+        gpu_models={"gpu": total},
+        partitions={"gpu": ("gpu",)},
+    ),
+    total=st.integers(256, 4_000_000),
+    scaling=st.floats(0.1, 8.0, allow_nan=False),
+    shard=st.integers(1, 4096),
+)
+
+
+def request_for(mem: MemMib | MemPercent | None, cores: int | None) -> Request:
+    return Request(mem=mem, cores=cores)
+
+
+@pytest.mark.parametrize(("text", "site", "partitions", "qos", "expected"), read_vectors("units.tsv", 5))
+def test_counts_each_vector_as_written(text: str, site: str, partitions: str, qos: str, expected: str) -> None:
+    parsed = parse(text)
+    assert parsed is not None
+    where = Where(tuple(partitions.split(",")), None if qos == "-" else qos)
+    if expected.startswith("E_"):
+        with pytest.raises(RequestError) as caught:
+            resolve(parsed.request, SITES[site], where)
+        assert caught.value.code == expected
+        return
+    units = resolve(parsed.request, SITES[site], where)
+    features = ",".join(units.features) or "-"
+    assert f"{units.shards} {units.service_class} {units.mem_mib} {units.cores} {features}" == expected
+
+
+@given(ONE_MODEL_SITES, st.data())
+def test_slices_whose_shards_fit_one_gpu_never_pass_its_memory(site: Site, data: st.DataObject) -> None:
+    mib, shards = capacity(site, "gpu")
+    assume(shards >= 1)
+    mems = st.none() | st.builds(MemMib, st.integers(1, mib)) | st.builds(MemPercent, st.integers(1, 100))
+    requests = data.draw(st.lists(st.builds(request_for, mems, st.none() | st.integers(1, 100)), max_size=40))
+    taken = granted = 0
+    for request in requests:
+        units = resolve(request, site, HERE)
+        assert 1 <= units.shards <= shards
+        if taken + units.shards <= shards:
+            taken += units.shards
+            granted += units.mem_mib
+    assert granted <= mib
+
+
+@pytest.mark.parametrize(("percent", "count"), [(50, 2), (25, 4), (20, 5), (10, 10), (33, 3), (1, 100), (100, 1)])
+@given(site=ONE_MODEL_SITES, what=st.sampled_from(["mem", "cores", "both"]))
+def test_equal_percentages_that_make_a_whole_fit_one_gpu(percent: int, count: int, site: Site, what: str) -> None:
+    mib, shards = capacity(site, "gpu")
+    assume(shards >= count)  # a slice is at least one shard
+    mem = MemPercent(percent) if what in ("mem", "both") else MemPercent(1)
+    units = resolve(request_for(mem, percent if what in ("cores", "both") else 1), site, HERE)
+    assert units.shards * count <= shards
+    assert units.mem_mib * count <= mib
+
+
+@given(ONE_MODEL_SITES)
+def test_all_of_a_gpu_is_all_its_shards_and_all_its_memory(site: Site) -> None:
+    mib, shards = capacity(site, "gpu")
+    assume(shards >= 1)
+    for mem in (MemPercent(100), MemMib(mib)):
+        units = resolve(request_for(mem, 100), site, HERE)
+        assert (units.shards, units.mem_mib, units.cores) == (shards, mib, 100)
+
+
+@given(ONE_MODEL_SITES, st.integers(1, 100), st.integers(1, 100))
+def test_what_a_percentage_grants_counts_the_same_when_asked_for_in_mib(site: Site, percent: int, cores: int) -> None:
+    _, shards = capacity(site, "gpu")
+    assume(shards >= 1)
+    first = resolve(request_for(MemPercent(percent), cores), site, HERE)
+    again = resolve(request_for(MemMib(first.mem_mib), cores), site, HERE)
+    assert again == first
+
+
+@given(ONE_MODEL_SITES)
+@example(SITES["one"])
+def test_shards_never_stand_for_more_memory_than_the_gpu_has(site: Site) -> None:
+    mib, shards = capacity(site, next(iter(site.gpu_models)))
+    assert shards * site.shard_mib <= mib < (shards + 1) * site.shard_mib
+
+
+def test_a_gpu_smaller_than_one_shard_is_the_sites_fault() -> None:
+    site = python_site({**tables()["one"], "shard_mib": 200_000})
+    with pytest.raises(RequestError, match="shard_mib is more than a GPU has") as caught:
+        resolve(Request(), site, HERE)
+    assert caught.value.code == "E_SITE"
+
+
+def test_a_default_that_is_no_memory_size_is_the_sites_fault() -> None:
+    site = python_site({**tables()["one"], "default_mem": "lots"})
+    with pytest.raises(RequestError, match="default_mem=lots") as caught:
+        resolve(Request(), site, HERE)
+    assert caught.value.code == "E_SITE"
+
+
+def test_too_much_memory_names_the_largest_gpu_of_the_partition() -> None:
+    with pytest.raises(RequestError) as caught:
+        resolve(Request(mem=MemMib(200 * 1024)), SITES["several"], Where(("mixed",)))
+    assert caught.value.message == (
+        "hami_hpc: mem=200G is more than a GPU of partition mixed has; the largest, h200, has 143156M. "
+        "Example: --gres=vgpu:mem=143156M"
+    )
+
+
+def test_a_qos_of_no_class_is_std_and_case_does_not_matter() -> None:
+    site = SITES["one"]
+    assert [class_of(site, qos) for qos in (None, "", "lc", "LC", "sCaVeNgEr", "other")] == [
+        "std",
+        "std",
+        "lc",
+        "lc",
+        "be",
+        "std",
+    ]
