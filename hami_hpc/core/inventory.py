@@ -12,8 +12,8 @@ from hami_hpc.errors import NodeError
 class Gpu(NamedTuple):
     """One GPU of this node.
 
-    `slurm_index` is Slurm's device index (SLURM_JOB_GPUS): slurmd sorts the File= lines of gres.conf by name, so it is the
-    rank by minor number. `total_mib` is what CUDA programs can use: NVML's total less what the driver reserves.
+    `slurm_index` is Slurm's number of it (SLURM_JOB_GPUS): slurmd sorts the File= lines of gres.conf by name, so it is
+    the rank by minor number. `total_mib` is what CUDA programs can use: NVML's total less what the driver reserves.
     """
 
     slurm_index: int

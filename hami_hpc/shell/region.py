@@ -227,6 +227,14 @@ def ended_unix_ns(directory: str) -> int:
     return os.stat(directory).st_ctime_ns
 
 
+def remove_grant(run_dir: str, grant: Grant) -> None:
+    """Removes the directory of a grant; that of a newer grant of the same job id stays."""
+    directory = job_dir(run_dir, grant.job_id)
+    found = read_grant(directory)
+    if found is None or found.created_unix_ns == grant.created_unix_ns:
+        remove(run_dir, directory)
+
+
 def remove(run_dir: str, directory: str) -> None:
     """Removes a job's directory: under its name it is there whole or not at all. No error when it is gone."""
     gone = f"{jobs_dir(run_dir)}/{GONE}{os.getpid()}-{time.monotonic_ns()}"

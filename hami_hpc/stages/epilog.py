@@ -46,7 +46,7 @@ def end_grant(settings: Settings, ledger: Ledger, grant: Grant, end_unix_ns: int
         region.set_aside(settings.run_dir, grant)
         ledger.remove(grant)
         raise
-    region.remove(settings.run_dir, directory)
+    region.remove_grant(settings.run_dir, grant)
     ledger.remove(grant)
 
 

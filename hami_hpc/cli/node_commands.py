@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands about this node: inventory, jobs, reconcile."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import click
+
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.inventory import Gpu, make_inventory
+from hami_hpc.core.reconcile import Kind
+from hami_hpc.core.records import MIB, Usage
+from hami_hpc.core.tables import table
+from hami_hpc.shell import nvml, region, slurm
+from hami_hpc.shell.config import Settings, load_settings, settings_path
+from hami_hpc.stages import common
+from hami_hpc.stages import reconcile as stage
+
+as_json = click.option("--json", "as_json", is_flag=True, help="For machines.")
+
+
+def _settings() -> Settings:
+    return load_settings(settings_path(os.environ))
+
+
+def _shards(settings: Settings, gpu: Gpu) -> int:
+    return settings.shards_per_gpu(gpu.model) if gpu.model in settings.gpu_models else 0
+
+
+@click.command()
+@as_json
+def inventory(as_json: bool) -> None:
+    """This node's GPUs, as the driver shows them and as the settings count them."""
+    settings = _settings()
+    gpus = make_inventory(nvml.read_devices(), settings.gpu_models)
+    if as_json:
+        rows = [gpu._asdict() | {"shards": _shards(settings, gpu)} for gpu in gpus]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    cells = [
+        (
+            gpu.slurm_index,
+            gpu.minor,
+            gpu.model,
+            gpu.total_mib,
+            _shards(settings, gpu) or "not in the settings",
+            gpu.uuid,
+        )
+        for gpu in gpus
+    ]
+    click.echo(table(("INDEX", "MINOR", "MODEL", "MIB", "SHARDS", "UUID"), cells, right=(0, 1, 3, 4)))
+
+
+@click.command()
+@as_json
+def jobs(as_json: bool) -> None:
+    """The grants on this node, with what the jobs use of them right now."""
+    settings = _settings()
+    ledger = common.open_ledger(settings)
+    try:
+        grants = ledger.grants()
+    finally:
+        ledger.close()
+    now = time.time_ns()
+    used = [region.read_usage(region.job_dir(settings.run_dir, grant.job_id), grant, now) for grant in grants]
+    if as_json:
+        click.echo(json.dumps([_job_json(*pair) for pair in zip(grants, used, strict=True)], indent=2))
+        return
+    rows = [
+        (
+            grant.job_id,
+            grant.uid,
+            grant.gpu_minor,
+            grant.service_class,
+            grant.mem_mib,
+            usage.used_bytes // MIB if usage.state == "ok" else usage.state,
+            usage.peak_bytes // MIB,
+            usage.oom_count,
+            grant.cores_percent,
+        )
+        for grant, usage in zip(grants, used, strict=True)
+    ]
+    head = ("JOB", "UID", "GPU", "CLASS", "LIMIT MIB", "USED MIB", "PEAK MIB", "OOM", "CORES %")
+    click.echo(table(head, rows, right=(0, 1, 2, 4, 5, 6, 7, 8)))
+
+
+def _job_json(grant: Grant, usage: Usage) -> dict[str, object]:
+    return grant._asdict() | {
+        "usage": usage.state,
+        "used_bytes": usage.used_bytes,
+        "peak_bytes": usage.peak_bytes,
+        "oom_count": usage.oom_count,
+    }
+
+
+@click.command()
+@as_json
+@click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
+@click.option("--node", help="This node's name in Slurm.  [default: asked of slurm.conf]")
+def reconcile(as_json: bool, dry_run: bool, node: str | None) -> None:
+    """Square the ledger and the run directory with Slurm's jobs and the GPUs. Safe at any time, also with jobs running.
+
+    Exit status 1 when something is left for a person.
+    """
+    results = stage.reconcile(_settings(), lambda: slurm.running_jobs(node or slurm.node_name()), dry_run)
+    if as_json:
+        rows = [
+            {"action": r.action.kind.value, "job_id": r.action.job_id, "text": r.action.text, "error": r.error}
+            for r in results
+        ]
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        for r in results:
+            prefix = "PROBLEM: " if r.action.kind is Kind.PROBLEM else "would do: " if dry_run else ""
+            click.echo(prefix + r.action.text + (f" -- FAILED: {r.error}" if r.error else ""))
+        if not results:
+            click.echo("nothing to do: ledger, run directory, Slurm and GPUs agree")
+    if any(r.error or r.action.kind is Kind.PROBLEM for r in results):
+        raise click.exceptions.Exit(1)
