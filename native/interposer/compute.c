@@ -2,10 +2,12 @@
 #include "compute.h"
 
 #include <errno.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdlib.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -13,14 +15,18 @@
 #include "rm.h"
 
 #define NS_PER_S 1000000000ll
+#define IDLE_AFTER_NS (2 * NS_PER_S) /* no launch for so long: ask NVML whether the GPU is idle too */
 /* A timeslice of 40 ms x share: 10 ms for each of four equals. A switch costs about 0.2 ms on a full H200. */
 #define SLICE_US_PER_PERCENT 400u
 #define SLICE_US_LEAST 200u
+#define REFUSALS_IN_A_ROW 3
+
+_Atomic int hami_launch_flag;
 
 static struct {
 	pthread_mutex_t lock;
-	bool running; /* the thread exists in this process */
-	bool refused; /* the driver refused; said once */
+	bool running;            /* the thread exists in this process */
+	_Atomic uint32_t parked; /* futex: 1 while the keeper sleeps because nothing runs */
 } compute = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static int64_t now_ns(void)
@@ -37,78 +43,82 @@ static void sleep_until(int64_t at)
 		;
 }
 
-static void refused(const char *what, int rc)
+void hami_launch_slow(void *stream, bool per_thread)
 {
-	if (!compute.refused)
-		hami_log(0,
-			 "this driver does not let the share of the GPU's time be kept (%s: %s); tell the "
-			 "administrator: hami-hpc doctor\n",
-			 what, strerror(-rc));
-	compute.refused = true;
+	if (atomic_fetch_and(&hami_launch_flag, ~HAMI_LAUNCH_WATCHED) & HAMI_LAUNCH_GATED)
+		hami_gate_pass(stream, per_thread);
+	if (atomic_exchange(&compute.parked, 0))
+		syscall(SYS_futex, &compute.parked, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
-
-#ifdef HAMI_TUNING
-static double tune(const char *name, double fallback)
-{
-	const char *t = getenv(name);
-	return t ? atof(t) : fallback;
-}
-#endif
 
 /*
- * One window: resume, run, pause. The GPU follows a call at some point while it is made; `effect` says where,
- * in 1/1000 of the call, as measured on an H200 (docs/benchmarks/interposer.md).
+ * Nothing was launched for a while and NVML agrees that nothing runs: the channels stay enabled and the
+ * thread sleeps until a launch wakes it. Once a second it looks for work that came by another door (a memset,
+ * a graph on the device).
+ */
+static void park(void)
+{
+	hami_log(1, "the GPU is idle; the duty cycle rests\n");
+	hami_rm_pause(false);
+	atomic_store(&compute.parked, 1);
+	atomic_fetch_or(&hami_launch_flag, HAMI_LAUNCH_WATCHED);
+	while (atomic_load(&compute.parked)) {
+		struct timespec second = {.tv_sec = 1};
+		syscall(SYS_futex, &compute.parked, FUTEX_WAIT_PRIVATE, 1, &second, NULL, 0);
+		if (atomic_load(&compute.parked) && hami_gpu_used_lately())
+			atomic_store(&compute.parked, 0);
+	}
+}
+
+/*
+ * One window. The GPU stops and starts at the same delay after each of the two calls begins, so that the time
+ * between their beginnings is the GPU's (measured; docs/benchmarks/interposer.md).
  */
 static int one_window(struct hami_duty *duty)
 {
-	int64_t start = hami_duty_next(duty, now_ns() + duty->resume_lead), length = hami_duty_window(duty);
-	if (!length) {
-		sleep_until(start);
+	int64_t start = hami_duty_next(duty, now_ns()), length = hami_duty_window(duty);
+	sleep_until(start);
+	if (length == 0) {
 		hami_duty_done(duty, 0);
 		return 0;
 	}
-	sleep_until(start - duty->resume_lead);
-	int64_t resume_from = now_ns();
+	int64_t from = now_ns();
 	int rc = hami_rm_pause(false);
-	int64_t resume_to = now_ns();
-	sleep_until(start + length - duty->pause_lead);
-	int64_t pause_from = now_ns();
+	sleep_until(start + length);
+	int64_t to = now_ns();
 	if (!rc)
 		rc = hami_rm_pause(true);
-	int64_t pause_to = now_ns();
-	double pe = 0.5, re = 0.5;
-#ifdef HAMI_TUNING
-	pe = tune("TUNE_PE", pe), re = tune("TUNE_RE", re);
-	static double sr, sp;
-	static int n;
-	sr += (double)(resume_to - resume_from), sp += (double)(pause_to - pause_from);
-	if (++n % 200 == 0)
-		hami_log(1, "windows %d mean resume %.0f us pause %.0f us owed %lld us\n", n, sr / n / 1000,
-			 sp / n / 1000, (long long)duty->owed / 1000);
-#endif
-	int64_t pause_effect = (int64_t)((double)(pause_to - pause_from) * pe);
-	int64_t resume_effect = (int64_t)((double)(resume_to - resume_from) * re);
-	hami_duty_done(duty, pause_from + pause_effect - (resume_from + resume_effect));
-	duty->pause_lead = (7 * duty->pause_lead + pause_effect) / 8;
-	duty->resume_lead = (7 * duty->resume_lead + resume_effect) / 8;
+	hami_duty_done(duty, to - from);
+	hami_region_add_time(hami_region(), (uint64_t)(to - from), (uint64_t)(duty->period - (to - from)));
 	return rc;
 }
 
-static void keep_cap(const struct hami_limits *limits)
+/* Returns when the driver refuses. */
+static int keep_cap(const struct hami_limits *limits)
 {
-	struct hami_duty duty = hami_duty_plan(limits->cores_percent, limits->phase_percent);
-	int failures = 0;
-	while (failures < 3) {
-		if (!hami_rm_groups()) {
-			usleep(1000);
+	struct hami_duty duty = {0};
+	int refusals = 0, rc = 0;
+	int64_t last_launch = now_ns();
+	while (refusals < REFUSALS_IN_A_ROW) {
+		struct hami_duty plan =
+			hami_duty_plan(limits->cores_percent, hami_region_phase(hami_region()));
+		plan.owed = plan.period == duty.period ? duty.owed : 0;
+		duty = plan;
+		bool launched =
+			!(atomic_fetch_or(&hami_launch_flag, HAMI_LAUNCH_WATCHED) & HAMI_LAUNCH_WATCHED);
+		int64_t now = now_ns();
+		if (launched)
+			last_launch = now;
+		if (!hami_rm_groups() || (now - last_launch > IDLE_AFTER_NS && !hami_gpu_used_lately())) {
+			park();
+			last_launch = now_ns();
 			continue;
 		}
-		int rc = one_window(&duty);
-		failures = rc ? failures + 1 : 0;
-		if (failures == 3)
-			refused("pausing channels", rc);
+		rc = one_window(&duty);
+		refusals = rc ? refusals + 1 : 0;
 	}
 	hami_rm_pause(false);
+	return rc;
 }
 
 static void keep_share(const struct hami_limits *limits)
@@ -119,13 +129,14 @@ static void keep_share(const struct hami_limits *limits)
 		uint64_t slice = limits->cores_percent * SLICE_US_PER_PERCENT / (processes ? processes : 1);
 		if (slice < SLICE_US_LEAST)
 			slice = SLICE_US_LEAST;
-		if (slice != current) {
-			int rc = hami_rm_timeslice(slice);
-			if (rc)
-				refused("setting the timeslice", rc);
-			current = slice;
+		int rc = slice != current ? hami_rm_timeslice(slice) : 0;
+		if (rc) {
+			hami_log(0, "the driver refuses timeslices (%s); the GPU's own turns stay\n",
+				 strerror(-rc));
+			return;
 		}
-		usleep(200000);
+		current = slice;
+		sleep_until(now_ns() + NS_PER_S / 5);
 	}
 }
 
@@ -134,10 +145,15 @@ static void *keeper(void *unused)
 	(void)unused;
 	pthread_setname_np(pthread_self(), "hami-share");
 	const struct hami_limits *limits = hami_region()->step;
-	if (limits->policy == HAMI_POLICY_CAP && limits->cores_percent < 100)
-		keep_cap(limits);
-	else
-		keep_share(limits);
+	if (limits->policy == HAMI_POLICY_CAP && limits->cores_percent < 100) {
+		int rc = keep_cap(limits);
+		hami_log(0, "the driver refuses to pause channels (%s); launches are gated instead\n",
+			 strerror(-rc));
+		hami_gate_open(limits->cores_percent);
+		atomic_fetch_or(&hami_launch_flag, HAMI_LAUNCH_GATED);
+		return NULL;
+	}
+	keep_share(limits);
 	return NULL;
 }
 
@@ -170,5 +186,8 @@ void hami_compute_forked(void)
 {
 	pthread_mutex_init(&compute.lock, NULL);
 	compute.running = false;
+	atomic_store(&compute.parked, 0);
+	atomic_store(&hami_launch_flag, 0);
+	hami_gate_forked();
 	hami_rm_forked();
 }

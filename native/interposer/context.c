@@ -40,17 +40,21 @@ CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 		return HAMI_REFUSED;                                                                         \
 	if (!real->name)                                                                                     \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
-	CUresult result = admit(device);                                                                     \
+	CUresult result = admit(real, device);                                                               \
 	if (result != CUDA_SUCCESS)                                                                          \
 		return result;                                                                               \
 	result = real->name(__VA_ARGS__);                                                                    \
 	hami_context_settle(result);                                                                         \
 	return result
 
-static CUresult admit(CUdevice device)
+static CUresult admit(const struct real_cuda *real, CUdevice device)
 {
-	if (!hami_device_granted(device))
-		return HAMI_REFUSED;
+	CUuuid uuid;
+	if (!hami_device_granted(device)) {
+		CUresult result = real->cuDeviceGetUuid_v2(&uuid, device);
+		return result == CUDA_SUCCESS ? HAMI_REFUSED
+					      : result; /* no such device: the driver's own error */
+	}
 	return hami_context_take();
 }
 

@@ -5,9 +5,9 @@
 
 /*
  * 20 ms and 50 ms both divide 100 ms, so that any window of 100 ms holds the same share. The longer one is
- * for shares whose window or gap would be too short for the calls that make it (about 0.9 ms for a pause and
- * a resume on an H200). Shares that add up to 100 get the same period, so their windows can be laid side by
- * side.
+ * for shares whose window or gap would be too short for the calls that make it (0.3 to 0.6 ms for a resume,
+ * 0.6 to 0.7 for a pause on an H200). Shares that add up to 100 get the same period, so that their windows
+ * lie side by side.
  */
 struct hami_duty hami_duty_plan(uint32_t cores, uint32_t phase)
 {
@@ -21,25 +21,25 @@ struct hami_duty hami_duty_plan(uint32_t cores, uint32_t phase)
 int64_t hami_duty_next(const struct hami_duty *duty, int64_t now)
 {
 	int64_t into = (now - duty->phase) % duty->period;
-	return now - into + duty->period;
+	return now - into + (into < 0 ? 0 : duty->period);
 }
 
 int64_t hami_duty_window(const struct hami_duty *duty)
 {
-	int64_t on = duty->on + duty->owed;
-	int64_t most = duty->period - (duty->pause_lead + duty->resume_lead);
-	if (on > most)
-		on = most;
-	return on < 0 ? 0 : on;
+	const int64_t least_gap = MS / 2; /* the next window must still start on time */
+	int64_t on = duty->on + duty->owed, most = duty->period - least_gap;
+	return on > most ? most : on < 0 ? 0 : on;
 }
 
+/*
+ * Shortfalls are the machine's (a thread woken late) and are paid back in small change, so that no 100 ms
+ * hold much more than the share; what was taken too much is given back as it comes.
+ */
 void hami_duty_done(struct hami_duty *duty, int64_t on)
 {
 	duty->owed += duty->on - on;
-	/* A debt older than a few windows is the machine's, not the tenant's: do not pay it back in one
-	 * burst. */
-	if (duty->owed > duty->on / 4)
-		duty->owed = duty->on / 4;
+	if (duty->owed > duty->on / 8)
+		duty->owed = duty->on / 8;
 	if (duty->owed < -duty->period)
 		duty->owed = -duty->period;
 }

@@ -7,8 +7,10 @@
  */
 #include <errno.h>
 #include <pthread.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "compute.h"
 #include "interposer.h"
 #include "resolve.h"
 
@@ -53,6 +55,42 @@ CUresult hami_context_take(void)
 	return result;
 }
 
+/* The granted GPU in NVML; false when NVML is not to be had. */
+static bool granted_device(const struct real_nvml *nvml, nvmlDevice_t *device)
+{
+	return nvml && nvml->nvmlInit_v2 && nvml->nvmlDeviceGetHandleByUUID &&
+	       nvml->nvmlInit_v2() == NVML_SUCCESS &&
+	       nvml->nvmlDeviceGetHandleByUUID(hami_region()->job->gpu_uuid, device) == NVML_SUCCESS;
+}
+
+bool hami_gpu_used_lately(void)
+{
+	const struct real_nvml *nvml = hami_resolve_nvml(true);
+	nvmlDevice_t device;
+	nvmlUtilization_t whole;
+	nvmlProcessUtilizationSample_t samples[256];
+	unsigned int count = sizeof samples / sizeof *samples;
+	struct timespec now;
+	if (!granted_device(nvml, &device))
+		return true;
+	if (nvml->nvmlDeviceGetUtilizationRates &&
+	    nvml->nvmlDeviceGetUtilizationRates(device, &whole) == NVML_SUCCESS && whole.gpu == 0)
+		return false;
+	clock_gettime(CLOCK_REALTIME, &now);
+	unsigned long long since = (unsigned long long)(now.tv_sec - 2) * 1000000; /* NVML's timestamps: us */
+	if (!nvml->nvmlDeviceGetProcessUtilization)
+		return true;
+	nvmlReturn_t result = nvml->nvmlDeviceGetProcessUtilization(device, samples, &count, since);
+	if (result == NVML_ERROR_NOT_FOUND)
+		return false; /* nobody's process has a sample */
+	if (result != NVML_SUCCESS)
+		return true;
+	for (unsigned int i = 0; i < count; i++)
+		if (samples[i].pid == (unsigned int)getpid())
+			return samples[i].smUtil != 0;
+	return true; /* not listed: idle, or known to NVML by another number (a PID namespace) */
+}
+
 /* Device memory of this process by NVML, in bytes; 0 when NVML cannot say. */
 static uint64_t measured(void)
 {
@@ -60,9 +98,7 @@ static uint64_t measured(void)
 	nvmlDevice_t device;
 	nvmlProcessInfo_t processes[256];
 	unsigned int count = sizeof processes / sizeof *processes;
-	if (!nvml || !nvml->nvmlInit_v2 || !nvml->nvmlDeviceGetComputeRunningProcesses_v3 ||
-	    nvml->nvmlInit_v2() != NVML_SUCCESS ||
-	    nvml->nvmlDeviceGetHandleByUUID(hami_region()->job->gpu_uuid, &device) != NVML_SUCCESS ||
+	if (!granted_device(nvml, &device) || !nvml->nvmlDeviceGetComputeRunningProcesses_v3 ||
 	    nvml->nvmlDeviceGetComputeRunningProcesses_v3(device, &count, processes) != NVML_SUCCESS)
 		return 0;
 	for (unsigned int i = 0; i < count; i++)

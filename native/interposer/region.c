@@ -245,17 +245,18 @@ static void sweep(struct hami_region *region)
 }
 
 /* Under the lock: the row of this step, a free one if it has none; UINT32_MAX when all are taken. */
-static uint32_t step_row(struct hami_usage_file *u, uint32_t step_id)
+static uint32_t step_row(struct hami_usage_file *u, const struct hami_limits *step)
 {
 	uint32_t free_row = UINT32_MAX;
 	for (uint32_t i = 0; i < HAMI_USAGE_STEP_COUNT; i++) {
-		if (u->steps[i].processes && u->steps[i].step_id == step_id)
+		if (u->steps[i].processes && u->steps[i].step_id == step->step_id)
 			return i;
 		if (!u->steps[i].processes && free_row == UINT32_MAX)
 			free_row = i;
 	}
 	if (free_row != UINT32_MAX)
-		u->steps[free_row] = (struct hami_usage_step){.step_id = step_id};
+		u->steps[free_row] = (struct hami_usage_step){.step_id = step->step_id,
+							      .cores_percent = step->cores_percent};
 	return free_row;
 }
 
@@ -275,7 +276,7 @@ static int take_slot(struct hami_region *region)
 		__atomic_store_n(&region->slot, (int32_t)i, __ATOMIC_RELEASE);
 		lock_region(region);
 		clear_slot(u, &u->slots[i]); /* a dead predecessor's */
-		uint32_t row = step_row(u, region->step->step_id);
+		uint32_t row = step_row(u, region->step);
 		if (row != UINT32_MAX) {
 			u->slots[i] = (struct hami_usage_slot){.pid = (uint32_t)getpid(), .step_row = row};
 			u->slots[i].state = 1;
@@ -436,6 +437,32 @@ uint64_t hami_region_data(struct hami_region *region)
 		return 0;
 	const struct hami_usage_slot *slot = &region->usage->slots[region->slot];
 	return left(slot->used_bytes, slot->context_bytes);
+}
+
+uint32_t hami_region_phase(struct hami_region *region)
+{
+	const struct hami_limits *job = region->job, *step = region->step;
+	uint32_t before = 0;
+	for (uint32_t i = 0; i < HAMI_USAGE_STEP_COUNT; i++) {
+		const struct hami_usage_step *other = &region->usage->steps[i];
+		if (!other->processes)
+			continue;
+		if (other->step_id == step->step_id)
+			break;
+		before += other->cores_percent <= 100 ? other->cores_percent : 100;
+	}
+	uint32_t room =
+		step->cores_percent < job->cores_percent ? job->cores_percent - step->cores_percent : 0;
+	return (job->phase_percent + (before < room ? before : room)) % 100;
+}
+
+void hami_region_add_time(struct hami_region *region, uint64_t busy_ns, uint64_t throttled_ns)
+{
+	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) < 0)
+		return;
+	struct hami_usage_slot *slot = &region->usage->slots[region->slot];
+	__atomic_fetch_add(&slot->gpu_busy_ns, busy_ns, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&slot->throttled_ns, throttled_ns, __ATOMIC_RELAXED);
 }
 
 void hami_region_forked(struct hami_region *region)

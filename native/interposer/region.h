@@ -64,6 +64,16 @@ uint64_t hami_region_of_pid(struct hami_region *region, uint32_t pid);
 /* Bytes of kind DATA that this process holds. */
 uint64_t hami_region_data(struct hami_region *region);
 
+/*
+ * Where this step's window begins in the common period, percent: the steps of a job that live at the same
+ * time share the job's window one after the other, as far as it reaches. A glance without the lock: a stale
+ * answer costs a period.
+ */
+uint32_t hami_region_phase(struct hami_region *region);
+
+/* Adds to this process's GPU time and time held back, ns. No lock. */
+void hami_region_add_time(struct hami_region *region, uint64_t busy_ns, uint64_t throttled_ns);
+
 /* In a forked child, before anything else: forgets the parent's slot. */
 void hami_region_forked(struct hami_region *region);
 
