@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node under a temporary directory, for the tests of prolog, epilog, ledger, run directory and reconcile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.inventory import Device, make_inventory
+from hami_hpc.core.records import USAGE_FILE_SIZE
+from hami_hpc.shell import region
+from hami_hpc.shell.config import Settings, load_settings
+from hami_hpc.stages import common
+from hami_hpc.stages.epilog import main as epilog_main
+from hami_hpc.stages.prolog import main as prolog_main
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU_MIB = 143156
+UID = 65534
+UUIDS = ("GPU-11111111-1111-1111-1111-111111111111", "GPU-22222222-2222-2222-2222-222222222222")
+TOML = """\
+version = 1
+[paths]
+run_dir = "{run}"
+state_dir = "{state}"
+[gpu_models.h200]
+total_mib = 143156
+[partitions.gpu]
+gpu_models = ["h200"]
+"""
+
+
+def job_environment(job_id: int, mem_mib: int = 8192, gpu: str = "0", **more: str) -> dict[str, str]:
+    """What slurmd gives the prolog of a vgpu job."""
+    environment = {
+        "SLURM_JOB_ID": str(job_id),
+        "SLURM_JOB_UID": str(UID),
+        "SLURM_JOB_GPUS": gpu,
+        c.ENV_VGPU: "1",
+        c.ENV_CLASS: "std",
+        c.ENV_MEM_MIB: str(mem_mib),
+        c.ENV_CORES: "50",
+    }
+    return environment | more
+
+
+@dataclass(frozen=True)
+class Node:
+    """Settings, ledger and run directory of a node with two H200s, all below `root`."""
+
+    root: Path
+
+    @classmethod
+    def make(cls, root: Path, run: Path | None = None, state: Path | None = None, with_gpus: bool = True) -> Node:
+        """A fresh node; `with_gpus` puts the inventory into the ledger, so that no driver is needed."""
+        root.mkdir(parents=True, exist_ok=True)
+        node = cls(root)
+        node.config.write_text(TOML.format(run=run or root / "run", state=state or root / "state"))
+        if with_gpus:
+            node.enter_gpus()
+        return node
+
+    @property
+    def config(self) -> Path:
+        return self.root / "hami-hpc.toml"
+
+    @property
+    def settings(self) -> Settings:
+        return load_settings(str(self.config))
+
+    def enter_gpus(self) -> None:
+        settings = self.settings
+        devices = [Device(minor, uuid, "NVIDIA H200", GPU_MIB) for minor, uuid in enumerate(UUIDS)]
+        ledger = common.open_ledger(settings)
+        ledger.set_inventory(make_inventory(devices, settings.gpu_models))
+        ledger.close()
+
+    def prolog(self, job_id: int, **given: str | int) -> int:
+        """Runs the prolog in this process; returns its exit status."""
+        return prolog_main(self.arguments, job_environment(job_id, **given))  # type: ignore[arg-type]
+
+    def epilog(self, job_id: int, **given: str | int) -> int:
+        """Runs the epilog in this process; returns its exit status."""
+        return epilog_main(self.arguments, job_environment(job_id, **given))  # type: ignore[arg-type]
+
+    @property
+    def arguments(self) -> list[str]:
+        return ["--config", str(self.config)]
+
+    def start(self, stage: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        """Starts prolog or epilog as slurmd does: the script, with nothing but `environment`."""
+        command = [str(ROOT / "prolog" / stage), *self.arguments]
+        return subprocess.Popen(command, env=dict(environment), stderr=subprocess.PIPE, text=True)
+
+    def run(self, stage: str, environment: Mapping[str, str]) -> tuple[int, str]:
+        """Exit status and standard error of `start`."""
+        process = self.start(stage, environment)
+        _, errors = process.communicate(timeout=60)
+        return process.returncode, errors
+
+    def grants(self) -> dict[int, Grant]:
+        """The ledger's live grants by job id."""
+        ledger = common.open_ledger(self.settings)
+        try:
+            return {grant.job_id: grant for grant in ledger.grants()}
+        finally:
+            ledger.close()
+
+    @property
+    def jobs(self) -> Path:
+        return Path(region.jobs_dir(self.settings.run_dir))
+
+    def names(self) -> list[str]:
+        """What lies in the run directory's `jobs`."""
+        return sorted(os.listdir(self.jobs)) if self.jobs.exists() else []
+
+    def spooled(self) -> list[str]:
+        folder = Path(self.settings.state_dir) / "usage"
+        return sorted(os.listdir(folder)) if folder.exists() else []
+
+    def write_usage(self, job_id: int, **values: int) -> None:
+        """Writes fields of the usage head, as the job's processes do."""
+        with (self.jobs / str(job_id) / c.FILE_USAGE).open("r+b") as file:
+            for name, value in values.items():
+                offset, width, _ = c.USAGE_FIELDS[name]
+                file.seek(offset)
+                file.write(value.to_bytes(width, "little"))
+
+    def assert_job_is_ready(self, job_id: int) -> None:
+        """The ledger row and a complete directory of the same grant."""
+        grant = self.grants()[job_id]
+        directory = self.jobs / str(job_id)
+        found = region.read_grant(str(directory))
+        assert found is not None
+        assert found.created_unix_ns == grant.created_unix_ns
+        assert (found.uid, found.gpu_uuid, found.mem_mib, found.cores_percent) == (UID, grant.gpu_uuid, grant.mem_mib, 50)
+        assert sorted(os.listdir(directory)) == [c.FILE_JOB_LIMITS, c.FILE_USAGE]
+        limits, usage = (directory / name for name in (c.FILE_JOB_LIMITS, c.FILE_USAGE))
+        assert (limits.stat().st_uid, limits.stat().st_mode & 0o777) == (0, 0o644)
+        assert (usage.stat().st_uid, usage.stat().st_mode & 0o777) == (UID, 0o600)
+        assert usage.stat().st_size == USAGE_FILE_SIZE
+
+    def assert_nothing_is_held(self) -> None:
+        """No grant, and nothing in the run directory."""
+        assert self.grants() == {}
+        assert self.names() == []

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prolog: from what Slurm gave the job to ledger row and run directory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from node_testbed import GPU_MIB, ROOT, UUIDS, Node, job_environment
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.records import parse_limits
+from hami_hpc.shell import region
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node.make(tmp_path / "node")
+
+
+def test_a_vgpu_job_gets_a_ledger_row_and_a_complete_run_directory(node: Node) -> None:
+    assert node.run("prolog", job_environment(7, gpu="1")) == (0, "")
+    node.assert_job_is_ready(7)
+    grant = node.grants()[7]
+    assert (grant.gpu_uuid, grant.gpu_minor, grant.policy, grant.mode) == (UUIDS[1], 1, "cap", "share")
+    assert (node.root / "run" / "self").is_dir()
+
+
+def test_the_limits_record_says_what_the_contract_lays_out(node: Node) -> None:
+    node.prolog(7, mem_mib=4096)
+    data = (node.jobs / "7" / c.FILE_JOB_LIMITS).read_bytes()
+
+    def number(name: str) -> int:
+        offset, width, _ = c.LIMITS_FIELDS[name]
+        return int.from_bytes(data[offset : offset + width], "little")
+
+    assert len(data) == number("record_size") == c.LIMITS_SIZE
+    assert data[:8] == b"HAMILIM1"
+    assert number("abi_version") == c.ABI_VERSION
+    assert number("step_id") == c.JOB_STEP_ID
+    assert number("mem_limit_bytes") == 4096 << 20
+    assert number("gpu_total_bytes") == GPU_MIB << 20
+    assert (number("cores_percent"), number("service_class"), number("policy"), number("mode")) == (50, 0, 0, 0)
+    parsed = parse_limits(data, model="h200")
+    assert parsed == node.grants()[7]
+
+
+def test_running_twice_changes_nothing_and_keeps_the_usage(node: Node) -> None:
+    node.prolog(7)
+    first = node.grants()[7]
+    node.write_usage(7, used_bytes=123456, peak_bytes=234567)
+    before = (node.jobs / "7" / c.FILE_USAGE).read_bytes()
+    assert node.prolog(7) == 0
+    assert node.grants()[7] == first
+    assert (node.jobs / "7" / c.FILE_USAGE).read_bytes() == before
+    assert node.names() == ["7"]
+
+
+def test_a_requeued_job_with_another_slice_replaces_the_old_grant(node: Node) -> None:
+    node.prolog(7, mem_mib=4096)
+    node.write_usage(7, peak_bytes=99)
+    assert node.prolog(7, mem_mib=8192, gpu="1") == 0
+    node.assert_job_is_ready(7)
+    assert node.grants()[7].mem_mib == 8192
+    assert region.read_usage(str(node.jobs / "7"), node.grants()[7], 2**62).peak_bytes == 0
+
+
+def test_a_job_without_vgpu_touches_nothing(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    assert node.run("prolog", {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "0", "SLURM_JOB_GPUS": "0"}) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("missing", [c.ENV_VGPU, c.ENV_CLASS, c.ENV_MEM_MIB, c.ENV_CORES])
+def test_a_vgpu_variable_that_is_missing_is_the_nodes_fault(node: Node, missing: str) -> None:
+    environment = job_environment(7)
+    del environment[missing]
+    status, errors = node.run("prolog", environment)
+    assert status == 1
+    assert f"job 7 has a vgpu but {missing} did not reach its prolog" in errors
+    assert "hami-hpc doctor" in errors
+    node.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({c.ENV_MEM_MIB: "8G"}, "not a number"),
+        ({c.ENV_MEM_MIB: "\u0667"}, "not a number"),
+        ({c.ENV_MEM_MIB: "9" * 400}, "not a number"),
+        ({c.ENV_CLASS: "gold"}, "class 'gold' is unknown"),
+        ({"SLURM_JOB_GPUS": ""}, "has a vgpu but no GPU"),
+        ({"SLURM_JOB_GPUS": "GPU-1"}, "not a list of device indices"),
+        ({"SLURM_JOB_UID": "-1"}, "SLURM_JOB_UID is '-1'"),
+    ],
+)
+def test_nonsense_from_slurm_is_the_nodes_fault(
+    node: Node, given: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert node.prolog(7, **given) == 1
+    assert said in capsys.readouterr().err
+    node.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("given", [{c.ENV_VGPU: "2"}, {"SLURM_JOB_GPUS": "0,1"}, {c.ENV_CORES: "101"}, {c.ENV_MEM_MIB: "0"}])
+def test_the_jobs_own_fault_leaves_the_node_up_and_tells_the_job(
+    node: Node, given: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert node.prolog(7, **given) == 0
+    assert "Its steps will be refused" in capsys.readouterr().err
+    assert node.grants() == {}
+    assert [path.name for path in (node.jobs / "7").iterdir()] == [region.REFUSED]
+    assert "job 7" in (node.jobs / "7" / region.REFUSED).read_text()
+    assert node.epilog(7, **given) == 0
+    node.assert_nothing_is_held()
+
+
+def test_a_grant_beyond_the_gpus_memory_names_the_holders_and_what_to_do(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert node.prolog(7, mem_mib=100000) == 0
+    assert node.prolog(8, mem_mib=GPU_MIB - 100000) == 0
+    assert node.prolog(9, mem_mib=1) == 1
+    errors = capsys.readouterr().err
+    assert "job 7: 100000 MiB, job 8: 43156 MiB" in errors
+    assert "hami-hpc reconcile" in errors
+    assert node.prolog(9, mem_mib=1, gpu="1") == 0
+    assert sorted(node.grants()) == [7, 8, 9]
+
+
+def test_a_grant_larger_than_the_gpu_points_at_the_settings(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    assert node.prolog(7, mem_mib=GPU_MIB + 1) == 1
+    assert "total_mib of h200" in capsys.readouterr().err
+
+
+def test_memory_scaling_allows_as_much_more(node: Node) -> None:
+    node.config.write_text(node.config.read_text().replace("version = 1", "version = 1\n[vgpu]\nmemory_scaling = 1.5"))
+    assert node.prolog(7, mem_mib=GPU_MIB) == 0
+    assert node.prolog(8, mem_mib=GPU_MIB // 2) == 0
+    assert node.prolog(9, mem_mib=2) == 1
+
+
+def test_a_missing_driver_is_the_nodes_fault_and_says_so(tmp_path: Path) -> None:
+    node = Node.make(tmp_path / "node", with_gpus=False)
+    status, errors = node.run("prolog", job_environment(7))
+    assert status == 1
+    assert "NVML cannot be used" in errors
+    assert "nvidia-smi" in errors
+
+
+def test_gpus_come_from_nvml_once_and_then_from_the_ledger(tmp_path: Path) -> None:
+    sim = ROOT / "build" / "native" / "sim"
+    assert (sim / "sim-machine").exists(), "build the simulation first: make -C native"
+    machine = tmp_path / "machine"
+    subprocess.run([sim / "sim-machine", machine, "h200", "h200"], check=True)
+    node = Node.make(tmp_path / "node", with_gpus=False)
+    driver = {"LD_LIBRARY_PATH": str(sim), "HAMI_SIM": str(machine)}
+    assert node.run("prolog", job_environment(7, gpu="1") | driver) == (0, "")
+    grant = node.grants()[7]
+    assert (grant.gpu_minor, grant.model, grant.gpu_total_mib) == (1, "h200", GPU_MIB)
+    assert node.run("prolog", job_environment(8, gpu="0")) == (0, ""), "the second prolog needs no driver"
+    status, errors = node.run("prolog", job_environment(9, gpu="2") | driver)
+    assert status == 1
+    assert "was given GPU 2, but the driver shows 2 GPU(s)" in errors
+
+
+def test_settings_that_others_can_write_are_refused(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.config.chmod(0o664)
+    assert node.prolog(7) == 1
+    assert "root reads only settings that root alone can write" in capsys.readouterr().err
+
+
+def test_a_run_directory_that_others_can_write_is_refused(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    (node.root / "run").mkdir()
+    (node.root / "run").chmod(0o777)
+    assert node.prolog(7) == 1
+    assert "is not a directory that root alone can write" in capsys.readouterr().err
+
+
+def test_the_prolog_trusts_no_path_from_the_environment(node: Node, tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    for name in ("sqlite3", "tomllib", "hami_hpc", "sitecustomize"):
+        (trap / f"{name}.py").write_text("raise SystemExit(77)")
+    evil = {"PYTHONPATH": str(trap), "PYTHONHOME": str(trap), "HAMI_HPC_CONFIG": str(trap), "PYTHONSTARTUP": str(trap)}
+    assert node.run("prolog", job_environment(7) | evil) == (0, "")
+    node.assert_job_is_ready(7)
+
+
+def test_prolog_and_epilog_import_no_heavy_module(node: Node) -> None:
+    heavy = "click jinja2 pandas numpy pynvml pathlib argparse dataclasses inspect asyncio"
+    code = (
+        "import sys; sys.path.append(sys.argv[1]); import hami_hpc.stages.prolog, hami_hpc.stages.epilog; "
+        "print(' '.join(name for name in sys.argv[2].split() if name in sys.modules))"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code, str(ROOT), heavy]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+def test_two_prologs_of_one_job_at_once_leave_one_complete_directory(node: Node) -> None:
+    for job_id in range(1, 26):
+        both = [node.start("prolog", job_environment(job_id, mem_mib=1)) for _ in range(2)]
+        assert [process.communicate(timeout=60)[1] for process in both] == ["", ""]
+        node.assert_job_is_ready(job_id)
+    assert len(node.names()) == 25
+
+
+def test_two_prologs_at_once_never_give_the_same_memory_twice(node: Node) -> None:
+    for round_number in range(25):
+        jobs = (1000 + 2 * round_number, 1001 + 2 * round_number)
+        both = [node.start("prolog", job_environment(job_id, mem_mib=GPU_MIB - 1000)) for job_id in jobs]
+        errors = [process.communicate(timeout=60)[1] for process in both]
+        assert sorted(process.returncode for process in both) == [0, 1], errors
+        assert len(node.grants()) == 1
+        for job_id in jobs:
+            assert node.epilog(job_id) == 0
+    node.assert_nothing_is_held()
