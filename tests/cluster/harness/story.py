@@ -17,6 +17,7 @@ from .config import GPU_COUNT
 from .layout import ClusterError, Layout
 
 _WIDTH = 112
+_SCRIPTS = ("train.sh", "serve.sh", "whole.sh", "later.sh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +32,33 @@ class Told:
 def tell(layout: Layout) -> None:
     """Runs the whole story on a cluster that is up. Raises ClusterError at the first step that does not come out."""
     began_unix_s = int(time.time())
+    _cancel_own(layout)
     version = jobs.admin(layout, "sinfo", "--version").split()[-1]
     _say(f"A private Slurm {version} with one node and {GPU_COUNT} simulated NVIDIA H200s is up.")
-    first = _request_and_schedule(layout)
-    _seen_by_the_program(layout, first)
-    second = _packed(layout, first)
-    whole = _whole_gpu(layout)
-    waiting = _must_wait(layout)
-    _refused(layout)
-    _live_usage(layout)
-    _release(layout, first, second, whole, waiting)
-    _billed(layout, began_unix_s, [first, second, whole, waiting])
+    busy = jobs.admin(layout, "squeue", "-h", "-o", "%i (%u)").split("\n")[:-1]
+    if busy:
+        raise ClusterError(
+            f"the demo needs both GPUs, and there are jobs: {', '.join(busy[:8])}. Cancel them: scancel ID"
+        )
+    try:
+        first = _request_and_schedule(layout)
+        _seen_by_the_program(layout, first)
+        second = _packed(layout, first)
+        whole = _whole_gpu(layout)
+        waiting = _must_wait(layout)
+        _refused(layout)
+        _live_usage(layout)
+        _release(layout, first, second, whole, waiting)
+        _billed(layout, began_unix_s, [first, second, whole, waiting])
+    finally:
+        _cancel_own(layout)
+
+
+def _cancel_own(layout: Layout) -> None:
+    """Ends what a story that failed or was interrupted has left in the queue."""
+    for name in _SCRIPTS:
+        jobs.admin(layout, "scancel", f"--name={name}")
+    jobs.wait(layout, lambda: not jobs.admin(layout, "squeue", "-h", f"--name={','.join(_SCRIPTS)}"), "old jobs to end")
 
 
 def _heading(number: int, text: str) -> None:
@@ -77,22 +94,25 @@ def _submit(layout: Layout, user: str, name: str, program: str, *options: str) -
 
 def _scheduled(layout: Layout, job: int) -> str:
     """The lines of `scontrol show job -d` that say what the job holds."""
-    wanted = ("JobState=", "TRES=", "JOB_GRES=", "GRES=", "TresPerNode=", "Features=")
-    lines = jobs.admin(layout, "scontrol", "show", "job", "-d", str(job)).splitlines()
-    return "\n".join(line.strip() for line in lines if line.strip().startswith(wanted) or " GRES=" in line)
+    wanted = ("TRES=", "JOB_GRES=", "Nodes=", "TresPerNode=")
+    lines = [line.strip() for line in jobs.admin(layout, "scontrol", "show", "job", "-d", str(job)).splitlines()]
+    return "\n".join(line for line in lines if line.startswith(wanted))
 
 
 def gpu_indices(layout: Layout, job: int) -> set[int]:
-    """The indices of the GPUs that the job holds (or holds shards of), from `scontrol show job -d`."""
-    text = jobs.admin(layout, "scontrol", "show", "job", "-d", str(job))
-    per_gpu = re.findall(r"\bGRES=(\S+)", text)
+    """The indices of the GPUs of which the job holds something, from `scontrol show job -d`.
+
+    Slurm prints them as gpu:h200:1(IDX:0), shard:279(IDX:0), or from 23.02 on shard:279(279/559,0/559).
+    """
     found: set[int] = set()
-    for gres in per_gpu:
-        for index in re.findall(r"gpu[^,()]*\(IDX:([\d,-]+)\)", gres):
-            found |= {int(number) for number in re.findall(r"\d+", index)}
-        for shares in re.findall(r"shard[^,()]*\(([^)]*)\)", gres):
-            counts = [int(pair.partition("/")[0]) for pair in shares.split(",")]
-            found |= {number for number, count in enumerate(counts) if count > 0}
+    for gres in re.findall(r"\bGRES=(\S+)", jobs.admin(layout, "scontrol", "show", "job", "-d", str(job))):
+        for where in re.findall(r"\b(?:gpu|shard)[^()]*\(([^)]*)\)", gres):
+            if where.startswith("IDX:"):
+                for first, last in re.findall(r"(\d+)(?:-(\d+))?", where):
+                    found |= set(range(int(first), int(last or first) + 1))
+            else:
+                shares = [int(share.partition("/")[0]) for share in where.split(",")]
+                found |= {index for index, share in enumerate(shares) if share > 0}
     return found
 
 
@@ -125,7 +145,7 @@ def _seen_by_the_program(layout: Layout, told: Told) -> None:
 def _packed(layout: Layout, first: Told) -> Told:
     _heading(4, "A second job, of another user and a latency-critical class, on the same GPU")
     second = _submit(
-        layout, "news", "serve", "slice --use 4096 --until {until}", "--qos=lc", "--gres=vgpu:mem=25%,cores=50"
+        layout, "news", "serve", "slice --use 4096 --until {until}", "--qos=lc", "--gres=vgpu:mem=25%,cores=30"
     )
     jobs.wait_for_state(layout, second.job, "RUNNING")
     _show(_scheduled(layout, second.job))
@@ -150,7 +170,7 @@ def _whole_gpu(layout: Layout) -> Told:
 
 def _must_wait(layout: Layout) -> Told:
     _heading(6, "A job that fits beside nobody has to wait")
-    waiting = _submit(layout, "games", "later", "slice --use 1024", "--gres=vgpu:mem=8G,cores=60")
+    waiting = _submit(layout, "games", "later", "slice --use 1024 --until {until}", "--gres=vgpu:mem=8G,cores=60")
     reason = ""
 
     def explained() -> bool:
@@ -162,7 +182,7 @@ def _must_wait(layout: Layout) -> Told:
     _show("games$ squeue")
     _show(jobs.run_as(layout, "games", ("squeue", "-o", "%.6i %.8j %.8u %.4q %.10T %.12r %b")).out)
     _expect(layout, f"job {waiting.job} waits for resources (reason: {reason})", reason == "Resources", waiting.job)
-    _say(f"Reason {reason}: both GPUs have less than 60 % left. It starts when a neighbour ends.")
+    _say(f"Reason {reason}: no GPU has 60 % left. The job starts when a neighbour ends.")
     return waiting
 
 
@@ -185,9 +205,9 @@ def _live_usage(layout: Layout) -> None:
 def _release(layout: Layout, first: Told, second: Told, whole: Told, waiting: Told) -> None:
     _heading(9, "The first job ends, the waiting one starts")
     first.release.touch()
-    jobs.wait_for_state(layout, waiting.job, "RUNNING", "COMPLETED")
+    jobs.wait_for_state(layout, waiting.job, "RUNNING")
     _say(f"Job {waiting.job} got GPU {_list(gpu_indices(layout, waiting.job))}.")
-    for told in (second, whole):
+    for told in (second, whole, waiting):
         told.release.touch()
     for told in (first, second, whole, waiting):
         jobs.wait_for_state(layout, told.job, "COMPLETED")
