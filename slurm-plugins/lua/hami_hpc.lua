@@ -17,7 +17,10 @@
 -- Jobs without vgpu pass untouched. Nothing here raises: a bug refuses vgpu requests, with a line that says so, and no
 -- other job. Written for Lua 5.1 to 5.4, which Slurm may be linked with.
 
-local ESLURM_INVALID_GRES = 2072 -- slurm_errno.h; not in the table that Slurm gives to scripts
+-- From slurm_errno.h; not in the table that Slurm gives to scripts. Slurm prints their texts after our line, and in
+-- scontrol update, whose users see no line of ours before Slurm 23.02, they are all there is.
+local ESLURM_INVALID_GRES = 2072
+local RETURN_CODES = { E_UPDATE = 2073, E_CLASS_CHANGE = 2073 } -- ESLURM_JOB_NOT_PENDING
 
 local source = string.gsub(debug.getinfo(1, "S").source, "^@", "")
 local directory = string.match(source, "^(.*/)") or "./"
@@ -51,23 +54,23 @@ local function guarded(act, concerns, refuse)
 		return slurm.SUCCESS
 	end
 	if type(problem) == "table" and problem.message then
-		return refuse(problem.message)
+		return refuse(problem)
 	end
 	slurm.log_error("%s", contract.errors.prefix .. "internal error: " .. tostring(problem))
 	local asked, is_ours = pcall(concerns)
 	if asked and not is_ours then
 		return slurm.SUCCESS
 	end
-	return refuse(errors.new("E_INTERNAL", { given = problem }).message)
+	return refuse(errors.new("E_INTERNAL", { given = problem }))
 end
 
-local function refuse_in_controller(message)
-	slurm.log_user("%s", message)
-	return slurm.ESLURM_INVALID_GRES or ESLURM_INVALID_GRES
+local function refuse_in_controller(refusal)
+	slurm.log_user("%s", refusal.message)
+	return RETURN_CODES[refusal.code] or ESLURM_INVALID_GRES
 end
 
-local function refuse_in_client(message)
-	slurm.log_error("%s", message)
+local function refuse_in_client(refusal)
+	slurm.log_error("%s", refusal.message)
 	return slurm.ERROR
 end
 
