@@ -83,13 +83,11 @@ class _Draft:
 
 
 def _bad_value(code: str, key: str, value: str) -> RequestError:
-    return request_error(
-        code, Refusal(key=key, given=value, allowed=contract.KEY_FORM[key], example=contract.KEY_EXAMPLE[key])
-    )
+    return request_error(code, Refusal(key=key, given=value, allowed=contract.KEY_FORM[key]))
 
 
 def _mem_out_of_range(value: str) -> RequestError:
-    return request_error("E_MEM_RANGE", Refusal(given=value, allowed=_MEM_RANGE, example=contract.KEY_EXAMPLE["mem"]))
+    return request_error("E_MEM_RANGE", Refusal(given=value, allowed=_MEM_RANGE))
 
 
 def _parse_mem(value: str) -> MemMib | MemPercent:

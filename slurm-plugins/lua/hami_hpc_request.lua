@@ -40,14 +40,14 @@ return function(contract, errors)
 	end
 
 	local function fail_value(code, key, value)
-		fail(code, { key = key, given = value, allowed = rules.keys[key].form, example = rules.keys[key].example })
+		fail(code, { key = key, given = value, allowed = rules.keys[key].form })
 	end
 
 	local function parse_mem(request, value)
 		local digits, unit = string.match(value, "^([0-9]+)([MmGgTt%%]?)$")
 		if not digits then
 			if string.find(value, "^%-[0-9]+[MmGgTt%%]?$") then
-				fail("E_MEM_RANGE", { given = value, allowed = MEM_RANGE, example = rules.keys.mem.example })
+				fail("E_MEM_RANGE", { given = value, allowed = MEM_RANGE })
 			elseif string.find(value, "^%-?[0-9]*%.[0-9]*[MmGgTt%%]?$") and string.find(value, "[0-9]") then
 				fail_value("E_MEM_FRACTION", "mem", value)
 			end
@@ -63,7 +63,7 @@ return function(contract, errors)
 		elseif not mib and number >= limits.percent_min and number <= limits.percent_max then
 			request.mem_percent = number
 		else
-			fail("E_MEM_RANGE", { given = value, allowed = MEM_RANGE, example = rules.keys.mem.example })
+			fail("E_MEM_RANGE", { given = value, allowed = MEM_RANGE })
 		end
 	end
 

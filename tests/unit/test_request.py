@@ -86,7 +86,7 @@ def test_a_message_names_what_was_given_what_is_allowed_and_an_example() -> None
         parse("vgpu:mem=8,cores=50")
     assert caught.value.message == (
         "hami_hpc: mem=8 has no unit; allowed is a whole number with M, G or T, or a percentage. "
-        "Example: mem=8G, mem=8192M or mem=50%"
+        "Example: --gres=vgpu:mem=8G,cores=50"
     )
 
 
