@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * preload=ldso: a task that starts with no environment at all has the library, and finds its own step's
+ * record at the fixed place. Runs in a mount namespace with an /etc and a /run of its own, so that the
+ * machine's stay as they are. Needs root.
+ *
+ * The program is its own task (first argument "task"); the library is any shared object, which has to show up
+ * in the task's maps.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "ldso.h"
+#include "record.h"
+
+enum { JOB = 7 };
+
+#define RUN "/run/hami-hpc"
+#define MARK RUN "/libmark.so"
+
+static void put(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+
+	CHECK(fd >= 0);
+	CHECK(write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+	CHECK(close(fd) == 0);
+}
+
+static void get(const char *path, char *text, size_t size)
+{
+	int fd = open(path, O_RDONLY);
+	ssize_t n = fd < 0 ? -1 : read(fd, text, size - 1);
+
+	CHECK(n >= 0);
+	text[n] = '\0';
+	close(fd);
+}
+
+/* In the task: argv[2] is the memory limit that its step's record must say. */
+static int task(const char *limit)
+{
+	char line[4096], *found = NULL;
+	FILE *maps = fopen("/proc/self/maps", "re");
+	struct hami_limits limits;
+	int fd = open(RUN "/self/step.limits", O_RDONLY);
+
+	CHECK(maps);
+	while (!found && fgets(line, sizeof(line), maps))
+		found = strstr(line, "/libmark.so");
+	CHECK(found);
+	fclose(maps);
+	CHECK(fd >= 0 && read(fd, &limits, sizeof(limits)) == (ssize_t)sizeof(limits));
+	CHECK(limits.mem_limit_bytes == strtoull(limit, NULL, 10));
+	CHECK(access(RUN "/self/" HAMI_FILE_JOB_LIMITS, R_OK) == 0);
+	get("/etc/ld.so.preload", line, sizeof(line));
+	CHECK_TEXT(line, MARK "\n# the site's own list\n");
+	CHECK(umount("/etc/ld.so.preload") < 0 && errno == EPERM);
+	return 0;
+}
+
+static void own_etc_and_run(const char *library)
+{
+	char command[PATH_MAX + 64];
+
+	CHECK(unshare(CLONE_NEWNS) == 0);
+	CHECK(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
+	CHECK(mount("none", "/run", "tmpfs", 0, "mode=755") == 0);
+	CHECK(system("cp -a /etc /run/etc") == 0);
+	CHECK(mount("/run/etc", "/etc", NULL, MS_BIND, NULL) == 0);
+	unlink("/etc/ld.so.preload");
+	CHECK(mkdir(RUN, 0755) == 0 && mkdir(RUN "/jobs", 0755) == 0 && mkdir(RUN "/jobs/7", 0755) == 0);
+	put(RUN "/jobs/7/" HAMI_FILE_JOB_LIMITS, "");
+	snprintf(command, sizeof(command), "cp '%s' " MARK " && chmod 755 " MARK, library);
+	CHECK(system(command) == 0);
+}
+
+/* A task of the step: root's part, then the user without an environment. Returns its exit status. */
+static int run_task(const struct options *opt, const char *program, uint32_t step_id, const char *limit)
+{
+	char *argv[] = {(char *)program, (char *)"task", (char *)limit, NULL}, *env[] = {NULL};
+	char error[PATH_MAX + 256] = "";
+	int status;
+	pid_t pid = fork();
+
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		if (ldso_enter(opt, JOB, step_id, error, sizeof(error)) < 0) {
+			fprintf(stderr, "%s\n", error);
+			_exit(2);
+		}
+		CHECK(setgid(65534) == 0 && setuid(65534) == 0);
+		execve(program, argv, env);
+		_exit(3);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void write_step(int dir, uint32_t step_id, uint64_t limit)
+{
+	struct hami_limits limits = {
+		.magic = HAMI_LIMITS_MAGIC, .step_id = step_id, .mem_limit_bytes = limit};
+
+	CHECK(record_write_step(dir, &limits) == 0);
+}
+
+int main(int argc, char **argv)
+{
+	const struct options opt = {RUN, MARK, PRELOAD_LDSO};
+	char error[PATH_MAX + 256] = "", list[64], program[PATH_MAX];
+	int dir;
+
+	if (argc == 3 && strcmp(argv[1], "task") == 0)
+		return task(argv[2]);
+	CHECK(argc == 2); /* the library */
+	CHECK(geteuid() == 0);
+	CHECK(realpath("/proc/self/exe", program));
+	own_etc_and_run(argv[1]);
+	dir = record_open_dir(RUN, JOB);
+	CHECK(dir >= 0);
+	write_step(dir, 0, 100);
+	write_step(dir, 1, 200);
+
+	CHECK(ldso_prepare(dir, &opt, error, sizeof(error)) < 0);
+	CHECK(strstr(error, "touch /etc/ld.so.preload"));
+	CHECK(run_task(&opt, program, 0, "100") == 2); /* not prepared: not entered */
+	put("/etc/ld.so.preload", "# the site's own list\n");
+	CHECK(ldso_prepare(dir, &opt, error, sizeof(error)) == 0);
+	CHECK(run_task(&opt, program, 0, "100") == 0);
+	CHECK(ldso_prepare(dir, &opt, error, sizeof(error)) == 0); /* the job's next step */
+	CHECK(run_task(&opt, program, 1, "200") == 0);
+	CHECK(run_task(&opt, program, 2, "0") == 2); /* no record, no task */
+
+	/* Outside of the tasks nothing has changed. */
+	get("/etc/ld.so.preload", list, sizeof(list));
+	CHECK_TEXT(list, "# the site's own list\n");
+	CHECK(access(RUN "/self/step.limits", F_OK) < 0);
+	return 0;
+}
