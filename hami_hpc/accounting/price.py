@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 from hami_hpc.accounting.measure import PPM
@@ -30,6 +31,7 @@ class Priced:
     usage: Usage
     rate: int | None
     charge: int
+    suspended_factor: Decimal = Decimal(0)
     problem: str = ""
 
 
@@ -41,12 +43,21 @@ def price(usages: Sequence[Usage], segments: Sequence[Segment], rates: Rates, tz
         try:
             rate = effective_rate(rates, usage, day)
         except RateMissing as error:
-            priced.append(Priced(usage, None, 0, str(error)))
+            priced.append(Priced(usage, None, 0, problem=str(error)))
             continue
-        suspended_units = int(rates.terms_on(day).suspended_factor * _FACTOR_UNITS)
-        amount = (usage.held + usage.top_up) * _FACTOR_UNITS + usage.suspended * suspended_units
-        priced.append(Priced(usage, rate, amount * rate if usage.billable else 0))
+        factor = rates.terms_on(day).suspended_factor
+        priced.append(Priced(usage, rate, _amount(usage, factor) * rate if usage.billable else 0, factor))
     return tuple(priced)
+
+
+def billed_units(entry: Priced) -> int:
+    """What is charged for, in millionths of a GPU times seconds: held, topped up, and the priced part of suspended
+    time (rounded down)."""
+    return _amount(entry.usage, entry.suspended_factor) // _FACTOR_UNITS if entry.usage.billable else 0
+
+
+def _amount(usage: Usage, suspended_factor: Decimal) -> int:
+    return (usage.held + usage.top_up) * _FACTOR_UNITS + usage.suspended * int(suspended_factor * _FACTOR_UNITS)
 
 
 def unit(digits: int) -> int:

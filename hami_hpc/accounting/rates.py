@@ -105,7 +105,8 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The whole of rates.toml. digits: of the currency's smallest unit (2: cents)."""
+    """The whole of rates.toml. digits: of the currency's smallest unit (2: cents). gpu_counts: GPUs of each model that
+    the cluster has, where the site says."""
 
     currency: str = "EUR"
     digits: int = 2
@@ -122,6 +123,7 @@ class Rates:
     partitions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     nodes: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    gpu_counts: Mapping[str, int] = field(default_factory=dict)
 
     def terms_on(self, day: date) -> Terms:
         """The terms of a day; the plainest ones where none are given."""

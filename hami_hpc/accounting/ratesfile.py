@@ -59,6 +59,7 @@ def parse_rates(document: Mapping[str, Any], path: str) -> Rates:
         models={name: _model(name, table) for name, table in gpus.items()},
         partitions={name: tuple(table.texts("gpu_models")) for name, table in _named(top, "partitions").items()},
         nodes={host: name for name, table in gpus.items() for host in _hosts(table)},
+        gpu_counts={name: table.whole("count", 0, 1, 1_000_000) for name, table in gpus.items() if table.take("count")},
         aliases={alias: name for name, table in gpus.items() for alias in table.texts("aliases")},
     )
     top.close()
@@ -217,10 +218,8 @@ def _each(top: _Table, key: str, read: Callable[[_Table], _T]) -> Iterable[_T]:
 
 def _named(top: _Table, key: str) -> dict[str, _Table]:
     values = _Table(f"{top.where}, [{key}]", top.take(key, {})).values
-    known = {
-        "gpus": ("total_mib", "mig_slices", "mig_memory_slices", "aliases", "nodes"),
-        "partitions": ("gpu_models",),
-    }
+    gpu_keys = ("total_mib", "mig_slices", "mig_memory_slices", "aliases", "nodes", "count")
+    known = {"gpus": gpu_keys, "partitions": ("gpu_models",)}
     tables = {name: _Table(f"{top.where}, [{key}.{name}]", entry) for name, entry in values.items()}
     for table in tables.values():
         table.known.update(known[key])

@@ -3,24 +3,21 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import ClassVar
 from zoneinfo import ZoneInfo
 
 import click
 
 from hami_hpc.accounting import bill as bills
 from hami_hpc.accounting import ingest as ingests
-from hami_hpc.accounting import quota, ratesfile, render, sacct, session, store
+from hami_hpc.accounting import quota, render, sacct, session, spool, store
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.rates import Rates
-from hami_hpc.accounting.site import Site
 from hami_hpc.accounting.times import (
     Bucket,
     Period,
@@ -29,46 +26,8 @@ from hami_hpc.accounting.times import (
     parse_instant,
     split_days,
     split_months,
-    zone,
 )
-from hami_hpc.shell.config import load_settings, settings_path
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What every command needs: the site, its rates (None without a rates.toml), its zone, and its store."""
-
-    site: Site
-    prices: Rates | None
-    tz: ZoneInfo
-    root: Path
-
-
-def site_options(command: _F) -> _F:
-    """--rates, --store and --timezone, with the site's settings behind them."""
-    for option in (
-        click.option("--timezone", help="zone of dates and of --input's local times; default: rates.toml's, else UTC"),
-        click.option("--store", "root", type=click.Path(path_type=Path), help="default: accounting/ in the state_dir"),
-        click.option(
-            "--rates", "rates_path", type=click.Path(path_type=Path), help="default: /etc/hami-hpc/rates.toml"
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def context(rates_path: Path | None, root: Path | None, timezone: str | None) -> Context:
-    """Reads the settings. A rates.toml that is named must exist; the default one may be absent."""
-    settings = load_settings(settings_path(os.environ))
-    prices = ratesfile.load_rates(rates_path) if rates_path else None
-    beside = Path(settings.path).with_name("rates.toml")
-    if prices is None and beside.exists():
-        prices = ratesfile.load_rates(beside)
-    tz = zone(timezone or (prices.timezone if prices else "UTC"))
-    site = session.site_of(settings, prices)
-    return Context(site, prices, tz, root or Path(settings.state_dir) / "accounting")
+from hami_hpc.cli.accounting_options import Context, context, site_options
 
 
 @contextmanager
@@ -157,6 +116,10 @@ def _quotas(chosen: Context, found: session.Records, period: Period) -> tuple[qu
 )
 @click.option("--cluster", default="", help="name for records of --input that carry none")
 @click.option("--clusters", default="", help="sacct's -M: other clusters, or all")
+@click.option(
+    "--usage", "spools", type=click.Path(path_type=Path), multiple=True, help="a usage spool (may be repeated)"
+)
+@click.option("--remove-usage", is_flag=True, help="delete usage files that are safely stored")
 @click.option("--quiet", is_flag=True, help="say nothing unless something is wrong")
 @site_options
 def ingest(
@@ -165,12 +128,17 @@ def ingest(
     window_days: int,
     cluster: str,
     clusters: str,
+    spools: tuple[Path, ...],
+    remove_usage: bool,
     quiet: bool,
     rates_path: Path | None,
     root: Path | None,
     timezone: str | None,
 ) -> None:
-    """Read job records into the store: what is new in sacct, or a file. Reading again changes nothing."""
+    """Read job records into the store: what is new in sacct, or a file. Reading again changes nothing.
+
+    --usage reads what vGPU jobs used, from a copy of the nodes' usage directories, and leaves sacct alone.
+    """
     chosen = context(rates_path, root, timezone)
     reader = ingests.Source(chosen.tz, cluster, clusters)
 
@@ -184,8 +152,15 @@ def ingest(
         if counts.rejected:
             click.echo(f"{step.what}: {counts.rejected} lines left out; hami-hpc bill names them", err=True)
 
+    for directory in spools:
+        collected = spool.collect(chosen.root, directory, cluster, remove_usage)
+        if not quiet:
+            click.echo(f"{directory}: {collected.added} new usage records, {collected.known} known")
+        for fault in collected.faults:
+            click.echo(f"left out: {fault}", err=True)
     if source:
         tell(ingests.ingest_file(chosen.root, source, reader, int(source.stat().st_mtime)))
+    if source or spools:
         return
     since_s = parse_instant(since, chosen.tz) if since else None
     vanished = ingests.ingest_sacct(chosen.root, reader, since_s, int(time.time()), window_days * 86400, tell)
@@ -193,4 +168,28 @@ def ingest(
         click.echo(f"{vanished} runs had not ended when last read, and sacct knows them no more", err=True)
 
 
-commands: Mapping[str, click.Command] = {"bill": bill, "ingest": ingest}
+class _Commands(Mapping[str, click.Command]):
+    """By name. The reports' module is imported when one of its commands is asked for: bill has no use for it."""
+
+    _REPORTS: ClassVar = {
+        "invoice": "invoice_command",
+        "efficiency": "efficiency",
+        "usage": "usage",
+        "report": "report_command",
+    }
+    _HERE: ClassVar = {"bill": bill, "ingest": ingest}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name in self._HERE:
+            return self._HERE[name]
+        command: click.Command = getattr(import_module("hami_hpc.cli.accounting_reports"), self._REPORTS[name])
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._HERE, *self._REPORTS))
+
+    def __len__(self) -> int:
+        return len(self._HERE) + len(self._REPORTS)
+
+
+commands = _Commands()

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Self-contained HTML of invoices and reports: one file, no script, nothing fetched."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from importlib import import_module
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from hami_hpc.accounting import charts
+from hami_hpc.accounting.efficiency import duration, suggestion
+from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.issue import Document, digest
+from hami_hpc.accounting.report import Report
+from hami_hpc.accounting.times import iso_local
+
+MODE_NAMES = {"gpu": "whole GPU", "mig": "MIG instance", "vgpu": "vGPU slice", "shard": "shards"}
+
+
+def environment(templates: Path | None) -> Environment:
+    """The templates; a site's own directory goes before ours, file by file."""
+    ours = PackageLoader("hami_hpc.accounting", "templates")
+    loader = ChoiceLoader([FileSystemLoader(templates), ours]) if templates else ours
+    env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    env.filters["number"] = number
+    return env
+
+
+def number(value: str | int | Decimal, sign: int = 1) -> str:
+    """A number with its thousands apart, times ``sign``; no minus before zero."""
+    signed = Decimal(value) * sign
+    return f"{signed if signed else abs(signed):,}"
+
+
+def invoice(document: Document, templates: Path | None = None) -> str:
+    """An issued invoice or credit note as HTML; the same document gives the same bytes."""
+    days = document.content.days
+    chart = charts.bars(
+        f"GPU-hours by day in {document.content.month}",
+        "GPU-hours",
+        [day[-2:] for day, _ in days],
+        [("", [float(hours) for _, hours in days])],
+    )
+    return (
+        environment(templates)
+        .get_template("invoice.html.j2")
+        .render(document=document, chart=Markup(chart), mode_names=MODE_NAMES, digest=digest(document.content))
+    )
+
+
+def report(made: Report, tz: ZoneInfo, issuer: tuple[str, ...] = (), templates: Path | None = None) -> str:
+    """The monthly cluster report as HTML."""
+    by_day = charts.bars(
+        f"GPU-hours held by day in {made.month}",
+        "GPU-hours",
+        [day[-2:] for day in made.days],
+        [(MODE_NAMES[mode], values) for mode, values in made.modes],
+    )
+    wasters = charts.shares(
+        "GPU-hours held (light) and used (dark) by user",
+        "GPU-hours",
+        [(waster.user, min(waster.used_hours, waster.gpu_hours), waster.gpu_hours) for waster in made.wasters[:10]],
+    )
+    return (
+        environment(templates)
+        .get_template("report.html.j2")
+        .render(
+            r=made,
+            start=iso_local(made.period.start_s, tz),
+            end=iso_local(made.period.end_s, tz),
+            issuer=issuer,
+            by_day=Markup(by_day),
+            wasters=Markup(wasters),
+            used_percent=100 * made.used_hours / made.measured_hours if made.measured_hours else None,
+            suggestion=suggestion,
+            duration=duration,
+        )
+    )
+
+
+def write_pdf(text: str, path: Path) -> None:
+    """The HTML as a PDF, by WeasyPrint. AccountingError when it is not installed."""
+    try:
+        weasyprint = import_module("weasyprint")
+    except (ImportError, OSError) as error:
+        raise AccountingError("--pdf needs WeasyPrint and Pango: pip install 'hami-hpc[pdf]'") from error
+    weasyprint.HTML(string=text).write_pdf(path)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the accounting commands have in common: the site's settings, rates, zone and store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from zoneinfo import ZoneInfo
+
+import click
+
+from hami_hpc.accounting import ratesfile, session
+from hami_hpc.accounting.rates import Rates
+from hami_hpc.accounting.site import Site
+from hami_hpc.accounting.times import zone
+from hami_hpc.shell.config import load_settings, settings_path
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What every command needs: the site, its rates (None without a rates.toml), its zone, and its store."""
+
+    site: Site
+    prices: Rates | None
+    tz: ZoneInfo
+    root: Path
+
+
+def site_options(command: _F) -> _F:
+    """--rates, --store and --timezone, with the site's settings behind them."""
+    for option in (
+        click.option("--timezone", help="zone of dates and of --input's local times; default: rates.toml's, else UTC"),
+        click.option("--store", "root", type=click.Path(path_type=Path), help="default: accounting/ in the state_dir"),
+        click.option(
+            "--rates", "rates_path", type=click.Path(path_type=Path), help="default: /etc/hami-hpc/rates.toml"
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def context(rates_path: Path | None, root: Path | None, timezone: str | None) -> Context:
+    """Reads the settings. A rates.toml that is named must exist; the default one may be absent."""
+    settings = load_settings(settings_path(os.environ))
+    prices = ratesfile.load_rates(rates_path) if rates_path else None
+    beside = Path(settings.path).with_name("rates.toml")
+    if prices is None and beside.exists():
+        prices = ratesfile.load_rates(beside)
+    tz = zone(timezone or (prices.timezone if prices else "UTC"))
+    site = session.site_of(settings, prices)
+    return Context(site, prices, tz, root or Path(settings.state_dir) / "accounting")

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The accounting commands that explain rather than bill: efficiency, usage, report; and invoice."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+
+import click
+
+from hami_hpc.accounting import efficiency as eff
+from hami_hpc.accounting import html, invoice, issue, render, session, spool, store
+from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.rates import Rates
+from hami_hpc.accounting.times import Period, month_period, parse_instant, split_days
+from hami_hpc.cli.accounting_options import Context, context, site_options
+from hami_hpc.shell.config import load_settings, settings_path
+
+_MONTH_S = 30 * 86400
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--user", help="this user's jobs, instead of one job")
+@click.option("--account", help="this account's jobs, instead of one job")
+@click.option("--start", help="jobs that ended since; default: 30 days ago")
+@click.option("--end", help="jobs that ended before; default: now")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="jobs listed, most wasteful first")
+@click.option("--json", "as_json", is_flag=True)
+@site_options
+def efficiency(
+    job: str | None,
+    user: str | None,
+    account: str | None,
+    start: str | None,
+    end: str | None,
+    limit: int,
+    as_json: bool,
+    rates_path: Path | None,
+    root: Path | None,
+    timezone: str | None,
+) -> None:
+    """What a job (or a user's or account's jobs) used of what it held, and the request that would have sufficed."""
+    if sum(bool(given) for given in (job, user, account)) != 1:
+        raise AccountingError("give one of: a job's number, --user, --account")
+    chosen = context(rates_path, root, timezone)
+    if job:
+        runs = runs_of(chosen, "job_name = $1 OR job_id::VARCHAR = $1", [job], None)
+    else:
+        end_s = parse_instant(end, chosen.tz) if end else int(time.time())
+        period = Period(parse_instant(start, chosen.tz) if start else end_s - _MONTH_S, end_s)
+        column, value = ("username", user) if user else ("account", account)
+        where = f"{column} = $1 AND end_s >= $2 AND end_s < $3"
+        runs = runs_of(chosen, where, [value, period.start_s, period.end_s], period)
+    if not runs:
+        raise AccountingError("no such GPU job in the store; run hami-hpc ingest, or widen --start and --end")
+    if as_json:
+        click.echo(json.dumps([{**asdict(run), "suggestion": eff.suggestion(run)} for run in runs], indent=2))
+    else:
+        click.echo(_one_run(runs[-1]) if job and len(runs) == 1 else _many_runs(runs, limit))
+
+
+def runs_of(chosen: Context, where: str, values: list[object], period: Period | None) -> list[eff.RunUse]:
+    """Stored runs with what they used. where: SQL of ours with placeholders."""
+    found = session.from_store(chosen.root, period)
+    used = spool.used(chosen.root, store.read_manifest(chosen.root))
+    return eff.runs(found.con, found.source, used, chosen.site, where, values)
+
+
+def _one_run(run: eff.RunUse) -> str:
+    lines = [f"Job {run.job} of {run.user} ({run.account}), {run.state}", ""]
+    if run.slices:
+        lines.append(f"  held     {run.slices} x {run.mem_mib} MiB, {run.cores_percent} % of the GPU's time")
+    lines.append(f"  for      {eff.duration(run.seconds)}, {run.held_gpu_s / 3600:.4f} GPU-hours")
+    if not run.measured:
+        return "\n".join([*lines, "  used     not known: no usage record of this job was collected"])
+    lines += [
+        f"  GPU      {_percent(run.gpu_percent)} used: busy for {eff.duration(run.gpu_busy_s)}, "
+        f"held back for {eff.duration(run.throttled_s)}",
+        f"  memory   {_percent(run.mem_percent)} at its peak: {run.peak_bytes / (1 << 20):.0f} MiB",
+        f"  refused  {run.oom_count} requests for memory",
+    ]
+    if run.damaged:
+        lines.append("  the job's usage record was damaged; the figures are bounds")
+    better = eff.suggestion(run)
+    return "\n".join([*lines, "", f"  {better} would have sufficed" if better else "  the request fitted"])
+
+
+def _many_runs(runs: list[eff.RunUse], limit: int) -> str:
+    measured = [run for run in runs if run.measured]
+    held, used = sum(run.held_gpu_s for run in measured), sum(run.gpu_busy_s for run in measured)
+    rows = [
+        [
+            run.job,
+            run.state,
+            eff.suggestion(run) or "as asked",
+            f"{run.held_gpu_s / 3600:.2f}",
+            _percent(run.gpu_percent),
+            _percent(run.mem_percent),
+            str(run.oom_count),
+        ]
+        for run in sorted(measured, key=lambda run: -run.wasted_gpu_s)[:limit]
+    ]
+    headings = ["Job", "State", "Would have sufficed", "GPU-hours", "GPU used", "Memory", "Refused"]
+    share = f"{100 * used / held:.1f} % of {held / 3600:.2f} GPU-hours used" if held else "nothing held"
+    unknown = f"; of {len(runs) - len(measured)} more it is not known" if len(runs) > len(measured) else ""
+    return f"{render.table(headings, rows, 4, [])}\n\n{len(measured)} jobs measured: {share}{unknown}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} %"
+
+
+@click.command()
+@click.argument("job", type=click.IntRange(1))
+@click.option("--json", "as_json", is_flag=True)
+def usage(job: int, as_json: bool) -> None:
+    """What a running vGPU job uses now. Run it on the job's node."""
+    from hami_hpc.accounting.running import read_running
+
+    now_ns = time.time_ns()
+    grant, used = read_running(load_settings(settings_path(os.environ)).run_dir, job, now_ns)
+    if as_json:
+        click.echo(
+            json.dumps({"job_id": job, "grant": grant._asdict(), "usage": used._asdict(), "now_unix_ns": now_ns})
+        )
+        return
+    seconds = (now_ns - grant.created_unix_ns) / 1e9
+    click.echo(f"Job {job}, running for {eff.duration(seconds)} on {grant.gpu_uuid}\n")
+    now_mib, peak_mib = used.used_bytes >> 20, used.peak_bytes >> 20
+    click.echo(f"  memory   {now_mib:,} of {grant.mem_mib:,} MiB now, {peak_mib:,} MiB at most")
+    busy_percent = used.gpu_busy_ns / seconds / 1e7
+    busy = eff.duration(used.gpu_busy_ns / 1e9)
+    click.echo(f"  GPU      busy for {busy}: {busy_percent:.1f} % of the GPU, of {grant.cores_percent} % held")
+    click.echo(f"  limits   held back for {eff.duration(used.throttled_ns / 1e9)}; {used.oom_count} requests refused")
+    if used.state != "ok":
+        click.echo("  the job's usage record is damaged; the figures are bounds")
+
+
+@click.command("report")
+@click.option("--month", required=True, help="a calendar month, 2026-11")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="the HTML file to write")
+@click.option("--templates", type=click.Path(path_type=Path, file_okay=False), help="a site's own templates")
+@site_options
+def report_command(
+    month: str, out: Path, templates: Path | None, rates_path: Path | None, root: Path | None, timezone: str | None
+) -> None:
+    """The monthly cluster report: one self-contained HTML file."""
+    from hami_hpc.accounting import bill, report
+
+    chosen = context(rates_path, root, timezone)
+    period = month_period(month, chosen.tz)
+    found = session.from_store(chosen.root, period)
+    answer = session.ask(found, chosen.site, chosen.prices, split_days(period, chosen.tz), chosen.tz)
+    prices = chosen.prices or Rates()
+    made = bill.make_bill(answer.usages, answer.priced, answer.segments, ("account",), None)
+    notes = render.notes(made, answer.rejected)
+    used = spool.used(chosen.root, store.read_manifest(chosen.root))
+    # Only what was measured can be judged; the rest need not leave the database.
+    where = f"end_s >= $1 AND end_s < $2 AND job_id IN (SELECT job_id FROM {used})"
+    runs = eff.runs(found.con, found.source, used, chosen.site, where, [period.start_s, period.end_s])
+    built = report.build(found.con, month, answer, prices, runs, notes)
+    _write(out, html.report(built, chosen.tz, prices.issuer, templates))
+
+
+@click.command("invoice")
+@click.option("--month", required=True, help="a calendar month that is over, 2026-10")
+@click.option("--account", "accounts", multiple=True, help="only this account (may be repeated); default: all")
+@click.option("--draft", is_flag=True, help="show what would be issued; number and keep nothing")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="directory for the HTML files")
+@click.option("--pdf", is_flag=True, help="PDF files beside the HTML (needs hami-hpc[pdf])")
+@click.option("--templates", type=click.Path(path_type=Path, file_okay=False), help="a site's own templates")
+@click.option("--json", "as_json", is_flag=True)
+@site_options
+def invoice_command(
+    month: str,
+    accounts: tuple[str, ...],
+    draft: bool,
+    out: Path | None,
+    pdf: bool,
+    templates: Path | None,
+    as_json: bool,
+    rates_path: Path | None,
+    root: Path | None,
+    timezone: str | None,
+) -> None:
+    """Numbered invoices of a month, one for each account.
+
+    Issuing a month again gives the same invoices; where the records or rates of the month have changed since, a
+    credit note takes the old invoice back and a new one replaces it.
+    """
+    chosen = context(rates_path, root, timezone)
+    if chosen.prices is None:
+        raise AccountingError("an invoice needs rates; give --rates, or put rates.toml beside hami-hpc.toml")
+    documents = _issue(chosen, chosen.prices, month, accounts, draft)
+    if as_json:
+        click.echo(json.dumps([asdict(document) for document in documents], indent=2))
+    else:
+        rows = [[d.number, d.kind, d.content.account or "(none)", d.refers_to, d.content.total] for d in documents]
+        click.echo(render.table(["Number", "", "Account", "Refers to", chosen.prices.currency], rows, 1, []))
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        for document in documents:
+            text = html.invoice(document, templates)
+            _write(out / f"{document.number}.html", text)
+            if pdf:
+                html.write_pdf(text, out / f"{document.number}.pdf")
+
+
+def _issue(chosen: Context, prices: Rates, month: str, accounts: tuple[str, ...], draft: bool) -> list[issue.Document]:
+    period = month_period(month, chosen.tz)
+    if period.end_s > time.time() and not draft:
+        raise AccountingError(f"{month} is not over; --draft shows what it comes to so far")
+    manifest = store.read_manifest(chosen.root)
+    behind = [name for name, until_s in manifest.read_until_s.items() if until_s < period.end_s]
+    if behind and not draft:
+        raise AccountingError(
+            f"the store was read from {behind[0]} only up to within {month}; run hami-hpc ingest first"
+        )
+    found = session.from_store(chosen.root, period)
+    answer = session.ask(found, chosen.site, prices, split_days(period, chosen.tz), chosen.tz)
+    notes = [f"left out of all invoices: {omitted.runs} jobs: {omitted.reason}" for omitted in answer.usages.left_out]
+    first = date.fromisoformat(f"{month}-01")
+    issued: list[issue.Document] = []
+    with store.locked(chosen.root):
+        for account in accounts or invoice.accounts_of(answer.priced):
+
+            def build(used: Mapping[str, Decimal], account: str = account) -> invoice.Content:
+                return invoice.build(account, first, answer.priced, answer.segments, prices, used, notes)
+
+            if draft:
+                documents = issue.read_all(chosen.root)
+                current = issue.standing(documents, account, month)
+                content = build(issue.used_credit(documents, account, current))
+                issued.append(issue.Document("DRAFT", 0, issue.INVOICE, "", "not issued", prices.issuer, content))
+                continue
+            today = date.today().isoformat()
+            issued += issue.issue(chosen.root, account, month, build, today, prices.issuer, prices.invoice_prefix)
+    return issued
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise AccountingError(f"{path} cannot be written: {error.strerror}") from error
+    click.echo(str(path), err=True)
