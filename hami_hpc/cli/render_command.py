@@ -14,7 +14,9 @@ import jinja2
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import Gpu, make_inventory
+from hami_hpc.core.request import Request
 from hami_hpc.core.site_files import lua_text, make_offer, site_table, tracked_tres
+from hami_hpc.core.units import Site, Where, resolve
 from hami_hpc.errors import NodeError
 from hami_hpc.shell import nvml
 from hami_hpc.shell.config import Settings, load_settings, settings_path
@@ -57,6 +59,7 @@ def gpus_by_hand(text: str, settings: Settings) -> tuple[Gpu, ...]:
 def render_files(settings: Settings, gpus: tuple[Gpu, ...], target: Target) -> dict[str, str]:
     """File name -> content. NodeError when GPUs and settings do not fit, or the templates are not there."""
     site = settings.site()
+    check_defaults(site)
     folder = _first(TEMPLATES, "gres.conf.j2", "the templates")
     loader = jinja2.FileSystemLoader(folder)
     # Not HTML: nothing is to be escaped. A name that no value fills is an error, not an empty string.
@@ -88,6 +91,13 @@ def render_files(settings: Settings, gpus: tuple[Gpu, ...], target: Target) -> d
             script = _first(STAGES, stage, f"the {stage} script") / stage
             files[stage] = environment.get_template("stage.sh.j2").render(values, stage=stage, script=script)
     return files
+
+
+def check_defaults(site: Site) -> None:
+    """Resolves a bare `vgpu` for each partition and model, so that a wrong default shows here and not at a submit."""
+    for partition, models in site.partitions.items():
+        for model in models:
+            resolve(Request(gpu_type=model), site, Where((partition,)))
 
 
 def _first(folders: tuple[Path, ...], name: str, what: str) -> Path:

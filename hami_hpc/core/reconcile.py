@@ -62,8 +62,8 @@ def make_plan(state: NodeState) -> tuple[Action, ...]:
     """The actions that square `state`; none when nothing is wrong. Applying them twice is harmless."""
     return (
         *(_void(grant) for grant in state.void),
+        *_directories(state),  # before rows: usage that was set aside is spooled before its row is ended without it
         *_rows(state),
-        *_directories(state),
         *_problems(state),
     )
 

@@ -140,14 +140,14 @@ class _Table:
             self.refuse(key, value, f"a whole number from {least} to {most}")
         return int(value)
 
-    def names(self, key: str, default: Iterable[str], allowed: Iterable[str] = ()) -> tuple[str, ...]:
+    def names(self, key: str, default: Iterable[str], allowed: Iterable[str] | None = None) -> tuple[str, ...]:
         value = self.take(key, list(default))
-        choices = tuple(allowed)
+        choices = None if allowed is None else tuple(allowed)
         if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
             self.refuse(key, value, "a list of names")
         for item in value:
-            if choices and item not in choices:
-                self.refuse(key, item, "of " + ", ".join(choices))
+            if choices is not None and item not in choices:
+                self.refuse(key, item, "a list of: " + (", ".join(choices) or "nothing, as none are defined"))
         return tuple(value)
 
     def refuse(self, key: str, value: object, allowed: str) -> None:

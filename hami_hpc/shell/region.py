@@ -213,13 +213,16 @@ def held_grants(run_dir: str, booted_unix_ns: int) -> tuple[Grant, ...]:
     return tuple(sorted(grants, key=lambda grant: grant.job_id))
 
 
-def set_aside(run_dir: str, grant: Grant) -> str:
-    """Renames an ended job's directory to where reconcile finds its usage; returns the new path."""
-    aside = f"{jobs_dir(run_dir)}/{ENDED}{grant.job_id}-{grant.created_unix_ns}"
+def ended_dir(run_dir: str, grant: Grant) -> str:
+    """Where an ended job's directory waits for reconcile when its usage could not be spooled."""
+    return f"{jobs_dir(run_dir)}/{ENDED}{grant.job_id}-{grant.created_unix_ns}"
+
+
+def set_aside(run_dir: str, grant: Grant) -> None:
+    """Renames an ended job's directory to where reconcile finds its usage."""
     what = f"setting aside the run directory of job {grant.job_id}"
     with _explained(what), suppress(FileNotFoundError):  # there was none, or it was set aside before
-        os.rename(job_dir(run_dir, grant.job_id), aside)
-    return aside
+        os.rename(job_dir(run_dir, grant.job_id), ended_dir(run_dir, grant))
 
 
 def ended_unix_ns(directory: str) -> int:

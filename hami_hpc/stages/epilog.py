@@ -3,7 +3,8 @@
 
 In this order a kill at any line loses nothing, and running it again finishes the rest. It kills no process: ending the
 job's processes is slurmd's work, done before the epilog starts. When the spool cannot be written the directory is set
-aside with the usage in it for `hami-hpc reconcile`, and the epilog fails, so that somebody looks at the node.
+aside with the usage in it for `hami-hpc reconcile`, and the epilog fails, so that somebody looks at the node. The same
+when the ledger cannot be opened.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
     directory = region.job_dir(settings.run_dir, job_id)
     if not had_vgpu and not os.path.lexists(directory):
         return
-    ledger = common.open_ledger(settings)
+    try:
+        ledger = common.open_ledger(settings)
+    except NodeError:
+        if (grant := region.read_grant(directory)) is not None:
+            region.set_aside(settings.run_dir, grant)
+        raise
     try:
         grant = ledger.grant_of(job_id) or region.read_grant(directory)
         if grant is None:  # a refused job, or no prolog ran
@@ -39,13 +45,17 @@ def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
 
 def end_grant(settings: Settings, ledger: Ledger, grant: Grant, end_unix_ns: int) -> None:
     """Spools the usage of one grant, and removes its directory and its row."""
-    directory = region.job_dir(settings.run_dir, grant.job_id)
+    aside = region.ended_dir(settings.run_dir, grant)
     try:
-        spool_usage(settings, grant, directory, end_unix_ns)
+        if os.path.lexists(aside):  # an epilog before this one could not spool it
+            spool_usage(settings, grant, aside, region.ended_unix_ns(aside))
+        else:
+            spool_usage(settings, grant, region.job_dir(settings.run_dir, grant.job_id), end_unix_ns)
     except NodeError:
         region.set_aside(settings.run_dir, grant)
         ledger.remove(grant)
         raise
+    region.remove(settings.run_dir, aside)
     region.remove_grant(settings.run_dir, grant)
     ledger.remove(grant)
 

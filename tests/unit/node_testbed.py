@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +32,11 @@ total_mib = 143156
 [partitions.gpu]
 gpu_models = ["h200"]
 """
+
+
+def names_in(folder: Path) -> list[str]:
+    """The sorted names in a folder; none when it is not there."""
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
 def job_environment(job_id: int, mem_mib: int = 8192, gpu: str = "0", **more: str) -> dict[str, str]:
@@ -117,11 +121,11 @@ class Node:
 
     def names(self) -> list[str]:
         """What lies in the run directory's `jobs`."""
-        return sorted(os.listdir(self.jobs)) if self.jobs.exists() else []
+        return names_in(self.jobs)
 
     def spooled(self) -> list[str]:
-        folder = Path(self.settings.state_dir) / "usage"
-        return sorted(os.listdir(folder)) if folder.exists() else []
+        """The names in the usage spool."""
+        return names_in(Path(self.settings.state_dir) / "usage")
 
     def write_usage(self, job_id: int, **values: int) -> None:
         """Writes fields of the usage head, as the job's processes do."""
@@ -138,8 +142,13 @@ class Node:
         found = region.read_grant(str(directory))
         assert found is not None
         assert found.created_unix_ns == grant.created_unix_ns
-        assert (found.uid, found.gpu_uuid, found.mem_mib, found.cores_percent) == (UID, grant.gpu_uuid, grant.mem_mib, 50)
-        assert sorted(os.listdir(directory)) == [c.FILE_JOB_LIMITS, c.FILE_USAGE]
+        assert (found.uid, found.gpu_uuid, found.mem_mib, found.cores_percent) == (
+            UID,
+            grant.gpu_uuid,
+            grant.mem_mib,
+            50,
+        )
+        assert names_in(directory) == [c.FILE_JOB_LIMITS, c.FILE_USAGE]
         limits, usage = (directory / name for name in (c.FILE_JOB_LIMITS, c.FILE_USAGE))
         assert (limits.stat().st_uid, limits.stat().st_mode & 0o777) == (0, 0o644)
         assert (usage.stat().st_uid, usage.stat().st_mode & 0o777) == (UID, 0o600)

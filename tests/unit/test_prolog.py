@@ -104,7 +104,9 @@ def test_nonsense_from_slurm_is_the_nodes_fault(
     node.assert_nothing_is_held()
 
 
-@pytest.mark.parametrize("given", [{c.ENV_VGPU: "2"}, {"SLURM_JOB_GPUS": "0,1"}, {c.ENV_CORES: "101"}, {c.ENV_MEM_MIB: "0"}])
+@pytest.mark.parametrize(
+    "given", [{c.ENV_VGPU: "2"}, {"SLURM_JOB_GPUS": "0,1"}, {c.ENV_CORES: "101"}, {c.ENV_MEM_MIB: "0"}]
+)
 def test_the_jobs_own_fault_leaves_the_node_up_and_tells_the_job(
     node: Node, given: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The site's settings: what the file may say, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hami_hpc.contract import constants as c
+from hami_hpc.errors import NodeError
+from hami_hpc.shell.config import ClassSettings, load_settings, parse_settings, settings_path
+
+ARCHITECTURE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+
+
+def load(tmp_path: Path, text: str) -> object:
+    path = tmp_path / "hami-hpc.toml"
+    path.write_text(text)
+    return load_settings(str(path))
+
+
+def test_the_example_in_the_documentation_is_read_as_it_says(tmp_path: Path) -> None:
+    text = ARCHITECTURE.read_text().split("```toml\n")[1].split("```")[0]
+    path = tmp_path / "hami-hpc.toml"
+    path.write_text(text)
+    settings = load_settings(str(path))
+    assert (settings.shard_mib, settings.memory_scaling, settings.default_mem, settings.default_cores) == (
+        256,
+        1.0,
+        "25%",
+        25,
+    )
+    assert (settings.bare_shard, settings.preload, settings.modes) == ("allow", "env", ("share",))
+    assert (settings.run_dir, settings.state_dir) == ("/run/hami-hpc", "/var/lib/hami-hpc")
+    assert settings.classes == {
+        "std": ClassSettings((), "cap"),
+        "lc": ClassSettings(("lc",), "burst"),
+        "be": ClassSettings(("be",), "burst"),
+    }
+    assert settings.gpu_models == {"h200": 143156}
+    assert settings.partitions == {"gpu": ("h200",)}
+    assert settings.shards_per_gpu("h200") == 559
+
+
+def test_a_file_with_a_version_alone_means_the_contracts_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "hami-hpc.toml"
+    path.write_text("version = 1\n")
+    settings = load_settings(str(path))
+    assert (settings.run_dir, settings.state_dir) == (c.FILE_RUN_DIR, c.FILE_STATE_DIR)
+    assert (settings.shard_mib, settings.default_mem) == (c.DEFAULT_SHARD_MIB, c.DEFAULT_MEM)
+    site = settings.site()
+    assert (site.classes, site.gpu_models) == ({"std": (), "lc": ("lc",), "be": ("be",)}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "version = 1 must be there"),
+        ("version = 2", "version = 1 must be there"),
+        ("version = true", "version = 1 must be there"),
+        ("version = 1\nvgp = 1", "unknown key 'vgp'; did you mean vgpu?"),
+        ("version = 1\n[vgpu]\nshard_mb = 1", r"table \[vgpu\]: unknown key 'shard_mb'; did you mean shard_mib?"),
+        ("version = 1\n[vgpu]\nqqq = 1", "unknown key 'qqq'; known: .*shard_mib"),
+        ("version = 1\n[classes.std]\nqoss = []", r"\[classes.std\]: unknown key 'qoss'; did you mean qos?"),
+        ("version = 1\n[classes.gold]", "unknown key 'gold'"),
+        ("version = 1\n[vgpu]\nshard_mib = 0", "shard_mib = '0' .* whole number from 1"),
+        ("version = 1\n[vgpu]\nshard_mib = true", "whole number"),
+        ("version = 1\n[vgpu]\nshard_mib = 1.5", "whole number"),
+        ("version = 1\n[vgpu]\nmemory_scaling = nan", "a number from 0.1 to 10"),
+        ("version = 1\n[vgpu]\nbare_shard = 'perhaps'", '"allow" or "refuse"'),
+        ("version = 1\n[vgpu]\nmodes = ['vgpu']", "a list of: share, mps, mig"),
+        ("version = 1\n[vgpu]\ndefault_cores = 101", "whole number from 1 to 100"),
+        ("version = 1\n[paths]\nrun_dir = 'run'", "absolute path"),
+        ("version = 1\n[paths]\nrun_dir = '/a b'", "absolute path without spaces"),
+        ("version = 1\n[classes.lc]\nqos = ['x']\n[classes.be]\nqos = ['x']", "QoS 'x' is in"),
+        ("version = 1\n[gpu_models.h200]", "total_mib = '0'"),
+        ("version = 1\n[gpu_models.'h 200']\ntotal_mib = 1", "'h 200' in .* is no name"),
+        ("version = 1\n[partitions.gpu]\ngpu_models = ['h200']", "gpu_models = 'h200' is not understood"),
+        ("version = 1\n[vgpu]\nshard_mib = 300\n[gpu_models.h200]\ntotal_mib = 200", "more than a whole h200"),
+        ("version = 1\nvgpu = 3", r"\[vgpu\] is not a table"),
+        ("version = ", "not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_file_key_and_remedy(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(NodeError, match=said) as caught:
+        load(tmp_path, text)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
+def test_root_does_not_read_a_file_that_others_can_write(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "hami-hpc.toml"
+    path.write_text("version = 1\n")
+    path.chmod(mode)
+    with pytest.raises(NodeError, match=f"chmod 0644 {path}"):
+        load_settings(str(path))
+
+
+def test_root_does_not_read_a_file_of_another_user(tmp_path: Path) -> None:
+    path = tmp_path / "hami-hpc.toml"
+    path.write_text("version = 1\n")
+    os.chown(path, 65534, -1)
+    with pytest.raises(NodeError, match="belongs to uid 65534"):
+        load_settings(str(path))
+
+
+def test_a_missing_file_a_pipe_and_a_directory_are_named(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match="No such file"):
+        load_settings(str(tmp_path / "none"))
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(NodeError, match=r"regular file|Is a directory"):
+            load_settings(str(tmp_path / name))
+
+
+def test_the_environment_names_the_file_for_people_only() -> None:
+    assert settings_path({"HAMI_HPC_CONFIG": "/x.toml"}) == "/x.toml"
+    assert settings_path({}) == settings_path({"HAMI_HPC_CONFIG": ""}) == c.FILE_CONFIG
+
+
+PLAIN = st.recursive(
+    st.one_of(st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(["vgpu", "paths", "classes", "gpu_models", "partitions", "other"])
+
+
+@given(st.dictionaries(KEYS, PLAIN, max_size=4))
+def test_any_document_is_read_or_refused_by_name(document: dict[str, object]) -> None:
+    try:
+        settings = parse_settings({"version": 1, **document}, "/x.toml")
+    except NodeError as refused:
+        said = str(refused)
+    else:
+        said = settings.path
+    assert "/x.toml" in said

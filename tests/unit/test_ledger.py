@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger: transactions, boots, and what happens to one that was damaged or lost."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from node_testbed import GPU_MIB, Node, names_in
+
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.inventory import Device, Gpu, gpu_of_job, make_inventory, match_model
+from hami_hpc.errors import NodeError
+from hami_hpc.shell import ledger as ledgers
+from hami_hpc.shell.ledger import Ledger, open_ledger
+
+GRANT = Grant(7, 65534, "GPU-1", 0, GPU_MIB, "h200", 8192, 50, "std", "cap", "share", 10**18)
+
+
+def nobody() -> tuple[Grant, ...]:
+    return ()
+
+
+def fine(_live: tuple[Grant, ...]) -> None:
+    """A check that finds nothing."""
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> str:
+    return str(tmp_path / "state")
+
+
+def test_a_grant_is_there_after_reopening(state: str) -> None:
+    ledger = open_ledger(state, "boot", nobody)
+    assert ledger.add(GRANT, fine) == GRANT
+    ledger.close()
+    again = open_ledger(state, "boot", nobody)
+    assert again.grants() == (GRANT,)
+    assert again.grant_of(7) == GRANT
+    assert again.grant_of(8) is None
+    again.close()
+
+
+def test_only_root_can_read_it(state: str) -> None:
+    open_ledger(state, "boot", nobody).close()
+    assert Path(state, "ledger.db").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_same_slice_keeps_its_first_time_and_another_one_replaces_it(state: str) -> None:
+    ledger = open_ledger(state, "boot", nobody)
+    ledger.add(GRANT, fine)
+    assert ledger.add(GRANT._replace(created_unix_ns=2 * 10**18), fine) == GRANT
+    other = GRANT._replace(mem_mib=1, created_unix_ns=3 * 10**18)
+    assert ledger.add(other, fine) == other
+    assert ledger.grants() == (other,)
+    ledger.close()
+
+
+def test_a_check_that_fails_leaves_no_row(state: str) -> None:
+    def refuse(_live: tuple[Grant, ...]) -> None:
+        raise NodeError("no")
+
+    ledger = open_ledger(state, "boot", nobody)
+    with pytest.raises(NodeError, match="no"):
+        ledger.add(GRANT, refuse)
+    assert ledger.grants() == ()
+    assert ledger.add(GRANT, fine) == GRANT, "and no transaction is left open"
+    ledger.close()
+
+
+def test_removing_a_grant_leaves_a_newer_one_of_the_same_job(state: str) -> None:
+    ledger = open_ledger(state, "boot", nobody)
+    ledger.add(GRANT, fine)
+    ledger.remove(GRANT._replace(created_unix_ns=1))
+    assert ledger.grants() == (GRANT,)
+    ledger.remove(GRANT)
+    assert ledger.grants() == ()
+    ledger.close()
+
+
+def test_grants_and_gpus_of_another_boot_are_void(state: str) -> None:
+    old = open_ledger(state, "old boot", nobody)
+    old.add(GRANT, fine)
+    old.set_inventory([Gpu(0, 0, "GPU-1", "NVIDIA H200", "h200", GPU_MIB)])
+    old.close()
+    new = open_ledger(state, "new boot", nobody)
+    assert new.grants() == ()
+    assert new.inventory() == ()
+    assert new.void_grants() == (GRANT,)
+    seen: list[tuple[Grant, ...]] = []
+    new.add(GRANT._replace(job_id=8), seen.append)
+    assert seen == [()], "they hold nothing"
+    assert new.void_grants() == ()
+    new.close()
+
+
+def test_a_ledger_of_another_version_is_refused_and_left_as_it_is(state: str) -> None:
+    open_ledger(state, "boot", nobody).close()
+    with sqlite3.connect(f"{state}/ledger.db") as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(NodeError, match="is of version 99"):
+        open_ledger(state, "boot", nobody)
+    assert names_in(Path(state)) == ["ledger.db"]
+
+
+def test_a_ledger_held_by_another_process_is_waited_for_and_then_named(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "BUSY_TIMEOUT_S", 0.2)
+    ledger = open_ledger(state, "boot", nobody)
+    blocker = sqlite3.connect(f"{state}/ledger.db", isolation_level=None, check_same_thread=False)
+    blocker.execute("BEGIN IMMEDIATE")
+    with pytest.raises(NodeError, match=r"another process has held it .* fuser"):
+        ledger.add(GRANT, fine)
+    release = threading.Timer(0.05, lambda: blocker.execute("ROLLBACK"))
+    release.start()
+    assert ledger.add(GRANT, fine) == GRANT
+    release.join()
+    blocker.close()
+    ledger.close()
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(os.urandom(20000))
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def zeroed_pages(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + bytes(len(data) - 4096))
+
+
+def gone(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [garbage, empty, half, zeroed_pages, gone])
+def test_a_damaged_ledger_is_replaced_and_what_is_held_stays_held(
+    tmp_path: Path, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node.make(tmp_path / "node")
+    assert node.prolog(7, mem_mib=100000) == 0
+    before = node.grants()[7]
+    path = node.root / "state" / "ledger.db"
+    damage(path)
+    node.enter_gpus()
+    assert node.prolog(8, mem_mib=100000) == 1, "job 7 still holds its memory"
+    assert "job 7: 100000 MiB" in capsys.readouterr().err
+    assert node.grants()[7]._replace(model="h200") == before
+    assert node.prolog(7, mem_mib=100000) == 0
+    assert node.grants()[7].created_unix_ns == before.created_unix_ns
+    assert node.epilog(7) == 0
+    assert node.prolog(8, mem_mib=100000) == 0
+    aside = [name for name in names_in(path.parent) if ".damaged-" in name]
+    assert bool(aside) == (damage in (garbage, half, zeroed_pages))
+
+
+def test_a_damaged_log_beside_the_ledger_stops_no_job(tmp_path: Path) -> None:
+    node = Node.make(tmp_path / "node")
+    (node.root / "state" / "ledger.db-wal").write_bytes(os.urandom(30000))
+    assert node.prolog(7) == 0
+    node.assert_job_is_ready(7)
+
+
+def test_a_damaged_ledger_is_put_aside_once_however_many_find_it(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    open_ledger(str(state), "boot", nobody).close()
+    garbage(state / "ledger.db")
+    opened: list[Ledger] = []
+    errors: list[BaseException] = []
+
+    def use() -> None:
+        try:
+            opened.append(open_ledger(str(state), "boot", lambda: (GRANT,)))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(opened) == 8
+    assert len([name for name in names_in(state) if ".damaged-" in name]) == 1
+    final = open_ledger(str(state), "boot", nobody)
+    assert final.grants() == (GRANT,)
+    final.close()
+
+
+def test_the_model_is_named_in_the_product_name_and_nearest_in_size() -> None:
+    models = {"h200": 143156, "a100-40": 40000, "a100_80": 80000}
+
+    def model(name: str, mib: int) -> str | None:
+        return match_model(Device(0, "GPU-1", name, mib), models)
+
+    assert model("NVIDIA H200", 143156) == "h200"
+    assert model("NVIDIA A100-SXM4-40GB", 40330) == "a100-40"
+    assert model("NVIDIA A100 80GB PCIe", 81038) == "a100_80"
+    assert model("NVIDIA H100", 81000) is None
+
+
+def test_slurms_device_index_is_the_rank_by_minor_number() -> None:
+    devices = [Device(5, "GPU-5", "NVIDIA H200", 1), Device(2, "GPU-2", "NVIDIA H200", 1)]
+    gpus = make_inventory(devices, {"h200": 1})
+    assert [(gpu.slurm_index, gpu.minor) for gpu in gpus] == [(0, 2), (1, 5)]
+    assert gpu_of_job(gpus, 1, 7).uuid == "GPU-5"
+    with pytest.raises(NodeError, match="job 7 was given GPU 2"):
+        gpu_of_job(gpus, 2, 7)

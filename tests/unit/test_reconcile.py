@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reconcile: ledger, run directory, Slurm's jobs and the GPUs tell one story again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from node_testbed import GPU_MIB, ROOT, UUIDS, Node
+
+from hami_hpc.cli import main
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.inventory import Device
+from hami_hpc.core.reconcile import Action, Directory, Kind, NodeState, make_plan
+from hami_hpc.errors import NodeError
+from hami_hpc.shell import nvml, region, slurm
+from hami_hpc.stages import common
+from hami_hpc.stages.reconcile import Result, reconcile
+
+GRANT = Grant(7, 65534, UUIDS[0], 0, GPU_MIB, "h200", 8192, 50, "std", "cap", "share", 10**18)
+CAPACITY = dict.fromkeys(UUIDS, GPU_MIB)
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    devices = tuple(Device(minor, uuid, "NVIDIA H200", GPU_MIB) for minor, uuid in enumerate(UUIDS))
+    monkeypatch.setattr(nvml, "read_devices", lambda: devices)
+    return Node.make(tmp_path / "node")
+
+
+def run(node: Node, *running: int, dry_run: bool = False) -> list[Kind]:
+    """Reconciles with `running` as Slurm's jobs; returns what was done, which must not have failed."""
+    results = reconcile(node.settings, lambda: frozenset(running), dry_run)
+    assert [result.error for result in results if result.error] == []
+    return [result.action.kind for result in results]
+
+
+def test_nothing_is_done_when_all_agree(node: Node) -> None:
+    node.prolog(7)
+    assert run(node, 7) == []
+    node.assert_job_is_ready(7)
+
+
+def test_a_grant_whose_job_is_gone_is_ended_with_its_usage(node: Node) -> None:
+    node.prolog(7)
+    node.prolog(8, gpu="1")
+    node.write_usage(7, peak_bytes=55)
+    assert run(node, 8) == [Kind.END]
+    assert sorted(node.grants()) == [8]
+    assert node.names() == ["8"]
+    assert json.loads((node.root / "state" / "usage" / "7.json").read_text())["peak_bytes"] == 55
+
+
+def test_a_running_jobs_lost_directory_is_made_again(node: Node) -> None:
+    node.prolog(7)
+    shutil.rmtree(node.jobs / "7")
+    assert run(node, 7) == [Kind.RESTORE_DIRECTORY]
+    node.assert_job_is_ready(7)
+
+
+def test_a_running_jobs_lost_row_is_entered_again(node: Node) -> None:
+    node.prolog(7)
+    row = node.grants()[7]
+    ledger = common.open_ledger(node.settings)
+    ledger.remove(row)
+    ledger.close()
+    assert run(node, 7) == [Kind.RESTORE_ROW]
+    assert node.grants()[7] == row
+
+
+def test_the_directory_of_a_job_that_nobody_knows_is_spooled_and_removed(node: Node) -> None:
+    node.prolog(7)
+    node.write_usage(7, peak_bytes=66)
+    ledger = common.open_ledger(node.settings)
+    ledger.remove(node.grants()[7])
+    ledger.close()
+    assert run(node) == [Kind.SPOOL]
+    assert node.names() == []
+    spooled = json.loads((node.root / "state" / "usage" / "7.json").read_text())
+    assert (spooled["peak_bytes"], spooled["model"]) == (66, "h200")
+
+
+def test_grants_of_an_earlier_boot_are_dropped(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.prolog(7)
+    shutil.rmtree(node.root / "run")
+    monkeypatch.setattr("hami_hpc.shell.node.boot_id", lambda: "the next boot")
+    assert run(node) == [Kind.DROP_VOID]
+    node.assert_nothing_is_held()
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing(node: Node) -> None:
+    node.prolog(7)
+    assert run(node, dry_run=True) == [Kind.END]
+    node.assert_job_is_ready(7)
+    assert run(node) == [Kind.END]
+    node.assert_nothing_is_held()
+
+
+def test_a_second_run_finds_nothing_to_do(node: Node) -> None:
+    node.prolog(7)
+    (node.jobs / ".new-9-1-1").mkdir()
+    run(node)
+    assert [kind for kind in run(node) if kind is not Kind.REMOVE_DIRECTORY] == []
+
+
+def test_when_slurm_does_not_answer_no_grant_is_ended(node: Node) -> None:
+    def silent() -> frozenset[int]:
+        raise NodeError("slurmctld is down")
+
+    node.prolog(7)
+    results = reconcile(node.settings, silent, dry_run=False)
+    assert [result.action.kind for result in results] == [Kind.PROBLEM]
+    assert "Slurm does not say" in results[0].action.text
+    node.assert_job_is_ready(7)
+
+
+def test_a_job_that_starts_while_slurm_is_asked_is_left_alone(node: Node) -> None:
+    def starts_one() -> frozenset[int]:
+        listed: frozenset[int] = frozenset()
+        assert node.prolog(9) == 0
+        return listed
+
+    assert reconcile(node.settings, starts_one, dry_run=False) == ()
+    node.assert_job_is_ready(9)
+
+
+def test_a_damaged_ledger_is_replaced(node: Node) -> None:
+    node.prolog(7)
+    path = node.root / "state" / "ledger.db"
+    data = bytearray(path.read_bytes())
+    data[4096 + 100 : 4096 + 200] = bytes(range(100))  # inside a page: opening does not notice
+    path.write_bytes(data)
+    results = reconcile(node.settings, lambda: frozenset({7}), dry_run=False)
+    assert [result.error for result in results if result.error] == []
+    ledger = common.open_ledger(node.settings)
+    assert ledger.damage() is None
+    ledger.close()
+    node.assert_job_is_ready(7)
+
+
+def plan(
+    rows: tuple[Grant, ...] = (),
+    directories: tuple[Directory, ...] = (),
+    running: frozenset[int] | None = frozenset(),
+    capacity_mib: Mapping[str, int] | None = CAPACITY,
+) -> tuple[Action, ...]:
+    return make_plan(NodeState(rows, (), directories, running, capacity_mib))
+
+
+def directory(grant: Grant) -> Directory:
+    return Directory(str(grant.job_id), grant.job_id, grant, False, 0.0)
+
+
+def test_a_gpu_that_is_gone_is_a_problem_for_a_person() -> None:
+    (action,) = plan((GRANT,), (directory(GRANT),), frozenset({7}), {UUIDS[1]: GPU_MIB})
+    assert action.kind is Kind.PROBLEM
+    assert UUIDS[0] in action.text
+
+
+def test_a_gpu_that_is_given_twice_is_a_problem_for_a_person() -> None:
+    rows = (GRANT._replace(mem_mib=GPU_MIB), GRANT._replace(job_id=8, mem_mib=1))
+    (action,) = plan(rows, tuple(directory(grant) for grant in rows), frozenset({7, 8}))
+    assert action.kind is Kind.PROBLEM
+    assert "jobs 7, 8" in action.text
+
+
+@pytest.mark.parametrize(("age_s", "kinds"), [(5.0, []), (600.0, [Kind.REMOVE_DIRECTORY])])
+def test_half_made_directories_are_removed_when_no_prolog_can_be_at_them(age_s: float, kinds: list[Kind]) -> None:
+    for name in (".new-7-1-1", ".gone-1-1"):
+        assert [action.kind for action in plan((), (Directory(name, None, None, False, age_s),))] == kinds
+
+
+JOBS = st.frozensets(st.integers(1, 6))
+
+
+@given(rows=JOBS, directories=JOBS, running=JOBS)
+def test_whatever_is_there_only_running_jobs_keep_anything(
+    rows: frozenset[int], directories: frozenset[int], running: frozenset[int]
+) -> None:
+    grants = tuple(GRANT._replace(job_id=job, mem_mib=1) for job in sorted(rows))
+    found = tuple(directory(GRANT._replace(job_id=job, mem_mib=1)) for job in sorted(directories))
+    has_row, has_directory = set(rows), set(directories)
+    for action in plan(grants, found, running):
+        assert action.job_id is not None
+        if action.kind is Kind.END:
+            has_row.discard(action.job_id)
+            has_directory.discard(action.job_id)
+        elif action.kind in (Kind.SPOOL, Kind.REMOVE_DIRECTORY):
+            has_directory.discard(action.job_id)
+        elif action.kind is Kind.RESTORE_DIRECTORY:
+            has_directory.add(action.job_id)
+        elif action.kind is Kind.RESTORE_ROW:
+            has_row.add(action.job_id)
+    assert has_row == has_directory == (rows | directories) & running
+
+
+def test_the_command_prints_a_line_for_each_deed_and_fails_when_a_person_is_needed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "running_jobs", lambda name: frozenset({8}) if name == "node1" else frozenset())
+    node.prolog(7)
+    node.prolog(8)
+    environment = {"HAMI_HPC_CONFIG": str(node.config)}
+    dry = CliRunner().invoke(main, ["reconcile", "--node", "node1", "--dry-run"], env=environment)
+    assert dry.output == "would do: job 7: has left this node; its 8192 MiB of GPU 0 are free again\n"
+    done = CliRunner().invoke(main, ["reconcile", "--node", "node1", "--json"], env=environment)
+    assert (done.exit_code, [row["action"] for row in json.loads(done.output)]) == (0, ["end"])
+    monkeypatch.setattr(nvml, "read_devices", lambda: ())
+    broken = CliRunner().invoke(main, ["reconcile", "--node", "node1"], env=environment)
+    assert broken.exit_code == 1
+    assert broken.output.startswith("PROBLEM: job 8: its GPU 0")
+
+
+def test_squeue_is_asked_for_every_job_that_holds_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "squeue"
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >"$0.asked"\nprintf "12\\n7\\n"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert slurm.running_jobs("node1") == {7, 12}
+    asked = (tmp_path / "squeue.asked").read_text().split()
+    assert "--nodelist=node1" in asked
+    assert "--all" in asked, "jobs of hidden partitions hold GPUs too"
+    fake.write_text("#!/bin/sh\necho 'squeue: error: Invalid node name specified' >&2; exit 1\n")
+    with pytest.raises(NodeError, match="Invalid node name"):
+        slurm.running_jobs("nowhere")
+
+
+def test_reconcile_is_the_same_command_under_python_m(node: Node) -> None:
+    command = [str(ROOT / ".venv" / "bin" / "python"), "-m", "hami_hpc.cli", "reconcile", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "Square the ledger" in done.stdout
+
+
+def test_results_say_what_stood_in_the_way_and_the_rest_is_done(node: Node) -> None:
+    node.prolog(7)
+    node.prolog(8, gpu="1")
+    (node.root / "state" / "usage").write_text("in the way")
+    results: tuple[Result, ...] = reconcile(node.settings, lambda: frozenset(), dry_run=False)
+    assert [result.action.job_id for result in results] == [7, 8]
+    assert all(result.error and "cannot be written" in result.error for result in results)
+    assert node.grants() == {}
+    assert [name.startswith(region.ENDED) for name in node.names()] == [True, True]
