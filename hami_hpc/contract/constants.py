@@ -164,10 +164,11 @@ ERRORS: Final[dict[str, str]] = {
     'E_OPTION': '{key}={given} cannot carry a vgpu request; use {example}',
     'E_NO_VGPU_HERE': '{where} has no GPU that hami_hpc manages; partitions that have: {allowed}. Example: {example}',
     'E_SITE': "this cluster's hami_hpc settings cannot be read ({given}); tell the administrator: hami-hpc render writes them",
-    'E_CLASS_CHANGE': "the QoS '{given}' would change the class of a job that holds its vgpu; cancel it and submit it again",
+    'E_CLASS_CHANGE': "the QoS '{given}' is of another class than the vgpu of the job, which Slurm cannot exchange; cancel it and submit it again",
     'E_STEP_OUTSIDE': 'vgpu in a step needs a job that has one; submit with {example}',
     'E_STEP_TOO_BIG': "{key}={given} is more than the job has ({allowed}); a step can only be smaller. Leave {key} out for all of the job's",
     'E_FEATURES': '--constraint={given} cannot be combined with what the vgpu request needs; write one that holds {allowed} itself',
     'E_INTERNAL': 'the vgpu request could not be handled ({given}); other jobs are not affected. Tell the administrator',
+    'E_UPDATE_KEEPS': 'an update to gres={given} would leave the job parts of its vgpu, because Slurm keeps what is not named; name the vgpu too, or cancel the job and submit it again. Example: gres=vgpu:mem=8G,cores=50',
     'E_UPDATE': 'the vgpu request of a job that is not pending cannot be changed; cancel it and submit it again',
 }

@@ -122,34 +122,43 @@ return function(contract, errors, grammar, units, features, settings)
 		return job.qos or record.qos
 	end
 
-	-- Another QoS, partition or constraint for a job whose request stays: class, shards and our features follow.
-	local function follow_change(job, record, parts, held)
-		local qos = qos_after(job, record)
-		if record.job_state % STATE_FLAGS ~= PENDING then
-			if job.qos and units.class_of(settings.need(), qos) ~= held.service_class then
-				fail("E_CLASS_CHANGE", { given = qos })
-			end
-			return
+	-- Slurm merges an update into what a pending job asks for: a gres or type that is not named stays (tried, 22.05). So
+	-- a class cannot be exchanged, and gres=shard:1 would leave a job its vgpu_mem on a single shard.
+	local function refuse_merges(job, record, text, parsed, held)
+		refuse_conflicts(job)
+		if text and not parsed then
+			fail("E_UPDATE_KEEPS", { given = text })
 		end
-		local ours = features.ours(record.features)
+		local qos = qos_after(job, record)
+		if held and (job.qos or parsed) and units.class_of(settings.need(), qos) ~= held.service_class then
+			fail("E_CLASS_CHANGE", { given = qos })
+		end
+	end
+
+	-- Another partition or constraint for a pending job whose request stays: its shards and our features follow.
+	local function follow_change(job, record, parts, held)
 		held.request.gpu_type = features.type_of(record.features)
 		place(job, held, {
 			partitions = partitions_of(job.partition or record.partition, parts),
-			qos = qos,
+			qos = qos_after(job, record),
 			features = job.features or record.features,
-			keep = ours,
+			keep = features.ours(record.features),
 			replace = true,
 		})
 	end
 
 	function M.modify(job, record, parts)
-		local text = job.tres_per_node
+		local text, old = job.tres_per_node, record.tres_per_node or ""
+		local is_pending = record.job_state % STATE_FLAGS == PENDING
 		refuse_other_options(job, text or "")
 		local parsed = text and grammar.parse(text)
+		local held = grammar.parse_units(old, true)
+		if parsed and not is_pending then
+			fail("E_UPDATE")
+		elseif grammar.mentions(old) then
+			refuse_merges(job, record, text, parsed, held)
+		end
 		if parsed then
-			if record.job_state % STATE_FLAGS ~= PENDING then
-				fail("E_UPDATE")
-			end
 			refuse_conflicts(job)
 			place(job, parsed, {
 				partitions = partitions_of(job.partition or record.partition, parts),
@@ -159,11 +168,8 @@ return function(contract, errors, grammar, units, features, settings)
 			})
 		elseif text then
 			refuse_bare_shard(job, text)
-		elseif job.qos or job.partition or job.features then
-			local held = grammar.parse_units(record.tres_per_node or "", true)
-			if held then
-				follow_change(job, record, parts, held)
-			end
+		elseif held and is_pending and (job.partition or job.features) then
+			follow_change(job, record, parts, held)
 		end
 	end
 

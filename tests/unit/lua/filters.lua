@@ -292,7 +292,7 @@ local function modify(fields, held)
 end
 
 test("an update of a pending job's request is translated", function()
-	local rc, written = modify({ tres_per_node = "gres:vgpu:mem=8G,gres:cores=50" }, { tres_per_node = "gres:gpu:1", qos = "be" })
+	local rc, written = modify({ tres_per_node = "gres:vgpu:mem=8G,gres:cores=50" }, { tres_per_node = "gres:nic:1", qos = "be" })
 	equal(rc, 0)
 	equal(written.tres_per_node, (string.gsub(UNITS, "std", "be")))
 end)
@@ -311,21 +311,36 @@ test("units in an update are refused", function()
 	refused(modify({ tres_per_node = UNITS }, { tres_per_node = UNITS }), "cannot be asked for")
 end)
 
-test("another QoS rewrites the class of a pending job", function()
-	local rc, written = modify({ qos = "lc" }, { tres_per_node = UNITS, qos = "normal" })
-	equal(rc, 0)
-	equal(written.tres_per_node, (string.gsub(UNITS, "std", "lc")))
-	rc, written = modify({ qos = "", default_qos = "be" }, { tres_per_node = UNITS, qos = "normal" })
-	equal(rc, 0)
-	equal(written.tres_per_node, (string.gsub(UNITS, "std", "be")))
+test("another QoS of the same class is let through, one of another class is refused", function()
+	for _, state in ipairs({ 0, 1 }) do
+		for _, qos in ipairs({ "lc", "" }) do
+			messages = {}
+			local held = { tres_per_node = UNITS, qos = "normal", job_state = state }
+			refused(modify({ qos = qos, default_qos = "be" }, held), "is of another class", NOT_PENDING)
+		end
+		messages = {}
+		local rc, written = modify({ qos = "other" }, { tres_per_node = UNITS, qos = "normal", job_state = state })
+		equal(rc, 0)
+		untouched(written)
+	end
+	messages = {}
+	local held = { tres_per_node = UNITS, qos = "normal" }
+	refused(modify({ qos = "be", tres_per_node = "gres:vgpu" }, held), "is of another class", NOT_PENDING)
 end)
 
-test("another QoS of a running job is refused if it changes the class", function()
-	refused(modify({ qos = "lc" }, { tres_per_node = UNITS, qos = "normal", job_state = 1 }), "'lc' would change the class", NOT_PENDING)
-	messages = {}
-	local rc, written = modify({ qos = "other" }, { tres_per_node = UNITS, qos = "normal", job_state = 1 })
-	equal(rc, 0)
-	untouched(written)
+test("an update cannot leave a vgpu job part of its units", function()
+	for _, fields in ipairs({
+		{ tres_per_node = "gres:shard:1" },
+		{ tres_per_node = "gres:gpu:1" },
+		{ tres_per_node = "gres:nic:1" },
+		{ tres_per_job = "gres:shard:1" },
+		{ tres_per_task = "gres:gpu:1" },
+		{ tres_per_node = "gres:" }, -- scontrol update gres=
+		{ tres_per_node = "" },
+	}) do
+		messages = {}
+		refused(modify(fields, { tres_per_node = UNITS }), "hami_hpc: ")
+	end
 end)
 
 test("another partition counts a pending job's shards again", function()
@@ -358,7 +373,7 @@ test("updates that do not concern the request are not touched", function()
 	local rc, written = modify({ qos = "lc", partition = "cpu", features = "x" }, { tres_per_node = "gres:gpu:1" })
 	equal(rc, 0)
 	untouched(written)
-	rc, written = modify({ tres_per_node = "gres:gpu:1" }, { tres_per_node = UNITS })
+	rc, written = modify({ tres_per_node = "gres:gpu:1" }, { tres_per_node = "gres:shard:1" })
 	equal(rc, 0)
 	untouched(written)
 end)
