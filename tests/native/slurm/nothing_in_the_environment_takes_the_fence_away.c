@@ -78,6 +78,8 @@ static void own_etc_and_run(const char *library)
 	unlink("/etc/ld.so.preload");
 	CHECK(mkdir(RUN, 0755) == 0 && mkdir(RUN "/jobs", 0755) == 0 && mkdir(RUN "/jobs/7", 0755) == 0);
 	put(RUN "/jobs/7/" HAMI_FILE_JOB_LIMITS, "");
+	/* As systemd leaves a host: what a task mounts would show everywhere if it did not see to it. */
+	CHECK(mount(NULL, "/", NULL, MS_REC | MS_SHARED, NULL) == 0);
 	snprintf(command, sizeof(command), "cp '%s' " MARK " && chmod 755 " MARK, library);
 	CHECK(system(command) == 0);
 }
