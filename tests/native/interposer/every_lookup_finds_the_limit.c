@@ -3,7 +3,6 @@
  * Linked, found by dlsym in three ways, or asked of cuGetProcAddress with any version and flag: the function obeys the
  * limit. What the driver would answer to a lookup that fails stays as it is.
  */
-#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <string.h>
 
