@@ -52,7 +52,7 @@ class LazyGroup(click.Group):
             raise click.ClickException(str(error).removeprefix(c.ERROR_PREFIX)) from error
 
 
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="hami-hpc")
 def main() -> None:
     """Pieces of a GPU for Slurm: what this node holds, and what the site's settings come to.

@@ -138,12 +138,26 @@ def check_slurm(settings: Settings) -> Iterator[Finding]:
         yield Finding(key, good, value or "not set", "" if good else f"slurm.conf: {why}, then restart Slurm's daemons")
 
 
+def check_gres(settings: Settings) -> Iterator[Finding]:
+    """Slurm counts as many GPUs here as the driver shows: hami_hpc takes Slurm's device numbers as ranks among all."""
+    name = slurm.node_name()
+    counted = slurm.gpu_count(name)
+    shown = len(nvml.read_devices())
+    advice = (
+        ""
+        if counted == shown
+        else "render gres.conf again (hami-hpc render) and restart slurmd: every GPU must be in it"
+    )
+    yield Finding("gres.conf", counted == shown, f"{name} has {counted} gpu in Slurm, {shown} in the driver", advice)
+
+
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("driver", check_driver),
     ("ledger", check_ledger),
     ("interposer", check_interposer),
     ("plugins", check_plugins),
     ("slurm.conf", check_slurm),
+    ("gres.conf", check_gres),
 )
 
 

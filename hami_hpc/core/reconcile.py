@@ -21,6 +21,7 @@ class Kind(Enum):
     RESTORE_DIRECTORY = "restore-directory"
     RESTORE_ROW = "restore-row"
     REMOVE_DIRECTORY = "remove-directory"
+    REMOVE_FILE = "remove-file"
     PROBLEM = "problem"  # for a person: nothing here is safe to do by itself
 
 

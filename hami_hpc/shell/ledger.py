@@ -22,7 +22,7 @@ from hami_hpc.errors import NodeError
 
 FILE_NAME = "ledger.db"
 SCHEMA_VERSION = 1
-BUSY_TIMEOUT_S = 10.0  # two hundred prologs at once queue for about 2 s on two cores
+BUSY_TIMEOUT_S = 30.0  # generous: a transaction takes a millisecond, and giving up drains the node
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 GRANT_COLUMNS = tuple(f'"{name}"' for name in Grant._fields)
 GPU_COLUMNS = tuple(f'"{name}"' for name in Gpu._fields)
@@ -181,7 +181,9 @@ def _connect(path: str, boot_id: str, held: Callable[[], Iterable[Grant]]) -> Le
     ledger = Ledger(connection, path, boot_id)
     try:
         with explained(path):
-            connection.execute("PRAGMA synchronous = NORMAL")
+            # A killed process loses nothing by this. A power loss may, but it ends the boot and with it every grant,
+            # and a ledger torn by one is replaced. So no prolog waits for a disk.
+            connection.execute("PRAGMA synchronous = OFF")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             ledger.create(held)
@@ -210,6 +212,10 @@ def open_ledger(state_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]
             return _connect(path, boot_id, held)
         except LedgerDamagedError:
             return replace_damaged(path, boot_id, held)
+    except PermissionError as error:
+        if os.geteuid() != 0:
+            raise NodeError(f"ledger {path} is root's: run this as root") from error
+        raise NodeError(f"ledger {path} cannot be opened ({error.strerror}): see mount and ls -ld") from error
     except OSError as error:
         raise NodeError(f"ledger {path} cannot be opened ({error.strerror}): see df, mount and ls -ld") from error
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 
@@ -62,3 +63,12 @@ def version_of(text: str) -> int:
 def version_text(number: int) -> str:
     """`22.05.8` of a SLURM_VERSION_NUMBER."""
     return f"{number >> 16}.{number >> 8 & 0xFF:02d}.{number & 0xFF}"
+
+
+def gpu_count(node: str) -> int:
+    """gres/gpu of a node, all types together. NodeError when Slurm does not know the node."""
+    text = _output("scontrol", "--oneliner", "show", "node", node)
+    gres = re.search(r" Gres=(\S+)", text)
+    # The commas inside of (S:0,2) separate sockets, not gres.
+    parts = re.sub(r"\([^)]*\)", "", gres[1]).split(",") if gres else []
+    return sum(int(part.rpartition(":")[2]) for part in parts if re.fullmatch(r"gpu(:[^:]+)?:\d+", part))

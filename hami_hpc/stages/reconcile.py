@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hami_hpc.core.inventory import make_inventory
-from hami_hpc.core.reconcile import Action, Directory, Kind, NodeState, make_plan
+from hami_hpc.core.reconcile import LEFTOVER_AGE_S, Action, Directory, Kind, NodeState, make_plan
 from hami_hpc.errors import NodeError
 from hami_hpc.shell import ledger as ledgers
-from hami_hpc.shell import node, nvml, region
+from hami_hpc.shell import node, nvml, region, spool
 from hami_hpc.shell.config import Settings
 from hami_hpc.shell.ledger import Ledger
 from hami_hpc.stages import common
@@ -47,6 +48,13 @@ def reconcile(settings: Settings, running_jobs: Callable[[], frozenset[int]], dr
             results.append(Result(Action(Kind.RESTORE_ROW, text), None))
         for action in make_plan(read_state(settings, ledger, running_jobs)):
             results.append(Result(action, None if dry_run else _done(settings, ledger, action)))
+        for path in spool.leftovers(settings.state_dir, LEFTOVER_AGE_S):
+            if not dry_run:
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+            results.append(
+                Result(Action(Kind.REMOVE_FILE, f"{path}: left over from an interrupted epilog; removed"), None)
+            )
         return tuple(results)
     finally:
         ledger.close()

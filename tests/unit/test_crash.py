@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -127,8 +128,15 @@ def assert_reconcile_keeps_a_running_job(node: Node) -> None:
 )
 def test_a_prolog_killed_at_any_line_is_made_good(node: Node, assert_recovers: Callable[[Node], None]) -> None:
     settings = node.settings
-    for _line in all_lines(lambda: prolog(settings, job_environment(JOB)), lambda: start_over(node)):
+    for line in all_lines(lambda: prolog(settings, job_environment(JOB)), lambda: start_over(node)):
+        if str(JOB) in node.names():
+            assert JOB in node.grants(), f"killed at line {line}: a directory whose memory others could be given"
+            node.assert_job_is_ready(JOB)
         assert_recovers(node)
+
+
+def spooled_peak(node: Node) -> object:
+    return json.loads((node.root / "state" / "usage" / f"{JOB}.json").read_text())["peak_bytes"]
 
 
 def with_used_job(node: Node) -> Callable[[], None]:
@@ -147,8 +155,7 @@ def test_an_epilog_killed_at_any_line_is_made_good_and_loses_no_usage(
     settings = node.settings
     for line in all_lines(lambda: epilog(settings, JOB, had_vgpu=True), with_used_job(node)):
         assert_recovers(node)
-        record = (node.root / "state" / "usage" / f"{JOB}.json").read_text()
-        assert '"peak_bytes": 777' in record, f"killed at line {line}"
+        assert spooled_peak(node) == 777, f"killed at line {line}"
         assert [name for name in node.spooled() if not name.startswith(".")] == [f"{JOB}.json"]
 
 
@@ -192,7 +199,7 @@ def test_an_epilog_killed_before_any_file_changing_call_is_made_good(node: Node,
     for assert_recovers in (assert_epilog_recovers, assert_reconcile_recovers):
         for _call in all_calls(node, killer, "epilog", with_used_job(node)):
             assert_recovers(node)
-            assert '"peak_bytes": 777' in (node.root / "state" / "usage" / f"{JOB}.json").read_text()
+            assert spooled_peak(node) == 777
 
 
 def test_a_first_prolog_killed_while_it_makes_the_ledger_is_made_good(node: Node, killer: Path) -> None:

@@ -14,11 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from node_testbed import GPU_MIB, UID, UUIDS, Node, job_environment
 
 from hami_hpc.contract import constants as c
-from hami_hpc.shell import region
+from hami_hpc.shell import region, spool
 from hami_hpc.stages.reconcile import reconcile
+
+PLAIN = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 
 
 @pytest.fixture
@@ -97,6 +101,19 @@ def test_processes_that_died_without_cleaning_up_count(node: Node) -> None:
     node.write_usage(7, gpu_busy_ns=1000)
     node.epilog(7)
     assert (record(node)["gpu_busy_ns"], record(node)["throttled_ns"]) == (1070, 30)
+
+
+@given(st.dictionaries(st.text(PLAIN, max_size=8), st.integers(-(2**63), 2**63 - 1) | st.text(PLAIN), max_size=25))
+def test_any_record_is_written_as_json_that_reads_back(values: dict[str, int | str]) -> None:
+    assert json.loads(spool._json(values)) == values
+
+
+def test_a_record_that_cannot_be_read_gives_way(node: Node) -> None:
+    node.prolog(7)
+    (node.root / "state" / "usage").mkdir()
+    (node.root / "state" / "usage" / "7.json").write_text('{"half')
+    assert node.epilog(7) == 0
+    assert record(node)["job_id"] == 7
 
 
 def test_running_twice_is_harmless_and_keeps_the_record(node: Node) -> None:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -108,6 +110,17 @@ def test_a_second_run_finds_nothing_to_do(node: Node) -> None:
     (node.jobs / ".new-9-1-1").mkdir()
     run(node)
     assert [kind for kind in run(node) if kind is not Kind.REMOVE_DIRECTORY] == []
+
+
+def test_a_half_written_usage_record_is_removed_when_no_epilog_can_be_at_it(node: Node) -> None:
+    usage = node.root / "state" / "usage"
+    usage.mkdir()
+    for name, age_s in (("7.json", 9999), (".7-1", 9999), (".8-1", 1)):
+        (usage / name).write_text("{}")
+        os.utime(usage / name, (time.time() - age_s,) * 2)
+    assert run(node, dry_run=True) == [Kind.REMOVE_FILE]
+    assert run(node) == [Kind.REMOVE_FILE]
+    assert node.spooled() == [".8-1", "7.json"]
 
 
 def test_when_slurm_does_not_answer_no_grant_is_ended(node: Node) -> None:
