@@ -26,6 +26,10 @@ _MEM_FRACTION: Final = re.compile(r"-?[0-9]*\.[0-9]*[MmGgTt%]?")
 _CORES: Final = re.compile(r"(-?)([0-9]+)")
 _COUNT: Final = re.compile(r"[+\-]?[0-9]+[KkMmGgTtPp]?")
 _TYPE: Final = re.compile(r"[A-Za-z0-9_\-]+")
+# Slurm looks for "gres:" (22.05) or "gres" (later) anywhere in a list: "x gres:vgpu_mem:9" asks for vgpu_mem.
+_HIDDEN: Final = re.compile(
+    rf"gres[:/]?({contract.REQUEST_NAME}|{contract.GRES_MEM}|{contract.GRES_CORES})(?![A-Za-z0-9_.\-])"
+)
 _STRAY_KEY: Final = re.compile(r"([a-z]+)=")
 _KEY_VALUE: Final = re.compile(r"[^:=]*=")
 _ASSIGNMENT: Final = re.compile(r"([^=~]*)[=~](.*)")
@@ -205,8 +209,8 @@ def _tokens(text: str) -> list[str]:
 def _mentions(text: str) -> bool:
     if contract.REQUEST_NAME not in text:
         return False
-    names = {_name_of(_split_prefix(token)[1]) for token in _tokens(text)}
-    return contract.REQUEST_NAME in names or not _RAW.isdisjoint(names)
+    names = {_name_of(token) for token in _tokens(text)}
+    return contract.REQUEST_NAME in names or not _RAW.isdisjoint(names) or _HIDDEN.search(text) is not None
 
 
 def _open(body: str, text: str, previous: _Draft | None) -> _Draft:
@@ -222,9 +226,12 @@ def _open(body: str, text: str, previous: _Draft | None) -> _Draft:
 
 
 def _check_other(body: str) -> tuple[str, str] | None:
-    """Returns (code, body) for a gres that cannot stand beside a vgpu; raises E_FORM for a key without its vgpu."""
+    """Returns (code, body) for a gres that cannot stand beside a vgpu; raises E_FORM for what must not be there.
+
+    That is a key without its vgpu, and what Slurm might read as another gres (see _HIDDEN).
+    """
     match = _STRAY_KEY.match(body)
-    if (match[1] if match else body) in contract.KEY_FORM:
+    if (match[1] if match else body) in contract.KEY_FORM or "gres" in body:
         raise request_error("E_FORM", Refusal(given=body))
     code = _CONFLICTS.get(_name_of(body))
     return (code, body) if code else None

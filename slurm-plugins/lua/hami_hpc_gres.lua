@@ -71,6 +71,8 @@ return function(contract, grammar)
 				request.cores = count
 			elseif name == GRES.mem or name == GRES.cores or name == "gpu" or name == "mps" then
 				return nil
+			elseif string.find(body, "gres", 1, true) then
+				return nil -- see is_hidden in hami_hpc_request.lua
 			elseif name ~= GRES.shard then
 				out.others[#out.others + 1] = token
 			end

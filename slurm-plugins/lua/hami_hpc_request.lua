@@ -152,22 +152,34 @@ return function(contract, errors)
 		end
 	end
 
+	-- Slurm looks for "gres:" (22.05) or "gres" (later) anywhere in a list, so that "x gres:vgpu_mem:9" asks for
+	-- vgpu_mem. Is `wanted` asked for in this way?
+	local function is_hidden(text, wanted)
+		local from = 1
+		while true do
+			local first, last = string.find(text, "gres[:/]?" .. wanted, from)
+			if not first or not string.find(text, "^[A-Za-z0-9_.%-]", last + 1) then
+				return first ~= nil
+			end
+			from = first + 1
+		end
+	end
+
 	-- Is one of our names asked for in this gres list? Cheap, because it runs for every job of the cluster.
 	function M.mentions(text)
 		if not string.find(text, NAME, 1, true) then
 			return false
 		end
 		for token in string.gmatch(text, "[^,]+") do
-			local _, body = M.split_prefix(token)
-			local name = M.name_of(body)
+			local name = M.name_of(token)
 			if name == NAME or RAW[name] then
 				return true
 			end
 		end
-		return false
+		return is_hidden(text, NAME) or is_hidden(text, contract.gres.mem) or is_hidden(text, contract.gres.cores)
 	end
 
-	-- The first token of the list whose gres is called `wanted`, without prefix; nil if there is none.
+	-- What the list asks of the gres `wanted`: its token, without prefix; nil if nothing.
 	function M.find_token(text, wanted)
 		for token in string.gmatch(text, "[^,]+") do
 			local _, body = M.split_prefix(token)
@@ -175,7 +187,7 @@ return function(contract, errors)
 				return body
 			end
 		end
-		return nil
+		return is_hidden(text, wanted) and text or nil
 	end
 
 	local function open_request(state, body, text)
@@ -195,8 +207,8 @@ return function(contract, errors)
 	-- A token of another gres: kept, unless it cannot stand beside a vgpu.
 	local function keep_other(state, token, body, name)
 		local key = string.match(body, "^([a-z]+)=") or body
-		if SETTERS[key] then
-			fail("E_FORM", { given = body })
+		if SETTERS[key] or string.find(body, "gres", 1, true) then
+			fail("E_FORM", { given = body }) -- a key without its vgpu, or what Slurm might read as another gres
 		end
 		if WHOLE[name] and not state.conflict then
 			state.conflict = { WHOLE[name], body }

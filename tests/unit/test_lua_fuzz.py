@@ -17,7 +17,7 @@ from hami_hpc.errors import RequestError
 
 VECTORS = [row[0] for row in read_vectors("requests.tsv", 3)]
 WORDS = """
-vgpu vgpu: vgpu_mem vgpu_cores gres: gres/ gpu shard mps nic mem cores mode share mig std h200
+vgpu vgpu: vgpu_mem vgpu_cores gres: gres/ gres gpu shard mps nic mem cores mode share mig std h200
 = ~ : ; , % . - + 0 1 8 50 100 16T 8G 8192M 1.5G 99999999999999999999 {key}
 mem=8G mem=0% mem=101% cores=50 cores=101 mode=mps
 """

@@ -211,6 +211,7 @@ test("units from srun with a class, a count or a part missing are refused", func
 		"gres:vgpu:1,gres:vgpu_mem:8192,gres:vgpu_mem:1,gres:vgpu_cores:50",
 		"gres:gpu:1,gres:vgpu:1,gres:vgpu_mem:8192,gres:vgpu_cores:50",
 		"gres:vgpu_mem:8192,gres:vgpu_cores:50",
+		"gres:vgpu:1,gres:vgpu_mem:8192,gres:vgpu_cores:50,x gres:shard:1",
 	}) do
 		messages = {}
 		local job = record({ tres_per_node = units })
@@ -227,6 +228,20 @@ test("bare shards are refused only where the site says so", function()
 	local rc, written = submit({ tres_per_node = "gres:gpu:1" })
 	equal(rc, 0)
 	untouched(written)
+end)
+
+test("what Slurm's loose search for gres would find is not let through", function()
+	for _, text in ipairs({ "x gres:vgpu_mem:99999", "xgres:vgpu:std:1", "gresvgpu_cores:1", "gres:vgpu,x gres:shard:1" }) do
+		messages = {}
+		refused(submit({ tres_per_node = text }), "is not understood")
+	end
+	messages = {}
+	refused(submit({ tres_per_task = "x gres:vgpu_mem:99999" }), "cannot carry a vgpu request")
+	messages = {}
+	refused(submit({ tres_per_node = "gres:vgpu", tres_per_task = "x gres:shard:1" }), "leave 'x gres:shard:1' out")
+	restore_site("refuse")
+	messages = {}
+	refused(submit({ tres_per_node = "x gres:shard:3" }), "is not allowed on this cluster")
 end)
 
 test("10 kB of noise after vgpu is refused in one short line", function()
