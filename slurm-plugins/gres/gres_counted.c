@@ -145,7 +145,7 @@ hami_prep_info *hami_build_env(gres_job_state_t *job)
 	return info;
 }
 
-/* In slurmd, before the prolog and the epilog. Their environment starts empty: nothing of the user's is in
+/* In slurmd, before the prolog and the epilog, whose environment starts empty: nothing of the user's is in
  * it. */
 void hami_set_env(char ***env, hami_prep_info *info, int node_index)
 {

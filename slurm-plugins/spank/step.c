@@ -45,8 +45,8 @@ static int note_plugin(struct dl_phdr_info *info, size_t size, void *found)
 	return 0;
 }
 
-/* slurmd loads a gres plugin for every name in GresTypes, and tells slurmstepd to, on nodes without that gres
- * too. */
+/* slurmd loads, and tells slurmstepd to load, a plugin for each of GresTypes, on nodes without that gres too.
+ */
 static bool gres_plugins_loaded(void)
 {
 	bool found = false;
@@ -63,34 +63,31 @@ static uint64_t unix_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+#define HOW_TO_ASK                                                                                           \
+	"Ask with srun --gres=vgpu:mem=4G,cores=25, with no --gres for all that the job has, "               \
+	"or with --gres=none for a step without GPU"
+
 static void refuse_verdict(enum step_verdict verdict)
 {
 	switch (verdict) {
 	case STEP_NO_RECORD:
 		refuse("it holds a vGPU, but the node has no %s/jobs/%u/" HAMI_FILE_JOB_LIMITS
-		       " that would fence it. The prolog writes it. Administrator: check Prolog= in "
-		       "slurm.conf, the "
-		       "gres_vgpu*.so in slurmctld's PluginDir, and slurmd's log; then submit the job again",
+		       " that would fence it. The prolog writes it. Administrator: check Prolog= "
+		       "in slurm.conf, the gres_vgpu*.so in slurmctld's PluginDir, and slurmd's log; then "
+		       "submit the job "
+		       "again",
 		       step.options.run_dir, step.job_id);
 		break;
 	case STEP_NO_PLUGINS:
-		refuse("it holds gres/" HAMI_GRES_SHARD
-		       ", and slurmd on this node has not loaded hami_hpc's gres "
-		       "plugins, which say how much. Administrator: install the gres_vgpu*.so that were "
-		       "built for "
+		refuse("it holds gres/shard, and slurmd on this node has not loaded hami_hpc's gres plugins, "
+		       "which say how much. Administrator: install the gres_vgpu*.so that were built for "
 		       "exactly this Slurm into PluginDir and restart slurmd");
 		break;
 	case STEP_SHARDS_ALONE:
-		refuse("it takes gres/" HAMI_GRES_SHARD
-		       " of the job's vGPU without saying how much memory. Ask with "
-		       "srun --gres=vgpu:mem=4G,cores=25, with no --gres for all that the job has, or with "
-		       "--gres=none for a step without GPU");
+		refuse("it takes gres/shard of the job's vGPU without saying how much memory. " HOW_TO_ASK);
 		break;
 	case STEP_UNITS_ALONE:
-		refuse("it takes memory or cores of the job's vGPU without gres/" HAMI_GRES_SHARD
-		       ". Ask with "
-		       "srun --gres=vgpu:mem=4G,cores=25, with no --gres for all that the job has, or with "
-		       "--gres=none for a step without GPU");
+		refuse("it takes memory or cores of the job's vGPU without gres/shard. " HOW_TO_ASK);
 		break;
 	case STEP_NOT_OURS:
 	case STEP_FENCED:
@@ -105,17 +102,15 @@ static int check_interposer(const char *path)
 	struct stat st;
 
 	if (stat(path, &st) < 0) {
-		refuse("the library that fences it, %s, is not there (%s). Administrator: install hami_hpc "
-		       "on this "
-		       "node, or correct interposer= in plugstack.conf",
+		refuse("the library that fences it, %s, is not there (%s). Administrator: install "
+		       "hami_hpc on this node, or correct interposer= in plugstack.conf",
 		       path, strerror(errno));
 		return -1;
 	}
 	if (!S_ISREG(st.st_mode) || st.st_uid != 0 || (st.st_mode & (S_IWGRP | S_IWOTH)) ||
 	    !(st.st_mode & S_IROTH)) {
 		refuse("the library that fences it, %s, must be a file of root, readable by all and writable "
-		       "by root "
-		       "only. Administrator: install hami_hpc on this node again",
+		       "by root only. Administrator: install hami_hpc on this node again",
 		       path);
 		return -1;
 	}
@@ -132,15 +127,15 @@ static int read_job(int dir, uint32_t uid, struct hami_limits *job)
 	if (rc == -ENOENT)
 		return 0;
 	refuse("its job's limits record %s/jobs/%u/" HAMI_FILE_JOB_LIMITS
-	       " %s. Administrator: look at slurmd's log "
-	       "of the prolog, then cancel the job and submit it again",
+	       " %s. Administrator: look for the prolog in slurmd's log, then cancel the job and submit it "
+	       "again",
 	       step.options.run_dir, step.job_id,
 	       rc > 0 ? record_fault((enum record_fault)rc) : strerror(-rc));
 	return -1;
 }
 
-/* A job submitted from inside a vGPU job inherits that one's settings: they would fence it by a record long
- * gone. */
+/* A job submitted from a vGPU job inherits that one's settings, which would fence it by a record long gone.
+ */
 static void drop_inherited(spank_t spank, char **env)
 {
 	const char *old = env_value(env, "LD_PRELOAD");
@@ -165,8 +160,7 @@ static int set_env(spank_t spank, const char *name, const char *value)
 	if (rc == ESPANK_SUCCESS)
 		return 0;
 	refuse("%s could not be set in its environment (%s). Submit the job again; if that does not help, "
-	       "tell the "
-	       "administrator",
+	       "tell the administrator",
 	       name, spank_strerror(rc));
 	return -1;
 }
@@ -199,8 +193,7 @@ static void fence(spank_t spank, char **env, int dir, const struct hami_limits *
 		return;
 	rc = record_write_step(dir, limits);
 	if (rc < 0) {
-		refuse("its limits record could not be written to %s/jobs/%u (%s). Administrator: make room "
-		       "there",
+		refuse("its limits record could not be written to %s/jobs/%u (%s). Administrator: make room",
 		       step.options.run_dir, step.job_id, strerror(-rc));
 		return;
 	}
@@ -219,10 +212,8 @@ static void begin(spank_t spank, char **env, uint32_t uid)
 
 	if (step_units_parse(env, &units) < 0) {
 		refuse("one of " HAMI_ENV_VGPU ", " HAMI_ENV_MEM_MIB " and " HAMI_ENV_CORES
-		       " in its environment is no "
-		       "number, so Slurm's gres plugins have not set it. Take it out of the environment; if "
-		       "it is not "
-		       "yours, tell the administrator");
+		       " in its environment is no number, so Slurm's gres plugins have not set it. Take "
+		       "it out of the environment; if it is not yours, tell the administrator");
 		return;
 	}
 	dir = record_open_dir(step.options.run_dir, step.job_id);
@@ -257,9 +248,8 @@ void step_begin(spank_t spank, int argc, char **argv)
 	    spank_get_item(spank, S_JOB_STEPID, &step.step_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_UID, &uid) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_ENV, &env) != ESPANK_SUCCESS) {
-		refuse("Slurm did not tell its job, step, user and environment. Administrator: rebuild "
-		       "hami_hpc's "
-		       "plugins for this Slurm");
+		refuse("Slurm did not tell its job, step, user and environment. Administrator: build "
+		       "hami_hpc's plugins again, for this Slurm");
 		return;
 	}
 	if (step.step_id == SLURM_EXTERN_CONT)
