@@ -127,10 +127,9 @@ USAGE_SLOT_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'step_row': (8, 4, 'u'),
     'reserved': (12, 4, 'u'),
     'used_bytes': (16, 8, 'u'),
-    'context_bytes': (24, 8, 'u'),
-    'peak_bytes': (32, 8, 'u'),
-    'gpu_busy_ns': (40, 8, 'u'),
-    'throttled_ns': (48, 8, 'u'),
+    'peak_bytes': (24, 8, 'u'),
+    'gpu_busy_ns': (32, 8, 'u'),
+    'throttled_ns': (40, 8, 'u'),
 }
 
 ERROR_PREFIX: Final = 'hami_hpc: '

@@ -134,21 +134,19 @@ struct hami_usage_slot {
 	uint32_t step_row; /* index into the steps */
 	uint32_t reserved; /* 0 */
 	uint64_t used_bytes; /* device memory held or being asked for */
-	uint64_t context_bytes; /* part of used_bytes: contexts and modules */
 	uint64_t peak_bytes; /* largest used_bytes so far */
 	uint64_t gpu_busy_ns; /* GPU time used, ns */
 	uint64_t throttled_ns; /* time held back by the compute limit, ns */
-	uint8_t pad0[72];
+	uint8_t pad0[80];
 };
 _Static_assert(offsetof(struct hami_usage_slot, state) == 0, "state");
 _Static_assert(offsetof(struct hami_usage_slot, pid) == 4, "pid");
 _Static_assert(offsetof(struct hami_usage_slot, step_row) == 8, "step_row");
 _Static_assert(offsetof(struct hami_usage_slot, reserved) == 12, "reserved");
 _Static_assert(offsetof(struct hami_usage_slot, used_bytes) == 16, "used_bytes");
-_Static_assert(offsetof(struct hami_usage_slot, context_bytes) == 24, "context_bytes");
-_Static_assert(offsetof(struct hami_usage_slot, peak_bytes) == 32, "peak_bytes");
-_Static_assert(offsetof(struct hami_usage_slot, gpu_busy_ns) == 40, "gpu_busy_ns");
-_Static_assert(offsetof(struct hami_usage_slot, throttled_ns) == 48, "throttled_ns");
+_Static_assert(offsetof(struct hami_usage_slot, peak_bytes) == 24, "peak_bytes");
+_Static_assert(offsetof(struct hami_usage_slot, gpu_busy_ns) == 32, "gpu_busy_ns");
+_Static_assert(offsetof(struct hami_usage_slot, throttled_ns) == 40, "throttled_ns");
 _Static_assert(sizeof(struct hami_usage_slot) == 128, "size");
 
 /* The usage file as a whole. */

@@ -164,10 +164,14 @@ void hami_compute_begin(void)
 		return;
 	pthread_mutex_lock(&compute.lock);
 	if (!compute.running) {
+		static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
 		sigset_t all, before; /* the application's signals are not for this thread */
 		pthread_t thread;
 		pthread_attr_t attributes;
 		sigfillset(&all);
+		for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+			sigdelset(&all,
+				  faults[i]); /* blocked, these would end the process without its handler */
 		pthread_attr_init(&attributes);
 		pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 		pthread_attr_setstacksize(&attributes, 128 * 1024);

@@ -4,15 +4,15 @@
 #define MS 1000000ll
 
 /*
- * 20 ms and 50 ms both divide 100 ms, so that any window of 100 ms holds the same share. The longer one is
- * for shares whose window or gap would be too short for the calls that make it (0.3 to 0.6 ms for a resume,
- * 0.6 to 0.7 for a pause on an H200). Shares that add up to 100 get the same period, so that their windows
- * lie side by side.
+ * 50 ms divide 100 ms, so that any window of 100 ms holds the same share; one period for all lets the windows
+ * of tenants lie side by side; and the calls that make a window (0.3 to 0.6 ms for a resume, 0.6 to 0.7 for a
+ * pause on an H200) are small against it.
  */
+#define PERIOD (50 * MS)
+
 struct hami_duty hami_duty_plan(uint32_t cores, uint32_t phase)
 {
-	uint32_t shorter = cores < 50 ? cores : 100 - cores;
-	struct hami_duty d = {.period = shorter * 20 * MS / 100 < 3 * MS / 2 ? 50 * MS : 20 * MS};
+	struct hami_duty d = {.period = PERIOD};
 	d.on = d.period * cores / 100;
 	d.phase = d.period * (phase % 100) / 100;
 	return d;

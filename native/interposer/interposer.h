@@ -58,36 +58,9 @@ void hami_log(int level, const char *format, ...) __attribute__((format(printf, 
 void hami_find_device(const struct real_cuda *real);
 bool hami_device_granted(CUdevice device);
 
-/* ------------------------------------------------------------------------------------- charges (charge.c) */
-
-/* Device memory that a request of `bytes` takes from the driver's heap (see there for the evidence). */
-uint64_t hami_footprint(uint64_t bytes);
-/* CUDA_SUCCESS, or the error that the application gets. */
-CUresult hami_take(uint64_t bytes);
-/* After the driver's call: remembers `address`, or gives the charge back when `result` is an error. */
-CUresult hami_settle(CUresult result, CUdeviceptr address, uint64_t bytes);
-/* Forgets `address` before it is freed: its bytes, or 0 when it is none of ours. */
-uint64_t hami_forget(CUdeviceptr address);
-/* After the driver's free of a forgotten address. */
-CUresult hami_freed(CUresult result, CUdeviceptr address, uint64_t bytes);
-
-/* The body of a hook that allocates `bytes` at `*address`: charge, ask the driver, settle. */
-#define HAMI_ALLOCATE(name, address, bytes, ...)                                                             \
-	const struct real_cuda *real = hami_cuda();                                                          \
-	if (!real)                                                                                           \
-		return HAMI_REFUSED;                                                                         \
-	if (!real->name)                                                                                     \
-		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
-	uint64_t charge = hami_footprint(bytes);                                                             \
-	CUresult result = hami_take(charge);                                                                 \
-	if (result != CUDA_SUCCESS)                                                                          \
-		return result;                                                                               \
-	result = real->name(address, __VA_ARGS__);                                                           \
-	return hami_settle(result, result == CUDA_SUCCESS ? *(address) : 0, charge)
-
-/* Memory of contexts and modules of this process, as NVML measures it (overhead.c). */
-CUresult hami_context_take(void);
-void hami_context_settle(CUresult result);
-void hami_context_gone(void);
+/* Device memory, as the resource manager is asked for it (memory.c). Bytes; 0 when charged, else it does not
+ * fit. */
+int hami_memory_charge(uint64_t bytes);
+void hami_memory_release(uint64_t bytes);
 
 #endif

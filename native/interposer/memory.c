@@ -1,6 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plain, pitched and managed allocations, and what the application is told of the memory there is. */
+/*
+ * Charges, and what the application is told of the memory there is. Device memory is charged where libcuda
+ * asks the resource manager for it (rm.c); only managed memory is not asked for there, as it can move to the
+ * host. It may all be on the device, so all of it is charged when it is allocated.
+ */
+#include <errno.h>
+
 #include "interposer.h"
+#include "table.h"
+
+#define BLOCK (2ull << 20) /* the driver's unit of managed memory */
+
+int hami_memory_charge(uint64_t bytes)
+{
+	struct hami_region *region = hami_region();
+	int rc = region ? hami_region_charge(region, bytes) : -EPERM;
+	if (rc == -ENOMEM)
+		hami_log(2, "a request for %llu bytes does not fit the limit\n", (unsigned long long)bytes);
+	else if (rc)
+		hami_log(0, "device memory cannot be accounted for (error %d), so the request is refused\n",
+			 -rc);
+	return rc;
+}
+
+void hami_memory_release(uint64_t bytes)
+{
+	if (hami_region())
+		hami_region_release(hami_region(), bytes);
+}
 
 static size_t smaller(size_t a, uint64_t b)
 {
@@ -22,80 +49,40 @@ CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 	return result;
 }
 
-CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
+CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags)
 {
-	HAMI_ALLOCATE(cuMemAlloc_v2, address, bytes, bytes);
-}
-
-/* The driver picks the pitch: charge what the widest row can take, then correct it to what it took. */
-CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
-				    unsigned int element)
-{
-	const size_t pitch_step =
-		512; /* CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT and more (H200: 1000 -> 1024) */
 	const struct real_cuda *real = hami_cuda();
 	if (!real)
 		return HAMI_REFUSED;
-	size_t row, total;
-	if (__builtin_add_overflow(width, pitch_step - 1, &row) ||
-	    __builtin_mul_overflow(row / pitch_step * pitch_step, height, &total))
+	uint64_t charge = bytes > UINT64_MAX - BLOCK ? UINT64_MAX : (bytes + BLOCK - 1) / BLOCK * BLOCK;
+	if (hami_memory_charge(charge))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	uint64_t charge = hami_footprint(total);
-	CUresult result = hami_take(charge);
+	CUresult result = real->cuMemAllocManaged(address, bytes, flags);
 	if (result != CUDA_SUCCESS)
-		return result;
-	result = real->cuMemAllocPitch_v2(address, pitch, width, height, element);
-	if (result == CUDA_SUCCESS) {
-		uint64_t taken = hami_footprint(*pitch * height);
-		if (taken > charge)
-			hami_region_force(hami_region(), HAMI_KIND_DATA, taken - charge);
-		else
-			hami_region_release(hami_region(), HAMI_KIND_DATA, charge - taken);
-		charge = taken;
-	}
-	return hami_settle(result, result == CUDA_SUCCESS ? *address : 0, charge);
+		hami_memory_release(charge);
+	else if (!hami_table_put((struct hami_entry){.key = *address, .bytes = charge}))
+		hami_log(0, "no memory to remember an allocation; it stays charged until the process ends\n");
+	return result;
 }
 
-/* Managed memory can move to the host, but it may all be on the device, so all of it counts. */
-CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags)
-{
-	HAMI_ALLOCATE(cuMemAllocManaged, address, bytes, bytes, flags);
-}
-
+/* Forgotten before it is freed: once the driver has let go, another thread may get the same address. */
 CUresult CUDAAPI cuMemFree_v2(CUdeviceptr address)
 {
 	const struct real_cuda *real = hami_cuda();
 	if (!real)
 		return HAMI_REFUSED;
-	uint64_t bytes = hami_forget(address);
-	return hami_freed(real->cuMemFree_v2(address), address, bytes);
+	struct hami_entry managed = address ? hami_table_take(address) : (struct hami_entry){0};
+	CUresult result = real->cuMemFree_v2(address);
+	if (managed.key && result == CUDA_SUCCESS)
+		hami_memory_release(managed.bytes);
+	else if (managed.key)
+		hami_table_put(managed);
+	return result;
 }
 
-/*
- * The names of before CUDA 3.2 had 32-bit sizes and addresses. Drivers still export them; programs that old
- * are not supported under a limit, and a call that went past it would not be counted.
- */
+/* The name of before CUDA 3.2, with 32-bit sizes: programs that old would be told nonsense. */
 CUresult CUDAAPI cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes)
 {
 	(void)free_bytes, (void)total_bytes;
-	return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CUresult CUDAAPI cuMemAlloc(CUdeviceptr_v1 *address, unsigned int bytes)
-{
-	(void)address, (void)bytes;
-	return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CUresult CUDAAPI cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned int *pitch, unsigned int width,
-				 unsigned int height, unsigned int element)
-{
-	(void)address, (void)pitch, (void)width, (void)height, (void)element;
-	return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CUresult CUDAAPI cuMemFree(CUdeviceptr_v1 address)
-{
-	(void)address;
 	return CUDA_ERROR_NOT_SUPPORTED;
 }

@@ -323,12 +323,10 @@ static bool fits(const struct hami_region *region, const struct hami_usage_step 
 }
 
 static void add(struct hami_region *region, struct hami_usage_step *step, struct hami_usage_slot *slot,
-		enum hami_kind kind, uint64_t bytes)
+		uint64_t bytes)
 {
 	struct hami_usage *head = &region->usage->head;
 	slot->used_bytes += bytes;
-	if (kind == HAMI_KIND_CONTEXT)
-		slot->context_bytes += bytes;
 	step->used_bytes += bytes;
 	head->used_bytes += bytes;
 	if (slot->used_bytes > slot->peak_bytes)
@@ -339,7 +337,7 @@ static void add(struct hami_region *region, struct hami_usage_step *step, struct
 		head->peak_bytes = head->used_bytes;
 }
 
-static int charge(struct hami_region *region, enum hami_kind kind, uint64_t bytes, bool force)
+int hami_region_charge(struct hami_region *region, uint64_t bytes)
 {
 	int rc = join_region(region);
 	if (rc)
@@ -351,10 +349,10 @@ static int charge(struct hami_region *region, enum hami_kind kind, uint64_t byte
 		return -EPROTO;
 	}
 	struct hami_usage_step *step = &region->usage->steps[slot->step_row];
-	if (!force && !fits(region, step, bytes))
+	if (!fits(region, step, bytes))
 		sweep(region);
-	if (force || fits(region, step, bytes)) {
-		add(region, step, slot, kind, bytes);
+	if (fits(region, step, bytes)) {
+		add(region, step, slot, bytes);
 	} else {
 		step->oom_count++;
 		region->usage->head.oom_count++;
@@ -364,17 +362,7 @@ static int charge(struct hami_region *region, enum hami_kind kind, uint64_t byte
 	return rc;
 }
 
-int hami_region_charge(struct hami_region *region, enum hami_kind kind, uint64_t bytes)
-{
-	return charge(region, kind, bytes, false);
-}
-
-int hami_region_force(struct hami_region *region, enum hami_kind kind, uint64_t bytes)
-{
-	return charge(region, kind, bytes, true);
-}
-
-void hami_region_release(struct hami_region *region, enum hami_kind kind, uint64_t bytes)
+void hami_region_release(struct hami_region *region, uint64_t bytes)
 {
 	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) < 0)
 		return; /* a child that inherited the parent's table and frees nothing real */
@@ -383,8 +371,6 @@ void hami_region_release(struct hami_region *region, enum hami_kind kind, uint64
 	if (bytes > slot->used_bytes)
 		bytes = slot->used_bytes; /* the user wrote into the record; stay consistent */
 	slot->used_bytes -= bytes;
-	if (kind == HAMI_KIND_CONTEXT)
-		slot->context_bytes -= bytes < slot->context_bytes ? bytes : slot->context_bytes;
 	if (slot->step_row < HAMI_USAGE_STEP_COUNT)
 		region->usage->steps[slot->step_row].used_bytes -= bytes;
 	region->usage->head.used_bytes -= bytes;
@@ -431,12 +417,11 @@ uint64_t hami_region_of_pid(struct hami_region *region, uint32_t pid)
 	return UINT64_MAX;
 }
 
-uint64_t hami_region_data(struct hami_region *region)
+uint64_t hami_region_own(struct hami_region *region)
 {
 	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) < 0)
 		return 0;
-	const struct hami_usage_slot *slot = &region->usage->slots[region->slot];
-	return left(slot->used_bytes, slot->context_bytes);
+	return region->usage->slots[region->slot].used_bytes;
 }
 
 uint32_t hami_region_phase(struct hami_region *region)
@@ -468,8 +453,8 @@ void hami_region_add_time(struct hami_region *region, uint64_t busy_ns, uint64_t
 void hami_region_forked(struct hami_region *region)
 {
 	pthread_mutex_init(&region->join, NULL); /* a thread that does not exist here may have held it */
-	if (region->fd >= 0)
-		close(region->fd);
+	/* The parent's descriptor stays open on purpose: this child also holds the driver's, and with them
+	 * the parent's memory, should the parent end first. */
 	region->fd = -1;
 	region->slot = -1;
 }

@@ -38,8 +38,6 @@ struct hami_view {
 	uint64_t free;
 };
 
-enum hami_kind { HAMI_KIND_DATA, HAMI_KIND_CONTEXT };
-
 /*
  * Opens the limits record at `limits_path` and the job's records beside it. 0, or -errno: -EPERM when a
  * limits record is not root's own, -EPROTO when a record is of another version or damaged. Not thread-safe.
@@ -48,21 +46,18 @@ int hami_region_open(struct hami_region *region, const char *limits_path);
 
 /* 0 when `bytes` were charged; -ENOMEM when a limit forbids it; -EUSERS when no slot is left; -errno
  * otherwise. */
-int hami_region_charge(struct hami_region *region, enum hami_kind kind, uint64_t bytes);
+int hami_region_charge(struct hami_region *region, uint64_t bytes);
 
 /* Gives back what an earlier charge took. */
-void hami_region_release(struct hami_region *region, enum hami_kind kind, uint64_t bytes);
-
-/* Like charge, for memory that is held already: never refused, so that the sums stay true. */
-int hami_region_force(struct hami_region *region, enum hami_kind kind, uint64_t bytes);
+void hami_region_release(struct hami_region *region, uint64_t bytes);
 
 void hami_region_view(struct hami_region *region, struct hami_view *view);
 
 /* Bytes held by the job's live process `pid`, or UINT64_MAX when it is none of the job's. */
 uint64_t hami_region_of_pid(struct hami_region *region, uint32_t pid);
 
-/* Bytes of kind DATA that this process holds. */
-uint64_t hami_region_data(struct hami_region *region);
+/* Bytes that this process holds. */
+uint64_t hami_region_own(struct hami_region *region);
 
 /*
  * Where this step's window begins in the common period, percent: the steps of a job that live at the same

@@ -9,13 +9,18 @@
 #include <string.h>
 #include <sys/ioctl.h>
 
+#include "interposer.h"
+#include "table.h"
+
 /* NV_ESC_RM_*: the ioctl's number, type 'F'. */
 enum { RM_FREE = 0x29, RM_CONTROL = 0x2a, RM_ALLOC = 0x2b };
 enum {
 	CLASS_SUBDEVICE = 0x2080,
 	CLASS_CHANNEL_GROUP = 0xa06c,
 	CLASS_CHANNEL_LOW_BYTE = 0x6f, /* AMPERE_CHANNEL_GPFIFO_A 0xc56f, HOPPER 0xc86f, ... */
+	CLASS_DEVICE_MEMORY = 0x40,    /* NV01_MEMORY_LOCAL_USER */
 };
+#define STATUS_NO_MEMORY 0x51             /* NV_ERR_NO_MEMORY */
 #define CTRL_SET_TIMESLICE 0xa06c0103u    /* on a group: u64 microseconds */
 #define CTRL_DISABLE_CHANNELS 0x2080110bu /* on a subdevice */
 #define MAX_PER_CONTROL 64
@@ -39,6 +44,13 @@ struct rm_alloc_short {
 	uint64_t params __attribute__((aligned(8)));
 	uint32_t size, status;
 };
+struct memory_params { /* the head of NV_MEMORY_ALLOCATION_PARAMS */
+	uint32_t owner, type, flags, width, height;
+	int32_t pitch;
+	uint32_t attributes, attributes2, format, compression, zcull;
+	uint64_t range_low __attribute__((aligned(8))), range_high, size;
+};
+_Static_assert(offsetof(struct memory_params, size) == 64, "as in nvos.h");
 struct disable_channels { /* NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS */
 	uint8_t disable;
 	uint32_t count;
@@ -108,9 +120,35 @@ static void learn_alloc(int fd, const struct rm_alloc *a)
 	add(o);
 }
 
+static uint64_t memory_key(uint32_t client, uint32_t object)
+{
+	return (uint64_t)client << 32 | object;
+}
+
+/* The owner of a memory's entry in the table: its client, with which it goes. */
+static void *memory_owner(uint32_t client)
+{
+	return (void *)(uintptr_t)client;
+}
+
+/* Bytes of device memory that this asks for; 0 when it asks for something else. */
+static uint64_t memory_asked(const struct rm_alloc *a)
+{
+	if (a->class_id != CLASS_DEVICE_MEMORY || !a->params)
+		return 0;
+	struct memory_params p;
+	memcpy(&p, (const void *)(uintptr_t)a->params, sizeof p);
+	return (p.attributes >> 25 & 3) == 0 ? p.size
+					     : 0; /* NVOS32_ATTR_LOCATION: 0 is the GPU's own memory */
+}
+
 /* An object goes with its parent and with its client. */
 static void learn_free(const struct rm_free *f)
 {
+	uint64_t bytes = f->object == f->client ? hami_table_take_owner(memory_owner(f->client))
+						: hami_table_take(memory_key(f->client, f->object)).bytes;
+	if (bytes)
+		hami_memory_release(bytes);
 	pthread_mutex_lock(&rm.lock);
 	int kept = 0;
 	for (int i = 0; i < rm.count; i++) {
@@ -142,31 +180,60 @@ static bool learn_timeslice(const struct rm_control *c)
 	return fresh;
 }
 
-static int watch(int fd, unsigned long request, void *argument)
+static uint32_t alloc_status(unsigned long request, const void *argument)
 {
-	unsigned int number = _IOC_NR(request);
-	bool timeslice = false;
-	if (number == RM_CONTROL) {
-		struct rm_control *c = argument;
-		timeslice = c->command == CTRL_SET_TIMESLICE && c->size == sizeof(uint64_t) && c->params;
-		uint64_t wanted = rm.timeslice_us;
-		if (timeslice && wanted)
-			memcpy((void *)(uintptr_t)c->params, &wanted, sizeof wanted);
+	return _IOC_SIZE(request) == sizeof(struct rm_alloc)
+		       ? ((const struct rm_alloc *)argument)->status
+		       : ((const struct rm_alloc_short *)argument)->status;
+}
+
+static int watch_alloc(int fd, unsigned long request, void *argument)
+{
+	struct rm_alloc *a = argument;
+	uint64_t bytes = memory_asked(a);
+	if (bytes && hami_memory_charge(bytes)) {
+		if (_IOC_SIZE(request) == sizeof *a)
+			a->status = STATUS_NO_MEMORY;
+		else
+			((struct rm_alloc_short *)argument)->status = STATUS_NO_MEMORY;
+		return 0; /* to libcuda the GPU is full */
 	}
 	int rc = real_ioctl()(fd, request, argument);
 	int saved = errno;
-	if (!rc && number == RM_ALLOC) {
-		const struct rm_alloc *a = argument;
-		bool whole = _IOC_SIZE(request) == sizeof *a;
-		uint32_t status = whole ? a->status : ((const struct rm_alloc_short *)argument)->status;
-		if (!status)
-			learn_alloc(fd, a);
-	} else if (!rc && number == RM_FREE && !((const struct rm_free *)argument)->status) {
-		learn_free(argument);
-	} else if (!rc && timeslice && !((const struct rm_control *)argument)->status &&
-		   learn_timeslice(argument)) {
+	bool made = !rc && !alloc_status(request, argument);
+	if (bytes && !made)
+		hami_memory_release(bytes);
+	else if (bytes && !hami_table_put((struct hami_entry){.key = memory_key(a->client, a->object),
+							      .bytes = bytes,
+							      .owner = memory_owner(a->client)}))
+		hami_log(0, "no memory to remember an allocation; it stays charged until the process ends\n");
+	else if (made)
+		learn_alloc(fd, a);
+	errno = saved;
+	return rc;
+}
+
+static int watch_control(int fd, unsigned long request, void *argument)
+{
+	const struct rm_control *c = argument;
+	bool timeslice = c->command == CTRL_SET_TIMESLICE && c->size == sizeof(uint64_t) && c->params;
+	uint64_t wanted = rm.timeslice_us;
+	if (timeslice && wanted)
+		memcpy((void *)(uintptr_t)c->params, &wanted, sizeof wanted);
+	int rc = real_ioctl()(fd, request, argument);
+	int saved = errno;
+	if (timeslice && !rc && !c->status && learn_timeslice(c))
 		hami_compute_begin();
-	}
+	errno = saved;
+	return rc;
+}
+
+static int watch_free(int fd, unsigned long request, void *argument)
+{
+	int rc = real_ioctl()(fd, request, argument);
+	int saved = errno;
+	if (!rc && !((const struct rm_free *)argument)->status)
+		learn_free(argument);
 	errno = saved;
 	return rc;
 }
@@ -177,10 +244,18 @@ __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, 
 	va_start(arguments, request);
 	void *argument = va_arg(arguments, void *);
 	va_end(arguments);
-	if (__builtin_expect(_IOC_TYPE(request) == 'F' && argument != NULL, 0) &&
-	    _IOC_NR(request) >= RM_FREE && _IOC_NR(request) <= RM_ALLOC)
-		return watch(fd, request, argument);
-	return real_ioctl()(fd, request, argument);
+	if (_IOC_TYPE(request) != 'F' || !argument)
+		return real_ioctl()(fd, request, argument);
+	switch (_IOC_NR(request)) {
+	case RM_ALLOC:
+		return watch_alloc(fd, request, argument);
+	case RM_CONTROL:
+		return watch_control(fd, request, argument);
+	case RM_FREE:
+		return watch_free(fd, request, argument);
+	default:
+		return real_ioctl()(fd, request, argument);
+	}
 }
 
 int hami_rm_groups(void)

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whether this process uses the GPU, by NVML: asked only when nothing was launched for a while. */
+#include <time.h>
+#include <unistd.h>
+
+#include "compute.h"
+#include "interposer.h"
+#include "resolve.h"
+
+/* The granted GPU in NVML; false when NVML is not to be had. */
+static bool granted_device(const struct real_nvml *nvml, nvmlDevice_t *device)
+{
+	return nvml && nvml->nvmlInit_v2 && nvml->nvmlDeviceGetHandleByUUID &&
+	       nvml->nvmlInit_v2() == NVML_SUCCESS &&
+	       nvml->nvmlDeviceGetHandleByUUID(hami_region()->job->gpu_uuid, device) == NVML_SUCCESS;
+}
+
+bool hami_gpu_used_lately(void)
+{
+	const struct real_nvml *nvml = hami_resolve_nvml(true);
+	nvmlDevice_t device;
+	nvmlUtilization_t whole;
+	nvmlProcessUtilizationSample_t samples[256];
+	unsigned int count = sizeof samples / sizeof *samples;
+	struct timespec now;
+	if (!granted_device(nvml, &device))
+		return true;
+	if (nvml->nvmlDeviceGetUtilizationRates &&
+	    nvml->nvmlDeviceGetUtilizationRates(device, &whole) == NVML_SUCCESS && whole.gpu == 0)
+		return false;
+	clock_gettime(CLOCK_REALTIME, &now);
+	unsigned long long since = (unsigned long long)(now.tv_sec - 2) * 1000000; /* NVML's timestamps: us */
+	if (!nvml->nvmlDeviceGetProcessUtilization)
+		return true;
+	nvmlReturn_t result = nvml->nvmlDeviceGetProcessUtilization(device, samples, &count, since);
+	if (result == NVML_ERROR_NOT_FOUND)
+		return false; /* nobody's process has a sample */
+	if (result != NVML_SUCCESS)
+		return true;
+	for (unsigned int i = 0; i < count; i++)
+		if (samples[i].pid == (unsigned int)getpid())
+			return samples[i].smUtil != 0;
+	return true; /* not listed: idle, or known to NVML by another number (a PID namespace) */
+}
