@@ -36,3 +36,15 @@ $(SIM)/models: $(wildcard sim/models/*.conf)
 	@touch $@
 
 -include $(wildcard $(SIM)/obj/sim/*/*.d)
+
+# One program for each behaviour; each makes a machine of its own.
+SIM_TESTS := $(patsubst ../tests/native/sim/%.c,$(SIM)/tests/%,$(wildcard ../tests/native/sim/*.c))
+$(SIM)/tests/%: ../tests/native/sim/%.c ../tests/native/sim/check.h sim/cuda/api.def $(SIM_LIBS)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(CSTD) -isystem $(CUDA_INC) $< $(LDSTD) $(SIM_LIBS) -ldl -o $@
+
+test: test-sim
+test-sim: sim $(SIM_TESTS)
+	@failed=0; for t in $(SIM_TESTS); do \
+		if LD_LIBRARY_PATH=$(SIM) SIM_BIN=$(SIM) timeout 120 $$t; then echo "ok    sim: $$(basename $$t | tr _ ' ')"; \
+		else echo "FAIL  sim: $$(basename $$t | tr _ ' ')"; failed=1; fi; done; exit $$failed
