@@ -7,11 +7,13 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import cluster as private_cluster
 from harness import config, daemons, jobs, node, services
 from harness.layout import Layout
 from test_requests import total_mib
@@ -29,7 +31,8 @@ def usage(layout: Layout, job: int) -> dict[str, Any]:
 
 def holding_job(layout: Layout) -> int:
     """A running job whose program has filled its slice and keeps it."""
-    job = jobs.submit(layout, "games", REQUEST, script="rm -f release; slice --until release; slice")
+    (layout.home / "games" / "release").unlink(missing_ok=True)
+    job = jobs.submit(layout, "games", REQUEST, script="slice --until release; slice")
     jobs.wait(layout, lambda: "CUDA says" in jobs.output(layout, "games", job), "the slice to be filled", 30, job)
     return job
 
@@ -75,6 +78,7 @@ def test_a_requeued_job_is_granted_anew(cluster: Layout) -> None:
     job = holding_job(cluster)
     jobs.admin(cluster, "scontrol", "requeue", str(job))
     jobs.wait(cluster, lambda: not node.grants(cluster), "the grant to be returned", 30, job)
+    time.sleep(2)  # slurmd refuses a second run whose credential is as old as the first one's end, in whole seconds
     jobs.admin(cluster, "scontrol", "update", f"jobid={job}", "starttime=now")
     jobs.wait(cluster, lambda: bool(node.grants(cluster)), "the grant of the second run", 150, job)
     release(cluster)
@@ -112,8 +116,7 @@ def test_an_epilog_without_a_prolog_is_content(cluster: Layout) -> None:
 @pytest.mark.parametrize("name", ["slurmd", "slurmctld"])
 def test_jobs_live_through_a_restart_of(restored: Layout, name: str) -> None:
     job = holding_job(restored)
-    daemons.stop(restored, name)
-    daemons.start(restored, services.describe(restored, name))
+    private_cluster.restart(restored, name)
     assert jobs.state(restored, job) == "RUNNING"
     second = jobs.submit(restored, "news", "--gres=vgpu:mem=100%,cores=100", script="slice --use 16")
     jobs.wait_for_state(restored, second, "COMPLETED")  # on the other GPU: the first is still known to be taken

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import jobs, node
-from .config import GPU_COUNT
+from .config import GPU_COUNT, NODE
 from .layout import ClusterError, Layout
 
 _WIDTH = 112
@@ -34,7 +34,7 @@ def tell(layout: Layout) -> None:
     began_unix_s = int(time.time())
     _cancel_own(layout)
     version = jobs.admin(layout, "sinfo", "--version").split()[-1]
-    _say(f"A private Slurm {version} with one node and {GPU_COUNT} simulated NVIDIA H200s is up.")
+    _say(f"A private Slurm {version} is up, with {GPU_COUNT} simulated NVIDIA H200s on its node {NODE}.")
     busy = jobs.admin(layout, "squeue", "-h", "-o", "%i (%u)").split("\n")[:-1]
     if busy:
         raise ClusterError(
@@ -133,6 +133,7 @@ def _seen_by_the_program(layout: Layout, told: Told) -> None:
     _heading(3, "What the program in the job saw: a GPU of 8192 MiB, and CUDA's own error beyond")
 
     def printed() -> bool:
+        _expect(layout, "the program runs", jobs.state(layout, told.job) == "RUNNING", told.job)
         return "CUDA says" in jobs.output(layout, told.user, told.job)
 
     jobs.wait(layout, printed, "the program to reach its limit", 30, told.job)
