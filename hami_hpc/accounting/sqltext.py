@@ -35,7 +35,7 @@ def rejects(checked: Path) -> str:
     """The table ``rejects`` from a checked file."""
     return f"""
 CREATE OR REPLACE TEMP TABLE rejects AS
-SELECT verdict AS reason, cluster, job_id, submit_s, start_s, end_s, detail FROM {scan(checked)}
+SELECT verdict AS reason, cluster, account, username, job_id, submit_s, start_s, end_s, detail FROM {scan(checked)}
 WHERE verdict NOT IN ('record', 'step', 'never started')
 """
 
