@@ -2,7 +2,7 @@
 /* Virtual memory management: physical memory is an anonymous file, so that one handle can be mapped in
  * several places and processes. The file's name carries its id, by which an importer finds the row in the
  * shared table. */
-#include "memory.h"
+#include "vmm.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,41 +15,17 @@
 
 #define FILE_NAME "hami-sim-vmm-"
 
-/* What a CUmemGenericAllocationHandle points to. */
-struct physical {
-	struct physical *next;
-	uint64_t id;
-	uint64_t bytes;
-	uint32_t gpu;
-	int fd;
-	unsigned references; /* handles not yet released, and mappings */
-	bool shared;         /* in the shared table: others may hold it too */
-	CUmemAllocationProp properties;
-};
+static struct physical *handles; /* guarded by sim.lock */
 
-struct mapping {
-	struct mapping *next;
-	struct region *region;
-	uintptr_t address;
-	size_t bytes;
-	struct physical *physical;
-	bool accessible;
-};
-
-static struct {
-	struct physical *handles; /* both guarded by sim.lock */
-	struct mapping *mappings;
-} vmm;
-
-static struct physical *find(CUmemGenericAllocationHandle handle)
+struct physical *vmm_find(CUmemGenericAllocationHandle handle)
 {
-	for (struct physical *p = vmm.handles; p; p = p->next)
+	for (struct physical *p = handles; p; p = p->next)
 		if ((CUmemGenericAllocationHandle)(uintptr_t)p == handle)
 			return p;
 	return NULL;
 }
 
-static void release(struct physical *p)
+void vmm_release(struct physical *p)
 {
 	if (--p->references)
 		return;
@@ -59,7 +35,7 @@ static void release(struct physical *p)
 	else
 		sim_uncharge(&sim.view, p->gpu, p->bytes);
 	sim_unlock(&sim.view);
-	for (struct physical **at = &vmm.handles; *at; at = &(*at)->next)
+	for (struct physical **at = &handles; *at; at = &(*at)->next)
 		if (*at == p) {
 			*at = p->next;
 			break;
@@ -105,8 +81,8 @@ static struct physical *add_handle(int fd, uint64_t id, uint32_t gpu, uint64_t b
 	p->properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
 	p->properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 	p->properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-	p->next = vmm.handles;
-	vmm.handles = p;
+	p->next = handles;
+	handles = p;
 	return p;
 }
 
@@ -154,204 +130,18 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
 	SIM_ENTER(cuMemRelease);
 	sim_process_lock();
-	struct physical *p = find(handle);
+	struct physical *p = vmm_find(handle);
 	if (p)
-		release(p);
+		vmm_release(p);
 	sim_process_unlock();
 	return p ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr wanted,
-			     unsigned long long flags)
-{
-	SIM_ENTER(cuMemAddressReserve);
-	(void)wanted; /* a hint */
-	if (!out || !size || flags || size % FRAME_BYTES || (alignment & (alignment - 1)) ||
-	    alignment > FRAME_BYTES)
-		return CUDA_ERROR_INVALID_VALUE;
-	sim_process_lock();
-	struct region *r = region_take(size, PROT_NONE);
-	if (r) {
-		r->kind = REGION_RESERVED;
-		r->size = size;
-		*out = r->base;
-	}
-	sim_process_unlock();
-	return r ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-static bool has_mappings(const struct region *r)
-{
-	for (struct mapping *m = vmm.mappings; m; m = m->next)
-		if (m->region == r)
-			return true;
-	return false;
-}
-
-CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
-{
-	SIM_ENTER(cuMemAddressFree);
-	sim_process_lock();
-	struct region *r = region_find((uintptr_t)address);
-	bool ok =
-		r && r->kind == REGION_RESERVED && r->base == address && r->size == size && !has_mappings(r);
-	if (ok)
-		region_give(r);
-	sim_process_unlock();
-	return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-static bool overlaps(const struct mapping *m, uintptr_t address, size_t size)
-{
-	return address < m->address + m->bytes && m->address < address + size;
-}
-
-static CUresult map(struct region *r, uintptr_t address, size_t size, struct physical *p)
-{
-	if (!r || r->kind != REGION_RESERVED || size > r->base + r->bytes - address)
-		return CUDA_ERROR_INVALID_VALUE;
-	for (struct mapping *m = vmm.mappings; m; m = m->next)
-		if (overlaps(m, address, size))
-			return CUDA_ERROR_INVALID_VALUE;
-	struct mapping *m = calloc(1, sizeof *m);
-	if (!m)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (mmap((void *)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, p->fd, 0) == MAP_FAILED) {
-		free(m);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	*m = (struct mapping){vmm.mappings, r, address, size, p, false};
-	vmm.mappings = m;
-	p->references++;
-	r->device = p->gpu;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-		  unsigned long long flags)
-{
-	SIM_ENTER(cuMemMap);
-	if (!size || size % FRAME_BYTES || address % FRAME_BYTES || offset || flags)
-		return CUDA_ERROR_INVALID_VALUE;
-	sim_process_lock();
-	struct physical *p = find(handle);
-	CUresult result = CUDA_ERROR_INVALID_VALUE;
-	if (p && size <= p->bytes)
-		result = map(region_find((uintptr_t)address), (uintptr_t)address, size, p);
-	sim_process_unlock();
-	return result;
-}
-
-/* Of whole mappings only: [address, address + size) must begin and end where mappings do. */
-static bool covered(uintptr_t address, size_t size)
-{
-	size_t found = 0;
-	for (struct mapping *m = vmm.mappings; m; m = m->next) {
-		if (!overlaps(m, address, size))
-			continue;
-		if (m->address < address || m->address + m->bytes > address + size)
-			return false;
-		found += m->bytes;
-	}
-	return found == size;
-}
-
-CUresult cuMemUnmap(CUdeviceptr address, size_t size)
-{
-	SIM_ENTER(cuMemUnmap);
-	sim_process_lock();
-	bool ok = size && covered((uintptr_t)address, size);
-	for (struct mapping **at = &vmm.mappings; ok && *at;) {
-		struct mapping *m = *at;
-		if (!overlaps(m, (uintptr_t)address, size)) {
-			at = &m->next;
-			continue;
-		}
-		/* Over the mapping, so that no other thread's mmap gets the address in between. */
-		if (mmap((void *)m->address, m->bytes, PROT_NONE,
-			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
-			ok = false;
-			break;
-		}
-		*at = m->next;
-		release(m->physical);
-		free(m);
-	}
-	sim_process_unlock();
-	return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *accesses, size_t count)
-{
-	SIM_ENTER(cuMemSetAccess);
-	if (!size || !accesses || !count)
-		return CUDA_ERROR_INVALID_VALUE;
-	for (size_t i = 0; i < count; i++)
-		SIM_CHECK(sim_check_device(accesses[i].location.id));
-	int protection = accesses[count - 1].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-				 ? PROT_READ | PROT_WRITE
-			 : accesses[count - 1].flags == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ
-										      : PROT_NONE;
-	sim_process_lock();
-	bool ok = covered((uintptr_t)address, size) &&
-		  mprotect((void *)(uintptr_t)address, size, protection) == 0;
-	for (struct mapping *m = vmm.mappings; ok && m; m = m->next)
-		if (overlaps(m, (uintptr_t)address, size))
-			m->accessible = protection != PROT_NONE;
-	sim_process_unlock();
-	return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-bool vmm_accessible(const struct region *region, uintptr_t address, size_t size)
-{
-	size_t found = 0;
-	for (struct mapping *m = vmm.mappings; m; m = m->next) {
-		if (m->region != region || !m->accessible || !overlaps(m, address, size))
-			continue;
-		uintptr_t from = m->address > address ? m->address : address;
-		uintptr_t to =
-			m->address + m->bytes < address + size ? m->address + m->bytes : address + size;
-		found += to - from;
-	}
-	return found == size;
-}
-
-CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address)
-{
-	SIM_ENTER(cuMemGetAccess);
-	if (!flags || !location)
-		return CUDA_ERROR_INVALID_VALUE;
-	SIM_CHECK(sim_check_device(location->id));
-	sim_process_lock();
-	struct region *r = region_find((uintptr_t)address);
-	bool accessible = r && r->kind == REGION_RESERVED && vmm_accessible(r, (uintptr_t)address, 1);
-	sim_process_unlock();
-	*flags = accessible ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
-	return r ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
-{
-	SIM_ENTER(cuMemRetainAllocationHandle);
-	if (!handle)
-		return CUDA_ERROR_INVALID_VALUE;
-	sim_process_lock();
-	struct mapping *m = vmm.mappings;
-	while (m && !overlaps(m, (uintptr_t)address, 1))
-		m = m->next;
-	if (m) {
-		m->physical->references++;
-		*handle = (CUmemGenericAllocationHandle)(uintptr_t)m->physical;
-	}
-	sim_process_unlock();
-	return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *out, CUmemGenericAllocationHandle handle)
 {
 	SIM_ENTER(cuMemGetAllocationPropertiesFromHandle);
 	sim_process_lock();
-	struct physical *p = find(handle);
+	struct physical *p = vmm_find(handle);
 	if (p && out)
 		*out = p->properties;
 	sim_process_unlock();
@@ -379,7 +169,7 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
 	if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return CUDA_ERROR_INVALID_VALUE;
 	sim_process_lock();
-	struct physical *p = find(handle);
+	struct physical *p = vmm_find(handle);
 	CUresult result = CUDA_ERROR_INVALID_VALUE;
 	if (p && p->properties.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		result = export_fd(p, out);
@@ -402,7 +192,7 @@ static CUresult id_of_file(int fd, uint64_t *id)
 /* With sim.lock held. A process that imports what it already has gets the same handle once more. */
 static CUresult import(int fd, uint64_t id, CUmemGenericAllocationHandle *out)
 {
-	struct physical *p = vmm.handles;
+	struct physical *p = handles;
 	while (p && p->id != id)
 		p = p->next;
 	if (p) {
@@ -442,6 +232,6 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 
 void sim_vmm_fork_child(void)
 {
-	vmm.handles = NULL;
-	vmm.mappings = NULL;
+	handles = NULL;
+	vmm_map_fork_child();
 }
