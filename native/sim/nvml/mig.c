@@ -126,3 +126,25 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned i
 	info->memorySizeMB = p->memory_mib;
 	return NVML_SUCCESS;
 }
+
+nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t device, unsigned int profile,
+						  nvmlGpuInstanceProfileInfo_v2_t *info)
+{
+	NVML_ENTER_DEVICE(device, info);
+	if (info->version != nvmlGpuInstanceProfileInfo_v2)
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	nvmlGpuInstanceProfileInfo_t v1;
+	nvmlReturn_t result = nvmlDeviceGetGpuInstanceProfileInfo(device, profile, &v1);
+	if (result != NVML_SUCCESS)
+		return result;
+	unsigned slices;
+	const struct sim_mig_profile *p = find_profile(device->model, profile, &slices);
+	*info = (nvmlGpuInstanceProfileInfo_v2_t){.version = info->version,
+						  .id = v1.id,
+						  .sliceCount = v1.sliceCount,
+						  .instanceCount = v1.instanceCount,
+						  .multiprocessorCount = v1.multiprocessorCount,
+						  .memorySizeMB = v1.memorySizeMB};
+	snprintf(info->name, sizeof info->name, "MIG %s", p->name);
+	return NVML_SUCCESS;
+}
