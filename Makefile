@@ -65,7 +65,7 @@ test: setup ## every tier that needs no GPU
 	@$(MAKE) build
 	@$(MAKE) test-native
 	@$(MAKE) test-sanitizers
-	HAMI_HPC_NO_SKIPS=1 $(PYTEST) tests -m "not gpu" -rs --durations=10
+	PYTHONPATH=tests $(PYTEST) tests -p all_tiers -m "not gpu" --durations=5
 
 test-native: build ## the C parts' own tests
 	@$(MAKE) -C native test

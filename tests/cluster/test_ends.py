@@ -16,7 +16,6 @@ import pytest
 from harness import cluster as private_cluster
 from harness import config, daemons, jobs, node, services
 from harness.layout import Layout
-from test_requests import total_mib
 
 REQUEST = "--gres=vgpu:mem=8G,cores=50"
 
