@@ -119,7 +119,13 @@ def write_runs(layout: Layout, runs: Sequence[Run]) -> None:
 
 
 def roll_up(layout: Layout, start: str, end: str) -> None:
-    """What slurmdbd does at every hour, for the past."""
+    """What slurmdbd does at every hour, for the past. It adds nothing up for a cluster that never registered its size."""
+    numbers = _tres_numbers(layout, {"gres/gpu"})
+    sql(
+        layout,
+        f"INSERT IGNORE INTO {CLUSTER}_event_table (time_start, cluster_nodes, node_name, reason, reason_uid, tres) VALUES "
+        f"({seconds(start + '+00:00') - 86400}, 'n1', '', 'Cluster Registered TRES', 0, '1=256,{numbers['gres/gpu']}=16');",
+    )
     slurm(layout, "sacctmgr", "-i", "rollup", start, end)
 
 
