@@ -85,7 +85,8 @@ def make_database(layout: Layout) -> None:
     if (layout.database / "made").exists():
         return
     command = (
-        *("mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={layout.database}"),
+        # --force: go on where the host's name cannot be looked up; nothing here is reached by name.
+        *("mariadb-install-db", "--no-defaults", "--force", "--user=root", f"--datadir={layout.database}"),
         *("--auth-root-authentication-method=socket", "--auth-root-socket-user=root", "--skip-test-db"),
     )
     environment = clean_environment(layout)
