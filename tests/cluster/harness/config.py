@@ -163,6 +163,16 @@ PartitionName=cpu Nodes={CPU_NODE} MaxTime=60 OverSubscribe=NO
 """
 
 
+def cgroup_conf() -> str:
+    """Keeps slurmd from looking for cgroups, which a container or chroot may not have, and which nothing here uses.
+
+    Slurm knows "disabled" from 23.11 on. Before, the plugin for v1 is the one that looks at nothing until it is used.
+    """
+    release = subprocess.run(("/usr/sbin/slurmd", "-V"), capture_output=True, text=True, check=True).stdout.split()[-1]
+    year, month = (int(part) for part in release.split(".")[:2])
+    return f"CgroupPlugin={'disabled' if (year, month) >= (23, 11) else 'cgroup/v1'}\n"
+
+
 def slurmdbd_conf(layout: Layout) -> str:
     """slurmdbd's settings; its database is reached through MYSQL_UNIX_PORT (services.py)."""
     return f"""\
@@ -204,6 +214,7 @@ def _write_configuration(layout: Layout) -> list[bool]:
     for stage in ("prolog", "epilog"):
         write(etc / stage, _stage_script(layout, stage), 0o755)
     changed = [write(etc / "slurm.conf", slurm_conf(layout))]
+    changed.append(write(etc / "cgroup.conf", cgroup_conf()))
     changed.append(write(etc / "slurmdbd.conf", slurmdbd_conf(layout), 0o600))
     return [*changed, _render(layout)]
 
