@@ -52,6 +52,7 @@ static void after_fork_child(void)
 		sim.primary[i] = (struct primary){0};
 	memset(sim.queue, 0, sizeof sim.queue);
 	sim_memory_fork_child();
+	sim_channels_fork_child();
 	sim_pools_fork_child();
 	sim_vmm_fork_child();
 	sim_graph_fork_child();

@@ -161,6 +161,11 @@ void sim_stream_drain(struct CUstream_st *stream);
 /* Waits for all work of context. */
 void sim_context_drain(struct CUctx_st *context);
 
+/* The context's channels (channels.c). With sim.lock held. */
+CUresult sim_channels_open(struct CUctx_st *context);
+void sim_channels_close(struct CUctx_st *context);
+void sim_channels_fork_child(void);
+
 /* In a forked child: forgets the parent's regions. */
 void sim_memory_fork_child(void);
 void sim_vmm_fork_child(void);

@@ -92,7 +92,8 @@ static unsigned profile_number(const char *name)
 }
 
 /* The second profile of one slice has twice the memory and a number of its own. */
-static const struct sim_mig_profile *find_profile(const struct sim_model *m, unsigned number, unsigned *slices)
+static const struct sim_mig_profile *find_profile(const struct sim_model *m, unsigned number,
+						  unsigned *slices)
 {
 	bool one_slice_seen = false;
 	for (uint32_t i = 0; i < m->mig_count; i++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the GPU is doing. Utilisation comes from the timeline's log; power, temperature and clocks follow from it and from
- * the model, since nothing here gets warm. */
+/* How the GPU is doing. Utilisation comes from the timeline's log; power, temperature and clocks follow from
+ * it and from the model, since nothing here gets warm. */
 #include "sim_nvml.h"
 
 #include <string.h>
@@ -19,7 +19,8 @@ uint64_t nvml_busy_ns(uint32_t gpu_index, uint32_t slot, uint64_t now, uint64_t 
 		uint64_t start = run->start_ns, end = run->start_ns + run->length_ns;
 		if (end <= from)
 			break;
-		if (slot != SIM_NO_SLOT && (run->slot != slot || run->reuse != nvml.view.state->slot[slot].reuse))
+		if (slot != SIM_NO_SLOT &&
+		    (run->slot != slot || run->reuse != nvml.view.state->slot[slot].reuse))
 			continue;
 		start = start < from ? from : start;
 		end = end > now ? now : end;
@@ -56,7 +57,8 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
 	unsigned room = samples ? *count : 0, found = 0;
 	struct timespec wall;
 	clock_gettime(CLOCK_REALTIME, &wall);
-	unsigned long long now_us = (unsigned long long)wall.tv_sec * 1000000 + (unsigned long long)wall.tv_nsec / 1000;
+	unsigned long long now_us =
+		(unsigned long long)wall.tv_sec * 1000000 + (unsigned long long)wall.tv_nsec / 1000;
 	sim_lock(&nvml.view);
 	sim_sweep(&nvml.view);
 	uint64_t now = timeline_now(), window = WINDOW_NS;
@@ -80,7 +82,8 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
 	return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor, unsigned int *celsius)
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor,
+				      unsigned int *celsius)
 {
 	NVML_ENTER_DEVICE(device, celsius);
 	if (sensor != NVML_TEMPERATURE_GPU)

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this simulated board does not have, or does not tell. The arguments are checked as far as the device goes. */
+/* What this simulated board does not have, or does not tell. The arguments are checked as far as the device
+ * goes. */
 #include "sim_nvml.h"
 
-#define UNSUPPORTED(name, ...)                                                                                   \
-	nvmlReturn_t name(nvmlDevice_t device __VA_OPT__(, ) __VA_ARGS__)                                        \
-	{                                                                                                        \
-		nvmlReturn_t result = nvml_enter_device(#name, device);                                          \
-		return result == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : result;                               \
+#define UNSUPPORTED(name, ...)                                                                               \
+	nvmlReturn_t name(nvmlDevice_t device __VA_OPT__(, ) __VA_ARGS__)                                    \
+	{                                                                                                    \
+		nvmlReturn_t result = nvml_enter_device(#name, device);                                      \
+		return result == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : result;                           \
 	}
 
 #pragma GCC diagnostic ignored "-Wunused-parameter"
@@ -29,8 +30,8 @@ UNSUPPORTED(nvmlDeviceGetTotalEccErrors, nvmlMemoryErrorType_t type, nvmlEccCoun
 	    unsigned long long *count)
 UNSUPPORTED(nvmlDeviceGetRetiredPages, nvmlPageRetirementCause_t cause, unsigned int *count,
 	    unsigned long long *addresses)
-UNSUPPORTED(nvmlDeviceGetRemappedRows, unsigned int *corrected, unsigned int *uncorrected, unsigned int *pending,
-	    unsigned int *failed)
+UNSUPPORTED(nvmlDeviceGetRemappedRows, unsigned int *corrected, unsigned int *uncorrected,
+	    unsigned int *pending, unsigned int *failed)
 UNSUPPORTED(nvmlDeviceGetNvLinkState, unsigned int link, nvmlEnableState_t *active)
 UNSUPPORTED(nvmlDeviceGetNvLinkVersion, unsigned int link, unsigned int *version)
 UNSUPPORTED(nvmlDeviceGetPcieThroughput, nvmlPcieUtilCounter_t counter, unsigned int *kilobytes)
