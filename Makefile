@@ -26,7 +26,7 @@ LIBEXECDIR ?= $(PREFIX)/libexec/hami-hpc
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
 .PHONY: help setup generate build native plugins examples lint test test-native test-sanitizers test-unit \
-	test-cluster test-gpu bench bench-prolog bench-accounting demo demo-stop install clean
+	test-cluster test-gpu bench bench-gpu bench-prolog bench-accounting demo demo-stop install clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
@@ -65,7 +65,7 @@ test: setup ## every tier that needs no GPU
 	@$(MAKE) build
 	@$(MAKE) test-native
 	@$(MAKE) test-sanitizers
-	HAMI_HPC_NO_SKIPS=1 $(PYTEST) tests -m "not gpu" -rs --durations=10
+	PYTHONPATH=tests $(PYTEST) tests -p all_tiers -m "not gpu" --durations=5
 
 test-native: build ## the C parts' own tests
 	@$(MAKE) -C native test
@@ -81,6 +81,9 @@ test-cluster: build ## on a private Slurm of its own, in .cluster-test
 
 test-gpu: build ## on a machine with a real NVIDIA GPU
 	$(PYTEST) tests -m gpu -rs
+
+bench-gpu: build ## the interposer on a real GPU, side by side with native
+	$(PYTHON) tests/gpu/bench_interposer.py
 
 bench: bench-prolog bench-accounting ## all measurements
 
@@ -108,6 +111,7 @@ install: build ## install; honours DESTDIR, PREFIX and SYSCONFDIR
 	install -d $(DESTDIR)$(LIBEXECDIR) $(DESTDIR)$(SYSCONFDIR)/slurm $(DESTDIR)$(PREFIX)/bin
 	install -m 0755 prolog/prolog prolog/epilog $(DESTDIR)$(LIBEXECDIR)
 	install -m 0644 prolog/python.sh prolog/stage.py $(DESTDIR)$(LIBEXECDIR)
+	install -D -m 0644 -t $(DESTDIR)$(PREFIX)/share/hami-hpc/gres-conf gres-conf/*.j2
 	install -m 0644 slurm-plugins/lua/hami_hpc*.lua $(DESTDIR)$(SYSCONFDIR)/slurm
 	@# A site's own filters stay; the head of ours tells the two lines to add.
 	for filter in job_submit cli_filter; do \

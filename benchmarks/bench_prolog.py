@@ -3,9 +3,9 @@
 
     .venv/bin/python benchmarks/bench_prolog.py [--rounds 101]
 
-Each round runs every case once, one after the other, so that whatever else the machine does falls on all alike. State
-lies on the file system of the temporary directory (TMPDIR). The inventory is in the ledger, as in all prologs of a boot
-but the first.
+Each round runs every case once, one after the other, so that whatever else the machine does falls on all alike. The
+run directory lies in memory (/dev/shm), as /run does on a node; ledger and spool lie in TMPDIR. The inventory is in the
+ledger, as in all prologs of a boot but the first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AIM = 4.0
 SETTINGS = """\
 version = 1
 [paths]
-run_dir = "{root}/run"
+run_dir = "{memory}/run"
 state_dir = "{root}/state"
 [gpu_models.h200]
 total_mib = 143156
@@ -50,10 +50,10 @@ class Case:
     is_stage: bool
 
 
-def make_cases(folder: Path) -> list[Case]:
-    """A node with one GPU under `folder`, and what to time on it, in the order to run."""
+def make_cases(folder: Path, memory: Path) -> list[Case]:
+    """A node with one GPU under `folder` and `memory`, and what to time on it, in the order to run."""
     config = folder / "hami-hpc.toml"
-    config.write_text(SETTINGS.format(root=folder))
+    config.write_text(SETTINGS.format(root=folder, memory=memory))
     settings = load_settings(str(config))
     ledger = common.open_ledger(settings)
     ledger.set_inventory(make_inventory([Device(0, "GPU-bench", "NVIDIA H200", 143156)], settings.gpu_models))
@@ -84,12 +84,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=101)
     rounds = parser.parse_args().rounds
-    with tempfile.TemporaryDirectory(prefix="hami-bench-") as folder:
-        Path(folder).chmod(0o755)
-        cases = make_cases(Path(folder))
+    with (
+        tempfile.TemporaryDirectory(prefix="hami-bench-") as folder,
+        tempfile.TemporaryDirectory(prefix="hami-bench-", dir="/dev/shm") as memory,
+    ):
+        cases = make_cases(Path(folder), Path(memory))
         for case in cases:  # compiled modules and page cache
             timed_ms(case)
-        times = {case.name: [0.0] * 0 for case in cases}
+        times: dict[str, list[float]] = {case.name: [] for case in cases}
         for _ in range(rounds):
             for case in cases:
                 times[case.name].append(timed_ms(case))

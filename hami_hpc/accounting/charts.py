@@ -85,7 +85,7 @@ def _axis(top: float, unit: str) -> str:
         value = top * quarter / 4
         y = _HEIGHT - _BOTTOM - _scaled(value, top)
         parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" {_TEXT}>{value:,.4g}</text>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" {_TEXT}>{value:,.10g}</text>')
     middle = (_HEIGHT - _BOTTOM + _TOP) / 2
     parts.append(
         f'<text transform="translate(11 {middle:.0f}) rotate(-90)" text-anchor="middle" {_TEXT}>{escape(unit)}</text>'

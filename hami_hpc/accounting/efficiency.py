@@ -14,6 +14,7 @@ from hami_hpc.accounting.measure import PPM, MeasureError, measure, part_shares
 from hami_hpc.accounting.site import Site
 from hami_hpc.accounting.tres import Held
 
+NO_GPU = "no GPU at all"
 # A suggestion leaves this much room above what was seen, so that the next, slightly larger run still fits.
 HEADROOM = Fraction(11, 10)
 _MIB = 1 << 20
@@ -76,6 +77,8 @@ def suggestion(run: RunUse) -> str | None:
     """
     if not run.measured or run.damaged or not run.slices or not run.seconds:
         return None
+    if not (run.peak_bytes or run.gpu_busy_s or run.oom_count):
+        return NO_GPU
     mem_mib = -(-int(run.peak_bytes * HEADROOM) // (_MIB * _MEM_STEP_MIB)) * _MEM_STEP_MIB
     mem_mib = run.mem_mib if run.oom_count else min(run.mem_mib, max(_MEM_STEP_MIB, mem_mib))
     busy_percent = -(-100 * Fraction(run.gpu_busy_s) * HEADROOM // (run.seconds * run.slices))

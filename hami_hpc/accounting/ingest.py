@@ -15,6 +15,7 @@ from hami_hpc.accounting import intake, sacct, store
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.intake import Counts
 from hami_hpc.accounting.merge import Merged, merge
+from hami_hpc.accounting.sacct_json import open_input
 from hami_hpc.accounting.times import Period, iso_utc
 
 # slurmctld keeps records back while slurmdbd is away; what comes late is found by reading this much again.
@@ -50,7 +51,7 @@ class Source:
 def ingest_file(root: Path, path: Path, source: Source, made_s: int) -> Step:
     """Read an export made at ``made_s`` into the store."""
     with store.locked(root), _scratch(root) as scratch:
-        return _ingest(root, sacct.open_export(path), source, made_s, scratch, str(path))
+        return _ingest(root, open_input(path, scratch), source, made_s, scratch, str(path))
 
 
 def ingest_sacct(

@@ -135,12 +135,13 @@ def _add_unread_lines(con: duckdb.DuckDBPyConnection, export: Export) -> int:
     """Lines that DuckDB could not split, and a last line without its newline, into ``rejects``; their number."""
     (before,) = _one(con, "SELECT count(*) FROM rejects")
     con.execute(
-        "INSERT INTO rejects SELECT 'line', '', NULL, NULL, NULL, NULL, "
+        "INSERT INTO rejects SELECT 'line', '', '', '', NULL, NULL, NULL, NULL, "
         "left(any_value(csv_line), 120) FROM reject_errors GROUP BY line"
     )
     if export.cut_line:
         con.execute(
-            "INSERT INTO rejects SELECT 'line', '', NULL, NULL, NULL, NULL, 'the last line has no newline: ' || $1 "
+            "INSERT INTO rejects SELECT 'line', '', '', '', NULL, NULL, NULL, NULL, "
+            "'the last line has no newline: ' || $1 "
             "WHERE NOT EXISTS (FROM rejects WHERE reason = 'line' AND ends_with(detail, $1))",
             [export.cut_line[:120]],
         )

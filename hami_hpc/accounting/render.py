@@ -7,10 +7,12 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 from hami_hpc.accounting.bill import Bill
+from hami_hpc.accounting.check import Check
 from hami_hpc.accounting.quota import QuotaState
 from hami_hpc.accounting.times import iso_local
 
@@ -140,3 +142,36 @@ def bill_json(bill: Bill, tz: ZoneInfo, rejected: Sequence[str], quotas: Sequenc
         ],
     }
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def check_table(check: Check) -> str:
+    """The comparison with sreport: what agrees in one line, what does not with its reason."""
+    said = [
+        f"{check.compared} sums of devices by account and user compared with sreport: "
+        f"{check.compared - len(check.differences)} agree to the second",
+        f"in all: sreport {check.sreport_s / 3600:,.4f} device-hours, the records {check.records_s / 3600:,.4f}",
+    ]
+    if check.suspended_s:
+        said.append(
+            f"of these {check.suspended_s / 3600:,.4f} gres/gpu hours were suspended: the bill does not count them"
+        )
+    if check.differences:
+        headings = ["Account", "User", "TRES", "sreport, h", "Records, h", "Differ by, h"]
+        rows = [
+            [
+                d.account,
+                d.user,
+                d.tres,
+                *(f"{s / 3600:,.4f}" for s in (d.sreport_s, d.records_s, d.records_s - d.sreport_s)),
+            ]
+            for d in check.differences
+        ]
+        said += ["", table(headings, rows, 3, []), ""]
+        for d in check.differences:
+            said.append(f"{d.account}/{d.user} {d.tres}: {'; '.join(d.reasons) or 'no known reason: look into it'}")
+    return "\n".join(said) + "\n"
+
+
+def check_json(check: Check) -> str:
+    """The comparison for machines; device-seconds."""
+    return json.dumps({"schema": 1, **asdict(check)}, indent=2) + "\n"

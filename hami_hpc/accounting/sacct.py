@@ -28,18 +28,23 @@ OPTIONAL = (
     "Constraints",
 )
 ASKED = tuple(name for name in REQUIRED + OPTIONAL if name != "Elapsed")
+# A constraint may hold a '|' (h200|a100); nothing that Slurm stores holds this one.
+DELIMITER = "\x1f"
 _LINE_MAX_BYTES = 65536
+_SAMPLE_LINES = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
     """A file of ``sacct -P`` lines. columns: its header, canonical names; others are kept under their own name.
 
-    cut_line: the last line where it lacks its newline; whatever it says, more may have followed.
+    delimiter: '|' as sacct has it by default, or the one that our own calls ask for. cut_line: the last line where
+    it lacks its newline; whatever it says, more may have followed.
     """
 
     path: Path
     columns: tuple[str, ...]
+    delimiter: str
     epoch_times: bool
     cut_line: str
 
@@ -60,7 +65,7 @@ def fetch_jobs(jobs: Sequence[int], target: Path, clusters: str = "", sacct: str
 
 
 def _base(clusters: str, sacct: str) -> list[str]:
-    call = [sacct, "-a", "-D", "-X", "-P", "--noconvert", "-o", ",".join(ASKED)]
+    call = [sacct, "-a", "-D", "-X", "-P", "--noconvert", f"--delimiter={DELIMITER}", "-o", ",".join(ASKED)]
     return call + (["-M", clusters] if clusters else [])
 
 
@@ -83,14 +88,15 @@ def open_export(path: Path) -> Export:
     try:
         with path.open("rb") as file:
             header = file.readline(_LINE_MAX_BYTES).decode(errors="replace").rstrip("\r\n")
-            first = file.readline(_LINE_MAX_BYTES).decode(errors="replace").rstrip("\r\n")
+            sample = [file.readline(_LINE_MAX_BYTES).decode(errors="replace") for _ in range(_SAMPLE_LINES)]
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _LINE_MAX_BYTES))
             cut_line = file.read().rpartition(b"\n")[2].decode(errors="replace")
     except OSError as error:
         raise AccountingError(f"cannot read {path}: {error.strerror}") from error
     known = {name.lower(): name for name in REQUIRED + OPTIONAL}
-    columns = tuple(known.get(name.lower(), name or "_end") for name in header.split("|"))
+    delimiter = DELIMITER if DELIMITER in header else "|"
+    columns = tuple(known.get(name.lower(), name or "_end") for name in header.split(delimiter))
     doubled = sorted({name for name in columns if columns.count(name) > 1})
     missing = [name for name in REQUIRED if name not in columns]
     if missing or doubled:
@@ -98,8 +104,13 @@ def open_export(path: Path) -> Export:
         raise AccountingError(
             f"{path} {fault}; export it with its header line: sacct -a -D -X -P --noconvert -o {','.join(ASKED)}"
         )
-    submit = first.split("|")[columns.index("Submit")] if first.count("|") >= columns.index("Submit") else ""
-    return Export(path, columns, submit.isdigit(), cut_line)
+    rows = [cells for line in sample if len(cells := line.split(delimiter)) == len(columns)]
+    return Export(path, columns, delimiter, _has_epoch_times(rows, columns.index("Submit")), cut_line)
+
+
+def _has_epoch_times(rows: Sequence[Sequence[str]], submit: int) -> bool:
+    """Whether times are seconds since 1970: by most of the first whole lines, since one of them may be broken."""
+    return sum(cells[submit].isdigit() for cells in rows) * 2 > len(rows)
 
 
 def _slurm_time(instant_s: int) -> str:

@@ -123,11 +123,11 @@ def _merge(
     known = used(root, store.Manifest(files=tuple(files)))
     key = "cluster, job_id, gpu_uuid, start_unix_ns"
     con.execute(
-        f"CREATE TEMP TABLE both AS FROM (SELECT * FROM {known} UNION ALL SELECT * FROM new) "
+        f"CREATE TEMP TABLE merged AS FROM (SELECT * FROM {known} UNION ALL SELECT * FROM new) "
         f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY end_unix_ns DESC, gpu_busy_ns DESC) = 1"
     )
-    counts = con.execute(f"SELECT (SELECT count(*) FROM {known}), (SELECT count(*) FROM both)").fetchone()
-    con.execute(f"COPY both TO {literal(str(target))} (FORMAT parquet, COMPRESSION zstd)")
+    counts = con.execute(f"SELECT (SELECT count(*) FROM {known}), (SELECT count(*) FROM merged)").fetchone()
+    con.execute(f"COPY merged TO {literal(str(target))} (FORMAT parquet, COMPRESSION zstd)")
     con.close()
     assert counts is not None
     return counts[0], counts[1]

@@ -35,7 +35,7 @@ def rejects(checked: Path) -> str:
     """The table ``rejects`` from a checked file."""
     return f"""
 CREATE OR REPLACE TEMP TABLE rejects AS
-SELECT verdict AS reason, cluster, job_id, submit_s, start_s, end_s, detail FROM {scan(checked)}
+SELECT verdict AS reason, cluster, account, username, job_id, submit_s, start_s, end_s, detail FROM {scan(checked)}
 WHERE verdict NOT IN ('record', 'step', 'never started')
 """
 
@@ -143,8 +143,8 @@ def _open_states() -> str:
 def _read_csv(export: Export) -> str:
     columns = ", ".join(f"{name}: 'VARCHAR'" for name in _raw_names(export))
     return (
-        f"read_csv({literal(str(export.path))}, delim='|', header=true, quote='', escape='', comment='', "
-        f"auto_detect=false, strict_mode=true, null_padding=false, store_rejects=true, rejects_limit=0, "
+        f"read_csv({literal(str(export.path))}, delim={literal(export.delimiter)}, header=true, quote='', escape='', "
+        f"comment='', auto_detect=false, strict_mode=true, null_padding=false, store_rejects=true, rejects_limit=0, "
         f"columns={{{columns}}})"
     )
 
@@ -153,7 +153,8 @@ def _without_cut_line(export: Export) -> str:
     """A last line without its newline is a cut one: whatever it says, more may have followed."""
     if not export.cut_line:
         return ""
-    return f"WHERE concat_ws('|', {', '.join(_raw_names(export))}) <> {literal(export.cut_line)}"
+    line = f" || {literal(export.delimiter)} || ".join(f"coalesce({name}, '')" for name in _raw_names(export))
+    return f"WHERE {line} <> {literal(export.cut_line)}"
 
 
 def _raw_names(export: Export) -> list[str]:

@@ -145,7 +145,8 @@ def rejects(root: Path, manifest: Manifest) -> str:
     return scan(
         root,
         manifest.of(REJECTS),
-        "SELECT NULL::VARCHAR AS reason, NULL::VARCHAR AS cluster, NULL::BIGINT AS job_id, NULL::BIGINT AS submit_s, "
+        "SELECT NULL::VARCHAR AS reason, NULL::VARCHAR AS cluster, NULL::VARCHAR AS account, "
+        "NULL::VARCHAR AS username, NULL::BIGINT AS job_id, NULL::BIGINT AS submit_s, "
         "NULL::BIGINT AS start_s, NULL::BIGINT AS end_s, NULL::VARCHAR AS detail WHERE false",
     )
 

@@ -15,8 +15,8 @@ from zoneinfo import ZoneInfo
 import click
 
 from hami_hpc.accounting import bill as bills
+from hami_hpc.accounting import check, quota, render, sacct, sacct_json, session, spool, store
 from hami_hpc.accounting import ingest as ingests
-from hami_hpc.accounting import quota, render, sacct, session, spool, store
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.times import (
     Bucket,
@@ -36,7 +36,7 @@ def records(chosen: Context, period: Period, source: Path | None, live: bool = F
     with tempfile.TemporaryDirectory(prefix="hami-hpc-") as directory:
         scratch = Path(directory)
         if source:
-            export = sacct.open_export(source)
+            export = sacct_json.open_input(source, scratch)
             yield session.from_export(export, chosen.tz, int(source.stat().st_mtime), scratch)
         elif live or not store.read_manifest(chosen.root).generation:
             export = sacct.fetch(period, scratch / "sacct")
@@ -51,8 +51,15 @@ def records(chosen: Context, period: Period, source: Path | None, live: bool = F
 @click.option("--month", help="a calendar month, 2026-11, instead of --start and --end")
 @click.option("--by", default="account,user", show_default=True, help="comma list: " + ", ".join(bills.DIMENSIONS))
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True)
-@click.option("--input", "source", type=click.Path(path_type=Path), help="a file of sacct -P lines with its header")
+@click.option(
+    "--input",
+    "source",
+    type=click.Path(path_type=Path),
+    help="a file of sacct -P lines with its header, or of sacct --json",
+)
 @click.option("--live", is_flag=True, help="ask sacct now, although there is a store")
+@click.option("--check", "checked", is_flag=True, help="compare with sreport instead; status 1 when they differ")
+@click.option("--clusters", default="", help="with --check, sreport's -M: other clusters, or all")
 @site_options
 def bill(
     start: str | None,
@@ -62,6 +69,8 @@ def bill(
     form: str,
     source: Path | None,
     live: bool,
+    checked: bool,
+    clusters: str,
     rates_path: Path | None,
     root: Path | None,
     timezone: str | None,
@@ -72,6 +81,11 @@ def bill(
     """
     chosen = context(rates_path, root, timezone)
     period = _period(start, end, month, chosen.tz)
+    if checked:
+        with records(chosen, period, source, live) as found:
+            result = check.check(found, period, int(time.time()), clusters)
+        click.echo(render.check_json(result) if form == "json" else render.check_table(result), nl=False)
+        raise SystemExit(1 if result.differences else 0)
     dimensions = tuple(name.strip() for name in by.split(","))
     buckets = split_days(period, chosen.tz) if "day" in dimensions else split_months(period, chosen.tz)
     with records(chosen, period, source, live) as found:
@@ -109,7 +123,9 @@ def _quotas(chosen: Context, found: session.Records, period: Period) -> tuple[qu
 
 
 @click.command()
-@click.option("--input", "source", type=click.Path(path_type=Path), help="a file of sacct -P lines, not sacct itself")
+@click.option(
+    "--input", "source", type=click.Path(path_type=Path), help="a file as of sacct -P or sacct --json, not sacct itself"
+)
 @click.option("--since", help="where to begin in an empty store, such as 2026-01")
 @click.option(
     "--window-days", type=click.IntRange(1, 366), default=7, show_default=True, help="days for each sacct call"

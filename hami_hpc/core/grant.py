@@ -40,6 +40,7 @@ class Grant(NamedTuple):
     policy: str
     mode: str
     created_unix_ns: int
+    phase_percent: int = 0
 
     def same_slice(self, other: Grant) -> bool:
         """Whether both give the same user the same piece of the same GPU, whenever each was made."""
@@ -151,6 +152,26 @@ def make_grant(units: JobUnits, gpu: Gpu, policy: str, mode: str, created_unix_n
         mode=mode,
         created_unix_ns=created_unix_ns,
     )
+
+
+def free_phase(grant: Grant, live: Iterable[Grant]) -> int:
+    """Where in the common period the window of `grant` begins, percent: where the fewest others have theirs.
+
+    Shares that add up to at most 100 and came and went leave gaps that one window may have to reach over; then the
+    overlap is the least there is.
+    """
+    windows_at = [0] * 100
+    for held in live:
+        if held.gpu_uuid == grant.gpu_uuid and held.job_id != grant.job_id and held.cores_percent < 100:
+            for i in range(held.phase_percent, held.phase_percent + held.cores_percent):
+                windows_at[i % 100] += 1
+    overlap = sum(windows_at[: grant.cores_percent])
+    best, best_overlap = 0, overlap
+    for start in range(1, 100):
+        overlap += windows_at[(start + grant.cores_percent - 1) % 100] - windows_at[start - 1]
+        if overlap < best_overlap:
+            best, best_overlap = start, overlap
+    return best
 
 
 def check_fits(grant: Grant, live: Iterable[Grant], memory_scaling: float) -> None:

@@ -70,6 +70,7 @@ def pack_limits(grant: Grant) -> bytes:
         "policy": c.POLICIES[grant.policy],
         "mode": c.MODES[grant.mode],
         "created_unix_ns": grant.created_unix_ns,
+        "phase_percent": grant.phase_percent,
         "gpu_uuid": grant.gpu_uuid,
     }
     return _pack(c.LIMITS_FIELDS, c.LIMITS_SIZE, values)
@@ -106,6 +107,7 @@ def parse_limits(data: bytes, model: str = "") -> Grant | None:
         policy=policy,
         mode=mode,
         created_unix_ns=number("created_unix_ns"),
+        phase_percent=number("phase_percent"),
     )
 
 

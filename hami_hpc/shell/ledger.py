@@ -99,18 +99,19 @@ class Ledger:
         with self._write():
             pass
 
-    def add(self, grant: Grant, check: Callable[[tuple[Grant, ...]], None]) -> Grant:
+    def add(self, grant: Grant, decide: Callable[[Grant, tuple[Grant, ...]], Grant]) -> Grant:
         """Enters a grant and returns what the ledger now holds for its job.
 
         The same slice entered before is returned as it was (a prolog run twice); another slice of the same job id
-        (a requeued job whose epilog never ran) is replaced. `check` gets the other live grants and may raise.
+        (a requeued job whose epilog never ran) is replaced. `decide` gets the grant and the other live ones, and
+        returns the grant to enter, or raises.
         """
         with self._write() as connection:
             live = self.grants()
             old = next((held for held in live if held.job_id == grant.job_id), None)
             if old is not None and old.same_slice(grant):
                 return old
-            check(tuple(held for held in live if held.job_id != grant.job_id))
+            grant = decide(grant, tuple(held for held in live if held.job_id != grant.job_id))
             self._insert(connection, (grant,))
         return grant
 

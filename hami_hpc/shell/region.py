@@ -29,7 +29,6 @@ from hami_hpc.core.records import (
 )
 from hami_hpc.errors import NodeError
 
-REFUSED = "refused"  # why the job must not run, one line for its user; SPANK finds no job.limits and refuses the step
 SELF = "self"  # where SPANK's ldso mode mounts a job's directory in its own mount namespace
 ENDED = ".ended-"
 NEW = ".new-"
@@ -88,7 +87,7 @@ def place(run_dir: str, grant: Grant) -> bool:
 def place_refusal(run_dir: str, job_id: int, message: str) -> None:
     """Makes a directory without limits whose `refused` says why: SPANK lets no step of this job start."""
     with _explained(f"making the run directory of job {job_id}"):
-        built = _build(run_dir, job_id, {REFUSED: message.encode() + b"\n"}, None)
+        built = _build(run_dir, job_id, {c.FILE_REFUSED: message.encode() + b"\n"}, None)
         _appear(run_dir, built, job_dir(run_dir, job_id), lambda: False)
 
 

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from hami_hpc.core.grant import Grant, JobUnits, check_fits, make_grant, parse_id, parse_units, wants_vgpu
+from hami_hpc.core.grant import Grant, JobUnits, check_fits, free_phase, make_grant, parse_id, parse_units, wants_vgpu
 from hami_hpc.core.inventory import Gpu, gpu_of_job, make_inventory
 from hami_hpc.errors import JobError, NodeError
 from hami_hpc.shell import nvml, region
@@ -49,11 +49,17 @@ def grant_job(settings: Settings, units: JobUnits) -> Grant:
         gpu = find_gpu(ledger, settings, units)
         policy = settings.classes[units.service_class].policy
         wanted = make_grant(units, gpu, policy, MODE, common.now_unix_ns())
-        grant = ledger.add(wanted, lambda live: check_fits(wanted, live, settings.memory_scaling))
+        grant = ledger.add(wanted, lambda new, live: decide(new, live, settings.memory_scaling))
         region.place(settings.run_dir, grant)
         return grant
     finally:
         ledger.close()
+
+
+def decide(new: Grant, live: tuple[Grant, ...], memory_scaling: float) -> Grant:
+    """The grant among the live ones: refused by NodeError when it does not fit, else with its place in the period."""
+    check_fits(new, live, memory_scaling)
+    return new._replace(phase_percent=free_phase(new, live))
 
 
 def find_gpu(ledger: Ledger, settings: Settings, units: JobUnits) -> Gpu:

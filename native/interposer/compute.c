@@ -98,7 +98,7 @@ static int keep_cap(const struct hami_limits *limits)
 {
 	struct hami_duty duty = {0};
 	int refusals = 0, rc = 0;
-	int64_t last_launch = now_ns();
+	int64_t last_launch = now_ns(), last_look = 0;
 	while (refusals < REFUSALS_IN_A_ROW) {
 		struct hami_duty plan =
 			hami_duty_plan(limits->cores_percent, hami_region_phase(hami_region()));
@@ -109,7 +109,12 @@ static int keep_cap(const struct hami_limits *limits)
 		int64_t now = now_ns();
 		if (launched)
 			last_launch = now;
-		if (!hami_rm_groups() || (now - last_launch > IDLE_AFTER_NS && !hami_gpu_used_lately())) {
+		bool idle = !hami_rm_groups();
+		if (now - last_launch > IDLE_AFTER_NS && now - last_look > NS_PER_S) {
+			idle = idle || !hami_gpu_used_lately();
+			last_look = now;
+		}
+		if (idle) {
 			park();
 			last_launch = now_ns();
 			continue;
@@ -174,7 +179,7 @@ void hami_compute_begin(void)
 				  faults[i]); /* blocked, these would end the process without its handler */
 		pthread_attr_init(&attributes);
 		pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-		pthread_attr_setstacksize(&attributes, 128 * 1024);
+		pthread_attr_setstacksize(&attributes, 1 << 20); /* NVML is called on it */
 		pthread_sigmask(SIG_SETMASK, &all, &before);
 		int rc = pthread_create(&thread, &attributes, keeper, NULL);
 		pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -2,14 +2,16 @@
 # Simulated libcuda.so.1 and libnvidia-ml.so.1, and the commands that make and read a simulated machine.
 SIM := $(BUILD)/sim
 SIM_LIBS := $(SIM)/libcuda.so.1 $(SIM)/libnvidia-ml.so.1
+SIM_KERNEL := $(SIM)/libhami-sim-kernel.so
 SIM_TOOLS := $(SIM)/sim-machine $(SIM)/sim-state
 SIM_CORE := $(patsubst %.c,$(SIM)/obj/%.o,$(wildcard sim/core/*.c))
 SIM_CUDA := $(patsubst %.c,$(SIM)/obj/%.o,$(wildcard sim/cuda/*.c))
 SIM_NVML := $(patsubst %.c,$(SIM)/obj/%.o,$(wildcard sim/nvml/*.c))
+SIM_KERNEL_OBJ := $(patsubst %.c,$(SIM)/obj/%.o,$(wildcard sim/kernel/*.c))
 SIM_CFLAGS := $(CFLAGS) $(CSTD) -fPIC -fvisibility=hidden -isystem $(CUDA_INC) -iquote sim/core
 
 .PHONY: sim test-sim
-sim: $(SIM_LIBS) $(SIM_TOOLS) $(SIM)/libcuda.so $(SIM)/libnvidia-ml.so $(SIM)/models
+sim: $(SIM_LIBS) $(SIM_KERNEL) $(SIM_TOOLS) $(SIM)/libcuda.so $(SIM)/libnvidia-ml.so $(SIM)/models
 all: sim
 
 $(SIM)/obj/%.o: %.c
@@ -24,6 +26,11 @@ $(SIM)/libnvidia-ml.so.1: $(SIM_CORE) $(SIM_NVML) sim/nvml/libnvidia-ml.map
 	$(CC) $(SOFLAGS) $(LDSTD) -Wl,-soname,libnvidia-ml.so.1 -Wl,--version-script,sim/nvml/libnvidia-ml.map \
 		$(SIM_CORE) $(SIM_NVML) -o $@
 
+# Preloaded behind an interposer: answers libcuda's ioctls.
+$(SIM_KERNEL): $(SIM_CORE) $(SIM_KERNEL_OBJ) sim/kernel/libhami-sim-kernel.map
+	$(CC) $(SOFLAGS) $(LDSTD) -Wl,-soname,libhami-sim-kernel.so -Wl,--version-script,sim/kernel/libhami-sim-kernel.map \
+		$(SIM_CORE) $(SIM_KERNEL_OBJ) -o $@
+
 $(SIM)/lib%.so: $(SIM)/lib%.so.1
 	ln -sf $(notdir $<) $@
 
@@ -36,3 +43,22 @@ $(SIM)/models: $(wildcard sim/models/*.conf)
 	@touch $@
 
 -include $(wildcard $(SIM)/obj/sim/*/*.d)
+
+# One program for each behaviour; each makes a machine of its own.
+SIM_TESTS := $(patsubst ../tests/native/sim/%.c,$(SIM)/tests/%,$(wildcard ../tests/native/sim/*.c))
+$(SIM)/tests/%: ../tests/native/sim/%.c $(wildcard ../tests/native/sim/*.h) sim/cuda/api.def $(SIM_LIBS)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(CSTD) -isystem $(CUDA_INC) $< $(LDSTD) $(SIM_LIBS) -ldl -o $@
+
+# Those in kernel/ stand in an interposer's place, with the simulated kernel behind them.
+SIM_KERNEL_TESTS := $(patsubst ../tests/native/sim/kernel/%.c,$(SIM)/tests/kernel/%,$(wildcard ../tests/native/sim/kernel/*.c))
+$(SIM)/tests/kernel/%: ../tests/native/sim/kernel/%.c $(wildcard ../tests/native/sim/*.h ../tests/native/sim/kernel/*.h) \
+		$(SIM_LIBS) $(SIM_KERNEL)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(CSTD) -isystem $(CUDA_INC) $< $(LDSTD) -Wl,--no-as-needed $(SIM_KERNEL) $(SIM_LIBS) -ldl -o $@
+
+test: test-sim
+test-sim: sim $(SIM_TESTS) $(SIM_KERNEL_TESTS)
+	@failed=0; for t in $(SIM_TESTS) $(SIM_KERNEL_TESTS); do \
+		if LD_LIBRARY_PATH=$(SIM) SIM_BIN=$(SIM) timeout 120 $$t; then echo "ok    sim: $$(basename $$t | tr _ ' ')"; \
+		else echo "FAIL  sim: $$(basename $$t | tr _ ' ')"; failed=1; fi; done; exit $$failed

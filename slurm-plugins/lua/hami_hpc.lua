@@ -14,6 +14,9 @@
 --     local rc = hami.cli_pre_submit(options, offset)                    -- in slurm_cli_pre_submit
 --     if rc ~= slurm.SUCCESS then return rc end
 --
+-- slurmctld loads these files again when job_submit.lua itself changes (touch it after an upgrade) or on a restart; the
+-- site's table is read for each vgpu request.
+--
 -- Jobs without vgpu pass untouched. Nothing here raises: a bug refuses vgpu requests, with a line that says so, and no
 -- other job. Written for Lua 5.1 to 5.4, which Slurm may be linked with.
 

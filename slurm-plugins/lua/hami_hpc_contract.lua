@@ -90,6 +90,7 @@ return {
       ["E_DOUBLE_VGPU"] = "vgpu is asked for twice ('{given}'); one vgpu per node is allowed. Example: {example}",
       ["E_WITH_GPU"] = "vgpu and '{given}' in one request: a job holds either slices or whole GPUs. Use a heterogeneous job (sbatch ... : ...) for both. Example: {example}",
       ["E_WITH_SHARD"] = "vgpu and '{given}' in one request: the shards of a vgpu are counted for you, so leave '{given}' out. Example: {example}",
+      ["E_EXCLUSIVE"] = "vgpu and --exclusive in one request: an exclusive job holds whole nodes with all their GPUs, so it would wait forever for a part of one. Leave one of them out. Example: {example}",
       ["E_BARE_SHARD"] = "'{given}' is not allowed on this cluster, because shards alone fence no memory; ask for a vgpu. Example: {example}",
       ["E_RAW_UNITS"] = "'{given}' is set by hami_hpc itself and cannot be asked for. Example: {example}",
       ["E_OPTION"] = "{key}={given} cannot carry a vgpu request; use {example}",

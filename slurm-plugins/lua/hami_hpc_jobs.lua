@@ -6,6 +6,7 @@ return function(contract, errors, grammar, units, features, settings)
 	local fail = errors.fail
 	local GRES = contract.gres
 	local PENDING = 0
+	local EXCLUSIVE = 0 -- JOB_SHARED_NONE in job_desc.shared
 	local STATE_FLAGS = 256 -- job_state: the state is in the low byte, flags are above
 
 	-- Where Slurm keeps what its other options ask for.
@@ -107,6 +108,9 @@ return function(contract, errors, grammar, units, features, settings)
 			return refuse_bare_shard(job, text)
 		end
 		refuse_conflicts(job)
+		if job.shared == EXCLUSIVE then
+			fail("E_EXCLUSIVE")
+		end
 		local qos = job.qos
 		if not qos or qos == "" then
 			qos = job.default_qos

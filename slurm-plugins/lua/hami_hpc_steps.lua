@@ -127,19 +127,19 @@ return function(contract, errors, grammar, units, features, settings)
 		local site, reason = settings.read()
 		local wanted = split_list(options.partition)
 		request.gpu_type = request.gpu_type or features.type_of(options.constraint)
-		if site and #wanted > 0 then
-			local result = units.resolve(request, site, wanted)
-			set_gres(options, grammar.job_tokens(result, ""), parsed.others)
-		elseif request.mem_mib and request.cores then
-			request.shards = 1
-			set_gres(options, grammar.job_tokens(request, ""), parsed.others)
-		elseif site then
-			-- The client does not know the default partition; it is enough that all of them agree on the memory.
-			local result = units.resolve(request, site, all_partitions(site))
-			set_gres(options, grammar.job_tokens(result, ""), parsed.others)
+		local good, result
+		if site then
+			-- The client does not know the default partition; it is enough if all of them agree.
+			good, result = pcall(units.resolve, request, site, #wanted > 0 and wanted or all_partitions(site))
 		else
-			fail("E_SITE", { given = reason })
+			result = errors.new("E_SITE", { given = reason })
 		end
+		if not good and (#wanted > 0 and site or not request.mem_mib or not request.cores) then
+			error(result, 0)
+		elseif not good then
+			result = { shards = 1, mem_mib = request.mem_mib, cores = request.cores }
+		end
+		set_gres(options, grammar.job_tokens(result, ""), parsed.others)
 		add_constraint(options, units.features(request))
 	end
 

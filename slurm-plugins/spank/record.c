@@ -110,6 +110,23 @@ static int read_stable(int fd, struct hami_limits *limits)
 	return RECORD_UNSTABLE;
 }
 
+bool record_read_refusal(int dir, uid_t owner, char *text, size_t size)
+{
+	int fd = openat(dir, HAMI_FILE_REFUSED, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	struct stat st;
+	ssize_t n = 0;
+
+	if (fd < 0)
+		return false;
+	if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == owner &&
+	    !(st.st_mode & (S_IWGRP | S_IWOTH)))
+		n = pread(fd, text, size - 1, 0);
+	close(fd);
+	text[n > 0 ? n : 0] = '\0';
+	text[strcspn(text, "\n")] = '\0';
+	return *text;
+}
+
 int record_read_job(int dir, uid_t owner, uint32_t job_id, uint32_t uid, struct hami_limits *limits)
 {
 	/* O_NONBLOCK: a FIFO in its place must not hold up the step. */

@@ -3,6 +3,7 @@
 #ifndef HAMI_SPANK_RECORD_H
 #define HAMI_SPANK_RECORD_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -27,6 +28,12 @@ const char *record_fault(enum record_fault fault);
 
 /* Opens <run_dir>/jobs/<job id>. Returns a descriptor or -errno: -ENOENT where the job has no vGPU here. */
 int record_open_dir(const char *run_dir, uint32_t job_id);
+
+/*
+ * The first line of the reason in dir, written by the prolog, for which no step of the job may start. False
+ * where there is none; owner as below.
+ */
+bool record_read_refusal(int dir, uid_t owner, char *text, size_t size);
 
 /*
  * Reads the job's record in dir. owner is who must own it (0 outside tests). Returns 0, -errno of a call that

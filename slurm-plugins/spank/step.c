@@ -204,6 +204,17 @@ static void fence(spank_t spank, char **env, int dir, const struct hami_limits *
 	set_step_env(spank, env, limits);
 }
 
+/* Slurm has no way for a prolog to fail the job and spare the node: it leaves word here instead. */
+static bool refused_by_prolog(int dir)
+{
+	char reason[1024];
+
+	if (dir < 0 || !record_read_refusal(dir, 0, reason, sizeof(reason)))
+		return false;
+	refuse("%s", reason);
+	return true;
+}
+
 static void begin(spank_t spank, char **env, uint32_t uid)
 {
 	struct hami_limits job, own;
@@ -223,7 +234,7 @@ static void begin(spank_t spank, char **env, uint32_t uid)
 		return;
 	}
 	has_record = dir < 0 ? 0 : read_job(dir, uid, &job);
-	if (has_record >= 0) {
+	if (has_record >= 0 && !refused_by_prolog(dir)) {
 		step.verdict = step_decide(&units, has_record, has_record || gres_plugins_loaded());
 		refuse_verdict(step.verdict);
 	}

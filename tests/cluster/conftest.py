@@ -9,6 +9,7 @@ HAMI_HPC_KEEP_CLUSTER=1 leaves the cluster in .cluster-test running after the te
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,10 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def _session_cluster() -> Iterator[Layout]:
-    private_cluster.remove(ROOT)
-    yield private_cluster.up(ROOT)
-    if not os.environ.get("HAMI_HPC_KEEP_CLUSTER"):
+    with Path(f"{ROOT}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another test run in this checkout ends first
         private_cluster.remove(ROOT)
+        yield private_cluster.up(ROOT)
+        if not os.environ.get("HAMI_HPC_KEEP_CLUSTER"):
+            private_cluster.remove(ROOT)
 
 
 @pytest.fixture

@@ -74,6 +74,12 @@ def test_other_spellings_are_refused_with_the_one_that_works(cluster: Layout, op
     assert "--gres=vgpu" in refusal(cluster, option, "--ntasks=1", "--sockets-per-node=1")
 
 
+def test_a_partition_without_gpus_is_named_with_those_that_have_some(cluster: Layout) -> None:
+    line = refusal(cluster, "--partition=cpu", "--gres=vgpu:mem=8G")
+    assert "partition cpu has no GPU" in line
+    assert "partitions that have: gpu" in line
+
+
 def test_a_client_without_our_filter_is_refused_by_the_controller(cluster: Layout) -> None:
     """The filter runs in the user's process and can be left out; job_submit cannot."""
     text = cluster.slurm_conf.read_text()
@@ -90,7 +96,7 @@ def test_a_client_without_our_filter_is_refused_by_the_controller(cluster: Layou
 def test_a_pending_job_cannot_be_changed_into_a_bad_request(cluster: Layout) -> None:
     job = jobs.submit(cluster, "games", "--hold", "--gres=vgpu:mem=8G,cores=50", script="true")
     before = jobs.job_facts(cluster, job)["TresPerNode"]
-    for bad in ("gres=vgpu:mem=200G", "gres=vgpu_mem:90000", "gres=shard:1"):
+    for bad in ("gres=vgpu:mem=200G", "gres=vgpu_mem:90000", "gres=vgpu:be:1"):
         done = jobs.run_as(cluster, "games", ("scontrol", "update", f"jobid={job}", bad))
         assert done.status != 0, f"{bad} was accepted: {jobs.job_facts(cluster, job)['TresPerNode']}"
     assert jobs.job_facts(cluster, job)["TresPerNode"] == before

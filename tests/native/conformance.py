@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs conformance programs under a limit, on the simulated driver or, with HAMI_TEST_GPU=1, on the machine's own GPU."""
+"""Runs conformance programs under a limit, on the simulated driver or, with HAMI_TEST_GPU=1, on the machine's GPU."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ def make_slice(
     cores_percent: int = 100,
     policy: str = "cap",
     service_class: str = "std",
+    phase_percent: int = 0,
     gpu_total_mib: int = 143155,
 ) -> Slice:
     """Writes what prolog and SPANK write; an existing job directory only gets the step's record."""
@@ -98,7 +99,7 @@ def make_slice(
         mode="share",
         created_unix_ns=1,
     )
-    record = pack_limits(grant)
+    record = put(pack_limits(grant), {"phase_percent": phase_percent})
     made = Slice(directory, machine, gpu_uuid, min(job_mib, step_mib or job_mib), step_id)
     if not (directory / c.FILE_USAGE).exists():
         (directory / c.FILE_JOB_LIMITS).write_bytes(record)

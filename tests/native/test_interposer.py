@@ -127,7 +127,7 @@ def test_what_a_user_writes_into_the_usage_file_harms_only_that_job(slice_8g: Sl
 
 
 def test_killed_at_any_moment_leaves_nothing_charged(slice_8g: Slice, machine: tuple[Path | None, str]) -> None:
-    """Eight processes of four threads at the edge, one killed every 50 ms: the sum stays under, nothing stays behind."""
+    """Eight processes of four threads at the edge, one killed every 50 ms: the sum stays under, nothing stays."""
     rounds = 10 if REAL_GPU else 60
     command = [PROGRAMS / "the_edge_holds_under_threads", "20000"]
     workers = [subprocess.Popen(command, env=slice_8g.environment(), stderr=subprocess.PIPE) for _ in range(8)]

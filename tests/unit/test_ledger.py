@@ -25,8 +25,9 @@ def nobody() -> tuple[Grant, ...]:
     return ()
 
 
-def fine(_live: tuple[Grant, ...]) -> None:
-    """A check that finds nothing."""
+def fine(new: Grant, _live: tuple[Grant, ...]) -> Grant:
+    """A decision that changes nothing."""
+    return new
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_the_same_slice_keeps_its_first_time_and_another_one_replaces_it(state: 
 
 
 def test_a_check_that_fails_leaves_no_row(state: str) -> None:
-    def refuse(_live: tuple[Grant, ...]) -> None:
+    def refuse(_new: Grant, _live: tuple[Grant, ...]) -> Grant:
         raise NodeError("no")
 
     ledger = open_ledger(state, "boot", nobody)
@@ -92,7 +93,12 @@ def test_grants_and_gpus_of_another_boot_are_void(state: str) -> None:
     assert new.inventory() == ()
     assert new.void_grants() == (GRANT,)
     seen: list[tuple[Grant, ...]] = []
-    new.add(GRANT._replace(job_id=8), seen.append)
+
+    def look(new: Grant, live: tuple[Grant, ...]) -> Grant:
+        seen.append(live)
+        return new
+
+    new.add(GRANT._replace(job_id=8), look)
     assert seen == [()], "they hold nothing"
     assert new.void_grants() == ()
     new.close()

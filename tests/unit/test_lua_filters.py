@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 from lua_process import INTERPRETERS, MODULES, require
 
-SCRIPT = Path(__file__).with_name("lua") / "filters.lua"
-NAMES = re.findall(r'^test\("([^"]+)"', SCRIPT.read_text(encoding="ascii"), re.MULTILINE)
+FOLDER = Path(__file__).with_name("lua")
+FILES = ("filters_submit.lua", "filters_modify.lua", "filters_client.lua", "filters_site.lua")
 
 
-@pytest.fixture(scope="module", params=INTERPRETERS)
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Maps each test's name to what went wrong ('' if nothing)."""
-    scratch = tmp_path_factory.mktemp("filters")
-    environment = {"PATH": "/usr/bin:/bin", "SLURM_CONF": str(scratch / "slurm.conf")}
+def names_in(file: str) -> list[str]:
+    return re.findall(r'^test\("([^"]+)"', (FOLDER / file).read_text(encoding="ascii"), re.MULTILINE)
+
+
+def run_tests(interpreter: str, file: str, scratch: Path) -> dict[str, str]:
+    """Runs one file's tests; maps each test's name to what went wrong ('' if nothing)."""
     done = subprocess.run(
-        [require(request.param), str(SCRIPT), str(MODULES), str(scratch)],
-        env=environment,
+        [require(interpreter), str(FOLDER / "filters.lua"), str(FOLDER / file), str(MODULES), str(scratch)],
+        env={"PATH": "/usr/bin:/bin", "SLURM_CONF": str(scratch / "slurm.conf")},
         capture_output=True,
         text=True,
         timeout=60,
@@ -33,6 +34,12 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return {match[2]: "" if match[1] == "ok" else match[3] for match in lines if match}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_filters(outcomes: dict[str, str], name: str) -> None:
-    assert outcomes[name] == ""
+@pytest.fixture(scope="module", params=INTERPRETERS)
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    scratch = tmp_path_factory.mktemp("filters")
+    return {file: run_tests(request.param, file, scratch) for file in FILES}
+
+
+@pytest.mark.parametrize(("file", "name"), [(file, name) for file in FILES for name in names_in(file)])
+def test_filters(outcomes: dict[str, dict[str, str]], file: str, name: str) -> None:
+    assert outcomes[file][name] == ""

@@ -113,8 +113,8 @@ def test_the_jobs_own_fault_leaves_the_node_up_and_tells_the_job(
     assert node.prolog(7, **given) == 0
     assert "Its steps will be refused" in capsys.readouterr().err
     assert node.grants() == {}
-    assert [path.name for path in (node.jobs / "7").iterdir()] == [region.REFUSED]
-    assert "job 7" in (node.jobs / "7" / region.REFUSED).read_text()
+    assert [path.name for path in (node.jobs / "7").iterdir()] == [c.FILE_REFUSED]
+    assert "job 7" in (node.jobs / "7" / c.FILE_REFUSED).read_text()
     assert node.epilog(7, **given) == 0
     node.assert_nothing_is_held()
 

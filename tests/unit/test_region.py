@@ -31,6 +31,7 @@ ANY_GRANT = st.builds(
     policy=st.sampled_from(sorted(c.POLICIES)),
     mode=st.sampled_from(sorted(c.MODES)),
     created_unix_ns=st.integers(0, 2**63 - 1),
+    phase_percent=st.integers(0, 99),
 )
 GRANT = Grant(7, 65534, "GPU-1", 0, 143156, "", 8192, 50, "std", "cap", "share", 10**18)
 LIMIT_BYTES, ELAPSED_NS = 8192 << 20, 10**9

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -250,10 +251,14 @@ static bool drop_holder(struct sim_state *s, struct sim_shared *shared, uint32_t
 static void bury(struct sim_view *v, uint32_t index)
 {
 	struct sim_state *s = v->state;
-	for (uint32_t i = 0; i < SIM_MAX_SHARED; i++)
-		if (s->shared[i].id && sim_bit(s->shared[i].holders, index) &&
-		    drop_holder(s, &s->shared[i], index))
-			s->gpu[s->shared[i].gpu].reclaimed_bytes += s->shared[i].bytes;
+	for (uint32_t i = 0; i < SIM_MAX_SHARED; i++) {
+		struct sim_shared *shared = &s->shared[i];
+		uint64_t id = shared->id;
+		if (!id || !sim_bit(shared->holders, index) || !drop_holder(s, shared, index))
+			continue;
+		s->gpu[shared->gpu].reclaimed_bytes += shared->bytes;
+		sim_unlink_shared(v, id);
+	}
 	for (uint32_t g = 0; g < s->gpu_count; g++) {
 		timeline_advance(v, g, timeline_now());
 		if (s->slot[index].gpu[g].contexts)
@@ -311,17 +316,23 @@ static struct sim_shared *find_shared(struct sim_state *s, uint64_t id)
 	return NULL;
 }
 
-uint64_t sim_shared_make(struct sim_view *v, uint32_t gpu, uint64_t bytes)
+uint64_t sim_shared_new_id(struct sim_view *v)
+{
+	return v->state->next_id++;
+}
+
+bool sim_shared_make(struct sim_view *v, uint32_t gpu, uint64_t bytes, uint64_t id)
 {
 	struct sim_shared *shared = find_shared(v->state, 0);
 	if (!shared)
-		return 0;
+		return false;
 	memset(shared, 0, sizeof *shared);
 	shared->bytes = bytes;
 	shared->gpu = gpu;
 	shared->payer = v->slot;
 	sim_bit_set(shared->holders, v->slot);
-	return shared->id = v->state->next_id++;
+	shared->id = id;
+	return true;
 }
 
 int sim_shared_join(struct sim_view *v, uint64_t id, uint32_t *gpu, uint64_t *bytes)
@@ -360,8 +371,16 @@ static bool drop_holder(struct sim_state *s, struct sim_shared *shared, uint32_t
 	return heir == SIM_NO_SLOT;
 }
 
-bool sim_shared_leave(struct sim_view *v, uint64_t id)
+void sim_shared_leave(struct sim_view *v, uint64_t id)
 {
 	struct sim_shared *shared = find_shared(v->state, id);
-	return shared && drop_holder(v->state, shared, v->slot);
+	if (shared && drop_holder(v->state, shared, v->slot))
+		sim_unlink_shared(v, id);
+}
+
+void sim_unlink_shared(const struct sim_view *v, uint64_t id)
+{
+	char path[PATH_MAX];
+	snprintf(path, sizeof path, "%.3000s/shared/%" PRIu64, v->dir, id);
+	unlink(path); /* only IPC memory has one */
 }

@@ -136,12 +136,16 @@ void sim_sweep(struct sim_view *view);
 int sim_charge(struct sim_view *view, uint32_t gpu, uint64_t bytes);
 void sim_uncharge(struct sim_view *view, uint32_t gpu, uint64_t bytes);
 
-/* Turns bytes already charged into a shared allocation: its id, or 0 when the table is full. */
-uint64_t sim_shared_make(struct sim_view *view, uint32_t gpu, uint64_t bytes);
+/* An id that no shared allocation of this machine has had. */
+uint64_t sim_shared_new_id(struct sim_view *view);
+/* Turns bytes already charged into a shared allocation. False when the table is full. */
+bool sim_shared_make(struct sim_view *view, uint32_t gpu, uint64_t bytes, uint64_t id);
 /* This process holds id too. 0, or -ENOENT when nobody holds it any more. */
 int sim_shared_join(struct sim_view *view, uint64_t id, uint32_t *gpu, uint64_t *bytes);
-/* This process lets go of id; true when it was the last. */
-bool sim_shared_leave(struct sim_view *view, uint64_t id);
+/* This process lets go of id. With the last holder its file under DIR/shared goes, if it has one. */
+void sim_shared_leave(struct sim_view *view, uint64_t id);
+/* Removes DIR/shared/ID. */
+void sim_unlink_shared(const struct sim_view *view, uint64_t id);
 
 static inline bool sim_bit(const uint64_t *words, uint32_t i)
 {

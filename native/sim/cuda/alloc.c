@@ -11,7 +11,7 @@ static CUresult allocate(struct CUctx_st *c, CUdeviceptr *out, size_t size, bool
 	if (!out || !size)
 		return CUDA_ERROR_INVALID_VALUE;
 	sim_process_lock();
-	CUresult result = heap_alloc(&c->heap, size, out);
+	CUresult result = managed ? heap_alloc_whole(&c->heap, size, out) : heap_alloc(&c->heap, size, out);
 	if (result == CUDA_SUCCESS && managed)
 		region_find((uintptr_t)*out)->managed = true;
 	sim_process_unlock();
@@ -30,8 +30,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned int flags)
 	SIM_ENTER_CONTEXT(cuMemAllocManaged, c);
 	if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* A region of its own: a block's other pieces are not managed. */
-	return allocate(c, out, size <= FRAME_BYTES / 2 ? FRAME_BYTES / 2 + 1 : size, true);
+	return allocate(c, out, size, true);
 }
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height,
@@ -59,8 +58,14 @@ CUresult cuMemFree_v2(CUdeviceptr address)
 		return CUDA_SUCCESS;
 	sim_context_drain(c);
 	sim_process_lock();
+	struct region *r = region_find((uintptr_t)address);
+	bool of_pool = r && r->heap && r->heap->keep;
 	CUresult result = heap_free(address);
 	sim_process_unlock();
+	if (of_pool) {
+		sim_pools_mark();
+		sim_pools_settle();
+	}
 	return result;
 }
 

@@ -70,6 +70,21 @@ static void count_context(uint32_t device, int change)
 	sim_unlock(&sim.view);
 }
 
+/* With sim.lock held. The struct stays: threads may have it current. */
+static void destroy(struct CUctx_st *c)
+{
+	c->magic = 0;
+	for (struct CUctx_st **p = &sim.contexts; *p; p = &(*p)->next)
+		if (*p == c) {
+			*p = c->next;
+			break;
+		}
+	sim_channels_close(c);
+	heap_destroy(&c->heap);
+	sim_memory_uncharge(c->device, sim_mib(sim.view.machine.gpu[c->device].context_mib));
+	count_context(c->device, -1);
+}
+
 /* With sim.lock held. */
 static CUresult create(CUdevice ordinal, unsigned flags, unsigned version, struct CUctx_st **out)
 {
@@ -94,22 +109,12 @@ static CUresult create(CUdevice ordinal, unsigned flags, unsigned version, struc
 	init_stream(&c->per_thread, c, CU_STREAM_DEFAULT);
 	c->next = sim.contexts;
 	sim.contexts = c;
-	*out = c;
-	return CUDA_SUCCESS;
-}
-
-/* With sim.lock held. The struct stays: threads may have it current. */
-static void destroy(struct CUctx_st *c)
-{
-	c->magic = 0;
-	for (struct CUctx_st **p = &sim.contexts; *p; p = &(*p)->next)
-		if (*p == c) {
-			*p = c->next;
-			break;
-		}
-	heap_destroy(&c->heap);
-	sim_memory_uncharge(c->device, sim_mib(sim.view.machine.gpu[c->device].context_mib));
-	count_context(c->device, -1);
+	result = sim_channels_open(c);
+	if (result == CUDA_SUCCESS)
+		*out = c;
+	else
+		destroy(c);
+	return result;
 }
 
 static CUresult create_and_push(CUcontext *out, unsigned flags, CUdevice device, unsigned version)

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+enum { PER_THREAD_SINCE = 7000 };
+
 struct entry {
 	const char *base;
 	int version;
@@ -14,9 +16,11 @@ struct entry {
 static const struct entry entries[] = {
 #define API(base, symbol, version) {#base, version, ADDRESS(symbol), ADDRESS(symbol)},
 #define API_STREAM(base, symbol, version, suffix) {#base, version, ADDRESS(symbol), ADDRESS(symbol##suffix)},
+#define API_ALIAS(base, symbol, version) API(base, symbol, version)
 #include "api.def"
 #undef API
 #undef API_STREAM
+#undef API_ALIAS
 };
 
 static CUresult find(const char *symbol, void **out, int version, cuuint64_t flags,
@@ -42,7 +46,7 @@ static CUresult find(const char *symbol, void **out, int version, cuuint64_t fla
 		*status = best    ? CU_GET_PROC_ADDRESS_SUCCESS
 			  : known ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
 				  : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-	return best ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+	return best || status ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND; /* as driver 580 does */
 }
 
 CUresult cuGetProcAddress(const char *symbol, void **out, int version, cuuint64_t flags)

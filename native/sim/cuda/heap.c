@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "memory.h"
+#include "graph.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -176,11 +176,16 @@ static CUresult alloc_whole(struct heap *h, size_t size, CUdeviceptr *out)
 	return CUDA_SUCCESS;
 }
 
-CUresult heap_alloc(struct heap *h, size_t size, CUdeviceptr *out)
+CUresult heap_alloc_whole(struct heap *h, size_t size, CUdeviceptr *out)
 {
 	if (size > sim_cuda_total(&sim.view.machine.gpu[h->device]))
 		return sim_memory_charge(h->device, size); /* refused, before rounding it up can overflow */
-	return size <= h->block_bytes / 2 ? alloc_piece(h, size, out) : alloc_whole(h, size, out);
+	return alloc_whole(h, size, out);
+}
+
+CUresult heap_alloc(struct heap *h, size_t size, CUdeviceptr *out)
+{
+	return size <= h->block_bytes / 2 ? alloc_piece(h, size, out) : heap_alloc_whole(h, size, out);
 }
 
 static CUresult free_piece(struct region *block, CUdeviceptr address)
@@ -203,6 +208,8 @@ CUresult heap_free(CUdeviceptr address)
 	struct region *r = region_find((uintptr_t)address);
 	if (r && r->kind == REGION_BLOCK)
 		return free_piece(r, address);
+	if (r && r->kind == REGION_GRAPH && r->base == address)
+		return graph_memory_free(graph_memory_find(address));
 	if (!r || r->kind != REGION_DEVICE || r->base != address)
 		return CUDA_ERROR_INVALID_VALUE;
 	struct heap *h = r->heap;

@@ -26,6 +26,7 @@ enum region_kind {
 	REGION_HOST,     /* cuMemHostAlloc */
 	REGION_RESERVED, /* cuMemAddressReserve */
 	REGION_IPC,      /* another process's, opened here */
+	REGION_GRAPH,    /* an allocation node's */
 };
 
 struct region {
@@ -64,6 +65,18 @@ CUresult heap_range(CUdeviceptr address, uintptr_t *base, size_t *size, struct r
 void heap_trim(struct heap *heap, uint64_t keep_bytes);
 /* Returns everything, also what is in use. */
 void heap_destroy(struct heap *heap);
+
+/* An allocation of its own, however small. */
+CUresult heap_alloc_whole(struct heap *heap, size_t size, CUdeviceptr *out);
+
+/* True for host memory that the device can reach, allocated or registered. */
+bool host_known(uintptr_t address, unsigned *flags);
+
+/* The pool whose heap this is, or NULL for a context's. */
+CUmemoryPool pool_of(struct heap *heap);
+
+/* True when all of the range in this reservation is mapped and may be accessed. */
+bool vmm_accessible(const struct region *region, uintptr_t address, size_t size);
 
 static inline size_t round_up(size_t n, size_t unit)
 {

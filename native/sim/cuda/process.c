@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 struct sim_process sim = {.lock = PTHREAD_MUTEX_INITIALIZER,
 			  .view = {.fd = -1, .slot_fd = -1, .slot = SIM_NO_SLOT}};
@@ -11,9 +12,11 @@ struct sim_process sim = {.lock = PTHREAD_MUTEX_INITIALIZER,
 static const char *const base_names[API_COUNT] = {
 #define API(base, symbol, version) [API_##symbol] = #base,
 #define API_STREAM(base, symbol, version, suffix) [API_##symbol] = #base,
+#define API_ALIAS(base, symbol, version)
 #include "api.def"
 #undef API
 #undef API_STREAM
+#undef API_ALIAS
 };
 
 CUresult sim_enter(enum api_id id)
@@ -47,7 +50,15 @@ static void after_fork_child(void)
 	sim.contexts = NULL;
 	for (unsigned i = 0; i < SIM_MAX_GPUS; i++)
 		sim.primary[i] = (struct primary){0};
+	memset(sim.queue, 0, sizeof sim.queue);
 	sim_memory_fork_child();
+	sim_channels_fork_child();
+	sim_pools_fork_child();
+	sim_vmm_fork_child();
+	sim_graph_fork_child();
+	sim_ipc_fork_child();
+	sim_host_fork_child();
+	sim_worker_fork_child();
 }
 
 static CUresult open_machine(void)

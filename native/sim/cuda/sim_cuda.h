@@ -22,9 +22,11 @@ enum { SIM_STREAM_MAGIC = 0x5354524d, SIM_EVENT_MAGIC = 0x45564e54, SIM_CONTEXT_
 enum api_id {
 #define API(base, symbol, version) API_##symbol,
 #define API_STREAM(base, symbol, version, suffix) API_##symbol,
+#define API_ALIAS(base, symbol, version)
 #include "api.def"
 #undef API
 #undef API_STREAM
+#undef API_ALIAS
 	API_COUNT
 };
 
@@ -69,6 +71,27 @@ struct CUctx_st {
 	struct CUctx_st *next;
 };
 
+struct CUevent_st {
+	uint32_t magic;
+	unsigned flags;
+	uint32_t device;
+	bool recorded;
+	bool pending;       /* on the list of those whose time is not known yet */
+	uint64_t position;  /* it has happened when the process's work on device has come this far... */
+	uint64_t callbacks; /* ...and this many callbacks have run */
+	uint64_t recorded_ns;
+	uint64_t happened_ns; /* 0: not known yet */
+	struct CUevent_st *next;
+};
+
+/* A driver's launch queue: the launch that finds it full waits. */
+enum { SIM_QUEUE_DEPTH = 1024 };
+struct queue {
+	uint64_t launches;
+	uint64_t end[SIM_QUEUE_DEPTH];
+	struct CUevent_st *pending; /* in order of position */
+};
+
 struct primary {
 	unsigned references, flags;
 	struct CUctx_st *context;
@@ -86,6 +109,7 @@ struct sim_process {
 	uint64_t next_id;
 	struct CUctx_st *contexts;
 	struct primary primary[SIM_MAX_GPUS];
+	struct queue queue[SIM_MAX_GPUS]; /* guarded by the shared mutex */
 };
 
 extern struct sim_process sim;
@@ -105,8 +129,30 @@ bool sim_context_valid(const struct CUctx_st *context);
  */
 CUresult sim_stream(CUstream handle, struct CUstream_st **out);
 
+/* Notes when events happened that have happened by now. With the shared mutex held, after the timeline has
+ * been advanced. */
+void sim_settle_events(uint32_t gpu);
+
+/* A function that runs on the host when stream has come to it (worker.c). */
+CUresult sim_callback(struct CUstream_st *stream, void (*function)(void *), void *argument);
+/* How many callbacks have run; and waits until that many have. */
+uint64_t sim_callbacks_done(void);
+void sim_callbacks_wait(uint64_t count);
+void sim_worker_fork_child(void);
+
+/* Memory that may be idle is returned at every synchronisation (pool.c). */
+void sim_pools_settle(void);
+void sim_pools_mark(void);
+void sim_pools_fork_child(void);
+
+/* True when all of [address, address + size) is device memory or mapped; it is written to next if `write`.
+ * With sim.lock held. */
+bool sim_device_range(CUdeviceptr address, size_t size, bool write);
+
 /* One unit of work in stream. */
 void sim_submit(struct CUstream_st *stream, uint64_t length_ns);
+/* The stream ends at `end`, if it did not end later already. */
+void sim_stream_extend(struct CUstream_st *stream, uint64_t end);
 /* Where stream ends: for the NULL stream, where the last of all blocking streams ends. */
 uint64_t sim_stream_position(struct CUstream_st *stream);
 /* Waits for it. */
@@ -115,8 +161,17 @@ void sim_stream_drain(struct CUstream_st *stream);
 /* Waits for all work of context. */
 void sim_context_drain(struct CUctx_st *context);
 
+/* The context's channels (channels.c). With sim.lock held. */
+CUresult sim_channels_open(struct CUctx_st *context);
+void sim_channels_close(struct CUctx_st *context);
+void sim_channels_fork_child(void);
+
 /* In a forked child: forgets the parent's regions. */
 void sim_memory_fork_child(void);
+void sim_vmm_fork_child(void);
+void sim_graph_fork_child(void);
+void sim_ipc_fork_child(void);
+void sim_host_fork_child(void);
 
 /* Charges bytes of device memory to this process, or gives them back. Takes the shared mutex. */
 CUresult sim_memory_charge(uint32_t device, uint64_t bytes);

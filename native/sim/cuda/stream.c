@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams. All of a process's work on one GPU runs in the order in which it was submitted, so that a stream
- * is no more than the position of the last work put into it. */
+/* Work. All of a process's work on one GPU runs in the order in which it was submitted, so that a stream is
+ * no more than the position of the last work put into it. Host functions run beside that line: what follows
+ * one in its stream is not held back by it, except copies and synchronisation. */
 #include "sim_cuda.h"
-
-#include <stdlib.h>
 
 CUresult sim_stream(CUstream handle, struct CUstream_st **out)
 {
@@ -27,15 +26,30 @@ static void raise_to(_Atomic uint64_t *at, uint64_t value)
 		;
 }
 
-void sim_submit(struct CUstream_st *s, uint64_t length_ns)
+void sim_stream_extend(struct CUstream_st *s, uint64_t end)
 {
-	sim_lock(&sim.view);
-	uint64_t end = timeline_submit(&sim.view, s->context->device, length_ns);
-	sim_unlock(&sim.view);
 	raise_to(&s->position, end);
 	raise_to(&s->context->last_position, end);
 	if (!(s->flags & CU_STREAM_NON_BLOCKING))
 		raise_to(&s->context->blocking_position, end);
+}
+
+void sim_submit(struct CUstream_st *s, uint64_t length_ns)
+{
+	uint32_t gpu = s->context->device;
+	struct queue *queue = &sim.queue[gpu];
+	sim_lock(&sim.view);
+	uint64_t end = timeline_submit(&sim.view, gpu, length_ns);
+	uint64_t *place = &queue->end[queue->launches++ % SIM_QUEUE_DEPTH];
+	uint64_t before = *place;
+	*place = end;
+	bool full = sim.view.state->slot[sim.view.slot].gpu[gpu].done_ns < before;
+	if (queue->pending)
+		sim_settle_events(gpu);
+	sim_unlock(&sim.view);
+	sim_stream_extend(s, end);
+	if (full)
+		timeline_wait(&sim.view, gpu, before);
 }
 
 uint64_t sim_stream_position(struct CUstream_st *s)
@@ -43,12 +57,28 @@ uint64_t sim_stream_position(struct CUstream_st *s)
 	return atomic_load(s == &s->context->legacy ? &s->context->blocking_position : &s->position);
 }
 
+static void drain(uint32_t gpu, uint64_t position, uint64_t callbacks)
+{
+	timeline_wait(&sim.view, gpu, position);
+	if (sim_callbacks_done() < callbacks)
+		sim_callbacks_wait(callbacks);
+	sim_pools_settle();
+}
+
 void sim_stream_drain(struct CUstream_st *s)
 {
-	timeline_wait(&sim.view, s->context->device, sim_stream_position(s));
+	drain(s->context->device, sim_stream_position(s), atomic_load(&s->callbacks));
 }
 
 void sim_context_drain(struct CUctx_st *c)
 {
-	timeline_wait(&sim.view, c->device, atomic_load(&c->last_position));
+	uint64_t callbacks = atomic_load(&c->legacy.callbacks);
+	sim_process_lock();
+	if (atomic_load(&c->per_thread.callbacks) > callbacks)
+		callbacks = atomic_load(&c->per_thread.callbacks);
+	for (struct CUstream_st *s = c->streams; s; s = s->next)
+		if (atomic_load(&s->callbacks) > callbacks)
+			callbacks = atomic_load(&s->callbacks);
+	sim_process_unlock();
+	drain(c->device, atomic_load(&c->last_position), callbacks);
 }

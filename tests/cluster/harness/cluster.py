@@ -8,12 +8,13 @@ import fcntl
 import os
 import pwd
 import shutil
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from . import accounts, config, daemons, services
-from .layout import ClusterError, Layout, open_or_create, remembered, with_new_ports
+from .layout import ClusterError, Layout, is_usable, open_or_create, remembered, with_new_ports
 
 
 @contextlib.contextmanager
@@ -31,6 +32,7 @@ def up(root: Path) -> Layout:
     Raises ClusterError with the log of whatever failed.
     """
     with _locked(root):
+        _stop_stray(root)
         layout = _usable_ports(open_or_create(root))
         changed = config.install(layout)
         _make_homes(layout)
@@ -40,18 +42,34 @@ def up(root: Path) -> Layout:
             _start_or_repair(layout, name, restart=stale)
             if name == "slurmdbd":
                 accounts.make_accounts(layout)
-        _return_node(layout)
+        _return_nodes(layout)
+        _wait_for_nodes(layout)
         config.write_env(layout)
         return layout
 
 
+def _stop_stray(root: Path) -> None:
+    """Ends daemons whose public directory is gone, or whose cluster.json is: they cannot be repaired."""
+    layout = remembered(root)
+    if layout is None or not is_usable(layout):
+        for name in reversed(services.NAMES):
+            daemons.stop(_without_public(root), name)
+
+
+def _without_public(root: Path) -> Layout:
+    """Enough of a layout to find daemons by."""
+    return Layout(root=root, public=Path("/nonexistent"), ports={})
+
+
 def down(root: Path) -> list[str]:
     """Stops the cluster, its jobs first. Returns the names of the daemons that were running."""
-    layout = remembered(root.absolute())
-    if layout is None:
+    root = root.absolute()
+    if not root.exists():
         return []
-    with _locked(layout.root):
-        if daemons.running_pid(layout, "slurmctld") and daemons.running_pid(layout, "slurmd"):
+    with _locked(root):
+        layout = remembered(root) or _without_public(root)
+        running = {name for name in services.NAMES if daemons.running_pid(layout, name)}
+        if is_usable(layout) and {"slurmctld", *services.NODES} <= running:
             _end_jobs(layout)
         return [name for name in reversed(services.NAMES) if daemons.stop(layout, name)]
 
@@ -60,7 +78,7 @@ def remove(root: Path) -> None:
     """Stops the cluster and deletes all it wrote."""
     down(root)
     layout = remembered(root.absolute())
-    if layout is not None:
+    if layout is not None and is_usable(layout):
         shutil.rmtree(layout.public)
     shutil.rmtree(root, ignore_errors=True)
 
@@ -104,12 +122,26 @@ def _start_or_repair(layout: Layout, name: str, restart: bool) -> None:
     daemons.start(layout, daemon)
 
 
-def _return_node(layout: Layout) -> None:
-    """Puts a drained or down node back to work: in a demo nobody else will."""
+def restart(layout: Layout, name: str, how: signal.Signals = signal.SIGTERM) -> None:
+    """Stops one daemon and starts it again; then waits until slurmctld knows its nodes."""
+    daemons.stop(layout, name, how)
+    daemons.start(layout, services.describe(layout, name))
+    _wait_for_nodes(layout)
+
+
+def _wait_for_nodes(layout: Layout, timeout_s: float = 60.0) -> None:
+    if not daemons.wait_until(lambda: services.nodes_answer(layout), timeout_s):
+        logs = "\n".join(daemons.log_tail(layout.log / f"{name}.log") for name in ("slurmctld", *services.NODES))
+        raise ClusterError(f"slurmctld has not heard from all nodes in {timeout_s:.0f} s\n{logs}")
+
+
+def _return_nodes(layout: Layout) -> None:
+    """Puts drained or down nodes back to work: in a demo nobody else will."""
     environment = services.clean_environment(layout)
-    state = services.answer(("sinfo", "-h", "-N", "-o", "%T"), environment) or ""
-    if any(word in state for word in ("drain", "down", "fail")):
-        services.succeeds(("scontrol", "update", f"nodename={config.NODE}", "state=resume"), environment)
+    for node in services.NODES.values():
+        state = services.answer(("sinfo", "-h", "-N", "-n", node, "-o", "%T"), environment) or ""
+        if any(word in state for word in ("drain", "down", "fail")):
+            services.succeeds(("scontrol", "update", f"nodename={node}", "state=resume"), environment)
 
 
 def _make_homes(layout: Layout) -> None:

@@ -12,8 +12,9 @@ import subprocess
 from pathlib import Path
 
 from .layout import CHECKOUT, ClusterError, Layout
+from .services import NODES
 
-NODE = "node1"
+NODE, CPU_NODE = NODES["slurmd"], NODES["slurmd-cpu"]
 GPU_MODEL = "h200"
 GPU_COUNT = 2
 PARTITION = "gpu"
@@ -68,6 +69,9 @@ def _install_simulation(layout: Layout) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ClusterError(f"{' '.join(command)} failed: {done.stdout}{done.stderr}")
+    # These are other GPUs than the ledger may know from before: what a node's replacement would be.
+    for stale in layout.state_dir.glob("ledger.db*"):
+        stale.unlink()
     # Slurm wants a character device for each GPU, and only looks at its name and type.
     for index, device in enumerate(("/dev/null", "/dev/zero")):
         device_file(layout, index).symlink_to(device)
@@ -121,13 +125,12 @@ SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={layout.munge_socket}
 SlurmctldPort={ports["slurmctld"]}
-SlurmdPort={ports["slurmd"]}
 StateSaveLocation={root}/slurmctld
-SlurmdSpoolDir={layout.public}/slurmd
+SlurmdSpoolDir={layout.public}/slurmd/%n
 SlurmctldPidFile={root}/slurmctld.pid
-SlurmdPidFile={root}/slurmd.pid
+SlurmdPidFile={root}/slurmd.%n.pid
 SlurmctldLogFile={layout.log}/slurmctld.log
-SlurmdLogFile={layout.log}/slurmd.log
+SlurmdLogFile={layout.log}/slurmd.%n.log
 
 # Nothing here may depend on cgroups, systemd or PMIx: the cluster runs in containers and chroots too.
 ProctrackType=proctrack/linuxproc
@@ -138,7 +141,7 @@ SwitchType=switch/none
 # Gives jobs the simulated driver, which a real node has in the loader's path.
 TaskProlog={layout.etc}/task_prolog
 
-# One node stands for a fat GPU node: its CPUs are only counted, so that GPUs are what jobs wait for.
+# Two nodes on one machine: their CPUs are only counted, so that GPUs are what jobs wait for.
 SlurmdParameters=config_overrides
 SelectTypeParameters=CR_Core
 ReturnToService=2
@@ -154,8 +157,20 @@ AccountingStoragePass={layout.munge_socket}
 AccountingStorageEnforce=associations,qos
 
 include {layout.etc}/slurm-hami-hpc.conf
-PartitionName={PARTITION} Nodes={NODE} Default=YES MaxTime=60 AllowQos=ALL OverSubscribe=NO
+NodeName={CPU_NODE} NodeHostname={_hostname()} NodeAddr=127.0.0.1 Port={ports["slurmd-cpu"]} CPUs=16 RealMemory=1024
+PartitionName={PARTITION} Nodes={NODE} Default=YES MaxTime=60 OverSubscribe=NO
+PartitionName=cpu Nodes={CPU_NODE} MaxTime=60 OverSubscribe=NO
 """
+
+
+def cgroup_conf() -> str:
+    """Keeps slurmd from looking for cgroups, which a container or chroot may not have, and which nothing here uses.
+
+    Slurm knows "disabled" from 23.11 on. Before, the plugin for v1 is the one that looks at nothing until it is used.
+    """
+    release = subprocess.run(("/usr/sbin/slurmd", "-V"), capture_output=True, text=True, check=True).stdout.split()[-1]
+    year, month = (int(part) for part in release.split(".")[:2])
+    return f"CgroupPlugin={'disabled' if (year, month) >= (23, 11) else 'cgroup/v1'}\n"
 
 
 def slurmdbd_conf(layout: Layout) -> str:
@@ -199,6 +214,7 @@ def _write_configuration(layout: Layout) -> list[bool]:
     for stage in ("prolog", "epilog"):
         write(etc / stage, _stage_script(layout, stage), 0o755)
     changed = [write(etc / "slurm.conf", slurm_conf(layout))]
+    changed.append(write(etc / "cgroup.conf", cgroup_conf()))
     changed.append(write(etc / "slurmdbd.conf", slurmdbd_conf(layout), 0o600))
     return [*changed, _render(layout)]
 
@@ -211,11 +227,15 @@ def _slurm_plugin_dir() -> Path:
     return found[0].parent
 
 
+def _node_parameters(layout: Layout) -> str:
+    return f"NodeHostname={_hostname()} NodeAddr=127.0.0.1 Port={layout.ports['slurmd']} CPUs=256 RealMemory=1024"
+
+
 def _render(layout: Layout) -> bool:
     """Runs `hami-hpc render` as an administrator would, on the GPUs that the simulated NVML shows."""
     command = (
         *(str(PYTHON.with_name("hami-hpc")), "render", "--output", str(layout.etc), "--node", NODE),
-        *("--node-parameters", f"NodeHostname={_hostname()} NodeAddr=127.0.0.1 CPUs=256 RealMemory=1024"),
+        *("--node-parameters", _node_parameters(layout)),
         *("--device", str(device_file(layout, 0)).removesuffix("0")),
         *("--plugin-dir", f"{_slurm_plugin_dir()}:{layout.plugins}"),
         *("--spank", str(layout.plugins / "spank_hami_hpc.so")),

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-_PORT_NAMES = ("slurmctld", "slurmd", "slurmdbd")
+_PORT_NAMES = ("slurmctld", "slurmd", "slurmd-cpu", "slurmdbd")
 
 
 class ClusterError(Exception):
@@ -144,13 +144,17 @@ def _check_path(root: Path) -> None:
 
 
 def remembered(root: Path) -> Layout | None:
-    """The layout of an existing cluster, or None when there is none or its public directory is gone."""
+    """The layout of a cluster that was made here, or None. Its public directory may be gone: see is_usable."""
     try:
         data = json.loads((root / "cluster.json").read_text())
-        layout = Layout(root=root, public=Path(data["public"]), ports={n: int(data["ports"][n]) for n in _PORT_NAMES})
+        return Layout(root=root, public=Path(data["public"]), ports={n: int(data["ports"][n]) for n in _PORT_NAMES})
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    return layout if _is_private_to_root(layout.public) else None
+
+
+def is_usable(layout: Layout) -> bool:
+    """Whether the public directory is still ours: /tmp is emptied at boot, and others can write there."""
+    return _is_private_to_root(layout.public)
 
 
 def save(layout: Layout) -> None:
@@ -167,7 +171,9 @@ def open_or_create(root: Path) -> Layout:
     if os.geteuid() != 0:
         raise ClusterError("the private cluster needs root, since slurmd starts jobs of several users; try sudo")
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    layout = remembered(root) or Layout(root=root, public=_new_public(), ports=_free_ports())
+    layout = remembered(root)
+    if layout is None or not is_usable(layout):
+        layout = Layout(root=root, public=_new_public(), ports=_free_ports())
     save(layout)
     for path in (layout.database, layout.state_dir, layout.log, layout.pids, root / "slurmctld"):
         path.mkdir(mode=0o700, exist_ok=True)

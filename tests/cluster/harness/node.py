@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import jobs
+from .config import NODE
 from .layout import CHECKOUT, Layout
 
 MIB = 1 << 20
@@ -86,8 +87,8 @@ def grants(layout: Layout) -> list[Granted]:
 
 
 def drain_reason(layout: Layout) -> str:
-    """Why the node takes no jobs; empty when it does."""
-    text = jobs.admin(layout, "sinfo", "-h", "-N", "-o", "%T %E")
+    """Why the node with the GPUs takes no jobs; empty when it does."""
+    text = jobs.admin(layout, "sinfo", "-h", "-N", "-n", NODE, "-o", "%T %E")
     state, _, reason = text.strip().partition(" ")
     return reason if "drain" in state or "down" in state else ""
 

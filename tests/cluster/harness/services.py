@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The five daemons of a private cluster: munged, MariaDB, slurmdbd, slurmctld, slurmd."""
+"""The daemons of a private cluster: munged, MariaDB, slurmdbd, slurmctld, and a slurmd for each of two nodes."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from collections.abc import Mapping
 
@@ -12,8 +11,9 @@ from .daemons import Daemon
 from .layout import ClusterError, Layout
 
 # In the order in which they are started; they are stopped in reverse.
-NAMES = ("munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd")
-SLURM = ("slurmdbd", "slurmctld", "slurmd")
+NODES = {"slurmd": "node1", "slurmd-cpu": "cpu1"}  # the node with the GPUs, and one without
+NAMES = ("munged", "mariadbd", "slurmdbd", "slurmctld", *NODES)
+SLURM = ("slurmdbd", "slurmctld", *NODES)
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -85,7 +85,8 @@ def make_database(layout: Layout) -> None:
     if (layout.database / "made").exists():
         return
     command = (
-        *("mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={layout.database}"),
+        # --force: go on where the host's name cannot be looked up; nothing here is reached by name.
+        *("mariadb-install-db", "--no-defaults", "--force", "--user=root", f"--datadir={layout.database}"),
         *("--auth-root-authentication-method=socket", "--auth-root-socket-user=root", "--skip-test-db"),
     )
     environment = clean_environment(layout)
@@ -116,18 +117,15 @@ def describe(layout: Layout, name: str) -> Daemon:
         return Daemon(
             name, ("/usr/sbin/slurmctld", "-D"), lambda: succeeds(("scontrol", "ping"), environment), environment
         )
-    if name == "slurmd":
-        return Daemon(
-            name,
-            ("/usr/sbin/slurmd", "-D"),
-            lambda: _node_is_up(environment),
-            environment,
-            stop_signal=signal.SIGTERM,
-        )
+    if name in NODES:
+        command = ("/usr/sbin/slurmd", "-D", "-N", NODES[name], "-L", f"{layout.log}/{name}.log")
+        return Daemon(name, command, lambda: nodes_answer(layout, NODES[name]), environment)
     raise ClusterError(f"there is no daemon '{name}'; there are {', '.join(NAMES)}")
 
 
-def _node_is_up(environment: Mapping[str, str]) -> bool:
-    states = (answer(("sinfo", "--noheader", "--Node", "--format=%T"), environment) or "").split()
+def nodes_answer(layout: Layout, *names: str) -> bool:
+    """Whether slurmctld has heard from these nodes (default: all). Until it has, it refuses jobs for their GPUs."""
+    command = ("sinfo", "--noheader", "--Node", "--format=%T", f"--nodes={','.join(names or NODES.values())}")
+    states = (answer(command, clean_environment(layout)) or "").split()
     # A trailing '*' says that slurmctld has no answer from slurmd; drained is the administrator's or a prolog's doing.
-    return bool(states) and not any(s.endswith("*") or s.startswith(("down", "unknown")) for s in states)
+    return bool(states) and not any(s.endswith("*") or s.startswith(("down", "unk")) for s in states)

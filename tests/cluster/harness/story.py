@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import jobs, node
-from .config import GPU_COUNT
+from .config import GPU_COUNT, NODE
 from .layout import ClusterError, Layout
 
 _WIDTH = 112
@@ -34,7 +34,7 @@ def tell(layout: Layout) -> None:
     began_unix_s = int(time.time())
     _cancel_own(layout)
     version = jobs.admin(layout, "sinfo", "--version").split()[-1]
-    _say(f"A private Slurm {version} with one node and {GPU_COUNT} simulated NVIDIA H200s is up.")
+    _say(f"A private Slurm {version} is up, with {GPU_COUNT} simulated NVIDIA H200s on its node {NODE}.")
     busy = jobs.admin(layout, "squeue", "-h", "-o", "%i (%u)").split("\n")[:-1]
     if busy:
         raise ClusterError(
@@ -133,6 +133,7 @@ def _seen_by_the_program(layout: Layout, told: Told) -> None:
     _heading(3, "What the program in the job saw: a GPU of 8192 MiB, and CUDA's own error beyond")
 
     def printed() -> bool:
+        _expect(layout, "the program runs", jobs.state(layout, told.job) == "RUNNING", told.job)
         return "CUDA says" in jobs.output(layout, told.user, told.job)
 
     jobs.wait(layout, printed, "the program to reach its limit", 30, told.job)
@@ -217,12 +218,12 @@ def _release(layout: Layout, first: Told, second: Told, whole: Told, waiting: To
 
 def _billed(layout: Layout, began_unix_s: int, told: list[Told]) -> None:
     _heading(10, "The bill: GPU-hours, from Slurm's own records")
-    names = ",".join(str(one.job) for one in told)
-    sacct = ("sacct", "-n", "-X", "-P", "-j", names, "-o", "JobID,State")
+    # By time, as the bill asks: a query by job number knows of an end some tenths of a second earlier.
+    sacct = ("sacct", "-a", "-D", "-n", "-X", "-P", "-o", "JobIDRaw,State", "-S", f"uts{began_unix_s}")
 
     def recorded() -> bool:
-        lines = jobs.admin(layout, *sacct).splitlines()
-        return len(lines) == len(told) and all(line.endswith("COMPLETED") for line in lines)
+        lines = set(jobs.admin(layout, *sacct).splitlines())
+        return {f"{one.job}|COMPLETED" for one in told} <= lines
 
     jobs.wait(layout, recorded, "sacct to know that the jobs ended", 30)
     stamp = "%Y-%m-%dT%H:%M:%S"

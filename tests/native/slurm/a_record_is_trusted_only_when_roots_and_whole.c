@@ -146,6 +146,30 @@ static void a_steps_record_is_written_whole_and_removed(void)
 	CHECK(record_write_file(dir, "no/such", "", 0) == -ENOENT);
 }
 
+/* The prolog's word on why no step may start: its first line, and only from a file of root's. */
+static void the_prologs_refusal_is_read(void)
+{
+	const char reason[] = "job 42 has 2 GPUs\nand more";
+	char text[64];
+	int fd;
+
+	CHECK(!record_read_refusal(dir, me, text, sizeof(text)));
+	fd = openat(dir, HAMI_FILE_REFUSED, O_WRONLY | O_CREAT | O_EXCL, 0600);
+	CHECK(fd >= 0);
+	CHECK(!record_read_refusal(dir, me, text, sizeof(text))); /* still empty */
+	CHECK(write(fd, reason, sizeof(reason) - 1) == (ssize_t)sizeof(reason) - 1);
+	CHECK(record_read_refusal(dir, me, text, sizeof(text)) && !strcmp(text, "job 42 has 2 GPUs"));
+	CHECK(record_read_refusal(dir, me, text, 7) && !strcmp(text, "job 42"));
+	CHECK(!record_read_refusal(dir, me + 1, text, sizeof(text)));
+	CHECK(fchmod(fd, 0666) == 0);
+	CHECK(!record_read_refusal(dir, me, text, sizeof(text)));
+	CHECK(close(fd) == 0);
+	CHECK(unlinkat(dir, HAMI_FILE_REFUSED, 0) == 0);
+	CHECK(symlinkat("/etc/hostname", dir, HAMI_FILE_REFUSED) == 0);
+	CHECK(!record_read_refusal(dir, me, text, sizeof(text)));
+	CHECK(unlinkat(dir, HAMI_FILE_REFUSED, 0) == 0);
+}
+
 int main(void)
 {
 	char root[] = "/tmp/hami-record-XXXXXX", path[PATH_MAX];
@@ -162,6 +186,7 @@ int main(void)
 	the_file_itself_is_checked();
 	the_contents_are_checked();
 	a_steps_record_is_written_whole_and_removed();
+	the_prologs_refusal_is_read();
 	CHECK(unlinkat(dir, HAMI_FILE_JOB_LIMITS, 0) == 0);
 	/* Nothing is left over: no temporary file either. */
 	CHECK(rmdir(path) == 0);

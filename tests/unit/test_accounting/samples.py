@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hami_hpc.accounting import bill, ingest, session
+from hami_hpc.accounting.bill import Bill
 from hami_hpc.accounting.rates import Rates
 from hami_hpc.accounting.ratesfile import parse_rates
 from hami_hpc.accounting.sacct import ASKED
 from hami_hpc.accounting.site import GpuModel, Site
+from hami_hpc.accounting.times import Period, split_days, split_months, zone
 
 HOUR = 3600
 VGPU_HALF = (
@@ -90,3 +93,32 @@ def write_export(path: Path, jobs: Iterable[Job]) -> Path:
 def rates(**tables: Any) -> Rates:
     """Rates as rates.toml would give them."""
     return parse_rates({"version": 1, **tables}, "rates.toml")
+
+
+def make_bill(
+    root: Path,
+    period: Period,
+    by: str = "account,user",
+    prices: Rates | None = None,
+    zone_name: str = "UTC",
+    site: Site = SITE,
+) -> Bill:
+    """The bill of what the store holds."""
+    tz = zone(zone_name)
+    records = session.from_store(root, period, 256)
+    dimensions = by.split(",")
+    buckets = split_days(period, tz) if "day" in dimensions else split_months(period, tz)
+    answer = session.ask(records, site, prices, buckets, tz)
+    records.con.close()
+    return bill.make_bill(answer.usages, answer.priced, answer.segments, dimensions, prices)
+
+
+def fill(root: Path, *batches: Iterable[Job], observed: int = 1_900_000_000) -> list[ingest.Step]:
+    """Ingest each batch as an export of its own."""
+    root.mkdir(parents=True, exist_ok=True)
+    source = ingest.Source(zone("UTC"), memory_mib=256)
+    steps = []
+    for batch in batches:
+        export = write_export(root.parent / f"{root.name}.export", batch)
+        steps.append(ingest.ingest_file(root, export, source, observed))
+    return steps

@@ -101,7 +101,7 @@ def test_any_partition_and_any_order_of_ingestion_comes_to_what_brute_force_find
         whole = _ask(root, Period(edges[0], edges[-1]))
         parts = [_ask(root, Period(*edge)) for edge in pairwise(edges)]
     expected = _oracle(jobs, Period(edges[0], edges[-1]))
-    lines = {line.labels: line for line in whole.lines if line.exact}
+    lines = {(line.labels[0], line.labels[1]): line for line in whole.lines if line.exact}
     assert {labels: line.exact for labels, line in lines.items()} == {k: v[0] for k, v in expected.items()}
     assert sum(line.exact for part in parts for line in part.lines) == sum(line.exact for line in whole.lines)
     # The decimal reckoning above is inexact in its 28th digit; cents are far from there.

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies and fills. They take no time on the timeline: a device's copy engines are not its compute engines.
+ * The bytes move when the call is made, which nobody can tell from later, unless a host function that may
+ * write them is still to run in the stream: then they move after it. */
+#include "memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct movement {
+	void *to;
+	const void *from; /* NULL: fill */
+	size_t size;
+	uint32_t pattern;
+	unsigned width; /* of the pattern: 1, 2 or 4 bytes */
+};
+
+bool sim_device_range(CUdeviceptr address, size_t size, bool write)
+{
+	uintptr_t base;
+	size_t length;
+	struct region *region;
+	if (heap_range(address, &base, &length, &region) != CUDA_SUCCESS || size > length - (address - base))
+		return false;
+	if (region->kind == REGION_RESERVED)
+		return vmm_accessible(region, (uintptr_t)address, size);
+	region->touched |= write;
+	return true;
+}
+
+static CUresult check_device(CUdeviceptr address, size_t size, bool write)
+{
+	sim_process_lock();
+	bool valid = sim_device_range(address, size, write);
+	sim_process_unlock();
+	return valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* With unified addressing an address says itself whether it is the device's. */
+static CUresult check_any(CUdeviceptr address, size_t size, bool write)
+{
+	sim_process_lock();
+	struct region *r = region_find((uintptr_t)address);
+	bool valid = !r || r->kind == REGION_HOST || sim_device_range(address, size, write);
+	sim_process_unlock();
+	return valid && address ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static void move(const struct movement *m)
+{
+	if (m->from) {
+		memmove(m->to, m->from, m->size);
+		return;
+	}
+	if (m->width == 1) {
+		memset(m->to, (int)m->pattern, m->size);
+		return;
+	}
+	for (size_t i = 0; i < m->size; i += m->width)
+		memcpy((char *)m->to + i, &m->pattern, m->width);
+}
+
+static void move_later(void *argument)
+{
+	move(argument);
+	free(argument);
+}
+
+static CUresult put(CUstream stream, struct movement m, bool wait)
+{
+	struct CUstream_st *s;
+	SIM_CHECK(sim_stream(stream, &s));
+	if (wait)
+		sim_stream_drain(s);
+	if (atomic_load(&s->callbacks) <= sim_callbacks_done()) {
+		move(&m);
+		return CUDA_SUCCESS;
+	}
+	struct movement *later = malloc(sizeof *later);
+	if (!later)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*later = m;
+	CUresult result = sim_callback(s, move_later, later);
+	if (result != CUDA_SUCCESS)
+		free(later);
+	return result;
+}
+
+static CUresult copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t size, bool wait)
+{
+	struct movement m = {
+		.to = (void *)(uintptr_t)to, .from = (const void *)(uintptr_t)from, .size = size};
+	return size ? put(stream, m, wait) : CUDA_SUCCESS;
+}
+
+static CUresult copy_to_device(CUstream stream, CUdeviceptr to, const void *from, size_t size, bool wait)
+{
+	if (size && !from)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (size)
+		SIM_CHECK(check_device(to, size, true));
+	return copy(stream, to, (CUdeviceptr)(uintptr_t)from, size, wait);
+}
+
+static CUresult copy_to_host(CUstream stream, void *to, CUdeviceptr from, size_t size, bool wait)
+{
+	if (size && !to)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (size)
+		SIM_CHECK(check_device(from, size, false));
+	return copy(stream, (CUdeviceptr)(uintptr_t)to, from, size, wait);
+}
+
+static CUresult copy_on_device(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t size, bool wait)
+{
+	if (size) {
+		SIM_CHECK(check_device(to, size, true));
+		SIM_CHECK(check_device(from, size, false));
+	}
+	return copy(stream, to, from, size, wait);
+}
+
+static CUresult copy_any(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t size, bool wait)
+{
+	if (size) {
+		SIM_CHECK(check_any(to, size, true));
+		SIM_CHECK(check_any(from, size, false));
+	}
+	return copy(stream, to, from, size, wait);
+}
+
+static CUresult fill(CUstream stream, CUdeviceptr to, uint32_t pattern, unsigned width, size_t count)
+{
+	size_t size;
+	if (__builtin_mul_overflow(count, (size_t)width, &size) || to % width)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!size)
+		return CUDA_SUCCESS;
+	SIM_CHECK(check_device(to, size, true));
+	struct movement m = {.to = (void *)(uintptr_t)to, .size = size, .pattern = pattern, .width = width};
+	return put(stream, m, false);
+}
+
+/* The synchronous forms wait for the NULL stream, or with per-thread default streams for the thread's. */
+#define SYNCHRONOUS(name, per_thread, declaration, call)                                                     \
+	CUresult name declaration                                                                            \
+	{                                                                                                    \
+		CUstream stream = CU_STREAM_LEGACY;                                                          \
+		SIM_ENTER(name);                                                                             \
+		return call;                                                                                 \
+	}                                                                                                    \
+	CUresult per_thread declaration                                                                      \
+	{                                                                                                    \
+		CUstream stream = CU_STREAM_PER_THREAD;                                                      \
+		SIM_ENTER(name);                                                                             \
+		return call;                                                                                 \
+	}
+
+SYNCHRONOUS(cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds, (CUdeviceptr to, const void *from, size_t size),
+	    copy_to_device(stream, to, from, size, true))
+SYNCHRONOUS(cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds, (void *to, CUdeviceptr from, size_t size),
+	    copy_to_host(stream, to, from, size, true))
+SYNCHRONOUS(cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds, (CUdeviceptr to, CUdeviceptr from, size_t size),
+	    copy_on_device(stream, to, from, size, true))
+SYNCHRONOUS(cuMemcpy, cuMemcpy_ptds, (CUdeviceptr to, CUdeviceptr from, size_t size),
+	    copy_any(stream, to, from, size, true))
+SYNCHRONOUS(cuMemsetD8_v2, cuMemsetD8_v2_ptds, (CUdeviceptr to, unsigned char value, size_t count),
+	    fill(stream, to, value, 1, count))
+SYNCHRONOUS(cuMemsetD16_v2, cuMemsetD16_v2_ptds, (CUdeviceptr to, unsigned short value, size_t count),
+	    fill(stream, to, value, 2, count))
+SYNCHRONOUS(cuMemsetD32_v2, cuMemsetD32_v2_ptds, (CUdeviceptr to, unsigned int value, size_t count),
+	    fill(stream, to, value, 4, count))
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream)
+{
+	SIM_ENTER(cuMemcpyHtoDAsync_v2);
+	return copy_to_device(stream, to, from, size, false);
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream stream)
+{
+	SIM_ENTER(cuMemcpyDtoHAsync_v2);
+	return copy_to_host(stream, to, from, size, false);
+}
+
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
+{
+	SIM_ENTER(cuMemcpyDtoDAsync_v2);
+	return copy_on_device(stream, to, from, size, false);
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
+{
+	SIM_ENTER(cuMemcpyAsync);
+	return copy_any(stream, to, from, size, false);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream)
+{
+	SIM_ENTER(cuMemsetD8Async);
+	return fill(stream, to, value, 1, count);
+}
+
+CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream stream)
+{
+	SIM_ENTER(cuMemsetD16Async);
+	return fill(stream, to, value, 2, count);
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count, CUstream stream)
+{
+	SIM_ENTER(cuMemsetD32Async);
+	return fill(stream, to, value, 4, count);
+}

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libhami-sim-kernel.so: the `ioctl` that answers for the simulated /dev/nvidiactl ($HAMI_SIM/nvidiactl).
+ * Preload it behind an interposer: LD_PRELOAD="libhami-hpc.so libhami-sim-kernel.so". Every other
+ * descriptor's calls go on to the real kernel.
+ *
+ * As on the GPU (driver 580): a process is paused when all of its compute channels are disabled, running
+ * kernels included; pausing and resuming take pause_us and resume_us of the model, in the call; disabling
+ * with onlyScheduling never returns; GPFIFO_SCHEDULE and PREEMPT report success and pause nothing. Who
+ * disables channels and does not enable them again stays paused. Faults named rm_COMMAND (rm_2080110b=0x1b)
+ * become the control's status.
+ */
+#include "../core/faults.h"
+#include "../core/timeline.h"
+#include "objects.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static struct {
+	pthread_mutex_t lock;
+	bool opened, failed;
+	struct sim_view view;
+	struct faults faults;
+	struct stat control_file;
+	bool paused[SIM_MAX_GPUS];
+} kernel = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void before_fork(void)
+{
+	pthread_mutex_lock(&kernel.lock);
+}
+
+static void after_fork_parent(void)
+{
+	pthread_mutex_unlock(&kernel.lock);
+}
+
+static void after_fork_child(void)
+{
+	pthread_mutex_init(&kernel.lock, NULL);
+	objects_forget();
+	memset(kernel.paused, 0, sizeof kernel.paused);
+}
+
+/* With the mutex held: maps the machine at the first call. */
+static bool ready(void)
+{
+	char path[PATH_MAX];
+	if (kernel.opened || kernel.failed)
+		return kernel.opened;
+	const char *dir = getenv("HAMI_SIM");
+	kernel.failed = true;
+	if (!dir)
+		return false;
+	snprintf(path, sizeof path, "%.3000s/nvidiactl", dir);
+	if (stat(path, &kernel.control_file) != 0 || sim_open(&kernel.view) != 0 ||
+	    faults_read(&kernel.faults, kernel.view.dir) != 0 ||
+	    pthread_atfork(before_fork, after_fork_parent, after_fork_child) != 0)
+		return false;
+	kernel.failed = false;
+	return kernel.opened = true;
+}
+
+static bool is_control_file(int fd)
+{
+	struct stat st;
+	return fstat(fd, &st) == 0 && st.st_dev == kernel.control_file.st_dev &&
+	       st.st_ino == kernel.control_file.st_ino;
+}
+
+static void sleep_until(uint64_t at_ns)
+{
+	struct timespec t = {.tv_sec = (time_t)(at_ns / 1000000000u), .tv_nsec = (long)(at_ns % 1000000000u)};
+	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
+		;
+}
+
+/* With the mutex held: brings the timeline in line with the channels; when that takes effect, or 0. */
+static uint64_t apply_pause(uint32_t gpu)
+{
+	bool paused = objects_all_disabled(gpu);
+	if (paused == kernel.paused[gpu])
+		return 0;
+	kernel.paused[gpu] = paused;
+	const struct sim_model *m = &kernel.view.machine.gpu[gpu];
+	sim_lock(&kernel.view);
+	uint64_t at = timeline_now() + (paused ? m->pause_us : m->resume_us) * 1000ull;
+	if (paused)
+		timeline_pause(&kernel.view, gpu, at);
+	else
+		timeline_resume(&kernel.view, gpu, at);
+	sim_unlock(&kernel.view);
+	return at;
+}
+
+static uint32_t allocate(int fd, struct rm_alloc *a)
+{
+	struct object *o;
+	uint32_t parameter =
+		a->params && a->size >= sizeof parameter ? *(const uint32_t *)(uintptr_t)a->params : 0;
+	if (a->class_id == RM_CLASS_CLIENT) {
+		if (parameter >= SIM_MAX_SLOTS || kernel.view.state->slot[parameter].pid != getpid())
+			return RM_INVALID_ARGUMENT;
+		kernel.view.slot = parameter;
+	} else if (a->class_id == RM_CLASS_DEVICE && parameter >= kernel.view.machine.gpu_count) {
+		return RM_INVALID_ARGUMENT;
+	}
+	uint32_t status = objects_add(a, fd, parameter, &o);
+	if (status != RM_OK)
+		return status;
+	a->object = o->handle;
+	if (object_is_channel(o) && o->compute)
+		apply_pause(o->gpu); /* a channel that is not disabled joins */
+	return RM_OK;
+}
+
+static uint32_t disable_channels(const struct object *subdevice, const struct rm_control *c, uint64_t *effect)
+{
+	struct rm_disable_channels p;
+	if (subdevice->class_id != RM_CLASS_SUBDEVICE || c->size != sizeof p || !c->params)
+		return RM_INVALID_ARGUMENT;
+	memcpy(&p, (const void *)(uintptr_t)c->params, sizeof p);
+	if (!p.count || p.count > 64)
+		return RM_INVALID_ARGUMENT;
+	for (uint32_t i = 0; i < p.count; i++) {
+		const struct object *o = objects_find(p.clients[i], p.channels[i], subdevice->fd);
+		if (!o || !object_is_channel(o) || o->gpu != subdevice->gpu)
+			return RM_INVALID_OBJECT_HANDLE;
+	}
+	for (uint32_t i = 0; i < p.count; i++)
+		objects_find(p.clients[i], p.channels[i], subdevice->fd)->disabled = p.disable;
+	*effect = apply_pause(subdevice->gpu);
+	if (p.disable && p.only_scheduling)
+		*effect = SIM_NEVER;
+	return RM_OK;
+}
+
+static uint32_t timeslice(const struct object *group, const struct rm_control *c)
+{
+	uint64_t *us = (uint64_t *)(uintptr_t)c->params;
+	if (group->class_id != RM_CLASS_GROUP || c->size != sizeof *us || !us)
+		return RM_INVALID_ARGUMENT;
+	uint64_t *of_process = &kernel.view.state->slot[kernel.view.slot].gpu[group->gpu].timeslice_ns;
+	uint32_t status = RM_OK;
+	sim_lock(&kernel.view);
+	timeline_advance(&kernel.view, group->gpu, timeline_now());
+	if (c->command == RM_GROUP_GET_TIMESLICE)
+		*us = *of_process / 1000;
+	else if (!*us || *us > 1000000000)
+		status = RM_INVALID_ARGUMENT;
+	else if (group->compute)
+		*of_process = *us * 1000;
+	sim_unlock(&kernel.view);
+	return status;
+}
+
+/* With the mutex held. *effect is when the caller gets its answer. */
+static uint32_t control(int fd, const struct rm_control *c, uint64_t *effect)
+{
+	const struct object *o = objects_find(c->client, c->object, fd);
+	if (!objects_find(c->client, c->client, fd))
+		return RM_INVALID_CLIENT;
+	if (!o)
+		return RM_INVALID_OBJECT_HANDLE;
+	switch (c->command) {
+	case RM_DISABLE_CHANNELS:
+		return disable_channels(o, c, effect);
+	case RM_GROUP_SET_TIMESLICE:
+	case RM_GROUP_GET_TIMESLICE:
+		return timeslice(o, c);
+	case RM_GROUP_SCHEDULE:
+	case RM_GROUP_PREEMPT:
+		return o->class_id == RM_CLASS_GROUP ? RM_OK : RM_INVALID_ARGUMENT;
+	default:
+		return RM_NOT_SUPPORTED;
+	}
+}
+
+static void answer_control(int fd, struct rm_control *c)
+{
+	char name[32];
+	int code = 0;
+	uint64_t effect = 0;
+	snprintf(name, sizeof name, "rm_%08x", c->command);
+	if (kernel.faults.count && faults_hit(&kernel.faults, name, &code) && code) {
+		c->status = (uint32_t)code;
+		return;
+	}
+	pthread_mutex_lock(&kernel.lock);
+	c->status = control(fd, c, &effect);
+	pthread_mutex_unlock(&kernel.lock);
+	while (effect == SIM_NEVER)
+		pause();
+	if (effect)
+		sleep_until(effect);
+}
+
+static void free_object(int fd, struct rm_free *f)
+{
+	f->status = objects_free(f->client, f->object, fd);
+	for (uint32_t g = 0; f->status == RM_OK && g < kernel.view.machine.gpu_count; g++)
+		if (kernel.paused[g])
+			apply_pause(g);
+}
+
+static int answer(int fd, unsigned long request, void *argument)
+{
+	switch (request) {
+	case RM_REQUEST(RM_NR_CONTROL, struct rm_control):
+		answer_control(fd, argument);
+		return 0;
+	case RM_REQUEST(RM_NR_ALLOC, struct rm_alloc):
+		pthread_mutex_lock(&kernel.lock);
+		((struct rm_alloc *)argument)->status = allocate(fd, argument);
+		pthread_mutex_unlock(&kernel.lock);
+		return 0;
+	case RM_REQUEST(RM_NR_FREE, struct rm_free):
+		pthread_mutex_lock(&kernel.lock);
+		free_object(fd, argument);
+		pthread_mutex_unlock(&kernel.lock);
+		return 0;
+	default:
+		errno = EINVAL;
+		return -1;
+	}
+}
+
+__attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, ...)
+{
+	va_list arguments;
+	va_start(arguments, request);
+	void *argument = va_arg(arguments, void *);
+	va_end(arguments);
+	if (_IOC_TYPE(request) == 'F' && argument) {
+		pthread_mutex_lock(&kernel.lock);
+		bool mine = ready() && is_control_file(fd);
+		pthread_mutex_unlock(&kernel.lock);
+		if (mine)
+			return answer(fd, request, argument);
+	}
+	return (int)syscall(SYS_ioctl, fd, request, argument);
+}

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pytest plugin for `make test` (-p all_tiers): a skipped test, or a tier of which nothing ran, fails the run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+REQUIRED = ("unit", "cluster")  # folders of tests/; the C parts' own tests are run by make before
+HERE = Path(__file__).resolve().parent
+
+_passed: Counter[str] = Counter()
+_skipped: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _skipped.append(report.nodeid)
+    elif report.when == "call" and report.passed:
+        path = (HERE.parent / report.nodeid.partition("::")[0]).resolve()
+        _passed[path.relative_to(HERE).parts[0]] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    missing = [tier for tier in REQUIRED if not _passed[tier]]
+    if (missing or _skipped) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for tier in REQUIRED:
+        if not _passed[tier]:
+            terminalreporter.write_line(f"FAILED: no test of tests/{tier} has passed, and make test needs that tier")
+    for nodeid in _skipped:
+        terminalreporter.write_line(f"FAILED: {nodeid} was skipped, and make test allows no skips")

@@ -1,0 +1,184 @@
+-- SPDX-License-Identifier: Apache-2.0
+-- cli_pre_submit. The names used are filters.lua's.
+
+local function pre_submit(fields)
+	fields.type = fields.type or "sbatch"
+	local options, written = record(fields)
+	return hami.cli_pre_submit(options, 0), written
+end
+
+local function client_refused(rc, part)
+	equal(rc, -1, "return code")
+	equal(#logged, 1, "number of messages")
+	if not string.find(logged[1], part, 1, true) then
+		error("message is: " .. logged[1], 2)
+	end
+	logged = {}
+end
+
+test("the client's filter glues a job's request into one token", function()
+	for _, kind in ipairs({ "sbatch", "salloc", "scrontab" }) do
+		local rc, written = pre_submit({ type = kind, gres = "gres:nic:1,gres:vgpu:h200:mem=8G,gres:cores=50,gres:mode=mps" })
+		equal(rc, 0)
+		equal(written.gres, "vgpu:h200;mem~8G;cores~50;mode~mps,nic:1")
+	end
+end)
+
+test("the client's filter leaves commands without vgpu alone", function()
+	for _, gres in ipairs({ "gres:gpu:1", "none", "NONE", "gres:" .. string.rep("y", 10000), "\255" }) do
+		for _, kind in ipairs({ "sbatch", "srun", "salloc" }) do
+			local rc, written = pre_submit({ type = kind, gres = gres, jobid = "1", gpus = "2" })
+			equal(rc, 0)
+			untouched(written)
+		end
+	end
+	local rc, written = pre_submit({ type = "srun" })
+	equal(rc, 0)
+	untouched(written)
+end)
+
+test("the client's filter refuses early what it can see", function()
+	client_refused(pre_submit({ gres = "vgpu:mem=8" }), "mem=8 has no unit")
+	client_refused(pre_submit({ gres = "vgpu:mem=200G", partition = "gpu" }), "the largest, h200, has 143156M")
+	client_refused(pre_submit({ gres = "vgpu", partition = "gpu,cpu" }), "partition cpu has no GPU")
+	client_refused(pre_submit({ gres = "vgpu", gpus = "2" }), "'gpu:2' in one request")
+	client_refused(pre_submit({ ["gpus-per-node"] = "vgpu:mem=8G" }), "--gpus-per-node=vgpu:mem=8G cannot carry")
+	client_refused(pre_submit({ ["tres-per-task"] = "gres/vgpu:mem=8G" }), "--tres-per-task=gres/vgpu:mem=8G cannot carry")
+end)
+
+test("without a site table the client's filter only glues", function()
+	os.remove(scratch .. "/hami_hpc_site.lua")
+	local rc, written = pre_submit({ gres = "vgpu:mem=200G", partition = "cpu" })
+	equal(rc, 0)
+	equal(written.gres, "vgpu:mem~200G")
+end)
+
+test("a type in the constraint counts for the early check, and stays out of the token", function()
+	local rc, written = pre_submit({ gres = "vgpu:mem=8G", partition = "mixed", constraint = "vgpu_type_a100" })
+	equal(rc, 0)
+	equal(written.gres, "vgpu:mem~8G")
+end)
+
+test("srun outside an allocation writes units for job and step, and features", function()
+	local rc, written = pre_submit({ type = "srun", gres = "gres:vgpu:h200:mem=8G,gres:cores=50,gres:nic:1", constraint = "a|b" })
+	equal(rc, 0)
+	equal(written.gres, "shard:1,vgpu:1,vgpu_mem:8192,vgpu_cores:50,nic:1", "gres where the partitions differ")
+	equal(written.constraint, "(a|b)&vgpu_type_h200")
+	rc, written = pre_submit({ type = "srun", gres = "vgpu:mem=50%", partition = "gpu", jobid = "unset" })
+	equal(rc, 0)
+	equal(written.gres, "shard:279,vgpu:1,vgpu_mem:71424,vgpu_cores:25")
+	equal(written.constraint, nil)
+	client_refused(pre_submit({ type = "srun", gres = "vgpu:mem=50%" }), "GPUs of several sizes")
+	client_refused(pre_submit({ type = "srun", gres = "vgpu:mem=1T,cores=5", partition = "gpu" }), "the largest, h200")
+	write_site((string.gsub(string.gsub(SITE, "mixed = %b{},", ""), "small = %b{}", "")))
+	rc, written = pre_submit({ type = "srun", gres = "vgpu:mem=8G,cores=50" })
+	equal(rc, 0)
+	equal(written.gres, "shard:279,vgpu:1,vgpu_mem:8192,vgpu_cores:50", "gres where all partitions agree")
+	os.remove(scratch .. "/hami_hpc_site.lua")
+	client_refused(pre_submit({ type = "srun", gres = "vgpu:mem=50%" }), "hami_hpc_site.lua not found")
+	rc, written = pre_submit({ type = "srun", gres = "vgpu:mem=1G,cores=5" })
+	equal(rc, 0)
+	equal(written.gres, "shard:1,vgpu:1,vgpu_mem:1024,vgpu_cores:5")
+end)
+
+local real_getenv, real_popen = os.getenv, io.popen
+
+-- Runs `body` in a step of a job: with the variables of the gres plugins, or with what scontrol prints.
+local function in_job(environment, shown, body)
+	os.getenv = function(name)
+		return environment[name] or (name == "SLURM_CONF" and real_getenv(name) or nil)
+	end
+	io.popen = function(command)
+		equal(command, "scontrol -o show job 7 2>/dev/null")
+		return {
+			read = function()
+				return shown
+			end,
+			close = function() end,
+		}
+	end
+	local good, problem = pcall(body)
+	os.getenv, io.popen = real_getenv, real_popen
+	if not good then
+		error(problem, 0)
+	end
+end
+
+local IN_STEP = { SLURM_JOB_ID = "7", HAMI_HPC_MEM_MIB = "8192", HAMI_HPC_CORES = "50", SLURM_JOB_PARTITION = "gpu" }
+
+test("srun inside an allocation becomes a step that leaves the job's one vgpu alone", function()
+	in_job(IN_STEP, nil, function()
+		local rc, written = pre_submit({ type = "srun", gres = "gres:vgpu:mem=4G,gres:cores=25,gres:nic:1", jobid = "7" })
+		equal(rc, 0)
+		equal(written.gres, "shard:139,vgpu_mem:4096,vgpu_cores:25,nic:1")
+		rc, written = pre_submit({ type = "srun", gres = "vgpu:mem=4G", jobid = "7" })
+		equal(written.gres, "shard:279,vgpu_mem:4096,vgpu_cores:50")
+		rc, written = pre_submit({ type = "srun", gres = "vgpu" })
+		equal(written.gres, "shard:279,vgpu_mem:8192,vgpu_cores:50")
+		rc, written = pre_submit({ type = "srun", gres = "vgpu:mem=1%,cores=1,mode=mps" })
+		equal(written.gres, "shard:5,vgpu_mem:1280,vgpu_cores:1")
+		equal(written.constraint, nil)
+	end)
+end)
+
+test("a step larger than its job is refused early", function()
+	in_job(IN_STEP, nil, function()
+		client_refused(pre_submit({ type = "srun", gres = "vgpu:mem=9G" }), "mem=9G is more than the job has (8192M)")
+		client_refused(pre_submit({ type = "srun", gres = "vgpu:mem=50%" }), "mem=50% is more than the job has")
+		client_refused(pre_submit({ type = "srun", gres = "vgpu:cores=51" }), "cores=51 is more than the job has (50)")
+	end)
+end)
+
+test("a step may name units itself", function()
+	in_job(IN_STEP, nil, function()
+		for _, gres in ipairs({ "shard:1,vgpu:1,vgpu_mem:5,vgpu_cores:5", "vgpu_mem:5", "vgpu:std:1" }) do
+			local rc, written = pre_submit({ type = "srun", gres = gres })
+			equal(rc, 0)
+			untouched(written)
+		end
+	end)
+end)
+
+test("sbatch inside an allocation makes a new job", function()
+	in_job(IN_STEP, nil, function()
+		local _, written = pre_submit({ type = "sbatch", gres = "vgpu:mem=50G" })
+		equal(written.gres, "vgpu:mem~50G")
+	end)
+end)
+
+test("the shell of an salloc learns the job's units from slurmctld", function()
+	local shown = "JobId=7 Partition=gpu NumNodes=1 TresPerNode=" .. UNITS .. " Comment=TresPerNode=gres:vgpu"
+	in_job({ SLURM_JOB_ID = "7" }, shown, function()
+		local rc, written = pre_submit({ type = "srun", gres = "vgpu:mem=4G" })
+		equal(rc, 0)
+		equal(written.gres, "shard:279,vgpu_mem:4096,vgpu_cores:50")
+	end)
+	in_job(IN_STEP, "", function()
+		-- Another job's step: this step's environment says nothing about it.
+		os.getenv = function(name)
+			return name == "SLURM_JOB_ID" and "8" or IN_STEP[name]
+		end
+		client_refused(pre_submit({ type = "srun", gres = "vgpu:mem=4G", jobid = "7" }), "needs a job that has one")
+	end)
+	for _, line in ipairs({ "", "JobId=7 Partition=gpu TresPerNode=gres:gpu:1 " }) do
+		in_job({ SLURM_JOB_ID = "7" }, line, function()
+			client_refused(pre_submit({ type = "srun", gres = "vgpu:mem=4G" }), "vgpu in a step needs a job that has one")
+		end)
+	end
+end)
+
+test("a step's shards are the fewest where the GPU is not known", function()
+	local here = { SLURM_JOB_ID = "7", HAMI_HPC_MEM_MIB = "8192", HAMI_HPC_CORES = "50", SLURM_JOB_PARTITION = "mixed" }
+	in_job(here, nil, function()
+		local _, written = pre_submit({ type = "srun", gres = "vgpu:mem=4G" })
+		equal(written.gres, "shard:159,vgpu_mem:4096,vgpu_cores:50")
+		_, written = pre_submit({ type = "srun", gres = "vgpu:h200:mem=4G" })
+		equal(written.gres, "shard:279,vgpu_mem:4096,vgpu_cores:50")
+		client_refused(pre_submit({ type = "srun", gres = "vgpu:mem=1%" }), "GPUs of several sizes")
+	end)
+	os.remove(scratch .. "/hami_hpc_site.lua")
+	in_job(here, nil, function()
+		local _, written = pre_submit({ type = "srun", gres = "vgpu:mem=4G" })
+		equal(written.gres, "shard:1,vgpu_mem:4096,vgpu_cores:50")
+	end)
+end)

@@ -1,0 +1,210 @@
+-- SPDX-License-Identifier: Apache-2.0
+-- job_submit. The names used are filters.lua's.
+
+test("a request becomes units in the prefix form it came in", function()
+	for _, prefix in ipairs({ "gres:", "gres/", "" }) do
+		local rc, written = submit({ tres_per_node = prefix .. "vgpu:mem~8G;cores~50" })
+		equal(rc, 0)
+		equal(written.tres_per_node, (string.gsub(UNITS, "gres:", prefix)))
+		equal(written.features, nil)
+	end
+end)
+
+test("a request that no client filter has glued is understood as well", function()
+	local _, written = submit({ tres_per_node = "gres:nic:1,gres:vgpu:mem=8G,gres:cores=50" })
+	equal(written.tres_per_node, UNITS .. ",gres:nic:1")
+end)
+
+test("jobs without vgpu are not touched", function()
+	for _, text in ipairs({ "gres:gpu:1", "gres:shard:4", "gres:xvgpux:1", "license:a", "", string.rep("y", 10000), "\255\254" }) do
+		local rc, written = submit({ tres_per_node = text, tres_per_task = text, qos = "lc", features = "a|b" })
+		equal(rc, 0)
+		untouched(written)
+	end
+	local rc, written = submit({})
+	equal(rc, 0)
+	untouched(written)
+end)
+
+test("the class follows the QoS, or the default QoS", function()
+	local _, written = submit({ tres_per_node = "gres:vgpu", qos = "LC", default_qos = "be" })
+	equal(string.match(written.tres_per_node, "vgpu:(%l+):1"), "lc")
+	_, written = submit({ tres_per_node = "gres:vgpu", default_qos = "be" })
+	equal(string.match(written.tres_per_node, "vgpu:(%l+):1"), "be")
+	_, written = submit({ tres_per_node = "gres:vgpu", qos = "", default_qos = "be" })
+	equal(string.match(written.tres_per_node, "vgpu:(%l+):1"), "be")
+	_, written = submit({ tres_per_node = "gres:vgpu", qos = "normal" })
+	equal(string.match(written.tres_per_node, "vgpu:(%l+):1"), "std")
+end)
+
+test("mode and type become node features beside the job's own", function()
+	local function features(given)
+		local rc, written = submit({ tres_per_node = "gres:vgpu:h200;mode~mps", features = given })
+		return rc == 0 and written.features
+	end
+	equal(features(nil), "vgpu_mps&vgpu_type_h200")
+	equal(features("a"), "a&vgpu_mps&vgpu_type_h200")
+	equal(features("a&b"), "a&b&vgpu_mps&vgpu_type_h200")
+	equal(features("a|b"), "(a|b)&vgpu_mps&vgpu_type_h200")
+	equal(features("(a|b)&c"), "(a|b)&c&vgpu_mps&vgpu_type_h200")
+	equal(features("[a|b]"), "[a|b]&vgpu_mps&vgpu_type_h200")
+	equal(features("vgpu_type_h200&a"), "vgpu_type_h200&a&vgpu_mps")
+	equal(features("vgpu_type_h200,vgpu_mps"), nil, "features that are all there")
+end)
+
+test("a constraint that needs two levels of parentheses is refused", function()
+	refused(submit({ tres_per_node = "gres:vgpu:h200", features = "(a&b)|c" }), "--constraint=(a&b)|c cannot be combined")
+end)
+
+test("a type in the constraint names the GPU of a mixed partition", function()
+	local _, written = submit({ tres_per_node = "gres:vgpu:mem~8G;cores~50", partition = "mixed", features = "vgpu_type_a100" })
+	equal(string.match(written.tres_per_node, "shard:(%d+)"), "159")
+	refused(submit({ tres_per_node = "gres:vgpu", partition = "mixed", features = "vgpu_type_a100|x" }), "of several sizes")
+end)
+
+test("the default partition is used where none is asked for", function()
+	local rc = submit({ tres_per_node = "gres:vgpu" }, { cpu = { flag_default = 1 }, gpu = { flag_default = 0 } })
+	refused(rc, "partition cpu has no GPU that hami_hpc manages; partitions that have: gpu, mixed, small")
+	messages = {}
+	refused(submit({ tres_per_node = "gres:vgpu" }, {}), "partition (default) has no GPU")
+end)
+
+test("all of several partitions must agree", function()
+	refused(submit({ tres_per_node = "gres:vgpu", partition = "gpu,small" }), "partitions gpu, small has GPUs of several")
+end)
+
+test("memory above the largest GPU names it", function()
+	refused(submit({ tres_per_node = "gres:vgpu:mem~200G" }), "the largest, h200, has 143156M")
+end)
+
+test("vgpu in other options is refused with the spelling that works", function()
+	for field, option in pairs({
+		tres_per_job = "--gpus",
+		tres_per_socket = "--gpus-per-socket",
+		tres_per_task = "--gpus-per-task or --tres-per-task",
+		tres_per_node = "--gpus-per-node",
+	}) do
+		for _, value in ipairs({ "gres:gpu:vgpu:mem=8G", "gres/gpu:vgpu", "gres:gpu:1,gres:gpu:vgpu=3" }) do
+			messages = {}
+			refused(submit({ [field] = value }), option .. "=" .. value)
+		end
+	end
+	messages = {}
+	refused(submit({ tres_per_task = "gres/vgpu:mem=8G" }), "use --gres=vgpu:mem=8G,cores=50")
+end)
+
+test("whole GPUs and shards in other options do not go with vgpu", function()
+	refused(submit({ tres_per_node = "gres:vgpu", tres_per_job = "gres:gpu:2" }), "'gpu:2' in one request")
+	messages = {}
+	refused(submit({ tres_per_node = "gres:vgpu", tres_per_task = "gres/shard:2" }), "leave 'shard:2' out")
+end)
+
+test("an exclusive job, which would wait forever for its vgpu, is refused", function()
+	refused(submit({ tres_per_node = "gres:vgpu", shared = 0 }), "vgpu and --exclusive")
+	messages = {}
+	equal(submit({ tres_per_node = "gres:vgpu", shared = 65534 }), 0)
+	equal(submit({ tres_per_node = "gres:gpu:1", shared = 0 }), 0)
+end)
+
+test("units are refused in a batch job and counted again from srun", function()
+	local units = "gres:shard:1,gres:vgpu:1,gres:vgpu_mem:8192,gres:vgpu_cores:50,gres:nic:1"
+	refused(submit({ tres_per_node = units }), "'vgpu_mem:8192' is set by hami_hpc itself")
+	local job, written = record({ tres_per_node = units })
+	equal(hami.job_submit(job, PARTS, 1000), 0)
+	equal(written.tres_per_node, UNITS .. ",gres:nic:1")
+end)
+
+test("units from srun with a class, a count or a part missing are refused", function()
+	for _, units in ipairs({
+		"gres:shard:1,gres:vgpu:lc:1,gres:vgpu_mem:8192,gres:vgpu_cores:50",
+		"gres:vgpu:1,gres:vgpu_mem:8192",
+		"gres:vgpu:1,gres:vgpu_mem:0,gres:vgpu_cores:50",
+		"gres:vgpu:1,gres:vgpu_mem:8192,gres:vgpu_cores:101",
+		"gres:vgpu:1,gres:vgpu_mem:8192,gres:vgpu_mem:1,gres:vgpu_cores:50",
+		"gres:gpu:1,gres:vgpu:1,gres:vgpu_mem:8192,gres:vgpu_cores:50",
+		"gres:vgpu_mem:8192,gres:vgpu_cores:50",
+		"gres:vgpu:1,gres:vgpu_mem:8192,gres:vgpu_cores:50,x gres:shard:1",
+	}) do
+		messages = {}
+		local job = record({ tres_per_node = units })
+		refused(hami.job_submit(job, PARTS, 1000), "cannot be asked for")
+	end
+end)
+
+test("bare shards are refused only where the site says so", function()
+	restore_site("refuse")
+	refused(submit({ tres_per_node = "gres:shard:3" }), "'shard:3' is not allowed on this cluster")
+	messages = {}
+	refused(submit({ tres_per_task = "gres/shard:3" }), "'shard:3' is not allowed")
+	messages = {}
+	local rc, written = submit({ tres_per_node = "gres:gpu:1" })
+	equal(rc, 0)
+	untouched(written)
+end)
+
+test("what Slurm's loose search for gres would find is not let through", function()
+	for _, text in ipairs({ "x gres:vgpu_mem:99999", "xgres:vgpu:std:1", "gresvgpu_cores:1", "gres:vgpu,x gres:shard:1" }) do
+		messages = {}
+		refused(submit({ tres_per_node = text }), "is not understood")
+	end
+	messages = {}
+	refused(submit({ tres_per_task = "x gres:vgpu_mem:99999" }), "cannot carry a vgpu request")
+	messages = {}
+	refused(submit({ tres_per_node = "gres:vgpu", tres_per_task = "x gres:shard:1" }), "leave 'x gres:shard:1' out")
+	restore_site("refuse")
+	messages = {}
+	refused(submit({ tres_per_node = "x gres:shard:3" }), "is not allowed on this cluster")
+end)
+
+test("10 kB of noise after vgpu is refused in one short line", function()
+	refused(submit({ tres_per_node = "gres:vgpu:" .. string.rep("x", 10000) }), "10010 bytes long")
+	messages = {}
+	refused(submit({ tres_per_node = "gres:vgpu:" .. string.rep("\200%s", 100) }), "plain printable ASCII")
+	assert(#messages[1] < 300)
+end)
+
+test("a broken site table keeps the last good one, and says so", function()
+	submit({ tres_per_node = "gres:vgpu" })
+	write_site("return { version = 1,")
+	local rc, written = submit({ tres_per_node = "gres:vgpu:mem~8G;cores~50" })
+	equal(rc, 0)
+	equal(written.tres_per_node, UNITS)
+	equal(#logged, 1)
+	assert(string.find(logged[1], "keeping the last good site table", 1, true), logged[1])
+end)
+
+test("without any good site table vgpu is refused and nothing else", function()
+	local fresh = dofile(modules .. "/hami_hpc.lua")
+	for _, text in ipairs({ "return 3", "return { version = 2 }", "return { version = 1 }", "error('x')", "%",
+		"return { version = 1, gpu_models = { a = {} }, partitions = {} }",
+		"return { version = 1, gpu_models = {}, partitions = { p = {} } }",
+		"return { version = 1, gpu_models = {}, partitions = {}, default_mem = 'lots' }" }) do
+		messages = {}
+		write_site(text)
+		refused(fresh.job_submit(batch({ tres_per_node = "gres:vgpu" }), PARTS, 0), "settings cannot be read")
+		equal(fresh.job_submit(batch({ tres_per_node = "gres:gpu:1" }), PARTS, 0), 0)
+	end
+	os.remove(scratch .. "/hami_hpc_site.lua")
+	messages = {}
+	refused(fresh.job_submit(batch({ tres_per_node = "gres:vgpu" }), PARTS, 0), "hami_hpc_site.lua not found")
+end)
+
+test("a bug refuses vgpu with a clear line and lets other jobs through", function()
+	local broken = function(fields)
+		return setmetatable({}, {
+			__index = function(_, key)
+				return fields[key]
+			end,
+			__newindex = function()
+				error("cannot write")
+			end,
+		})
+	end
+	refused(hami.job_submit(broken({ tres_per_node = "gres:vgpu", script = "x" }), PARTS, 0), "could not be handled")
+	equal(#logged, 1)
+	messages = {}
+	-- A field of an unexpected kind, in a job that is none of ours.
+	equal(hami.job_submit(broken({ tres_per_node = {}, tres_per_job = {} }), PARTS, 0), INVALID_GRES, "unreadable job")
+	messages = {}
+	equal(hami.job_submit(broken({ tres_per_node = "gres:gpu:1", tres_per_job = 7 }), PARTS, 0), 0)
+end)

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store: each run once, whatever is read again, and whole whenever a writer dies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hami_hpc.accounting import ingest, intake, merge, session, store
+from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.times import Period, zone
+
+from .samples import HOUR, Job, fill, make_bill, write_export
+
+T0 = 1_790_000_000
+MONTH_S = 31 * 86400
+
+
+def _hours(root: Path) -> str:
+    return str(make_bill(root, Period(T0 - MONTH_S, T0 + 3 * MONTH_S)).gpu_hours)
+
+
+def _data_files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*.parquet")}
+
+
+def test_reading_the_same_records_again_changes_nothing_not_even_a_file(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    jobs = [Job(job_id=i, start=T0 + i * MONTH_S // 4, end=T0 + i * MONTH_S // 4 + HOUR) for i in range(8)]
+    fill(root, jobs)
+    files, hours = _data_files(root), _hours(root)
+    (step,) = fill(root, jobs, observed=1_950_000_000)
+    assert (step.merged.added, step.merged.changed, step.merged.unchanged) == (0, 0, 8)
+    assert (_data_files(root), _hours(root)) == (files, hours)
+
+
+def test_a_running_job_is_replaced_by_its_end_in_whichever_order_they_are_read(tmp_path: Path) -> None:
+    running = Job(end=None, state="RUNNING", elapsed=600)
+    ended = Job(end=T0 + 2 * HOUR)
+    for name, batches in (("a", ([running], [ended])), ("b", ([ended], [running])), ("c", ([running, ended],))):
+        root = tmp_path / name
+        fill(root, *batches)
+        assert _hours(root) == "2.0000", name
+        assert not store.read_manifest(root).of(store.OPEN)
+
+
+def test_a_running_job_counts_up_to_when_it_was_read(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    fill(root, [Job(end=None, state="RUNNING", elapsed=1800)])
+    assert _hours(root) == "0.5000"
+    fill(root, [Job(end=None, state="RUNNING", elapsed=5400)])
+    assert _hours(root) == "1.5000"
+    fill(root, [Job(end=None, state="RUNNING", elapsed=3600)])
+    assert _hours(root) == "1.5000"
+
+
+def test_each_run_of_a_requeued_job_is_a_run_of_its_own(tmp_path: Path) -> None:
+    again = Job(submit=T0 + HOUR, start=T0 + 2 * HOUR, end=T0 + 3 * HOUR)
+    fill(tmp_path / "store", [Job(state="REQUEUED"), again])
+    assert _hours(tmp_path / "store") == "2.0000"
+
+
+def test_a_run_whose_end_moves_to_another_month_moves_with_it(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    fill(root, [Job(), Job(job_id=2)], observed=1_900_000_000)
+    (step,) = fill(root, [Job(end=T0 + MONTH_S)], observed=1_900_000_001)
+    assert (step.merged.added, step.merged.changed) == (0, 1)
+    assert sum(file.rows for file in store.read_manifest(root).files) == 2
+
+
+def test_jobs_of_two_clusters_with_one_number_are_two_jobs(tmp_path: Path) -> None:
+    fill(tmp_path / "store", [Job(cluster="c1"), Job(cluster="c2")])
+    assert _hours(tmp_path / "store") == "2.0000"
+
+
+def test_many_small_ingests_end_in_few_files(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    for i in range(3 * merge.FILES_PER_MONTH):
+        fill(root, [Job(job_id=i)])
+    manifest = store.read_manifest(root)
+    assert sum(file.rows for file in manifest.files) == 3 * merge.FILES_PER_MONTH
+    assert len(manifest.files) <= merge.FILES_PER_MONTH
+    assert _data_files(root) == {file.name for file in manifest.files}
+
+
+@pytest.mark.parametrize("dies_in", ["_write_new", "_joined", "_merge_rejects", "commit"])
+def test_a_writer_that_dies_leaves_the_store_as_it_was_and_the_next_one_cleans_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_in: str
+) -> None:
+    root = tmp_path / "store"
+    fill(root, [Job(job_id=1)])
+    with monkeypatch.context() as patch:
+        module = store if dies_in == "commit" else merge
+        original = getattr(module, dies_in)
+
+        def die(*arguments: object) -> object:
+            if dies_in != "commit":
+                original(*arguments)
+            raise KeyboardInterrupt
+
+        patch.setattr(module, dies_in, die)
+        with pytest.raises(KeyboardInterrupt):
+            fill(root, [Job(job_id=2)])
+    assert _hours(root) == "1.0000"
+    fill(root, [Job(job_id=2)])
+    assert _hours(root) == "2.0000"
+    assert _data_files(root) == {file.name for file in store.read_manifest(root).files}
+    assert not list(root.glob(".ingest-*"))
+
+
+def test_two_writers_at_once_are_one_writer_and_one_clear_refusal(tmp_path: Path) -> None:
+    export = write_export(tmp_path / "export", [Job()])
+    with store.locked(tmp_path / "store"), pytest.raises(AccountingError, match="another hami-hpc ingest"):
+        ingest.ingest_file(tmp_path / "store", export, ingest.Source(zone("UTC")), T0)
+
+
+def test_a_reject_is_forgotten_once_its_run_is_read_whole(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    fill(root, [Job(tres="gres/gpu")])
+    assert store.read_manifest(root).of(store.REJECTS)[0].rows == 1
+    fill(root, [Job(tres="gres/gpu")])
+    assert store.read_manifest(root).of(store.REJECTS)[0].rows == 1
+    fill(root, [Job()])
+    assert not store.read_manifest(root).of(store.REJECTS)
+    assert _hours(root) == "1.0000"
+
+
+def test_a_period_reads_only_the_files_that_touch_it(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    fill(root, [Job(job_id=i, start=T0 + i * MONTH_S, end=T0 + i * MONTH_S + HOUR) for i in range(6)])
+    manifest = store.read_manifest(root)
+    assert store.records(root, manifest, Period(T0, T0 + HOUR)).count(".parquet") == 1
+    assert store.records(root, manifest, None).count(".parquet") == 6
+
+
+def test_a_store_that_is_not_there_or_not_ours_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AccountingError, match="run hami-hpc ingest"):
+        session.from_store(tmp_path, None)
+    (tmp_path / "manifest.json").write_text('{"version": 9}', encoding="utf-8")
+    with pytest.raises(AccountingError, match="reads version 1"):
+        session.from_store(tmp_path, None)
+
+
+def _sacct(directory: Path, text: str) -> str:
+    """A stand-in for sacct: prints its file, and notes how it was called."""
+    (directory / "lines").write_text(text, encoding="utf-8")
+    script = directory / "sacct"
+    script.write_text(
+        f'#!/bin/sh\necho "$SLURM_TIME_FORMAT $*" >> {directory}/calls\ncat {directory}/lines\n', encoding="utf-8"
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_an_ingest_goes_on_where_the_last_one_stopped_and_reads_an_overlap(tmp_path: Path) -> None:
+    from .samples import export_text
+
+    source = ingest.Source(zone("UTC"), sacct=_sacct(tmp_path, export_text([Job()])), memory_mib=256)
+    steps: list[ingest.Step] = []
+    day = 86400
+    ingest.ingest_sacct(tmp_path / "store", source, T0 - 10 * day, T0 + day, 7 * day, steps.append)
+    ingest.ingest_sacct(tmp_path / "store", source, None, T0 + 2 * day, 7 * day, steps.append)
+    calls = (tmp_path / "calls").read_text(encoding="utf-8").splitlines()
+    assert [call.split(" -S ")[1] for call in calls] == [
+        f"uts{T0 - 10 * day} -E uts{T0 - 3 * day}",
+        f"uts{T0 - 3 * day} -E uts{T0 + day}",
+        f"uts{T0 + day - ingest.OVERLAP_S} -E uts{T0 + 2 * day}",
+    ]
+    assert all(call.startswith("%s -a -D -X -P --noconvert --delimiter=") for call in calls)
+    assert [step.merged.added for step in steps] == [1, 0, 0]
+
+
+def test_an_open_run_that_the_windows_do_not_show_is_asked_for_by_number(tmp_path: Path) -> None:
+    from .samples import export_text
+
+    day = 86400
+    source = ingest.Source(zone("UTC"), sacct=_sacct(tmp_path, export_text([])), memory_mib=256)
+    root = tmp_path / "store"
+    fill(root, [Job(job_id=77, end=None, state="RUNNING", elapsed=60)])
+    vanished = ingest.ingest_sacct(root, source, T0 + 8 * day, T0 + 9 * day, 7 * day, lambda step: None)
+    assert vanished == 1
+    assert "-j 77" in (tmp_path / "calls").read_text(encoding="utf-8").splitlines()[-1]
+
+
+def test_a_sacct_that_fails_is_quoted_and_changes_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "sacct"
+    script.write_text("#!/bin/sh\necho 'sacct: error: slurmdbd: Connection refused' >&2\nexit 1\n", encoding="utf-8")
+    script.chmod(0o755)
+    source = ingest.Source(zone("UTC"), sacct=str(script))
+    with pytest.raises(AccountingError, match="Connection refused"):
+        ingest.ingest_sacct(tmp_path / "store", source, T0, T0 + 86400, 86400, lambda step: None)
+    assert not store.read_manifest(tmp_path / "store").generation
+
+
+def test_a_session_spills_to_disk_rather_than_exceed_its_memory(tmp_path: Path) -> None:
+    con = intake.connect(64, spill=tmp_path)
+    (limit,) = con.execute("SELECT current_setting('memory_limit')").fetchall()[0]
+    assert limit.startswith("64")
