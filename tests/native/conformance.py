@@ -49,8 +49,12 @@ class Slice:
         if self.machine:
             out["LD_LIBRARY_PATH"] = str(BUILD / "sim")
             out["HAMI_SIM"] = str(self.machine)
+        libraries = [str(INTERPOSER)] if preload else []
+        if self.machine:
+            libraries.append(str(BUILD / "sim/libhami-sim-kernel.so"))  # behind the interposer, as the real one is
+        if libraries:
+            out["LD_PRELOAD"] = " ".join(libraries)
         if preload:
-            out["LD_PRELOAD"] = " ".join(filter(None, (out.get("LD_PRELOAD"), str(INTERPOSER))))
             out[c.ENV_LIMITS] = str(self.limits)
         out["LIMIT_MIB"] = str(self.limit_mib)
         return out | self.extra

@@ -11,6 +11,7 @@
  */
 #ifndef SIM_RM_ABI_H
 #define SIM_RM_ABI_H
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/ioctl.h>
 
@@ -20,6 +21,7 @@ enum {
 	RM_CLASS_CLIENT = 0x41,
 	RM_CLASS_DEVICE = 0x80,
 	RM_CLASS_SUBDEVICE = 0x2080,
+	RM_CLASS_DEVICE_MEMORY = 0x40,
 	RM_CLASS_GROUP = 0xa06c,
 	RM_CLASS_CHANNEL_LOW_BYTE = 0x6f,
 };
@@ -35,6 +37,7 @@ enum { RM_ENGINE_COMPUTE = 1, RM_ENGINE_COPY = 9 };
 /* Statuses, as in the open kernel modules' nvstatuscodes.h. */
 enum {
 	RM_OK = 0,
+	RM_NO_MEMORY = 0x51,
 	RM_INSUFFICIENT_PERMISSIONS = 0x1b,
 	RM_INVALID_ARGUMENT = 0x1f,
 	RM_INVALID_CLASS = 0x22,
@@ -54,6 +57,18 @@ struct rm_alloc { /* NVOS64 */
 	uint64_t rights __attribute__((aligned(8)));
 	uint32_t size, flags, status;
 };
+
+/* The head of NV_MEMORY_ALLOCATION_PARAMS; attributes' bits 25 and 26 are 0 for the GPU's own memory. */
+struct rm_memory {
+	uint32_t owner, type, flags, width, height, pitch, attributes, attributes2, format, compression,
+		zcull;
+	uint64_t range_low __attribute__((aligned(8))), range_high, size;
+};
+_Static_assert(offsetof(struct rm_memory, size) == 64, "NV_MEMORY_ALLOCATION_PARAMS");
+
+/* Handles of memory: the kernel keeps no record of those, the state has the sums. */
+#define RM_MEMORY_HANDLES 0x6d000000u
+#define RM_CLIENT_HANDLES 0xc1d00000u
 
 struct rm_control { /* NVOS54 */
 	uint32_t client, object, command, flags;

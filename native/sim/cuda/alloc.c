@@ -11,9 +11,9 @@ static CUresult allocate(struct CUctx_st *c, CUdeviceptr *out, size_t size, bool
 	if (!out || !size)
 		return CUDA_ERROR_INVALID_VALUE;
 	sim_process_lock();
+	c->heap.managed = managed;
 	CUresult result = managed ? heap_alloc_whole(&c->heap, size, out) : heap_alloc(&c->heap, size, out);
-	if (result == CUDA_SUCCESS && managed)
-		region_find((uintptr_t)*out)->managed = true;
+	c->heap.managed = false;
 	sim_process_unlock();
 	return result;
 }

@@ -6,12 +6,14 @@
  * preloaded) contexts do without.
  */
 #include "../core/rm_abi.h"
-#include "sim_cuda.h"
+#include "memory.h"
 
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum {
@@ -30,6 +32,19 @@ static struct {
 	bool absent; /* nobody answers */
 	uint32_t client, next_handle;
 } rm = {.fd = -1};
+
+/* Memory that is held, by its size: frees name the size alone. */
+struct held {
+	struct held *next;
+	uint64_t bytes;
+	uint32_t handle;
+};
+static struct {
+	pthread_mutex_t lock; /* of all static state here; taken inside sim.lock and alone */
+	struct held *by_size[256];
+	uint32_t device[SIM_MAX_GPUS]; /* handle of the device that memory is below */
+	uint32_t next_handle;
+} memory = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static bool allocate(uint32_t parent, uint32_t *object, uint32_t class_id, uint32_t parameter)
 {
@@ -83,8 +98,68 @@ static bool make_group(uint32_t device, uint32_t gpu, bool compute)
 	return true;
 }
 
-/* With sim.lock held. */
-CUresult sim_channels_open(struct CUctx_st *c)
+static struct held **bucket(uint64_t bytes)
+{
+	return &memory.by_size[bytes / FRAME_BYTES % (sizeof memory.by_size / sizeof *memory.by_size)];
+}
+
+static void free_memory(uint32_t gpu, uint32_t handle)
+{
+	struct rm_free f = {.client = rm.client, .parent = memory.device[gpu], .object = handle};
+	ioctl(rm.fd, RM_REQUEST(RM_NR_FREE, struct rm_free), &f);
+}
+
+/* memory.lock is held. */
+static uint32_t ask_for_memory(uint32_t gpu, uint64_t bytes, uint32_t handle)
+{
+	if (!memory.device[gpu] && !allocate_new(rm.client, &memory.device[gpu], RM_CLASS_DEVICE, gpu))
+		return RM_INSUFFICIENT_RESOURCES;
+	struct rm_memory p = {.size = bytes};
+	struct rm_alloc a = {.client = rm.client,
+			     .parent = memory.device[gpu],
+			     .object = handle,
+			     .class_id = RM_CLASS_DEVICE_MEMORY,
+			     .params = (uint64_t)(uintptr_t)&p,
+			     .size = sizeof p};
+	return ioctl(rm.fd, RM_REQUEST(RM_NR_ALLOC, struct rm_alloc), &a) ? RM_NOT_SUPPORTED : a.status;
+}
+
+CUresult sim_rm_memory_take(uint32_t gpu, uint64_t bytes)
+{
+	CUresult result = CUDA_SUCCESS;
+	struct held *h;
+	pthread_mutex_lock(&memory.lock);
+	if (!open_client())
+		goto out;
+	h = malloc(sizeof *h);
+	if (!h || ask_for_memory(gpu, bytes, RM_MEMORY_HANDLES + memory.next_handle + 1) != RM_OK) {
+		free(h);
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+		goto out;
+	}
+	*h = (struct held){
+		.next = *bucket(bytes), .bytes = bytes, .handle = RM_MEMORY_HANDLES + ++memory.next_handle};
+	*bucket(bytes) = h;
+out:
+	pthread_mutex_unlock(&memory.lock);
+	return result;
+}
+
+void sim_rm_memory_give(uint32_t gpu, uint64_t bytes)
+{
+	pthread_mutex_lock(&memory.lock);
+	for (struct held **at = bucket(bytes); *at; at = &(*at)->next)
+		if ((*at)->bytes == bytes) {
+			struct held *h = *at;
+			*at = h->next;
+			free_memory(gpu, h->handle);
+			free(h);
+			break;
+		}
+	pthread_mutex_unlock(&memory.lock);
+}
+
+static CUresult open_channels(struct CUctx_st *c)
 {
 	if (!open_client())
 		return CUDA_SUCCESS;
@@ -101,6 +176,15 @@ CUresult sim_channels_open(struct CUctx_st *c)
 		return CUDA_SUCCESS;
 	sim_channels_close(c);
 	return CUDA_ERROR_UNKNOWN;
+}
+
+/* With sim.lock held. */
+CUresult sim_channels_open(struct CUctx_st *c)
+{
+	pthread_mutex_lock(&memory.lock);
+	CUresult result = open_channels(c);
+	pthread_mutex_unlock(&memory.lock);
+	return result;
 }
 
 void sim_channels_close(struct CUctx_st *c)
@@ -120,4 +204,7 @@ void sim_channels_fork_child(void)
 	rm.fd = -1;
 	rm.client = 0;
 	rm.absent = false;
+	pthread_mutex_init(&memory.lock, NULL);
+	memset(memory.by_size, 0, sizeof memory.by_size); /* the parent's */
+	memset(memory.device, 0, sizeof memory.device);
 }

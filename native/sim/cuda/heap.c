@@ -5,7 +5,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-CUresult sim_memory_charge(uint32_t device, uint64_t bytes)
+/* Managed memory is not the kernel's to give: it is counted, and not asked for. */
+static CUresult count_memory(uint32_t device, uint64_t bytes)
 {
 	sim_lock(&sim.view);
 	int rc = sim_charge(&sim.view, device, bytes);
@@ -13,11 +14,26 @@ CUresult sim_memory_charge(uint32_t device, uint64_t bytes)
 	return rc ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
-void sim_memory_uncharge(uint32_t device, uint64_t bytes)
+static void uncount_memory(uint32_t device, uint64_t bytes)
 {
 	sim_lock(&sim.view);
 	sim_uncharge(&sim.view, device, bytes);
 	sim_unlock(&sim.view);
+}
+
+CUresult sim_memory_charge(uint32_t device, uint64_t bytes)
+{
+	SIM_CHECK(sim_rm_memory_take(device, bytes));
+	CUresult result = count_memory(device, bytes);
+	if (result != CUDA_SUCCESS)
+		sim_rm_memory_give(device, bytes);
+	return result;
+}
+
+void sim_memory_uncharge(uint32_t device, uint64_t bytes)
+{
+	uncount_memory(device, bytes);
+	sim_rm_memory_give(device, bytes);
 }
 
 static void list_add(struct region **head, struct region *r)
@@ -50,7 +66,7 @@ static void count_used(struct heap *h, uint64_t bytes)
 /* A charged region. */
 static CUresult grow(struct heap *h, size_t bytes, enum region_kind kind, struct region **out)
 {
-	CUresult result = sim_memory_charge(h->device, bytes);
+	CUresult result = (h->managed ? count_memory : sim_memory_charge)(h->device, bytes);
 	if (result != CUDA_SUCCESS && h->keep && h->reserved > h->used) {
 		heap_trim(h, 0);
 		result = sim_memory_charge(h->device, bytes);
@@ -58,9 +74,10 @@ static CUresult grow(struct heap *h, size_t bytes, enum region_kind kind, struct
 	SIM_CHECK(result);
 	struct region *r = region_take(bytes, PROT_READ | PROT_WRITE);
 	if (!r) {
-		sim_memory_uncharge(h->device, bytes);
+		(h->managed ? uncount_memory : sim_memory_uncharge)(h->device, bytes);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	r->managed = h->managed;
 	r->kind = kind;
 	r->heap = h;
 	r->device = h->device;
@@ -84,8 +101,9 @@ static void shrink(struct heap *h, struct region *r)
 		sim_lock(&sim.view);
 		sim_shared_leave(&sim.view, r->shared_id);
 		sim_unlock(&sim.view);
+		sim_rm_memory_give(h->device, r->bytes);
 	} else {
-		sim_memory_uncharge(h->device, r->bytes);
+		(r->managed ? uncount_memory : sim_memory_uncharge)(h->device, r->bytes);
 	}
 	region_give(r);
 }

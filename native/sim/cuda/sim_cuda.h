@@ -48,7 +48,8 @@ struct heap {
 	uint32_t device;
 	struct CUctx_st *context; /* NULL for a pool */
 	size_t block_bytes;
-	bool keep; /* freed memory stays charged until heap_trim */
+	bool keep;    /* freed memory stays charged until heap_trim */
+	bool managed; /* while cuMemAllocManaged allocates */
 	struct region *blocks, *whole, *idle;
 	uint64_t reserved, reserved_high, used, used_high;
 };
@@ -174,6 +175,12 @@ void sim_ipc_fork_child(void);
 void sim_host_fork_child(void);
 
 /* Charges bytes of device memory to this process, or gives them back. Takes the shared mutex. */
+/*
+ * What libcuda asks the kernel for before it counts, and gives back after (channels.c): bytes in whole 2 MiB.
+ * Nothing where no simulated kernel answers.
+ */
+CUresult sim_rm_memory_take(uint32_t gpu, uint64_t bytes);
+void sim_rm_memory_give(uint32_t gpu, uint64_t bytes);
 CUresult sim_memory_charge(uint32_t device, uint64_t bytes);
 void sim_memory_uncharge(uint32_t device, uint64_t bytes);
 

@@ -35,6 +35,8 @@ void vmm_release(struct physical *p)
 	else
 		sim_uncharge(&sim.view, p->gpu, p->bytes);
 	sim_unlock(&sim.view);
+	if (!p->imported)
+		sim_rm_memory_give(p->gpu, p->bytes);
 	for (struct physical **at = &handles; *at; at = &(*at)->next)
 		if (*at == p) {
 			*at = p->next;
@@ -209,6 +211,7 @@ static CUresult import(int fd, uint64_t id, CUmemGenericAllocationHandle *out)
 		p = own >= 0 ? add_handle(own, id, gpu, bytes) : NULL;
 		if (!p)
 			return CUDA_ERROR_OPERATING_SYSTEM;
+		p->imported = true;
 		p->shared = true;
 	}
 	*out = (CUmemGenericAllocationHandle)(uintptr_t)p;

@@ -11,6 +11,7 @@ struct physical {
 	uint32_t gpu;
 	int fd;
 	unsigned references; /* handles not yet released, and mappings */
+	bool imported;       /* another process asked the kernel for it */
 	bool shared;         /* in the shared table: others may hold it too */
 	CUmemAllocationProp properties;
 };

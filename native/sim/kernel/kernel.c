@@ -108,6 +108,8 @@ static uint32_t allocate(int fd, struct rm_alloc *a)
 	struct object *o;
 	uint32_t parameter =
 		a->params && a->size >= sizeof parameter ? *(const uint32_t *)(uintptr_t)a->params : 0;
+	if (a->class_id == RM_CLASS_DEVICE_MEMORY)
+		return objects_find(a->client, a->parent, fd) ? RM_OK : RM_INVALID_OBJECT_HANDLE;
 	if (a->class_id == RM_CLASS_CLIENT) {
 		if (parameter >= SIM_MAX_SLOTS || kernel.view.state->slot[parameter].pid != getpid())
 			return RM_INVALID_ARGUMENT;
@@ -207,6 +209,10 @@ static void answer_control(int fd, struct rm_control *c)
 
 static void free_object(int fd, struct rm_free *f)
 {
+	if (f->object >= RM_MEMORY_HANDLES && f->object < RM_CLIENT_HANDLES) {
+		f->status = RM_OK;
+		return;
+	}
 	f->status = objects_free(f->client, f->object, fd);
 	for (uint32_t g = 0; f->status == RM_OK && g < kernel.view.machine.gpu_count; g++)
 		if (kernel.paused[g])

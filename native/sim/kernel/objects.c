@@ -60,7 +60,7 @@ uint32_t objects_add(const struct rm_alloc *a, int fd, uint32_t parameter, struc
 	if (table.count == OBJECTS_MAX)
 		return RM_INSUFFICIENT_RESOURCES;
 	if (a->class_id == RM_CLASS_CLIENT) {
-		o.client = o.handle = 0xc1d00000u + ++table.clients;
+		o.client = o.handle = RM_CLIENT_HANDLES + ++table.clients;
 		o.parent = 0;
 	} else if (a->class_id == RM_CLASS_DEVICE || a->class_id == RM_CLASS_SUBDEVICE ||
 		   a->class_id == RM_CLASS_GROUP || object_is_channel(&o)) {

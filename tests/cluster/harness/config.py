@@ -61,7 +61,7 @@ def install(layout: Layout) -> bool:
 
 def _install_simulation(layout: Layout) -> None:
     sim = _BUILD / "native" / "sim"
-    for library in ("libcuda.so.1", "libnvidia-ml.so.1"):
+    for library in ("libcuda.so.1", "libnvidia-ml.so.1", "libhami-sim-kernel.so"):
         _copy(sim / library, layout.driver / library)
     if (layout.machine / "machine.conf").exists():
         return
@@ -204,7 +204,14 @@ def _stage_script(layout: Layout, stage: str) -> str:
 def _task_prolog(layout: Layout) -> str:
     """TaskProlog prints what slurmstepd puts into the task's environment."""
     lines = (f"echo 'export {name}={value}'\n" for name, value in driver_environment(layout).items())
-    return "#!/bin/sh\n" + "".join(lines) + f'echo "export PATH=$PATH:{layout.bin}"\n'
+    # The simulated kernel answers behind whatever is preloaded already: here, SPANK's interposer.
+    kernel = layout.driver / "libhami-sim-kernel.so"
+    preload = f"""case ":$LD_PRELOAD:" in
+*":{kernel}:"*) ;;
+*) echo "export LD_PRELOAD=${{LD_PRELOAD:+$LD_PRELOAD:}}{kernel}" ;;
+esac
+"""
+    return "#!/bin/sh\n" + "".join(lines) + preload + f'echo "export PATH=$PATH:{layout.bin}"\n'
 
 
 def _write_configuration(layout: Layout) -> list[bool]:
