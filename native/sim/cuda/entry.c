@@ -51,9 +51,11 @@ static CUresult find(const char *symbol, void **out, int version, cuuint64_t fla
 
 CUresult cuGetProcAddress(const char *symbol, void **out, int version, cuuint64_t flags)
 {
-	return find(symbol, out, version, flags, NULL);
+	SIM_CHECK(find(symbol, out, version, flags, NULL));
+	return *out ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND; /* so documented up to 11.8 */
 }
 
+/* A name that is not found is no error since 12.0: the status says it. */
 CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, cuuint64_t flags,
 			     CUdriverProcAddressQueryResult *status)
 {

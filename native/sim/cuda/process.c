@@ -32,10 +32,12 @@ CUresult sim_enter(enum api_id id)
 static void before_fork(void)
 {
 	sim_process_lock();
+	sim_worker_before_fork();
 }
 
 static void after_fork_parent(void)
 {
+	sim_worker_after_fork();
 	sim_process_unlock();
 }
 
@@ -43,7 +45,6 @@ static void after_fork_parent(void)
  * allocated stays mapped and is never used again. */
 static void after_fork_child(void)
 {
-	pthread_mutex_init(&sim.lock, NULL);
 	atomic_store(&sim.ready, false);
 	atomic_fetch_add(&sim.generation, 1);
 	sim_fork_child(&sim.view);
@@ -59,6 +60,7 @@ static void after_fork_child(void)
 	sim_ipc_fork_child();
 	sim_host_fork_child();
 	sim_worker_fork_child();
+	sim_process_unlock();
 }
 
 static CUresult open_machine(void)

@@ -139,6 +139,9 @@ CUresult sim_callback(struct CUstream_st *stream, void (*function)(void *), void
 /* How many callbacks have run; and waits until that many have. */
 uint64_t sim_callbacks_done(void);
 void sim_callbacks_wait(uint64_t count);
+/* Around a fork, so that the child finds the worker's mutex in its own hands. */
+void sim_worker_before_fork(void);
+void sim_worker_after_fork(void);
 void sim_worker_fork_child(void);
 
 /* Memory that may be idle is returned at every synchronisation (pool.c). */

@@ -95,12 +95,22 @@ void sim_callbacks_wait(uint64_t count)
 	pthread_mutex_unlock(&worker.lock);
 }
 
+void sim_worker_before_fork(void)
+{
+	pthread_mutex_lock(&worker.lock);
+}
+
+void sim_worker_after_fork(void)
+{
+	pthread_mutex_unlock(&worker.lock);
+}
+
 void sim_worker_fork_child(void)
 {
-	pthread_mutex_init(&worker.lock, NULL);
 	pthread_cond_init(&worker.changed, NULL);
 	worker.started = false;
 	worker.first = NULL;
 	worker.submitted = 0;
 	atomic_store(&worker.done, 0);
+	sim_worker_after_fork();
 }

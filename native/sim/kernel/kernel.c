@@ -47,9 +47,16 @@ static void after_fork_parent(void)
 
 static void after_fork_child(void)
 {
-	pthread_mutex_init(&kernel.lock, NULL);
 	objects_forget();
 	memset(kernel.paused, 0, sizeof kernel.paused);
+	pthread_mutex_unlock(&kernel.lock);
+}
+
+/* At load, so before libcuda does the same: handlers before a fork run in reverse, and libcuda's mutex comes
+ * first. */
+__attribute__((constructor)) static void watch_forks(void)
+{
+	pthread_atfork(before_fork, after_fork_parent, after_fork_child);
 }
 
 /* With the mutex held: maps the machine at the first call. */
@@ -64,8 +71,7 @@ static bool ready(void)
 		return false;
 	snprintf(path, sizeof path, "%.3000s/nvidiactl", dir);
 	if (stat(path, &kernel.control_file) != 0 || sim_open(&kernel.view) != 0 ||
-	    faults_read(&kernel.faults, kernel.view.dir) != 0 ||
-	    pthread_atfork(before_fork, after_fork_parent, after_fork_child) != 0)
+	    faults_read(&kernel.faults, kernel.view.dir) != 0)
 		return false;
 	kernel.failed = false;
 	return kernel.opened = true;

@@ -63,6 +63,15 @@ static void print_gpu(const struct sim_view *v, uint32_t g, int with_runs)
 	printf("}");
 }
 
+/* With the mutex held: no more than will be printed. */
+static void copy_state(struct sim_state *to, const struct sim_state *from, int with_runs)
+{
+	for (uint32_t g = 0; g < from->gpu_count; g++)
+		memcpy(&to->gpu[g], &from->gpu[g],
+		       with_runs ? sizeof to->gpu[g] : offsetof(struct sim_gpu, log));
+	memcpy(to->slot, from->slot, sizeof to->slot);
+}
+
 int main(int argc, char **argv)
 {
 	int with_runs = 0;
@@ -76,14 +85,14 @@ int main(int argc, char **argv)
 	if (sim_open(&view) != 0)
 		return 1;
 	/* A copy, so that a slow reader of our output keeps nobody waiting. */
-	struct sim_state *copy = malloc(sizeof *copy), *shared = view.state;
+	struct sim_state *copy = calloc(1, sizeof *copy), *shared = view.state;
 	if (!copy)
 		return 1;
 	sim_lock(&view);
 	sim_sweep(&view);
 	for (uint32_t g = 0; g < view.machine.gpu_count; g++)
 		timeline_advance(&view, g, timeline_now());
-	memcpy(copy, shared, sizeof *copy);
+	copy_state(copy, shared, with_runs);
 	sim_unlock(&view);
 	view.state = copy;
 	printf("{\"now_ns\": %" PRIu64 ", \"gpus\": [", timeline_now());

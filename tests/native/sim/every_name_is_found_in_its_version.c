@@ -32,6 +32,10 @@ static void check_missing(void)
 	CHECK(!found && status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
 	OK(cuGetProcAddress("cuMemAllocAsync", &found, 11010, 0, &status));
 	CHECK(!found && status == CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
+	CUresult (*first_version)(const char *, void **, int, cuuint64_t);
+	OK(cuGetProcAddress("cuGetProcAddress", (void **)&first_version, 11030, 0, &status));
+	GIVES(CUDA_ERROR_NOT_FOUND, first_version("cuNoSuchThing", &found, 11030, 0));
+	OK(first_version("cuInit", &found, 11030, 0));
 	GIVES(CUDA_ERROR_INVALID_VALUE, cuGetProcAddress("cuInit", &found, 14000, 0, &status));
 	GIVES(CUDA_ERROR_INVALID_VALUE, cuGetProcAddress(NULL, &found, 13000, 0, &status));
 	OK(cuGetProcAddress("cuArrayCreate", &found, 13000, 0, &status));

@@ -12,7 +12,7 @@ static struct {
 
 static struct {
 	uint64_t on_ns, off_ns, phase_ns;
-	volatile int stop;
+	_Atomic int stop;
 } cycle;
 
 /* Times from CLOCK_MONOTONIC modulo the period, so that processes agree on the phase. */
