@@ -19,10 +19,10 @@ ZONE = "Europe/Berlin"
 _JOBS = """
 WITH drawn AS (
   SELECT i, 1000000 + i AS id,
-    (hash(i, 1) >> 11) / 9007199254740992.0 AS u_user, (hash(i, 2) >> 11) / 9007199254740992.0 AS u_time,
-    (hash(i, 3) >> 11) / 9007199254740992.0 AS u_state, (hash(i, 4) >> 11) / 9007199254740992.0 AS u_kind,
-    (hash(i, 5) >> 11) / 9007199254740992.0 AS u_size, (hash(i, 6) >> 11) / 9007199254740992.0 AS u_wait,
-    (hash(i, 7) >> 1)::BIGINT AS h
+    (hash(i || 'a') >> 11) / 9007199254740992.0 AS u_user, (hash(i || 'b') >> 11) / 9007199254740992.0 AS u_time,
+    (hash(i || 'c') >> 11) / 9007199254740992.0 AS u_state, (hash(i || 'd') >> 11) / 9007199254740992.0 AS u_kind,
+    (hash(i || 'e') >> 11) / 9007199254740992.0 AS u_size, (hash(i || 'f') >> 11) / 9007199254740992.0 AS u_wait,
+    (hash(i || 'g') >> 1)::BIGINT AS h
   FROM range({jobs}) AS r(i)
 ), shaped AS (
   SELECT *, floor({users} * pow(u_user, 3))::BIGINT AS user_number,
@@ -38,8 +38,9 @@ WITH drawn AS (
       WHEN u_state < 0.995 THEN 'PREEMPTED' ELSE 'NODE_FAIL' END AS state,
     CASE WHEN h % 200 = 0 THEN h % 900 ELSE 0 END AS suspended,
     2 + 2 * (h % 8) AS cores8, [4096, 8192, 12288, 16384, 24576, 32768, 49152, 71578][1 + (h >> 8) % 8] AS mem_mib,
-    [5, 10, 20, 25, 30, 50, 75, 100][1 + (h >> 16) % 8] AS percent, ['std', 'std', 'lc', 'be'][1 + (h >> 24) % 4] AS cls,
-    ['h200', 'a100'][1 + (h >> 28) % 2] AS model, 1 + (h >> 32) % 120 AS node
+    [5, 10, 20, 25, 30, 50, 75, 100][1 + (h >> 16) % 8] AS percent,
+    ['std', 'std', 'lc', 'be'][1 + (h >> 24) % 4] AS cls, ['h200', 'a100'][1 + (h >> 28) % 2] AS model,
+    1 + (h >> 32) % 120 AS node
   FROM drawn
 ), timed AS (
   SELECT *, submit + wait AS s, submit + wait + length + suspended AS e,

@@ -145,10 +145,11 @@ WITH chosen AS (
   QUALIFY row_number() OVER (PARTITION BY u.job_id, u.gpu_uuid, u.start_unix_ns
     ORDER BY abs(u.start_unix_ns // 1000000000 - r.start_s)) = 1
 )
-SELECT r.cluster, r.job_name, r.account, r.username, r.state, r.start_s, r.until_s - r.start_s - r.suspended_s,
+SELECT r.cluster, coalesce(r.job_name, r.job_id::VARCHAR) AS job, r.account, r.username, r.state, r.start_s,
+  r.until_s - r.start_s - r.suspended_s,
   r.held, r.partition, r.host, r.features, count(u.start_unix_ns), count(*) FILTER (u.usage <> 'ok'),
   coalesce(max(u.peak_bytes), 0), coalesce(sum(u.gpu_busy_ns), 0)::BIGINT, coalesce(sum(u.throttled_ns), 0)::BIGINT,
   coalesce(sum(u.oom_count), 0)::BIGINT
 FROM chosen AS r LEFT JOIN matched AS u USING (cluster, job_id, submit_s)
-GROUP BY ALL ORDER BY r.start_s, r.job_name
+GROUP BY ALL ORDER BY r.start_s, job
 """

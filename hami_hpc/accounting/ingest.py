@@ -104,7 +104,7 @@ def _ingest(
     con = intake.connect(source.memory_mib, spill=scratch)
     try:
         counts = intake.load(con, export, source.tz, source.cluster, made_s, scratch)
-        manifest, merged = merge(con, root, store.read_manifest(root), scratch)
+        manifest, merged = merge(con, root, store.read_manifest(root))
     finally:
         con.close()
     if until_s is not None:

@@ -21,7 +21,7 @@ from hami_hpc.accounting.tres import TresError, parse_alloc_tres
 RECORD_COLUMNS = {
     "cluster": "VARCHAR",
     "job_id": "BIGINT",  # Slurm's own number; with submit_s the key of one run
-    "job_name": "VARCHAR",  # as users write it: 100_3, 200+1
+    "job_name": "VARCHAR",  # as users write it, where that is another: 100_3, 200+1
     "account": "VARCHAR",
     "username": "VARCHAR",
     "partition": "VARCHAR",

@@ -48,9 +48,17 @@ def stage(export: Export, target: Path) -> str:
         f"({_raw(name)} NOT IN {_NO_TIME} AND {_time(export, name)} IS NULL)" for name in ("Submit", "Start", "End")
     )
     elapsed = "ElapsedRaw" if "ElapsedRaw" in export.columns else "Elapsed"
+    job = _raw("JobIDRaw")
     selected = [
-        *(_text(export, name) for name in ("JobIDRaw", "JobID", "Account", "User", "UID", "Partition", "QOS")),
-        *(_text(export, name) for name in ("State", "AllocTRES", "NodeList", "Constraints", "Cluster")),
+        f"TRY_CAST({job} AS BIGINT) AS job_id",
+        f"contains({job}, '.') AS is_step",
+        f"CASE WHEN TRY_CAST({job} AS BIGINT) IS NULL THEN {job} END AS odd_id",
+        # Most jobs are called by their number, which needs no second column of text.
+        f"nullif(nullif({_text(export, 'JobID')}, {job}), '') AS job_name",
+        f"coalesce(nullif({_text(export, 'User')}, ''), 'uid:' || nullif({_text(export, 'UID')}, ''), '(unknown)') "
+        "AS username",
+        *(f"{_text(export, name)} AS {name}" for name in ("Account", "Partition", "QOS", "State", "AllocTRES")),
+        *(f"{_text(export, name)} AS {name}" for name in ("NodeList", "Constraints", "Cluster")),
         *times,
         f"({bad_times}) AS time_bad",
         f"{_duration(export, elapsed)} AS elapsed_s",
@@ -78,7 +86,7 @@ def check(
     return f"""
 COPY (
 WITH zoned AS (
-  SELECT *, TRY_CAST(JobIDRaw AS BIGINT) AS job_id, coalesce(suspended_s, 0) AS suspended0_s,
+  SELECT *, coalesce(suspended_s, 0) AS suspended0_s,
     {early.format("submit_t")} AS submit_s, {early.format("eligible_t")} AS eligible_s,
     {early.format("start_t")} AS start_early, {late.format("start_t")} AS start_late,
     {early.format("end_t")} AS end_early, {late.format("end_t")} AS end_late,
@@ -99,15 +107,16 @@ WITH zoned AS (
   FROM folded
 )
 SELECT coalesce(nullif(Cluster, ''), {literal(cluster)}) AS cluster, job_id,
-  coalesce(nullif(JobID, ''), JobIDRaw) AS job_name, coalesce(Account, '') AS account,
-  coalesce(nullif("User", ''), 'uid:' || nullif(UID, ''), '(unknown)') AS username,
+  job_name, coalesce(Account, '') AS account, username,
   coalesce(Partition, '') AS partition, coalesce(QOS, '') AS qos, state_word AS state, submit_s, eligible_s,
   start_s, end_s, suspended0_s AS suspended_s, coalesce(held, '') AS held,
-  regexp_replace(NodeList, '^([^\\[,]*)(?:\\[([^\\],-]*)[^\\]]*\\]([^,\\[]*))?.*$', '\\1\\2\\3') AS host,
+  CASE WHEN contains(NodeList, '[')
+    THEN regexp_replace(NodeList, '^([^\\[,]*)(?:\\[([^\\],-]*)[^\\]]*\\]([^,\\[]*))?.*$', '\\1\\2\\3')
+    ELSE split_part(NodeList, ',', 1) END AS host,
   CASE WHEN held = '' THEN '' ELSE coalesce(Constraints, '') END AS features,
   CASE WHEN end_s IS NULL THEN coalesce(start_s + wall_s, {observed_s}) ELSE {observed_s} END AS observed_s,
   CASE
-    WHEN JobIDRaw LIKE '%.%' THEN 'step'
+    WHEN is_step THEN 'step'
     WHEN job_id IS NULL THEN 'job'
     WHEN time_bad OR submit_t IS NULL THEN 'time'
     WHEN start_t IS NULL AND state_word <> 'RUNNING' THEN 'never started'
@@ -125,7 +134,7 @@ SELECT coalesce(nullif(Cluster, ''), {literal(cluster)}) AS cluster, job_id,
   END AS verdict,
   CASE verdict
     WHEN 'tres' THEN fault || ': ' || left(AllocTRES, 80)
-    WHEN 'job' THEN 'JobIDRaw ' || left(JobIDRaw, 40)
+    WHEN 'job' THEN 'JobIDRaw ' || left(odd_id, 40)
     WHEN 'record' THEN NULL
     ELSE 'State ' || State || ', start ' || coalesce(start_t::VARCHAR, '-') || ', end '
       || coalesce(end_t::VARCHAR, '-') || ', elapsed ' || coalesce(elapsed_s::VARCHAR, '-') || ' s, suspended '
@@ -169,7 +178,7 @@ def _raw(name: str) -> str:
 
 def _text(export: Export, name: str) -> str:
     assert name in REQUIRED + OPTIONAL
-    return f"{_raw(name) if name in export.columns else literal('')} AS {name}"
+    return _raw(name) if name in export.columns else literal("")
 
 
 def _time(export: Export, name: str) -> str:

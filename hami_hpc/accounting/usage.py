@@ -109,7 +109,7 @@ FROM timed GROUP BY ALL ORDER BY ALL
 """
 
 _LEFT_OUT = """
-SELECT p.problem, count(*), list(r.job_name ORDER BY r.job_id, r.submit_s)[:5]
+SELECT p.problem, count(*), list(coalesce(r.job_name, r.job_id::VARCHAR) ORDER BY r.job_id, r.submit_s)[:5]
 FROM active AS r JOIN parts AS p
   ON r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features
 WHERE p.problem <> '' GROUP BY 1 ORDER BY 1
