@@ -108,11 +108,11 @@ demo-stop: ## stop the demo's cluster
 install: build ## install; honours DESTDIR, PREFIX and SYSCONFDIR
 	@$(MAKE) -C slurm-plugins install DESTDIR=$(DESTDIR)
 	install -D -m 0755 build/native/libhami-hpc.so $(DESTDIR)$(LIBDIR)/libhami-hpc.so
-	install -d $(DESTDIR)$(LIBEXECDIR) $(DESTDIR)$(SYSCONFDIR)/slurm $(DESTDIR)$(PREFIX)/bin
+	install -d $(DESTDIR)$(LIBEXECDIR) $(DESTDIR)$(LIBDIR)/lua $(DESTDIR)$(SYSCONFDIR)/slurm $(DESTDIR)$(PREFIX)/bin
 	install -m 0755 prolog/prolog prolog/epilog $(DESTDIR)$(LIBEXECDIR)
 	install -m 0644 prolog/python.sh prolog/stage.py $(DESTDIR)$(LIBEXECDIR)
 	install -D -m 0644 -t $(DESTDIR)$(PREFIX)/share/hami-hpc/gres-conf gres-conf/*.j2
-	install -m 0644 slurm-plugins/lua/hami_hpc*.lua $(DESTDIR)$(SYSCONFDIR)/slurm
+	install -m 0644 slurm-plugins/lua/hami_hpc*.lua $(DESTDIR)$(LIBDIR)/lua
 	@# A site's own filters stay; the head of ours tells the two lines to add.
 	for filter in job_submit cli_filter; do \
 		target=$(DESTDIR)$(SYSCONFDIR)/slurm/$$filter.lua; \
@@ -121,7 +121,8 @@ install: build ## install; honours DESTDIR, PREFIX and SYSCONFDIR
 	done
 	[ -x $(DESTDIR)$(LIBDIR)/venv/bin/python3 ] || python3 -m venv $(DESTDIR)$(LIBDIR)/venv
 	$(DESTDIR)$(LIBDIR)/venv/bin/python3 -m pip install --quiet --root-user-action=ignore '.[accounting]'
-	printf '#!/bin/sh\nexec %s -m hami_hpc.cli "$$@"\n' $(LIBDIR)/venv/bin/python3 >$(DESTDIR)$(PREFIX)/bin/hami-hpc
+	printf '#!/bin/sh\nexec %s -I -c "from hami_hpc.cli import main; main(prog_name=\"hami-hpc\")" "$$@"\n' \
+		$(LIBDIR)/venv/bin/python3 >$(DESTDIR)$(PREFIX)/bin/hami-hpc
 	chmod 0755 $(DESTDIR)$(PREFIX)/bin/hami-hpc
 
 clean: ## delete build/ (a running demo keeps running; it has its own copies)
