@@ -38,7 +38,7 @@ PRICES = rates(
 )
 MIG = "gres/gpu:h200_1g.18gb=1,gres/gpu=1"
 CHROMIUM = shutil.which("chromium")
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium; apt-get install chromium")
+needs_browser = pytest.mark.browser
 
 # Boxes of text (cells, headings, labels in charts, tiles) that touch one another, and what reaches over its frame.
 MEASURE = """
