@@ -121,8 +121,7 @@ install: build ## install; honours DESTDIR, PREFIX and SYSCONFDIR
 	done
 	[ -x $(DESTDIR)$(LIBDIR)/venv/bin/python3 ] || python3 -m venv $(DESTDIR)$(LIBDIR)/venv
 	$(DESTDIR)$(LIBDIR)/venv/bin/python3 -m pip install --quiet --root-user-action=ignore '.[accounting]'
-	printf '#!/bin/sh\nexec %s -I -c "from hami_hpc.cli import main; main(prog_name=\"hami-hpc\")" "$$@"\n' \
-		$(LIBDIR)/venv/bin/python3 >$(DESTDIR)$(PREFIX)/bin/hami-hpc
+	printf '#!/bin/sh\nexec %s -I -m hami_hpc.cli "$$@"\n' $(LIBDIR)/venv/bin/python3 >$(DESTDIR)$(PREFIX)/bin/hami-hpc
 	chmod 0755 $(DESTDIR)$(PREFIX)/bin/hami-hpc
 
 clean: ## delete build/ (a running demo keeps running; it has its own copies)

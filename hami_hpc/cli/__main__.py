@@ -3,4 +3,4 @@
 
 from hami_hpc.cli import main
 
-main()
+main(prog_name="hami-hpc")
