@@ -82,6 +82,7 @@ def make_slice(
     step_mib: int | None = None,
     step_id: int = 0,
     cores_percent: int = 100,
+    step_cores_percent: int | None = None,
     policy: str = "cap",
     service_class: str = "std",
     phase_percent: int = 0,
@@ -110,7 +111,8 @@ def make_slice(
         with (directory / c.FILE_USAGE).open("wb") as usage:
             usage.write(empty_usage_head())
             usage.truncate(USAGE_FILE_SIZE)
-    made.limits.write_bytes(put(record, {"step_id": step_id, "mem_limit_bytes": made.limit_mib * MIB}))
+    step = {"step_id": step_id, "mem_limit_bytes": made.limit_mib * MIB}
+    made.limits.write_bytes(put(record, step | {"cores_percent": step_cores_percent or cores_percent}))
     for path in (directory / c.FILE_JOB_LIMITS, made.limits):
         path.chmod(0o644)
     return made

@@ -69,7 +69,7 @@ static void move_later(void *argument)
 static CUresult put(CUstream stream, struct movement m, bool wait)
 {
 	struct CUstream_st *s;
-	SIM_CHECK(sim_stream(stream, &s));
+	SIM_CHECK(sim_stream_live(stream, &s));
 	if (wait)
 		sim_stream_drain(s);
 	if (atomic_load(&s->callbacks) <= sim_callbacks_done()) {
@@ -120,7 +120,7 @@ static CUresult copy_on_device(CUstream stream, CUdeviceptr to, CUdeviceptr from
 	return copy(stream, to, from, size, wait);
 }
 
-static CUresult copy_any(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t size, bool wait)
+CUresult sim_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t size, bool wait)
 {
 	if (size) {
 		SIM_CHECK(check_any(to, size, true));
@@ -163,7 +163,7 @@ SYNCHRONOUS(cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds, (void *to, CUdeviceptr from, 
 SYNCHRONOUS(cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds, (CUdeviceptr to, CUdeviceptr from, size_t size),
 	    copy_on_device(stream, to, from, size, true))
 SYNCHRONOUS(cuMemcpy, cuMemcpy_ptds, (CUdeviceptr to, CUdeviceptr from, size_t size),
-	    copy_any(stream, to, from, size, true))
+	    sim_copy(stream, to, from, size, true))
 SYNCHRONOUS(cuMemsetD8_v2, cuMemsetD8_v2_ptds, (CUdeviceptr to, unsigned char value, size_t count),
 	    fill(stream, to, value, 1, count))
 SYNCHRONOUS(cuMemsetD16_v2, cuMemsetD16_v2_ptds, (CUdeviceptr to, unsigned short value, size_t count),
@@ -192,7 +192,7 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUs
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
 {
 	SIM_ENTER(cuMemcpyAsync);
-	return copy_any(stream, to, from, size, false);
+	return sim_copy(stream, to, from, size, false);
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream)

@@ -79,7 +79,7 @@ CUresult cuEventDestroy_v2(CUevent event)
 static CUresult record(CUevent e, CUstream stream)
 {
 	struct CUstream_st *s;
-	SIM_CHECK(sim_stream(stream, &s));
+	SIM_CHECK(sim_stream_live(stream, &s));
 	if (!e || e->magic != SIM_EVENT_MAGIC || e->device != s->context->device)
 		return CUDA_ERROR_INVALID_HANDLE;
 	sim_lock(&sim.view);

@@ -13,14 +13,13 @@ struct CUgraphNode_st {
 	CUgraphNodeType type;
 	uint64_t kernel_ns;
 	struct graph_memory *memory; /* of an allocation, and of a free of a graph's allocation */
-	CUdeviceptr address;         /* to free */
 	struct CUgraphNode_st *next;
 };
 
 struct CUgraph_st {
 	uint32_t magic;
 	size_t count;
-	struct CUgraphNode_st *first, **last;
+	struct CUgraphNode_st *first, **last, *newest;
 };
 
 struct CUgraphExec_st {
@@ -40,11 +39,8 @@ static bool valid_exec(const struct CUgraphExec_st *e)
 	return e && e->magic == SIM_EXEC_MAGIC;
 }
 
-CUresult cuGraphCreate(CUgraph *out, unsigned int flags)
+CUresult graph_make(CUgraph *out)
 {
-	SIM_ENTER(cuGraphCreate);
-	if (!out || flags)
-		return CUDA_ERROR_INVALID_VALUE;
 	struct CUgraph_st *g = calloc(1, sizeof *g);
 	if (!g)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -52,6 +48,12 @@ CUresult cuGraphCreate(CUgraph *out, unsigned int flags)
 	g->last = &g->first;
 	*out = g;
 	return CUDA_SUCCESS;
+}
+
+CUresult cuGraphCreate(CUgraph *out, unsigned int flags)
+{
+	SIM_ENTER(cuGraphCreate);
+	return out && !flags ? graph_make(out) : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult add(CUgraphNode *out, CUgraph g, const CUgraphNode *dependencies, size_t count,
@@ -69,9 +71,71 @@ static CUresult add(CUgraphNode *out, CUgraph g, const CUgraphNode *dependencies
 	n->type = type;
 	*g->last = n;
 	g->last = &n->next;
+	g->newest = n;
 	g->count++;
 	*out = n;
 	return CUDA_SUCCESS;
+}
+
+const CUgraphNode *graph_last_node(CUgraph graph)
+{
+	return graph->newest ? &graph->newest : NULL;
+}
+
+CUresult graph_add_kernel_ns(CUgraph graph, uint64_t ns)
+{
+	CUgraphNode node;
+	SIM_CHECK(add(&node, graph, NULL, 0, CU_GRAPH_NODE_TYPE_KERNEL));
+	node->kernel_ns = ns;
+	return CUDA_SUCCESS;
+}
+
+static CUresult add_alloc(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+			  uint32_t gpu, size_t size, CUdeviceptr *address)
+{
+	struct graph_memory *memory;
+	sim_process_lock();
+	CUresult result = graph_memory_make(gpu, size, &memory);
+	sim_process_unlock();
+	SIM_CHECK(result);
+	result = add(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_MEM_ALLOC);
+	if (result != CUDA_SUCCESS) {
+		sim_process_lock();
+		graph_memory_drop(memory);
+		sim_process_unlock();
+		return result;
+	}
+	(*out)->memory = memory;
+	*address = memory->region->base;
+	return CUDA_SUCCESS;
+}
+
+CUresult graph_add_alloc(CUgraph graph, uint32_t gpu, size_t size, CUdeviceptr *out)
+{
+	CUgraphNode node;
+	return add_alloc(&node, graph, NULL, 0, gpu, size, out);
+}
+
+static CUresult add_free(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+			 CUdeviceptr address)
+{
+	sim_process_lock();
+	struct graph_memory *memory = graph_memory_find(address);
+	sim_process_unlock();
+	if (!memory)
+		return CUDA_ERROR_INVALID_VALUE;
+	SIM_CHECK(add(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_MEM_FREE));
+	sim_process_lock();
+	memory->references++;
+	sim_process_unlock();
+	(*out)->memory = memory;
+	return CUDA_SUCCESS;
+}
+
+CUresult graph_add_free(CUgraph graph, CUdeviceptr address)
+{
+	CUgraphNode node;
+	return add_free(&node, graph, NULL, 0, address);
 }
 
 CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count)
@@ -123,39 +187,15 @@ CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNo
 	    p->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
 		return CUDA_ERROR_INVALID_VALUE;
 	SIM_CHECK(sim_check_device(p->poolProps.location.id));
-	struct graph_memory *memory;
-	sim_process_lock();
-	CUresult result = graph_memory_make(sim.visible[p->poolProps.location.id], p->bytesize, &memory);
-	sim_process_unlock();
-	SIM_CHECK(result);
-	result = add(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_MEM_ALLOC);
-	if (result != CUDA_SUCCESS) {
-		sim_process_lock();
-		graph_memory_drop(memory);
-		sim_process_unlock();
-		return result;
-	}
-	(*out)->memory = memory;
-	p->dptr = memory->region->base;
-	return CUDA_SUCCESS;
+	return add_alloc(out, graph, dependencies, count, sim.visible[p->poolProps.location.id], p->bytesize,
+			 &p->dptr);
 }
 
 CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
 			       CUdeviceptr address)
 {
 	SIM_ENTER(cuGraphAddMemFreeNode);
-	sim_process_lock();
-	struct graph_memory *memory = graph_memory_find(address);
-	sim_process_unlock();
-	if (!memory)
-		return CUDA_ERROR_INVALID_VALUE;
-	SIM_CHECK(add(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_MEM_FREE));
-	sim_process_lock();
-	memory->references++;
-	sim_process_unlock();
-	(*out)->memory = memory;
-	(*out)->address = address;
-	return CUDA_SUCCESS;
+	return add_free(out, graph, dependencies, count, address);
 }
 
 CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
@@ -189,11 +229,8 @@ static void drop_nodes(struct CUgraphNode_st *nodes, size_t count)
 			graph_memory_drop(nodes[i].memory);
 }
 
-CUresult cuGraphDestroy(CUgraph graph)
+void graph_destroy(CUgraph graph)
 {
-	SIM_ENTER(cuGraphDestroy);
-	if (!valid_graph(graph))
-		return CUDA_ERROR_INVALID_VALUE;
 	graph->magic = 0;
 	sim_process_lock();
 	while (graph->first) {
@@ -205,6 +242,14 @@ CUresult cuGraphDestroy(CUgraph graph)
 	}
 	sim_process_unlock();
 	free(graph);
+}
+
+CUresult cuGraphDestroy(CUgraph graph)
+{
+	SIM_ENTER(cuGraphDestroy);
+	if (!valid_graph(graph))
+		return CUDA_ERROR_INVALID_VALUE;
+	graph_destroy(graph);
 	return CUDA_SUCCESS;
 }
 
@@ -302,7 +347,7 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
 	SIM_ENTER(cuGraphLaunch);
 	if (!valid_exec(exec))
 		return CUDA_ERROR_INVALID_VALUE;
-	SIM_CHECK(sim_stream(stream, &s));
+	SIM_CHECK(sim_stream_live(stream, &s));
 	sim_process_lock();
 	CUresult result = run_memory_nodes(exec);
 	sim_process_unlock();
@@ -318,6 +363,6 @@ CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
 {
 	struct CUstream_st *s;
 	SIM_ENTER(cuGraphUpload);
-	SIM_CHECK(sim_stream(stream, &s));
+	SIM_CHECK(sim_stream_live(stream, &s));
 	return valid_exec(exec) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -20,4 +20,13 @@ struct graph_memory *graph_memory_find(CUdeviceptr address);
 CUresult graph_memory_use(struct graph_memory *memory);
 CUresult graph_memory_free(struct graph_memory *memory);
 void graph_memory_drop(struct graph_memory *memory);
+
+/* graph.c, for captures: nodes behind all others. */
+CUresult graph_make(CUgraph *out);
+void graph_destroy(CUgraph graph);
+CUresult graph_add_kernel_ns(CUgraph graph, uint64_t ns);
+CUresult graph_add_alloc(CUgraph graph, uint32_t gpu, size_t size, CUdeviceptr *out);
+CUresult graph_add_free(CUgraph graph, CUdeviceptr address);
+/* Where the handle of the node added last lies, or NULL. */
+const CUgraphNode *graph_last_node(CUgraph graph);
 #endif

@@ -51,6 +51,8 @@ static CUresult launch(CUfunction f, const struct shape *shape, CUstream stream,
 	SIM_CHECK(sim_stream(stream, &s));
 	SIM_CHECK(check_shape(f, shape));
 	SIM_CHECK(sim_kernel_ns(f, s->context->device, parameters, extra, &ns));
+	if (s->capturing)
+		return sim_capture_kernel(s, ns);
 	sim_submit(s, ns);
 	return CUDA_SUCCESS;
 }

@@ -40,6 +40,29 @@ PER_THREAD(cuStreamGetId, (CUstream stream, unsigned long long *id), (own(stream
 PER_THREAD(cuStreamGetCtx, (CUstream stream, CUcontext *context), (own(stream), context))
 PER_THREAD(cuStreamGetDevice, (CUstream stream, CUdevice *device), (own(stream), device))
 PER_THREAD(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status), (own(stream), status))
+PER_THREAD(cuStreamBeginCapture, (CUstream stream), (own(stream)))
+PER_THREAD(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode), (own(stream), mode))
+PER_THREAD(cuStreamEndCapture, (CUstream stream, CUgraph *graph), (own(stream), graph))
+PER_THREAD(cuStreamGetCaptureInfo, (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id),
+	   (own(stream), status, id))
+PER_THREAD(cuStreamGetCaptureInfo_v2,
+	   (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+	    const CUgraphNode **dependencies, size_t *count),
+	   (own(stream), status, id, graph, dependencies, count))
+PER_THREAD(cuStreamGetCaptureInfo_v3,
+	   (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+	    const CUgraphNode **dependencies, const CUgraphEdgeData **edges, size_t *count),
+	   (own(stream), status, id, graph, dependencies, edges, count))
+PER_THREAD(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D *p, CUstream stream), (p, own(stream)))
+PER_THREAD(cuMemcpyPeerAsync,
+	   (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t size,
+	    CUstream stream),
+	   (to, to_context, from, from_context, size, own(stream)))
+PER_THREAD(cuMemPrefetchAsync, (CUdeviceptr address, size_t size, CUdevice device, CUstream stream),
+	   (address, size, device, own(stream)))
+PER_THREAD(cuMemPrefetchAsync_v2,
+	   (CUdeviceptr address, size_t size, CUmemLocation location, unsigned int flags, CUstream stream),
+	   (address, size, location, flags, own(stream)))
 PER_THREAD(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int flags),
 	   (own(stream), event, flags))
 PER_THREAD(cuStreamAddCallback, (CUstream stream, CUstreamCallback function, void *data, unsigned int flags),

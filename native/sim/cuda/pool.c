@@ -109,6 +109,8 @@ static CUresult allocate(CUmemoryPool pool, CUdeviceptr *out, size_t size, CUstr
 	if (!out || !size)
 		return CUDA_ERROR_INVALID_VALUE;
 	SIM_CHECK(sim_stream(stream, &s));
+	if (s->capturing)
+		return sim_capture_alloc(s, out, size);
 	sim_process_lock();
 	CUresult result = CUDA_ERROR_INVALID_VALUE;
 	if (!pool)
@@ -138,6 +140,8 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)
 	SIM_CHECK(sim_stream(stream, &s));
 	if (!address)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (s->capturing)
+		return sim_capture_free(s, address);
 	sim_process_lock();
 	CUresult result = heap_free(address);
 	sim_process_unlock();

@@ -30,14 +30,19 @@ enum api_id {
 	API_COUNT
 };
 
+enum { SIM_LIMITS = CU_LIMIT_PERSISTING_L2_CACHE_SIZE + 1 };
+
 struct CUstream_st {
 	uint32_t magic;
 	unsigned flags;
 	int priority;
 	uint64_t id;
 	struct CUctx_st *context;
-	_Atomic uint64_t position;  /* end of the last work put into it */
-	_Atomic uint64_t callbacks; /* the process's callback count after the last one put into it */
+	_Atomic uint64_t position;    /* end of the last work put into it */
+	_Atomic uint64_t callbacks;   /* the process's callback count after the last one put into it */
+	struct CUgraph_st *capturing; /* or NULL */
+	bool capture_broken;
+	uint32_t capture_id;
 	struct CUstream_st *next;
 };
 
@@ -69,6 +74,10 @@ struct CUctx_st {
 	_Atomic uint64_t blocking_position; /* end of the last work that the NULL stream waits for */
 	_Atomic uint64_t last_position;     /* end of the last work in any stream */
 	struct rm_context *rm;
+	size_t limit[SIM_LIMITS];
+	bool limit_set[SIM_LIMITS];
+	CUfunc_cache cache_config;
+	_Atomic uint32_t peers; /* bit: access to that GPU is on */
 	struct CUctx_st *next;
 };
 
@@ -129,6 +138,17 @@ bool sim_context_valid(const struct CUctx_st *context);
 /* A stream handle as passed by the application, NULL and the special ones included, in the current context.
  */
 CUresult sim_stream(CUstream handle, struct CUstream_st **out);
+
+/* The same, for what cannot be captured: breaks a capture that is going on in the stream. */
+CUresult sim_stream_live(CUstream handle, struct CUstream_st **out);
+
+/* What is put into a capturing stream becomes a node. */
+CUresult sim_capture_kernel(struct CUstream_st *stream, uint64_t ns);
+CUresult sim_capture_alloc(struct CUstream_st *stream, CUdeviceptr *out, size_t size);
+CUresult sim_capture_free(struct CUstream_st *stream, CUdeviceptr address);
+
+/* A copy between any two addresses, and back after it if `wait`. */
+CUresult sim_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t size, bool wait);
 
 /* Notes when events happened that have happened by now. With the shared mutex held, after the timeline has
  * been advanced. */

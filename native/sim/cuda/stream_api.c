@@ -77,7 +77,7 @@ CUresult cuStreamSynchronize(CUstream stream)
 {
 	struct CUstream_st *s;
 	SIM_ENTER(cuStreamSynchronize);
-	SIM_CHECK(sim_stream(stream, &s));
+	SIM_CHECK(sim_stream_live(stream, &s));
 	sim_stream_drain(s);
 	return CUDA_SUCCESS;
 }
@@ -86,7 +86,7 @@ CUresult cuStreamQuery(CUstream stream)
 {
 	struct CUstream_st *s;
 	SIM_ENTER(cuStreamQuery);
-	SIM_CHECK(sim_stream(stream, &s));
+	SIM_CHECK(sim_stream_live(stream, &s));
 	bool done = timeline_reached(&sim.view, s->context->device, sim_stream_position(s)) &&
 		    sim_callbacks_done() >= atomic_load(&s->callbacks);
 	return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
@@ -147,23 +147,11 @@ CUresult cuStreamGetDevice(CUstream stream, CUdevice *device)
 	return CUDA_SUCCESS;
 }
 
-/* This simulation does not capture streams; graphs are built node by node. */
-CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
-{
-	struct CUstream_st *s;
-	SIM_ENTER(cuStreamIsCapturing);
-	SIM_CHECK(sim_stream(stream, &s));
-	if (!status)
-		return CUDA_ERROR_INVALID_VALUE;
-	*status = CU_STREAM_CAPTURE_STATUS_NONE;
-	return CUDA_SUCCESS;
-}
-
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data)
 {
 	struct CUstream_st *s;
 	SIM_ENTER(cuLaunchHostFunc);
-	SIM_CHECK(sim_stream(stream, &s));
+	SIM_CHECK(sim_stream_live(stream, &s));
 	return function ? sim_callback(s, function, data) : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -184,7 +172,7 @@ CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback function, void *d
 {
 	struct CUstream_st *s;
 	SIM_ENTER(cuStreamAddCallback);
-	SIM_CHECK(sim_stream(stream, &s));
+	SIM_CHECK(sim_stream_live(stream, &s));
 	if (!function || flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	struct stream_callback *callback = malloc(sizeof *callback);
@@ -201,7 +189,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
 {
 	struct CUstream_st *s;
 	SIM_ENTER(cuStreamWaitEvent);
-	SIM_CHECK(sim_stream(stream, &s));
+	SIM_CHECK(sim_stream_live(stream, &s));
 	if (flags > CU_EVENT_WAIT_EXTERNAL)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!event || event->magic != SIM_EVENT_MAGIC)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The share of the GPU's time, on the simulated driver and kernel: the mechanisms, their refusal, and every way to end.
+
+Bounds are wide, since the machine that runs this may be busy; how exact the share is, tests/gpu/bench_interposer.py shows.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conformance import BUILD, REAL_GPU, Slice, make_slice
+
+from hami_hpc.contract import constants as c
+
+pytestmark = pytest.mark.skipif(REAL_GPU, reason="these kernels exist on the simulation only")
+SPIN = str(BUILD / "compute/spin_for")
+END = str(BUILD / "compute/ends_while_paused")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> tuple[Path, str]:
+    """A simulated machine of this test's own, and its GPU's UUID."""
+    directory = tmp_path / "sim"
+    subprocess.run([str(BUILD / "sim/sim-machine"), str(directory), "h200"], check=True, capture_output=True)
+    text = (directory / "machine.conf").read_text()
+    return directory, next(word for word in text.replace("=", " ").split() if word.startswith("GPU-"))
+
+
+def slice_of(tmp_path: Path, machine: tuple[Path, str], cores: int, policy: str, name: str = "job", **more: int) -> Slice:
+    return make_slice(tmp_path / name, *machine, job_mib=8192, cores_percent=cores, policy=policy, **more)
+
+
+def run(made: Slice, *command: object, faults: str = "", log: str = "1") -> subprocess.CompletedProcess[str]:
+    environment = made.environment() | {c.ENV_LOG: log}
+    if faults:
+        environment["HAMI_SIM_FAULTS"] = faults
+    words = [str(word) for word in command]
+    result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def shares(result: subprocess.CompletedProcess[str]) -> list[float]:
+    return [float(word) for word in result.stdout.split()]
+
+
+def start(made: Slice, *command: object) -> subprocess.Popen[str]:
+    words = [str(word) for word in command]
+    return subprocess.Popen(words, env=made.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("kernel_us", [100, 1000, 20000])
+def test_a_cap_holds_kernels_of_any_length(kernel_us: int, tmp_path: Path, machine: tuple[Path, str]) -> None:
+    result = run(slice_of(tmp_path, machine, 30, "cap"), SPIN, 1500, kernel_us)
+    assert 20 < shares(result)[0] < 40
+    assert "refuses" not in result.stderr
+
+
+def test_without_a_cap_nothing_is_held_back(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    assert shares(run(slice_of(tmp_path, machine, 100, "cap"), SPIN, 500, 1000))[0] > 85
+    assert shares(run(slice_of(tmp_path, machine, 25, "burst", "alone"), SPIN, 500, 1000))[0] > 85
+
+
+def test_tenants_with_caps_take_turns(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    jobs = [slice_of(tmp_path, machine, 50, "cap", f"job{i}", phase_percent=50 * i) for i in range(2)]
+    running = [start(job, SPIN, 2000, 1000) for job in jobs]
+    got = [float(process.communicate()[0]) for process in running]
+    assert all(40 < share < 60 for share in got), got
+
+
+def test_shares_follow_the_timeslices(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    jobs = [slice_of(tmp_path, machine, cores, "burst", f"job{cores}") for cores in (75, 25)]
+    running = [start(job, SPIN, 2500, 1000) for job in jobs]
+    large, small = (float(process.communicate()[0]) for process in running)
+    assert 1.8 < large / small < 4.5, (large, small)
+
+
+def test_two_processes_of_one_job_have_the_jobs_share(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    """Beside another job of the same share, two ranks together get what the other's only process gets."""
+    ranks, alone = slice_of(tmp_path, machine, 50, "burst", "ranks"), slice_of(tmp_path, machine, 50, "burst", "alone")
+    running = [start(job, SPIN, 3000, 1000) for job in (ranks, ranks, alone)]
+    first, second, other = (float(process.communicate()[0]) for process in running)
+    assert 0.6 < (first + second) / other < 1.6, (first, second, other)
+
+
+def test_two_steps_divide_their_jobs_window(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    steps = [
+        make_slice(tmp_path / "job", *machine, job_mib=8192, step_id=i, cores_percent=40, step_cores_percent=20)
+        for i in range(2)
+    ]
+    running = [start(step, SPIN, 2000, 1000) for step in steps]
+    got = [float(process.communicate()[0]) for process in running]
+    assert all(12 < share < 28 for share in got), got
+
+
+def test_where_pausing_is_refused_launches_are_gated(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    result = run(slice_of(tmp_path, machine, 30, "cap"), SPIN, 1500, 1000, faults="rm_2080110b=0x1b", log="0")
+    assert 15 < shares(result)[0] < 45
+    assert result.stderr.count("\n") == 1
+    assert "launches are gated instead" in result.stderr
+
+
+def test_where_timeslices_are_refused_the_program_runs_on(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    made = slice_of(tmp_path, machine, 30, "burst")
+    result = run(made, SPIN, 500, 1000, faults="rm_a06c0103=0x1b:after=1", log="0")
+    assert shares(result)[0] > 85
+    assert result.stderr.count("\n") == 1
+    assert "refuses timeslices" in result.stderr
+
+
+def test_a_slow_driver_costs_no_more_than_the_share(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    made = slice_of(tmp_path, machine, 40, "cap")
+    result = run(made, SPIN, 1500, 1000, faults="rm_2080110b=0:delay_us=3000")
+    assert 15 < shares(result)[0] < 50
+
+
+def test_the_cycle_rests_while_nothing_runs_and_goes_on_after(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    result = run(slice_of(tmp_path, machine, 30, "cap"), SPIN, 800, 1000, 4000)
+    assert "the duty cycle rests" in result.stderr
+    first, second = shares(result)
+    assert 18 < first < 42
+    assert 18 < second < 45  # free until the first launch has woken the thread
+
+
+@pytest.mark.parametrize("how", ["return", "exit", "_exit", "abort", "thread", "exec"])
+def test_a_program_ends_as_it_would_whatever_the_cycle_does(how: str, tmp_path: Path, machine: tuple[Path, str]) -> None:
+    made = slice_of(tmp_path, machine, 5, "cap")
+    begin = time.monotonic()
+    result = subprocess.run([END, how], env=made.environment(), capture_output=True, timeout=30, check=False)
+    assert result.returncode == (-6 if how == "abort" else 0), result.stderr
+    assert time.monotonic() - begin < 10
+    # And the next tenant finds the GPU as it should be.
+    assert shares(run(slice_of(tmp_path, machine, 100, "cap", "next"), SPIN, 300, 1000))[0] > 80
+
+
+def test_a_paused_tenant_that_is_killed_holds_nobody_up(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    victim = start(slice_of(tmp_path, machine, 5, "cap", "victim"), SPIN, 20000, 1000)
+    time.sleep(0.7)
+    victim.kill()
+    victim.communicate()
+    assert shares(run(slice_of(tmp_path, machine, 100, "cap", "next"), SPIN, 500, 1000))[0] > 80

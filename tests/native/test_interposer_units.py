@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of the interposer that know nothing of the driver, from the inside."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from conformance import BUILD, make_slice
+
+
+def run(program: str, *arguments: str) -> None:
+    result = subprocess.run([BUILD / "unit" / program, *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_duty_windows_add_up_to_the_share() -> None:
+    run("duty_windows_add_up_to_the_share")
+
+
+def test_a_table_finds_what_was_put() -> None:
+    run("a_table_finds_what_was_put")
+
+
+def test_a_dead_owner_gives_up_the_lock(tmp_path: Path) -> None:
+    made = make_slice(tmp_path / "job", None, "GPU-0", job_mib=1000)
+    run("a_dead_owner_gives_up_the_lock", str(made.limits))

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Against a plain array, with keys that collide; then by many threads at once. */
+#include <pthread.h>
+#include <string.h>
+
+#include "check.h"
+#include "table.h"
+
+#define KEYS 5000
+
+static struct hami_entry model[KEYS];
+
+static uint64_t key_of(unsigned int i)
+{
+	return 0x7f0000000000ull + (uint64_t)i * 0x200000; /* like addresses of blocks */
+}
+
+static void against_a_model(void)
+{
+	unsigned int seed = 3;
+	int owners[4];
+	for (int n = 0; n < 400000; n++) {
+		unsigned int i = (unsigned int)rand_r(&seed) % KEYS;
+		if (rand_r(&seed) % 3) {
+			model[i] = (struct hami_entry){.key = key_of(i),
+						       .bytes = (uint64_t)rand_r(&seed),
+						       .owner = &owners[rand_r(&seed) % 4]};
+			CHECK(hami_table_put(model[i]));
+		} else {
+			struct hami_entry got = hami_table_take(key_of(i));
+			CHECK(memcmp(&got, &model[i], sizeof got) == 0);
+			model[i] = (struct hami_entry){0};
+		}
+		if (n % 50000 == 0) {
+			uint64_t sum = 0;
+			for (unsigned int k = 0; k < KEYS; k++)
+				if (model[k].key && model[k].owner == &owners[1]) {
+					sum += model[k].bytes;
+					model[k] = (struct hami_entry){0};
+				}
+			CHECK(hami_table_take_owner(&owners[1]) == sum);
+		}
+	}
+	for (unsigned int i = 0; i < KEYS; i++)
+		CHECK(hami_table_take(key_of(i)).key == model[i].key);
+}
+
+static void *work(void *number)
+{
+	uint64_t base = (uint64_t)(uintptr_t)number << 40;
+	for (int round = 0; round < 20; round++) {
+		for (uint64_t i = 1; i <= 1000; i++)
+			CHECK(hami_table_put(
+				(struct hami_entry){.key = base + i * 512, .bytes = i, .owner = number}));
+		for (uint64_t i = 1; i <= 1000; i++)
+			CHECK(hami_table_take(base + i * 512).bytes == i);
+	}
+	CHECK(hami_table_take_owner(number) == 0);
+	return NULL;
+}
+
+int main(void)
+{
+	pthread_t threads[8];
+	against_a_model();
+	for (uintptr_t i = 0; i < 8; i++)
+		CHECK(pthread_create(&threads[i], NULL, work, (void *)(i + 1)) == 0);
+	for (int i = 0; i < 8; i++)
+		pthread_join(threads[i], NULL);
+	return 0;
+}

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef CHECK_H
+#define CHECK_H
+#include <stdio.h>
+#include <stdlib.h>
+
+#define CHECK(condition)                                                                                     \
+	do {                                                                                                 \
+		if (!(condition)) {                                                                          \
+			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);              \
+			exit(1);                                                                             \
+		}                                                                                            \
+	} while (0)
+#endif
