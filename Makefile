@@ -80,7 +80,7 @@ test-cluster: build ## on a private Slurm of its own, in .cluster-test
 	$(PYTEST) tests -m cluster
 
 test-gpu: build ## on a machine with a real NVIDIA GPU
-	$(PYTEST) tests -m gpu -rs
+	HAMI_TEST_GPU=1 $(PYTEST) tests/native/test_interposer.py tests/gpu -rs
 
 bench-gpu: build ## the interposer on a real GPU, side by side with native
 	$(PYTHON) tests/gpu/bench_interposer.py

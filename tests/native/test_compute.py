@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The share of the GPU's time, on the simulated driver and kernel: the mechanisms, their refusal, and every way to end.
 
-Bounds are wide, since the machine that runs this may be busy; how exact the share is, tests/gpu/bench_interposer.py shows.
+Bounds are wide, since the machine that runs this may be busy; tests/gpu/bench_interposer.py shows how exact it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def machine(tmp_path: Path) -> tuple[Path, str]:
     return directory, next(word for word in text.replace("=", " ").split() if word.startswith("GPU-"))
 
 
-def slice_of(tmp_path: Path, machine: tuple[Path, str], cores: int, policy: str, name: str = "job", **more: int) -> Slice:
+def slice_of(
+    tmp_path: Path, machine: tuple[Path, str], cores: int, policy: str, name: str = "job", **more: int
+) -> Slice:
     return make_slice(tmp_path / name, *machine, job_mib=8192, cores_percent=cores, policy=policy, **more)
 
 
@@ -126,7 +128,7 @@ def test_the_cycle_rests_while_nothing_runs_and_goes_on_after(tmp_path: Path, ma
 
 
 @pytest.mark.parametrize("how", ["return", "exit", "_exit", "abort", "thread", "exec"])
-def test_a_program_ends_as_it_would_whatever_the_cycle_does(how: str, tmp_path: Path, machine: tuple[Path, str]) -> None:
+def test_a_program_ends_as_it_would_whatever_is_paused(how: str, tmp_path: Path, machine: tuple[Path, str]) -> None:
     made = slice_of(tmp_path, machine, 5, "cap")
     begin = time.monotonic()
     result = subprocess.run([END, how], env=made.environment(), capture_output=True, timeout=30, check=False)
