@@ -144,12 +144,13 @@ subprocess.run([sys.executable, "-c", other], check=True)
 PY
 srun --gres=vgpu:mem=4G,cores=25 python3 -c "import torch; print('a step of 4 GiB sees', torch.cuda.mem_get_info()[1] >> 20, 'MiB')"
 EOF
+	rm -f /tmp/shown /tmp/job.out
 	say "sbatch --gres=vgpu:mem=8G,cores=50 job.sh"
 	cd /tmp
 	id=$(sbatch --parsable --gres=vgpu:mem=8G,cores=50 --output=/tmp/job.out /tmp/job.sh)
 	for _ in $(seq 300); do
 		state=$(squeue -h -j "$id" -o %T 2>/dev/null || true)
-		[ "$state" = RUNNING ] && [ ! -e /tmp/shown ] && {
+		[ "$state" = RUNNING ] && [ ! -e /tmp/shown ] && grep -q free /tmp/job.out 2>/dev/null && {
 			scontrol show job -d "$id" | grep -E 'JobState|TRES|Nodes=.*GRES|TresPerNode'
 			(cd "$checkout" && python3 -m hami_hpc.cli jobs) || true
 			touch /tmp/shown
