@@ -25,7 +25,7 @@ LIBEXECDIR ?= $(PREFIX)/libexec/hami-hpc
 
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
-.PHONY: help setup generate build native plugins examples lint test test-native test-sanitizers test-unit \
+.PHONY: help setup setup-test generate build native plugins examples lint test test-native test-sanitizers test-unit \
 	test-cluster test-gpu bench bench-gpu bench-prolog bench-accounting demo demo-stop install clean
 
 help: ## list these targets
@@ -33,6 +33,9 @@ help: ## list these targets
 
 setup: ## install what is missing: Debian packages (as root) and .venv
 	@scripts/setup
+
+setup-test:
+	@scripts/setup test
 
 generate: setup ## write the contract's outputs (C header, Lua table, Python constants, reference page)
 	$(PYTHON) -m hami_hpc.contract.generate
@@ -51,7 +54,7 @@ build/examples/slice: examples/slice.c | native
 	@mkdir -p $(@D)
 	gcc -std=gnu11 -O2 $(WARNINGS) -isystem $(CUDA_INC) $< -o $@ build/native/sim/libcuda.so.1
 
-lint: setup ## contract up to date, ruff, mypy, clang-format, shell syntax
+lint: setup-test ## contract up to date, ruff, mypy, clang-format, shell syntax
 	$(PYTHON) -m hami_hpc.contract.generate --check
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
@@ -60,23 +63,23 @@ lint: setup ## contract up to date, ruff, mypy, clang-format, shell syntax
 	for script in scripts/setup scripts/slurm-source prolog/prolog prolog/epilog .ci/run; do sh -n "$$script"; done
 
 # One recipe, so that the order is the same however make is called and the last line is pytest's count.
-test: setup ## every tier that needs no GPU
+test: setup-test ## every tier that needs no GPU
 	@$(MAKE) lint
 	@$(MAKE) build
 	@$(MAKE) test-native
 	@$(MAKE) test-sanitizers
 	PYTHONPATH=tests $(PYTEST) tests -p all_tiers -m "not gpu" --durations=5
 
-test-native: build ## the C parts' own tests
+test-native: setup-test build ## the C parts' own tests
 	@$(MAKE) -C native test
 
-test-sanitizers: setup ## the same under address and undefined-behaviour sanitizers
+test-sanitizers: setup-test ## the same under address and undefined-behaviour sanitizers
 	@$(MAKE) -C native SAN=address,undefined test
 
-test-unit: build ## Python and Lua, without a cluster
+test-unit: setup-test build ## Python and Lua, without a cluster
 	$(PYTEST) tests -m "not gpu and not cluster"
 
-test-cluster: build ## on a private Slurm of its own, in .cluster-test
+test-cluster: setup-test build ## on a private Slurm of its own, in .cluster-test
 	$(PYTEST) tests -m cluster
 
 test-gpu: build ## on a machine with a real NVIDIA GPU
