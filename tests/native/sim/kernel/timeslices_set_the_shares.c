@@ -2,8 +2,8 @@
 #include "watch.h"
 
 static struct {
-	volatile int ready, stop;
-	uint64_t us[2], done[2];
+	volatile int ready;
+	uint64_t us[2];
 } * board;
 
 static void tenant(void *number)
@@ -17,12 +17,22 @@ static void tenant(void *number)
 	while (board->ready < 2)
 		usleep(100);
 	uint64_t start = now_ns();
-	while (now_ns() - start < 400 * MS) {
-		for (int i = 0; i < 20; i++) /* enough to have always something waiting */
-			spin(f, NULL, MS);
-		board->done[me] += 20;
-	}
+	while (now_ns() - start < 20000 * MS) /* the queue holds a second of work */
+		spin(f, NULL, MS);
 	OK(cuCtxSynchronize());
+}
+
+/* What a process has had of the GPU so far. */
+static unsigned long long busy_ns(pid_t pid)
+{
+	char command[256], text[64] = "";
+	snprintf(command, sizeof command,
+		 "%s/sim-state | sed -n 's/.*\"pid\": %d,.*\"busy_ns\": \\([0-9]*\\).*/\\1/p'",
+		 getenv("SIM_BIN"), pid);
+	FILE *pipe = popen(command, "r");
+	CHECK(pipe && fgets(text, sizeof text, pipe));
+	pclose(pipe);
+	return strtoull(text, NULL, 10);
 }
 
 static void run(uint64_t first_us, uint64_t second_us, double wanted)
@@ -36,25 +46,14 @@ static void run(uint64_t first_us, uint64_t second_us, double wanted)
 		pid[i] = start_child(tenant, &numbers[i]);
 	while (board->ready < 2)
 		usleep(100);
-	usleep(350000);
-	/* From the state, while both still run: what each has had of the GPU. */
-	char command[256];
-	unsigned long long busy[2] = {0, 0};
-	snprintf(command, sizeof command,
-		 "%s/sim-state | grep -o '\"pid\": [0-9]*\\|\"busy_ns\": [0-9]*' | tr '\\n' ' '",
-		 getenv("SIM_BIN"));
-	FILE *pipe = popen(command, "r");
-	char text[512] = "";
-	CHECK(pipe && fgets(text, sizeof text, pipe));
-	pclose(pipe);
-	for (int i = 0; i < 2; i++) {
-		char key[32];
-		snprintf(key, sizeof key, "\"pid\": %d ", pid[i]);
-		char *at = strstr(text, key);
-		CHECK(at && (at = strstr(at, "busy_ns")));
-		busy[i] = strtoull(at + 10, NULL, 10);
-	}
-	double ratio = (double)busy[1] / (double)busy[0];
+	usleep(50000);
+	unsigned long long before[2], after[2];
+	for (int i = 0; i < 2; i++)
+		before[i] = busy_ns(pid[i]);
+	usleep(250000);
+	for (int i = 0; i < 2; i++)
+		after[i] = busy_ns(pid[i]);
+	double ratio = (double)(after[1] - before[1]) / (double)(after[0] - before[0]);
 	fprintf(stderr, "slices of %llu and %llu us: shares as 1 : %.2f\n", (unsigned long long)first_us,
 		(unsigned long long)second_us, ratio);
 	CHECK(ratio > wanted * 0.9 && ratio < wanted * 1.1);
