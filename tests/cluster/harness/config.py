@@ -87,6 +87,11 @@ def driver_environment(layout: Layout) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": str(layout.driver), "HAMI_SIM": str(layout.machine)}
 
 
+def simulated_kernel(layout: Layout) -> Path:
+    """The preload that stands for the kernel's part of a driver. On a real node nothing of the kind is preloaded."""
+    return layout.driver / "libhami-sim-kernel.so"
+
+
 def site_toml(layout: Layout) -> str:
     """The settings of a site with one partition of H200s (docs/architecture.md, "The site's settings")."""
     return f"""\
@@ -205,7 +210,7 @@ def _task_prolog(layout: Layout) -> str:
     """TaskProlog prints what slurmstepd puts into the task's environment."""
     lines = (f"echo 'export {name}={value}'\n" for name, value in driver_environment(layout).items())
     # The simulated kernel answers behind whatever is preloaded already: here, SPANK's interposer.
-    kernel = layout.driver / "libhami-sim-kernel.so"
+    kernel = simulated_kernel(layout)
     preload = f"""case ":$LD_PRELOAD:" in
 *":{kernel}:"*) ;;
 *) echo "export LD_PRELOAD=${{LD_PRELOAD:+$LD_PRELOAD:}}{kernel}" ;;

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .config import driver_environment
+from .config import driver_environment, simulated_kernel
 from .daemons import log_tail
 from .layout import CHECKOUT, ClusterError, Layout
 
@@ -150,6 +150,12 @@ def output(layout: Layout, user: str, job: int | str) -> str:
     """What the job has printed so far."""
     path = layout.home / user / f"slurm-{job}.out"
     return path.read_text(errors="replace") if path.exists() else ""
+
+
+def without_simulation(layout: Layout, text: str) -> str:
+    """A job's view of its environment as it would be on a real node, where no kernel is preloaded."""
+    kernel = str(simulated_kernel(layout))
+    return text.replace(f"LD_PRELOAD={kernel}\n", "").replace(f":{kernel}", "")
 
 
 def write_script(layout: Layout, user: str, name: str, text: str) -> Path:
