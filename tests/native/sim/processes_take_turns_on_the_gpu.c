@@ -40,8 +40,8 @@ int main(void)
 	double a_ms = (double)(results[0].end_ns - start) * 1e-6,
 	       b_ms = (double)(results[1].end_ns - start) * 1e-6;
 	fprintf(stderr, "200 ms of work done after %.1f ms, 100 ms after %.1f ms\n", a_ms, b_ms);
-	CHECK(b_ms > 200 && b_ms < 290);
-	CHECK(a_ms > 310 && a_ms < 400);
+	CHECK(b_ms > 200 && b_ms < a_ms - 50);
+	CHECK(a_ms > 310);
 	CHECK(state_number("busy_ns") == (long long)(300 * MS));
 	long long switches = state_number("switches");
 	CHECK(switches > 80 && switches < 110);

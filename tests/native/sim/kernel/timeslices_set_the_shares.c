@@ -22,17 +22,26 @@ static void tenant(void *number)
 	OK(cuCtxSynchronize());
 }
 
-/* What a process has had of the GPU so far. */
-static unsigned long long busy_ns(pid_t pid)
+/* What the two have had of the GPU so far, from one look at the state. */
+static void busy_ns(const pid_t pid[2], unsigned long long out[2])
 {
-	char command[256], text[64] = "";
-	snprintf(command, sizeof command,
-		 "%s/sim-state | sed -n 's/.*\"pid\": %d,.*\"busy_ns\": \\([0-9]*\\).*/\\1/p'",
-		 getenv("SIM_BIN"), pid);
+	char command[256], line[1024];
+	int found = 0;
+	snprintf(command, sizeof command, "%s/sim-state", getenv("SIM_BIN"));
 	FILE *pipe = popen(command, "r");
-	CHECK(pipe && fgets(text, sizeof text, pipe));
-	pclose(pipe);
-	return strtoull(text, NULL, 10);
+	CHECK(pipe);
+	while (fgets(line, sizeof line, pipe))
+		for (int i = 0; i < 2; i++) {
+			char key[32];
+			snprintf(key, sizeof key, "{\"pid\": %d,", pid[i]);
+			char *at = strstr(line, key);
+			if (!at)
+				continue;
+			CHECK((at = strstr(at, "\"busy_ns\": ")));
+			out[i] = strtoull(at + 11, NULL, 10);
+			found++;
+		}
+	CHECK(pclose(pipe) == 0 && found == 2);
 }
 
 static void run(uint64_t first_us, uint64_t second_us, double wanted)
@@ -48,11 +57,9 @@ static void run(uint64_t first_us, uint64_t second_us, double wanted)
 		usleep(100);
 	usleep(50000);
 	unsigned long long before[2], after[2];
-	for (int i = 0; i < 2; i++)
-		before[i] = busy_ns(pid[i]);
-	usleep(250000);
-	for (int i = 0; i < 2; i++)
-		after[i] = busy_ns(pid[i]);
+	busy_ns(pid, before);
+	usleep(500000);
+	busy_ns(pid, after);
 	double ratio = (double)(after[1] - before[1]) / (double)(after[0] - before[0]);
 	fprintf(stderr, "slices of %llu and %llu us: shares as 1 : %.2f\n", (unsigned long long)first_us,
 		(unsigned long long)second_us, ratio);
