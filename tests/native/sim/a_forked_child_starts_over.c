@@ -17,9 +17,9 @@ static void child(void *argument)
 	CHECK(state_number("used_bytes") == (long long)(2 * 512 * MIB + 150 * MIB));
 }
 
-static void stay(void *argument)
+static void stay(void *running)
 {
-	(void)argument;
+	*(volatile int *)running = 1; /* by now it has let go of what it inherited */
 	sleep(60);
 }
 
@@ -32,16 +32,24 @@ int main(void)
 	CHECK(child_status(start_child(child, &p)) == 0);
 	CHECK(state_number("used_bytes") == (long long)(562 * MIB));
 	/* A child that never calls cuInit must not keep its dead parent's memory. */
-	int *grandchild = shared_memory(sizeof *grandchild);
+	volatile int *grandchild = shared_memory(2 * sizeof *grandchild);
 	pid_t parent = fork();
 	if (parent == 0) {
 		open_device();
 		OK(cuMemAlloc(&p, 1000 * MIB));
-		*grandchild = start_child(stay, NULL);
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		pid_t pid = fork();
+		if (pid == 0) {
+			stay((void *)&grandchild[1]);
+			_exit(0);
+		}
+		grandchild[0] = pid;
+		while (!grandchild[1])
+			usleep(500);
 		_exit(0);
 	}
 	CHECK(child_status(parent) == 0);
 	CHECK(state_number("used_bytes") == (long long)(562 * MIB));
-	kill(*grandchild, SIGKILL);
+	kill(grandchild[0], SIGKILL);
 	return 0;
 }
