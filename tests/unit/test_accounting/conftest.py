@@ -11,7 +11,11 @@ HAS_BROWSER = shutil.which("chromium") is not None
 
 
 def pytest_report_header() -> str | None:
-    return None if HAS_BROWSER else "no chromium: the layout of accounting's pages is not judged (apt-get install chromium)"
+    return (
+        None
+        if HAS_BROWSER
+        else "no chromium: the layout of accounting's pages is not judged (apt-get install chromium)"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
