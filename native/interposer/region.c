@@ -4,11 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -16,104 +12,6 @@
 #define CONTENDED 0x80000000u /* in usage.lock: somebody sleeps */
 #define SPINS 200
 #define PATIENCE_NS 2000000 /* how long a waiter sleeps before it asks whether the owner lives */
-
-/* Root's files appear as this user's inside a user namespace that does not map root. */
-static uid_t overflow_uid(void)
-{
-	char text[16] = "";
-	int fd = open("/proc/sys/kernel/overflowuid", O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return 65534;
-	ssize_t n = read(fd, text, sizeof text - 1);
-	close(fd);
-	return n > 0 ? (uid_t)strtoul(text, NULL, 10) : 65534;
-}
-
-static int map_limits(const char *path, const struct hami_limits **out)
-{
-	struct stat st;
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-	if (fd < 0)
-		return -errno;
-	int rc = 0;
-	void *map = MAP_FAILED;
-	if (fstat(fd, &st))
-		rc = -errno;
-	else if (!S_ISREG(st.st_mode) || (st.st_mode & 022) ||
-		 (st.st_uid != 0 && st.st_uid != overflow_uid()))
-		rc = -EPERM;
-	else if (st.st_size != (off_t)sizeof(struct hami_limits))
-		rc = -EPROTO;
-	else if ((map = mmap(NULL, sizeof(struct hami_limits), PROT_READ, MAP_SHARED, fd, 0)) == MAP_FAILED)
-		rc = -errno;
-	close(fd);
-	if (rc)
-		return rc;
-	const struct hami_limits *limits = map;
-	if (limits->magic != HAMI_LIMITS_MAGIC || limits->abi_version != HAMI_ABI_VERSION ||
-	    limits->record_size != sizeof *limits || !memchr(limits->gpu_uuid, 0, sizeof limits->gpu_uuid)) {
-		munmap(map, sizeof *limits);
-		return -EPROTO;
-	}
-	*out = limits;
-	return 0;
-}
-
-static int map_usage(struct hami_region *region)
-{
-	struct stat st;
-	int fd = open(region->usage_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-	if (fd < 0)
-		return -errno;
-	int rc = -EPROTO;
-	void *map = MAP_FAILED;
-	if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size < (off_t)sizeof *region->usage)
-		goto fail;
-	map = mmap(NULL, sizeof *region->usage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (map == MAP_FAILED) {
-		rc = -errno;
-		goto fail;
-	}
-	const struct hami_usage *head = map;
-	if (head->magic != HAMI_USAGE_MAGIC || head->abi_version != HAMI_ABI_VERSION ||
-	    head->slot_count != HAMI_USAGE_SLOT_COUNT)
-		goto fail;
-	region->usage = map;
-	region->fd = fd;
-	return 0;
-fail:
-	if (map != MAP_FAILED)
-		munmap(map, sizeof *region->usage);
-	close(fd);
-	return rc;
-}
-
-int hami_region_open(struct hami_region *region, const char *limits_path)
-{
-	*region = (struct hami_region){.fd = -1, .slot = -1, .join = PTHREAD_MUTEX_INITIALIZER};
-	const char *slash = strrchr(limits_path, '/');
-	if (!slash)
-		return -EINVAL;
-	int dir_length = (int)(slash - limits_path);
-	char job_path[sizeof region->usage_path];
-	int n = snprintf(job_path, sizeof job_path, "%.*s/" HAMI_FILE_JOB_LIMITS, dir_length, limits_path);
-	int m = snprintf(region->usage_path, sizeof region->usage_path, "%.*s/" HAMI_FILE_USAGE, dir_length,
-			 limits_path);
-	if (n >= (int)sizeof job_path || m >= (int)sizeof region->usage_path)
-		return -ENAMETOOLONG;
-	int rc = map_limits(job_path, &region->job);
-	if (rc)
-		return rc;
-	rc = map_limits(limits_path, &region->step);
-	if (!rc && (region->step->job_id != region->job->job_id ||
-		    strcmp(region->step->gpu_uuid, region->job->gpu_uuid) != 0))
-		rc = -EPROTO;
-	if (!rc)
-		rc = map_usage(region);
-	if (rc)
-		region->job = region->step = NULL; /* the maps stay: a failed open ends in a refused cuInit */
-	return rc;
-}
 
 /* ------------------------------------------------------------------------------------------ slots and
  * liveness */
@@ -131,7 +29,7 @@ static int slot_lock(int fd, int command, uint32_t slot, struct flock *lock)
 static bool slot_alive(const struct hami_region *region, uint32_t slot)
 {
 	struct flock lock;
-	if ((int32_t)slot == region->slot)
+	if ((int32_t)slot == __atomic_load_n(&region->slot, __ATOMIC_ACQUIRE))
 		return true;
 	if (slot_lock(region->fd, F_OFD_GETLK, slot, &lock))
 		return true; /* cannot tell: never take memory from the living */
@@ -148,6 +46,13 @@ static uint64_t limit_bytes(const struct hami_limits *limits)
 	}
 }
 
+/* The slot's step; NULL when a user wrote another number there. Read once: he may be writing now. */
+static struct hami_usage_step *step_of(struct hami_usage_file *u, const struct hami_usage_slot *slot)
+{
+	uint32_t row = __atomic_load_n(&slot->step_row, __ATOMIC_RELAXED);
+	return row < HAMI_USAGE_STEP_COUNT ? &u->steps[row] : NULL;
+}
+
 /* Sums from the slots; for a lock taken over from the dead, whose last stores may be missing. */
 static void recompute(struct hami_usage_file *u)
 {
@@ -159,11 +64,12 @@ static void recompute(struct hami_usage_file *u)
 	}
 	for (uint32_t i = 0; i < HAMI_USAGE_SLOT_COUNT; i++) {
 		const struct hami_usage_slot *s = &u->slots[i];
-		if (s->state != 1 || s->step_row >= HAMI_USAGE_STEP_COUNT)
+		struct hami_usage_step *step = step_of(u, s);
+		if (s->state != 1 || !step)
 			continue;
 		total += s->used_bytes;
-		u->steps[s->step_row].used_bytes += s->used_bytes;
-		u->steps[s->step_row].processes++;
+		step->used_bytes += s->used_bytes;
+		step->processes++;
 		processes++;
 	}
 	u->head.used_bytes = total;
@@ -175,42 +81,61 @@ static void futex(uint32_t *word, int op, uint32_t value, const struct timespec 
 	syscall(SYS_futex, word, op, value, timeout, NULL, 0);
 }
 
-static void lock_region(struct hami_region *region)
+/*
+ * Waits for the lock that others hold. 0 with the lock held; -ETIMEDOUT when its owner lives and has not let
+ * go for HAMI_LOCK_PATIENCE_MS. The word is marked as contended, since we may not be the only sleeper.
+ */
+static int wait_for_lock(struct hami_region *region, uint32_t *word, uint32_t mine)
 {
-	uint32_t *word = &region->usage->head.lock;
-	uint32_t mine = (uint32_t)region->slot + 1;
-	for (int spin = 0; spin < SPINS; spin++) {
-		uint32_t free_word = 0;
-		if (__atomic_compare_exchange_n(word, &free_word, mine, false, __ATOMIC_ACQUIRE,
-						__ATOMIC_RELAXED))
-			return;
-		__builtin_ia32_pause();
-	}
-	/* From here on we may not be the only sleeper, so we take it as contended. */
-	for (;;) {
+	const int64_t most = HAMI_LOCK_PATIENCE_MS * 1000000ll / PATIENCE_NS;
+	uint32_t last = 0;
+	for (int64_t sleeps = 0; sleeps < most;) {
 		uint32_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
-		if (!seen) {
+		if (!(seen & ~CONTENDED)) {
 			if (__atomic_compare_exchange_n(word, &seen, mine | CONTENDED, false,
 							__ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
-				return;
+				return 0;
 			continue;
 		}
 		if (!(seen & CONTENDED) && !__atomic_compare_exchange_n(word, &seen, seen | CONTENDED, false,
 									__ATOMIC_RELAXED, __ATOMIC_RELAXED))
 			continue;
 		seen |= CONTENDED;
-		futex(word, FUTEX_WAIT, seen, &(struct timespec){.tv_nsec = PATIENCE_NS});
-		if (__atomic_load_n(word, __ATOMIC_RELAXED) != seen)
-			continue;
+		sleeps = seen == last ? sleeps + 1 : 0;
+		last = seen;
 		uint32_t owner = (seen & ~CONTENDED) - 1;
-		if (owner < HAMI_USAGE_SLOT_COUNT && slot_alive(region, owner))
-			continue;
+		if (seen != (mine | CONTENDED)) {
+			futex(word, FUTEX_WAIT, seen, &(struct timespec){.tv_nsec = PATIENCE_NS});
+			if (__atomic_load_n(word, __ATOMIC_RELAXED) != seen ||
+			    (owner < HAMI_USAGE_SLOT_COUNT && slot_alive(region, owner)))
+				continue;
+		}
 		if (__atomic_compare_exchange_n(word, &seen, mine | CONTENDED, false, __ATOMIC_ACQUIRE,
 						__ATOMIC_RELAXED)) {
 			recompute(region->usage);
-			return;
+			return 0;
 		}
 	}
+	return -ETIMEDOUT;
+}
+
+/* 0 with the lock held, or -ETIMEDOUT. */
+static int lock_region(struct hami_region *region)
+{
+	uint32_t *word = &region->usage->head.lock;
+	uint32_t mine = (uint32_t)__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) + 1;
+	pthread_mutex_lock(&region->turn);
+	for (int spin = 0; spin < SPINS; spin++) {
+		uint32_t free_word = 0;
+		if (__atomic_compare_exchange_n(word, &free_word, mine, false, __ATOMIC_ACQUIRE,
+						__ATOMIC_RELAXED))
+			return 0;
+		__builtin_ia32_pause();
+	}
+	int rc = wait_for_lock(region, word, mine);
+	if (rc)
+		pthread_mutex_unlock(&region->turn);
+	return rc;
 }
 
 static void unlock_region(struct hami_region *region)
@@ -218,6 +143,7 @@ static void unlock_region(struct hami_region *region)
 	uint32_t *word = &region->usage->head.lock;
 	if (__atomic_exchange_n(word, 0, __ATOMIC_RELEASE) & CONTENDED)
 		futex(word, FUTEX_WAKE, 1, NULL);
+	pthread_mutex_unlock(&region->turn);
 }
 
 /* Under the lock. The slot's totals move to the head, its memory returns. */
@@ -230,9 +156,10 @@ static void clear_slot(struct hami_usage_file *u, struct hami_usage_slot *s)
 	u->head.throttled_ns += s->throttled_ns;
 	u->head.used_bytes -= s->used_bytes;
 	u->head.processes--;
-	if (s->step_row < HAMI_USAGE_STEP_COUNT) {
-		u->steps[s->step_row].used_bytes -= s->used_bytes;
-		u->steps[s->step_row].processes--;
+	struct hami_usage_step *step = step_of(u, s);
+	if (step) {
+		step->used_bytes -= s->used_bytes;
+		step->processes--;
 	}
 	memset(s, 0, sizeof *s);
 }
@@ -260,7 +187,30 @@ static uint32_t step_row(struct hami_usage_file *u, const struct hami_limits *st
 	return free_row;
 }
 
-/* Takes a slot whose byte lock nobody holds, and fills it. region->join is held. */
+/* Fills slot `i`, whose byte lock this process has just taken. */
+static int fill_slot(struct hami_region *region, uint32_t i)
+{
+	struct hami_usage_file *u = region->usage;
+	int rc = lock_region(region);
+	if (rc)
+		return rc;
+	clear_slot(u, &u->slots[i]); /* a dead predecessor's */
+	uint32_t row = step_row(u, region->step);
+	if (row != UINT32_MAX) {
+		u->slots[i] = (struct hami_usage_slot){.pid = (uint32_t)getpid(), .step_row = row};
+		u->slots[i].state = 1;
+		u->steps[row].processes++;
+		u->head.processes++;
+	}
+	unlock_region(region);
+	return row == UINT32_MAX ? -EUSERS : 0;
+}
+
+/*
+ * Takes a slot whose byte lock nobody holds, and fills it. Not the slot that the record's lock names: its
+ * owner died holding the lock, and must stay dead for those who are about to take the lock over. region->join
+ * is held.
+ */
 static int take_slot(struct hami_region *region)
 {
 	struct flock lock;
@@ -272,24 +222,20 @@ static int take_slot(struct hami_region *region)
 				continue;
 			return -errno;
 		}
-		struct hami_usage_file *u = region->usage;
-		__atomic_store_n(&region->slot, (int32_t)i, __ATOMIC_RELEASE);
-		lock_region(region);
-		clear_slot(u, &u->slots[i]); /* a dead predecessor's */
-		uint32_t row = step_row(u, region->step);
-		if (row != UINT32_MAX) {
-			u->slots[i] = (struct hami_usage_slot){.pid = (uint32_t)getpid(), .step_row = row};
-			u->slots[i].state = 1;
-			u->steps[row].processes++;
-			u->head.processes++;
+		uint32_t word = __atomic_load_n(&region->usage->head.lock, __ATOMIC_ACQUIRE);
+		bool named = (word & ~CONTENDED) == i + 1;
+		int rc = 0;
+		if (!named) {
+			__atomic_store_n(&region->slot, (int32_t)i, __ATOMIC_RELEASE);
+			rc = fill_slot(region, i);
 		}
-		unlock_region(region);
-		if (row != UINT32_MAX)
+		if (!named && !rc)
 			return 0;
 		__atomic_store_n(&region->slot, -1, __ATOMIC_RELEASE);
 		lock.l_type = F_UNLCK;
 		fcntl(region->fd, F_OFD_SETLK, &lock);
-		return -EUSERS;
+		if (rc)
+			return rc;
 	}
 	return -EUSERS;
 }
@@ -342,13 +288,15 @@ int hami_region_charge(struct hami_region *region, uint64_t bytes)
 	int rc = join_region(region);
 	if (rc)
 		return rc;
-	lock_region(region);
+	rc = lock_region(region);
+	if (rc)
+		return rc;
 	struct hami_usage_slot *slot = &region->usage->slots[region->slot];
-	if (slot->step_row >= HAMI_USAGE_STEP_COUNT) {
+	struct hami_usage_step *step = step_of(region->usage, slot);
+	if (!step) {
 		unlock_region(region);
 		return -EPROTO;
 	}
-	struct hami_usage_step *step = &region->usage->steps[slot->step_row];
 	if (!fits(region, step, bytes))
 		sweep(region);
 	if (fits(region, step, bytes)) {
@@ -366,13 +314,21 @@ void hami_region_release(struct hami_region *region, uint64_t bytes)
 {
 	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) < 0)
 		return; /* a child that inherited the parent's table and frees nothing real */
-	lock_region(region);
+	int rc = lock_region(region);
+	if (rc) /* the sums stay too high until they are computed again, which is the safe side */
+		pthread_mutex_lock(&region->turn);
 	struct hami_usage_slot *slot = &region->usage->slots[region->slot];
-	if (bytes > slot->used_bytes)
-		bytes = slot->used_bytes; /* the user wrote into the record; stay consistent */
-	slot->used_bytes -= bytes;
-	if (slot->step_row < HAMI_USAGE_STEP_COUNT)
-		region->usage->steps[slot->step_row].used_bytes -= bytes;
+	uint64_t used = __atomic_load_n(&slot->used_bytes, __ATOMIC_RELAXED);
+	if (bytes > used)
+		bytes = used; /* the user wrote into the record; stay consistent */
+	__atomic_store_n(&slot->used_bytes, used - bytes, __ATOMIC_RELAXED);
+	if (rc) {
+		pthread_mutex_unlock(&region->turn);
+		return;
+	}
+	struct hami_usage_step *step = step_of(region->usage, slot);
+	if (step)
+		step->used_bytes -= bytes;
 	region->usage->head.used_bytes -= bytes;
 	unlock_region(region);
 }
@@ -388,14 +344,14 @@ void hami_region_view(struct hami_region *region, struct hami_view *view)
 	*view = (struct hami_view){.limit = job_limit < step_limit ? job_limit : step_limit};
 	struct hami_usage_file *u = region->usage;
 	uint64_t step_used = 0, job_used = __atomic_load_n(&u->head.used_bytes, __ATOMIC_RELAXED);
-	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) >= 0) {
-		lock_region(region);
+	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) >= 0 && !lock_region(region)) {
 		const struct hami_usage_slot *slot = &u->slots[region->slot];
 		if (u->head.used_bytes != slot->used_bytes)
 			sweep(region); /* others hold memory, or died holding it */
 		job_used = u->head.used_bytes;
-		if (slot->step_row < HAMI_USAGE_STEP_COUNT)
-			step_used = u->steps[slot->step_row].used_bytes;
+		const struct hami_usage_step *step = step_of(u, slot);
+		if (step)
+			step_used = step->used_bytes;
 		unlock_region(region);
 	} else { /* an onlooker such as nvidia-smi takes no slot and no lock: a glance is enough for it */
 		for (uint32_t i = 0; i < HAMI_USAGE_STEP_COUNT; i++)
@@ -421,7 +377,7 @@ uint64_t hami_region_own(struct hami_region *region)
 {
 	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) < 0)
 		return 0;
-	return region->usage->slots[region->slot].used_bytes;
+	return __atomic_load_n(&region->usage->slots[region->slot].used_bytes, __ATOMIC_RELAXED);
 }
 
 uint32_t hami_region_phase(struct hami_region *region)
@@ -452,7 +408,8 @@ void hami_region_add_time(struct hami_region *region, uint64_t busy_ns, uint64_t
 
 void hami_region_forked(struct hami_region *region)
 {
-	pthread_mutex_init(&region->join, NULL); /* a thread that does not exist here may have held it */
+	pthread_mutex_init(&region->join, NULL); /* a thread that does not exist here may have held these */
+	pthread_mutex_init(&region->turn, NULL);
 	/* The parent's descriptor stays open on purpose: this child also holds the driver's, and with them
 	 * the parent's memory, should the parent end first. */
 	region->fd = -1;

@@ -7,7 +7,11 @@
  * long as it holds the slot's byte lock (an open-file-description lock, which the kernel drops at its death,
  * in any PID namespace). All sums change under `lock`, which names its owner's slot: a waiter that finds the
  * owner dead takes the lock over and computes the sums again from the slots. The lock is held for a few
- * stores, or for a sweep of dead slots when a request does not fit; never over a driver call.
+ * stores, or for a sweep of dead slots when a request does not fit; never over a driver call. The threads of
+ * one process take turns at it (`turn`), so a lock that names the process's own slot is always a dead
+ * predecessor's. An owner that lives and does not let go (stopped in those few stores, or a word that a user
+ * wrote) is waited for HAMI_LOCK_PATIENCE_MS: then a charge is refused, and a release counts in the slot
+ * alone.
  *
  * Locks held on entry: none. Thread-safe unless noted. Not async-signal-safe. A forked child calls
  * hami_region_forked() first (pthread_atfork) and takes a slot of its own at its next charge.
@@ -21,11 +25,16 @@
 
 #include "hami_contract.h"
 
+#ifndef HAMI_LOCK_PATIENCE_MS
+#define HAMI_LOCK_PATIENCE_MS 10000
+#endif
+
 struct hami_region {
 	const struct hami_limits *job;  /* mapped; NULL until opened */
 	const struct hami_limits *step; /* mapped; may equal job */
 	struct hami_usage_file *usage;  /* mapped, shared with the job's processes */
 	pthread_mutex_t join;           /* guards the three below while a slot is taken */
+	pthread_mutex_t turn;           /* held with the record's lock, and before it; after join */
 	int fd;                         /* usage file; its description holds the slot's lock; -1 after fork */
 	int32_t slot;                   /* own slot, -1 before the first charge */
 	char usage_path[256];
@@ -44,8 +53,8 @@ struct hami_view {
  */
 int hami_region_open(struct hami_region *region, const char *limits_path);
 
-/* 0 when `bytes` were charged; -ENOMEM when a limit forbids it; -EUSERS when no slot is left; -errno
- * otherwise. */
+/* 0 when `bytes` were charged; -ENOMEM when a limit forbids it; -EUSERS when no slot is left;
+ * -ETIMEDOUT when a live process does not let go of the record; -errno otherwise. */
 int hami_region_charge(struct hami_region *region, uint64_t bytes);
 
 /* Gives back what an earlier charge took. */

@@ -7,8 +7,12 @@ INTERPOSER_FLAGS := -fPIC -fvisibility=hidden -Iinclude -isystem $(CUDA_INC)
 CONFORMANCE := $(patsubst ../tests/native/interposer/%.c,$(BUILD)/conformance/%,$(wildcard ../tests/native/interposer/*.c))
 
 COMPUTE := $(patsubst ../tests/native/compute/%.c,$(BUILD)/compute/%,$(wildcard ../tests/native/compute/*.c))
-UNIT := $(patsubst ../tests/native/unit/%.c,$(BUILD)/unit/%,$(wildcard ../tests/native/unit/*.c))
-UNIT_OBJ := $(addprefix $(BUILD)/interposer/,duty.c.o table.c.o region.c.o)
+UNIT_SRC := $(filter-out ../tests/native/unit/fuzz_%,$(wildcard ../tests/native/unit/*.c))
+UNIT := $(patsubst ../tests/native/unit/%.c,$(BUILD)/unit/%,$(UNIT_SRC))
+UNIT_PARTS := $(addprefix interposer/,duty.c table.c record.c region.c)
+UNIT_FLAGS := -Iinclude -Iinterposer -DHAMI_LOCK_PATIENCE_MS=100
+FUZZ := $(patsubst ../tests/native/unit/%.c,$(BUILD)/fuzz/%,$(wildcard ../tests/native/unit/fuzz_*.c))
+FUZZ_SECONDS ?= 5
 
 all: $(INTERPOSER) conformance $(UNIT)
 
@@ -32,7 +36,20 @@ $(BUILD)/compute/%: ../tests/native/compute/%.c ../tests/native/interposer/check
 	@mkdir -p $(@D)
 	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD) $(BUILD)/sim/libcuda.so.1
 
-# The parts that know nothing of the driver, from the inside.
-$(BUILD)/unit/%: ../tests/native/unit/%.c ../tests/native/unit/check.h $(UNIT_OBJ)
+# The parts that know nothing of the driver, from the inside; less patient than in a job.
+$(BUILD)/unit/%: ../tests/native/unit/%.c ../tests/native/unit/check.h $(UNIT_PARTS) $(wildcard interposer/*.h)
 	@mkdir -p $(@D)
-	$(CC) $(CSTD) $(CFLAGS) -Iinclude -Iinterposer $< -o $@ $(LDSTD) $(UNIT_OBJ)
+	$(CC) $(CSTD) $(CFLAGS) $(UNIT_FLAGS) $< $(UNIT_PARTS) -o $@ $(LDSTD)
+
+# The same inputs each time; a crash leaves its input beside the log and says how to run it again.
+#   make fuzz FUZZ_SECONDS=600
+.PHONY: fuzz fuzzers
+fuzzers: $(FUZZ)
+$(BUILD)/fuzz/%: ../tests/native/unit/%.c ../tests/native/unit/check.h $(UNIT_PARTS) $(wildcard interposer/*.h)
+	@mkdir -p $(@D)
+	clang -std=gnu11 -D_GNU_SOURCE -pthread $(WARN) -O1 -g $(UNIT_FLAGS) -UHAMI_LOCK_PATIENCE_MS \
+		-DHAMI_LOCK_PATIENCE_MS=4 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+		$< interposer/record.c interposer/region.c -o $@
+fuzz: fuzzers
+	@for f in $(FUZZ); do $$f -seed=1 -max_total_time=$(FUZZ_SECONDS) -max_len=512 -timeout=10 -artifact_prefix=$(BUILD)/fuzz/ \
+		2>$$f.log || { tail -n 40 $$f.log; exit 1; }; tail -n 1 $$f.log; done

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
-from conformance import BUILD, make_slice
+from conformance import BUILD, ROOT, make_slice
 
 
 def run(program: str, *arguments: str) -> None:
@@ -25,3 +26,18 @@ def test_a_table_finds_what_was_put() -> None:
 def test_a_dead_owner_gives_up_the_lock(tmp_path: Path) -> None:
     made = make_slice(tmp_path / "job", None, "GPU-0", job_mib=1000)
     run("a_dead_owner_gives_up_the_lock", str(made.limits))
+
+
+def test_a_lock_that_nobody_gives_up_is_waited_for_and_no_more(tmp_path: Path) -> None:
+    made = make_slice(tmp_path / "job", None, "GPU-0", job_mib=1000)
+    run("a_lock_that_nobody_gives_up_is_waited_for_and_no_more", str(made.limits))
+
+
+def test_any_usage_record_is_survived() -> None:
+    """A few seconds of libFuzzer; by hand for longer: make -C native fuzz FUZZ_SECONDS=600."""
+    command = ["make", "-C", str(ROOT / "native"), "fuzz", "FUZZ_SECONDS=4", "SAN="]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    runs = re.search(r"Done (\d+) runs", result.stdout)
+    assert runs is not None
+    assert int(runs[1]) > 200
