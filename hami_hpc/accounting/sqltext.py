@@ -72,26 +72,15 @@ def stage(export: Export, target: Path) -> str:
     )
 
 
-def check(
-    staged: Path,
-    checked: Path,
-    export: Export,
-    tz: ZoneInfo,
-    local_range: tuple[int, int],
-    cluster: str,
-    observed_s: int,
-) -> str:
-    """Second pass: the file ``checked``, one row a line, with its verdict and, for a reject, what was wrong."""
-    early, late = ("{0}", "{0}") if export.epoch_times else _zone_cases(tz, local_range)
-    return f"""
+_CHECK = """
 COPY (
 WITH zoned AS (
   SELECT *, coalesce(suspended_s, 0) AS suspended0_s,
-    {early.format("submit_t")} AS submit_s, {early.format("eligible_t")} AS eligible_s,
-    {early.format("start_t")} AS start_early, {late.format("start_t")} AS start_late,
-    {early.format("end_t")} AS end_early, {late.format("end_t")} AS end_late,
+    {submit} AS submit_s, {eligible} AS eligible_s,
+    {start_early} AS start_early, {start_late} AS start_late,
+    {end_early} AS end_early, {end_late} AS end_late,
     split_part(State, ' ', 1) AS state_word
-  FROM {scan(staged)}
+  FROM {staged}
 ), folded AS (
   SELECT *, elapsed_s + suspended0_s AS wall_s,
     CASE WHEN start_early = start_late AND (end_t IS NULL OR end_early = end_late) THEN 0
@@ -106,7 +95,7 @@ WITH zoned AS (
     CASE WHEN fold IN (1, 3) THEN end_late ELSE end_early END AS end_s
   FROM folded
 )
-SELECT coalesce(nullif(Cluster, ''), {literal(cluster)}) AS cluster, job_id,
+SELECT coalesce(nullif(Cluster, ''), {cluster}) AS cluster, job_id,
   job_name, coalesce(Account, '') AS account, username,
   coalesce(Partition, '') AS partition, coalesce(QOS, '') AS qos, state_word AS state, submit_s, eligible_s,
   start_s, end_s, suspended0_s AS suspended_s, coalesce(held, '') AS held,
@@ -123,7 +112,7 @@ SELECT coalesce(nullif(Cluster, ''), {literal(cluster)}) AS cluster, job_id,
     WHEN start_t IS NULL THEN 'time'
     WHEN duration_bad THEN 'duration'
     WHEN negative THEN 'negative'
-    WHEN end_t IS NULL AND state_word NOT IN ({_open_states()}) THEN 'no end'
+    WHEN end_t IS NULL AND state_word NOT IN ({open_states}) THEN 'no end'
     WHEN end_t < start_t AND end_late < start_early THEN 'negative'
     WHEN submit_s IS NULL OR start_s IS NULL OR (end_t IS NOT NULL AND end_s IS NULL) OR fold IS NULL THEN 'clock'
     WHEN end_s < start_s THEN 'negative'
@@ -141,12 +130,34 @@ SELECT coalesce(nullif(Cluster, ''), {literal(cluster)}) AS cluster, job_id,
       || suspended0_s || ' s'
   END AS detail
 FROM placed LEFT JOIN parsed ON coalesce(placed.AllocTRES, '') = parsed.tres
-) TO {literal(str(checked))} (FORMAT parquet, COMPRESSION snappy)
+) TO {checked} (FORMAT parquet, COMPRESSION snappy)
 """
 
 
-def _open_states() -> str:
-    return ", ".join(literal(state) for state in OPEN_STATES)
+def check(
+    staged: Path,
+    checked: Path,
+    export: Export,
+    tz: ZoneInfo,
+    local_range: tuple[int, int],
+    cluster: str,
+    observed_s: int,
+) -> str:
+    """Second pass: the file ``checked``, one row a line, with its verdict and, for a reject, what was wrong."""
+    early, late = ("{0}", "{0}") if export.epoch_times else _zone_cases(tz, local_range)
+    return _CHECK.format(
+        submit=early.format("submit_t"),
+        eligible=early.format("eligible_t"),
+        start_early=early.format("start_t"),
+        start_late=late.format("start_t"),
+        end_early=early.format("end_t"),
+        end_late=late.format("end_t"),
+        staged=scan(staged),
+        cluster=literal(cluster),
+        observed_s=observed_s,
+        open_states=", ".join(literal(state) for state in OPEN_STATES),
+        checked=literal(str(checked)),
+    )
 
 
 def _read_csv(export: Export) -> str:
