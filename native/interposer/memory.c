@@ -80,6 +80,34 @@ CUresult CUDAAPI cuMemFree_v2(CUdeviceptr address)
 	return result;
 }
 
+/*
+ * Pools of managed memory (CUDA 13) would give memory that neither the resource manager nor cuMemAllocManaged
+ * is asked for, so there are none.
+ */
+#define POOL(name, kind, ...)                                                                                \
+	const struct real_cuda *real = hami_cuda();                                                          \
+	if (!real)                                                                                           \
+		return HAMI_REFUSED;                                                                         \
+	if (!real->name || (kind) == CU_MEM_ALLOCATION_TYPE_MANAGED)                                         \
+		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
+	return real->name(__VA_ARGS__)
+
+CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
+{
+	POOL(cuMemPoolCreate, properties ? properties->allocType : CU_MEM_ALLOCATION_TYPE_INVALID, pool,
+	     properties);
+}
+
+CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+	POOL(cuMemGetDefaultMemPool, type, pool, location, type);
+}
+
+CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+	POOL(cuMemGetMemPool, type, pool, location, type);
+}
+
 /* The name of before CUDA 3.2, with 32-bit sizes: programs that old would be told nonsense. */
 CUresult CUDAAPI cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes)
 {
