@@ -51,7 +51,10 @@ class Source:
 def ingest_file(root: Path, path: Path, source: Source, made_s: int) -> Step:
     """Read an export made at ``made_s`` into the store."""
     with store.locked(root), _scratch(root) as scratch:
-        return _ingest(root, open_input(path, scratch), source, made_s, scratch, str(path))
+        export = open_input(path, scratch)
+        if "Cluster" not in export.columns and not source.cluster:
+            raise AccountingError(f"{path} has no column Cluster; name the cluster with --cluster, as sacct calls it")
+        return _ingest(root, export, source, made_s, scratch, str(path))
 
 
 def ingest_sacct(

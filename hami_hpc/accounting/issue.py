@@ -79,6 +79,7 @@ def used_credit(documents: Sequence[Document], account: str, but_for: Document |
 
 def issue(
     root: Path,
+    documents: list[Document],
     account: str,
     month: str,
     build: Callable[[Mapping[str, Decimal]], Content],
@@ -88,16 +89,18 @@ def issue(
 ) -> tuple[Document, ...]:
     """The account's invoice for the month: the one that is there, or what is newly issued (in order).
 
-    The store must be locked. build: the content, given what other invoices have taken of the account's credits.
+    The store must be locked. documents: all that are there (read_all); what is issued is added. build: the content,
+    given what other invoices have taken of the account's credits.
     """
-    documents = read_all(root)
     current = standing(documents, account, month)
     content = build(used_credit(documents, account, current))
     if current is not None and digest(current.content) == digest(content):
         return (current,)
 
+    before = len(documents)
+
     def document(offset: int, kind: str, what: Content) -> Document:
-        sequence = len(documents) + offset
+        sequence = before + offset
         number = f"{prefix}-{today[:4]}-{sequence:05d}"
         return Document(number, sequence, kind, current.number if current else "", today, issuer, what)
 
@@ -105,6 +108,7 @@ def issue(
     new = (*back, document(1 + len(back), INVOICE, content))
     for entry in new:
         _write(root, entry)
+        documents.append(entry)
     return new
 
 

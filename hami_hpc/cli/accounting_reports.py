@@ -229,19 +229,21 @@ def _issue(chosen: Context, prices: Rates, month: str, accounts: tuple[str, ...]
     first = date.fromisoformat(f"{month}-01")
     issued: list[issue.Document] = []
     with store.locked(chosen.root):
-        for account in accounts or invoice.accounts_of(answer.priced):
+        documents = list(issue.read_all(chosen.root))
+        # An account whose jobs have all gone from the records still has an invoice to take back.
+        issued_before = {d.content.account for d in documents if d.content.month == month}
+        for account in accounts or sorted({*invoice.accounts_of(answer.priced), *issued_before}):
 
             def build(used: Mapping[str, Decimal], account: str = account) -> invoice.Content:
                 return invoice.build(account, first, answer.priced, answer.segments, prices, used, notes)
 
             if draft:
-                documents = issue.read_all(chosen.root)
                 current = issue.standing(documents, account, month)
                 content = build(issue.used_credit(documents, account, current))
                 issued.append(issue.Document("DRAFT", 0, issue.INVOICE, "", "not issued", prices.issuer, content))
                 continue
-            today = date.today().isoformat()
-            issued += issue.issue(chosen.root, account, month, build, today, prices.issuer, prices.invoice_prefix)
+            today, prefix = date.today().isoformat(), prices.invoice_prefix
+            issued += issue.issue(chosen.root, documents, account, month, build, today, prices.issuer, prefix)
     return issued
 
 

@@ -72,7 +72,13 @@ def test_jobs_that_ran_in_every_form_are_billed_for_the_time_that_sacct_shows(cl
 
 
 def test_what_a_job_used_goes_from_its_epilog_to_its_efficiency(cluster: Layout, tmp_path: Path) -> None:
-    job = jobs.submit(cluster, "games", HALF, script="slice; sleep 1")
+    release = cluster.home / "games" / "release"
+    release.unlink(missing_ok=True)
+    job = jobs.submit(cluster, "games", HALF, script="slice --until release")
+    jobs.wait(cluster, lambda: "CUDA says" in jobs.output(cluster, "games", job), "the slice to be filled", 30, job)
+    now = json.loads(_hami(cluster, "usage", str(job), "--json"))
+    assert (now["usage"]["used_bytes"], now["grant"]["mem_mib"], now["usage"]["oom_count"]) == (8192 << 20, 8192, 1)
+    release.touch()
     jobs.wait_for_state(cluster, job, "COMPLETED", "FAILED")
     jobs.wait(cluster, lambda: _all_recorded(cluster, [job]), "slurmdbd to have its end", 60)
     spool = cluster.state_dir / "usage"
@@ -81,6 +87,7 @@ def test_what_a_job_used_goes_from_its_epilog_to_its_efficiency(cluster: Layout,
     _hami(cluster, "ingest", "--since", "2026-01-01", "--window-days", "366", *root)
     _hami(cluster, "ingest", "--usage", str(spool), *root)
     (run,) = json.loads(_hami(cluster, "efficiency", str(job), "--json", *root))
+    release.unlink()
     # The program fills its slice to the last byte and is then refused more.
     assert (run["measured"], run["damaged"], run["mem_mib"], run["peak_bytes"]) == (True, False, 8192, 8192 << 20)
     assert run["oom_count"] >= 1

@@ -177,7 +177,7 @@ def _issue(root: Path, prices: Rates, account: str = "phys", today: str = "2026-
     def build(used: Mapping[str, D]) -> invoice.Content:
         return _content(root, prices, used, account)
 
-    return issue.issue(root, account, "2026-09", build, today, ("Site",), "HPC")
+    return issue.issue(root, list(issue.read_all(root)), account, "2026-09", build, today, ("Site",), "HPC")
 
 
 def test_issuing_again_gives_the_same_invoice_and_after_a_change_a_credit_note_and_a_new_one(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def pages(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     def build(credit: Any) -> invoice.Content:
         return invoice.build("account-0", date(2026, 9, 1), answer.priced, answer.segments, PRICES, credit, ["a note"])
 
-    (document,) = issue.issue(root, "account-0", "2026-09", build, "2026-10-01", PRICES.issuer, "HPC")
+    (document,) = issue.issue(root, [], "account-0", "2026-09", build, "2026-10-01", PRICES.issuer, "HPC")
     return html.report(made, UTC, PRICES.issuer), html.invoice(document)
 
 
@@ -215,7 +215,7 @@ def test_an_issued_invoice_is_rendered_to_the_same_bytes_every_time(tmp_path: Pa
     def build(credit: Any) -> invoice.Content:
         return invoice.build("a<b", date(2026, 9, 1), answer.priced, answer.segments, PRICES, credit, ())
 
-    (document,) = issue.issue(tmp_path / "s", "a<b", "2026-09", build, "2026-10-01", (), "HPC")
+    (document,) = issue.issue(tmp_path / "s", [], "a<b", "2026-09", build, "2026-10-01", (), "HPC")
     (stored,) = issue.read_all(tmp_path / "s")
     assert stored == document
     assert html.invoice(stored) == html.invoice(document)

@@ -74,6 +74,21 @@ def test_jobs_of_two_clusters_with_one_number_are_two_jobs(tmp_path: Path) -> No
     assert _hours(tmp_path / "store") == "2.0000"
 
 
+def test_an_export_that_names_no_cluster_is_not_stored_beside_records_that_do(tmp_path: Path) -> None:
+    from hami_hpc.accounting.sacct import ASKED
+
+    from .samples import export_text
+
+    columns = tuple(name for name in ASKED if name != "Cluster")
+    (tmp_path / "x").write_text(export_text([Job()], columns), encoding="utf-8")
+    root = tmp_path / "store"
+    fill(root, [Job()])
+    with pytest.raises(AccountingError, match="name the cluster with --cluster"):
+        ingest.ingest_file(root, tmp_path / "x", ingest.Source(zone("UTC")), T0)
+    step = ingest.ingest_file(root, tmp_path / "x", ingest.Source(zone("UTC"), cluster="c1"), T0)
+    assert (step.merged.added, step.merged.unchanged) == (0, 1)
+
+
 def test_many_small_ingests_end_in_few_files(tmp_path: Path) -> None:
     root = tmp_path / "store"
     for i in range(3 * merge.FILES_PER_MONTH):
