@@ -95,7 +95,8 @@ def make_c(c: dict[str, Any]) -> str:
         )
     for key in ("job_limits", "usage", "refused", "run_dir"):
         lines.append(f"#define HAMI_FILE_{key.upper()} {c_string(c['files'][key])}")
-    lines.append(f"#define HAMI_FILE_STEP_LIMITS_FORMAT {c_string(c['files']['step_limits'].replace('{step_id}', '%u'))}")
+    step_format = c_string(c["files"]["step_limits"].replace("{step_id}", "%u"))
+    lines.append(f"#define HAMI_FILE_STEP_LIMITS_FORMAT {step_format}")
     for name in LAYOUTS:
         layout = c["layout"][name]
         if "magic" in layout:
@@ -166,7 +167,7 @@ def make_python(c: dict[str, Any]) -> str:
             lines.append(f"{up}_MAGIC: Final = 0x{magic_value(layout['magic']):016X}")
         if "count" in layout:
             lines.append(f"{up}_COUNT: Final = {layout['count']}")
-        lines.append(f"# field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)")
+        lines.append("# field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)")
         lines.append(f"{up}_FIELDS: Final[dict[str, tuple[int, int, str]]] = {{")
         for f in fields_of(layout):
             kind = "s" if f.ctype.startswith("char[") else "u"
