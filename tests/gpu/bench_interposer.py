@@ -88,7 +88,7 @@ def caps() -> None:
 
 def shares() -> None:
     loops = int(numbers(start(spin("calibrate", 1000)))[0])
-    native = statistics.median(numbers(start(spin("run", loops, 2)))[0] for _ in range(REPEATS))
+    native = statistics.median(numbers(start(spin("run", loops, 3, 0, 2)))[0] for _ in range(REPEATS))
     print("\n## Several tenants at once, 1 ms kernels, percent of native throughput (medians)\n")
     print("| tenants | policy | each | total |\n|---|---|---|---|")
     for policy, tenants in (
@@ -103,7 +103,7 @@ def shares() -> None:
         for _ in range(REPEATS):
             phases = [sum(tenants[:i]) for i in range(len(tenants))]
             running = [
-                start(spin("run", loops, 3, 0, 1.5), under(c, policy, phase))
+                start(spin("run", loops, 3, 0, 2), under(c, policy, phase))
                 for c, phase in zip(tenants, phases, strict=True)
             ]
             rows.append([100 * numbers(p)[0] / native for p in running])
@@ -141,7 +141,7 @@ def launches() -> None:
 
 
 def training() -> None:
-    command = ["python3", str(ROOT / "tests/gpu/train.py"), "4"]
+    command = ["python3", str(ROOT / "tests/gpu/train.py"), "5"]
     native = [numbers(start(command))[0] for _ in range(REPEATS)]
     base = statistics.median(native)
     print("\n## PyTorch training loop, percent of native steps/s (medians)\n")

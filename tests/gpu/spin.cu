@@ -6,7 +6,8 @@
  *   spin calibrate KERNEL_US                      prints the loop count of a kernel that takes so long alone
  *   spin run LOOPS SECONDS [GRAPH] [WARMUP_S]     prints: kernels/s  worst and best 100 ms window (kernels/s)
  *
- * With GRAPH > 0, kernels are launched as a CUDA graph of so many. The first WARMUP_S seconds (default 0.5) are left out.
+ * With GRAPH > 0, kernels are launched as a CUDA graph of so many. WARMUP_S more seconds (default 0.5) before and after are
+ * left out, so that tenants which start and end at slightly different times are measured while all of them run.
  */
 #include <algorithm>
 #include <cstdint>
@@ -117,7 +118,7 @@ static int run(const Gpu &g, long loops, double seconds, int graph_size, double 
 	for (int i = 0;; i++) {
 		clock_gettime(CLOCK_MONOTONIC, &t1);
 		double passed = (t1.tv_sec - t0.tv_sec) + (t1.tv_nsec - t0.tv_nsec) * 1e-9;
-		if (passed > seconds + warmup || launched + 2 * per_batch * std::max(1, graph_size) > MOST)
+		if (passed > seconds + 2 * warmup || launched + 2 * per_batch * std::max(1, graph_size) > MOST)
 			break;
 		if (i >= 3)
 			OK(cudaEventSynchronize(done[i % 3]));
