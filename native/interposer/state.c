@@ -95,6 +95,18 @@ struct hami_region *hami_region(void)
 	return state.limits_ok ? &state.region : NULL;
 }
 
+/* What every driver has that is supported here, and the hooks call without asking. Anything newer is asked
+ * for. */
+static bool complete(const struct real_cuda *real)
+{
+	return real->cuInit && real->cuDeviceGet && real->cuDeviceGetCount && real->cuDeviceGetUuid_v2 &&
+	       real->cuDeviceTotalMem_v2 && real->cuDevicePrimaryCtxRetain &&
+	       real->cuDevicePrimaryCtxRelease_v2 && real->cuCtxGetCurrent && real->cuCtxDestroy_v2 &&
+	       real->cuMemGetInfo_v2 && real->cuMemAllocManaged && real->cuMemFree_v2 &&
+	       real->cuStreamIsCapturing && real->cuEventCreate && real->cuEventRecord &&
+	       real->cuEventSynchronize && real->cuEventElapsedTime;
+}
+
 const struct real_cuda *hami_cuda(void)
 {
 	const struct real_cuda *ready = __atomic_load_n(&state.ready, __ATOMIC_ACQUIRE);
@@ -103,6 +115,8 @@ const struct real_cuda *hami_cuda(void)
 	if (!hami_region())
 		return NULL;
 	ready = hami_resolve_cuda();
+	if (!ready || !complete(ready))
+		return NULL;
 	__atomic_store_n(&state.ready, ready, __ATOMIC_RELEASE);
 	return ready;
 }

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the interposer must not do to a program, and the company it must bear: other preloads, forks, old drivers."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from conformance import BUILD, INTERPOSER, PROGRAMS, REAL_GPU, ROOT, Slice, make_slice
+
+from hami_hpc.contract import constants as c
+
+pytestmark = pytest.mark.skipif(REAL_GPU, reason="shown on the simulation; tests/gpu has the frameworks")
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Slice:
+    return simulated(tmp_path)
+
+
+def simulated(directory: Path) -> Slice:
+    """A slice of 8 GiB of the only GPU of a simulated machine under `directory`."""
+    machine = directory / "sim"
+    subprocess.run([str(BUILD / "sim/sim-machine"), str(machine), "h200"], check=True, capture_output=True)
+    uuid = re.search(r"uuid=(GPU-\S+)", (machine / "machine.conf").read_text())
+    assert uuid is not None
+    return make_slice(directory / "job", machine, uuid[1], job_mib=8192)
+
+
+def run(
+    command: list[str], environment: dict[str, str], timeout_s: float = 120, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False, cwd=cwd
+    )
+
+
+def compiled(source: str, to: Path, *options: str) -> Path:
+    """`source` (C) as a shared object."""
+    command = ["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-x", "c", "-", "-o", str(to)]
+    subprocess.run([*command, *options], input=source, text=True, check=True)
+    return to
+
+
+def imports() -> set[str]:
+    out = subprocess.run(["nm", "-D", "--undefined-only", INTERPOSER], capture_output=True, text=True, check=True)
+    return {line.split()[-1].split("@")[0] for line in out.stdout.splitlines()}
+
+
+def test_it_cannot_end_the_program_print_or_take_its_signals() -> None:
+    endings = {"exit", "_exit", "_Exit", "quick_exit", "abort", "raise", "kill", "__assert_fail"}
+    signals = {"signal", "sigaction", "sigaltstack", "sigprocmask", "alarm", "setitimer", "timer_create"}
+    prints = {"printf", "puts", "putchar", "fprintf", "fputs", "fwrite", "stdout", "perror", "syslog"}
+    process = {"umask", "chdir", "setenv", "putenv", "unsetenv", "clearenv", "setlocale", "fork", "execve", "system"}
+    files = {"creat", "fopen", "mkstemp", "mkdtemp", "tmpfile", "mkdir", "unlink", "rename", "shm_open"}
+    exits = {"atexit", "on_exit", "__cxa_atexit"}
+    found = imports()
+    assert "pthread_create" in found  # nm was read
+    assert not found & (endings | signals | prints | process | files | exits)
+
+
+def test_it_writes_no_file_where_programs_keep_theirs() -> None:
+    """In a mount namespace whose /tmp and /var/tmp are empty: they stay so, as does HOME, where it runs."""
+    if run(["unshare", "-m", "true"], {}).returncode != 0:
+        pytest.skip("this user may not make mount namespaces")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as text:
+        there = Path(text)
+        job = simulated(there)
+        home = there / "home"
+        home.mkdir()
+        script = (
+            "mount -t tmpfs none /tmp && mount -t tmpfs none /var/tmp && "
+            f"{PROGRAMS}/memory_ends_at_the_limit && {BUILD}/compute/spin_for 200 1000 >&2 && "
+            "find /tmp /var/tmp . -mindepth 1"
+        )
+        if str(PROGRAMS).startswith("/tmp"):
+            pytest.skip("the checkout lies in /tmp")
+        result = run(["unshare", "-m", "sh", "-ec", script], job.environment() | {"HOME": str(home)}, cwd=home)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout == ""
+
+
+def test_a_setuid_program_is_left_alone(made: Slice, tmp_path: Path) -> None:
+    """The loader's doing: LD_PRELOAD by path has no effect where the user changes, so nothing of ours runs there."""
+    plain, other = tmp_path / "plain", tmp_path / "setuid"
+    for path in (plain, other):
+        shutil.copy("/bin/cat", path)
+    shutil.chown(other, 65534)
+    other.chmod(0o755 | stat.S_ISUID)
+    for path in [tmp_path, *tmp_path.parents[:2]]:
+        path.chmod(path.stat().st_mode | 0o011)
+    environment = made.environment()
+    assert "libhami-hpc" in run([str(plain), "/proc/self/maps"], environment).stdout
+    if "\t65534\t" not in (run([str(other), "/proc/self/status"], environment).stdout):
+        pytest.skip("setuid programs have no effect on this file system")
+    maps = run([str(other), "/proc/self/maps"], environment).stdout
+    assert "libc.so" in maps
+    assert "libhami-hpc" not in maps
+
+
+SEES_THE_LIMIT = """
+import ctypes, multiprocessing as mp, sys
+
+def check(limit, results=None):
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+    address = ctypes.c_uint64()
+    calls = [
+        cuda.cuInit(0),
+        cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+        cuda.cuCtxSetCurrent(context),
+        cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)),
+        cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1 << 30)),
+        cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(limit)),
+    ]
+    seen = (calls, total.value)
+    if results is not None:
+        results.put(seen)
+    return seen
+
+if __name__ == "__main__":
+    method, limit, touch = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "used"
+    wanted = ([0, 0, 0, 0, 0, 2], limit)
+    if touch:
+        assert check(limit) == wanted, check(limit)
+    context = mp.get_context(method)
+    results = context.Queue()
+    workers = [context.Process(target=check, args=(limit, results)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    seen = [results.get(timeout=60) for _ in workers]
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    assert seen == [wanted] * 3, seen
+"""
+
+
+@pytest.mark.parametrize(("method", "parent"), [("fork", "unused"), ("spawn", "unused"), ("spawn", "used")])
+def test_pythons_multiprocessing_works(method: str, parent: str, made: Slice, tmp_path: Path) -> None:
+    script = tmp_path / "workers.py"
+    script.write_text(SEES_THE_LIMIT)
+    command = [sys.executable, "-I", str(script), method, str(made.limit_mib << 20), parent]
+    result = run(command, made.environment())
+    assert result.returncode == 0, result.stderr
+
+
+ANOTHER_TOOL = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+#include <unistd.h>
+int cuMemGetInfo_v2(size_t *left, size_t *total);
+int cuMemGetInfo_v2(size_t *left, size_t *total)
+{
+	int (*next)(size_t *, size_t *) = (int (*)(size_t *, size_t *))dlsym(RTLD_NEXT, "cuMemGetInfo_v2");
+	if (write(2, "tool\\n", 5) != 5)
+		return 1;
+	return next ? next(left, total) : 999;
+}
+"""
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_another_preloaded_tool_finds_the_hooks_by_rtld_next(order: str, made: Slice, tmp_path: Path) -> None:
+    tool = compiled(ANOTHER_TOOL, tmp_path / "libtool.so")
+    environment = made.environment()
+    ours = environment["LD_PRELOAD"].split()
+    environment["LD_PRELOAD"] = " ".join([str(tool), *ours] if order == "before" else [ours[0], str(tool), *ours[1:]])
+    result = run([str(PROGRAMS / "memory_ends_at_the_limit")], environment)
+    assert result.returncode == 0, result.stderr
+    assert ("tool" in result.stderr) == (order == "before")  # behind us it is passed by, as is any symbol behind
+
+
+def test_what_the_driver_does_not_know_stays_unknown(made: Slice) -> None:
+    """A hook is never given for a function that cuGetProcAddress of this driver does not have."""
+    script = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+found, status = ctypes.c_void_p(1), ctypes.c_int()
+assert cuda.cuInit(0) == 0
+for name in (b"cuLaunchKernelEx", b"cuMemAllocManaged", b"cuMemPoolCreate"):
+    rc = cuda.cuGetProcAddress_v2(name, ctypes.byref(found), 13000, ctypes.c_uint64(0), ctypes.byref(status))
+    print(name.decode(), rc, bool(found.value), status.value)
+"""
+    faults = "missing=cuLaunchKernelEx;missing=cuMemPoolCreate"
+    answers = {}
+    for preload in (True, False):
+        environment = made.environment(preload=preload) | {"HAMI_SIM_FAULTS": faults}
+        result = run([sys.executable, "-I", "-c", script], environment)
+        assert result.returncode == 0, result.stderr
+        answers[preload] = result.stdout
+    assert answers[True] == answers[False]
+    assert "cuLaunchKernelEx 0 False 1" in answers[True] or "cuLaunchKernelEx 500 False" in answers[True]
+    assert "cuMemAllocManaged 0 True 0" in answers[True]
+
+
+EVERY_HOOK = """
+import ctypes, sys
+ours = ctypes.CDLL(sys.argv[1])
+for name in sys.argv[2:]:
+    room = [ctypes.byref(ctypes.create_string_buffer(4096)) for _ in range(11)]
+    print(name, getattr(ours, name)(*room), flush=True)
+"""
+
+
+def hooks() -> list[str]:
+    text = (ROOT / "native/interposer/hooks.def").read_text()
+    return re.findall(r"^CUDA\((cu\w+)\)$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("driver", ["empty", "without libcuda"])
+def test_a_driver_that_lacks_everything_gets_errors_and_no_crash(driver: str, made: Slice, tmp_path: Path) -> None:
+    libraries = tmp_path / "lib"
+    libraries.mkdir()
+    if driver == "empty":
+        compiled("int nothing; ", libraries / "libcuda.so.1", "-Wl,-soname,libcuda.so.1")
+    environment = made.environment() | {"LD_LIBRARY_PATH": str(libraries)}
+    result = run([sys.executable, "-I", "-c", EVERY_HOOK, str(INTERPOSER), *hooks()], environment)
+    assert result.returncode == 0, result.stdout + result.stderr
+    answers = dict(line.split() for line in result.stdout.splitlines())
+    assert sorted(answers) == sorted(hooks())
+    assert set(answers.values()) <= {"800", "801"}, answers  # not permitted, not supported
+
+
+def test_the_limits_log_level_is_the_only_thing_it_asks_of_the_environment() -> None:
+    """Besides the path of the limits; the names are the contract's."""
+    sources = "".join(path.read_text() for path in (ROOT / "native/interposer").glob("*.c"))
+    assert set(re.findall(r"getenv\(([^)]*)\)", sources)) == {"HAMI_ENV_LOG", "HAMI_ENV_LIMITS"}
+    assert c.ENV_LIMITS.startswith("HAMI_HPC_")
