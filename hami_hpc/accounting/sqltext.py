@@ -85,14 +85,13 @@ WITH zoned AS (
   SELECT *, elapsed_s + suspended0_s AS wall_s,
     CASE WHEN start_early = start_late AND (end_t IS NULL OR end_early = end_late) THEN 0
          WHEN end_early - start_early = elapsed_s + suspended0_s THEN 0
-         WHEN end_late - start_late = elapsed_s + suspended0_s THEN 3
          WHEN end_late - start_early = elapsed_s + suspended0_s THEN 1
          WHEN end_early - start_late = elapsed_s + suspended0_s THEN 2
     END AS fold
   FROM zoned
 ), placed AS (
-  SELECT *, CASE WHEN fold IN (2, 3) THEN start_late ELSE start_early END AS start_s,
-    CASE WHEN fold IN (1, 3) THEN end_late ELSE end_early END AS end_s
+  SELECT *, CASE WHEN fold = 2 THEN start_late ELSE start_early END AS start_s,
+    CASE WHEN fold = 1 THEN end_late ELSE end_early END AS end_s
   FROM folded
 )
 SELECT coalesce(nullif(Cluster, ''), {cluster}) AS cluster, job_id,

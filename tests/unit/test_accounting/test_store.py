@@ -45,6 +45,20 @@ def test_a_running_job_is_replaced_by_its_end_in_whichever_order_they_are_read(t
         assert not store.read_manifest(root).of(store.OPEN)
 
 
+def test_an_old_export_with_a_new_date_does_not_reopen_a_job_that_has_ended(tmp_path: Path) -> None:
+    """Without Elapsed, a running job was last seen when its file was made, and copying a file makes it new."""
+    from hami_hpc.accounting.sacct import ASKED
+
+    from .samples import export_text
+
+    root = tmp_path / "store"
+    fill(root, [Job(end=T0 + 2 * HOUR)], observed=1_900_000_000)
+    columns = tuple(name for name in ASKED if name != "ElapsedRaw")
+    (tmp_path / "x").write_text(export_text([Job(end=None, state="RUNNING")], columns), encoding="utf-8")
+    ingest.ingest_file(root, tmp_path / "x", ingest.Source(zone("UTC")), 1_900_000_001)
+    assert _hours(root) == "2.0000"
+
+
 def test_a_running_job_counts_up_to_when_it_was_read(tmp_path: Path) -> None:
     root = tmp_path / "store"
     fill(root, [Job(end=None, state="RUNNING", elapsed=1800)])
