@@ -97,20 +97,9 @@ def write_runs(layout: Layout, runs: Sequence[Run]) -> None:
     script = []
     for run in runs:
         association = associations.get((run.account, run.user), 0)
-        start, end = seconds(run.start), seconds(run.end) if run.end else 0
-        tres = ",".join(f"{numbers[name]}={count}" for name, count in run.tres.items())
-        suspended = sum(seconds(until) - seconds(since) for since, until in run.suspended)
-        array_job, array_task = run.array or (0, _NO_VAL)
-        het_job, het_offset = run.het or (0, _NO_VAL)
-        submit = seconds(run.submit) if run.submit else start - 60
-        script.append(
-            f"INSERT INTO {CLUSTER}_job_table (account, cpus_req, job_name, id_assoc, id_array_job, id_array_task, id_job, "
-            "id_resv, id_wckey, id_user, id_group, het_job_id, het_job_offset, state_reason_prev, nodelist, nodes_alloc, "
-            "`partition`, priority, state, time_submit, time_eligible, time_start, time_end, time_suspended, tres_alloc) "
-            f"VALUES ('{run.account}', 1, 'week', {association}, {array_job}, {array_task}, {run.job}, 0, 0, {run.uid}, "
-            f"{run.uid}, {het_job}, {het_offset}, 0, 'n1', 1, '{run.partition}', 1, {STATES[run.state]}, {submit}, "
-            f"{submit}, {start}, {end}, {suspended}, '{tres}'); SET @row = LAST_INSERT_ID();"
-        )
+        row = _row(run, association, numbers)
+        names, values = ", ".join(f"`{name}`" for name in row), ", ".join(f"'{value}'" for value in row.values())
+        script.append(f"INSERT INTO {CLUSTER}_job_table ({names}) VALUES ({values}); SET @row = LAST_INSERT_ID();")
         script += [
             f"INSERT INTO {CLUSTER}_suspend_table VALUES (@row, {association}, {seconds(since)}, {seconds(until)});"
             for since, until in run.suspended
@@ -118,13 +107,45 @@ def write_runs(layout: Layout, runs: Sequence[Run]) -> None:
     sql(layout, "\n".join(script))
 
 
+def _row(run: Run, association: int, numbers: Mapping[str, int]) -> dict[str, str | int]:
+    """The run as slurmdbd's job table has it; what the table wants and nobody reads is 0 or empty."""
+    start = seconds(run.start)
+    submit = seconds(run.submit) if run.submit else start - 60
+    array_job, array_task = run.array or (0, _NO_VAL)
+    het_job, het_offset = run.het or (0, _NO_VAL)
+    unread = ("cpus_req", "id_resv", "id_wckey", "state_reason_prev", "nodes_alloc", "priority")
+    return {
+        **dict.fromkeys(unread, 0),
+        "account": run.account,
+        "job_name": "week",
+        "id_assoc": association,
+        "id_array_job": array_job,
+        "id_array_task": array_task,
+        "id_job": run.job,
+        "id_user": run.uid,
+        "id_group": run.uid,
+        "het_job_id": het_job,
+        "het_job_offset": het_offset,
+        "nodelist": "n1",
+        "partition": run.partition,
+        "state": STATES[run.state],
+        "time_submit": submit,
+        "time_eligible": submit,
+        "time_start": start,
+        "time_end": seconds(run.end) if run.end else 0,
+        "time_suspended": sum(seconds(until) - seconds(since) for since, until in run.suspended),
+        "tres_alloc": ",".join(f"{numbers[name]}={count}" for name, count in run.tres.items()),
+    }
+
+
 def roll_up(layout: Layout, start: str, end: str) -> None:
-    """What slurmdbd does at every hour, for the past. It adds nothing up for a cluster that never registered its size."""
-    numbers = _tres_numbers(layout, {"gres/gpu"})
+    """What slurmdbd does at every hour, for the past; it does nothing for a cluster that never registered its size."""
+    size = f"1=256,{_tres_numbers(layout, {'gres/gpu'})['gres/gpu']}=16"
+    registered = seconds(start + "+00:00") - 86400
     sql(
         layout,
-        f"INSERT IGNORE INTO {CLUSTER}_event_table (time_start, cluster_nodes, node_name, reason, reason_uid, tres) VALUES "
-        f"({seconds(start + '+00:00') - 86400}, 'n1', '', 'Cluster Registered TRES', 0, '1=256,{numbers['gres/gpu']}=16');",
+        f"INSERT IGNORE INTO {CLUSTER}_event_table (time_start, cluster_nodes, node_name, reason, reason_uid, tres) "
+        f"VALUES ({registered}, 'n1', '', 'Cluster Registered TRES', 0, '{size}');",
     )
     slurm(layout, "sacctmgr", "-i", "rollup", start, end)
 

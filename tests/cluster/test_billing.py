@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accounting_week import CLUSTER, Run, make_cluster, remove_cluster, roll_up, slurm, write_runs
+from accounting_week import CLUSTER, Run, make_cluster, remove_cluster, roll_up, seconds, sql, write_runs
 from harness import daemons, jobs, services
 from harness.config import PYTHON
 from harness.layout import Layout
@@ -73,7 +73,8 @@ RUNS = (
     # runs into the week: 3 of 7 h: 3 x 2.50                                              3            7.50
     Run(52, "ann", "phys", "COMPLETED", "2026-10-18T20:00+02:00", "2026-10-19T03:00+02:00", _gpu("h200", 1)),
     # a user whom slurmdbd and the system know no more: 1 x 2.50                          1            2.50
-    Run(53, "gone", "phys", "COMPLETED", "2026-10-23T04:00+02:00", "2026-10-23T05:00+02:00", _gpu("h200", 1), uid=39999),
+    Run(53, "gone", "phys", "COMPLETED", "2026-10-23T04:00+02:00", "2026-10-23T05:00+02:00", _gpu("h200", 1),
+        uid=39999),
     # still running: Friday 12:00 summer time to the week's end, 61 h x 2.50             61          152.50
     Run(54, "ann", "phys", "RUNNING", "2026-10-23T12:00+02:00", None, _gpu("h200", 1)),
     # no GPU                                                                              0            0
@@ -216,9 +217,6 @@ def test_an_invoice_of_the_month_is_numbered_once_and_replaced_when_a_record_cha
     assert (first["kind"], first["content"]["total"]) == ("invoice", "20.10")
     assert json.loads(hami(week, *words, *site)) == [first]
     # An administrator mends the run that had no end: 3 h, 7.50.
-    slurm(week, "sacctmgr", "-v", "list", "cluster")
-    from accounting_week import seconds, sql
-
     sql(week, f"UPDATE {CLUSTER}_job_table SET time_end = {seconds('2026-10-23T07:00+02:00')} WHERE id_job = 60;")
     hami(week, "ingest", "--input", _export(week, tmp_path), *site)
     note, second = json.loads(hami(week, *words, *site))
@@ -229,7 +227,7 @@ def test_an_invoice_of_the_month_is_numbered_once_and_replaced_when_a_record_cha
 
 def _export(layout: Layout, directory: Path) -> str:
     """What a site hands over as a file: sacct's lines in local time."""
-    fields = "JobIDRaw,JobID,Cluster,Account,User,UID,Partition,QOS,State,Submit,Start,End,Elapsed,Suspended,AllocTRES,NodeList"
+    fields = "JobIDRaw,JobID,Cluster,Account,User,UID,Partition,QOS,State,Submit,Start,End,Elapsed,Suspended,AllocTRES"
     path = directory / "export"
     environment = {**services.clean_environment(layout), "TZ": "Europe/Berlin"}
     call = ("sacct", "-M", CLUSTER, "-a", "-D", "-X", "-P", "--noconvert", "-S", "2026-10-01", "-o", fields)
