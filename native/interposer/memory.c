@@ -5,11 +5,15 @@
  * host. It may all be on the device, so all of it is charged when it is allocated.
  */
 #include <errno.h>
+#include <stdatomic.h>
 
 #include "interposer.h"
 #include "table.h"
 
 #define BLOCK (2ull << 20) /* the driver's unit of managed memory */
+
+/* Managed allocations alive: while there is none, which is nearly always, a free looks nothing up. */
+static _Atomic uint64_t managed_count;
 
 int hami_memory_charge(uint64_t bytes)
 {
@@ -62,6 +66,8 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned 
 		hami_memory_release(charge);
 	else if (!hami_table_put((struct hami_entry){.key = *address, .bytes = charge}))
 		hami_log(0, "no memory to remember an allocation; it stays charged until the process ends\n");
+	else
+		atomic_fetch_add_explicit(&managed_count, 1, memory_order_relaxed);
 	return result;
 }
 
@@ -71,12 +77,16 @@ CUresult CUDAAPI cuMemFree_v2(CUdeviceptr address)
 	const struct real_cuda *real = hami_cuda();
 	if (!real)
 		return HAMI_REFUSED;
-	struct hami_entry managed = address ? hami_table_take(address) : (struct hami_entry){0};
+	struct hami_entry managed = {0};
+	if (address && atomic_load_explicit(&managed_count, memory_order_relaxed))
+		managed = hami_table_take(address);
 	CUresult result = real->cuMemFree_v2(address);
-	if (managed.key && result == CUDA_SUCCESS)
-		hami_memory_release(managed.bytes);
-	else if (managed.key)
+	if (managed.key && result != CUDA_SUCCESS) {
 		hami_table_put(managed);
+	} else if (managed.key) {
+		atomic_fetch_sub_explicit(&managed_count, 1, memory_order_relaxed);
+		hami_memory_release(managed.bytes);
+	}
 	return result;
 }
 

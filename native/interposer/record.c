@@ -84,8 +84,7 @@ fail:
 
 int hami_region_open(struct hami_region *region, const char *limits_path)
 {
-	*region = (struct hami_region){
-		.fd = -1, .slot = -1, .join = PTHREAD_MUTEX_INITIALIZER, .turn = PTHREAD_MUTEX_INITIALIZER};
+	*region = (struct hami_region){.fd = -1, .slot = -1, .join = PTHREAD_MUTEX_INITIALIZER};
 	const char *slash = strrchr(limits_path, '/');
 	if (!slash)
 		return -EINVAL;

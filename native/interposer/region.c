@@ -76,9 +76,9 @@ static void recompute(struct hami_usage_file *u)
 	u->head.processes = processes;
 }
 
-static void futex(uint32_t *word, int op, uint32_t value, const struct timespec *timeout)
+static int futex(uint32_t *word, int op, uint32_t value, const struct timespec *timeout)
 {
-	syscall(SYS_futex, word, op, value, timeout, NULL, 0);
+	return syscall(SYS_futex, word, op, value, timeout, NULL, 0) < 0 ? -errno : 0;
 }
 
 /*
@@ -101,15 +101,15 @@ static int wait_for_lock(struct hami_region *region, uint32_t *word, uint32_t mi
 									__ATOMIC_RELAXED, __ATOMIC_RELAXED))
 			continue;
 		seen |= CONTENDED;
-		sleeps = seen == last ? sleeps + 1 : 0;
+		/* Slept to the end, and the same owner: whoever is woken saw somebody let go. */
+		bool slept = futex(word, FUTEX_WAIT, seen, &(struct timespec){.tv_nsec = PATIENCE_NS}) ==
+			     -ETIMEDOUT;
+		sleeps = slept && seen == last ? sleeps + 1 : 0;
 		last = seen;
 		uint32_t owner = (seen & ~CONTENDED) - 1;
-		if (seen != (mine | CONTENDED)) {
-			futex(word, FUTEX_WAIT, seen, &(struct timespec){.tv_nsec = PATIENCE_NS});
-			if (__atomic_load_n(word, __ATOMIC_RELAXED) != seen ||
-			    (owner < HAMI_USAGE_SLOT_COUNT && slot_alive(region, owner)))
-				continue;
-		}
+		if (__atomic_load_n(word, __ATOMIC_RELAXED) != seen ||
+		    (owner < HAMI_USAGE_SLOT_COUNT && slot_alive(region, owner)))
+			continue;
 		if (__atomic_compare_exchange_n(word, &seen, mine | CONTENDED, false, __ATOMIC_ACQUIRE,
 						__ATOMIC_RELAXED)) {
 			recompute(region->usage);
@@ -124,7 +124,6 @@ static int lock_region(struct hami_region *region)
 {
 	uint32_t *word = &region->usage->head.lock;
 	uint32_t mine = (uint32_t)__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) + 1;
-	pthread_mutex_lock(&region->turn);
 	for (int spin = 0; spin < SPINS; spin++) {
 		uint32_t free_word = 0;
 		if (__atomic_compare_exchange_n(word, &free_word, mine, false, __ATOMIC_ACQUIRE,
@@ -132,10 +131,7 @@ static int lock_region(struct hami_region *region)
 			return 0;
 		__builtin_ia32_pause();
 	}
-	int rc = wait_for_lock(region, word, mine);
-	if (rc)
-		pthread_mutex_unlock(&region->turn);
-	return rc;
+	return wait_for_lock(region, word, mine);
 }
 
 static void unlock_region(struct hami_region *region)
@@ -143,7 +139,6 @@ static void unlock_region(struct hami_region *region)
 	uint32_t *word = &region->usage->head.lock;
 	if (__atomic_exchange_n(word, 0, __ATOMIC_RELEASE) & CONTENDED)
 		futex(word, FUTEX_WAKE, 1, NULL);
-	pthread_mutex_unlock(&region->turn);
 }
 
 /* Under the lock. The slot's totals move to the head, its memory returns. */
@@ -315,21 +310,18 @@ void hami_region_release(struct hami_region *region, uint64_t bytes)
 	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) < 0)
 		return; /* a child that inherited the parent's table and frees nothing real */
 	int rc = lock_region(region);
-	if (rc) /* the sums stay too high until they are computed again, which is the safe side */
-		pthread_mutex_lock(&region->turn);
 	struct hami_usage_slot *slot = &region->usage->slots[region->slot];
-	uint64_t used = __atomic_load_n(&slot->used_bytes, __ATOMIC_RELAXED);
-	if (bytes > used)
-		bytes = used; /* the user wrote into the record; stay consistent */
-	__atomic_store_n(&slot->used_bytes, used - bytes, __ATOMIC_RELAXED);
-	if (rc) {
-		pthread_mutex_unlock(&region->turn);
-		return;
-	}
+	uint64_t used = __atomic_load_n(&slot->used_bytes, __ATOMIC_RELAXED), given;
+	do /* no more than is there: the user may have written into the record */
+		given = bytes < used ? bytes : used;
+	while (!__atomic_compare_exchange_n(&slot->used_bytes, &used, used - given, false, __ATOMIC_RELAXED,
+					    __ATOMIC_RELAXED));
+	if (rc)
+		return; /* the sums stay too high until they are computed again, which is the safe side */
 	struct hami_usage_step *step = step_of(region->usage, slot);
 	if (step)
-		step->used_bytes -= bytes;
-	region->usage->head.used_bytes -= bytes;
+		step->used_bytes -= given;
+	region->usage->head.used_bytes -= given;
 	unlock_region(region);
 }
 
@@ -408,8 +400,7 @@ void hami_region_add_time(struct hami_region *region, uint64_t busy_ns, uint64_t
 
 void hami_region_forked(struct hami_region *region)
 {
-	pthread_mutex_init(&region->join, NULL); /* a thread that does not exist here may have held these */
-	pthread_mutex_init(&region->turn, NULL);
+	pthread_mutex_init(&region->join, NULL); /* a thread that does not exist here may have held it */
 	/* The parent's descriptor stays open on purpose: this child also holds the driver's, and with them
 	 * the parent's memory, should the parent end first. */
 	region->fd = -1;

@@ -7,11 +7,9 @@
  * long as it holds the slot's byte lock (an open-file-description lock, which the kernel drops at its death,
  * in any PID namespace). All sums change under `lock`, which names its owner's slot: a waiter that finds the
  * owner dead takes the lock over and computes the sums again from the slots. The lock is held for a few
- * stores, or for a sweep of dead slots when a request does not fit; never over a driver call. The threads of
- * one process take turns at it (`turn`), so a lock that names the process's own slot is always a dead
- * predecessor's. An owner that lives and does not let go (stopped in those few stores, or a word that a user
- * wrote) is waited for HAMI_LOCK_PATIENCE_MS: then a charge is refused, and a release counts in the slot
- * alone.
+ * stores, or for a sweep of dead slots when a request does not fit; never over a driver call. An owner that
+ * lives and does not let go (stopped in those few stores, or named by a user who wrote into the record) is
+ * waited for HAMI_LOCK_PATIENCE_MS: then a charge is refused, and a release counts in the slot alone.
  *
  * Locks held on entry: none. Thread-safe unless noted. Not async-signal-safe. A forked child calls
  * hami_region_forked() first (pthread_atfork) and takes a slot of its own at its next charge.
@@ -34,7 +32,6 @@ struct hami_region {
 	const struct hami_limits *step; /* mapped; may equal job */
 	struct hami_usage_file *usage;  /* mapped, shared with the job's processes */
 	pthread_mutex_t join;           /* guards the three below while a slot is taken */
-	pthread_mutex_t turn;           /* held with the record's lock, and before it; after join */
 	int fd;                         /* usage file; its description holds the slot's lock; -1 after fork */
 	int32_t slot;                   /* own slot, -1 before the first charge */
 	char usage_path[256];

@@ -149,6 +149,8 @@ static void learn_free(const struct rm_free *f)
 						: hami_table_take(memory_key(f->client, f->object)).bytes;
 	if (bytes)
 		hami_memory_release(bytes);
+	if (bytes && f->object != f->client)
+		return; /* a memory object is not in the list, and has no children there */
 	pthread_mutex_lock(&rm.lock);
 	int kept = 0;
 	for (int i = 0; i < rm.count; i++) {

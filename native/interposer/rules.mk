@@ -13,8 +13,9 @@ UNIT_PARTS := $(addprefix interposer/,duty.c table.c record.c region.c)
 UNIT_FLAGS := -Iinclude -Iinterposer -DHAMI_LOCK_PATIENCE_MS=100
 FUZZ := $(patsubst ../tests/native/unit/%.c,$(BUILD)/fuzz/%,$(wildcard ../tests/native/unit/fuzz_*.c))
 FUZZ_SECONDS ?= 5
+BENCH := $(BUILD)/bench/interposer_calls
 
-all: $(INTERPOSER) conformance $(UNIT)
+all: $(INTERPOSER) conformance $(UNIT) $(BENCH)
 
 $(BUILD)/interposer/%.o: interposer/% $(wildcard interposer/*.h) interposer/hooks.def include/hami_contract.h
 	@mkdir -p $(@D)
@@ -33,6 +34,10 @@ $(BUILD)/conformance/%: ../tests/native/interposer/%.c ../tests/native/interpose
 	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD) $(BUILD)/sim/libcuda.so.1 \
 		$(BUILD)/sim/libnvidia-ml.so.1 -ldl
 $(BUILD)/compute/%: ../tests/native/compute/%.c ../tests/native/interposer/check.h $(BUILD)/sim/libcuda.so.1
+	@mkdir -p $(@D)
+	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD) $(BUILD)/sim/libcuda.so.1
+
+$(BENCH): ../benchmarks/interposer_calls.c ../tests/native/interposer/check.h $(BUILD)/sim/libcuda.so.1
 	@mkdir -p $(@D)
 	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD) $(BUILD)/sim/libcuda.so.1
 

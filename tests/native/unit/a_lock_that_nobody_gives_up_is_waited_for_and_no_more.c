@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The record's lock names somebody who will not let go: this process itself, a slot that died and would be
- * the next one's own, nobody at all, or a live process that stands still. The first three are taken over, the
- * last is waited for and then refused; and when it goes on, everybody does. argv[1] is a limits record of
- * 1000 MiB.
+ * The record's lock names somebody who will not let go. The dead (whose slot would be the next one's own) and
+ * slots that do not exist are taken over; the living are waited for, and then the request is refused: a
+ * process that stands still, or this one itself, by a user's hand. When the owner goes, everybody goes on.
+ * argv[1] is a limits record of 1000 MiB.
  */
 #include <errno.h>
 #include <signal.h>
@@ -80,11 +80,10 @@ int main(int argc, char **argv)
 	CHECK(argc == 2);
 	CHECK(hami_region_open(&region, argv[1]) == 0);
 	the_next_in_a_dead_owners_place();
-	set_lock((uint32_t)region.slot +
-		 1); /* this process's own name, though no thread of it holds the lock */
-	CHECK(hami_region_charge(&region, 1 * MIB) == 0);
+	set_lock((uint32_t)region.slot + 1); /* its own name, though it does not hold the lock */
+	CHECK(hami_region_charge(&region, 1 * MIB) == -ETIMEDOUT);
 	set_lock(UINT32_MAX >> 1); /* a slot that there is none of */
-	CHECK(hami_region_charge(&region, 1 * MIB) == 0);
+	CHECK(hami_region_charge(&region, 2 * MIB) == 0);
 	set_lock(0x80000000u); /* nobody, yet contended */
 	hami_region_release(&region, 2 * MIB);
 	CHECK(region.usage->head.used_bytes == 100 * MIB);

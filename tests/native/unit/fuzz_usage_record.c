@@ -66,11 +66,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	int ends[2];
 	char told;
 	(void)argc, (void)argv;
-	region = (struct hami_region){.job = &job,
-				      .step = &step,
-				      .slot = -1,
-				      .join = PTHREAD_MUTEX_INITIALIZER,
-				      .turn = PTHREAD_MUTEX_INITIALIZER};
+	region = (struct hami_region){
+		.job = &job, .step = &step, .slot = -1, .join = PTHREAD_MUTEX_INITIALIZER};
 	region.fd = memfd_create("usage", MFD_CLOEXEC);
 	CHECK(region.fd >= 0 && ftruncate(region.fd, sizeof *region.usage) == 0);
 	region.usage = mmap(NULL, sizeof *region.usage, PROT_READ | PROT_WRITE, MAP_SHARED, region.fd, 0);
