@@ -4,7 +4,8 @@
 Every write is one transaction that begins IMMEDIATE, so two prologs never decide on the same state. Rows of another
 boot are void: the first writer of a boot drops them. A new ledger is filled, in the transaction that creates it, from
 the run directory, whose limits records only root writes. So a ledger that was lost, emptied or damaged (it is then put
-aside as `ledger.db.damaged-<time>`) stops no job, and nothing that is held is given twice.
+aside as `ledger.db.damaged-<time>`), or that an older hami_hpc wrote, stops no job, and nothing that is held is given
+twice.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from hami_hpc.core.inventory import Gpu
 from hami_hpc.errors import NodeError
 
 FILE_NAME = "ledger.db"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: grants have phase_percent
 BUSY_TIMEOUT_S = 30.0  # generous: a transaction takes a millisecond, and giving up drains the node
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 GRANT_COLUMNS = tuple(f'"{name}"' for name in Grant._fields)
 GPU_COLUMNS = tuple(f'"{name}"' for name in Gpu._fields)
 SCHEMA = (
+    "DROP TABLE IF EXISTS grants",  # an older version's
+    "DROP TABLE IF EXISTS gpus",
     f"CREATE TABLE grants (boot_id, {', '.join(GRANT_COLUMNS)}, PRIMARY KEY (job_id))",
     f"CREATE TABLE gpus (boot_id, {', '.join(GPU_COLUMNS)}, PRIMARY KEY (minor))",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
@@ -49,12 +52,13 @@ class Ledger:
         self._connection.close()
 
     def create(self, held: Callable[[], Iterable[Grant]]) -> None:
-        """Makes the tables if nobody has, and enters `held()`, what the run directory shows, in one go."""
+        """Makes the tables if nobody has, in place of an older version's, and enters `held()`, what the run directory
+        shows, in one go."""
         with explained(self.path):
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                if self._connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                if self._connection.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION:
                     for statement in SCHEMA:
                         self._connection.execute(statement)
                     self._insert(self._connection, held())
@@ -186,12 +190,12 @@ def _connect(path: str, boot_id: str, held: Callable[[], Iterable[Grant]]) -> Le
             # and a ledger torn by one is replaced. So no prolog waits for a disk.
             connection.execute("PRAGMA synchronous = OFF")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
+        if version < SCHEMA_VERSION:
             ledger.create(held)
-        elif version != SCHEMA_VERSION:
+        elif version > SCHEMA_VERSION:
             raise NodeError(
-                f"ledger {path} is of version {version}, this hami_hpc writes {SCHEMA_VERSION}. Drain the node, and "
-                "when no vgpu job runs here move the file away",
+                f"ledger {path} is of version {version}, which a newer hami_hpc than this (it writes {SCHEMA_VERSION}) "
+                "has left. Install that again, or drain the node, and when no vgpu job runs here move the file away",
             )
         ledger.grants()
         ledger.inventory()

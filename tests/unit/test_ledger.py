@@ -104,7 +104,25 @@ def test_grants_and_gpus_of_another_boot_are_void(state: str) -> None:
     new.close()
 
 
-def test_a_ledger_of_another_version_is_refused_and_left_as_it_is(state: str) -> None:
+def test_an_upgrade_replaces_the_older_ledger_and_what_is_held_stays_held(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node.make(tmp_path / "node")
+    assert node.prolog(7, mem_mib=100000) == 0
+    before = node.grants()[7]
+    connection = sqlite3.connect(node.root / "state" / "ledger.db")
+    connection.executescript("ALTER TABLE grants DROP COLUMN phase_percent; PRAGMA user_version = 1")
+    connection.close()
+    node.enter_gpus()
+    assert node.prolog(8, mem_mib=100000) == 1, "job 7 still holds its memory"
+    assert "job 7: 100000 MiB" in capsys.readouterr().err
+    assert node.grants()[7]._replace(model="h200") == before
+    assert node.epilog(7) == 0
+    assert node.prolog(8, mem_mib=100000) == 0
+    assert not [name for name in names_in(node.root / "state") if ".damaged-" in name]
+
+
+def test_a_ledger_of_a_newer_version_is_refused_and_left_as_it_is(state: str) -> None:
     open_ledger(state, "boot", nobody).close()
     with sqlite3.connect(f"{state}/ledger.db") as connection:
         connection.execute("PRAGMA user_version = 99")
