@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -138,9 +139,12 @@ def check_slurm(settings: Settings) -> Iterator[Finding]:
         yield Finding(key, good, value or "not set", "" if good else f"slurm.conf: {why}, then restart Slurm's daemons")
 
 
-def check_gres(settings: Settings) -> Iterator[Finding]:
-    """Slurm counts as many GPUs here as the driver shows: hami_hpc takes Slurm's device numbers as ranks among all."""
-    name = slurm.node_name()
+def check_gres(settings: Settings, node: str | None) -> Iterator[Finding]:
+    """Slurm counts as many GPUs here as the driver shows: hami_hpc takes Slurm's device numbers as ranks among all.
+
+    `node` is this node's name in Slurm; None asks slurm.conf.
+    """
+    name = node or slurm.node_name()
     counted = slurm.gpu_count(name)
     shown = len(nvml.read_devices())
     advice = (
@@ -157,18 +161,17 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("interposer", check_interposer),
     ("plugins", check_plugins),
     ("slurm.conf", check_slurm),
-    ("gres.conf", check_gres),
 )
 
 
-def examine(path: str) -> list[Finding]:
+def examine(path: str, node: str | None = None) -> list[Finding]:
     """Runs all checks; one that cannot be made is a finding too."""
     try:
         settings = load_settings(path)
     except HamiError as error:
         return [Finding("settings", False, str(error), "hami-hpc needs them before anything else can be checked")]
     findings = [Finding("settings", True, path)]
-    for name, check in CHECKS:
+    for name, check in (*CHECKS, ("gres.conf", partial(check_gres, node=node))):
         try:
             findings.extend(check(settings))
         except HamiError as error:
@@ -177,10 +180,11 @@ def examine(path: str) -> list[Finding]:
 
 
 @click.command()
+@click.option("--node", envvar="HAMI_HPC_NODE", help="This node's name in Slurm.  [default: asked of slurm.conf]")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-def doctor(as_json: bool) -> None:
+def doctor(node: str | None, as_json: bool) -> None:
     """Check what vgpu jobs need on this node; says what to do. Exit status 1 when something is wrong."""
-    findings = examine(settings_path(os.environ))
+    findings = examine(settings_path(os.environ), node)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:

@@ -99,7 +99,7 @@ def _job_json(grant: Grant, usage: Usage) -> dict[str, object]:
 @click.command()
 @as_json
 @click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
-@click.option("--node", help="This node's name in Slurm.  [default: asked of slurm.conf]")
+@click.option("--node", envvar="HAMI_HPC_NODE", help="This node's name in Slurm.  [default: asked of slurm.conf]")
 def reconcile(as_json: bool, dry_run: bool, node: str | None) -> None:
     """Square the ledger and the run directory with Slurm's jobs and the GPUs. Safe at any time, also with jobs running.
 

@@ -27,12 +27,12 @@ def _output(*command: str) -> str:
 
 
 def node_name() -> str:
-    """This host's NodeName, which need not be its host name. NodeError when slurm.conf does not know it."""
+    """This host's NodeName, which need not be its host name. NodeError when slurm.conf has none for it, or several."""
     host = socket.gethostname().partition(".")[0]
     names = _output("scontrol", "show", "aliases", host).split()
     if len(names) != 1:
         found = ", ".join(names) or "none"
-        raise NodeError(f"slurm.conf has {found} for host {host}; say which node this is with --node NAME")
+        raise NodeError(f"slurm.conf has {found} for host {host}; say which node this is with --node NAME or $HAMI_HPC_NODE")
     return names[0]
 
 

@@ -125,6 +125,20 @@ def test_doctor_finds_a_gpu_that_slurm_does_not_count(node: Node, monkeypatch: p
     assert not found(node)["gres.conf"].is_ok
 
 
+@pytest.mark.parametrize(("arguments", "environment"), [(("--node", "node2"), {}), ((), {"HAMI_HPC_NODE": "node2"})])
+def test_doctor_on_a_host_of_several_nodes_is_told_which_it_is(
+    node: Node, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], environment: dict[str, str]
+) -> None:
+    def several() -> str:
+        raise NodeError("slurm.conf has node1, node2 for host h; say which node this is with --node NAME")
+
+    monkeypatch.setattr(slurm, "node_name", several)
+    assert not found(node)["gres.conf"].is_ok
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert "OK    gres.conf: node2 has 2 gpu" in run(node, "doctor", *arguments).output
+
+
 def test_doctor_goes_on_when_slurm_does_not_answer(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def down() -> dict[str, str]:
         raise NodeError("slurmctld is down")

@@ -265,6 +265,7 @@ def write_env(layout: Layout) -> None:
     settings = {
         "SLURM_CONF": layout.slurm_conf,
         "HAMI_HPC_CONFIG": layout.site_config,
+        "HAMI_HPC_NODE": NODE,  # this host is two nodes
         "HAMI_HPC_DEMO": layout.public,
         **driver_environment(layout),
     }
