@@ -57,8 +57,10 @@ $(SIM)/tests/kernel/%: ../tests/native/sim/kernel/%.c $(wildcard ../tests/native
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(CSTD) -isystem $(CUDA_INC) $< $(LDSTD) -Wl,--no-as-needed $(SIM_KERNEL) $(SIM_LIBS) -ldl -o $@
 
+# Leaks are not looked for: a test may end without taking down its contexts, whose memory the driver keeps for the
+# process's life, as the real one does.
 test: test-sim
 test-sim: sim $(SIM_TESTS) $(SIM_KERNEL_TESTS)
 	@failed=0; for t in $(SIM_TESTS) $(SIM_KERNEL_TESTS); do \
-		if LD_LIBRARY_PATH=$(SIM) SIM_BIN=$(SIM) timeout 120 $$t; then echo "ok    sim: $$(basename $$t | tr _ ' ')"; \
+		if ASAN_OPTIONS=detect_leaks=0 LD_LIBRARY_PATH=$(SIM) SIM_BIN=$(SIM) timeout 120 $$t; then echo "ok    sim: $$(basename $$t | tr _ ' ')"; \
 		else echo "FAIL  sim: $$(basename $$t | tr _ ' ')"; failed=1; fi; done; exit $$failed
