@@ -26,7 +26,7 @@ LIBEXECDIR ?= $(PREFIX)/libexec/hami-hpc
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
 .PHONY: help setup setup-test generate build native plugins examples lint test test-native test-sanitizers test-unit \
-	test-cluster test-gpu bench bench-gpu bench-prolog bench-accounting demo demo-stop install clean
+	test-cluster test-gpu bench bench-gpu bench-interposer bench-prolog bench-accounting demo demo-stop install clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
@@ -75,6 +75,7 @@ test-native: setup-test build ## the C parts' own tests
 
 test-sanitizers: setup-test ## the same under address and undefined-behaviour sanitizers
 	@$(MAKE) -C native SAN=address,undefined test
+	@$(MAKE) -C native SAN=thread test-interposer
 
 test-unit: setup-test build ## Python and Lua, without a cluster
 	$(PYTEST) tests -m "not gpu and not cluster"
@@ -92,6 +93,9 @@ bench: bench-prolog bench-accounting ## all measurements
 
 bench-prolog: build ## prolog's and epilog's time, against an empty python3
 	$(PYTHON) benchmarks/bench_prolog.py
+
+bench-interposer: build ## what the interposer adds to calls and starts, on the simulation
+	$(PYTHON) benchmarks/bench_interposer.py
 
 bench-accounting: setup ## accounting of many jobs
 	$(PYTHON) benchmarks/bench_accounting.py

@@ -130,7 +130,7 @@ static void keep_share(const struct hami_limits *limits)
 {
 	uint64_t current = 0;
 	for (;;) {
-		uint32_t processes = hami_region()->usage->head.processes;
+		uint32_t processes = __atomic_load_n(&hami_region()->usage->head.processes, __ATOMIC_RELAXED);
 		uint64_t slice = limits->cores_percent * SLICE_US_PER_PERCENT / (processes ? processes : 1);
 		if (slice < SLICE_US_LEAST)
 			slice = SLICE_US_LEAST;

@@ -13,6 +13,14 @@
 #define SPINS 200
 #define PATIENCE_NS 2000000 /* how long a waiter sleeps before it asks whether the owner lives */
 
+/*
+ * For words that somebody reads without the lock, to show or to plan by: never torn, and no order promised.
+ * Writers hold the lock, so PLUS needs no atomic addition.
+ */
+#define PEEK(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
+#define POKE(word, value) __atomic_store_n(&(word), value, __ATOMIC_RELAXED)
+#define PLUS(word, value) POKE(word, (word) + (value))
+
 /* ------------------------------------------------------------------------------------------ slots and
  * liveness */
 
@@ -59,8 +67,8 @@ static void recompute(struct hami_usage_file *u)
 	uint64_t total = 0;
 	uint32_t processes = 0;
 	for (uint32_t i = 0; i < HAMI_USAGE_STEP_COUNT; i++) {
-		u->steps[i].used_bytes = 0;
-		u->steps[i].processes = 0;
+		POKE(u->steps[i].used_bytes, 0);
+		POKE(u->steps[i].processes, 0);
 	}
 	for (uint32_t i = 0; i < HAMI_USAGE_SLOT_COUNT; i++) {
 		const struct hami_usage_slot *s = &u->slots[i];
@@ -68,12 +76,12 @@ static void recompute(struct hami_usage_file *u)
 		if (s->state != 1 || !step)
 			continue;
 		total += s->used_bytes;
-		step->used_bytes += s->used_bytes;
-		step->processes++;
+		PLUS(step->used_bytes, s->used_bytes);
+		PLUS(step->processes, 1);
 		processes++;
 	}
-	u->head.used_bytes = total;
-	u->head.processes = processes;
+	POKE(u->head.used_bytes, total);
+	POKE(u->head.processes, processes);
 }
 
 static int futex(uint32_t *word, int op, uint32_t value, const struct timespec *timeout)
@@ -141,6 +149,19 @@ static void unlock_region(struct hami_region *region)
 		futex(word, FUTEX_WAKE, 1, NULL);
 }
 
+/* Under the lock. A slot that holds nothing yet. */
+static void fill(struct hami_usage_slot *s, uint32_t state, uint32_t pid, uint32_t row)
+{
+	POKE(s->pid, pid);
+	POKE(s->step_row, row);
+	POKE(s->used_bytes, 0);
+	POKE(s->gpu_busy_ns, 0);
+	POKE(s->throttled_ns, 0);
+	s->peak_bytes = 0;
+	s->reserved = 0;
+	POKE(s->state, state);
+}
+
 /* Under the lock. The slot's totals move to the head, its memory returns. */
 static void clear_slot(struct hami_usage_file *u, struct hami_usage_slot *s)
 {
@@ -149,14 +170,14 @@ static void clear_slot(struct hami_usage_file *u, struct hami_usage_slot *s)
 	u->head.reclaimed_bytes += s->used_bytes;
 	u->head.gpu_busy_ns += s->gpu_busy_ns;
 	u->head.throttled_ns += s->throttled_ns;
-	u->head.used_bytes -= s->used_bytes;
-	u->head.processes--;
+	PLUS(u->head.used_bytes, -s->used_bytes);
+	PLUS(u->head.processes, -1u);
 	struct hami_usage_step *step = step_of(u, s);
 	if (step) {
-		step->used_bytes -= s->used_bytes;
-		step->processes--;
+		PLUS(step->used_bytes, -s->used_bytes);
+		PLUS(step->processes, -1u);
 	}
-	memset(s, 0, sizeof *s);
+	fill(s, 0, 0, 0);
 }
 
 static void sweep(struct hami_region *region)
@@ -176,9 +197,13 @@ static uint32_t step_row(struct hami_usage_file *u, const struct hami_limits *st
 		if (!u->steps[i].processes && free_row == UINT32_MAX)
 			free_row = i;
 	}
-	if (free_row != UINT32_MAX)
-		u->steps[free_row] = (struct hami_usage_step){.step_id = step->step_id,
-							      .cores_percent = step->cores_percent};
+	if (free_row != UINT32_MAX) {
+		struct hami_usage_step *row = &u->steps[free_row];
+		POKE(row->step_id, step->step_id);
+		POKE(row->cores_percent, step->cores_percent);
+		POKE(row->used_bytes, 0);
+		row->peak_bytes = row->oom_count = 0;
+	}
 	return free_row;
 }
 
@@ -192,10 +217,9 @@ static int fill_slot(struct hami_region *region, uint32_t i)
 	clear_slot(u, &u->slots[i]); /* a dead predecessor's */
 	uint32_t row = step_row(u, region->step);
 	if (row != UINT32_MAX) {
-		u->slots[i] = (struct hami_usage_slot){.pid = (uint32_t)getpid(), .step_row = row};
-		u->slots[i].state = 1;
-		u->steps[row].processes++;
-		u->head.processes++;
+		fill(&u->slots[i], 1, (uint32_t)getpid(), row);
+		PLUS(u->steps[row].processes, 1);
+		PLUS(u->head.processes, 1);
 	}
 	unlock_region(region);
 	return row == UINT32_MAX ? -EUSERS : 0;
@@ -267,9 +291,9 @@ static void add(struct hami_region *region, struct hami_usage_step *step, struct
 		uint64_t bytes)
 {
 	struct hami_usage *head = &region->usage->head;
-	slot->used_bytes += bytes;
-	step->used_bytes += bytes;
-	head->used_bytes += bytes;
+	PLUS(slot->used_bytes, bytes);
+	PLUS(step->used_bytes, bytes);
+	PLUS(head->used_bytes, bytes);
 	if (slot->used_bytes > slot->peak_bytes)
 		slot->peak_bytes = slot->used_bytes;
 	if (step->used_bytes > step->peak_bytes)
@@ -320,8 +344,8 @@ void hami_region_release(struct hami_region *region, uint64_t bytes)
 		return; /* the sums stay too high until they are computed again, which is the safe side */
 	struct hami_usage_step *step = step_of(region->usage, slot);
 	if (step)
-		step->used_bytes -= given;
-	region->usage->head.used_bytes -= given;
+		PLUS(step->used_bytes, -given);
+	PLUS(region->usage->head.used_bytes, -given);
 	unlock_region(region);
 }
 
@@ -347,8 +371,8 @@ void hami_region_view(struct hami_region *region, struct hami_view *view)
 		unlock_region(region);
 	} else { /* an onlooker such as nvidia-smi takes no slot and no lock: a glance is enough for it */
 		for (uint32_t i = 0; i < HAMI_USAGE_STEP_COUNT; i++)
-			if (u->steps[i].processes && u->steps[i].step_id == region->step->step_id)
-				step_used = u->steps[i].used_bytes;
+			if (PEEK(u->steps[i].processes) && PEEK(u->steps[i].step_id) == region->step->step_id)
+				step_used = PEEK(u->steps[i].used_bytes);
 	}
 	uint64_t job_left = left(job_limit, job_used), step_left = left(step_limit, step_used);
 	view->free = job_left < step_left ? job_left : step_left;
@@ -359,43 +383,11 @@ uint64_t hami_region_of_pid(struct hami_region *region, uint32_t pid)
 {
 	for (uint32_t i = 0; i < HAMI_USAGE_SLOT_COUNT; i++) {
 		const struct hami_usage_slot *slot = &region->usage->slots[i];
-		if (slot->state == 1 && slot->pid == pid && region->fd >= 0 && slot_alive(region, i))
-			return slot->used_bytes;
+		if (PEEK(slot->state) == 1 && PEEK(slot->pid) == pid && region->fd >= 0 &&
+		    slot_alive(region, i))
+			return PEEK(slot->used_bytes);
 	}
 	return UINT64_MAX;
-}
-
-uint64_t hami_region_own(struct hami_region *region)
-{
-	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) < 0)
-		return 0;
-	return __atomic_load_n(&region->usage->slots[region->slot].used_bytes, __ATOMIC_RELAXED);
-}
-
-uint32_t hami_region_phase(struct hami_region *region)
-{
-	const struct hami_limits *job = region->job, *step = region->step;
-	uint32_t before = 0;
-	for (uint32_t i = 0; i < HAMI_USAGE_STEP_COUNT; i++) {
-		const struct hami_usage_step *other = &region->usage->steps[i];
-		if (!other->processes)
-			continue;
-		if (other->step_id == step->step_id)
-			break;
-		before += other->cores_percent <= 100 ? other->cores_percent : 100;
-	}
-	uint32_t room =
-		step->cores_percent < job->cores_percent ? job->cores_percent - step->cores_percent : 0;
-	return (job->phase_percent + (before < room ? before : room)) % 100;
-}
-
-void hami_region_add_time(struct hami_region *region, uint64_t busy_ns, uint64_t throttled_ns)
-{
-	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) < 0)
-		return;
-	struct hami_usage_slot *slot = &region->usage->slots[region->slot];
-	__atomic_fetch_add(&slot->gpu_busy_ns, busy_ns, __ATOMIC_RELAXED);
-	__atomic_fetch_add(&slot->throttled_ns, throttled_ns, __ATOMIC_RELAXED);
 }
 
 void hami_region_forked(struct hami_region *region)

@@ -24,6 +24,7 @@ enum {
 #define CTRL_SET_TIMESLICE 0xa06c0103u    /* on a group: u64 microseconds */
 #define CTRL_DISABLE_CHANNELS 0x2080110bu /* on a subdevice */
 #define MAX_PER_CONTROL 64
+#define PAGE_BYTES (2ull << 20)
 
 struct rm_free { /* NVOS00_PARAMETERS */
 	uint32_t client, parent, object, status;
@@ -138,8 +139,11 @@ static uint64_t memory_asked(const struct rm_alloc *a)
 		return 0;
 	struct memory_params p;
 	memcpy(&p, (const void *)(uintptr_t)a->params, sizeof p);
-	return (p.attributes >> 25 & 3) == 0 ? p.size
-					     : 0; /* NVOS32_ATTR_LOCATION: 0 is the GPU's own memory */
+	if ((p.attributes >> 25 & 3) != 0) /* NVOS32_ATTR_LOCATION: 0 is the GPU's own memory */
+		return 0;
+	/* An odd size takes whole pages, as NVML's figure for the process shows. */
+	return p.size > UINT64_MAX - PAGE_BYTES ? UINT64_MAX
+						: (p.size + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 }
 
 /* An object goes with its parent and with its client. */

@@ -9,7 +9,8 @@ CONFORMANCE := $(patsubst ../tests/native/interposer/%.c,$(BUILD)/conformance/%,
 COMPUTE := $(patsubst ../tests/native/compute/%.c,$(BUILD)/compute/%,$(wildcard ../tests/native/compute/*.c))
 UNIT_SRC := $(filter-out ../tests/native/unit/fuzz_%,$(wildcard ../tests/native/unit/*.c))
 UNIT := $(patsubst ../tests/native/unit/%.c,$(BUILD)/unit/%,$(UNIT_SRC))
-UNIT_PARTS := $(addprefix interposer/,duty.c table.c record.c region.c)
+REGION_PARTS := $(addprefix interposer/,record.c region.c glance.c)
+UNIT_PARTS := interposer/duty.c interposer/table.c $(REGION_PARTS)
 UNIT_FLAGS := -Iinclude -Iinterposer -DHAMI_LOCK_PATIENCE_MS=100
 FUZZ := $(patsubst ../tests/native/unit/%.c,$(BUILD)/fuzz/%,$(wildcard ../tests/native/unit/fuzz_*.c))
 FUZZ_SECONDS ?= 5
@@ -54,7 +55,15 @@ $(BUILD)/fuzz/%: ../tests/native/unit/%.c ../tests/native/unit/check.h $(UNIT_PA
 	@mkdir -p $(@D)
 	clang -std=gnu11 -D_GNU_SOURCE -pthread $(WARN) -O1 -g $(UNIT_FLAGS) -UHAMI_LOCK_PATIENCE_MS \
 		-DHAMI_LOCK_PATIENCE_MS=4 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
-		$< interposer/record.c interposer/region.c -o $@
+		$< $(REGION_PARTS) -o $@
 fuzz: fuzzers
 	@for f in $(FUZZ); do $$f -seed=1 -max_total_time=$(FUZZ_SECONDS) -max_len=512 -timeout=10 -artifact_prefix=$(BUILD)/fuzz/ \
 		2>$$f.log || { tail -n 40 $$f.log; exit 1; }; tail -n 1 $$f.log; done
+
+# With a sanitizer: the same tests on that build, less those that only take long.
+INTERPOSER_TESTS := $(addprefix ../tests/native/test_,interposer.py interposer_units.py compute.py)
+SLOW_TESTS := any_usage_record or rests_while or two_ or tenants or shares_follow or paused_tenant
+$(if $(SAN),test: test-interposer)
+.PHONY: test-interposer
+test-interposer: all
+	HAMI_TEST_BUILD=$(BUILD) $(PYTHON) -m pytest -q -p no:cacheprovider $(INTERPOSER_TESTS) -k "not ($(SLOW_TESTS))"

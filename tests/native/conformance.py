@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from hami_hpc.contract import constants as c
@@ -13,11 +14,30 @@ from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import USAGE_FILE_SIZE, empty_usage_head, pack_limits
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "native"
+# Another build of the C parts, with a sanitizer: build/native-address-undefined or build/native-thread.
+BUILD = Path(os.environ.get("HAMI_TEST_BUILD") or ROOT / "build" / "native")
 PROGRAMS = BUILD / "conformance"
 INTERPOSER = BUILD / "libhami-hpc.so"
 REAL_GPU = os.environ.get("HAMI_TEST_GPU") == "1"
 MIB = 1 << 20
+SANITIZERS = {"native-address-undefined": "libasan.so", "native-thread": "libtsan.so"}
+
+
+@cache
+def sanitizer() -> list[str]:
+    """The sanitizer's own library, which must be loaded before everything else; none in the plain build."""
+    if BUILD.name not in SANITIZERS:
+        return []
+    command = ["gcc", f"-print-file-name={SANITIZERS[BUILD.name]}"]
+    return [subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()]
+
+
+# Leaks are not looked for: what the interposer maps and learns stays until the process ends, on purpose.
+SANITIZER_OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=99",
+    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1:exitcode=99",
+    "TSAN_OPTIONS": "halt_on_error=1:exitcode=99:die_after_fork=0:atexit_sleep_ms=0",
+}
 
 
 def put(record: bytes, values: dict[str, int]) -> bytes:
@@ -49,7 +69,7 @@ class Slice:
         if self.machine:
             out["LD_LIBRARY_PATH"] = str(BUILD / "sim")
             out["HAMI_SIM"] = str(self.machine)
-        libraries = [str(INTERPOSER)] if preload else []
+        libraries = sanitizer() + ([str(INTERPOSER)] if preload else [])
         if self.machine:
             libraries.append(str(BUILD / "sim/libhami-sim-kernel.so"))  # behind the interposer, as the real one is
         if libraries:
@@ -57,7 +77,7 @@ class Slice:
         if preload:
             out[c.ENV_LIMITS] = str(self.limits)
         out["LIMIT_MIB"] = str(self.limit_mib)
-        return out | self.extra
+        return out | (SANITIZER_OPTIONS if sanitizer() else {}) | self.extra
 
     def run(self, *command: str, preload: bool = True, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         """`command` (a conformance program's name, or a path) under this slice."""
