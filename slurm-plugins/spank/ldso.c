@@ -101,12 +101,22 @@ int ldso_enter(const struct options *opt, uint32_t job_id, uint32_t step_id, cha
 {
 	char job[PATH_MAX - 64], self[PATH_MAX - 64], from[PATH_MAX], to[PATH_MAX];
 
-	/* Slave: mounts made on the host later still arrive here, and ours stay here. */
-	if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0) {
+	if (unshare(CLONE_NEWNS) < 0) {
 		snprintf(error, size,
 			 "no mount namespace of its own (%s). Administrator: slurmd must run as root with "
 			 "CAP_SYS_ADMIN",
 			 strerror(errno));
+		return -1;
+	}
+	/* Slave: mounts made on the host later still arrive here, and ours stay here. */
+	if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0) {
+		snprintf(
+			error, size, "its mounts cannot be kept from the host's (%s). Administrator: %s",
+			strerror(errno),
+			errno == EINVAL
+				? "slurmd's root directory must be a mount point; for a chroot, mount --bind "
+				  "DIRECTORY DIRECTORY first"
+				: "slurmd must run as root with CAP_SYS_ADMIN");
 		return -1;
 	}
 	snprintf(job, sizeof(job), "%s/jobs/%u", opt->run_dir, job_id);

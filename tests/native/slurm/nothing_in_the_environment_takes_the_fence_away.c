@@ -66,12 +66,40 @@ static int task(const char *limit)
 	return 0;
 }
 
+/* Where / is no mount point (a plain chroot), no task is let in, and what stands in the way is said. */
+static void refused_where_root_is_no_mount(const struct options *opt)
+{
+	char error[PATH_MAX + 256] = "";
+	int status;
+	pid_t pid = fork();
+
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		CHECK(chroot(RUN) == 0 && chdir("/") == 0);
+		CHECK(ldso_enter(opt, JOB, 0, error, sizeof(error)) < 0);
+		CHECK(strstr(error, "slurmd's root directory must be a mount point"));
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
+/* A namespace in which nothing is shared. In a chroot whose / is no mount point, `at` with / bound there
+ * becomes one. */
+static void own_mounts(const char *at)
+{
+	CHECK(unshare(CLONE_NEWNS) == 0);
+	if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0)
+		return;
+	CHECK(errno == EINVAL);
+	CHECK(mount("/", at, NULL, MS_BIND | MS_REC, NULL) == 0);
+	CHECK(chdir(at) == 0 && chroot(".") == 0);
+	CHECK(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
+}
+
 static void own_etc_and_run(const char *library)
 {
 	char command[PATH_MAX + 64];
 
-	CHECK(unshare(CLONE_NEWNS) == 0);
-	CHECK(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
 	CHECK(mount("none", "/run", "tmpfs", 0, "mode=755") == 0);
 	CHECK(system("cp -a /etc /run/etc") == 0);
 	CHECK(mount("/run/etc", "/etc", NULL, MS_BIND, NULL) == 0);
@@ -114,18 +142,13 @@ static void write_step(int dir, uint32_t step_id, uint64_t limit)
 	CHECK(record_write_step(dir, &limits) == 0);
 }
 
-int main(int argc, char **argv)
+static void fence(const char *library, const char *program)
 {
 	const struct options opt = {RUN, MARK, PRELOAD_LDSO};
-	char error[PATH_MAX + 256] = "", list[64], program[PATH_MAX];
+	char error[PATH_MAX + 256] = "", list[64];
 	int dir;
 
-	if (argc == 3 && strcmp(argv[1], "task") == 0)
-		return task(argv[2]);
-	CHECK(argc == 2); /* the library */
-	CHECK(geteuid() == 0);
-	CHECK(realpath("/proc/self/exe", program));
-	own_etc_and_run(argv[1]);
+	own_etc_and_run(library);
 	dir = record_open_dir(RUN, JOB);
 	CHECK(dir >= 0);
 	write_step(dir, 0, 100);
@@ -140,10 +163,35 @@ int main(int argc, char **argv)
 	CHECK(ldso_prepare(dir, &opt, error, sizeof(error)) == 0); /* the job's next step */
 	CHECK(run_task(&opt, program, 1, "200") == 0);
 	CHECK(run_task(&opt, program, 2, "0") == 2); /* no record, no task */
+	refused_where_root_is_no_mount(&opt);
 
 	/* Outside of the tasks nothing has changed. */
 	get("/etc/ld.so.preload", list, sizeof(list));
 	CHECK_TEXT(list, "# the site's own list\n");
 	CHECK(access(RUN "/self/step.limits", F_OK) < 0);
-	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	char program[PATH_MAX], at[] = "/tmp/hami-hpc-root-XXXXXX";
+	int status;
+	pid_t pid;
+
+	if (argc == 3 && strcmp(argv[1], "task") == 0)
+		return task(argv[2]);
+	CHECK(argc == 2); /* the library */
+	CHECK(geteuid() == 0);
+	CHECK(realpath("/proc/self/exe", program));
+	CHECK(mkdtemp(at));
+	pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		own_mounts(at);
+		fence(argv[1], program);
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid);
+	umount2(at, MNT_DETACH); /* shown here too where mounts are shared */
+	CHECK(rmdir(at) == 0);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
