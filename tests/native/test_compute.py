@@ -30,9 +30,11 @@ def machine(tmp_path: Path) -> tuple[Path, str]:
 
 
 def slice_of(
-    tmp_path: Path, machine: tuple[Path, str], cores: int, policy: str, name: str = "job", **more: int
+    tmp_path: Path, machine: tuple[Path, str], cores: int, policy: str, name: str = "job", phase_percent: int = 0
 ) -> Slice:
-    return make_slice(tmp_path / name, *machine, job_mib=8192, cores_percent=cores, policy=policy, **more)
+    return make_slice(
+        tmp_path / name, *machine, job_mib=8192, cores_percent=cores, policy=policy, phase_percent=phase_percent
+    )
 
 
 def run(made: Slice, *command: object, faults: str = "", log: str = "1") -> subprocess.CompletedProcess[str]:
