@@ -171,7 +171,8 @@ def examine(path: str, node: str | None = None) -> list[Finding]:
     except HamiError as error:
         return [Finding("settings", False, str(error), "hami-hpc needs them before anything else can be checked")]
     findings = [Finding("settings", True, path)]
-    for name, check in (*CHECKS, ("gres.conf", partial(check_gres, node=node))):
+    checks: tuple[tuple[str, Check], ...] = (*CHECKS, ("gres.conf", partial(check_gres, node=node)))
+    for name, check in checks:
         try:
             findings.extend(check(settings))
         except HamiError as error:
