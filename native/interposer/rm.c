@@ -204,6 +204,8 @@ static int watch_alloc(int fd, unsigned long request, void *argument)
 			((struct rm_alloc_short *)argument)->status = STATUS_NO_MEMORY;
 		return 0; /* to libcuda the GPU is full */
 	}
+	if (bytes)
+		hami_table_expect(memory_key(a->client, a->object));
 	int rc = real_ioctl()(fd, request, argument);
 	int saved = errno;
 	bool made = !rc && !alloc_status(request, argument);

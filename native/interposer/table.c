@@ -53,9 +53,19 @@ static bool grow(struct shard *s)
 		if (s->slots[i].key)
 			insert(&bigger, s->slots[i]);
 	free(s->slots);
-	s->slots = bigger.slots;
-	s->capacity = bigger.capacity;
+	__atomic_store_n(&s->slots, bigger.slots, __ATOMIC_RELAXED); /* atomic for hami_table_expect */
+	__atomic_store_n(&s->capacity, bigger.capacity, __ATOMIC_RELAXED);
 	return true;
+}
+
+/* Without the lock: an address that is no longer the table's is not read, only hinted at. */
+void hami_table_expect(uint64_t key)
+{
+	const struct shard *s = shard_of(key);
+	uintptr_t slots = (uintptr_t)__atomic_load_n(&s->slots, __ATOMIC_RELAXED);
+	size_t i = (size_t)mix(key) & (__atomic_load_n(&s->capacity, __ATOMIC_RELAXED) - 1);
+	if (slots)
+		__builtin_prefetch((const void *)(slots + i * sizeof *s->slots), 1);
 }
 
 bool hami_table_put(struct hami_entry entry)

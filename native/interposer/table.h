@@ -17,6 +17,8 @@ struct hami_entry {
 
 /* false when memory for the entry could not be had. An existing entry is replaced. */
 bool hami_table_put(struct hami_entry entry);
+/* Soon to be put: brings the place into the cache while the driver is at work. */
+void hami_table_expect(uint64_t key);
 /* Removes and returns the entry; key 0 when there is none. */
 struct hami_entry hami_table_take(uint64_t key);
 /* Removes all entries of `owner`; the sum of their bytes. */
