@@ -32,7 +32,9 @@ def node_name() -> str:
     names = _output("scontrol", "show", "aliases", host).split()
     if len(names) != 1:
         found = ", ".join(names) or "none"
-        raise NodeError(f"slurm.conf has {found} for host {host}; say which node this is with --node NAME or $HAMI_HPC_NODE")
+        raise NodeError(
+            f"slurm.conf has {found} for host {host}; say which node this is with --node NAME or $HAMI_HPC_NODE"
+        )
     return names[0]
 
 
