@@ -22,6 +22,8 @@ PREFIX ?= /usr
 SYSCONFDIR ?= /etc
 LIBDIR ?= $(PREFIX)/lib/hami-hpc
 LIBEXECDIR ?= $(PREFIX)/libexec/hami-hpc
+DATADIR ?= $(PREFIX)/share/hami-hpc
+UNITDIR ?= $(PREFIX)/lib/systemd/system
 
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
@@ -60,7 +62,7 @@ lint: setup-test ## contract up to date, ruff, mypy, clang-format, shell syntax
 	$(VENV)/bin/mypy
 	git ls-files -z --cached --others --exclude-standard -- 'native/*.[ch]' 'slurm-plugins/*.[ch]' 'tests/*.[ch]' \
 		'examples/*.[ch]' ':!native/include/hami_contract.h' | xargs -0 clang-format --dry-run --Werror
-	for script in scripts/setup scripts/slurm-source prolog/prolog prolog/epilog .ci/run; do sh -n "$$script"; done
+	for script in scripts/setup scripts/slurm-source prolog/prolog prolog/epilog accounting/ingest accounting/month .ci/run; do sh -n "$$script"; done
 
 # One recipe, so that the order is the same however make is called and the last line is pytest's count.
 test: setup-test ## every tier that needs no GPU
@@ -118,7 +120,16 @@ install: build ## install; honours DESTDIR, PREFIX and SYSCONFDIR
 	install -d $(DESTDIR)$(LIBEXECDIR) $(DESTDIR)$(LIBDIR)/lua $(DESTDIR)$(SYSCONFDIR)/slurm $(DESTDIR)$(PREFIX)/bin
 	install -m 0755 prolog/prolog prolog/epilog $(DESTDIR)$(LIBEXECDIR)
 	install -m 0644 prolog/python.sh prolog/stage.py $(DESTDIR)$(LIBEXECDIR)
-	install -D -m 0644 -t $(DESTDIR)$(PREFIX)/share/hami-hpc/gres-conf gres-conf/*.j2
+	install -D -m 0644 -t $(DESTDIR)$(DATADIR)/gres-conf gres-conf/*.j2
+	@# Accounting runs on one machine of the cluster, where its timers are enabled (docs/accounting.md).
+	install -m 0755 accounting/ingest accounting/month $(DESTDIR)$(LIBEXECDIR)
+	install -m 0644 accounting/rates.toml $(DESTDIR)$(DATADIR)
+	install -D -m 0644 -t $(DESTDIR)$(PREFIX)/share/doc/hami-hpc docs/accounting.md
+	install -D -m 0644 -t $(DESTDIR)$(UNITDIR) accounting/systemd/*.timer
+	for unit in ingest month; do \
+		sed 's|/usr/libexec/hami-hpc|$(LIBEXECDIR)|; s|/usr/share/doc|$(PREFIX)/share/doc|' \
+			accounting/systemd/hami-hpc-$$unit.service >$(DESTDIR)$(UNITDIR)/hami-hpc-$$unit.service; \
+	done
 	install -m 0644 slurm-plugins/lua/hami_hpc*.lua $(DESTDIR)$(LIBDIR)/lua
 	@# A site's own filters stay; the head of ours tells the two lines to add.
 	for filter in job_submit cli_filter; do \
