@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * For the conformance programs: one behaviour each, on the simulation and on hardware alike. A program prints what went
- * wrong and exits 1, or exits 0. It runs with the interposer loaded under a limit of $LIMIT_MIB for the step.
+ * For the conformance programs: one behaviour each, on the simulation and on hardware alike. A program prints
+ * what went wrong and exits 1, or exits 0. It runs with the interposer loaded under a limit of $LIMIT_MIB for
+ * the step.
  */
 #ifndef CHECK_H
 #define CHECK_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Each way to get device memory takes what it asks for from what is free (the driver may round up), is refused past it,
- * and gives back what it took.
+ * Each way to get device memory takes what it asks for from what is free (the driver may round up), is
+ * refused past it, and gives back what it took.
  */
 #include "check.h"
 
@@ -104,14 +104,16 @@ static void virtual_memory(void)
 	OK(cuMemRelease(again));
 	returned();
 	OK(cuMemAddressFree(range, 2 * ASKED));
-	GIVES(CUDA_ERROR_OUT_OF_MEMORY, cuMemCreate(&first, before / (2 * MIB) * (2 * MIB) + 2 * MIB, &prop, 0));
+	GIVES(CUDA_ERROR_OUT_OF_MEMORY,
+	      cuMemCreate(&first, before / (2 * MIB) * (2 * MIB) + 2 * MIB, &prop, 0));
 }
 
 static void arrays(void)
 {
 	CUarray a;
 	CUmipmappedArray m;
-	CUDA_ARRAY_DESCRIPTOR flat = {.Width = 4096, .Height = 4096, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+	CUDA_ARRAY_DESCRIPTOR flat = {
+		.Width = 4096, .Height = 4096, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
 	CUDA_ARRAY3D_DESCRIPTOR deep = {
 		.Width = 1024, .Height = 1024, .Depth = 16, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
 	OK(cuArrayCreate(&a, &flat));
@@ -151,8 +153,8 @@ static void graph_nodes(void)
 
 int main(void)
 {
-	static void (*const families[])(void) = {plain,		 small,	 pitched, managed, stream_ordered,
-						 virtual_memory, arrays, graph_nodes};
+	static void (*const families[])(void) = {plain,          small,          pitched, managed,
+						 stream_ordered, virtual_memory, arrays,  graph_nodes};
 	device = start();
 	before = free_bytes();
 	for (size_t i = 0; i < sizeof families / sizeof *families; i++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Linked, found by dlsym in three ways, or asked of cuGetProcAddress with any version and flag: the function obeys the
- * limit. What the driver would answer to a lookup that fails stays as it is.
+ * Linked, found by dlsym in three ways, or asked of cuGetProcAddress with any version and flag: the function
+ * obeys the limit. What the driver would answer to a lookup that fails stays as it is.
  */
 #include <dlfcn.h>
 #include <string.h>
@@ -28,7 +28,8 @@ static void by_dlsym(void)
 	Dl_info info;
 	void *by_name = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
 	CHECK(by_name != NULL);
-	void *plain = dlsym(by_name, "cuDeviceGetName"); /* not hooked: the driver's own, which names its file */
+	void *plain =
+		dlsym(by_name, "cuDeviceGetName"); /* not hooked: the driver's own, which names its file */
 	CHECK(plain && dladdr(plain, &info) && strstr(info.dli_fname, "libcuda.so"));
 	void *by_path = dlopen(info.dli_fname, RTLD_NOW);
 	CHECK(by_path != NULL);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The device looks as large as the limit, fills up to exactly that, and takes as much again once it is freed. */
+/* The device looks as large as the limit, fills up to exactly that, and takes as much again once it is freed.
+ */
 #include "check.h"
 
 int main(void)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads allocate and free at the edge for a while: argv[1] milliseconds. Run several of these at once, and kill some:
- * the sum over all of them, as the driver counts it, never passes the limit.
+ * Threads allocate and free at the edge for a while: argv[1] milliseconds. Run several of these at once, and
+ * kill some: the sum over all of them, as the driver counts it, never passes the limit.
  */
 #include <pthread.h>
 #include <time.h>
