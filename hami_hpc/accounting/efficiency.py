@@ -28,7 +28,8 @@ class RunUse:
     """One run: what it held (GPU-seconds, share of one GPU, per slice MiB and percent), and what it used of that.
 
     measured: a usage record was found; without one the used figures are 0 and mean nothing. slices: its vGPU slices.
-    peak_bytes: the largest of any slice. gpu_busy_s, throttled_s, oom_count: all slices together.
+    peak_bytes: the largest of any slice. gpu_busy_s, throttled_s, oom_count: all slices together. gpu_busy_s is the time
+    that the GPU was open to the run's work, so at least what it used; policy burst measures none.
     """
 
     cluster: str
@@ -55,14 +56,19 @@ class RunUse:
         return self.seconds * self.share_ppm / PPM
 
     @property
+    def time_measured(self) -> bool:
+        """Whether gpu_busy_s says anything: memory was held, so there was a context, and then a cap counts time."""
+        return self.measured and (self.gpu_busy_s > 0 or not self.peak_bytes)
+
+    @property
     def wasted_gpu_s(self) -> float:
         """GPU-seconds held and not used; 0 where use is not known."""
-        return max(0.0, self.held_gpu_s - self.gpu_busy_s) if self.measured else 0.0
+        return max(0.0, self.held_gpu_s - self.gpu_busy_s) if self.time_measured else 0.0
 
     @property
     def gpu_percent(self) -> float | None:
         """Used of held GPU time, percent; None where it is not known."""
-        return 100 * self.gpu_busy_s / self.held_gpu_s if self.measured and self.held_gpu_s else None
+        return 100 * self.gpu_busy_s / self.held_gpu_s if self.time_measured and self.held_gpu_s else None
 
     @property
     def mem_percent(self) -> float | None:
@@ -83,7 +89,8 @@ def suggestion(run: RunUse) -> str | None:
     mem_mib = run.mem_mib if run.oom_count else min(run.mem_mib, max(_MEM_STEP_MIB, mem_mib))
     busy_percent = -(-100 * Fraction(run.gpu_busy_s) * HEADROOM // (run.seconds * run.slices))
     held_back = run.throttled_s > run.seconds * run.slices / 10
-    cores = run.cores_percent if held_back else min(run.cores_percent, max(1, int(busy_percent)))
+    keep_cores = held_back or not run.time_measured
+    cores = run.cores_percent if keep_cores else min(run.cores_percent, max(1, int(busy_percent)))
     if (mem_mib, cores) == (run.mem_mib, run.cores_percent):
         return None
     mem = f"{mem_mib // 1024}G" if mem_mib % 1024 == 0 else f"{mem_mib}M"

@@ -104,7 +104,7 @@ def build(
     period = Period(answer.segments[0].period.start_s, answer.segments[-1].period.end_s)
     usages = answer.usages.usages
     endings = _endings(con, period)
-    measured = [run for run in runs if run.measured and not run.damaged]
+    measured = [run for run in runs if run.time_measured and not run.damaged]
     days = tuple(dict.fromkeys(segment.bucket for segment in answer.segments))
     return Report(
         month=month,

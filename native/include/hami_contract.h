@@ -89,7 +89,7 @@ struct hami_usage {
 	uint64_t peak_bytes; /* largest used_bytes so far */
 	uint64_t oom_count; /* requests refused because of a limit */
 	uint64_t reclaimed_bytes; /* bytes returned from processes that died without freeing */
-	uint64_t gpu_busy_ns; /* GPU time used by processes that have ended, ns */
+	uint64_t gpu_busy_ns; /* as a slot's, of processes that have ended, ns */
 	uint64_t throttled_ns; /* time held back by the compute limit, processes that have ended, ns */
 	uint8_t pad0[4016];
 };
@@ -136,7 +136,7 @@ struct hami_usage_slot {
 	uint32_t reserved; /* 0 */
 	uint64_t used_bytes; /* device memory held or being asked for */
 	uint64_t peak_bytes; /* largest used_bytes so far */
-	uint64_t gpu_busy_ns; /* GPU time used, ns */
+	uint64_t gpu_busy_ns; /* time the GPU was open to its work (its windows while it launched, or gated batches), ns; burst: 0 */
 	uint64_t throttled_ns; /* time held back by the compute limit, ns */
 	uint8_t pad0[80];
 };

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,13 @@ def test_what_sreport_does_not_know_yet_or_cannot_express_is_said(tmp_path: Path
 def test_an_sreport_that_prints_something_else_is_quoted() -> None:
     with pytest.raises(AccountingError, match="sreport printed 'slurmdbd: x'"):
         check.parse_sreport("slurmdbd: x\n")
+
+
+def test_a_run_whose_time_nothing_measured_is_not_called_idle() -> None:
+    """Policy burst counts no GPU time: memory was held, so there was work, and how much is not known."""
+    known = efficiency.RunUse("c", "1", "a", "u", "COMPLETED", 0, 100, 500_000, 1, 8192, 50, True, False, 1 << 30, 10.0, 0.0, 0)
+    unknown = replace(known, gpu_busy_s=0.0)
+    assert (known.gpu_percent, known.wasted_gpu_s) == (20.0, 40.0)
+    assert (unknown.gpu_percent, unknown.wasted_gpu_s) == (None, 0.0)
+    assert efficiency.suggestion(unknown) == "--gres=vgpu:mem=1280M,cores=50"
+    assert efficiency.suggestion(replace(unknown, peak_bytes=0)) == efficiency.NO_GPU
