@@ -62,7 +62,8 @@ lint: setup-test ## contract up to date, ruff, mypy, clang-format, shell syntax
 	$(VENV)/bin/mypy
 	git ls-files -z --cached --others --exclude-standard -- 'native/*.[ch]' 'slurm-plugins/*.[ch]' 'tests/*.[ch]' \
 		'examples/*.[ch]' 'benchmarks/*.[ch]' ':!native/include/hami_contract.h' | xargs -0 clang-format --dry-run --Werror
-	for script in scripts/setup scripts/slurm-source prolog/prolog prolog/epilog accounting/ingest accounting/month .ci/run; do sh -n "$$script"; done
+	for script in scripts/setup scripts/slurm-source prolog/prolog prolog/epilog accounting/ingest accounting/month \
+		.ci/run; do sh -n "$$script"; done
 
 # One recipe, so that the order is the same however make is called and the last line is pytest's count.
 test: setup-test ## every tier that needs no GPU
