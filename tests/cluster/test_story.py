@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 from harness import story
 from harness.layout import Layout
@@ -15,3 +17,10 @@ def test_the_demo_follows_a_request_from_sbatch_to_the_bill(
     told = capsys.readouterr().out
     for shown in ("gres/vgpu_mem=8192", "8192 MiB in total", "CUDA_ERROR_OUT_OF_MEMORY", "Reason Resources", "physics"):
         assert shown in told
+
+
+def test_doctor_finds_nothing_wrong_in_a_shell_that_read_the_clusters_env(cluster: Layout) -> None:
+    command = ["sh", "-c", f". {cluster.env_file} && exec hami-hpc doctor"]
+    done = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "gres.conf: node1 has 2 gpu in Slurm, 2 in the driver" in done.stdout
