@@ -31,6 +31,7 @@ KEY_DOC: Final[dict[str, str]] = {
 MODES: Final[dict[str, int]] = {'share': 0, 'mps': 1, 'mig': 2}
 CLASSES: Final[dict[str, int]] = {'std': 0, 'lc': 1, 'be': 2}
 POLICIES: Final[dict[str, int]] = {'cap': 0, 'burst': 1}
+MECHANISMS: Final[dict[str, int]] = {'auto': 0, 'duty': 1, 'slice': 2, 'gate': 3}
 DEFAULT_SHARD_MIB: Final = 256
 DEFAULT_MEMORY_SCALING: Final = 1.0
 DEFAULT_MEM: Final = '25%'
@@ -80,7 +81,7 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'mode': (68, 4, 'u'),
     'created_unix_ns': (72, 8, 'u'),
     'phase_percent': (80, 4, 'u'),
-    'reserved': (84, 4, 'u'),
+    'mechanism': (84, 4, 'u'),
     'gpu_uuid': (88, 96, 's'),
 }
 

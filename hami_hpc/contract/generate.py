@@ -88,7 +88,13 @@ def make_c(c: dict[str, Any]) -> str:
     ]
     lines += [f"#define HAMI_ENV_{k.removeprefix('HAMI_HPC_')} {c_string(k)}" for k in c["env"]]
     lines += [f"#define HAMI_GRES_{k.upper()} {c_string(v)}" for k, v in c["gres"].items()]
-    for table, prefix in ((c["classes"], "CLASS"), (c["policies"], "POLICY"), (c["request"]["modes"], "MODE")):
+    tables = {
+        "CLASS": c["classes"],
+        "POLICY": c["policies"],
+        "MECHANISM": c["mechanisms"],
+        "MODE": c["request"]["modes"],
+    }
+    for prefix, table in tables.items():
         lines.append(f"enum {{ {', '.join(f'HAMI_{prefix}_{k.upper()} = {v}' for k, v in table.items())} }};")
         lines.append(
             f"#define HAMI_{prefix}_NAMES {{{', '.join(c_string(k) for k in table)}}} /* indexed by the enum above */"
@@ -151,7 +157,7 @@ def make_python(c: dict[str, Any]) -> str:
         lines.append(f"{name}: Final[dict[str, str]] = {{")
         lines += [f"    {k!r}: {v[sub]!r}," for k, v in r["keys"].items()]
         lines.append("}")
-    for name, table in (("MODES", r["modes"]), ("CLASSES", c["classes"]), ("POLICIES", c["policies"])):
+    for name, table in (("MODES", r["modes"]), ("CLASSES", c["classes"]), ("POLICIES", c["policies"]), ("MECHANISMS", c["mechanisms"])):
         lines.append(f"{name}: Final[dict[str, int]] = {table!r}")
     lines += [f"DEFAULT_{k.removeprefix('default_').upper()}: Final = {v!r}" for k, v in c["site"]["defaults"].items()]
     lines += [f"GRES_{k.upper()}: Final = {v!r}" for k, v in c["gres"].items()]

@@ -20,6 +20,8 @@ enum { HAMI_CLASS_STD = 0, HAMI_CLASS_LC = 1, HAMI_CLASS_BE = 2 };
 #define HAMI_CLASS_NAMES {"std", "lc", "be"} /* indexed by the enum above */
 enum { HAMI_POLICY_CAP = 0, HAMI_POLICY_BURST = 1 };
 #define HAMI_POLICY_NAMES {"cap", "burst"} /* indexed by the enum above */
+enum { HAMI_MECHANISM_AUTO = 0, HAMI_MECHANISM_DUTY = 1, HAMI_MECHANISM_SLICE = 2, HAMI_MECHANISM_GATE = 3 };
+#define HAMI_MECHANISM_NAMES {"auto", "duty", "slice", "gate"} /* indexed by the enum above */
 enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_MODE_NAMES {"share", "mps", "mig"} /* indexed by the enum above */
 #define HAMI_FILE_JOB_LIMITS "job.limits"
@@ -52,7 +54,7 @@ struct hami_limits {
 	uint32_t mode; /* see [request.modes] */
 	uint64_t created_unix_ns; /* when the record was written, ns since 1970 */
 	uint32_t phase_percent; /* where in the common period the share begins, so that tenants take turns, 0 to 99 */
-	uint32_t reserved; /* 0 */
+	uint32_t mechanism; /* how the share of time is kept, see [mechanisms] */
 	char gpu_uuid[96]; /* GPU-... or MIG-... of the device granted */
 	uint8_t pad0[3912];
 };
@@ -72,7 +74,7 @@ _Static_assert(offsetof(struct hami_limits, policy) == 64, "policy");
 _Static_assert(offsetof(struct hami_limits, mode) == 68, "mode");
 _Static_assert(offsetof(struct hami_limits, created_unix_ns) == 72, "created_unix_ns");
 _Static_assert(offsetof(struct hami_limits, phase_percent) == 80, "phase_percent");
-_Static_assert(offsetof(struct hami_limits, reserved) == 84, "reserved");
+_Static_assert(offsetof(struct hami_limits, mechanism) == 84, "mechanism");
 _Static_assert(offsetof(struct hami_limits, gpu_uuid) == 88, "gpu_uuid");
 _Static_assert(sizeof(struct hami_limits) == 4096, "size");
 

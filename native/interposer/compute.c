@@ -145,20 +145,33 @@ static void keep_share(const struct hami_limits *limits)
 	}
 }
 
+static uint32_t choose(const struct hami_limits *limits)
+{
+	if (limits->mechanism != HAMI_MECHANISM_AUTO)
+		return limits->mechanism;
+	return limits->policy == HAMI_POLICY_CAP && limits->cores_percent < 100 ? HAMI_MECHANISM_DUTY
+										: HAMI_MECHANISM_SLICE;
+}
+
 static void *keeper(void *unused)
 {
 	(void)unused;
 	pthread_setname_np(pthread_self(), "hami-share");
 	const struct hami_limits *limits = hami_region()->step;
-	if (limits->policy == HAMI_POLICY_CAP && limits->cores_percent < 100) {
-		int rc = keep_cap(limits);
-		hami_log(0, "the driver refuses to pause channels (%s); launches are gated instead\n",
-			 strerror(-rc));
-		hami_gate_open(limits->cores_percent);
-		atomic_fetch_or(&hami_launch_flag, HAMI_LAUNCH_GATED);
+	static const char *const names[] = HAMI_MECHANISM_NAMES;
+	uint32_t mechanism = choose(limits);
+	if (mechanism < sizeof names / sizeof *names)
+		hami_log(1, "%u %% of the GPU's time, kept by: %s\n", limits->cores_percent,
+			 names[mechanism]);
+	if (mechanism == HAMI_MECHANISM_SLICE) {
+		keep_share(limits);
 		return NULL;
 	}
-	keep_share(limits);
+	if (mechanism == HAMI_MECHANISM_DUTY)
+		hami_log(0, "the driver refuses to pause channels (%s); launches are gated instead\n",
+			 strerror(-keep_cap(limits)));
+	hami_gate_open(limits->cores_percent);
+	atomic_fetch_or(&hami_launch_flag, HAMI_LAUNCH_GATED);
 	return NULL;
 }
 

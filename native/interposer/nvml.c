@@ -4,6 +4,7 @@
  * job's own processes. Other GPUs, and processes without limits, see NVML as it is.
  */
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "interposer.h"
@@ -102,4 +103,53 @@ nvmlReturn_t DECLDIR nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device
 							     nvmlProcessInfo_t *infos)
 {
 	OWN_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t);
+}
+
+/* Of samples of all processes, those of the job's. */
+nvmlReturn_t DECLDIR nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
+						     nvmlProcessUtilizationSample_t *samples,
+						     unsigned int *count, unsigned long long since)
+{
+	const struct real_nvml *real = hami_nvml();
+	if (!real || !real->nvmlDeviceGetProcessUtilization)
+		return NVML_ERROR_FUNCTION_NOT_FOUND;
+	nvmlReturn_t result = real->nvmlDeviceGetProcessUtilization(device, samples, count, since);
+	struct hami_region *region = result == NVML_SUCCESS && samples ? granted(real, device) : NULL;
+	if (!region)
+		return result;
+	unsigned int kept = 0;
+	for (unsigned int i = 0; i < *count; i++)
+		if (hami_region_of_pid(region, samples[i].pid) != UINT64_MAX)
+			samples[kept++] = samples[i];
+	*count = kept;
+	return kept ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+}
+
+/*
+ * Of the job's own processes in about the last second; the whole GPU's where NVML does not tell processes
+ * apart, and 0 where it does and none of the job's has a sample.
+ */
+nvmlReturn_t DECLDIR nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)
+{
+	const struct real_nvml *real = hami_nvml();
+	if (!real || !real->nvmlDeviceGetUtilizationRates)
+		return NVML_ERROR_FUNCTION_NOT_FOUND;
+	nvmlReturn_t result = real->nvmlDeviceGetUtilizationRates(device, rates);
+	if (result != NVML_SUCCESS || !real->nvmlDeviceGetProcessUtilization || !granted(real, device))
+		return result;
+	nvmlProcessUtilizationSample_t samples[256];
+	unsigned int count = sizeof samples / sizeof *samples, gpu = 0, memory = 0;
+	struct timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	unsigned long long since = (unsigned long long)(now.tv_sec - 1) * 1000000; /* NVML's timestamps: us */
+	nvmlReturn_t found = nvmlDeviceGetProcessUtilization(device, samples, &count, since);
+	if (found != NVML_SUCCESS && found != NVML_ERROR_NOT_FOUND)
+		return result;
+	for (unsigned int i = 0; found == NVML_SUCCESS && i < count; i++) {
+		gpu += samples[i].smUtil;
+		memory += samples[i].memUtil;
+	}
+	rates->gpu = gpu < rates->gpu ? gpu : rates->gpu;
+	rates->memory = memory < rates->memory ? memory : rates->memory;
+	return result;
 }

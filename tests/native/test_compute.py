@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conformance import BUILD, REAL_GPU, Slice, make_slice
+from conformance import BUILD, REAL_GPU, Slice, make_slice, put
 
 from hami_hpc.contract import constants as c
 
@@ -107,12 +107,36 @@ def test_where_pausing_is_refused_launches_are_gated(tmp_path: Path, machine: tu
     assert "launches are gated instead" in result.stderr
 
 
+@pytest.mark.parametrize(("mechanism", "least", "most"), [("duty", 20, 40), ("gate", 15, 45), ("slice", 80, 101)])
+def test_a_mechanism_can_be_forced(
+    mechanism: str, least: int, most: int, tmp_path: Path, machine: tuple[Path, str]
+) -> None:
+    """A timeslice holds back nobody who is alone; the other two do, the gate without a pause."""
+    made = slice_of(tmp_path, machine, 30, "cap")
+    made.limits.write_bytes(put(made.limits.read_bytes(), {"mechanism": c.MECHANISMS[mechanism]}))
+    result = run(made, SPIN, 1200, 1000)
+    assert least < shares(result)[0] < most
+    assert f"kept by: {mechanism}" in result.stderr
+
+
 def test_where_timeslices_are_refused_the_program_runs_on(tmp_path: Path, machine: tuple[Path, str]) -> None:
     made = slice_of(tmp_path, machine, 30, "burst")
     result = run(made, SPIN, 500, 1000, faults="rm_a06c0103=0x1b:after=1", log="0")
     assert shares(result)[0] > 85
     assert result.stderr.count("\n") == 1
     assert "refuses timeslices" in result.stderr
+
+
+def test_another_jobs_work_is_not_shown_as_ones_own(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    busy = start(slice_of(tmp_path, machine, 50, "burst", "busy"), SPIN, 3000, 1000)
+    time.sleep(1.5)
+    made = slice_of(tmp_path, machine, 50, "burst", "idle")
+    environment = made.environment() | {"EXPECT_IDLE": "1"}
+    program = BUILD / "conformance/nvml_shows_ones_own_work"
+    result = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert result.returncode == 0, result.stderr
+    assert busy.poll() is None
+    busy.communicate()
 
 
 def test_a_slow_driver_costs_no_more_than_the_share(tmp_path: Path, machine: tuple[Path, str]) -> None:
