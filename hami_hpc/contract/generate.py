@@ -157,7 +157,8 @@ def make_python(c: dict[str, Any]) -> str:
         lines.append(f"{name}: Final[dict[str, str]] = {{")
         lines += [f"    {k!r}: {v[sub]!r}," for k, v in r["keys"].items()]
         lines.append("}")
-    for name, table in (("MODES", r["modes"]), ("CLASSES", c["classes"]), ("POLICIES", c["policies"]), ("MECHANISMS", c["mechanisms"])):
+    tables = {"MODES": r["modes"], "CLASSES": c["classes"], "POLICIES": c["policies"], "MECHANISMS": c["mechanisms"]}
+    for name, table in tables.items():
         lines.append(f"{name}: Final[dict[str, int]] = {table!r}")
     lines += [f"DEFAULT_{k.removeprefix('default_').upper()}: Final = {v!r}" for k, v in c["site"]["defaults"].items()]
     lines += [f"GRES_{k.upper()}: Final = {v!r}" for k, v in c["gres"].items()]
