@@ -127,6 +127,23 @@ def test_where_timeslices_are_refused_the_program_runs_on(tmp_path: Path, machin
     assert "refuses timeslices" in result.stderr
 
 
+def test_contexts_that_come_and_go_keep_the_cap(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    result = run(slice_of(tmp_path, machine, 30, "cap"), BUILD / "compute/contexts_come_and_go")
+    got = shares(result)
+    assert len(got) == 3
+    assert all(15 < share < 48 for share in got), got
+
+
+@pytest.mark.parametrize("granted", [0, 1])
+def test_of_two_gpus_only_the_granted_one_opens(granted: int, tmp_path: Path) -> None:
+    directory = tmp_path / "two"
+    subprocess.run([str(BUILD / "sim/sim-machine"), str(directory), "h200", "h200"], check=True, capture_output=True)
+    text = (directory / "machine.conf").read_text()
+    uuids = [word for word in text.replace("=", " ").split() if word.startswith("GPU-")]
+    made = slice_of(tmp_path, (directory, uuids[granted]), 50, "cap")
+    run(made, BUILD / "compute/only_the_granted_gpu_opens", granted)
+
+
 def test_another_jobs_work_is_not_shown_as_ones_own(tmp_path: Path, machine: tuple[Path, str]) -> None:
     busy = start(slice_of(tmp_path, machine, 50, "burst", "busy"), SPIN, 3000, 1000)
     time.sleep(1.5)
