@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading into the store: from sacct, window by window, or from a file. Each window is committed on its own, so an
+"""Reading into the store: from slurmdbd, window by window, or from a file. Each window is committed on its own, so an
 interrupted ingest goes on where it was."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from hami_hpc.accounting import intake, sacct, store
+from hami_hpc.accounting import intake, pyslurm_source, sacct, store
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.intake import Counts
 from hami_hpc.accounting.merge import Merged, merge
+from hami_hpc.accounting.sacct import Export
 from hami_hpc.accounting.sacct_json import open_input
 from hami_hpc.accounting.times import Period, iso_utc
 
@@ -32,6 +34,13 @@ class Step:
     merged: Merged
 
 
+class Reader(StrEnum):
+    """What asks slurmdbd."""
+
+    SACCT = "sacct"
+    PYSLURM = "pyslurm"
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where records come from and how to read them. cluster: for records that name none."""
@@ -39,13 +48,27 @@ class Source:
     tz: ZoneInfo
     cluster: str = ""
     clusters: str = ""  # sacct -M
+    reader: Reader = Reader.SACCT
     sacct: str = "sacct"
     memory_mib: int = 1024
 
     @property
     def name(self) -> str:
-        """The key of the manifest's read_until_s."""
+        """The key of the manifest's read_until_s. Both readers give the same records of the same windows, so one goes
+        on where the other has stopped, and the key is the same."""
         return f"sacct:{self.clusters}"
+
+    def fetch(self, period: Period, target: Path) -> Export:
+        """Every run active in the period. Raises AccountingError when it cannot be had."""
+        if self.reader is Reader.PYSLURM:
+            return pyslurm_source.fetch(period, target, self.clusters)
+        return sacct.fetch(period, target, self.clusters, self.sacct)
+
+    def fetch_jobs(self, jobs: Sequence[int], target: Path) -> Export:
+        """Jobs by number, whenever they ran. Raises AccountingError when they cannot be had."""
+        if self.reader is Reader.PYSLURM:
+            return pyslurm_source.fetch_jobs(jobs, target, self.clusters)
+        return sacct.fetch_jobs(jobs, target, self.clusters, self.sacct)
 
 
 def ingest_file(root: Path, path: Path, source: Source, made_s: int) -> Step:
@@ -57,23 +80,23 @@ def ingest_file(root: Path, path: Path, source: Source, made_s: int) -> Step:
         return _ingest(root, export, source, made_s, scratch, str(path))
 
 
-def ingest_sacct(
+def ingest_slurmdbd(
     root: Path, source: Source, since_s: int | None, now_s: int, window_s: int, tell: Callable[[Step], None]
 ) -> int:
-    """Read from sacct what is new up to ``now_s``; ``tell`` hears of each window. How many runs have vanished:
-    they had not ended when last read, and sacct knows them no more.
+    """Read from slurmdbd what is new up to ``now_s``; ``tell`` hears of each window. How many runs have vanished:
+    they had not ended when last read, and slurmdbd knows them no more.
 
-    since_s: where to begin, when the store has not been fed from sacct before.
+    since_s: where to begin, when the store has not been fed from slurmdbd before.
     """
     with store.locked(root), _scratch(root) as scratch:
         until_s = store.read_manifest(root).read_until_s.get(source.name)
         start_s = since_s if until_s is None else until_s - OVERLAP_S
         if start_s is None:
-            raise AccountingError(f"the store {root} was never fed from sacct; say where to begin with --since")
+            raise AccountingError(f"the store {root} was never fed from slurmdbd; say where to begin with --since")
         start_s = min(start_s, now_s - 1)
         while start_s < now_s:
             period = Period(start_s, min(start_s + window_s, now_s))
-            export = sacct.fetch(period, scratch / "sacct", source.clusters, source.sacct)
+            export = source.fetch(period, scratch / "slurmdbd")
             step = _ingest(root, export, source, now_s, scratch, _days(period), period.end_s)
             tell(step)
             start_s = period.end_s
@@ -84,9 +107,7 @@ def _ask_for_stale(root: Path, source: Source, now_s: int, scratch: Path, tell: 
     """Ask by number for runs that were open and of which the windows said nothing; how many stay unknown."""
     stale = _stale(root, now_s, source)
     for index in range(0, len(stale), _IDS_PER_CALL):
-        export = sacct.fetch_jobs(
-            stale[index : index + _IDS_PER_CALL], scratch / "sacct", source.clusters, source.sacct
-        )
+        export = source.fetch_jobs(stale[index : index + _IDS_PER_CALL], scratch / "slurmdbd")
         tell(_ingest(root, export, source, now_s, scratch, "runs open before"))
     return len(_stale(root, now_s, source)) if stale else 0
 
@@ -102,7 +123,7 @@ def _stale(root: Path, now_s: int, source: Source) -> list[int]:
 
 
 def _ingest(
-    root: Path, export: sacct.Export, source: Source, made_s: int, scratch: Path, what: str, until_s: int | None = None
+    root: Path, export: Export, source: Source, made_s: int, scratch: Path, what: str, until_s: int | None = None
 ) -> Step:
     con = intake.connect(source.memory_mib, spill=scratch)
     try:

@@ -126,10 +126,16 @@ def _quotas(chosen: Context, found: session.Records, period: Period) -> tuple[qu
 @click.option(
     "--input", "source", type=click.Path(path_type=Path), help="a file as of sacct -P or sacct --json, not sacct itself"
 )
-@click.option("--since", help="where to begin in an empty store, such as 2026-01")
 @click.option(
-    "--window-days", type=click.IntRange(1, 366), default=7, show_default=True, help="days for each sacct call"
+    "--source",
+    "reader",
+    type=click.Choice([reader.value for reader in ingests.Reader]),
+    default=ingests.Reader.SACCT.value,
+    show_default=True,
+    help="what asks slurmdbd; pyslurm must fit the Slurm at hand (docs/accounting.md)",
 )
+@click.option("--since", help="where to begin in an empty store, such as 2026-01")
+@click.option("--window-days", type=click.IntRange(1, 366), default=7, show_default=True, help="days read at a time")
 @click.option("--cluster", default="", help="name for records of --input that carry none")
 @click.option("--clusters", default="", help="sacct's -M: other clusters, or all")
 @click.option(
@@ -140,6 +146,7 @@ def _quotas(chosen: Context, found: session.Records, period: Period) -> tuple[qu
 @site_options
 def ingest(
     source: Path | None,
+    reader: str,
     since: str | None,
     window_days: int,
     cluster: str,
@@ -151,12 +158,12 @@ def ingest(
     root: Path | None,
     timezone: str | None,
 ) -> None:
-    """Read job records into the store: what is new in sacct, or a file. Reading again changes nothing.
+    """Read job records into the store: what is new in slurmdbd, or a file. Reading again changes nothing.
 
-    --usage reads what vGPU jobs used, from a copy of the nodes' usage directories, and leaves sacct alone.
+    --usage reads what vGPU jobs used, from a copy of the nodes' usage directories, and leaves slurmdbd alone.
     """
     chosen = context(rates_path, root, timezone)
-    reader = ingests.Source(chosen.tz, cluster, clusters)
+    slurmdbd = ingests.Source(chosen.tz, cluster, clusters, ingests.Reader(reader))
 
     def tell(step: ingests.Step) -> None:
         counts, merged = step.counts, step.merged
@@ -175,13 +182,13 @@ def ingest(
         for fault in collected.faults:
             click.echo(f"left out: {fault}", err=True)
     if source:
-        tell(ingests.ingest_file(chosen.root, source, reader, int(source.stat().st_mtime)))
+        tell(ingests.ingest_file(chosen.root, source, slurmdbd, int(source.stat().st_mtime)))
     if source or spools:
         return
     since_s = parse_instant(since, chosen.tz) if since else None
-    vanished = ingests.ingest_sacct(chosen.root, reader, since_s, int(time.time()), window_days * 86400, tell)
+    vanished = ingests.ingest_slurmdbd(chosen.root, slurmdbd, since_s, int(time.time()), window_days * 86400, tell)
     if vanished:
-        click.echo(f"{vanished} runs had not ended when last read, and sacct knows them no more", err=True)
+        click.echo(f"{vanished} runs had not ended when last read, and slurmdbd knows them no more", err=True)
 
 
 class _Commands(Mapping[str, click.Command]):

@@ -188,8 +188,8 @@ def test_an_ingest_goes_on_where_the_last_one_stopped_and_reads_an_overlap(tmp_p
     source = ingest.Source(zone("UTC"), sacct=_sacct(tmp_path, export_text([Job()])), memory_mib=256)
     steps: list[ingest.Step] = []
     day = 86400
-    ingest.ingest_sacct(tmp_path / "store", source, T0 - 10 * day, T0 + day, 7 * day, steps.append)
-    ingest.ingest_sacct(tmp_path / "store", source, None, T0 + 2 * day, 7 * day, steps.append)
+    ingest.ingest_slurmdbd(tmp_path / "store", source, T0 - 10 * day, T0 + day, 7 * day, steps.append)
+    ingest.ingest_slurmdbd(tmp_path / "store", source, None, T0 + 2 * day, 7 * day, steps.append)
     calls = (tmp_path / "calls").read_text(encoding="utf-8").splitlines()
     assert [call.split(" -S ")[1] for call in calls] == [
         f"uts{T0 - 10 * day} -E uts{T0 - 3 * day}",
@@ -207,7 +207,7 @@ def test_an_open_run_that_the_windows_do_not_show_is_asked_for_by_number(tmp_pat
     source = ingest.Source(zone("UTC"), sacct=_sacct(tmp_path, export_text([])), memory_mib=256)
     root = tmp_path / "store"
     fill(root, [Job(job_id=77, end=None, state="RUNNING", elapsed=60)])
-    vanished = ingest.ingest_sacct(root, source, T0 + 8 * day, T0 + 9 * day, 7 * day, lambda step: None)
+    vanished = ingest.ingest_slurmdbd(root, source, T0 + 8 * day, T0 + 9 * day, 7 * day, lambda step: None)
     assert vanished == 1
     assert "-j 77" in (tmp_path / "calls").read_text(encoding="utf-8").splitlines()[-1]
 
@@ -218,7 +218,7 @@ def test_a_sacct_that_fails_is_quoted_and_changes_nothing(tmp_path: Path) -> Non
     script.chmod(0o755)
     source = ingest.Source(zone("UTC"), sacct=str(script))
     with pytest.raises(AccountingError, match="Connection refused"):
-        ingest.ingest_sacct(tmp_path / "store", source, T0, T0 + 86400, 86400, lambda step: None)
+        ingest.ingest_slurmdbd(tmp_path / "store", source, T0, T0 + 86400, 86400, lambda step: None)
     assert not store.read_manifest(tmp_path / "store").generation
 
 
