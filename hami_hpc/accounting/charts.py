@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from html import escape
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+# A part of a bar that is too light to stand out from paper by itself, and the line around it that does.
+_LIGHT, _EDGE = "#C9D6DF", "#5F7585"
 _WIDTH, _HEIGHT = 720, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 8, 12, 40
 _TEXT = 'font-family="system-ui, sans-serif" font-size="11" fill="#333"'
@@ -36,11 +38,12 @@ def bars(title: str, unit: str, labels: Sequence[str], series: Sequence[tuple[st
             below += height
     body += _labels(labels, step)
     description = f"{unit} by {len(labels)} bars, from {labels[0]} to {labels[-1]}" if labels else "no data"
-    return _legend(series) + _svg(title, description, _HEIGHT, body)
+    named = [(name, COLOURS[number % len(COLOURS)]) for number, (name, _) in enumerate(series)]
+    return (_legend(named) if len(named) > 1 else "") + _svg(title, description, _HEIGHT, body)
 
 
-def shares(title: str, unit: str, rows: Sequence[tuple[str, float, float]]) -> str:
-    """Horizontal bars: (label, part, whole), the part dark within the whole."""
+def shares(title: str, unit: str, part_name: str, rest_name: str, rows: Sequence[tuple[str, float, float]]) -> str:
+    """Horizontal bars: (label, part, whole), the part dark within the whole, whose rest is light."""
     height = 24 * len(rows) + 8
     largest = max((whole for _, _, whole in rows), default=0) or 1
     body = []
@@ -49,12 +52,17 @@ def shares(title: str, unit: str, rows: Sequence[tuple[str, float, float]]) -> s
         outer, inner = (round((_WIDTH - 260) * value / largest, 1) for value in (whole, part))
         tip = escape(f"{label}: {part:,.1f} of {whole:,.1f} {unit}")
         body.append(f'<text x="160" y="{y + 14}" text-anchor="end" {_TEXT}>{escape(shortened(label, 24))}</text>')
-        body.append(f'<rect x="168" y="{y}" width="{outer}" height="18" fill="#C9D6DF"><title>{tip}</title></rect>')
+        body.append(
+            f'<rect x="168" y="{y}" width="{outer}" height="18" fill="{_LIGHT}" stroke="{_EDGE}">'
+            f"<title>{tip}</title></rect>"
+        )
         body.append(
             f'<rect x="168" y="{y}" width="{inner}" height="18" fill="{COLOURS[0]}"><title>{tip}</title></rect>'
         )
         body.append(f'<text x="{172 + outer}" y="{y + 14}" {_TEXT}>{whole:,.1f}</text>')
-    return _svg(title, f"{len(rows)} bars in {unit}", height, body)
+    return _legend([(part_name, COLOURS[0]), (rest_name, _LIGHT)]) + _svg(
+        title, f"{len(rows)} bars in {unit}", height, body
+    )
 
 
 def nice_ceiling(value: float) -> float:
@@ -105,15 +113,18 @@ def _labels(labels: Sequence[str], step: float) -> list[str]:
     ]
 
 
-def _legend(series: Sequence[tuple[str, Sequence[float]]]) -> str:
-    if len(series) < 2:
-        return ""
-    entries = "".join(
+def _legend(entries: Sequence[tuple[str, str]]) -> str:
+    """Names and their colours."""
+    keys = "".join(
         f'<span class="key"><svg width="12" height="12" aria-hidden="true"><rect width="12" height="12" '
-        f'fill="{COLOURS[number % len(COLOURS)]}"/></svg> {escape(name)}</span>'
-        for number, (name, _) in enumerate(series)
+        f'fill="{colour}"{_edge(colour)}/></svg> {escape(name)}</span>'
+        for name, colour in entries
     )
-    return f'<div class="legend">{entries}</div>'
+    return f'<div class="legend">{keys}</div>'
+
+
+def _edge(colour: str) -> str:
+    return f' stroke="{_EDGE}"' if colour == _LIGHT else ""
 
 
 def _svg(title: str, description: str, height: int, body: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from decimal import Decimal
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from zoneinfo import ZoneInfo
 
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
@@ -16,7 +17,6 @@ from hami_hpc.accounting.efficiency import duration, suggestion
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.issue import Document, digest
 from hami_hpc.accounting.report import Report
-from hami_hpc.accounting.times import iso_local
 
 MODE_NAMES = {"gpu": "whole GPU", "mig": "MIG instance", "vgpu": "vGPU slice", "shard": "shards"}
 
@@ -61,8 +61,10 @@ def report(made: Report, tz: ZoneInfo, issuer: tuple[str, ...] = (), templates: 
         [(MODE_NAMES[mode], values) for mode, values in made.modes],
     )
     wasters = charts.shares(
-        "GPU-hours held (light) and used (dark) by user",
+        "GPU-hours held, used and not used, by user",
         "GPU-hours",
+        "GPU-hours used",
+        "held and not used",
         [(waster.user, min(waster.used_hours, waster.gpu_hours), waster.gpu_hours) for waster in made.wasters[:10]],
     )
     return (
@@ -70,8 +72,9 @@ def report(made: Report, tz: ZoneInfo, issuer: tuple[str, ...] = (), templates: 
         .get_template("report.html.j2")
         .render(
             r=made,
-            start=iso_local(made.period.start_s, tz),
-            end=iso_local(made.period.end_s, tz),
+            first_day=made.days[0],
+            last_day=made.days[-1],
+            timezone=tz.key,
             issuer=issuer,
             by_day=Markup(by_day),
             wasters=Markup(wasters),
@@ -82,10 +85,26 @@ def report(made: Report, tz: ZoneInfo, issuer: tuple[str, ...] = (), templates: 
     )
 
 
-def write_pdf(text: str, path: Path) -> None:
-    """The HTML as a PDF, by WeasyPrint. AccountingError when it is not installed."""
+def pdf(text: str) -> bytes:
+    """The HTML as a tagged PDF (PDF/UA-1), by WeasyPrint: the same HTML, WeasyPrint and fonts give the same bytes.
+    AccountingError when WeasyPrint, or a library that it needs, is not installed."""
+    made: bytes = _weasyprint().HTML(string=text).write_pdf(pdf_variant="pdf/ua-1")
+    return made
+
+
+def require_pdf() -> None:
+    """AccountingError when PDF files cannot be made here."""
+    _weasyprint()
+
+
+def _weasyprint() -> ModuleType:
     try:
-        weasyprint = import_module("weasyprint")
-    except (ImportError, OSError) as error:
-        raise AccountingError("--pdf needs WeasyPrint and Pango: pip install 'hami-hpc[pdf]'") from error
-    weasyprint.HTML(string=text).write_pdf(path)
+        return import_module("weasyprint")
+    except ImportError as error:
+        raise AccountingError(f"--pdf needs WeasyPrint ({error}): pip install 'hami-hpc[pdf]'") from error
+    except OSError as error:
+        library = str(error).partition(":")[0]
+        raise AccountingError(
+            f"--pdf needs Pango, and WeasyPrint does not find it ({library}): "
+            "apt-get install libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0 fonts-dejavu-core"
+        ) from error

@@ -15,18 +15,20 @@ from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.price import Priced
 from hami_hpc.accounting.rates import Rates
 from hami_hpc.accounting.site import GpuModel, Site
-from hami_hpc.accounting.times import Bucket, Period
+from hami_hpc.accounting.times import Bucket, Period, iso_local
 from hami_hpc.accounting.usage import Segment, Usages
 from hami_hpc.shell.config import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """A DuckDB session and the table in it that holds the records; ``rejects`` is the table of what was left out."""
+    """A DuckDB session and the table in it that holds the records; ``rejects`` is the table of what was left out.
+    read_until_s: up to when a store that is fed from Slurm was read; None where records came otherwise."""
 
     con: duckdb.DuckDBPyConnection
     source: str
     rejects: str
+    read_until_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,23 @@ def from_store(root: Path, period: Period | None, memory_mib: int = 1024) -> Rec
             f"there is no accounting store in {root}; run hami-hpc ingest, or see --store and --input"
         )
     con = intake.connect(memory_mib)
-    return Records(con, store.records(root, manifest, period), store.rejects(root, manifest))
+    until_s = min(manifest.read_until_s.values(), default=None)
+    return Records(con, store.records(root, manifest, period), store.rejects(root, manifest), until_s)
+
+
+def read_until(root: Path, tz: ZoneInfo) -> str:
+    """Up to when the store was read from Slurm, for people."""
+    until_s = min(store.read_manifest(root).read_until_s.values(), default=None)
+    return "it was read from files only" if until_s is None else f"it was read up to {iso_local(until_s, tz)}"
+
+
+def gaps(records: Records, period: Period, tz: ZoneInfo) -> list[str]:
+    """What of the period the store cannot know; nothing when it was read past it, or fed from files."""
+    if records.read_until_s is None or records.read_until_s >= period.end_s:
+        return []
+    return [
+        f"the store was read up to {iso_local(records.read_until_s, tz)}: later jobs, and later ends, are not in it"
+    ]
 
 
 def from_export(export: sacct.Export, tz: ZoneInfo, made_s: int, scratch: Path) -> Records:
@@ -98,7 +116,9 @@ def _rejected(records: Records, span: Period) -> tuple[str, ...]:
     said = []
     for reason, count, examples in rows:
         more = ", ..." if count > len(examples) else ""
-        said.append(f"{count} lines: {intake.REASONS[reason]} (job {', '.join(examples)}{more})")
+        said.append(
+            f"{count:,} line{'' if count == 1 else 's'}: {intake.REASONS[reason]} (job {', '.join(examples)}{more})"
+        )
     return tuple(said)
 
 

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import date
 from decimal import Decimal
@@ -32,7 +35,7 @@ _MONTH_S = 30 * 86400
 @click.option("--start", help="jobs that ended since; default: 30 days ago")
 @click.option("--end", help="jobs that ended before; default: now")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="jobs listed, most wasteful first")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="one object a job, for machines")
 @site_options
 def efficiency(
     job: str | None,
@@ -59,11 +62,19 @@ def efficiency(
         where = f"{column} = $1 AND end_s >= $2 AND end_s < $3"
         runs = runs_of(chosen, where, [value, period.start_s, period.end_s], period)
     if not runs:
-        raise AccountingError("no such GPU job in the store; run hami-hpc ingest, or widen --start and --end")
+        raise AccountingError(_nothing_found(chosen, job, user or account or "", bool(user)))
     if as_json:
         click.echo(json.dumps([{**asdict(run), "suggestion": eff.suggestion(run)} for run in runs], indent=2))
     else:
         click.echo(_one_run(runs[-1]) if job and len(runs) == 1 else _many_runs(runs, limit))
+
+
+def _nothing_found(chosen: Context, job: str | None, owner: str, is_user: bool) -> str:
+    read = f"{session.read_until(chosen.root, chosen.tz)}; run hami-hpc ingest for what is newer"
+    if job:
+        return f"the store {chosen.root} has no GPU job {job}: {read}"
+    kind = "user" if is_user else "account"
+    return f"no GPU job of {kind} {owner} ended in that time: {read}, or see --start and --end"
 
 
 def runs_of(chosen: Context, where: str, values: list[object], period: Period | None) -> list[eff.RunUse]:
@@ -119,7 +130,7 @@ def _percent(value: float | None) -> str:
 
 @click.command()
 @click.argument("job", type=click.IntRange(1))
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="for machines: bytes and nanoseconds")
 def usage(job: int, as_json: bool) -> None:
     """What a running vGPU job uses now. Run it on the job's node."""
     from hami_hpc.accounting.running import read_running
@@ -146,7 +157,9 @@ def usage(job: int, as_json: bool) -> None:
 @click.command("report")
 @click.option("--month", required=True, help="a calendar month, 2026-11")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="the HTML file to write")
-@click.option("--templates", type=click.Path(path_type=Path, file_okay=False), help="a site's own templates")
+@click.option(
+    "--templates", type=click.Path(path_type=Path, exists=True, file_okay=False), help="a site's own templates"
+)
 @site_options
 def report_command(
     month: str, out: Path, templates: Path | None, rates_path: Path | None, root: Path | None, timezone: str | None
@@ -156,17 +169,19 @@ def report_command(
 
     chosen = context(rates_path, root, timezone)
     period = month_period(month, chosen.tz)
+    if period.start_s > time.time():
+        raise AccountingError(f"{month} has not begun; give a month that has")
     found = session.from_store(chosen.root, period)
     answer = session.ask(found, chosen.site, chosen.prices, split_days(period, chosen.tz), chosen.tz)
     prices = chosen.prices or Rates()
     made = bill.make_bill(answer.usages, answer.priced, answer.segments, ("account",), None)
-    notes = render.notes(made, answer.rejected)
+    notes = render.notes(made, answer.rejected) + session.gaps(found, period, chosen.tz)
     used = spool.used(chosen.root, store.read_manifest(chosen.root))
     # Only what was measured can be judged; the rest need not leave the database.
     where = f"end_s >= $1 AND end_s < $2 AND job_id IN (SELECT job_id FROM {used})"
     runs = eff.runs(found.con, found.source, used, chosen.site, where, [period.start_s, period.end_s])
     built = report.build(found.con, month, answer, prices, runs, notes)
-    _write(out, html.report(built, chosen.tz, prices.issuer, templates))
+    _write(out, html.report(built, chosen.tz, prices.issuer, templates).encode())
 
 
 @click.command("invoice")
@@ -175,8 +190,10 @@ def report_command(
 @click.option("--draft", is_flag=True, help="show what would be issued; number and keep nothing")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="directory for the HTML files")
 @click.option("--pdf", is_flag=True, help="PDF files beside the HTML (needs hami-hpc[pdf])")
-@click.option("--templates", type=click.Path(path_type=Path, file_okay=False), help="a site's own templates")
-@click.option("--json", "as_json", is_flag=True)
+@click.option(
+    "--templates", type=click.Path(path_type=Path, exists=True, file_okay=False), help="a site's own templates"
+)
+@click.option("--json", "as_json", is_flag=True, help="the documents, instead of a table")
 @site_options
 def invoice_command(
     month: str,
@@ -198,19 +215,44 @@ def invoice_command(
     chosen = context(rates_path, root, timezone)
     if chosen.prices is None:
         raise AccountingError("an invoice needs rates; give --rates, or put rates.toml beside hami-hpc.toml")
+    # What cannot be written must be found before numbers are given, which cannot be taken back.
+    if pdf and not out:
+        raise AccountingError("--pdf needs --out: the directory for the files")
+    if pdf:
+        html.require_pdf()
+    if out:
+        _make_directory(out)
     documents = _issue(chosen, chosen.prices, month, accounts, draft)
     if as_json:
         click.echo(json.dumps([asdict(document) for document in documents], indent=2))
     else:
-        rows = [[d.number, d.kind, d.content.account or "(none)", d.refers_to, d.content.total] for d in documents]
-        click.echo(render.table(["Number", "", "Account", "Refers to", chosen.prices.currency], rows, 1, []))
+        click.echo(_documents_table(documents, chosen.prices.currency) if documents else f"no GPU job in {month}")
     if out:
-        out.mkdir(parents=True, exist_ok=True)
         for document in documents:
+            name = document.number if document.sequence else f"DRAFT-{_file_name(document.content.account)}"
             text = html.invoice(document, templates)
-            _write(out / f"{document.number}.html", text)
+            _write(out / f"{name}.html", text.encode())
             if pdf:
-                html.write_pdf(text, out / f"{document.number}.pdf")
+                _write(out / f"{name}.pdf", html.pdf(text))
+
+
+def _documents_table(documents: Sequence[issue.Document], currency: str) -> str:
+    rows = [
+        [d.number, d.kind, d.content.account or "(none)", d.refers_to or "-", html.number(d.content.total, _sign(d))]
+        for d in documents
+    ]
+    total = sum((Decimal(d.content.total) * _sign(d) for d in documents), Decimal(0))
+    headings = ["Number", "Kind", "Account", "Refers to", currency]
+    return render.table(headings, rows, 1, ["Total", "", "", "", html.number(total)])
+
+
+def _sign(document: issue.Document) -> int:
+    return -1 if document.kind == issue.CREDIT_NOTE else 1
+
+
+def _file_name(account: str) -> str:
+    """An account's name where it is fit for a file, and else with what is not replaced by its code."""
+    return "".join(letter if letter.isalnum() or letter in "-_" else f"%{ord(letter):02X}" for letter in account)
 
 
 def _issue(chosen: Context, prices: Rates, month: str, accounts: tuple[str, ...], draft: bool) -> list[issue.Document]:
@@ -228,11 +270,13 @@ def _issue(chosen: Context, prices: Rates, month: str, accounts: tuple[str, ...]
     notes = [f"left out of all invoices: {omitted.runs} jobs: {omitted.reason}" for omitted in answer.usages.left_out]
     first = date.fromisoformat(f"{month}-01")
     issued: list[issue.Document] = []
-    with store.locked(chosen.root):
+    with nullcontext() if draft else store.locked(chosen.root):
         documents = list(issue.read_all(chosen.root))
         # An account whose jobs have all gone from the records still has an invoice to take back.
         issued_before = {d.content.account for d in documents if d.content.month == month}
-        for account in accounts or sorted({*invoice.accounts_of(answer.priced), *issued_before}):
+        known = sorted({*invoice.accounts_of(answer.priced), *issued_before})
+        _refuse_unknown(accounts, known, month)
+        for account in dict.fromkeys(accounts) or known:
 
             def build(used: Mapping[str, Decimal], account: str = account) -> invoice.Content:
                 return invoice.build(account, first, answer.priced, answer.segments, prices, used, notes)
@@ -247,9 +291,27 @@ def _issue(chosen: Context, prices: Rates, month: str, accounts: tuple[str, ...]
     return issued
 
 
-def _write(path: Path, text: str) -> None:
+def _refuse_unknown(accounts: Sequence[str], known: Sequence[str], month: str) -> None:
+    """A name that is mistyped must not become an invoice over nothing, which has a number for ever."""
+    for account in accounts:
+        if account not in known:
+            near = difflib.get_close_matches(account, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else "; hami-hpc bill --by account names those that did"
+            raise AccountingError(f"account {account} held no GPU in {month}{hint}")
+
+
+def _make_directory(path: Path) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
     except OSError as error:
-        raise AccountingError(f"{path} cannot be written: {error.strerror}") from error
+        raise AccountingError(f"{path} cannot be written to: {error.strerror}; see --out") from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise AccountingError(f"{path} cannot be written: {error.strerror}; see --out") from error
     click.echo(str(path), err=True)

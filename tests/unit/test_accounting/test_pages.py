@@ -200,7 +200,9 @@ def test_a_report_of_many_users_sums_up_the_small_ones_in_one_line(pages: tuple[
 
 def test_names_are_escaped() -> None:
     evil = '<img src=x onerror="alert(1)">'
-    drawn = charts.bars(evil, evil, [evil], [(evil, [1.0]), ("b", [2.0])]) + charts.shares(evil, evil, [(evil, 1, 2)])
+    drawn = charts.bars(evil, evil, [evil], [(evil, [1.0]), ("b", [2.0])]) + charts.shares(
+        evil, evil, evil, evil, [(evil, 1, 2)]
+    )
     assert "<img" not in drawn
     template = html.environment(None).from_string("{{ value }}")
     assert template.render(value=evil) == "&lt;img src=x onerror=&#34;alert(1)&#34;&gt;"
