@@ -28,7 +28,7 @@ DIMENSIONS: Mapping[str, Callable[[Usage, Sequence[Segment]], str]] = {
     "class": lambda usage, _: usage.service_class,
     "billable": lambda usage, _: "yes" if usage.billable else "no",
     "day": lambda usage, segments: segments[usage.segment].bucket,
-    "month": lambda usage, segments: segments[usage.segment].bucket,
+    "month": lambda usage, segments: segments[usage.segment].bucket[: len("2026-11")],
 }
 
 
@@ -81,6 +81,9 @@ def make_bill(
     unknown = [name for name in dimensions if name not in DIMENSIONS]
     if unknown:
         raise AccountingError(f"cannot bill by '{unknown[0]}'; there is {', '.join(DIMENSIONS)}")
+    doubled = [name for name in dimensions if dimensions.count(name) > 1]
+    if doubled:
+        raise AccountingError(f"--by names {doubled[0]} twice; name it once")
     readers = [DIMENSIONS[name] for name in dimensions]
     sums: dict[tuple[str, ...], list[int]] = {}
     for entry in priced:

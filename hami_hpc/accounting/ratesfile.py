@@ -84,7 +84,8 @@ class _Table:
         return self.values.get(key, default)
 
     def refuse(self, key: str, allowed: str) -> AccountingError:
-        return AccountingError(f"{self.where}: {key} = {str(self.values.get(key))[:40]!r}; allowed is {allowed}")
+        given = f"= {str(self.values[key])[:40]!r}" if key in self.values else "is missing"
+        return AccountingError(f"{self.where}: {key} {given}; allowed is {allowed}")
 
     def text(self, key: str, default: str, pattern: str = r"[^\x00-\x1f]{1,200}") -> str:
         value = self.take(key, default)

@@ -35,12 +35,16 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: int, 
     return "\n".join([*lines, rule, line(total)] if total else lines)
 
 
-def bill_table(bill: Bill, tz: ZoneInfo, rejected: Sequence[str], quotas: Sequence[QuotaState] = ()) -> str:
+def bill_table(
+    bill: Bill, tz: ZoneInfo, rejected: Sequence[str], quotas: Sequence[QuotaState] = (), gaps: Sequence[str] = ()
+) -> str:
     """The bill as a table, with what it left out below it."""
     money = bill.cost is not None
-    headings = [*(name.capitalize() for name in bill.dimensions), "Jobs", "GPU-hours"]
-    total = ["Total", *[""] * (len(bill.dimensions) - 1), str(bill.runs), grouped(bill.gpu_hours)]
-    rows = [[*(label or "-" for label in line.labels), str(line.runs), grouped(line.gpu_hours)] for line in bill.lines]
+    headings = [*("QoS" if name == "qos" else name.capitalize() for name in bill.dimensions), "Jobs", "GPU-hours"]
+    total = ["Total", *[""] * (len(bill.dimensions) - 1), f"{bill.runs:,}", grouped(bill.gpu_hours)]
+    rows = [
+        [*(label or "-" for label in line.labels), f"{line.runs:,}", grouped(line.gpu_hours)] for line in bill.lines
+    ]
     if money:
         headings.append(bill.currency)
         total.append(grouped(bill.cost))
@@ -48,7 +52,9 @@ def bill_table(bill: Bill, tz: ZoneInfo, rejected: Sequence[str], quotas: Sequen
             row.append(grouped(line.cost))
     period = f"{iso_local(bill.period.start_s, tz)} to {iso_local(bill.period.end_s, tz)}"
     shown = table(headings, rows, 3 if money else 2, total)
-    return "\n".join([f"GPU time held, {period}", "", shown, *_paragraph(notes(bill, rejected, quotas))]) + "\n"
+    return (
+        "\n".join([f"GPU time held, {period}", "", shown, *_paragraph([*notes(bill, rejected, quotas), *gaps])]) + "\n"
+    )
 
 
 def grouped(number: Decimal | None) -> str:
@@ -56,19 +62,28 @@ def grouped(number: Decimal | None) -> str:
     return "" if number is None else f"{number:,}"
 
 
+def counted(count: int, what: str) -> str:
+    """A count and its noun: 1 job, 2,000 jobs."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def notes(bill: Bill, rejected: Sequence[str], quotas: Sequence[QuotaState] = ()) -> list[str]:
     """What a reader must know beside the lines; nothing when there is nothing to say."""
-    said: list[str] = []
+    said: list[str] = [] if bill.lines else ["no GPU job ran in this period"]
     for omitted in bill.left_out:
         more = ", ..." if omitted.runs > len(omitted.examples) else ""
-        said.append(f"left out: {omitted.runs} jobs: {omitted.reason} (job {', '.join(omitted.examples)}{more})")
+        said.append(
+            f"left out: {counted(omitted.runs, 'job')}: {omitted.reason} (job {', '.join(omitted.examples)}{more})"
+        )
     said += [f"left out: {reject}" for reject in rejected]
     for gap in bill.unpriced:
-        said.append(f"without a price: {gap.runs} jobs, {grouped(gap.gpu_hours)} GPU-hours: {gap.problem}")
+        said.append(f"without a price: {counted(gap.runs, 'job')}, {grouped(gap.gpu_hours)} GPU-hours: {gap.problem}")
     if bill.still_running:
-        said.append(f"{bill.still_running} jobs had not ended: counted up to when they were last read")
+        said.append(f"{counted(bill.still_running, 'job')} had not ended: counted up to when last read")
     if bill.spread:
-        said.append(f"{bill.spread} suspended jobs cross an edge of the period: suspended time spread evenly over them")
+        said.append(
+            f"{counted(bill.spread, 'suspended job')} across an edge of the period: suspended time spread evenly"
+        )
     for state in quotas:
         if state.warning:
             said.append(
@@ -98,7 +113,9 @@ def safe_cell(text: str) -> str:
     return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def bill_json(bill: Bill, tz: ZoneInfo, rejected: Sequence[str], quotas: Sequence[QuotaState] = ()) -> str:
+def bill_json(
+    bill: Bill, tz: ZoneInfo, rejected: Sequence[str], quotas: Sequence[QuotaState] = (), gaps: Sequence[str] = ()
+) -> str:
     """Everything, exact: numbers that must not become floating point are strings."""
 
     def amounts(runs: int, hours: Decimal, cost: Decimal | None) -> dict[str, object]:
@@ -128,6 +145,7 @@ def bill_json(bill: Bill, tz: ZoneInfo, rejected: Sequence[str], quotas: Sequenc
             {"jobs": gap.runs, "gpu_hours": str(gap.gpu_hours), "problem": gap.problem} for gap in bill.unpriced
         ],
         "rejected": list(rejected),
+        "gaps": list(gaps),
         "still_running": bill.still_running,
         "suspended_spread": bill.spread,
         "quotas": [

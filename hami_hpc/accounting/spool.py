@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hami_hpc.accounting import intake, store
+from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.sqltext import literal
 from hami_hpc.accounting.store import DataFile
 
@@ -90,6 +91,8 @@ def read_spool(directory: Path) -> tuple[list[Path], list[tuple[int | str, ...]]
 
 def collect(root: Path, directory: Path, cluster: str, remove: bool) -> Collected:
     """Read a spool into the store. remove: delete the files that are stored, after they are."""
+    if not directory.is_dir():
+        raise AccountingError(f"{directory} is no directory; --usage names a copy of the nodes' usage directories")
     with store.locked(root):
         paths, rows, faults = read_spool(directory)
         manifest = store.read_manifest(root)

@@ -28,6 +28,7 @@ from hami_hpc.accounting.times import (
     split_months,
 )
 from hami_hpc.cli.accounting_options import Context, context, site_options
+from hami_hpc.contract import constants as contract
 
 
 @contextmanager
@@ -58,7 +59,12 @@ def records(chosen: Context, period: Period, source: Path | None, live: bool = F
     help="a file of sacct -P lines with its header, or of sacct --json",
 )
 @click.option("--live", is_flag=True, help="ask sacct now, although there is a store")
-@click.option("--check", "checked", is_flag=True, help="compare with sreport instead; status 1 when they differ")
+@click.option(
+    "--check",
+    "checked",
+    is_flag=True,
+    help="compare with sreport instead; status 0 when they agree, 1 when they differ, 2 when it failed",
+)
 @click.option("--clusters", default="", help="with --check, sreport's -M: other clusters, or all")
 @site_options
 def bill(
@@ -82,8 +88,7 @@ def bill(
     chosen = context(rates_path, root, timezone)
     period = _period(start, end, month, chosen.tz)
     if checked:
-        with records(chosen, period, source, live) as found:
-            result = check.check(found, period, int(time.time()), clusters)
+        result = _checked(chosen, period, source, live, clusters)
         click.echo(render.check_json(result) if form == "json" else render.check_table(result), nl=False)
         raise SystemExit(1 if result.differences else 0)
     dimensions = tuple(name.strip() for name in by.split(","))
@@ -91,15 +96,29 @@ def bill(
     with records(chosen, period, source, live) as found:
         answer = session.ask(found, chosen.site, chosen.prices, buckets, chosen.tz)
         states = _quotas(chosen, found, period)
+        gaps = session.gaps(found, period, chosen.tz)
     made = bills.make_bill(answer.usages, answer.priced, answer.segments, dimensions, chosen.prices)
     if form == "csv":
         click.echo(render.bill_csv(made), nl=False)
-        for note in render.notes(made, answer.rejected, states):
+        for note in (*render.notes(made, answer.rejected, states), *gaps):
             click.echo(note, err=True)
     elif form == "json":
-        click.echo(render.bill_json(made, chosen.tz, answer.rejected, states), nl=False)
+        click.echo(render.bill_json(made, chosen.tz, answer.rejected, states, gaps), nl=False)
     else:
-        click.echo(render.bill_table(made, chosen.tz, answer.rejected, states), nl=False)
+        click.echo(render.bill_table(made, chosen.tz, answer.rejected, states, gaps), nl=False)
+
+
+class _NotComparedError(click.ClickException):
+    exit_code = 2
+
+
+def _checked(chosen: Context, period: Period, source: Path | None, live: bool, clusters: str) -> check.Check:
+    """The comparison; one that failed has a status of its own, so that it is not taken for one that differs."""
+    try:
+        with records(chosen, period, source, live) as found:
+            return check.check(found, period, int(time.time()), clusters)
+    except AccountingError as error:
+        raise _NotComparedError(str(error).removeprefix(contract.ERROR_PREFIX)) from error
 
 
 def _period(start: str | None, end: str | None, month: str | None, tz: ZoneInfo) -> Period:

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from zoneinfo import ZoneInfo
 
 import click
+import duckdb
 
 from hami_hpc.accounting import ratesfile, session
+from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.rates import Rates
 from hami_hpc.accounting.site import Site
 from hami_hpc.accounting.times import zone
@@ -41,7 +45,29 @@ def site_options(command: _F) -> _F:
         ),
     ):
         command = option(command)
-    return command
+    return cast(_F, _worded(command))
+
+
+def _worded(command: _F) -> Callable[..., Any]:
+    """The command, with a disk that is full or a file that may not be read told in a line."""
+
+    @functools.wraps(command)
+    def worded(*words: Any, **options: Any) -> Any:
+        try:
+            return command(*words, **options)
+        except BrokenPipeError:  # the reader (head, less) has seen enough: click's to handle
+            raise
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise AccountingError(f"{where}{error.strerror or error}") from error
+        except (duckdb.IOException, duckdb.OutOfMemoryException) as error:
+            cause = re.search(r'"exception_message":"(.*?)","errno"', str(error))
+            said = cause[1].replace('\\"', "'") if cause else str(error).splitlines()[0]
+            raise AccountingError(
+                f"{said}; nothing of this step was kept: make room (or see --store), and run this again"
+            ) from error
+
+    return worded
 
 
 def context(rates_path: Path | None, root: Path | None, timezone: str | None) -> Context:

@@ -61,7 +61,7 @@ def test_a_bill_needs_no_store_and_no_slurm_and_names_what_it_leaves_out(site: P
     assert result.exit_code == 0, result.output
     assert "ann" in result.output
     assert result.output.splitlines()[7].split() == ["Total", "2", "2.0000", "5.00"]
-    assert "left out: 1 lines: AllocTRES is malformed (job 3)" in result.output
+    assert "left out: 1 line: AllocTRES is malformed (job 3)" in result.output
     assert "quota: account phys has held 100 % of 2 GPU-hours this month" in result.output
 
 
