@@ -36,7 +36,7 @@ def open_input(path: Path, scratch: Path) -> Export:
         raise AccountingError(f"{path} is no whole JSON document: {error}") from error
     jobs = document.get("jobs")
     if not isinstance(jobs, list) or not all(isinstance(job, dict) for job in jobs):
-        raise AccountingError(f"{path} has no list of jobs; make it with sacct -a -D --json")
+        raise AccountingError(f"{path} has no list of jobs{_complaint(document)}; make it with sacct -a -D --json")
     target = scratch / "from-json"
     with target.open("w", encoding="utf-8") as out:
         out.write(DELIMITER.join(ASKED) + "\n")
@@ -48,15 +48,16 @@ def open_input(path: Path, scratch: Path) -> Export:
 
 def job_fields(job: Mapping[str, Any]) -> dict[str, str]:
     """One job's fields as sacct -P prints them."""
-    times, association = _table(job, "time"), _table(job, "association")
+    times = _table(job, "time")
     return {
         "JobIDRaw": _number(job.get("job_id")),
         "JobID": _display_id(job),
-        "Account": _text(job.get("account")) or _text(association.get("account")),
-        "User": _text(job.get("user")) or _text(association.get("user")),
+        # Not from "association": 22.05 looks that up by its number alone and may give another cluster's.
+        "Account": _text(job.get("account")),
+        "User": _text(job.get("user")),
         "UID": "",
         "Partition": _text(job.get("partition")),
-        "QOS": _text(job.get("qos")),
+        "QOS": _text(job.get("qos")) or "Unknown",
         "State": _state(_table(job, "state").get("current")),
         "Submit": _time(times.get("submission")),
         "Eligible": _time(times.get("eligible")),
@@ -65,10 +66,18 @@ def job_fields(job: Mapping[str, Any]) -> dict[str, str]:
         "ElapsedRaw": _number(times.get("elapsed")),
         "Suspended": _number(times.get("suspended")),
         "AllocTRES": _tres(_table(job, "tres").get("allocated")),
-        "Cluster": _text(job.get("cluster")) or _text(association.get("cluster")),
+        "Cluster": _text(job.get("cluster")),
         "NodeList": _text(job.get("nodes")),
         "Constraints": _text(job.get("constraints")),
     }
+
+
+def _complaint(document: Mapping[str, Any]) -> str:
+    """What Slurm wrote instead of jobs."""
+    errors = document.get("errors")
+    listed = [error for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
+    said = [str(error.get("description") or error.get("error")) for error in listed]
+    return f" (sacct says: {'; '.join(said)[:200]})" if said else ""
 
 
 def _table(job: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -55,8 +55,7 @@ def stage(export: Export, target: Path) -> str:
         f"CASE WHEN TRY_CAST({job} AS BIGINT) IS NULL THEN {job} END AS odd_id",
         # Most jobs are called by their number, which needs no second column of text.
         f"nullif(nullif({_text(export, 'JobID')}, {job}), '') AS job_name",
-        f"coalesce(nullif({_text(export, 'User')}, ''), 'uid:' || nullif({_text(export, 'UID')}, ''), '(unknown)') "
-        "AS username",
+        f"{_username(export)} AS username",
         *(f"{_text(export, name)} AS {name}" for name in ("Account", "Partition", "QOS", "State", "AllocTRES")),
         *(f"{_text(export, name)} AS {name}" for name in ("NodeList", "Constraints", "Cluster")),
         *times,
@@ -189,6 +188,15 @@ def _raw(name: str) -> str:
 def _text(export: Export, name: str) -> str:
     assert name in REQUIRED + OPTIONAL
     return _raw(name) if name in export.columns else literal("")
+
+
+def _username(export: Export) -> str:
+    """For a user whom neither slurmdbd nor the system knows, Slurm 22.05 prints nothing and later ones the number."""
+    user, uid = _text(export, "User"), _text(export, "UID")
+    return (
+        f"CASE WHEN {user} BETWEEN '0' AND ':' AND regexp_full_match({user}, '[0-9]+') THEN 'uid:' || {user} "
+        f"ELSE coalesce(nullif({user}, ''), 'uid:' || nullif({uid}, ''), '(unknown)') END"
+    )
 
 
 def _time(export: Export, name: str) -> str:

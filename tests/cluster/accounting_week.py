@@ -101,7 +101,8 @@ def write_runs(layout: Layout, runs: Sequence[Run]) -> None:
         names, values = ", ".join(f"`{name}`" for name in row), ", ".join(f"'{value}'" for value in row.values())
         script.append(f"INSERT INTO {CLUSTER}_job_table ({names}) VALUES ({values}); SET @row = LAST_INSERT_ID();")
         script += [
-            f"INSERT INTO {CLUSTER}_suspend_table VALUES (@row, {association}, {seconds(since)}, {seconds(until)});"
+            f"INSERT INTO {CLUSTER}_suspend_table (job_db_inx, id_assoc, time_start, time_end) "
+            f"VALUES (@row, {association}, {seconds(since)}, {seconds(until)});"
             for since, until in run.suspended
         ]
     sql(layout, "\n".join(script))
@@ -122,6 +123,7 @@ def _row(run: Run, association: int, numbers: Mapping[str, int]) -> dict[str, st
         "id_array_job": array_job,
         "id_array_task": array_task,
         "id_job": run.job,
+        "id_qos": 1,  # normal, which slurmdbd makes itself
         "id_user": run.uid,
         "id_group": run.uid,
         "het_job_id": het_job,
