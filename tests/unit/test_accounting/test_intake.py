@@ -172,53 +172,6 @@ def test_binary_noise_is_refused_by_name(tmp_path: Path) -> None:
         sacct.open_export(tmp_path / "x")
 
 
-def _as_json(job: Job, later: bool) -> dict[str, object]:
-    """The job as sacct --json prints it: by 22.05, or by a later Slurm."""
-
-    def number(value: int) -> object:
-        return {"set": True, "infinite": False, "number": value} if later else value
-
-    tres = [token.partition("=") for token in job.tres.split(",")]
-    return {
-        "job_id": job.job_id,
-        "account": job.account,
-        "user": job.user,
-        "cluster": job.cluster,
-        "partition": job.partition,
-        "qos": job.qos,
-        "nodes": job.node,
-        "constraints": "",
-        "array": {"job_id": 0, "task_id": {"set": False, "infinite": False, "number": 0} if later else None},
-        "het": {"job_id": 0, "job_offset": None},
-        "state": {"current": [job.state] if later else job.state},
-        "time": {
-            "submission": job.submit,
-            "eligible": job.submit,
-            "start": number(job.start or 0),
-            "end": number(job.end or 0),
-            "elapsed": int(job.fields()["ElapsedRaw"]),
-            "suspended": job.suspended,
-        },
-        "tres": {
-            "allocated": [
-                {"type": name.partition("/")[0], "name": name.partition("/")[2] or None, "count": int(count)}
-                for name, _, count in tres
-                if count.isdigit()
-            ]
-            + [{"type": "energy", "name": None, "count": None}]
-        },
-    }
-
-
-@pytest.mark.parametrize("later", [False, True])
-def test_json_of_any_version_gives_the_records_that_text_gives(tmp_path: Path, later: bool) -> None:
-    jobs = [Job(), Job(job_id=2, suspended=60, tres=VGPU_HALF), Job(job_id=3, end=None, state="RUNNING", elapsed=5)]
-    (tmp_path / "j").write_text(json.dumps({"jobs": [_as_json(job, later) for job in jobs]}), encoding="utf-8")
-    from_json = _load(tmp_path / "j")
-    assert from_json == _load(write_export(tmp_path / "x", jobs))
-    assert from_json[0].records == 3
-
-
 def test_json_with_holes_is_named_and_never_crashes(tmp_path: Path) -> None:
     document = {"jobs": [{}, {"job_id": "x", "time": 5}, {"job_id": 3, "state": {"current": []}}]}
     (tmp_path / "j").write_text(json.dumps(document), encoding="utf-8")
