@@ -147,11 +147,11 @@ def training() -> None:
     print("\n## PyTorch training loop, percent of native steps/s (medians)\n")
     print("| " + " | ".join(["native steps/s", "cores=100", *(f"cap {c}" for c in CAPS)]) + " |")
     print("|" + "---|" * (len(CAPS) + 2))
-    cells = [f"{base:.1f}"]
+    print(f"| {base:.1f} |", end="", flush=True)
     for cores in (100, *CAPS):
         got = statistics.median(numbers(start(command, under(cores, "cap")))[0] for _ in range(REPEATS))
-        cells.append(f"{100 * got / base:.2f}")
-    print("| " + " | ".join(cells) + " |", flush=True)
+        print(f" {100 * got / base:.2f} |", end="", flush=True)
+    print()
 
 
 def main() -> None:

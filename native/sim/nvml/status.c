@@ -49,12 +49,19 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
 	return NVML_SUCCESS;
 }
 
+/* What driver 580 on an H200 wants room for before it gives any sample, however few processes there are. */
+static const unsigned SAMPLES_ROOM = 72;
+
 /* Samples newer than last_seen_us: one for each process that ran during the last second. */
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
 					     unsigned int *count, unsigned long long last_seen_us)
 {
 	NVML_ENTER_DEVICE(device, count);
 	unsigned room = samples ? *count : 0, found = 0;
+	if (room < SAMPLES_ROOM) {
+		*count = SAMPLES_ROOM;
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	}
 	struct timespec wall;
 	clock_gettime(CLOCK_REALTIME, &wall);
 	unsigned long long now_us =
@@ -76,9 +83,9 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
 		found += busy > 0;
 	}
 	sim_unlock(&nvml.view);
-	*count = found;
 	if (!found)
 		return NVML_ERROR_NOT_FOUND;
+	*count = found;
 	return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 

@@ -9,11 +9,13 @@ int main(void)
 {
 	nvmlDevice_t device;
 	nvmlUtilization_t rates;
-	nvmlProcessUtilizationSample_t samples[64];
-	unsigned int count = 64;
+	nvmlProcessUtilizationSample_t samples[256];
+	unsigned int count = 0;
 	CHECK(nvmlInit_v2() == NVML_SUCCESS);
 	CHECK(nvmlDeviceGetHandleByIndex_v2(0, &device) == NVML_SUCCESS);
 	start();
+	CHECK(nvmlDeviceGetProcessUtilization(device, NULL, &count, 0) == NVML_ERROR_INSUFFICIENT_SIZE);
+	CHECK(count > 0 && count <= sizeof samples / sizeof *samples);
 	nvmlReturn_t result = nvmlDeviceGetProcessUtilization(device, samples, &count,
 							      ((unsigned long long)time(NULL) - 2) * 1000000);
 	CHECK(result == NVML_SUCCESS || result == NVML_ERROR_NOT_FOUND || result == NVML_ERROR_NOT_SUPPORTED);
