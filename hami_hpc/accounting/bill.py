@@ -70,6 +70,16 @@ class Bill:
     spread: int
 
 
+def check_dimensions(dimensions: Sequence[str]) -> None:
+    """AccountingError unless these are names in DIMENSIONS, each once."""
+    unknown = [name for name in dimensions if name not in DIMENSIONS]
+    if unknown:
+        raise AccountingError(f"cannot bill by '{unknown[0]}'; there is {', '.join(DIMENSIONS)}")
+    doubled = [name for name in dimensions if dimensions.count(name) > 1]
+    if doubled:
+        raise AccountingError(f"--by names {doubled[0]} twice; name it once")
+
+
 def make_bill(
     usages: Usages,
     priced: Sequence[Priced],
@@ -78,12 +88,7 @@ def make_bill(
     rates: Rates | None,
 ) -> Bill:
     """Roll the groups up by ``dimensions`` (names in DIMENSIONS), in the labels' order. rates None: no money."""
-    unknown = [name for name in dimensions if name not in DIMENSIONS]
-    if unknown:
-        raise AccountingError(f"cannot bill by '{unknown[0]}'; there is {', '.join(DIMENSIONS)}")
-    doubled = [name for name in dimensions if dimensions.count(name) > 1]
-    if doubled:
-        raise AccountingError(f"--by names {doubled[0]} twice; name it once")
+    check_dimensions(dimensions)
     readers = [DIMENSIONS[name] for name in dimensions]
     sums: dict[tuple[str, ...], list[int]] = {}
     for entry in priced:

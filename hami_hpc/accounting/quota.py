@@ -16,10 +16,11 @@ WARN_AT_PERCENT = (75, 85, 95)
 
 @dataclass(frozen=True, slots=True)
 class QuotaState:
-    """held: GPU-hours in the month so far. percent: of the quota, rounded down. warning: the highest threshold of
-    WARN_AT_PERCENT that is reached (100 when the quota is), or 0."""
+    """month: such as 2026-11. held_hours: GPU-hours in it so far. percent: of the quota, rounded down. warning: the
+    highest threshold of WARN_AT_PERCENT that is reached (100 when the quota is), or 0."""
 
     owner: str
+    month: str
     quota_hours: Decimal
     held_hours: Decimal
     percent: int
@@ -37,5 +38,5 @@ def quota_states(quotas: Sequence[Quota], usages: Sequence[Usage], month: date) 
         percent = int(held * 100 / quota.gpu_hours)
         warning = max((level for level in (*WARN_AT_PERCENT, 100) if percent >= level), default=0)
         owner = f"account {quota.account}" if quota.account else f"user {quota.user}"
-        states.append(QuotaState(owner, quota.gpu_hours, round(held, 4), percent, warning))
+        states.append(QuotaState(owner, month.strftime("%Y-%m"), quota.gpu_hours, round(held, 4), percent, warning))
     return tuple(states)

@@ -87,7 +87,8 @@ def notes(bill: Bill, rejected: Sequence[str], quotas: Sequence[QuotaState] = ()
     for state in quotas:
         if state.warning:
             said.append(
-                f"quota: {state.owner} has held {state.percent} % of {grouped(state.quota_hours)} GPU-hours this month"
+                f"quota: {state.owner} has held {state.percent} % of {grouped(state.quota_hours)} GPU-hours "
+                f"in {state.month}"
             )
     return said
 
@@ -151,6 +152,7 @@ def bill_json(
         "quotas": [
             {
                 "owner": state.owner,
+                "month": state.month,
                 "quota_gpu_hours": str(state.quota_hours),
                 "held_gpu_hours": str(state.held_hours),
                 "percent": state.percent,

@@ -98,10 +98,13 @@ def build(
     rates: Rates,
     runs: Sequence[RunUse],
     notes: Sequence[str],
+    read_until_s: int,
 ) -> Report:
     """The report of the period that ``answer`` covers, by day. con: the session that the answer came from, which
-    still has its view ``active`` and its table ``parts``. runs: the period's runs with what they used."""
+    still has its view ``active`` and its table ``parts``. runs: the period's runs with what they used. read_until_s:
+    up to when the records are known; the capacity of a month that goes on is counted so far."""
     period = Period(answer.segments[0].period.start_s, answer.segments[-1].period.end_s)
+    known = Period(period.start_s, max(period.start_s + 1, min(period.end_s, read_until_s)))
     usages = answer.usages.usages
     endings = _endings(con, period)
     measured = [run for run in runs if run.time_measured and not run.damaged]
@@ -115,7 +118,7 @@ def build(
         gpu_hours=_hours(usages),
         days=days,
         modes=_by_day(answer, days),
-        models=_models(con, period, usages, rates),
+        models=_models(con, known, usages, rates),
         by_account=_largest(usages, lambda usage: usage.account),
         by_user=_largest(usages, lambda usage: usage.user),
         waiting=_waiting(con, period),

@@ -75,7 +75,8 @@ def from_store(root: Path, period: Period | None, memory_mib: int = 1024) -> Rec
 def read_until(root: Path, tz: ZoneInfo) -> str:
     """Up to when the store was read from Slurm, for people."""
     until_s = min(store.read_manifest(root).read_until_s.values(), default=None)
-    return "it was read from files only" if until_s is None else f"it was read up to {iso_local(until_s, tz)}"
+    how = "from files only" if until_s is None else f"up to {iso_local(until_s, tz)}"
+    return f"the store {root} was read {how}"
 
 
 def gaps(records: Records, period: Period, tz: ZoneInfo) -> list[str]:

@@ -92,6 +92,7 @@ def bill(
         click.echo(render.check_json(result) if form == "json" else render.check_table(result), nl=False)
         raise SystemExit(1 if result.differences else 0)
     dimensions = tuple(name.strip() for name in by.split(","))
+    bills.check_dimensions(dimensions)
     buckets = split_days(period, chosen.tz) if "day" in dimensions else split_months(period, chosen.tz)
     with records(chosen, period, source, live) as found:
         answer = session.ask(found, chosen.site, chosen.prices, buckets, chosen.tz)

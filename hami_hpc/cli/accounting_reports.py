@@ -72,7 +72,7 @@ def efficiency(
 def _nothing_found(chosen: Context, job: str | None, owner: str, is_user: bool) -> str:
     read = f"{session.read_until(chosen.root, chosen.tz)}; run hami-hpc ingest for what is newer"
     if job:
-        return f"the store {chosen.root} has no GPU job {job}: {read}"
+        return f"there is no GPU job {job}: {read}"
     kind = "user" if is_user else "account"
     return f"no GPU job of {kind} {owner} ended in that time: {read}, or see --start and --end"
 
@@ -180,7 +180,8 @@ def report_command(
     # Only what was measured can be judged; the rest need not leave the database.
     where = f"end_s >= $1 AND end_s < $2 AND job_id IN (SELECT job_id FROM {used})"
     runs = eff.runs(found.con, found.source, used, chosen.site, where, [period.start_s, period.end_s])
-    built = report.build(found.con, month, answer, prices, runs, notes)
+    read_until_s = found.read_until_s or int(time.time())
+    built = report.build(found.con, month, answer, prices, runs, notes, read_until_s)
     _write(out, html.report(built, chosen.tz, prices.issuer, templates).encode())
 
 

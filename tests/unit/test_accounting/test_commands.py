@@ -6,12 +6,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
+import duckdb
 import pytest
 from click.testing import CliRunner, Result
 
+from hami_hpc.accounting import intake
 from hami_hpc.accounting.ratesfile import load_rates
+from hami_hpc.accounting.store import commit, read_manifest
 from hami_hpc.cli import main
 from hami_hpc.cli.accounting_commands import commands
 
@@ -62,7 +68,7 @@ def test_a_bill_needs_no_store_and_no_slurm_and_names_what_it_leaves_out(site: P
     assert "ann" in result.output
     assert result.output.splitlines()[7].split() == ["Total", "2", "2.0000", "5.00"]
     assert "left out: 1 line: AllocTRES is malformed (job 3)" in result.output
-    assert "quota: account phys has held 100 % of 2 GPU-hours this month" in result.output
+    assert "quota: account phys has held 100 % of 2 GPU-hours in 2026-09" in result.output
 
 
 def test_csv_is_for_spreadsheets_and_keeps_notes_out_of_it(site: Path) -> None:
@@ -105,6 +111,13 @@ def test_from_ingest_to_invoice_report_and_efficiency(site: Path) -> None:
         (("invoice", "--month", "2126-09"), "is not over"),
         (("efficiency",), "give one of"),
         (("usage", "5"), "holds no vGPU on this node"),
+        (("bill", "--month", "2026-09", "--by", "day,day"), "names day twice"),
+        (("ingest", "--input", "/nowhere/x"), "/nowhere/x: No such file"),
+        (("ingest", "--usage", "/nowhere"), "/nowhere is no directory"),
+        (("report", "--month", "2126-09", "--out", "/tmp/x"), "2126-09 has not begun"),
+        (("report", "--month", "2026-09", "--out", "/tmp/x", "--templates", "/nowhere"), "does not exist"),
+        (("invoice", "--month", "2026-09", "--pdf"), "--pdf needs --out"),
+        (("invoice", "--month", "2026-09", "--out", "/proc/x"), "/proc/x cannot be written to"),
         (("report", "--month", "2026-09", "--out", "/tmp/x", "--store", "/nowhere"), "run hami-hpc ingest"),
     ],
 )
@@ -113,6 +126,128 @@ def test_a_mistake_is_answered_in_one_line_that_says_what_to_do(site: Path, word
     assert result.exit_code in (1, 2)
     assert says in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.fixture
+def filled(site: Path) -> tuple[str, Path]:
+    """``site`` with its export in a store: the option that names it."""
+    assert _run("ingest", "--input", site / "export", "--store", site / "store").exit_code == 0
+    return "--store", site / "store"
+
+
+def test_a_mistyped_account_gets_no_invoice_and_no_number(site: Path, filled: tuple[str, Path]) -> None:
+    result = _run("invoice", "--month", "2026-09", "--account", "phis", *filled)
+    assert (result.exit_code, "did you mean phys?" in result.output) == (1, True)
+    result = _run("invoice", "--month", "2026-09", "--account", "qq", *filled)
+    assert "hami-hpc bill --by account names those that did" in result.output
+    assert not list((site / "store").glob("invoices/*"))
+    # Named twice, it is still one invoice.
+    twice = _run("invoice", "--month", "2026-09", "--account", "phys", "--account", "phys", "--json", *filled)
+    assert len(json.loads(twice.stdout)) == 1
+
+
+def test_no_invoice_is_numbered_that_cannot_be_written_down(site: Path, filled: tuple[str, Path]) -> None:
+    (site / "file").write_text("", encoding="utf-8")
+    result = _run("invoice", "--month", "2026-09", "--out", site / "file" / "below", *filled)
+    assert (result.exit_code, "see --out" in result.output) == (1, True)
+    assert not list((site / "store").glob("invoices/*"))
+
+
+def test_drafts_of_several_accounts_are_files_of_their_own_and_need_no_right_to_write(site: Path) -> None:
+    jobs = [Job(1, T0, T0, T0 + HOUR), Job(2, T0, T0, T0 + HOUR, account="a/b")]
+    write_export(site / "export", jobs)
+    store = ("--store", site / "store")
+    _run("ingest", "--input", site / "export", *store)
+    (site / "store" / ".lock").unlink()
+    (site / "store" / ".lock").mkdir()  # what cannot be locked, by root neither
+    result = _run("invoice", "--month", "2026-09", "--draft", "--out", site / "out", *store)
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in (site / "out").iterdir()) == ["DRAFT-a%2Fb.html", "DRAFT-phys.html"]
+    assert result.stdout.splitlines()[-1].split() == ["Total", "5.00"]
+    assert _run("invoice", "--month", "2026-09", *store).exit_code == 1
+
+
+def test_the_pdf_lies_beside_the_html(site: Path, filled: tuple[str, Path]) -> None:
+    result = _run("invoice", "--month", "2026-09", "--out", site / "out", "--pdf", *filled)
+    assert result.exit_code == 0, result.output
+    page, pdf = sorted((site / "out").iterdir())
+    assert (page.stem, page.suffix, pdf.stem, pdf.suffix) == (pdf.stem, ".html", page.stem, ".pdf")
+    assert pdf.read_bytes().startswith(b"%PDF-")
+
+
+def test_a_month_without_jobs_is_said_to_have_none(site: Path, filled: tuple[str, Path]) -> None:
+    assert "no GPU job ran in this period" in _run("bill", "--month", "2024-01", *filled).stdout
+    assert _run("invoice", "--month", "2024-01", *filled).stdout == "no GPU job in 2024-01\n"
+    report = _run("report", "--month", "2024-01", "--out", site / "r.html", *filled)
+    assert report.exit_code == 0
+    assert "no GPU job began" in (site / "r.html").read_text(encoding="utf-8")
+
+
+def test_a_bill_says_up_to_when_the_store_was_read(site: Path, filled: tuple[str, Path]) -> None:
+    root = filled[1]
+    manifest = replace(read_manifest(root), read_until_s={"sacct:": T0 + 86400})
+    commit(root, manifest)
+    said = "the store was read up to 2026-09-02T00:00:00+00:00"
+    assert said in _run("bill", "--month", "2026-09", *filled).stdout
+    assert said in _run("bill", "--month", "2026-09", "--format", "csv", *filled).stderr
+    assert said in json.loads(_run("bill", "--month", "2026-09", "--format", "json", *filled).stdout)["gaps"][0]
+    assert said not in _run("bill", "--start", "2026-09-01", "--end", "2026-09-02", *filled).stdout
+    none = _run("efficiency", "77", *filled)
+    assert "there is no GPU job 77: the store" in none.output
+    assert "was read up to 2026-09-02" in none.output
+
+
+def test_a_month_that_goes_on_is_compared_with_the_capacity_so_far(site: Path, filled: tuple[str, Path]) -> None:
+    """One H200, of which two hours were held in the two days that are known: 2 of 48."""
+    rates = (site / "rates.toml").read_text(encoding="utf-8")
+    (site / "rates.toml").write_text(rates + "[gpus.h200]\ntotal_mib = 143156\ncount = 1\n", encoding="utf-8")
+    commit(filled[1], replace(read_manifest(filled[1]), read_until_s={"sacct:": T0 + 2 * 86400}))
+    _run("report", "--month", "2026-09", "--out", site / "r.html", *filled)
+    page = (site / "r.html").read_text(encoding="utf-8")
+    assert '<td class="n">48.0</td><td class="n">4.2 %</td>' in page
+    assert "the store was read up to 2026-09-03" in page
+
+
+def test_a_comparison_that_failed_is_not_taken_for_one_that_differs(
+    site: Path, filled: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(site))  # no sreport here
+    result = _run("bill", "--month", "2026-09", "--check", *filled)
+    assert (result.exit_code, "sreport" in result.output) == (2, True)
+
+
+def test_days_and_months_on_one_bill_are_days_and_months(site: Path, filled: tuple[str, Path]) -> None:
+    text = _run("bill", "--month", "2026-09", "--by", "month,day,qos", "--format", "csv", *filled).stdout
+    assert text.splitlines()[1].startswith("2026-09,2026-09-01,normal,2,")
+    assert _run("bill", "--month", "2026-09", "--by", "qos", *filled).stdout.splitlines()[2].startswith("QoS")
+
+
+def test_a_disk_that_fills_up_is_told_in_one_line_and_the_store_stays(
+    site: Path, filled: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = read_manifest(filled[1])
+
+    def full(*_: object) -> None:
+        raise duckdb.IOException(
+            'IO Error: Async write failed for range: {"exception_type":"IO","exception_message":"Could not write file '
+            '\\"s/staged.parquet\\": No space left on device","errno":"28"}'
+        )
+
+    monkeypatch.setattr(intake, "load", full)
+    result = _run("ingest", "--input", site / "export", *filled)
+    assert result.exit_code == 1
+    (line,) = result.output.splitlines()
+    assert "s/staged.parquet': No space left on device; nothing of this step was kept: make room" in line
+    assert read_manifest(filled[1]) == before
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(site: Path, filled: tuple[str, Path]) -> None:
+    words = [sys.executable, "-m", "hami_hpc.cli", "bill", "--month", "2026-09", *map(str, filled)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == ""
 
 
 def test_the_example_of_rates_that_a_site_starts_from_is_valid() -> None:

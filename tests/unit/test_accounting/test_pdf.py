@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The PDF of an invoice: what is written in it, where on the paper, whether the chart is drawn, and how it is made.
 
-PDFium (the PDF reader of Chromium) reads and draws the files.
+The HTML on paper, as a browser prints it, is test_pages.py's.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
 
-import numpy as np
 import pypdfium2
 import pypdfium2.raw as pdfium
 import pytest
@@ -25,13 +23,10 @@ from hami_hpc.accounting import html, invoice, issue, session
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.times import month_period, split_days, zone
 
+from .paper import assert_on_paper, bars, opened, page_words
 from .samples import HOUR, ONE_H200, SITE, VGPU_HALF, Job, fill
 from .test_pages import MIG, PRICES, START
 
-A4_POINTS = (595, 842)
-LEAST_MARGIN_POINTS = 28  # 10 mm, which every printer leaves
-BAR = (0x00, 0x72, 0xB2)  # the chart's colour
-SCALE = 2
 BARE = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
 
 
@@ -76,19 +71,9 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return document, html.pdf(html.invoice(document))
 
 
-@contextmanager
-def _opened(content: bytes) -> Iterator[pypdfium2.PdfDocument]:
-    document = pypdfium2.PdfDocument(content)
-    try:
-        yield document
-    finally:
-        document.close()
-
-
 def _words(content: bytes) -> str:
-    with _opened(content) as pdf:
-        text = "\n".join(page.get_textpage().get_text_bounded() for page in pdf)
-    return " ".join(text.split())
+    with opened(content) as pdf:
+        return " ".join(page_words(page) for page in pdf)
 
 
 def test_the_pdf_says_what_the_invoice_says_to_the_last_cent(made: tuple[issue.Document, bytes]) -> None:
@@ -111,43 +96,23 @@ def test_the_pdf_says_what_the_invoice_says_to_the_last_cent(made: tuple[issue.D
 
 
 def test_every_page_is_a4_numbered_and_no_letter_leaves_its_paper(made: tuple[issue.Document, bytes]) -> None:
-    with _opened(made[1]) as pdf:
-        for number, page in enumerate(pdf, 1):
-            assert tuple(round(points) for points in page.get_size()) == A4_POINTS
-            text = page.get_textpage()
-            assert f"page {number} of {len(pdf)}" in text.get_text_bounded()
-            width, height = page.get_size()
-            for index in range(text.count_chars()):
-                left, bottom, right, top = text.get_charbox(index)
-                if (left, right) != (0, 0):  # blanks that PDFium makes up between words have no box
-                    letter = text.get_text_range(index, 1)
-                    assert left >= LEAST_MARGIN_POINTS, letter
-                    assert right <= width - LEAST_MARGIN_POINTS, letter
-                    assert bottom >= LEAST_MARGIN_POINTS, letter
-                    assert top <= height - LEAST_MARGIN_POINTS, letter
+    with opened(made[1]) as pdf:
+        assert_on_paper(pdf)
 
 
 def test_the_chart_is_drawn_with_a_bar_for_each_day_that_held_something(made: tuple[issue.Document, bytes]) -> None:
     document, content = made
     days = [Decimal(hours) > 0 for _, hours in document.content.days]
-    with _opened(content) as pdf:
-        widest = max(_bars(page) for page in pdf)
+    with opened(content) as pdf:
+        widest = max(bars(page) for page in pdf)
     # Neighbouring bars are a fifth of a bar apart, so each is a run of its own along some line of the page.
     assert widest == sum(days)
     assert widest >= 20
 
 
-def _bars(page: pypdfium2.PdfPage) -> int:
-    """The most runs of the bars' colour on one line of the page as drawn."""
-    pixels = np.asarray(page.render(scale=SCALE).to_pil().convert("RGB"))
-    blue = (pixels == BAR).all(axis=2)
-    begins = blue & ~np.roll(blue, 1, axis=1)  # the left margin is white
-    return int(begins.sum(axis=1).max())
-
-
 def test_the_pdf_can_be_read_aloud_and_filed(made: tuple[issue.Document, bytes]) -> None:
     document, content = made
-    with _opened(content) as pdf:
+    with opened(content) as pdf:
         assert pdfium.FPDFCatalog_IsTagged(pdf.raw)
         found = pdf.get_metadata_dict()
         assert found["Title"] == f"Invoice {document.number}"
@@ -186,8 +151,8 @@ def test_the_same_invoice_gives_the_same_bytes_in_another_process_at_another_tim
 
 def test_a_table_over_several_pages_repeats_its_heading(made: tuple[issue.Document, bytes]) -> None:
     document, content = made
-    with _opened(content) as pdf:
-        texts = [" ".join(page.get_textpage().get_text_bounded().split()) for page in pdf]
+    with opened(content) as pdf:
+        texts = [page_words(page) for page in pdf]
     with_rows = [text for text in texts if any(f" {user.labels[0]} " in text for user in document.content.users)]
     assert all("User Jobs GPU-hours EUR" in text for text in with_rows)
     assert len(with_rows) > (len(document.content.users) > 100) * 3
