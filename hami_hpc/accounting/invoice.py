@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from hami_hpc.accounting.bill import to_hours, to_money
 from hami_hpc.accounting.price import Priced, billed_units, unit
-from hami_hpc.accounting.rates import MICRO, Credit, Discount, Rates
+from hami_hpc.accounting.rates import MICRO, Credit, Discount, Rates, Validity
 from hami_hpc.accounting.usage import PPM_SECONDS_PER_HOUR, Segment
 
 
@@ -61,6 +61,27 @@ class Content:
     credits: tuple[CreditUse, ...]
     total: str
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """A credit, what invoices that stand have taken of it, and what is left, in the currency."""
+
+    account: str
+    note: str
+    valid: Validity
+    granted: Decimal
+    used: Decimal
+    left: Decimal
+
+
+def balances(rates: Rates, used_credit: Callable[[str], Mapping[str, Decimal]]) -> tuple[Balance, ...]:
+    """All credits of all accounts, in order. used_credit: what an account's invoices took, by credit_key."""
+    found = []
+    for credit in sorted(rates.credits, key=lambda credit: (credit.account, credit.valid.end, credit.valid.start)):
+        used = used_credit(credit.account).get(credit_key(credit), Decimal(0))
+        found.append(Balance(credit.account, credit.note, credit.valid, credit.amount, used, credit.amount - used))
+    return tuple(found)
 
 
 def credit_key(credit: Credit) -> str:

@@ -186,9 +186,10 @@ def report_command(
 
 
 @click.command("invoice")
-@click.option("--month", required=True, help="a calendar month that is over, 2026-10")
+@click.option("--month", help="a calendar month that is over, 2026-10")
 @click.option("--account", "accounts", multiple=True, help="only this account (may be repeated); default: all")
 @click.option("--draft", is_flag=True, help="show what would be issued; number and keep nothing")
+@click.option("--balances", is_flag=True, help="what is left of each account's credits, instead of invoices")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="directory for the HTML files")
 @click.option("--pdf", is_flag=True, help="PDF files beside the HTML (needs hami-hpc[pdf])")
 @click.option(
@@ -197,9 +198,10 @@ def report_command(
 @click.option("--json", "as_json", is_flag=True, help="the documents, instead of a table")
 @site_options
 def invoice_command(
-    month: str,
+    month: str | None,
     accounts: tuple[str, ...],
     draft: bool,
+    balances: bool,
     out: Path | None,
     pdf: bool,
     templates: Path | None,
@@ -216,6 +218,11 @@ def invoice_command(
     chosen = context(rates_path, root, timezone)
     if chosen.prices is None:
         raise AccountingError("an invoice needs rates; give --rates, or put rates.toml beside hami-hpc.toml")
+    if balances:
+        click.echo(_balances(chosen, chosen.prices, accounts, as_json))
+        return
+    if not month:
+        raise AccountingError("say which month: --month 2026-10")
     # What cannot be written must be found before numbers are given, which cannot be taken back.
     if pdf and not out:
         raise AccountingError("--pdf needs --out: the directory for the files")
@@ -235,6 +242,33 @@ def invoice_command(
             _write(out / f"{name}.html", text.encode())
             if pdf:
                 _write(out / f"{name}.pdf", html.pdf(text))
+
+
+def _balances(chosen: Context, prices: Rates, accounts: Sequence[str], as_json: bool) -> str:
+    documents = issue.read_all(chosen.root)
+    every = invoice.balances(prices, lambda account: issue.used_credit(documents, account, None))
+    found = [balance for balance in every if not accounts or balance.account in accounts]
+    rows = []
+    for balance in found:
+        start, end = (
+            day.isoformat() if day not in (date.min, date.max) else ""
+            for day in (balance.valid.start, balance.valid.end)
+        )
+        amounts = (f"{amount:.{prices.digits}f}" for amount in (balance.granted, balance.used, balance.left))
+        rows.append([balance.account, balance.note, start, end, *amounts])
+    names = ("account", "note", "from", "until", "granted", "used", "left")
+    if as_json:
+        return json.dumps(
+            [{**dict(zip(names, row, strict=True)), "currency": prices.currency} for row in rows], indent=2
+        )
+    if not rows:
+        return "no credits in rates.toml" + (" for " + ", ".join(accounts) if accounts else "")
+    shown = [[*(cell or "-" for cell in row[:4]), *(html.number(cell) for cell in row[4:])] for row in rows]
+    headings = [
+        *(name.capitalize() for name in names[:4]),
+        *(f"{name.capitalize()}, {prices.currency}" for name in names[4:]),
+    ]
+    return render.table(headings, shown, 3, [])
 
 
 def _documents_table(documents: Sequence[issue.Document], currency: str) -> str:

@@ -116,6 +116,7 @@ def test_from_ingest_to_invoice_report_and_efficiency(site: Path) -> None:
         (("ingest", "--usage", "/nowhere"), "/nowhere is no directory"),
         (("report", "--month", "2126-09", "--out", "/tmp/x"), "2126-09 has not begun"),
         (("report", "--month", "2026-09", "--out", "/tmp/x", "--templates", "/nowhere"), "does not exist"),
+        (("invoice",), "say which month"),
         (("invoice", "--month", "2026-09", "--pdf"), "--pdf needs --out"),
         (("invoice", "--month", "2026-09", "--out", "/proc/x"), "/proc/x cannot be written to"),
         (("report", "--month", "2026-09", "--out", "/tmp/x", "--store", "/nowhere"), "run hami-hpc ingest"),
@@ -173,6 +174,18 @@ def test_the_pdf_lies_beside_the_html(site: Path, filled: tuple[str, Path]) -> N
     page, pdf = sorted((site / "out").iterdir())
     assert (page.stem, page.suffix, pdf.stem, pdf.suffix) == (pdf.stem, ".html", page.stem, ".pdf")
     assert pdf.read_bytes().startswith(b"%PDF-")
+
+
+def test_what_is_left_of_credits_can_be_asked_for(site: Path, filled: tuple[str, Path]) -> None:
+    assert _run("invoice", "--balances", *filled).stdout == "no credits in rates.toml\n"
+    with (site / "rates.toml").open("a", encoding="utf-8") as file:
+        file.write('[[credits]]\naccount = "phys"\namount = 1200\nnote = "Grant 4711"\nuntil = 2027-01-01\n')
+    _run("invoice", "--month", "2026-09", *filled)
+    shown = _run("invoice", "--balances", *filled).stdout.splitlines()
+    assert shown[-1].split() == ["phys", "Grant", "4711", "-", "2027-01-01", "1,200.00", "5.00", "1,195.00"]
+    (balance,) = json.loads(_run("invoice", "--balances", "--account", "phys", "--json", *filled).stdout)
+    assert (balance["left"], balance["currency"], balance["from"]) == ("1195.00", "EUR", "")
+    assert "for chem" in _run("invoice", "--balances", "--account", "chem", *filled).stdout
 
 
 def test_a_month_without_jobs_is_said_to_have_none(site: Path, filled: tuple[str, Path]) -> None:

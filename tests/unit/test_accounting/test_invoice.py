@@ -203,6 +203,54 @@ def test_issuing_again_gives_the_same_invoice_and_after_a_change_a_credit_note_a
     assert len(issue.read_all(root)) == 4
 
 
+def test_last_years_invoice_is_computed_with_last_years_rates_discounts_and_credits(tmp_path: Path) -> None:
+    """100 h in September 2026: 250.00, 10 % off, 50.00 of that year's credit: 175.00. What 2027 brings changes
+    nothing: issued again then, it is the same invoice."""
+    root = tmp_path / "s"
+    fill(root, [_hours(100)])
+    new_year = date(2027, 1, 1)
+    then: dict[str, list[dict[str, Any]]] = {
+        "rates": [{**H200, "until": new_year}],
+        "discounts": [{"from_gpu_hours": 0, "percent": 10, "until": new_year}],
+        "credits": [{"account": "phys", "amount": 50, "until": new_year}],
+        "factors": [],
+    }
+    later: dict[str, list[dict[str, Any]]] = {
+        "rates": [{**H200, "per_gpu_hour": 9, "from": new_year}],
+        "discounts": [{"from_gpu_hours": 0, "percent": 50, "from": new_year}],
+        "credits": [{"account": "phys", "amount": 999, "from": new_year}],
+        "factors": [{"account": "phys", "factor": 3, "from": new_year}],
+    }
+    (first,) = _issue(root, rates(**then))
+    assert (first.content.subtotal, first.content.discount, first.content.total) == ("250.00", "-25.00", "175.00")
+    both = rates(**{name: [*then[name], *later[name]] for name in then})
+    assert _issue(root, both, today="2027-02-01") == (first,)
+
+
+def test_a_balance_is_what_was_granted_less_what_invoices_that_stand_have_taken(tmp_path: Path) -> None:
+    """phys has 300.00 and owes 250.00; after a credit note and a new invoice over 20 h more, all of it is spent."""
+    root = tmp_path / "s"
+    prices = rates(
+        rates=[H200],
+        credits=[
+            {"account": "phys", "amount": 300, "note": "grant"},
+            {"account": "chem", "amount": D("7.50"), "until": date(2027, 1, 1)},
+        ],
+    )
+
+    def balances() -> list[tuple[str, str, D, D]]:
+        found = invoice.balances(prices, lambda account: issue.used_credit(issue.read_all(root), account, None))
+        return [(b.account, b.note, b.used, b.left) for b in found]
+
+    fill(root, [_hours(100)])
+    assert balances() == [("chem", "", D(0), D("7.50")), ("phys", "grant", D(0), D(300))]
+    _issue(root, prices)
+    assert balances()[1] == ("phys", "grant", D("250.00"), D("50.00"))
+    fill(root, [_hours(20, job_id=2)])
+    _issue(root, prices)
+    assert balances()[1] == ("phys", "grant", D("300.00"), D("0.00"))
+
+
 def test_a_credit_is_spent_once_over_the_months(tmp_path: Path) -> None:
     root = tmp_path / "s"
     prices = rates(rates=[H200], credits=[{"account": "phys", "amount": 300}])
