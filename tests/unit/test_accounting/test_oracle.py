@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from datetime import timedelta
 from decimal import ROUND_HALF_EVEN, Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hami_hpc.accounting import bill, ingest, session, store
-from hami_hpc.accounting.times import Bucket, Period, zone
+from hami_hpc.accounting.times import Bucket, Period, day_start, local_date, zone
 
 from .samples import ONE_H200, SITE, VGPU_HALF, Job, rates, write_export
 
@@ -110,6 +111,58 @@ def test_any_partition_and_any_order_of_ingestion_comes_to_what_brute_force_find
     assert sum((line.cost or Decimal(0) for line in whole.lines), Decimal(0)) == whole.cost
     assert all(abs((line.cost or Decimal(0)) - expected[key][1]) < Decimal("0.01") for key, line in lines.items())
     assert sum(line.gpu_hours for line in whole.lines) == whole.gpu_hours
+
+
+# A price that changes in the middle of the span, where a day ends, a minimum, and suspended time
+# that costs a fifth: what could make the parts of a period cost something else than the period.
+TOKYO = zone("Asia/Tokyo")
+CHANGE_S = day_start(local_date(T0, TOKYO) + timedelta(days=1), TOKYO)
+CHANGING = rates(
+    timezone="Asia/Tokyo",
+    rates=[
+        {"model": "h200", "per_gpu_hour": Decimal("2.5"), "until": local_date(CHANGE_S, TOKYO)},
+        {"model": "h200", "per_gpu_hour": Decimal("3.1"), "from": local_date(CHANGE_S, TOKYO)},
+    ],
+    terms=[{"minimum_s": 600, "suspended_factor": Decimal("0.2"), "unbilled_states": ["NODE_FAIL"]}],
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(runs(), min_size=1, max_size=12), st.lists(st.integers(-3999, 3999), max_size=4), st.data())
+def test_the_parts_of_a_period_cost_what_it_costs_with_changing_prices_suspended_time_and_minimum(
+    drawn: list[Job], cuts: list[int], data: st.DataObject
+) -> None:
+    shift = CHANGE_S - SPAN // 2 - T0
+    jobs = []
+    for job in _unique(drawn):
+        start, end = (job.start or 0) + shift, (job.end or 0) + shift
+        suspended = data.draw(st.integers(0, (end - start) // 2))
+        running = data.draw(st.booleans())
+        jobs.append(
+            job.with_(
+                start=start,
+                end=None if running else end,
+                elapsed=end - start - suspended,
+                suspended=suspended,
+                state="RUNNING" if running else data.draw(st.sampled_from(["COMPLETED", "NODE_FAIL"])),
+            )
+        )
+    edges = [CHANGE_S - SPAN, *sorted({CHANGE_S + cut for cut in cuts}), CHANGE_S + SPAN]
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory) / "store"
+        _fill(root, [jobs])
+        whole = _charges(root, Period(edges[0], edges[-1]))
+        parts = [_charges(root, Period(*edge)) for edge in pairwise(edges)]
+    assert tuple(map(sum, zip(*parts, strict=True))) == whole
+
+
+def _charges(root: Path, period: Period) -> tuple[int, int, int]:
+    """(GPU time held, suspended, charge), in the smallest units that there are."""
+    records = session.from_store(root, period, 256)
+    answer = session.ask(records, SITE, CHANGING, (Bucket("", period),), TOKYO)
+    records.con.close()
+    held, suspended = (sum(getattr(usage, name) for usage in answer.usages.usages) for name in ("held", "suspended"))
+    return held, suspended, sum(entry.charge for entry in answer.priced)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])

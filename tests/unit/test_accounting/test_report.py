@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The monthly report's figures, each worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hami_hpc.accounting import report, session, spool, store
+from hami_hpc.accounting.efficiency import runs
+from hami_hpc.accounting.rates import Rates
+from hami_hpc.accounting.times import month_period, parse_instant, split_days, zone
+
+from .samples import HOUR, ONE_H200, SITE, VGPU_HALF, Job, fill, rates
+from .test_efficiency import NS, _record, _spool
+
+UTC = zone("UTC")
+DAY = 24 * HOUR
+T0 = parse_instant("2026-09-01", UTC)
+END = parse_instant("2026-10-01", UTC)
+TWO_H200 = rates(gpus={"h200": {"total_mib": 143156, "count": 2}})
+
+
+def _report(root: Path, prices: Rates = TWO_H200, until: int = END) -> report.Report:
+    period = month_period("2026-09", UTC)
+    records = session.from_store(root, period, 256)
+    answer = session.ask(records, SITE, prices, split_days(period, UTC), UTC)
+    used = spool.used(root, store.read_manifest(root))
+    uses = runs(records.con, records.source, used, SITE, "true", [])
+    made = report.build(records.con, "2026-09", answer, prices, uses, (), until)
+    records.con.close()
+    return made
+
+
+def _job(number: int, start: int, hours: float, waited: int = 0, tres: str = ONE_H200, user: str = "ann") -> Job:
+    return Job(number, T0 + start - waited, T0 + start, T0 + start + int(hours * HOUR), tres, user=user)
+
+
+def test_utilisation_is_what_was_held_of_what_there_was(tmp_path: Path) -> None:
+    """Two H200 for 720 h are 1,440 GPU-hours. Held: 72 h of one, and 144 h of half of one: 144, a tenth. A run that
+    began before the month counts from its first hour on, one that goes on up to its last."""
+    before = Job(3, T0 - DAY, T0 - DAY, T0 + 10 * HOUR)
+    after = Job(4, END - 6 * HOUR, END - 6 * HOUR, END + DAY)
+    fill(tmp_path / "s", [_job(1, 0, 56), _job(2, DAY, 144, tres=VGPU_HALF), before, after])
+    made = _report(tmp_path / "s")
+    (model,) = made.models
+    assert (model.held_hours, model.capacity_hours, model.percent) == (144.0, 1440.0, 10.0)
+    assert (made.jobs, made.gpu_hours) == (4, 144.0)
+    # By the tenth of the month 216 h have gone by, 432 GPU-hours.
+    (model,) = _report(tmp_path / "s", until=T0 + 9 * DAY).models
+    assert model.capacity_hours == 432.0
+
+
+def test_days_add_up_to_the_month_in_each_mode(tmp_path: Path) -> None:
+    """A GPU from 12:00 on the first for 24 h, half a GPU on the third for 4 h."""
+    fill(tmp_path / "s", [_job(1, DAY // 2, 24), _job(2, 2 * DAY, 4, tres=VGPU_HALF)])
+    made = _report(tmp_path / "s")
+    modes = dict(made.modes)
+    assert (modes["gpu"][:3], modes["vgpu"][:3]) == ((12.0, 12.0, 0.0), (0.0, 0.0, 2.0))
+    assert sum(map(sum, modes.values())) == made.gpu_hours == 26.0
+    assert (len(made.days), made.days[0], made.days[-1]) == (30, "2026-09-01", "2026-09-30")
+
+
+def test_waiting_is_from_eligible_to_start_of_the_runs_that_began(tmp_path: Path) -> None:
+    """Waits of 0, 10, 20 and 130 s: the median lies between 10 and 20, 95 of 100 within 20 + 0.85 x 110 = 113.5 s."""
+    waits = [0, 10, 20, 130]
+    jobs = [_job(i, DAY * (i + 1), 1, wait) for i, wait in enumerate(waits)]
+    earlier = Job(9, T0 - 90_000, T0 - 10, T0 + HOUR)  # began before the month: its wait is August's
+    fill(tmp_path / "s", [*jobs, earlier])
+    (line,) = _report(tmp_path / "s").waiting
+    assert (line.partition, line.jobs, line.median_s, line.longest_s) == ("gpu", 4, 15.0, 130.0)
+    assert line.p95_s == pytest.approx(113.5)
+
+
+def test_endings_count_runs_by_state_and_preemptions_stand_out(tmp_path: Path) -> None:
+    """Two preempted runs with 1 h and 3 h, one of them of half a GPU: 1 + 1.5. A run that ends in October is not in."""
+    jobs = [
+        _job(1, 0, 5),
+        _job(2, DAY, 1).with_(state="PREEMPTED"),
+        _job(3, DAY, 3, tres=VGPU_HALF).with_(state="PREEMPTED"),
+        Job(4, END - HOUR, END - HOUR, END + HOUR, state="FAILED"),
+    ]
+    fill(tmp_path / "s", jobs)
+    made = _report(tmp_path / "s")
+    assert [(ending.label, ending.jobs, ending.gpu_hours) for ending in made.endings] == [
+        ("PREEMPTED", 2, 2.5),
+        ("COMPLETED", 1, 5.0),
+    ]
+    assert made.preempted == report.Held("PREEMPTED", 2, 2.5)
+
+
+def test_free_while_a_job_waited_is_what_stood_free_in_its_wait_and_no_more(tmp_path: Path) -> None:
+    """Two H200. Job 1 holds one for 10 h. Job 2, half a GPU, is eligible at hour 2 and starts at hour 5: for 3 h one
+    GPU stands free while it waits: 3. Job 3 waits from hour 4 to 6: from 5 to 6 half a GPU is free: 0.5 more (in the
+    hour that both wait, the free GPU counts once). Nobody waits on the idle days after."""
+    jobs = [
+        _job(1, 0, 10),
+        _job(2, 5 * HOUR, 1, 3 * HOUR, VGPU_HALF),
+        _job(3, 6 * HOUR, 2, 2 * HOUR),
+    ]
+    fill(tmp_path / "s", jobs)
+    (model,) = _report(tmp_path / "s").models
+    assert model.wanted_hours == pytest.approx(3.5)
+    # Without the number of GPUs nothing is known of what was free.
+    (unknown,) = _report(tmp_path / "s", rates()).models
+    assert (unknown.wanted_hours, unknown.percent, unknown.capacity_hours) == (None, None, None)
+
+
+def test_who_held_most_without_using_it_comes_first(tmp_path: Path) -> None:
+    """Half a GPU each. ann: 4 h held for 2 GPU-hours, busy for 1. bob: 2 h and 8 h, 5 GPU-hours, busy for 0 and 2.5.
+    eve's whole GPU is not measured, and she is not judged."""
+    root = tmp_path / "s"
+    jobs = [
+        _job(1, 0, 4, tres=VGPU_HALF),
+        _job(2, 0, 2, tres=VGPU_HALF, user="bob"),
+        _job(3, DAY, 8, tres=VGPU_HALF, user="bob"),
+        _job(4, DAY, 100, user="eve"),
+    ]
+    fill(root, jobs)
+    busy_hours = {1: 1.0, 2: 0.0, 3: 2.5}
+    records = [
+        _record(job.job_id, (job.start or 0) + 1, job.end or 0, gpu_busy_ns=int(busy_hours[job.job_id] * HOUR) * NS)
+        for job in jobs[:3]
+    ]
+    records[1]["peak_bytes"] = 0  # it never opened the GPU, which is known, and not unmeasured
+    spool.collect(root, _spool(tmp_path / "u", *records), "c1", False)
+    made = _report(root)
+    assert [(w.user, w.jobs, w.gpu_hours, w.used_hours, w.wasted_hours) for w in made.wasters] == [
+        ("bob", 2, 5.0, 2.5, 2.5),
+        ("ann", 1, 2.0, 1.0, 1.0),
+    ]
+    assert [(run.job, run.wasted_gpu_s / 3600) for run in made.wasted_runs] == [("3", 1.5), ("1", 1.0), ("2", 1.0)]
+    assert (made.measured_jobs, made.measured_hours, made.used_hours) == (3, 7.0, 3.5)
+
+
+def test_a_month_without_a_job_is_a_report_with_nothing_in_it(tmp_path: Path) -> None:
+    fill(tmp_path / "s", [Job(1, END + DAY, END + DAY, END + DAY + HOUR)])
+    made = _report(tmp_path / "s")
+    assert (made.jobs, made.gpu_hours, made.waiting, made.endings, made.wasters) == (0, 0, (), (), ())
+    assert made.preempted.jobs == 0
+    assert [(model.name, model.percent, model.wanted_hours) for model in made.models] == [("h200", 0.0, 0.0)]
