@@ -17,6 +17,7 @@ from hami_hpc.accounting.sacct import ASKED, DELIMITER, Export, open_export
 
 _MOST_BYTES = 512 << 20
 _ONE_LINE = str.maketrans({DELIMITER: "?", "\n": "?", "\r": "?"})
+_UNKNOWN_COUNTS = (None, -2)  # 22.05 writes null, later ones slurm.h's NO_VAL64 as a signed number
 _STATES_LATER = ("REQUEUED", "RESIZING", "SPECIAL_EXIT", "REQUEUE_HOLD")  # flags that say more than the base state
 
 
@@ -118,12 +119,12 @@ def _display_id(job: Mapping[str, Any]) -> str:
 
 
 def _tres(entries: Any) -> str:
-    """As AllocTRES prints it. A count that Slurm does not know (energy) is left out, as AllocTRES does."""
+    """As AllocTRES prints it. A count that Slurm does not know (energy without a meter) is left out, as there."""
     if not isinstance(entries, list):
         return ""
     parts = []
     for entry in entries:
-        if not isinstance(entry, dict) or entry.get("count") is None:
+        if not isinstance(entry, dict) or entry.get("count") in _UNKNOWN_COUNTS:
             continue
         name = f"{_text(entry.get('type'))}/{_text(entry.get('name'))}".rstrip("/")
         parts.append(f"{name}={_number(entry.get('count'))}")

@@ -58,9 +58,11 @@ def cluster() -> Iterator[Layout]:
 
 def test_json_and_text_of_the_week_are_the_same_records_and_bill(week: Layout, tmp_path: Path) -> None:  # noqa: F811
     text, document = tmp_path / "week.txt", tmp_path / "week.json"
-    _sacct(week, sacct.command(AROUND, CLUSTER), text)
-    _sacct(week, ["sacct", "-M", CLUSTER, *_JSON, "-S", f"uts{AROUND.start_s}", "-E", f"uts{AROUND.end_s}"], document)
-    _keep(text, document)
+    sacct_into(week, sacct.command(AROUND, CLUSTER), text)
+    sacct_into(
+        week, ["sacct", "-M", CLUSTER, *JSON, "-S", f"uts{AROUND.start_s}", "-E", f"uts{AROUND.end_s}"], document
+    )
+    keep(text, document)
     assert read(document, tmp_path) == records_in_json(*read(text, tmp_path))
     (tmp_path / "rates.toml").write_text(RATES, encoding="utf-8")
     words = ("--start", WEEK[0], "--end", WEEK[1], "--format", "json", "--rates", str(tmp_path / "rates.toml"))
@@ -70,10 +72,11 @@ def test_json_and_text_of_the_week_are_the_same_records_and_bill(week: Layout, t
         assert (lines(bill), bill["total"], len(bill["rejected"])) == (expected, TOTAL, 2)
 
 
-_JSON = ("-a", "-D", "--json")
+JSON = ("-a", "-D", "--json")
 
 
-def _sacct(layout: Layout, command: list[str], target: Path) -> None:
+def sacct_into(layout: Layout, command: list[str], target: Path) -> None:
+    """What a call of sacct prints, into a file."""
     # 22.05 hands --json its own times as text, and does not understand them in another form than its own.
     form = {} if "--json" in command else {"SLURM_TIME_FORMAT": "%s"}
     environment = {**services.clean_environment(layout), **form, "TZ": "UTC"}
@@ -82,7 +85,8 @@ def _sacct(layout: Layout, command: list[str], target: Path) -> None:
     target.write_text(done.stdout, encoding="utf-8")
 
 
-def _keep(*paths: Path) -> None:
+def keep(*paths: Path) -> None:
+    """Puts recorded files where HAMI_HPC_RECORD says."""
     if folder := os.environ.get("HAMI_HPC_RECORD"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         for path in paths:

@@ -239,7 +239,8 @@ def _slurm_plugin_dir() -> Path:
     return found[0].parent
 
 
-def _node_parameters(layout: Layout) -> str:
+def node_parameters(layout: Layout) -> str:
+    """The GPU node in slurm.conf, but for its name and gres."""
     return f"NodeHostname={_hostname()} NodeAddr=127.0.0.1 Port={layout.ports['slurmd']} CPUs=256 RealMemory=1024"
 
 
@@ -247,7 +248,7 @@ def _render(layout: Layout) -> bool:
     """Runs `hami-hpc render` as an administrator would, on the GPUs that the simulated NVML shows."""
     command = (
         *(str(PYTHON.with_name("hami-hpc")), "render", "--output", str(layout.etc), "--node", NODE),
-        *("--node-parameters", _node_parameters(layout)),
+        *("--node-parameters", node_parameters(layout)),
         *("--device", str(device_file(layout, 0)).removesuffix("0")),
         *("--plugin-dir", f"{_slurm_plugin_dir()}:{layout.plugins}"),
         *("--spank", str(layout.plugins / "spank_hami_hpc.so")),
