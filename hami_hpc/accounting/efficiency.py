@@ -27,8 +27,8 @@ _SLACK_S = 60
 class RunUse:
     """One run: what it held (GPU-seconds, share of one GPU, per slice MiB and percent), and what it used of that.
 
-    measured: a usage record was found; without one the used figures are 0 and mean nothing. slices: its vGPU slices.
-    peak_bytes: the largest of any slice. gpu_busy_s, throttled_s, oom_count: all slices together. gpu_busy_s is the
+    measured: a usage record was found; without one the used figures are 0 and mean nothing. slices: its vGPU slices;
+    service_class: theirs, empty without. peak_bytes: the largest of any slice. gpu_busy_s, throttled_s, oom_count: all slices together. gpu_busy_s is the
     time that the GPU was open to the run's work, so at least what it used; policy burst measures none.
     """
 
@@ -43,6 +43,7 @@ class RunUse:
     slices: int
     mem_mib: int
     cores_percent: int
+    service_class: str
     measured: bool
     damaged: bool
     peak_bytes: int
@@ -110,7 +111,7 @@ def runs(
         except MeasureError:
             share = 0
         slices = max(held.vgpu, 1)
-        per_slice = (held.vgpu, held.vgpu_mem_mib // slices, held.vgpu_cores_percent // slices)
+        per_slice = (held.vgpu, held.vgpu_mem_mib // slices, held.vgpu_cores_percent // slices, held.vgpu_class)
         records_found, damaged, peak, busy_ns, throttled_ns, oom = use
         found.append(
             RunUse(

@@ -85,16 +85,22 @@ def runs_of(chosen: Context, where: str, values: list[object], period: Period | 
 
 
 def _one_run(run: eff.RunUse) -> str:
-    lines = [f"Job {run.job} of {run.user} ({run.account}), {run.state}", ""]
+    held = f"{run.share_ppm / 1_000_000:g} GPU"
     if run.slices:
-        lines.append(f"  held     {run.slices} x {run.mem_mib} MiB, {run.cores_percent} % of the GPU's time")
-    lines.append(f"  for      {eff.duration(run.seconds)}, {run.held_gpu_s / 3600:.4f} GPU-hours")
+        held = f"{run.slices} x {run.mem_mib:,} MiB, {run.cores_percent} % of the GPU's time, class {run.service_class}"
+    lines = [
+        f"Job {run.job} of {run.user} ({run.account}), {run.state}",
+        "",
+        f"  held     {held}",
+        f"  for      {eff.duration(run.seconds)}, {run.held_gpu_s / 3600:.4f} GPU-hours",
+    ]
     if not run.measured:
-        return "\n".join([*lines, "  used     not known: no usage record of this job was collected"])
+        why = "no usage record of this job was collected" if run.slices else "only vGPU jobs leave usage records"
+        return "\n".join([*lines, f"  used     not known: {why}"])
     lines += [
         f"  GPU      {_percent(run.gpu_percent)} used: busy for {eff.duration(run.gpu_busy_s)}, "
         f"held back for {eff.duration(run.throttled_s)}",
-        f"  memory   {_percent(run.mem_percent)} at its peak: {run.peak_bytes / (1 << 20):.0f} MiB",
+        f"  memory   {_percent(run.mem_percent)} at its peak: {run.peak_bytes / (1 << 20):,.0f} MiB",
         f"  refused  {run.oom_count} requests for memory",
     ]
     if run.damaged:

@@ -92,7 +92,11 @@ def test_from_ingest_to_invoice_report_and_efficiency(site: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "GPU report 2026-09" in (site / "report.html").read_text(encoding="utf-8")
     shown = _run("efficiency", "2", *store).stdout
+    assert "held     1 x 8,192 MiB, 50 % of the GPU's time, class std\n" in shown
     assert "--gres=vgpu:mem=2304M,cores=11 would have sufficed" in shown
+    whole = _run("efficiency", "1", *store).stdout
+    assert "held     1 GPU\n" in whole
+    assert "not known: only vGPU jobs leave usage records" in whole
     assert (
         "2 jobs" not in _run("efficiency", "--account", "phys", "--start", "2026-09", "--end", "2026-10", *store).stdout
     )

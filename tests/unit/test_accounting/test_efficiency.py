@@ -192,7 +192,7 @@ def test_an_sreport_that_prints_something_else_is_quoted() -> None:
 def test_a_run_whose_time_nothing_measured_is_not_called_idle() -> None:
     """Policy burst counts no GPU time: memory was held, so there was work, and how much is not known."""
     known = efficiency.RunUse(
-        "c", "1", "a", "u", "COMPLETED", 0, 100, 500_000, 1, 8192, 50, True, False, 1 << 30, 10.0, 0.0, 0
+        "c", "1", "a", "u", "COMPLETED", 0, 100, 500_000, 1, 8192, 50, "be", True, False, 1 << 30, 10.0, 0.0, 0
     )
     unknown = replace(known, gpu_busy_s=0.0)
     assert (known.gpu_percent, known.wasted_gpu_s) == (20.0, 40.0)
