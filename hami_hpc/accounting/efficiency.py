@@ -28,8 +28,9 @@ class RunUse:
     """One run: what it held (GPU-seconds, share of one GPU, per slice MiB and percent), and what it used of that.
 
     measured: a usage record was found; without one the used figures are 0 and mean nothing. slices: its vGPU slices;
-    service_class: theirs, empty without. peak_bytes: the largest of any slice. gpu_busy_s, throttled_s, oom_count: all slices together. gpu_busy_s is the
-    time that the GPU was open to the run's work, so at least what it used; policy burst measures none.
+    service_class: theirs, empty without. peak_bytes: the largest of any slice. gpu_busy_s, throttled_s, oom_count: all
+    slices together. gpu_busy_s is the time that the GPU was open to the run's work, so at least what it used; policy
+    burst measures none.
     """
 
     cluster: str
