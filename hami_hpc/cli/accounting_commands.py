@@ -33,13 +33,14 @@ from hami_hpc.contract import constants as contract
 
 @contextmanager
 def records(chosen: Context, period: Period, source: Path | None, live: bool = False) -> Iterator[session.Records]:
-    """The period's records: from --input, else the store, else (no store yet, or --live) from sacct now."""
+    """The period's records: from --input, else the store, else (no store yet, or --live) from sacct now. A store that
+    is named must be there."""
     with tempfile.TemporaryDirectory(prefix="hami-hpc-") as directory:
         scratch = Path(directory)
         if source:
             export = sacct_json.open_input(source, scratch)
             yield session.from_export(export, chosen.tz, int(source.stat().st_mtime), scratch)
-        elif live or not store.read_manifest(chosen.root).generation:
+        elif live or not (chosen.root_named or store.read_manifest(chosen.root).generation):
             export = sacct.fetch(period, scratch / "sacct")
             yield session.from_export(export, chosen.tz, int(time.time()), scratch)
         else:

@@ -27,12 +27,14 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What every command needs: the site, its rates (None without a rates.toml), its zone, and its store."""
+    """What every command needs: the site, its rates (None without a rates.toml), its zone, and its store. root_named:
+    --store says where that is."""
 
     site: Site
     prices: Rates | None
     tz: ZoneInfo
     root: Path
+    root_named: bool
 
 
 def site_options(command: _F) -> _F:
@@ -79,4 +81,4 @@ def context(rates_path: Path | None, root: Path | None, timezone: str | None) ->
         prices = ratesfile.load_rates(beside)
     tz = zone(timezone or (prices.timezone if prices else "UTC"))
     site = session.site_of(settings, prices)
-    return Context(site, prices, tz, root or Path(settings.state_dir) / "accounting")
+    return Context(site, prices, tz, root or Path(settings.state_dir) / "accounting", root is not None)

@@ -120,6 +120,7 @@ def test_from_ingest_to_invoice_report_and_efficiency(site: Path) -> None:
         (("ingest", "--usage", "/nowhere"), "/nowhere is no directory"),
         (("report", "--month", "2126-09", "--out", "/tmp/x"), "2126-09 has not begun"),
         (("report", "--month", "2026-09", "--out", "/tmp/x", "--templates", "/nowhere"), "does not exist"),
+        (("bill", "--month", "2026-09", "--store", "/nowhere"), "there is no accounting store in /nowhere"),
         (("invoice",), "say which month"),
         (("invoice", "--month", "2026-09", "--pdf"), "--pdf needs --out"),
         (("invoice", "--month", "2026-09", "--out", "/proc/x"), "/proc/x cannot be written to"),
