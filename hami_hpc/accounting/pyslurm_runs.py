@@ -17,10 +17,10 @@ from __future__ import annotations
 import pwd
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from hami_hpc.accounting.errors import AccountingError
 
@@ -36,13 +36,9 @@ _NUMBERS_PER_CALL = 2000  # libslurm goes through the whole list for each number
 _TRIES = 5
 
 Job = Mapping[str, Any]
-
-
-class Ask(Protocol):
-    """One call of slurmdb_jobs.get for one cluster. jobs: N, or N+OFFSET of a heterogeneous job; none: the window's.
-    Times are seconds since 1970, 0 where there is no bound."""
-
-    def __call__(self, jobs: Sequence[str], start_s: int, end_s: int, flags: int) -> Mapping[int, Job]: ...
+# One call of slurmdb_jobs.get for one cluster: (jobs, from, until, flags). jobs: N, or N+OFFSET of a heterogeneous job;
+# none: those of the window. Times are seconds since 1970, 0 where there is no bound.
+Ask = Callable[[Sequence[str], int, int, int], Mapping[int, Job]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +47,14 @@ class Names:
 
     tres: Mapping[int, str]
     qos: Mapping[int, str]
+
+
+def printed(ask: Ask, names: Names, jobs: Sequence[int], start_s: int, end_s: int) -> Iterator[dict[str, str]]:
+    """The fields of what ``every_run`` gives. Raises AccountingError."""
+    runs = list(every_run(ask, jobs, start_s, end_s))
+    hets = het_ids(ask, {job["jobid"]: job for job in runs}, start_s)
+    for job in runs:
+        yield fields(job, names, hets.get(job["jobid"]))
 
 
 def every_run(ask: Ask, jobs: Sequence[int], start_s: int, end_s: int) -> Iterator[Job]:
@@ -64,8 +68,10 @@ def every_run(ask: Ask, jobs: Sequence[int], start_s: int, end_s: int) -> Iterat
     while open_before:
         until_s = max(open_before)
         for batch in _batches(open_before.pop(until_s)):
-            for number, run in _latest_before(ask, batch, until_s, start_s).items():
-                open_before[run["submit"]].append(number)
+            found, maybe_more = _latest_before(ask, batch, until_s, start_s)
+            for number, run in found.items():
+                if number in maybe_more:
+                    open_before[run["submit"]].append(number)
                 if not end_s or (0 < run["eligible"] < end_s and (not run["end"] or run["end"] >= start_s)):
                     yield run
 
@@ -78,15 +84,17 @@ def _maybe_several_runs(order: Sequence[int]) -> Sequence[int]:
     return order[:first] if rises else order
 
 
-def _latest_before(ask: Ask, numbers: Sequence[int], until_s: int, start_s: int) -> dict[int, Job]:
-    """Of each of these jobs the latest run submitted before ``until_s``, where it has one."""
+def _latest_before(
+    ask: Ask, numbers: Sequence[int], until_s: int, start_s: int
+) -> tuple[dict[int, Job], frozenset[int]]:
+    """Of each of these jobs the latest run submitted before ``until_s``, where it has one; which may have more."""
     names = [str(number) for number in numbers]
     for _ in range(_TRIES):
         # slurmdbd widens a window of no length by a second, so it begins a second earlier here.
         answer = ask(names, min(start_s, until_s - 1), until_s, EVERY_RUN | ONLY_THESE_NUMBERS)
         found = {number: answer[number] for number in numbers if number in answer}
         if all(run["submit"] < until_s for run in found.values()):
-            return found
+            return found, frozenset(_maybe_several_runs(list(answer)))
         time.sleep(1)  # It also widens one that ends in the present second, until that has passed.
     raise AccountingError(
         f"slurmdbd answers with later runs of jobs {', '.join(names[:5])} when asked for those submitted before "
@@ -154,7 +162,7 @@ def _is_array_task(job: Job) -> bool:
 
 
 def _display_id(job: Job, het_id: str | None) -> str:
-    if job["array_task_str"]:
+    if job["array_task_str"]:  # the tasks that have not started, as a bitmap: no record comes of them
         return f"{job['array_job_id']}_[{job['array_task_str']}]"
     if _is_array_task(job):
         return f"{job['array_job_id']}_{job['array_task_id']}"
@@ -178,7 +186,7 @@ def _state(job: Job) -> str:
 def _time(instant_s: int) -> str:
     if instant_s == _NO_VAL:
         return "None"
-    return str(instant_s) if instant_s else "Unknown"
+    return "Unknown" if instant_s in (0, -1, _INFINITE) else str(instant_s)
 
 
 def _clock(duration_s: int) -> str:

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.pyslurm_runs import Job, Names, every_run, fields, het_ids
+from hami_hpc.accounting.pyslurm_runs import Job, Names, printed
 from hami_hpc.accounting.sacct import ASKED, DELIMITER, Export, open_export
 from hami_hpc.accounting.times import Period
 
@@ -69,7 +69,7 @@ def _run(request: Request) -> Export:
     return open_export(Path(request.target))
 
 
-def _import_pyslurm() -> ModuleType:
+def import_pyslurm() -> ModuleType:
     try:
         import pyslurm
         import pyslurm.settings
@@ -83,7 +83,7 @@ def _import_pyslurm() -> ModuleType:
     return module
 
 
-class _Cluster:
+class ClusterJobs:
     """An Ask: calls for one cluster's jobs, since a number means another job in another cluster.
 
     A slurmdb_jobs keeps what an earlier call gave and a later one does not, so a connection serves only calls that
@@ -141,12 +141,9 @@ def write(pyslurm: ModuleType, request: Request) -> None:
     with Path(request.target).open("w", encoding="utf-8", errors="replace") as out:
         out.write(DELIMITER.join(ASKED) + "\n")
         for cluster in _clusters(pyslurm, request.clusters):
-            ask = _Cluster(pyslurm, cluster)
-            runs = list(every_run(ask, request.jobs, request.start_s, request.end_s))
-            hets = het_ids(ask, {job["jobid"]: job for job in runs}, request.start_s)
-            for job in runs:
-                printed = fields(job, names, hets.get(job["jobid"]))
-                out.write(DELIMITER.join(printed[name].translate(_ONE_LINE) for name in ASKED) + "\n")
+            ask = ClusterJobs(pyslurm, cluster)
+            for run in printed(ask, names, request.jobs, request.start_s, request.end_s):
+                out.write(DELIMITER.join(run[name].translate(_ONE_LINE) for name in ASKED) + "\n")
 
 
 def main() -> int:
@@ -154,7 +151,7 @@ def main() -> int:
     asked: dict[str, Any] = json.load(sys.stdin)
     request = Request(asked["target"], tuple(asked["jobs"]), asked["start_s"], asked["end_s"], asked["clusters"])
     try:
-        write(_import_pyslurm(), request)
+        write(import_pyslurm(), request)
     except AccountingError as error:
         print(error, file=sys.stderr)
         return 1
