@@ -18,6 +18,7 @@ from hami_hpc.accounting.sacct import ASKED, DELIMITER, Export, open_export
 _MOST_BYTES = 512 << 20
 _ONE_LINE = str.maketrans({DELIMITER: "?", "\n": "?", "\r": "?"})
 _UNKNOWN_COUNTS = (None, -2)  # 22.05 writes null, later ones slurm.h's NO_VAL64 as a signed number
+_NO_TIMES = ("", "0", "4294967294")  # the last is NO_VAL: the start of a job that was cancelled before
 _STATES_LATER = ("REQUEUED", "RESIZING", "SPECIAL_EXIT", "REQUEUE_HOLD")  # flags that say more than the base state
 
 
@@ -99,7 +100,7 @@ def _number(value: Any) -> str:
 
 def _time(value: Any) -> str:
     number = _number(value)
-    return number if number not in ("", "0") else "Unknown"
+    return number if number not in _NO_TIMES else "Unknown"
 
 
 def _state(value: Any) -> str:

@@ -31,7 +31,7 @@ WHOLE, HALF = "--gres=gpu:h200:1", "--gres=vgpu:std:1,vgpu_mem:8192,vgpu_cores:5
 TRES = "gres/gpu,gres/gpu:h200,gres/vgpu,gres/vgpu:std,gres/vgpu_mem,gres/vgpu_cores"
 DEVICES = ("null", "zero", "full", "random")  # slurmd wants a device for a GPU, whichever
 COUNTS = {"gpu:h200": len(DEVICES), "vgpu:std": 64, "vgpu_mem": 1_000_000, "vgpu_cores": 6400}
-# Runs that held something. The requeued job's second life has not begun.
+# Runs that began. The requeued job's second life is cancelled before.
 STATES = {"COMPLETED": 6, "FAILED": 1, "CANCELLED": 1, "TIMEOUT": 1, "REQUEUED": 1, "RUNNING": 1}
 # What is kept of a job's JSON: all that accounting could read, and no path, command or environment.
 KEPT = ("account", "array", "association", "cluster", "constraints", "flags", "het", "job_id", "nodes", "partition",
@@ -88,7 +88,8 @@ def test_jobs_of_every_form_are_the_same_records_in_text_json_and_the_bill(clust
     records, rejects = read(text, tmp_path)
     assert not rejects
     assert read(document, tmp_path) == (records, [])
-    assert Counter(record["state"] for record in records) == STATES
+    # For a job that was cancelled before it started, 22.05 has a run of no length.
+    assert Counter(record["state"] for record in records if record["end_s"] != record["start_s"]) == STATES
     assert {record["job_name"] for record in records} == {*names, None}
     words = ("--start", "2026-01-01", "--by", "account", "--format", "json")
     bill = json.loads(hami(cluster, "bill", "--input", str(text), *words))

@@ -51,6 +51,18 @@ def test_json_says_what_text_says(version: str, tmp_path: Path) -> None:
     assert read(folder / "week.json", tmp_path) == records_in_json(*text)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_jobs_that_really_ran_are_the_same_records_in_json_and_text(version: str, tmp_path: Path) -> None:
+    records, rejects = read(RECORDS / version / "jobs.txt", tmp_path)
+    assert read(RECORDS / version / "jobs.json", tmp_path) == (records, [])
+    assert not rejects
+    ended = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "REQUEUED"}
+    assert {record["state"] for record in records} == {*ended, "RUNNING"}
+    assert sum(record["suspended_s"] > 0 for record in records) == 1
+    # Two tasks of an array, two components of a heterogeneous job.
+    assert len({record["job_name"] for record in records if record["job_name"]}) == 4
+
+
 def test_every_version_says_the_same(tmp_path: Path) -> None:
     first, *others = (read(RECORDS / version / "week.txt", tmp_path) for version in VERSIONS)
     assert all(other == first for other in others)
