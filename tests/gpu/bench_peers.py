@@ -54,7 +54,7 @@ def graph() -> None:
 
 
 def training() -> None:
-    caps("PyTorch training loop", ["python3", str(ROOT / "tests/gpu/train.py"), "10"])
+    caps("PyTorch training loop", ["python3", str(ROOT / "tests/gpu/train.py"), "5"])
 
 
 def ms_loops() -> int:
