@@ -49,11 +49,13 @@ def cluster() -> Iterator[Layout]:
     config.write(layout.etc / "slurm-hami-hpc.conf", "# nothing of hami_hpc\n")
     config.write(layout.etc / "slurmdbd.conf", config.slurmdbd_conf(layout), 0o600)
     services.make_database(layout)
-    for name in ("munged", "mariadbd", "slurmdbd"):
-        daemons.start(layout, services.describe(layout, name))
-    accounts.make_accounts(layout)
-    yield layout
-    private_cluster.remove(ROOT)
+    try:
+        for name in ("munged", "mariadbd", "slurmdbd"):
+            daemons.start(layout, services.describe(layout, name))
+        accounts.make_accounts(layout)
+        yield layout
+    finally:
+        private_cluster.remove(ROOT)
 
 
 def test_json_and_text_of_the_week_are_the_same_records_and_bill(week: Layout, tmp_path: Path) -> None:  # noqa: F811
