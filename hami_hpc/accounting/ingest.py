@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import TextIO
 from zoneinfo import ZoneInfo
 
-from hami_hpc.accounting import intake, pyslurm_source, sacct, store
+from hami_hpc.accounting import intake, progress, pyslurm_source, sacct, store
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.intake import Counts
 from hami_hpc.accounting.merge import Merged, merge
@@ -51,6 +52,7 @@ class Source:
     reader: Reader = Reader.SACCT
     sacct: str = "sacct"
     memory_mib: int = 1024
+    progress: TextIO | None = None  # where to say how far a long one is
 
     @property
     def name(self) -> str:
@@ -127,8 +129,10 @@ def _ingest(
 ) -> Step:
     con = intake.connect(source.memory_mib, spill=scratch)
     try:
-        counts = intake.load(con, export, source.tz, source.cluster, made_s, scratch)
-        manifest, merged = merge(con, root, store.read_manifest(root))
+        with progress.shown(con, f"{what}: reading", source.progress):
+            counts = intake.load(con, export, source.tz, source.cluster, made_s, scratch)
+        with progress.shown(con, f"{what}: {counts.records} records into the store", source.progress):
+            manifest, merged = merge(con, root, store.read_manifest(root))
     finally:
         con.close()
     if until_s is not None:

@@ -74,7 +74,9 @@ def connect(memory_mib: int = 1024, threads: int = 0, spill: Path | None = None)
     if spill:
         config["temp_directory"] = str(spill)
     connection = duckdb.connect(config=config)
-    connection.execute("SET enable_progress_bar = false")
+    # Nothing is printed; query_progress() answers only while this is on (progress.py).
+    connection.execute("SET enable_progress_bar_print = false")
+    connection.execute("SET enable_progress_bar = true")
     return connection
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -184,7 +185,8 @@ def ingest(
     --usage reads what vGPU jobs used, from a copy of the nodes' usage directories, and leaves slurmdbd alone.
     """
     chosen = context(rates_path, root, timezone)
-    slurmdbd = ingests.Source(chosen.tz, cluster, clusters, ingests.Reader(reader))
+    said = None if quiet else sys.stderr
+    slurmdbd = ingests.Source(chosen.tz, cluster, clusters, ingests.Reader(reader), progress=said)
 
     def tell(step: ingests.Step) -> None:
         counts, merged = step.counts, step.merged
