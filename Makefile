@@ -91,7 +91,7 @@ test-pyslurm: setup-test build ## records through pyslurm, built from PYSLURM_SO
 
 # Not part of `make test`: it needs root, debootstrap and Debian's archive.
 test-slurm-versions: setup ## accounting on Slurm 24.11 and 26.05, each in a chroot of its Debian release
-	@for suite in trixie forky; do \
+	@set -e; for suite in trixie forky; do \
 		scripts/slurm-chroot $$suite env HAMI_HPC_RECORD=build/records .venv/bin/python -m pytest -p no:cacheprovider \
 			tests/versions/live_*.py; \
 	done
