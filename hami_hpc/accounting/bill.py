@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from hami_hpc.accounting.apportion import apportion
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.price import Priced, unit
+from hami_hpc.accounting.price import Priced, billed_units, unit
 from hami_hpc.accounting.rates import Rates
 from hami_hpc.accounting.times import Period
 from hami_hpc.accounting.usage import PPM_SECONDS_PER_HOUR, LeftOut, Segment, Usage, Usages
@@ -55,7 +55,8 @@ class Unpriced:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """The lines' gpu_hours and cost add up to the totals, to the last digit (apportion.py)."""
+    """The lines' gpu_hours and cost add up to the totals, to the last digit (apportion.py). beyond_held: GPU-hours that
+    are charged beside those held: up to the minimum time of a run, and the priced part of suspended time."""
 
     period: Period
     dimensions: tuple[str, ...]
@@ -64,6 +65,7 @@ class Bill:
     runs: int
     gpu_hours: Decimal
     cost: Decimal | None
+    beyond_held: Decimal
     unpriced: tuple[Unpriced, ...]
     left_out: tuple[LeftOut, ...]
     still_running: int
@@ -111,6 +113,7 @@ def make_bill(
         sum(line.runs for line in lines),
         sum(hours, Decimal(0).scaleb(-HOUR_DIGITS)),
         sum((cost for cost in costs if cost is not None), Decimal(0).scaleb(-rates.digits)) if rates else None,
+        _beyond_held(priced) if rates else Decimal(0),
         _unpriced(priced) if rates else (),
         usages.left_out,
         usages.still_running,
@@ -126,6 +129,11 @@ def to_hours(exact: Sequence[int]) -> list[Decimal]:
 def to_money(charges: Sequence[int], digits: int) -> list[Decimal]:
     """Amounts from charges (price.py), so rounded that they add up."""
     return [Decimal(amount).scaleb(-digits) for amount in apportion(charges, unit(digits))]
+
+
+def _beyond_held(priced: Sequence[Priced]) -> Decimal:
+    charged = [entry for entry in priced if entry.usage.billable and not entry.problem]
+    return to_hours([sum(billed_units(entry) - entry.usage.held for entry in charged)])[0]
 
 
 def _unpriced(priced: Sequence[Priced]) -> tuple[Unpriced, ...]:

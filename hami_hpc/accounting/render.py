@@ -76,6 +76,11 @@ def notes(bill: Bill, rejected: Sequence[str], quotas: Sequence[QuotaState] = ()
             f"left out: {counted(omitted.runs, 'job')}: {omitted.reason} (job {', '.join(omitted.examples)}{more})"
         )
     said += [f"left out: {reject}" for reject in rejected]
+    if bill.beyond_held:
+        said.append(
+            f"charged beside what was held: {grouped(bill.beyond_held)} GPU-hours, "
+            "runs short of the minimum time and suspended time"
+        )
     for gap in bill.unpriced:
         said.append(f"without a price: {counted(gap.runs, 'job')}, {grouped(gap.gpu_hours)} GPU-hours: {gap.problem}")
     if bill.still_running:
@@ -138,6 +143,7 @@ def bill_json(
             for line in bill.lines
         ],
         "total": amounts(bill.runs, bill.gpu_hours, bill.cost),
+        "charged_beside_held_gpu_hours": str(bill.beyond_held),
         "left_out": [
             {"jobs": omitted.runs, "reason": omitted.reason, "examples": list(omitted.examples)}
             for omitted in bill.left_out

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hami_hpc.accounting import bill, invoice, issue, quota, session
+from hami_hpc.accounting import bill, invoice, issue, quota, render, session
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.rates import Rates
 from hami_hpc.accounting.ratesfile import load_rates
@@ -134,6 +134,8 @@ def test_suspended_time_costs_its_own_part_and_short_runs_the_minimum(tmp_path: 
         "ann": (D("0.5000"), D("1.50")),
         "bob": (D("0.0100"), D("0.25")),
     }
+    assert made.beyond_held == D("0.1900")  # 0.2 x 0.5 and 324 s, and the bill says so
+    assert any("charged beside what was held: 0.1900 GPU-hours" in note for note in render.notes(made, ()))
     assert _content(tmp_path / "s", prices).gpu_hours == "0.7000"  # 0.5 + 0.2 x 0.5 + 0.1, as billed
 
 
