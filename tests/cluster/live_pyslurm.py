@@ -77,10 +77,13 @@ def week(slurm: Layout) -> Iterator[Layout]:
 
 def _lines(export: sacct.Export) -> list[list[str]]:
     """The export's lines, sorted, without those of what has not started, of which no record comes, and without the
-    elapsed and suspended time of those that have no end: it goes on between two calls."""
+    elapsed and suspended time of those that have no end: it goes on between two calls. From 24.11 on sacct prints the
+    number of a user whom nobody knows as its name."""
     lines = []
     for line in export.path.read_text(encoding="utf-8").splitlines():
         cells = dict(zip(export.columns, line.split(export.delimiter), strict=True))
+        if cells["User"] == cells["UID"]:
+            cells["User"] = ""
         if cells["Start"] not in ("Unknown", "None"):
             lines.append(
                 [*(cells | ({"ElapsedRaw": "", "Suspended": ""} if cells["End"] == "Unknown" else {})).values()]
