@@ -122,12 +122,16 @@ static int run_task(const struct options *opt, const char *program, uint32_t ste
 
 	CHECK(pid >= 0);
 	if (pid == 0) {
+		/* Opened as root: the checkout may lie where the user cannot reach it, below /root. */
+		int executable = open(program, O_RDONLY | O_CLOEXEC);
+
+		CHECK(executable >= 0);
 		if (ldso_enter(opt, JOB, step_id, error, sizeof(error)) < 0) {
 			fprintf(stderr, "%s\n", error);
 			_exit(2);
 		}
 		CHECK(setgid(65534) == 0 && setuid(65534) == 0);
-		execve(program, argv, env);
+		fexecve(executable, argv, env);
 		_exit(3);
 	}
 	CHECK(waitpid(pid, &status, 0) == pid);
