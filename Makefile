@@ -28,7 +28,8 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
 .PHONY: help setup setup-test generate build native plugins examples lint test test-native test-sanitizers test-unit \
-	test-cluster test-slurm-versions record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-peers bench-interposer bench-prolog bench-accounting demo demo-stop install clean
+	test-cluster test-slurm-versions record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-peers \
+	bench-interposer bench-prolog bench-accounting demo demo-stop install clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
@@ -62,8 +63,8 @@ lint: setup-test ## contract up to date, ruff, mypy, clang-format, shell syntax
 	$(VENV)/bin/mypy
 	git ls-files -z --cached --others --exclude-standard -- 'native/*.[ch]' 'slurm-plugins/*.[ch]' 'tests/*.[ch]' \
 		'examples/*.[ch]' 'benchmarks/*.[ch]' ':!native/include/hami_contract.h' | xargs -0 clang-format --dry-run --Werror
-	for script in scripts/setup scripts/slurm-source scripts/slurm-chroot scripts/pyslurm prolog/prolog prolog/epilog accounting/ingest accounting/month \
-		.ci/run; do sh -n "$$script"; done
+	for script in scripts/setup scripts/slurm-source scripts/slurm-chroot scripts/pyslurm prolog/prolog prolog/epilog \
+		accounting/ingest accounting/month .ci/run; do sh -n "$$script"; done
 
 # One recipe, so that the order is the same however make is called and the last line is pytest's count.
 test: setup-test ## every tier that needs no GPU
@@ -87,7 +88,7 @@ test-cluster: setup-test build ## on a private Slurm of its own, in .cluster-tes
 	$(PYTEST) tests -m cluster
 
 test-pyslurm: setup-test build ## records through pyslurm, built from PYSLURM_SOURCE (its GitHub, or a git repository at hand)
-	PYTHONPATH=$$(scripts/pyslurm) $(PYTEST) tests/cluster/live_pyslurm.py
+	library=$$(scripts/pyslurm) && PYTHONPATH=$$library $(PYTEST) tests/cluster/live_pyslurm.py
 
 # Not part of `make test`: it needs root, debootstrap and Debian's archive.
 test-slurm-versions: setup ## accounting on Slurm 24.11 and 26.05, each in a chroot of its Debian release
