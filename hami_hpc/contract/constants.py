@@ -54,6 +54,7 @@ FILE_JOB_LIMITS: Final = 'job.limits'
 FILE_USAGE: Final = 'usage'
 FILE_STEP_LIMITS: Final = 'step-{step_id}.limits'
 FILE_REFUSED: Final = 'refused'
+FILE_WHOLE: Final = 'whole'
 FILE_RUN_DIR: Final = '/run/hami-hpc'
 FILE_STATE_DIR: Final = '/var/lib/hami-hpc'
 FILE_CONFIG: Final = '/etc/hami-hpc/hami-hpc.toml'
@@ -103,6 +104,7 @@ USAGE_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'reclaimed_bytes': (56, 8, 'u'),
     'gpu_busy_ns': (64, 8, 'u'),
     'throttled_ns': (72, 8, 'u'),
+    'device_oom_count': (80, 8, 'u'),
 }
 
 # Totals of one step; follows the head. A row is reused when its step has no live process.

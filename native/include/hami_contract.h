@@ -93,7 +93,8 @@ struct hami_usage {
 	uint64_t reclaimed_bytes; /* bytes returned from processes that died without freeing */
 	uint64_t gpu_busy_ns; /* as a slot's, of processes that have ended, ns */
 	uint64_t throttled_ns; /* time held back by the compute limit, processes that have ended, ns */
-	uint8_t pad0[4016];
+	uint64_t device_oom_count; /* requests that the limits allowed and the driver refused: others held the memory */
+	uint8_t pad0[4008];
 };
 _Static_assert(offsetof(struct hami_usage, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_usage, abi_version) == 8, "abi_version");
@@ -108,6 +109,7 @@ _Static_assert(offsetof(struct hami_usage, oom_count) == 48, "oom_count");
 _Static_assert(offsetof(struct hami_usage, reclaimed_bytes) == 56, "reclaimed_bytes");
 _Static_assert(offsetof(struct hami_usage, gpu_busy_ns) == 64, "gpu_busy_ns");
 _Static_assert(offsetof(struct hami_usage, throttled_ns) == 72, "throttled_ns");
+_Static_assert(offsetof(struct hami_usage, device_oom_count) == 80, "device_oom_count");
 _Static_assert(sizeof(struct hami_usage) == 4096, "size");
 
 /* Totals of one step; follows the head. A row is reused when its step has no live process. */
