@@ -23,9 +23,9 @@ def node(tmp_path: Path) -> Node:
     return node
 
 
-def prolog(node: Node, job_id: int = 7, **more: str) -> tuple[int, str]:
+def prolog(node: Node, **more: str) -> tuple[int, str]:
     more.setdefault("SLURM_CONF", str(node.root.parent / "slurm.conf"))
-    return node.run("prolog", job_environment(job_id, **more))
+    return node.run("prolog", job_environment(7) | more)
 
 
 def write(node: Node, name: str, text: str) -> None:
