@@ -62,7 +62,12 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool)
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show which build this is."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show which build this is.",
 )
 def main() -> None:
     """Pieces of a GPU for Slurm: what this node holds, and what the site's settings come to.

@@ -17,7 +17,7 @@ TIMEOUT_S = 20
 
 
 def build_text() -> str:
-    """`0.1.0 (02843cc1a2b3)` of the installation; in a checkout what its git says. For commands: the prolog never asks."""
+    """`0.1.0 (02843cc1a2b3)` of the installation; in a checkout what git says. For commands, not for stages."""
     if installed.BUILD:
         return installed.BUILD
     try:

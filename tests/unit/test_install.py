@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -119,7 +118,9 @@ def test_installing_again_keeps_the_sites_own_filters(installation: Installation
 def test_destdir_goes_before_every_place_and_into_no_file(installation: Installation, tmp_path: Path) -> None:
     seed_venv(tmp_path / "opt/x/lib/hami-hpc/venv")
     make_install(PREFIX="/opt/x", DESTDIR=str(tmp_path))
-    assert sorted(os.listdir(tmp_path)) == ["etc", "opt", "usr"], "usr holds Slurm's plugin directory alone"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["etc", "opt", "usr"], (
+        "usr holds Slurm's plugin directory alone"
+    )
     assert [path.name for path in (tmp_path / "usr/lib").iterdir() if "hami" in path.name] == []
     assert named_elsewhere(tmp_path) == []
     launcher = (tmp_path / "opt/x/bin/hami-hpc").read_text()
