@@ -9,7 +9,6 @@ slurm.conf; `include` takes a glob pattern, relative to the file that has it; a 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,8 +18,7 @@ SPANK_PLUGIN = "spank_hami_hpc.so"
 REQUIRED = "required"
 MAX_BYTES = 8 << 20
 MAX_DEPTH = 16
-PATH_KEY = re.compile(r'\bplugstackconfig[ \t]*=[ \t]*("[^"\n]*"|[^\s#]+)', re.IGNORECASE)
-INCLUDE = re.compile(r"include[ \t]+([^\s#]+)", re.IGNORECASE)
+MAGIC = frozenset("*?[")
 
 
 class Line(NamedTuple):
@@ -44,13 +42,23 @@ def _plugstack_settings(path: str, conf_dir: str, depth: int) -> Iterator[str]:
     if text is None:
         raise NodeError(f"{path} is not there")
     for line in _lines_with(text, ("plugstackconfig", "include")):
-        include = INCLUDE.match(line)
-        if include is None:
-            setting = PATH_KEY.search(line)
+        words = line.split()
+        if words[0].lower() != "include":
+            setting = _setting(line, "plugstackconfig")
             if setting:
-                yield setting[1].strip('"')
-        elif depth < MAX_DEPTH:
-            yield from _plugstack_settings(included_path(include[1], path, conf_dir), conf_dir, depth + 1)
+                yield setting
+        elif len(words) > 1 and depth < MAX_DEPTH:
+            yield from _plugstack_settings(included_path(words[1], path, conf_dir), conf_dir, depth + 1)
+
+
+def _setting(line: str, key: str) -> str:
+    """The value of `key` in a line of slurm.conf; empty when it is not there."""
+    at = line.lower().find(key)
+    rest = line[at + len(key) :].lstrip() if at >= 0 else ""
+    if not rest.startswith("="):
+        return ""
+    rest = rest[1:].lstrip()
+    return rest[1:].partition('"')[0] if rest.startswith('"') else rest.split()[0] if rest else ""
 
 
 def _lines_with(text: str, words: tuple[str, ...]) -> Iterator[str]:
@@ -113,11 +121,28 @@ def read_lines(path: str, depth: int = 0) -> Iterator[Line]:
 
 def _matches(pattern: str, path: str) -> list[str]:
     full = pattern if pattern.startswith("/") else f"{os.path.dirname(path)}/{pattern}"
-    if not any(character in full for character in "*?["):
+    folder, _, name = full.rpartition("/")
+    if MAGIC.isdisjoint(full):
         return [full]
+    if MAGIC.isdisjoint(folder) and name.count("*") == 1 and "?" not in name and "[" not in name:
+        return _one_star(folder, name)
     import glob
 
     return sorted(glob.glob(full))
+
+
+def _one_star(folder: str, name: str) -> list[str]:
+    """`*.conf` without the modules that patterns in general need: half of this check's time."""
+    begin, end = name.split("*")
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return sorted(
+        f"{folder}/{one}"
+        for one in names
+        if one.startswith(begin) and one.endswith(end) and len(one) >= len(name) - 1 and (begin or one[0] != ".")
+    )
 
 
 def our_line(path: str) -> Line | None:

@@ -322,7 +322,9 @@ def test_prologs_of_a_site_are_followed_to_ours(healthy: Healthy) -> None:
 
 def test_includes_of_plugstack_conf_are_followed(healthy: Healthy) -> None:
     healthy.write("etc/plugstack.conf", "include plugstack.conf.d/*.conf\n")
-    assert healthy.findings()["plugstack.conf"].detail.endswith("plugstack.conf.d/hami-hpc.conf:4")
+    found = healthy.findings()["plugstack.conf"]
+    assert found.is_ok
+    assert "plugstack.conf.d/hami-hpc.conf:" in found.detail
 
 
 def test_doctor_finds_a_damaged_ledger(healthy: Healthy) -> None:

@@ -131,3 +131,23 @@ def test_a_job_never_runs_on_another_model_than_it_asked_for(
     assert (7 not in node.grants()) == is_refused
     if is_refused:
         assert "asked for h200 and was given GPU 1 (a100)" in refusal(node, 7)
+
+
+@pytest.mark.parametrize(
+    "key", ["PlugStackConfig={}", 'plugstackconfig = "{}"', "ClusterName=x PLUGSTACKCONFIG={} A=1\nB=/include=x"]
+)
+def test_slurm_conf_is_read_as_slurm_reads_it(node: Node, key: str) -> None:
+    write(node, "slurm.conf", f"A=include\n{key.format(node.root.parent / 'other.conf')}\n#PlugStackConfig=/no.conf\n")
+    write(node, "other.conf", "include ./d/*x.c?nf\n")
+    write(node, "d/1x.conf", OURS)
+    write(node, "plugstack.conf", "")
+    assert prolog(node) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_read"), [("a.conf", True), (".conf", False), (".a.conf", False), ("a.conf~", False)]
+)
+def test_a_pattern_takes_what_glob_takes(node: Node, name: str, is_read: bool) -> None:
+    write(node, "plugstack.conf", "include d/*.conf\n")
+    write(node, f"d/{name}", OURS)
+    assert prolog(node)[0] == (0 if is_read else 1)
