@@ -44,6 +44,11 @@ def gpus_by_hand(text: str, settings: Settings) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
+def is_terminal() -> bool:
+    """Whether there is somebody to ask."""
+    return sys.stdin.isatty()
+
+
 def may_replace(folder: Path, foreign: Iterable[str], force: bool) -> None:
     """Asks at a terminal whether edited files may be replaced. NodeError when not, or when there is nobody to ask."""
     for name in foreign:
@@ -52,7 +57,7 @@ def may_replace(folder: Path, foreign: Iterable[str], force: bool) -> None:
         why = "was edited since render wrote it" if there and has_mark(there) else "was not written by this render"
         if force:
             continue
-        if sys.stdin.isatty() and click.confirm(f"{path} {why}. Replace it (a copy is kept beside it)?"):
+        if is_terminal() and click.confirm(f"{path} {why}. Replace it (a copy is kept beside it)?"):
             continue
         raise NodeError(
             f"{path} {why}. Nothing was written. See hami-hpc render --diff; move it away, or give --force, which "

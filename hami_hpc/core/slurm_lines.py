@@ -87,12 +87,22 @@ def split_list(text: str) -> list[str]:
 
 
 def names_node(expression: str, node: str) -> bool:
-    """Whether a NodeName= value such as `gpu[01-16],login1` names `node`; an odd one is compared by form."""
-    from hami_hpc.accounting.hostlist import HostlistError, expand
+    """Whether a NodeName= value such as `gpu[01-16],rack[1-2]node[1-4]` names `node`. Nothing is expanded."""
+    return any(_part_names(part, node) for part in split_list(expression))
 
-    try:
-        return node in expand(expression)
-    except HostlistError:
-        parts = re.split(r"(\[[^\]]*\])", expression)
-        form = "".join(r"\d+" if part.startswith("[") else re.escape(part) for part in parts)
-        return re.fullmatch(form.replace(",", "|"), node) is not None
+
+def _part_names(part: str, node: str) -> bool:
+    texts_and_ranges = re.split(r"\[([^\]]*)\]", part)
+    form = "".join(r"(\d+)" if index % 2 else re.escape(text) for index, text in enumerate(texts_and_ranges))
+    match = re.fullmatch(form, node)
+    return match is not None and all(map(_in_ranges, match.groups(), texts_and_ranges[1::2]))
+
+
+def _in_ranges(number: str, ranges: str) -> bool:
+    """Whether `7` is in `1-8,12`; `07` is another name than `7`."""
+    for piece in ranges.split(","):
+        first, _, last = piece.partition("-")
+        ends = (first, last or first)
+        if all(end.isascii() and end.isdigit() for end in ends) and int(ends[0]) <= int(number) <= int(ends[1]):
+            return str(int(number)).zfill(len(first)) == number
+    return False

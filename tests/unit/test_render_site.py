@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from node_testbed import GPU_MIB, ROOT, Node
 
-from hami_hpc.cli import main
+from hami_hpc.cli import main, render_command
 from hami_hpc.core.own_files import is_ours, marked
 from hami_hpc.core.slurm_lines import logical_lines, names_node, settings_of
 from hami_hpc.shell import plugstack
@@ -223,6 +223,21 @@ def test_an_edited_file_is_kept_until_force_which_keeps_a_copy(node: Node) -> No
     assert copy.read_text() == edited
 
 
+@pytest.mark.parametrize(("answer", "is_replaced"), [("y", True), ("n", False)])
+def test_at_a_terminal_render_asks_before_it_replaces_an_edited_file(
+    node: Node, monkeypatch: pytest.MonkeyPatch, answer: str, is_replaced: bool
+) -> None:
+    render(node)
+    path = node.root / "etc" / "hami-hpc-gres.conf"
+    path.write_text(path.read_text() + "# edited\n")
+    monkeypatch.setattr(render_command, "is_terminal", lambda: True)
+    arguments = ["render", "--config", str(node.config), "--gpus", "h200:2", "--node", "node1"]
+    done = CliRunner().invoke(main, [*arguments, "-o", str(node.root / "etc")], input=f"{answer}\n")
+    assert "Replace it (a copy is kept beside it)?" in done.output
+    assert done.exit_code == (0 if is_replaced else 1)
+    assert ("# edited" not in path.read_text()) == is_replaced
+
+
 def test_a_file_or_link_of_somebody_elses_under_our_name_is_kept(node: Node) -> None:
     etc = node.root / "etc"
     etc.mkdir()
@@ -296,6 +311,11 @@ def test_a_mark_holds_for_exactly_the_text_it_was_made_for(text: str, script: bo
         ("a,node3", "node3", True),
         ("rack[1-2]node[1-4]", "rack1node3", True),
         ("rack[1-2]node[1-4]", "rack1", False),
+        ("rack[1-2]node[1-4]", "rack3node1", False),
+        ("node[01-16]", "node07", True),
+        ("node[1-16]", "node07", False),
+        ("node[1,3-4],x[x", "node4", True),
+        ("node.1", "nodex1", False),
     ],
 )
 def test_host_lists_name_nodes_as_slurm_reads_them(expression: str, node: str, is_named: bool) -> None:
