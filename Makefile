@@ -49,7 +49,7 @@ native:
 	@$(MAKE) -C native
 
 plugins:
-	@$(MAKE) -C slurm-plugins
+	@$(MAKE) -C slurm-plugins LIBDIR=$(LIBDIR)
 
 examples: build/examples/slice
 
@@ -63,7 +63,7 @@ lint: setup-test ## contract up to date, ruff, mypy, clang-format, shell syntax
 	$(VENV)/bin/mypy
 	git ls-files -z --cached --others --exclude-standard -- 'native/*.[ch]' 'slurm-plugins/*.[ch]' 'tests/*.[ch]' \
 		'examples/*.[ch]' 'benchmarks/*.[ch]' ':!native/include/hami_contract.h' | xargs -0 clang-format --dry-run --Werror
-	for script in scripts/setup scripts/slurm-source scripts/slurm-chroot scripts/pyslurm prolog/prolog prolog/epilog \
+	for script in scripts/setup scripts/build-info scripts/install scripts/slurm-source scripts/slurm-chroot scripts/pyslurm prolog/prolog prolog/epilog \
 		accounting/ingest accounting/month .ci/run; do sh -n "$$script"; done
 
 # One recipe, so that the order is the same however make is called and the last line is pytest's count.
@@ -136,33 +136,13 @@ demo: ## start a private Slurm with two simulated H200s and follow one request t
 demo-stop: ## stop the demo's cluster
 	@if [ -x $(PYTHON) ]; then $(CLUSTER) down --dir $(CLUSTER_DIR); else echo "nothing was running"; fi
 
+# What pip installs, and with which options: a site without a package index gives its own here.
+PIP_INSTALL ?= .[accounting]
+
 install: build ## install; honours DESTDIR, PREFIX and SYSCONFDIR
-	@$(MAKE) -C slurm-plugins install DESTDIR=$(DESTDIR)
-	install -D -m 0755 build/native/libhami-hpc.so $(DESTDIR)$(LIBDIR)/libhami-hpc.so
-	install -d $(DESTDIR)$(LIBEXECDIR) $(DESTDIR)$(LIBDIR)/lua $(DESTDIR)$(SYSCONFDIR)/slurm $(DESTDIR)$(PREFIX)/bin
-	install -m 0755 prolog/prolog prolog/epilog $(DESTDIR)$(LIBEXECDIR)
-	install -m 0644 prolog/python.sh prolog/stage.py $(DESTDIR)$(LIBEXECDIR)
-	install -D -m 0644 -t $(DESTDIR)$(DATADIR)/gres-conf gres-conf/*.j2
-	@# Accounting runs on one machine of the cluster, where its timers are enabled (docs/accounting.md).
-	install -m 0755 accounting/ingest accounting/month $(DESTDIR)$(LIBEXECDIR)
-	install -m 0644 accounting/rates.toml $(DESTDIR)$(DATADIR)
-	install -D -m 0644 -t $(DESTDIR)$(PREFIX)/share/doc/hami-hpc docs/accounting.md
-	install -D -m 0644 -t $(DESTDIR)$(UNITDIR) accounting/systemd/*.timer
-	for unit in ingest month; do \
-		sed 's|/usr/libexec/hami-hpc|$(LIBEXECDIR)|; s|/usr/share/doc|$(PREFIX)/share/doc|' \
-			accounting/systemd/hami-hpc-$$unit.service >$(DESTDIR)$(UNITDIR)/hami-hpc-$$unit.service; \
-	done
-	install -m 0644 slurm-plugins/lua/hami_hpc*.lua $(DESTDIR)$(LIBDIR)/lua
-	@# A site's own filters stay; the head of ours tells the two lines to add.
-	for filter in job_submit cli_filter; do \
-		target=$(DESTDIR)$(SYSCONFDIR)/slurm/$$filter.lua; \
-		if [ -e "$$target" ]; then echo "kept $$target: see slurm-plugins/lua/$$filter.lua for the lines it needs"; \
-		else install -m 0644 slurm-plugins/lua/$$filter.lua "$$target"; fi; \
-	done
-	[ -x $(DESTDIR)$(LIBDIR)/venv/bin/python3 ] || python3 -m venv $(DESTDIR)$(LIBDIR)/venv
-	$(DESTDIR)$(LIBDIR)/venv/bin/python3 -m pip install --quiet --root-user-action=ignore '.[accounting]'
-	printf '#!/bin/sh\nexec %s -I -m hami_hpc.cli "$$@"\n' $(LIBDIR)/venv/bin/python3 >$(DESTDIR)$(PREFIX)/bin/hami-hpc
-	chmod 0755 $(DESTDIR)$(PREFIX)/bin/hami-hpc
+	@$(MAKE) -C slurm-plugins install DESTDIR=$(DESTDIR) LIBDIR=$(LIBDIR) $(if $(PLUGINDIR),PLUGINDIR=$(PLUGINDIR))
+	@DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' SYSCONFDIR='$(SYSCONFDIR)' LIBDIR='$(LIBDIR)' LIBEXECDIR='$(LIBEXECDIR)' \
+		DATADIR='$(DATADIR)' UNITDIR='$(UNITDIR)' PIP_INSTALL='$(PIP_INSTALL)' scripts/install
 
 clean: ## delete build/ (a running demo keeps running; it has its own copies)
 	rm -rf build

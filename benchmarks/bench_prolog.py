@@ -50,6 +50,19 @@ class Case:
     is_stage: bool
 
 
+def make_slurm_conf(folder: Path) -> str:
+    """A slurm.conf with 200 lines of nodes, and a plugstack.conf as Debian has it: the prolog reads both."""
+    nodes = "".join(
+        f"NodeName=gpu{i:03} CPUs=64 RealMemory=512000 Gres=gpu:h200:8 Feature=rack{i}\n" for i in range(200)
+    )
+    (folder / "slurm.conf").write_text(f"ClusterName=bench\n{nodes}include more.conf\n")
+    (folder / "more.conf").write_text("Prolog=/etc/slurm/prolog\n")
+    (folder / "plugstack.conf.d").mkdir()
+    (folder / "plugstack.conf").write_text(f"include {folder}/plugstack.conf.d/*.conf\n")
+    (folder / "plugstack.conf.d" / "hami-hpc.conf").write_text("required spank_hami_hpc.so run_dir=/run/hami-hpc\n")
+    return f"{folder}/slurm.conf"
+
+
 def make_cases(folder: Path, memory: Path) -> list[Case]:
     """A node with one GPU under `folder` and `memory`, and what to time on it, in the order to run."""
     config = folder / "hami-hpc.toml"
@@ -58,7 +71,8 @@ def make_cases(folder: Path, memory: Path) -> list[Case]:
     ledger = common.open_ledger(settings)
     ledger.set_inventory(make_inventory([Device(0, "GPU-bench", "NVIDIA H200", 143156)], settings.gpu_models))
     ledger.close()
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534", "SLURM_JOB_GPUS": "0"}
+    slurm_conf = make_slurm_conf(folder)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534", "SLURM_JOB_GPUS": "0", "SLURM_CONF": slurm_conf}
     vgpu = {"HAMI_HPC_VGPU": "1", "HAMI_HPC_CLASS": "std", "HAMI_HPC_MEM_MIB": "8192", "HAMI_HPC_CORES": "50"}
     arguments = ("--config", str(config))
     prolog, epilog = str(ROOT / "prolog" / "prolog"), str(ROOT / "prolog" / "epilog")

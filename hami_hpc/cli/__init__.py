@@ -52,8 +52,23 @@ class LazyGroup(click.Group):
             raise click.ClickException(str(error).removeprefix(c.ERROR_PREFIX)) from error
 
 
+def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from hami_hpc.shell.build import build_text
+
+        click.echo(f"hami-hpc, version {build_text()}")
+        ctx.exit()
+
+
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(package_name="hami-hpc")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show which build this is.",
+)
 def main() -> None:
     """Pieces of a GPU for Slurm: what this node holds, and what the site's settings come to.
 

@@ -1,49 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hami-hpc render`: what Slurm reads, from the site's settings and a node's GPUs."""
+"""`hami-hpc render`: what Slurm reads, from the site's settings and a node's GPUs.
+
+It writes files of its own only, and prints what is left to merge into the site's. Exit status: 0 all is in place; 1 an
+error, or an edited file in the way, and nothing written (--diff: something differs); 3 written, and lines are left to
+merge.
+"""
 
 from __future__ import annotations
 
+import difflib
 import os
 import socket
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import click
-import jinja2
 
-from hami_hpc.contract import constants as c
+from hami_hpc.cli.render_files import Rendered, Renderer, Target
 from hami_hpc.core.inventory import Gpu, make_inventory
-from hami_hpc.core.request import Request
-from hami_hpc.core.site_files import lua_text, make_offer, site_table, tracked_tres
-from hami_hpc.core.units import Site, Where, resolve
+from hami_hpc.core.own_files import has_mark
+from hami_hpc.core.slurm_merge import Merge
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import nvml
+from hami_hpc.shell import nvml, own_place
 from hami_hpc.shell.config import Settings, load_settings, settings_path
+from hami_hpc.shell.own_place import State
 
-ROOT = Path(__file__).resolve().parents[2]
-TEMPLATES = (ROOT / "gres-conf", Path("/usr/share/hami-hpc/gres-conf"))
-STAGES = (ROOT / "prolog", Path("/usr/libexec/hami-hpc"))
 DEVICE = "/dev/nvidia"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where the files will lie and what they name. `prolog` and `epilog`: None for wrappers of our own."""
-
-    directory: str
-    node: str
-    node_parameters: str
-    device: str
-    plugin_dir: str
-    spank: str
-    prolog: str | None
-    epilog: str | None
-    cgroup: bool
+LEFT_TO_MERGE = 3
 
 
 def gpus_by_hand(text: str, settings: Settings) -> tuple[Gpu, ...]:
-    """GPUs of `h200:2,a100:4`, numbered from 0. NodeError for an unknown model or a count that is none."""
+    """GPUs of `h200:2`, numbered from 0. NodeError for an unknown model or a count that is none."""
     gpus: list[Gpu] = []
     for part in text.split(","):
         model, _, count = part.partition(":")
@@ -56,84 +44,81 @@ def gpus_by_hand(text: str, settings: Settings) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def render_files(settings: Settings, gpus: tuple[Gpu, ...], target: Target) -> dict[str, str]:
-    """File name -> content. NodeError when GPUs and settings do not fit, or the templates are not there."""
-    site = settings.site()
-    check_defaults(site)
-    folder = _first(TEMPLATES, "gres.conf.j2", "the templates")
-    loader = jinja2.FileSystemLoader(folder)
-    # Not HTML: nothing is to be escaped. A name that no value fills is an error, not an empty string.
-    environment = jinja2.Environment(
-        loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False
-    )
-    values: dict[str, object] = {
-        "settings": settings,
-        "offer": make_offer(site, gpus),
-        "classes": list(c.CLASSES),
-        "tracked_tres": tracked_tres(settings.gpu_models),
-        "site_table": lua_text(site_table(site)),
-        "command": f"{sys.executable} -m hami_hpc.cli",
-        "directory": target.directory,
-        "node": target.node,
-        "node_parameters": target.node_parameters,
-        "device": target.device,
-        "plugin_dir": target.plugin_dir,
-        "spank": target.spank,
-        "prolog": target.prolog or f"{target.directory}/prolog",
-        "epilog": target.epilog or f"{target.directory}/epilog",
-    }
-    names = ["hami_hpc_site.lua", "gres.conf", "slurm-hami-hpc.conf", "plugstack.conf", "hami-hpc-reconcile.service"]
-    if target.cgroup:
-        names.append("cgroup.conf")
-    files = {name: environment.get_template(f"{name}.j2").render(values) for name in names}
-    for stage, given in (("prolog", target.prolog), ("epilog", target.epilog)):
-        if given is None:
-            script = _first(STAGES, stage, f"the {stage} script") / stage
-            files[stage] = environment.get_template("stage.sh.j2").render(values, stage=stage, script=script)
-    return files
+def is_terminal() -> bool:
+    """Whether there is somebody to ask."""
+    return sys.stdin.isatty()
 
 
-def check_defaults(site: Site) -> None:
-    """Resolves a bare `vgpu` for each partition and model, so that a wrong default shows here and not at a submit."""
-    for partition, models in site.partitions.items():
-        for model in models:
-            resolve(Request(gpu_type=model), site, Where((partition,)))
+def may_replace(folder: Path, foreign: Iterable[str], force: bool) -> None:
+    """Asks at a terminal whether edited files may be replaced. NodeError when not, or when there is nobody to ask."""
+    for name in foreign:
+        path = folder / name
+        there = own_place.read(path) if path.is_file() else None
+        why = "was edited since render wrote it" if there and has_mark(there) else "was not written by this render"
+        if force:
+            continue
+        if is_terminal() and click.confirm(f"{path} {why}. Replace it (a copy is kept beside it)?"):
+            continue
+        raise NodeError(
+            f"{path} {why}. Nothing was written. See hami-hpc render --diff; move it away, or give --force, which "
+            f"keeps a copy as {path.name}.bak-TIME"
+        )
 
 
-def _first(folders: tuple[Path, ...], name: str, what: str) -> Path:
-    for folder in folders:
-        if (folder / name).exists():
-            return folder
-    raise NodeError(
-        f"{what} ({name}) are in none of {', '.join(map(str, folders))}. Install hami_hpc again (make install)"
-    )
+def show_diff(folder: Path, files: Mapping[str, str]) -> bool:
+    """Prints what would change; returns whether anything would."""
+    differs = False
+    for name, content in files.items():
+        path = folder / name
+        there = (own_place.read(path) if path.is_file() else None) or ""
+        lines = difflib.unified_diff(
+            there.splitlines(True), content.splitlines(True), str(path) if there else "/dev/null", str(path)
+        )
+        text = "".join(line if line.endswith("\n") else line + "\n" for line in lines)
+        click.echo(text, nl=False)
+        differs |= bool(text) or own_place.state(path, content) is not State.SAME
+    return differs
 
 
-def write_files(files: dict[str, str], folder: Path) -> list[str]:
-    """Writes what differs, each file whole by a rename; returns the names of those that changed."""
-    changed = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            path = folder / name
-            mode = 0o755 if content.startswith("#!") else 0o644
-            if path.is_file() and path.read_bytes() == content.encode() and path.stat().st_mode & 0o777 == mode:
-                continue
-            temporary = folder / f".{name}.{os.getpid()}"
-            temporary.write_text(content, encoding="utf-8")
-            temporary.chmod(mode)
-            temporary.replace(path)
-            changed.append(name)
-    except OSError as error:
-        raise NodeError(f"{error.filename} cannot be written ({error.strerror})") from error
-    return changed
+def show_merges(merges: list[Merge], remarks: list[str]) -> None:
+    """What is left to do by hand, numbered, the lines to write indented."""
+    for remark in remarks:
+        click.echo(f"note: {remark}")
+    if not merges:
+        return
+    click.echo("\nLeft to merge by hand, since render changes no file of the site's own:")
+    for number, merge in enumerate(merges, 1):
+        click.echo(f"{number:3}. {merge.what}")
+        for line in merge.lines:
+            click.echo(f"         {line}")
+    click.echo("Then run hami-hpc render again, which says what is still left; restart slurmctld and slurmd; and run")
+    click.echo("hami-hpc doctor on the node.")
+
+
+def write(output: Path, rendered: Rendered, force: bool) -> None:
+    """Writes what differs and says so. NodeError as may_replace, and when a file cannot be written."""
+    states = {name: own_place.state(output / name, content) for name, content in rendered.files.items()}
+    may_replace(output, [name for name, state in states.items() if state is State.FOREIGN], force)
+    changed = {name: content for name, content in rendered.files.items() if states[name] is not State.SAME}
+    kept = own_place.write(output, changed)
+    for name in rendered.files:
+        click.echo(f"{'wrote' if name in changed else 'unchanged'}  {output / name}")
+    for path in kept:
+        click.echo(f"kept  {path}")
 
 
 @click.command()
 @click.option(
-    "--output", "-o", type=click.Path(file_okay=False, path_type=Path), default=Path("/etc/slurm"), show_default=True
+    "--output",
+    "-o",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("/etc/slurm"),
+    show_default=True,
+    help="The directory of slurm.conf.",
 )
-@click.option("--dry-run", is_flag=True, help="Print the files; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the files and what is left to merge; write nothing.")
+@click.option("--diff", is_flag=True, help="Show what would change; write nothing. Exit status 1 when something would.")
+@click.option("--force", is_flag=True, help="Replace files of hami_hpc's that were edited; a copy is kept.")
 @click.option(
     "--config", type=click.Path(dir_okay=False), help="The settings, instead of $HAMI_HPC_CONFIG or the default."
 )
@@ -147,17 +132,33 @@ def write_files(files: dict[str, str], folder: Path) -> list[str]:
 )
 @click.option("--prolog", help="Prolog=, instead of a wrapper written beside the other files.")
 @click.option("--epilog", help="Epilog=, likewise.")
-@click.option("--cgroup", is_flag=True, help="Write cgroup.conf as well.")
-def render(output: Path, dry_run: bool, config: str | None, gpus: str | None, **named: str) -> None:
-    """Write gres.conf, hami_hpc's part of slurm.conf, plugstack.conf and the filters' site table."""
+@click.option("--cgroup", is_flag=True, help="Write cgroup.conf as well, where there is none.")
+def render(
+    output: Path, dry_run: bool, diff: bool, force: bool, config: str | None, gpus: str | None, **named: str
+) -> None:
+    """Write hami_hpc's parts of slurm.conf, gres.conf and plugstack.conf for this node, and the filters' site table.
+
+    Only files of hami_hpc's own are written; what has to go into the site's own files is printed. Each further node's
+    run adds its lines. Exit status 3: written, and something is left to merge by hand.
+    """
+    output = output.absolute()
     settings = load_settings(str(Path(config).absolute()) if config else settings_path(os.environ))
     found = gpus_by_hand(gpus, settings) if gpus else make_inventory(nvml.read_devices(), settings.gpu_models)
-    target = Target(directory=str(output.absolute()), **named)  # type: ignore[arg-type]  # click fills it from the options
-    files = render_files(settings, found, target)
-    if dry_run:
-        for name, content in files.items():
-            click.echo(f"==> {output / name} <==\n{content}")
-        return
-    changed = write_files(files, output)
-    for name in files:
-        click.echo(f"{'wrote' if name in changed else 'unchanged'}  {output / name}")
+    target = Target(directory=str(output), **named)  # type: ignore[arg-type]  # click fills it from the options
+    if dry_run or diff:
+        rendered = Renderer(settings, found, target).render()
+        differs = False
+        if diff:
+            differs = show_diff(output, rendered.files)
+        else:
+            for name, content in rendered.files.items():
+                click.echo(f"==> {output / name} <==\n{content}")
+        show_merges(rendered.merges, rendered.remarks)
+        raise click.exceptions.Exit(1 if differs else 0)
+    Renderer(settings, found, target)  # what is wrong with settings and GPUs shows before a directory is made
+    with own_place.locked(output):
+        rendered = Renderer(settings, found, target).render()
+        write(output, rendered, force)
+    show_merges(rendered.merges, rendered.remarks)
+    if rendered.merges:
+        raise click.exceptions.Exit(LEFT_TO_MERGE)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core import mixed
 from hami_hpc.core.inventory import Gpu
 from hami_hpc.core.units import Site, capacity
 from hami_hpc.errors import NodeError
@@ -48,7 +49,7 @@ def hostlist(numbers: Iterable[int]) -> str:
 
 
 def make_offer(site: Site, gpus: Iterable[Gpu]) -> NodeOffer:
-    """What a node with these GPUs offers. NodeError for none, or one whose model the settings do not name."""
+    """What a node with these GPUs offers. NodeError for none, for an unknown model, and for two models."""
     by_model: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         if gpu.model not in site.gpu_models:
@@ -59,6 +60,8 @@ def make_offer(site: Site, gpus: Iterable[Gpu]) -> NodeOffer:
         by_model.setdefault(gpu.model, []).append(gpu)
     if not by_model:
         raise NodeError("this node has no GPU. Give them by hand (--gpus h200:2) to render for another one")
+    if len(by_model) > 1:
+        raise NodeError(f"this node has GPUs of {len(by_model)} models ({', '.join(sorted(by_model))}). {mixed.ADVICE}")
     lines = []
     mem_mib = 0
     for model, members in sorted(by_model.items()):

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hami_hpc import installed
 from hami_hpc.contract import constants as c
 from hami_hpc.errors import NodeError
 
@@ -186,7 +187,7 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         modes=vgpu.names("modes", ("share",), c.MODES),
         run_dir=paths.directory_or_file("run_dir", c.FILE_RUN_DIR),
         state_dir=paths.directory_or_file("state_dir", c.FILE_STATE_DIR),
-        interposer=paths.directory_or_file("interposer", "/usr/lib/hami-hpc/libhami-hpc.so"),
+        interposer=paths.directory_or_file("interposer", f"{installed.LIB_DIR}/libhami-hpc.so"),
         classes=_classes(path, top.take("classes", {})),
         gpu_models=models,
         partitions=_partitions(path, top.take("partitions", {}), models),

@@ -67,10 +67,21 @@ def version_text(number: int) -> str:
     return f"{number >> 16}.{number >> 8 & 0xFF:02d}.{number & 0xFF}"
 
 
-def gpu_count(node: str) -> int:
-    """gres/gpu of a node, all types together. NodeError when Slurm does not know the node."""
+def gpus_by_type(node: str) -> dict[str, int]:
+    """gres/gpu of a node by type, those without one under the empty text. NodeError for a node Slurm does not know."""
     text = _output("scontrol", "--oneliner", "show", "node", node)
     gres = re.search(r" Gres=(\S+)", text)
     # The commas inside of (S:0,2) separate sockets, not gres.
     parts = re.sub(r"\([^)]*\)", "", gres[1]).split(",") if gres else []
-    return sum(int(part.rpartition(":")[2]) for part in parts if re.fullmatch(r"gpu(:[^:]+)?:\d+", part))
+    found: dict[str, int] = {}
+    for part in parts:
+        match = re.fullmatch(r"gpu(?::([^:]+))?:(\d+)", part)
+        if match is not None:
+            found[match[1] or ""] = found.get(match[1] or "", 0) + int(match[2])
+    return found
+
+
+def qos_names() -> frozenset[str]:
+    """The QoS that slurmdbd knows. NodeError when it does not answer."""
+    text = _output("sacctmgr", "--noheader", "--parsable2", "--readonly", "list", "qos", "format=name")
+    return frozenset(text.split())

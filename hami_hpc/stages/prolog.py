@@ -15,11 +15,13 @@ from collections.abc import Mapping, Sequence
 
 from hami_hpc.core.grant import Grant, JobUnits, check_fits, free_phase, make_grant, parse_id, parse_units, wants_vgpu
 from hami_hpc.core.inventory import Gpu, gpu_of_job, make_inventory
+from hami_hpc.core.mixed import check_model
 from hami_hpc.errors import JobError, NodeError
 from hami_hpc.shell import nvml, region
 from hami_hpc.shell.config import Settings
 from hami_hpc.shell.ledger import Ledger
 from hami_hpc.stages import common
+from hami_hpc.stages.fence import check_spank
 
 MODE = "share"
 
@@ -30,14 +32,15 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
         units = parse_units(environment)
         if units is None:
             return
-        grant_job(settings, units)
+        check_spank(environment)
+        grant_job(settings, units, environment.get("SLURM_JOB_CONSTRAINTS", ""))
     except JobError as error:
         region.prepare(settings.run_dir)
         region.place_refusal(settings.run_dir, parse_id(environment, "SLURM_JOB_ID"), str(error))
         common.report("prolog", f"{error}. Its steps will be refused")
 
 
-def grant_job(settings: Settings, units: JobUnits) -> Grant:
+def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Grant:
     """Enters the grant and makes its directory; both stay as they are when they are there already."""
     if MODE not in settings.modes:
         raise NodeError(
@@ -49,6 +52,7 @@ def grant_job(settings: Settings, units: JobUnits) -> Grant:
         gpu = find_gpu(ledger, settings, units)
         policy = settings.classes[units.service_class].policy
         wanted = make_grant(units, gpu, policy, MODE, common.now_unix_ns())
+        check_model(wanted, ledger.inventory(), constraints, settings.memory_scaling)
         grant = ledger.add(wanted, lambda new, live: decide(new, live, settings.memory_scaling))
         region.place(settings.run_dir, grant)
         return grant

@@ -22,8 +22,16 @@ $(BUILD)/interposer/%.o: interposer/% $(wildcard interposer/*.h) interposer/hook
 	@mkdir -p $(@D)
 	$(CC) $(CSTD) $(CFLAGS) $(INTERPOSER_FLAGS) -c $< -o $@
 
-$(INTERPOSER): $(INTERPOSER_OBJ) interposer/exports.map
-	$(CC) $(LDSTD) -shared -o $@ $(INTERPOSER_OBJ) -Wl,--version-script=interposer/exports.map \
+# Which build it is: asked at each make, and linked again when it changed (scripts/build-info).
+.PHONY: force
+force:
+$(BUILD)/build_info.c: force
+	@$(ROOT)/scripts/build-info $@
+$(BUILD)/build_info.o: $(BUILD)/build_info.c
+	$(CC) $(CSTD) $(CFLAGS) -fPIC -c $< -o $@
+
+$(INTERPOSER): $(INTERPOSER_OBJ) $(BUILD)/build_info.o interposer/exports.map
+	$(CC) $(LDSTD) -shared -o $@ $(INTERPOSER_OBJ) $(BUILD)/build_info.o -Wl,--version-script=interposer/exports.map \
 		$(if $(SAN),,-Wl$(comma)-z$(comma)defs) -Wl,-z,relro,-z,now,-soname,libhami-hpc.so -ldl
 
 # Linked against the simulation for its names only: on a GPU node the loader finds the driver's libraries instead.

@@ -17,7 +17,9 @@ struct options {
 	enum preload_mode preload;
 };
 
+#ifndef DEFAULT_INTERPOSER /* the Makefile gives it, below the installation's LIBDIR */
 #define DEFAULT_INTERPOSER "/usr/lib/hami-hpc/libhami-hpc.so"
+#endif
 
 /*
  * Parses argv[0..argc-1] as key=value into *opt, which keeps pointers into argv. Returns 0, or -EINVAL with

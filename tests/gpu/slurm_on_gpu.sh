@@ -92,7 +92,7 @@ EOF
 	(cd "$checkout" && python3 -m hami_hpc.cli render --output /etc/slurm --node "$here" \
 		--node-parameters "NodeAddr=127.0.0.1 CPUs=16 RealMemory=1024" \
 		--plugin-dir /usr/lib/x86_64-linux-gnu/slurm-wlm --spank /usr/lib/x86_64-linux-gnu/slurm-wlm/spank_hami_hpc.so \
-		--prolog /etc/slurm/prolog --epilog /etc/slurm/epilog)
+		--prolog /etc/slurm/prolog --epilog /etc/slurm/epilog --force)
 	sed -i '/^AccountingStorageTRES/d' /etc/slurm/slurm-hami-hpc.conf # there is no slurmdbd here
 	# Without systemd nobody has made the slice that slurmd puts its scope into.
 	printf 'CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n' >/etc/slurm/cgroup.conf

@@ -19,7 +19,15 @@ from hami_hpc.core.inventory import Gpu
 from hami_hpc.core.site_files import hostlist, lua_text, make_offer
 from hami_hpc.core.units import Site
 
-FILES = ["gres.conf", "hami-hpc-reconcile.service", "hami_hpc_site.lua", "plugstack.conf", "slurm-hami-hpc.conf"]
+FILES = [
+    "gres.conf",
+    "hami-hpc-gres.conf",
+    "hami-hpc-reconcile.service",
+    "hami_hpc_site.lua",
+    "plugstack.conf",
+    "plugstack.conf.d/hami-hpc.conf",
+    "slurm-hami-hpc.conf",
+]
 LUAS = [name for name in ("lua5.1", "lua5.4") if shutil.which(name)]
 SITE = Site(256, 1.0, "25%", 25, "allow", ["share"], {}, {"h200": 143156, "a100": 40330}, {})
 
@@ -27,6 +35,10 @@ SITE = Site(256, 1.0, "25%", 25, "allow", ["share"], {}, {"h200": 143156, "a100"
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node.make(tmp_path / "node", with_gpus=False)
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def render(node: Node, *arguments: str) -> Result:
@@ -37,11 +49,12 @@ def render(node: Node, *arguments: str) -> Result:
 def test_all_files_are_written_and_a_second_time_none_changes(node: Node) -> None:
     first = render(node)
     assert first.exit_code == 0
-    assert sorted(path.name for path in (node.root / "etc").iterdir()) == sorted([*FILES, "prolog", "epilog"])
-    times = {path: path.stat().st_mtime_ns for path in (node.root / "etc").iterdir()}
+    written = sorted(str(path.relative_to(node.root / "etc")) for path in files_in(node.root / "etc"))
+    assert written == sorted([*FILES, "hami-hpc-prolog", "hami-hpc-epilog"])
+    times = {path: path.stat().st_mtime_ns for path in files_in(node.root / "etc")}
     second = render(node)
     assert second.output.count("unchanged") == len(times)
-    assert {path: path.stat().st_mtime_ns for path in (node.root / "etc").iterdir()} == times
+    assert {path: path.stat().st_mtime_ns for path in files_in(node.root / "etc")} == times
 
 
 def test_a_dry_run_prints_the_files_and_writes_nothing(node: Node) -> None:
@@ -52,7 +65,8 @@ def test_a_dry_run_prints_the_files_and_writes_nothing(node: Node) -> None:
 
 def test_gres_conf_counts_shards_per_gpu_and_lets_the_plugins_load(node: Node) -> None:
     render(node)
-    lines = [line for line in (node.root / "etc" / "gres.conf").read_text().splitlines() if line.startswith("NodeName")]
+    text = (node.root / "etc" / "hami-hpc-gres.conf").read_text()
+    lines = [line for line in text.splitlines() if line.startswith("NodeName")]
     assert lines == [
         "NodeName=node1 Name=gpu Type=h200 File=/dev/nvidia[0-1]",
         "NodeName=node1 Name=shard Count=1118 File=/dev/nvidia[0-1]",
@@ -77,7 +91,7 @@ def test_the_fragment_offers_what_gres_conf_has(node: Node) -> None:
     assert (settings["Prolog"], settings["Epilog"], settings["PrologFlags"]) == ("/p", "/e", "Alloc")
     tracked = settings["AccountingStorageTRES"].split(",")
     assert {"gres/gpu", "gres/gpu:h200", "gres/vgpu:be", "gres/vgpu_mem", "gres/vgpu_cores"} <= set(tracked)
-    assert not (node.root / "etc" / "prolog").exists(), "the given script is used as it is"
+    assert not (node.root / "etc" / "hami-hpc-prolog").exists(), "the given script is used as it is"
 
 
 def test_slurmd_itself_reads_the_files_and_spreads_the_shards(node: Node) -> None:
@@ -92,7 +106,7 @@ def test_slurmd_itself_reads_the_files_and_spreads_the_shards(node: Node) -> Non
         f"ProctrackType=proctrack/linuxproc\ninclude {node.root}/etc/slurm-hami-hpc.conf\n"
         "PartitionName=gpu Nodes=node1\n"
     )
-    shutil.copy(node.root / "etc" / "gres.conf", node.root / "gres.conf")
+    (node.root / "gres.conf").write_text("include etc/hami-hpc-gres.conf\n")
     # A container or chroot may have no cgroups, without which slurmd stops. Slurm knows "disabled" from 23.11 on;
     # before, the plugin for v1 is the one that looks at nothing until it is used.
     release = subprocess.run(["slurmd", "-V"], capture_output=True, text=True, check=True).stdout.split()[-1]
@@ -148,7 +162,7 @@ def test_lua_reads_escaped_text_as_it_was(lua: str) -> None:
 
 def test_the_wrappers_pass_the_settings_on(node: Node) -> None:
     render(node)
-    wrapper = node.root / "etc" / "prolog"
+    wrapper = node.root / "etc" / "hami-hpc-prolog"
     assert f"exec '{ROOT}/prolog/prolog' --config '{node.config}'" in wrapper.read_text()
     done = subprocess.run([wrapper], env={"HAMI_HPC_VGPU": "1", "SLURM_JOB_ID": "7"}, capture_output=True, text=True)
     assert done.returncode == 1
@@ -164,19 +178,16 @@ def test_gpus_given_by_hand_must_be_of_the_settings(node: Node, gpus: str, said:
     assert re.search(said, done.output)
 
 
-def test_a_node_with_two_models_has_a_line_of_each() -> None:
-    gpus = [
-        Gpu(0, 0, "", "a100", "a100", 40330),
-        Gpu(1, 1, "", "h200", "h200", 143156),
-        Gpu(2, 2, "", "h200", "h200", 143156),
-    ]
-    offer = make_offer(SITE, gpus)
-    assert [(line.model, line.minors, line.shards) for line in offer.lines] == [
-        ("a100", "0", 157),
-        ("h200", "[1-2]", 1118),
-    ]
-    assert (offer.shards, offer.mem_mib, offer.cores_percent) == (157 + 1118, 40330 + 2 * 143156, 300)
-    assert offer.features == ("vgpu_share", "vgpu_type_a100", "vgpu_type_h200")
+def test_a_node_with_two_models_is_refused_with_what_to_do_instead(node: Node) -> None:
+    node.config.write_text(node.config.read_text() + "[gpu_models.a100]\ntotal_mib = 40330\n")
+    done = CliRunner().invoke(
+        main, ["render", "--config", str(node.config), "--gpus", "h200:2,a100:1", "-o", str(node.root / "etc")]
+    )
+    assert done.exit_code == 1
+    assert "GPUs of 2 models (a100, h200)" in done.output
+    assert "Give every node GPUs of one model" in done.output
+    assert not (node.root / "etc").exists()
+    assert make_offer(SITE, [Gpu(0, 0, "", "a100", "a100", 40330)]).shards == 157
 
 
 @given(st.sets(st.integers(0, 40), min_size=1))

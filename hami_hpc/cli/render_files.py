@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `hami-hpc render` writes and prints for one node, beside what the site has already. Reads files, writes none."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jinja2
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core import filters, slurm_merge
+from hami_hpc.core.inventory import Gpu
+from hami_hpc.core.own_files import block, blocks, is_ours, marked, with_block
+from hami_hpc.core.request import Request
+from hami_hpc.core.site_files import NodeOffer, lua_text, make_offer, site_table, tracked_tres
+from hami_hpc.core.slurm_lines import Given, settings_of
+from hami_hpc.core.slurm_merge import Merge
+from hami_hpc.core.units import Site, Where, resolve
+from hami_hpc.errors import NodeError
+from hami_hpc.shell import own_place, places, plugstack
+from hami_hpc.shell.config import Settings
+from hami_hpc.shell.slurm_conf import ConfFile, calls_one_of, scripts_of
+
+GRES = "hami-hpc-gres.conf"
+FRAGMENT = "slurm-hami-hpc.conf"
+SPANK = "plugstack.conf.d/hami-hpc.conf"
+WRAPPERS = {"Prolog": "hami-hpc-prolog", "Epilog": "hami-hpc-epilog"}
+REASONS = {
+    "GresTypes": "shard is what Slurm packs onto one GPU; the vgpu gres carry a slice's class, MiB and percent.",
+    "SelectType": "Only cons_tres schedules gpu and shard.",
+    "JobSubmitPlugins": "--gres=vgpu:mem=8G,cores=50 becomes those units: job_submit does it with authority,",
+    "CliFilterPlugins": "and the client's filter before it.",
+    "PrologFlags": "Alloc: the prolog runs when the job starts, on every node, and not when its first step does.",
+    "AccountingStorageTRES": "What sacct keeps, and the bill is made of.",
+    "PluginDir": "Where the plugins lie.",
+    "PlugStackConfig": "There is no slurm.conf beside this file: where it is, plugstack.conf need not be.",
+    "Prolog": "Grants a vgpu job its slice.",
+    "Epilog": "Takes it back.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the files will lie and what they name. `prolog` and `epilog`: None for wrappers of our own."""
+
+    directory: str
+    node: str
+    node_parameters: str
+    device: str
+    plugin_dir: str
+    spank: str
+    prolog: str | None
+    epilog: str | None
+    cgroup: bool
+
+    def path(self, name: str) -> str:
+        return f"{self.directory}/{name}"
+
+    def stage(self, key: str) -> str:
+        """The program for Prolog= or Epilog=."""
+        given = self.prolog if key == "Prolog" else self.epilog
+        return given or self.path(WRAPPERS[key])
+
+
+@dataclass(slots=True)
+class Rendered:
+    """Files of our own by name, what is left for the administrator, and remarks."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    merges: list[Merge] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def add(self, name: str, content: str) -> None:
+        self.files[name] = marked(content, "--" if name.endswith(".lua") else "#")
+
+
+class Renderer:
+    """One run for one node. NodeError when GPUs and settings do not fit, or a file of the site's cannot be read."""
+
+    def __init__(self, settings: Settings, gpus: tuple[Gpu, ...], target: Target) -> None:
+        self.settings, self.target = settings, target
+        self.out = Rendered()
+        site = settings.site()
+        check_defaults(site)
+        self.offer: NodeOffer = make_offer(site, gpus)
+        self.model = self.offer.lines[0].model
+        self.slurm_conf = ConfFile(target.path("slurm.conf"), (target.path(FRAGMENT),))
+        self.given = settings_of(self.slurm_conf.lines)
+        self.values: dict[str, object] = {
+            "settings": settings,
+            "offer": self.offer,
+            "classes": list(c.CLASSES),
+            "site_table": lua_text(site_table(site)),
+            "command": f"{sys.executable} -m hami_hpc.cli",
+            "node": target.node,
+            "device": target.device,
+            "spank": target.spank,
+        }
+
+    def render(self) -> Rendered:
+        """Everything, in the order in which it is printed."""
+        self.out.add("hami_hpc_site.lua", _template("hami_hpc_site.lua", self.values))
+        self._stages()
+        self._slurm_conf()
+        self._gres()
+        self._spank()
+        if self.slurm_conf.exists:
+            self._filters()
+        self.out.add("hami-hpc-reconcile.service", _template("hami-hpc-reconcile.service", self.values))
+        if self.target.cgroup:
+            self._cgroup()
+        return self.out
+
+    def _stages(self) -> None:
+        for key, name in WRAPPERS.items():
+            if self.target.stage(key) == self.target.path(name):
+                stage = key.lower()
+                script = places.STAGES / stage
+                if not script.exists():
+                    raise NodeError(f"{script} is not there. Install hami_hpc again (make install)")
+                self.out.add(name, _template("stage.sh", self.values | {"stage": key, "script": script}))
+
+    def _slurm_conf(self) -> None:
+        wanted = {
+            "GresTypes": f"gpu,{c.GRES_SHARD},{c.GRES_CLASS},{c.GRES_MEM},{c.GRES_CORES}",
+            "SelectType": "select/cons_tres",
+            "JobSubmitPlugins": "lua",
+            "CliFilterPlugins": "lua",
+            "PrologFlags": "Alloc",
+            "AccountingStorageTRES": tracked_tres(self.settings.gpu_models),
+        }
+        if self.target.plugin_dir:
+            wanted["PluginDir"] = self.target.plugin_dir
+        keys, merges = slurm_merge.merge_keys(wanted, self.given)
+        self.out.merges += merges
+        for key in WRAPPERS:
+            self._stage_key(key, keys)
+        if not self.slurm_conf.exists:
+            keys["PlugStackConfig"] = self.target.path("plugstack.conf")
+            self.out.remarks.append(
+                f"{self.slurm_conf.path} is not there, so nothing of a site's own was looked at. In slurm.conf: "
+                f"include {self.target.path(FRAGMENT)}"
+            )
+        elif not self.slurm_conf.includes(self.target.path(FRAGMENT)):
+            self.out.merges.append(Merge(f"{self.slurm_conf.path}: add the line:", (f"include {FRAGMENT}",)))
+        head = _template("slurm-hami-hpc.conf", self.values | {"keys": keys, "reasons": REASONS})
+        self.out.add(FRAGMENT, self._with_nodes(head))
+
+    def _stage_key(self, key: str, keys: dict[str, str]) -> None:
+        ours, given = self.target.stage(key), self.given.get(key.lower(), [])
+        programs = (ours, str(places.STAGES / key.lower()))
+        scripts = [path for one in given for path in scripts_of(one.value, self.target.directory)]
+        if not given:
+            keys[key] = ours
+        elif not any(calls_one_of(path, programs) for path in scripts):
+            self.out.merges.append(slurm_merge.merge_stage(key, ours, given[-1], self.target.directory))
+
+    def _with_nodes(self, head: str) -> str:
+        """The fragment with a NodeName line for each node that slurm.conf itself does not have."""
+        old = own_place.read(Path(self.target.path(FRAGMENT))) or ""
+        for name, text in blocks(old).items():
+            if slurm_merge.node_record(self.slurm_conf.lines, name) is not None:
+                old = old.replace(text.rstrip(), "")
+        record = slurm_merge.node_record(self.slurm_conf.lines, self.target.node)
+        if record is not None:
+            merge = slurm_merge.merge_node(record, self.offer.gres, self.offer.features)
+            self.out.merges += [merge] if merge else []
+            return with_block(head, old, self.target.node, "")
+        words = (f"NodeName={self.target.node}", self.target.node_parameters, f"Gres={self.offer.gres}")
+        line = " ".join([*(word for word in words if word), f"Feature={','.join(self.offer.features)}"])
+        return with_block(head, old, self.target.node, block(self.target.node, line))
+
+    def _gres(self) -> None:
+        path = Path(self.target.path("gres.conf"))
+        there = own_place.read(path)
+        with_gpus = True
+        if there is None or is_ours(there):
+            self.out.add("gres.conf", _template("gres.conf", self.values))
+        else:
+            site = ConfFile(str(path), (self.target.path(GRES),))
+            own = slurm_merge.site_gres(site.lines, self.target.node)
+            with_gpus = not any(line.get("Name").lower() == "gpu" for line in own)
+            self.out.merges += slurm_merge.merge_gres(own, self.model)
+            if not site.includes(self.target.path(GRES)):
+                self.out.merges.append(Merge(f"{path}: add the line:", (f"include {GRES}",)))
+        head = _template(GRES, self.values)
+        lines = _template("node-gres", self.values | {"with_gpus": with_gpus})
+        old = own_place.read(Path(self.target.path(GRES))) or ""
+        self.out.add(GRES, with_block(head, old, self.target.node, block(self.target.node, lines)))
+
+    def _spank(self) -> None:
+        content = _template("plugstack-hami-hpc.conf", self.values)
+        self.out.add(SPANK, content)
+        given = self.given.get("plugstackconfig")
+        path = given[-1].value if given else self.target.path("plugstack.conf")
+        there = own_place.read(Path(path))
+        if path == self.target.path("plugstack.conf") and (there is None or is_ours(there)):
+            self.out.add("plugstack.conf", _template("plugstack.conf", self.values))
+            return
+        wanted = content.strip().splitlines()[-1]
+        line = plugstack.our_line(path)
+        drop_in = os.path.realpath(self.target.path(SPANK))
+        if line is not None and os.path.realpath(line.where.rpartition(":")[0]) != drop_in:
+            if [line.kind, *line.arguments] != [plugstack.REQUIRED, *wanted.split()[2:]]:
+                self.out.merges.append(Merge(f"{line.where}: instead of the line for {line.plugin} write:", (wanted,)))
+        elif not plugstack.reads(path, self.target.path(SPANK)):
+            what = f"{path}: add the line (on configless nodes add '{wanted}' instead, which reaches them):"
+            self.out.merges.append(Merge(what, (f"include {self.target.path(SPANK)}",)))
+
+    def _filters(self) -> None:
+        for name in filters.CALLS:
+            path = self.target.path(name)
+            text = own_place.read(Path(path))
+            if text is None:
+                what = f"{path} is not there, and Slurm's lua plugins need it. Run:"
+                self.out.merges.append(Merge(what, (f"install -m 0644 {places.LUA / name} {path}",)))
+                continue
+            missing = filters.missing_calls(name, text)
+            if missing:
+                what = f"{path} does not call hami_hpc's {' and '.join(missing)}. Add to it:"
+                self.out.merges.append(Merge(what, filters.lines_for(name, str(places.LUA))))
+
+    def _cgroup(self) -> None:
+        path = Path(self.target.path("cgroup.conf"))
+        there = own_place.read(path)
+        if there is None or is_ours(there):
+            self.out.add("cgroup.conf", _template("cgroup.conf", self.values))
+            return
+        given: Mapping[str, list[Given]] = settings_of(ConfFile(str(path)).lines)
+        if not given.get("constraindevices") or given["constraindevices"][-1].value.lower() != "yes":
+            self.out.merges.append(Merge(f"{path}: set:", ("ConstrainDevices=yes",)))
+
+
+def _template(name: str, values: Mapping[str, object]) -> str:
+    if not (places.TEMPLATES / f"{name}.j2").exists():
+        raise NodeError(f"{places.TEMPLATES}/{name}.j2 is not there. Install hami_hpc again (make install)")
+    # Not HTML: nothing is to be escaped. A name that no value fills is an error, not an empty string.
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(places.TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    return environment.get_template(f"{name}.j2").render(values)
+
+
+def check_defaults(site: Site) -> None:
+    """Resolves a bare `vgpu` for each partition and model, so that a wrong default shows here and not at a submit."""
+    for partition, models in site.partitions.items():
+        for model in models:
+            resolve(Request(gpu_type=model), site, Where((partition,)))

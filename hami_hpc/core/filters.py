@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a job_submit.lua or cli_filter.lua calls hami_hpc's functions, and the lines that make it. Pure."""
+
+from __future__ import annotations
+
+import re
+
+# File -> the functions of hami_hpc.lua that it has to call, each with the lines that do.
+CALLS = {
+    "job_submit.lua": {
+        "job_submit": "hami.job_submit(job_desc, part_list, submit_uid)",
+        "job_modify": "hami.job_modify(job_desc, job_rec, part_list, modify_uid)",
+    },
+    "cli_filter.lua": {"cli_pre_submit": "hami.cli_pre_submit(options, offset)"},
+}
+LOADS = re.compile(r"hami_hpc\.lua")
+
+
+def missing_calls(name: str, text: str) -> list[str]:
+    """The functions of hami_hpc that the filter `name` with this text does not call; all where it never loads them."""
+    code = re.sub(r"--\[\[.*?\]\]", "", text, flags=re.DOTALL)
+    code = re.sub(r"--[^\n]*", "", code)
+    if not LOADS.search(code):
+        return list(CALLS[name])
+    return [function for function in CALLS[name] if not re.search(rf"\.{function}\s*\(", code)]
+
+
+def lines_for(name: str, lua_dir: str) -> tuple[str, ...]:
+    """What a site adds to its own filter."""
+    lines = [f'local hami = dofile("{lua_dir}/hami_hpc.lua")  -- at the top']
+    for function, call in CALLS[name].items():
+        where = "after whatever sets partition or QoS" if function == "job_submit" else "in it"
+        lines += [f"-- in slurm_{function}, {where}:", f"local rc = {call}"]
+        lines.append("if rc ~= slurm.SUCCESS then return rc end")
+    return tuple(lines)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a check found, and what all checks share: settings, Slurm's answers, and the files beside slurm.conf."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+
+from hami_hpc.errors import NodeError
+from hami_hpc.shell import slurm
+from hami_hpc.shell.config import Settings
+from hami_hpc.shell.slurm_conf import find_slurm_conf
+
+
+class Level(StrEnum):
+    """WARN: vgpu jobs run and are fenced as configured, and something could be better. It fails nothing."""
+
+    OK = "OK"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's report. `advice` is what to do, empty when all is well."""
+
+    what: str
+    level: Level
+    detail: str
+    advice: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        return self.level is Level.OK
+
+
+def finding(what: str, is_ok: bool, detail: str, advice: str, otherwise: Level = Level.FAIL) -> Finding:
+    """OK without advice, or `otherwise` with it."""
+    return Finding(what, Level.OK if is_ok else otherwise, detail, "" if is_ok else advice)
+
+
+@dataclass
+class Facts:
+    """What checks start from. Slurm is asked once; properties raise NodeError when it does not answer."""
+
+    settings: Settings
+    node_given: str | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    @cached_property
+    def _slurm_answer(self) -> dict[str, str] | NodeError:
+        try:
+            return slurm.configuration()
+        except NodeError as error:
+            return error
+
+    @property
+    def slurm(self) -> dict[str, str]:
+        """`scontrol show config`."""
+        if isinstance(self._slurm_answer, NodeError):
+            raise self._slurm_answer
+        return self._slurm_answer
+
+    @cached_property
+    def node(self) -> str:
+        """This node's name in Slurm."""
+        return self.node_given or slurm.node_name()
+
+    @cached_property
+    def slurm_conf(self) -> str:
+        """slurm.conf on this machine."""
+        try:
+            return find_slurm_conf(self.environment)
+        except NodeError:
+            path = self.slurm.get("SLURM_CONF", "")
+            if not Path(path).exists():
+                raise
+            return path
+
+    @property
+    def conf_dir(self) -> str:
+        return str(Path(self.slurm_conf).parent)
+
+    def slurm_values(self, key: str) -> list[str]:
+        """The values of a key that may be there several times: from Slurm 24.05 on as Prolog[0], Prolog[1]."""
+        found = [value for name, value in self.slurm.items() if name == key or name.startswith(f"{key}[")]
+        return [value for value in found if value not in ("", "(null)")]
+
+
+Check = Callable[[Facts], Iterator[Finding]]

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of this node alone: driver, GPUs, settings, ledger, interposer, mounts, user namespaces."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from hami_hpc.core import mixed
+from hami_hpc.core.inventory import make_inventory
+from hami_hpc.doctor.finding import Facts, Finding, Level, finding
+from hami_hpc.errors import NodeError
+from hami_hpc.shell import ledger as ledgers
+from hami_hpc.shell import nvml
+
+LD_SO_PRELOAD = Path("/etc/ld.so.preload")
+USER_NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
+USER_NAMESPACES_OFF = Path("/proc/sys/kernel/unprivileged_userns_clone")  # Debian's kernels have it
+POLICIES = {
+    "cap": "its share of the time and never more; its channels are paused for the rest, or its launches held back "
+    "where the driver lets no process pause",
+    "burst": "the time is divided by the shares of those who want it; idle time may be used",
+}
+
+
+def check_driver(facts: Facts) -> Iterator[Finding]:
+    """NVML answers; each GPU is of the settings, with no less memory than they promise; all are of one model."""
+    settings = facts.settings
+    gpus = make_inventory(nvml.read_devices(), settings.gpu_models)
+    yield Finding("driver", Level.OK, f"NVML shows {len(gpus)} GPU(s)")
+    for gpu in gpus:
+        promised = settings.gpu_models.get(gpu.model)
+        what = f"GPU {gpu.minor}"
+        if promised is None:
+            advice = f"add [gpu_models.NAME] with total_mib = {gpu.total_mib} to {settings.path}"
+            yield Finding(what, Level.FAIL, f"{gpu.name} with {gpu.total_mib} MiB is no model of the settings", advice)
+        elif promised > gpu.total_mib:
+            advice = f"set total_mib = {gpu.total_mib} in [gpu_models.{gpu.model}] of {settings.path}, then render"
+            yield Finding(what, Level.FAIL, f"has {gpu.total_mib} MiB, {gpu.model} promises {promised}", advice)
+        else:
+            detail = f"{gpu.model}, {gpu.total_mib} MiB, {settings.shards_per_gpu(gpu.model)} shards"
+            yield Finding(what, Level.OK, detail)
+    models = mixed.models_of(gpus)
+    if len(models) > 1:
+        yield Finding("GPU models", Level.FAIL, f"{len(models)} models here: {', '.join(models)}", mixed.ADVICE)
+
+
+def check_ledger(facts: Facts) -> Iterator[Finding]:
+    """The ledger's pages agree with each other. It is opened for reading, in a way that makes no file beside it."""
+    folders = (facts.settings.run_dir, facts.settings.state_dir)
+    paths = [f"{folder}/{ledgers.FILE_NAME}" for folder in folders]
+    path = next((path for path in paths if Path(path).exists()), None)
+    if path is None:
+        yield Finding("ledger", Level.OK, "none yet; the first vgpu job's prolog makes it")
+        return
+    side = {suffix: Path(path + suffix).exists() for suffix in ("-wal", "-shm", "-journal")}
+    if side["-wal"] != side["-shm"]:
+        yield Finding("ledger", Level.OK, f"{path} was left in the middle of a write; the next prolog mends that")
+        return
+    # Where nobody has it open there is no file beside it, and SQLite is not to make one.
+    mode = "mode=ro" if any(side.values()) else "mode=ro&immutable=1"
+    with ledgers.explained(path):
+        connection = sqlite3.connect(f"file:{quote(path)}?{mode}", uri=True, timeout=5.0)
+        try:
+            damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            count = connection.execute("SELECT count(*) FROM grants").fetchone()[0] if damage == "ok" else 0
+        finally:
+            connection.close()
+    detail = f"{path}, {count} grant(s)" if damage == "ok" else str(damage)
+    yield finding("ledger", damage == "ok", detail, "hami-hpc reconcile")
+
+
+def check_run_dir(facts: Facts) -> Iterator[Finding]:
+    """The run and state directories are root's alone, and have room."""
+    for what, path in (("run_dir", facts.settings.run_dir), ("state_dir", facts.settings.state_dir)):
+        try:
+            status = os.lstat(path)
+            space = os.statvfs(path)
+        except FileNotFoundError:
+            yield Finding(what, Level.OK, f"{path} is not there yet; the first vgpu job's prolog makes it")
+            continue
+        except OSError as error:
+            yield Finding(what, Level.FAIL, f"{path}: {error.strerror}", "see mount and ls -ld there")
+            continue
+        is_private = stat.S_ISDIR(status.st_mode) and status.st_uid == 0 and not status.st_mode & 0o022
+        free_mib = space.f_bavail * space.f_frsize >> 20
+        if not is_private:
+            yield Finding(
+                what, Level.FAIL, f"{path} can be written by others than root", f"chown root {path}; chmod 755"
+            )
+        else:
+            has_room = free_mib >= 16 and not space.f_flag & os.ST_RDONLY
+            detail = f"{path}, {free_mib} MiB free{', read-only' if space.f_flag & os.ST_RDONLY else ''}"
+            yield finding(what, has_room, detail, "make room, or mount it writable")
+
+
+def check_interposer(facts: Facts) -> Iterator[Finding]:
+    """The library that every step preloads: there, root's, and for everybody to read."""
+    path = Path(facts.settings.interposer)
+    try:
+        status = path.stat()
+    except OSError as error:
+        advice = "install hami_hpc here (make install), or correct [paths]"
+        yield Finding("interposer", Level.FAIL, f"{path}: {error.strerror}", advice)
+        return
+    good = status.st_uid == 0 and not status.st_mode & 0o022 and bool(status.st_mode & 0o004)
+    yield finding("interposer", good, str(path), f"chown root {path}; chmod 0644 {path}")
+
+
+def _in_namespace(*command: str) -> str:
+    """What keeps a command from running in a mount namespace of its own; empty when nothing does."""
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        raise NodeError("unshare (util-linux) is not installed")
+    if os.geteuid() != 0:
+        raise NodeError("mounts can be tried by root alone: run this as root")
+    full = [unshare, "--mount", "--propagation", "slave", *command]
+    done = subprocess.run(full, capture_output=True, text=True, check=False, timeout=30)
+    return (done.stderr.strip() or f"status {done.returncode}") if done.returncode != 0 else ""
+
+
+def check_mounts(facts: Facts) -> Iterator[Finding]:
+    """What preload = "ldso" mounts in a task, and the small file system that bounds a job's usage file."""
+    settings = facts.settings
+    trouble = _in_namespace("true")
+    if settings.preload == "ldso":
+        there = LD_SO_PRELOAD.exists()
+        yield finding(
+            "preload", there, f"ldso: {LD_SO_PRELOAD}{'' if there else ' is not there'}", f"touch {LD_SO_PRELOAD}"
+        )
+        advice = 'slurmd needs CAP_SYS_ADMIN and a root directory that is a mount point; or set preload = "env"'
+        yield finding("mount namespace", not trouble, trouble or "a task can have its own", advice)
+    else:
+        detail = "env: a program that clears its environment is not fenced"
+        yield Finding("preload", Level.WARN, detail, 'set preload = "ldso" in [vgpu], render, restart slurmd')
+    if not trouble:
+        trouble = _in_namespace("mount", "-t", "tmpfs", "-o", "size=64k", "hami-hpc-doctor", "/proc/sys")
+    advice = "the prolog needs CAP_SYS_ADMIN to give each job's usage file a bound of its own"
+    yield finding("tmpfs", not trouble, trouble or "can be mounted", advice, Level.WARN)
+
+
+def check_user_namespaces(facts: Facts) -> Iterator[Finding]:
+    """In a namespace of their own, users can bind another file over what preload = "ldso" put there."""
+    try:
+        allowed = int(USER_NAMESPACES.read_text())
+        if USER_NAMESPACES_OFF.exists() and int(USER_NAMESPACES_OFF.read_text()) == 0:
+            allowed = 0
+    except (OSError, ValueError) as error:
+        raise NodeError(f"{USER_NAMESPACES} cannot be read ({error})") from error
+    advice = "sysctl user.max_user_namespaces=0 on GPU nodes, unless containers of users need them"
+    detail = f"{allowed} allowed" + (
+        ": a user can hide /etc/ld.so.preload from programs of their own" if allowed else ""
+    )
+    yield finding("user namespaces", allowed == 0, detail, advice, Level.WARN)
+
+
+def check_policies(facts: Facts) -> Iterator[Finding]:
+    """How the time of each class is kept, and settings that leave something open."""
+    for name, entry in facts.settings.classes.items():
+        detail = f"{entry.policy}: {POLICIES.get(entry.policy, '')} (HAMI_HPC_LOG=1 in a job shows the way in force)"
+        yield Finding(f"class {name}", Level.OK, detail)
+    if facts.settings.bare_shard == "allow":
+        detail = "allow: --gres=shard:N gets a whole GPU, unfenced, at the price of N shards"
+        yield Finding("bare_shard", Level.WARN, detail, 'set bare_shard = "refuse" in [vgpu], then render')
+
+
+CHECKS = (
+    ("driver", check_driver),
+    ("ledger", check_ledger),
+    ("directories", check_run_dir),
+    ("interposer", check_interposer),
+    ("mounts", check_mounts),
+    ("user namespaces", check_user_namespaces),
+)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of Slurm's configuration: keys, SPANK's line, prolog and epilog, filters, devices, QoS."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from hami_hpc.core import filters, mixed
+from hami_hpc.core.slurm_lines import settings_of
+from hami_hpc.core.slurm_merge import IMPLIES_ALLOC
+from hami_hpc.doctor.finding import Facts, Finding, Level, finding
+from hami_hpc.errors import NodeError
+from hami_hpc.shell import nvml, own_place, places, plugstack, slurm
+from hami_hpc.shell.slurm_conf import ConfFile, calls_one_of, scripts_of
+
+RESTART = "then restart slurmctld and slurmd"
+
+
+def check_keys(facts: Facts) -> Iterator[Finding]:
+    """The settings of Slurm that vgpu jobs depend on."""
+    for key, word, why in (
+        ("GresTypes", "vgpu_cores", "include slurm-hami-hpc.conf, which hami-hpc render writes"),
+        ("SelectType", "select/cons_tres", "SelectType=select/cons_tres"),
+        ("JobSubmitPlugins", "lua", "JobSubmitPlugins=lua"),
+        ("CliFilterPlugins", "lua", "CliFilterPlugins=lua"),
+    ):
+        value = facts.slurm.get(key, "")
+        good = word in value.removeprefix("cli_filter/").split(",")
+        yield finding(key, good, value or "not set", f"slurm.conf: {why}, {RESTART}")
+    flags = facts.slurm.get("PrologFlags", "")
+    good = any(flag.strip().lower() in IMPLIES_ALLOC for flag in flags.split(","))
+    yield finding("PrologFlags", good, flags or "not set", f"slurm.conf: PrologFlags=Alloc, {RESTART}")
+    parameters = facts.slurm.get("SchedulerParameters", "")
+    good = "nohold_on_prolog_fail" in parameters
+    detail = "nohold_on_prolog_fail is set" if good else "a job whose prolog fails is held until somebody releases it"
+    advice = "add nohold_on_prolog_fail to SchedulerParameters: such a job starts on another node by itself"
+    yield finding("SchedulerParameters", good, detail, advice, Level.WARN)
+
+
+def check_devices(facts: Facts) -> Iterator[Finding]:
+    """Slurm gives a job the device files of its own GPU only; without that any job opens any GPU."""
+    plugins = facts.slurm.get("TaskPlugin", "")
+    advice = f"slurm.conf: TaskPlugin=task/affinity,task/cgroup, {RESTART}: any job can open every GPU without"
+    yield finding("TaskPlugin", "cgroup" in plugins, plugins or "not set", advice)
+    conf = ConfFile(f"{facts.conf_dir}/cgroup.conf")
+    given = settings_of(conf.lines).get("constraindevices")
+    value = given[-1].value if given else "not set"
+    detail = f"{conf.path}: ConstrainDevices is {value}"
+    advice = f"ConstrainDevices=yes (hami-hpc render --cgroup), {RESTART}: any job can open every GPU without"
+    yield finding("ConstrainDevices", value.lower() == "yes", detail, advice)
+    tracking = facts.slurm.get("ProctrackType", "")
+    advice = f"slurm.conf: ProctrackType=proctrack/cgroup, {RESTART}: a daemon of a job outlives it without"
+    yield finding("ProctrackType", tracking == "proctrack/cgroup", tracking, advice, Level.WARN)
+
+
+def check_spank(facts: Facts) -> Iterator[Finding]:
+    """plugstack.conf loads SPANK's plugin, required, with the settings' arguments."""
+    path = plugstack.plugstack_path(facts.slurm_conf)
+    line = plugstack.our_line(path)
+    what = "plugstack.conf"
+    if line is None:
+        advice = "add the line that hami-hpc render prints: vgpu jobs would get the whole GPU without"
+        yield Finding(what, Level.FAIL, f"{path} has no line for {plugstack.SPANK_PLUGIN}", advice)
+        return
+    if line.kind != plugstack.REQUIRED:
+        yield Finding(
+            what, Level.FAIL, f"{line.where}: {line.kind}", "write required: a step without its fence must not start"
+        )
+        return
+    wanted = {
+        "run_dir": facts.settings.run_dir,
+        "interposer": facts.settings.interposer,
+        "preload": facts.settings.preload,
+    }
+    there = dict(argument.partition("=")[::2] for argument in line.arguments)
+    wrong = [f"{key}={there.get(key, '(not there)')}" for key, value in wanted.items() if there.get(key) != value]
+    detail = f"{line.where}: {', '.join(wrong)}" if wrong else line.where
+    advice = (
+        f"hami-hpc render; {facts.settings.path} has {', '.join(f'{key}={value}' for key, value in wanted.items())}"
+    )
+    yield finding(what, not wrong, detail, advice)
+
+
+def check_stages(facts: Facts) -> Iterator[Finding]:
+    """Prolog and Epilog are, or call, ours."""
+    for key in ("Prolog", "Epilog"):
+        stage = key.lower()
+        programs = (str(places.STAGES / stage), f"{facts.conf_dir}/hami-hpc-{stage}")
+        values = facts.slurm_values(key)
+        scripts = [path for value in values for path in scripts_of(value, facts.conf_dir)]
+        calling = next((path for path in scripts if calls_one_of(path, programs)), None)
+        if calling is None:
+            detail = f"{', '.join(values) or 'not set'}: nothing of hami_hpc's runs"
+            yield Finding(
+                key, Level.FAIL, detail, f"hami-hpc render says how the site's own and ours both run; {RESTART}"
+            )
+            continue
+        good = os.access(calling, os.X_OK)
+        yield finding(key, good, calling, f"chmod 755 {calling}")
+
+
+def check_filters(facts: Facts) -> Iterator[Finding]:
+    """job_submit.lua and cli_filter.lua beside slurm.conf are ours or call ours."""
+    for name in filters.CALLS:
+        path = f"{facts.conf_dir}/{name}"
+        text = own_place.read(Path(path))
+        if text is None:
+            where = "the controller" if name == "job_submit.lua" else "wherever jobs are submitted"
+            advice = f"install -m 0644 {places.LUA / name} {path} (needed on {where})"
+            yield Finding(name, Level.FAIL, f"{path} is not there", advice)
+            continue
+        missing = filters.missing_calls(name, text)
+        detail = f"{path} does not call {', '.join(missing)}" if missing else path
+        yield finding(name, not missing, detail, f"the head of {places.LUA}/hami_hpc.lua has the lines to add to it")
+
+
+def check_qos(facts: Facts) -> Iterator[Finding]:
+    """Classes are chosen by QoS: unless those are enforced, any user picks class, policy and price by --qos=be."""
+    enforced = facts.slurm.get("AccountingStorageEnforce", "").lower().split(",")
+    good = bool({"qos", "all"} & set(enforced))
+    advice = f"slurm.conf: AccountingStorageEnforce=associations,limits,qos, {RESTART}: any user picks a class without"
+    yield finding("AccountingStorageEnforce", good, ",".join(enforced), advice)
+    wanted = {qos: name for name, entry in facts.settings.classes.items() for qos in entry.qos}
+    if not wanted:
+        return
+    known = slurm.qos_names()
+    missing = [f"{qos} (class {name})" for qos, name in wanted.items() if qos not in known]
+    detail = f"slurmdbd does not know {', '.join(missing)}" if missing else ", ".join(wanted)
+    advice = "sacctmgr add qos NAME, and give it to the accounts that may use it; or take it out of [classes.*]"
+    yield finding("QoS", not missing, detail, advice)
+
+
+def check_gres(facts: Facts) -> Iterator[Finding]:
+    """Slurm counts as many GPUs here as the driver shows: hami_hpc takes Slurm's device numbers as ranks among all."""
+    counted = slurm.gpus_by_type(facts.node)
+    total = sum(counted.values())
+    if len(counted) > 1:
+        yield Finding("gres.conf", Level.FAIL, f"{facts.node} has gpu of types {', '.join(counted)}", mixed.ADVICE)
+        return
+    shown = len(nvml.read_devices())
+    advice = "run hami-hpc render and restart slurmd: every GPU must be in gres.conf"
+    yield finding("gres.conf", total == shown, f"{facts.node} has {total} gpu in Slurm, {shown} in the driver", advice)
+
+
+def has_no_gpus(facts: Facts) -> bool:
+    """Whether neither Slurm nor the driver knows of a GPU here."""
+    try:
+        if slurm.gpus_by_type(facts.node):
+            return False
+        return not nvml.read_devices()
+    except NodeError:
+        try:
+            return not slurm.gpus_by_type(facts.node)
+        except NodeError:
+            return False
+
+
+CHECKS = (
+    ("slurm.conf", check_keys),
+    ("devices", check_devices),
+    ("plugstack.conf", check_spank),
+    ("stages", check_stages),
+    ("filters", check_filters),
+    ("QoS", check_qos),
+)

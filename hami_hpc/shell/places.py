@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of hami_hpc itself that commands point at: of the installation, else of the checkout they run from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hami_hpc import installed
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _place(installed_at: str, in_checkout: str) -> Path:
+    return Path(installed_at) if installed_at else ROOT / in_checkout
+
+
+TEMPLATES = _place(installed.TEMPLATE_DIR, "gres-conf")
+STAGES = _place(installed.STAGE_DIR, "prolog")
+LUA = _place(installed.LUA_DIR, "slurm-plugins/lua")

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""doctor on a real Slurm: what the private cluster truly lacks, and each thing that is taken away, by name.
+
+The private cluster has no cgroups (it runs in containers), so that a job there can open every simulated GPU: doctor
+says so, and these two findings are the cluster's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness import cluster as private_cluster
+from harness import daemons, jobs
+from harness.config import write
+from harness.layout import CHECKOUT, Layout
+
+WITHOUT_CGROUPS = {"TaskPlugin", "ConstrainDevices"}
+
+
+def findings(layout: Layout, *options: str) -> dict[str, dict[str, str]]:
+    """Name -> finding, the worst of one name; doctor's exit status fits them."""
+    command = (str(CHECKOUT / ".venv/bin/hami-hpc"), "doctor", "--node", "node1", "--json", *options)
+    done = jobs.run_as(layout, "root", command, {"HAMI_HPC_CONFIG": str(layout.site_config)})
+    found: dict[str, dict[str, str]] = {}
+    for row in json.loads(done.out):
+        if row["what"] not in found or row["level"] == "FAIL":
+            found[row["what"]] = row
+    assert done.status == (1 if failing(found) else 0)
+    return found
+
+
+def failing(found: dict[str, dict[str, str]]) -> set[str]:
+    return {what for what, row in found.items() if row["level"] == "FAIL"}
+
+
+def blamed(layout: Layout) -> set[str]:
+    """What fails beside the lack of cgroups."""
+    return failing(findings(layout)) - WITHOUT_CGROUPS
+
+
+@contextmanager
+def changed(path: Path, text: str | None) -> Iterator[None]:
+    """A file with other content, or away (None), and then as it was."""
+    before, mode = path.read_bytes(), path.stat().st_mode & 0o777
+    path.unlink()
+    if text is not None:
+        write(path, text, mode)
+    try:
+        yield
+    finally:
+        write(path, before, mode)
+
+
+def state(folder: Path) -> dict[str, tuple[int, str]]:
+    """Every file below, with its time and digest; databases that daemons write beside are none of doctor's."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path): (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths}
+
+
+def test_all_is_well_but_for_the_cgroups_that_the_cluster_does_without(cluster: Layout) -> None:
+    found = findings(cluster)
+    assert failing(found) == WITHOUT_CGROUPS, found
+    assert "task/cgroup" in found["TaskPlugin"]["advice"]
+    for what in ("driver", "ledger", "interposer", "spank_hami_hpc.so", "builds", "plugstack.conf", "Prolog", "Epilog"):
+        assert found[what]["level"] in ("OK", "WARN"), found[what]
+    assert found["QoS"]["detail"] == "lc, be"
+
+
+def test_doctor_changes_nothing_on_the_node(cluster: Layout) -> None:
+    folders = (cluster.etc, cluster.state_dir, cluster.run_dir, cluster.plugins)
+    before = [state(folder) for folder in folders]
+    findings(cluster)
+    assert [state(folder) for folder in folders] == before
+
+
+def test_what_is_taken_out_of_the_files_is_named(restored: Layout) -> None:
+    etc = restored.etc
+    with changed(etc / "plugstack.conf", "# nothing\n"):
+        assert blamed(restored) == {"plugstack.conf"}
+    with changed(etc / "plugstack.conf.d" / "hami-hpc.conf", "optional spank_hami_hpc.so\n"):
+        assert "plugstack.conf" in blamed(restored)
+    with changed(etc / "prolog", "#!/bin/sh\nexit 0\n"):
+        assert blamed(restored) == {"Prolog"}
+    with changed(etc / "job_submit.lua", "return 0\n"), changed(etc / "cli_filter.lua", None):
+        assert blamed(restored) == {"job_submit.lua", "cli_filter.lua"}
+    with changed(restored.interposer, "\n"):
+        assert blamed(restored) == {"builds"}
+    assert blamed(restored) == set()
+
+
+def test_what_is_taken_out_of_slurm_is_named(restored: Layout) -> None:
+    text = restored.slurm_conf.read_text().replace("Enforce=associations,qos", "Enforce=associations")
+    text += "JobSubmitPlugins=all_partitions\nEpilog=/bin/true\nPrologFlags=Serial\n"  # the latest counts
+    write(restored.slurm_conf, text)
+    private_cluster.restart(restored, "slurmctld")
+    taken = {"AccountingStorageEnforce", "JobSubmitPlugins", "Epilog"}
+    assert taken <= blamed(restored)
+    jobs.admin(restored, "sacctmgr", "-i", "delete", "qos", "be")
+    try:
+        found = findings(restored)
+        assert found["QoS"]["detail"] == "slurmdbd does not know be (class be)"
+        daemons.stop(restored, "slurmdbd")
+        assert "sacctmgr" in findings(restored)["QoS"]["detail"]
+    finally:
+        private_cluster.up(restored.root)
+        allowed = ("qos+=be", "where", "account=physics,vision")
+        jobs.admin(restored, "sacctmgr", "-i", "modify", "account", "set", *allowed)
+
+
+def test_a_node_without_gpus_is_told_apart(cluster: Layout) -> None:
+    command = (str(CHECKOUT / ".venv/bin/hami-hpc"), "doctor", "--node", "cpu1")
+    nothing = {"HAMI_HPC_CONFIG": str(cluster.site_config), "LD_LIBRARY_PATH": "", "HAMI_SIM": ""}
+    done = jobs.run_as(cluster, "root", command, nothing)
+    assert "cpu1 has no GPUs in Slurm and none here" in done.out
+    assert "driver:" not in done.out

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node with everything that doctor looks for, and what can be taken away from it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+from node_testbed import GPU_MIB, UUIDS, Node
+
+from hami_hpc.cli import main
+from hami_hpc.cli.doctor_command import examine
+from hami_hpc.core.inventory import Device
+from hami_hpc.doctor.finding import Finding, Level
+
+BUILD = "0.1.0 (0123456789ab)"
+SLURM = {
+    "SLURM_VERSION": "22.05.8",
+    "GresTypes": "gpu,shard,vgpu,vgpu_mem,vgpu_cores",
+    "SelectType": "select/cons_tres",
+    "PrologFlags": "Alloc",
+    "JobSubmitPlugins": "lua",
+    "CliFilterPlugins": "lua",
+    "TaskPlugin": "task/affinity,task/cgroup",
+    "ProctrackType": "proctrack/cgroup",
+    "SchedulerParameters": "nohold_on_prolog_fail",
+    "AccountingStorageEnforce": "associations,limits,qos",
+}
+
+
+class Healthy:
+    """A node with everything in place; `slurm` is what scontrol shows, to be changed by a test."""
+
+    def __init__(self, node: Node, tmp_path: Path) -> None:
+        self.node, self.base, self.etc = node, tmp_path, tmp_path / "etc"
+        self.slurm = SLURM | {
+            "PluginDir": f"/nowhere:{tmp_path}/plugins",
+            "Prolog": f"{self.etc}/hami-hpc-prolog",
+            "Epilog": f"{self.etc}/hami-hpc-epilog",
+            "SLURM_CONF": f"{self.etc}/slurm.conf",
+        }
+        self.qos: frozenset[str] = frozenset({"normal", "lc", "be"})
+        self.devices = tuple(Device(minor, uuid, "NVIDIA H200", GPU_MIB) for minor, uuid in enumerate(UUIDS))
+        self.counted = {"h200": 2}
+
+    def findings(self, node: str | None = None) -> dict[str, Finding]:
+        """By name; of several with one name the worst."""
+        found: dict[str, Finding] = {}
+        for one in examine(str(self.node.config), node):
+            if one.what not in found or one.level is Level.FAIL:
+                found[one.what] = one
+        return found
+
+    def run(self, *arguments: str) -> Result:
+        return CliRunner().invoke(main, ["doctor", *arguments], env={"HAMI_HPC_CONFIG": str(self.node.config)})
+
+    def write(self, name: str, text: str) -> None:
+        (self.base / name).write_text(text)
+
+
+def build_library(path: Path, version: int, stamp: str = BUILD) -> None:
+    """A shared object with the symbol that Slurm looks at first, and hami_hpc's stamp."""
+    path.parent.mkdir(exist_ok=True)
+    source = f'const unsigned int plugin_version = {version}; const char hami_build[] = "hami-hpc build: {stamp}";'
+    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
+    subprocess.run(command, input=source, text=True, check=True)
+
+
+def add_an_a100(healthy: Healthy) -> None:
+    settings = healthy.node.config
+    settings.write_text(settings.read_text() + "[gpu_models.a100]\ntotal_mib = 40330\n")
+    healthy.devices = (healthy.devices[0], Device(1, UUIDS[1], "NVIDIA A100", 40330))
+
+
+# What is taken away -> the finding that names it, its level, and words of it.
+Broken = tuple[Callable[[Healthy], object], str, Level, str]
+BROKEN: dict[str, Broken] = {
+    "no SPANK line": (lambda h: h.write("etc/plugstack.conf", "# none\n"), "plugstack.conf", Level.FAIL, "has no line"),
+    "an optional SPANK line": (
+        lambda h: h.write("etc/plugstack.conf", "optional spank_hami_hpc.so\n"),
+        "plugstack.conf",
+        Level.FAIL,
+        "write required",
+    ),
+    "other SPANK arguments": (
+        lambda h: h.write("etc/plugstack.conf", "required spank_hami_hpc.so run_dir=/other\n"),
+        "plugstack.conf",
+        Level.FAIL,
+        "run_dir=/other, interposer=(not there)",
+    ),
+    "no task/cgroup": (lambda h: h.slurm.update(TaskPlugin="task/affinity"), "TaskPlugin", Level.FAIL, "task/cgroup"),
+    "no ConstrainDevices": (
+        lambda h: h.write("etc/cgroup.conf", "ConstrainCores=yes\n"),
+        "ConstrainDevices",
+        Level.FAIL,
+        "ConstrainDevices is not set",
+    ),
+    "no cgroup.conf": (lambda h: (h.etc / "cgroup.conf").unlink(), "ConstrainDevices", Level.FAIL, "open every GPU"),
+    "proctrack/linuxproc": (
+        lambda h: h.slurm.update(ProctrackType="proctrack/linuxproc"),
+        "ProctrackType",
+        Level.WARN,
+        "proctrack/cgroup",
+    ),
+    "no Prolog": (lambda h: h.slurm.update(Prolog="(null)"), "Prolog", Level.FAIL, "not set: nothing of hami_hpc's"),
+    "a foreign Epilog": (lambda h: h.slurm.update(Epilog="/bin/true"), "Epilog", Level.FAIL, "/bin/true: nothing"),
+    "an empty prolog directory": (
+        lambda h: h.slurm.update(Prolog=f"{h.etc}/prolog.d/*"),
+        "Prolog",
+        Level.FAIL,
+        "nothing of hami_hpc's runs",
+    ),
+    "a prolog that cannot be run": (
+        lambda h: (h.etc / "hami-hpc-prolog").chmod(0o644),
+        "Prolog",
+        Level.FAIL,
+        "chmod 755",
+    ),
+    "no PrologFlags": (lambda h: h.slurm.update(PrologFlags="Serial"), "PrologFlags", Level.FAIL, "PrologFlags=Alloc"),
+    "jobs held": (
+        lambda h: h.slurm.update(SchedulerParameters="(null)"),
+        "SchedulerParameters",
+        Level.WARN,
+        "nohold_on_prolog_fail",
+    ),
+    "no job_submit.lua": (lambda h: (h.etc / "job_submit.lua").unlink(), "job_submit.lua", Level.FAIL, "install -m"),
+    "a foreign job_submit.lua": (
+        lambda h: h.write("etc/job_submit.lua", 'dofile("/x/hami_hpc.lua") -- hami.job_submit(a)\nhami.job_modify(a)'),
+        "job_submit.lua",
+        Level.FAIL,
+        "does not call job_submit",
+    ),
+    "a foreign cli_filter.lua": (
+        lambda h: h.write("etc/cli_filter.lua", "return 0"),
+        "cli_filter.lua",
+        Level.FAIL,
+        "does not call cli_pre_submit",
+    ),
+    "lua not in JobSubmitPlugins": (
+        lambda h: h.slurm.update(JobSubmitPlugins="all_partitions"),
+        "JobSubmitPlugins",
+        Level.FAIL,
+        "JobSubmitPlugins=lua",
+    ),
+    "QoS not enforced": (
+        lambda h: h.slurm.update(AccountingStorageEnforce="associations,limits"),
+        "AccountingStorageEnforce",
+        Level.FAIL,
+        "any user picks a class",
+    ),
+    "a QoS that slurmdbd lacks": (
+        lambda h: setattr(h, "qos", frozenset({"lc"})),
+        "QoS",
+        Level.FAIL,
+        "does not know be (class be)",
+    ),
+    "user namespaces": (
+        lambda h: h.write("max_user_namespaces", "96365\n"),
+        "user namespaces",
+        Level.WARN,
+        "sysctl user.max_user_namespaces=0",
+    ),
+    "no ld.so.preload": (lambda h: (h.base / "ld.so.preload").unlink(), "preload", Level.FAIL, "touch"),
+    "two models": (
+        add_an_a100,
+        "GPU models",
+        Level.FAIL,
+        "GPUs of one model",
+    ),
+    "two types in Slurm": (
+        lambda h: setattr(h, "counted", {"a100": 1, "h200": 1}),
+        "gres.conf",
+        Level.FAIL,
+        "types a100, h200",
+    ),
+    "a GPU that Slurm does not count": (
+        lambda h: setattr(h, "counted", {"h200": 1}),
+        "gres.conf",
+        Level.FAIL,
+        "1 gpu in Slurm, 2 in the driver",
+    ),
+    "an interposer that others can write": (
+        lambda h: (h.base / "libhami-hpc.so").chmod(0o777),
+        "interposer",
+        Level.FAIL,
+        "chmod 0644",
+    ),
+    "no interposer": (lambda h: (h.base / "libhami-hpc.so").unlink(), "interposer", Level.FAIL, "No such file"),
+    "a plugin for another Slurm": (
+        lambda h: build_library(h.base / "plugins/gres_vgpu.so", 0x160507),
+        "gres_vgpu.so",
+        Level.FAIL,
+        "for Slurm 22.05.7",
+    ),
+    "no plugin": (
+        lambda h: (h.base / "plugins/gres_vgpu_mem.so").unlink(),
+        "gres_vgpu_mem.so",
+        Level.FAIL,
+        "in none of /nowhere",
+    ),
+    "a plugin of another build": (
+        lambda h: build_library(h.base / "plugins/gres_vgpu.so", 0x160508, "0.0.9 (abc)"),
+        "builds",
+        Level.FAIL,
+        "gres_vgpu.so: 0.0.9 (abc)",
+    ),
+    "an interposer without a stamp": (
+        lambda h: (h.base / "libhami-hpc.so").write_bytes(b"\x7fELF"),
+        "builds",
+        Level.FAIL,
+        "does not say of which build",
+    ),
+    "a bare shard allowed": (
+        lambda h: h.node.config.write_text(h.node.config.read_text().replace('"refuse"', '"allow"')),
+        "bare_shard",
+        Level.WARN,
+        "unfenced",
+    ),
+}

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""doctor: all is well on a node that has everything, and each thing that is missing is named with what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from doctor_testbed import BROKEN, BUILD, Healthy, build_library
+from node_testbed import GPU_MIB, ROOT, UUIDS, Node
+
+from hami_hpc.cli import main
+from hami_hpc.cli.doctor_command import examine
+from hami_hpc.core.inventory import Device
+from hami_hpc.doctor import node_checks
+from hami_hpc.doctor.build_checks import GRES_PLUGINS, plugin_version
+from hami_hpc.doctor.finding import Level
+from hami_hpc.errors import NodeError
+from hami_hpc.shell import build, nvml, slurm
+from hami_hpc.shell.plugstack import SPANK_PLUGIN
+
+
+@pytest.fixture
+def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Healthy:
+    node = Node.make(tmp_path / "node")
+    healthy = Healthy(node, tmp_path)
+    healthy.etc.mkdir()
+    for name in (*GRES_PLUGINS, SPANK_PLUGIN):
+        build_library(tmp_path / "plugins" / name, 0x160508)
+    shutil.copy(tmp_path / "plugins" / SPANK_PLUGIN, tmp_path / "libhami-hpc.so")
+    extra = f'[vgpu]\nbare_shard = "refuse"\npreload = "ldso"\n[paths]\ninterposer = "{tmp_path}/libhami-hpc.so"'
+    node.config.write_text(node.config.read_text().replace("[paths]", extra))
+    healthy.write("etc/slurm.conf", "include slurm-hami-hpc.conf\n")
+    healthy.write("etc/cgroup.conf", "ConstrainDevices=yes\n")
+    for name in ("job_submit.lua", "cli_filter.lua"):
+        shutil.copy(ROOT / "slurm-plugins/lua" / name, healthy.etc / name)
+    command = ["render", "--config", str(node.config), "--gpus", "h200:2", "-o", str(healthy.etc)]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    healthy.write("ld.so.preload", "")
+    healthy.write("max_user_namespaces", "0\n")
+    monkeypatch.setattr(node_checks, "LD_SO_PRELOAD", tmp_path / "ld.so.preload")
+    monkeypatch.setattr(node_checks, "USER_NAMESPACES", tmp_path / "max_user_namespaces")
+    monkeypatch.setattr(node_checks, "USER_NAMESPACES_OFF", tmp_path / "none")
+    monkeypatch.setattr(nvml, "read_devices", lambda: healthy.devices)
+    monkeypatch.setattr(slurm, "configuration", lambda: healthy.slurm)
+    monkeypatch.setattr(slurm, "node_name", lambda: "node1")
+    monkeypatch.setattr(slurm, "gpus_by_type", lambda _node: healthy.counted)
+    monkeypatch.setattr(slurm, "qos_names", lambda: healthy.qos)
+    monkeypatch.setattr(build, "build_text", lambda: BUILD)
+    monkeypatch.setenv("SLURM_CONF", f"{healthy.etc}/slurm.conf")
+    return healthy
+
+
+def test_doctor_is_content_with_a_node_that_has_everything(healthy: Healthy) -> None:
+    done = healthy.run()
+    assert done.exit_code == 0, done.output
+    assert {line[:4] for line in done.output.splitlines()} == {"OK  "}, done.output
+    rows = json.loads(healthy.run("--json").output)
+    assert {row["level"] for row in rows} == {"OK"}
+    assert set(rows[0]) == {"what", "level", "detail", "advice"}
+
+
+def test_doctor_creates_and_changes_nothing(healthy: Healthy) -> None:
+    def snapshot() -> dict[str, tuple[int, int, int]]:
+        paths = [path for path in healthy.base.rglob("*") if "__pycache__" not in path.parts]
+        return {str(path): (path.stat().st_mtime_ns, path.stat().st_size, path.stat().st_mode) for path in paths}
+
+    shutil.rmtree(healthy.node.root / "state")
+    before = snapshot()
+    assert healthy.run().exit_code == 0
+    assert snapshot() == before, "a node before its first job"
+    healthy.node.enter_gpus()
+    healthy.node.prolog(7)
+    before = snapshot()
+    assert "1 grant(s)" in healthy.run().output
+    assert snapshot() == before
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_doctor_names_what_was_taken_away_and_what_to_do(healthy: Healthy, name: str) -> None:
+    take_away, what, level, words = BROKEN[name]
+    take_away(healthy)
+    findings = healthy.findings()
+    found = findings[what]
+    assert found.level is level, found
+    assert words in f"{found.detail} -> {found.advice}"
+    failing = {one.what for one in findings.values() if one.level is Level.FAIL}
+    assert failing == ({what} if level is Level.FAIL else set()), "nothing else is blamed"
+    assert healthy.run().exit_code == (1 if level is Level.FAIL else 0)
+    assert all(one.advice for one in findings.values() if not one.is_ok)
+
+
+def test_an_installed_command_of_another_build_than_its_libraries_fails(
+    healthy: Healthy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "build_text", lambda: "0.2.0 (ffff)")
+    builds = [one for one in examine(str(healthy.node.config)) if one.what == "builds"]
+    assert [one.level for one in builds] == [Level.OK, Level.WARN], "a checkout goes on while its last build stays"
+    monkeypatch.setattr("hami_hpc.installed.BUILD", "0.2.0 (ffff)")
+    assert healthy.findings()["builds"].level is Level.FAIL
+
+
+def test_prologs_of_a_site_are_followed_to_ours(healthy: Healthy) -> None:
+    (healthy.etc / "prolog.d").mkdir()
+    (healthy.etc / "prolog.d" / "00-hami-hpc").symlink_to(healthy.etc / "hami-hpc-prolog")
+    healthy.slurm["Prolog"] = "prolog.d/*"
+    assert healthy.findings()["Prolog"].is_ok
+    del healthy.slurm["Prolog"]
+    healthy.slurm |= {"Prolog[0]": "/bin/true", "Prolog[1]": f"{healthy.etc}/hami-hpc-prolog"}  # as 24.05 shows it
+    assert healthy.findings()["Prolog"].is_ok
+
+
+def test_includes_of_plugstack_conf_are_followed(healthy: Healthy) -> None:
+    healthy.write("etc/plugstack.conf", "include plugstack.conf.d/*.conf\n")
+    found = healthy.findings()["plugstack.conf"]
+    assert found.is_ok
+    assert "plugstack.conf.d/hami-hpc.conf:" in found.detail
+
+
+def test_doctor_finds_a_damaged_ledger(healthy: Healthy) -> None:
+    path = next(healthy.node.root.rglob("ledger.db"))
+    path.write_bytes(b"SQLite format 3\0" + b"x" * 5000)
+    assert "damaged" in healthy.findings()["ledger"].detail
+
+
+@pytest.mark.parametrize(("mib", "said"), [(GPU_MIB - 1, "promises 143156"), (GPU_MIB, "h200")])
+def test_doctor_finds_settings_that_promise_more_memory_than_there_is(healthy: Healthy, mib: int, said: str) -> None:
+    healthy.devices = (Device(0, UUIDS[0], "NVIDIA H200", mib),)
+    found = healthy.findings()["GPU 0"]
+    assert found.is_ok == (mib == GPU_MIB)
+    assert said in found.detail
+
+
+@pytest.mark.parametrize(("arguments", "environment"), [(("--node", "node2"), {}), ((), {"HAMI_HPC_NODE": "node2"})])
+def test_doctor_on_a_host_of_several_nodes_is_told_which_it_is(
+    healthy: Healthy, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], environment: dict[str, str]
+) -> None:
+    def several() -> str:
+        raise NodeError("slurm.conf has node1, node2 for host h; say which node this is with --node NAME")
+
+    monkeypatch.setattr(slurm, "node_name", several)
+    assert not healthy.findings()["gres.conf"].is_ok
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert "OK    gres.conf: node2 has 2 gpu" in healthy.run(*arguments).output
+
+
+def test_a_node_without_gpus_is_told_apart(healthy: Healthy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> tuple[Device, ...]:
+        raise NodeError("NVML cannot be used")
+
+    monkeypatch.setattr(nvml, "read_devices", no_driver)
+    assert healthy.findings()["driver"].level is Level.FAIL, "Slurm counts GPUs here"
+    healthy.counted = {}
+    findings = healthy.findings("login1")
+    assert "login1 has no GPUs in Slurm and none here" in findings["GPUs"].detail
+    assert "driver" not in findings
+    assert all(one.is_ok for one in findings.values())
+
+
+def test_doctor_goes_on_when_slurm_does_not_answer(healthy: Healthy, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def down() -> dict[str, str]:
+        asked.append(1)
+        raise NodeError("slurmctld is down")
+
+    monkeypatch.setattr(slurm, "configuration", down)
+    findings = healthy.findings()
+    assert findings["plugins"].detail == "slurmctld is down"
+    assert findings["plugstack.conf"].is_ok
+    assert findings["gres.conf"].is_ok
+    assert len(asked) == 1, "and waits for it once"
+
+
+def test_slurmdbd_that_does_not_answer_is_a_finding_of_its_own(
+    healthy: Healthy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down() -> frozenset[str]:
+        raise NodeError("sacctmgr failed: slurmdbd is down")
+
+    monkeypatch.setattr(slurm, "qos_names", down)
+    findings = healthy.findings()
+    assert findings["AccountingStorageEnforce"].is_ok
+    assert (findings["QoS"].level, findings["QoS"].detail) == (Level.FAIL, "sacctmgr failed: slurmdbd is down")
+
+
+def test_doctor_without_settings_says_only_that(tmp_path: Path) -> None:
+    (one,) = examine(str(tmp_path / "none.toml"))
+    assert "cannot be read" in one.detail
+
+
+def test_the_version_of_a_plugin_is_read_without_loading_it(tmp_path: Path) -> None:
+    build_library(tmp_path / "x.so", 0x1A0505)
+    assert slurm.version_text(plugin_version(tmp_path / "x.so")) == "26.05.5"
+    assert build.stamp_of(tmp_path / "x.so") == BUILD
+    with pytest.raises(NodeError, match="no plugin_version"):
+        plugin_version(Path(sys.executable))
+    with pytest.raises(NodeError, match="of which build"):
+        build.stamp_of(Path(sys.executable))
+
+
+def test_the_version_is_the_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hami_hpc.installed.BUILD", BUILD)
+    assert CliRunner().invoke(main, ["--version"]).output == f"hami-hpc, version {BUILD}\n"
+
+
+def test_in_a_checkout_without_git_the_revision_is_unknown(tmp_path: Path) -> None:
+    for name in ("scripts/build-info", "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    done = subprocess.run([tmp_path / "scripts/build-info"], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith(" (revision unknown)\n")
+    source = tmp_path / "build_info.c"
+    for _ in range(2):
+        subprocess.run([tmp_path / "scripts/build-info", source], check=True)
+        times = source.stat().st_mtime_ns
+    subprocess.run([tmp_path / "scripts/build-info", source], check=True)
+    assert source.stat().st_mtime_ns == times, "nothing is linked again for the same text"
