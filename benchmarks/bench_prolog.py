@@ -4,8 +4,8 @@
     .venv/bin/python benchmarks/bench_prolog.py [--rounds 101]
 
 Each round runs every case once, one after the other, so that whatever else the machine does falls on all alike. The
-run directory lies in memory (/dev/shm), as /run does on a node; ledger and spool lie in TMPDIR. The inventory is in the
-ledger, as in all prologs of a boot but the first.
+run directory, with the ledger, lies in memory (/dev/shm), as /run does on a node; the spool lies in TMPDIR. The
+inventory is in the ledger, as in all prologs of a boot but the first.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from hami_hpc.core.inventory import Device, make_inventory  # noqa: E402  after the path to the checkout
+from hami_hpc.shell import region  # noqa: E402
 from hami_hpc.shell.config import load_settings  # noqa: E402
 from hami_hpc.stages import common  # noqa: E402
 
@@ -109,6 +110,7 @@ def main() -> int:
         for _ in range(rounds):
             for case in cases:
                 times[case.name].append(timed_ms(case))
+        subprocess.run(("umount", region.jobs_dir(f"{memory}/run")), check=False)
     empty = statistics.median(times[cases[0].name])
     print(f"{rounds} rounds, {os.cpu_count()} CPUs, Python {sys.version.split()[0]}")
     print(f"{'':24}{'median ms':>10}{'10th':>8}{'90th':>8}{'x empty':>9}")

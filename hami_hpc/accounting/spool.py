@@ -37,7 +37,10 @@ _FIELDS = {
     "oom_count": "BIGINT",
     "gpu_busy_ns": "BIGINT",
     "throttled_ns": "BIGINT",
+    "device_oom_count": "BIGINT",
 }
+# What records and stores from before the field was there lack.
+_DEFAULTS = {"device_oom_count": 0}
 USED_COLUMNS = {"cluster": "VARCHAR", **_FIELDS}
 
 
@@ -64,7 +67,7 @@ def parse_record(text: str) -> tuple[int | str, ...]:
         raise SpoolError(f"is no usage record of version {RECORD_VERSION}")
     values: list[int | str] = []
     for name, kind in _FIELDS.items():
-        value = record.get(name)
+        value = record.get(name, _DEFAULTS.get(name))
         if kind == "BIGINT" and (type(value) is not int or not 0 <= value <= _INT64_MAX):
             raise SpoolError(f"{name} is no whole number from 0 to {_INT64_MAX}")
         if kind == "VARCHAR" and not isinstance(value, str):
@@ -125,8 +128,10 @@ def _merge(
     con.execute(f"CREATE TEMP TABLE new AS SELECT {literal(cluster)} AS cluster, * FROM (SELECT {selected})", columns)
     known = used(root, store.Manifest(files=tuple(files)))
     key = "cluster, job_id, gpu_uuid, start_unix_ns"
+    filled = ", ".join(f"coalesce({name}, {value}) AS {name}" for name, value in _DEFAULTS.items())
+    both = f"SELECT * REPLACE ({filled}) FROM (SELECT * FROM {known} UNION ALL BY NAME SELECT * FROM new)"
     con.execute(
-        f"CREATE TEMP TABLE merged AS FROM (SELECT * FROM {known} UNION ALL SELECT * FROM new) "
+        f"CREATE TEMP TABLE merged AS FROM ({both}) "
         f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY end_unix_ns DESC, gpu_busy_ns DESC) = 1"
     )
     counts = con.execute(f"SELECT (SELECT count(*) FROM {known}), (SELECT count(*) FROM merged)").fetchone()

@@ -156,6 +156,8 @@ def usage(job: int, as_json: bool) -> None:
     busy = eff.duration(used.gpu_busy_ns / 1e9)
     click.echo(f"  GPU      busy for {busy}: {busy_percent:.1f} % of the GPU, of {grant.cores_percent} % held")
     click.echo(f"  limits   held back for {eff.duration(used.throttled_ns / 1e9)}; {used.oom_count} requests refused")
+    if used.device_oom_count:
+        click.echo(f"  GPU full {used.device_oom_count} requests within the limits found no memory: others held it")
     if used.state != "ok":
         click.echo("  the job's usage record is damaged; the figures are bounds")
 

@@ -79,12 +79,13 @@ def jobs(as_json: bool) -> None:
             usage.used_bytes // MIB if usage.state == "ok" else usage.state,
             usage.peak_bytes // MIB,
             usage.oom_count,
+            usage.device_oom_count,
             grant.cores_percent,
         )
         for grant, usage in zip(grants, used, strict=True)
     ]
-    head = ("JOB", "UID", "GPU", "CLASS", "LIMIT MIB", "USED MIB", "PEAK MIB", "OOM", "CORES %")
-    click.echo(table(head, rows, right=(0, 1, 2, 4, 5, 6, 7, 8)))
+    head = ("JOB", "UID", "GPU", "CLASS", "LIMIT MIB", "USED MIB", "PEAK MIB", "OOM", "OOM GPU", "CORES %")
+    click.echo(table(head, rows, right=(0, 1, 2, 4, 5, 6, 7, 8, 9)))
 
 
 def _job_json(grant: Grant, usage: Usage) -> dict[str, object]:
@@ -93,6 +94,7 @@ def _job_json(grant: Grant, usage: Usage) -> dict[str, object]:
         "used_bytes": usage.used_bytes,
         "peak_bytes": usage.peak_bytes,
         "oom_count": usage.oom_count,
+        "device_oom_count": usage.device_oom_count,
     }
 
 

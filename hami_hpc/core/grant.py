@@ -83,9 +83,10 @@ def parse_units(environment: Mapping[str, str]) -> JobUnits | None:
     missing = [name for name in VGPU_VARIABLES if not environment.get(name)]
     if missing:
         raise NodeError(
-            f"job {job_id} has a vgpu but {', '.join(missing)} did not reach its prolog: a gres plugin of hami_hpc is "
-            "missing or was built for another Slurm. Rebuild and install the plugins here and on the controller, "
-            "restart slurmd, and check with hami-hpc doctor",
+            f"job {job_id} has a vgpu but {', '.join(missing)} did not reach its prolog: either a gres plugin of "
+            "hami_hpc is missing or was built for another Slurm (rebuild and install the plugins here and on the "
+            "controller, restart slurmd), or job_submit.lua did not translate the request (slurm.conf lacks "
+            "JobSubmitPlugins=lua or the file its lines of hami_hpc). Check with hami-hpc doctor",
         )
     numbers = {name: environment[name] for name in (c.ENV_VGPU, c.ENV_MEM_MIB, c.ENV_CORES)}
     for name, text in numbers.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to be done so that ledger, run directory, Slurm and driver tell the same story. Pure: a plan, no deeds."""
+"""What has to be done so that ledger, run directory, Slurm and driver tell the same story. Pure: it returns a plan."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class Kind(Enum):
     RESTORE_ROW = "restore-row"
     REMOVE_DIRECTORY = "remove-directory"
     REMOVE_FILE = "remove-file"
+    DELIVER = "deliver"  # usage records that waited in the run directory
     PROBLEM = "problem"  # for a person: nothing here is safe to do by itself
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One deed, with the sentence that is printed for it. `name` is the directory's in `jobs/`."""
+    """One step of the plan, with the sentence that is printed for it. `name` is the directory's in `jobs/`."""
 
     kind: Kind
     text: str
@@ -45,6 +46,7 @@ class Directory:
     grant: Grant | None
     is_ended: bool
     age_s: float
+    is_bad: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,13 @@ def _rows(state: NodeState) -> Iterable[Action]:
 def _directories(state: NodeState) -> Iterable[Action]:
     known = {grant.job_id for grant in state.rows}
     for entry in state.directories:
-        if entry.is_ended:
+        if entry.is_bad:
+            text = (
+                f"{entry.name} in the run directory's jobs could not be handled and was set aside: please report it, "
+                "then unmount its shared (umount -l) and remove it (rm -r)"
+            )
+            yield Action(Kind.PROBLEM, text, name=entry.name)
+        elif entry.is_ended:
             if entry.grant is None:
                 text = f"{entry.name}: holds no limits record, so its usage belongs to nobody; removed"
                 yield Action(Kind.REMOVE_DIRECTORY, text, name=entry.name)

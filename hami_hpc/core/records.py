@@ -15,7 +15,7 @@ from hami_hpc.core.grant import Grant
 
 MIB = 1 << 20
 USAGE_FILE_SIZE = c.USAGE_SIZE + c.USAGE_STEP_SIZE * c.USAGE_STEP_COUNT + c.USAGE_SLOT_SIZE * c.USAGE_SLOT_COUNT
-UINT64_MAX = (1 << 64) - 1
+INT64_MAX = (1 << 63) - 1  # the most that SQLite, JSON readers and Parquet take
 _SLOTS_AT = c.USAGE_SIZE + c.USAGE_STEP_SIZE * c.USAGE_STEP_COUNT
 
 Fields = Mapping[str, tuple[int, int, str]]
@@ -30,9 +30,11 @@ class Usage(NamedTuple):
     oom_count: int
     gpu_busy_ns: int
     throttled_ns: int
+    device_oom_count: int = 0
 
 
 MISSING_USAGE = Usage("missing", 0, 0, 0, 0, 0)
+DAMAGED_USAGE = Usage("damaged", 0, 0, 0, 0, 0)
 
 
 def _pack(fields: Fields, size: int, values: Mapping[str, int | str]) -> bytes:
@@ -94,6 +96,8 @@ def parse_limits(data: bytes, model: str = "") -> Grant | None:
     mode = named(c.MODES, "mode")
     if number("step_id") != c.JOB_STEP_ID or not (service_class and policy and mode and uuid):
         return None
+    if number("created_unix_ns") > INT64_MAX:
+        return None
     return Grant(
         job_id=number("job_id"),
         uid=number("uid"),
@@ -126,7 +130,8 @@ def parse_usage(data: bytes, mem_limit_bytes: int, elapsed_ns: int) -> Usage:
     """Usage from a usage file's bytes, whatever they are. Times in ns; slots that died with time in them count.
 
     Bounds: memory by the job's limit, GPU time by the job's run time (one GPU), time held back by run time times the
-    processes there can be. A number beyond its bound, or a header that does not fit, makes the state "damaged".
+    processes there can be, and everything by what the record can hold. A number beyond its bound, or a header that
+    does not fit, makes the state "damaged".
     """
 
     def number(name: str) -> int:
@@ -138,20 +143,39 @@ def parse_usage(data: bytes, mem_limit_bytes: int, elapsed_ns: int) -> Usage:
         or number("abi_version") != c.ABI_VERSION
         or number("record_size") != USAGE_FILE_SIZE
     ):
-        return Usage("damaged", 0, 0, 0, 0, 0)
+        return DAMAGED_USAGE
     gpu_busy_ns, throttled_ns = number("gpu_busy_ns"), number("throttled_ns")
-    for base in range(_SLOTS_AT, USAGE_FILE_SIZE, c.USAGE_SLOT_SIZE):
-        if data[base : base + 4] != b"\0\0\0\0":  # state: free slots are nearly all, and cost only this
-            gpu_busy_ns += _number(data, c.USAGE_SLOT_FIELDS, "gpu_busy_ns", base)
-            throttled_ns += _number(data, c.USAGE_SLOT_FIELDS, "throttled_ns", base)
-    found = (number("used_bytes"), number("peak_bytes"), number("oom_count"), gpu_busy_ns, throttled_ns)
-    bounds = (mem_limit_bytes, mem_limit_bytes, UINT64_MAX >> 1, elapsed_ns, elapsed_ns * c.USAGE_SLOT_COUNT)
-    bounded = [min(value, max(bound, 0)) for value, bound in zip(found, bounds, strict=True)]
+    for base in _slots_in_use(data):
+        gpu_busy_ns += _number(data, c.USAGE_SLOT_FIELDS, "gpu_busy_ns", base)
+        throttled_ns += _number(data, c.USAGE_SLOT_FIELDS, "throttled_ns", base)
+    found = (
+        number("used_bytes"),
+        number("peak_bytes"),
+        number("oom_count"),
+        gpu_busy_ns,
+        throttled_ns,
+        number("device_oom_count"),
+    )
+    elapsed_ns = max(elapsed_ns, 0)  # negative when the clock was set back
+    bounds = (mem_limit_bytes, mem_limit_bytes, INT64_MAX, elapsed_ns, elapsed_ns * c.USAGE_SLOT_COUNT, INT64_MAX)
+    bounded = [min(value, max(bound, 0), INT64_MAX) for value, bound in zip(found, bounds, strict=True)]
     return Usage("ok" if tuple(bounded) == found else "damaged", *bounded)
+
+
+def _slots_in_use(data: bytes) -> list[int]:
+    """Offsets of the slots whose state is not 0. Looks at one byte of all slots at a time: nearly all are free."""
+    offset, width, _kind = c.USAGE_SLOT_FIELDS["state"]
+    used: set[int] = set()
+    for at in range(_SLOTS_AT + offset, _SLOTS_AT + offset + width):
+        column = data[at :: c.USAGE_SLOT_SIZE]
+        if column.strip(b"\0"):
+            used.update(index for index, byte in enumerate(column) if byte)
+    return [_SLOTS_AT + index * c.USAGE_SLOT_SIZE for index in sorted(used)]
 
 
 def usage_record(grant: Grant, usage: Usage, end_unix_ns: int) -> dict[str, int | str]:
     """The usage spool's JSON object of an ended job; times in ns, `start` and `end` in seconds since 1970."""
+    end_unix_ns = max(end_unix_ns, grant.created_unix_ns)  # the clock may have been set back
     return {
         "version": 1,
         "job_id": grant.job_id,
@@ -169,6 +193,7 @@ def usage_record(grant: Grant, usage: Usage, end_unix_ns: int) -> dict[str, int 
         "usage": usage.state,
         "peak_bytes": usage.peak_bytes,
         "oom_count": usage.oom_count,
+        "device_oom_count": usage.device_oom_count,
         "gpu_busy_ns": usage.gpu_busy_ns,
         "throttled_ns": usage.throttled_ns,
     }

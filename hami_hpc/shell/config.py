@@ -173,8 +173,8 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
     vgpu = _Table(path, "vgpu", top.take("vgpu", {}))
     paths = _Table(path, "paths", top.take("paths", {}))
     scaling = vgpu.take("memory_scaling", c.DEFAULT_MEMORY_SCALING)
-    if type(scaling) not in (int, float) or not 0.1 <= scaling <= 10:
-        vgpu.refuse("memory_scaling", scaling, "a number from 0.1 to 10")
+    if type(scaling) not in (int, float) or not 0.1 <= scaling <= 1:
+        vgpu.refuse("memory_scaling", scaling, "a number from 0.1 to 1, as memory cannot be oversold yet")
     models = _models(path, top.take("gpu_models", {}))
     settings = Settings(
         path=path,

@@ -1,35 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's ledger: SQLite in <state_dir>/ledger.db, the truth about which job holds what of which GPU.
+"""The node's ledger: SQLite in <run_dir>/ledger.db, the truth about which job holds what of which GPU.
 
-Every write is one transaction that begins IMMEDIATE, so two prologs never decide on the same state. Rows of another
-boot are void: the first writer of a boot drops them. A new ledger is filled, in the transaction that creates it, from
-the run directory, whose limits records only root writes. So a ledger that was lost, emptied or damaged (it is then put
-aside as `ledger.db.damaged-<time>`), or that an older hami_hpc wrote, stops no job, and nothing that is held is given
-twice.
+Every write is one transaction that begins IMMEDIATE, so two prologs never decide on the same state. SQLite's rollback
+journal: every way of waiting in it honours the busy timeout, and the journal of a killed process is rolled back by
+whoever opens next. Rows of another boot are void: the first writer of a boot drops them.
+
+A ledger that is missing, empty, of an older version or damaged is made anew from the run directory, whose limits
+records only root writes: complete under another name, then renamed. So it stops no job, and nothing that is held is
+given twice. A damaged one is kept as `ledger.db.damaged-<time>`.
+
+An open ledger holds <run_dir>/ledger.lock shared, whoever makes a new one holds it exclusively: so nobody writes into a
+file that was put aside, and a prolog or epilog in the middle of its work is over when the run directory is read.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Gpu
 from hami_hpc.errors import NodeError
+from hami_hpc.shell import locks
 
 FILE_NAME = "ledger.db"
+LOCK_NAME = "ledger.lock"
+NEW = ".new"
+SIDE_FILES = ("-journal", "-wal", "-shm")
 SCHEMA_VERSION = 2  # 2: grants have phase_percent
 BUSY_TIMEOUT_S = 30.0  # generous: a transaction takes a millisecond, and giving up drains the node
+ATTEMPTS = 10
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 GRANT_COLUMNS = tuple(f'"{name}"' for name in Grant._fields)
 GPU_COLUMNS = tuple(f'"{name}"' for name in Gpu._fields)
 SCHEMA = (
-    "DROP TABLE IF EXISTS grants",  # an older version's
-    "DROP TABLE IF EXISTS gpus",
     f"CREATE TABLE grants (boot_id, {', '.join(GRANT_COLUMNS)}, PRIMARY KEY (job_id))",
     f"CREATE TABLE gpus (boot_id, {', '.join(GPU_COLUMNS)}, PRIMARY KEY (minor))",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
@@ -40,32 +47,29 @@ class LedgerDamagedError(NodeError):
     """The file is no SQLite database any more, or its pages contradict each other."""
 
 
+class LedgerMissingError(NodeError):
+    """There is no ledger of this version: no file, an empty one, or one of an older hami_hpc."""
+
+
 class Ledger:
     """An open ledger. Methods raise NodeError with the file, what failed, and what to do."""
 
     def __init__(self, connection: sqlite3.Connection, path: str, boot_id: str) -> None:
         self._connection = connection
         self._boot_id = boot_id
+        self._lock: int | None = None
         self.path = path
 
-    def close(self) -> None:
-        self._connection.close()
+    def keep_lock(self, lock: int) -> None:
+        """Gives the ledger a lock's descriptor to close after itself."""
+        self._lock = lock
 
-    def create(self, held: Callable[[], Iterable[Grant]]) -> None:
-        """Makes the tables if nobody has, in place of an older version's, and enters `held()`, what the run directory
-        shows, in one go."""
-        with explained(self.path):
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                if self._connection.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION:
-                    for statement in SCHEMA:
-                        self._connection.execute(statement)
-                    self._insert(self._connection, held())
-                self._connection.execute("COMMIT")
-            finally:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+    def close(self) -> None:
+        """Closes the file, then gives the lock back."""
+        self._connection.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
@@ -116,20 +120,14 @@ class Ledger:
             if old is not None and old.same_slice(grant):
                 return old
             grant = decide(grant, tuple(held for held in live if held.job_id != grant.job_id))
-            self._insert(connection, (grant,))
+            _insert(connection, self._boot_id, (grant,))
         return grant
 
     def restore(self, grant: Grant) -> None:
         """Enters a grant that the run directory shows and the ledger lost; a row of its job id stays as it is."""
         with self._write() as connection:
             if self.grant_of(grant.job_id) is None:
-                self._insert(connection, (grant,))
-
-    def _insert(self, connection: sqlite3.Connection, grants: Iterable[Grant]) -> None:
-        columns = ", ".join(GRANT_COLUMNS)
-        marks = ", ".join("?" * (len(GRANT_COLUMNS) + 1))
-        rows = [(self._boot_id, *grant) for grant in grants]
-        connection.executemany(f"INSERT OR REPLACE INTO grants (boot_id, {columns}) VALUES ({marks})", rows)
+                _insert(connection, self._boot_id, (grant,))
 
     def remove(self, grant: Grant) -> None:
         """Closes a grant; a newer grant of the same job id stays."""
@@ -159,6 +157,13 @@ class Ledger:
         return None if found == "ok" else str(found)
 
 
+def _insert(connection: sqlite3.Connection, boot_id: str, grants: Iterable[Grant]) -> None:
+    columns = ", ".join(GRANT_COLUMNS)
+    marks = ", ".join("?" * (len(GRANT_COLUMNS) + 1))
+    rows = [(boot_id, *grant) for grant in grants]
+    connection.executemany(f"INSERT OR REPLACE INTO grants (boot_id, {columns}) VALUES ({marks})", rows)
+
+
 @contextmanager
 def explained(path: str) -> Iterator[None]:
     """Turns SQLite's errors into NodeErrors (LedgerDamagedError for damage) that say what to do."""
@@ -169,54 +174,19 @@ def explained(path: str) -> Iterator[None]:
         if code in DAMAGED:
             raise LedgerDamagedError(f"ledger {path} is damaged ({error}). Run: hami-hpc reconcile") from error
         advice = {
-            sqlite3.SQLITE_BUSY: f"another process has held it for over {BUSY_TIMEOUT_S:.0f} s: see fuser {path}",
-            sqlite3.SQLITE_FULL: "its disk is full: free some space (df)",
+            sqlite3.SQLITE_BUSY: f"another process has held it for over {BUSY_TIMEOUT_S:g} s: see fuser {path}",
+            sqlite3.SQLITE_FULL: "its file system is full: free some space (df)",
             sqlite3.SQLITE_READONLY: "its file system is read-only or its permissions changed (mount, ls -l)",
-            sqlite3.SQLITE_IOERR: "its disk is full or failing: see df and dmesg",
+            sqlite3.SQLITE_IOERR: "its file system is full or failing: see df and dmesg",
             sqlite3.SQLITE_CANTOPEN: "its directory is missing, full or not writable (df, ls -ld)",
         }.get(code, "see slurmd.log, then: hami-hpc doctor")
         raise NodeError(f"ledger {path}: {error}; {advice}") from error
 
 
-def _connect(path: str, boot_id: str, held: Callable[[], Iterable[Grant]]) -> Ledger:
-    """Opens or creates, and reads everything once, so that damage shows here and not in the middle of a decision."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    with explained(path):
-        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-    ledger = Ledger(connection, path, boot_id)
+@contextmanager
+def _reachable(path: str) -> Iterator[None]:
     try:
-        with explained(path):
-            # A killed process loses nothing by this. A power loss may, but it ends the boot and with it every grant,
-            # and a ledger torn by one is replaced. So no prolog waits for a disk.
-            connection.execute("PRAGMA synchronous = OFF")
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version < SCHEMA_VERSION:
-            ledger.create(held)
-        elif version > SCHEMA_VERSION:
-            raise NodeError(
-                f"ledger {path} is of version {version}, which a newer hami_hpc than this (it writes {SCHEMA_VERSION}) "
-                "has left. Install that again, or drain the node, and when no vgpu job runs here move the file away",
-            )
-        ledger.grants()
-        ledger.inventory()
-    except BaseException:
-        ledger.close()
-        raise
-    return ledger
-
-
-def open_ledger(state_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]]) -> Ledger:
-    """Opens the ledger, creating it (and its directory) if need be; `held()` gives the grants the run directory shows.
-
-    A damaged one is put aside and replaced. NodeError for anything else that stands in the way.
-    """
-    path = f"{state_dir}/{FILE_NAME}"
-    try:
-        os.makedirs(state_dir, 0o755, exist_ok=True)
-        try:
-            return _connect(path, boot_id, held)
-        except LedgerDamagedError:
-            return replace_damaged(path, boot_id, held)
+        yield
     except PermissionError as error:
         if os.geteuid() != 0:
             raise NodeError(f"ledger {path} is root's: run this as root") from error
@@ -225,22 +195,117 @@ def open_ledger(state_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]
         raise NodeError(f"ledger {path} cannot be opened ({error.strerror}): see df, mount and ls -ld") from error
 
 
-def replace_damaged(path: str, boot_id: str, held: Callable[[], Iterable[Grant]]) -> Ledger:
-    """Puts a damaged ledger aside and opens a new one. Only one process does so; the others find it done."""
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _connect(path: str, boot_id: str) -> Ledger:
+    """Opens what is there, and reads everything once, so that damage shows here and not in the middle of a decision.
+
+    LedgerMissingError and LedgerDamagedError when a new one has to be made, NodeError for anything else.
+    """
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            ledger = _connect(path, boot_id, held)
-            if ledger.damage() is None:
+        is_empty = os.stat(path).st_size == 0
+    except FileNotFoundError:
+        is_empty = True
+    if is_empty:
+        raise LedgerMissingError(f"there is no ledger {path}")
+    with explained(path):
+        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    ledger = Ledger(connection, path, boot_id)
+    try:
+        with explained(path):
+            # A killed process loses nothing by this. A power loss may, but it ends the boot and with it every grant.
+            # So no prolog waits for a disk.
+            connection.execute("PRAGMA synchronous = OFF")
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            journal = connection.execute("PRAGMA journal_mode").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise NodeError(
+                f"ledger {path} is of version {version}, which a newer hami_hpc than this (it writes {SCHEMA_VERSION}) "
+                "has left. Install that again, or drain the node, and when no vgpu job runs here move the file away",
+            )
+        if version < SCHEMA_VERSION or journal == "wal":
+            raise LedgerMissingError(f"ledger {path} is an older hami_hpc's")
+        ledger.grants()
+        ledger.inventory()
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def open_ledger(run_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]]) -> Ledger:
+    """Opens the ledger, making it if need be; `held()` gives the grants the run directory shows, which must be there.
+
+    A damaged one is put aside and replaced. NodeError for anything else that stands in the way.
+    """
+    path = f"{run_dir}/{FILE_NAME}"
+    with _reachable(path):
+        for _attempt in range(ATTEMPTS):
+            lock = locks.acquire(f"{run_dir}/{LOCK_NAME}", exclusive=False, timeout_s=BUSY_TIMEOUT_S)
+            try:
+                ledger = _connect(path, boot_id)
+                ledger.keep_lock(lock)
                 return ledger
-            ledger.close()
-        except LedgerDamagedError:
-            pass
-        aside = f"{path}.damaged-{time.time_ns()}"
-        for suffix in ("-wal", "-shm", ""):
-            if os.path.exists(path + suffix):
-                os.rename(path + suffix, aside + suffix)
-        return _connect(path, boot_id, held)
-    finally:
-        os.close(lock)
+            except (LedgerMissingError, LedgerDamagedError):
+                os.close(lock)  # before the exclusive one is asked for: two who hold it shared would wait for ever
+            except BaseException:
+                os.close(lock)
+                raise
+            make_sound(run_dir, boot_id, held)
+    raise NodeError(f"ledger {path} was made {ATTEMPTS} times and was damaged again each time: see df and dmesg")
+
+
+def make_sound(run_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]]) -> None:
+    """Makes a new ledger in place of one that is missing, old or damaged. A sound one, which another made, stays."""
+    path = f"{run_dir}/{FILE_NAME}"
+    with _reachable(path):
+        lock = locks.acquire(f"{run_dir}/{LOCK_NAME}", exclusive=True, timeout_s=BUSY_TIMEOUT_S)
+        try:
+            aside = None
+            try:
+                ledger = _connect(path, boot_id)
+                try:
+                    damage = ledger.damage()
+                finally:
+                    ledger.close()
+                if damage is None:
+                    return
+                aside = f"{path}.damaged-{time.time_ns()}"
+            except LedgerDamagedError:
+                aside = f"{path}.damaged-{time.time_ns()}"
+            except LedgerMissingError:
+                pass
+            _make(path, boot_id, held(), aside)
+        finally:
+            os.close(lock)
+
+
+def _make(path: str, boot_id: str, grants: Iterable[Grant], aside: str | None) -> None:
+    """A new ledger under `path`; what was there goes to `aside`, or away. For the holder of the exclusive lock.
+
+    The old file goes before its journal, and there is none under `path` in between: so no journal is ever taken for
+    that of another file.
+    """
+    for leftover in (path + NEW, *(path + NEW + suffix for suffix in SIDE_FILES)):
+        with suppress(FileNotFoundError):
+            os.unlink(leftover)
+    os.close(os.open(path + NEW, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    with explained(path):
+        connection = sqlite3.connect(path + NEW, isolation_level=None)
+        try:
+            connection.execute("PRAGMA journal_mode = OFF")
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute("BEGIN")
+            for statement in SCHEMA:
+                connection.execute(statement)
+            _insert(connection, boot_id, grants)
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+    with suppress(FileNotFoundError):
+        if aside is None:
+            os.unlink(path)
+        else:
+            os.rename(path, aside)
+    for suffix in SIDE_FILES:
+        with suppress(FileNotFoundError):
+            os.unlink(path + suffix)
+    os.rename(path + NEW, path)

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run directory: <run_dir>/jobs/<job id>/ with job.limits (root's) and usage (the user's).
+"""The run directory: <run_dir>/jobs/<job id>/ with job.limits (root's) and shared/usage (the user's).
 
-Directories belong to root, so a user can change only the content, size, mode and links of the own `usage` file. Root
-opens that file without following links or blocking, reads a bounded number of bytes, never maps it, and believes
-nothing in it. A directory appears under its job id by one rename, complete; other names in `jobs/` begin with a dot:
-`.new-*` is being built, `.gone-*` is being removed, `.ended-*` has usage that could not be written to the spool.
+Directories belong to root, so a user can change only the content, size and mode of the own usage file. That file lies
+alone on a tmpfs of exactly its size, so it cannot grow at the node's expense; where mounts are not to be had it lies in
+a plain directory, and syslog says so. Root opens it without following links or blocking, reads a bounded number of
+bytes, never maps it, and believes nothing in it.
+
+A directory appears under its job id by one rename, complete; other names in `jobs/` begin with a dot: `.new-*` is being
+built, `.gone-*` is being removed, `.ended-*` has usage that could not be written to the spool or a row that could not
+be deleted, `.bad-*` could not be handled and waits for a person.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from contextlib import contextmanager, suppress
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import (
+    DAMAGED_USAGE,
     MISSING_USAGE,
     USAGE_FILE_SIZE,
     Usage,
@@ -28,12 +33,17 @@ from hami_hpc.core.records import (
     parse_usage,
 )
 from hami_hpc.errors import NodeError
+from hami_hpc.shell import mounts
 
 SELF = "self"  # where SPANK's ldso mode mounts a job's directory in its own mount namespace
 ENDED = ".ended-"
+BAD = ".bad-"
 NEW = ".new-"
 GONE = ".gone-"
 ATTEMPTS = 20
+SHARED, _, USAGE_NAME = c.FILE_USAGE.rpartition("/")
+SHARED_INODES = 2  # its root and the usage file
+JOBS_LOCK = "jobs.lock"
 
 
 def jobs_dir(run_dir: str) -> str:
@@ -55,7 +65,10 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def prepare(run_dir: str) -> None:
-    """Makes the run directory, `jobs` and `self`. NodeError when somebody else could write there."""
+    """Makes what is missing of the run directory, `jobs` (a mount of its own) and `self`.
+
+    NodeError when somebody else could write there.
+    """
     with _explained("making the run directory"):
         for path in (run_dir, jobs_dir(run_dir), f"{run_dir}/{SELF}"):
             try:
@@ -63,11 +76,14 @@ def prepare(run_dir: str) -> None:
                 os.chmod(path, 0o755)
             except FileExistsError:
                 status = os.lstat(path)
+                if os.geteuid() != 0 and status.st_uid == 0:
+                    raise NodeError(f"{path} is root's: run this as root") from None
                 if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
                     raise NodeError(
                         f"{path} is not a directory that root alone can write (uid {status.st_uid}, mode "
                         f"{stat.S_IMODE(status.st_mode):04o}). Move it away; the next prolog makes it again",
                     ) from None
+    mounts.make_private(jobs_dir(run_dir), f"{run_dir}/{JOBS_LOCK}")
 
 
 def place(run_dir: str, grant: Grant) -> bool:
@@ -77,11 +93,15 @@ def place(run_dir: str, grant: Grant) -> bool:
     grant (an earlier run of the job) is removed.
     """
     target = job_dir(run_dir, grant.job_id)
-    if read_grant(target) == _without_model(grant):
+
+    def is_there() -> bool:
+        return read_grant(target) == _without_model(grant) and os.path.lexists(f"{target}/{c.FILE_USAGE}")
+
+    if is_there():
         return False
     with _explained(f"making the run directory of job {grant.job_id}"):
         built = _build(run_dir, grant.job_id, {c.FILE_JOB_LIMITS: pack_limits(grant)}, grant.uid)
-        return _appear(run_dir, built, target, lambda: read_grant(target) == _without_model(grant))
+        return _appear(run_dir, built, target, is_there)
 
 
 def place_refusal(run_dir: str, job_id: int, message: str) -> None:
@@ -104,11 +124,46 @@ def _build(run_dir: str, job_id: int, files: dict[str, bytes], usage_uid: int | 
             finally:
                 os.close(fd)
         if usage_uid is not None:
+            _make_shared(run_dir, path)
             _create_usage(f"{path}/{c.FILE_USAGE}", usage_uid)
     except BaseException:
         remove_tree(path)
         raise
     return path
+
+
+def _make_shared(run_dir: str, directory: str) -> None:
+    """The directory of the usage file: a tmpfs that holds this one file and no more."""
+    path = f"{directory}/{SHARED}"
+    os.mkdir(path, 0o755)
+    os.chmod(path, 0o755)
+    if mounts.is_mount_point(jobs_dir(run_dir)) and mounts.mount_bounded(path, USAGE_FILE_SIZE, SHARED_INODES):
+        return
+    from hami_hpc.shell import report
+
+    why = mounts.obstacle() or f"mount failed below {jobs_dir(run_dir)}"
+    report.to_syslog(report.WARNING, f"prolog: usage files are not bounded, a user can fill {run_dir}: {why}")
+
+
+def unbounded_usage(run_dir: str) -> str | None:
+    """Why a user can fill the run directory by growing a usage file; None when nobody can. Changes nothing.
+
+    For doctor. It tells what the jobs that are here have got, and whether this process could mount.
+    """
+    jobs = jobs_dir(run_dir)
+    if (obstacle := mounts.obstacle()) is not None:
+        return f"no tmpfs can be mounted here: {obstacle}"
+    plain = [
+        name for name in entries(run_dir) if name.isdigit() and os.path.lexists(f"{jobs}/{name}/{c.FILE_JOB_LIMITS}")
+    ]
+    plain = [name for name in plain if not mounts.is_mount_point(f"{jobs}/{name}/{SHARED}")]
+    if plain:
+        return f"the usage file of job {', '.join(plain[:8])} is on no tmpfs of its own; see syslog"
+    if os.path.isdir(jobs) and mounts.is_mount_point(jobs) and mounts.propagates(jobs):
+        return (
+            f"mounts below {jobs} also appear elsewhere, where a user can stop them. Run: mount --make-private {jobs}"
+        )
+    return None
 
 
 def _create(path: str, mode: int) -> int:
@@ -188,11 +243,19 @@ def read_grant(directory: str) -> Grant | None:
 
 
 def read_usage(directory: str, grant: Grant, now_unix_ns: int) -> Usage:
-    """The job's usage so far; "missing" when the file cannot be read, "damaged" when its content is nonsense."""
+    """The job's usage so far; "missing" when the file cannot be read, "damaged" when its content is nonsense.
+
+    Never fails: what a user wrote must not stop root's work.
+    """
     data = _read_bounded(f"{directory}/{c.FILE_USAGE}", USAGE_FILE_SIZE, None)
     if data is None:
+        data = _read_bounded(f"{directory}/{USAGE_NAME}", USAGE_FILE_SIZE, None)  # an older hami_hpc's directory
+    if data is None:
         return MISSING_USAGE
-    return parse_usage(data, grant.mem_mib << 20, now_unix_ns - grant.created_unix_ns)
+    try:
+        return parse_usage(data, grant.mem_mib << 20, now_unix_ns - grant.created_unix_ns)
+    except Exception:  # a fault of ours that some content finds: the numbers are lost, the rest goes on
+        return DAMAGED_USAGE
 
 
 def entries(run_dir: str) -> tuple[str, ...]:
@@ -224,6 +287,21 @@ def set_aside(run_dir: str, grant: Grant) -> None:
         os.rename(job_dir(run_dir, grant.job_id), ended_dir(run_dir, grant))
 
 
+def set_bad(run_dir: str, name: str) -> str:
+    """Renames an entry of `jobs/` that cannot be handled, so that nothing else stumbles over it. Returns its name."""
+    bad = f"{BAD}{name.lstrip('.')}-{time.time_ns()}"
+    with _explained(f"setting aside {name}"), suppress(FileNotFoundError):
+        os.rename(f"{jobs_dir(run_dir)}/{name}", f"{jobs_dir(run_dir)}/{bad}")
+    return bad
+
+
+def ended_grants(run_dir: str) -> tuple[Grant, ...]:
+    """The grants of jobs that have ended, but whose rows may still be in the ledger."""
+    names = (name for name in entries(run_dir) if name.startswith((ENDED, BAD)))
+    found = (read_grant(f"{jobs_dir(run_dir)}/{name}") for name in names)
+    return tuple(grant for grant in found if grant is not None)
+
+
 def ended_unix_ns(directory: str) -> int:
     """When a directory was set aside: a rename changes its inode's ctime, and nothing after does."""
     return os.stat(directory).st_ctime_ns
@@ -250,16 +328,16 @@ def remove(run_dir: str, directory: str) -> None:
 
 
 def remove_tree(directory: str) -> None:
-    """Unlinks a directory's files and the directory; nothing below is followed. No error when parts are gone.
+    """Unlinks a directory's files and the directory, and unmounts what is mounted below; nothing is followed.
 
-    The usage file is emptied first: its user may hold it open or linked elsewhere, and its pages are the node's.
+    No error when parts are gone. The usage file is emptied first: its user may hold it open or linked elsewhere, and
+    its pages are the node's.
     """
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
         return
     except NotADirectoryError:
-        names = []
         os.unlink(directory)
         return
     except OSError as error:
@@ -267,18 +345,18 @@ def remove_tree(directory: str) -> None:
     with _explained("removing a run directory"):
         for name in names:
             path = f"{directory}/{name}"
-            if name == c.FILE_USAGE:
+            if name == USAGE_NAME:
                 _empty(path)
             try:
                 os.unlink(path)
             except FileNotFoundError:
                 continue
             except IsADirectoryError:
+                _empty(f"{path}/{USAGE_NAME}")
+                mounts.detach(path)
                 remove_tree(path)
-        try:
+        with suppress(FileNotFoundError):
             os.rmdir(directory)
-        except FileNotFoundError:
-            return
 
 
 def _empty(path: str) -> None:

@@ -2,6 +2,9 @@
 """The usage spool: <state_dir>/usage/<job id>.json, one file a job, until accounting collects it.
 
 A requeued job ends more than once under one id: later ends are <job id>-<start in ns>.json.
+
+While the spool cannot be written (its disk is full, read-only or gone) records wait in <run_dir>/spool/, each as
+<job id>-<start in ns>.json, and the next epilog or reconcile that can takes them over.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from contextlib import closing, suppress
 from hami_hpc.errors import NodeError
 
 DIRECTORY = "usage"
+WAITING = "spool"
+WAITING_AT_MOST = 10_000  # records in memory, 4 KiB each
+DELIVERED_AT_ONCE = 100  # by one epilog, which waits for the disk at each
 
 
 def _start_of(path: str) -> int | None:
@@ -30,15 +36,22 @@ def _start_of(path: str) -> int | None:
         return None
 
 
-def is_spooled(state_dir: str, job_id: int, start_unix_ns: int) -> bool:
-    """Whether this run of the job has its record."""
+def waiting_dir(run_dir: str) -> str:
+    return f"{run_dir}/{WAITING}"
+
+
+def is_spooled(state_dir: str, run_dir: str, job_id: int, start_unix_ns: int) -> bool:
+    """Whether this run of the job has its record, in the spool or waiting for it."""
     base = f"{state_dir}/{DIRECTORY}/{job_id}"
-    return _start_of(f"{base}.json") == start_unix_ns or os.path.exists(f"{base}-{start_unix_ns}.json")
+    return (
+        _start_of(f"{base}.json") == start_unix_ns
+        or os.path.exists(f"{base}-{start_unix_ns}.json")
+        or os.path.exists(f"{waiting_dir(run_dir)}/{job_id}-{start_unix_ns}.json")
+    )
 
 
-def leftovers(state_dir: str, older_than_s: float) -> tuple[str, ...]:
-    """Paths of half-written records that a killed epilog left."""
-    directory = f"{state_dir}/{DIRECTORY}"
+def leftovers(directory: str, older_than_s: float) -> tuple[str, ...]:
+    """Paths of half-written records that a killed epilog left in a directory."""
     found = []
     with suppress(OSError):  # no spool yet, or nothing of ours: then nothing is left over
         for name in os.listdir(directory):
@@ -49,7 +62,7 @@ def leftovers(state_dir: str, older_than_s: float) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _json(record: dict[str, int | str]) -> str:
+def to_json(record: dict[str, int | str]) -> str:
     """A flat record as JSON: SQLite's own encoder, since it is loaded already and importing json is a twentieth of an
     epilog."""
     marks = ", ".join("?" * (2 * len(record)))
@@ -58,33 +71,102 @@ def _json(record: dict[str, int | str]) -> str:
         return str(connection.execute(f"SELECT json_object({marks})", values).fetchone()[0])
 
 
-def write(state_dir: str, record: dict[str, int | str]) -> str:
+def write(state_dir: str, job_id: int, start_unix_ns: int, text: str) -> None:
     """Writes a record under its final name, whole or not at all; a record of the same run that is there stays.
 
-    Returns the path. NodeError when the disk does not take it; nothing is left behind then.
+    NodeError when the disk does not take it; nothing is left behind then.
     """
-    job_id, start = record["job_id"], record["start_unix_ns"]
     directory = f"{state_dir}/{DIRECTORY}"
-    path = f"{directory}/{job_id}.json"
     temporary = f"{directory}/.{job_id}-{os.getpid()}"
     try:
         os.makedirs(directory, 0o755, exist_ok=True)
-        found = _start_of(path)
-        if found is not None:
-            if found == start:
-                return path
-            path = f"{directory}/{job_id}-{start}.json"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
-        with open(fd, "w", encoding="utf-8") as file:
-            file.write(_json(record) + "\n")
-            file.flush()
-            os.fsync(fd)
-        os.rename(temporary, path)
+        _write_file(temporary, text, with_sync=True)
+        if not _publish(temporary, f"{directory}/{job_id}.json", start_unix_ns):
+            os.rename(temporary, f"{directory}/{job_id}-{start_unix_ns}.json")
     except OSError as error:
         with suppress(OSError):  # it was not made
             os.unlink(temporary)
-        raise NodeError(
-            f"usage of job {job_id} cannot be written to {directory} ({error.strerror}): free some space (df); "
-            "hami-hpc reconcile writes it then",
-        ) from error
-    return path
+        raise NodeError(f"usage of job {job_id} cannot be written to {directory} ({error.strerror})") from error
+
+
+def _write_file(path: str, text: str, with_sync: bool) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        if with_sync:
+            os.fsync(fd)
+
+
+def _publish(temporary: str, path: str, start_unix_ns: int) -> bool:
+    """Moves a record to `path`, unless another run of the job has it; of two at once one gets it.
+
+    Returns False, with the record still at `temporary`, when the name is taken.
+    """
+    found = _start_of(path)
+    if found == start_unix_ns:
+        os.unlink(temporary)
+        return True
+    if found is not None:
+        return False
+    if os.path.exists(path):  # what cannot be read gives way
+        os.rename(temporary, path)
+        return True
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links
+        os.rename(temporary, path)
+        return True
+    os.unlink(temporary)
+    return True
+
+
+def keep(run_dir: str, job_id: int, start_unix_ns: int, text: str) -> bool:
+    """Puts a record where it waits for the spool. False when too many wait. NodeError when it cannot be written."""
+    directory = waiting_dir(run_dir)
+    temporary = f"{directory}/.{job_id}-{os.getpid()}"
+    try:
+        os.makedirs(directory, 0o700, exist_ok=True)
+        if len(os.listdir(directory)) >= WAITING_AT_MOST:
+            return False
+        _write_file(temporary, text, with_sync=False)
+        os.rename(temporary, f"{directory}/{job_id}-{start_unix_ns}.json")
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise NodeError(f"usage of job {job_id} cannot be kept in {directory} ({error.strerror})") from error
+    return True
+
+
+def waiting(run_dir: str) -> tuple[str, ...]:
+    """The names of the records that wait, sorted."""
+    try:
+        return tuple(sorted(name for name in os.listdir(waiting_dir(run_dir)) if not name.startswith(".")))
+    except OSError:
+        return ()
+
+
+def deliver(run_dir: str, state_dir: str, at_most: int = DELIVERED_AT_ONCE) -> int:
+    """Moves waiting records to the spool, until one does not get there. Returns how many did. Never fails."""
+    directory = waiting_dir(run_dir)
+    done = 0
+    for name in waiting(run_dir)[:at_most]:
+        job_id, _, start = name.removesuffix(".json").partition("-")
+        if not (job_id.isdigit() and start.isdigit()):
+            continue
+        try:
+            with open(f"{directory}/{name}", encoding="utf-8") as file:
+                text = file.read().rstrip("\n")
+            write(state_dir, int(job_id), int(start), text)
+            os.unlink(f"{directory}/{name}")
+        except FileNotFoundError:  # another epilog was quicker
+            continue
+        except (NodeError, OSError, ValueError):
+            break
+        done += 1
+    if done:
+        with suppress(OSError):  # some still wait
+            os.rmdir(directory)
+    return done

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core.grant import Grant
 from hami_hpc.errors import NodeError
 from hami_hpc.shell import ledger, node, region
 from hami_hpc.shell.config import Settings, load_settings
@@ -27,43 +28,59 @@ def parse_arguments(arguments: Sequence[str]) -> str:
 
 
 def open_ledger(settings: Settings) -> ledger.Ledger:
-    """This node's ledger; a new one is filled from the run directory."""
-    return ledger.open_ledger(
-        settings.state_dir, node.boot_id(), lambda: region.held_grants(settings.run_dir, node.booted_unix_ns())
-    )
+    """This node's ledger, in the run directory, which is made if need be; a new ledger is filled from it."""
+    region.prepare(settings.run_dir)
+    return ledger.open_ledger(settings.run_dir, node.boot_id(), lambda: held_grants(settings))
 
 
-def run(stage: str, job: str, body: Callable[[], None]) -> int:
-    """Runs a stage and turns its failure into one line on standard error (slurmd.log) and in syslog.
+def make_ledger_sound(settings: Settings) -> None:
+    """Puts a damaged ledger aside and makes a new one."""
+    ledger.make_sound(settings.run_dir, node.boot_id(), lambda: held_grants(settings))
+
+
+def held_grants(settings: Settings) -> tuple[Grant, ...]:
+    """What the run directory shows as held in this boot."""
+    return region.held_grants(settings.run_dir, node.booted_unix_ns())
+
+
+def run(stage: str, environment: Mapping[str, str], body: Callable[[], None]) -> int:
+    """Runs a stage and turns its failure into one line on standard error (slurmd.log), in syslog and in `sinfo -R`.
 
     Returns the exit status: 0, or 1, upon which slurmd drains the node.
     """
     try:
         body()
-    except NodeError as error:
-        report(stage, f"{error}")
-        return 1
-    except Exception as error:  # a fault of this program: the node must not go on as if nothing were
-        import traceback
+    except Exception as error:
+        job = environment.get("SLURM_JOB_ID", "?")
+        line = report(stage, told(error) if isinstance(error, NodeError) else f"job {job}: {told(error)}")
+        from hami_hpc.shell import drain
 
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        report(
-            stage,
-            f"job {job}: unexpected {type(error).__name__}: {error} ({where.filename}:{where.lineno}). This is a fault "
-            "of hami_hpc: please report it. Then hami-hpc doctor, hami-hpc reconcile",
-        )
+        drain.drain_node(environment, line)
         return 1
     return 0
 
 
-def report(stage: str, message: str) -> None:
-    """One line for the administrator."""
-    import syslog
+def told(error: Exception) -> str:
+    """The error in words. What is none of ours is a fault of this program, and comes with its place."""
+    if isinstance(error, NodeError):
+        return str(error)
+    import traceback
+
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"unexpected {type(error).__name__}: {error} ({where.filename}:{where.lineno}). This is a fault of hami_hpc: "
+        "please report it. Then hami-hpc doctor, hami-hpc reconcile"
+    )
+
+
+def report(stage: str, message: str) -> str:
+    """One line for the administrator, on standard error and in syslog. Returns it."""
+    from hami_hpc.shell import report as lines
 
     line = f"{c.ERROR_PREFIX}{stage}: {message}"
     print(line, file=sys.stderr)
-    syslog.openlog("hami-hpc", syslog.LOG_PID, syslog.LOG_DAEMON)
-    syslog.syslog(syslog.LOG_ERR, line)
+    lines.to_syslog(lines.ERROR, f"{stage}: {message}")
+    return line
 
 
 def load(arguments: Sequence[str]) -> Settings:

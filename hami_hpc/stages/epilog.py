@@ -2,9 +2,16 @@
 """Epilog: writes what the job used to the spool, then removes its run directory, then its ledger row.
 
 In this order a kill at any line loses nothing, and running it again finishes the rest. It kills no process: ending the
-job's processes is slurmd's work, done before the epilog starts. When the spool cannot be written the directory is set
-aside with the usage in it for `hami-hpc reconcile`, and the epilog fails, so that somebody looks at the node. The same
-when the ledger cannot be opened.
+job's processes is slurmd's work, done before the epilog starts.
+
+A full or broken disk does not fail it, since that drains the node for something that the next prolog meets again, or
+that concerns the bill only. What cannot be done now is left where it is found later, and syslog says so:
+
+    the spool cannot be written        the record waits in <run_dir>/spool/, for the next epilog or reconcile
+    that cannot be written either      the directory is set aside as `.ended-*`, for reconcile
+    the ledger cannot be opened        the same; the next prolog deletes the row of what was set aside
+    the run directory is read-only     all stays as it is for reconcile; no prolog hands out anything either
+    something unforeseen               the directory is set aside as `.bad-*`, for a person
 """
 
 from __future__ import annotations
@@ -23,49 +30,107 @@ from hami_hpc.stages import common
 
 
 def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
-    """Ends the job on this node. No error without a prolog before. NodeError when the spool or the ledger fails."""
+    """Ends the job on this node. No error without a prolog before."""
+    spool.deliver(settings.run_dir, settings.state_dir)
     directory = region.job_dir(settings.run_dir, job_id)
     if not had_vgpu and not os.path.lexists(directory):
         return
     try:
         ledger = common.open_ledger(settings)
-    except NodeError:
-        if (grant := region.read_grant(directory)) is not None:
-            region.set_aside(settings.run_dir, grant)
-        raise
-    try:
-        grant = ledger.grant_of(job_id) or region.read_grant(directory)
-        if grant is None:  # a refused job, or no prolog ran
-            region.remove(settings.run_dir, directory)
-            return
-        end_grant(settings, ledger, grant, common.now_unix_ns())
-    finally:
-        ledger.close()
+        try:
+            grant = ledger.grant_of(job_id) or region.read_grant(directory)
+            if grant is None:  # a refused job, or no prolog ran
+                region.remove(settings.run_dir, directory)
+            else:
+                end_grant(settings, ledger, grant, common.now_unix_ns())
+            finish_set_aside(settings, ledger)
+        finally:
+            ledger.close()
+    except Exception as error:
+        common.report("epilog", f"job {job_id}: {common.told(error)}")
+        leave_for_reconcile(settings, directory)
 
 
 def end_grant(settings: Settings, ledger: Ledger, grant: Grant, end_unix_ns: int) -> None:
-    """Spools the usage of one grant, and removes its directory and its row."""
+    """Spools the usage of one grant, and removes its row and its directory.
+
+    NodeError when something of it has to wait; the memory is free again all the same if the ledger can be written. The
+    row goes before the directory, because a directory without a row hinders nobody.
+    """
     aside = region.ended_dir(settings.run_dir, grant)
+    problem = None
     try:
         if os.path.lexists(aside):  # an epilog before this one could not spool it
             spool_usage(settings, grant, aside, region.ended_unix_ns(aside))
         else:
             spool_usage(settings, grant, region.job_dir(settings.run_dir, grant.job_id), end_unix_ns)
-    except NodeError:
+    except NodeError as error:
         region.set_aside(settings.run_dir, grant)
-        ledger.remove(grant)
-        raise
+        problem = error
+    except Exception as error:  # a fault of hami_hpc: this job waits for a person, the node and the others go on
+        bad = region.set_bad(settings.run_dir, str(grant.job_id))
+        problem = NodeError(f"{common.told(error)}; its run directory is now {bad}")
+    ledger.remove(grant)
+    if problem is not None:
+        raise problem
     region.remove(settings.run_dir, aside)
     region.remove_grant(settings.run_dir, grant)
+
+
+def finish_set_aside(settings: Settings, ledger: Ledger) -> None:
+    """Ends what earlier epilogs had to set aside. NodeError when that is still not possible."""
+    for name in region.entries(settings.run_dir):
+        path = f"{region.jobs_dir(settings.run_dir)}/{name}"
+        if name.startswith(region.ENDED) and (grant := region.read_grant(path)) is not None:
+            end_directory(settings, ledger, grant, path)
+
+
+def end_directory(settings: Settings, ledger: Ledger, grant: Grant, path: str) -> None:
+    """Spools the usage in a directory that was set aside or has no row, and removes the row if any and the directory.
+
+    NodeError when that is not possible.
+    """
+    # A limits record does not hold the model; the inventory does.
+    model = next((gpu.model for gpu in ledger.inventory() if gpu.uuid == grant.gpu_uuid), "")
+    spool_usage(settings, grant._replace(model=model), path, region.ended_unix_ns(path))
     ledger.remove(grant)
+    region.remove(settings.run_dir, path)
 
 
 def spool_usage(settings: Settings, grant: Grant, directory: str, end_unix_ns: int) -> None:
-    """Writes the usage that `directory` shows, unless this run of the job has its record already."""
-    if spool.is_spooled(settings.state_dir, grant.job_id, grant.created_unix_ns):
+    """Writes the usage that `directory` shows, unless this run of the job has its record already.
+
+    When the spool does not take it, the record waits in the run directory. NodeError when that fails too.
+    """
+    job_id, start_unix_ns = grant.job_id, grant.created_unix_ns
+    if spool.is_spooled(settings.state_dir, settings.run_dir, job_id, start_unix_ns):
         return
     usage = region.read_usage(directory, grant, end_unix_ns)
-    spool.write(settings.state_dir, usage_record(grant, usage, end_unix_ns))
+    text = spool.to_json(usage_record(grant, usage, end_unix_ns))
+    try:
+        spool.write(settings.state_dir, job_id, start_unix_ns, text)
+    except NodeError as error:
+        waits = spool.keep(settings.run_dir, job_id, start_unix_ns, text)
+        where = (
+            f"it waits in {spool.waiting_dir(settings.run_dir)}" if waits else f"too many wait, so here it is: {text}"
+        )
+        common.report("epilog", f"{error}; {where}. Free some space there (df), then: hami-hpc reconcile")
+
+
+def leave_for_reconcile(settings: Settings, directory: str) -> None:
+    """Saves the usage if that is possible, and sets the directory aside. What fails leaves things for reconcile."""
+    grant = region.read_grant(directory)
+    if grant is None:
+        return
+    try:
+        try:
+            spool_usage(settings, grant, directory, common.now_unix_ns())
+        finally:
+            region.set_aside(settings.run_dir, grant)
+    except Exception as error:
+        common.report(
+            "epilog", f"job {grant.job_id}: {common.told(error)}. It stays for hami-hpc reconcile"
+        )
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
@@ -75,7 +140,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         job_id = parse_id(environment, "SLURM_JOB_ID")
         epilog(common.load(arguments), job_id, wants_vgpu(environment))
 
-    return common.run("epilog", environment.get("SLURM_JOB_ID", "?"), body)
+    return common.run("epilog", environment, body)
 
 
 if __name__ == "__main__":

@@ -46,9 +46,10 @@ def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Gra
         raise NodeError(
             f"job {units.job_id}: {settings.path} offers {settings.modes}; this version isolates by {MODE} only",
         )
-    region.prepare(settings.run_dir)
     ledger = common.open_ledger(settings)
     try:
+        for ended in region.ended_grants(settings.run_dir):  # an epilog could not delete their rows
+            ledger.remove(ended)
         gpu = find_gpu(ledger, settings, units)
         policy = settings.classes[units.service_class].policy
         wanted = make_grant(units, gpu, policy, MODE, common.now_unix_ns())
@@ -80,8 +81,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     """The command: returns the exit status for slurmd."""
     if not wants_vgpu(environment):
         return 0
-    job = environment.get("SLURM_JOB_ID", "?")
-    return common.run("prolog", job, lambda: prolog(common.load(arguments), environment))
+    return common.run("prolog", environment, lambda: prolog(common.load(arguments), environment))
 
 
 if __name__ == "__main__":

@@ -3,25 +3,27 @@
 
 The ledger and the run directory are read before Slurm is asked: a job that starts in between is then in neither, and
 is left alone. Each action names the grant it is for by its creation time, so a newer grant of the same job id is safe.
+Each action is done by itself: one that fails is reported, and the others are done.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hami_hpc.core.inventory import make_inventory
 from hami_hpc.core.reconcile import LEFTOVER_AGE_S, Action, Directory, Kind, NodeState, make_plan
 from hami_hpc.errors import NodeError
 from hami_hpc.shell import ledger as ledgers
-from hami_hpc.shell import node, nvml, region, spool
+from hami_hpc.shell import nvml, region, spool
 from hami_hpc.shell.config import Settings
 from hami_hpc.shell.ledger import Ledger
 from hami_hpc.stages import common
-from hami_hpc.stages.epilog import end_grant, spool_usage
+from hami_hpc.stages.epilog import end_directory, end_grant
+
+ENDING = (Kind.END, Kind.SPOOL, Kind.REMOVE_DIRECTORY)  # no running job is touched by these
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,6 @@ class Result:
 
 def reconcile(settings: Settings, running_jobs: Callable[[], frozenset[int]], dry_run: bool) -> tuple[Result, ...]:
     """Plans and, without `dry_run`, does. NodeError when ledger or run directory cannot be read at all."""
-    if not dry_run:
-        region.prepare(settings.run_dir)
     ledger = common.open_ledger(settings)
     results = []
     try:
@@ -43,28 +43,62 @@ def reconcile(settings: Settings, running_jobs: Callable[[], frozenset[int]], dr
         if damage is not None:
             if dry_run:
                 raise NodeError(f"ledger {ledger.path} is damaged ({damage}); without --dry-run a new one is made")
-            ledger = _replaced(ledger, settings)
+            ledger.close()
+            common.make_ledger_sound(settings)
+            ledger = common.open_ledger(settings)
             text = f"the ledger was damaged ({damage}); put aside, and a new one filled from the run directory"
             results.append(Result(Action(Kind.RESTORE_ROW, text), None))
         for action in make_plan(read_state(settings, ledger, running_jobs)):
             results.append(Result(action, None if dry_run else _done(settings, ledger, action)))
-        for path in spool.leftovers(settings.state_dir, LEFTOVER_AGE_S):
-            if not dry_run:
-                with suppress(FileNotFoundError):
-                    os.unlink(path)
-            results.append(
-                Result(Action(Kind.REMOVE_FILE, f"{path}: left over from an interrupted epilog; removed"), None)
-            )
+        results += _leftover_files(settings, dry_run)
+        results += _waiting_records(settings, dry_run)
         return tuple(results)
     finally:
         ledger.close()
 
 
-def _replaced(ledger: Ledger, settings: Settings) -> Ledger:
-    ledger.close()
-    return ledgers.replace_damaged(
-        ledger.path, node.boot_id(), lambda: region.held_grants(settings.run_dir, node.booted_unix_ns())
-    )
+def _leftover_files(settings: Settings, dry_run: bool) -> Iterator[Result]:
+    """Removes what interrupted epilogs, and an older hami_hpc, left outside of `jobs/`."""
+    texts = {
+        path: f"{path}: left over from an interrupted epilog; removed"
+        for folder in (f"{settings.state_dir}/{spool.DIRECTORY}", spool.waiting_dir(settings.run_dir))
+        for path in spool.leftovers(folder, LEFTOVER_AGE_S)
+    }
+    if settings.state_dir != settings.run_dir:
+        for path in (
+            f"{settings.state_dir}/{ledgers.FILE_NAME}{suffix}" for suffix in ("", ".lock", *ledgers.SIDE_FILES)
+        ):
+            if os.path.lexists(path):
+                texts[path] = f"{path}: an older hami_hpc's ledger, which lies in {settings.run_dir} now; removed"
+    for path, text in texts.items():
+        error = None
+        try:
+            if not dry_run:
+                os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as failure:
+            error = f"{failure.strerror}; see mount and ls -ld"
+        yield Result(Action(Kind.REMOVE_FILE, text), error)
+
+
+def _waiting_records(settings: Settings, dry_run: bool) -> Iterator[Result]:
+    """Moves the usage records that wait in the run directory to the spool."""
+    count = len(spool.waiting(settings.run_dir))
+    if count == 0:
+        return
+    where = f"{settings.state_dir}/{spool.DIRECTORY}"
+    if not dry_run:
+        spool.deliver(settings.run_dir, settings.state_dir, at_most=count)
+    left = 0 if dry_run else len(spool.waiting(settings.run_dir))
+    if count > left:
+        yield Result(Action(Kind.DELIVER, f"{count - left} usage record(s) that waited are moved to {where}"), None)
+    if left:
+        text = (
+            f"{left} usage record(s) wait in {spool.waiting_dir(settings.run_dir)}, which a reboot empties, because "
+            f"{where} cannot be written. Free some space there (df), then run hami-hpc reconcile again"
+        )
+        yield Result(Action(Kind.PROBLEM, text), None)
 
 
 def read_state(settings: Settings, ledger: Ledger, running_jobs: Callable[[], frozenset[int]]) -> NodeState:
@@ -88,12 +122,14 @@ def read_state(settings: Settings, ledger: Ledger, running_jobs: Callable[[], fr
 def _directory(run_dir: str, name: str) -> Directory:
     path = f"{region.jobs_dir(run_dir)}/{name}"
     is_ended = name.startswith(region.ENDED)
+    is_bad = name.startswith(region.BAD)
     job_id = int(name) if name.isascii() and name.isdigit() else None
     try:
         age_s = time.time() - os.lstat(path).st_mtime
     except OSError:
         age_s = 0.0  # gone meanwhile
-    return Directory(name, job_id, region.read_grant(path) if is_ended or job_id is not None else None, is_ended, age_s)
+    grant = region.read_grant(path) if is_ended or job_id is not None else None
+    return Directory(name, job_id, grant, is_ended, age_s, is_bad)
 
 
 def _done(settings: Settings, ledger: Ledger, action: Action) -> str | None:
@@ -102,6 +138,14 @@ def _done(settings: Settings, ledger: Ledger, action: Action) -> str | None:
         _do(settings, ledger, action)
     except NodeError as error:
         return str(error)
+    except Exception as error:  # a fault of hami_hpc that something here finds: set it aside, and do the others
+        text = common.told(error)
+        if action.kind not in ENDING or action.name is None:
+            return text
+        try:
+            return f"{text}; it is now {region.set_bad(settings.run_dir, action.name)}"
+        except NodeError as failure:
+            return f"{text}; {failure}"
     return None
 
 
@@ -116,15 +160,9 @@ def _do(settings: Settings, ledger: Ledger, action: Action) -> None:
     elif action.kind is Kind.END:
         end_grant(settings, ledger, action.grant, common.now_unix_ns())
     elif action.kind is Kind.SPOOL:
-        grant = action.grant._replace(model=_model(ledger, action.grant.gpu_uuid))
-        spool_usage(settings, grant, path, region.ended_unix_ns(path))
-        region.remove(settings.run_dir, path)
+        end_directory(settings, ledger, action.grant, path)
     elif action.kind is Kind.RESTORE_DIRECTORY:
         region.place(settings.run_dir, action.grant)
     elif action.kind is Kind.RESTORE_ROW:
-        ledger.restore(action.grant._replace(model=_model(ledger, action.grant.gpu_uuid)))
-
-
-def _model(ledger: Ledger, gpu_uuid: str) -> str:
-    """A limits record does not hold the model; the inventory does."""
-    return next((gpu.model for gpu in ledger.inventory() if gpu.uuid == gpu_uuid), "")
+        model = next((gpu.model for gpu in ledger.inventory() if gpu.uuid == action.grant.gpu_uuid), "")
+        ledger.restore(action.grant._replace(model=model))

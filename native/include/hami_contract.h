@@ -25,7 +25,7 @@ enum { HAMI_MECHANISM_AUTO = 0, HAMI_MECHANISM_DUTY = 1, HAMI_MECHANISM_SLICE = 
 enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_MODE_NAMES {"share", "mps", "mig"} /* indexed by the enum above */
 #define HAMI_FILE_JOB_LIMITS "job.limits"
-#define HAMI_FILE_USAGE "usage"
+#define HAMI_FILE_USAGE "shared/usage"
 #define HAMI_FILE_REFUSED "refused"
 #define HAMI_FILE_RUN_DIR "/run/hami-hpc"
 #define HAMI_FILE_STEP_LIMITS_FORMAT "step-%u.limits"

@@ -62,6 +62,9 @@ return function(contract, errors, grammar)
 				return nil, "partitions." .. tostring(name) .. " has no gpu_models"
 			end
 		end
+		if number_or(site.memory_scaling, 1) > 1 then
+			return nil, "memory_scaling = " .. site.memory_scaling .. " is above 1, and memory cannot be oversold yet"
+		end
 		local full = {
 			shard_mib = number_or(site.shard_mib, defaults.shard_mib),
 			memory_scaling = number_or(site.memory_scaling, defaults.memory_scaling),

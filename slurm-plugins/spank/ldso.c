@@ -90,7 +90,7 @@ int ldso_prepare(int dir, const struct options *opt, char *error, size_t size)
 
 static int bind(const char *from, const char *to, char *error, size_t size)
 {
-	if (mount(from, to, NULL, MS_BIND, NULL) == 0)
+	if (mount(from, to, NULL, MS_BIND | MS_REC, NULL) == 0) /* with the usage file, which is a mount below the job */
 		return 0;
 	snprintf(error, size, "%s cannot be bound to %s (%s). Administrator: check that both exist", from, to,
 		 strerror(errno));

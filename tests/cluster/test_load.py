@@ -56,7 +56,7 @@ def read_history(layout: Layout) -> list[Change]:
 
 
 def ledger(layout: Layout) -> sqlite3.Connection:
-    return sqlite3.connect(layout.state_dir / "ledger.db", timeout=30)
+    return sqlite3.connect(layout.run_dir / "ledger.db", timeout=30)
 
 
 def check(layout: Layout, history: list[Change]) -> None:

@@ -128,6 +128,7 @@ def make_slice(
     made = Slice(directory, machine, gpu_uuid, min(job_mib, step_mib or job_mib), step_id)
     if not (directory / c.FILE_USAGE).exists():
         (directory / c.FILE_JOB_LIMITS).write_bytes(record)
+        (directory / c.FILE_USAGE).parent.mkdir(exist_ok=True)
         with (directory / c.FILE_USAGE).open("wb") as usage:
             usage.write(empty_usage_head())
             usage.truncate(USAGE_FILE_SIZE)

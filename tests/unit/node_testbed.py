@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Device, make_inventory
 from hami_hpc.core.records import USAGE_FILE_SIZE
-from hami_hpc.shell import region
+from hami_hpc.shell import mounts, region
 from hami_hpc.shell.config import Settings, load_settings
 from hami_hpc.stages import common
 from hami_hpc.stages.epilog import main as epilog_main
@@ -34,9 +36,25 @@ gpu_models = ["h200"]
 """
 
 
+def unmount_below(folder: Path) -> None:
+    """Unmounts everything below a folder, the innermost first."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    points = [line.split()[4] for line in lines]
+    below = [point for point in reversed(points) if point.startswith(f"{folder}/")]
+    if below:
+        subprocess.run(["umount", "--lazy", *below], check=True)
+
+
 def names_in(folder: Path) -> list[str]:
     """The sorted names in a folder; none when it is not there."""
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+@functools.cache
+def can_mount() -> bool:
+    """Whether this process can mount a tmpfs: found out by trying, not by asking the code under test."""
+    tried = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return subprocess.run(tried, capture_output=True, check=False).returncode == 0
 
 
 def job_environment(job_id: int, mem_mib: int = 8192, gpu: str = "0", **more: str) -> dict[str, str]:
@@ -68,6 +86,12 @@ class Node:
         if with_gpus:
             node.enter_gpus()
         return node
+
+    def clear(self) -> None:
+        """Removes run and state directory, as if the node were new."""
+        unmount_below(self.root)
+        for name in ("run", "state"):
+            shutil.rmtree(self.root / name, ignore_errors=True)
 
     @property
     def config(self) -> Path:
@@ -148,7 +172,9 @@ class Node:
             grant.mem_mib,
             50,
         )
-        assert names_in(directory) == [c.FILE_JOB_LIMITS, c.FILE_USAGE]
+        assert names_in(directory) == [c.FILE_JOB_LIMITS, region.SHARED]
+        assert names_in(directory / region.SHARED) == [region.USAGE_NAME]
+        assert mounts.is_mount_point(str(directory / region.SHARED)) == can_mount(), "bounded where that is possible"
         limits, usage = (directory / name for name in (c.FILE_JOB_LIMITS, c.FILE_USAGE))
         assert (limits.stat().st_uid, limits.stat().st_mode & 0o777) == (0, 0o644)
         assert (usage.stat().st_uid, usage.stat().st_mode & 0o777) == (UID, 0o600)

@@ -17,7 +17,7 @@ from hami_hpc.contract import generate
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = tomllib.loads(generate.SOURCE.read_text(encoding="utf-8"))
 CORE = sorted((ROOT / "hami_hpc/core").glob("*.py"))
-PLACEHOLDERS = set(errors.Refusal._fields)
+PLACEHOLDERS = set(errors.Refusal.__slots__)
 # Modules of the standard library that read no clock, file, environment or process, and our own pure ones.
 PURE_NAMES = """
 __future__ ast bisect collections dataclasses decimal enum fractions functools hashlib heapq itertools json math

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,9 +21,20 @@ from hami_hpc.stages.epilog import epilog
 from hami_hpc.stages.prolog import prolog
 from hami_hpc.stages.reconcile import Result, reconcile
 
+pytest_plugins = ["unmounted"]
+
 JOB = 7
 TRACED = tuple(
-    f"hami_hpc/{name}.py" for name in ("shell/ledger", "shell/region", "shell/spool", "stages/prolog", "stages/epilog")
+    f"hami_hpc/{name}.py"
+    for name in (
+        "shell/ledger",
+        "shell/locks",
+        "shell/mounts",
+        "shell/region",
+        "shell/spool",
+        "stages/prolog",
+        "stages/epilog",
+    )
 )
 
 
@@ -35,8 +45,7 @@ def node(tmp_path: Path) -> Node:
 
 def start_over(node: Node) -> None:
     """The node as before any job, its GPUs known."""
-    for name in ("run", "state"):
-        shutil.rmtree(node.root / name, ignore_errors=True)
+    node.clear()
     node.enter_gpus()
 
 
@@ -205,10 +214,7 @@ def test_an_epilog_killed_before_any_file_changing_call_is_made_good(node: Node,
 def test_a_first_prolog_killed_while_it_makes_the_ledger_is_made_good(node: Node, killer: Path) -> None:
     """The ledger's creation, too, may stop anywhere; the GPUs are entered after it, as the first prolog does."""
 
-    def before() -> None:
-        for name in ("run", "state"):
-            shutil.rmtree(node.root / name, ignore_errors=True)
-
+    before = node.clear
     before()
     call = 1
     while True:

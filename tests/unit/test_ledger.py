@@ -18,6 +18,8 @@ from hami_hpc.errors import NodeError
 from hami_hpc.shell import ledger as ledgers
 from hami_hpc.shell.ledger import Ledger, open_ledger
 
+pytest_plugins = ["unmounted"]
+
 GRANT = Grant(7, 65534, "GPU-1", 0, GPU_MIB, "h200", 8192, 50, "std", "cap", "share", 10**18)
 
 
@@ -32,7 +34,9 @@ def fine(new: Grant, _live: tuple[Grant, ...]) -> Grant:
 
 @pytest.fixture
 def state(tmp_path: Path) -> str:
-    return str(tmp_path / "state")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return str(folder)
 
 
 def test_a_grant_is_there_after_reopening(state: str) -> None:
@@ -110,7 +114,7 @@ def test_an_upgrade_replaces_the_older_ledger_and_what_is_held_stays_held(
     node = Node.make(tmp_path / "node")
     assert node.prolog(7, mem_mib=100000) == 0
     before = node.grants()[7]
-    connection = sqlite3.connect(node.root / "state" / "ledger.db")
+    connection = sqlite3.connect(node.root / "run" / "ledger.db")
     connection.executescript("ALTER TABLE grants DROP COLUMN phase_percent; PRAGMA user_version = 1")
     connection.close()
     node.enter_gpus()
@@ -119,7 +123,7 @@ def test_an_upgrade_replaces_the_older_ledger_and_what_is_held_stays_held(
     assert node.grants()[7]._replace(model="h200") == before
     assert node.epilog(7) == 0
     assert node.prolog(8, mem_mib=100000) == 0
-    assert not [name for name in names_in(node.root / "state") if ".damaged-" in name]
+    assert not [name for name in names_in(node.root / "run") if ".damaged-" in name]
 
 
 def test_a_ledger_of_a_newer_version_is_refused_and_left_as_it_is(state: str) -> None:
@@ -129,7 +133,7 @@ def test_a_ledger_of_a_newer_version_is_refused_and_left_as_it_is(state: str) ->
     connection.close()
     with pytest.raises(NodeError, match="is of version 99"):
         open_ledger(state, "boot", nobody)
-    assert names_in(Path(state)) == ["ledger.db"]
+    assert names_in(Path(state)) == ["ledger.db", "ledger.lock"]
 
 
 def test_a_ledger_held_by_another_process_is_waited_for_and_then_named(
@@ -177,7 +181,7 @@ def test_a_damaged_ledger_is_replaced_and_what_is_held_stays_held(
     node = Node.make(tmp_path / "node")
     assert node.prolog(7, mem_mib=100000) == 0
     before = node.grants()[7]
-    path = node.root / "state" / "ledger.db"
+    path = node.root / "run" / "ledger.db"
     damage(path)
     node.enter_gpus()
     assert node.prolog(8, mem_mib=100000) == 1, "job 7 still holds its memory"
@@ -193,13 +197,14 @@ def test_a_damaged_ledger_is_replaced_and_what_is_held_stays_held(
 
 def test_a_damaged_log_beside_the_ledger_stops_no_job(tmp_path: Path) -> None:
     node = Node.make(tmp_path / "node")
-    (node.root / "state" / "ledger.db-wal").write_bytes(os.urandom(30000))
+    (node.root / "run" / "ledger.db-wal").write_bytes(os.urandom(30000))
     assert node.prolog(7) == 0
     node.assert_job_is_ready(7)
 
 
 def test_a_damaged_ledger_is_put_aside_once_however_many_find_it(tmp_path: Path) -> None:
-    state = tmp_path / "state"
+    state = tmp_path / "run"
+    state.mkdir()
     open_ledger(str(state), "boot", nobody).close()
     garbage(state / "ledger.db")
     opened: list[Ledger] = []

@@ -85,7 +85,7 @@ def site_tables(draw: st.DrawFn) -> dict[str, object]:
     names = st.lists(st.sampled_from(["a", "b", "c"]), max_size=3, unique=True)
     return {
         "shard_mib": draw(st.integers(1, 5000)),
-        "memory_scaling": draw(st.floats(0.01, 20.0)),
+        "memory_scaling": draw(st.floats(0.01, 1.0)),
         "default_mem": draw(st.sampled_from(["25%", "8G", "1T", "1%"])),
         "default_cores": draw(st.integers(1, 100)),
         "modes": draw(st.lists(st.sampled_from(["share", "mps", "mig"]), unique=True)),

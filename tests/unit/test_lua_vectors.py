@@ -61,6 +61,14 @@ def test_lua_counts_each_vector_as_python_does_and_as_written(lua: LuaProcess) -
             assert answer == ["error", expected, caught.value.message], text
 
 
+def test_a_site_table_that_oversells_memory_is_refused(lua: LuaProcess) -> None:
+    table = dict(tables()["one"])
+    assert lua.ask("site", lua_site(table | {"memory_scaling": 1.0})) == ["ok"]
+    answer = lua.ask("site", lua_site(table | {"memory_scaling": 1.01}))
+    assert answer[0] == "error"
+    assert "memory_scaling = 1.01 is above 1" in answer[-1]
+
+
 def test_the_glued_form_passes_slurms_own_parsers(lua: LuaProcess) -> None:
     # 22.05 refuses a second colon before what is not a count, later versions read what follows the last '=' as a
     # count, and all cut at commas.

@@ -16,6 +16,8 @@ from hami_hpc.cli import main
 from hami_hpc.core.inventory import Device
 from hami_hpc.shell import nvml, slurm
 
+pytest_plugins = ["unmounted"]
+
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
@@ -31,13 +33,14 @@ def run(node: Node, *arguments: str) -> Result:
 def test_jobs_shows_limit_and_use_of_each_grant(node: Node) -> None:
     node.prolog(7, mem_mib=4096)
     node.prolog(12, gpu="1")
-    node.write_usage(7, used_bytes=1000 << 20, peak_bytes=2000 << 20, oom_count=3)
+    node.write_usage(7, used_bytes=1000 << 20, peak_bytes=2000 << 20, oom_count=3, device_oom_count=4)
     assert [line.split() for line in run(node, "jobs").output.splitlines()[1:]] == [
-        ["7", "65534", "0", "std", "4096", "1000", "2000", "3", "50"],
-        ["12", "65534", "1", "std", "8192", "0", "0", "0", "50"],
+        ["7", "65534", "0", "std", "4096", "1000", "2000", "3", "4", "50"],
+        ["12", "65534", "1", "std", "8192", "0", "0", "0", "0", "50"],
     ]
     rows = json.loads(run(node, "jobs", "--json").output)
     assert [(row["job_id"], row["used_bytes"], row["usage"]) for row in rows] == [(7, 1000 << 20, "ok"), (12, 0, "ok")]
+    assert [(row["oom_count"], row["device_oom_count"]) for row in rows] == [(3, 4), (0, 0)]
 
 
 def test_inventory_shows_slurms_index_model_and_shards(node: Node) -> None:

@@ -14,6 +14,8 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.records import parse_limits
 from hami_hpc.shell import region
 
+pytest_plugins = ["unmounted"]
+
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
@@ -137,11 +139,11 @@ def test_a_grant_larger_than_the_gpu_points_at_the_settings(node: Node, capsys: 
     assert "total_mib of h200" in capsys.readouterr().err
 
 
-def test_memory_scaling_allows_as_much_more(node: Node) -> None:
-    node.config.write_text(node.config.read_text().replace("version = 1", "version = 1\n[vgpu]\nmemory_scaling = 1.5"))
-    assert node.prolog(7, mem_mib=GPU_MIB) == 0
-    assert node.prolog(8, mem_mib=GPU_MIB // 2) == 0
-    assert node.prolog(9, mem_mib=2) == 1
+def test_memory_scaling_allows_as_much_less(node: Node) -> None:
+    node.config.write_text(node.config.read_text().replace("version = 1", "version = 1\n[vgpu]\nmemory_scaling = 0.5"))
+    assert node.prolog(7, mem_mib=GPU_MIB // 2 - 1) == 0
+    assert node.prolog(8, mem_mib=1) == 0
+    assert node.prolog(9, mem_mib=1) == 1
 
 
 def test_a_missing_driver_is_the_nodes_fault_and_says_so(tmp_path: Path) -> None:
@@ -175,7 +177,6 @@ def test_settings_that_others_can_write_are_refused(node: Node, capsys: pytest.C
 
 
 def test_a_run_directory_that_others_can_write_is_refused(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    (node.root / "run").mkdir()
     (node.root / "run").chmod(0o777)
     assert node.prolog(7) == 1
     assert "is not a directory that root alone can write" in capsys.readouterr().err

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Mapping
@@ -22,9 +21,11 @@ from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Device
 from hami_hpc.core.reconcile import Action, Directory, Kind, NodeState, make_plan
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import nvml, region, slurm
+from hami_hpc.shell import nvml, region, slurm, spool
 from hami_hpc.stages import common
 from hami_hpc.stages.reconcile import Result, reconcile
+
+pytest_plugins = ["unmounted"]
 
 GRANT = Grant(7, 65534, UUIDS[0], 0, GPU_MIB, "h200", 8192, 50, "std", "cap", "share", 10**18)
 CAPACITY = dict.fromkeys(UUIDS, GPU_MIB)
@@ -62,7 +63,7 @@ def test_a_grant_whose_job_is_gone_is_ended_with_its_usage(node: Node) -> None:
 
 def test_a_running_jobs_lost_directory_is_made_again(node: Node) -> None:
     node.prolog(7)
-    shutil.rmtree(node.jobs / "7")
+    region.remove(str(node.root / "run"), str(node.jobs / "7"))
     assert run(node, 7) == [Kind.RESTORE_DIRECTORY]
     node.assert_job_is_ready(7)
 
@@ -91,7 +92,7 @@ def test_the_directory_of_a_job_that_nobody_knows_is_spooled_and_removed(node: N
 
 def test_grants_of_an_earlier_boot_are_dropped(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.prolog(7)
-    shutil.rmtree(node.root / "run")
+    region.remove(str(node.root / "run"), str(node.jobs / "7"))
     monkeypatch.setattr("hami_hpc.shell.node.boot_id", lambda: "the next boot")
     assert run(node) == [Kind.DROP_VOID]
     node.assert_nothing_is_held()
@@ -114,7 +115,7 @@ def test_a_second_run_finds_nothing_to_do(node: Node) -> None:
 
 def test_a_half_written_usage_record_is_removed_when_no_epilog_can_be_at_it(node: Node) -> None:
     usage = node.root / "state" / "usage"
-    usage.mkdir()
+    usage.mkdir(parents=True)
     for name, age_s in (("7.json", 9999), (".7-1", 9999), (".8-1", 1)):
         (usage / name).write_text("{}")
         os.utime(usage / name, (time.time() - age_s,) * 2)
@@ -146,7 +147,7 @@ def test_a_job_that_starts_while_slurm_is_asked_is_left_alone(node: Node) -> Non
 
 def test_a_damaged_ledger_is_replaced(node: Node) -> None:
     node.prolog(7)
-    path = node.root / "state" / "ledger.db"
+    path = node.root / "run" / "ledger.db"
     data = bytearray(path.read_bytes())
     data[4096 + 100 : 4096 + 200] = bytes(range(100))  # inside a page: opening does not notice
     path.write_bytes(data)
@@ -254,9 +255,90 @@ def test_reconcile_is_the_same_command_under_python_m(node: Node) -> None:
 def test_results_say_what_stood_in_the_way_and_the_rest_is_done(node: Node) -> None:
     node.prolog(7)
     node.prolog(8, gpu="1")
-    (node.root / "state" / "usage").write_text("in the way")
+    obstacles = node.root / "state", node.root / "run" / spool.WAITING
+    for obstacle in obstacles:
+        obstacle.write_text("in the way")
     results: tuple[Result, ...] = reconcile(node.settings, lambda: frozenset(), dry_run=False)
     assert [result.action.job_id for result in results] == [7, 8]
-    assert all(result.error and "cannot be written" in result.error for result in results)
+    assert all(result.error and "cannot be kept" in result.error for result in results)
     assert node.grants() == {}
     assert [name.startswith(region.ENDED) for name in node.names()] == [True, True]
+    for obstacle in obstacles:
+        obstacle.unlink()
+    assert run(node) == [Kind.SPOOL, Kind.SPOOL]
+    node.assert_nothing_is_held()
+    assert node.spooled() == ["7.json", "8.json"]
+
+
+def test_records_that_wait_for_the_spool_are_a_problem_until_they_get_there(node: Node) -> None:
+    for job in (7, 8):
+        node.prolog(job)
+    (node.root / "state").write_text("in the way")
+    assert run(node) == [Kind.END, Kind.END, Kind.PROBLEM]
+    (problem,) = reconcile(node.settings, lambda: frozenset(), dry_run=False)
+    assert "2 usage record(s) wait" in problem.action.text
+    (node.root / "state").unlink()
+    assert run(node, dry_run=True) == run(node) == [Kind.DELIVER]
+    assert run(node) == []
+    assert node.spooled() == ["7.json", "8.json"]
+
+
+def fails(*_arguments: object) -> str:
+    raise OverflowError("Python int too large to convert to SQLite INTEGER")
+
+
+@pytest.mark.parametrize("has_row", [True, False])
+def test_what_cannot_be_handled_is_set_aside_and_the_rest_is_done(
+    node: Node, monkeypatch: pytest.MonkeyPatch, has_row: bool
+) -> None:
+    node.prolog(7)
+    node.prolog(8, gpu="1")
+    if not has_row:
+        ledger = common.open_ledger(node.settings)
+        for grant in ledger.grants():
+            ledger.remove(grant)
+        ledger.close()
+    to_json = spool.to_json
+    monkeypatch.setattr(spool, "to_json", lambda record: fails() if record["job_id"] == 7 else to_json(record))
+    first, second = reconcile(node.settings, lambda: frozenset(), dry_run=False)
+    assert "unexpected OverflowError" in (first.error or "")
+    assert second.error is None
+    assert node.spooled() == ["8.json"]
+    assert [name.startswith(f"{region.BAD}7-") for name in node.names()] == [True]
+    assert node.grants() == {}
+    (problem,) = reconcile(node.settings, lambda: frozenset(), dry_run=False)
+    assert problem.action.kind is Kind.PROBLEM
+    assert problem.action.text.startswith(f"{region.BAD}7-")
+
+
+def test_reconcile_never_ends_with_a_traceback(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.prolog(7)
+    environment = {"HAMI_HPC_CONFIG": str(node.config)}
+    monkeypatch.setattr(slurm, "running_jobs", lambda _name: frozenset())
+    monkeypatch.setattr(spool, "to_json", fails)
+    done = CliRunner().invoke(main, ["reconcile", "--node", "node1"], env=environment)
+    assert done.exit_code == 1
+    assert "FAILED: unexpected OverflowError" in done.output
+    assert "Traceback" not in done.output
+
+
+def test_directories_left_half_made_are_unmounted_and_removed(node: Node) -> None:
+    """A prolog killed between mount and rename, and an epilog killed between rename and umount."""
+    for name in (".new-7-1-1", ".gone-7-1"):
+        node.prolog(7)
+        (node.jobs / "7").rename(node.jobs / name)
+        os.utime(node.jobs / name, (1, 1))
+        assert node.epilog(7) == 0
+    assert run(node) == [Kind.REMOVE_DIRECTORY, Kind.REMOVE_DIRECTORY]
+    assert node.names() == []
+    assert f"{node.jobs}/" not in Path("/proc/self/mountinfo").read_text()
+
+
+def test_the_ledger_of_an_older_hami_hpc_is_removed(node: Node) -> None:
+    state = node.root / "state"
+    state.mkdir()
+    for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.db.lock"):
+        (state / name).write_text("")
+    assert run(node, dry_run=True) == [Kind.REMOVE_FILE] * 4
+    assert run(node) == [Kind.REMOVE_FILE] * 4
+    assert list(state.iterdir()) == []

@@ -10,6 +10,7 @@ import pwd
 import shutil
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,8 +80,17 @@ def remove(root: Path) -> None:
     down(root)
     layout = remembered(root.absolute())
     if layout is not None and is_usable(layout):
+        unmount(layout)
         shutil.rmtree(layout.public)
     shutil.rmtree(root, ignore_errors=True)
+
+
+def unmount(layout: Layout) -> None:
+    """Unmounts what prologs mounted in the run directory, the innermost first."""
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    below = [point for point in reversed(points) if point.startswith(f"{layout.run_dir}/")]
+    if below:
+        subprocess.run(("umount", "--lazy", *below), check=True)
 
 
 def _end_jobs(layout: Layout, timeout_s: float = 30.0) -> None:

@@ -70,7 +70,7 @@ def _install_simulation(layout: Layout) -> None:
     if done.returncode != 0:
         raise ClusterError(f"{' '.join(command)} failed: {done.stdout}{done.stderr}")
     # These are other GPUs than the ledger may know from before: what a node's replacement would be.
-    for stale in layout.state_dir.glob("ledger.db*"):
+    for stale in layout.run_dir.glob("ledger.db*"):
         stale.unlink()
     # Slurm wants a character device for each GPU, and only looks at its name and type.
     for index, device in enumerate(("/dev/null", "/dev/zero")):

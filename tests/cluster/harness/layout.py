@@ -75,6 +75,7 @@ class Layout:
 
     @property
     def run_dir(self) -> Path:
+        """hami_hpc's ledger and the directories of its jobs."""
         return self.public / "run"
 
     @property
@@ -87,7 +88,7 @@ class Layout:
 
     @property
     def state_dir(self) -> Path:
-        """hami_hpc's ledger and usage spool."""
+        """hami_hpc's usage spool."""
         return self.root / "state"
 
     @property

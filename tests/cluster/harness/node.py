@@ -75,7 +75,7 @@ def regions(layout: Layout) -> list[Path]:
 
 def grants(layout: Layout) -> list[Granted]:
     """The ledger's live rows, read beside whoever writes them."""
-    path = layout.state_dir / "ledger.db"
+    path = layout.run_dir / "ledger.db"
     if not path.exists():
         return []
     connection = sqlite3.connect(path, timeout=10)

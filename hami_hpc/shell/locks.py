@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks between root's processes: flock on a file that root alone can open, with a bounded wait."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+from hami_hpc.errors import NodeError
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.02
+
+
+def acquire(path: str, exclusive: bool, timeout_s: float) -> int:
+    """A descriptor that holds the lock until it is closed; a killed process gives it back.
+
+    NodeError after `timeout_s`: a stopped process may hold a lock for ever. OSError when the file cannot be opened.
+    """
+    how = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
+    end = time.monotonic() + timeout_s
+    pause_s = FIRST_PAUSE_S
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, how)
+            if _is_still(path, fd):
+                return fd
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                os.close(fd)
+                raise NodeError(
+                    f"lock {path}: another process has held it for over {timeout_s:g} s: see fuser {path}"
+                ) from None
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+
+def _is_still(path: str, fd: int) -> bool:
+    """Whether the file that was locked is the one under its name: somebody may have removed the directory."""
+    try:
+        named = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return (named.st_dev, named.st_ino) == (os.fstat(fd).st_dev, os.fstat(fd).st_ino)

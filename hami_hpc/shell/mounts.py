@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mounts of the run directory: `jobs` as a private mount of its own, and below it one small tmpfs per job.
+
+mount(8) and umount(8) are started with an empty environment: two milliseconds each, where importing ctypes for the
+system calls would cost eight.
+
+Why `jobs` is private: on a host with shared mounts (systemd's default) a new mount also appears in every slave mount
+namespace, and mount(2) fails with ENOSPC when one of these is full (fs.mount-max). Any user can make one and fill it.
+Nothing propagates from a private parent.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from hami_hpc.errors import NodeError
+from hami_hpc.shell import locks
+
+MOUNT, UMOUNT = "/bin/mount", "/bin/umount"
+QUICK = ("-i", "-n", "-c")  # no helper program, no mtab, the path is canonical
+LOCK_TIMEOUT_S = 10.0
+CAP_SYS_ADMIN = 21
+STACKED_AT_MOST = 8
+
+
+def _run(*command: str) -> None:
+    """Runs a command to its end. Whether it worked is seen from the mounts."""
+    quiet = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1, 2)]
+    with suppress(OSError):  # there is no such program, or the caller's SIGCHLD is ignored
+        os.waitpid(os.posix_spawn(command[0], command, {}, file_actions=quiet), 0)
+
+
+def _mount_id(path: str) -> str | None:
+    """The kernel's number of the mount that a directory lies on; None when there is no such directory."""
+    try:
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        info = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(info, 4096).decode("ascii").partition("mnt_id:")[2].split()[0]
+        finally:
+            os.close(info)
+    except (OSError, IndexError):
+        return None
+    finally:
+        os.close(fd)
+
+
+def is_mount_point(path: str) -> bool:
+    """Whether something is mounted on a directory, a bind mount of the same file system too."""
+    here = _mount_id(path)
+    return here is not None and here != _mount_id(os.path.dirname(path))
+
+
+def has_file_system(path: str) -> bool:
+    """Whether a file system of its own is mounted on a directory: cheaper, for what is no bind mount."""
+    try:
+        return os.lstat(path).st_dev != os.lstat(os.path.dirname(path)).st_dev
+    except OSError:
+        return False
+
+
+def make_private(path: str, lock_path: str) -> bool:
+    """Makes a directory a private mount of its own, once however many do so. Returns whether it is one."""
+    if is_mount_point(path):
+        return True
+    if obstacle() is not None:
+        return False
+    try:
+        lock = locks.acquire(lock_path, exclusive=True, timeout_s=LOCK_TIMEOUT_S)
+    except (NodeError, OSError):
+        return False
+    try:
+        if not is_mount_point(path):  # a second one would hide what is mounted below the first
+            _run(MOUNT, *QUICK, "--bind", "--make-private", path, path)
+        return is_mount_point(path)
+    finally:
+        os.close(lock)
+
+
+def mount_bounded(path: str, size_bytes: int, inodes: int) -> bool:
+    """Mounts a tmpfs of that size on a directory. Returns whether it is there."""
+    options = f"size={size_bytes},nr_inodes={inodes},mode=0755,nosuid,nodev,noexec"
+    _run(MOUNT, *QUICK, "-t", "tmpfs", "-o", options, "hami-hpc", path)
+    return has_file_system(path)
+
+
+def detach(path: str) -> None:
+    """Unmounts the file systems on a directory, also while somebody uses them: they keep what they hold open."""
+    for _ in range(STACKED_AT_MOST):
+        if not has_file_system(path):
+            return
+        _run(UMOUNT, *QUICK, "-l", path)
+
+
+def obstacle() -> str | None:
+    """Why this process can mount nothing; None when nothing is known to stand in the way."""
+    if not os.access(MOUNT, os.X_OK):
+        return f"there is no {MOUNT}"
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            capabilities = next((line.split()[1] for line in file if line.startswith("CapEff:")), "0")
+    except OSError:
+        return "/proc is not mounted"
+    return None if int(capabilities, 16) >> CAP_SYS_ADMIN & 1 else "CAP_SYS_ADMIN is missing (a container?)"
+
+
+def propagates(path: str) -> bool:
+    """Whether the mount that a directory lies on is shared with other mount namespaces."""
+    number = _mount_id(path)
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            fields = next((line.split() for line in file if line.split(" ", 1)[0] == number), [])
+    except OSError:
+        return False
+    return any(field.startswith("shared:") for field in fields[6 : fields.index("-")] if fields)

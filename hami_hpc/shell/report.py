@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines for the administrator in syslog."""
+
+from __future__ import annotations
+
+import syslog
+
+from hami_hpc.contract import constants as c
+
+ERROR, WARNING = syslog.LOG_ERR, syslog.LOG_WARNING
+
+
+def to_syslog(level: int, message: str) -> None:
+    """Writes one line, as hami-hpc. Never fails: nobody may be there to read it."""
+    syslog.openlog("hami-hpc", syslog.LOG_PID, syslog.LOG_DAEMON)
+    syslog.syslog(level, (c.ERROR_PREFIX + message).replace("\0", "?"))
