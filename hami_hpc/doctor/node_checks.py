@@ -17,7 +17,7 @@ from hami_hpc.core.inventory import make_inventory
 from hami_hpc.doctor.finding import Facts, Finding, Level, finding
 from hami_hpc.errors import NodeError
 from hami_hpc.shell import ledger as ledgers
-from hami_hpc.shell import nvml
+from hami_hpc.shell import nvml, region
 
 LD_SO_PRELOAD = Path("/etc/ld.so.preload")
 USER_NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
@@ -52,21 +52,16 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
 
 
 def check_ledger(facts: Facts) -> Iterator[Finding]:
-    """The ledger's pages agree with each other. It is opened for reading, in a way that makes no file beside it."""
-    folders = (facts.settings.run_dir, facts.settings.state_dir)
-    paths = [f"{folder}/{ledgers.FILE_NAME}" for folder in folders]
-    path = next((path for path in paths if Path(path).exists()), None)
-    if path is None:
+    """The ledger's pages agree with each other. It is opened for reading, which makes no file beside it."""
+    path = f"{facts.settings.run_dir}/{ledgers.FILE_NAME}"
+    if not Path(path).exists():
         yield Finding("ledger", Level.OK, "none yet; the first vgpu job's prolog makes it")
         return
-    side = {suffix: Path(path + suffix).exists() for suffix in ("-wal", "-shm", "-journal")}
-    if side["-wal"] != side["-shm"]:
-        yield Finding("ledger", Level.OK, f"{path} was left in the middle of a write; the next prolog mends that")
+    if Path(f"{path}-journal").exists():  # of a writer at work, or of a killed one
+        yield Finding("ledger", Level.OK, f"{path} is in the middle of a write")
         return
-    # Where nobody has it open there is no file beside it, and SQLite is not to make one.
-    mode = "mode=ro" if any(side.values()) else "mode=ro&immutable=1"
     with ledgers.explained(path):
-        connection = sqlite3.connect(f"file:{quote(path)}?{mode}", uri=True, timeout=5.0)
+        connection = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5.0)
         try:
             damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             count = connection.execute("SELECT count(*) FROM grants").fetchone()[0] if damage == "ok" else 0
@@ -139,10 +134,12 @@ def check_mounts(facts: Facts) -> Iterator[Finding]:
     else:
         detail = "env: a program that clears its environment is not fenced"
         yield Finding("preload", Level.WARN, detail, 'set preload = "ldso" in [vgpu], render, restart slurmd')
-    if not trouble:
+    unbounded = region.unbounded_usage(settings.run_dir)
+    if unbounded is None and not trouble:
         trouble = _in_namespace("mount", "-t", "tmpfs", "-o", "size=64k", "hami-hpc-doctor", "/proc/sys")
-    advice = "the prolog needs CAP_SYS_ADMIN to give each job's usage file a bound of its own"
-    yield finding("tmpfs", not trouble, trouble or "can be mounted", advice, Level.WARN)
+        unbounded = f"no tmpfs can be mounted here: {trouble}" if trouble else None
+    advice = "slurmd and its prolog need CAP_SYS_ADMIN to give each job's usage file a bound of its own"
+    yield finding("usage files", unbounded is None, unbounded or "cannot grow", advice, Level.WARN)
 
 
 def check_user_namespaces(facts: Facts) -> Iterator[Finding]:

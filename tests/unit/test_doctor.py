@@ -70,7 +70,7 @@ def test_doctor_creates_and_changes_nothing(healthy: Healthy) -> None:
         paths = [path for path in healthy.base.rglob("*") if "__pycache__" not in path.parts]
         return {str(path): (path.stat().st_mtime_ns, path.stat().st_size, path.stat().st_mode) for path in paths}
 
-    shutil.rmtree(healthy.node.root / "state")
+    healthy.node.clear()
     before = snapshot()
     assert healthy.run().exit_code == 0
     assert snapshot() == before, "a node before its first job"
