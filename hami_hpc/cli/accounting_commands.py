@@ -15,10 +15,16 @@ from zoneinfo import ZoneInfo
 
 import click
 
-from hami_hpc.accounting import bill as bills
-from hami_hpc.accounting import check, quota, render, sacct, sacct_json, session, spool, store
-from hami_hpc.accounting import ingest as ingests
+from hami_hpc.accounting.documents import bill as bills
+from hami_hpc.accounting.documents import sreport_check as check
 from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.formats import tables as render
+from hami_hpc.accounting.pricing import quota
+from hami_hpc.accounting.sources import sacct, sacct_json
+from hami_hpc.accounting.sources import usage_spool as spool
+from hami_hpc.accounting.store import ingest as ingests
+from hami_hpc.accounting.store import job_records as session
+from hami_hpc.accounting.store import store_files as store
 from hami_hpc.accounting.times import (
     Bucket,
     Period,

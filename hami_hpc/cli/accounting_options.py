@@ -15,10 +15,11 @@ from zoneinfo import ZoneInfo
 import click
 import duckdb
 
-from hami_hpc.accounting import ratesfile, session
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.rates import Rates
-from hami_hpc.accounting.site import Site
+from hami_hpc.accounting.pricing import rates_file as ratesfile
+from hami_hpc.accounting.pricing.cluster_gpus import Site
+from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.store import job_records as session
 from hami_hpc.accounting.times import zone
 from hami_hpc.shell.config import load_settings, settings_path
 

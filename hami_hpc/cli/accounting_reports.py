@@ -17,10 +17,16 @@ from pathlib import Path
 
 import click
 
-from hami_hpc.accounting import efficiency as eff
-from hami_hpc.accounting import html, invoice, issue, render, session, spool, store
+from hami_hpc.accounting.documents import efficiency as eff
+from hami_hpc.accounting.documents import invoice
+from hami_hpc.accounting.documents import invoice_files as issue
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.rates import Rates
+from hami_hpc.accounting.formats import html
+from hami_hpc.accounting.formats import tables as render
+from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.sources import usage_spool as spool
+from hami_hpc.accounting.store import job_records as session
+from hami_hpc.accounting.store import store_files as store
 from hami_hpc.accounting.times import Period, month_period, parse_instant, split_days
 from hami_hpc.cli.accounting_options import Context, context, site_options
 from hami_hpc.shell.config import load_settings, settings_path
@@ -139,7 +145,7 @@ def _percent(value: float | None) -> str:
 @click.option("--json", "as_json", is_flag=True, help="for machines: bytes and nanoseconds")
 def usage(job: int, as_json: bool) -> None:
     """What a running vGPU job uses now. Run it on the job's node."""
-    from hami_hpc.accounting.running import read_running
+    from hami_hpc.shell.running_job import read_running
 
     now_ns = time.time_ns()
     grant, used = read_running(load_settings(settings_path(os.environ)).run_dir, job, now_ns)
@@ -171,7 +177,8 @@ def report_command(
     month: str, out: Path, templates: Path | None, rates_path: Path | None, root: Path | None, timezone: str | None
 ) -> None:
     """The monthly cluster report: one self-contained HTML file."""
-    from hami_hpc.accounting import bill, report
+    from hami_hpc.accounting.documents import bill
+    from hami_hpc.accounting.documents import month_report as report
 
     chosen = context(rates_path, root, timezone)
     period = month_period(month, chosen.tz)

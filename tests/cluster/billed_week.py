@@ -14,8 +14,8 @@ from zoneinfo import ZoneInfo
 
 from accounting_week import Run
 
-from hami_hpc.accounting import intake
-from hami_hpc.accounting.sacct_json import open_input
+from hami_hpc.accounting.sources.sacct_json import open_input
+from hami_hpc.accounting.store import export_reader as intake
 
 WEEK = ("2026-10-19", "2026-10-26")
 USERS = (("phys", "ann"), ("phys", "bob"), ("chem", "eve"))

@@ -23,8 +23,11 @@ from billed_week import RUNS, USERS
 from harness import daemons, jobs, services
 from harness.layout import Layout
 
-from hami_hpc.accounting import ingest, intake, pyslurm_source, sacct, store
 from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.sources import pyslurm_source, sacct
+from hami_hpc.accounting.store import export_reader as intake
+from hami_hpc.accounting.store import ingest
+from hami_hpc.accounting.store import store_files as store
 from hami_hpc.accounting.times import Period
 
 AROUND = Period(seconds("2026-10-12T00:00+00:00"), seconds("2026-10-27T00:00+00:00"))

@@ -23,7 +23,7 @@ from harness.layout import CHECKOUT, Layout, open_or_create
 from live_week import JSON, keep, sacct_into
 from test_billing import hami
 
-from hami_hpc.accounting import sacct
+from hami_hpc.accounting.sources import sacct
 from hami_hpc.accounting.times import Period
 
 ROOT = CHECKOUT / "build" / "versions-jobs"

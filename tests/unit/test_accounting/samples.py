@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hami_hpc.accounting import bill, ingest, session
-from hami_hpc.accounting.bill import Bill
-from hami_hpc.accounting.rates import Rates
-from hami_hpc.accounting.ratesfile import parse_rates
-from hami_hpc.accounting.sacct import ASKED
-from hami_hpc.accounting.site import GpuModel, Site
+from hami_hpc.accounting.documents import bill
+from hami_hpc.accounting.documents.bill import Bill
+from hami_hpc.accounting.pricing.cluster_gpus import GpuModel, Site
+from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.pricing.rates_file import parse_rates
+from hami_hpc.accounting.sources.sacct import ASKED
+from hami_hpc.accounting.store import ingest
+from hami_hpc.accounting.store import job_records as session
 from hami_hpc.accounting.times import Period, split_days, split_months, zone
 
 HOUR = 3600

@@ -16,13 +16,14 @@ import duckdb
 import pytest
 from click.testing import CliRunner, Result
 
-from hami_hpc.accounting import intake, running
-from hami_hpc.accounting.ratesfile import load_rates
-from hami_hpc.accounting.store import commit, read_manifest
+from hami_hpc.accounting.pricing.rates_file import load_rates
+from hami_hpc.accounting.store import export_reader as intake
+from hami_hpc.accounting.store.store_files import commit, read_manifest
 from hami_hpc.cli import main
 from hami_hpc.cli.accounting_commands import commands
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import Usage
+from hami_hpc.shell import running_job as running
 
 from .samples import HOUR, VGPU_HALF, Job, write_export
 from .test_efficiency import _record, _spool

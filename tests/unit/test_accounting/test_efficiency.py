@@ -12,8 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami_hpc.accounting import check, efficiency, session, spool, store
+from hami_hpc.accounting.documents import efficiency
+from hami_hpc.accounting.documents import sreport_check as check
 from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.sources import usage_spool as spool
+from hami_hpc.accounting.store import job_records as session
+from hami_hpc.accounting.store import store_files as store
 from hami_hpc.accounting.times import Period
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import Usage, usage_record

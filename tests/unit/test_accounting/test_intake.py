@@ -10,9 +10,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from hami_hpc.accounting import intake, sacct
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.sacct_json import job_fields, open_input
+from hami_hpc.accounting.sources import sacct
+from hami_hpc.accounting.sources.sacct_json import job_fields, open_input
+from hami_hpc.accounting.store import export_reader as intake
 from hami_hpc.accounting.times import zone
 
 from .samples import HOUR, VGPU_HALF, Job, export_text, write_export

@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 
-from hami_hpc.accounting import bill, invoice, issue, quota, render, session
+from hami_hpc.accounting.documents import bill, invoice
+from hami_hpc.accounting.documents import invoice_files as issue
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.rates import Rates
-from hami_hpc.accounting.ratesfile import load_rates
+from hami_hpc.accounting.formats import tables as render
+from hami_hpc.accounting.pricing import quota
+from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.pricing.rates_file import load_rates
+from hami_hpc.accounting.store import job_records as session
 from hami_hpc.accounting.times import Period, month_period, parse_instant, split_days, zone
 
 from .samples import HOUR, ONE_H200, SITE, VGPU_HALF, Job, fill, make_bill, rates

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami_hpc.accounting.apportion import apportion
-from hami_hpc.accounting.measure import MeasureError, Mode, Part, measure, mig_share
-from hami_hpc.accounting.site import GpuModel, Site
-from hami_hpc.accounting.tres import Held, parse_alloc_tres
+from hami_hpc.accounting.pricing.apportion import apportion
+from hami_hpc.accounting.pricing.cluster_gpus import GpuModel, Site
+from hami_hpc.accounting.pricing.gpu_share import MeasureError, Mode, Part, measure, mig_share
+from hami_hpc.accounting.sources.tres import Held, parse_alloc_tres
 
 H200 = GpuModel("h200", 143156)
 A100 = GpuModel("a100", 40337)

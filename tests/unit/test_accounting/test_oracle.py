@@ -13,7 +13,10 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hami_hpc.accounting import bill, ingest, session, store
+from hami_hpc.accounting.documents import bill
+from hami_hpc.accounting.store import ingest
+from hami_hpc.accounting.store import job_records as session
+from hami_hpc.accounting.store import store_files as store
 from hami_hpc.accounting.times import Bucket, Period, day_start, local_date, zone
 
 from .samples import ONE_H200, SITE, VGPU_HALF, Job, rates, write_export

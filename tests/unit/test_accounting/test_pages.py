@@ -18,8 +18,14 @@ from typing import Any
 
 import pytest
 
-from hami_hpc.accounting import charts, html, invoice, issue, report, session, spool, store
-from hami_hpc.accounting.efficiency import runs
+from hami_hpc.accounting.documents import invoice
+from hami_hpc.accounting.documents import invoice_files as issue
+from hami_hpc.accounting.documents import month_report as report
+from hami_hpc.accounting.documents.efficiency import runs
+from hami_hpc.accounting.formats import charts, html
+from hami_hpc.accounting.sources import usage_spool as spool
+from hami_hpc.accounting.store import job_records as session
+from hami_hpc.accounting.store import store_files as store
 from hami_hpc.accounting.times import month_period, parse_instant, split_days, zone
 
 from .paper import assert_on_paper, bars, opened, page_lines

@@ -19,8 +19,11 @@ import pypdfium2
 import pypdfium2.raw as pdfium
 import pytest
 
-from hami_hpc.accounting import html, invoice, issue, session
+from hami_hpc.accounting.documents import invoice
+from hami_hpc.accounting.documents import invoice_files as issue
 from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.formats import html
+from hami_hpc.accounting.store import job_records as session
 from hami_hpc.accounting.times import month_period, split_days, zone
 
 from .paper import assert_on_paper, bars, opened, page_words
@@ -135,7 +138,7 @@ def test_the_same_invoice_gives_the_same_bytes_in_another_process_at_another_tim
     document, content = made
     (tmp_path / "page.html").write_text(html.invoice(document), encoding="utf-8")
     script = (
-        "import sys; from pathlib import Path; from hami_hpc.accounting import html; "
+        "import sys; from pathlib import Path; from hami_hpc.accounting.formats import html; "
         "sys.stdout.buffer.write(html.pdf(Path(sys.argv[1]).read_text(encoding='utf-8')))"
     )
     again = subprocess.run(

@@ -9,7 +9,8 @@ from io import StringIO
 
 import pytest
 
-from hami_hpc.accounting import intake, progress
+from hami_hpc.accounting.store import export_reader as intake
+from hami_hpc.accounting.store import progress
 
 SLOW = "SELECT sum(hash(a.range + b.range)::HUGEINT) FROM range(3000) a, range(20000) b"
 

@@ -11,7 +11,7 @@ from billed_week import EXPECTED, RATES, RUNS, TOTAL, WEEK, in_json, lines, read
 from click.testing import CliRunner
 
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.sacct_json import open_input
+from hami_hpc.accounting.sources.sacct_json import open_input
 from hami_hpc.cli import main
 
 RECORDS = Path(__file__).parent / "records"

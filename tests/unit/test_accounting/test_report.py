@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hami_hpc.accounting import report, session, spool, store
-from hami_hpc.accounting.efficiency import runs
-from hami_hpc.accounting.rates import Rates
+from hami_hpc.accounting.documents import month_report as report
+from hami_hpc.accounting.documents.efficiency import runs
+from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.sources import usage_spool as spool
+from hami_hpc.accounting.store import job_records as session
+from hami_hpc.accounting.store import store_files as store
 from hami_hpc.accounting.times import month_period, parse_instant, split_days, zone
 
 from .samples import HOUR, ONE_H200, SITE, VGPU_HALF, Job, fill, rates

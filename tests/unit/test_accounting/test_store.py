@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hami_hpc.accounting import ingest, intake, merge, session, store
 from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.store import export_reader as intake
+from hami_hpc.accounting.store import ingest, merge
+from hami_hpc.accounting.store import job_records as session
+from hami_hpc.accounting.store import store_files as store
 from hami_hpc.accounting.times import Period, zone
 
 from .samples import HOUR, Job, fill, make_bill, write_export
@@ -47,7 +50,7 @@ def test_a_running_job_is_replaced_by_its_end_in_whichever_order_they_are_read(t
 
 def test_an_old_export_with_a_new_date_does_not_reopen_a_job_that_has_ended(tmp_path: Path) -> None:
     """Without Elapsed, a running job was last seen when its file was made, and copying a file makes it new."""
-    from hami_hpc.accounting.sacct import ASKED
+    from hami_hpc.accounting.sources.sacct import ASKED
 
     from .samples import export_text
 
@@ -89,7 +92,7 @@ def test_jobs_of_two_clusters_with_one_number_are_two_jobs(tmp_path: Path) -> No
 
 
 def test_an_export_that_names_no_cluster_is_not_stored_beside_records_that_do(tmp_path: Path) -> None:
-    from hami_hpc.accounting.sacct import ASKED
+    from hami_hpc.accounting.sources.sacct import ASKED
 
     from .samples import export_text
 

@@ -13,9 +13,9 @@ from zoneinfo import ZoneInfo
 
 import duckdb
 
-from hami_hpc.accounting import sqltext
-from hami_hpc.accounting.sacct import Export
-from hami_hpc.accounting.tres import TresError, parse_alloc_tres
+from hami_hpc.accounting.sources.sacct import Export
+from hami_hpc.accounting.sources.tres import TresError, parse_alloc_tres
+from hami_hpc.accounting.store import export_sql as sqltext
 
 # The record as every later stage knows it. Times are seconds since 1970, durations seconds.
 RECORD_COLUMNS = {

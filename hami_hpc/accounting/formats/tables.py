@@ -11,9 +11,9 @@ from dataclasses import asdict
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
-from hami_hpc.accounting.bill import Bill
-from hami_hpc.accounting.check import Check
-from hami_hpc.accounting.quota import QuotaState
+from hami_hpc.accounting.documents.bill import Bill
+from hami_hpc.accounting.documents.sreport_check import Check
+from hami_hpc.accounting.pricing.quota import QuotaState
 from hami_hpc.accounting.times import iso_local
 
 

@@ -10,13 +10,17 @@ from zoneinfo import ZoneInfo
 
 import duckdb
 
-from hami_hpc.accounting import intake, price, rates, sacct, store, usage
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.price import Priced
-from hami_hpc.accounting.rates import Rates
-from hami_hpc.accounting.site import GpuModel, Site
+from hami_hpc.accounting.pricing import held_time as usage
+from hami_hpc.accounting.pricing import price, rates
+from hami_hpc.accounting.pricing.cluster_gpus import GpuModel, Site
+from hami_hpc.accounting.pricing.held_time import Segment, Usages
+from hami_hpc.accounting.pricing.price import Priced
+from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.sources import sacct
+from hami_hpc.accounting.store import export_reader as intake
+from hami_hpc.accounting.store import store_files as store
 from hami_hpc.accounting.times import Bucket, Period, iso_local
-from hami_hpc.accounting.usage import Segment, Usages
 from hami_hpc.shell.config import Settings
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import duckdb
 
-from hami_hpc.accounting.efficiency import RunUse
-from hami_hpc.accounting.rates import Rates
-from hami_hpc.accounting.session import Answer
+from hami_hpc.accounting.documents.efficiency import RunUse
+from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, Usage
+from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.store.job_records import Answer
 from hami_hpc.accounting.times import Period
-from hami_hpc.accounting.usage import PPM_SECONDS_PER_HOUR, Usage
 
 MOST_ROWS = 25
 OTHERS = "others"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import duckdb
 
-from hami_hpc.accounting import store
-from hami_hpc.accounting.intake import RECORD_COLUMNS
-from hami_hpc.accounting.sqltext import literal
-from hami_hpc.accounting.store import DataFile, Manifest
+from hami_hpc.accounting.store import store_files as store
+from hami_hpc.accounting.store.export_reader import RECORD_COLUMNS
+from hami_hpc.accounting.store.export_sql import literal
+from hami_hpc.accounting.store.store_files import DataFile, Manifest
 
 FILES_PER_MONTH = 8  # more are joined into one
 _KEY = "cluster, job_id, submit_s"

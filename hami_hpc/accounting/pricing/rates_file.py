@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.hostlist import HostlistError, expand
-from hami_hpc.accounting.measure import Mode
-from hami_hpc.accounting.rates import Credit, Discount, Factor, Quota, Rate, Rates, Terms, Validity
-from hami_hpc.accounting.site import GpuModel
+from hami_hpc.accounting.pricing.cluster_gpus import GpuModel
+from hami_hpc.accounting.pricing.gpu_share import Mode
+from hami_hpc.accounting.pricing.rates import Credit, Discount, Factor, Quota, Rate, Rates, Terms, Validity
+from hami_hpc.accounting.sources.hostlist import HostlistError, expand
 from hami_hpc.contract import constants as contract
 
 VERSION = 1

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hami_hpc.accounting import intake, store
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.sqltext import literal
-from hami_hpc.accounting.store import DataFile
+from hami_hpc.accounting.store import export_reader as intake
+from hami_hpc.accounting.store import store_files as store
+from hami_hpc.accounting.store.export_sql import literal
+from hami_hpc.accounting.store.store_files import DataFile
 
 RECORD_VERSION = 1
 _MOST_BYTES = 65536

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 
-from hami_hpc.accounting.rates import Quota
-from hami_hpc.accounting.usage import PPM_SECONDS_PER_HOUR, Usage
+from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, Usage
+from hami_hpc.accounting.pricing.rates import Quota
 
 WARN_AT_PERCENT = (75, 85, 95)
 

@@ -17,8 +17,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from hami_hpc.accounting.documents.invoice import Content, CreditUse, InvoiceLine
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.invoice import Content, CreditUse, InvoiceLine
 
 VERSION = 1
 INVOICE = "invoice"

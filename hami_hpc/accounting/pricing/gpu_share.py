@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 
-from hami_hpc.accounting.site import GpuModel, Site
-from hami_hpc.accounting.tres import Held, parse_mig
+from hami_hpc.accounting.pricing.cluster_gpus import GpuModel, Site
+from hami_hpc.accounting.sources.tres import Held, parse_mig
 
 PPM = 1_000_000
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
-from hami_hpc.accounting.measure import PPM
-from hami_hpc.accounting.rates import MICRO, RateMissing, Rates, effective_rate
+from hami_hpc.accounting.pricing.gpu_share import PPM
+from hami_hpc.accounting.pricing.held_time import Segment, Usage
+from hami_hpc.accounting.pricing.rates import MICRO, RateMissing, Rates, effective_rate
 from hami_hpc.accounting.times import local_date
-from hami_hpc.accounting.usage import Segment, Usage
 
 _FACTOR_UNITS = 10_000
 # Charge units in one unit of the currency (one euro).

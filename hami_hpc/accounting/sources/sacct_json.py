@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.sacct import ASKED, DELIMITER, Export, open_export
+from hami_hpc.accounting.sources.sacct import ASKED, DELIMITER, Export, open_export
 
 _MOST_BYTES = 512 << 20
 _ONE_LINE = str.maketrans({DELIMITER: "?", "\n": "?", "\r": "?"})

@@ -13,10 +13,10 @@ from datetime import date
 from decimal import Decimal
 from fractions import Fraction
 
-from hami_hpc.accounting.bill import to_hours, to_money
-from hami_hpc.accounting.price import Priced, billed_units, unit
-from hami_hpc.accounting.rates import MICRO, Credit, Discount, Rates, Validity
-from hami_hpc.accounting.usage import PPM_SECONDS_PER_HOUR, Segment
+from hami_hpc.accounting.documents.bill import to_hours, to_money
+from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, Segment
+from hami_hpc.accounting.pricing.price import Priced, billed_units, unit
+from hami_hpc.accounting.pricing.rates import MICRO, Credit, Discount, Rates, Validity
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What GPU time costs, by when: the site's rates.toml as values. Pure; ratesfile.py reads the file."""
+"""What GPU time costs, by when: the site's rates.toml as values. Pure; rates_file.py reads the file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import Protocol
 from zoneinfo import ZoneInfo
 
-from hami_hpc.accounting.site import GpuModel
+from hami_hpc.accounting.pricing.cluster_gpus import GpuModel
+from hami_hpc.accounting.pricing.held_time import Segment, Usage
 from hami_hpc.accounting.times import Bucket, Period, day_start, local_date
-from hami_hpc.accounting.usage import Segment, Usage
 
 MICRO = 1_000_000
 _EVER = date.max

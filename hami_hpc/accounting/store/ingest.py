@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import TextIO
 from zoneinfo import ZoneInfo
 
-from hami_hpc.accounting import intake, progress, pyslurm_source, sacct, store
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.intake import Counts
-from hami_hpc.accounting.merge import Merged, merge
-from hami_hpc.accounting.sacct import Export
-from hami_hpc.accounting.sacct_json import open_input
+from hami_hpc.accounting.sources import pyslurm_source, sacct
+from hami_hpc.accounting.sources.sacct import Export
+from hami_hpc.accounting.sources.sacct_json import open_input
+from hami_hpc.accounting.store import export_reader as intake
+from hami_hpc.accounting.store import progress
+from hami_hpc.accounting.store import store_files as store
+from hami_hpc.accounting.store.export_reader import Counts
+from hami_hpc.accounting.store.merge import Merged, merge
 from hami_hpc.accounting.times import Period, iso_utc
 
 # slurmctld keeps records back while slurmdbd is away; what comes late is found by reading this much again.

@@ -10,9 +10,9 @@ from fractions import Fraction
 
 import duckdb
 
-from hami_hpc.accounting.measure import PPM, MeasureError, measure, part_shares
-from hami_hpc.accounting.site import Site
-from hami_hpc.accounting.tres import Held
+from hami_hpc.accounting.pricing.cluster_gpus import Site
+from hami_hpc.accounting.pricing.gpu_share import PPM, MeasureError, measure, part_shares
+from hami_hpc.accounting.sources.tres import Held
 
 NO_GPU = "no GPU at all"
 # A suggestion leaves this much room above what was seen, so that the next, slightly larger run still fits.

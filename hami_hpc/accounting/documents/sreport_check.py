@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import duckdb
 
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.session import Records
+from hami_hpc.accounting.sources.tres import Held
+from hami_hpc.accounting.store.job_records import Records
 from hami_hpc.accounting.times import Period
-from hami_hpc.accounting.tres import Held
 
 COMPARED = ("gres/gpu", "gres/vgpu")
 _HOUR_S = 3600

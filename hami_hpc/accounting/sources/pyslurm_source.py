@@ -2,8 +2,8 @@
 """The one place that knows pyslurm: slurmdbd's records through libslurm, as the lines of ``sacct -P``.
 
 pyslurm is optional, under another licence (GPL-2.0-only), and libslurm ends the process when it finds no
-configuration. So it is imported in a process of its own: ``python -m hami_hpc.accounting.pyslurm_source``, which reads
-what is asked as JSON. Its memory (some KiB a job, see docs/accounting.md) goes back with it.
+configuration. So it is imported in a process of its own: ``python -m hami_hpc.accounting.sources.pyslurm_source``,
+which reads what is asked as JSON. Its memory (some KiB a job, see docs/accounting.md) goes back with it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.pyslurm_runs import Job, Names, printed
-from hami_hpc.accounting.sacct import ASKED, DELIMITER, Export, open_export
+from hami_hpc.accounting.sources.pyslurm_runs import Job, Names, printed
+from hami_hpc.accounting.sources.sacct import ASKED, DELIMITER, Export, open_export
 from hami_hpc.accounting.times import Period
 
 _ONE_LINE = str.maketrans({DELIMITER: "?", "\n": "?", "\r": "?"})
@@ -55,7 +55,7 @@ def fetch_jobs(jobs: Sequence[int], target: Path, clusters: str = "") -> Export:
 def _run(request: Request) -> Export:
     isolated = ["-I"] if sys.flags.isolated else []
     done = subprocess.run(
-        [sys.executable, *isolated, "-m", "hami_hpc.accounting.pyslurm_source"],
+        [sys.executable, *isolated, "-m", "hami_hpc.accounting.sources.pyslurm_source"],
         input=json.dumps(asdict(request)),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -5,7 +5,7 @@
     STORE/jobs/month=2026-11/g000012-0.parquet ended runs; a file is never changed, only replaced
     STORE/open/g000012.parquet                 runs that had not ended when they were last read
     STORE/rejects/…, STORE/used/…              lines left out, and the usage spool
-    STORE/invoices/…                           issued invoices (issue.py)
+    STORE/invoices/…                           issued invoices (invoice_files.py)
 
 A writer holds STORE/.lock, writes new files, and renames the manifest last: a crash leaves files that nobody
 reads and the next writer removes.
@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.intake import RECORD_COLUMNS
-from hami_hpc.accounting.sqltext import literal
+from hami_hpc.accounting.store.export_reader import RECORD_COLUMNS
+from hami_hpc.accounting.store.export_sql import literal
 from hami_hpc.accounting.times import Period
 
 VERSION = 1

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from hami_hpc.accounting.apportion import apportion
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.price import Priced, billed_units, unit
-from hami_hpc.accounting.rates import Rates
+from hami_hpc.accounting.pricing.apportion import apportion
+from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, LeftOut, Segment, Usage, Usages
+from hami_hpc.accounting.pricing.price import Priced, billed_units, unit
+from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.times import Period
-from hami_hpc.accounting.usage import PPM_SECONDS_PER_HOUR, LeftOut, Segment, Usage, Usages
 
 HOUR_DIGITS = 4
 _HOUR_UNIT = PPM_SECONDS_PER_HOUR // 10**HOUR_DIGITS

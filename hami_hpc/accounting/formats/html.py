@@ -12,18 +12,18 @@ from zoneinfo import ZoneInfo
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hami_hpc.accounting import charts
-from hami_hpc.accounting.efficiency import duration, suggestion
+from hami_hpc.accounting.documents.efficiency import duration, suggestion
+from hami_hpc.accounting.documents.invoice_files import Document, digest
+from hami_hpc.accounting.documents.month_report import Report
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.issue import Document, digest
-from hami_hpc.accounting.report import Report
+from hami_hpc.accounting.formats import charts
 
 MODE_NAMES = {"gpu": "whole GPU", "mig": "MIG instance", "vgpu": "vGPU slice", "shard": "shards"}
 
 
 def environment(templates: Path | None) -> Environment:
     """The templates; a site's own directory goes before ours, file by file."""
-    ours = PackageLoader("hami_hpc.accounting", "templates")
+    ours = PackageLoader("hami_hpc.accounting.formats", "templates")
     loader = ChoiceLoader([FileSystemLoader(templates), ours]) if templates else ours
     env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     env.filters["number"] = number

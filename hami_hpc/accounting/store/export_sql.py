@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from hami_hpc.accounting.sacct import OPTIONAL, REQUIRED, Export
+from hami_hpc.accounting.sources.sacct import OPTIONAL, REQUIRED, Export
 
 _NO_TIME = "('', 'Unknown', 'None', 'N/A')"
 _DAY_S = 86400

@@ -14,10 +14,10 @@ from typing import Any
 
 import duckdb
 
-from hami_hpc.accounting.measure import MeasureError, Mode, measure
-from hami_hpc.accounting.site import Site
+from hami_hpc.accounting.pricing.cluster_gpus import Site
+from hami_hpc.accounting.pricing.gpu_share import MeasureError, Mode, measure
+from hami_hpc.accounting.sources.tres import Held
 from hami_hpc.accounting.times import Period
-from hami_hpc.accounting.tres import Held
 
 PPM_SECONDS_PER_HOUR = 3_600_000_000
 
