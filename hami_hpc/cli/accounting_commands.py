@@ -16,15 +16,14 @@ from zoneinfo import ZoneInfo
 import click
 
 from hami_hpc.accounting.documents import bill as bills
-from hami_hpc.accounting.documents import sreport_check as check
+from hami_hpc.accounting.documents import sreport_check
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.formats import tables as render
+from hami_hpc.accounting.formats import tables
 from hami_hpc.accounting.pricing import quota
+from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.sources import sacct, sacct_json
-from hami_hpc.accounting.sources import usage_spool as spool
 from hami_hpc.accounting.store import ingest as ingests
-from hami_hpc.accounting.store import job_records as session
-from hami_hpc.accounting.store import store_files as store
+from hami_hpc.accounting.store import job_records, store_files, usage_table
 from hami_hpc.accounting.times import (
     Bucket,
     Period,
@@ -39,19 +38,21 @@ from hami_hpc.contract import constants as contract
 
 
 @contextmanager
-def records(chosen: Context, period: Period, source: Path | None, live: bool = False) -> Iterator[session.Records]:
+def records(
+    chosen: Context, period: Period, source: Path | None, live: bool = False
+) -> Iterator[job_records.JobRecords]:
     """The period's records: from --input, else the store, else (no store yet, or --live) from sacct now. A store that
     is named must be there."""
     with tempfile.TemporaryDirectory(prefix="hami-hpc-") as directory:
         scratch = Path(directory)
         if source:
             export = sacct_json.open_input(source, scratch)
-            yield session.from_export(export, chosen.tz, int(source.stat().st_mtime), scratch)
-        elif live or not (chosen.root_named or store.read_manifest(chosen.root).generation):
+            yield job_records.from_export(export, chosen.tz, int(source.stat().st_mtime), scratch)
+        elif live or not (chosen.root_named or store_files.read_manifest(chosen.root).generation):
             export = sacct.fetch(period, scratch / "sacct")
-            yield session.from_export(export, chosen.tz, int(time.time()), scratch)
+            yield job_records.from_export(export, chosen.tz, int(time.time()), scratch)
         else:
-            yield session.from_store(chosen.root, period)
+            yield job_records.from_store(chosen.root, period)
 
 
 @click.command()
@@ -91,41 +92,45 @@ def bill(
 ) -> None:
     """GPU-hours held in a period, and their cost, by account and user (or whatever --by names).
 
-    Records come from --input, else from the store that `hami-hpc ingest` keeps, else from sacct.
+    JobRecords come from --input, else from the store that `hami-hpc ingest` keeps, else from sacct.
     """
     chosen = context(rates_path, root, timezone)
     period = _period(start, end, month, chosen.tz)
     if checked:
         result = _checked(chosen, period, source, live, clusters)
-        click.echo(render.check_json(result) if form == "json" else render.check_table(result), nl=False)
+        click.echo(tables.check_json(result) if form == "json" else tables.check_table(result), nl=False)
         raise SystemExit(1 if result.differences else 0)
     dimensions = tuple(name.strip() for name in by.split(","))
     bills.check_dimensions(dimensions)
     buckets = split_days(period, chosen.tz) if "day" in dimensions else split_months(period, chosen.tz)
     with records(chosen, period, source, live) as found:
-        answer = session.ask(found, chosen.site, chosen.prices, buckets, chosen.tz)
+        priced_period = price_period(found, chosen.gpus, chosen.prices, buckets, chosen.tz)
         states = _quotas(chosen, found, period)
-        gaps = session.gaps(found, period, chosen.tz)
-    made = bills.make_bill(answer.usages, answer.priced, answer.segments, dimensions, chosen.prices)
+        gaps = job_records.gaps(found, period, chosen.tz)
+    made = bills.make_bill(
+        priced_period.held_times, priced_period.priced, priced_period.segments, dimensions, chosen.prices
+    )
     if form == "csv":
-        click.echo(render.bill_csv(made), nl=False)
-        for note in (*render.notes(made, answer.rejected, states), *gaps):
+        click.echo(tables.bill_csv(made), nl=False)
+        for note in (*tables.notes(made, priced_period.rejected, states), *gaps):
             click.echo(note, err=True)
     elif form == "json":
-        click.echo(render.bill_json(made, chosen.tz, answer.rejected, states, gaps), nl=False)
+        click.echo(tables.bill_json(made, chosen.tz, priced_period.rejected, states, gaps), nl=False)
     else:
-        click.echo(render.bill_table(made, chosen.tz, answer.rejected, states, gaps), nl=False)
+        click.echo(tables.bill_table(made, chosen.tz, priced_period.rejected, states, gaps), nl=False)
 
 
 class _NotComparedError(click.ClickException):
     exit_code = 2
 
 
-def _checked(chosen: Context, period: Period, source: Path | None, live: bool, clusters: str) -> check.Check:
+def _checked(
+    chosen: Context, period: Period, source: Path | None, live: bool, clusters: str
+) -> sreport_check.Comparison:
     """The comparison; one that failed has a status of its own, so that it is not taken for one that differs."""
     try:
         with records(chosen, period, source, live) as found:
-            return check.check(found, period, int(time.time()), clusters)
+            return sreport_check.compare_records(found, period, int(time.time()), clusters)
     except AccountingError as error:
         raise _NotComparedError(str(error).removeprefix(contract.ERROR_PREFIX)) from error
 
@@ -140,14 +145,14 @@ def _period(start: str | None, end: str | None, month: str | None, tz: ZoneInfo)
     return Period(parse_instant(start, tz), parse_instant(end, tz) if end else int(time.time()))
 
 
-def _quotas(chosen: Context, found: session.Records, period: Period) -> tuple[quota.QuotaState, ...]:
+def _quotas(chosen: Context, found: job_records.JobRecords, period: Period) -> tuple[quota.QuotaState, ...]:
     """Quotas are by calendar month: that of the period's last second, as far as the records at hand go."""
     if not chosen.prices or not chosen.prices.quotas:
         return ()
     day = local_date(period.end_s - 1, chosen.tz).replace(day=1)
     month = month_period(day.strftime("%Y-%m"), chosen.tz)
-    answer = session.ask(found, chosen.site, None, (Bucket("", month),), chosen.tz)
-    return quota.quota_states(chosen.prices.quotas, answer.usages.usages, day)
+    priced_period = price_period(found, chosen.gpus, None, (Bucket("", month),), chosen.tz)
+    return quota.quota_states(chosen.prices.quotas, priced_period.held_times.groups, day)
 
 
 @click.command()
@@ -205,7 +210,7 @@ def ingest(
             click.echo(f"{step.what}: {counts.rejected} lines left out; hami-hpc bill names them", err=True)
 
     for directory in spools:
-        collected = spool.collect(chosen.root, directory, cluster, remove_usage)
+        collected = usage_table.collect(chosen.root, directory, cluster, remove_usage)
         if not quiet:
             click.echo(f"{directory}: {collected.added} new usage records, {collected.known} known")
         for fault in collected.faults:

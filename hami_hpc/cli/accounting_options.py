@@ -16,10 +16,10 @@ import click
 import duckdb
 
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.pricing import rates_file as ratesfile
-from hami_hpc.accounting.pricing.cluster_gpus import Site
+from hami_hpc.accounting.pricing import rates_file
+from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
+from hami_hpc.accounting.pricing.gpu_settings import cluster_gpus_of
 from hami_hpc.accounting.pricing.rates import Rates
-from hami_hpc.accounting.store import job_records as session
 from hami_hpc.accounting.times import zone
 from hami_hpc.shell.config import load_settings, settings_path
 
@@ -31,7 +31,7 @@ class Context:
     """What every command needs: the site, its rates (None without a rates.toml), its zone, and its store. root_named:
     --store says where that is."""
 
-    site: Site
+    gpus: ClusterGpus
     prices: Rates | None
     tz: ZoneInfo
     root: Path
@@ -76,10 +76,10 @@ def _worded(command: _F) -> Callable[..., Any]:
 def context(rates_path: Path | None, root: Path | None, timezone: str | None) -> Context:
     """Reads the settings. A rates.toml that is named must exist; the default one may be absent."""
     settings = load_settings(settings_path(os.environ))
-    prices = ratesfile.load_rates(rates_path) if rates_path else None
+    prices = rates_file.load_rates(rates_path) if rates_path else None
     beside = Path(settings.path).with_name("rates.toml")
     if prices is None and beside.exists():
-        prices = ratesfile.load_rates(beside)
+        prices = rates_file.load_rates(beside)
     tz = zone(timezone or (prices.timezone if prices else "UTC"))
-    site = session.site_of(settings, prices)
+    site = cluster_gpus_of(settings, prices)
     return Context(site, prices, tz, root or Path(settings.state_dir) / "accounting", root is not None)

@@ -18,15 +18,13 @@ from pathlib import Path
 import click
 
 from hami_hpc.accounting.documents import efficiency as eff
-from hami_hpc.accounting.documents import invoice
-from hami_hpc.accounting.documents import invoice_files as issue
+from hami_hpc.accounting.documents import invoice, invoice_files
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.formats import html
-from hami_hpc.accounting.formats import tables as render
+from hami_hpc.accounting.formats import html, tables
+from hami_hpc.accounting.formats.pdf import html_to_pdf, require_weasyprint
+from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.pricing.rates import Rates
-from hami_hpc.accounting.sources import usage_spool as spool
-from hami_hpc.accounting.store import job_records as session
-from hami_hpc.accounting.store import store_files as store
+from hami_hpc.accounting.store import job_records, store_files, usage_table
 from hami_hpc.accounting.times import Period, month_period, parse_instant, split_days
 from hami_hpc.cli.accounting_options import Context, context, site_options
 from hami_hpc.shell.config import load_settings, settings_path
@@ -60,7 +58,7 @@ def efficiency(
         raise AccountingError("give one of: a job's number, --user, --account")
     chosen = context(rates_path, root, timezone)
     if job:
-        runs = runs_of(chosen, "job_name = $1 OR job_id::VARCHAR = $1", [job], None)
+        runs = runs_of(chosen, "display_id = $1 OR job_id::VARCHAR = $1", [job], None)
     else:
         end_s = parse_instant(end, chosen.tz) if end else int(time.time())
         period = Period(parse_instant(start, chosen.tz) if start else end_s - _MONTH_S, end_s)
@@ -76,7 +74,7 @@ def efficiency(
 
 
 def _nothing_found(chosen: Context, job: str | None, owner: str, is_user: bool) -> str:
-    read = f"{session.read_until(chosen.root, chosen.tz)}; run hami-hpc ingest for what is newer"
+    read = f"{job_records.read_until(chosen.root, chosen.tz)}; run hami-hpc ingest for what is newer"
     if job:
         return f"there is no GPU job {job}: {read}"
     kind = "user" if is_user else "account"
@@ -85,9 +83,9 @@ def _nothing_found(chosen: Context, job: str | None, owner: str, is_user: bool) 
 
 def runs_of(chosen: Context, where: str, values: list[object], period: Period | None) -> list[eff.RunUse]:
     """Stored runs with what they used. where: SQL of ours with placeholders."""
-    found = session.from_store(chosen.root, period)
-    used = spool.used(chosen.root, store.read_manifest(chosen.root))
-    return eff.runs(found.con, found.source, used, chosen.site, where, values)
+    found = job_records.from_store(chosen.root, period)
+    used = usage_table.used(chosen.root, store_files.read_manifest(chosen.root))
+    return eff.runs(found.con, found.source, used, chosen.gpus, where, values)
 
 
 def _one_run(run: eff.RunUse) -> str:
@@ -133,7 +131,7 @@ def _many_runs(runs: list[eff.RunUse], limit: int) -> str:
     headings = ["Job", "State", "Would have sufficed", "GPU-hours", "GPU used", "Memory", "Refused"]
     share = f"{100 * used / held:.1f} % of {held / 3600:.2f} GPU-hours used" if held else "nothing held"
     unknown = f"; of {len(runs) - len(measured)} more it is not known" if len(runs) > len(measured) else ""
-    return f"{render.table(headings, rows, 4, [])}\n\n{len(measured)} jobs measured: {share}{unknown}"
+    return f"{tables.table(headings, rows, 4, [])}\n\n{len(measured)} jobs measured: {share}{unknown}"
 
 
 def _percent(value: float | None) -> str:
@@ -177,24 +175,23 @@ def report_command(
     month: str, out: Path, templates: Path | None, rates_path: Path | None, root: Path | None, timezone: str | None
 ) -> None:
     """The monthly cluster report: one self-contained HTML file."""
-    from hami_hpc.accounting.documents import bill
-    from hami_hpc.accounting.documents import month_report as report
+    from hami_hpc.accounting.documents import bill, month_report
 
     chosen = context(rates_path, root, timezone)
     period = month_period(month, chosen.tz)
     if period.start_s > time.time():
         raise AccountingError(f"{month} has not begun; give a month that has")
-    found = session.from_store(chosen.root, period)
-    answer = session.ask(found, chosen.site, chosen.prices, split_days(period, chosen.tz), chosen.tz)
+    found = job_records.from_store(chosen.root, period)
+    priced_period = price_period(found, chosen.gpus, chosen.prices, split_days(period, chosen.tz), chosen.tz)
     prices = chosen.prices or Rates()
-    made = bill.make_bill(answer.usages, answer.priced, answer.segments, ("account",), None)
-    notes = render.notes(made, answer.rejected) + session.gaps(found, period, chosen.tz)
-    used = spool.used(chosen.root, store.read_manifest(chosen.root))
+    made = bill.make_bill(priced_period.held_times, priced_period.priced, priced_period.segments, ("account",), None)
+    notes = tables.notes(made, priced_period.rejected) + job_records.gaps(found, period, chosen.tz)
+    used = usage_table.used(chosen.root, store_files.read_manifest(chosen.root))
     # Only what was measured can be judged; the rest need not leave the database.
     where = f"end_s >= $1 AND end_s < $2 AND job_id IN (SELECT job_id FROM {used})"
-    runs = eff.runs(found.con, found.source, used, chosen.site, where, [period.start_s, period.end_s])
+    runs = eff.runs(found.con, found.source, used, chosen.gpus, where, [period.start_s, period.end_s])
     read_until_s = found.read_until_s or int(time.time())
-    built = report.build(found.con, month, answer, prices, runs, notes, read_until_s)
+    built = month_report.build(found.con, month, priced_period, prices, runs, notes, read_until_s)
     _write(out, html.report(built, chosen.tz, prices.issuer, templates).encode())
 
 
@@ -240,7 +237,7 @@ def invoice_command(
     if pdf and not out:
         raise AccountingError("--pdf needs --out: the directory for the files")
     if pdf:
-        html.require_pdf()
+        require_weasyprint()
     if out:
         _make_directory(out)
     documents = _issue(chosen, chosen.prices, month, accounts, draft)
@@ -254,12 +251,12 @@ def invoice_command(
             text = html.invoice(document, templates)
             _write(out / f"{name}.html", text.encode())
             if pdf:
-                _write(out / f"{name}.pdf", html.pdf(text))
+                _write(out / f"{name}.pdf", html_to_pdf(text))
 
 
 def _balances(chosen: Context, prices: Rates, accounts: Sequence[str], as_json: bool) -> str:
-    documents = issue.read_all(chosen.root)
-    every = invoice.balances(prices, lambda account: issue.used_credit(documents, account, None))
+    documents = invoice_files.read_all(chosen.root)
+    every = invoice.balances(prices, lambda account: invoice_files.used_credit(documents, account, None))
     found = [balance for balance in every if not accounts or balance.account in accounts]
     rows = []
     for balance in found:
@@ -281,21 +278,21 @@ def _balances(chosen: Context, prices: Rates, accounts: Sequence[str], as_json: 
         *(name.capitalize() for name in names[:4]),
         *(f"{name.capitalize()}, {prices.currency}" for name in names[4:]),
     ]
-    return render.table(headings, shown, 3, [])
+    return tables.table(headings, shown, 3, [])
 
 
-def _documents_table(documents: Sequence[issue.Document], currency: str) -> str:
+def _documents_table(documents: Sequence[invoice_files.Document], currency: str) -> str:
     rows = [
         [d.number, d.kind, d.content.account or "(none)", d.refers_to or "-", html.number(d.content.total, _sign(d))]
         for d in documents
     ]
     total = sum((Decimal(d.content.total) * _sign(d) for d in documents), Decimal(0))
     headings = ["Number", "Kind", "Account", "Refers to", currency]
-    return render.table(headings, rows, 1, ["Total", "", "", "", html.number(total)])
+    return tables.table(headings, rows, 1, ["Total", "", "", "", html.number(total)])
 
 
-def _sign(document: issue.Document) -> int:
-    return -1 if document.kind == issue.CREDIT_NOTE else 1
+def _sign(document: invoice_files.Document) -> int:
+    return -1 if document.kind == invoice_files.CREDIT_NOTE else 1
 
 
 def _file_name(account: str) -> str:
@@ -303,39 +300,46 @@ def _file_name(account: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_" else f"%{ord(letter):02X}" for letter in account)
 
 
-def _issue(chosen: Context, prices: Rates, month: str, accounts: tuple[str, ...], draft: bool) -> list[issue.Document]:
+def _issue(
+    chosen: Context, prices: Rates, month: str, accounts: tuple[str, ...], draft: bool
+) -> list[invoice_files.Document]:
     period = month_period(month, chosen.tz)
     if period.end_s > time.time() and not draft:
         raise AccountingError(f"{month} is not over; --draft shows what it comes to so far")
-    manifest = store.read_manifest(chosen.root)
+    manifest = store_files.read_manifest(chosen.root)
     behind = [name for name, until_s in manifest.read_until_s.items() if until_s < period.end_s]
     if behind and not draft:
         raise AccountingError(
             f"the store was read from {behind[0]} only up to within {month}; run hami-hpc ingest first"
         )
-    found = session.from_store(chosen.root, period)
-    answer = session.ask(found, chosen.site, prices, split_days(period, chosen.tz), chosen.tz)
-    notes = [f"left out of all invoices: {omitted.runs} jobs: {omitted.reason}" for omitted in answer.usages.left_out]
+    found = job_records.from_store(chosen.root, period)
+    priced_period = price_period(found, chosen.gpus, prices, split_days(period, chosen.tz), chosen.tz)
+    notes = [
+        f"left out of all invoices: {omitted.runs} jobs: {omitted.reason}"
+        for omitted in priced_period.held_times.left_out
+    ]
     first = date.fromisoformat(f"{month}-01")
-    issued: list[issue.Document] = []
-    with nullcontext() if draft else store.locked(chosen.root):
-        documents = list(issue.read_all(chosen.root))
+    issued: list[invoice_files.Document] = []
+    with nullcontext() if draft else store_files.locked(chosen.root):
+        documents = list(invoice_files.read_all(chosen.root))
         # An account whose jobs have all gone from the records still has an invoice to take back.
         issued_before = {d.content.account for d in documents if d.content.month == month}
-        known = sorted({*invoice.accounts_of(answer.priced), *issued_before})
+        known = sorted({*invoice.accounts_of(priced_period.priced), *issued_before})
         _refuse_unknown(accounts, known, month)
         for account in dict.fromkeys(accounts) or known:
 
             def build(used: Mapping[str, Decimal], account: str = account) -> invoice.Content:
-                return invoice.build(account, first, answer.priced, answer.segments, prices, used, notes)
+                return invoice.build(account, first, priced_period.priced, priced_period.segments, prices, used, notes)
 
             if draft:
-                current = issue.standing(documents, account, month)
-                content = build(issue.used_credit(documents, account, current))
-                issued.append(issue.Document("DRAFT", 0, issue.INVOICE, "", "not issued", prices.issuer, content))
+                current = invoice_files.standing(documents, account, month)
+                content = build(invoice_files.used_credit(documents, account, current))
+                issued.append(
+                    invoice_files.Document("DRAFT", 0, invoice_files.INVOICE, "", "not issued", prices.issuer, content)
+                )
                 continue
             today, prefix = date.today().isoformat(), prices.invoice_prefix
-            issued += issue.issue(chosen.root, documents, account, month, build, today, prices.issuer, prefix)
+            issued += invoice_files.issue(chosen.root, documents, account, month, build, today, prices.issuer, prefix)
     return issued
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bill as a value: groups of usage, rolled up by what was asked for, rounded so that it closes. Pure."""
+"""The bill as a value: GPU time held, rolled up by what was asked for, rounded so that it closes. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.pricing.apportion import apportion
-from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, LeftOut, Segment, Usage, Usages
+from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, HeldTime, HeldTimes, LeftOut, Segment
 from hami_hpc.accounting.pricing.price import Priced, billed_units, unit
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.times import Period
@@ -17,18 +17,18 @@ from hami_hpc.accounting.times import Period
 HOUR_DIGITS = 4
 _HOUR_UNIT = PPM_SECONDS_PER_HOUR // 10**HOUR_DIGITS
 
-DIMENSIONS: Mapping[str, Callable[[Usage, Sequence[Segment]], str]] = {
-    "cluster": lambda usage, _: usage.cluster,
-    "account": lambda usage, _: usage.account,
-    "user": lambda usage, _: usage.user,
-    "partition": lambda usage, _: usage.partition,
-    "qos": lambda usage, _: usage.qos,
-    "model": lambda usage, _: usage.model,
-    "mode": lambda usage, _: usage.mode.value,
-    "class": lambda usage, _: usage.service_class,
-    "billable": lambda usage, _: "yes" if usage.billable else "no",
-    "day": lambda usage, segments: segments[usage.segment].bucket,
-    "month": lambda usage, segments: segments[usage.segment].bucket[: len("2026-11")],
+DIMENSIONS: Mapping[str, Callable[[HeldTime, Sequence[Segment]], str]] = {
+    "cluster": lambda group, _: group.cluster,
+    "account": lambda group, _: group.account,
+    "user": lambda group, _: group.user,
+    "partition": lambda group, _: group.partition,
+    "qos": lambda group, _: group.qos,
+    "model": lambda group, _: group.model,
+    "mode": lambda group, _: group.mode.value,
+    "class": lambda group, _: group.service_class,
+    "billable": lambda group, _: "yes" if group.billable else "no",
+    "day": lambda group, segments: segments[group.segment].bucket,
+    "month": lambda group, segments: segments[group.segment].bucket[: len("2026-11")],
 }
 
 
@@ -83,7 +83,7 @@ def check_dimensions(dimensions: Sequence[str]) -> None:
 
 
 def make_bill(
-    usages: Usages,
+    held_times: HeldTimes,
     priced: Sequence[Priced],
     segments: Sequence[Segment],
     dimensions: Sequence[str],
@@ -94,9 +94,9 @@ def make_bill(
     readers = [DIMENSIONS[name] for name in dimensions]
     sums: dict[tuple[str, ...], list[int]] = {}
     for entry in priced:
-        line = sums.setdefault(tuple(reader(entry.usage, segments) for reader in readers), [0, 0, 0])
-        line[0] += entry.usage.runs
-        line[1] += entry.usage.held
+        line = sums.setdefault(tuple(reader(entry.group, segments) for reader in readers), [0, 0, 0])
+        line[0] += entry.group.runs
+        line[1] += entry.group.held_ppm_s
         line[2] += entry.charge
     labels = sorted(sums)
     hours = to_hours([sums[label][1] for label in labels])
@@ -115,9 +115,9 @@ def make_bill(
         sum((cost for cost in costs if cost is not None), Decimal(0).scaleb(-rates.digits)) if rates else None,
         _beyond_held(priced) if rates else Decimal(0),
         _unpriced(priced) if rates else (),
-        usages.left_out,
-        usages.still_running,
-        usages.spread,
+        held_times.left_out,
+        held_times.still_running,
+        held_times.spread,
     )
 
 
@@ -132,8 +132,8 @@ def to_money(charges: Sequence[int], digits: int) -> list[Decimal]:
 
 
 def _beyond_held(priced: Sequence[Priced]) -> Decimal:
-    charged = [entry for entry in priced if entry.usage.billable and not entry.problem]
-    return to_hours([sum(billed_units(entry) - entry.usage.held for entry in charged)])[0]
+    charged = [entry for entry in priced if entry.group.billable and not entry.problem]
+    return to_hours([sum(billed_units(entry) - entry.group.held_ppm_s for entry in charged)])[0]
 
 
 def _unpriced(priced: Sequence[Priced]) -> tuple[Unpriced, ...]:
@@ -141,8 +141,8 @@ def _unpriced(priced: Sequence[Priced]) -> tuple[Unpriced, ...]:
     for entry in priced:
         if entry.problem:
             line = sums.setdefault(entry.problem, [0, 0])
-            line[0] += entry.usage.runs
-            line[1] += entry.usage.held
+            line[0] += entry.group.runs
+            line[1] += entry.group.held_ppm_s
     problems = sorted(sums)
     hours = to_hours([sums[problem][1] for problem in problems])
     return tuple(Unpriced(problem, sums[problem][0], hour) for problem, hour in zip(problems, hours, strict=True))

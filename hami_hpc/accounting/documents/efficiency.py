@@ -10,8 +10,8 @@ from fractions import Fraction
 
 import duckdb
 
-from hami_hpc.accounting.pricing.cluster_gpus import Site
-from hami_hpc.accounting.pricing.gpu_share import PPM, MeasureError, measure, part_shares
+from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
+from hami_hpc.accounting.pricing.gpu_share import PPM, ShareError, part_shares, shares_held
 from hami_hpc.accounting.sources.tres import Held
 
 NO_GPU = "no GPU at all"
@@ -100,7 +100,7 @@ def suggestion(run: RunUse) -> str | None:
 
 
 def runs(
-    con: duckdb.DuckDBPyConnection, records: str, used: str, site: Site, where: str, values: Sequence[object]
+    con: duckdb.DuckDBPyConnection, records: str, used: str, gpus: ClusterGpus, where: str, values: Sequence[object]
 ) -> list[RunUse]:
     """The GPU runs that meet ``where`` (SQL of ours with placeholders for ``values``), in the order of their start."""
     rows = con.execute(_RUNS.format(records=records, used=used, where=where, slack=_SLACK_S), list(values)).fetchall()
@@ -108,8 +108,8 @@ def runs(
     for cluster, job, account, user, state, start_s, seconds, held_key, partition, host, features, *use in rows:
         held = Held.from_key(held_key)
         try:
-            share = part_shares(measure(held, partition, host or "", features, site))
-        except MeasureError:
+            share = part_shares(shares_held(held, partition, host or "", features, gpus))
+        except ShareError:
             share = 0
         slices = max(held.vgpu, 1)
         per_slice = (held.vgpu, held.vgpu_mem_mib // slices, held.vgpu_cores_percent // slices, held.vgpu_class)
@@ -154,7 +154,7 @@ WITH chosen AS (
   QUALIFY row_number() OVER (PARTITION BY u.job_id, u.gpu_uuid, u.start_unix_ns
     ORDER BY abs(u.start_unix_ns // 1000000000 - r.start_s)) = 1
 )
-SELECT r.cluster, coalesce(r.job_name, r.job_id::VARCHAR) AS job, r.account, r.username, r.state, r.start_s,
+SELECT r.cluster, coalesce(r.display_id, r.job_id::VARCHAR) AS job, r.account, r.username, r.state, r.start_s,
   r.until_s - r.start_s - r.suspended_s,
   r.held, r.partition, r.host, r.features, count(u.start_unix_ns), count(*) FILTER (u.usage <> 'ok'),
   coalesce(max(u.peak_bytes), 0), coalesce(sum(u.gpu_busy_ns), 0)::BIGINT, coalesce(sum(u.throttled_ns), 0)::BIGINT,

@@ -43,7 +43,7 @@ class Content:
     """An invoice but for its number and date: equal content, equal invoice. Amounts and hours as decimal text.
 
     days: GPU-hours billed on each day. unbilled: GPU-hours that cost nothing because of how their runs ended.
-    notes: what a reader must know, such as usage for which there is no rate.
+    notes: what a reader must know, such as GPU time for which there is no rate.
     """
 
     account: str
@@ -91,7 +91,7 @@ def credit_key(credit: Credit) -> str:
 
 def accounts_of(priced: Sequence[Priced]) -> tuple[str, ...]:
     """The accounts that held anything, in order."""
-    return tuple(sorted({entry.usage.account for entry in priced}))
+    return tuple(sorted({entry.group.account for entry in priced}))
 
 
 def build(
@@ -103,14 +103,14 @@ def build(
     used_credit: Mapping[str, Decimal],
     notes: Sequence[str],
 ) -> Content:
-    """The content of one account's invoice. priced: the month's usage by day, of any accounts. used_credit: what
+    """The content of one account's invoice. priced: the month's held time by day, of any accounts. used_credit: what
     other invoices have taken of each of the account's credits (by credit_key)."""
-    mine = [entry for entry in priced if entry.usage.account == account]
+    mine = [entry for entry in priced if entry.group.account == account]
     subtotal = to_money([sum(entry.charge for entry in mine)], rates.digits)[0]
     discount = _discount(mine, account, month, rates)
     taken = _credits(account, month, rates, used_credit, subtotal + discount)
     total = subtotal + discount - sum((Decimal(use.amount) for use in taken), Decimal(0))
-    unbilled = sum(entry.usage.held for entry in mine if not entry.usage.billable)
+    unbilled = sum(entry.group.held_ppm_s for entry in mine if not entry.group.billable)
     gaps = sorted({entry.problem for entry in mine if entry.problem})
     return Content(
         account=account,
@@ -118,9 +118,9 @@ def build(
         timezone=rates.timezone,
         currency=rates.currency,
         lines=_lines(mine, rates, _line_labels),
-        users=_lines(mine, rates, lambda entry: (entry.usage.user,)),
+        users=_lines(mine, rates, lambda entry: (entry.group.user,)),
         days=_days(mine, segments),
-        jobs=sum(entry.usage.runs for entry in mine),
+        jobs=sum(entry.group.runs for entry in mine),
         gpu_hours=str(to_hours([_total_hours(mine)])[0]),
         unbilled_gpu_hours=str(to_hours([unbilled])[0]),
         subtotal=str(subtotal),
@@ -132,9 +132,9 @@ def build(
 
 
 def _line_labels(entry: Priced) -> tuple[str, ...]:
-    usage = entry.usage
+    group = entry.group
     rate = Decimal(entry.rate or 0) / MICRO
-    return (usage.model, usage.mode.value, usage.service_class, usage.partition, f"{rate:.4f}")
+    return (group.model, group.mode.value, group.service_class, group.partition, f"{rate:.4f}")
 
 
 def _lines(
@@ -145,7 +145,7 @@ def _lines(
         if entry.problem:
             continue
         line = sums.setdefault(labels_of(entry), [0, 0, 0])
-        line[0] += entry.usage.runs
+        line[0] += entry.group.runs
         line[1] += billed_units(entry)
         line[2] += entry.charge
     labels = sorted(sums)
@@ -160,7 +160,7 @@ def _lines(
 def _days(mine: Sequence[Priced], segments: Sequence[Segment]) -> tuple[tuple[str, str], ...]:
     days: dict[str, int] = {segment.bucket: 0 for segment in segments}
     for entry in mine:
-        days[segments[entry.usage.segment].bucket] += billed_units(entry)
+        days[segments[entry.group.segment].bucket] += billed_units(entry)
     return tuple((day, str(hour)) for day, hour in zip(days, to_hours(list(days.values())), strict=True))
 
 

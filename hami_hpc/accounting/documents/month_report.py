@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import duckdb
 
 from hami_hpc.accounting.documents.efficiency import RunUse
-from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, Usage
+from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, HeldTime
+from hami_hpc.accounting.pricing.priced_period import PricedPeriod
 from hami_hpc.accounting.pricing.rates import Rates
-from hami_hpc.accounting.store.job_records import Answer
 from hami_hpc.accounting.times import Period
 
 MOST_ROWS = 25
@@ -19,7 +19,7 @@ OTHERS = "others"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LabelledHours:
     """GPU-hours and runs under one label."""
 
     label: str
@@ -28,7 +28,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelHours:
     """One GPU model. capacity_hours and percent are None where rates.toml does not say how many GPUs there are.
 
     wanted_hours: GPU-hours free while a job that could run on this model waited: fragmentation, but also jobs kept
@@ -66,7 +66,7 @@ class Waster:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class MonthReport:
     """measured_jobs: runs with a usage record, which is what efficiency is known of; measured_hours of used_hours."""
 
     month: str
@@ -77,12 +77,12 @@ class Report:
     gpu_hours: float
     days: tuple[str, ...]
     modes: tuple[tuple[str, tuple[float, ...]], ...]
-    models: tuple[Model, ...]
-    by_account: tuple[Held, ...]
-    by_user: tuple[Held, ...]
+    models: tuple[ModelHours, ...]
+    by_account: tuple[LabelledHours, ...]
+    by_user: tuple[LabelledHours, ...]
     waiting: tuple[Waiting, ...]
-    endings: tuple[Held, ...]
-    preempted: Held
+    endings: tuple[LabelledHours, ...]
+    preempted: LabelledHours
     measured_jobs: int
     measured_hours: float
     used_hours: float
@@ -94,36 +94,38 @@ class Report:
 def build(
     con: duckdb.DuckDBPyConnection,
     month: str,
-    answer: Answer,
+    priced_period: PricedPeriod,
     rates: Rates,
     runs: Sequence[RunUse],
     notes: Sequence[str],
     read_until_s: int,
-) -> Report:
-    """The report of the period that ``answer`` covers, by day. con: the session that the answer came from, which
+) -> MonthReport:
+    """The report of the period that ``priced_period`` covers, by day. con: the connection that it came from, which
     still has its view ``active`` and its table ``parts``. runs: the period's runs with what they used. read_until_s:
     up to when the records are known; the capacity of a month that goes on is counted so far."""
-    period = Period(answer.segments[0].period.start_s, answer.segments[-1].period.end_s)
+    period = Period(priced_period.segments[0].period.start_s, priced_period.segments[-1].period.end_s)
     known = Period(period.start_s, max(period.start_s + 1, min(period.end_s, read_until_s)))
-    usages = answer.usages.usages
+    groups = priced_period.held_times.groups
     endings = _endings(con, period)
     measured = [run for run in runs if run.time_measured and not run.damaged]
-    days = tuple(dict.fromkeys(segment.bucket for segment in answer.segments))
-    return Report(
+    days = tuple(dict.fromkeys(segment.bucket for segment in priced_period.segments))
+    return MonthReport(
         month=month,
         period=period,
-        jobs=sum(usage.runs for usage in usages),
-        users=len({usage.user for usage in usages}),
-        accounts=len({usage.account for usage in usages}),
-        gpu_hours=_hours(usages),
+        jobs=sum(group.runs for group in groups),
+        users=len({group.user for group in groups}),
+        accounts=len({group.account for group in groups}),
+        gpu_hours=_hours(groups),
         days=days,
-        modes=_by_day(answer, days),
-        models=_models(con, known, usages, rates),
-        by_account=_largest(usages, lambda usage: usage.account),
-        by_user=_largest(usages, lambda usage: usage.user),
+        modes=_by_day(priced_period, days),
+        models=_models(con, known, groups, rates),
+        by_account=_largest(groups, lambda group: group.account),
+        by_user=_largest(groups, lambda group: group.user),
         waiting=_waiting(con, period),
         endings=endings,
-        preempted=next((ending for ending in endings if ending.label == "PREEMPTED"), Held("PREEMPTED", 0, 0.0)),
+        preempted=next(
+            (ending for ending in endings if ending.label == "PREEMPTED"), LabelledHours("PREEMPTED", 0, 0.0)
+        ),
         measured_jobs=len(measured),
         measured_hours=sum(run.held_gpu_s for run in measured) / 3600,
         used_hours=sum(run.gpu_busy_s for run in measured) / 3600,
@@ -133,48 +135,50 @@ def build(
     )
 
 
-def _hours(usages: Sequence[Usage]) -> float:
-    return sum(usage.held for usage in usages) / PPM_SECONDS_PER_HOUR
+def _hours(groups: Sequence[HeldTime]) -> float:
+    return sum(group.held_ppm_s for group in groups) / PPM_SECONDS_PER_HOUR
 
 
-def _by_day(answer: Answer, days: Sequence[str]) -> tuple[tuple[str, tuple[float, ...]], ...]:
+def _by_day(priced_period: PricedPeriod, days: Sequence[str]) -> tuple[tuple[str, tuple[float, ...]], ...]:
     sums: dict[str, dict[str, int]] = {}
-    for usage in answer.usages.usages:
-        mode = sums.setdefault(usage.mode.value, dict.fromkeys(days, 0))
-        mode[answer.segments[usage.segment].bucket] += usage.held
+    for group in priced_period.held_times.groups:
+        mode = sums.setdefault(group.mode.value, dict.fromkeys(days, 0))
+        mode[priced_period.segments[group.segment].bucket] += group.held_ppm_s
     return tuple(
         (mode, tuple(held / PPM_SECONDS_PER_HOUR for held in values.values())) for mode, values in sorted(sums.items())
     )
 
 
-def _largest(usages: Sequence[Usage], label_of: Callable[[Usage], str]) -> tuple[Held, ...]:
+def _largest(groups: Sequence[HeldTime], label_of: Callable[[HeldTime], str]) -> tuple[LabelledHours, ...]:
     """The labels with most GPU-hours, and the rest as one line, so that the table's sum is the whole."""
     sums: dict[str, list[int]] = {}
-    for usage in usages:
-        line = sums.setdefault(label_of(usage), [0, 0])
-        line[0] += usage.runs
-        line[1] += usage.held
+    for group in groups:
+        line = sums.setdefault(label_of(group), [0, 0])
+        line[0] += group.runs
+        line[1] += group.held_ppm_s
     ordered = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
-    rows = [Held(label, jobs, held / PPM_SECONDS_PER_HOUR) for label, (jobs, held) in ordered]
+    rows = [LabelledHours(label, jobs, held / PPM_SECONDS_PER_HOUR) for label, (jobs, held) in ordered]
     if len(rows) <= MOST_ROWS + 1:
         return tuple(rows)
     rest = rows[MOST_ROWS:]
     return (
         *rows[:MOST_ROWS],
-        Held(f"{len(rest):,} {OTHERS}", sum(row.jobs for row in rest), sum(row.gpu_hours for row in rest)),
+        LabelledHours(f"{len(rest):,} {OTHERS}", sum(row.jobs for row in rest), sum(row.gpu_hours for row in rest)),
     )
 
 
-def _models(con: duckdb.DuckDBPyConnection, period: Period, usages: Sequence[Usage], rates: Rates) -> tuple[Model, ...]:
+def _models(
+    con: duckdb.DuckDBPyConnection, period: Period, groups: Sequence[HeldTime], rates: Rates
+) -> tuple[ModelHours, ...]:
     models = []
-    for name in sorted({usage.model for usage in usages} | set(rates.gpu_counts)):
-        mine = [usage for usage in usages if usage.model == name]
+    for name in sorted({group.model for group in groups} | set(rates.gpu_counts)):
+        mine = [group for group in groups if group.model == name]
         held = _hours(mine)
         count = rates.gpu_counts.get(name)
         capacity = count * (period.end_s - period.start_s) / 3600 if count else None
         wanted = _wanted_hours(con, period, name, count) if count else None
         percent = 100 * held / capacity if capacity else None
-        models.append(Model(name, sum(usage.runs for usage in mine), held, capacity, percent, wanted))
+        models.append(ModelHours(name, sum(group.runs for group in mine), held, capacity, percent, wanted))
     return tuple(models)
 
 
@@ -194,7 +198,7 @@ def _waiting(con: duckdb.DuckDBPyConnection, period: Period) -> tuple[Waiting, .
     return tuple(Waiting(*row) for row in rows)
 
 
-def _endings(con: duckdb.DuckDBPyConnection, period: Period) -> tuple[Held, ...]:
+def _endings(con: duckdb.DuckDBPyConnection, period: Period) -> tuple[LabelledHours, ...]:
     """GPU runs that ended in the month by their last state, with all GPU-hours that they held, before it too."""
     rows = con.execute(
         f"SELECT state, count(*), sum(held_s) / 3600e6 FROM ("
@@ -203,7 +207,7 @@ def _endings(con: duckdb.DuckDBPyConnection, period: Period) -> tuple[Held, ...]
         "GROUP BY state, until_s, start_s, suspended_s, r.cluster, r.job_id, r.submit_s) GROUP BY 1 ORDER BY 2 DESC, 1",
         [period.start_s, period.end_s],
     ).fetchall()
-    return tuple(Held(state, jobs, float(hours)) for state, jobs, hours in rows)
+    return tuple(LabelledHours(state, jobs, float(hours)) for state, jobs, hours in rows)
 
 
 def _wasters(measured: Sequence[RunUse]) -> tuple[Waster, ...]:

@@ -2,7 +2,7 @@
 """The bill against sreport: device-hours of gres/gpu and gres/vgpu by account and user, difference by difference.
 
 sreport counts devices, not shares (a MIG instance and a vGPU slice are 1 each), and counts a suspended job's GPUs as
-held. So the same records are reckoned here once more in sreport's way, and every difference that is left is a fault,
+held. So the same records are counted here once more in sreport's way, and every difference that is left is a fault,
 of either side, with its reason as far as it can be told.
 """
 
@@ -17,7 +17,7 @@ import duckdb
 
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.sources.tres import Held
-from hami_hpc.accounting.store.job_records import Records
+from hami_hpc.accounting.store.job_records import JobRecords
 from hami_hpc.accounting.times import Period
 
 COMPARED = ("gres/gpu", "gres/vgpu")
@@ -39,7 +39,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Comparison:
     """compared: keys on either side. suspended_s: device-seconds of gres/gpu that sreport counts as held and the bill
     does not."""
 
@@ -86,7 +86,7 @@ def devices(held: Held) -> dict[str, int]:
     return {tres: count for tres, count in counts.items() if count}
 
 
-def reckon(records: Records, period: Period) -> tuple[dict[Key, int], dict[Key, int]]:
+def device_seconds(records: JobRecords, period: Period) -> tuple[dict[Key, int], dict[Key, int]]:
     """(device-seconds in sreport's way, the suspended part of them) from the records."""
     con = records.con
     con.execute(
@@ -116,7 +116,7 @@ def compare(
     ours: Mapping[Key, int],
     suspended: Mapping[Key, int],
     reasons: Mapping[Key, Sequence[str]],
-) -> Check:
+) -> Comparison:
     """Both sides, key by key. reasons: what is known about a key. Pure."""
     keys = sorted({*sreport, *(key for key, seconds in ours.items() if seconds)})
     differences = tuple(
@@ -125,7 +125,7 @@ def compare(
         if sreport.get(key, 0) != ours.get(key, 0)
     )
     gpu = [key for key in keys if key[3] == COMPARED[0]]
-    return Check(
+    return Comparison(
         len(keys),
         sum(sreport.get(key, 0) for key in keys),
         sum(ours.get(key, 0) for key in keys),
@@ -135,7 +135,7 @@ def compare(
 
 
 def reasons_for(
-    records: Records, keys: Iterable[Key], sreport: Mapping[Key, int], period: Period, now_s: int
+    records: JobRecords, keys: Iterable[Key], sreport: Mapping[Key, int], period: Period, now_s: int
 ) -> dict[Key, list[str]]:
     """What is known about each key that can make the sides differ."""
     open_runs = _counts(
@@ -169,10 +169,10 @@ def reasons_for(
     return found
 
 
-def check(records: Records, period: Period, now_s: int, clusters: str = "") -> Check:
+def compare_records(records: JobRecords, period: Period, now_s: int, clusters: str = "") -> Comparison:
     """Run sreport and compare. The store must have been read past the period."""
     theirs = read_sreport(period, clusters)
-    ours, suspended = reckon(records, period)
+    ours, suspended = device_seconds(records, period)
     keys = {*theirs, *ours}
     return compare(theirs, ours, suspended, reasons_for(records, keys, theirs, period, now_s))
 

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from zoneinfo import ZoneInfo
 
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
@@ -14,8 +12,7 @@ from markupsafe import Markup
 
 from hami_hpc.accounting.documents.efficiency import duration, suggestion
 from hami_hpc.accounting.documents.invoice_files import Document, digest
-from hami_hpc.accounting.documents.month_report import Report
-from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.documents.month_report import MonthReport
 from hami_hpc.accounting.formats import charts
 
 MODE_NAMES = {"gpu": "whole GPU", "mig": "MIG instance", "vgpu": "vGPU slice", "shard": "shards"}
@@ -52,7 +49,7 @@ def invoice(document: Document, templates: Path | None = None) -> str:
     )
 
 
-def report(made: Report, tz: ZoneInfo, issuer: tuple[str, ...] = (), templates: Path | None = None) -> str:
+def report(made: MonthReport, tz: ZoneInfo, issuer: tuple[str, ...] = (), templates: Path | None = None) -> str:
     """The monthly cluster report as HTML."""
     by_day = charts.bars(
         f"GPU-hours held by day in {made.month}",
@@ -83,28 +80,3 @@ def report(made: Report, tz: ZoneInfo, issuer: tuple[str, ...] = (), templates: 
             duration=duration,
         )
     )
-
-
-def pdf(text: str) -> bytes:
-    """The HTML as a tagged PDF (PDF/UA-1), by WeasyPrint: the same HTML, WeasyPrint and fonts give the same bytes.
-    AccountingError when WeasyPrint, or a library that it needs, is not installed."""
-    made: bytes = _weasyprint().HTML(string=text).write_pdf(pdf_variant="pdf/ua-1")
-    return made
-
-
-def require_pdf() -> None:
-    """AccountingError when PDF files cannot be made here."""
-    _weasyprint()
-
-
-def _weasyprint() -> ModuleType:
-    try:
-        return import_module("weasyprint")
-    except ImportError as error:
-        raise AccountingError(f"--pdf needs WeasyPrint ({error}): pip install 'hami-hpc[pdf]'") from error
-    except OSError as error:
-        library = str(error).partition(":")[0]
-        raise AccountingError(
-            f"--pdf needs Pango, and WeasyPrint does not find it ({library}): "
-            "apt-get install libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0 fonts-dejavu-core"
-        ) from error

@@ -12,7 +12,7 @@ from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 from hami_hpc.accounting.documents.bill import Bill
-from hami_hpc.accounting.documents.sreport_check import Check
+from hami_hpc.accounting.documents.sreport_check import Comparison
 from hami_hpc.accounting.pricing.quota import QuotaState
 from hami_hpc.accounting.times import iso_local
 
@@ -170,18 +170,19 @@ def bill_json(
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def check_table(check: Check) -> str:
+def check_table(comparison: Comparison) -> str:
     """The comparison with sreport: what agrees in one line, what does not with its reason."""
+    sreport_h, records_h, suspended_h = (
+        f"{seconds / 3600:,.4f}" for seconds in (comparison.sreport_s, comparison.records_s, comparison.suspended_s)
+    )
     said = [
-        f"{check.compared} sums of devices by account and user compared with sreport: "
-        f"{check.compared - len(check.differences)} agree to the second",
-        f"in all: sreport {check.sreport_s / 3600:,.4f} device-hours, the records {check.records_s / 3600:,.4f}",
+        f"{comparison.compared} sums of devices by account and user compared with sreport: "
+        f"{comparison.compared - len(comparison.differences)} agree to the second",
+        f"in all: sreport {sreport_h} device-hours, the records {records_h}",
     ]
-    if check.suspended_s:
-        said.append(
-            f"of these {check.suspended_s / 3600:,.4f} gres/gpu hours were suspended: the bill does not count them"
-        )
-    if check.differences:
+    if comparison.suspended_s:
+        said.append(f"of these {suspended_h} gres/gpu hours were suspended: the bill does not count them")
+    if comparison.differences:
         headings = ["Account", "User", "TRES", "sreport, h", "Records, h", "Differ by, h"]
         rows = [
             [
@@ -190,14 +191,14 @@ def check_table(check: Check) -> str:
                 d.tres,
                 *(f"{s / 3600:,.4f}" for s in (d.sreport_s, d.records_s, d.records_s - d.sreport_s)),
             ]
-            for d in check.differences
+            for d in comparison.differences
         ]
         said += ["", table(headings, rows, 3, []), ""]
-        for d in check.differences:
+        for d in comparison.differences:
             said.append(f"{d.account}/{d.user} {d.tres}: {'; '.join(d.reasons) or 'no known reason: look into it'}")
     return "\n".join(said) + "\n"
 
 
-def check_json(check: Check) -> str:
+def check_json(comparison: Comparison) -> str:
     """The comparison for machines; device-seconds."""
-    return json.dumps({"schema": 1, **asdict(check)}, indent=2) + "\n"
+    return json.dumps({"schema": 1, **asdict(comparison)}, indent=2) + "\n"

@@ -18,7 +18,7 @@ class GpuModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class ClusterGpus:
     """models: by name. partitions: partition to its models. nodes: host to model, for partitions with several.
     aliases: other spellings of a model in gres types (``nvidia_h200`` to ``h200``)."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 
-from hami_hpc.accounting.pricing.cluster_gpus import GpuModel, Site
+from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus, GpuModel
 from hami_hpc.accounting.sources.tres import Held, parse_mig
 
 PPM = 1_000_000
@@ -27,7 +27,7 @@ class Mode(StrEnum):
     SHARD = "shard"
 
 
-class MeasureError(ValueError):
+class ShareError(ValueError):
     """A record whose share cannot be known from the site's settings. ``reason`` is fit for grouping."""
 
     def __init__(self, reason: str) -> None:
@@ -45,11 +45,11 @@ class Part:
     share_ppm: int
 
 
-def measure(held: Held, partition: str, host: str, constraint: str, site: Site) -> tuple[Part, ...]:
+def shares_held(held: Held, partition: str, host: str, constraint: str, gpus: ClusterGpus) -> tuple[Part, ...]:
     """The parts of a run, one per GPU model and mode.
 
     partition: the one it ran in. host: its first node. constraint: the node features it asked for.
-    Raises MeasureError when the model, its size, or the partition is not in the site's settings.
+    Raises ShareError when the model, its size, or the partition is not in the site's settings.
     """
     shares: dict[tuple[str, Mode, str], Fraction] = {}
 
@@ -59,17 +59,17 @@ def measure(held: Held, partition: str, host: str, constraint: str, site: Site) 
 
     for gres_type, count in held.gpus:
         mig = parse_mig(gres_type)
-        model = _model(mig.model if mig else gres_type, partition, host, constraint, site)
+        model = _model(mig.model if mig else gres_type, partition, host, constraint, gpus)
         if mig is None:
             add(model, Mode.WHOLE, "", Fraction(count))
         else:
             add(model, Mode.MIG, "", count * mig_share(model, mig.slices, mig.memory_gb))
     if held.vgpu:
-        model = _model("", partition, host, constraint, site)
-        add(model, Mode.VGPU, held.vgpu_class, vgpu_share(held, site.usable_mib(model)))
+        model = _model("", partition, host, constraint, gpus)
+        add(model, Mode.VGPU, held.vgpu_class, vgpu_share(held, gpus.usable_mib(model)))
     elif held.shards:
-        model = _model("", partition, host, constraint, site)
-        add(model, Mode.SHARD, "", Fraction(held.shards, site.shards(model)))
+        model = _model("", partition, host, constraint, gpus)
+        add(model, Mode.SHARD, "", Fraction(held.shards, gpus.shards(model)))
     return tuple(Part(*key, round(share * PPM)) for key, share in sorted(shares.items()))
 
 
@@ -77,7 +77,7 @@ def vgpu_share(held: Held, usable_mib: int) -> Fraction:
     """The dominant share of a vGPU job: the larger of its parts of the memory and of the time, over all nodes."""
     share = max(Fraction(held.vgpu_mem_mib, usable_mib), Fraction(held.vgpu_cores_percent, 100))
     if share > held.vgpu:
-        raise MeasureError(f"holds more of a GPU than its {held.vgpu} vgpu can be; is total_mib right?")
+        raise ShareError(f"holds more of a GPU than its {held.vgpu} vgpu can be; is total_mib right?")
     return share
 
 
@@ -91,24 +91,24 @@ def mig_share(model: GpuModel, slices: int, memory_gb: int) -> Fraction:
     memory_slices = round(memory_gb * model.mig_memory_slices / total_gb)
     share = max(Fraction(slices, model.mig_slices), Fraction(memory_slices, model.mig_memory_slices))
     if share > 1:
-        raise MeasureError(f"MIG profile {slices}g.{memory_gb}gb is larger than a {model.name}")
+        raise ShareError(f"MIG profile {slices}g.{memory_gb}gb is larger than a {model.name}")
     return share
 
 
-def _model(name: str, partition: str, host: str, constraint: str, site: Site) -> GpuModel:
+def _model(name: str, partition: str, host: str, constraint: str, gpus: ClusterGpus) -> GpuModel:
     """The GPU model: as recorded, else of the node, else as constrained, else the partition's only one."""
-    found = site.aliases.get(name, name) or site.nodes.get(host, "") or _constrained(constraint)
+    found = gpus.aliases.get(name, name) or gpus.nodes.get(host, "") or _constrained(constraint)
     if not found:
-        if partition not in site.partitions:
-            raise MeasureError(f"partition {partition or '(none)'} is not in the site's settings")
-        models = site.partitions[partition]
+        if partition not in gpus.partitions:
+            raise ShareError(f"partition {partition or '(none)'} is not in the site's settings")
+        models = gpus.partitions[partition]
         if len(models) != 1:
             choice = ", ".join(models) or "no GPU"
-            raise MeasureError(f"partition {partition} has {choice}: which one the job held is not recorded")
+            raise ShareError(f"partition {partition} has {choice}: which one the job held is not recorded")
         found = models[0]
-    if found not in site.models:
-        raise MeasureError(f"GPU model {found} is not in the site's settings")
-    return site.models[found]
+    if found not in gpus.models:
+        raise ShareError(f"GPU model {found} is not in the site's settings")
+    return gpus.models[found]
 
 
 def _constrained(constraint: str) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 
 import duckdb
 
-from hami_hpc.accounting.pricing.cluster_gpus import Site
-from hami_hpc.accounting.pricing.gpu_share import MeasureError, Mode, measure
+from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
+from hami_hpc.accounting.pricing.gpu_share import Mode, ShareError, shares_held
 from hami_hpc.accounting.sources.tres import Held
 from hami_hpc.accounting.times import Period
 
@@ -34,10 +34,10 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class HeldTime:
     """GPU time of one group in one segment, in millionths of a GPU times seconds.
 
-    held: not suspended. suspended: while suspended. top_up: up to the minimum billing time.
+    held_ppm_s: not suspended. suspended_ppm_s: while suspended. top_up_ppm_s: up to the minimum billing time.
     runs: those whose first held second of the whole period lies in this segment. billable: not ended in an unbilled
     state.
     """
@@ -53,9 +53,9 @@ class Usage:
     segment: int
     billable: bool
     runs: int
-    held: int
-    suspended: int
-    top_up: int
+    held_ppm_s: int
+    suspended_ppm_s: int
+    top_up_ppm_s: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +68,17 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Usages:
+class HeldTimes:
     """What a period's records come to. still_running: runs counted up to the last time they were read.
     spread: suspended runs that cross an edge of a segment."""
 
-    usages: tuple[Usage, ...]
+    groups: tuple[HeldTime, ...]
     left_out: tuple[LeftOut, ...]
     still_running: int
     spread: int
 
 
-_GROUP_COLUMNS = tuple(entry.name for entry in fields(Usage))
+_GROUP_COLUMNS = tuple(entry.name for entry in fields(HeldTime))
 
 # A run belongs to a period when it held something in it, or began in it and held nothing for any whole second.
 _ACTIVE = """
@@ -109,7 +109,7 @@ FROM timed GROUP BY ALL ORDER BY ALL
 """
 
 _LEFT_OUT = """
-SELECT p.problem, count(*), list(coalesce(r.job_name, r.job_id::VARCHAR) ORDER BY r.job_id, r.submit_s)[:5]
+SELECT p.problem, count(*), list(coalesce(r.display_id, r.job_id::VARCHAR) ORDER BY r.job_id, r.submit_s)[:5]
 FROM active AS r JOIN parts AS p
   ON r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features
 WHERE p.problem <> '' GROUP BY 1 ORDER BY 1
@@ -123,15 +123,15 @@ FROM active
 """
 
 
-def summarise(
-    con: duckdb.DuckDBPyConnection, source: str, site: Site, segments: Sequence[Segment], condition: str = "true"
-) -> Usages:
+def sum_held_time(
+    con: duckdb.DuckDBPyConnection, source: str, gpus: ClusterGpus, segments: Sequence[Segment], condition: str = "true"
+) -> HeldTimes:
     """The GPU time that the records of ``source`` (a table or table function) held in each of the segments.
 
     The segments follow one another without a gap. condition: SQL that a record must meet, ours and not a user's.
     """
     span = Period(segments[0].period.start_s, segments[-1].period.end_s)
-    host = "coalesce(host, '')" if site.nodes else "''"
+    host = "coalesce(host, '')" if gpus.nodes else "''"
     active = _ACTIVE.format(source=source, start=span.start_s, end=span.end_s, condition=condition, host=host)
     con.execute(f"CREATE OR REPLACE TEMP VIEW active AS {active}")
     con.execute(
@@ -146,29 +146,29 @@ def summarise(
             [list(segment.unbilled_states) for segment in segments],
         ],
     )
-    _measure_all(con, site)
+    _find_shares(con, gpus)
     rows = con.execute(_GROUPS.format(start=span.start_s)).fetchall()
-    usages = tuple(_usage(row) for row in rows)
+    groups = tuple(_held_time(row) for row in rows)
     left_out = tuple(LeftOut(row[0], row[1], tuple(row[2])) for row in con.execute(_LEFT_OUT).fetchall())
     notes = con.execute(_NOTES).fetchone() or (0, 0)
-    return Usages(usages, left_out, notes[0], notes[1])
+    return HeldTimes(groups, left_out, notes[0], notes[1])
 
 
-def _usage(row: tuple[Any, ...]) -> Usage:
+def _held_time(row: tuple[Any, ...]) -> HeldTime:
     values = dict(zip(_GROUP_COLUMNS, row, strict=True))
     values["mode"] = Mode(values["mode"])
-    return Usage(**values)
+    return HeldTime(**values)
 
 
-def _measure_all(con: duckdb.DuckDBPyConnection, site: Site) -> None:
+def _find_shares(con: duckdb.DuckDBPyConnection, gpus: ClusterGpus) -> None:
     """The table ``parts``: what each distinct kind of run holds, or why that cannot be known."""
     kinds = con.execute("SELECT DISTINCT held, partition, placed_on, features FROM active").fetchall()
     rows: list[tuple[str | int, ...]] = []
     for held, partition, host, features in kinds:
         kind = (held, partition, host, features)
         try:
-            parts = measure(Held.from_key(held), partition, host, features, site)
-        except MeasureError as error:
+            parts = shares_held(Held.from_key(held), partition, host, features, gpus)
+        except ShareError as error:
             rows.append((*kind, "", "", "", 0, error.reason))
             continue
         rows += [(*kind, part.model, part.mode.value, part.service_class, part.share_ppm, "") for part in parts]

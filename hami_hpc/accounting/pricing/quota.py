@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 
-from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, Usage
+from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, HeldTime
 from hami_hpc.accounting.pricing.rates import Quota
 
 WARN_AT_PERCENT = (75, 85, 95)
@@ -27,13 +27,13 @@ class QuotaState:
     warning: int
 
 
-def quota_states(quotas: Sequence[Quota], usages: Sequence[Usage], month: date) -> tuple[QuotaState, ...]:
-    """The state of every quota that holds on the first of ``month``. usages: of that month."""
+def quota_states(quotas: Sequence[Quota], groups: Sequence[HeldTime], month: date) -> tuple[QuotaState, ...]:
+    """The state of every quota that holds on the first of ``month``. groups: of that month."""
     states = []
     for quota in quotas:
         if not quota.valid.holds_on(month.replace(day=1)):
             continue
-        mine = (u.held for u in usages if (u.account == quota.account if quota.account else u.user == quota.user))
+        mine = (u.held_ppm_s for u in groups if (u.account == quota.account if quota.account else u.user == quota.user))
         held = Decimal(sum(mine)) / PPM_SECONDS_PER_HOUR
         percent = int(held * 100 / quota.gpu_hours)
         warning = max((level for level in (*WARN_AT_PERCENT, 100) if percent >= level), default=0)

@@ -12,7 +12,7 @@ from typing import Protocol
 from zoneinfo import ZoneInfo
 
 from hami_hpc.accounting.pricing.cluster_gpus import GpuModel
-from hami_hpc.accounting.pricing.held_time import Segment, Usage
+from hami_hpc.accounting.pricing.held_time import HeldTime, Segment
 from hami_hpc.accounting.times import Bucket, Period, day_start, local_date
 
 MICRO = 1_000_000
@@ -130,28 +130,28 @@ class Rates:
         return next((terms for terms in self.terms if terms.valid.holds_on(day)), Terms())
 
 
-class RateMissing(LookupError):  # noqa: N818 - an answer to a lookup, caught one call up
+class RateMissing(LookupError):  # noqa: N818 - an priced_period to a lookup, caught one call up
     """There is no rate for this model on this day."""
 
 
-def effective_rate(rates: Rates, usage: Usage, day: date) -> int:
+def effective_rate(rates: Rates, group: HeldTime, day: date) -> int:
     """Price of one GPU-hour of a group on a day, in millionths of the currency, rounded half to even.
 
     Raises RateMissing.
     """
-    base = next((r for r in rates.rates if r.model == usage.model and r.valid.holds_on(day)), None)
+    base = next((r for r in rates.rates if r.model == group.model and r.valid.holds_on(day)), None)
     if base is None:
-        raise RateMissing(f"no rate for {usage.model} on {day.isoformat()}")
+        raise RateMissing(f"no rate for {group.model} on {day.isoformat()}")
     price = base.per_gpu_hour
     labels = {
-        "cluster": usage.cluster,
-        "account": usage.account,
-        "user": usage.user,
-        "partition": usage.partition,
-        "qos": usage.qos,
-        "model": usage.model,
-        "mode": usage.mode.value,
-        "class": usage.service_class,
+        "cluster": group.cluster,
+        "account": group.account,
+        "user": group.user,
+        "partition": group.partition,
+        "qos": group.qos,
+        "model": group.model,
+        "mode": group.mode.value,
+        "class": group.service_class,
     }
     for factor in rates.factors:
         if factor.valid.holds_on(day) and all(labels[name] == value for name, value in factor.where.items()):

@@ -2,7 +2,7 @@
 """``sacct --json`` as the lines of ``sacct -P``, so that there is one way in.
 
 Slurm 22.05 writes plain numbers and null; later versions write {"set": …, "infinite": …, "number": …} for some, and
-a list for the state. What is missing or of another kind becomes an empty field, which the intake names.
+a list for the state. What is missing or of another kind becomes an empty field, which ingest names.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """From sacct's text to typed records: two passes over columns, one parser, and nothing guessed.
 
 Every line ends in exactly one of: a record, a reject with its reason, a step, or a run that never started.
-The heavy lifting is DuckDB's; the one parser of AllocTRES is tres.py's, called once for each distinct text.
+The work on columns is DuckDB's; the one parser of AllocTRES is tres.py's, called once for each distinct text.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import duckdb
 
 from hami_hpc.accounting.sources.sacct import Export
 from hami_hpc.accounting.sources.tres import TresError, parse_alloc_tres
-from hami_hpc.accounting.store import export_sql as sqltext
+from hami_hpc.accounting.store import export_sql
+from hami_hpc.accounting.store.database import one_row, parquet
 
 # The record as every later stage knows it. Times are seconds since 1970, durations seconds.
-RECORD_COLUMNS = {
+JOB_COLUMNS = {
     "cluster": "VARCHAR",
     "job_id": "BIGINT",  # Slurm's own number; with submit_s the key of one run
-    "job_name": "VARCHAR",  # as users write it, where that is another: 100_3, 200+1
+    "display_id": "VARCHAR",  # as users write it, where that is another: 100_3, 200+1
     "account": "VARCHAR",
     "username": "VARCHAR",
     "partition": "VARCHAR",
@@ -54,30 +55,13 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Where the lines of one intake went; ``lines`` is the sum of the others."""
+    """Where the lines of one export went; ``lines`` is the sum of the others."""
 
     lines: int
     records: int
     rejected: int
     steps: int
     never_started: int
-
-
-def connect(memory_mib: int = 1024, threads: int = 0, spill: Path | None = None) -> duckdb.DuckDBPyConnection:
-    """A DuckDB session that stays within ``memory_mib`` and spills to ``spill`` beyond it."""
-    config: dict[str, str | bool | int | float | list[str]] = {
-        "memory_limit": f"{memory_mib}MiB",
-        "preserve_insertion_order": "false",
-    }
-    if threads:
-        config["threads"] = str(threads)
-    if spill:
-        config["temp_directory"] = str(spill)
-    connection = duckdb.connect(config=config)
-    # Nothing is printed; query_progress() answers only while this is on (progress.py).
-    connection.execute("SET enable_progress_bar_print = false")
-    connection.execute("SET enable_progress_bar = true")
-    return connection
 
 
 def load(
@@ -90,18 +74,18 @@ def load(
     scratch: a directory of ours on disk, empty, which must stay while ``records`` is read.
     """
     staged, checked = scratch / "staged.parquet", scratch / "checked.parquet"
-    con.execute(sqltext.stage(export, staged))
-    (lines,) = _one(con, f"SELECT count(*) FROM {sqltext.scan(staged)}")
+    con.execute(export_sql.stage(export, staged))
+    (lines,) = one_row(con, f"SELECT count(*) FROM {parquet(staged)}")
     zone_range = _local_range(con, export, staged)
     _parse_tres(con, staged)
-    con.execute(sqltext.check(staged, checked, export, tz, zone_range, cluster, observed_s))
+    con.execute(export_sql.classify(staged, checked, export, tz, zone_range, cluster, observed_s))
     staged.unlink()
-    columns = ", ".join(RECORD_COLUMNS)
+    columns = ", ".join(JOB_COLUMNS)
     con.execute(
-        f"CREATE OR REPLACE TEMP VIEW records AS SELECT {columns} FROM {sqltext.scan(checked)} WHERE verdict = 'record'"
+        f"CREATE OR REPLACE TEMP VIEW records AS SELECT {columns} FROM {parquet(checked)} WHERE verdict = 'record'"
     )
-    con.execute(sqltext.rejects(checked))
-    verdicts = dict(con.execute(f"SELECT verdict, count(*) FROM {sqltext.scan(checked)} GROUP BY 1").fetchall())
+    con.execute(export_sql.rejects(checked))
+    verdicts = dict(con.execute(f"SELECT verdict, count(*) FROM {parquet(checked)} GROUP BY 1").fetchall())
     unread = _add_unread_lines(con, export)
     kept = {verdict: int(verdicts.pop(verdict, 0)) for verdict in ("record", "step", "never started")}
     rejected = sum(verdicts.values()) + unread
@@ -112,14 +96,14 @@ def _local_range(con: duckdb.DuckDBPyConnection, export: Export, staged: Path) -
     """The first and last local time in the file, which bounds the clock changes that must be known."""
     if export.epoch_times:
         return (0, 0)
-    low, high = _one(con, f"SELECT min(least(submit_t, start_t)), max(greatest(submit_t, end_t, start_t)) "
-                          f"FROM {sqltext.scan(staged)}")  # fmt: skip
+    low, high = one_row(con, f"SELECT min(least(submit_t, start_t)), max(greatest(submit_t, end_t, start_t)) "
+                          f"FROM {parquet(staged)}")  # fmt: skip
     return (low or 0, high or 0)
 
 
 def _parse_tres(con: duckdb.DuckDBPyConnection, staged: Path) -> None:
     """The table ``parsed``: each distinct AllocTRES text, what it says was held, or what is wrong with it."""
-    texts = con.execute(f"SELECT DISTINCT AllocTRES FROM {sqltext.scan(staged)}").fetchall()
+    texts = con.execute(f"SELECT DISTINCT AllocTRES FROM {parquet(staged)}").fetchall()
     rows: tuple[list[str], list[str], list[str]] = ([], [], [])
     for (text,) in texts:
         key, fault = "", ""
@@ -135,7 +119,7 @@ def _parse_tres(con: duckdb.DuckDBPyConnection, staged: Path) -> None:
 
 def _add_unread_lines(con: duckdb.DuckDBPyConnection, export: Export) -> int:
     """Lines that DuckDB could not split, and a last line without its newline, into ``rejects``; their number."""
-    (before,) = _one(con, "SELECT count(*) FROM rejects")
+    (before,) = one_row(con, "SELECT count(*) FROM rejects")
     con.execute(
         "INSERT INTO rejects SELECT 'line', '', '', '', NULL, NULL, NULL, NULL, "
         "left(any_value(csv_line), 120) FROM reject_errors GROUP BY line"
@@ -147,11 +131,5 @@ def _add_unread_lines(con: duckdb.DuckDBPyConnection, export: Export) -> int:
             "WHERE NOT EXISTS (FROM rejects WHERE reason = 'line' AND ends_with(detail, $1))",
             [export.cut_line[:120]],
         )
-    (after,) = _one(con, "SELECT count(*) FROM rejects")
+    (after,) = one_row(con, "SELECT count(*) FROM rejects")
     return after - before
-
-
-def _one(con: duckdb.DuckDBPyConnection, query: str) -> tuple[int, ...]:
-    row = con.execute(query).fetchone()
-    assert row is not None
-    return tuple(row)

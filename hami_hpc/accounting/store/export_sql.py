@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SQL of the intake. Text in, text out: nothing here runs anything.
+"""The SQL that reads an export. Text in, text out: nothing here runs anything.
 
 File names and zone offsets are ours, column names are matched against a fixed list; no text of a record ever
 becomes part of a statement.
@@ -12,6 +12,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from hami_hpc.accounting.sources.sacct import OPTIONAL, REQUIRED, Export
+from hami_hpc.accounting.store.database import literal, parquet
 
 _NO_TIME = "('', 'Unknown', 'None', 'N/A')"
 _DAY_S = 86400
@@ -21,21 +22,11 @@ OPEN_STATES = ("RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "PENDING", "REQ
 _EPOCH_RANGE = (0, 4102444800)  # 1970 to 2100: a clock outside is broken, and not worth a clock change
 
 
-def scan(path: Path) -> str:
-    """A table function call that reads a Parquet file."""
-    return f"read_parquet({literal(str(path))})"
-
-
-def literal(text: str) -> str:
-    """A SQL string."""
-    return "'" + text.replace("'", "''") + "'"
-
-
 def rejects(checked: Path) -> str:
     """The table ``rejects`` from a checked file."""
     return f"""
 CREATE OR REPLACE TEMP TABLE rejects AS
-SELECT verdict AS reason, cluster, account, username, job_id, submit_s, start_s, end_s, detail FROM {scan(checked)}
+SELECT verdict AS reason, cluster, account, username, job_id, submit_s, start_s, end_s, detail FROM {parquet(checked)}
 WHERE verdict NOT IN ('record', 'step', 'never started')
 """
 
@@ -54,7 +45,7 @@ def stage(export: Export, target: Path) -> str:
         f"contains({job}, '.') AS is_step",
         f"CASE WHEN TRY_CAST({job} AS BIGINT) IS NULL THEN {job} END AS odd_id",
         # Most jobs are called by their number, which needs no second column of text.
-        f"nullif(nullif({_text(export, 'JobID')}, {job}), '') AS job_name",
+        f"nullif(nullif({_text(export, 'JobID')}, {job}), '') AS display_id",
         f"{_username(export)} AS username",
         *(f"{_text(export, name)} AS {name}" for name in ("Account", "Partition", "QOS", "State", "AllocTRES")),
         *(f"{_text(export, name)} AS {name}" for name in ("NodeList", "Constraints", "Cluster")),
@@ -94,7 +85,7 @@ WITH zoned AS (
   FROM folded
 )
 SELECT coalesce(nullif(Cluster, ''), {cluster}) AS cluster, job_id,
-  job_name, coalesce(Account, '') AS account, username,
+  display_id, coalesce(Account, '') AS account, username,
   coalesce(Partition, '') AS partition, coalesce(QOS, '') AS qos, state_word AS state, submit_s, eligible_s,
   start_s, end_s, suspended0_s AS suspended_s, coalesce(held, '') AS held,
   CASE WHEN contains(NodeList, '[')
@@ -132,7 +123,7 @@ FROM placed LEFT JOIN parsed ON coalesce(placed.AllocTRES, '') = parsed.tres
 """
 
 
-def check(
+def classify(
     staged: Path,
     checked: Path,
     export: Export,
@@ -150,7 +141,7 @@ def check(
         start_late=late.format("start_t"),
         end_early=early.format("end_t"),
         end_late=late.format("end_t"),
-        staged=scan(staged),
+        staged=parquet(staged),
         cluster=literal(cluster),
         observed_s=observed_s,
         open_states=", ".join(literal(state) for state in OPEN_STATES),

@@ -17,9 +17,8 @@ from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.sources import pyslurm_source, sacct
 from hami_hpc.accounting.sources.sacct import Export
 from hami_hpc.accounting.sources.sacct_json import open_input
-from hami_hpc.accounting.store import export_reader as intake
-from hami_hpc.accounting.store import progress
-from hami_hpc.accounting.store import store_files as store
+from hami_hpc.accounting.store import export_reader, progress, store_files
+from hami_hpc.accounting.store.database import connect
 from hami_hpc.accounting.store.export_reader import Counts
 from hami_hpc.accounting.store.merge import Merged, merge
 from hami_hpc.accounting.times import Period, iso_utc
@@ -78,7 +77,7 @@ class Source:
 
 def ingest_file(root: Path, path: Path, source: Source, made_s: int) -> Step:
     """Read an export made at ``made_s`` into the store."""
-    with store.locked(root), _scratch(root) as scratch:
+    with store_files.locked(root), _scratch(root) as scratch:
         export = open_input(path, scratch)
         if "Cluster" not in export.columns and not source.cluster:
             raise AccountingError(f"{path} has no column Cluster; name the cluster with --cluster, as sacct calls it")
@@ -93,8 +92,8 @@ def ingest_slurmdbd(
 
     since_s: where to begin, when the store has not been fed from slurmdbd before.
     """
-    with store.locked(root), _scratch(root) as scratch:
-        until_s = store.read_manifest(root).read_until_s.get(source.name)
+    with store_files.locked(root), _scratch(root) as scratch:
+        until_s = store_files.read_manifest(root).read_until_s.get(source.name)
         start_s = since_s if until_s is None else until_s - OVERLAP_S
         if start_s is None:
             raise AccountingError(f"the store {root} was never fed from slurmdbd; say where to begin with --since")
@@ -118,11 +117,11 @@ def _ask_for_stale(root: Path, source: Source, now_s: int, scratch: Path, tell: 
 
 
 def _stale(root: Path, now_s: int, source: Source) -> list[int]:
-    manifest = store.read_manifest(root)
-    if not manifest.of(store.OPEN):
+    manifest = store_files.read_manifest(root)
+    if not manifest.of(store_files.OPEN):
         return []
-    con = intake.connect(source.memory_mib)
-    table = store.scan(root, manifest.of(store.OPEN), "")
+    con = connect(source.memory_mib)
+    table = store_files.scan(root, manifest.of(store_files.OPEN), "")
     rows = con.execute(f"SELECT DISTINCT job_id FROM {table} WHERE observed_s < $1 ORDER BY 1", [now_s - OVERLAP_S])
     return [row[0] for row in rows.fetchall()]
 
@@ -130,17 +129,17 @@ def _stale(root: Path, now_s: int, source: Source) -> list[int]:
 def _ingest(
     root: Path, export: Export, source: Source, made_s: int, scratch: Path, what: str, until_s: int | None = None
 ) -> Step:
-    con = intake.connect(source.memory_mib, spill=scratch)
+    con = connect(source.memory_mib, spill=scratch)
     try:
         with progress.shown(con, f"{what}: reading", source.progress):
-            counts = intake.load(con, export, source.tz, source.cluster, made_s, scratch)
+            counts = export_reader.load(con, export, source.tz, source.cluster, made_s, scratch)
         with progress.shown(con, f"{what}: {counts.records} records into the store", source.progress):
-            manifest, merged = merge(con, root, store.read_manifest(root))
+            manifest, merged = merge(con, root, store_files.read_manifest(root))
     finally:
         con.close()
     if until_s is not None:
         manifest = replace(manifest, read_until_s={**manifest.read_until_s, source.name: until_s})
-    store.commit(root, manifest)
+    store_files.commit(root, manifest)
     return Step(what, counts, merged)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One intake into the store: every run once, whatever is read again and in whatever order.
+"""One export into the store: every run once, whatever is read again and in whatever order.
 
 A run is known by cluster, job id and submit time (slurmdbd's own unique key). Of two versions of a run the ended
 one counts, then the one read later; among equals the choice is fixed by content, so order of reading is no matter.
@@ -13,17 +13,17 @@ from pathlib import Path
 
 import duckdb
 
-from hami_hpc.accounting.store import store_files as store
-from hami_hpc.accounting.store.export_reader import RECORD_COLUMNS
-from hami_hpc.accounting.store.export_sql import literal
+from hami_hpc.accounting.store import store_files
+from hami_hpc.accounting.store.database import literal
+from hami_hpc.accounting.store.export_reader import JOB_COLUMNS
 from hami_hpc.accounting.store.store_files import DataFile, Manifest
 
 FILES_PER_MONTH = 8  # more are joined into one
 _KEY = "cluster, job_id, submit_s"
-_COLUMNS = ", ".join(RECORD_COLUMNS)
+_COLUMNS = ", ".join(JOB_COLUMNS)
 _NEWEST_FIRST = (
     "end_s IS NULL, observed_s DESC, end_s DESC, start_s DESC, suspended_s DESC, held, state, account, username, "
-    "partition, qos, job_name, host, features, eligible_s"
+    "partition, qos, display_id, host, features, eligible_s"
 )
 # 202611, or 0 for a run that has not ended: a number is many times quicker to find than a text.
 _MONTH = "coalesce(year(make_timestamp(end_s * 1000000)) * 100 + month(make_timestamp(end_s * 1000000)), 0)"
@@ -41,7 +41,7 @@ class Merged:
 def merge(con: duckdb.DuckDBPyConnection, root: Path, manifest: Manifest) -> tuple[Manifest, Merged]:
     """Put ``records`` and ``rejects`` of ``con`` into the store; what it returns is still to be committed."""
     generation = manifest.generation + 1
-    existing = (*manifest.of(store.JOBS), *manifest.of(store.OPEN))
+    existing = (*manifest.of(store_files.JOBS), *manifest.of(store_files.OPEN))
     read = _count(con, "SELECT count(*) FROM records")
     _find_clashes(con, root, existing)
     known = _count(con, f"SELECT count(*) FROM (SELECT DISTINCT {_KEY} FROM clash WHERE origin <> '')")
@@ -51,18 +51,20 @@ def merge(con: duckdb.DuckDBPyConnection, root: Path, manifest: Manifest) -> tup
     files += _write_new(con, root, generation)
     files = _joined(con, root, files, generation)
     rejected = _merge_rejects(con, root, manifest, generation)
-    kept = tuple(file for file in manifest.files if file.kind not in (store.JOBS, store.OPEN, store.REJECTS))
+    kept = tuple(
+        file for file in manifest.files if file.kind not in (store_files.JOBS, store_files.OPEN, store_files.REJECTS)
+    )
     merged = Merged(distinct - known, displaced, read - (distinct - known) - displaced)
     return replace(manifest, files=(*files, *rejected, *kept)), merged
 
 
 def _find_clashes(con: duckdb.DuckDBPyConnection, root: Path, existing: tuple[DataFile, ...]) -> None:
-    """The tables ``twice`` (keys that the intake holds more than once), ``clash`` (every version of each key that
+    """The tables ``twice`` (keys that the export holds more than once), ``clash`` (every version of each key that
     is there more than once, with the file it is in), ``winners`` and ``losers`` (stored versions to be replaced)."""
     con.execute(
         f"CREATE OR REPLACE TEMP TABLE twice AS SELECT {_KEY}, count(*) AS n FROM records GROUP BY ALL HAVING n > 1"
     )
-    empty = "SELECT " + ", ".join(f"NULL::{kind} AS {name}" for name, kind in RECORD_COLUMNS.items())
+    empty = "SELECT " + ", ".join(f"NULL::{kind} AS {name}" for name, kind in JOB_COLUMNS.items())
     stored = f"({empty}, '' AS origin WHERE false)"
     if existing:
         names = ", ".join(literal(str(root / file.name)) for file in existing)
@@ -72,7 +74,7 @@ def _find_clashes(con: duckdb.DuckDBPyConnection, root: Path, existing: tuple[Da
             "AND (SELECT max(job_id) FROM records))"
         )
     con.execute(f"CREATE OR REPLACE TEMP TABLE clash AS FROM {stored} SEMI JOIN records USING ({_KEY})")
-    same = " AND ".join(f"r.{name} IS NOT DISTINCT FROM c.{name}" for name in RECORD_COLUMNS if name != "observed_s")
+    same = " AND ".join(f"r.{name} IS NOT DISTINCT FROM c.{name}" for name in JOB_COLUMNS if name != "observed_s")
     con.execute(
         f"INSERT INTO clash SELECT {_COLUMNS}, '' FROM (FROM records SEMI JOIN "
         f"(SELECT {_KEY} FROM clash UNION SELECT {_KEY} FROM twice) USING ({_KEY})) AS r "
@@ -106,13 +108,13 @@ def _rewrite_losers(
 
 def _write_new(con: duckdb.DuckDBPyConnection, root: Path, generation: int) -> list[DataFile]:
     """New runs and winning versions, a file a month. Month by month, since most exports are in the order of time, and
-    then each month is read from few of the intake's row groups."""
+    then each month is read from few of the export's row groups."""
     months = con.execute(
         f"SELECT DISTINCT {_MONTH} FROM records UNION SELECT DISTINCT {_MONTH} FROM ranked ORDER BY 1"
     ).fetchall()
     files: list[DataFile] = []
     for (number,) in months:
-        month = f"{number // 100:04d}-{number % 100:02d}" if number else store.OPEN
+        month = f"{number // 100:04d}-{number % 100:02d}" if number else store_files.OPEN
         chosen = (
             f"end_s >= {_month_start(number)} AND end_s < {_month_start(_following(number))}"
             if number
@@ -141,7 +143,7 @@ def _joined(con: duckdb.DuckDBPyConnection, root: Path, files: list[DataFile], g
     result: list[DataFile] = []
     for month in sorted({file.month for file in files}):
         group = [file for file in files if file.month == month]
-        if len(group) <= (1 if month == store.OPEN else FILES_PER_MONTH):
+        if len(group) <= (1 if month == store_files.OPEN else FILES_PER_MONTH):
             result += group
             continue
         names = ", ".join(literal(str(root / file.name)) for file in group)
@@ -154,7 +156,7 @@ def _merge_rejects(
     con: duckdb.DuckDBPyConnection, root: Path, manifest: Manifest, generation: int
 ) -> tuple[DataFile, ...]:
     """Old and new rejects, each once, without those whose run has since been read."""
-    known = store.rejects(root, manifest)
+    known = store_files.rejects(root, manifest)
     con.execute(
         f"CREATE OR REPLACE TEMP TABLE all_rejects AS SELECT * FROM (FROM {known} UNION FROM rejects) AS r "
         "WHERE NOT EXISTS (FROM records AS a WHERE a.job_id = r.job_id AND a.submit_s = r.submit_s "
@@ -164,9 +166,9 @@ def _merge_rejects(
     rows = _count(con, "SELECT count(*) FROM all_rejects")
     if not rows:
         return ()
-    name = f"{store.REJECTS}/g{generation:06d}.parquet"
+    name = f"{store_files.REJECTS}/g{generation:06d}.parquet"
     con.execute(f"COPY all_rejects TO {literal(str(root / name))} (FORMAT parquet, COMPRESSION zstd)")
-    return (DataFile(store.REJECTS, name, "", rows),)
+    return (DataFile(store_files.REJECTS, name, "", rows),)
 
 
 def _write(con: duckdb.DuckDBPyConnection, root: Path, query: str, month: str, stem: str) -> list[DataFile]:
@@ -183,11 +185,11 @@ def _describe(con: duckdb.DuckDBPyConnection, root: Path, name: str, month: str)
         f"FROM read_parquet({literal(str(root / name))}, hive_partitioning = false)"
     ).fetchone()
     assert row is not None
-    return DataFile(store.OPEN if month == store.OPEN else store.JOBS, name, month, *row)
+    return DataFile(store_files.OPEN if month == store_files.OPEN else store_files.JOBS, name, month, *row)
 
 
 def _folder(month: str) -> str:
-    return store.OPEN if month == store.OPEN else f"{store.JOBS}/month={month}"
+    return store_files.OPEN if month == store_files.OPEN else f"{store_files.JOBS}/month={month}"
 
 
 def _count(con: duckdb.DuckDBPyConnection, query: str) -> int:

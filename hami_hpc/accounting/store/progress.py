@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a long intake is, on standard error: one line written over on a terminal, else a line every ten seconds."""
+"""How far a long ingest is, on standard error: one line written over on a terminal, else a line every ten seconds."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.store.export_reader import RECORD_COLUMNS
-from hami_hpc.accounting.store.export_sql import literal
+from hami_hpc.accounting.store.database import literal
+from hami_hpc.accounting.store.export_reader import JOB_COLUMNS
 from hami_hpc.accounting.times import Period
 
 VERSION = 1
@@ -136,7 +136,7 @@ def records(root: Path, manifest: Manifest, period: Period | None = None) -> str
         for file in manifest.of(JOBS)
         if period is None or (file.first_start_s < period.end_s and file.last_end_s >= period.start_s)
     ]
-    columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in RECORD_COLUMNS.items())
+    columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in JOB_COLUMNS.items())
     return scan(root, (*files, *manifest.of(OPEN)), f"SELECT {columns} WHERE false")
 
 

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hami_hpc.accounting.pricing.rates_file import load_rates
-from hami_hpc.accounting.store import export_reader as intake
+from hami_hpc.accounting.store import export_reader
 from hami_hpc.accounting.store.store_files import commit, read_manifest
 from hami_hpc.cli import main
 from hami_hpc.cli.accounting_commands import commands
@@ -275,7 +275,7 @@ def test_a_disk_that_fills_up_is_told_in_one_line_and_the_store_stays(
             '\\"s/staged.parquet\\": No space left on device","errno":"28"}'
         )
 
-    monkeypatch.setattr(intake, "load", full)
+    monkeypatch.setattr(export_reader, "load", full)
     result = _run("ingest", "--input", site / "export", *filled)
     assert result.exit_code == 1
     (line,) = result.output.splitlines()

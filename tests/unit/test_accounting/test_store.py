@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.store import export_reader as intake
-from hami_hpc.accounting.store import ingest, merge
-from hami_hpc.accounting.store import job_records as session
-from hami_hpc.accounting.store import store_files as store
+from hami_hpc.accounting.store import ingest, job_records, merge, store_files
+from hami_hpc.accounting.store.database import connect
 from hami_hpc.accounting.times import Period, zone
 
 from .samples import HOUR, Job, fill, make_bill, write_export
@@ -45,7 +43,7 @@ def test_a_running_job_is_replaced_by_its_end_in_whichever_order_they_are_read(t
         root = tmp_path / name
         fill(root, *batches)
         assert _hours(root) == "2.0000", name
-        assert not store.read_manifest(root).of(store.OPEN)
+        assert not store_files.read_manifest(root).of(store_files.OPEN)
 
 
 def test_an_old_export_with_a_new_date_does_not_reopen_a_job_that_has_ended(tmp_path: Path) -> None:
@@ -83,7 +81,7 @@ def test_a_run_whose_end_moves_to_another_month_moves_with_it(tmp_path: Path) ->
     fill(root, [Job(), Job(job_id=2)], observed=1_900_000_000)
     (step,) = fill(root, [Job(end=T0 + MONTH_S)], observed=1_900_000_001)
     assert (step.merged.added, step.merged.changed) == (0, 1)
-    assert sum(file.rows for file in store.read_manifest(root).files) == 2
+    assert sum(file.rows for file in store_files.read_manifest(root).files) == 2
 
 
 def test_jobs_of_two_clusters_with_one_number_are_two_jobs(tmp_path: Path) -> None:
@@ -110,7 +108,7 @@ def test_many_small_ingests_end_in_few_files(tmp_path: Path) -> None:
     root = tmp_path / "store"
     for i in range(3 * merge.FILES_PER_MONTH):
         fill(root, [Job(job_id=i)])
-    manifest = store.read_manifest(root)
+    manifest = store_files.read_manifest(root)
     assert sum(file.rows for file in manifest.files) == 3 * merge.FILES_PER_MONTH
     assert len(manifest.files) <= merge.FILES_PER_MONTH
     assert _data_files(root) == {file.name for file in manifest.files}
@@ -123,7 +121,7 @@ def test_a_writer_that_dies_leaves_the_store_as_it_was_and_the_next_one_cleans_u
     root = tmp_path / "store"
     fill(root, [Job(job_id=1)])
     with monkeypatch.context() as patch:
-        module = store if dies_in == "commit" else merge
+        module = store_files if dies_in == "commit" else merge
         original = getattr(module, dies_in)
 
         def die(*arguments: object) -> object:
@@ -137,41 +135,41 @@ def test_a_writer_that_dies_leaves_the_store_as_it_was_and_the_next_one_cleans_u
     assert _hours(root) == "1.0000"
     fill(root, [Job(job_id=2)])
     assert _hours(root) == "2.0000"
-    assert _data_files(root) == {file.name for file in store.read_manifest(root).files}
+    assert _data_files(root) == {file.name for file in store_files.read_manifest(root).files}
     assert not list(root.glob(".ingest-*"))
 
 
 def test_two_writers_at_once_are_one_writer_and_one_clear_refusal(tmp_path: Path) -> None:
     export = write_export(tmp_path / "export", [Job()])
-    with store.locked(tmp_path / "store"), pytest.raises(AccountingError, match="another hami-hpc ingest"):
+    with store_files.locked(tmp_path / "store"), pytest.raises(AccountingError, match="another hami-hpc ingest"):
         ingest.ingest_file(tmp_path / "store", export, ingest.Source(zone("UTC")), T0)
 
 
 def test_a_reject_is_forgotten_once_its_run_is_read_whole(tmp_path: Path) -> None:
     root = tmp_path / "store"
     fill(root, [Job(tres="gres/gpu")])
-    assert store.read_manifest(root).of(store.REJECTS)[0].rows == 1
+    assert store_files.read_manifest(root).of(store_files.REJECTS)[0].rows == 1
     fill(root, [Job(tres="gres/gpu")])
-    assert store.read_manifest(root).of(store.REJECTS)[0].rows == 1
+    assert store_files.read_manifest(root).of(store_files.REJECTS)[0].rows == 1
     fill(root, [Job()])
-    assert not store.read_manifest(root).of(store.REJECTS)
+    assert not store_files.read_manifest(root).of(store_files.REJECTS)
     assert _hours(root) == "1.0000"
 
 
 def test_a_period_reads_only_the_files_that_touch_it(tmp_path: Path) -> None:
     root = tmp_path / "store"
     fill(root, [Job(job_id=i, start=T0 + i * MONTH_S, end=T0 + i * MONTH_S + HOUR) for i in range(6)])
-    manifest = store.read_manifest(root)
-    assert store.records(root, manifest, Period(T0, T0 + HOUR)).count(".parquet") == 1
-    assert store.records(root, manifest, None).count(".parquet") == 6
+    manifest = store_files.read_manifest(root)
+    assert store_files.records(root, manifest, Period(T0, T0 + HOUR)).count(".parquet") == 1
+    assert store_files.records(root, manifest, None).count(".parquet") == 6
 
 
 def test_a_store_that_is_not_there_or_not_ours_is_named(tmp_path: Path) -> None:
     with pytest.raises(AccountingError, match="run hami-hpc ingest"):
-        session.from_store(tmp_path, None)
+        job_records.from_store(tmp_path, None)
     (tmp_path / "manifest.json").write_text('{"version": 9}', encoding="utf-8")
     with pytest.raises(AccountingError, match="reads version 1"):
-        session.from_store(tmp_path, None)
+        job_records.from_store(tmp_path, None)
 
 
 def _sacct(directory: Path, text: str) -> str:
@@ -222,10 +220,10 @@ def test_a_sacct_that_fails_is_quoted_and_changes_nothing(tmp_path: Path) -> Non
     source = ingest.Source(zone("UTC"), sacct=str(script))
     with pytest.raises(AccountingError, match="Connection refused"):
         ingest.ingest_slurmdbd(tmp_path / "store", source, T0, T0 + 86400, 86400, lambda step: None)
-    assert not store.read_manifest(tmp_path / "store").generation
+    assert not store_files.read_manifest(tmp_path / "store").generation
 
 
 def test_a_session_spills_to_disk_rather_than_exceed_its_memory(tmp_path: Path) -> None:
-    con = intake.connect(64, spill=tmp_path)
+    con = connect(64, spill=tmp_path)
     (limit,) = con.execute("SELECT current_setting('memory_limit')").fetchall()[0]
     assert limit.startswith("64")

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hami_hpc.accounting.pricing.apportion import apportion
-from hami_hpc.accounting.pricing.cluster_gpus import GpuModel, Site
-from hami_hpc.accounting.pricing.gpu_share import MeasureError, Mode, Part, measure, mig_share
+from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus, GpuModel
+from hami_hpc.accounting.pricing.gpu_share import Mode, Part, ShareError, mig_share, shares_held
 from hami_hpc.accounting.sources.tres import Held, parse_alloc_tres
 
 H200 = GpuModel("h200", 143156)
 A100 = GpuModel("a100", 40337)
-SITE = Site(
+GPUS = ClusterGpus(
     {"h200": H200, "a100": A100},
     {"gpu": ("h200",), "mixed": ("a100", "h200")},
     nodes={"n7": "a100"},
@@ -25,7 +25,7 @@ SITE = Site(
 
 
 def _measured(text: str, partition: str = "gpu", host: str = "", features: str = "") -> tuple[Part, ...]:
-    return measure(parse_alloc_tres(text), partition, host, features, SITE)
+    return shares_held(parse_alloc_tres(text), partition, host, features, GPUS)
 
 
 def test_a_vgpu_job_holds_the_larger_of_its_memory_and_time_shares() -> None:
@@ -82,17 +82,19 @@ def test_the_model_is_the_one_recorded_then_the_nodes_then_the_constraint_then_t
     ],
 )
 def test_what_cannot_be_known_is_named_and_not_guessed(text: str, partition: str, says: str) -> None:
-    with pytest.raises(MeasureError, match=says):
+    with pytest.raises(ShareError, match=says):
         _measured(text, partition)
 
 
 def test_alternatives_in_a_constraint_pin_no_model() -> None:
-    with pytest.raises(MeasureError, match="not recorded"):
+    with pytest.raises(ShareError, match="not recorded"):
         _measured("gres/gpu=1", "mixed", "", "vgpu_type_h200|vgpu_type_a100")
 
 
 def test_a_bare_shard_job_holds_its_part_of_the_shards() -> None:
-    assert measure(Held(shards=280), "gpu", "", "", SITE)[0] == Part("h200", Mode.SHARD, "", round(280 * 10**6 / 559))
+    assert shares_held(Held(shards=280), "gpu", "", "", GPUS)[0] == Part(
+        "h200", Mode.SHARD, "", round(280 * 10**6 / 559)
+    )
 
 
 @given(st.lists(st.integers(0, 10**15), max_size=30), st.integers(1, 10**10))

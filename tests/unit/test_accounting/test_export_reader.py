@@ -13,7 +13,8 @@ import pytest
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.sources import sacct
 from hami_hpc.accounting.sources.sacct_json import job_fields, open_input
-from hami_hpc.accounting.store import export_reader as intake
+from hami_hpc.accounting.store import export_reader
+from hami_hpc.accounting.store.database import connect
 from hami_hpc.accounting.times import zone
 
 from .samples import HOUR, VGPU_HALF, Job, export_text, write_export
@@ -24,10 +25,10 @@ T0 = 1_790_000_000
 
 def _load(
     path: Path, zone_name: str = "UTC"
-) -> tuple[intake.Counts, list[tuple[object, ...]], dict[str, list[object]]]:
+) -> tuple[export_reader.Counts, list[tuple[object, ...]], dict[str, list[object]]]:
     """(counts, (job_id, start_s, end_s, held) of the records, reject reason -> job ids)."""
-    con = intake.connect(256)
-    counts = intake.load(con, open_input(path, path.parent), zone(zone_name), "", T0 + 10**6, path.parent)
+    con = connect(256)
+    counts = export_reader.load(con, open_input(path, path.parent), zone(zone_name), "", T0 + 10**6, path.parent)
     rows = con.execute("SELECT job_id, start_s, end_s, held FROM records ORDER BY job_id, submit_s").fetchall()
     rejects: dict[str, list[object]] = {}
     for reason, job_id in con.execute("SELECT reason, job_id FROM rejects ORDER BY 1, 2").fetchall():
@@ -94,8 +95,8 @@ def test_a_field_with_the_separator_in_it_does_not_shift_the_others(tmp_path: Pa
 def test_a_constraint_with_alternatives_is_read_from_our_own_calls(tmp_path: Path) -> None:
     text = export_text([Job(tres=VGPU_HALF)]).replace("|", sacct.DELIMITER)
     (tmp_path / "x").write_text(text.rstrip("\n") + "vgpu_type_h200|vgpu_type_a100\n", encoding="utf-8")
-    con = intake.connect(256)
-    intake.load(con, sacct.open_export(tmp_path / "x"), zone("UTC"), "", T0, tmp_path)
+    con = connect(256)
+    export_reader.load(con, sacct.open_export(tmp_path / "x"), zone("UTC"), "", T0, tmp_path)
     assert con.execute("SELECT features FROM records").fetchall() == [("vgpu_type_h200|vgpu_type_a100",)]
 
 
