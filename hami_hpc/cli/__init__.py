@@ -15,6 +15,7 @@ NODE_COMMANDS = {
     "render": "hami_hpc.cli.render_command",
     "inventory": "hami_hpc.cli.node_commands",
     "jobs": "hami_hpc.cli.node_commands",
+    "usage": "hami_hpc.cli.usage_command",
     "reconcile": "hami_hpc.cli.node_commands",
     "doctor": "hami_hpc.cli.doctor_command",
 }

@@ -231,7 +231,6 @@ class _Commands(Mapping[str, click.Command]):
     _REPORTS: ClassVar = {
         "invoice": "invoice_command",
         "efficiency": "efficiency",
-        "usage": "usage",
         "report": "report_command",
     }
     _HERE: ClassVar = {"bill": bill, "ingest": ingest}

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The accounting commands that explain rather than bill: efficiency, usage, report; and invoice."""
+"""The accounting commands that explain rather than bill: efficiency, report; and invoice."""
 
 from __future__ import annotations
 
 import difflib
 import json
-import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.store import job_records, store_files, usage_table
 from hami_hpc.accounting.times import Period, month_period, parse_instant, split_days
 from hami_hpc.cli.accounting_options import Context, context, site_options
-from hami_hpc.shell.config import load_settings, settings_path
+from hami_hpc.core.duration import duration
 
 _MONTH_S = 30 * 86400
 
@@ -96,14 +95,14 @@ def _one_run(run: eff.RunUse) -> str:
         f"Job {run.job} of {run.user} ({run.account}), {run.state}",
         "",
         f"  held     {held}",
-        f"  for      {eff.duration(run.seconds)}, {run.held_gpu_s / 3600:.4f} GPU-hours",
+        f"  for      {duration(run.seconds)}, {run.held_gpu_s / 3600:.4f} GPU-hours",
     ]
     if not run.measured:
         why = "no usage record of this job was collected" if run.slices else "only vGPU jobs leave usage records"
         return "\n".join([*lines, f"  used     not known: {why}"])
     lines += [
-        f"  GPU      {_percent(run.gpu_percent)} used: busy for {eff.duration(run.gpu_busy_s)}, "
-        f"held back for {eff.duration(run.throttled_s)}",
+        f"  GPU      {_percent(run.gpu_percent)} used: busy for {duration(run.gpu_busy_s)}, "
+        f"held back for {duration(run.throttled_s)}",
         f"  memory   {_percent(run.mem_percent)} at its peak: {run.peak_bytes / (1 << 20):,.0f} MiB",
         f"  refused  {run.oom_count} requests for memory",
     ]
@@ -136,32 +135,6 @@ def _many_runs(runs: list[eff.RunUse], limit: int) -> str:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f} %"
-
-
-@click.command()
-@click.argument("job", type=click.IntRange(1))
-@click.option("--json", "as_json", is_flag=True, help="for machines: bytes and nanoseconds")
-def usage(job: int, as_json: bool) -> None:
-    """What a running vGPU job uses now. Run it on the job's node."""
-    from hami_hpc.shell.running_job import read_running
-
-    now_ns = time.time_ns()
-    grant, used = read_running(load_settings(settings_path(os.environ)).run_dir, job, now_ns)
-    if as_json:
-        click.echo(
-            json.dumps({"job_id": job, "grant": grant._asdict(), "usage": used._asdict(), "now_unix_ns": now_ns})
-        )
-        return
-    seconds = (now_ns - grant.created_unix_ns) / 1e9
-    click.echo(f"Job {job}, running for {eff.duration(seconds)} on {grant.gpu_uuid}\n")
-    now_mib, peak_mib = used.used_bytes >> 20, used.peak_bytes >> 20
-    click.echo(f"  memory   {now_mib:,} of {grant.mem_mib:,} MiB now, {peak_mib:,} MiB at most")
-    busy_percent = used.gpu_busy_ns / seconds / 1e7
-    busy = eff.duration(used.gpu_busy_ns / 1e9)
-    click.echo(f"  GPU      busy for {busy}: {busy_percent:.1f} % of the GPU, of {grant.cores_percent} % held")
-    click.echo(f"  limits   held back for {eff.duration(used.throttled_ns / 1e9)}; {used.oom_count} requests refused")
-    if used.state != "ok":
-        click.echo("  the job's usage record is damaged; the figures are bounds")
 
 
 @click.command("report")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from fractions import Fraction
 
 import duckdb
@@ -134,13 +133,6 @@ def runs(
             )
         )
     return found
-
-
-def duration(seconds: float) -> str:
-    """Whole seconds as Slurm writes them: 1-02:03:04."""
-    whole = timedelta(seconds=round(seconds))
-    hours, rest = divmod(whole.seconds, 3600)
-    return f"{f'{whole.days}-' if whole.days else ''}{hours:02d}:{rest // 60:02d}:{rest % 60:02d}"
 
 
 # Two runs of a requeued job may lie close together: a usage record belongs to the one that began nearest to it.

@@ -10,10 +10,11 @@ from zoneinfo import ZoneInfo
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hami_hpc.accounting.documents.efficiency import duration, suggestion
+from hami_hpc.accounting.documents.efficiency import suggestion
 from hami_hpc.accounting.documents.invoice_files import Document, digest
 from hami_hpc.accounting.documents.month_report import MonthReport
 from hami_hpc.accounting.formats import charts
+from hami_hpc.core.duration import duration
 
 MODE_NAMES = {"gpu": "whole GPU", "mig": "MIG instance", "vgpu": "vGPU slice", "shard": "shards"}
 

@@ -8,7 +8,6 @@ import io
 import json
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +20,6 @@ from hami_hpc.accounting.store import export_reader
 from hami_hpc.accounting.store.store_files import commit, read_manifest
 from hami_hpc.cli import main
 from hami_hpc.cli.accounting_commands import commands
-from hami_hpc.core.grant import Grant
-from hami_hpc.core.records import Usage
-from hami_hpc.shell import running_job as running
 
 from .samples import HOUR, VGPU_HALF, Job, write_export
 from .test_efficiency import _record, _spool
@@ -60,7 +56,7 @@ def _run(*words: str | Path) -> Result:
 
 
 def test_every_accounting_command_is_found_by_the_group_and_has_help() -> None:
-    assert list(commands) == ["bill", "ingest", "invoice", "efficiency", "usage", "report"]
+    assert list(commands) == ["bill", "ingest", "invoice", "efficiency", "report"]
     for name in commands:
         result = _run(name, "--help")
         assert (result.exit_code, name in result.output) == (0, True)
@@ -118,7 +114,6 @@ def test_from_ingest_to_invoice_report_and_efficiency(site: Path) -> None:
         (("bill", "--month", "2026-09", "--rates", "/nowhere/r"), "/nowhere/r cannot be read"),
         (("invoice", "--month", "2126-09"), "is not over"),
         (("efficiency",), "give one of"),
-        (("usage", "5"), "holds no vGPU on this node"),
         (("bill", "--month", "2026-09", "--by", "day,day"), "names day twice"),
         (("ingest", "--input", "/nowhere/x"), "/nowhere/x: No such file"),
         (("ingest", "--usage", "/nowhere"), "/nowhere is no directory"),
@@ -195,26 +190,6 @@ def test_what_is_left_of_credits_can_be_asked_for(site: Path, filled: tuple[str,
     (balance,) = json.loads(_run("invoice", "--balances", "--account", "phys", "--json", *filled).stdout)
     assert (balance["left"], balance["currency"], balance["from"]) == ("1195.00", "EUR", "")
     assert "for chem" in _run("invoice", "--balances", "--account", "chem", *filled).stdout
-
-
-@pytest.mark.parametrize(("state", "damaged"), [("ok", False), ("damaged", True)])
-def test_a_running_job_is_told_what_it_uses_now(
-    site: Path, monkeypatch: pytest.MonkeyPatch, state: str, damaged: bool
-) -> None:
-    """Half an H200 and 8 GiB for 100 s: busy for 25 s is 25 % of the GPU."""
-    grant = Grant(5, 1001, "GPU-1", 0, 143156, "h200", 8192, 50, "std", "cap", "share", 1_000_000_000_000)
-    mib = 1 << 20
-    used = Usage(state, 1024 * mib, 2048 * mib, 3, 25_000_000_000, 7_000_000_000)
-    monkeypatch.setattr(running, "read_running", lambda run_dir, job, now_ns: (grant, used))
-    monkeypatch.setattr(time, "time_ns", lambda: 1_100_000_000_000)
-    lines = _run("usage", "5").stdout.splitlines()
-    assert lines[0] == "Job 5, running for 00:01:40 on GPU-1"
-    assert lines[2:5] == [
-        "  memory   1,024 of 8,192 MiB now, 2,048 MiB at most",
-        "  GPU      busy for 00:00:25: 25.0 % of the GPU, of 50 % held",
-        "  limits   held back for 00:00:07; 3 requests refused",
-    ]
-    assert ("damaged" in lines[-1]) == damaged
 
 
 def test_a_month_without_jobs_is_said_to_have_none(site: Path, filled: tuple[str, Path]) -> None:
