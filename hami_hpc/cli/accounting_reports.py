@@ -83,7 +83,7 @@ def _nothing_found(chosen: Context, job: str | None, owner: str, is_user: bool) 
 def runs_of(chosen: Context, where: str, values: list[object], period: Period | None) -> list[eff.RunUse]:
     """Stored runs with what they used. where: SQL of ours with placeholders."""
     found = job_records.from_store(chosen.root, period)
-    used = usage_table.used(chosen.root, store_files.read_manifest(chosen.root))
+    used = usage_table.stored(chosen.root, store_files.read_manifest(chosen.root))
     return eff.runs(found.con, found.source, used, chosen.gpus, where, values)
 
 
@@ -159,7 +159,7 @@ def report_command(
     prices = chosen.prices or Rates()
     made = bill.make_bill(priced_period.held_times, priced_period.priced, priced_period.segments, ("account",), None)
     notes = tables.notes(made, priced_period.rejected) + job_records.gaps(found, period, chosen.tz)
-    used = usage_table.used(chosen.root, store_files.read_manifest(chosen.root))
+    used = usage_table.stored(chosen.root, store_files.read_manifest(chosen.root))
     # Only what was measured can be judged; the rest need not leave the database.
     where = f"end_s >= $1 AND end_s < $2 AND job_id IN (SELECT job_id FROM {used})"
     runs = eff.runs(found.con, found.source, used, chosen.gpus, where, [period.start_s, period.end_s])

@@ -121,7 +121,7 @@ def _stale(root: Path, now_s: int, source: Source) -> list[int]:
     if not manifest.of(store_files.OPEN):
         return []
     con = connect(source.memory_mib)
-    table = store_files.scan(root, manifest.of(store_files.OPEN), "")
+    table = store_files.job_rows(root, manifest.of(store_files.OPEN))
     rows = con.execute(f"SELECT DISTINCT job_id FROM {table} WHERE observed_s < $1 ORDER BY 1", [now_s - OVERLAP_S])
     return [row[0] for row in rows.fetchall()]
 

@@ -64,15 +64,10 @@ def _find_clashes(con: duckdb.DuckDBPyConnection, root: Path, existing: tuple[Da
     con.execute(
         f"CREATE OR REPLACE TEMP TABLE twice AS SELECT {_KEY}, count(*) AS n FROM records GROUP BY ALL HAVING n > 1"
     )
-    empty = "SELECT " + ", ".join(f"NULL::{kind} AS {name}" for name, kind in JOB_COLUMNS.items())
-    stored = f"({empty}, '' AS origin WHERE false)"
-    if existing:
-        names = ", ".join(literal(str(root / file.name)) for file in existing)
-        stored = (
-            f"(SELECT {_COLUMNS}, filename AS origin FROM read_parquet([{names}], filename = true, "
-            "hive_partitioning = false) WHERE job_id BETWEEN (SELECT min(job_id) FROM records) "
-            "AND (SELECT max(job_id) FROM records))"
-        )
+    stored = (
+        f"(FROM {store_files.job_rows(root, existing, with_origin=True)} WHERE job_id BETWEEN "
+        "(SELECT min(job_id) FROM records) AND (SELECT max(job_id) FROM records))"
+    )
     con.execute(f"CREATE OR REPLACE TEMP TABLE clash AS FROM {stored} SEMI JOIN records USING ({_KEY})")
     same = " AND ".join(f"r.{name} IS NOT DISTINCT FROM c.{name}" for name in JOB_COLUMNS if name != "observed_s")
     con.execute(
@@ -99,7 +94,7 @@ def _rewrite_losers(
             files.append(file)
             continue
         query = (
-            f"SELECT {_COLUMNS} FROM read_parquet({literal(path)}, hive_partitioning = false) "
+            f"SELECT {_COLUMNS} FROM {store_files.job_rows(root, (file,))} "
             f"ANTI JOIN (FROM losers WHERE origin = {literal(path)}) USING ({_KEY})"
         )
         files += _write(con, root, query, file.month, f"g{generation:06d}-r{index}")
@@ -146,8 +141,7 @@ def _joined(con: duckdb.DuckDBPyConnection, root: Path, files: list[DataFile], g
         if len(group) <= (1 if month == store_files.OPEN else FILES_PER_MONTH):
             result += group
             continue
-        names = ", ".join(literal(str(root / file.name)) for file in group)
-        query = f"SELECT {_COLUMNS} FROM read_parquet([{names}], hive_partitioning = false)"
+        query = f"SELECT {_COLUMNS} FROM {store_files.job_rows(root, group)}"
         result += _write(con, root, query, month, f"g{generation:06d}-j")
     return result
 

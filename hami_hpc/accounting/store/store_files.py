@@ -16,7 +16,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,7 +26,13 @@ from hami_hpc.accounting.store.database import literal
 from hami_hpc.accounting.store.export_reader import JOB_COLUMNS
 from hami_hpc.accounting.times import Period
 
-VERSION = 1
+VERSION = 2
+# What this hami_hpc reads; in version 1 all job files have columns of version 1.
+VERSIONS = (1, 2)
+# The columns of job files. They are never rewritten for their columns' sake: a file of an older version is read with
+# the names that its columns had (column today -> column then).
+COLUMNS_VERSION = 2
+_COLUMNS_THEN: Mapping[int, Mapping[str, str]] = {1: {"display_id": "job_name"}}
 OPEN = "open"
 JOBS = "jobs"
 REJECTS = "rejects"
@@ -35,7 +41,8 @@ USED = "used"
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One Parquet file. kind: jobs, open, rejects or used. first_start_s, last_end_s: of its runs (jobs only)."""
+    """One Parquet file. kind: jobs, open, rejects or used. first_start_s, last_end_s: of its runs (jobs only).
+    columns: the version of its columns (jobs and open only)."""
 
     kind: str
     name: str
@@ -43,6 +50,7 @@ class DataFile:
     rows: int
     first_start_s: int = 0
     last_end_s: int = 0
+    columns: int = COLUMNS_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +75,10 @@ def read_manifest(root: Path) -> Manifest:
         return Manifest()
     except (OSError, ValueError) as error:
         raise AccountingError(f"{path} cannot be read ({error}); restore it, or ingest into an empty store") from error
-    if document.get("version") != VERSION:
-        raise AccountingError(f"{path} has version {document.get('version')}; this hami_hpc reads version {VERSION}")
-    files = tuple(DataFile(**entry) for entry in document["files"])
+    if document.get("version") not in VERSIONS:
+        known = " and ".join(map(str, VERSIONS))
+        raise AccountingError(f"{path} has version {document.get('version')}; this hami_hpc reads version {known}")
+    files = tuple(DataFile(**{"columns": 1, **entry}) for entry in document["files"])
     return Manifest(document["generation"], files, document["read_until_s"])
 
 
@@ -122,11 +131,28 @@ def sweep(root: Path, manifest: Manifest) -> None:
 
 
 def scan(root: Path, files: tuple[DataFile, ...], empty: str) -> str:
-    """A table of the files' rows; ``empty`` is the SELECT of no rows to use when there is no file."""
+    """A table of the rows of files other than job files; ``empty`` is the SELECT of no rows for when there is none."""
     if not files:
         return f"({empty})"
     names = ", ".join(literal(str(root / file.name)) for file in files)
     return f"read_parquet([{names}], hive_partitioning = false)"
+
+
+def job_rows(root: Path, files: Sequence[DataFile], with_origin: bool = False) -> str:
+    """A table of the job records in the files, in today's columns. with_origin: and in ``origin`` the path of the file
+    that each is in."""
+    origin = ", filename AS origin" if with_origin else ""
+    selects = []
+    for version in sorted({file.columns for file in files}):
+        then = _COLUMNS_THEN.get(version, {})
+        columns = ", ".join(f"{then[name]} AS {name}" if name in then else name for name in JOB_COLUMNS)
+        names = ", ".join(literal(str(root / file.name)) for file in files if file.columns == version)
+        option = ", filename = true" if with_origin else ""
+        selects.append(f"SELECT {columns}{origin} FROM read_parquet([{names}]{option}, hive_partitioning = false)")
+    if not selects:
+        columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in JOB_COLUMNS.items())
+        selects.append(f"SELECT {columns}{', NULL::VARCHAR AS origin' if with_origin else ''} WHERE false")
+    return f"({' UNION ALL '.join(selects)})"
 
 
 def records(root: Path, manifest: Manifest, period: Period | None = None) -> str:
@@ -136,8 +162,7 @@ def records(root: Path, manifest: Manifest, period: Period | None = None) -> str
         for file in manifest.of(JOBS)
         if period is None or (file.first_start_s < period.end_s and file.last_end_s >= period.start_s)
     ]
-    columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in JOB_COLUMNS.items())
-    return scan(root, (*files, *manifest.of(OPEN)), f"SELECT {columns} WHERE false")
+    return job_rows(root, (*files, *manifest.of(OPEN)))
 
 
 def rejects(root: Path, manifest: Manifest) -> str:

@@ -46,7 +46,7 @@ def collect(root: Path, directory: Path, cluster: str, remove: bool) -> Collecte
     return Collected(after - before, len(rows) - (after - before), faults)
 
 
-def used(root: Path, manifest: store_files.Manifest) -> str:
+def stored(root: Path, manifest: store_files.Manifest) -> str:
     """A table of all stored usage records."""
     columns = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in USED_COLUMNS.items())
     return store_files.scan(root, manifest.of(store_files.USED), f"SELECT {columns} WHERE false")
@@ -62,7 +62,7 @@ def _merge(
     )
     columns = [[row[index] for row in rows] for index in range(len(FIELDS))]
     con.execute(f"CREATE TEMP TABLE new AS SELECT {literal(cluster)} AS cluster, * FROM (SELECT {selected})", columns)
-    known = used(root, store_files.Manifest(files=tuple(files)))
+    known = stored(root, store_files.Manifest(files=tuple(files)))
     key = "cluster, job_id, gpu_uuid, start_unix_ns"
     con.execute(
         f"CREATE TEMP TABLE merged AS FROM (SELECT * FROM {known} UNION ALL SELECT * FROM new) "

@@ -57,7 +57,7 @@ def _spool(directory: Path, *records: dict[str, Any]) -> Path:
 
 def _runs(root: Path, where: str = "true") -> list[efficiency.RunUse]:
     found = job_records.from_store(root, None, 256)
-    used = usage_table.used(root, store_files.read_manifest(root))
+    used = usage_table.stored(root, store_files.read_manifest(root))
     return efficiency.runs(found.con, found.source, used, GPUS, where, [])
 
 

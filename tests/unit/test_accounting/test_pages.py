@@ -145,7 +145,7 @@ def pages(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     period = month_period("2026-09", UTC)
     records = job_records.from_store(root, period, 256)
     priced_period = price_period(records, GPUS, PRICES, split_days(period, UTC), UTC)
-    table = usage_table.used(root, store_files.read_manifest(root))
+    table = usage_table.stored(root, store_files.read_manifest(root))
     uses = runs(records.con, records.source, table, GPUS, "true", [])
     made = month_report.build(
         records.con, "2026-09", priced_period, PRICES, uses, ["left out: 3 jobs: a reason"], period.end_s

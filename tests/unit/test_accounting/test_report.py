@@ -28,7 +28,7 @@ def _report(root: Path, prices: Rates = TWO_H200, until: int = END) -> month_rep
     period = month_period("2026-09", UTC)
     records = job_records.from_store(root, period, 256)
     priced_period = price_period(records, GPUS, prices, split_days(period, UTC), UTC)
-    used = usage_table.used(root, store_files.read_manifest(root))
+    used = usage_table.stored(root, store_files.read_manifest(root))
     uses = runs(records.con, records.source, used, GPUS, "true", [])
     made = month_report.build(records.con, "2026-09", priced_period, prices, uses, (), until)
     records.con.close()

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from hami_hpc.accounting.documents import efficiency
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.store import ingest, job_records, merge, store_files
+from hami_hpc.accounting.store import ingest, job_records, merge, store_files, usage_table
 from hami_hpc.accounting.store.database import connect
 from hami_hpc.accounting.times import Period, zone
 
-from .samples import HOUR, Job, fill, make_bill, write_export
+from .samples import GPUS, HOUR, Job, fill, make_bill, write_export
 
+RECORDS = Path(__file__).parent / "records"
 T0 = 1_790_000_000
 MONTH_S = 31 * 86400
 
@@ -168,7 +172,7 @@ def test_a_store_that_is_not_there_or_not_ours_is_named(tmp_path: Path) -> None:
     with pytest.raises(AccountingError, match="run hami-hpc ingest"):
         job_records.from_store(tmp_path, None)
     (tmp_path / "manifest.json").write_text('{"version": 9}', encoding="utf-8")
-    with pytest.raises(AccountingError, match="reads version 1"):
+    with pytest.raises(AccountingError, match="reads version 1 and 2"):
         job_records.from_store(tmp_path, None)
 
 
@@ -227,3 +231,56 @@ def test_a_session_spills_to_disk_rather_than_exceed_its_memory(tmp_path: Path) 
     con = connect(64, spill=tmp_path)
     (limit,) = con.execute("SELECT current_setting('memory_limit')").fetchall()[0]
     assert limit.startswith("64")
+
+
+@pytest.fixture
+def version_1(tmp_path: Path) -> Path:
+    """A copy of a store that hami_hpc wrote while the column display_id was called job_name."""
+    return shutil.copytree(RECORDS / "store-version-1", tmp_path / "store")
+
+
+def _display_ids(root: Path) -> list[tuple[int, str | None]]:
+    records = job_records.from_store(root, None, 256)
+    rows = records.con.execute(f"SELECT job_id, display_id FROM {records.source} ORDER BY 1").fetchall()
+    records.con.close()
+    return rows
+
+
+OLD_IDS = [(5, None), (7, None), (103, "100_3"), (104, "100_4"), (200, "200+0"), (201, "200+1")]
+
+
+def test_a_store_of_before_is_read_as_it_is(version_1: Path) -> None:
+    """Held: 1 h of job 5, 1 of 7, 2 of 200, and of half a GPU 1 h each of 103 and 201; 104 ran for 10 min."""
+    before = _data_files(version_1)
+    assert _display_ids(version_1) == OLD_IDS
+    assert _hours(version_1) == "5.1667"
+    assert _data_files(version_1) == before
+    used = usage_table.stored(version_1, store_files.read_manifest(version_1))
+    records = job_records.from_store(version_1, None, 256)
+    (run,) = efficiency.runs(records.con, records.source, used, GPUS, "display_id = $1", ["100_3"])
+    assert (run.job, run.measured) == ("100_3", True)
+
+
+def test_a_store_of_before_is_written_on_and_its_files_stay_until_they_are_replaced(version_1: Path) -> None:
+    array = [Job(job_id=job, name=name) for job, name in ((8, ""), (301, "300_1"))]
+    (step,) = fill(version_1, [*array, Job(job_id=200, name="200+0", end=T0 + 2 * HOUR)])
+    assert (step.merged.added, step.merged.changed, step.merged.unchanged) == (2, 0, 1)
+    versions = {file.columns for file in store_files.read_manifest(version_1).of(store_files.JOBS)}
+    assert versions == {1, store_files.COLUMNS_VERSION}
+    assert _display_ids(version_1) == [*OLD_IDS[:2], (8, None), *OLD_IDS[2:], (301, "300_1")]
+    assert _hours(version_1) == "7.1667"
+    # The run that went on has ended, and another has changed: their files are written anew, in today's columns.
+    (step,) = fill(version_1, [Job(job_id=104, name="100_4", end=T0 + HOUR), Job(job_id=5, state="FAILED")],
+                   observed=1_900_000_001)  # fmt: skip
+    assert (step.merged.added, step.merged.changed) == (0, 2)
+    assert _display_ids(version_1) == [*OLD_IDS[:2], (8, None), *OLD_IDS[2:], (301, "300_1")]
+    for i in range(merge.FILES_PER_MONTH):
+        fill(version_1, [Job(job_id=1000 + i)])
+    ids = _display_ids(version_1)
+    assert (ids[3], ids[-1]) == ((103, "100_3"), (1007, None))
+
+
+def test_a_program_of_before_does_not_take_a_store_of_today_for_one_of_its_own(tmp_path: Path) -> None:
+    """It refuses any version of the manifest but 1, with a message that says so."""
+    fill(tmp_path / "store", [Job()])
+    assert json.loads((tmp_path / "store" / "manifest.json").read_text(encoding="utf-8"))["version"] == 2
