@@ -13,10 +13,14 @@ from hami_hpc.core.duration import duration
 from hami_hpc.shell.config import load_settings, settings_path
 from hami_hpc.shell.running_job import read_running
 
+_EXIT_STATUS = """\b
+Exit status:
+  0  shown
+  1  the job holds no vGPU here, or is another user's
+  2  the command line is wrong"""
 
-@click.command(
-    epilog="Exit status: 0 shown; 1 the job holds no vGPU here, or is another user's; 2 the command line is wrong."
-)
+
+@click.command(epilog=_EXIT_STATUS)
 @click.argument("job", type=click.IntRange(1))
 @click.option("--json", "as_json", is_flag=True, help="For machines: bytes and nanoseconds.")
 def usage(job: int, as_json: bool) -> None:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from node_testbed import ROOT, UUIDS, Node
 
-from hami_hpc.cli import main, usage_command
+from hami_hpc.cli import ACCOUNTING_COMMANDS, main, usage_command
 from hami_hpc.core.duration import duration
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import Usage
@@ -22,13 +22,8 @@ MIB = 1 << 20
 # What hami-hpc[accounting] and [pdf] install; and none of accounting's own modules has to be there either.
 ON_A_NODE = """
 import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("duckdb", "pandas", "pyarrow", "numpy", "weasyprint"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        if name == "hami_hpc.accounting":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Missing())
+for name in ("duckdb", "pandas", "pyarrow", "numpy", "weasyprint", "hami_hpc.accounting"):
+    sys.modules[name] = None  # an import of it fails as one of a module that is not installed
 from hami_hpc.cli import main
 main()
 """
@@ -52,6 +47,21 @@ def test_a_node_without_accounting_tells_what_a_running_job_uses(tmp_path: Path)
     assert "3 requests refused" in done.stdout
     told = json.loads(on_a_node(node, "usage", "7", "--json").stdout)
     assert (told["job_id"], told["grant"]["gpu_uuid"], told["usage"]["peak_bytes"]) == (7, UUIDS[0], 2048 * MIB)
+
+
+def test_a_node_without_accounting_lists_its_own_commands_and_how_to_get_the_others(tmp_path: Path) -> None:
+    node = Node.make(tmp_path)
+    done = on_a_node(node, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    of_node, _, of_accounting = done.stdout.partition("Commands of accounting:")
+    assert "\n  usage      What a running vGPU job uses now.\n" in of_node
+    assert "pip install 'hami-hpc[accounting]'" in of_accounting
+    for name in ACCOUNTING_COMMANDS:
+        assert name in of_accounting
+        refused = on_a_node(node, name, "--month", "2026-09")
+        assert refused.returncode == 2
+        assert f"{name} needs " in refused.stderr
+        assert "pip install 'hami-hpc[accounting]'" in refused.stderr
 
 
 def test_a_job_that_is_not_here_is_answered_with_the_command_that_asks_on_its_node(tmp_path: Path) -> None:

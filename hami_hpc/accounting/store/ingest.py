@@ -80,7 +80,7 @@ def ingest_file(root: Path, path: Path, source: Source, made_s: int) -> Step:
     with store_files.locked(root), _scratch(root) as scratch:
         export = open_input(path, scratch)
         if "Cluster" not in export.columns and not source.cluster:
-            raise AccountingError(f"{path} has no column Cluster; name the cluster with --cluster, as sacct calls it")
+            raise AccountingError(f"{path} has no column Cluster; name the cluster with --clusters, as sacct calls it")
         return _ingest(root, export, source, made_s, scratch, str(path))
 
 

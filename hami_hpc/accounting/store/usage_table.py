@@ -31,7 +31,7 @@ class Collected:
 def collect(root: Path, directory: Path, cluster: str, remove: bool) -> Collected:
     """Read a spool into the store. remove: delete the files that are stored, after they are."""
     if not directory.is_dir():
-        raise AccountingError(f"{directory} is no directory; --usage names a copy of the nodes' usage directories")
+        raise AccountingError(f"{directory} is no directory; --input names a copy of the nodes' usage directories")
     with store_files.locked(root):
         paths, rows, faults = read_spool(directory)
         manifest = store_files.read_manifest(root)
