@@ -168,7 +168,7 @@ def main() -> int:
     found = measure(arguments.directory, arguments.jobs, arguments.users, min(arguments.plain, arguments.jobs))
     print(table(found))
     (arguments.directory / "measured.json").write_text(json.dumps([asdict(entry) for entry in found], indent=1))
-    from hami_hpc.accounting import charts
+    from hami_hpc.accounting.formats import charts
 
     ingests = [entry for entry in found if entry.what == "ingest"]
     labels = [f"{entry.records / 1e6:g} million" for entry in ingests]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 
 import click
 
@@ -15,35 +16,51 @@ NODE_COMMANDS = {
     "render": "hami_hpc.cli.render_command",
     "inventory": "hami_hpc.cli.node_commands",
     "jobs": "hami_hpc.cli.node_commands",
+    "usage": "hami_hpc.cli.usage_command",
     "reconcile": "hami_hpc.cli.node_commands",
     "doctor": "hami_hpc.cli.doctor_command",
 }
-ACCOUNTING = "hami_hpc.cli.accounting_commands"  # maps its names in `commands`; needs hami-hpc[accounting]
+# Likewise; these need hami-hpc[accounting], which nodes do not have.
+ACCOUNTING_COMMANDS = {
+    "ingest": "hami_hpc.cli.accounting_ingest",
+    "collect-usage": "hami_hpc.cli.accounting_ingest",
+    "bill": "hami_hpc.cli.accounting_bill",
+    "check-bill": "hami_hpc.cli.accounting_bill",
+    "invoice": "hami_hpc.cli.accounting_invoice",
+    "balances": "hami_hpc.cli.accounting_invoice",
+    "efficiency": "hami_hpc.cli.accounting_reports",
+    "report": "hami_hpc.cli.accounting_reports",
+}
+INSTALL_ACCOUNTING = "pip install 'hami-hpc[accounting]'"
 
 
 class LazyGroup(click.Group):
     """Finds commands by name without importing the others, and words HamiErrors."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        try:
-            accounting = list(importlib.import_module(ACCOUNTING).commands)
-        except ModuleNotFoundError:
-            accounting = []
-        return [*NODE_COMMANDS, *accounting]
+        has_accounting = importlib.util.find_spec("duckdb") is not None
+        return [*NODE_COMMANDS, *(ACCOUNTING_COMMANDS if has_accounting else ())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in NODE_COMMANDS:
-            module = importlib.import_module(NODE_COMMANDS[cmd_name])
-            found = getattr(module, cmd_name)
-        else:
-            try:
-                found = importlib.import_module(ACCOUNTING).commands.get(cmd_name)
-            except ModuleNotFoundError as error:
-                raise click.UsageError(
-                    f"'{cmd_name}' is no command of this node; if it is one of accounting's, {error.name} is missing: "
-                    "pip install 'hami-hpc[accounting]'"
-                ) from error
+        module = {**NODE_COMMANDS, **ACCOUNTING_COMMANDS}.get(cmd_name)
+        if module is None:
+            return None
+        try:
+            found = getattr(importlib.import_module(module), cmd_name.replace("-", "_"))
+        except ModuleNotFoundError as error:
+            if cmd_name in NODE_COMMANDS:
+                raise
+            raise click.UsageError(f"{cmd_name} needs {error.name}, which is missing: {INSTALL_ACCOUNTING}") from error
         return found if isinstance(found, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the commands of nodes and those of accounting, with whole sentences, which click would cut."""
+        listed = self.list_commands(ctx)
+        for title, table in (("Commands of a node", NODE_COMMANDS), ("Commands of accounting", ACCOUNTING_COMMANDS)):
+            commands = {name: self.get_command(ctx, name) for name in table if name in listed}
+            rows = [(name, command.get_short_help_str(limit=1000)) for name, command in commands.items() if command]
+            with formatter.section(title):
+                formatter.write_dl(rows or [(", ".join(table), INSTALL_ACCOUNTING)])
 
     def invoke(self, ctx: click.Context) -> object:
         try:

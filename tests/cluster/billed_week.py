@@ -14,8 +14,9 @@ from zoneinfo import ZoneInfo
 
 from accounting_week import Run
 
-from hami_hpc.accounting import intake
-from hami_hpc.accounting.sacct_json import open_input
+from hami_hpc.accounting.sources.sacct_json import open_input
+from hami_hpc.accounting.store import export_reader
+from hami_hpc.accounting.store.database import connect
 
 WEEK = ("2026-10-19", "2026-10-26")
 USERS = (("phys", "ann"), ("phys", "bob"), ("chem", "eve"))
@@ -130,15 +131,15 @@ def read(path: Path, scratch: Path) -> tuple[list[dict[str, Any]], list[tuple[An
 
     When a run that goes on was read is left out: two calls of sacct lie seconds apart.
     """
-    con = intake.connect(256)
+    con = connect(256)
     try:
-        intake.load(con, open_input(path, scratch), ZoneInfo("UTC"), "", 0, scratch)
-        names = ", ".join(intake.RECORD_COLUMNS)
+        export_reader.load(con, open_input(path, scratch), ZoneInfo("UTC"), "", 0, scratch)
+        names = ", ".join(export_reader.JOB_COLUMNS)
         rows = con.execute(f"SELECT {names} FROM records ORDER BY job_id, submit_s").fetchall()
         rejects = con.execute("SELECT * EXCLUDE detail FROM rejects ORDER BY job_id, submit_s").fetchall()
     finally:
         con.close()
-    records = [dict(zip(intake.RECORD_COLUMNS, row, strict=True)) for row in rows]
+    records = [dict(zip(export_reader.JOB_COLUMNS, row, strict=True)) for row in rows]
     return [{**record, "observed_s": None} for record in records], rejects
 
 

@@ -23,8 +23,10 @@ from billed_week import RUNS, USERS
 from harness import daemons, jobs, services
 from harness.layout import Layout
 
-from hami_hpc.accounting import ingest, intake, pyslurm_source, sacct, store
 from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.sources import pyslurm_source, sacct
+from hami_hpc.accounting.store import export_reader, ingest, store_files
+from hami_hpc.accounting.store.database import connect
 from hami_hpc.accounting.times import Period
 
 AROUND = Period(seconds("2026-10-12T00:00+00:00"), seconds("2026-10-27T00:00+00:00"))
@@ -126,12 +128,12 @@ def test_pyslurm_gives_the_lines_that_sacct_prints_for_jobs_by_number(
 
 def _records(root: Path) -> tuple[list[Any], list[Any]]:
     """Every record of the store but for when it was known, and which lines were left out and why."""
-    manifest = store.read_manifest(root)
-    columns = ", ".join(name for name in intake.RECORD_COLUMNS if name != "observed_s")
-    con = intake.connect()
-    table = store.scan(root, (*manifest.of(store.JOBS), *manifest.of(store.OPEN)), "")
+    manifest = store_files.read_manifest(root)
+    columns = ", ".join(name for name in export_reader.JOB_COLUMNS if name != "observed_s")
+    con = connect()
+    table = store_files.scan(root, (*manifest.of(store_files.JOBS), *manifest.of(store_files.OPEN)), "")
     kept = con.execute(f"SELECT {columns} FROM {table} ORDER BY ALL").fetchall()
-    left_out = con.execute(f"SELECT reason, job_id, submit_s FROM {store.rejects(root, manifest)} ORDER BY ALL")
+    left_out = con.execute(f"SELECT reason, job_id, submit_s FROM {store_files.rejects(root, manifest)} ORDER BY ALL")
     return kept, left_out.fetchall()
 
 

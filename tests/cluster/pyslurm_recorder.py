@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hami_hpc.accounting import pyslurm_runs, pyslurm_source
+from hami_hpc.accounting.sources import pyslurm_runs, pyslurm_source
 
 READ = (
     *(

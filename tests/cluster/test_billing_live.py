@@ -85,8 +85,8 @@ def test_what_a_job_used_goes_from_its_epilog_to_its_efficiency(cluster: Layout,
     jobs.wait(cluster, lambda: (spool / f"{job}.json").exists(), "the epilog to have spooled its usage", 60, job)
     root = ("--store", str(tmp_path / "store"))
     _hami(cluster, "ingest", "--since", "2026-01-01", "--window-days", "366", *root)
-    _hami(cluster, "ingest", "--usage", str(spool), *root)
-    (run,) = json.loads(_hami(cluster, "efficiency", str(job), "--json", *root))
+    _hami(cluster, "collect-usage", "--input", str(spool), *root)
+    (run,) = json.loads(_hami(cluster, "efficiency", str(job), "--format", "json", *root))
     release.unlink()
     # The program fills its slice to the last byte and is then refused more.
     assert (run["measured"], run["damaged"], run["mem_mib"], run["peak_bytes"]) == (True, False, 8192, 8192 << 20)

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from node_testbed import GPU_MIB, UID, UUIDS, Node, can_mount, job_environment, names_in, unmount_below
 
-from hami_hpc.accounting import spool as spool_reader
+from hami_hpc.accounting.sources import usage_spool as spool_reader
 from hami_hpc.contract import constants as c
 from hami_hpc.core.records import USAGE_FILE_SIZE, pack_limits
 from hami_hpc.shell import ledger, region, spool

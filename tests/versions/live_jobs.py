@@ -23,7 +23,7 @@ from harness.layout import CHECKOUT, Layout, open_or_create
 from live_week import JSON, keep, sacct_into
 from test_billing import hami
 
-from hami_hpc.accounting import sacct
+from hami_hpc.accounting.sources import sacct
 from hami_hpc.accounting.times import Period
 
 ROOT = CHECKOUT / "build" / "versions-jobs"
@@ -90,7 +90,7 @@ def test_jobs_of_every_form_are_the_same_records_in_text_json_and_the_bill(clust
     assert read(document, tmp_path) == (records, [])
     # For a job that was cancelled before it started, 22.05 has a run of no length.
     assert Counter(record["state"] for record in records if record["end_s"] != record["start_s"]) == STATES
-    assert {record["job_name"] for record in records} == {*names, None}
+    assert {record["display_id"] for record in records} == {*names, None}
     words = ("--start", "2026-01-01", "--by", "account", "--format", "json")
     bill = json.loads(hami(cluster, "bill", "--input", str(text), *words))
     assert [(line["jobs"], line["gpu_microseconds_held"]) for line in bill["lines"]] == [_held(text)]

@@ -31,7 +31,7 @@ from test_billing import (  # noqa: F401
     week,
 )
 
-from hami_hpc.accounting import sacct
+from hami_hpc.accounting.sources import sacct
 from hami_hpc.accounting.times import Period
 
 ROOT = CHECKOUT / "build" / "versions"

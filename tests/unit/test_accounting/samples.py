@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hami_hpc.accounting import bill, ingest, session
-from hami_hpc.accounting.bill import Bill
-from hami_hpc.accounting.rates import Rates
-from hami_hpc.accounting.ratesfile import parse_rates
-from hami_hpc.accounting.sacct import ASKED
-from hami_hpc.accounting.site import GpuModel, Site
+from hami_hpc.accounting.documents import bill
+from hami_hpc.accounting.documents.bill import Bill
+from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus, GpuModel
+from hami_hpc.accounting.pricing.priced_period import price_period
+from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.pricing.rates_file import parse_rates
+from hami_hpc.accounting.sources.sacct import ASKED
+from hami_hpc.accounting.store import ingest, job_records
 from hami_hpc.accounting.times import Period, split_days, split_months, zone
 
 HOUR = 3600
@@ -21,7 +23,7 @@ VGPU_HALF = (
     "billing=1,cpu=1,gres/shard=280,gres/vgpu:std=1,gres/vgpu=1,gres/vgpu_cores=50,gres/vgpu_mem=8192,mem=1G,node=1"
 )
 ONE_H200 = "billing=1,cpu=1,gres/gpu:h200=1,gres/gpu=1,mem=1G,node=1"
-SITE = Site(
+GPUS = ClusterGpus(
     {"h200": GpuModel("h200", 143156), "a100": GpuModel("a100", 40337)},
     {"gpu": ("h200",), "old": ("a100",), "mixed": ("a100", "h200")},
 )
@@ -101,16 +103,16 @@ def make_bill(
     by: str = "account,user",
     prices: Rates | None = None,
     zone_name: str = "UTC",
-    site: Site = SITE,
+    site: ClusterGpus = GPUS,
 ) -> Bill:
     """The bill of what the store holds."""
     tz = zone(zone_name)
-    records = session.from_store(root, period, 256)
+    records = job_records.from_store(root, period, 256)
     dimensions = by.split(",")
     buckets = split_days(period, tz) if "day" in dimensions else split_months(period, tz)
-    answer = session.ask(records, site, prices, buckets, tz)
+    priced_period = price_period(records, site, prices, buckets, tz)
     records.con.close()
-    return bill.make_bill(answer.usages, answer.priced, answer.segments, dimensions, prices)
+    return bill.make_bill(priced_period.held_times, priced_period.priced, priced_period.segments, dimensions, prices)
 
 
 def fill(root: Path, *batches: Iterable[Job], observed: int = 1_900_000_000) -> list[ingest.Step]:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,15 +16,13 @@ import duckdb
 import pytest
 from click.testing import CliRunner, Result
 
-from hami_hpc.accounting import intake, running
-from hami_hpc.accounting.ratesfile import load_rates
-from hami_hpc.accounting.store import commit, read_manifest
-from hami_hpc.cli import main
-from hami_hpc.cli.accounting_commands import commands
-from hami_hpc.core.grant import Grant
-from hami_hpc.core.records import Usage
+from hami_hpc.accounting.pricing.rates_file import load_rates
+from hami_hpc.accounting.sources.sacct import ASKED
+from hami_hpc.accounting.store import export_reader
+from hami_hpc.accounting.store.store_files import DataFile, commit, read_manifest
+from hami_hpc.cli import ACCOUNTING_COMMANDS, NODE_COMMANDS, main
 
-from .samples import HOUR, VGPU_HALF, Job, write_export
+from .samples import HOUR, VGPU_HALF, Job, export_text, write_export
 from .test_efficiency import _record, _spool
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,11 +56,26 @@ def _run(*words: str | Path) -> Result:
     return CliRunner().invoke(main, [str(word) for word in words])
 
 
-def test_every_accounting_command_is_found_by_the_group_and_has_help() -> None:
-    assert list(commands) == ["bill", "ingest", "invoice", "efficiency", "usage", "report"]
-    for name in commands:
-        result = _run(name, "--help")
-        assert (result.exit_code, name in result.output) == (0, True)
+@pytest.mark.parametrize("name", ACCOUNTING_COMMANDS)
+def test_every_accounting_command_has_help_with_its_exit_statuses_and_the_same_options(name: str) -> None:
+    result = _run(name, "--help")
+    assert (result.exit_code, result.output.startswith(f"Usage: main {name} ")) == (0, True)
+    statuses = re.findall(r"^    (\d)  ", result.output.partition("Exit status:")[2], flags=re.M)
+    assert statuses == ["0", "1", "2"]
+    options = set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", result.output, flags=re.M))
+    assert {"--config", "--rates", "--store", "--timezone"} <= options
+    assert not options & {"--json", "--out", "--cluster", "--check", "--usage", "--remove-usage", "--balances"}
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_list_of_commands_has_two_parts_and_whole_sentences(columns: int) -> None:
+    result = CliRunner().invoke(main, ["--help"], terminal_width=columns)
+    assert "..." not in result.output.partition("Commands of a node:")[2]
+    node, _, accounting = result.output.partition("Commands of a node:")[2].partition("Commands of accounting:")
+    assert re.findall(r"^  ([a-z-]+)", node, flags=re.M) == list(NODE_COMMANDS)
+    assert re.findall(r"^  ([a-z-]+)", accounting, flags=re.M) == list(ACCOUNTING_COMMANDS)
+    assert "reason as far as it is known." in " ".join(accounting.split())
+    assert all(len(line) <= columns for line in result.output.splitlines())
 
 
 def test_a_bill_needs_no_store_and_no_slurm_and_names_what_it_leaves_out(site: Path) -> None:
@@ -87,11 +100,13 @@ def test_from_ingest_to_invoice_report_and_efficiency(site: Path) -> None:
     store = ("--store", site / "store")
     assert "2 new runs" in _run("ingest", "--input", site / "export", *store).stdout
     _spool(site / "u", _record(2, T0 + 1, T0 + 2 * HOUR))
-    assert "1 new usage records" in _run("ingest", "--usage", site / "u", *store).stdout
-    (first,) = json.loads(_run("invoice", "--month", "2026-09", "--json", "--out", site / "out", *store).stdout)
+    assert "1 new usage records" in _run("collect-usage", "--input", site / "u", *store).stdout
+    (first,) = json.loads(
+        _run("invoice", "--month", "2026-09", "--format", "json", "--output", site / "out", *store).stdout
+    )
     assert (first["number"][-5:], first["content"]["total"]) == ("00001", "5.00")
     assert (site / "out" / f"{first['number']}.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-    result = _run("report", "--month", "2026-09", "--out", site / "report.html", *store)
+    result = _run("report", "--month", "2026-09", "--output", site / "report.html", *store)
     assert result.exit_code == 0, result.output
     assert "GPU report 2026-09" in (site / "report.html").read_text(encoding="utf-8")
     shown = _run("efficiency", "2", *store).stdout
@@ -106,33 +121,40 @@ def test_from_ingest_to_invoice_report_and_efficiency(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "status", "says"),
     [
-        (("bill",), "say which period"),
-        (("bill", "--start", "2026-09-02", "--end", "2026-09-01"), "ends before it starts"),
-        (("bill", "--start", "yesterday"), "'yesterday' is no date"),
-        (("bill", "--month", "2026-13"), "is no month"),
-        (("bill", "--month", "2026-09", "--timezone", "Mars/Base"), "no time zone"),
-        (("bill", "--month", "2026-09", "--input", "/nowhere/x"), "cannot read /nowhere/x"),
-        (("bill", "--month", "2026-09", "--rates", "/nowhere/r"), "/nowhere/r cannot be read"),
-        (("invoice", "--month", "2126-09"), "is not over"),
-        (("efficiency",), "give one of"),
-        (("usage", "5"), "holds no vGPU on this node"),
-        (("bill", "--month", "2026-09", "--by", "day,day"), "names day twice"),
-        (("ingest", "--input", "/nowhere/x"), "/nowhere/x: No such file"),
-        (("ingest", "--usage", "/nowhere"), "/nowhere is no directory"),
-        (("report", "--month", "2126-09", "--out", "/tmp/x"), "2126-09 has not begun"),
-        (("report", "--month", "2026-09", "--out", "/tmp/x", "--templates", "/nowhere"), "does not exist"),
-        (("bill", "--month", "2026-09", "--store", "/nowhere"), "there is no accounting store in /nowhere"),
-        (("invoice",), "say which month"),
-        (("invoice", "--month", "2026-09", "--pdf"), "--pdf needs --out"),
-        (("invoice", "--month", "2026-09", "--out", "/proc/x"), "/proc/x cannot be written to"),
-        (("report", "--month", "2026-09", "--out", "/tmp/x", "--store", "/nowhere"), "run hami-hpc ingest"),
+        (("bill",), 2, "say which period"),
+        (("bill", "--start", "2026-09-02", "--end", "2026-09-01"), 2, "ends before it starts"),
+        (("bill", "--start", "yesterday"), 2, "'yesterday' is no date"),
+        (("bill", "--month", "2026-13"), 2, "is no month"),
+        (("bill", "--month", "2026-09", "--timezone", "Mars/Base"), 2, "no time zone"),
+        (("bill", "--month", "2026-09", "--input", "/nowhere/x"), 1, "cannot read /nowhere/x"),
+        (("bill", "--month", "2026-09", "--rates", "/nowhere/r"), 1, "/nowhere/r cannot be read"),
+        (("invoice", "--month", "2126-09"), 1, "is not over"),
+        (("efficiency",), 2, "give one of"),
+        (("bill", "--month", "2026-09", "--by", "day,day"), 2, "names day twice"),
+        (("ingest", "--input", "/nowhere/x"), 1, "/nowhere/x: No such file"),
+        (("collect-usage", "--input", "/nowhere"), 1, "/nowhere is no directory"),
+        (("report", "--month", "2126-09", "--output", "/tmp/x"), 1, "2126-09 has not begun"),
+        (("report", "--month", "2026-09", "--output", "/tmp/x", "--templates", "/nowhere"), 2, "does not exist"),
+        (("bill", "--month", "2026-09", "--store", "/nowhere"), 1, "there is no accounting store in /nowhere"),
+        (("check-bill",), 2, "say which period"),
+        (("check-bill", "--month", "2026-09", "--store", "/nowhere"), 2, "there is no accounting store in /nowhere"),
+        (("check-bill", "--month", "2026-09", "--config", "/nowhere"), 2, "/nowhere"),
+        (("ingest", "--input", "/nowhere/x", "--clusters", "a,b"), 2, "these records are of one cluster"),
+        (("collect-usage",), 2, "Missing option '--input'"),
+        (("nothing",), 2, "No such command 'nothing'"),
+        (("invoice",), 2, "say which month"),
+        (("invoice", "--month", "2026-09", "--pdf"), 2, "--pdf needs --output"),
+        (("invoice", "--month", "2026-09", "--output", "/proc/x"), 1, "/proc/x cannot be written to"),
+        (("report", "--month", "2026-09", "--output", "/tmp/x", "--store", "/nowhere"), 1, "run hami-hpc ingest"),
     ],
 )
-def test_a_mistake_is_answered_in_one_line_that_says_what_to_do(site: Path, words: tuple[str, ...], says: str) -> None:
+def test_a_mistake_is_answered_in_one_line_that_says_what_to_do(
+    site: Path, words: tuple[str, ...], status: int, says: str
+) -> None:
     result = _run(*words)
-    assert result.exit_code in (1, 2)
+    assert result.exit_code == status
     assert says in result.output
     assert "Traceback" not in result.output
 
@@ -144,6 +166,51 @@ def filled(site: Path) -> tuple[str, Path]:
     return "--store", site / "store"
 
 
+# Words as they were once given, as they are given now, and the one line on standard error that says so.
+OLD = [
+    ("invoice --balances", "balances", "invoice --balances is now called balances"),
+    ("invoice --balances --json", "balances --format json", "invoice --json is now called invoice --format json"),
+    ("invoice --month 2026-09 --draft --json", "invoice --month 2026-09 --draft --format json", "--format json"),
+    ("invoice --month 2026-09 --draft --out OUT", "invoice --month 2026-09 --draft --output OUT", "--output"),
+    ("report --month 2026-09 --out=OUT/r", "report --month 2026-09 --output OUT/r", "report --output"),
+    ("efficiency 2 --json", "efficiency 2 --format json", "efficiency --format json"),
+    ("bill --check --month 2026-09", "check-bill --month 2026-09", "bill --check is now called check-bill"),
+    ("bill --by day --check --month 2026-09 --format csv", "check-bill --month 2026-09", "now called check-bill"),
+    ("ingest --usage U --quiet", "collect-usage --input U --quiet", "ingest --usage is now called collect-usage"),
+    ("ingest --usage U --cluster c1", "collect-usage --input U --clusters c1", "is now called --clusters"),
+    ("ingest --usage U --usage U --remove-usage", "collect-usage --input U --input U --remove", "collect-usage"),
+    ("ingest --input LINES --cluster c1", "ingest --input LINES --clusters c1", "--cluster is now called --clusters"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "note"), OLD)
+def test_an_old_spelling_goes_on_working_and_names_the_new_one(
+    site: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, note: str
+) -> None:
+    (site / "bin").mkdir()
+    sreport = site / "bin" / "sreport"
+    sreport.write_text("#!/bin/sh\necho 'c1|phys|ann|gres/gpu|3600'\n", encoding="utf-8")
+    sreport.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{site / 'bin'}:/usr/bin:/bin")
+    columns = tuple(name for name in ASKED if name != "Cluster")
+    (site / "LINES").write_text(export_text([Job(job_id=9)], columns), encoding="utf-8")
+    (site / "OUT").mkdir()
+    results: list[tuple[Result, tuple[DataFile, ...]]] = []
+    for words in (old, new):
+        store = site / f"store-{len(results)}"
+        assert _run("ingest", "--input", site / "export", "--store", store).exit_code == 0
+        _spool(site / "U", _record(2, T0 + 1, T0 + 2 * HOUR))
+        given = [str(site / word) if word in ("OUT", "U", "LINES") else word for word in words.split()]
+        given = [word.replace("OUT/", f"{site}/OUT/") for word in given]
+        results.append((_run(*given, "--store", store), read_manifest(store).files))
+    (before, stored_before), (now, stored_now) = results
+    assert (before.exit_code, before.stdout, stored_before) == (now.exit_code, now.stdout, stored_now)
+    notes = [line for line in before.stderr.splitlines() if line.startswith("note: ")]
+    assert note in " ".join(notes)
+    assert len(notes) == len(re.findall(r"--(?:check|balances|usage(?! U --usage)|json|out|cluster)\b", old))
+    assert "note: " not in now.stderr
+
+
 def test_a_mistyped_account_gets_no_invoice_and_no_number(site: Path, filled: tuple[str, Path]) -> None:
     result = _run("invoice", "--month", "2026-09", "--account", "phis", *filled)
     assert (result.exit_code, "did you mean phys?" in result.output) == (1, True)
@@ -151,14 +218,14 @@ def test_a_mistyped_account_gets_no_invoice_and_no_number(site: Path, filled: tu
     assert "hami-hpc bill --by account names those that did" in result.output
     assert not list((site / "store").glob("invoices/*"))
     # Named twice, it is still one invoice.
-    twice = _run("invoice", "--month", "2026-09", "--account", "phys", "--account", "phys", "--json", *filled)
+    twice = _run("invoice", "--month", "2026-09", "--account", "phys", "--account", "phys", "--format", "json", *filled)
     assert len(json.loads(twice.stdout)) == 1
 
 
 def test_no_invoice_is_numbered_that_cannot_be_written_down(site: Path, filled: tuple[str, Path]) -> None:
     (site / "file").write_text("", encoding="utf-8")
-    result = _run("invoice", "--month", "2026-09", "--out", site / "file" / "below", *filled)
-    assert (result.exit_code, "see --out" in result.output) == (1, True)
+    result = _run("invoice", "--month", "2026-09", "--output", site / "file" / "below", *filled)
+    assert (result.exit_code, "see --output" in result.output) == (1, True)
     assert not list((site / "store").glob("invoices/*"))
 
 
@@ -169,7 +236,7 @@ def test_drafts_of_several_accounts_are_files_of_their_own_and_need_no_right_to_
     _run("ingest", "--input", site / "export", *store)
     (site / "store" / ".lock").unlink()
     (site / "store" / ".lock").mkdir()  # what cannot be locked, by root neither
-    result = _run("invoice", "--month", "2026-09", "--draft", "--out", site / "out", *store)
+    result = _run("invoice", "--month", "2026-09", "--draft", "--output", site / "out", *store)
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in (site / "out").iterdir()) == ["DRAFT-a%2Fb.html", "DRAFT-phys.html"]
     assert result.stdout.splitlines()[-1].split() == ["Total", "5.00"]
@@ -177,7 +244,7 @@ def test_drafts_of_several_accounts_are_files_of_their_own_and_need_no_right_to_
 
 
 def test_the_pdf_lies_beside_the_html(site: Path, filled: tuple[str, Path]) -> None:
-    result = _run("invoice", "--month", "2026-09", "--out", site / "out", "--pdf", *filled)
+    result = _run("invoice", "--month", "2026-09", "--output", site / "out", "--pdf", *filled)
     assert result.exit_code == 0, result.output
     page, pdf = sorted((site / "out").iterdir())
     assert (page.stem, page.suffix, pdf.stem, pdf.suffix) == (pdf.stem, ".html", page.stem, ".pdf")
@@ -185,41 +252,21 @@ def test_the_pdf_lies_beside_the_html(site: Path, filled: tuple[str, Path]) -> N
 
 
 def test_what_is_left_of_credits_can_be_asked_for(site: Path, filled: tuple[str, Path]) -> None:
-    assert _run("invoice", "--balances", *filled).stdout == "no credits in rates.toml\n"
+    assert _run("balances", *filled).stdout == "no credits in rates.toml\n"
     with (site / "rates.toml").open("a", encoding="utf-8") as file:
         file.write('[[credits]]\naccount = "phys"\namount = 1200\nnote = "Grant 4711"\nuntil = 2027-01-01\n')
     _run("invoice", "--month", "2026-09", *filled)
-    shown = _run("invoice", "--balances", *filled).stdout.splitlines()
+    shown = _run("balances", *filled).stdout.splitlines()
     assert shown[-1].split() == ["phys", "Grant", "4711", "-", "2027-01-01", "1,200.00", "5.00", "1,195.00"]
-    (balance,) = json.loads(_run("invoice", "--balances", "--account", "phys", "--json", *filled).stdout)
+    (balance,) = json.loads(_run("balances", "--account", "phys", "--format", "json", *filled).stdout)
     assert (balance["left"], balance["currency"], balance["from"]) == ("1195.00", "EUR", "")
-    assert "for chem" in _run("invoice", "--balances", "--account", "chem", *filled).stdout
-
-
-@pytest.mark.parametrize(("state", "damaged"), [("ok", False), ("damaged", True)])
-def test_a_running_job_is_told_what_it_uses_now(
-    site: Path, monkeypatch: pytest.MonkeyPatch, state: str, damaged: bool
-) -> None:
-    """Half an H200 and 8 GiB for 100 s: busy for 25 s is 25 % of the GPU."""
-    grant = Grant(5, 1001, "GPU-1", 0, 143156, "h200", 8192, 50, "std", "cap", "share", 1_000_000_000_000)
-    mib = 1 << 20
-    used = Usage(state, 1024 * mib, 2048 * mib, 3, 25_000_000_000, 7_000_000_000)
-    monkeypatch.setattr(running, "read_running", lambda run_dir, job, now_ns: (grant, used))
-    monkeypatch.setattr(time, "time_ns", lambda: 1_100_000_000_000)
-    lines = _run("usage", "5").stdout.splitlines()
-    assert lines[0] == "Job 5, running for 00:01:40 on GPU-1"
-    assert lines[2:5] == [
-        "  memory   1,024 of 8,192 MiB now, 2,048 MiB at most",
-        "  GPU      busy for 00:00:25: 25.0 % of the GPU, of 50 % held",
-        "  limits   held back for 00:00:07; 3 requests refused",
-    ]
-    assert ("damaged" in lines[-1]) == damaged
+    assert "for chem" in _run("balances", "--account", "chem", *filled).stdout
 
 
 def test_a_month_without_jobs_is_said_to_have_none(site: Path, filled: tuple[str, Path]) -> None:
     assert "no GPU job ran in this period" in _run("bill", "--month", "2024-01", *filled).stdout
     assert _run("invoice", "--month", "2024-01", *filled).stdout == "no GPU job in 2024-01\n"
-    report = _run("report", "--month", "2024-01", "--out", site / "r.html", *filled)
+    report = _run("report", "--month", "2024-01", "--output", site / "r.html", *filled)
     assert report.exit_code == 0
     assert "no GPU job began" in (site / "r.html").read_text(encoding="utf-8")
 
@@ -243,7 +290,7 @@ def test_a_month_that_goes_on_is_compared_with_the_capacity_so_far(site: Path, f
     rates = (site / "rates.toml").read_text(encoding="utf-8")
     (site / "rates.toml").write_text(rates + "[gpus.h200]\ntotal_mib = 143156\ncount = 1\n", encoding="utf-8")
     commit(filled[1], replace(read_manifest(filled[1]), read_until_s={"sacct:": T0 + 2 * 86400}))
-    _run("report", "--month", "2026-09", "--out", site / "r.html", *filled)
+    _run("report", "--month", "2026-09", "--output", site / "r.html", *filled)
     page = (site / "r.html").read_text(encoding="utf-8")
     assert '<td class="n">48.0</td><td class="n">4.2 %</td>' in page
     assert "the store was read up to 2026-09-03" in page
@@ -253,7 +300,7 @@ def test_a_comparison_that_failed_is_not_taken_for_one_that_differs(
     site: Path, filled: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(site))  # no sreport here
-    result = _run("bill", "--month", "2026-09", "--check", *filled)
+    result = _run("check-bill", "--month", "2026-09", *filled)
     assert (result.exit_code, "sreport" in result.output) == (2, True)
 
 
@@ -274,7 +321,7 @@ def test_a_disk_that_fills_up_is_told_in_one_line_and_the_store_stays(
             '\\"s/staged.parquet\\": No space left on device","errno":"28"}'
         )
 
-    monkeypatch.setattr(intake, "load", full)
+    monkeypatch.setattr(export_reader, "load", full)
     result = _run("ingest", "--input", site / "export", *filled)
     assert result.exit_code == 1
     (line,) = result.output.splitlines()

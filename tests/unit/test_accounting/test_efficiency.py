@@ -12,13 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami_hpc.accounting import check, efficiency, session, spool, store
+from hami_hpc.accounting.documents import efficiency, sreport_check
 from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.sources import usage_spool
+from hami_hpc.accounting.store import job_records, store_files, usage_table
 from hami_hpc.accounting.times import Period
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import Usage, usage_record
 
-from .samples import HOUR, SITE, VGPU_HALF, Job, fill
+from .samples import GPUS, HOUR, VGPU_HALF, Job, fill
 
 T0 = 1_790_000_000
 NS = 1_000_000_000
@@ -54,9 +56,9 @@ def _spool(directory: Path, *records: dict[str, Any]) -> Path:
 
 
 def _runs(root: Path, where: str = "true") -> list[efficiency.RunUse]:
-    found = session.from_store(root, None, 256)
-    used = spool.used(root, store.read_manifest(root))
-    return efficiency.runs(found.con, found.source, used, SITE, where, [])
+    found = job_records.from_store(root, None, 256)
+    used = usage_table.stored(root, store_files.read_manifest(root))
+    return efficiency.runs(found.con, found.source, used, GPUS, where, [])
 
 
 def test_a_job_is_told_what_it_used_and_which_request_would_have_sufficed(tmp_path: Path) -> None:
@@ -64,7 +66,7 @@ def test_a_job_is_told_what_it_used_and_which_request_would_have_sufficed(tmp_pa
     and in steps of 256 MiB 2304; 20 % and a tenth more 22."""
     root = tmp_path / "s"
     fill(root, [Job(tres=VGPU_HALF)])
-    spool.collect(root, _spool(tmp_path / "u", _record()), "c1", False)
+    usage_table.collect(root, _spool(tmp_path / "u", _record()), "c1", False)
     (run,) = _runs(root)
     assert (run.held_gpu_s, run.gpu_busy_s, run.wasted_gpu_s) == (1800.0, 720.0, 1080.0)
     assert (run.gpu_percent, run.mem_percent) == (40.0, 100 * 2000 / 8192)
@@ -86,7 +88,7 @@ def test_a_suggestion_never_goes_below_what_a_job_ran_into(
     tmp_path: Path, changes: dict[str, Any], suggested: str | None
 ) -> None:
     fill(tmp_path / "s", [Job(tres=VGPU_HALF)])
-    spool.collect(tmp_path / "s", _spool(tmp_path / "u", _record(**changes)), "", False)
+    usage_table.collect(tmp_path / "s", _spool(tmp_path / "u", _record(**changes)), "", False)
     assert efficiency.suggestion(_runs(tmp_path / "s")[0]) == suggested
 
 
@@ -96,7 +98,7 @@ def test_each_run_of_a_requeued_job_has_its_own_usage(tmp_path: Path) -> None:
     second = Job(tres=VGPU_HALF, submit=T0 + 20, start=T0 + 40, end=T0 + 100)
     fill(root, [first, second])
     records = (_record(end=T0 + 20, gpu_busy_ns=5 * NS), _record(start=T0 + 41, end=T0 + 100, gpu_busy_ns=30 * NS))
-    spool.collect(root, _spool(tmp_path / "u", *records), "c1", False)
+    usage_table.collect(root, _spool(tmp_path / "u", *records), "c1", False)
     assert [run.gpu_busy_s for run in _runs(root)] == [5.0, 30.0]
 
 
@@ -105,7 +107,7 @@ def test_a_job_on_two_nodes_adds_up_time_and_keeps_the_larger_peak(tmp_path: Pat
     two = "gres/vgpu:std=2,gres/vgpu=2,gres/vgpu_cores=100,gres/vgpu_mem=16384"
     fill(root, [Job(tres=two)])
     records = (_record(peak_bytes=MIB), _record(gpu_uuid="GPU-2", peak_bytes=4096 * MIB))
-    spool.collect(root, _spool(tmp_path / "u", *records), "c1", False)
+    usage_table.collect(root, _spool(tmp_path / "u", *records), "c1", False)
     (run,) = _runs(root)
     assert (run.slices, run.mem_mib, run.cores_percent) == (2, 8192, 50)
     assert (run.gpu_busy_s, run.peak_bytes, run.held_gpu_s) == (1440.0, 4096 * MIB, 3600.0)
@@ -121,9 +123,9 @@ def test_a_spool_is_stored_once_and_removed_only_when_asked(tmp_path: Path) -> N
     root = tmp_path / "s"
     fill(root, [Job(tres=VGPU_HALF)])
     directory = _spool(tmp_path / "u", _record(), _record(job_id=2))
-    assert spool.collect(root, directory, "c1", False) == spool.Collected(2, 0, ())
+    assert usage_table.collect(root, directory, "c1", False) == usage_table.Collected(2, 0, ())
     (directory / "bad.json").write_text("{", encoding="utf-8")
-    collected = spool.collect(root, directory, "c1", True)
+    collected = usage_table.collect(root, directory, "c1", True)
     assert (collected.added, collected.known, len(collected.faults)) == (0, 2, 1)
     assert [path.name for path in directory.iterdir()] == ["bad.json"]
     # The store's job records are still there, and so is the usage after another ingest.
@@ -134,8 +136,8 @@ def test_a_spool_is_stored_once_and_removed_only_when_asked(tmp_path: Path) -> N
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c)))
 def test_a_spool_file_with_anything_in_it_is_read_or_named(content: object) -> None:
     try:
-        spool.parse_record(json.dumps(content))
-    except spool.SpoolError:
+        usage_spool.parse_record(json.dumps(content))
+    except usage_spool.UsageRecordError:
         return
     pytest.fail("this is no usage record")
 
@@ -145,8 +147,8 @@ def test_a_spool_file_with_anything_in_it_is_read_or_named(content: object) -> N
     [("peak_bytes", -1), ("gpu_busy_ns", 1.5), ("mem_mib", True), ("class", 3), ("oom_count", 2**63)],
 )
 def test_a_usage_record_with_one_wrong_field_is_named_by_it(field: str, value: object) -> None:
-    with pytest.raises(spool.SpoolError, match=field):
-        spool.parse_record(json.dumps({**_record(), field: value}))
+    with pytest.raises(usage_spool.UsageRecordError, match=field):
+        usage_spool.parse_record(json.dumps({**_record(), field: value}))
 
 
 def test_sreport_and_the_records_are_compared_key_by_key_and_to_the_second(tmp_path: Path) -> None:
@@ -158,12 +160,12 @@ def test_sreport_and_the_records_are_compared_key_by_key_and_to_the_second(tmp_p
         Job(job_id=3, start=start, end=start + 2 * HOUR, suspended=HOUR, user="eve"),
     ]
     fill(tmp_path / "s", jobs)
-    records = session.from_store(tmp_path / "s", period, 256)
-    ours, suspended = check.reckon(records, period)
+    records = job_records.from_store(tmp_path / "s", period, 256)
+    ours, suspended = sreport_check.device_seconds(records, period)
     text = "c1|root||gres/gpu|99\nc1|phys|ann|gres/gpu|3600\nc1|phys|bob|gres/vgpu|3599\nc1|phys|eve|gres/gpu|7200\n"
-    theirs = check.parse_sreport(text)
-    reasons = check.reasons_for(records, {*ours, *theirs}, theirs, period, period.end_s + 2 * HOUR)
-    result = check.compare(theirs, ours, suspended, reasons)
+    theirs = sreport_check.parse_sreport(text)
+    reasons = sreport_check.reasons_for(records, {*ours, *theirs}, theirs, period, period.end_s + 2 * HOUR)
+    result = sreport_check.compare(theirs, ours, suspended, reasons)
     assert (result.compared, result.suspended_s) == (3, HOUR)
     (difference,) = result.differences
     assert (difference.user, difference.sreport_s, difference.records_s) == ("bob", 3599, 3600)
@@ -173,9 +175,9 @@ def test_sreport_and_the_records_are_compared_key_by_key_and_to_the_second(tmp_p
 def test_what_sreport_does_not_know_yet_or_cannot_express_is_said(tmp_path: Path) -> None:
     period = Period(T0, T0 + HOUR)
     fill(tmp_path / "s", [Job(user="uid:7"), Job(job_id=2, end=None, state="RUNNING", elapsed=60)])
-    records = session.from_store(tmp_path / "s", period, 256)
-    ours, _ = check.reckon(records, period)
-    reasons = check.reasons_for(records, ours, {}, period, period.end_s)
+    records = job_records.from_store(tmp_path / "s", period, 256)
+    ours, _ = sreport_check.device_seconds(records, period)
+    reasons = sreport_check.reasons_for(records, ours, {}, period, period.end_s)
     gone = " ".join(reasons["c1", "phys", "uid:7", "gres/gpu"])
     running = " ".join(reasons["c1", "phys", "ann", "gres/gpu"])
     assert "whole hours only" in gone
@@ -186,7 +188,7 @@ def test_what_sreport_does_not_know_yet_or_cannot_express_is_said(tmp_path: Path
 
 def test_an_sreport_that_prints_something_else_is_quoted() -> None:
     with pytest.raises(AccountingError, match="sreport printed 'slurmdbd: x'"):
-        check.parse_sreport("slurmdbd: x\n")
+        sreport_check.parse_sreport("slurmdbd: x\n")
 
 
 def test_a_run_whose_time_nothing_measured_is_not_called_idle() -> None:

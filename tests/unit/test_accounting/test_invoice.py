@@ -12,13 +12,17 @@ from typing import Any
 
 import pytest
 
-from hami_hpc.accounting import bill, invoice, issue, quota, render, session
+from hami_hpc.accounting.documents import bill, invoice, invoice_files
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.rates import Rates
-from hami_hpc.accounting.ratesfile import load_rates
+from hami_hpc.accounting.formats import tables
+from hami_hpc.accounting.pricing import quota
+from hami_hpc.accounting.pricing.priced_period import price_period
+from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.pricing.rates_file import load_rates
+from hami_hpc.accounting.store import job_records
 from hami_hpc.accounting.times import Period, month_period, parse_instant, split_days, zone
 
-from .samples import HOUR, ONE_H200, SITE, VGPU_HALF, Job, fill, make_bill, rates
+from .samples import GPUS, HOUR, ONE_H200, VGPU_HALF, Job, fill, make_bill, rates
 
 D = Decimal
 MONTH = date(2026, 9, 1)
@@ -29,10 +33,10 @@ H200 = {"model": "h200", "per_gpu_hour": D("2.50")}
 def _content(root: Path, prices: Rates, used: Mapping[str, D] | None = None, account: str = "phys") -> invoice.Content:
     tz = zone(prices.timezone)
     period = month_period("2026-09", tz)
-    records = session.from_store(root, period, 256)
-    answer = session.ask(records, SITE, prices, split_days(period, tz), tz)
+    records = job_records.from_store(root, period, 256)
+    priced_period = price_period(records, GPUS, prices, split_days(period, tz), tz)
     records.con.close()
-    return invoice.build(account, MONTH, answer.priced, answer.segments, prices, used or {}, ())
+    return invoice.build(account, MONTH, priced_period.priced, priced_period.segments, prices, used or {}, ())
 
 
 def _hours(count: int, **changes: Any) -> Job:
@@ -135,7 +139,7 @@ def test_suspended_time_costs_its_own_part_and_short_runs_the_minimum(tmp_path: 
         "bob": (D("0.0100"), D("0.25")),
     }
     assert made.beyond_held == D("0.1900")  # 0.2 x 0.5 and 324 s, and the bill says so
-    assert any("charged beside what was held: 0.1900 GPU-hours" in note for note in render.notes(made, ()))
+    assert any("charged beside what was held: 0.1900 GPU-hours" in note for note in tables.notes(made, ()))
     assert _content(tmp_path / "s", prices).gpu_hours == "0.7000"  # 0.5 + 0.2 x 0.5 + 0.1, as billed
 
 
@@ -166,20 +170,24 @@ def test_quotas_warn_at_three_levels_and_when_they_are_passed(
     fill(tmp_path / "s", [_hours(hours)])
     prices = rates(quotas=[{"account": "phys", "gpu_hours": 100}, {"user": "bob", "gpu_hours": 1}])
     period = month_period("2026-09", zone("UTC"))
-    records = session.from_store(tmp_path / "s", period, 256)
-    answer = session.ask(records, SITE, None, split_days(period, zone("UTC")), zone("UTC"))
-    states = quota.quota_states(prices.quotas, answer.usages.usages, MONTH)
+    records = job_records.from_store(tmp_path / "s", period, 256)
+    priced_period = price_period(records, GPUS, None, split_days(period, zone("UTC")), zone("UTC"))
+    states = quota.quota_states(prices.quotas, priced_period.held_times.groups, MONTH)
     assert [(state.owner, state.percent, state.warning) for state in states] == [
         ("account phys", percent, warning),
         ("user bob", 0, 0),
     ]
 
 
-def _issue(root: Path, prices: Rates, account: str = "phys", today: str = "2026-10-01") -> tuple[issue.Document, ...]:
+def _issue(
+    root: Path, prices: Rates, account: str = "phys", today: str = "2026-10-01"
+) -> tuple[invoice_files.Document, ...]:
     def build(used: Mapping[str, D]) -> invoice.Content:
         return _content(root, prices, used, account)
 
-    return issue.issue(root, list(issue.read_all(root)), account, "2026-09", build, today, ("Site",), "HPC")
+    return invoice_files.issue(
+        root, list(invoice_files.read_all(root)), account, "2026-09", build, today, ("ClusterGpus",), "HPC"
+    )
 
 
 def test_issuing_again_gives_the_same_invoice_and_after_a_change_a_credit_note_and_a_new_one(tmp_path: Path) -> None:
@@ -194,7 +202,7 @@ def test_issuing_again_gives_the_same_invoice_and_after_a_change_a_credit_note_a
     fill(root, [_hours(20, job_id=2)])
     note, second = _issue(root, prices, today="2026-12-24")
     assert (note.kind, note.number, note.refers_to, note.content) == (
-        issue.CREDIT_NOTE,
+        invoice_files.CREDIT_NOTE,
         "HPC-2026-00003",
         first.number,
         first.content,
@@ -202,7 +210,7 @@ def test_issuing_again_gives_the_same_invoice_and_after_a_change_a_credit_note_a
     # The credit that the first invoice took is given back with it, and taken anew.
     assert (second.number, second.content.total, second.refers_to) == ("HPC-2026-00004", "200.00", first.number)
     assert _issue(root, prices) == (second,)
-    assert len(issue.read_all(root)) == 4
+    assert len(invoice_files.read_all(root)) == 4
 
 
 def test_last_years_invoice_is_computed_with_last_years_rates_discounts_and_credits(tmp_path: Path) -> None:
@@ -241,7 +249,9 @@ def test_a_balance_is_what_was_granted_less_what_invoices_that_stand_have_taken(
     )
 
     def balances() -> list[tuple[str, str, D, D]]:
-        found = invoice.balances(prices, lambda account: issue.used_credit(issue.read_all(root), account, None))
+        found = invoice.balances(
+            prices, lambda account: invoice_files.used_credit(invoice_files.read_all(root), account, None)
+        )
         return [(b.account, b.note, b.used, b.left) for b in found]
 
     fill(root, [_hours(100)])
@@ -259,7 +269,7 @@ def test_a_credit_is_spent_once_over_the_months(tmp_path: Path) -> None:
     fill(root, [_hours(100)])
     _issue(root, prices)
     key = invoice.credit_key(prices.credits[0])
-    assert issue.used_credit(issue.read_all(root), "phys", None) == {key: D("250.00")}
+    assert invoice_files.used_credit(invoice_files.read_all(root), "phys", None) == {key: D("250.00")}
 
 
 def test_an_invoice_that_was_edited_or_is_missing_is_noticed(tmp_path: Path) -> None:
@@ -273,10 +283,10 @@ def test_an_invoice_that_was_edited_or_is_missing_is_noticed(tmp_path: Path) -> 
     document["content"]["total"] = "0.01"
     path.write_text(json.dumps(document), encoding="utf-8")
     with pytest.raises(AccountingError, match="changed after it was issued"):
-        issue.read_all(root)
+        invoice_files.read_all(root)
     path.unlink()
     with pytest.raises(AccountingError, match="invoice number 1 is missing"):
-        issue.read_all(root)
+        invoice_files.read_all(root)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,12 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hami_hpc.accounting import bill, ingest, session, store
+from hami_hpc.accounting.documents import bill
+from hami_hpc.accounting.pricing.priced_period import price_period
+from hami_hpc.accounting.store import ingest, job_records, store_files
 from hami_hpc.accounting.times import Bucket, Period, day_start, local_date, zone
 
-from .samples import ONE_H200, SITE, VGPU_HALF, Job, rates, write_export
+from .samples import GPUS, ONE_H200, VGPU_HALF, Job, rates, write_export
 
 T0 = 1_790_000_000
 SPAN = 4000
@@ -74,10 +76,12 @@ def _oracle(jobs: Sequence[Job], period: Period) -> dict[tuple[str, str], tuple[
 
 
 def _ask(root: Path, period: Period) -> bill.Bill:
-    records = session.from_store(root, period, 256)
-    answer = session.ask(records, SITE, RATES, (Bucket("", period),), UTC)
+    records = job_records.from_store(root, period, 256)
+    priced_period = price_period(records, GPUS, RATES, (Bucket("", period),), UTC)
     records.con.close()
-    return bill.make_bill(answer.usages, answer.priced, answer.segments, ("account", "user"), RATES)
+    return bill.make_bill(
+        priced_period.held_times, priced_period.priced, priced_period.segments, ("account", "user"), RATES
+    )
 
 
 def _fill(root: Path, batches: Sequence[Sequence[Job]]) -> None:
@@ -158,11 +162,14 @@ def test_the_parts_of_a_period_cost_what_it_costs_with_changing_prices_suspended
 
 def _charges(root: Path, period: Period) -> tuple[int, int, int]:
     """(GPU time held, suspended, charge), in the smallest units that there are."""
-    records = session.from_store(root, period, 256)
-    answer = session.ask(records, SITE, CHANGING, (Bucket("", period),), TOKYO)
+    records = job_records.from_store(root, period, 256)
+    priced_period = price_period(records, GPUS, CHANGING, (Bucket("", period),), TOKYO)
     records.con.close()
-    held, suspended = (sum(getattr(usage, name) for usage in answer.usages.usages) for name in ("held", "suspended"))
-    return held, suspended, sum(entry.charge for entry in answer.priced)
+    held, suspended = (
+        sum(getattr(group, name) for group in priced_period.held_times.groups)
+        for name in ("held_ppm_s", "suspended_ppm_s")
+    )
+    return held, suspended, sum(entry.charge for entry in priced_period.priced)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -178,10 +185,10 @@ def test_no_run_is_billed_twice_and_none_is_lost_however_often_versions_of_it_ar
             root = Path(directory) / name / "store"
             root.parent.mkdir()
             _fill(root, batches)
-            records = session.from_store(root, None, 256)
+            records = job_records.from_store(root, None, 256)
             rows = records.con.execute(f"SELECT * FROM {records.source} ORDER BY job_id, submit_s").fetchall()
             records.con.close()
             contents.append(rows)
-            assert len(rows) == sum(file.rows for file in store.read_manifest(root).files)
+            assert len(rows) == sum(file.rows for file in store_files.read_manifest(root).files)
     assert contents[0] == contents[1]
     assert [(row[1], row[8]) for row in contents[0]] == sorted({(job.job_id, job.submit) for job in drawn})

@@ -18,12 +18,15 @@ from typing import Any
 
 import pytest
 
-from hami_hpc.accounting import charts, html, invoice, issue, report, session, spool, store
-from hami_hpc.accounting.efficiency import runs
+from hami_hpc.accounting.documents import invoice, invoice_files, month_report
+from hami_hpc.accounting.documents.efficiency import runs
+from hami_hpc.accounting.formats import charts, html
+from hami_hpc.accounting.pricing.priced_period import price_period
+from hami_hpc.accounting.store import job_records, store_files, usage_table
 from hami_hpc.accounting.times import month_period, parse_instant, split_days, zone
 
 from .paper import assert_on_paper, bars, opened, page_lines
-from .samples import HOUR, ONE_H200, SITE, VGPU_HALF, Job, fill, rates
+from .samples import GPUS, HOUR, ONE_H200, VGPU_HALF, Job, fill, rates
 from .test_efficiency import NS, _record, _spool
 
 UTC = zone("UTC")
@@ -138,18 +141,22 @@ def pages(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         for job in jobs
         if job.tres == VGPU_HALF
     ]
-    spool.collect(root, _spool(root.parent / "u", *used), "c1", False)
+    usage_table.collect(root, _spool(root.parent / "u", *used), "c1", False)
     period = month_period("2026-09", UTC)
-    records = session.from_store(root, period, 256)
-    answer = session.ask(records, SITE, PRICES, split_days(period, UTC), UTC)
-    table = spool.used(root, store.read_manifest(root))
-    uses = runs(records.con, records.source, table, SITE, "true", [])
-    made = report.build(records.con, "2026-09", answer, PRICES, uses, ["left out: 3 jobs: a reason"], period.end_s)
+    records = job_records.from_store(root, period, 256)
+    priced_period = price_period(records, GPUS, PRICES, split_days(period, UTC), UTC)
+    table = usage_table.stored(root, store_files.read_manifest(root))
+    uses = runs(records.con, records.source, table, GPUS, "true", [])
+    made = month_report.build(
+        records.con, "2026-09", priced_period, PRICES, uses, ["left out: 3 jobs: a reason"], period.end_s
+    )
 
     def build(credit: Any) -> invoice.Content:
-        return invoice.build("account-0", date(2026, 9, 1), answer.priced, answer.segments, PRICES, credit, ["a note"])
+        return invoice.build(
+            "account-0", date(2026, 9, 1), priced_period.priced, priced_period.segments, PRICES, credit, ["a note"]
+        )
 
-    (document,) = issue.issue(root, [], "account-0", "2026-09", build, "2026-10-01", PRICES.issuer, "HPC")
+    (document,) = invoice_files.issue(root, [], "account-0", "2026-09", build, "2026-10-01", PRICES.issuer, "HPC")
     return html.report(made, UTC, PRICES.issuer), html.invoice(document)
 
 
@@ -239,14 +246,14 @@ def test_names_are_escaped() -> None:
 def test_an_issued_invoice_is_rendered_to_the_same_bytes_every_time(tmp_path: Path) -> None:
     fill(tmp_path / "s", [Job(submit=START, start=START, end=START + HOUR, account="a<b")])
     period = month_period("2026-09", UTC)
-    records = session.from_store(tmp_path / "s", period, 256)
-    answer = session.ask(records, SITE, PRICES, split_days(period, UTC), UTC)
+    records = job_records.from_store(tmp_path / "s", period, 256)
+    priced_period = price_period(records, GPUS, PRICES, split_days(period, UTC), UTC)
 
     def build(credit: Any) -> invoice.Content:
-        return invoice.build("a<b", date(2026, 9, 1), answer.priced, answer.segments, PRICES, credit, ())
+        return invoice.build("a<b", date(2026, 9, 1), priced_period.priced, priced_period.segments, PRICES, credit, ())
 
-    (document,) = issue.issue(tmp_path / "s", [], "a<b", "2026-09", build, "2026-10-01", (), "HPC")
-    (stored,) = issue.read_all(tmp_path / "s")
+    (document,) = invoice_files.issue(tmp_path / "s", [], "a<b", "2026-09", build, "2026-10-01", (), "HPC")
+    (stored,) = invoice_files.read_all(tmp_path / "s")
     assert stored == document
     assert html.invoice(stored) == html.invoice(document)
     assert "a&lt;b" in html.invoice(stored)

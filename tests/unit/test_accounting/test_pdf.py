@@ -19,12 +19,16 @@ import pypdfium2
 import pypdfium2.raw as pdfium
 import pytest
 
-from hami_hpc.accounting import html, invoice, issue, session
+from hami_hpc.accounting.documents import invoice, invoice_files
 from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.formats import html
+from hami_hpc.accounting.formats.pdf import html_to_pdf
+from hami_hpc.accounting.pricing.priced_period import price_period
+from hami_hpc.accounting.store import job_records
 from hami_hpc.accounting.times import month_period, split_days, zone
 
 from .paper import assert_on_paper, bars, opened, page_words
-from .samples import HOUR, ONE_H200, SITE, VGPU_HALF, Job, fill
+from .samples import GPUS, HOUR, ONE_H200, VGPU_HALF, Job, fill
 from .test_pages import MIG, PRICES, START
 
 BARE = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
@@ -48,27 +52,31 @@ def _jobs(users: int) -> list[Job]:
     ]
 
 
-def _document(root: Path, users: int) -> issue.Document:
+def _document(root: Path, users: int) -> invoice_files.Document:
     fill(root, _jobs(users))
     prices = PRICES
     tz = zone("UTC")
     period = month_period("2026-09", tz)
-    records = session.from_store(root, period, 256)
-    answer = session.ask(records, SITE, prices, split_days(period, tz), tz)
+    records = job_records.from_store(root, period, 256)
+    priced_period = price_period(records, GPUS, prices, split_days(period, tz), tz)
     records.con.close()
 
     def build(used: Mapping[str, Decimal]) -> invoice.Content:
-        return invoice.build("account-0", date(2026, 9, 1), answer.priced, answer.segments, prices, used, ["a note"])
+        return invoice.build(
+            "account-0", date(2026, 9, 1), priced_period.priced, priced_period.segments, prices, used, ["a note"]
+        )
 
-    (document,) = issue.issue(root, [], "account-0", "2026-09", build, "2026-10-01", prices.issuer, "HPC")
+    (document,) = invoice_files.issue(root, [], "account-0", "2026-09", build, "2026-10-01", prices.issuer, "HPC")
     return document
 
 
 @pytest.fixture(scope="module", params=[3, 400], ids=["3 users", "400 users"])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[issue.Document, bytes]:
+def made(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[invoice_files.Document, bytes]:
     """(an issued invoice, its PDF)."""
     document = _document(tmp_path_factory.mktemp("pdf") / "s", request.param)
-    return document, html.pdf(html.invoice(document))
+    return document, html_to_pdf(html.invoice(document))
 
 
 def _words(content: bytes) -> str:
@@ -76,7 +84,7 @@ def _words(content: bytes) -> str:
         return " ".join(page_words(page) for page in pdf)
 
 
-def test_the_pdf_says_what_the_invoice_says_to_the_last_cent(made: tuple[issue.Document, bytes]) -> None:
+def test_the_pdf_says_what_the_invoice_says_to_the_last_cent(made: tuple[invoice_files.Document, bytes]) -> None:
     document, content = made
     words = _words(content)
     shown = document.content
@@ -92,15 +100,17 @@ def test_the_pdf_says_what_the_invoice_says_to_the_last_cent(made: tuple[issue.D
         assert html.number(amount) in words
     assert words.count(f"EUR {html.number(shown.total)}") == 2  # at the head and under the sum
     assert "no rate for a100" in words
-    assert issue.digest(shown) in words
+    assert invoice_files.digest(shown) in words
 
 
-def test_every_page_is_a4_numbered_and_no_letter_leaves_its_paper(made: tuple[issue.Document, bytes]) -> None:
+def test_every_page_is_a4_numbered_and_no_letter_leaves_its_paper(made: tuple[invoice_files.Document, bytes]) -> None:
     with opened(made[1]) as pdf:
         assert_on_paper(pdf)
 
 
-def test_the_chart_is_drawn_with_a_bar_for_each_day_that_held_something(made: tuple[issue.Document, bytes]) -> None:
+def test_the_chart_is_drawn_with_a_bar_for_each_day_that_held_something(
+    made: tuple[invoice_files.Document, bytes],
+) -> None:
     document, content = made
     days = [Decimal(hours) > 0 for _, hours in document.content.days]
     with opened(content) as pdf:
@@ -110,7 +120,7 @@ def test_the_chart_is_drawn_with_a_bar_for_each_day_that_held_something(made: tu
     assert widest >= 20
 
 
-def test_the_pdf_can_be_read_aloud_and_filed(made: tuple[issue.Document, bytes]) -> None:
+def test_the_pdf_can_be_read_aloud_and_filed(made: tuple[invoice_files.Document, bytes]) -> None:
     document, content = made
     with opened(content) as pdf:
         assert pdfium.FPDFCatalog_IsTagged(pdf.raw)
@@ -129,14 +139,14 @@ def _language(pdf: pypdfium2.PdfDocument) -> str:
 
 
 def test_the_same_invoice_gives_the_same_bytes_in_another_process_at_another_time(
-    made: tuple[issue.Document, bytes], tmp_path: Path
+    made: tuple[invoice_files.Document, bytes], tmp_path: Path
 ) -> None:
     """Another seed of Python's hashes, another zone: nothing of the process or of the clock gets into the file."""
     document, content = made
     (tmp_path / "page.html").write_text(html.invoice(document), encoding="utf-8")
     script = (
-        "import sys; from pathlib import Path; from hami_hpc.accounting import html; "
-        "sys.stdout.buffer.write(html.pdf(Path(sys.argv[1]).read_text(encoding='utf-8')))"
+        "import sys; from pathlib import Path; from hami_hpc.accounting.formats.pdf import html_to_pdf; "
+        "sys.stdout.buffer.write(html_to_pdf(Path(sys.argv[1]).read_text(encoding='utf-8')))"
     )
     again = subprocess.run(
         [sys.executable, "-c", script, tmp_path / "page.html"],
@@ -149,7 +159,7 @@ def test_the_same_invoice_gives_the_same_bytes_in_another_process_at_another_tim
     assert again.stderr == b""
 
 
-def test_a_table_over_several_pages_repeats_its_heading(made: tuple[issue.Document, bytes]) -> None:
+def test_a_table_over_several_pages_repeats_its_heading(made: tuple[invoice_files.Document, bytes]) -> None:
     document, content = made
     with opened(content) as pdf:
         texts = [page_words(page) for page in pdf]
@@ -171,6 +181,6 @@ def test_what_is_missing_for_a_pdf_is_named_with_the_way_to_get_it(
     def missing(name: str) -> None:
         raise fault
 
-    monkeypatch.setattr(html, "import_module", missing)
+    monkeypatch.setattr("hami_hpc.accounting.formats.pdf.import_module", missing)
     with pytest.raises(AccountingError, match=says):
-        html.pdf("<p>")
+        html_to_pdf("<p>")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a long intake says while it goes on."""
+"""What a long ingest says while it goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from io import StringIO
 
 import pytest
 
-from hami_hpc.accounting import intake, progress
+from hami_hpc.accounting.store import progress
+from hami_hpc.accounting.store.database import connect
 
 SLOW = "SELECT sum(hash(a.range + b.range)::HUGEINT) FROM range(3000) a, range(20000) b"
 
@@ -20,7 +21,7 @@ class Terminal(StringIO):
 
 
 def _said(out: StringIO) -> str:
-    con = intake.connect(threads=1)
+    con = connect(threads=1)
     with progress.shown(con, "export: reading", out):
         con.execute(SLOW).fetchall()
     con.close()
@@ -44,7 +45,7 @@ def test_a_terminal_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_over_at_once_says_nothing_and_leaves_no_thread() -> None:
-    out, con = StringIO(), intake.connect()
+    out, con = StringIO(), connect()
     with pytest.raises(ZeroDivisionError), progress.shown(con, "export", out):
         raise ZeroDivisionError
     assert out.getvalue() == ""

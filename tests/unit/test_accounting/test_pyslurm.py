@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hami_hpc.accounting import pyslurm_runs, pyslurm_source
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.pyslurm_runs import Names, every_run, fields, het_ids, printed
-from hami_hpc.accounting.sacct import ASKED, DELIMITER
+from hami_hpc.accounting.sources import pyslurm_runs, pyslurm_source
+from hami_hpc.accounting.sources.pyslurm_runs import Names, every_run, fields, het_ids, printed
+from hami_hpc.accounting.sources.sacct import ASKED, DELIMITER
 from hami_hpc.accounting.times import Period
 
 RECORDS = Path(__file__).parent / "records"
@@ -135,7 +135,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[Slurmdbd]:
         for one in sleepers:
             one.now += duration_s
 
-    monkeypatch.setattr("hami_hpc.accounting.pyslurm_runs.time.sleep", sleep)
+    monkeypatch.setattr("hami_hpc.accounting.sources.pyslurm_runs.time.sleep", sleep)
     return sleepers
 
 
@@ -146,7 +146,7 @@ def test_every_run_of_a_window_is_given_once(rows: list[Row], start: int, length
     expected = [row for row in rows if 0 < row.eligible < end_s and (row.end >= start_s or not row.end)]
     with pytest.MonkeyPatch.context() as patch:
         slurmdbd = Slurmdbd(rows, now + 1000 if now + 1000 != end_s else 10**9)
-        patch.setattr("hami_hpc.accounting.pyslurm_runs.time.sleep", lambda s: setattr(slurmdbd, "now", 10**9))
+        patch.setattr("hami_hpc.accounting.sources.pyslurm_runs.time.sleep", lambda s: setattr(slurmdbd, "now", 10**9))
         assert _keys(list(every_run(slurmdbd, (), start_s, end_s))) == sorted((row.job, row.submit) for row in expected)
 
 
@@ -156,7 +156,7 @@ def test_every_run_of_jobs_asked_for_by_number_is_given_once(rows: list[Row], jo
     expected = sorted((row.job, row.submit) for row in rows if row.job in jobs)
     with pytest.MonkeyPatch.context() as patch:
         slurmdbd = Slurmdbd(rows, now + 1000)
-        patch.setattr("hami_hpc.accounting.pyslurm_runs.time.sleep", lambda s: setattr(slurmdbd, "now", 10**9))
+        patch.setattr("hami_hpc.accounting.sources.pyslurm_runs.time.sleep", lambda s: setattr(slurmdbd, "now", 10**9))
         assert _keys(list(every_run(slurmdbd, sorted(jobs), 0, 0))) == expected
 
 

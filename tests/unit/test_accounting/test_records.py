@@ -11,7 +11,7 @@ from billed_week import EXPECTED, RATES, RUNS, TOTAL, WEEK, in_json, lines, read
 from click.testing import CliRunner
 
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.sacct_json import open_input
+from hami_hpc.accounting.sources.sacct_json import open_input
 from hami_hpc.cli import main
 
 RECORDS = Path(__file__).parent / "records"
@@ -60,7 +60,7 @@ def test_jobs_that_really_ran_are_the_same_records_in_json_and_text(version: str
     assert {record["state"] for record in records} == {*ended, "RUNNING"}
     assert sum(record["suspended_s"] > 0 for record in records) == 1
     # Two tasks of an array, two components of a heterogeneous job.
-    assert len({record["job_name"] for record in records if record["job_name"]}) == 4
+    assert len({record["display_id"] for record in records if record["display_id"]}) == 4
 
 
 def test_every_version_says_the_same(tmp_path: Path) -> None:

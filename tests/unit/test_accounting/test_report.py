@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from hami_hpc.accounting import report, session, spool, store
-from hami_hpc.accounting.efficiency import runs
-from hami_hpc.accounting.rates import Rates
+from hami_hpc.accounting.documents import month_report
+from hami_hpc.accounting.documents.efficiency import runs
+from hami_hpc.accounting.pricing.priced_period import price_period
+from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.store import job_records, store_files, usage_table
 from hami_hpc.accounting.times import month_period, parse_instant, split_days, zone
 
-from .samples import HOUR, ONE_H200, SITE, VGPU_HALF, Job, fill, rates
+from .samples import GPUS, HOUR, ONE_H200, VGPU_HALF, Job, fill, rates
 from .test_efficiency import NS, _record, _spool
 
 UTC = zone("UTC")
@@ -22,13 +24,13 @@ END = parse_instant("2026-10-01", UTC)
 TWO_H200 = rates(gpus={"h200": {"total_mib": 143156, "count": 2}})
 
 
-def _report(root: Path, prices: Rates = TWO_H200, until: int = END) -> report.Report:
+def _report(root: Path, prices: Rates = TWO_H200, until: int = END) -> month_report.MonthReport:
     period = month_period("2026-09", UTC)
-    records = session.from_store(root, period, 256)
-    answer = session.ask(records, SITE, prices, split_days(period, UTC), UTC)
-    used = spool.used(root, store.read_manifest(root))
-    uses = runs(records.con, records.source, used, SITE, "true", [])
-    made = report.build(records.con, "2026-09", answer, prices, uses, (), until)
+    records = job_records.from_store(root, period, 256)
+    priced_period = price_period(records, GPUS, prices, split_days(period, UTC), UTC)
+    used = usage_table.stored(root, store_files.read_manifest(root))
+    uses = runs(records.con, records.source, used, GPUS, "true", [])
+    made = month_report.build(records.con, "2026-09", priced_period, prices, uses, (), until)
     records.con.close()
     return made
 
@@ -87,7 +89,7 @@ def test_endings_count_runs_by_state_and_preemptions_stand_out(tmp_path: Path) -
         ("PREEMPTED", 2, 2.5),
         ("COMPLETED", 1, 5.0),
     ]
-    assert made.preempted == report.Held("PREEMPTED", 2, 2.5)
+    assert made.preempted == month_report.LabelledHours("PREEMPTED", 2, 2.5)
 
 
 def test_free_while_a_job_waited_is_what_stood_free_in_its_wait_and_no_more(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_who_held_most_without_using_it_comes_first(tmp_path: Path) -> None:
         for job in jobs[:3]
     ]
     records[1]["peak_bytes"] = 0  # it never opened the GPU, which is known, and not unmeasured
-    spool.collect(root, _spool(tmp_path / "u", *records), "c1", False)
+    usage_table.collect(root, _spool(tmp_path / "u", *records), "c1", False)
     made = _report(root)
     assert [(w.user, w.jobs, w.gpu_hours, w.used_hours, w.wasted_hours) for w in made.wasters] == [
         ("bob", 2, 5.0, 2.5, 2.5),

@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from hami_hpc.accounting import ingest, intake, merge, session, store
+from hami_hpc.accounting.documents import efficiency
 from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.store import ingest, job_records, merge, store_files, usage_table
+from hami_hpc.accounting.store.database import connect
 from hami_hpc.accounting.times import Period, zone
 
-from .samples import HOUR, Job, fill, make_bill, write_export
+from .samples import GPUS, HOUR, Job, fill, make_bill, write_export
 
+RECORDS = Path(__file__).parent / "records"
 T0 = 1_790_000_000
 MONTH_S = 31 * 86400
 
@@ -42,12 +47,12 @@ def test_a_running_job_is_replaced_by_its_end_in_whichever_order_they_are_read(t
         root = tmp_path / name
         fill(root, *batches)
         assert _hours(root) == "2.0000", name
-        assert not store.read_manifest(root).of(store.OPEN)
+        assert not store_files.read_manifest(root).of(store_files.OPEN)
 
 
 def test_an_old_export_with_a_new_date_does_not_reopen_a_job_that_has_ended(tmp_path: Path) -> None:
     """Without Elapsed, a running job was last seen when its file was made, and copying a file makes it new."""
-    from hami_hpc.accounting.sacct import ASKED
+    from hami_hpc.accounting.sources.sacct import ASKED
 
     from .samples import export_text
 
@@ -80,7 +85,7 @@ def test_a_run_whose_end_moves_to_another_month_moves_with_it(tmp_path: Path) ->
     fill(root, [Job(), Job(job_id=2)], observed=1_900_000_000)
     (step,) = fill(root, [Job(end=T0 + MONTH_S)], observed=1_900_000_001)
     assert (step.merged.added, step.merged.changed) == (0, 1)
-    assert sum(file.rows for file in store.read_manifest(root).files) == 2
+    assert sum(file.rows for file in store_files.read_manifest(root).files) == 2
 
 
 def test_jobs_of_two_clusters_with_one_number_are_two_jobs(tmp_path: Path) -> None:
@@ -89,7 +94,7 @@ def test_jobs_of_two_clusters_with_one_number_are_two_jobs(tmp_path: Path) -> No
 
 
 def test_an_export_that_names_no_cluster_is_not_stored_beside_records_that_do(tmp_path: Path) -> None:
-    from hami_hpc.accounting.sacct import ASKED
+    from hami_hpc.accounting.sources.sacct import ASKED
 
     from .samples import export_text
 
@@ -97,7 +102,7 @@ def test_an_export_that_names_no_cluster_is_not_stored_beside_records_that_do(tm
     (tmp_path / "x").write_text(export_text([Job()], columns), encoding="utf-8")
     root = tmp_path / "store"
     fill(root, [Job()])
-    with pytest.raises(AccountingError, match="name the cluster with --cluster"):
+    with pytest.raises(AccountingError, match="name the cluster with --clusters"):
         ingest.ingest_file(root, tmp_path / "x", ingest.Source(zone("UTC")), T0)
     step = ingest.ingest_file(root, tmp_path / "x", ingest.Source(zone("UTC"), cluster="c1"), T0)
     assert (step.merged.added, step.merged.unchanged) == (0, 1)
@@ -107,7 +112,7 @@ def test_many_small_ingests_end_in_few_files(tmp_path: Path) -> None:
     root = tmp_path / "store"
     for i in range(3 * merge.FILES_PER_MONTH):
         fill(root, [Job(job_id=i)])
-    manifest = store.read_manifest(root)
+    manifest = store_files.read_manifest(root)
     assert sum(file.rows for file in manifest.files) == 3 * merge.FILES_PER_MONTH
     assert len(manifest.files) <= merge.FILES_PER_MONTH
     assert _data_files(root) == {file.name for file in manifest.files}
@@ -120,7 +125,7 @@ def test_a_writer_that_dies_leaves_the_store_as_it_was_and_the_next_one_cleans_u
     root = tmp_path / "store"
     fill(root, [Job(job_id=1)])
     with monkeypatch.context() as patch:
-        module = store if dies_in == "commit" else merge
+        module = store_files if dies_in == "commit" else merge
         original = getattr(module, dies_in)
 
         def die(*arguments: object) -> object:
@@ -134,41 +139,41 @@ def test_a_writer_that_dies_leaves_the_store_as_it_was_and_the_next_one_cleans_u
     assert _hours(root) == "1.0000"
     fill(root, [Job(job_id=2)])
     assert _hours(root) == "2.0000"
-    assert _data_files(root) == {file.name for file in store.read_manifest(root).files}
+    assert _data_files(root) == {file.name for file in store_files.read_manifest(root).files}
     assert not list(root.glob(".ingest-*"))
 
 
 def test_two_writers_at_once_are_one_writer_and_one_clear_refusal(tmp_path: Path) -> None:
     export = write_export(tmp_path / "export", [Job()])
-    with store.locked(tmp_path / "store"), pytest.raises(AccountingError, match="another hami-hpc ingest"):
+    with store_files.locked(tmp_path / "store"), pytest.raises(AccountingError, match="another hami-hpc ingest"):
         ingest.ingest_file(tmp_path / "store", export, ingest.Source(zone("UTC")), T0)
 
 
 def test_a_reject_is_forgotten_once_its_run_is_read_whole(tmp_path: Path) -> None:
     root = tmp_path / "store"
     fill(root, [Job(tres="gres/gpu")])
-    assert store.read_manifest(root).of(store.REJECTS)[0].rows == 1
+    assert store_files.read_manifest(root).of(store_files.REJECTS)[0].rows == 1
     fill(root, [Job(tres="gres/gpu")])
-    assert store.read_manifest(root).of(store.REJECTS)[0].rows == 1
+    assert store_files.read_manifest(root).of(store_files.REJECTS)[0].rows == 1
     fill(root, [Job()])
-    assert not store.read_manifest(root).of(store.REJECTS)
+    assert not store_files.read_manifest(root).of(store_files.REJECTS)
     assert _hours(root) == "1.0000"
 
 
 def test_a_period_reads_only_the_files_that_touch_it(tmp_path: Path) -> None:
     root = tmp_path / "store"
     fill(root, [Job(job_id=i, start=T0 + i * MONTH_S, end=T0 + i * MONTH_S + HOUR) for i in range(6)])
-    manifest = store.read_manifest(root)
-    assert store.records(root, manifest, Period(T0, T0 + HOUR)).count(".parquet") == 1
-    assert store.records(root, manifest, None).count(".parquet") == 6
+    manifest = store_files.read_manifest(root)
+    assert store_files.records(root, manifest, Period(T0, T0 + HOUR)).count(".parquet") == 1
+    assert store_files.records(root, manifest, None).count(".parquet") == 6
 
 
 def test_a_store_that_is_not_there_or_not_ours_is_named(tmp_path: Path) -> None:
     with pytest.raises(AccountingError, match="run hami-hpc ingest"):
-        session.from_store(tmp_path, None)
+        job_records.from_store(tmp_path, None)
     (tmp_path / "manifest.json").write_text('{"version": 9}', encoding="utf-8")
-    with pytest.raises(AccountingError, match="reads version 1"):
-        session.from_store(tmp_path, None)
+    with pytest.raises(AccountingError, match="reads version 1 and 2"):
+        job_records.from_store(tmp_path, None)
 
 
 def _sacct(directory: Path, text: str) -> str:
@@ -219,10 +224,63 @@ def test_a_sacct_that_fails_is_quoted_and_changes_nothing(tmp_path: Path) -> Non
     source = ingest.Source(zone("UTC"), sacct=str(script))
     with pytest.raises(AccountingError, match="Connection refused"):
         ingest.ingest_slurmdbd(tmp_path / "store", source, T0, T0 + 86400, 86400, lambda step: None)
-    assert not store.read_manifest(tmp_path / "store").generation
+    assert not store_files.read_manifest(tmp_path / "store").generation
 
 
 def test_a_session_spills_to_disk_rather_than_exceed_its_memory(tmp_path: Path) -> None:
-    con = intake.connect(64, spill=tmp_path)
+    con = connect(64, spill=tmp_path)
     (limit,) = con.execute("SELECT current_setting('memory_limit')").fetchall()[0]
     assert limit.startswith("64")
+
+
+@pytest.fixture
+def version_1(tmp_path: Path) -> Path:
+    """A copy of a store that hami_hpc wrote while the column display_id was called job_name."""
+    return shutil.copytree(RECORDS / "store-version-1", tmp_path / "store")
+
+
+def _display_ids(root: Path) -> list[tuple[int, str | None]]:
+    records = job_records.from_store(root, None, 256)
+    rows = records.con.execute(f"SELECT job_id, display_id FROM {records.source} ORDER BY 1").fetchall()
+    records.con.close()
+    return rows
+
+
+OLD_IDS = [(5, None), (7, None), (103, "100_3"), (104, "100_4"), (200, "200+0"), (201, "200+1")]
+
+
+def test_a_store_of_before_is_read_as_it_is(version_1: Path) -> None:
+    """Held: 1 h of job 5, 1 of 7, 2 of 200, and of half a GPU 1 h each of 103 and 201; 104 ran for 10 min."""
+    before = _data_files(version_1)
+    assert _display_ids(version_1) == OLD_IDS
+    assert _hours(version_1) == "5.1667"
+    assert _data_files(version_1) == before
+    used = usage_table.stored(version_1, store_files.read_manifest(version_1))
+    records = job_records.from_store(version_1, None, 256)
+    (run,) = efficiency.runs(records.con, records.source, used, GPUS, "display_id = $1", ["100_3"])
+    assert (run.job, run.measured) == ("100_3", True)
+
+
+def test_a_store_of_before_is_written_on_and_its_files_stay_until_they_are_replaced(version_1: Path) -> None:
+    array = [Job(job_id=job, name=name) for job, name in ((8, ""), (301, "300_1"))]
+    (step,) = fill(version_1, [*array, Job(job_id=200, name="200+0", end=T0 + 2 * HOUR)])
+    assert (step.merged.added, step.merged.changed, step.merged.unchanged) == (2, 0, 1)
+    versions = {file.columns for file in store_files.read_manifest(version_1).of(store_files.JOBS)}
+    assert versions == {1, store_files.COLUMNS_VERSION}
+    assert _display_ids(version_1) == [*OLD_IDS[:2], (8, None), *OLD_IDS[2:], (301, "300_1")]
+    assert _hours(version_1) == "7.1667"
+    # The run that went on has ended, and another has changed: their files are written anew, in today's columns.
+    (step,) = fill(version_1, [Job(job_id=104, name="100_4", end=T0 + HOUR), Job(job_id=5, state="FAILED")],
+                   observed=1_900_000_001)  # fmt: skip
+    assert (step.merged.added, step.merged.changed) == (0, 2)
+    assert _display_ids(version_1) == [*OLD_IDS[:2], (8, None), *OLD_IDS[2:], (301, "300_1")]
+    for i in range(merge.FILES_PER_MONTH):
+        fill(version_1, [Job(job_id=1000 + i)])
+    ids = _display_ids(version_1)
+    assert (ids[3], ids[-1]) == ((103, "100_3"), (1007, None))
+
+
+def test_a_program_of_before_does_not_take_a_store_of_today_for_one_of_its_own(tmp_path: Path) -> None:
+    """It refuses any version of the manifest but 1, with a message that says so."""
+    fill(tmp_path / "store", [Job()])
+    assert json.loads((tmp_path / "store" / "manifest.json").read_text(encoding="utf-8"))["version"] == 2

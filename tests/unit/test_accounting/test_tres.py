@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami_hpc.accounting.tres import Held, MigProfile, TresError, parse_alloc_tres, parse_mig
+from hami_hpc.accounting.sources.tres import Held, MigProfile, TresError, parse_alloc_tres, parse_mig
 
 VGPU = "billing=1,cpu=1,gres/shard=280,gres/vgpu:std=1,gres/vgpu=1,gres/vgpu_cores=50,gres/vgpu_mem=8192,mem=1G,node=1"
 

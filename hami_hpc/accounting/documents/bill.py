@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bill as a value: GPU time held, rolled up by what was asked for, rounded so that it closes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.pricing.apportion import apportion
+from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, HeldTime, HeldTimes, LeftOut, Segment
+from hami_hpc.accounting.pricing.price import Priced, billed_units, unit
+from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.times import Period
+
+HOUR_DIGITS = 4
+_HOUR_UNIT = PPM_SECONDS_PER_HOUR // 10**HOUR_DIGITS
+
+DIMENSIONS: Mapping[str, Callable[[HeldTime, Sequence[Segment]], str]] = {
+    "cluster": lambda group, _: group.cluster,
+    "account": lambda group, _: group.account,
+    "user": lambda group, _: group.user,
+    "partition": lambda group, _: group.partition,
+    "qos": lambda group, _: group.qos,
+    "model": lambda group, _: group.model,
+    "mode": lambda group, _: group.mode.value,
+    "class": lambda group, _: group.service_class,
+    "billable": lambda group, _: "yes" if group.billable else "no",
+    "day": lambda group, segments: segments[group.segment].bucket,
+    "month": lambda group, segments: segments[group.segment].bucket[: len("2026-11")],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line. labels: one for each dimension. exact: millionths of a GPU times seconds, as held. cost: in the
+    currency; None on a bill without rates."""
+
+    labels: tuple[str, ...]
+    runs: int
+    gpu_hours: Decimal
+    exact: int
+    cost: Decimal | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unpriced:
+    """GPU time for which there is no rate: on the bill's lines, but not in their cost."""
+
+    problem: str
+    runs: int
+    gpu_hours: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """The lines' gpu_hours and cost add up to the totals, to the last digit (apportion.py). beyond_held: GPU-hours that
+    are charged beside those held: up to the minimum time of a run, and the priced part of suspended time."""
+
+    period: Period
+    dimensions: tuple[str, ...]
+    currency: str
+    lines: tuple[Line, ...]
+    runs: int
+    gpu_hours: Decimal
+    cost: Decimal | None
+    beyond_held: Decimal
+    unpriced: tuple[Unpriced, ...]
+    left_out: tuple[LeftOut, ...]
+    still_running: int
+    spread: int
+
+
+def check_dimensions(dimensions: Sequence[str]) -> None:
+    """AccountingError unless these are names in DIMENSIONS, each once."""
+    unknown = [name for name in dimensions if name not in DIMENSIONS]
+    if unknown:
+        raise AccountingError(f"cannot bill by '{unknown[0]}'; there is {', '.join(DIMENSIONS)}")
+    doubled = [name for name in dimensions if dimensions.count(name) > 1]
+    if doubled:
+        raise AccountingError(f"--by names {doubled[0]} twice; name it once")
+
+
+def make_bill(
+    held_times: HeldTimes,
+    priced: Sequence[Priced],
+    segments: Sequence[Segment],
+    dimensions: Sequence[str],
+    rates: Rates | None,
+) -> Bill:
+    """Roll the groups up by ``dimensions`` (names in DIMENSIONS), in the labels' order. rates None: no money."""
+    check_dimensions(dimensions)
+    readers = [DIMENSIONS[name] for name in dimensions]
+    sums: dict[tuple[str, ...], list[int]] = {}
+    for entry in priced:
+        line = sums.setdefault(tuple(reader(entry.group, segments) for reader in readers), [0, 0, 0])
+        line[0] += entry.group.runs
+        line[1] += entry.group.held_ppm_s
+        line[2] += entry.charge
+    labels = sorted(sums)
+    hours = to_hours([sums[label][1] for label in labels])
+    costs = to_money([sums[label][2] for label in labels], rates.digits) if rates else [None] * len(labels)
+    lines = tuple(
+        Line(label, sums[label][0], hour, sums[label][1], cost)
+        for label, hour, cost in zip(labels, hours, costs, strict=True)
+    )
+    return Bill(
+        Period(segments[0].period.start_s, segments[-1].period.end_s),
+        tuple(dimensions),
+        rates.currency if rates else "",
+        lines,
+        sum(line.runs for line in lines),
+        sum(hours, Decimal(0).scaleb(-HOUR_DIGITS)),
+        sum((cost for cost in costs if cost is not None), Decimal(0).scaleb(-rates.digits)) if rates else None,
+        _beyond_held(priced) if rates else Decimal(0),
+        _unpriced(priced) if rates else (),
+        held_times.left_out,
+        held_times.still_running,
+        held_times.spread,
+    )
+
+
+def to_hours(exact: Sequence[int]) -> list[Decimal]:
+    """GPU-hours from millionths of a GPU times seconds, so rounded that they add up."""
+    return [Decimal(hours).scaleb(-HOUR_DIGITS) for hours in apportion(exact, _HOUR_UNIT)]
+
+
+def to_money(charges: Sequence[int], digits: int) -> list[Decimal]:
+    """Amounts from charges (price.py), so rounded that they add up."""
+    return [Decimal(amount).scaleb(-digits) for amount in apportion(charges, unit(digits))]
+
+
+def _beyond_held(priced: Sequence[Priced]) -> Decimal:
+    charged = [entry for entry in priced if entry.group.billable and not entry.problem]
+    return to_hours([sum(billed_units(entry) - entry.group.held_ppm_s for entry in charged)])[0]
+
+
+def _unpriced(priced: Sequence[Priced]) -> tuple[Unpriced, ...]:
+    sums: dict[str, list[int]] = {}
+    for entry in priced:
+        if entry.problem:
+            line = sums.setdefault(entry.problem, [0, 0])
+            line[0] += entry.group.runs
+            line[1] += entry.group.held_ppm_s
+    problems = sorted(sums)
+    hours = to_hours([sums[problem][1] for problem in problems])
+    return tuple(Unpriced(problem, sums[problem][0], hour) for problem, hour in zip(problems, hours, strict=True))

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Issued invoices: numbered without a gap, written once, never changed.
+
+Issuing an account's month again gives the invoice that is there when nothing has changed, and otherwise a credit
+note that takes it back and a new invoice. Each is a JSON file in STORE/invoices, named by its number, with the
+digest of its content; the HTML is made from the file, so it can be made again at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from hami_hpc.accounting.documents.invoice import Content, CreditUse, InvoiceLine
+from hami_hpc.accounting.errors import AccountingError
+
+VERSION = 1
+INVOICE = "invoice"
+CREDIT_NOTE = "credit note"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One issued invoice or credit note. refers_to: of a credit note the invoice that it takes back; of an invoice
+    the one that it replaces; else empty. issued: a day, ISO."""
+
+    number: str
+    sequence: int
+    kind: str
+    refers_to: str
+    issued: str
+    issuer: tuple[str, ...]
+    content: Content
+
+
+def digest(content: Content) -> str:
+    """SHA-256 of the content."""
+    return hashlib.sha256(json.dumps(asdict(content), sort_keys=True).encode()).hexdigest()
+
+
+def read_all(root: Path) -> tuple[Document, ...]:
+    """All documents in the order of their numbers. AccountingError when one is missing, changed or unreadable."""
+    documents = [_read(path) for path in (root / "invoices").glob("*.json")] if (root / "invoices").exists() else []
+    documents.sort(key=lambda document: document.sequence)
+    for expected, document in enumerate(documents, 1):
+        if document.sequence != expected:
+            raise AccountingError(f"invoice number {expected} is missing in {root}/invoices; restore it from a backup")
+    return tuple(documents)
+
+
+def standing(documents: Sequence[Document], account: str, month: str) -> Document | None:
+    """The account's invoice for the month that no credit note has taken back."""
+    taken_back = {document.refers_to for document in documents if document.kind == CREDIT_NOTE}
+    for document in documents:
+        same = document.content.account == account and document.content.month == month
+        if same and document.kind == INVOICE and document.number not in taken_back:
+            return document
+    return None
+
+
+def used_credit(documents: Sequence[Document], account: str, but_for: Document | None) -> Mapping[str, Decimal]:
+    """What invoices that stand, other than ``but_for``, have taken of each of the account's credits."""
+    taken_back = {document.refers_to for document in documents if document.kind == CREDIT_NOTE}
+    used: dict[str, Decimal] = {}
+    for document in documents:
+        if document.kind != INVOICE or document.number in taken_back or document == but_for:
+            continue
+        if document.content.account == account:
+            for use in document.content.credits:
+                used[use.key] = used.get(use.key, Decimal(0)) + Decimal(use.amount)
+    return used
+
+
+def issue(
+    root: Path,
+    documents: list[Document],
+    account: str,
+    month: str,
+    build: Callable[[Mapping[str, Decimal]], Content],
+    today: str,
+    issuer: tuple[str, ...],
+    prefix: str,
+) -> tuple[Document, ...]:
+    """The account's invoice for the month: the one that is there, or what is newly issued (in order).
+
+    The store must be locked. documents: all that are there (read_all); what is issued is added. build: the content,
+    given what other invoices have taken of the account's credits.
+    """
+    current = standing(documents, account, month)
+    content = build(used_credit(documents, account, current))
+    if current is not None and digest(current.content) == digest(content):
+        return (current,)
+
+    before = len(documents)
+
+    def document(offset: int, kind: str, what: Content) -> Document:
+        sequence = before + offset
+        number = f"{prefix}-{today[:4]}-{sequence:05d}"
+        return Document(number, sequence, kind, current.number if current else "", today, issuer, what)
+
+    back = (document(1, CREDIT_NOTE, current.content),) if current else ()
+    new = (*back, document(1 + len(back), INVOICE, content))
+    for entry in new:
+        _write(root, entry)
+        documents.append(entry)
+    return new
+
+
+def _write(root: Path, document: Document) -> None:
+    """Whole or not at all, and never over another."""
+    folder = root / "invoices"
+    folder.mkdir(mode=0o750, exist_ok=True)
+    path = folder / f"{document.number}.json"
+    text = json.dumps({"version": VERSION, "digest": digest(document.content), **asdict(document)}, indent=1)
+    temporary = folder / f".{document.number}"
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(temporary, path)
+    except FileExistsError as error:
+        raise AccountingError(f"{path} exists already; its number was taken by another hand") from error
+    finally:
+        temporary.unlink()
+
+
+def _read(path: Path) -> Document:
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        version, stated = fields.pop("version"), fields.pop("digest")
+        raw = fields.pop("content")
+        content = Content(
+            **{
+                **raw,
+                "lines": _lines(raw["lines"]),
+                "users": _lines(raw["users"]),
+                "days": tuple((day, hours) for day, hours in raw["days"]),
+                "credits": tuple(CreditUse(**use) for use in raw["credits"]),
+                "notes": tuple(raw["notes"]),
+            }
+        )
+        document = Document(**{**fields, "issuer": tuple(fields["issuer"]), "content": content})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise AccountingError(f"{path} cannot be read ({error}); restore it from a backup") from error
+    if version != VERSION or digest(content) != stated:
+        raise AccountingError(f"{path} was changed after it was issued; restore it from a backup")
+    return document
+
+
+def _lines(raw: Sequence[Mapping[str, Any]]) -> tuple[InvoiceLine, ...]:
+    return tuple(InvoiceLine(**{**line, "labels": tuple(line["labels"])}) for line in raw)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Self-contained HTML of invoices and reports: one file, no script, nothing fetched."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from hami_hpc.accounting.documents.efficiency import suggestion
+from hami_hpc.accounting.documents.invoice_files import Document, digest
+from hami_hpc.accounting.documents.month_report import MonthReport
+from hami_hpc.accounting.formats import charts
+from hami_hpc.core.duration import duration
+
+MODE_NAMES = {"gpu": "whole GPU", "mig": "MIG instance", "vgpu": "vGPU slice", "shard": "shards"}
+
+
+def environment(templates: Path | None) -> Environment:
+    """The templates; a site's own directory goes before ours, file by file."""
+    ours = PackageLoader("hami_hpc.accounting.formats", "templates")
+    loader = ChoiceLoader([FileSystemLoader(templates), ours]) if templates else ours
+    env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    env.filters["number"] = number
+    return env
+
+
+def number(value: str | int | Decimal, sign: int = 1) -> str:
+    """A number with its thousands apart, times ``sign``; no minus before zero."""
+    signed = Decimal(value) * sign
+    return f"{signed if signed else abs(signed):,}"
+
+
+def invoice(document: Document, templates: Path | None = None) -> str:
+    """An issued invoice or credit note as HTML; the same document gives the same bytes."""
+    days = document.content.days
+    chart = charts.bars(
+        f"GPU-hours by day in {document.content.month}",
+        "GPU-hours",
+        [day[-2:] for day, _ in days],
+        [("", [float(hours) for _, hours in days])],
+    )
+    return (
+        environment(templates)
+        .get_template("invoice.html.j2")
+        .render(document=document, chart=Markup(chart), mode_names=MODE_NAMES, digest=digest(document.content))
+    )
+
+
+def report(made: MonthReport, tz: ZoneInfo, issuer: tuple[str, ...] = (), templates: Path | None = None) -> str:
+    """The monthly cluster report as HTML."""
+    by_day = charts.bars(
+        f"GPU-hours held by day in {made.month}",
+        "GPU-hours",
+        [day[-2:] for day in made.days],
+        [(MODE_NAMES[mode], values) for mode, values in made.modes],
+    )
+    wasters = charts.shares(
+        "GPU-hours held, used and not used, by user",
+        "GPU-hours",
+        "GPU-hours used",
+        "held and not used",
+        [(waster.user, min(waster.used_hours, waster.gpu_hours), waster.gpu_hours) for waster in made.wasters[:10]],
+    )
+    return (
+        environment(templates)
+        .get_template("report.html.j2")
+        .render(
+            r=made,
+            first_day=made.days[0],
+            last_day=made.days[-1],
+            timezone=tz.key,
+            issuer=issuer,
+            by_day=Markup(by_day),
+            wasters=Markup(wasters),
+            used_percent=100 * made.used_hours / made.measured_hours if made.measured_hours else None,
+            suggestion=suggestion,
+            duration=duration,
+        )
+    )

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bill for people (a table) and for machines (CSV, JSON)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from decimal import Decimal
+from zoneinfo import ZoneInfo
+
+from hami_hpc.accounting.documents.bill import Bill
+from hami_hpc.accounting.documents.sreport_check import Comparison
+from hami_hpc.accounting.pricing.quota import QuotaState
+from hami_hpc.accounting.times import iso_local
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: int, total: Sequence[str]) -> str:
+    """Columns aligned by width; the last ``numbers`` of them are numbers and stand to the right."""
+    body = [*rows, total] if total else list(rows)
+    widths = [max(len(row[index]) for row in [headings, *body]) for index in range(len(headings))]
+    first_number = len(headings) - numbers
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (
+            cell.rjust(width) if index >= first_number else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return "  ".join(padded).rstrip()
+
+    rule = "  ".join("-" * width for width in widths)
+    lines = [line(headings), rule, *(line(row) for row in rows)]
+    return "\n".join([*lines, rule, line(total)] if total else lines)
+
+
+def bill_table(
+    bill: Bill, tz: ZoneInfo, rejected: Sequence[str], quotas: Sequence[QuotaState] = (), gaps: Sequence[str] = ()
+) -> str:
+    """The bill as a table, with what it left out below it."""
+    money = bill.cost is not None
+    headings = [*("QoS" if name == "qos" else name.capitalize() for name in bill.dimensions), "Jobs", "GPU-hours"]
+    total = ["Total", *[""] * (len(bill.dimensions) - 1), f"{bill.runs:,}", grouped(bill.gpu_hours)]
+    rows = [
+        [*(label or "-" for label in line.labels), f"{line.runs:,}", grouped(line.gpu_hours)] for line in bill.lines
+    ]
+    if money:
+        headings.append(bill.currency)
+        total.append(grouped(bill.cost))
+        for row, line in zip(rows, bill.lines, strict=True):
+            row.append(grouped(line.cost))
+    period = f"{iso_local(bill.period.start_s, tz)} to {iso_local(bill.period.end_s, tz)}"
+    shown = table(headings, rows, 3 if money else 2, total)
+    return (
+        "\n".join([f"GPU time held, {period}", "", shown, *_paragraph([*notes(bill, rejected, quotas), *gaps])]) + "\n"
+    )
+
+
+def grouped(number: Decimal | None) -> str:
+    """A number with its thousands apart; empty for None."""
+    return "" if number is None else f"{number:,}"
+
+
+def counted(count: int, what: str) -> str:
+    """A count and its noun: 1 job, 2,000 jobs."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def notes(bill: Bill, rejected: Sequence[str], quotas: Sequence[QuotaState] = ()) -> list[str]:
+    """What a reader must know beside the lines; nothing when there is nothing to say."""
+    said: list[str] = [] if bill.lines else ["no GPU job ran in this period"]
+    for omitted in bill.left_out:
+        more = ", ..." if omitted.runs > len(omitted.examples) else ""
+        said.append(
+            f"left out: {counted(omitted.runs, 'job')}: {omitted.reason} (job {', '.join(omitted.examples)}{more})"
+        )
+    said += [f"left out: {reject}" for reject in rejected]
+    if bill.beyond_held:
+        said.append(
+            f"charged beside what was held: {grouped(bill.beyond_held)} GPU-hours, "
+            "runs short of the minimum time and suspended time"
+        )
+    for gap in bill.unpriced:
+        said.append(f"without a price: {counted(gap.runs, 'job')}, {grouped(gap.gpu_hours)} GPU-hours: {gap.problem}")
+    if bill.still_running:
+        said.append(f"{counted(bill.still_running, 'job')} had not ended: counted up to when last read")
+    if bill.spread:
+        said.append(
+            f"{counted(bill.spread, 'suspended job')} across an edge of the period: suspended time spread evenly"
+        )
+    for state in quotas:
+        if state.warning:
+            said.append(
+                f"quota: {state.owner} has held {state.percent} % of {grouped(state.quota_hours)} GPU-hours "
+                f"in {state.month}"
+            )
+    return said
+
+
+def _paragraph(lines: Sequence[str]) -> list[str]:
+    return ["", *lines] if lines else []
+
+
+def bill_csv(bill: Bill) -> str:
+    """One line a line of the bill, no total; UTF-8, comma, header."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    money = bill.cost is not None
+    writer.writerow([*bill.dimensions, "jobs", "gpu_hours", *([f"cost_{bill.currency.lower()}"] if money else [])])
+    for line in bill.lines:
+        cells = [*(safe_cell(label) for label in line.labels), line.runs, line.gpu_hours]
+        writer.writerow([*cells, line.cost] if money else cells)
+    return out.getvalue()
+
+
+def safe_cell(text: str) -> str:
+    """A text that a spreadsheet does not take for a formula."""
+    return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+def bill_json(
+    bill: Bill, tz: ZoneInfo, rejected: Sequence[str], quotas: Sequence[QuotaState] = (), gaps: Sequence[str] = ()
+) -> str:
+    """Everything, exact: numbers that must not become floating point are strings."""
+
+    def amounts(runs: int, hours: Decimal, cost: Decimal | None) -> dict[str, object]:
+        money = {} if cost is None else {"cost": str(cost)}
+        return {"jobs": runs, "gpu_hours": str(hours), **money}
+
+    document = {
+        "schema": 1,
+        "start": iso_local(bill.period.start_s, tz),
+        "end": iso_local(bill.period.end_s, tz),
+        "by": list(bill.dimensions),
+        "currency": bill.currency or None,
+        "lines": [
+            {
+                **dict(zip(bill.dimensions, line.labels, strict=True)),
+                **amounts(line.runs, line.gpu_hours, line.cost),
+                "gpu_microseconds_held": str(line.exact),
+            }
+            for line in bill.lines
+        ],
+        "total": amounts(bill.runs, bill.gpu_hours, bill.cost),
+        "charged_beside_held_gpu_hours": str(bill.beyond_held),
+        "left_out": [
+            {"jobs": omitted.runs, "reason": omitted.reason, "examples": list(omitted.examples)}
+            for omitted in bill.left_out
+        ],
+        "unpriced": [
+            {"jobs": gap.runs, "gpu_hours": str(gap.gpu_hours), "problem": gap.problem} for gap in bill.unpriced
+        ],
+        "rejected": list(rejected),
+        "gaps": list(gaps),
+        "still_running": bill.still_running,
+        "suspended_spread": bill.spread,
+        "quotas": [
+            {
+                "owner": state.owner,
+                "month": state.month,
+                "quota_gpu_hours": str(state.quota_hours),
+                "held_gpu_hours": str(state.held_hours),
+                "percent": state.percent,
+                "warning": state.warning,
+            }
+            for state in quotas
+        ],
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def check_table(comparison: Comparison) -> str:
+    """The comparison with sreport: what agrees in one line, what does not with its reason."""
+    sreport_h, records_h, suspended_h = (
+        f"{seconds / 3600:,.4f}" for seconds in (comparison.sreport_s, comparison.records_s, comparison.suspended_s)
+    )
+    said = [
+        f"{comparison.compared} sums of devices by account and user compared with sreport: "
+        f"{comparison.compared - len(comparison.differences)} agree to the second",
+        f"in all: sreport {sreport_h} device-hours, the records {records_h}",
+    ]
+    if comparison.suspended_s:
+        said.append(f"of these {suspended_h} gres/gpu hours were suspended: the bill does not count them")
+    if comparison.differences:
+        headings = ["Account", "User", "TRES", "sreport, h", "Records, h", "Differ by, h"]
+        rows = [
+            [
+                d.account,
+                d.user,
+                d.tres,
+                *(f"{s / 3600:,.4f}" for s in (d.sreport_s, d.records_s, d.records_s - d.sreport_s)),
+            ]
+            for d in comparison.differences
+        ]
+        said += ["", table(headings, rows, 3, []), ""]
+        for d in comparison.differences:
+            said.append(f"{d.account}/{d.user} {d.tres}: {'; '.join(d.reasons) or 'no known reason: look into it'}")
+    return "\n".join(said) + "\n"
+
+
+def check_json(comparison: Comparison) -> str:
+    """The comparison for machines; device-seconds."""
+    return json.dumps({"schema": 1, **asdict(comparison)}, indent=2) + "\n"

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPU time held in a period: a few thousand groups out of millions of records.
+
+Times are exact: a run is clipped to each segment of the period in whole seconds, shares are whole millionths, and
+sums are of integers. Where a suspended run crosses an edge, its suspended time is spread evenly over the run,
+since Slurm reports only its sum; the parts still add up to the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import duckdb
+
+from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
+from hami_hpc.accounting.pricing.gpu_share import Mode, ShareError, shares_held
+from hami_hpc.accounting.sources.tres import Held
+from hami_hpc.accounting.times import Period
+
+PPM_SECONDS_PER_HOUR = 3_600_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of the billed period in which one set of rates holds. minimum_s: shortest time billed for a run.
+    unbilled_states: runs that ended so cost nothing."""
+
+    bucket: str
+    period: Period
+    minimum_s: int = 0
+    unbilled_states: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTime:
+    """GPU time of one group in one segment, in millionths of a GPU times seconds.
+
+    held_ppm_s: not suspended. suspended_ppm_s: while suspended. top_up_ppm_s: up to the minimum billing time.
+    runs: those whose first held second of the whole period lies in this segment. billable: not ended in an unbilled
+    state.
+    """
+
+    cluster: str
+    account: str
+    user: str
+    partition: str
+    qos: str
+    model: str
+    mode: Mode
+    service_class: str
+    segment: int
+    billable: bool
+    runs: int
+    held_ppm_s: int
+    suspended_ppm_s: int
+    top_up_ppm_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Runs that are on no line of the bill, and why. examples: a few of their job ids."""
+
+    reason: str
+    runs: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTimes:
+    """What a period's records come to. still_running: runs counted up to the last time they were read.
+    spread: suspended runs that cross an edge of a segment."""
+
+    groups: tuple[HeldTime, ...]
+    left_out: tuple[LeftOut, ...]
+    still_running: int
+    spread: int
+
+
+_GROUP_COLUMNS = tuple(entry.name for entry in fields(HeldTime))
+
+# A run belongs to a period when it held something in it, or began in it and held nothing for any whole second.
+_ACTIVE = """
+SELECT *, {host} AS placed_on FROM (SELECT *, coalesce(end_s, greatest(observed_s, start_s)) AS until_s FROM {source})
+WHERE held <> '' AND start_s < {end} AND (until_s > {start} OR start_s >= {start}) AND {condition}
+"""
+
+_GROUPS = """
+WITH placed AS (
+  SELECT r.*, p.model, p.mode, p.class, p.share, s.segment, s.minimum_s,
+    NOT list_contains(s.unbilled, state) AS billable, until_s - start_s AS wall, until_s - start_s - suspended_s AS net,
+    greatest(start_s, s.from_s) AS a, least(until_s, s.to_s) AS b,
+    greatest(start_s, {start}) >= s.from_s AS begins,
+    end_s IS NOT NULL AND until_s > start_s AND until_s > s.from_s AND until_s <= s.to_s AS ends
+  FROM active AS r JOIN parts AS p
+    ON r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features
+  JOIN segments AS s ON r.start_s < s.to_s AND (r.until_s > s.from_s OR r.start_s >= s.from_s)
+  WHERE p.problem = ''
+), timed AS (
+  SELECT *, CASE WHEN suspended_s = 0 THEN b - a
+    ELSE net * (b - start_s) // wall - net * (a - start_s) // wall END AS on_s
+  FROM placed
+)
+SELECT cluster, account, username, partition, qos, model, mode, class, segment, billable, count(*) FILTER (begins),
+  sum(on_s * share)::HUGEINT, sum((b - a - on_s) * share)::HUGEINT,
+  sum(CASE WHEN ends AND minimum_s > net THEN (minimum_s - net) * share ELSE 0 END)::HUGEINT
+FROM timed GROUP BY ALL ORDER BY ALL
+"""
+
+_LEFT_OUT = """
+SELECT p.problem, count(*), list(coalesce(r.display_id, r.job_id::VARCHAR) ORDER BY r.job_id, r.submit_s)[:5]
+FROM active AS r JOIN parts AS p
+  ON r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features
+WHERE p.problem <> '' GROUP BY 1 ORDER BY 1
+"""
+
+_NOTES = """
+SELECT count(*) FILTER (end_s IS NULL),
+  count(*) FILTER (suspended_s > 0 AND EXISTS (
+    FROM segments AS s WHERE (s.from_s > start_s AND s.from_s < until_s) OR (s.to_s > start_s AND s.to_s < until_s)))
+FROM active
+"""
+
+
+def sum_held_time(
+    con: duckdb.DuckDBPyConnection, source: str, gpus: ClusterGpus, segments: Sequence[Segment], condition: str = "true"
+) -> HeldTimes:
+    """The GPU time that the records of ``source`` (a table or table function) held in each of the segments.
+
+    The segments follow one another without a gap. condition: SQL that a record must meet, ours and not a user's.
+    """
+    span = Period(segments[0].period.start_s, segments[-1].period.end_s)
+    host = "coalesce(host, '')" if gpus.nodes else "''"
+    active = _ACTIVE.format(source=source, start=span.start_s, end=span.end_s, condition=condition, host=host)
+    con.execute(f"CREATE OR REPLACE TEMP VIEW active AS {active}")
+    con.execute(
+        "CREATE OR REPLACE TEMP TABLE segments AS "
+        "SELECT unnest($1::BIGINT[]) AS segment, unnest($2::BIGINT[]) AS from_s, unnest($3::BIGINT[]) AS to_s, "
+        "unnest($4::BIGINT[]) AS minimum_s, unnest($5::VARCHAR[][]) AS unbilled",
+        [
+            list(range(len(segments))),
+            [segment.period.start_s for segment in segments],
+            [segment.period.end_s for segment in segments],
+            [segment.minimum_s for segment in segments],
+            [list(segment.unbilled_states) for segment in segments],
+        ],
+    )
+    _find_shares(con, gpus)
+    rows = con.execute(_GROUPS.format(start=span.start_s)).fetchall()
+    groups = tuple(_held_time(row) for row in rows)
+    left_out = tuple(LeftOut(row[0], row[1], tuple(row[2])) for row in con.execute(_LEFT_OUT).fetchall())
+    notes = con.execute(_NOTES).fetchone() or (0, 0)
+    return HeldTimes(groups, left_out, notes[0], notes[1])
+
+
+def _held_time(row: tuple[Any, ...]) -> HeldTime:
+    values = dict(zip(_GROUP_COLUMNS, row, strict=True))
+    values["mode"] = Mode(values["mode"])
+    return HeldTime(**values)
+
+
+def _find_shares(con: duckdb.DuckDBPyConnection, gpus: ClusterGpus) -> None:
+    """The table ``parts``: what each distinct kind of run holds, or why that cannot be known."""
+    kinds = con.execute("SELECT DISTINCT held, partition, placed_on, features FROM active").fetchall()
+    rows: list[tuple[str | int, ...]] = []
+    for held, partition, host, features in kinds:
+        kind = (held, partition, host, features)
+        try:
+            parts = shares_held(Held.from_key(held), partition, host, features, gpus)
+        except ShareError as error:
+            rows.append((*kind, "", "", "", 0, error.reason))
+            continue
+        rows += [(*kind, part.model, part.mode.value, part.service_class, part.share_ppm, "") for part in parts]
+    names = ("held", "partition", "host", "features", "model", "mode", "class", "share", "problem")
+    types = {name: "BIGINT[]" if name == "share" else "VARCHAR[]" for name in names}
+    selected = ", ".join(f"unnest(${index}::{types[name]}) AS {name}" for index, name in enumerate(names, 1))
+    columns = [[row[index] for row in rows] for index in range(len(names))]
+    con.execute(f"CREATE OR REPLACE TEMP TABLE parts AS SELECT {selected}", columns)

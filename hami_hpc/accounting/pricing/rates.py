@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What GPU time costs, by when: the site's rates.toml as values. Pure; rates_file.py reads the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from decimal import ROUND_HALF_EVEN, Decimal
+from itertools import pairwise
+from typing import Protocol
+from zoneinfo import ZoneInfo
+
+from hami_hpc.accounting.pricing.cluster_gpus import GpuModel
+from hami_hpc.accounting.pricing.held_time import HeldTime, Segment
+from hami_hpc.accounting.times import Bucket, Period, day_start, local_date
+
+MICRO = 1_000_000
+_EVER = date.max
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """From the beginning of one local day up to the beginning of another."""
+
+    start: date = date.min
+    end: date = _EVER
+
+    def holds_on(self, day: date) -> bool:
+        """Whether ``day`` is within."""
+        return self.start <= day < self.end
+
+    def overlaps(self, other: Validity) -> bool:
+        """Whether both hold on some day."""
+        return self.start < other.end and other.start < self.end
+
+
+class Dated(Protocol):
+    """Anything with a validity."""
+
+    @property
+    def valid(self) -> Validity: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Price of one whole GPU of a model for one hour, in the currency."""
+
+    model: str
+    per_gpu_hour: Decimal
+    valid: Validity = Validity()
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A factor on the price of what matches: every name in ``where`` (class, mode, partition, account, qos, user,
+    cluster, model) must equal. All that match are multiplied."""
+
+    where: Mapping[str, str]
+    factor: Decimal
+    valid: Validity = Validity()
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """minimum_s: shortest time billed for a run that held anything. suspended_factor: part of the price while
+    suspended. unbilled_states: runs that ended so cost nothing (NODE_FAIL)."""
+
+    minimum_s: int = 0
+    suspended_factor: Decimal = Decimal(0)
+    unbilled_states: tuple[str, ...] = ()
+    valid: Validity = Validity()
+
+
+@dataclass(frozen=True, slots=True)
+class Discount:
+    """percent off for an account's GPU-hours of one calendar month beyond ``from_gpu_hours``. An empty account is
+    every account that has no discount of its own."""
+
+    account: str
+    from_gpu_hours: Decimal
+    percent: Decimal
+    valid: Validity = Validity()
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """Money that an account may spend, from one day until another; invoices take from the one that ends first."""
+
+    account: str
+    amount: Decimal
+    note: str = ""
+    valid: Validity = Validity()
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """GPU-hours that an account or a user should hold at most in a calendar month. It warns; Slurm enforces."""
+
+    account: str
+    user: str
+    gpu_hours: Decimal
+    valid: Validity = Validity()
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The whole of rates.toml. digits: of the currency's smallest unit (2: cents). gpu_counts: GPUs of each model that
+    the cluster has, where the site says."""
+
+    currency: str = "EUR"
+    digits: int = 2
+    timezone: str = "UTC"
+    issuer: tuple[str, ...] = ()
+    invoice_prefix: str = "GPU"
+    rates: tuple[Rate, ...] = ()
+    factors: tuple[Factor, ...] = ()
+    terms: tuple[Terms, ...] = ()
+    discounts: tuple[Discount, ...] = ()
+    credits: tuple[Credit, ...] = ()
+    quotas: tuple[Quota, ...] = ()
+    models: Mapping[str, GpuModel] = field(default_factory=dict)
+    partitions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    gpu_counts: Mapping[str, int] = field(default_factory=dict)
+
+    def terms_on(self, day: date) -> Terms:
+        """The terms of a day; the plainest ones where none are given."""
+        return next((terms for terms in self.terms if terms.valid.holds_on(day)), Terms())
+
+
+class RateMissing(LookupError):  # noqa: N818 - an priced_period to a lookup, caught one call up
+    """There is no rate for this model on this day."""
+
+
+def effective_rate(rates: Rates, group: HeldTime, day: date) -> int:
+    """Price of one GPU-hour of a group on a day, in millionths of the currency, rounded half to even.
+
+    Raises RateMissing.
+    """
+    base = next((r for r in rates.rates if r.model == group.model and r.valid.holds_on(day)), None)
+    if base is None:
+        raise RateMissing(f"no rate for {group.model} on {day.isoformat()}")
+    price = base.per_gpu_hour
+    labels = {
+        "cluster": group.cluster,
+        "account": group.account,
+        "user": group.user,
+        "partition": group.partition,
+        "qos": group.qos,
+        "model": group.model,
+        "mode": group.mode.value,
+        "class": group.service_class,
+    }
+    for factor in rates.factors:
+        if factor.valid.holds_on(day) and all(labels[name] == value for name, value in factor.where.items()):
+            price *= factor.factor
+    return int((price * MICRO).to_integral_value(ROUND_HALF_EVEN))
+
+
+def segments(rates: Rates, buckets: Sequence[Bucket], tz: ZoneInfo) -> tuple[Segment, ...]:
+    """The buckets, cut further where a rate, factor or terms begin or end to hold."""
+    edges = sorted({edge for dated in _all_dated(rates) for edge in _edges(dated.valid, tz)})
+    found: list[Segment] = []
+    for bucket in buckets:
+        inner = [edge for edge in edges if bucket.period.start_s < edge < bucket.period.end_s]
+        cuts = [bucket.period.start_s, *inner, bucket.period.end_s]
+        for start_s, end_s in pairwise(cuts):
+            terms = rates.terms_on(local_date(start_s, tz))
+            found.append(Segment(bucket.label, Period(start_s, end_s), terms.minimum_s, terms.unbilled_states))
+    return tuple(found)
+
+
+def _all_dated(rates: Rates) -> Iterable[Dated]:
+    yield from rates.rates
+    yield from rates.factors
+    yield from rates.terms
+
+
+def _edges(valid: Validity, tz: ZoneInfo) -> list[int]:
+    return [day_start(day, tz) for day in (valid.start, valid.end) if day not in (date.min, _EVER)]

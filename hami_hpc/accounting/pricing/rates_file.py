@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rates.toml to Rates. Every key is known or refused by name; numbers are decimal, never floating point."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from itertools import combinations
+from pathlib import Path
+from typing import Any, TypeVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.pricing.cluster_gpus import GpuModel
+from hami_hpc.accounting.pricing.gpu_share import Mode
+from hami_hpc.accounting.pricing.rates import Credit, Discount, Factor, Quota, Rate, Rates, Terms, Validity
+from hami_hpc.accounting.sources.hostlist import HostlistError, expand
+from hami_hpc.contract import constants as contract
+
+VERSION = 1
+DEFAULT_PATH = Path("/etc/hami-hpc/rates.toml")
+CONDITIONS = ("cluster", "account", "user", "partition", "qos", "model", "mode", "class")
+_T = TypeVar("_T")
+
+
+def load_rates(path: Path) -> Rates:
+    """Read and check rates.toml. AccountingError, naming file, table and key, for whatever is wrong."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
+    except OSError as error:
+        raise AccountingError(f"{path} cannot be read ({error.strerror}); give another with --rates") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise AccountingError(f"{path} is not valid TOML: {error}") from error
+    return parse_rates(document, str(path))
+
+
+def parse_rates(document: Mapping[str, Any], path: str) -> Rates:
+    """Rates from a parsed document; ``path`` is for messages."""
+    top = _Table(path, document)
+    if top.take("version") != VERSION:
+        raise AccountingError(f"{path}: version = {VERSION} must be there; this hami_hpc reads no other")
+    gpus = _named(top, "gpus")
+    rates = Rates(
+        currency=top.text("currency", "EUR", r"[A-Z]{3}"),
+        digits=top.whole("digits", 2, 0, 4),
+        timezone=_zone(top),
+        issuer=top.texts("issuer"),
+        invoice_prefix=top.text("invoice_prefix", "GPU", r"[A-Za-z0-9][A-Za-z0-9-]{0,15}"),
+        rates=tuple(_each(top, "rates", _rate)),
+        factors=tuple(_each(top, "factors", _factor)),
+        terms=tuple(_each(top, "terms", _terms)),
+        discounts=tuple(_each(top, "discounts", _discount)),
+        credits=tuple(_each(top, "credits", _credit)),
+        quotas=tuple(_each(top, "quotas", _quota)),
+        models={name: _model(name, table) for name, table in gpus.items()},
+        partitions={name: tuple(table.texts("gpu_models")) for name, table in _named(top, "partitions").items()},
+        nodes={host: name for name, table in gpus.items() for host in _hosts(table)},
+        gpu_counts={name: table.whole("count", 0, 1, 1_000_000) for name, table in gpus.items() if table.take("count")},
+        aliases={alias: name for name, table in gpus.items() for alias in table.texts("aliases")},
+    )
+    top.close()
+    _refuse_overlaps(path, "rates", rates.rates, lambda rate: rate.model)
+    _refuse_overlaps(path, "terms", rates.terms, lambda _: "")
+    _refuse_overlaps(path, "discounts", rates.discounts, lambda entry: f"{entry.account} {entry.from_gpu_hours}")
+    return rates
+
+
+class _Table:
+    """A TOML table being read: each key is taken once; what is left at the end is refused by name."""
+
+    def __init__(self, where: str, values: Any) -> None:
+        self.where = where
+        if not isinstance(values, Mapping):
+            raise AccountingError(f"{where} is not a table")
+        self.values = values
+        self.known: set[str] = set()
+
+    def take(self, key: str, default: Any = None) -> Any:
+        self.known.add(key)
+        return self.values.get(key, default)
+
+    def refuse(self, key: str, allowed: str) -> AccountingError:
+        given = f"= {str(self.values[key])[:40]!r}" if key in self.values else "is missing"
+        return AccountingError(f"{self.where}: {key} {given}; allowed is {allowed}")
+
+    def text(self, key: str, default: str, pattern: str = r"[^\x00-\x1f]{1,200}") -> str:
+        value = self.take(key, default)
+        if not isinstance(value, str) or not (value == default or re.fullmatch(pattern, value)):
+            raise self.refuse(key, f"a text like {pattern}")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self.take(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            raise self.refuse(key, "a list of texts")
+        return tuple(value)
+
+    def whole(self, key: str, default: int, least: int, most: int) -> int:
+        value = self.take(key, default)
+        if type(value) is not int or not least <= value <= most:
+            raise self.refuse(key, f"a whole number from {least} to {most}")
+        return value
+
+    def decimal(self, key: str, least: str, most: str, digits: int, default: str | None = None) -> Decimal:
+        value = self.take(key, default)
+        number = Decimal(value) if type(value) in (int, str) and str(value) else value
+        if not isinstance(number, Decimal) or isinstance(self.values.get(key), str) or not number.is_finite():
+            raise self.refuse(key, f"a number from {least} to {most}")
+        if not Decimal(least) <= number <= Decimal(most) or number != round(number, digits):
+            raise self.refuse(key, f"a number from {least} to {most} with at most {digits} digits after the point")
+        return number
+
+    def validity(self) -> Validity:
+        start, end = self._day("from", date.min), self._day("until", date.max)
+        if start >= end:
+            raise AccountingError(f"{self.where}: from {start} is not before until {end}")
+        return Validity(start, end)
+
+    def _day(self, key: str, default: date) -> date:
+        value = self.take(key, default)
+        if not isinstance(value, date) or isinstance(value, datetime):
+            raise self.refuse(key, "a date such as 2026-01-01, without quotes")
+        return value
+
+    def close(self) -> None:
+        for key in self.values:
+            if key not in self.known:
+                near = difflib.get_close_matches(key, self.known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(self.known))}"
+                raise AccountingError(f"{self.where}: unknown key '{key[:40]}'; {hint}")
+
+
+def _rate(table: _Table) -> Rate:
+    model = table.text("model", "")
+    if not model:
+        raise table.refuse("model", "the name of a GPU model")
+    return Rate(model, table.decimal("per_gpu_hour", "0", "1000000", 6), table.validity())
+
+
+def _factor(table: _Table) -> Factor:
+    where = {name: table.text(name, "") for name in CONDITIONS if table.take(name) is not None}
+    if not where:
+        raise AccountingError(f"{table.where}: names nothing; give one or more of {', '.join(CONDITIONS)}")
+    for name, allowed in (("class", tuple(contract.CLASSES)), ("mode", tuple(mode.value for mode in Mode))):
+        if name in where and where[name] not in allowed:
+            raise table.refuse(name, " or ".join(allowed))
+    return Factor(where, table.decimal("factor", "0", "1000", 6), table.validity())
+
+
+def _terms(table: _Table) -> Terms:
+    return Terms(
+        table.whole("minimum_s", 0, 0, 86400),
+        table.decimal("suspended_factor", "0", "1", 4, "0"),
+        table.texts("unbilled_states"),
+        table.validity(),
+    )
+
+
+def _discount(table: _Table) -> Discount:
+    hours = table.decimal("from_gpu_hours", "0", "1000000000", 4)
+    return Discount(table.text("account", ""), hours, table.decimal("percent", "0", "100", 4), table.validity())
+
+
+def _credit(table: _Table) -> Credit:
+    account = table.text("account", "")
+    if not account:
+        raise table.refuse("account", "the account that has the credit")
+    amount = table.decimal("amount", "0", "1000000000", 4)
+    return Credit(account, amount, table.text("note", ""), table.validity())
+
+
+def _quota(table: _Table) -> Quota:
+    account, user = table.text("account", ""), table.text("user", "")
+    if bool(account) == bool(user):
+        raise AccountingError(f"{table.where}: give either account or user")
+    return Quota(account, user, table.decimal("gpu_hours", "0.0001", "1000000000", 4), table.validity())
+
+
+def _model(name: str, table: _Table) -> GpuModel:
+    table.known |= {"nodes", "aliases"}
+    return GpuModel(
+        name,
+        table.whole("total_mib", 0, 1, contract.MEM_MIB_MAX),
+        table.whole("mig_slices", 7, 1, 64),
+        table.whole("mig_memory_slices", 8, 1, 64),
+    )
+
+
+def _hosts(table: _Table) -> list[str]:
+    text = table.text("nodes", "")
+    try:
+        return expand(text) if text else []
+    except HostlistError as error:
+        raise table.refuse("nodes", f"a host list such as gpu[01-16]: {error}") from error
+
+
+def _zone(top: _Table) -> str:
+    name = top.text("timezone", "UTC")
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise top.refuse("timezone", "a zone such as Europe/Berlin") from error
+    return name
+
+
+def _each(top: _Table, key: str, read: Callable[[_Table], _T]) -> Iterable[_T]:
+    entries = top.take(key, [])
+    if not isinstance(entries, list):
+        raise top.refuse(key, f"tables, each under [[{key}]]")
+    for number, values in enumerate(entries, 1):
+        table = _Table(f"{top.where}, [[{key}]] number {number}", values)
+        yield read(table)
+        table.close()
+
+
+def _named(top: _Table, key: str) -> dict[str, _Table]:
+    values = _Table(f"{top.where}, [{key}]", top.take(key, {})).values
+    gpu_keys = ("total_mib", "mig_slices", "mig_memory_slices", "aliases", "nodes", "count")
+    known = {"gpus": gpu_keys, "partitions": ("gpu_models",)}
+    tables = {name: _Table(f"{top.where}, [{key}.{name}]", entry) for name, entry in values.items()}
+    for table in tables.values():
+        table.known.update(known[key])
+        table.close()
+    return tables
+
+
+def _refuse_overlaps(path: str, key: str, entries: Sequence[Any], identity: Callable[[Any], str]) -> None:
+    """Two entries for the same thing on the same day would leave the price to their order."""
+    for one, other in combinations(entries, 2):
+        if identity(one) == identity(other) and one.valid.overlaps(other.valid):
+            day = max(one.valid.start, other.valid.start)
+            raise AccountingError(f"{path}: two [[{key}]] {identity(one)} hold on {day}; give them from and until")

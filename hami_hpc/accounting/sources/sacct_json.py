@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``sacct --json`` as the lines of ``sacct -P``, so that there is one way in.
+
+Slurm 22.05 writes plain numbers and null; later versions write {"set": …, "infinite": …, "number": …} for some, and
+a list for the state. What is missing or of another kind becomes an empty field, which ingest names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.sources.sacct import ASKED, DELIMITER, Export, open_export
+
+_MOST_BYTES = 512 << 20
+_ONE_LINE = str.maketrans({DELIMITER: "?", "\n": "?", "\r": "?"})
+_UNKNOWN_COUNTS = (None, -2)  # 22.05 writes null, later ones slurm.h's NO_VAL64 as a signed number
+_NO_TIMES = ("", "0", "4294967294")  # the last is NO_VAL: the start of a job that was cancelled before
+_STATES_LATER = ("REQUEUED", "RESIZING", "SPECIAL_EXIT", "REQUEUE_HOLD")  # flags that say more than the base state
+
+
+def open_input(path: Path, scratch: Path) -> Export:
+    """A file of ``sacct -P`` lines or of ``sacct --json``. Raises AccountingError when it is neither."""
+    try:
+        with path.open("rb") as file:
+            is_json = file.read(64).lstrip()[:1] == b"{"
+        if not is_json:
+            return open_export(path)
+        if path.stat().st_size > _MOST_BYTES:
+            raise AccountingError(f"{path} is larger than {_MOST_BYTES >> 20} MiB of JSON; export it with sacct -P")
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AccountingError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise AccountingError(f"{path} is no whole JSON document: {error}") from error
+    jobs = document.get("jobs")
+    if not isinstance(jobs, list) or not all(isinstance(job, dict) for job in jobs):
+        raise AccountingError(f"{path} has no list of jobs{_complaint(document)}; make it with sacct -a -D --json")
+    target = scratch / "from-json"
+    with target.open("w", encoding="utf-8") as out:
+        out.write(DELIMITER.join(ASKED) + "\n")
+        for job in jobs:
+            fields = job_fields(job)
+            out.write(DELIMITER.join(fields[name].translate(_ONE_LINE) for name in ASKED) + "\n")
+    return open_export(target)
+
+
+def job_fields(job: Mapping[str, Any]) -> dict[str, str]:
+    """One job's fields as sacct -P prints them."""
+    times = _table(job, "time")
+    return {
+        "JobIDRaw": _number(job.get("job_id")),
+        "JobID": _display_id(job),
+        # Not from "association": 22.05 looks that up by its number alone and may give another cluster's.
+        "Account": _text(job.get("account")),
+        "User": _text(job.get("user")),
+        "UID": "",
+        "Partition": _text(job.get("partition")),
+        "QOS": _text(job.get("qos")) or "Unknown",
+        "State": _state(_table(job, "state").get("current")),
+        "Submit": _time(times.get("submission")),
+        "Eligible": _time(times.get("eligible")),
+        "Start": _time(times.get("start")),
+        "End": _time(times.get("end")),
+        "ElapsedRaw": _number(times.get("elapsed")),
+        "Suspended": _number(times.get("suspended")),
+        "AllocTRES": _tres(_table(job, "tres").get("allocated")),
+        "Cluster": _text(job.get("cluster")),
+        "NodeList": _text(job.get("nodes")),
+        "Constraints": _text(job.get("constraints")),
+    }
+
+
+def _complaint(document: Mapping[str, Any]) -> str:
+    """What Slurm wrote instead of jobs."""
+    errors = document.get("errors")
+    listed = [error for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
+    said = [str(error.get("description") or error.get("error")) for error in listed]
+    return f" (sacct says: {'; '.join(said)[:200]})" if said else ""
+
+
+def _table(job: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = job.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: Any) -> str:
+    """A number, plain or as a later Slurm writes it; empty when it is unset."""
+    if isinstance(value, dict):
+        return _number(value.get("number")) if value.get("set") and not value.get("infinite") else ""
+    return str(value) if type(value) is int else ""
+
+
+def _time(value: Any) -> str:
+    number = _number(value)
+    return number if number not in _NO_TIMES else "Unknown"
+
+
+def _state(value: Any) -> str:
+    """The base state; of a list, the flag that says what became of the run, else its first entry."""
+    states = [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else [_text(value)]
+    return next((state for state in states if state in _STATES_LATER), states[0] if states else "")
+
+
+def _display_id(job: Mapping[str, Any]) -> str:
+    number, array, het = _number(job.get("job_id")), _table(job, "array"), _table(job, "het")
+    task = _number(array.get("task_id"))
+    if _number(array.get("job_id")) not in ("", "0") and task:
+        return f"{_number(array.get('job_id'))}_{task}"
+    if _number(het.get("job_id")) not in ("", "0"):
+        return f"{_number(het.get('job_id'))}+{_number(het.get('job_offset')) or '0'}"
+    return number
+
+
+def _tres(entries: Any) -> str:
+    """As AllocTRES prints it. A count that Slurm does not know (energy without a meter) is left out, as there."""
+    if not isinstance(entries, list):
+        return ""
+    parts = []
+    for entry in entries:
+        if not isinstance(entry, dict) or entry.get("count") in _UNKNOWN_COUNTS:
+            continue
+        name = f"{_text(entry.get('type'))}/{_text(entry.get('name'))}".rstrip("/")
+        parts.append(f"{name}={_number(entry.get('count'))}")
+    return ",".join(parts)

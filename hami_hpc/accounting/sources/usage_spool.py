@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The usage spool: what ended vGPU jobs used, as the epilog of each node wrote it.
+
+A spool is a directory tree of JSON files, such as /var/lib/hami-hpc/usage of each node copied to one place.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RECORD_VERSION = 1
+_MOST_BYTES = 65536
+_INT64_MAX = 2**63 - 1
+# Field of the epilog's record, and its type in the store. Times: ns since 1970.
+FIELDS = {
+    "job_id": "BIGINT",
+    "uid": "BIGINT",
+    "class": "VARCHAR",
+    "gpu_uuid": "VARCHAR",
+    "model": "VARCHAR",
+    "mem_mib": "BIGINT",
+    "cores": "BIGINT",
+    "start_unix_ns": "BIGINT",
+    "end_unix_ns": "BIGINT",
+    "usage": "VARCHAR",
+    "peak_bytes": "BIGINT",
+    "oom_count": "BIGINT",
+    "device_oom_count": "BIGINT",
+    "gpu_busy_ns": "BIGINT",
+    "throttled_ns": "BIGINT",
+}
+# Values of fields that older records, and stores of them, do not have.
+DEFAULTS = {"device_oom_count": 0}
+
+
+class UsageRecordError(ValueError):
+    """A file of the spool that is no usage record; the message says why."""
+
+
+def parse_record(text: str) -> tuple[int | str, ...]:
+    """One record, in the order of FIELDS. Raises UsageRecordError."""
+    try:
+        record: Any = json.loads(text)
+    except ValueError as error:
+        raise UsageRecordError(f"is no JSON: {error}") from error
+    if not isinstance(record, dict) or record.get("version") != RECORD_VERSION:
+        raise UsageRecordError(f"is no usage record of version {RECORD_VERSION}")
+    values: list[int | str] = []
+    for name, kind in FIELDS.items():
+        value = record.get(name, DEFAULTS.get(name))
+        if kind == "BIGINT" and (type(value) is not int or not 0 <= value <= _INT64_MAX):
+            raise UsageRecordError(f"{name} is no whole number from 0 to {_INT64_MAX}")
+        if kind == "VARCHAR" and not isinstance(value, str):
+            raise UsageRecordError(f"{name} is no text")
+        values.append(value)  # type: ignore[arg-type]
+    if record["end_unix_ns"] < record["start_unix_ns"]:
+        raise UsageRecordError("it ends before it starts")
+    return tuple(values)
+
+
+def read_spool(directory: Path) -> tuple[list[Path], list[tuple[int | str, ...]], tuple[str, ...]]:
+    """(files read, their records, faults) of every .json file below ``directory``."""
+    paths, rows, faults = [], [], []
+    for path in sorted(directory.rglob("*.json")):
+        try:
+            if path.stat().st_size > _MOST_BYTES:
+                raise UsageRecordError(f"is larger than {_MOST_BYTES} bytes")
+            rows.append(parse_record(path.read_text(encoding="utf-8")))
+            paths.append(path)
+        except (OSError, UnicodeDecodeError, UsageRecordError) as error:
+            faults.append(f"{path}: {error}")
+    return paths, rows, tuple(faults)

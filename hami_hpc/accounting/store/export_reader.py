@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From sacct's text to typed records: two passes over columns, one parser, and nothing guessed.
+
+Every line ends in exactly one of: a record, a reject with its reason, a step, or a run that never started.
+The work on columns is DuckDB's; the one parser of AllocTRES is tres.py's, called once for each distinct text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import duckdb
+
+from hami_hpc.accounting.sources.sacct import Export
+from hami_hpc.accounting.sources.tres import TresError, parse_alloc_tres
+from hami_hpc.accounting.store import export_sql
+from hami_hpc.accounting.store.database import one_row, parquet
+
+# The record as every later stage knows it. Times are seconds since 1970, durations seconds.
+JOB_COLUMNS = {
+    "cluster": "VARCHAR",
+    "job_id": "BIGINT",  # Slurm's own number; with submit_s the key of one run
+    "display_id": "VARCHAR",  # as users write it, where that is another: 100_3, 200+1
+    "account": "VARCHAR",
+    "username": "VARCHAR",
+    "partition": "VARCHAR",
+    "qos": "VARCHAR",
+    "state": "VARCHAR",
+    "submit_s": "BIGINT",
+    "eligible_s": "BIGINT",
+    "start_s": "BIGINT",
+    "end_s": "BIGINT",  # NULL while it runs
+    "suspended_s": "BIGINT",
+    "held": "VARCHAR",  # tres.Held.key(); empty without GPU
+    "host": "VARCHAR",  # the first node
+    "features": "VARCHAR",
+    "observed_s": "BIGINT",  # when this was known
+}
+# Reasons for leaving a line out, in the order in which they are looked for.
+REASONS = {
+    "line": "the line has not the header's number of fields (truncated, or a '|' inside a field)",
+    "job": "JobIDRaw is no number",
+    "time": "Submit, Start or End is no time",
+    "clock": "a local time that the clocks skipped, or the hour that they repeat and Elapsed does not settle it",
+    "negative": "it ended before it started, or Elapsed is negative",
+    "duration": "Elapsed or Suspended cannot be read",
+    "suspended": "it was suspended for longer than it existed",
+    "elapsed": "Elapsed is not End - Start - Suspended",
+    "no end": "its state says that it ended, but End is unknown (sacctmgr show runawayjobs)",
+    "tres": "AllocTRES is malformed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Where the lines of one export went; ``lines`` is the sum of the others."""
+
+    lines: int
+    records: int
+    rejected: int
+    steps: int
+    never_started: int
+
+
+def load(
+    con: duckdb.DuckDBPyConnection, export: Export, tz: ZoneInfo, cluster: str, observed_s: int, scratch: Path
+) -> Counts:
+    """Read an export into ``records`` (a view) and ``rejects`` (a table) of ``con``.
+
+    tz: the zone of its local times; not used when it holds seconds since 1970. cluster: the name for records that
+    carry none. observed_s: when the export was made, for runs that had not ended and carry no Elapsed.
+    scratch: a directory of ours on disk, empty, which must stay while ``records`` is read.
+    """
+    staged, checked = scratch / "staged.parquet", scratch / "checked.parquet"
+    con.execute(export_sql.stage(export, staged))
+    (lines,) = one_row(con, f"SELECT count(*) FROM {parquet(staged)}")
+    zone_range = _local_range(con, export, staged)
+    _parse_tres(con, staged)
+    con.execute(export_sql.classify(staged, checked, export, tz, zone_range, cluster, observed_s))
+    staged.unlink()
+    columns = ", ".join(JOB_COLUMNS)
+    con.execute(
+        f"CREATE OR REPLACE TEMP VIEW records AS SELECT {columns} FROM {parquet(checked)} WHERE verdict = 'record'"
+    )
+    con.execute(export_sql.rejects(checked))
+    verdicts = dict(con.execute(f"SELECT verdict, count(*) FROM {parquet(checked)} GROUP BY 1").fetchall())
+    unread = _add_unread_lines(con, export)
+    kept = {verdict: int(verdicts.pop(verdict, 0)) for verdict in ("record", "step", "never started")}
+    rejected = sum(verdicts.values()) + unread
+    return Counts(lines + unread, kept["record"], rejected, kept["step"], kept["never started"])
+
+
+def _local_range(con: duckdb.DuckDBPyConnection, export: Export, staged: Path) -> tuple[int, int]:
+    """The first and last local time in the file, which bounds the clock changes that must be known."""
+    if export.epoch_times:
+        return (0, 0)
+    low, high = one_row(con, f"SELECT min(least(submit_t, start_t)), max(greatest(submit_t, end_t, start_t)) "
+                          f"FROM {parquet(staged)}")  # fmt: skip
+    return (low or 0, high or 0)
+
+
+def _parse_tres(con: duckdb.DuckDBPyConnection, staged: Path) -> None:
+    """The table ``parsed``: each distinct AllocTRES text, what it says was held, or what is wrong with it."""
+    texts = con.execute(f"SELECT DISTINCT AllocTRES FROM {parquet(staged)}").fetchall()
+    rows: tuple[list[str], list[str], list[str]] = ([], [], [])
+    for (text,) in texts:
+        key, fault = "", ""
+        try:
+            key = parse_alloc_tres(text or "").key()
+        except TresError as error:
+            fault = str(error)
+        for column, value in zip(rows, (text or "", key, fault), strict=True):
+            column.append(value)
+    con.execute("CREATE TEMP TABLE parsed AS SELECT unnest($1) AS tres, unnest($2) AS held, unnest($3) AS fault",
+                list(rows))  # fmt: skip
+
+
+def _add_unread_lines(con: duckdb.DuckDBPyConnection, export: Export) -> int:
+    """Lines that DuckDB could not split, and a last line without its newline, into ``rejects``; their number."""
+    (before,) = one_row(con, "SELECT count(*) FROM rejects")
+    con.execute(
+        "INSERT INTO rejects SELECT 'line', '', '', '', NULL, NULL, NULL, NULL, "
+        "left(any_value(csv_line), 120) FROM reject_errors GROUP BY line"
+    )
+    if export.cut_line:
+        con.execute(
+            "INSERT INTO rejects SELECT 'line', '', '', '', NULL, NULL, NULL, NULL, "
+            "'the last line has no newline: ' || $1 "
+            "WHERE NOT EXISTS (FROM rejects WHERE reason = 'line' AND ends_with(detail, $1))",
+            [export.cut_line[:120]],
+        )
+    (after,) = one_row(con, "SELECT count(*) FROM rejects")
+    return after - before

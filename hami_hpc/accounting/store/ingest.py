@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading into the store: from slurmdbd, window by window, or from a file. Each window is committed on its own, so an
+interrupted ingest goes on where it was."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TextIO
+from zoneinfo import ZoneInfo
+
+from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.sources import pyslurm_source, sacct
+from hami_hpc.accounting.sources.sacct import Export
+from hami_hpc.accounting.sources.sacct_json import open_input
+from hami_hpc.accounting.store import export_reader, progress, store_files
+from hami_hpc.accounting.store.database import connect
+from hami_hpc.accounting.store.export_reader import Counts
+from hami_hpc.accounting.store.merge import Merged, merge
+from hami_hpc.accounting.times import Period, iso_utc
+
+# slurmctld keeps records back while slurmdbd is away; what comes late is found by reading this much again.
+OVERLAP_S = 2 * 86400
+_IDS_PER_CALL = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One committed part of an ingest. what: the file or the days that it read."""
+
+    what: str
+    counts: Counts
+    merged: Merged
+
+
+class Reader(StrEnum):
+    """What asks slurmdbd."""
+
+    SACCT = "sacct"
+    PYSLURM = "pyslurm"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where records come from and how to read them. cluster: for records that name none."""
+
+    tz: ZoneInfo
+    cluster: str = ""
+    clusters: str = ""  # sacct -M
+    reader: Reader = Reader.SACCT
+    sacct: str = "sacct"
+    memory_mib: int = 1024
+    progress: TextIO | None = None  # where to say how far a long one is
+
+    @property
+    def name(self) -> str:
+        """The key of the manifest's read_until_s. Both readers give the same records of the same windows, so one goes
+        on where the other has stopped, and the key is the same."""
+        return f"sacct:{self.clusters}"
+
+    def fetch(self, period: Period, target: Path) -> Export:
+        """Every run active in the period. Raises AccountingError when it cannot be had."""
+        if self.reader is Reader.PYSLURM:
+            return pyslurm_source.fetch(period, target, self.clusters)
+        return sacct.fetch(period, target, self.clusters, self.sacct)
+
+    def fetch_jobs(self, jobs: Sequence[int], target: Path) -> Export:
+        """Jobs by number, whenever they ran. Raises AccountingError when they cannot be had."""
+        if self.reader is Reader.PYSLURM:
+            return pyslurm_source.fetch_jobs(jobs, target, self.clusters)
+        return sacct.fetch_jobs(jobs, target, self.clusters, self.sacct)
+
+
+def ingest_file(root: Path, path: Path, source: Source, made_s: int) -> Step:
+    """Read an export made at ``made_s`` into the store."""
+    with store_files.locked(root), _scratch(root) as scratch:
+        export = open_input(path, scratch)
+        if "Cluster" not in export.columns and not source.cluster:
+            raise AccountingError(f"{path} has no column Cluster; name the cluster with --clusters, as sacct calls it")
+        return _ingest(root, export, source, made_s, scratch, str(path))
+
+
+def ingest_slurmdbd(
+    root: Path, source: Source, since_s: int | None, now_s: int, window_s: int, tell: Callable[[Step], None]
+) -> int:
+    """Read from slurmdbd what is new up to ``now_s``; ``tell`` hears of each window. How many runs have vanished:
+    they had not ended when last read, and slurmdbd knows them no more.
+
+    since_s: where to begin, when the store has not been fed from slurmdbd before.
+    """
+    with store_files.locked(root), _scratch(root) as scratch:
+        until_s = store_files.read_manifest(root).read_until_s.get(source.name)
+        start_s = since_s if until_s is None else until_s - OVERLAP_S
+        if start_s is None:
+            raise AccountingError(f"the store {root} was never fed from slurmdbd; say where to begin with --since")
+        start_s = min(start_s, now_s - 1)
+        while start_s < now_s:
+            period = Period(start_s, min(start_s + window_s, now_s))
+            export = source.fetch(period, scratch / "slurmdbd")
+            step = _ingest(root, export, source, now_s, scratch, _days(period), period.end_s)
+            tell(step)
+            start_s = period.end_s
+        return _ask_for_stale(root, source, now_s, scratch, tell)
+
+
+def _ask_for_stale(root: Path, source: Source, now_s: int, scratch: Path, tell: Callable[[Step], None]) -> int:
+    """Ask by number for runs that were open and of which the windows said nothing; how many stay unknown."""
+    stale = _stale(root, now_s, source)
+    for index in range(0, len(stale), _IDS_PER_CALL):
+        export = source.fetch_jobs(stale[index : index + _IDS_PER_CALL], scratch / "slurmdbd")
+        tell(_ingest(root, export, source, now_s, scratch, "runs open before"))
+    return len(_stale(root, now_s, source)) if stale else 0
+
+
+def _stale(root: Path, now_s: int, source: Source) -> list[int]:
+    manifest = store_files.read_manifest(root)
+    if not manifest.of(store_files.OPEN):
+        return []
+    con = connect(source.memory_mib)
+    table = store_files.job_rows(root, manifest.of(store_files.OPEN))
+    rows = con.execute(f"SELECT DISTINCT job_id FROM {table} WHERE observed_s < $1 ORDER BY 1", [now_s - OVERLAP_S])
+    return [row[0] for row in rows.fetchall()]
+
+
+def _ingest(
+    root: Path, export: Export, source: Source, made_s: int, scratch: Path, what: str, until_s: int | None = None
+) -> Step:
+    con = connect(source.memory_mib, spill=scratch)
+    try:
+        with progress.shown(con, f"{what}: reading", source.progress):
+            counts = export_reader.load(con, export, source.tz, source.cluster, made_s, scratch)
+        with progress.shown(con, f"{what}: {counts.records} records into the store", source.progress):
+            manifest, merged = merge(con, root, store_files.read_manifest(root))
+    finally:
+        con.close()
+    if until_s is not None:
+        manifest = replace(manifest, read_until_s={**manifest.read_until_s, source.name: until_s})
+    store_files.commit(root, manifest)
+    return Step(what, counts, merged)
+
+
+def _days(period: Period) -> str:
+    return f"{iso_utc(period.start_s)[:16]} to {iso_utc(period.end_s)[:16]}"
+
+
+@contextmanager
+def _scratch(root: Path) -> Iterator[Path]:
+    """A directory on the store's disk (its size is the ingest's, too much for a /tmp in memory)."""
+    with tempfile.TemporaryDirectory(prefix=".ingest-", dir=root) as directory:
+        yield Path(directory)

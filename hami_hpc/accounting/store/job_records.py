@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Job records to work with: those of the store that touch a period, or those of one export."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import duckdb
+
+from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.sources import sacct
+from hami_hpc.accounting.store import export_reader, store_files
+from hami_hpc.accounting.store.database import connect
+from hami_hpc.accounting.times import Period, iso_local
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecords:
+    """A DuckDB connection and the table in it that holds the records; ``rejects`` is the table of what was left out.
+    read_until_s: up to when a store that is fed from Slurm was read; None where records came otherwise."""
+
+    con: duckdb.DuckDBPyConnection
+    source: str
+    rejects: str
+    read_until_s: int | None = None
+
+
+def from_store(root: Path, period: Period | None, memory_mib: int = 1024) -> JobRecords:
+    """The stored records that touch ``period`` (all without one). AccountingError when there is no store."""
+    manifest = store_files.read_manifest(root)
+    if not manifest.generation:
+        raise AccountingError(
+            f"there is no accounting store in {root}; run hami-hpc ingest, or see --store and --input"
+        )
+    con = connect(memory_mib)
+    until_s = min(manifest.read_until_s.values(), default=None)
+    return JobRecords(con, store_files.records(root, manifest, period), store_files.rejects(root, manifest), until_s)
+
+
+def read_until(root: Path, tz: ZoneInfo) -> str:
+    """Up to when the store was read from Slurm, for people."""
+    until_s = min(store_files.read_manifest(root).read_until_s.values(), default=None)
+    how = "from files only" if until_s is None else f"up to {iso_local(until_s, tz)}"
+    return f"the store {root} was read {how}"
+
+
+def gaps(records: JobRecords, period: Period, tz: ZoneInfo) -> list[str]:
+    """What of the period the store cannot know; nothing when it was read past it, or fed from files."""
+    if records.read_until_s is None or records.read_until_s >= period.end_s:
+        return []
+    return [
+        f"the store was read up to {iso_local(records.read_until_s, tz)}: later jobs, and later ends, are not in it"
+    ]
+
+
+def from_export(export: sacct.Export, tz: ZoneInfo, made_s: int, scratch: Path) -> JobRecords:
+    """The records of one export, read now. ``scratch`` must stay while they are used."""
+    con = connect(spill=scratch)
+    export_reader.load(con, export, tz, "", made_s, scratch)
+    con.execute(_ONCE)
+    return JobRecords(con, "once", "rejects")
+
+
+def rejected_lines(records: JobRecords, span: Period) -> tuple[str, ...]:
+    """Lines left out that may belong to the period: those known to lie outside it are not mentioned."""
+    rows = records.con.execute(
+        f"SELECT reason, count(*), list(coalesce(job_id::VARCHAR, left(detail, 40)) ORDER BY job_id, detail)[:5] "
+        f"FROM {records.rejects} WHERE coalesce(start_s, submit_s, $1) < $2 "
+        "AND coalesce(greatest(end_s, start_s), $1) >= $1 GROUP BY 1 ORDER BY 1",
+        [span.start_s, span.end_s],
+    ).fetchall()
+    said = []
+    for reason, count, examples in rows:
+        more = ", ..." if count > len(examples) else ""
+        lines = f"{count:,} line{'' if count == 1 else 's'}"
+        said.append(f"{lines}: {export_reader.REASONS[reason]} (job {', '.join(examples)}{more})")
+    return tuple(said)
+
+
+# One file may hold a run twice (two exports joined): the store's rule for which version counts, for one connection.
+_ONCE = """
+CREATE TEMP VIEW once AS FROM records
+QUALIFY row_number() OVER (PARTITION BY cluster, job_id, submit_s
+  ORDER BY end_s IS NULL, observed_s DESC, end_s DESC, start_s DESC, suspended_s DESC, held, state, account,
+    username) = 1
+"""

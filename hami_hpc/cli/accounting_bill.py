@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hami-hpc bill` and `hami-hpc check-bill`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from hami_hpc.accounting.documents import bill as bills
+from hami_hpc.accounting.documents.sreport_check import compare_records
+from hami_hpc.accounting.formats import tables
+from hami_hpc.accounting.pricing import quota
+from hami_hpc.accounting.pricing.priced_period import price_period
+from hami_hpc.accounting.store import job_records
+from hami_hpc.accounting.times import Bucket, Period, local_date, month_period, split_days, split_months
+from hami_hpc.cli.accounting_options import (
+    WRONG_USAGE,
+    RecordOptions,
+    Setup,
+    SiteOptions,
+    accounting_command,
+    failing_with,
+    format_option,
+    note_old,
+    record_options,
+    site_options,
+)
+
+
+@accounting_command("bill")
+@record_options
+@click.option("--by", default="account,user", show_default=True, help="comma list: " + ", ".join(bills.DIMENSIONS))
+@format_option("table", "csv", "json")
+@click.option("--check", "checked", is_flag=True, hidden=True)
+@site_options
+def bill(by: str, form: str, checked: bool, site: SiteOptions, **given: Any) -> None:
+    """GPU-hours held in a period, and their cost, by account and user (or whatever --by names).
+
+    Records come from --input, else from the store that `hami-hpc ingest` keeps, else from sacct.
+    """
+    options = RecordOptions(**given)
+    if checked:
+        note_old("bill --check", "check-bill")
+        _check(options, form, site)
+    setup = site.read()
+    period = options.period(setup.tz)
+    dimensions = tuple(name.strip() for name in by.split(","))
+    with failing_with(WRONG_USAGE):
+        bills.check_dimensions(dimensions)
+    buckets = split_days(period, setup.tz) if "day" in dimensions else split_months(period, setup.tz)
+    with options.records(setup, period) as records:
+        priced_period = price_period(records, setup.gpus, setup.prices, buckets, setup.tz)
+        states = _quotas(setup, records, period)
+        gaps = job_records.gaps(records, period, setup.tz)
+    made = bills.make_bill(
+        priced_period.held_times, priced_period.priced, priced_period.segments, dimensions, setup.prices
+    )
+    if form == "csv":
+        click.echo(tables.bill_csv(made), nl=False)
+        for note in (*tables.notes(made, priced_period.rejected, states), *gaps):
+            click.echo(note, err=True)
+    else:
+        write = tables.bill_json if form == "json" else tables.bill_table
+        click.echo(write(made, setup.tz, priced_period.rejected, states, gaps), nl=False)
+
+
+@accounting_command(
+    "check-bill",
+    (
+        "0  the records and sreport agree",
+        "1  they differ",
+        "2  they could not be compared, why is on standard error",
+        "   (the command line is wrong, sreport cannot be run, ...)",
+    ),
+)
+@record_options
+@format_option("table", "json")
+@site_options
+def check_bill(form: str, site: SiteOptions, **given: Any) -> None:
+    """Compare the records of a period with sreport: every difference, with its reason as far as it is known.
+
+    Compared are device-hours of gres/gpu and gres/vgpu by account and user. --clusters goes to sreport too.
+    """
+    _check(RecordOptions(**given), form, site)
+
+
+def _check(options: RecordOptions, form: str, site: SiteOptions) -> None:
+    """Prints the comparison and exits; one that failed has a status of its own, apart from that of one that differs."""
+    with failing_with(WRONG_USAGE):
+        setup = site.read()
+        period = options.period(setup.tz)
+        with options.records(setup, period) as records:
+            comparison = compare_records(records, period, int(time.time()), options.clusters)
+    click.echo(tables.check_json(comparison) if form == "json" else tables.check_table(comparison), nl=False)
+    raise SystemExit(1 if comparison.differences else 0)
+
+
+def _quotas(setup: Setup, records: job_records.JobRecords, period: Period) -> tuple[quota.QuotaState, ...]:
+    """Quotas are by calendar month: that of the period's last second, as far as the records at hand go."""
+    if not setup.prices or not setup.prices.quotas:
+        return ()
+    day = local_date(period.end_s - 1, setup.tz).replace(day=1)
+    month = month_period(day.strftime("%Y-%m"), setup.tz)
+    priced_period = price_period(records, setup.gpus, None, (Bucket("", month),), setup.tz)
+    return quota.quota_states(setup.prices.quotas, priced_period.held_times.groups, day)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that accounting commands write where --output says."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from hami_hpc.accounting.errors import AccountingError
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory that can be written to. AccountingError when it cannot."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise AccountingError(f"{path} cannot be written to: {error.strerror}; see --output") from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a file and names it on standard error."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise AccountingError(f"{path} cannot be written: {error.strerror}; see --output") from error
+    click.echo(str(path), err=True)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hami-hpc ingest` and `hami-hpc collect-usage`: what fills the store."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from hami_hpc.accounting.store import ingest as ingests
+from hami_hpc.accounting.store import usage_table
+from hami_hpc.accounting.times import parse_instant
+from hami_hpc.cli.accounting_options import (
+    WRONG_USAGE,
+    SiteOptions,
+    accounting_command,
+    clusters_option,
+    failing_with,
+    input_option,
+    note_old,
+    one_cluster,
+    site_options,
+)
+
+_quiet_option = click.option("--quiet", is_flag=True, help="say nothing unless something is wrong")
+
+
+@accounting_command("ingest")
+@input_option("a file as of sacct -P or sacct --json, not sacct itself")
+@click.option(
+    "--source",
+    "reader",
+    type=click.Choice([reader.value for reader in ingests.Reader]),
+    default=ingests.Reader.SACCT.value,
+    show_default=True,
+    help="what asks slurmdbd; pyslurm must fit the Slurm at hand (docs/accounting.md)",
+)
+@click.option("--since", help="where to begin in an empty store, such as 2026-01")
+@click.option("--window-days", type=click.IntRange(1, 366), default=7, show_default=True, help="days read at a time")
+@clusters_option(
+    "clusters to ask for, as sacct's -M: names, or all; default: this one; with --input: the cluster of lines that "
+    "name none"
+)
+@_quiet_option
+@click.option("--cluster", "name", default="", hidden=True)
+@click.option("--usage", "spools", type=click.Path(path_type=Path), multiple=True, hidden=True)
+@click.option("--remove-usage", is_flag=True, hidden=True)
+@site_options
+def ingest(
+    source: Path | None,
+    reader: str,
+    since: str | None,
+    window_days: int,
+    clusters: str,
+    quiet: bool,
+    name: str,
+    spools: tuple[Path, ...],
+    remove_usage: bool,
+    site: SiteOptions,
+) -> None:
+    """Read job records into the store: what is new in slurmdbd, or a file. Reading again changes nothing."""
+    setup = site.read()
+    if name:
+        note_old("ingest --cluster", "--clusters")
+    if spools:
+        note_old("ingest --usage", "collect-usage --input")
+        _collect(setup.root, spools, name, remove_usage, quiet)
+        if not source:
+            return
+    said = None if quiet else sys.stderr
+
+    def tell(step: ingests.Step) -> None:
+        counts, merged = step.counts, step.merged
+        if not quiet:
+            click.echo(
+                f"{step.what}: {counts.lines} lines: {merged.added} new runs, {merged.changed} changed, "
+                f"{merged.unchanged} known, {counts.never_started} never started, {counts.steps} steps"
+            )
+        if counts.rejected:
+            click.echo(f"{step.what}: {counts.rejected} lines left out; hami-hpc bill names them", err=True)
+
+    if source:
+        export = ingests.Source(setup.tz, cluster=name or one_cluster(clusters), progress=said)
+        tell(ingests.ingest_file(setup.root, source, export, int(source.stat().st_mtime)))
+        return
+    with failing_with(WRONG_USAGE):
+        since_s = parse_instant(since, setup.tz) if since else None
+    slurmdbd = ingests.Source(setup.tz, clusters=clusters, reader=ingests.Reader(reader), progress=said)
+    vanished = ingests.ingest_slurmdbd(setup.root, slurmdbd, since_s, int(time.time()), window_days * 86400, tell)
+    if vanished:
+        click.echo(f"{vanished} runs had not ended when last read, and slurmdbd knows them no more", err=True)
+
+
+@accounting_command("collect-usage")
+@input_option("a copy of the nodes' usage directories (may be repeated)", required=True, multiple=True)
+@click.option("--remove", is_flag=True, help="delete files that are safely stored")
+@clusters_option("the cluster that the records are of; needed where two clusters feed one store")
+@_quiet_option
+@site_options
+def collect_usage(source: tuple[Path, ...], remove: bool, clusters: str, quiet: bool, site: SiteOptions) -> None:
+    """Read into the store what vGPU jobs used, as the nodes' epilogs wrote it. Reading again changes nothing."""
+    _collect(site.read().root, source, one_cluster(clusters), remove, quiet)
+
+
+def _collect(root: Path, directories: Sequence[Path], cluster: str, remove: bool, quiet: bool) -> None:
+    for directory in directories:
+        collected = usage_table.collect(root, directory, cluster, remove)
+        if not quiet:
+            click.echo(f"{directory}: {collected.added} new usage records, {collected.known} known")
+        for fault in collected.faults:
+            click.echo(f"left out: {fault}", err=True)

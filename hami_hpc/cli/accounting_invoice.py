@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hami-hpc invoice` and `hami-hpc balances`."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+
+import click
+
+from hami_hpc.accounting.documents import invoice as invoices
+from hami_hpc.accounting.documents import invoice_files
+from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.formats import html, tables
+from hami_hpc.accounting.formats.pdf import html_to_pdf, require_weasyprint
+from hami_hpc.accounting.pricing.priced_period import price_period
+from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.store import job_records, store_files
+from hami_hpc.accounting.times import Period, month_period, split_days
+from hami_hpc.cli.accounting_files import make_directory, write_file
+from hami_hpc.cli.accounting_options import (
+    WRONG_USAGE,
+    Setup,
+    SiteOptions,
+    accounting_command,
+    failing_with,
+    format_option,
+    note_old,
+    output_option,
+    site_options,
+    templates_option,
+    wrong_usage,
+)
+
+_account_option = click.option(
+    "--account", "accounts", multiple=True, help="only this account (may be repeated); default: all"
+)
+
+
+@accounting_command("invoice")
+@click.option("--month", help="a calendar month that is over, 2026-10")
+@_account_option
+@click.option("--draft", is_flag=True, help="show what would be issued; number and keep nothing")
+@output_option("directory for the HTML files", file_okay=False)
+@click.option("--pdf", is_flag=True, help="PDF files beside the HTML (needs hami-hpc[pdf])")
+@templates_option
+@format_option("table", "json")
+@click.option("--balances", "show_balances", is_flag=True, hidden=True)
+@site_options
+def invoice(
+    month: str | None,
+    accounts: tuple[str, ...],
+    draft: bool,
+    output: Path | None,
+    pdf: bool,
+    templates: Path | None,
+    form: str,
+    show_balances: bool,
+    site: SiteOptions,
+) -> None:
+    """Numbered invoices of a month, one for each account.
+
+    Issuing a month again gives the same invoices; where the records or rates of the month have changed since, a
+    credit note takes the old invoice back and a new one replaces it.
+    """
+    setup, prices = _with_rates(site)
+    if show_balances:
+        note_old("invoice --balances", "balances")
+        click.echo(_balances(setup, prices, accounts, form))
+        return
+    if not month:
+        raise wrong_usage("say which month: --month 2026-10")
+    with failing_with(WRONG_USAGE):
+        period = month_period(month, setup.tz)
+    # What cannot be written must be found before numbers are given, which cannot be taken back.
+    if pdf and not output:
+        raise wrong_usage("--pdf needs --output: the directory for the files")
+    if pdf:
+        require_weasyprint()
+    if output:
+        make_directory(output)
+    documents = _issue(setup, prices, month, period, accounts, draft)
+    if form == "json":
+        click.echo(json.dumps([asdict(document) for document in documents], indent=2))
+    else:
+        click.echo(_documents_table(documents, prices.currency) if documents else f"no GPU job in {month}")
+    if output:
+        _write_documents(documents, output, pdf, templates)
+
+
+def _write_documents(
+    documents: Sequence[invoice_files.Document], directory: Path, pdf: bool, templates: Path | None
+) -> None:
+    for document in documents:
+        name = document.number if document.sequence else f"DRAFT-{_file_name(document.content.account)}"
+        text = html.invoice(document, templates)
+        write_file(directory / f"{name}.html", text.encode())
+        if pdf:
+            write_file(directory / f"{name}.pdf", html_to_pdf(text))
+
+
+@accounting_command("balances")
+@_account_option
+@format_option("table", "json")
+@site_options
+def balances(accounts: tuple[str, ...], form: str, site: SiteOptions) -> None:
+    """Credits of each account: granted, used by invoices that stand, and left."""
+    setup, prices = _with_rates(site)
+    click.echo(_balances(setup, prices, accounts, form))
+
+
+def _with_rates(site: SiteOptions) -> tuple[Setup, Rates]:
+    setup = site.read()
+    if setup.prices is None:
+        raise AccountingError("an invoice needs rates; give --rates, or put rates.toml beside hami-hpc.toml")
+    return setup, setup.prices
+
+
+def _balances(setup: Setup, prices: Rates, accounts: Sequence[str], form: str) -> str:
+    documents = invoice_files.read_all(setup.root)
+    every = invoices.balances(prices, lambda account: invoice_files.used_credit(documents, account, None))
+    found = [balance for balance in every if not accounts or balance.account in accounts]
+    rows = []
+    for balance in found:
+        start, end = (
+            day.isoformat() if day not in (date.min, date.max) else ""
+            for day in (balance.valid.start, balance.valid.end)
+        )
+        amounts = (f"{amount:.{prices.digits}f}" for amount in (balance.granted, balance.used, balance.left))
+        rows.append([balance.account, balance.note, start, end, *amounts])
+    names = ("account", "note", "from", "until", "granted", "used", "left")
+    if form == "json":
+        return json.dumps(
+            [{**dict(zip(names, row, strict=True)), "currency": prices.currency} for row in rows], indent=2
+        )
+    if not rows:
+        return "no credits in rates.toml" + (" for " + ", ".join(accounts) if accounts else "")
+    shown = [[*(cell or "-" for cell in row[:4]), *(html.number(cell) for cell in row[4:])] for row in rows]
+    headings = [
+        *(name.capitalize() for name in names[:4]),
+        *(f"{name.capitalize()}, {prices.currency}" for name in names[4:]),
+    ]
+    return tables.table(headings, shown, 3, [])
+
+
+def _documents_table(documents: Sequence[invoice_files.Document], currency: str) -> str:
+    rows = [
+        [d.number, d.kind, d.content.account or "(none)", d.refers_to or "-", html.number(d.content.total, _sign(d))]
+        for d in documents
+    ]
+    total = sum((Decimal(d.content.total) * _sign(d) for d in documents), Decimal(0))
+    headings = ["Number", "Kind", "Account", "Refers to", currency]
+    return tables.table(headings, rows, 1, ["Total", "", "", "", html.number(total)])
+
+
+def _sign(document: invoice_files.Document) -> int:
+    return -1 if document.kind == invoice_files.CREDIT_NOTE else 1
+
+
+def _file_name(account: str) -> str:
+    """An account's name where it is fit for a file, and else with what is not replaced by its code."""
+    return "".join(letter if letter.isalnum() or letter in "-_" else f"%{ord(letter):02X}" for letter in account)
+
+
+def _issue(
+    setup: Setup, prices: Rates, month: str, period: Period, accounts: tuple[str, ...], draft: bool
+) -> list[invoice_files.Document]:
+    if period.end_s > time.time() and not draft:
+        raise AccountingError(f"{month} is not over; --draft shows what it comes to so far")
+    manifest = store_files.read_manifest(setup.root)
+    behind = [name for name, until_s in manifest.read_until_s.items() if until_s < period.end_s]
+    if behind and not draft:
+        raise AccountingError(
+            f"the store was read from {behind[0]} only up to within {month}; run hami-hpc ingest first"
+        )
+    found = job_records.from_store(setup.root, period)
+    priced_period = price_period(found, setup.gpus, prices, split_days(period, setup.tz), setup.tz)
+    notes = [
+        f"left out of all invoices: {omitted.runs} jobs: {omitted.reason}"
+        for omitted in priced_period.held_times.left_out
+    ]
+    first = date.fromisoformat(f"{month}-01")
+    issued: list[invoice_files.Document] = []
+    with nullcontext() if draft else store_files.locked(setup.root):
+        documents = list(invoice_files.read_all(setup.root))
+        # An account whose jobs have all gone from the records still has an invoice to take back.
+        issued_before = {d.content.account for d in documents if d.content.month == month}
+        known = sorted({*invoices.accounts_of(priced_period.priced), *issued_before})
+        _refuse_unknown(accounts, known, month)
+        for account in dict.fromkeys(accounts) or known:
+
+            def build(used: Mapping[str, Decimal], account: str = account) -> invoices.Content:
+                return invoices.build(account, first, priced_period.priced, priced_period.segments, prices, used, notes)
+
+            if draft:
+                current = invoice_files.standing(documents, account, month)
+                content = build(invoice_files.used_credit(documents, account, current))
+                issued.append(
+                    invoice_files.Document("DRAFT", 0, invoice_files.INVOICE, "", "not issued", prices.issuer, content)
+                )
+                continue
+            today, prefix = date.today().isoformat(), prices.invoice_prefix
+            issued += invoice_files.issue(setup.root, documents, account, month, build, today, prices.issuer, prefix)
+    return issued
+
+
+def _refuse_unknown(accounts: Sequence[str], known: Sequence[str], month: str) -> None:
+    """A name that is mistyped must not become an invoice over nothing, which has a number for ever."""
+    for account in accounts:
+        if account not in known:
+            near = difflib.get_close_matches(account, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else "; hami-hpc bill --by account names those that did"
+            raise AccountingError(f"account {account} held no GPU in {month}{hint}")

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a running vGPU job uses now, read on the node where it runs."""
+
+from __future__ import annotations
+
+import os
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.records import Usage, parse_limits
+from hami_hpc.errors import HamiError
+from hami_hpc.shell import region
+
+
+def read_running(run_dir: str, job_id: int, now_unix_ns: int) -> tuple[Grant, Usage]:
+    """The job's grant and its usage so far. HamiError when it has none on this node, or is another user's."""
+    directory = region.job_dir(run_dir, job_id)
+    grant = _read_grant(f"{directory}/{c.FILE_JOB_LIMITS}")
+    if grant is None:
+        raise HamiError(
+            f"job {job_id} holds no vGPU on this node; ask on its own: "
+            f"srun --jobid={job_id} --overlap --gres=none hami-hpc usage {job_id}"
+        )
+    usage = region.read_usage(directory, grant, now_unix_ns)
+    if usage.state == "missing":
+        raise HamiError(f"the usage of job {job_id} is for its user (uid {grant.uid}) and root to read")
+    return grant, usage
+
+
+def _read_grant(path: str) -> Grant | None:
+    """The job's limits, when the file is root's as the prolog made it. (In a private test cluster root runs it all.)"""
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_uid != 0:
+                return None
+            return parse_limits(file.read(c.LIMITS_SIZE + 1))
+    except OSError:
+        return None

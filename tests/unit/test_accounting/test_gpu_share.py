@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares of a GPU, and rounding that closes."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hami_hpc.accounting.pricing.apportion import apportion
+from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus, GpuModel
+from hami_hpc.accounting.pricing.gpu_share import Mode, Part, ShareError, mig_share, shares_held
+from hami_hpc.accounting.sources.tres import Held, parse_alloc_tres
+
+H200 = GpuModel("h200", 143156)
+A100 = GpuModel("a100", 40337)
+GPUS = ClusterGpus(
+    {"h200": H200, "a100": A100},
+    {"gpu": ("h200",), "mixed": ("a100", "h200")},
+    nodes={"n7": "a100"},
+    aliases={"nvidia_h200": "h200"},
+)
+
+
+def _measured(text: str, partition: str = "gpu", host: str = "", features: str = "") -> tuple[Part, ...]:
+    return shares_held(parse_alloc_tres(text), partition, host, features, GPUS)
+
+
+def test_a_vgpu_job_holds_the_larger_of_its_memory_and_time_shares() -> None:
+    by_cores = "gres/vgpu:std=1,gres/vgpu=1,gres/vgpu_cores=50,gres/vgpu_mem=8192"
+    by_memory = "gres/vgpu:be=1,gres/vgpu=1,gres/vgpu_cores=10,gres/vgpu_mem=71578"
+    assert _measured(by_cores) == (Part("h200", Mode.VGPU, "std", 500_000),)
+    assert _measured(by_memory) == (Part("h200", Mode.VGPU, "be", 500_000),)
+
+
+def test_slices_on_several_nodes_add_up() -> None:
+    assert _measured("gres/vgpu:lc=3,gres/vgpu=3,gres/vgpu_cores=75,gres/vgpu_mem=3000")[0].share_ppm == 750_000
+
+
+def test_whole_gpus_and_mig_instances_of_one_job_are_separate_parts() -> None:
+    parts = _measured("gres/gpu:h200=1,gres/gpu:h200_3g.71gb=2,gres/gpu=3")
+    assert parts == (Part("h200", Mode.WHOLE, "", 1_000_000), Part("h200", Mode.MIG, "", 1_000_000))
+
+
+@pytest.mark.parametrize(
+    ("model", "slices", "memory_gb", "share"),
+    [
+        (H200, 1, 18, Fraction(1, 7)),
+        (H200, 1, 35, Fraction(1, 4)),
+        (H200, 3, 71, Fraction(1, 2)),
+        (H200, 4, 71, Fraction(4, 7)),
+        (H200, 7, 141, Fraction(1)),
+        (A100, 1, 5, Fraction(1, 7)),
+        (A100, 3, 20, Fraction(1, 2)),
+        (GpuModel("a30", 24062, 4, 4), 1, 6, Fraction(1, 4)),
+    ],
+)
+def test_a_mig_instance_holds_the_larger_of_its_compute_and_memory_slices(
+    model: GpuModel, slices: int, memory_gb: int, share: Fraction
+) -> None:
+    assert mig_share(model, slices, memory_gb) == share
+
+
+def test_the_model_is_the_one_recorded_then_the_nodes_then_the_constraint_then_the_only_one() -> None:
+    vgpu = "gres/vgpu:std=1,gres/vgpu=1,gres/vgpu_cores=50,gres/vgpu_mem=8192"
+    assert _measured("gres/gpu:nvidia_h200=1", "nowhere", "n7")[0].model == "h200"
+    assert _measured(vgpu, "mixed", "n7")[0].model == "a100"
+    assert _measured(vgpu, "mixed", "n1", "(fast)&vgpu_type_h200")[0].model == "h200"
+    assert _measured(vgpu, "gpu")[0].model == "h200"
+
+
+@pytest.mark.parametrize(
+    ("text", "partition", "says"),
+    [
+        ("gres/gpu=1", "mixed", "which one the job held is not recorded"),
+        ("gres/gpu=1", "cpu", "partition cpu is not in"),
+        ("gres/gpu:b200=1", "gpu", "GPU model b200 is not in"),
+        ("gres/vgpu:std=1,gres/vgpu=1,gres/vgpu_cores=50,gres/vgpu_mem=200000", "gpu", "is total_mib right"),
+        ("gres/gpu:a100_3g.80gb=1", "gpu", "is larger than a a100"),
+    ],
+)
+def test_what_cannot_be_known_is_named_and_not_guessed(text: str, partition: str, says: str) -> None:
+    with pytest.raises(ShareError, match=says):
+        _measured(text, partition)
+
+
+def test_alternatives_in_a_constraint_pin_no_model() -> None:
+    with pytest.raises(ShareError, match="not recorded"):
+        _measured("gres/gpu=1", "mixed", "", "vgpu_type_h200|vgpu_type_a100")
+
+
+def test_a_bare_shard_job_holds_its_part_of_the_shards() -> None:
+    assert shares_held(Held(shards=280), "gpu", "", "", GPUS)[0] == Part(
+        "h200", Mode.SHARD, "", round(280 * 10**6 / 559)
+    )
+
+
+@given(st.lists(st.integers(0, 10**15), max_size=30), st.integers(1, 10**10))
+def test_rounded_lines_add_up_to_the_rounded_total_and_stay_within_one_unit(exact: list[int], unit: int) -> None:
+    lines = apportion(exact, unit)
+    assert sum(lines) == round(Fraction(sum(exact), unit))
+    assert all(abs(line * unit - value) < unit for line, value in zip(lines, exact, strict=True))
