@@ -21,8 +21,6 @@ from hami_hpc.stages.epilog import epilog
 from hami_hpc.stages.prolog import prolog
 from hami_hpc.stages.reconcile import Result, reconcile
 
-pytest_plugins = ["unmounted"]
-
 JOB = 7
 TRACED = tuple(
     f"hami_hpc/{name}.py"

@@ -13,8 +13,6 @@ from node_testbed import Node
 from hami_hpc.contract import constants as c
 from hami_hpc.shell import drain
 
-pytest_plugins = ["unmounted"]
-
 SLURM = {"SLURMD_NODENAME": "node-1.x", "SLURM_CONF": "/etc/slurm/slurm.conf"}
 
 

@@ -28,8 +28,6 @@ from hami_hpc.stages import common
 from hami_hpc.stages.epilog import spool_usage
 from hami_hpc.stages.reconcile import reconcile
 
-pytest_plugins = ["unmounted"]
-
 PLAIN = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 
 

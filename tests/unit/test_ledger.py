@@ -18,8 +18,6 @@ from hami_hpc.errors import NodeError
 from hami_hpc.shell import ledger as ledgers
 from hami_hpc.shell.ledger import Ledger, open_ledger
 
-pytest_plugins = ["unmounted"]
-
 GRANT = Grant(7, 65534, "GPU-1", 0, GPU_MIB, "h200", 8192, 50, "std", "cap", "share", 10**18)
 
 

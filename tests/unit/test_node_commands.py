@@ -16,8 +16,6 @@ from hami_hpc.cli import main
 from hami_hpc.core.inventory import Device
 from hami_hpc.shell import nvml, slurm
 
-pytest_plugins = ["unmounted"]
-
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:

@@ -14,8 +14,6 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.records import parse_limits
 from hami_hpc.shell import region
 
-pytest_plugins = ["unmounted"]
-
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:

@@ -25,8 +25,6 @@ from hami_hpc.shell import nvml, region, slurm, spool
 from hami_hpc.stages import common
 from hami_hpc.stages.reconcile import Result, reconcile
 
-pytest_plugins = ["unmounted"]
-
 GRANT = Grant(7, 65534, UUIDS[0], 0, GPU_MIB, "h200", 8192, 50, "std", "cap", "share", 10**18)
 CAPACITY = dict.fromkeys(UUIDS, GPU_MIB)
 

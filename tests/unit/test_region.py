@@ -31,8 +31,6 @@ from hami_hpc.core.records import (
 from hami_hpc.errors import NodeError
 from hami_hpc.shell import mounts, region, report, spool
 
-pytest_plugins = ["unmounted"]
-
 ANY_GRANT = st.builds(
     Grant,
     job_id=st.integers(0, 2**32 - 1),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin, for the modules that name it in `pytest_plugins`: no test leaves a mount behind."""
+"""No unit test leaves a mount behind."""
 
 from __future__ import annotations
 
