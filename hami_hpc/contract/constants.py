@@ -36,7 +36,7 @@ DEFAULT_SHARD_MIB: Final = 256
 DEFAULT_MEMORY_SCALING: Final = 1.0
 DEFAULT_MEM: Final = '25%'
 DEFAULT_CORES: Final = 25
-DEFAULT_BARE_SHARD: Final = 'allow'
+DEFAULT_BARE_SHARD: Final = 'refuse'
 DEFAULT_MODES: Final = ['share']
 GRES_SHARD: Final = 'shard'
 GRES_CLASS: Final = 'vgpu'
@@ -139,7 +139,7 @@ USAGE_SLOT_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
 ERROR_PREFIX: Final = 'hami_hpc: '
 GIVEN_MAX: Final = 40
 ERRORS: Final[dict[str, str]] = {
-    'E_TOO_LONG': '--gres is {given} bytes long; at most {allowed} are read. Example: {example}',
+    'E_TOO_LONG': '{key} is {given} bytes long; at most {allowed} are read. Example: {example}',
     'E_CHARS': "--gres holds a character that is not plain printable ASCII: '{given}'. Example: {example}",
     'E_EMPTY': "'{given}' asks for nothing after the colon. Write vgpu alone for the defaults, or for example {example}",
     'E_KEY_UNKNOWN': "unknown key '{key}' in '{given}'; vgpu knows {allowed}. Example: {example}",
@@ -163,7 +163,9 @@ ERRORS: Final[dict[str, str]] = {
     'E_WITH_GPU': "vgpu and '{given}' in one request: a job holds either slices or whole GPUs. Use a heterogeneous job (sbatch ... : ...) for both. Example: {example}",
     'E_WITH_SHARD': "vgpu and '{given}' in one request: the shards of a vgpu are counted for you, so leave '{given}' out. Example: {example}",
     'E_EXCLUSIVE': 'vgpu and --exclusive in one request: an exclusive job holds whole nodes with all their GPUs, so it would wait forever for a part of one. Leave one of them out. Example: {example}',
-    'E_BARE_SHARD': "'{given}' is not allowed on this cluster, because shards alone fence no memory; ask for a vgpu. Example: {example}",
+    'E_EXCLUSIVE_PARTITION': '{where} gives each job whole nodes with all their GPUs (OverSubscribe=EXCLUSIVE), so it has no part of one to give. Choose another partition, or ask for whole GPUs: --gres=gpu:1',
+    'E_CLASS_NOT_ENFORCED': "the QoS '{given}' stands for a class of vgpu, but Slurm does not check here who may use a QoS, so the vgpu is of class std. Administrator: set AccountingStorageEnforce=associations,qos ({allowed})",
+    'E_BARE_SHARD': "'{given}' is not allowed on this cluster, because shards alone fence neither memory nor time; ask for a vgpu. Example: {example}",
     'E_RAW_UNITS': "'{given}' is set by hami_hpc itself and cannot be asked for. Example: {example}",
     'E_OPTION': '{key}={given} cannot carry a vgpu request; use {example}',
     'E_NO_VGPU_HERE': '{where} has no GPU that hami_hpc manages; partitions that have: {allowed}. Example: {example}',

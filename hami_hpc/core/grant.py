@@ -71,6 +71,21 @@ def parse_id(environment: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
+def whole_gpus(environment: Mapping[str, str]) -> str:
+    """The GPUs of a job that holds all of this node (--exclusive, OverSubscribe=EXCLUSIVE), as Slurm lists them.
+
+    Slurm gives such a job every unit of every gres but shards: more than the one vgpu that a slice has, and all cores
+    of each of its GPUs. All of it is from the signed credential. Empty for any other job.
+    """
+    vgpu, cores = environment.get(c.ENV_VGPU, ""), environment.get(c.ENV_CORES, "")
+    gpus = environment.get("SLURM_JOB_GPUS", "")
+    if not all(text.isascii() and text.isdigit() and len(text) <= 12 for text in (vgpu, cores)):
+        return ""
+    if not gpus or int(vgpu) <= 1 or int(cores) != c.CORES_MAX * len(gpus.split(",")):
+        return ""
+    return gpus
+
+
 def parse_units(environment: Mapping[str, str]) -> JobUnits | None:
     """The job's units, or None for a job without vgpu.
 

@@ -12,7 +12,7 @@ hold both together. Slurm's client cuts a list at commas and prefixes each piece
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from hami_hpc.contract import constants as contract
@@ -30,6 +30,7 @@ _TYPE: Final = re.compile(r"[A-Za-z0-9_\-]+")
 _HIDDEN: Final = re.compile(
     rf"gres[:/]?({contract.REQUEST_NAME}|{contract.GRES_MEM}|{contract.GRES_CORES})(?![A-Za-z0-9_.\-])"
 )
+_SHARDS: Final = re.compile(rf"{contract.GRES_SHARD}(?:[:=]([0-9]{{1,6}}))?")
 _STRAY_KEY: Final = re.compile(r"([a-z]+)=")
 _KEY_VALUE: Final = re.compile(r"[^:=]*=")
 _ASSIGNMENT: Final = re.compile(r"([^=~]*)[=~](.*)")
@@ -69,6 +70,15 @@ class Parsed:
     """A --gres list that holds a vgpu request; `others` are its other tokens, untouched and in order."""
 
     request: Request
+    others: tuple[str, ...]
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """A --gres list that asks for bare shards; `others` and `prefix` as in Parsed."""
+
+    count: int
     others: tuple[str, ...]
     prefix: str
 
@@ -209,6 +219,8 @@ def _tokens(text: str) -> list[str]:
 def _mentions(text: str) -> bool:
     if contract.REQUEST_NAME not in text:
         return False
+    if len(text) > contract.REQUEST_MAX_LENGTH:
+        return True  # too long to be read: it counts as ours, and is refused
     names = {_name_of(token) for token in _tokens(text)}
     return contract.REQUEST_NAME in names or not _RAW.isdisjoint(names) or _HIDDEN.search(text) is not None
 
@@ -246,7 +258,8 @@ def parse(text: str) -> Parsed | None:
     if not _mentions(data):
         return None
     if len(data) > contract.REQUEST_MAX_LENGTH:
-        raise request_error("E_TOO_LONG", Refusal(given=str(len(data)), allowed=str(contract.REQUEST_MAX_LENGTH)))
+        allowed = str(contract.REQUEST_MAX_LENGTH)
+        raise request_error("E_TOO_LONG", Refusal(key="--gres", given=str(len(data)), allowed=allowed))
     if _UNPRINTABLE.search(data):
         raise request_error("E_CHARS", Refusal(given=text))
     draft: _Draft | None = None
@@ -274,6 +287,28 @@ def parse(text: str) -> Parsed | None:
     assert draft is not None  # _mentions found vgpu, and a raw unit would have raised
     request = Request(draft.gpu_type, draft.mem, draft.cores, draft.mode)
     return Parsed(request, tuple(others), request_prefix)
+
+
+def parse_shards(text: str) -> Shards | None:
+    """Reads a whole --gres list that asks for shards and for no other part of a GPU; None for any other list."""
+    data = text.encode("utf-8", "surrogateescape").decode("latin-1")
+    if len(data) > contract.REQUEST_MAX_LENGTH:
+        return None
+    found: Shards | None = None
+    others: list[str] = []
+    for token in _tokens(data):
+        prefix, body = _split_prefix(token)
+        name = _name_of(body)
+        if name == contract.GRES_SHARD:
+            match = _SHARDS.fullmatch(body)
+            if found is not None or not match or int(match[1] or 1) < 1:
+                return None
+            found = Shards(int(match[1] or 1), (), prefix)
+        elif name in _CONFLICTS or "gres" in body:
+            return None
+        elif body:
+            others.append(token)
+    return found and replace(found, others=tuple(others))
 
 
 def mem_text(mem: MemMib | MemPercent) -> str:

@@ -131,6 +131,7 @@ def site_table(site: Site) -> dict[str, object]:
         "default_mem": site.default_mem,
         "default_cores": site.default_cores,
         "bare_shard": site.bare_shard,
+        "qos_enforced": site.qos_enforced,
         "modes": list(site.modes),
         "classes": {name: list(qos) for name, qos in site.classes.items()},
         "gpu_models": {name: {"total_mib": total_mib} for name, total_mib in site.gpu_models.items()},

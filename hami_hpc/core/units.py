@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hami_hpc.contract import constants as contract
 from hami_hpc.core.request import MemMib, MemPercent, Request, mem_text, parse
@@ -20,6 +20,7 @@ class Site:
     """The site's settings that decide requests.
 
     classes: class -> QoS names. gpu_models: name -> memory usable by CUDA, MiB. partitions: name -> its GPU models.
+    qos_enforced: auto (job_submit looks into slurm.conf) or yes.
     """
 
     shard_mib: int
@@ -31,6 +32,7 @@ class Site:
     classes: Mapping[str, Sequence[str]]
     gpu_models: Mapping[str, int]
     partitions: Mapping[str, Sequence[str]]
+    qos_enforced: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,16 @@ def _mem_units(mem: MemMib | MemPercent, site: Site, mib: int, shards: int) -> t
         return mib, shards
     count = max(1, shards * mem.percent // 100)
     return count * site.shard_mib, count
+
+
+def of_shards(count: int, gpu_type: str | None, site: Site, where: Where) -> Request:
+    """The request that `count` bare shards stand for. RequestError as resolve.
+
+    It resolves to as many shards again, but for less than the smallest vgpu, which has 1 % of a GPU's time.
+    """
+    request = Request(gpu_type=gpu_type, mem=MemMib(count * site.shard_mib))
+    _, shards = _common_capacity(site, _candidates(site, request, where), request, where)
+    return replace(request, cores=min(contract.CORES_MAX, max(1, 100 * count // shards)))
 
 
 def features(request: Request) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 VERSION = 1
 MAX_BYTES = 1 << 20
 PRELOADS = ("env", "ldso")
-BARE_SHARD = ("allow", "refuse")
+BARE_SHARD = ("refuse", "translate", "allow")
+QOS_ENFORCED = ("auto", "yes")
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
@@ -43,6 +44,7 @@ class Settings(NamedTuple):
     default_mem: str
     default_cores: int
     bare_shard: str
+    qos_enforced: str
     preload: str
     modes: tuple[str, ...]
     run_dir: str
@@ -66,6 +68,7 @@ class Settings(NamedTuple):
             default_mem=self.default_mem,
             default_cores=self.default_cores,
             bare_shard=self.bare_shard,
+            qos_enforced=self.qos_enforced,
             modes=self.modes,
             classes={name: entry.qos for name, entry in self.classes.items()},
             gpu_models=dict(self.gpu_models),
@@ -182,7 +185,8 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         memory_scaling=float(scaling),
         default_mem=vgpu.text("default_mem", c.DEFAULT_MEM),
         default_cores=vgpu.whole("default_cores", c.DEFAULT_CORES, c.CORES_MIN, c.CORES_MAX),
-        bare_shard=vgpu.text("bare_shard", "allow", BARE_SHARD),
+        bare_shard=vgpu.text("bare_shard", c.DEFAULT_BARE_SHARD, BARE_SHARD),
+        qos_enforced=vgpu.text("qos_enforced", "auto", QOS_ENFORCED),
         preload=vgpu.text("preload", "env", PRELOADS),
         modes=vgpu.names("modes", ("share",), c.MODES),
         run_dir=paths.directory_or_file("run_dir", c.FILE_RUN_DIR),

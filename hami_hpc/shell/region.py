@@ -111,6 +111,21 @@ def place_refusal(run_dir: str, job_id: int, message: str) -> None:
         _appear(run_dir, built, job_dir(run_dir, job_id), lambda: False)
 
 
+def place_whole(run_dir: str, job_id: int, message: str) -> None:
+    """Makes a directory whose `whole` tells SPANK that the job holds whole GPUs: its steps are not limited."""
+    target = job_dir(run_dir, job_id)
+
+    def is_there() -> bool:
+        return _read_bounded(f"{target}/{c.FILE_WHOLE}", len(content), os.geteuid()) == content
+
+    content = message.encode() + b"\n"
+    if is_there():
+        return
+    with _explained(f"making the run directory of job {job_id}"):
+        built = _build(run_dir, job_id, {c.FILE_WHOLE: content}, None)
+        _appear(run_dir, built, target, is_there)
+
+
 def _build(run_dir: str, job_id: int, files: dict[str, bytes], usage_uid: int | None) -> str:
     """A complete directory under a name of its own."""
     path = f"{jobs_dir(run_dir)}/{NEW}{job_id}-{os.getpid()}-{time.monotonic_ns()}"

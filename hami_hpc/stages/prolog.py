@@ -4,7 +4,8 @@
 Idempotent and safe to kill at any line: the ledger row comes first, so nothing held is forgotten; the directory
 appears by one rename. A fault of the node fails the prolog, and slurmd drains the node. A fault of the job must not,
 and Slurm has no exit status for it: the job gets a run directory without limits but with `refused`, and its steps are
-refused with that message (SPANK); the node stays up.
+refused with that message (SPANK); the node stays up. A job that holds the whole node gets a run directory with `whole`
+instead: its steps are not limited, and it has no grant and no usage record.
 """
 
 from __future__ import annotations
@@ -13,7 +14,17 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from hami_hpc.core.grant import Grant, JobUnits, check_fits, free_phase, make_grant, parse_id, parse_units, wants_vgpu
+from hami_hpc.core.grant import (
+    Grant,
+    JobUnits,
+    check_fits,
+    free_phase,
+    make_grant,
+    parse_id,
+    parse_units,
+    wants_vgpu,
+    whole_gpus,
+)
 from hami_hpc.core.inventory import Gpu, gpu_of_job, make_inventory
 from hami_hpc.core.mixed import check_model
 from hami_hpc.errors import JobError, NodeError
@@ -28,6 +39,12 @@ MODE = "share"
 
 def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
     """Grants the job of `environment` its slice. NodeError as the module says; a JobError is told to the job."""
+    gpus = whole_gpus(environment)
+    if gpus:
+        job_id = parse_id(environment, "SLURM_JOB_ID")
+        region.prepare(settings.run_dir)
+        region.place_whole(settings.run_dir, job_id, f"job {job_id} holds the whole node with GPU {gpus}: no limits")
+        return
     try:
         units = parse_units(environment)
         if units is None:

@@ -27,6 +27,7 @@ enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_FILE_JOB_LIMITS "job.limits"
 #define HAMI_FILE_USAGE "shared/usage"
 #define HAMI_FILE_REFUSED "refused"
+#define HAMI_FILE_WHOLE "whole"
 #define HAMI_FILE_RUN_DIR "/run/hami-hpc"
 #define HAMI_FILE_STEP_LIMITS_FORMAT "step-%u.limits"
 #define HAMI_LIMITS_MAGIC 0x314d494c494d4148ull

@@ -47,6 +47,18 @@ int gres_p_node_config_load(hami_list *gres_conf_list, node_config_load_t *node_
 	return SLURM_SUCCESS;
 }
 
+/*
+ * Slurm's own gres/shard takes SLURM_SHARDS_ON_NODE out of the environment of what holds no shards, but not
+ * where it holds a GPU: what a job inherits from the job that has submitted it stays then, and SPANK would
+ * take it for held. Slurm says so by this flag, from the first plugin behind gres/shard on; it gives nobody
+ * both.
+ */
+static void drop_inherited_shards(char **env, gres_internal_flags_t flags)
+{
+	if (flags & GRES_INTERNAL_FLAG_PROTECT_ENV)
+		unsetenvp(env, "SLURM_SHARDS_ON_NODE");
+}
+
 static void set_count(char ***env, uint64_t count)
 {
 	if (count > 0)
@@ -63,8 +75,8 @@ static void set_count(char ***env, uint64_t count)
 void gres_p_job_set_env(char ***env, bitstr_t *bits, uint64_t count, gres_internal_flags_t flags)
 {
 	(void)bits;
-	(void)flags;
 	set_count(env, count);
+	drop_inherited_shards(*env, flags);
 	if (HAMI_WITH_CLASS)
 		unsetenvp(*env, HAMI_ENV_CLASS);
 }
@@ -145,17 +157,31 @@ hami_prep_info *hami_build_env(gres_job_state_t *job)
 	return info;
 }
 
-/* In slurmd, before the prolog and the epilog, whose environment starts empty: nothing of the user's is in
- * it. */
+/* The count that an earlier call left in env; 0 where there is none. */
+static uint64_t count_so_far(char **env)
+{
+	for (; env && *env; env++) {
+		if (strncmp(*env, HAMI_ENV "=", sizeof(HAMI_ENV)) == 0)
+			return strtoull(*env + sizeof(HAMI_ENV), NULL, 10);
+	}
+	return 0;
+}
+
+/*
+ * In slurmd, before the prolog and the epilog, whose environment starts empty: nothing of the user's is in
+ * it. Called once for each type that the job holds: more than one only where it holds all of a node
+ * (--exclusive), which the prolog sees by the sum.
+ */
 void hami_set_env(char ***env, hami_prep_info *info, int node_index)
 {
 	static const char *const classes[] = HAMI_CLASS_NAMES;
-	uint64_t value, class;
+	uint64_t value, class, before;
 
 	if (!info || !info->gres_cnt_node_alloc || node_index < 0 || (uint32_t)node_index >= info->node_cnt)
 		return;
 	value = info->gres_cnt_node_alloc[node_index];
-	set_count(env, value & COUNT_MASK);
+	before = count_so_far(*env);
+	set_count(env, before + (value & COUNT_MASK));
 	class = value >> CLASS_SHIFT;
 	if (HAMI_WITH_CLASS && class > 0 && class <= sizeof(classes) / sizeof(classes[0]))
 		env_array_overwrite(env, HAMI_ENV_CLASS, classes[class - 1]);

@@ -38,7 +38,8 @@ local grammar = load_part("gres")(contract, load_part("request")(contract, error
 local units = load_part("units")(contract, errors, grammar)
 local features = load_part("features")(contract, errors)
 local settings = load_part("settings")(contract, errors, grammar)
-local jobs = load_part("jobs")(contract, errors, grammar, units, features, settings)
+local slurm_conf = load_part("slurm_conf")(contract, settings)
+local jobs = load_part("jobs")(contract, errors, grammar, units, features, settings, slurm_conf)
 local steps = load_part("steps")(contract, errors, grammar, units, features, settings)
 
 -- The script that Slurm itself runs lies beside slurm.conf, and so does the site's table.
@@ -77,7 +78,7 @@ local function refuse_in_client(refusal)
 	return slurm.ERROR
 end
 
-local M = { grammar = grammar, units = units, features = features, settings = settings, errors = errors }
+local M = { slurm_conf = slurm_conf, grammar = grammar, units = units, features = features, settings = settings, errors = errors }
 
 -- For slurm_job_submit. Call it after whatever sets the job's partition or QoS.
 function M.job_submit(job_desc, part_list, _submit_uid)

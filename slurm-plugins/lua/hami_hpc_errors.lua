@@ -11,11 +11,11 @@ return function(contract)
 
 	-- What the user wrote, fit for one line of a log: printable ASCII, at most given_max bytes.
 	function M.shorten(value)
-		local text = string.gsub(tostring(value), "[^\32-\126]", "?")
+		local text = tostring(value)
 		if #text > max then
 			text = string.sub(text, 1, max - 3) .. "..."
 		end
-		return text
+		return (string.gsub(text, "[^\32-\126]", "?"))
 	end
 
 	-- The refusal for `code`; `fields` fill the placeholders of its text (example: the contract's, if not given).

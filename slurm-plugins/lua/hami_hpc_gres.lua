@@ -6,6 +6,7 @@ return function(contract, grammar)
 	local GRES = contract.gres
 	local NAME = contract.request.name
 	local limits = contract.request.limits
+	local MAX_DIGITS = 6 -- of a count of shards: more than any GPU has
 
 	local function token(prefix, name, count)
 		return string.format("%s%s:%d", prefix, name, count)
@@ -87,9 +88,33 @@ return function(contract, grammar)
 		return out
 	end
 
+	-- Reads a list that asks for N shards and for no other part of a GPU: { count, others, prefix }, or nil.
+	function M.parse_shards(text)
+		if #text > contract.request.max_length then
+			return nil
+		end
+		local out = { others = {} }
+		for token in string.gmatch(text, "[^,]+") do
+			local prefix, body = grammar.split_prefix(token)
+			local name = grammar.name_of(body)
+			if name == GRES.shard then
+				local digits = body == GRES.shard and "1" or string.match(body, "^%w+[:=]([0-9]+)$")
+				if out.count or not digits or #digits > MAX_DIGITS or tonumber(digits) < 1 then
+					return nil
+				end
+				out.count, out.prefix = tonumber(digits), prefix
+			elseif name == "gpu" or name == "mps" or string.find(body, "gres", 1, true) then
+				return nil
+			elseif body ~= "" then
+				out.others[#out.others + 1] = token
+			end
+		end
+		return out.count and out or nil
+	end
+
 	-- gpu:vgpu..., which is what --gpus-per-node=vgpu... becomes.
 	function M.carries_in_gpu(text)
-		if not string.find(text, NAME, 1, true) then
+		if not string.find(text, NAME, 1, true) or #text > contract.request.max_length then
 			return false
 		end
 		for token in string.gmatch(text, "[^,]+") do

@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: Apache-2.0
 -- job_submit and job_modify: the authority that turns a job's request into what slurmctld schedules.
 
-return function(contract, errors, grammar, units, features, settings)
+return function(contract, errors, grammar, units, features, settings, slurm_conf)
 	local M = {}
 	local fail = errors.fail
 	local GRES = contract.gres
 	local PENDING = 0
-	local EXCLUSIVE = 0 -- JOB_SHARED_NONE in job_desc.shared
+	local EXCLUSIVE = 0 -- JOB_SHARED_NONE in job_desc.shared, and max_share of a partition with OverSubscribe=EXCLUSIVE
 	local STATE_FLAGS = 256 -- job_state: the state is in the low byte, flags are above
 
 	-- Where Slurm keeps what its other options ask for.
@@ -37,13 +37,38 @@ return function(contract, errors, grammar, units, features, settings)
 		end
 	end
 
-	local function refuse_bare_shard(job, text)
-		for _, value in ipairs({ text, job.tres_per_job or "", job.tres_per_socket or "", job.tres_per_task or "" }) do
-			local found = grammar.find_token(value, GRES.shard)
-			if found and settings.need().bare_shard == "refuse" then
-				fail("E_BARE_SHARD", { given = found })
+	-- What is read for a vgpu request beside it.
+	local function check_lengths(at)
+		grammar.check_length("--constraint", at.features or "")
+		grammar.check_length("--partition", table.concat(at.partitions, ","))
+	end
+
+	-- What a job asks for in shards of its own, as a token, and whether in another option than --gres.
+	local function find_shards(job, text)
+		for _, row in ipairs(OTHER_FIELDS) do
+			local found = grammar.find_token(job[row[1]] or "", GRES.shard)
+			if found then
+				return found, true
 			end
 		end
+		return grammar.find_token(text, GRES.shard), false
+	end
+
+	-- Bare shards fence nothing, so they are refused, or where the site says so become the vgpu of that size, which is
+	-- returned in the form of a parsed request. nil where there are none, or the site allows them.
+	local function read_bare_shards(job, text, at)
+		local found, is_elsewhere = find_shards(job, text)
+		local site = found and settings.need()
+		if not found or site.bare_shard == "allow" then
+			return nil
+		end
+		local shards = site.bare_shard == "translate" and not is_elsewhere and grammar.parse_shards(text)
+		if not shards then
+			fail("E_BARE_SHARD", { given = found })
+		end
+		check_lengths(at)
+		shards.request = units.of_shards(shards.count, features.type_of(at.features), site, at.partitions)
+		return shards
 	end
 
 	-- Whole GPUs or shards asked for by another option of the same job.
@@ -73,19 +98,50 @@ return function(contract, errors, grammar, units, features, settings)
 		return #out > 0 and out or { "(default)" }
 	end
 
+	-- A job with whole nodes holds all GPUs of each, so that a vgpu in it would wait for what the job itself holds.
+	local function refuse_whole_nodes(job, partitions, parts)
+		if job.shared == EXCLUSIVE then
+			fail("E_EXCLUSIVE")
+		end
+		for _, name in ipairs(partitions) do
+			if parts and parts[name] and parts[name].max_share == EXCLUSIVE then
+				fail("E_EXCLUSIVE_PARTITION", { where = units.where_text({ name }) })
+			end
+		end
+	end
+
+	-- The class that a job gets by its QoS. A class has a policy and a price of its own, so where Slurm lets anybody use
+	-- any QoS, one that the user has written makes none; one that the administrator gave by default does.
+	local function class_of(site, qos, default_qos)
+		local class = units.class_of(site, qos)
+		if class == "std" or string.lower(qos) == string.lower(default_qos or "") then
+			return class
+		end
+		local is_enforced, reason = slurm_conf.qos_is_enforced(site)
+		if is_enforced then
+			return class
+		end
+		slurm.log_user("%s", errors.new("E_CLASS_NOT_ENFORCED", { given = qos, allowed = reason }).message)
+		return "std"
+	end
+
 	-- srun outside an allocation sends one gres list for the job and for its step, so the client translates it to
 	-- plain units (see hami_hpc_steps.lua). Their shards are counted again here; nothing else sends that form.
 	local function parse_job(text, from_srun)
 		return from_srun and grammar.parse_units(text) or grammar.parse(text)
 	end
 
-	-- Writes the units of `parsed` into `job`. `at` holds partitions, qos and the --constraint in force.
+	-- Writes the units of `parsed` into `job`. `at` holds the partitions, those that there are (parts), the --constraint
+	-- in force, and the class, or the QoS that decides it.
 	local function place(job, parsed, at)
 		local site = settings.need()
 		local request = parsed.request
+		check_lengths(at)
+		refuse_whole_nodes(job, at.partitions, at.parts)
 		request.gpu_type = request.gpu_type or features.type_of(at.features)
-		local result = units.resolve(request, site, at.partitions, at.qos)
-		local tokens = grammar.job_tokens(result, parsed.prefix, result.service_class)
+		local result = units.resolve(request, site, at.partitions)
+		local class = at.service_class or class_of(site, at.qos, job.default_qos)
+		local tokens = grammar.job_tokens(result, parsed.prefix, class)
 		for _, token in ipairs(parsed.others) do
 			tokens[#tokens + 1] = token
 		end
@@ -104,18 +160,20 @@ return function(contract, errors, grammar, units, features, settings)
 		local text = job.tres_per_node or ""
 		refuse_other_options(job, text)
 		local parsed = parse_job(text, job.script == nil)
+		if not parsed and not find_shards(job, text) then
+			return -- most jobs of a cluster: nothing more is read of them
+		end
+		local at = { parts = parts, partitions = partitions_of(job.partition, parts), features = job.features }
+		parsed = parsed or read_bare_shards(job, text, at)
 		if not parsed then
-			return refuse_bare_shard(job, text)
+			return
 		end
 		refuse_conflicts(job)
-		if job.shared == EXCLUSIVE then
-			fail("E_EXCLUSIVE")
+		at.qos = job.qos
+		if not at.qos or at.qos == "" then
+			at.qos = job.default_qos
 		end
-		local qos = job.qos
-		if not qos or qos == "" then
-			qos = job.default_qos
-		end
-		place(job, parsed, { partitions = partitions_of(job.partition, parts), qos = qos, features = job.features })
+		place(job, parsed, at)
 	end
 
 	-- The QoS that a job has after the update: a new one, the default ("" asks for it), or the old one.
@@ -130,33 +188,40 @@ return function(contract, errors, grammar, units, features, settings)
 	-- a class cannot be exchanged, and gres=shard:1 would leave a job its vgpu_mem on a single shard.
 	local function refuse_merges(job, record, text, parsed, held)
 		refuse_conflicts(job)
+		if job.shared == EXCLUSIVE then
+			fail("E_EXCLUSIVE")
+		end
 		if text and not parsed then
 			fail("E_UPDATE_KEEPS", { given = text })
 		end
 		local qos = qos_after(job, record)
-		if held and (job.qos or parsed) and units.class_of(settings.need(), qos) ~= held.service_class then
+		if held and job.qos and class_of(settings.need(), qos, job.default_qos) ~= held.service_class then
 			fail("E_CLASS_CHANGE", { given = qos })
 		end
 	end
 
-	-- Another partition or constraint for a pending job whose request stays: its shards and our features follow.
-	local function follow_change(job, record, parts, held)
-		held.request.gpu_type = features.type_of(record.features)
-		place(job, held, {
-			partitions = partitions_of(job.partition or record.partition, parts),
-			qos = qos_after(job, record),
-			features = job.features or record.features,
-			keep = features.ours(record.features),
-			replace = true,
-		})
+	-- What an update asks of us: a parsed request, bare shards as one, or nil.
+	local function read_update(job, text, at)
+		if not text then
+			return nil
+		end
+		return grammar.parse(text) or read_bare_shards(job, text, at)
 	end
 
 	function M.modify(job, record, parts)
 		local text, old = job.tres_per_node, record.tres_per_node or ""
 		local is_pending = record.job_state % STATE_FLAGS == PENDING
-		refuse_other_options(job, text or "")
-		local parsed = text and grammar.parse(text)
 		local held = grammar.parse_units(old, true)
+		local at = {
+			partitions = partitions_of(job.partition or record.partition, parts),
+			parts = parts,
+			features = job.features or record.features,
+			qos = qos_after(job, record),
+			service_class = held and held.service_class,
+			replace = true,
+		}
+		refuse_other_options(job, text or "")
+		local parsed = read_update(job, text, at)
 		if parsed and not is_pending then
 			fail("E_UPDATE")
 		elseif grammar.mentions(old) then
@@ -164,16 +229,11 @@ return function(contract, errors, grammar, units, features, settings)
 		end
 		if parsed then
 			refuse_conflicts(job)
-			place(job, parsed, {
-				partitions = partitions_of(job.partition or record.partition, parts),
-				qos = qos_after(job, record),
-				features = job.features or record.features,
-				replace = true,
-			})
-		elseif text then
-			refuse_bare_shard(job, text)
+			place(job, parsed, at)
 		elseif held and is_pending and (job.partition or job.features) then
-			follow_change(job, record, parts, held)
+			held.request.gpu_type = features.type_of(record.features)
+			at.keep = features.ours(record.features)
+			place(job, held, at)
 		end
 	end
 

@@ -165,10 +165,13 @@ return function(contract, errors)
 		end
 	end
 
-	-- Is one of our names asked for in this gres list? Cheap, because it runs for every job of the cluster.
+	-- Is one of our names asked for in this gres list? Cheap, because it runs for every job of the cluster. A list that
+	-- is too long to be read counts as one of ours if our name is anywhere in it.
 	function M.mentions(text)
 		if not string.find(text, NAME, 1, true) then
 			return false
+		elseif #text > rules.max_length then
+			return true
 		end
 		for token in string.gmatch(text, "[^,]+") do
 			local name = M.name_of(token)
@@ -179,8 +182,22 @@ return function(contract, errors)
 		return is_hidden(text, NAME) or is_hidden(text, contract.gres.mem) or is_hidden(text, contract.gres.cores)
 	end
 
-	-- What the list asks of the gres `wanted`: its token, without prefix; nil if nothing.
+	-- Refuses what is longer than anything that a vgpu request needs; `key` is the option. It is cut off here, before
+	-- anything looks at it more than once: slurmctld serves nobody else meanwhile.
+	function M.check_length(key, text)
+		if #text > rules.max_length then
+			fail("E_TOO_LONG", { key = key, given = #text, allowed = rules.max_length })
+		end
+	end
+
+	-- What the list asks of the gres `wanted`: its token, without prefix; nil if nothing. All of a list that is too long
+	-- to be read and holds the name.
 	function M.find_token(text, wanted)
+		if not string.find(text, wanted, 1, true) then
+			return nil
+		elseif #text > rules.max_length then
+			return text
+		end
 		for token in string.gmatch(text, "[^,]+") do
 			local _, body = M.split_prefix(token)
 			if M.name_of(body) == wanted then
@@ -222,9 +239,9 @@ return function(contract, errors)
 	function M.parse(text)
 		if not M.mentions(text) then
 			return nil
-		elseif #text > rules.max_length then
-			fail("E_TOO_LONG", { given = #text, allowed = rules.max_length })
-		elseif string.find(text, "[^\32-\126]") then
+		end
+		M.check_length("--gres", text)
+		if string.find(text, "[^\32-\126]") then
 			fail("E_CHARS", { given = text })
 		end
 		local state = { seen = {}, others = {}, prefix = "" }

@@ -28,6 +28,22 @@ return function(contract, errors, grammar)
 		return out
 	end
 
+	-- Where slurm.conf may be, the likeliest first: slurmctld takes its scripts from the directory of its slurm.conf.
+	function M.slurm_conf_paths()
+		local out, given = {}, os.getenv("SLURM_CONF")
+		if M.script_directory then
+			if given and directory_of(given) == M.script_directory then
+				out[1] = given
+			end
+			out[#out + 1] = M.script_directory .. "/slurm.conf"
+		end
+		if given and given ~= "" then
+			out[#out + 1] = given
+		end
+		out[#out + 1] = "/etc/slurm/slurm.conf"
+		return out
+	end
+
 	local function open_table()
 		for _, directory in ipairs(directories()) do
 			local path = directory .. "/" .. FILE
@@ -70,6 +86,7 @@ return function(contract, errors, grammar)
 			memory_scaling = number_or(site.memory_scaling, defaults.memory_scaling),
 			default_cores = number_or(site.default_cores, defaults.default_cores),
 			bare_shard = site.bare_shard or defaults.bare_shard,
+			qos_enforced = site.qos_enforced,
 			modes = site.modes or defaults.modes,
 			classes = site.classes or {},
 			gpu_models = site.gpu_models,

@@ -8,6 +8,7 @@
 return function(contract, errors, grammar, units, features, settings)
 	local M = {}
 	local fail = errors.fail
+	local GRES = contract.gres
 	local OTHER_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task" }
 
 	local function split_list(text)
@@ -124,6 +125,7 @@ return function(contract, errors, grammar, units, features, settings)
 	-- reads back (and counts the shards itself); the constraint carries mode and type.
 	local function translate_srun_job(options, parsed)
 		local request = parsed.request
+		grammar.check_length("--constraint", options.constraint or "")
 		local site, reason = settings.read()
 		local wanted = split_list(options.partition)
 		request.gpu_type = request.gpu_type or features.type_of(options.constraint)
@@ -143,8 +145,23 @@ return function(contract, errors, grammar, units, features, settings)
 		add_constraint(options, units.features(request))
 	end
 
+	-- srun outside an allocation with bare shards: where the site turns them into a vgpu, job and step need its units. Any
+	-- other case is job_submit's, or of whatever a step may take of its job's.
+	local function translate_srun_shards(options, text)
+		local shards = grammar.find_token(text, GRES.shard) and grammar.parse_shards(text)
+		local site = shards and settings.read()
+		if not site or site.bare_shard ~= "translate" then
+			return
+		end
+		local wanted = split_list(options.partition)
+		local partitions = #wanted > 0 and wanted or all_partitions(site)
+		shards.request = units.of_shards(shards.count, features.type_of(options.constraint), site, partitions)
+		translate_srun_job(options, shards)
+	end
+
 	local function glue_job(options, parsed)
 		local site = settings.read()
+		grammar.check_length("--constraint", options.constraint or "")
 		local wanted = split_list(options.partition)
 		if site and #wanted > 0 then
 			local request = parsed.request
@@ -164,11 +181,15 @@ return function(contract, errors, grammar, units, features, settings)
 			end
 		end
 		local text = options.gres
-		if not text or not grammar.mentions(text) then
+		if not text then
 			return
 		end
 		local is_srun = options.type == "srun"
 		local job_id = is_srun and job_of(options)
+		if not grammar.mentions(text) then
+			return is_srun and not job_id and translate_srun_shards(options, text)
+		end
+		grammar.check_length("--gres", text)
 		if job_id then
 			return translate_step(options, text, job_id)
 		end

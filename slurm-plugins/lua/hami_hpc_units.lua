@@ -154,6 +154,15 @@ return function(contract, errors, grammar)
 		return "std"
 	end
 
+	-- The request that `count` bare shards stand for: it resolves to as many shards again, but for less than the smallest
+	-- vgpu, which has 1 % of a GPU's time.
+	function M.of_shards(count, gpu_type, site, partitions)
+		local request = { gpu_type = gpu_type, mem_mib = count * site.shard_mib }
+		local _, shards = common_capacity(site, candidates(site, request, partitions), request, partitions)
+		request.cores = math.min(100, math.max(1, floor(100 * count / shards)))
+		return request
+	end
+
 	-- { shards, mem_mib, cores, service_class, features } of a request in `partitions` (a list of names) under `qos`.
 	function M.resolve(request, site, partitions, qos)
 		local models = candidates(site, request, partitions)

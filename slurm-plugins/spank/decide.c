@@ -7,6 +7,8 @@
 
 /* Set by Slurm's own gres/shard for steps that hold shards, removed from all others. */
 static const char ENV_SHARDS[] = "SLURM_SHARDS_ON_NODE";
+/* By gres/gpu and gres/shard, for steps with a device. */
+static const char ENV_GPUS[] = "SLURM_GPUS_ON_NODE";
 
 const char *env_value(char **env, const char *name)
 {
@@ -54,8 +56,10 @@ static int parse_optional(char **env, const char *name, bool *has, uint64_t *cou
 int step_units_parse(char **env, struct step_units *units)
 {
 	uint64_t ignored;
+	const char *gpus = env_value(env, ENV_GPUS);
 	int rc = parse_optional(env, ENV_SHARDS, &units->shards, &ignored);
 
+	units->gpus = gpus && *gpus && strcmp(gpus, "0") != 0;
 	if (rc == 0)
 		rc = parse_optional(env, HAMI_ENV_VGPU, &units->vgpu, &ignored);
 	if (rc == 0)
@@ -65,20 +69,39 @@ int step_units_parse(char **env, struct step_units *units)
 	return rc;
 }
 
-enum step_verdict step_decide(const struct step_units *units, bool has_record, bool plugins_loaded)
+static bool has_units(const struct step_units *units)
 {
-	bool any = units->vgpu || units->mem || units->cores;
+	return units->vgpu || units->mem || units->cores;
+}
 
-	if (any && !has_record)
-		return STEP_NO_RECORD;
-	if (any)
+static enum step_verdict decide_slice(const struct step_units *units)
+{
+	if (has_units(units))
 		return units->shards ? STEP_FENCED : STEP_UNITS_ALONE;
+	return units->shards ? STEP_SHARDS_ALONE : STEP_WITHOUT_GPU;
+}
+
+/* Slurm hands out no shards of GPUs that are held whole: whoever has some is in no such job. */
+static enum step_verdict decide_whole(const struct step_units *units, bool bare_shards_allowed)
+{
+	if (units->shards && !bare_shards_allowed)
+		return STEP_BARE_SHARDS;
+	return has_units(units) && !units->gpus ? STEP_WHOLE_SLICED : STEP_WHOLE;
+}
+
+enum step_verdict step_decide(const struct step_units *units, enum job_kind kind, bool plugins_loaded,
+			      bool bare_shards_allowed)
+{
+	if (kind == JOB_SLICE)
+		return decide_slice(units);
+	if (kind == JOB_WHOLE)
+		return decide_whole(units, bare_shards_allowed);
+	if (has_units(units))
+		return STEP_NO_RECORD;
 	/* Without the plugins a vGPU looks exactly like a bare shard job, here and in the prolog. */
 	if (units->shards && !plugins_loaded)
 		return STEP_NO_PLUGINS;
-	if (!has_record)
-		return STEP_NOT_OURS;
-	return units->shards ? STEP_SHARDS_ALONE : STEP_WITHOUT_GPU;
+	return units->shards && !bare_shards_allowed ? STEP_BARE_SHARDS : STEP_NOT_OURS;
 }
 
 void step_limits(const struct hami_limits *job, const struct step_units *units, enum step_verdict verdict,

@@ -37,6 +37,18 @@ static int set_preload(struct options *opt, const char *value)
 	return 0;
 }
 
+/* translate is job_submit's: shards that it has not translated are refused here. */
+static int set_bare_shard(struct options *opt, const char *value)
+{
+	if (strcmp(value, "allow") == 0)
+		opt->bare_shard = BARE_SHARD_ALLOW;
+	else if (strcmp(value, "refuse") == 0 || strcmp(value, "translate") == 0)
+		opt->bare_shard = BARE_SHARD_REFUSE;
+	else
+		return -EINVAL;
+	return 0;
+}
+
 static const struct {
 	const char *key;
 	int (*set)(struct options *opt, const char *value);
@@ -45,6 +57,7 @@ static const struct {
 	{"run_dir", set_run_dir, "an absolute path without spaces and colons"},
 	{"interposer", set_interposer, "an absolute path without spaces and colons"},
 	{"preload", set_preload, "env or ldso"},
+	{"bare_shard", set_bare_shard, "refuse, translate or allow"},
 };
 
 static int set_one(const char *argument, struct options *opt, char *error, size_t size)
@@ -61,13 +74,14 @@ static int set_one(const char *argument, struct options *opt, char *error, size_
 		return -EINVAL;
 	}
 	snprintf(error, size,
-		 "%s in plugstack.conf is unknown; there are run_dir=, interposer= and preload=", argument);
+		 "%s in plugstack.conf is unknown; there are run_dir=, interposer=, preload= and bare_shard=",
+		 argument);
 	return -EINVAL;
 }
 
 int options_parse(int argc, char **argv, struct options *opt, char *error, size_t size)
 {
-	*opt = (struct options){HAMI_FILE_RUN_DIR, DEFAULT_INTERPOSER, PRELOAD_ENV};
+	*opt = (struct options){HAMI_FILE_RUN_DIR, DEFAULT_INTERPOSER, PRELOAD_ENV, BARE_SHARD_REFUSE};
 	for (int i = 0; i < argc; i++) {
 		if (set_one(argv[i], opt, error, size) < 0)
 			return -EINVAL;

@@ -11,10 +11,13 @@ enum preload_mode {
 	PRELOAD_LDSO /* a private /etc/ld.so.preload in each task's mount namespace */
 };
 
+enum bare_shard { BARE_SHARD_REFUSE, BARE_SHARD_ALLOW };
+
 struct options {
 	const char *run_dir;    /* absolute; default HAMI_FILE_RUN_DIR */
 	const char *interposer; /* absolute path of the library; default DEFAULT_INTERPOSER */
 	enum preload_mode preload;
+	enum bare_shard bare_shard; /* what becomes of a step with shards in a job without vGPU */
 };
 
 #ifndef DEFAULT_INTERPOSER /* the Makefile gives it, below the installation's LIBDIR */

@@ -110,9 +110,10 @@ static int read_stable(int fd, struct hami_limits *limits)
 	return RECORD_UNSTABLE;
 }
 
-bool record_read_refusal(int dir, uid_t owner, char *text, size_t size)
+/* The first line of a file that owner alone can write; false where there is none, or it says nothing. */
+static bool read_line(int dir, const char *name, uid_t owner, char *text, size_t size)
 {
-	int fd = openat(dir, HAMI_FILE_REFUSED, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	struct stat st;
 	ssize_t n = 0;
 
@@ -125,6 +126,18 @@ bool record_read_refusal(int dir, uid_t owner, char *text, size_t size)
 	text[n > 0 ? n : 0] = '\0';
 	text[strcspn(text, "\n")] = '\0';
 	return *text;
+}
+
+bool record_read_refusal(int dir, uid_t owner, char *text, size_t size)
+{
+	return read_line(dir, HAMI_FILE_REFUSED, owner, text, size);
+}
+
+bool record_is_whole(int dir, uid_t owner)
+{
+	char text[1024];
+
+	return read_line(dir, HAMI_FILE_WHOLE, owner, text, sizeof(text));
 }
 
 int record_read_job(int dir, uid_t owner, uint32_t job_id, uint32_t uid, struct hami_limits *limits)

@@ -35,6 +35,9 @@ int record_open_dir(const char *run_dir, uint32_t job_id);
  */
 bool record_read_refusal(int dir, uid_t owner, char *text, size_t size);
 
+/* Whether the prolog has left word in dir that the job holds whole GPUs; owner as below. */
+bool record_is_whole(int dir, uid_t owner);
+
 /*
  * Reads the job's record in dir. owner is who must own it (0 outside tests). Returns 0, -errno of a call that
  * failed, or a positive enum record_fault. *limits is only valid after 0.

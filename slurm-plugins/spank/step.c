@@ -18,6 +18,7 @@
 #include "ldso.h"
 #include "preload.h"
 #include "record.h"
+#include "refusal.h"
 
 /* Filled by step_begin in slurmstepd; the tasks' processes inherit it by fork. */
 static struct {
@@ -25,6 +26,7 @@ static struct {
 	uint32_t job_id, step_id;
 	enum step_verdict verdict;
 	bool record_written;
+	bool put_back;                 /* the job, once its step has ended */
 	char refusal[PATH_MAX + 1024]; /* "": not refused */
 } step;
 
@@ -63,37 +65,66 @@ static uint64_t unix_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-#define HOW_TO_ASK                                                                                           \
-	"Ask with srun --gres=vgpu:mem=4G,cores=25, with no --gres for all that the job has, "               \
-	"or with --gres=none for a step without GPU"
+#if SLURM_VERSION_NUMBER < SLURM_VERSION_NUM(23, 2, 0)
+/* After that many runs a job with a lost record fails: then something else is wrong. */
+enum { PUT_BACK_RUNS = 10 };
+
+/* SPANK has an item for it, which this Slurm never fills in. Asks slurmctld. */
+static uint32_t restarts_of(uint32_t job_id)
+{
+	job_info_msg_t *info = NULL;
+	uint32_t restarts = 0;
+
+	if (slurm_load_job(&info, job_id, SHOW_ALL) == SLURM_SUCCESS && info && info->record_count > 0)
+		restarts = info->job_array[0].restart_cnt;
+	if (info)
+		slurm_free_job_info_msg(info);
+	return restarts;
+}
+
+/*
+ * This slurmd may take a job that starts again within two minutes of its last run for that same run, and runs
+ * no prolog (docs/adr/018). The job can do nothing about it, and runs when it is started later.
+ */
+static bool slurmd_forgot_the_prolog(void)
+{
+	uint32_t restarts = restarts_of(step.job_id);
+
+	if (restarts == 0 || restarts > PUT_BACK_RUNS)
+		return false;
+	step.put_back = true;
+	refuse("slurmd has run no prolog for it, because it was started within two minutes of its last run's "
+	       "end. "
+	       "It goes back into the queue, and starts again after two minutes; there is nothing to do. "
+	       "Administrator: leave a requeued job's start time alone. Slurm 23.02 and later are without "
+	       "this fault");
+	return true;
+}
+
+static void put_back(void)
+{
+	if (slurm_requeue(step.job_id, 0) != SLURM_SUCCESS)
+		slurm_error(
+			"hami_hpc: job %u could not be put back into the queue (%s). Administrator: scontrol "
+			"requeue %u",
+			step.job_id, slurm_strerror(slurm_get_errno()), step.job_id);
+}
+#else
+static bool slurmd_forgot_the_prolog(void)
+{
+	return false;
+}
+
+static void put_back(void)
+{
+}
+#endif
 
 static void refuse_verdict(enum step_verdict verdict)
 {
-	switch (verdict) {
-	case STEP_NO_RECORD:
-		refuse("it holds a vGPU, but the node has no %s/jobs/%u/" HAMI_FILE_JOB_LIMITS
-		       " that would fence it. The prolog writes it. Administrator: check Prolog= "
-		       "in slurm.conf, the gres_vgpu*.so in slurmctld's PluginDir, and slurmd's log; then "
-		       "submit the job "
-		       "again",
-		       step.options.run_dir, step.job_id);
-		break;
-	case STEP_NO_PLUGINS:
-		refuse("it holds gres/shard, and slurmd on this node has not loaded hami_hpc's gres plugins, "
-		       "which say how much. Administrator: install the gres_vgpu*.so that were built for "
-		       "exactly this Slurm into PluginDir and restart slurmd");
-		break;
-	case STEP_SHARDS_ALONE:
-		refuse("it takes gres/shard of the job's vGPU without saying how much memory. " HOW_TO_ASK);
-		break;
-	case STEP_UNITS_ALONE:
-		refuse("it takes memory or cores of the job's vGPU without gres/shard. " HOW_TO_ASK);
-		break;
-	case STEP_NOT_OURS:
-	case STEP_FENCED:
-	case STEP_WITHOUT_GPU:
-		break;
-	}
+	if (verdict == STEP_NO_RECORD && slurmd_forgot_the_prolog())
+		return;
+	refusal_write(verdict, step.options.run_dir, step.job_id, step.refusal, sizeof(step.refusal));
 }
 
 /* ld.so only warns about a library that it cannot preload: that would be a step without a fence. */
@@ -153,6 +184,15 @@ static void drop_inherited(spank_t spank, char **env)
 	spank_unsetenv(spank, HAMI_ENV_CLASS);
 }
 
+/* The units that Slurm gives to a job with whole GPUs say nothing about it. */
+static void drop_units(spank_t spank)
+{
+	static const char *const names[] = {HAMI_ENV_VGPU, HAMI_ENV_CLASS, HAMI_ENV_MEM_MIB, HAMI_ENV_CORES};
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		spank_unsetenv(spank, names[i]);
+}
+
 static int set_env(spank_t spank, const char *name, const char *value)
 {
 	spank_err_t rc = value ? spank_setenv(spank, name, value, 1) : ESPANK_ERROR;
@@ -204,6 +244,19 @@ static void fence(spank_t spank, char **env, int dir, const struct hami_limits *
 	set_step_env(spank, env, limits);
 }
 
+/* What the prolog has left of the job in dir; -1 when it cannot be trusted (refused). *job only after
+ * JOB_SLICE. */
+static int read_kind(int dir, uint32_t uid, struct hami_limits *job)
+{
+	int has_record = dir < 0 ? 0 : read_job(dir, uid, job);
+
+	if (has_record < 0)
+		return -1;
+	if (has_record)
+		return JOB_SLICE;
+	return dir >= 0 && record_is_whole(dir, 0) ? JOB_WHOLE : JOB_WITHOUT_RECORD;
+}
+
 /* Slurm has no way for a prolog to fail the job and spare the node: it leaves word here instead. */
 static bool refused_by_prolog(int dir)
 {
@@ -219,7 +272,7 @@ static void begin(spank_t spank, char **env, uint32_t uid)
 {
 	struct hami_limits job, own;
 	struct step_units units;
-	int dir, has_record;
+	int dir, kind;
 
 	if (step_units_parse(env, &units) < 0) {
 		refuse("one of " HAMI_ENV_VGPU ", " HAMI_ENV_MEM_MIB " and " HAMI_ENV_CORES
@@ -233,16 +286,19 @@ static void begin(spank_t spank, char **env, uint32_t uid)
 		       step.options.run_dir, step.job_id, strerror(-dir));
 		return;
 	}
-	has_record = dir < 0 ? 0 : read_job(dir, uid, &job);
-	if (has_record >= 0 && !refused_by_prolog(dir)) {
-		step.verdict = step_decide(&units, has_record, has_record || gres_plugins_loaded());
+	kind = read_kind(dir, uid, &job);
+	if (kind >= 0 && !refused_by_prolog(dir)) {
+		step.verdict = step_decide(&units, (enum job_kind)kind, gres_plugins_loaded(),
+					   step.options.bare_shard == BARE_SHARD_ALLOW);
 		refuse_verdict(step.verdict);
 	}
 	if (step.verdict == STEP_FENCED || step.verdict == STEP_WITHOUT_GPU) {
 		step_limits(&job, &units, step.verdict, step.step_id, unix_ns(), &own);
 		fence(spank, env, dir, &own);
-	} else if (step.verdict == STEP_NOT_OURS && !*step.refusal) {
+	} else if ((step.verdict == STEP_NOT_OURS || step.verdict == STEP_WHOLE) && !*step.refusal) {
 		drop_inherited(spank, env);
+		if (step.verdict == STEP_WHOLE)
+			drop_units(spank);
 	}
 	if (dir >= 0)
 		close(dir);
@@ -316,6 +372,9 @@ void step_end(void)
 {
 	int dir, rc;
 
+	/* Before slurmstepd reports the step's end, which for a batch job would be the job's. */
+	if (step.put_back)
+		put_back();
 	if (!step.record_written)
 		return;
 	dir = record_open_dir(step.options.run_dir, step.job_id);

@@ -34,7 +34,8 @@ def test_the_example_in_the_documentation_is_read_as_it_says(tmp_path: Path) -> 
         "25%",
         25,
     )
-    assert (settings.bare_shard, settings.preload, settings.modes) == ("allow", "env", ("share",))
+    assert (settings.bare_shard, settings.preload, settings.modes) == ("refuse", "env", ("share",))
+    assert settings.qos_enforced == "auto"
     assert (settings.run_dir, settings.state_dir) == ("/run/hami-hpc", "/var/lib/hami-hpc")
     assert settings.classes == {
         "std": ClassSettings((), "cap"),
@@ -73,7 +74,8 @@ def test_a_file_with_a_version_alone_means_the_contracts_defaults(tmp_path: Path
         ("version = 1\n[vgpu]\nmemory_scaling = nan", "a number from 0.1 to 1,"),
         ("version = 1\n[vgpu]\nmemory_scaling = 1.01", "from 0.1 to 1, as memory cannot be oversold yet"),
         ("version = 1\n[vgpu]\nmemory_scaling = 2", "from 0.1 to 1, as memory cannot be oversold yet"),
-        ("version = 1\n[vgpu]\nbare_shard = 'perhaps'", '"allow" or "refuse"'),
+        ("version = 1\n[vgpu]\nbare_shard = 'perhaps'", '"refuse" or "translate" or "allow"'),
+        ("version = 1\n[vgpu]\nqos_enforced = true", '"auto" or "yes"'),
         ("version = 1\n[vgpu]\nmodes = ['vgpu']", "a list of: share, mps, mig"),
         ("version = 1\n[vgpu]\ndefault_cores = 101", "whole number from 1 to 100"),
         ("version = 1\n[paths]\nrun_dir = 'run'", "absolute path"),

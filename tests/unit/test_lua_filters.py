@@ -11,7 +11,7 @@ import pytest
 from lua_process import INTERPRETERS, MODULES, require
 
 FOLDER = Path(__file__).with_name("lua")
-FILES = ("filters_submit.lua", "filters_modify.lua", "filters_client.lua", "filters_site.lua")
+FILES = ("filters_submit.lua", "filters_modify.lua", "filters_client.lua", "filters_site.lua", "filters_long.lua")
 
 
 def names_in(file: str) -> list[str]:
@@ -25,7 +25,7 @@ def run_tests(interpreter: str, file: str, scratch: Path) -> dict[str, str]:
         env={"PATH": "/usr/bin:/bin", "SLURM_CONF": str(scratch / "slurm.conf")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lua_process import INTERPRETERS, LuaProcess, read_vectors
 from site_vectors import lua_site, python_site, tables
+from test_lua_vectors import python_shards
 
-from hami_hpc.core.request import canonical, parse
-from hami_hpc.core.units import Site, Where, resolve
+from hami_hpc.core.request import canonical, parse, parse_shards
+from hami_hpc.core.units import Site, Where, capacity, resolve
 from hami_hpc.errors import RequestError
 
 VECTORS = [row[0] for row in read_vectors("requests.tsv", 3)]
@@ -115,6 +116,27 @@ def test_lua_and_python_count_alike(
     assert lua.ask("site", lua_site(table)) == ["ok"]
     answer = lua.ask("resolve", text, partitions, "y")
     assert answer == python_resolve(text, python_site(table), Where(tuple(partitions.split(",")), "y"))
+
+
+SHARD_WORDS = "shard: shard= shard gres: gres/ , 0 1 7 99 : = nic:1 gpu mps K - h200"
+SHARD_PIECES = st.sampled_from([*SHARD_WORDS.split(), " "])
+SHARDS = st.integers(0, 2_000_000).map("gres:shard:{}".format) | st.lists(SHARD_PIECES, max_size=8).map("".join)
+
+
+@FUZZ_SITES
+@given(table=site_tables(), text=SHARDS, gpu_type=st.sampled_from(["", "a", "b"]))
+def test_lua_and_python_see_the_same_vgpu_in_bare_shards(
+    lua: LuaProcess, table: dict[str, object], text: str, gpu_type: str
+) -> None:
+    assert lua.ask("site", lua_site(table)) == ["ok"]
+    site = python_site(table)
+    answer = lua.ask("shards", text, "p", gpu_type)
+    assert answer == python_shards(text, site, "p", gpu_type)
+    shards = parse_shards(text)
+    if answer[0] == "ok" and shards is not None:
+        # As many again, but no less than the smallest vgpu, which has 1 % of the time.
+        whole = min(capacity(site, model)[1] for model in ([gpu_type] if gpu_type else site.partitions["p"]))
+        assert int(answer[2]) == max(shards.count, whole // 100)
 
 
 def test_the_fuzz_starts_from_sites_that_both_accept(lua: LuaProcess) -> None:

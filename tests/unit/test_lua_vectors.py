@@ -9,8 +9,8 @@ import pytest
 from lua_process import INTERPRETERS, LuaProcess, read_vectors
 from site_vectors import lua_site, python_site, tables
 
-from hami_hpc.core.request import canonical, parse
-from hami_hpc.core.units import Where, resolve
+from hami_hpc.core.request import canonical, parse, parse_shards
+from hami_hpc.core.units import Site, Where, of_shards, resolve
 from hami_hpc.errors import RequestError
 
 
@@ -67,6 +67,35 @@ def test_a_site_table_that_oversells_memory_is_refused(lua: LuaProcess) -> None:
     answer = lua.ask("site", lua_site(table | {"memory_scaling": 1.01}))
     assert answer[0] == "error"
     assert "memory_scaling = 1.01 is above 1" in answer[-1]
+
+
+def python_shards(text: str, site: Site, partitions: str, gpu_type: str) -> list[str]:
+    """Python's answer to what a list of bare shards stands for, in the form of the Lua runner's."""
+    shards = parse_shards(text)
+    if shards is None:
+        return ["none"]
+    where = Where(tuple(partitions.split(",")))
+    try:
+        request = of_shards(shards.count, gpu_type or None, site, where)
+        again = resolve(request, site, where).shards
+    except RequestError as error:
+        return ["error", error.code, error.message]
+    return ["ok", canonical(request), str(again), shards.prefix, ",".join(shards.others)]
+
+
+def test_bare_shards_stand_for_the_same_vgpu_in_lua_and_python(lua: LuaProcess) -> None:
+    for name, table in tables().items():
+        assert lua.ask("site", lua_site(table)) == ["ok"]
+        rows = [row for row in read_vectors("shards.tsv", 5) if row[1] == name]
+        assert rows
+        for text, _, partitions, gpu_type, expected in rows:
+            wanted_type = "" if gpu_type == "-" else gpu_type
+            answer = lua.ask("shards", text, partitions, wanted_type)
+            assert answer == python_shards(text, python_site(table), partitions, wanted_type), text
+            if answer[0] == "ok":
+                assert f"{answer[1]} {answer[2]} {answer[4] or '-'}" == expected, text
+            else:
+                assert expected in answer, text
 
 
 def test_the_glued_form_passes_slurms_own_parsers(lua: LuaProcess) -> None:

@@ -135,12 +135,12 @@ def test_slurmd_itself_reads_the_files_and_spreads_the_shards(node: Node) -> Non
 def test_the_site_table_is_lua_of_every_version(node: Node, lua: str) -> None:
     render(node)
     script = (
-        "local t = dofile(arg[1]); print(t.version, t.shard_mib, t.default_mem, t.bare_shard, t.modes[1], "
-        "#t.classes.std, t.classes.lc[1], t.gpu_models.h200.total_mib, t.partitions.gpu.gpu_models[1])"
+        "local t = dofile(arg[1]); print(t.version, t.shard_mib, t.default_mem, t.bare_shard, t.qos_enforced, "
+        "t.modes[1], #t.classes.std, t.classes.lc[1], t.gpu_models.h200.total_mib, t.partitions.gpu.gpu_models[1])"
     )
     command = [lua, "-e", script.replace("arg[1]", f"'{node.root}/etc/hami_hpc_site.lua'")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["1", "256", "25%", "allow", "share", "0", "lc", "143156", "h200"]
+    assert done.stdout.split() == ["1", "256", "25%", "refuse", "auto", "share", "0", "lc", "143156", "h200"]
 
 
 @given(st.text(max_size=60))

@@ -82,7 +82,7 @@ def parse_sreport(text: str) -> dict[Key, int]:
 
 def devices(held: Held) -> dict[str, int]:
     """What sreport counts of a run, by TRES."""
-    counts = {"gres/gpu": sum(count for _, count in held.gpus), "gres/vgpu": held.vgpu}
+    counts = {"gres/gpu": sum(count for _, count in held.gpus), "gres/vgpu": held.vgpu + held.whole_units}
     return {tres: count for tres, count in counts.items() if count}
 
 

@@ -35,6 +35,7 @@ class Held:
 
     gpus: (type, count) of whole GPUs and MIG instances; the type is empty where Slurm recorded none.
     vgpu_class: std, lc, be, or empty where Slurm recorded none.
+    whole_units: gres/vgpu of a job with whole nodes, which stand for nothing; only sreport counts them.
     """
 
     gpus: tuple[tuple[str, int], ...] = ()
@@ -43,6 +44,7 @@ class Held:
     vgpu_mem_mib: int = 0
     vgpu_cores_percent: int = 0
     shards: int = 0
+    whole_units: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.gpus or self.vgpu or self.shards)
@@ -56,13 +58,15 @@ class Held:
             parts.append(f"cores={self.vgpu_cores_percent}")
         if self.shards:
             parts.append(f"shard={self.shards}")
+        if self.whole_units:
+            parts.append(f"units={self.whole_units}")
         return ";".join(parts)
 
     @staticmethod
     def from_key(key: str) -> Held:
         """The inverse of ``key``."""
         gpus: list[tuple[str, int]] = []
-        numbers = {"vgpu": 0, "mem": 0, "cores": 0, "shard": 0}
+        numbers = {"vgpu": 0, "mem": 0, "cores": 0, "shard": 0, "units": 0}
         vgpu_class = ""
         for part in key.split(";") if key else ():
             name, _, count = part.rpartition("=")
@@ -73,7 +77,15 @@ class Held:
                 numbers["vgpu"] = int(count)
             else:
                 numbers[name] = int(count)
-        return Held(tuple(gpus), vgpu_class, numbers["vgpu"], numbers["mem"], numbers["cores"], numbers["shard"])
+        return Held(
+            tuple(gpus),
+            vgpu_class,
+            numbers["vgpu"],
+            numbers["mem"],
+            numbers["cores"],
+            numbers["shard"],
+            numbers["units"],
+        )
 
 
 def parse_mig(gres_type: str) -> MigProfile | None:
@@ -87,6 +99,9 @@ def parse_mig(gres_type: str) -> MigProfile | None:
 def parse_alloc_tres(text: str) -> Held:
     """What ``text`` (sacct's AllocTRES, as printed with --noconvert) says the job held.
 
+    A job that holds whole nodes (--exclusive, OverSubscribe=EXCLUSIVE) holds every unit of every class of vgpu there,
+    which no other job does. It is a job with whole GPUs: the units stand for what its GPUs are, and are left out.
+
     Raises TresError for a token that is not NAME=NUMBER, a name given twice, a count with a unit suffix (a sacct
     call without --noconvert), more typed than untyped devices, and a vgpu without its memory and cores.
     """
@@ -96,15 +111,26 @@ def parse_alloc_tres(text: str) -> Held:
     gpus = _with_untyped_rest(typed_gpus, counts.get("gpu", typed_gpus[0]), "gpu")
     vgpu = counts.get("vgpu", typed_vgpu[0])
     classes = _with_untyped_rest(typed_vgpu, vgpu, "vgpu")
-    if len(classes) > 1:
-        raise TresError(f"gres/vgpu in two classes ({', '.join(kind or 'none' for kind, _ in classes)}) in one job")
     mem_mib, cores = counts.get("vgpu_mem", 0), counts.get("vgpu_cores", 0)
+    if vgpu > 1 and (gpus or len(classes) > 1):
+        return Held(gpus or _whole_gpus(cores), whole_units=vgpu)
     if vgpu and not (mem_mib and cores):
         missing = "gres/vgpu_cores" if mem_mib else "gres/vgpu_mem"
         raise TresError(f"gres/vgpu without {missing}; add it to AccountingStorageTRES")
     if not vgpu and (mem_mib or cores):
         raise TresError("gres/vgpu_mem or gres/vgpu_cores without gres/vgpu; add it to AccountingStorageTRES")
     return Held(gpus, classes[0][0] if classes else "", vgpu, mem_mib, cores, counts.get("shard", 0))
+
+
+def _whole_gpus(cores_percent: int) -> tuple[tuple[str, int], ...]:
+    """The GPUs of whole nodes where AccountingStorageTRES lacks gres/gpu: each GPU has 100 of gres/vgpu_cores."""
+    count, rest = divmod(cores_percent, 100)
+    if rest or not count:
+        raise TresError(
+            f"gres/vgpu of several classes with gres/vgpu_cores={cores_percent} and no gres/gpu: whole nodes, but with "
+            "how many GPUs is not recorded; add gres/gpu to AccountingStorageTRES"
+        )
+    return (("", count),)
 
 
 def _gres_counts(text: str) -> dict[str, int]:

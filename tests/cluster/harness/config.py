@@ -115,6 +115,8 @@ policy = "burst"
 total_mib = 143156
 [partitions.{PARTITION}]
 gpu_models = ["{GPU_MODEL}"]
+[partitions.whole]
+gpu_models = ["{GPU_MODEL}"]
 """
 
 
@@ -164,6 +166,7 @@ AccountingStorageEnforce=associations,qos
 include {layout.etc}/slurm-hami-hpc.conf
 NodeName={CPU_NODE} NodeHostname={_hostname()} NodeAddr=127.0.0.1 Port={ports["slurmd-cpu"]} CPUs=16 RealMemory=1024
 PartitionName={PARTITION} Nodes={NODE} Default=YES MaxTime=60 OverSubscribe=NO
+PartitionName=whole Nodes={NODE} MaxTime=60 OverSubscribe=EXCLUSIVE
 PartitionName=cpu Nodes={CPU_NODE} MaxTime=60 OverSubscribe=NO
 """
 

@@ -170,6 +170,30 @@ static void the_prologs_refusal_is_read(void)
 	CHECK(unlinkat(dir, HAMI_FILE_REFUSED, 0) == 0);
 }
 
+/* Its word that the job holds whole GPUs is believed under the same conditions: it takes the fence away. */
+static void the_prologs_word_on_whole_gpus_is_believed_only_from_root(void)
+{
+	int fd;
+
+	CHECK(!record_is_whole(dir, me));
+	fd = openat(dir, HAMI_FILE_WHOLE, O_WRONLY | O_CREAT | O_EXCL, 0644);
+	CHECK(fd >= 0);
+	CHECK(!record_is_whole(dir, me)); /* still empty */
+	CHECK(write(fd, "all\n", 4) == 4);
+	CHECK(record_is_whole(dir, me));
+	CHECK(!record_is_whole(dir, me + 1));
+	CHECK(fchmod(fd, 0664) == 0);
+	CHECK(!record_is_whole(dir, me));
+	CHECK(close(fd) == 0);
+	CHECK(unlinkat(dir, HAMI_FILE_WHOLE, 0) == 0);
+	CHECK(symlinkat("/etc/hostname", dir, HAMI_FILE_WHOLE) == 0);
+	CHECK(!record_is_whole(dir, me));
+	CHECK(unlinkat(dir, HAMI_FILE_WHOLE, 0) == 0);
+	CHECK(mkfifoat(dir, HAMI_FILE_WHOLE, 0644) == 0);
+	CHECK(!record_is_whole(dir, me));
+	CHECK(unlinkat(dir, HAMI_FILE_WHOLE, 0) == 0);
+}
+
 int main(void)
 {
 	char root[] = "/tmp/hami-record-XXXXXX", path[PATH_MAX];
@@ -187,6 +211,7 @@ int main(void)
 	the_contents_are_checked();
 	a_steps_record_is_written_whole_and_removed();
 	the_prologs_refusal_is_read();
+	the_prologs_word_on_whole_gpus_is_believed_only_from_root();
 	CHECK(unlinkat(dir, HAMI_FILE_JOB_LIMITS, 0) == 0);
 	/* Nothing is left over: no temporary file either. */
 	CHECK(rmdir(path) == 0);

@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "decide.h"
+#include "refusal.h"
 
 static struct step_units parse(const char *a, const char *b, const char *c, const char *d)
 {
@@ -44,6 +45,9 @@ static void numbers_are_whole_decimal_and_fit(void)
 	CHECK(parse_error("HAMI_HPC_VGPU=1\n") == -EINVAL);
 	CHECK(parse_error("SLURM_SHARDS_ON_NODE=many") == -EINVAL);
 	CHECK(parse_error("HAMI_HPC_MEM_MIB") == 0); /* no assignment: not there */
+	CHECK(parse("SLURM_GPUS_ON_NODE=2", "A=", "B=", "C=").gpus);
+	CHECK(!parse("SLURM_GPUS_ON_NODE=0", "A=", "B=", "C=").gpus);
+	CHECK(!parse("SLURM_GPUS_ON_NODE=", "A=", "B=", "C=").gpus);
 }
 
 static void each_step_has_one_verdict(void)
@@ -54,20 +58,61 @@ static void each_step_has_one_verdict(void)
 	const struct step_units only_mem = {.shards = true, .mem = true};
 	const struct step_units only_class = {.shards = true, .vgpu = true};
 
-	CHECK(step_decide(&nothing, false, true) == STEP_NOT_OURS);
-	CHECK(step_decide(&nothing, false, false) == STEP_NOT_OURS);
-	CHECK(step_decide(&nothing, true, true) == STEP_WITHOUT_GPU);
-	CHECK(step_decide(&all, true, true) == STEP_FENCED);
-	CHECK(step_decide(&only_mem, true, true) == STEP_FENCED);
-	CHECK(step_decide(&only_class, true, true) == STEP_FENCED);
-	CHECK(step_decide(&all, false, true) == STEP_NO_RECORD);
-	CHECK(step_decide(&no_shards, false, true) == STEP_NO_RECORD);
-	CHECK(step_decide(&no_shards, true, true) == STEP_UNITS_ALONE);
-	CHECK(step_decide(&shards, true, true) == STEP_SHARDS_ALONE);
-	CHECK(step_decide(&shards, true, false) == STEP_NO_PLUGINS);
-	CHECK(step_decide(&shards, false, false) == STEP_NO_PLUGINS);
-	CHECK(step_decide(&shards, false, true) ==
-	      STEP_NOT_OURS); /* a bare shard job, where the site allows it */
+	for (int allowed = 0; allowed < 2; allowed++) {
+		CHECK(step_decide(&nothing, JOB_WITHOUT_RECORD, true, allowed) == STEP_NOT_OURS);
+		CHECK(step_decide(&nothing, JOB_WITHOUT_RECORD, false, allowed) == STEP_NOT_OURS);
+		CHECK(step_decide(&nothing, JOB_SLICE, true, allowed) == STEP_WITHOUT_GPU);
+		CHECK(step_decide(&all, JOB_SLICE, true, allowed) == STEP_FENCED);
+		CHECK(step_decide(&only_mem, JOB_SLICE, true, allowed) == STEP_FENCED);
+		CHECK(step_decide(&only_class, JOB_SLICE, true, allowed) == STEP_FENCED);
+		CHECK(step_decide(&all, JOB_WITHOUT_RECORD, true, allowed) == STEP_NO_RECORD);
+		CHECK(step_decide(&no_shards, JOB_WITHOUT_RECORD, true, allowed) == STEP_NO_RECORD);
+		CHECK(step_decide(&no_shards, JOB_SLICE, true, allowed) == STEP_UNITS_ALONE);
+		CHECK(step_decide(&shards, JOB_SLICE, true, allowed) == STEP_SHARDS_ALONE);
+		CHECK(step_decide(&shards, JOB_WITHOUT_RECORD, false, allowed) == STEP_NO_PLUGINS);
+	}
+}
+
+static void bare_shards_pass_only_where_the_site_allows_them(void)
+{
+	const struct step_units shards = {.gpus = true, .shards = true};
+
+	CHECK(step_decide(&shards, JOB_WITHOUT_RECORD, true, false) == STEP_BARE_SHARDS);
+	CHECK(step_decide(&shards, JOB_WITHOUT_RECORD, true, true) == STEP_NOT_OURS);
+}
+
+static void a_step_of_a_job_with_whole_gpus_is_not_limited(void)
+{
+	const struct step_units nothing = {0}, gpu = {.gpus = true};
+	const struct step_units all = {.gpus = true, .vgpu = true, .mem = true, .cores = true};
+	const struct step_units sliced = {.mem = true, .cores = true};
+	const struct step_units shards = {
+		.gpus = true, .shards = true, .vgpu = true, .mem = true, .cores = true};
+
+	CHECK(step_decide(&nothing, JOB_WHOLE, true, false) == STEP_WHOLE);
+	CHECK(step_decide(&gpu, JOB_WHOLE, true, false) == STEP_WHOLE);
+	CHECK(step_decide(&all, JOB_WHOLE, true, false) == STEP_WHOLE);
+	CHECK(step_decide(&sliced, JOB_WHOLE, true, false) == STEP_WHOLE_SLICED);
+	CHECK(step_decide(&shards, JOB_WHOLE, true, false) == STEP_BARE_SHARDS);
+	CHECK(step_decide(&shards, JOB_WHOLE, true, true) == STEP_WHOLE);
+}
+
+static void every_refusal_says_what_to_do(void)
+{
+	static const enum step_verdict refused[] = {STEP_NO_RECORD,    STEP_NO_PLUGINS,   STEP_BARE_SHARDS,
+						    STEP_WHOLE_SLICED, STEP_SHARDS_ALONE, STEP_UNITS_ALONE};
+	static const enum step_verdict started[] = {STEP_NOT_OURS, STEP_WHOLE, STEP_FENCED, STEP_WITHOUT_GPU};
+	char text[1024];
+
+	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+		refusal_write(refused[i], "/run/hami-hpc", 7, text, sizeof(text));
+		CHECK(strstr(text, "Administrator: ") || strstr(text, "Ask with "));
+		CHECK(!strchr(text, '\n'));
+	}
+	for (size_t i = 0; i < sizeof(started) / sizeof(started[0]); i++) {
+		refusal_write(started[i], "/run/hami-hpc", 7, text, sizeof(text));
+		CHECK_TEXT(text, "");
+	}
 }
 
 static void the_smaller_limit_wins(void)
@@ -110,6 +155,9 @@ int main(void)
 {
 	numbers_are_whole_decimal_and_fit();
 	each_step_has_one_verdict();
+	bare_shards_pass_only_where_the_site_allows_them();
+	a_step_of_a_job_with_whole_gpus_is_not_limited();
+	every_refusal_says_what_to_do();
 	the_smaller_limit_wins();
 	return 0;
 }

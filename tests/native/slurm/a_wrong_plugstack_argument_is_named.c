@@ -27,12 +27,17 @@ int main(void)
 	CHECK_TEXT(opt.run_dir, "/run/hami-hpc");
 	CHECK_TEXT(opt.interposer, DEFAULT_INTERPOSER);
 	CHECK(opt.preload == PRELOAD_ENV);
+	CHECK(opt.bare_shard == BARE_SHARD_REFUSE);
 
 	CHECK(parse("run_dir=/tmp/r", "interposer=/opt/l.so") == 0);
 	CHECK_TEXT(opt.run_dir, "/tmp/r");
 	CHECK_TEXT(opt.interposer, "/opt/l.so");
 	CHECK(parse("preload=ldso", NULL) == 0 && opt.preload == PRELOAD_LDSO);
 
+	CHECK(parse("bare_shard=allow", NULL) == 0 && opt.bare_shard == BARE_SHARD_ALLOW);
+	CHECK(parse("bare_shard=translate", NULL) == 0 && opt.bare_shard == BARE_SHARD_REFUSE);
+	CHECK(parse("bare_shard=allow", "bare_shard=refuse") == 0 && opt.bare_shard == BARE_SHARD_REFUSE);
+	refused("bare_shard=yes", "refuse, translate or allow");
 	refused("run_dir=relative", "absolute");
 	refused("interposer=/a b", "spaces");
 	refused("interposer=/a:b", "colons");

@@ -108,6 +108,27 @@ static void the_prolog_sees_its_nodes_count_and_the_jobs_class(const char *direc
 	CHECK(!mem.build(&none));
 }
 
+/* Slurm gives such a job every unit of the node, and calls once for each type. */
+static void a_job_with_all_of_a_node_shows_the_sum(const char *directory)
+{
+	struct plugin vgpu = load(directory, HAMI_GRES_CLASS);
+	static const char *const types[] = {"std", "lc", "be"};
+	uint64_t counts[] = {559};
+	char **env = NULL;
+
+	for (size_t i = 0; i < 3; i++) {
+		gres_job_state_t job = {
+			.type_name = (char *)types[i], .node_cnt = 1, .gres_cnt_node_alloc = counts};
+		hami_prep_info *info = vgpu.build(&job);
+
+		CHECK(info);
+		vgpu.set(&env, info, 0);
+		free_info(info);
+	}
+	CHECK_TEXT(getenvp(env, HAMI_ENV_VGPU), "1677");
+	env_array_free(env);
+}
+
 static void a_steps_count_replaces_what_the_user_exported(const char *directory)
 {
 	static const char *const gres[] = {HAMI_GRES_CLASS, HAMI_GRES_MEM, HAMI_GRES_CORES};
@@ -120,6 +141,11 @@ static void a_steps_count_replaces_what_the_user_exported(const char *directory)
 		env_array_overwrite(&env, names[i], "999999");
 		env_array_overwrite(&env, HAMI_ENV_CLASS, "lc");
 		env_array_overwrite(&env, "PATH", "/bin");
+		env_array_overwrite(&env, "SLURM_SHARDS_ON_NODE", "5");
+		plugin.job(&env, NULL, 0, 0);
+		CHECK_TEXT(getenvp(env, "SLURM_SHARDS_ON_NODE"), "5"); /* Slurm's own word */
+		plugin.job(&env, NULL, 0, GRES_INTERNAL_FLAG_PROTECT_ENV);
+		CHECK(!getenvp(env, "SLURM_SHARDS_ON_NODE")); /* inherited: what holds a GPU has no shards */
 		plugin.step(&env, NULL, 25, 0);
 		CHECK_TEXT(getenvp(env, names[i]), "25");
 		plugin.task(&env, NULL, 7, NULL, 0); /* tasks have their step's */
@@ -139,6 +165,7 @@ int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
 	the_prolog_sees_its_nodes_count_and_the_jobs_class(argv[1]);
+	a_job_with_all_of_a_node_shows_the_sum(argv[1]);
 	a_steps_count_replaces_what_the_user_exported(argv[1]);
 	return 0;
 }

@@ -148,7 +148,7 @@ static void write_step(int dir, uint32_t step_id, uint64_t limit)
 
 static void fence(const char *library, const char *program)
 {
-	const struct options opt = {RUN, MARK, PRELOAD_LDSO};
+	const struct options opt = {RUN, MARK, PRELOAD_LDSO, BARE_SHARD_REFUSE};
 	char error[PATH_MAX + 256] = "", list[64];
 	int dir;
 

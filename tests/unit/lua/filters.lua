@@ -34,8 +34,15 @@ function write_site(text)
 	file:close()
 end
 
+function write_slurm_conf(text)
+	local file = assert(io.open(scratch .. "/slurm.conf", "w"))
+	file:write(text)
+	file:close()
+end
+
 function restore_site(bare_shard)
-	write_site((string.gsub(SITE, "BARE", bare_shard or "allow")))
+	write_site((string.gsub(SITE, "BARE", bare_shard or "refuse")))
+	write_slurm_conf("AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageEnforce=associations,qos\n")
 end
 
 hami = dofile(modules .. "/hami_hpc.lua")

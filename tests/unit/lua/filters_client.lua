@@ -81,6 +81,19 @@ test("srun outside an allocation writes units for job and step, and features", f
 	equal(written.gres, "shard:1,vgpu:1,vgpu_mem:1024,vgpu_cores:5")
 end)
 
+test("srun outside an allocation with bare shards gets a vgpu's units where the site says so", function()
+	local rc, written = pre_submit({ type = "srun", gres = "gres:shard:32", partition = "gpu" })
+	equal(rc, 0)
+	untouched(written)
+	restore_site("translate")
+	rc, written = pre_submit({ type = "srun", gres = "gres:shard:32,gres:nic:1", partition = "gpu" })
+	equal(rc, 0)
+	equal(written.gres, "shard:32,vgpu:1,vgpu_mem:8192,vgpu_cores:5,nic:1")
+	rc, written = pre_submit({ type = "sbatch", gres = "gres:shard:32", partition = "gpu" })
+	untouched(written)
+	client_refused(pre_submit({ type = "srun", gres = "shard:560", partition = "gpu" }), "the largest, h200")
+end)
+
 local real_getenv, real_popen = os.getenv, io.popen
 
 -- Runs `body` in a step of a job: with the variables of the gres plugins, or with what scontrol prints.

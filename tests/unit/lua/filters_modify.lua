@@ -81,6 +81,34 @@ test("a new type or mode replaces the old one in the constraint", function()
 	equal(written.features, "a&vgpu_share&vgpu_type_a100")
 end)
 
+test("an update keeps the class that the job has, also where its QoS would make no class", function()
+	write_slurm_conf("")
+	local held = { tres_per_node = UNITS, qos = "be" } -- typed by the user, and so of class std
+	local rc, written = modify({ tres_per_node = "gres:vgpu:mem=1G,gres:cores=50" }, held)
+	equal(rc, 0)
+	equal(string.match(written.tres_per_node, "vgpu:(%l+):1"), "std")
+	equal(#messages, 0)
+end)
+
+test("bare shards in an update are refused, or become a vgpu", function()
+	refused(modify({ tres_per_node = "gres:shard:1" }, { tres_per_node = "gres:nic:1" }), "'shard:1' is not allowed")
+	restore_site("translate")
+	local rc, written = modify({ tres_per_node = "gres:shard:32" }, { tres_per_node = "gres:nic:1" })
+	equal(rc, 0)
+	equal(written.tres_per_node, "gres:shard:32,gres:vgpu:std:1,gres:vgpu_mem:8192,gres:vgpu_cores:5")
+	messages = {}
+	refused(modify({ tres_per_node = "gres:shard:32" }, { job_state = 1 }), "not pending", NOT_PENDING)
+end)
+
+test("a vgpu job is not made exclusive, nor moved to where jobs get whole nodes", function()
+	refused(modify({ shared = 0 }, { tres_per_node = UNITS }), "vgpu and --exclusive")
+	messages = {}
+	PARTS.small = { flag_default = 0, max_share = 0 }
+	local rc = modify({ partition = "small" }, { tres_per_node = UNITS })
+	PARTS.small = nil
+	refused(rc, "partition small gives each job whole nodes")
+end)
+
 test("updates that do not concern the request are not touched", function()
 	for _, fields in ipairs({ { time_limit = 5 }, { comment = "x" } }) do
 		local rc, written = modify(fields, { tres_per_node = UNITS })
@@ -90,7 +118,7 @@ test("updates that do not concern the request are not touched", function()
 	local rc, written = modify({ qos = "lc", partition = "cpu", features = "x" }, { tres_per_node = "gres:gpu:1" })
 	equal(rc, 0)
 	untouched(written)
-	rc, written = modify({ tres_per_node = "gres:gpu:1" }, { tres_per_node = "gres:shard:1" })
+	rc, written = modify({ tres_per_node = "gres:gpu:1", shared = 0 }, { tres_per_node = "gres:shard:1" })
 	equal(rc, 0)
 	untouched(written)
 end)

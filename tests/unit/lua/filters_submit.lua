@@ -16,7 +16,7 @@ test("a request that no client filter has glued is understood as well", function
 end)
 
 test("jobs without vgpu are not touched", function()
-	for _, text in ipairs({ "gres:gpu:1", "gres:shard:4", "gres:xvgpux:1", "license:a", "", string.rep("y", 10000), "\255\254" }) do
+	for _, text in ipairs({ "gres:gpu:1", "gres:xshard:4", "gres:xvgpux:1", "license:a", "", string.rep("y", 10000), "\255\254" }) do
 		local rc, written = submit({ tres_per_node = text, tres_per_task = text, qos = "lc", features = "a|b" })
 		equal(rc, 0)
 		untouched(written)
@@ -131,8 +131,7 @@ test("units from srun with a class, a count or a part missing are refused", func
 	end
 end)
 
-test("bare shards are refused only where the site says so", function()
-	restore_site("refuse")
+test("bare shards are refused unless the site says otherwise", function()
 	refused(submit({ tres_per_node = "gres:shard:3" }), "'shard:3' is not allowed on this cluster")
 	messages = {}
 	refused(submit({ tres_per_task = "gres/shard:3" }), "'shard:3' is not allowed")
@@ -140,6 +139,163 @@ test("bare shards are refused only where the site says so", function()
 	local rc, written = submit({ tres_per_node = "gres:gpu:1" })
 	equal(rc, 0)
 	untouched(written)
+	restore_site("allow")
+	rc, written = submit({ tres_per_node = "gres:shard:3", tres_per_task = "gres/shard:3" })
+	equal(rc, 0)
+	untouched(written)
+end)
+
+test("bare shards become the vgpu of that size where the site says so", function()
+	restore_site("translate")
+	for text, wanted in pairs({
+		["gres:shard:32"] = "gres:shard:32,gres:vgpu:std:1,gres:vgpu_mem:8192,gres:vgpu_cores:5",
+		["gres/shard:1"] = "gres/shard:5,gres/vgpu:std:1,gres/vgpu_mem:256,gres/vgpu_cores:1",
+		["gres:nic:1,gres:shard"] = "gres:shard:5,gres:vgpu:std:1,gres:vgpu_mem:256,gres:vgpu_cores:1,gres:nic:1",
+		["gres:shard=559"] = "gres:shard:559,gres:vgpu:std:1,gres:vgpu_mem:143104,gres:vgpu_cores:100",
+	}) do
+		local rc, written = submit({ tres_per_node = text })
+		equal(rc, 0)
+		equal(written.tres_per_node, wanted)
+	end
+	local _, written = submit({ tres_per_node = "gres:shard:32", partition = "mixed", features = "vgpu_type_a100", qos = "be" })
+	equal(written.tres_per_node, "gres:shard:32,gres:vgpu:be:1,gres:vgpu_mem:8192,gres:vgpu_cores:10")
+	equal(#messages, 0)
+end)
+
+test("bare shards that cannot become one vgpu are refused", function()
+	restore_site("translate")
+	for _, fields in ipairs({
+		{ tres_per_task = "gres/shard:3" },
+		{ tres_per_job = "gres:shard:3" },
+		{ tres_per_socket = "gres:shard:3" },
+		{ tres_per_node = "gres:shard:3", tres_per_task = "gres/shard:3" },
+		{ tres_per_node = "gres:shard:3,gres:gpu:1" },
+		{ tres_per_node = "gres:shard:3,gres:shard:4" },
+		{ tres_per_node = "gres:shard:h200:3" },
+		{ tres_per_node = "gres:shard:0" },
+		{ tres_per_node = "gres:shard:1K" },
+		{ tres_per_node = "gres:shard:9999999" },
+		{ tres_per_node = "x gres:shard:3" },
+		{ tres_per_node = "gres:nic:1,gresshard:3" },
+	}) do
+		messages = {}
+		refused(submit(fields), "is not allowed on this cluster")
+	end
+	messages = {}
+	refused(submit({ tres_per_node = "gres:shard:560" }), "the largest, h200, has 143156M")
+	messages = {}
+	refused(submit({ tres_per_node = "gres:shard:3", partition = "mixed" }), "of several sizes")
+	messages = {}
+	refused(submit({ tres_per_node = "gres:shard:3", shared = 0 }), "vgpu and --exclusive")
+	messages = {}
+	refused(submit({ tres_per_node = "gres:shard:3", tres_per_job = "gres:gpu:1" }), "whole GPUs")
+end)
+
+test("a partition that gives whole nodes is refused, also among others", function()
+	local parts = { gpu = { flag_default = 1, max_share = 1 }, small = { flag_default = 0, max_share = 0 } }
+	local wanted = "partition small gives each job whole nodes"
+	refused(submit({ tres_per_node = "gres:vgpu", partition = "small" }, parts), wanted)
+	messages = {}
+	refused(submit({ tres_per_node = "gres:vgpu:mem~8G", partition = "gpu,small" }, parts), wanted)
+	messages = {}
+	equal(submit({ tres_per_node = "gres:vgpu" }, parts), 0)
+	equal(submit({ tres_per_node = "gres:gpu:1", partition = "small" }, parts), 0)
+end)
+
+local function class_under(conf, fields)
+	write_slurm_conf(conf)
+	local fresh = dofile(modules .. "/hami_hpc.lua") -- it remembers what slurm.conf said
+	fields.tres_per_node = "gres:vgpu"
+	local job, written = batch(fields)
+	equal(fresh.job_submit(job, PARTS, 1000), 0)
+	return string.match(written.tres_per_node, "vgpu:(%l+):1")
+end
+
+local DBD = "AccountingStorageType=accounting_storage/slurmdbd\n"
+
+test("a QoS makes a class only where Slurm checks who may use it", function()
+	for _, line in ipairs({
+		"AccountingStorageEnforce=associations,qos",
+		"  accountingstorageenforce = LIMITS,QOS # and a remark",
+		"AccountingStorageEnforce=all",
+		"ClusterName=x AccountingStorageEnforce=qos,safe",
+		"AccountingStorageEnforce=limits\nAccountingStorageEnforce=qos",
+	}) do
+		equal(class_under(DBD .. line, { qos = "lc" }), "lc", line)
+	end
+	equal(#messages, 0)
+	for _, text in ipairs({
+		DBD,
+		DBD .. "AccountingStorageEnforce=associations,limits,safe",
+		DBD .. "#AccountingStorageEnforce=qos",
+		DBD .. "AccountingStorageEnforce=qos\nAccountingStorageEnforce=limits",
+		DBD .. "AccountingStorageEnforcement=qos",
+		DBD .. "AccountingStorageEnforce=noqos",
+		"AccountingStorageEnforce=qos",
+		"AccountingStorageType=accounting_storage/none\nAccountingStorageEnforce=qos",
+		DBD .. "include nowhere",
+		DBD .. "include slurm.conf", -- itself, for ever
+	}) do
+		messages = {}
+		equal(class_under(text, { qos = "lc" }), "std", text)
+		equal(#messages, 1, text)
+		assert(string.find(messages[1], "QoS 'lc' stands for a class of vgpu, but Slurm does not check", 1, true), messages[1])
+	end
+end)
+
+test("an included file counts as if it stood in slurm.conf", function()
+	local file = assert(io.open(scratch .. "/part.conf", "w"))
+	file:write("AccountingStorageEnforce=associations,qos\n")
+	file:close()
+	equal(class_under(DBD .. "Include part.conf", { qos = "be" }), "be")
+	equal(class_under(DBD .. "include " .. scratch .. "/part.conf\n", { qos = "be" }), "be")
+end)
+
+test("without checks the class of the default QoS stands, and nothing of what the user writes", function()
+	equal(class_under(DBD, { default_qos = "be" }), "be")
+	equal(class_under(DBD, { qos = "BE", default_qos = "be" }), "be")
+	equal(class_under(DBD, { qos = "other", default_qos = "be" }), "std")
+	equal(#messages, 0)
+	equal(class_under(DBD, { qos = "lc", default_qos = "be" }), "std")
+	equal(#messages, 1)
+end)
+
+test("the site's word counts where no slurm.conf can be read", function()
+	os.remove(scratch .. "/slurm.conf")
+	local fresh = dofile(modules .. "/hami_hpc.lua")
+	fresh.settings.slurm_conf_paths = function()
+		return { scratch .. "/slurm.conf", scratch }
+	end
+	local job, written = batch({ tres_per_node = "gres:vgpu", qos = "lc" })
+	equal(fresh.job_submit(job, PARTS, 1000), 0)
+	equal(string.match(written.tres_per_node, "vgpu:(%l+):1"), "std")
+	assert(string.find(messages[1], 'qos_enforced = "yes" in hami-hpc.toml', 1, true), messages[1])
+	write_site((string.gsub(SITE, 'bare_shard = "BARE"', 'qos_enforced = "yes"')))
+	equal(fresh.job_submit(job, PARTS, 1000), INVALID_GRES, "the units that were written")
+	job, written = batch({ tres_per_node = "gres:vgpu", qos = "lc" })
+	equal(fresh.job_submit(job, PARTS, 1000), 0)
+	equal(string.match(written.tres_per_node, "vgpu:(%l+):1"), "lc")
+end)
+
+test("slurm.conf is read only for a class, and not again for each job", function()
+	local opened = {}
+	local open = io.open
+	io.open = function(path, mode)
+		opened[#opened + 1] = string.find(path, "slurm.conf", 1, true) and path or nil
+		return open(path, mode)
+	end
+	local fresh = dofile(modules .. "/hami_hpc.lua")
+	for _ = 1, 3 do
+		fresh.job_submit(batch({ tres_per_node = "gres:vgpu" }), PARTS, 0)
+		fresh.job_submit(batch({ tres_per_node = "gres:gpu:1", qos = "lc" }), PARTS, 0)
+	end
+	local before = #opened
+	for _ = 1, 3 do
+		fresh.job_submit(batch({ tres_per_node = "gres:vgpu", qos = "lc" }), PARTS, 0)
+	end
+	io.open = open
+	equal(before, 0)
+	equal(#opened, 1)
 end)
 
 test("what Slurm's loose search for gres would find is not let through", function()
@@ -151,7 +307,6 @@ test("what Slurm's loose search for gres would find is not let through", functio
 	refused(submit({ tres_per_task = "x gres:vgpu_mem:99999" }), "cannot carry a vgpu request")
 	messages = {}
 	refused(submit({ tres_per_node = "gres:vgpu", tres_per_task = "x gres:shard:1" }), "leave 'x gres:shard:1' out")
-	restore_site("refuse")
 	messages = {}
 	refused(submit({ tres_per_node = "x gres:shard:3" }), "is not allowed on this cluster")
 end)

@@ -3,6 +3,7 @@
 -- usage: lua runner.lua DIRECTORY_OF_MODULES      Fields are separated by tabs; fields of a question are in hex.
 --   parse GRES                     -> none | ok CANONICAL GLUED PREFIX OTHERS | error CODE MESSAGE
 --   site LUA_TABLE                 -> ok | error - REASON
+--   shards GRES PARTITIONS TYPE    -> none | ok CANONICAL SHARDS PREFIX OTHERS | error CODE MESSAGE   (in the last site)
 --   resolve GRES PARTITIONS QOS    -> ok SHARDS CLASS MIB CORES FEATURES | error CODE MESSAGE      (in the last site)
 
 slurm = { SUCCESS = 0, ERROR = -1 }
@@ -46,6 +47,17 @@ function commands.resolve(gres, partitions, qos)
 	local units = hami.units.resolve(grammar.parse(gres).request, site, list(partitions), qos)
 	local numbers = string.format("ok\t%d\t%s\t%d\t%d", units.shards, units.service_class, units.mem_mib, units.cores)
 	return numbers .. "\t" .. table.concat(units.features, ",")
+end
+
+function commands.shards(gres, partitions, gpu_type)
+	local shards = grammar.parse_shards(gres)
+	if not shards then
+		return "none"
+	end
+	local names = list(partitions)
+	local request = hami.units.of_shards(shards.count, gpu_type ~= "" and gpu_type or nil, site, names)
+	local again = string.format("%d", hami.units.resolve(request, site, names).shards)
+	return table.concat({ "ok", grammar.canonical(request), again, shards.prefix, table.concat(shards.others, ",") }, "\t")
 end
 
 for line in io.lines() do

@@ -1,0 +1,80 @@
+-- SPDX-License-Identifier: Apache-2.0
+-- Does Slurm check who may use which QoS? Read from slurm.conf, because a call to slurmctld (scontrol, any RPC) would
+-- wait for the lock under which job_submit runs.
+
+return function(_contract, settings)
+	local M = {}
+	local MAX_DEPTH = 8 -- of include
+	local REMEMBERED_S = 60 -- slurmctld itself reads slurm.conf only when it starts or is told to
+	local KEYS = { "accountingstorageenforce", "accountingstoragetype" }
+	local last -- { enforced, reason, read_at } of the last look
+
+	local function value_in(line, key)
+		return string.match(line, "^%s*" .. key .. "%s*=%s*\"?([^%s\"]*)")
+			or string.match(line, "%s" .. key .. "%s*=%s*\"?([^%s\"]*)")
+	end
+
+	-- Puts what `path`, and what it includes, say of KEYS into `values`; as in Slurm, case does not count and the last
+	-- one does. Files that cannot be read are skipped.
+	local function read_into(values, path, directory, depth)
+		local file = depth <= MAX_DEPTH and io.open(path, "r")
+		if not file then
+			return false
+		end
+		for raw in file:lines() do
+			local text = string.gsub(raw, "#.*", "")
+			local line = string.lower(text)
+			local included = string.match(line, "^%s*include%s") and string.match(text, "^%s*%a+%s+(%S+)")
+			if included then
+				local is_absolute = string.sub(included, 1, 1) == "/"
+				read_into(values, is_absolute and included or directory .. "/" .. included, directory, depth + 1)
+			elseif string.find(line, "accountingstorage", 1, true) then
+				for _, key in ipairs(KEYS) do
+					values[key] = value_in(line, key) or values[key]
+				end
+			end
+		end
+		file:close()
+		return true
+	end
+
+	-- Whether a list such as associations,qos checks QoS.
+	local function checks_qos(list)
+		for word in string.gmatch(list, "[^,]+") do
+			if word == "qos" or word == "all" then
+				return true
+			end
+		end
+		return false
+	end
+
+	local function look()
+		for _, path in ipairs(settings.slurm_conf_paths()) do
+			local values = {}
+			local good, was_read = pcall(read_into, values, path, string.match(path, "^(.*)/") or ".", 1)
+			if good and was_read then
+				local enforce = values.accountingstorageenforce or ""
+				if values.accountingstoragetype ~= "accounting_storage/slurmdbd" then
+					return false, path .. " has no AccountingStorageType=accounting_storage/slurmdbd"
+				end
+				return checks_qos(enforce), path .. " has AccountingStorageEnforce=" .. enforce
+			end
+		end
+		return false, 'no slurm.conf could be read beside job_submit.lua; qos_enforced = "yes" in hami-hpc.toml says it instead'
+	end
+
+	-- True where Slurm refuses a QoS that the job's user may not use; else false and why.
+	function M.qos_is_enforced(site)
+		if site.qos_enforced == "yes" then
+			return true
+		end
+		local now = os.time()
+		if not last or now < last.read_at or now >= last.read_at + REMEMBERED_S then
+			local enforced, reason = look()
+			last = { enforced = enforced, reason = reason, read_at = now }
+		end
+		return last.enforced, last.reason
+	end
+
+	return M
+end

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A class of service is the QoS's, where Slurm checks who may use which QoS; nobody gets one by typing its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from harness import cluster as private_cluster
+from harness import jobs
+from harness.layout import Layout
+from test_requests import units
+
+USER = "games"
+REQUEST = "--gres=vgpu:mem=1G,cores=5"
+LINE = "stands for a class of vgpu, but Slurm does not check here who may use a QoS, so the vgpu is of class std"
+
+
+def submit(layout: Layout, *options: str) -> jobs.Done:
+    return jobs.run_as(layout, USER, ("sbatch", "--parsable", REQUEST, *options), stdin="#!/bin/sh\ntrue\n")
+
+
+@pytest.fixture
+def only_std(cluster: Layout) -> Iterator[Layout]:
+    """The user may use std and no other QoS."""
+    change = ("sacctmgr", "-i", "modify", "user", USER, "set")
+    jobs.admin(cluster, *change, "qos=std", "defaultqos=std")
+    yield cluster
+    jobs.admin(cluster, *change, "qos=normal,std,lc,be", "defaultqos=std")
+
+
+@pytest.mark.parametrize("qos", ["lc", "be", "nosuch"])
+def test_slurm_itself_refuses_a_qos_that_the_user_may_not_use(only_std: Layout, qos: str) -> None:
+    def is_refused() -> bool:  # slurmctld learns of the change a moment after sacctmgr has made it
+        done = submit(only_std, f"--qos={qos}", "--hold")
+        return done.status != 0 and "Invalid qos specification" in done.err
+
+    jobs.wait(only_std, is_refused, f"--qos={qos} to be refused", 20)
+
+
+@pytest.fixture
+def unchecked(restored: Layout) -> Iterator[Layout]:
+    """A cluster that checks associations, but not who may use a QoS."""
+    text = restored.slurm_conf.read_text()
+    assert "AccountingStorageEnforce=associations,qos\n" in text
+    restored.slurm_conf.write_text(text.replace("associations,qos", "associations,limits"))
+    private_cluster.restart(restored, "slurmctld")
+    yield restored
+    jobs.admin(restored, "scancel", f"--user={USER}")
+
+
+def test_a_class_that_anybody_could_type_is_std_and_the_user_is_told(unchecked: Layout) -> None:
+    for qos in ("lc", "be"):
+        done = submit(unchecked, f"--qos={qos}", "--hold")
+        assert done.status == 0, done.err
+        assert f"the QoS '{qos}' {LINE}" in done.err
+        assert "AccountingStorageEnforce=associations,limits" in done.err
+        job = done.out.strip()
+        assert units(unchecked, job)["vgpu:std"] == 1
+        again = jobs.run_as(unchecked, USER, ("scontrol", "update", f"jobid={job}", "gres=vgpu:mem=2G;cores=5"))
+        assert again.status == 0, again.text
+        assert units(unchecked, job)["vgpu:std"] == 1
+    plain = submit(unchecked, "--hold")
+    assert plain.status == 0
+    assert "hami_hpc" not in plain.err
+
+
+def test_a_class_that_the_administrator_gives_by_default_stands(unchecked: Layout) -> None:
+    change = ("sacctmgr", "-i", "modify", "user", USER, "set")
+    jobs.admin(unchecked, *change, "defaultqos=be")
+    try:
+
+        def has_class() -> bool:
+            job = submit(unchecked, "--hold").out.strip()
+            return units(unchecked, job).get("vgpu:be") == 1
+
+        jobs.wait(unchecked, has_class, "slurmctld to know the new default QoS", 20)
+    finally:
+        jobs.admin(unchecked, *change, "defaultqos=std")

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A requeued job that starts again at once: slurmd 22.05 takes it for its own last run and runs no prolog (ADR 018)."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from harness import jobs, node
+from harness.layout import Layout
+
+USER = "games"
+REQUEST = "--gres=vgpu:mem=1G,cores=5"
+
+
+@contextmanager
+def busy_node(layout: Layout) -> Iterator[None]:
+    """Steps of another job start on the node all the time; slurmd then clears no ended jobs out of its memory."""
+    holder = jobs.submit(layout, USER, script="sleep 120")
+    jobs.wait_for_state(layout, holder, "RUNNING")
+    ended = threading.Event()
+
+    def start_steps() -> None:
+        while not ended.is_set():
+            jobs.run_as(layout, USER, ("srun", f"--jobid={holder}", "--overlap", "-n1", "true"))
+
+    thread = threading.Thread(target=start_steps)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        jobs.admin(layout, "scancel", str(holder))
+
+
+def restart(layout: Layout, job: int, restarts: int) -> None:
+    """Lets a pending job start now, whatever Slurm has planned; waits until it has."""
+    jobs.admin(layout, "scontrol", "update", f"jobid={job}", "starttime=now")
+
+    def has_run() -> bool:
+        facts = jobs.job_facts(layout, job)
+        return int(facts["Restarts"]) >= restarts and facts["JobState"] != "PENDING"
+
+    jobs.wait(layout, has_run, f"job {job} to start again", 30, job)
+
+
+def slurm_is_older_than(release: str) -> bool:
+    shown = subprocess.run(("/usr/sbin/slurmd", "-V"), capture_output=True, text=True, check=True).stdout.split()[-1]
+    return [int(part) for part in shown.split(".")[:2]] < [int(part) for part in release.split(".")]
+
+
+def test_a_requeued_job_that_slurmd_takes_for_its_last_run_is_put_back_and_runs(cluster: Layout) -> None:
+    if not slurm_is_older_than("23.02"):
+        pytest.skip("this slurmd runs the prolog of every run")
+    job = jobs.submit(
+        cluster, USER, REQUEST, script='echo run $SLURM_RESTART_COUNT; [ -n "$SLURM_RESTART_COUNT" ] || sleep 60'
+    )
+    jobs.wait(cluster, lambda: "run" in jobs.output(cluster, USER, job), "the first run", 30, job)
+    with busy_node(cluster):
+        jobs.admin(cluster, "scontrol", "requeue", str(job))
+        jobs.wait(cluster, lambda: jobs.state(cluster, job) == "PENDING", "the job to be requeued", 30, job)
+        time.sleep(1.5)  # slurmctld itself ends a job that starts in the very second in which it was requeued
+        restart(cluster, job, 1)
+        jobs.wait(cluster, lambda: jobs.state(cluster, job) == "PENDING", "the job to be put back", 30, job)
+    text = jobs.output(cluster, USER, job)
+    assert "It goes back into the queue, and starts again after two minutes" in text
+    assert "run 1" not in text
+    assert not node.drain_reason(cluster)
+    assert not node.grants(cluster)
+    time.sleep(3)  # the node is quiet, so slurmd clears its memory when it hears of the job again
+    restart(cluster, job, 2)
+    jobs.wait_for_state(cluster, job, "COMPLETED")
+    assert jobs.output(cluster, USER, job).startswith("run 2\n")
