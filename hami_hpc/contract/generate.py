@@ -99,7 +99,7 @@ def make_c(c: dict[str, Any]) -> str:
         lines.append(
             f"#define HAMI_{prefix}_NAMES {{{', '.join(c_string(k) for k in table)}}} /* indexed by the enum above */"
         )
-    for key in ("job_limits", "usage", "refused", "whole", "run_dir"):
+    for key in ("job_limits", "usage", "refused", "whole", "run_dir", "self", "self_limits"):
         lines.append(f"#define HAMI_FILE_{key.upper()} {c_string(c['files'][key])}")
     step_format = c_string(c["files"]["step_limits"].replace("{step_id}", "%u"))
     lines.append(f"#define HAMI_FILE_STEP_LIMITS_FORMAT {step_format}")

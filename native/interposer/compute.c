@@ -53,8 +53,8 @@ void hami_launch_slow(void *stream, bool per_thread)
 
 /*
  * Nothing was launched for a while and NVML agrees that nothing runs: the channels stay enabled and the
- * thread sleeps until a launch wakes it. Once a second it looks for work that came by another door (a memset,
- * a graph on the device).
+ * thread sleeps until a launch wakes it. Once a second it looks for work submitted without a launch (a
+ * memset, a graph on the device).
  */
 static void park(void)
 {
@@ -129,18 +129,21 @@ static int keep_cap(const struct hami_limits *limits)
 static void keep_share(const struct hami_limits *limits)
 {
 	uint64_t current = 0;
+	unsigned int known = 0;
 	for (;;) {
+		unsigned int groups = hami_rm_groups_ever();
 		uint32_t processes = __atomic_load_n(&hami_region()->usage->head.processes, __ATOMIC_RELAXED);
 		uint64_t slice = limits->cores_percent * SLICE_US_PER_PERCENT / (processes ? processes : 1);
 		if (slice < SLICE_US_LEAST)
 			slice = SLICE_US_LEAST;
-		int rc = slice != current ? hami_rm_timeslice(slice) : 0;
+		int rc = slice != current || groups != known ? hami_rm_timeslice(slice) : 0;
 		if (rc) {
 			hami_log(0, "the driver refuses timeslices (%s); the GPU's own turns stay\n",
 				 strerror(-rc));
 			return;
 		}
 		current = slice;
+		known = groups;
 		sleep_until(now_ns() + NS_PER_S / 5);
 	}
 }

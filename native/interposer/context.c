@@ -34,6 +34,8 @@ static CUresult admit(const struct real_cuda *real, CUdevice device)
 	if (hami_device_granted(device))
 		return CUDA_SUCCESS;
 	CUresult result = real->cuDeviceGetUuid_v2(&uuid, device);
+	if (hami_is_secure())
+		hami_refuse_secure();
 	return result == CUDA_SUCCESS ? HAMI_REFUSED : result; /* no such device: the driver's own error */
 }
 

@@ -29,6 +29,11 @@ uint32_t hami_region_phase(struct hami_region *region)
 	return (job->phase_percent + (before < room ? before : room)) % 100;
 }
 
+void hami_region_lacking(struct hami_region *region)
+{
+	__atomic_fetch_add(&region->usage->head.device_oom_count, 1, __ATOMIC_RELAXED);
+}
+
 void hami_region_add_time(struct hami_region *region, uint64_t busy_ns, uint64_t throttled_ns)
 {
 	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) < 0)

@@ -33,9 +33,9 @@ struct real_nvml {
 };
 
 /*
- * The driver's functions, with limits in force; NULL when they cannot be enforced, and then the caller
- * returns HAMI_REFUSED. The first call reads the limits. Thread-safe; a load and a branch once it has been
- * called.
+ * The driver's functions, with limits in force, or in a program of hami_is_secure(); NULL when they cannot be
+ * enforced, and then the caller returns HAMI_REFUSED. The first call reads the limits. Thread-safe; a load
+ * and a branch once it has been called.
  */
 const struct real_cuda *hami_cuda(void);
 #define HAMI_REFUSED CUDA_ERROR_NOT_PERMITTED
@@ -62,5 +62,16 @@ bool hami_device_granted(CUdevice device);
  * fit. */
 int hami_memory_charge(uint64_t bytes);
 void hami_memory_release(uint64_t bytes);
+/* The limits allowed this many bytes and the driver has not as much: others hold it. */
+void hami_memory_lacking(uint64_t bytes);
+
+/*
+ * Whether this program runs with more rights than its user's (set-user-ID, set-group-ID, file capabilities),
+ * so that nothing of the user's may be believed or opened: then there are no limits, every hook passes
+ * through, and what would use the GPU is refused.
+ */
+bool hami_is_secure(void);
+/* Says so, once. */
+void hami_refuse_secure(void);
 
 #endif

@@ -19,8 +19,16 @@ int hami_memory_charge(uint64_t bytes)
 {
 	struct hami_region *region = hami_region();
 	int rc = region ? hami_region_charge(region, bytes) : -EPERM;
-	if (rc == -ENOMEM)
+	if (rc == -EPERM && hami_is_secure())
+		hami_refuse_secure();
+	else if (rc == -ENOMEM)
 		hami_log(2, "a request for %llu bytes does not fit the limit\n", (unsigned long long)bytes);
+	else if (rc == -EUSERS)
+		hami_log(0,
+			 "more than %u processes or %u steps of this job use the GPU at once, so the request "
+			 "is "
+			 "refused\n",
+			 HAMI_USAGE_SLOT_COUNT, HAMI_USAGE_STEP_COUNT);
 	else if (rc)
 		hami_log(0, "device memory cannot be accounted for (error %d), so the request is refused\n",
 			 -rc);
@@ -31,6 +39,16 @@ void hami_memory_release(uint64_t bytes)
 {
 	if (hami_region())
 		hami_region_release(hami_region(), bytes);
+}
+
+void hami_memory_lacking(uint64_t bytes)
+{
+	if (hami_region())
+		hami_region_lacking(hami_region());
+	hami_log(1,
+		 "the limits allow %llu bytes more, and the driver has not as much: others hold the GPU's "
+		 "memory\n",
+		 (unsigned long long)bytes);
 }
 
 static size_t smaller(size_t a, uint64_t b)
@@ -44,7 +62,7 @@ CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 	if (!real)
 		return HAMI_REFUSED;
 	CUresult result = real->cuMemGetInfo_v2(free_bytes, total_bytes);
-	if (result != CUDA_SUCCESS)
+	if (result != CUDA_SUCCESS || !hami_region())
 		return result;
 	struct hami_view view;
 	hami_region_view(hami_region(), &view);
@@ -62,6 +80,8 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned 
 	if (hami_memory_charge(charge))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = real->cuMemAllocManaged(address, bytes, flags);
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		hami_memory_lacking(charge);
 	if (result != CUDA_SUCCESS)
 		hami_memory_release(charge);
 	else if (!hami_table_put((struct hami_entry){.key = *address, .bytes = charge}))

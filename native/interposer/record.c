@@ -3,54 +3,47 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "region.h"
+#include "trust.h"
 
-/* Root's files appear as this user's inside a user namespace that does not map root. */
-static uid_t overflow_uid(void)
-{
-	char text[16] = "";
-	int fd = open("/proc/sys/kernel/overflowuid", O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return 65534;
-	ssize_t n = read(fd, text, sizeof text - 1);
-	close(fd);
-	return n > 0 ? (uid_t)strtoul(text, NULL, 10) : 65534;
-}
-
-static int map_limits(const char *path, const struct hami_limits **out)
+/* Maps the record `name` in directory `dir`; both must be root's. */
+static int map_limits(const struct hami_viewer *viewer, int dir, const char *name,
+		      const struct hami_limits **out)
 {
 	struct stat st;
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	int fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 	if (fd < 0)
 		return -errno;
-	int rc = 0;
 	void *map = MAP_FAILED;
-	if (fstat(fd, &st))
+	int rc = hami_viewer_trusts(viewer, fd);
+	if (!rc && fstat(fd, &st))
 		rc = -errno;
-	else if (!S_ISREG(st.st_mode) || (st.st_mode & 022) ||
-		 (st.st_uid != 0 && st.st_uid != overflow_uid()))
+	else if (!rc && !S_ISREG(st.st_mode))
 		rc = -EPERM;
-	else if (st.st_size != (off_t)sizeof(struct hami_limits))
+	else if (!rc && st.st_size != (off_t)sizeof(struct hami_limits))
 		rc = -EPROTO;
-	else if ((map = mmap(NULL, sizeof(struct hami_limits), PROT_READ, MAP_SHARED, fd, 0)) == MAP_FAILED)
+	else if (!rc &&
+		 (map = mmap(NULL, sizeof(struct hami_limits), PROT_READ, MAP_SHARED, fd, 0)) == MAP_FAILED)
 		rc = -errno;
 	close(fd);
 	if (rc)
 		return rc;
 	const struct hami_limits *limits = map;
 	if (limits->magic != HAMI_LIMITS_MAGIC || limits->abi_version != HAMI_ABI_VERSION ||
-	    limits->record_size != sizeof *limits || !memchr(limits->gpu_uuid, 0, sizeof limits->gpu_uuid)) {
+	    limits->record_size != sizeof *limits || !memchr(limits->gpu_uuid, 0, sizeof limits->gpu_uuid))
+		rc = -EPROTO;
+	else if (!hami_viewer_is(viewer, limits->uid))
+		rc = -EPERM;
+	if (rc)
 		munmap(map, sizeof *limits);
-		return -EPROTO;
-	}
-	*out = limits;
-	return 0;
+	else
+		*out = limits;
+	return rc;
 }
 
 static int map_usage(struct hami_region *region)
@@ -82,26 +75,48 @@ fail:
 	return rc;
 }
 
+/* Both records, which are of one job: of the one whose directory it is, where that has the job's number. */
+static int map_records(struct hami_region *region, int dir, const char *directory, const char *name)
+{
+	struct hami_viewer viewer;
+	const char *slash = strrchr(directory, '/');
+	char number[16];
+	int rc = hami_viewer_read(&viewer);
+	if (!rc)
+		rc = hami_viewer_trusts(&viewer, dir);
+	if (!rc)
+		rc = map_limits(&viewer, dir, HAMI_FILE_JOB_LIMITS, &region->job);
+	if (!rc)
+		rc = map_limits(&viewer, dir, name, &region->step);
+	if (rc)
+		return rc;
+	if (region->step->job_id != region->job->job_id ||
+	    strcmp(region->step->gpu_uuid, region->job->gpu_uuid) != 0)
+		return -EPROTO;
+	snprintf(number, sizeof number, "%u", region->job->job_id);
+	if (strcmp(directory, HAMI_FILE_SELF) != 0 && strcmp(slash ? slash + 1 : directory, number) != 0)
+		return -EPERM;
+	return 0;
+}
+
 int hami_region_open(struct hami_region *region, const char *limits_path)
 {
 	*region = (struct hami_region){.fd = -1, .slot = -1, .join = PTHREAD_MUTEX_INITIALIZER};
 	const char *slash = strrchr(limits_path, '/');
 	if (!slash)
 		return -EINVAL;
-	int dir_length = (int)(slash - limits_path);
-	char job_path[sizeof region->usage_path];
-	int n = snprintf(job_path, sizeof job_path, "%.*s/" HAMI_FILE_JOB_LIMITS, dir_length, limits_path);
-	int m = snprintf(region->usage_path, sizeof region->usage_path, "%.*s/" HAMI_FILE_USAGE, dir_length,
+	char directory[sizeof region->usage_path];
+	int length = (int)(slash - limits_path);
+	int n = snprintf(region->usage_path, sizeof region->usage_path, "%.*s/" HAMI_FILE_USAGE, length,
 			 limits_path);
-	if (n >= (int)sizeof job_path || m >= (int)sizeof region->usage_path)
+	if (n >= (int)sizeof region->usage_path)
 		return -ENAMETOOLONG;
-	int rc = map_limits(job_path, &region->job);
-	if (rc)
-		return rc;
-	rc = map_limits(limits_path, &region->step);
-	if (!rc && (region->step->job_id != region->job->job_id ||
-		    strcmp(region->step->gpu_uuid, region->job->gpu_uuid) != 0))
-		rc = -EPROTO;
+	snprintf(directory, sizeof directory, "%.*s", length, limits_path);
+	int dir = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (dir < 0)
+		return -errno;
+	int rc = map_records(region, dir, directory, slash + 1);
+	close(dir);
 	if (!rc)
 		rc = map_usage(region);
 	if (rc)

@@ -46,7 +46,8 @@ struct hami_view {
 
 /*
  * Opens the limits record at `limits_path` and the job's records beside it. 0, or -errno: -EPERM when a
- * limits record is not root's own, -EPROTO when a record is of another version or damaged. Not thread-safe.
+ * limits record is not root's own, or of another user's or job's, -EPROTO when a record is of another version
+ * or damaged. Not thread-safe.
  */
 int hami_region_open(struct hami_region *region, const char *limits_path);
 
@@ -71,6 +72,9 @@ uint64_t hami_region_own(struct hami_region *region);
  * answer costs a period.
  */
 uint32_t hami_region_phase(struct hami_region *region);
+
+/* Counts a request that the limits allowed and the driver refused. No lock. */
+void hami_region_lacking(struct hami_region *region);
 
 /* Adds to this process's GPU time and time held back, ns. No lock. */
 void hami_region_add_time(struct hami_region *region, uint64_t busy_ns, uint64_t throttled_ns);

@@ -25,10 +25,18 @@ struct pair {
 	void *hook;
 };
 
+/* One for each hook. */
+enum {
+#define CUDA(name) PAIR_OF_##name,
+#define NVML CUDA
+#include "hooks.def"
+	PAIRS
+};
+
 static struct {
 	struct real_cuda cuda;
 	struct real_nvml nvml;
-	struct pair pairs[128]; /* sorted by the driver's address, once */
+	struct pair pairs[PAIRS]; /* sorted by the driver's address, once */
 	size_t pair_count;
 	_Atomic bool cuda_ready, nvml_ready;
 	pthread_mutex_t lock;
@@ -69,7 +77,7 @@ static int by_address(const void *a, const void *b)
 
 static void add_pair(void *real, void *hook)
 {
-	if (real && resolved.pair_count < sizeof resolved.pairs / sizeof *resolved.pairs)
+	if (real)
 		resolved.pairs[resolved.pair_count++] = (struct pair){real, hook};
 }
 

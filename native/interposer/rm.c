@@ -3,82 +3,23 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <pthread.h>
 #include <stdarg.h>
-#include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 
 #include "interposer.h"
+#include "rm_abi.h"
+#include "rm_forms.h"
+#include "rm_objects.h"
 #include "table.h"
-
-/* NV_ESC_RM_*: the ioctl's number, type 'F'. */
-enum { RM_FREE = 0x29, RM_CONTROL = 0x2a, RM_ALLOC = 0x2b };
-enum {
-	CLASS_SUBDEVICE = 0x2080,
-	CLASS_CHANNEL_GROUP = 0xa06c,
-	CLASS_CHANNEL_LOW_BYTE = 0x6f, /* AMPERE_CHANNEL_GPFIFO_A 0xc56f, HOPPER 0xc86f, ... */
-	CLASS_DEVICE_MEMORY = 0x40,    /* NV01_MEMORY_LOCAL_USER */
-};
-#define STATUS_NO_MEMORY 0x51             /* NV_ERR_NO_MEMORY */
-#define CTRL_SET_TIMESLICE 0xa06c0103u    /* on a group: u64 microseconds */
-#define CTRL_DISABLE_CHANNELS 0x2080110bu /* on a subdevice */
-#define MAX_PER_CONTROL 64
-#define PAGE_BYTES (2ull << 20)
-
-struct rm_free { /* NVOS00_PARAMETERS */
-	uint32_t client, parent, object, status;
-};
-struct rm_control { /* NVOS54_PARAMETERS */
-	uint32_t client, object, command, flags;
-	uint64_t params __attribute__((aligned(8)));
-	uint32_t size, status;
-};
-struct rm_alloc { /* NVOS64_PARAMETERS; the 32-byte form (NVOS21) has `status` where `rights` is */
-	uint32_t client, parent, object, class_id;
-	uint64_t params __attribute__((aligned(8)));
-	uint64_t rights __attribute__((aligned(8)));
-	uint32_t size, flags, status;
-};
-struct rm_alloc_short {
-	uint32_t client, parent, object, class_id;
-	uint64_t params __attribute__((aligned(8)));
-	uint32_t size, status;
-};
-struct memory_params { /* the head of NV_MEMORY_ALLOCATION_PARAMS */
-	uint32_t owner, type, flags, width, height;
-	int32_t pitch;
-	uint32_t attributes, attributes2, format, compression, zcull;
-	uint64_t range_low __attribute__((aligned(8))), range_high, size;
-};
-_Static_assert(offsetof(struct memory_params, size) == 64, "as in nvos.h");
-struct disable_channels { /* NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS */
-	uint8_t disable;
-	uint32_t count;
-	uint8_t only_disable_scheduling, rewind_gp_put;
-	uint64_t preempt_event __attribute__((aligned(8)));
-	uint32_t clients[MAX_PER_CONTROL], channels[MAX_PER_CONTROL];
-};
-_Static_assert(sizeof(struct disable_channels) == 536, "as in ctrl2080fifo.h");
-
-enum kind { SUBDEVICE, GROUP, CHANNEL };
-struct object {
-	enum kind kind;
-	int fd; /* the descriptor that owns the client: a control must go through it */
-	uint32_t client, parent, handle;
-	bool compute; /* a group on which libcuda set a timeslice */
-};
 
 typedef int ioctl_fn(int, unsigned long, ...);
 
 static struct {
-	pthread_mutex_t lock;
-	struct object objects[2048];
-	int count;
-	_Atomic int compute_groups;
 	_Atomic uint64_t timeslice_us; /* 0: libcuda's own */
 	ioctl_fn *_Atomic real;
-} rm = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} rm;
 
 static ioctl_fn *real_ioctl(void)
 {
@@ -87,161 +28,133 @@ static ioctl_fn *real_ioctl(void)
 	return rm.real;
 }
 
-static int control(int fd, uint32_t client, uint32_t object, uint32_t command, void *params, uint32_t size)
+/* 0, -EPERM when the driver refuses, -ESTALE when client or descriptor are no longer there. */
+static int control(const struct hami_target *to, uint32_t object, uint32_t command, void *params,
+		   uint32_t size)
 {
-	struct rm_control c = {.client = client,
+	struct rm_control c = {.client = to->client,
 			       .object = object,
 			       .command = command,
 			       .params = (uint64_t)(uintptr_t)params,
 			       .size = size};
-	if (real_ioctl()(fd, _IOWR('F', RM_CONTROL, struct rm_control), &c))
-		return -errno;
-	return c.status ? -EPERM : 0;
+	if (real_ioctl()(to->fd, _IOWR('F', RM_CONTROL, struct rm_control), &c))
+		return errno == EBADF || errno == ENOTTY ? -ESTALE : -errno;
+	return c.status == RM_STATUS_INVALID_CLIENT ? -ESTALE : c.status ? -EPERM : 0;
 }
 
-static void add(struct object object)
+/* ----------------------------------------------------------------------- requests of the process */
+
+static int refuse(const struct hami_rm_request *r)
 {
-	pthread_mutex_lock(&rm.lock);
-	if (rm.count < (int)(sizeof rm.objects / sizeof *rm.objects))
-		rm.objects[rm.count++] = object;
-	pthread_mutex_unlock(&rm.lock);
+	*r->status = RM_STATUS_NO_MEMORY;
+	return 0; /* to libcuda the GPU is full */
 }
 
-static void learn_alloc(int fd, const struct rm_alloc *a)
+/* For a request that was answered: the driver may have chosen the handle. */
+static uint64_t key_of(const struct hami_rm_request *r)
 {
-	struct object o = {.fd = fd, .client = a->client, .parent = a->parent, .handle = a->object};
-	if (a->class_id == CLASS_SUBDEVICE)
-		o.kind = SUBDEVICE;
-	else if (a->class_id == CLASS_CHANNEL_GROUP)
-		o.kind = GROUP;
-	else if ((a->class_id & 0xff) == CLASS_CHANNEL_LOW_BYTE)
-		o.kind = CHANNEL;
-	else
-		return;
-	add(o);
+	bool client = r->kind == HAMI_RM_MAKE && hami_objects_is_client(r->class_id);
+	return hami_object_key(client ? *r->object : r->client, *r->object);
 }
 
-static uint64_t memory_key(uint32_t client, uint32_t object)
+static void put_memory(struct hami_entry entry, const struct hami_rm_request *r)
 {
-	return (uint64_t)client << 32 | object;
+	entry.key = key_of(r);
+	entry.owner = hami_object_key(r->client, r->parent);
+	if (!hami_table_put(entry))
+		hami_log(0, "no memory to remember an allocation; it stays charged until the process ends\n");
 }
 
-/* The owner of a memory's entry in the table: its client, with which it goes. */
-static void *memory_owner(uint32_t client)
+static int watch_memory(int fd, unsigned long request, void *argument, const struct hami_rm_request *r)
 {
-	return (void *)(uintptr_t)client;
-}
-
-/* Bytes of device memory that this asks for; 0 when it asks for something else. */
-static uint64_t memory_asked(const struct rm_alloc *a)
-{
-	if (a->class_id != CLASS_DEVICE_MEMORY || !a->params)
-		return 0;
-	struct memory_params p;
-	memcpy(&p, (const void *)(uintptr_t)a->params, sizeof p);
-	if ((p.attributes >> 25 & 3) != 0) /* NVOS32_ATTR_LOCATION: 0 is the GPU's own memory */
-		return 0;
-	/* An odd size takes whole pages, as NVML's figure for the process shows. */
-	return p.size > UINT64_MAX - PAGE_BYTES ? UINT64_MAX
-						: (p.size + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
-}
-
-/* An object goes with its parent and with its client. */
-static void learn_free(const struct rm_free *f)
-{
-	uint64_t bytes = f->object == f->client ? hami_table_take_owner(memory_owner(f->client))
-						: hami_table_take(memory_key(f->client, f->object)).bytes;
-	if (bytes)
-		hami_memory_release(bytes);
-	if (bytes && f->object != f->client)
-		return; /* a memory object is not in the list, and has no children there */
-	pthread_mutex_lock(&rm.lock);
-	int kept = 0;
-	for (int i = 0; i < rm.count; i++) {
-		const struct object *o = &rm.objects[i];
-		bool gone = o->client == f->client &&
-			    (f->object == f->client || o->handle == f->object || o->parent == f->object);
-		if (gone && o->compute)
-			rm.compute_groups--;
-		if (!gone)
-			rm.objects[kept++] = *o;
-	}
-	rm.count = kept;
-	pthread_mutex_unlock(&rm.lock);
-}
-
-/* True when this names a compute group for the first time: libcuda sets a timeslice on no other. */
-static bool learn_timeslice(const struct rm_control *c)
-{
-	bool fresh = false;
-	pthread_mutex_lock(&rm.lock);
-	for (int i = 0; i < rm.count; i++) {
-		struct object *o = &rm.objects[i];
-		if (o->kind == GROUP && o->client == c->client && o->handle == c->object && !o->compute) {
-			fresh = o->compute = true;
-			rm.compute_groups++;
-		}
-	}
-	pthread_mutex_unlock(&rm.lock);
-	return fresh;
-}
-
-static uint32_t alloc_status(unsigned long request, const void *argument)
-{
-	return _IOC_SIZE(request) == sizeof(struct rm_alloc)
-		       ? ((const struct rm_alloc *)argument)->status
-		       : ((const struct rm_alloc_short *)argument)->status;
-}
-
-static int watch_alloc(int fd, unsigned long request, void *argument)
-{
-	struct rm_alloc *a = argument;
-	uint64_t bytes = memory_asked(a);
-	if (bytes && hami_memory_charge(bytes)) {
-		if (_IOC_SIZE(request) == sizeof *a)
-			a->status = STATUS_NO_MEMORY;
-		else
-			((struct rm_alloc_short *)argument)->status = STATUS_NO_MEMORY;
-		return 0; /* to libcuda the GPU is full */
-	}
-	if (bytes)
-		hami_table_expect(memory_key(a->client, a->object));
+	if (hami_memory_charge(r->bytes))
+		return refuse(r);
+	hami_table_expect(hami_object_key(r->client, *r->object));
 	int rc = real_ioctl()(fd, request, argument);
 	int saved = errno;
-	bool made = !rc && !alloc_status(request, argument);
-	if (bytes && !made)
-		hami_memory_release(bytes);
-	else if (bytes && !hami_table_put((struct hami_entry){.key = memory_key(a->client, a->object),
-							      .bytes = bytes,
-							      .owner = memory_owner(a->client)}))
-		hami_log(0, "no memory to remember an allocation; it stays charged until the process ends\n");
-	else if (made)
-		learn_alloc(fd, a);
+	if (!rc && !*r->status) {
+		put_memory((struct hami_entry){.bytes = r->bytes}, r);
+	} else {
+		hami_memory_release(r->bytes);
+		if (!rc && *r->status == RM_STATUS_NO_MEMORY)
+			hami_memory_lacking(r->bytes);
+	}
 	errno = saved;
 	return rc;
 }
 
-static int watch_control(int fd, unsigned long request, void *argument)
+static int watch_object(int fd, unsigned long request, void *argument, const struct hami_rm_request *r)
 {
-	const struct rm_control *c = argument;
+	if (hami_objects_is_work(r->class_id) && hami_is_secure()) {
+		hami_refuse_secure();
+		return refuse(r);
+	}
+	struct hami_object *object = hami_object_new();
+	if (!object) {
+		hami_log(0, "no memory to remember a channel by, which could then not be paused; it is "
+			    "refused\n");
+		return refuse(r);
+	}
+	int rc = real_ioctl()(fd, request, argument);
+	int saved = errno;
+	if (!rc && !*r->status)
+		hami_objects_add(object, fd, r->class_id, hami_object_key(r->client, r->parent), key_of(r),
+				 r->engine);
+	else
+		hami_object_drop(object);
+	errno = saved;
+	return rc;
+}
+
+static int watch_unmake(int fd, unsigned long request, void *argument, const struct hami_rm_request *r)
+{
+	uint64_t key = key_of(r);
+	int rc = real_ioctl()(fd, request, argument);
+	int saved = errno;
+	if (!rc && !*r->status) {
+		struct hami_entry memory = hami_table_take(key);
+		uint64_t bytes = memory.key ? memory.bytes : hami_objects_free(key);
+		if (bytes)
+			hami_memory_release(bytes);
+	}
+	errno = saved;
+	return rc;
+}
+
+/* A second handle for memory, which stays charged until both are freed. Another process's is charged to that
+ * one. */
+static int watch_dup(int fd, unsigned long request, void *argument, const struct hami_rm_request *r)
+{
+	const struct rm_dup *d = r->argument;
+	struct hami_entry copy;
+	int shared = hami_table_share(hami_object_key(d->client_from, d->object_from), &copy);
+	if (shared == -ENOMEM) {
+		hami_log(0, "no memory to remember an allocation's second handle by; it is refused\n");
+		return refuse(r);
+	}
+	int rc = real_ioctl()(fd, request, argument);
+	int saved = errno;
+	if (!shared && !rc && !*r->status)
+		put_memory(copy, r);
+	else if (!shared)
+		hami_memory_release(hami_table_unshare(&copy));
+	errno = saved;
+	return rc;
+}
+
+static int watch_control(int fd, unsigned long request, void *argument, const struct hami_rm_request *r)
+{
+	const struct rm_control *c = r->argument;
 	bool timeslice = c->command == CTRL_SET_TIMESLICE && c->size == sizeof(uint64_t) && c->params;
+	bool work = timeslice || c->command == CTRL_GROUP_SCHEDULE || c->command == CTRL_CHANNEL_SCHEDULE;
 	uint64_t wanted = rm.timeslice_us;
 	if (timeslice && wanted)
 		memcpy((void *)(uintptr_t)c->params, &wanted, sizeof wanted);
 	int rc = real_ioctl()(fd, request, argument);
 	int saved = errno;
-	if (timeslice && !rc && !c->status && learn_timeslice(c))
+	/* libcuda sets a timeslice on its compute group and on no other. */
+	if (work && !rc && !c->status && hami_objects_start(hami_object_key(c->client, c->object), timeslice))
 		hami_compute_begin();
-	errno = saved;
-	return rc;
-}
-
-static int watch_free(int fd, unsigned long request, void *argument)
-{
-	int rc = real_ioctl()(fd, request, argument);
-	int saved = errno;
-	if (!rc && !((const struct rm_free *)argument)->status)
-		learn_free(argument);
 	errno = saved;
 	return rc;
 }
@@ -254,96 +167,87 @@ __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, 
 	va_end(arguments);
 	if (_IOC_TYPE(request) != 'F' || !argument)
 		return real_ioctl()(fd, request, argument);
-	switch (_IOC_NR(request)) {
-	case RM_ALLOC:
-		return watch_alloc(fd, request, argument);
-	case RM_CONTROL:
-		return watch_control(fd, request, argument);
-	case RM_FREE:
-		return watch_free(fd, request, argument);
-	default:
-		return real_ioctl()(fd, request, argument);
+	const struct hami_rm_request r = hami_rm_read(request, argument);
+	switch (r.kind) {
+	case HAMI_RM_MAKE:
+		if (r.bytes)
+			return watch_memory(fd, request, argument, &r);
+		if (hami_objects_keep(r.class_id))
+			return watch_object(fd, request, argument, &r);
+		break;
+	case HAMI_RM_UNMAKE:
+		return watch_unmake(fd, request, argument, &r);
+	case HAMI_RM_DUP:
+		return watch_dup(fd, request, argument, &r);
+	case HAMI_RM_CONTROL:
+		return watch_control(fd, request, argument, &r);
+	case HAMI_RM_OTHER:
+		break;
 	}
+	return real_ioctl()(fd, request, argument);
 }
+
+/* ----------------------------------------------------------------------- requests of the keeper */
 
 int hami_rm_groups(void)
 {
-	return rm.compute_groups;
+	return hami_objects_started();
 }
 
-/* rm.lock is held. The subdevice beside group `g`: same client, same parent device. */
-static const struct object *subdevice_of(const struct object *g)
+unsigned int hami_rm_groups_ever(void)
 {
-	for (int i = 0; i < rm.count; i++)
-		if (rm.objects[i].kind == SUBDEVICE && rm.objects[i].client == g->client &&
-		    rm.objects[i].parent == g->parent)
-			return &rm.objects[i];
-	return NULL;
+	return hami_objects_started_ever();
 }
 
-/* Collects the channels of the compute group at or after index `*from`; false when there is none left. */
-static bool next_group(int *from, struct disable_channels *list, struct object *subdevice)
+/* A client that has gone, as its descriptor was closed, is forgotten with all that it had. */
+static int forget_if_stale(int rc, const struct hami_target *target)
 {
-	bool found = false;
-	pthread_mutex_lock(&rm.lock);
-	for (; !found && *from < rm.count; ++*from) {
-		const struct object *g = &rm.objects[*from];
-		const struct object *s = g->compute ? subdevice_of(g) : NULL;
-		if (!s)
-			continue;
-		found = true;
-		*subdevice = *s;
-		list->count = 0;
-		for (int i = 0; i < rm.count && list->count < MAX_PER_CONTROL; i++) {
-			const struct object *o = &rm.objects[i];
-			if (o->kind != CHANNEL || o->client != g->client || o->parent != g->handle)
-				continue;
-			list->clients[list->count] = o->client;
-			list->channels[list->count++] = o->handle;
-		}
-	}
-	pthread_mutex_unlock(&rm.lock);
-	return found;
+	if (rc != -ESTALE)
+		return rc;
+	hami_memory_release(hami_objects_free(hami_object_key(target->client, target->client)));
+	return 0;
 }
 
 int hami_rm_pause(bool paused)
 {
-	int rc = 0, from = 0;
-	struct disable_channels list = {.disable = paused};
-	struct object subdevice;
-	while (next_group(&from, &list, &subdevice)) {
-		int one = list.count ? control(subdevice.fd, subdevice.client, subdevice.handle,
-					       CTRL_DISABLE_CHANNELS, &list, sizeof list)
-				     : 0;
-		if (one)
-			rc = one;
+	long count;
+	int rc = 0;
+	struct hami_target *targets = hami_objects_channels(&count);
+	for (long i = 0; i < count;) {
+		const struct hami_target *first = &targets[i];
+		struct rm_disable_channels list = {.disable = paused};
+		for (; i < count && list.count < MAX_PER_CONTROL && targets[i].fd == first->fd &&
+		       targets[i].client == first->client && targets[i].subdevice == first->subdevice;
+		     i++) {
+			list.clients[list.count] = targets[i].client;
+			list.channels[list.count++] = targets[i].object;
+		}
+		int one = forget_if_stale(
+			control(first, first->subdevice, CTRL_DISABLE_CHANNELS, &list, sizeof list), first);
+		rc = one ? one : rc;
 	}
-	return rc;
+	free(targets);
+	return count < 0 ? -ENOMEM : rc;
 }
 
 int hami_rm_timeslice(uint64_t microseconds)
 {
-	struct object groups[64];
-	int count = 0, rc = 0;
+	long count;
+	int rc = 0;
 	rm.timeslice_us = microseconds;
-	pthread_mutex_lock(&rm.lock);
-	for (int i = 0; i < rm.count && count < 64; i++)
-		if (rm.objects[i].compute)
-			groups[count++] = rm.objects[i];
-	pthread_mutex_unlock(&rm.lock);
-	for (int i = 0; i < count && microseconds; i++) {
+	struct hami_target *groups = hami_objects_groups(&count);
+	for (long i = 0; i < count && microseconds; i++) {
 		uint64_t value = microseconds;
-		int one = control(groups[i].fd, groups[i].client, groups[i].handle, CTRL_SET_TIMESLICE,
-				  &value, sizeof value);
-		if (one)
-			rc = one;
+		int one = forget_if_stale(
+			control(&groups[i], groups[i].object, CTRL_SET_TIMESLICE, &value, sizeof value),
+			&groups[i]);
+		rc = one ? one : rc;
 	}
-	return rc;
+	free(groups);
+	return count < 0 ? -ENOMEM : rc;
 }
 
 void hami_rm_forked(void)
 {
-	pthread_mutex_init(&rm.lock, NULL);
-	rm.count = 0;
-	rm.compute_groups = 0;
+	hami_objects_forked();
 }

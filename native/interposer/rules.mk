@@ -7,9 +7,11 @@ INTERPOSER_FLAGS := -fPIC -fvisibility=hidden -Iinclude -isystem $(CUDA_INC)
 CONFORMANCE := $(patsubst ../tests/native/interposer/%.c,$(BUILD)/conformance/%,$(wildcard ../tests/native/interposer/*.c))
 
 COMPUTE := $(patsubst ../tests/native/compute/%.c,$(BUILD)/compute/%,$(wildcard ../tests/native/compute/*.c))
+# Programs that ask the resource manager themselves: no libcuda.
+RM := $(patsubst ../tests/native/rm/%.c,$(BUILD)/rm/%,$(wildcard ../tests/native/rm/*.c))
 UNIT_SRC := $(filter-out ../tests/native/unit/fuzz_%,$(wildcard ../tests/native/unit/*.c))
 UNIT := $(patsubst ../tests/native/unit/%.c,$(BUILD)/unit/%,$(UNIT_SRC))
-REGION_PARTS := $(addprefix interposer/,record.c region.c glance.c)
+REGION_PARTS := $(addprefix interposer/,record.c trust.c region.c glance.c)
 UNIT_PARTS := interposer/duty.c interposer/table.c $(REGION_PARTS)
 UNIT_FLAGS := -Iinclude -Iinterposer -DHAMI_LOCK_PATIENCE_MS=100
 FUZZ := $(patsubst ../tests/native/unit/%.c,$(BUILD)/fuzz/%,$(wildcard ../tests/native/unit/fuzz_*.c))
@@ -36,7 +38,10 @@ $(INTERPOSER): $(INTERPOSER_OBJ) $(BUILD)/build_info.o interposer/exports.map
 
 # Linked against the simulation for its names only: on a GPU node the loader finds the driver's libraries instead.
 .PHONY: conformance
-conformance: $(CONFORMANCE) $(COMPUTE)
+conformance: $(CONFORMANCE) $(COMPUTE) $(RM)
+$(BUILD)/rm/%: ../tests/native/rm/%.c ../tests/native/rm/client.h ../tests/native/interposer/check.h sim/core/rm_abi.h
+	@mkdir -p $(@D)
+	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD)
 $(BUILD)/conformance/%: ../tests/native/interposer/%.c ../tests/native/interposer/check.h $(BUILD)/sim/libcuda.so.1 \
 		$(BUILD)/sim/libnvidia-ml.so.1
 	@mkdir -p $(@D)

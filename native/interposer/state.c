@@ -2,9 +2,11 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 #include "compute.h"
@@ -12,7 +14,7 @@
 #include "resolve.h"
 
 /* Where SPANK's preload=ldso binds the step's records: a path that the user's environment cannot change. */
-#define SELF_LIMITS HAMI_FILE_RUN_DIR "/self/step.limits"
+#define SELF_LIMITS HAMI_FILE_SELF "/" HAMI_FILE_SELF_LIMITS
 
 static struct {
 	pthread_once_t once;
@@ -21,13 +23,26 @@ static struct {
 	_Atomic(const struct real_cuda *) ready; /* what hami_cuda() returns once limits are in force */
 	_Atomic int granted_device;              /* -1 until cuInit has found it */
 	_Atomic int log_level;                   /* -1 until read */
+	_Atomic bool secure_said;
 } state = {.once = PTHREAD_ONCE_INIT, .granted_device = -1, .log_level = -1};
+
+bool hami_is_secure(void)
+{
+	return getauxval(AT_SECURE) != 0;
+}
+
+void hami_refuse_secure(void)
+{
+	if (!atomic_exchange(&state.secure_said, true))
+		hami_log(0, "a program with more rights than its user (set-user-ID, set-group-ID or file "
+			    "capabilities) gets no GPU in a vGPU job; run a copy of it without them\n");
+}
 
 void hami_log(int level, const char *format, ...)
 {
 	int saved = errno;
 	if (state.log_level < 0) {
-		const char *text = getenv(HAMI_ENV_LOG);
+		const char *text = hami_is_secure() ? NULL : getenv(HAMI_ENV_LOG);
 		state.log_level = text ? atoi(text) : 0;
 	}
 	if (level <= state.log_level) {
@@ -38,6 +53,7 @@ void hami_log(int level, const char *format, ...)
 		int n = vsnprintf(line + prefix, sizeof line - prefix, format, arguments);
 		va_end(arguments);
 		size_t length = strlen(line);
+		line[length - 1] = '\n'; /* also of one that was too long */
 		if (n > 0 && write(STDERR_FILENO, line, length) < 0)
 			errno = 0; /* a closed stderr must not fail the application */
 	}
@@ -55,7 +71,7 @@ static const char *reason(int rc)
 {
 	switch (rc) {
 	case -EPERM:
-		return "the record is not root's own";
+		return "the record is not root's own, or not of this job and user";
 	case -EPROTO:
 		return "the record is damaged or of another version of hami_hpc";
 	default:
@@ -65,6 +81,8 @@ static const char *reason(int rc)
 
 static void read_limits(void)
 {
+	if (hami_is_secure())
+		return;
 	const char *path = access(SELF_LIMITS, F_OK) == 0 ? SELF_LIMITS : getenv(HAMI_ENV_LIMITS);
 	if (!path) {
 		hami_log(0, "this process has the interposer loaded but no limits (" HAMI_ENV_LIMITS
@@ -76,7 +94,8 @@ static void read_limits(void)
 	int rc = hami_region_open(&state.region, path);
 	if (rc) {
 		hami_log(0,
-			 "the GPU limits in %s cannot be read (%s), so the GPU stays closed; if the job is "
+			 "the GPU limits in %.256s cannot be read (%s), so the GPU stays closed; if the job "
+			 "is "
 			 "still "
 			 "running, tell the administrator: hami-hpc doctor\n",
 			 path, reason(rc));
@@ -112,7 +131,7 @@ const struct real_cuda *hami_cuda(void)
 	const struct real_cuda *ready = __atomic_load_n(&state.ready, __ATOMIC_ACQUIRE);
 	if (__builtin_expect(ready != NULL, 1))
 		return ready;
-	if (!hami_region())
+	if (!hami_region() && !hami_is_secure())
 		return NULL;
 	ready = hami_resolve_cuda();
 	if (!ready || !complete(ready))
@@ -148,7 +167,7 @@ static bool same_uuid(const char *text, const CUuuid *uuid)
 void hami_find_device(const struct real_cuda *real)
 {
 	int count = 0;
-	if (state.granted_device >= 0 || !real->cuDeviceGetUuid_v2 ||
+	if (state.granted_device >= 0 || hami_is_secure() || !real->cuDeviceGetUuid_v2 ||
 	    real->cuDeviceGetCount(&count) != CUDA_SUCCESS)
 		return;
 	for (int i = 0; i < count; i++) {

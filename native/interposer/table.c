@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "table.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,32 +95,78 @@ static void erase(struct shard *s, size_t i)
 	s->count--;
 }
 
+/* The bytes that go with this holder: 0 unless it is the last one. */
+static uint64_t let_go(const struct hami_entry *entry)
+{
+	if (entry->holders && __atomic_sub_fetch(entry->holders, 1, __ATOMIC_ACQ_REL) > 0)
+		return 0;
+	free(entry->holders);
+	return entry->bytes;
+}
+
+uint64_t hami_table_unshare(struct hami_entry *copy)
+{
+	return let_go(copy);
+}
+
+static struct hami_entry *find(const struct shard *s, uint64_t key)
+{
+	if (!s->capacity)
+		return NULL;
+	for (size_t i = home(s, key); s->slots[i].key; i = (i + 1) & (s->capacity - 1))
+		if (s->slots[i].key == key)
+			return &s->slots[i];
+	return NULL;
+}
+
+int hami_table_share(uint64_t key, struct hami_entry *copy)
+{
+	struct shard *s = shard_of(key);
+	int rc = -ENOENT;
+	pthread_mutex_lock(&s->lock);
+	struct hami_entry *entry = find(s, key);
+	if (entry) {
+		rc = -ENOMEM;
+		if (!entry->holders && (entry->holders = malloc(sizeof *entry->holders)))
+			*entry->holders = 1;
+		if (entry->holders) {
+			__atomic_add_fetch(entry->holders, 1, __ATOMIC_RELAXED);
+			*copy = *entry;
+			rc = 0;
+		}
+	}
+	pthread_mutex_unlock(&s->lock);
+	return rc;
+}
+
 struct hami_entry hami_table_take(uint64_t key)
 {
 	struct hami_entry found = {0};
 	struct shard *s = shard_of(key);
 	pthread_mutex_lock(&s->lock);
-	for (size_t i = s->capacity ? home(s, key) : 0; s->capacity && s->slots[i].key;
-	     i = (i + 1) & (s->capacity - 1)) {
-		if (s->slots[i].key == key) {
-			found = s->slots[i];
-			erase(s, i);
-			break;
-		}
+	const struct hami_entry *entry = find(s, key);
+	if (entry) {
+		found = *entry;
+		erase(s, (size_t)(entry - s->slots));
 	}
 	pthread_mutex_unlock(&s->lock);
+	if (found.holders)
+		found.bytes = let_go(&found);
+	found.holders = NULL;
 	return found;
 }
 
-uint64_t hami_table_take_owner(const void *owner)
+/* Of all entries whose owner, or the half of the key that names a client, is this. */
+static uint64_t take_all(uint64_t owner, uint32_t client)
 {
 	uint64_t bytes = 0;
 	for (size_t n = 0; n < SHARDS; n++) {
 		struct shard *s = &shards[n];
 		pthread_mutex_lock(&s->lock);
 		for (size_t i = 0; i < s->capacity;) {
-			if (s->slots[i].key && s->slots[i].owner == owner) {
-				bytes += s->slots[i].bytes;
+			const struct hami_entry *e = &s->slots[i];
+			if (e->key && (owner ? e->owner == owner : e->key >> 32 == client)) {
+				bytes += let_go(e);
 				erase(s, i); /* another entry may have moved here: look again */
 			} else {
 				i++;
@@ -128,4 +175,14 @@ uint64_t hami_table_take_owner(const void *owner)
 		pthread_mutex_unlock(&s->lock);
 	}
 	return bytes;
+}
+
+uint64_t hami_table_take_owner(uint64_t owner)
+{
+	return owner ? take_all(owner, 0) : 0;
+}
+
+uint64_t hami_table_take_client(uint32_t client)
+{
+	return client ? take_all(0, client) : 0;
 }

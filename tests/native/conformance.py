@@ -20,6 +20,7 @@ PROGRAMS = BUILD / "conformance"
 INTERPOSER = BUILD / "libhami-hpc.so"
 REAL_GPU = os.environ.get("HAMI_TEST_GPU") == "1"
 MIB = 1 << 20
+JOB = 4711
 SANITIZERS = {"native-address-undefined": "libasan.so", "native-thread": "libtsan.so"}
 
 
@@ -107,12 +108,14 @@ def make_slice(
     service_class: str = "std",
     phase_percent: int = 0,
     gpu_total_mib: int = 143155,
+    uid: int | None = None,
 ) -> Slice:
     """Writes what prolog and SPANK write; an existing job directory only gets the step's record."""
+    directory = directory / str(JOB)
     directory.mkdir(parents=True, exist_ok=True)
     grant = Grant(
-        job_id=4711,
-        uid=os.getuid(),
+        job_id=JOB,
+        uid=os.getuid() if uid is None else uid,
         gpu_uuid=gpu_uuid,
         gpu_minor=0,
         gpu_total_mib=gpu_total_mib,

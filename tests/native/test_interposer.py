@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -162,6 +164,24 @@ def test_killed_at_any_moment_leaves_nothing_charged(slice_8g: Slice, machine: t
         assert gpu["peak_bytes"] <= 8192 * MIB
         assert gpu["used_bytes"] == 0
         assert gpu["processes"] == []
+
+
+def test_a_job_with_more_processes_than_slots_is_told_so(slice_8g: Slice) -> None:
+    """Every slot's liveness lock is held, as by so many processes."""
+    with (slice_8g.directory / c.FILE_USAGE).open("r+b") as usage:
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, c.SLOT_LOCK_BASE, c.USAGE_SLOT_COUNT, 0)
+        fcntl.fcntl(usage, 37, lock)  # F_OFD_SETLK
+        result = slice_8g.run("memory_ends_at_the_limit")
+    assert result.returncode == 1
+    assert "more than 2048 processes or 1024 steps of this job use the GPU at once" in result.stderr
+
+
+def test_a_long_path_is_cut_and_the_line_ends(slice_8g: Slice) -> None:
+    environment = slice_8g.environment() | {c.ENV_LIMITS: "/" + "x" * 3000 + "/step-0.limits"}
+    program = [str(PROGRAMS / "without_limits_the_gpu_stays_closed")]
+    result = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert re.fullmatch(r"hami_hpc: the GPU limits in .* so the GPU stays closed; .*\n", result.stderr), result.stderr
 
 
 def test_it_says_nothing_on_standard_output(slice_8g: Slice) -> None:

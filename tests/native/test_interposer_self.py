@@ -44,14 +44,22 @@ def test_the_environment_cannot_change_the_limits(environment: str, tmp_path: Pa
         del variables[c.ENV_LIMITS]
     preload = variables.pop("LD_PRELOAD")  # ld.so.preload's part is SPANK's, and tested there
     assert str(INTERPOSER) in preload
-    script = f"""
-set -e
-mount --bind {own.directory} {SELF}
-mount --bind {own.limits} {SELF}/step.limits
-LD_PRELOAD='{preload}' exec {PROGRAMS}/memory_ends_at_the_limit
-"""
+    program = str(PROGRAMS / "memory_ends_at_the_limit")
+    mount = f"mount --bind {own.directory} {SELF}; mount --bind {own.limits} {SELF}/step.limits"
+    remove = "true"
+    command = own_mounts()
+    if not command:  # no rights to mount: root's files themselves, for as long as it takes
+        mount, remove = f"cp -a {own.directory}/. {SELF}; cp {own.limits} {SELF}/step.limits", f"rm -r {SELF}/*"
+    script = f"set -e; {mount}; set +e; LD_PRELOAD='{preload}' {program}; status=$?; {remove}; exit $status"
+    result = subprocess.run(
+        [*command, "sh", "-c", script], env=variables, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def own_mounts() -> list[str]:
+    """The command that runs another with mounts of its own; empty where this machine lets nobody have any."""
     mount_points = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     propagation = "private" if "/" in mount_points else "unchanged"
-    command = ["unshare", "--mount", "--propagation", propagation, "sh", "-c", script]
-    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 0, result.stderr
+    command = ["unshare", "--mount", "--propagation", propagation]
+    return [] if subprocess.run([*command, "true"], capture_output=True, check=False).returncode else command

@@ -280,10 +280,9 @@ void sim_sweep(struct sim_view *v)
 	}
 }
 
-int sim_charge(struct sim_view *v, uint32_t g, uint64_t bytes)
+int sim_room(struct sim_view *v, uint32_t g, uint64_t bytes)
 {
 	struct sim_gpu *gpu = &v->state->gpu[g];
-	struct sim_share *share = &v->state->slot[v->slot].gpu[g];
 	uint64_t total = sim_cuda_total(&v->machine.gpu[g]);
 	/* Sweeping costs system calls: only where the dead would change what is answered or recorded. */
 	if (bytes > total || gpu->used_bytes > total - bytes || gpu->used_bytes + bytes > gpu->peak_bytes)
@@ -292,6 +291,16 @@ int sim_charge(struct sim_view *v, uint32_t g, uint64_t bytes)
 		gpu->refusals++;
 		return -ENOMEM;
 	}
+	return 0;
+}
+
+int sim_charge(struct sim_view *v, uint32_t g, uint64_t bytes)
+{
+	struct sim_gpu *gpu = &v->state->gpu[g];
+	struct sim_share *share = &v->state->slot[v->slot].gpu[g];
+	int rc = sim_room(v, g, bytes);
+	if (rc)
+		return rc;
 	set_used(gpu, share, share->used_bytes + bytes);
 	gpu->allocations++;
 	if (gpu->used_bytes > gpu->peak_bytes)

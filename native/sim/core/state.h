@@ -135,6 +135,8 @@ void sim_sweep(struct sim_view *view);
 /* Charges bytes to this process's slot on gpu. 0, or -ENOMEM when the GPU has not as much left. */
 int sim_charge(struct sim_view *view, uint32_t gpu, uint64_t bytes);
 void sim_uncharge(struct sim_view *view, uint32_t gpu, uint64_t bytes);
+/* Whether sim_charge would take so much; counts a refusal as it does. */
+int sim_room(struct sim_view *view, uint32_t gpu, uint64_t bytes);
 
 /* An id that no shared allocation of this machine has had. */
 uint64_t sim_shared_new_id(struct sim_view *view);

@@ -48,7 +48,11 @@ static struct {
 
 static bool allocate(uint32_t parent, uint32_t *object, uint32_t class_id, uint32_t parameter)
 {
-	uint32_t parameters[4] = {parameter};
+	uint32_t parameters[8] = {parameter};
+	if (class_id == RM_CLASS_GROUP) {
+		parameters[0] = 0;
+		parameters[offsetof(struct rm_group, engine) / sizeof *parameters] = parameter;
+	}
 	struct rm_alloc a = {.client = rm.client,
 			     .parent = parent,
 			     .object = *object,

@@ -9,10 +9,14 @@
  * with onlyScheduling never returns; GPFIFO_SCHEDULE and PREEMPT report success and pause nothing. Who
  * disables channels and does not enable them again stays paused. Faults named rm_COMMAND (rm_2080110b=0x1b)
  * become the control's status.
+ *
+ * Device memory is the kernel's to give: it refuses with NV_ERR_NO_MEMORY what the GPU has no room for. What
+ * libcuda asks for is in libcuda's own books (the state's sums); what a program asks for by ioctl is charged
+ * here, whatever the form.
  */
 #include "../core/faults.h"
 #include "../core/timeline.h"
-#include "objects.h"
+#include "memory.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -48,6 +52,7 @@ static void after_fork_parent(void)
 static void after_fork_child(void)
 {
 	objects_forget();
+	sim_fork_child(&kernel.view);
 	memset(kernel.paused, 0, sizeof kernel.paused);
 	pthread_mutex_unlock(&kernel.lock);
 }
@@ -109,21 +114,37 @@ static uint64_t apply_pause(uint32_t gpu)
 	return at;
 }
 
+static uint32_t word(uint64_t params, uint32_t size, uint32_t at)
+{
+	return params && size >= 4 * (at + 1) ? ((const uint32_t *)(uintptr_t)params)[at] : 0;
+}
+
+static uint32_t make_client(uint32_t slot, bool named)
+{
+	if (!named)
+		return kernel.view.slot != SIM_NO_SLOT || !sim_slot_take(&kernel.view)
+			       ? RM_OK
+			       : RM_INSUFFICIENT_RESOURCES;
+	if (slot >= SIM_MAX_SLOTS || kernel.view.state->slot[slot].pid != getpid())
+		return RM_INVALID_ARGUMENT;
+	kernel.view.slot = slot;
+	return RM_OK;
+}
+
 static uint32_t allocate(int fd, struct rm_alloc *a)
 {
 	struct object *o;
-	uint32_t parameter =
-		a->params && a->size >= sizeof parameter ? *(const uint32_t *)(uintptr_t)a->params : 0;
-	if (a->class_id == RM_CLASS_DEVICE_MEMORY)
-		return objects_find(a->client, a->parent, fd) ? RM_OK : RM_INVALID_OBJECT_HANDLE;
-	if (a->class_id == RM_CLASS_CLIENT) {
-		if (parameter >= SIM_MAX_SLOTS || kernel.view.state->slot[parameter].pid != getpid())
-			return RM_INVALID_ARGUMENT;
-		kernel.view.slot = parameter;
-	} else if (a->class_id == RM_CLASS_DEVICE && parameter >= kernel.view.machine.gpu_count) {
-		return RM_INVALID_ARGUMENT;
-	}
-	uint32_t status = objects_add(a, fd, parameter, &o);
+	bool group = a->class_id == RM_CLASS_GROUP;
+	uint32_t parameter = word(a->params, a->size, group ? offsetof(struct rm_group, engine) / 4 : 0);
+	uint32_t status = RM_OK;
+	if (class_is_memory(a->class_id))
+		return memory_allocate(&kernel.view, fd, a);
+	if (a->class_id == RM_CLASS_CLIENT)
+		status = make_client(parameter, a->params != 0);
+	else if (a->class_id == RM_CLASS_DEVICE && parameter >= kernel.view.machine.gpu_count)
+		status = RM_INVALID_ARGUMENT;
+	if (status == RM_OK)
+		status = objects_add(a, fd, parameter, &o);
 	if (status != RM_OK)
 		return status;
 	a->object = o->handle;
@@ -146,14 +167,14 @@ static uint32_t disable_channels(const struct object *subdevice, const struct rm
 			return RM_INVALID_OBJECT_HANDLE;
 	}
 	for (uint32_t i = 0; i < p.count; i++)
-		objects_find(p.clients[i], p.channels[i], subdevice->fd)->disabled = p.disable;
+		objects_disable(objects_find(p.clients[i], p.channels[i], subdevice->fd), p.disable);
 	*effect = apply_pause(subdevice->gpu);
 	if (p.disable && p.only_scheduling)
 		*effect = SIM_NEVER;
 	return RM_OK;
 }
 
-static uint32_t timeslice(const struct object *group, const struct rm_control *c)
+static uint32_t timeslice(struct object *group, const struct rm_control *c)
 {
 	uint64_t *us = (uint64_t *)(uintptr_t)c->params;
 	if (group->class_id != RM_CLASS_GROUP || c->size != sizeof *us || !us)
@@ -167,7 +188,7 @@ static uint32_t timeslice(const struct object *group, const struct rm_control *c
 	else if (!*us || *us > 1000000000)
 		status = RM_INVALID_ARGUMENT;
 	else if (group->compute)
-		*of_process = *us * 1000;
+		*of_process = *us * 1000, group->timeslice_us = (uint32_t)*us;
 	sim_unlock(&kernel.view);
 	return status;
 }
@@ -175,7 +196,7 @@ static uint32_t timeslice(const struct object *group, const struct rm_control *c
 /* With the mutex held. *effect is when the caller gets its answer. */
 static uint32_t control(int fd, const struct rm_control *c, uint64_t *effect)
 {
-	const struct object *o = objects_find(c->client, c->object, fd);
+	struct object *o = objects_find(c->client, c->object, fd);
 	if (!objects_find(c->client, c->client, fd))
 		return RM_INVALID_CLIENT;
 	if (!o)
@@ -186,6 +207,11 @@ static uint32_t control(int fd, const struct rm_control *c, uint64_t *effect)
 	case RM_GROUP_SET_TIMESLICE:
 	case RM_GROUP_GET_TIMESLICE:
 		return timeslice(o, c);
+	case RM_SIM_CHANNELS:
+		if (c->size != sizeof(struct rm_sim_channels) || !c->params)
+			return RM_INVALID_ARGUMENT;
+		*(struct rm_sim_channels *)(uintptr_t)c->params = objects_channels(o->gpu);
+		return RM_OK;
 	case RM_GROUP_SCHEDULE:
 	case RM_GROUP_PREEMPT:
 		return o->class_id == RM_CLASS_GROUP ? RM_OK : RM_INVALID_ARGUMENT;
@@ -213,38 +239,80 @@ static void answer_control(int fd, struct rm_control *c)
 		sleep_until(effect);
 }
 
-static void free_object(int fd, struct rm_free *f)
+static void give(const struct memory *memory)
 {
-	if (f->object >= RM_MEMORY_HANDLES && f->object < RM_CLIENT_HANDLES) {
-		f->status = RM_OK;
-		return;
-	}
-	f->status = objects_free(f->client, f->object, fd);
-	for (uint32_t g = 0; f->status == RM_OK && g < kernel.view.machine.gpu_count; g++)
+	memory_give(&kernel.view, memory);
+}
+
+static uint32_t free_object(int fd, uint32_t client, uint32_t handle)
+{
+	if (handle >= RM_MEMORY_HANDLES && handle < RM_CLIENT_HANDLES)
+		return RM_OK;
+	uint32_t status = objects_free(client, handle, fd, give);
+	for (uint32_t g = 0; status == RM_OK && g < kernel.view.machine.gpu_count; g++)
 		if (kernel.paused[g])
 			apply_pause(g);
+	return status;
+}
+
+static uint32_t answer_heap(int fd, struct rm_heap *h)
+{
+	return h->function == RM_HEAP_FREE ? free_object(fd, h->client, h->data.free.memory)
+					   : memory_heap(&kernel.view, fd, h);
+}
+
+static uint32_t allocate_short(int fd, struct rm_alloc_short *s)
+{
+	struct rm_alloc a = {.client = s->client,
+			     .parent = s->parent,
+			     .object = s->object,
+			     .class_id = s->class_id,
+			     .params = s->params,
+			     .size = s->size};
+	uint32_t status = allocate(fd, &a);
+	s->object = a.object;
+	return status;
+}
+
+/* A request of this number and size; false when there is none such. */
+static bool answer_plain(int fd, uint32_t number, uint32_t size, void *argument)
+{
+	struct rm_free *f = argument;
+	if (number == RM_NR_CONTROL && size == sizeof(struct rm_control)) {
+		answer_control(fd, argument);
+		return true;
+	}
+	bool known = true;
+	pthread_mutex_lock(&kernel.lock);
+	if (number == RM_NR_ALLOC && size == sizeof(struct rm_alloc))
+		((struct rm_alloc *)argument)->status = allocate(fd, argument);
+	else if (number == RM_NR_ALLOC && size == sizeof(struct rm_alloc_short))
+		((struct rm_alloc_short *)argument)->status = allocate_short(fd, argument);
+	else if (number == RM_NR_FREE && size == sizeof *f)
+		f->status = free_object(fd, f->client, f->object);
+	else if (number == RM_NR_DUP && size == sizeof(struct rm_dup))
+		((struct rm_dup *)argument)->status = memory_dup(fd, argument);
+	else if (number == RM_NR_HEAP && size == sizeof(struct rm_heap))
+		((struct rm_heap *)argument)->status = answer_heap(fd, argument);
+	else
+		known = false;
+	pthread_mutex_unlock(&kernel.lock);
+	return known;
 }
 
 static int answer(int fd, unsigned long request, void *argument)
 {
-	switch (request) {
-	case RM_REQUEST(RM_NR_CONTROL, struct rm_control):
-		answer_control(fd, argument);
-		return 0;
-	case RM_REQUEST(RM_NR_ALLOC, struct rm_alloc):
-		pthread_mutex_lock(&kernel.lock);
-		((struct rm_alloc *)argument)->status = allocate(fd, argument);
-		pthread_mutex_unlock(&kernel.lock);
-		return 0;
-	case RM_REQUEST(RM_NR_FREE, struct rm_free):
-		pthread_mutex_lock(&kernel.lock);
-		free_object(fd, argument);
-		pthread_mutex_unlock(&kernel.lock);
-		return 0;
-	default:
-		errno = EINVAL;
-		return -1;
+	uint32_t number = _IOC_NR(request), size = _IOC_SIZE(request);
+	if (number == RM_NR_TRANSFER && size == sizeof(struct rm_transfer)) {
+		const struct rm_transfer *t = argument;
+		number = t->number;
+		size = t->size;
+		argument = (void *)(uintptr_t)t->argument;
 	}
+	if (argument && answer_plain(fd, number, size, argument))
+		return 0;
+	errno = EINVAL;
+	return -1;
 }
 
 __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, ...)

@@ -1,26 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "objects.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-enum { OBJECTS_MAX = 4096 };
+enum { BUCKETS = 1 << 16 };
 
 static struct {
-	struct object object[OBJECTS_MAX];
-	uint32_t count, clients;
+	struct object *bucket[BUCKETS];
+	struct object *clients_list;
+	uint32_t clients, handles;                               /* chosen so far */
+	uint32_t channels[SIM_MAX_GPUS], disabled[SIM_MAX_GPUS]; /* of compute groups */
 } table;
 
-static struct object *find(uint32_t client, uint32_t handle)
+static struct object **bucket_of(uint32_t client, uint32_t handle)
 {
-	for (uint32_t i = 0; i < table.count; i++)
-		if (table.object[i].client == client && table.object[i].handle == handle)
-			return &table.object[i];
-	return NULL;
+	return &table.bucket[(client * 31u ^ handle * 2654435761u >> 8 ^ handle) % BUCKETS];
+}
+
+struct object *objects_find_any(uint32_t client, uint32_t handle)
+{
+	struct object *o = *bucket_of(client, handle);
+	while (o && (o->client != client || o->handle != handle))
+		o = o->chain;
+	return o;
 }
 
 struct object *objects_find(uint32_t client, uint32_t handle, int fd)
 {
-	struct object *o = find(client, handle);
+	struct object *o = objects_find_any(client, handle);
 	return o && o->fd == fd ? o : NULL;
 }
 
@@ -33,21 +41,43 @@ static bool right_parent(uint32_t class_id, const struct object *parent)
 	case RM_CLASS_SUBDEVICE:
 	case RM_CLASS_GROUP:
 		return parent->class_id == RM_CLASS_DEVICE;
+	case RM_CLASS_DEVICE_MEMORY:
+		return parent->class_id == RM_CLASS_DEVICE || parent->class_id == RM_CLASS_SUBDEVICE;
+	case RM_CLASS_HOST_MEMORY:
+	case RM_CLASS_VIRTUAL_MEMORY:
+		return parent->class_id == RM_CLASS_DEVICE;
 	default:
 		return parent->class_id == RM_CLASS_GROUP;
 	}
 }
 
-static uint32_t inherit(struct object *o, uint32_t parameter)
+static uint32_t inherit(struct object *o, uint32_t parameter, struct object **above)
 {
-	const struct object *parent = objects_find(o->client, o->parent, o->fd);
+	struct object *parent = objects_find(o->client, o->parent, o->fd);
 	if (!parent)
-		return find(o->client, o->parent) ? RM_INVALID_CLIENT : RM_INVALID_OBJECT_HANDLE;
-	if (!right_parent(o->class_id, parent) || find(o->client, o->handle))
+		return objects_find_any(o->client, o->parent) ? RM_INVALID_CLIENT : RM_INVALID_OBJECT_HANDLE;
+	if (!right_parent(o->class_id, parent) || objects_find_any(o->client, o->handle))
 		return RM_INVALID_ARGUMENT;
 	o->gpu = o->class_id == RM_CLASS_DEVICE ? parameter : parent->gpu;
 	o->compute = o->class_id == RM_CLASS_GROUP ? parameter == RM_ENGINE_COMPUTE : parent->compute;
+	*above = parent;
 	return RM_OK;
+}
+
+static void insert(struct object *o, struct object *above)
+{
+	struct object **bucket = bucket_of(o->client, o->handle);
+	struct object **first = above ? &above->below : &table.clients_list;
+	o->chain = *bucket;
+	*bucket = o;
+	o->above = above;
+	o->next = *first;
+	if (o->next)
+		o->next->link = &o->next;
+	o->link = first;
+	*first = o;
+	if (object_is_channel(o) && o->compute)
+		table.channels[o->gpu]++;
 }
 
 uint32_t objects_add(const struct rm_alloc *a, int fd, uint32_t parameter, struct object **out)
@@ -57,60 +87,94 @@ uint32_t objects_add(const struct rm_alloc *a, int fd, uint32_t parameter, struc
 			   .handle = a->object,
 			   .class_id = a->class_id,
 			   .fd = fd};
-	if (table.count == OBJECTS_MAX)
-		return RM_INSUFFICIENT_RESOURCES;
+	struct object *above = NULL;
 	if (a->class_id == RM_CLASS_CLIENT) {
 		o.client = o.handle = RM_CLIENT_HANDLES + ++table.clients;
 		o.parent = 0;
 	} else if (a->class_id == RM_CLASS_DEVICE || a->class_id == RM_CLASS_SUBDEVICE ||
-		   a->class_id == RM_CLASS_GROUP || object_is_channel(&o)) {
-		uint32_t status = inherit(&o, parameter);
+		   a->class_id == RM_CLASS_GROUP || class_is_memory(a->class_id) || object_is_channel(&o)) {
+		if (!o.handle)
+			o.handle = 0xcaf00000u + ++table.handles;
+		uint32_t status = inherit(&o, parameter, &above);
 		if (status != RM_OK)
 			return status;
 	} else {
 		return RM_INVALID_CLASS;
 	}
-	table.object[table.count] = o;
-	*out = &table.object[table.count++];
+	struct object *kept = malloc(sizeof *kept);
+	if (!kept)
+		return RM_INSUFFICIENT_RESOURCES;
+	*kept = o;
+	insert(kept, above);
+	*out = kept;
 	return RM_OK;
 }
 
-static void free_tree(uint32_t client, uint32_t handle)
+void objects_disable(struct object *channel, bool disabled)
 {
-	for (uint32_t i = 0; i < table.count;) {
-		if (table.object[i].client == client && table.object[i].parent == handle &&
-		    table.object[i].handle != handle) {
-			free_tree(client, table.object[i].handle);
-			i = 0;
-		} else {
-			i++;
-		}
-	}
-	struct object *o = find(client, handle);
-	if (o)
-		*o = table.object[--table.count];
+	if (channel->compute && channel->disabled != disabled)
+		table.disabled[channel->gpu] += disabled ? 1u : -1u;
+	channel->disabled = disabled;
 }
 
-uint32_t objects_free(uint32_t client, uint32_t handle, int fd)
+static void free_tree(struct object *o, void (*gone)(const struct memory *memory))
 {
-	if (!objects_find(client, handle, fd))
+	while (o->below)
+		free_tree(o->below, gone);
+	if (object_is_channel(o)) {
+		objects_disable(o, false);
+		table.channels[o->gpu] -= o->compute;
+	}
+	if (o->memory && --o->memory->holders == 0) {
+		gone(o->memory);
+		free(o->memory);
+	}
+	struct object **at = bucket_of(o->client, o->handle);
+	while (*at != o)
+		at = &(*at)->chain;
+	*at = o->chain;
+	*o->link = o->next;
+	if (o->next)
+		o->next->link = o->link;
+	free(o);
+}
+
+uint32_t objects_free(uint32_t client, uint32_t handle, int fd, void (*gone)(const struct memory *memory))
+{
+	struct object *o = objects_find(client, handle, fd);
+	if (!o)
 		return RM_INVALID_OBJECT_HANDLE;
-	free_tree(client, handle);
+	free_tree(o, gone);
 	return RM_OK;
 }
 
 bool objects_all_disabled(uint32_t gpu)
 {
-	uint32_t channels = 0;
-	for (uint32_t i = 0; i < table.count; i++) {
-		const struct object *o = &table.object[i];
-		if (!object_is_channel(o) || !o->compute || o->gpu != gpu)
-			continue;
-		if (!o->disabled)
-			return false;
-		channels++;
+	return table.channels[gpu] > 0 && table.disabled[gpu] == table.channels[gpu];
+}
+
+static void count_groups(const struct object *first, uint32_t gpu, struct rm_sim_channels *sums)
+{
+	for (const struct object *o = first; o; o = o->next) {
+		if (o->class_id == RM_CLASS_GROUP && o->compute && o->gpu == gpu) {
+			sums->groups++;
+			if (o->timeslice_us < sums->least_timeslice_us)
+				sums->least_timeslice_us = o->timeslice_us;
+			if (o->timeslice_us > sums->most_timeslice_us)
+				sums->most_timeslice_us = o->timeslice_us;
+		} else if (o->class_id == RM_CLASS_CLIENT || o->class_id == RM_CLASS_DEVICE) {
+			count_groups(o->below, gpu, sums);
+		}
 	}
-	return channels > 0;
+}
+
+struct rm_sim_channels objects_channels(uint32_t gpu)
+{
+	struct rm_sim_channels sums = {.channels = table.channels[gpu],
+				       .disabled = table.disabled[gpu],
+				       .least_timeslice_us = UINT32_MAX};
+	count_groups(table.clients_list, gpu, &sums);
+	return sums;
 }
 
 void objects_forget(void)

@@ -6,26 +6,45 @@
 #include "../core/rm_abi.h"
 #include "../core/state.h"
 
+/* Device memory; several objects may hold it. */
+struct memory {
+	uint64_t bytes;
+	uint32_t gpu, holders;
+};
+
 struct object {
 	uint32_t client, parent, handle, class_id;
 	uint32_t gpu; /* of everything below a device */
 	int fd;       /* of the client: controls go through it */
 	bool compute; /* a compute group, or a channel of one */
 	bool disabled;
+	uint32_t timeslice_us; /* a compute group's, once it was set */
+	struct memory *memory; /* what a memory object holds; NULL: none of the device's */
+	struct object *chain, *above, *below, *next, **link; /* in the bucket, in the tree */
 };
 
-/* Every function: with the kernel's mutex held. Statuses are RM's. */
+/* Every function: with the kernel's mutex held. Statuses are RM's. `parameter` is the class's own. */
 uint32_t objects_add(const struct rm_alloc *request, int fd, uint32_t parameter, struct object **out);
-/* Frees an object and everything below it. */
-uint32_t objects_free(uint32_t client, uint32_t handle, int fd);
+/* Frees an object and everything below it; `gone` is told of memory that nobody holds any more. */
+uint32_t objects_free(uint32_t client, uint32_t handle, int fd, void (*gone)(const struct memory *memory));
 /* The object, if it is this client's and asked for through the client's descriptor. */
 struct object *objects_find(uint32_t client, uint32_t handle, int fd);
+/* The object whoever's descriptor it is. */
+struct object *objects_find_any(uint32_t client, uint32_t handle);
+void objects_disable(struct object *channel, bool disabled);
 /* True when the process has compute channels on gpu and all of them are disabled. */
 bool objects_all_disabled(uint32_t gpu);
+struct rm_sim_channels objects_channels(uint32_t gpu);
 void objects_forget(void);
 
 static inline bool object_is_channel(const struct object *o)
 {
 	return (o->class_id & 0xff) == RM_CLASS_CHANNEL_LOW_BYTE && o->class_id > 0xff;
+}
+
+static inline bool class_is_memory(uint32_t class_id)
+{
+	return class_id == RM_CLASS_DEVICE_MEMORY || class_id == RM_CLASS_HOST_MEMORY ||
+	       class_id == RM_CLASS_VIRTUAL_MEMORY;
 }
 #endif

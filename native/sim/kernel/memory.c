@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "memory.h"
+
+#include <stdlib.h>
+
+/* Room on the GPU, taken (`keep`) or only looked for. */
+static uint32_t take_memory(struct sim_view *view, uint32_t gpu, uint64_t bytes, bool keep)
+{
+	sim_lock(view);
+	int rc = keep ? sim_charge(view, gpu, bytes) : sim_room(view, gpu, bytes);
+	sim_unlock(view);
+	return rc ? RM_NO_MEMORY : RM_OK;
+}
+
+void memory_give(struct sim_view *view, const struct memory *memory)
+{
+	sim_lock(view);
+	sim_uncharge(view, memory->gpu, memory->bytes);
+	sim_unlock(view);
+}
+
+/* Of the class that `a` names; the driver's own rules for where it may lie. */
+uint32_t memory_allocate(struct sim_view *view, int fd, struct rm_alloc *a)
+{
+	const struct rm_memory *p = (const struct rm_memory *)(uintptr_t)a->params;
+	bool on_host = p && p->attributes >> 25 & 3, is_virtual = p && p->flags & RM_FLAG_VIRTUAL;
+	struct object *o;
+	if (!p || !p->size || is_virtual != (a->class_id == RM_CLASS_VIRTUAL_MEMORY) ||
+	    (!is_virtual && on_host != (a->class_id == RM_CLASS_HOST_MEMORY)))
+		return RM_INVALID_ARGUMENT;
+	const struct object *parent = objects_find(a->client, a->parent, fd);
+	if (!parent)
+		return RM_INVALID_OBJECT_HANDLE;
+	bool libcudas = a->object >= RM_MEMORY_HANDLES && a->object < RM_CLIENT_HANDLES;
+	if (libcudas && a->class_id == RM_CLASS_DEVICE_MEMORY)
+		return take_memory(view, parent->gpu, p->size, false);
+	uint32_t status = objects_add(a, fd, 0, &o);
+	if (status != RM_OK || a->class_id != RM_CLASS_DEVICE_MEMORY) {
+		if (status == RM_OK)
+			a->object = o->handle;
+		return status;
+	}
+	status = take_memory(view, o->gpu, p->size, true);
+	if (status == RM_OK && (o->memory = malloc(sizeof *o->memory)))
+		*o->memory = (struct memory){.bytes = p->size, .gpu = o->gpu, .holders = 1};
+	if (status != RM_OK)
+		objects_free(o->client, o->handle, fd, NULL);
+	else
+		a->object = o->handle;
+	return status;
+}
+
+uint32_t memory_dup(int fd, struct rm_dup *d)
+{
+	const struct object *from = objects_find_any(d->client_from, d->object_from);
+	struct object *o;
+	if (!from || !class_is_memory(from->class_id))
+		return RM_INVALID_OBJECT_HANDLE;
+	const struct rm_alloc a = {
+		.client = d->client, .parent = d->parent, .object = d->object, .class_id = from->class_id};
+	struct memory *memory = from->memory;
+	uint32_t status = objects_add(&a, fd, 0, &o);
+	if (status != RM_OK)
+		return status;
+	o->memory = memory;
+	if (memory)
+		memory->holders++;
+	d->object = o->handle;
+	return RM_OK;
+}
+
+/* The old form of everything about memory: as RM_ALLOC or RM_FREE would do it
+ * (rmapi_deprecated_vidheapctrl.c). */
+uint32_t memory_heap(struct sim_view *view, int fd, struct rm_heap *h)
+{
+	struct rm_memory p = {0};
+	uint32_t *memory;
+	switch (h->function) {
+	case RM_HEAP_ALLOC_SIZE:
+		p.flags = h->data.alloc_size.flags;
+		p.attributes = h->data.alloc_size.attributes;
+		p.size = h->data.alloc_size.size;
+		memory = &h->data.alloc_size.memory;
+		break;
+	case RM_HEAP_ALLOC_RANGE:
+		p.flags = h->data.alloc_range.flags;
+		p.attributes = h->data.alloc_range.attributes;
+		p.size = h->data.alloc_range.size;
+		memory = &h->data.alloc_range.memory;
+		break;
+	case RM_HEAP_ALLOC_TILED:
+		p.flags = h->data.alloc_tiled.flags;
+		p.attributes = h->data.alloc_tiled.attributes;
+		p.size = (uint64_t)h->data.alloc_tiled.height * (uint32_t)h->data.alloc_tiled.pitch;
+		memory = &h->data.alloc_tiled.memory;
+		break;
+	default:
+		return RM_INVALID_ARGUMENT;
+	}
+	struct rm_alloc a = {.client = h->client,
+			     .parent = h->parent,
+			     .object = p.flags & RM_FLAG_HANDLE_PROVIDED ? *memory : 0,
+			     .class_id = p.flags & RM_FLAG_VIRTUAL ? RM_CLASS_VIRTUAL_MEMORY
+					 : p.attributes >> 25 & 3  ? RM_CLASS_HOST_MEMORY
+								   : RM_CLASS_DEVICE_MEMORY,
+			     .params = (uint64_t)(uintptr_t)&p,
+			     .size = sizeof p};
+	uint32_t status = memory_allocate(view, fd, &a);
+	*memory = a.object;
+	return status;
+}

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Device memory, as the simulated kernel gives it: charged to the process in the state. */
+#ifndef SIM_KERNEL_MEMORY_H
+#define SIM_KERNEL_MEMORY_H
+#include "objects.h"
+
+/* With the kernel's mutex held. Statuses are RM's. */
+uint32_t memory_allocate(struct sim_view *view, int fd, struct rm_alloc *request);
+/* The older form, of those functions that allocate; it does what RM_ALLOC does
+ * (rmapi_deprecated_vidheapctrl.c). */
+uint32_t memory_heap(struct sim_view *view, int fd, struct rm_heap *request);
+/* A second handle for memory. */
+uint32_t memory_dup(int fd, struct rm_dup *request);
+/* Nobody holds it any more. */
+void memory_give(struct sim_view *view, const struct memory *memory);
+
+#endif
