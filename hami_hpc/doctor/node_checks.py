@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 import stat
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -16,8 +14,8 @@ from hami_hpc.core import mixed
 from hami_hpc.core.inventory import make_inventory
 from hami_hpc.doctor.finding import Facts, Finding, Level, finding
 from hami_hpc.errors import NodeError
+from hami_hpc.shell import ldso, nvml, region
 from hami_hpc.shell import ledger as ledgers
-from hami_hpc.shell import nvml, region
 
 LD_SO_PRELOAD = Path("/etc/ld.so.preload")
 USER_NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
@@ -108,36 +106,18 @@ def check_interposer(facts: Facts) -> Iterator[Finding]:
     yield finding("interposer", good, str(path), f"chown root {path}; chmod 0644 {path}")
 
 
-def _in_namespace(*command: str) -> str:
-    """What keeps a command from running in a mount namespace of its own; empty when nothing does."""
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        raise NodeError("unshare (util-linux) is not installed")
-    if os.geteuid() != 0:
-        raise NodeError("mounts can be tried by root alone: run this as root")
-    full = [unshare, "--mount", "--propagation", "slave", *command]
-    done = subprocess.run(full, capture_output=True, text=True, check=False, timeout=30)
-    return (done.stderr.strip() or f"status {done.returncode}") if done.returncode != 0 else ""
-
-
 def check_mounts(facts: Facts) -> Iterator[Finding]:
     """What preload = "ldso" mounts in a task, and the small file system that bounds a job's usage file."""
     settings = facts.settings
-    trouble = _in_namespace("true")
+    if os.geteuid() != 0:
+        raise NodeError("mounts can be tried by root alone: run this as root")
     if settings.preload == "ldso":
-        there = LD_SO_PRELOAD.exists()
-        yield finding(
-            "preload", there, f"ldso: {LD_SO_PRELOAD}{'' if there else ' is not there'}", f"touch {LD_SO_PRELOAD}"
-        )
-        advice = 'slurmd needs CAP_SYS_ADMIN and a root directory that is a mount point; or set preload = "env"'
-        yield finding("mount namespace", not trouble, trouble or "a task can have its own", advice)
+        trouble, advice = ldso.obstacle(LD_SO_PRELOAD)
+        yield finding("preload", not trouble, f"ldso: {trouble or LD_SO_PRELOAD}", advice)
     else:
         detail = "env: a program that clears its environment is not fenced"
         yield Finding("preload", Level.WARN, detail, 'set preload = "ldso" in [vgpu], render, restart slurmd')
     unbounded = region.unbounded_usage(settings.run_dir)
-    if unbounded is None and not trouble:
-        trouble = _in_namespace("mount", "-t", "tmpfs", "-o", "size=64k", "hami-hpc-doctor", "/proc/sys")
-        unbounded = f"no tmpfs can be mounted here: {trouble}" if trouble else None
     advice = "slurmd and its prolog need CAP_SYS_ADMIN to give each job's usage file a bound of its own"
     yield finding("usage files", unbounded is None, unbounded or "cannot grow", advice, Level.WARN)
 

@@ -187,7 +187,7 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         default_cores=vgpu.whole("default_cores", c.DEFAULT_CORES, c.CORES_MIN, c.CORES_MAX),
         bare_shard=vgpu.text("bare_shard", c.DEFAULT_BARE_SHARD, BARE_SHARD),
         qos_enforced=vgpu.text("qos_enforced", "auto", QOS_ENFORCED),
-        preload=vgpu.text("preload", "env", PRELOADS),
+        preload=vgpu.text("preload", "ldso", PRELOADS),
         modes=vgpu.names("modes", ("share",), c.MODES),
         run_dir=paths.directory_or_file("run_dir", c.FILE_RUN_DIR),
         state_dir=paths.directory_or_file("state_dir", c.FILE_STATE_DIR),

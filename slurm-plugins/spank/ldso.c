@@ -15,7 +15,7 @@
 
 static const char HOST_LIST[] = "/etc/ld.so.preload";
 static const char JOB_LIST[] = "ld.so.preload";
-static const char STEP_MOUNT_POINT[] = "step.limits";
+#define USE_ENV "or set preload = \"env\" in hami-hpc.toml for nodes where that cannot be, and render again"
 
 enum { LIST_MAX = 16384 };
 
@@ -37,19 +37,34 @@ static ssize_t read_host_list(char *list, size_t used, size_t size)
 	return n;
 }
 
-/*
- * The mount point in the job's directory. Made once and never replaced: replacing a file on which another
- * step's namespace has something mounted would take that mount away.
- */
-static int make_mount_points(int dir, const char *run_dir)
+/* Root's alone, as nobody else could have made it in /run; -EPERM where that is not so. */
+static int make_directory(const char *path)
 {
-	char self[PATH_MAX];
-	int fd;
+	struct stat st;
 
-	snprintf(self, sizeof(self), "%s/self", run_dir);
-	if (mkdir(self, 0755) < 0 && errno != EEXIST)
+	if (mkdir(path, 0755) == 0)
+		return chmod(path, 0755) < 0 ? -errno : 0; /* whatever the umask */
+	if (errno != EEXIST || lstat(path, &st) < 0)
 		return -errno;
-	fd = openat(dir, STEP_MOUNT_POINT, O_RDONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+	if (!S_ISDIR(st.st_mode))
+		return -ENOTDIR;
+	return st.st_uid != 0 || (st.st_mode & (S_IWGRP | S_IWOTH)) ? -EPERM : 0;
+}
+
+/*
+ * Where the job's directory is bound to, and in it the mount point of the step's record. That is made once
+ * and never replaced: replacing a file on which another step's namespace has something mounted would take
+ * that mount away.
+ */
+static int make_mount_points(int dir)
+{
+	int fd, rc = make_directory(HAMI_FILE_RUN_DIR);
+
+	if (rc == 0)
+		rc = make_directory(HAMI_FILE_SELF);
+	if (rc < 0)
+		return rc;
+	fd = openat(dir, HAMI_FILE_SELF_LIMITS, O_RDONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
 	if (fd < 0)
 		return -errno;
 	close(fd);
@@ -66,8 +81,8 @@ int ldso_prepare(int dir, const struct options *opt, char *error, size_t size)
 
 	if (length == -ENOENT) {
 		snprintf(error, size,
-			 "preload=ldso needs %s on the node, be it empty. Administrator: touch %s", HOST_LIST,
-			 HOST_LIST);
+			 "preload=ldso needs %s on the node, be it empty. Administrator: touch %s, " USE_ENV,
+			 HOST_LIST, HOST_LIST);
 		return -1;
 	}
 	if (length < 0) {
@@ -77,34 +92,37 @@ int ldso_prepare(int dir, const struct options *opt, char *error, size_t size)
 	}
 	rc = record_write_file(dir, JOB_LIST, list, (size_t)length);
 	if (rc == 0)
-		rc = make_mount_points(dir, opt->run_dir);
+		rc = make_mount_points(dir);
 	if (rc < 0) {
-		snprintf(
-			error, size,
-			"the files for preload=ldso cannot be written below %s (%s). Administrator: check it",
-			opt->run_dir, strerror(-rc));
+		snprintf(error, size,
+			 "the files for preload=ldso cannot be written below %s and " HAMI_FILE_SELF
+			 " (%s). Administrator: check both",
+			 opt->run_dir, strerror(-rc));
 		return -1;
 	}
 	return 0;
 }
 
+/* What is mounted below `from`, as the job's usage file is, comes along. */
 static int bind(const char *from, const char *to, char *error, size_t size)
 {
-	if (mount(from, to, NULL, MS_BIND | MS_REC, NULL) == 0) /* with the usage file, which is a mount below the job */
+	if (mount(from, to, NULL, MS_BIND | MS_REC, NULL) == 0)
 		return 0;
-	snprintf(error, size, "%s cannot be bound to %s (%s). Administrator: check that both exist", from, to,
-		 strerror(errno));
+	snprintf(error, size,
+		 "%s cannot be bound to %s (%s). Administrator: check that both exist and that slurmd may "
+		 "mount, " USE_ENV,
+		 from, to, strerror(errno));
 	return -1;
 }
 
 int ldso_enter(const struct options *opt, uint32_t job_id, uint32_t step_id, char *error, size_t size)
 {
-	char job[PATH_MAX - 64], self[PATH_MAX - 64], from[PATH_MAX], to[PATH_MAX];
+	char job[PATH_MAX - 64], from[PATH_MAX];
 
 	if (unshare(CLONE_NEWNS) < 0) {
 		snprintf(error, size,
-			 "no mount namespace of its own (%s). Administrator: slurmd must run as root with "
-			 "CAP_SYS_ADMIN",
+			 "no mount namespace of its own (%s). Administrator: run slurmd as root with "
+			 "CAP_SYS_ADMIN, " USE_ENV,
 			 strerror(errno));
 		return -1;
 	}
@@ -115,17 +133,15 @@ int ldso_enter(const struct options *opt, uint32_t job_id, uint32_t step_id, cha
 			strerror(errno),
 			errno == EINVAL
 				? "slurmd's root directory must be a mount point; for a chroot, mount --bind "
-				  "DIRECTORY DIRECTORY first"
-				: "slurmd must run as root with CAP_SYS_ADMIN");
+				  "DIRECTORY DIRECTORY first, " USE_ENV
+				: "run slurmd as root with CAP_SYS_ADMIN, " USE_ENV);
 		return -1;
 	}
 	snprintf(job, sizeof(job), "%s/jobs/%u", opt->run_dir, job_id);
-	snprintf(self, sizeof(self), "%s/self", opt->run_dir);
-	if (bind(job, self, error, size) < 0)
+	if (bind(job, HAMI_FILE_SELF, error, size) < 0)
 		return -1;
 	snprintf(from, sizeof(from), "%s/" HAMI_FILE_STEP_LIMITS_FORMAT, job, step_id);
-	snprintf(to, sizeof(to), "%s/%s", self, STEP_MOUNT_POINT);
-	if (bind(from, to, error, size) < 0)
+	if (bind(from, HAMI_FILE_SELF "/" HAMI_FILE_SELF_LIMITS, error, size) < 0)
 		return -1;
 	snprintf(from, sizeof(from), "%s/%s", job, JOB_LIST);
 	return bind(from, HOST_LIST, error, size);

@@ -3,9 +3,11 @@
  * preload=ldso: in a mount namespace of each task, ld.so and the interposer find all they need at fixed
  * places, so that no change of the environment takes the fence away.
  *
- *   /etc/ld.so.preload       <- jobs/JOB/ld.so.preload: the host's list with the interposer in front
- *   /run/hami-hpc/self/      <- jobs/JOB/: job.limits and usage
- *   .../self/step.limits     <- jobs/JOB/step-N.limits
+ *   /etc/ld.so.preload               <- jobs/JOB/ld.so.preload: the host's list with the interposer in front
+ *   /run/hami-hpc/self/              <- jobs/JOB/ and what is mounted below it: job.limits and the usage file
+ *   /run/hami-hpc/self/step.limits   <- jobs/JOB/step-N.limits
+ *
+ * These places are compiled into ld.so and the interposer; jobs/ is below run_dir, wherever that is.
  */
 #ifndef HAMI_SPANK_LDSO_H
 #define HAMI_SPANK_LDSO_H

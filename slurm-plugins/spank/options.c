@@ -81,16 +81,10 @@ static int set_one(const char *argument, struct options *opt, char *error, size_
 
 int options_parse(int argc, char **argv, struct options *opt, char *error, size_t size)
 {
-	*opt = (struct options){HAMI_FILE_RUN_DIR, DEFAULT_INTERPOSER, PRELOAD_ENV, BARE_SHARD_REFUSE};
+	*opt = (struct options){HAMI_FILE_RUN_DIR, DEFAULT_INTERPOSER, PRELOAD_LDSO, BARE_SHARD_REFUSE};
 	for (int i = 0; i < argc; i++) {
 		if (set_one(argv[i], opt, error, size) < 0)
 			return -EINVAL;
-	}
-	if (opt->preload == PRELOAD_LDSO && strcmp(opt->run_dir, HAMI_FILE_RUN_DIR) != 0) {
-		snprintf(error, size,
-			 "preload=ldso needs run_dir=" HAMI_FILE_RUN_DIR
-			 ", the place the interposer looks at without help of the environment");
-		return -EINVAL;
 	}
 	return 0;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-/* The plugin's arguments in plugstack.conf: `required spank_hami_hpc.so run_dir=/run/hami-hpc preload=env`.
+/* The plugin's arguments in plugstack.conf: `required spank_hami_hpc.so run_dir=/run/hami-hpc preload=ldso`.
  */
 #ifndef HAMI_SPANK_OPTIONS_H
 #define HAMI_SPANK_OPTIONS_H
@@ -8,7 +8,7 @@
 
 enum preload_mode {
 	PRELOAD_ENV, /* LD_PRELOAD in the step's environment */
-	PRELOAD_LDSO /* a private /etc/ld.so.preload in each task's mount namespace */
+	PRELOAD_LDSO /* the default: that, and a private /etc/ld.so.preload in each task's mount namespace */
 };
 
 enum bare_shard { BARE_SHARD_REFUSE, BARE_SHARD_ALLOW };

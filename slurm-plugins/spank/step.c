@@ -216,7 +216,8 @@ static int set_step_env(spank_t spank, char **env, const struct hami_limits *lim
 		 step.job_id, step.step_id);
 	/* First what reads env: setting a variable may move it. */
 	preload = preload_with(env_value(env, "LD_PRELOAD"), step.options.interposer);
-	rc = step.options.preload == PRELOAD_ENV ? set_env(spank, "LD_PRELOAD", preload) : 0;
+	/* With preload=ldso too: containers have an /etc of their own, and some let LD_PRELOAD in. */
+	rc = set_env(spank, "LD_PRELOAD", preload);
 	free(preload);
 	if (rc == 0)
 		rc = set_env(spank, HAMI_ENV_LIMITS, path);

@@ -34,7 +34,7 @@ def test_the_example_in_the_documentation_is_read_as_it_says(tmp_path: Path) -> 
         "25%",
         25,
     )
-    assert (settings.bare_shard, settings.preload, settings.modes) == ("refuse", "env", ("share",))
+    assert (settings.bare_shard, settings.preload, settings.modes) == ("refuse", "ldso", ("share",))
     assert settings.qos_enforced == "auto"
     assert (settings.run_dir, settings.state_dir) == ("/run/hami-hpc", "/var/lib/hami-hpc")
     assert settings.classes == {

@@ -7,9 +7,12 @@ and a rebuilt library never changes under a process that has it mapped.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 from pathlib import Path
+
+from hami_hpc.shell import ldso
 
 from .layout import CHECKOUT, ClusterError, Layout
 from .services import NODES
@@ -92,12 +95,20 @@ def simulated_kernel(layout: Layout) -> Path:
     return layout.driver / "libhami-sim-kernel.so"
 
 
+def preload_mode() -> str:
+    """How steps are fenced here: "ldso", the default, or "env" where tasks cannot have mounts of their own."""
+    with contextlib.suppress(OSError):  # what `make install` does on a node; an empty one changes nothing
+        ldso.LIST.touch(exist_ok=True)
+    return "env" if ldso.obstacle()[0] else "ldso"
+
+
 def site_toml(layout: Layout) -> str:
     """The settings of a site with one partition of H200s (docs/architecture.md, "The site's settings")."""
     return f"""\
 version = 1
 [vgpu]
 shard_mib = 256
+preload = "{preload_mode()}"
 [paths]
 run_dir = "{layout.run_dir}"
 state_dir = "{layout.state_dir}"
@@ -145,6 +156,7 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 SwitchType=switch/none
+LaunchParameters=use_interactive_step
 # Gives jobs the simulated driver, which a real node has in the loader's path.
 TaskProlog={layout.etc}/task_prolog
 

@@ -22,7 +22,7 @@
 
 enum { JOB = 7 };
 
-#define RUN "/run/hami-hpc"
+#define RUN "/run/elsewhere" /* run_dir may be any; what tasks see is at the fixed place */
 #define MARK RUN "/libmark.so"
 
 static void put(const char *path, const char *text)
@@ -50,7 +50,7 @@ static int task(const char *limit)
 	char line[4096], *found = NULL;
 	FILE *maps = fopen("/proc/self/maps", "re");
 	struct hami_limits limits;
-	int fd = open(RUN "/self/step.limits", O_RDONLY);
+	int fd = open(HAMI_FILE_SELF "/" HAMI_FILE_SELF_LIMITS, O_RDONLY);
 
 	CHECK(maps);
 	while (!found && fgets(line, sizeof(line), maps))
@@ -59,7 +59,9 @@ static int task(const char *limit)
 	fclose(maps);
 	CHECK(fd >= 0 && read(fd, &limits, sizeof(limits)) == (ssize_t)sizeof(limits));
 	CHECK(limits.mem_limit_bytes == strtoull(limit, NULL, 10));
-	CHECK(access(RUN "/self/" HAMI_FILE_JOB_LIMITS, R_OK) == 0);
+	CHECK(access(HAMI_FILE_SELF "/" HAMI_FILE_JOB_LIMITS, R_OK) == 0);
+	get(HAMI_FILE_SELF "/shared/usage", line, sizeof(line)); /* on a mount of its own */
+	CHECK_TEXT(line, "used");
 	get("/etc/ld.so.preload", line, sizeof(line));
 	CHECK_TEXT(line, MARK "\n# the site's own list\n");
 	CHECK(umount("/etc/ld.so.preload") < 0 && errno == EPERM);
@@ -78,9 +80,26 @@ static void refused_where_root_is_no_mount(const struct options *opt)
 		CHECK(chroot(RUN) == 0 && chdir("/") == 0);
 		CHECK(ldso_enter(opt, JOB, 0, error, sizeof(error)) < 0);
 		CHECK(strstr(error, "slurmd's root directory must be a mount point"));
+		CHECK(strstr(error, "preload = \"env\""));
 		_exit(0);
 	}
 	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
+/* Where nobody may make mount namespaces (a container without CAP_SYS_ADMIN), no task is let in, and it is
+ * said. */
+static bool refused_without_rights(void)
+{
+	const struct options opt = {RUN, MARK, PRELOAD_LDSO, BARE_SHARD_REFUSE};
+	char error[PATH_MAX + 256] = "";
+
+	if (unshare(CLONE_NEWNS) == 0)
+		return false;
+	CHECK(errno == EPERM);
+	CHECK(ldso_enter(&opt, JOB, 0, error, sizeof(error)) < 0);
+	CHECK(strstr(error, "no mount namespace of its own") && strstr(error, "CAP_SYS_ADMIN"));
+	CHECK(strstr(error, "preload = \"env\""));
+	return true;
 }
 
 /* A namespace in which nothing is shared. In a chroot whose / is no mount point, `at` with / bound there
@@ -106,6 +125,9 @@ static void own_etc_and_run(const char *library)
 	unlink("/etc/ld.so.preload");
 	CHECK(mkdir(RUN, 0755) == 0 && mkdir(RUN "/jobs", 0755) == 0 && mkdir(RUN "/jobs/7", 0755) == 0);
 	put(RUN "/jobs/7/" HAMI_FILE_JOB_LIMITS, "");
+	CHECK(mkdir(RUN "/jobs/7/shared", 0755) == 0);
+	CHECK(mount("none", RUN "/jobs/7/shared", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755") == 0);
+	put(RUN "/jobs/7/shared/usage", "used");
 	/* As systemd leaves a host: what a task mounts would show everywhere if it did not see to it. */
 	CHECK(mount(NULL, "/", NULL, MS_REC | MS_SHARED, NULL) == 0);
 	snprintf(command, sizeof(command), "cp '%s' " MARK " && chmod 755 " MARK, library);
@@ -159,7 +181,7 @@ static void fence(const char *library, const char *program)
 	write_step(dir, 1, 200);
 
 	CHECK(ldso_prepare(dir, &opt, error, sizeof(error)) < 0);
-	CHECK(strstr(error, "touch /etc/ld.so.preload"));
+	CHECK(strstr(error, "touch /etc/ld.so.preload") && strstr(error, "preload = \"env\""));
 	CHECK(run_task(&opt, program, 0, "100") == 2); /* not prepared: not entered */
 	put("/etc/ld.so.preload", "# the site's own list\n");
 	CHECK(ldso_prepare(dir, &opt, error, sizeof(error)) == 0);
@@ -172,7 +194,7 @@ static void fence(const char *library, const char *program)
 	/* Outside of the tasks nothing has changed. */
 	get("/etc/ld.so.preload", list, sizeof(list));
 	CHECK_TEXT(list, "# the site's own list\n");
-	CHECK(access(RUN "/self/step.limits", F_OK) < 0);
+	CHECK(access(HAMI_FILE_SELF "/" HAMI_FILE_SELF_LIMITS, F_OK) < 0);
 }
 
 int main(int argc, char **argv)
@@ -190,6 +212,8 @@ int main(int argc, char **argv)
 	pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
+		if (refused_without_rights())
+			_exit(0);
 		own_mounts(at);
 		fence(argv[1], program);
 		_exit(0);
