@@ -85,7 +85,7 @@ static uint64_t bytes_of(const struct form *form, const void *fields)
 	else
 		bytes = (uint64_t)word(fields, form->rows) * word(fields, form->rows + 4);
 	uint64_t page = page_bytes(word(fields, form->attributes), bytes);
-	return bytes > UINT64_MAX - page ? UINT64_MAX : (bytes + page - 1) / page * page;
+	return bytes > UINT64_MAX - page ? UINT64_MAX : (bytes + page - 1) & ~(page - 1);
 }
 
 static struct hami_rm_request read_alloc(struct rm_alloc *a, bool is_long)

@@ -66,8 +66,9 @@ def mixed(restored: Layout) -> Iterator[Layout]:
                 config.device_file(restored, index).symlink_to(device)
 
     machine("h200", "a100-40")
-    text = config.site_toml(restored).replace('["h200"]', '["h200", "a100"]')
-    write(restored.site_config, text.replace("[partitions", f"[gpu_models.a100]\ntotal_mib = {A100_MIB}\n[partitions"))
+    text = config.site_toml(restored).replace('["h200"]', '["h200", "a100"]', 1)
+    model = f"[gpu_models.a100]\ntotal_mib = {A100_MIB}\n"
+    write(restored.site_config, text.replace("[partitions", f"{model}[partitions", 1))
     try:
         yield restored
     finally:
