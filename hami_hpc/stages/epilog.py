@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epilog: writes what the job used to the spool, then removes its run directory, then its ledger row.
+"""Epilog: writes what the job used to the spool, then removes its ledger row, then its run directory.
 
 In this order a kill at any line loses nothing, and running it again finishes the rest. It kills no process: ending the
 job's processes is slurmd's work, done before the epilog starts.
