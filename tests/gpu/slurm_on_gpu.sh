@@ -49,6 +49,7 @@ configure() {
 	cp "$checkout"/build/native/libhami-hpc.so /usr/lib/hami-hpc/
 	cp "$checkout"/build/slurm-plugins/*.so /usr/lib/x86_64-linux-gnu/slurm-wlm/
 	cp "$checkout"/slurm-plugins/lua/*.lua /etc/slurm/
+	[ -e /etc/ld.so.preload ] || : >/etc/ld.so.preload # as make install does
 	# The machine's own Python serves as the installation's.
 	mkdir -p /usr/lib/hami-hpc/venv/bin
 	printf '#!/bin/sh\nexec %s "$@"\n' "$(python3 -c 'import sys; print(sys.executable)')" >/usr/lib/hami-hpc/venv/bin/python3
@@ -142,6 +143,9 @@ del held[4:]
 torch.cuda.empty_cache()
 subprocess.run([sys.executable, "-c", other], check=True)
 PY
+env -i PATH="$PATH" LD_LIBRARY_PATH="${LD_LIBRARY_PATH-}" python3 -c "
+import os, torch
+print('without LD_PRELOAD' if 'LD_PRELOAD' not in os.environ else '?', 'torch sees', torch.cuda.mem_get_info()[1] >> 20, 'MiB')"
 srun --gres=vgpu:mem=4G,cores=25 python3 -c "import torch; print('a step of 4 GiB sees', torch.cuda.mem_get_info()[1] >> 20, 'MiB')"
 EOF
 	rm -f /tmp/shown /tmp/job.out

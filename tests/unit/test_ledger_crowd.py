@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many processes that open, create, upgrade and replace the ledger at once: none fails, and nothing is lost.
 
-HAMI_HPC_LEDGER_ROUNDS sets the number of rounds; 200 is what the issue was closed with.
+HAMI_HPC_LEDGER_ROUNDS sets the number of rounds; 200 is the full count.
 """
 
 from __future__ import annotations
