@@ -9,6 +9,9 @@ A ledger that is missing, empty, of an older version or damaged is made anew fro
 records only root writes: complete under another name, then renamed. So it stops no job, and nothing that is held is
 given twice. A damaged one is kept as `ledger.db.damaged-<time>`.
 
+SQLite's own check does not see a changed value. So the file's application_id, which is part of every transaction, holds
+a checksum of all rows; where it does not fit them, or the check finds something, the file is damaged.
+
 An open ledger holds <run_dir>/ledger.lock shared, whoever makes a new one holds it exclusively: so nobody writes into a
 file that was put aside, and a prolog or epilog in the middle of its work is over when the run directory is read.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -30,10 +34,12 @@ FILE_NAME = "ledger.db"
 LOCK_NAME = "ledger.lock"
 NEW = ".new"
 SIDE_FILES = ("-journal", "-wal", "-shm")
-SCHEMA_VERSION = 2  # 2: grants have phase_percent
+SCHEMA_VERSION = 3  # 2: grants have phase_percent; 3: application_id is a checksum
 BUSY_TIMEOUT_S = 30.0  # generous: a transaction takes a millisecond, and giving up drains the node
 ATTEMPTS = 10
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+# What this module's own statements meet only where names of the schema or texts are not as they were written.
+GARBLED = (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH)
 GRANT_COLUMNS = tuple(f'"{name}"' for name in Grant._fields)
 GPU_COLUMNS = tuple(f'"{name}"' for name in Gpu._fields)
 SCHEMA = (
@@ -78,6 +84,7 @@ class Ledger:
             try:
                 self._connection.execute("DELETE FROM grants WHERE boot_id != ?", (self._boot_id,))
                 yield self._connection
+                _seal(self._connection)
                 self._connection.execute("COMMIT")
             finally:
                 if self._connection.in_transaction:
@@ -151,10 +158,32 @@ class Ledger:
             connection.executemany(f"INSERT INTO gpus (boot_id, {', '.join(GPU_COLUMNS)}) VALUES ({marks})", rows)
 
     def damage(self) -> str | None:
-        """What SQLite's own check finds wrong, or None. Reads the whole file: for reconcile and doctor."""
+        """What is wrong with the file, or None. Reads all of it, which is a few pages."""
         with explained(self.path):
-            found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        return None if found == "ok" else str(found)
+            self._connection.execute("BEGIN")
+            try:
+                found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+                if found != "ok":
+                    return str(found)
+                sealed = self._connection.execute("PRAGMA application_id").fetchone()[0]
+                return None if sealed == _checksum(self._connection) else "its rows do not fit their checksum"
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+
+
+def _checksum(connection: sqlite3.Connection) -> int:
+    """CRC-32 of all rows, as the signed number that application_id holds."""
+    crc = 0
+    for table, columns, key in (("grants", GRANT_COLUMNS, "job_id"), ("gpus", GPU_COLUMNS, "minor")):
+        for row in connection.execute(f"SELECT boot_id, {', '.join(columns)} FROM {table} ORDER BY {key}"):
+            crc = zlib.crc32(repr(row).encode("utf-8", "backslashreplace"), crc)
+    return crc - (1 << 32) if crc >> 31 else crc
+
+
+def _seal(connection: sqlite3.Connection) -> None:
+    """Writes the checksum of the rows as they are now, in the transaction that changed them."""
+    connection.execute(f"PRAGMA application_id = {_checksum(connection)}")
 
 
 def _insert(connection: sqlite3.Connection, boot_id: str, grants: Iterable[Grant]) -> None:
@@ -169,9 +198,11 @@ def explained(path: str) -> Iterator[None]:
     """Turns SQLite's errors into NodeErrors (LedgerDamagedError for damage) that say what to do."""
     try:
         yield
+    except UnicodeDecodeError as error:  # in SQLite's own message about the schema
+        raise LedgerDamagedError(f"ledger {path} is damaged ({error}). Run: hami-hpc reconcile") from error
     except sqlite3.Error as error:
         code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-        if code in DAMAGED:
+        if code in DAMAGED or (code in GARBLED and not isinstance(error, sqlite3.ProgrammingError)):
             raise LedgerDamagedError(f"ledger {path} is damaged ({error}). Run: hami-hpc reconcile") from error
         advice = {
             sqlite3.SQLITE_BUSY: f"another process has held it for over {BUSY_TIMEOUT_S:g} s: see fuser {path}",
@@ -223,8 +254,9 @@ def _connect(path: str, boot_id: str) -> Ledger:
             )
         if version < SCHEMA_VERSION or journal == "wal":
             raise LedgerMissingError(f"ledger {path} is an older hami_hpc's")
-        ledger.grants()
-        ledger.inventory()
+        damage = ledger.damage()
+        if damage is not None:
+            raise LedgerDamagedError(f"ledger {path} is damaged ({damage}). Run: hami-hpc reconcile")
     except BaseException:
         ledger.close()
         raise
@@ -261,14 +293,8 @@ def make_sound(run_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]]) 
         try:
             aside = None
             try:
-                ledger = _connect(path, boot_id)
-                try:
-                    damage = ledger.damage()
-                finally:
-                    ledger.close()
-                if damage is None:
-                    return
-                aside = f"{path}.damaged-{time.time_ns()}"
+                _connect(path, boot_id).close()
+                return
             except LedgerDamagedError:
                 aside = f"{path}.damaged-{time.time_ns()}"
             except LedgerMissingError:
@@ -297,6 +323,7 @@ def _make(path: str, boot_id: str, grants: Iterable[Grant], aside: str | None) -
             for statement in SCHEMA:
                 connection.execute(statement)
             _insert(connection, boot_id, grants)
+            _seal(connection)
             connection.execute("COMMIT")
         finally:
             connection.close()

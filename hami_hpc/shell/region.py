@@ -349,11 +349,11 @@ def remove_tree(directory: str) -> None:
     its pages are the node's.
     """
     try:
+        if not stat.S_ISDIR(os.lstat(directory).st_mode):  # a link too: listing it would show what it points at
+            os.unlink(directory)
+            return
         names = os.listdir(directory)
     except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        os.unlink(directory)
         return
     except OSError as error:
         raise NodeError(f"{directory} cannot be removed ({error.strerror}); see mount and ls -ld") from error

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -246,3 +247,23 @@ def test_slurms_device_index_is_the_rank_by_minor_number() -> None:
     assert gpu_of_job(gpus, 1, 7).uuid == "GPU-5"
     with pytest.raises(NodeError, match="job 7 was given GPU 2"):
         gpu_of_job(gpus, 2, 7)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_garbled_ledger_is_replaced_and_nothing_held_is_given_twice(
+    tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node.make(tmp_path / "node")
+    assert node.prolog(7, mem_mib=100000) == 0
+    path = node.root / "run" / "ledger.db"
+    good = path.read_bytes()
+    written = [at for at, byte in enumerate(good) if byte and not 60 <= at < 64]  # 60: user_version, of a newer one
+    chance = random.Random(seed)
+    for _ in range(25):
+        garbled = bytearray(good)
+        garbled[chance.choice(written)] ^= 1 << chance.randrange(8)
+        path.write_bytes(garbled)
+        node.enter_gpus()
+        assert node.prolog(8, mem_mib=100000) == 1
+        assert "job 7: 100000 MiB" in capsys.readouterr().err
+        assert node.grants()[7].mem_mib == 100000

@@ -369,3 +369,16 @@ def test_parts_of_the_run_directory_that_are_gone_are_made_again(tmp_path: Path,
     node.assert_job_is_ready(7)
     assert node.epilog(7) == 0
     node.assert_nothing_is_held()
+
+
+def test_a_link_in_place_of_a_job_directory_goes_and_what_it_points_at_stays(tmp_path: Path) -> None:
+    node = Node.make(tmp_path / "node")
+    kept = tmp_path / "kept"
+    (kept / "inner").mkdir(parents=True)
+    (kept / "inner" / "file").write_text("x")
+    (kept / "file").write_text("x")
+    link = node.jobs / "7"
+    link.symlink_to(kept)
+    region.remove(node.settings.run_dir, str(link))
+    assert node.names() == []
+    assert (kept / "file").read_text() == (kept / "inner" / "file").read_text() == "x"
