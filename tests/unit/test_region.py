@@ -369,3 +369,27 @@ def test_parts_of_the_run_directory_that_are_gone_are_made_again(tmp_path: Path,
     node.assert_job_is_ready(7)
     assert node.epilog(7) == 0
     node.assert_nothing_is_held()
+
+
+def test_what_is_bound_below_a_job_directory_is_unmounted_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bind mount of the same file system has its device number, too."""
+    if not can_mount():
+        return
+    directory, kept = tmp_path / "7", tmp_path / "kept"
+    (directory / "bound").mkdir(parents=True)
+    kept.mkdir()
+    (kept / "file").write_text("x")
+    subprocess.run(["mount", "--bind", kept, directory / "bound"], check=True)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(mounts, "UMOUNT", "/nonexistent/umount")
+            with pytest.raises(NodeError, match="busy"):
+                region.remove_tree(str(directory))
+        assert (kept / "file").read_text() == "x"
+        region.remove_tree(str(directory))
+        assert not directory.exists()
+        assert (kept / "file").read_text() == "x"
+    finally:
+        unmount_below(tmp_path)
