@@ -88,12 +88,17 @@ def mount_bounded(path: str, size_bytes: int, inodes: int) -> bool:
     return has_file_system(path)
 
 
-def detach(path: str) -> None:
-    """Unmounts the file systems on a directory, also while somebody uses them: they keep what they hold open."""
+def detach(path: str) -> bool:
+    """Unmounts what is on a directory, also while somebody uses it: they keep what they hold open.
+
+    Returns whether nothing is left there, so that what lies below is the directory's own. A bind mount shows another
+    directory of the same file system, which only the mount's number tells.
+    """
     for _ in range(STACKED_AT_MOST):
-        if not has_file_system(path):
-            return
+        if not is_mount_point(path):
+            return True
         _run(UMOUNT, *QUICK, "-l", path)
+    return not is_mount_point(path)
 
 
 def obstacle() -> str | None:

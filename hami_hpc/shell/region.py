@@ -368,7 +368,8 @@ def remove_tree(directory: str) -> None:
                 continue
             except IsADirectoryError:
                 _empty(f"{path}/{USAGE_NAME}")
-                mounts.detach(path)
+                if not mounts.detach(path):  # what is shown there may be anything, so nothing of it is deleted
+                    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path) from None
                 remove_tree(path)
         with suppress(FileNotFoundError):
             os.rmdir(directory)

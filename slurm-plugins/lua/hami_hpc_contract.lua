@@ -68,6 +68,7 @@ return {
     ["given_max"] = 40,
     ["codes"] = {
       ["E_TOO_LONG"] = "{key} is {given} bytes long; at most {allowed} are read. Example: {example}",
+      ["E_SPANK_ENV"] = "the job brings {given} bytes of environment for SPANK plugins (spank_job_env); at most {allowed} are allowed, because no prolog could be started with more and its node would be drained",
       ["E_CHARS"] = "--gres holds a character that is not plain printable ASCII: '{given}'. Example: {example}",
       ["E_EMPTY"] = "'{given}' asks for nothing after the colon. Write vgpu alone for the defaults, or for example {example}",
       ["E_KEY_UNKNOWN"] = "unknown key '{key}' in '{given}'; vgpu knows {allowed}. Example: {example}",

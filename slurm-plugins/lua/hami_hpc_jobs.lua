@@ -7,6 +7,7 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 	local GRES = contract.gres
 	local PENDING = 0
 	local EXCLUSIVE = 0 -- JOB_SHARED_NONE in job_desc.shared, and max_share of a partition with OverSubscribe=EXCLUSIVE
+	local SPANK_ENV_MAX = 32768 -- bytes; the kernel starts nothing with 131,072 in one variable
 	local STATE_FLAGS = 256 -- job_state: the state is in the low byte, flags are above
 
 	-- Where Slurm keeps what its other options ask for.
@@ -69,6 +70,18 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		check_lengths(at)
 		shards.request = units.of_shards(shards.count, features.type_of(at.features), site, at.partitions)
 		return shards
+	end
+
+	-- What a client sends for SPANK plugins (spank_job_env) goes into the environment of prolog and epilog. More than execve
+	-- takes makes both fail, which drains the node, whatever the job asks for.
+	local function check_spank_env(job)
+		local bytes = 0
+		for _, entry in pairs(job.spank_job_env or {}) do
+			bytes = bytes + #entry + 1
+		end
+		if bytes > SPANK_ENV_MAX then
+			fail("E_SPANK_ENV", { given = bytes, allowed = SPANK_ENV_MAX })
+		end
 	end
 
 	-- Whole GPUs or shards asked for by another option of the same job.
@@ -158,6 +171,7 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 
 	function M.submit(job, parts)
 		local text = job.tres_per_node or ""
+		check_spank_env(job)
 		refuse_other_options(job, text)
 		local parsed = parse_job(text, job.script == nil)
 		if not parsed and not find_shards(job, text) then

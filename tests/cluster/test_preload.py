@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
-from harness import jobs
+from harness import jobs, node
 from harness.config import driver_environment, preload_mode, simulated_kernel, write
 from harness.layout import Layout
 from test_requests import total_mib
@@ -128,3 +128,18 @@ def test_nothing_of_a_tasks_mounts_is_seen_outside(restored: Layout) -> None:
     jobs.wait(restored, lambda: "/run/hami-hpc/self" in jobs.output(restored, USER, job), "the task's mounts")
     assert "/run/hami-hpc/self" not in Path("/proc/self/mountinfo").read_text()
     return None
+
+
+def test_what_a_user_writes_over_the_charges_is_believed_as_the_security_page_says(cluster: Layout) -> None:
+    """If this fails because the second process is refused, take the point out of docs/security.md."""
+    if preload_mode() != "ldso":
+        pytest.skip("no mounts of its own for a task here")
+    script = (
+        "usage=/run/hami-hpc/self/shared/usage; cp $usage fresh; slice --use 3000 --until end >first & "
+        "until grep -q ok first; do sleep 0.1; done; slice --use 3000 >second; echo second $?; "
+        "cat fresh 1<>$usage; slice --use 3000 >third; echo third $?; touch end; wait; rm end first second third fresh"
+    )
+    job = jobs.submit(cluster, USER, *REQUEST, script=script)
+    jobs.wait_for_state(cluster, job, "COMPLETED")
+    assert jobs.output(cluster, USER, job) == "second 3\nthird 0\n"
+    assert not node.drain_reason(cluster)

@@ -382,3 +382,27 @@ def test_a_link_in_place_of_a_job_directory_goes_and_what_it_points_at_stays(tmp
     region.remove(node.settings.run_dir, str(link))
     assert node.names() == []
     assert (kept / "file").read_text() == (kept / "inner" / "file").read_text() == "x"
+
+
+def test_what_is_bound_below_a_job_directory_is_unmounted_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bind mount of the same file system has its device number, too."""
+    if not can_mount():
+        return
+    directory, kept = tmp_path / "7", tmp_path / "kept"
+    (directory / "bound").mkdir(parents=True)
+    kept.mkdir()
+    (kept / "file").write_text("x")
+    subprocess.run(["mount", "--bind", kept, directory / "bound"], check=True)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(mounts, "UMOUNT", "/nonexistent/umount")
+            with pytest.raises(NodeError, match="busy"):
+                region.remove_tree(str(directory))
+        assert (kept / "file").read_text() == "x"
+        region.remove_tree(str(directory))
+        assert not directory.exists()
+        assert (kept / "file").read_text() == "x"
+    finally:
+        unmount_below(tmp_path)

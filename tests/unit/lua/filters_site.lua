@@ -65,5 +65,5 @@ test("a job without vgpu costs a few field reads", function()
 	local rc = hami.job_submit(job, PARTS, 1000)
 	io.open = open
 	equal(rc, 0)
-	assert(reads <= 8, reads .. " field reads")
+	assert(reads <= 9, reads .. " field reads")
 end)

@@ -26,6 +26,22 @@ test("jobs without vgpu are not touched", function()
 	untouched(written)
 end)
 
+test("no job brings more environment for SPANK plugins than a prolog can be started with", function()
+	for _, text in ipairs({ "", "gres:gpu:1", "gres:vgpu:mem~8G" }) do
+		local one = { [0] = "SPANK_X=" .. string.rep("a", 140000) }
+		local many = {}
+		for i = 0, 32767 do
+			many[i] = "SPANK_X" .. i .. "="
+		end
+		for _, environment in ipairs({ one, many }) do
+			refused(submit({ tres_per_node = text, spank_job_env = environment }), "environment for SPANK plugins")
+			messages = {}
+		end
+		local rc = submit({ tres_per_node = text, spank_job_env = { [0] = "SPANK_X=1" } })
+		equal(rc, 0)
+	end
+end)
+
 test("the class follows the QoS, or the default QoS", function()
 	local _, written = submit({ tres_per_node = "gres:vgpu", qos = "LC", default_qos = "be" })
 	equal(string.match(written.tres_per_node, "vgpu:(%l+):1"), "lc")
