@@ -128,9 +128,7 @@ def leave_for_reconcile(settings: Settings, directory: str) -> None:
         finally:
             region.set_aside(settings.run_dir, grant)
     except Exception as error:
-        common.report(
-            "epilog", f"job {grant.job_id}: {common.told(error)}. It stays for hami-hpc reconcile"
-        )
+        common.report("epilog", f"job {grant.job_id}: {common.told(error)}. It stays for hami-hpc reconcile")
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
