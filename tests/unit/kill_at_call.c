@@ -62,8 +62,8 @@ WRAP(int, rmdir, (const char *path), (path))
 WRAP(int, unlink, (const char *path), (path))
 WRAP(int, link, (const char *from, const char *to), (from, to))
 WRAP(int, posix_spawn,
-     (pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions, const posix_spawnattr_t *attributes,
-      char *const argv[], char *const envp[]),
+     (pid_t * pid, const char *path, const posix_spawn_file_actions_t *actions,
+      const posix_spawnattr_t *attributes, char *const argv[], char *const envp[]),
      (pid, path, actions, attributes, argv, envp)) /* of mount and umount */
 WRAP(int, rename, (const char *from, const char *to), (from, to))
 WRAP(int, chmod, (const char *path, mode_t mode), (path, mode))
