@@ -59,6 +59,8 @@ class NodeState:
     directories: tuple[Directory, ...]
     running: frozenset[int] | None
     capacity_mib: Mapping[str, int] | None
+    slurm_problem: str = ""  # why `running` is None
+    driver_problem: str = ""  # why `capacity_mib` is None
 
 
 def make_plan(state: NodeState) -> tuple[Action, ...]:
@@ -126,14 +128,20 @@ def _unknown(entry: Directory, job_id: int, is_running: bool) -> Iterable[Action
         yield Action(Kind.REMOVE_DIRECTORY, f"job {job_id}: ended without a grant; removed", job_id, name=entry.name)
 
 
+def _because(problem: str) -> str:
+    return f" ({problem})" if problem else ""
+
+
 def _problems(state: NodeState) -> Iterable[Action]:
     if state.running is None:
         text = (
             "Slurm does not say which jobs run here, so no grant was ended. Run hami-hpc reconcile again when it does"
+            f"{_because(state.slurm_problem)}"
         )
         yield Action(Kind.PROBLEM, text)
     if state.capacity_mib is None:
-        yield Action(Kind.PROBLEM, "NVML does not answer, so grants were not compared with the GPUs. See nvidia-smi")
+        text = "NVML does not answer, so grants were not compared with the GPUs. See nvidia-smi"
+        yield Action(Kind.PROBLEM, text + _because(state.driver_problem))
         return
     live = [grant for grant in state.rows if state.running is None or grant.job_id in state.running]
     for grant in live:

@@ -59,14 +59,13 @@ def check_ledger(facts: Facts) -> Iterator[Finding]:
         yield Finding("ledger", Level.OK, f"{path} is in the middle of a write")
         return
     with ledgers.explained(path):
-        connection = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5.0)
+        connection = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5.0, isolation_level=None)
         try:
-            damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-            count = connection.execute("SELECT count(*) FROM grants").fetchone()[0] if damage == "ok" else 0
+            damage = ledgers.Ledger(connection, path, "").damage()
+            count = 0 if damage else connection.execute("SELECT count(*) FROM grants").fetchone()[0]
         finally:
             connection.close()
-    detail = f"{path}, {count} grant(s)" if damage == "ok" else str(damage)
-    yield finding("ledger", damage == "ok", detail, "hami-hpc reconcile")
+    yield finding("ledger", damage is None, damage or f"{path}, {count} grant(s)", "hami-hpc reconcile")
 
 
 def check_run_dir(facts: Facts) -> Iterator[Finding]:

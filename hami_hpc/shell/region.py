@@ -284,9 +284,19 @@ def entries(run_dir: str) -> tuple[str, ...]:
 
 
 def held_grants(run_dir: str, booted_unix_ns: int) -> tuple[Grant, ...]:
-    """The grants that job directories made in this boot show, by job id."""
-    found = (read_grant(f"{jobs_dir(run_dir)}/{name}") for name in entries(run_dir) if name.isdigit())
-    grants = [grant for grant in found if grant is not None and grant.created_unix_ns >= booted_unix_ns]
+    """The grants that job directories made in this boot show, by job id.
+
+    A directory with its file system mounted is of this boot, whatever the clock, and the boot time that is computed
+    from it, have done since.
+    """
+    grants = []
+    for name in entries(run_dir):
+        directory = f"{jobs_dir(run_dir)}/{name}"
+        grant = read_grant(directory) if name.isdigit() else None
+        if grant is not None and (
+            grant.created_unix_ns >= booted_unix_ns or mounts.has_file_system(f"{directory}/{SHARED}")
+        ):
+            grants.append(grant)
     return tuple(sorted(grants, key=lambda grant: grant.job_id))
 
 

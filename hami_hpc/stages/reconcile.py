@@ -105,18 +105,19 @@ def read_state(settings: Settings, ledger: Ledger, running_jobs: Callable[[], fr
     """What the witnesses say, Slurm last."""
     rows, void = ledger.grants(), ledger.void_grants()
     directories = tuple(_directory(settings.run_dir, name) for name in region.entries(settings.run_dir))
+    slurm_problem = driver_problem = ""
     capacity: dict[str, int] | None
     try:
         gpus = make_inventory(nvml.read_devices(), settings.gpu_models)
         capacity = {gpu.uuid: int(gpu.total_mib * settings.memory_scaling) for gpu in gpus}
-    except NodeError:
-        capacity = None
+    except NodeError as error:
+        capacity, driver_problem = None, str(error)
     running: frozenset[int] | None
     try:
         running = running_jobs()
-    except NodeError:
-        running = None
-    return NodeState(rows, void, directories, running, capacity)
+    except NodeError as error:
+        running, slurm_problem = None, str(error)
+    return NodeState(rows, void, directories, running, capacity, slurm_problem, driver_problem)
 
 
 def _directory(run_dir: str, name: str) -> Directory:

@@ -7,17 +7,19 @@ import os
 import random
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from node_testbed import GPU_MIB, Node, names_in
+from node_testbed import GPU_MIB, Node, can_mount, names_in
 
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Device, Gpu, gpu_of_job, make_inventory, match_model
 from hami_hpc.errors import NodeError
 from hami_hpc.shell import ledger as ledgers
 from hami_hpc.shell.ledger import Ledger, open_ledger
+from hami_hpc.stages import common
 
 GRANT = Grant(7, 65534, "GPU-1", 0, GPU_MIB, "h200", 8192, 50, "std", "cap", "share", 10**18)
 
@@ -267,3 +269,17 @@ def test_a_garbled_ledger_is_replaced_and_nothing_held_is_given_twice(
         assert node.prolog(8, mem_mib=100000) == 1
         assert "job 7: 100000 MiB" in capsys.readouterr().err
         assert node.grants()[7].mem_mib == 100000
+
+
+def test_a_clock_that_jumped_forward_hides_no_grant_from_a_new_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's boot time moves with the clock: jobs of this boot seem to be older than it."""
+    node = Node.make(tmp_path / "node")
+    node.prolog(7)
+    (node.root / "run" / "ledger.db").unlink()
+    monkeypatch.setattr("hami_hpc.shell.node.booted_unix_ns", lambda: time.time_ns() + 3_600_000_000_000)
+    opened = common.open_ledger(node.settings)
+    found = [grant.job_id for grant in opened.grants()]
+    opened.close()
+    assert found == ([7] if can_mount() else [])

@@ -130,6 +130,7 @@ def test_when_slurm_does_not_answer_no_grant_is_ended(node: Node) -> None:
     results = reconcile(node.settings, silent, dry_run=False)
     assert [result.action.kind for result in results] == [Kind.PROBLEM]
     assert "Slurm does not say" in results[0].action.text
+    assert results[0].action.text.endswith("(slurmctld is down)")
     node.assert_job_is_ready(7)
 
 
