@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -146,6 +147,12 @@ class Node:
     def names(self) -> list[str]:
         """What lies in the run directory's `jobs`."""
         return names_in(self.jobs)
+
+    def record(self, name: str = "7.json") -> dict[str, object]:
+        """A usage record of the spool."""
+        found = json.loads((self.root / "state" / "usage" / name).read_text())
+        assert isinstance(found, dict)
+        return found
 
     def spooled(self) -> list[str]:
         """The names in the usage spool."""
