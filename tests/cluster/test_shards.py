@@ -19,7 +19,8 @@ NOT_ALLOWED = "'shard:1' is not allowed on this cluster"
 
 def say(layout: Layout, bare_shard: str) -> None:
     """What `hami-hpc render` writes for another bare_shard in hami-hpc.toml."""
-    for name, pattern in (("hami_hpc_site.lua", '["bare_shard"] = "{}"'), ("plugstack.conf", "bare_shard={}")):
+    files = (("hami_hpc_site.lua", '["bare_shard"] = "{}"'), ("plugstack.conf.d/hami-hpc.conf", "bare_shard={}"))
+    for name, pattern in files:
         path = layout.etc / name
         text = path.read_text()
         assert pattern.format("refuse") in text

@@ -268,6 +268,7 @@ def _render(layout: Layout) -> bool:
         *("--plugin-dir", f"{_slurm_plugin_dir()}:{layout.plugins}"),
         *("--spank", str(layout.plugins / "spank_hami_hpc.so")),
         *("--prolog", str(layout.etc / "prolog"), "--epilog", str(layout.etc / "epilog")),
+        "--force",  # what a test has edited is put back
     )
     environment = {"PATH": "/usr/bin:/bin", "HAMI_HPC_CONFIG": str(layout.site_config), **driver_environment(layout)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
