@@ -55,8 +55,6 @@ def mixed(restored: Layout) -> Iterator[Layout]:
 
     def machine(*models: str) -> None:
         shutil.rmtree(restored.machine)
-        for stale in restored.state_dir.glob("ledger.db*"):
-            stale.unlink()
         for stale in restored.run_dir.glob("ledger.db*"):
             stale.unlink()
         if models:
