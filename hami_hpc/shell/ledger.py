@@ -35,6 +35,7 @@ LOCK_NAME = "ledger.lock"
 NEW = ".new"
 SIDE_FILES = ("-journal", "-wal", "-shm")
 SCHEMA_VERSION = 3  # 2: grants have phase_percent; 3: application_id is a checksum
+LOOK_AGAIN_S = 0.2
 BUSY_TIMEOUT_S = 30.0  # generous: a transaction takes a millisecond, and giving up drains the node
 ATTEMPTS = 10
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -270,7 +271,9 @@ def open_ledger(run_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]])
     """
     path = f"{run_dir}/{FILE_NAME}"
     with _reachable(path):
-        for _attempt in range(ATTEMPTS):
+        made = 0
+        end = time.monotonic() + BUSY_TIMEOUT_S
+        while made < ATTEMPTS:
             lock = locks.acquire(f"{run_dir}/{LOCK_NAME}", exclusive=False, timeout_s=BUSY_TIMEOUT_S)
             try:
                 ledger = _connect(path, boot_id)
@@ -281,15 +284,25 @@ def open_ledger(run_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]])
             except BaseException:
                 os.close(lock)
                 raise
-            make_sound(run_dir, boot_id, held)
+            try:
+                make_sound(run_dir, boot_id, held, LOOK_AGAIN_S)
+                made += 1
+            except locks.HeldError:  # most likely by those who use the sound one that another has made meanwhile
+                if time.monotonic() >= end:
+                    raise
     raise NodeError(f"ledger {path} was made {ATTEMPTS} times and was damaged again each time: see df and dmesg")
 
 
-def make_sound(run_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]]) -> None:
-    """Makes a new ledger in place of one that is missing, old or damaged. A sound one, which another made, stays."""
+def make_sound(
+    run_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]], timeout_s: float = BUSY_TIMEOUT_S
+) -> None:
+    """Makes a new ledger in place of one that is missing, old or damaged. A sound one, which another made, stays.
+
+    locks.HeldError where others hold the ledger open for longer than `timeout_s`.
+    """
     path = f"{run_dir}/{FILE_NAME}"
     with _reachable(path):
-        lock = locks.acquire(f"{run_dir}/{LOCK_NAME}", exclusive=True, timeout_s=BUSY_TIMEOUT_S)
+        lock = locks.acquire(f"{run_dir}/{LOCK_NAME}", exclusive=True, timeout_s=timeout_s)
         try:
             aside = None
             try:

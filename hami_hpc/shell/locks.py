@@ -12,10 +12,14 @@ from hami_hpc.errors import NodeError
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.02
 
 
+class HeldError(NodeError):
+    """Another process holds the lock, and has done so for as long as the caller would wait."""
+
+
 def acquire(path: str, exclusive: bool, timeout_s: float) -> int:
     """A descriptor that holds the lock until it is closed; a killed process gives it back.
 
-    NodeError after `timeout_s`: a stopped process may hold a lock for ever. OSError when the file cannot be opened.
+    HeldError after `timeout_s`: a stopped process may hold a lock for ever. OSError when the file cannot be opened.
     """
     how = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
     end = time.monotonic() + timeout_s
@@ -29,7 +33,7 @@ def acquire(path: str, exclusive: bool, timeout_s: float) -> int:
         except BlockingIOError:
             if time.monotonic() >= end:
                 os.close(fd)
-                raise NodeError(
+                raise HeldError(
                     f"lock {path}: another process has held it for over {timeout_s:g} s: see fuser {path}"
                 ) from None
         except BaseException:

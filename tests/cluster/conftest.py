@@ -10,7 +10,9 @@ HAMI_HPC_KEEP_CLUSTER=1 leaves the cluster in .cluster-test running after the te
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,10 +26,27 @@ ROOT = CHECKOUT / ".cluster-test"
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.cluster)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mine = [item for item in items if HERE in item.path.parents]
+    for item in mine:
+        item.add_marker(pytest.mark.cluster)
+    of_another = [item for item in mine if not is_for_this_slurm(item)]
+    items[:] = [item for item in items if item not in of_another]
+    config.hook.pytest_deselected(items=of_another)
+
+
+def is_for_this_slurm(item: pytest.Item) -> bool:
+    """False for a test with the mark slurm_before("23.02") where Slurm is of that release or a later one."""
+    return all(release(mark.args[0]) > release(slurm_version()) for mark in item.iter_markers("slurm_before"))
+
+
+@functools.cache
+def slurm_version() -> str:
+    return subprocess.run(("/usr/sbin/slurmd", "-V"), capture_output=True, text=True, check=True).stdout.split()[-1]
+
+
+def release(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")[:2]]
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,9 @@ def only_std(cluster: Layout) -> Iterator[Layout]:
     change = ("sacctmgr", "-i", "modify", "user", USER, "set")
     jobs.admin(cluster, *change, "qos=std", "defaultqos=std")
     yield cluster
-    jobs.admin(cluster, *change, "qos=normal,std,lc,be", "defaultqos=std")
+    private_cluster.up(cluster.root)
+    jobs.wait(cluster, lambda: submit(cluster, "--qos=be", "--hold").status == 0, "slurmctld to know the QoS again", 20)
+    jobs.admin(cluster, "scancel", f"--user={USER}")
 
 
 @pytest.mark.parametrize("qos", ["lc", "be", "nosuch"])

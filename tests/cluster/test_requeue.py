@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -49,14 +48,8 @@ def restart(layout: Layout, job: int, restarts: int) -> None:
     jobs.wait(layout, has_run, f"job {job} to start again", 30, job)
 
 
-def slurm_is_older_than(release: str) -> bool:
-    shown = subprocess.run(("/usr/sbin/slurmd", "-V"), capture_output=True, text=True, check=True).stdout.split()[-1]
-    return [int(part) for part in shown.split(".")[:2]] < [int(part) for part in release.split(".")]
-
-
+@pytest.mark.slurm_before("23.02")  # later ones run the prolog of every run
 def test_a_requeued_job_that_slurmd_takes_for_its_last_run_is_put_back_and_runs(cluster: Layout) -> None:
-    if not slurm_is_older_than("23.02"):
-        pytest.skip("this slurmd runs the prolog of every run")
     job = jobs.submit(
         cluster, USER, REQUEST, script='echo run $SLURM_RESTART_COUNT; [ -n "$SLURM_RESTART_COUNT" ] || sleep 60'
     )

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-import pytest
-
 ROOT: Final = Path(__file__).resolve().parents[2]
 MODULES: Final = ROOT / "slurm-plugins/lua"
 VECTORS: Final = ROOT / "tests/vectors"
@@ -20,10 +18,9 @@ INTERPRETERS: Final = ("lua5.1", "lua5.4")  # the oldest and the newest that Slu
 
 
 def require(interpreter: str) -> str:
-    """The interpreter's path; skips the test where it is not installed."""
+    """The interpreter's path."""
     path = shutil.which(interpreter)
-    if path is None:
-        pytest.skip(f"{interpreter} is not installed (apt-get install {interpreter})")
+    assert path is not None, f"{interpreter} is not installed: run make setup-test"
     return path
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from node_testbed import GPU_MIB, Node, can_mount, names_in
@@ -228,6 +229,29 @@ def test_a_damaged_ledger_is_put_aside_once_however_many_find_it(tmp_path: Path)
     final = open_ledger(str(state), "boot", nobody)
     assert final.grants() == (GRANT,)
     final.close()
+
+
+def test_who_found_it_damaged_takes_the_one_that_another_has_made_and_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "run"
+    state.mkdir()
+    open_ledger(str(state), "boot", nobody).close()
+    garbage(state / "ledger.db")
+    holders: list[Ledger] = []
+    make_sound = ledgers.make_sound
+
+    def another_is_first(*arguments: Any) -> None:
+        if not holders:
+            make_sound(str(state), "boot", lambda: (GRANT,))
+            holders.append(open_ledger(str(state), "boot", nobody))
+        make_sound(*arguments)
+
+    monkeypatch.setattr(ledgers, "make_sound", another_is_first)
+    mine = open_ledger(str(state), "boot", nobody)
+    assert mine.grants() == (GRANT,)
+    for one in (mine, *holders):
+        one.close()
 
 
 def test_the_model_is_named_in_the_product_name_and_nearest_in_size() -> None:

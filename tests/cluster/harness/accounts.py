@@ -57,8 +57,20 @@ def make_accounts(layout: Layout) -> None:
     known = _listed(layout, "associations", "account,user")
     for account in ACCOUNTS:
         if f"{account.name}|" not in known:
-            allowed = ",".join(("normal", *QOS))
-            _sacctmgr(layout, "add", "account", account.name, f"cluster={CLUSTER}", f"qos={allowed}", "defaultqos=std")
+            _sacctmgr(layout, "add", "account", account.name, f"cluster={CLUSTER}")
         for user in account.users:
             if f"{account.name}|{user}" not in known:
                 _sacctmgr(layout, "add", "user", user, f"account={account.name}", f"cluster={CLUSTER}")
+        _allow_every_qos(layout, account)
+
+
+def _allow_every_qos(layout: Layout, account: Account) -> None:
+    """Gives the account and its users all QoS: a QoS that was deleted and added again is nobody's."""
+    rows = _listed(layout, "associations", "account,user,qos,defaultqos")
+    every = {"normal", *QOS}
+    for user in ("", *account.users):
+        allowed = next(row.split("|")[2:] for row in rows if row.startswith(f"{account.name}|{user}|"))
+        if allowed[1] != "std" or set(allowed[0].split(",")) != every:
+            kind = "user" if user else "account"
+            values = (f"qos={','.join(sorted(every))}", "defaultqos=std")
+            _sacctmgr(layout, "modify", kind, "set", *values, "where", f"name={user or account.name}")
