@@ -23,9 +23,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hami_hpc.core.inventory import Device, make_inventory  # noqa: E402  after the path to the checkout
 from hami_hpc.shell import region  # noqa: E402
-from hami_hpc.shell.config import load_settings  # noqa: E402
+
+from hami_hpc.core.inventory import Device, make_inventory  # noqa: E402  after the path to the checkout
+from hami_hpc.node.config import load_settings  # noqa: E402
 from hami_hpc.stages import common  # noqa: E402
 
 AIM = 4.0

@@ -71,7 +71,7 @@ class LazyGroup(click.Group):
 
 def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from hami_hpc.shell.build import build_text
+        from hami_hpc.builds import build_text
 
         click.echo(f"hami-hpc, version {build_text()}")
         ctx.exit()

@@ -28,7 +28,7 @@ from hami_hpc.accounting.store import job_records, store_files
 from hami_hpc.accounting.times import Period, month_period, parse_instant, zone
 from hami_hpc.contract import constants as contract
 from hami_hpc.errors import HamiError
-from hami_hpc.shell.config import load_settings, settings_path
+from hami_hpc.node.config import load_settings, settings_path
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -12,7 +12,7 @@ import click
 from hami_hpc.doctor import build_checks, node_checks, slurm_checks
 from hami_hpc.doctor.finding import Check, Facts, Finding, Level
 from hami_hpc.errors import HamiError
-from hami_hpc.shell.config import load_settings, settings_path
+from hami_hpc.node.config import load_settings, settings_path
 
 
 def checks_for(facts: Facts) -> list[tuple[str, Check]]:

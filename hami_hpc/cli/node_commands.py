@@ -11,11 +11,12 @@ import click
 
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Gpu, make_inventory
-from hami_hpc.core.reconcile import Kind
+from hami_hpc.core.reconcile_plan import Kind
 from hami_hpc.core.records import MIB, Usage
 from hami_hpc.core.tables import table
-from hami_hpc.shell import nvml, region, slurm
-from hami_hpc.shell.config import Settings, load_settings, settings_path
+from hami_hpc.node import job_dirs, nvml
+from hami_hpc.node.config import Settings, load_settings, settings_path
+from hami_hpc.slurm import commands
 from hami_hpc.stages import common
 from hami_hpc.stages import reconcile as stage
 
@@ -65,7 +66,7 @@ def jobs(as_json: bool) -> None:
     finally:
         ledger.close()
     now = time.time_ns()
-    used = [region.read_usage(region.job_dir(settings.run_dir, grant.job_id), grant, now) for grant in grants]
+    used = [job_dirs.read_usage(job_dirs.job_dir(settings.run_dir, grant.job_id), grant, now) for grant in grants]
     if as_json:
         click.echo(json.dumps([_job_json(*pair) for pair in zip(grants, used, strict=True)], indent=2))
         return
@@ -107,7 +108,7 @@ def reconcile(as_json: bool, dry_run: bool, node: str | None) -> None:
 
     Exit status 1 when something is left for a person.
     """
-    results = stage.reconcile(_settings(), lambda: slurm.running_jobs(node or slurm.node_name()), dry_run)
+    results = stage.reconcile(_settings(), lambda: commands.running_jobs(node or commands.node_name()), dry_run)
     if as_json:
         rows = [
             {"action": r.action.kind.value, "job_id": r.action.job_id, "text": r.action.text, "error": r.error}

@@ -17,14 +17,15 @@ from pathlib import Path
 
 import click
 
-from hami_hpc.cli.render_files import Rendered, Renderer, Target
 from hami_hpc.core.inventory import Gpu, make_inventory
-from hami_hpc.core.own_files import has_mark
-from hami_hpc.core.slurm_merge import Merge
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import nvml, own_place
-from hami_hpc.shell.config import Settings, load_settings, settings_path
-from hami_hpc.shell.own_place import State
+from hami_hpc.node import nvml
+from hami_hpc.node.config import Settings, load_settings, settings_path
+from hami_hpc.render import on_disk
+from hami_hpc.render.files import Rendered, Renderer, Target
+from hami_hpc.render.marks import has_mark
+from hami_hpc.render.merging import Merge
+from hami_hpc.render.on_disk import State
 
 DEVICE = "/dev/nvidia"
 LEFT_TO_MERGE = 3
@@ -53,7 +54,7 @@ def may_replace(folder: Path, foreign: Iterable[str], force: bool) -> None:
     """Asks at a terminal whether edited files may be replaced. NodeError when not, or when there is nobody to ask."""
     for name in foreign:
         path = folder / name
-        there = own_place.read(path) if path.is_file() else None
+        there = on_disk.read(path) if path.is_file() else None
         why = "was edited since render wrote it" if there and has_mark(there) else "was not written by this render"
         if force:
             continue
@@ -70,13 +71,13 @@ def show_diff(folder: Path, files: Mapping[str, str]) -> bool:
     differs = False
     for name, content in files.items():
         path = folder / name
-        there = (own_place.read(path) if path.is_file() else None) or ""
+        there = (on_disk.read(path) if path.is_file() else None) or ""
         lines = difflib.unified_diff(
             there.splitlines(True), content.splitlines(True), str(path) if there else "/dev/null", str(path)
         )
         text = "".join(line if line.endswith("\n") else line + "\n" for line in lines)
         click.echo(text, nl=False)
-        differs |= bool(text) or own_place.state(path, content) is not State.SAME
+        differs |= bool(text) or on_disk.state(path, content) is not State.SAME
     return differs
 
 
@@ -97,10 +98,10 @@ def show_merges(merges: list[Merge], remarks: list[str]) -> None:
 
 def write(output: Path, rendered: Rendered, force: bool) -> None:
     """Writes what differs and says so. NodeError as may_replace, and when a file cannot be written."""
-    states = {name: own_place.state(output / name, content) for name, content in rendered.files.items()}
+    states = {name: on_disk.state(output / name, content) for name, content in rendered.files.items()}
     may_replace(output, [name for name, state in states.items() if state is State.FOREIGN], force)
     changed = {name: content for name, content in rendered.files.items() if states[name] is not State.SAME}
-    kept = own_place.write(output, changed)
+    kept = on_disk.write(output, changed)
     for name in rendered.files:
         click.echo(f"{'wrote' if name in changed else 'unchanged'}  {output / name}")
     for path in kept:
@@ -156,7 +157,7 @@ def render(
         show_merges(rendered.merges, rendered.remarks)
         raise click.exceptions.Exit(1 if differs else 0)
     Renderer(settings, found, target)  # what is wrong with settings and GPUs shows before a directory is made
-    with own_place.locked(output):
+    with on_disk.locked(output):
         rendered = Renderer(settings, found, target).render()
         write(output, rendered, force)
     show_merges(rendered.merges, rendered.remarks)

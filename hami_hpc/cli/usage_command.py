@@ -10,8 +10,8 @@ import time
 import click
 
 from hami_hpc.core.duration import duration
-from hami_hpc.shell.config import load_settings, settings_path
-from hami_hpc.shell.running_job import read_running
+from hami_hpc.node.config import load_settings, settings_path
+from hami_hpc.node.running_job import read_running
 
 _EXIT_STATUS = """\b
 Exit status:

@@ -8,11 +8,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from hami_hpc import installed
+from hami_hpc import builds, installed
 from hami_hpc.doctor.finding import Facts, Finding, Level, finding
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import build, plugstack, slurm
-from hami_hpc.shell.plugstack import SPANK_PLUGIN
+from hami_hpc.slurm import commands, plugstack
+from hami_hpc.slurm.plugstack import SPANK_PLUGIN
 
 GRES_PLUGINS = ("gres_vgpu.so", "gres_vgpu_mem.so", "gres_vgpu_cores.so")
 
@@ -29,7 +29,7 @@ def find_plugin(facts: Facts, name: str) -> Path | None:
 
 def check_plugins(facts: Facts) -> Iterator[Finding]:
     """gres and SPANK plugins lie where Slurm looks and are of the running Slurm's version, to the micro release."""
-    wanted = slurm.version_of(facts.slurm.get("SLURM_VERSION", ""))
+    wanted = commands.version_of(facts.slurm.get("SLURM_VERSION", ""))
     for name in (*GRES_PLUGINS, SPANK_PLUGIN):
         path = find_plugin(facts, name)
         if path is None:
@@ -39,7 +39,7 @@ def check_plugins(facts: Facts) -> Iterator[Finding]:
             continue
         version = plugin_version(path)
         advice = "rebuild it against the installed Slurm (make -C slurm-plugins) and restart slurmd"
-        yield finding(name, version == wanted, f"{path}, for Slurm {slurm.version_text(version)}", advice)
+        yield finding(name, version == wanted, f"{path}, for Slurm {commands.version_text(version)}", advice)
 
 
 def plugin_version(path: Path) -> int:
@@ -63,7 +63,7 @@ def plugin_version(path: Path) -> int:
 
 def check_builds(facts: Facts) -> Iterator[Finding]:
     """This command, the interposer and the plugins were built from the same source."""
-    own = build.build_text()
+    own = builds.build_text()
     yield Finding("build", Level.OK, own)
     paths = [Path(facts.settings.interposer)]
     paths += [path for name in (*GRES_PLUGINS, SPANK_PLUGIN) if (path := find_plugin(facts, name)) is not None]
@@ -72,7 +72,7 @@ def check_builds(facts: Facts) -> Iterator[Finding]:
         if not path.exists():
             continue  # another check says so
         try:
-            stamps.setdefault(build.stamp_of(path), []).append(path.name)
+            stamps.setdefault(builds.stamp_of(path), []).append(path.name)
         except NodeError as error:
             yield Finding("builds", Level.FAIL, str(error), "make install again, then restart slurmd")
     said = "; ".join(f"{', '.join(names)}: {stamp}" for stamp, names in stamps.items())

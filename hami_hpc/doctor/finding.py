@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import slurm
-from hami_hpc.shell.config import Settings
-from hami_hpc.shell.slurm_conf import find_slurm_conf
+from hami_hpc.node.config import Settings
+from hami_hpc.slurm import commands
+from hami_hpc.slurm.files import find_slurm_conf
 
 
 class Level(StrEnum):
@@ -54,7 +54,7 @@ class Facts:
     @cached_property
     def _slurm_answer(self) -> dict[str, str] | NodeError:
         try:
-            return slurm.configuration()
+            return commands.configuration()
         except NodeError as error:
             return error
 
@@ -68,7 +68,7 @@ class Facts:
     @cached_property
     def node(self) -> str:
         """This node's name in Slurm."""
-        return self.node_given or slurm.node_name()
+        return self.node_given or commands.node_name()
 
     @cached_property
     def slurm_conf(self) -> str:

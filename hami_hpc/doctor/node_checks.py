@@ -14,8 +14,8 @@ from hami_hpc.core import mixed
 from hami_hpc.core.inventory import make_inventory
 from hami_hpc.doctor.finding import Facts, Finding, Level, finding
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import ldso, nvml, region
-from hami_hpc.shell import ledger as ledgers
+from hami_hpc.node import job_dirs, ldso, nvml
+from hami_hpc.node import ledger as ledgers
 
 LD_SO_PRELOAD = Path("/etc/ld.so.preload")
 USER_NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
@@ -116,7 +116,7 @@ def check_mounts(facts: Facts) -> Iterator[Finding]:
     else:
         detail = "env: a program that clears its environment is not fenced"
         yield Finding("preload", Level.WARN, detail, 'set preload = "ldso" in [vgpu], render, restart slurmd')
-    unbounded = region.unbounded_usage(settings.run_dir)
+    unbounded = job_dirs.unbounded_usage(settings.run_dir)
     advice = "slurmd and its prolog need CAP_SYS_ADMIN to give each job's usage file a bound of its own"
     yield finding("usage files", unbounded is None, unbounded or "cannot grow", advice, Level.WARN)
 

@@ -7,13 +7,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from hami_hpc.core import filters, mixed
-from hami_hpc.core.slurm_lines import settings_of
-from hami_hpc.core.slurm_merge import IMPLIES_ALLOC
+from hami_hpc import places
+from hami_hpc.core import mixed
 from hami_hpc.doctor.finding import Facts, Finding, Level, finding
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import nvml, own_place, places, plugstack, slurm
-from hami_hpc.shell.slurm_conf import ConfFile, calls_one_of, scripts_of
+from hami_hpc.node import nvml
+from hami_hpc.render import filters, on_disk
+from hami_hpc.render.merging import IMPLIES_ALLOC
+from hami_hpc.slurm import commands, plugstack
+from hami_hpc.slurm.files import ConfFile, calls_one_of, scripts_of
+from hami_hpc.slurm.lines import settings_of
 
 RESTART = "then restart slurmctld and slurmd"
 
@@ -105,7 +108,7 @@ def check_filters(facts: Facts) -> Iterator[Finding]:
     """job_submit.lua and cli_filter.lua beside slurm.conf are ours or call ours."""
     for name in filters.CALLS:
         path = f"{facts.conf_dir}/{name}"
-        text = own_place.read(Path(path))
+        text = on_disk.read(Path(path))
         if text is None:
             where = "the controller" if name == "job_submit.lua" else "wherever jobs are submitted"
             advice = f"install -m 0644 {places.LUA / name} {path} (needed on {where})"
@@ -125,7 +128,7 @@ def check_qos(facts: Facts) -> Iterator[Finding]:
     wanted = {qos: name for name, entry in facts.settings.classes.items() for qos in entry.qos}
     if not wanted:
         return
-    known = slurm.qos_names()
+    known = commands.qos_names()
     missing = [f"{qos} (class {name})" for qos, name in wanted.items() if qos not in known]
     detail = f"slurmdbd does not know {', '.join(missing)}" if missing else ", ".join(wanted)
     advice = "sacctmgr add qos NAME, and give it to the accounts that may use it; or take it out of [classes.*]"
@@ -134,7 +137,7 @@ def check_qos(facts: Facts) -> Iterator[Finding]:
 
 def check_gres(facts: Facts) -> Iterator[Finding]:
     """Slurm counts as many GPUs here as the driver shows: hami_hpc takes Slurm's device numbers as ranks among all."""
-    counted = slurm.gpus_by_type(facts.node)
+    counted = commands.gpus_by_type(facts.node)
     total = sum(counted.values())
     if len(counted) > 1:
         yield Finding("gres.conf", Level.FAIL, f"{facts.node} has gpu of types {', '.join(counted)}", mixed.ADVICE)
@@ -147,12 +150,12 @@ def check_gres(facts: Facts) -> Iterator[Finding]:
 def has_no_gpus(facts: Facts) -> bool:
     """Whether neither Slurm nor the driver knows of a GPU here."""
     try:
-        if slurm.gpus_by_type(facts.node):
+        if commands.gpus_by_type(facts.node):
             return False
         return not nvml.read_devices()
     except NodeError:
         try:
-            return not slurm.gpus_by_type(facts.node)
+            return not commands.gpus_by_type(facts.node)
         except NodeError:
             return False
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import ledger, node, region
-from hami_hpc.shell.config import Settings, load_settings
+from hami_hpc.node import boot, job_dirs, ledger
+from hami_hpc.node.config import Settings, load_settings
 
 
 def parse_arguments(arguments: Sequence[str]) -> str:
@@ -29,18 +29,18 @@ def parse_arguments(arguments: Sequence[str]) -> str:
 
 def open_ledger(settings: Settings) -> ledger.Ledger:
     """This node's ledger, in the run directory, which is made if need be; a new ledger is filled from it."""
-    region.prepare(settings.run_dir)
-    return ledger.open_ledger(settings.run_dir, node.boot_id(), lambda: held_grants(settings))
+    job_dirs.prepare(settings.run_dir)
+    return ledger.open_ledger(settings.run_dir, boot.boot_id(), lambda: held_grants(settings))
 
 
 def make_ledger_sound(settings: Settings) -> None:
     """Puts a damaged ledger aside and makes a new one."""
-    ledger.make_sound(settings.run_dir, node.boot_id(), lambda: held_grants(settings))
+    ledger.make_sound(settings.run_dir, boot.boot_id(), lambda: held_grants(settings))
 
 
 def held_grants(settings: Settings) -> tuple[Grant, ...]:
     """What the run directory shows as held in this boot."""
-    return region.held_grants(settings.run_dir, node.booted_unix_ns())
+    return job_dirs.held_grants(settings.run_dir, boot.booted_unix_ns())
 
 
 def run(stage: str, environment: Mapping[str, str], body: Callable[[], None]) -> int:
@@ -53,7 +53,7 @@ def run(stage: str, environment: Mapping[str, str], body: Callable[[], None]) ->
     except Exception as error:
         job = environment.get("SLURM_JOB_ID", "?")
         line = report(stage, told(error) if isinstance(error, NodeError) else f"job {job}: {told(error)}")
-        from hami_hpc.shell import drain
+        from hami_hpc.node import drain
 
         drain.drain_node(environment, line)
         return 1
@@ -75,7 +75,7 @@ def told(error: Exception) -> str:
 
 def report(stage: str, message: str) -> str:
     """One line for the administrator, on standard error and in syslog. Returns it."""
-    from hami_hpc.shell import report as lines
+    from hami_hpc.node import admin_log as lines
 
     line = f"{c.ERROR_PREFIX}{stage}: {message}"
     print(line, file=sys.stderr)

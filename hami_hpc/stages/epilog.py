@@ -23,24 +23,24 @@ from collections.abc import Mapping, Sequence
 from hami_hpc.core.grant import Grant, parse_id, wants_vgpu
 from hami_hpc.core.records import usage_record
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import region, spool
-from hami_hpc.shell.config import Settings
-from hami_hpc.shell.ledger import Ledger
+from hami_hpc.node import job_dirs, usage_spool
+from hami_hpc.node.config import Settings
+from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
 
 
 def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
     """Ends the job on this node. No error without a prolog before."""
-    spool.deliver(settings.run_dir, settings.state_dir)
-    directory = region.job_dir(settings.run_dir, job_id)
+    usage_spool.deliver(settings.run_dir, settings.state_dir)
+    directory = job_dirs.job_dir(settings.run_dir, job_id)
     if not had_vgpu and not os.path.lexists(directory):
         return
     try:
         ledger = common.open_ledger(settings)
         try:
-            grant = ledger.grant_of(job_id) or region.read_grant(directory)
+            grant = ledger.grant_of(job_id) or job_dirs.read_grant(directory)
             if grant is None:  # a refused job, or no prolog ran
-                region.remove(settings.run_dir, directory)
+                job_dirs.remove(settings.run_dir, directory)
             else:
                 end_grant(settings, ledger, grant, common.now_unix_ns())
             finish_set_aside(settings, ledger)
@@ -57,31 +57,31 @@ def end_grant(settings: Settings, ledger: Ledger, grant: Grant, end_unix_ns: int
     NodeError when something of it has to wait; the memory is free again all the same if the ledger can be written. The
     row goes before the directory, because a directory without a row hinders nobody.
     """
-    aside = region.ended_dir(settings.run_dir, grant)
+    aside = job_dirs.ended_dir(settings.run_dir, grant)
     problem = None
     try:
         if os.path.lexists(aside):  # an epilog before this one could not spool it
-            spool_usage(settings, grant, aside, region.ended_unix_ns(aside))
+            spool_usage(settings, grant, aside, job_dirs.ended_unix_ns(aside))
         else:
-            spool_usage(settings, grant, region.job_dir(settings.run_dir, grant.job_id), end_unix_ns)
+            spool_usage(settings, grant, job_dirs.job_dir(settings.run_dir, grant.job_id), end_unix_ns)
     except NodeError as error:
-        region.set_aside(settings.run_dir, grant)
+        job_dirs.set_aside(settings.run_dir, grant)
         problem = error
     except Exception as error:  # a fault of hami_hpc: this job waits for a person, the node and the others go on
-        bad = region.set_bad(settings.run_dir, str(grant.job_id))
+        bad = job_dirs.set_bad(settings.run_dir, str(grant.job_id))
         problem = NodeError(f"{common.told(error)}; its run directory is now {bad}")
     ledger.remove(grant)
     if problem is not None:
         raise problem
-    region.remove(settings.run_dir, aside)
-    region.remove_grant(settings.run_dir, grant)
+    job_dirs.remove(settings.run_dir, aside)
+    job_dirs.remove_grant(settings.run_dir, grant)
 
 
 def finish_set_aside(settings: Settings, ledger: Ledger) -> None:
     """Ends what earlier epilogs had to set aside. NodeError when that is still not possible."""
-    for name in region.entries(settings.run_dir):
-        path = f"{region.jobs_dir(settings.run_dir)}/{name}"
-        if name.startswith(region.ENDED) and (grant := region.read_grant(path)) is not None:
+    for name in job_dirs.entries(settings.run_dir):
+        path = f"{job_dirs.jobs_dir(settings.run_dir)}/{name}"
+        if name.startswith(job_dirs.ENDED) and (grant := job_dirs.read_grant(path)) is not None:
             end_directory(settings, ledger, grant, path)
 
 
@@ -92,9 +92,9 @@ def end_directory(settings: Settings, ledger: Ledger, grant: Grant, path: str) -
     """
     # A limits record does not hold the model; the inventory does.
     model = next((gpu.model for gpu in ledger.inventory() if gpu.uuid == grant.gpu_uuid), "")
-    spool_usage(settings, grant._replace(model=model), path, region.ended_unix_ns(path))
+    spool_usage(settings, grant._replace(model=model), path, job_dirs.ended_unix_ns(path))
     ledger.remove(grant)
-    region.remove(settings.run_dir, path)
+    job_dirs.remove(settings.run_dir, path)
 
 
 def spool_usage(settings: Settings, grant: Grant, directory: str, end_unix_ns: int) -> None:
@@ -103,30 +103,32 @@ def spool_usage(settings: Settings, grant: Grant, directory: str, end_unix_ns: i
     When the spool does not take it, the record waits in the run directory. NodeError when that fails too.
     """
     job_id, start_unix_ns = grant.job_id, grant.created_unix_ns
-    if spool.is_spooled(settings.state_dir, settings.run_dir, job_id, start_unix_ns):
+    if usage_spool.is_spooled(settings.state_dir, settings.run_dir, job_id, start_unix_ns):
         return
-    usage = region.read_usage(directory, grant, end_unix_ns)
-    text = spool.to_json(usage_record(grant, usage, end_unix_ns))
+    usage = job_dirs.read_usage(directory, grant, end_unix_ns)
+    text = usage_spool.to_json(usage_record(grant, usage, end_unix_ns))
     try:
-        spool.write(settings.state_dir, job_id, start_unix_ns, text)
+        usage_spool.write(settings.state_dir, job_id, start_unix_ns, text)
     except NodeError as error:
-        waits = spool.keep(settings.run_dir, job_id, start_unix_ns, text)
+        waits = usage_spool.keep(settings.run_dir, job_id, start_unix_ns, text)
         where = (
-            f"it waits in {spool.waiting_dir(settings.run_dir)}" if waits else f"too many wait, so here it is: {text}"
+            f"it waits in {usage_spool.waiting_dir(settings.run_dir)}"
+            if waits
+            else f"too many wait, so here it is: {text}"
         )
         common.report("epilog", f"{error}; {where}. Free some space there (df), then: hami-hpc reconcile")
 
 
 def leave_for_reconcile(settings: Settings, directory: str) -> None:
     """Saves the usage if that is possible, and sets the directory aside. What fails leaves things for reconcile."""
-    grant = region.read_grant(directory)
+    grant = job_dirs.read_grant(directory)
     if grant is None:
         return
     try:
         try:
             spool_usage(settings, grant, directory, common.now_unix_ns())
         finally:
-            region.set_aside(settings.run_dir, grant)
+            job_dirs.set_aside(settings.run_dir, grant)
     except Exception as error:
         common.report("epilog", f"job {grant.job_id}: {common.told(error)}. It stays for hami-hpc reconcile")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import plugstack
+from hami_hpc.slurm import plugstack
 from hami_hpc.stages import common
 
 

@@ -28,9 +28,9 @@ from hami_hpc.core.grant import (
 from hami_hpc.core.inventory import Gpu, gpu_of_job, make_inventory
 from hami_hpc.core.mixed import check_model
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.shell import nvml, region
-from hami_hpc.shell.config import Settings
-from hami_hpc.shell.ledger import Ledger
+from hami_hpc.node import job_dirs, nvml
+from hami_hpc.node.config import Settings
+from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
 from hami_hpc.stages.fence import check_spank
 
@@ -42,8 +42,8 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
     gpus = whole_gpus(environment)
     if gpus:
         job_id = parse_id(environment, "SLURM_JOB_ID")
-        region.prepare(settings.run_dir)
-        region.place_whole(settings.run_dir, job_id, f"job {job_id} holds the whole node with GPU {gpus}: no limits")
+        job_dirs.prepare(settings.run_dir)
+        job_dirs.place_whole(settings.run_dir, job_id, f"job {job_id} holds the whole node with GPU {gpus}: no limits")
         return
     try:
         units = parse_units(environment)
@@ -52,8 +52,8 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
         check_spank(environment)
         grant_job(settings, units, environment.get("SLURM_JOB_CONSTRAINTS", ""))
     except JobError as error:
-        region.prepare(settings.run_dir)
-        region.place_refusal(settings.run_dir, parse_id(environment, "SLURM_JOB_ID"), str(error))
+        job_dirs.prepare(settings.run_dir)
+        job_dirs.place_refusal(settings.run_dir, parse_id(environment, "SLURM_JOB_ID"), str(error))
         common.report("prolog", f"{error}. Its steps will be refused")
 
 
@@ -65,14 +65,14 @@ def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Gra
         )
     ledger = common.open_ledger(settings)
     try:
-        for ended in region.ended_grants(settings.run_dir):  # an epilog could not delete their rows
+        for ended in job_dirs.ended_grants(settings.run_dir):  # an epilog could not delete their rows
             ledger.remove(ended)
         gpu = find_gpu(ledger, settings, units)
         policy = settings.classes[units.service_class].policy
         wanted = make_grant(units, gpu, policy, MODE, common.now_unix_ns())
         check_model(wanted, ledger.inventory(), constraints, settings.memory_scaling)
         grant = ledger.add(wanted, lambda new, live: decide(new, live, settings.memory_scaling))
-        region.place(settings.run_dir, grant)
+        job_dirs.place(settings.run_dir, grant)
         return grant
     finally:
         ledger.close()

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hami_hpc.core.inventory import make_inventory
-from hami_hpc.core.reconcile import LEFTOVER_AGE_S, Action, Directory, Kind, NodeState, make_plan
+from hami_hpc.core.reconcile_plan import LEFTOVER_AGE_S, Action, Directory, Kind, NodeState, make_plan
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import ledger as ledgers
-from hami_hpc.shell import nvml, region, spool
-from hami_hpc.shell.config import Settings
-from hami_hpc.shell.ledger import Ledger
+from hami_hpc.node import job_dirs, nvml, usage_spool
+from hami_hpc.node import ledger as ledgers
+from hami_hpc.node.config import Settings
+from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
 from hami_hpc.stages.epilog import end_directory, end_grant
 
@@ -61,8 +61,8 @@ def _leftover_files(settings: Settings, dry_run: bool) -> Iterator[Result]:
     """Removes what interrupted epilogs, and an older hami_hpc, left outside of `jobs/`."""
     texts = {
         path: f"{path}: left over from an interrupted epilog; removed"
-        for folder in (f"{settings.state_dir}/{spool.DIRECTORY}", spool.waiting_dir(settings.run_dir))
-        for path in spool.leftovers(folder, LEFTOVER_AGE_S)
+        for folder in (f"{settings.state_dir}/{usage_spool.DIRECTORY}", usage_spool.waiting_dir(settings.run_dir))
+        for path in usage_spool.leftovers(folder, LEFTOVER_AGE_S)
     }
     if settings.state_dir != settings.run_dir:
         for path in (
@@ -84,19 +84,19 @@ def _leftover_files(settings: Settings, dry_run: bool) -> Iterator[Result]:
 
 def _waiting_records(settings: Settings, dry_run: bool) -> Iterator[Result]:
     """Moves the usage records that wait in the run directory to the spool."""
-    count = len(spool.waiting(settings.run_dir))
+    count = len(usage_spool.waiting(settings.run_dir))
     if count == 0:
         return
-    where = f"{settings.state_dir}/{spool.DIRECTORY}"
+    where = f"{settings.state_dir}/{usage_spool.DIRECTORY}"
     if not dry_run:
-        spool.deliver(settings.run_dir, settings.state_dir, at_most=count)
-    left = 0 if dry_run else len(spool.waiting(settings.run_dir))
+        usage_spool.deliver(settings.run_dir, settings.state_dir, at_most=count)
+    left = 0 if dry_run else len(usage_spool.waiting(settings.run_dir))
     if count > left:
         yield Result(Action(Kind.DELIVER, f"{count - left} usage record(s) that waited are moved to {where}"), None)
     if left:
         text = (
-            f"{left} usage record(s) wait in {spool.waiting_dir(settings.run_dir)}, which a reboot empties, because "
-            f"{where} cannot be written. Free some space there (df), then run hami-hpc reconcile again"
+            f"{left} usage record(s) wait in {usage_spool.waiting_dir(settings.run_dir)}, which a reboot empties, "
+            f"because {where} cannot be written. Free some space there (df), then run hami-hpc reconcile again"
         )
         yield Result(Action(Kind.PROBLEM, text), None)
 
@@ -104,7 +104,7 @@ def _waiting_records(settings: Settings, dry_run: bool) -> Iterator[Result]:
 def read_state(settings: Settings, ledger: Ledger, running_jobs: Callable[[], frozenset[int]]) -> NodeState:
     """What the witnesses say, Slurm last."""
     rows, void = ledger.grants(), ledger.void_grants()
-    directories = tuple(_directory(settings.run_dir, name) for name in region.entries(settings.run_dir))
+    directories = tuple(_directory(settings.run_dir, name) for name in job_dirs.entries(settings.run_dir))
     slurm_problem = driver_problem = ""
     capacity: dict[str, int] | None
     try:
@@ -121,15 +121,15 @@ def read_state(settings: Settings, ledger: Ledger, running_jobs: Callable[[], fr
 
 
 def _directory(run_dir: str, name: str) -> Directory:
-    path = f"{region.jobs_dir(run_dir)}/{name}"
-    is_ended = name.startswith(region.ENDED)
-    is_bad = name.startswith(region.BAD)
+    path = f"{job_dirs.jobs_dir(run_dir)}/{name}"
+    is_ended = name.startswith(job_dirs.ENDED)
+    is_bad = name.startswith(job_dirs.BAD)
     job_id = int(name) if name.isascii() and name.isdigit() else None
     try:
         age_s = time.time() - os.lstat(path).st_mtime
     except OSError:
         age_s = 0.0  # gone meanwhile
-    grant = region.read_grant(path) if is_ended or job_id is not None else None
+    grant = job_dirs.read_grant(path) if is_ended or job_id is not None else None
     return Directory(name, job_id, grant, is_ended, age_s, is_bad)
 
 
@@ -144,18 +144,18 @@ def _done(settings: Settings, ledger: Ledger, action: Action) -> str | None:
         if action.kind not in ENDING or action.name is None:
             return text
         try:
-            return f"{text}; it is now {region.set_bad(settings.run_dir, action.name)}"
+            return f"{text}; it is now {job_dirs.set_bad(settings.run_dir, action.name)}"
         except NodeError as failure:
             return f"{text}; {failure}"
     return None
 
 
 def _do(settings: Settings, ledger: Ledger, action: Action) -> None:
-    path = f"{region.jobs_dir(settings.run_dir)}/{action.name}"
+    path = f"{job_dirs.jobs_dir(settings.run_dir)}/{action.name}"
     if action.kind is Kind.DROP_VOID:
         ledger.drop_void()
     elif action.kind is Kind.REMOVE_DIRECTORY:
-        region.remove(settings.run_dir, path)
+        job_dirs.remove(settings.run_dir, path)
     elif action.grant is None:
         return
     elif action.kind is Kind.END:
@@ -163,7 +163,7 @@ def _do(settings: Settings, ledger: Ledger, action: Action) -> None:
     elif action.kind is Kind.SPOOL:
         end_directory(settings, ledger, action.grant, path)
     elif action.kind is Kind.RESTORE_DIRECTORY:
-        region.place(settings.run_dir, action.grant)
+        job_dirs.place(settings.run_dir, action.grant)
     elif action.kind is Kind.RESTORE_ROW:
         model = next((gpu.model for gpu in ledger.inventory() if gpu.uuid == action.grant.gpu_uuid), "")
         ledger.restore(action.grant._replace(model=model))

@@ -15,8 +15,8 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Device, make_inventory
 from hami_hpc.core.records import USAGE_FILE_SIZE
-from hami_hpc.shell import mounts, region
-from hami_hpc.shell.config import Settings, load_settings
+from hami_hpc.node import job_dirs, mounts
+from hami_hpc.node.config import Settings, load_settings
 from hami_hpc.stages import common
 from hami_hpc.stages.epilog import main as epilog_main
 from hami_hpc.stages.prolog import main as prolog_main
@@ -142,7 +142,7 @@ class Node:
 
     @property
     def jobs(self) -> Path:
-        return Path(region.jobs_dir(self.settings.run_dir))
+        return Path(job_dirs.jobs_dir(self.settings.run_dir))
 
     def names(self) -> list[str]:
         """What lies in the run directory's `jobs`."""
@@ -170,7 +170,7 @@ class Node:
         """The ledger row and a complete directory of the same grant."""
         grant = self.grants()[job_id]
         directory = self.jobs / str(job_id)
-        found = region.read_grant(str(directory))
+        found = job_dirs.read_grant(str(directory))
         assert found is not None
         assert found.created_unix_ns == grant.created_unix_ns
         assert (found.uid, found.gpu_uuid, found.mem_mib, found.cores_percent) == (
@@ -179,9 +179,9 @@ class Node:
             grant.mem_mib,
             50,
         )
-        assert names_in(directory) == [c.FILE_JOB_LIMITS, region.SHARED]
-        assert names_in(directory / region.SHARED) == [region.USAGE_NAME]
-        assert mounts.is_mount_point(str(directory / region.SHARED)) == can_mount(), "bounded where that is possible"
+        assert names_in(directory) == [c.FILE_JOB_LIMITS, job_dirs.SHARED]
+        assert names_in(directory / job_dirs.SHARED) == [job_dirs.USAGE_NAME]
+        assert mounts.is_mount_point(str(directory / job_dirs.SHARED)) == can_mount(), "bounded where that is possible"
         limits, usage = (directory / name for name in (c.FILE_JOB_LIMITS, c.FILE_USAGE))
         assert (limits.stat().st_uid, limits.stat().st_mode & 0o777) == (0, 0o644)
         assert (usage.stat().st_uid, usage.stat().st_mode & 0o777) == (UID, 0o600)

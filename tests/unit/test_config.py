@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hami_hpc.contract import constants as c
 from hami_hpc.errors import NodeError
-from hami_hpc.shell.config import ClassSettings, load_settings, parse_settings, settings_path
+from hami_hpc.node.config import ClassSettings, load_settings, parse_settings, settings_path
 
 ARCHITECTURE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 

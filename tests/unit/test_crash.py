@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from node_testbed import GPU_MIB, ROOT, Node, job_environment
 
-from hami_hpc.core.reconcile import LEFTOVER_AGE_S
+from hami_hpc.core.reconcile_plan import LEFTOVER_AGE_S
 from hami_hpc.stages.epilog import epilog
 from hami_hpc.stages.prolog import prolog
 from hami_hpc.stages.reconcile import Result, reconcile
@@ -25,11 +25,11 @@ JOB = 7
 TRACED = tuple(
     f"hami_hpc/{name}.py"
     for name in (
-        "shell/ledger",
-        "shell/locks",
-        "shell/mounts",
-        "shell/region",
-        "shell/spool",
+        "node/ledger",
+        "node/locks",
+        "node/mounts",
+        "node/job_dirs",
+        "node/usage_spool",
         "stages/prolog",
         "stages/epilog",
     )

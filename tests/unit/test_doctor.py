@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from doctor_testbed import BROKEN, BUILD, Healthy, build_library
 from node_testbed import GPU_MIB, ROOT, UUIDS, Node
 
+from hami_hpc import builds
 from hami_hpc.cli import main
 from hami_hpc.cli.doctor_command import examine
 from hami_hpc.core.inventory import Device
@@ -21,8 +22,9 @@ from hami_hpc.doctor import node_checks
 from hami_hpc.doctor.build_checks import GRES_PLUGINS, plugin_version
 from hami_hpc.doctor.finding import Level
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import build, nvml, slurm
-from hami_hpc.shell.plugstack import SPANK_PLUGIN
+from hami_hpc.node import nvml
+from hami_hpc.slurm import commands
+from hami_hpc.slurm.plugstack import SPANK_PLUGIN
 
 
 @pytest.fixture
@@ -47,11 +49,11 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Healthy:
     monkeypatch.setattr(node_checks, "USER_NAMESPACES", tmp_path / "max_user_namespaces")
     monkeypatch.setattr(node_checks, "USER_NAMESPACES_OFF", tmp_path / "none")
     monkeypatch.setattr(nvml, "read_devices", lambda: healthy.devices)
-    monkeypatch.setattr(slurm, "configuration", lambda: healthy.slurm)
-    monkeypatch.setattr(slurm, "node_name", lambda: "node1")
-    monkeypatch.setattr(slurm, "gpus_by_type", lambda _node: healthy.counted)
-    monkeypatch.setattr(slurm, "qos_names", lambda: healthy.qos)
-    monkeypatch.setattr(build, "build_text", lambda: BUILD)
+    monkeypatch.setattr(commands, "configuration", lambda: healthy.slurm)
+    monkeypatch.setattr(commands, "node_name", lambda: "node1")
+    monkeypatch.setattr(commands, "gpus_by_type", lambda _node: healthy.counted)
+    monkeypatch.setattr(commands, "qos_names", lambda: healthy.qos)
+    monkeypatch.setattr(builds, "build_text", lambda: BUILD)
     monkeypatch.setenv("SLURM_CONF", f"{healthy.etc}/slurm.conf")
     return healthy
 
@@ -98,9 +100,9 @@ def test_doctor_names_what_was_taken_away_and_what_to_do(healthy: Healthy, name:
 def test_an_installed_command_of_another_build_than_its_libraries_fails(
     healthy: Healthy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "build_text", lambda: "0.2.0 (ffff)")
-    builds = [one for one in examine(str(healthy.node.config)) if one.what == "builds"]
-    assert [one.level for one in builds] == [Level.OK, Level.WARN], "a checkout goes on while its last build stays"
+    monkeypatch.setattr(builds, "build_text", lambda: "0.2.0 (ffff)")
+    found = [one for one in examine(str(healthy.node.config)) if one.what == "builds"]
+    assert [one.level for one in found] == [Level.OK, Level.WARN], "a checkout goes on while its last build stays"
     monkeypatch.setattr("hami_hpc.installed.BUILD", "0.2.0 (ffff)")
     assert healthy.findings()["builds"].level is Level.FAIL
 
@@ -143,7 +145,7 @@ def test_doctor_on_a_host_of_several_nodes_is_told_which_it_is(
     def several() -> str:
         raise NodeError("slurm.conf has node1, node2 for host h; say which node this is with --node NAME")
 
-    monkeypatch.setattr(slurm, "node_name", several)
+    monkeypatch.setattr(commands, "node_name", several)
     assert not healthy.findings()["gres.conf"].is_ok
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -170,7 +172,7 @@ def test_doctor_goes_on_when_slurm_does_not_answer(healthy: Healthy, monkeypatch
         asked.append(1)
         raise NodeError("slurmctld is down")
 
-    monkeypatch.setattr(slurm, "configuration", down)
+    monkeypatch.setattr(commands, "configuration", down)
     findings = healthy.findings()
     assert findings["plugins"].detail == "slurmctld is down"
     assert findings["plugstack.conf"].is_ok
@@ -184,7 +186,7 @@ def test_slurmdbd_that_does_not_answer_is_a_finding_of_its_own(
     def down() -> frozenset[str]:
         raise NodeError("sacctmgr failed: slurmdbd is down")
 
-    monkeypatch.setattr(slurm, "qos_names", down)
+    monkeypatch.setattr(commands, "qos_names", down)
     findings = healthy.findings()
     assert findings["AccountingStorageEnforce"].is_ok
     assert (findings["QoS"].level, findings["QoS"].detail) == (Level.FAIL, "sacctmgr failed: slurmdbd is down")
@@ -197,12 +199,12 @@ def test_doctor_without_settings_says_only_that(tmp_path: Path) -> None:
 
 def test_the_version_of_a_plugin_is_read_without_loading_it(tmp_path: Path) -> None:
     build_library(tmp_path / "x.so", 0x1A0505)
-    assert slurm.version_text(plugin_version(tmp_path / "x.so")) == "26.05.5"
-    assert build.stamp_of(tmp_path / "x.so") == BUILD
+    assert commands.version_text(plugin_version(tmp_path / "x.so")) == "26.05.5"
+    assert builds.stamp_of(tmp_path / "x.so") == BUILD
     with pytest.raises(NodeError, match="no plugin_version"):
         plugin_version(Path(sys.executable))
     with pytest.raises(NodeError, match="of which build"):
-        build.stamp_of(Path(sys.executable))
+        builds.stamp_of(Path(sys.executable))
 
 
 def test_the_version_is_the_builds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from node_testbed import Node
 
 from hami_hpc.contract import constants as c
-from hami_hpc.shell import drain
+from hami_hpc.node import drain
 
 SLURM = {"SLURMD_NODENAME": "node-1.x", "SLURM_CONF": "/etc/slurm/slurm.conf"}
 

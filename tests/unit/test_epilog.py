@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from node_testbed import UID, UUIDS, Node, job_environment
 
 from hami_hpc.contract import constants as c
-from hami_hpc.shell import spool
+from hami_hpc.node import usage_spool
 
 PLAIN = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 
@@ -72,7 +72,7 @@ def test_processes_that_died_without_cleaning_up_count(node: Node) -> None:
 
 @given(st.dictionaries(st.text(PLAIN, max_size=8), st.integers(-(2**63), 2**63 - 1) | st.text(PLAIN), max_size=25))
 def test_any_record_is_written_as_json_that_reads_back(values: dict[str, int | str]) -> None:
-    assert json.loads(spool.to_json(values)) == values
+    assert json.loads(usage_spool.to_json(values)) == values
 
 
 def test_a_record_that_cannot_be_read_gives_way(node: Node) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from node_testbed import GPU_MIB, Node, can_mount, job_environment, names_in
 
-from hami_hpc.shell import ledger, region, spool
+from hami_hpc.node import job_dirs, ledger, usage_spool
 from hami_hpc.stages.epilog import spool_usage
 from hami_hpc.stages.reconcile import reconcile
 
@@ -38,7 +38,7 @@ def fill(folder: Path) -> Path:
 
 def waiting(node: Node) -> list[str]:
     """The usage records that wait in the run directory."""
-    return names_in(node.root / "run" / spool.WAITING)
+    return names_in(node.root / "run" / usage_spool.WAITING)
 
 
 def break_spool(node: Node) -> Path:
@@ -51,7 +51,7 @@ def break_spool(node: Node) -> Path:
 
 def break_waiting(node: Node) -> Path:
     """Makes the run directory's own spool take nothing; returns what is in the way."""
-    in_the_way = node.root / "run" / spool.WAITING
+    in_the_way = node.root / "run" / usage_spool.WAITING
     in_the_way.write_text("")
     return in_the_way
 
@@ -106,7 +106,7 @@ def test_a_record_that_waits_is_written_once(node: Node) -> None:
 def test_more_records_than_may_wait_go_to_the_log(
     node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(spool, "WAITING_AT_MOST", 1)
+    monkeypatch.setattr(usage_spool, "WAITING_AT_MOST", 1)
     break_spool(node)
     for job in (7, 8):
         assert node.prolog(job) == 0
@@ -124,7 +124,7 @@ def test_what_can_be_written_nowhere_is_set_aside_and_a_later_epilog_ends_it(nod
     status, errors = node.run("epilog", job_environment(7))
     assert status == 0
     assert "cannot be kept" in errors
-    assert [name.startswith(region.ENDED) for name in node.names()] == [True]
+    assert [name.startswith(job_dirs.ENDED) for name in node.names()] == [True]
     assert node.grants() == {}
     assert node.prolog(8, mem_mib=GPU_MIB) == 0, "the next job runs, and gets what the ended one held"
     for obstacle in obstacles:
@@ -175,16 +175,16 @@ def test_a_fault_of_our_own_at_the_end_sets_one_job_aside_and_the_node_goes_on(
 
     node.prolog(7)
     with monkeypatch.context() as broken:
-        broken.setattr(spool, "to_json", fails)
+        broken.setattr(usage_spool, "to_json", fails)
         assert node.epilog(7) == 0
     assert "unexpected OverflowError" in capsys.readouterr().err
-    assert [name.startswith(f"{region.BAD}7-") for name in node.names()] == [True]
+    assert [name.startswith(f"{job_dirs.BAD}7-") for name in node.names()] == [True]
     assert node.grants() == {}
     assert node.prolog(8, mem_mib=GPU_MIB) == 0
     assert node.epilog(8) == 0
     problems = [result.action.text for result in reconcile(node.settings, lambda: frozenset(), dry_run=False)]
     assert len(problems) == 2
-    assert problems[0].startswith(f"{region.BAD}7-")
+    assert problems[0].startswith(f"{job_dirs.BAD}7-")
     assert "nvidia-smi" in problems[1]
 
 

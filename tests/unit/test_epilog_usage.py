@@ -19,7 +19,7 @@ from node_testbed import GPU_MIB, UID, Node, job_environment, unmount_below
 from hami_hpc.accounting.sources import usage_spool as spool_reader
 from hami_hpc.contract import constants as c
 from hami_hpc.core.records import USAGE_FILE_SIZE, pack_limits
-from hami_hpc.shell import region
+from hami_hpc.node import job_dirs
 from hami_hpc.stages import common
 
 PLAIN = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
@@ -161,7 +161,7 @@ def test_the_user_cannot_put_anything_into_the_jobs_directory() -> None:
         job = node.jobs / "7"
         script = (
             f"cat '{job}/{c.FILE_JOB_LIMITS}' >/dev/null && echo reached; rm -f '{job}/{c.FILE_USAGE}'; "
-            f"ln -s /etc '{job}/x'; ln -s /etc '{job}/{region.SHARED}/x'; mv '{job}/{region.SHARED}' '{job}/y'"
+            f"ln -s /etc '{job}/x'; ln -s /etc '{job}/{job_dirs.SHARED}/x'; mv '{job}/{job_dirs.SHARED}' '{job}/y'"
         )
         as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
         done = subprocess.run([*as_user, "sh", "-c", script], capture_output=True, text=True)

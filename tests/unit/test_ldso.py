@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hami_hpc.shell import ldso
+from hami_hpc.node import ldso
 
 
 def test_a_missing_list_is_named_with_what_makes_it(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_the_answer_is_what_a_task_would_find(tmp_path: Path) -> None:
 def test_without_cap_sys_admin_it_says_so(tmp_path: Path) -> None:
     path = tmp_path / "ld.so.preload"
     path.touch()
-    script = f"from pathlib import Path; from hami_hpc.shell.ldso import obstacle; print(*obstacle(Path('{path}')))"
+    script = f"from pathlib import Path; from hami_hpc.node.ldso import obstacle; print(*obstacle(Path('{path}')))"
     drop = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
     done = subprocess.run([*drop, sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "tasks cannot have mounts of their own here" in done.stdout

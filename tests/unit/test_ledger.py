@@ -18,8 +18,8 @@ from node_testbed import GPU_MIB, Node, can_mount, names_in
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Device, Gpu, gpu_of_job, make_inventory, match_model
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import ledger as ledgers
-from hami_hpc.shell.ledger import Ledger, open_ledger
+from hami_hpc.node import ledger as ledgers
+from hami_hpc.node.ledger import Ledger, open_ledger
 from hami_hpc.stages import common
 
 GRANT = Grant(7, 65534, "GPU-1", 0, GPU_MIB, "h200", 8192, 50, "std", "cap", "share", 10**18)
@@ -302,7 +302,7 @@ def test_a_clock_that_jumped_forward_hides_no_grant_from_a_new_ledger(
     node = Node.make(tmp_path / "node")
     node.prolog(7)
     (node.root / "run" / "ledger.db").unlink()
-    monkeypatch.setattr("hami_hpc.shell.node.booted_unix_ns", lambda: time.time_ns() + 3_600_000_000_000)
+    monkeypatch.setattr("hami_hpc.node.boot.booted_unix_ns", lambda: time.time_ns() + 3_600_000_000_000)
     opened = common.open_ledger(node.settings)
     found = [grant.job_id for grant in opened.grants()]
     opened.close()

@@ -24,9 +24,9 @@ from node_testbed import GPU_MIB, names_in
 
 from hami_hpc.core.grant import Grant
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import ledger as ledgers
-from hami_hpc.shell import locks
-from hami_hpc.shell.ledger import Ledger, open_ledger
+from hami_hpc.node import ledger as ledgers
+from hami_hpc.node import locks
+from hami_hpc.node.ledger import Ledger, open_ledger
 
 PROCESSES = 16
 ROUNDS = int(os.environ.get("HAMI_HPC_LEDGER_ROUNDS", "80"))

@@ -14,7 +14,8 @@ from node_testbed import GPU_MIB, ROOT, UUIDS, Node
 
 from hami_hpc.cli import main
 from hami_hpc.core.inventory import Device
-from hami_hpc.shell import nvml, slurm
+from hami_hpc.node import nvml
+from hami_hpc.slurm import commands
 
 
 @pytest.fixture
@@ -62,8 +63,8 @@ def test_inventory_shows_slurms_index_model_and_shards(node: Node) -> None:
 def test_gpus_of_all_types_are_counted_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, gres: str, count: dict[str, int]
 ) -> None:
-    monkeypatch.setattr(slurm, "_output", lambda *_command: f"NodeName=n CfgTRES=gres/gpu=99 Gres={gres} NodeAddr=n")
-    assert slurm.gpus_by_type("n") == count
+    monkeypatch.setattr(commands, "_output", lambda *_command: f"NodeName=n CfgTRES=gres/gpu=99 Gres={gres} NodeAddr=n")
+    assert commands.gpus_by_type("n") == count
 
 
 def test_an_unknown_command_and_a_broken_file_end_in_one_line(node: Node) -> None:

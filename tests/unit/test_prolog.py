@@ -12,7 +12,7 @@ from node_testbed import GPU_MIB, ROOT, UUIDS, Node, job_environment
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.records import parse_limits
-from hami_hpc.shell import region
+from hami_hpc.node import job_dirs
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_requeued_job_with_another_slice_replaces_the_old_grant(node: Node) ->
     assert node.prolog(7, mem_mib=8192, gpu="1") == 0
     node.assert_job_is_ready(7)
     assert node.grants()[7].mem_mib == 8192
-    assert region.read_usage(str(node.jobs / "7"), node.grants()[7], 2**62).peak_bytes == 0
+    assert job_dirs.read_usage(str(node.jobs / "7"), node.grants()[7], 2**62).peak_bytes == 0
 
 
 def test_a_job_without_vgpu_touches_nothing(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from node_testbed import GPU_MIB, ROOT, UUIDS, Node
 from hami_hpc.cli import main
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Device
-from hami_hpc.core.reconcile import Action, Directory, Kind, NodeState, make_plan
+from hami_hpc.core.reconcile_plan import Action, Directory, Kind, NodeState, make_plan
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import nvml, region, slurm, spool
+from hami_hpc.node import job_dirs, nvml, usage_spool
+from hami_hpc.slurm import commands
 from hami_hpc.stages import common
 from hami_hpc.stages.reconcile import Result, reconcile
 
@@ -61,7 +62,7 @@ def test_a_grant_whose_job_is_gone_is_ended_with_its_usage(node: Node) -> None:
 
 def test_a_running_jobs_lost_directory_is_made_again(node: Node) -> None:
     node.prolog(7)
-    region.remove(str(node.root / "run"), str(node.jobs / "7"))
+    job_dirs.remove(str(node.root / "run"), str(node.jobs / "7"))
     assert run(node, 7) == [Kind.RESTORE_DIRECTORY]
     node.assert_job_is_ready(7)
 
@@ -90,8 +91,8 @@ def test_the_directory_of_a_job_that_nobody_knows_is_spooled_and_removed(node: N
 
 def test_grants_of_an_earlier_boot_are_dropped(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.prolog(7)
-    region.remove(str(node.root / "run"), str(node.jobs / "7"))
-    monkeypatch.setattr("hami_hpc.shell.node.boot_id", lambda: "the next boot")
+    job_dirs.remove(str(node.root / "run"), str(node.jobs / "7"))
+    monkeypatch.setattr("hami_hpc.node.boot.boot_id", lambda: "the next boot")
     assert run(node) == [Kind.DROP_VOID]
     node.assert_nothing_is_held()
 
@@ -217,7 +218,7 @@ def test_whatever_is_there_only_running_jobs_keep_anything(
 def test_the_command_prints_a_line_for_each_deed_and_fails_when_a_person_is_needed(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "running_jobs", lambda name: frozenset({8}) if name == "node1" else frozenset())
+    monkeypatch.setattr(commands, "running_jobs", lambda name: frozenset({8}) if name == "node1" else frozenset())
     node.prolog(7)
     node.prolog(8)
     environment = {"HAMI_HPC_CONFIG": str(node.config)}
@@ -236,13 +237,13 @@ def test_squeue_is_asked_for_every_job_that_holds_something(tmp_path: Path, monk
     fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >"$0.asked"\nprintf "12\\n7\\n"\n')
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert slurm.running_jobs("node1") == {7, 12}
+    assert commands.running_jobs("node1") == {7, 12}
     asked = (tmp_path / "squeue.asked").read_text().split()
     assert "--nodelist=node1" in asked
     assert "--all" in asked, "jobs of hidden partitions hold GPUs too"
     fake.write_text("#!/bin/sh\necho 'squeue: error: Invalid node name specified' >&2; exit 1\n")
     with pytest.raises(NodeError, match="Invalid node name"):
-        slurm.running_jobs("nowhere")
+        commands.running_jobs("nowhere")
 
 
 def test_reconcile_is_the_same_command_under_python_m(node: Node) -> None:
@@ -254,14 +255,14 @@ def test_reconcile_is_the_same_command_under_python_m(node: Node) -> None:
 def test_results_say_what_stood_in_the_way_and_the_rest_is_done(node: Node) -> None:
     node.prolog(7)
     node.prolog(8, gpu="1")
-    obstacles = node.root / "state", node.root / "run" / spool.WAITING
+    obstacles = node.root / "state", node.root / "run" / usage_spool.WAITING
     for obstacle in obstacles:
         obstacle.write_text("in the way")
     results: tuple[Result, ...] = reconcile(node.settings, lambda: frozenset(), dry_run=False)
     assert [result.action.job_id for result in results] == [7, 8]
     assert all(result.error and "cannot be kept" in result.error for result in results)
     assert node.grants() == {}
-    assert [name.startswith(region.ENDED) for name in node.names()] == [True, True]
+    assert [name.startswith(job_dirs.ENDED) for name in node.names()] == [True, True]
     for obstacle in obstacles:
         obstacle.unlink()
     assert run(node) == [Kind.SPOOL, Kind.SPOOL]
@@ -297,24 +298,24 @@ def test_what_cannot_be_handled_is_set_aside_and_the_rest_is_done(
         for grant in ledger.grants():
             ledger.remove(grant)
         ledger.close()
-    to_json = spool.to_json
-    monkeypatch.setattr(spool, "to_json", lambda record: fails() if record["job_id"] == 7 else to_json(record))
+    to_json = usage_spool.to_json
+    monkeypatch.setattr(usage_spool, "to_json", lambda record: fails() if record["job_id"] == 7 else to_json(record))
     first, second = reconcile(node.settings, lambda: frozenset(), dry_run=False)
     assert "unexpected OverflowError" in (first.error or "")
     assert second.error is None
     assert node.spooled() == ["8.json"]
-    assert [name.startswith(f"{region.BAD}7-") for name in node.names()] == [True]
+    assert [name.startswith(f"{job_dirs.BAD}7-") for name in node.names()] == [True]
     assert node.grants() == {}
     (problem,) = reconcile(node.settings, lambda: frozenset(), dry_run=False)
     assert problem.action.kind is Kind.PROBLEM
-    assert problem.action.text.startswith(f"{region.BAD}7-")
+    assert problem.action.text.startswith(f"{job_dirs.BAD}7-")
 
 
 def test_reconcile_never_ends_with_a_traceback(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.prolog(7)
     environment = {"HAMI_HPC_CONFIG": str(node.config)}
-    monkeypatch.setattr(slurm, "running_jobs", lambda _name: frozenset())
-    monkeypatch.setattr(spool, "to_json", fails)
+    monkeypatch.setattr(commands, "running_jobs", lambda _name: frozenset())
+    monkeypatch.setattr(usage_spool, "to_json", fails)
     done = CliRunner().invoke(main, ["reconcile", "--node", "node1"], env=environment)
     assert done.exit_code == 1
     assert "FAILED: unexpected OverflowError" in done.output

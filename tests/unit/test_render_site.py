@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from node_testbed import GPU_MIB, ROOT, Node
 
 from hami_hpc.cli import main, render_command
-from hami_hpc.core.own_files import is_ours, marked
-from hami_hpc.core.slurm_lines import logical_lines, names_node, settings_of
-from hami_hpc.shell import plugstack
-from hami_hpc.shell.slurm_conf import ConfFile
+from hami_hpc.render.marks import is_ours, marked
+from hami_hpc.slurm import plugstack
+from hami_hpc.slurm.files import ConfFile
+from hami_hpc.slurm.lines import logical_lines, names_node, settings_of
 
 SLURM_CONF = """\
 ClusterName=site   # a comment

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus, GpuModel
 from hami_hpc.accounting.pricing.rates import Rates
-from hami_hpc.shell.config import Settings
+from hami_hpc.node.config import Settings
 
 
 def cluster_gpus_of(settings: Settings, prices: Rates | None) -> ClusterGpus:

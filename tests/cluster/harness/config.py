@@ -12,7 +12,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from hami_hpc.shell import ldso
+from hami_hpc.node import ldso
 
 from .layout import CHECKOUT, ClusterError, Layout
 from .services import NODES

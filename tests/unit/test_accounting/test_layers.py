@@ -14,7 +14,7 @@ ACCOUNTING = "hami_hpc.accounting"
 # errors.py and times.py lie beside the packages and are for all of them.
 LAYERS = ("errors", "times", "sources", "store", "pricing", "documents", "formats")
 # Of the rest of hami_hpc, accounting knows these: settings, the contract, and text for people.
-ALLOWED_OUTSIDE = ("hami_hpc.contract.constants", "hami_hpc.core.duration", "hami_hpc.errors", "hami_hpc.shell.config")
+ALLOWED_OUTSIDE = ("hami_hpc.contract.constants", "hami_hpc.core.duration", "hami_hpc.errors", "hami_hpc.node.config")
 
 
 def _modules(folder: str) -> dict[str, Path]:

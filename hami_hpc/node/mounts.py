@@ -15,7 +15,7 @@ import os
 from contextlib import suppress
 
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import locks
+from hami_hpc.node import locks
 
 MOUNT, UMOUNT = "/bin/mount", "/bin/umount"
 QUICK = ("-i", "-n", "-c")  # no helper program, no mtab, the path is canonical

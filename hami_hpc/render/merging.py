@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hami_hpc.contract import constants as c
-from hami_hpc.core.slurm_lines import ConfLine, Given, names_node, split_list
+from hami_hpc.slurm.lines import ConfLine, Given, names_node, split_list
 
 # Keys that hold a list, and what separates its items.
 LISTS = {

@@ -9,19 +9,19 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import Usage, parse_limits
 from hami_hpc.errors import HamiError
-from hami_hpc.shell import region
+from hami_hpc.node import job_dirs
 
 
 def read_running(run_dir: str, job_id: int, now_unix_ns: int) -> tuple[Grant, Usage]:
     """The job's grant and its usage so far. HamiError when it has none on this node, or is another user's."""
-    directory = region.job_dir(run_dir, job_id)
+    directory = job_dirs.job_dir(run_dir, job_id)
     grant = _read_grant(f"{directory}/{c.FILE_JOB_LIMITS}")
     if grant is None:
         raise HamiError(
             f"job {job_id} holds no vGPU on this node; ask on its own: "
             f"srun --jobid={job_id} --overlap --gres=none hami-hpc usage {job_id}"
         )
-    usage = region.read_usage(directory, grant, now_unix_ns)
+    usage = job_dirs.read_usage(directory, grant, now_unix_ns)
     if usage.state == "missing":
         raise HamiError(f"the usage of job {job_id} is for its user (uid {grant.uid}) and root to read")
     return grant, usage

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Gpu
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import locks
+from hami_hpc.node import locks
 
 FILE_NAME = "ledger.db"
 LOCK_NAME = "ledger.lock"
@@ -289,7 +289,7 @@ def open_ledger(run_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]])
                 made += 1
             except locks.HeldError:  # most likely by those who use the sound one that another has made meanwhile
                 if time.monotonic() >= end:
-                    raise
+                    raise locks.HeldError(f"{run_dir}/{LOCK_NAME}", BUSY_TIMEOUT_S) from None
     raise NodeError(f"ledger {path} was made {ATTEMPTS} times and was damaged again each time: see df and dmesg")
 
 

@@ -15,6 +15,9 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.02
 class HeldError(NodeError):
     """Another process holds the lock, and has done so for as long as the caller would wait."""
 
+    def __init__(self, path: str, waited_s: float) -> None:
+        super().__init__(f"lock {path}: another process has held it for over {waited_s:g} s: see fuser {path}")
+
 
 def acquire(path: str, exclusive: bool, timeout_s: float) -> int:
     """A descriptor that holds the lock until it is closed; a killed process gives it back.
@@ -33,9 +36,7 @@ def acquire(path: str, exclusive: bool, timeout_s: float) -> int:
         except BlockingIOError:
             if time.monotonic() >= end:
                 os.close(fd)
-                raise HeldError(
-                    f"lock {path}: another process has held it for over {timeout_s:g} s: see fuser {path}"
-                ) from None
+                raise HeldError(path, timeout_s) from None
         except BaseException:
             os.close(fd)
             raise

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from glob import glob
 from pathlib import Path
 
-from hami_hpc.core.slurm_lines import ConfLine, logical_lines, parse_line
 from hami_hpc.errors import NodeError
-from hami_hpc.shell.plugstack import MAX_DEPTH, included_path, read_text
+from hami_hpc.slurm.lines import ConfLine, logical_lines, parse_line
+from hami_hpc.slurm.plugstack import MAX_DEPTH, included_path, read_text
 
 INCLUDE = re.compile(r"include\s+(\S+)\s*$", re.IGNORECASE)
 # /run/slurm/conf is where slurmd links its copies to on a node without configuration files of its own.

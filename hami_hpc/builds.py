@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hami_hpc import installed
 from hami_hpc.errors import NodeError
-from hami_hpc.shell.places import ROOT
+from hami_hpc.places import ROOT
 
 STAMP = re.compile(rb"hami-hpc build: ([ -~]{1,200})\0")  # scripts/build-info writes it
 UNKNOWN = "unknown"

@@ -11,19 +11,20 @@ from pathlib import Path
 
 import jinja2
 
+from hami_hpc import places
 from hami_hpc.contract import constants as c
-from hami_hpc.core import filters, slurm_merge
 from hami_hpc.core.inventory import Gpu
-from hami_hpc.core.own_files import block, blocks, is_ours, marked, with_block
 from hami_hpc.core.request import Request
-from hami_hpc.core.site_files import NodeOffer, lua_text, make_offer, site_table, tracked_tres
-from hami_hpc.core.slurm_lines import Given, settings_of
-from hami_hpc.core.slurm_merge import Merge
 from hami_hpc.core.units import Site, Where, resolve
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import own_place, places, plugstack
-from hami_hpc.shell.config import Settings
-from hami_hpc.shell.slurm_conf import ConfFile, calls_one_of, scripts_of
+from hami_hpc.node.config import Settings
+from hami_hpc.render import filters, merging, on_disk
+from hami_hpc.render.marks import block, blocks, is_ours, marked, with_block
+from hami_hpc.render.merging import Merge
+from hami_hpc.render.offer import NodeOffer, lua_text, make_offer, site_table, tracked_tres
+from hami_hpc.slurm import plugstack
+from hami_hpc.slurm.files import ConfFile, calls_one_of, scripts_of
+from hami_hpc.slurm.lines import Given, settings_of
 
 GRES = "hami-hpc-gres.conf"
 FRAGMENT = "slurm-hami-hpc.conf"
@@ -135,7 +136,7 @@ class Renderer:
         }
         if self.target.plugin_dir:
             wanted["PluginDir"] = self.target.plugin_dir
-        keys, merges = slurm_merge.merge_keys(wanted, self.given)
+        keys, merges = merging.merge_keys(wanted, self.given)
         self.out.merges += merges
         for key in WRAPPERS:
             self._stage_key(key, keys)
@@ -157,17 +158,17 @@ class Renderer:
         if not given:
             keys[key] = ours
         elif not any(calls_one_of(path, programs) for path in scripts):
-            self.out.merges.append(slurm_merge.merge_stage(key, ours, given[-1], self.target.directory))
+            self.out.merges.append(merging.merge_stage(key, ours, given[-1], self.target.directory))
 
     def _with_nodes(self, head: str) -> str:
         """The fragment with a NodeName line for each node that slurm.conf itself does not have."""
-        old = own_place.read(Path(self.target.path(FRAGMENT))) or ""
+        old = on_disk.read(Path(self.target.path(FRAGMENT))) or ""
         for name, text in blocks(old).items():
-            if slurm_merge.node_record(self.slurm_conf.lines, name) is not None:
+            if merging.node_record(self.slurm_conf.lines, name) is not None:
                 old = old.replace(text.rstrip(), "")
-        record = slurm_merge.node_record(self.slurm_conf.lines, self.target.node)
+        record = merging.node_record(self.slurm_conf.lines, self.target.node)
         if record is not None:
-            merge = slurm_merge.merge_node(record, self.offer.gres, self.offer.features)
+            merge = merging.merge_node(record, self.offer.gres, self.offer.features)
             self.out.merges += [merge] if merge else []
             return with_block(head, old, self.target.node, "")
         words = (f"NodeName={self.target.node}", self.target.node_parameters, f"Gres={self.offer.gres}")
@@ -176,20 +177,20 @@ class Renderer:
 
     def _gres(self) -> None:
         path = Path(self.target.path("gres.conf"))
-        there = own_place.read(path)
+        there = on_disk.read(path)
         with_gpus = True
         if there is None or is_ours(there):
             self.out.add("gres.conf", _template("gres.conf", self.values))
         else:
             site = ConfFile(str(path), (self.target.path(GRES),))
-            own = slurm_merge.site_gres(site.lines, self.target.node)
+            own = merging.site_gres(site.lines, self.target.node)
             with_gpus = not any(line.get("Name").lower() == "gpu" for line in own)
-            self.out.merges += slurm_merge.merge_gres(own, self.model)
+            self.out.merges += merging.merge_gres(own, self.model)
             if not site.includes(self.target.path(GRES)):
                 self.out.merges.append(Merge(f"{path}: add the line:", (f"include {GRES}",)))
         head = _template(GRES, self.values)
         lines = _template("node-gres", self.values | {"with_gpus": with_gpus})
-        old = own_place.read(Path(self.target.path(GRES))) or ""
+        old = on_disk.read(Path(self.target.path(GRES))) or ""
         self.out.add(GRES, with_block(head, old, self.target.node, block(self.target.node, lines)))
 
     def _spank(self) -> None:
@@ -197,7 +198,7 @@ class Renderer:
         self.out.add(SPANK, content)
         given = self.given.get("plugstackconfig")
         path = given[-1].value if given else self.target.path("plugstack.conf")
-        there = own_place.read(Path(path))
+        there = on_disk.read(Path(path))
         if path == self.target.path("plugstack.conf") and (there is None or is_ours(there)):
             self.out.add("plugstack.conf", _template("plugstack.conf", self.values))
             return
@@ -214,7 +215,7 @@ class Renderer:
     def _filters(self) -> None:
         for name in filters.CALLS:
             path = self.target.path(name)
-            text = own_place.read(Path(path))
+            text = on_disk.read(Path(path))
             if text is None:
                 what = f"{path} is not there, and Slurm's lua plugins need it. Run:"
                 self.out.merges.append(Merge(what, (f"install -m 0644 {places.LUA / name} {path}",)))
@@ -226,7 +227,7 @@ class Renderer:
 
     def _cgroup(self) -> None:
         path = Path(self.target.path("cgroup.conf"))
-        there = own_place.read(path)
+        there = on_disk.read(path)
         if there is None or is_ours(there):
             self.out.add("cgroup.conf", _template("cgroup.conf", self.values))
             return

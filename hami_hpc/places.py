@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hami_hpc import installed
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def _place(installed_at: str, in_checkout: str) -> Path:

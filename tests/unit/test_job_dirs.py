@@ -29,7 +29,7 @@ from hami_hpc.core.records import (
     usage_record,
 )
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import mounts, region, report, spool
+from hami_hpc.node import admin_log, job_dirs, mounts, usage_spool
 
 ANY_GRANT = st.builds(
     Grant,
@@ -85,7 +85,7 @@ def assert_bounded(data: bytes, elapsed_ns: int) -> None:
     assert 0 <= usage.throttled_ns <= max(elapsed_ns, 0) * c.USAGE_SLOT_COUNT
     record = usage_record(GRANT, usage, GRANT.created_unix_ns + elapsed_ns)
     assert all(0 <= value < 2**63 for value in record.values() if isinstance(value, int))
-    assert json.loads(spool.to_json(record)) == record
+    assert json.loads(usage_spool.to_json(record)) == record
     spool_reader.parse_record(json.dumps(record))
 
 
@@ -125,44 +125,44 @@ def test_a_clock_that_went_back_does_not_make_times_negative() -> None:
 @pytest.fixture
 def run_dir(tmp_path: Path) -> str:
     path = str(tmp_path / "run")
-    region.prepare(path)
+    job_dirs.prepare(path)
     return path
 
 
 def test_place_says_whether_it_made_the_directory(run_dir: str) -> None:
-    assert region.place(run_dir, GRANT) is True
-    assert region.place(run_dir, GRANT) is False
-    assert region.read_grant(region.job_dir(run_dir, 7)) == GRANT
+    assert job_dirs.place(run_dir, GRANT) is True
+    assert job_dirs.place(run_dir, GRANT) is False
+    assert job_dirs.read_grant(job_dirs.job_dir(run_dir, 7)) == GRANT
 
 
 def test_a_directory_of_an_earlier_run_is_replaced(run_dir: str) -> None:
-    region.place(run_dir, GRANT._replace(created_unix_ns=1))
-    assert region.place(run_dir, GRANT) is True
-    assert region.read_grant(region.job_dir(run_dir, 7)) == GRANT
-    assert region.entries(run_dir) == ("7",)
+    job_dirs.place(run_dir, GRANT._replace(created_unix_ns=1))
+    assert job_dirs.place(run_dir, GRANT) is True
+    assert job_dirs.read_grant(job_dirs.job_dir(run_dir, 7)) == GRANT
+    assert job_dirs.entries(run_dir) == ("7",)
 
 
 @pytest.mark.parametrize("is_directory", [True, False])
 def test_whatever_lies_in_the_way_is_replaced(run_dir: str, is_directory: bool) -> None:
-    path = Path(region.job_dir(run_dir, 7))
+    path = Path(job_dirs.job_dir(run_dir, 7))
     if is_directory:
         (path / "deep" / "er").mkdir(parents=True)
     else:
         path.write_text("not a directory")
-    assert region.place(run_dir, GRANT) is True
-    assert region.entries(run_dir) == ("7",)
+    assert job_dirs.place(run_dir, GRANT) is True
+    assert job_dirs.entries(run_dir) == ("7",)
 
 
 def test_a_limits_record_that_root_does_not_own_is_not_believed(run_dir: str) -> None:
-    region.place(run_dir, GRANT)
-    os.chown(f"{region.job_dir(run_dir, 7)}/{c.FILE_JOB_LIMITS}", 65534, -1)
-    assert region.read_grant(region.job_dir(run_dir, 7)) is None
+    job_dirs.place(run_dir, GRANT)
+    os.chown(f"{job_dirs.job_dir(run_dir, 7)}/{c.FILE_JOB_LIMITS}", 65534, -1)
+    assert job_dirs.read_grant(job_dirs.job_dir(run_dir, 7)) is None
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "directory", "none"])
 def test_a_usage_file_that_is_no_regular_file_is_missing_usage(run_dir: str, kind: str) -> None:
-    region.place(run_dir, GRANT)
-    directory = region.job_dir(run_dir, 7)
+    job_dirs.place(run_dir, GRANT)
+    directory = job_dirs.job_dir(run_dir, 7)
     path = Path(directory) / c.FILE_USAGE
     path.unlink()
     if kind == "link":
@@ -171,9 +171,9 @@ def test_a_usage_file_that_is_no_regular_file_is_missing_usage(run_dir: str, kin
         os.mkfifo(path)
     elif kind == "directory":
         path.mkdir()
-    assert region.read_usage(directory, GRANT, 2 * 10**18).state == "missing"
-    region.remove(run_dir, directory)
-    assert region.entries(run_dir) == ()
+    assert job_dirs.read_usage(directory, GRANT, 2 * 10**18).state == "missing"
+    job_dirs.remove(run_dir, directory)
+    assert job_dirs.entries(run_dir) == ()
     assert Path("/etc/passwd").stat().st_size > 0
 
 
@@ -181,26 +181,26 @@ def test_nothing_below_a_link_is_removed(run_dir: str, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").write_text("x")
-    region.place(run_dir, GRANT)
-    (Path(region.job_dir(run_dir, 7)) / "link").symlink_to(kept)
-    region.remove(run_dir, region.job_dir(run_dir, 7))
+    job_dirs.place(run_dir, GRANT)
+    (Path(job_dirs.job_dir(run_dir, 7)) / "link").symlink_to(kept)
+    job_dirs.remove(run_dir, job_dirs.job_dir(run_dir, 7))
     assert (kept / "file").read_text() == "x"
-    assert region.entries(run_dir) == ()
+    assert job_dirs.entries(run_dir) == ()
 
 
 def test_removing_an_older_grant_leaves_the_directory_of_a_newer_one(run_dir: str) -> None:
-    region.place(run_dir, GRANT)
-    region.remove_grant(run_dir, GRANT._replace(created_unix_ns=1))
-    assert region.entries(run_dir) == ("7",)
-    region.remove_grant(run_dir, GRANT)
-    assert region.entries(run_dir) == ()
+    job_dirs.place(run_dir, GRANT)
+    job_dirs.remove_grant(run_dir, GRANT._replace(created_unix_ns=1))
+    assert job_dirs.entries(run_dir) == ("7",)
+    job_dirs.remove_grant(run_dir, GRANT)
+    assert job_dirs.entries(run_dir) == ()
 
 
 def test_a_run_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(NodeError, match="not a directory that root alone can write"):
-        region.prepare(str(tmp_path / "run"))
+        job_dirs.prepare(str(tmp_path / "run"))
 
 
 def test_a_umask_does_not_close_the_run_directory_to_the_jobs_user(tmp_path: Path) -> None:
@@ -253,25 +253,25 @@ def open_run_dir() -> Iterator[str]:
     """A run directory that other users reach: pytest's own folders are root's alone."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o755)
-        region.prepare(f"{folder}/run")
+        job_dirs.prepare(f"{folder}/run")
         yield f"{folder}/run"
         unmount_below(Path(folder))
 
 
 def test_a_user_cannot_make_the_usage_file_grow(open_run_dir: str) -> None:
-    region.place(open_run_dir, GRANT)
-    path = f"{region.job_dir(open_run_dir, 7)}/{c.FILE_USAGE}"
+    job_dirs.place(open_run_dir, GRANT)
+    path = f"{job_dirs.job_dir(open_run_dir, 7)}/{c.FILE_USAGE}"
     if not can_mount():
-        assert region.unbounded_usage(open_run_dir) is not None
+        assert job_dirs.unbounded_usage(open_run_dir) is not None
         return
-    assert region.unbounded_usage(open_run_dir) is None
+    assert job_dirs.unbounded_usage(open_run_dir) is None
     refused = as_user(GROW, path, str(USAGE_FILE_SIZE))
     assert refused[:2] == ["ENOSPC", "ENOSPC"]
     assert refused[2] in ("ENOSPC", "EOPNOTSUPP"), "extended attributes take memory too"
     assert refused[3:] == ["EACCES"] * 3
     assert os.statvfs(path).f_blocks * os.statvfs(path).f_frsize == USAGE_FILE_SIZE
-    region.remove(open_run_dir, region.job_dir(open_run_dir, 7))
-    assert region.entries(open_run_dir) == ()
+    job_dirs.remove(open_run_dir, job_dirs.job_dir(open_run_dir, 7))
+    assert job_dirs.entries(open_run_dir) == ()
 
 
 def test_what_is_mounted_does_not_spread_to_other_namespaces(tmp_path: Path) -> None:
@@ -284,18 +284,20 @@ def test_what_is_mounted_does_not_spread_to_other_namespaces(tmp_path: Path) -> 
     try:
         subprocess.run(["mount", "--make-shared", shared], check=True)
         run_dir = str(shared / "run")
-        region.prepare(run_dir)
-        region.place(run_dir, GRANT)
+        job_dirs.prepare(run_dir)
+        job_dirs.place(run_dir, GRANT)
         assert mounts.propagates(run_dir)
-        assert not mounts.propagates(region.jobs_dir(run_dir))
-        assert not mounts.propagates(f"{region.job_dir(run_dir, 7)}/{region.SHARED}")
-        assert region.unbounded_usage(run_dir) is None
+        assert not mounts.propagates(job_dirs.jobs_dir(run_dir))
+        assert not mounts.propagates(f"{job_dirs.job_dir(run_dir, 7)}/{job_dirs.SHARED}")
+        assert job_dirs.unbounded_usage(run_dir) is None
     finally:
         subprocess.run(["umount", "--lazy", shared], check=True)
 
 
 def test_many_who_prepare_at_once_mount_once(tmp_path: Path) -> None:
-    code = f"import sys; sys.path.append({str(ROOT)!r}); from hami_hpc.shell import region; region.prepare(sys.argv[1])"
+    code = (
+        f"import sys; sys.path.append({str(ROOT)!r}); from hami_hpc.node import job_dirs; job_dirs.prepare(sys.argv[1])"
+    )
     for number in range(5):
         run_dir = str(tmp_path / f"run{number}")
         started = [subprocess.Popen([sys.executable, "-I", "-S", "-c", code, run_dir]) for _ in range(16)]
@@ -308,18 +310,18 @@ def test_without_mounts_the_job_runs_and_syslog_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(report, "to_syslog", lambda _level, line: lines.append(line))
+    monkeypatch.setattr(admin_log, "to_syslog", lambda _level, line: lines.append(line))
     monkeypatch.setattr(mounts, "MOUNT", "/nonexistent/mount")
     run_dir = str(tmp_path / "run")
-    region.prepare(run_dir)
-    assert region.place(run_dir, GRANT) is True
+    job_dirs.prepare(run_dir)
+    assert job_dirs.place(run_dir, GRANT) is True
     assert len(lines) == 1
     assert "usage files are not bounded" in lines[0]
     assert "there is no /nonexistent/mount" in lines[0]
-    assert region.read_usage(region.job_dir(run_dir, 7), GRANT, 2 * 10**18).state == "ok"
-    assert "no tmpfs can be mounted" in (region.unbounded_usage(run_dir) or "")
-    region.remove(run_dir, region.job_dir(run_dir, 7))
-    assert region.entries(run_dir) == ()
+    assert job_dirs.read_usage(job_dirs.job_dir(run_dir, 7), GRANT, 2 * 10**18).state == "ok"
+    assert "no tmpfs can be mounted" in (job_dirs.unbounded_usage(run_dir) or "")
+    job_dirs.remove(run_dir, job_dirs.job_dir(run_dir, 7))
+    assert job_dirs.entries(run_dir) == ()
 
 
 def test_a_process_that_may_not_mount_knows_it(tmp_path: Path) -> None:
@@ -327,7 +329,7 @@ def test_a_process_that_may_not_mount_knows_it(tmp_path: Path) -> None:
     node = Node.make(tmp_path / "node", with_gpus=False)
     code = (
         "import sys; sys.path[:0] = sys.argv[1:3]\n"
-        "from pathlib import Path; from node_testbed import Node; from hami_hpc.shell import mounts\n"
+        "from pathlib import Path; from node_testbed import Node; from hami_hpc.node import mounts\n"
         "node = Node(Path(sys.argv[3])); node.enter_gpus(); assert node.prolog(7) == 0\n"
         "assert 'CAP_SYS_ADMIN' in mounts.obstacle(); assert node.epilog(7) == 0; assert node.names() == []"
     )
@@ -340,22 +342,22 @@ def test_a_usage_file_that_cannot_be_parsed_is_damaged(run_dir: str, monkeypatch
     def fails(*_arguments: object) -> None:
         raise OverflowError("too much")
 
-    region.place(run_dir, GRANT)
-    monkeypatch.setattr(region, "parse_usage", fails)
-    assert region.read_usage(region.job_dir(run_dir, 7), GRANT, 2 * 10**18).state == "damaged"
+    job_dirs.place(run_dir, GRANT)
+    monkeypatch.setattr(job_dirs, "parse_usage", fails)
+    assert job_dirs.read_usage(job_dirs.job_dir(run_dir, 7), GRANT, 2 * 10**18).state == "damaged"
 
 
 def test_a_directory_of_an_older_hami_hpc_shows_its_usage_and_is_removed(run_dir: str) -> None:
-    region.place(run_dir, GRANT)
-    directory = Path(region.job_dir(run_dir, 7))
+    job_dirs.place(run_dir, GRANT)
+    directory = Path(job_dirs.job_dir(run_dir, 7))
     data = (directory / c.FILE_USAGE).read_bytes()
-    mounts.detach(str(directory / region.SHARED))
+    mounts.detach(str(directory / job_dirs.SHARED))
     (directory / c.FILE_USAGE).unlink(missing_ok=True)
-    (directory / region.SHARED).rmdir()
+    (directory / job_dirs.SHARED).rmdir()
     (directory / "usage").write_bytes(data)
-    assert region.read_usage(str(directory), GRANT, 2 * 10**18).state == "ok"
-    region.remove(run_dir, str(directory))
-    assert region.entries(run_dir) == ()
+    assert job_dirs.read_usage(str(directory), GRANT, 2 * 10**18).state == "ok"
+    job_dirs.remove(run_dir, str(directory))
+    assert job_dirs.entries(run_dir) == ()
 
 
 @pytest.mark.parametrize("lost", ["", "jobs", "self"])
@@ -379,7 +381,7 @@ def test_a_link_in_place_of_a_job_directory_goes_and_what_it_points_at_stays(tmp
     (kept / "file").write_text("x")
     link = node.jobs / "7"
     link.symlink_to(kept)
-    region.remove(node.settings.run_dir, str(link))
+    job_dirs.remove(node.settings.run_dir, str(link))
     assert node.names() == []
     assert (kept / "file").read_text() == (kept / "inner" / "file").read_text() == "x"
 
@@ -399,9 +401,9 @@ def test_what_is_bound_below_a_job_directory_is_unmounted_and_stays(
         with monkeypatch.context() as patch:
             patch.setattr(mounts, "UMOUNT", "/nonexistent/umount")
             with pytest.raises(NodeError, match="busy"):
-                region.remove_tree(str(directory))
+                job_dirs.remove_tree(str(directory))
         assert (kept / "file").read_text() == "x"
-        region.remove_tree(str(directory))
+        job_dirs.remove_tree(str(directory))
         assert not directory.exists()
         assert (kept / "file").read_text() == "x"
     finally:

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 
-from hami_hpc.core.own_files import is_ours
 from hami_hpc.errors import NodeError
+from hami_hpc.render.marks import is_ours
 
 
 class State(Enum):

@@ -33,7 +33,7 @@ from hami_hpc.core.records import (
     parse_usage,
 )
 from hami_hpc.errors import NodeError
-from hami_hpc.shell import mounts
+from hami_hpc.node import mounts
 
 SELF = "self"  # where SPANK's ldso mode mounts a job's directory in its own mount namespace
 ENDED = ".ended-"
@@ -154,10 +154,10 @@ def _make_shared(run_dir: str, directory: str) -> None:
     os.chmod(path, 0o755)
     if mounts.is_mount_point(jobs_dir(run_dir)) and mounts.mount_bounded(path, USAGE_FILE_SIZE, SHARED_INODES):
         return
-    from hami_hpc.shell import report
+    from hami_hpc.node import admin_log
 
     why = mounts.obstacle() or f"mount failed below {jobs_dir(run_dir)}"
-    report.to_syslog(report.WARNING, f"prolog: usage files are not bounded, a user can fill {run_dir}: {why}")
+    admin_log.to_syslog(admin_log.WARNING, f"prolog: usage files are not bounded, a user can fill {run_dir}: {why}")
 
 
 def unbounded_usage(run_dir: str) -> str | None:
