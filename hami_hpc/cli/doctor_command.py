@@ -9,8 +9,9 @@ from dataclasses import asdict
 
 import click
 
+from hami_hpc.core.finding import Finding, Level
 from hami_hpc.doctor import build_checks, node_checks, slurm_checks
-from hami_hpc.doctor.finding import Check, Facts, Finding, Level
+from hami_hpc.doctor.facts import Check, Facts
 from hami_hpc.errors import HamiError
 from hami_hpc.node.config import load_settings, settings_path
 

@@ -138,6 +138,32 @@ USAGE_SLOT_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'throttled_ns': (40, 8, 'u'),
 }
 
+# Written by the epilog (root, 0640), one file a job; a requeued job's later runs are JOB-START_NS.json.
+SPOOL_VERSION: Final = 1
+# field: its type, int or text
+SPOOL_FIELDS: Final[dict[str, str]] = {
+    'version': 'int',
+    'job_id': 'int',
+    'uid': 'int',
+    'class': 'text',
+    'mode': 'text',
+    'gpu_uuid': 'text',
+    'model': 'text',
+    'mem_mib': 'int',
+    'cores': 'int',
+    'start': 'int',
+    'end': 'int',
+    'start_unix_ns': 'int',
+    'end_unix_ns': 'int',
+    'usage': 'text',
+    'peak_bytes': 'int',
+    'oom_count': 'int',
+    'device_oom_count': 'int',
+    'gpu_busy_ns': 'int',
+    'throttled_ns': 'int',
+}
+SPOOL_DEFAULTS: Final[dict[str, int]] = {'device_oom_count': 0}
+
 ERROR_PREFIX: Final = 'hami_hpc: '
 GIVEN_MAX: Final = 40
 ERRORS: Final[dict[str, str]] = {

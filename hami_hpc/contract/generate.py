@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the contract's C header, Lua table, Python constants and reference page from contract.toml.
 
-Usage: python -m hami_hpc.contract.generate [--check]   (--check writes nothing and exits 1 on a difference)
+usage: python -m hami_hpc.contract.generate [--check]   (--check writes nothing and exits 1 on a difference)
 """
 
 from __future__ import annotations
@@ -180,6 +180,12 @@ def make_python(c: dict[str, Any]) -> str:
             kind = "s" if f.ctype.startswith("char[") else "u"
             lines.append(f"    {f.name!r}: ({f.offset}, {f.size}, {kind!r}),")
         lines.append("}")
+    spool = c["spool"]
+    lines += ["", f"# {spool['doc']}", f"SPOOL_VERSION: Final = {spool['version']}"]
+    lines += ["# field: its type, int or text", "SPOOL_FIELDS: Final[dict[str, str]] = {"]
+    lines += [f"    {name!r}: {field['type']!r}," for name, field in spool["fields"].items()]
+    defaults = {name: field["default"] for name, field in spool["fields"].items() if "default" in field}
+    lines += ["}", f"SPOOL_DEFAULTS: Final[dict[str, int]] = {defaults!r}"]
     lines += ["", f"ERROR_PREFIX: Final = {c['errors']['prefix']!r}", f"GIVEN_MAX: Final = {c['errors']['given_max']}"]
     lines.append("ERRORS: Final[dict[str, str]] = {")
     lines += [f"    {k!r}: {v!r}," for k, v in c["errors"]["codes"].items()]
@@ -199,6 +205,9 @@ def make_reference(c: dict[str, Any]) -> str:
     lines += [f"| {k} | `gres/{v}` |" for k, v in c["gres"].items()]
     lines += ["", "## Error messages", "", "| code | text |", "|---|---|"]
     lines += [f"| `{k}` | {v} |" for k, v in c["errors"]["codes"].items()]
+    lines += ["", "## Usage records", "", "`<state_dir>/usage/JOB.json`: one JSON object. " + c["spool"]["doc"], ""]
+    lines += ["| field | type | meaning |", "|---|---|---|"]
+    lines += [f"| `{name}` | {field['type']} | {field['doc']} |" for name, field in c["spool"]["fields"].items()]
     lines += ["", "## Records shared with the job's processes", ""]
     for name in LAYOUTS:
         layout = c["layout"][name]

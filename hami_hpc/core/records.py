@@ -174,26 +174,18 @@ def _slots_in_use(data: bytes) -> list[int]:
 
 
 def usage_record(grant: Grant, usage: Usage, end_unix_ns: int) -> dict[str, int | str]:
-    """The usage spool's JSON object of an ended job; times in ns, `start` and `end` in seconds since 1970."""
+    """The usage spool's JSON object of an ended job: contract.toml, [spool]."""
     end_unix_ns = max(end_unix_ns, grant.created_unix_ns)  # the clock may have been set back
-    return {
-        "version": 1,
-        "job_id": grant.job_id,
-        "uid": grant.uid,
+    values: dict[str, int | str] = {
+        **grant._asdict(),
+        **usage._asdict(),
+        "version": c.SPOOL_VERSION,
         "class": grant.service_class,
-        "mode": grant.mode,
-        "gpu_uuid": grant.gpu_uuid,
-        "model": grant.model,
-        "mem_mib": grant.mem_mib,
         "cores": grant.cores_percent,
         "start": grant.created_unix_ns // 1_000_000_000,
         "end": end_unix_ns // 1_000_000_000,
         "start_unix_ns": grant.created_unix_ns,
         "end_unix_ns": end_unix_ns,
         "usage": usage.state,
-        "peak_bytes": usage.peak_bytes,
-        "oom_count": usage.oom_count,
-        "device_oom_count": usage.device_oom_count,
-        "gpu_busy_ns": usage.gpu_busy_ns,
-        "throttled_ns": usage.throttled_ns,
     }
+    return {name: values[name] for name in c.SPOOL_FIELDS}

@@ -12,8 +12,9 @@ hold both together. Slurm's client cuts a list at commas and prefixes each piece
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from hami_hpc.contract import constants as contract
 from hami_hpc.errors import Refusal, RequestError, request_error
@@ -88,10 +89,7 @@ class _Draft:
     """A request while it is being read."""
 
     gpu_type: str | None = None
-    mem: MemMib | MemPercent | None = None
-    cores: int | None = None
-    mode: str | None = None
-    seen: set[str] = field(default_factory=set)
+    values: dict[str, Any] = field(default_factory=dict)  # by key, for the fields of Request
     has_parameters: bool = False
     has_count: bool = False
 
@@ -139,34 +137,52 @@ def _parse_mode(value: str) -> str:
     return value
 
 
+def mem_text(mem: MemMib | MemPercent) -> str:
+    """Writes a mem value with the largest unit that divides it: 8G, 1536M, 50%."""
+    if isinstance(mem, MemPercent):
+        return f"{mem.percent}%"
+    unit = next((u for u in ("T", "G") if mem.mib % _MIB[u] == 0), "M")
+    return f"{mem.mib // _MIB[unit]}{unit}"
+
+
+class _Key(NamedTuple):
+    """How the value of one key is read from a request and written back."""
+
+    parse: Callable[[str], Any]
+    text: Callable[[Any], str]
+
+
+# One row for each key of the contract, in its order; each is a field of Request by the same name.
+_KEYS: Final[Mapping[str, _Key]] = {
+    "mem": _Key(_parse_mem, mem_text),
+    "cores": _Key(_parse_cores, str),
+    "mode": _Key(_parse_mode, str),
+}
+KEYS: Final = tuple(_KEYS)
+
+
 def _assign(draft: _Draft, piece: str) -> None:
     """Reads one KEY=VALUE into `draft`."""
     match = _ASSIGNMENT.fullmatch(piece)
     if not match:
-        if piece in contract.KEY_FORM:
+        if piece in _KEYS:
             raise _bad_value("E_VALUE_EMPTY", piece, "")
         raise request_error("E_FORM", Refusal(given=piece))
     key, value = match[1], match[2]
-    if key not in contract.KEY_FORM:
-        allowed = ", ".join(contract.KEY_FORM)
+    if key not in _KEYS:
+        allowed = ", ".join(_KEYS)
         raise request_error("E_KEY_UNKNOWN", Refusal(key=key, given=piece, allowed=allowed))
-    if key in draft.seen:
+    if key in draft.values:
         raise request_error("E_KEY_DOUBLE", Refusal(key=key, given=piece))
     if value == "":
         raise _bad_value("E_VALUE_EMPTY", key, "")
-    draft.seen.add(key)
-    if key == "mem":
-        draft.mem = _parse_mem(value)
-    elif key == "cores":
-        draft.cores = _parse_cores(value)
-    else:
-        draft.mode = _parse_mode(value)
+    draft.values[key] = _KEYS[key].parse(value)
 
 
 def _set_type(draft: _Draft, text: str, body: str) -> None:
     if draft.has_parameters or draft.gpu_type is not None:
         raise request_error("E_FORM", Refusal(given=body))
-    if text in contract.KEY_FORM:
+    if text in _KEYS:
         raise _bad_value("E_VALUE_EMPTY", text, "")
     if not _TYPE.fullmatch(text):
         raise request_error("E_TYPE_FORM", Refusal(given=text, example=TYPE_EXAMPLE))
@@ -243,7 +259,7 @@ def _check_other(body: str) -> tuple[str, str] | None:
     That is a key without its vgpu, and what Slurm might read as another gres (see _HIDDEN).
     """
     match = _STRAY_KEY.match(body)
-    if (match[1] if match else body) in contract.KEY_FORM or "gres" in body:
+    if (match[1] if match else body) in _KEYS or "gres" in body:
         raise request_error("E_FORM", Refusal(given=body))
     code = _CONFLICTS.get(_name_of(body))
     return (code, body) if code else None
@@ -275,8 +291,8 @@ def parse(text: str) -> Parsed | None:
             request_prefix, is_open = prefix, True
         elif name in _RAW:
             raise request_error("E_RAW_UNITS", Refusal(given=body))
-        elif draft is not None and is_open and (_KEY_VALUE.match(body) or body in contract.KEY_FORM):
-            _feed(draft, body + "=" if body in contract.KEY_FORM else body, body)
+        elif draft is not None and is_open and (_KEY_VALUE.match(body) or body in _KEYS):
+            _feed(draft, body + "=" if body in _KEYS else body, body)
         elif body:
             found = _check_other(body)
             conflict = conflict or found
@@ -285,8 +301,7 @@ def parse(text: str) -> Parsed | None:
     if conflict:
         raise request_error(conflict[0], Refusal(given=conflict[1]))
     assert draft is not None  # _mentions found vgpu, and a raw unit would have raised
-    request = Request(draft.gpu_type, draft.mem, draft.cores, draft.mode)
-    return Parsed(request, tuple(others), request_prefix)
+    return Parsed(Request(draft.gpu_type, **draft.values), tuple(others), request_prefix)
 
 
 def parse_shards(text: str) -> Shards | None:
@@ -311,22 +326,9 @@ def parse_shards(text: str) -> Shards | None:
     return found and replace(found, others=tuple(others))
 
 
-def mem_text(mem: MemMib | MemPercent) -> str:
-    """Writes a mem value with the largest unit that divides it: 8G, 1536M, 50%."""
-    if isinstance(mem, MemPercent):
-        return f"{mem.percent}%"
-    unit = next((u for u in ("T", "G") if mem.mib % _MIB[u] == 0), "M")
-    return f"{mem.mib // _MIB[unit]}{unit}"
-
-
 def canonical(request: Request) -> str:
     """Writes the one text form of `request`; parsing it gives the same request."""
-    parts = []
-    if request.mem is not None:
-        parts.append(f"mem={mem_text(request.mem)}")
-    if request.cores is not None:
-        parts.append(f"cores={request.cores}")
-    if request.mode is not None:
-        parts.append(f"mode={request.mode}")
+    values = ((key, getattr(request, key)) for key in _KEYS)
+    parts = [f"{key}={_KEYS[key].text(value)}" for key, value in values if value is not None]
     head = contract.REQUEST_NAME if request.gpu_type is None else f"{contract.REQUEST_NAME}:{request.gpu_type}"
     return f"{head}:{';'.join(parts)}" if parts else head

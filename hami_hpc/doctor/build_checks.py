@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hami_hpc import builds, installed
-from hami_hpc.doctor.finding import Facts, Finding, Level, finding
+from hami_hpc.core.finding import Finding, Level, finding
+from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
 from hami_hpc.slurm import commands, plugstack
 from hami_hpc.slurm.plugstack import SPANK_PLUGIN

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of this node alone: driver, GPUs, settings, ledger, interposer, mounts, user namespaces."""
+"""Checks of this node alone: driver, GPUs, settings, ledger, directories, isolation."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from hami_hpc.core import mixed
+from hami_hpc.core.finding import Finding, Level, finding
 from hami_hpc.core.inventory import make_inventory
-from hami_hpc.doctor.finding import Facts, Finding, Level, finding
+from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
-from hami_hpc.node import job_dirs, ldso, nvml
+from hami_hpc.isolation.table import backend_of, check_modes
+from hami_hpc.node import job_dirs, nvml
 from hami_hpc.node import ledger as ledgers
 
-LD_SO_PRELOAD = Path("/etc/ld.so.preload")
-USER_NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
-USER_NAMESPACES_OFF = Path("/proc/sys/kernel/unprivileged_userns_clone")  # Debian's kernels have it
 POLICIES = {
     "cap": "its share of the time and never more; its channels are paused for the rest, or its launches held back "
     "where the driver lets no process pause",
@@ -92,48 +91,21 @@ def check_run_dir(facts: Facts) -> Iterator[Finding]:
             yield finding(what, has_room, detail, "make room, or mount it writable")
 
 
-def check_interposer(facts: Facts) -> Iterator[Finding]:
-    """The library that every step preloads: there, root's, and for everybody to read."""
-    path = Path(facts.settings.interposer)
-    try:
-        status = path.stat()
-    except OSError as error:
-        advice = "install hami_hpc here (make install), or correct [paths]"
-        yield Finding("interposer", Level.FAIL, f"{path}: {error.strerror}", advice)
-        return
-    good = status.st_uid == 0 and not status.st_mode & 0o022 and bool(status.st_mode & 0o004)
-    yield finding("interposer", good, str(path), f"chown root {path}; chmod 0644 {path}")
-
-
 def check_mounts(facts: Facts) -> Iterator[Finding]:
-    """What preload = "ldso" mounts in a task, and the small file system that bounds a job's usage file."""
+    """The small file system that bounds a job's usage file."""
     settings = facts.settings
     if os.geteuid() != 0:
         raise NodeError("mounts can be tried by root alone: run this as root")
-    if settings.preload == "ldso":
-        trouble, advice = ldso.obstacle(LD_SO_PRELOAD)
-        yield finding("preload", not trouble, f"ldso: {trouble or LD_SO_PRELOAD}", advice)
-    else:
-        detail = "env: a program that clears its environment is not fenced"
-        yield Finding("preload", Level.WARN, detail, 'set preload = "ldso" in [vgpu], render, restart slurmd')
     unbounded = job_dirs.unbounded_usage(settings.run_dir)
     advice = "slurmd and its prolog need CAP_SYS_ADMIN to give each job's usage file a bound of its own"
     yield finding("usage files", unbounded is None, unbounded or "cannot grow", advice, Level.WARN)
 
 
-def check_user_namespaces(facts: Facts) -> Iterator[Finding]:
-    """In a namespace of their own, users can bind another file over what preload = "ldso" put there."""
-    try:
-        allowed = int(USER_NAMESPACES.read_text())
-        if USER_NAMESPACES_OFF.exists() and int(USER_NAMESPACES_OFF.read_text()) == 0:
-            allowed = 0
-    except (OSError, ValueError) as error:
-        raise NodeError(f"{USER_NAMESPACES} cannot be read ({error})") from error
-    advice = "sysctl user.max_user_namespaces=0 on GPU nodes, unless containers of users need them"
-    detail = f"{allowed} allowed" + (
-        ": a user can hide /etc/ld.so.preload from programs of their own" if allowed else ""
-    )
-    yield finding("user namespaces", allowed == 0, detail, advice, Level.WARN)
+def check_isolation(facts: Facts) -> Iterator[Finding]:
+    """Each mode that the settings offer can isolate here."""
+    check_modes(facts.settings.modes, facts.settings.path)
+    for mode in facts.settings.modes:
+        yield from backend_of(mode).check(facts.settings)
 
 
 def check_policies(facts: Facts) -> Iterator[Finding]:
@@ -150,7 +122,6 @@ CHECKS = (
     ("driver", check_driver),
     ("ledger", check_ledger),
     ("directories", check_run_dir),
-    ("interposer", check_interposer),
     ("mounts", check_mounts),
-    ("user namespaces", check_user_namespaces),
+    ("isolation", check_isolation),
 )

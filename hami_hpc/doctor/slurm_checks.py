@@ -9,7 +9,8 @@ from pathlib import Path
 
 from hami_hpc import places
 from hami_hpc.core import mixed
-from hami_hpc.doctor.finding import Facts, Finding, Level, finding
+from hami_hpc.core.finding import Finding, Level, finding
+from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
 from hami_hpc.node import nvml
 from hami_hpc.render import filters, on_disk

@@ -86,7 +86,7 @@ def prepare(run_dir: str) -> None:
     mounts.make_private(jobs_dir(run_dir), f"{run_dir}/{JOBS_LOCK}")
 
 
-def place(run_dir: str, grant: Grant) -> bool:
+def place(run_dir: str, grant: Grant, limits_record: bytes) -> bool:
     """Makes the job's directory appear, complete. False when it was there already for this very grant.
 
     Several processes may do this at once for one job: one wins, the others find its directory. A directory of another
@@ -100,7 +100,7 @@ def place(run_dir: str, grant: Grant) -> bool:
     if is_there():
         return False
     with _explained(f"making the run directory of job {grant.job_id}"):
-        built = _build(run_dir, grant.job_id, {c.FILE_JOB_LIMITS: pack_limits(grant)}, grant.uid)
+        built = _build(run_dir, grant.job_id, {c.FILE_JOB_LIMITS: limits_record}, grant.uid)
         return _appear(run_dir, built, target, is_there)
 
 

@@ -17,6 +17,7 @@ from hami_hpc.core.inventory import Gpu
 from hami_hpc.core.request import Request
 from hami_hpc.core.units import Site, Where, resolve
 from hami_hpc.errors import NodeError
+from hami_hpc.isolation.table import check_modes
 from hami_hpc.node.config import Settings
 from hami_hpc.render import filters, merging, on_disk
 from hami_hpc.render.marks import block, blocks, is_ours, marked, with_block
@@ -86,6 +87,7 @@ class Renderer:
         self.settings, self.target = settings, target
         self.out = Rendered()
         site = settings.site()
+        check_modes(settings.modes, settings.path)
         check_defaults(site)
         self.offer: NodeOffer = make_offer(site, gpus)
         self.model = self.offer.lines[0].model

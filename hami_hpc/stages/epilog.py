@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from hami_hpc.core.grant import Grant, parse_id, wants_vgpu
 from hami_hpc.core.records import usage_record
 from hami_hpc.errors import NodeError
+from hami_hpc.isolation.table import backend_of
 from hami_hpc.node import job_dirs, usage_spool
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
@@ -98,14 +99,14 @@ def end_directory(settings: Settings, ledger: Ledger, grant: Grant, path: str) -
 
 
 def spool_usage(settings: Settings, grant: Grant, directory: str, end_unix_ns: int) -> None:
-    """Writes the usage that `directory` shows, unless this run of the job has its record already.
+    """Takes the slice back and writes the usage that `directory` shows, unless this run of the job has its record.
 
     When the spool does not take it, the record waits in the run directory. NodeError when that fails too.
     """
     job_id, start_unix_ns = grant.job_id, grant.created_unix_ns
+    usage = backend_of(grant.mode).release(directory, grant, end_unix_ns)
     if usage_spool.is_spooled(settings.state_dir, settings.run_dir, job_id, start_unix_ns):
         return
-    usage = job_dirs.read_usage(directory, grant, end_unix_ns)
     text = usage_spool.to_json(usage_record(grant, usage, end_unix_ns))
     try:
         usage_spool.write(settings.state_dir, job_id, start_unix_ns, text)

@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from hami_hpc.core.grant import (
     Grant,
     JobUnits,
-    check_fits,
-    free_phase,
     make_grant,
     parse_id,
     parse_units,
@@ -27,14 +25,13 @@ from hami_hpc.core.grant import (
 )
 from hami_hpc.core.inventory import Gpu, gpu_of_job, make_inventory
 from hami_hpc.core.mixed import check_model
-from hami_hpc.errors import JobError, NodeError
+from hami_hpc.errors import JobError
+from hami_hpc.isolation.table import backend_of, check_modes, mode_of_job
 from hami_hpc.node import job_dirs, nvml
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
 from hami_hpc.stages.fence import check_spank
-
-MODE = "share"
 
 
 def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
@@ -59,29 +56,22 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
 
 def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Grant:
     """Enters the grant and makes its directory; both stay as they are when they are there already."""
-    if MODE not in settings.modes:
-        raise NodeError(
-            f"job {units.job_id}: {settings.path} offers {settings.modes}; this version isolates by {MODE} only",
-        )
+    check_modes(settings.modes, settings.path)
+    mode = mode_of_job(settings.modes, constraints)
+    backend = backend_of(mode)
     ledger = common.open_ledger(settings)
     try:
         for ended in job_dirs.ended_grants(settings.run_dir):  # an epilog could not delete their rows
             ledger.remove(ended)
         gpu = find_gpu(ledger, settings, units)
         policy = settings.classes[units.service_class].policy
-        wanted = make_grant(units, gpu, policy, MODE, common.now_unix_ns())
+        wanted = make_grant(units, gpu, policy, mode, common.now_unix_ns())
         check_model(wanted, ledger.inventory(), constraints, settings.memory_scaling)
-        grant = ledger.add(wanted, lambda new, live: decide(new, live, settings.memory_scaling))
-        job_dirs.place(settings.run_dir, grant)
+        grant = ledger.add(wanted, lambda new, live: backend.admit(new, live, settings.memory_scaling))
+        backend.prepare(settings.run_dir, grant)
         return grant
     finally:
         ledger.close()
-
-
-def decide(new: Grant, live: tuple[Grant, ...], memory_scaling: float) -> Grant:
-    """The grant among the live ones: refused by NodeError when it does not fit, else with its place in the period."""
-    check_fits(new, live, memory_scaling)
-    return new._replace(phase_percent=free_phase(new, live))
 
 
 def find_gpu(ledger: Ledger, settings: Settings, units: JobUnits) -> Gpu:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from hami_hpc.core.inventory import make_inventory
 from hami_hpc.core.reconcile_plan import LEFTOVER_AGE_S, Action, Directory, Kind, NodeState, make_plan
 from hami_hpc.errors import NodeError
+from hami_hpc.isolation.table import backend_of
 from hami_hpc.node import job_dirs, nvml, usage_spool
 from hami_hpc.node import ledger as ledgers
 from hami_hpc.node.config import Settings
@@ -163,7 +164,7 @@ def _do(settings: Settings, ledger: Ledger, action: Action) -> None:
     elif action.kind is Kind.SPOOL:
         end_directory(settings, ledger, action.grant, path)
     elif action.kind is Kind.RESTORE_DIRECTORY:
-        job_dirs.place(settings.run_dir, action.grant)
+        backend_of(action.grant.mode).prepare(settings.run_dir, action.grant)
     elif action.kind is Kind.RESTORE_ROW:
         model = next((gpu.model for gpu in ledger.inventory() if gpu.uuid == action.grant.gpu_uuid), "")
         ledger.restore(action.grant._replace(model=model))

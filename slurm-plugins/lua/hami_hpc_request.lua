@@ -86,17 +86,47 @@ return function(contract, errors)
 		request.mode = value
 	end
 
-	local SETTERS = { mem = parse_mem, cores = parse_cores, mode = parse_mode }
+	local function mem_text(request)
+		if request.mem_percent then
+			return request.mem_percent .. "%"
+		elseif not request.mem_mib then
+			return nil
+		end
+		local unit = "M"
+		for _, larger in ipairs({ "G", "T" }) do
+			if request.mem_mib % MIB[larger] == 0 then
+				unit = larger
+			end
+		end
+		return string.format("%d%s", request.mem_mib / MIB[unit], unit)
+	end
+
+	-- One row for each key of the contract: `parse` reads the value into the request, `text` writes it (nil: not given).
+	local KEYS = {
+		mem = { parse = parse_mem, text = mem_text },
+		cores = {
+			parse = parse_cores,
+			text = function(request)
+				return request.cores
+			end,
+		},
+		mode = {
+			parse = parse_mode,
+			text = function(request)
+				return request.mode
+			end,
+		},
+	}
 
 	-- One KEY=VALUE into `state`.
 	local function assign(state, piece)
 		local key, value = string.match(piece, "^([^=~]*)[=~](.*)$")
 		if not key then
-			if SETTERS[piece] then
+			if KEYS[piece] then
 				fail_value("E_VALUE_EMPTY", piece, "")
 			end
 			fail("E_FORM", { given = piece })
-		elseif not SETTERS[key] then
+		elseif not KEYS[key] then
 			fail("E_KEY_UNKNOWN", { key = key, given = piece, allowed = ALLOWED_KEYS })
 		elseif state.seen[key] then
 			fail("E_KEY_DOUBLE", { key = key, given = piece })
@@ -104,13 +134,13 @@ return function(contract, errors)
 			fail_value("E_VALUE_EMPTY", key, "")
 		end
 		state.seen[key] = true
-		SETTERS[key](state.request, value)
+		KEYS[key].parse(state.request, value)
 	end
 
 	local function set_type(state, text, body)
 		if state.has_parameters or state.request.gpu_type then
 			fail("E_FORM", { given = body })
-		elseif SETTERS[text] then
+		elseif KEYS[text] then
 			fail_value("E_VALUE_EMPTY", text, "")
 		elseif not string.find(text, "^[A-Za-z0-9_%-]+$") then
 			fail("E_TYPE_FORM", { given = text, example = "--gres=vgpu:h200:mem=8G" })
@@ -224,7 +254,7 @@ return function(contract, errors)
 	-- A token of another gres: kept, unless it cannot stand beside a vgpu.
 	local function keep_other(state, token, body, name)
 		local key = string.match(body, "^([a-z]+)=") or body
-		if SETTERS[key] or string.find(body, "gres", 1, true) then
+		if KEYS[key] or string.find(body, "gres", 1, true) then
 			fail("E_FORM", { given = body }) -- a key without its vgpu, or what Slurm might read as another gres
 		end
 		if WHOLE[name] and not state.conflict then
@@ -255,8 +285,8 @@ return function(contract, errors)
 				is_open = true
 			elseif RAW[name] then
 				fail("E_RAW_UNITS", { given = body })
-			elseif is_open and (string.find(body, "^[^:=]*=") or SETTERS[body]) then
-				feed(state, SETTERS[body] and body .. "=" or body, body)
+			elseif is_open and (string.find(body, "^[^:=]*=") or KEYS[body]) then
+				feed(state, KEYS[body] and body .. "=" or body, body)
 			elseif body ~= "" then
 				keep_other(state, token, body, name)
 				is_open = false
@@ -271,22 +301,11 @@ return function(contract, errors)
 	-- The one text form of a request, in one token; parsing it gives the same request.
 	function M.canonical(request)
 		local parts = {}
-		if request.mem_percent then
-			parts[#parts + 1] = string.format("mem=%d%%", request.mem_percent)
-		elseif request.mem_mib then
-			local unit = "M"
-			for _, larger in ipairs({ "G", "T" }) do
-				if request.mem_mib % MIB[larger] == 0 then
-					unit = larger
-				end
+		for _, key in ipairs(contract.key_order) do
+			local text = KEYS[key].text(request)
+			if text then
+				parts[#parts + 1] = key .. "=" .. text
 			end
-			parts[#parts + 1] = string.format("mem=%d%s", request.mem_mib / MIB[unit], unit)
-		end
-		if request.cores then
-			parts[#parts + 1] = string.format("cores=%d", request.cores)
-		end
-		if request.mode then
-			parts[#parts + 1] = "mode=" .. request.mode
 		end
 		local head = NAME
 		if request.gpu_type then

@@ -50,7 +50,8 @@ enum step_verdict {
 enum step_verdict step_decide(const struct step_units *units, enum job_kind kind, bool plugins_loaded,
 			      bool bare_shards_allowed);
 
-/* The step's record: the smaller of what the step holds and what the job has. created_unix_ns is the clock's.
+/*
+ * The step's record: the smaller of what the step holds and what the job has. created_unix_ns is the clock's.
  */
 void step_limits(const struct hami_limits *job, const struct step_units *units, enum step_verdict verdict,
 		 uint32_t step_id, uint64_t created_unix_ns, struct hami_limits *step);

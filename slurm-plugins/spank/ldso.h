@@ -23,7 +23,8 @@
  */
 int ldso_prepare(int dir, const struct options *opt, char *error, size_t size);
 
-/* As root in the task's process: enters a new mount namespace. Returns 0, or -1 with one line in error[size].
+/*
+ * As root in the task's process: enters a new mount namespace. Returns 0, or -1 with one line in error[size].
  */
 int ldso_enter(const struct options *opt, uint32_t job_id, uint32_t step_id, char *error, size_t size);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-/* The plugin's arguments in plugstack.conf: `required spank_hami_hpc.so run_dir=/run/hami-hpc preload=ldso`.
+/*
+ * The plugin's arguments in plugstack.conf: `required spank_hami_hpc.so run_dir=/run/hami-hpc preload=ldso`.
  */
 #ifndef HAMI_SPANK_OPTIONS_H
 #define HAMI_SPANK_OPTIONS_H

@@ -3,14 +3,17 @@
  * Which callback does what, and why there; nothing else is in this file. All of it is for slurmstepd: in
  * srun, sbatch, salloc, slurmd and the job scripts' context the plugin does nothing.
  *
- *   init_post_opt         root, before any task: decide, write the record, set the environment. The user's
- * environment is loaded and gres has overwritten its part of it (slurmstepd.c, _step_setup); what is set here
- * reaches every task, the task prologs, and other plugins' containers. task_init_privileged  root, in the
- * task's process: mount namespace (preload=ldso). task_init             user, in the task's process: refuse
- * here. It is the first place where a message reaches the user whatever the step's standard error is, a
- * terminal included, and where a refused job ends as FAILED. (A failing init or user_init ends a batch job as
- * COMPLETED with exit code 0 and drains the node, and srun returns 0: tried on 22.05.8.) No code of the
- * user's runs before it. exit                  root, after the last task: remove the record.
+ *   init_post_opt          root, before any task: decides, writes the record, sets the environment. The user's
+ *                          environment is loaded and gres has overwritten its part of it (slurmstepd.c,
+ *                          _step_setup); what is set here reaches every task, the task prologs, and other
+ *                          plugins' containers.
+ *   task_init_privileged   root, in the task's process: mount namespace (preload=ldso).
+ *   task_init              user, in the task's process: refuses here. It is the first place where a message
+ *                          reaches the user whatever the step's standard error is, a terminal included, and
+ *                          where a refused job ends as FAILED. (A failing init or user_init ends a batch job as
+ *                          COMPLETED with exit code 0 and drains the node, and srun returns 0: tried on
+ *                          22.05.8.) No code of the user's runs before it.
+ *   exit                   root, after the last task: removes the record.
  */
 #include <slurm/spank.h>
 
@@ -30,7 +33,7 @@ int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
 	(void)spank;
 	(void)argc;
 	(void)argv;
-	step_enter_namespace();
+	step_enter_task();
 	return 0;
 }
 

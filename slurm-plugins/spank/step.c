@@ -5,39 +5,22 @@
 #include <limits.h>
 #include <link.h>
 #include <slurm/slurm.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "backend.h"
+#include "context.h"
 #include "decide.h"
-#include "ldso.h"
-#include "preload.h"
 #include "record.h"
 #include "refusal.h"
 
-/* Filled by step_begin in slurmstepd; the tasks' processes inherit it by fork. */
-static struct {
-	struct options options;
-	uint32_t job_id, step_id;
-	enum step_verdict verdict;
-	bool record_written;
-	bool put_back;                 /* the job, once its step has ended */
-	char refusal[PATH_MAX + 1024]; /* "": not refused */
-} step;
+static struct step_context step;
 
-__attribute__((format(printf, 1, 2))) static void refuse(const char *format, ...)
-{
-	va_list arguments;
-
-	va_start(arguments, format);
-	vsnprintf(step.refusal, sizeof(step.refusal), format, arguments);
-	va_end(arguments);
-}
+static const struct backend *backend; /* of the step's slice; NULL: it has none */
+static bool put_job_back;             /* into the queue, once its step has ended */
 
 static int note_plugin(struct dl_phdr_info *info, size_t size, void *found)
 {
@@ -47,7 +30,8 @@ static int note_plugin(struct dl_phdr_info *info, size_t size, void *found)
 	return 0;
 }
 
-/* slurmd loads, and tells slurmstepd to load, a plugin for each of GresTypes, on nodes without that gres too.
+/*
+ * slurmd loads, and tells slurmstepd to load, a plugin for each of GresTypes, on nodes without that gres too.
  */
 static bool gres_plugins_loaded(void)
 {
@@ -92,22 +76,22 @@ static bool slurmd_forgot_the_prolog(void)
 
 	if (restarts == 0 || restarts > PUT_BACK_RUNS)
 		return false;
-	step.put_back = true;
-	refuse("slurmd has run no prolog for it, because it was started within two minutes of its last run's "
-	       "end. "
-	       "It goes back into the queue, and starts again after two minutes; there is nothing to do. "
-	       "Administrator: leave a requeued job's start time alone. Slurm 23.02 and later are without "
-	       "this fault");
+	put_job_back = true;
+	context_refuse(
+		&step,
+		"slurmd has run no prolog for it, because it was started within two minutes of its last "
+		"run's end. It goes back into the queue, and starts again after two minutes; there is "
+		"nothing to do. Administrator: leave a requeued job's start time alone. Slurm 23.02 and "
+		"later are without this fault");
 	return true;
 }
 
 static void put_back(void)
 {
 	if (slurm_requeue(step.job_id, 0) != SLURM_SUCCESS)
-		slurm_error(
-			"hami_hpc: job %u could not be put back into the queue (%s). Administrator: scontrol "
-			"requeue %u",
-			step.job_id, slurm_strerror(slurm_get_errno()), step.job_id);
+		slurm_error("hami_hpc: job %u could not be put back into the queue (%s). Administrator: "
+			    "scontrol requeue %u",
+			    step.job_id, slurm_strerror(slurm_get_errno()), step.job_id);
 }
 #else
 static bool slurmd_forgot_the_prolog(void)
@@ -127,27 +111,6 @@ static void refuse_verdict(enum step_verdict verdict)
 	refusal_write(verdict, step.options.run_dir, step.job_id, step.refusal, sizeof(step.refusal));
 }
 
-/* ld.so only warns about a library that it cannot preload: that would be a step without a fence. */
-static int check_interposer(const char *path)
-{
-	struct stat st;
-
-	if (stat(path, &st) < 0) {
-		refuse("the library that fences it, %s, is not there (%s). Administrator: install "
-		       "hami_hpc on this node, or correct interposer= in plugstack.conf",
-		       path, strerror(errno));
-		return -1;
-	}
-	if (!S_ISREG(st.st_mode) || st.st_uid != 0 || (st.st_mode & (S_IWGRP | S_IWOTH)) ||
-	    !(st.st_mode & S_IROTH)) {
-		refuse("the library that fences it, %s, must be a file of root, readable by all and writable "
-		       "by root only. Administrator: install hami_hpc on this node again",
-		       path);
-		return -1;
-	}
-	return 0;
-}
-
 /* Returns 1 and the record, 0 where the job has none here, -1 when it cannot be trusted (refused). */
 static int read_job(int dir, uint32_t uid, struct hami_limits *job)
 {
@@ -157,31 +120,14 @@ static int read_job(int dir, uint32_t uid, struct hami_limits *job)
 		return 1;
 	if (rc == -ENOENT)
 		return 0;
-	refuse("its job's limits record %s/jobs/%u/" HAMI_FILE_JOB_LIMITS
-	       " %s. Administrator: look for the prolog in slurmd's log, then cancel the job and submit it "
-	       "again",
-	       step.options.run_dir, step.job_id,
-	       rc > 0 ? record_fault((enum record_fault)rc) : strerror(-rc));
+	context_refuse(
+		&step,
+		"its job's limits record %s/jobs/%u/" HAMI_FILE_JOB_LIMITS
+		" %s. Administrator: look for the prolog in slurmd's log, then cancel the job and submit it "
+		"again",
+		step.options.run_dir, step.job_id,
+		rc > 0 ? record_fault((enum record_fault)rc) : strerror(-rc));
 	return -1;
-}
-
-/* A job submitted from a vGPU job inherits that one's settings, which would fence it by a record long gone.
- */
-static void drop_inherited(spank_t spank, char **env)
-{
-	const char *old = env_value(env, "LD_PRELOAD");
-	char *rest;
-
-	if (!env_value(env, HAMI_ENV_LIMITS) && !preload_has(old, step.options.interposer))
-		return;
-	rest = preload_without(old, step.options.interposer);
-	if (rest && *rest)
-		spank_setenv(spank, "LD_PRELOAD", rest, 1);
-	else
-		spank_unsetenv(spank, "LD_PRELOAD");
-	free(rest);
-	spank_unsetenv(spank, HAMI_ENV_LIMITS);
-	spank_unsetenv(spank, HAMI_ENV_CLASS);
 }
 
 /* The units that Slurm gives to a job with whole GPUs say nothing about it. */
@@ -191,58 +137,6 @@ static void drop_units(spank_t spank)
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
 		spank_unsetenv(spank, names[i]);
-}
-
-static int set_env(spank_t spank, const char *name, const char *value)
-{
-	spank_err_t rc = value ? spank_setenv(spank, name, value, 1) : ESPANK_ERROR;
-
-	if (rc == ESPANK_SUCCESS)
-		return 0;
-	refuse("%s could not be set in its environment (%s). Submit the job again; if that does not help, "
-	       "tell the administrator",
-	       name, spank_strerror(rc));
-	return -1;
-}
-
-static int set_step_env(spank_t spank, char **env, const struct hami_limits *limits)
-{
-	static const char *const classes[] = HAMI_CLASS_NAMES;
-	char path[PATH_MAX];
-	char *preload;
-	int rc;
-
-	snprintf(path, sizeof(path), "%s/jobs/%u/" HAMI_FILE_STEP_LIMITS_FORMAT, step.options.run_dir,
-		 step.job_id, step.step_id);
-	/* First what reads env: setting a variable may move it. */
-	preload = preload_with(env_value(env, "LD_PRELOAD"), step.options.interposer);
-	/* With preload=ldso too: containers have an /etc of their own, and some let LD_PRELOAD in. */
-	rc = set_env(spank, "LD_PRELOAD", preload);
-	free(preload);
-	if (rc == 0)
-		rc = set_env(spank, HAMI_ENV_LIMITS, path);
-	if (rc == 0)
-		rc = set_env(spank, HAMI_ENV_CLASS, classes[limits->service_class]);
-	return rc;
-}
-
-static void fence(spank_t spank, char **env, int dir, const struct hami_limits *limits)
-{
-	int rc;
-
-	if (check_interposer(step.options.interposer) < 0)
-		return;
-	rc = record_write_step(dir, limits);
-	if (rc < 0) {
-		refuse("its limits record could not be written to %s/jobs/%u (%s). Administrator: make room",
-		       step.options.run_dir, step.job_id, strerror(-rc));
-		return;
-	}
-	step.record_written = true;
-	if (step.options.preload == PRELOAD_LDSO &&
-	    ldso_prepare(dir, &step.options, step.refusal, sizeof(step.refusal)) < 0)
-		return;
-	set_step_env(spank, env, limits);
 }
 
 /* What the prolog has left of the job in dir; -1 when it cannot be trusted (refused). *job only after
@@ -265,26 +159,47 @@ static bool refused_by_prolog(int dir)
 
 	if (dir < 0 || !record_read_refusal(dir, 0, reason, sizeof(reason)))
 		return false;
-	refuse("%s", reason);
+	context_refuse(&step, "%s", reason);
 	return true;
+}
+
+static void begin_slice(spank_t spank, char **env, int dir, const struct hami_limits *job,
+			const struct step_units *units)
+{
+	static const char *const modes[] = HAMI_MODE_NAMES;
+	struct hami_limits own;
+
+	backend = backend_of(job->mode);
+	if (!backend) {
+		context_refuse(
+			&step,
+			"its job's slice is isolated by mode=%s, which this node's SPANK plugin does not "
+			"know. Administrator: install one version of hami_hpc on this node",
+			modes[job->mode]);
+		return;
+	}
+	step_limits(job, units, step.verdict, step.step_id, unix_ns(), &own);
+	backend->begin(&step, spank, env, dir, &own);
 }
 
 static void begin(spank_t spank, char **env, uint32_t uid)
 {
-	struct hami_limits job, own;
+	struct hami_limits job;
 	struct step_units units;
 	int dir, kind;
 
 	if (step_units_parse(env, &units) < 0) {
-		refuse("one of " HAMI_ENV_VGPU ", " HAMI_ENV_MEM_MIB " and " HAMI_ENV_CORES
-		       " in its environment is no number, so Slurm's gres plugins have not set it. Take "
-		       "it out of the environment; if it is not yours, tell the administrator");
+		context_refuse(
+			&step,
+			"one of " HAMI_ENV_VGPU ", " HAMI_ENV_MEM_MIB " and " HAMI_ENV_CORES
+			" in its environment is no number, so Slurm's gres plugins have not set it. Take "
+			"it out of the environment; if it is not yours, tell the administrator");
 		return;
 	}
 	dir = record_open_dir(step.options.run_dir, step.job_id);
 	if (dir < 0 && dir != -ENOENT) {
-		refuse("%s/jobs/%u cannot be opened (%s). Administrator: check that directory",
-		       step.options.run_dir, step.job_id, strerror(-dir));
+		context_refuse(&step, "%s/jobs/%u cannot be opened (%s). Administrator: check that directory",
+			       step.options.run_dir, step.job_id, strerror(-dir));
 		return;
 	}
 	kind = read_kind(dir, uid, &job);
@@ -294,10 +209,9 @@ static void begin(spank_t spank, char **env, uint32_t uid)
 		refuse_verdict(step.verdict);
 	}
 	if (step.verdict == STEP_FENCED || step.verdict == STEP_WITHOUT_GPU) {
-		step_limits(&job, &units, step.verdict, step.step_id, unix_ns(), &own);
-		fence(spank, env, dir, &own);
+		begin_slice(spank, env, dir, &job, &units);
 	} else if ((step.verdict == STEP_NOT_OURS || step.verdict == STEP_WHOLE) && !*step.refusal) {
-		drop_inherited(spank, env);
+		backend_drop_inherited(&step, spank, env);
 		if (step.verdict == STEP_WHOLE)
 			drop_units(spank);
 	}
@@ -316,8 +230,9 @@ void step_begin(spank_t spank, int argc, char **argv)
 	    spank_get_item(spank, S_JOB_STEPID, &step.step_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_UID, &uid) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_ENV, &env) != ESPANK_SUCCESS) {
-		refuse("Slurm did not tell its job, step, user and environment. Administrator: build "
-		       "hami_hpc's plugins again, for this Slurm");
+		context_refuse(&step,
+			       "Slurm did not tell its job, step, user and environment. Administrator: "
+			       "build hami_hpc's plugins again, for this Slurm");
 		return;
 	}
 	if (step.step_id == SLURM_EXTERN_CONT)
@@ -329,14 +244,15 @@ void step_begin(spank_t spank, int argc, char **argv)
 	slurm_error("hami_hpc: %s. Correct plugstack.conf; until then no step with a vGPU starts", error);
 	/* Where the records lie is not known, so whatever may hold a vGPU is refused, and nothing else. */
 	if (step_units_parse(env, &units) < 0 || units.shards || units.vgpu || units.mem || units.cores)
-		refuse("hami_hpc's settings are wrong: %s. Administrator: correct plugstack.conf", error);
+		context_refuse(&step,
+			       "hami_hpc's settings are wrong: %s. Administrator: correct plugstack.conf",
+			       error);
 }
 
-void step_enter_namespace(void)
+void step_enter_task(void)
 {
-	if (*step.refusal || !step.record_written || step.options.preload != PRELOAD_LDSO)
-		return;
-	ldso_enter(&step.options, step.job_id, step.step_id, step.refusal, sizeof(step.refusal));
+	if (!*step.refusal && backend)
+		backend->enter_task(&step);
 }
 
 /* Once a node: every task of the step ends for the same reason. */
@@ -364,27 +280,16 @@ void step_start_task(spank_t spank)
 	 * of one without memory.
 	 */
 	if (!*step.refusal && step.verdict == STEP_WITHOUT_GPU)
-		set_env(spank, "CUDA_VISIBLE_DEVICES", "");
+		context_set_env(&step, spank, "CUDA_VISIBLE_DEVICES", "");
 	if (*step.refusal)
 		end_task(spank);
 }
 
 void step_end(void)
 {
-	int dir, rc;
-
 	/* Before slurmstepd reports the step's end, which for a batch job would be the job's. */
-	if (step.put_back)
+	if (put_job_back)
 		put_back();
-	if (!step.record_written)
-		return;
-	dir = record_open_dir(step.options.run_dir, step.job_id);
-	if (dir < 0)
-		return; /* the epilog was quicker */
-	rc = record_remove_step(dir, step.step_id);
-	if (rc < 0)
-		slurm_error("hami_hpc: job %u step %u: its limits record could not be removed (%s); the "
-			    "epilog will.",
-			    step.job_id, step.step_id, strerror(-rc));
-	close(dir);
+	if (backend)
+		backend->end(&step);
 }

@@ -13,8 +13,8 @@
  */
 void step_begin(spank_t spank, int argc, char **argv);
 
-/* In a task's process, as root: the mount namespace of preload=ldso. A failure is kept as a refusal. */
-void step_enter_namespace(void);
+/* In a task's process, as root: what its mode of isolation does there. A failure is kept as a refusal. */
+void step_enter_task(void);
 
 /*
  * In a task's process, as the user, after Slurm's last change of the environment. Ends the process where the
@@ -22,7 +22,7 @@ void step_enter_namespace(void);
  */
 void step_start_task(spank_t spank);
 
-/* As root, after the last task: removes the step's record. */
+/* As root, after the last task: takes back what step_begin() gave the step. */
 void step_end(void);
 
 #endif

@@ -12,8 +12,8 @@ from node_testbed import GPU_MIB, UUIDS, Node
 
 from hami_hpc.cli import main
 from hami_hpc.cli.doctor_command import examine
+from hami_hpc.core.finding import Finding, Level
 from hami_hpc.core.inventory import Device
-from hami_hpc.doctor.finding import Finding, Level
 
 BUILD = "0.1.0 (0123456789ab)"
 SLURM = {

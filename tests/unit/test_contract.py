@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 import tomllib
@@ -12,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from hami_hpc import errors
-from hami_hpc.contract import generate
+from hami_hpc.accounting.sources import usage_spool
+from hami_hpc.contract import constants, generate
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.records import Usage, usage_record
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = tomllib.loads(generate.SOURCE.read_text(encoding="utf-8"))
@@ -102,3 +106,27 @@ def test_the_purity_test_sees_an_impure_import(source: str) -> None:
 
 def test_the_pure_modules_are_of_the_standard_library() -> None:
     assert set(sys.stdlib_module_names) >= PURE
+
+
+def test_the_epilog_writes_and_accounting_reads_each_field_of_the_usage_record() -> None:
+    grant = Grant(7, 65534, "GPU-1", 0, 143156, "h200", 8192, 50, "std", "cap", "share", 10**18)
+    record = usage_record(grant, Usage("ok", 1, 2, 3, 4, 5, 6), 2 * 10**18)
+    kinds = {"int": int, "text": str}
+    assert list(record) == list(constants.SPOOL_FIELDS)
+    assert [type(value) for value in record.values()] == [kinds[kind] for kind in constants.SPOOL_FIELDS.values()]
+    read = dict(zip(usage_spool.FIELDS, usage_spool.parse_record(json.dumps(record)), strict=True))
+    assert read.items() <= record.items()
+    assert record.keys() - read.keys() == {"version", "mode", "start", "end"}
+
+
+@pytest.mark.parametrize("name", sorted(set(constants.SPOOL_FIELDS) - {"version", "mode", "start", "end"}))
+def test_a_usage_record_without_a_field_is_refused_unless_the_contract_has_a_default(name: str) -> None:
+    grant = Grant(7, 65534, "GPU-1", 0, 143156, "h200", 8192, 50, "std", "cap", "share", 10**18)
+    record = usage_record(grant, Usage("ok", 1, 2, 3, 4, 5, 6), 2 * 10**18)
+    del record[name]
+    if name in constants.SPOOL_DEFAULTS:
+        values = dict(zip(usage_spool.FIELDS, usage_spool.parse_record(json.dumps(record)), strict=True))
+        assert values[name] == constants.SPOOL_DEFAULTS[name]
+    else:
+        with pytest.raises(usage_spool.UsageRecordError, match=name):
+            usage_spool.parse_record(json.dumps(record))

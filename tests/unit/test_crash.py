@@ -25,6 +25,7 @@ JOB = 7
 TRACED = tuple(
     f"hami_hpc/{name}.py"
     for name in (
+        "isolation/share",
         "node/ledger",
         "node/locks",
         "node/mounts",

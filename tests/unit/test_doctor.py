@@ -17,11 +17,11 @@ from node_testbed import GPU_MIB, ROOT, UUIDS, Node
 from hami_hpc import builds
 from hami_hpc.cli import main
 from hami_hpc.cli.doctor_command import examine
+from hami_hpc.core.finding import Level
 from hami_hpc.core.inventory import Device
-from hami_hpc.doctor import node_checks
 from hami_hpc.doctor.build_checks import GRES_PLUGINS, plugin_version
-from hami_hpc.doctor.finding import Level
 from hami_hpc.errors import NodeError
+from hami_hpc.isolation import share_checks
 from hami_hpc.node import nvml
 from hami_hpc.slurm import commands
 from hami_hpc.slurm.plugstack import SPANK_PLUGIN
@@ -45,9 +45,9 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Healthy:
     assert CliRunner().invoke(main, command).exit_code == 0
     healthy.write("ld.so.preload", "")
     healthy.write("max_user_namespaces", "0\n")
-    monkeypatch.setattr(node_checks, "LD_SO_PRELOAD", tmp_path / "ld.so.preload")
-    monkeypatch.setattr(node_checks, "USER_NAMESPACES", tmp_path / "max_user_namespaces")
-    monkeypatch.setattr(node_checks, "USER_NAMESPACES_OFF", tmp_path / "none")
+    monkeypatch.setattr(share_checks, "LD_SO_PRELOAD", tmp_path / "ld.so.preload")
+    monkeypatch.setattr(share_checks, "USER_NAMESPACES", tmp_path / "max_user_namespaces")
+    monkeypatch.setattr(share_checks, "USER_NAMESPACES_OFF", tmp_path / "none")
     monkeypatch.setattr(nvml, "read_devices", lambda: healthy.devices)
     monkeypatch.setattr(commands, "configuration", lambda: healthy.slurm)
     monkeypatch.setattr(commands, "node_name", lambda: "node1")

@@ -48,6 +48,12 @@ ANY_GRANT = st.builds(
     phase_percent=st.integers(0, 99),
 )
 GRANT = Grant(7, 65534, "GPU-1", 0, 143156, "", 8192, 50, "std", "cap", "share", 10**18)
+
+
+def place(run_dir: str, grant: Grant) -> bool:
+    return job_dirs.place(run_dir, grant, pack_limits(grant))
+
+
 LIMIT_BYTES, ELAPSED_NS = 8192 << 20, 10**9
 
 
@@ -130,14 +136,14 @@ def run_dir(tmp_path: Path) -> str:
 
 
 def test_place_says_whether_it_made_the_directory(run_dir: str) -> None:
-    assert job_dirs.place(run_dir, GRANT) is True
-    assert job_dirs.place(run_dir, GRANT) is False
+    assert place(run_dir, GRANT) is True
+    assert place(run_dir, GRANT) is False
     assert job_dirs.read_grant(job_dirs.job_dir(run_dir, 7)) == GRANT
 
 
 def test_a_directory_of_an_earlier_run_is_replaced(run_dir: str) -> None:
-    job_dirs.place(run_dir, GRANT._replace(created_unix_ns=1))
-    assert job_dirs.place(run_dir, GRANT) is True
+    place(run_dir, GRANT._replace(created_unix_ns=1))
+    assert place(run_dir, GRANT) is True
     assert job_dirs.read_grant(job_dirs.job_dir(run_dir, 7)) == GRANT
     assert job_dirs.entries(run_dir) == ("7",)
 
@@ -149,19 +155,19 @@ def test_whatever_lies_in_the_way_is_replaced(run_dir: str, is_directory: bool) 
         (path / "deep" / "er").mkdir(parents=True)
     else:
         path.write_text("not a directory")
-    assert job_dirs.place(run_dir, GRANT) is True
+    assert place(run_dir, GRANT) is True
     assert job_dirs.entries(run_dir) == ("7",)
 
 
 def test_a_limits_record_that_root_does_not_own_is_not_believed(run_dir: str) -> None:
-    job_dirs.place(run_dir, GRANT)
+    place(run_dir, GRANT)
     os.chown(f"{job_dirs.job_dir(run_dir, 7)}/{c.FILE_JOB_LIMITS}", 65534, -1)
     assert job_dirs.read_grant(job_dirs.job_dir(run_dir, 7)) is None
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "directory", "none"])
 def test_a_usage_file_that_is_no_regular_file_is_missing_usage(run_dir: str, kind: str) -> None:
-    job_dirs.place(run_dir, GRANT)
+    place(run_dir, GRANT)
     directory = job_dirs.job_dir(run_dir, 7)
     path = Path(directory) / c.FILE_USAGE
     path.unlink()
@@ -181,7 +187,7 @@ def test_nothing_below_a_link_is_removed(run_dir: str, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").write_text("x")
-    job_dirs.place(run_dir, GRANT)
+    place(run_dir, GRANT)
     (Path(job_dirs.job_dir(run_dir, 7)) / "link").symlink_to(kept)
     job_dirs.remove(run_dir, job_dirs.job_dir(run_dir, 7))
     assert (kept / "file").read_text() == "x"
@@ -189,7 +195,7 @@ def test_nothing_below_a_link_is_removed(run_dir: str, tmp_path: Path) -> None:
 
 
 def test_removing_an_older_grant_leaves_the_directory_of_a_newer_one(run_dir: str) -> None:
-    job_dirs.place(run_dir, GRANT)
+    place(run_dir, GRANT)
     job_dirs.remove_grant(run_dir, GRANT._replace(created_unix_ns=1))
     assert job_dirs.entries(run_dir) == ("7",)
     job_dirs.remove_grant(run_dir, GRANT)
@@ -259,7 +265,7 @@ def open_run_dir() -> Iterator[str]:
 
 
 def test_a_user_cannot_make_the_usage_file_grow(open_run_dir: str) -> None:
-    job_dirs.place(open_run_dir, GRANT)
+    place(open_run_dir, GRANT)
     path = f"{job_dirs.job_dir(open_run_dir, 7)}/{c.FILE_USAGE}"
     if not can_mount():
         assert job_dirs.unbounded_usage(open_run_dir) is not None
@@ -285,7 +291,7 @@ def test_what_is_mounted_does_not_spread_to_other_namespaces(tmp_path: Path) -> 
         subprocess.run(["mount", "--make-shared", shared], check=True)
         run_dir = str(shared / "run")
         job_dirs.prepare(run_dir)
-        job_dirs.place(run_dir, GRANT)
+        place(run_dir, GRANT)
         assert mounts.propagates(run_dir)
         assert not mounts.propagates(job_dirs.jobs_dir(run_dir))
         assert not mounts.propagates(f"{job_dirs.job_dir(run_dir, 7)}/{job_dirs.SHARED}")
@@ -314,7 +320,7 @@ def test_without_mounts_the_job_runs_and_syslog_says_what_is_missing(
     monkeypatch.setattr(mounts, "MOUNT", "/nonexistent/mount")
     run_dir = str(tmp_path / "run")
     job_dirs.prepare(run_dir)
-    assert job_dirs.place(run_dir, GRANT) is True
+    assert place(run_dir, GRANT) is True
     assert len(lines) == 1
     assert "usage files are not bounded" in lines[0]
     assert "there is no /nonexistent/mount" in lines[0]
@@ -342,13 +348,13 @@ def test_a_usage_file_that_cannot_be_parsed_is_damaged(run_dir: str, monkeypatch
     def fails(*_arguments: object) -> None:
         raise OverflowError("too much")
 
-    job_dirs.place(run_dir, GRANT)
+    place(run_dir, GRANT)
     monkeypatch.setattr(job_dirs, "parse_usage", fails)
     assert job_dirs.read_usage(job_dirs.job_dir(run_dir, 7), GRANT, 2 * 10**18).state == "damaged"
 
 
 def test_a_directory_of_an_older_hami_hpc_shows_its_usage_and_is_removed(run_dir: str) -> None:
-    job_dirs.place(run_dir, GRANT)
+    place(run_dir, GRANT)
     directory = Path(job_dirs.job_dir(run_dir, 7))
     data = (directory / c.FILE_USAGE).read_bytes()
     mounts.detach(str(directory / job_dirs.SHARED))

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 from lua_process import INTERPRETERS, LuaProcess, read_vectors
 from site_vectors import lua_site, python_site, tables
 
+from hami_hpc.contract import constants as contract
 from hami_hpc.core.request import canonical, parse, parse_shards
 from hami_hpc.core.units import Site, Where, of_shards, resolve
 from hami_hpc.errors import RequestError
@@ -42,6 +44,14 @@ def test_lua_parses_each_vector_as_python_does_and_as_written(lua: LuaProcess) -
         assert answer == python_parse(text), text
         assert expected in answer, text
     assert len(rows) > 150
+
+
+def test_lua_reads_an_example_of_each_key_of_the_contract_as_that_key_alone(lua: LuaProcess) -> None:
+    for key, text in contract.KEY_EXAMPLE.items():
+        for value in re.findall(r"=([^ ,]+)", text):
+            answer = lua.ask("parse", f"vgpu:{key}={value}")
+            assert answer[:1] == ["ok"]
+            assert re.fullmatch(f"vgpu:{key}=[^;=]+", answer[1]), answer
 
 
 def test_lua_counts_each_vector_as_python_does_and_as_written(lua: LuaProcess) -> None:

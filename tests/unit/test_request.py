@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from lua_process import read_vectors
 
 from hami_hpc.contract import constants as contract
-from hami_hpc.core.request import MemMib, MemPercent, Parsed, Request, canonical, parse
+from hami_hpc.core.request import KEYS, MemMib, MemPercent, Parsed, Request, canonical, parse
 from hami_hpc.errors import RequestError
 
 REQUESTS = st.builds(
@@ -26,6 +27,26 @@ REQUESTS = st.builds(
     cores=st.none() | st.integers(1, 100),
     mode=st.none() | st.sampled_from(sorted(contract.MODES)),
 )
+
+
+KEY_VECTORS = [(key, value) for key, text in contract.KEY_EXAMPLE.items() for value in re.findall(r"=([^ ,]+)", text)]
+
+
+def test_each_key_of_the_contract_has_its_parser_and_its_field() -> None:
+    assert tuple(contract.KEY_FORM) == KEYS
+    assert {field.name for field in fields(Request)} == {"gpu_type", *KEYS}
+
+
+@pytest.mark.parametrize(("key", "value"), KEY_VECTORS)
+def test_an_example_of_a_key_is_read_into_the_field_of_that_key_alone(key: str, value: str) -> None:
+    parsed = parse(f"vgpu:{key}={value}")
+    assert parsed is not None
+    assert [name for name in KEYS if getattr(parsed.request, name) is not None] == [key]
+
+
+def test_a_key_without_a_parser_is_refused_and_not_read_as_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(contract.KEY_FORM, "tier", "gold or silver")
+    assert code_of("vgpu:tier=share") == "E_KEY_UNKNOWN"
 
 
 def code_of(text: str) -> str:

@@ -16,9 +16,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "core": ("contract",),
     "slurm": ("contract", "core"),
     "node": ("contract", "core"),
-    "render": ("contract", "core", "node", "slurm"),
-    "stages": ("contract", "core", "node", "slurm"),
-    "doctor": ("contract", "core", "node", "render", "slurm", "stages"),
+    "isolation": ("contract", "core", "node"),
+    "render": ("contract", "core", "isolation", "node", "slurm"),
+    "stages": ("contract", "core", "isolation", "node", "slurm"),
+    "doctor": ("contract", "core", "isolation", "node", "render", "slurm", "stages"),
     "accounting": ("contract", "core", "node"),
     "cli": ("accounting", "contract", "core", "doctor", "node", "render", "slurm", "stages"),
 }

@@ -10,29 +10,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-RECORD_VERSION = 1
+from hami_hpc.contract import constants as c
+
 _MOST_BYTES = 65536
 _INT64_MAX = 2**63 - 1
-# Field of the epilog's record, and its type in the store. Times: ns since 1970.
-FIELDS = {
-    "job_id": "BIGINT",
-    "uid": "BIGINT",
-    "class": "VARCHAR",
-    "gpu_uuid": "VARCHAR",
-    "model": "VARCHAR",
-    "mem_mib": "BIGINT",
-    "cores": "BIGINT",
-    "start_unix_ns": "BIGINT",
-    "end_unix_ns": "BIGINT",
-    "usage": "VARCHAR",
-    "peak_bytes": "BIGINT",
-    "oom_count": "BIGINT",
-    "device_oom_count": "BIGINT",
-    "gpu_busy_ns": "BIGINT",
-    "throttled_ns": "BIGINT",
-}
-# Values of fields that older records, and stores of them, do not have.
-DEFAULTS = {"device_oom_count": 0}
+_TYPES = {"int": "BIGINT", "text": "VARCHAR"}
+_NOT_STORED = ("version", "mode", "start", "end")
+# Field of the record (contract.toml, [spool]), and its type in the store.
+FIELDS = {name: _TYPES[kind] for name, kind in c.SPOOL_FIELDS.items() if name not in _NOT_STORED}
+DEFAULTS = c.SPOOL_DEFAULTS  # of fields that older records, and stores of them, do not have
 
 
 class UsageRecordError(ValueError):
@@ -45,8 +31,8 @@ def parse_record(text: str) -> tuple[int | str, ...]:
         record: Any = json.loads(text)
     except ValueError as error:
         raise UsageRecordError(f"is no JSON: {error}") from error
-    if not isinstance(record, dict) or record.get("version") != RECORD_VERSION:
-        raise UsageRecordError(f"is no usage record of version {RECORD_VERSION}")
+    if not isinstance(record, dict) or record.get("version") != c.SPOOL_VERSION:
+        raise UsageRecordError(f"is no usage record of version {c.SPOOL_VERSION}")
     values: list[int | str] = []
     for name, kind in FIELDS.items():
         value = record.get(name, DEFAULTS.get(name))

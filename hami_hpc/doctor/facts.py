@@ -1,46 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check found, and what all checks share: settings, Slurm's answers, and the files beside slurm.conf."""
+"""What all checks start from: settings, Slurm's answers, and the files beside slurm.conf."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
+from hami_hpc.core.finding import Finding
 from hami_hpc.errors import NodeError
 from hami_hpc.node.config import Settings
 from hami_hpc.slurm import commands
 from hami_hpc.slurm.files import find_slurm_conf
-
-
-class Level(StrEnum):
-    """WARN: vgpu jobs run and are fenced as configured, and something could be better. It fails nothing."""
-
-    OK = "OK"
-    WARN = "WARN"
-    FAIL = "FAIL"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the doctor's report. `advice` is what to do, empty when all is well."""
-
-    what: str
-    level: Level
-    detail: str
-    advice: str = ""
-
-    @property
-    def is_ok(self) -> bool:
-        return self.level is Level.OK
-
-
-def finding(what: str, is_ok: bool, detail: str, advice: str, otherwise: Level = Level.FAIL) -> Finding:
-    """OK without advice, or `otherwise` with it."""
-    return Finding(what, Level.OK if is_ok else otherwise, detail, "" if is_ok else advice)
 
 
 @dataclass

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a mode of isolation consists of. Each module that table.py names has these functions.
+
+Prolog, epilog and reconcile call them as root, in this order for one job:
+
+    admit      pure; within the ledger's transaction
+    prepare    after the grant is in the ledger
+    release    before the job's usage is written and its grant leaves the ledger
+
+Each may be killed at any line and is then called again with the same grant, `release` also without a `prepare` before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from hami_hpc.core.finding import Finding
+    from hami_hpc.core.grant import Grant
+    from hami_hpc.core.records import Usage
+    from hami_hpc.node.config import Settings
+
+
+class Backend(Protocol):
+    """One mode of isolation."""
+
+    def admit(self, new: Grant, live: tuple[Grant, ...], memory_scaling: float) -> Grant:
+        """Returns the grant to enter beside the other live ones of this node. NodeError when it does not fit."""
+
+    def prepare(self, run_dir: str, grant: Grant) -> None:
+        """Sets up what the job's steps need, and makes the job's directory appear. NodeError when that fails."""
+
+    def describe(self, grant: Grant) -> bytes:
+        """Returns the job's limits record: what SPANK and the interposer are told of the slice."""
+
+    def release(self, directory: str, grant: Grant, end_unix_ns: int) -> Usage:
+        """Takes the slice back and returns what the job used, as `directory` and the GPU show it.
+
+        NodeError when it could not be taken back: the directory is then set aside, and reconcile calls this again.
+        """
+
+    def check(self, settings: Settings) -> Iterator[Finding]:
+        """Yields what `hami-hpc doctor` says about this mode on this node. Changes nothing."""

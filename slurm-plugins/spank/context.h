@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/* The step that this slurmstepd runs, as step.c and the isolation backends share it. */
+#ifndef HAMI_SPANK_CONTEXT_H
+#define HAMI_SPANK_CONTEXT_H
+
+#include <limits.h>
+#include <slurm/spank.h>
+#include <stdint.h>
+
+#include "decide.h"
+#include "options.h"
+
+/* Filled in slurmstepd, before the tasks' processes are forked from it. */
+struct step_context {
+	struct options options;
+	uint32_t job_id, step_id;
+	enum step_verdict verdict;
+	char refusal[PATH_MAX + 1024]; /* why no task may start; "": it may */
+};
+
+/* Refuses the step with this reason; a later reason replaces an earlier one. */
+__attribute__((format(printf, 2, 3))) void context_refuse(struct step_context *step, const char *format, ...);
+
+/* Sets a variable in the step's environment; refuses the step and returns -1 where that fails or value is NULL. */
+int context_set_env(struct step_context *step, spank_t spank, const char *name, const char *value);
+
+#endif
