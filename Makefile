@@ -72,7 +72,7 @@ test: setup-test ## every tier that needs no GPU
 	@$(MAKE) build
 	@$(MAKE) test-native
 	@$(MAKE) test-sanitizers
-	PYTHONPATH=tests $(PYTEST) tests -p all_tiers -m "not gpu" --durations=5
+	PYTHONPATH=tests $(PYTEST) tests -p all_tiers -m "not gpu" -n 2 --dist loadscope --durations=15
 
 test-native: setup-test build ## the C parts' own tests
 	@$(MAKE) -C native test

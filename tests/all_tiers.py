@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin for `make test` (-p all_tiers): a skipped test, or a tier of which nothing ran, fails the run."""
+"""A pytest plugin for `make test` (-p all_tiers): a skipped test, or a tier of which nothing ran, fails the run.
+
+It also says how tests are divided between workers (-n 2): there is one private Slurm, so one worker runs all of its
+tests, which wait most of the time, and the other one runs all others meanwhile.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 REQUIRED = ("unit", "cluster")  # folders of tests/; the C parts' own tests are run by make before
 HERE = Path(__file__).resolve().parent
+
+CLUSTER = "tests/cluster/"
 
 _passed: Counter[str] = Counter()
 _skipped: list[str] = []
@@ -24,6 +32,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        return  # one of several workers, which has seen a part of the tests
     missing = [tier for tier in REQUIRED if not _passed[tier] and not session.config.option.collectonly]
     if (missing or _skipped) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -35,3 +45,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.write_line(f"FAILED: no test of tests/{tier} has passed, and make test needs that tier")
     for nodeid in _skipped:
         terminalreporter.write_line(f"FAILED: {nodeid} was skipped, and make test allows no skips")
+
+
+class ClusterInOneWorker(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives all of the cluster's tests to one worker, and the others file by file to whichever is free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return CLUSTER if nodeid.startswith(CLUSTER) else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return ClusterInOneWorker(config, log)

@@ -221,11 +221,22 @@ class Renderer:
             if text is None:
                 what = f"{path} is not there, and Slurm's lua plugins need it. Run:"
                 self.out.merges.append(Merge(what, (f"install -m 0644 {places.LUA / name} {path}",)))
+                self._check_modules_are_public()
                 continue
             missing = filters.missing_calls(name, text)
             if missing:
+                self._check_modules_are_public()
                 what = f"{path} does not call hami_hpc's {' and '.join(missing)}. Add to it:"
                 self.out.merges.append(Merge(what, filters.lines_for(name, str(places.LUA))))
+
+    def _check_modules_are_public(self) -> None:
+        """Adds a remark when users' commands, which run cli_filter.lua, could not read hami_hpc's modules."""
+        remark = (
+            f"users cannot read {places.LUA}, and sbatch would refuse all of their jobs. Before you add the lines "
+            "below, install hami_hpc (make install) or move this checkout"
+        )
+        if not on_disk.is_public(places.LUA / "hami_hpc.lua") and remark not in self.out.remarks:
+            self.out.remarks.append(remark)
 
     def _cgroup(self) -> None:
         path = Path(self.target.path("cgroup.conf"))

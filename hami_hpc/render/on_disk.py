@@ -24,6 +24,11 @@ class State(Enum):
     FOREIGN = "foreign"  # edited, or not render's, or no regular file
 
 
+def is_public(path: Path) -> bool:
+    """Returns whether every user can read a file: it, and each directory above it, is open to others."""
+    return bool(path.stat().st_mode & 0o004) and all(parent.stat().st_mode & 0o001 for parent in path.resolve().parents)
+
+
 def read(path: Path) -> str | None:
     """The file's text; None when there is none. NodeError when it cannot be read as text."""
     try:

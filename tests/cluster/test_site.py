@@ -162,15 +162,28 @@ def assert_the_sites_own_things_work(layout: Layout, node: str, *options: str) -
     return text
 
 
+def readable_copy(layout: Layout) -> Path:
+    """hami_hpc where users can read it, as after make install: a checkout may be its owner's alone."""
+    copy = layout.public / "hami_hpc-installed"
+    if not copy.exists():
+        for folder in ("hami_hpc", "gres-conf", "prolog", "slurm-plugins/lua"):
+            shutil.copytree(CHECKOUT / folder, copy / folder)
+        (copy / ".venv").symlink_to(CHECKOUT / ".venv")
+    return copy
+
+
 def render(layout: Layout, node: str) -> Done:
     """What README says, and what a private cluster needs beside: where plugins and devices lie."""
+    program = readable_copy(layout)
     command = (
-        *(str(CHECKOUT / ".venv/bin/hami-hpc"), "render", "--output", str(layout.etc), "--node", node),
+        *(str(CHECKOUT / ".venv/bin/python"), "-m", "hami_hpc.cli", "render"),
+        *("--output", str(layout.etc), "--node", node),
         *("--device", str(config.device_file(layout, 0)).removesuffix("0")),
         *("--plugin-dir", f"{config._slurm_plugin_dir()}:{layout.plugins}"),
         *("--spank", str(layout.plugins / "spank_hami_hpc.so")),
     )
-    return jobs.run_as(layout, "root", command, {"HAMI_HPC_CONFIG": str(layout.site_config)})
+    environment = {"HAMI_HPC_CONFIG": str(layout.site_config), "PYTHONPATH": str(program)}
+    return jobs.run_as(layout, "root", command, environment)
 
 
 def follow(output: str) -> None:

@@ -7,6 +7,7 @@ import functools
 import json
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +55,11 @@ def names_in(folder: Path) -> list[str]:
 @functools.cache
 def can_mount() -> bool:
     """Whether this process can mount a tmpfs: found out by trying, not by asking the code under test."""
-    tried = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
-    return subprocess.run(tried, capture_output=True, check=False).returncode == 0
+    with tempfile.TemporaryDirectory() as directory:
+        tried = subprocess.run(["mount", "-t", "tmpfs", "none", directory], capture_output=True, check=False)
+        if tried.returncode == 0:
+            subprocess.run(["umount", directory], check=True)
+    return tried.returncode == 0
 
 
 def job_environment(job_id: int, mem_mib: int = 8192, gpu: str = "0", **more: str) -> dict[str, str]:

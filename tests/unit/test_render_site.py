@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import subprocess
+import tempfile
 import threading
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from node_testbed import GPU_MIB, ROOT, Node
 
 from hami_hpc.cli import main, render_command
+from hami_hpc.render import on_disk
 from hami_hpc.render.marks import is_ours, marked
 from hami_hpc.slurm import plugstack
 from hami_hpc.slurm.files import ConfFile
@@ -335,3 +337,17 @@ def test_the_latest_plugstackconfig_counts_includes_followed(tmp_path: Path) -> 
     conf.write_text("ClusterName=x\n")
     assert plugstack.plugstack_path(str(conf)) == f"{tmp_path}/plugstack.conf"
     assert settings_of(ConfFile(str(conf)).lines)["clustername"][0].value == "x"
+
+
+def test_a_file_is_public_when_it_and_all_directories_above_it_are_open_to_others() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as top:  # pytest's own directories are their user's alone
+        path = Path(top) / "a" / "hami_hpc.lua"
+        path.parent.mkdir()
+        path.write_text("")
+        for opened in (path, path.parent, Path(top)):
+            opened.chmod(0o755)
+        assert on_disk.is_public(path)
+        for closed, mode in ((path, 0o640), (path.parent, 0o750), (Path(top), 0o700)):
+            closed.chmod(mode)
+            assert not on_disk.is_public(path)
+            closed.chmod(0o755)
