@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hami_hpc.shell import region  # noqa: E402
+from hami_hpc.node import job_dirs  # noqa: E402
 
 from hami_hpc.core.inventory import Device, make_inventory  # noqa: E402  after the path to the checkout
 from hami_hpc.node.config import load_settings  # noqa: E402
@@ -111,7 +111,7 @@ def main() -> int:
         for _ in range(rounds):
             for case in cases:
                 times[case.name].append(timed_ms(case))
-        subprocess.run(("umount", region.jobs_dir(f"{memory}/run")), check=False)
+        subprocess.run(("umount", job_dirs.jobs_dir(f"{memory}/run")), check=False)
     empty = statistics.median(times[cases[0].name])
     print(f"{rounds} rounds, {os.cpu_count()} CPUs, Python {sys.version.split()[0]}")
     print(f"{'':24}{'median ms':>10}{'10th':>8}{'90th':>8}{'x empty':>9}")
