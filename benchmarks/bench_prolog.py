@@ -23,9 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hami_hpc.node import job_dirs  # noqa: E402
-
 from hami_hpc.core.inventory import Device, make_inventory  # noqa: E402  after the path to the checkout
+from hami_hpc.node import job_dirs  # noqa: E402
 from hami_hpc.node.config import load_settings  # noqa: E402
 from hami_hpc.stages import common  # noqa: E402
 

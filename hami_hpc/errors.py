@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 from hami_hpc.contract import constants as contract
 
-_PLACEHOLDER: Final = r"\{([a-z]+)\}"  # compiled when the first request is refused: not in every prolog
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+_PLACEHOLDER: Final = r"\{([a-z]+)\}"
 
 
 class HamiError(Exception):
@@ -45,7 +46,7 @@ class RequestError(HamiError):
     code = "E_REQUEST"
 
 
-class Refusal:  # every prolog imports this module: dataclasses would cost it 10 ms, and a NamedTuple 0.3
+class Refusal:  # every prolog imports this module: dataclasses would cost it 10 ms
     """What fills the placeholders of an error text. `given` and `key` are the user's words, the rest is ours."""
 
     __slots__ = ("allowed", "example", "given", "key", "model", "where")
@@ -76,6 +77,8 @@ def shorten(text: str) -> str:
 
 def request_error(code: str, refusal: Refusal | None = None) -> RequestError:
     """Builds the error for contract code `code`; KeyError if the contract has no such code."""
+    import re  # not in every prolog
+
     r = refusal or Refusal()
     values = {
         "given": shorten(r.given),

@@ -6,7 +6,9 @@ The prolog imports this: constants only.
 
 from __future__ import annotations
 
-from typing import Final
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
 
 BUILD: Final[str] = ""  # version and revision; empty in a checkout, where git knows
 LIB_DIR: Final[str] = "/usr/lib/hami-hpc"

@@ -2,7 +2,11 @@
 # Generated from hami_hpc/contract/contract.toml by `make generate`. Do not edit.
 """The contract's constants."""
 
-from typing import Final
+from __future__ import annotations
+
+TYPE_CHECKING = False  # prolog and epilog import this: docs/adr/021
+if TYPE_CHECKING:
+    from typing import Final
 
 ABI_VERSION: Final = 1
 REQUEST_NAME: Final = 'vgpu'

@@ -148,7 +148,9 @@ def make_lua(c: dict[str, Any]) -> str:
 
 def make_python(c: dict[str, Any]) -> str:
     lines = ["# SPDX-License-Identifier: Apache-2.0", f"# {NOTE}", '"""The contract\'s constants."""', ""]
-    lines += ["from typing import Final", "", f"ABI_VERSION: Final = {c['abi']['version']}"]
+    lines += ["from __future__ import annotations", ""]
+    lines += ["TYPE_CHECKING = False  # prolog and epilog import this: docs/adr/021", "if TYPE_CHECKING:"]
+    lines += ["    from typing import Final", "", f"ABI_VERSION: Final = {c['abi']['version']}"]
     r = c["request"]
     lines += [f"REQUEST_NAME: Final = {r['name']!r}", f"REQUEST_EXAMPLE: Final = {r['example']!r}"]
     lines += [f"REQUEST_MAX_LENGTH: Final = {r['max_length']}"]

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import Gpu
+from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import JobError, NodeError
 
 VGPU_VARIABLES = (c.ENV_VGPU, c.ENV_CLASS, c.ENV_MEM_MIB, c.ENV_CORES)

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
+from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import NodeError
 
 

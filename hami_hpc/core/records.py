@@ -8,10 +8,10 @@ believed, every number is bounded, and no content makes a function here fail.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
+from hami_hpc.core.values import NamedTuple
 
 MIB = 1 << 20
 USAGE_FILE_SIZE = c.USAGE_SIZE + c.USAGE_STEP_SIZE * c.USAGE_STEP_COUNT + c.USAGE_SLOT_SIZE * c.USAGE_SLOT_COUNT

@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The site's settings: hami-hpc.toml, read here and nowhere else (docs/architecture.md, "The site's settings").
 
-Prolog and epilog read it at every job, so this imports little: values are named tuples since
-dataclasses would double the imports' time, and difflib comes only to word an error.
+Prolog and epilog read it at every job, so this imports little (docs/adr/021): tomllib only for a file that the plain
+reader does not take, and difflib only to word an error.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-import tomllib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hami_hpc import installed
 from hami_hpc.contract import constants as c
+from hami_hpc.core import plain_toml
+from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import NodeError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from hami_hpc.core.units import Site
 
 VERSION = 1
@@ -84,15 +87,27 @@ def settings_path(environment: Mapping[str, str]) -> str:
 def load_settings(path: str) -> Settings:
     """Reads and checks the file. NodeError, naming file and key, for everything that is wrong with it."""
     try:
-        text = _read(path)
-        table = tomllib.loads(text)
+        table = _parse(_read(path), path)
     except OSError as error:
         raise NodeError(
             f"{path} cannot be read ({error.strerror}). Every node needs the site's settings there"
         ) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise NodeError(f"{path} is not valid TOML: {error}") from error
     return parse_settings(table, path)
+
+
+def _parse(text: str, path: str) -> dict[str, Any]:
+    """The file's tables, by the plain reader if it takes the file, else by tomllib."""
+    table = plain_toml.read(text)
+    if table is not None:
+        return table
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise NodeError(f"{path} is not valid TOML: {error}") from error
 
 
 def _read(path: str) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import NodeError
 
 SPANK_PLUGIN = "spank_hami_hpc.so"

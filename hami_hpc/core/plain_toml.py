@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the part of TOML that settings are usually written in, without tomllib. Pure.
+
+Prolog and epilog read the settings at every job, and importing tomllib takes as long as an empty Python start
+(docs/adr/021). This reader takes files of these lines only: `[name.name]`, `key = value`, comments, blank lines; values
+are "text" without escapes, decimal numbers and one-line lists of texts. It gives up at anything else, right or wrong,
+and tomllib decides.
+"""
+
+from __future__ import annotations
+
+BLANKS = " \t"
+BARE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class _NotPlainError(Exception):
+    """Something that this reader leaves to tomllib."""
+
+
+def read(text: str) -> dict[str, Any] | None:
+    """What tomllib.loads returns; None for a text that is not plain, or wrong."""
+    document: dict[str, Any] = {}
+    table = document
+    headers: set[str] = set()
+    try:
+        for raw in text.split("\n"):
+            line = raw.strip(BLANKS)
+            if not line:
+                continue
+            if not line.isprintable():  # TOML forbids control characters, in comments too
+                return None
+            if line[0] == "[":
+                header, end, rest = line[1:].partition("]")
+                if not end or header in headers:
+                    return None
+                _check_end(rest)
+                headers.add(header)
+                table = _table(document, header)
+            elif line[0] != "#":
+                key, _, rest = line.partition("=")
+                key = key.rstrip(BLANKS)
+                if key in table or not _is_bare(key):
+                    return None
+                table[key] = _value(rest.lstrip(BLANKS))
+    except _NotPlainError:
+        return None
+    return document
+
+
+def _is_bare(key: str) -> bool:
+    return key != "" and BARE.issuperset(key)
+
+
+def _table(document: dict[str, Any], header: str) -> dict[str, Any]:
+    """The table of a header, made if need be. A table that another header made on its way is tomllib's to judge."""
+    names = header.split(".")
+    table = document
+    for name in names:
+        if not _is_bare(name):
+            raise _NotPlainError
+        table = table.setdefault(name, {})
+        if type(table) is not dict:
+            raise _NotPlainError
+    return table
+
+
+def _value(text: str) -> Any:
+    """One value and perhaps a comment after it."""
+    if text.startswith('"'):
+        value, rest = _text(text)
+        _check_end(rest)
+        return value
+    if text.startswith("["):
+        return _texts(text[1:].lstrip(BLANKS))
+    return _number(text.partition("#")[0].rstrip(BLANKS))
+
+
+def _text(text: str) -> tuple[str, str]:
+    """The text that begins with a quotation mark, and what is after it."""
+    value, end, rest = text[1:].partition('"')
+    if not end or "\\" in value or rest.startswith('"'):
+        raise _NotPlainError
+    return value, rest
+
+
+def _texts(text: str) -> list[str]:
+    """The texts of a list, from after its bracket."""
+    values: list[str] = []
+    while not text.startswith("]"):
+        if not text.startswith('"'):
+            raise _NotPlainError
+        value, text = _text(text)
+        values.append(value)
+        text = text.lstrip(BLANKS)
+        if text.startswith(","):
+            text = text[1:].lstrip(BLANKS)
+        elif not text.startswith("]"):
+            raise _NotPlainError
+    _check_end(text[1:])
+    return values
+
+
+def _number(text: str) -> int | float:
+    """A decimal number without sign, exponent or needless zeros."""
+    whole, point, fraction = text.partition(".")
+    if not (whole.isascii() and whole.isdigit()) or (whole[0] == "0" and whole != "0") or len(whole) > 15:
+        raise _NotPlainError
+    if not point:
+        return int(whole)
+    if not (fraction.isascii() and fraction.isdigit()):
+        raise _NotPlainError
+    return float(text)
+
+
+def _check_end(rest: str) -> None:
+    rest = rest.lstrip(BLANKS)
+    if rest and not rest.startswith("#"):
+        raise _NotPlainError
