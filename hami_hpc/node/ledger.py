@@ -19,7 +19,6 @@ file that was put aside, and a prolog or epilog in the middle of its work is ove
 from __future__ import annotations
 
 import os
-import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +28,7 @@ from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Gpu
 from hami_hpc.errors import NodeError
 from hami_hpc.node import locks
+from hami_hpc.node.sqlite import sqlite3
 
 FILE_NAME = "ledger.db"
 LOCK_NAME = "ledger.lock"
