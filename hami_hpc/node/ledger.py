@@ -10,7 +10,8 @@ records only root writes: complete under another name, then renamed. So it stops
 given twice. A damaged one is kept as `ledger.db.damaged-<time>`.
 
 SQLite's own check does not see a changed value. So the file's application_id, which is part of every transaction, holds
-a checksum of all rows; where it does not fit them, or the check finds something, the file is damaged.
+a checksum of all rows; where it does not fit them, or the check finds something, the file is damaged. So is one whose
+user_version is a newer one's while the table `version` says otherwise; where both agree, a newer hami_hpc made it.
 
 An open ledger holds <run_dir>/ledger.lock shared, whoever makes a new one holds it exclusively: so nobody writes into a
 file that was put aside, and a prolog or epilog in the middle of its work is over when the run directory is read.
@@ -46,6 +47,9 @@ GPU_COLUMNS = tuple(f'"{name}"' for name in Gpu._fields)
 SCHEMA = (
     f"CREATE TABLE grants (boot_id, {', '.join(GRANT_COLUMNS)}, PRIMARY KEY (job_id))",
     f"CREATE TABLE gpus (boot_id, {', '.join(GPU_COLUMNS)}, PRIMARY KEY (minor))",
+    # The version a second time, for whoever finds a higher one than its own: every later schema keeps this table.
+    "CREATE TABLE version (number)",
+    f"INSERT INTO version VALUES ({SCHEMA_VERSION})",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 
@@ -248,7 +252,10 @@ def _connect(path: str, boot_id: str) -> Ledger:
             connection.execute("PRAGMA synchronous = OFF")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             journal = connection.execute("PRAGMA journal_mode").fetchone()[0]
+            again = connection.execute("SELECT number FROM version").fetchone() if version > SCHEMA_VERSION else None
         if version > SCHEMA_VERSION:
+            if again != (version,):
+                raise LedgerDamagedError(f"ledger {path} is damaged (version {version}?). Run: hami-hpc reconcile")
             raise NodeError(
                 f"ledger {path} is of version {version}, which a newer hami_hpc than this (it writes {SCHEMA_VERSION}) "
                 "has left. Install that again, or drain the node, and when no vgpu job runs here move the file away",

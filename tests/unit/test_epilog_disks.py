@@ -152,7 +152,7 @@ def test_a_ledger_that_cannot_be_opened_at_the_end_holds_nothing_up(node: Node) 
     assert node.prolog(7) == 0
     node.write_usage(7, peak_bytes=4242)
     with closing(sqlite3.connect(node.root / "run" / "ledger.db")) as connection:
-        connection.execute("PRAGMA user_version = 99")
+        connection.executescript("UPDATE version SET number = 99; PRAGMA user_version = 99")
     status, errors = node.run("epilog", job_environment(7))
     assert status == 0
     assert "is of version 99" in errors
