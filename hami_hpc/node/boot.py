@@ -11,7 +11,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 def boot_id() -> str:
     """The kernel's id of this boot. NodeError when /proc does not tell."""
     try:
-        with open(BOOT_ID, encoding="ascii") as file:
+        with open(BOOT_ID, encoding="utf-8") as file:
             return file.read(64).strip()
     except OSError as error:
         raise NodeError(f"{BOOT_ID} cannot be read ({error.strerror}); is /proc mounted?") from error
@@ -20,7 +20,7 @@ def boot_id() -> str:
 def booted_unix_ns() -> int:
     """When this boot began, ns since 1970, to the second. NodeError when /proc does not tell."""
     try:
-        with open("/proc/stat", encoding="ascii") as file:
+        with open("/proc/stat", encoding="utf-8") as file:
             for line in file:
                 if line.startswith("btime "):
                     return int(line.split()[1]) * 1_000_000_000
