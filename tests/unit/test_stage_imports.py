@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from node_testbed import ROOT, Node, job_environment
 
@@ -122,23 +122,32 @@ def test_plain_settings_are_read_as_tomllib_reads_them(text: str) -> None:
     assert items(plain_toml.read(text)) == items(tomllib.loads(text))
 
 
+def test_the_settings_of_the_documentation_are_plain() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text().split("```toml\n")[1].split("```")[0]
+    assert items(plain_toml.read(text)) == items(tomllib.loads(text))
+
+
 @pytest.mark.parametrize("text", NOT_PLAIN)
 def test_what_is_not_plain_is_left_to_tomllib(text: str) -> None:
     assert plain_toml.read(text) is None
 
 
+# A busy machine is no fault of the reader.
+MANY = settings(
+    max_examples=2500, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 WORDS = ["a", "b", "a.b", "1", "0", "25%", "true", "[a]\n", "a = 1\n", 'b = ["x"]\n', "ä", "\x00", "\x85"]
 PIECES = [*'\n\n\n[].,="#\\\t\r _-', '"""', *WORDS]
 
 
-@settings(max_examples=3000, deadline=None, derandomize=True)
+@MANY
 @given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
 def test_the_plain_reader_never_says_anything_else_than_tomllib(text: str) -> None:
     read = plain_toml.read(text)
     assert read is None or items(read) == items(by_tomllib(text))
 
 
-@settings(max_examples=2000, deadline=None, derandomize=True)
+@MANY
 @given(st.integers(0, len(ALL)), st.integers(0, 3), st.sampled_from([*PIECES, ""]))
 def test_a_change_anywhere_in_the_settings_is_read_as_tomllib_reads_it(at: int, dropped: int, piece: str) -> None:
     text = ALL[:at] + piece + ALL[at + dropped :]
