@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from hami_hpc.core.grant import Grant, check_fits, free_phase
 from hami_hpc.core.records import Usage, pack_limits
 from hami_hpc.node import job_dirs
 
+TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
 if TYPE_CHECKING:
     from hami_hpc.core.finding import Finding
     from hami_hpc.node.config import Settings

@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from hami_hpc.contract import constants as c
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation import share
-from hami_hpc.isolation.backend import Backend
+
+TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
+if TYPE_CHECKING:
+    from hami_hpc.isolation.backend import Backend
 
 BACKENDS: Mapping[str, Backend] = {"share": share}  # by mode, see [request.modes] of the contract
 

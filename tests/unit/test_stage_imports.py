@@ -262,7 +262,8 @@ def test_prolog_and_epilog_work_with_sqlites_c_module_and_with_the_package(
 def test_a_prolog_and_an_epilog_import_no_slow_module(node: Node) -> None:
     """Of a whole run, the second of a job id too: its record of usage is there already."""
     slow = (
-        "typing re enum dataclasses inspect ast tomllib json datetime sqlite3 pathlib argparse glob syslog subprocess"
+        "typing re enum dataclasses inspect ast tomllib json datetime sqlite3 pathlib argparse glob syslog subprocess "
+        "asyncio click jinja2 pandas numpy pynvml"
     )
     code = (
         "import sys; sys.path.append(sys.argv[1]); from hami_hpc.stages import epilog, prolog\n"
