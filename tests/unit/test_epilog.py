@@ -75,10 +75,25 @@ def test_any_record_is_written_as_json_that_reads_back(values: dict[str, int | s
     assert json.loads(usage_spool.to_json(values)) == values
 
 
-def test_a_record_that_cannot_be_read_gives_way(node: Node) -> None:
+UNREADABLE = [
+    '{"half',
+    "",
+    "null",
+    "7",
+    "[]",
+    "{}",
+    '{"start_unix_ns": null}',
+    '{"start_unix_ns": {}}',
+    "\x00",
+    "\udcff",
+]
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_a_record_that_cannot_be_read_gives_way(node: Node, text: str) -> None:
     node.prolog(7)
     (node.root / "state" / "usage").mkdir(parents=True)
-    (node.root / "state" / "usage" / "7.json").write_text('{"half')
+    (node.root / "state" / "usage" / "7.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     assert node.epilog(7) == 0
     assert node.record()["job_id"] == 7
 
