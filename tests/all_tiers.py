@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-REQUIRED = ("unit", "cluster")  # folders of tests/; the C parts' own tests are run by make before
+REQUIRED = ("unit", "docs", "cluster")  # folders of tests/; the C parts' own tests are run by make before
 HERE = Path(__file__).resolve().parent
 
 CLUSTER = "tests/cluster/"
