@@ -24,12 +24,13 @@ LIBDIR ?= $(PREFIX)/lib/hami-hpc
 LIBEXECDIR ?= $(PREFIX)/libexec/hami-hpc
 DATADIR ?= $(PREFIX)/share/hami-hpc
 UNITDIR ?= $(PREFIX)/lib/systemd/system
+PLUGINDIR ?= /usr/lib/$(shell $(CC) -print-multiarch)/slurm-wlm
 
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
 .PHONY: help setup setup-test generate build native plugins examples lint test test-native test-sanitizers test-unit \
 	test-cluster test-slurm-versions record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-peers \
-	bench-interposer bench-prolog bench-accounting demo demo-stop install clean
+	bench-interposer bench-prolog bench-accounting demo demo-stop install uninstall clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
@@ -63,7 +64,7 @@ lint: setup-test ## contract up to date, ruff, mypy, clang-format, shell syntax
 	$(VENV)/bin/mypy
 	git ls-files -z --cached --others --exclude-standard -- 'native/*.[ch]' 'slurm-plugins/*.[ch]' 'tests/*.[ch]' \
 		'examples/*.[ch]' 'benchmarks/*.[ch]' ':!native/include/hami_contract.h' | xargs -0 clang-format --dry-run --Werror
-	for script in scripts/setup scripts/build-info scripts/install scripts/slurm-source scripts/slurm-chroot scripts/pyslurm prolog/prolog prolog/epilog \
+	for script in scripts/setup scripts/build-info scripts/install scripts/uninstall scripts/slurm-source scripts/slurm-chroot scripts/pyslurm prolog/prolog prolog/epilog \
 		accounting/ingest accounting/month .ci/run; do sh -n "$$script"; done
 
 # One recipe, so that the order is the same however make is called and the last line is pytest's count.
@@ -140,9 +141,12 @@ demo-stop: ## stop the demo's cluster
 PIP_INSTALL ?= .[accounting]
 
 install: build ## install; honours DESTDIR, PREFIX and SYSCONFDIR
-	@$(MAKE) -C slurm-plugins install DESTDIR=$(DESTDIR) LIBDIR=$(LIBDIR) $(if $(PLUGINDIR),PLUGINDIR=$(PLUGINDIR))
+	@$(MAKE) -C slurm-plugins install DESTDIR=$(DESTDIR) LIBDIR=$(LIBDIR) PLUGINDIR=$(PLUGINDIR)
 	@DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' SYSCONFDIR='$(SYSCONFDIR)' LIBDIR='$(LIBDIR)' LIBEXECDIR='$(LIBEXECDIR)' \
-		DATADIR='$(DATADIR)' UNITDIR='$(UNITDIR)' PIP_INSTALL='$(PIP_INSTALL)' scripts/install
+		DATADIR='$(DATADIR)' UNITDIR='$(UNITDIR)' PLUGINDIR='$(PLUGINDIR)' PIP_INSTALL='$(PIP_INSTALL)' scripts/install
+
+uninstall: ## remove what install has put there; FORCE=1 although vgpu jobs run or Slurm's files name it
+	@DESTDIR='$(DESTDIR)' SYSCONFDIR='$(SYSCONFDIR)' LIBDIR='$(LIBDIR)' FORCE='$(FORCE)' scripts/uninstall
 
 clean: ## delete build/ (a running demo keeps running; it has its own copies)
 	rm -rf build

@@ -12,39 +12,13 @@ from hypothesis import strategies as st
 
 from hami_hpc.contract import constants as c
 from hami_hpc.errors import NodeError
-from hami_hpc.node.config import ClassSettings, load_settings, parse_settings, settings_path
-
-ARCHITECTURE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+from hami_hpc.node.config import load_settings, parse_settings, settings_path
 
 
 def load(tmp_path: Path, text: str) -> object:
     path = tmp_path / "hami-hpc.toml"
     path.write_text(text)
     return load_settings(str(path))
-
-
-def test_the_example_in_the_documentation_is_read_as_it_says(tmp_path: Path) -> None:
-    text = ARCHITECTURE.read_text().split("```toml\n")[1].split("```")[0]
-    path = tmp_path / "hami-hpc.toml"
-    path.write_text(text)
-    settings = load_settings(str(path))
-    assert (settings.shard_mib, settings.memory_scaling, settings.default_mem, settings.default_cores) == (
-        256,
-        1.0,
-        "25%",
-        25,
-    )
-    assert (settings.bare_shard, settings.preload, settings.modes) == ("refuse", "ldso", ("share",))
-    assert settings.qos_enforced == "auto"
-    assert (settings.run_dir, settings.state_dir) == ("/run/hami-hpc", "/var/lib/hami-hpc")
-    assert settings.classes == {
-        "std": ClassSettings((), "cap"),
-        "lc": ClassSettings(("lc",), "burst"),
-        "be": ClassSettings(("be",), "burst"),
-    }
-    assert settings.gpu_models == {"h200": 143156}
-    assert settings.partitions == {"gpu": ("h200",)}
-    assert settings.shards_per_gpu("h200") == 559
 
 
 def test_a_file_with_a_version_alone_means_the_contracts_defaults(tmp_path: Path) -> None:
