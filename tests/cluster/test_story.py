@@ -3,11 +3,23 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+import sys
 
 import pytest
 from harness import story
-from harness.layout import Layout
+from harness.layout import CHECKOUT, Layout
+
+sys.path.insert(0, str(CHECKOUT / "tests" / "docs"))
+from documents import blocks
+
+
+def without_numbers(line: str) -> str:
+    """A line of the story without what differs from run to run: job numbers, GPU-hours, blanks."""
+    line = re.sub(r"([Jj]ob|-d) \d+", r"\1 N", line)
+    line = re.sub(r"\b0\.\d{4}\b", "HOURS", line)
+    return " ".join(re.sub(r"^\s*\d+ (?= *\d+ +\d+ +(std|lc|be) )", "N ", line).split())
 
 
 def test_the_demo_follows_a_request_from_sbatch_to_the_bill(
@@ -17,6 +29,10 @@ def test_the_demo_follows_a_request_from_sbatch_to_the_bill(
     told = capsys.readouterr().out
     for shown in ("gres/vgpu_mem=8192", "8192 MiB in total", "CUDA_ERROR_OUT_OF_MEMORY", "Reason Resources", "physics"):
         assert shown in told
+    lines = {without_numbers(line) for line in told.splitlines()}
+    (transcript,) = [block for block in blocks("README.md") if block.language == "console"]
+    for line in transcript.text.splitlines():
+        assert line == "[...]" or without_numbers(line) in lines, line
 
 
 def test_doctor_in_a_shell_that_read_the_clusters_env_misses_cgroups_alone(cluster: Layout) -> None:

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs each command of the documents' fenced blocks. A command that is in none of these fails a test.
+
+on the private cluster   those of CLUSTER_WORDS in CLUSTER_DOCUMENTS: tests/cluster/test_docs.py
+in a folder              those of docs/images/README.md: test_commands.py
+BY                       the test that runs it, under its name
+NOT_RUN                  nothing does, for the reason given; test_commands.py checks its target, options and paths
+"""
+
+from __future__ import annotations
+
+CLUSTER_DOCUMENTS = ("docs/researchers.md", "docs/upgrade.md")
+CLUSTER_WORDS = ("sbatch", "srun", "salloc", "squeue", "scontrol", "scancel", "hami-hpc")
+FOLDER_DOCUMENTS = ("docs/images/README.md",)
+
+_ACCOUNTING = (
+    "tests/unit/test_accounting/test_documented_commands.py::test_the_examples_of_the_document_run_one_after_the_other"
+)
+_STORY = "tests/cluster/test_story.py::test_the_demo_follows_a_request_from_sbatch_to_the_bill"
+_RENDER = "tests/cluster/test_site.py"
+BY = {
+    "sbatch --gres=vgpu:mem=8G,cores=50 train.sh": _STORY,
+    "scontrol show job -d 1": _STORY,
+    "sbatch --qos=lc --gres=vgpu:mem=25%,cores=30 serve.sh": _STORY,
+    "sbatch --gres=vgpu:mem=200G,cores=50 train.sh": _STORY,
+    "hami-hpc jobs": _STORY,
+    ". .cluster/env": "tests/cluster/test_story.py::"
+    "test_doctor_in_a_shell_that_read_the_clusters_env_misses_cgroups_alone",
+    "hami-hpc render --diff -o /etc/slurm": _RENDER,
+    "hami-hpc render -o /etc/slurm": _RENDER,
+    "make install": "tests/unit/test_install.py",
+    "make uninstall": "tests/unit/test_install.py",
+}
+# Every example of docs/accounting.md that begins with hami-hpc.
+BY_DOCUMENT = {"docs/accounting.md": ("hami-hpc", _ACCOUNTING)}
+
+_SYSTEMD = "needs a site's systemd and Slurm's own services"
+_PYSLURM = "compiles pyslurm for minutes; make test-pyslurm does it"
+_TIER = "is what runs the tests, or a tier of them"
+NOT_RUN = {
+    "make demo": "test_story.py tells the same story on the tests' cluster, which the demo's would be a second of",
+    "make demo-stop": "stops the demo's cluster; the tests' cluster is stopped by the same function",
+    "make build": "every other test needs what it builds",
+    "make lint": _TIER,
+    "make test": _TIER,
+    "make test-unit": _TIER,
+    "make test-cluster": _TIER,
+    "make test-native": _TIER,
+    "make test-sanitizers": _TIER,
+    "make test-gpu": "needs a real NVIDIA GPU",
+    "make test-slurm-versions": "needs debootstrap and Debian's archive, and takes long",
+    "make generate": "would write into the checkout; lint and tests/unit/test_contract.py check what it writes",
+    ".venv/bin/python -m pytest tests/unit/test_config.py": _TIER,
+    "git commit --signoff": "changes the checkout",
+    "systemctl restart slurmctld": _SYSTEMD,
+    "systemctl restart slurmd": _SYSTEMD,
+    "systemctl disable --now hami-hpc-ingest.timer hami-hpc-month.timer": _SYSTEMD,
+    "systemctl disable hami-hpc-reconcile.service": _SYSTEMD,
+    "export SLURM_INCLUDE_DIR=/usr/include SLURM_LIB_DIR=/usr/lib/x86_64-linux-gnu": _PYSLURM,
+    "pip install 'git+https://github.com/PySlurm/pyslurm@v22.5.3'": _PYSLURM,
+    "pip install 'hami-hpc[accounting,pyslurm]'": _PYSLURM,
+}
+
+
+def runner(document: str, command: str) -> str:
+    """What runs a command: cluster, folder, a test's name, "not run", or "" for a command that is in no list."""
+    word = command.split()[0]
+    if command in BY:
+        return BY[command]
+    if command in NOT_RUN:
+        return "not run"
+    if document in BY_DOCUMENT and word == BY_DOCUMENT[document][0]:
+        return BY_DOCUMENT[document][1]
+    if document in CLUSTER_DOCUMENTS and word in CLUSTER_WORDS:
+        return "cluster"
+    return "folder" if document in FOLDER_DOCUMENTS else ""
