@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from documents import ROOT
 
+from hami_hpc.core import plain_toml
 from hami_hpc.node import config
 
 EXAMPLE = ROOT / "examples" / "hami-hpc.toml"
@@ -67,3 +68,8 @@ def test_every_key_has_a_comment() -> None:
     uncommented = re.findall(r"^#?(\w+) = [^#\n]*$", TEXT, re.MULTILINE)
     # Of these the lines above the table say what they are, for all three classes.
     assert set(uncommented) == {"qos", "policy"}
+
+
+@pytest.mark.parametrize("text", [TEXT, KEY.sub("", TEXT)])
+def test_a_prolog_reads_it_without_tomllib(text: str) -> None:
+    assert plain_toml.read(text) == tomllib.loads(text)
