@@ -24,32 +24,32 @@ from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.store import job_records, store_files
 from hami_hpc.accounting.times import Period, month_period, split_days
+from hami_hpc.cli import colours
 from hami_hpc.cli.accounting_files import make_directory, write_file
 from hami_hpc.cli.accounting_options import (
-    WRONG_USAGE,
     Setup,
     SiteOptions,
     accounting_command,
     failing_with,
-    format_option,
-    note_old,
-    output_option,
+    month_option,
     site_options,
     templates_option,
     wrong_usage,
 )
+from hami_hpc.cli.exit_codes import ExitCode
+from hami_hpc.cli.options import format_option, note_old, output_option
 
 _account_option = click.option(
-    "--account", "accounts", multiple=True, help="only this account (may be repeated); default: all"
+    "--account", "accounts", metavar="NAME", multiple=True, help="Only this account (may be repeated).  [default: all]"
 )
 
 
 @accounting_command("invoice")
-@click.option("--month", help="a calendar month that is over, 2026-10")
+@month_option("A calendar month that is over, 2026-10.")
 @_account_option
-@click.option("--draft", is_flag=True, help="show what would be issued; number and keep nothing")
-@output_option("directory for the HTML files", file_okay=False)
-@click.option("--pdf", is_flag=True, help="PDF files beside the HTML (needs hami-hpc[pdf])")
+@click.option("--draft", is_flag=True, help="Show what would be issued; number and keep nothing.")
+@output_option("The directory for the HTML files.", file_okay=False)
+@click.option("--pdf", is_flag=True, help="Write PDF files beside the HTML (needs hami-hpc[pdf]).")
 @templates_option
 @format_option("table", "json")
 @click.option("--balances", "show_balances", is_flag=True, hidden=True)
@@ -77,7 +77,7 @@ def invoice(
         return
     if not month:
         raise wrong_usage("say which month: --month 2026-10")
-    with failing_with(WRONG_USAGE):
+    with failing_with(ExitCode.USAGE):
         period = month_period(month, setup.tz)
     # What cannot be written must be found before numbers are given, which cannot be taken back.
     if pdf and not output:
@@ -147,7 +147,7 @@ def _balances(setup: Setup, prices: Rates, accounts: Sequence[str], form: str) -
         *(name.capitalize() for name in names[:4]),
         *(f"{name.capitalize()}, {prices.currency}" for name in names[4:]),
     ]
-    return tables.table(headings, shown, 3, [])
+    return colours.table_head(tables.table(headings, shown, 3, []))
 
 
 def _documents_table(documents: Sequence[invoice_files.Document], currency: str) -> str:
@@ -157,7 +157,7 @@ def _documents_table(documents: Sequence[invoice_files.Document], currency: str)
     ]
     total = sum((Decimal(d.content.total) * _sign(d) for d in documents), Decimal(0))
     headings = ["Number", "Kind", "Account", "Refers to", currency]
-    return tables.table(headings, rows, 1, ["Total", "", "", "", html.number(total)])
+    return colours.table_head(tables.table(headings, rows, 1, ["Total", "", "", "", html.number(total)]))
 
 
 def _sign(document: invoice_files.Document) -> int:
