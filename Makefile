@@ -24,6 +24,7 @@ LIBDIR ?= $(PREFIX)/lib/hami-hpc
 LIBEXECDIR ?= $(PREFIX)/libexec/hami-hpc
 DATADIR ?= $(PREFIX)/share/hami-hpc
 UNITDIR ?= $(PREFIX)/lib/systemd/system
+ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
 
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
@@ -142,7 +143,7 @@ PIP_INSTALL ?= .[accounting]
 install: build ## install; honours DESTDIR, PREFIX and SYSCONFDIR
 	@$(MAKE) -C slurm-plugins install DESTDIR=$(DESTDIR) LIBDIR=$(LIBDIR) $(if $(PLUGINDIR),PLUGINDIR=$(PLUGINDIR))
 	@DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' SYSCONFDIR='$(SYSCONFDIR)' LIBDIR='$(LIBDIR)' LIBEXECDIR='$(LIBEXECDIR)' \
-		DATADIR='$(DATADIR)' UNITDIR='$(UNITDIR)' PIP_INSTALL='$(PIP_INSTALL)' scripts/install
+		DATADIR='$(DATADIR)' UNITDIR='$(UNITDIR)' ZSHDIR='$(ZSHDIR)' PIP_INSTALL='$(PIP_INSTALL)' scripts/install
 
 clean: ## delete build/ (a running demo keeps running; it has its own copies)
 	rm -rf build
