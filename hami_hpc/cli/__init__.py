@@ -110,6 +110,19 @@ class LazyGroup(click.Group):
         commands = [CompletionItem(name, help=COMMANDS[name][1]) for name in names]
         return commands + click.Command.shell_complete(self, ctx, incomplete)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if args[0] in COMMANDS:
+                raise
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.list_commands(ctx), 1)
+            raise click.UsageError(error.message + (f" Did you mean {near[0]}?" if near else ""), ctx) from error
+
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
         try:
             return super().make_context(*arguments, **more)

@@ -70,13 +70,13 @@ def invoice(
     Issuing a month again gives the same invoices; where the records or rates of the month have changed since, a
     credit note takes the old invoice back and a new one replaces it.
     """
+    if not month and not show_balances:
+        raise wrong_usage("say which month: --month 2026-10")
     setup, prices = _with_rates(site)
-    if show_balances:
+    if show_balances or not month:
         note_old("invoice --balances", "balances")
         click.echo(_balances(setup, prices, accounts, form))
         return
-    if not month:
-        raise wrong_usage("say which month: --month 2026-10")
     with failing_with(ExitCode.USAGE):
         period = month_period(month, setup.tz)
     # What cannot be written must be found before numbers are given, which cannot be taken back.
@@ -119,7 +119,7 @@ def balances(accounts: tuple[str, ...], form: str, site: SiteOptions) -> None:
 def _with_rates(site: SiteOptions) -> tuple[Setup, Rates]:
     setup = site.read()
     if setup.prices is None:
-        raise AccountingError("an invoice needs rates; give --rates, or put rates.toml beside hami-hpc.toml")
+        raise AccountingError("there are no rates; give --rates, or put rates.toml beside hami-hpc.toml")
     return setup, setup.prices
 
 

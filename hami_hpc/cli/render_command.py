@@ -16,7 +16,7 @@ import click
 
 from hami_hpc.cli import colours
 from hami_hpc.cli.exit_codes import ExitCode
-from hami_hpc.cli.options import command, config_option, node_option, output_option, settings_of
+from hami_hpc.cli.options import Failure, command, config_option, node_option, output_option, settings_of
 from hami_hpc.core.inventory import Gpu, make_inventory
 from hami_hpc.errors import NodeError
 from hami_hpc.node import nvml
@@ -31,13 +31,14 @@ DEVICE = "/dev/nvidia"
 
 
 def gpus_by_hand(text: str, settings: Settings) -> tuple[Gpu, ...]:
-    """GPUs of `h200:2`, numbered from 0. NodeError for an unknown model or a count that is none."""
+    """GPUs of `h200:2`, numbered from 0. Exits with ExitCode.USAGE for an unknown model or a count that is none."""
     gpus: list[Gpu] = []
     for part in text.split(","):
         model, _, count = part.partition(":")
         if model not in settings.gpu_models or not (count or "1").isdigit() or not 1 <= int(count or "1") <= 256:
             known = ", ".join(settings.gpu_models) or "none"
-            raise NodeError(f"--gpus {part} is not understood; allowed is MODEL:COUNT with a model of: {known}")
+            message = f"--gpus {part} is not understood; allowed is MODEL:COUNT with a model of: {known}"
+            raise Failure(message, ExitCode.USAGE)
         for _ in range(int(count or "1")):
             minor = len(gpus)
             gpus.append(Gpu(minor, minor, "", model, model, settings.gpu_models[model]))

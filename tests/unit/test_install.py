@@ -117,8 +117,9 @@ def test_installing_again_keeps_the_sites_own_filters(installation: Installation
 
 def test_man_pages_and_completion_lie_where_man_and_shells_look(installation: Installation) -> None:
     share = installation.file("share")
-    done = installation.run("man", "--manpath", f"{share}/man", "--where", "hami-hpc-doctor", PATH="/usr/bin:/bin")
-    assert done.stdout.strip() == f"{share}/man/man1/hami-hpc-doctor.1", done.stderr
+    built = subprocess.run([ROOT / "scripts/build-info"], capture_output=True, text=True, check=True).stdout.strip()
+    page = (share / "man/man1/hami-hpc-doctor.1").read_text()
+    assert page.startswith(f'.TH "HAMI\\-HPC\\-DOCTOR" "1" "" "hami-hpc {built}"')
     script = share / "bash-completion/completions/hami-hpc"
     words = 'COMP_WORDS=(hami-hpc doctor --format ""); COMP_CWORD=3; _hami_hpc_completion hami-hpc'
     code = f'. {script}; {words}; echo "${{COMPREPLY[@]}}"'

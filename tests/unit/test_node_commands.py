@@ -71,6 +71,7 @@ def test_an_unknown_command_and_a_broken_file_end_in_one_line(node: Node) -> Non
     unknown = run(node, "nosuch")
     assert unknown.exit_code == 2
     assert "No such command 'nosuch'" in unknown.output
+    assert run(node, "reconsile").output.endswith("Did you mean reconcile?\n")
     node.config.write_text("version = 2\n")
     broken = run(node, "jobs")
     assert broken.exit_code == 1
