@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from hami_hpc.accounting.formats.tables import counted
 from hami_hpc.accounting.store import ingest as ingests
 from hami_hpc.accounting.store import usage_table
 from hami_hpc.accounting.times import parse_instant
@@ -75,11 +76,14 @@ def ingest(
         counts, merged = step.counts, step.merged
         if not quiet:
             click.echo(
-                f"{step.what}: {counts.lines} lines: {merged.added} new runs, {merged.changed} changed, "
-                f"{merged.unchanged} known, {counts.never_started} never started, {counts.steps} steps"
+                f"{step.what}: {counted(counts.lines, 'line')}: {counted(merged.added, 'new run')}, "
+                f"{merged.changed} changed, {merged.unchanged} known, {counts.never_started} never started, "
+                f"{counted(counts.steps, 'step')}"
             )
         if counts.rejected:
-            click.echo(f"{step.what}: {counts.rejected} lines left out; hami-hpc bill names them", err=True)
+            click.echo(
+                f"{step.what}: {counted(counts.rejected, 'line')} left out; hami-hpc bill names what is wrong", err=True
+            )
 
     if source:
         export = ingests.Source(setup.tz, cluster=name or one_cluster(clusters), progress=said)
@@ -90,7 +94,7 @@ def ingest(
     slurmdbd = ingests.Source(setup.tz, clusters=clusters, reader=ingests.Reader(reader), progress=said)
     vanished = ingests.ingest_slurmdbd(setup.root, slurmdbd, since_s, int(time.time()), window_days * 86400, tell)
     if vanished:
-        click.echo(f"{vanished} runs had not ended when last read, and slurmdbd knows them no more", err=True)
+        click.echo(f"{counted(vanished, 'run')} had not ended when last read, and slurmdbd has no record now", err=True)
 
 
 @accounting_command("collect-usage")
@@ -108,6 +112,6 @@ def _collect(root: Path, directories: Sequence[Path], cluster: str, remove: bool
     for directory in directories:
         collected = usage_table.collect(root, directory, cluster, remove)
         if not quiet:
-            click.echo(f"{directory}: {collected.added} new usage records, {collected.known} known")
+            click.echo(f"{directory}: {counted(collected.added, 'new usage record')}, {collected.known} known")
         for fault in collected.faults:
             click.echo(f"left out: {fault}", err=True)

@@ -136,9 +136,8 @@ def _many_runs(runs: list[eff.RunUse], limit: int) -> str:
     headings = ["Job", "State", "Would have sufficed", "GPU-hours", "GPU used", "Memory", "Refused"]
     share = f"{100 * used / held:.1f} % of {held / 3600:.2f} GPU-hours used" if held else "nothing held"
     unknown = f"; of {len(runs) - len(measured)} more it is not known" if len(runs) > len(measured) else ""
-    return (
-        f"{colours.table_head(tables.table(headings, rows, 4, []))}\n\n{len(measured)} jobs measured: {share}{unknown}"
-    )
+    shown = colours.table_head(tables.table(headings, rows, 4, []))
+    return f"{shown}\n\n{tables.counted(len(measured), 'job')} measured: {share}{unknown}"
 
 
 def _percent(value: float | None) -> str:

@@ -100,7 +100,7 @@ def test_from_ingest_to_invoice_report_and_efficiency(site: Path) -> None:
     store = ("--store", site / "store")
     assert "2 new runs" in _run("ingest", "--input", site / "export", *store).stdout
     _spool(site / "u", _record(2, T0 + 1, T0 + 2 * HOUR))
-    assert "1 new usage records" in _run("collect-usage", "--input", site / "u", *store).stdout
+    assert ": 1 new usage record, 0 known\n" in _run("collect-usage", "--input", site / "u", *store).stdout
     (first,) = json.loads(
         _run("invoice", "--month", "2026-09", "--format", "json", "--output", site / "out", *store).stdout
     )
