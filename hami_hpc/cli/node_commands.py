@@ -99,7 +99,11 @@ def _job_json(grant: Grant, usage: Usage) -> dict[str, object]:
     }
 
 
-@command("reconcile", done="nothing is left to do", found="a PROBLEM is left, or an action failed")
+@command(
+    "reconcile",
+    done="done, and nothing is left for a person",
+    found="a PROBLEM is left for a person, or an action failed",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be done; change nothing.")
 @this_node_option
 @format_option("table", "json")

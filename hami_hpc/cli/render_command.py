@@ -111,8 +111,8 @@ def write(output: Path, rendered: Rendered, force: bool) -> None:
 
 @command(
     "render",
-    done="nothing is left to merge; with --diff: no file would change",
-    found="written, and lines are left to merge by hand; with --diff: a file would change",
+    done="nothing is left to merge (--dry-run: shown; --diff: no file would change)",
+    found="written, and lines are left to merge by hand (--diff: a file would change)",
 )
 @output_option("The directory of slurm.conf.", file_okay=False, default=Path("/etc/slurm"), show_default=True)
 @click.option("--dry-run", is_flag=True, help="Print the files and what is left to merge; write nothing.")

@@ -184,6 +184,20 @@ def test_doctor_goes_on_when_slurm_does_not_answer(healthy: Healthy, monkeypatch
     assert len(asked) == 1, "and waits for it once"
 
 
+def test_a_slurm_conf_that_is_not_there_is_said_once_in_plain_words(
+    healthy: Healthy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
+    done = healthy.run()
+    assert done.exit_code == ExitCode.FOUND
+    (line,) = (line for line in done.output.splitlines() if "/nowhere/slurm.conf" in line)
+    assert line == (
+        "FAIL  plugins, builds, slurm.conf, devices, plugstack.conf, stages, filters, QoS, gres.conf: "
+        "$SLURM_CONF names /nowhere/slurm.conf, which is not there; set it to slurm.conf, or unset it"
+    )
+    assert [line[:4] for line in done.output.splitlines()].count("FAIL") == 1
+
+
 def test_slurmdbd_that_does_not_answer_is_a_finding_of_its_own(
     healthy: Healthy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
