@@ -25,6 +25,7 @@ LIBEXECDIR ?= $(PREFIX)/libexec/hami-hpc
 DATADIR ?= $(PREFIX)/share/hami-hpc
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 PLUGINDIR ?= /usr/lib/$(shell $(CC) -print-multiarch)/slurm-wlm
+ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
 
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
@@ -143,7 +144,8 @@ PIP_INSTALL ?= .[accounting]
 install: build ## install; honours DESTDIR, PREFIX and SYSCONFDIR
 	@$(MAKE) -C slurm-plugins install DESTDIR=$(DESTDIR) LIBDIR=$(LIBDIR) PLUGINDIR=$(PLUGINDIR)
 	@DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' SYSCONFDIR='$(SYSCONFDIR)' LIBDIR='$(LIBDIR)' LIBEXECDIR='$(LIBEXECDIR)' \
-		DATADIR='$(DATADIR)' UNITDIR='$(UNITDIR)' PLUGINDIR='$(PLUGINDIR)' PIP_INSTALL='$(PIP_INSTALL)' scripts/install
+		DATADIR='$(DATADIR)' UNITDIR='$(UNITDIR)' PLUGINDIR='$(PLUGINDIR)' ZSHDIR='$(ZSHDIR)' \
+		PIP_INSTALL='$(PIP_INSTALL)' scripts/install
 
 uninstall: ## remove what install has put there; FORCE=1 although vgpu jobs run or Slurm's files name it
 	@DESTDIR='$(DESTDIR)' SYSCONFDIR='$(SYSCONFDIR)' LIBDIR='$(LIBDIR)' FORCE='$(FORCE)' scripts/uninstall

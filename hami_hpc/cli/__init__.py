@@ -5,48 +5,84 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hami_hpc.contract import constants as c
 from hami_hpc.errors import HamiError
 
-# Command -> module that defines it under its own name.
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+# Command -> the module that defines it under its own name, and the first sentence of its help, so that listing the
+# commands and completing their names imports none of them.
 NODE_COMMANDS = {
-    "render": "hami_hpc.cli.render_command",
-    "inventory": "hami_hpc.cli.node_commands",
-    "jobs": "hami_hpc.cli.node_commands",
-    "usage": "hami_hpc.cli.usage_command",
-    "reconcile": "hami_hpc.cli.node_commands",
-    "doctor": "hami_hpc.cli.doctor_command",
+    "render": (
+        "hami_hpc.cli.render_command",
+        "Write hami_hpc's parts of slurm.conf, gres.conf and plugstack.conf for this node, and the filters' site "
+        "table.",
+    ),
+    "inventory": (
+        "hami_hpc.cli.node_commands",
+        "This node's GPUs, as the driver shows them and as the settings count them.",
+    ),
+    "jobs": ("hami_hpc.cli.node_commands", "The grants on this node, with what the jobs use of them right now."),
+    "usage": ("hami_hpc.cli.usage_command", "What a running vGPU job uses now."),
+    "reconcile": (
+        "hami_hpc.cli.node_commands",
+        "Make the ledger and the run directory agree with Slurm's jobs and the GPUs.",
+    ),
+    "doctor": ("hami_hpc.cli.doctor_command", "Check what vGPU jobs need on this node, and say what to do."),
 }
 # Likewise; these need hami-hpc[accounting], which nodes do not have.
 ACCOUNTING_COMMANDS = {
-    "ingest": "hami_hpc.cli.accounting_ingest",
-    "collect-usage": "hami_hpc.cli.accounting_ingest",
-    "bill": "hami_hpc.cli.accounting_bill",
-    "check-bill": "hami_hpc.cli.accounting_bill",
-    "invoice": "hami_hpc.cli.accounting_invoice",
-    "balances": "hami_hpc.cli.accounting_invoice",
-    "efficiency": "hami_hpc.cli.accounting_reports",
-    "report": "hami_hpc.cli.accounting_reports",
+    "ingest": (
+        "hami_hpc.cli.accounting_ingest",
+        "Read job records into the store: what is new in slurmdbd, or a file.",
+    ),
+    "collect-usage": (
+        "hami_hpc.cli.accounting_ingest",
+        "Read into the store what vGPU jobs used, as the nodes' epilogs wrote it.",
+    ),
+    "bill": (
+        "hami_hpc.cli.accounting_bill",
+        "GPU-hours held in a period, and their cost, by account and user (or whatever --by names).",
+    ),
+    "check-bill": (
+        "hami_hpc.cli.accounting_bill",
+        "Compare the records of a period with sreport: every difference, with its reason as far as it is known.",
+    ),
+    "invoice": ("hami_hpc.cli.accounting_invoice", "Numbered invoices of a month, one for each account."),
+    "balances": (
+        "hami_hpc.cli.accounting_invoice",
+        "Credits of each account: granted, used by invoices that stand, and left.",
+    ),
+    "efficiency": (
+        "hami_hpc.cli.accounting_reports",
+        "What a job (or a user's or account's jobs) used of what it held, and the request that would have sufficed.",
+    ),
+    "report": ("hami_hpc.cli.accounting_reports", "The monthly cluster report: one self-contained HTML file."),
 }
+COMMANDS = {**NODE_COMMANDS, **ACCOUNTING_COMMANDS}
 INSTALL_ACCOUNTING = "pip install 'hami-hpc[accounting]'"
 
 
+def has_accounting() -> bool:
+    """Whether what hami-hpc[accounting] installs is here."""
+    return importlib.util.find_spec("duckdb") is not None
+
+
 class LazyGroup(click.Group):
-    """Finds commands by name without importing the others, and words HamiErrors."""
+    """Finds commands by name without importing the others, and words errors."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        has_accounting = importlib.util.find_spec("duckdb") is not None
-        return [*NODE_COMMANDS, *(ACCOUNTING_COMMANDS if has_accounting else ())]
+        return list(COMMANDS if has_accounting() else NODE_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = {**NODE_COMMANDS, **ACCOUNTING_COMMANDS}.get(cmd_name)
-        if module is None:
+        if cmd_name not in COMMANDS:
             return None
         try:
-            found = getattr(importlib.import_module(module), cmd_name.replace("-", "_"))
+            found = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name.replace("-", "_"))
         except ModuleNotFoundError as error:
             if cmd_name in NODE_COMMANDS:
                 raise
@@ -57,16 +93,62 @@ class LazyGroup(click.Group):
         """Lists the commands of nodes and those of accounting, with whole sentences, which click would cut."""
         listed = self.list_commands(ctx)
         for title, table in (("Commands of a node", NODE_COMMANDS), ("Commands of accounting", ACCOUNTING_COMMANDS)):
-            commands = {name: self.get_command(ctx, name) for name in table if name in listed}
-            rows = [(name, command.get_short_help_str(limit=1000)) for name, command in commands.items() if command]
+            rows = [(name, summary) for name, (_, summary) in table.items() if name in listed]
             with formatter.section(title):
                 formatter.write_dl(rows or [(", ".join(table), INSTALL_ACCOUNTING)])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from hami_hpc.cli import exit_codes, options
+
+        options.format_statuses(exit_codes.meanings(), formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Command names from the table; click would import every command for its help."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        commands = [CompletionItem(name, help=COMMANDS[name][1]) for name in names]
+        return commands + click.Command.shell_complete(self, ctx, incomplete)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if args[0] in COMMANDS:
+                raise
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.list_commands(ctx), 1)
+            raise click.UsageError(error.message + (f" Did you mean {near[0]}?" if near else ""), ctx) from error
+
+    def make_context(self, *arguments: Any, **more: Any) -> click.Context:
+        try:
+            return super().make_context(*arguments, **more)
+        except click.UsageError as error:
+            raise _reworded(error) from error
 
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except HamiError as error:
-            raise click.ClickException(str(error).removeprefix(c.ERROR_PREFIX)) from error
+        except click.UsageError as error:
+            raise _reworded(error) from error
+        except BrokenPipeError:  # the reader (head, less) has seen enough: click's to handle
+            raise
+        except (HamiError, OSError) as error:
+            from hami_hpc.cli import options
+
+            text = options.os_error_text(error) if isinstance(error, OSError) else str(error)
+            raise options.Failure(text) from error
+
+
+def _reworded(error: click.UsageError) -> click.ClickException:
+    from hami_hpc.cli import options
+
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # shows the help; click 8.2 has it
+        return error
+    return options.WrongUsageError(error.format_message(), error.ctx)
 
 
 def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
@@ -87,7 +169,7 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool)
     help="Show which build this is.",
 )
 def main() -> None:
-    """Pieces of a GPU for Slurm: what this node holds, and what the site's settings come to.
+    """Pieces of a GPU for Slurm: what this node holds, what its jobs use, and what is billed for it.
 
     Settings: /etc/hami-hpc/hami-hpc.toml, or the file that $HAMI_HPC_CONFIG names.
     """

@@ -15,23 +15,29 @@ from hami_hpc.accounting.pricing import quota
 from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.store import job_records
 from hami_hpc.accounting.times import Bucket, Period, local_date, month_period, split_days, split_months
+from hami_hpc.cli import colours
 from hami_hpc.cli.accounting_options import (
-    WRONG_USAGE,
     RecordOptions,
     Setup,
     SiteOptions,
     accounting_command,
     failing_with,
-    format_option,
-    note_old,
     record_options,
     site_options,
 )
+from hami_hpc.cli.exit_codes import ExitCode
+from hami_hpc.cli.options import format_option, note_old
 
 
 @accounting_command("bill")
 @record_options
-@click.option("--by", default="account,user", show_default=True, help="comma list: " + ", ".join(bills.DIMENSIONS))
+@click.option(
+    "--by",
+    metavar="LIST",
+    default="account,user",
+    show_default=True,
+    help="What the lines are of, separated by commas: " + ", ".join(bills.DIMENSIONS) + ".",
+)
 @format_option("table", "csv", "json")
 @click.option("--check", "checked", is_flag=True, hidden=True)
 @site_options
@@ -47,7 +53,7 @@ def bill(by: str, form: str, checked: bool, site: SiteOptions, **given: Any) -> 
     setup = site.read()
     period = options.period(setup.tz)
     dimensions = tuple(name.strip() for name in by.split(","))
-    with failing_with(WRONG_USAGE):
+    with failing_with(ExitCode.USAGE):
         bills.check_dimensions(dimensions)
     buckets = split_days(period, setup.tz) if "day" in dimensions else split_months(period, setup.tz)
     with options.records(setup, period) as records:
@@ -63,17 +69,14 @@ def bill(by: str, form: str, checked: bool, site: SiteOptions, **given: Any) -> 
             click.echo(note, err=True)
     else:
         write = tables.bill_json if form == "json" else tables.bill_table
-        click.echo(write(made, setup.tz, priced_period.rejected, states, gaps), nl=False)
+        text = write(made, setup.tz, priced_period.rejected, states, gaps)
+        click.echo(text if form == "json" else colours.table_head(text), nl=False)
 
 
 @accounting_command(
     "check-bill",
-    (
-        "0  the records and sreport agree",
-        "1  they differ",
-        "2  they could not be compared, why is on standard error",
-        "   (the command line is wrong, sreport cannot be run, ...)",
-    ),
+    done="the records and sreport agree",
+    found="the records and sreport differ",
 )
 @record_options
 @format_option("table", "json")
@@ -87,14 +90,14 @@ def check_bill(form: str, site: SiteOptions, **given: Any) -> None:
 
 
 def _check(options: RecordOptions, form: str, site: SiteOptions) -> None:
-    """Prints the comparison and exits; one that failed has a status of its own, apart from that of one that differs."""
-    with failing_with(WRONG_USAGE):
-        setup = site.read()
-        period = options.period(setup.tz)
-        with options.records(setup, period) as records:
-            comparison = compare_records(records, period, int(time.time()), options.clusters)
-    click.echo(tables.check_json(comparison) if form == "json" else tables.check_table(comparison), nl=False)
-    raise SystemExit(1 if comparison.differences else 0)
+    """Prints the comparison and exits."""
+    setup = site.read()
+    period = options.period(setup.tz)
+    with options.records(setup, period) as records:
+        comparison = compare_records(records, period, int(time.time()), options.clusters)
+    text = tables.check_json(comparison) if form == "json" else colours.table_head(tables.check_table(comparison))
+    click.echo(text, nl=False)
+    raise click.exceptions.Exit(ExitCode.FOUND if comparison.differences else ExitCode.DONE)
 
 
 def _quotas(setup: Setup, records: job_records.JobRecords, period: Period) -> tuple[quota.QuotaState, ...]:

@@ -10,39 +10,39 @@ from pathlib import Path
 
 import click
 
+from hami_hpc.accounting.formats.tables import counted
 from hami_hpc.accounting.store import ingest as ingests
 from hami_hpc.accounting.store import usage_table
 from hami_hpc.accounting.times import parse_instant
 from hami_hpc.cli.accounting_options import (
-    WRONG_USAGE,
     SiteOptions,
     accounting_command,
     clusters_option,
     failing_with,
-    input_option,
-    note_old,
     one_cluster,
     site_options,
 )
+from hami_hpc.cli.exit_codes import ExitCode
+from hami_hpc.cli.options import input_option, note_old
 
-_quiet_option = click.option("--quiet", is_flag=True, help="say nothing unless something is wrong")
+_quiet_option = click.option("--quiet", is_flag=True, help="Print nothing unless something is wrong.")
 
 
 @accounting_command("ingest")
-@input_option("a file as of sacct -P or sacct --json, not sacct itself")
+@input_option("Read this file, of sacct -P or sacct --json, instead of asking slurmdbd.")
 @click.option(
     "--source",
     "reader",
     type=click.Choice([reader.value for reader in ingests.Reader]),
     default=ingests.Reader.SACCT.value,
     show_default=True,
-    help="what asks slurmdbd; pyslurm must fit the Slurm at hand (docs/accounting.md)",
+    help="What asks slurmdbd; pyslurm must fit the Slurm at hand (docs/accounting.md).",
 )
-@click.option("--since", help="where to begin in an empty store, such as 2026-01")
-@click.option("--window-days", type=click.IntRange(1, 366), default=7, show_default=True, help="days read at a time")
+@click.option("--since", metavar="TIME", help="Where to begin in an empty store, such as 2026-01.")
+@click.option("--window-days", type=click.IntRange(1, 366), default=7, show_default=True, help="Days read at a time.")
 @clusters_option(
-    "clusters to ask for, as sacct's -M: names, or all; default: this one; with --input: the cluster of lines that "
-    "name none"
+    "Clusters to ask for, as sacct's -M: names, or all; with --input: the cluster of lines that name none.  [default: "
+    "this one]"
 )
 @_quiet_option
 @click.option("--cluster", "name", default="", hidden=True)
@@ -76,28 +76,31 @@ def ingest(
         counts, merged = step.counts, step.merged
         if not quiet:
             click.echo(
-                f"{step.what}: {counts.lines} lines: {merged.added} new runs, {merged.changed} changed, "
-                f"{merged.unchanged} known, {counts.never_started} never started, {counts.steps} steps"
+                f"{step.what}: {counted(counts.lines, 'line')}: {counted(merged.added, 'new run')}, "
+                f"{merged.changed} changed, {merged.unchanged} known, {counts.never_started} never started, "
+                f"{counted(counts.steps, 'step')}"
             )
         if counts.rejected:
-            click.echo(f"{step.what}: {counts.rejected} lines left out; hami-hpc bill names them", err=True)
+            click.echo(
+                f"{step.what}: {counted(counts.rejected, 'line')} left out; hami-hpc bill names what is wrong", err=True
+            )
 
     if source:
         export = ingests.Source(setup.tz, cluster=name or one_cluster(clusters), progress=said)
         tell(ingests.ingest_file(setup.root, source, export, int(source.stat().st_mtime)))
         return
-    with failing_with(WRONG_USAGE):
+    with failing_with(ExitCode.USAGE):
         since_s = parse_instant(since, setup.tz) if since else None
     slurmdbd = ingests.Source(setup.tz, clusters=clusters, reader=ingests.Reader(reader), progress=said)
     vanished = ingests.ingest_slurmdbd(setup.root, slurmdbd, since_s, int(time.time()), window_days * 86400, tell)
     if vanished:
-        click.echo(f"{vanished} runs had not ended when last read, and slurmdbd knows them no more", err=True)
+        click.echo(f"{counted(vanished, 'run')} had not ended when last read, and slurmdbd has no record now", err=True)
 
 
 @accounting_command("collect-usage")
-@input_option("a copy of the nodes' usage directories (may be repeated)", required=True, multiple=True)
-@click.option("--remove", is_flag=True, help="delete files that are safely stored")
-@clusters_option("the cluster that the records are of; needed where two clusters feed one store")
+@input_option("A copy of the nodes' usage directories (may be repeated).", required=True, multiple=True)
+@click.option("--remove", is_flag=True, help="Delete the files whose records are in the store.")
+@clusters_option("The cluster that the records are of; needed where two clusters feed one store.")
 @_quiet_option
 @site_options
 def collect_usage(source: tuple[Path, ...], remove: bool, clusters: str, quiet: bool, site: SiteOptions) -> None:
@@ -109,6 +112,6 @@ def _collect(root: Path, directories: Sequence[Path], cluster: str, remove: bool
     for directory in directories:
         collected = usage_table.collect(root, directory, cluster, remove)
         if not quiet:
-            click.echo(f"{directory}: {collected.added} new usage records, {collected.known} known")
+            click.echo(f"{directory}: {counted(collected.added, 'new usage record')}, {collected.known} known")
         for fault in collected.faults:
             click.echo(f"left out: {fault}", err=True)

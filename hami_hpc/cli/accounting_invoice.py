@@ -24,32 +24,32 @@ from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.store import job_records, store_files
 from hami_hpc.accounting.times import Period, month_period, split_days
+from hami_hpc.cli import colours
 from hami_hpc.cli.accounting_files import make_directory, write_file
 from hami_hpc.cli.accounting_options import (
-    WRONG_USAGE,
     Setup,
     SiteOptions,
     accounting_command,
     failing_with,
-    format_option,
-    note_old,
-    output_option,
+    month_option,
     site_options,
     templates_option,
     wrong_usage,
 )
+from hami_hpc.cli.exit_codes import ExitCode
+from hami_hpc.cli.options import format_option, note_old, output_option
 
 _account_option = click.option(
-    "--account", "accounts", multiple=True, help="only this account (may be repeated); default: all"
+    "--account", "accounts", metavar="NAME", multiple=True, help="Only this account (may be repeated).  [default: all]"
 )
 
 
 @accounting_command("invoice")
-@click.option("--month", help="a calendar month that is over, 2026-10")
+@month_option("A calendar month that is over, 2026-10.")
 @_account_option
-@click.option("--draft", is_flag=True, help="show what would be issued; number and keep nothing")
-@output_option("directory for the HTML files", file_okay=False)
-@click.option("--pdf", is_flag=True, help="PDF files beside the HTML (needs hami-hpc[pdf])")
+@click.option("--draft", is_flag=True, help="Show what would be issued; number and keep nothing.")
+@output_option("The directory for the HTML files.", file_okay=False)
+@click.option("--pdf", is_flag=True, help="Write PDF files beside the HTML (needs hami-hpc[pdf]).")
 @templates_option
 @format_option("table", "json")
 @click.option("--balances", "show_balances", is_flag=True, hidden=True)
@@ -70,14 +70,14 @@ def invoice(
     Issuing a month again gives the same invoices; where the records or rates of the month have changed since, a
     credit note takes the old invoice back and a new one replaces it.
     """
+    if not month and not show_balances:
+        raise wrong_usage("say which month: --month 2026-10")
     setup, prices = _with_rates(site)
-    if show_balances:
+    if show_balances or not month:
         note_old("invoice --balances", "balances")
         click.echo(_balances(setup, prices, accounts, form))
         return
-    if not month:
-        raise wrong_usage("say which month: --month 2026-10")
-    with failing_with(WRONG_USAGE):
+    with failing_with(ExitCode.USAGE):
         period = month_period(month, setup.tz)
     # What cannot be written must be found before numbers are given, which cannot be taken back.
     if pdf and not output:
@@ -119,7 +119,7 @@ def balances(accounts: tuple[str, ...], form: str, site: SiteOptions) -> None:
 def _with_rates(site: SiteOptions) -> tuple[Setup, Rates]:
     setup = site.read()
     if setup.prices is None:
-        raise AccountingError("an invoice needs rates; give --rates, or put rates.toml beside hami-hpc.toml")
+        raise AccountingError("there are no rates; give --rates, or put rates.toml beside hami-hpc.toml")
     return setup, setup.prices
 
 
@@ -147,7 +147,7 @@ def _balances(setup: Setup, prices: Rates, accounts: Sequence[str], form: str) -
         *(name.capitalize() for name in names[:4]),
         *(f"{name.capitalize()}, {prices.currency}" for name in names[4:]),
     ]
-    return tables.table(headings, shown, 3, [])
+    return colours.table_head(tables.table(headings, shown, 3, []))
 
 
 def _documents_table(documents: Sequence[invoice_files.Document], currency: str) -> str:
@@ -157,7 +157,7 @@ def _documents_table(documents: Sequence[invoice_files.Document], currency: str)
     ]
     total = sum((Decimal(d.content.total) * _sign(d) for d in documents), Decimal(0))
     headings = ["Number", "Kind", "Account", "Refers to", currency]
-    return tables.table(headings, rows, 1, ["Total", "", "", "", html.number(total)])
+    return colours.table_head(tables.table(headings, rows, 1, ["Total", "", "", "", html.number(total)]))
 
 
 def _sign(document: invoice_files.Document) -> int:

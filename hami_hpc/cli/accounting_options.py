@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the accounting commands have in common: one spelling of each option, exit statuses, and the site's settings."""
+"""What the accounting commands have in common: their own shared options, their errors, and the site's settings."""
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 import time
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import click
@@ -26,82 +25,47 @@ from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.sources import sacct, sacct_json
 from hami_hpc.accounting.store import job_records, store_files
 from hami_hpc.accounting.times import Period, month_period, parse_instant, zone
-from hami_hpc.contract import constants as contract
+from hami_hpc.cli.exit_codes import DONE, ExitCode
+from hami_hpc.cli.options import Command, F, Failure, command, config_option, input_option, os_error_text, settings_of
 from hami_hpc.errors import HamiError
-from hami_hpc.node.config import load_settings, settings_path
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-WRONG_USAGE = 2
-EXIT_STATUS = ("0  done", "1  not done; why is on standard error", "2  the command line is wrong")
-# Option as it was once spelled -> what it is today.
-_OLD_OPTIONS = {"--json": "--format=json", "--out": "--output"}
 
 
-def note_old(old: str, new: str) -> None:
-    """Tells the user of an old spelling, which goes on working, what it is called now."""
-    click.echo(f"note: {old} is now called {new}", err=True)
-
-
-class AccountingCommand(click.Command):
-    """A command that understands the old spellings of options and words whatever fails in one line."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        known = {spelling for option in self.params for spelling in option.opts}
-        return super().parse_args(ctx, [self._current(word, known) for word in args])
+class AccountingCommand(Command):
+    """A command that words whatever fails in one line, what DuckDB and the disk say included."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        with failing_with(1):
+        with failing_with(ExitCode.FAILED):
             return super().invoke(ctx)
 
-    def _current(self, word: str, known: set[str]) -> str:
-        old, equals, value = word.partition("=")
-        new = _OLD_OPTIONS.get(old, "")
-        if not new or old in known or new.partition("=")[0] not in known:
-            return word
-        note_old(f"{self.name} {old}", f"{self.name} {new.replace('=', ' ')}")
-        return new + equals + value
 
-
-def accounting_command(name: str, exit_status: tuple[str, ...] = EXIT_STATUS) -> Callable[[_F], AccountingCommand]:
-    """Makes a function the command ``name``, whose help lists its exit statuses."""
-    epilog = "\n".join(("\b", "Exit status:", *(f"  {line}" for line in exit_status)))
-    return click.command(name, cls=AccountingCommand, epilog=epilog)
-
-
-class _WrongUsageError(click.ClickException):
-    exit_code = WRONG_USAGE
-
-
-def _failure(message: str, status: int) -> click.ClickException:
-    kind = _WrongUsageError if status == WRONG_USAGE else click.ClickException
-    return kind(message.removeprefix(contract.ERROR_PREFIX))
+def accounting_command(name: str, *, done: str = DONE, found: str = "") -> Callable[[Callable[..., Any]], Command]:
+    """Makes a function the command ``name``, as options.command does."""
+    return command(name, done=done, found=found, kind=AccountingCommand)
 
 
 @contextmanager
-def failing_with(status: int) -> Iterator[None]:
-    """Turns what fails within into one line on standard error and exit status 1 or WRONG_USAGE: our own errors, a full
-    disk, a file that may not be read."""
+def failing_with(code: ExitCode) -> Iterator[None]:
+    """Turns what fails within into one line on standard error and exit status ``code``: our own errors, a full disk, a
+    file that may not be read."""
     try:
         yield
     except BrokenPipeError:  # the reader (head, less) has seen enough: click's to handle
         raise
     except HamiError as error:
-        raise _failure(str(error), status) from error
+        raise Failure(str(error), code) from error
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        raise _failure(f"{where}{error.strerror or error}", status) from error
+        raise Failure(os_error_text(error), code) from error
     except (duckdb.IOException, duckdb.OutOfMemoryException) as error:
         cause = re.search(r'"exception_message":"(.*?)","errno"', str(error))
         said = cause[1].replace('\\"', "'") if cause else str(error).splitlines()[0]
-        raise _failure(
-            f"{said}; nothing of this step was kept: make room (or see --store), and run this again", status
+        raise Failure(
+            f"{said}; nothing of this step was kept: make room (or see --store), and run this again", code
         ) from error
 
 
 def wrong_usage(message: str) -> click.ClickException:
     """The error for a command line that asks for nothing that can be done."""
-    return _failure(message, WRONG_USAGE)
+    return Failure(message, ExitCode.USAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +79,12 @@ class SiteOptions:
 
     def read(self) -> Setup:
         """Reads the settings. A rates.toml that is named must exist; the default one may be absent."""
-        settings = load_settings(str(self.config.absolute()) if self.config else settings_path(os.environ))
+        settings = settings_of(self.config)
         prices = rates_file.load_rates(self.rates) if self.rates else None
         beside = Path(settings.path).with_name("rates.toml")
         if prices is None and beside.exists():
             prices = rates_file.load_rates(beside)
-        with failing_with(WRONG_USAGE):
+        with failing_with(ExitCode.USAGE):
             tz = zone(self.timezone or (prices.timezone if prices else "UTC"))
         root = self.store or Path(settings.state_dir) / "accounting"
         return Setup(cluster_gpus_of(settings, prices), prices, tz, root, self.store is not None)
@@ -138,10 +102,9 @@ class Setup:
     root_named: bool
 
 
-def site_options(command: _F) -> _F:
+def site_options(command: F) -> F:
     """--config, --rates, --store and --timezone, which the command gets as ``site``."""
     path = click.Path(path_type=Path)
-    default_config = "the settings, instead of $HAMI_HPC_CONFIG or the default"
 
     @wraps(command)
     def gathered(
@@ -151,60 +114,50 @@ def site_options(command: _F) -> _F:
 
     decorated: Callable[..., Any] = gathered
     for option in (
-        click.option("--timezone", help="zone of dates and of --input's local times; default: rates.toml's, else UTC"),
-        click.option("--store", type=path, help="default: accounting/ in the state_dir"),
-        click.option("--rates", type=path, help="default: rates.toml beside the settings"),
-        click.option("--config", type=path, help=default_config),
+        click.option(
+            "--timezone",
+            metavar="ZONE",
+            help="The zone of dates and of --input's local times.  [default: that of rates.toml, else UTC]",
+        ),
+        click.option("--store", type=path, help="The accounting store.  [default: accounting/ in the state_dir]"),
+        click.option("--rates", type=path, help="The prices.  [default: rates.toml beside the settings]"),
+        config_option,
     ):
         decorated = option(decorated)
-    return cast(_F, decorated)
+    return cast(F, decorated)
 
 
-def format_option(*formats: str) -> Callable[[_F], _F]:
-    """--format, which the command gets as ``form``."""
-    help_text = "table: for people; the others for machines"
-    return click.option(
-        "--format", "form", type=click.Choice(formats), default=formats[0], show_default=True, help=help_text
-    )
+def month_option(help_text: str, **more: Any) -> Callable[[F], F]:
+    """--month, which the command gets as ``month``."""
+    return click.option("--month", metavar="YYYY-MM", help=help_text, **more)
 
 
-def input_option(help_text: str, **more: Any) -> Callable[[_F], _F]:
-    """--input, which the command gets as ``source``."""
-    return click.option("--input", "source", type=click.Path(path_type=Path), help=help_text, **more)
-
-
-def output_option(help_text: str, **more: Any) -> Callable[[_F], _F]:
-    """--output, which the command gets as ``output``."""
-    kind = click.Path(path_type=Path, file_okay=more.pop("file_okay", True))
-    return click.option("--output", "-o", type=kind, help=help_text, **more)
-
-
-def clusters_option(help_text: str) -> Callable[[_F], _F]:
+def clusters_option(help_text: str) -> Callable[[F], F]:
     """--clusters, which the command gets as ``clusters``."""
-    return click.option("--clusters", "-M", default="", help=help_text)
+    return click.option("--clusters", "-M", metavar="NAMES", default="", help=help_text)
 
 
 def one_cluster(clusters: str) -> str:
-    """--clusters where records need a name. Exits with WRONG_USAGE when it is several."""
+    """--clusters where records need a name. Exits with ExitCode.USAGE when it is several."""
     if "," in clusters or clusters == "all":
         raise wrong_usage(f"--clusters {clusters}: these records are of one cluster; give its name as sacct calls it")
     return clusters
 
 
 templates_option = click.option(
-    "--templates", type=click.Path(path_type=Path, exists=True, file_okay=False), help="a site's own templates"
+    "--templates", type=click.Path(path_type=Path, exists=True, file_okay=False), help="A site's own templates."
 )
 
 
-def record_options(command: _F) -> _F:
+def record_options(command: F) -> F:
     """The period, and where its records come from."""
     for option in (
-        clusters_option("clusters to ask sacct for, as its -M: names, or all; default: this one"),
-        click.option("--live", is_flag=True, help="ask sacct now, although there is a store"),
-        input_option("a file of sacct -P lines with its header, or of sacct --json"),
-        click.option("--end", help="first instant no longer billed; default: now"),
-        click.option("--start", help="first instant: 2026-11, 2026-11-21 or 2026-11-21T10:30"),
-        click.option("--month", help="a calendar month, 2026-11, instead of --start and --end"),
+        clusters_option("Clusters to ask sacct for, as its -M: names, or all.  [default: this one]"),
+        click.option("--live", is_flag=True, help="Ask sacct now, although there is a store."),
+        input_option("A file of sacct -P lines with its header, or of sacct --json."),
+        click.option("--end", metavar="TIME", help="The first instant no longer billed.  [default: now]"),
+        click.option("--start", metavar="TIME", help="The first instant: 2026-11, 2026-11-21 or 2026-11-21T10:30."),
+        month_option("A calendar month, 2026-11, instead of --start and --end."),
     ):
         command = option(command)
     return command
@@ -222,8 +175,8 @@ class RecordOptions:
     clusters: str
 
     def period(self, tz: ZoneInfo) -> Period:
-        """The period. Exits with WRONG_USAGE when there is none."""
-        with failing_with(WRONG_USAGE):
+        """The period. Exits with ExitCode.USAGE when there is none."""
+        with failing_with(ExitCode.USAGE):
             if self.month:
                 if self.start or self.end:
                     raise AccountingError("give either --month or --start and --end")

@@ -17,19 +17,20 @@ from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.store import job_records, store_files, usage_table
 from hami_hpc.accounting.times import Period, month_period, parse_instant, split_days
+from hami_hpc.cli import colours
 from hami_hpc.cli.accounting_files import write_file
 from hami_hpc.cli.accounting_options import (
-    WRONG_USAGE,
     Setup,
     SiteOptions,
     accounting_command,
     failing_with,
-    format_option,
-    output_option,
+    month_option,
     site_options,
     templates_option,
     wrong_usage,
 )
+from hami_hpc.cli.exit_codes import ExitCode
+from hami_hpc.cli.options import format_option, output_option
 from hami_hpc.core.duration import duration
 
 _MONTH_S = 30 * 86400
@@ -37,11 +38,13 @@ _MONTH_S = 30 * 86400
 
 @accounting_command("efficiency")
 @click.argument("job", required=False)
-@click.option("--user", help="this user's jobs, instead of one job")
-@click.option("--account", help="this account's jobs, instead of one job")
-@click.option("--start", help="jobs that ended since; default: 30 days ago")
-@click.option("--end", help="jobs that ended before; default: now")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="jobs listed, most wasteful first")
+@click.option("--user", metavar="NAME", help="This user's jobs, instead of one job.")
+@click.option("--account", metavar="NAME", help="This account's jobs, instead of one job.")
+@click.option("--start", metavar="TIME", help="Jobs that ended since then.  [default: 30 days before --end]")
+@click.option("--end", metavar="TIME", help="Jobs that ended before.  [default: now]")
+@click.option(
+    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Jobs listed, most wasteful first."
+)
 @format_option("table", "json")
 @site_options
 def efficiency(
@@ -61,7 +64,7 @@ def efficiency(
     if job:
         runs = _runs_of(setup, "display_id = $1 OR job_id::VARCHAR = $1", [job], None)
     else:
-        with failing_with(WRONG_USAGE):
+        with failing_with(ExitCode.USAGE):
             end_s = parse_instant(end, setup.tz) if end else int(time.time())
             period = Period(parse_instant(start, setup.tz) if start else end_s - _MONTH_S, end_s)
         column, value = ("username", user) if user else ("account", account)
@@ -133,7 +136,8 @@ def _many_runs(runs: list[eff.RunUse], limit: int) -> str:
     headings = ["Job", "State", "Would have sufficed", "GPU-hours", "GPU used", "Memory", "Refused"]
     share = f"{100 * used / held:.1f} % of {held / 3600:.2f} GPU-hours used" if held else "nothing held"
     unknown = f"; of {len(runs) - len(measured)} more it is not known" if len(runs) > len(measured) else ""
-    return f"{tables.table(headings, rows, 4, [])}\n\n{len(measured)} jobs measured: {share}{unknown}"
+    shown = colours.table_head(tables.table(headings, rows, 4, []))
+    return f"{shown}\n\n{tables.counted(len(measured), 'job')} measured: {share}{unknown}"
 
 
 def _percent(value: float | None) -> str:
@@ -141,8 +145,8 @@ def _percent(value: float | None) -> str:
 
 
 @accounting_command("report")
-@click.option("--month", required=True, help="a calendar month, 2026-11")
-@output_option("the HTML file to write", required=True)
+@month_option("A calendar month, 2026-11.", required=True)
+@output_option("The HTML file to write.", required=True)
 @templates_option
 @site_options
 def report(month: str, output: Path, templates: Path | None, site: SiteOptions) -> None:
@@ -150,7 +154,7 @@ def report(month: str, output: Path, templates: Path | None, site: SiteOptions) 
     from hami_hpc.accounting.documents import bill, month_report
 
     setup = site.read()
-    with failing_with(WRONG_USAGE):
+    with failing_with(ExitCode.USAGE):
         period = month_period(month, setup.tz)
     if period.start_s > time.time():
         raise AccountingError(f"{month} has not begun; give a month that has")

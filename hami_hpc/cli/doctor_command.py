@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import click
 
+from hami_hpc.cli import colours
+from hami_hpc.cli.exit_codes import ExitCode
+from hami_hpc.cli.options import command, config_option, config_path, format_option, this_node_option
 from hami_hpc.core.finding import Finding, Level
 from hami_hpc.doctor import build_checks, node_checks, slurm_checks
 from hami_hpc.doctor.facts import Check, Facts
 from hami_hpc.errors import HamiError
-from hami_hpc.node.config import load_settings, settings_path
+from hami_hpc.node.config import load_settings
 
 
 def checks_for(facts: Facts) -> list[tuple[str, Check]]:
@@ -31,7 +34,7 @@ def checks_for(facts: Facts) -> list[tuple[str, Check]]:
 
 
 def examine(path: str, node: str | None = None) -> list[Finding]:
-    """Runs all checks; one that cannot be made is a finding too."""
+    """Runs all checks; one that cannot be made is a finding too, and what stops several of them is said once."""
     try:
         settings = load_settings(path)
     except HamiError as error:
@@ -46,25 +49,35 @@ def examine(path: str, node: str | None = None) -> list[Finding]:
         try:
             findings.extend(check(facts))
         except HamiError as error:
-            findings.append(Finding(name, Level.FAIL, str(error)))
+            _add_stopped(findings, name, str(error))
     return findings
 
 
-@click.command()
-@click.option("--node", envvar="HAMI_HPC_NODE", help="This node's name in Slurm.  [default: asked of slurm.conf]")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-def doctor(node: str | None, as_json: bool) -> None:
-    """Check what vgpu jobs need on this node, and say what to do. Changes nothing.
+def _add_stopped(findings: list[Finding], name: str, error: str) -> None:
+    """Adds a check that could not be made: to the finding of those that the same error stopped, if there is one."""
+    for index, one in enumerate(findings):
+        if one.level is Level.FAIL and one.detail == error:
+            findings[index] = replace(one, what=f"{one.what}, {name}")
+            return
+    findings.append(Finding(name, Level.FAIL, error))
 
-    Exit status 1 when something is wrong; a warning (WARN) is not.
+
+@command("doctor", done="no finding is FAIL; there may be some that are WARN", found="a finding is FAIL")
+@this_node_option
+@format_option("text", "json")
+@config_option
+def doctor(node: str | None, form: str, config: Path | None) -> None:
+    """Check what vGPU jobs need on this node, and say what to do. Changes nothing.
+
+    WARN: vGPU jobs run and are fenced as the settings say, and something could be better.
     """
-    findings = examine(settings_path(os.environ), node)
-    if as_json:
+    findings = examine(config_path(config), node)
+    if form == "json":
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
-            click.echo(f"{finding.level:4}  {finding.what}: {finding.detail}")
+            click.echo(f"{colours.level(finding.level)}  {finding.what}: {finding.detail}")
             if finding.advice:
                 click.echo(f"      -> {finding.advice}")
     if any(finding.level is Level.FAIL for finding in findings):
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.FOUND)

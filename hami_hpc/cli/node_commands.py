@@ -4,40 +4,38 @@
 from __future__ import annotations
 
 import json
-import os
 import time
+from pathlib import Path
 
 import click
 
+from hami_hpc.cli import colours
+from hami_hpc.cli.exit_codes import ExitCode
+from hami_hpc.cli.options import command, config_option, format_option, settings_of, this_node_option
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Gpu, make_inventory
 from hami_hpc.core.reconcile_plan import Kind
 from hami_hpc.core.records import MIB, Usage
 from hami_hpc.core.tables import table
 from hami_hpc.node import job_dirs, nvml
-from hami_hpc.node.config import Settings, load_settings, settings_path
+from hami_hpc.node.config import Settings
 from hami_hpc.slurm import commands
 from hami_hpc.stages import common
 from hami_hpc.stages import reconcile as stage
-
-as_json = click.option("--json", "as_json", is_flag=True, help="For machines.")
-
-
-def _settings() -> Settings:
-    return load_settings(settings_path(os.environ))
 
 
 def _shards(settings: Settings, gpu: Gpu) -> int:
     return settings.shards_per_gpu(gpu.model) if gpu.model in settings.gpu_models else 0
 
 
-@click.command()
-@as_json
-def inventory(as_json: bool) -> None:
+@command("inventory")
+@format_option("table", "json")
+@config_option
+def inventory(form: str, config: Path | None) -> None:
     """This node's GPUs, as the driver shows them and as the settings count them."""
-    settings = _settings()
+    settings = settings_of(config)
     gpus = make_inventory(nvml.read_devices(), settings.gpu_models)
-    if as_json:
+    if form == "json":
         rows = [gpu._asdict() | {"shards": _shards(settings, gpu)} for gpu in gpus]
         click.echo(json.dumps(rows, indent=2))
         return
@@ -52,22 +50,24 @@ def inventory(as_json: bool) -> None:
         )
         for gpu in gpus
     ]
-    click.echo(table(("INDEX", "MINOR", "MODEL", "MIB", "SHARDS", "UUID"), cells, right=(0, 1, 3, 4)))
+    shown = table(("INDEX", "MINOR", "MODEL", "MIB", "SHARDS", "UUID"), cells, right=(0, 1, 3, 4))
+    click.echo(colours.table_head(shown))
 
 
-@click.command()
-@as_json
-def jobs(as_json: bool) -> None:
+@command("jobs")
+@format_option("table", "json")
+@config_option
+def jobs(form: str, config: Path | None) -> None:
     """The grants on this node, with what the jobs use of them right now."""
-    settings = _settings()
-    ledger = common.open_ledger(settings)
+    settings = settings_of(config)
+    ledger = common.read_ledger(settings)
     try:
         grants = ledger.grants()
     finally:
         ledger.close()
     now = time.time_ns()
     used = [job_dirs.read_usage(job_dirs.job_dir(settings.run_dir, grant.job_id), grant, now) for grant in grants]
-    if as_json:
+    if form == "json":
         click.echo(json.dumps([_job_json(*pair) for pair in zip(grants, used, strict=True)], indent=2))
         return
     rows = [
@@ -86,7 +86,7 @@ def jobs(as_json: bool) -> None:
         for grant, usage in zip(grants, used, strict=True)
     ]
     head = ("JOB", "UID", "GPU", "CLASS", "LIMIT MIB", "USED MIB", "PEAK MIB", "OOM", "OOM GPU", "CORES %")
-    click.echo(table(head, rows, right=(0, 1, 2, 4, 5, 6, 7, 8, 9)))
+    click.echo(colours.table_head(table(head, rows, right=(0, 1, 2, 4, 5, 6, 7, 8, 9))))
 
 
 def _job_json(grant: Grant, usage: Usage) -> dict[str, object]:
@@ -99,17 +99,21 @@ def _job_json(grant: Grant, usage: Usage) -> dict[str, object]:
     }
 
 
-@click.command()
-@as_json
-@click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
-@click.option("--node", envvar="HAMI_HPC_NODE", help="This node's name in Slurm.  [default: asked of slurm.conf]")
-def reconcile(as_json: bool, dry_run: bool, node: str | None) -> None:
-    """Square the ledger and the run directory with Slurm's jobs and the GPUs. Safe at any time, also with jobs running.
-
-    Exit status 1 when something is left for a person.
+@command(
+    "reconcile",
+    done="done, and nothing is left for a person",
+    found="a PROBLEM is left for a person, or an action failed",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be done; change nothing.")
+@this_node_option
+@format_option("table", "json")
+@config_option
+def reconcile(form: str, dry_run: bool, node: str | None, config: Path | None) -> None:
+    """Make the ledger and the run directory agree with Slurm's jobs and the GPUs. Safe at any time, also with jobs
+    running.
     """
-    results = stage.reconcile(_settings(), lambda: commands.running_jobs(node or commands.node_name()), dry_run)
-    if as_json:
+    results = stage.reconcile(settings_of(config), lambda: commands.running_jobs(node or commands.node_name()), dry_run)
+    if form == "json":
         rows = [
             {"action": r.action.kind.value, "job_id": r.action.job_id, "text": r.action.text, "error": r.error}
             for r in results
@@ -117,9 +121,11 @@ def reconcile(as_json: bool, dry_run: bool, node: str | None) -> None:
         click.echo(json.dumps(rows, indent=2))
     else:
         for r in results:
-            prefix = "PROBLEM: " if r.action.kind is Kind.PROBLEM else "would do: " if dry_run else ""
-            click.echo(prefix + r.action.text + (f" -- FAILED: {r.error}" if r.error else ""))
+            problem = colours.coloured("PROBLEM:", "red", bold=True) + " "
+            prefix = problem if r.action.kind is Kind.PROBLEM else "would do: " if dry_run else ""
+            failed = colours.coloured("FAILED:", "red", bold=True)
+            click.echo(prefix + r.action.text + (f" -- {failed} {r.error}" if r.error else ""))
         if not results:
             click.echo("nothing to do: ledger, run directory, Slurm and GPUs agree")
     if any(r.error or r.action.kind is Kind.PROBLEM for r in results):
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.FOUND)

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hami-hpc render`: what Slurm reads, from the site's settings and a node's GPUs.
 
-It writes files of its own only, and prints what is left to merge into the site's. Exit status: 0 all is in place; 1 an
-error, or an edited file in the way, and nothing written (--diff: something differs); 3 written, and lines are left to
-merge.
+It writes files of its own only, and prints what is left to merge into the site's.
 """
 
 from __future__ import annotations
 
 import difflib
-import os
 import socket
 import sys
 from collections.abc import Iterable, Mapping
@@ -17,10 +14,13 @@ from pathlib import Path
 
 import click
 
+from hami_hpc.cli import colours
+from hami_hpc.cli.exit_codes import ExitCode
+from hami_hpc.cli.options import Failure, command, config_option, node_option, output_option, settings_of
 from hami_hpc.core.inventory import Gpu, make_inventory
 from hami_hpc.errors import NodeError
 from hami_hpc.node import nvml
-from hami_hpc.node.config import Settings, load_settings, settings_path
+from hami_hpc.node.config import Settings
 from hami_hpc.render import on_disk
 from hami_hpc.render.files import Rendered, Renderer, Target
 from hami_hpc.render.marks import has_mark
@@ -28,17 +28,17 @@ from hami_hpc.render.merging import Merge
 from hami_hpc.render.on_disk import State
 
 DEVICE = "/dev/nvidia"
-LEFT_TO_MERGE = 3
 
 
 def gpus_by_hand(text: str, settings: Settings) -> tuple[Gpu, ...]:
-    """GPUs of `h200:2`, numbered from 0. NodeError for an unknown model or a count that is none."""
+    """GPUs of `h200:2`, numbered from 0. Exits with ExitCode.USAGE for an unknown model or a count that is none."""
     gpus: list[Gpu] = []
     for part in text.split(","):
         model, _, count = part.partition(":")
         if model not in settings.gpu_models or not (count or "1").isdigit() or not 1 <= int(count or "1") <= 256:
             known = ", ".join(settings.gpu_models) or "none"
-            raise NodeError(f"--gpus {part} is not understood; allowed is MODEL:COUNT with a model of: {known}")
+            message = f"--gpus {part} is not understood; allowed is MODEL:COUNT with a model of: {known}"
+            raise Failure(message, ExitCode.USAGE)
         for _ in range(int(count or "1")):
             minor = len(gpus)
             gpus.append(Gpu(minor, minor, "", model, model, settings.gpu_models[model]))
@@ -75,8 +75,9 @@ def show_diff(folder: Path, files: Mapping[str, str]) -> bool:
         lines = difflib.unified_diff(
             there.splitlines(True), content.splitlines(True), str(path) if there else "/dev/null", str(path)
         )
-        text = "".join(line if line.endswith("\n") else line + "\n" for line in lines)
-        click.echo(text, nl=False)
+        text = "\n".join(colours.diff_line(line.removesuffix("\n")) for line in lines)
+        if text:
+            click.echo(text)
         differs |= bool(text) or on_disk.state(path, content) is not State.SAME
     return differs
 
@@ -108,42 +109,58 @@ def write(output: Path, rendered: Rendered, force: bool) -> None:
         click.echo(f"kept  {path}")
 
 
-@click.command()
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("/etc/slurm"),
-    show_default=True,
-    help="The directory of slurm.conf.",
+@command(
+    "render",
+    done="nothing is left to merge (--dry-run: shown; --diff: no file would change)",
+    found="written, and lines are left to merge by hand (--diff: a file would change)",
 )
+@output_option("The directory of slurm.conf.", file_okay=False, default=Path("/etc/slurm"), show_default=True)
 @click.option("--dry-run", is_flag=True, help="Print the files and what is left to merge; write nothing.")
-@click.option("--diff", is_flag=True, help="Show what would change; write nothing. Exit status 1 when something would.")
+@click.option("--diff", is_flag=True, help="Show what would change; write nothing.")
 @click.option("--force", is_flag=True, help="Replace files of hami_hpc's that were edited; a copy is kept.")
+@config_option
 @click.option(
-    "--config", type=click.Path(dir_okay=False), help="The settings, instead of $HAMI_HPC_CONFIG or the default."
+    "--gpus", metavar="MODEL:COUNT", help="The node's GPUs, such as h200:2.  [default: those that NVML shows here]"
 )
-@click.option("--gpus", help="The node's GPUs, such as h200:2, instead of asking NVML here.")
-@click.option("--node", default=lambda: socket.gethostname().partition(".")[0], help="NodeName.  [default: this host]")
-@click.option("--node-parameters", default="", help="More of the NodeName line, such as 'CPUs=64 RealMemory=512000'.")
-@click.option("--device", default=DEVICE, show_default=True, help="Device files, without their numbers.")
-@click.option("--plugin-dir", default="", help="PluginDir, when the plugins lie outside of Slurm's own directory.")
+@node_option(
+    "The node's name in Slurm.  [default: this host's name]",
+    default=lambda: socket.gethostname().partition(".")[0],
+)
 @click.option(
-    "--spank", default="spank_hami_hpc.so", show_default=True, help="The SPANK plugin, in PluginDir or absolute."
+    "--node-parameters",
+    metavar="TEXT",
+    default="",
+    help="More of the NodeName line, such as 'CPUs=64 RealMemory=512000'.",
 )
-@click.option("--prolog", help="Prolog=, instead of a wrapper written beside the other files.")
-@click.option("--epilog", help="Epilog=, likewise.")
+@click.option(
+    "--device", metavar="PATH", default=DEVICE, show_default=True, help="Device files, without their numbers."
+)
+@click.option(
+    "--plugin-dir",
+    metavar="DIRECTORY",
+    default="",
+    help="PluginDir, when the plugins lie outside of Slurm's own directory.",
+)
+@click.option(
+    "--spank",
+    metavar="FILE",
+    default="spank_hami_hpc.so",
+    show_default=True,
+    help="The SPANK plugin, in PluginDir or absolute.",
+)
+@click.option("--prolog", metavar="FILE", help="Prolog=, instead of a wrapper written beside the other files.")
+@click.option("--epilog", metavar="FILE", help="Epilog=, instead of a wrapper written beside the other files.")
 @click.option("--cgroup", is_flag=True, help="Write cgroup.conf as well, where there is none.")
 def render(
-    output: Path, dry_run: bool, diff: bool, force: bool, config: str | None, gpus: str | None, **named: str
+    output: Path, dry_run: bool, diff: bool, force: bool, config: Path | None, gpus: str | None, **named: str
 ) -> None:
     """Write hami_hpc's parts of slurm.conf, gres.conf and plugstack.conf for this node, and the filters' site table.
 
     Only files of hami_hpc's own are written; what has to go into the site's own files is printed. Each further node's
-    run adds its lines. Exit status 3: written, and something is left to merge by hand.
+    run adds its lines.
     """
     output = output.absolute()
-    settings = load_settings(str(Path(config).absolute()) if config else settings_path(os.environ))
+    settings = settings_of(config)
     found = gpus_by_hand(gpus, settings) if gpus else make_inventory(nvml.read_devices(), settings.gpu_models)
     target = Target(directory=str(output), **named)  # type: ignore[arg-type]  # click fills it from the options
     if dry_run or diff:
@@ -155,11 +172,11 @@ def render(
             for name, content in rendered.files.items():
                 click.echo(f"==> {output / name} <==\n{content}")
         show_merges(rendered.merges, rendered.remarks)
-        raise click.exceptions.Exit(1 if differs else 0)
+        raise click.exceptions.Exit(ExitCode.FOUND if differs else ExitCode.DONE)
     Renderer(settings, found, target)  # what is wrong with settings and GPUs shows before a directory is made
     with on_disk.locked(output):
         rendered = Renderer(settings, found, target).render()
         write(output, rendered, force)
     show_merges(rendered.merges, rendered.remarks)
     if rendered.merges:
-        raise click.exceptions.Exit(LEFT_TO_MERGE)
+        raise click.exceptions.Exit(ExitCode.FOUND)

@@ -4,30 +4,25 @@
 from __future__ import annotations
 
 import json
-import os
 import time
+from pathlib import Path
 
 import click
 
+from hami_hpc.cli.options import command, config_option, format_option, settings_of
 from hami_hpc.core.duration import duration
-from hami_hpc.node.config import load_settings, settings_path
 from hami_hpc.node.running_job import read_running
 
-_EXIT_STATUS = """\b
-Exit status:
-  0  shown
-  1  the job holds no vGPU here, or is another user's
-  2  the command line is wrong"""
 
-
-@click.command(epilog=_EXIT_STATUS)
+@command("usage")
 @click.argument("job", type=click.IntRange(1))
-@click.option("--json", "as_json", is_flag=True, help="For machines: bytes and nanoseconds.")
-def usage(job: int, as_json: bool) -> None:
-    """What a running vGPU job uses now. Run it on the job's node."""
+@format_option("text", "json", help_text="Text: for people; json: for machines, with bytes and nanoseconds.")
+@config_option
+def usage(job: int, form: str, config: Path | None) -> None:
+    """What a running vGPU job uses now. Run it on the job's node, as its user or as root."""
     now_ns = time.time_ns()
-    grant, used = read_running(load_settings(settings_path(os.environ)).run_dir, job, now_ns)
-    if as_json:
+    grant, used = read_running(settings_of(config).run_dir, job, now_ns)
+    if form == "json":
         click.echo(
             json.dumps({"job_id": job, "grant": grant._asdict(), "usage": used._asdict(), "now_unix_ns": now_ns})
         )

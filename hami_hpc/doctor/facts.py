@@ -26,6 +26,9 @@ class Facts:
 
     @cached_property
     def _slurm_answer(self) -> dict[str, str] | NodeError:
+        given = self.environment.get("SLURM_CONF")
+        if given and not Path(given).is_file():
+            return NodeError(f"$SLURM_CONF names {given}, which is not there; set it to slurm.conf, or unset it")
         try:
             return commands.configuration()
         except NodeError as error:

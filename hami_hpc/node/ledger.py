@@ -198,6 +198,14 @@ def _insert(connection: sqlite3.Connection, boot_id: str, grants: Iterable[Grant
     connection.executemany(f"INSERT OR REPLACE INTO grants (boot_id, {columns}) VALUES ({marks})", rows)
 
 
+def fill(connection: sqlite3.Connection, boot_id: str, grants: Iterable[Grant]) -> None:
+    """Makes an empty database a ledger that holds the grants."""
+    for statement in SCHEMA:
+        connection.execute(statement)
+    _insert(connection, boot_id, grants)
+    _seal(connection)
+
+
 @contextmanager
 def explained(path: str) -> Iterator[None]:
     """Turns SQLite's errors into NodeErrors (LedgerDamagedError for damage) that say what to do."""
@@ -220,7 +228,8 @@ def explained(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def _reachable(path: str) -> Iterator[None]:
+def reachable(path: str) -> Iterator[None]:
+    """Turns the system's errors about the file into NodeErrors."""
     try:
         yield
     except PermissionError as error:
@@ -244,6 +253,11 @@ def _connect(path: str, boot_id: str) -> Ledger:
         raise LedgerMissingError(f"there is no ledger {path}")
     with explained(path):
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    return checked(connection, path, boot_id)
+
+
+def checked(connection: sqlite3.Connection, path: str, boot_id: str) -> Ledger:
+    """The ledger of a connection, which is closed when the ledger is old, damaged or too new: errors as _connect's."""
     ledger = Ledger(connection, path, boot_id)
     try:
         with explained(path):
@@ -277,7 +291,7 @@ def open_ledger(run_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]])
     A damaged one is put aside and replaced. NodeError for anything else that stands in the way.
     """
     path = f"{run_dir}/{FILE_NAME}"
-    with _reachable(path):
+    with reachable(path):
         made = 0
         end = time.monotonic() + BUSY_TIMEOUT_S
         while made < ATTEMPTS:
@@ -308,7 +322,7 @@ def make_sound(
     locks.HeldError where others hold the ledger open for longer than `timeout_s`.
     """
     path = f"{run_dir}/{FILE_NAME}"
-    with _reachable(path):
+    with reachable(path):
         lock = locks.acquire(f"{run_dir}/{LOCK_NAME}", exclusive=True, timeout_s=timeout_s)
         try:
             aside = None
@@ -340,10 +354,7 @@ def _make(path: str, boot_id: str, grants: Iterable[Grant], aside: str | None) -
             connection.execute("PRAGMA journal_mode = OFF")
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("BEGIN")
-            for statement in SCHEMA:
-                connection.execute(statement)
-            _insert(connection, boot_id, grants)
-            _seal(connection)
+            fill(connection, boot_id, grants)
             connection.execute("COMMIT")
         finally:
             connection.close()

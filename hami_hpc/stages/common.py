@@ -33,6 +33,16 @@ def open_ledger(settings: Settings) -> ledger.Ledger:
     return ledger.open_ledger(settings.run_dir, boot.boot_id(), lambda: held_grants(settings))
 
 
+def read_ledger(settings: Settings) -> ledger.Ledger:
+    """The ledger for a command that changes nothing, not even on disk: read-only, or in memory where there is none.
+
+    NodeError when there is one that cannot be read, a damaged one included.
+    """
+    from hami_hpc.node import ledger_reader
+
+    return ledger_reader.read_ledger(settings.run_dir, boot.boot_id(), lambda: held_grants(settings))
+
+
 def make_ledger_sound(settings: Settings) -> None:
     """Puts a damaged ledger aside and makes a new one."""
     ledger.make_sound(settings.run_dir, boot.boot_id(), lambda: held_grants(settings))

@@ -36,13 +36,16 @@ class Result:
 
 
 def reconcile(settings: Settings, running_jobs: Callable[[], frozenset[int]], dry_run: bool) -> tuple[Result, ...]:
-    """Plans and, without `dry_run`, does. NodeError when ledger or run directory cannot be read at all."""
-    ledger = common.open_ledger(settings)
+    """Plans and, without `dry_run`, does. NodeError when ledger or run directory cannot be read at all.
+
+    A dry run changes nothing on disk: where there is no ledger, it plans from what a new one would hold.
+    """
+    ledger = common.read_ledger(settings) if dry_run else common.open_ledger(settings)
     results = []
     try:
         damage = ledger.damage()
         if damage is not None:
-            if dry_run:
+            if dry_run:  # damaged since it was opened
                 raise NodeError(f"ledger {ledger.path} is damaged ({damage}); without --dry-run a new one is made")
             ledger.close()
             common.make_ledger_sound(settings)

@@ -76,7 +76,7 @@ def test_what_a_job_used_goes_from_its_epilog_to_its_efficiency(cluster: Layout,
     release.unlink(missing_ok=True)
     job = jobs.submit(cluster, "games", HALF, script="slice --until release")
     jobs.wait(cluster, lambda: "CUDA says" in jobs.output(cluster, "games", job), "the slice to be filled", 30, job)
-    now = json.loads(_hami(cluster, "usage", str(job), "--json"))
+    now = json.loads(_hami(cluster, "usage", str(job), "--format", "json"))
     assert (now["usage"]["used_bytes"], now["grant"]["mem_mib"], now["usage"]["oom_count"]) == (8192 << 20, 8192, 1)
     release.touch()
     jobs.wait_for_state(cluster, job, "COMPLETED", "FAILED")

@@ -17,6 +17,7 @@ from node_testbed import GPU_MIB, ROOT, UUIDS, Node
 from hami_hpc import builds
 from hami_hpc.cli import main
 from hami_hpc.cli.doctor_command import examine
+from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.core.finding import Level
 from hami_hpc.core.inventory import Device
 from hami_hpc.doctor.build_checks import GRES_PLUGINS, plugin_version
@@ -64,7 +65,7 @@ def test_doctor_is_content_with_a_node_that_has_everything(healthy: Healthy) -> 
     done = healthy.run()
     assert done.exit_code == 0, done.output
     assert {line[:4] for line in done.output.splitlines()} == {"OK  "}, done.output
-    rows = json.loads(healthy.run("--json").output)
+    rows = json.loads(healthy.run("--format", "json").output)
     assert {row["level"] for row in rows} == {"OK"}
     assert set(rows[0]) == {"what", "level", "detail", "advice"}
 
@@ -95,7 +96,7 @@ def test_doctor_names_what_was_taken_away_and_what_to_do(healthy: Healthy, name:
     assert words in f"{found.detail} -> {found.advice}"
     failing = {one.what for one in findings.values() if one.level is Level.FAIL}
     assert failing == ({what} if level is Level.FAIL else set()), "nothing else is blamed"
-    assert healthy.run().exit_code == (1 if level is Level.FAIL else 0)
+    assert healthy.run().exit_code == (ExitCode.FOUND if level is Level.FAIL else 0)
     assert all(one.advice for one in findings.values() if not one.is_ok)
 
 
@@ -159,7 +160,7 @@ def test_a_node_without_gpus_is_told_apart(healthy: Healthy, monkeypatch: pytest
         raise NodeError("NVML cannot be used")
 
     monkeypatch.setattr(nvml, "read_devices", no_driver)
-    assert healthy.findings()["driver"].level is Level.FAIL, "Slurm counts GPUs here"
+    assert healthy.findings()["driver, gres.conf"].level is Level.FAIL, "Slurm counts GPUs here"
     healthy.counted = {}
     findings = healthy.findings("login1")
     assert "login1 has no GPUs in Slurm and none here" in findings["GPUs"].detail
@@ -176,10 +177,25 @@ def test_doctor_goes_on_when_slurm_does_not_answer(healthy: Healthy, monkeypatch
 
     monkeypatch.setattr(commands, "configuration", down)
     findings = healthy.findings()
-    assert findings["plugins"].detail == "slurmctld is down"
+    (stopped,) = (one for one in findings.values() if not one.is_ok)
+    assert stopped.what == "plugins, builds, slurm.conf, devices, stages, QoS, gres.conf"
+    assert stopped.detail == "slurmctld is down"
     assert findings["plugstack.conf"].is_ok
-    assert findings["gres.conf"].is_ok
     assert len(asked) == 1, "and waits for it once"
+
+
+def test_a_slurm_conf_that_is_not_there_is_said_once_in_plain_words(
+    healthy: Healthy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
+    done = healthy.run()
+    assert done.exit_code == ExitCode.FOUND
+    (line,) = (line for line in done.output.splitlines() if "/nowhere/slurm.conf" in line)
+    assert line == (
+        "FAIL  plugins, builds, slurm.conf, devices, plugstack.conf, stages, filters, QoS, gres.conf: "
+        "$SLURM_CONF names /nowhere/slurm.conf, which is not there; set it to slurm.conf, or unset it"
+    )
+    assert [line[:4] for line in done.output.splitlines()].count("FAIL") == 1
 
 
 def test_slurmdbd_that_does_not_answer_is_a_finding_of_its_own(

@@ -134,6 +134,20 @@ def test_installing_again_keeps_the_sites_own_filters(installation: Installation
     assert not list(installation.prefix.rglob("*.new*")), "nothing half-written is left"
 
 
+def test_man_pages_and_completion_lie_where_man_and_shells_look(installation: Installation) -> None:
+    share = installation.file("share")
+    built = subprocess.run([ROOT / "scripts/build-info"], capture_output=True, text=True, check=True).stdout.strip()
+    page = (share / "man/man1/hami-hpc-doctor.1").read_text()
+    assert page.startswith(f'.TH "HAMI\\-HPC\\-DOCTOR" "1" "" "hami-hpc {built}"')
+    script = share / "bash-completion/completions/hami-hpc"
+    words = 'COMP_WORDS=(hami-hpc doctor --format ""); COMP_CWORD=3; _hami_hpc_completion hami-hpc'
+    code = f'. {script}; {words}; echo "${{COMPREPLY[@]}}"'
+    done = installation.run("bash", "--norc", "-c", code, PATH=f"{installation.prefix}/bin:/usr/bin:/bin")
+    assert (done.stdout, done.stderr) == ("text json\n", "")
+    assert (share / "zsh/site-functions/_hami-hpc").exists()
+    assert (share / "fish/vendor_completions.d/hami-hpc.fish").exists()
+
+
 def test_destdir_goes_before_every_place_and_into_no_file(installation: Installation, tmp_path: Path) -> None:
     seed_venv(tmp_path / "opt/x/lib/hami-hpc/venv")
     make_install(PREFIX="/opt/x", DESTDIR=str(tmp_path))
@@ -142,6 +156,8 @@ def test_destdir_goes_before_every_place_and_into_no_file(installation: Installa
     )
     assert [path.name for path in (tmp_path / "usr/lib").iterdir() if "hami" in path.name] == []
     assert named_elsewhere(tmp_path) == []
+    assert (tmp_path / "opt/x/share/man/man1/hami-hpc.1").exists()
+    assert (tmp_path / "opt/x/share/zsh/site-functions/_hami-hpc").exists()
     launcher = (tmp_path / "opt/x/bin/hami-hpc").read_text()
     assert launcher == '#!/bin/sh\nexec /opt/x/lib/hami-hpc/venv/bin/python3 -I -m hami_hpc.cli "$@"\n'
     stages = [tmp_path / "opt/x/libexec/hami-hpc" / name for name in ("python.sh", "ingest", "prolog")]

@@ -37,13 +37,13 @@ def test_jobs_shows_limit_and_use_of_each_grant(node: Node) -> None:
         ["7", "65534", "0", "std", "4096", "1000", "2000", "3", "4", "50"],
         ["12", "65534", "1", "std", "8192", "0", "0", "0", "0", "50"],
     ]
-    rows = json.loads(run(node, "jobs", "--json").output)
+    rows = json.loads(run(node, "jobs", "--format", "json").output)
     assert [(row["job_id"], row["used_bytes"], row["usage"]) for row in rows] == [(7, 1000 << 20, "ok"), (12, 0, "ok")]
     assert [(row["oom_count"], row["device_oom_count"]) for row in rows] == [(3, 4), (0, 0)]
 
 
 def test_inventory_shows_slurms_index_model_and_shards(node: Node) -> None:
-    rows = json.loads(run(node, "inventory", "--json").output)
+    rows = json.loads(run(node, "inventory", "--format", "json").output)
     assert [(row["slurm_index"], row["model"], row["total_mib"], row["shards"]) for row in rows] == [
         (0, "h200", GPU_MIB, 559),
         (1, "h200", GPU_MIB, 559),
@@ -71,6 +71,7 @@ def test_an_unknown_command_and_a_broken_file_end_in_one_line(node: Node) -> Non
     unknown = run(node, "nosuch")
     assert unknown.exit_code == 2
     assert "No such command 'nosuch'" in unknown.output
+    assert run(node, "reconsile").output.endswith("Did you mean reconcile?\n")
     node.config.write_text("version = 2\n")
     broken = run(node, "jobs")
     assert broken.exit_code == 1

@@ -224,11 +224,11 @@ def test_the_command_prints_a_line_for_each_deed_and_fails_when_a_person_is_need
     environment = {"HAMI_HPC_CONFIG": str(node.config)}
     dry = CliRunner().invoke(main, ["reconcile", "--node", "node1", "--dry-run"], env=environment)
     assert dry.output == "would do: job 7: has left this node; its 8192 MiB of GPU 0 are free again\n"
-    done = CliRunner().invoke(main, ["reconcile", "--node", "node1", "--json"], env=environment)
+    done = CliRunner().invoke(main, ["reconcile", "--node", "node1", "--format", "json"], env=environment)
     assert (done.exit_code, [row["action"] for row in json.loads(done.output)]) == (0, ["end"])
     monkeypatch.setattr(nvml, "read_devices", lambda: ())
     broken = CliRunner().invoke(main, ["reconcile", "--node", "node1"], env=environment)
-    assert broken.exit_code == 1
+    assert broken.exit_code == 3
     assert broken.output.startswith("PROBLEM: job 8: its GPU 0")
 
 
@@ -249,7 +249,7 @@ def test_squeue_is_asked_for_every_job_that_holds_something(tmp_path: Path, monk
 def test_reconcile_is_the_same_command_under_python_m(node: Node) -> None:
     command = [str(ROOT / ".venv" / "bin" / "python"), "-m", "hami_hpc.cli", "reconcile", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    assert "Square the ledger" in done.stdout
+    assert "Make the ledger" in done.stdout
 
 
 def test_results_say_what_stood_in_the_way_and_the_rest_is_done(node: Node) -> None:
@@ -317,7 +317,7 @@ def test_reconcile_never_ends_with_a_traceback(node: Node, monkeypatch: pytest.M
     monkeypatch.setattr(commands, "running_jobs", lambda _name: frozenset())
     monkeypatch.setattr(usage_spool, "to_json", fails)
     done = CliRunner().invoke(main, ["reconcile", "--node", "node1"], env=environment)
-    assert done.exit_code == 1
+    assert done.exit_code == 3
     assert "FAILED: unexpected OverflowError" in done.output
     assert "Traceback" not in done.output
 

@@ -174,7 +174,7 @@ def test_the_wrappers_pass_the_settings_on(node: Node) -> None:
 )
 def test_gpus_given_by_hand_must_be_of_the_settings(node: Node, gpus: str, said: str) -> None:
     done = CliRunner().invoke(main, ["render", "--config", str(node.config), "--gpus", gpus, "--dry-run"])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert re.search(said, done.output)
 
 

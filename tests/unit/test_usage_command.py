@@ -45,7 +45,7 @@ def test_a_node_without_accounting_tells_what_a_running_job_uses(tmp_path: Path)
     assert done.stdout.startswith("Job 7, running for 00:00:0")
     assert "0 of 8,192 MiB now, 2,048 MiB at most" in done.stdout
     assert "3 requests refused" in done.stdout
-    told = json.loads(on_a_node(node, "usage", "7", "--json").stdout)
+    told = json.loads(on_a_node(node, "usage", "7", "--format", "json").stdout)
     assert (told["job_id"], told["grant"]["gpu_uuid"], told["usage"]["peak_bytes"]) == (7, UUIDS[0], 2048 * MIB)
 
 

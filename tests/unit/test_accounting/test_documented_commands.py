@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from node_testbed import Node
 
 from hami_hpc.cli import main
-from hami_hpc.cli.accounting_options import note_old
+from hami_hpc.cli.options import note_old
 
 from .samples import HOUR, ONE_H200, VGPU_HALF, Job, export_text
 from .test_efficiency import _record, _spool

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all commands have in common: one spelling of each option, the old spellings, exit statuses and errors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import click
+
+from hami_hpc.cli import colours
+from hami_hpc.cli.exit_codes import DONE, ExitCode, meanings
+from hami_hpc.contract import constants as contract
+from hami_hpc.node.config import Settings, load_settings, settings_path
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Option as it was once spelled -> what it is today.
+_OLD_OPTIONS = {"--json": "--format=json", "--out": "--output"}
+
+
+class Failure(click.ClickException):
+    """An error that ends the command with one line on standard error."""
+
+    def __init__(self, message: str, code: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(message.removeprefix(contract.ERROR_PREFIX))
+        self.exit_code = code  # type: ignore[misc]  # click's is of the class; here each error has its own
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        colours.show_error(self.format_message())
+
+
+class WrongUsageError(click.UsageError):
+    """click's own error about a command line, shown as every other error is."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        if self.ctx is not None:
+            click.echo(f"{self.ctx.get_usage()}\nTry '{self.ctx.command_path} --help' for help.\n", err=True)
+        colours.show_error(self.format_message())
+
+
+def os_error_text(error: OSError) -> str:
+    """An error of the operating system in one line: the file, and what is wrong with it."""
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
+
+
+def note_old(old: str, new: str) -> None:
+    """Tells the user of an old spelling, which goes on working, what it is called now."""
+    click.echo(f"note: {old} is now called {new}", err=True)
+
+
+class Command(click.Command):
+    """A command that understands the old spellings of options, and whose help ends with its exit statuses."""
+
+    statuses: list[tuple[ExitCode, str]]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        known = {spelling for option in self.params for spelling in option.opts}
+        return super().parse_args(ctx, [self._current(word, known) for word in args])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        format_statuses(self.statuses, formatter)
+
+    def _current(self, word: str, known: set[str]) -> str:
+        old, equals, value = word.partition("=")
+        new = _OLD_OPTIONS.get(old, "")
+        if not new or old in known or new.partition("=")[0] not in known:
+            return word
+        note_old(f"{self.name} {old}", f"{self.name} {new.replace('=', ' ')}")
+        return new + equals + value
+
+
+def format_statuses(statuses: list[tuple[ExitCode, str]], formatter: click.HelpFormatter) -> None:
+    """The part of a help text that lists exit statuses."""
+    with formatter.section("Exit status"):
+        formatter.write_dl([(str(int(code)), meaning) for code, meaning in statuses])
+
+
+def command(
+    name: str, *, done: str = DONE, found: str = "", kind: type[Command] = Command
+) -> Callable[[Callable[..., Any]], Command]:
+    """Makes a function the command `name`. `found`: what its exit status FOUND means, if it has that."""
+
+    def decorate(function: Callable[..., Any]) -> Command:
+        made = click.command(name, cls=kind)(function)
+        made.statuses = meanings(done, found)
+        return made
+
+    return decorate
+
+
+def format_option(*formats: str, help_text: str = "Table: for people; the others: for machines.") -> Callable[[F], F]:
+    """--format, which the command gets as `form`."""
+    return click.option(
+        "--format", "form", type=click.Choice(formats), default=formats[0], show_default=True, help=help_text
+    )
+
+
+def input_option(help_text: str, **more: Any) -> Callable[[F], F]:
+    """--input, which the command gets as `source`."""
+    return click.option("--input", "source", type=click.Path(path_type=Path), help=help_text, **more)
+
+
+def output_option(help_text: str, **more: Any) -> Callable[[F], F]:
+    """--output, which the command gets as `output`."""
+    kind = click.Path(path_type=Path, file_okay=more.pop("file_okay", True))
+    return click.option("--output", "-o", type=kind, help=help_text, **more)
+
+
+def node_option(help_text: str, **more: Any) -> Callable[[F], F]:
+    """--node, which the command gets as `node`."""
+    return click.option("--node", metavar="NAME", help=help_text, **more)
+
+
+this_node_option = node_option(
+    "This node's name in Slurm.  [default: $HAMI_HPC_NODE, else asked of slurm.conf]", envvar="HAMI_HPC_NODE"
+)
+
+config_option = click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"The settings.  [default: $HAMI_HPC_CONFIG, else {contract.FILE_CONFIG}]",
+)
+
+
+def config_path(config: Path | None) -> str:
+    """The settings' file: that of --config, else that of the environment, else the default."""
+    return str(config.absolute()) if config else settings_path(os.environ)
+
+
+def settings_of(config: Path | None) -> Settings:
+    """Reads the settings. HamiError when they cannot be read or are wrong."""
+    return load_settings(config_path(config))

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hami-hpc's commands: one spelling for one meaning, whole summaries, and one meaning for one exit status."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from node_testbed import ROOT, Node
+
+from hami_hpc.cli import ACCOUNTING_COMMANDS, COMMANDS, NODE_COMMANDS, main
+from hami_hpc.cli.exit_codes import ExitCode, meanings
+from hami_hpc.cli.options import Command
+
+ALL = frozenset(COMMANDS)
+ACCOUNTING = frozenset(ACCOUNTING_COMMANDS)
+PERIOD = frozenset({"bill", "check-bill"})
+# Meaning -> its one spelling, and the commands that have it. A new option that means what one of these does takes that
+# spelling; one that means something new gets a line of its own.
+OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
+    "the settings' file": ("--config", ALL),
+    "form of what is printed": ("--format", ALL - {"render", "ingest", "collect-usage", "report"}),
+    "file or directory that is written": ("-o --output", frozenset({"render", "invoice", "report"})),
+    "file or directory that is read": ("--input", frozenset({"ingest", "collect-usage", *PERIOD})),
+    "clusters of the records": ("-M --clusters", frozenset({"ingest", "collect-usage", *PERIOD})),
+    "time zone": ("--timezone", ACCOUNTING),
+    "prices": ("--rates", ACCOUNTING),
+    "accounting store": ("--store", ACCOUNTING),
+    "node's name in Slurm": ("--node", frozenset({"render", "reconcile", "doctor"})),
+    "show, and change nothing": ("--dry-run", frozenset({"render", "reconcile"})),
+    "calendar month": ("--month", frozenset({*PERIOD, "invoice", "report"})),
+    "begin of a period": ("--start", frozenset({*PERIOD, "efficiency"})),
+    "end of a period": ("--end", frozenset({*PERIOD, "efficiency"})),
+    "account": ("--account", frozenset({"invoice", "balances", "efficiency"})),
+    "user": ("--user", frozenset({"efficiency"})),
+    "a site's own templates": ("--templates", frozenset({"invoice", "report"})),
+    "print nothing when all is well": ("--quiet", frozenset({"ingest", "collect-usage"})),
+    "ask sacct although there is a store": ("--live", PERIOD),
+    "what a line of the bill is of": ("--by", frozenset({"bill"})),
+    "who asks slurmdbd": ("--source", frozenset({"ingest"})),
+    "begin of the first ingest": ("--since", frozenset({"ingest"})),
+    "days read at a time": ("--window-days", frozenset({"ingest"})),
+    "delete what was read": ("--remove", frozenset({"collect-usage"})),
+    "number and keep nothing": ("--draft", frozenset({"invoice"})),
+    "PDF beside HTML": ("--pdf", frozenset({"invoice"})),
+    "lines at most": ("--limit", frozenset({"efficiency"})),
+    "differences from what is there": ("--diff", frozenset({"render"})),
+    "replace edited files": ("--force", frozenset({"render"})),
+    "the node's GPUs": ("--gpus", frozenset({"render"})),
+    "more of the NodeName line": ("--node-parameters", frozenset({"render"})),
+    "device files": ("--device", frozenset({"render"})),
+    "PluginDir": ("--plugin-dir", frozenset({"render"})),
+    "SPANK plugin": ("--spank", frozenset({"render"})),
+    "Prolog": ("--prolog", frozenset({"render"})),
+    "Epilog": ("--epilog", frozenset({"render"})),
+    "cgroup.conf": ("--cgroup", frozenset({"render"})),
+}
+# Other words for a meaning of the table, so that no second spelling passes as a new meaning.
+SYNONYMS = re.compile(
+    r"--(json|csv|out|outfile|output-(file|dir)|conf|settings|in|infile|file|from|to|cluster|tz|time-zone|zone|begin|"
+    r"stop|until|accounts|users|price|prices|nodes|node-name|nodelist|dryrun|noop|silent|template)"
+)
+OLD_SPELLINGS = {"bill": {"--check"}, "invoice": {"--balances"}, "ingest": {"--cluster", "--usage", "--remove-usage"}}
+
+
+def command_of(name: str) -> Command:
+    found = main.get_command(click.Context(main), name)
+    assert isinstance(found, Command), name
+    return found
+
+
+def options_of(name: str) -> list[click.Option]:
+    return [option for option in command_of(name).params if isinstance(option, click.Option)]
+
+
+def spelled(option: click.Option) -> str:
+    return " ".join(sorted(option.opts, key=len))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_every_command_is_in_the_table_of_meanings(name: str) -> None:
+    expected = {spelling for spelling, commands in OPTIONS.values() if name in commands}
+    assert {spelled(option) for option in options_of(name) if not option.hidden} == expected
+    assert {spelled(option) for option in options_of(name) if option.hidden} == OLD_SPELLINGS.get(name, set())
+
+
+def test_one_meaning_has_one_spelling_and_one_spelling_one_meaning() -> None:
+    spellings = [spelling for spelling, _ in OPTIONS.values()]
+    assert len(set(spellings)) == len(spellings)
+    assert [spelling for spelling in spellings if SYNONYMS.fullmatch(spelling)] == []
+    named: dict[str | None, set[str]] = {}
+    spelled_so: dict[str, set[str | None]] = {}
+    for name in COMMANDS:
+        for option in options_of(name):
+            if not option.hidden:
+                named.setdefault(option.name, set()).add(spelled(option))
+                spelled_so.setdefault(spelled(option), set()).add(option.name)
+    assert {name: options for name, options in named.items() if len(options) > 1} == {}, (
+        "a parameter with two spellings"
+    )
+    assert {option: names for option, names in spelled_so.items() if names not in ({"accounts", "account"},)} == {
+        option: {next(iter(names))} for option, names in spelled_so.items() if names != {"accounts", "account"}
+    }, "an option with two meanings"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_summary_in_the_list_is_the_first_sentence_of_the_commands_help(name: str) -> None:
+    assert COMMANDS[name][1] == command_of(name).get_short_help_str(limit=10_000)
+    assert command_of(name).name == name
+
+
+@pytest.mark.parametrize("columns", [60, 80, 110])
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_no_help_is_cut_or_wider_than_the_terminal(name: str, columns: int) -> None:
+    result = CliRunner().invoke(main, [*name.split(), "--help"], terminal_width=columns, prog_name="hami-hpc")
+    assert result.exit_code == 0
+    assert max(len(line) for line in result.stdout.splitlines()) <= columns
+    assert "..." not in result.stdout.replace("[OPTIONS] COMMAND [ARGS]...", "")
+    text = "".join(result.stdout.split())
+    summaries = [summary for _, summary in COMMANDS.values()] if not name else [COMMANDS[name][1]]
+    assert [summary for summary in summaries if "".join(summary.split()) not in text] == []
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_every_help_lists_the_exit_statuses_that_the_command_has(name: str) -> None:
+    result = CliRunner().invoke(main, [*name.split(), "--help"])
+    listed = re.findall(r"^  (\d)  ", result.stdout.partition("Exit status:")[2], flags=re.M)
+    finding = name in ("", "render", "reconcile", "doctor", "check-bill")
+    assert [int(code) for code in listed] == [*range(3), *([int(ExitCode.FOUND)] if finding else [])]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_wrong_command_line_has_the_same_status_everywhere(tmp_path: Path, name: str) -> None:
+    result = CliRunner().invoke(main, [name, "--nosuch"], env={"HAMI_HPC_CONFIG": str(Node.make(tmp_path).config)})
+    assert result.exit_code == ExitCode.USAGE
+    assert "--nosuch" in result.stderr.splitlines()[-1]
+    assert result.stderr.splitlines()[-1].startswith("Error: ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_settings_that_are_not_there_are_an_error_and_no_finding(tmp_path: Path, name: str) -> None:
+    needed = {"usage": ["7"], "bill": ["--month", "2026-09"], "check-bill": ["--month", "2026-09"]}
+    needed |= {"collect-usage": ["--input", "/"], "invoice": ["--month", "2026-09"], "efficiency": ["7"]}
+    needed |= {"report": ["--month", "2026-09", "--output", str(tmp_path / "r.html")], "render": ["--gpus", "h200"]}
+    missing = str(tmp_path / "none.toml")
+    result = CliRunner().invoke(main, [name, *needed.get(name, []), "--config", missing])
+    # doctor's answer is that the settings are missing: that is what it was asked.
+    assert result.exit_code == (ExitCode.FOUND if name == "doctor" else ExitCode.FAILED), result.output
+    assert missing in result.output
+
+
+def test_json_is_asked_for_as_before_too(tmp_path: Path) -> None:
+    node = Node.make(tmp_path)
+    for name in ("jobs", "doctor", "reconcile"):
+        environment = {"HAMI_HPC_CONFIG": str(node.config), "HAMI_HPC_NODE": "node1", "PATH": "/nowhere"}
+        old = CliRunner().invoke(main, [name, "--json"], env=environment)
+        new = CliRunner().invoke(main, [name, "--format", "json"], env=environment)
+        assert old.stderr == f"note: {name} --json is now called {name} --format json\n"
+        assert new.stderr == ""
+        assert (old.exit_code, old.stdout[:1]) == (new.exit_code, new.stdout[:1])
+        assert old.stdout[:1] == "["
+
+
+def test_the_documents_list_the_exit_statuses_as_they_are_defined() -> None:
+    text = (ROOT / "docs" / "node.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| ([^|]*) \|", text, flags=re.M)
+    assert [(int(code), meaning) for code, meaning in rows] == [(int(code), meaning) for code, meaning in meanings()]
+
+
+def test_both_groups_are_in_the_table() -> None:
+    assert {*NODE_COMMANDS} & {*ACCOUNTING_COMMANDS} == set()
+    assert set().union(*(commands for _, commands in OPTIONS.values())) == ALL
