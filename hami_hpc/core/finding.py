@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """WARN: vgpu jobs run and are fenced as configured, and something could be better. It fails nothing."""
+    """How serious a finding is. WARN: vgpu jobs run and are fenced as configured, but something should be improved."""
 
     OK = "OK"
     WARN = "WARN"
@@ -17,7 +17,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor's report. `advice` is what to do, empty when all is well."""
+    """One line of the doctor's report. `advice` says what to do; it is empty for Level.OK."""
 
     what: str
     level: Level
@@ -30,5 +30,5 @@ class Finding:
 
 
 def finding(what: str, is_ok: bool, detail: str, advice: str, otherwise: Level = Level.FAIL) -> Finding:
-    """OK without advice, or `otherwise` with it."""
+    """Returns a finding of level OK without advice if `is_ok`, else one of level `otherwise` with `advice`."""
     return Finding(what, Level.OK if is_ok else otherwise, detail, "" if is_ok else advice)

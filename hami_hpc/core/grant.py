@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job was given on this node: from the environment of prolog and epilog to a Grant. Pure."""
+"""Makes a Grant, a job's slice of a GPU of this node, from the environment of prolog and epilog. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UINT32_MAX = 0xFFFFFFFF
 
 
 class JobUnits(NamedTuple):
-    """What Slurm's credential gives the job on this node; `gpu_index` is Slurm's device index."""
+    """The units that Slurm's credential gives the job on this node. `gpu_index` is Slurm's device index."""
 
     job_id: int
     uid: int
@@ -43,9 +43,9 @@ class Grant(NamedTuple):
     phase_percent: int = 0
 
     def same_slice(self, other: Grant) -> bool:
-        """Whether both give the same user the same piece of the same GPU, whenever each was made."""
-        mine = (self.job_id, self.uid, self.gpu_uuid, self.mem_mib, self.cores_percent, self.service_class, self.policy)
-        return mine == (
+        """Returns whether both give the same user the same piece of the same GPU. Ignores when each was made."""
+        own = (self.job_id, self.uid, self.gpu_uuid, self.mem_mib, self.cores_percent, self.service_class, self.policy)
+        return own == (
             other.job_id,
             other.uid,
             other.gpu_uuid,
@@ -57,12 +57,12 @@ class Grant(NamedTuple):
 
 
 def wants_vgpu(environment: Mapping[str, str]) -> bool:
-    """Whether Slurm gave the job any of the vgpu variables."""
+    """Returns whether Slurm gave the job any of the vgpu variables."""
     return any(environment.get(name) for name in VGPU_VARIABLES)
 
 
 def parse_id(environment: Mapping[str, str], name: str) -> int:
-    """A job id or uid that slurmd sets. NodeError when it is missing or no 32-bit number."""
+    """Reads a job id or uid that slurmd sets. Raises NodeError when it is missing or not a 32-bit number."""
     text = environment.get(name, "")
     if not (text.isascii() and text.isdigit()) or int(text) > UINT32_MAX:
         raise NodeError(
@@ -72,10 +72,10 @@ def parse_id(environment: Mapping[str, str], name: str) -> int:
 
 
 def whole_gpus(environment: Mapping[str, str]) -> str:
-    """The GPUs of a job that holds all of this node (--exclusive, OverSubscribe=EXCLUSIVE), as Slurm lists them.
+    """Returns Slurm's list of the GPUs of a job that holds the whole node (--exclusive, OverSubscribe=EXCLUSIVE).
 
-    Slurm gives such a job every unit of every gres but shards: more than the one vgpu that a slice has, and all cores
-    of each of its GPUs. All of it is from the signed credential. Empty for any other job.
+    Returns "" for any other job. Slurm gives a whole-node job all units of every gres except shards: more than the one
+    vgpu that a slice has, and all cores of each of its GPUs. These values come from the signed credential.
     """
     vgpu, cores = environment.get(c.ENV_VGPU, ""), environment.get(c.ENV_CORES, "")
     gpus = environment.get("SLURM_JOB_GPUS", "")
@@ -87,9 +87,9 @@ def whole_gpus(environment: Mapping[str, str]) -> str:
 
 
 def parse_units(environment: Mapping[str, str]) -> JobUnits | None:
-    """The job's units, or None for a job without vgpu.
+    """Returns the job's units, or None for a job without vgpu.
 
-    NodeError when the variables are incomplete or malformed (a plugin is missing or of another version);
+    Raises NodeError when the variables are incomplete or malformed (a plugin is missing or of another version), and
     JobError when they are well-formed but ask for what a node cannot give (several slices, several GPUs).
     """
     if not wants_vgpu(environment):
@@ -135,7 +135,7 @@ def _in_range(job_id: int, name: str, value: int, most: int) -> int:
 
 
 def _one_gpu(listed: str, job_id: int, slices: int) -> int:
-    """Slurm's index of the job's only GPU, from SLURM_JOB_GPUS."""
+    """Returns Slurm's index of the job's only GPU, from SLURM_JOB_GPUS."""
     if not listed:
         raise NodeError(
             f"job {job_id} has a vgpu but no GPU (SLURM_JOB_GPUS is not set): gres.conf needs gpu and shard lines with "
@@ -153,7 +153,7 @@ def _one_gpu(listed: str, job_id: int, slices: int) -> int:
 
 
 def make_grant(units: JobUnits, gpu: Gpu, policy: str, mode: str, created_unix_ns: int) -> Grant:
-    """The grant of `units` on `gpu`."""
+    """Returns the grant of `units` on `gpu`."""
     return Grant(
         job_id=units.job_id,
         uid=units.uid,
@@ -171,15 +171,15 @@ def make_grant(units: JobUnits, gpu: Gpu, policy: str, mode: str, created_unix_n
 
 
 def free_phase(grant: Grant, live: Iterable[Grant]) -> int:
-    """Where in the common period the window of `grant` begins, percent: where the fewest others have theirs.
+    """Returns where the window of `grant` begins in the common period, percent: where it overlaps others the least.
 
-    Shares that add up to at most 100 and came and went leave gaps that one window may have to reach over; then the
-    overlap is the least there is.
+    An overlap can be unavoidable although the shares add up to at most 100: jobs that ended leave gaps, and a window
+    may be longer than any of them.
     """
     windows_at = [0] * 100
-    for held in live:
-        if held.gpu_uuid == grant.gpu_uuid and held.job_id != grant.job_id and held.cores_percent < 100:
-            for i in range(held.phase_percent, held.phase_percent + held.cores_percent):
+    for other in live:
+        if other.gpu_uuid == grant.gpu_uuid and other.job_id != grant.job_id and other.cores_percent < 100:
+            for i in range(other.phase_percent, other.phase_percent + other.cores_percent):
                 windows_at[i % 100] += 1
     overlap = sum(windows_at[: grant.cores_percent])
     best, best_overlap = 0, overlap
@@ -191,11 +191,11 @@ def free_phase(grant: Grant, live: Iterable[Grant]) -> int:
 
 
 def check_fits(grant: Grant, live: Iterable[Grant], memory_scaling: float) -> None:
-    """NodeError when `grant` and the live grants of its GPU together pass the GPU's memory."""
-    others = [held for held in live if held.gpu_uuid == grant.gpu_uuid and held.job_id != grant.job_id]
+    """Raises NodeError when `grant` and the live grants of its GPU together exceed the GPU's memory."""
+    others = [other for other in live if other.gpu_uuid == grant.gpu_uuid and other.job_id != grant.job_id]
     capacity_mib = int(grant.gpu_total_mib * memory_scaling)
-    held_mib = sum(held.mem_mib for held in others)
-    if grant.mem_mib <= capacity_mib - held_mib:
+    granted_mib = sum(other.mem_mib for other in others)
+    if grant.mem_mib <= capacity_mib - granted_mib:
         return
     if not others:
         raise NodeError(
@@ -203,10 +203,10 @@ def check_fits(grant: Grant, live: Iterable[Grant], memory_scaling: float) -> No
             f"{capacity_mib} MiB. total_mib of {grant.model} in hami-hpc.toml is too large for this node: "
             "compare with hami-hpc inventory",
         )
-    holders = ", ".join(f"job {held.job_id}: {held.mem_mib} MiB" for held in others[:8])
+    holders = ", ".join(f"job {other.job_id}: {other.mem_mib} MiB" for other in others[:8])
     more = f" and {len(others) - 8} more" if len(others) > 8 else ""
     raise NodeError(
         f"job {grant.job_id} needs {grant.mem_mib} MiB of GPU {grant.gpu_minor} ({grant.gpu_uuid}), but "
-        f"{held_mib} of {capacity_mib} MiB are held ({holders}{more}). "
+        f"{granted_mib} of {capacity_mib} MiB are held ({holders}{more}). "
         "If those jobs have ended, run: hami-hpc reconcile",
     )

@@ -12,8 +12,8 @@ from hami_hpc.errors import NodeError
 class Gpu(NamedTuple):
     """One GPU of this node.
 
-    `slurm_index` is Slurm's number of it (SLURM_JOB_GPUS): slurmd sorts the File= lines of gres.conf by name, so it is
-    the rank by minor number. `total_mib` is what CUDA programs can use: NVML's total less what the driver reserves.
+    `slurm_index` is Slurm's number of the GPU (SLURM_JOB_GPUS), its rank by minor number: slurmd sorts the File= lines
+    of gres.conf by name. `total_mib` is what CUDA programs can use: NVML's total less what the driver reserves.
     """
 
     slurm_index: int
@@ -25,7 +25,7 @@ class Gpu(NamedTuple):
 
 
 class Device(NamedTuple):
-    """What NVML says of one GPU, before it is given an index and a model. Memory in MiB, usable by CUDA."""
+    """One GPU as NVML reports it, without Slurm's index and the site's model. `total_mib` is usable by CUDA."""
 
     minor: int
     uuid: str
@@ -34,19 +34,20 @@ class Device(NamedTuple):
 
 
 def match_model(device: Device, models_mib: Mapping[str, int]) -> str | None:
-    """The site's model of a device: named in the product name, and of the nearest size when several are.
+    """Returns the site's model that the device's product name contains, or None.
 
-    `models_mib` maps the site's model names (`h200`) to their usable MiB. None when no model fits.
+    Of several such models it returns the one of the nearest size. `models_mib` maps the site's model names (`h200`) to
+    their usable MiB.
     """
     words = device.name.lower().replace("-", " ").replace("_", " ").split()
-    named = [model for model in models_mib if model.lower().replace("_", "-").split("-")[0] in words]
-    if not named:
+    candidates = [model for model in models_mib if model.lower().replace("_", "-").split("-")[0] in words]
+    if not candidates:
         return None
-    return min(named, key=lambda model: (abs(models_mib[model] - device.total_mib), model))
+    return min(candidates, key=lambda model: (abs(models_mib[model] - device.total_mib), model))
 
 
 def make_inventory(devices: Iterable[Device], models_mib: Mapping[str, int]) -> tuple[Gpu, ...]:
-    """Gives devices Slurm's indices and the site's models; a GPU of no known model keeps its product name."""
+    """Returns the devices with Slurm's indices and the site's models; an unknown model is the product name."""
     ordered = sorted(devices, key=lambda device: device.minor)
     return tuple(
         Gpu(
@@ -62,12 +63,12 @@ def make_inventory(devices: Iterable[Device], models_mib: Mapping[str, int]) -> 
 
 
 def gpu_of_job(gpus: Iterable[Gpu], slurm_index: int, job_id: int) -> Gpu:
-    """The GPU with Slurm's device index. NodeError when the node has no such GPU."""
-    known = tuple(gpus)
-    for gpu in known:
+    """Returns the GPU with Slurm's device index. Raises NodeError when the node has no such GPU."""
+    known_gpus = tuple(gpus)
+    for gpu in known_gpus:
         if gpu.slurm_index == slurm_index:
             return gpu
     raise NodeError(
-        f"job {job_id} was given GPU {slurm_index}, but the driver shows {len(known)} GPU(s) here. "
+        f"job {job_id} was given GPU {slurm_index}, but the driver shows {len(known_gpus)} GPU(s) here. "
         "Compare gres.conf (hami-hpc render) with nvidia-smi -L; a GPU may have fallen off the bus",
     )

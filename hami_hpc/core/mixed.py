@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes whose GPUs are of several models. Slurm cannot be told there which GPU a slice is to come from. Pure.
+"""Nodes with GPUs of several models, on which Slurm cannot choose the model that a slice comes from. Pure.
 
-Slurm sorts the types of a node's Gres= by name and numbers its devices by file name, and shards carry no type: so
-gpu:h200:1 may be given an A100, and a slice that was counted for one model may come from another. render and doctor
-refuse such a node. Where one is in service all the same, a job that got the wrong GPU is refused, and no node drained.
+Slurm sorts the types of a node's Gres= by name, numbers its devices by file name, and gives shards no type. So a job
+with gpu:h200:1 may get an A100, and a slice counted for one model may come from another. render and doctor refuse such
+a node. If one is in service anyway, a job that got the wrong GPU is refused and the node is not drained.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ ADVICE = (
 
 
 def models_of(gpus: Iterable[Gpu]) -> tuple[str, ...]:
-    """The models of a node's GPUs, sorted."""
+    """Returns the models of a node's GPUs, sorted."""
     return tuple(sorted({gpu.model for gpu in gpus}))
 
 
 def check_model(grant: Grant, gpus: Iterable[Gpu], constraints: str, memory_scaling: float) -> None:
-    """JobError when the grant's GPU is of another model than its job asked for, or too small because models are mixed.
+    """Raises JobError when the grant's GPU is of a model that its job did not ask for, or too small on a mixed node.
 
-    `constraints` are the job's features as its credential has them: job_submit adds one for each vgpu:MODEL. On a node
-    with one model a slice larger than its GPU is a fault of the settings, which is found elsewhere.
+    `constraints` are the job's features as in its credential: job_submit adds one for each vgpu:MODEL. On a node with
+    one model, a slice larger than its GPU is an error in the settings; grant.check_fits reports that.
     """
     models = models_of(gpus)
-    asked = _models_in(constraints)
-    if asked and grant.model not in asked:
+    requested = _models_in(constraints)
+    if requested and grant.model not in requested:
         raise JobError(
-            f"job {grant.job_id} asked for {' or '.join(sorted(asked))} and was given GPU {grant.gpu_minor} "
+            f"job {grant.job_id} asked for {' or '.join(sorted(requested))} and was given GPU {grant.gpu_minor} "
             f"({grant.model}). {_cause(models)}"
         )
     if len(models) > 1 and grant.mem_mib > int(grant.gpu_total_mib * memory_scaling):
@@ -47,7 +47,7 @@ def check_model(grant: Grant, gpus: Iterable[Gpu], constraints: str, memory_scal
 
 
 def _models_in(constraints: str) -> set[str]:
-    """The models of `vgpu_share&vgpu_type_h200`."""
+    """Returns the models that features such as `vgpu_share&vgpu_type_h200` name: {"h200"}."""
     prefix = c.FEATURE_TYPE.format(type="")
     words = "".join(ch if ch.isalnum() or ch in "_-" else " " for ch in constraints).split()
     return {word.removeprefix(prefix) for word in words if word.startswith(prefix)}

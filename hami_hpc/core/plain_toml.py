@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the part of TOML that settings are usually written in, without tomllib. Pure.
+"""Parses the subset of TOML that settings files normally use, without tomllib. Pure.
 
 Prolog and epilog read the settings at every job, and importing tomllib takes as long as an empty Python start
-(docs/adr/021). This reader takes files of these lines only: `[name.name]`, `key = value`, comments, blank lines; values
-are "text" without escapes, decimal numbers and one-line lists of texts. It gives up at anything else, right or wrong,
-and tomllib decides.
+(docs/adr/021). This parser accepts only these lines: `[name.name]`, `key = value`, comments, blank lines. Values are
+"text" without escapes, decimal numbers and one-line lists of texts. It returns None for any other text, valid or not;
+the caller then uses tomllib.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class _NotPlainError(Exception):
-    """Something that this reader leaves to tomllib."""
+    """The text has something that this parser leaves to tomllib."""
 
 
 def read(text: str) -> dict[str, Any] | None:
-    """What tomllib.loads returns; None for a text that is not plain, or wrong."""
+    """Returns what tomllib.loads returns; None for a text outside of the subset."""
     document: dict[str, Any] = {}
     table = document
     headers: set[str] = set()
@@ -56,7 +56,7 @@ def _is_bare(key: str) -> bool:
 
 
 def _table(document: dict[str, Any], header: str) -> dict[str, Any]:
-    """The table of a header, made if need be. A table that another header made on its way is tomllib's to judge."""
+    """Returns the table of a header, creating it if needed. Leaves a header that meets a value to tomllib."""
     names = header.split(".")
     table = document
     for name in names:
@@ -69,7 +69,7 @@ def _table(document: dict[str, Any], header: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """One value and perhaps a comment after it."""
+    """Parses one value, which a comment may follow."""
     if text.startswith('"'):
         value, rest = _text(text)
         _check_end(rest)
@@ -80,7 +80,7 @@ def _value(text: str) -> Any:
 
 
 def _text(text: str) -> tuple[str, str]:
-    """The text that begins with a quotation mark, and what is after it."""
+    """Returns the text that begins with a quotation mark, and the rest."""
     value, end, rest = text[1:].partition('"')
     if not end or "\\" in value or rest.startswith('"'):
         raise _NotPlainError
@@ -88,7 +88,7 @@ def _text(text: str) -> tuple[str, str]:
 
 
 def _texts(text: str) -> list[str]:
-    """The texts of a list, from after its bracket."""
+    """Parses the texts of a list after its opening bracket."""
     values: list[str] = []
     while not text.startswith("]"):
         if not text.startswith('"'):
@@ -105,7 +105,7 @@ def _texts(text: str) -> list[str]:
 
 
 def _number(text: str) -> int | float:
-    """A decimal number without sign, exponent or needless zeros."""
+    """Parses a decimal number without sign, exponent or leading zeros."""
     whole, point, fraction = text.partition(".")
     if not (whole.isascii() and whole.isdigit()) or (whole[0] == "0" and whole != "0") or len(whole) > 15:
         raise _NotPlainError

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The region's binary records (contract.toml, [layout.*]) to and from values. Pure.
+"""Packs and parses the binary records of a job's directory (contract.toml, [layout.*]). Pure.
 
-The limits record is root's and is believed once its header fits. The usage file is the user's: nothing in it is
-believed, every number is bounded, and no content makes a function here fail.
+Root writes the limits record, so it is trusted once its header is valid. The user's processes write the usage file, so
+none of it is trusted: every number is bounded, and no content makes a function here fail.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hami_hpc.core.values import NamedTuple
 
 MIB = 1 << 20
 USAGE_FILE_SIZE = c.USAGE_SIZE + c.USAGE_STEP_SIZE * c.USAGE_STEP_COUNT + c.USAGE_SLOT_SIZE * c.USAGE_SLOT_COUNT
-INT64_MAX = (1 << 63) - 1  # the most that SQLite, JSON readers and Parquet take
+INT64_MAX = (1 << 63) - 1  # the largest number that SQLite, JSON readers and Parquet take
 _SLOTS_AT = c.USAGE_SIZE + c.USAGE_STEP_SIZE * c.USAGE_STEP_COUNT
 
 Fields = Mapping[str, tuple[int, int, str]]
@@ -38,12 +38,12 @@ DAMAGED_USAGE = Usage("damaged", 0, 0, 0, 0, 0)
 
 
 def _pack(fields: Fields, size: int, values: Mapping[str, int | str]) -> bytes:
-    """`values` at their offsets in `size` zero bytes. ValueError when one does not fit its field."""
+    """Returns `size` bytes with `values` at their offsets, zeros elsewhere. Raises ValueError when one does not fit."""
     record = bytearray(size)
     for name, value in values.items():
         offset, width, _kind = fields[name]
         raw = value.to_bytes(width, "little") if isinstance(value, int) else value.encode()
-        if len(raw) > width - isinstance(value, str):  # text keeps its final NUL
+        if len(raw) > width - isinstance(value, str):  # text needs its final NUL
             raise ValueError(f"{name} does not fit {width} bytes")
         record[offset : offset + len(raw)] = raw
     return bytes(record)
@@ -55,7 +55,7 @@ def _number(data: bytes, fields: Fields, name: str, base: int = 0) -> int:
 
 
 def pack_limits(grant: Grant) -> bytes:
-    """The job's limits record of a grant."""
+    """Returns the job's limits record of a grant."""
     values: dict[str, int | str] = {
         "magic": c.LIMITS_MAGIC,
         "abi_version": c.ABI_VERSION,
@@ -79,7 +79,7 @@ def pack_limits(grant: Grant) -> bytes:
 
 
 def parse_limits(data: bytes, model: str = "") -> Grant | None:
-    """The grant of a job's limits record (which does not hold the model); None for any other content."""
+    """Returns the grant in a job's limits record, which does not contain the model; None for any other content."""
 
     def number(name: str) -> int:
         return _number(data, c.LIMITS_FIELDS, name)
@@ -116,7 +116,7 @@ def parse_limits(data: bytes, model: str = "") -> Grant | None:
 
 
 def empty_usage_head() -> bytes:
-    """The head of a fresh usage file; the rest of the file is zeros."""
+    """Returns the head of a new usage file; the rest of the file is zeros."""
     values: dict[str, int | str] = {
         "magic": c.USAGE_MAGIC,
         "abi_version": c.ABI_VERSION,
@@ -127,11 +127,11 @@ def empty_usage_head() -> bytes:
 
 
 def parse_usage(data: bytes, mem_limit_bytes: int, elapsed_ns: int) -> Usage:
-    """Usage from a usage file's bytes, whatever they are. Times in ns; slots that died with time in them count.
+    """Returns the usage in the bytes of a usage file, whatever they are.
 
-    Bounds: memory by the job's limit, GPU time by the job's run time (one GPU), time held back by run time times the
-    processes there can be, and everything by what the record can hold. A number beyond its bound, or a header that
-    does not fit, makes the state "damaged".
+    Times in ns, those of processes that died included. Bounds: memory by the job's limit, GPU time by the job's run
+    time (one GPU), throttled time by run time times the number of slots, and everything by what the record can hold. A
+    number beyond its bound, or an invalid header, makes the state "damaged".
     """
 
     def number(name: str) -> int:
@@ -148,7 +148,7 @@ def parse_usage(data: bytes, mem_limit_bytes: int, elapsed_ns: int) -> Usage:
     for base in _slots_in_use(data):
         gpu_busy_ns += _number(data, c.USAGE_SLOT_FIELDS, "gpu_busy_ns", base)
         throttled_ns += _number(data, c.USAGE_SLOT_FIELDS, "throttled_ns", base)
-    found = (
+    stated = (
         number("used_bytes"),
         number("peak_bytes"),
         number("oom_count"),
@@ -158,12 +158,12 @@ def parse_usage(data: bytes, mem_limit_bytes: int, elapsed_ns: int) -> Usage:
     )
     elapsed_ns = max(elapsed_ns, 0)  # negative when the clock was set back
     bounds = (mem_limit_bytes, mem_limit_bytes, INT64_MAX, elapsed_ns, elapsed_ns * c.USAGE_SLOT_COUNT, INT64_MAX)
-    bounded = [min(value, max(bound, 0), INT64_MAX) for value, bound in zip(found, bounds, strict=True)]
-    return Usage("ok" if tuple(bounded) == found else "damaged", *bounded)
+    bounded = [min(value, max(bound, 0), INT64_MAX) for value, bound in zip(stated, bounds, strict=True)]
+    return Usage("ok" if tuple(bounded) == stated else "damaged", *bounded)
 
 
 def _slots_in_use(data: bytes) -> list[int]:
-    """Offsets of the slots whose state is not 0. Looks at one byte of all slots at a time: nearly all are free."""
+    """Returns the offsets of the slots in use. Checks one byte of all slots at a time, because most slots are free."""
     offset, width, _kind = c.USAGE_SLOT_FIELDS["state"]
     used: set[int] = set()
     for at in range(_SLOTS_AT + offset, _SLOTS_AT + offset + width):
@@ -174,7 +174,7 @@ def _slots_in_use(data: bytes) -> list[int]:
 
 
 def usage_record(grant: Grant, usage: Usage, end_unix_ns: int) -> dict[str, int | str]:
-    """The usage spool's JSON object of an ended job: contract.toml, [spool]."""
+    """Returns an ended job's JSON object for the usage spool: contract.toml, [spool]."""
     end_unix_ns = max(end_unix_ns, grant.created_unix_ns)  # the clock may have been set back
     values: dict[str, int | str] = {
         **grant._asdict(),

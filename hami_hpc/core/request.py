@@ -2,11 +2,11 @@
 """The grammar of a vgpu request within a whole --gres list.
 
     vgpu[:TYPE][:KEY=VALUE{,|;}...][:1]     as users write it
-    vgpu[:[TYPE;]KEY~VALUE;...]             as the client's filter glues it for Slurm's own parsers
+    vgpu[:[TYPE;]KEY~VALUE;...]             as the client's filter rewrites it for Slurm's own parsers
 
-slurm-plugins/lua/hami_hpc_request.lua is the same in Lua, and what Slurm runs; tests/vectors and a differential fuzz
-hold both together. Slurm's client cuts a list at commas and prefixes each piece (`gres:vgpu:mem=8G,gres:cores=50` on
-22.05, `gres/` on later versions), so a piece KEY=VALUE that follows vgpu belongs to it.
+Slurm runs the same grammar in Lua, slurm-plugins/lua/hami_hpc_request.lua; tests/vectors and a differential fuzz test
+check that both agree. Slurm's client splits a list at commas and prefixes each piece
+(`gres:vgpu:mem=8G,gres:cores=50` on 22.05, `gres/` on later versions), so a piece KEY=VALUE after vgpu is part of it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class MemPercent:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asks for; None means the site's default (mem, cores) or no preference (gpu_type, mode)."""
+    """What a user asks for. None means the site's default (mem, cores) or no preference (gpu_type, mode)."""
 
     gpu_type: str | None = None
     mem: MemMib | MemPercent | None = None
@@ -68,7 +68,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A --gres list that holds a vgpu request; `others` are its other tokens, untouched and in order."""
+    """A --gres list with a vgpu request. `others` are its other tokens, unchanged and in order."""
 
     request: Request
     others: tuple[str, ...]
@@ -77,7 +77,7 @@ class Parsed:
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """A --gres list that asks for bare shards; `others` and `prefix` as in Parsed."""
+    """A --gres list that asks for bare shards. `others` and `prefix` as in Parsed."""
 
     count: int
     others: tuple[str, ...]
@@ -86,7 +86,7 @@ class Shards:
 
 @dataclass(slots=True)
 class _Draft:
-    """A request while it is being read."""
+    """A request while it is parsed."""
 
     gpu_type: str | None = None
     values: dict[str, Any] = field(default_factory=dict)  # by key, for the fields of Request
@@ -138,7 +138,7 @@ def _parse_mode(value: str) -> str:
 
 
 def mem_text(mem: MemMib | MemPercent) -> str:
-    """Writes a mem value with the largest unit that divides it: 8G, 1536M, 50%."""
+    """Returns a mem value as text with the largest unit that divides it: 8G, 1536M, 50%."""
     if isinstance(mem, MemPercent):
         return f"{mem.percent}%"
     unit = next((u for u in ("T", "G") if mem.mib % _MIB[u] == 0), "M")
@@ -146,7 +146,7 @@ def mem_text(mem: MemMib | MemPercent) -> str:
 
 
 class _Key(NamedTuple):
-    """How the value of one key is read from a request and written back."""
+    """How the value of one key is parsed from a request and written as text."""
 
     parse: Callable[[str], Any]
     text: Callable[[Any], str]
@@ -202,7 +202,7 @@ def _feed_pieces(draft: _Draft, segment: str, body: str) -> None:
 
 
 def _feed(draft: _Draft, text: str, body: str) -> None:
-    """Reads what follows `vgpu:` in `body`, or a further piece of the same request: segments between colons."""
+    """Reads the segments between colons of what follows `vgpu:` in `body`, or of a later piece of the same request."""
     for segment in text.split(":"):
         if segment == "":
             raise request_error("E_EMPTY", Refusal(given=body))
@@ -219,7 +219,7 @@ def _feed(draft: _Draft, text: str, body: str) -> None:
 
 
 def _split_prefix(token: str) -> tuple[str, str]:
-    """Splits `gres:vgpu:1` into `gres:` and `vgpu:1`; the prefix is empty where there is none."""
+    """Splits `gres:vgpu:1` into `gres:` and `vgpu:1`; the prefix may be empty."""
     return (token[:5], token[5:]) if token.startswith(("gres:", "gres/")) else ("", token)
 
 
@@ -236,7 +236,7 @@ def _mentions(text: str) -> bool:
     if contract.REQUEST_NAME not in text:
         return False
     if len(text) > contract.REQUEST_MAX_LENGTH:
-        return True  # too long to be read: it counts as ours, and is refused
+        return True  # too long to parse: treated as ours, then refused
     names = {_name_of(token) for token in _tokens(text)}
     return contract.REQUEST_NAME in names or not _RAW.isdisjoint(names) or _HIDDEN.search(text) is not None
 
@@ -254,9 +254,9 @@ def _open(body: str, text: str, previous: _Draft | None) -> _Draft:
 
 
 def _check_other(body: str) -> tuple[str, str] | None:
-    """Returns (code, body) for a gres that cannot stand beside a vgpu; raises E_FORM for what must not be there.
+    """Returns (code, body) for a gres that cannot be combined with a vgpu, else None.
 
-    That is a key without its vgpu, and what Slurm might read as another gres (see _HIDDEN).
+    Raises E_FORM for a key without its vgpu and for what Slurm might read as another gres (see _HIDDEN).
     """
     match = _STRAY_KEY.match(body)
     if (match[1] if match else body) in _KEYS or "gres" in body:
@@ -266,7 +266,7 @@ def _check_other(body: str) -> tuple[str, str] | None:
 
 
 def parse(text: str) -> Parsed | None:
-    """Parses a whole --gres list, in any form in which Slurm hands it over; None if it does not concern hami_hpc.
+    """Parses a whole --gres list, in any form in which Slurm passes it. Returns None if it has nothing of hami_hpc's.
 
     Undecodable bytes may be given as surrogates. Raises RequestError with one of the contract's codes.
     """
@@ -294,8 +294,8 @@ def parse(text: str) -> Parsed | None:
         elif draft is not None and is_open and (_KEY_VALUE.match(body) or body in _KEYS):
             _feed(draft, body + "=" if body in _KEYS else body, body)
         elif body:
-            found = _check_other(body)
-            conflict = conflict or found
+            other_conflict = _check_other(body)
+            conflict = conflict or other_conflict
             others.append(token)
             is_open = False
     if conflict:
@@ -305,29 +305,29 @@ def parse(text: str) -> Parsed | None:
 
 
 def parse_shards(text: str) -> Shards | None:
-    """Reads a whole --gres list that asks for shards and for no other part of a GPU; None for any other list."""
+    """Parses a whole --gres list that asks for shards and for no other part of a GPU. Returns None for other lists."""
     data = text.encode("utf-8", "surrogateescape").decode("latin-1")
     if len(data) > contract.REQUEST_MAX_LENGTH:
         return None
-    found: Shards | None = None
+    shards: Shards | None = None
     others: list[str] = []
     for token in _tokens(data):
         prefix, body = _split_prefix(token)
         name = _name_of(body)
         if name == contract.GRES_SHARD:
             match = _SHARDS.fullmatch(body)
-            if found is not None or not match or int(match[1] or 1) < 1:
+            if shards is not None or not match or int(match[1] or 1) < 1:
                 return None
-            found = Shards(int(match[1] or 1), (), prefix)
+            shards = Shards(int(match[1] or 1), (), prefix)
         elif name in _CONFLICTS or "gres" in body:
             return None
         elif body:
             others.append(token)
-    return found and replace(found, others=tuple(others))
+    return shards and replace(shards, others=tuple(others))
 
 
 def canonical(request: Request) -> str:
-    """Writes the one text form of `request`; parsing it gives the same request."""
+    """Returns the canonical text of `request`; parsing it gives the same request."""
     values = ((key, getattr(request, key)) for key in _KEYS)
     parts = [f"{key}={_KEYS[key].text(value)}" for key, value in values if value is not None]
     head = contract.REQUEST_NAME if request.gpu_type is None else f"{contract.REQUEST_NAME}:{request.gpu_type}"

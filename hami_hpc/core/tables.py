@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain tables for people. Pure."""
+"""Plain text tables. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> str:
-    """Columns of equal width, two blanks apart; columns whose index is in `right` are right-aligned."""
+    """Returns rows as columns two blanks apart; those whose index is in `right` are right-aligned."""
     texts = [[str(cell) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in texts) for i in range(len(head))]
 

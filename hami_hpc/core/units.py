@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request and the site's settings into what Slurm schedules (docs/architecture.md, "Units").
+"""Translates a request, by the site's settings, into the units that Slurm schedules (docs/architecture.md, "Units").
 
-slurm-plugins/lua/hami_hpc_units.lua is the same in Lua, and what slurmctld runs; tests/vectors hold both together.
+slurmctld runs the same rules in Lua, slurm-plugins/lua/hami_hpc_units.lua; tests/vectors check that both agree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Site:
     """The site's settings that decide requests.
 
     classes: class -> QoS names. gpu_models: name -> memory usable by CUDA, MiB. partitions: name -> its GPU models.
-    qos_enforced: auto (job_submit looks into slurm.conf) or yes.
+    qos_enforced: auto (job_submit reads slurm.conf) or yes.
     """
 
     shard_mib: int
@@ -37,7 +37,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where a request is to run: the partitions it may go to (all must agree), and its QoS (None: none)."""
+    """Where a request is to run: the partitions it may go to, which must all allow it, and its QoS (None: none)."""
 
     partitions: tuple[str, ...]
     qos: str | None = None
@@ -49,9 +49,9 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """What one node's slice counts as: gres/shard, gres/vgpu's class, gres/vgpu_mem (MiB), gres/vgpu_cores (percent).
+    """One node's slice in Slurm's units: gres/shard, gres/vgpu's class, gres/vgpu_mem (MiB), gres/vgpu_cores (percent).
 
-    `features` are the node features that the job needs, to be joined with AND.
+    `features` are the node features that the job needs, all of them.
     """
 
     shards: int
@@ -62,9 +62,9 @@ class Units:
 
 
 def capacity(site: Site, model: str) -> tuple[int, int]:
-    """MiB that may be given of one GPU of `model`, and its shards. RequestError E_SITE for a model without an entry.
+    """Returns the MiB of one GPU of `model` that can be granted, and its shards.
 
-    Two floors, so that shards * shard_mib never passes the MiB.
+    Rounds both down, so that shards * shard_mib never exceeds the MiB. Raises RequestError E_SITE for an unknown model.
     """
     total_mib = site.gpu_models.get(model)
     if total_mib is None:
@@ -74,7 +74,7 @@ def capacity(site: Site, model: str) -> tuple[int, int]:
 
 
 def class_of(site: Site, qos: str | None) -> str:
-    """The class of service of a QoS; std if no class names it. Slurm compares QoS names without regard to case."""
+    """Returns the class of service of a QoS; std if no class names it. Ignores case in QoS names, as Slurm does."""
     wanted = (qos or "").lower()
     for name in contract.CLASSES:
         if wanted in (known.lower() for known in site.classes.get(name, ())):
@@ -87,19 +87,19 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _candidates(site: Site, request: Request, where: Where) -> list[str]:
-    """The models a request may land on: the type asked for, or every model of the partitions, each once."""
+    """Returns the models a request may run on: the type asked for, or every model of the partitions, each once."""
     models: dict[str, None] = {}
     for name in where.partitions:
-        here = site.partitions.get(name, ())
+        partition_models = site.partitions.get(name, ())
         place = Where((name,)).text()
-        if not here:
+        if not partition_models:
             allowed = _listed(sorted(site.partitions))
             raise request_error("E_NO_VGPU_HERE", Refusal(where=place, allowed=allowed))
-        if request.gpu_type is not None and request.gpu_type not in here:
-            example = f"--gres=vgpu:{here[0]}:mem=8G"
-            refusal = Refusal(given=request.gpu_type, where=place, allowed=_listed(here), example=example)
+        if request.gpu_type is not None and request.gpu_type not in partition_models:
+            example = f"--gres=vgpu:{partition_models[0]}:mem=8G"
+            refusal = Refusal(given=request.gpu_type, where=place, allowed=_listed(partition_models), example=example)
             raise request_error("E_TYPE_UNKNOWN", refusal)
-        models.update(dict.fromkeys(here))
+        models.update(dict.fromkeys(partition_models))
     return list(models) if request.gpu_type is None else [request.gpu_type]
 
 
@@ -115,7 +115,7 @@ def _too_big(mem: MemMib, where: Where, model: str, mib: int) -> RequestError:
 
 
 def _common_capacity(site: Site, models: Sequence[str], request: Request, where: Where) -> tuple[int, int]:
-    """MiB and shards per GPU that hold on every one of `models`."""
+    """Returns the MiB and shards per GPU that are valid for all of `models`."""
     sizes = {model: capacity(site, model) for model in models}
     smallest = min(mib for mib, _ in sizes.values())
     largest_model = max(sizes, key=lambda model: sizes[model][0])
@@ -132,7 +132,7 @@ def _common_capacity(site: Site, models: Sequence[str], request: Request, where:
 
 
 def _default_mem(site: Site, mib: int) -> MemMib | MemPercent:
-    """The site's default, cut to a GPU of `mib` MiB."""
+    """Returns the site's default, at most the `mib` MiB of a GPU."""
     try:
         parsed = parse(f"{contract.REQUEST_NAME}:mem={site.default_mem}")
     except RequestError as error:
@@ -144,9 +144,9 @@ def _default_mem(site: Site, mib: int) -> MemMib | MemPercent:
 
 
 def _mem_units(mem: MemMib | MemPercent, site: Site, mib: int, shards: int) -> tuple[int, int]:
-    """MiB granted and shards for `mem` on a GPU of `mib` MiB and `shards` shards."""
+    """Returns the MiB granted and the shards for `mem` on a GPU of `mib` MiB and `shards` shards."""
     if isinstance(mem, MemMib):
-        # Up to one shard's worth of memory lies above the last whole shard: that is the whole GPU, too.
+        # A GPU has up to one shard of memory more than its whole shards; a request for that takes all shards.
         return mem.mib, min(shards, -(-mem.mib // site.shard_mib))
     if mem.percent == contract.PERCENT_MAX:
         return mib, shards
@@ -155,9 +155,9 @@ def _mem_units(mem: MemMib | MemPercent, site: Site, mib: int, shards: int) -> t
 
 
 def of_shards(count: int, gpu_type: str | None, site: Site, where: Where) -> Request:
-    """The request that `count` bare shards stand for. RequestError as resolve.
+    """Returns the request that `count` bare shards are translated to. Raises RequestError as resolve does.
 
-    It resolves to as many shards again, but for less than the smallest vgpu, which has 1 % of a GPU's time.
+    It resolves to the same number of shards, but at least to those of 1 % of a GPU's time.
     """
     request = Request(gpu_type=gpu_type, mem=MemMib(count * site.shard_mib))
     _, shards = _common_capacity(site, _candidates(site, request, where), request, where)
@@ -165,17 +165,17 @@ def of_shards(count: int, gpu_type: str | None, site: Site, where: Where) -> Req
 
 
 def features(request: Request) -> tuple[str, ...]:
-    """Node features that a request needs, in a fixed order."""
-    out = []
+    """Returns the node features that a request needs, in a fixed order."""
+    names = []
     if request.mode is not None:
-        out.append(contract.FEATURE_MODE.format(mode=request.mode))
+        names.append(contract.FEATURE_MODE.format(mode=request.mode))
     if request.gpu_type is not None:
-        out.append(contract.FEATURE_TYPE.format(type=request.gpu_type))
-    return tuple(out)
+        names.append(contract.FEATURE_TYPE.format(type=request.gpu_type))
+    return tuple(names)
 
 
 def resolve(request: Request, site: Site, where: Where) -> Units:
-    """What `request` counts as in `where`. RequestError with one of the contract's codes if it cannot be there."""
+    """Returns the units of `request` in `where`. Raises RequestError with a contract code if it cannot run there."""
     models = _candidates(site, request, where)
     if request.mode is not None and request.mode not in site.modes:
         refusal = Refusal(

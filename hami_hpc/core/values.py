@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named tuples for what prolog and epilog import. Pure.
+"""Named tuples for the modules that prolog and epilog import. Pure.
 
-`NamedTuple` is used as typing's, and type checkers see typing's. At run time it is a small class of its own: importing
-typing takes as long as an empty Python start, and typing compiles code for each class (docs/adr/021).
+`NamedTuple` works as typing's, and type checkers see typing's. At run time it is a small class of its own, because
+importing typing takes as long as an empty Python start, and typing compiles code for each class (docs/adr/021).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ else:
                 setattr(cls, name, property(itemgetter(index)))
 
         def __new__(cls, *values, **named):
-            """TypeError when a field is missing, unknown or given twice."""
+            """Raises TypeError when a field is missing, unknown or given twice."""
             if named or len(values) != len(cls._fields):
                 given = cls._defaults | dict(zip(cls._fields, values)) | named  # noqa: B905  the lengths may differ
                 wrong = given.keys() ^ set(cls._fields) or named.keys() & set(cls._fields[: len(values)])
@@ -43,5 +43,5 @@ else:
             return dict(zip(self._fields, self, strict=True))
 
         def _replace(self, **named):
-            """A copy with other values. TypeError for an unknown field."""
+            """Returns a copy with other values. Raises TypeError for an unknown field."""
             return type(self)(**(self._asdict() | named))

@@ -130,7 +130,7 @@ def test_when_slurm_does_not_answer_no_grant_is_ended(node: Node) -> None:
     node.prolog(7)
     results = reconcile(node.settings, silent, dry_run=False)
     assert [result.action.kind for result in results] == [Kind.PROBLEM]
-    assert "Slurm does not say" in results[0].action.text
+    assert "Slurm did not list the jobs" in results[0].action.text
     assert results[0].action.text.endswith("(slurmctld is down)")
     node.assert_job_is_ready(7)
 
@@ -223,7 +223,7 @@ def test_the_command_prints_a_line_for_each_deed_and_fails_when_a_person_is_need
     node.prolog(8)
     environment = {"HAMI_HPC_CONFIG": str(node.config)}
     dry = CliRunner().invoke(main, ["reconcile", "--node", "node1", "--dry-run"], env=environment)
-    assert dry.output == "would do: job 7: has left this node; its 8192 MiB of GPU 0 are free again\n"
+    assert dry.output == "would do: job 7: is no longer on this node; its 8192 MiB of GPU 0 are free again\n"
     done = CliRunner().invoke(main, ["reconcile", "--node", "node1", "--format", "json"], env=environment)
     assert (done.exit_code, [row["action"] for row in json.loads(done.output)]) == (0, ["end"])
     monkeypatch.setattr(nvml, "read_devices", lambda: ())
