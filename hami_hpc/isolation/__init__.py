@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a node isolates a slice of a GPU: one module for each mode, named in table.py."""
+"""Isolation of a slice of a GPU on a node: one module for each mode, listed in table.py."""

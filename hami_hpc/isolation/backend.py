@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a mode of isolation consists of. Each module that table.py names has these functions.
+"""The interface of a mode of isolation. Each module that table.py lists has these functions.
 
 Prolog, epilog and reconcile call them as root, in this order for one job:
 
@@ -7,7 +7,7 @@ Prolog, epilog and reconcile call them as root, in this order for one job:
     prepare    after the grant is in the ledger
     release    before the job's usage is written and its grant leaves the ledger
 
-Each may be killed at any line and is then called again with the same grant, `release` also without a `prepare` before.
+Each may be killed at any line and is then called again with the same grant; `release` may come without a `prepare`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class Backend(Protocol):
     """One mode of isolation."""
 
     def admit(self, new: Grant, live: tuple[Grant, ...], memory_scaling: float) -> Grant:
-        """Returns the grant to enter beside the other live ones of this node. NodeError when it does not fit."""
+        """Returns the grant to enter beside the node's `live` ones. Raises NodeError when it does not fit."""
 
     def prepare(self, run_dir: str, grant: Grant) -> None:
-        """Sets up what the job's steps need, and makes the job's directory appear. NodeError when that fails."""
+        """Sets up what the job's steps need, and publishes the job's directory. Raises NodeError when that fails."""
 
     def describe(self, grant: Grant) -> bytes:
-        """Returns the job's limits record: what SPANK and the interposer are told of the slice."""
+        """Returns the job's limits record, from which SPANK and the interposer read the slice."""
 
     def release(self, directory: str, grant: Grant, end_unix_ns: int) -> Usage:
-        """Takes the slice back and returns what the job used, as `directory` and the GPU show it.
+        """Takes the slice back and returns what the job used, read from `directory` and the GPU.
 
-        NodeError when it could not be taken back: the directory is then set aside, and reconcile calls this again.
+        Raises NodeError when that fails: the directory is then set aside, and reconcile calls this again.
         """
 
     def check(self, settings: Settings) -> Iterator[Finding]:
-        """Yields what `hami-hpc doctor` says about this mode on this node. Changes nothing."""
+        """Yields the findings of `hami-hpc doctor` for this mode on this node. Changes nothing."""

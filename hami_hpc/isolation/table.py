@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of isolation backends. To add one: a module beside share.py and a row here.
+"""The table of isolation backends. To add one, write a module beside share.py and add a row here.
 
-The steps' side of each is in slurm-plugins/spank/backend.c.
+slurm-plugins/spank/backend.c has the part of each backend that runs in steps.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ BACKENDS: Mapping[str, Backend] = {"share": share}  # by mode, see [request.mode
 
 
 def backend_of(mode: str) -> Backend:
-    """The backend of a mode. NodeError for a mode that this version has none for."""
+    """Returns the backend of a mode. Raises NodeError for a mode that this version does not support."""
     if mode not in BACKENDS:
-        raise NodeError(f"mode {mode} is not isolated by this version of hami_hpc, only {', '.join(BACKENDS)}")
+        raise NodeError(f"this version of hami_hpc does not support mode={mode}, only {', '.join(BACKENDS)}")
     return BACKENDS[mode]
 
 
 def check_modes(modes: Sequence[str], path: str) -> None:
-    """NodeError when the settings in the file `path` offer a mode that this version has no backend for."""
+    """Raises NodeError when the settings in the file `path` offer a mode that this version does not support."""
     unknown = [mode for mode in modes if mode not in BACKENDS]
     if unknown:
         raise NodeError(
-            f"{path}: modes offers {', '.join(unknown)}, but this version isolates by {', '.join(BACKENDS)} only. "
-            "Take it out of modes in [vgpu], then run hami-hpc render"
+            f"{path}: modes offers {', '.join(unknown)}, but this version supports only {', '.join(BACKENDS)}. "
+            "Remove it from modes in [vgpu], then run hami-hpc render"
         )
 
 
 def mode_of_job(modes: Sequence[str], constraints: str) -> str:
-    """Which of the node's modes a job gets: the one that its features name, else the node's first.
+    """Returns the mode of a job: the one of the node's modes that its features name, else the node's first.
 
-    `constraints` are the job's features as its credential has them: job_submit adds one for each mode=MODE.
+    `constraints` are the job's features as in its credential: job_submit adds one for each mode=MODE.
     """
     words = "".join(ch if ch.isalnum() or ch in "_-" else " " for ch in constraints).split()
-    named = (mode for mode in modes if c.FEATURE_MODE.format(mode=mode) in words)
-    return next(named, modes[0])
+    requested = (mode for mode in modes if c.FEATURE_MODE.format(mode=mode) in words)
+    return next(requested, modes[0])

@@ -30,9 +30,9 @@ def test_each_backend_is_a_module_named_after_its_mode() -> None:
 
 @pytest.mark.parametrize("mode", sorted(c.MODES.keys() - BACKENDS.keys()))
 def test_a_mode_without_a_backend_is_refused_and_the_message_says_what_to_do(mode: str) -> None:
-    with pytest.raises(NodeError, match=f"mode {mode} is not isolated by this version"):
+    with pytest.raises(NodeError, match=f"does not support mode={mode}"):
         backend_of(mode)
-    with pytest.raises(NodeError, match=f"modes offers {mode}, .* Take it out of modes in"):
+    with pytest.raises(NodeError, match=f"modes offers {mode}, .* Remove it from modes in"):
         check_modes(["share", mode], "/etc/hami-hpc/hami-hpc.toml")
 
 
