@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `hami-hpc render` writes for Slurm: the lines, the files, and how they lie beside a site's own."""
+"""`hami-hpc render`: the lines and files that it writes for Slurm, and the merges that it leaves to the site."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `hami-hpc render` writes and prints for one node, beside what the site has already. Reads files, writes none."""
+"""Makes what `hami-hpc render` writes and prints for one node. Reads the site's files, writes none."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from hami_hpc.render.merging import Merge
 from hami_hpc.render.offer import NodeOffer, lua_text, make_offer, site_table, tracked_tres
 from hami_hpc.slurm import plugstack
 from hami_hpc.slurm.files import ConfFile, calls_one_of, scripts_of
-from hami_hpc.slurm.lines import Given, settings_of
+from hami_hpc.slurm.lines import Setting, settings_of
 
 GRES = "hami-hpc-gres.conf"
 FRAGMENT = "slurm-hami-hpc.conf"
 SPANK = "plugstack.conf.d/hami-hpc.conf"
 WRAPPERS = {"Prolog": "hami-hpc-prolog", "Epilog": "hami-hpc-epilog"}
 REASONS = {
-    "GresTypes": "shard is what Slurm packs onto one GPU; the vgpu gres carry a slice's class, MiB and percent.",
+    "GresTypes": "Slurm packs gres/shard onto one GPU; the vgpu gres carry a slice's class, MiB and percent.",
     "SelectType": "Only cons_tres schedules gpu and shard.",
-    "JobSubmitPlugins": "--gres=vgpu:mem=8G,cores=50 becomes those units: job_submit does it with authority,",
-    "CliFilterPlugins": "and the client's filter before it.",
-    "PrologFlags": "Alloc: the prolog runs when the job starts, on every node, and not when its first step does.",
-    "AccountingStorageTRES": "What sacct keeps, and the bill is made of.",
-    "PluginDir": "Where the plugins lie.",
-    "PlugStackConfig": "There is no slurm.conf beside this file: where it is, plugstack.conf need not be.",
+    "JobSubmitPlugins": "Translates --gres=vgpu:mem=8G,cores=50 to those gres, in slurmctld.",
+    "CliFilterPlugins": "Checks requests and rewrites them for Slurm's parsers, in the user's command.",
+    "PrologFlags": "Alloc: the prolog runs on every node when the job starts, not when its first step starts.",
+    "AccountingStorageTRES": "What slurmdbd stores for the bill.",
+    "PluginDir": "The directories of the plugins.",
+    "PlugStackConfig": "slurm.conf is not beside this file, so plugstack.conf may not be beside slurm.conf.",
     "Prolog": "Grants a vgpu job its slice.",
-    "Epilog": "Takes it back.",
+    "Epilog": "Takes the slice back.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the files will lie and what they name. `prolog` and `epilog`: None for wrappers of our own."""
+    """The files' directory and the names in them. `prolog` and `epilog` are None where render writes a wrapper."""
 
     directory: str
     node: str
@@ -63,14 +63,14 @@ class Target:
         return f"{self.directory}/{name}"
 
     def stage(self, key: str) -> str:
-        """The program for Prolog= or Epilog=."""
-        given = self.prolog if key == "Prolog" else self.epilog
-        return given or self.path(WRAPPERS[key])
+        """Returns the program for Prolog= or Epilog=."""
+        program = self.prolog if key == "Prolog" else self.epilog
+        return program or self.path(WRAPPERS[key])
 
 
 @dataclass(slots=True)
 class Rendered:
-    """Files of our own by name, what is left for the administrator, and remarks."""
+    """The files to write by name, the merges left to the administrator, and remarks."""
 
     files: dict[str, str] = field(default_factory=dict)
     merges: list[Merge] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Rendered:
 
 
 class Renderer:
-    """One run for one node. NodeError when GPUs and settings do not fit, or a file of the site's cannot be read."""
+    """Renders the files of one node. Raises NodeError when GPUs and settings disagree or a file cannot be read."""
 
     def __init__(self, settings: Settings, gpus: tuple[Gpu, ...], target: Target) -> None:
         self.settings, self.target = settings, target
@@ -92,7 +92,7 @@ class Renderer:
         self.offer: NodeOffer = make_offer(site, gpus)
         self.model = self.offer.lines[0].model
         self.slurm_conf = ConfFile(target.path("slurm.conf"), (target.path(FRAGMENT),))
-        self.given = settings_of(self.slurm_conf.lines)
+        self.site_settings = settings_of(self.slurm_conf.lines)
         self.values: dict[str, object] = {
             "settings": settings,
             "offer": self.offer,
@@ -105,7 +105,7 @@ class Renderer:
         }
 
     def render(self) -> Rendered:
-        """Everything, in the order in which it is printed."""
+        """Returns everything, in the order in which it is printed."""
         self.out.add("hami_hpc_site.lua", _template("hami_hpc_site.lua", self.values))
         self._stages()
         self._slurm_conf()
@@ -124,7 +124,7 @@ class Renderer:
                 stage = key.lower()
                 script = places.STAGES / stage
                 if not script.exists():
-                    raise NodeError(f"{script} is not there. Install hami_hpc again (make install)")
+                    raise NodeError(f"{script} does not exist. Install hami_hpc again (make install)")
                 self.out.add(name, _template("stage.sh", self.values | {"stage": key, "script": script}))
 
     def _slurm_conf(self) -> None:
@@ -138,14 +138,14 @@ class Renderer:
         }
         if self.target.plugin_dir:
             wanted["PluginDir"] = self.target.plugin_dir
-        keys, merges = merging.merge_keys(wanted, self.given)
+        keys, merges = merging.merge_keys(wanted, self.site_settings)
         self.out.merges += merges
         for key in WRAPPERS:
             self._stage_key(key, keys)
         if not self.slurm_conf.exists:
             keys["PlugStackConfig"] = self.target.path("plugstack.conf")
             self.out.remarks.append(
-                f"{self.slurm_conf.path} is not there, so nothing of a site's own was looked at. In slurm.conf: "
+                f"{self.slurm_conf.path} does not exist, so the site's settings were not checked. Add to slurm.conf: "
                 f"include {self.target.path(FRAGMENT)}"
             )
         elif not self.slurm_conf.includes(self.target.path(FRAGMENT)):
@@ -154,23 +154,23 @@ class Renderer:
         self.out.add(FRAGMENT, self._with_nodes(head))
 
     def _stage_key(self, key: str, keys: dict[str, str]) -> None:
-        ours, given = self.target.stage(key), self.given.get(key.lower(), [])
-        programs = (ours, str(places.STAGES / key.lower()))
-        scripts = [path for one in given for path in scripts_of(one.value, self.target.directory)]
-        if not given:
-            keys[key] = ours
+        program, settings = self.target.stage(key), self.site_settings.get(key.lower(), [])
+        programs = (program, str(places.STAGES / key.lower()))
+        scripts = [path for setting in settings for path in scripts_of(setting.value, self.target.directory)]
+        if not settings:
+            keys[key] = program
         elif not any(calls_one_of(path, programs) for path in scripts):
-            self.out.merges.append(merging.merge_stage(key, ours, given[-1], self.target.directory))
+            self.out.merges.append(merging.merge_stage(key, program, settings[-1], self.target.directory))
 
     def _with_nodes(self, head: str) -> str:
-        """The fragment with a NodeName line for each node that slurm.conf itself does not have."""
+        """Returns the fragment with a NodeName line for each node that slurm.conf itself does not have."""
         old = on_disk.read(Path(self.target.path(FRAGMENT))) or ""
         for name, text in blocks(old).items():
-            if merging.node_record(self.slurm_conf.lines, name) is not None:
+            if merging.node_line(self.slurm_conf.lines, name) is not None:
                 old = old.replace(text.rstrip(), "")
-        record = merging.node_record(self.slurm_conf.lines, self.target.node)
-        if record is not None:
-            merge = merging.merge_node(record, self.offer.gres, self.offer.features)
+        site_line = merging.node_line(self.slurm_conf.lines, self.target.node)
+        if site_line is not None:
+            merge = merging.merge_node(site_line, self.offer.gres, self.offer.features)
             self.out.merges += [merge] if merge else []
             return with_block(head, old, self.target.node, "")
         words = (f"NodeName={self.target.node}", self.target.node_parameters, f"Gres={self.offer.gres}")
@@ -179,16 +179,16 @@ class Renderer:
 
     def _gres(self) -> None:
         path = Path(self.target.path("gres.conf"))
-        there = on_disk.read(path)
+        current = on_disk.read(path)
         with_gpus = True
-        if there is None or is_ours(there):
+        if current is None or is_ours(current):
             self.out.add("gres.conf", _template("gres.conf", self.values))
         else:
-            site = ConfFile(str(path), (self.target.path(GRES),))
-            own = merging.site_gres(site.lines, self.target.node)
-            with_gpus = not any(line.get("Name").lower() == "gpu" for line in own)
-            self.out.merges += merging.merge_gres(own, self.model)
-            if not site.includes(self.target.path(GRES)):
+            site_file = ConfFile(str(path), (self.target.path(GRES),))
+            site_lines = merging.site_gres(site_file.lines, self.target.node)
+            with_gpus = not any(line.get("Name").lower() == "gpu" for line in site_lines)
+            self.out.merges += merging.merge_gres(site_lines, self.model)
+            if not site_file.includes(self.target.path(GRES)):
                 self.out.merges.append(Merge(f"{path}: add the line:", (f"include {GRES}",)))
         head = _template(GRES, self.values)
         lines = _template("node-gres", self.values | {"with_gpus": with_gpus})
@@ -198,10 +198,10 @@ class Renderer:
     def _spank(self) -> None:
         content = _template("plugstack-hami-hpc.conf", self.values)
         self.out.add(SPANK, content)
-        given = self.given.get("plugstackconfig")
-        path = given[-1].value if given else self.target.path("plugstack.conf")
-        there = on_disk.read(Path(path))
-        if path == self.target.path("plugstack.conf") and (there is None or is_ours(there)):
+        settings = self.site_settings.get("plugstackconfig")
+        path = settings[-1].value if settings else self.target.path("plugstack.conf")
+        current = on_disk.read(Path(path))
+        if path == self.target.path("plugstack.conf") and (current is None or is_ours(current)):
             self.out.add("plugstack.conf", _template("plugstack.conf", self.values))
             return
         wanted = content.strip().splitlines()[-1]
@@ -211,7 +211,7 @@ class Renderer:
             if [line.kind, *line.arguments] != [plugstack.REQUIRED, *wanted.split()[2:]]:
                 self.out.merges.append(Merge(f"{line.where}: instead of the line for {line.plugin} write:", (wanted,)))
         elif not plugstack.reads(path, self.target.path(SPANK)):
-            what = f"{path}: add the line (on configless nodes add '{wanted}' instead, which reaches them):"
+            what = f"{path}: add the line (for configless nodes add '{wanted}' instead: no include reaches them):"
             self.out.merges.append(Merge(what, (f"include {self.target.path(SPANK)}",)))
 
     def _filters(self) -> None:
@@ -219,7 +219,7 @@ class Renderer:
             path = self.target.path(name)
             text = on_disk.read(Path(path))
             if text is None:
-                what = f"{path} is not there, and Slurm's lua plugins need it. Run:"
+                what = f"{path} does not exist, and Slurm's lua plugins need it. Run:"
                 self.out.merges.append(Merge(what, (f"install -m 0644 {places.LUA / name} {path}",)))
                 self._check_modules_are_public()
                 continue
@@ -240,19 +240,19 @@ class Renderer:
 
     def _cgroup(self) -> None:
         path = Path(self.target.path("cgroup.conf"))
-        there = on_disk.read(path)
-        if there is None or is_ours(there):
+        current = on_disk.read(path)
+        if current is None or is_ours(current):
             self.out.add("cgroup.conf", _template("cgroup.conf", self.values))
             return
-        given: Mapping[str, list[Given]] = settings_of(ConfFile(str(path)).lines)
-        if not given.get("constraindevices") or given["constraindevices"][-1].value.lower() != "yes":
+        settings: Mapping[str, list[Setting]] = settings_of(ConfFile(str(path)).lines)
+        if not settings.get("constraindevices") or settings["constraindevices"][-1].value.lower() != "yes":
             self.out.merges.append(Merge(f"{path}: set:", ("ConstrainDevices=yes",)))
 
 
 def _template(name: str, values: Mapping[str, object]) -> str:
     if not (places.TEMPLATES / f"{name}.j2").exists():
-        raise NodeError(f"{places.TEMPLATES}/{name}.j2 is not there. Install hami_hpc again (make install)")
-    # Not HTML: nothing is to be escaped. A name that no value fills is an error, not an empty string.
+        raise NodeError(f"{places.TEMPLATES}/{name}.j2 does not exist. Install hami_hpc again (make install)")
+    # No escaping, because the output is not HTML. StrictUndefined: a name without a value is an error, not "".
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(places.TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -264,7 +264,7 @@ def _template(name: str, values: Mapping[str, object]) -> str:
 
 
 def check_defaults(site: Site) -> None:
-    """Resolves a bare `vgpu` for each partition and model, so that a wrong default shows here and not at a submit."""
+    """Resolves a bare `vgpu` for each partition and model, so that a wrong default fails here and not at a submit."""
     for partition, models in site.partitions.items():
         for model in models:
             resolve(Request(gpu_type=model), site, Where((partition,)))

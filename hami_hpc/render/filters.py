@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a job_submit.lua or cli_filter.lua calls hami_hpc's functions, and the lines that make it. Pure."""
+"""Checks that a job_submit.lua or cli_filter.lua calls hami_hpc's functions, and gives the lines to add. Pure."""
 
 from __future__ import annotations
 
 import re
 
-# File -> the functions of hami_hpc.lua that it has to call, each with the lines that do.
+# File -> the functions of hami_hpc.lua that it must call, each with its call.
 CALLS = {
     "job_submit.lua": {
         "job_submit": "hami.job_submit(job_desc, part_list, submit_uid)",
@@ -17,7 +17,7 @@ LOADS = re.compile(r"hami_hpc\.lua")
 
 
 def missing_calls(name: str, text: str) -> list[str]:
-    """The functions of hami_hpc that the filter `name` with this text does not call; all where it never loads them."""
+    """Returns the functions of hami_hpc.lua that the filter `name` with this text does not call."""
     code = re.sub(r"--\[\[.*?\]\]", "", text, flags=re.DOTALL)
     code = re.sub(r"--[^\n]*", "", code)
     if not LOADS.search(code):
@@ -26,7 +26,7 @@ def missing_calls(name: str, text: str) -> list[str]:
 
 
 def lines_for(name: str, lua_dir: str) -> tuple[str, ...]:
-    """What a site adds to its own filter."""
+    """Returns the lines that a site must add to its own filter."""
     lines = [f'local hami = dofile("{lua_dir}/hami_hpc.lua")  -- at the top']
     for function, call in CALLS[name].items():
         where = "after whatever sets partition or QoS" if function == "job_submit" else "in it"

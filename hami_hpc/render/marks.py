@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that `hami-hpc render` owns: a mark with a digest of the content, and a block of lines for each node. Pure.
+"""The format of render's own files: a mark with a digest of the content, and a block of lines for each node. Pure.
 
-The mark tells a file that render wrote and nobody edited from everything else. It is one comment line; the digest is
-over the rest of the file.
+The mark is one comment line with the digest of the rest of the file. It shows that render wrote the file and that
+nobody edited it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 
 MARK = "hami-hpc render wrote this file, sha256 {digest}: change the settings and render again, do not edit it."
 MARK_LINE = re.compile(r"(?:#|--) hami-hpc render wrote this file, sha256 ([0-9a-f]{64}):[^\n]*\n")
-MARK_WITHIN = 2  # the mark is the first line, or the second where the first is #!
+MARK_WITHIN = 2  # the mark is the first line, or the second after a #! line
 BLOCK = "# --- node {node}"
 BLOCK_LINE = re.compile(r"# --- node (\S+)$", re.MULTILINE)
 
@@ -22,7 +22,7 @@ def _digest(text: str) -> str:
 
 
 def marked(content: str, comment: str = "#") -> str:
-    """The content with its mark; `comment` begins a comment of the file's language."""
+    """Returns the content with its mark. `comment` begins a comment in the file's language."""
     line = f"{comment} {MARK.format(digest=_digest(content))}\n"
     if content.startswith("#!"):
         shebang, _, rest = content.partition("\n")
@@ -31,7 +31,7 @@ def marked(content: str, comment: str = "#") -> str:
 
 
 def is_ours(text: str) -> bool:
-    """Whether render wrote exactly this text."""
+    """Returns whether render wrote exactly this text."""
     lines = text.split("\n", MARK_WITHIN)[:MARK_WITHIN]
     for index, line in enumerate(lines):
         match = MARK_LINE.fullmatch(line + "\n")
@@ -42,26 +42,26 @@ def is_ours(text: str) -> bool:
 
 
 def has_mark(text: str) -> bool:
-    """Whether render wrote the file once, edited or not."""
+    """Returns whether render wrote the file, even if it was edited since."""
     return MARK_LINE.search("\n".join(text.split("\n", MARK_WITHIN)[:MARK_WITHIN]) + "\n") is not None
 
 
 def block(node: str, lines: str) -> str:
-    """The lines of one node under their heading."""
+    """Returns the lines of one node under their heading."""
     return f"{BLOCK.format(node=node)}\n{lines.rstrip()}\n"
 
 
 def blocks(text: str) -> dict[str, str]:
-    """Node -> block, heading included, of a file's text."""
+    """Returns node -> block, heading included, of a file's text."""
     heads = list(BLOCK_LINE.finditer(text))
     ends = [*(head.start() for head in heads[1:]), len(text)][: len(heads)]
     return {head[1]: text[head.start() : end].rstrip() + "\n" for head, end in zip(heads, ends, strict=True)}
 
 
 def with_block(head: str, old: str, node: str, new: str) -> str:
-    """`head`, then the blocks of `old` with the one of `node` replaced by `new`; no block for it when that is empty."""
-    kept = blocks(old)
-    kept.pop(node, None)
+    """Returns `head` and the blocks of `old`, with `node`'s block replaced by `new`, or removed if `new` is empty."""
+    by_node = blocks(old)
+    by_node.pop(node, None)
     if new:
-        kept[node] = new
-    return head.rstrip() + "\n" + "".join(f"\n{kept[name]}" for name in sorted(kept))
+        by_node[node] = new
+    return head.rstrip() + "\n" + "".join(f"\n{by_node[name]}" for name in sorted(by_node))

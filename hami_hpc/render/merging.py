@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hami_hpc needs of slurm.conf and gres.conf beside what a site has there already. Pure.
+"""Compares what hami_hpc needs in slurm.conf and gres.conf with what the site has there, and lists the changes. Pure.
 
-A key that the site has stays the site's: hami_hpc's fragment leaves it out, since Slurm would take the latest of two,
-and the line that serves both is for the administrator to write.
+hami_hpc's fragment does not set a key that the site sets, because Slurm would use the last of the two. Instead the
+administrator gets a line with both values to write.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hami_hpc.contract import constants as c
-from hami_hpc.slurm.lines import ConfLine, Given, names_node, split_list
+from hami_hpc.slurm.lines import ConfLine, Setting, names_node, split_list
 
 # Keys that hold a list, and what separates its items.
 LISTS = {
@@ -22,76 +22,77 @@ LISTS = {
     "AccountingStorageTRES": ",",
     "PluginDir": ":",
 }
-# Flags of PrologFlags that set another one as well (prolog_str2flags in Slurm).
+# Flags of PrologFlags that also set Alloc (prolog_str2flags in Slurm).
 IMPLIES_ALLOC = ("alloc", "contain", "x11")
 GRES_NAMES = ("gpu", c.GRES_SHARD, c.GRES_CLASS, c.GRES_MEM, c.GRES_CORES)
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """One thing for the administrator to write: a sentence that ends with a colon, and the exact lines."""
+    """One change for the administrator to make: a sentence that ends with a colon, and the exact lines."""
 
     what: str
     lines: tuple[str, ...]
 
 
-def merge_keys(wanted: Mapping[str, str], site: Mapping[str, list[Given]]) -> tuple[dict[str, str], list[Merge]]:
-    """(what the fragment sets, what is to be merged by hand) for keys other than Prolog and Epilog."""
-    ours: dict[str, str] = {}
+def merge_keys(wanted: Mapping[str, str], site: Mapping[str, list[Setting]]) -> tuple[dict[str, str], list[Merge]]:
+    """Returns (keys that the fragment sets, merges for the administrator) for all keys but Prolog and Epilog."""
+    fragment_keys: dict[str, str] = {}
     merges: list[Merge] = []
     for key, value in wanted.items():
-        given = site.get(key.lower())
-        if not given:
-            ours[key] = value
+        settings = site.get(key.lower())
+        if not settings:
+            fragment_keys[key] = value
             continue
-        latest = given[-1]
-        both = _union(latest.value, value, LISTS[key], key) if key in LISTS else value
-        if both.lower() != latest.value.lower():
-            merges.append(Merge(f"{latest.where}: instead of {key}={latest.value} write:", (f"{key}={both}",)))
-    return ours, merges
+        last = settings[-1]
+        merged = _union(last.value, value, LISTS[key], key) if key in LISTS else value
+        if merged.lower() != last.value.lower():
+            merges.append(Merge(f"{last.where}: instead of {key}={last.value} write:", (f"{key}={merged}",)))
+    return fragment_keys, merges
 
 
 def _union(site: str, wanted: str, separator: str, key: str) -> str:
     items = [item.strip() for item in site.split(separator) if item.strip()]
-    there = {item.lower() for item in items}
+    present = {item.lower() for item in items}
     for item in wanted.split(separator):
-        if item.lower() in there or (key == "PrologFlags" and item == "Alloc" and there & set(IMPLIES_ALLOC)):
+        if item.lower() in present or (key == "PrologFlags" and item == "Alloc" and present & set(IMPLIES_ALLOC)):
             continue
         items.append(item)
     return separator.join(items)
 
 
-def merge_stage(key: str, ours: str, given: Given, conf_dir: str) -> Merge:
-    """How the site's own Prolog or Epilog and ours both run.
+def merge_stage(key: str, program: str, site_setting: Setting, conf_dir: str) -> Merge:
+    """Returns the merge after which the site's own Prolog or Epilog and hami_hpc's `program` both run.
 
-    Slurm before 24.05 takes one value, which may be a glob pattern, and all releases run what matches in reverse
-    alphabetical order until one fails: the site's prolog before ours, our epilog before the site's.
+    Slurm before 24.05 takes one value, which may be a glob pattern. All releases run the matching files in reverse
+    alphabetical order until one fails. So the names make the site's prolog run before ours, and our epilog before the
+    site's.
     """
     name = "zz-hami-hpc" if key == "Epilog" else "00-hami-hpc"
-    value = given.value
-    site = value if value.startswith("/") else f"{conf_dir}/{value}"
+    value, where = site_setting.value, site_setting.where
+    site_program = value if value.startswith("/") else f"{conf_dir}/{value}"
     if any(character in value for character in "*?["):
-        folder = site.rpartition("/")[0]
+        folder = site_program.rpartition("/")[0]
         return Merge(
-            f"{given.where} has {key}={value}. So that ours runs too (its name must match that pattern), run:",
-            (f"ln -s {ours} {folder}/{name}",),
+            f"{where} has {key}={value}. To run hami_hpc's too (its name must match that pattern), run:",
+            (f"ln -s {program} {folder}/{name}",),
         )
     folder = f"{conf_dir}/hami-hpc-{key.lower()}.d"
     return Merge(
-        f"{given.where} has {key}={value}. So that both run, run the commands and instead of that line write the last:",
+        f"{where} has {key}={value}. To run both, run these commands, then replace that line with the last line here:",
         (
             f"mkdir -p {folder}",
-            f"printf '#!/bin/sh\\nexec {site}\\n' >{folder}/50-site",
+            f"printf '#!/bin/sh\\nexec {site_program}\\n' >{folder}/50-site",
             f"chmod 755 {folder}/50-site",
-            f"ln -s {ours} {folder}/{name}",
+            f"ln -s {program} {folder}/{name}",
             f"{key}={folder}/*",
         ),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRecord:
-    """The site's own NodeName line for a node, and the Gres and features in force there (its own, or DEFAULT's)."""
+class NodeLine:
+    """The site's own NodeName line for a node, and its effective Gres and features (its own, or DEFAULT's)."""
 
     line: ConfLine
     gres: str
@@ -99,8 +100,8 @@ class NodeRecord:
     feature_key: str
 
 
-def node_record(lines: Iterable[ConfLine], node: str) -> NodeRecord | None:
-    """The site's record of `node`, or None."""
+def node_line(lines: Iterable[ConfLine], node: str) -> NodeLine | None:
+    """Returns the site's NodeName line for `node`, or None."""
     gres = features = ""
     for line in lines:
         if line.kind != "nodename":
@@ -110,27 +111,27 @@ def node_record(lines: Iterable[ConfLine], node: str) -> NodeRecord | None:
             gres, features = own_gres or gres, own_features or features
         elif names_node(line.get("NodeName"), node):
             key = "Features" if line.get("Features") else "Feature"
-            return NodeRecord(line, own_gres or gres, own_features or features, key)
+            return NodeLine(line, own_gres or gres, own_features or features, key)
     return None
 
 
-def merge_node(record: NodeRecord, gres: str, features: Iterable[str]) -> Merge | None:
-    """What to write in the site's NodeName line; None when it has all of it."""
-    kept = [item for item in split_list(record.gres) if item.partition(":")[0] not in GRES_NAMES]
-    both_gres = ",".join([*split_list(gres), *kept])
-    there = [item for item in record.features.split(",") if item]
-    both_features = ",".join([*there, *(item for item in features if item not in there)])
-    if set(split_list(record.gres)) == set(split_list(both_gres)) and both_features == ",".join(there):
+def merge_node(site: NodeLine, gres: str, features: Iterable[str]) -> Merge | None:
+    """Returns what to change in the site's NodeName line; None when nothing."""
+    other_gres = [item for item in split_list(site.gres) if item.partition(":")[0] not in GRES_NAMES]
+    merged_gres = ",".join([*split_list(gres), *other_gres])
+    site_features = [item for item in site.features.split(",") if item]
+    merged_features = ",".join([*site_features, *(item for item in features if item not in site_features)])
+    if set(split_list(site.gres)) == set(split_list(merged_gres)) and merged_features == ",".join(site_features):
         return None
-    name = record.line.get("NodeName")
+    name = site.line.get("NodeName")
     return Merge(
-        f"{record.line.where}: in NodeName={name} write these two (for all of its nodes, which must be alike):",
-        (f"Gres={both_gres} {record.feature_key}={both_features}",),
+        f"{site.line.where}: in NodeName={name} write these two (for all of its nodes, which must be alike):",
+        (f"Gres={merged_gres} {site.feature_key}={merged_features}",),
     )
 
 
 def site_gres(lines: Iterable[ConfLine], node: str) -> list[ConfLine]:
-    """The site's own gres.conf lines for this node that name a gres of ours."""
+    """Returns the site's own gres.conf lines for this node that name a gres which hami_hpc uses."""
     return [
         line
         for line in lines
@@ -139,17 +140,17 @@ def site_gres(lines: Iterable[ConfLine], node: str) -> list[ConfLine]:
     ]
 
 
-def merge_gres(own: Iterable[ConfLine], model: str) -> list[Merge]:
-    """What to change in the site's own gres.conf lines: gpu lines stay, with their Type; the rest is ours to count."""
+def merge_gres(site_lines: Iterable[ConfLine], model: str) -> list[Merge]:
+    """Returns what to change in the site's own gres.conf lines: gpu lines get the Type `model`, others are deleted."""
     merges = []
-    for line in own:
+    for line in site_lines:
         if line.get("Name").lower() != "gpu":
             merges.append(
-                Merge(f"{line.where}: delete this line; hami-hpc-gres.conf counts what it counts:", (line.text,))
+                Merge(f"{line.where}: delete this line; hami-hpc-gres.conf has one for the same gres:", (line.text,))
             )
         elif line.get("Type") != model:
             words = [word for word in line.text.split() if not word.lower().startswith("type=")]
-            at = next(index for index, word in enumerate(words) if word.lower().startswith("name=")) + 1
-            text = " ".join([*words[:at], f"Type={model}", *words[at:]])
+            after_name = next(index for index, word in enumerate(words) if word.lower().startswith("name=")) + 1
+            text = " ".join([*words[:after_name], f"Type={model}", *words[after_name:]])
             merges.append(Merge(f"{line.where}: instead of {line.text} write:", (text,)))
     return merges

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one node offers to Slurm, from the site's settings and the node's GPUs. Pure; templates put it into words."""
+"""Computes what a node offers to Slurm from the site's settings and the node's GPUs, for render's templates. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hami_hpc.errors import NodeError
 
 @dataclass(frozen=True, slots=True)
 class GpuLine:
-    """One gpu and one shard line of gres.conf: all GPUs of one model, minor numbers as Slurm's hostlist."""
+    """One gpu and one shard line of gres.conf: all GPUs of one model. `minors` is a Slurm hostlist."""
 
     model: str
     minors: str
@@ -25,7 +25,7 @@ class GpuLine:
 
 @dataclass(frozen=True, slots=True)
 class NodeOffer:
-    """A node's gres and features. `shards` is also the count of each vgpu class: one slice takes at least a shard."""
+    """A node's gres and features. `shards` is also the count of each vgpu class: a slice takes at least one shard."""
 
     lines: tuple[GpuLine, ...]
     shards: int
@@ -36,7 +36,7 @@ class NodeOffer:
 
 
 def hostlist(numbers: Iterable[int]) -> str:
-    """`[0-3,6]`, or the number alone."""
+    """Returns the numbers as `[0-3,6]`, a single number as `6`."""
     ordered = sorted(numbers)
     runs: list[list[int]] = []
     for number in ordered:
@@ -49,17 +49,17 @@ def hostlist(numbers: Iterable[int]) -> str:
 
 
 def make_offer(site: Site, gpus: Iterable[Gpu]) -> NodeOffer:
-    """What a node with these GPUs offers. NodeError for none, for an unknown model, and for two models."""
+    """Returns what a node with these GPUs offers. Raises NodeError for no GPU, an unknown model, and several models."""
     by_model: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         if gpu.model not in site.gpu_models:
             raise NodeError(
-                f"GPU {gpu.minor} is a {gpu.name} with {gpu.total_mib} MiB, which no [gpu_models.*] names. Add "
+                f"GPU {gpu.minor} is a {gpu.name} with {gpu.total_mib} MiB, which is not in [gpu_models.*]. Add "
                 f"[gpu_models.{gpu.name.lower().split()[-1]}] with total_mib = {gpu.total_mib}"
             )
         by_model.setdefault(gpu.model, []).append(gpu)
     if not by_model:
-        raise NodeError("this node has no GPU. Give them by hand (--gpus h200:2) to render for another one")
+        raise NodeError("this node has no GPU. To render for another node, name its GPUs: --gpus h200:2")
     if len(by_model) > 1:
         raise NodeError(f"this node has GPUs of {len(by_model)} models ({', '.join(sorted(by_model))}). {mixed.ADVICE}")
     lines = []
@@ -94,17 +94,17 @@ def make_offer(site: Site, gpus: Iterable[Gpu]) -> NodeOffer:
 
 
 def tracked_tres(models: Mapping[str, int]) -> str:
-    """AccountingStorageTRES: what sacct has to keep for the bill."""
+    """Returns the value for AccountingStorageTRES: what slurmdbd must store for the bill."""
     names = ["gpu", *(f"gpu:{model}" for model in sorted(models)), c.GRES_SHARD, c.GRES_CLASS]
     names += [f"{c.GRES_CLASS}:{name}" for name in c.CLASSES] + [c.GRES_MEM, c.GRES_CORES]
     return ",".join(f"gres/{name}" for name in names)
 
 
 def lua_text(value: object, indent: str = "") -> str:
-    """A Lua table constructor, number or string of plain data (dict, list, str, int, float, bool).
+    """Returns plain data (dict, list, str, int, float, bool) as a Lua expression.
 
-    Strings are ASCII: every byte outside printable ASCII, and quotes and backslashes, become decimal escapes, which
-    all Lua versions read alike.
+    In strings every byte outside printable ASCII, quotes and backslashes become decimal escapes, which all Lua versions
+    read alike. Raises TypeError for other types.
     """
     inner = indent + "\t"
     if isinstance(value, bool):
@@ -123,7 +123,7 @@ def lua_text(value: object, indent: str = "") -> str:
 
 
 def site_table(site: Site) -> dict[str, object]:
-    """The Lua site table's content, as both filters read it."""
+    """Returns the content of the Lua site table that both filters read."""
     return {
         "version": 1,
         "shard_mib": site.shard_mib,

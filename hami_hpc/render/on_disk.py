@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing render's files: own ones whole by a rename, edited ones only when told to and with a copy kept."""
+"""Writes render's files, each by a rename. A file that render did not write, or that was edited, is kept as a copy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hami_hpc.render.marks import is_ours
 
 
 class State(Enum):
-    """What lies where a file is to be written."""
+    """What exists at the path of a file that is to be written."""
 
     ABSENT = "absent"
     SAME = "same"
-    OURS = "ours"  # as render wrote it, with other content than now
-    FOREIGN = "foreign"  # edited, or not render's, or no regular file
+    OURS = "ours"  # written by render and not edited, with other content than now
+    FOREIGN = "foreign"  # edited, or not written by render, or not a regular file
 
 
 def is_public(path: Path) -> bool:
@@ -30,7 +30,7 @@ def is_public(path: Path) -> bool:
 
 
 def read(path: Path) -> str | None:
-    """The file's text; None when there is none. NodeError when it cannot be read as text."""
+    """Reads a file. Returns None when it does not exist. Raises NodeError when it cannot be read as text."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -44,20 +44,20 @@ def mode_of(content: str) -> int:
 
 
 def state(path: Path, content: str) -> State:
-    """How the file at `path` stands to the content that is to be there."""
+    """Compares the file at `path` with the `content` that is to be written."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return State.FOREIGN
-    there = read(path)
-    if there is None:
+    old = read(path)
+    if old is None:
         return State.ABSENT
-    if not is_ours(there):
+    if not is_ours(old):
         return State.FOREIGN
-    return State.SAME if there == content and path.stat().st_mode & 0o777 == mode_of(content) else State.OURS
+    return State.SAME if old == content and path.stat().st_mode & 0o777 == mode_of(content) else State.OURS
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One render at a time: the blocks of other nodes are read and written back."""
+    """Lets one render run at a time, because it reads the blocks of other nodes and writes them back."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -72,11 +72,11 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def write(folder: Path, files: Mapping[str, str]) -> list[Path]:
-    """Writes the files, each by a rename; a foreign one is renamed first. Returns the copies that were kept so.
+    """Writes the files, each by a rename. Keeps a copy of each foreign file and returns the copies' paths.
 
-    NodeError names the file that could not be written; those before it are written.
+    Raises NodeError, which names the file that could not be written; the files before it are written.
     """
-    kept = []
+    copies = []
     stamp = time.strftime("%Y%m%dT%H%M%S")
     for name, content in files.items():
         path = folder / name
@@ -89,17 +89,17 @@ def write(folder: Path, files: Mapping[str, str]) -> list[Path]:
                 os.fsync(file.fileno())
             temporary.chmod(mode_of(content))
             if state(path, content) is State.FOREIGN:
-                kept.append(_keep(path, stamp))
+                copies.append(_keep(path, stamp))
             temporary.replace(path)
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink()
             raise NodeError(f"{path} cannot be written ({error.strerror})") from error
-    return kept
+    return copies
 
 
 def _keep(path: Path, stamp: str) -> Path:
-    """Links the file to a name of its own beside it (renames it where links are not possible)."""
+    """Links the file to a new name beside it, or renames it where links are not possible. Returns that path."""
     for count in range(1000):
         copy = path.with_name(f"{path.name}.bak-{stamp}{f'-{count}' if count else ''}")
         if not os.path.lexists(copy):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm's own commands and configuration files, as this machine has them."""
+"""Reads Slurm through its commands and configuration files on this machine."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""slurm.conf and gres.conf as files on this machine, includes followed. For a person's commands, not for the stages."""
+"""Reads slurm.conf and gres.conf on this machine, with their includes. For commands, not for prolog and epilog."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from hami_hpc.slurm.lines import ConfLine, logical_lines, parse_line
 from hami_hpc.slurm.plugstack import MAX_DEPTH, included_path, read_text
 
 INCLUDE = re.compile(r"include\s+(\S+)\s*$", re.IGNORECASE)
-# /run/slurm/conf is where slurmd links its copies to on a node without configuration files of its own.
+# slurmd links its copies to /run/slurm/conf on a node without configuration files of its own (configless).
 PLACES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 
 
 def find_slurm_conf(environment: Mapping[str, str]) -> str:
-    """The slurm.conf that Slurm's commands use here. NodeError when there is none."""
-    given = environment.get("SLURM_CONF")
-    places = (given,) if given else PLACES
+    """Returns the path of the slurm.conf that Slurm's commands use here. Raises NodeError when there is none."""
+    from_environment = environment.get("SLURM_CONF")
+    places = (from_environment,) if from_environment else PLACES
     for path in places:
         if os.path.exists(path):
             return path
-    raise NodeError(f"slurm.conf is not in {' or '.join(places)}: set SLURM_CONF to where it is")
+    raise NodeError(f"there is no slurm.conf at {' or '.join(places)}: set SLURM_CONF to its path")
 
 
 class ConfFile:
-    """A configuration file with all that it includes, in Slurm's order.
+    """A configuration file with the files that it includes, in Slurm's order.
 
-    `own` are files that are not followed: `lines` are the site's alone. `included` holds what was named, own ones too.
-    NodeError when a file cannot be read.
+    Files in `own` (hami_hpc's) are not read, so that `lines` are the site's only. `included` has the paths of all
+    included files, those in `own` too. Raises NodeError when a file cannot be read.
     """
 
     def __init__(self, path: str, own: Collection[str] = ()) -> None:
@@ -42,9 +42,9 @@ class ConfFile:
         self._own = {os.path.realpath(name) for name in own}
         text = read_text(path)
         self.exists = text is not None
-        self._take(path, text or "", 0)
+        self._add_lines(path, text or "", 0)
 
-    def _take(self, path: str, text: str, depth: int) -> None:
+    def _add_lines(self, path: str, text: str, depth: int) -> None:
         for number, line in logical_lines(text):
             include = INCLUDE.match(line)
             if include is None:
@@ -54,24 +54,24 @@ class ConfFile:
             self.included.add(os.path.realpath(name))
             if os.path.realpath(name) in self._own or depth >= MAX_DEPTH:
                 continue
-            inner = read_text(name)
-            if inner is None:
-                raise NodeError(f"{path}, line {number} includes {name}, which is not there: Slurm would not start")
-            self._take(name, inner, depth + 1)
+            included_text = read_text(name)
+            if included_text is None:
+                raise NodeError(f"{path}, line {number} includes {name}, which does not exist: Slurm would not start")
+            self._add_lines(name, included_text, depth + 1)
 
     def includes(self, path: str) -> bool:
-        """Whether the file, or one that it includes, includes `path`."""
+        """Returns whether the file, or one that it includes, includes `path`."""
         return os.path.realpath(path) in self.included
 
 
 def scripts_of(value: str, conf_dir: str) -> list[str]:
-    """The files that a Prolog= or Epilog= value names, a path or a glob pattern, relative to slurm.conf's directory."""
+    """Returns the files of a Prolog= or Epilog= value: a path or glob pattern, relative to slurm.conf's directory."""
     pattern = value if value.startswith("/") else f"{conf_dir}/{value}"
     return sorted(glob(pattern))
 
 
 def calls_one_of(script: str, programs: Collection[str]) -> bool:
-    """Whether a script is one of these programs or names one of them outside of a comment. Bounded reading."""
+    """Returns whether a script is one of these programs or names one outside of a comment. Reads at most 1 MiB."""
     if os.path.realpath(script) in {os.path.realpath(program) for program in programs}:
         return True
     try:

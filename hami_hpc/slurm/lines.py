@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of slurm.conf and gres.conf, as Slurm's parser takes them apart. Pure.
+"""Parses lines of slurm.conf and gres.conf as Slurm does. Pure.
 
-Read in Slurm's parse_config.c: `#` begins a comment unless a backslash is before it, a backslash at the end goes on in
-the next line, keys are compared without case, a key that is there twice has its latest value (Prolog and Epilog from
-24.05 on: both), and a line that begins with NodeName= is one record.
+The rules are those of Slurm's parse_config.c: `#` begins a comment unless a backslash precedes it; a backslash at the
+end continues the line; keys ignore case; of a key that is set twice the last value counts (Prolog and Epilog from 24.05
+on: both); and a line that begins with NodeName= describes one set of nodes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 PAIR = re.compile(r'([A-Za-z0-9_.]+)\s*=\s*("[^"]*"|\S*)')
-RECORDS = frozenset({"nodename", "partitionname", "nodeset", "downnodes", "frontendname", "slurmctldhost", "name"})
+# First keys of lines that describe an object (nodes, a partition, a gres) and hold no settings.
+OBJECT_KEYS = frozenset({"nodename", "partitionname", "nodeset", "downnodes", "frontendname", "slurmctldhost", "name"})
 
 
 @dataclass(frozen=True, slots=True)
 class ConfLine:
-    """One logical line: where it is, its text without comment, and its keys with their values in order."""
+    """One logical line: its file and line number, its text without comment, and its (key, value) pairs in order."""
 
     path: str
     number: int
@@ -31,75 +32,75 @@ class ConfLine:
 
     @property
     def kind(self) -> str:
-        """The first key in lower case: `nodename` for a node's record."""
+        """The first key in lower case: `nodename` for a line that describes nodes."""
         return self.pairs[0][0].lower() if self.pairs else ""
 
     def get(self, key: str) -> str:
-        """The value of a key of this line; empty when it is not there."""
+        """Returns the value of a key of this line; empty when the line does not have it."""
         return next((value for name, value in self.pairs if name.lower() == key.lower()), "")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A setting of the site: its value and where it stands."""
+class Setting:
+    """A value that the site sets for a key, and where: file and line."""
 
     value: str
     where: str
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """(number of its first line, text) of each line with something in it; comments dropped, continuations joined."""
-    begun, parts = 0, ""
+    """Yields (number of its first line, text) of each line that is not empty; drops comments, joins continuations."""
+    first_number, parts = 0, ""
     for number, raw in enumerate(text.split("\n"), 1):
         line = re.sub(r"(?<!\\)((?:\\\\)*)#.*", r"\1", raw).rstrip()
-        begun = begun or number
-        ends_open = len(line) - len(line.rstrip("\\"))
-        if ends_open % 2 == 1:
+        first_number = first_number or number
+        backslashes = len(line) - len(line.rstrip("\\"))
+        if backslashes % 2 == 1:
             parts += line[:-1] + " "
             continue
         whole = (parts + line).strip()
         if whole:
-            yield begun, whole
-        begun, parts = 0, ""
+            yield first_number, whole
+        first_number, parts = 0, ""
     if parts.strip():
-        yield begun, parts.strip()
+        yield first_number, parts.strip()
 
 
 def parse_line(path: str, number: int, text: str) -> ConfLine:
-    """The line with its keys; one that Slurm would not understand has none."""
+    """Parses one logical line. A line that Slurm would not understand has no keys."""
     return ConfLine(path, number, text, tuple((key, value.strip('"')) for key, value in PAIR.findall(text)))
 
 
-def settings_of(lines: Iterable[ConfLine]) -> dict[str, list[Given]]:
-    """Key in lower case -> what the site gives it, in order. Records of nodes and partitions are left out."""
-    found: dict[str, list[Given]] = {}
+def settings_of(lines: Iterable[ConfLine]) -> dict[str, list[Setting]]:
+    """Returns key in lower case -> its settings in order. Leaves out lines that describe nodes, partitions or gres."""
+    settings: dict[str, list[Setting]] = {}
     for line in lines:
-        if line.kind in RECORDS:
+        if line.kind in OBJECT_KEYS:
             continue
         for key, value in line.pairs:
-            found.setdefault(key.lower(), []).append(Given(value, line.where))
-    return found
+            settings.setdefault(key.lower(), []).append(Setting(value, line.where))
+    return settings
 
 
 def split_list(text: str) -> list[str]:
-    """The items of `gpu:h200:2(S:0,1),shard:8`: commas in parentheses and brackets separate nothing."""
+    """Splits `gpu:h200:2(S:0,1),shard:8` at the commas outside of parentheses and brackets."""
     return [item for item in re.split(r",(?![^(\[]*[)\]])", text) if item]
 
 
 def names_node(expression: str, node: str) -> bool:
-    """Whether a NodeName= value such as `gpu[01-16],rack[1-2]node[1-4]` names `node`. Nothing is expanded."""
+    """Returns whether a NodeName= value such as `gpu[01-16],rack[1-2]node[1-4]` names `node`, without expanding it."""
     return any(_part_names(part, node) for part in split_list(expression))
 
 
 def _part_names(part: str, node: str) -> bool:
     texts_and_ranges = re.split(r"\[([^\]]*)\]", part)
-    form = "".join(r"(\d+)" if index % 2 else re.escape(text) for index, text in enumerate(texts_and_ranges))
-    match = re.fullmatch(form, node)
+    pattern = "".join(r"(\d+)" if index % 2 else re.escape(text) for index, text in enumerate(texts_and_ranges))
+    match = re.fullmatch(pattern, node)
     return match is not None and all(map(_in_ranges, match.groups(), texts_and_ranges[1::2]))
 
 
 def _in_ranges(number: str, ranges: str) -> bool:
-    """Whether `7` is in `1-8,12`; `07` is another name than `7`."""
+    """Returns whether a number such as `7` is in `1-8,12`. `07` is not: it names another node."""
     for piece in ranges.split(","):
         first, _, last = piece.partition("-")
         ends = (first, last or first)
