@@ -30,7 +30,7 @@ KEY_EXAMPLE: Final[dict[str, str]] = {
 KEY_DOC: Final[dict[str, str]] = {
     'mem': "GPU memory of the slice. A percentage is of the GPU's memory, rounded down to whole shards.",
     'cores': "Share of the GPU's time, in percent.",
-    'mode': 'How the node isolates the slice. Without it, whatever the node offers.',
+    'mode': 'How the node isolates the slice. Without it, a mode that the node offers.',
 }
 MODES: Final[dict[str, int]] = {'share': 0, 'mps': 1, 'mig': 2}
 CLASSES: Final[dict[str, int]] = {'std': 0, 'lc': 1, 'be': 2}
@@ -67,7 +67,7 @@ FILE_CONFIG: Final = '/etc/hami-hpc/hami-hpc.toml'
 SLOT_LOCK_BASE: Final = 1099511627776
 JOB_STEP_ID: Final = 4294967295
 
-# Written by root (prolog: the job's; SPANK: a step's), read by everybody. Both apply; the smaller wins.
+# Root writes it (the prolog the job's, SPANK a step's), everybody reads it. Both apply: the smaller limit counts.
 LIMITS_SIZE: Final = 4096
 LIMITS_MAGIC: Final = 0x314D494C494D4148
 # field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)
@@ -92,7 +92,7 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'gpu_uuid': (88, 96, 's'),
 }
 
-# Head of the usage file. Written by the job's own processes under `lock`: root reads it, and trusts none of it.
+# Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it.
 USAGE_SIZE: Final = 4096
 USAGE_MAGIC: Final = 0x31455355494D4148
 # field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)
@@ -113,7 +113,7 @@ USAGE_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'device_oom_count': (80, 8, 'u'),
 }
 
-# Totals of one step; follows the head. A row is reused when its step has no live process.
+# Totals of one step. The rows follow the head. A row is reused when its step has no live process.
 USAGE_STEP_SIZE: Final = 64
 USAGE_STEP_COUNT: Final = 1024
 # field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)
@@ -127,7 +127,7 @@ USAGE_STEP_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'oom_count': (32, 8, 'u'),
 }
 
-# One process; follows the steps. Alive while its process holds the write lock (OFD) on byte slot_lock_base + index.
+# One process. The slots follow the steps. The process is alive while it holds the write lock (OFD) on byte slot_lock_base + index.
 USAGE_SLOT_SIZE: Final = 128
 USAGE_SLOT_COUNT: Final = 2048
 # field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)
@@ -142,7 +142,7 @@ USAGE_SLOT_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'throttled_ns': (40, 8, 'u'),
 }
 
-# Written by the epilog (root, 0640), one file a job; a requeued job's later runs are JOB-START_NS.json.
+# The epilog writes it (root, 0640), one file per job; a requeued job's later runs are JOB-START_NS.json.
 SPOOL_VERSION: Final = 1
 # field: its type, int or text
 SPOOL_FIELDS: Final[dict[str, str]] = {
@@ -172,10 +172,10 @@ ERROR_PREFIX: Final = 'hami_hpc: '
 GIVEN_MAX: Final = 40
 ERRORS: Final[dict[str, str]] = {
     'E_TOO_LONG': '{key} is {given} bytes long; at most {allowed} are read. Example: {example}',
-    'E_SPANK_ENV': 'the job brings {given} bytes of environment for SPANK plugins (spank_job_env); at most {allowed} are allowed, because no prolog could be started with more and its node would be drained',
+    'E_SPANK_ENV': 'the job has {given} bytes of environment for SPANK plugins (spank_job_env); at most {allowed} are allowed, because with more its prolog could not start and Slurm would drain the node',
     'E_CHARS': "--gres holds a character that is not plain printable ASCII: '{given}'. Example: {example}",
-    'E_EMPTY': "'{given}' asks for nothing after the colon. Write vgpu alone for the defaults, or for example {example}",
-    'E_KEY_UNKNOWN': "unknown key '{key}' in '{given}'; vgpu knows {allowed}. Example: {example}",
+    'E_EMPTY': "'{given}' has nothing after the colon. Write vgpu alone for the defaults, or for example {example}",
+    'E_KEY_UNKNOWN': "unknown key '{key}' in '{given}'; the keys of vgpu are {allowed}. Example: {example}",
     'E_KEY_DOUBLE': "'{key}' is given twice ('{given}'); once is allowed. Example: {example}",
     'E_VALUE_EMPTY': '{key} has no value; allowed: {allowed}. Example: {example}',
     'E_FORM': "'{given}' is not understood; a request is vgpu[:TYPE][:KEY=VALUE,...]. Example: {example}",
@@ -189,25 +189,25 @@ ERRORS: Final[dict[str, str]] = {
     'E_MODE': 'mode={given} is unknown; allowed is {allowed}. Example: {example}',
     'E_MODE_NOT_OFFERED': 'mode={given} is not offered by {where}; offered: {allowed}. Example: {example}',
     'E_COUNT': 'a count of {given} is not supported; a job has one vgpu per node. Ask for a larger share, or for more nodes with -N. Example: {example}',
-    'E_TYPE_FORM': "'{given}' is no GPU type; a type is letters, digits, '-' and '_', as in {example}",
-    'E_TYPE_UNKNOWN': "GPU type '{given}' is not in {where}; there is: {allowed}. Example: {example}",
+    'E_TYPE_FORM': "'{given}' is not a GPU type; a type has only letters, digits, '-' and '_', as in {example}",
+    'E_TYPE_UNKNOWN': "GPU type '{given}' is not in {where}; its types are: {allowed}. Example: {example}",
     'E_TYPE_NEEDED': '{where} has GPUs of several sizes ({allowed}); name one. Example: {example}',
-    'E_DOUBLE_VGPU': "vgpu is asked for twice ('{given}'); one vgpu per node is allowed. Example: {example}",
-    'E_WITH_GPU': "vgpu and '{given}' in one request: a job holds either slices or whole GPUs. Use a heterogeneous job (sbatch ... : ...) for both. Example: {example}",
-    'E_WITH_SHARD': "vgpu and '{given}' in one request: the shards of a vgpu are counted for you, so leave '{given}' out. Example: {example}",
-    'E_EXCLUSIVE': 'vgpu and --exclusive in one request: an exclusive job holds whole nodes with all their GPUs, so it would wait forever for a part of one. Leave one of them out. Example: {example}',
-    'E_EXCLUSIVE_PARTITION': '{where} gives each job whole nodes with all their GPUs (OverSubscribe=EXCLUSIVE), so it has no part of one to give. Choose another partition, or ask for whole GPUs: --gres=gpu:1',
-    'E_CLASS_NOT_ENFORCED': "the QoS '{given}' stands for a class of vgpu, but Slurm does not check here who may use a QoS, so the vgpu is of class std. Administrator: set AccountingStorageEnforce=associations,qos ({allowed})",
-    'E_BARE_SHARD': "'{given}' is not allowed on this cluster, because shards alone fence neither memory nor time; ask for a vgpu. Example: {example}",
+    'E_DOUBLE_VGPU': "vgpu is requested twice ('{given}'); one vgpu per node is allowed. Example: {example}",
+    'E_WITH_GPU': "vgpu and '{given}' cannot be combined: a job has either slices or whole GPUs. Use a heterogeneous job (sbatch ... : ...) for both. Example: {example}",
+    'E_WITH_SHARD': "vgpu and '{given}' cannot be combined: hami_hpc adds the shards of a vgpu itself. Leave '{given}' out. Example: {example}",
+    'E_EXCLUSIVE': 'vgpu and --exclusive cannot be combined: an exclusive job holds whole nodes with all their GPUs, so it would wait forever for a part of one. Leave one of them out. Example: {example}',
+    'E_EXCLUSIVE_PARTITION': '{where} gives each job whole nodes with all their GPUs (OverSubscribe=EXCLUSIVE), so a vgpu cannot run there. Choose another partition, or ask for whole GPUs: --gres=gpu:1',
+    'E_CLASS_NOT_ENFORCED': "the vgpu gets class std and not the class of QoS '{given}', because Slurm does not check here who may use a QoS. Administrator: set AccountingStorageEnforce=associations,qos ({allowed})",
+    'E_BARE_SHARD': "'{given}' is not allowed on this cluster, because shards alone limit neither memory nor time; ask for a vgpu. Example: {example}",
     'E_RAW_UNITS': "'{given}' is set by hami_hpc itself and cannot be asked for. Example: {example}",
     'E_OPTION': '{key}={given} cannot carry a vgpu request; use {example}',
-    'E_NO_VGPU_HERE': '{where} has no GPU that hami_hpc manages; partitions that have: {allowed}. Example: {example}',
-    'E_SITE': "this cluster's hami_hpc settings cannot be read ({given}); tell the administrator: hami-hpc render writes them",
-    'E_CLASS_CHANGE': "the QoS '{given}' is of another class than the vgpu of the job, which Slurm cannot exchange; cancel it and submit it again",
-    'E_STEP_OUTSIDE': 'vgpu in a step needs a job that has one; submit with {example}',
-    'E_STEP_TOO_BIG': "{key}={given} is more than the job has ({allowed}); a step can only be smaller. Leave {key} out for all of the job's",
-    'E_FEATURES': '--constraint={given} cannot be combined with what the vgpu request needs; write one that holds {allowed} itself',
+    'E_NO_VGPU_HERE': '{where} has no GPU that hami_hpc manages; partitions with such GPUs: {allowed}. Example: {example}',
+    'E_SITE': "this cluster's hami_hpc settings cannot be read ({given}); ask the administrator to run hami-hpc render",
+    'E_CLASS_CHANGE': "the QoS '{given}' is of another class than the job's vgpu, and Slurm cannot change a job's class; cancel the job and submit it again",
+    'E_STEP_OUTSIDE': 'a step with a vgpu needs a job that has one; submit the job with {example}',
+    'E_STEP_TOO_BIG': '{key}={given} is more than the job has ({allowed}); a step cannot have more. Leave {key} out to use all that the job has',
+    'E_FEATURES': '--constraint={given} cannot be combined with the features that the vgpu needs; write a constraint that includes {allowed}',
     'E_INTERNAL': 'the vgpu request could not be handled ({given}); other jobs are not affected. Tell the administrator',
-    'E_UPDATE_KEEPS': 'an update to gres={given} would leave the job parts of its vgpu, because Slurm keeps what is not named; name the vgpu too, or cancel the job and submit it again. Example: gres=vgpu:mem=8G,cores=50',
-    'E_UPDATE': 'the vgpu request of a job that is not pending cannot be changed; cancel it and submit it again',
+    'E_UPDATE_KEEPS': 'an update to gres={given} would leave parts of the vgpu in the job, because Slurm keeps each gres that an update does not name; name the vgpu too, or cancel the job and submit it again. Example: gres=vgpu:mem=8G,cores=50',
+    'E_UPDATE': 'the vgpu request of a job that is not pending cannot be changed; cancel the job and submit it again',
 }

@@ -30,18 +30,18 @@ class Field:
 
 
 def fields_of(layout: dict[str, Any]) -> list[Field]:
-    """Lays out `layout["fields"]` with natural alignment; ValueError if they pass `layout["size"]`."""
-    out: list[Field] = []
+    """Lays out `layout["fields"]` with natural alignment. Raises ValueError if they exceed `layout["size"]`."""
+    fields: list[Field] = []
     offset = 0
     for name, ctype, doc in layout["fields"]:
         size = int(ctype[5:-1]) if ctype.startswith("char[") else {"u32": 4, "u64": 8}[ctype]
         align = 1 if ctype.startswith("char[") else size
         offset = (offset + align - 1) // align * align
-        out.append(Field(name, ctype, size, offset, doc))
+        fields.append(Field(name, ctype, size, offset, doc))
         offset += size
     if offset > layout["size"]:
         raise ValueError(f"fields take {offset} bytes, the record has {layout['size']}")
-    return out
+    return fields
 
 
 def c_string(text: str) -> str:
@@ -221,7 +221,7 @@ def make_reference(c: dict[str, Any]) -> str:
 
 
 def outputs() -> dict[Path, str]:
-    """Maps each generated file to its text."""
+    """Returns the text of each generated file."""
     contract = tomllib.loads(SOURCE.read_text(encoding="utf-8"))
     return {
         ROOT / "native/include/hami_contract.h": make_c(contract),

@@ -39,7 +39,7 @@ enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_SLOT_LOCK_BASE 1099511627776ull
 #define HAMI_JOB_STEP_ID 4294967295ull
 
-/* Written by root (prolog: the job's; SPANK: a step's), read by everybody. Both apply; the smaller wins. */
+/* Root writes it (the prolog the job's, SPANK a step's), everybody reads it. Both apply: the smaller limit counts. */
 struct hami_limits {
 	uint64_t magic; /* HAMILIM1, little-endian */
 	uint32_t abi_version; /* abi.version */
@@ -49,15 +49,15 @@ struct hami_limits {
 	uint32_t step_id; /* Slurm's step id; 0xffffffff in the job's record */
 	uint32_t uid; /* the job's user */
 	uint32_t gpu_minor; /* minor number of the GPU's device file */
-	uint64_t mem_limit_bytes; /* most device memory that all processes together may hold */
+	uint64_t mem_limit_bytes; /* maximum device memory of all processes together */
 	uint64_t gpu_total_bytes; /* memory of the whole GPU usable by CUDA */
 	uint32_t cores_percent; /* share of the GPU's time, 1 to 100 */
 	uint32_t service_class; /* see [classes] */
 	uint32_t policy; /* see [policies] */
 	uint32_t mode; /* see [request.modes] */
 	uint64_t created_unix_ns; /* when the record was written, ns since 1970 */
-	uint32_t phase_percent; /* where in the common period the share begins, so that tenants take turns, 0 to 99 */
-	uint32_t mechanism; /* how the share of time is kept, see [mechanisms] */
+	uint32_t phase_percent; /* start of the job's window in the GPU's common period, percent, 0 to 99 */
+	uint32_t mechanism; /* how the share of time is enforced, see [mechanisms] */
 	char gpu_uuid[96]; /* GPU-... or MIG-... of the device granted */
 	uint8_t pad0[3912];
 };
@@ -81,12 +81,12 @@ _Static_assert(offsetof(struct hami_limits, mechanism) == 84, "mechanism");
 _Static_assert(offsetof(struct hami_limits, gpu_uuid) == 88, "gpu_uuid");
 _Static_assert(sizeof(struct hami_limits) == 4096, "size");
 
-/* Head of the usage file. Written by the job's own processes under `lock`: root reads it, and trusts none of it. */
+/* Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it. */
 struct hami_usage {
 	uint64_t magic; /* HAMIUSE1, little-endian */
 	uint32_t abi_version; /* abi.version */
 	uint32_t record_size; /* bytes of the whole file */
-	uint32_t lock; /* 0 free, else slot index + 1 of the holder; never held over a driver call */
+	uint32_t lock; /* 0 free, else slot index + 1 of the holder; never held during a driver call */
 	uint32_t slot_count; /* number of slots */
 	uint32_t processes; /* live slots */
 	uint32_t reserved; /* 0 */
@@ -94,9 +94,9 @@ struct hami_usage {
 	uint64_t peak_bytes; /* largest used_bytes so far */
 	uint64_t oom_count; /* requests refused because of a limit */
 	uint64_t reclaimed_bytes; /* bytes returned from processes that died without freeing */
-	uint64_t gpu_busy_ns; /* as a slot's, of processes that have ended, ns */
-	uint64_t throttled_ns; /* time held back by the compute limit, processes that have ended, ns */
-	uint64_t device_oom_count; /* requests that the limits allowed and the driver refused: others held the memory */
+	uint64_t gpu_busy_ns; /* sum of the slots' gpu_busy_ns of processes that have ended, ns */
+	uint64_t throttled_ns; /* sum of the slots' throttled_ns of processes that have ended, ns */
+	uint64_t device_oom_count; /* requests that the limits allowed and the driver refused, because others held the memory */
 	uint8_t pad0[4008];
 };
 _Static_assert(offsetof(struct hami_usage, magic) == 0, "magic");
@@ -115,7 +115,7 @@ _Static_assert(offsetof(struct hami_usage, throttled_ns) == 72, "throttled_ns");
 _Static_assert(offsetof(struct hami_usage, device_oom_count) == 80, "device_oom_count");
 _Static_assert(sizeof(struct hami_usage) == 4096, "size");
 
-/* Totals of one step; follows the head. A row is reused when its step has no live process. */
+/* Totals of one step. The rows follow the head. A row is reused when its step has no live process. */
 struct hami_usage_step {
 	uint32_t step_id; /* Slurm's step id */
 	uint32_t processes; /* live slots of this step; 0: the row is free */
@@ -135,16 +135,16 @@ _Static_assert(offsetof(struct hami_usage_step, peak_bytes) == 24, "peak_bytes")
 _Static_assert(offsetof(struct hami_usage_step, oom_count) == 32, "oom_count");
 _Static_assert(sizeof(struct hami_usage_step) == 64, "size");
 
-/* One process; follows the steps. Alive while its process holds the write lock (OFD) on byte slot_lock_base + index. */
+/* One process. The slots follow the steps. The process is alive while it holds the write lock (OFD) on byte slot_lock_base + index. */
 struct hami_usage_slot {
 	uint32_t state; /* 0 free, 1 in use */
-	uint32_t pid; /* as the process sees itself */
+	uint32_t pid; /* process id, in the process's own pid namespace */
 	uint32_t step_row; /* index into the steps */
 	uint32_t reserved; /* 0 */
-	uint64_t used_bytes; /* device memory held or being asked for */
+	uint64_t used_bytes; /* device memory held or requested */
 	uint64_t peak_bytes; /* largest used_bytes so far */
-	uint64_t gpu_busy_ns; /* time the GPU was open to its work (its windows while it launched, or gated batches), ns; burst: 0 */
-	uint64_t throttled_ns; /* time held back by the compute limit, ns */
+	uint64_t gpu_busy_ns; /* time in which the GPU could run its work (its windows while it launched, or gated batches), ns; 0 for burst */
+	uint64_t throttled_ns; /* time for which the compute limit delayed its work, ns */
 	uint8_t pad0[80];
 };
 _Static_assert(offsetof(struct hami_usage_slot, state) == 0, "state");

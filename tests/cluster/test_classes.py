@@ -13,7 +13,7 @@ from test_requests import units
 
 USER = "games"
 REQUEST = "--gres=vgpu:mem=1G,cores=5"
-LINE = "stands for a class of vgpu, but Slurm does not check here who may use a QoS, so the vgpu is of class std"
+LINE = "gets class std and not the class of QoS '{qos}', because Slurm does not check here who may use a QoS"
 
 
 def submit(layout: Layout, *options: str) -> jobs.Done:
@@ -55,7 +55,7 @@ def test_a_class_that_anybody_could_type_is_std_and_the_user_is_told(unchecked: 
     for qos in ("lc", "be"):
         done = submit(unchecked, f"--qos={qos}", "--hold")
         assert done.status == 0, done.err
-        assert f"the QoS '{qos}' {LINE}" in done.err
+        assert LINE.format(qos=qos) in done.err
         assert "AccountingStorageEnforce=associations,limits" in done.err
         job = done.out.strip()
         assert units(unchecked, job)["vgpu:std"] == 1

@@ -86,7 +86,7 @@ def test_a_whole_node_job_submitted_from_a_slice_does_not_inherit_its_fence(clus
 @pytest.mark.parametrize(
     ("gres", "words"),
     [
-        ("vgpu:mem=4G", "vgpu in a step needs a job that has one"),
+        ("vgpu:mem=4G", "a step with a vgpu needs a job that has one"),
         ("vgpu_mem:4096,vgpu_cores:10", "a job that holds whole GPUs"),
     ],
 )

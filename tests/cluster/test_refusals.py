@@ -45,7 +45,7 @@ BAD = [
     ("vgpu:mode=mig", "mode=mig"),
     ("vgpu:mem=8G,cores=50:2", "2"),
     ("vgpu:2", "one vgpu per node"),
-    ("vgpu:mem=1G,vgpu:mem=2G", "asked for twice"),
+    ("vgpu:mem=1G,vgpu:mem=2G", "is requested twice"),
     ("vgpu:mem=1G,gpu:1", "whole GPUs"),
     ("vgpu:lc:1", "cannot be asked for"),
     ("shard:1,vgpu:std:1,vgpu_mem:90000,vgpu_cores:1", "cannot be asked for"),
@@ -77,7 +77,7 @@ def test_other_spellings_are_refused_with_the_one_that_works(cluster: Layout, op
 def test_a_partition_without_gpus_is_named_with_those_that_have_some(cluster: Layout) -> None:
     line = refusal(cluster, "--partition=cpu", "--gres=vgpu:mem=8G")
     assert "partition cpu has no GPU" in line
-    assert "partitions that have: gpu" in line
+    assert "partitions with such GPUs: gpu" in line
 
 
 def test_a_client_without_our_filter_is_refused_by_the_controller(cluster: Layout) -> None:

@@ -42,7 +42,7 @@ def say(layout: Layout, bare_shard: str) -> None:
 def test_bare_shards_are_refused_at_submit(cluster: Layout, command: tuple[str, ...]) -> None:
     done = jobs.run_as(cluster, USER, command, stdin="#!/bin/sh\ntrue\n")
     assert done.status != 0
-    assert "is not allowed on this cluster, because shards alone fence neither memory nor time" in done.err
+    assert "is not allowed on this cluster, because shards alone limit neither memory nor time" in done.err
     assert "--gres=vgpu:mem=8G,cores=50" in done.err
 
 

@@ -123,4 +123,4 @@ def test_a_message_shortens_what_was_given_and_hides_what_does_not_print() -> No
 def test_braces_of_the_user_are_not_read_as_placeholders() -> None:
     with pytest.raises(RequestError) as caught:
         parse("vgpu:{allowed}=1")
-    assert caught.value.message.startswith("hami_hpc: unknown key '{allowed}' in '{allowed}=1'; vgpu knows mem,")
+    assert caught.value.message.startswith("hami_hpc: unknown key '{allowed}' in '{allowed}=1'; the keys of vgpu ")

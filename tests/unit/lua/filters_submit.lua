@@ -80,7 +80,7 @@ end)
 
 test("the default partition is used where none is asked for", function()
 	local rc = submit({ tres_per_node = "gres:vgpu" }, { cpu = { flag_default = 1 }, gpu = { flag_default = 0 } })
-	refused(rc, "partition cpu has no GPU that hami_hpc manages; partitions that have: gpu, mixed, small")
+	refused(rc, "partition cpu has no GPU that hami_hpc manages; partitions with such GPUs: gpu, mixed, small")
 	messages = {}
 	refused(submit({ tres_per_node = "gres:vgpu" }, {}), "partition (default) has no GPU")
 end)
@@ -110,9 +110,9 @@ test("vgpu in other options is refused with the spelling that works", function()
 end)
 
 test("whole GPUs and shards in other options do not go with vgpu", function()
-	refused(submit({ tres_per_node = "gres:vgpu", tres_per_job = "gres:gpu:2" }), "'gpu:2' in one request")
+	refused(submit({ tres_per_node = "gres:vgpu", tres_per_job = "gres:gpu:2" }), "'gpu:2' cannot be combined")
 	messages = {}
-	refused(submit({ tres_per_node = "gres:vgpu", tres_per_task = "gres/shard:2" }), "leave 'shard:2' out")
+	refused(submit({ tres_per_node = "gres:vgpu", tres_per_task = "gres/shard:2" }), "Leave 'shard:2' out")
 end)
 
 test("an exclusive job, which would wait forever for its vgpu, is refused", function()
@@ -255,7 +255,7 @@ test("a QoS makes a class only where Slurm checks who may use it", function()
 		messages = {}
 		equal(class_under(text, { qos = "lc" }), "std", text)
 		equal(#messages, 1, text)
-		assert(string.find(messages[1], "QoS 'lc' stands for a class of vgpu, but Slurm does not check", 1, true), messages[1])
+		assert(string.find(messages[1], "gets class std and not the class of QoS 'lc', because Slurm does not check", 1, true), messages[1])
 	end
 end)
 
@@ -322,7 +322,7 @@ test("what Slurm's loose search for gres would find is not let through", functio
 	messages = {}
 	refused(submit({ tres_per_task = "x gres:vgpu_mem:99999" }), "cannot carry a vgpu request")
 	messages = {}
-	refused(submit({ tres_per_node = "gres:vgpu", tres_per_task = "x gres:shard:1" }), "leave 'x gres:shard:1' out")
+	refused(submit({ tres_per_node = "gres:vgpu", tres_per_task = "x gres:shard:1" }), "Leave 'x gres:shard:1' out")
 	messages = {}
 	refused(submit({ tres_per_node = "x gres:shard:3" }), "is not allowed on this cluster")
 end)
