@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
--- hami_hpc's two Slurm filters, as one module with one entry each. Slurm runs exactly one job_submit.lua and one
--- cli_filter.lua; a site that has its own adds two lines to each:
+-- hami_hpc's two Slurm filters, as one module with one entry point each. Slurm runs exactly one job_submit.lua and one
+-- cli_filter.lua; a site that has its own adds these lines to them:
 --
 --   job_submit.lua
 --     local hami = dofile("/usr/lib/hami-hpc/lua/hami_hpc.lua")          -- at the top
@@ -14,14 +14,14 @@
 --     local rc = hami.cli_pre_submit(options, offset)                    -- in slurm_cli_pre_submit
 --     if rc ~= slurm.SUCCESS then return rc end
 --
--- slurmctld loads these files again when job_submit.lua itself changes (touch it after an upgrade) or on a restart; the
--- site's table is read for each vgpu request.
+-- slurmctld loads these files again when it restarts or when job_submit.lua itself changes (touch it after an upgrade).
+-- The site's table is read for each vgpu request.
 --
--- Jobs without vgpu pass untouched. Nothing here raises: a bug refuses vgpu requests, with a line that says so, and no
--- other job. Written for Lua 5.1 to 5.4, which Slurm may be linked with.
+-- Jobs without vgpu are not changed. No error leaves this module: a bug refuses only vgpu requests, with a message.
+-- Works with Lua 5.1 to 5.4, the versions that Slurm may be linked with.
 
--- From slurm_errno.h; not in the table that Slurm gives to scripts. Slurm prints their texts after our line, and in
--- scontrol update, whose users see no line of ours before Slurm 23.02, they are all there is.
+-- Error numbers of slurm_errno.h that Slurm does not give to scripts. Slurm prints their texts after our message. Users
+-- of scontrol update see only these texts before Slurm 23.02.
 local ESLURM_INVALID_GRES = 2072
 local RETURN_CODES = { E_UPDATE = 2073, E_CLASS_CHANGE = 2073 } -- ESLURM_JOB_NOT_PENDING
 
@@ -42,7 +42,7 @@ local slurm_conf = load_part("slurm_conf")(contract, settings)
 local jobs = load_part("jobs")(contract, errors, grammar, units, features, settings, slurm_conf)
 local steps = load_part("steps")(contract, errors, grammar, units, features, settings)
 
--- The script that Slurm itself runs lies beside slurm.conf, and so does the site's table.
+-- The script that Slurm runs is beside slurm.conf, and so is the site's table.
 for level = 2, 8 do
 	local info = debug.getinfo(level, "S")
 	local path = info and string.match(info.source, "^@(.*)/[^/]*$")
@@ -51,18 +51,19 @@ for level = 2, 8 do
 	end
 end
 
--- Runs `act`; a refusal goes through `refuse`. A bug is logged, and is a refusal only if `concerns` says so.
+-- Runs `act` and returns Slurm's result code. Passes a refusal to `refuse`. Logs any other error, and then refuses only
+-- if `concerns` returns true or fails.
 local function guarded(act, concerns, refuse)
-	local good, problem = pcall(act)
-	if good then
+	local succeeded, problem = pcall(act)
+	if succeeded then
 		return slurm.SUCCESS
 	end
 	if type(problem) == "table" and problem.message then
 		return refuse(problem)
 	end
 	slurm.log_error("%s", contract.errors.prefix .. "internal error: " .. tostring(problem))
-	local asked, is_ours = pcall(concerns)
-	if asked and not is_ours then
+	local concerns_succeeded, is_ours = pcall(concerns)
+	if concerns_succeeded and not is_ours then
 		return slurm.SUCCESS
 	end
 	return refuse(errors.new("E_INTERNAL", { given = problem }))
@@ -80,7 +81,7 @@ end
 
 local M = { slurm_conf = slurm_conf, grammar = grammar, units = units, features = features, settings = settings, errors = errors }
 
--- For slurm_job_submit. Call it after whatever sets the job's partition or QoS.
+-- For slurm_job_submit. Call it after the code that sets the job's partition or QoS.
 function M.job_submit(job_desc, part_list, _submit_uid)
 	return guarded(function()
 		jobs.submit(job_desc, part_list)

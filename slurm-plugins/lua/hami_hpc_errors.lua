@@ -1,15 +1,15 @@
 -- SPDX-License-Identifier: Apache-2.0
--- Refusals of the filters: one line each, worded by the contract.
+-- Makes the filters' refusals: one line each, with the contract's texts.
 --
 -- A refusal is raised with error() as a table { code = "E_...", message = "hami_hpc: ..." } and caught at the
--- filters' entry (hami_hpc.lua). Anything else that is caught there is a bug, and is reported as E_INTERNAL.
+-- filters' entry points (hami_hpc.lua). Any other error there is a bug and is reported as E_INTERNAL.
 
 return function(contract)
 	local M = {}
 	local texts = contract.errors.codes
 	local max = contract.errors.given_max
 
-	-- What the user wrote, fit for one line of a log: printable ASCII, at most given_max bytes.
+	-- Shortens the user's text for one line of a log: printable ASCII, at most given_max bytes.
 	function M.shorten(value)
 		local text = tostring(value)
 		if #text > max then
@@ -18,8 +18,8 @@ return function(contract)
 		return (string.gsub(text, "[^\32-\126]", "?"))
 	end
 
-	-- The refusal for `code`; `fields` fill the placeholders of its text (example: the contract's, if not given).
-	-- `allowed`, `example`, `model` and `where` are ours and stay as they are; `given` and `key` are the user's.
+	-- Returns the refusal for `code`. `fields` fill the placeholders of its text; the default `example` is the contract's.
+	-- `given` and `key` are the user's text and are shortened; the other fields are used unchanged.
 	function M.new(code, fields)
 		fields = fields or {}
 		local values = {

@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: Apache-2.0
--- Node features: adding ours to a job's --constraint without changing what the rest of it means.
+-- Adds hami_hpc's node features to a job's --constraint without changing the meaning of the rest.
 --
--- Slurm (22.05, build_feature_list) knows one level of parentheses, takes ',' for '&', and reads a mixture of '&' and
--- '|' from left to right; so "a|b" becomes "(a|b)&ours", and what would need a second level is refused.
+-- Slurm (22.05, build_feature_list) supports one level of parentheses, reads ',' as '&', and evaluates a mixture of '&'
+-- and '|' from left to right. So "a|b" becomes "(a|b)&ours"; a constraint that would need a second level is refused.
 
 return function(contract, errors)
 	local M = {}
@@ -12,7 +12,7 @@ return function(contract, errors)
 	end
 	local TYPE_HEAD = string.match(contract.features.type, "^[^{]*")
 
-	-- "mode" or "type" for a feature of ours, nil for the site's own.
+	-- Returns "mode" or "type" for a feature of hami_hpc's, nil for the site's own.
 	local function kind_of(term)
 		if MODES[term] then
 			return "mode"
@@ -22,8 +22,8 @@ return function(contract, errors)
 		return nil
 	end
 
-	-- The terms of an expression that are joined by & outside parentheses and brackets, and whether there is an |
-	-- there, in which case the terms are not all required.
+	-- Returns the terms of an expression that are joined by & outside of parentheses and brackets, and whether there is
+	-- an | outside of them, so that not all terms are required.
 	local function split(expression)
 		local terms, depth, start, has_or = {}, 0, 1, false
 		for i = 1, #expression do
@@ -43,19 +43,20 @@ return function(contract, errors)
 		return terms, has_or
 	end
 
-	-- Our features that `expression` (nil or a --constraint) requires, in order; a feature in an alternative is none.
+	-- Returns hami_hpc's features that `expression` (nil or a --constraint) requires, in order, without those in
+	-- alternatives.
 	function M.ours(expression)
-		local out = {}
+		local required = {}
 		local terms, has_or = split(expression or "")
 		for _, term in ipairs(has_or and {} or terms) do
 			if kind_of(term) then
-				out[#out + 1] = term
+				required[#required + 1] = term
 			end
 		end
-		return out
+		return required
 	end
 
-	-- The GPU type that `expression` requires, or nil.
+	-- Returns the GPU type that `expression` requires, or nil.
 	function M.type_of(expression)
 		for _, term in ipairs(M.ours(expression)) do
 			if kind_of(term) == "type" then
@@ -65,7 +66,7 @@ return function(contract, errors)
 		return nil
 	end
 
-	-- `expression` with the terms of ours removed that have the kind of one in `wanted`.
+	-- Returns `expression` without hami_hpc's features of the kinds (mode, type) that are in `wanted`.
 	local function without_kinds(expression, wanted)
 		local terms, has_or = split(expression)
 		if has_or then
@@ -84,7 +85,7 @@ return function(contract, errors)
 		return table.concat(kept, "&")
 	end
 
-	-- `expression` AND all of `wanted`. With `replace`, a mode or type of ours in it gives way to the one in `wanted`.
+	-- Returns `expression` AND all of `wanted`. With `replace`, a mode or type in `wanted` replaces the one in it.
 	function M.combine(expression, wanted, replace)
 		if #wanted == 0 then
 			return expression

@@ -1,18 +1,18 @@
 -- SPDX-License-Identifier: Apache-2.0
--- What surrounds the grammar in the filters: units as gres tokens, back from tokens, and requests in wrong places.
+-- Writes units as gres tokens, parses them back, and finds vgpu requests in options that cannot carry them.
 
 return function(contract, grammar)
 	local M = {}
 	local GRES = contract.gres
 	local NAME = contract.request.name
 	local limits = contract.request.limits
-	local MAX_DIGITS = 6 -- of a count of shards: more than any GPU has
+	local MAX_DIGITS = 6 -- of a count of shards; no GPU has that many
 
 	local function token(prefix, name, count)
 		return string.format("%s%s:%d", prefix, name, count)
 	end
 
-	-- A job's units as tokens with `prefix`. Without `class` (the client, which does not decide it), vgpu is untyped.
+	-- Returns a job's units as tokens with `prefix`. Without `class`, which the client does not decide, vgpu has no type.
 	function M.job_tokens(units, prefix, class)
 		return {
 			token(prefix, GRES.shard, units.shards),
@@ -22,12 +22,12 @@ return function(contract, grammar)
 		}
 	end
 
-	-- A step's: without vgpu, of which the job has one, so that steps can run side by side.
+	-- Returns a step's units as tokens, without vgpu: the job has only one, and its steps must be able to run at once.
 	function M.step_tokens(units)
 		return { token("", GRES.shard, units.shards), token("", GRES.mem, units.mem_mib), token("", GRES.cores, units.cores) }
 	end
 
-	-- Are vgpu_mem, vgpu_cores or a class named? Steps may; Slurm holds them to the job.
+	-- Returns whether the list names vgpu_mem, vgpu_cores or a class. Steps may; Slurm limits them to the job's.
 	function M.has_raw_units(text)
 		local token = grammar.find_token(text, NAME)
 		local head = token and string.match(token, "^" .. NAME .. ":([a-z]+)")
@@ -36,7 +36,7 @@ return function(contract, grammar)
 			or (head ~= nil and contract.classes[head] ~= nil)
 	end
 
-	-- "vgpu", "vgpu:1" or (with_class) "vgpu:std:1": true and the class.
+	-- Returns true and the class for "vgpu", "vgpu:1" or, if with_class, "vgpu:std:1"; else false.
 	local function read_class(body, with_class)
 		local rest = string.sub(body, #NAME + 1)
 		if rest == "" or string.find(rest, "^[:=]1$") then
@@ -49,23 +49,23 @@ return function(contract, grammar)
 		return false, nil
 	end
 
-	-- Reads units back: { request = { mem_mib, cores }, service_class, others, prefix }, or nil if `text` is not the
-	-- complete form that job_tokens writes (plus other gres). Shards are not read: they follow from the rest.
+	-- Parses units: returns { request = { mem_mib, cores }, service_class, others, prefix }, or nil if `text` is not the
+	-- complete form that job_tokens writes (plus other gres). Ignores shards, because they follow from the rest.
 	function M.parse_units(text, with_class)
 		if not string.find(text, GRES.mem, 1, true) or #text > contract.request.max_length then
 			return nil
 		end
-		local request, out = {}, { others = {} }
+		local request, parsed = {}, { others = {} }
 		for token in string.gmatch(text, "[^,]+") do
 			local prefix, body = grammar.split_prefix(token)
 			local name = grammar.name_of(body)
 			local count = tonumber(string.match(body, "^[a-z_]+[:=]([0-9]+)$"))
 			if name == GRES.class then
-				local good, class = read_class(body, with_class)
-				if not good or out.prefix then
+				local is_valid, class = read_class(body, with_class)
+				if not is_valid or parsed.prefix then
 					return nil
 				end
-				out.prefix, out.service_class = prefix, class
+				parsed.prefix, parsed.service_class = prefix, class
 			elseif name == GRES.mem and count and not request.mem_mib then
 				request.mem_mib = count
 			elseif name == GRES.cores and count and not request.cores then
@@ -75,44 +75,44 @@ return function(contract, grammar)
 			elseif string.find(body, "gres", 1, true) then
 				return nil -- see is_hidden in hami_hpc_request.lua
 			elseif name ~= GRES.shard then
-				out.others[#out.others + 1] = token
+				parsed.others[#parsed.others + 1] = token
 			end
 		end
 		local mem, cores = request.mem_mib, request.cores
-		if not out.prefix or not mem or mem < 1 or mem > limits.mem_mib_max then
+		if not parsed.prefix or not mem or mem < 1 or mem > limits.mem_mib_max then
 			return nil
 		elseif not cores or cores < limits.cores_min or cores > limits.cores_max then
 			return nil
 		end
-		out.request = request
-		return out
+		parsed.request = request
+		return parsed
 	end
 
-	-- Reads a list that asks for N shards and for no other part of a GPU: { count, others, prefix }, or nil.
+	-- Parses a list that asks for N shards and for no other part of a GPU: returns { count, others, prefix }, or nil.
 	function M.parse_shards(text)
 		if #text > contract.request.max_length then
 			return nil
 		end
-		local out = { others = {} }
+		local parsed = { others = {} }
 		for token in string.gmatch(text, "[^,]+") do
 			local prefix, body = grammar.split_prefix(token)
 			local name = grammar.name_of(body)
 			if name == GRES.shard then
 				local digits = body == GRES.shard and "1" or string.match(body, "^%w+[:=]([0-9]+)$")
-				if out.count or not digits or #digits > MAX_DIGITS or tonumber(digits) < 1 then
+				if parsed.count or not digits or #digits > MAX_DIGITS or tonumber(digits) < 1 then
 					return nil
 				end
-				out.count, out.prefix = tonumber(digits), prefix
+				parsed.count, parsed.prefix = tonumber(digits), prefix
 			elseif name == "gpu" or name == "mps" or string.find(body, "gres", 1, true) then
 				return nil
 			elseif body ~= "" then
-				out.others[#out.others + 1] = token
+				parsed.others[#parsed.others + 1] = token
 			end
 		end
-		return out.count and out or nil
+		return parsed.count and parsed or nil
 	end
 
-	-- gpu:vgpu..., which is what --gpus-per-node=vgpu... becomes.
+	-- Returns whether the list has gpu:vgpu..., which Slurm makes from --gpus-per-node=vgpu...
 	function M.carries_in_gpu(text)
 		if not string.find(text, NAME, 1, true) or #text > contract.request.max_length then
 			return false
@@ -126,7 +126,7 @@ return function(contract, grammar)
 		return false
 	end
 
-	-- A vgpu request in the value of an option that cannot carry one.
+	-- Returns whether the value of an option that cannot carry a vgpu request has one.
 	function M.carries(text)
 		return M.carries_in_gpu(text) or grammar.mentions(text)
 	end

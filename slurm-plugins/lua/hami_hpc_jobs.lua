@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: Apache-2.0
--- job_submit and job_modify: the authority that turns a job's request into what slurmctld schedules.
+-- job_submit and job_modify, in slurmctld: check a job's request and translate it into the units that are scheduled.
 
 return function(contract, errors, grammar, units, features, settings, slurm_conf)
 	local M = {}
@@ -7,10 +7,10 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 	local GRES = contract.gres
 	local PENDING = 0
 	local EXCLUSIVE = 0 -- JOB_SHARED_NONE in job_desc.shared, and max_share of a partition with OverSubscribe=EXCLUSIVE
-	local SPANK_ENV_MAX = 32768 -- bytes; the kernel starts nothing with 131,072 in one variable
-	local STATE_FLAGS = 256 -- job_state: the state is in the low byte, flags are above
+	local SPANK_ENV_MAX = 32768 -- bytes; the kernel starts no program with 131,072 in one variable
+	local STATE_FLAGS = 256 -- job_state: the state is in the low byte, flags are in the higher ones
 
-	-- Where Slurm keeps what its other options ask for.
+	-- The fields in which Slurm stores the values of other options.
 	local OTHER_FIELDS = {
 		{ "tres_per_job", "--gpus" },
 		{ "tres_per_socket", "--gpus-per-socket" },
@@ -18,14 +18,14 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 	}
 
 	local function split_list(text)
-		local out = {}
+		local items = {}
 		for item in string.gmatch(text or "", "[^,]+") do
-			out[#out + 1] = item
+			items[#items + 1] = item
 		end
-		return out
+		return items
 	end
 
-	-- vgpu in an option other than --gres is refused with the spelling that works.
+	-- Refuses vgpu in an option other than --gres, and names the option that works.
 	local function refuse_other_options(job, text)
 		for _, row in ipairs(OTHER_FIELDS) do
 			local value = job[row[1]]
@@ -38,42 +38,42 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		end
 	end
 
-	-- What is read for a vgpu request beside it.
+	-- Checks the lengths of the other options that are parsed for a vgpu request.
 	local function check_lengths(at)
 		grammar.check_length("--constraint", at.features or "")
 		grammar.check_length("--partition", table.concat(at.partitions, ","))
 	end
 
-	-- What a job asks for in shards of its own, as a token, and whether in another option than --gres.
+	-- Returns the token by which a job asks for shards, or nil, and whether it is in an option other than --gres.
 	local function find_shards(job, text)
 		for _, row in ipairs(OTHER_FIELDS) do
-			local found = grammar.find_token(job[row[1]] or "", GRES.shard)
-			if found then
-				return found, true
+			local token = grammar.find_token(job[row[1]] or "", GRES.shard)
+			if token then
+				return token, true
 			end
 		end
 		return grammar.find_token(text, GRES.shard), false
 	end
 
-	-- Bare shards fence nothing, so they are refused, or where the site says so become the vgpu of that size, which is
-	-- returned in the form of a parsed request. nil where there are none, or the site allows them.
+	-- Refuses bare shards, because they limit neither memory nor time. If the site translates them, returns the vgpu of
+	-- that size, as a parsed request. Returns nil if there are none, or the site allows them.
 	local function read_bare_shards(job, text, at)
-		local found, is_elsewhere = find_shards(job, text)
-		local site = found and settings.need()
-		if not found or site.bare_shard == "allow" then
+		local token, is_other_option = find_shards(job, text)
+		local site = token and settings.need()
+		if not token or site.bare_shard == "allow" then
 			return nil
 		end
-		local shards = site.bare_shard == "translate" and not is_elsewhere and grammar.parse_shards(text)
+		local shards = site.bare_shard == "translate" and not is_other_option and grammar.parse_shards(text)
 		if not shards then
-			fail("E_BARE_SHARD", { given = found })
+			fail("E_BARE_SHARD", { given = token })
 		end
 		check_lengths(at)
 		shards.request = units.of_shards(shards.count, features.type_of(at.features), site, at.partitions)
 		return shards
 	end
 
-	-- What a client sends for SPANK plugins (spank_job_env) goes into the environment of prolog and epilog. More than execve
-	-- takes makes both fail, which drains the node, whatever the job asks for.
+	-- Limits what a client sends for SPANK plugins (spank_job_env), whatever the job asks for. Slurm puts it into the
+	-- environment of prolog and epilog. If it is more than execve accepts, both fail and Slurm drains the node.
 	local function check_spank_env(job)
 		local bytes = 0
 		for _, entry in pairs(job.spank_job_env or {}) do
@@ -84,7 +84,7 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		end
 	end
 
-	-- Whole GPUs or shards asked for by another option of the same job.
+	-- Refuses whole GPUs and shards that another option of the same job asks for.
 	local function refuse_conflicts(job)
 		for _, row in ipairs(OTHER_FIELDS) do
 			local value = job[row[1]] or ""
@@ -98,20 +98,21 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		end
 	end
 
-	-- Names of the partitions a job may go to: those asked for, else the default one.
+	-- Returns the names of the partitions a job may run in: those asked for, else the default one.
 	local function partitions_of(wanted, parts)
-		local out = split_list(wanted)
-		if #out == 0 then
+		local names = split_list(wanted)
+		if #names == 0 then
 			for name, part in pairs(parts or {}) do
 				if part.flag_default == 1 then
-					out[1] = name
+					names[1] = name
 				end
 			end
 		end
-		return #out > 0 and out or { "(default)" }
+		return #names > 0 and names or { "(default)" }
 	end
 
-	-- A job with whole nodes holds all GPUs of each, so that a vgpu in it would wait for what the job itself holds.
+	-- Refuses a vgpu in a job with whole nodes. Such a job holds all GPUs of its nodes, so the vgpu would wait for GPUs
+	-- that the job itself holds.
 	local function refuse_whole_nodes(job, partitions, parts)
 		if job.shared == EXCLUSIVE then
 			fail("E_EXCLUSIVE")
@@ -123,8 +124,8 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		end
 	end
 
-	-- The class that a job gets by its QoS. A class has a policy and a price of its own, so where Slurm lets anybody use
-	-- any QoS, one that the user has written makes none; one that the administrator gave by default does.
+	-- Returns the class that a job gets by its QoS. Classes differ in policy and price. So if Slurm lets anybody use any
+	-- QoS, only the default QoS, which the administrator set, gives a class; any other QoS gives std and a message.
 	local function class_of(site, qos, default_qos)
 		local class = units.class_of(site, qos)
 		if class == "std" or string.lower(qos) == string.lower(default_qos or "") then
@@ -139,13 +140,13 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 	end
 
 	-- srun outside an allocation sends one gres list for the job and for its step, so the client translates it to
-	-- plain units (see hami_hpc_steps.lua). Their shards are counted again here; nothing else sends that form.
+	-- plain units (see hami_hpc_steps.lua). Only srun sends that form; its shards are computed again here.
 	local function parse_job(text, from_srun)
 		return from_srun and grammar.parse_units(text) or grammar.parse(text)
 	end
 
-	-- Writes the units of `parsed` into `job`. `at` holds the partitions, those that there are (parts), the --constraint
-	-- in force, and the class, or the QoS that decides it.
+	-- Writes the units of `parsed` into `job`. `at` has the job's partitions, all partitions (parts), the effective
+	-- --constraint (features), and the class (service_class) or the QoS that decides it.
 	local function place(job, parsed, at)
 		local site = settings.need()
 		local request = parsed.request
@@ -175,7 +176,7 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		refuse_other_options(job, text)
 		local parsed = parse_job(text, job.script == nil)
 		if not parsed and not find_shards(job, text) then
-			return -- most jobs of a cluster: nothing more is read of them
+			return -- most jobs of a cluster end here
 		end
 		local at = { parts = parts, partitions = partitions_of(job.partition, parts), features = job.features }
 		parsed = parsed or read_bare_shards(job, text, at)
@@ -190,7 +191,7 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		place(job, parsed, at)
 	end
 
-	-- The QoS that a job has after the update: a new one, the default ("" asks for it), or the old one.
+	-- Returns the QoS that a job has after the update: a new one, the default ("" asks for it), or the old one.
 	local function qos_after(job, record)
 		if job.qos == "" then
 			return job.default_qos
@@ -198,9 +199,10 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		return job.qos or record.qos
 	end
 
-	-- Slurm merges an update into what a pending job asks for: a gres or type that is not named stays (tried, 22.05). So
-	-- a class cannot be exchanged, and gres=shard:1 would leave a job its vgpu_mem on a single shard.
-	local function refuse_merges(job, record, text, parsed, held)
+	-- Refuses updates that would leave parts of a vgpu. Slurm merges an update into a pending job's request: a gres or
+	-- type that the update does not name stays (tried on 22.05). So a class cannot be changed, and gres=shard:1 would
+	-- leave a job its vgpu_mem with a single shard.
+	local function refuse_merges(job, record, text, parsed, current)
 		refuse_conflicts(job)
 		if job.shared == EXCLUSIVE then
 			fail("E_EXCLUSIVE")
@@ -209,12 +211,12 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 			fail("E_UPDATE_KEEPS", { given = text })
 		end
 		local qos = qos_after(job, record)
-		if held and job.qos and class_of(settings.need(), qos, job.default_qos) ~= held.service_class then
+		if current and job.qos and class_of(settings.need(), qos, job.default_qos) ~= current.service_class then
 			fail("E_CLASS_CHANGE", { given = qos })
 		end
 	end
 
-	-- What an update asks of us: a parsed request, bare shards as one, or nil.
+	-- Returns the request of an update: a parsed vgpu, or the vgpu that bare shards are translated to, or nil.
 	local function read_update(job, text, at)
 		if not text then
 			return nil
@@ -225,13 +227,13 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 	function M.modify(job, record, parts)
 		local text, old = job.tres_per_node, record.tres_per_node or ""
 		local is_pending = record.job_state % STATE_FLAGS == PENDING
-		local held = grammar.parse_units(old, true)
+		local current = grammar.parse_units(old, true)
 		local at = {
 			partitions = partitions_of(job.partition or record.partition, parts),
 			parts = parts,
 			features = job.features or record.features,
 			qos = qos_after(job, record),
-			service_class = held and held.service_class,
+			service_class = current and current.service_class,
 			replace = true,
 		}
 		refuse_other_options(job, text or "")
@@ -239,19 +241,19 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		if parsed and not is_pending then
 			fail("E_UPDATE")
 		elseif grammar.mentions(old) then
-			refuse_merges(job, record, text, parsed, held)
+			refuse_merges(job, record, text, parsed, current)
 		end
 		if parsed then
 			refuse_conflicts(job)
 			place(job, parsed, at)
-		elseif held and is_pending and (job.partition or job.features) then
-			held.request.gpu_type = features.type_of(record.features)
+		elseif current and is_pending and (job.partition or job.features) then
+			current.request.gpu_type = features.type_of(record.features)
 			at.keep = features.ours(record.features)
-			place(job, held, at)
+			place(job, current, at)
 		end
 	end
 
-	-- Does this job concern us at all? Only asked when something went wrong.
+	-- Returns whether this job mentions vgpu. Used only after an internal error.
 	function M.concerns(job, record)
 		local all = (job.tres_per_node or "") .. (job.tres_per_job or "") .. (job.tres_per_task or "")
 		all = all .. (job.tres_per_socket or "") .. (record and record.tres_per_node or "")

@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: Apache-2.0
--- The grammar of a vgpu request. hami_hpc/core/request.py is the same in Python; tests/vectors hold both to it.
+-- The grammar of a vgpu request. hami_hpc/core/request.py is the same in Python; tests/vectors check that both agree.
 --
 --   vgpu[:TYPE][:KEY=VALUE{,|;}...][:1]     as users write it
---   vgpu[:[TYPE;]KEY~VALUE;...]             as the client's filter glues it for Slurm's own parsers, which count
+--   vgpu[:[TYPE;]KEY~VALUE;...]             as the client's filter rewrites it for Slurm's own parsers, which count
 --                                           colons and read what follows the last = as a number
 --
--- Slurm's client cuts the list at commas and prefixes each piece (gres:vgpu:mem=8G,gres:cores=50 on 22.05, gres/ on
--- later versions), so a piece KEY=VALUE that follows vgpu belongs to it. Everything here works on bytes.
+-- Slurm's client splits the list at commas and prefixes each piece (gres:vgpu:mem=8G,gres:cores=50 on 22.05, gres/ on
+-- later versions), so a piece KEY=VALUE after vgpu is part of it. All text is handled as bytes.
 
 return function(contract, errors)
 	local M = {}
@@ -25,7 +25,7 @@ return function(contract, errors)
 		limits.percent_max
 	)
 
-	-- Splits "gres:vgpu:1" into "gres:" and "vgpu:1"; the prefix is "" where there is none.
+	-- Splits "gres:vgpu:1" into "gres:" and "vgpu:1"; the prefix may be "".
 	function M.split_prefix(token)
 		local prefix = string.sub(token, 1, 5)
 		if prefix == "gres:" or prefix == "gres/" then
@@ -34,7 +34,7 @@ return function(contract, errors)
 		return "", token
 	end
 
-	-- The name at the head of a gres token ("gpu" of "gpu:a100:2").
+	-- Returns the name of a gres token ("gpu" of "gpu:a100:2").
 	function M.name_of(body)
 		return string.match(body, "^[A-Za-z0-9_.%-]*")
 	end
@@ -101,7 +101,7 @@ return function(contract, errors)
 		return string.format("%d%s", request.mem_mib / MIB[unit], unit)
 	end
 
-	-- One row for each key of the contract: `parse` reads the value into the request, `text` writes it (nil: not given).
+	-- One row for each key of the contract: `parse` reads the value into the request, `text` returns it (nil: not set).
 	local KEYS = {
 		mem = { parse = parse_mem, text = mem_text },
 		cores = {
@@ -118,7 +118,7 @@ return function(contract, errors)
 		},
 	}
 
-	-- One KEY=VALUE into `state`.
+	-- Reads one KEY=VALUE into `state`.
 	local function assign(state, piece)
 		local key, value = string.match(piece, "^([^=~]*)[=~](.*)$")
 		if not key then
@@ -150,7 +150,7 @@ return function(contract, errors)
 		state.request.gpu_type = text
 	end
 
-	-- Pieces between semicolons; the first may be the type.
+	-- Reads pieces between semicolons; the first may be the type.
 	local function feed_pieces(state, segment, body)
 		for piece in string.gmatch(segment .. ";", "([^;]*);") do
 			if piece ~= "" and not state.has_parameters and not string.find(piece, "[=~]") then
@@ -162,7 +162,7 @@ return function(contract, errors)
 		end
 	end
 
-	-- What follows "vgpu:" in `body`, or a further piece of the same request: segments between colons.
+	-- Reads the segments between colons of what follows "vgpu:" in `body`, or of a later piece of the same request.
 	local function feed(state, text, body)
 		for segment in string.gmatch(text .. ":", "([^:]*):") do
 			if segment == "" then
@@ -182,8 +182,8 @@ return function(contract, errors)
 		end
 	end
 
-	-- Slurm looks for "gres:" (22.05) or "gres" (later) anywhere in a list, so that "x gres:vgpu_mem:9" asks for
-	-- vgpu_mem. Is `wanted` asked for in this way?
+	-- Returns whether `text` asks for `wanted` in the middle of a token. Slurm searches for "gres:" (22.05) or "gres"
+	-- (later) anywhere in a list, so that "x gres:vgpu_mem:9" asks for vgpu_mem.
 	local function is_hidden(text, wanted)
 		local from = 1
 		while true do
@@ -195,8 +195,8 @@ return function(contract, errors)
 		end
 	end
 
-	-- Is one of our names asked for in this gres list? Cheap, because it runs for every job of the cluster. A list that
-	-- is too long to be read counts as one of ours if our name is anywhere in it.
+	-- Returns whether this gres list asks for one of our names. Must be cheap, because it runs for every job of the
+	-- cluster. A list that is too long to parse counts as ours if it contains our name anywhere.
 	function M.mentions(text)
 		if not string.find(text, NAME, 1, true) then
 			return false
@@ -212,16 +212,16 @@ return function(contract, errors)
 		return is_hidden(text, NAME) or is_hidden(text, contract.gres.mem) or is_hidden(text, contract.gres.cores)
 	end
 
-	-- Refuses what is longer than anything that a vgpu request needs; `key` is the option. It is cut off here, before
-	-- anything looks at it more than once: slurmctld serves nobody else meanwhile.
+	-- Refuses a value that is longer than any vgpu request needs; `key` is the option. This comes before code that reads
+	-- the value several times, because slurmctld handles no other request meanwhile.
 	function M.check_length(key, text)
 		if #text > rules.max_length then
 			fail("E_TOO_LONG", { key = key, given = #text, allowed = rules.max_length })
 		end
 	end
 
-	-- What the list asks of the gres `wanted`: its token, without prefix; nil if nothing. All of a list that is too long
-	-- to be read and holds the name.
+	-- Returns the list's token for the gres `wanted`, without prefix, or nil. Returns the whole list if it is too long to
+	-- parse and contains the name.
 	function M.find_token(text, wanted)
 		if not string.find(text, wanted, 1, true) then
 			return nil
@@ -251,7 +251,7 @@ return function(contract, errors)
 		end
 	end
 
-	-- A token of another gres: kept, unless it cannot stand beside a vgpu.
+	-- Keeps a token of another gres; refuses one that cannot be combined with a vgpu.
 	local function keep_other(state, token, body, name)
 		local key = string.match(body, "^([a-z]+)=") or body
 		if KEYS[key] or string.find(body, "gres", 1, true) then
@@ -263,7 +263,7 @@ return function(contract, errors)
 		state.others[#state.others + 1] = token
 	end
 
-	-- Parses a whole gres list. Returns nil if it does not concern us, else
+	-- Parses a whole gres list. Returns nil if it has nothing of hami_hpc's, else
 	--   { request = { gpu_type, mem_mib | mem_percent, cores, mode }, others = { tokens }, prefix = "" | "gres:" | "gres/" }
 	-- Raises a refusal (errors.fail).
 	function M.parse(text)
@@ -298,7 +298,7 @@ return function(contract, errors)
 		return { request = state.request, others = state.others, prefix = state.prefix }
 	end
 
-	-- The one text form of a request, in one token; parsing it gives the same request.
+	-- Returns the canonical text of a request, as one token; parsing it gives the same request.
 	function M.canonical(request)
 		local parts = {}
 		for _, key in ipairs(contract.key_order) do
@@ -317,20 +317,20 @@ return function(contract, errors)
 		return head
 	end
 
-	-- The same for Slurm's client, which lets it pass as the name of a type (22.05 to 26.05).
+	-- Returns the form that Slurm's client accepts, as the name of a type (22.05 to 26.05).
 	function M.glued(request)
 		local text = string.gsub(string.sub(M.canonical(request), #NAME + 2), ":", ";")
 		return text == "" and NAME or NAME .. ":" .. string.gsub(text, "=", "~")
 	end
 
-	-- The same tokens without the prefixes that Slurm's client or scontrol put before each.
+	-- Returns the tokens without the prefixes that Slurm's client or scontrol put before each.
 	function M.without_prefixes(tokens)
-		local out = {}
+		local bodies = {}
 		for i, token in ipairs(tokens) do
 			local _, body = M.split_prefix(token)
-			out[i] = body
+			bodies[i] = body
 		end
-		return out
+		return bodies
 	end
 
 	return M

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
--- The site's table, hami_hpc_site.lua beside slurm.conf (written by `hami-hpc render`).
+-- Reads the site's table, hami_hpc_site.lua beside slurm.conf (written by `hami-hpc render`).
 --
--- It is read when a vgpu request needs it, so a change counts at once and other jobs pay nothing.
+-- The table is read for each vgpu request, so that a change takes effect at once and other jobs are not delayed.
 
 return function(contract, errors, grammar)
 	local M = {}
@@ -13,38 +13,39 @@ return function(contract, errors, grammar)
 		return string.match(path, "^(.*)/[^/]*$") or "."
 	end
 
-	-- Directories to look in: SLURM_CONF's; that of the script which Slurm runs (it lies beside slurm.conf, also where
-	-- slurmctld was started with -f and has no SLURM_CONF); /etc/slurm.
+	-- Returns the directories to search: SLURM_CONF's; that of the script that Slurm runs, which is beside slurm.conf also
+	-- if slurmctld was started with -f and has no SLURM_CONF; /etc/slurm.
 	local function directories()
-		local out = {}
+		local paths = {}
 		local conf = os.getenv("SLURM_CONF")
 		if conf and conf ~= "" then
-			out[1] = directory_of(conf)
+			paths[1] = directory_of(conf)
 		end
 		if M.script_directory then
-			out[#out + 1] = M.script_directory
+			paths[#paths + 1] = M.script_directory
 		end
-		out[#out + 1] = "/etc/slurm"
-		return out
+		paths[#paths + 1] = "/etc/slurm"
+		return paths
 	end
 
-	-- Where slurm.conf may be, the likeliest first: slurmctld takes its scripts from the directory of its slurm.conf.
+	-- Returns the possible paths of slurm.conf. First that in the script's directory: slurmctld runs the scripts that are
+	-- beside its slurm.conf.
 	function M.slurm_conf_paths()
-		local out, given = {}, os.getenv("SLURM_CONF")
+		local paths, conf = {}, os.getenv("SLURM_CONF")
 		if M.script_directory then
-			if given and directory_of(given) == M.script_directory then
-				out[1] = given
+			if conf and directory_of(conf) == M.script_directory then
+				paths[1] = conf
 			end
-			out[#out + 1] = M.script_directory .. "/slurm.conf"
+			paths[#paths + 1] = M.script_directory .. "/slurm.conf"
 		end
-		if given and given ~= "" then
-			out[#out + 1] = given
+		if conf and conf ~= "" then
+			paths[#paths + 1] = conf
 		end
-		out[#out + 1] = "/etc/slurm/slurm.conf"
-		return out
+		paths[#paths + 1] = "/etc/slurm/slurm.conf"
+		return paths
 	end
 
-	local function open_table()
+	local function find_table()
 		for _, directory in ipairs(directories()) do
 			local path = directory .. "/" .. FILE
 			local file = io.open(path, "r")
@@ -60,7 +61,7 @@ return function(contract, errors, grammar)
 		return type(value) == "number" and value > 0 and value or default
 	end
 
-	-- Fills in the contract's defaults; nil and a reason if the table cannot be used.
+	-- Returns the table with the contract's defaults for what it lacks; nil and a reason if it cannot be used.
 	function M.complete(site)
 		local defaults = contract.site.defaults
 		if type(site) ~= "table" or site.version ~= VERSION then
@@ -93,24 +94,25 @@ return function(contract, errors, grammar)
 			partitions = site.partitions,
 		}
 		local mem = site.default_mem or defaults.default_mem
-		local good, parsed = pcall(grammar.parse, contract.request.name .. ":mem=" .. mem)
-		if not good then
+		local succeeded, parsed = pcall(grammar.parse, contract.request.name .. ":mem=" .. mem)
+		if not succeeded then
 			return nil, "default_mem=" .. tostring(mem) .. " is not understood"
 		end
 		full.default_request = parsed.request
 		return full
 	end
 
-	-- The site's table, or nil and a reason. `is_missing` tells "no such file" (a login node without it) from "broken".
+	-- Returns the site's table, or nil and a reason. The third result is true if there is no such file, as on a login node
+	-- without it.
 	function M.read()
-		local path = open_table()
+		local path = find_table()
 		if not path then
 			return nil, FILE .. " not found", true
 		end
 		local chunk, reason = loadfile(path)
-		local good, value = pcall(chunk or error, reason)
+		local succeeded, value = pcall(chunk or error, reason)
 		local site
-		if good then
+		if succeeded then
 			site, reason = M.complete(value)
 		else
 			reason = value
@@ -121,11 +123,11 @@ return function(contract, errors, grammar)
 		return site, reason
 	end
 
-	-- The same, or the last one that was good while the file is broken; a refusal if there never was one.
+	-- Returns the site's table, or the last valid one while the file is invalid. Refuses if there was none.
 	function M.need()
 		local site, reason = M.read()
 		if not site and last_good then
-			slurm.log_error("%s", contract.errors.prefix .. "keeping the last good site table: " .. tostring(reason))
+			slurm.log_error("%s", contract.errors.prefix .. "using the last valid site table: " .. tostring(reason))
 			return last_good
 		elseif not site then
 			errors.fail("E_SITE", { given = reason })

@@ -1,21 +1,21 @@
 -- SPDX-License-Identifier: Apache-2.0
--- Does Slurm check who may use which QoS? Read from slurm.conf, because a call to slurmctld (scontrol, any RPC) would
--- wait for the lock under which job_submit runs.
+-- Reads from slurm.conf whether Slurm checks who may use which QoS. slurmctld cannot be asked (scontrol, any RPC):
+-- the call would wait for the lock under which job_submit runs.
 
 return function(_contract, settings)
 	local M = {}
 	local MAX_DEPTH = 8 -- of include
-	local REMEMBERED_S = 60 -- slurmctld itself reads slurm.conf only when it starts or is told to
+	local REMEMBERED_S = 60 -- slurmctld itself reads slurm.conf only at a start or reconfigure
 	local KEYS = { "accountingstorageenforce", "accountingstoragetype" }
-	local last -- { enforced, reason, read_at } of the last look
+	local last -- { enforced, reason, read_at } of the last reading
 
 	local function value_in(line, key)
 		return string.match(line, "^%s*" .. key .. "%s*=%s*\"?([^%s\"]*)")
 			or string.match(line, "%s" .. key .. "%s*=%s*\"?([^%s\"]*)")
 	end
 
-	-- Puts what `path`, and what it includes, say of KEYS into `values`; as in Slurm, case does not count and the last
-	-- one does. Files that cannot be read are skipped.
+	-- Puts the values of KEYS in `path`, and in the files that it includes, into `values`. As in Slurm, keys ignore case
+	-- and the last value counts. Skips files that cannot be read; returns false if `path` is one.
 	local function read_into(values, path, directory, depth)
 		local file = depth <= MAX_DEPTH and io.open(path, "r")
 		if not file then
@@ -38,7 +38,7 @@ return function(_contract, settings)
 		return true
 	end
 
-	-- Whether a list such as associations,qos checks QoS.
+	-- Returns whether a list such as associations,qos makes Slurm check QoS.
 	local function checks_qos(list)
 		for word in string.gmatch(list, "[^,]+") do
 			if word == "qos" or word == "all" then
@@ -48,11 +48,11 @@ return function(_contract, settings)
 		return false
 	end
 
-	local function look()
+	local function read_enforcement()
 		for _, path in ipairs(settings.slurm_conf_paths()) do
 			local values = {}
-			local good, was_read = pcall(read_into, values, path, string.match(path, "^(.*)/") or ".", 1)
-			if good and was_read then
+			local succeeded, was_read = pcall(read_into, values, path, string.match(path, "^(.*)/") or ".", 1)
+			if succeeded and was_read then
 				local enforce = values.accountingstorageenforce or ""
 				if values.accountingstoragetype ~= "accounting_storage/slurmdbd" then
 					return false, path .. " has no AccountingStorageType=accounting_storage/slurmdbd"
@@ -60,17 +60,17 @@ return function(_contract, settings)
 				return checks_qos(enforce), path .. " has AccountingStorageEnforce=" .. enforce
 			end
 		end
-		return false, 'no slurm.conf could be read beside job_submit.lua; qos_enforced = "yes" in hami-hpc.toml says it instead'
+		return false, 'slurm.conf could not be read; if Slurm checks QoS, set qos_enforced = "yes" in hami-hpc.toml'
 	end
 
-	-- True where Slurm refuses a QoS that the job's user may not use; else false and why.
+	-- Returns true if Slurm refuses a QoS that the job's user may not use, else false and the reason.
 	function M.qos_is_enforced(site)
 		if site.qos_enforced == "yes" then
 			return true
 		end
 		local now = os.time()
 		if not last or now < last.read_at or now >= last.read_at + REMEMBERED_S then
-			local enforced, reason = look()
+			local enforced, reason = read_enforcement()
 			last = { enforced = enforced, reason = reason, read_at = now }
 		end
 		return last.enforced, last.reason

@@ -1,9 +1,10 @@
 -- SPDX-License-Identifier: Apache-2.0
--- The client's side (sbatch, salloc, srun): re-glues the commas, checks early, translates step requests.
+-- The filter in the client (sbatch, salloc, srun): rewrites requests for Slurm's parsers, checks them early, and
+-- translates the requests of steps.
 --
--- Slurm's clients would refuse "vgpu:mem=8G,cores=50" themselves; slurm_cli_pre_submit runs before that check. Jobs
--- get one token, "vgpu:mem~8G;cores~50", which job_submit translates. Steps never pass job_submit, so they are
--- translated here; slurmctld holds them to the job's units, whatever is written here.
+-- Slurm's clients would refuse "vgpu:mem=8G,cores=50"; slurm_cli_pre_submit runs before that check. A job gets one
+-- token, "vgpu:mem~8G;cores~50", which job_submit translates. Steps do not pass through job_submit, so they are
+-- translated here; slurmctld limits them to the job's units, whatever the client sends.
 
 return function(contract, errors, grammar, units, features, settings)
 	local M = {}
@@ -12,11 +13,11 @@ return function(contract, errors, grammar, units, features, settings)
 	local OTHER_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task" }
 
 	local function split_list(text)
-		local out = {}
+		local items = {}
 		for item in string.gmatch(text or "", "[^,]+") do
-			out[#out + 1] = item
+			items[#items + 1] = item
 		end
-		return out
+		return items
 	end
 
 	local function set_gres(options, first, others)
@@ -27,14 +28,14 @@ return function(contract, errors, grammar, units, features, settings)
 		options.gres = table.concat(tokens, ",")
 	end
 
-	-- The job that an srun will be a step of, as text; nil if it makes a job of its own.
+	-- Returns the id of the job in which srun starts a step, as text; nil if srun submits a job of its own.
 	local function job_of(options)
 		local id = string.match(options.jobid or "", "^[0-9][0-9_+]*$") or os.getenv("SLURM_JOB_ID")
 		return id and string.match(id, "^[0-9]+")
 	end
 
-	-- mem_mib, cores and partition of the job, from our environment in its steps, else (the shell of an salloc,
-	-- srun --jobid) from slurmctld. nil if it holds no vgpu.
+	-- Returns mem_mib, cores and partition of the job, or nil if it has no vgpu. Reads them from the environment in a step
+	-- of the job, else (in the shell of salloc, or for srun --jobid) from slurmctld.
 	local function job_units(job_id)
 		local mem_mib = tonumber(os.getenv("HAMI_HPC_MEM_MIB") or "")
 		local cores = tonumber(os.getenv("HAMI_HPC_CORES") or "")
@@ -46,22 +47,22 @@ return function(contract, errors, grammar, units, features, settings)
 		if pipe then
 			pipe:close()
 		end
-		local held = grammar.parse_units(string.match(line, " TresPerNode=(%S+)") or "", true)
-		if not held then
+		local units_of_job = grammar.parse_units(string.match(line, " TresPerNode=(%S+)") or "", true)
+		if not units_of_job then
 			return nil
 		end
 		local partition = string.match(line, " Partition=(%S+)")
-		return { mem_mib = held.request.mem_mib, cores = held.request.cores, partition = partition }
+		return { mem_mib = units_of_job.request.mem_mib, cores = units_of_job.request.cores, partition = partition }
 	end
 
-	-- Shards for a request whose mem_mib and cores are known. Where the GPU is not known for certain, the fewest: a
-	-- step with fewer shards than it could have is still held to its memory and cores, and never kept from starting.
+	-- Returns the shards for a request with mem_mib and cores. If several GPU models are possible, returns the fewest: a
+	-- step with fewer shards still gets exactly its memory and cores, while too many shards could keep it from starting.
 	local function step_shards(request, site, partitions)
 		local fewest
 		for _, name in ipairs(site and partitions or {}) do
 			for _, model in ipairs((site.partitions[name] or { gpu_models = {} }).gpu_models) do
-				local good, _, shards = pcall(units.capacity, site, model)
-				if good and (not request.gpu_type or request.gpu_type == model) then
+				local succeeded, _, shards = pcall(units.capacity, site, model)
+				if succeeded and (not request.gpu_type or request.gpu_type == model) then
 					fewest = math.min(fewest or shards, shards)
 				end
 			end
@@ -73,7 +74,7 @@ return function(contract, errors, grammar, units, features, settings)
 		return math.max(1, for_mem, math.floor(fewest * request.cores / 100))
 	end
 
-	-- srun inside an allocation.
+	-- Translates the request of an srun inside an allocation to units.
 	local function translate_step(options, text, job_id)
 		if grammar.has_raw_units(text) then
 			return
@@ -113,40 +114,40 @@ return function(contract, errors, grammar, units, features, settings)
 	end
 
 	local function all_partitions(site)
-		local out = {}
+		local names = {}
 		for name in pairs(site.partitions) do
-			out[#out + 1] = name
+			names[#names + 1] = name
 		end
-		table.sort(out)
-		return out
+		table.sort(names)
+		return names
 	end
 
-	-- srun outside an allocation: one list serves the job and its step, so it is written in units, which job_submit
-	-- reads back (and counts the shards itself); the constraint carries mode and type.
+	-- Translates the request of an srun outside an allocation to units, because Slurm uses one list for the job and its
+	-- step. job_submit reads them back and computes the shards again; the constraint carries mode and type.
 	local function translate_srun_job(options, parsed)
 		local request = parsed.request
 		grammar.check_length("--constraint", options.constraint or "")
 		local site, reason = settings.read()
 		local wanted = split_list(options.partition)
 		request.gpu_type = request.gpu_type or features.type_of(options.constraint)
-		local good, result
+		local succeeded, result
 		if site then
-			-- The client does not know the default partition; it is enough if all of them agree.
-			good, result = pcall(units.resolve, request, site, #wanted > 0 and wanted or all_partitions(site))
+			-- The client does not know the default partition, so without --partition all partitions must agree.
+			succeeded, result = pcall(units.resolve, request, site, #wanted > 0 and wanted or all_partitions(site))
 		else
 			result = errors.new("E_SITE", { given = reason })
 		end
-		if not good and (#wanted > 0 and site or not request.mem_mib or not request.cores) then
+		if not succeeded and (#wanted > 0 and site or not request.mem_mib or not request.cores) then
 			error(result, 0)
-		elseif not good then
+		elseif not succeeded then
 			result = { shards = 1, mem_mib = request.mem_mib, cores = request.cores }
 		end
 		set_gres(options, grammar.job_tokens(result, ""), parsed.others)
 		add_constraint(options, units.features(request))
 	end
 
-	-- srun outside an allocation with bare shards: where the site turns them into a vgpu, job and step need its units. Any
-	-- other case is job_submit's, or of whatever a step may take of its job's.
+	-- Translates bare shards of an srun outside an allocation if the site translates them to a vgpu, because job and step
+	-- need its units. Leaves all other cases to job_submit and to Slurm.
 	local function translate_srun_shards(options, text)
 		local shards = grammar.find_token(text, GRES.shard) and grammar.parse_shards(text)
 		local site = shards and settings.read()
@@ -204,7 +205,7 @@ return function(contract, errors, grammar, units, features, settings)
 		end
 	end
 
-	-- Does this command concern us at all? Only asked when something went wrong.
+	-- Returns whether this command mentions vgpu. Used only after an internal error.
 	function M.concerns(options)
 		local all = options.gres or ""
 		for _, name in ipairs(OTHER_OPTIONS) do

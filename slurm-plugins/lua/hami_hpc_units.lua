@@ -1,13 +1,13 @@
 -- SPDX-License-Identifier: Apache-2.0
--- A request and the site's table into what Slurm schedules: shards, MiB, percent, class, node features.
--- hami_hpc/core/units.py is the same in Python (and proves the rules); tests/vectors hold both to it.
+-- Translates a request, by the site's table, into the units that Slurm schedules: shards, MiB, percent, class, node
+-- features. hami_hpc/core/units.py is the same in Python; tests/vectors check that both agree.
 
 return function(contract, errors, grammar)
 	local M = {}
 	local fail = errors.fail
 	local floor = math.floor
 
-	-- "h200, a100" of { "h200", "a100" }, or "none".
+	-- Returns "h200, a100" for { "h200", "a100" }, "none" for {}.
 	local function listed(names)
 		return #names > 0 and table.concat(names, ", ") or "none"
 	end
@@ -30,13 +30,13 @@ return function(contract, errors, grammar)
 		return false
 	end
 
-	-- "partition gpu", "partitions a, b".
+	-- Returns "partition gpu" or "partitions a, b".
 	function M.where_text(partitions)
 		return (#partitions == 1 and "partition " or "partitions ") .. errors.shorten(table.concat(partitions, ", "))
 	end
 
-	-- What CUDA may be given of one GPU of `model`, in MiB, and its number of shards.
-	-- Two floors, so that shards * shard_mib never passes the capacity.
+	-- Returns the MiB of one GPU of `model` that can be granted, and its number of shards.
+	-- Rounds both down, so that shards * shard_mib never exceeds the MiB.
 	function M.capacity(site, model)
 		local entry = site.gpu_models[model]
 		if not entry then
@@ -46,14 +46,14 @@ return function(contract, errors, grammar)
 		return mib, floor(mib / site.shard_mib)
 	end
 
-	-- The models that a request may land on: the type asked for, or every model of the partitions.
+	-- Returns the models that a request may run on: the type asked for, or every model of the partitions.
 	local function candidates(site, request, partitions)
 		local models = {}
 		for _, name in ipairs(partitions) do
 			local partition = site.partitions[name]
 			if not partition or #partition.gpu_models == 0 then
-				local have = listed(sorted_keys(site.partitions))
-				fail("E_NO_VGPU_HERE", { where = M.where_text({ name }), allowed = have })
+				local allowed = listed(sorted_keys(site.partitions))
+				fail("E_NO_VGPU_HERE", { where = M.where_text({ name }), allowed = allowed })
 			elseif request.gpu_type and not contains(partition.gpu_models, request.gpu_type) then
 				fail("E_TYPE_UNKNOWN", {
 					given = request.gpu_type,
@@ -79,7 +79,7 @@ return function(contract, errors, grammar)
 		})
 	end
 
-	-- MiB and shards per GPU that hold on every one of `models`.
+	-- Returns the MiB and shards per GPU that are valid for all of `models`.
 	local function common_capacity(site, models, request, partitions)
 		local smallest, largest, largest_model, shards
 		local differ = false
@@ -106,10 +106,10 @@ return function(contract, errors, grammar)
 		return smallest, shards
 	end
 
-	-- MiB and shards for a request's mem on a GPU of `mib` MiB and `shards` shards.
+	-- Returns the MiB granted and the shards for a request's mem on a GPU of `mib` MiB and `shards` shards.
 	local function mem_units(request, site, mib, shards)
 		if request.mem_mib then
-			-- Up to one shard's worth of memory lies above the last whole shard: that is the whole GPU, too.
+			-- A GPU has up to one shard of memory more than its whole shards; a request for that takes all shards.
 			return request.mem_mib, math.min(shards, math.ceil(request.mem_mib / site.shard_mib))
 		elseif request.mem_percent == 100 then
 			return mib, shards
@@ -118,7 +118,8 @@ return function(contract, errors, grammar)
 		return count * site.shard_mib, count
 	end
 
-	-- The site's default mem as a request of its own; an absolute one is cut to the GPU.
+	-- Returns mem and cores of the request, with the site's defaults for what it lacks. A default in MiB is at most the
+	-- `mib` MiB of the GPU.
 	local function with_defaults(request, site, mib)
 		local full = { mem_mib = request.mem_mib, mem_percent = request.mem_percent, cores = request.cores }
 		if not full.mem_mib and not full.mem_percent then
@@ -129,19 +130,19 @@ return function(contract, errors, grammar)
 		return full
 	end
 
-	-- Node features that a request needs, in a fixed order.
+	-- Returns the node features that a request needs, in a fixed order.
 	function M.features(request)
-		local out = {}
+		local names = {}
 		if request.mode then
-			out[#out + 1] = (string.gsub(contract.features.mode, "{mode}", request.mode))
+			names[#names + 1] = (string.gsub(contract.features.mode, "{mode}", request.mode))
 		end
 		if request.gpu_type then
-			out[#out + 1] = (string.gsub(contract.features.type, "{type}", request.gpu_type))
+			names[#names + 1] = (string.gsub(contract.features.type, "{type}", request.gpu_type))
 		end
-		return out
+		return names
 	end
 
-	-- The class of service of a QoS (nil or "": none); std if no class names it. Slurm ignores case in QoS names.
+	-- Returns the class of service of a QoS (nil or "": none); std if no class names it. Ignores case, as Slurm does.
 	function M.class_of(site, qos)
 		local wanted = string.lower(qos or "")
 		for class in pairs(contract.classes) do
@@ -154,8 +155,8 @@ return function(contract, errors, grammar)
 		return "std"
 	end
 
-	-- The request that `count` bare shards stand for: it resolves to as many shards again, but for less than the smallest
-	-- vgpu, which has 1 % of a GPU's time.
+	-- Returns the request that `count` bare shards are translated to. It resolves to the same number of shards, but at
+	-- least to those of 1 % of a GPU's time.
 	function M.of_shards(count, gpu_type, site, partitions)
 		local request = { gpu_type = gpu_type, mem_mib = count * site.shard_mib }
 		local _, shards = common_capacity(site, candidates(site, request, partitions), request, partitions)
@@ -163,7 +164,7 @@ return function(contract, errors, grammar)
 		return request
 	end
 
-	-- { shards, mem_mib, cores, service_class, features } of a request in `partitions` (a list of names) under `qos`.
+	-- Returns { shards, mem_mib, cores, service_class, features } of a request in `partitions` (list of names) with `qos`.
 	function M.resolve(request, site, partitions, qos)
 		local models = candidates(site, request, partitions)
 		if request.mode and not contains(site.modes, request.mode) then

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
--- A job_submit.lua for sites that have none of their own (others: see the two lines in hami_hpc.lua). It goes beside
--- slurm.conf; hami_hpc.lua lies in the same directory or in /usr/lib/hami-hpc/lua.
+-- A job_submit.lua for sites that have none of their own (other sites add the lines in hami_hpc.lua to theirs). Install
+-- it beside slurm.conf; hami_hpc.lua must be in the same directory or in /usr/lib/hami-hpc/lua.
 
 local function load_hami()
 	local here = string.match(debug.getinfo(1, "S").source, "^@(.*/)") or "./"

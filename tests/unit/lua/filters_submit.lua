@@ -341,7 +341,7 @@ test("a broken site table keeps the last good one, and says so", function()
 	equal(rc, 0)
 	equal(written.tres_per_node, UNITS)
 	equal(#logged, 1)
-	assert(string.find(logged[1], "keeping the last good site table", 1, true), logged[1])
+	assert(string.find(logged[1], "using the last valid site table", 1, true), logged[1])
 end)
 
 test("without any good site table vgpu is refused and nothing else", function()
