@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Slurm's gres plugin interface under one set of names.
+ * Gives Slurm's gres plugin interface the same names in all releases.
  *
  *   22.05          src/common/gres.h, List, gres_epilog_info_t, gres_p_epilog_*, gres_p_get_{job,step}_info
  *   23.02 to 26.05 src/interfaces/gres.h, list_t, gres_prep_t, gres_p_prep_*
@@ -17,7 +17,7 @@
 #include "slurm/slurm.h"
 #include "slurm/slurm_errno.h"
 
-/* First among the internal headers: it renames Slurm's functions to the names that its daemons export. */
+/* Must be the first internal header: it renames Slurm's functions to the names that its daemons export. */
 #include "src/common/slurm_xlator.h"
 
 #include "src/common/bitstring.h"

@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * gres/vgpu, gres/vgpu_mem and gres/vgpu_cores: counted resources whose counts reach every environment.
+ * gres/vgpu, gres/vgpu_mem and gres/vgpu_cores: writes the counts of these gres into environments.
  *
- * Slurm schedules these three as bare numbers and carries them in its signed credential. A plugin is the only
- * code that Slurm shows the numbers to on the node, so this one does a single thing: it writes its count into
- * the environment of the prolog, the epilog and the steps, and takes the variable out where the count is
- * zero, so that what a user exports under that name never arrives. Built three times:
+ * Slurm schedules these three as plain numbers and sends them in its signed credential. On the node Slurm
+ * passes the numbers only to a gres plugin. So this plugin writes its count into the environment of the
+ * prolog, the epilog and the steps. Where the count is zero it removes the variable, so that a value which a
+ * user exports never gets there. Built three times:
  *
  *   HAMI_GRES         resource, as in gres/HAMI_GRES
  *   HAMI_ENV          variable that gets the count
- *   HAMI_WITH_CLASS   1: also HAMI_HPC_CLASS, from the resource's type (vgpu:be:1)
+ *   HAMI_WITH_CLASS   1: also sets HAMI_HPC_CLASS, from the resource's type (vgpu:be:1)
  *
- * Slurm calls all of it under its gres lock; there is no state here.
+ * Slurm calls all functions under its gres lock. The plugin has no state.
  */
 #include "gres_api.h"
 
 #include "hami_contract.h"
 
 /*
- * What build_env fills in is packed by Slurm as it is and shown to this plugin's set_env only, so the class
- * travels in the count's top byte: index of the class plus one, 0 for none. A count that reaches that byte is
- * no count of ours.
+ * build_env puts the class into the top byte of the count: index of the class plus one, 0 for none. Slurm
+ * packs the count unchanged and passes it only to this plugin's set_env. No valid count needs that byte.
  */
 enum { CLASS_SHIFT = 56 };
 static const uint64_t COUNT_MASK = (UINT64_C(1) << CLASS_SHIFT) - 1;
@@ -39,7 +38,7 @@ int fini(void)
 	return SLURM_SUCCESS;
 }
 
-/* The count comes from slurm.conf and gres.conf; there is no hardware to look for. */
+/* Does nothing: the count is in slurm.conf and gres.conf, and there is no hardware to detect. */
 int gres_p_node_config_load(hami_list *gres_conf_list, node_config_load_t *node_conf)
 {
 	(void)gres_conf_list;
@@ -48,10 +47,10 @@ int gres_p_node_config_load(hami_list *gres_conf_list, node_config_load_t *node_
 }
 
 /*
- * Slurm's own gres/shard takes SLURM_SHARDS_ON_NODE out of the environment of what holds no shards, but not
- * where it holds a GPU: what a job inherits from the job that has submitted it stays then, and SPANK would
- * take it for held. Slurm says so by this flag, from the first plugin behind gres/shard on; it gives nobody
- * both.
+ * Removes a SLURM_SHARDS_ON_NODE that a job inherited from the job that submitted it, and that SPANK would
+ * read as shards held. Slurm's own gres/shard removes it from a job or step without shards, but not if that
+ * holds a GPU. In that case Slurm sets this flag for the plugins after gres/shard. Slurm gives nobody both
+ * shards and whole GPUs.
  */
 static void drop_inherited_shards(char **env, gres_internal_flags_t flags)
 {
@@ -68,9 +67,9 @@ static void set_count(char ***env, uint64_t count)
 }
 
 /*
- * Job (batch script, interactive step) and step: called after the user's environment was loaded, with 0 when
- * the step holds none. Slurm tells these two no type, so the class is only taken out; SPANK sets it from the
- * job's record.
+ * For a job (batch script, interactive step) and for a step: called after the user's environment is loaded,
+ * with count 0 if the step holds none. Slurm does not pass the type, so the class is only removed; SPANK sets
+ * it from the job's record.
  */
 void gres_p_job_set_env(char ***env, bitstr_t *bits, uint64_t count, gres_internal_flags_t flags)
 {
@@ -87,10 +86,9 @@ void gres_p_step_set_env(char ***env, bitstr_t *bits, uint64_t count, gres_inter
 }
 
 /*
- * Tasks share their step's limits and inherit its environment. Slurm calls this only for steps bound to
- * devices
- * (--gpu-bind, --tres-per-task), and then skips or accumulates counts of resources without devices: nothing
- * to use.
+ * Does nothing: tasks share their step's limits and inherit its environment. Slurm calls this only for steps
+ * bound to devices (--gpu-bind, --tres-per-task), and then skips or accumulates the counts of resources
+ * without devices, so that they cannot be used.
  */
 void gres_p_task_set_env(char ***env, bitstr_t *bits, uint64_t count, bitstr_t *usable,
 			 gres_internal_flags_t flags)
@@ -139,8 +137,8 @@ static uint64_t class_byte(const char *type_name)
 }
 
 /*
- * In slurmctld (and in slurmd, from the credential, where PrologFlags lacks Alloc): one count a node of the
- * job. The caller frees it. NULL means nothing to say, for a job whose resource is not consumed.
+ * Returns one count per node of the job, which the caller frees; NULL for a job that consumes none of the
+ * resource. Called in slurmctld, and without PrologFlags=Alloc in slurmd, from the credential.
  */
 hami_prep_info *hami_build_env(gres_job_state_t *job)
 {
@@ -157,7 +155,7 @@ hami_prep_info *hami_build_env(gres_job_state_t *job)
 	return info;
 }
 
-/* The count that an earlier call left in env; 0 where there is none. */
+/* Returns the count that an earlier call put into env, 0 if there is none. */
 static uint64_t count_so_far(char **env)
 {
 	for (; env && *env; env++) {
@@ -168,20 +166,20 @@ static uint64_t count_so_far(char **env)
 }
 
 /*
- * In slurmd, before the prolog and the epilog, whose environment starts empty: nothing of the user's is in
- * it. Called once for each type that the job holds: more than one only where it holds all of a node
- * (--exclusive), which the prolog sees by the sum.
+ * Sets the variables of prolog and epilog. Called in slurmd, with an environment that has nothing of the
+ * user's. Called once for each type that the job holds. Only a job that holds a whole node (--exclusive) has
+ * more than one type; the prolog recognises it by the sum.
  */
 void hami_set_env(char ***env, hami_prep_info *info, int node_index)
 {
 	static const char *const classes[] = HAMI_CLASS_NAMES;
-	uint64_t value, class, before;
+	uint64_t value, class, count_before;
 
 	if (!info || !info->gres_cnt_node_alloc || node_index < 0 || (uint32_t)node_index >= info->node_cnt)
 		return;
 	value = info->gres_cnt_node_alloc[node_index];
-	before = count_so_far(*env);
-	set_count(env, before + (value & COUNT_MASK));
+	count_before = count_so_far(*env);
+	set_count(env, count_before + (value & COUNT_MASK));
 	class = value >> CLASS_SHIFT;
 	if (HAMI_WITH_CLASS && class > 0 && class <= sizeof(classes) / sizeof(classes[0]))
 		env_array_overwrite(env, HAMI_ENV_CLASS, classes[class - 1]);

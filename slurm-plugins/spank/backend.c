@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-/* To add a backend: a file beside share.c and a row here. The node's side of each is in hami_hpc/isolation. */
+/*
+ * To add a backend, write a file beside share.c and add a row here. hami_hpc/isolation has the part of each
+ * backend that runs in prolog and epilog.
+ */
 #include "backend.h"
 
 #include <stddef.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-/* What a step gets of its job's slice: one backend for each mode of isolation, in the table of backend.c. */
+/* Gives a step its part of the job's slice: one backend for each mode of isolation, listed in backend.c. */
 #ifndef HAMI_SPANK_BACKEND_H
 #define HAMI_SPANK_BACKEND_H
 
@@ -9,29 +9,29 @@
 #include "context.h"
 #include "hami_contract.h"
 
-/* A failure of any of these is told by context_refuse(), and no task of the step starts. */
+/* Each function reports a failure with context_refuse(); then no task of the step starts. */
 struct backend {
 	/*
-	 * As root in slurmstepd, before any task: gives the step the slice that limits describes. dir is the job's
-	 * directory, env the step's environment; setting a variable may move env.
+	 * Gives the step the slice that limits describes. Called as root in slurmstepd, before any task. dir is
+	 * the job's directory, env the step's environment; setting a variable may move env.
 	 */
 	void (*begin)(struct step_context *step, spank_t spank, char **env, int dir,
 		      const struct hami_limits *limits);
 
-	/* As root in each task's process, before it becomes the user's. */
+	/* Sets up one task. Called as root in the task's process, before it changes to the user. */
 	void (*enter_task)(struct step_context *step);
 
-	/* As root in slurmstepd, after the last task, and only after begin(). */
+	/* Takes back what begin() gave. Called as root in slurmstepd, after the last task and only after begin(). */
 	void (*end)(const struct step_context *step);
 
 	/*
-	 * As root in slurmstepd, for a step without a slice: removes what a job submitted from within a slice of this
-	 * mode has inherited of it.
+	 * Removes what the job inherited if it was submitted from within a slice of this mode. Called as root in
+	 * slurmstepd, for a step without a slice.
 	 */
 	void (*drop_inherited)(const struct step_context *step, spank_t spank, char **env);
 };
 
-/* The backend of a mode (enum HAMI_MODE_*), or NULL where this plugin has none. */
+/* Returns the backend of a mode (enum HAMI_MODE_*), or NULL if this plugin has none. */
 const struct backend *backend_of(uint32_t mode);
 
 /* Calls drop_inherited() of every backend. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-/* The step that this slurmstepd runs, as step.c and the isolation backends share it. */
+/* The state of the step that this slurmstepd runs, shared by step.c and the isolation backends. */
 #ifndef HAMI_SPANK_CONTEXT_H
 #define HAMI_SPANK_CONTEXT_H
 
@@ -15,13 +15,13 @@ struct step_context {
 	struct options options;
 	uint32_t job_id, step_id;
 	enum step_verdict verdict;
-	char refusal[PATH_MAX + 1024]; /* why no task may start; "": it may */
+	char refusal[PATH_MAX + 1024]; /* why no task may start; "" if tasks may start */
 };
 
-/* Refuses the step with this reason; a later reason replaces an earlier one. */
+/* Refuses the step with this reason. A later reason replaces an earlier one. */
 __attribute__((format(printf, 2, 3))) void context_refuse(struct step_context *step, const char *format, ...);
 
-/* Sets a variable in the step's environment; refuses the step and returns -1 where that fails or value is NULL. */
+/* Sets a variable in the step's environment. On failure or if value is NULL, refuses the step, returns -1. */
 int context_set_env(struct step_context *step, spank_t spank, const char *name, const char *value);
 
 #endif

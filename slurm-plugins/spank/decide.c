@@ -5,9 +5,9 @@
 #include <stddef.h>
 #include <string.h>
 
-/* Set by Slurm's own gres/shard for steps that hold shards, removed from all others. */
+/* Slurm's own gres/shard sets it for steps that hold shards and removes it from all others. */
 static const char ENV_SHARDS[] = "SLURM_SHARDS_ON_NODE";
-/* By gres/gpu and gres/shard, for steps with a device. */
+/* gres/gpu and gres/shard set it for steps with a device. */
 static const char ENV_GPUS[] = "SLURM_GPUS_ON_NODE";
 
 const char *env_value(char **env, const char *name)
@@ -21,7 +21,7 @@ const char *env_value(char **env, const char *name)
 	return NULL;
 }
 
-/* Plain decimal digits, nothing else. Returns 0 or -EINVAL. */
+/* Parses decimal digits only. Returns 0 or -EINVAL. */
 static int parse_count(const char *text, uint64_t *count)
 {
 	uint64_t value = 0;
@@ -81,7 +81,7 @@ static enum step_verdict decide_slice(const struct step_units *units)
 	return units->shards ? STEP_SHARDS_ALONE : STEP_WITHOUT_GPU;
 }
 
-/* Slurm hands out no shards of GPUs that are held whole: whoever has some is in no such job. */
+/* Decides for a job with whole GPUs. Slurm gives such a job no shards, so a step with shards is refused. */
 static enum step_verdict decide_whole(const struct step_units *units, bool bare_shards_allowed)
 {
 	if (units->shards && !bare_shards_allowed)
@@ -98,7 +98,7 @@ enum step_verdict step_decide(const struct step_units *units, enum job_kind kind
 		return decide_whole(units, bare_shards_allowed);
 	if (has_units(units))
 		return STEP_NO_RECORD;
-	/* Without the plugins a vGPU looks exactly like a bare shard job, here and in the prolog. */
+	/* Without the plugins a vGPU job looks like a job with bare shards, here and in the prolog. */
 	if (units->shards && !plugins_loaded)
 		return STEP_NO_PLUGINS;
 	return units->shards && !bare_shards_allowed ? STEP_BARE_SHARDS : STEP_NOT_OURS;
@@ -107,8 +107,7 @@ enum step_verdict step_decide(const struct step_units *units, enum job_kind kind
 void step_limits(const struct hami_limits *job, const struct step_units *units, enum step_verdict verdict,
 		 uint32_t step_id, uint64_t created_unix_ns, struct hami_limits *step)
 {
-	/* The job's limit is in bytes already; a count of MiB that does not fit 64 bits of them is no smaller
-	 * limit. */
+	/* A larger count of MiB does not fit 64 bits of bytes, so it is not below the job's limit. */
 	const uint64_t max_mib = UINT64_MAX >> 20;
 
 	*step = *job;

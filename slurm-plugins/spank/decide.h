@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-/* What a step is to get, from what it holds and what its job holds. Pure: no files, no Slurm, no clock. */
+/* Decides what a step gets, from what it holds and what its job holds. Pure: no files, no Slurm, no clock. */
 #ifndef HAMI_SPANK_DECIDE_H
 #define HAMI_SPANK_DECIDE_H
 
@@ -9,8 +9,8 @@
 #include "hami_contract.h"
 
 /*
- * The step's own resources, from the variables that Slurm's gres plugins have set in its environment, or
- * removed from it, after the user's environment was loaded.
+ * The step's own resources. They are read from variables that Slurm's gres plugins set in the environment, or
+ * remove from it, after the user's environment is loaded.
  */
 struct step_units {
 	bool gpus, shards, vgpu, mem, cores; /* the step holds some */
@@ -18,40 +18,39 @@ struct step_units {
 	uint64_t cores_percent;              /* where cores */
 };
 
-/* env is a NULL-ended array of NAME=VALUE. Returns 0, or -EINVAL when a number is none. */
+/* Parses env, a NULL-terminated array of NAME=VALUE. Returns 0, or -EINVAL if a value is not a number. */
 int step_units_parse(char **env, struct step_units *units);
 
-/* Value of name in env, or NULL. Points into env. */
+/* Returns the value of name in env, a pointer into env, or NULL. */
 const char *env_value(char **env, const char *name);
 
-/* What the prolog has left of the job on this node. */
+/* The kind of job, by the files that the prolog wrote on this node. */
 enum job_kind {
-	JOB_WITHOUT_RECORD, /* nothing: no vGPU, or no prolog */
+	JOB_WITHOUT_RECORD, /* no file: no vGPU, or no prolog */
 	JOB_SLICE,          /* job.limits */
-	JOB_WHOLE           /* `whole`: all units of the node are the job's, and so are its GPUs */
+	JOB_WHOLE           /* `whole`: the job holds all units and all GPUs of the node */
 };
 
 enum step_verdict {
-	STEP_NOT_OURS,     /* no vGPU in this job: leave it alone */
-	STEP_WHOLE,        /* of a job with whole GPUs: not limited, whatever units it holds */
-	STEP_FENCED,       /* gets a record of its own */
-	STEP_WITHOUT_GPU,  /* a step that asked for none (--gres=none) in a job that has one: nothing may be
-			      allocated */
-	STEP_NO_RECORD,    /* refuse: units, but no job.limits */
-	STEP_NO_PLUGINS,   /* refuse: shards, but the gres plugins that would say how much are not loaded here
-			    */
-	STEP_BARE_SHARDS,  /* refuse: shards in a job without vGPU, which fence nothing */
-	STEP_WHOLE_SLICED, /* refuse: units without a GPU, in a job that holds whole GPUs */
-	STEP_SHARDS_ALONE, /* refuse: the step took shards of the job's vGPU without memory and cores */
-	STEP_UNITS_ALONE   /* refuse: memory or cores without the shards that name a device */
+	STEP_NOT_OURS,    /* no vGPU in this job: the step is not changed */
+	STEP_WHOLE,       /* of a job with whole GPUs: not limited, whatever units it holds */
+	STEP_FENCED,      /* gets a record of its own */
+	STEP_WITHOUT_GPU, /* asked for no GPU (--gres=none) in a job that has a slice: may allocate nothing */
+	STEP_NO_RECORD,   /* refused: units, but no job.limits */
+	STEP_NO_PLUGINS,  /* refused: shards, but the gres plugins that pass the units are not loaded here */
+	STEP_BARE_SHARDS, /* refused: shards in a job without vGPU, which limit nothing */
+	STEP_WHOLE_SLICED, /* refused: units without a GPU, in a job that holds whole GPUs */
+	STEP_SHARDS_ALONE, /* refused: shards of the job's vGPU without memory and cores */
+	STEP_UNITS_ALONE   /* refused: memory or cores without the shards that name a device */
 };
 
-/* Where the job has a record, the plugins are taken to be there. */
+/* Returns what the step gets. plugins_loaded is not used for a job with a record. */
 enum step_verdict step_decide(const struct step_units *units, enum job_kind kind, bool plugins_loaded,
 			      bool bare_shards_allowed);
 
 /*
- * The step's record: the smaller of what the step holds and what the job has. created_unix_ns is the clock's.
+ * Writes the step's record to *step: the smaller of what the step holds and what the job has. created_unix_ns
+ * is the present time.
  */
 void step_limits(const struct hami_limits *job, const struct step_units *units, enum step_verdict verdict,
 		 uint32_t step_id, uint64_t created_unix_ns, struct hami_limits *step);

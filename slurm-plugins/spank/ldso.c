@@ -15,11 +15,11 @@
 
 static const char HOST_LIST[] = "/etc/ld.so.preload";
 static const char JOB_LIST[] = "ld.so.preload";
-#define USE_ENV "or set preload = \"env\" in hami-hpc.toml for nodes where that cannot be, and render again"
+#define USE_ENV "or set preload = \"env\" in hami-hpc.toml if that is not possible, and render again"
 
 enum { LIST_MAX = 16384 };
 
-/* Reads the host's list behind list[used]. Returns the new length, or -errno; -EFBIG when it does not fit. */
+/* Appends the host's list at list[used]. Returns the new length, or -errno; -EFBIG if it does not fit. */
 static ssize_t read_host_list(char *list, size_t used, size_t size)
 {
 	int fd = open(HOST_LIST, O_RDONLY | O_CLOEXEC);
@@ -37,13 +37,13 @@ static ssize_t read_host_list(char *list, size_t used, size_t size)
 	return n;
 }
 
-/* Root's alone, as nobody else could have made it in /run; -EPERM where that is not so. */
+/* Makes a directory that only root can write to. Returns 0 or -errno; -EPERM if others could have made it. */
 static int make_directory(const char *path)
 {
 	struct stat st;
 
 	if (mkdir(path, 0755) == 0)
-		return chmod(path, 0755) < 0 ? -errno : 0; /* whatever the umask */
+		return chmod(path, 0755) < 0 ? -errno : 0; /* independent of the umask */
 	if (errno != EEXIST || lstat(path, &st) < 0)
 		return -errno;
 	if (!S_ISDIR(st.st_mode))
@@ -52,9 +52,9 @@ static int make_directory(const char *path)
 }
 
 /*
- * Where the job's directory is bound to, and in it the mount point of the step's record. That is made once
- * and never replaced: replacing a file on which another step's namespace has something mounted would take
- * that mount away.
+ * Makes the mount point of the job's directory, and in that directory the mount point of the step's record.
+ * The latter is made once and never replaced: replacing a file on which another step's namespace has a mount
+ * would remove that mount.
  */
 static int make_mount_points(int dir)
 {
@@ -80,9 +80,10 @@ int ldso_prepare(int dir, const struct options *opt, char *error, size_t size)
 	int rc;
 
 	if (length == -ENOENT) {
-		snprintf(error, size,
-			 "preload=ldso needs %s on the node, be it empty. Administrator: touch %s, " USE_ENV,
-			 HOST_LIST, HOST_LIST);
+		snprintf(
+			error, size,
+			"preload=ldso needs the file %s, which may be empty. Administrator: touch %s, " USE_ENV,
+			HOST_LIST, HOST_LIST);
 		return -1;
 	}
 	if (length < 0) {
@@ -103,7 +104,7 @@ int ldso_prepare(int dir, const struct options *opt, char *error, size_t size)
 	return 0;
 }
 
-/* What is mounted below `from`, as the job's usage file is, comes along. */
+/* Binds `from` to `to`, with what is mounted below it, such as the job's usage file. */
 static int bind(const char *from, const char *to, char *error, size_t size)
 {
 	if (mount(from, to, NULL, MS_BIND | MS_REC, NULL) == 0)
@@ -121,15 +122,15 @@ int ldso_enter(const struct options *opt, uint32_t job_id, uint32_t step_id, cha
 
 	if (unshare(CLONE_NEWNS) < 0) {
 		snprintf(error, size,
-			 "no mount namespace of its own (%s). Administrator: run slurmd as root with "
+			 "its mount namespace cannot be made (%s). Administrator: run slurmd as root with "
 			 "CAP_SYS_ADMIN, " USE_ENV,
 			 strerror(errno));
 		return -1;
 	}
-	/* Slave: mounts made on the host later still arrive here, and ours stay here. */
+	/* Slave: later mounts of the host appear here, but mounts made here do not appear on the host. */
 	if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0) {
 		snprintf(
-			error, size, "its mounts cannot be kept from the host's (%s). Administrator: %s",
+			error, size, "its mounts cannot be separated from the host's (%s). Administrator: %s",
 			strerror(errno),
 			errno == EINVAL
 				? "slurmd's root directory must be a mount point; for a chroot, mount --bind "

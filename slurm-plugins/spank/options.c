@@ -9,7 +9,7 @@
 
 static int set_path(const char **to, const char *value)
 {
-	/* ld.so takes spaces and colons in LD_PRELOAD and ld.so.preload as separators. */
+	/* Spaces and colons are separators in LD_PRELOAD and ld.so.preload. */
 	if (value[0] != '/' || strpbrk(value, " \t:"))
 		return -EINVAL;
 	*to = value;
@@ -37,7 +37,7 @@ static int set_preload(struct options *opt, const char *value)
 	return 0;
 }
 
-/* translate is job_submit's: shards that it has not translated are refused here. */
+/* translate is an option of job_submit; the shards that it did not translate are refused here. */
 static int set_bare_shard(struct options *opt, const char *value)
 {
 	if (strcmp(value, "allow") == 0)
@@ -74,7 +74,7 @@ static int set_one(const char *argument, struct options *opt, char *error, size_
 		return -EINVAL;
 	}
 	snprintf(error, size,
-		 "%s in plugstack.conf is unknown; there are run_dir=, interposer=, preload= and bare_shard=",
+		 "%s in plugstack.conf is unknown; known are run_dir=, interposer=, preload= and bare_shard=",
 		 argument);
 	return -EINVAL;
 }

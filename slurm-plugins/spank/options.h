@@ -9,7 +9,7 @@
 
 enum preload_mode {
 	PRELOAD_ENV, /* LD_PRELOAD in the step's environment */
-	PRELOAD_LDSO /* the default: that, and a private /etc/ld.so.preload in each task's mount namespace */
+	PRELOAD_LDSO /* default: also a private /etc/ld.so.preload in each task's mount namespace */
 };
 
 enum bare_shard { BARE_SHARD_REFUSE, BARE_SHARD_ALLOW };
@@ -18,16 +18,16 @@ struct options {
 	const char *run_dir;    /* absolute; default HAMI_FILE_RUN_DIR */
 	const char *interposer; /* absolute path of the library; default DEFAULT_INTERPOSER */
 	enum preload_mode preload;
-	enum bare_shard bare_shard; /* what becomes of a step with shards in a job without vGPU */
+	enum bare_shard bare_shard; /* what to do with a step with shards in a job without vGPU */
 };
 
-#ifndef DEFAULT_INTERPOSER /* the Makefile gives it, below the installation's LIBDIR */
+#ifndef DEFAULT_INTERPOSER /* the Makefile defines it, below the installation's LIBDIR */
 #define DEFAULT_INTERPOSER "/usr/lib/hami-hpc/libhami-hpc.so"
 #endif
 
 /*
  * Parses argv[0..argc-1] as key=value into *opt, which keeps pointers into argv. Returns 0, or -EINVAL with
- * one line in error[size] that says what to write instead. Touches nothing else.
+ * one line in error[size] that says what to write instead.
  */
 int options_parse(int argc, char **argv, struct options *opt, char *error, size_t size);
 

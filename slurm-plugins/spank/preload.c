@@ -6,7 +6,7 @@
 
 static const char separators[] = " :";
 
-/* The next entry at or after *at, whose length goes to *length; NULL at the end. */
+/* Returns the next entry at or after *at and its length in *length; NULL at the end. Moves *at behind it. */
 static const char *next_entry(const char **at, size_t *length)
 {
 	const char *entry = *at + strspn(*at, separators);
@@ -28,7 +28,7 @@ static char *append(char *end, const char *entry, size_t length)
 	return end + length;
 }
 
-/* Copies old's entries other than library behind first (which may be ""), separated by colons. */
+/* Returns first (which may be "") and then old's entries other than library, separated by colons. */
 static char *rebuild(const char *first, const char *old, const char *library)
 {
 	char *value = malloc(strlen(first) + 1 + strlen(old) + 1);

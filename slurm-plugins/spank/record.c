@@ -18,7 +18,7 @@ const char *record_fault(enum record_fault fault)
 	case RECORD_OK:
 		return "is in order";
 	case RECORD_NOT_A_FILE:
-		return "is no regular file";
+		return "is not a regular file";
 	case RECORD_OWNER:
 		return "does not belong to root";
 	case RECORD_WRITABLE:
@@ -26,7 +26,7 @@ const char *record_fault(enum record_fault fault)
 	case RECORD_SIZE:
 		return "has the wrong size";
 	case RECORD_MAGIC:
-		return "is no limits record";
+		return "is not a limits record";
 	case RECORD_ABI:
 		return "is of another version of hami_hpc";
 	case RECORD_IDENTITY:
@@ -34,7 +34,7 @@ const char *record_fault(enum record_fault fault)
 	case RECORD_VALUES:
 		return "holds values that are out of range";
 	case RECORD_UNSTABLE:
-		return "is being changed and does not settle";
+		return "is changed all the time";
 	}
 	return "is damaged";
 }
@@ -91,7 +91,7 @@ static int check_file(int fd, uid_t owner)
 	return 0;
 }
 
-/* Root may change a field in place: sequence is odd meanwhile, and another number afterwards. */
+/* Reads a record that root may change in place: sequence is odd during a change and differs after it. */
 static int read_stable(int fd, struct hami_limits *limits)
 {
 	const struct timespec pause = {0, STABLE_PAUSE_NS};
@@ -110,7 +110,7 @@ static int read_stable(int fd, struct hami_limits *limits)
 	return RECORD_UNSTABLE;
 }
 
-/* The first line of a file that owner alone can write; false where there is none, or it says nothing. */
+/* Reads the first line of a file that only owner can write. False if there is no such file or no text. */
 static bool read_line(int dir, const char *name, uid_t owner, char *text, size_t size)
 {
 	int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -142,7 +142,7 @@ bool record_is_whole(int dir, uid_t owner)
 
 int record_read_job(int dir, uid_t owner, uint32_t job_id, uint32_t uid, struct hami_limits *limits)
 {
-	/* O_NONBLOCK: a FIFO in its place must not hold up the step. */
+	/* O_NONBLOCK: a FIFO in its place must not block the step. */
 	int fd = openat(dir, HAMI_FILE_JOB_LIMITS, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	int rc;
 
@@ -180,14 +180,14 @@ int record_write_file(int dir, const char *name, const void *data, size_t size)
 
 	if (n < 0 || (size_t)n >= sizeof(temporary))
 		return -ENAMETOOLONG;
-	/* Left over only from a slurmstepd that was killed and whose pid came again. */
+	/* It exists only if a slurmstepd with the same pid was killed. */
 	if (unlinkat(dir, temporary, 0) < 0 && errno != ENOENT)
 		return -errno;
 	fd = openat(dir, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
 	if (fd < 0)
 		return -errno;
 	rc = write_all(fd, data, size);
-	if (rc == 0 && fchmod(fd, 0644) < 0) /* whatever the umask */
+	if (rc == 0 && fchmod(fd, 0644) < 0) /* independent of the umask */
 		rc = -errno;
 	if (close(fd) < 0 && rc == 0)
 		rc = -errno;

@@ -15,10 +15,13 @@
 #include "preload.h"
 #include "record.h"
 
-/* Whether begin() has written the step's record. */
+/* True when begin() has written the step's record. */
 static bool record_written;
 
-/* ld.so only warns about a library that it cannot preload: that would be a step without a fence. */
+/*
+ * Refuses the step if the interposer cannot be preloaded. ld.so only warns about that, and the step would run
+ * without limits.
+ */
 static int check_interposer(struct step_context *step)
 {
 	const char *path = step->options.interposer;
@@ -26,7 +29,7 @@ static int check_interposer(struct step_context *step)
 
 	if (stat(path, &st) < 0) {
 		context_refuse(step,
-			       "the library that fences it, %s, is not there (%s). Administrator: install "
+			       "the library that limits it, %s, is not there (%s). Administrator: install "
 			       "hami_hpc on this node, or correct interposer= in plugstack.conf",
 			       path, strerror(errno));
 		return -1;
@@ -34,7 +37,7 @@ static int check_interposer(struct step_context *step)
 	if (!S_ISREG(st.st_mode) || st.st_uid != 0 || (st.st_mode & (S_IWGRP | S_IWOTH)) ||
 	    !(st.st_mode & S_IROTH)) {
 		context_refuse(step,
-			       "the library that fences it, %s, must be a file of root, readable by all and "
+			       "the library that limits it, %s, must be a file of root, readable by all and "
 			       "writable by root only. Administrator: install hami_hpc on this node again",
 			       path);
 		return -1;
@@ -42,7 +45,7 @@ static int check_interposer(struct step_context *step)
 	return 0;
 }
 
-/* What a job submitted from a vGPU job inherits would fence it by a record that is gone. */
+/* Removes what a job submitted from a vGPU job inherits. It would apply limits of a record that is gone. */
 static void drop_inherited(const struct step_context *step, spank_t spank, char **env)
 {
 	const char *old = env_value(env, "LD_PRELOAD");
@@ -70,9 +73,9 @@ static int set_step_env(struct step_context *step, spank_t spank, char **env,
 
 	snprintf(path, sizeof(path), "%s/jobs/%u/" HAMI_FILE_STEP_LIMITS_FORMAT, step->options.run_dir,
 		 step->job_id, step->step_id);
-	/* First what reads env: setting a variable may move it. */
+	/* Read env before variables are set, because that may move it. */
 	preload = preload_with(env_value(env, "LD_PRELOAD"), step->options.interposer);
-	/* With preload=ldso too: containers have an /etc of their own, and some let LD_PRELOAD in. */
+	/* Set with preload=ldso too: containers have an /etc of their own, and some pass LD_PRELOAD on. */
 	rc = context_set_env(step, spank, "LD_PRELOAD", preload);
 	free(preload);
 	if (rc == 0)

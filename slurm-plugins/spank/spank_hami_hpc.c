@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * Which callback does what, and why there; nothing else is in this file. All of it is for slurmstepd: in
- * srun, sbatch, salloc, slurmd and the job scripts' context the plugin does nothing.
+ * Connects SPANK's callbacks to step.c. The plugin works only in slurmstepd; in srun, sbatch, salloc, slurmd
+ * and the job scripts' context it does nothing.
  *
- *   init_post_opt          root, before any task: decides, writes the record, sets the environment. The user's
- *                          environment is loaded and gres has overwritten its part of it (slurmstepd.c,
- *                          _step_setup); what is set here reaches every task, the task prologs, and other
- *                          plugins' containers.
+ *   init_post_opt          root, before any task: decides, writes the record, sets the environment. By then
+ *                          the user's environment is loaded and the gres plugins have set their variables
+ *                          (slurmstepd.c, _step_setup). What is set here reaches every task, the task
+ *                          prologs, and other plugins' containers.
  *   task_init_privileged   root, in the task's process: mount namespace (preload=ldso).
- *   task_init              user, in the task's process: refuses here. It is the first place where a message
- *                          reaches the user whatever the step's standard error is, a terminal included, and
- *                          where a refused job ends as FAILED. (A failing init or user_init ends a batch job as
- *                          COMPLETED with exit code 0 and drains the node, and srun returns 0: tried on
- *                          22.05.8.) No code of the user's runs before it.
+ *   task_init              user, in the task's process: refuses the step. This is the first callback in which
+ *                          a message reaches the user on any standard error, also a terminal, and in which a
+ *                          refused job ends as FAILED. (If init or user_init fails, a batch job ends as
+ *                          COMPLETED with exit code 0, the node is drained, and srun returns 0: tried on
+ *                          22.05.8.) No code of the user runs before it.
  *   exit                   root, after the last task: removes the record.
  */
 #include <slurm/spank.h>

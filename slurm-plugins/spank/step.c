@@ -19,26 +19,27 @@
 
 static struct step_context step;
 
-static const struct backend *backend; /* of the step's slice; NULL: it has none */
-static bool put_job_back;             /* into the queue, once its step has ended */
+static const struct backend *backend; /* of the step's slice; NULL if it has none */
+static bool requeue_at_end;           /* requeue the job when its step has ended */
 
-static int note_plugin(struct dl_phdr_info *info, size_t size, void *found)
+static int note_plugin(struct dl_phdr_info *info, size_t size, void *is_loaded)
 {
 	(void)size;
 	if (info->dlpi_name && strstr(info->dlpi_name, "/gres_" HAMI_GRES_MEM ".so"))
-		*(bool *)found = true;
+		*(bool *)is_loaded = true;
 	return 0;
 }
 
 /*
- * slurmd loads, and tells slurmstepd to load, a plugin for each of GresTypes, on nodes without that gres too.
+ * Returns whether hami_hpc's gres plugins are loaded. slurmd and slurmstepd load a plugin for each of
+ * GresTypes, also on nodes without that gres.
  */
 static bool gres_plugins_loaded(void)
 {
-	bool found = false;
+	bool is_loaded = false;
 
-	dl_iterate_phdr(note_plugin, &found);
-	return found;
+	dl_iterate_phdr(note_plugin, &is_loaded);
+	return is_loaded;
 }
 
 static uint64_t unix_ns(void)
@@ -50,10 +51,10 @@ static uint64_t unix_ns(void)
 }
 
 #if SLURM_VERSION_NUMBER < SLURM_VERSION_NUM(23, 2, 0)
-/* After that many runs a job with a lost record fails: then something else is wrong. */
-enum { PUT_BACK_RUNS = 10 };
+/* A job without a record fails after this many restarts, because then the cause is another one. */
+enum { MAX_REQUEUES = 10 };
 
-/* SPANK has an item for it, which this Slurm never fills in. Asks slurmctld. */
+/* Asks slurmctld for the job's restarts. SPANK has an item for them, but this Slurm never sets it. */
 static uint32_t restarts_of(uint32_t job_id)
 {
 	job_info_msg_t *info = NULL;
@@ -67,51 +68,51 @@ static uint32_t restarts_of(uint32_t job_id)
 }
 
 /*
- * This slurmd may take a job that starts again within two minutes of its last run for that same run, and runs
- * no prolog (docs/adr/018). The job can do nothing about it, and runs when it is started later.
+ * Requeues a job whose prolog slurmd did not run. This slurmd may treat a job that starts again within two
+ * minutes of its last run as that same run, and then runs no prolog (docs/adr/018). The job is not at fault,
+ * and runs when it is started later.
  */
-static bool slurmd_forgot_the_prolog(void)
+static bool slurmd_skipped_the_prolog(void)
 {
 	uint32_t restarts = restarts_of(step.job_id);
 
-	if (restarts == 0 || restarts > PUT_BACK_RUNS)
+	if (restarts == 0 || restarts > MAX_REQUEUES)
 		return false;
-	put_job_back = true;
+	requeue_at_end = true;
 	context_refuse(
 		&step,
-		"slurmd has run no prolog for it, because it was started within two minutes of its last "
-		"run's end. It goes back into the queue, and starts again after two minutes; there is "
-		"nothing to do. Administrator: leave a requeued job's start time alone. Slurm 23.02 and "
-		"later are without this fault");
+		"slurmd did not run its prolog, because it was started within two minutes of its last "
+		"run's end. It is requeued and starts again after two minutes; you need not do anything. "
+		"Administrator: do not change a requeued job's start time. Slurm 23.02 and later do not "
+		"have this fault");
 	return true;
 }
 
-static void put_back(void)
+static void requeue(void)
 {
 	if (slurm_requeue(step.job_id, 0) != SLURM_SUCCESS)
-		slurm_error("hami_hpc: job %u could not be put back into the queue (%s). Administrator: "
-			    "scontrol requeue %u",
+		slurm_error("hami_hpc: job %u could not be requeued (%s). Administrator: scontrol requeue %u",
 			    step.job_id, slurm_strerror(slurm_get_errno()), step.job_id);
 }
 #else
-static bool slurmd_forgot_the_prolog(void)
+static bool slurmd_skipped_the_prolog(void)
 {
 	return false;
 }
 
-static void put_back(void)
+static void requeue(void)
 {
 }
 #endif
 
 static void refuse_verdict(enum step_verdict verdict)
 {
-	if (verdict == STEP_NO_RECORD && slurmd_forgot_the_prolog())
+	if (verdict == STEP_NO_RECORD && slurmd_skipped_the_prolog())
 		return;
 	refusal_write(verdict, step.options.run_dir, step.job_id, step.refusal, sizeof(step.refusal));
 }
 
-/* Returns 1 and the record, 0 where the job has none here, -1 when it cannot be trusted (refused). */
+/* Returns 1 and the record, 0 if the job has none here, -1 if it cannot be trusted (refuses the step). */
 static int read_job(int dir, uint32_t uid, struct hami_limits *job)
 {
 	int rc = record_read_job(dir, 0, step.job_id, uid, job);
@@ -123,14 +124,14 @@ static int read_job(int dir, uint32_t uid, struct hami_limits *job)
 	context_refuse(
 		&step,
 		"its job's limits record %s/jobs/%u/" HAMI_FILE_JOB_LIMITS
-		" %s. Administrator: look for the prolog in slurmd's log, then cancel the job and submit it "
-		"again",
+		" %s. Administrator: check what slurmd's log says of the prolog, then cancel the job and "
+		"submit it again",
 		step.options.run_dir, step.job_id,
 		rc > 0 ? record_fault((enum record_fault)rc) : strerror(-rc));
 	return -1;
 }
 
-/* The units that Slurm gives to a job with whole GPUs say nothing about it. */
+/* Removes the units' variables. Slurm sets them for a job with whole GPUs, where they mean nothing. */
 static void drop_units(spank_t spank)
 {
 	static const char *const names[] = {HAMI_ENV_VGPU, HAMI_ENV_CLASS, HAMI_ENV_MEM_MIB, HAMI_ENV_CORES};
@@ -139,8 +140,10 @@ static void drop_units(spank_t spank)
 		spank_unsetenv(spank, names[i]);
 }
 
-/* What the prolog has left of the job in dir; -1 when it cannot be trusted (refused). *job only after
- * JOB_SLICE. */
+/*
+ * Returns the kind of job that the prolog recorded in dir, or -1 if the record cannot be trusted (refuses the
+ * step). Sets *job only for JOB_SLICE.
+ */
 static int read_kind(int dir, uint32_t uid, struct hami_limits *job)
 {
 	int has_record = dir < 0 ? 0 : read_job(dir, uid, job);
@@ -152,7 +155,10 @@ static int read_kind(int dir, uint32_t uid, struct hami_limits *job)
 	return dir >= 0 && record_is_whole(dir, 0) ? JOB_WHOLE : JOB_WITHOUT_RECORD;
 }
 
-/* Slurm has no way for a prolog to fail the job and spare the node: it leaves word here instead. */
+/*
+ * Refuses the step if the prolog refused the job. A prolog of Slurm cannot fail a job without draining the
+ * node, so ours writes the reason to a file instead.
+ */
 static bool refused_by_prolog(int dir)
 {
 	char reason[1024];
@@ -192,8 +198,8 @@ static void begin(spank_t spank, char **env, uint32_t uid)
 		context_refuse(
 			&step,
 			"one of " HAMI_ENV_VGPU ", " HAMI_ENV_MEM_MIB " and " HAMI_ENV_CORES
-			" in its environment is no number, so Slurm's gres plugins have not set it. Take "
-			"it out of the environment; if it is not yours, tell the administrator");
+			" in its environment is not a number, so Slurm's gres plugins did not set it. Unset "
+			"it; if you did not set it, tell the administrator");
 		return;
 	}
 	dir = record_open_dir(step.options.run_dir, step.job_id);
@@ -231,18 +237,18 @@ void step_begin(spank_t spank, int argc, char **argv)
 	    spank_get_item(spank, S_JOB_UID, &uid) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_ENV, &env) != ESPANK_SUCCESS) {
 		context_refuse(&step,
-			       "Slurm did not tell its job, step, user and environment. Administrator: "
-			       "build hami_hpc's plugins again, for this Slurm");
+			       "Slurm did not pass its job, step, user and environment. Administrator: "
+			       "rebuild hami_hpc's plugins for this Slurm");
 		return;
 	}
 	if (step.step_id == SLURM_EXTERN_CONT)
-		return; /* runs nothing of the user's */
+		return; /* runs no program of the user */
 	if (options_parse(argc, argv, &step.options, error, sizeof(error)) == 0) {
 		begin(spank, env, uid);
 		return;
 	}
 	slurm_error("hami_hpc: %s. Correct plugstack.conf; until then no step with a vGPU starts", error);
-	/* Where the records lie is not known, so whatever may hold a vGPU is refused, and nothing else. */
+	/* The directory of the records is not known, so every step that may have a vGPU is refused. */
 	if (step_units_parse(env, &units) < 0 || units.shards || units.vgpu || units.mem || units.cores)
 		context_refuse(&step,
 			       "hami_hpc's settings are wrong: %s. Administrator: correct plugstack.conf",
@@ -255,7 +261,7 @@ void step_enter_task(void)
 		backend->enter_task(&step);
 }
 
-/* Once a node: every task of the step ends for the same reason. */
+/* Ends this task's process. Only the first task of the node prints the reason, which is the same for all. */
 __attribute__((noreturn)) static void end_task(spank_t spank)
 {
 	int local_id = 0;
@@ -265,9 +271,8 @@ __attribute__((noreturn)) static void end_task(spank_t spank)
 		slurm_error("hami_hpc: job %u step %u is not started: %s.", step.job_id, step.step_id,
 			    step.refusal);
 	/*
-	 * Not by the callback's result: Slurm ignores that of a plugin which plugstack.conf calls optional,
-	 * and the step must not run even so. This is the task's own process, which Slurm would end the same
-	 * way.
+	 * The callback's result would not do: Slurm ignores it if plugstack.conf has the plugin as optional.
+	 * This is the task's own process, which Slurm would end in the same way.
 	 */
 	_exit(1);
 }
@@ -275,9 +280,9 @@ __attribute__((noreturn)) static void end_task(spank_t spank)
 void step_start_task(spank_t spank)
 {
 	/*
-	 * A step without GPU: Slurm takes CUDA_VISIBLE_DEVICES away, which for CUDA means all. Its record
-	 * already forbids any allocation; the empty list makes programs see what is true, no device, instead
-	 * of one without memory.
+	 * For a step without GPU Slurm removes CUDA_VISIBLE_DEVICES, which for CUDA means all devices. The
+	 * step's record already forbids any allocation. With an empty list programs see no device, instead of
+	 * a device without memory.
 	 */
 	if (!*step.refusal && step.verdict == STEP_WITHOUT_GPU)
 		context_set_env(&step, spank, "CUDA_VISIBLE_DEVICES", "");
@@ -287,9 +292,9 @@ void step_start_task(spank_t spank)
 
 void step_end(void)
 {
-	/* Before slurmstepd reports the step's end, which for a batch job would be the job's. */
-	if (put_job_back)
-		put_back();
+	/* Must be before slurmstepd reports the step's end, which is the job's end for a batch job. */
+	if (requeue_at_end)
+		requeue();
 	if (backend)
 		backend->end(&step);
 }

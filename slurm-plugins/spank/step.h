@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-/* The remote context: one slurmstepd, one step on this node. */
+/* The callbacks of the remote context: one slurmstepd, which runs one step on this node. */
 #ifndef HAMI_SPANK_STEP_H
 #define HAMI_SPANK_STEP_H
 
@@ -8,21 +8,21 @@
 #include "options.h"
 
 /*
- * As root, before the tasks exist: decides what the step gets, writes its record, sets its environment. Never
- * fails: a refusal is kept for step_start_task().
+ * Decides what the step gets, writes its record, sets its environment. Called as root, before the tasks
+ * exist. Never fails: it keeps a refusal for step_start_task().
  */
 void step_begin(spank_t spank, int argc, char **argv);
 
-/* In a task's process, as root: what its mode of isolation does there. A failure is kept as a refusal. */
+/* Sets up the isolation in a task's process. Called as root. Keeps a failure as a refusal. */
 void step_enter_task(void);
 
 /*
- * In a task's process, as the user, after Slurm's last change of the environment. Ends the process where the
- * step is refused, with the reason on the task's standard error and in slurmd's log.
+ * Ends the process if the step is refused, with the reason on the task's standard error and in slurmd's log.
+ * Called in a task's process, as the user, after Slurm's last change of the environment.
  */
 void step_start_task(spank_t spank);
 
-/* As root, after the last task: takes back what step_begin() gave the step. */
+/* Takes back what step_begin() gave the step. Called as root, after the last task. */
 void step_end(void);
 
 #endif

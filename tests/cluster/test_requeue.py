@@ -61,7 +61,7 @@ def test_a_requeued_job_that_slurmd_takes_for_its_last_run_is_put_back_and_runs(
         restart(cluster, job, 1)
         jobs.wait(cluster, lambda: jobs.state(cluster, job) == "PENDING", "the job to be put back", 30, job)
     text = jobs.output(cluster, USER, job)
-    assert "It goes back into the queue, and starts again after two minutes" in text
+    assert "It is requeued and starts again after two minutes" in text
     assert "run 1" not in text
     assert not node.drain_reason(cluster)
     assert not node.grants(cluster)

@@ -71,7 +71,7 @@ def test_a_step_cannot_take_bare_shards_of_its_jobs_slice(cluster: Layout) -> No
     )
     jobs.wait_for_state(cluster, job, "COMPLETED")
     text = jobs.output(cluster, USER, job)
-    assert "without saying how much memory" in text
+    assert "without memory and cores" in text
     assert "it ran" not in text
 
 

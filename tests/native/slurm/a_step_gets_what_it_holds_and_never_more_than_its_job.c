@@ -106,7 +106,7 @@ static void every_refusal_says_what_to_do(void)
 
 	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
 		refusal_write(refused[i], "/run/hami-hpc", 7, text, sizeof(text));
-		CHECK(strstr(text, "Administrator: ") || strstr(text, "Ask with "));
+		CHECK(strstr(text, "Administrator: ") || strstr(text, "Use "));
 		CHECK(!strchr(text, '\n'));
 	}
 	for (size_t i = 0; i < sizeof(started) / sizeof(started[0]); i++) {
