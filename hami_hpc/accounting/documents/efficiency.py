@@ -11,7 +11,7 @@ import duckdb
 
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
 from hami_hpc.accounting.pricing.gpu_share import PPM, ShareError, part_shares, shares_held
-from hami_hpc.accounting.sources.tres import Held
+from hami_hpc.accounting.sources.tres import AllocatedGpus
 
 NO_GPU = "no GPU at all"
 # A suggestion leaves this much room above what was seen, so that the next, slightly larger run still fits.
@@ -105,7 +105,7 @@ def runs(
     rows = con.execute(_RUNS.format(records=records, used=used, where=where, slack=_SLACK_S), list(values)).fetchall()
     found = []
     for cluster, job, account, user, state, start_s, seconds, held_key, partition, host, features, *use in rows:
-        held = Held.from_key(held_key)
+        held = AllocatedGpus.from_key(held_key)
         try:
             share = part_shares(shares_held(held, partition, host or "", features, gpus))
         except ShareError:

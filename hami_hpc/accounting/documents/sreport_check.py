@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import duckdb
 
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.sources.tres import Held
+from hami_hpc.accounting.sources.tres import AllocatedGpus
 from hami_hpc.accounting.store.job_records import JobRecords
 from hami_hpc.accounting.times import Period
 
@@ -80,7 +80,7 @@ def parse_sreport(text: str) -> dict[Key, int]:
     return found
 
 
-def devices(held: Held) -> dict[str, int]:
+def devices(held: AllocatedGpus) -> dict[str, int]:
     """What sreport counts of a run, by TRES."""
     counts = {"gres/gpu": sum(count for _, count in held.gpus), "gres/vgpu": held.vgpu + held.whole_units}
     return {tres: count for tres, count in counts.items() if count}
@@ -104,7 +104,7 @@ def device_seconds(records: JobRecords, period: Period) -> tuple[dict[Key, int],
     sums: dict[Key, int] = {}
     suspended: dict[Key, int] = {}
     for cluster, account, user, held_key, seconds, suspended_s in rows:
-        for tres, count in devices(Held.from_key(held_key)).items():
+        for tres, count in devices(AllocatedGpus.from_key(held_key)).items():
             key = (cluster, account, user, tres)
             sums[key] = sums.get(key, 0) + seconds * count
             suspended[key] = suspended.get(key, 0) + suspended_s * count

@@ -13,7 +13,7 @@ from enum import StrEnum
 from fractions import Fraction
 
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus, GpuModel
-from hami_hpc.accounting.sources.tres import Held, parse_mig
+from hami_hpc.accounting.sources.tres import AllocatedGpus, parse_mig
 
 PPM = 1_000_000
 
@@ -45,7 +45,7 @@ class Part:
     share_ppm: int
 
 
-def shares_held(held: Held, partition: str, host: str, constraint: str, gpus: ClusterGpus) -> tuple[Part, ...]:
+def shares_held(held: AllocatedGpus, partition: str, host: str, constraint: str, gpus: ClusterGpus) -> tuple[Part, ...]:
     """The parts of a run, one per GPU model and mode.
 
     partition: the one it ran in. host: its first node. constraint: the node features it asked for.
@@ -73,7 +73,7 @@ def shares_held(held: Held, partition: str, host: str, constraint: str, gpus: Cl
     return tuple(Part(*key, round(share * PPM)) for key, share in sorted(shares.items()))
 
 
-def vgpu_share(held: Held, usable_mib: int) -> Fraction:
+def vgpu_share(held: AllocatedGpus, usable_mib: int) -> Fraction:
     """The dominant share of a vGPU job: the larger of its parts of the memory and of the time, over all nodes."""
     share = max(Fraction(held.vgpu_mem_mib, usable_mib), Fraction(held.vgpu_cores_percent, 100))
     if share > held.vgpu:

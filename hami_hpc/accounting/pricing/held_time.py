@@ -16,7 +16,7 @@ import duckdb
 
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
 from hami_hpc.accounting.pricing.gpu_share import Mode, ShareError, shares_held
-from hami_hpc.accounting.sources.tres import Held
+from hami_hpc.accounting.sources.tres import AllocatedGpus
 from hami_hpc.accounting.times import Period
 
 PPM_SECONDS_PER_HOUR = 3_600_000_000
@@ -167,7 +167,7 @@ def _find_shares(con: duckdb.DuckDBPyConnection, gpus: ClusterGpus) -> None:
     for held, partition, host, features in kinds:
         kind = (held, partition, host, features)
         try:
-            parts = shares_held(Held.from_key(held), partition, host, features, gpus)
+            parts = shares_held(AllocatedGpus.from_key(held), partition, host, features, gpus)
         except ShareError as error:
             rows.append((*kind, "", "", "", 0, error.reason))
             continue

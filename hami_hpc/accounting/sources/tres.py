@@ -30,7 +30,7 @@ class MigProfile:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Held:
+class AllocatedGpus:
     """GPU resources of one job run, summed over its nodes. All zero and empty: the job held no GPU.
 
     gpus: (type, count) of whole GPUs and MIG instances; the type is empty where Slurm recorded none.
@@ -63,7 +63,7 @@ class Held:
         return ";".join(parts)
 
     @staticmethod
-    def from_key(key: str) -> Held:
+    def from_key(key: str) -> AllocatedGpus:
         """The inverse of ``key``."""
         gpus: list[tuple[str, int]] = []
         numbers = {"vgpu": 0, "mem": 0, "cores": 0, "shard": 0, "units": 0}
@@ -77,7 +77,7 @@ class Held:
                 numbers["vgpu"] = int(count)
             else:
                 numbers[name] = int(count)
-        return Held(
+        return AllocatedGpus(
             tuple(gpus),
             vgpu_class,
             numbers["vgpu"],
@@ -96,7 +96,7 @@ def parse_mig(gres_type: str) -> MigProfile | None:
     return MigProfile(match["model"] or "", int(match["slices"]), int(match["gb"]))
 
 
-def parse_alloc_tres(text: str) -> Held:
+def parse_alloc_tres(text: str) -> AllocatedGpus:
     """What ``text`` (sacct's AllocTRES, as printed with --noconvert) says the job held.
 
     A job that holds whole nodes (--exclusive, OverSubscribe=EXCLUSIVE) holds every unit of every class of vgpu there,
@@ -113,13 +113,13 @@ def parse_alloc_tres(text: str) -> Held:
     classes = _with_untyped_rest(typed_vgpu, vgpu, "vgpu")
     mem_mib, cores = counts.get("vgpu_mem", 0), counts.get("vgpu_cores", 0)
     if vgpu > 1 and (gpus or len(classes) > 1):
-        return Held(gpus or _whole_gpus(cores), whole_units=vgpu)
+        return AllocatedGpus(gpus or _whole_gpus(cores), whole_units=vgpu)
     if vgpu and not (mem_mib and cores):
         missing = "gres/vgpu_cores" if mem_mib else "gres/vgpu_mem"
         raise TresError(f"gres/vgpu without {missing}; add it to AccountingStorageTRES")
     if not vgpu and (mem_mib or cores):
         raise TresError("gres/vgpu_mem or gres/vgpu_cores without gres/vgpu; add it to AccountingStorageTRES")
-    return Held(gpus, classes[0][0] if classes else "", vgpu, mem_mib, cores, counts.get("shard", 0))
+    return AllocatedGpus(gpus, classes[0][0] if classes else "", vgpu, mem_mib, cores, counts.get("shard", 0))
 
 
 def _whole_gpus(cores_percent: int) -> tuple[tuple[str, int], ...]:

@@ -33,7 +33,7 @@ JOB_COLUMNS = {
     "start_s": "BIGINT",
     "end_s": "BIGINT",  # NULL while it runs
     "suspended_s": "BIGINT",
-    "held": "VARCHAR",  # tres.Held.key(); empty without GPU
+    "held": "VARCHAR",  # tres.AllocatedGpus.key(); empty without GPU
     "host": "VARCHAR",  # the first node
     "features": "VARCHAR",
     "observed_s": "BIGINT",  # when this was known

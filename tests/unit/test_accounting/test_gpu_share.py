@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hami_hpc.accounting.pricing.apportion import apportion
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus, GpuModel
 from hami_hpc.accounting.pricing.gpu_share import Mode, Part, ShareError, mig_share, shares_held
-from hami_hpc.accounting.sources.tres import Held, parse_alloc_tres
+from hami_hpc.accounting.sources.tres import AllocatedGpus, parse_alloc_tres
 
 H200 = GpuModel("h200", 143156)
 A100 = GpuModel("a100", 40337)
@@ -92,7 +92,7 @@ def test_alternatives_in_a_constraint_pin_no_model() -> None:
 
 
 def test_a_bare_shard_job_holds_its_part_of_the_shards() -> None:
-    assert shares_held(Held(shards=280), "gpu", "", "", GPUS)[0] == Part(
+    assert shares_held(AllocatedGpus(shards=280), "gpu", "", "", GPUS)[0] == Part(
         "h200", Mode.SHARD, "", round(280 * 10**6 / 559)
     )
 
