@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What accounting raises for people to read."""
+"""The error that accounting raises."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from hami_hpc.errors import HamiError
 
 
 class AccountingError(HamiError):
-    """Something that the operator must mend; the message says what failed and what to do."""
+    """An error that the operator must fix. The message says what failed and what to do."""
 
     code = "E_ACCOUNTING"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instants and periods. Inside accounting a time is whole seconds since 1970 (UTC); zones exist at the edges."""
+"""Instants and periods. Accounting stores times as whole seconds since 1970 (UTC); only input and output have zones."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hami_hpc.accounting.errors import AccountingError
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """From start_s up to but not including end_s, seconds since 1970."""
+    """The time from start_s up to but not including end_s, seconds since 1970."""
 
     start_s: int
     end_s: int
 
     def __post_init__(self) -> None:
         if self.end_s <= self.start_s:
-            raise AccountingError("the period ends before it starts; give --start before --end")
+            raise AccountingError("the period ends before it starts; --start must be before --end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,67 +33,67 @@ class Bucket:
 
 
 def zone(name: str) -> ZoneInfo:
-    """The time zone called ``name``, such as Europe/Berlin."""
+    """Returns the time zone ``name``, such as Europe/Berlin. Raises AccountingError for an unknown one."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise AccountingError(f"there is no time zone '{name}'; give one such as Europe/Berlin or UTC") from error
+        raise AccountingError(f"'{name}' is not a time zone; write one such as Europe/Berlin or UTC") from error
 
 
 def parse_instant(text: str, tz: ZoneInfo) -> int:
-    """``2026-11``, ``2026-11-21`` or ``2026-11-21T10:30[:00]``, local to ``tz`` unless it carries an offset."""
+    """Parses ``2026-11``, ``2026-11-21`` or ``2026-11-21T10:30[:00]``, in ``tz`` unless the text has an offset."""
     if re.fullmatch(r"\d{4}-\d{2}", text):
         text += "-01"
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise AccountingError(f"'{text}' is no date; write 2026-11, 2026-11-21 or 2026-11-21T10:30") from error
+        raise AccountingError(f"'{text}' is not a date; write 2026-11, 2026-11-21 or 2026-11-21T10:30") from error
     return int((moment if moment.tzinfo else moment.replace(tzinfo=tz)).timestamp())
 
 
 def month_period(text: str, tz: ZoneInfo) -> Period:
-    """The calendar month ``YYYY-MM`` in ``tz``."""
+    """Parses the calendar month ``YYYY-MM`` in ``tz``. Raises AccountingError for any other text."""
     if not re.fullmatch(r"\d{4}-\d{2}", text):
-        raise AccountingError(f"'{text}' is no month; write it as 2026-11")
+        raise AccountingError(f"'{text}' is not a month; write it as 2026-11")
     try:
         first = date(int(text[:4]), int(text[5:]), 1)
     except ValueError as error:
-        raise AccountingError(f"'{text}' is no month; write it as 2026-11") from error
+        raise AccountingError(f"'{text}' is not a month; write it as 2026-11") from error
     return Period(_midnight(first, tz), _midnight(next_month(first), tz))
 
 
 def next_month(day: date) -> date:
-    """The first day of the month after ``day``'s."""
+    """Returns the first day of the month after ``day``'s."""
     return date(day.year + day.month // 12, day.month % 12 + 1, 1)
 
 
 def day_start(day: date, tz: ZoneInfo) -> int:
-    """The instant at which ``day`` begins in ``tz``."""
+    """Returns the instant at which ``day`` begins in ``tz``."""
     return _midnight(day, tz)
 
 
 def local_date(instant_s: int, tz: ZoneInfo) -> date:
-    """The calendar day of an instant in ``tz``."""
+    """Returns the calendar day of an instant in ``tz``."""
     return datetime.fromtimestamp(instant_s, tz).date()
 
 
 def split_days(period: Period, tz: ZoneInfo) -> tuple[Bucket, ...]:
-    """The period cut at local midnights; a day is 23 or 25 hours long when the clocks change."""
+    """Splits the period at local midnights. A day has 23 or 25 hours when the clocks change."""
     return _split(period, tz, lambda day: day + timedelta(days=1), "%Y-%m-%d")
 
 
 def split_months(period: Period, tz: ZoneInfo) -> tuple[Bucket, ...]:
-    """The period cut where local months begin."""
+    """Splits the period where local months begin."""
     return _split(period, tz, next_month, "%Y-%m")
 
 
 def iso_utc(instant_s: int) -> str:
-    """ISO 8601 with a Z."""
+    """Returns an instant in ISO 8601 with a Z."""
     return datetime.fromtimestamp(instant_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def iso_local(instant_s: int, tz: ZoneInfo) -> str:
-    """ISO 8601 with the zone's offset."""
+    """Returns an instant in ISO 8601 with the zone's offset."""
     return datetime.fromtimestamp(instant_s, tz).isoformat(timespec="seconds")
 
 

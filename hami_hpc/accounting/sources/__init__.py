@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What accounting reads: sacct and pyslurm, Slurm's notations, and the usage records of the nodes."""
+"""Reads sacct and pyslurm, Slurm's notations, and the nodes' usage records."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm host lists: ``gpu[01-16,20],login1`` to its names. Pure; bounded."""
+"""Expands Slurm host lists such as ``gpu[01-16,20],login1`` to at most 65,536 names. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 class HostlistError(ValueError):
-    """A text that is no host list; the message says where."""
+    """A text that is not a host list. The message names the wrong part."""
 
 
 def expand(text: str) -> list[str]:
-    """The names in order. Raises HostlistError."""
+    """Returns the names in order. Raises HostlistError."""
     hosts: list[str] = []
     for part in re.split(r",(?![^\[]*\])", text):
         match = _PART.fullmatch(part)
         if match is None or not part:
-            raise HostlistError(f"'{part[:40]}' is no host name or range")
+            raise HostlistError(f"'{part[:40]}' is not a host name or range")
         prefix, ranges, suffix = match.groups()
         if ranges is None:
             hosts.append(prefix)
@@ -35,8 +35,8 @@ def expand(text: str) -> list[str]:
 def _numbers(piece: str) -> list[str]:
     match = _RANGE.fullmatch(piece)
     if match is None:
-        raise HostlistError(f"'{piece[:40]}' is no range of numbers")
+        raise HostlistError(f"'{piece[:40]}' is not a range of numbers")
     first, last = match[1], match[2] or match[1]
     if not 0 <= int(last) - int(first) < _MOST_HOSTS:
-        raise HostlistError(f"'{piece[:40]}' does not count up, or counts too far")
+        raise HostlistError(f"'{piece[:40]}' does not ascend, or is too long")
     return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]

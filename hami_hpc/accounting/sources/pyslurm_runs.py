@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every run of every job, and its line as sacct -P prints it, from answers that hold one run of each job.
+"""Finds every run of every job with pyslurm, which returns one run of each job, and formats it as sacct -P does.
 
-pyslurm's slurmdb_jobs.get answers with a dict by job number, so of a job that was requeued it keeps one run. slurmdbd
-(all releases from 22.05 to 26.05, as_mysql_jobacct_process.c) reads rows ``order by id_job, time_submit desc``; the
-first row of a job is put at the end of its answer and every further one at the front. In the dict, therefore,
+pyslurm's slurmdb_jobs.get returns a dict by job number, so it keeps only one run of a job that was requeued. slurmdbd
+(all releases from 22.05 to 26.05, as_mysql_jobacct_process.c) reads rows ``order by id_job, time_submit desc``; it puts
+the first row of a job at the end of its answer and every further row at the front. Therefore, in the dict,
 
-- the run that stays is the one submitted last, and
-- jobs of several runs come first, by falling number, and the others after them, by rising number,
+- the run that is kept is the one submitted last, and
+- jobs with several runs come first, in descending order, then the others, in ascending order.
 
-which tells which jobs must be asked about again. Their other runs were submitted before the one that is known, and
-slurmdbd can be asked for runs of one job submitted before an instant.
+The order shows which jobs to query again. Their other runs were submitted before the known one, and slurmdbd can be
+queried for the runs of a job that were submitted before an instant.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from hami_hpc.accounting.errors import AccountingError
 # JOBCOND_FLAG_… of slurmdb.h, the same from 22.05 to 26.05: all runs, no steps, times not cut to the window.
 EVERY_RUN = 1 | 2 | 4
 WHOLE_HET_JOB = 16
-ONLY_THESE_NUMBERS = 32  # not also the components of heterogeneous jobs that they lead
+ONLY_THESE_NUMBERS = 32  # without the other components of heterogeneous jobs
 
 _NO_VAL, _INFINITE = 0xFFFFFFFE, 0xFFFFFFFF
 _UNSET_64 = (0xFFFFFFFFFFFFFFFE, 0xFFFFFFFFFFFFFFFF)
 _TRES_MEM = 2
-_NUMBERS_PER_CALL = 2000  # libslurm goes through the whole list for each number that it adds
+_NUMBERS_PER_CALL = 2000  # libslurm searches the whole list for each number that it adds
 _TRIES = 5
 
 Job = Mapping[str, Any]
 # One call of slurmdb_jobs.get for one cluster: (jobs, from, until, flags). jobs: N, or N+OFFSET of a heterogeneous job;
-# none: those of the window. Times are seconds since 1970, 0 where there is no bound.
+# empty: all jobs of the window. Times are seconds since 1970; 0 means no bound.
 Ask = Callable[[Sequence[str], int, int, int], Mapping[int, Job]]
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What slurmdbd's numbers for TRES and for QoS stand for."""
+    """The names of slurmdbd's numbers for TRES and for QoS."""
 
     tres: Mapping[int, str]
     qos: Mapping[int, str]
 
 
 def printed(ask: Ask, names: Names, jobs: Sequence[int], start_s: int, end_s: int) -> Iterator[dict[str, str]]:
-    """The fields of what ``every_run`` gives. Raises AccountingError."""
+    """Yields the fields of each run that ``every_run`` yields. Raises AccountingError."""
     runs = list(every_run(ask, jobs, start_s, end_s))
     hets = het_ids(ask, {job["jobid"]: job for job in runs}, start_s)
     for job in runs:
@@ -58,55 +58,57 @@ def printed(ask: Ask, names: Names, jobs: Sequence[int], start_s: int, end_s: in
 
 
 def every_run(ask: Ask, jobs: Sequence[int], start_s: int, end_s: int) -> Iterator[Job]:
-    """The runs that ``sacct -D`` shows: of the window if ``jobs`` is empty, else of these jobs, whenever they ran."""
+    """Yields the runs that ``sacct -D`` shows: all runs of ``jobs``, or of the window if ``jobs`` is empty."""
     answer = ask([str(number) for number in jobs], start_s, end_s, EVERY_RUN)
     yield from answer.values()
-    # By the instant before which each job's other runs were submitted; those of one instant are asked for at once.
-    open_before: defaultdict[int, list[int]] = defaultdict(list)
+    # Jobs to query again, by the instant before which their other runs were submitted: one query per instant.
+    to_query: defaultdict[int, list[int]] = defaultdict(list)
     for number in _maybe_several_runs(list(answer)):
-        open_before[answer[number]["submit"]].append(number)
-    while open_before:
-        until_s = max(open_before)
-        for batch in _batches(open_before.pop(until_s)):
-            found, maybe_more = _latest_before(ask, batch, until_s, start_s)
-            for number, run in found.items():
+        to_query[answer[number]["submit"]].append(number)
+    while to_query:
+        until_s = max(to_query)
+        for batch in _batches(to_query.pop(until_s)):
+            latest_runs, maybe_more = _latest_before(ask, batch, until_s, start_s)
+            for number, run in latest_runs.items():
                 if number in maybe_more:
-                    open_before[run["submit"]].append(number)
+                    to_query[run["submit"]].append(number)
                 if not end_s or (0 < run["eligible"] < end_s and (not run["end"] or run["end"] >= start_s)):
                     yield run
 
 
 def _maybe_several_runs(order: Sequence[int]) -> Sequence[int]:
-    """Of job numbers in the dict's order, those that may have more runs than one: the falling ones that it begins
-    with (the last of which may be the first of the others). All, where the others do not rise."""
-    first = next((index + 1 for index, (one, next_one) in enumerate(pairwise(order)) if next_one > one), len(order))
-    rises = all(one < next_one for one, next_one in pairwise(order[first:]))
-    return order[:first] if rises else order
+    """Returns the jobs that may have several runs: the descending numbers at the start of the dict's order.
+
+    The last of them may be the first of the jobs with one run. Returns all if the other numbers do not ascend.
+    """
+    first = next((index + 1 for index, (job, next_job) in enumerate(pairwise(order)) if next_job > job), len(order))
+    ascends = all(job < next_job for job, next_job in pairwise(order[first:]))
+    return order[:first] if ascends else order
 
 
 def _latest_before(
     ask: Ask, numbers: Sequence[int], until_s: int, start_s: int
 ) -> tuple[dict[int, Job], frozenset[int]]:
-    """Of each of these jobs the latest run submitted before ``until_s``, where it has one; which may have more."""
+    """Returns (each job's latest run submitted before ``until_s``, if any; the jobs that may have more such runs)."""
     names = [str(number) for number in numbers]
     for _ in range(_TRIES):
-        # slurmdbd widens a window of no length by a second, so it begins a second earlier here.
+        # slurmdbd extends a window of length 0 by a second, so the window begins a second earlier here.
         answer = ask(names, min(start_s, until_s - 1), until_s, EVERY_RUN | ONLY_THESE_NUMBERS)
-        found = {number: answer[number] for number in numbers if number in answer}
-        if all(run["submit"] < until_s for run in found.values()):
-            return found, frozenset(_maybe_several_runs(list(answer)))
-        time.sleep(1)  # It also widens one that ends in the present second, until that has passed.
+        latest_runs = {number: answer[number] for number in numbers if number in answer}
+        if all(run["submit"] < until_s for run in latest_runs.values()):
+            return latest_runs, frozenset(_maybe_several_runs(list(answer)))
+        time.sleep(1)  # slurmdbd also extends a window that ends in the present second; wait until that is over.
     raise AccountingError(
-        f"slurmdbd answers with later runs of jobs {', '.join(names[:5])} when asked for those submitted before "
+        f"slurmdbd returned later runs of jobs {', '.join(names[:5])} for a query for runs submitted before "
         f"{until_s}; compare this machine's clock with slurmdbd's, or use --source sacct"
     )
 
 
 def het_ids(ask: Ask, runs: Mapping[int, Job], start_s: int) -> dict[int, str]:
-    """By job number, the components of heterogeneous jobs as users write them (200+1).
+    """Returns job number -> id as users write it (200+1), for the components of heterogeneous jobs.
 
-    The answers do not say which jobs these are, but slurmdbd can be asked for N+0, N+1, …. The first component of a
-    job that was submitted before the window may have ended before it.
+    slurmdbd's answers do not mark these jobs, but it can be queried for N+0, N+1, …. The first component of a job that
+    was submitted before the window may have ended before the window.
     """
     numbers = [number for number, job in runs.items() if not _is_array_task(job)]
     early = [number for number in numbers if not start_s or runs[number]["submit"] < start_s]
@@ -131,9 +133,9 @@ def _batches(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def fields(job: Job, names: Names, het_id: str | None) -> dict[str, str]:
-    """A run's fields as sacct -P --noconvert prints them with SLURM_TIME_FORMAT=%s.
+    """Returns a run's fields as sacct -P --noconvert prints them with SLURM_TIME_FORMAT=%s.
 
-    Raises AccountingError when slurmdbd's list of TRES does not have what the run held.
+    Raises AccountingError when a TRES of the run is not in slurmdbd's list.
     """
     return {
         "JobIDRaw": str(job["jobid"]),
@@ -162,7 +164,7 @@ def _is_array_task(job: Job) -> bool:
 
 
 def _display_id(job: Job, het_id: str | None) -> str:
-    if job["array_task_str"]:  # the tasks that have not started, as a bitmap: no record comes of them
+    if job["array_task_str"]:  # the tasks that have not started, as a bitmap; they give no record
         return f"{job['array_job_id']}_[{job['array_task_str']}]"
     if _is_array_task(job):
         return f"{job['array_job_id']}_{job['array_task_id']}"
@@ -170,7 +172,7 @@ def _display_id(job: Job, het_id: str | None) -> str:
 
 
 def _local_user(uid: int) -> str:
-    """slurmdbd gives no name for a user without an association; this machine may know one, which sacct then shows."""
+    """Returns this machine's name of a user, or "". sacct does so too for a user without an association in slurmdbd."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -179,8 +181,8 @@ def _local_user(uid: int) -> str:
 
 def _state(job: Job) -> str:
     state: str = job["state_str"]
-    cancelled_by_whom = state == "CANCELLED" and job["requid"] not in (-1, _INFINITE)
-    return f"CANCELLED by {job['requid']}" if cancelled_by_whom else state
+    has_canceller = state == "CANCELLED" and job["requid"] not in (-1, _INFINITE)
+    return f"CANCELLED by {job['requid']}" if has_canceller else state
 
 
 def _time(instant_s: int) -> str:
@@ -196,7 +198,7 @@ def _clock(duration_s: int) -> str:
 
 
 def _tres(job: Job, names: Mapping[int, str]) -> str:
-    """1=4,1001=2 as cpu=4,gres/gpu=2: in the order of names, memory with its unit, without what is not known."""
+    """Converts 1=4,1001=2 to cpu=4,gres/gpu=2: sorted by name, memory with its unit, without unset counts."""
     parts = []
     for entry in filter(None, (job["tres_alloc_str"] or "").split(",")):
         number, _, count = entry.partition("=")

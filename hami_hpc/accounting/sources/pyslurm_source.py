@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that knows pyslurm: slurmdbd's records through libslurm, as the lines of ``sacct -P``.
+"""Reads slurmdbd's records through pyslurm and writes them as lines of ``sacct -P``. The only module that uses pyslurm.
 
-pyslurm is optional, under another licence (GPL-2.0-only), and libslurm ends the process when it finds no
-configuration. So it is imported in a process of its own: ``python -m hami_hpc.accounting.sources.pyslurm_source``,
-which reads what is asked as JSON. Its memory (some KiB a job, see docs/accounting.md) goes back with it.
+pyslurm is optional and under another licence (GPL-2.0-only), and libslurm ends the process when it finds no
+configuration. So pyslurm is imported only in a process of its own, ``python -m
+hami_hpc.accounting.sources.pyslurm_source``, which reads its request as JSON. Its memory (some KiB per job, see
+docs/accounting.md) is freed when that process ends.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from hami_hpc.accounting.sources.sacct import ASKED, DELIMITER, Export, open_exp
 from hami_hpc.accounting.times import Period
 
 _ONE_LINE = str.maketrans({DELIMITER: "?", "\n": "?", "\r": "?"})
-# The bounds of time where none is given. libslurm reads no earlier one than the first.
+# The bounds of time when none is given. libslurm does not accept an earlier time than the first.
 _FIRST_S, _LAST_S = 1_000_000, 4_102_444_800
 _INSTALL = (
     "install the newest git tag of the release line that sacct --version names (22.05: v22.5.3, 24.11: v24.11.0): "
-    "pip install git+https://github.com/PySlurm/pyslurm@TAG; or use --source sacct, which needs nothing"
+    "pip install git+https://github.com/PySlurm/pyslurm@TAG; or use --source sacct, which needs no pyslurm"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the other process is asked for. jobs: numbers, or none for the window. clusters: as for sacct -M."""
+    """The request to the other process. jobs: numbers, or empty for all of the window. clusters: as for sacct -M."""
 
     target: str
     jobs: tuple[int, ...]
@@ -43,18 +44,18 @@ class Request:
 
 
 def fetch(period: Period, target: Path, clusters: str = "") -> Export:
-    """As sacct.fetch: every run active in the period, kept in ``target``. Raises AccountingError when it fails."""
+    """Writes every run active in the period to ``target``, as sacct.fetch. Raises AccountingError when it fails."""
     return _run(Request(str(target), (), period.start_s, period.end_s, clusters))
 
 
 def fetch_jobs(jobs: Sequence[int], target: Path, clusters: str = "") -> Export:
-    """As sacct.fetch_jobs: jobs by number, whenever they ran. Raises AccountingError when it fails."""
+    """Writes all runs of these jobs to ``target``, as sacct.fetch_jobs. Raises AccountingError when it fails."""
     return _run(Request(str(target), tuple(jobs), 0, 0, clusters))
 
 
 def _run(request: Request) -> Export:
     isolated = ["-I"] if sys.flags.isolated else []
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *isolated, "-m", "hami_hpc.accounting.sources.pyslurm_source"],
         input=json.dumps(asdict(request)),
         stdout=subprocess.DEVNULL,
@@ -63,20 +64,21 @@ def _run(request: Request) -> Export:
         errors="replace",
         check=False,
     )
-    if done.returncode:
-        message = done.stderr.strip().splitlines()
-        raise AccountingError(f"pyslurm failed: {message[-1] if message else f'status {done.returncode}'}")
+    if process.returncode:
+        message = process.stderr.strip().splitlines()
+        raise AccountingError(f"pyslurm failed: {message[-1] if message else f'status {process.returncode}'}")
     return open_export(Path(request.target))
 
 
 def import_pyslurm() -> ModuleType:
+    """Imports pyslurm. Raises AccountingError when it is missing or not built for this machine's Slurm."""
     try:
         import pyslurm
         import pyslurm.settings
     except ModuleNotFoundError as error:
         raise AccountingError(f"no module {error.name} in {sys.prefix}; {_INSTALL}") from error
-    except Exception as error:  # an ImportError names the libslurm it was built for; other releases raise others
-        raise AccountingError(f"it does not fit this machine's Slurm ({error}); {_INSTALL}") from error
+    except Exception as error:  # an ImportError names the libslurm it was built for; other releases raise other errors
+        raise AccountingError(f"it was not built for this machine's Slurm ({error}); {_INSTALL}") from error
     if not hasattr(pyslurm, "slurmdb_jobs"):
         raise AccountingError(f"pyslurm {pyslurm.__version__} has no slurmdb_jobs; {_INSTALL}")
     module: ModuleType = pyslurm
@@ -84,10 +86,10 @@ def import_pyslurm() -> ModuleType:
 
 
 class ClusterJobs:
-    """An Ask: calls for one cluster's jobs, since a number means another job in another cluster.
+    """An Ask for the jobs of one cluster, because job numbers are unique only within a cluster.
 
-    A slurmdb_jobs keeps what an earlier call gave and a later one does not, so a connection serves only calls that
-    give everything: those for jobs by number.
+    A slurmdb_jobs object keeps the arguments of an earlier call that a later call does not pass. So it is reused only
+    for calls that pass all of them, those for jobs by number.
     """
 
     def __init__(self, pyslurm: ModuleType, name: str) -> None:
@@ -113,30 +115,30 @@ class ClusterJobs:
 
 
 def names_of(pyslurm: ModuleType) -> Names:
-    """slurmdbd's names for TRES and QoS, deleted QoS among them."""
+    """Returns slurmdbd's names for TRES and QoS, including deleted QoS. Raises AccountingError."""
     deleted_too = pyslurm.db.QualityOfServiceFilter(with_deleted=True)
     try:
         tres = pyslurm.db.TrackableResources.load(name_is_key=False)
         qos = pyslurm.db.QualitiesOfService.load(deleted_too, name_is_key=False)
     except pyslurm.RPCError as error:
-        raise AccountingError(f"slurmdbd does not answer ({error}); does sacctmgr show cluster?") from error
+        raise AccountingError(f"slurmdbd does not answer ({error}); try sacctmgr show cluster") from error
     except TypeError as error:
         raise AccountingError(f"pyslurm {pyslurm.__version__} has no TRES by number; use --source sacct") from error
     return Names(
-        {int(number): str(one.type_and_name) for number, one in tres.items()},
-        {int(number): str(one.name) for number, one in qos.items()},
+        {int(number): str(entry.type_and_name) for number, entry in tres.items()},
+        {int(number): str(entry.name) for number, entry in qos.items()},
     )
 
 
 def _clusters(pyslurm: ModuleType, wanted: str) -> list[str]:
-    """As sacct -M reads it: none is the one of slurm.conf, ``all`` every one that slurmdbd has."""
+    """Returns the clusters as sacct -M does: for "" the one of slurm.conf, for ``all`` those that slurmdbd has."""
     if wanted.strip().lower() == "all":
         return sorted(pyslurm.slurmdb_clusters().get())
     return [name.strip() for name in wanted.split(",") if name.strip()] or [pyslurm.settings.LOCAL_CLUSTER]
 
 
 def write(pyslurm: ModuleType, request: Request) -> None:
-    """What the request asks for, into its target, as sacct -P prints it."""
+    """Writes the requested runs to the request's target, as sacct -P prints them."""
     names = names_of(pyslurm)
     with Path(request.target).open("w", encoding="utf-8", errors="replace") as out:
         out.write(DELIMITER.join(ASKED) + "\n")
@@ -147,9 +149,9 @@ def write(pyslurm: ModuleType, request: Request) -> None:
 
 
 def main() -> int:
-    """The other process. What went wrong is the last line on stderr."""
-    asked: dict[str, Any] = json.load(sys.stdin)
-    request = Request(asked["target"], tuple(asked["jobs"]), asked["start_s"], asked["end_s"], asked["clusters"])
+    """Runs in the other process. Prints an error as the last line of stderr."""
+    fields: dict[str, Any] = json.load(sys.stdin)
+    request = Request(fields["target"], tuple(fields["jobs"]), fields["start_s"], fields["end_s"], fields["clusters"])
     try:
         write(import_pyslurm(), request)
     except AccountingError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that knows sacct: which fields are read, how it is called, and what an export must contain."""
+"""Runs sacct and checks its exports. The only module that knows sacct's fields and options."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.times import Period
 
-# Without these a record cannot be billed. JobIDRaw with Submit is slurmdbd's own unique key of one run of a job.
+# A record without one of these cannot be billed. JobIDRaw and Submit are slurmdbd's own unique key of a job's run.
 REQUIRED = ("JobIDRaw", "Account", "User", "Partition", "State", "Submit", "Start", "End", "AllocTRES")
-# Without these something is missing beside the bill, or is less certain.
+# A record without one of these can be billed, but labels are missing or times are less certain.
 OPTIONAL = (
     "Cluster",
     "JobID",
@@ -28,7 +28,7 @@ OPTIONAL = (
     "Constraints",
 )
 ASKED = tuple(name for name in REQUIRED + OPTIONAL if name != "Elapsed")
-# A constraint may hold a '|' (h200|a100); nothing that Slurm stores holds this one.
+# Not '|', because a constraint may contain it (h200|a100). Nothing that Slurm stores contains this character.
 DELIMITER = "\x1f"
 _LINE_MAX_BYTES = 65536
 _SAMPLE_LINES = 100
@@ -36,10 +36,10 @@ _SAMPLE_LINES = 100
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A file of ``sacct -P`` lines. columns: its header, canonical names; others are kept under their own name.
+    """A file of ``sacct -P`` lines. columns: its header, in sacct's spelling; unknown columns keep their name.
 
-    delimiter: '|' as sacct has it by default, or the one that our own calls ask for. cut_line: the last line where
-    it lacks its newline; whatever it says, more may have followed.
+    delimiter: '|', sacct's default, or DELIMITER in our own calls. cut_line: the last line if it has no newline, so
+    that more may have followed; else empty.
     """
 
     path: Path
@@ -50,17 +50,17 @@ class Export:
 
 
 def command(period: Period, clusters: str = "", sacct: str = "sacct") -> list[str]:
-    """The sacct call that prints every run (-D) of every user's jobs (-a), no steps (-X), active in the period."""
+    """Returns the sacct call for every run (-D) of every user's jobs (-a) active in the period, without steps (-X)."""
     return [*_base(clusters, sacct), "-S", _slurm_time(period.start_s), "-E", _slurm_time(period.end_s)]
 
 
 def fetch(period: Period, target: Path, clusters: str = "", sacct: str = "sacct") -> Export:
-    """Run sacct for the period and keep what it printed in ``target``. Raises AccountingError when it fails."""
+    """Runs sacct for the period and writes its output to ``target``. Raises AccountingError when it fails."""
     return _run(command(period, clusters, sacct), target)
 
 
 def fetch_jobs(jobs: Sequence[int], target: Path, clusters: str = "", sacct: str = "sacct") -> Export:
-    """Run sacct for jobs by number, whenever they ran. Raises AccountingError when it fails."""
+    """Runs sacct for all runs of these jobs and writes its output to ``target``. Raises AccountingError on failure."""
     return _run([*_base(clusters, sacct), "-j", ",".join(map(str, jobs))], target)
 
 
@@ -70,21 +70,21 @@ def _base(clusters: str, sacct: str) -> list[str]:
 
 
 def _run(call: list[str], target: Path) -> Export:
-    """Times are asked for as seconds since 1970, so that no hour is printed twice when the clocks change."""
+    """Runs sacct with times as seconds since 1970, so that no hour is printed twice when the clocks change."""
     environment = {**os.environ, "SLURM_TIME_FORMAT": "%s", "TZ": "UTC", "LC_ALL": "C"}
     try:
         with target.open("wb") as out:
-            done = subprocess.run(call, stdout=out, stderr=subprocess.PIPE, env=environment, check=False)
+            process = subprocess.run(call, stdout=out, stderr=subprocess.PIPE, env=environment, check=False)
     except OSError as error:
         raise AccountingError(f"cannot run {call[0]}: {error.strerror}; install slurm-client or use --input") from error
-    if done.returncode:
-        message = done.stderr.decode(errors="replace").strip().splitlines()
-        raise AccountingError(f"sacct failed ({done.returncode}): {message[-1] if message else 'no message'}")
+    if process.returncode:
+        message = process.stderr.decode(errors="replace").strip().splitlines()
+        raise AccountingError(f"sacct failed ({process.returncode}): {message[-1] if message else 'no message'}")
     return open_export(target)
 
 
 def open_export(path: Path) -> Export:
-    """Look at an export's header and first record. Raises AccountingError when it cannot be one."""
+    """Reads an export's header and first lines. Raises AccountingError when the file is not an export."""
     try:
         with path.open("rb") as file:
             header = file.readline(_LINE_MAX_BYTES).decode(errors="replace").rstrip("\r\n")
@@ -109,10 +109,10 @@ def open_export(path: Path) -> Export:
 
 
 def _has_epoch_times(rows: Sequence[Sequence[str]], submit: int) -> bool:
-    """Whether times are seconds since 1970: by most of the first whole lines, since one of them may be broken."""
+    """Returns whether most of the first complete lines have times as seconds since 1970. A few lines may be broken."""
     return sum(cells[submit].isdigit() for cells in rows) * 2 > len(rows)
 
 
 def _slurm_time(instant_s: int) -> str:
-    """Slurm reads ``uts`` times since 17.02."""
+    """Returns a time as Slurm accepts it since 17.02: ``uts`` and seconds since 1970."""
     return f"uts{instant_s}"

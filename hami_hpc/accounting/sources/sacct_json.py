@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``sacct --json`` as the lines of ``sacct -P``, so that there is one way in.
+"""Converts ``sacct --json`` to the lines of ``sacct -P``, so that only one format is parsed.
 
-Slurm 22.05 writes plain numbers and null; later versions write {"set": …, "infinite": …, "number": …} for some, and
-a list for the state. What is missing or of another kind becomes an empty field, which ingest names.
+Slurm 22.05 writes plain numbers and null; later versions write some numbers as {"set": …, "infinite": …, "number": …},
+and the state as a list. A value that is missing or of another type becomes an empty field, which ingest reports.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hami_hpc.accounting.sources.sacct import ASKED, DELIMITER, Export, open_exp
 
 _MOST_BYTES = 512 << 20
 _ONE_LINE = str.maketrans({DELIMITER: "?", "\n": "?", "\r": "?"})
-_UNKNOWN_COUNTS = (None, -2)  # 22.05 writes null, later ones slurm.h's NO_VAL64 as a signed number
-_NO_TIMES = ("", "0", "4294967294")  # the last is NO_VAL: the start of a job that was cancelled before
+_UNKNOWN_COUNTS = (None, -2)  # 22.05 writes null, later versions slurm.h's NO_VAL64 as a signed number
+_NO_TIMES = ("", "0", "4294967294")  # the last is NO_VAL: the start of a job that was cancelled before it started
 _STATES_LATER = ("REQUEUED", "RESIZING", "SPECIAL_EXIT", "REQUEUE_HOLD")  # flags that say more than the base state
 
 
 def open_input(path: Path, scratch: Path) -> Export:
-    """A file of ``sacct -P`` lines or of ``sacct --json``. Raises AccountingError when it is neither."""
+    """Opens a file of ``sacct -P`` lines or of ``sacct --json``. Raises AccountingError when it is neither."""
     try:
         with path.open("rb") as file:
             is_json = file.read(64).lstrip()[:1] == b"{"
@@ -35,7 +35,7 @@ def open_input(path: Path, scratch: Path) -> Export:
     except OSError as error:
         raise AccountingError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise AccountingError(f"{path} is no whole JSON document: {error}") from error
+        raise AccountingError(f"{path} is not a complete JSON document: {error}") from error
     jobs = document.get("jobs")
     if not isinstance(jobs, list) or not all(isinstance(job, dict) for job in jobs):
         raise AccountingError(f"{path} has no list of jobs{_complaint(document)}; make it with sacct -a -D --json")
@@ -49,12 +49,12 @@ def open_input(path: Path, scratch: Path) -> Export:
 
 
 def job_fields(job: Mapping[str, Any]) -> dict[str, str]:
-    """One job's fields as sacct -P prints them."""
+    """Returns a job's fields as sacct -P prints them."""
     times = _table(job, "time")
     return {
         "JobIDRaw": _number(job.get("job_id")),
         "JobID": _display_id(job),
-        # Not from "association": 22.05 looks that up by its number alone and may give another cluster's.
+        # Not from "association": 22.05 finds that by its number only, and it may be another cluster's.
         "Account": _text(job.get("account")),
         "User": _text(job.get("user")),
         "UID": "",
@@ -75,11 +75,11 @@ def job_fields(job: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _complaint(document: Mapping[str, Any]) -> str:
-    """What Slurm wrote instead of jobs."""
+    """Returns the errors that sacct wrote instead of jobs."""
     errors = document.get("errors")
     listed = [error for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
-    said = [str(error.get("description") or error.get("error")) for error in listed]
-    return f" (sacct says: {'; '.join(said)[:200]})" if said else ""
+    descriptions = [str(error.get("description") or error.get("error")) for error in listed]
+    return f" (sacct says: {'; '.join(descriptions)[:200]})" if descriptions else ""
 
 
 def _table(job: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -92,7 +92,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    """A number, plain or as a later Slurm writes it; empty when it is unset."""
+    """Returns a number, plain or in the form of later versions, as text; empty when it is unset."""
     if isinstance(value, dict):
         return _number(value.get("number")) if value.get("set") and not value.get("infinite") else ""
     return str(value) if type(value) is int else ""
@@ -104,7 +104,7 @@ def _time(value: Any) -> str:
 
 
 def _state(value: Any) -> str:
-    """The base state; of a list, the flag that says what became of the run, else its first entry."""
+    """Returns the state: in a list the flag that says how the run ended (_STATES_LATER), else the first entry."""
     states = [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else [_text(value)]
     return next((state for state in states if state in _STATES_LATER), states[0] if states else "")
 
@@ -120,7 +120,7 @@ def _display_id(job: Mapping[str, Any]) -> str:
 
 
 def _tres(entries: Any) -> str:
-    """As AllocTRES prints it. A count that Slurm does not know (energy without a meter) is left out, as there."""
+    """Returns the entries as AllocTRES prints them, without counts unknown to Slurm (energy without a meter)."""
     if not isinstance(entries, list):
         return ""
     parts = []

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job held of the cluster's GPUs, read from Slurm's AllocTRES text.
+"""Parses what a job held of the cluster's GPUs from Slurm's AllocTRES text.
 
-AllocTRES prints a gres both typed and untyped (``gres/vgpu:be=1,gres/vgpu=1``): these are the same thing said
-twice, and adding them up is the classic mistake. Here the untyped number is the count and the typed ones say of
-what kind.
+AllocTRES prints a gres both typed and untyped (``gres/vgpu:be=1,gres/vgpu=1``). Both are the same devices and must not
+be added up: the untyped number is the count, the typed numbers say how many are of each type.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ _COUNT_MAX = 1_000_000_000
 
 
 class TresError(ValueError):
-    """An AllocTRES text that cannot be what Slurm wrote. The message says which part and why."""
+    """An AllocTRES text that Slurm cannot have written. The message names the part and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """One MIG profile as it stands in a gres type: ``h200_1g.18gb``, or ``1g.18gb`` (then model is empty)."""
+    """A MIG profile in a gres type: ``h200_1g.18gb``, or ``1g.18gb`` (then model is empty)."""
 
     model: str
     slices: int
@@ -31,11 +30,11 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True, order=True)
 class AllocatedGpus:
-    """GPU resources of one job run, summed over its nodes. All zero and empty: the job held no GPU.
+    """GPU resources of one job run, summed over its nodes. A job without GPU has only zeros and empty values.
 
-    gpus: (type, count) of whole GPUs and MIG instances; the type is empty where Slurm recorded none.
-    vgpu_class: std, lc, be, or empty where Slurm recorded none.
-    whole_units: gres/vgpu of a job with whole nodes, which stand for nothing; only sreport counts them.
+    gpus: (type, count) of whole GPUs and MIG instances; the type is empty if Slurm recorded none.
+    vgpu_class: std, lc, be, or empty if Slurm recorded none.
+    whole_units: gres/vgpu of a job with whole nodes, which are not slices; only sreport counts them.
     """
 
     gpus: tuple[tuple[str, int], ...] = ()
@@ -50,7 +49,7 @@ class AllocatedGpus:
         return bool(self.gpus or self.vgpu or self.shards)
 
     def key(self) -> str:
-        """The canonical one-line form that the store keeps; empty for a job without GPU. ``from_key`` reads it."""
+        """Returns the canonical text for the store; empty for a job without GPU. ``from_key`` parses it."""
         parts = [f"gpu:{kind}={count}" for kind, count in self.gpus]
         if self.vgpu:
             parts.append(f"vgpu:{self.vgpu_class}={self.vgpu}")
@@ -64,7 +63,7 @@ class AllocatedGpus:
 
     @staticmethod
     def from_key(key: str) -> AllocatedGpus:
-        """The inverse of ``key``."""
+        """Parses the text that ``key`` returns."""
         gpus: list[tuple[str, int]] = []
         numbers = {"vgpu": 0, "mem": 0, "cores": 0, "shard": 0, "units": 0}
         vgpu_class = ""
@@ -89,7 +88,7 @@ class AllocatedGpus:
 
 
 def parse_mig(gres_type: str) -> MigProfile | None:
-    """The MIG profile that a gres type names, or None when it names a whole GPU."""
+    """Returns the MIG profile that a gres type names, or None when it names a whole GPU."""
     match = _MIG.fullmatch(gres_type)
     if match is None:
         return None
@@ -97,10 +96,10 @@ def parse_mig(gres_type: str) -> MigProfile | None:
 
 
 def parse_alloc_tres(text: str) -> AllocatedGpus:
-    """What ``text`` (sacct's AllocTRES, as printed with --noconvert) says the job held.
+    """Parses sacct's AllocTRES, as printed with --noconvert.
 
-    A job that holds whole nodes (--exclusive, OverSubscribe=EXCLUSIVE) holds every unit of every class of vgpu there,
-    which no other job does. It is a job with whole GPUs: the units stand for what its GPUs are, and are left out.
+    A job with whole nodes (--exclusive, OverSubscribe=EXCLUSIVE) holds all units of all vgpu classes there; no other
+    job does. It is counted as a job with whole GPUs, and its units are left out, because they are those same GPUs.
 
     Raises TresError for a token that is not NAME=NUMBER, a name given twice, a count with a unit suffix (a sacct
     call without --noconvert), more typed than untyped devices, and a vgpu without its memory and cores.
@@ -123,18 +122,18 @@ def parse_alloc_tres(text: str) -> AllocatedGpus:
 
 
 def _whole_gpus(cores_percent: int) -> tuple[tuple[str, int], ...]:
-    """The GPUs of whole nodes where AccountingStorageTRES lacks gres/gpu: each GPU has 100 of gres/vgpu_cores."""
+    """Returns the GPUs of whole nodes from gres/vgpu_cores (100 per GPU), if AccountingStorageTRES lacks gres/gpu."""
     count, rest = divmod(cores_percent, 100)
     if rest or not count:
         raise TresError(
-            f"gres/vgpu of several classes with gres/vgpu_cores={cores_percent} and no gres/gpu: whole nodes, but with "
-            "how many GPUs is not recorded; add gres/gpu to AccountingStorageTRES"
+            f"gres/vgpu of several classes with gres/vgpu_cores={cores_percent} and no gres/gpu: the job held whole "
+            "nodes, but the number of GPUs is not recorded; add gres/gpu to AccountingStorageTRES"
         )
     return (("", count),)
 
 
 def _gres_counts(text: str) -> dict[str, int]:
-    """gres name (``gpu``, ``gpu:h200``) to count, for every gres of the text; other TRES are only checked."""
+    """Returns gres name (``gpu``, ``gpu:h200``) -> count for every gres in the text. Only checks other TRES."""
     counts: dict[str, int] = {}
     seen: set[str] = set()
     for token in text.split(",") if text else ():
@@ -157,16 +156,16 @@ def _gres_counts(text: str) -> dict[str, int]:
 
 
 def _typed(name: str, counts: dict[str, int]) -> tuple[int, list[tuple[str, int]]]:
-    """(sum, [(type, count)]) of the typed entries of one gres; zero counts are left out."""
-    found = [(key.removeprefix(f"{name}:"), count) for key, count in counts.items() if key.startswith(f"{name}:")]
-    for gres_type, _ in found:
+    """Returns (sum, [(type, count)]) of the typed entries of one gres, without zero counts."""
+    typed = [(key.removeprefix(f"{name}:"), count) for key, count in counts.items() if key.startswith(f"{name}:")]
+    for gres_type, _ in typed:
         if not gres_type or ";" in gres_type:
-            raise TresError(f"gres/{name} has the type '{gres_type}', which is no type")
-    return sum(count for _, count in found), sorted((kind, count) for kind, count in found if count)
+            raise TresError(f"gres/{name} has the type '{gres_type}', which is not a valid type")
+    return sum(count for _, count in typed), sorted((kind, count) for kind, count in typed if count)
 
 
 def _with_untyped_rest(typed: tuple[int, list[tuple[str, int]]], total: int, name: str) -> tuple[tuple[str, int], ...]:
-    """The typed entries, and what of ``total`` no type accounts for as one entry with an empty type."""
+    """Returns the typed entries, and the rest of ``total`` as one entry with an empty type."""
     typed_sum, entries = typed
     if typed_sum > total:
         raise TresError(f"gres/{name}={total} but its types add up to {typed_sum}")

@@ -289,7 +289,10 @@ def test_each_cluster_is_asked_on_its_own_since_numbers_are_its_own(
     ("module", "message"),
     [
         ("raise ModuleNotFoundError('no', name='pyslurm')", r"no module pyslurm in .*pip install git.*--source sacct"),
-        ("raise ImportError('libslurm.so.38: cannot open')", r"does not fit .*libslurm\.so\.38.*sacct --version names"),
+        (
+            "raise ImportError('libslurm.so.38: cannot open')",
+            r"was not built for .*libslurm\.so\.38.*sacct --version names",
+        ),
         ("import os; os.write(2, b'fatal: no configuration\\n'); os._exit(1)", "pyslurm failed: fatal: no config"),
         ("import os; os._exit(3)", "pyslurm failed: status 3"),
         ("__path__ = []; __version__ = '30.1'", "no module pyslurm.settings"),
