@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store of job and usage records: reading into it, and the tables that it gives."""
+"""The store of job and usage records: writes records into it and provides tables of them."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DuckDB: a connection within bounds of memory, and the pieces of SQL that several modules use."""
+"""DuckDB: makes connections with a memory limit, and the pieces of SQL that several modules use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import duckdb
 
 
 def connect(memory_mib: int = 1024, threads: int = 0, spill: Path | None = None) -> duckdb.DuckDBPyConnection:
-    """A DuckDB connection that stays within ``memory_mib`` and spills to ``spill`` beyond it."""
+    """Returns a DuckDB connection that uses at most ``memory_mib`` and spills to the directory ``spill`` beyond it."""
     config: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": f"{memory_mib}MiB",
         "preserve_insertion_order": "false",
@@ -19,24 +19,24 @@ def connect(memory_mib: int = 1024, threads: int = 0, spill: Path | None = None)
     if spill:
         config["temp_directory"] = str(spill)
     connection = duckdb.connect(config=config)
-    # Nothing is printed; query_progress() answers only while this is on (progress.py).
+    # query_progress() works only with the progress bar on (progress.py); the bar itself is not printed.
     connection.execute("SET enable_progress_bar_print = false")
     connection.execute("SET enable_progress_bar = true")
     return connection
 
 
 def parquet(path: Path) -> str:
-    """A table function call that reads a Parquet file."""
+    """Returns the SQL table function call that reads a Parquet file."""
     return f"read_parquet({literal(str(path))})"
 
 
 def literal(text: str) -> str:
-    """A SQL string."""
+    """Returns a text as SQL string."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def one_row(con: duckdb.DuckDBPyConnection, query: str) -> tuple[int, ...]:
-    """The row of a query that gives one."""
+    """Runs a query that returns one row, and returns that row."""
     row = con.execute(query).fetchone()
     assert row is not None
     return tuple(row)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From sacct's text to typed records: two passes over columns, one parser, and nothing guessed.
+"""Reads an export of sacct into typed records, in two passes of DuckDB over its columns.
 
-Every line ends in exactly one of: a record, a reject with its reason, a step, or a run that never started.
-The work on columns is DuckDB's; the one parser of AllocTRES is tres.py's, called once for each distinct text.
+Every line becomes exactly one of: a record, a reject with its reason, a step, or a run that never started.
+tres.py parses AllocTRES, once for each distinct text.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hami_hpc.accounting.sources.tres import TresError, parse_alloc_tres
 from hami_hpc.accounting.store import export_sql
 from hami_hpc.accounting.store.database import one_row, parquet
 
-# The record as every later stage knows it. Times are seconds since 1970, durations seconds.
+# The columns of a record. Times are seconds since 1970, durations seconds.
 JOB_COLUMNS = {
     "cluster": "VARCHAR",
     "job_id": "BIGINT",  # Slurm's own number; with submit_s the key of one run
-    "display_id": "VARCHAR",  # as users write it, where that is another: 100_3, 200+1
+    "display_id": "VARCHAR",  # as users write it, if that is different: 100_3, 200+1
     "account": "VARCHAR",
     "username": "VARCHAR",
     "partition": "VARCHAR",
@@ -36,17 +36,17 @@ JOB_COLUMNS = {
     "held": "VARCHAR",  # tres.AllocatedGpus.key(); empty without GPU
     "host": "VARCHAR",  # the first node
     "features": "VARCHAR",
-    "observed_s": "BIGINT",  # when this was known
+    "observed_s": "BIGINT",  # when the record was read from Slurm
 }
-# Reasons for leaving a line out, in the order in which they are looked for.
+# Reasons for rejecting a line, in the order in which they are checked.
 REASONS = {
-    "line": "the line has not the header's number of fields (truncated, or a '|' inside a field)",
-    "job": "JobIDRaw is no number",
-    "time": "Submit, Start or End is no time",
-    "clock": "a local time that the clocks skipped, or the hour that they repeat and Elapsed does not settle it",
+    "line": "the number of fields differs from the header's (truncated, or a '|' inside a field)",
+    "job": "JobIDRaw is not a number",
+    "time": "Submit, Start or End is not a time",
+    "clock": "a local time that does not exist, or exists twice and Elapsed does not decide it (clock change)",
     "negative": "it ended before it started, or Elapsed is negative",
-    "duration": "Elapsed or Suspended cannot be read",
-    "suspended": "it was suspended for longer than it existed",
+    "duration": "Elapsed or Suspended cannot be parsed",
+    "suspended": "it was suspended for longer than it ran",
     "elapsed": "Elapsed is not End - Start - Suspended",
     "no end": "its state says that it ended, but End is unknown (sacctmgr show runawayjobs)",
     "tres": "AllocTRES is malformed",
@@ -55,7 +55,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Where the lines of one export went; ``lines`` is the sum of the others."""
+    """How many lines of an export became what; ``lines`` is the sum of the others."""
 
     lines: int
     records: int
@@ -67,11 +67,11 @@ class Counts:
 def load(
     con: duckdb.DuckDBPyConnection, export: Export, tz: ZoneInfo, cluster: str, observed_s: int, scratch: Path
 ) -> Counts:
-    """Read an export into ``records`` (a view) and ``rejects`` (a table) of ``con``.
+    """Reads an export into ``records`` (a view) and ``rejects`` (a table) of ``con``.
 
-    tz: the zone of its local times; not used when it holds seconds since 1970. cluster: the name for records that
-    carry none. observed_s: when the export was made, for runs that had not ended and carry no Elapsed.
-    scratch: a directory of ours on disk, empty, which must stay while ``records`` is read.
+    tz: the zone of its local times; not used when it has seconds since 1970. cluster: the name for records without
+    one. observed_s: when the export was made, for runs that had not ended and have no Elapsed.
+    scratch: an empty directory on disk, which must exist while ``records`` is read.
     """
     staged, checked = scratch / "staged.parquet", scratch / "checked.parquet"
     con.execute(export_sql.stage(export, staged))
@@ -87,13 +87,13 @@ def load(
     con.execute(export_sql.rejects(checked))
     verdicts = dict(con.execute(f"SELECT verdict, count(*) FROM {parquet(checked)} GROUP BY 1").fetchall())
     unread = _add_unread_lines(con, export)
-    kept = {verdict: int(verdicts.pop(verdict, 0)) for verdict in ("record", "step", "never started")}
+    counts = {verdict: int(verdicts.pop(verdict, 0)) for verdict in ("record", "step", "never started")}
     rejected = sum(verdicts.values()) + unread
-    return Counts(lines + unread, kept["record"], rejected, kept["step"], kept["never started"])
+    return Counts(lines + unread, counts["record"], rejected, counts["step"], counts["never started"])
 
 
 def _local_range(con: duckdb.DuckDBPyConnection, export: Export, staged: Path) -> tuple[int, int]:
-    """The first and last local time in the file, which bounds the clock changes that must be known."""
+    """Returns the first and last local time in the file, between which clock changes matter."""
     if export.epoch_times:
         return (0, 0)
     low, high = one_row(con, f"SELECT min(least(submit_t, start_t)), max(greatest(submit_t, end_t, start_t)) "
@@ -102,7 +102,7 @@ def _local_range(con: duckdb.DuckDBPyConnection, export: Export, staged: Path) -
 
 
 def _parse_tres(con: duckdb.DuckDBPyConnection, staged: Path) -> None:
-    """The table ``parsed``: each distinct AllocTRES text, what it says was held, or what is wrong with it."""
+    """Creates the table ``parsed``: each distinct AllocTRES text with what was held, or with its fault."""
     texts = con.execute(f"SELECT DISTINCT AllocTRES FROM {parquet(staged)}").fetchall()
     rows: tuple[list[str], list[str], list[str]] = ([], [], [])
     for (text,) in texts:
@@ -118,7 +118,7 @@ def _parse_tres(con: duckdb.DuckDBPyConnection, staged: Path) -> None:
 
 
 def _add_unread_lines(con: duckdb.DuckDBPyConnection, export: Export) -> int:
-    """Lines that DuckDB could not split, and a last line without its newline, into ``rejects``; their number."""
+    """Adds lines that DuckDB could not split, and a last line without newline, to ``rejects``. Returns their number."""
     (before,) = one_row(con, "SELECT count(*) FROM rejects")
     con.execute(
         "INSERT INTO rejects SELECT 'line', '', '', '', NULL, NULL, NULL, NULL, "

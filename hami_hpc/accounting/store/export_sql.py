@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SQL that reads an export. Text in, text out: nothing here runs anything.
+"""Builds the SQL statements that read an export, without running them.
 
-File names and zone offsets are ours, column names are matched against a fixed list; no text of a record ever
-becomes part of a statement.
+Only file names, zone offsets and column names from a fixed list become part of a statement, never the text of a record.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from hami_hpc.accounting.store.database import literal, parquet
 
 _NO_TIME = "('', 'Unknown', 'None', 'N/A')"
 _DAY_S = 86400
-# A run in one of these may have no end yet.
+# A run in one of these states may have no end yet.
 OPEN_STATES = ("RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "PENDING", "REQUEUED", "STOPPED", "SIGNALING",
                "STAGE_OUT", "CONFIGURING", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REVOKED")  # fmt: skip
-_EPOCH_RANGE = (0, 4102444800)  # 1970 to 2100: a clock outside is broken, and not worth a clock change
+_EPOCH_RANGE = (0, 4102444800)  # 1970 to 2100: times outside are faulty, and clock changes there are not computed
 
 
 def rejects(checked: Path) -> str:
-    """The table ``rejects`` from a checked file."""
+    """Returns the statement that creates the table ``rejects`` from a checked file."""
     return f"""
 CREATE OR REPLACE TEMP TABLE rejects AS
 SELECT verdict AS reason, cluster, account, username, job_id, submit_s, start_s, end_s, detail FROM {parquet(checked)}
@@ -32,7 +31,7 @@ WHERE verdict NOT IN ('record', 'step', 'never started')
 
 
 def stage(export: Export, target: Path) -> str:
-    """Text to columns: times and durations as numbers where they are any, the rest as it stands."""
+    """Returns the first pass: writes the columns to ``target``, times and durations as numbers, the rest unchanged."""
     times = [f"{_time(export, name)} AS {name.lower()}_t" for name in ("Submit", "Start", "End")]
     times.append(f"{_time(export, 'Eligible')} AS eligible_t")
     bad_times = " OR ".join(
@@ -44,7 +43,7 @@ def stage(export: Export, target: Path) -> str:
         f"TRY_CAST({job} AS BIGINT) AS job_id",
         f"contains({job}, '.') AS is_step",
         f"CASE WHEN TRY_CAST({job} AS BIGINT) IS NULL THEN {job} END AS odd_id",
-        # Most jobs are called by their number, which needs no second column of text.
+        # Most jobs have their number as JobID; NULL saves a second column of text.
         f"nullif(nullif({_text(export, 'JobID')}, {job}), '') AS display_id",
         f"{_username(export)} AS username",
         *(f"{_text(export, name)} AS {name}" for name in ("Account", "Partition", "QOS", "State", "AllocTRES")),
@@ -132,7 +131,7 @@ def classify(
     cluster: str,
     observed_s: int,
 ) -> str:
-    """Second pass: the file ``checked``, one row a line, with its verdict and, for a reject, what was wrong."""
+    """Returns the second pass: writes one row per line to ``checked``, with its verdict and, a reject's fault."""
     early, late = ("{0}", "{0}") if export.epoch_times else _zone_cases(tz, local_range)
     return _CHECK.format(
         submit=early.format("submit_t"),
@@ -159,7 +158,7 @@ def _read_csv(export: Export) -> str:
 
 
 def _without_cut_line(export: Export) -> str:
-    """A last line without its newline is a cut one: whatever it says, more may have followed."""
+    """Returns the condition that drops a last line without newline, because more may have followed it."""
     if not export.cut_line:
         return ""
     line = f" || {literal(export.delimiter)} || ".join(f"coalesce({name}, '')" for name in _raw_names(export))
@@ -167,7 +166,7 @@ def _without_cut_line(export: Export) -> str:
 
 
 def _raw_names(export: Export) -> list[str]:
-    """Names for the file's columns that are no SQL keywords, whatever its header says."""
+    """Returns names for the file's columns that cannot be SQL keywords."""
     known = REQUIRED + OPTIONAL
     return [_raw(name) if name in known else f"other_{index}" for index, name in enumerate(export.columns)]
 
@@ -182,7 +181,7 @@ def _text(export: Export, name: str) -> str:
 
 
 def _username(export: Export) -> str:
-    """For a user whom neither slurmdbd nor the system knows, Slurm 22.05 prints nothing and later ones the number."""
+    """Returns the user's name, or uid:NUMBER for an unknown user: 22.05 prints nothing, later versions the number."""
     user, uid = _text(export, "User"), _text(export, "UID")
     return (
         f"CASE WHEN {user} BETWEEN '0' AND ':' AND regexp_full_match({user}, '[0-9]+') THEN 'uid:' || {user} "
@@ -198,7 +197,7 @@ def _time(export: Export, name: str) -> str:
 
 
 def _duration(export: Export, name: str) -> str:
-    """Seconds from a plain number or from [days-]hours:minutes:seconds; NULL for anything else."""
+    """Returns seconds from a plain number or [days-]hours:minutes:seconds; NULL for other text."""
     if name not in export.columns:
         return "NULL::BIGINT"
     raw = _raw(name)
@@ -215,7 +214,7 @@ def _duration(export: Export, name: str) -> str:
 
 
 def _duration_bad(export: Export, name: str) -> str:
-    """The duration is there and cannot be read."""
+    """Returns the condition that the duration exists and cannot be parsed."""
     return f"({_raw(name)} <> '' AND {_duration(export, name)} IS NULL)" if name in export.columns else "false"
 
 
@@ -224,8 +223,11 @@ def _negative(export: Export, name: str) -> str:
 
 
 def _zone_cases(tz: ZoneInfo, local_range: tuple[int, int]) -> tuple[str, str]:
-    """Local seconds to UTC, the earlier and the later reading. They differ in the hour that is repeated when the
-    clocks go back, and are NULL in the one that is skipped when they go forward."""
+    """Returns two expressions that convert local seconds to UTC, the earlier and the later possible time.
+
+    They differ in the hour that repeats when the clocks go back, and are NULL in the hour that is skipped when the
+    clocks go forward.
+    """
     early, late = [], []
     changes = _clock_changes(tz, local_range)
     for at_s, before_s, after_s in changes:
@@ -243,7 +245,7 @@ def _zone_cases(tz: ZoneInfo, local_range: tuple[int, int]) -> tuple[str, str]:
 
 
 def _clock_changes(tz: ZoneInfo, local_range: tuple[int, int]) -> list[tuple[int, int, int]]:
-    """(instant, offset before, offset after), seconds, of each change of the zone's offset around the range."""
+    """Returns (instant, offset before, offset after) in seconds for each change of the zone's offset in the range."""
     low = max(_EPOCH_RANGE[0], local_range[0] - 2 * _DAY_S)
     high = min(_EPOCH_RANGE[1], local_range[1] + 2 * _DAY_S)
     changes = []

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading into the store: from slurmdbd, window by window, or from a file. Each window is committed on its own, so an
-interrupted ingest goes on where it was."""
+"""Reads records into the store: from slurmdbd, window by window, or from a file.
+
+Each window is committed separately, so an interrupted ingest continues where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,14 @@ from hami_hpc.accounting.store.export_reader import Counts
 from hami_hpc.accounting.store.merge import Merged, merge
 from hami_hpc.accounting.times import Period, iso_utc
 
-# slurmctld keeps records back while slurmdbd is away; what comes late is found by reading this much again.
+# slurmctld queues records while slurmdbd is down. Reading this much time again finds records that came late.
 OVERLAP_S = 2 * 86400
 _IDS_PER_CALL = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One committed part of an ingest. what: the file or the days that it read."""
+    """One committed part of an ingest. what: the file or the time that it covers."""
 
     what: str
     counts: Counts
@@ -38,7 +40,7 @@ class Step:
 
 
 class Reader(StrEnum):
-    """What asks slurmdbd."""
+    """The program that reads slurmdbd."""
 
     SACCT = "sacct"
     PYSLURM = "pyslurm"
@@ -46,7 +48,7 @@ class Reader(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where records come from and how to read them. cluster: for records that name none."""
+    """Where records come from and how to read them. cluster: the name for records without one."""
 
     tz: ZoneInfo
     cluster: str = ""
@@ -54,49 +56,49 @@ class Source:
     reader: Reader = Reader.SACCT
     sacct: str = "sacct"
     memory_mib: int = 1024
-    progress: TextIO | None = None  # where to say how far a long one is
+    progress: TextIO | None = None  # where to write the progress of a long ingest
 
     @property
     def name(self) -> str:
-        """The key of the manifest's read_until_s. Both readers give the same records of the same windows, so one goes
-        on where the other has stopped, and the key is the same."""
+        """The key in the manifest's read_until_s. It is the same for both readers, because both give the same records,
+        so one continues where the other stopped."""
         return f"sacct:{self.clusters}"
 
     def fetch(self, period: Period, target: Path) -> Export:
-        """Every run active in the period. Raises AccountingError when it cannot be had."""
+        """Writes every run active in the period to ``target``. Raises AccountingError when that fails."""
         if self.reader is Reader.PYSLURM:
             return pyslurm_source.fetch(period, target, self.clusters)
         return sacct.fetch(period, target, self.clusters, self.sacct)
 
     def fetch_jobs(self, jobs: Sequence[int], target: Path) -> Export:
-        """Jobs by number, whenever they ran. Raises AccountingError when they cannot be had."""
+        """Writes all runs of these jobs to ``target``. Raises AccountingError when that fails."""
         if self.reader is Reader.PYSLURM:
             return pyslurm_source.fetch_jobs(jobs, target, self.clusters)
         return sacct.fetch_jobs(jobs, target, self.clusters, self.sacct)
 
 
 def ingest_file(root: Path, path: Path, source: Source, made_s: int) -> Step:
-    """Read an export made at ``made_s`` into the store."""
+    """Reads an export made at ``made_s`` into the store. Raises AccountingError when that fails."""
     with store_files.locked(root), _scratch(root) as scratch:
         export = open_input(path, scratch)
         if "Cluster" not in export.columns and not source.cluster:
-            raise AccountingError(f"{path} has no column Cluster; name the cluster with --clusters, as sacct calls it")
+            raise AccountingError(f"{path} has no column Cluster; give sacct's name of the cluster with --clusters")
         return _ingest(root, export, source, made_s, scratch, str(path))
 
 
 def ingest_slurmdbd(
     root: Path, source: Source, since_s: int | None, now_s: int, window_s: int, tell: Callable[[Step], None]
 ) -> int:
-    """Read from slurmdbd what is new up to ``now_s``; ``tell`` hears of each window. How many runs have vanished:
-    they had not ended when last read, and slurmdbd knows them no more.
+    """Reads from slurmdbd what is new up to ``now_s`` and calls ``tell`` after each window.
 
-    since_s: where to begin, when the store has not been fed from slurmdbd before.
+    Returns the number of lost runs: they had not ended when last read, and slurmdbd no longer has them.
+    since_s: where to begin if the store was never read from slurmdbd. Raises AccountingError when reading fails.
     """
     with store_files.locked(root), _scratch(root) as scratch:
         until_s = store_files.read_manifest(root).read_until_s.get(source.name)
         start_s = since_s if until_s is None else until_s - OVERLAP_S
         if start_s is None:
-            raise AccountingError(f"the store {root} was never fed from slurmdbd; say where to begin with --since")
+            raise AccountingError(f"the store {root} was never read from slurmdbd; give the first day with --since")
         start_s = min(start_s, now_s - 1)
         while start_s < now_s:
             period = Period(start_s, min(start_s + window_s, now_s))
@@ -108,7 +110,7 @@ def ingest_slurmdbd(
 
 
 def _ask_for_stale(root: Path, source: Source, now_s: int, scratch: Path, tell: Callable[[Step], None]) -> int:
-    """Ask by number for runs that were open and of which the windows said nothing; how many stay unknown."""
+    """Reads runs by number that had not ended and that no window returned. Returns how many are still not returned."""
     stale = _stale(root, now_s, source)
     for index in range(0, len(stale), _IDS_PER_CALL):
         export = source.fetch_jobs(stale[index : index + _IDS_PER_CALL], scratch / "slurmdbd")
@@ -149,6 +151,6 @@ def _days(period: Period) -> str:
 
 @contextmanager
 def _scratch(root: Path) -> Iterator[Path]:
-    """A directory on the store's disk (its size is the ingest's, too much for a /tmp in memory)."""
+    """Makes a temporary directory on the store's disk, because an ingest may be too large for a /tmp in memory."""
     with tempfile.TemporaryDirectory(prefix=".ingest-", dir=root) as directory:
         yield Path(directory)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job records to work with: those of the store that touch a period, or those of one export."""
+"""Opens job records: those of the store that overlap a period, or those of one export."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from hami_hpc.accounting.times import Period, iso_local
 
 @dataclass(frozen=True, slots=True)
 class JobRecords:
-    """A DuckDB connection and the table in it that holds the records; ``rejects`` is the table of what was left out.
-    read_until_s: up to when a store that is fed from Slurm was read; None where records came otherwise."""
+    """A DuckDB connection, its table of records (``source``) and its table of rejected lines (``rejects``).
+
+    read_until_s: up to when the store was read from Slurm; None if the records came from files.
+    """
 
     con: duckdb.DuckDBPyConnection
     source: str
@@ -28,7 +30,7 @@ class JobRecords:
 
 
 def from_store(root: Path, period: Period | None, memory_mib: int = 1024) -> JobRecords:
-    """The stored records that touch ``period`` (all without one). AccountingError when there is no store."""
+    """Returns the stored records that overlap ``period``; all for None. Raises AccountingError for no store."""
     manifest = store_files.read_manifest(root)
     if not manifest.generation:
         raise AccountingError(
@@ -40,23 +42,23 @@ def from_store(root: Path, period: Period | None, memory_mib: int = 1024) -> Job
 
 
 def read_until(root: Path, tz: ZoneInfo) -> str:
-    """Up to when the store was read from Slurm, for people."""
+    """Returns a sentence that says up to when the store was read from Slurm."""
     until_s = min(store_files.read_manifest(root).read_until_s.values(), default=None)
-    how = "from files only" if until_s is None else f"up to {iso_local(until_s, tz)}"
-    return f"the store {root} was read {how}"
+    extent = "from files only" if until_s is None else f"up to {iso_local(until_s, tz)}"
+    return f"the store {root} was read {extent}"
 
 
 def gaps(records: JobRecords, period: Period, tz: ZoneInfo) -> list[str]:
-    """What of the period the store cannot know; nothing when it was read past it, or fed from files."""
+    """Returns a note if the store was read from Slurm, but not up to the end of the period; else an empty list."""
     if records.read_until_s is None or records.read_until_s >= period.end_s:
         return []
     return [
-        f"the store was read up to {iso_local(records.read_until_s, tz)}: later jobs, and later ends, are not in it"
+        f"the store was read up to {iso_local(records.read_until_s, tz)}: later starts and ends of jobs are not in it"
     ]
 
 
 def from_export(export: sacct.Export, tz: ZoneInfo, made_s: int, scratch: Path) -> JobRecords:
-    """The records of one export, read now. ``scratch`` must stay while they are used."""
+    """Reads the records of one export. The directory ``scratch`` must exist while they are used."""
     con = connect(spill=scratch)
     export_reader.load(con, export, tz, "", made_s, scratch)
     con.execute(_ONCE)
@@ -64,22 +66,22 @@ def from_export(export: sacct.Export, tz: ZoneInfo, made_s: int, scratch: Path) 
 
 
 def rejected_lines(records: JobRecords, span: Period) -> tuple[str, ...]:
-    """Lines left out that may belong to the period: those known to lie outside it are not mentioned."""
+    """Returns a note for each reason for rejected lines, without lines that are known to be outside of the period."""
     rows = records.con.execute(
         f"SELECT reason, count(*), list(coalesce(job_id::VARCHAR, left(detail, 40)) ORDER BY job_id, detail)[:5] "
         f"FROM {records.rejects} WHERE coalesce(start_s, submit_s, $1) < $2 "
         "AND coalesce(greatest(end_s, start_s), $1) >= $1 GROUP BY 1 ORDER BY 1",
         [span.start_s, span.end_s],
     ).fetchall()
-    said = []
+    notes = []
     for reason, count, examples in rows:
         more = ", ..." if count > len(examples) else ""
         lines = f"{count:,} line{'' if count == 1 else 's'}"
-        said.append(f"{lines}: {export_reader.REASONS[reason]} (job {', '.join(examples)}{more})")
-    return tuple(said)
+        notes.append(f"{lines}: {export_reader.REASONS[reason]} (job {', '.join(examples)}{more})")
+    return tuple(notes)
 
 
-# One file may hold a run twice (two exports joined): the store's rule for which version counts, for one connection.
+# One file may have a run twice (two exports joined). This is the store's rule for which version counts (merge.py).
 _ONCE = """
 CREATE TEMP VIEW once AS FROM records
 QUALIFY row_number() OVER (PARTITION BY cluster, job_id, submit_s

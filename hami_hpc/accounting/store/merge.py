@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One export into the store: every run once, whatever is read again and in whatever order.
+"""Merges one export into the store, so that each run is there once, whatever is read again and in any order.
 
-A run is known by cluster, job id and submit time (slurmdbd's own unique key). Of two versions of a run the ended
-one counts, then the one read later; among equals the choice is fixed by content, so order of reading is no matter.
+A run is identified by cluster, job id and submit time (slurmdbd's own unique key). Of two versions of a run the one
+that has ended counts, then the one read later. Between equals the content decides, so the order of reading does not.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from hami_hpc.accounting.store.database import literal
 from hami_hpc.accounting.store.export_reader import JOB_COLUMNS
 from hami_hpc.accounting.store.store_files import DataFile, Manifest
 
-FILES_PER_MONTH = 8  # more are joined into one
+FILES_PER_MONTH = 8  # if a month has more files, they are joined into one
 _KEY = "cluster, job_id, submit_s"
 _COLUMNS = ", ".join(JOB_COLUMNS)
 _NEWEST_FIRST = (
     "end_s IS NULL, observed_s DESC, end_s DESC, start_s DESC, suspended_s DESC, held, state, account, username, "
     "partition, qos, display_id, host, features, eligible_s"
 )
-# 202611, or 0 for a run that has not ended: a number is many times quicker to find than a text.
+# 202611, or 0 for a run that has not ended. A number, because comparing numbers is many times faster than text.
 _MONTH = "coalesce(year(make_timestamp(end_s * 1000000)) * 100 + month(make_timestamp(end_s * 1000000)), 0)"
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """added: runs that are new. changed: runs known before, with another content now. unchanged: read again."""
+    """Counts of runs. added: new. changed: known with other content. unchanged: known with the same content."""
 
     added: int
     changed: int
@@ -39,7 +39,7 @@ class Merged:
 
 
 def merge(con: duckdb.DuckDBPyConnection, root: Path, manifest: Manifest) -> tuple[Manifest, Merged]:
-    """Put ``records`` and ``rejects`` of ``con`` into the store; what it returns is still to be committed."""
+    """Writes ``records`` and ``rejects`` of ``con`` into the store. The caller must commit the manifest returned."""
     generation = manifest.generation + 1
     existing = (*manifest.of(store_files.JOBS), *manifest.of(store_files.OPEN))
     read = _count(con, "SELECT count(*) FROM records")
@@ -51,16 +51,19 @@ def merge(con: duckdb.DuckDBPyConnection, root: Path, manifest: Manifest) -> tup
     files += _write_new(con, root, generation)
     files = _joined(con, root, files, generation)
     rejected = _merge_rejects(con, root, manifest, generation)
-    kept = tuple(
+    other_files = tuple(
         file for file in manifest.files if file.kind not in (store_files.JOBS, store_files.OPEN, store_files.REJECTS)
     )
     merged = Merged(distinct - known, displaced, read - (distinct - known) - displaced)
-    return replace(manifest, files=(*files, *rejected, *kept)), merged
+    return replace(manifest, files=(*files, *rejected, *other_files)), merged
 
 
 def _find_clashes(con: duckdb.DuckDBPyConnection, root: Path, existing: tuple[DataFile, ...]) -> None:
-    """The tables ``twice`` (keys that the export holds more than once), ``clash`` (every version of each key that
-    is there more than once, with the file it is in), ``winners`` and ``losers`` (stored versions to be replaced)."""
+    """Creates the tables with which runs that exist in several versions are merged.
+
+    ``twice``: keys that the export has more than once. ``clash``: all versions of each key that exists more than once,
+    each with its file (origin). ``ranked``: the same with their order (place). ``losers``: stored versions to replace.
+    """
     con.execute(
         f"CREATE OR REPLACE TEMP TABLE twice AS SELECT {_KEY}, count(*) AS n FROM records GROUP BY ALL HAVING n > 1"
     )
@@ -85,7 +88,7 @@ def _find_clashes(con: duckdb.DuckDBPyConnection, root: Path, existing: tuple[Da
 def _rewrite_losers(
     con: duckdb.DuckDBPyConnection, root: Path, existing: tuple[DataFile, ...], generation: int
 ) -> list[DataFile]:
-    """The stored files without the versions that are replaced; files without any stay as they are."""
+    """Rewrites the stored files that have versions to replace, without these. Returns all files."""
     touched = {row[0] for row in con.execute("SELECT DISTINCT origin FROM losers").fetchall()}
     files = []
     for index, file in enumerate(existing):
@@ -102,8 +105,11 @@ def _rewrite_losers(
 
 
 def _write_new(con: duckdb.DuckDBPyConnection, root: Path, generation: int) -> list[DataFile]:
-    """New runs and winning versions, a file a month. Month by month, since most exports are in the order of time, and
-    then each month is read from few of the export's row groups."""
+    """Writes new runs and winning versions, one file per month.
+
+    It goes month by month, because most exports are in the order of time: then each month needs only a few of the
+    export's row groups.
+    """
     months = con.execute(
         f"SELECT DISTINCT {_MONTH} FROM records UNION SELECT DISTINCT {_MONTH} FROM ranked ORDER BY 1"
     ).fetchall()
@@ -129,12 +135,12 @@ def _following(number: int) -> int:
 
 
 def _month_start(number: int) -> int:
-    """Seconds since 1970 at which the month (202611) begins, UTC."""
+    """Returns the start of a month (202611) in UTC, seconds since 1970."""
     return int(datetime(number // 100, number % 100, 1, tzinfo=UTC).timestamp())
 
 
 def _joined(con: duckdb.DuckDBPyConnection, root: Path, files: list[DataFile], generation: int) -> list[DataFile]:
-    """The same rows in fewer files, for months that have come to have many."""
+    """Joins the files of each month that has too many into one. Returns all files."""
     result: list[DataFile] = []
     for month in sorted({file.month for file in files}):
         group = [file for file in files if file.month == month]
@@ -149,7 +155,7 @@ def _joined(con: duckdb.DuckDBPyConnection, root: Path, files: list[DataFile], g
 def _merge_rejects(
     con: duckdb.DuckDBPyConnection, root: Path, manifest: Manifest, generation: int
 ) -> tuple[DataFile, ...]:
-    """Old and new rejects, each once, without those whose run has since been read."""
+    """Writes old and new rejects, each once, without those whose run is now in ``records``."""
     known = store_files.rejects(root, manifest)
     con.execute(
         f"CREATE OR REPLACE TEMP TABLE all_rejects AS SELECT * FROM (FROM {known} UNION FROM rejects) AS r "

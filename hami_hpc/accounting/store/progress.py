@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a long ingest is, on standard error: one line written over on a terminal, else a line every ten seconds."""
+"""Prints the progress of a long ingest: on a terminal one line that is overwritten, else a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ _LOG_S = 10.0
 
 @contextmanager
 def shown(con: duckdb.DuckDBPyConnection, what: str, out: TextIO | None) -> Iterator[None]:
-    """While the body runs statements on ``con``, tell ``out`` how much of the present one is done. None: silence.
+    """Prints to ``out`` how much of the present statement on ``con`` is done, while the body runs.
 
-    What is over before the first look says nothing.
+    Prints nothing if ``out`` is None or the body ends before the first interval.
     """
     if out is None:
         yield
         return
-    over = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(con, what, out, over), name="progress", daemon=True)
+    finished = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(con, what, out, finished), name="progress", daemon=True)
     watcher.start()
     try:
         yield
     finally:
-        over.set()
+        finished.set()
         watcher.join()
 
 
-def _watch(con: duckdb.DuckDBPyConnection, what: str, out: TextIO, over: threading.Event) -> None:
-    terminal = out.isatty()
-    told = False
-    while not over.wait(_TERMINAL_S if terminal else _LOG_S):
-        done = con.query_progress()  # -1 where DuckDB cannot tell
-        text = f"{what}, {done:.0f} %" if done >= 0 else what
-        out.write(f"\r\x1b[K{text}" if terminal else f"{text}\n")
+def _watch(con: duckdb.DuckDBPyConnection, what: str, out: TextIO, finished: threading.Event) -> None:
+    is_terminal = out.isatty()
+    has_printed = False
+    while not finished.wait(_TERMINAL_S if is_terminal else _LOG_S):
+        percent = con.query_progress()  # -1 when DuckDB does not know
+        text = f"{what}, {percent:.0f} %" if percent >= 0 else what
+        out.write(f"\r\x1b[K{text}" if is_terminal else f"{text}\n")
         out.flush()
-        told = True
-    if terminal and told:
+        has_printed = True
+    if is_terminal and has_printed:
         out.write("\r\x1b[K")
         out.flush()

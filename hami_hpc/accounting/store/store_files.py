@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store: Parquet files by month of end, and a manifest that says which of them are the truth.
+"""The files of the store: Parquet files by month of end, and a manifest that lists the valid ones.
 
-    STORE/manifest.json                        the files that count, how far sacct was read; replaced atomically
+    STORE/manifest.json                        the valid files, up to when sacct was read; replaced atomically
     STORE/jobs/month=2026-11/g000012-0.parquet ended runs; a file is never changed, only replaced
     STORE/open/g000012.parquet                 runs that had not ended when they were last read
-    STORE/rejects/…, STORE/used/…              lines left out, and the usage spool
+    STORE/rejects/…, STORE/used/…              rejected lines, and the usage records
     STORE/invoices/…                           issued invoices (invoice_files.py)
 
-A writer holds STORE/.lock, writes new files, and renames the manifest last: a crash leaves files that nobody
-reads and the next writer removes.
+A writer holds STORE/.lock, writes new files, and renames the manifest last. A crash leaves only files that nobody reads
+and that the next writer removes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from hami_hpc.accounting.store.export_reader import JOB_COLUMNS
 from hami_hpc.accounting.times import Period
 
 VERSION = 2
-# What this hami_hpc reads; in version 1 all job files have columns of version 1.
+# The versions that this hami_hpc reads; in version 1 all job files have columns of version 1.
 VERSIONS = (1, 2)
-# The columns of job files. They are never rewritten for their columns' sake: a file of an older version is read with
-# the names that its columns had (column today -> column then).
+# The version of the columns of job files. Older files are not rewritten but read with their own column names
+# (version -> {present name: name in that version}).
 COLUMNS_VERSION = 2
-_COLUMNS_THEN: Mapping[int, Mapping[str, str]] = {1: {"display_id": "job_name"}}
+_OLD_COLUMNS: Mapping[int, Mapping[str, str]] = {1: {"display_id": "job_name"}}
 OPEN = "open"
 JOBS = "jobs"
 REJECTS = "rejects"
@@ -41,8 +41,11 @@ USED = "used"
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One Parquet file. kind: jobs, open, rejects or used. first_start_s, last_end_s: of its runs (jobs only).
-    columns: the version of its columns (jobs and open only)."""
+    """One Parquet file.
+
+    kind: jobs, open, rejects or used. first_start_s, last_end_s: of its runs (jobs only). columns: the version of its
+    columns (jobs and open only).
+    """
 
     kind: str
     name: str
@@ -55,19 +58,19 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What the store holds. read_until_s: by source, up to when sacct was read, seconds since 1970."""
+    """The contents of the store. read_until_s: source -> up to when it was read, seconds since 1970."""
 
     generation: int = 0
     files: tuple[DataFile, ...] = ()
     read_until_s: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, kind: str) -> tuple[DataFile, ...]:
-        """The files of one kind."""
+        """Returns the files of one kind."""
         return tuple(file for file in self.files if file.kind == kind)
 
 
 def read_manifest(root: Path) -> Manifest:
-    """The store's manifest; an empty one where there is no store yet. AccountingError when it cannot be read."""
+    """Reads the store's manifest. Returns an empty one if there is no store. Raises AccountingError on failure."""
     path = root / "manifest.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -84,7 +87,7 @@ def read_manifest(root: Path) -> Manifest:
 
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """The store for one writer. AccountingError when another has it, or when it cannot be made."""
+    """Locks the store for one writer, and creates it if needed. Raises AccountingError when another holds the lock."""
     try:
         for kind in (JOBS, OPEN, REJECTS, USED):
             (root / kind).mkdir(parents=True, exist_ok=True)
@@ -95,13 +98,13 @@ def locked(root: Path) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
-        raise AccountingError(f"another hami-hpc ingest is writing to {root}; try again when it is done") from error
+        raise AccountingError(f"another hami-hpc ingest is writing to {root}; try again when it has ended") from error
     finally:
         os.close(lock)
 
 
 def commit(root: Path, manifest: Manifest) -> Manifest:
-    """Make ``manifest`` the truth, as the next generation, and remove the files that no longer count."""
+    """Writes ``manifest`` as the store's next generation and removes the files that are not in it."""
     manifest = replace(manifest, generation=manifest.generation + 1)
     for file in manifest.files:
         if file.name.rpartition("/")[2].startswith(f"g{manifest.generation:06d}"):
@@ -122,16 +125,16 @@ def commit(root: Path, manifest: Manifest) -> Manifest:
 
 
 def sweep(root: Path, manifest: Manifest) -> None:
-    """Remove data files that ``manifest`` does not name."""
-    named = {file.name for file in manifest.files}
+    """Removes data files that are not in ``manifest``."""
+    valid_names = {file.name for file in manifest.files}
     for kind in (JOBS, OPEN, REJECTS, USED):
         for path in (root / kind).rglob("*.parquet"):
-            if str(path.relative_to(root)) not in named:
+            if str(path.relative_to(root)) not in valid_names:
                 path.unlink()
 
 
 def scan(root: Path, files: tuple[DataFile, ...], empty: str) -> str:
-    """A table of the rows of files other than job files; ``empty`` is the SELECT of no rows for when there is none."""
+    """Returns SQL for the rows of files other than job files. empty: the SELECT to use if there are no files."""
     if not files:
         return f"({empty})"
     names = ", ".join(literal(str(root / file.name)) for file in files)
@@ -139,13 +142,13 @@ def scan(root: Path, files: tuple[DataFile, ...], empty: str) -> str:
 
 
 def job_rows(root: Path, files: Sequence[DataFile], with_origin: bool = False) -> str:
-    """A table of the job records in the files, in today's columns. with_origin: and in ``origin`` the path of the file
-    that each is in."""
+    """Returns SQL for the job records in the files, with the present columns. with_origin: adds the file's path as
+    ``origin``."""
     origin = ", filename AS origin" if with_origin else ""
     selects = []
     for version in sorted({file.columns for file in files}):
-        then = _COLUMNS_THEN.get(version, {})
-        columns = ", ".join(f"{then[name]} AS {name}" if name in then else name for name in JOB_COLUMNS)
+        old_names = _OLD_COLUMNS.get(version, {})
+        columns = ", ".join(f"{old_names[name]} AS {name}" if name in old_names else name for name in JOB_COLUMNS)
         names = ", ".join(literal(str(root / file.name)) for file in files if file.columns == version)
         option = ", filename = true" if with_origin else ""
         selects.append(f"SELECT {columns}{origin} FROM read_parquet([{names}]{option}, hive_partitioning = false)")
@@ -156,7 +159,7 @@ def job_rows(root: Path, files: Sequence[DataFile], with_origin: bool = False) -
 
 
 def records(root: Path, manifest: Manifest, period: Period | None = None) -> str:
-    """A table of all job records, or of at least those that touch ``period``."""
+    """Returns SQL for all job records, or for at least those that overlap ``period``."""
     files = [
         file
         for file in manifest.of(JOBS)
@@ -166,7 +169,7 @@ def records(root: Path, manifest: Manifest, period: Period | None = None) -> str
 
 
 def rejects(root: Path, manifest: Manifest) -> str:
-    """A table of the lines that were left out."""
+    """Returns SQL for the rejected lines."""
     return scan(
         root,
         manifest.of(REJECTS),

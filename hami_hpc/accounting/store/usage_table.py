@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stored usage records: what ended vGPU jobs used, read from copies of the nodes' usage spools.
+"""Stores usage records: what ended vGPU jobs used, read from copies of the nodes' usage spools.
 
-A record is known by job, GPU and start, so reading it again changes nothing.
+A record is identified by cluster, job, GPU and start, so reading it again changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ USED_COLUMNS = {"cluster": "VARCHAR", **FIELDS}
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """added: new records. known: read before. faults: what is wrong, by file."""
+    """Counts of records. added: new. known: read before. faults: one text per file that could not be read."""
 
     added: int
     known: int
@@ -29,9 +29,12 @@ class Collected:
 
 
 def collect(root: Path, directory: Path, cluster: str, remove: bool) -> Collected:
-    """Read a spool into the store. remove: delete the files that are stored, after they are."""
+    """Reads a spool into the store. remove: deletes the files after their records are stored.
+
+    Raises AccountingError when there is no such directory or the store cannot be written.
+    """
     if not directory.is_dir():
-        raise AccountingError(f"{directory} is no directory; --input names a copy of the nodes' usage directories")
+        raise AccountingError(f"{directory} is not a directory; --input takes a copy of the nodes' usage directories")
     with store_files.locked(root):
         paths, rows, faults = read_spool(directory)
         manifest = store_files.read_manifest(root)
@@ -47,7 +50,7 @@ def collect(root: Path, directory: Path, cluster: str, remove: bool) -> Collecte
 
 
 def stored(root: Path, manifest: store_files.Manifest) -> str:
-    """A table of all stored usage records."""
+    """Returns SQL for all stored usage records."""
     columns = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in USED_COLUMNS.items())
     return store_files.scan(root, manifest.of(store_files.USED), f"SELECT {columns} WHERE false")
 
@@ -55,7 +58,7 @@ def stored(root: Path, manifest: store_files.Manifest) -> str:
 def _merge(
     root: Path, files: Sequence[DataFile], cluster: str, rows: Sequence[tuple[int | str, ...]], target: Path
 ) -> tuple[int, int]:
-    """Write the old and new records, each once, to ``target``; how many there were and are."""
+    """Writes the old and new records, each once, to ``target``. Returns how many there were and how many there are."""
     con = connect()
     selected = ", ".join(
         f'unnest(${index}::{kind}[]) AS "{name}"' for index, (name, kind) in enumerate(FIELDS.items(), 1)

@@ -181,7 +181,7 @@ def test_json_with_holes_is_named_and_never_crashes(tmp_path: Path) -> None:
     assert (counts.rejected, counts.records) == (3, 0)
     assert set(rejects) <= {"job", "time"}
     (tmp_path / "j").write_text('{"jobs": [', encoding="utf-8")
-    with pytest.raises(AccountingError, match="no whole JSON"):
+    with pytest.raises(AccountingError, match="not a complete JSON"):
         open_input(tmp_path / "j", tmp_path)
 
 

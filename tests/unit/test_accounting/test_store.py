@@ -102,7 +102,7 @@ def test_an_export_that_names_no_cluster_is_not_stored_beside_records_that_do(tm
     (tmp_path / "x").write_text(export_text([Job()], columns), encoding="utf-8")
     root = tmp_path / "store"
     fill(root, [Job()])
-    with pytest.raises(AccountingError, match="name the cluster with --clusters"):
+    with pytest.raises(AccountingError, match="name of the cluster with --clusters"):
         ingest.ingest_file(root, tmp_path / "x", ingest.Source(zone("UTC")), T0)
     step = ingest.ingest_file(root, tmp_path / "x", ingest.Source(zone("UTC"), cluster="c1"), T0)
     assert (step.merged.added, step.merged.unchanged) == (0, 1)
