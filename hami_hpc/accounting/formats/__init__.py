@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents as text tables, CSV, JSON, HTML and PDF."""
+"""Writes documents as text tables, CSV, JSON, HTML and PDF."""

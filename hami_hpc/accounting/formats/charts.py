@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts as inline SVG: no script, no network, sharp on paper. Pure.
+"""Draws charts as inline SVG, without scripts or network access, for screen and paper. Pure.
 
-Colours are Okabe and Ito's, which people with colour-vision deficiencies tell apart; every chart has a title and a
-description for screen readers, and the tables beside it say the same in numbers.
+The colours are those of Okabe and Ito, which people with colour-vision deficiencies can distinguish. Every chart has a
+title and a description for screen readers, and a table beside it has the numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from html import escape
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-# A part of a bar that is too light to stand out from paper by itself, and the line around it that does.
+# The colour of the light part of a bar, and of the line around it that makes it visible on paper.
 _LIGHT, _EDGE = "#C9D6DF", "#5F7585"
 _WIDTH, _HEIGHT = 720, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 8, 12, 40
@@ -19,7 +19,7 @@ _TEXT = 'font-family="system-ui, sans-serif" font-size="11" fill="#333"'
 
 
 def bars(title: str, unit: str, labels: Sequence[str], series: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Stacked vertical bars. series: (name, one value per label); values are not negative."""
+    """Returns stacked vertical bars as SVG. series: (name, one value per label); values must not be negative."""
     totals = [sum(values[index] for _, values in series) for index in range(len(labels))]
     top = nice_ceiling(max(totals, default=0))
     step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(labels))
@@ -43,7 +43,7 @@ def bars(title: str, unit: str, labels: Sequence[str], series: Sequence[tuple[st
 
 
 def shares(title: str, unit: str, part_name: str, rest_name: str, rows: Sequence[tuple[str, float, float]]) -> str:
-    """Horizontal bars: (label, part, whole), the part dark within the whole, whose rest is light."""
+    """Returns horizontal bars as SVG. rows: (label, part, whole); the part is dark, the rest of the whole is light."""
     height = 24 * len(rows) + 8
     largest = max((whole for _, _, whole in rows), default=0) or 1
     body = []
@@ -66,7 +66,7 @@ def shares(title: str, unit: str, part_name: str, rest_name: str, rows: Sequence
 
 
 def nice_ceiling(value: float) -> float:
-    """The smallest of 1, 2, 2.5, 5 times a power of ten that is not below ``value``; 1 for nothing."""
+    """Returns the smallest of 1, 2, 2.5, 5 times a power of ten that is not below ``value``; 1 for 0 or less."""
     if value <= 0:
         return 1.0
     power = 1.0
@@ -78,7 +78,7 @@ def nice_ceiling(value: float) -> float:
 
 
 def shortened(text: str, most: int) -> str:
-    """The text, cut to ``most`` characters with an ellipsis."""
+    """Returns the text, shortened to ``most`` characters with an ellipsis."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -87,7 +87,7 @@ def _scaled(value: float, top: float) -> float:
 
 
 def _axis(top: float, unit: str) -> str:
-    """Four grid lines with their values."""
+    """Returns the grid lines with their values."""
     parts = []
     for quarter in range(5):
         value = top * quarter / 4
@@ -102,7 +102,7 @@ def _axis(top: float, unit: str) -> str:
 
 
 def _labels(labels: Sequence[str], step: float) -> list[str]:
-    """As many labels as fit without touching one another."""
+    """Returns as many labels as fit without overlap."""
     widest = max((len(label) for label in labels), default=1) * 6.5 + 8
     every = max(1, -(-int(widest) // max(1, int(step))))
     return [
@@ -114,7 +114,7 @@ def _labels(labels: Sequence[str], step: float) -> list[str]:
 
 
 def _legend(entries: Sequence[tuple[str, str]]) -> str:
-    """Names and their colours."""
+    """Returns the legend: names and their colours."""
     keys = "".join(
         f'<span class="key"><svg width="12" height="12" aria-hidden="true"><rect width="12" height="12" '
         f'fill="{colour}"{_edge(colour)}/></svg> {escape(name)}</span>'

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-contained HTML of invoices and reports: one file, no script, nothing fetched."""
+"""Writes invoices and reports as self-contained HTML: one file, without scripts or external files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODE_NAMES = {"gpu": "whole GPU", "mig": "MIG instance", "vgpu": "vGPU slice", "
 
 
 def environment(templates: Path | None) -> Environment:
-    """The templates; a site's own directory goes before ours, file by file."""
+    """Returns the template environment. A template in the site's own directory replaces ours of the same name."""
     ours = PackageLoader("hami_hpc.accounting.formats", "templates")
     loader = ChoiceLoader([FileSystemLoader(templates), ours]) if templates else ours
     env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -29,13 +29,13 @@ def environment(templates: Path | None) -> Environment:
 
 
 def number(value: str | int | Decimal, sign: int = 1) -> str:
-    """A number with its thousands apart, times ``sign``; no minus before zero."""
+    """Returns a number times ``sign`` with thousands separators, and without a minus before zero."""
     signed = Decimal(value) * sign
     return f"{signed if signed else abs(signed):,}"
 
 
 def invoice(document: Document, templates: Path | None = None) -> str:
-    """An issued invoice or credit note as HTML; the same document gives the same bytes."""
+    """Returns an issued invoice or credit note as HTML. The same document gives the same bytes."""
     days = document.content.days
     chart = charts.bars(
         f"GPU-hours by day in {document.content.month}",
@@ -50,33 +50,33 @@ def invoice(document: Document, templates: Path | None = None) -> str:
     )
 
 
-def report(made: MonthReport, tz: ZoneInfo, issuer: tuple[str, ...] = (), templates: Path | None = None) -> str:
-    """The monthly cluster report as HTML."""
+def report(content: MonthReport, tz: ZoneInfo, issuer: tuple[str, ...] = (), templates: Path | None = None) -> str:
+    """Returns the monthly cluster report as HTML."""
     by_day = charts.bars(
-        f"GPU-hours held by day in {made.month}",
+        f"GPU-hours held by day in {content.month}",
         "GPU-hours",
-        [day[-2:] for day in made.days],
-        [(MODE_NAMES[mode], values) for mode, values in made.modes],
+        [day[-2:] for day in content.days],
+        [(MODE_NAMES[mode], values) for mode, values in content.modes],
     )
     wasters = charts.shares(
         "GPU-hours held, used and not used, by user",
         "GPU-hours",
         "GPU-hours used",
         "held and not used",
-        [(waster.user, min(waster.used_hours, waster.gpu_hours), waster.gpu_hours) for waster in made.wasters[:10]],
+        [(waster.user, min(waster.used_hours, waster.gpu_hours), waster.gpu_hours) for waster in content.wasters[:10]],
     )
     return (
         environment(templates)
         .get_template("report.html.j2")
         .render(
-            r=made,
-            first_day=made.days[0],
-            last_day=made.days[-1],
+            r=content,
+            first_day=content.days[0],
+            last_day=content.days[-1],
             timezone=tz.key,
             issuer=issuer,
             by_day=Markup(by_day),
             wasters=Markup(wasters),
-            used_percent=100 * made.used_hours / made.measured_hours if made.measured_hours else None,
+            used_percent=100 * content.used_hours / content.measured_hours if content.measured_hours else None,
             suggestion=suggestion,
             duration=duration,
         )

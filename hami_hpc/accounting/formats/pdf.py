@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTML as PDF, by WeasyPrint, which is optional and takes long to import."""
+"""Converts HTML to PDF with WeasyPrint, which is optional and slow to import."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from hami_hpc.accounting.errors import AccountingError
 
 
 def html_to_pdf(text: str) -> bytes:
-    """The HTML as a tagged PDF (PDF/UA-1), by WeasyPrint: the same HTML, WeasyPrint and fonts give the same bytes.
-    AccountingError when WeasyPrint, or a library that it needs, is not installed."""
-    made: bytes = _weasyprint().HTML(string=text).write_pdf(pdf_variant="pdf/ua-1")
-    return made
+    """Converts HTML to a tagged PDF (PDF/UA-1). The same HTML, WeasyPrint and fonts give the same bytes.
+
+    Raises AccountingError when WeasyPrint, or a library that it needs, is not installed.
+    """
+    pdf: bytes = _weasyprint().HTML(string=text).write_pdf(pdf_variant="pdf/ua-1")
+    return pdf
 
 
 def require_weasyprint() -> None:
-    """AccountingError when PDF files cannot be made here."""
+    """Raises AccountingError when PDF files cannot be made here."""
     _weasyprint()
 
 

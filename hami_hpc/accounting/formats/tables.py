@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bill for people (a table) and for machines (CSV, JSON)."""
+"""Writes a bill, and the comparison with sreport, as a text table, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hami_hpc.accounting.times import iso_local
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: int, total: Sequence[str]) -> str:
-    """Columns aligned by width; the last ``numbers`` of them are numbers and stand to the right."""
+    """Returns rows as aligned columns, the last ``numbers`` of them to the right. total: the last row, or empty."""
     body = [*rows, total] if total else list(rows)
     widths = [max(len(row[index]) for row in [headings, *body]) for index in range(len(headings))]
     first_number = len(headings) - numbers
@@ -38,7 +38,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: int, 
 def bill_table(
     bill: Bill, tz: ZoneInfo, rejected: Sequence[str], quotas: Sequence[QuotaState] = (), gaps: Sequence[str] = ()
 ) -> str:
-    """The bill as a table, with what it left out below it."""
+    """Returns the bill as a table, with notes on what is left out below it."""
     money = bill.cost is not None
     headings = [*("QoS" if name == "qos" else name.capitalize() for name in bill.dimensions), "Jobs", "GPU-hours"]
     total = ["Total", *[""] * (len(bill.dimensions) - 1), f"{bill.runs:,}", grouped(bill.gpu_hours)]
@@ -58,44 +58,45 @@ def bill_table(
 
 
 def grouped(number: Decimal | None) -> str:
-    """A number with its thousands apart; empty for None."""
+    """Returns a number with thousands separators; empty for None."""
     return "" if number is None else f"{number:,}"
 
 
 def counted(count: int, what: str) -> str:
-    """A count and its noun: 1 job, 2,000 jobs."""
+    """Returns a count with its noun: 1 job, 2,000 jobs."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def notes(bill: Bill, rejected: Sequence[str], quotas: Sequence[QuotaState] = ()) -> list[str]:
-    """What a reader must know beside the lines; nothing when there is nothing to say."""
-    said: list[str] = [] if bill.lines else ["no GPU job ran in this period"]
+    """Returns what a reader must know beside the lines: omissions, missing prices, estimates, quota warnings."""
+    lines: list[str] = [] if bill.lines else ["no GPU job ran in this period"]
     for omitted in bill.left_out:
         more = ", ..." if omitted.runs > len(omitted.examples) else ""
-        said.append(
+        lines.append(
             f"left out: {counted(omitted.runs, 'job')}: {omitted.reason} (job {', '.join(omitted.examples)}{more})"
         )
-    said += [f"left out: {reject}" for reject in rejected]
+    lines += [f"left out: {reject}" for reject in rejected]
     if bill.beyond_held:
-        said.append(
-            f"charged beside what was held: {grouped(bill.beyond_held)} GPU-hours, "
-            "runs short of the minimum time and suspended time"
+        lines.append(
+            f"charged in addition to the time held: {grouped(bill.beyond_held)} GPU-hours, "
+            "for runs below the minimum time and for suspended time"
         )
     for gap in bill.unpriced:
-        said.append(f"without a price: {counted(gap.runs, 'job')}, {grouped(gap.gpu_hours)} GPU-hours: {gap.problem}")
+        lines.append(f"without a price: {counted(gap.runs, 'job')}, {grouped(gap.gpu_hours)} GPU-hours: {gap.problem}")
     if bill.still_running:
-        said.append(f"{counted(bill.still_running, 'job')} had not ended: counted up to when last read")
+        lines.append(f"{counted(bill.still_running, 'job')} had not ended: counted up to when last read")
     if bill.spread:
-        said.append(
-            f"{counted(bill.spread, 'suspended job')} across an edge of the period: suspended time spread evenly"
+        lines.append(
+            f"{counted(bill.spread, 'suspended job')} across the start or end of the period: "
+            "suspended time spread evenly over the run"
         )
     for state in quotas:
         if state.warning:
-            said.append(
+            lines.append(
                 f"quota: {state.owner} has held {state.percent} % of {grouped(state.quota_hours)} GPU-hours "
                 f"in {state.month}"
             )
-    return said
+    return lines
 
 
 def _paragraph(lines: Sequence[str]) -> list[str]:
@@ -103,7 +104,7 @@ def _paragraph(lines: Sequence[str]) -> list[str]:
 
 
 def bill_csv(bill: Bill) -> str:
-    """One line a line of the bill, no total; UTF-8, comma, header."""
+    """Returns the lines of the bill as CSV with a header and without the total."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     money = bill.cost is not None
@@ -115,14 +116,14 @@ def bill_csv(bill: Bill) -> str:
 
 
 def safe_cell(text: str) -> str:
-    """A text that a spreadsheet does not take for a formula."""
+    """Returns the text so that a spreadsheet does not read it as a formula."""
     return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def bill_json(
     bill: Bill, tz: ZoneInfo, rejected: Sequence[str], quotas: Sequence[QuotaState] = (), gaps: Sequence[str] = ()
 ) -> str:
-    """Everything, exact: numbers that must not become floating point are strings."""
+    """Returns the whole bill as JSON. Exact numbers are strings, so that no reader converts them to floating point."""
 
     def amounts(runs: int, hours: Decimal, cost: Decimal | None) -> dict[str, object]:
         money = {} if cost is None else {"cost": str(cost)}
@@ -171,17 +172,17 @@ def bill_json(
 
 
 def check_table(comparison: Comparison) -> str:
-    """The comparison with sreport: what agrees in one line, what does not with its reason."""
+    """Returns the comparison with sreport as text: the count of equal sums, and each difference with its reason."""
     sreport_h, records_h, suspended_h = (
         f"{seconds / 3600:,.4f}" for seconds in (comparison.sreport_s, comparison.records_s, comparison.suspended_s)
     )
-    said = [
+    lines = [
         f"{comparison.compared} sums of devices by account and user compared with sreport: "
         f"{comparison.compared - len(comparison.differences)} agree to the second",
         f"in all: sreport {sreport_h} device-hours, the records {records_h}",
     ]
     if comparison.suspended_s:
-        said.append(f"of these {suspended_h} gres/gpu hours were suspended: the bill does not count them")
+        lines.append(f"of these {suspended_h} gres/gpu hours were suspended: the bill does not count them")
     if comparison.differences:
         headings = ["Account", "User", "TRES", "sreport, h", "Records, h", "Differ by, h"]
         rows = [
@@ -193,12 +194,12 @@ def check_table(comparison: Comparison) -> str:
             ]
             for d in comparison.differences
         ]
-        said += ["", table(headings, rows, 3, []), ""]
+        lines += ["", table(headings, rows, 3, []), ""]
         for d in comparison.differences:
-            said.append(f"{d.account}/{d.user} {d.tres}: {'; '.join(d.reasons) or 'no known reason: look into it'}")
-    return "\n".join(said) + "\n"
+            lines.append(f"{d.account}/{d.user} {d.tres}: {'; '.join(d.reasons) or 'no known reason: investigate'}")
+    return "\n".join(lines) + "\n"
 
 
 def check_json(comparison: Comparison) -> str:
-    """The comparison for machines; device-seconds."""
+    """Returns the comparison as JSON, in device-seconds."""
     return json.dumps({"schema": 1, **asdict(comparison)}, indent=2) + "\n"
