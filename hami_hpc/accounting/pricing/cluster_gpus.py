@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What accounting must know of the site: how large each GPU model is and which partition has which models."""
+"""The GPUs of the site as accounting needs them: the size of each model, and the models of each partition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """total_mib: memory usable by CUDA. A GPU has ``mig_slices`` compute and ``mig_memory_slices`` memory slices."""
+    """One GPU model. total_mib: memory usable by CUDA. mig_slices, mig_memory_slices: MIG's slices of one GPU."""
 
     name: str
     total_mib: int
@@ -19,8 +19,11 @@ class GpuModel:
 
 @dataclass(frozen=True, slots=True)
 class ClusterGpus:
-    """models: by name. partitions: partition to its models. nodes: host to model, for partitions with several.
-    aliases: other spellings of a model in gres types (``nvidia_h200`` to ``h200``)."""
+    """The site's GPUs.
+
+    models: by name. partitions: partition -> its models. nodes: host -> model, for partitions with several models.
+    aliases: other spelling of a model in gres types -> model (``nvidia_h200`` -> ``h200``).
+    """
 
     models: Mapping[str, GpuModel]
     partitions: Mapping[str, tuple[str, ...]]
@@ -30,9 +33,9 @@ class ClusterGpus:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def usable_mib(self, model: GpuModel) -> int:
-        """Memory of one GPU that is handed out, MiB."""
+        """Returns the memory of one GPU that can be granted, MiB."""
         return int(model.total_mib * self.memory_scaling)
 
     def shards(self, model: GpuModel) -> int:
-        """Shards of one GPU (docs/architecture.md, Units)."""
+        """Returns the shards of one GPU (docs/architecture.md, Units)."""
         return int(model.total_mib * self.memory_scaling / self.shard_mib)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster's GPUs from both files of settings: hami-hpc.toml, and what rates.toml adds."""
+"""Reads the cluster's GPUs from both settings files: hami-hpc.toml, and rates.toml, which adds to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hami_hpc.node.config import Settings
 
 
 def cluster_gpus_of(settings: Settings, prices: Rates | None) -> ClusterGpus:
-    """What hami-hpc.toml says of the GPUs, and what rates.toml adds."""
+    """Returns the GPUs of both files. Raises AccountingError when they give a model different sizes."""
     extra = prices or Rates()
     models = {name: GpuModel(name, total_mib) for name, total_mib in settings.gpu_models.items()}
     doubled = sorted(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU time held in a period: a few thousand groups out of millions of records.
+"""Sums the GPU time held in a period: millions of records to a few thousand groups.
 
-Times are exact: a run is clipped to each segment of the period in whole seconds, shares are whole millionths, and
-sums are of integers. Where a suspended run crosses an edge, its suspended time is spread evenly over the run,
-since Slurm reports only its sum; the parts still add up to the whole.
+Times are exact: a run is clipped to each segment of the period in whole seconds, shares are whole millionths, and sums
+are of integers. If a suspended run crosses the edge of a segment, its suspended time is spread evenly over the run,
+because Slurm reports only the sum. The parts still add up to the whole.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ PPM_SECONDS_PER_HOUR = 3_600_000_000
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of the billed period in which one set of rates holds. minimum_s: shortest time billed for a run.
-    unbilled_states: runs that ended so cost nothing."""
+    """A part of the billed period in which one set of rates is valid.
+
+    minimum_s: shortest time billed for a run. unbilled_states: runs that ended in one of these cost nothing.
+    """
 
     bucket: str
     period: Period
@@ -35,10 +37,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class HeldTime:
-    """GPU time of one group in one segment, in millionths of a GPU times seconds.
+    """The GPU time of one group in one segment, in millionths of a GPU times seconds.
 
-    held_ppm_s: not suspended. suspended_ppm_s: while suspended. top_up_ppm_s: up to the minimum billing time.
-    runs: those whose first held second of the whole period lies in this segment. billable: not ended in an unbilled
+    held_ppm_s: while not suspended. suspended_ppm_s: while suspended. top_up_ppm_s: added up to the minimum time.
+    runs: those whose first held second of the whole period is in this segment. billable: not ended in an unbilled
     state.
     """
 
@@ -60,7 +62,7 @@ class HeldTime:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Runs that are on no line of the bill, and why. examples: a few of their job ids."""
+    """Runs that are not on any line of the bill, and why. examples: a few of their job ids."""
 
     reason: str
     runs: int
@@ -69,8 +71,11 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class HeldTimes:
-    """What a period's records come to. still_running: runs counted up to the last time they were read.
-    spread: suspended runs that cross an edge of a segment."""
+    """The GPU time of a period.
+
+    still_running: number of runs counted up to when they were last read. spread: number of suspended runs that cross an
+    edge of a segment.
+    """
 
     groups: tuple[HeldTime, ...]
     left_out: tuple[LeftOut, ...]
@@ -80,7 +85,7 @@ class HeldTimes:
 
 _GROUP_COLUMNS = tuple(entry.name for entry in fields(HeldTime))
 
-# A run belongs to a period when it held something in it, or began in it and held nothing for any whole second.
+# A run is counted in a period if it held GPUs in it, or began in it and lasted less than a second.
 _ACTIVE = """
 SELECT *, {host} AS placed_on FROM (SELECT *, coalesce(end_s, greatest(observed_s, start_s)) AS until_s FROM {source})
 WHERE held <> '' AND start_s < {end} AND (until_s > {start} OR start_s >= {start}) AND {condition}
@@ -126,9 +131,9 @@ FROM active
 def sum_held_time(
     con: duckdb.DuckDBPyConnection, source: str, gpus: ClusterGpus, segments: Sequence[Segment], condition: str = "true"
 ) -> HeldTimes:
-    """The GPU time that the records of ``source`` (a table or table function) held in each of the segments.
+    """Returns the GPU time that the records of ``source`` (a table or table function) held in each segment.
 
-    The segments follow one another without a gap. condition: SQL that a record must meet, ours and not a user's.
+    The segments must follow one another without a gap. condition: SQL that selects records, never a user's text.
     """
     span = Period(segments[0].period.start_s, segments[-1].period.end_s)
     host = "coalesce(host, '')" if gpus.nodes else "''"
@@ -161,7 +166,7 @@ def _held_time(row: tuple[Any, ...]) -> HeldTime:
 
 
 def _find_shares(con: duckdb.DuckDBPyConnection, gpus: ClusterGpus) -> None:
-    """The table ``parts``: what each distinct kind of run holds, or why that cannot be known."""
+    """Creates the table ``parts``: what each distinct kind of run holds, or why it cannot be computed."""
     kinds = con.execute("SELECT DISTINCT held, partition, placed_on, features FROM active").fetchall()
     rows: list[tuple[str | int, ...]] = []
     for held, partition, host, features in kinds:

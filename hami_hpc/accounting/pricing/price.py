@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Held time times rate, exact. Pure.
+"""Multiplies held time by rates, exactly. Pure.
 
-A charge is a whole number of the smallest unit that can occur: GPU share in millionths, time in seconds, rate in
-millionths of the currency per hour, factor for suspended time in ten-thousandths. Only what is shown is rounded
-(apportion.py), so charges add up over any breakdown and any partition of a period.
+A charge is an integer in the product of the smallest units: GPU share in millionths, time in seconds, rate in
+millionths of the currency per hour, factor for suspended time in ten-thousandths. Only printed amounts are rounded
+(apportion.py), so charges add up over any breakdown and any division of a period.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ PER_CURRENCY = PPM * 3600 * MICRO * _FACTOR_UNITS
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A group with its price. rate: millionths of the currency per GPU-hour; None when there is none, and then the
-    charge is 0 and ``problem`` says why. charge: 1/PER_CURRENCY of the currency."""
+    """A group with its price.
+
+    rate: millionths of the currency per GPU-hour; None if there is none, and then the charge is 0 and ``problem`` says
+    why. charge: in 1/PER_CURRENCY of the currency.
+    """
 
     group: HeldTime
     rate: int | None
@@ -36,7 +39,7 @@ class Priced:
 
 
 def price(groups: Sequence[HeldTime], segments: Sequence[Segment], rates: Rates, tz: ZoneInfo) -> tuple[Priced, ...]:
-    """Each group's charge at the rates of its segment."""
+    """Returns each group's charge at the rates of its segment."""
     priced = []
     for group in groups:
         day = local_date(segments[group.segment].period.start_s, tz)
@@ -51,8 +54,8 @@ def price(groups: Sequence[HeldTime], segments: Sequence[Segment], rates: Rates,
 
 
 def billed_units(entry: Priced) -> int:
-    """What is charged for, in millionths of a GPU times seconds: held, topped up, and the priced part of suspended
-    time (rounded down)."""
+    """Returns the time charged, in millionths of a GPU times seconds: the time held, the time added up to the minimum,
+    and the priced part of suspended time (rounded down)."""
     return _amount(entry.group, entry.suspended_factor) // _FACTOR_UNITS if entry.group.billable else 0
 
 
@@ -63,5 +66,5 @@ def _amount(group: HeldTime, suspended_factor: Decimal) -> int:
 
 
 def unit(digits: int) -> int:
-    """Charge units in the currency's smallest unit (a cent: digits 2)."""
+    """Returns the charge units in the currency's smallest unit (a cent: digits 2)."""
     return PER_CURRENCY // int(10**digits)

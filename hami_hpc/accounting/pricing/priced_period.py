@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU time that the records of a period held, and what it costs."""
+"""Computes the GPU time that the records of a period held, and what it costs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hami_hpc.accounting.times import Bucket, Period
 
 @dataclass(frozen=True, slots=True)
 class PricedPeriod:
-    """The GPU time held in a period, priced when there are rates. rejected: lines that were left out, for people."""
+    """The GPU time held in a period, priced if there are rates. rejected: notes on rejected lines."""
 
     segments: tuple[Segment, ...]
     held_times: HeldTimes
@@ -29,7 +29,7 @@ class PricedPeriod:
 def price_period(
     records: JobRecords, gpus: ClusterGpus, prices: Rates | None, buckets: Sequence[Bucket], tz: ZoneInfo
 ) -> PricedPeriod:
-    """The GPU time held in each bucket, priced. The buckets follow one another without a gap."""
+    """Returns the GPU time held in each bucket, priced. The buckets must follow one another without a gap."""
     table = prices or Rates()
     segments = rates.segments(table, buckets, tz)
     held_times = sum_held_time(records.con, records.source, gpus, segments)

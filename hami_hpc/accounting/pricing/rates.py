@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What GPU time costs, by when: the site's rates.toml as values. Pure; rates_file.py reads the file."""
+"""The values of the site's rates.toml: what GPU time costs, and when. Pure; rates_file.py reads the file."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _EVER = date.max
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """From the beginning of one local day up to the beginning of another."""
+    """The time from the start of one local day up to the start of another."""
 
     start: date = date.min
     end: date = _EVER
 
     def holds_on(self, day: date) -> bool:
-        """Whether ``day`` is within."""
+        """Returns whether ``day`` is in this time."""
         return self.start <= day < self.end
 
     def overlaps(self, other: Validity) -> bool:
-        """Whether both hold on some day."""
+        """Returns whether some day is in both."""
         return self.start < other.end and other.start < self.end
 
 
 class Dated(Protocol):
-    """Anything with a validity."""
+    """An entry of rates.toml with a validity."""
 
     @property
     def valid(self) -> Validity: ...
@@ -53,8 +53,10 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A factor on the price of what matches: every name in ``where`` (class, mode, partition, account, qos, user,
-    cluster, model) must equal. All that match are multiplied."""
+    """A factor on the price of the groups that match ``where``; all matching factors are multiplied.
+
+    where: name (class, mode, partition, account, qos, user, cluster, model) -> value; all must be equal.
+    """
 
     where: Mapping[str, str]
     factor: Decimal
@@ -63,8 +65,11 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """minimum_s: shortest time billed for a run that held anything. suspended_factor: part of the price while
-    suspended. unbilled_states: runs that ended so cost nothing (NODE_FAIL)."""
+    """Terms of billing.
+
+    minimum_s: shortest time billed for a run that held a GPU. suspended_factor: part of the price charged for suspended
+    time. unbilled_states: runs that ended in one of these, such as NODE_FAIL, cost nothing.
+    """
 
     minimum_s: int = 0
     suspended_factor: Decimal = Decimal(0)
@@ -74,8 +79,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Discount:
-    """percent off for an account's GPU-hours of one calendar month beyond ``from_gpu_hours``. An empty account is
-    every account that has no discount of its own."""
+    """A discount on an account's GPU-hours of one calendar month beyond ``from_gpu_hours``.
+
+    account: empty for every account without a discount of its own.
+    """
 
     account: str
     from_gpu_hours: Decimal
@@ -85,7 +92,7 @@ class Discount:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """Money that an account may spend, from one day until another; invoices take from the one that ends first."""
+    """Money that an account may spend from one day until another. Invoices use the credit that ends first."""
 
     account: str
     amount: Decimal
@@ -95,7 +102,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """GPU-hours that an account or a user should hold at most in a calendar month. It warns; Slurm enforces."""
+    """GPU-hours that an account or a user should not exceed in a calendar month. Only warns; limits are Slurm's."""
 
     account: str
     user: str
@@ -105,8 +112,11 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The whole of rates.toml. digits: of the currency's smallest unit (2: cents). gpu_counts: GPUs of each model that
-    the cluster has, where the site says."""
+    """The contents of rates.toml.
+
+    digits: of the currency's smallest unit (2: cents). gpu_counts: model -> number of GPUs in the cluster, if the site
+    gives it.
+    """
 
     currency: str = "EUR"
     digits: int = 2
@@ -126,16 +136,16 @@ class Rates:
     gpu_counts: Mapping[str, int] = field(default_factory=dict)
 
     def terms_on(self, day: date) -> Terms:
-        """The terms of a day; the plainest ones where none are given."""
+        """Returns the terms of a day; the default Terms() if none are given."""
         return next((terms for terms in self.terms if terms.valid.holds_on(day)), Terms())
 
 
-class RateMissing(LookupError):  # noqa: N818 - an priced_period to a lookup, caught one call up
+class RateMissing(LookupError):  # noqa: N818 - a result of the lookup, which the caller handles
     """There is no rate for this model on this day."""
 
 
 def effective_rate(rates: Rates, group: HeldTime, day: date) -> int:
-    """Price of one GPU-hour of a group on a day, in millionths of the currency, rounded half to even.
+    """Returns the price of one GPU-hour of a group on a day, in millionths of the currency, rounded half to even.
 
     Raises RateMissing.
     """
@@ -160,16 +170,16 @@ def effective_rate(rates: Rates, group: HeldTime, day: date) -> int:
 
 
 def segments(rates: Rates, buckets: Sequence[Bucket], tz: ZoneInfo) -> tuple[Segment, ...]:
-    """The buckets, cut further where a rate, factor or terms begin or end to hold."""
+    """Returns the buckets, split further where a rate, factor or terms begin or end."""
     edges = sorted({edge for dated in _all_dated(rates) for edge in _edges(dated.valid, tz)})
-    found: list[Segment] = []
+    result: list[Segment] = []
     for bucket in buckets:
         inner = [edge for edge in edges if bucket.period.start_s < edge < bucket.period.end_s]
         cuts = [bucket.period.start_s, *inner, bucket.period.end_s]
         for start_s, end_s in pairwise(cuts):
             terms = rates.terms_on(local_date(start_s, tz))
-            found.append(Segment(bucket.label, Period(start_s, end_s), terms.minimum_s, terms.unbilled_states))
-    return tuple(found)
+            result.append(Segment(bucket.label, Period(start_s, end_s), terms.minimum_s, terms.unbilled_states))
+    return tuple(result)
 
 
 def _all_dated(rates: Rates) -> Iterable[Dated]:

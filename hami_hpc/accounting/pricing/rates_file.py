@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""rates.toml to Rates. Every key is known or refused by name; numbers are decimal, never floating point."""
+"""Reads rates.toml into Rates. Refuses unknown keys; reads numbers as decimals, never as floating point."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 def load_rates(path: Path) -> Rates:
-    """Read and check rates.toml. AccountingError, naming file, table and key, for whatever is wrong."""
+    """Reads and checks rates.toml. Raises AccountingError with file, table and key for any fault."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
     except OSError as error:
@@ -39,10 +39,10 @@ def load_rates(path: Path) -> Rates:
 
 
 def parse_rates(document: Mapping[str, Any], path: str) -> Rates:
-    """Rates from a parsed document; ``path`` is for messages."""
+    """Returns the rates of a parsed document. ``path`` is used in messages."""
     top = _Table(path, document)
     if top.take("version") != VERSION:
-        raise AccountingError(f"{path}: version = {VERSION} must be there; this hami_hpc reads no other")
+        raise AccountingError(f"{path} needs version = {VERSION}; this hami_hpc reads no other version")
     gpus = _named(top, "gpus")
     rates = Rates(
         currency=top.text("currency", "EUR", r"[A-Z]{3}"),
@@ -70,7 +70,7 @@ def parse_rates(document: Mapping[str, Any], path: str) -> Rates:
 
 
 class _Table:
-    """A TOML table being read: each key is taken once; what is left at the end is refused by name."""
+    """A TOML table while it is read. close() refuses the keys that were not taken."""
 
     def __init__(self, where: str, values: Any) -> None:
         self.where = where
@@ -84,8 +84,8 @@ class _Table:
         return self.values.get(key, default)
 
     def refuse(self, key: str, allowed: str) -> AccountingError:
-        given = f"= {str(self.values[key])[:40]!r}" if key in self.values else "is missing"
-        return AccountingError(f"{self.where}: {key} {given}; allowed is {allowed}")
+        fault = f"= {str(self.values[key])[:40]!r}" if key in self.values else "is missing"
+        return AccountingError(f"{self.where}: {key} {fault}; allowed is {allowed}")
 
     def text(self, key: str, default: str, pattern: str = r"[^\x00-\x1f]{1,200}") -> str:
         value = self.take(key, default)
@@ -144,7 +144,7 @@ def _rate(table: _Table) -> Rate:
 def _factor(table: _Table) -> Factor:
     where = {name: table.text(name, "") for name in CONDITIONS if table.take(name) is not None}
     if not where:
-        raise AccountingError(f"{table.where}: names nothing; give one or more of {', '.join(CONDITIONS)}")
+        raise AccountingError(f"{table.where}: has no condition; give one or more of {', '.join(CONDITIONS)}")
     for name, allowed in (("class", tuple(contract.CLASSES)), ("mode", tuple(mode.value for mode in Mode))):
         if name in where and where[name] not in allowed:
             raise table.refuse(name, " or ".join(allowed))
@@ -229,8 +229,8 @@ def _named(top: _Table, key: str) -> dict[str, _Table]:
 
 
 def _refuse_overlaps(path: str, key: str, entries: Sequence[Any], identity: Callable[[Any], str]) -> None:
-    """Two entries for the same thing on the same day would leave the price to their order."""
-    for one, other in combinations(entries, 2):
-        if identity(one) == identity(other) and one.valid.overlaps(other.valid):
-            day = max(one.valid.start, other.valid.start)
-            raise AccountingError(f"{path}: two [[{key}]] {identity(one)} hold on {day}; give them from and until")
+    """Raises AccountingError for two entries for the same thing on one day: the price would depend on their order."""
+    for first, second in combinations(entries, 2):
+        if identity(first) == identity(second) and first.valid.overlaps(second.valid):
+            day = max(first.valid.start, second.valid.start)
+            raise AccountingError(f"{path}: two [[{key}]] {identity(first)} are valid on {day}; set from and until")

@@ -77,7 +77,7 @@ def test_the_model_is_the_one_recorded_then_the_nodes_then_the_constraint_then_t
         ("gres/gpu=1", "mixed", "which one the job held is not recorded"),
         ("gres/gpu=1", "cpu", "partition cpu is not in"),
         ("gres/gpu:b200=1", "gpu", "GPU model b200 is not in"),
-        ("gres/vgpu:std=1,gres/vgpu=1,gres/vgpu_cores=50,gres/vgpu_mem=200000", "gpu", "is total_mib right"),
+        ("gres/vgpu:std=1,gres/vgpu=1,gres/vgpu_cores=50,gres/vgpu_mem=200000", "gpu", "check total_mib"),
         ("gres/gpu:a100_3g.80gb=1", "gpu", "is larger than a a100"),
     ],
 )
