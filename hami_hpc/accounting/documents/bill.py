@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bill as a value: GPU time held, rolled up by what was asked for, rounded so that it closes. Pure."""
+"""Makes the bill: GPU time held, summed by the given dimensions, with lines that add up to the total. Pure."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ DIMENSIONS: Mapping[str, Callable[[HeldTime, Sequence[Segment]], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line. labels: one for each dimension. exact: millionths of a GPU times seconds, as held. cost: in the
-    currency; None on a bill without rates."""
+    """One line of a bill. labels: one for each dimension. exact: time held in millionths of a GPU times seconds.
+
+    cost: in the currency; None on a bill without rates.
+    """
 
     labels: tuple[str, ...]
     runs: int
@@ -46,7 +48,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Unpriced:
-    """GPU time for which there is no rate: on the bill's lines, but not in their cost."""
+    """GPU time without a rate. It is on the bill's lines, but not in their cost."""
 
     problem: str
     runs: int
@@ -55,8 +57,11 @@ class Unpriced:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """The lines' gpu_hours and cost add up to the totals, to the last digit (apportion.py). beyond_held: GPU-hours that
-    are charged beside those held: up to the minimum time of a run, and the priced part of suspended time."""
+    """A bill. The lines' gpu_hours and cost add up exactly to the totals (apportion.py).
+
+    beyond_held: GPU-hours charged in addition to those held: up to the minimum time of a run, and the priced part of
+    suspended time.
+    """
 
     period: Period
     dimensions: tuple[str, ...]
@@ -73,10 +78,10 @@ class Bill:
 
 
 def check_dimensions(dimensions: Sequence[str]) -> None:
-    """AccountingError unless these are names in DIMENSIONS, each once."""
+    """Raises AccountingError unless these are names in DIMENSIONS, each once."""
     unknown = [name for name in dimensions if name not in DIMENSIONS]
     if unknown:
-        raise AccountingError(f"cannot bill by '{unknown[0]}'; there is {', '.join(DIMENSIONS)}")
+        raise AccountingError(f"cannot bill by '{unknown[0]}'; allowed are {', '.join(DIMENSIONS)}")
     doubled = [name for name in dimensions if dimensions.count(name) > 1]
     if doubled:
         raise AccountingError(f"--by names {doubled[0]} twice; name it once")
@@ -89,7 +94,7 @@ def make_bill(
     dimensions: Sequence[str],
     rates: Rates | None,
 ) -> Bill:
-    """Roll the groups up by ``dimensions`` (names in DIMENSIONS), in the labels' order. rates None: no money."""
+    """Sums the groups by ``dimensions`` (names in DIMENSIONS), sorted by label. rates: None for a bill without cost."""
     check_dimensions(dimensions)
     readers = [DIMENSIONS[name] for name in dimensions]
     sums: dict[tuple[str, ...], list[int]] = {}
@@ -122,12 +127,12 @@ def make_bill(
 
 
 def to_hours(exact: Sequence[int]) -> list[Decimal]:
-    """GPU-hours from millionths of a GPU times seconds, so rounded that they add up."""
+    """Converts millionths of a GPU times seconds to GPU-hours, rounded so that they add up."""
     return [Decimal(hours).scaleb(-HOUR_DIGITS) for hours in apportion(exact, _HOUR_UNIT)]
 
 
 def to_money(charges: Sequence[int], digits: int) -> list[Decimal]:
-    """Amounts from charges (price.py), so rounded that they add up."""
+    """Converts charges (price.py) to amounts, rounded so that they add up."""
     return [Decimal(amount).scaleb(-digits) for amount in apportion(charges, unit(digits))]
 
 

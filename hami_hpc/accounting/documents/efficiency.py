@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs used of what they held, and the request that would have sufficed."""
+"""Computes what runs used of what they held, and the request that would have been enough."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from hami_hpc.accounting.pricing.gpu_share import PPM, ShareError, part_shares, 
 from hami_hpc.accounting.sources.tres import AllocatedGpus
 
 NO_GPU = "no GPU at all"
-# A suggestion leaves this much room above what was seen, so that the next, slightly larger run still fits.
+# A suggestion is this much larger than the measured use, so that a slightly larger run still fits.
 HEADROOM = Fraction(11, 10)
 _MIB = 1 << 20
 _MEM_STEP_MIB = 256
-# The prolog's clock and slurmctld's: a usage record belongs to a run when it began this close to it or within it.
+# A usage record is assigned to a run if it began during the run, or this close to it: clocks of nodes may differ.
 _SLACK_S = 60
 
 
 @dataclass(frozen=True, slots=True)
 class RunUse:
-    """One run: what it held (GPU-seconds, share of one GPU, per slice MiB and percent), and what it used of that.
+    """One run: what it held (GPU-seconds, share of one GPU, MiB and percent per slice), and what it used of that.
 
-    measured: a usage record was found; without one the used figures are 0 and mean nothing. slices: its vGPU slices;
-    service_class: theirs, empty without. peak_bytes: the largest of any slice. gpu_busy_s, throttled_s, oom_count: all
-    slices together. gpu_busy_s is the time that the GPU was open to the run's work, so at least what it used; policy
-    burst measures none.
+    measured: there is a usage record; without one the values of use are 0 and mean nothing. slices: number of vGPU
+    slices; service_class: of these, empty if none. peak_bytes: the largest of any slice. gpu_busy_s, throttled_s,
+    oom_count: summed over slices. gpu_busy_s is the time in which the GPU could run its work, which is at least the
+    time used; 0 for policy burst, which does not measure it.
     """
 
     cluster: str
@@ -58,29 +58,29 @@ class RunUse:
 
     @property
     def time_measured(self) -> bool:
-        """Whether gpu_busy_s says anything: memory was held, so there was a context, and then a cap counts time."""
+        """Whether gpu_busy_s was measured. If it is 0 although the run held memory, its policy did not measure time."""
         return self.measured and (self.gpu_busy_s > 0 or not self.peak_bytes)
 
     @property
     def wasted_gpu_s(self) -> float:
-        """GPU-seconds held and not used; 0 where use is not known."""
+        """GPU-seconds held and not used; 0 if the use is not known."""
         return max(0.0, self.held_gpu_s - self.gpu_busy_s) if self.time_measured else 0.0
 
     @property
     def gpu_percent(self) -> float | None:
-        """Used of held GPU time, percent; None where it is not known."""
+        """Used of held GPU time, percent; None if it is not known."""
         return 100 * self.gpu_busy_s / self.held_gpu_s if self.time_measured and self.held_gpu_s else None
 
     @property
     def mem_percent(self) -> float | None:
-        """Peak of held memory, percent; None where it is not known."""
+        """Peak of held memory, percent; None if it is not known."""
         return 100 * self.peak_bytes / (self.mem_mib * _MIB) if self.measured and self.mem_mib else None
 
 
 def suggestion(run: RunUse) -> str | None:
-    """The --gres that would have sufficed, with headroom; None where use is not known or the request fitted.
+    """Returns the --gres that would have been enough, with headroom; None if use is not known or the request was right.
 
-    A run that met its limits (out-of-memory events, or held back for a tenth of its time) needs no less.
+    Does not reduce a value whose limit the run reached (out-of-memory events, or throttled for a tenth of its time).
     """
     if not run.measured or run.damaged or not run.slices or not run.seconds:
         return None
@@ -89,8 +89,8 @@ def suggestion(run: RunUse) -> str | None:
     mem_mib = -(-int(run.peak_bytes * HEADROOM) // (_MIB * _MEM_STEP_MIB)) * _MEM_STEP_MIB
     mem_mib = run.mem_mib if run.oom_count else min(run.mem_mib, max(_MEM_STEP_MIB, mem_mib))
     busy_percent = -(-100 * Fraction(run.gpu_busy_s) * HEADROOM // (run.seconds * run.slices))
-    held_back = run.throttled_s > run.seconds * run.slices / 10
-    keep_cores = held_back or not run.time_measured
+    is_throttled = run.throttled_s > run.seconds * run.slices / 10
+    keep_cores = is_throttled or not run.time_measured
     cores = run.cores_percent if keep_cores else min(run.cores_percent, max(1, int(busy_percent)))
     if (mem_mib, cores) == (run.mem_mib, run.cores_percent):
         return None
@@ -101,19 +101,24 @@ def suggestion(run: RunUse) -> str | None:
 def runs(
     con: duckdb.DuckDBPyConnection, records: str, used: str, gpus: ClusterGpus, where: str, values: Sequence[object]
 ) -> list[RunUse]:
-    """The GPU runs that meet ``where`` (SQL of ours with placeholders for ``values``), in the order of their start."""
+    """Returns the GPU runs that meet ``where`` (SQL with placeholders for ``values``), in the order of their start."""
     rows = con.execute(_RUNS.format(records=records, used=used, where=where, slack=_SLACK_S), list(values)).fetchall()
-    found = []
+    result = []
     for cluster, job, account, user, state, start_s, seconds, held_key, partition, host, features, *use in rows:
-        held = AllocatedGpus.from_key(held_key)
+        allocated = AllocatedGpus.from_key(held_key)
         try:
-            share = part_shares(shares_held(held, partition, host or "", features, gpus))
+            share = part_shares(shares_held(allocated, partition, host or "", features, gpus))
         except ShareError:
             share = 0
-        slices = max(held.vgpu, 1)
-        per_slice = (held.vgpu, held.vgpu_mem_mib // slices, held.vgpu_cores_percent // slices, held.vgpu_class)
-        records_found, damaged, peak, busy_ns, throttled_ns, oom = use
-        found.append(
+        slices = max(allocated.vgpu, 1)
+        per_slice = (
+            allocated.vgpu,
+            allocated.vgpu_mem_mib // slices,
+            allocated.vgpu_cores_percent // slices,
+            allocated.vgpu_class,
+        )
+        record_count, damaged_count, peak_bytes, busy_ns, throttled_ns, oom_count = use
+        result.append(
             RunUse(
                 cluster,
                 job,
@@ -124,18 +129,18 @@ def runs(
                 seconds,
                 share,
                 *per_slice,
-                bool(records_found),
-                bool(damaged),
-                peak,
+                bool(record_count),
+                bool(damaged_count),
+                peak_bytes,
                 busy_ns / 1e9,
                 throttled_ns / 1e9,
-                oom,
+                oom_count,
             )
         )
-    return found
+    return result
 
 
-# Two runs of a requeued job may lie close together: a usage record belongs to the one that began nearest to it.
+# Two runs of a requeued job may be close together; a usage record is assigned to the run that began nearest to it.
 _RUNS = """
 WITH chosen AS (
   SELECT *, coalesce(end_s, observed_s) AS until_s FROM {records} WHERE held <> '' AND {where}

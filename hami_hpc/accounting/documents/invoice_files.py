@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Issued invoices: numbered without a gap, written once, never changed.
+"""Writes and reads issued invoices, which are numbered without gaps and never changed.
 
-Issuing an account's month again gives the invoice that is there when nothing has changed, and otherwise a credit
-note that takes it back and a new invoice. Each is a JSON file in STORE/invoices, named by its number, with the
-digest of its content; the HTML is made from the file, so it can be made again at any time.
+Issuing an account's month again returns the existing invoice if nothing changed, else it issues a credit note for that
+invoice and a new invoice. Each is a JSON file in STORE/invoices, named by its number, with the digest of its content.
+The HTML is made from this file, at any time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ CREDIT_NOTE = "credit note"
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One issued invoice or credit note. refers_to: of a credit note the invoice that it takes back; of an invoice
-    the one that it replaces; else empty. issued: a day, ISO."""
+    """One issued invoice or credit note.
+
+    refers_to: for a credit note the invoice that it cancels; for an invoice the one that it replaces; else empty.
+    issued: a day, ISO.
+    """
 
     number: str
     sequence: int
@@ -40,12 +43,12 @@ class Document:
 
 
 def digest(content: Content) -> str:
-    """SHA-256 of the content."""
+    """Returns the SHA-256 of the content."""
     return hashlib.sha256(json.dumps(asdict(content), sort_keys=True).encode()).hexdigest()
 
 
 def read_all(root: Path) -> tuple[Document, ...]:
-    """All documents in the order of their numbers. AccountingError when one is missing, changed or unreadable."""
+    """Reads all documents in the order of their numbers. Raises AccountingError for a missing or changed one."""
     documents = [_read(path) for path in (root / "invoices").glob("*.json")] if (root / "invoices").exists() else []
     documents.sort(key=lambda document: document.sequence)
     for expected, document in enumerate(documents, 1):
@@ -55,21 +58,21 @@ def read_all(root: Path) -> tuple[Document, ...]:
 
 
 def standing(documents: Sequence[Document], account: str, month: str) -> Document | None:
-    """The account's invoice for the month that no credit note has taken back."""
-    taken_back = {document.refers_to for document in documents if document.kind == CREDIT_NOTE}
+    """Returns the account's invoice for the month that no credit note cancels, or None."""
+    cancelled = {document.refers_to for document in documents if document.kind == CREDIT_NOTE}
     for document in documents:
-        same = document.content.account == account and document.content.month == month
-        if same and document.kind == INVOICE and document.number not in taken_back:
+        is_of_month = document.content.account == account and document.content.month == month
+        if is_of_month and document.kind == INVOICE and document.number not in cancelled:
             return document
     return None
 
 
 def used_credit(documents: Sequence[Document], account: str, but_for: Document | None) -> Mapping[str, Decimal]:
-    """What invoices that stand, other than ``but_for``, have taken of each of the account's credits."""
-    taken_back = {document.refers_to for document in documents if document.kind == CREDIT_NOTE}
+    """Returns what invoices that are not cancelled, except ``but_for``, used of each of the account's credits."""
+    cancelled = {document.refers_to for document in documents if document.kind == CREDIT_NOTE}
     used: dict[str, Decimal] = {}
     for document in documents:
-        if document.kind != INVOICE or document.number in taken_back or document == but_for:
+        if document.kind != INVOICE or document.number in cancelled or document == but_for:
             continue
         if document.content.account == account:
             for use in document.content.credits:
@@ -87,33 +90,33 @@ def issue(
     issuer: tuple[str, ...],
     prefix: str,
 ) -> tuple[Document, ...]:
-    """The account's invoice for the month: the one that is there, or what is newly issued (in order).
+    """Returns the account's existing invoice for the month, or the documents that are newly issued, in order.
 
-    The store must be locked. documents: all that are there (read_all); what is issued is added. build: the content,
-    given what other invoices have taken of the account's credits.
+    The store must be locked. documents: all existing ones (read_all); new ones are added to it. build: makes the
+    content from what other invoices used of the account's credits.
     """
     current = standing(documents, account, month)
     content = build(used_credit(documents, account, current))
     if current is not None and digest(current.content) == digest(content):
         return (current,)
 
-    before = len(documents)
+    last_sequence = len(documents)
 
-    def document(offset: int, kind: str, what: Content) -> Document:
-        sequence = before + offset
+    def make_document(offset: int, kind: str, document_content: Content) -> Document:
+        sequence = last_sequence + offset
         number = f"{prefix}-{today[:4]}-{sequence:05d}"
-        return Document(number, sequence, kind, current.number if current else "", today, issuer, what)
+        return Document(number, sequence, kind, current.number if current else "", today, issuer, document_content)
 
-    back = (document(1, CREDIT_NOTE, current.content),) if current else ()
-    new = (*back, document(1 + len(back), INVOICE, content))
-    for entry in new:
-        _write(root, entry)
-        documents.append(entry)
-    return new
+    credit_note = (make_document(1, CREDIT_NOTE, current.content),) if current else ()
+    new_documents = (*credit_note, make_document(1 + len(credit_note), INVOICE, content))
+    for document in new_documents:
+        _write(root, document)
+        documents.append(document)
+    return new_documents
 
 
 def _write(root: Path, document: Document) -> None:
-    """Whole or not at all, and never over another."""
+    """Writes the document's file completely or not at all, and never over another."""
     folder = root / "invoices"
     folder.mkdir(mode=0o750, exist_ok=True)
     path = folder / f"{document.number}.json"
@@ -126,7 +129,7 @@ def _write(root: Path, document: Document) -> None:
     try:
         os.link(temporary, path)
     except FileExistsError as error:
-        raise AccountingError(f"{path} exists already; its number was taken by another hand") from error
+        raise AccountingError(f"{path} exists already; another program has used its number") from error
     finally:
         temporary.unlink()
 

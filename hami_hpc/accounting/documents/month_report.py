@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The monthly cluster report as a value: utilisation, waiting, endings, fragmentation, who wasted what."""
+"""Makes the monthly cluster report: utilisation, waiting times, final states, fragmentation, unused GPU time."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class LabelledHours:
 
 @dataclass(frozen=True, slots=True)
 class ModelHours:
-    """One GPU model. capacity_hours and percent are None where rates.toml does not say how many GPUs there are.
+    """One GPU model. capacity_hours and percent are None if rates.toml does not give the number of GPUs.
 
-    wanted_hours: GPU-hours free while a job that could run on this model waited: fragmentation, but also jobs kept
-    back by limits, by priority or for want of CPUs.
+    wanted_hours: GPU-hours that were free while a job that later ran on this model waited. The cause is fragmentation,
+    but also limits, priorities or a lack of CPUs.
     """
 
     name: str
@@ -67,7 +67,10 @@ class Waster:
 
 @dataclass(frozen=True, slots=True)
 class MonthReport:
-    """measured_jobs: runs with a usage record, which is what efficiency is known of; measured_hours of used_hours."""
+    """The report of a month.
+
+    measured_jobs: runs whose use is known; they held measured_hours and used used_hours.
+    """
 
     month: str
     period: Period
@@ -100,9 +103,12 @@ def build(
     notes: Sequence[str],
     read_until_s: int,
 ) -> MonthReport:
-    """The report of the period that ``priced_period`` covers, by day. con: the connection that it came from, which
-    still has its view ``active`` and its table ``parts``. runs: the period's runs with what they used. read_until_s:
-    up to when the records are known; the capacity of a month that goes on is counted so far."""
+    """Returns the report of the period that ``priced_period`` covers, by day.
+
+    con: the connection that priced_period was made with; it must still have the view ``active`` and the table
+    ``parts``. runs: the period's runs with what they used. read_until_s: up to when the records were read; in a month
+    that has not ended, the capacity is counted up to then.
+    """
     period = Period(priced_period.segments[0].period.start_s, priced_period.segments[-1].period.end_s)
     known = Period(period.start_s, max(period.start_s + 1, min(period.end_s, read_until_s)))
     groups = priced_period.held_times.groups
@@ -150,7 +156,7 @@ def _by_day(priced_period: PricedPeriod, days: Sequence[str]) -> tuple[tuple[str
 
 
 def _largest(groups: Sequence[HeldTime], label_of: Callable[[HeldTime], str]) -> tuple[LabelledHours, ...]:
-    """The labels with most GPU-hours, and the rest as one line, so that the table's sum is the whole."""
+    """Returns the labels with most GPU-hours, and one line for the rest, so that the lines add up to the total."""
     sums: dict[str, list[int]] = {}
     for group in groups:
         line = sums.setdefault(label_of(group), [0, 0])
@@ -172,18 +178,22 @@ def _models(
 ) -> tuple[ModelHours, ...]:
     models = []
     for name in sorted({group.model for group in groups} | set(rates.gpu_counts)):
-        mine = [group for group in groups if group.model == name]
-        held = _hours(mine)
+        model_groups = [group for group in groups if group.model == name]
+        held_hours = _hours(model_groups)
         count = rates.gpu_counts.get(name)
-        capacity = count * (period.end_s - period.start_s) / 3600 if count else None
-        wanted = _wanted_hours(con, period, name, count) if count else None
-        percent = 100 * held / capacity if capacity else None
-        models.append(ModelHours(name, sum(group.runs for group in mine), held, capacity, percent, wanted))
+        capacity_hours = count * (period.end_s - period.start_s) / 3600 if count else None
+        wanted_hours = _wanted_hours(con, period, name, count) if count else None
+        percent = 100 * held_hours / capacity_hours if capacity_hours else None
+        models.append(
+            ModelHours(
+                name, sum(group.runs for group in model_groups), held_hours, capacity_hours, percent, wanted_hours
+            )
+        )
     return tuple(models)
 
 
 def _wanted_hours(con: duckdb.DuckDBPyConnection, period: Period, model: str, count: int) -> float:
-    """GPU-hours of the model that were free while a job waited that later ran on it."""
+    """Returns the model's GPU-hours that were free while a job waited that later ran on this model."""
     row = con.execute(_WANTED, [model, period.start_s, period.end_s, count * 1_000_000]).fetchone()
     return (row[0] or 0) / PPM_SECONDS_PER_HOUR if row else 0.0
 
@@ -199,7 +209,7 @@ def _waiting(con: duckdb.DuckDBPyConnection, period: Period) -> tuple[Waiting, .
 
 
 def _endings(con: duckdb.DuckDBPyConnection, period: Period) -> tuple[LabelledHours, ...]:
-    """GPU runs that ended in the month by their last state, with all GPU-hours that they held, before it too."""
+    """Returns the GPU runs that ended in the month by final state, with all their GPU-hours, also of earlier months."""
     rows = con.execute(
         f"SELECT state, count(*), sum(held_s) / 3600e6 FROM ("
         f"SELECT state, (until_s - start_s - suspended_s) * sum(p.share) AS held_s FROM active AS r JOIN parts AS p "
@@ -222,7 +232,7 @@ def _wasters(measured: Sequence[RunUse]) -> tuple[Waster, ...]:
 
 _SAME_KIND = "r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features"
 
-# Two step functions of time, held share and number of waiting jobs, as one sequence of changes.
+# Two step functions of time, the share held and the number of waiting jobs, as one sequence of changes.
 _WANTED = f"""
 WITH mine AS (
   SELECT start_s, until_s, least(coalesce(eligible_s, start_s), start_s) AS eligible_s, sum(p.share) AS share

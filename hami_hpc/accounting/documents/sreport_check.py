@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bill against sreport: device-hours of gres/gpu and gres/vgpu by account and user, difference by difference.
+"""Compares the records with sreport: device-hours of gres/gpu and gres/vgpu by account and user.
 
 sreport counts devices, not shares (a MIG instance and a vGPU slice are 1 each), and counts a suspended job's GPUs as
-held. So the same records are counted here once more in sreport's way, and every difference that is left is a fault,
-of either side, with its reason as far as it can be told.
+held. So the records are counted here in sreport's way. Every difference that remains is an error of one side; its
+reason is given if it is known.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Key = tuple[str, str, str, str]  # cluster, account, user, tres
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Device-seconds that sreport and the records disagree on. reasons: what may explain it; empty: nothing known."""
+    """Device-seconds in which sreport and the records differ. reasons: possible explanations; may be empty."""
 
     cluster: str
     account: str
@@ -40,8 +40,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """compared: keys on either side. suspended_s: device-seconds of gres/gpu that sreport counts as held and the bill
-    does not."""
+    """The result of a comparison.
+
+    compared: number of keys in sreport or the records. suspended_s: device-seconds of gres/gpu that sreport counts as
+    held and the bill does not.
+    """
 
     compared: int
     sreport_s: int
@@ -51,24 +54,24 @@ class Comparison:
 
 
 def read_sreport(period: Period, clusters: str = "", sreport: str = "sreport") -> dict[Key, int]:
-    """Device-seconds by cluster, account, user and TRES. AccountingError when sreport cannot be run."""
+    """Runs sreport. Returns device-seconds by cluster, account, user and TRES. Raises AccountingError on failure."""
     call = [sreport, "-n", "-P", "-t", "Seconds", "-T", ",".join(COMPARED)]
     call += ["-M", clusters] if clusters else []
     call += ["cluster", "AccountUtilizationByUser", f"start=uts{period.start_s}", f"end=uts{period.end_s}"]
     call += ["format=Cluster,Account,Login,TresName,Used"]
     environment = {**os.environ, "TZ": "UTC", "LC_ALL": "C"}
     try:
-        done = subprocess.run(call, capture_output=True, env=environment, check=False, text=True, errors="replace")
+        process = subprocess.run(call, capture_output=True, env=environment, check=False, text=True, errors="replace")
     except OSError as error:
         raise AccountingError(f"cannot run {sreport}: {error.strerror}; install slurm-client") from error
-    if done.returncode:
-        raise AccountingError(f"sreport failed ({done.returncode}): {done.stderr.strip().splitlines()[-1:]}")
-    return parse_sreport(done.stdout)
+    if process.returncode:
+        raise AccountingError(f"sreport failed ({process.returncode}): {process.stderr.strip().splitlines()[-1:]}")
+    return parse_sreport(process.stdout)
 
 
 def parse_sreport(text: str) -> dict[Key, int]:
-    """The lines that name a user; those without one are sums over an account's users and sub-accounts."""
-    found: dict[Key, int] = {}
+    """Parses sreport's lines with a user. Lines without one are sums over an account's users and sub-accounts."""
+    device_s: dict[Key, int] = {}
     for line in text.splitlines():
         cells = line.split("|")
         if len(cells) != 5 or not cells[4].isdigit():
@@ -76,18 +79,21 @@ def parse_sreport(text: str) -> dict[Key, int]:
         cluster, account, user, tres, seconds = cells
         if user and int(seconds):
             key = (cluster, account, user, tres)
-            found[key] = found.get(key, 0) + int(seconds)
-    return found
+            device_s[key] = device_s.get(key, 0) + int(seconds)
+    return device_s
 
 
-def devices(held: AllocatedGpus) -> dict[str, int]:
-    """What sreport counts of a run, by TRES."""
-    counts = {"gres/gpu": sum(count for _, count in held.gpus), "gres/vgpu": held.vgpu + held.whole_units}
+def devices(allocated: AllocatedGpus) -> dict[str, int]:
+    """Returns the devices that sreport counts for a run, by TRES."""
+    counts = {
+        "gres/gpu": sum(count for _, count in allocated.gpus),
+        "gres/vgpu": allocated.vgpu + allocated.whole_units,
+    }
     return {tres: count for tres, count in counts.items() if count}
 
 
 def device_seconds(records: JobRecords, period: Period) -> tuple[dict[Key, int], dict[Key, int]]:
-    """(device-seconds in sreport's way, the suspended part of them) from the records."""
+    """Returns (device-seconds as sreport counts them, the suspended part of them) from the records."""
     con = records.con
     con.execute(
         f"CREATE OR REPLACE TEMP VIEW checked_runs AS SELECT *, coalesce(end_s, observed_s) AS until_s "
@@ -117,7 +123,7 @@ def compare(
     suspended: Mapping[Key, int],
     reasons: Mapping[Key, Sequence[str]],
 ) -> Comparison:
-    """Both sides, key by key. reasons: what is known about a key. Pure."""
+    """Compares both sides key by key. reasons: what is known about a key. Pure."""
     keys = sorted({*sreport, *(key for key, seconds in ours.items() if seconds)})
     differences = tuple(
         Difference(*key, sreport.get(key, 0), ours.get(key, 0), tuple(reasons.get(key, ())))
@@ -137,7 +143,7 @@ def compare(
 def reasons_for(
     records: JobRecords, keys: Iterable[Key], sreport: Mapping[Key, int], period: Period, now_s: int
 ) -> dict[Key, list[str]]:
-    """What is known about each key that can make the sides differ."""
+    """Returns for each key the known reasons why the sides may differ."""
     open_runs = _counts(
         records.con, "SELECT cluster, account, username, count(*) FROM checked_runs WHERE end_s IS NULL"
     )
@@ -147,34 +153,35 @@ def reasons_for(
         f"WHERE coalesce(start_s, 0) < {period.end_s} AND coalesce(end_s, {period.end_s}) > {period.start_s}",
     )
     users = {(cluster, account, user) for cluster, account, user, _ in sreport}
-    found: dict[Key, list[str]] = {}
+    reasons: dict[Key, list[str]] = {}
     for key in keys:
         cluster, account, user, tres = key
-        said = found.setdefault(key, [])
+        key_reasons = reasons.setdefault(key, [])
         if period.start_s % _HOUR_S or period.end_s % _HOUR_S:
-            said.append("sreport knows whole hours only, and the period begins or ends within one")
+            key_reasons.append("sreport counts whole hours only, and the period begins or ends within one")
         if period.end_s > now_s - now_s % _HOUR_S:
-            said.append("slurmdbd adds up each hour after it is over: the last one is not in sreport yet")
+            key_reasons.append("slurmdbd sums up each hour after it has ended: the last one is not in sreport yet")
         if count := left_out.get((cluster, account, user)):
-            said.append(f"{count} lines of theirs are left out of the bill (hami-hpc bill names them)")
+            key_reasons.append(f"{count} lines of the user are left out of the bill (hami-hpc bill lists them)")
         if count := open_runs.get((cluster, account, user)):
-            said.append(f"{count} of their jobs had not ended: the records count them up to when they were read")
+            key_reasons.append(f"{count} jobs of the user had not ended: the records count them up to when last read")
         if (cluster, account, user) not in users:
             if user.startswith("uid:"):
-                said.append("the user has no association in slurmdbd (deleted): sreport leaves such jobs out")
+                key_reasons.append("the user has no association in slurmdbd (deleted): sreport leaves such jobs out")
             else:
-                said.append(
-                    f"sreport has no {tres} of theirs: is it in AccountingStorageTRES, is the association deleted?"
+                key_reasons.append(
+                    f"sreport has no {tres} of the user: check that AccountingStorageTRES has it and that the user's "
+                    "association was not deleted"
                 )
-    return found
+    return reasons
 
 
 def compare_records(records: JobRecords, period: Period, now_s: int, clusters: str = "") -> Comparison:
-    """Run sreport and compare. The store must have been read past the period."""
-    theirs = read_sreport(period, clusters)
-    ours, suspended = device_seconds(records, period)
-    keys = {*theirs, *ours}
-    return compare(theirs, ours, suspended, reasons_for(records, keys, theirs, period, now_s))
+    """Runs sreport and compares. The store must have been read up to the end of the period or later."""
+    sreport_s = read_sreport(period, clusters)
+    records_s, suspended_s = device_seconds(records, period)
+    keys = {*sreport_s, *records_s}
+    return compare(sreport_s, records_s, suspended_s, reasons_for(records, keys, sreport_s, period, now_s))
 
 
 def _counts(con: duckdb.DuckDBPyConnection, query: str) -> dict[tuple[str, str, str], int]:

@@ -139,7 +139,7 @@ def test_suspended_time_costs_its_own_part_and_short_runs_the_minimum(tmp_path: 
         "bob": (D("0.0100"), D("0.25")),
     }
     assert made.beyond_held == D("0.1900")  # 0.2 x 0.5 and 324 s, and the bill says so
-    assert any("charged beside what was held: 0.1900 GPU-hours" in note for note in tables.notes(made, ()))
+    assert any("charged in addition to the time held: 0.1900 GPU-hours" in note for note in tables.notes(made, ()))
     assert _content(tmp_path / "s", prices).gpu_hours == "0.7000"  # 0.5 + 0.2 x 0.5 + 0.1, as billed
 
 
@@ -292,7 +292,7 @@ def test_an_invoice_that_was_edited_or_is_missing_is_noticed(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "version = 1 must be there"),
+        ("", "needs version = 1"),
         ("version = 1\ncurency = 'EUR'", "unknown key 'curency'; did you mean currency"),
         ("version = 1\n[[rates]]\nmodel = 'x'\nper_gpu_hour = '2'", "per_gpu_hour = '2'; allowed is a number"),
         ("version = 1\n[[rates]]\nmodel = 'x'\nper_gpu_hour = -1", "per_gpu_hour"),
@@ -303,12 +303,12 @@ def test_an_invoice_that_was_edited_or_is_missing_is_noticed(tmp_path: Path) -> 
             "version = 1\n[[rates]]\nmodel = 'x'\nper_gpu_hour = 1\nfrom = 2026-02-01\nuntil = 2026-01-01",
             "is not before",
         ),
-        ("version = 1\n" + "[[rates]]\nmodel = 'x'\nper_gpu_hour = 1\n" * 2, "two \\[\\[rates\\]\\] x hold on"),
-        ("version = 1\n[[factors]]\nfactor = 2", "names nothing"),
+        ("version = 1\n" + "[[rates]]\nmodel = 'x'\nper_gpu_hour = 1\n" * 2, "two \\[\\[rates\\]\\] x are valid on"),
+        ("version = 1\n[[factors]]\nfactor = 2", "has no condition"),
         ("version = 1\n[[factors]]\nclass = 'lcc'\nfactor = 2", "std or lc or be"),
         ("version = 1\n[[quotas]]\ngpu_hours = 2", "either account or user"),
         ("version = 1\ntimezone = 'Europe/Atlantis'", "a zone such as"),
-        ("version = 1\n[gpus.h200]\ntotal_mib = 1\nnodes = 'n[3-1]'", "does not count up"),
+        ("version = 1\n[gpus.h200]\ntotal_mib = 1\nnodes = 'n[3-1]'", "does not ascend"),
         ("version = 1\n[gpus.h200]\ntotal_mb = 1", "unknown key 'total_mb'; did you mean total_mib"),
         ("version = [", "is not valid TOML"),
     ],
@@ -326,6 +326,6 @@ def test_decimal_prices_stay_decimal(tmp_path: Path) -> None:
 
 def test_a_bill_by_something_unknown_is_refused(tmp_path: Path) -> None:
     fill(tmp_path / "s", [_hours(1)])
-    with pytest.raises(AccountingError, match="there is cluster, account"):
+    with pytest.raises(AccountingError, match="allowed are cluster, account"):
         make_bill(tmp_path / "s", month_period("2026-09", zone("UTC")), "colour")
     assert set(bill.DIMENSIONS) >= {"account", "user", "partition", "model", "class", "day", "month"}
