@@ -45,14 +45,17 @@ def fields_of(layout: dict[str, Any]) -> list[Field]:
 
 
 def c_string(text: str) -> str:
+    """Returns a text as C string literal."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def magic_value(text: str) -> int:
+    """Returns eight ASCII characters as little-endian number."""
     return int.from_bytes(text.encode("ascii"), "little")
 
 
 def c_struct(name: str, layout: dict[str, Any]) -> list[str]:
+    """Returns the C struct of a layout, with assertions of its offsets and size."""
     lines = [f"/* {layout['doc']} */", f"struct hami_{name} {{"]
     offset = 0
     pads = 0
@@ -76,6 +79,7 @@ def c_struct(name: str, layout: dict[str, Any]) -> list[str]:
 
 
 def make_c(c: dict[str, Any]) -> str:
+    """Returns the C header."""
     lines = [
         "/* SPDX-License-Identifier: Apache-2.0 */",
         f"/* {NOTE} */",
@@ -126,6 +130,7 @@ def make_c(c: dict[str, Any]) -> str:
 
 
 def lua_value(value: Any, indent: int = 0) -> str:
+    """Returns plain data as Lua expression."""
     pad = "  " * (indent + 1)
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -140,6 +145,7 @@ def lua_value(value: Any, indent: int = 0) -> str:
 
 
 def make_lua(c: dict[str, Any]) -> str:
+    """Returns the Lua table."""
     wanted = {k: c[k] for k in ("abi", "request", "site", "gres", "classes", "features", "errors")}
     wanted["key_order"] = list(c["request"]["keys"])
     wanted["env"] = {k: v["doc"] for k, v in c["env"].items()}
@@ -147,6 +153,7 @@ def make_lua(c: dict[str, Any]) -> str:
 
 
 def make_python(c: dict[str, Any]) -> str:
+    """Returns the module of Python constants."""
     lines = ["# SPDX-License-Identifier: Apache-2.0", f"# {NOTE}", '"""The contract\'s constants."""', ""]
     lines += ["from __future__ import annotations", ""]
     lines += ["TYPE_CHECKING = False  # prolog and epilog import this: docs/adr/021", "if TYPE_CHECKING:"]
@@ -195,6 +202,7 @@ def make_python(c: dict[str, Any]) -> str:
 
 
 def make_reference(c: dict[str, Any]) -> str:
+    """Returns the reference page."""
     r = c["request"]
     lines = [f"<!-- {NOTE} -->", "# Reference", "", "## The request", "", f"`{r['example']}`", ""]
     lines += ["| key | value | example | meaning |", "|---|---|---|---|"]
@@ -232,6 +240,7 @@ def outputs() -> dict[Path, str]:
 
 
 def main(argv: list[str]) -> int:
+    """Writes or checks the generated files. Returns the exit status."""
     check = "--check" in argv
     stale = []
     for path, text in outputs().items():

@@ -29,7 +29,7 @@ def lines_for(name: str, lua_dir: str) -> tuple[str, ...]:
     """Returns the lines that a site must add to its own filter."""
     lines = [f'local hami = dofile("{lua_dir}/hami_hpc.lua")  -- at the top']
     for function, call in CALLS[name].items():
-        where = "after whatever sets partition or QoS" if function == "job_submit" else "in it"
+        where = "after the code that sets partition or QoS" if function == "job_submit" else "in it"
         lines += [f"-- in slurm_{function}, {where}:", f"local rc = {call}"]
         lines.append("if rc ~= slurm.SUCCESS then return rc end")
     return tuple(lines)

@@ -40,6 +40,7 @@ def read(path: Path) -> str | None:
 
 
 def mode_of(content: str) -> int:
+    """Returns the permission bits of a file with this content."""
     return 0o755 if content.startswith("#!") else 0o644
 
 

@@ -4,8 +4,8 @@
 --
 --   job_submit.lua
 --     local hami = dofile("/usr/lib/hami-hpc/lua/hami_hpc.lua")          -- at the top
---     local rc = hami.job_submit(job_desc, part_list, submit_uid)        -- in slurm_job_submit, after whatever sets
---     if rc ~= slurm.SUCCESS then return rc end                          --   partition or QoS
+--     local rc = hami.job_submit(job_desc, part_list, submit_uid)        -- in slurm_job_submit, after the code that
+--     if rc ~= slurm.SUCCESS then return rc end                          --   sets partition or QoS
 --     local rc = hami.job_modify(job_desc, job_rec, part_list, modify_uid)   -- the same in slurm_job_modify
 --     if rc ~= slurm.SUCCESS then return rc end
 --
