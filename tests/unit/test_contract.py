@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hami_hpc import errors
-from hami_hpc.accounting.sources import usage_spool
+from hami_hpc.accounting.sources import usage_records
 from hami_hpc.contract import constants, generate
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import Usage, usage_record
@@ -114,7 +114,7 @@ def test_the_epilog_writes_and_accounting_reads_each_field_of_the_usage_record()
     kinds = {"int": int, "text": str}
     assert list(record) == list(constants.SPOOL_FIELDS)
     assert [type(value) for value in record.values()] == [kinds[kind] for kind in constants.SPOOL_FIELDS.values()]
-    read = dict(zip(usage_spool.FIELDS, usage_spool.parse_record(json.dumps(record)), strict=True))
+    read = dict(zip(usage_records.FIELDS, usage_records.parse_record(json.dumps(record)), strict=True))
     assert read.items() <= record.items()
     assert record.keys() - read.keys() == {"version", "mode", "start", "end"}
 
@@ -125,8 +125,8 @@ def test_a_usage_record_without_a_field_is_refused_unless_the_contract_has_a_def
     record = usage_record(grant, Usage("ok", 1, 2, 3, 4, 5, 6), 2 * 10**18)
     del record[name]
     if name in constants.SPOOL_DEFAULTS:
-        values = dict(zip(usage_spool.FIELDS, usage_spool.parse_record(json.dumps(record)), strict=True))
+        values = dict(zip(usage_records.FIELDS, usage_records.parse_record(json.dumps(record)), strict=True))
         assert values[name] == constants.SPOOL_DEFAULTS[name]
     else:
-        with pytest.raises(usage_spool.UsageRecordError, match=name):
-            usage_spool.parse_record(json.dumps(record))
+        with pytest.raises(usage_records.UsageRecordError, match=name):
+            usage_records.parse_record(json.dumps(record))

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import strategies as st
 from node_testbed import GPU_MIB, UID, Node, job_environment, unmount_below
 
-from hami_hpc.accounting.sources import usage_spool as spool_reader
+from hami_hpc.accounting.sources import usage_records as spool_reader
 from hami_hpc.contract import constants as c
 from hami_hpc.core.records import USAGE_FILE_SIZE, pack_limits
 from hami_hpc.node import job_dirs

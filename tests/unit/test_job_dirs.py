@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from node_testbed import ROOT, UID, Node, can_mount, unmount_below
 
-from hami_hpc.accounting.sources import usage_spool as spool_reader
+from hami_hpc.accounting.sources import usage_records as spool_reader
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import (

@@ -122,8 +122,8 @@ def test_plain_settings_are_read_as_tomllib_reads_them(text: str) -> None:
     assert items(plain_toml.read(text)) == items(tomllib.loads(text))
 
 
-def test_the_settings_of_the_documentation_are_plain() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text().split("```toml\n")[1].split("```")[0]
+def test_the_example_of_the_settings_is_plain() -> None:
+    text = (ROOT / "examples" / "hami-hpc.toml").read_text()
     assert items(plain_toml.read(text)) == items(tomllib.loads(text))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.sources.usage_spool import DEFAULTS, FIELDS, read_spool
+from hami_hpc.accounting.sources.usage_records import DEFAULTS, FIELDS, read_spool
 from hami_hpc.accounting.store import store_files
 from hami_hpc.accounting.store.database import connect, literal
 from hami_hpc.accounting.store.store_files import DataFile

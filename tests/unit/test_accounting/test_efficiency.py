@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hami_hpc.accounting.documents import efficiency, sreport_check
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.sources import usage_spool
+from hami_hpc.accounting.sources import usage_records
 from hami_hpc.accounting.store import job_records, store_files, usage_table
 from hami_hpc.accounting.times import Period
 from hami_hpc.core.grant import Grant
@@ -136,8 +136,8 @@ def test_a_spool_is_stored_once_and_removed_only_when_asked(tmp_path: Path) -> N
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c)))
 def test_a_spool_file_with_anything_in_it_is_read_or_named(content: object) -> None:
     try:
-        usage_spool.parse_record(json.dumps(content))
-    except usage_spool.UsageRecordError:
+        usage_records.parse_record(json.dumps(content))
+    except usage_records.UsageRecordError:
         return
     pytest.fail("this is no usage record")
 
@@ -147,8 +147,8 @@ def test_a_spool_file_with_anything_in_it_is_read_or_named(content: object) -> N
     [("peak_bytes", -1), ("gpu_busy_ns", 1.5), ("mem_mib", True), ("class", 3), ("oom_count", 2**63)],
 )
 def test_a_usage_record_with_one_wrong_field_is_named_by_it(field: str, value: object) -> None:
-    with pytest.raises(usage_spool.UsageRecordError, match=field):
-        usage_spool.parse_record(json.dumps({**_record(), field: value}))
+    with pytest.raises(usage_records.UsageRecordError, match=field):
+        usage_records.parse_record(json.dumps({**_record(), field: value}))
 
 
 def test_sreport_and_the_records_are_compared_key_by_key_and_to_the_second(tmp_path: Path) -> None:
