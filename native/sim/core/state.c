@@ -99,9 +99,8 @@ int sim_open(struct sim_view *v)
 	*v = (struct sim_view){.fd = -1, .slot_fd = -1, .slot = SIM_NO_SLOT};
 	const char *dir = getenv("HAMI_SIM");
 	if (!dir || !*dir || strlen(dir) >= sizeof v->dir) {
-		fprintf(stderr,
-			"hami_hpc: simulation: HAMI_SIM must name a machine's directory; make one with "
-			"sim-machine DIR h200\n");
+		fprintf(stderr, "hami_hpc: simulation: HAMI_SIM must name a machine's directory; "
+				"make one with sim-machine DIR h200\n");
 		return -ENODEV;
 	}
 	memcpy(v->dir, dir, strlen(dir) + 1);
@@ -110,8 +109,8 @@ int sim_open(struct sim_view *v)
 		rc = map_state(v);
 	if (rc) {
 		fprintf(stderr,
-			"hami_hpc: simulation: HAMI_SIM=%s cannot be used (%s); make it anew with "
-			"sim-machine\n",
+			"hami_hpc: simulation: HAMI_SIM=%s cannot be used (%s); "
+			"make it anew with sim-machine\n",
 			v->dir, strerror(-rc));
 		if (v->fd >= 0)
 			close(v->fd);

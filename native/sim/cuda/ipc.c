@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Legacy IPC. Memory that is offered to others is moved, in place, into a file under $HAMI_SIM/shared, which
- * whoever opens the handle maps too. The file goes with the last holder. */
+/*
+ * Legacy IPC. Memory that is offered to others is moved, in place, into a file under $HAMI_SIM/shared, which
+ * whoever opens the handle maps too. The file goes with the last holder.
+ */
 #include "memory.h"
 
 #include <fcntl.h>

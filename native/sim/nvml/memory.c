@@ -42,7 +42,8 @@ nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *
 	return NVML_SUCCESS;
 }
 
-/* Both forms of an entry, from one walk: exactly one of v1 and v2 is given unless only the count is wanted.
+/*
+ * Both forms of an entry, from one walk: one of v1 and v2 is given, or neither when only the count is wanted.
  */
 static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *v1,
 				   nvmlProcessInfo_v2_t *v2)

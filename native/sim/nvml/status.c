@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the GPU is doing. Utilisation comes from the timeline's log; power, temperature and clocks follow from
- * it and from the model, since nothing here gets warm. */
+/*
+ * How the GPU is doing. Utilisation comes from the timeline's log; power, temperature and clocks follow from
+ * it and from the model, since nothing here gets warm.
+ */
 #include "sim_nvml.h"
 
 #include <string.h>
