@@ -76,9 +76,9 @@ static CUresult offer(struct region *r)
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	r->shared_mapped = true;
 	sim_lock(&sim.view);
-	bool made = sim_shared_make(&sim.view, r->device, r->bytes, id);
+	bool shared = sim_shared_make(&sim.view, r->device, r->bytes, id);
 	sim_unlock(&sim.view);
-	if (!made) {
+	if (!shared) {
 		sim_unlink_shared(&sim.view, id);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
