@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # libhami-hpc.so, the interposer, and the conformance programs that show what it does.
 INTERPOSER := $(BUILD)/libhami-hpc.so
-INTERPOSER_SRC := $(wildcard interposer/*.c) interposer/dlsym.S
+INTERPOSER_SRC := $(wildcard interposer/*.c interposer/*/*.c interposer/*/*.S)
+# In the folders of their sources: two files of one name in different layers have two objects.
 INTERPOSER_OBJ := $(patsubst interposer/%,$(BUILD)/interposer/%.o,$(INTERPOSER_SRC))
-INTERPOSER_FLAGS := -fPIC -fvisibility=hidden -Iinclude -isystem $(CUDA_INC)
+INTERPOSER_FLAGS := -fPIC -fvisibility=hidden -Iinclude -Iinterposer -isystem $(CUDA_INC) -Wmissing-prototypes
 CONFORMANCE := $(patsubst ../tests/native/interposer/%.c,$(BUILD)/conformance/%,$(wildcard ../tests/native/interposer/*.c))
 
 COMPUTE := $(patsubst ../tests/native/compute/%.c,$(BUILD)/compute/%,$(wildcard ../tests/native/compute/*.c))
 # Programs that ask the resource manager themselves: no libcuda.
+RM_HEADERS := include/rm_abi.h sim/core/sim_rm.h
 RM := $(patsubst ../tests/native/rm/%.c,$(BUILD)/rm/%,$(wildcard ../tests/native/rm/*.c))
 UNIT_SRC := $(filter-out ../tests/native/unit/fuzz_%,$(wildcard ../tests/native/unit/*.c))
 UNIT := $(patsubst ../tests/native/unit/%.c,$(BUILD)/unit/%,$(UNIT_SRC))
-REGION_PARTS := $(addprefix interposer/,record.c trust.c region.c glance.c)
-UNIT_PARTS := interposer/duty.c interposer/table.c $(REGION_PARTS)
+REGION_PARTS := $(addprefix interposer/region/,record.c trust.c region.c glance.c)
+UNIT_PARTS := interposer/limits/duty.c interposer/base/table.c $(REGION_PARTS)
+UNIT_HEADERS := $(wildcard interposer/*/*.h) include/hami_contract.h
 UNIT_FLAGS := -Iinclude -Iinterposer -DHAMI_LOCK_PATIENCE_MS=100
 FUZZ := $(patsubst ../tests/native/unit/%.c,$(BUILD)/fuzz/%,$(wildcard ../tests/native/unit/fuzz_*.c))
 FUZZ_SECONDS ?= 5
@@ -20,9 +23,10 @@ BENCH := $(BUILD)/bench/interposer_calls
 
 all: $(INTERPOSER) conformance $(UNIT) $(BENCH)
 
-$(BUILD)/interposer/%.o: interposer/% $(wildcard interposer/*.h) interposer/hooks.def include/hami_contract.h
+$(BUILD)/interposer/%.o: interposer/%
 	@mkdir -p $(@D)
-	$(CC) $(CSTD) $(CFLAGS) $(INTERPOSER_FLAGS) -c $< -o $@
+	$(CC) $(CSTD) $(CFLAGS) $(INTERPOSER_FLAGS) -MMD -MP -c $< -o $@
+-include $(INTERPOSER_OBJ:.o=.d)
 
 # Which build it is: asked at each make, and linked again when it changed (scripts/build-info).
 .PHONY: force
@@ -39,7 +43,7 @@ $(INTERPOSER): $(INTERPOSER_OBJ) $(BUILD)/build_info.o interposer/exports.map
 # Linked against the simulation for its names only: on a GPU node the loader finds the driver's libraries instead.
 .PHONY: conformance
 conformance: $(CONFORMANCE) $(COMPUTE) $(RM)
-$(BUILD)/rm/%: ../tests/native/rm/%.c ../tests/native/rm/client.h ../tests/native/interposer/check.h sim/core/rm_abi.h
+$(BUILD)/rm/%: ../tests/native/rm/%.c ../tests/native/rm/client.h ../tests/native/interposer/check.h $(RM_HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD)
 $(BUILD)/conformance/%: ../tests/native/interposer/%.c ../tests/native/interposer/check.h $(BUILD)/sim/libcuda.so.1 \
@@ -56,7 +60,7 @@ $(BENCH): ../benchmarks/interposer_calls.c ../tests/native/interposer/check.h $(
 	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD) $(BUILD)/sim/libcuda.so.1
 
 # The parts that know nothing of the driver, from the inside; less patient than in a job.
-$(BUILD)/unit/%: ../tests/native/unit/%.c ../tests/native/unit/check.h $(UNIT_PARTS) $(wildcard interposer/*.h)
+$(BUILD)/unit/%: ../tests/native/unit/%.c ../tests/native/unit/check.h $(UNIT_PARTS) $(UNIT_HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(CSTD) $(CFLAGS) $(UNIT_FLAGS) $< $(UNIT_PARTS) -o $@ $(LDSTD)
 
@@ -64,7 +68,7 @@ $(BUILD)/unit/%: ../tests/native/unit/%.c ../tests/native/unit/check.h $(UNIT_PA
 #   make fuzz FUZZ_SECONDS=600
 .PHONY: fuzz fuzzers
 fuzzers: $(FUZZ)
-$(BUILD)/fuzz/%: ../tests/native/unit/%.c ../tests/native/unit/check.h $(UNIT_PARTS) $(wildcard interposer/*.h)
+$(BUILD)/fuzz/%: ../tests/native/unit/%.c ../tests/native/unit/check.h $(UNIT_PARTS) $(UNIT_HEADERS)
 	@mkdir -p $(@D)
 	clang -std=gnu11 -D_GNU_SOURCE -pthread $(WARN) -O1 -g $(UNIT_FLAGS) -UHAMI_LOCK_PATIENCE_MS \
 		-DHAMI_LOCK_PATIENCE_MS=4 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \

@@ -53,7 +53,7 @@ $(SIM)/tests/%: ../tests/native/sim/%.c $(wildcard ../tests/native/sim/*.h) sim/
 # Those in kernel/ stand in an interposer's place, with the simulated kernel behind them.
 SIM_KERNEL_TESTS := $(patsubst ../tests/native/sim/kernel/%.c,$(SIM)/tests/kernel/%,$(wildcard ../tests/native/sim/kernel/*.c))
 $(SIM)/tests/kernel/%: ../tests/native/sim/kernel/%.c $(wildcard ../tests/native/sim/*.h ../tests/native/sim/kernel/*.h) \
-		$(SIM_LIBS) $(SIM_KERNEL)
+		include/rm_abi.h sim/core/sim_rm.h $(SIM_LIBS) $(SIM_KERNEL)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(CSTD) -isystem $(CUDA_INC) $< $(LDSTD) -Wl,--no-as-needed $(SIM_KERNEL) $(SIM_LIBS) -ldl -o $@
 

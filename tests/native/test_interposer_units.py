@@ -23,6 +23,10 @@ def test_a_table_finds_what_was_put() -> None:
     run("a_table_finds_what_was_put")
 
 
+def test_a_forked_child_has_a_table_of_its_own() -> None:
+    run("a_forked_child_has_a_table_of_its_own")
+
+
 def test_a_dead_owner_gives_up_the_lock(tmp_path: Path) -> None:
     made = make_slice(tmp_path / "job", None, "GPU-0", job_mib=1000)
     run("a_dead_owner_gives_up_the_lock", str(made.limits))

@@ -69,8 +69,8 @@ static int parse_text(struct faults *faults, const char *text, const char *origi
 		memcpy(shown, line, sizeof shown);
 		if (parse_one(faults, line) != 0) {
 			fprintf(stderr,
-				"hami_hpc: simulation: %s: fault '%s' is not understood; write for example "
-				"cuMemAlloc=2:after=5\n",
+				"hami_hpc: simulation: %s: fault '%s' is not understood; "
+				"write for example cuMemAlloc=2:after=5\n",
 				origin, shown);
 			return -EINVAL;
 		}

@@ -3,12 +3,12 @@
  * Faults on demand: $HAMI_SIM/faults, one a line, and $HAMI_SIM_FAULTS, separated by ';'. Read at init.
  *
  *	NAME=CODE[:after=N][:times=N][:delay_us=N]    NAME returns CODE; 0 is success, for a delay alone
- *	missing=NAME                                  cuGetProcAddress does not know NAME (dlsym still does:
- *an exported symbol cannot vanish from a loaded library)
+ *	missing=NAME                                  cuGetProcAddress does not know NAME; dlsym still does, as
+ *	                                              an exported symbol cannot vanish from a loaded library
  *
  * NAME is a driver function without its version (cuMemAlloc stands for cuMemAlloc_v2 too), an NVML function,
- *or rm_XXXXXXXX, a control of the simulated kernel in hexadecimal. `after` calls pass before the first fault,
- *and `times` faults happen (default: for ever). CODE is decimal or 0x hexadecimal.
+ * or rm_XXXXXXXX, a control of the simulated kernel in hexadecimal. `after` calls pass before the first
+ * fault, and `times` faults happen (default: for ever). CODE is decimal or 0x hexadecimal.
  */
 #ifndef SIM_FAULTS_H
 #define SIM_FAULTS_H
@@ -35,8 +35,7 @@ struct faults {
 /* Reads both places. 0, or -EINVAL with one line on stderr. */
 int faults_read(struct faults *out, const char *dir);
 
-/* True when a fault names `name`; then *code is what to return, 0 for none. Sleeps a delay that is asked for.
- */
+/* True when a fault names `name`; *code is then what to return, 0 for none. Sleeps the delay asked for. */
 bool faults_hit(struct faults *faults, const char *name, int *code);
 
 bool faults_missing(const struct faults *faults, const char *name);

@@ -179,8 +179,8 @@ int sim_model_read(const char *path, struct sim_model *out)
 		return rc;
 	if (!out->name[0] || !out->sm_count || !out->timeslice_us || out->total_mib <= out->reserved_mib) {
 		fprintf(stderr,
-			"hami_hpc: simulation: %s lacks one of name, total_mib, reserved_mib, sm_count, "
-			"timeslice_us\n",
+			"hami_hpc: simulation: %s lacks one of "
+			"name, total_mib, reserved_mib, sm_count, timeslice_us\n",
 			path);
 		return -EINVAL;
 	}
@@ -200,8 +200,8 @@ int sim_machine_read(const char *dir, struct sim_machine *out)
 		rc = strip_uuid(m);
 		if (rc || !m->timeslice_us || m->total_mib <= m->reserved_mib) {
 			fprintf(stderr,
-				"hami_hpc: simulation: %s: GPU %u is incomplete; write the file with "
-				"sim-machine\n",
+				"hami_hpc: simulation: %s: GPU %u is incomplete; "
+				"write the file with sim-machine\n",
 				path, i);
 			rc = -EINVAL;
 		}

@@ -41,8 +41,10 @@ struct sim_machine {
 	struct sim_model gpu[SIM_MAX_GPUS];
 };
 
-/* Reads DIR/machine.conf. 0; -ENOENT etc. when it cannot be read; -EINVAL with one line on stderr when it
- * says something that is not understood. */
+/*
+ * Reads DIR/machine.conf. 0; -ENOENT etc. when it cannot be read; -EINVAL with one line on stderr when it
+ * says something that is not understood.
+ */
 int sim_machine_read(const char *dir, struct sim_machine *out);
 
 /* Reads one model file's keys into *out (model, uuid and minor are the caller's). Errors as above. */

@@ -14,14 +14,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int lock_request(int fd, int command, short type, uint32_t slot, short *found)
+static int lock_request(int fd, int command, short type, uint32_t slot, short *lock_type)
 {
 	struct flock range = {
 		.l_type = type, .l_whence = SEEK_SET, .l_start = SIM_LOCK_BASE + slot, .l_len = 1};
 	if (fcntl(fd, command, &range) != 0)
 		return -errno;
-	if (found)
-		*found = range.l_type;
+	if (lock_type)
+		*lock_type = range.l_type;
 	return 0;
 }
 
@@ -99,9 +99,8 @@ int sim_open(struct sim_view *v)
 	*v = (struct sim_view){.fd = -1, .slot_fd = -1, .slot = SIM_NO_SLOT};
 	const char *dir = getenv("HAMI_SIM");
 	if (!dir || !*dir || strlen(dir) >= sizeof v->dir) {
-		fprintf(stderr,
-			"hami_hpc: simulation: HAMI_SIM must name a machine's directory; make one with "
-			"sim-machine DIR h200\n");
+		fprintf(stderr, "hami_hpc: simulation: HAMI_SIM must name a machine's directory; "
+				"make one with sim-machine DIR h200\n");
 		return -ENODEV;
 	}
 	memcpy(v->dir, dir, strlen(dir) + 1);
@@ -110,8 +109,8 @@ int sim_open(struct sim_view *v)
 		rc = map_state(v);
 	if (rc) {
 		fprintf(stderr,
-			"hami_hpc: simulation: HAMI_SIM=%s cannot be used (%s); make it anew with "
-			"sim-machine\n",
+			"hami_hpc: simulation: HAMI_SIM=%s cannot be used (%s); "
+			"make it anew with sim-machine\n",
 			v->dir, strerror(-rc));
 		if (v->fd >= 0)
 			close(v->fd);
@@ -273,9 +272,9 @@ void sim_sweep(struct sim_view *v)
 {
 	for (uint32_t i = sim_bit_next(v->state->live, 0); i != SIM_NO_SLOT;
 	     i = sim_bit_next(v->state->live, i + 1)) {
-		short found = F_WRLCK;
-		if (i != v->slot && lock_request(v->fd, F_OFD_GETLK, F_WRLCK, i, &found) == 0 &&
-		    found == F_UNLCK)
+		short lock_type = F_WRLCK;
+		if (i != v->slot && lock_request(v->fd, F_OFD_GETLK, F_WRLCK, i, &lock_type) == 0 &&
+		    lock_type == F_UNLCK)
 			bury(v, i);
 	}
 }

@@ -35,8 +35,10 @@ struct sim_share {
 	uint64_t used_bytes, peak_bytes;
 	uint64_t context_bytes; /* part of used_bytes */
 	uint64_t launches;
-	/* The process's work on this GPU is one line, in order of submission: submitted_ns long, done_ns of
-	 * it done. A piece of work is over when done_ns has reached the submitted_ns at its end. */
+	/*
+	 * The process's work on this GPU is one line, in order of submission: submitted_ns long, done_ns of
+	 * it done. A piece of work is over when done_ns has reached the submitted_ns at its end.
+	 */
 	uint64_t submitted_ns, done_ns;
 	/* Not scheduled from pause_ns (SIM_NEVER: not asked for) until resume_ns. */
 	uint64_t pause_ns, resume_ns;
@@ -78,8 +80,10 @@ struct sim_gpu {
 	struct sim_run log[SIM_LOG_LENGTH];
 };
 
-/* An allocation that several processes hold. It is charged to the one that made it and, when that one lets
- * go, to another that still holds it. */
+/*
+ * An allocation that several processes hold. It is charged to the one that made it and, when that one lets
+ * go, to another that still holds it.
+ */
 struct sim_shared {
 	uint64_t id; /* 0: free */
 	uint64_t bytes;
@@ -110,8 +114,10 @@ struct sim_view {
 	uint32_t slot; /* or SIM_NO_SLOT */
 };
 
-/* Maps the machine that $HAMI_SIM names, creating its state when there is none. 0, or -errno with one line on
- * stderr. Not thread-safe; call it once. */
+/*
+ * Maps the machine that $HAMI_SIM names, creating its state when there is none. 0, or -errno with one line on
+ * stderr. Not thread-safe; call it once.
+ */
 int sim_open(struct sim_view *view);
 
 /* Makes DIR/state, empty, unless it is there. 0 or -errno. */

@@ -25,11 +25,15 @@ void timeline_advance(struct sim_view *view, uint32_t gpu, uint64_t now_ns);
 /* Appends length_ns of work of this process; the position of its end. */
 uint64_t timeline_submit(struct sim_view *view, uint32_t gpu, uint64_t length_ns);
 
-/* When this process's work up to position was over: CLOCK_MONOTONIC ns. Call it soon after: the log holds the
- * last SIM_LOG_LENGTH runs, and for a position that has left it the oldest time known is returned. */
+/*
+ * Returns when this process's work up to position was over: CLOCK_MONOTONIC ns. Call it soon after: the log
+ * holds the last SIM_LOG_LENGTH runs, and for a position that has left it the oldest time known is returned.
+ */
 uint64_t timeline_time_of(struct sim_view *view, uint32_t gpu, uint64_t position);
 
-/* Not before this time can position be reached; SIM_NEVER while nothing says when the process may run again.
+/*
+ * Returns the time before which position cannot be reached; SIM_NEVER while nothing says when the process may
+ * run again.
  */
 uint64_t timeline_earliest(struct sim_view *view, uint32_t gpu, uint64_t position);
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stream capture: kernels, allocations and frees of a capturing stream become nodes of a graph. Anything else
- * that is put into it ends the capture with an error, as an operation that cannot be captured does. */
+/*
+ * Stream capture: kernels, allocations and frees of a capturing stream become nodes of a graph. Anything else
+ * that is put into it ends the capture with an error, as an operation that cannot be captured does.
+ */
 #include "graph.h"
 
 CUresult sim_stream_live(CUstream handle, struct CUstream_st **out)

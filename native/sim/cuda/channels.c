@@ -5,7 +5,7 @@
  * gets a timeslice, and eight channels. Where no simulated kernel answers (libhami-sim-kernel.so is not
  * preloaded) contexts do without.
  */
-#include "../core/rm_abi.h"
+#include "../core/sim_rm.h"
 #include "memory.h"
 
 #include <fcntl.h>
@@ -33,15 +33,15 @@ static struct {
 	uint32_t client, next_handle;
 } rm = {.fd = -1};
 
-/* Memory that is held, by its size: frees name the size alone. */
-struct held {
-	struct held *next;
+/* What was charged to the GPU, by its size: frees name the size alone. */
+struct charged {
+	struct charged *next;
 	uint64_t bytes;
 	uint32_t handle;
 };
 static struct {
 	pthread_mutex_t lock; /* of all static state here; taken inside sim.lock and alone */
-	struct held *by_size[256];
+	struct charged *by_size[256];
 	uint32_t device[SIM_MAX_GPUS]; /* handle of the device that memory is below */
 	uint32_t next_handle;
 } memory = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -102,7 +102,7 @@ static bool make_group(uint32_t device, uint32_t gpu, bool compute)
 	return true;
 }
 
-static struct held **bucket(uint64_t bytes)
+static struct charged **bucket(uint64_t bytes)
 {
 	return &memory.by_size[bytes / FRAME_BYTES % (sizeof memory.by_size / sizeof *memory.by_size)];
 }
@@ -131,7 +131,7 @@ static uint32_t ask_for_memory(uint32_t gpu, uint64_t bytes, uint32_t handle)
 CUresult sim_rm_memory_take(uint32_t gpu, uint64_t bytes)
 {
 	CUresult result = CUDA_SUCCESS;
-	struct held *h;
+	struct charged *h;
 	pthread_mutex_lock(&memory.lock);
 	if (!open_client())
 		goto out;
@@ -141,7 +141,7 @@ CUresult sim_rm_memory_take(uint32_t gpu, uint64_t bytes)
 		result = CUDA_ERROR_OUT_OF_MEMORY;
 		goto out;
 	}
-	*h = (struct held){
+	*h = (struct charged){
 		.next = *bucket(bytes), .bytes = bytes, .handle = RM_MEMORY_HANDLES + ++memory.next_handle};
 	*bucket(bytes) = h;
 out:
@@ -152,9 +152,9 @@ out:
 void sim_rm_memory_give(uint32_t gpu, uint64_t bytes)
 {
 	pthread_mutex_lock(&memory.lock);
-	for (struct held **at = bucket(bytes); *at; at = &(*at)->next)
+	for (struct charged **at = bucket(bytes); *at; at = &(*at)->next)
 		if ((*at)->bytes == bytes) {
-			struct held *h = *at;
+			struct charged *h = *at;
 			*at = h->next;
 			free_memory(gpu, h->handle);
 			free(h);
@@ -172,11 +172,11 @@ static CUresult open_channels(struct CUctx_st *c)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	c->rm = mine;
 	uint32_t subdevice;
-	bool made = allocate_new(rm.client, &mine->device, RM_CLASS_DEVICE, c->device) &&
-		    allocate_new(mine->device, &subdevice, RM_CLASS_SUBDEVICE, 0);
-	for (int i = 0; made && i < GROUPS; i++)
-		made = make_group(mine->device, c->device, i == COMPUTE_GROUP);
-	if (made)
+	bool allocated = allocate_new(rm.client, &mine->device, RM_CLASS_DEVICE, c->device) &&
+			 allocate_new(mine->device, &subdevice, RM_CLASS_SUBDEVICE, 0);
+	for (int i = 0; allocated && i < GROUPS; i++)
+		allocated = make_group(mine->device, c->device, i == COMPUTE_GROUP);
+	if (allocated)
 		return CUDA_SUCCESS;
 	sim_channels_close(c);
 	return CUDA_ERROR_UNKNOWN;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* First versions that differ from today's in nothing but the name. (Those with 32-bit addresses are not here:
- * no program of a 64-bit system can use them.) */
+/*
+ * First versions that differ from today's in nothing but the name. (Those with 32-bit addresses are not here:
+ * no program of a 64-bit system can use them.)
+ */
 #include "sim_cuda.h"
 
 CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What can be set on a context. It is kept and told, and changes nothing: simulated kernels have no stack and
- * no cache. */
+/*
+ * What can be set on a context. It is kept and told, and changes nothing: simulated kernels have no stack and
+ * no cache.
+ */
 #include "sim_cuda.h"
 
 static const size_t initial_limits[SIM_LIMITS] = {

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies and fills. They take no time on the timeline: a device's copy engines are not its compute engines.
+/*
+ * Copies and fills. They take no time on the timeline: a device's copy engines are not its compute engines.
  * The bytes move when the call is made, which nobody can tell from later, unless a host function that may
- * write them is still to run in the stream: then they move after it. */
+ * write them is still to run in the stream: then they move after it.
+ */
 #include "memory.h"
 
 #include <stdlib.h>

@@ -20,11 +20,11 @@ static uint32_t find_gpu(const char *text)
 	unsigned long n = strtoul(text, &end, 10);
 	if (end != text && !*end && *text != '-')
 		return n < m->gpu_count ? (uint32_t)n : SIM_MAX_GPUS;
-	uint32_t found = SIM_MAX_GPUS;
+	uint32_t index = SIM_MAX_GPUS;
 	for (uint32_t i = 0; i < m->gpu_count; i++)
 		if (strlen(text) > 4 && strncasecmp(m->gpu[i].uuid, text, strlen(text)) == 0)
-			found = found == SIM_MAX_GPUS ? i : SIM_MAX_GPUS;
-	return found;
+			index = index == SIM_MAX_GPUS ? i : SIM_MAX_GPUS;
+	return index;
 }
 
 void sim_read_visible(void)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Graphs of kernels, allocations, frees and empty nodes. Nodes run in the order in which they were added,
- * which is an order that their dependencies allow: a node can only depend on earlier ones. */
+/*
+ * Graphs of kernels, allocations, frees and empty nodes. Nodes run in the order in which they were added,
+ * which is an order that their dependencies allow: a node can only depend on earlier ones.
+ */
 #include "graph.h"
 
 #include "module.h"

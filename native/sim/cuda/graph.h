@@ -5,8 +5,10 @@
 
 enum { SIM_GRAPH_MAGIC = 0x47524150, SIM_NODE_MAGIC = 0x4e4f4445, SIM_EXEC_MAGIC = 0x45584543 };
 
-/* Memory of an allocation node. Its address exists from the node on; the GPU is charged when a launch first
- * comes to it, and then until cuDeviceGraphMemTrim finds it free. Guarded by sim.lock. */
+/*
+ * Memory of an allocation node. Its address exists from the node on; the GPU is charged when a launch first
+ * comes to it, and then until cuDeviceGraphMemTrim finds it free. Guarded by sim.lock.
+ */
 struct graph_memory {
 	struct region *region; /* kind REGION_GRAPH */
 	uint32_t gpu;

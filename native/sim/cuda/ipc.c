@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Legacy IPC. Memory that is offered to others is moved, in place, into a file under $HAMI_SIM/shared, which
- * whoever opens the handle maps too. The file goes with the last holder. */
+/*
+ * Legacy IPC. Memory that is offered to others is moved, in place, into a file under $HAMI_SIM/shared, which
+ * whoever opens the handle maps too. The file goes with the last holder.
+ */
 #include "memory.h"
 
 #include <fcntl.h>
@@ -74,9 +76,9 @@ static CUresult offer(struct region *r)
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	r->shared_mapped = true;
 	sim_lock(&sim.view);
-	bool made = sim_shared_make(&sim.view, r->device, r->bytes, id);
+	bool shared = sim_shared_make(&sim.view, r->device, r->bytes, id);
 	sim_unlock(&sim.view);
-	if (!made) {
+	if (!shared) {
 		sim_unlink_shared(&sim.view, id);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}

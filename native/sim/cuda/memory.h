@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Simulated device memory is the process's own address space, reserved and not touched until it is used, so
- * that a device pointer is a host address and copies copy. Regions are multiples of 2 MiB at multiples of 2
- * MiB; a table of 2 MiB frames finds the region of an address. A heap hands out pieces of regions:
+ * that a device pointer is a host address and copies copy. Regions are multiples of 2 MiB at multiples of
+ * 2 MiB; a table of 2 MiB frames finds the region of an address. A heap hands out pieces of regions:
  *
- *   up to half a block  in units of 512 bytes out of a block, and the GPU is charged when a block is made
- *   above               in a region of its own, rounded up to 2 MiB
+ *	up to half a block    in units of 512 bytes out of a block, and the GPU is charged when a block is made
+ *	above                 in a region of its own, rounded up to 2 MiB
  *
  * A context's heap has blocks of 2 MiB and returns a block with its last piece, as the driver does for
  * cuMemAlloc. A memory pool's heap has blocks of 32 MiB and keeps what is freed until it is trimmed.

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Modules and functions. Any image will do: it is not looked into, and has every function that is asked for.
+/*
+ * Modules and functions. Any image will do: it is not looked into, and has every function that is asked for.
  * A function called sim_spin_ns keeps the GPU busy for its first argument, a u64 of nanoseconds; any other
- * runs for the model's kernel_ns. */
+ * runs for the model's kernel_ns.
+ */
 #include "module.h"
 
 #include <stdlib.h>

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The exports for per-thread default streams: as the others, but the NULL stream is the thread's own. (All
- * threads of a context share one here: a process's work runs in one order anyhow.) */
+/*
+ * The exports for per-thread default streams: as the others, but the NULL stream is the thread's own. (All
+ * threads of a context share one here: a process's work runs in one order anyhow.)
+ */
 #include "sim_cuda.h"
 
 static CUstream own(CUstream stream)

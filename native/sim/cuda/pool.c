@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stream-ordered allocation. Since a process's work on a GPU runs in one order, memory that is freed in one
+/*
+ * Stream-ordered allocation. Since a process's work on a GPU runs in one order, memory that is freed in one
  * stream can be used by the next allocation in any. What a pool holds beyond its release threshold is
- * returned at the next synchronisation. */
+ * returned at the next synchronisation.
+ */
 #include "memory.h"
 
 #include <stdlib.h>

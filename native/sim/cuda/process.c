@@ -41,8 +41,10 @@ static void after_fork_parent(void)
 	sim_process_unlock();
 }
 
-/* The child has the parent's memory and none of its channels: it starts over at cuInit. What the parent had
- * allocated stays mapped and is never used again. */
+/*
+ * The child has the parent's memory and none of its channels: it starts over at cuInit. What the parent had
+ * allocated stays mapped and is never used again.
+ */
 static void after_fork_child(void)
 {
 	atomic_store(&sim.ready, false);
@@ -91,8 +93,8 @@ static CUresult init_locked(void)
 	int rc = sim_slot_take(&sim.view);
 	if (rc) {
 		fprintf(stderr,
-			"hami_hpc: simulation: %s: no process slot (error %d); at most %d processes at "
-			"once\n",
+			"hami_hpc: simulation: %s: no process slot (error %d); "
+			"at most %d processes at once\n",
 			sim.view.dir, -rc, SIM_MAX_SLOTS);
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}

@@ -130,13 +130,14 @@ CUresult sim_enter(enum api_id id);
 /* The current context of this thread, or CUDA_ERROR_INVALID_CONTEXT. */
 CUresult sim_context(struct CUctx_st **out);
 CUresult sim_check_device(CUdevice device);
-/* Reads CUDA_VISIBLE_DEVICES: indices, or UUIDs or their beginnings; what follows one that names no GPU is
- * ignored. */
+/*
+ * Reads CUDA_VISIBLE_DEVICES: indices, or UUIDs or their beginnings. Ignores what follows an entry that names
+ * no GPU.
+ */
 void sim_read_visible(void);
 bool sim_context_valid(const struct CUctx_st *context);
 
-/* A stream handle as passed by the application, NULL and the special ones included, in the current context.
- */
+/* Finds a stream by the application's handle, NULL and the special ones included, in the current context. */
 CUresult sim_stream(CUstream handle, struct CUstream_st **out);
 
 /* The same, for what cannot be captured: breaks a capture that is going on in the stream. */
@@ -150,8 +151,10 @@ CUresult sim_capture_free(struct CUstream_st *stream, CUdeviceptr address);
 /* A copy between any two addresses, and back after it if `wait`. */
 CUresult sim_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t size, bool wait);
 
-/* Notes when events happened that have happened by now. With the shared mutex held, after the timeline has
- * been advanced. */
+/*
+ * Notes when events happened that have happened by now. Called with the shared mutex held, after the timeline
+ * has been advanced.
+ */
 void sim_settle_events(uint32_t gpu);
 
 /* A function that runs on the host when stream has come to it (worker.c). */
@@ -169,8 +172,10 @@ void sim_pools_settle(void);
 void sim_pools_mark(void);
 void sim_pools_fork_child(void);
 
-/* True when all of [address, address + size) is device memory or mapped; it is written to next if `write`.
- * With sim.lock held. */
+/*
+ * True when all of [address, address + size) is device memory or mapped. `write`: it is written to next.
+ * Called with sim.lock held.
+ */
 bool sim_device_range(CUdeviceptr address, size_t size, bool write);
 
 /* One unit of work in stream. */

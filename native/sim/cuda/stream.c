@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Work. All of a process's work on one GPU runs in the order in which it was submitted, so that a stream is
+/*
+ * Work. All of a process's work on one GPU runs in the order in which it was submitted, so that a stream is
  * no more than the position of the last work put into it. Host functions run beside that line: what follows
- * one in its stream is not held back by it, except copies and synchronisation. */
+ * one in its stream is not held back by it, except copies and synchronisation.
+ */
 #include "sim_cuda.h"
 
 CUresult sim_stream(CUstream handle, struct CUstream_st **out)

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Virtual memory management: physical memory is an anonymous file, so that one handle can be mapped in
+/*
+ * Virtual memory management: physical memory is an anonymous file, so that one handle can be mapped in
  * several places and processes. The file's name carries its id, by which an importer finds the row in the
- * shared table. */
+ * shared table.
+ */
 #include "vmm.h"
 
 #include <errno.h>

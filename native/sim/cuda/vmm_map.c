@@ -91,15 +91,15 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
 /* Of whole mappings only: [address, address + size) must begin and end where mappings do. */
 static bool covered(uintptr_t address, size_t size)
 {
-	size_t found = 0;
+	size_t mapped_bytes = 0;
 	for (struct mapping *m = mappings; m; m = m->next) {
 		if (!overlaps(m, address, size))
 			continue;
 		if (m->address < address || m->address + m->bytes > address + size)
 			return false;
-		found += m->bytes;
+		mapped_bytes += m->bytes;
 	}
-	return found == size;
+	return mapped_bytes == size;
 }
 
 CUresult cuMemUnmap(CUdeviceptr address, size_t size)
@@ -150,16 +150,16 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc 
 
 bool vmm_accessible(const struct region *region, uintptr_t address, size_t size)
 {
-	size_t found = 0;
+	size_t mapped_bytes = 0;
 	for (struct mapping *m = mappings; m; m = m->next) {
 		if (m->region != region || !m->accessible || !overlaps(m, address, size))
 			continue;
 		uintptr_t from = m->address > address ? m->address : address;
 		uintptr_t to =
 			m->address + m->bytes < address + size ? m->address + m->bytes : address + size;
-		found += to - from;
+		mapped_bytes += to - from;
 	}
-	return found == size;
+	return mapped_bytes == size;
 }
 
 CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The thread that runs host functions, one after another in the order in which they were submitted, each when
- * the work before it is over. It is started by the first one. */
+/*
+ * The thread that runs host functions, one after another in the order in which they were submitted, each when
+ * the work before it is over. It is started by the first one.
+ */
 #include "sim_cuda.h"
 
 #include <signal.h>

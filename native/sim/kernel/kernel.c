@@ -57,8 +57,10 @@ static void after_fork_child(void)
 	pthread_mutex_unlock(&kernel.lock);
 }
 
-/* At load, so before libcuda does the same: handlers before a fork run in reverse, and libcuda's mutex comes
- * first. */
+/*
+ * At load, so before libcuda does the same: handlers before a fork run in reverse, and libcuda's mutex comes
+ * first.
+ */
 __attribute__((constructor)) static void watch_forks(void)
 {
 	pthread_atfork(before_fork, after_fork_parent, after_fork_child);
@@ -159,7 +161,7 @@ static uint32_t disable_channels(const struct object *subdevice, const struct rm
 	if (subdevice->class_id != RM_CLASS_SUBDEVICE || c->size != sizeof p || !c->params)
 		return RM_INVALID_ARGUMENT;
 	memcpy(&p, (const void *)(uintptr_t)c->params, sizeof p);
-	if (!p.count || p.count > 64)
+	if (!p.count || p.count > RM_CHANNELS_PER_CONTROL)
 		return RM_INVALID_ARGUMENT;
 	for (uint32_t i = 0; i < p.count; i++) {
 		const struct object *o = objects_find(p.clients[i], p.channels[i], subdevice->fd);

@@ -23,7 +23,8 @@ void memory_give(struct sim_view *view, const struct memory *memory)
 uint32_t memory_allocate(struct sim_view *view, int fd, struct rm_alloc *a)
 {
 	const struct rm_memory *p = (const struct rm_memory *)(uintptr_t)a->params;
-	bool on_host = p && p->attributes >> 25 & 3, is_virtual = p && p->flags & RM_FLAG_VIRTUAL;
+	bool on_host = p && RM_ATTRIBUTE_LOCATION(p->attributes);
+	bool is_virtual = p && p->flags & RM_FLAG_VIRTUAL;
 	struct object *o;
 	if (!p || !p->size || is_virtual != (a->class_id == RM_CLASS_VIRTUAL_MEMORY) ||
 	    (!is_virtual && on_host != (a->class_id == RM_CLASS_HOST_MEMORY)))
@@ -69,8 +70,7 @@ uint32_t memory_dup(int fd, struct rm_dup *d)
 	return RM_OK;
 }
 
-/* The old form of everything about memory: as RM_ALLOC or RM_FREE would do it
- * (rmapi_deprecated_vidheapctrl.c). */
+/* Does what RM_ALLOC does, for the functions of RM_HEAP that allocate (rmapi_deprecated_vidheapctrl.c). */
 uint32_t memory_heap(struct sim_view *view, int fd, struct rm_heap *h)
 {
 	struct rm_memory p = {0};
@@ -100,9 +100,9 @@ uint32_t memory_heap(struct sim_view *view, int fd, struct rm_heap *h)
 	struct rm_alloc a = {.client = h->client,
 			     .parent = h->parent,
 			     .object = p.flags & RM_FLAG_HANDLE_PROVIDED ? *memory : 0,
-			     .class_id = p.flags & RM_FLAG_VIRTUAL ? RM_CLASS_VIRTUAL_MEMORY
-					 : p.attributes >> 25 & 3  ? RM_CLASS_HOST_MEMORY
-								   : RM_CLASS_DEVICE_MEMORY,
+			     .class_id = p.flags & RM_FLAG_VIRTUAL             ? RM_CLASS_VIRTUAL_MEMORY
+					 : RM_ATTRIBUTE_LOCATION(p.attributes) ? RM_CLASS_HOST_MEMORY
+									       : RM_CLASS_DEVICE_MEMORY,
 			     .params = (uint64_t)(uintptr_t)&p,
 			     .size = sizeof p};
 	uint32_t status = memory_allocate(view, fd, &a);

@@ -6,8 +6,7 @@
 
 /* With the kernel's mutex held. Statuses are RM's. */
 uint32_t memory_allocate(struct sim_view *view, int fd, struct rm_alloc *request);
-/* The older form, of those functions that allocate; it does what RM_ALLOC does
- * (rmapi_deprecated_vidheapctrl.c). */
+/* Does what RM_ALLOC does, for the functions of RM_HEAP that allocate. */
 uint32_t memory_heap(struct sim_view *view, int fd, struct rm_heap *request);
 /* A second handle for memory. */
 uint32_t memory_dup(int fd, struct rm_dup *request);

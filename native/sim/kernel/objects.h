@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The simulated kernel's objects: those of this process, which is all that it may name. One mutex guards
- * them. */
+/* The simulated kernel's objects: this process's, as it may name no others. One mutex guards them. */
 #ifndef SIM_KERNEL_OBJECTS_H
 #define SIM_KERNEL_OBJECTS_H
-#include "../core/rm_abi.h"
+#include "../core/sim_rm.h"
 #include "../core/state.h"
 
 /* Device memory; several objects may hold it. */

@@ -42,12 +42,13 @@ nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *
 	return NVML_SUCCESS;
 }
 
-/* Both forms of an entry, from one walk: exactly one of v1 and v2 is given unless only the count is wanted.
+/*
+ * Both forms of an entry, from one walk: one of v1 and v2 is given, or neither when only the count is wanted.
  */
 static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *v1,
 				   nvmlProcessInfo_v2_t *v2)
 {
-	unsigned int room = v1 || v2 ? *count : 0, found = 0;
+	unsigned int room = v1 || v2 ? *count : 0, processes = 0;
 	sim_lock(&nvml.view);
 	sim_sweep(&nvml.view);
 	const struct sim_state *s = nvml.view.state;
@@ -55,19 +56,19 @@ static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned int *count, nvm
 		const struct sim_share *share = &s->slot[i].gpu[device->index];
 		if (!share->contexts && !share->used_bytes)
 			continue;
-		if (found < room && v1)
-			v1[found] = (nvmlProcessInfo_v1_t){.pid = (unsigned)s->slot[i].pid,
-							   .usedGpuMemory = share->used_bytes};
-		else if (found < room)
-			v2[found] = (nvmlProcessInfo_v2_t){.pid = (unsigned)s->slot[i].pid,
-							   .usedGpuMemory = share->used_bytes,
-							   .gpuInstanceId = UINT32_MAX,
-							   .computeInstanceId = UINT32_MAX};
-		found++;
+		if (processes < room && v1)
+			v1[processes] = (nvmlProcessInfo_v1_t){.pid = (unsigned)s->slot[i].pid,
+							       .usedGpuMemory = share->used_bytes};
+		else if (processes < room)
+			v2[processes] = (nvmlProcessInfo_v2_t){.pid = (unsigned)s->slot[i].pid,
+							       .usedGpuMemory = share->used_bytes,
+							       .gpuInstanceId = UINT32_MAX,
+							       .computeInstanceId = UINT32_MAX};
+		processes++;
 	}
 	sim_unlock(&nvml.view);
-	*count = found;
-	return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+	*count = processes;
+	return processes > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,

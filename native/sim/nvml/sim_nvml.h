@@ -36,8 +36,10 @@ nvmlReturn_t nvml_enter_device(const char *function, nvmlDevice_t device);
 /* text into a caller's buffer, or NVML_ERROR_INSUFFICIENT_SIZE. */
 nvmlReturn_t nvml_copy_text(char *out, unsigned int size, const char *text);
 
-/* How long the slot (SIM_NO_SLOT: anybody) ran on gpu during the window_ns before now_ns. With the shared
- * mutex. */
+/*
+ * Returns how long the slot (SIM_NO_SLOT: anybody) ran on gpu during the window_ns before now_ns. Called with
+ * the shared mutex held.
+ */
 uint64_t nvml_busy_ns(uint32_t gpu, uint32_t slot, uint64_t now_ns, uint64_t window_ns);
 
 /* Percent of the last second during which gpu was busy. Takes the shared mutex. */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the GPU is doing. Utilisation comes from the timeline's log; power, temperature and clocks follow from
- * it and from the model, since nothing here gets warm. */
+/*
+ * How the GPU is doing. Utilisation comes from the timeline's log; power, temperature and clocks follow from
+ * it and from the model, since nothing here gets warm.
+ */
 #include "sim_nvml.h"
 
 #include <string.h>
@@ -57,7 +59,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
 					     unsigned int *count, unsigned long long last_seen_us)
 {
 	NVML_ENTER_DEVICE(device, count);
-	unsigned room = samples ? *count : 0, found = 0;
+	unsigned room = samples ? *count : 0, sampled = 0;
 	if (room < SAMPLES_ROOM) {
 		*count = SAMPLES_ROOM;
 		return NVML_ERROR_INSUFFICIENT_SIZE;
@@ -75,18 +77,18 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
 	const uint64_t *live = nvml.view.state->live;
 	for (uint32_t i = sim_bit_next(live, 0); i != SIM_NO_SLOT; i = sim_bit_next(live, i + 1)) {
 		uint64_t busy = nvml_busy_ns(device->index, i, now, window);
-		if (busy && found < room)
-			samples[found] = (nvmlProcessUtilizationSample_t){
+		if (busy && sampled < room)
+			samples[sampled] = (nvmlProcessUtilizationSample_t){
 				.pid = (unsigned)nvml.view.state->slot[i].pid,
 				.timeStamp = now_us,
 				.smUtil = (unsigned)((busy * 100 + window / 2) / window)};
-		found += busy > 0;
+		sampled += busy > 0;
 	}
 	sim_unlock(&nvml.view);
-	if (!found)
+	if (!sampled)
 		return NVML_ERROR_NOT_FOUND;
-	*count = found;
-	return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+	*count = sampled;
+	return sampled > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor,

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this simulated board does not have, or does not tell. The arguments are checked as far as the device
- * goes. */
+/*
+ * What this simulated board does not have, or does not tell. The arguments are checked as far as the device
+ * goes.
+ */
 #include "sim_nvml.h"
 
 #define UNSUPPORTED(name, ...)                                                                               \

@@ -69,8 +69,9 @@ static int write_machine(const char *dir, int count, char **models)
 	FILE *out = fopen(path, "we");
 	if (!out)
 		return -errno;
-	fprintf(out, "# A simulated machine; written by "
-		     "sim-machine.\ndriver_version=580.159.04\ncuda_version=13000\n");
+	fprintf(out, "# A simulated machine; written by sim-machine.\n"
+		     "driver_version=580.159.04\n"
+		     "cuda_version=13000\n");
 	int rc = 0;
 	for (int i = 0; !rc && i < count; i++)
 		rc = append_model(out, dir, models[i], (unsigned)i);
@@ -118,8 +119,8 @@ int main(int argc, char **argv)
 {
 	if (argc < 3 || argc - 2 > SIM_MAX_GPUS) {
 		fprintf(stderr,
-			"usage: sim-machine DIR MODEL...   (1 to %d GPUs, for example: sim-machine /tmp/m "
-			"h200 h200)\n",
+			"usage: sim-machine DIR MODEL...   "
+			"(1 to %d GPUs, for example: sim-machine /tmp/m h200 h200)\n",
 			SIM_MAX_GPUS);
 		return 2;
 	}

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim-state [DIR] [--runs]: what the simulated GPUs of DIR (default: HAMI_SIM) hold, as JSON, after the dead
- * have been swept. --runs adds who ran when, as far back as the log goes. */
+/*
+ * sim-state [DIR] [--runs]: what the simulated GPUs of DIR (default: HAMI_SIM) hold, as JSON, after the dead
+ * have been swept. --runs adds who ran when, as far back as the log goes.
+ */
 #include "state.h"
 #include "timeline.h"
 
@@ -17,10 +19,10 @@ static void print_processes(const struct sim_state *s, uint32_t g)
 		const struct sim_share *share = &slot->gpu[g];
 		if (!slot->state || (!share->contexts && !share->used_bytes))
 			continue;
-		printf("%s\n      {\"pid\": %d, \"uid\": %u, \"slot\": %u, \"contexts\": %u, \"used_bytes\": "
-		       "%" PRIu64 ", \"context_bytes\": %" PRIu64 ", \"peak_bytes\": %" PRIu64
-		       ", \"launches\": %" PRIu64 ", \"submitted_ns\": %" PRIu64 ", \"busy_ns\": %" PRIu64
-		       ", \"timeslice_us\": %" PRIu64 ", \"pauses\": %u}",
+		printf("%s\n      {\"pid\": %d, \"uid\": %u, \"slot\": %u, \"contexts\": %u"
+		       ", \"used_bytes\": %" PRIu64 ", \"context_bytes\": %" PRIu64
+		       ", \"peak_bytes\": %" PRIu64 ", \"launches\": %" PRIu64 ", \"submitted_ns\": %" PRIu64
+		       ", \"busy_ns\": %" PRIu64 ", \"timeslice_us\": %" PRIu64 ", \"pauses\": %u}",
 		       separator, slot->pid, slot->uid, i, share->contexts, share->used_bytes,
 		       share->context_bytes, share->peak_bytes, share->launches, share->submitted_ns,
 		       share->done_ns, share->timeslice_ns / 1000, share->pauses);
@@ -47,8 +49,8 @@ static void print_gpu(const struct sim_view *v, uint32_t g, int with_runs)
 {
 	const struct sim_model *m = &v->machine.gpu[g];
 	const struct sim_gpu *gpu = &v->state->gpu[g];
-	printf("%s\n    {\"index\": %u, \"model\": \"%s\", \"uuid\": \"%s\", \"minor\": %u, \"total_bytes\": "
-	       "%" PRIu64 ",\n     \"used_bytes\": %" PRIu64 ", \"peak_bytes\": %" PRIu64
+	printf("%s\n    {\"index\": %u, \"model\": \"%s\", \"uuid\": \"%s\", \"minor\": %u"
+	       ", \"total_bytes\": %" PRIu64 ",\n     \"used_bytes\": %" PRIu64 ", \"peak_bytes\": %" PRIu64
 	       ", \"allocations\": %" PRIu64 ", \"frees\": %" PRIu64 ", \"refusals\": %" PRIu64
 	       ", \"events\": %" PRIu64 ",\n     \"reclaimed_bytes\": %" PRIu64
 	       ", \"reclaimed_processes\": %" PRIu64 ", \"busy_ns\": %" PRIu64

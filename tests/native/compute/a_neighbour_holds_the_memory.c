@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Takes what the GPU has left, which is less than the limit: the driver says that it is full, for managed
- * memory too. */
+/*
+ * Takes what the GPU has left, less than the limit: the driver says that it is full, for managed memory too.
+ */
 #include "../interposer/check.h"
 
 int main(void)

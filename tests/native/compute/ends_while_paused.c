@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Leaves work behind in every way that a program can end: argv[1] is return, exit, _exit, abort, thread or
- * exec. */
+/* Ends in the way of argv[1] and leaves work behind: return, exit, _exit, abort, thread or exec. */
 #include <pthread.h>
 #include <string.h>
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* On a machine of two GPUs, of which the job has the one of index argv[1]: that one opens, the other does
- * not. */
+/* On a machine of two GPUs, of which the job has the one of index argv[1]: opens that one and no other. */
 #include "../interposer/check.h"
 
 int main(int argc, char **argv)

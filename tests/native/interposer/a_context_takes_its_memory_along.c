@@ -19,9 +19,9 @@ int main(void)
 	OK(cuDevicePrimaryCtxRetain(&primary, device)); /* a second reference */
 	OK(cuCtxSetCurrent(primary));
 	OK(cuMemAlloc(&a, 64 * MIB));
-	size_t held = free_bytes();
+	size_t while_retained = free_bytes();
 	OK(cuDevicePrimaryCtxRelease(device));
-	CHECK(free_bytes() == held); /* the first one still holds it */
+	CHECK(free_bytes() == while_retained); /* the first one still holds it */
 	OK(cuDevicePrimaryCtxReset(device));
 	OK(cuDevicePrimaryCtxRetain(&primary, device));
 	OK(cuCtxSetCurrent(primary));

@@ -11,10 +11,10 @@
 typedef CUresult allocate_fn(CUdeviceptr *, size_t);
 typedef CUresult allocate_async_fn(CUdeviceptr *, size_t, CUstream);
 
-static void obeys(void *found)
+static void obeys(void *function)
 {
 	CUdeviceptr a;
-	allocate_fn *allocate = (allocate_fn *)found;
+	allocate_fn *allocate = (allocate_fn *)function;
 	CHECK(allocate != NULL);
 	size_t before = free_bytes();
 	OK(allocate(&a, 4 * MIB));
@@ -49,30 +49,30 @@ static void by_cuda(void)
 	static const cuuint64_t flags[] = {CU_GET_PROC_ADDRESS_DEFAULT, CU_GET_PROC_ADDRESS_LEGACY_STREAM,
 					   CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM};
 	CUdriverProcAddressQueryResult status;
-	void *found;
+	void *function;
 	for (size_t v = 0; v < sizeof versions / sizeof *versions; v++) {
 		for (size_t f = 0; f < sizeof flags / sizeof *flags; f++) {
-			OK(cuGetProcAddress("cuMemAlloc", &found, versions[v], flags[f], &status));
+			OK(cuGetProcAddress("cuMemAlloc", &function, versions[v], flags[f], &status));
 			CHECK(status == CU_GET_PROC_ADDRESS_SUCCESS);
-			obeys(found);
+			obeys(function);
 			if (versions[v] < 11020)
 				continue;
-			OK(cuGetProcAddress("cuMemAllocAsync", &found, versions[v], flags[f], &status));
-			allocate_async_fn *allocate = (allocate_async_fn *)found;
+			OK(cuGetProcAddress("cuMemAllocAsync", &function, versions[v], flags[f], &status));
+			allocate_async_fn *allocate = (allocate_async_fn *)function;
 			CUdeviceptr a;
 			GIVES(CUDA_ERROR_OUT_OF_MEMORY, allocate(&a, limit_bytes(), NULL));
 		}
 	}
 	/* cuGetProcAddress found through itself leads to hooks as well. */
-	OK(cuGetProcAddress("cuGetProcAddress", &found, 12000, 0, &status));
+	OK(cuGetProcAddress("cuGetProcAddress", &function, 12000, 0, &status));
 	CUresult (*again)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *) =
-		(__typeof__(again))found;
-	OK(again("cuMemAlloc", &found, 12000, 0, &status));
-	obeys(found);
-	OK(cuGetProcAddress("cuMemAllocAsync", &found, 11000, 0, &status));
-	CHECK(found == NULL && status == CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
-	OK(cuGetProcAddress("cuNoSuchFunction", &found, 12000, 0, &status));
-	CHECK(found == NULL && status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
+		(__typeof__(again))function;
+	OK(again("cuMemAlloc", &function, 12000, 0, &status));
+	obeys(function);
+	OK(cuGetProcAddress("cuMemAllocAsync", &function, 11000, 0, &status));
+	CHECK(function == NULL && status == CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
+	OK(cuGetProcAddress("cuNoSuchFunction", &function, 12000, 0, &status));
+	CHECK(function == NULL && status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
 }
 
 int main(void)

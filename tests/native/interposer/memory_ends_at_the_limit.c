@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The device looks as large as the limit, fills up to exactly that, and takes as much again once it is freed.
- */
+/* The device looks as large as the limit, fills up to exactly that, and once freed takes as much again. */
 #include "check.h"
 
 int main(void)

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "../../../native/sim/core/rm_abi.h"
+#include "../../../native/sim/core/sim_rm.h"
 #include "../interposer/check.h"
 
 static struct {

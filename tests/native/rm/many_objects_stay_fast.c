@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prints the nanoseconds that making and freeing one more object takes, with as many alive as the argument
- * says. */
+/* Prints how long one more object takes to make and free, ns, with as many alive as the argument says. */
 #include <time.h>
 
 #include "client.h"

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prints what the calls cost, best of several batches. The limit is what makes an interposer's own cost
- * measurable. */
+/*
+ * Prints what the calls cost, best of several batches. The limit keeps an interposer's own cost measurable
+ * beside them.
+ */
 #include "check.h"
 
 #include <sched.h>

@@ -9,36 +9,36 @@ static void *library;
 static void check_row(const char *base, const char *symbol, int version, const char *suffix)
 {
 	char per_thread[128];
-	void *found, *expected = dlsym(library, symbol);
+	void *function, *expected = dlsym(library, symbol);
 	CUdriverProcAddressQueryResult status;
 	CHECK(expected);
-	OK(cuGetProcAddress(base, &found, version, CU_GET_PROC_ADDRESS_LEGACY_STREAM, &status));
-	CHECK(found == expected && status == CU_GET_PROC_ADDRESS_SUCCESS);
+	OK(cuGetProcAddress(base, &function, version, CU_GET_PROC_ADDRESS_LEGACY_STREAM, &status));
+	CHECK(function == expected && status == CU_GET_PROC_ADDRESS_SUCCESS);
 	snprintf(per_thread, sizeof per_thread, "%s%s", symbol, suffix);
 	int since = version > 7000 ? version : 7000;
 	void *newest;
 	OK(cuGetProcAddress(base, &newest, since, CU_GET_PROC_ADDRESS_LEGACY_STREAM, &status));
 	if (newest != expected)
 		return; /* a newer version had come by then */
-	OK(cuGetProcAddress(base, &found, since, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &status));
-	CHECK(found == dlsym(library, per_thread));
+	OK(cuGetProcAddress(base, &function, since, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &status));
+	CHECK(function == dlsym(library, per_thread));
 }
 
 static void check_missing(void)
 {
-	void *found = (void *)1;
+	void *function = (void *)1;
 	CUdriverProcAddressQueryResult status;
-	OK(cuGetProcAddress("cuNoSuchThing", &found, 13000, 0, &status));
-	CHECK(!found && status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
-	OK(cuGetProcAddress("cuMemAllocAsync", &found, 11010, 0, &status));
-	CHECK(!found && status == CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
+	OK(cuGetProcAddress("cuNoSuchThing", &function, 13000, 0, &status));
+	CHECK(!function && status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
+	OK(cuGetProcAddress("cuMemAllocAsync", &function, 11010, 0, &status));
+	CHECK(!function && status == CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
 	CUresult (*first_version)(const char *, void **, int, cuuint64_t);
 	OK(cuGetProcAddress("cuGetProcAddress", (void **)&first_version, 11030, 0, &status));
-	GIVES(CUDA_ERROR_NOT_FOUND, first_version("cuNoSuchThing", &found, 11030, 0));
-	OK(first_version("cuInit", &found, 11030, 0));
-	GIVES(CUDA_ERROR_INVALID_VALUE, cuGetProcAddress("cuInit", &found, 14000, 0, &status));
-	GIVES(CUDA_ERROR_INVALID_VALUE, cuGetProcAddress(NULL, &found, 13000, 0, &status));
-	OK(cuGetProcAddress("cuArrayCreate", &found, 13000, 0, &status));
+	GIVES(CUDA_ERROR_NOT_FOUND, first_version("cuNoSuchThing", &function, 11030, 0));
+	OK(first_version("cuInit", &function, 11030, 0));
+	GIVES(CUDA_ERROR_INVALID_VALUE, cuGetProcAddress("cuInit", &function, 14000, 0, &status));
+	GIVES(CUDA_ERROR_INVALID_VALUE, cuGetProcAddress(NULL, &function, 13000, 0, &status));
+	OK(cuGetProcAddress("cuArrayCreate", &function, 13000, 0, &status));
 	CHECK(status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND); /* by the faults of this test */
 	CHECK(dlsym(library, "cuArrayCreate_v2"));
 }

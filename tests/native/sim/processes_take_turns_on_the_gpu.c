@@ -34,9 +34,11 @@ int main(void)
 	struct work a = {0, 200 * MS, 1}, b = {1, MS, 100};
 	pid_t first = start_child(work, &a), second = start_child(work, &b);
 	CHECK(child_status(first) == 0 && child_status(second) == 0);
-	/* 300 ms of work and a switch of 0.2 ms each 2 ms: while both run each has half of the GPU, so that
+	/*
+	 * 300 ms of work and a switch of 0.2 ms each 2 ms: while both run each has half of the GPU, so that
 	 * the one with 100 ms is done after a little more than 200, in the middle of the other's single
-	 * kernel. */
+	 * kernel.
+	 */
 	double a_ms = (double)(results[0].end_ns - start) * 1e-6,
 	       b_ms = (double)(results[1].end_ns - start) * 1e-6;
 	fprintf(stderr, "200 ms of work done after %.1f ms, 100 ms after %.1f ms\n", a_ms, b_ms);

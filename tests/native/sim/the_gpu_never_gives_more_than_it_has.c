@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Eight processes fight for one GPU's memory while some are killed at any line; their own sum is the witness.
- */
+/* Eight processes compete for one GPU's memory while some are killed at any line; their own sum checks it. */
 #include "check.h"
 
 #include <stdatomic.h>

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "region.h"
+#include "region/record.h"
 
 #define MIB (1ull << 20)
 
@@ -22,7 +22,7 @@ static void dies(int how)
 	pid_t pid = fork();
 	CHECK(pid >= 0);
 	if (!pid) {
-		hami_region_forked(&region);
+		hami_region_forget_slot(&region);
 		CHECK(hami_region_charge(&region, 600 * MIB) == 0);
 		struct hami_usage_file *u = region.usage;
 		if (how > 0) /* holds the lock */

@@ -12,7 +12,8 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "region.h"
+#include "region/glance.h"
+#include "region/record.h"
 
 #define MIB (1ull << 20)
 
@@ -49,7 +50,7 @@ static void a_live_owner_that_stands_still(void)
 	pid_t pid = fork();
 	CHECK(pid >= 0);
 	if (!pid) {
-		hami_region_forked(&region);
+		hami_region_forget_slot(&region);
 		CHECK(hami_region_charge(&region, 50 * MIB) == 0);
 		set_lock((uint32_t)region.slot + 1);
 		CHECK(write(ends[1], "x", 1) == 1);

@@ -3,8 +3,8 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "base/table.h"
 #include "check.h"
-#include "table.h"
 
 #define KEYS 5000
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The duty cycle's arithmetic, with a machine that wakes late and calls that take their time. */
 #include "check.h"
-#include "compute.h"
+#include "limits/duty.h"
 
 #define MS 1000000ll
 
@@ -35,8 +35,7 @@ int main(void)
 		CHECK(exact > cores - 0.3 && exact < cores + 0.3);
 		CHECK(late > cores - 0.5 && late < cores + 0.5);
 	}
-	/* A window that took far too much is given back; one that fell far short is not paid back in one
-	 * burst. */
+	/* A window that took far too much is given back; one that fell far short is not paid back at once. */
 	struct hami_duty duty = hami_duty_plan(50, 0);
 	hami_duty_done(&duty, 40 * MS);
 	CHECK(hami_duty_window(&duty) == 10 * MS);

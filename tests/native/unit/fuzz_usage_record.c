@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "region.h"
+#include "region/glance.h"
 
 enum { OTHER = 5, MOST_STEPS = 64 };
 #define LIMIT (1000ull << 20)

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread pauses and resumes its own process. What the GPU did for it must be the time that it was not
+/*
+ * A thread pauses and resumes its own process. What the GPU did for it must be the time that it was not
  * paused, by the thread's own account, however the host's scheduler treated the thread. Two processes in
- * opposite phase have the GPU in turn. */
+ * opposite phase have the GPU in turn.
+ */
 #include "watch.h"
 
 #include <pthread.h>
@@ -15,8 +17,8 @@ static struct {
 static struct {
 	uint64_t on_ns, off_ns, phase_ns;
 	_Atomic int stop;
-	uint64_t paused_ns[2]; /* at least, and at most: the calls take their time, and the thread may lose
-				  its processor */
+	/* At least, and at most: the calls take their time, and the thread may lose its processor. */
+	uint64_t paused_ns[2];
 } cycle;
 
 /* Times from CLOCK_MONOTONIC modulo the period, so that processes agree on the phase. */

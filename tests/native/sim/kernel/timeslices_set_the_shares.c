@@ -26,7 +26,7 @@ static void tenant(void *number)
 static void busy_ns(const pid_t pid[2], unsigned long long out[2])
 {
 	char command[256], line[1024];
-	int found = 0;
+	int processes = 0;
 	snprintf(command, sizeof command, "%s/sim-state", getenv("SIM_BIN"));
 	FILE *pipe = popen(command, "r");
 	CHECK(pipe);
@@ -39,9 +39,9 @@ static void busy_ns(const pid_t pid[2], unsigned long long out[2])
 				continue;
 			CHECK((at = strstr(at, "\"busy_ns\": ")));
 			out[i] = strtoull(at + 11, NULL, 10);
-			found++;
+			processes++;
 		}
-	CHECK(pclose(pipe) == 0 && found == 2);
+	CHECK(pclose(pipe) == 0 && processes == 2);
 }
 
 static void run(uint64_t first_us, uint64_t second_us, double wanted)

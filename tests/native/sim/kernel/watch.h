@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The program stands where an interposer stands: it sees what libcuda asks of the kernel, and asks for
- * itself. */
+/* The program stands where an interposer stands: it sees what libcuda asks of the kernel, and asks itself. */
 #ifndef SIM_WATCH_H
 #define SIM_WATCH_H
-#include "../../../../native/sim/core/rm_abi.h"
+#include "../../../../native/sim/core/sim_rm.h"
 #include "../check.h"
 
 #include <dlfcn.h>

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef HAMI_LOG_H
+#define HAMI_LOG_H
+
+/*
+ * Writes one line to standard error when HAMI_HPC_LOG is at least `level`: 0 always, 1 what was set up, 2
+ * each refused request. Keeps errno. Takes no lock, so it needs no fork handler; not async-signal-safe.
+ */
+void hami_log(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "driver/rm_objects.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "base/table.h"
+#include "rm_abi.h"
+
+#define FIRST_BUCKETS 64
+
+enum kind { CLIENT, DEVICE, SUBDEVICE, GROUP, CHANNEL };
+
+struct hami_object {
+	uint64_t key;
+	struct hami_object *chain; /* in its bucket */
+	struct hami_object *parent, *children, *next, **link;
+	struct hami_object *next_started, **started; /* not NULL: at work */
+	struct hami_object *subdevice;               /* a device's: one of its children */
+	enum kind kind;
+	int fd;
+	uint32_t engine;
+};
+
+static struct {
+	pthread_mutex_t lock;
+	struct hami_object **buckets;
+	size_t bucket_count; /* a power of two */
+	size_t count;
+	struct hami_object *started;
+	_Atomic int started_count;
+	_Atomic unsigned int started_ever;
+} objects = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+bool hami_objects_is_client(uint32_t class_id)
+{
+	return class_id == RM_CLASS_CLIENT || class_id <= 1;
+}
+
+bool hami_objects_is_work(uint32_t class_id)
+{
+	return class_id == RM_CLASS_GROUP ||
+	       (class_id > 0xff && (class_id & 0xff) == RM_CLASS_CHANNEL_LOW_BYTE);
+}
+
+bool hami_objects_keep(uint32_t class_id)
+{
+	return hami_objects_is_work(class_id) || class_id == RM_CLASS_DEVICE ||
+	       class_id == RM_CLASS_SUBDEVICE || hami_objects_is_client(class_id);
+}
+
+static enum kind kind_of(uint32_t class_id)
+{
+	return hami_objects_is_client(class_id) ? CLIENT
+	       : class_id == RM_CLASS_DEVICE    ? DEVICE
+	       : class_id == RM_CLASS_SUBDEVICE ? SUBDEVICE
+	       : class_id == RM_CLASS_GROUP     ? GROUP
+						: CHANNEL;
+}
+
+void hami_object_drop(struct hami_object *object)
+{
+	free(object);
+}
+
+static size_t bucket_of(uint64_t key)
+{
+	return (size_t)((key ^ key >> 32) * 0x9e3779b97f4a7c15u >> 32) & (objects.bucket_count - 1);
+}
+
+static struct hami_object *find(uint64_t key)
+{
+	struct hami_object *o = objects.bucket_count ? objects.buckets[bucket_of(key)] : NULL;
+	while (o && o->key != key)
+		o = o->chain;
+	return o;
+}
+
+/* Doubles the buckets when they are full. Without memory for that the chains get longer, which costs time. */
+static bool make_room(void)
+{
+	size_t old_count = objects.bucket_count;
+	struct hami_object **old = objects.buckets;
+	if (objects.count < old_count)
+		return true;
+	size_t wanted = old_count ? 2 * old_count : FIRST_BUCKETS;
+	struct hami_object **buckets = calloc(wanted, sizeof(struct hami_object *));
+	if (!buckets)
+		return old_count != 0;
+	objects.buckets = buckets;
+	objects.bucket_count = wanted;
+	for (size_t i = 0; i < old_count; i++) {
+		for (struct hami_object *o = old[i], *next; o; o = next) {
+			next = o->chain;
+			o->chain = buckets[bucket_of(o->key)];
+			buckets[bucket_of(o->key)] = o;
+		}
+	}
+	free(old);
+	return true;
+}
+
+struct hami_object *hami_object_new(void)
+{
+	struct hami_object *object = calloc(1, sizeof *object);
+	pthread_mutex_lock(&objects.lock);
+	bool room = object && make_room();
+	pthread_mutex_unlock(&objects.lock);
+	if (room)
+		return object;
+	free(object);
+	return NULL;
+}
+
+static void put(struct hami_object *o)
+{
+	o->chain = objects.buckets[bucket_of(o->key)];
+	objects.buckets[bucket_of(o->key)] = o;
+	objects.count++;
+}
+
+static void hang_below(struct hami_object *o, struct hami_object *parent)
+{
+	o->parent = parent;
+	o->next = parent->children;
+	if (o->next)
+		o->next->link = &o->next;
+	o->link = &parent->children;
+	parent->children = o;
+	if (o->kind == SUBDEVICE && parent->kind == DEVICE && !parent->subdevice)
+		parent->subdevice = o;
+}
+
+static void take_off(struct hami_object *o)
+{
+	struct hami_object *parent = o->parent;
+	if (!parent)
+		return;
+	*o->link = o->next;
+	if (o->next)
+		o->next->link = o->link;
+	if (parent->subdevice == o) {
+		parent->subdevice = NULL;
+		for (struct hami_object *c = parent->children; c && !parent->subdevice; c = c->next)
+			if (c->kind == SUBDEVICE)
+				parent->subdevice = c;
+	}
+}
+
+static bool start(struct hami_object *o)
+{
+	if (o->started)
+		return false;
+	o->next_started = objects.started;
+	if (o->next_started)
+		o->next_started->started = &o->next_started;
+	o->started = &objects.started;
+	objects.started = o;
+	objects.started_count++;
+	objects.started_ever++;
+	return true;
+}
+
+static void stop(struct hami_object *o)
+{
+	if (!o->started)
+		return;
+	*o->started = o->next_started;
+	if (o->next_started)
+		o->next_started->started = o->started;
+	objects.started_count--;
+}
+
+/* Forgets `o`, which has no children. Returns the bytes of the memory that belongs to it. */
+static uint64_t bury(struct hami_object *o)
+{
+	struct hami_object **at = &objects.buckets[bucket_of(o->key)];
+	while (*at != o)
+		at = &(*at)->chain;
+	*at = o->chain;
+	objects.count--;
+	take_off(o);
+	stop(o);
+	uint64_t bytes = o->kind == DEVICE || o->kind == SUBDEVICE ? hami_table_take_owner(o->key) : 0;
+	free(o);
+	return bytes;
+}
+
+/* Forgets `o` and all below it. The depth is the driver's: client, device, group, channel. */
+static uint64_t bury_tree(struct hami_object *o)
+{
+	uint64_t bytes = 0;
+	while (o->children)
+		bytes += bury_tree(o->children);
+	return bytes + bury(o);
+}
+
+uint64_t hami_objects_free(uint64_t key)
+{
+	bool client = (uint32_t)key == key >> 32;
+	pthread_mutex_lock(&objects.lock);
+	struct hami_object *o = find(key);
+	uint64_t bytes = o ? bury_tree(o) : 0;
+	if (client)
+		bytes += hami_table_take_client((uint32_t)key);
+	pthread_mutex_unlock(&objects.lock);
+	return bytes;
+}
+
+void hami_objects_add(struct hami_object *o, int fd, uint32_t class_id, uint64_t parent, uint64_t key,
+		      uint32_t engine)
+{
+	o->key = key;
+	o->kind = kind_of(class_id);
+	o->fd = fd;
+	o->engine = engine;
+	pthread_mutex_lock(&objects.lock);
+	struct hami_object *stale = find(key);
+	if (stale)
+		bury_tree(stale); /* its client went with its descriptor */
+	struct hami_object *above = o->kind == CLIENT ? NULL : find(parent);
+	if (!above && o->kind != CLIENT)
+		above = find(hami_object_key((uint32_t)(key >> 32), (uint32_t)(key >> 32)));
+	put(o);
+	if (above)
+		hang_below(o, above);
+	pthread_mutex_unlock(&objects.lock);
+}
+
+bool hami_objects_start(uint64_t key, bool surely)
+{
+	bool fresh = false;
+	pthread_mutex_lock(&objects.lock);
+	struct hami_object *o = find(key);
+	if (o && o->kind == CHANNEL && o->parent && o->parent->kind == GROUP)
+		o = o->parent;
+	if (o && (o->kind == GROUP || o->kind == CHANNEL) && (surely || o->engine <= RM_ENGINE_COMPUTE_LAST))
+		fresh = start(o);
+	pthread_mutex_unlock(&objects.lock);
+	return fresh;
+}
+
+int hami_objects_started(void)
+{
+	return objects.started_count;
+}
+
+unsigned int hami_objects_started_ever(void)
+{
+	return objects.started_ever;
+}
+
+/* Returns the subdevice below the same device as group or channel `o`. */
+static const struct hami_object *subdevice_of(const struct hami_object *o)
+{
+	while (o && o->kind != DEVICE)
+		o = o->parent;
+	return o ? o->subdevice : NULL;
+}
+
+/* Counts the groups at work, or the channels below them, and writes them to `list` unless it is NULL. */
+static long collect(bool channels, struct hami_target *list)
+{
+	long count = 0;
+	for (const struct hami_object *g = objects.started; g; g = g->next_started) {
+		const struct hami_object *s = subdevice_of(g);
+		bool whole = !channels || g->kind == CHANNEL;
+		for (const struct hami_object *o = whole ? g : g->children; o; o = whole ? NULL : o->next) {
+			if (!s || (channels && o->kind != CHANNEL) || (!channels && o->kind != GROUP))
+				continue;
+			if (list)
+				list[count] = (struct hami_target){o->fd, (uint32_t)(o->key >> 32),
+								   (uint32_t)s->key, (uint32_t)o->key};
+			count++;
+		}
+	}
+	return count;
+}
+
+static struct hami_target *snapshot(bool channels, long *count)
+{
+	struct hami_target *list = NULL;
+	pthread_mutex_lock(&objects.lock);
+	*count = collect(channels, NULL);
+	if (*count && (list = malloc((size_t)*count * sizeof *list)))
+		collect(channels, list);
+	else if (*count)
+		*count = -1;
+	pthread_mutex_unlock(&objects.lock);
+	return list;
+}
+
+struct hami_target *hami_objects_channels(long *count)
+{
+	return snapshot(true, count);
+}
+
+struct hami_target *hami_objects_groups(long *count)
+{
+	return snapshot(false, count);
+}
+
+void hami_objects_forked(void)
+{
+	pthread_mutex_init(&objects.lock, NULL);
+	/* Leaves the parent's objects as they are: another thread may have been changing them. */
+	objects.buckets = NULL;
+	objects.bucket_count = objects.count = 0;
+	objects.started = NULL;
+	objects.started_count = 0;
+}

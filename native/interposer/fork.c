@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What becomes of the interposer in a forked child. This is the one file that calls pthread_atfork and the
+ * fork handlers of the modules: each module with a lock, or with anything else that is the parent's alone,
+ * has a handler, and is listed here.
+ *
+ * The locks, outermost first; a thread takes them only in this order:
+ *
+ *	gate.lock         over the driver's calls for the events of this process, which may make ioctls
+ *	share.lock        over the creation of the thread
+ *	lookup.lock       over nothing else
+ *	resolved.lock     over the loader's dlsym
+ *	region->join      over the region's own lock, which is in memory that the job's processes share: a
+ *	                  child holds it as little as any other process, and recovers it as they do
+ *	objects.lock      over the locks of the table's shards
+ *	shards[].lock     over nothing else
+ *
+ * Only gate.lock and resolved.lock are held while the driver or the loader is called.
+ */
+#include <pthread.h>
+
+#include "base/log.h"
+#include "base/table.h"
+#include "driver/resolve.h"
+#include "driver/rm_objects.h"
+#include "hooks/lookup.h"
+#include "limits/gate.h"
+#include "limits/share.h"
+#include "region/process.h"
+
+/* Runs in the child, as its only thread: any other thread of the parent may have held any of the locks. */
+static void forked(void)
+{
+	hami_gate_forked();
+	hami_share_forked();
+	hami_lookup_forked();
+	hami_resolve_forked();
+	hami_process_forked();
+	hami_objects_forked();
+	hami_table_forked();
+}
+
+/* Runs at load, before any of the locks can be taken. */
+__attribute__((constructor)) static void watch_forks(void)
+{
+	int rc = pthread_atfork(NULL, NULL, forked);
+	if (rc)
+		hami_log(0, "no memory to watch forks by; a forked child that uses the GPU may hang\n");
+}

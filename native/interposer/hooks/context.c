@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Hooks of initialisation, device size, and contexts: only the granted GPU takes a context. */
+#include "base/log.h"
+#include "base/secure.h"
+#include "driver/access.h"
+#include "region/glance.h"
+#include "region/process.h"
+
+CUresult CUDAAPI cuInit(unsigned int flags)
+{
+	const struct real_cuda *real = hami_cuda();
+	if (!real)
+		return HAMI_REFUSED;
+	CUresult result = real->cuInit(flags);
+	if (result == CUDA_SUCCESS)
+		hami_find_device(real);
+	return result;
+}
+
+CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+	const struct real_cuda *real = hami_cuda();
+	if (!real)
+		return HAMI_REFUSED;
+	CUresult result = real->cuDeviceTotalMem_v2(bytes, device);
+	if (result == CUDA_SUCCESS && hami_device_granted(device)) {
+		struct hami_view view;
+		hami_region_view(hami_region(), &view);
+		if (view.limit < *bytes)
+			*bytes = (size_t)view.limit;
+	}
+	return result;
+}
+
+/* Refuses any GPU but the granted one. */
+static CUresult admit(const struct real_cuda *real, CUdevice device)
+{
+	CUuuid uuid;
+	if (hami_device_granted(device))
+		return CUDA_SUCCESS;
+	CUresult result = real->cuDeviceGetUuid_v2(&uuid, device);
+	if (hami_is_secure())
+		hami_refuse_secure();
+	return result == CUDA_SUCCESS ? HAMI_REFUSED : result; /* no such device: the driver's own error */
+}
+
+/*
+ * Returns whether memory was charged. A context takes memory, so if nothing was charged after the first one,
+ * this driver gets its memory in a way that the interposer does not see, and the limit would not hold.
+ */
+static bool fenced(void)
+{
+	if (hami_region_own(hami_region()))
+		return true;
+	hami_log(0, "this driver's requests for memory are not understood, so its memory cannot be limited "
+		    "and the GPU stays closed; tell the administrator: hami-hpc doctor\n");
+	return false;
+}
+
+/* Destroys a new context whose memory was not charged. */
+static CUresult keep_if_fenced(const struct real_cuda *real, CUresult result, const CUcontext *context)
+{
+	if (result == CUDA_SUCCESS && !fenced()) {
+		real->cuCtxDestroy_v2(*context);
+		return HAMI_REFUSED;
+	}
+	return result;
+}
+
+/* The body of a hook that makes a context on `device`. */
+#define MAKE_CONTEXT(name, device, ...)                                                                      \
+	const struct real_cuda *real = hami_cuda();                                                          \
+	if (!real)                                                                                           \
+		return HAMI_REFUSED;                                                                         \
+	if (!real->name)                                                                                     \
+		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
+	CUresult result = admit(real, device);                                                               \
+	return result == CUDA_SUCCESS ? keep_if_fenced(real, real->name(__VA_ARGS__), context) : result
+
+CUresult CUDAAPI cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
+{
+	MAKE_CONTEXT(cuCtxCreate_v2, device, context, flags, device);
+}
+
+CUresult CUDAAPI cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count,
+				unsigned int flags, CUdevice device)
+{
+	MAKE_CONTEXT(cuCtxCreate_v3, device, context, affinity, count, flags, device);
+}
+
+CUresult CUDAAPI cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags,
+				CUdevice device)
+{
+	MAKE_CONTEXT(cuCtxCreate_v4, device, context, params, flags, device);
+}
+
+CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+	const struct real_cuda *real = hami_cuda();
+	if (!real)
+		return HAMI_REFUSED;
+	CUresult result = admit(real, device);
+	if (result == CUDA_SUCCESS)
+		result = real->cuDevicePrimaryCtxRetain(context, device);
+	if (result == CUDA_SUCCESS && !fenced()) {
+		real->cuDevicePrimaryCtxRelease_v2(device);
+		result = HAMI_REFUSED;
+	}
+	return result;
+}
+
+/* Names from before CUDA 3.2; see the end of memory.c. */
+CUresult CUDAAPI cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
+{
+	(void)bytes, (void)device;
+	return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult CUDAAPI cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
+{
+	(void)context, (void)flags, (void)device;
+	return CUDA_ERROR_NOT_SUPPORTED;
+}

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Hooks of what tells the application how much memory there is, and of managed memory. Device memory is
+ * charged where libcuda asks the resource manager for it (ioctl.c); only managed memory is not asked for
+ * there, as it can move to the host. It may all be on the device, so all of it is charged when it is
+ * allocated.
+ */
+#include <stdatomic.h>
+
+#include "base/log.h"
+#include "base/table.h"
+#include "driver/access.h"
+#include "limits/charge.h"
+#include "region/process.h"
+
+#define BLOCK (2ull << 20) /* the driver's unit of managed memory */
+
+/* Managed allocations alive. While there is none, the usual case, a free looks nothing up. */
+static _Atomic uint64_t managed_count;
+
+static size_t smaller(size_t a, uint64_t b)
+{
+	return a < b ? a : (size_t)b;
+}
+
+CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+	const struct real_cuda *real = hami_cuda();
+	if (!real)
+		return HAMI_REFUSED;
+	CUresult result = real->cuMemGetInfo_v2(free_bytes, total_bytes);
+	if (result != CUDA_SUCCESS || !hami_region())
+		return result;
+	struct hami_view view;
+	hami_region_view(hami_region(), &view);
+	*total_bytes = smaller(*total_bytes, view.limit);
+	*free_bytes = smaller(*free_bytes, view.free);
+	return result;
+}
+
+CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags)
+{
+	const struct real_cuda *real = hami_cuda();
+	if (!real)
+		return HAMI_REFUSED;
+	uint64_t charge = bytes > UINT64_MAX - BLOCK ? UINT64_MAX : (bytes + BLOCK - 1) / BLOCK * BLOCK;
+	if (hami_memory_charge(charge))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result = real->cuMemAllocManaged(address, bytes, flags);
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		hami_memory_lacking(charge);
+	if (result != CUDA_SUCCESS)
+		hami_memory_release(charge);
+	else if (!hami_table_put((struct hami_entry){.key = *address, .bytes = charge}))
+		hami_log(0, "no memory to remember an allocation; it stays charged until the process ends\n");
+	else
+		atomic_fetch_add_explicit(&managed_count, 1, memory_order_relaxed);
+	return result;
+}
+
+/* Takes the entry out before the free: after it, another thread may get the same address. */
+CUresult CUDAAPI cuMemFree_v2(CUdeviceptr address)
+{
+	const struct real_cuda *real = hami_cuda();
+	if (!real)
+		return HAMI_REFUSED;
+	struct hami_entry managed = {0};
+	if (address && atomic_load_explicit(&managed_count, memory_order_relaxed))
+		managed = hami_table_take(address);
+	CUresult result = real->cuMemFree_v2(address);
+	if (managed.key && result != CUDA_SUCCESS) {
+		hami_table_put(managed);
+	} else if (managed.key) {
+		atomic_fetch_sub_explicit(&managed_count, 1, memory_order_relaxed);
+		hami_memory_release(managed.bytes);
+	}
+	return result;
+}
+
+/*
+ * Refuses pools of managed memory (CUDA 13): they give memory that neither the resource manager nor
+ * cuMemAllocManaged is asked for.
+ */
+#define POOL(name, kind, ...)                                                                                \
+	const struct real_cuda *real = hami_cuda();                                                          \
+	if (!real)                                                                                           \
+		return HAMI_REFUSED;                                                                         \
+	if (!real->name || (kind) == CU_MEM_ALLOCATION_TYPE_MANAGED)                                         \
+		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
+	return real->name(__VA_ARGS__)
+
+CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
+{
+	POOL(cuMemPoolCreate, properties ? properties->allocType : CU_MEM_ALLOCATION_TYPE_INVALID, pool,
+	     properties);
+}
+
+CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+	POOL(cuMemGetDefaultMemPool, type, pool, location, type);
+}
+
+CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+	POOL(cuMemGetMemPool, type, pool, location, type);
+}
+
+/* The name from before CUDA 3.2, whose 32-bit sizes cannot express a slice. */
+CUresult CUDAAPI cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes)
+{
+	(void)free_bytes, (void)total_bytes;
+	return CUDA_ERROR_NOT_SUPPORTED;
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "limits/channels.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "driver/libc.h"
+#include "driver/rm_objects.h"
+#include "limits/charge.h"
+#include "rm_abi.h"
+
+static struct {
+	_Atomic uint64_t timeslice_us; /* 0: libcuda's own */
+} channels;
+
+/* Sends a control to `object`: 0, -EPERM when the driver refuses, -ESTALE when the client is gone. */
+static int send_control(const struct hami_target *target, uint32_t object, uint32_t command, void *params,
+			uint32_t size)
+{
+	struct rm_control c = {.client = target->client,
+			       .object = object,
+			       .command = command,
+			       .params = (uint64_t)(uintptr_t)params,
+			       .size = size};
+	if (hami_real_ioctl()(target->fd, RM_REQUEST(RM_NR_CONTROL, struct rm_control), &c))
+		return errno == EBADF || errno == ENOTTY ? -ESTALE : -errno;
+	return c.status == RM_INVALID_CLIENT ? -ESTALE : c.status ? -EPERM : 0;
+}
+
+/* Forgets a client whose descriptor was closed, with all that it had; passes on any other error. */
+static int forget_if_stale(int rc, const struct hami_target *target)
+{
+	if (rc != -ESTALE)
+		return rc;
+	hami_memory_release(hami_objects_free(hami_object_key(target->client, target->client)));
+	return 0;
+}
+
+int hami_channels_pause(bool paused)
+{
+	long count;
+	int rc = 0;
+	struct hami_target *targets = hami_objects_channels(&count);
+	for (long i = 0; i < count;) {
+		const struct hami_target *first = &targets[i];
+		struct rm_disable_channels list = {.disable = paused};
+		for (; i < count && list.count < RM_CHANNELS_PER_CONTROL && targets[i].fd == first->fd &&
+		       targets[i].client == first->client && targets[i].subdevice == first->subdevice;
+		     i++) {
+			list.clients[list.count] = targets[i].client;
+			list.channels[list.count++] = targets[i].object;
+		}
+		int error = send_control(first, first->subdevice, RM_DISABLE_CHANNELS, &list, sizeof list);
+		error = forget_if_stale(error, first);
+		rc = error ? error : rc;
+	}
+	free(targets);
+	return count < 0 ? -ENOMEM : rc;
+}
+
+int hami_channels_timeslice(uint64_t microseconds)
+{
+	long count;
+	int rc = 0;
+	channels.timeslice_us = microseconds;
+	struct hami_target *groups = hami_objects_groups(&count);
+	for (long i = 0; i < count && microseconds; i++) {
+		uint64_t value = microseconds;
+		int error = send_control(&groups[i], groups[i].object, RM_GROUP_SET_TIMESLICE, &value,
+					 sizeof value);
+		error = forget_if_stale(error, &groups[i]);
+		rc = error ? error : rc;
+	}
+	free(groups);
+	return count < 0 ? -ENOMEM : rc;
+}
+
+uint64_t hami_channels_wanted_timeslice(void)
+{
+	return channels.timeslice_us;
+}

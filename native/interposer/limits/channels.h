@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The two controls on this process's own channels that the share is kept with: pausing them, and setting the
+ * timeslice of their group. The driver grants both to any user on his own objects.
+ *
+ * Thread-safe, not async-signal-safe. No lock is held over an ioctl; no lock here, so no fork handler.
+ */
+#ifndef HAMI_CHANNELS_H
+#define HAMI_CHANNELS_H
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Pauses (true) or resumes the channels of every compute group. 0, or -errno when the driver refuses. */
+int hami_channels_pause(bool paused);
+/*
+ * Sets the timeslice of every compute group now and of those made later, in microseconds; 0 leaves libcuda's.
+ * 0, or -errno when the driver refuses.
+ */
+int hami_channels_timeslice(uint64_t microseconds);
+/* Returns the timeslice that a compute group gets when libcuda asks for one; 0: what libcuda asks for. */
+uint64_t hami_channels_wanted_timeslice(void);
+
+#endif

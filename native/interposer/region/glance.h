@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reads of the usage record, and additions to this process's own slot, without the record's lock.
+ * Thread-safe, async-signal-safe; no fork handler, as there is no lock.
+ */
+#ifndef HAMI_GLANCE_H
+#define HAMI_GLANCE_H
+#include "region/region.h"
+
+/* Returns the bytes that this process holds. */
+uint64_t hami_region_own(struct hami_region *region);
+
+/* Returns how many of the job's processes hold a slot. */
+uint32_t hami_region_processes(struct hami_region *region);
+
+/*
+ * Returns where this step's window begins in the common period, percent: the steps of a job that live at the
+ * same time share the job's window one after the other, as far as it reaches. A stale answer costs a period.
+ */
+uint32_t hami_region_phase(struct hami_region *region);
+
+/* Counts a request that the limits allowed and the driver refused. */
+void hami_region_lacking(struct hami_region *region);
+
+/* Adds to this process's GPU time and time held back, ns. */
+void hami_region_add_time(struct hami_region *region, uint64_t busy_ns, uint64_t throttled_ns);
+
+#endif

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "region/record.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "region/trust.h"
+
+/* Maps the record `name` in directory `dir`; both must be root's. */
+static int map_limits(const struct hami_viewer *viewer, int dir, const char *name,
+		      const struct hami_limits **out)
+{
+	struct stat st;
+	int fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	if (fd < 0)
+		return -errno;
+	void *map = MAP_FAILED;
+	int rc = hami_viewer_trusts(viewer, fd);
+	if (!rc && fstat(fd, &st))
+		rc = -errno;
+	else if (!rc && !S_ISREG(st.st_mode))
+		rc = -EPERM;
+	else if (!rc && st.st_size != (off_t)sizeof(struct hami_limits))
+		rc = -EPROTO;
+	else if (!rc &&
+		 (map = mmap(NULL, sizeof(struct hami_limits), PROT_READ, MAP_SHARED, fd, 0)) == MAP_FAILED)
+		rc = -errno;
+	close(fd);
+	if (rc)
+		return rc;
+	const struct hami_limits *limits = map;
+	if (limits->magic != HAMI_LIMITS_MAGIC || limits->abi_version != HAMI_ABI_VERSION ||
+	    limits->record_size != sizeof *limits || !memchr(limits->gpu_uuid, 0, sizeof limits->gpu_uuid))
+		rc = -EPROTO;
+	else if (!hami_viewer_is(viewer, limits->uid))
+		rc = -EPERM;
+	if (rc)
+		munmap(map, sizeof *limits);
+	else
+		*out = limits;
+	return rc;
+}
+
+static int map_usage(struct hami_region *region)
+{
+	struct stat st;
+	int fd = open(region->usage_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+	if (fd < 0)
+		return -errno;
+	int rc = -EPROTO;
+	void *map = MAP_FAILED;
+	if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size < (off_t)sizeof *region->usage)
+		goto fail;
+	map = mmap(NULL, sizeof *region->usage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (map == MAP_FAILED) {
+		rc = -errno;
+		goto fail;
+	}
+	const struct hami_usage *head = map;
+	if (head->magic != HAMI_USAGE_MAGIC || head->abi_version != HAMI_ABI_VERSION ||
+	    head->slot_count != HAMI_USAGE_SLOT_COUNT)
+		goto fail;
+	region->usage = map;
+	region->fd = fd;
+	return 0;
+fail:
+	if (map != MAP_FAILED)
+		munmap(map, sizeof *region->usage);
+	close(fd);
+	return rc;
+}
+
+/* Maps both limits records, which must be of one job, and of the one that the directory's name says. */
+static int map_records(struct hami_region *region, int dir, const char *directory, const char *name)
+{
+	struct hami_viewer viewer;
+	const char *slash = strrchr(directory, '/');
+	char number[16];
+	int rc = hami_viewer_read(&viewer);
+	if (!rc)
+		rc = hami_viewer_trusts(&viewer, dir);
+	if (!rc)
+		rc = map_limits(&viewer, dir, HAMI_FILE_JOB_LIMITS, &region->job);
+	if (!rc)
+		rc = map_limits(&viewer, dir, name, &region->step);
+	if (rc)
+		return rc;
+	if (region->step->job_id != region->job->job_id ||
+	    strcmp(region->step->gpu_uuid, region->job->gpu_uuid) != 0)
+		return -EPROTO;
+	snprintf(number, sizeof number, "%u", region->job->job_id);
+	if (strcmp(directory, HAMI_FILE_SELF) != 0 && strcmp(slash ? slash + 1 : directory, number) != 0)
+		return -EPERM;
+	return 0;
+}
+
+int hami_region_open(struct hami_region *region, const char *limits_path)
+{
+	*region = (struct hami_region){.fd = -1, .slot = -1, .join = PTHREAD_MUTEX_INITIALIZER};
+	const char *slash = strrchr(limits_path, '/');
+	if (!slash)
+		return -EINVAL;
+	char directory[sizeof region->usage_path];
+	int length = (int)(slash - limits_path);
+	int n = snprintf(region->usage_path, sizeof region->usage_path, "%.*s/" HAMI_FILE_USAGE, length,
+			 limits_path);
+	if (n >= (int)sizeof region->usage_path)
+		return -ENAMETOOLONG;
+	snprintf(directory, sizeof directory, "%.*s", length, limits_path);
+	int dir = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (dir < 0)
+		return -errno;
+	int rc = map_records(region, dir, directory, slash + 1);
+	close(dir);
+	if (!rc)
+		rc = map_usage(region);
+	if (rc)
+		region->job = region->step = NULL; /* the maps stay: a failed open ends in a refused cuInit */
+	return rc;
+}

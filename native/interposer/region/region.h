@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The job's region: what root allows (limits records, mapped read-only) and what the job's processes hold
+ * (usage record, mapped shared). Layout: hami_contract.h.
+ *
+ * Every process takes one slot of the usage record before its first charge and is alive for the others as
+ * long as it holds the slot's byte lock (an open-file-description lock, which the kernel drops at its death,
+ * in any PID namespace). All sums change under `lock`, which names its owner's slot: a waiter that finds the
+ * owner dead takes the lock over and computes the sums again from the slots. The lock is held for a few
+ * stores, or for a sweep of dead slots when a request does not fit; never over a driver call. An owner that
+ * lives and does not let go (stopped in those few stores, or named by a user who wrote into the record) is
+ * waited for HAMI_LOCK_PATIENCE_MS: then a charge is refused, and a release counts in the slot alone.
+ *
+ * Opened by record.h; read without the lock by glance.h. Locks held on entry: none. Thread-safe, not
+ * async-signal-safe. A forked child takes a slot of its own at its next charge.
+ */
+#ifndef HAMI_REGION_H
+#define HAMI_REGION_H
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "hami_contract.h"
+
+#ifndef HAMI_LOCK_PATIENCE_MS
+#define HAMI_LOCK_PATIENCE_MS 10000
+#endif
+
+struct hami_region {
+	const struct hami_limits *job;  /* mapped; NULL until opened */
+	const struct hami_limits *step; /* mapped; may equal job */
+	struct hami_usage_file *usage;  /* mapped, shared with the job's processes */
+	pthread_mutex_t join;           /* guards the three below while a slot is taken */
+	int fd;                         /* usage file; its description holds the slot's lock; -1 after fork */
+	int32_t slot;                   /* own slot, -1 before the first charge */
+	char usage_path[256];
+};
+
+/* What a program is told about its slice. Bytes. */
+struct hami_view {
+	uint64_t limit;
+	uint64_t used;
+	uint64_t free;
+};
+
+/*
+ * Charges `bytes`. 0, or -ENOMEM when a limit forbids it, -EUSERS when no slot is left, -ETIMEDOUT when a
+ * live process does not let go of the record, another -errno.
+ */
+int hami_region_charge(struct hami_region *region, uint64_t bytes);
+
+/* Gives back what an earlier charge took, and no more than this process holds. */
+void hami_region_release(struct hami_region *region, uint64_t bytes);
+
+/* Fills *view with what the slice has and what is left of it. */
+void hami_region_view(struct hami_region *region, struct hami_view *view);
+
+/* Returns the bytes held by the job's live process `pid`, or UINT64_MAX when it is none of the job's. */
+uint64_t hami_region_of_pid(struct hami_region *region, uint32_t pid);
+
+/* For a forked child: forgets the parent's slot, so that the next charge takes one of the child's own. */
+void hami_region_forget_slot(struct hami_region *region);
+
+#endif
