@@ -14,6 +14,7 @@ import pytest
 from harness import cluster as private_cluster
 from harness import config, jobs, node
 from harness.layout import Layout
+from harness.mounting import can_mount
 
 REQUEST = "--gres=vgpu:mem=8G,cores=50"
 
@@ -27,11 +28,6 @@ def runs(layout: Layout, user: str = "news") -> int:
 
 def is_mounted(path: Path) -> bool:
     return any(line.split()[4] == str(path) for line in Path("/proc/self/mountinfo").read_text().splitlines())
-
-
-def can_mount() -> bool:
-    tried = ("unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt")
-    return subprocess.run(tried, capture_output=True, check=False).returncode == 0
 
 
 @pytest.fixture

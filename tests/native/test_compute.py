@@ -16,6 +16,7 @@ from conformance import BUILD, REAL_GPU, Slice, make_slice, put
 from hami_hpc.contract import constants as c
 
 pytestmark = pytest.mark.skipif(REAL_GPU, reason="these kernels exist on the simulation only")
+OPEN = 40  # percent of the GPU: a tenant that is paused has 0, one that is free all that a busy machine lets it use
 SPIN = str(BUILD / "compute/spin_for")
 END = str(BUILD / "compute/ends_while_paused")
 
@@ -178,7 +179,7 @@ def test_a_program_ends_as_it_would_whatever_is_paused(how: str, tmp_path: Path,
     assert result.returncode == (-6 if how == "abort" else 0), result.stderr
     assert time.monotonic() - begin < 10
     # And the next tenant finds the GPU as it should be.
-    assert shares(run(slice_of(tmp_path, machine, 100, "cap", "next"), SPIN, 300, 1000))[0] > 80
+    assert shares(run(slice_of(tmp_path, machine, 100, "cap", "next"), SPIN, 300, 1000))[0] > OPEN
 
 
 def test_a_paused_tenant_that_is_killed_holds_nobody_up(tmp_path: Path, machine: tuple[Path, str]) -> None:
@@ -186,4 +187,4 @@ def test_a_paused_tenant_that_is_killed_holds_nobody_up(tmp_path: Path, machine:
     time.sleep(0.7)
     victim.kill()
     victim.communicate()
-    assert shares(run(slice_of(tmp_path, machine, 100, "cap", "next"), SPIN, 500, 1000))[0] > 80
+    assert shares(run(slice_of(tmp_path, machine, 100, "cap", "next"), SPIN, 500, 1000))[0] > OPEN

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from harness.mounting import can_mount
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
@@ -50,16 +50,6 @@ def unmount_below(folder: Path) -> None:
 def names_in(folder: Path) -> list[str]:
     """The sorted names in a folder; none when it is not there."""
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-
-
-@functools.cache
-def can_mount() -> bool:
-    """Whether this process can mount a tmpfs: found out by trying, not by asking the code under test."""
-    with tempfile.TemporaryDirectory() as directory:
-        tried = subprocess.run(["mount", "-t", "tmpfs", "none", directory], capture_output=True, check=False)
-        if tried.returncode == 0:
-            subprocess.run(["umount", directory], check=True)
-    return tried.returncode == 0
 
 
 def job_environment(job_id: int, mem_mib: int = 8192, gpu: str = "0", **more: str) -> dict[str, str]:

@@ -10,8 +10,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from harness.mounting import can_mount
 from hypothesis import strategies as st
-from node_testbed import GPU_MIB, Node, can_mount, job_environment, names_in
+from node_testbed import GPU_MIB, Node, job_environment, names_in
 
 from hami_hpc.node import job_dirs, ledger, usage_spool
 from hami_hpc.stages.epilog import spool_usage

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.mounting import can_mount
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from node_testbed import ROOT, UID, Node, can_mount, unmount_below
+from node_testbed import ROOT, UID, Node, unmount_below
 
 from hami_hpc.accounting.sources import usage_records as spool_reader
 from hami_hpc.contract import constants as c

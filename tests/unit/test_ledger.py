@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_testbed import GPU_MIB, Node, can_mount, names_in
+from harness.mounting import can_mount
+from node_testbed import GPU_MIB, Node, names_in
 
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Device, Gpu, gpu_of_job, make_inventory, match_model

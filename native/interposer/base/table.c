@@ -190,6 +190,8 @@ uint64_t hami_table_take_client(uint32_t client)
 /* Leaves the parent's entries as they are: another thread may have been changing them. */
 void hami_table_forked(void)
 {
+	static const struct shard empty = {.lock = PTHREAD_MUTEX_INITIALIZER};
 	for (size_t n = 0; n < SHARDS; n++)
-		shards[n] = (struct shard){.lock = PTHREAD_MUTEX_INITIALIZER};
+		if (memcmp(&shards[n], &empty, sizeof empty)) /* see lock.h for why it is not just written */
+			memcpy(&shards[n], &empty, sizeof empty);
 }

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include "base/lock.h"
 #include "driver/libc.h"
 
 static struct {
@@ -84,5 +85,5 @@ void hami_resolve_nvml_from(void *handle)
 
 void hami_resolve_forked(void)
 {
-	pthread_mutex_init(&resolved.lock, NULL);
+	hami_lock_renew(&resolved.lock);
 }

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "base/lock.h"
 #include "base/table.h"
 #include "rm_abi.h"
 
@@ -302,7 +303,10 @@ struct hami_target *hami_objects_groups(long *count)
 
 void hami_objects_forked(void)
 {
-	pthread_mutex_init(&objects.lock, NULL);
+	hami_lock_renew(&objects.lock);
+	if (!objects.buckets && !objects.bucket_count && !objects.count && !objects.started &&
+	    !objects.started_count)
+		return;
 	/* Leaves the parent's objects as they are: another thread may have been changing them. */
 	objects.buckets = NULL;
 	objects.bucket_count = objects.count = 0;

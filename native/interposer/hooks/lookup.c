@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/lock.h"
 #include "driver/libc.h"
 #include "driver/resolve.h"
 
@@ -130,7 +131,9 @@ CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, int version
 
 void hami_lookup_forked(void)
 {
-	pthread_mutex_init(&lookup.lock, NULL);
+	hami_lock_renew(&lookup.lock);
+	if (!lookup.count && !lookup.cuda && !lookup.nvml)
+		return;
 	lookup.count = 0;
 	lookup.cuda = NULL;
 	lookup.nvml = NULL;

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/lock.h"
 #include "driver/access.h"
 #include "region/glance.h"
 #include "region/process.h"
@@ -132,7 +133,9 @@ void hami_gate_pass(void *opaque_stream, bool per_thread)
 
 void hami_gate_forked(void)
 {
-	pthread_mutex_init(&gate.lock, NULL);
+	hami_lock_renew(&gate.lock);
+	if (!gate.cores && !gate.context)
+		return;
 	gate.cores = 0;
 	gate.context = NULL;
 }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/lock.h"
 #include "base/log.h"
 #include "driver/rm_objects.h"
 #include "limits/activity.h"
@@ -200,7 +201,9 @@ void hami_share_begin(void)
 
 void hami_share_forked(void)
 {
-	pthread_mutex_init(&share.lock, NULL);
+	hami_lock_renew(&share.lock);
+	if (!share.running && !atomic_load(&share.parked) && !atomic_load(&hami_launch_flag))
+		return;
 	share.running = false;
 	atomic_store(&share.parked, 0);
 	atomic_store(&hami_launch_flag, 0);

@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prints how long one more object takes to make and free, ns, with as many alive as the argument says. */
+/*
+ * Prints the processor time of making and freeing one more object, ns, with as many alive as the argument says: the
+ * least of many rounds, which a busy machine does not change.
+ */
 #include <time.h>
 
 #include "client.h"
 
-enum { TIMES = 2000 };
+enum { ROUNDS = 40, TIMES = 50 };
 
 int main(int argc, char **argv)
 {
 	struct timespec from, to;
+	double least_ns = 0;
 	CHECK(argc == 2);
 	open_client();
 	for (int i = 0; i < atoi(argv[1]); i++) {
@@ -16,13 +20,17 @@ int main(int argc, char **argv)
 		CHECK(i % 2 ? make_group(RM_ENGINE_COMPUTE)
 			    : make(rm.device, 0, RM_CLASS_VIRTUAL_MEMORY, &p, sizeof p));
 	}
-	clock_gettime(CLOCK_MONOTONIC, &from);
-	for (int i = 0; i < TIMES; i++) {
-		uint32_t group = make_group(RM_ENGINE_COMPUTE);
-		CHECK(group && !unmake(group));
+	for (int round = 0; round < ROUNDS; round++) {
+		clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
+		for (int i = 0; i < TIMES; i++) {
+			uint32_t group = make_group(RM_ENGINE_COMPUTE);
+			CHECK(group && !unmake(group));
+		}
+		clock_gettime(CLOCK_THREAD_CPUTIME_ID, &to);
+		double ns = ((double)(to.tv_sec - from.tv_sec) * 1e9 + (double)(to.tv_nsec - from.tv_nsec)) /
+			    TIMES;
+		least_ns = round == 0 || ns < least_ns ? ns : least_ns;
 	}
-	clock_gettime(CLOCK_MONOTONIC, &to);
-	printf("%.0f\n",
-	       ((double)(to.tv_sec - from.tv_sec) * 1e9 + (double)(to.tv_nsec - from.tv_nsec)) / TIMES);
+	printf("%.0f\n", least_ns);
 	return 0;
 }
