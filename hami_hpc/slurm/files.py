@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hami_hpc.errors import NodeError
 from hami_hpc.slurm.lines import ConfLine, logical_lines, parse_line
-from hami_hpc.slurm.plugstack import MAX_DEPTH, included_path, read_text
+from hami_hpc.slurm.plugstack import check_depth, included_path, read_text
 
 INCLUDE = re.compile(r"include\s+(\S+)\s*$", re.IGNORECASE)
 # slurmd links its copies to /run/slurm/conf on a node without configuration files of its own (configless).
@@ -40,20 +40,28 @@ class ConfFile:
         self.lines: list[ConfLine] = []
         self.included: set[str] = set()
         self._own = {os.path.realpath(name) for name in own}
+        self._cluster = ""
         text = read_text(path)
         self.exists = text is not None
         self._add_lines(path, text or "", 0)
 
     def _add_lines(self, path: str, text: str, depth: int) -> None:
+        if text.startswith("\ufeff"):
+            raise NodeError(
+                f"{path} begins with a byte order mark, for which Slurm would not start. Save it without one"
+            )
         for number, line in logical_lines(text):
             include = INCLUDE.match(line)
             if include is None:
-                self.lines.append(parse_line(path, number, line))
+                parsed = parse_line(path, number, line)
+                self._cluster = parsed.get("ClusterName") or self._cluster
+                self.lines.append(parsed)
                 continue
-            name = included_path(include[1], path, os.path.dirname(self.path))
+            name = included_path(include[1], path, os.path.dirname(self.path), self._cluster)
             self.included.add(os.path.realpath(name))
-            if os.path.realpath(name) in self._own or depth >= MAX_DEPTH:
+            if os.path.realpath(name) in self._own:
                 continue
+            check_depth(path, depth)
             included_text = read_text(name)
             if included_text is None:
                 raise NodeError(f"{path}, line {number} includes {name}, which does not exist: Slurm would not start")

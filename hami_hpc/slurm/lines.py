@@ -2,8 +2,9 @@
 """Parses lines of slurm.conf and gres.conf as Slurm does. Pure.
 
 The rules are those of Slurm's parse_config.c: `#` begins a comment unless a backslash precedes it; a backslash at the
-end continues the line; keys ignore case; of a key that is set twice the last value counts (Prolog and Epilog from 24.05
-on: both); and a line that begins with NodeName= describes one set of nodes.
+end, CR and blanks after it or not, joins the next line with nothing in between; other backslashes are dropped; keys
+ignore case; of a key that is set twice the last value counts (Prolog and Epilog from 24.05 on: both); and a line that
+begins with NodeName= describes one set of nodes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-PAIR = re.compile(r'([A-Za-z0-9_.]+)\s*=\s*("[^"]*"|\S*)')
+BLANKS = " \t\n\v\f\r"  # isspace() in the C locale, in which the daemons read
+# keyvalue_pattern of parse_config.c: an operator before `=` is read, and counts in other files than these.
+PAIR = re.compile(
+    r"""[ \t-\r]*([A-Za-z0-9_.]+)[ \t-\r]*[-*+/]?=[ \t-\r]*(?:"([^"]*)"|([^ \t-\r]+))(?=[ \t-\r]|$)""", re.ASCII
+)
+MAX_DIGITS = 18
 # First keys of lines that describe an object (nodes, a partition, a gres) and hold no settings.
 OBJECT_KEYS = frozenset({"nodename", "partitionname", "nodeset", "downnodes", "frontendname", "slurmctldhost", "name"})
 
@@ -52,23 +58,36 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yields (number of its first line, text) of each line that is not empty; drops comments, joins continuations."""
     first_number, parts = 0, ""
     for number, raw in enumerate(text.split("\n"), 1):
-        line = re.sub(r"(?<!\\)((?:\\\\)*)#.*", r"\1", raw).rstrip()
+        line = re.sub(r"(?<!\\)((?:\\\\)*)#.*", r"\1", raw, flags=re.DOTALL).rstrip(BLANKS)
         first_number = first_number or number
-        backslashes = len(line) - len(line.rstrip("\\"))
-        if backslashes % 2 == 1:
-            parts += line[:-1] + " "
+        if continues(line):
+            parts += line[:-1]
             continue
-        whole = (parts + line).strip()
+        whole = _without_escapes(parts + line)
         if whole:
             yield first_number, whole
         first_number, parts = 0, ""
-    if parts.strip():
-        yield first_number, parts.strip()
+    if _without_escapes(parts):
+        yield first_number, _without_escapes(parts)
+
+
+def continues(line: str) -> bool:
+    """Returns whether the next line continues this one, which has no comment and no trailing blanks."""
+    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
+
+
+def _without_escapes(line: str) -> str:
+    return re.sub(r"\\(.)", r"\1", line, flags=re.DOTALL).strip(BLANKS)
 
 
 def parse_line(path: str, number: int, text: str) -> ConfLine:
-    """Parses one logical line. A line that Slurm would not understand has no keys."""
-    return ConfLine(path, number, text, tuple((key, value.strip('"')) for key, value in PAIR.findall(text)))
+    """Parses one logical line, up to the first word that is no key and value."""
+    pairs = []
+    at = 0
+    while match := PAIR.match(text, at):
+        pairs.append((match[1], match[3] if match[2] is None else match[2]))
+        at = match.end()
+    return ConfLine(path, number, text, tuple(pairs))
 
 
 def settings_of(lines: Iterable[ConfLine]) -> dict[str, list[Setting]]:
@@ -103,7 +122,9 @@ def _in_ranges(number: str, ranges: str) -> bool:
     """Returns whether a number such as `7` is in `1-8,12`. `07` is not: it names another node."""
     for piece in ranges.split(","):
         first, _, last = piece.partition("-")
-        ends = (first, last or first)
-        if all(end.isascii() and end.isdigit() for end in ends) and int(ends[0]) <= int(number) <= int(ends[1]):
+        numbers = (first, last or first, number)
+        if not all(text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS for text in numbers):
+            continue
+        if int(first) <= int(number) <= int(last or first):
             return str(int(number)).zfill(len(first)) == number
     return False
