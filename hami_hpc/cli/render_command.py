@@ -47,7 +47,7 @@ def gpus_by_hand(text: str, settings: Settings) -> tuple[Gpu, ...]:
 
 def is_terminal() -> bool:
     """Whether there is somebody to ask."""
-    return sys.stdin.isatty()
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def may_replace(folder: Path, foreign: Iterable[str], force: bool) -> None:

@@ -19,7 +19,7 @@ from hami_hpc.core.units import Site, Where, resolve
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation.table import check_modes
 from hami_hpc.node.config import Settings
-from hami_hpc.render import filters, merging, on_disk
+from hami_hpc.render import filters, merging, names, on_disk
 from hami_hpc.render.marks import block, blocks, is_ours, marked, with_block
 from hami_hpc.render.merging import Merge
 from hami_hpc.render.offer import NodeOffer, lua_text, make_offer, site_table, tracked_tres
@@ -86,6 +86,14 @@ class Renderer:
     def __init__(self, settings: Settings, gpus: tuple[Gpu, ...], target: Target) -> None:
         self.settings, self.target = settings, target
         self.out = Rendered()
+        names.check_node(target.node)
+        for option, path in (("--output", target.directory), ("--config", settings.path), ("--device", target.device)):
+            names.check_path(option, path)
+        for option, path in (("--plugin-dir", target.plugin_dir), ("--spank", target.spank)):
+            names.check_path(option, path)
+        for option, text in (("--prolog", target.prolog), ("--epilog", target.epilog)):
+            names.check_path(option, text or "")
+        names.check_text("--node-parameters", target.node_parameters)
         site = settings.site()
         check_modes(settings.modes, settings.path)
         check_defaults(site)
@@ -126,6 +134,12 @@ class Renderer:
                 if not script.exists():
                     raise NodeError(f"{script} does not exist. Install hami_hpc again (make install)")
                 self.out.add(name, _template("stage.sh", self.values | {"stage": key, "script": script}))
+        writable = on_disk.open_to_others(Path(self.target.directory))
+        if os.geteuid() == 0 and writable is not None:
+            self.out.remarks.append(
+                f"{writable} can be written by others than root, and slurmd runs Prolog and Epilog from there as root: "
+                "who can write there is root on all nodes"
+            )
 
     def _slurm_conf(self) -> None:
         wanted = {
@@ -204,6 +218,9 @@ class Renderer:
         if path == self.target.path("plugstack.conf") and (current is None or is_ours(current)):
             self.out.add("plugstack.conf", _template("plugstack.conf", self.values))
             return
+        if "\r" in (there or ""):
+            what = f"{path} ends lines with CR LF, and Slurm takes the CR for a part of the last word. Run:"
+            self.out.merges.append(Merge(what, (f"sed -i 's/\\r$//' {path}",)))
         wanted = content.strip().splitlines()[-1]
         line = plugstack.our_line(path)
         drop_in = os.path.realpath(self.target.path(SPANK))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hami_hpc.contract import constants as c
-from hami_hpc.slurm.lines import ConfLine, Setting, names_node, split_list
+from hami_hpc.slurm.lines import ConfLine, Setting, names_node, pair_text, split_list
 
 # Keys that hold a list, and what separates its items.
 LISTS = {
@@ -149,8 +149,10 @@ def merge_gres(site_lines: Iterable[ConfLine], model: str) -> list[Merge]:
                 Merge(f"{line.where}: delete this line; hami-hpc-gres.conf has one for the same gres:", (line.text,))
             )
         elif line.get("Type") != model:
-            words = [word for word in line.text.split() if not word.lower().startswith("type=")]
-            after_name = next(index for index, word in enumerate(words) if word.lower().startswith("name=")) + 1
-            text = " ".join([*words[:after_name], f"Type={model}", *words[after_name:]])
+            pairs = [pair for pair in line.pairs if pair[0].lower() != "type"]
+            after_name = next(index for index, (key, _) in enumerate(pairs) if key.lower() == "name") + 1
+            text = " ".join(
+                pair_text(key, value) for key, value in (*pairs[:after_name], ("Type", model), *pairs[after_name:])
+            )
             merges.append(Merge(f"{line.where}: instead of {line.text} write:", (text,)))
     return merges

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from hami_hpc.errors import NodeError
 from hami_hpc.render.marks import is_ours
+from hami_hpc.slurm.plugstack import read_text
 
 
 class State(Enum):
@@ -25,18 +27,30 @@ class State(Enum):
 
 
 def is_public(path: Path) -> bool:
-    """Returns whether every user can read a file: it, and each directory above it, is open to others."""
-    return bool(path.stat().st_mode & 0o004) and all(parent.stat().st_mode & 0o001 for parent in path.resolve().parents)
+    """Returns whether every user can read a file: it is there, and it and all directories above are open to others."""
+    try:
+        return bool(path.stat().st_mode & 0o004) and all(
+            parent.stat().st_mode & 0o001 for parent in path.resolve().parents
+        )
+    except OSError:
+        return False
+
+
+def open_to_others(folder: Path) -> Path | None:
+    """The folder, or one above it, whose files another user than root can replace; None when there is none."""
+    for path in (folder.resolve(), *folder.resolve().parents):
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        if status.st_uid != 0 or (status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX):
+            return path
+    return None
 
 
 def read(path: Path) -> str | None:
-    """Reads a file. Returns None when it does not exist. Raises NodeError when it cannot be read as text."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise NodeError(f"{path} cannot be read ({error})") from error
+    """Reads a file, line ends as they are. Returns None when it does not exist. Raises NodeError as read_text."""
+    return read_text(str(path))
 
 
 def mode_of(content: str) -> int:
@@ -45,22 +59,26 @@ def mode_of(content: str) -> int:
 
 
 def state(path: Path, content: str) -> State:
-    """Compares the file at `path` with the `content` that is to be written."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    """Compares the file at `path` with the `content` that is to be written. Raises NodeError when it cannot be read."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return State.ABSENT
+    except OSError as error:
+        raise NodeError(f"{path} cannot be read ({error.strerror})") from error
+    if not stat.S_ISREG(status.st_mode):
         return State.FOREIGN
     old = read(path)
-    if old is None:
-        return State.ABSENT
-    if not is_ours(old):
+    if old is None or not is_ours(old):
         return State.FOREIGN
-    return State.SAME if old == content and path.stat().st_mode & 0o777 == mode_of(content) else State.OURS
+    return State.SAME if old == content and status.st_mode & 0o777 == mode_of(content) else State.OURS
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lets one render run at a time, because it reads the blocks of other nodes and writes them back."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise NodeError(f"{folder} cannot be used ({error.strerror})") from error
@@ -81,14 +99,10 @@ def write(folder: Path, files: Mapping[str, str]) -> list[Path]:
     stamp = time.strftime("%Y%m%dT%H%M%S")
     for name, content in files.items():
         path = folder / name
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.new")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.chmod(mode_of(content))
+            make_folder(path.parent)
+            _write_new(temporary, content)
             if state(path, content) is State.FOREIGN:
                 copies.append(_keep(path, stamp))
             temporary.replace(path)
@@ -97,6 +111,30 @@ def write(folder: Path, files: Mapping[str, str]) -> list[Path]:
                 temporary.unlink()
             raise NodeError(f"{path} cannot be written ({error.strerror})") from error
     return copies
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a directory and those above it that are not there, open to all users whatever the umask: sbatch reads
+    what lies there as its user. OSError when it cannot."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
+
+
+def _write_new(path: Path, content: str) -> None:
+    """Writes a new file; one of that name, left by a run that was killed, is deleted. OSError when it cannot.
+
+    The directory may be another user's, such as SlurmUser's: a link that was put there is not followed.
+    """
+    path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8", newline="") as file:
+        file.write(content)
+        file.flush()
+        os.fchmod(fd, mode_of(content))
+        os.fsync(fd)
 
 
 def _keep(path: Path, stamp: str) -> Path:

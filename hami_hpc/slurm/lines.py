@@ -90,6 +90,11 @@ def parse_line(path: str, number: int, text: str) -> ConfLine:
     return ConfLine(path, number, text, tuple(pairs))
 
 
+def pair_text(key: str, value: str) -> str:
+    """Returns the pair as it is written in a line."""
+    return f'{key}="{value}"' if not value or any(blank in value for blank in BLANKS) else f"{key}={value}"
+
+
 def settings_of(lines: Iterable[ConfLine]) -> dict[str, list[Setting]]:
     """Returns key in lower case -> its settings in order. Leaves out lines that describe nodes, partitions or gres."""
     settings: dict[str, list[Setting]] = {}
