@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import click
@@ -21,7 +21,7 @@ from hami_hpc.core.inventory import Gpu, make_inventory
 from hami_hpc.errors import NodeError
 from hami_hpc.node import nvml
 from hami_hpc.node.config import Settings
-from hami_hpc.render import on_disk
+from hami_hpc.render import forgetting, on_disk
 from hami_hpc.render.files import Rendered, Renderer, Target
 from hami_hpc.render.marks import has_mark
 from hami_hpc.render.merging import Merge
@@ -151,8 +151,16 @@ def write(output: Path, rendered: Rendered, force: bool) -> None:
 @click.option("--prolog", metavar="FILE", help="Prolog=, instead of a wrapper written beside the other files.")
 @click.option("--epilog", metavar="FILE", help="Epilog=, instead of a wrapper written beside the other files.")
 @click.option("--cgroup", is_flag=True, help="Write cgroup.conf as well, where there is none.")
+@click.option("--forget", metavar="NODE", help="Delete the lines of a node that is gone, and show what still names it.")
 def render(
-    output: Path, dry_run: bool, diff: bool, force: bool, config: Path | None, gpus: str | None, **named: str
+    output: Path,
+    dry_run: bool,
+    diff: bool,
+    force: bool,
+    config: Path | None,
+    gpus: str | None,
+    forget: str | None,
+    **named: str,
 ) -> None:
     """Write hami_hpc's parts of slurm.conf, gres.conf and plugstack.conf for this node, and the filters' site table.
 
@@ -160,11 +168,21 @@ def render(
     run adds its lines.
     """
     output = output.absolute()
+    if forget is not None:
+        forgetting.forget(output, forget)  # what is wrong shows before a directory is made
+        _run(output, lambda: forgetting.forget(output, forget), dry_run, diff, force)
+        return
     settings = settings_of(config)
     found = gpus_by_hand(gpus, settings) if gpus else make_inventory(nvml.read_devices(), settings.gpu_models)
     target = Target(directory=str(output), **named)  # type: ignore[arg-type]  # click fills it from the options
+    Renderer(settings, found, target)  # what is wrong with settings and GPUs shows before a directory is made
+    _run(output, lambda: Renderer(settings, found, target).render(), dry_run, diff, force)
+
+
+def _run(output: Path, make: Callable[[], Rendered], dry_run: bool, diff: bool, force: bool) -> None:
+    """Shows or writes what `make` returns. Exit as the module says."""
     if dry_run or diff:
-        rendered = Renderer(settings, found, target).render()
+        rendered = make()
         differs = False
         if diff:
             differs = show_diff(output, rendered.files)
@@ -173,9 +191,8 @@ def render(
                 click.echo(f"==> {output / name} <==\n{content}")
         show_merges(rendered.merges, rendered.remarks)
         raise click.exceptions.Exit(ExitCode.FOUND if differs else ExitCode.DONE)
-    Renderer(settings, found, target)  # what is wrong with settings and GPUs shows before a directory is made
     with on_disk.locked(output):
-        rendered = Renderer(settings, found, target).render()
+        rendered = make()
         write(output, rendered, force)
     show_merges(rendered.merges, rendered.remarks)
     if rendered.merges:

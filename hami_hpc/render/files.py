@@ -86,7 +86,7 @@ class Renderer:
     def __init__(self, settings: Settings, gpus: tuple[Gpu, ...], target: Target) -> None:
         self.settings, self.target = settings, target
         self.out = Rendered()
-        names.check_node(target.node)
+        names.check_node("--node", target.node)
         for option, path in (("--output", target.directory), ("--config", settings.path), ("--device", target.device)):
             names.check_path(option, path)
         for option, path in (("--plugin-dir", target.plugin_dir), ("--spank", target.spank)):
@@ -218,7 +218,7 @@ class Renderer:
         if path == self.target.path("plugstack.conf") and (current is None or is_ours(current)):
             self.out.add("plugstack.conf", _template("plugstack.conf", self.values))
             return
-        if "\r" in (there or ""):
+        if "\r" in (current or ""):
             what = f"{path} ends lines with CR LF, and Slurm takes the CR for a part of the last word. Run:"
             self.out.merges.append(Merge(what, (f"sed -i 's/\\r$//' {path}",)))
         wanted = content.strip().splitlines()[-1]

@@ -65,3 +65,12 @@ def with_block(head: str, old: str, node: str, new: str) -> str:
     if new:
         by_node[node] = new
     return head.rstrip() + "\n" + "".join(f"\n{by_node[name]}" for name in sorted(by_node))
+
+
+def without_block(text: str, node: str) -> str | None:
+    """Returns the content of a file of ours without mark and `node`'s block; None where it has no such block."""
+    if node not in blocks(text):
+        return None
+    content = MARK_LINE.sub("", text, count=1) if has_mark(text) else text
+    head = content[: next(BLOCK_LINE.finditer(content)).start()]
+    return with_block(head, content, node, "")

@@ -11,13 +11,13 @@ NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}", re.ASCII)
 UNQUOTABLE = frozenset("\"'#,=\\;%*?[]{}$`|&<>()~")
 
 
-def check_node(name: str) -> None:
+def check_node(what: str, name: str) -> None:
     """NodeError for a name that no single node has: host lists such as `gpu[1-8]`, DEFAULT, other characters."""
     if name.upper() == "DEFAULT":
-        raise NodeError("--node DEFAULT is not a node: what it sets holds for all nodes that follow in slurm.conf")
+        raise NodeError(f"{what} DEFAULT is not a node: what it sets holds for all nodes that follow in slurm.conf")
     if NODE_NAME.fullmatch(name) is None:
         raise NodeError(
-            f"--node '{shorten(name)}' is not the name of one node: letters, digits, '.', '-' and '_' only. For "
+            f"{what} '{shorten(name)}' is not the name of one node: letters, digits, '.', '-' and '_' only. For "
             "several nodes, run render once for each"
         )
 
