@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -129,6 +132,20 @@ class LazyGroup(click.Group):
         except click.UsageError as error:
             raise _reworded(error) from error
 
+    def main(self, *arguments: Any, **named: Any) -> Any:
+        """Runs the command; a disk that is full and letters that the terminal lacks end in no traceback."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        try:
+            return super().main(*arguments, **named)
+        except OSError as error:
+            from hami_hpc.cli import colours, options
+
+            colours.show_error(options.os_error_text(error))
+            sys.exit(1)
+        finally:
+            _drop_unwritten()
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
@@ -141,6 +158,16 @@ class LazyGroup(click.Group):
 
             text = options.os_error_text(error) if isinstance(error, OSError) else str(error)
             raise options.Failure(text) from error
+
+
+def _drop_unwritten() -> None:
+    """Drops what standard output cannot take: the interpreter would complain about it at its end."""
+    stream = sys.__stdout__
+    if stream is not None and sys.stdout is stream:
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _reworded(error: click.UsageError) -> click.ClickException:

@@ -87,27 +87,25 @@ def settings_path(environment: Mapping[str, str]) -> str:
 def load_settings(path: str) -> Settings:
     """Reads and checks the file. NodeError, naming file and key, for everything that is wrong with it."""
     try:
-        table = _parse(_read(path), path)
+        return parse_settings(_parse(_read(path)), path)
     except OSError as error:
         raise NodeError(
             f"{path} cannot be read ({error.strerror}). Every node needs the site's settings there"
         ) from error
-    except UnicodeDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, and int's own for thousands of digits
         raise NodeError(f"{path} is not valid TOML: {error}") from error
-    return parse_settings(table, path)
+    except RecursionError:
+        raise NodeError(f"{path} is nested too deeply for settings of hami_hpc's") from None
 
 
-def _parse(text: str, path: str) -> dict[str, Any]:
+def _parse(text: str) -> dict[str, Any]:
     """The file's tables, by the plain reader if it takes the file, else by tomllib."""
     table = plain_toml.read(text)
     if table is not None:
         return table
     import tomllib
 
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise NodeError(f"{path} is not valid TOML: {error}") from error
+    return tomllib.loads(text)
 
 
 def _read(path: str) -> str:
@@ -179,7 +177,7 @@ class _Table:
 
             near = difflib.get_close_matches(key, self.known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(self.known)}"
-            raise NodeError(f"{self.where}: unknown key '{key[: c.GIVEN_MAX]}'; {hint}")
+            raise NodeError(f"{self.where}: unknown key {key[: c.GIVEN_MAX]!r}; {hint}")
 
 
 def parse_settings(document: Mapping[str, object], path: str) -> Settings:
@@ -187,7 +185,8 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
     top = _Table(path, "", document)
     version = top.take("version")
     if version != VERSION or type(version) is not int:
-        raise NodeError(f"{path}: version = {VERSION} must be there (found: {version!r}); this hami_hpc reads no other")
+        given = str(version)[: c.GIVEN_MAX]
+        raise NodeError(f"{path}: version = {VERSION} must be there (found: {given!r}); this hami_hpc reads no other")
     vgpu = _Table(path, "vgpu", top.take("vgpu", {}))
     paths = _Table(path, "paths", top.take("paths", {}))
     scaling = vgpu.take("memory_scaling", c.DEFAULT_MEMORY_SCALING)
@@ -221,7 +220,7 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
 
 def _name(path: str, table: str, name: str) -> str:
     if not name or not NAME_CHARACTERS.issuperset(name):
-        raise NodeError(f"{path}: '{name[: c.GIVEN_MAX]}' in [{table}] is no name: letters, digits, '-' and '_' only")
+        raise NodeError(f"{path}: {name[: c.GIVEN_MAX]!r} in [{table}] is no name: letters, digits, '-' and '_' only")
     return name
 
 

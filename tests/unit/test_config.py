@@ -95,6 +95,29 @@ def test_a_missing_file_a_pipe_and_a_directory_are_named(tmp_path: Path) -> None
             load_settings(str(tmp_path / name))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * 200_000,
+        "version = {" + "a." * 5000 + "a = 1}",
+        "version = " + "1" * 5000,
+        'version = "' + "x" * 100_000 + '"',
+        'version = 1\n"a\\nb" = 1',
+        'version = 1\n[gpu_models."a\\u001b[31m\\nb"]',
+    ],
+    ids=["arrays", "tables", "digits", "text", "key", "name"],
+)
+def test_a_file_made_to_hurt_is_refused_in_one_short_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "hami-hpc.toml"
+    path.write_text(text)
+    with pytest.raises(NodeError) as raised:
+        load_settings(str(path))
+    said = str(raised.value)
+    assert said.startswith(str(path))
+    assert said.isprintable()
+    assert len(said) < 400
+
+
 def test_the_environment_names_the_file_for_people_only() -> None:
     assert settings_path({"HAMI_HPC_CONFIG": "/x.toml"}) == "/x.toml"
     assert settings_path({}) == settings_path({"HAMI_HPC_CONFIG": ""}) == c.FILE_CONFIG
