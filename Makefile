@@ -31,7 +31,7 @@ WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -We
 
 .PHONY: help setup setup-test generate build native plugins examples lint test test-native test-sanitizers test-unit \
 	test-cluster test-slurm-versions record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-peers \
-	bench-interposer bench-prolog bench-accounting demo demo-stop install uninstall clean
+	bench-interposer bench-prolog bench-accounting demo demo-stop check-places install uninstall clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
@@ -141,11 +141,16 @@ demo-stop: ## stop the demo's cluster
 # What pip installs, and with which options: a site without a package index gives its own here.
 PIP_INSTALL ?= .[accounting]
 
-install: build ## install; honours DESTDIR, PREFIX and SYSCONFDIR
-	@$(MAKE) -C slurm-plugins install DESTDIR=$(DESTDIR) LIBDIR=$(LIBDIR) PLUGINDIR=$(PLUGINDIR)
-	@DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' SYSCONFDIR='$(SYSCONFDIR)' LIBDIR='$(LIBDIR)' LIBEXECDIR='$(LIBEXECDIR)' \
-		DATADIR='$(DATADIR)' UNITDIR='$(UNITDIR)' PLUGINDIR='$(PLUGINDIR)' ZSHDIR='$(ZSHDIR)' \
-		PIP_INSTALL='$(PIP_INSTALL)' scripts/install
+PLACES = DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' SYSCONFDIR='$(SYSCONFDIR)' LIBDIR='$(LIBDIR)' \
+	LIBEXECDIR='$(LIBEXECDIR)' DATADIR='$(DATADIR)' UNITDIR='$(UNITDIR)' PLUGINDIR='$(PLUGINDIR)' ZSHDIR='$(ZSHDIR)' \
+	PIP_INSTALL='$(PIP_INSTALL)'
+
+check-places:
+	@$(PLACES) scripts/install check
+
+install: check-places build ## install; honours DESTDIR, PREFIX and SYSCONFDIR
+	@$(MAKE) -C slurm-plugins install DESTDIR='$(DESTDIR)' LIBDIR='$(LIBDIR)' PLUGINDIR='$(PLUGINDIR)'
+	@$(PLACES) scripts/install
 
 uninstall: ## remove what install has put there; FORCE=1 although vgpu jobs run or Slurm's files name it
 	@DESTDIR='$(DESTDIR)' SYSCONFDIR='$(SYSCONFDIR)' LIBDIR='$(LIBDIR)' FORCE='$(FORCE)' scripts/uninstall

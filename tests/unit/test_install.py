@@ -284,3 +284,44 @@ def test_nothing_is_removed_while_vgpu_jobs_run_on_the_node(tmp_path: Path) -> N
     assert (done.returncode, done.stderr) == (0, "")
     assert not library.exists()
     assert (node.root / "state/usage/7.json").exists()
+
+
+@pytest.mark.parametrize(
+    "places",
+    [{"DESTDIR": "relative"}, {"PREFIX": "relative"}, {"PREFIX": "/a|b"}, {"LIBDIR": "/a b"}, {"PLUGINDIR": "/a&b"}],
+)
+def test_a_place_that_no_file_could_name_is_refused_before_anything_is_built(places: dict[str, str]) -> None:
+    command = ["make", "install", *(f"{name}={value}" for name, value in places.items())]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stderr.startswith("install: ")
+    assert done.stdout == ""
+
+
+def test_an_installation_that_was_stopped_is_finished_by_the_next_whatever_the_umask(tmp_path: Path) -> None:
+    """DESTDIR holds blanks; the venv of the run before has no pip and no package; half-written files are there."""
+    root = tmp_path / "a package"
+    lib = root / "opt/x/lib/hami-hpc"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", lib / "venv"], check=True)
+    (lib / "lua").mkdir()
+    (lib / "lua/hami_hpc.lua.new.123").write_text("half")
+    (lib / "libhami-hpc.so.new").write_text("half")
+    before = os.umask(0o077)
+    try:
+        make_install(PREFIX="/opt/x", DESTDIR=str(root), PLUGINDIR="/opt/x/slurm", LIBEXECDIR="/opt/x/stages")
+    finally:
+        os.umask(before)
+        subprocess.run(["make", "plugins"], cwd=ROOT, check=True, capture_output=True)
+    assert sorted(path.name for path in (root / "opt/x/slurm").iterdir()) == [
+        "gres_vgpu.so",
+        "gres_vgpu_cores.so",
+        "gres_vgpu_mem.so",
+        "spank_hami_hpc.so",
+    ]
+    closed = [path for path in root.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o044 != 0o044]
+    assert closed == []
+    assert not (lib / "libhami-hpc.so.new").exists()
+    python = str(lib / "venv/bin/python3")
+    code = "import hami_hpc.installed as i; print(i.STAGE_DIR, i.LIB_DIR)"
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "/opt/x/stages /opt/x/lib/hami-hpc\n"
