@@ -7,6 +7,7 @@ administrator gets a line with both values to write.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -47,7 +48,7 @@ def merge_keys(wanted: Mapping[str, str], site: Mapping[str, list[Setting]]) -> 
         last = settings[-1]
         merged = _union(last.value, value, LISTS[key], key) if key in LISTS else value
         if merged.lower() != last.value.lower():
-            merges.append(Merge(f"{last.where}: instead of {key}={last.value} write:", (f"{key}={merged}",)))
+            merges.append(Merge(f"{last.where}: instead of {key}={last.value} write:", (pair_text(key, merged),)))
     return fragment_keys, merges
 
 
@@ -82,7 +83,7 @@ def merge_stage(key: str, program: str, site_setting: Setting, conf_dir: str) ->
         f"{where} has {key}={value}. To run both, run these commands, then replace that line with the last line here:",
         (
             f"mkdir -p {folder}",
-            f"printf '#!/bin/sh\\nexec {site_program}\\n' >{folder}/50-site",
+            f"printf '%s\\n' '#!/bin/sh' {shlex.quote(f'exec {shlex.quote(site_program)}')} >{folder}/50-site",
             f"chmod 755 {folder}/50-site",
             f"ln -s {program} {folder}/{name}",
             f"{key}={folder}/*",

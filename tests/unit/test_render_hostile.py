@@ -69,6 +69,20 @@ def test_blanks_around_the_equals_sign_of_gres_conf_are_read(node: Node, etc: Pa
     assert "Name=gpu Type=h200 File=/dev/nvidia[0-1]" in merged(render(node).output)
 
 
+def test_what_is_to_be_merged_keeps_blanks_and_percent_signs_of_the_sites(node: Node, etc: Path) -> None:
+    prolog = etc / "100% my 'prolog'"
+    prolog.write_text("#!/bin/sh\necho ran\n")
+    prolog.chmod(0o755)
+    (etc / "slurm.conf").write_text(f'Prolog="{prolog}"\nPluginDir="/a b:/c"\n')
+    lines = merged(render(node, "--plugin-dir", "/d").output)
+    assert 'PluginDir="/a b:/c:/d"' in lines
+    for line in lines:
+        if line.startswith(("mkdir", "printf", "chmod")):
+            subprocess.run(["sh", "-c", line], check=True)
+    done = subprocess.run([etc / "hami-hpc-prolog.d/50-site"], capture_output=True, text=True, check=True)
+    assert done.stdout == "ran\n"
+
+
 @pytest.mark.parametrize("name", ["gpu[1-2]", "DEFAULT", "a b", "a\nInclude /x", "", "-x", "a,b", "n\u00e9", "\udcff"])
 def test_a_name_of_no_single_node_is_refused(node: Node, name: str) -> None:
     done = render(node, name=name)
