@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
@@ -30,8 +31,10 @@ def read_running(run_dir: str, job_id: int, now_unix_ns: int) -> tuple[Grant, Us
 def _read_grant(path: str) -> Grant | None:
     """The job's limits, when the file is root's as the prolog made it. (In a private test cluster root runs it all.)"""
     try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_uid != 0:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(fd, "rb") as file:
+            status = os.fstat(fd)
+            if status.st_uid != 0 or not stat.S_ISREG(status.st_mode):
                 return None
             return parse_limits(file.read(c.LIMITS_SIZE + 1))
     except OSError:

@@ -302,12 +302,13 @@ def test_an_installation_that_was_stopped_is_finished_by_the_next_whatever_the_u
     """DESTDIR holds blanks; the venv of the run before has no pip and no package; half-written files are there."""
     root = tmp_path / "a package"
     lib = root / "opt/x/lib/hami-hpc"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", lib / "venv"], check=True)
-    (lib / "lua").mkdir()
-    (lib / "lua/hami_hpc.lua.new.123").write_text("half")
-    (lib / "libhami-hpc.so.new").write_text("half")
+    lib.parent.mkdir(parents=True)
     before = os.umask(0o077)
     try:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", lib / "venv"], check=True)
+        (lib / "lua").mkdir()
+        (lib / "lua/hami_hpc.lua.new.123").write_text("half")
+        (lib / "libhami-hpc.so.new").write_text("half")
         make_install(PREFIX="/opt/x", DESTDIR=str(root), PLUGINDIR="/opt/x/slurm", LIBEXECDIR="/opt/x/stages")
     finally:
         os.umask(before)

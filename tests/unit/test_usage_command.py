@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -47,6 +48,18 @@ def test_a_node_without_accounting_tells_what_a_running_job_uses(tmp_path: Path)
     assert "3 requests refused" in done.stdout
     told = json.loads(on_a_node(node, "usage", "7", "--format", "json").stdout)
     assert (told["job_id"], told["grant"]["gpu_uuid"], told["usage"]["peak_bytes"]) == (7, UUIDS[0], 2048 * MIB)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "directory"])
+def test_a_limits_record_that_is_no_file_is_none_at_once(tmp_path: Path, kind: str) -> None:
+    node = Node.make(tmp_path)
+    assert node.prolog(7) == 0
+    path = node.jobs / "7" / "job.limits"
+    path.rename(path.with_name("moved"))
+    {"pipe": os.mkfifo, "link": lambda at: at.symlink_to("moved"), "directory": Path.mkdir}[kind](path)
+    done = on_a_node(node, "usage", "7")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: job 7 holds no vGPU on this node")
 
 
 def test_a_node_without_accounting_lists_its_own_commands_and_how_to_get_the_others(tmp_path: Path) -> None:
