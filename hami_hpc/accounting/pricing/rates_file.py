@@ -24,18 +24,30 @@ from hami_hpc.contract import constants as contract
 VERSION = 1
 DEFAULT_PATH = Path("/etc/hami-hpc/rates.toml")
 CONDITIONS = ("cluster", "account", "user", "partition", "qos", "model", "mode", "class")
+MAX_BYTES = 8 << 20
 _T = TypeVar("_T")
 
 
 def load_rates(path: Path) -> Rates:
     """Reads and checks rates.toml. Raises AccountingError with file, table and key for any fault."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
+        document = tomllib.loads(_read(path), parse_float=Decimal)
     except OSError as error:
         raise AccountingError(f"{path} cannot be read ({error.strerror}); give another with --rates") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, and int's own for thousands of digits
         raise AccountingError(f"{path} is not valid TOML: {error}") from error
+    except RecursionError:
+        raise AccountingError(f"{path} is nested too deeply for rates") from None
     return parse_rates(document, str(path))
+
+
+def _read(path: Path) -> str:
+    """The file's text, of bounded length: --rates may name anything."""
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise AccountingError(f"{path} is longer than {MAX_BYTES >> 20} MiB; give another with --rates")
+    return data.decode()
 
 
 def parse_rates(document: Mapping[str, Any], path: str) -> Rates:

@@ -329,3 +329,13 @@ def test_a_bill_by_something_unknown_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AccountingError, match="allowed are cluster, account"):
         make_bill(tmp_path / "s", month_period("2026-09", zone("UTC")), "colour")
     assert set(bill.DIMENSIONS) >= {"account", "user", "partition", "model", "class", "day", "month"}
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 200_000, "version = " + "1" * 5000, "# " + "x" * (9 << 20)])
+def test_rates_made_to_hurt_are_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "rates.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(AccountingError) as raised:
+        load_rates(path)
+    assert str(raised.value).startswith(str(path))
+    assert "\n" not in str(raised.value)
