@@ -49,6 +49,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "lines at most": ("--limit", frozenset({"efficiency"})),
     "differences from what is there": ("--diff", frozenset({"render"})),
     "replace edited files": ("--force", frozenset({"render"})),
+    "a node that is gone": ("--forget", frozenset({"render"})),
     "the node's GPUs": ("--gpus", frozenset({"render"})),
     "more of the NodeName line": ("--node-parameters", frozenset({"render"})),
     "device files": ("--device", frozenset({"render"})),
