@@ -57,10 +57,10 @@ def make_install(pip: str = PIP, **places: str) -> str:
     return done.stdout + done.stderr
 
 
-def seed_venv(venv: Path) -> None:
-    """The installation's venv beforehand, with this checkout's Python packages in reach."""
+def seed_venv(venv: Path, packages: Path | None = None) -> None:
+    """The installation's venv beforehand, with this checkout's Python packages, or those given, in reach."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    packages = next(Path(sys.prefix).glob("lib/python3*/site-packages"))
+    packages = packages or next(Path(sys.prefix).glob("lib/python3*/site-packages"))
     own = next(venv.glob("lib/python3*/site-packages"))
     (own / "checkout.pth").write_text(f"{packages}\n")
 
@@ -303,9 +303,13 @@ def test_an_installation_that_was_stopped_is_finished_by_the_next_whatever_the_u
     root = tmp_path / "a package"
     lib = root / "opt/x/lib/hami-hpc"
     lib.parent.mkdir(parents=True)
+    (tmp_path / "packages").mkdir()
+    for package in next(Path(sys.prefix).glob("lib/python3*/site-packages")).iterdir():
+        if not package.name.startswith(("pip", "__editable__")):
+            (tmp_path / "packages" / package.name).symlink_to(package)
     before = os.umask(0o077)
     try:
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", lib / "venv"], check=True)
+        seed_venv(lib / "venv", tmp_path / "packages")
         (lib / "lua").mkdir()
         (lib / "lua/hami_hpc.lua.new.123").write_text("half")
         (lib / "libhami-hpc.so.new").write_text("half")
