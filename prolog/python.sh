@@ -1,4 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# Sets $python: the interpreter of the installation, else of the checkout that these files lie in.
-python=/usr/lib/hami-hpc/venv/bin/python3
-[ -x "${0%/*}/../.venv/bin/python3" ] && python=${0%/*}/../.venv/bin/python3
+# Sets $python: the interpreter of the checkout that these files lie in, else of the installation. The installation's is
+# named without the link that make install changes, so that all of a run's modules are of one installation.
+python=${0%/*}/../.venv/bin/python3
+if [ ! -x "$python" ]; then
+	back=$PWD
+	cd -P /usr/lib/hami-hpc/venv && python=$PWD/bin/python3
+	cd "$back" 2>/dev/null || cd /
+fi

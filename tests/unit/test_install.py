@@ -10,6 +10,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +39,14 @@ WITH_OTHERS = {"PLUGINDIR": "/usr/lib/plugins"}
 
 @dataclass(frozen=True)
 class Installation:
-    """`prefix` on this machine; `printed` by a second make install over the first."""
+    """`prefix` on this machine; `printed` by a second make install over the first.
+
+    `epilogs` are what the installed epilog said of settings that do not exist, over and over during that second one.
+    """
 
     prefix: Path
     printed: str
+    epilogs: list[str]
 
     def file(self, name: str) -> Path:
         return self.prefix / name
@@ -65,6 +70,13 @@ def seed_venv(venv: Path, packages: Path | None = None) -> None:
     (own / "checkout.pth").write_text(f"{packages}\n")
 
 
+def run_epilogs(prefix: Path, said: list[str], until: threading.Event) -> None:
+    command = (str(prefix / "libexec/hami-hpc/epilog"), "--config", "/nonexistent/hami-hpc.toml")
+    while not until.is_set():
+        done = subprocess.run(command, env={"SLURM_JOB_ID": "7"}, capture_output=True, text=True, check=False)
+        said.append(done.stderr)
+
+
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     base = tmp_path_factory.mktemp("install")
@@ -74,7 +86,16 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
     try:
         make_install(**places)
         (base / "etc/slurm/cli_filter.lua").write_text("-- the site's own\n")
-        yield Installation(prefix, make_install(**places))
+        epilogs: list[str] = []
+        is_installed = threading.Event()
+        runner = threading.Thread(target=run_epilogs, args=(prefix, epilogs, is_installed))
+        runner.start()
+        try:
+            printed = make_install(**places)
+        finally:
+            is_installed.set()
+            runner.join()
+        yield Installation(prefix, printed, epilogs)
     finally:
         subprocess.run(["make", "plugins"], cwd=ROOT, check=True, capture_output=True)  # as the other tests know them
 
@@ -118,6 +139,14 @@ def test_prolog_epilog_and_render_work_from_there(installation: Installation, tm
         ran = installation.run(str(wrapper), **job_environment(7))
         assert (ran.returncode, ran.stderr) == (0, "")
         assert (7 in node.grants()) == (stage == "prolog")
+
+
+def test_stages_that_start_while_hami_hpc_is_installed_again_are_whole(installation: Installation) -> None:
+    """Each ran with all of the old modules or all of the new ones, and said what it says of missing settings."""
+    assert len(installation.epilogs) > 20
+    texts = set(installation.epilogs)
+    assert len(texts) == 1, texts
+    assert "/nonexistent/hami-hpc.toml cannot be read" in texts.pop()
 
 
 def test_the_filters_find_their_parts_from_there(installation: Installation) -> None:
