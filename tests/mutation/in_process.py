@@ -18,7 +18,7 @@ from hypothesis import settings
 
 settings.register_profile("mutation", derandomize=True, database=None, deadline=None, max_examples=30)
 settings.load_profile("mutation")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("unit", "cluster")]
 
 import node_testbed  # noqa: E402  it lies in tests/unit
 
