@@ -28,7 +28,6 @@ from hami_hpc.stages import epilog, prolog  # noqa: E402  after the profile
 NOT_HERE: Final = (
     "test_vectors_hold_every_error_that_the_grammar_can_raise",
     "test_gpus_come_from_nvml_once_and_then_from_the_ledger",
-    "test_prolog_and_epilog_import_no_heavy_module",
     "test_reconcile_is_the_same_command_under_python_m",
     "test_many_who_prepare_at_once_mount_once",
     "test_a_process_that_may_not_mount_knows_it",
