@@ -29,7 +29,7 @@ ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
 
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
-.PHONY: help setup setup-test generate build native plugins examples lint test test-native test-sanitizers test-unit \
+.PHONY: help setup setup-test generate build native plugins examples lint test test-native test-sanitizers test-unit mutate \
 	test-cluster test-slurm-versions record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-peers \
 	bench-interposer bench-prolog bench-accounting demo demo-stop check-places install uninstall clean
 
@@ -85,6 +85,15 @@ test-sanitizers: setup-test ## the same under address and undefined-behaviour sa
 
 test-unit: setup-test build ## Python and Lua, without a cluster
 	$(PYTEST) tests -m "not gpu and not cluster"
+
+# Not part of `make test`: a sample of 300 takes minutes, all of it hours. SAMPLE=0: all; ONLY: globs of files.
+SAMPLE ?= 300
+SEED ?= 1
+ONLY ?= *
+
+mutate: setup-test ## change the program one token at a time: do the unit tests notice? SAMPLE=300 SEED=1 ONLY='hami_hpc/core/*'
+	@$(PYTHON) -c 'import mutmut' 2>/dev/null || $(PYTHON) -m pip install --quiet -e '.[mutate]'
+	PYTHONPATH=tests/mutation $(PYTHON) tests/mutation/mutate.py --sample $(SAMPLE) --seed $(SEED) --only '$(ONLY)'
 
 test-cluster: setup-test build ## on a private Slurm of its own, in .cluster-test
 	$(PYTEST) tests -m cluster

@@ -178,7 +178,7 @@ def free_phase(grant: Grant, live: Iterable[Grant]) -> int:
     """
     windows_at = [0] * 100
     for other in live:
-        if other.gpu_uuid == grant.gpu_uuid and other.job_id != grant.job_id and other.cores_percent < 100:
+        if other.gpu_uuid == grant.gpu_uuid and other.job_id != grant.job_id:
             for i in range(other.phase_percent, other.phase_percent + other.cores_percent):
                 windows_at[i % 100] += 1
     overlap = sum(windows_at[: grant.cores_percent])

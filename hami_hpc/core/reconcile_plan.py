@@ -82,11 +82,11 @@ def _void(grant: Grant) -> Action:
 
 
 def _rows(state: NodeState) -> Iterable[Action]:
+    if state.running is None:
+        return
     on_disk = {entry.job_id: entry.grant for entry in state.directories if entry.job_id is not None}
     for grant in state.rows:
         job_id = grant.job_id
-        if state.running is None:
-            continue
         if job_id not in state.running:
             text = (
                 f"job {job_id}: is no longer on this node; "

@@ -182,7 +182,7 @@ def _checksum(connection: sqlite3.Connection) -> int:
     crc = 0
     for table, columns, key in (("grants", GRANT_COLUMNS, "job_id"), ("gpus", GPU_COLUMNS, "minor")):
         for row in connection.execute(f"SELECT boot_id, {', '.join(columns)} FROM {table} ORDER BY {key}"):
-            crc = zlib.crc32(repr(row).encode("utf-8", "backslashreplace"), crc)
+            crc = zlib.crc32(repr(row).encode(), crc)
     return crc - (1 << 32) if crc >> 31 else crc
 
 

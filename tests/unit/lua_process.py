@@ -44,6 +44,11 @@ class LuaProcess:
         assert answer.endswith("\n"), f"{self.interpreter} ended at {command} {fields!r}"
         return answer[:-1].split("\t")
 
+    def kill(self) -> None:
+        """Ends the process, whatever it does."""
+        self._process.kill()
+        self._process.communicate()
+
     def __enter__(self) -> LuaProcess:
         return self
 

@@ -268,3 +268,12 @@ def test_a_read_only_run_directory_fails_prologs_and_no_epilog(tmp_path: Path, t
     assert [result.error for result in results if result.error] == []
     node.assert_nothing_is_held()
     assert node.spooled() == ["7.json"]
+
+
+def test_a_job_that_was_set_aside_and_has_its_row_still_is_ended_with_its_usage(node: Node) -> None:
+    node.prolog(7)
+    node.write_usage(7, peak_bytes=77)
+    job_dirs.set_aside(node.settings.run_dir, node.grants()[7])
+    assert node.epilog(7) == 0
+    assert node.record()["peak_bytes"] == 77
+    node.assert_nothing_is_held()

@@ -18,7 +18,7 @@ from harness.mounting import can_mount
 from node_testbed import GPU_MIB, Node, names_in
 
 from hami_hpc.core.grant import Grant
-from hami_hpc.core.inventory import Device, Gpu, gpu_of_job, make_inventory, match_model
+from hami_hpc.core.inventory import Gpu
 from hami_hpc.errors import NodeError
 from hami_hpc.node import ledger as ledgers
 from hami_hpc.node.ledger import Ledger, open_ledger
@@ -275,27 +275,6 @@ def test_who_found_it_damaged_takes_the_one_that_another_has_made_and_holds(
     assert mine.grants() == (GRANT,)
     for one in (mine, *holders):
         one.close()
-
-
-def test_the_model_is_named_in_the_product_name_and_nearest_in_size() -> None:
-    models = {"h200": 143156, "a100-40": 40000, "a100_80": 80000}
-
-    def model(name: str, mib: int) -> str | None:
-        return match_model(Device(0, "GPU-1", name, mib), models)
-
-    assert model("NVIDIA H200", 143156) == "h200"
-    assert model("NVIDIA A100-SXM4-40GB", 40330) == "a100-40"
-    assert model("NVIDIA A100 80GB PCIe", 81038) == "a100_80"
-    assert model("NVIDIA H100", 81000) is None
-
-
-def test_slurms_device_index_is_the_rank_by_minor_number() -> None:
-    devices = [Device(5, "GPU-5", "NVIDIA H200", 1), Device(2, "GPU-2", "NVIDIA H200", 1)]
-    gpus = make_inventory(devices, {"h200": 1})
-    assert [(gpu.slurm_index, gpu.minor) for gpu in gpus] == [(0, 2), (1, 5)]
-    assert gpu_of_job(gpus, 1, 7).uuid == "GPU-5"
-    with pytest.raises(NodeError, match="job 7 was given GPU 2"):
-        gpu_of_job(gpus, 2, 7)
 
 
 @pytest.mark.parametrize("seed", range(8))

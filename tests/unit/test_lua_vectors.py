@@ -108,6 +108,19 @@ def test_bare_shards_stand_for_the_same_vgpu_in_lua_and_python(lua: LuaProcess) 
                 assert expected in answer, text
 
 
+def test_the_token_of_a_gres_is_found_and_a_list_too_long_to_read_is_it_as_a_whole(lua: LuaProcess) -> None:
+    most = contract.REQUEST_MAX_LENGTH
+    for text, expected in (
+        ("nic:1,gres:shard:4,shard:5", ["ok", "shard:4"]),
+        ("nic:1,shardx:4", ["none"]),
+        ("x gres:shard:4", ["ok", "x gres:shard:4"]),
+        ("shard:4".ljust(most, ","), ["ok", "shard:4"]),
+        ("shard:4".ljust(most + 1, ","), ["ok", "shard:4".ljust(most + 1, ",")]),
+        ("nic:4".ljust(most + 1, ","), ["none"]),
+    ):
+        assert lua.ask("token", text, "shard") == expected
+
+
 def test_the_glued_form_passes_slurms_own_parsers(lua: LuaProcess) -> None:
     # 22.05 refuses a second colon before what is not a count, later versions read what follows the last '=' as a
     # count, and all cut at commas.

@@ -10,8 +10,9 @@ import pytest
 from node_testbed import GPU_MIB, ROOT, UUIDS, Node, job_environment
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core.inventory import Device
 from hami_hpc.core.records import parse_limits
-from hami_hpc.node import job_dirs
+from hami_hpc.node import job_dirs, nvml
 
 
 @pytest.fixture
@@ -165,6 +166,17 @@ def test_gpus_come_from_nvml_once_and_then_from_the_ledger(tmp_path: Path) -> No
     status, errors = node.run("prolog", job_environment(9, gpu="2") | driver)
     assert status == 1
     assert "was given GPU 2, but the driver shows 2 GPU(s)" in errors
+
+
+def test_a_gpu_that_is_new_is_looked_for_in_the_driver_and_one_that_is_not_there_is_named(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    devices = [Device(minor, f"GPU-{minor}", "NVIDIA H200", GPU_MIB) for minor in range(3)]
+    monkeypatch.setattr(nvml, "read_devices", lambda: devices)
+    assert node.prolog(7, gpu="2") == 0
+    assert node.grants()[7].gpu_uuid == "GPU-2"
+    assert node.prolog(8, gpu="3") == 1
+    assert "job 8 was given GPU 3, but the driver shows 3 GPU(s) here" in capsys.readouterr().err
 
 
 def test_settings_that_others_can_write_are_refused(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

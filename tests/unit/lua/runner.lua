@@ -2,6 +2,7 @@
 -- Answers questions about the Lua grammar and units, one line each, for the tests in Python (tests/unit/lua_process.py).
 -- usage: lua runner.lua DIRECTORY_OF_MODULES      Fields are separated by tabs; fields of a question are in hex.
 --   parse GRES                     -> none | ok CANONICAL GLUED PREFIX OTHERS | error CODE MESSAGE
+--   token GRES NAME                -> none | ok TOKEN
 --   site LUA_TABLE                 -> ok | error - REASON
 --   shards GRES PARTITIONS TYPE    -> none | ok CANONICAL SHARDS PREFIX OTHERS | error CODE MESSAGE   (in the last site)
 --   resolve GRES PARTITIONS QOS    -> ok SHARDS CLASS MIB CORES FEATURES | error CODE MESSAGE      (in the last site)
@@ -35,6 +36,11 @@ function commands.parse(gres)
 	local request = parsed.request
 	local others = table.concat(parsed.others, ",")
 	return table.concat({ "ok", grammar.canonical(request), grammar.glued(request), parsed.prefix, others }, "\t")
+end
+
+function commands.token(gres, name)
+	local token = grammar.find_token(gres, name)
+	return token and "ok\t" .. token or "none"
 end
 
 function commands.site(text)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pytest plugin for `make mutate`: prolog and epilog run inside of pytest, where mutmut can change them.
+
+A test that needs several of them at once, or another library path, is skipped: it would run the program unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("mutation", derandomize=True, database=None, deadline=None, max_examples=30)
+settings.load_profile("mutation")
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("unit", "cluster")]
+
+import node_testbed  # noqa: E402  it lies in tests/unit
+
+from hami_hpc.stages import epilog, prolog  # noqa: E402  after the profile
+
+# They read the program's text, start it unchanged, or need what `make build` makes.
+NOT_HERE: Final = (
+    "test_vectors_hold_every_error_that_the_grammar_can_raise",
+    "test_gpus_come_from_nvml_once_and_then_from_the_ledger",
+    "test_reconcile_is_the_same_command_under_python_m",
+    "test_many_who_prepare_at_once_mount_once",
+    "test_a_process_that_may_not_mount_knows_it",
+)
+MAINS: Final = {"prolog": prolog.main, "epilog": epilog.main}
+
+
+def run(node: node_testbed.Node, stage: str, environment: Mapping[str, str]) -> tuple[int, str]:
+    """Exit status and standard error of a stage, as Node.run gives them."""
+    if "LD_LIBRARY_PATH" in environment:
+        pytest.skip("needs a program of its own")
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        status = MAINS[stage](node.arguments, environment)
+    return status, errors.getvalue()
+
+
+def start(node: node_testbed.Node, stage: str, environment: Mapping[str, str]) -> None:
+    pytest.skip("needs a program of its own")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves out the tests that would judge another program, and puts the quick ones first: those without files."""
+    kept = [item for item in items if item.name.partition("[")[0] not in NOT_HERE]
+
+    def cost(item: pytest.Item) -> int:
+        names = getattr(item, "fixturenames", ())
+        return ("tmp_path" in names) + ("node" in names)
+
+    items[:] = sorted(kept, key=cost)
+
+
+@pytest.fixture(autouse=True)
+def stages_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces what starts a program."""
+    monkeypatch.setattr(node_testbed.Node, "run", run)
+    monkeypatch.setattr(node_testbed.Node, "start", start)

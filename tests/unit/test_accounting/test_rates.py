@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rates.toml: each key arrives where it belongs, and what cannot be is refused by table and key."""
+
+from __future__ import annotations
+
+import tomllib
+from datetime import date
+from decimal import Decimal
+
+import pytest
+
+from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.pricing.cluster_gpus import GpuModel
+from hami_hpc.accounting.pricing.rates import Credit, Discount, Factor, Quota, Rate, Rates, Terms, Validity
+from hami_hpc.accounting.pricing.rates_file import parse_rates
+
+EVERYTHING = """
+version = 1
+currency = "CHF"
+digits = 4
+timezone = "Europe/Berlin"
+issuer = ["We", "Here"]
+invoice_prefix = "A-1"
+[[rates]]
+model = "h200"
+per_gpu_hour = 1000000
+from = 2026-01-01
+until = 2027-01-01
+[[factors]]
+class = "lc"
+mode = "mig"
+user = "ann"
+factor = 1.500001
+[[terms]]
+minimum_s = 86400
+suspended_factor = 0.25
+unbilled_states = ["NODE_FAIL"]
+[[discounts]]
+account = "chem"
+from_gpu_hours = 10.5
+percent = 100
+[[credits]]
+account = "chem"
+amount = 5
+note = "gift"
+[[quotas]]
+user = "ann"
+gpu_hours = 0.0001
+[gpus.h200]
+total_mib = 1
+mig_slices = 64
+mig_memory_slices = 1
+aliases = ["nvidia_h200", "big"]
+nodes = "gpu[1-2]"
+count = 1
+[gpus.a100]
+total_mib = 81559
+[partitions.gpu]
+gpu_models = ["h200", "a100"]
+"""
+ALWAYS = Validity(date.min, date.max)
+
+
+def rates(text: str) -> Rates:
+    return parse_rates(tomllib.loads(text, parse_float=Decimal), "rates.toml")
+
+
+def test_every_key_arrives_where_it_belongs() -> None:
+    found = rates(EVERYTHING)
+    assert (found.currency, found.digits, found.timezone, found.issuer) == ("CHF", 4, "Europe/Berlin", ("We", "Here"))
+    assert found.invoice_prefix == "A-1"
+    year = Validity(date(2026, 1, 1), date(2027, 1, 1))
+    assert found.rates == (Rate("h200", Decimal(1000000), year),)
+    where = {"user": "ann", "mode": "mig", "class": "lc"}
+    assert found.factors == (Factor(where, Decimal("1.500001"), ALWAYS),)
+    assert found.terms == (Terms(86400, Decimal("0.25"), ("NODE_FAIL",), ALWAYS),)
+    assert found.discounts == (Discount("chem", Decimal("10.5"), Decimal(100), ALWAYS),)
+    assert found.credits == (Credit("chem", Decimal(5), "gift", ALWAYS),)
+    assert found.quotas == (Quota("", "ann", Decimal("0.0001"), ALWAYS),)
+    assert found.models == {"h200": GpuModel("h200", 1, 64, 1), "a100": GpuModel("a100", 81559, 7, 8)}
+    assert found.partitions == {"gpu": ("h200", "a100")}
+    assert found.nodes == {"gpu1": "h200", "gpu2": "h200"}
+    assert found.gpu_counts == {"h200": 1}
+    assert found.aliases == {"nvidia_h200": "h200", "big": "h200"}
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    found = rates("version = 1\n[[terms]]\n")
+    assert (found.currency, found.digits, found.timezone, found.issuer) == ("EUR", 2, "UTC", ())
+    assert found.invoice_prefix == "GPU"
+    assert found.terms == (Terms(0, Decimal(0), (), ALWAYS),)
+    assert (found.rates, found.factors, found.discounts, found.credits, found.quotas) == ((),) * 5
+    assert (found.models, found.partitions, found.nodes, found.gpu_counts, found.aliases) == ({},) * 5
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "rates.toml needs version = 1; this hami_hpc reads no other version"),
+        ("version = 2", "rates.toml needs version = 1; this hami_hpc reads no other version"),
+        ('currency = "euro"', "rates.toml: currency = 'euro'; allowed is a text like [A-Z]{3}"),
+        ("digits = 5", "rates.toml: digits = '5'; allowed is a whole number from 0 to 4"),
+        ("digits = -1", "rates.toml: digits = '-1'; allowed is a whole number from 0 to 4"),
+        ("digits = true", "rates.toml: digits = 'True'; allowed is a whole number from 0 to 4"),
+        ('timezone = "Moon"', "rates.toml: timezone = 'Moon'; allowed is a zone such as Europe/Berlin"),
+        ('issuer = ["a", ""]', "rates.toml: issuer = \"['a', '']\"; allowed is a list of texts"),
+        ('issuer = "a"', "rates.toml: issuer = 'a'; allowed is a list of texts"),
+        ("curency = 1", "rates.toml: unknown key 'curency'; did you mean currency?"),
+        (
+            f"{'x' * 50} = 1",
+            f"rates.toml: unknown key '{'x' * 40}'; known: credits, currency, digits, discounts, factors, gpus, "
+            "invoice_prefix, issuer, partitions, quotas, rates, terms, timezone, version",
+        ),
+        ("rates = 1", "rates.toml: rates = '1'; allowed is tables, each under [[rates]]"),
+        ("rates = [1]", "rates.toml, [[rates]] number 1 is not a table"),
+        ("[[rates]]", "rates.toml, [[rates]] number 1: model is missing; allowed is the name of a GPU model"),
+        ('[[rates]]\nmodel = "a"', "number 1: per_gpu_hour is missing; allowed is a number from 0 to 1000000"),
+        ('[[rates]]\nmodel = "a"\nper_gpu_hour = "1"', "per_gpu_hour = '1'; allowed is a number from 0 to 1000000"),
+        ('[[rates]]\nmodel = "a"\nper_gpu_hour = nan', "per_gpu_hour = 'NaN'; allowed is a number from 0 to 1000000"),
+        (
+            '[[rates]]\nmodel = "a"\nper_gpu_hour = 0.0000001',
+            "allowed is a number from 0 to 1000000 with at most 6 digits after the point",
+        ),
+        ('[[rates]]\nmodel = "a"\nper_gpu_hour = 1000000.1', "number from 0 to 1000000 with at most 6 digits"),
+        ('[[rates]]\nmodel = "a"\nper_gpu_hour = 1\nfrom = "2026"', "from = '2026'; allowed is a date such as 2026"),
+        (
+            '[[rates]]\nmodel = "a"\nper_gpu_hour = 1\nfrom = 2026-01-02\nuntil = 2026-01-02',
+            "from 2026-01-02 is not before until 2026-01-02",
+        ),
+        ('[[rates]]\nmodel = "a"\nper_gpu_hour = 1\n' * 2, "two [[rates]] a are valid on 0001-01-01; set from and"),
+        ("[[terms]]\n[[terms]]\nfrom = 2026-05-01", "rates.toml: two [[terms]]  are valid on 2026-05-01; set from"),
+        (
+            "[[factors]]\nfactor = 1",
+            "[[factors]] number 1: has no condition; give one or more of cluster, account, user",
+        ),
+        ('[[factors]]\nclass = "x"\nfactor = 1', "class = 'x'; allowed is std or lc or be"),
+        ('[[factors]]\nmode = "x"\nfactor = 1', "mode = 'x'; allowed is "),
+        ('[[factors]]\nuser = "x"\nfactor = 1001', "factor = '1001'; allowed is a number from 0 to 1000"),
+        ("[[terms]]\nminimum_s = 86401", "minimum_s = '86401'; allowed is a whole number from 0 to 86400"),
+        ("[[terms]]\nsuspended_factor = 1.1", "suspended_factor = '1.1'; allowed is a number from 0 to 1"),
+        ("[[discounts]]\nfrom_gpu_hours = 1\npercent = 101", "percent = '101'; allowed is a number from 0 to 100"),
+        (
+            "[[discounts]]\nfrom_gpu_hours = 1\npercent = 1\n" * 2,
+            "rates.toml: two [[discounts]]  1 are valid on 0001-01-01; set from and until",
+        ),
+        ("[[credits]]\namount = 1", "[[credits]] number 1: account is missing; allowed is the account that has the"),
+        ("[[quotas]]\ngpu_hours = 1", "rates.toml, [[quotas]] number 1: give either account or user"),
+        ('[[quotas]]\nuser = "a"\naccount = "b"\ngpu_hours = 1', "number 1: give either account or user"),
+        ('[[quotas]]\nuser = "a"\ngpu_hours = 0', "gpu_hours = '0'; allowed is a number from 0.0001 to 1000000000"),
+        ("gpus = 1", "rates.toml, [gpus] is not a table"),
+        ("[gpus.h200]", "rates.toml, [gpus.h200]: total_mib is missing; allowed is a whole number from 1 to"),
+        (
+            "[gpus.h200]\ntotal_mib = 1\ncount = -1",
+            "[gpus.h200]: count = '-1'; allowed is a whole number from 1 to 1000000",
+        ),
+        ("[gpus.h200]\ntotal_mib = 1\nmig_slices = 65", "mig_slices = '65'; allowed is a whole number from 1 to 64"),
+        (
+            '[gpus.h200]\ntotal_mib = 1\nnodes = "a[2-1]"',
+            "nodes = 'a[2-1]'; allowed is a host list such as gpu[01-16]: ",
+        ),
+        ("[gpus.h200]\ntotal_mb = 1", "rates.toml, [gpus.h200]: unknown key 'total_mb'; did you mean total_mib?"),
+        ("[partitions.gpu]\nmodels = 1", "[partitions.gpu]: unknown key 'models'; did you mean gpu_models?"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_table_and_key(text: str, message: str) -> None:
+    with pytest.raises(AccountingError) as caught:
+        rates(text if not text or text.startswith("version") else f"version = 1\n{text}")
+    assert message in str(caught.value)

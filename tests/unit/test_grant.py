@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From slurmd's environment to a grant: what is taken, what is refused and whose fault it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.grant import (
+    Grant,
+    JobUnits,
+    check_fits,
+    free_phase,
+    make_grant,
+    parse_id,
+    parse_units,
+    wants_vgpu,
+    whole_gpus,
+)
+from hami_hpc.core.inventory import Gpu
+from hami_hpc.errors import JobError, NodeError
+
+JOB = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_UID": "1000",
+    "SLURM_JOB_GPUS": "3",
+    c.ENV_VGPU: "1",
+    c.ENV_CLASS: "lc",
+    c.ENV_MEM_MIB: "8192",
+    c.ENV_CORES: "50",
+}
+GRANT = Grant(7, 1000, "GPU-1", 0, 1000, "h200", 400, 50, "std", "cap", "share", 1)
+LONG = "9" * 13
+DIGIT = "²"  # isdigit() holds, int() refuses it
+
+
+def test_the_units_are_those_of_the_environment() -> None:
+    assert parse_units(JOB) == JobUnits(7, 1000, 3, "lc", 8192, 50)
+    for name, most in ((c.ENV_MEM_MIB, c.MEM_MIB_MAX), (c.ENV_CORES, c.CORES_MAX)):
+        assert str(most) in str(parse_units(JOB | {name: str(most)}))
+        assert parse_units(JOB | {name: "1"}) is not None
+
+
+@pytest.mark.parametrize("name", [c.ENV_VGPU, c.ENV_CLASS, c.ENV_MEM_MIB, c.ENV_CORES])
+def test_any_one_variable_makes_it_a_vgpu_job_and_one_without_the_others_is_the_nodes_fault(name: str) -> None:
+    assert wants_vgpu({name: "1"})
+    others = ", ".join(other for other in (c.ENV_VGPU, c.ENV_CLASS, c.ENV_MEM_MIB, c.ENV_CORES) if other != name)
+    with pytest.raises(NodeError, match=f"job 7 has a vgpu but {others} did not reach its prolog"):
+        parse_units({"SLURM_JOB_ID": "7", name: "1"})
+
+
+def test_a_job_without_vgpu_has_no_units() -> None:
+    assert parse_units({"SLURM_JOB_ID": "7", c.ENV_VGPU: ""}) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({c.ENV_MEM_MIB: LONG}, NodeError, f"job 7: {c.ENV_MEM_MIB} is '{LONG}', not a number"),
+        ({c.ENV_MEM_MIB: DIGIT}, NodeError, f"{c.ENV_MEM_MIB} is '{DIGIT}', not a number"),
+        ({c.ENV_CORES: "x" * 500}, NodeError, f"is '{'x' * c.GIVEN_MAX}', not a number"),
+        ({c.ENV_VGPU: "-1"}, NodeError, f"{c.ENV_VGPU} is '-1', not a number"),
+        ({c.ENV_CLASS: "gold"}, NodeError, f"class 'gold' is unknown here; known: {', '.join(c.CLASSES)}"),
+        ({c.ENV_CLASS: "x" * 500}, NodeError, f"class '{'x' * c.GIVEN_MAX}' is"),
+        ({c.ENV_MEM_MIB: "9" * 12}, JobError, f"job 7: {c.ENV_MEM_MIB}={'9' * 12} is out of range"),
+        ({c.ENV_MEM_MIB: "0"}, JobError, f"{c.ENV_MEM_MIB}=0 is out of range; allowed is 1 to {c.MEM_MIB_MAX}"),
+        ({c.ENV_CORES: str(c.CORES_MAX + 1)}, JobError, f"job 7: {c.ENV_CORES}=101 is out of range; allowed is 1 to"),
+        ({"SLURM_JOB_GPUS": ""}, NodeError, "job 7 has a vgpu but no GPU"),
+        ({"SLURM_JOB_GPUS": f"1,{DIGIT}"}, NodeError, f"job 7: SLURM_JOB_GPUS is '1,{DIGIT}', not a list"),
+        ({"SLURM_JOB_GPUS": "x" * 500}, NodeError, f"'{'x' * c.GIVEN_MAX}', not a list of device indices"),
+        ({"SLURM_JOB_GPUS": "1,2"}, JobError, "job 7 has 1 vgpu on 2 GPU"),
+        ({c.ENV_VGPU: "2"}, JobError, "job 7 has 2 vgpu on 1 GPU"),
+        ({"SLURM_JOB_UID": ""}, NodeError, "SLURM_JOB_UID is ''"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(change: dict[str, str], error: type[Exception], text: str) -> None:
+    with pytest.raises((NodeError, JobError)) as caught:
+        parse_units(JOB | change)
+    assert type(caught.value) is error
+    assert text in str(caught.value)
+
+
+def test_without_the_list_of_gpus_the_job_has_none() -> None:
+    with pytest.raises(NodeError, match="job 7 has a vgpu but no GPU"):
+        parse_units({name: text for name, text in JOB.items() if name != "SLURM_JOB_GPUS"})
+
+
+def test_ids_are_32_bit_numbers_and_zero_is_one() -> None:
+    assert parse_id({"A": "4294967295"}, "A") == 4294967295
+    assert parse_id({"A": "0"}, "A") == 0
+    for text in ("4294967296", "", "-1", DIGIT, "1x"):
+        with pytest.raises(NodeError, match=f"A is '{text}', not a number"):
+            parse_id({"A": text}, "A")
+    with pytest.raises(NodeError, match="A is '', not a number"):
+        parse_id({}, "A")
+    with pytest.raises(NodeError, match=f"A is '{'x' * c.GIVEN_MAX}', "):
+        parse_id({"A": "x" * 500}, "A")
+
+
+def test_whole_gpus_are_more_slices_than_one_and_all_cores_of_each_gpu() -> None:
+    whole = {c.ENV_VGPU: "2", c.ENV_CORES: "200", "SLURM_JOB_GPUS": "0,1"}
+    assert whole_gpus(whole) == "0,1"
+    assert whole_gpus({c.ENV_VGPU: "8", c.ENV_CORES: "100", "SLURM_JOB_GPUS": "5"}) == "5"
+    most = "1" * 12
+    assert whole_gpus(whole | {c.ENV_VGPU: most}) == "0,1", "12 digits are a number"
+    for name, text in (
+        (c.ENV_VGPU, "1"),
+        (c.ENV_VGPU, ""),
+        (c.ENV_VGPU, LONG),
+        (c.ENV_VGPU, DIGIT),
+        (c.ENV_CORES, "199"),
+        (c.ENV_CORES, "201"),
+        (c.ENV_CORES, ""),
+        (c.ENV_CORES, "x"),
+        ("SLURM_JOB_GPUS", ""),
+        ("SLURM_JOB_GPUS", "0"),
+    ):
+        assert whole_gpus(whole | {name: text}) == "", f"{name}={text}"
+        assert not whole_gpus({c.ENV_VGPU: "2", c.ENV_CORES: "100"})
+        assert not whole_gpus({other: value for other, value in whole.items() if other != name})
+
+
+SLICE = ("job_id", "uid", "gpu_uuid", "mem_mib", "cores_percent", "service_class", "policy")
+
+
+@pytest.mark.parametrize("name", Grant._fields)
+def test_a_slice_is_the_same_when_its_user_gpu_and_size_are(name: str) -> None:
+    old: object = getattr(GRANT, name)
+    new = old + 1 if isinstance(old, int) else f"{old}x"
+    other = Grant(**GRANT._asdict() | {name: new})
+    assert GRANT.same_slice(other) == other.same_slice(GRANT) == (name not in SLICE)
+
+
+def test_a_grant_has_the_jobs_units_and_the_gpus_own_values() -> None:
+    gpu = Gpu(3, 5, "GPU-9", "NVIDIA H200", "h200", 143156)
+    made = make_grant(JobUnits(7, 1000, 3, "lc", 8192, 50), gpu, "burst", "share", 10**18)
+    assert made == Grant(7, 1000, "GPU-9", 5, 143156, "h200", 8192, 50, "lc", "burst", "share", 10**18, 0)
+
+
+def test_a_gpu_can_be_filled_to_its_last_mib_by_the_others_and_one_more() -> None:
+    live = [
+        GRANT._replace(job_id=8, mem_mib=300),
+        GRANT._replace(job_id=9, mem_mib=200),
+        GRANT._replace(job_id=7, mem_mib=999),  # an earlier grant of the same job, which this one replaces
+        GRANT._replace(job_id=10, gpu_uuid="GPU-2", mem_mib=999),
+    ]
+    check_fits(GRANT._replace(mem_mib=500), live, 1.0)
+    check_fits(GRANT._replace(mem_mib=250), live, 0.75)
+    with pytest.raises(NodeError) as caught:
+        check_fits(GRANT._replace(mem_mib=501), live, 1.0)
+    assert str(caught.value) == (
+        "job 7 needs 501 MiB of GPU 0 (GPU-1), but 500 of 1000 MiB are held (job 8: 300 MiB, job 9: 200 MiB). "
+        "If those jobs have ended, run: hami-hpc reconcile"
+    )
+
+
+@pytest.mark.parametrize(("count", "more"), [(8, ""), (9, " and 1 more"), (11, " and 3 more")])
+def test_of_many_holders_eight_are_named(count: int, more: str) -> None:
+    live = [GRANT._replace(job_id=100 + i, mem_mib=100) for i in range(count)]
+    with pytest.raises(NodeError) as caught:
+        check_fits(GRANT._replace(mem_mib=1000), live, 1.0)
+    named = ", ".join(f"job {100 + i}: 100 MiB" for i in range(8))
+    assert f"({named}{more})." in str(caught.value)
+
+
+def test_a_slice_larger_than_its_gpu_is_a_fault_of_the_settings() -> None:
+    with pytest.raises(NodeError, match=r"job 7 was given 901 MiB of GPU 0 \(GPU-1\), which has 900 MiB"):
+        check_fits(GRANT._replace(mem_mib=901), [GRANT], 0.9)
+
+
+def window(job_id: int, start: int, cores: int, gpu: str = "GPU-1") -> Grant:
+    return GRANT._replace(job_id=job_id, cores_percent=cores, phase_percent=start, gpu_uuid=gpu)
+
+
+def test_windows_of_the_own_job_and_of_other_gpus_do_not_count_for_the_phase() -> None:
+    new = window(7, 0, 50)
+    assert free_phase(new, [window(8, 0, 50)]) == 50
+    assert free_phase(new, [window(7, 0, 50)]) == 0, "its own earlier grant"
+    assert free_phase(new, [window(8, 0, 50, "GPU-2")]) == 0
+    assert free_phase(new, [window(8, 0, 100), window(9, 30, 50)]) == 80, "a whole share lies under every place"
+    assert free_phase(window(7, 0, 10), [window(8, 95, 90)]) == 85, "over the end of the period"
+    assert free_phase(window(7, 0, 1), [window(8, 0, 99)]) == 99, "the last place"
