@@ -217,9 +217,12 @@ def test_a_first_prolog_killed_while_it_makes_the_ledger_is_made_good(node: Node
     before()
     call = 1
     while True:
-        command = [sys.executable, "-I", "-S", "-c", ENTER_GPUS, str(ROOT), str(Path(__file__).parent), str(node.root)]
+        folders = (ROOT, ROOT / "tests/unit", ROOT / "tests/cluster")
+        command = [sys.executable, "-I", "-S", "-c", ENTER_GPUS, str(node.root), *map(str, folders)]
         given = {"LD_PRELOAD": str(killer), "KILL_AT": str(call)}
-        if subprocess.run(command, env=given, check=False).returncode == 0:
+        status = subprocess.run(command, env=given, check=False).returncode
+        assert status in (0, -signal.SIGKILL)
+        if status == 0:
             break
         node.enter_gpus()
         assert node.prolog(JOB) == 0
@@ -231,8 +234,8 @@ def test_a_first_prolog_killed_while_it_makes_the_ledger_is_made_good(node: Node
 
 ENTER_GPUS = """
 import sys
-sys.path[:0] = sys.argv[1:3]
+sys.path[:0] = sys.argv[2:]
 from pathlib import Path
 from node_testbed import Node
-Node(Path(sys.argv[3])).enter_gpus()
+Node(Path(sys.argv[1])).enter_gpus()
 """
