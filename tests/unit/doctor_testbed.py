@@ -198,7 +198,7 @@ BROKEN: dict[str, Broken] = {
         lambda h: (h.base / "plugins/gres_vgpu_mem.so").unlink(),
         "gres_vgpu_mem.so",
         Level.FAIL,
-        "in none of /nowhere",
+        "not found in /nowhere",
     ),
     "a plugin of another build": (
         lambda h: build_library(h.base / "plugins/gres_vgpu.so", 0x160508, "0.0.9 (abc)"),
@@ -210,12 +210,12 @@ BROKEN: dict[str, Broken] = {
         lambda h: (h.base / "libhami-hpc.so").write_bytes(b"\x7fELF"),
         "builds",
         Level.FAIL,
-        "does not say of which build",
+        "contains no build",
     ),
     "a bare shard allowed": (
         lambda h: h.node.config.write_text(h.node.config.read_text().replace('"refuse"', '"allow"')),
         "bare_shard",
         Level.WARN,
-        "unfenced",
+        "without limits",
     ),
 }
