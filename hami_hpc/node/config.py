@@ -80,8 +80,7 @@ class Settings(NamedTuple):
 
 
 def settings_path(environment: Mapping[str, str]) -> str:
-    """Returns the path for commands that people run: $HAMI_HPC_CONFIG, else the default. Prolog and epilog do not call
-    this."""
+    """Returns the path for commands that people run: $HAMI_HPC_CONFIG, else the default. Not for prolog and epilog."""
     return environment.get("HAMI_HPC_CONFIG") or c.FILE_CONFIG
 
 
