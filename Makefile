@@ -17,7 +17,7 @@ CLUSTER := PYTHONPATH=tests/cluster $(PYTHON) -m harness
 CLUSTER_DIR ?= .cluster
 CUDA_INC = $(firstword $(wildcard $(VENV)/lib/python3*/site-packages/nvidia/cu13/include))
 
-# Where `make install` puts things; all of them honour DESTDIR.
+# Where `make install` installs files; all paths are below DESTDIR, if that is set.
 PREFIX ?= /usr
 SYSCONFDIR ?= /etc
 LIBDIR ?= $(PREFIX)/lib/hami-hpc
@@ -68,7 +68,7 @@ lint: setup-test ## contract up to date, ruff, mypy, clang-format, shell syntax
 	for script in scripts/setup scripts/build-info scripts/install scripts/uninstall scripts/slurm-source scripts/slurm-chroot scripts/pyslurm prolog/prolog prolog/epilog \
 		accounting/ingest accounting/month .ci/run; do sh -n "$$script"; done
 
-# One recipe, so that the order is the same however make is called and the last line is pytest's count.
+# One recipe, so that the order does not depend on how make is called, and the last line is pytest's count.
 test: setup-test ## every tier that needs no GPU
 	@$(MAKE) lint
 	@$(MAKE) build
@@ -147,7 +147,7 @@ demo: ## start a private Slurm with two simulated H200s and follow one request t
 demo-stop: ## stop the demo's cluster
 	@if [ -x $(PYTHON) ]; then $(CLUSTER) down --dir $(CLUSTER_DIR); else echo "nothing was running"; fi
 
-# What pip installs, and with which options: a site without a package index gives its own here.
+# What pip installs, and its options: a site without a package index sets its own here.
 PIP_INSTALL ?= .[accounting]
 
 PLACES = DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' SYSCONFDIR='$(SYSCONFDIR)' LIBDIR='$(LIBDIR)' \
@@ -161,7 +161,7 @@ install: check-places build ## install; honours DESTDIR, PREFIX and SYSCONFDIR
 	@$(MAKE) -C slurm-plugins install DESTDIR='$(DESTDIR)' LIBDIR='$(LIBDIR)' PLUGINDIR='$(PLUGINDIR)'
 	@$(PLACES) scripts/install
 
-uninstall: ## remove what install has put there; FORCE=1 although vgpu jobs run or Slurm's files name it
+uninstall: ## remove the installed files; with FORCE=1 also while vgpu jobs run or Slurm's files name them
 	@DESTDIR='$(DESTDIR)' SYSCONFDIR='$(SYSCONFDIR)' LIBDIR='$(LIBDIR)' FORCE='$(FORCE)' scripts/uninstall
 
 clean: ## delete build/ (a running demo keeps running; it has its own copies)

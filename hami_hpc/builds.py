@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which build of hami_hpc runs here: stamped by `make install`, and into each library by the linker."""
+"""The build of hami_hpc that is running: `make install` writes it, and the linker writes it into each library."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ TIMEOUT_S = 20
 
 
 def build_text() -> str:
-    """`0.1.0 (02843cc1a2b3)` of the installation; in a checkout what git says. For commands, not for stages."""
+    """Returns `0.1.0 (02843cc1a2b3)`: the installed build, in a checkout git's revision. Not for prolog and epilog."""
     if installed.BUILD:
         return installed.BUILD
     try:
-        done = subprocess.run(
+        build_info = subprocess.run(
             [ROOT / "scripts" / "build-info"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return UNKNOWN
-    return done.stdout.strip()
+    return build_info.stdout.strip()
 
 
 def stamp_of(path: Path) -> str:
-    """The build that a library was linked in, read without loading it. NodeError when it carries none."""
+    """Reads the build from a library, without loading it. Raises NodeError when the library contains none."""
     try:
         match = STAMP.search(path.read_bytes())
     except OSError as error:
         raise NodeError(f"{path} cannot be read ({error.strerror})") from error
     if match is None:
-        raise NodeError(f"{path} does not say of which build it is: it is older than the rest, or not hami_hpc's")
+        raise NodeError(f"{path} contains no build: it is older than the other libraries, or not hami_hpc's")
     return match[1].decode("ascii")

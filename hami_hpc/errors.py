@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The project's exceptions: one base, and who is to blame."""
+"""The project's exceptions: one base class, and a class each for faults of the job, the node and the request."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PLACEHOLDER: Final = r"\{([a-z]+)\}"
 class HamiError(Exception):
     """Base of every error that hami_hpc raises on purpose.
 
-    `message` is one line for people: what failed, on which job or device, and what to do next. `code` is stable and
-    for machines; a class has one of its own, which an error may narrow.
+    `message` is one line for people: what failed, on which job or device, and what to do next. `code` is stable and for
+    programs: each class has its own, and an error can have a more specific one.
     """
 
     code: str = "E_HAMI"
@@ -29,25 +29,25 @@ class HamiError(Exception):
 
 
 class JobError(HamiError):
-    """The job's own fault: the job fails, the node stays in service."""
+    """A fault of the job: the job fails, the node stays in service."""
 
     code = "E_JOB"
 
 
 class NodeError(HamiError):
-    """The node's fault: the node is drained, with the message as the reason."""
+    """A fault of the node: the node is drained, with the message as the reason."""
 
     code = "E_NODE"
 
 
 class RequestError(HamiError):
-    """A request that is refused, worded by the contract ([errors.codes])."""
+    """A refused request. The contract has the messages ([errors.codes])."""
 
     code = "E_REQUEST"
 
 
 class Refusal:  # every prolog imports this module: dataclasses would cost it 10 ms
-    """What fills the placeholders of an error text. `given` and `key` are the user's words, the rest is ours."""
+    """The values of an error text's placeholders. `given` and `key` are the user's words, the others hami_hpc's."""
 
     __slots__ = ("allowed", "example", "given", "key", "model", "where")
 
@@ -65,7 +65,7 @@ class Refusal:  # every prolog imports this module: dataclasses would cost it 10
 
 
 def shorten(text: str) -> str:
-    """Makes the user's words fit for one line of a log: printable ASCII, at most GIVEN_MAX bytes.
+    """Turns the user's words into text for one line of a log: printable ASCII, at most GIVEN_MAX bytes.
 
     `text` may hold undecodable bytes as surrogates (as os.environ and sys.argv do); each byte that is not printable
     ASCII becomes one '?'.
@@ -76,17 +76,17 @@ def shorten(text: str) -> str:
 
 
 def request_error(code: str, refusal: Refusal | None = None) -> RequestError:
-    """Builds the error for contract code `code`; KeyError if the contract has no such code."""
-    import re  # not in every prolog
+    """Builds the error for the contract's code `code`. Raises KeyError if the contract has no such code."""
+    import re  # imported here because most prologs do not need it
 
-    r = refusal or Refusal()
+    refusal = refusal or Refusal()
     values = {
-        "given": shorten(r.given),
-        "key": shorten(r.key),
-        "where": r.where,
-        "allowed": r.allowed,
-        "model": r.model,
-        "example": r.example,
+        "given": shorten(refusal.given),
+        "key": shorten(refusal.key),
+        "where": refusal.where,
+        "allowed": refusal.allowed,
+        "model": refusal.model,
+        "example": refusal.example,
     }
     text = re.sub(_PLACEHOLDER, lambda m: values.get(m[1], m[0]), contract.ERRORS[code])
     return RequestError(contract.ERROR_PREFIX + text, code)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where this installation's parts lie, and which build it is. In a checkout as here; `make install` writes its own.
+"""The paths of this installation and its build. A checkout uses this file; `make install` writes another one.
 
-The prolog imports this: constants only.
+Constants only, because the prolog imports this module.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-BUILD: Final[str] = ""  # version and revision; empty in a checkout, where git knows
+BUILD: Final[str] = ""  # version and revision; empty in a checkout, where git has them
 LIB_DIR: Final[str] = "/usr/lib/hami-hpc"
-LUA_DIR: Final[str] = ""  # the filters; empty: the checkout's
+LUA_DIR: Final[str] = ""  # the Lua filters; empty: the checkout's
 STAGE_DIR: Final[str] = ""  # prolog and epilog; empty: the checkout's
-TEMPLATE_DIR: Final[str] = ""  # what render fills in; empty: the checkout's
+TEMPLATE_DIR: Final[str] = ""  # the templates of render; empty: the checkout's

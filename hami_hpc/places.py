@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of hami_hpc itself that commands point at: of the installation, else of the checkout they run from."""
+"""Paths of hami_hpc's own files that commands use: in the installation, else in the checkout that they run from."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one stage: stage.py prolog|epilog [--config PATH]. Started with -I -S: no environment, no site-packages scan."""
+"""Runs one stage: stage.py prolog|epilog [--config PATH]. Python options -I -S skip environment and site-packages."""
 
 import gc
 import os
@@ -9,16 +9,16 @@ HERE = __file__.rpartition("/")[0]
 
 
 def main() -> int:
-    gc.disable()  # nothing here lives long enough to be worth a collection
+    gc.disable()  # the process ends too soon for a collection to be useful
     stage, arguments = sys.argv[1], sys.argv[2:]
     sys.path.append(f"{HERE}/..")
     try:
-        import hami_hpc  # noqa: F401  the checkout
+        import hami_hpc  # noqa: F401  from the checkout
     except ModuleNotFoundError:
         sys.path.pop()
         import site
 
-        site.main()  # installed: its site-packages
+        site.main()  # from the installation's site-packages
     if stage == "epilog":
         from hami_hpc.stages.epilog import main as run
     else:
@@ -29,4 +29,4 @@ def main() -> int:
 if __name__ == "__main__":
     status = main()
     sys.stderr.flush()
-    os._exit(status)  # everything is closed and written: taking the interpreter down would cost a tenth of the run
+    os._exit(status)  # all files are closed and written; the interpreter's own exit takes a tenth of the run

@@ -17,8 +17,8 @@ from hami_hpc.errors import HamiError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# Command -> the module that defines it under its own name, and the first sentence of its help, so that listing the
-# commands and completing their names imports none of them.
+# Command -> the module that defines it under the command's name, and the first sentence of its help. With this table,
+# listing the commands and completing their names imports none of them.
 NODE_COMMANDS = {
     "render": (
         "hami_hpc.cli.render_command",
@@ -37,7 +37,7 @@ NODE_COMMANDS = {
     ),
     "doctor": ("hami_hpc.cli.doctor_command", "Check what vGPU jobs need on this node, and say what to do."),
 }
-# Likewise; these need hami-hpc[accounting], which nodes do not have.
+# The same for the commands that need hami-hpc[accounting], which nodes do not have.
 ACCOUNTING_COMMANDS = {
     "ingest": (
         "hami_hpc.cli.accounting_ingest",
@@ -71,12 +71,12 @@ INSTALL_ACCOUNTING = "pip install 'hami-hpc[accounting]'"
 
 
 def has_accounting() -> bool:
-    """Whether what hami-hpc[accounting] installs is here."""
+    """Returns whether the requirements of hami-hpc[accounting] are installed."""
     return importlib.util.find_spec("duckdb") is not None
 
 
 class LazyGroup(click.Group):
-    """Finds commands by name without importing the others, and words errors."""
+    """Finds commands by name without importing the others, and writes the error messages."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS if has_accounting() else NODE_COMMANDS)
@@ -93,7 +93,7 @@ class LazyGroup(click.Group):
         return found if isinstance(found, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists the commands of nodes and those of accounting, with whole sentences, which click would cut."""
+        """Lists the commands of nodes and of accounting with whole sentences; click would shorten them."""
         listed = self.list_commands(ctx)
         for title, table in (("Commands of a node", NODE_COMMANDS), ("Commands of accounting", ACCOUNTING_COMMANDS)):
             rows = [(name, summary) for name, (_, summary) in table.items() if name in listed]
@@ -106,7 +106,7 @@ class LazyGroup(click.Group):
         options.format_statuses(exit_codes.meanings(), formatter)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Command names from the table; click would import every command for its help."""
+        """Completes command names from the table; click would import every command for its help."""
         from click.shell_completion import CompletionItem
 
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
@@ -133,7 +133,7 @@ class LazyGroup(click.Group):
             raise _reworded(error) from error
 
     def main(self, *arguments: Any, **named: Any) -> Any:
-        """Runs the command; a disk that is full and letters that the terminal lacks end in no traceback."""
+        """Runs the command. Prints no traceback for a full disk or for letters that the terminal cannot show."""
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
@@ -151,7 +151,7 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except click.UsageError as error:
             raise _reworded(error) from error
-        except BrokenPipeError:  # the reader (head, less) has seen enough: click's to handle
+        except BrokenPipeError:  # the reader (head, less) has closed the pipe; click handles that
             raise
         except (HamiError, OSError) as error:
             from hami_hpc.cli import options
@@ -161,7 +161,7 @@ class LazyGroup(click.Group):
 
 
 def _drop_unwritten() -> None:
-    """Drops what standard output cannot take: the interpreter would complain about it at its end."""
+    """Discards output that standard output cannot take: the interpreter would report an error for it at exit."""
     stream = sys.__stdout__
     if stream is not None and sys.stdout is stream:
         try:
@@ -173,7 +173,7 @@ def _drop_unwritten() -> None:
 def _reworded(error: click.UsageError) -> click.ClickException:
     from hami_hpc.cli import options
 
-    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # shows the help; click 8.2 has it
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # it shows the help; new in click 8.2
         return error
     return options.WrongUsageError(error.format_message(), error.ctx)
 

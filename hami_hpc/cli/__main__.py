@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m hami_hpc.cli` is hami-hpc."""
+"""Runs hami-hpc for `python -m hami_hpc.cli`."""
 
 from hami_hpc.cli import main
 

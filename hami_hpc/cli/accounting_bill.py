@@ -101,7 +101,7 @@ def _check(options: RecordOptions, form: str, site: SiteOptions) -> None:
 
 
 def _quotas(setup: Setup, records: job_records.JobRecords, period: Period) -> tuple[quota.QuotaState, ...]:
-    """Quotas are by calendar month: that of the period's last second, as far as the records at hand go."""
+    """Returns the quotas of the calendar month of the period's last second, from the records that were read."""
     if not setup.prices or not setup.prices.quotas:
         return ()
     day = local_date(period.end_s - 1, setup.tz).replace(day=1)

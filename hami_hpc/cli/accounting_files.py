@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that accounting commands write where --output says."""
+"""Writes the files of accounting commands to the path in --output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hami_hpc.accounting.errors import AccountingError
 
 
 def make_directory(path: Path) -> None:
-    """Makes a directory that can be written to. AccountingError when it cannot."""
+    """Creates a directory and checks that it can be written. Raises AccountingError when it cannot."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -22,7 +22,7 @@ def make_directory(path: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Writes a file and names it on standard error."""
+    """Writes a file and prints its path on standard error."""
     try:
         path.write_bytes(content)
     except OSError as error:

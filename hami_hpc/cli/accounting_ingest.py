@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hami-hpc ingest` and `hami-hpc collect-usage`: what fills the store."""
+"""`hami-hpc ingest` and `hami-hpc collect-usage`: the commands that fill the store."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def invoice(
         return
     with failing_with(ExitCode.USAGE):
         period = month_period(month, setup.tz)
-    # What cannot be written must be found before numbers are given, which cannot be taken back.
+    # Find out that files cannot be written before numbers are assigned, because that cannot be undone.
     if pdf and not output:
         raise wrong_usage("--pdf needs --output: the directory for the files")
     if pdf:
@@ -165,7 +165,7 @@ def _sign(document: invoice_files.Document) -> int:
 
 
 def _file_name(account: str) -> str:
-    """An account's name where it is fit for a file, and else with what is not replaced by its code."""
+    """Returns an account's name for a file's name, with each unsuitable character replaced by its code."""
     return "".join(letter if letter.isalnum() or letter in "-_" else f"%{ord(letter):02X}" for letter in account)
 
 
@@ -190,7 +190,7 @@ def _issue(
     issued: list[invoice_files.Document] = []
     with nullcontext() if draft else store_files.locked(setup.root):
         documents = list(invoice_files.read_all(setup.root))
-        # An account whose jobs have all gone from the records still has an invoice to take back.
+        # An account without jobs in the records any more can still have an invoice that needs a credit note.
         issued_before = {d.content.account for d in documents if d.content.month == month}
         known = sorted({*invoices.accounts_of(priced_period.priced), *issued_before})
         _refuse_unknown(accounts, known, month)
@@ -212,7 +212,7 @@ def _issue(
 
 
 def _refuse_unknown(accounts: Sequence[str], known: Sequence[str], month: str) -> None:
-    """A name that is mistyped must not become an invoice over nothing, which has a number for ever."""
+    """Raises AccountingError for a mistyped name: it would become an empty invoice, whose number cannot be reused."""
     for account in accounts:
         if account not in known:
             near = difflib.get_close_matches(account, known, 1)

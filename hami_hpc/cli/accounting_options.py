@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the accounting commands have in common: their own shared options, their errors, and the site's settings."""
+"""The common part of the accounting commands: their shared options, their errors, and the site's settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hami_hpc.errors import HamiError
 
 
 class AccountingCommand(Command):
-    """A command that words whatever fails in one line, what DuckDB and the disk say included."""
+    """A command that reports every failure in one line, also errors of DuckDB and of the disk."""
 
     def invoke(self, ctx: click.Context) -> Any:
         with failing_with(ExitCode.FAILED):
@@ -39,17 +39,17 @@ class AccountingCommand(Command):
 
 
 def accounting_command(name: str, *, done: str = DONE, found: str = "") -> Callable[[Callable[..., Any]], Command]:
-    """Makes a function the command ``name``, as options.command does."""
+    """Turns a function into the command ``name``, as options.command does."""
     return command(name, done=done, found=found, kind=AccountingCommand)
 
 
 @contextmanager
 def failing_with(code: ExitCode) -> Iterator[None]:
-    """Turns what fails within into one line on standard error and exit status ``code``: our own errors, a full disk, a
-    file that may not be read."""
+    """Turns errors in its block into one line on standard error and exit status ``code``: HamiError, a full disk, a
+    file without read permission."""
     try:
         yield
-    except BrokenPipeError:  # the reader (head, less) has seen enough: click's to handle
+    except BrokenPipeError:  # the reader (head, less) has closed the pipe; click handles that
         raise
     except HamiError as error:
         raise Failure(str(error), code) from error
@@ -64,13 +64,13 @@ def failing_with(code: ExitCode) -> Iterator[None]:
 
 
 def wrong_usage(message: str) -> click.ClickException:
-    """The error for a command line that asks for nothing that can be done."""
+    """Returns the error for a command line that makes no sense."""
     return Failure(message, ExitCode.USAGE)
 
 
 @dataclass(frozen=True, slots=True)
 class SiteOptions:
-    """--config, --rates, --store and --timezone as they were given."""
+    """The values of --config, --rates, --store and --timezone."""
 
     config: Path | None
     rates: Path | None
@@ -78,7 +78,7 @@ class SiteOptions:
     timezone: str | None
 
     def read(self) -> Setup:
-        """Reads the settings. A rates.toml that is named must exist; the default one may be absent."""
+        """Reads the settings. The file that --rates names must exist; the default rates.toml may be absent."""
         settings = settings_of(self.config)
         prices = rates_file.load_rates(self.rates) if self.rates else None
         beside = Path(settings.path).with_name("rates.toml")
@@ -92,8 +92,8 @@ class SiteOptions:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every command needs: the cluster's GPUs, the site's rates (None without a rates.toml), its zone, and its
-    store. root_named: --store says where that is."""
+    """The data that every command needs: the cluster's GPUs, the site's rates (None without a rates.toml), its time
+    zone, and its store. root_named: the store's path comes from --store."""
 
     gpus: ClusterGpus
     prices: Rates | None
@@ -103,7 +103,7 @@ class Setup:
 
 
 def site_options(command: F) -> F:
-    """--config, --rates, --store and --timezone, which the command gets as ``site``."""
+    """Adds --config, --rates, --store and --timezone, which the command gets as ``site``."""
     path = click.Path(path_type=Path)
 
     @wraps(command)
@@ -128,17 +128,17 @@ def site_options(command: F) -> F:
 
 
 def month_option(help_text: str, **more: Any) -> Callable[[F], F]:
-    """--month, which the command gets as ``month``."""
+    """Adds --month, which the command gets as ``month``."""
     return click.option("--month", metavar="YYYY-MM", help=help_text, **more)
 
 
 def clusters_option(help_text: str) -> Callable[[F], F]:
-    """--clusters, which the command gets as ``clusters``."""
+    """Adds --clusters, which the command gets as ``clusters``."""
     return click.option("--clusters", "-M", metavar="NAMES", default="", help=help_text)
 
 
 def one_cluster(clusters: str) -> str:
-    """--clusters where records need a name. Exits with ExitCode.USAGE when it is several."""
+    """Returns --clusters as one cluster's name. Exits with ExitCode.USAGE when it names several."""
     if "," in clusters or clusters == "all":
         raise wrong_usage(f"--clusters {clusters}: these records are of one cluster; give its name as sacct calls it")
     return clusters
@@ -150,7 +150,7 @@ templates_option = click.option(
 
 
 def record_options(command: F) -> F:
-    """The period, and where its records come from."""
+    """Adds the options for the period and for the source of its records."""
     for option in (
         clusters_option("Clusters to ask sacct for, as its -M: names, or all.  [default: this one]"),
         click.option("--live", is_flag=True, help="Ask sacct now, although there is a store."),
@@ -165,7 +165,7 @@ def record_options(command: F) -> F:
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """What record_options were given."""
+    """The values of record_options."""
 
     month: str | None
     start: str | None
@@ -175,7 +175,7 @@ class RecordOptions:
     clusters: str
 
     def period(self, tz: ZoneInfo) -> Period:
-        """The period. Exits with ExitCode.USAGE when there is none."""
+        """Returns the period. Exits with ExitCode.USAGE when no period, or a wrong one, is given."""
         with failing_with(ExitCode.USAGE):
             if self.month:
                 if self.start or self.end:
@@ -188,8 +188,8 @@ class RecordOptions:
 
     @contextmanager
     def records(self, setup: Setup, period: Period) -> Iterator[job_records.JobRecords]:
-        """The period's records: from --input, else the store, else (no store yet, or --live) from sacct now. A store
-        that is named must be there."""
+        """Yields the period's records: from --input, else the store, else (no store yet, or --live) from sacct now. A
+        store that --store names must exist."""
         with tempfile.TemporaryDirectory(prefix="hami-hpc-") as directory:
             scratch = Path(directory)
             if self.source:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hami-hpc efficiency` and `hami-hpc report`: what jobs used of what they held."""
+"""`hami-hpc efficiency` and `hami-hpc report`: they compare the usage of jobs with their allocations."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _nothing_found(setup: Setup, job: str | None, owner: str, is_user: bool) -> 
 
 
 def _runs_of(setup: Setup, where: str, values: list[object], period: Period | None) -> list[eff.RunUse]:
-    """Stored runs with what they used. where: SQL of ours with placeholders."""
+    """Returns stored runs with their usage. where: a fixed SQL condition with placeholders."""
     found = job_records.from_store(setup.root, period)
     used = usage_table.stored(setup.root, store_files.read_manifest(setup.root))
     return eff.runs(found.con, found.source, used, setup.gpus, where, values)
@@ -164,7 +164,7 @@ def report(month: str, output: Path, templates: Path | None, site: SiteOptions) 
     made = bill.make_bill(priced_period.held_times, priced_period.priced, priced_period.segments, ("account",), None)
     notes = tables.notes(made, priced_period.rejected) + job_records.gaps(found, period, setup.tz)
     used = usage_table.stored(setup.root, store_files.read_manifest(setup.root))
-    # Only what was measured can be judged; the rest need not leave the database.
+    # Efficiency is known only for measured jobs, so the database returns only these.
     where = f"end_s >= $1 AND end_s < $2 AND job_id IN (SELECT job_id FROM {used})"
     runs = eff.runs(found.con, found.source, used, setup.gpus, where, [period.start_s, period.end_s])
     read_until_s = found.read_until_s or int(time.time())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hami-hpc doctor`: is this node fit to run vgpu jobs, and if not, what to do. It changes nothing."""
+"""`hami-hpc doctor`: checks whether this node can run vgpu jobs, and says what to do if not. It changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hami_hpc.node.config import load_settings
 
 
 def checks_for(facts: Facts) -> list[tuple[str, Check]]:
-    """(name, check) in order; those of GPUs are left out where there are none."""
+    """Returns (name, check) in order, without the checks of GPUs on a node that has none."""
     everywhere: list[tuple[str, Check]] = [*build_checks.CHECKS, *slurm_checks.CHECKS]
     if slurm_checks.has_no_gpus(facts):
         return everywhere
@@ -34,7 +34,7 @@ def checks_for(facts: Facts) -> list[tuple[str, Check]]:
 
 
 def examine(path: str, node: str | None = None) -> list[Finding]:
-    """Runs all checks; one that cannot be made is a finding too, and what stops several of them is said once."""
+    """Runs all checks. A check that cannot be made is a finding too; an error that stops several is shown once."""
     try:
         settings = load_settings(path)
     except HamiError as error:
@@ -54,7 +54,7 @@ def examine(path: str, node: str | None = None) -> list[Finding]:
 
 
 def _add_stopped(findings: list[Finding], name: str, error: str) -> None:
-    """Adds a check that could not be made: to the finding of those that the same error stopped, if there is one."""
+    """Adds a finding for a check that could not be made, or its name to the finding that has the same error."""
     for index, one in enumerate(findings):
         if one.level is Level.FAIL and one.detail == error:
             findings[index] = replace(one, what=f"{one.what}, {name}")

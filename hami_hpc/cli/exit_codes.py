@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exit status of every hami-hpc command, defined once: for the commands, their help, the man pages and the docs."""
+"""The exit statuses of all hami-hpc commands, defined once for the commands, their help, the man pages and the docs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """A status means the same in every command, so that a script can tell an error from an answer."""
+    """Exit statuses with the same meaning in every command, so that scripts can distinguish an error from a finding."""
 
     DONE = 0
     FAILED = 1
@@ -20,6 +20,6 @@ FAILED, USAGE = "not done; why is on standard error", "the command line is wrong
 
 
 def meanings(done: str = DONE, found: str = FOUND) -> list[tuple[ExitCode, str]]:
-    """What each status means, by number. A command that finds nothing gives `found` as ""."""
+    """Returns the meaning of each status, by number. Pass `found` as "" for a command without findings."""
     rows = [(ExitCode.DONE, done), (ExitCode.FAILED, FAILED), (ExitCode.USAGE, USAGE), (ExitCode.FOUND, found)]
     return [(code, meaning) for code, meaning in rows if meaning]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Man pages of the commands, from the same objects that --help is printed from: hami-hpc.1 and one page per command."""
+"""Writes man pages from the objects that print --help: hami-hpc.1 and one page per command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENVIRONMENT: tuple[Row, ...] = (
 
 
 def pages(version: str, names: Iterable[str]) -> dict[str, str]:
-    """File name -> page, of hami-hpc and of the commands named; AssertionError for a command without help."""
+    """Returns file name -> page, for hami-hpc and the named commands. Raises AssertionError for an unknown command."""
     context = click.Context(main, info_name="hami-hpc", **main.context_settings)
     made = {"hami-hpc.1": _main_page(version, context)}
     for name in names:
@@ -87,7 +87,7 @@ def _ending(statuses: list[Row]) -> list[str]:
 
 def _head(name: str, version: str, summary: str) -> list[str]:
     title = f'.TH "{_escape(name.upper())}" "1" "" "hami-hpc {_escape(version)}" "hami_hpc"'
-    # No hyphenation and no filled lines: names and options stay as they are written.
+    # No hyphenation and no justified lines: names and options stay as they are written.
     return [title, ".nh", ".ad l", *_section("NAME", [f"{_escape(name)} \\- {_escape(summary)}"])]
 
 
@@ -100,7 +100,7 @@ def _definitions(rows: Iterable[Row]) -> list[str]:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """A help text's paragraphs, parted as click parts them."""
+    """Returns the lines of a help text's paragraphs, which click separates by empty lines too."""
     parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip())]
     lines = [line for part in parts for line in (".PP", _escape(part))]
     return lines[1:]
@@ -115,7 +115,7 @@ def _bold(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text of ours as roff writes it: no request by accident, hyphens and quotes that can be copied into a shell."""
+    """Escapes text for roff: no line becomes a request, and hyphens and quotes can be copied into a shell."""
     for plain, written in (("\\", "\\e"), ("-", "\\-"), ("'", "\\(aq"), ("^", "\\(ha"), ("~", "\\(ti"), ("`", "\\(ga")):
         text = text.replace(plain, written)
     return f"\\&{text}" if text.startswith((".", "\\(aq")) else text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all commands have in common: one spelling of each option, the old spellings, exit statuses and errors."""
+"""The common part of all commands: one spelling of each option, the old spellings, exit statuses and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hami_hpc.node.config import Settings, load_settings, settings_path
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Option as it was once spelled -> what it is today.
+# The old spelling of an option -> the present one.
 _OLD_OPTIONS = {"--json": "--format=json", "--out": "--output"}
 
 
@@ -26,14 +26,14 @@ class Failure(click.ClickException):
 
     def __init__(self, message: str, code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message.removeprefix(contract.ERROR_PREFIX))
-        self.exit_code = code  # type: ignore[misc]  # click's is of the class; here each error has its own
+        self.exit_code = code  # type: ignore[misc]  # click has one for the class; here each error has its own
 
     def show(self, file: IO[Any] | None = None) -> None:
         colours.show_error(self.format_message())
 
 
 class WrongUsageError(click.UsageError):
-    """click's own error about a command line, shown as every other error is."""
+    """click's error about a wrong command line, shown like every other error."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         if self.ctx is not None:
@@ -42,18 +42,18 @@ class WrongUsageError(click.UsageError):
 
 
 def os_error_text(error: OSError) -> str:
-    """An error of the operating system in one line: the file, and what is wrong with it."""
+    """Returns an operating system's error in one line: the file, and what is wrong with it."""
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or error}"
 
 
 def note_old(old: str, new: str) -> None:
-    """Tells the user of an old spelling, which goes on working, what it is called now."""
+    """Prints the present name of an old spelling, which still works."""
     click.echo(f"note: {old} is now called {new}", err=True)
 
 
 class Command(click.Command):
-    """A command that understands the old spellings of options, and whose help ends with its exit statuses."""
+    """A command that accepts the old spellings of options, and whose help ends with its exit statuses."""
 
     statuses: list[tuple[ExitCode, str]]
 
@@ -74,7 +74,7 @@ class Command(click.Command):
 
 
 def format_statuses(statuses: list[tuple[ExitCode, str]], formatter: click.HelpFormatter) -> None:
-    """The part of a help text that lists exit statuses."""
+    """Writes the part of a help text that lists exit statuses."""
     with formatter.section("Exit status"):
         formatter.write_dl([(str(int(code)), meaning) for code, meaning in statuses])
 
@@ -82,7 +82,7 @@ def format_statuses(statuses: list[tuple[ExitCode, str]], formatter: click.HelpF
 def command(
     name: str, *, done: str = DONE, found: str = "", kind: type[Command] = Command
 ) -> Callable[[Callable[..., Any]], Command]:
-    """Makes a function the command `name`. `found`: what its exit status FOUND means, if it has that."""
+    """Turns a function into the command `name`. `found` is the meaning of its exit status FOUND, if it has one."""
 
     def decorate(function: Callable[..., Any]) -> Command:
         made = click.command(name, cls=kind)(function)
@@ -93,25 +93,25 @@ def command(
 
 
 def format_option(*formats: str, help_text: str = "Table: for people; the others: for machines.") -> Callable[[F], F]:
-    """--format, which the command gets as `form`."""
+    """Adds --format, which the command gets as `form`."""
     return click.option(
         "--format", "form", type=click.Choice(formats), default=formats[0], show_default=True, help=help_text
     )
 
 
 def input_option(help_text: str, **more: Any) -> Callable[[F], F]:
-    """--input, which the command gets as `source`."""
+    """Adds --input, which the command gets as `source`."""
     return click.option("--input", "source", type=click.Path(path_type=Path), help=help_text, **more)
 
 
 def output_option(help_text: str, **more: Any) -> Callable[[F], F]:
-    """--output, which the command gets as `output`."""
+    """Adds --output, which the command gets as `output`."""
     kind = click.Path(path_type=Path, file_okay=more.pop("file_okay", True))
     return click.option("--output", "-o", type=kind, help=help_text, **more)
 
 
 def node_option(help_text: str, **more: Any) -> Callable[[F], F]:
-    """--node, which the command gets as `node`."""
+    """Adds --node, which the command gets as `node`."""
     return click.option("--node", metavar="NAME", help=help_text, **more)
 
 
@@ -127,10 +127,10 @@ config_option = click.option(
 
 
 def config_path(config: Path | None) -> str:
-    """The settings' file: that of --config, else that of the environment, else the default."""
+    """Returns the settings file's path: from --config, else from the environment, else the default."""
     return str(config.absolute()) if config else settings_path(os.environ)
 
 
 def settings_of(config: Path | None) -> Settings:
-    """Reads the settings. HamiError when they cannot be read or are wrong."""
+    """Reads the settings. Raises HamiError when they cannot be read or are wrong."""
     return load_settings(config_path(config))

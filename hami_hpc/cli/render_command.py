@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hami-hpc render`: what Slurm reads, from the site's settings and a node's GPUs.
+"""`hami-hpc render`: writes Slurm's configuration from the site's settings and a node's GPUs.
 
-It writes files of its own only, and prints what is left to merge into the site's.
+It writes only hami_hpc's own files, and prints the lines to merge into the site's files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEVICE = "/dev/nvidia"
 
 
 def gpus_by_hand(text: str, settings: Settings) -> tuple[Gpu, ...]:
-    """GPUs of `h200:2`, numbered from 0. Exits with ExitCode.USAGE for an unknown model or a count that is none."""
+    """Returns the GPUs of `h200:2`, numbered from 0. Exits with ExitCode.USAGE for an unknown model or a bad count."""
     gpus: list[Gpu] = []
     for part in text.split(","):
         model, _, count = part.partition(":")
@@ -46,12 +46,12 @@ def gpus_by_hand(text: str, settings: Settings) -> tuple[Gpu, ...]:
 
 
 def is_terminal() -> bool:
-    """Whether there is somebody to ask."""
+    """Returns whether standard input is a terminal, so that a question can be asked."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
 def may_replace(folder: Path, foreign: Iterable[str], force: bool) -> None:
-    """Asks at a terminal whether edited files may be replaced. NodeError when not, or when there is nobody to ask."""
+    """Asks at a terminal whether edited files may be replaced. Raises NodeError on no, and without a terminal."""
     for name in foreign:
         path = folder / name
         there = on_disk.read(path) if path.is_file() else None
@@ -67,7 +67,7 @@ def may_replace(folder: Path, foreign: Iterable[str], force: bool) -> None:
 
 
 def show_diff(folder: Path, files: Mapping[str, str]) -> bool:
-    """Prints what would change; returns whether anything would."""
+    """Prints what would change, and returns whether anything would."""
     differs = False
     for name, content in files.items():
         path = folder / name
@@ -83,7 +83,7 @@ def show_diff(folder: Path, files: Mapping[str, str]) -> bool:
 
 
 def show_merges(merges: list[Merge], remarks: list[str]) -> None:
-    """What is left to do by hand, numbered, the lines to write indented."""
+    """Prints the steps that are left to do by hand, numbered, with the lines to write indented."""
     for remark in remarks:
         click.echo(f"note: {remark}")
     if not merges:
@@ -98,7 +98,7 @@ def show_merges(merges: list[Merge], remarks: list[str]) -> None:
 
 
 def write(output: Path, rendered: Rendered, force: bool) -> None:
-    """Writes what differs and says so. NodeError as may_replace, and when a file cannot be written."""
+    """Writes the files that differ and lists all. Raises NodeError as may_replace does, and for a failed write."""
     states = {name: on_disk.state(output / name, content) for name, content in rendered.files.items()}
     may_replace(output, [name for name, state in states.items() if state is State.FOREIGN], force)
     changed = {name: content for name, content in rendered.files.items() if states[name] is not State.SAME}
@@ -169,18 +169,18 @@ def render(
     """
     output = output.absolute()
     if forget is not None:
-        forgetting.forget(output, forget)  # what is wrong shows before a directory is made
+        forgetting.forget(output, forget)  # raises errors before a directory is made
         _run(output, lambda: forgetting.forget(output, forget), dry_run, diff, force)
         return
     settings = settings_of(config)
     found = gpus_by_hand(gpus, settings) if gpus else make_inventory(nvml.read_devices(), settings.gpu_models)
     target = Target(directory=str(output), **named)  # type: ignore[arg-type]  # click fills it from the options
-    Renderer(settings, found, target)  # what is wrong with settings and GPUs shows before a directory is made
+    Renderer(settings, found, target)  # raises errors in settings and GPUs before a directory is made
     _run(output, lambda: Renderer(settings, found, target).render(), dry_run, diff, force)
 
 
 def _run(output: Path, make: Callable[[], Rendered], dry_run: bool, diff: bool, force: bool) -> None:
-    """Shows or writes what `make` returns. Exit as the module says."""
+    """Shows or writes what `make` returns, and exits with the status that the help of the command describes."""
     if dry_run or diff:
         rendered = make()
         differs = False

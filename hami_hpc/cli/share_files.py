@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m hami_hpc.cli.share_files SHARE [ZSH]`: what `make install` puts below PREFIX/share from the commands
-themselves: man pages, and completion for bash, zsh (into ZSH, default SHARE/zsh/site-functions) and fish.
+"""`python -m hami_hpc.cli.share_files SHARE [ZSH]` writes the files that `make install` generates from the commands:
+man pages, and completion for bash, zsh (into ZSH, default SHARE/zsh/site-functions) and fish.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from hami_hpc.builds import build_text
 from hami_hpc.cli import COMMANDS, NODE_COMMANDS, has_accounting, main, man_pages
 
 PROGRAM = "hami-hpc"
-VARIABLE = "_HAMI_HPC_COMPLETE"  # what click makes of PROGRAM
+VARIABLE = "_HAMI_HPC_COMPLETE"  # the name that click derives from PROGRAM
 
 
 def completion(shell: str) -> str:
-    """The script that makes a shell ask hami-hpc for completions."""
+    """Returns the script that makes a shell ask hami-hpc for completions."""
     found = get_completion_class(shell)
     assert found is not None
     kind = found(main, {}, PROGRAM, VARIABLE)
-    # click's source() would start bash to look at its version; that is the user's shell's to say, not this machine's.
+    # click's source() would start bash to check its version; the user's shell matters, not this machine's.
     return kind.source_template % kind.source_vars()
 
 
 def files(share: Path, zsh: Path) -> dict[Path, str]:
-    """Every file and what it holds. Pages of accounting's commands only where those can be imported."""
+    """Returns path -> content of every file. Leaves out accounting's pages where its commands cannot be imported."""
     names = COMMANDS if has_accounting() else NODE_COMMANDS
     made = {share / "man/man1" / name: page for name, page in man_pages.pages(build_text(), names).items()}
     return made | {
@@ -39,7 +39,7 @@ def files(share: Path, zsh: Path) -> dict[Path, str]:
 
 
 def write(share: Path, zsh: Path) -> tuple[Path, ...]:
-    """Writes all of them, each by a rename. Returns their paths."""
+    """Writes all files, each by a rename, and returns their paths."""
     contents = files(share, zsh)
     for path, text in contents.items():
         path.parent.mkdir(parents=True, exist_ok=True)

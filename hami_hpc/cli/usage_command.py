@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hami-hpc usage`: what a running job uses now. It runs on nodes, which have nothing of hami-hpc[accounting]."""
+"""`hami-hpc usage`: shows what a running job uses now. It runs on nodes, which do not have hami-hpc[accounting]."""
 
 from __future__ import annotations
 

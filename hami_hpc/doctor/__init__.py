@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `hami-hpc doctor` looks at. Every check reads and changes nothing, on the node or in Slurm."""
+"""The checks of `hami-hpc doctor`. They only read: no check changes the node or Slurm."""

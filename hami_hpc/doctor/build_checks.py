@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the installed libraries: Slurm's plugins fit Slurm, and all are of one build of hami_hpc."""
+"""Checks of the installed libraries: the plugins match the running Slurm, and all are of one build of hami_hpc."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GRES_PLUGINS = ("gres_vgpu.so", "gres_vgpu_mem.so", "gres_vgpu_cores.so")
 
 
 def find_plugin(facts: Facts, name: str) -> Path | None:
-    """The plugin where Slurm looks for it: in PluginDir, and SPANK's also where plugstack.conf says."""
+    """Returns the path where Slurm finds a plugin: in PluginDir, or the absolute path in plugstack.conf for SPANK's."""
     if name == SPANK_PLUGIN:
         line = plugstack.our_line(plugstack.plugstack_path(facts.slurm_conf))
         if line is not None and line.plugin.startswith("/"):
@@ -29,14 +29,14 @@ def find_plugin(facts: Facts, name: str) -> Path | None:
 
 
 def check_plugins(facts: Facts) -> Iterator[Finding]:
-    """gres and SPANK plugins lie where Slurm looks and are of the running Slurm's version, to the micro release."""
+    """Checks that Slurm finds the gres and SPANK plugins, and that their version is exactly the running Slurm's."""
     wanted = commands.version_of(facts.slurm.get("SLURM_VERSION", ""))
     for name in (*GRES_PLUGINS, SPANK_PLUGIN):
         path = find_plugin(facts, name)
         if path is None:
             where = ", ".join(facts.slurm.get("PluginDir", "").split(":"))
-            advice = "make -C slurm-plugins, then make install; it has to be in a directory of PluginDir"
-            yield Finding(name, Level.FAIL, f"in none of {where}", advice)
+            advice = "make -C slurm-plugins, then make install; the plugin must be in a directory of PluginDir"
+            yield Finding(name, Level.FAIL, f"not found in {where}", advice)
             continue
         version = plugin_version(path)
         advice = "rebuild it against the installed Slurm (make -C slurm-plugins) and restart slurmd"
@@ -44,18 +44,18 @@ def check_plugins(facts: Facts) -> Iterator[Finding]:
 
 
 def plugin_version(path: Path) -> int:
-    """The number that Slurm compares with its own: the plugin's `plugin_version` symbol, read without loading it.
+    """Returns the version that Slurm compares with its own: the symbol `plugin_version`, read without loading the file.
 
-    NodeError when there is no such symbol.
+    Raises NodeError when the file has no such symbol.
     """
     command = ["readelf", "--wide", "--dyn-syms", "--section-headers", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    readelf = subprocess.run(command, capture_output=True, text=True, check=False)
     symbol = re.search(
-        r"([0-9a-f]{16})\s+4\s+OBJECT\s+GLOBAL\s+\S+\s+(\d+)\s+(?:plugin|spank_plugin)_version\b", done.stdout
+        r"([0-9a-f]{16})\s+4\s+OBJECT\s+GLOBAL\s+\S+\s+(\d+)\s+(?:plugin|spank_plugin)_version\b", readelf.stdout
     )
-    if done.returncode != 0 or symbol is None:
-        raise NodeError(f"{path} has no plugin_version; it is no Slurm plugin, or readelf (binutils) is missing")
-    section = re.search(rf"\[\s*{symbol[2]}\]\s+\S+\s+\S+\s+([0-9a-f]+)\s+([0-9a-f]+)\s", done.stdout)
+    if readelf.returncode != 0 or symbol is None:
+        raise NodeError(f"{path} has no plugin_version; it is not a Slurm plugin, or readelf (binutils) is missing")
+    section = re.search(rf"\[\s*{symbol[2]}\]\s+\S+\s+\S+\s+([0-9a-f]+)\s+([0-9a-f]+)\s", readelf.stdout)
     if section is None:
         raise NodeError(f"{path} cannot be read as an ELF file")
     offset = int(symbol[1], 16) - int(section[1], 16) + int(section[2], 16)
@@ -63,7 +63,7 @@ def plugin_version(path: Path) -> int:
 
 
 def check_builds(facts: Facts) -> Iterator[Finding]:
-    """This command, the interposer and the plugins were built from the same source."""
+    """Checks that this command, the interposer and the plugins were built from the same source."""
     own = builds.build_text()
     yield Finding("build", Level.OK, own)
     paths = [Path(facts.settings.interposer)]
@@ -71,18 +71,18 @@ def check_builds(facts: Facts) -> Iterator[Finding]:
     stamps: dict[str, list[str]] = {}
     for path in paths:
         if not path.exists():
-            continue  # another check says so
+            continue  # another check reports this
         try:
             stamps.setdefault(builds.stamp_of(path), []).append(path.name)
         except NodeError as error:
             yield Finding("builds", Level.FAIL, str(error), "make install again, then restart slurmd")
-    said = "; ".join(f"{', '.join(names)}: {stamp}" for stamp, names in stamps.items())
+    detail = "; ".join(f"{', '.join(names)}: {stamp}" for stamp, names in stamps.items())
     advice = "make install again from one source, on the controller too; then restart slurmd"
-    yield finding("builds", len(stamps) <= 1, said, advice)
+    yield finding("builds", len(stamps) <= 1, detail, advice)
     if len(stamps) == 1 and own not in stamps:
-        # A checkout changes while its last build stays.
+        # In a checkout the source can be newer than its last build, so this is only a warning there.
         level = Level.FAIL if installed.BUILD else Level.WARN
-        yield Finding("builds", level, f"this command is {own}, the libraries are {next(iter(stamps))}", advice)
+        yield Finding("builds", level, f"this command is build {own}, the libraries {next(iter(stamps))}", advice)
 
 
 CHECKS = (("plugins", check_plugins), ("builds", check_builds))

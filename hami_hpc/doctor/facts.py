@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all checks start from: settings, Slurm's answers, and the files beside slurm.conf."""
+"""The data that all checks read: the settings, Slurm's configuration, and the files beside slurm.conf."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hami_hpc.slurm.files import find_slurm_conf
 
 @dataclass
 class Facts:
-    """What checks start from. Slurm is asked once; properties raise NodeError when it does not answer."""
+    """The data that checks read. Slurm is asked once; properties raise NodeError when it does not answer."""
 
     settings: Settings
     node_given: str | None = None
@@ -26,9 +26,9 @@ class Facts:
 
     @cached_property
     def _slurm_answer(self) -> dict[str, str] | NodeError:
-        given = self.environment.get("SLURM_CONF")
-        if given and not Path(given).is_file():
-            return NodeError(f"$SLURM_CONF names {given}, which is not there; set it to slurm.conf, or unset it")
+        slurm_conf = self.environment.get("SLURM_CONF")
+        if slurm_conf and not Path(slurm_conf).is_file():
+            return NodeError(f"$SLURM_CONF names {slurm_conf}, which does not exist; set it to slurm.conf, or unset it")
         try:
             return commands.configuration()
         except NodeError as error:
@@ -36,19 +36,19 @@ class Facts:
 
     @property
     def slurm(self) -> dict[str, str]:
-        """`scontrol show config`."""
+        """Returns the keys and values of `scontrol show config`."""
         if isinstance(self._slurm_answer, NodeError):
             raise self._slurm_answer
         return self._slurm_answer
 
     @cached_property
     def node(self) -> str:
-        """This node's name in Slurm."""
+        """Returns this node's name in Slurm."""
         return self.node_given or commands.node_name()
 
     @cached_property
     def slurm_conf(self) -> str:
-        """slurm.conf on this machine."""
+        """Returns the path of slurm.conf on this machine."""
         try:
             return find_slurm_conf(self.environment)
         except NodeError:
@@ -62,9 +62,9 @@ class Facts:
         return str(Path(self.slurm_conf).parent)
 
     def slurm_values(self, key: str) -> list[str]:
-        """The values of a key that may be there several times: from Slurm 24.05 on as Prolog[0], Prolog[1]."""
-        found = [value for name, value in self.slurm.items() if name == key or name.startswith(f"{key}[")]
-        return [value for value in found if value not in ("", "(null)")]
+        """Returns the values of a key that can occur several times: from Slurm 24.05 on as Prolog[0], Prolog[1]."""
+        values = [value for name, value in self.slurm.items() if name == key or name.startswith(f"{key}[")]
+        return [value for value in values if value not in ("", "(null)")]
 
 
 Check = Callable[[Facts], Iterator[Finding]]

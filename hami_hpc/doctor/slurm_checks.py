@@ -23,7 +23,7 @@ RESTART = "then restart slurmctld and slurmd"
 
 
 def check_keys(facts: Facts) -> Iterator[Finding]:
-    """The settings of Slurm that vgpu jobs depend on."""
+    """Checks the settings of Slurm that vgpu jobs depend on."""
     for key, word, why in (
         ("GresTypes", "vgpu_cores", "include slurm-hami-hpc.conf, which hami-hpc render writes"),
         ("SelectType", "select/cons_tres", "SelectType=select/cons_tres"),
@@ -44,7 +44,7 @@ def check_keys(facts: Facts) -> Iterator[Finding]:
 
 
 def check_devices(facts: Facts) -> Iterator[Finding]:
-    """Slurm gives a job the device files of its own GPU only; without that any job opens any GPU."""
+    """Checks that Slurm gives a job the device files of its own GPU only; otherwise any job can open any GPU."""
     plugins = facts.slurm.get("TaskPlugin", "")
     advice = f"slurm.conf: TaskPlugin=task/affinity,task/cgroup, {RESTART}: any job can open every GPU without"
     yield finding("TaskPlugin", "cgroup" in plugins, plugins or "not set", advice)
@@ -60,7 +60,7 @@ def check_devices(facts: Facts) -> Iterator[Finding]:
 
 
 def check_spank(facts: Facts) -> Iterator[Finding]:
-    """plugstack.conf loads SPANK's plugin, required, with the settings' arguments."""
+    """Checks that plugstack.conf loads the SPANK plugin as required, with the settings' arguments."""
     path = plugstack.plugstack_path(facts.slurm_conf)
     line = plugstack.our_line(path)
     what = "plugstack.conf"
@@ -88,7 +88,7 @@ def check_spank(facts: Facts) -> Iterator[Finding]:
 
 
 def check_stages(facts: Facts) -> Iterator[Finding]:
-    """Prolog and Epilog are, or call, ours."""
+    """Checks that Slurm's Prolog and Epilog are, or call, those of hami_hpc."""
     for key in ("Prolog", "Epilog"):
         stage = key.lower()
         programs = (str(places.STAGES / stage), f"{facts.conf_dir}/hami-hpc-{stage}")
@@ -106,7 +106,7 @@ def check_stages(facts: Facts) -> Iterator[Finding]:
 
 
 def check_filters(facts: Facts) -> Iterator[Finding]:
-    """job_submit.lua and cli_filter.lua beside slurm.conf are ours or call ours."""
+    """Checks that job_submit.lua and cli_filter.lua beside slurm.conf are, or call, those of hami_hpc."""
     for name in filters.CALLS:
         path = f"{facts.conf_dir}/{name}"
         text = on_disk.read(Path(path))
@@ -121,7 +121,7 @@ def check_filters(facts: Facts) -> Iterator[Finding]:
 
 
 def check_qos(facts: Facts) -> Iterator[Finding]:
-    """Classes are chosen by QoS: unless those are enforced, any user picks class, policy and price by --qos=be."""
+    """Checks that Slurm enforces QoS, which select classes: otherwise any user picks class and price by --qos=be."""
     enforced = facts.slurm.get("AccountingStorageEnforce", "").lower().split(",")
     good = bool({"qos", "all"} & set(enforced))
     advice = f"slurm.conf: AccountingStorageEnforce=associations,limits,qos, {RESTART}: any user picks a class without"
@@ -137,8 +137,8 @@ def check_qos(facts: Facts) -> Iterator[Finding]:
 
 
 def check_gres(facts: Facts) -> Iterator[Finding]:
-    """Slurm counts as many GPUs here as the driver shows: hami_hpc takes Slurm's device numbers as ranks among all."""
-    _ = facts.slurm  # where Slurm does not answer at all, this check fails with the same words as the others
+    """Checks that Slurm and the driver have the same number of GPUs: Slurm's device numbers are ranks among all."""
+    _ = facts.slurm  # raises the same error as in the other checks where Slurm does not answer
     counted = commands.gpus_by_type(facts.node)
     total = sum(counted.values())
     if len(counted) > 1:
@@ -150,7 +150,7 @@ def check_gres(facts: Facts) -> Iterator[Finding]:
 
 
 def has_no_gpus(facts: Facts) -> bool:
-    """Whether neither Slurm nor the driver knows of a GPU here."""
+    """Returns whether both Slurm and the driver have no GPU on this node."""
     try:
         _ = facts.slurm
         if commands.gpus_by_type(facts.node):

@@ -11,6 +11,6 @@ ERROR, WARNING = syslog.LOG_ERR, syslog.LOG_WARNING
 
 
 def to_syslog(level: int, message: str) -> None:
-    """Writes one line, as hami-hpc. Never fails: nobody may be there to read it."""
+    """Writes one line under the name hami-hpc. Never fails, also where no syslog daemon runs."""
     syslog.openlog("hami-hpc", syslog.LOG_PID, syslog.LOG_DAEMON)
     syslog.syslog(level, (c.ERROR_PREFIX + message).replace("\0", "?"))

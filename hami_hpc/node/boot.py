@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of this node that only the kernel knows."""
+"""Reads the id and the time of this boot from /proc."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot. NodeError when /proc does not tell."""
+    """Returns the kernel's id of this boot. Raises NodeError when /proc cannot be read."""
     try:
         with open(BOOT_ID, encoding="utf-8") as file:
             return file.read(64).strip()
@@ -18,7 +18,7 @@ def boot_id() -> str:
 
 
 def booted_unix_ns() -> int:
-    """When this boot began, ns since 1970, to the second. NodeError when /proc does not tell."""
+    """Returns when this boot began, in ns since 1970, exact to the second. Raises NodeError when /proc has no time."""
     try:
         with open("/proc/stat", encoding="utf-8") as file:
             for line in file:

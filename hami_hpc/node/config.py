@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The site's settings: hami-hpc.toml, read here and nowhere else (docs/architecture.md, "The site's settings").
+"""The site's settings: the one reader of hami-hpc.toml (docs/architecture.md, "The site's settings").
 
-Prolog and epilog read it at every job, so this imports little (docs/adr/021): tomllib only for a file that the plain
-reader does not take, and difflib only to word an error.
+Prolog and epilog read the file at every job, so this module imports little (docs/adr/021): tomllib only for a file that
+plain_toml cannot read, and difflib only to write an error message.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY
 
 
 class ClassSettings(NamedTuple):
-    """One class of service: the QoS names that mean it, and how its share is kept (cap or burst)."""
+    """One class of service: the names of its QoS, and the policy for its share of the time (cap or burst)."""
 
     qos: tuple[str, ...]
     policy: str
 
 
 class Settings(NamedTuple):
-    """The whole file, with defaults filled in. Memory in MiB; paths absolute."""
+    """The settings of the whole file, with defaults filled in. Memory is in MiB; paths are absolute."""
 
     path: str
     shard_mib: int
@@ -58,11 +58,11 @@ class Settings(NamedTuple):
     partitions: Mapping[str, tuple[str, ...]]
 
     def shards_per_gpu(self, model: str) -> int:
-        """gres/shard units of one GPU of a model (docs/architecture.md, "Units")."""
+        """Returns the gres/shard units of one GPU of a model (docs/architecture.md, "Units")."""
         return int(self.gpu_models[model] * self.memory_scaling) // self.shard_mib
 
     def site(self) -> Site:
-        """The part that decides requests, as the pure core takes it."""
+        """Returns the settings that decide requests, in the type that hami_hpc.core uses."""
         from hami_hpc.core.units import Site
 
         return Site(
@@ -80,12 +80,12 @@ class Settings(NamedTuple):
 
 
 def settings_path(environment: Mapping[str, str]) -> str:
-    """The file for commands that a person runs: $HAMI_HPC_CONFIG, else the default. Root stages never use this."""
+    """Returns the path for commands that people run: $HAMI_HPC_CONFIG, else the default. Not for prolog and epilog."""
     return environment.get("HAMI_HPC_CONFIG") or c.FILE_CONFIG
 
 
 def load_settings(path: str) -> Settings:
-    """Reads and checks the file. NodeError, naming file and key, for everything that is wrong with it."""
+    """Reads and checks the file. Raises NodeError, which names the file and the key, for the first fault."""
     try:
         return parse_settings(_parse(_read(path)), path)
     except OSError as error:
@@ -99,7 +99,7 @@ def load_settings(path: str) -> Settings:
 
 
 def _parse(text: str) -> dict[str, Any]:
-    """The file's tables, by the plain reader if it takes the file, else by tomllib."""
+    """Parses the file by plain_toml, or by tomllib where plain_toml cannot read it."""
     table = plain_toml.read(text)
     if table is not None:
         return table
@@ -109,7 +109,7 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def _read(path: str) -> str:
-    """The file's text; as root only when nobody else can have written it."""
+    """Returns the file's text. Root reads only a file that nobody else can write."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(fd, "rb") as file:
         status = os.fstat(fd)
@@ -124,7 +124,7 @@ def _read(path: str) -> str:
 
 
 class _Table:
-    """A TOML table being read: each key is taken once, and what is left at the end is refused by name."""
+    """A TOML table while it is read: each key is taken once, and close() refuses the keys that are left, by name."""
 
     def __init__(self, path: str, name: str, value: object) -> None:
         self.where = f"{path}, table [{name}]" if name else path
@@ -146,7 +146,7 @@ class _Table:
 
     def directory_or_file(self, key: str, default: str) -> str:
         value = self.text(key, default)
-        # Slurm's and Lua's files take these verbatim: nothing that would need quoting there.
+        # Paths are written unquoted to Slurm's and Lua's files, so no character is allowed that needs quotes there.
         if not value.startswith("/") or any(ch.isspace() or ch in "\"'#,=\\" or not ch.isprintable() for ch in value):
             self.refuse(key, value, "an absolute path without spaces, quotes, commas, '=', '#' or backslashes")
         return value.rstrip("/") or "/"
@@ -171,7 +171,7 @@ class _Table:
         raise NodeError(f"{self.where}: {key} = {str(value)[: c.GIVEN_MAX]!r} is not understood; allowed is {allowed}")
 
     def close(self) -> None:
-        """Refuses keys nobody took. NodeError names the first and the nearest known key."""
+        """Raises NodeError when a key was not taken. The message names the first such key and the nearest known one."""
         for key in self.left:
             import difflib
 
@@ -181,7 +181,7 @@ class _Table:
 
 
 def parse_settings(document: Mapping[str, object], path: str) -> Settings:
-    """Settings from a parsed document; `path` is for messages. NodeError as load_settings."""
+    """Returns the settings of a parsed document; `path` is for messages. Raises NodeError as load_settings does."""
     top = _Table(path, "", document)
     version = top.take("version")
     if version != VERSION or type(version) is not int:

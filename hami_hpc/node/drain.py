@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells Slurm why a failed prolog or epilog drains the node, so that `sinfo -R` shows more than "Prolog error".
+"""Drains the node with the reason why its prolog or epilog failed: without it `sinfo -R` shows "Prolog error" only.
 
-Only on the way to a failure: a command that asks the controller has no place in each job's start. slurmctld keeps the
-reason of a node that is drained already, so this one stays when slurmd reports the failure (22.05: node_mgr.c,
-validate_node_specs and _drain_node).
+Called only when a stage fails, because a command that asks slurmctld would slow down the start of each job. slurmctld
+keeps the reason of a node that is drained already, so this reason stays when slurmd reports the failure (22.05:
+node_mgr.c, validate_node_specs and _drain_node).
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY
 
 
 def drain_node(environment: Mapping[str, str], reason: str) -> None:
-    """Drains this node with `reason`, if slurmd runs this and scontrol is found. What goes wrong is ignored."""
+    """Drains this node with `reason`, if slurmd started this process and scontrol exists. Ignores every failure."""
     node = environment.get("SLURMD_NODENAME", "")
     if not node or not NAME_CHARACTERS.issuperset(node):
         return
     program = find_scontrol()
     if program is None:
         return
-    given = {"PATH": "/usr/bin:/bin"}
-    configuration = environment.get("SLURM_CONF", "")
-    if configuration.startswith("/"):
-        given["SLURM_CONF"] = configuration
+    scontrol_environment = {"PATH": "/usr/bin:/bin"}
+    slurm_conf = environment.get("SLURM_CONF", "")
+    if slurm_conf.startswith("/"):
+        scontrol_environment["SLURM_CONF"] = slurm_conf
     command = (program, "update", f"nodename={node}", "state=drain", f"reason={plain(reason)}")
     with suppress(OSError):
-        _run_bounded(command, given)
+        _run_bounded(command, scontrol_environment)
 
 
 def plain(reason: str) -> str:
-    """The reason as one line of printable ASCII without quotes, which scontrol would take off."""
+    """Returns the reason as one line of printable ASCII without double quotes, which scontrol would remove."""
     clean = "".join(ch if " " <= ch <= "~" and ch != '"' else "'" if ch == '"' else "?" for ch in reason)
     return clean if len(clean) <= REASON_MAX else clean[: REASON_MAX - 3] + "..."
 
@@ -57,7 +57,8 @@ def _run_bounded(command: tuple[str, ...], environment: dict[str, str]) -> None:
 
 
 def find_scontrol() -> str | None:
-    """scontrol of the slurmd that runs this, else in one of the usual folders; never one that a user can replace."""
+    """Returns the path of scontrol: beside the slurmd that started this process, else in one of USUAL_FOLDERS. Skips a
+    file that a user can replace."""
     for folder in (*_folders_of_slurmd(), *USUAL_FOLDERS):
         path = f"{folder}/scontrol"
         with suppress(OSError):
@@ -68,7 +69,7 @@ def find_scontrol() -> str | None:
 
 
 def _folders_of_slurmd() -> Iterator[str]:
-    """Where the commands of the slurmd above this process lie: its own folder, and `bin` beside that."""
+    """Yields the folders where slurmd's commands can be: that of the slurmd above this process, and `bin` beside it."""
     process = os.getppid()
     for _ in range(ANCESTORS):
         if process <= 1:

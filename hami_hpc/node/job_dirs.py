@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run directory: <run_dir>/jobs/<job id>/ with job.limits (root's) and shared/usage (the user's).
+"""The run directory: <run_dir>/jobs/<job id>/ with job.limits (owned by root) and shared/usage (owned by the user).
 
-Directories belong to root, so a user can change only the content, size and mode of the own usage file. That file lies
-alone on a tmpfs of exactly its size, so it cannot grow at the node's expense; where mounts are not to be had it lies in
-a plain directory, and syslog says so. Root opens it without following links or blocking, reads a bounded number of
-bytes, never maps it, and believes nothing in it.
+Root owns the directories, so users can change only the content, size and mode of their own usage file. That file is
+alone on a tmpfs of exactly its size, so it cannot use up the node's memory. Where nothing can be mounted it is in a
+plain directory, and syslog says so. Root opens it without following links or blocking, reads a bounded number of bytes,
+never maps it, and trusts nothing in it.
 
-A directory appears under its job id by one rename, complete; other names in `jobs/` begin with a dot: `.new-*` is being
-built, `.gone-*` is being removed, `.ended-*` has usage that could not be written to the spool or a row that could not
-be deleted, `.bad-*` could not be handled and waits for a person.
+A complete directory gets its job id as its name by one rename. Other names in `jobs/` begin with a dot: `.new-*` is
+being built, `.gone-*` is being removed, `.ended-*` has usage that could not be written to the spool or a row that could
+not be deleted, `.bad-*` could not be handled and waits for an administrator.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from hami_hpc.core.records import (
 from hami_hpc.errors import NodeError
 from hami_hpc.node import mounts
 
-SELF = "self"  # where SPANK's ldso mode mounts a job's directory in its own mount namespace
+SELF = "self"  # SPANK's ldso mode mounts a job's directory here, in the task's mount namespace
 ENDED = ".ended-"
 BAD = ".bad-"
 NEW = ".new-"
 GONE = ".gone-"
 ATTEMPTS = 20
 SHARED, _, USAGE_NAME = c.FILE_USAGE.rpartition("/")
-SHARED_INODES = 2  # its root and the usage file
+SHARED_INODES = 2  # the tmpfs's root and the usage file
 JOBS_LOCK = "jobs.lock"
 
 
@@ -65,9 +65,9 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def prepare(run_dir: str) -> None:
-    """Makes what is missing of the run directory, `jobs` (a mount of its own) and `self`.
+    """Creates the run directory, `jobs` (a separate mount) and `self` where they are missing.
 
-    NodeError when somebody else could write there.
+    Raises NodeError when somebody else than root can write there.
     """
     with _explained("making the run directory"):
         for path in (run_dir, jobs_dir(run_dir), f"{run_dir}/{SELF}"):
@@ -77,57 +77,57 @@ def prepare(run_dir: str) -> None:
             except FileExistsError:
                 status = os.lstat(path)
                 if os.geteuid() != 0 and status.st_uid == 0:
-                    raise NodeError(f"{path} is root's: run this as root") from None
+                    raise NodeError(f"{path} belongs to root: run this as root") from None
                 if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
                     raise NodeError(
-                        f"{path} is not a directory that root alone can write (uid {status.st_uid}, mode "
+                        f"{path} is not a directory that only root can write (uid {status.st_uid}, mode "
                         f"{stat.S_IMODE(status.st_mode):04o}). Move it away; the next prolog makes it again",
                     ) from None
     mounts.make_private(jobs_dir(run_dir), f"{run_dir}/{JOBS_LOCK}")
 
 
 def place(run_dir: str, grant: Grant, limits_record: bytes) -> bool:
-    """Makes the job's directory appear, complete. False when it was there already for this very grant.
+    """Creates the job's directory, complete. Returns False when it already exists for the same grant.
 
-    Several processes may do this at once for one job: one wins, the others find its directory. A directory of another
-    grant (an earlier run of the job) is removed.
+    Several processes may do this at a time for one job: one succeeds, the others find its directory. A directory of
+    another grant (an earlier run of the job) is removed.
     """
     target = job_dir(run_dir, grant.job_id)
 
-    def is_there() -> bool:
+    def exists() -> bool:
         return read_grant(target) == _without_model(grant) and os.path.lexists(f"{target}/{c.FILE_USAGE}")
 
-    if is_there():
+    if exists():
         return False
     with _explained(f"making the run directory of job {grant.job_id}"):
         built = _build(run_dir, grant.job_id, {c.FILE_JOB_LIMITS: limits_record}, grant.uid)
-        return _appear(run_dir, built, target, is_there)
+        return _publish(run_dir, built, target, exists)
 
 
 def place_refusal(run_dir: str, job_id: int, message: str) -> None:
-    """Makes a directory without limits whose `refused` says why: SPANK lets no step of this job start."""
+    """Creates a directory without limits whose file `refused` says why: SPANK lets no step of this job start."""
     with _explained(f"making the run directory of job {job_id}"):
         built = _build(run_dir, job_id, {c.FILE_REFUSED: message.encode() + b"\n"}, None)
-        _appear(run_dir, built, job_dir(run_dir, job_id), lambda: False)
+        _publish(run_dir, built, job_dir(run_dir, job_id), lambda: False)
 
 
 def place_whole(run_dir: str, job_id: int, message: str) -> None:
-    """Makes a directory whose `whole` tells SPANK that the job holds whole GPUs: its steps are not limited."""
+    """Creates a directory whose file `whole` tells SPANK that the job holds whole GPUs: its steps are not limited."""
     target = job_dir(run_dir, job_id)
 
-    def is_there() -> bool:
+    def exists() -> bool:
         return _read_bounded(f"{target}/{c.FILE_WHOLE}", len(content), os.geteuid()) == content
 
     content = message.encode() + b"\n"
-    if is_there():
+    if exists():
         return
     with _explained(f"making the run directory of job {job_id}"):
         built = _build(run_dir, job_id, {c.FILE_WHOLE: content}, None)
-        _appear(run_dir, built, target, is_there)
+        _publish(run_dir, built, target, exists)
 
 
 def _build(run_dir: str, job_id: int, files: dict[str, bytes], usage_uid: int | None) -> str:
-    """A complete directory under a name of its own."""
+    """Creates a complete directory under a unique name and returns its path."""
     path = f"{jobs_dir(run_dir)}/{NEW}{job_id}-{os.getpid()}-{time.monotonic_ns()}"
     os.mkdir(path, 0o755)
     try:
@@ -148,7 +148,7 @@ def _build(run_dir: str, job_id: int, files: dict[str, bytes], usage_uid: int | 
 
 
 def _make_shared(run_dir: str, directory: str) -> None:
-    """The directory of the usage file: a tmpfs that holds this one file and no more."""
+    """Creates the directory of the usage file, on a tmpfs with room for this one file only."""
     path = f"{directory}/{SHARED}"
     os.mkdir(path, 0o755)
     os.chmod(path, 0o755)
@@ -156,24 +156,24 @@ def _make_shared(run_dir: str, directory: str) -> None:
         return
     from hami_hpc.node import admin_log
 
-    why = mounts.obstacle() or f"mount failed below {jobs_dir(run_dir)}"
-    admin_log.to_syslog(admin_log.WARNING, f"prolog: usage files are not bounded, a user can fill {run_dir}: {why}")
+    cause = mounts.obstacle() or f"mount failed below {jobs_dir(run_dir)}"
+    admin_log.to_syslog(admin_log.WARNING, f"prolog: usage files are not bounded, a user can fill {run_dir}: {cause}")
 
 
 def unbounded_usage(run_dir: str) -> str | None:
-    """Why a user can fill the run directory by growing a usage file; None when nobody can. Changes nothing.
+    """Returns why a user can fill the run directory with a usage file; None when nobody can. Changes nothing.
 
-    For doctor. It tells what the jobs that are here have got, and whether this process could mount.
+    For doctor: checks the directories of the node's present jobs, and whether this process can mount.
     """
     jobs = jobs_dir(run_dir)
     if (obstacle := mounts.obstacle()) is not None:
         return f"no tmpfs can be mounted here: {obstacle}"
-    plain = [
+    names = [
         name for name in entries(run_dir) if name.isdigit() and os.path.lexists(f"{jobs}/{name}/{c.FILE_JOB_LIMITS}")
     ]
-    plain = [name for name in plain if not mounts.is_mount_point(f"{jobs}/{name}/{SHARED}")]
-    if plain:
-        return f"the usage file of job {', '.join(plain[:8])} is on no tmpfs of its own; see syslog"
+    unbounded = [name for name in names if not mounts.is_mount_point(f"{jobs}/{name}/{SHARED}")]
+    if unbounded:
+        return f"the usage file of job {', '.join(unbounded[:8])} has no tmpfs of its own; see syslog"
     if os.path.isdir(jobs) and mounts.is_mount_point(jobs) and mounts.propagates(jobs):
         return (
             f"mounts below {jobs} also appear elsewhere, where a user can stop them. Run: mount --make-private {jobs}"
@@ -197,14 +197,14 @@ def _create_usage(path: str, uid: int) -> None:
     try:
         _write_all(fd, empty_usage_head())
         os.ftruncate(fd, USAGE_FILE_SIZE)
-        # A hole would let a full file system kill the job later (SIGBUS); so a full one fails here, with a reason.
+        # With a hole, a full file system would kill the job later (SIGBUS). Without one it fails here, with a reason.
         os.posix_fallocate(fd, 0, USAGE_FILE_SIZE)
         os.fchown(fd, uid, -1)
     finally:
         os.close(fd)
 
 
-def _appear(run_dir: str, built: str, target: str, is_there: Callable[[], bool]) -> bool:
+def _publish(run_dir: str, built: str, target: str, exists: Callable[[], bool]) -> bool:
     for _attempt in range(ATTEMPTS):
         try:
             os.rename(built, target)
@@ -214,23 +214,23 @@ def _appear(run_dir: str, built: str, target: str, is_there: Callable[[], bool])
                 raise
         else:
             return True
-        if is_there():
+        if exists():
             remove_tree(built)
             return False
         remove(run_dir, target)
     remove_tree(built)
-    raise NodeError(f"{target} reappears as often as it is removed: something else than hami_hpc makes it")
+    raise NodeError(f"{target} was removed {ATTEMPTS} times and appeared again: another program than hami_hpc makes it")
 
 
 def _without_model(grant: Grant) -> Grant:
-    """The grant as its limits record tells it, which does not hold the model."""
+    """Returns the grant as its limits record has it, which does not contain the model."""
     parsed = parse_limits(pack_limits(grant))
     assert parsed is not None
     return parsed
 
 
 def _read_bounded(path: str, most: int, want_uid: int | None) -> bytes | None:
-    """Up to `most + 1` bytes of a regular file, or None. Never blocks, follows no link, allocates no more than that."""
+    """Returns up to `most + 1` bytes of a regular file, or None. Never blocks, follows no link, allocates no more."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
@@ -252,29 +252,29 @@ def _read_bounded(path: str, most: int, want_uid: int | None) -> bytes | None:
 
 
 def read_grant(directory: str) -> Grant | None:
-    """The grant that a job's directory shows, or None when there is none that root wrote."""
+    """Returns the grant of a job's directory, or None when the directory has none that root wrote."""
     data = _read_bounded(f"{directory}/{c.FILE_JOB_LIMITS}", c.LIMITS_SIZE, os.geteuid())
     return None if data is None else parse_limits(data)
 
 
 def read_usage(directory: str, grant: Grant, now_unix_ns: int) -> Usage:
-    """The job's usage so far; "missing" when the file cannot be read, "damaged" when its content is nonsense.
+    """Returns the job's usage so far: "missing" when the file cannot be read, "damaged" when its content is invalid.
 
-    Never fails: what a user wrote must not stop root's work.
+    Never fails: a file that a user wrote must not stop the prolog, the epilog or reconcile.
     """
     data = _read_bounded(f"{directory}/{c.FILE_USAGE}", USAGE_FILE_SIZE, None)
     if data is None:
-        data = _read_bounded(f"{directory}/{USAGE_NAME}", USAGE_FILE_SIZE, None)  # an older hami_hpc's directory
+        data = _read_bounded(f"{directory}/{USAGE_NAME}", USAGE_FILE_SIZE, None)  # the path in older versions
     if data is None:
         return MISSING_USAGE
     try:
         return parse_usage(data, grant.mem_mib << 20, now_unix_ns - grant.created_unix_ns)
-    except Exception:  # a fault of ours that some content finds: the numbers are lost, the rest goes on
+    except Exception:  # a bug in hami_hpc that this content triggers: only this usage is lost
         return DAMAGED_USAGE
 
 
 def entries(run_dir: str) -> tuple[str, ...]:
-    """The names in `jobs/`, sorted."""
+    """Returns the names in `jobs/`, sorted."""
     try:
         return tuple(sorted(os.listdir(jobs_dir(run_dir))))
     except FileNotFoundError:
@@ -284,10 +284,10 @@ def entries(run_dir: str) -> tuple[str, ...]:
 
 
 def held_grants(run_dir: str, booted_unix_ns: int) -> tuple[Grant, ...]:
-    """The grants that job directories made in this boot show, by job id.
+    """Returns the grants of the job directories made in this boot, by job id.
 
-    A directory with its file system mounted is of this boot, whatever the clock, and the boot time that is computed
-    from it, have done since.
+    A directory whose tmpfs is mounted is of this boot, even if the clock was set since: the kernel computes the boot
+    time from the clock.
     """
     grants = []
     for name in entries(run_dir):
@@ -301,19 +301,19 @@ def held_grants(run_dir: str, booted_unix_ns: int) -> tuple[Grant, ...]:
 
 
 def ended_dir(run_dir: str, grant: Grant) -> str:
-    """Where an ended job's directory waits for reconcile when its usage could not be spooled."""
+    """Returns the path where an ended job's directory waits for reconcile when its usage could not be spooled."""
     return f"{jobs_dir(run_dir)}/{ENDED}{grant.job_id}-{grant.created_unix_ns}"
 
 
 def set_aside(run_dir: str, grant: Grant) -> None:
-    """Renames an ended job's directory to where reconcile finds its usage."""
+    """Renames an ended job's directory to the name under which reconcile looks for its usage."""
     what = f"setting aside the run directory of job {grant.job_id}"
-    with _explained(what), suppress(FileNotFoundError):  # there was none, or it was set aside before
+    with _explained(what), suppress(FileNotFoundError):  # it does not exist, or was set aside before
         os.rename(job_dir(run_dir, grant.job_id), ended_dir(run_dir, grant))
 
 
 def set_bad(run_dir: str, name: str) -> str:
-    """Renames an entry of `jobs/` that cannot be handled, so that nothing else stumbles over it. Returns its name."""
+    """Renames an entry of `jobs/` that cannot be handled, so that it is not tried again. Returns its new name."""
     bad = f"{BAD}{name.lstrip('.')}-{time.time_ns()}"
     with _explained(f"setting aside {name}"), suppress(FileNotFoundError):
         os.rename(f"{jobs_dir(run_dir)}/{name}", f"{jobs_dir(run_dir)}/{bad}")
@@ -321,27 +321,27 @@ def set_bad(run_dir: str, name: str) -> str:
 
 
 def ended_grants(run_dir: str) -> tuple[Grant, ...]:
-    """The grants of jobs that have ended, but whose rows may still be in the ledger."""
+    """Returns the grants of jobs that have ended, but whose rows may still be in the ledger."""
     names = (name for name in entries(run_dir) if name.startswith((ENDED, BAD)))
-    found = (read_grant(f"{jobs_dir(run_dir)}/{name}") for name in names)
-    return tuple(grant for grant in found if grant is not None)
+    grants = (read_grant(f"{jobs_dir(run_dir)}/{name}") for name in names)
+    return tuple(grant for grant in grants if grant is not None)
 
 
 def ended_unix_ns(directory: str) -> int:
-    """When a directory was set aside: a rename changes its inode's ctime, and nothing after does."""
+    """Returns when a directory was set aside: the rename was the last change of its inode's ctime."""
     return os.stat(directory).st_ctime_ns
 
 
 def remove_grant(run_dir: str, grant: Grant) -> None:
-    """Removes the directory of a grant; that of a newer grant of the same job id stays."""
+    """Removes the directory of a grant. Keeps that of a newer grant of the same job id."""
     directory = job_dir(run_dir, grant.job_id)
-    found = read_grant(directory)
-    if found is None or found.created_unix_ns == grant.created_unix_ns:
+    present = read_grant(directory)
+    if present is None or present.created_unix_ns == grant.created_unix_ns:
         remove(run_dir, directory)
 
 
 def remove(run_dir: str, directory: str) -> None:
-    """Removes a job's directory: under its name it is there whole or not at all. No error when it is gone."""
+    """Removes a job's directory, which is renamed first, so that nobody sees half of it. No error when it is gone."""
     gone = f"{jobs_dir(run_dir)}/{GONE}{os.getpid()}-{time.monotonic_ns()}"
     try:
         os.rename(directory, gone)
@@ -353,13 +353,13 @@ def remove(run_dir: str, directory: str) -> None:
 
 
 def remove_tree(directory: str) -> None:
-    """Unlinks a directory's files and the directory, and unmounts what is mounted below; nothing is followed.
+    """Unlinks a directory's files and the directory, and unmounts what is mounted below. Follows no links.
 
-    No error when parts are gone. The usage file is emptied first: its user may hold it open or linked elsewhere, and
-    its pages are the node's.
+    No error when parts are gone. The usage file is emptied first, to free the node's memory: its user may have it open
+    or linked elsewhere.
     """
     try:
-        if not stat.S_ISDIR(os.lstat(directory).st_mode):  # a link too: listing it would show what it points at
+        if not stat.S_ISDIR(os.lstat(directory).st_mode):  # includes a link: listing it would list its target
             os.unlink(directory)
             return
         names = os.listdir(directory)
@@ -378,7 +378,7 @@ def remove_tree(directory: str) -> None:
                 continue
             except IsADirectoryError:
                 _empty(f"{path}/{USAGE_NAME}")
-                if not mounts.detach(path):  # what is shown there may be anything, so nothing of it is deleted
+                if not mounts.detach(path):  # anything may be mounted there, so delete nothing in it
                     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path) from None
                 remove_tree(path)
         with suppress(FileNotFoundError):
@@ -386,11 +386,11 @@ def remove_tree(directory: str) -> None:
 
 
 def _empty(path: str) -> None:
-    """Gives back the space of a user's file, if that is possible at once."""
+    """Empties a user's file to free its space, if that is possible without waiting."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return  # unlinking it is what counts
+        return  # the caller unlinks it in any case
     try:
         if stat.S_ISREG(os.fstat(fd).st_mode):
             os.ftruncate(fd, 0)

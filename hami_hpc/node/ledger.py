@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's ledger: SQLite in <run_dir>/ledger.db, the truth about which job holds what of which GPU.
+"""The node's ledger: an SQLite file, <run_dir>/ledger.db, that records which job holds how much of which GPU.
 
-Every write is one transaction that begins IMMEDIATE, so two prologs never decide on the same state. SQLite's rollback
-journal: every way of waiting in it honours the busy timeout, and the journal of a killed process is rolled back by
-whoever opens next. Rows of another boot are void: the first writer of a boot drops them.
+Every write is one transaction that begins IMMEDIATE, so two prologs never decide on the same state. The file uses
+SQLite's rollback journal: every wait in it obeys the busy timeout, and the next process that opens the file rolls back
+the journal of a killed one. Rows of another boot are void: the first writer of a boot drops them.
 
-A ledger that is missing, empty, of an older version or damaged is made anew from the run directory, whose limits
-records only root writes: complete under another name, then renamed. So it stops no job, and nothing that is held is
-given twice. A damaged one is kept as `ledger.db.damaged-<time>`.
+A ledger that is missing, empty, of an older version or damaged is made again from the run directory, whose limits
+records only root writes. The new file is completed under another name, then renamed. So no job has to wait for a
+repair, and no slice is granted twice. A damaged file is kept as `ledger.db.damaged-<time>`.
 
-SQLite's own check does not see a changed value. So the file's application_id, which is part of every transaction, holds
-a checksum of all rows; where it does not fit them, or the check finds something, the file is damaged. So is one whose
-user_version is a newer one's while the table `version` says otherwise; where both agree, a newer hami_hpc made it.
+SQLite's own check does not detect a changed value. So the file's application_id, which is part of every transaction,
+holds a checksum of all rows. The file is damaged if the checksum is wrong, if SQLite's check fails, or if user_version
+is newer than this version and the table `version` differs from it; where both agree, a newer hami_hpc made the file.
 
-An open ledger holds <run_dir>/ledger.lock shared, whoever makes a new one holds it exclusively: so nobody writes into a
-file that was put aside, and a prolog or epilog in the middle of its work is over when the run directory is read.
+A process with the ledger open holds <run_dir>/ledger.lock shared; a process that makes a new one holds it exclusively.
+So nobody writes to a file that was put aside, and no prolog or epilog is at work while the run directory is read.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ LOOK_AGAIN_S = 0.2
 BUSY_TIMEOUT_S = 30.0  # generous: a transaction takes a millisecond, and giving up drains the node
 ATTEMPTS = 10
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-# What this module's own statements meet only where names of the schema or texts are not as they were written.
+# Errors that this module's statements can get only when names of the schema, or texts, are damaged.
 GARBLED = (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH)
 GRANT_COLUMNS = tuple(f'"{name}"' for name in Grant._fields)
 GPU_COLUMNS = tuple(f'"{name}"' for name in Gpu._fields)
 SCHEMA = (
     f"CREATE TABLE grants (boot_id, {', '.join(GRANT_COLUMNS)}, PRIMARY KEY (job_id))",
     f"CREATE TABLE gpus (boot_id, {', '.join(GPU_COLUMNS)}, PRIMARY KEY (minor))",
-    # The version a second time, for whoever finds a higher one than its own: every later schema keeps this table.
+    # The version again, for a reader that finds a newer user_version than its own: every later schema keeps this table.
     "CREATE TABLE version (number)",
     f"INSERT INTO version VALUES ({SCHEMA_VERSION})",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
@@ -55,15 +55,15 @@ SCHEMA = (
 
 
 class LedgerDamagedError(NodeError):
-    """The file is no SQLite database any more, or its pages contradict each other."""
+    """The file is not an SQLite database any more, or its content contradicts itself."""
 
 
 class LedgerMissingError(NodeError):
-    """There is no ledger of this version: no file, an empty one, or one of an older hami_hpc."""
+    """No ledger of this version exists: the file is missing, empty, or of an older hami_hpc."""
 
 
 class Ledger:
-    """An open ledger. Methods raise NodeError with the file, what failed, and what to do."""
+    """An open ledger. Methods raise NodeError, which names the file, what failed, and what to do."""
 
     def __init__(self, connection: sqlite3.Connection, path: str, boot_id: str) -> None:
         self._connection = connection
@@ -72,11 +72,11 @@ class Ledger:
         self.path = path
 
     def keep_lock(self, lock: int) -> None:
-        """Gives the ledger a lock's descriptor to close after itself."""
+        """Passes the ledger the descriptor of its lock, which close() closes."""
         self._lock = lock
 
     def close(self) -> None:
-        """Closes the file, then gives the lock back."""
+        """Closes the file, then releases the lock."""
         self._connection.close()
         if self._lock is not None:
             os.close(self._lock)
@@ -96,20 +96,20 @@ class Ledger:
                     self._connection.execute("ROLLBACK")
 
     def grants(self) -> tuple[Grant, ...]:
-        """The grants of this boot, by job id."""
+        """Returns the grants of this boot, by job id."""
         query = f"SELECT {', '.join(GRANT_COLUMNS)} FROM grants WHERE boot_id = ? ORDER BY job_id"
         with explained(self.path):
             return tuple(Grant(*row) for row in self._connection.execute(query, (self._boot_id,)))
 
     def grant_of(self, job_id: int) -> Grant | None:
-        """The grant of one job, if it has one in this boot."""
+        """Returns the grant of one job, or None when it has none in this boot."""
         query = f"SELECT {', '.join(GRANT_COLUMNS)} FROM grants WHERE boot_id = ? AND job_id = ?"
         with explained(self.path):
             row = self._connection.execute(query, (self._boot_id, job_id)).fetchone()
         return Grant(*row) if row else None
 
     def void_grants(self) -> tuple[Grant, ...]:
-        """Grants of other boots that no writer has dropped yet."""
+        """Returns the grants of other boots that no writer has dropped yet."""
         query = f"SELECT {', '.join(GRANT_COLUMNS)} FROM grants WHERE boot_id != ? ORDER BY job_id"
         with explained(self.path):
             return tuple(Grant(*row) for row in self._connection.execute(query, (self._boot_id,)))
@@ -120,36 +120,36 @@ class Ledger:
             pass
 
     def add(self, grant: Grant, decide: Callable[[Grant, tuple[Grant, ...]], Grant]) -> Grant:
-        """Enters a grant and returns what the ledger now holds for its job.
+        """Enters a grant and returns the one that the ledger now has for its job.
 
-        The same slice entered before is returned as it was (a prolog run twice); another slice of the same job id
-        (a requeued job whose epilog never ran) is replaced. `decide` gets the grant and the other live ones, and
-        returns the grant to enter, or raises.
+        If the job already has the same slice, its grant is returned unchanged (a prolog that ran twice). Another slice
+        of the same job id (a requeued job whose epilog never ran) is replaced. `decide` takes the grant and the other
+        live ones, and returns the grant to enter, or raises.
         """
         with self._write() as connection:
             live = self.grants()
-            old = next((held for held in live if held.job_id == grant.job_id), None)
+            old = next((other for other in live if other.job_id == grant.job_id), None)
             if old is not None and old.same_slice(grant):
                 return old
-            grant = decide(grant, tuple(held for held in live if held.job_id != grant.job_id))
+            grant = decide(grant, tuple(other for other in live if other.job_id != grant.job_id))
             _insert(connection, self._boot_id, (grant,))
         return grant
 
     def restore(self, grant: Grant) -> None:
-        """Enters a grant that the run directory shows and the ledger lost; a row of its job id stays as it is."""
+        """Enters a grant that the run directory has and the ledger lost. Keeps an existing row of its job id."""
         with self._write() as connection:
             if self.grant_of(grant.job_id) is None:
                 _insert(connection, self._boot_id, (grant,))
 
     def remove(self, grant: Grant) -> None:
-        """Closes a grant; a newer grant of the same job id stays."""
+        """Deletes a grant's row. Keeps that of a newer grant of the same job id."""
         with self._write() as connection:
             connection.execute(
                 "DELETE FROM grants WHERE job_id = ? AND created_unix_ns = ?", (grant.job_id, grant.created_unix_ns)
             )
 
     def inventory(self) -> tuple[Gpu, ...]:
-        """The GPUs as last seen in this boot; empty when none were entered since."""
+        """Returns the GPUs as last entered in this boot; empty when none were."""
         query = f"SELECT {', '.join(GPU_COLUMNS)} FROM gpus WHERE boot_id = ? ORDER BY minor"
         with explained(self.path):
             return tuple(Gpu(*row) for row in self._connection.execute(query, (self._boot_id,)))
@@ -163,22 +163,22 @@ class Ledger:
             connection.executemany(f"INSERT INTO gpus (boot_id, {', '.join(GPU_COLUMNS)}) VALUES ({marks})", rows)
 
     def damage(self) -> str | None:
-        """What is wrong with the file, or None. Reads all of it, which is a few pages."""
+        """Returns what is wrong with the file, or None. Reads the whole file, which has a few pages."""
         with explained(self.path):
             self._connection.execute("BEGIN")
             try:
-                found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-                if found != "ok":
-                    return str(found)
-                sealed = self._connection.execute("PRAGMA application_id").fetchone()[0]
-                return None if sealed == _checksum(self._connection) else "its rows do not fit their checksum"
+                problem = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+                if problem != "ok":
+                    return str(problem)
+                checksum = self._connection.execute("PRAGMA application_id").fetchone()[0]
+                return None if checksum == _checksum(self._connection) else "the checksum of its rows is wrong"
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
 
 
 def _checksum(connection: sqlite3.Connection) -> int:
-    """CRC-32 of all rows, as the signed number that application_id holds."""
+    """Returns the CRC-32 of all rows, as a signed number, which is the type of application_id."""
     crc = 0
     for table, columns, key in (("grants", GRANT_COLUMNS, "job_id"), ("gpus", GPU_COLUMNS, "minor")):
         for row in connection.execute(f"SELECT boot_id, {', '.join(columns)} FROM {table} ORDER BY {key}"):
@@ -199,7 +199,7 @@ def _insert(connection: sqlite3.Connection, boot_id: str, grants: Iterable[Grant
 
 
 def fill(connection: sqlite3.Connection, boot_id: str, grants: Iterable[Grant]) -> None:
-    """Makes an empty database a ledger that holds the grants."""
+    """Turns an empty database into a ledger with these grants."""
     for statement in SCHEMA:
         connection.execute(statement)
     _insert(connection, boot_id, grants)
@@ -211,7 +211,7 @@ def explained(path: str) -> Iterator[None]:
     """Turns SQLite's errors into NodeErrors (LedgerDamagedError for damage) that say what to do."""
     try:
         yield
-    except UnicodeDecodeError as error:  # in SQLite's own message about the schema
+    except UnicodeDecodeError as error:  # raised for SQLite's own message about a damaged schema
         raise LedgerDamagedError(f"ledger {path} is damaged ({error}). Run: hami-hpc reconcile") from error
     except sqlite3.Error as error:
         code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
@@ -229,21 +229,21 @@ def explained(path: str) -> Iterator[None]:
 
 @contextmanager
 def reachable(path: str) -> Iterator[None]:
-    """Turns the system's errors about the file into NodeErrors."""
+    """Turns OSErrors about the file into NodeErrors."""
     try:
         yield
     except PermissionError as error:
         if os.geteuid() != 0:
-            raise NodeError(f"ledger {path} is root's: run this as root") from error
+            raise NodeError(f"ledger {path} belongs to root: run this as root") from error
         raise NodeError(f"ledger {path} cannot be opened ({error.strerror}): see mount and ls -ld") from error
     except OSError as error:
         raise NodeError(f"ledger {path} cannot be opened ({error.strerror}): see df, mount and ls -ld") from error
 
 
 def _connect(path: str, boot_id: str) -> Ledger:
-    """Opens what is there, and reads everything once, so that damage shows here and not in the middle of a decision.
+    """Opens the existing file and reads all of it once, so that damage is found here and not during a decision.
 
-    LedgerMissingError and LedgerDamagedError when a new one has to be made, NodeError for anything else.
+    Raises LedgerMissingError or LedgerDamagedError when a new ledger has to be made, NodeError for any other failure.
     """
     try:
         is_empty = os.stat(path).st_size == 0
@@ -257,25 +257,25 @@ def _connect(path: str, boot_id: str) -> Ledger:
 
 
 def checked(connection: sqlite3.Connection, path: str, boot_id: str) -> Ledger:
-    """The ledger of a connection, which is closed when the ledger is old, damaged or too new: errors as _connect's."""
+    """Returns the ledger of a connection. Closes it and raises as _connect does when it is old, damaged or too new."""
     ledger = Ledger(connection, path, boot_id)
     try:
         with explained(path):
-            # A killed process loses nothing by this. A power loss may, but it ends the boot and with it every grant.
-            # So no prolog waits for a disk.
+            # No prolog waits for a disk. A killed process loses nothing by this. A power loss may lose rows, but it
+            # also ends the boot and so every grant.
             connection.execute("PRAGMA synchronous = OFF")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             journal = connection.execute("PRAGMA journal_mode").fetchone()[0]
-            again = connection.execute("SELECT number FROM version").fetchone() if version > SCHEMA_VERSION else None
+            second = connection.execute("SELECT number FROM version").fetchone() if version > SCHEMA_VERSION else None
         if version > SCHEMA_VERSION:
-            if again != (version,):
+            if second != (version,):
                 raise LedgerDamagedError(f"ledger {path} is damaged (version {version}?). Run: hami-hpc reconcile")
             raise NodeError(
-                f"ledger {path} is of version {version}, which a newer hami_hpc than this (it writes {SCHEMA_VERSION}) "
-                "has left. Install that again, or drain the node, and when no vgpu job runs here move the file away",
+                f"ledger {path} has version {version}: a newer hami_hpc wrote it (this one writes {SCHEMA_VERSION}). "
+                "Install that again, or drain the node, and move the file away when no vgpu job runs here",
             )
         if version < SCHEMA_VERSION or journal == "wal":
-            raise LedgerMissingError(f"ledger {path} is an older hami_hpc's")
+            raise LedgerMissingError(f"an older hami_hpc wrote ledger {path}")
         damage = ledger.damage()
         if damage is not None:
             raise LedgerDamagedError(f"ledger {path} is damaged ({damage}). Run: hami-hpc reconcile")
@@ -286,29 +286,29 @@ def checked(connection: sqlite3.Connection, path: str, boot_id: str) -> Ledger:
 
 
 def open_ledger(run_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]]) -> Ledger:
-    """Opens the ledger, making it if need be; `held()` gives the grants the run directory shows, which must be there.
+    """Opens the ledger, or makes it; `held()` returns the grants of the run directory, which must exist.
 
-    A damaged one is put aside and replaced. NodeError for anything else that stands in the way.
+    A damaged ledger is put aside and replaced. Raises NodeError for any other failure.
     """
     path = f"{run_dir}/{FILE_NAME}"
     with reachable(path):
-        made = 0
+        attempts = 0
         end = time.monotonic() + BUSY_TIMEOUT_S
-        while made < ATTEMPTS:
+        while attempts < ATTEMPTS:
             lock = locks.acquire(f"{run_dir}/{LOCK_NAME}", exclusive=False, timeout_s=BUSY_TIMEOUT_S)
             try:
                 ledger = _connect(path, boot_id)
                 ledger.keep_lock(lock)
                 return ledger
             except (LedgerMissingError, LedgerDamagedError):
-                os.close(lock)  # before the exclusive one is asked for: two who hold it shared would wait for ever
+                os.close(lock)  # before the exclusive one is requested: two shared holders would wait for ever
             except BaseException:
                 os.close(lock)
                 raise
             try:
                 make_sound(run_dir, boot_id, held, LOOK_AGAIN_S)
-                made += 1
-            except locks.HeldError:  # most likely by those who use the sound one that another has made meanwhile
+                attempts += 1
+            except locks.HeldError:  # most likely held by users of a sound ledger that another process has made
                 if time.monotonic() >= end:
                     raise locks.HeldError(f"{run_dir}/{LOCK_NAME}", BUSY_TIMEOUT_S) from None
     raise NodeError(f"ledger {path} was made {ATTEMPTS} times and was damaged again each time: see df and dmesg")
@@ -317,32 +317,32 @@ def open_ledger(run_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]])
 def make_sound(
     run_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]], timeout_s: float = BUSY_TIMEOUT_S
 ) -> None:
-    """Makes a new ledger in place of one that is missing, old or damaged. A sound one, which another made, stays.
+    """Makes a new ledger in place of one that is missing, old or damaged. Keeps a sound one that another process made.
 
-    locks.HeldError where others hold the ledger open for longer than `timeout_s`.
+    Raises locks.HeldError when others keep the ledger open for longer than `timeout_s`.
     """
     path = f"{run_dir}/{FILE_NAME}"
     with reachable(path):
         lock = locks.acquire(f"{run_dir}/{LOCK_NAME}", exclusive=True, timeout_s=timeout_s)
         try:
-            aside = None
+            damaged_path = None
             try:
                 _connect(path, boot_id).close()
                 return
             except LedgerDamagedError:
-                aside = f"{path}.damaged-{time.time_ns()}"
+                damaged_path = f"{path}.damaged-{time.time_ns()}"
             except LedgerMissingError:
                 pass
-            _make(path, boot_id, held(), aside)
+            _make(path, boot_id, held(), damaged_path)
         finally:
             os.close(lock)
 
 
-def _make(path: str, boot_id: str, grants: Iterable[Grant], aside: str | None) -> None:
-    """A new ledger under `path`; what was there goes to `aside`, or away. For the holder of the exclusive lock.
+def _make(path: str, boot_id: str, grants: Iterable[Grant], damaged_path: str | None) -> None:
+    """Makes a new ledger at `path`; renames the old file to `damaged_path`, or removes it. The caller has the lock.
 
-    The old file goes before its journal, and there is none under `path` in between: so no journal is ever taken for
-    that of another file.
+    The old file is removed before its journal, and no file exists at `path` meanwhile, so SQLite never applies a
+    journal to another file.
     """
     for leftover in (path + NEW, *(path + NEW + suffix for suffix in SIDE_FILES)):
         with suppress(FileNotFoundError):
@@ -359,10 +359,10 @@ def _make(path: str, boot_id: str, grants: Iterable[Grant], aside: str | None) -
         finally:
             connection.close()
     with suppress(FileNotFoundError):
-        if aside is None:
+        if damaged_path is None:
             os.unlink(path)
         else:
-            os.rename(path, aside)
+            os.rename(path, damaged_path)
     for suffix in SIDE_FILES:
         with suppress(FileNotFoundError):
             os.unlink(path + suffix)

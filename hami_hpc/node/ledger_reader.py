@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger for commands that only look: read-only, and nothing is created, changed or put aside.
+"""Opens the ledger read-only, for commands that change nothing: no file is created, changed or renamed.
 
-Where there is no ledger of this version, the reader gets one in memory with what a new one would hold.
+Where no ledger of this version exists, the reader gets one in memory with the rows that a new one would have.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hami_hpc.errors import NodeError
 from hami_hpc.node import ledger as ledgers
 from hami_hpc.node import locks
 
-WAL_AT, WAL = 18, 2  # the file's format for writing, of which 2 means WAL (sqlite.org/fileformat.html, 1.3.3)
+WAL_AT, WAL = 18, 2  # offset of the file's write version, and its value for WAL (sqlite.org/fileformat.html, 1.3.3)
 HEADER_SIZE = 100
 
 
 def read_ledger(run_dir: str, boot_id: str, held: Callable[[], Iterable[Grant]]) -> ledgers.Ledger:
-    """The ledger in `run_dir`; `held()` gives the grants that the run directory shows, for one in memory.
+    """Opens the ledger in `run_dir`; `held()` returns the grants of the run directory, for a ledger in memory.
 
-    LedgerDamagedError for a damaged one, NodeError for anything else that stands in the way.
+    Raises LedgerDamagedError for a damaged ledger, NodeError for any other failure.
     """
     path = f"{run_dir}/{ledgers.FILE_NAME}"
     with ledgers.reachable(path):
@@ -48,7 +48,7 @@ def _open(path: str, boot_id: str) -> ledgers.Ledger:
             header = file.read(HEADER_SIZE)
     except FileNotFoundError:
         header = b""
-    if not header or header[WAL_AT : WAL_AT + 1] == bytes([WAL]):  # SQLite makes files to read one in WAL mode
+    if not header or header[WAL_AT : WAL_AT + 1] == bytes([WAL]):  # SQLite creates files even to read in WAL mode
         raise ledgers.LedgerMissingError(f"there is no ledger {path} of this version")
     with ledgers.explained(path):
         connection = sqlite3.connect(
@@ -75,10 +75,10 @@ def _in_memory(path: str, boot_id: str, grants: Iterable[Grant]) -> ledgers.Ledg
 
 
 def _shared_lock(path: str) -> int | None:
-    """Holds the ledger's lock as every other reader and writer does: a new ledger is made by nobody meanwhile. None
-    where there is no lock file, and so no hami_hpc at work.
+    """Takes the ledger's lock shared, as every reader and writer does, so that nobody makes a new ledger meanwhile.
 
-    locks.HeldError when a ledger is being made for longer than BUSY_TIMEOUT_S.
+    Returns None where the lock file does not exist, because then no other process uses the ledger. Raises
+    locks.HeldError when another process takes longer than BUSY_TIMEOUT_S to make a ledger.
     """
     try:
         lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

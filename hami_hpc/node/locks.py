@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks between root's processes: flock on a file that root alone can open, with a bounded wait."""
+"""Locks between root's processes: flock on a file that only root can open, with a bounded wait."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.02
 
 
 class HeldError(NodeError):
-    """Another process holds the lock, and has done so for as long as the caller would wait."""
+    """Another process has held the lock for the whole time that the caller waits."""
 
     def __init__(self, path: str, waited_s: float) -> None:
         super().__init__(f"lock {path}: another process has held it for over {waited_s:g} s: see fuser {path}")
 
 
 def acquire(path: str, exclusive: bool, timeout_s: float) -> int:
-    """A descriptor that holds the lock until it is closed; a killed process gives it back.
+    """Returns a descriptor that holds the lock until it is closed; the kernel closes that of a killed process.
 
-    HeldError after `timeout_s`: a stopped process may hold a lock for ever. OSError when the file cannot be opened.
+    Raises HeldError after `timeout_s`, because a stopped process may hold a lock for ever, and OSError when the file
+    cannot be opened.
     """
-    how = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
+    operation = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
     end = time.monotonic() + timeout_s
     pause_s = FIRST_PAUSE_S
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, how)
+            fcntl.flock(fd, operation)
             if _is_still(path, fd):
                 return fd
         except BlockingIOError:
@@ -46,9 +47,9 @@ def acquire(path: str, exclusive: bool, timeout_s: float) -> int:
 
 
 def _is_still(path: str, fd: int) -> bool:
-    """Whether the file that was locked is the one under its name: somebody may have removed the directory."""
+    """Returns whether `path` still names the locked file: another process may have removed the directory."""
     try:
-        named = os.stat(path, follow_symlinks=False)
+        at_path = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return (named.st_dev, named.st_ino) == (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
+    return (at_path.st_dev, at_path.st_ino) == (os.fstat(fd).st_dev, os.fstat(fd).st_ino)

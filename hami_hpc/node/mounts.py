@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mounts of the run directory: `jobs` as a private mount of its own, and below it one small tmpfs per job.
+"""Mounts of the run directory: `jobs` is a private mount, and below it each job has one small tmpfs.
 
 mount(8) and umount(8) are started with an empty environment: two milliseconds each, where importing ctypes for the
 system calls would cost eight.
 
 Why `jobs` is private: on a host with shared mounts (systemd's default) a new mount also appears in every slave mount
-namespace, and mount(2) fails with ENOSPC when one of these is full (fs.mount-max). Any user can make one and fill it.
-Nothing propagates from a private parent.
+namespace, and mount(2) fails with ENOSPC when one of these namespaces is full (fs.mount-max). Any user can make such a
+namespace and fill it. Nothing propagates from a private mount.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ STACKED_AT_MOST = 8
 
 
 def _run(*command: str) -> None:
-    """Runs a command to its end. Whether it worked is seen from the mounts."""
-    quiet = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1, 2)]
-    with suppress(OSError):  # there is no such program, or the caller's SIGCHLD is ignored
-        os.waitpid(os.posix_spawn(command[0], command, {}, file_actions=quiet), 0)
+    """Runs a command to its end. The caller reads from the mounts whether it worked."""
+    file_actions = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1, 2)]
+    with suppress(OSError):  # the program does not exist, or the caller's SIGCHLD is ignored
+        os.waitpid(os.posix_spawn(command[0], command, {}, file_actions=file_actions), 0)
 
 
 def _mount_id(path: str) -> str | None:
-    """The kernel's number of the mount that a directory lies on; None when there is no such directory."""
+    """Returns the kernel's number of the mount that a directory is on; None when the directory does not exist."""
     try:
         fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -50,13 +50,13 @@ def _mount_id(path: str) -> str | None:
 
 
 def is_mount_point(path: str) -> bool:
-    """Whether something is mounted on a directory, a bind mount of the same file system too."""
-    here = _mount_id(path)
-    return here is not None and here != _mount_id(os.path.dirname(path))
+    """Returns whether something is mounted on a directory, including a bind mount of the same file system."""
+    mount_id = _mount_id(path)
+    return mount_id is not None and mount_id != _mount_id(os.path.dirname(path))
 
 
 def has_file_system(path: str) -> bool:
-    """Whether a file system of its own is mounted on a directory: cheaper, for what is no bind mount."""
+    """Returns whether another file system is mounted on a directory. Cheaper, but does not detect bind mounts."""
     try:
         return os.lstat(path).st_dev != os.lstat(os.path.dirname(path)).st_dev
     except OSError:
@@ -64,7 +64,7 @@ def has_file_system(path: str) -> bool:
 
 
 def make_private(path: str, lock_path: str) -> bool:
-    """Makes a directory a private mount of its own, once however many do so. Returns whether it is one."""
+    """Makes a directory a private mount, once even if several processes do so at a time. Returns whether it is one."""
     if is_mount_point(path):
         return True
     if obstacle() is not None:
@@ -82,17 +82,17 @@ def make_private(path: str, lock_path: str) -> bool:
 
 
 def mount_bounded(path: str, size_bytes: int, inodes: int) -> bool:
-    """Mounts a tmpfs of that size on a directory. Returns whether it is there."""
+    """Mounts a tmpfs of that size on a directory. Returns whether it is mounted."""
     options = f"size={size_bytes},nr_inodes={inodes},mode=0755,nosuid,nodev,noexec"
     _run(MOUNT, *QUICK, "-t", "tmpfs", "-o", options, "hami-hpc", path)
     return has_file_system(path)
 
 
 def detach(path: str) -> bool:
-    """Unmounts what is on a directory, also while somebody uses it: they keep what they hold open.
+    """Unmounts everything from a directory, also while processes use it: they keep their open files.
 
-    Returns whether nothing is left there, so that what lies below is the directory's own. A bind mount shows another
-    directory of the same file system, which only the mount's number tells.
+    Returns whether nothing is mounted there any more, so that the directory shows its own files. A bind mount can show
+    another directory of the same file system, which only the mount's number reveals.
     """
     for _ in range(STACKED_AT_MOST):
         if not is_mount_point(path):
@@ -102,7 +102,7 @@ def detach(path: str) -> bool:
 
 
 def obstacle() -> str | None:
-    """Why this process can mount nothing; None when nothing is known to stand in the way."""
+    """Returns why this process cannot mount anything; None when no reason is known."""
     if not os.access(MOUNT, os.X_OK):
         return f"there is no {MOUNT}"
     try:
@@ -114,7 +114,7 @@ def obstacle() -> str | None:
 
 
 def propagates(path: str) -> bool:
-    """Whether the mount that a directory lies on is shared with other mount namespaces."""
+    """Returns whether the mount that a directory is on is shared with other mount namespaces."""
     number = _mount_id(path)
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:

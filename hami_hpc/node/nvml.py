@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only door to NVML. Imports nothing heavy until asked: prolog and epilog need it once a boot."""
+"""The one module that calls NVML. Imports pynvml only when it is called: the prolog needs it once a boot."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MIB = 1 << 20
 
 
 def _pynvml() -> ModuleType:
-    """nvidia-ml-py, also under `python3 -S`, which starts without site-packages."""
+    """Imports nvidia-ml-py, also under `python3 -S`, which starts without site-packages."""
     try:
         import pynvml
     except ModuleNotFoundError:
         import site
 
-        site.main()  # what the interpreter itself runs without -S
+        site.main()  # adds site-packages, as the interpreter does without -S
         try:
             import pynvml
         except ModuleNotFoundError as error:
@@ -31,7 +31,7 @@ def _pynvml() -> ModuleType:
 
 
 def read_devices() -> tuple[Device, ...]:
-    """All GPUs that the driver shows. NodeError when NVML is missing or fails, with what to do."""
+    """Returns all GPUs that the driver shows. Raises NodeError with advice when NVML is missing or fails."""
     nvml = _pynvml()
     try:
         nvml.nvmlInit()
@@ -50,7 +50,7 @@ def read_devices() -> tuple[Device, ...]:
 
 def _device(nvml: ModuleType, index: int) -> Device:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    # Version 2 tells the driver's own reserve apart; what is left is what cuDeviceTotalMem shows.
+    # Version 2 reports the driver's reserve separately; total minus reserve is what cuDeviceTotalMem shows.
     memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     return Device(
         minor=int(nvml.nvmlDeviceGetMinorNumber(handle)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running vGPU job uses now, read on the node where it runs."""
+"""Reads what a running vGPU job uses now, on the node where it runs."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from hami_hpc.node import job_dirs
 
 
 def read_running(run_dir: str, job_id: int, now_unix_ns: int) -> tuple[Grant, Usage]:
-    """The job's grant and its usage so far. HamiError when it has none on this node, or is another user's."""
+    """Returns the job's grant and its usage so far. Raises HamiError when the job has no grant on this node, or belongs
+    to another user."""
     directory = job_dirs.job_dir(run_dir, job_id)
     grant = _read_grant(f"{directory}/{c.FILE_JOB_LIMITS}")
     if grant is None:
         raise HamiError(
-            f"job {job_id} holds no vGPU on this node; ask on its own: "
+            f"job {job_id} holds no vGPU on this node; to ask the job's node, run: "
             f"srun --jobid={job_id} --overlap --gres=none hami-hpc usage {job_id}"
         )
     usage = job_dirs.read_usage(directory, grant, now_unix_ns)
     if usage.state == "missing":
-        raise HamiError(f"the usage of job {job_id} is for its user (uid {grant.uid}) and root to read")
+        raise HamiError(f"only the user of job {job_id} (uid {grant.uid}) and root can read its usage")
     return grant, usage
 
 
 def _read_grant(path: str) -> Grant | None:
-    """The job's limits, when the file is root's as the prolog made it. (In a private test cluster root runs it all.)"""
+    """Returns the job's grant, if root owns the file, as the prolog made it. (A private test cluster runs as root.)"""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         with open(fd, "rb") as file:

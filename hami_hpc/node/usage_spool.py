@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The usage spool: <state_dir>/usage/<job id>.json, one file a job, until accounting collects it.
+"""The usage spool: <state_dir>/usage/<job id>.json, one file per job, until accounting collects it.
 
-A requeued job ends more than once under one id: later ends are <job id>-<start in ns>.json.
+A requeued job ends more than once under one id: its later records are <job id>-<start in ns>.json.
 
 While the spool cannot be written (its disk is full, read-only or gone) records wait in <run_dir>/spool/, each as
-<job id>-<start in ns>.json, and the next epilog or reconcile that can takes them over.
+<job id>-<start in ns>.json. The next epilog or reconcile that can write the spool moves them there.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 DIRECTORY = "usage"
 WAITING = "spool"
 WAITING_AT_MOST = 10_000  # records in memory, 4 KiB each
-DELIVERED_AT_ONCE = 100  # by one epilog, which waits for the disk at each
+DELIVERED_AT_ONCE = 100  # records that one epilog moves; it waits for the disk at each
 
 
 def _start_of(path: str) -> int | None:
-    """`start_unix_ns` of a spooled record; None when there is no readable one."""
+    """Returns `start_unix_ns` of a spooled record; None when the file is missing or cannot be read."""
     if not os.path.exists(path):
         return None
     try:
@@ -43,7 +43,7 @@ def waiting_dir(run_dir: str) -> str:
 
 
 def is_spooled(state_dir: str, run_dir: str, job_id: int, start_unix_ns: int) -> bool:
-    """Whether this run of the job has its record, in the spool or waiting for it."""
+    """Returns whether this run of the job has a record, in the spool or among those that wait."""
     base = f"{state_dir}/{DIRECTORY}/{job_id}"
     return (
         _start_of(f"{base}.json") == start_unix_ns
@@ -53,33 +53,33 @@ def is_spooled(state_dir: str, run_dir: str, job_id: int, start_unix_ns: int) ->
 
 
 def leftovers(directory: str, older_than_s: float) -> tuple[str, ...]:
-    """Paths of half-written records that a killed epilog left in a directory."""
-    found = []
-    with suppress(OSError):  # no spool yet, or nothing of ours: then nothing is left over
+    """Returns the paths of half-written records that killed epilogs left in a directory."""
+    paths = []
+    with suppress(OSError):  # the directory does not exist yet, or is not hami_hpc's: it holds no leftovers
         for name in os.listdir(directory):
             path = f"{directory}/{name}"
             with suppress(FileNotFoundError):
                 if name.startswith(".") and time.time() - os.lstat(path).st_mtime >= older_than_s:
-                    found.append(path)
-    return tuple(sorted(found))
+                    paths.append(path)
+    return tuple(sorted(paths))
 
 
 def to_json(record: dict[str, int | str]) -> str:
-    """A flat record as JSON."""
+    """Returns a flat record as JSON."""
     marks = ", ".join("?" * (2 * len(record)))
     return str(_ask_sqlite(f"SELECT json_object({marks})", [part for item in record.items() for part in item]))
 
 
 def _ask_sqlite(query: str, values: Sequence[int | str]) -> Any:
-    """The one value of a query: SQLite reads and writes JSON, and is loaded already; importing json takes 4 ms."""
+    """Returns the one value of a query. SQLite is loaded already and handles JSON; importing json takes 4 ms."""
     with closing(sqlite3.connect(":memory:")) as connection:
         return connection.execute(query, values).fetchone()[0]
 
 
 def write(state_dir: str, job_id: int, start_unix_ns: int, text: str) -> None:
-    """Writes a record under its final name, whole or not at all; a record of the same run that is there stays.
+    """Writes a record under its final name, whole or not at all; an existing record of the same run stays.
 
-    NodeError when the disk does not take it; nothing is left behind then.
+    Raises NodeError when the disk cannot be written; no partial file is left then.
     """
     directory = f"{state_dir}/{DIRECTORY}"
     temporary = f"{directory}/.{job_id}-{os.getpid()}"
@@ -89,7 +89,7 @@ def write(state_dir: str, job_id: int, start_unix_ns: int, text: str) -> None:
         if not _publish(temporary, f"{directory}/{job_id}.json", start_unix_ns):
             os.rename(temporary, f"{directory}/{job_id}-{start_unix_ns}.json")
     except OSError as error:
-        with suppress(OSError):  # it was not made
+        with suppress(OSError):  # the temporary file was not created
             os.unlink(temporary)
         raise NodeError(f"usage of job {job_id} cannot be written to {directory} ({error.strerror})") from error
 
@@ -104,17 +104,17 @@ def _write_file(path: str, text: str, with_sync: bool) -> None:
 
 
 def _publish(temporary: str, path: str, start_unix_ns: int) -> bool:
-    """Moves a record to `path`, unless another run of the job has it; of two at once one gets it.
+    """Moves a record to `path`, unless that holds the record of another run; of two at a time only one succeeds.
 
     Returns False, with the record still at `temporary`, when the name is taken.
     """
-    found = _start_of(path)
-    if found == start_unix_ns:
+    existing_start = _start_of(path)
+    if existing_start == start_unix_ns:
         os.unlink(temporary)
         return True
-    if found is not None:
+    if existing_start is not None:
         return False
-    if os.path.exists(path):  # what cannot be read gives way
+    if os.path.exists(path):  # replace a file that cannot be read
         os.rename(temporary, path)
         return True
     try:
@@ -129,7 +129,8 @@ def _publish(temporary: str, path: str, start_unix_ns: int) -> bool:
 
 
 def keep(run_dir: str, job_id: int, start_unix_ns: int, text: str) -> bool:
-    """Puts a record where it waits for the spool. False when too many wait. NodeError when it cannot be written."""
+    """Writes a record where it waits for the spool. Returns False when too many wait. Raises NodeError when it cannot
+    be written."""
     directory = waiting_dir(run_dir)
     temporary = f"{directory}/.{job_id}-{os.getpid()}"
     try:
@@ -146,7 +147,7 @@ def keep(run_dir: str, job_id: int, start_unix_ns: int, text: str) -> bool:
 
 
 def waiting(run_dir: str) -> tuple[str, ...]:
-    """The names of the records that wait, sorted."""
+    """Returns the names of the records that wait, sorted."""
     try:
         return tuple(sorted(name for name in os.listdir(waiting_dir(run_dir)) if not name.startswith(".")))
     except OSError:
@@ -154,9 +155,9 @@ def waiting(run_dir: str) -> tuple[str, ...]:
 
 
 def deliver(run_dir: str, state_dir: str, at_most: int = DELIVERED_AT_ONCE) -> int:
-    """Moves waiting records to the spool, until one does not get there. Returns how many did. Never fails."""
+    """Moves waiting records to the spool, until one cannot be written. Returns how many were moved. Never fails."""
     directory = waiting_dir(run_dir)
-    done = 0
+    delivered = 0
     for name in waiting(run_dir)[:at_most]:
         job_id, _, start = name.removesuffix(".json").partition("-")
         if not (job_id.isdigit() and start.isdigit()):
@@ -166,12 +167,12 @@ def deliver(run_dir: str, state_dir: str, at_most: int = DELIVERED_AT_ONCE) -> i
                 text = file.read().rstrip("\n")
             write(state_dir, int(job_id), int(start), text)
             os.unlink(f"{directory}/{name}")
-        except FileNotFoundError:  # another epilog was quicker
+        except FileNotFoundError:  # another epilog has moved it
             continue
         except (NodeError, OSError, ValueError):
             break
-        done += 1
-    if done:
+        delivered += 1
+    if delivered:
         with suppress(OSError):  # some still wait
             os.rmdir(directory)
-    return done
+    return delivered

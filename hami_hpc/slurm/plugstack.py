@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which SPANK plugins Slurm loads on this node: plugstack.conf, found and read as slurmstepd does.
+"""Reads which SPANK plugins Slurm loads on this node: finds and reads plugstack.conf as slurmstepd does.
 
 The prolog of every vgpu job uses this, so it imports little and searches slurm.conf instead of parsing it. As in Slurm
-22.05, 24.11 and 26.05 (plugstack.c, spank.c, parse_config.c): PlugStackConfig of slurm.conf, else plugstack.conf beside
-slurm.conf; `include` takes a glob pattern, relative to the file that has it; a missing file is an empty one. Blanks,
-tabs and line feeds separate words there, and a carriage return is part of one.
+22.05, 24.11 and 26.05 (plugstack.c, spank.c, parse_config.c), the path is PlugStackConfig of slurm.conf, else
+plugstack.conf beside slurm.conf; `include` takes a glob pattern, relative to the file that has it; a missing file is
+read as an empty one. In plugstack.conf blanks, tabs and line feeds separate words; a carriage return is part of a word.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ class Line(NamedTuple):
 
 
 def plugstack_path(slurm_conf: str) -> str:
-    """Where Slurm with this slurm.conf looks for plugstack.conf. NodeError when slurm.conf cannot be read."""
+    """Returns the path of plugstack.conf for this slurm.conf. Raises NodeError when slurm.conf cannot be read."""
     conf_dir = os.path.dirname(slurm_conf)
-    settings = _settings(slurm_conf, conf_dir, {}, 0)  # the latest counts, as in Slurm
+    settings = _settings(slurm_conf, conf_dir, {}, 0)  # the last setting counts, as in Slurm
     return settings.get("plugstackconfig") or f"{conf_dir}/plugstack.conf"
 
 
-def _settings(path: str, conf_dir: str, found: dict[str, str], depth: int) -> dict[str, str]:
-    """Adds to `found` what slurm.conf says of PlugStackConfig and of ClusterName, which includes may name."""
+def _settings(path: str, conf_dir: str, settings: dict[str, str], depth: int) -> dict[str, str]:
+    """Adds slurm.conf's PlugStackConfig and ClusterName, which includes can contain as %c, to `settings`."""
     text = read_text(path)
     if text is None:
-        raise NodeError(f"{path} is not there")
+        raise NodeError(f"{path} does not exist")
     for line in _lines_with(text, (*KEYS, "include")):
         words = line.split()
         if words[0].lower() != "include":
             for key in KEYS:
-                found[key] = _setting(line, key) or found.get(key, "")
+                settings[key] = _setting(line, key) or settings.get(key, "")
         elif len(words) > 1:
             check_depth(path, depth)
-            name = included_path(words[1], path, conf_dir, found.get("clustername", ""))
-            _settings(name, conf_dir, found, depth + 1)
-    return found
+            name = included_path(words[1], path, conf_dir, settings.get("clustername", ""))
+            _settings(name, conf_dir, settings, depth + 1)
+    return settings
 
 
 def check_depth(path: str, depth: int) -> None:
-    """NodeError for includes that nest too deep, as those of a file that includes itself do."""
+    """Raises NodeError for includes that are nested too deeply, such as those of a file that includes itself."""
     if depth >= MAX_DEPTH:
         raise NodeError(f"{path} is included {depth} files deep: does one of them include itself? Slurm would fail")
 
 
 def _setting(line: str, key: str) -> str:
-    """The value of `key` in a line of slurm.conf; empty when it is not there."""
+    """Returns the value of `key` in a line of slurm.conf; empty when the line does not set it."""
     at = line.lower().find(key)
     rest = line[at + len(key) :].lstrip() if at >= 0 else ""
     if not rest.startswith("="):
@@ -74,10 +74,11 @@ def _setting(line: str, key: str) -> str:
 
 
 def _lines_with(text: str, words: tuple[str, ...]) -> Iterator[str]:
-    """The lines that hold one of the words, without comments and outer blanks: the one in 5,000 is found quickly."""
+    """Yields the lines that contain one of the words, without comments and outer blanks. Searches the whole text for
+    the words, which is fast for one such line in 5,000."""
     lowered = text.lower()
     if len(lowered) != len(text):
-        lowered = text  # some letters change their length: only lines in the usual spelling are found
+        lowered = text  # lower() changed the length of some letters: find only words in lower case
     starts = set()
     for word in words:
         at = lowered.find(word)
@@ -90,13 +91,13 @@ def _lines_with(text: str, words: tuple[str, ...]) -> Iterator[str]:
             line += part.partition("#")[0].rstrip()
             if (len(line) - len(line.rstrip("\\"))) % 2 == 0:
                 break
-            line = line[:-1]  # it goes on in the next
+            line = line[:-1]  # a backslash continues the line
         if line.strip():
             yield line.strip()
 
 
 def _from(text: str, start: int) -> Iterator[str]:
-    """The lines of a text from a line's start on."""
+    """Yields the lines of a text, beginning with the line that starts at `start`."""
     while start >= 0:
         end = text.find("\n", start)
         yield text[start : end if end >= 0 else None]
@@ -104,10 +105,10 @@ def _from(text: str, start: int) -> Iterator[str]:
 
 
 def included_path(name: str, path: str, conf_dir: str, cluster: str = "") -> str:
-    """The file of an include in slurm.conf or gres.conf, in which %c is ClusterName in lower case.
+    """Returns the path of an include in slurm.conf or gres.conf, in which %c is ClusterName in lower case.
 
-    Relative names are relative to the file with the include before Slurm 23.11, to slurm.conf's directory since.
-    NodeError for %c where no ClusterName has come before.
+    Before Slurm 23.11, names are relative to the file with the include; since then, to slurm.conf's directory. Raises
+    NodeError for %c without a ClusterName before it.
     """
     if "%c" in name:
         if not cluster:
@@ -115,14 +116,14 @@ def included_path(name: str, path: str, conf_dir: str, cluster: str = "") -> str
         name = name.replace("%c", cluster.lower())
     if name.startswith("/"):
         return name
-    beside = f"{os.path.dirname(path)}/{name}"
-    return beside if os.path.exists(beside) else f"{conf_dir}/{name}"
+    beside_includer = f"{os.path.dirname(path)}/{name}"
+    return beside_includer if os.path.exists(beside_includer) else f"{conf_dir}/{name}"
 
 
 def read_text(path: str) -> str | None:
-    """The file's text, bytes that are no UTF-8 replaced; None when there is no such file.
+    """Returns the file's text, with bytes that are not UTF-8 replaced; None when the file does not exist.
 
-    NodeError when it cannot be read, is a directory, pipe or socket, or is longer than MAX_BYTES.
+    Raises NodeError when it cannot be read, is a directory, pipe or socket, or is longer than MAX_BYTES.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -131,8 +132,8 @@ def read_text(path: str) -> str | None:
     except (OSError, ValueError) as error:
         raise NodeError(f"{path} cannot be read ({getattr(error, 'strerror', error)})") from error
     try:
-        form = stat.S_IFMT(os.fstat(fd).st_mode)
-        if form not in (stat.S_IFREG, stat.S_IFCHR):  # a link to /dev/null is an empty file to Slurm
+        file_type = stat.S_IFMT(os.fstat(fd).st_mode)
+        if file_type not in (stat.S_IFREG, stat.S_IFCHR):  # Slurm reads a link to /dev/null as an empty file
             raise NodeError(f"{path} is not a regular file")
         with open(fd, "rb", closefd=False) as file:
             data = file.read(MAX_BYTES + 1)
@@ -141,12 +142,12 @@ def read_text(path: str) -> str | None:
     finally:
         os.close(fd)
     if len(data) > MAX_BYTES:
-        raise NodeError(f"{path} is longer than {MAX_BYTES >> 20} MiB: is it a configuration file of Slurm's?")
+        raise NodeError(f"{path} is longer than {MAX_BYTES >> 20} MiB: is it a configuration file of Slurm?")
     return data.decode("utf-8", "replace")
 
 
 def read_lines(path: str, depth: int = 0) -> Iterator[Line]:
-    """The plugins that a plugstack.conf names, includes followed, in Slurm's order. NodeError as read_text."""
+    """Yields the plugins of a plugstack.conf and its includes in Slurm's order. Raises NodeError as read_text does."""
     for number, words in _words_of_lines(path):
         if words[0] == "include":
             check_depth(path, depth)
@@ -157,7 +158,7 @@ def read_lines(path: str, depth: int = 0) -> Iterator[Line]:
 
 
 def _words_of_lines(path: str) -> Iterator[tuple[int, list[str]]]:
-    """(number, words) of each line of a plugstack.conf with at least two words."""
+    """Yields (number, words) of each line of a plugstack.conf that has at least two words."""
     for number, text in enumerate((read_text(path) or "").split("\n"), 1):
         words = [word for word in text.partition("#")[0].replace("\t", " ").split(" ") if word]
         if len(words) > 1:
@@ -177,21 +178,21 @@ def _matches(pattern: str, path: str) -> list[str]:
 
 
 def _one_star(folder: str, name: str) -> list[str]:
-    """`*.conf` without the modules that patterns in general need: half of this check's time."""
+    """Returns the matches of a pattern with one `*`, without importing glob, which takes half of this check's time."""
     begin, end = name.split("*")
     try:
         names = os.listdir(folder)
     except OSError:
         return []
     return sorted(
-        f"{folder}/{one}"
-        for one in names
-        if one.startswith(begin) and one.endswith(end) and len(one) >= len(name) - 1 and (begin or one[0] != ".")
+        f"{folder}/{file}"
+        for file in names
+        if file.startswith(begin) and file.endswith(end) and len(file) >= len(name) - 1 and (begin or file[0] != ".")
     )
 
 
 def our_line(path: str) -> Line | None:
-    """The first line of `path` that names hami_hpc's SPANK plugin: Slurm loads a plugin once, by its first line."""
+    """Returns the first line of `path` that names hami_hpc's SPANK plugin: Slurm uses only a plugin's first line."""
     for line in read_lines(path):
         if line.plugin.rpartition("/")[2] == SPANK_PLUGIN:
             return line
@@ -199,13 +200,13 @@ def our_line(path: str) -> Line | None:
 
 
 def reads(path: str, file: str) -> bool:
-    """Whether an include of `path`, followed, names `file`, which need not be there yet."""
+    """Returns whether `path`, or a file that it includes, includes `file`, which does not have to exist yet."""
     import fnmatch
 
     folder, name = os.path.split(file)
     for pattern in _patterns(path, 0):
-        at, _, form = pattern.rpartition("/")
-        if os.path.realpath(at) == os.path.realpath(folder) and fnmatch.fnmatchcase(name, form):
+        pattern_folder, _, pattern_name = pattern.rpartition("/")
+        if os.path.realpath(pattern_folder) == os.path.realpath(folder) and fnmatch.fnmatchcase(name, pattern_name):
             return True
     return False
 

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epilog: writes what the job used to the spool, then removes its ledger row, then its run directory.
+"""Epilog: writes the job's usage to the spool, then removes its ledger row, then its run directory.
 
-In this order a kill at any line loses nothing, and running it again finishes the rest. It kills no process: ending the
-job's processes is slurmd's work, done before the epilog starts.
+In this order a kill at any line loses nothing, and a second run finishes the rest. The epilog kills no process: slurmd
+ends the job's processes before it starts the epilog.
 
-A full or broken disk does not fail it, since that drains the node for something that the next prolog meets again, or
-that concerns the bill only. What cannot be done now is left where it is found later, and syslog says so:
+A full or broken disk does not fail the epilog. A failure would drain the node, but the next prolog detects the same
+fault, or the fault affects the bill only. The epilog writes to syslog, and leaves the unfinished work for later:
 
-    the spool cannot be written        the record waits in <run_dir>/spool/, for the next epilog or reconcile
-    that cannot be written either      the directory is set aside as `.ended-*`, for reconcile
-    the ledger cannot be opened        the same; the next prolog deletes the row of what was set aside
-    the run directory is read-only     all stays as it is for reconcile; no prolog hands out anything either
-    something unforeseen               the directory is set aside as `.bad-*`, for a person
+    the spool cannot be written          the record waits in <run_dir>/spool/, for the next epilog or reconcile
+    <run_dir>/spool cannot be written    the directory is set aside as `.ended-*`, for reconcile
+    the ledger cannot be opened          the same; the next prolog deletes the row of that directory
+    the run directory is read-only       everything stays as it is for reconcile; no prolog can grant anything either
+    an unexpected exception              the directory is set aside as `.bad-*`, for an administrator
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hami_hpc.stages import common
 
 
 def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
-    """Ends the job on this node. No error without a prolog before."""
+    """Ends the job on this node. No error when no prolog ran before."""
     usage_spool.deliver(settings.run_dir, settings.state_dir)
     directory = job_dirs.job_dir(settings.run_dir, job_id)
     if not had_vgpu and not os.path.lexists(directory):
@@ -40,7 +40,7 @@ def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
         ledger = common.open_ledger(settings)
         try:
             grant = ledger.grant_of(job_id) or job_dirs.read_grant(directory)
-            if grant is None:  # a refused job, or no prolog ran
+            if grant is None:  # the job was refused, or no prolog ran
                 job_dirs.remove(settings.run_dir, directory)
             else:
                 end_grant(settings, ledger, grant, common.now_unix_ns())
@@ -48,38 +48,38 @@ def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
         finally:
             ledger.close()
     except Exception as error:
-        common.report("epilog", f"job {job_id}: {common.told(error)}")
+        common.report("epilog", f"job {job_id}: {common.error_text(error)}")
         leave_for_reconcile(settings, directory)
 
 
 def end_grant(settings: Settings, ledger: Ledger, grant: Grant, end_unix_ns: int) -> None:
     """Spools the usage of one grant, and removes its row and its directory.
 
-    NodeError when something of it has to wait; the memory is free again all the same if the ledger can be written. The
-    row goes before the directory, because a directory without a row hinders nobody.
+    Raises NodeError when a part of this has to wait; the memory is freed also then, if the ledger can be written. The
+    row is removed before the directory, because a directory without a row does not block other jobs.
     """
-    aside = job_dirs.ended_dir(settings.run_dir, grant)
+    ended_dir = job_dirs.ended_dir(settings.run_dir, grant)
     problem = None
     try:
-        if os.path.lexists(aside):  # an epilog before this one could not spool it
-            spool_usage(settings, grant, aside, job_dirs.ended_unix_ns(aside))
+        if os.path.lexists(ended_dir):  # an earlier epilog could not spool it
+            spool_usage(settings, grant, ended_dir, job_dirs.ended_unix_ns(ended_dir))
         else:
             spool_usage(settings, grant, job_dirs.job_dir(settings.run_dir, grant.job_id), end_unix_ns)
     except NodeError as error:
         job_dirs.set_aside(settings.run_dir, grant)
         problem = error
-    except Exception as error:  # a fault of hami_hpc: this job waits for a person, the node and the others go on
-        bad = job_dirs.set_bad(settings.run_dir, str(grant.job_id))
-        problem = NodeError(f"{common.told(error)}; its run directory is now {bad}")
+    except Exception as error:  # a bug in hami_hpc: only this job's directory waits for an administrator
+        bad_name = job_dirs.set_bad(settings.run_dir, str(grant.job_id))
+        problem = NodeError(f"{common.error_text(error)}; its run directory is now {bad_name}")
     ledger.remove(grant)
     if problem is not None:
         raise problem
-    job_dirs.remove(settings.run_dir, aside)
+    job_dirs.remove(settings.run_dir, ended_dir)
     job_dirs.remove_grant(settings.run_dir, grant)
 
 
 def finish_set_aside(settings: Settings, ledger: Ledger) -> None:
-    """Ends what earlier epilogs had to set aside. NodeError when that is still not possible."""
+    """Ends the grants that earlier epilogs set aside. Raises NodeError when that is still not possible."""
     for name in job_dirs.entries(settings.run_dir):
         path = f"{job_dirs.jobs_dir(settings.run_dir)}/{name}"
         if name.startswith(job_dirs.ENDED) and (grant := job_dirs.read_grant(path)) is not None:
@@ -87,11 +87,11 @@ def finish_set_aside(settings: Settings, ledger: Ledger) -> None:
 
 
 def end_directory(settings: Settings, ledger: Ledger, grant: Grant, path: str) -> None:
-    """Spools the usage in a directory that was set aside or has no row, and removes the row if any and the directory.
+    """Spools the usage in a directory that was set aside or has no row, then removes its row, if any, and itself.
 
-    NodeError when that is not possible.
+    Raises NodeError when that is not possible.
     """
-    # A limits record does not hold the model; the inventory does.
+    # A limits record does not contain the GPU's model; the inventory does.
     model = next((gpu.model for gpu in ledger.inventory() if gpu.uuid == grant.gpu_uuid), "")
     spool_usage(settings, grant._replace(model=model), path, job_dirs.ended_unix_ns(path))
     ledger.remove(grant)
@@ -99,9 +99,9 @@ def end_directory(settings: Settings, ledger: Ledger, grant: Grant, path: str) -
 
 
 def spool_usage(settings: Settings, grant: Grant, directory: str, end_unix_ns: int) -> None:
-    """Takes the slice back and writes the usage that `directory` shows, unless this run of the job has its record.
+    """Releases the slice and spools the usage read from `directory`, unless this run of the job has a record already.
 
-    When the spool does not take it, the record waits in the run directory. NodeError when that fails too.
+    When the spool cannot be written, the record waits in the run directory. Raises NodeError when that fails too.
     """
     job_id, start_unix_ns = grant.job_id, grant.created_unix_ns
     usage = backend_of(grant.mode).release(directory, grant, end_unix_ns)
@@ -111,17 +111,17 @@ def spool_usage(settings: Settings, grant: Grant, directory: str, end_unix_ns: i
     try:
         usage_spool.write(settings.state_dir, job_id, start_unix_ns, text)
     except NodeError as error:
-        waits = usage_spool.keep(settings.run_dir, job_id, start_unix_ns, text)
+        was_kept = usage_spool.keep(settings.run_dir, job_id, start_unix_ns, text)
         where = (
-            f"it waits in {usage_spool.waiting_dir(settings.run_dir)}"
-            if waits
-            else f"too many wait, so here it is: {text}"
+            f"the record waits in {usage_spool.waiting_dir(settings.run_dir)}"
+            if was_kept
+            else f"too many records wait, so this one is only in this message: {text}"
         )
-        common.report("epilog", f"{error}; {where}. Free some space there (df), then: hami-hpc reconcile")
+        common.report("epilog", f"{error}; {where}. Free some space there (df), then run hami-hpc reconcile")
 
 
 def leave_for_reconcile(settings: Settings, directory: str) -> None:
-    """Saves the usage if that is possible, and sets the directory aside. What fails leaves things for reconcile."""
+    """Saves the usage if that is possible, and sets the directory aside. Reconcile does later what fails here."""
     grant = job_dirs.read_grant(directory)
     if grant is None:
         return
@@ -131,11 +131,11 @@ def leave_for_reconcile(settings: Settings, directory: str) -> None:
         finally:
             job_dirs.set_aside(settings.run_dir, grant)
     except Exception as error:
-        common.report("epilog", f"job {grant.job_id}: {common.told(error)}. It stays for hami-hpc reconcile")
+        common.report("epilog", f"job {grant.job_id}: {common.error_text(error)}. hami-hpc reconcile will finish this")
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
-    """The command: returns the exit status for slurmd."""
+    """Runs the epilog and returns the exit status for slurmd."""
 
     def body() -> None:
         job_id = parse_id(environment, "SLURM_JOB_ID")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether steps of this node will be fenced: without SPANK's plugin nobody is left to refuse a step."""
+"""Checks that steps on this node will be limited: without the SPANK plugin nothing limits or refuses a step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hami_hpc.stages import common
 
 
 def check_spank(environment: Mapping[str, str]) -> None:
-    """NodeError when plugstack.conf of this node does not load the SPANK plugin as required.
+    """Raises NodeError when plugstack.conf of this node does not load the SPANK plugin as required.
 
-    slurmd tells the prolog its slurm.conf in SLURM_CONF, on configless nodes too; a run by hand without it checks
-    nothing. When the files cannot be read, the job goes on and the administrator is told.
+    slurmd passes the path of its slurm.conf to the prolog in SLURM_CONF, on configless nodes too; a run by hand without
+    it checks nothing. When the files cannot be read, the job runs and a message goes to the administrator.
     """
     slurm_conf = environment.get("SLURM_CONF")
     if not slurm_conf:

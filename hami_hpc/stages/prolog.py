@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prolog: from what Slurm gave the job to a grant in the ledger and the job's run directory.
+"""Prolog: enters a grant for the job's allocation in the ledger and creates the job's run directory.
 
-Idempotent and safe to kill at any line: the ledger row comes first, so nothing held is forgotten; the directory
-appears by one rename. A fault of the node fails the prolog, and slurmd drains the node. A fault of the job must not,
-and Slurm has no exit status for it: the job gets a run directory without limits but with `refused`, and its steps are
-refused with that message (SPANK); the node stays up. A job that holds the whole node gets a run directory with `whole`
-instead: its steps are not limited, and it has no grant and no usage record.
+It is idempotent and can be killed at any line: the ledger row is written first, so no allocation is forgotten, and the
+directory appears by one rename. A fault of the node fails the prolog, and slurmd drains the node. A fault of the job
+must not drain it, and Slurm has no exit status for that: the job gets a run directory without limits but with the file
+`refused`, the SPANK plugin refuses its steps with that message, and the node stays up. A job that holds the whole node
+gets a run directory with the file `whole` instead: its steps are not limited, and it has no grant and no usage record.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from hami_hpc.stages.fence import check_spank
 
 
 def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
-    """Grants the job of `environment` its slice. NodeError as the module says; a JobError is told to the job."""
+    """Grants the job of `environment` its slice. Raises NodeError for a fault of the node; a JobError becomes the
+    message with which the job's steps are refused."""
     gpus = whole_gpus(environment)
     if gpus:
         job_id = parse_id(environment, "SLURM_JOB_ID")
@@ -55,13 +56,13 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
 
 
 def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Grant:
-    """Enters the grant and makes its directory; both stay as they are when they are there already."""
+    """Enters the grant and creates its directory. Keeps both when they exist already."""
     check_modes(settings.modes, settings.path)
     mode = mode_of_job(settings.modes, constraints)
     backend = backend_of(mode)
     ledger = common.open_ledger(settings)
     try:
-        for ended in job_dirs.ended_grants(settings.run_dir):  # an epilog could not delete their rows
+        for ended in job_dirs.ended_grants(settings.run_dir):  # epilogs could not delete these rows
             ledger.remove(ended)
         gpu = find_gpu(ledger, settings, units)
         policy = settings.classes[units.service_class].policy
@@ -75,7 +76,7 @@ def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Gra
 
 
 def find_gpu(ledger: Ledger, settings: Settings, units: JobUnits) -> Gpu:
-    """The job's GPU from the ledger's inventory, which NVML refreshes once a boot and when a GPU is unknown."""
+    """Returns the job's GPU from the ledger's inventory, read from NVML once a boot and when a GPU is unknown."""
     for gpu in ledger.inventory():
         if gpu.slurm_index == units.gpu_index:
             return gpu
@@ -85,7 +86,7 @@ def find_gpu(ledger: Ledger, settings: Settings, units: JobUnits) -> Gpu:
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
-    """The command: returns the exit status for slurmd."""
+    """Runs the prolog and returns the exit status for slurmd."""
     if not wants_vgpu(environment):
         return 0
     return common.run("prolog", environment, lambda: prolog(common.load(arguments), environment))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reconcile: squares ledger, run directory, Slurm's jobs and the driver's GPUs, after a crash, a full disk or a reboot.
+"""Reconcile: makes the ledger and the run directory agree with Slurm's jobs and the driver's GPUs.
 
-The ledger and the run directory are read before Slurm is asked: a job that starts in between is then in neither, and
-is left alone. Each action names the grant it is for by its creation time, so a newer grant of the same job id is safe.
-Each action is done by itself: one that fails is reported, and the others are done.
+It repairs the state after a crash, a full disk or a reboot. The ledger and the run directory are read before Slurm's
+jobs: a job that starts in between is in neither, and is left alone. Each action names its grant by the creation time,
+so a newer grant of the same job id is safe. A failed action is reported, and the other actions are still done.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
 from hami_hpc.stages.epilog import end_directory, end_grant
 
-ENDING = (Kind.END, Kind.SPOOL, Kind.REMOVE_DIRECTORY)  # no running job is touched by these
+ENDING = (Kind.END, Kind.SPOOL, Kind.REMOVE_DIRECTORY)  # these touch no running job
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One action and what became of it; `error` is None when it is done (or was only planned)."""
+    """One action and its result; `error` is None when the action is done (or, in a dry run, planned)."""
 
     action: Action
     error: str | None
 
 
 def reconcile(settings: Settings, running_jobs: Callable[[], frozenset[int]], dry_run: bool) -> tuple[Result, ...]:
-    """Plans and, without `dry_run`, does. NodeError when ledger or run directory cannot be read at all.
+    """Plans the actions and, without `dry_run`, does them. Raises NodeError if ledger or run directory is unreadable.
 
-    A dry run changes nothing on disk: where there is no ledger, it plans from what a new one would hold.
+    A dry run changes nothing on disk: where no ledger exists, it plans from the rows that a new one would have.
     """
     ledger = common.read_ledger(settings) if dry_run else common.open_ledger(settings)
     results = []
     try:
         damage = ledger.damage()
         if damage is not None:
-            if dry_run:  # damaged since it was opened
+            if dry_run:  # it was damaged after it was opened
                 raise NodeError(f"ledger {ledger.path} is damaged ({damage}); without --dry-run a new one is made")
             ledger.close()
             common.make_ledger_sound(settings)
             ledger = common.open_ledger(settings)
-            text = f"the ledger was damaged ({damage}); put aside, and a new one filled from the run directory"
+            text = f"the ledger was damaged ({damage}); it was renamed, and a new one filled from the run directory"
             results.append(Result(Action(Kind.RESTORE_ROW, text), None))
         for action in make_plan(read_state(settings, ledger, running_jobs)):
-            results.append(Result(action, None if dry_run else _done(settings, ledger, action)))
+            results.append(Result(action, None if dry_run else _try(settings, ledger, action)))
         results += _leftover_files(settings, dry_run)
         results += _waiting_records(settings, dry_run)
         return tuple(results)
@@ -62,9 +62,9 @@ def reconcile(settings: Settings, running_jobs: Callable[[], frozenset[int]], dr
 
 
 def _leftover_files(settings: Settings, dry_run: bool) -> Iterator[Result]:
-    """Removes what interrupted epilogs, and an older hami_hpc, left outside of `jobs/`."""
+    """Removes files outside of `jobs/` that interrupted epilogs, or an older hami_hpc, left."""
     texts = {
-        path: f"{path}: left over from an interrupted epilog; removed"
+        path: f"{path}: left by an interrupted epilog; removed"
         for folder in (f"{settings.state_dir}/{usage_spool.DIRECTORY}", usage_spool.waiting_dir(settings.run_dir))
         for path in usage_spool.leftovers(folder, LEFTOVER_AGE_S)
     }
@@ -73,7 +73,7 @@ def _leftover_files(settings: Settings, dry_run: bool) -> Iterator[Result]:
             f"{settings.state_dir}/{ledgers.FILE_NAME}{suffix}" for suffix in ("", ".lock", *ledgers.SIDE_FILES)
         ):
             if os.path.lexists(path):
-                texts[path] = f"{path}: an older hami_hpc's ledger, which lies in {settings.run_dir} now; removed"
+                texts[path] = f"{path}: a ledger of an older hami_hpc; it is now in {settings.run_dir}; removed"
     for path, text in texts.items():
         error = None
         try:
@@ -91,22 +91,22 @@ def _waiting_records(settings: Settings, dry_run: bool) -> Iterator[Result]:
     count = len(usage_spool.waiting(settings.run_dir))
     if count == 0:
         return
-    where = f"{settings.state_dir}/{usage_spool.DIRECTORY}"
+    spool = f"{settings.state_dir}/{usage_spool.DIRECTORY}"
     if not dry_run:
         usage_spool.deliver(settings.run_dir, settings.state_dir, at_most=count)
     left = 0 if dry_run else len(usage_spool.waiting(settings.run_dir))
     if count > left:
-        yield Result(Action(Kind.DELIVER, f"{count - left} usage record(s) that waited are moved to {where}"), None)
+        yield Result(Action(Kind.DELIVER, f"{count - left} waiting usage record(s) moved to {spool}"), None)
     if left:
         text = (
             f"{left} usage record(s) wait in {usage_spool.waiting_dir(settings.run_dir)}, which a reboot empties, "
-            f"because {where} cannot be written. Free some space there (df), then run hami-hpc reconcile again"
+            f"because {spool} cannot be written. Free some space there (df), then run hami-hpc reconcile again"
         )
         yield Result(Action(Kind.PROBLEM, text), None)
 
 
 def read_state(settings: Settings, ledger: Ledger, running_jobs: Callable[[], frozenset[int]]) -> NodeState:
-    """What the witnesses say, Slurm last."""
+    """Reads the ledger, the run directory and the driver's GPUs, then Slurm's jobs."""
     rows, void = ledger.grants(), ledger.void_grants()
     directories = tuple(_directory(settings.run_dir, name) for name in job_dirs.entries(settings.run_dir))
     slurm_problem = driver_problem = ""
@@ -132,19 +132,19 @@ def _directory(run_dir: str, name: str) -> Directory:
     try:
         age_s = time.time() - os.lstat(path).st_mtime
     except OSError:
-        age_s = 0.0  # gone meanwhile
+        age_s = 0.0  # it was removed meanwhile
     grant = job_dirs.read_grant(path) if is_ended or job_id is not None else None
     return Directory(name, job_id, grant, is_ended, age_s, is_bad)
 
 
-def _done(settings: Settings, ledger: Ledger, action: Action) -> str | None:
-    """Does one action. Returns what stood in its way, so that the others are still done."""
+def _try(settings: Settings, ledger: Ledger, action: Action) -> str | None:
+    """Does one action. Returns the error message if it fails, so that the caller goes on with the others."""
     try:
         _do(settings, ledger, action)
     except NodeError as error:
         return str(error)
-    except Exception as error:  # a fault of hami_hpc that something here finds: set it aside, and do the others
-        text = common.told(error)
+    except Exception as error:  # a bug in hami_hpc that this entry triggers: set the entry aside, and go on
+        text = common.error_text(error)
         if action.kind not in ENDING or action.name is None:
             return text
         try:

@@ -184,7 +184,7 @@ def test_sinfo_says_why_a_prolog_drained_the_node(restored: Layout) -> None:
     job = jobs.submit(restored, "games", REQUEST, script="true")
     reason = drained_for(restored, job)
     assert "hami_hpc: prolog: " in reason
-    assert "is not a directory that root alone can write" in reason
+    assert "is not a directory that only root can write" in reason
     restored.run_dir.chmod(0o755)
     requeued_job_runs(restored, job)
 

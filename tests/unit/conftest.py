@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No unit test leaves a mount behind."""
+"""Unmounts after each unit test what it mounted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def unmounted(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Unmounts what the node under test mounted below the test's folder: pytest removes that one day."""
+    """Unmounts everything below the test's folder, which pytest deletes later."""
     folder: Path | None = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
     yield
     if folder is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node with everything that doctor looks for, and what can be taken away from it."""
+"""A node with everything that doctor checks, and a table of faults for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SLURM = {
 
 
 class Healthy:
-    """A node with everything in place; `slurm` is what scontrol shows, to be changed by a test."""
+    """A node without faults; `slurm` is the configuration that scontrol shows, which a test can change."""
 
     def __init__(self, node: Node, tmp_path: Path) -> None:
         self.node, self.base, self.etc = node, tmp_path, tmp_path / "etc"
@@ -46,12 +46,12 @@ class Healthy:
         self.counted = {"h200": 2}
 
     def findings(self, node: str | None = None) -> dict[str, Finding]:
-        """By name; of several with one name the worst."""
-        found: dict[str, Finding] = {}
-        for one in examine(str(self.node.config), node):
-            if one.what not in found or one.level is Level.FAIL:
-                found[one.what] = one
-        return found
+        """Returns the findings by name; of several with one name a FAIL, if there is one."""
+        by_name: dict[str, Finding] = {}
+        for finding in examine(str(self.node.config), node):
+            if finding.what not in by_name or finding.level is Level.FAIL:
+                by_name[finding.what] = finding
+        return by_name
 
     def run(self, *arguments: str) -> Result:
         return CliRunner().invoke(main, ["doctor", *arguments], env={"HAMI_HPC_CONFIG": str(self.node.config)})
@@ -61,7 +61,7 @@ class Healthy:
 
 
 def build_library(path: Path, version: int, stamp: str = BUILD) -> None:
-    """A shared object with the symbol that Slurm looks at first, and hami_hpc's stamp."""
+    """Builds a shared object with the symbol that Slurm checks first, and hami_hpc's stamp."""
     path.parent.mkdir(exist_ok=True)
     source = f'const unsigned int plugin_version = {version}; const char hami_build[] = "hami-hpc build: {stamp}";'
     command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
@@ -74,7 +74,7 @@ def add_an_a100(healthy: Healthy) -> None:
     healthy.devices = (healthy.devices[0], Device(1, UUIDS[1], "NVIDIA A100", 40330))
 
 
-# What is taken away -> the finding that names it, its level, and words of it.
+# The fault -> how to make it, the name of the finding that reports it, its level, and words of it.
 Broken = tuple[Callable[[Healthy], object], str, Level, str]
 BROKEN: dict[str, Broken] = {
     "no SPANK line": (lambda h: h.write("etc/plugstack.conf", "# none\n"), "plugstack.conf", Level.FAIL, "has no line"),
@@ -198,7 +198,7 @@ BROKEN: dict[str, Broken] = {
         lambda h: (h.base / "plugins/gres_vgpu_mem.so").unlink(),
         "gres_vgpu_mem.so",
         Level.FAIL,
-        "in none of /nowhere",
+        "not found in /nowhere",
     ),
     "a plugin of another build": (
         lambda h: build_library(h.base / "plugins/gres_vgpu.so", 0x160508, "0.0.9 (abc)"),
@@ -210,12 +210,12 @@ BROKEN: dict[str, Broken] = {
         lambda h: (h.base / "libhami-hpc.so").write_bytes(b"\x7fELF"),
         "builds",
         Level.FAIL,
-        "does not say of which build",
+        "contains no build",
     ),
     "a bare shard allowed": (
         lambda h: h.node.config.write_text(h.node.config.read_text().replace('"refuse"', '"allow"')),
         "bare_shard",
         Level.WARN,
-        "unfenced",
+        "without limits",
     ),
 }

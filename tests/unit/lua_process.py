@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Lua process that answers many questions about the filters' grammar and units (tests/unit/lua/runner.lua)."""
+"""A Lua process that runs the filters' grammar and units for many requests (tests/unit/lua/runner.lua)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 MODULES: Final = ROOT / "slurm-plugins/lua"
 VECTORS: Final = ROOT / "tests/vectors"
 RUNNER: Final = Path(__file__).with_name("lua") / "runner.lua"
-INTERPRETERS: Final = ("lua5.1", "lua5.4")  # the oldest and the newest that Slurm is linked with
+INTERPRETERS: Final = ("lua5.1", "lua5.4")  # the oldest and the newest release that Slurm is linked with
 
 
 def require(interpreter: str) -> str:
-    """The interpreter's path."""
+    """Returns the interpreter's path."""
     path = shutil.which(interpreter)
     assert path is not None, f"{interpreter} is not installed: run make setup-test"
     return path
@@ -34,7 +34,7 @@ class LuaProcess:
         )
 
     def ask(self, command: str, *fields: str) -> list[str]:
-        """One question; undecodable bytes may be given as surrogates. Returns the answer's fields."""
+        """Sends one command and returns the fields of the answer. Undecodable bytes can be passed as surrogates."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         encoded = [field.encode("utf-8", "surrogateescape").hex() for field in fields]
@@ -58,7 +58,7 @@ class LuaProcess:
 
 
 def read_vectors(name: str, columns: int) -> list[tuple[str, ...]]:
-    r"""The rows of a vector file: tab-separated, # comments; \xNN is a byte, `{N*c}` is N times the character c."""
+    r"""Reads the rows of a vector file: tab-separated, # comments; \xNN is a byte, `{N*c}` N times the character c."""
     rows = []
     for line in (VECTORS / name).read_text(encoding="ascii").splitlines():
         if line and not line.startswith("#"):

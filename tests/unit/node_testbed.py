@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node under a temporary directory, for the tests of prolog, epilog, ledger, run directory and reconcile."""
+"""A node below a temporary directory, for the tests of prolog, epilog, ledger, run directory and reconcile."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ gpu_models = ["h200"]
 def unmount_below(folder: Path) -> None:
     """Unmounts everything below a folder, the innermost first."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    points = [line.split()[4] for line in lines]
-    below = [point for point in reversed(points) if point.startswith(f"{folder}/")]
+    mount_points = [line.split()[4] for line in lines]
+    below = [point for point in reversed(mount_points) if point.startswith(f"{folder}/")]
     if below:
         subprocess.run(["umount", "--lazy", *below], check=True)
 
 
 def names_in(folder: Path) -> list[str]:
-    """The sorted names in a folder; none when it is not there."""
+    """Returns the sorted names in a folder; none when the folder does not exist."""
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
 def job_environment(job_id: int, mem_mib: int = 8192, gpu: str = "0", **more: str) -> dict[str, str]:
-    """What slurmd gives the prolog of a vgpu job."""
+    """Returns the environment that slurmd gives the prolog of a vgpu job."""
     environment = {
         "SLURM_JOB_ID": str(job_id),
         "SLURM_JOB_UID": str(UID),
@@ -74,7 +74,7 @@ class Node:
 
     @classmethod
     def make(cls, root: Path, run: Path | None = None, state: Path | None = None, with_gpus: bool = True) -> Node:
-        """A fresh node; `with_gpus` puts the inventory into the ledger, so that no driver is needed."""
+        """Creates a new node; `with_gpus` enters the inventory in the ledger, so that no driver is needed."""
         root.mkdir(parents=True, exist_ok=True)
         node = cls(root)
         node.config.write_text(TOML.format(run=run or root / "run", state=state or root / "state"))
@@ -103,31 +103,31 @@ class Node:
         ledger.set_inventory(make_inventory(devices, settings.gpu_models))
         ledger.close()
 
-    def prolog(self, job_id: int, **given: str | int) -> int:
+    def prolog(self, job_id: int, **request: str | int) -> int:
         """Runs the prolog in this process; returns its exit status."""
-        return prolog_main(self.arguments, job_environment(job_id, **given))  # type: ignore[arg-type]
+        return prolog_main(self.arguments, job_environment(job_id, **request))  # type: ignore[arg-type]
 
-    def epilog(self, job_id: int, **given: str | int) -> int:
+    def epilog(self, job_id: int, **request: str | int) -> int:
         """Runs the epilog in this process; returns its exit status."""
-        return epilog_main(self.arguments, job_environment(job_id, **given))  # type: ignore[arg-type]
+        return epilog_main(self.arguments, job_environment(job_id, **request))  # type: ignore[arg-type]
 
     @property
     def arguments(self) -> list[str]:
         return ["--config", str(self.config)]
 
     def start(self, stage: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        """Starts prolog or epilog as slurmd does: the script, with nothing but `environment`."""
+        """Starts prolog or epilog as slurmd does: the script, with only `environment`."""
         command = [str(ROOT / "prolog" / stage), *self.arguments]
         return subprocess.Popen(command, env=dict(environment), stderr=subprocess.PIPE, text=True)
 
     def run(self, stage: str, environment: Mapping[str, str]) -> tuple[int, str]:
-        """Exit status and standard error of `start`."""
+        """Runs prolog or epilog as slurmd does; returns exit status and standard error."""
         process = self.start(stage, environment)
         _, errors = process.communicate(timeout=60)
         return process.returncode, errors
 
     def grants(self) -> dict[int, Grant]:
-        """The ledger's live grants by job id."""
+        """Returns the ledger's live grants by job id."""
         ledger = common.open_ledger(self.settings)
         try:
             return {grant.job_id: grant for grant in ledger.grants()}
@@ -139,17 +139,17 @@ class Node:
         return Path(job_dirs.jobs_dir(self.settings.run_dir))
 
     def names(self) -> list[str]:
-        """What lies in the run directory's `jobs`."""
+        """Returns the names in the run directory's `jobs`."""
         return names_in(self.jobs)
 
     def record(self, name: str = "7.json") -> dict[str, object]:
-        """A usage record of the spool."""
-        found = json.loads((self.root / "state" / "usage" / name).read_text())
-        assert isinstance(found, dict)
-        return found
+        """Returns a usage record of the spool."""
+        record = json.loads((self.root / "state" / "usage" / name).read_text())
+        assert isinstance(record, dict)
+        return record
 
     def spooled(self) -> list[str]:
-        """The names in the usage spool."""
+        """Returns the names in the usage spool."""
         return names_in(Path(self.settings.state_dir) / "usage")
 
     def write_usage(self, job_id: int, **values: int) -> None:
@@ -161,13 +161,13 @@ class Node:
                 file.write(value.to_bytes(width, "little"))
 
     def assert_job_is_ready(self, job_id: int) -> None:
-        """The ledger row and a complete directory of the same grant."""
+        """Asserts that the job has a ledger row and a complete directory of the same grant."""
         grant = self.grants()[job_id]
         directory = self.jobs / str(job_id)
-        found = job_dirs.read_grant(str(directory))
-        assert found is not None
-        assert found.created_unix_ns == grant.created_unix_ns
-        assert (found.uid, found.gpu_uuid, found.mem_mib, found.cores_percent) == (
+        written = job_dirs.read_grant(str(directory))
+        assert written is not None
+        assert written.created_unix_ns == grant.created_unix_ns
+        assert (written.uid, written.gpu_uuid, written.mem_mib, written.cores_percent) == (
             UID,
             grant.gpu_uuid,
             grant.mem_mib,
@@ -182,6 +182,6 @@ class Node:
         assert usage.stat().st_size == USAGE_FILE_SIZE
 
     def assert_nothing_is_held(self) -> None:
-        """No grant, and nothing in the run directory."""
+        """Asserts that the ledger has no grant and the run directory no entry."""
         assert self.grants() == {}
         assert self.names() == []

@@ -21,7 +21,7 @@ def python_site(table: dict[str, Any]) -> Site:
 
 
 def lua_site(table: dict[str, Any]) -> str:
-    """The same as hami_hpc_site.lua writes it."""
+    """Returns the site as render writes it to hami_hpc_site.lua."""
     site = {"version": 1, "bare_shard": "allow", **table}
     site["gpu_models"] = {name: {"total_mib": mib} for name, mib in table["gpu_models"].items()}
     site["partitions"] = {name: {"gpu_models": models} for name, models in table["partitions"].items()}

@@ -156,7 +156,7 @@ def test_a_ledger_that_cannot_be_opened_at_the_end_holds_nothing_up(node: Node) 
         connection.executescript("UPDATE version SET number = 99; PRAGMA user_version = 99")
     status, errors = node.run("epilog", job_environment(7))
     assert status == 0
-    assert "is of version 99" in errors
+    assert "has version 99" in errors
     assert node.record()["peak_bytes"] == 4242
     with closing(sqlite3.connect(node.root / "run" / "ledger.db")) as connection:
         connection.execute(f"PRAGMA user_version = {ledger.SCHEMA_VERSION}")

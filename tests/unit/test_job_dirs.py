@@ -101,7 +101,7 @@ def test_removing_an_older_grant_leaves_the_directory_of_a_newer_one(run_dir: st
 def test_a_run_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(NodeError, match="not a directory that root alone can write"):
+    with pytest.raises(NodeError, match="not a directory that only root can write"):
         job_dirs.prepare(str(tmp_path / "run"))
 
 
@@ -176,13 +176,13 @@ def test_a_run_directory_that_another_can_write_is_refused(
     unmount_below(Path(run_dir).parent)
     os.chown(run_dir + part, uid, -1)
     Path(run_dir + part).chmod(mode)
-    with pytest.raises(NodeError, match=f"{run_dir}{part} is not a directory that root alone can write .{text}"):
+    with pytest.raises(NodeError, match=f"{run_dir}{part} is not a directory that only root can write .{text}"):
         job_dirs.prepare(run_dir)
 
 
 def test_who_is_not_root_is_told_so(run_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(NodeError, match=f"^{run_dir} is root's: run this as root"):
+    with pytest.raises(NodeError, match=f"^{run_dir} belongs to root: run this as root"):
         job_dirs.prepare(run_dir)
 
 
@@ -213,7 +213,7 @@ def test_a_directory_that_cannot_appear_is_told_and_nothing_half_made_stays(
     (Path(job_dirs.job_dir(run_dir, 7)) / "x").mkdir(parents=True)
     tried: list[str] = []
     monkeypatch.setattr(job_dirs, "remove", lambda _run_dir, path: tried.append(path))
-    with pytest.raises(NodeError, match=f"{run_dir}/jobs/7 reappears as often as it is removed"):
+    with pytest.raises(NodeError, match=f"{run_dir}/jobs/7 was removed 20 times and appeared again"):
         place(run_dir, GRANT)
     assert tried == [f"{run_dir}/jobs/7"] * job_dirs.ATTEMPTS
     assert job_dirs.entries(run_dir) == ("7",)
@@ -317,7 +317,7 @@ def test_jobs_without_a_file_system_of_their_own_are_named(run_dir: str, monkeyp
     monkeypatch.setattr(mounts, "obstacle", lambda: None)
     monkeypatch.setattr(mounts, "is_mount_point", lambda _path: False)
     assert job_dirs.unbounded_usage(run_dir) == (
-        "the usage file of job 11, 12, 13, 14, 15, 16, 17, 18 is on no tmpfs of its own; see syslog"
+        "the usage file of job 11, 12, 13, 14, 15, 16, 17, 18 has no tmpfs of its own; see syslog"
     )
 
 

@@ -12,7 +12,7 @@ from hami_hpc.node import ldso
 
 def test_a_missing_list_is_named_with_what_makes_it(tmp_path: Path) -> None:
     reason, advice = ldso.obstacle(tmp_path / "ld.so.preload")
-    assert "is not there" in reason
+    assert "does not exist" in reason
     assert advice == f"touch {tmp_path}/ld.so.preload"
 
 
@@ -33,6 +33,6 @@ def test_without_cap_sys_admin_it_says_so(tmp_path: Path) -> None:
     script = f"from pathlib import Path; from hami_hpc.node.ldso import obstacle; print(*obstacle(Path('{path}')))"
     drop = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
     done = subprocess.run([*drop, sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "tasks cannot have mounts of their own here" in done.stdout
+    assert "tasks cannot have their own mounts here" in done.stdout
     assert "run slurmd as root with CAP_SYS_ADMIN" in done.stdout
     assert 'preload = "env"' in done.stdout

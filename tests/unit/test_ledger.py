@@ -135,7 +135,7 @@ def test_a_ledger_of_a_newer_version_is_refused_and_left_as_it_is(state: str) ->
     connection = sqlite3.connect(f"{state}/ledger.db")
     connection.executescript("UPDATE version SET number = 99; PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(NodeError, match="is of version 99"):
+    with pytest.raises(NodeError, match="has version 99"):
         open_ledger(state, "boot", nobody)
     assert names_in(Path(state)) == ["ledger.db", "ledger.lock"]
 

@@ -59,7 +59,7 @@ def test_an_older_ledger_is_made_anew_this_one_is_used_and_a_newer_one_is_refuse
     execute(state, f"UPDATE version SET number = {version}")
     execute(state, f"PRAGMA user_version = {version}")
     if version > ledgers.SCHEMA_VERSION:
-        with pytest.raises(NodeError, match=f"is of version {version}, which a newer hami_hpc than this .it writes 3"):
+        with pytest.raises(NodeError, match=f"has version {version}: a newer hami_hpc wrote it .this one writes 3"):
             grants(state)
         execute(state, f"UPDATE version SET number = {ledgers.SCHEMA_VERSION}")
         execute(state, f"PRAGMA user_version = {ledgers.SCHEMA_VERSION}")
@@ -94,7 +94,7 @@ def test_the_checksum_covers_the_gpus_and_every_row(state: str) -> None:
         "DELETE FROM grants WHERE job_id = 7",
     ):
         execute(state, statement)
-        assert ledger.damage() == "its rows do not fit their checksum"
+        assert ledger.damage() == "the checksum of its rows is wrong"
         ledger.drop_void()  # any transaction seals what is there
         assert ledger.damage() is None
     ledger.close()

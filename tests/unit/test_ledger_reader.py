@@ -153,4 +153,4 @@ def test_a_user_is_told_that_the_ledger_is_roots(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, node.settings.run_dir]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout == "ledger ./ledger.db is root's: run this as root\n"
+    assert done.stdout == "ledger ./ledger.db belongs to root: run this as root\n"

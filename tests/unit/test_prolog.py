@@ -188,7 +188,7 @@ def test_settings_that_others_can_write_are_refused(node: Node, capsys: pytest.C
 def test_a_run_directory_that_others_can_write_is_refused(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     (node.root / "run").chmod(0o777)
     assert node.prolog(7) == 1
-    assert "is not a directory that root alone can write" in capsys.readouterr().err
+    assert "is not a directory that only root can write" in capsys.readouterr().err
 
 
 def test_the_prolog_trusts_no_path_from_the_environment(node: Node, tmp_path: Path) -> None:

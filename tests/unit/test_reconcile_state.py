@@ -101,11 +101,8 @@ def test_files_left_over_are_named_and_one_that_stays_does_not_stop_the_next(
         path.write_text("")
         os.utime(path, (1, 1))
     texts = [
-        f"{left[0]}: left over from an interrupted epilog; removed",
-        *(
-            f"{path}: an older hami_hpc's ledger, which lies in {node.settings.run_dir} now; removed"
-            for path in left[1:]
-        ),
+        f"{left[0]}: left by an interrupted epilog; removed",
+        *(f"{path}: a ledger of an older hami_hpc; it is now in {node.settings.run_dir}; removed" for path in left[1:]),
     ]
     planned = [Result(Action(Kind.REMOVE_FILE, text), None) for text in texts]
     assert list(results(node, dry_run=True)) == planned
@@ -130,7 +127,7 @@ def test_records_that_wait_are_counted_and_what_cannot_be_moved_is_a_problem(nod
     spool = f"{node.settings.state_dir}/{usage_spool.DIRECTORY}"
     for job_id in (7, 8):
         assert usage_spool.keep(node.settings.run_dir, job_id, 1, "{}")
-    delivered = Result(Action(Kind.DELIVER, f"2 usage record(s) that waited are moved to {spool}"), None)
+    delivered = Result(Action(Kind.DELIVER, f"2 waiting usage record(s) moved to {spool}"), None)
     assert results(node, dry_run=True) == (delivered,)
     assert len(list(waiting.iterdir())) == 2
     Path(node.settings.state_dir).write_text("in the way")
@@ -156,6 +153,6 @@ def test_a_ledger_that_gets_damaged_while_it_is_open_is_replaced_or_told(
         results(node, dry_run=True)
     monkeypatch.setattr(common, "make_ledger_sound", lambda _settings: None)
     first, second = results(node)
-    text = "the ledger was damaged (torn); put aside, and a new one filled from the run directory"
+    text = "the ledger was damaged (torn); it was renamed, and a new one filled from the run directory"
     assert first == Result(Action(Kind.RESTORE_ROW, text), None)
     assert second.action.kind is Kind.END

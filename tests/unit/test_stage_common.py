@@ -27,7 +27,7 @@ def test_the_only_option_is_an_absolute_path_of_the_settings() -> None:
     for wrong in (["--config"], ["--config", "a"], ["--other", "/a"], ["--config", "/a", "b"], ["/a"], ["a", "/b"]):
         with pytest.raises(NodeError) as caught:
             common.parse_arguments(wrong)
-        assert str(caught.value) == f"arguments {wrong!r} are not understood; allowed is --config /absolute/path"
+        assert str(caught.value) == f"arguments {wrong!r} are not valid; allowed is --config /absolute/path"
 
 
 def test_a_line_for_the_administrator_goes_to_standard_error_and_to_syslog(
@@ -76,9 +76,9 @@ def test_a_fault_of_our_own_comes_with_its_place() -> None:
     with pytest.raises(KeyError) as caught:
         inner()
     line = inner.__code__.co_firstlineno + 1
-    assert common.told(caught.value) == (
-        f"unexpected KeyError: 'x' ({__file__}:{line}). This is a fault of hami_hpc: please report it. "
-        "Then hami-hpc doctor, hami-hpc reconcile"
+    assert common.error_text(caught.value) == (
+        f"unexpected KeyError: 'x' ({__file__}:{line}). This is a bug in hami_hpc: please report it. "
+        "Then run hami-hpc doctor and hami-hpc reconcile"
     )
 
 

@@ -80,7 +80,7 @@ def test_a_node_without_accounting_lists_its_own_commands_and_how_to_get_the_oth
 def test_a_job_that_is_not_here_is_answered_with_the_command_that_asks_on_its_node(tmp_path: Path) -> None:
     done = on_a_node(Node.make(tmp_path), "usage", "5")
     assert done.returncode == 1
-    assert "job 5 holds no vGPU on this node; ask on its own: srun --jobid=5" in done.stderr
+    assert "job 5 holds no vGPU on this node; to ask the job's node, run: srun --jobid=5" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert on_a_node(Node.make(tmp_path), "usage", "x").returncode == 2
 

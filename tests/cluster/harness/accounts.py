@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The private cluster's accounts, users and QoS in slurmdbd.
 
-Jobs need users without privileges, and the cluster makes none in /etc/passwd: it uses accounts that every Debian has
+Jobs need users without privileges. The cluster adds none to /etc/passwd: it uses accounts that every Debian has
 (base-passwd) and that own no files.
 """
 
@@ -49,7 +49,7 @@ def _listed(layout: Layout, what: str, columns: str) -> set[str]:
 
 
 def make_accounts(layout: Layout) -> None:
-    """Adds what is missing of the cluster, QoS, accounts and users. slurmdbd must be running."""
+    """Adds the missing ones of the cluster, QoS, accounts and users. slurmdbd must be running."""
     if CLUSTER not in _listed(layout, "cluster", "cluster"):
         _sacctmgr(layout, "add", "cluster", CLUSTER)
     for qos in sorted(set(QOS) - _listed(layout, "qos", "name")):
@@ -65,7 +65,7 @@ def make_accounts(layout: Layout) -> None:
 
 
 def _allow_every_qos(layout: Layout, account: Account) -> None:
-    """Gives the account and its users all QoS: a QoS that was deleted and added again is nobody's."""
+    """Gives the account and its users all QoS: after a QoS was deleted and added again, nobody has it."""
     rows = _listed(layout, "associations", "account,user,qos,defaultqos")
     every = {"normal", *QOS}
     for user in ("", *account.users):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bringing a private cluster up, repairing it, and taking it down."""
+"""Starts, repairs, stops and removes a private cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .layout import ClusterError, Layout, is_usable, open_or_create, remembered,
 
 @contextlib.contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """One caller at a time: two make demo would start every daemon twice."""
+    """Admits one caller at a time: two calls of make demo would start every daemon twice."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (root / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -28,9 +28,9 @@ def _locked(root: Path) -> Iterator[None]:
 
 
 def up(root: Path) -> Layout:
-    """Starts what does not run, restarts what does not answer, and applies what was rebuilt since.
+    """Starts the daemons that do not run, restarts those that do not answer, and installs files that were rebuilt.
 
-    Raises ClusterError with the log of whatever failed.
+    Raises ClusterError with the log of the daemon that failed.
     """
     with _locked(root):
         _stop_stray(root)
@@ -50,7 +50,7 @@ def up(root: Path) -> Layout:
 
 
 def _stop_stray(root: Path) -> None:
-    """Ends daemons whose public directory is gone, or whose cluster.json is: they cannot be repaired."""
+    """Ends daemons whose public directory or cluster.json is gone, because they cannot be repaired."""
     layout = remembered(root)
     if layout is None or not is_usable(layout):
         for name in reversed(services.NAMES):
@@ -58,7 +58,7 @@ def _stop_stray(root: Path) -> None:
 
 
 def _without_public(root: Path) -> Layout:
-    """Enough of a layout to find daemons by."""
+    """Returns a layout with which daemons can be found, without a public directory."""
     return Layout(root=root, public=Path("/nonexistent"), ports={})
 
 
@@ -76,7 +76,7 @@ def down(root: Path) -> list[str]:
 
 
 def remove(root: Path) -> None:
-    """Stops the cluster and deletes all it wrote."""
+    """Stops the cluster and deletes everything that it wrote."""
     down(root)
     layout = remembered(root.absolute())
     if layout is not None and is_usable(layout):
@@ -86,25 +86,25 @@ def remove(root: Path) -> None:
 
 
 def unmount(layout: Layout) -> None:
-    """Unmounts what prologs mounted in the run directory, the innermost first."""
-    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    below = [point for point in reversed(points) if point.startswith(f"{layout.run_dir}/")]
+    """Unmounts the mounts of prologs in the run directory, the innermost first."""
+    mount_points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    below = [point for point in reversed(mount_points) if point.startswith(f"{layout.run_dir}/")]
     if below:
         subprocess.run(("umount", "--lazy", *below), check=True)
 
 
 def _end_jobs(layout: Layout, timeout_s: float = 30.0) -> None:
-    """Cancels all jobs and waits until their epilogs have run, so that no process or region is left behind."""
+    """Cancels all jobs and waits until their epilogs have run, so that no process or run directory is left."""
     environment = services.clean_environment(layout)
     for user in ("root", *accounts.USERS):
         services.succeeds(("scancel", f"--user={user}"), environment)
-    gone = daemons.wait_until(lambda: services.answer(("squeue", "-h"), environment) == "", timeout_s)
-    if not gone:
-        print(f"some jobs did not end in {timeout_s:.0f} s; stopping the daemons all the same")
+    have_ended = daemons.wait_until(lambda: services.answer(("squeue", "-h"), environment) == "", timeout_s)
+    if not have_ended:
+        print(f"some jobs did not end in {timeout_s:.0f} s; stopping the daemons nevertheless")
 
 
 def _usable_ports(layout: Layout) -> Layout:
-    """The layout, on new ports when something that is not ours listens on one of them."""
+    """Returns the layout, with new ports if another program listens on one of its ports."""
     for name, port in layout.ports.items():
         if daemons.running_pid(layout, name) is None and _is_taken(port):
             for daemon in reversed(services.SLURM):
@@ -114,10 +114,10 @@ def _usable_ports(layout: Layout) -> Layout:
 
 
 def _is_taken(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Slurm does: TIME_WAIT is no obstacle
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Slurm does, so TIME_WAIT does not matter
         try:
-            one.bind(("0.0.0.0", port))
+            listener.bind(("0.0.0.0", port))
         except OSError:
             return True
     return False
@@ -146,7 +146,7 @@ def _wait_for_nodes(layout: Layout, timeout_s: float = 60.0) -> None:
 
 
 def _return_nodes(layout: Layout) -> None:
-    """Puts drained or down nodes back to work: in a demo nobody else will."""
+    """Resumes drained or down nodes, because a demo has no administrator who does."""
     environment = services.clean_environment(layout)
     for node in services.NODES.values():
         state = services.answer(("sinfo", "-h", "-N", "-n", node, "-o", "%T"), environment) or ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs hami_hpc into a private cluster: what make built, the site's settings, and what `hami-hpc render` writes.
+"""Installs hami_hpc into a private cluster: the built files, the site's settings, and the output of `hami-hpc render`.
 
-Everything is written whole and renamed into place, and only when it differs, so that a second start changes nothing
-and a rebuilt library never changes under a process that has it mapped.
+Each file is written whole and renamed into place, and only when it differs, so that a second start changes nothing and
+a rebuilt library never changes in a process that has it mapped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _copy(source: Path, target: Path, mode: int = 0o644) -> bool:
 
 
 def install(layout: Layout) -> bool:
-    """Puts everything in place. Returns whether anything changed that Slurm's daemons read only when they start."""
+    """Installs everything. Returns whether a file changed that Slurm's daemons read only when they start."""
     plugins = sorted((_BUILD / "slurm-plugins").glob("*.so"))
     if not plugins:
         raise ClusterError(f"{_BUILD}/slurm-plugins holds no plugin; run make build")
@@ -72,38 +72,38 @@ def _install_simulation(layout: Layout) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ClusterError(f"{' '.join(command)} failed: {done.stdout}{done.stderr}")
-    # These are other GPUs than the ledger may know from before: what a node's replacement would be.
+    # The GPUs are new, as after the replacement of a node, so an earlier ledger is wrong.
     for stale in layout.run_dir.glob("ledger.db*"):
         stale.unlink()
-    # Slurm wants a character device for each GPU, and only looks at its name and type.
+    # Slurm needs a character device for each GPU, and checks only its name and type.
     for index, device in enumerate(("/dev/null", "/dev/zero")):
         device_file(layout, index).symlink_to(device)
 
 
 def device_file(layout: Layout, index: int) -> Path:
-    """The file that stands for a simulated GPU's /dev/nvidiaN."""
+    """Returns the file that takes the place of /dev/nvidiaN for a simulated GPU."""
     return layout.machine / f"nvidia{index}"
 
 
 def driver_environment(layout: Layout) -> dict[str, str]:
-    """What makes a program find the simulated driver, as the loader's path makes it find a real one."""
+    """Returns the variables with which a program finds the simulated driver; a real one is in the loader's path."""
     return {"LD_LIBRARY_PATH": str(layout.driver), "HAMI_SIM": str(layout.machine)}
 
 
 def simulated_kernel(layout: Layout) -> Path:
-    """The preload that stands for the kernel's part of a driver. On a real node nothing of the kind is preloaded."""
+    """Returns the preloaded library that simulates the kernel's part of a driver. A real node preloads none."""
     return layout.driver / "libhami-sim-kernel.so"
 
 
 def preload_mode() -> str:
-    """How steps are fenced here: "ldso", the default, or "env" where tasks cannot have mounts of their own."""
-    with contextlib.suppress(OSError):  # what `make install` does on a node; an empty one changes nothing
+    """Returns the value of preload here: "ldso", the default, or "env" where tasks cannot have their own mounts."""
+    with contextlib.suppress(OSError):  # as `make install` does on a node; an empty file changes nothing
         ldso.LIST.touch(exist_ok=True)
     return "env" if ldso.obstacle()[0] else "ldso"
 
 
 def site_toml(layout: Layout) -> str:
-    """The settings of a site with one partition of H200s (docs/architecture.md, "The site's settings")."""
+    """Returns the settings of a site with one partition of H200s (docs/architecture.md, "The site's settings")."""
     return f"""\
 version = 1
 [vgpu]
@@ -132,7 +132,7 @@ gpu_models = ["{GPU_MODEL}"]
 
 
 def slurm_conf(layout: Layout) -> str:
-    """The private cluster's slurm.conf without hami_hpc's part, which `hami-hpc render` writes beside it."""
+    """Returns the private cluster's slurm.conf without hami_hpc's part, which `hami-hpc render` writes beside it."""
     root, ports = layout.root, layout.ports
     return f"""\
 # Written by tests/cluster/harness for a private cluster; changes are lost at the next start.
@@ -184,9 +184,9 @@ PartitionName=cpu Nodes={CPU_NODE} MaxTime=60 OverSubscribe=NO
 
 
 def cgroup_conf() -> str:
-    """Keeps slurmd from looking for cgroups, which a container or chroot may not have, and which nothing here uses.
+    """Returns a cgroup.conf with which slurmd does not look for cgroups: a container or chroot may have none.
 
-    Slurm knows "disabled" from 23.11 on. Before, the plugin for v1 is the one that looks at nothing until it is used.
+    Slurm has "disabled" from 23.11 on. In older releases the plugin for v1 does not look for cgroups until it is used.
     """
     release = subprocess.run(("/usr/sbin/slurmd", "-V"), capture_output=True, text=True, check=True).stdout.split()[-1]
     year, month = (int(part) for part in release.split(".")[:2])
@@ -194,7 +194,7 @@ def cgroup_conf() -> str:
 
 
 def slurmdbd_conf(layout: Layout) -> str:
-    """slurmdbd's settings; its database is reached through MYSQL_UNIX_PORT (services.py)."""
+    """Returns slurmdbd's settings; it connects to its database through MYSQL_UNIX_PORT (services.py)."""
     return f"""\
 DbdHost=localhost
 DbdAddr=127.0.0.1
@@ -216,15 +216,15 @@ def _hostname() -> str:
 
 
 def _stage_script(layout: Layout, stage: str) -> str:
-    """slurm.conf's Prolog= and Epilog= take no arguments, and start with an empty environment."""
+    """Returns a wrapper of prolog or epilog: Prolog= and Epilog= take no arguments, and the environment is empty."""
     driver = "".join(f"export {name}='{value}'\n" for name, value in driver_environment(layout).items())
     return f"#!/bin/sh\n{driver}exec '{CHECKOUT}/prolog/{stage}' --config '{layout.site_config}'\n"
 
 
 def _task_prolog(layout: Layout) -> str:
-    """TaskProlog prints what slurmstepd puts into the task's environment."""
+    """Returns TaskProlog, which prints the variables that slurmstepd adds to the task's environment."""
     lines = (f"echo 'export {name}={value}'\n" for name, value in driver_environment(layout).items())
-    # The simulated kernel answers behind whatever is preloaded already: here, SPANK's interposer.
+    # The simulated kernel is preloaded after the other libraries, here the interposer that SPANK preloads.
     kernel = simulated_kernel(layout)
     preload = f"""case ":$LD_PRELOAD:" in
 *":{kernel}:"*) ;;
@@ -247,15 +247,15 @@ def _write_configuration(layout: Layout) -> list[bool]:
 
 
 def _slurm_plugin_dir() -> Path:
-    """Where the installed Slurm keeps its own plugins."""
-    found = sorted(Path("/usr/lib").glob("*/slurm-wlm/accounting_storage_slurmdbd.so"))
-    if not found:
+    """Returns the directory of the installed Slurm's own plugins."""
+    plugins = sorted(Path("/usr/lib").glob("*/slurm-wlm/accounting_storage_slurmdbd.so"))
+    if not plugins:
         raise ClusterError("Slurm's plugins are not below /usr/lib/*/slurm-wlm; run scripts/setup")
-    return found[0].parent
+    return plugins[0].parent
 
 
 def node_parameters(layout: Layout) -> str:
-    """The GPU node in slurm.conf, but for its name and gres."""
+    """Returns the GPU node's line of slurm.conf without its name and gres."""
     return f"NodeHostname={_hostname()} NodeAddr=127.0.0.1 Port={layout.ports['slurmd']} CPUs=256 RealMemory=1024"
 
 
@@ -268,7 +268,7 @@ def _render(layout: Layout) -> bool:
         *("--plugin-dir", f"{_slurm_plugin_dir()}:{layout.plugins}"),
         *("--spank", str(layout.plugins / "spank_hami_hpc.so")),
         *("--prolog", str(layout.etc / "prolog"), "--epilog", str(layout.etc / "epilog")),
-        "--force",  # what a test has edited is put back
+        "--force",  # replaces files that a test has edited
     )
     environment = {"PATH": "/usr/bin:/bin", "HAMI_HPC_CONFIG": str(layout.site_config), **driver_environment(layout)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -278,7 +278,7 @@ def _render(layout: Layout) -> bool:
 
 
 def write_env(layout: Layout) -> None:
-    """The file that points a shell at the cluster: `. .cluster/env`."""
+    """Writes the file with which a shell uses the cluster: `. .cluster/env`."""
     settings = {
         "SLURM_CONF": layout.slurm_conf,
         "HAMI_HPC_CONFIG": layout.site_config,
@@ -288,7 +288,7 @@ def write_env(layout: Layout) -> None:
     }
     lines = [f"export {name}='{value}'" for name, value in settings.items()]
     text = "# Points a shell at the private cluster: . " + str(layout.env_file) + "\n" + "\n".join(lines) + "\n"
-    # Before the caller's PATH, so that these are found even beside another Slurm; once, however often it is read.
+    # First in PATH, so that these are found even beside another Slurm, and only once if the file is read again.
     text += f"""\
 case ":$PATH:" in
 *":{layout.bin}:"*) ;;

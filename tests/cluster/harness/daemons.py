@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting, finding and stopping the cluster's daemons.
+"""Starts, finds and stops the cluster's daemons.
 
-Each runs in the foreground of a session of its own, so that it outlives the make that started it. A daemon is known
-by its pid and the time the kernel says it started, so that a reused pid is never mistaken for it, or killed.
+Each runs in the foreground of its own session, so that it outlives the make that started it. A daemon is identified by
+its pid and its start time in /proc, so that another process with a reused pid is never mistaken for it, or killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """How one daemon is started, and the command that succeeds once it answers."""
+    """A daemon's command and environment, and a function that returns whether it answers."""
 
     name: str
     command: tuple[str, ...]
@@ -33,18 +33,18 @@ class Daemon:
 
 
 def log_tail(path: Path, lines: int = 25) -> str:
-    """The last lines of a log, for an error message."""
+    """Returns the last lines of a log, for an error message."""
     try:
         text = path.read_text(errors="replace")
     except OSError as error:
         return f"({path}: {error.strerror})"
-    # Debian's Slurm complains at length about MPI plugins whose libraries are not installed; nothing here uses them.
+    # Debian's Slurm logs many errors about MPI plugins whose libraries are not installed; nothing here uses them.
     kept = [line for line in text.splitlines() if "pmix" not in line]
     return f"--- {path}\n" + "\n".join(kept[-lines:])
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Clock ticks after boot at which the process started (proc(5), stat field 22); None when it is not there."""
+    """Returns the clock ticks from boot to a process's start (proc(5), stat field 22); None if it does not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -58,7 +58,7 @@ def _boot_id() -> str:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Polls until the condition holds; returns False when it did not in time."""
+    """Polls until the condition holds; returns False after the timeout."""
     end = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > end:
@@ -68,7 +68,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def running_pid(layout: Layout, name: str) -> int | None:
-    """The pid of the cluster's daemon of this name, or None when it is not running."""
+    """Returns the pid of the cluster's daemon of this name, or None when it is not running."""
     try:
         pid, ticks, boot = (layout.pids / name).read_text().split()
     except (FileNotFoundError, ValueError):
@@ -96,7 +96,7 @@ def start(layout: Layout, daemon: Daemon) -> None:
         if process.poll() is not None:
             raise ClusterError(f"{daemon.name} ended at once with status {process.returncode}\n{_logs(layout, daemon)}")
         if daemon.answers():
-            process.returncode = 0  # it lives on without us: no warning that it was not waited for
+            process.returncode = 0  # it outlives this process: keeps Python from warning that it still runs
             return
         time.sleep(_POLL_S)
     raise ClusterError(f"{daemon.name} did not answer in {daemon.start_timeout_s:.0f} s\n{_logs(layout, daemon)}")
@@ -118,13 +118,13 @@ def stop(layout: Layout, name: str, how: signal.Signals = signal.SIGTERM, timeou
 
 
 def _end(layout: Layout, name: str, pid: int, how: signal.Signals, timeout_s: float) -> None:
-    for sent, wait_s in ((how, timeout_s), (signal.SIGKILL, 5.0)):
+    for signal_number, wait_s in ((how, timeout_s), (signal.SIGKILL, 5.0)):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, sent)
+            os.kill(pid, signal_number)
         end = time.monotonic() + wait_s
         while time.monotonic() < end:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)  # our own child, when one process starts and stops it
+                os.waitpid(pid, os.WNOHANG)  # it is a child if this process started it
             if running_pid(layout, name) is None:
                 return
             time.sleep(_POLL_S)

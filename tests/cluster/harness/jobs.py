@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Using a private cluster as its users and its administrator do: commands run, jobs submitted, states waited for."""
+"""Runs commands, submits jobs and waits for states on a private cluster, as its users and its administrator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a command left: its status and what it printed."""
+    """A command's exit status and output."""
 
     status: int
     out: str
@@ -34,7 +34,7 @@ class Done:
 
 
 def user_environment(layout: Layout, user: str) -> dict[str, str]:
-    """A login shell's environment for a user of the cluster, with the simulated driver where a real one would be."""
+    """Returns a login shell's environment for a user of the cluster, with the simulated driver."""
     return {
         "PATH": f"{layout.bin}:{_PATH}",
         "HOME": str(layout.home / user),
@@ -88,7 +88,7 @@ def admin(layout: Layout, *command: str, timeout_s: float = 60.0) -> str:
 
 
 def submit(layout: Layout, user: str, *options: str, script: str) -> int:
-    """sbatch of a script given as text; returns the job id. Raises ClusterError with sbatch's message."""
+    """Submits a script's text by sbatch; returns the job id. Raises ClusterError with sbatch's message."""
     done = run_as(layout, user, ("sbatch", "--parsable", *options), stdin=f"#!/bin/sh\n{script}\n")
     if done.status != 0:
         raise ClusterError(f"sbatch {' '.join(options)} was refused: {done.err.strip()}")
@@ -96,25 +96,25 @@ def submit(layout: Layout, user: str, *options: str, script: str) -> int:
 
 
 def job_facts(layout: Layout, job: int | str) -> dict[str, str]:
-    """What `scontrol show job -d` says of one job, by key."""
+    """Returns the values of `scontrol show job -d` for one job, by key."""
     text = admin(layout, "scontrol", "show", "job", "-d", str(job))
     return dict(re.findall(r"(?:^|\s)([A-Za-z_:/]+)=(\S*)", text))
 
 
 def state(layout: Layout, job: int | str) -> str:
-    """The job's state in capitals: PENDING, RUNNING, COMPLETED…"""
+    """Returns the job's state in capitals: PENDING, RUNNING, COMPLETED…"""
     return job_facts(layout, job)["JobState"]
 
 
 def wait_for_state(layout: Layout, job: int | str, *wanted: str, timeout_s: float = 60.0) -> str:
-    """Waits until the job is in one of these states. Raises ClusterError, with the logs' tails, when it is not in time,
-    or at once when it has ended in another."""
+    """Waits until the job is in one of these states. Raises ClusterError with the ends of the logs after the timeout,
+    or at once when the job has ended in another state."""
 
     def reached() -> bool:
-        now = state(layout, job)
-        if now in ENDED and now not in wanted:
-            raise ClusterError(f"job {job} is {now}, not {' or '.join(wanted)}\n{evidence(layout, job)}")
-        return now in wanted
+        current = state(layout, job)
+        if current in ENDED and current not in wanted:
+            raise ClusterError(f"job {job} is {current}, not {' or '.join(wanted)}\n{evidence(layout, job)}")
+        return current in wanted
 
     wait(layout, reached, f"job {job} to be {' or '.join(wanted)}", timeout_s, job)
     return state(layout, job)
@@ -128,7 +128,7 @@ def wait(
     job: int | str | None = None,
     detail: Callable[[], str] = str,
 ) -> None:
-    """Polls until the condition holds. Raises ClusterError naming what was waited for, with the logs' tails."""
+    """Polls until the condition holds. Raises ClusterError, which names the condition and has the ends of the logs."""
     end = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > end:
@@ -137,7 +137,7 @@ def wait(
 
 
 def evidence(layout: Layout, job: int | str | None = None) -> str:
-    """The tails of the logs that tell why something did not happen."""
+    """Returns the ends of the logs, which can show why something did not happen."""
     parts = [log_tail(layout.log / f"{name}.log") for name in ("slurmctld", "slurmd")]
     if job is not None:
         shown = run_as(layout, "root", ("scontrol", "show", "job", "-d", str(job)))
@@ -147,19 +147,19 @@ def evidence(layout: Layout, job: int | str | None = None) -> str:
 
 
 def output(layout: Layout, user: str, job: int | str) -> str:
-    """What the job has printed so far."""
+    """Returns the job's output so far."""
     path = layout.home / user / f"slurm-{job}.out"
     return path.read_text(errors="replace") if path.exists() else ""
 
 
 def without_simulation(layout: Layout, text: str) -> str:
-    """A job's view of its environment as it would be on a real node, where no kernel is preloaded."""
+    """Returns a job's environment as it is on a real node, without the preload of the simulated kernel."""
     kernel = str(simulated_kernel(layout))
     return text.replace(f"LD_PRELOAD={kernel}\n", "").replace(f":{kernel}", "")
 
 
 def write_script(layout: Layout, user: str, name: str, text: str) -> Path:
-    """A job script in the user's home, owned by the user."""
+    """Writes a job script in the user's home, owned by the user, and returns its path."""
     entry = pwd.getpwnam(user)
     path = layout.home / user / name
     path.write_text(text)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a private cluster keeps its files, and what it remembers between two calls.
+"""The paths of a private cluster, and the file that keeps them between two calls.
 
-Two directories, because of two limits:
-* the cluster directory (in the checkout) holds what only root reads: key, database, state, logs. A checkout may lie
-  below a directory that other users cannot enter, such as /root;
-* the public directory (/tmp/hami-XXXXXX) holds what users' jobs need, and all Unix sockets, whose paths may not pass
-  107 bytes. It is made by mkdtemp, owned by root and not writable by others; its name is remembered.
+It has two directories, because of two limits:
+* the cluster directory (in the checkout) has the files that only root reads: key, database, state, logs. A checkout may
+  be below a directory that other users cannot enter, such as /root;
+* the public directory (/tmp/hami-XXXXXX) has the files that users' jobs need, and all Unix sockets, whose paths may not
+  be longer than 107 bytes. mkdtemp creates it; root owns it, others cannot write it; cluster.json has its name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PORT_NAMES = ("slurmctld", "slurmd", "slurmd-cpu", "slurmdbd")
 
 
 class ClusterError(Exception):
-    """The private cluster cannot do what was asked; the message says what failed and where to look."""
+    """An operation of the private cluster failed; the message says which one and where to look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Layout:
 
     @property
     def driver(self) -> Path:
-        """Holds the simulated libcuda.so.1 and libnvidia-ml.so.1."""
+        """The directory of the simulated libcuda.so.1 and libnvidia-ml.so.1."""
         return self.public / "driver"
 
     @property
@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def home(self) -> Path:
-        """One writable directory a user, for job scripts and output."""
+        """The parent of each user's writable directory, for job scripts and output."""
         return self.public / "home"
 
     @property
@@ -110,10 +110,10 @@ class Layout:
 
 def _is_private_to_root(path: Path) -> bool:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def _new_public() -> Path:
@@ -123,19 +123,19 @@ def _new_public() -> Path:
 
 
 def _free_ports() -> dict[str, int]:
-    """One free TCP port for each daemon. All are held open until the last is found, so that none is given twice."""
-    held = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in _PORT_NAMES]
+    """Returns a free TCP port for each daemon. Keeps all open until the last is found, so that no port occurs twice."""
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in _PORT_NAMES]
     try:
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return {name: one.getsockname()[1] for name, one in zip(_PORT_NAMES, held, strict=True)}
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return {name: bound.getsockname()[1] for name, bound in zip(_PORT_NAMES, sockets, strict=True)}
     finally:
-        for one in held:
-            one.close()
+        for listener in sockets:
+            listener.close()
 
 
 def _check_path(root: Path) -> None:
-    """Slurm's configuration has no quoting, so neither the checkout nor the cluster directory can hold blanks."""
+    """Raises ClusterError for paths with blanks or quotes, because Slurm's configuration has no quoting."""
     for path in (CHECKOUT, root):
         if any(c.isspace() or c in "#,\"'\\" for c in str(path)):
             raise ClusterError(
@@ -145,7 +145,7 @@ def _check_path(root: Path) -> None:
 
 
 def remembered(root: Path) -> Layout | None:
-    """The layout of a cluster that was made here, or None. Its public directory may be gone: see is_usable."""
+    """Returns the layout in cluster.json, or None. Its public directory may be gone: see is_usable."""
     try:
         data = json.loads((root / "cluster.json").read_text())
         return Layout(root=root, public=Path(data["public"]), ports={n: int(data["ports"][n]) for n in _PORT_NAMES})
@@ -154,7 +154,7 @@ def remembered(root: Path) -> Layout | None:
 
 
 def is_usable(layout: Layout) -> bool:
-    """Whether the public directory is still ours: /tmp is emptied at boot, and others can write there."""
+    """Returns whether the public directory is still root's own: /tmp is emptied at boot, and others can write there."""
     return _is_private_to_root(layout.public)
 
 
@@ -166,7 +166,7 @@ def save(layout: Layout) -> None:
 
 
 def open_or_create(root: Path) -> Layout:
-    """The cluster's layout, with every directory made. Raises ClusterError when the path cannot be used."""
+    """Returns the cluster's layout and creates every directory. Raises ClusterError when the path cannot be used."""
     root = root.absolute()
     _check_path(root)
     if os.geteuid() != 0:
@@ -190,7 +190,7 @@ def open_or_create(root: Path) -> Layout:
 
 
 def with_new_ports(layout: Layout) -> Layout:
-    """The same cluster on other ports, for when something else has taken one of ours."""
+    """Returns the same cluster with other ports, for when another program uses one of its ports."""
     changed = Layout(root=layout.root, public=layout.public, ports=_free_ports())
     save(changed)
     return changed

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is true on the private cluster's node, from three sources that know nothing of one another: the simulated driver
-(memory that processes really hold), hami_hpc's ledger (what was granted), and the run directory."""
+"""Reads the state of the private cluster's node from three independent sources: the simulated driver (the memory that
+processes really use), hami_hpc's ledger (the grants), and the run directory."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGpu:
-    """One GPU as the simulated driver keeps it. peak_bytes: the most that was
-    ever in use at once; refusals: requests that did not fit the whole GPU."""
+    """The simulated driver's record of one GPU. peak_bytes: the largest use at
+    any time; refusals: requests that were larger than the whole GPU's free memory."""
 
     index: int
     uuid: str
@@ -51,7 +51,7 @@ class Granted:
 
 
 def gpus(layout: Layout) -> list[SimulatedGpu]:
-    """The simulated driver's own state, dead processes already swept out of it."""
+    """Returns the simulated driver's own state, without dead processes."""
     text = jobs.admin(layout, str(CHECKOUT / "build/native/sim/sim-state"), str(layout.machine))
     return [
         SimulatedGpu(
@@ -68,13 +68,13 @@ def gpus(layout: Layout) -> list[SimulatedGpu]:
 
 
 def regions(layout: Layout) -> list[Path]:
-    """The run directories of jobs that are on the node."""
+    """Returns the run directories of the node's jobs."""
     folder = layout.run_dir / "jobs"
     return sorted(folder.iterdir()) if folder.exists() else []
 
 
 def grants(layout: Layout) -> list[Granted]:
-    """The ledger's live rows, read beside whoever writes them."""
+    """Returns the ledger's live rows; other processes may write at the same time."""
     path = layout.run_dir / "ledger.db"
     if not path.exists():
         return []
@@ -87,25 +87,25 @@ def grants(layout: Layout) -> list[Granted]:
 
 
 def drain_reason(layout: Layout) -> str:
-    """Why the node with the GPUs takes no jobs; empty when it does."""
+    """Returns why the node with the GPUs takes no jobs; empty when it takes jobs."""
     text = jobs.admin(layout, "sinfo", "-h", "-N", "-n", NODE, "-o", "%T %E")
     state, _, reason = text.strip().partition(" ")
     return reason if "drain" in state or "down" in state else ""
 
 
 def leftovers(layout: Layout) -> list[str]:
-    """What is still there of any job; empty when the node is clean."""
-    found = [f"run directory {path}" for path in regions(layout)]
-    found += [f"grant of job {grant.job_id}" for grant in grants(layout)]
+    """Describes everything that jobs have left; empty when the node is clean."""
+    remains = [f"run directory {path}" for path in regions(layout)]
+    remains += [f"grant of job {grant.job_id}" for grant in grants(layout)]
     for gpu in gpus(layout):
-        found += [f"process {p.pid} on GPU {gpu.index} with {p.used_bytes // MIB} MiB" for p in gpu.processes]
+        remains += [f"process {p.pid} on GPU {gpu.index} with {p.used_bytes // MIB} MiB" for p in gpu.processes]
         if gpu.used_bytes:
-            found.append(f"{gpu.used_bytes // MIB} MiB in use on GPU {gpu.index}")
-    return found
+            remains.append(f"{gpu.used_bytes // MIB} MiB in use on GPU {gpu.index}")
+    return remains
 
 
 def wait_until_clean(layout: Layout, timeout_s: float = 30.0) -> None:
-    """Waits until no job has left anything. Raises ClusterError naming what stays."""
+    """Waits until nothing of any job is left. Raises ClusterError, which names what is left."""
     seen: list[str] = []
 
     def clean() -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from .daemons import Daemon
 from .layout import ClusterError, Layout
 
-# In the order in which they are started; they are stopped in reverse.
+# In the order of their start; they are stopped in reverse.
 NODES = {"slurmd": "node1", "slurmd-cpu": "cpu1"}  # the node with the GPUs, and one without
 NAMES = ("munged", "mariadbd", "slurmdbd", "slurmctld", *NODES)
 SLURM = ("slurmdbd", "slurmctld", *NODES)
@@ -19,14 +19,14 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def clean_environment(layout: Layout) -> dict[str, str]:
-    """The environment of daemons and of the administrator's commands: nothing of the caller's gets in."""
+    """Returns the environment of daemons and of the administrator's commands, without the caller's variables."""
     return {"PATH": _PATH, "LC_ALL": "C.UTF-8", "HOME": "/root", "SLURM_CONF": str(layout.slurm_conf)}
 
 
 def answer(command: tuple[str, ...], environment: Mapping[str, str], timeout_s: float = 10.0) -> str | None:
-    """What a command prints when it ends with status 0 in time, else None."""
+    """Returns a command's output when it ends with status 0 before the timeout, else None."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
@@ -37,11 +37,11 @@ def answer(command: tuple[str, ...], environment: Mapping[str, str], timeout_s: 
         )
     except subprocess.TimeoutExpired:
         return None
-    return done.stdout if done.returncode == 0 else None
+    return result.stdout if result.returncode == 0 else None
 
 
 def succeeds(command: tuple[str, ...], environment: Mapping[str, str]) -> bool:
-    """Whether a command ends with status 0 within 10 s; what it prints is dropped."""
+    """Returns whether a command ends with status 0 within 10 s. Discards its output."""
     return answer(command, environment) is not None
 
 
@@ -69,7 +69,7 @@ def _mariadbd(layout: Layout, environment: dict[str, str]) -> Daemon:
     return Daemon(
         "mariadbd",
         (
-            # --no-defaults: the machine's own database settings in /etc/mysql are not ours.
+            # --no-defaults: ignores the machine's database settings in /etc/mysql.
             *("/usr/sbin/mariadbd", "--no-defaults", "--user=root", f"--datadir={layout.database}", socket),
             *("--skip-networking", f"--pid-file={layout.root}/mariadbd.pid", f"--log-error={layout.log}/mariadbd.log"),
             *("--innodb-buffer-pool-size=64M", "--innodb-log-file-size=32M", "--innodb-lock-wait-timeout=900"),
@@ -83,12 +83,12 @@ def _mariadbd(layout: Layout, environment: dict[str, str]) -> Daemon:
 
 def make_database(layout: Layout) -> None:
     """Creates the database's files once. Raises ClusterError with the installer's output."""
-    # slurmdbd would create it, but with libmariadb 11.8.9 all its queries fail on a connection that began without one.
+    # slurmdbd would create the database, but with libmariadb 11.8.9 all queries fail on a connection without one.
     (layout.root / "init.sql").write_text("CREATE DATABASE IF NOT EXISTS slurm_acct;\n")
     if (layout.database / "made").exists():
         return
     command = (
-        # --force: go on where the host's name cannot be looked up; nothing here is reached by name.
+        # --force: go on where the host's name cannot be resolved; no client here uses the name.
         *("mariadb-install-db", "--no-defaults", "--force", "--user=root", f"--datadir={layout.database}"),
         *("--auth-root-authentication-method=socket", "--auth-root-socket-user=root", "--skip-test-db"),
     )
@@ -105,14 +105,14 @@ def make_database(layout: Layout) -> None:
 
 
 def describe(layout: Layout, name: str) -> Daemon:
-    """How to start the named daemon of this cluster."""
+    """Returns the Daemon of this cluster with this name."""
     environment = clean_environment(layout)
     if name == "munged":
         return _munged(layout, environment)
     if name == "mariadbd":
         return _mariadbd(layout, environment)
     if name == "slurmdbd":
-        # slurmdbd.conf has no setting for a database's socket; the client library reads this variable.
+        # slurmdbd.conf has no key for a database's socket; the client library reads this variable.
         with_socket = environment | {"MYSQL_UNIX_PORT": str(layout.database_socket)}
         ready = ("sacctmgr", "--noheader", "--readonly", "list", "cluster")
         return Daemon(name, ("/usr/sbin/slurmdbd", "-D"), lambda: succeeds(ready, environment), with_socket)
@@ -127,8 +127,9 @@ def describe(layout: Layout, name: str) -> Daemon:
 
 
 def nodes_answer(layout: Layout, *names: str) -> bool:
-    """Whether slurmctld has heard from these nodes (default: all). Until it has, it refuses jobs for their GPUs."""
+    """Returns whether these nodes (default: all) have registered. Until then slurmctld refuses jobs for their GPUs."""
     command = ("sinfo", "--noheader", "--Node", "--format=%T", f"--nodes={','.join(names or NODES.values())}")
     states = (answer(command, clean_environment(layout)) or "").split()
-    # A trailing '*' says that slurmctld has no answer from slurmd; drained is the administrator's or a prolog's doing.
+    # A trailing '*' means that slurmctld has no answer from slurmd. A drained node counts: an administrator or a prolog
+    # has drained it.
     return bool(states) and not any(s.endswith("*") or s.startswith(("down", "unk")) for s in states)

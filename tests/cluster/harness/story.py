@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: one request followed from sbatch to the bill, and what its neighbours on the GPU see.
+"""The demo: follows one request from sbatch to the bill, and shows the other jobs on the same GPU.
 
-Each step checks what it shows and fails with the logs that tell why, so the story is also a test.
+Each step checks its output and fails with the logs, so the demo is also a test.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _SCRIPTS = ("train.sh", "serve.sh", "whole.sh", "later.sh")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A job of the story and what releases it."""
+class StoryJob:
+    """A job of the demo, and the file that ends it."""
 
     job: int
     user: str
@@ -30,7 +30,7 @@ class Told:
 
 
 def tell(layout: Layout) -> None:
-    """Runs the whole story on a cluster that is up. Raises ClusterError at the first step that does not come out."""
+    """Runs the whole demo on a running cluster. Raises ClusterError at the first step that fails."""
     began_unix_s = int(time.time())
     _cancel_own(layout)
     version = jobs.admin(layout, "sinfo", "--version").split()[-1]
@@ -55,7 +55,7 @@ def tell(layout: Layout) -> None:
 
 
 def _cancel_own(layout: Layout) -> None:
-    """Ends what a story that failed or was interrupted has left in the queue."""
+    """Cancels jobs that a failed or interrupted demo has left in the queue."""
     for name in _SCRIPTS:
         jobs.admin(layout, "scancel", f"--name={name}")
     jobs.wait(layout, lambda: not jobs.admin(layout, "squeue", "-h", f"--name={','.join(_SCRIPTS)}"), "old jobs to end")
@@ -78,8 +78,8 @@ def _expect(layout: Layout, what: str, holds: bool, job: int | None = None) -> N
         raise ClusterError(f"the demo expected that {what}; it is not so\n{jobs.evidence(layout, job)}")
 
 
-def _submit(layout: Layout, user: str, name: str, program: str, *options: str) -> Told:
-    """Submits and shows the command as the user typed it. The job runs until its release file is there."""
+def _submit(layout: Layout, user: str, name: str, program: str, *options: str) -> StoryJob:
+    """Submits a job and prints the user's command. The job runs until its release file exists."""
     release = layout.home / user / f"{name}.release"
     release.unlink(missing_ok=True)
     script = jobs.write_script(layout, user, f"{name}.sh", f"#!/bin/sh\n{program.format(until=release)}\n")
@@ -89,34 +89,34 @@ def _submit(layout: Layout, user: str, name: str, program: str, *options: str) -
     _show(done.text)
     if done.status != 0:
         raise ClusterError(f"that was refused, with status {done.status}\n{jobs.evidence(layout)}")
-    return Told(int(done.out.split()[-1]), user, release)
+    return StoryJob(int(done.out.split()[-1]), user, release)
 
 
 def _scheduled(layout: Layout, job: int) -> str:
-    """The lines of `scontrol show job -d` that say what the job holds."""
+    """Returns the lines of `scontrol show job -d` that show the job's allocation."""
     wanted = ("TRES=", "JOB_GRES=", "Nodes=", "TresPerNode=")
     lines = [line.strip() for line in jobs.admin(layout, "scontrol", "show", "job", "-d", str(job)).splitlines()]
     return "\n".join(line for line in lines if line.startswith(wanted))
 
 
 def gpu_indices(layout: Layout, job: int) -> set[int]:
-    """The indices of the GPUs of which the job holds something, from `scontrol show job -d`.
+    """Returns the indices of the job's GPUs, also of those that it shares, from `scontrol show job -d`.
 
     Slurm prints them as gpu:h200:1(IDX:0), shard:279(IDX:0), or from 23.02 on shard:279(279/559,0/559).
     """
-    found: set[int] = set()
+    indices: set[int] = set()
     for gres in re.findall(r"\bGRES=(\S+)", jobs.admin(layout, "scontrol", "show", "job", "-d", str(job))):
         for where in re.findall(r"\b(?:gpu|shard)[^()]*\(([^)]*)\)", gres):
             if where.startswith("IDX:"):
                 for first, last in re.findall(r"(\d+)(?:-(\d+))?", where):
-                    found |= set(range(int(first), int(last or first) + 1))
+                    indices |= set(range(int(first), int(last or first) + 1))
             else:
                 shares = [int(share.partition("/")[0]) for share in where.split(",")]
-                found |= {index for index, share in enumerate(shares) if share > 0}
-    return found
+                indices |= {index for index, share in enumerate(shares) if share > 0}
+    return indices
 
 
-def _request_and_schedule(layout: Layout) -> Told:
+def _request_and_schedule(layout: Layout) -> StoryJob:
     _heading(1, "The request: 8 GiB of a GPU's memory, half of its time")
     first = _submit(layout, "games", "train", "slice --until {until}", "--gres=vgpu:mem=8G,cores=50")
     jobs.wait_for_state(layout, first.job, "RUNNING")
@@ -129,21 +129,21 @@ def _request_and_schedule(layout: Layout) -> Told:
     return first
 
 
-def _seen_by_the_program(layout: Layout, told: Told) -> None:
+def _seen_by_the_program(layout: Layout, first: StoryJob) -> None:
     _heading(3, "What the program in the job saw: a GPU of 8192 MiB, and CUDA's own error beyond")
 
     def printed() -> bool:
-        _expect(layout, "the program runs", jobs.state(layout, told.job) == "RUNNING", told.job)
-        return "CUDA says" in jobs.output(layout, told.user, told.job)
+        _expect(layout, "the program runs", jobs.state(layout, first.job) == "RUNNING", first.job)
+        return "CUDA says" in jobs.output(layout, first.user, first.job)
 
-    jobs.wait(layout, printed, "the program to reach its limit", 30, told.job)
-    text = jobs.output(layout, told.user, told.job)
+    jobs.wait(layout, printed, "the program to reach its limit", 30, first.job)
+    text = jobs.output(layout, first.user, first.job)
     _show(text)
     for words in ("8192 MiB in total", "8192 of 8192 MiB in use", "CUDA_ERROR_OUT_OF_MEMORY"):
-        _expect(layout, f"the program printed '{words}'", words in text, told.job)
+        _expect(layout, f"the program printed '{words}'", words in text, first.job)
 
 
-def _packed(layout: Layout, first: Told) -> Told:
+def _packed(layout: Layout, first: StoryJob) -> StoryJob:
     _heading(4, "A second job, of another user and a latency-critical class, on the same GPU")
     second = _submit(
         layout, "news", "serve", "slice --use 4096 --until {until}", "--qos=lc", "--gres=vgpu:mem=25%,cores=30"
@@ -160,7 +160,7 @@ def _list(numbers: set[int]) -> str:
     return ", ".join(str(number) for number in sorted(numbers))
 
 
-def _whole_gpu(layout: Layout) -> Told:
+def _whole_gpu(layout: Layout) -> StoryJob:
     _heading(5, "Whole GPUs as ever: the other one goes to a job that knows nothing of vgpu")
     program = "while [ ! -e {until} ]; do sleep 0.2; done"
     whole = _submit(layout, "news", "whole", program, "--gres=gpu:h200:1")
@@ -169,7 +169,7 @@ def _whole_gpu(layout: Layout) -> Told:
     return whole
 
 
-def _must_wait(layout: Layout) -> Told:
+def _must_wait(layout: Layout) -> StoryJob:
     _heading(6, "A job that fits beside nobody has to wait")
     waiting = _submit(layout, "games", "later", "slice --use 1024 --until {until}", "--gres=vgpu:mem=8G,cores=60")
     reason = ""
@@ -203,27 +203,27 @@ def _live_usage(layout: Layout) -> None:
     _show(jobs.admin(layout, "hami-hpc", "jobs"))
 
 
-def _release(layout: Layout, first: Told, second: Told, whole: Told, waiting: Told) -> None:
+def _release(layout: Layout, first: StoryJob, second: StoryJob, whole: StoryJob, waiting: StoryJob) -> None:
     _heading(9, "The first job ends, the waiting one starts")
     first.release.touch()
     jobs.wait_for_state(layout, waiting.job, "RUNNING")
     _say(f"Job {waiting.job} got GPU {_list(gpu_indices(layout, waiting.job))}.")
-    for told in (second, whole, waiting):
-        told.release.touch()
-    for told in (first, second, whole, waiting):
-        jobs.wait_for_state(layout, told.job, "COMPLETED")
+    for demo_job in (second, whole, waiting):
+        demo_job.release.touch()
+    for demo_job in (first, second, whole, waiting):
+        jobs.wait_for_state(layout, demo_job.job, "COMPLETED")
     node.wait_until_clean(layout)
     _say("All jobs have ended. No grant, no region and no GPU memory is left behind.")
 
 
-def _billed(layout: Layout, began_unix_s: int, told: list[Told]) -> None:
+def _billed(layout: Layout, began_unix_s: int, demo_jobs: list[StoryJob]) -> None:
     _heading(10, "The bill: GPU-hours, from Slurm's own records")
-    # By time, as the bill asks: a query by job number knows of an end some tenths of a second earlier.
+    # By time, as the bill asks: a query by job number has a job's end some tenths of a second earlier.
     sacct = ("sacct", "-a", "-D", "-n", "-X", "-P", "-o", "JobIDRaw,State", "-S", f"uts{began_unix_s}")
 
     def recorded() -> bool:
         lines = set(jobs.admin(layout, *sacct).splitlines())
-        return {f"{one.job}|COMPLETED" for one in told} <= lines
+        return {f"{demo_job.job}|COMPLETED" for demo_job in demo_jobs} <= lines
 
     jobs.wait(layout, recorded, "sacct to know that the jobs ended", 30)
     stamp = "%Y-%m-%dT%H:%M:%S"
