@@ -102,7 +102,7 @@ test-pyslurm: setup-test build ## records through pyslurm, built from PYSLURM_SO
 	library=$$(scripts/pyslurm) && PYTHONPATH=$$library $(PYTEST) tests/cluster/live_pyslurm.py
 
 # Not part of `make test`: it needs root, debootstrap and Debian's archive.
-test-slurm-versions: setup ## accounting on Slurm 24.11 and 26.05, each in a chroot of its Debian release
+test-slurm-versions: setup ## accounting and QoS on Slurm 24.11 and 26.05, each in a chroot of its Debian release
 	@set -e; for suite in trixie forky; do \
 		scripts/slurm-chroot $$suite env HAMI_HPC_RECORD=build/records .venv/bin/python -m pytest -p no:cacheprovider \
 			tests/versions/live_*.py; \

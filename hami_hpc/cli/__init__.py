@@ -36,6 +36,10 @@ NODE_COMMANDS = {
         "Make the ledger and the run directory agree with Slurm's jobs and the GPUs.",
     ),
     "doctor": ("hami_hpc.cli.doctor_command", "Check what vGPU jobs need on this node, and say what to do."),
+    "qos": (
+        "hami_hpc.cli.qos_command",
+        "Compare the QoS of the settings with slurmdbd's, or write them there.",
+    ),
 }
 # The same for the commands that need hami-hpc[accounting], which nodes do not have.
 ACCOUNTING_COMMANDS = {

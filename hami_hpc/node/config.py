@@ -56,6 +56,7 @@ class Settings(NamedTuple):
     classes: Mapping[str, ClassSettings]
     gpu_models: Mapping[str, int]
     partitions: Mapping[str, tuple[str, ...]]
+    qos: Mapping[str, object]  # [qos.*] as it is written: node/qos_settings.py reads it, and no prolog does
 
     def shards_per_gpu(self, model: str) -> int:
         """Returns the gres/shard units of one GPU of a model (docs/architecture.md, "Units")."""
@@ -209,6 +210,7 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         classes=_classes(path, top.take("classes", {})),
         gpu_models=models,
         partitions=_partitions(path, top.take("partitions", {}), models),
+        qos=_Table(path, "qos", top.take("qos", {})).left,
     )
     for table in (vgpu, paths, top):
         table.close()

@@ -19,6 +19,7 @@ from hami_hpc.core.units import Site, Where, resolve
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation.table import check_modes
 from hami_hpc.node.config import Settings
+from hami_hpc.node.qos_settings import read_qos
 from hami_hpc.render import filters, merging, names, on_disk
 from hami_hpc.render.marks import block, blocks, is_ours, marked, with_block
 from hami_hpc.render.merging import Merge
@@ -96,6 +97,7 @@ class Renderer:
         names.check_text("--node-parameters", target.node_parameters)
         site = settings.site()
         check_modes(settings.modes, settings.path)
+        read_qos(settings)  # what is wrong there shows here too
         check_defaults(site)
         self.offer: NodeOffer = make_offer(site, gpus)
         self.model = self.offer.lines[0].model

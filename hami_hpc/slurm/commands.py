@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 import socket
 import subprocess
+from collections.abc import Sequence
 
 from hami_hpc.errors import NodeError
 
@@ -51,6 +53,11 @@ def configuration() -> dict[str, str]:
     return {key.strip(): value.strip() for key, separator, value in pairs if separator}
 
 
+def version() -> int:
+    """Returns SLURM_VERSION_NUMBER of Slurm's commands here. Raises NodeError when there are none."""
+    return version_of(_output("scontrol", "--version").split()[-1])
+
+
 def version_of(text: str) -> int:
     """Returns the SLURM_VERSION_NUMBER of `22.05.8`. Raises NodeError for text of another form."""
     parts = text.split("-")[0].split(".")
@@ -83,3 +90,50 @@ def qos_names() -> frozenset[str]:
     """Returns the names of slurmdbd's QoS. Raises NodeError when it does not answer."""
     text = _output("sacctmgr", "--noheader", "--parsable2", "--readonly", "list", "qos", "format=name")
     return frozenset(text.split())
+
+
+def qos_rows(columns: Sequence[str]) -> list[dict[str, str]]:
+    """Returns each QoS that slurmdbd has, by column. Raises NodeError when it does not answer."""
+    text = _sacctmgr("--noheader", "--parsable2", "--readonly", "list", "qos", f"format={','.join(columns)}")
+    rows = [line.split("|") for line in text.splitlines()]
+    wrong = next((row for row in rows if len(row) != len(columns)), None)
+    if wrong is not None:
+        raise NodeError(f"sacctmgr list qos printed '{'|'.join(wrong)}', which is not understood")
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def change_accounting(words: Sequence[str]) -> None:
+    """Runs one sacctmgr command that changes something, unasked. Raises NodeError when slurmdbd refuses it."""
+    _sacctmgr("--immediate", "--quiet", *words)
+
+
+# Parts of sacctmgr's messages -> what to do.
+_SACCTMGR_ADVICE = (
+    (
+        ("privilege", "Access/permission denied"),
+        "Run it as root, or as a user with AdminLevel=Administrator in slurmdbd",
+    ),
+    (
+        ("Preemption loop",),
+        "slurmdbd before 24.05 says so, too, of a QoS whose Preempt list was emptied: restart slurmdbd, run this again",
+    ),
+    (("no TRES known",), "AccountingStorageTRES must have it, and slurmctld must have run with that"),
+    (("refused", "Problem talking", "Unable to contact", "timed out", "Connection"), "Is slurmdbd up?"),
+)
+
+
+def _sacctmgr(*words: str) -> str:
+    """Returns what sacctmgr prints. Raises NodeError with its message, and what to do."""
+    command = ("sacctmgr", *words)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NodeError(f"sacctmgr cannot be run ({error}). Is Slurm installed here and slurmdbd up?") from error
+    if done.returncode != 0:
+        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines()]
+        complaint = "; ".join(line.removeprefix("sacctmgr: error: ") for line in dict.fromkeys(lines) if line)
+        advice = next((text for marks, text in _SACCTMGR_ADVICE if any(mark in complaint for mark in marks)), "")
+        raise NodeError(f"{shlex.join(command)} failed: {complaint or 'it says nothing'}. {advice}".rstrip())
+    return done.stdout

@@ -18,6 +18,7 @@ _ACCOUNTING = (
 )
 _STORY = "tests/cluster/test_story.py::test_the_demo_follows_a_request_from_sbatch_to_the_bill"
 _RENDER = "tests/cluster/test_site.py"
+_QOS = "tests/cluster/test_qos.py"
 BY = {
     "sbatch --gres=vgpu:mem=8G,cores=50 train.sh": _STORY,
     "scontrol show job -d 1": _STORY,
@@ -28,6 +29,9 @@ BY = {
     "test_doctor_in_a_shell_that_read_the_clusters_env_misses_cgroups_alone",
     "hami-hpc render --diff -o /etc/slurm": _RENDER,
     "hami-hpc render -o /etc/slurm": _RENDER,
+    "hami-hpc qos show": _QOS,
+    "hami-hpc qos apply --dry-run": _QOS,
+    "hami-hpc qos apply": _QOS,
     "make install": "tests/unit/test_install.py",
     "make uninstall": "tests/unit/test_install.py",
 }

@@ -18,6 +18,7 @@ from hami_hpc import builds
 from hami_hpc.cli import main
 from hami_hpc.cli.doctor_command import examine
 from hami_hpc.cli.exit_codes import ExitCode
+from hami_hpc.core import qos
 from hami_hpc.core.finding import Level
 from hami_hpc.core.inventory import Device
 from hami_hpc.doctor.build_checks import GRES_PLUGINS, plugin_version
@@ -242,3 +243,27 @@ def test_in_a_checkout_without_git_the_revision_is_unknown(tmp_path: Path) -> No
         times = source.stat().st_mtime_ns
     subprocess.run([tmp_path / "scripts/build-info", source], check=True)
     assert source.stat().st_mtime_ns == times, "nothing is linked again for the same text"
+
+
+def test_a_slurmdbd_that_is_not_as_the_settings_say_is_a_warning(
+    healthy: Healthy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unset = {"Priority": "0", "GraceTime": "00:00:00", "UsageFactor": "1.000000", "PreemptMode": "cluster"}
+    rows = [dict.fromkeys(qos.COLUMNS, "") | unset | {"Name": name} for name in ("normal", "lc", "be")]
+    monkeypatch.setattr(commands, "qos_rows", lambda _columns: rows)
+    assert "QoS in slurmdbd" not in healthy.findings(), "without [qos.*] nothing is wanted"
+    tables = '[qos.lc]\npriority = 9\npreempt = ["be"]\n[qos.night]\n'
+    healthy.node.config.write_text(healthy.node.config.read_text() + tables)
+    found = healthy.findings()
+    assert found["QoS in slurmdbd"].level is Level.WARN
+    assert found["QoS in slurmdbd"].detail == (
+        "night is not there; Priority of lc is 0, not 9; Preempt of lc is none, not be"
+    )
+    assert found["QoS in slurm.conf"].level is Level.WARN
+    assert "PreemptType=preempt/qos; PreemptMode=REQUEUE" in found["QoS in slurm.conf"].detail
+    rows[1] |= {"Priority": "9", "Preempt": "be"}
+    rows.append(rows[0] | {"Name": "night"})
+    parameters = "nohold_on_prolog_fail,preempt_youngest_first,preempt_strict_order,preempt_reorder_count=10"
+    healthy.slurm |= {"PreemptType": "preempt/qos", "PreemptMode": "REQUEUE", "SchedulerParameters": parameters}
+    assert {found.level for what, found in healthy.findings().items() if what.startswith("QoS")} == {Level.OK}
+    assert healthy.run().exit_code == ExitCode.DONE
