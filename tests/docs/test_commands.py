@@ -60,7 +60,7 @@ def check_make(words: list[str]) -> None:
 
 
 def check_hami(words: list[str]) -> None:
-    context = click.Context(main)
+    context = click.Context(main, **main.context_settings)
     given = [PLACEHOLDERS.get(word, word) for word in words]
     if not given or given[0].startswith("-"):
         assert all(word in ("--version", "--help") for word in given)

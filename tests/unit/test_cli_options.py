@@ -68,7 +68,7 @@ OLD_SPELLINGS = {"bill": {"--check"}, "invoice": {"--balances"}, "ingest": {"--c
 
 
 def command_of(name: str) -> Command:
-    found = main.get_command(click.Context(main), name)
+    found = main.get_command(click.Context(main, **main.context_settings), name)
     assert isinstance(found, Command), name
     return found
 

@@ -80,7 +80,7 @@ def test_bash_completes_commands_options_and_their_values(
 
 def test_bash_offers_every_option_and_no_hidden_one(share: Path) -> None:
     found = set(completed(share, "invoice", "--"))
-    command = main.get_command(click.Context(main), "invoice")
+    command = main.get_command(click.Context(main, **main.context_settings), "invoice")
     assert command is not None
     assert found == {
         "--help",
@@ -132,7 +132,7 @@ def rendered(page: Path) -> str:
 def test_groff_takes_every_page_and_every_option_is_in_its_page(share: Path, name: str) -> None:
     text = rendered(share / "man/man1" / f"{'-'.join(['hami-hpc', *name.split()])}.1")
     plain = " ".join(text.split())
-    command = main.get_command(click.Context(main), name) if name else main
+    command = main.get_command(click.Context(main, **main.context_settings), name) if name else main
     assert command is not None
     _, _, options = text.partition("\nOPTIONS\n")
     options = options.partition("\nEXIT STATUS\n")[0]

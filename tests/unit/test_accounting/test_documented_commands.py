@@ -109,7 +109,7 @@ def test_the_examples_of_the_document_run_one_after_the_other(machine: Path) -> 
 @pytest.mark.parametrize("text", _inline())
 def test_a_command_within_a_sentence_is_one_that_hami_hpc_understands(text: str) -> None:
     name, *words = (PLACEHOLDERS.get(word, word) for word in shlex.split(text))
-    context = click.Context(main)
+    context = click.Context(main, **main.context_settings)
     command = main.get_command(context, name)
     assert command is not None, name
     if words:
