@@ -24,7 +24,7 @@ from hami_hpc.core.inventory import Device
 from hami_hpc.doctor.build_checks import GRES_PLUGINS, plugin_version
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation import share_checks
-from hami_hpc.node import ldso, nvml
+from hami_hpc.node import ldso, mounts, nvml
 from hami_hpc.slurm import commands
 from hami_hpc.slurm.plugstack import SPANK_PLUGIN
 
@@ -48,6 +48,7 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Healthy:
     healthy.write("ld.so.preload", "")
     healthy.write("max_user_namespaces", "0\n")
     monkeypatch.setattr(share_checks, "LD_SO_PRELOAD", tmp_path / "ld.so.preload")
+    monkeypatch.setattr(mounts, "obstacle", lambda: None)  # where the tests cannot mount: test_job_dirs_mounts.py
     obstacle = ldso.obstacle  # where the tests' own root directory is no mount point there is one: test_ldso.py
     monkeypatch.setattr(ldso, "obstacle", lambda path: ("", "") if path.is_file() else obstacle(path))
     monkeypatch.setattr(share_checks, "USER_NAMESPACES", tmp_path / "max_user_namespaces")
