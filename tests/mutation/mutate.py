@@ -35,7 +35,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 WORK: Final = ROOT / "build/mutation"
 ACCEPTED: Final = Path(__file__).with_name("accepted.toml")
 LEAST_PERCENT: Final = 90
-COPIED: Final = ("hami_hpc", "tests", "accounting", "prolog", "slurm-plugins", "pyproject.toml")
+COPIED: Final = ("hami_hpc", "tests", "accounting", "examples", "prolog", "slurm-plugins", "pyproject.toml")
 SURVIVED, NO_TESTS = 0, 33  # exit statuses in mutmut's results; None is a change that was not tried
 
 
