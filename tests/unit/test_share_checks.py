@@ -87,6 +87,7 @@ def test_an_interposer_that_is_not_there(host: Host) -> None:
         (0, 0o604, Level.OK),
         (0, 0o755, Level.OK),
         (0, 0o640, Level.FAIL),
+        (0, 0o641, Level.FAIL),
         (0, 0o646, Level.FAIL),
         (0, 0o664, Level.FAIL),
         (1, 0o644, Level.FAIL),
