@@ -147,9 +147,9 @@ def test_what_neither_ledger_nor_spool_takes_is_told_and_left_for_reconcile(node
     assert status == 0
     ledger_line, usage_line = errors.splitlines()
     assert ledger_line.startswith(f"{c.ERROR_PREFIX}epilog: job 7: ")
-    assert "is of version 99" in ledger_line
+    assert "version 99" in ledger_line
     assert usage_line.startswith(f"{c.ERROR_PREFIX}epilog: job 7: ")
-    assert usage_line.endswith(". It stays for hami-hpc reconcile")
+    assert usage_line.endswith(". hami-hpc reconcile will finish this")
     assert [name.startswith(job_dirs.ENDED) for name in node.names()] == [True]
 
 
