@@ -14,6 +14,7 @@ from harness.mounting import can_mount
 from hypothesis import strategies as st
 from node_testbed import GPU_MIB, Node, job_environment, names_in
 
+from hami_hpc.contract import constants as c
 from hami_hpc.node import job_dirs, ledger, usage_spool
 from hami_hpc.stages.epilog import spool_usage
 from hami_hpc.stages.reconcile import reconcile
@@ -134,6 +135,22 @@ def test_what_can_be_written_nowhere_is_set_aside_and_a_later_epilog_ends_it(nod
     assert node.record()["peak_bytes"] == 4242
     assert node.record()["model"] == "h200"
     node.assert_nothing_is_held()
+
+
+def test_what_neither_ledger_nor_spool_takes_is_told_and_left_for_reconcile(node: Node) -> None:
+    assert node.prolog(7) == 0
+    break_spool(node)
+    break_waiting(node)
+    with closing(sqlite3.connect(node.root / "run" / "ledger.db")) as connection:
+        connection.executescript("UPDATE version SET number = 99; PRAGMA user_version = 99")
+    status, errors = node.run("epilog", job_environment(7))
+    assert status == 0
+    ledger_line, usage_line = errors.splitlines()
+    assert ledger_line.startswith(f"{c.ERROR_PREFIX}epilog: job 7: ")
+    assert "version 99" in ledger_line
+    assert usage_line.startswith(f"{c.ERROR_PREFIX}epilog: job 7: ")
+    assert usage_line.endswith(". hami-hpc reconcile will finish this")
+    assert [name.startswith(job_dirs.ENDED) for name in node.names()] == [True]
 
 
 def test_reconcile_ends_what_was_set_aside(node: Node) -> None:

@@ -253,6 +253,14 @@ def test_a_new_ledger_that_cannot_be_made_is_told_by_its_name(tmp_path: Path, mo
         open_ledger(str(tmp_path), "boot", nobody)
 
 
+def test_a_ledger_that_sqlite_cannot_open_is_told_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    path.mkdir()
+    (path / "x").touch()  # so that no file system gives it no size
+    with pytest.raises(NodeError, match=f"ledger {path}: unable to open database file; its directory is missing"):
+        open_ledger(str(tmp_path), "boot", nobody)
+
+
 def test_who_waits_too_long_to_make_a_ledger_is_told_which_lock_is_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def test_what_is_left_out_has_its_default() -> None:
         ("", "rates.toml needs version = 1; this hami_hpc reads no other version"),
         ("version = 2", "rates.toml needs version = 1; this hami_hpc reads no other version"),
         ('currency = "euro"', "rates.toml: currency = 'euro'; allowed is a text like [A-Z]{3}"),
+        ('issuer = "' + "E" * 50 + '"', f"rates.toml: issuer = '{'E' * 40}'; allowed is a list of texts"),
         ("digits = 5", "rates.toml: digits = '5'; allowed is a whole number from 0 to 4"),
         ("digits = -1", "rates.toml: digits = '-1'; allowed is a whole number from 0 to 4"),
         ("digits = true", "rates.toml: digits = 'True'; allowed is a whole number from 0 to 4"),
