@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -22,9 +24,25 @@ def make_directory(path: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Writes a file and prints its path on standard error."""
+    """Writes a file and prints its path on standard error. A write that fails leaves the old file as it was."""
     try:
-        path.write_bytes(content)
+        if path.exists() and not path.is_file():  # a pipe or a device
+            path.write_bytes(content)
+        else:
+            _replace(path.resolve(), content)
     except OSError as error:
         raise AccountingError(f"{path} cannot be written: {error.strerror}; see --output") from error
     click.echo(str(path), err=True)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Writes a file by a rename, with the permissions of the file that it replaces."""
+    new = path.with_name(f".{path.name}.new.{os.getpid()}")
+    try:
+        new.write_bytes(content)
+        if path.exists():
+            shutil.copymode(path, new)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise

@@ -108,7 +108,7 @@ class Renderer:
             "offer": self.offer,
             "classes": list(c.CLASSES),
             "site_table": lua_text(site_table(site)),
-            "command": f"{sys.executable} -m hami_hpc.cli",
+            "command": f"{sys.executable} -I -m hami_hpc.cli",
             "node": target.node,
             "device": target.device,
             "spank": target.spank,
