@@ -119,6 +119,8 @@ def unnoticed_python(mutants: Iterable[Mutant]) -> list[Mutant]:
     copy_tree()
     plugin = WORK / "mutants/tests/mutation"  # there before mutmut starts: Python remembers which folders are missing
     plugin.mkdir(parents=True, exist_ok=True)
+    # mutmut asks only new tests which functions they call, and would call those of a changed program untested.
+    (WORK / "mutants/mutmut-stats.json").unlink(missing_ok=True)
     names = sorted(by_name)
     with (WORK / "mutmut.log").open("w") as log:
         command = [sys.executable, "-c", "from mutmut.__main__ import cli; cli()", "run", "--max-children", "1", *names]

@@ -128,6 +128,15 @@ def test_too_much_memory_names_the_largest_gpu_of_the_partition() -> None:
     )
 
 
+def test_the_largest_gpu_is_the_one_of_the_most_memory_also_among_those_of_as_many_shards() -> None:
+    models = {"small": 1024, "large": 1100}
+    site = python_site({**tables()["one"], "gpu_models": models, "partitions": {"gpu": tuple(models)}})
+    assert {capacity(site, model)[1] for model in models} == {4}
+    with pytest.raises(RequestError) as caught:
+        resolve(Request(mem=MemMib(1050)), site, HERE)
+    assert caught.value.code == "E_TYPE_NEEDED"
+
+
 def test_a_qos_of_no_class_is_std_and_case_does_not_matter() -> None:
     site = SITES["one"]
     assert [class_of(site, qos) for qos in (None, "", "lc", "LC", "sCaVeNgEr", "other")] == [
