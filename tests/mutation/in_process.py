@@ -24,13 +24,15 @@ import node_testbed  # noqa: E402  it lies in tests/unit
 
 from hami_hpc.stages import epilog, prolog  # noqa: E402  after the profile
 
-# They read the program's text, start it unchanged, or need what `make build` makes.
+# They read the program's text or a document, start it unchanged, or need what `make build` makes.
 NOT_HERE: Final = (
     "test_vectors_hold_every_error_that_the_grammar_can_raise",
     "test_gpus_come_from_nvml_once_and_then_from_the_ledger",
     "test_reconcile_is_the_same_command_under_python_m",
     "test_many_who_prepare_at_once_mount_once",
     "test_a_process_that_may_not_mount_knows_it",
+    "test_the_example_in_the_document_comes_to_the_lines_that_it_shows",
+    "test_every_key_is_in_the_document",
 )
 MAINS: Final = {"prolog": prolog.main, "epilog": epilog.main}
 
