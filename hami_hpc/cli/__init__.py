@@ -25,6 +25,10 @@ NODE_COMMANDS = {
         "Write hami_hpc's parts of slurm.conf, gres.conf and plugstack.conf for this node, and the filters' site "
         "table.",
     ),
+    "forget-node": (
+        "hami_hpc.cli.render_command",
+        "Delete the lines that render wrote for a node that is gone, and show the site's lines that still name it.",
+    ),
     "inventory": (
         "hami_hpc.cli.node_commands",
         "This node's GPUs, as the driver shows them and as the settings count them.",

@@ -93,7 +93,7 @@ def show_merges(merges: list[Merge], remarks: list[str]) -> None:
         click.echo(f"{number:3}. {merge.what}")
         for line in merge.lines:
             click.echo(f"         {line}")
-    click.echo("Then run hami-hpc render again, which says what is still left; restart slurmctld and slurmd; and run")
+    click.echo("Then run this command again, which shows what is still left; restart slurmctld and slurmd; and run")
     click.echo("hami-hpc doctor on the node.")
 
 
@@ -151,7 +151,6 @@ def write(output: Path, rendered: Rendered, force: bool) -> None:
 @click.option("--prolog", metavar="FILE", help="Prolog=, instead of a wrapper written beside the other files.")
 @click.option("--epilog", metavar="FILE", help="Epilog=, instead of a wrapper written beside the other files.")
 @click.option("--cgroup", is_flag=True, help="Write cgroup.conf as well, where there is none.")
-@click.option("--forget", metavar="NODE", help="Delete the lines of a node that is gone, and show what still names it.")
 def render(
     output: Path,
     dry_run: bool,
@@ -159,7 +158,6 @@ def render(
     force: bool,
     config: Path | None,
     gpus: str | None,
-    forget: str | None,
     **named: str,
 ) -> None:
     """Write hami_hpc's parts of slurm.conf, gres.conf and plugstack.conf for this node, and the filters' site table.
@@ -168,15 +166,28 @@ def render(
     run adds its lines.
     """
     output = output.absolute()
-    if forget is not None:
-        forgetting.forget(output, forget)  # raises errors before a directory is made
-        _run(output, lambda: forgetting.forget(output, forget), dry_run, diff, force)
-        return
     settings = settings_of(config)
     found = gpus_by_hand(gpus, settings) if gpus else make_inventory(nvml.read_devices(), settings.gpu_models)
     target = Target(directory=str(output), **named)  # type: ignore[arg-type]  # click fills it from the options
     Renderer(settings, found, target)  # raises errors in settings and GPUs before a directory is made
     _run(output, lambda: Renderer(settings, found, target).render(), dry_run, diff, force)
+
+
+@command(
+    "forget-node",
+    done="nothing names the node any more (--dry-run: shown; --diff: no file would change)",
+    found="written, and lines of the site's still name the node (--diff: a file would change)",
+)
+@click.argument("node")
+@output_option("The directory of slurm.conf.", file_okay=False, default=Path("/etc/slurm"), show_default=True)
+@click.option("--dry-run", is_flag=True, help="Print the files and what still names the node; write nothing.")
+@click.option("--diff", is_flag=True, help="Show what would change; write nothing.")
+@click.option("--force", is_flag=True, help="Replace files of hami_hpc's that were edited; a copy is kept.")
+def forget_node(node: str, output: Path, dry_run: bool, diff: bool, force: bool) -> None:
+    """Delete the lines that render wrote for a node that is gone, and show the site's lines that still name it."""
+    output = output.absolute()
+    forgetting.forget(output, node)  # raises errors before a directory is made
+    _run(output, lambda: forgetting.forget(output, node), dry_run, diff, force)
 
 
 def _run(output: Path, make: Callable[[], Rendered], dry_run: bool, diff: bool, force: bool) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node that is gone: its blocks in the files that render owns, and the site's own lines that still name it."""
+"""Deletes what render wrote for a node that is gone, and finds the site's own lines that still name it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def forget(directory: Path, node: str) -> Rendered:
 
     Reads files, writes none. NodeError for what is not the name of one node, and when a file cannot be read.
     """
-    names.check_node("--forget", node)
+    names.check_node("NODE", node)
     if not directory.is_dir():
         raise NodeError(f"{directory} is not there. Give the directory of slurm.conf with --output")
     out = Rendered()

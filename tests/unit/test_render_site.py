@@ -231,7 +231,7 @@ def test_forgetting_keeps_an_edited_file_and_takes_no_list_of_nodes(node: Node) 
 
 
 def forget(node: Node, name: str, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["render", "-o", str(node.root / "etc"), "--forget", name, *arguments])
+    return CliRunner().invoke(main, ["forget-node", name, "-o", str(node.root / "etc"), *arguments])
 
 
 def test_two_runs_at_once_lose_no_node(node: Node) -> None:
