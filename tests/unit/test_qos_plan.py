@@ -346,3 +346,24 @@ def test_without_preemption_or_limits_slurm_conf_needs_neither() -> None:
     assert lines(()) == []
     assert qos_lines.remarks(read("[qos.lc]\npriority = 5"), {}) != []
     assert qos_lines.remarks(read("[qos.lc]\npriority = 0"), {}) == []
+
+
+def test_a_comparison_shows_what_the_settings_name_and_what_is_set_in_slurmdbd() -> None:
+    wanted = [Qos("be", {("priority", ""): "10", ("max_tres_per_user", "gres/vgpu"): "4"})]
+    present = {
+        "normal": Qos("normal", {("priority", ""): "0", ("usage_factor", ""): "1", ("max_wall", ""): "1-00:00:00"}),
+        "be": Qos("be", {("priority", ""): "20", ("grace_time_s", ""): "30", ("preempt", ""): ""}),
+    }
+    rows = core.compare(wanted, present)
+    shown = {(row.qos, row.field, row.tres): (row.settings, row.slurmdbd, row.differs) for row in rows}
+    option = {field.key: field.option for field in core.FIELDS}
+    assert shown == {
+        ("be", option["priority"], ""): ("10", "20", True),
+        ("be", option["grace_time_s"], ""): (None, "30", False),
+        ("be", option["max_tres_per_user"], "gres/vgpu"): ("4", core.NONE, True),
+        ("normal", option["max_wall"], ""): (None, "1-00:00:00", False),
+    }
+    assert [row.qos for row in rows] == ["be"] * 3 + ["normal"], "those of the settings come first"
+    absent = core.compare(wanted, {})
+    assert [(row.settings, row.slurmdbd) for row in absent] == [("10", None), ("4", None)]
+    assert core.compare([], {"be": Qos("be", {("priority", ""): "10"})})[0].slurmdbd == "10"
