@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The share of the GPU's time, on the simulated driver and kernel: the mechanisms, their refusal, and every way to end.
 
-Bounds are wide, since the machine that runs this may be busy; tests/gpu/bench_interposer.py shows how exact it is.
+Bounds are wide, and what misses them is measured again, since the machine that runs this may be busy with something
+else at any moment; tests/gpu/bench_interposer.py shows how exact it is.
 """
 
 from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from conformance import BUILD, REAL_GPU, Slice, make_slice, put
@@ -17,6 +20,8 @@ from hami_hpc.contract import constants as c
 
 pytestmark = pytest.mark.skipif(REAL_GPU, reason="these kernels exist on the simulation only")
 OPEN = 40  # percent of the GPU: a tenant that is paused has 0, one that is free all that a busy machine lets it use
+ATTEMPTS = 4
+Measured = TypeVar("Measured")
 SPIN = str(BUILD / "compute/spin_for")
 END = str(BUILD / "compute/ends_while_paused")
 
@@ -57,38 +62,55 @@ def start(made: Slice, *command: object) -> subprocess.Popen[str]:
     return subprocess.Popen(words, env=made.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def measured(measure: Callable[[], Measured], is_right: Callable[[Measured], bool]) -> Measured:
+    """Returns the first measurement that is right, of at most ATTEMPTS; fails with the last one when none is."""
+    for _ in range(ATTEMPTS):
+        value = measure()
+        if is_right(value):
+            return value
+    pytest.fail(f"not once in {ATTEMPTS} times: {value}")
+
+
+def run_within(
+    least: float, most: float, made: Slice, *command: object, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program whose only figure, percent of the GPU, lies between the bounds."""
+    return measured(lambda: run(made, *command, **more), lambda result: least < shares(result)[0] < most)
+
+
+def together(*jobs: Slice, milliseconds: int) -> list[float]:
+    """What jobs that run 1 ms kernels side by side get each, percent of the GPU."""
+    running = [start(job, SPIN, milliseconds, 1000) for job in jobs]
+    return [float(process.communicate()[0]) for process in running]
+
+
 @pytest.mark.parametrize("kernel_us", [100, 1000, 20000])
 def test_a_cap_holds_kernels_of_any_length(kernel_us: int, tmp_path: Path, machine: tuple[Path, str]) -> None:
-    result = run(slice_of(tmp_path, machine, 30, "cap"), SPIN, 1500, kernel_us)
-    assert 20 < shares(result)[0] < 40
+    result = run_within(20, 40, slice_of(tmp_path, machine, 30, "cap"), SPIN, 1500, kernel_us)
     assert "refuses" not in result.stderr
 
 
 def test_without_a_cap_nothing_is_held_back(tmp_path: Path, machine: tuple[Path, str]) -> None:
-    assert shares(run(slice_of(tmp_path, machine, 100, "cap"), SPIN, 500, 1000))[0] > 85
-    assert shares(run(slice_of(tmp_path, machine, 25, "burst", "alone"), SPIN, 500, 1000))[0] > 85
+    run_within(85, 101, slice_of(tmp_path, machine, 100, "cap"), SPIN, 500, 1000)
+    run_within(85, 101, slice_of(tmp_path, machine, 25, "burst", "alone"), SPIN, 500, 1000)
 
 
 def test_tenants_with_caps_take_turns(tmp_path: Path, machine: tuple[Path, str]) -> None:
     jobs = [slice_of(tmp_path, machine, 50, "cap", f"job{i}", phase_percent=50 * i) for i in range(2)]
-    running = [start(job, SPIN, 2000, 1000) for job in jobs]
-    got = [float(process.communicate()[0]) for process in running]
-    assert all(40 < share < 60 for share in got), got
+    measured(lambda: together(*jobs, milliseconds=2000), lambda got: all(40 < share < 60 for share in got))
 
 
 def test_shares_follow_the_timeslices(tmp_path: Path, machine: tuple[Path, str]) -> None:
     jobs = [slice_of(tmp_path, machine, cores, "burst", f"job{cores}") for cores in (75, 25)]
-    running = [start(job, SPIN, 2500, 1000) for job in jobs]
-    large, small = (float(process.communicate()[0]) for process in running)
-    assert 1.8 < large / small < 4.5, (large, small)
+    measured(lambda: together(*jobs, milliseconds=2500), lambda got: 1.8 < got[0] / got[1] < 4.5)
 
 
 def test_two_processes_of_one_job_have_the_jobs_share(tmp_path: Path, machine: tuple[Path, str]) -> None:
     """Beside another job of the same share, two ranks together get what the other's only process gets."""
     ranks, alone = slice_of(tmp_path, machine, 50, "burst", "ranks"), slice_of(tmp_path, machine, 50, "burst", "alone")
-    running = [start(job, SPIN, 3000, 1000) for job in (ranks, ranks, alone)]
-    first, second, other = (float(process.communicate()[0]) for process in running)
-    assert 0.6 < (first + second) / other < 1.6, (first, second, other)
+    measured(
+        lambda: together(ranks, ranks, alone, milliseconds=3000), lambda got: 0.6 < (got[0] + got[1]) / got[2] < 1.6
+    )
 
 
 def test_two_steps_divide_their_jobs_window(tmp_path: Path, machine: tuple[Path, str]) -> None:
@@ -96,14 +118,12 @@ def test_two_steps_divide_their_jobs_window(tmp_path: Path, machine: tuple[Path,
         make_slice(tmp_path / "job", *machine, job_mib=8192, step_id=i, cores_percent=40, step_cores_percent=20)
         for i in range(2)
     ]
-    running = [start(step, SPIN, 2000, 1000) for step in steps]
-    got = [float(process.communicate()[0]) for process in running]
-    assert all(12 < share < 28 for share in got), got
+    measured(lambda: together(*steps, milliseconds=2000), lambda got: all(12 < share < 28 for share in got))
 
 
 def test_where_pausing_is_refused_launches_are_gated(tmp_path: Path, machine: tuple[Path, str]) -> None:
-    result = run(slice_of(tmp_path, machine, 30, "cap"), SPIN, 1500, 1000, faults="rm_2080110b=0x1b", log="0")
-    assert 15 < shares(result)[0] < 45
+    made = slice_of(tmp_path, machine, 30, "cap")
+    result = run_within(15, 45, made, SPIN, 1500, 1000, faults="rm_2080110b=0x1b", log="0")
     assert result.stderr.count("\n") == 1
     assert "launches are gated instead" in result.stderr
 
@@ -115,24 +135,24 @@ def test_a_mechanism_can_be_forced(
     """A timeslice holds back nobody who is alone; the other two do, the gate without a pause."""
     made = slice_of(tmp_path, machine, 30, "cap")
     made.limits.write_bytes(put(made.limits.read_bytes(), {"mechanism": c.MECHANISMS[mechanism]}))
-    result = run(made, SPIN, 1200, 1000)
-    assert least < shares(result)[0] < most
+    result = run_within(least, most, made, SPIN, 1200, 1000)
     assert f"kept by: {mechanism}" in result.stderr
 
 
 def test_where_timeslices_are_refused_the_program_runs_on(tmp_path: Path, machine: tuple[Path, str]) -> None:
     made = slice_of(tmp_path, machine, 30, "burst")
-    result = run(made, SPIN, 500, 1000, faults="rm_a06c0103=0x1b:after=1", log="0")
-    assert shares(result)[0] > 85
+    result = run_within(85, 101, made, SPIN, 500, 1000, faults="rm_a06c0103=0x1b:after=1", log="0")
     assert result.stderr.count("\n") == 1
     assert "refuses timeslices" in result.stderr
 
 
 def test_contexts_that_come_and_go_keep_the_cap(tmp_path: Path, machine: tuple[Path, str]) -> None:
-    result = run(slice_of(tmp_path, machine, 30, "cap"), BUILD / "compute/contexts_come_and_go")
-    got = shares(result)
+    made = slice_of(tmp_path, machine, 30, "cap")
+    got = measured(
+        lambda: shares(run(made, BUILD / "compute/contexts_come_and_go")),
+        lambda got: all(15 < share < 48 for share in got),
+    )
     assert len(got) == 3
-    assert all(15 < share < 48 for share in got), got
 
 
 @pytest.mark.parametrize("granted", [0, 1])
@@ -159,16 +179,18 @@ def test_another_jobs_work_is_not_shown_as_ones_own(tmp_path: Path, machine: tup
 
 def test_a_slow_driver_costs_no_more_than_the_share(tmp_path: Path, machine: tuple[Path, str]) -> None:
     made = slice_of(tmp_path, machine, 40, "cap")
-    result = run(made, SPIN, 1500, 1000, faults="rm_2080110b=0:delay_us=3000")
-    assert 15 < shares(result)[0] < 50
+    run_within(15, 50, made, SPIN, 1500, 1000, faults="rm_2080110b=0:delay_us=3000")
 
 
 def test_the_cycle_rests_while_nothing_runs_and_goes_on_after(tmp_path: Path, machine: tuple[Path, str]) -> None:
-    result = run(slice_of(tmp_path, machine, 30, "cap"), SPIN, 800, 1000, 4000)
+    made = slice_of(tmp_path, machine, 30, "cap")
+
+    def is_right(result: subprocess.CompletedProcess[str]) -> bool:
+        first, second = shares(result)
+        return 18 < first < 42 and 18 < second < 45  # the second is free until its first launch has woken the thread
+
+    result = measured(lambda: run(made, SPIN, 800, 1000, 4000), is_right)
     assert "the duty cycle rests" in result.stderr
-    first, second = shares(result)
-    assert 18 < first < 42
-    assert 18 < second < 45  # free until the first launch has woken the thread
 
 
 @pytest.mark.parametrize("how", ["return", "exit", "_exit", "abort", "thread", "exec"])
@@ -179,7 +201,7 @@ def test_a_program_ends_as_it_would_whatever_is_paused(how: str, tmp_path: Path,
     assert result.returncode == (-6 if how == "abort" else 0), result.stderr
     assert time.monotonic() - begin < 10
     # And the next tenant finds the GPU as it should be.
-    assert shares(run(slice_of(tmp_path, machine, 100, "cap", "next"), SPIN, 300, 1000))[0] > OPEN
+    run_within(OPEN, 101, slice_of(tmp_path, machine, 100, "cap", "next"), SPIN, 300, 1000)
 
 
 def test_a_paused_tenant_that_is_killed_holds_nobody_up(tmp_path: Path, machine: tuple[Path, str]) -> None:
@@ -187,4 +209,4 @@ def test_a_paused_tenant_that_is_killed_holds_nobody_up(tmp_path: Path, machine:
     time.sleep(0.7)
     victim.kill()
     victim.communicate()
-    assert shares(run(slice_of(tmp_path, machine, 100, "cap", "next"), SPIN, 500, 1000))[0] > OPEN
+    run_within(OPEN, 101, slice_of(tmp_path, machine, 100, "cap", "next"), SPIN, 500, 1000)
