@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -67,7 +68,7 @@ def test_a_node_without_accounting_lists_its_own_commands_and_how_to_get_the_oth
     done = on_a_node(node, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     of_node, _, of_accounting = done.stdout.partition("Commands of accounting:")
-    assert "\n  usage      What a running vGPU job uses now.\n" in of_node
+    assert re.search(r"\n  usage +What a running vGPU job uses now\.\n", of_node)
     assert "pip install 'hami-hpc[accounting]'" in of_accounting
     for name in ACCOUNTING_COMMANDS:
         assert name in of_accounting
