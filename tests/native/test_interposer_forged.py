@@ -27,7 +27,7 @@ REFUSED = "the record is not root's own, or not of this job and user"
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    with tempfile.TemporaryDirectory(prefix="hami-forged-", dir="/tmp") as text:
+    with tempfile.TemporaryDirectory(prefix="hami-forged-") as text:
         yield make_place(Path(text), USER, LIMIT_MIB, FORGED_MIB)
 
 

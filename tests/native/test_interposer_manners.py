@@ -70,7 +70,7 @@ def test_it_cannot_end_the_program_print_or_take_its_signals() -> None:
 def test_it_writes_no_file_where_programs_keep_theirs() -> None:
     """As a user whom nobody else is: whatever is made belongs to that user, and there is nothing."""
     user = 54323
-    with tempfile.TemporaryDirectory(prefix="hami-files-", dir="/tmp") as text:
+    with tempfile.TemporaryDirectory(prefix="hami-files-") as text:
         place = make_place(Path(text), user, 8192, 8192)
         home = place.root / "own"
         home.mkdir()

@@ -24,7 +24,7 @@ SOURCE = ROOT / "tests/native/secure/a_setuid_program_gets_no_gpu.c"
 @pytest.fixture
 def root() -> Iterator[Path]:
     """A directory that everybody can reach, with the libraries in it."""
-    with tempfile.TemporaryDirectory(prefix="hami-secure-", dir="/tmp") as text:
+    with tempfile.TemporaryDirectory(prefix="hami-secure-") as text:
         path = Path(text)
         path.chmod(0o755)
         names = ("sim/libhami-sim-kernel.so", "sim/libcuda.so.1", "sim/libnvidia-ml.so.1")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.mounting import unmount_below
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +16,4 @@ def unmounted(request: pytest.FixtureRequest) -> Iterator[None]:
     folder: Path | None = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
     yield
     if folder is not None:
-        from node_testbed import unmount_below
-
         unmount_below(folder)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.mounting import can_mount
+from harness.mounting import can_mount, unmount_below
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
@@ -36,15 +36,6 @@ total_mib = 143156
 [partitions.gpu]
 gpu_models = ["h200"]
 """
-
-
-def unmount_below(folder: Path) -> None:
-    """Unmounts everything below a folder, the innermost first."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    mount_points = [line.split()[4] for line in lines]
-    below = [point for point in reversed(mount_points) if point.startswith(f"{folder}/")]
-    if below:
-        subprocess.run(["umount", "--lazy", *below], check=True)
 
 
 def names_in(folder: Path) -> list[str]:

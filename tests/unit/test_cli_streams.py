@@ -21,7 +21,7 @@ COMMANDS += ["render --dry-run -o ETC --gpus h200:2", "--help", "--version"]
 @pytest.fixture
 def site() -> Iterator[Path]:
     """A directory that all users can enter, with settings and a slurm.conf in it."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         root.chmod(0o755)
         (root / "etc").mkdir()

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
+from harness.mounting import unmount_below
 from hypothesis import strategies as st
-from node_testbed import GPU_MIB, UID, Node, job_environment, unmount_below
+from node_testbed import GPU_MIB, UID, Node, job_environment
 
 from hami_hpc.accounting.sources import usage_records as spool_reader
 from hami_hpc.contract import constants as c
@@ -104,7 +105,7 @@ print(os.fstat(file.fileno()).st_nlink, os.path.exists(sys.argv[1]), flush=True)
 
 
 def test_a_user_who_holds_the_usage_file_does_not_hold_the_epilog_up() -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         node = Node.make(Path(folder))
         node.prolog(7)
@@ -152,9 +153,7 @@ def test_a_usage_file_of_any_mode_is_read_and_removed(node: Node, mode: int) -> 
 
 
 def test_the_user_cannot_put_anything_into_the_jobs_directory() -> None:
-    with tempfile.TemporaryDirectory(
-        dir="/tmp"
-    ) as folder:  # pytest's own are root's alone, so they would prove nothing
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are root's alone, so they would prove nothing
         Path(folder).chmod(0o755)
         node = Node.make(Path(folder))
         node.prolog(7)

@@ -9,7 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from node_testbed import Node, names_in, unmount_below
+from harness.mounting import unmount_below
+from node_testbed import Node, names_in
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.mounting import can_mount
-from node_testbed import ROOT, UID, Node, unmount_below
+from harness.mounting import can_mount, unmount_below
+from node_testbed import ROOT, UID, Node
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
@@ -63,7 +63,7 @@ def as_user(code: str, *arguments: str) -> list[str]:
 @pytest.fixture
 def open_run_dir() -> Iterator[str]:
     """A run directory that other users reach: pytest's own folders are root's alone."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         job_dirs.prepare(f"{folder}/run")
         yield f"{folder}/run"

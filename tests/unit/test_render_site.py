@@ -384,7 +384,7 @@ def test_the_latest_plugstackconfig_counts_includes_followed(tmp_path: Path) -> 
 
 
 def test_a_file_is_public_when_it_and_all_directories_above_it_are_open_to_others() -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as top:  # pytest's own directories are their user's alone
+    with tempfile.TemporaryDirectory() as top:  # pytest's own directories are their user's alone
         path = Path(top) / "a" / "hami_hpc.lua"
         path.parent.mkdir()
         path.write_text("")

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pytest hooks that give each run of the tests a temporary directory of its own.
+
+pytest's own are shared by all runs of a user: a run that was killed leaves mounts there, and every later run fails on
+them. This one is removed at the end, after a run that failed or was killed by the next run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from .mounting import unmount_below
+
+PREFIX = "hami-tests-"
+VARIABLE = "PYTEST_DEBUG_TEMPROOT"  # where pytest makes tmp_path; the workers of pytest-xdist inherit it
+
+_root: Path | None = None
+_lock = -1
+_passed = False
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _root, _lock
+    if not hasattr(config, "workerinput"):
+        parent = Path(tempfile.gettempdir()).resolve()
+        remove_abandoned(parent)
+        _root, _lock = make_locked(parent)
+        os.environ[VARIABLE] = str(_root)
+    tempfile.tempdir = os.environ[VARIABLE]
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    global _passed
+    _passed = exitstatus == pytest.ExitCode.OK
+
+
+def pytest_unconfigure() -> None:
+    if _root is not None:
+        if _passed:
+            remove(_root)
+        os.close(_lock)
+
+
+def make_locked(parent: Path) -> tuple[Path, int]:
+    """Makes a run's directory, which others may enter; returns it with the file descriptor that holds its lock."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():  # else another run took it for an abandoned one, before it was locked
+            folder.chmod(0o755)
+            return folder, lock
+        os.close(lock)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Removes the directories of runs that have ended."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # removed meanwhile, or another user's
+        try:
+            if os.fstat(lock).st_uid == os.geteuid():
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove(folder)
+        except BlockingIOError:
+            pass  # in use
+        finally:
+            os.close(lock)
+
+
+def remove(folder: Path) -> None:
+    unmount_below(folder)
+    shutil.rmtree(folder, ignore_errors=True)

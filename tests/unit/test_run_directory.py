@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of the tests that was killed does not disturb the next (tests/cluster/harness/run_directory.py)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness.mounting import can_mount
+from node_testbed import ROOT
+
+RUN = """\
+import os, pathlib, signal, subprocess, tempfile
+def test_it(tmp_path):
+    pathlib.Path(os.environ["SEEN"]).write_text(f"{tmp_path}\\n{tempfile.mkdtemp()}")
+    if os.environ["HOW"] != "passes":
+        (tmp_path / "mounted").mkdir()
+        if os.environ["MOUNT"]:
+            subprocess.run(["mount", "-t", "tmpfs", "none", str(tmp_path / "mounted")], check=True)
+        assert os.environ["HOW"] == "is killed"
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def run_pytest(temporary: Path, how: str) -> tuple[int, list[Path]]:
+    """Runs pytest with the tests' conftest.py; returns its status and the temporary directories that its test saw."""
+    project = temporary / "project"
+    project.mkdir(exist_ok=True)
+    (project / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    (project / "test_it.py").write_text(RUN)
+    (temporary / "tmp").mkdir(exist_ok=True)
+    seen = temporary / "seen"
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+        "PYTHONPATH": str(ROOT / "tests/cluster"),
+        "TMPDIR": str(temporary / "tmp"),
+        "HOW": how,
+        "SEEN": str(seen),
+        "MOUNT": "yes" if can_mount() else "",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(project), str(project)]
+    ended = subprocess.run(command, env=environment, capture_output=True, check=False)
+    return ended.returncode, [Path(line) for line in seen.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("how", ["is killed", "fails"])
+def test_what_a_run_leaves_is_removed_by_the_next(tmp_path: Path, how: str) -> None:
+    status, left = run_pytest(tmp_path, how)
+    assert status == (-signal.SIGKILL if how == "is killed" else 1)
+    assert all(folder.is_dir() and folder.is_relative_to(tmp_path / "tmp") for folder in left)
+    status, seen = run_pytest(tmp_path, "passes")
+    assert status == 0
+    assert not any(folder.exists() for folder in [*left, *seen])
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_running_one_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    holding = "import sys, harness.run_directory as r; r.make_locked(r.Path(sys.argv[1])); print(flush=True); input()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests/cluster")}
+    with subprocess.Popen(
+        [sys.executable, "-c", holding, str(tmp_path / "tmp")],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert run_pytest(tmp_path, "passes")[0] == 0
+        assert len(list((tmp_path / "tmp").iterdir())) == 1
+        other.kill()
+    assert run_pytest(tmp_path, "passes")[0] == 0
+    assert not list((tmp_path / "tmp").iterdir())
