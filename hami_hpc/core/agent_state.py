@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent saw of this node's GPUs: the content of its state file, <run_dir>/agent/state.json. Pure.
+
+Only root writes the file. Everything in it was read from outside the jobs' processes (NVML, /proc, the ledger), except
+what a JobState says the job counted itself.
+"""
+
+from __future__ import annotations
+
+import json
+
+from hami_hpc.core.values import NamedTuple
+
+TYPE_CHECKING = False  # the epilog imports this, and not typing: docs/adr/021
+if TYPE_CHECKING:
+    from typing import Any
+
+VERSION = 1
+OK, LOST, FAILED = "ok", "lost", "error"  # of a GPU: NVML answers; it has fallen off the bus; NVML fails otherwise
+
+
+class GpuState(NamedTuple):
+    """One GPU at the last look. Energy since the driver was loaded; 0 where NVML does not have a number."""
+
+    uuid: str
+    minor: int
+    model: str
+    state: str
+    detail: str  # NVML's message when state is not ok
+    total_bytes: int  # usable by CUDA
+    used_bytes: int
+    busy_percent: float  # of the last period, all processes
+    power_mw: int
+    energy_mj: int
+    temperature_c: int
+
+
+class JobState(NamedTuple):
+    """One slice. The first fields are of its grant, the last three are what the job counted itself (bounded)."""
+
+    job_id: int
+    uid: int
+    created_unix_ns: int
+    service_class: str
+    policy: str
+    mode: str
+    gpu_uuid: str
+    gpu_minor: int
+    mem_bytes: int
+    cores_percent: int
+    processes: int  # on any GPU, at the last look
+    used_bytes: int  # NVML's sum over its processes
+    peak_bytes: int
+    busy_percent: float  # of the GPU's time, in the last period
+    busy_ns: int  # since the first look, as NVML samples it
+    energy_mj: int  # the GPU's energy by this job's part of the busy time; idle time is nobody's
+    watched_ns: int  # time between its first look and its last
+    findings: tuple[str, ...]  # kinds that hold now
+    disturbed_count: int  # allocations refused for want of memory while another job held more than its grant
+    accounted_bytes: int
+    oom_count: int
+    device_oom_count: int
+
+
+class OtherProcess(NamedTuple):
+    """A process on a GPU that belongs to no slice. `job_id` is 0 for a process of no job."""
+
+    pid: int
+    uid: int
+    job_id: int
+    gpu_uuid: str
+    used_bytes: int
+    busy_percent: float
+
+
+class Event(NamedTuple):
+    """What the agent found or did. `kind` is a finding's kind, or one of the agent's own (started, gpu_lost, ...)."""
+
+    time_unix_ns: int
+    kind: str
+    job_id: int  # 0: of no job
+    gpu_uuid: str
+    action: str  # what was done; "" for nothing
+    text: str
+
+
+class AgentState(NamedTuple):
+    """Everything at one look. `boot_time_ns` is CLOCK_BOOTTIME, which no change of the clock moves."""
+
+    boot_id: str
+    pid: int
+    time_unix_ns: int
+    boot_time_ns: int
+    period_ns: int
+    looks: int  # since the agent started
+    gpus: tuple[GpuState, ...]
+    jobs: tuple[JobState, ...]
+    others: tuple[OtherProcess, ...]
+    events: tuple[Event, ...]  # the latest, oldest first
+
+    def job(self, job_id: int, created_unix_ns: int) -> JobState | None:
+        """Returns the state of one run of a job."""
+        return next((j for j in self.jobs if (j.job_id, j.created_unix_ns) == (job_id, created_unix_ns)), None)
+
+
+_LISTS = {"gpus": GpuState, "jobs": JobState, "others": OtherProcess, "events": Event}
+
+
+def to_json(state: AgentState) -> str:
+    """Returns the file's text."""
+    table: dict[str, Any] = {"version": VERSION, **state._asdict()}
+    for name in _LISTS:
+        table[name] = [row._asdict() for row in table[name]]
+    return json.dumps(table, separators=(",", ":"))
+
+
+def from_json(text: str) -> AgentState | None:
+    """Returns the state in a file's text; None for a text of another version, or one that was cut off."""
+    try:
+        table = json.loads(text)
+        if table.pop("version") != VERSION:
+            return None
+        for name, kind in _LISTS.items():
+            table[name] = tuple(kind(**row) for row in table[name])
+        table["jobs"] = tuple(job._replace(findings=tuple(job.findings)) for job in table["jobs"])
+        return AgentState(**table)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None

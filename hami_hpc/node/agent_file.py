@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's state file, <run_dir>/agent/state.json: written by the agent, read by epilog, doctor and commands."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+from hami_hpc.core.agent_state import AgentState, from_json, to_json
+from hami_hpc.errors import NodeError
+
+FOLDER = "agent"
+NAME = "state.json"
+MAX_BYTES = 16 << 20
+
+
+def folder(run_dir: str) -> str:
+    return f"{run_dir}/{FOLDER}"
+
+
+def now_boot_ns() -> int:
+    """Returns the time since boot, suspended time included, which no change of the clock moves."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def write(run_dir: str, state: AgentState, group: int = -1) -> None:
+    """Replaces the file. A reader sees the old or the new one, whole. Raises OSError when that fails."""
+    path = f"{folder(run_dir)}/{NAME}"
+    fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+    with open(fd, "w", encoding="utf-8") as file:
+        if group != -1:
+            os.fchown(fd, -1, group)
+        file.write(to_json(state))
+    os.replace(f"{path}.new", path)
+
+
+def read(run_dir: str, boot_id: str) -> AgentState | None:
+    """Returns the state of this boot, or None when there is none. Raises NodeError when this user may not read it."""
+    path = f"{folder(run_dir)}/{NAME}"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(fd, encoding="utf-8", errors="replace") as file:
+            status = os.fstat(fd)
+            if status.st_uid != 0 or not stat.S_ISREG(status.st_mode):
+                return None
+            state = from_json(file.read(MAX_BYTES))
+    except PermissionError as error:
+        raise NodeError(f"{path}: only root and the group of [agent] can read it") from error
+    except OSError:
+        return None
+    return state if state is not None and state.boot_id == boot_id else None
+
+
+def seconds_old(state: AgentState) -> float:
+    """Returns how long ago the agent last looked, s."""
+    return (now_boot_ns() - state.boot_time_ns) / 1e9
