@@ -40,6 +40,11 @@ NODE_COMMANDS = {
         "Make the ledger and the run directory agree with Slurm's jobs and the GPUs.",
     ),
     "doctor": ("hami_hpc.cli.doctor_command", "Check what vGPU jobs need on this node, and say what to do."),
+    "agent": (
+        "hami_hpc.cli.agent_command",
+        "Watch the GPUs of this node: find processes and jobs that take more than they were granted, and act on them "
+        "as [agent] of the settings says.",
+    ),
     "qos": (
         "hami_hpc.cli.qos_command",
         "Compare the QoS of the settings with slurmdbd's, or write them there.",

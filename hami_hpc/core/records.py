@@ -162,6 +162,25 @@ def parse_usage(data: bytes, mem_limit_bytes: int, elapsed_ns: int) -> Usage:
     return Usage("ok" if tuple(bounded) == stated else "damaged", *bounded)
 
 
+class Counts(NamedTuple):
+    """What the head of a usage file states, bounded: bytes held now, and allocations refused by limit and by GPU."""
+
+    used_bytes: int
+    oom_count: int
+    device_oom_count: int
+
+
+def parse_usage_head(data: bytes) -> Counts | None:
+    """Returns the counts in a usage file's first USAGE_SIZE bytes, or None when that is no head of this version."""
+
+    def number(name: str) -> int:
+        return _number(data, c.USAGE_FIELDS, name)
+
+    if len(data) != c.USAGE_SIZE or number("magic") != c.USAGE_MAGIC or number("abi_version") != c.ABI_VERSION:
+        return None
+    return Counts(*(min(number(name), INT64_MAX) for name in Counts._fields))
+
+
 def _slots_in_use(data: bytes) -> list[int]:
     """Returns the offsets of the slots in use. Checks one byte of all slots at a time, because most slots are free."""
     offset, width, _kind = c.USAGE_SLOT_FIELDS["state"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from contextlib import suppress
 
 from hami_hpc.core.agent_state import AgentState, from_json, to_json
 from hami_hpc.errors import NodeError
@@ -27,12 +28,30 @@ def now_boot_ns() -> int:
 def write(run_dir: str, state: AgentState, group: int = -1) -> None:
     """Replaces the file. A reader sees the old or the new one, whole. Raises OSError when that fails."""
     path = f"{folder(run_dir)}/{NAME}"
-    fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        fd = os.open(f"{path}.new", flags, 0o640)
+    except FileNotFoundError:  # somebody emptied the run directory
+        make_folder(run_dir, group)
+        fd = os.open(f"{path}.new", flags, 0o640)
     with open(fd, "w", encoding="utf-8") as file:
+        os.fchmod(fd, 0o640)
         if group != -1:
             os.fchown(fd, -1, group)
         file.write(to_json(state))
     os.replace(f"{path}.new", path)
+
+
+def make_folder(run_dir: str, group: int = -1) -> None:
+    """Makes the file's folder, which only root can write, where it is missing. Raises NodeError for another one."""
+    path = folder(run_dir)
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o750)
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise NodeError(f"{path} is not a directory that only root can write; move it away, the agent makes it again")
+    os.chmod(path, 0o750)
+    os.chown(path, -1, group)
 
 
 def read(run_dir: str, boot_id: str) -> AgentState | None:

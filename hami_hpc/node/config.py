@@ -57,6 +57,7 @@ class Settings(NamedTuple):
     gpu_models: Mapping[str, int]
     partitions: Mapping[str, tuple[str, ...]]
     qos: Mapping[str, object]  # [qos.*] as it is written: node/qos_settings.py reads it, and no prolog does
+    agent: Mapping[str, object] | None = None  # [agent], likewise for node/agent_settings.py; None: no agent runs here
 
     def shards_per_gpu(self, model: str) -> int:
         """Returns the gres/shard units of one GPU of a model (docs/architecture.md, "Units")."""
@@ -211,6 +212,7 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         gpu_models=models,
         partitions=_partitions(path, top.take("partitions", {}), models),
         qos=_Table(path, "qos", top.take("qos", {})).left,
+        agent=_agent(path, top.take("agent")),
     )
     for table in (vgpu, paths, top):
         table.close()
@@ -218,6 +220,10 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         if settings.shards_per_gpu(model) < 1:
             raise NodeError(f"{path}: shard_mib = {settings.shard_mib} is more than a whole {model}; make it smaller")
     return settings
+
+
+def _agent(path: str, value: object) -> dict[str, Any] | None:
+    return None if value is None else _Table(path, "agent", value).left
 
 
 def _name(path: str, table: str, name: str) -> str:

@@ -116,7 +116,7 @@ def place_whole(run_dir: str, job_id: int, message: str) -> None:
     target = job_dir(run_dir, job_id)
 
     def exists() -> bool:
-        return _read_bounded(f"{target}/{c.FILE_WHOLE}", len(content), os.geteuid()) == content
+        return read_bounded(f"{target}/{c.FILE_WHOLE}", len(content), os.geteuid()) == content
 
     content = message.encode() + b"\n"
     if exists():
@@ -229,7 +229,7 @@ def _without_model(grant: Grant) -> Grant:
     return parsed
 
 
-def _read_bounded(path: str, most: int, want_uid: int | None) -> bytes | None:
+def read_bounded(path: str, most: int, want_uid: int | None) -> bytes | None:
     """Returns up to `most + 1` bytes of a regular file, or None. Never blocks, follows no link, allocates no more."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -253,7 +253,7 @@ def _read_bounded(path: str, most: int, want_uid: int | None) -> bytes | None:
 
 def read_grant(directory: str) -> Grant | None:
     """Returns the grant of a job's directory, or None when the directory has none that root wrote."""
-    data = _read_bounded(f"{directory}/{c.FILE_JOB_LIMITS}", c.LIMITS_SIZE, os.geteuid())
+    data = read_bounded(f"{directory}/{c.FILE_JOB_LIMITS}", c.LIMITS_SIZE, os.geteuid())
     return None if data is None else parse_limits(data)
 
 
@@ -262,9 +262,9 @@ def read_usage(directory: str, grant: Grant, now_unix_ns: int) -> Usage:
 
     Never fails: a file that a user wrote must not stop the prolog, the epilog or reconcile.
     """
-    data = _read_bounded(f"{directory}/{c.FILE_USAGE}", USAGE_FILE_SIZE, None)
+    data = read_bounded(f"{directory}/{c.FILE_USAGE}", USAGE_FILE_SIZE, None)
     if data is None:
-        data = _read_bounded(f"{directory}/{USAGE_NAME}", USAGE_FILE_SIZE, None)  # the path in older versions
+        data = read_bounded(f"{directory}/{USAGE_NAME}", USAGE_FILE_SIZE, None)  # the path in older versions
     if data is None:
         return MISSING_USAGE
     try:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one module that calls NVML. Imports pynvml only when it is called: the prolog needs it once a boot."""
+"""Opens NVML and lists the GPUs. Imports pynvml only when it is called: the prolog needs it once a boot.
+
+What the GPUs do is read by hami_hpc/agent/gpus.py.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ def _pynvml() -> ModuleType:
     return module
 
 
-def read_devices() -> tuple[Device, ...]:
-    """Returns all GPUs that the driver shows. Raises NodeError with advice when NVML is missing or fails."""
+def open_nvml() -> ModuleType:
+    """Returns pynvml, initialised; call its nvmlShutdown() at the end. Raises NodeError with advice."""
     nvml = _pynvml()
     try:
         nvml.nvmlInit()
@@ -40,16 +43,23 @@ def read_devices() -> tuple[Device, ...]:
             f"NVML cannot be used ({error}): the NVIDIA driver is not loaded or its libnvidia-ml.so.1 is missing. "
             "Check with nvidia-smi on this node",
         ) from error
+    return nvml
+
+
+def read_devices() -> tuple[Device, ...]:
+    """Returns all GPUs that the driver shows. Raises NodeError with advice when NVML is missing or fails."""
+    nvml = open_nvml()
     try:
-        return tuple(_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+        return tuple(device_of(nvml, handle) for handle in handles)
     except nvml.NVMLError as error:
         raise NodeError(f"NVML failed while listing GPUs ({error}). Check with nvidia-smi and dmesg (Xid)") from error
     finally:
         nvml.nvmlShutdown()
 
 
-def _device(nvml: ModuleType, index: int) -> Device:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+def device_of(nvml: ModuleType, handle: object) -> Device:
+    """Returns one GPU. Raises NVMLError."""
     # Version 2 reports the driver's reserve separately; total minus reserve is what cuDeviceTotalMem shows.
     memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     return Device(

@@ -19,9 +19,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "isolation": ("contract", "core", "node"),
     "render": ("contract", "core", "isolation", "node", "slurm"),
     "stages": ("contract", "core", "isolation", "node", "slurm"),
+    "agent": ("contract", "core", "node", "slurm", "stages"),
     "doctor": ("contract", "core", "isolation", "node", "render", "slurm", "stages"),
     "accounting": ("contract", "core", "node"),
-    "cli": ("accounting", "contract", "core", "doctor", "node", "render", "slurm", "stages"),
+    "cli": ("accounting", "agent", "contract", "core", "doctor", "node", "render", "slurm", "stages"),
 }
 
 

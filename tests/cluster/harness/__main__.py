@@ -10,7 +10,7 @@ from pathlib import Path
 from . import cluster, story
 from .daemons import running_pid
 from .layout import CHECKOUT, ClusterError, remembered
-from .services import NAMES
+from .services import ALL
 
 
 def _status(root: Path) -> int:
@@ -18,7 +18,7 @@ def _status(root: Path) -> int:
     if layout is None:
         print(f"there is no cluster in {root}")
         return 1
-    pids = {name: running_pid(layout, name) for name in NAMES}
+    pids = {name: running_pid(layout, name) for name in ALL}
     for name, pid in pids.items():
         print(f"{name:10} {f'pid {pid}' if pid else 'not running'}")
     return 0 if all(pids.values()) else 1

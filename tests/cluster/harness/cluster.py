@@ -38,8 +38,8 @@ def up(root: Path) -> Layout:
         changed = config.install(layout)
         _make_homes(layout)
         services.make_database(layout)
-        for name in services.NAMES:
-            stale = changed and name in services.SLURM
+        for name in services.ALL:
+            stale = changed and name in (*services.SLURM, "agent")
             _start_or_repair(layout, name, restart=stale)
             if name == "slurmdbd":
                 accounts.make_accounts(layout)
@@ -53,7 +53,7 @@ def _stop_stray(root: Path) -> None:
     """Ends daemons whose public directory or cluster.json is gone, because they cannot be repaired."""
     layout = remembered(root)
     if layout is None or not is_usable(layout):
-        for name in reversed(services.NAMES):
+        for name in reversed(services.ALL):
             daemons.stop(_without_public(root), name)
 
 
@@ -69,10 +69,10 @@ def down(root: Path) -> list[str]:
         return []
     with _locked(root):
         layout = remembered(root) or _without_public(root)
-        running = {name for name in services.NAMES if daemons.running_pid(layout, name)}
-        if is_usable(layout) and {"slurmctld", *services.NODES} <= running:
+        running = {name for name in services.ALL if daemons.running_pid(layout, name)}
+        if is_usable(layout) and {"slurmctld", *config.NODES} <= running:
             _end_jobs(layout)
-        return [name for name in reversed(services.NAMES) if daemons.stop(layout, name)]
+        return [name for name in reversed(services.ALL) if daemons.stop(layout, name)]
 
 
 def remove(root: Path) -> None:
@@ -141,14 +141,14 @@ def restart(layout: Layout, name: str, how: signal.Signals = signal.SIGTERM) -> 
 
 def _wait_for_nodes(layout: Layout, timeout_s: float = 60.0) -> None:
     if not daemons.wait_until(lambda: services.nodes_answer(layout), timeout_s):
-        logs = "\n".join(daemons.log_tail(layout.log / f"{name}.log") for name in ("slurmctld", *services.NODES))
+        logs = "\n".join(daemons.log_tail(layout.log / f"{name}.log") for name in ("slurmctld", *config.NODES))
         raise ClusterError(f"slurmctld has not heard from all nodes in {timeout_s:.0f} s\n{logs}")
 
 
 def _return_nodes(layout: Layout) -> None:
     """Resumes drained or down nodes, because a demo has no administrator who does."""
     environment = services.clean_environment(layout)
-    for node in services.NODES.values():
+    for node in config.NODES.values():
         state = services.answer(("sinfo", "-h", "-N", "-n", node, "-o", "%T"), environment) or ""
         if any(word in state for word in ("drain", "down", "fail")):
             services.succeeds(("scontrol", "update", f"nodename={node}", "state=resume"), environment)

@@ -15,8 +15,8 @@ from pathlib import Path
 from hami_hpc.node import ldso
 
 from .layout import CHECKOUT, ClusterError, Layout
-from .services import NODES
 
+NODES = {"slurmd": "node1", "slurmd-cpu": "cpu1"}  # the node with the GPUs, and one without
 NODE, CPU_NODE = NODES["slurmd"], NODES["slurmd-cpu"]
 GPU_MODEL = "h200"
 GPU_COUNT = 2
@@ -128,6 +128,7 @@ total_mib = 143156
 gpu_models = ["{GPU_MODEL}"]
 [partitions.whole]
 gpu_models = ["{GPU_MODEL}"]
+[agent]
 """
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemons of a private cluster: munged, MariaDB, slurmdbd, slurmctld, and a slurmd for each of two nodes."""
+"""The daemons of a private cluster: munged, MariaDB, slurmdbd, slurmctld, a slurmd for each of two nodes, the agent."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import os
 import subprocess
 from collections.abc import Mapping
 
+from hami_hpc.node import agent_file, boot
+
+from .config import NODES, PYTHON, driver_environment
 from .daemons import Daemon
 from .layout import ClusterError, Layout
 
 # In the order of their start; they are stopped in reverse.
-NODES = {"slurmd": "node1", "slurmd-cpu": "cpu1"}  # the node with the GPUs, and one without
-NAMES = ("munged", "mariadbd", "slurmdbd", "slurmctld", *NODES)
 SLURM = ("slurmdbd", "slurmctld", *NODES)
+NAMES = ("munged", "mariadbd", *SLURM)
+ALL = (*NAMES, "agent")
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -123,7 +126,25 @@ def describe(layout: Layout, name: str) -> Daemon:
     if name in NODES:
         command = ("/usr/sbin/slurmd", "-D", "-N", NODES[name], "-L", f"{layout.log}/{name}.log")
         return Daemon(name, command, lambda: nodes_answer(layout, NODES[name]), environment)
+    if name == "agent":
+        return _agent(layout, environment)
     raise ClusterError(f"there is no daemon '{name}'; there are {', '.join(NAMES)}")
+
+
+def _agent(layout: Layout, environment: dict[str, str]) -> Daemon:
+    command = (
+        str(PYTHON.with_name("hami-hpc")),
+        "agent",
+        f"--node={NODES['slurmd']}",
+        f"--config={layout.site_config}",
+    )
+    started_ns = agent_file.now_boot_ns()
+
+    def has_looked() -> bool:
+        state = agent_file.read(str(layout.run_dir), boot.boot_id())
+        return state is not None and state.boot_time_ns > started_ns
+
+    return Daemon("agent", command, has_looked, environment | driver_environment(layout))
 
 
 def nodes_answer(layout: Layout, *names: str) -> bool:

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What NVML shows of the GPUs at each look: memory, processes, time, power, energy.
+
+NVML stays open between looks. A GPU that is lost, or that NVML fails on, is one GPU's state; when NVML as a whole fails
+(a driver that is being replaced), it is opened again at a later look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from hami_hpc.core.agent_state import FAILED, LOST, OK
+from hami_hpc.core.inventory import Device, Gpu, make_inventory
+from hami_hpc.errors import NodeError
+from hami_hpc.node import nvml
+
+OPEN_AGAIN_NS = 10_000_000_000
+FIRST_WINDOW_US = 1_000_000  # how far back the first look at processes' time reaches
+
+
+class GpuProcess(NamedTuple):
+    """One process on one GPU, as NVML shows it. `busy_percent` of the time since the last look."""
+
+    pid: int
+    used_bytes: int
+    busy_percent: float
+
+
+class GpuLook(NamedTuple):
+    """One GPU at one look. Numbers that NVML does not have are 0."""
+
+    gpu: Gpu
+    state: str
+    detail: str = ""
+    total_bytes: int = 0
+    used_bytes: int = 0
+    busy_percent: float = 0.0
+    power_mw: int = 0
+    energy_mj: int = 0
+    temperature_c: int = 0
+    processes: tuple[GpuProcess, ...] = ()
+
+
+@dataclass
+class _Opened:
+    gpu: Gpu
+    handle: Any
+    last_sample_us: int
+
+
+@dataclass
+class Gpus:
+    """The node's GPUs through NVML. `now_ns` and `now_unix_us` are clocks; tests give their own."""
+
+    models_mib: dict[str, int]
+    now_ns: Callable[[], int] = time.monotonic_ns
+    now_unix_us: Callable[[], int] = lambda: time.time_ns() // 1000
+    _nvml: ModuleType | None = None
+    _opened: list[_Opened] = field(default_factory=list)
+    _next_try_ns: int = 0
+    _problem: str = ""
+
+    def look(self) -> tuple[GpuLook, ...]:
+        """Returns all GPUs. Raises NodeError, at once after the first time, when NVML cannot be used."""
+        if self._nvml is None:
+            self._open()
+        assert self._nvml is not None
+        looks = tuple(self._look_at(self._nvml, one) for one in self._opened)
+        if looks and all(one.state == FAILED for one in looks):  # the library, not a GPU
+            self._close(looks[0].detail)
+        return looks
+
+    def _open(self) -> None:
+        if self.now_ns() < self._next_try_ns:
+            raise NodeError(self._problem)
+        try:
+            module = nvml.open_nvml()
+        except NodeError as error:
+            self._problem = str(error)
+            self._next_try_ns = self.now_ns() + OPEN_AGAIN_NS
+            raise
+        devices: list[tuple[Device, Any]] = []
+        for index in range(module.nvmlDeviceGetCount()):
+            # A GPU that is lost at this moment has no handle; it comes back after its reset, which reopens NVML.
+            with contextlib.suppress(module.NVMLError):
+                handle = module.nvmlDeviceGetHandleByIndex(index)
+                devices.append((nvml.device_of(module, handle), handle))
+        handles = {device.uuid: handle for device, handle in devices}
+        inventory = make_inventory((device for device, _ in devices), self.models_mib)
+        start_us = self.now_unix_us() - FIRST_WINDOW_US
+        self._opened = [_Opened(gpu, handles[gpu.uuid], start_us) for gpu in inventory]
+        self._nvml = module
+
+    def _close(self, problem: str) -> None:
+        assert self._nvml is not None
+        with contextlib.suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
+        self._nvml, self._opened = None, []
+        self._problem, self._next_try_ns = problem, self.now_ns() + OPEN_AGAIN_NS
+
+    def _look_at(self, module: ModuleType, one: _Opened) -> GpuLook:
+        try:
+            memory = module.nvmlDeviceGetMemoryInfo(one.handle, version=module.nvmlMemory_v2)
+            used = _processes(module, one.handle)
+        except module.NVMLError as error:
+            is_lost = error.value == module.NVML_ERROR_GPU_IS_LOST
+            return GpuLook(one.gpu, LOST if is_lost else FAILED, str(error))
+        busy = self._busy(module, one)
+
+        def number(name: str, *arguments: object) -> int:
+            try:
+                return int(getattr(module, name)(one.handle, *arguments))
+            except module.NVMLError:
+                return 0
+
+        try:
+            busy_percent = float(module.nvmlDeviceGetUtilizationRates(one.handle).gpu)
+        except module.NVMLError:
+            busy_percent = min(100.0, sum(busy.values()))
+        return GpuLook(
+            gpu=one.gpu,
+            state=OK,
+            total_bytes=int(memory.total - memory.reserved),
+            used_bytes=int(memory.used),
+            busy_percent=busy_percent,
+            power_mw=number("nvmlDeviceGetPowerUsage"),
+            energy_mj=number("nvmlDeviceGetTotalEnergyConsumption"),
+            temperature_c=number("nvmlDeviceGetTemperature", module.NVML_TEMPERATURE_GPU),
+            processes=tuple(GpuProcess(pid, used[pid], busy.get(pid, 0.0)) for pid in sorted(used)),
+        )
+
+    def _busy(self, module: ModuleType, one: _Opened) -> dict[int, float]:
+        """Returns the percentage of the time of each process that ran since the last look."""
+        now_us = self.now_unix_us()
+        if one.last_sample_us > now_us:  # the clock was set back
+            one.last_sample_us = now_us - FIRST_WINDOW_US
+        try:
+            samples = module.nvmlDeviceGetProcessUtilization(one.handle, one.last_sample_us)
+        except module.NVMLError:  # NOT_FOUND: nobody ran
+            samples = []
+        newest: dict[int, Any] = {}
+        for sample in samples:
+            if sample.timeStamp >= getattr(newest.get(sample.pid), "timeStamp", 0):
+                newest[int(sample.pid)] = sample
+        if newest:
+            one.last_sample_us = max(int(sample.timeStamp) for sample in newest.values())
+        return {pid: min(100.0, float(sample.smUtil)) for pid, sample in newest.items()}
+
+
+def _processes(module: ModuleType, handle: object) -> dict[int, int]:
+    """Returns the bytes that each process holds. One that computes and draws is in both of NVML's lists, with the same
+    number."""
+    used: dict[int, int] = {}
+    for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"):
+        try:
+            for process in getattr(module, name)(handle):
+                used[int(process.pid)] = max(used.get(int(process.pid), 0), int(process.usedGpuMemory or 0))
+        except module.NVMLError as error:
+            if error.value not in (module.NVML_ERROR_NOT_SUPPORTED, module.NVML_ERROR_FUNCTION_NOT_FOUND):
+                raise
+    return used

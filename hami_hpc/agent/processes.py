@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose a process is: its start, user and Slurm job, and whether the interposer is in it. Read from /proc, by root.
+
+Nothing of the process is trusted: its name, command line and environment are not read, a cgroup counts as Slurm's only
+where no user can make one, and a library counts as the interposer only if root owns the file that is mapped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+LIBRARY = "libhami-hpc.so"
+DELETED = " (deleted)"
+# cgroup v1: /slurm/uid_1000/job_7/step_0; v2: /system.slice/slurmstepd.scope/job_7/step_0. A NodeName can be part of
+# both, and a container's own path can come before. The first match counts: users can make cgroups below their own.
+_CGROUPS = (
+    re.compile(r"^\d+:[^:]*:(?:/[^:]*?)?/slurm(?:_[^/]+)?/uid_\d+/job_(\d+)(?:/|$)"),
+    re.compile(r"^0::(?:/[^:]*?)?/(?:[^/]+_)?slurmstepd\.scope/job_(\d+)(?:/|$)"),
+)
+_USERS_OWN = "/user.slice/"  # where systemd lets users make cgroups of any name
+ASK = 5  # how often Slurm is asked about a process that it does not list
+MAX_BYTES = 64 << 20  # of one file of /proc; a process with every mapping that the kernel allows has some 8 MiB of maps
+
+
+class Identity(NamedTuple):
+    """A process, as far as it stays the same: `started` in clock ticks; `image` changes when it executes a program."""
+
+    pid: int
+    started: int
+    image: tuple[int, int]
+
+
+class Known(NamedTuple):
+    """What was read of a process. `job_id` is 0 for none; has_interposer None: it could not be read."""
+
+    uid: int
+    job_id: int
+    has_interposer: bool | None
+
+
+@dataclass
+class Processes:
+    """Reads processes once, and again when they execute another program. `listed_pids` asks Slurm (pid -> job id) for
+    processes without a cgroup of Slurm's; `root` is /proc, or a test's."""
+
+    listed_pids: Callable[[], Mapping[int, int]]
+    root: str = "/proc"
+    _known: dict[Identity, Known] = field(default_factory=dict)
+    _asked: dict[Identity, int] = field(default_factory=dict)
+
+    def look(self, pids: Iterable[int]) -> dict[int, tuple[int, Known]]:
+        """Returns start and knowledge of each process that still runs, by pid."""
+        identities = [found for pid in sorted(set(pids)) if (found := self._identity(pid)) is not None]
+        known: dict[Identity, Known] = {}
+        for one in identities:
+            old = self._known.get(one)
+            known[one] = old if old is not None and old.job_id and old.has_interposer else self._read(one.pid)
+        self._known = known
+        strangers = [one for one in identities if not known[one].job_id and self._asked.get(one, 0) < ASK]
+        self._asked = {one: self._asked.get(one, 0) + (one in strangers) for one in identities if one in known}
+        if strangers:
+            listed = self.listed_pids()
+            for one in strangers:
+                known[one] = known[one]._replace(job_id=listed.get(one.pid, 0))
+        return {one.pid: (one.started, known[one]) for one in identities}
+
+    def is_same(self, pid: int, started: int) -> bool:
+        """Returns whether the process of this pid still is the one that was started then."""
+        now = self._identity(pid)
+        return now is not None and now.started == started
+
+    def _identity(self, pid: int) -> Identity | None:
+        text = self._text(pid, "stat")
+        fields = text.rpartition(")")[2].split()
+        if len(fields) < 26 or fields[0] in "ZX":  # ended
+            return None
+        return Identity(pid, int(fields[19]), (int(fields[23]), int(fields[25])))
+
+    def _read(self, pid: int) -> Known:
+        status = re.search(r"^Uid:\s+(\d+)", self._text(pid, "status"), re.MULTILINE)
+        return Known(
+            uid=int(status[1]) if status else -1,
+            job_id=job_of(self._text(pid, "cgroup")),
+            has_interposer=self._has_interposer(pid),
+        )
+
+    def _has_interposer(self, pid: int) -> bool | None:
+        maps = self._text(pid, "maps")
+        if not maps:
+            return None
+        for line in maps.splitlines():
+            words = line.split(None, 5)  # addresses, permissions, offset, device, inode, path
+            if len(words) == 6 and words[1].startswith("r-x"):
+                name = words[5].removesuffix(DELETED)
+                if name.endswith(f"/{LIBRARY}") and self._is_roots(pid, words[0], int(words[4]), words[5]):
+                    return True
+        return False
+
+    def _is_roots(self, pid: int, addresses: str, inode: int, path: str) -> bool:
+        """Returns whether root owns a mapped file and nobody else can write it. Without CAP_SYS_ADMIN the kernel shows
+        only its path; a file that is not there any more then counts, because an installation may have replaced it."""
+        try:
+            status = os.stat(f"{self.root}/{pid}/map_files/{addresses}")
+        except PermissionError:
+            if path.endswith(DELETED):
+                return True
+            try:
+                status = os.stat(f"{self.root}/{pid}/root{path}", follow_symlinks=False)
+            except OSError:
+                return False
+        except OSError:
+            return False
+        return status.st_ino == inode and status.st_uid == 0 and not status.st_mode & 0o022
+
+    def _text(self, pid: int, name: str) -> str:
+        """Returns a file's text; "" where the process has ended."""
+        try:
+            with open(f"{self.root}/{pid}/{name}", "rb") as file:
+                return file.read(MAX_BYTES).decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+
+def job_of(cgroups: str) -> int:
+    """Returns the Slurm job in the text of /proc/PID/cgroup; 0 for none."""
+    for line in cgroups.splitlines():
+        if _USERS_OWN not in line:
+            for pattern in _CGROUPS:
+                match = pattern.match(line)
+                if match is not None and len(match[1]) <= 10:
+                    return int(match[1])
+    return 0

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent asks of Slurm and tells it. Nothing here makes a look wait for slurmctld.
+
+Which processes belong to a job the steps' daemons on this node say, at once. Questions and requests to slurmctld go
+through one thread; those that it cannot keep up with are left out, and reported.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from hami_hpc.node.drain import plain
+
+LOCAL_TIMEOUT_S = 2.0
+TIMEOUT_S = 20.0
+LIST_AGAIN_S = 0.4
+ASK_AGAIN_S = 30.0
+WAITING_MAX = 200
+
+
+def run_command(command: tuple[str, ...], timeout_s: float) -> str | None:
+    """Returns a command's standard output; None when it fails."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+@dataclass
+class SlurmPort:
+    """Slurm's commands on this node. `report` takes lines about what could not be done."""
+
+    node: str
+    report: Callable[[str], None]
+    run: Callable[[tuple[str, ...], float], str | None] = run_command
+    _listed: Mapping[int, int] = field(default_factory=dict)
+    _listed_at: float = -1e9
+    _held: dict[int, tuple[float, frozenset[int] | None]] = field(default_factory=dict)
+    _waiting: queue.Queue[Callable[[], None]] = field(default_factory=lambda: queue.Queue(WAITING_MAX))
+    _thread: threading.Thread | None = None
+
+    def listed_pids(self) -> Mapping[int, int]:
+        """Returns the processes of all steps on this node, pid -> job id, from slurmstepd."""
+        if time.monotonic() - self._listed_at > LIST_AGAIN_S:
+            text = self.run(("scontrol", "listpids"), LOCAL_TIMEOUT_S)
+            self._listed = parse_listpids(text or "")
+            self._listed_at = time.monotonic()
+        return self._listed
+
+    def held_by(self, job_id: int) -> frozenset[int] | None:
+        """Returns Slurm's indices of the GPUs of a job here, or None as long as slurmctld has not said."""
+        asked_at, held = self._held.get(job_id, (-1e9, None))
+        if held is None and time.monotonic() - asked_at > ASK_AGAIN_S:
+            self._held[job_id] = (time.monotonic(), None)
+            self._later(lambda: self._ask(job_id), f"the GPUs of job {job_id} are not known")
+        return held
+
+    def forget_but(self, jobs: frozenset[int]) -> None:
+        """Forgets the jobs that are not in `jobs`: their ids may come back."""
+        for job_id in self._held.keys() - jobs:
+            del self._held[job_id]
+
+    def _ask(self, job_id: int) -> None:
+        text = self.run(("scontrol", "--oneliner", "--details", "show", "job", str(job_id)), TIMEOUT_S)
+        if text is not None:
+            self._held[job_id] = (time.monotonic(), parse_held(text))
+
+    def warn(self, job_id: int, text: str) -> None:
+        """Writes a line to the output of a batch job, or of the salloc or srun that the job is run from."""
+        command = ("scontrol", "notify", str(job_id), plain(text))
+        self._later(lambda: self._tell(command), f"job {job_id} could not be warned")
+
+    def fail(self, job_id: int, text: str) -> None:
+        """Ends a job, with a comment for administrators."""
+        comment = ("scontrol", "update", f"JobId={job_id}", f"AdminComment={plain(text)}")
+        self._later(lambda: self._tell(comment), f"job {job_id} got no comment")
+        self._later(lambda: self._tell(("scancel", str(job_id))), f"job {job_id} could not be ended")
+
+    def drain(self, text: str) -> None:
+        """Drains this node."""
+        command = ("scontrol", "update", f"NodeName={self.node}", "State=DRAIN", f"Reason={plain(text)}")
+        self._later(lambda: self._tell(command), "the node could not be drained")
+
+    def _tell(self, command: tuple[str, ...]) -> None:
+        if self.run(command, TIMEOUT_S) is None:
+            self.report(f"{' '.join(command[:3])} failed: is slurmctld up (scontrol ping)?")
+
+    def _later(self, work: Callable[[], None], otherwise: str) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="slurm", daemon=True)
+            self._thread.start()
+        try:
+            self._waiting.put_nowait(work)
+        except queue.Full:
+            self.report(f"{otherwise}: {WAITING_MAX} requests wait for slurmctld")
+
+    def _work(self) -> None:
+        while True:
+            work = self._waiting.get()
+            try:
+                work()
+            except Exception as error:
+                self.report(f"unexpected {type(error).__name__}: {error}")
+            finally:
+                self._waiting.task_done()
+
+    def finish(self) -> None:
+        """Waits until everything that was asked for is done."""
+        self._waiting.join()
+
+
+def parse_listpids(text: str) -> dict[int, int]:
+    """Returns pid -> job id of `scontrol listpids`."""
+    pids = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0].isdigit() and words[1].isdigit():
+            pids[int(words[0])] = int(words[1])
+    return pids
+
+
+def parse_held(text: str) -> frozenset[int] | None:
+    """Returns the indices of a job's GPUs, on whichever node, from `scontrol -d show job`; None when it has none.
+
+    Slurm prints gpu:h200:1(IDX:0-1) and shard:279(IDX:0); from 23.02 on shard:279(279/559,0/559), by device.
+    """
+    indices: set[int] = set()
+    has_gres = False
+    for gres in re.findall(r" GRES=(\S+)", text):
+        for match in re.finditer(r"(?:gpu|shard|mps)[^(,]*\(([^)]*)\)", gres):
+            has_gres = True
+            listed = match[1].partition("IDX:")[2]
+            for part in filter(None, listed.split(",")):
+                first, _, last = part.partition("-")
+                if first.isdigit() and (last or first).isdigit():
+                    indices.update(range(int(first), min(int(last or first), int(first) + 1023) + 1))
+            for index, share in enumerate(match[1].split(",") if "/" in match[1] else ()):
+                if not share.startswith("0/"):
+                    indices.add(index)
+    return None if has_gres and not indices else frozenset(indices)

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One look after the other: reads the GPUs, processes and slices, judges them, acts, and returns the new state."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from hami_hpc.agent.gpus import GpuLook, Gpus
+from hami_hpc.agent.processes import Processes
+from hami_hpc.agent.slices import Slices
+from hami_hpc.agent.slurm_port import SlurmPort
+from hami_hpc.core.agent_state import OK, AgentState, Event, GpuState, OtherProcess
+from hami_hpc.core.job_sums import JobSums
+from hami_hpc.core.watch import (
+    Action,
+    Incident,
+    Incidents,
+    Kind,
+    Look,
+    Process,
+    Slice,
+    Suspicion,
+    TimeWatch,
+    judge,
+    too_little_left,
+)
+from hami_hpc.errors import NodeError
+from hami_hpc.node.agent_file import now_boot_ns
+from hami_hpc.node.agent_settings import AgentSettings
+
+EVENTS_MAX = 100
+KILLING = (Action.KILL, Action.FAIL, Action.DRAIN)
+# Findings that take memory or time from the GPU's other jobs.
+TAKES_FROM_OTHERS = (Kind.MEMORY_OVER, Kind.WRONG_GPU, Kind.NO_GRANT, Kind.NO_JOB, Kind.UNCOUNTED)
+
+
+def kill(process: Process, is_same: Callable[[int, int], bool]) -> bool:
+    """Kills exactly this process. Returns False when it has ended: another one may have its pid."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        if not is_same(process.pid, process.started):
+            return False
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+@dataclass
+class Watcher:
+    """The agent between two looks. `emit` is called with each event; the clocks are replaced in tests."""
+
+    settings: AgentSettings
+    boot_id: str
+    gpus: Gpus
+    processes: Processes
+    slices: Slices
+    slurm: SlurmPort
+    emit: Callable[[Event], None]
+    boot_ns: Callable[[], int] = now_boot_ns
+    unix_ns: Callable[[], int] = time.time_ns
+    sums: JobSums = field(default_factory=JobSums)
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
+    _incidents: Incidents = field(default_factory=Incidents)
+    _time: TimeWatch = field(default_factory=TimeWatch)
+    _last: tuple[int, Look] | None = None
+    _gpu_states: dict[str, str] = field(default_factory=dict)
+    _problem: str = ""
+    _looks: int = 0
+
+    def look(self) -> AgentState:
+        """Looks once and acts. A fault of the node (NVML, the run directory) is an event, and the look has no data."""
+        boot_ns = self.boot_ns()
+        step_ns = boot_ns - self._last[0] if self._last else self.settings.period_ms * 1_000_000
+        try:
+            gpu_looks = self.gpus.look()
+            slices, whole = self.slices.look()
+        except NodeError as error:
+            self._fault(str(error))
+            gpu_looks, slices, whole = (), (), frozenset[int]()
+        else:
+            self._fault("")
+        processes = self._identify(gpu_looks, step_ns)
+        look = Look(boot_ns, processes, slices, whole, self._held(processes, slices, whole, gpu_looks))
+        suspicions = [*judge(look, self.settings.limits), *self._time.judge(look)]
+        wanted = [one for one in suspicions if self.settings.actions[one.kind] is not Action.IGNORE]
+        for incident in self._incidents.update(boot_ns, wanted):
+            self._act(incident)
+        disturbed = self._disturbed(look, gpu_looks, wanted)
+        energy = {one.gpu.uuid: one.energy_mj for one in gpu_looks if one.state == OK}
+        jobs = self.sums.update(look, step_ns, energy, self._incidents.open(), disturbed)
+        self._watch_gpus(gpu_looks)
+        self._last = (boot_ns, look)
+        self._looks += 1
+        slice_jobs = {one.grant.job_id for one in slices}
+        return AgentState(
+            boot_id=self.boot_id,
+            pid=os.getpid(),
+            time_unix_ns=self.unix_ns(),
+            boot_time_ns=boot_ns,
+            period_ns=self.settings.period_ms * 1_000_000,
+            looks=self._looks,
+            gpus=tuple(_gpu_state(one) for one in gpu_looks),
+            jobs=jobs,
+            others=tuple(_other(one, step_ns) for one in processes if one.job_id not in slice_jobs),
+            events=tuple(self.events),
+        )
+
+    def is_waiting(self) -> bool:
+        """Returns whether a suspicion waits to be confirmed by another look."""
+        return self._incidents.is_waiting()
+
+    def event(self, kind: str, text: str, job_id: int = 0, gpu_uuid: str = "", action: str = "") -> None:
+        """Keeps an event, and passes it on."""
+        event = Event(self.unix_ns(), kind, job_id, gpu_uuid, action, text)
+        self.events.append(event)
+        self.emit(event)
+
+    def _identify(self, gpu_looks: Iterable[GpuLook], step_ns: int) -> tuple[Process, ...]:
+        on_gpu = [(one.gpu.uuid, process) for one in gpu_looks for process in one.processes]
+        known = self.processes.look(process.pid for _, process in on_gpu)
+        found = []
+        for uuid, process in on_gpu:
+            if process.pid in known:
+                started, who = known[process.pid]
+                busy_ns = int(process.busy_percent * step_ns / 100)
+                found.append(
+                    Process(
+                        process.pid, started, who.uid, who.job_id, uuid, process.used_bytes, busy_ns, who.has_interposer
+                    )
+                )
+        return tuple(found)
+
+    def _held(
+        self,
+        processes: Iterable[Process],
+        slices: Iterable[Slice],
+        whole: frozenset[int],
+        gpu_looks: Iterable[GpuLook],
+    ) -> Mapping[int, frozenset[str] | None]:
+        """Returns the GPUs, by Slurm, of the jobs with processes here and without a slice."""
+        with_slice = {one.grant.job_id for one in slices}
+        jobs = frozenset(one.job_id for one in processes if one.job_id > 0) - with_slice - whole
+        self.slurm.forget_but(jobs)
+        uuids = {one.gpu.slurm_index: one.gpu.uuid for one in gpu_looks}
+        held: dict[int, frozenset[str] | None] = {}
+        for job_id in jobs:
+            indices = self.slurm.held_by(job_id)
+            held[job_id] = None if indices is None else frozenset(uuids[i] for i in indices if i in uuids)
+        return held
+
+    def _act(self, incident: Incident) -> None:
+        one = incident.suspicion
+        action = self.settings.actions[one.kind]
+        done = [action.value]
+        if action in KILLING:
+            killed = [p.pid for p in one.processes if p.uid != 0 and kill(p, self.processes.is_same)]
+            done = [f"killed {', '.join(map(str, killed))}" if killed else "nothing left to kill"]
+        if incident.is_new:
+            if one.job_id and action is not Action.LOG:
+                self.slurm.warn(one.job_id, self._advice(one, action))
+            if one.job_id and action in (Action.FAIL, Action.DRAIN):
+                self.slurm.fail(one.job_id, one.text)
+                done.append("job ended")
+            if action is Action.DRAIN:
+                self.slurm.drain(f"hami_hpc agent: {one.text}")
+                done.append("node drained")
+        if incident.is_new or action in KILLING:
+            self.event(one.kind.value, one.text, one.job_id, one.gpu_uuid, ", ".join(done))
+
+    @staticmethod
+    def _advice(one: Suspicion, action: Action) -> str:
+        end = {
+            Action.WARN: "This is recorded.",
+            Action.KILL: "These processes are killed.",
+            Action.FAIL: "The job is ended.",
+            Action.DRAIN: "The job is ended.",
+        }[action]
+        return f"hami_hpc: {one.text}. {end}"
+
+    def _disturbed(self, look: Look, gpu_looks: Iterable[GpuLook], suspicions: Iterable[Suspicion]) -> dict[int, int]:
+        """Returns, by job, the allocations that the GPU refused since the last look because another took too much."""
+        before = {one.grant.job_id: one for one in self._last[1].slices} if self._last else {}
+        free = {one.gpu.uuid: one.total_bytes - one.used_bytes for one in gpu_looks if one.state == OK}
+        takers = [one for one in suspicions if one.kind in TAKES_FROM_OTHERS]
+        counts = {}
+        for one in look.slices:
+            grant = one.grant
+            old = before.get(grant.job_id)
+            refused = one.device_oom_count - old.device_oom_count if old and old.grant == grant else 0
+            others = [t for t in takers if t.gpu_uuid == grant.gpu_uuid and t.job_id != grant.job_id]
+            if refused > 0 and others and too_little_left(one, look, free.get(grant.gpu_uuid, 0)):
+                counts[grant.job_id] = refused
+                who = f"job {others[0].job_id}" if others[0].job_id else "a process of no job"
+                text = (
+                    f"job {grant.job_id} found no memory on GPU {grant.gpu_uuid} within its grant, because {who} holds "
+                    "more than its own"
+                )
+                self.slurm.warn(grant.job_id, f"hami_hpc: {text}")
+                self.event("disturbed", text, grant.job_id, grant.gpu_uuid, "warn")
+        return counts
+
+    def _watch_gpus(self, gpu_looks: Iterable[GpuLook]) -> None:
+        for one in gpu_looks:
+            if self._gpu_states.get(one.gpu.uuid, OK) != one.state:
+                text = f"GPU {one.gpu.minor} ({one.gpu.uuid}): " + (one.detail or "answers again")
+                self.event("gpu_lost" if one.state != OK else "gpu_back", text, 0, one.gpu.uuid)
+            self._gpu_states[one.gpu.uuid] = one.state
+
+    def _fault(self, text: str) -> None:
+        if text != self._problem:
+            self._problem = text
+            self.event("blind" if text else "sees_again", text or "GPUs and slices can be read again")
+
+
+def _gpu_state(one: GpuLook) -> GpuState:
+    return GpuState(
+        uuid=one.gpu.uuid,
+        minor=one.gpu.minor,
+        model=one.gpu.model,
+        state=one.state,
+        detail=one.detail,
+        total_bytes=one.total_bytes,
+        used_bytes=one.used_bytes,
+        busy_percent=one.busy_percent,
+        power_mw=one.power_mw,
+        energy_mj=one.energy_mj,
+        temperature_c=one.temperature_c,
+    )
+
+
+def _other(process: Process, step_ns: int) -> OtherProcess:
+    busy = round(process.busy_ns / step_ns * 100, 1) if step_ns else 0.0
+    return OtherProcess(process.pid, process.uid, process.job_id, process.gpu_uuid, process.used_bytes, busy)

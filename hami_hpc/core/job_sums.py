@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adds up what each slice used, look by look, from outside its processes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hami_hpc.core.agent_state import JobState
+from hami_hpc.core.watch import MIB, Kind, Look, Process, Slice, processes_of
+
+# A sample of the GPU's time covers about a second. After a longer pause (the agent was stopped) it says nothing about
+# the rest of the pause.
+LONGEST_STEP_NS = 2_000_000_000
+
+Run = tuple[int, int]  # job id and created_unix_ns
+
+
+@dataclass
+class JobSums:
+    """The sums of each running slice. Give it the jobs of the last state file when the agent starts again."""
+
+    _states: dict[Run, JobState] = field(default_factory=dict)
+    _energy_mj: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def resumed(cls, jobs: tuple[JobState, ...]) -> JobSums:
+        return cls({(job.job_id, job.created_unix_ns): job for job in jobs})
+
+    def update(
+        self,
+        look: Look,
+        step_ns: int,
+        energy_mj: Mapping[str, int],
+        findings: frozenset[tuple[Kind, int]],
+        disturbed: Mapping[int, int],
+    ) -> tuple[JobState, ...]:
+        """Returns the state of every slice. `step_ns` is the time since the last look, `energy_mj` each GPU's counter,
+        `disturbed` the refused allocations since then that were somebody else's fault, by job."""
+        step_ns = min(step_ns, LONGEST_STEP_NS)
+        busy_ns: dict[str, int] = {}
+        for process in look.processes:
+            busy_ns[process.gpu_uuid] = busy_ns.get(process.gpu_uuid, 0) + process.busy_ns
+        spent_mj = {uuid: max(0, now - self._energy_mj.get(uuid, now)) for uuid, now in energy_mj.items()}
+        self._energy_mj.update(energy_mj)
+        states: dict[Run, JobState] = {}
+        for one in look.slices:
+            grant = one.grant
+            run = (grant.job_id, grant.created_unix_ns)
+            own = processes_of(look, grant)
+            busy = sum(process.busy_ns for process in own)
+            total = busy_ns.get(grant.gpu_uuid, 0)
+            states[run] = _next(
+                self._states.get(run),
+                one,
+                own,
+                sum(process.job_id == grant.job_id for process in look.processes),
+                step_ns,
+                spent_mj.get(grant.gpu_uuid, 0) * busy // total if total else 0,
+                tuple(sorted(kind.value for kind, job_id in findings if job_id == grant.job_id)),
+                disturbed.get(grant.job_id, 0),
+            )
+        self._states = states
+        return tuple(states.values())
+
+
+def _next(
+    old: JobState | None,
+    one: Slice,
+    own: tuple[Process, ...],
+    processes: int,
+    step_ns: int,
+    energy_mj: int,
+    findings: tuple[str, ...],
+    disturbed: int,
+) -> JobState:
+    grant = one.grant
+    used = sum(process.used_bytes for process in own)
+    busy = min(sum(process.busy_ns for process in own), step_ns)
+    return JobState(
+        job_id=grant.job_id,
+        uid=grant.uid,
+        created_unix_ns=grant.created_unix_ns,
+        service_class=grant.service_class,
+        policy=grant.policy,
+        mode=grant.mode,
+        gpu_uuid=grant.gpu_uuid,
+        gpu_minor=grant.gpu_minor,
+        mem_bytes=grant.mem_mib * MIB,
+        cores_percent=grant.cores_percent,
+        processes=processes,
+        used_bytes=used,
+        peak_bytes=max(used, old.peak_bytes if old else 0),
+        busy_percent=round(busy / step_ns * 100, 1) if step_ns else 0.0,
+        busy_ns=busy + (old.busy_ns if old else 0),
+        energy_mj=energy_mj + (old.energy_mj if old else 0),
+        watched_ns=step_ns + (old.watched_ns if old else 0),
+        findings=findings,
+        disturbed_count=disturbed + (old.disturbed_count if old else 0),
+        accounted_bytes=min(one.accounted_bytes or 0, grant.mem_mib * MIB),
+        oom_count=one.oom_count,
+        device_oom_count=one.device_oom_count,
+    )

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges what the agent saw: which process or job takes what it was not granted. Pure: no clock, file or process.
+
+`judge` names what is wrong in one look. One look proves nothing: memory is read job by job while processes come and go.
+So `Incidents` confirms a suspicion only when it holds in consecutive looks over the grace of its kind, and reports it
+once until it has been gone for CLEAR_NS.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from hami_hpc.core.grant import Grant
+
+SECOND = 1_000_000_000
+CLEAR_NS = 10 * SECOND
+AGAIN_NS = 5 * SECOND  # an action is repeated as long as its reason holds
+LOOKS = 2  # consecutive looks that confirm a suspicion
+# (window, points above the share): a mean over the window that exceeds share + points is time above the share.
+TIME_WINDOWS = ((3 * SECOND // 2, 30), (30 * SECOND, 10))
+MIB = 1 << 20
+
+
+class Kind(StrEnum):
+    """What can be wrong. The names are those of the settings, [agent.actions]."""
+
+    MEMORY_OVER = "memory_over"
+    UNCOUNTED = "uncounted"
+    NO_INTERPOSER = "no_interposer"
+    TIME_OVER = "time_over"
+    WRONG_GPU = "wrong_gpu"
+    NO_GRANT = "no_grant"
+    NO_JOB = "no_job"
+
+
+class Action(StrEnum):
+    """What is done about it, from nothing to the last resort. Each includes `log`; from `kill` on also `warn`."""
+
+    IGNORE = "ignore"
+    LOG = "log"
+    WARN = "warn"
+    KILL = "kill"
+    FAIL = "fail"
+    DRAIN = "drain"
+
+
+# How long each must hold. The first four are facts about memory maps and bytes; a step's processes, and what Slurm says
+# of a job, may lag behind.
+GRACE_NS: Mapping[Kind, int] = {
+    Kind.MEMORY_OVER: SECOND // 4,
+    Kind.UNCOUNTED: SECOND // 4,
+    Kind.NO_INTERPOSER: SECOND // 4,
+    Kind.WRONG_GPU: SECOND // 4,
+    Kind.TIME_OVER: 0,  # its windows are the grace
+    Kind.NO_GRANT: 3 * SECOND,
+    Kind.NO_JOB: 3 * SECOND,
+}
+
+
+class Process(NamedTuple):
+    """A process on one GPU. `started` tells two processes of one pid apart; `job_id` is 0 for none, -1 if unknown."""
+
+    pid: int
+    started: int
+    uid: int
+    job_id: int
+    gpu_uuid: str
+    used_bytes: int
+    busy_ns: int  # of the GPU's time since the last look
+    has_interposer: bool | None  # None: not known
+
+
+class Slice(NamedTuple):
+    """A grant, and what its job counted itself: None where its record cannot be read or is damaged."""
+
+    grant: Grant
+    accounted_bytes: int | None
+    oom_count: int
+    device_oom_count: int
+
+
+class Look(NamedTuple):
+    """What was seen at one time. `held` maps a job without a slice to its GPUs by Slurm, None where Slurm was not heard
+    yet; `whole` has the jobs that hold the whole node."""
+
+    boot_ns: int
+    processes: tuple[Process, ...]
+    slices: tuple[Slice, ...]
+    whole: frozenset[int]
+    held: Mapping[int, frozenset[str] | None]
+
+
+class Limits(NamedTuple):
+    """The site's tolerances."""
+
+    memory_slack_bytes: int
+    exempt_uids: frozenset[int]
+
+
+class Suspicion(NamedTuple):
+    """What is wrong in one look. `pid` is 0 when it concerns all of a job's processes on the GPU."""
+
+    kind: Kind
+    job_id: int
+    pid: int
+    gpu_uuid: str
+    processes: tuple[Process, ...]
+    text: str
+
+    @property
+    def subject(self) -> tuple[Kind, int, int, str]:
+        return (self.kind, self.job_id, self.pid, self.gpu_uuid)
+
+
+def judge(look: Look, limits: Limits) -> Iterator[Suspicion]:
+    """Yields what one look shows, time excepted (TimeWatch)."""
+    slices = {one.grant.job_id: one for one in look.slices}
+    for process in look.processes:
+        job_id, gpu = process.job_id, process.gpu_uuid
+        one = slices.get(job_id)
+        if job_id in look.whole or job_id < 0:
+            continue
+        if job_id == 0:
+            if process.uid not in limits.exempt_uids:
+                text = f"process {process.pid} of uid {process.uid} belongs to no job and uses GPU {gpu}"
+                yield Suspicion(Kind.NO_JOB, 0, process.pid, gpu, (process,), text)
+        elif one is None:
+            gpus = look.held.get(job_id)
+            if gpus is not None and gpu not in gpus:
+                text = f"process {process.pid} of job {job_id} uses GPU {gpu}, which the job does not hold"
+                yield Suspicion(Kind.NO_GRANT, job_id, process.pid, gpu, (process,), text)
+        elif one.grant.gpu_uuid != gpu:
+            text = f"process {process.pid} of job {job_id} uses GPU {gpu}; its slice is on {one.grant.gpu_uuid}"
+            yield Suspicion(Kind.WRONG_GPU, job_id, process.pid, gpu, (process,), text)
+        elif process.has_interposer is False:
+            text = f"process {process.pid} of job {job_id} runs without the interposer, so nothing limits it"
+            yield Suspicion(Kind.NO_INTERPOSER, job_id, process.pid, gpu, (process,), text)
+    for one in look.slices:
+        yield from _memory(one, processes_of(look, one.grant), limits)
+
+
+def _memory(one: Slice, processes: tuple[Process, ...], limits: Limits) -> Iterator[Suspicion]:
+    grant = one.grant
+    used = sum(process.used_bytes for process in processes)
+    limit = grant.mem_mib * MIB
+    if used > limit + limits.memory_slack_bytes:
+        text = f"job {grant.job_id} holds {used // MIB} MiB of GPU {grant.gpu_uuid}; granted are {grant.mem_mib} MiB"
+        yield Suspicion(Kind.MEMORY_OVER, grant.job_id, 0, grant.gpu_uuid, processes, text)
+    if one.accounted_bytes is not None and used > one.accounted_bytes + limits.memory_slack_bytes:
+        text = (
+            f"job {grant.job_id} holds {used // MIB} MiB of GPU {grant.gpu_uuid}, of which its interposer counted "
+            f"{one.accounted_bytes // MIB} MiB"
+        )
+        yield Suspicion(Kind.UNCOUNTED, grant.job_id, 0, grant.gpu_uuid, processes, text)
+
+
+def processes_of(look: Look, grant: Grant) -> tuple[Process, ...]:
+    """Returns the processes of a slice on its own GPU."""
+    return tuple(p for p in look.processes if p.job_id == grant.job_id and p.gpu_uuid == grant.gpu_uuid)
+
+
+@dataclass
+class TimeWatch:
+    """Means of each capped job's GPU time over TIME_WINDOWS."""
+
+    _history: dict[tuple[int, int], deque[tuple[int, int]]] = field(default_factory=dict)
+
+    def judge(self, look: Look) -> Iterator[Suspicion]:
+        """Yields jobs of policy cap whose processes had more of the GPU's time than their share."""
+        live = set()
+        for one in look.slices:
+            grant = one.grant
+            if grant.policy != "cap":
+                continue
+            key = (grant.job_id, grant.created_unix_ns)
+            live.add(key)
+            processes = processes_of(look, grant)
+            past = self._history.setdefault(key, deque())
+            total = (past[-1][1] if past else 0) + sum(process.busy_ns for process in processes)
+            past.append((look.boot_ns, total))
+            over = _time_over(past, grant.cores_percent)
+            while past[-1][0] - past[0][0] > TIME_WINDOWS[-1][0]:
+                past.popleft()
+            if over is not None:
+                text = (
+                    f"job {grant.job_id} had {over[0]:.0f} % of the time of GPU {grant.gpu_uuid} over "
+                    f"{over[1] / SECOND:.1f} s; its share is {grant.cores_percent} %"
+                )
+                yield Suspicion(Kind.TIME_OVER, grant.job_id, 0, grant.gpu_uuid, processes, text)
+        for key in self._history.keys() - live:
+            del self._history[key]
+
+
+def _time_over(past: deque[tuple[int, int]], share: int) -> tuple[float, int] | None:
+    """Returns the mean, percent, and the length of the first window that exceeds the share; None when none does."""
+    now, total = past[-1]
+    for window, points in TIME_WINDOWS:
+        start = next(((at, busy) for at, busy in reversed(past) if now - at >= window), None)
+        if start is None:
+            return None
+        percent = (total - start[1]) / (now - start[0]) * 100
+        if percent > share + points:
+            return percent, now - start[0]
+    return None
+
+
+class Incident(NamedTuple):
+    """A suspicion that holds for its grace. `is_new`: it was not reported before."""
+
+    suspicion: Suspicion
+    is_new: bool
+
+
+@dataclass
+class _Case:
+    first_ns: int
+    last_ns: int
+    looks: int = 1
+    acted_ns: int | None = None
+
+
+@dataclass
+class Incidents:
+    """The suspicions of the last looks."""
+
+    _cases: dict[tuple[Kind, int, int, str], _Case] = field(default_factory=dict)
+
+    def update(self, boot_ns: int, suspicions: Iterable[Suspicion]) -> list[Incident]:
+        """Takes one look's suspicions. Returns those to act on: confirmed now, or still there after AGAIN_NS."""
+        due = []
+        seen = set()
+        for suspicion in suspicions:
+            subject = suspicion.subject
+            seen.add(subject)
+            case = self._cases.get(subject)
+            if case is None:
+                case = self._cases[subject] = _Case(boot_ns, boot_ns)
+            else:
+                case.looks, case.last_ns = case.looks + 1, boot_ns
+            if case.looks < LOOKS or boot_ns - case.first_ns < GRACE_NS[suspicion.kind]:
+                continue
+            if case.acted_ns is None or boot_ns - case.acted_ns >= AGAIN_NS:
+                due.append(Incident(suspicion, case.acted_ns is None))
+                case.acted_ns = boot_ns
+        for subject, case in list(self._cases.items()):
+            if subject in seen:
+                continue
+            if case.acted_ns is None or boot_ns - case.last_ns >= CLEAR_NS:
+                del self._cases[subject]
+            else:
+                case.looks = 0  # it must be confirmed again
+        return due
+
+    def open(self) -> frozenset[tuple[Kind, int]]:
+        """Returns kind and job of what was confirmed and is not cleared."""
+        return frozenset(subject[:2] for subject, case in self._cases.items() if case.acted_ns is not None)
+
+    def is_waiting(self) -> bool:
+        """Returns whether a suspicion waits for its second look: the agent looks sooner then."""
+        return any(case.acted_ns is None for case in self._cases.values())
+
+
+def too_little_left(one: Slice, look: Look, free_bytes: int) -> bool:
+    """Returns whether the GPU has less memory free than the slice may still take: somebody holds what is not theirs."""
+    used = sum(process.used_bytes for process in processes_of(look, one.grant))
+    return free_bytes < one.grant.mem_mib * MIB - used
