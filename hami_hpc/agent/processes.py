@@ -55,18 +55,22 @@ class Processes:
     def look(self, pids: Iterable[int]) -> dict[int, tuple[int, Known]]:
         """Returns start and knowledge of each process that still runs, by pid."""
         identities = [found for pid in sorted(set(pids)) if (found := self._identity(pid)) is not None]
-        known: dict[Identity, Known] = {}
-        for one in identities:
-            old = self._known.get(one)
-            known[one] = old if old is not None and old.job_id and old.has_interposer else self._read(one.pid)
-        self._known = known
+        known = {one: self._next(one) for one in identities}
         strangers = [one for one in identities if not known[one].job_id and self._asked.get(one, 0) < ASK]
-        self._asked = {one: self._asked.get(one, 0) + (one in strangers) for one in identities if one in known}
-        if strangers:
-            listed = self.listed_pids()
-            for one in strangers:
-                known[one] = known[one]._replace(job_id=listed.get(one.pid, 0))
+        self._asked = {one: self._asked.get(one, 0) + (one in strangers) for one in identities}
+        listed = self.listed_pids() if strangers else {}
+        for one in strangers:
+            known[one] = known[one]._replace(job_id=listed.get(one.pid, 0))
+        self._known = known
         return {one.pid: (one.started, known[one]) for one in identities}
+
+    def _next(self, one: Identity) -> Known:
+        """Returns what is known of a process; reads again what was missing: its job, or the interposer."""
+        old = self._known.get(one)
+        if old is not None and old.job_id and old.has_interposer:
+            return old
+        new = self._read(one.pid)
+        return new if old is None or new.job_id else new._replace(job_id=old.job_id)
 
     def is_same(self, pid: int, started: int) -> bool:
         """Returns whether the process of this pid still is the one that was started then."""

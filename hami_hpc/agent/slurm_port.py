@@ -74,14 +74,25 @@ class SlurmPort:
         if text is not None:
             self._held[job_id] = (time.monotonic(), parse_held(text))
 
-    def warn(self, job_id: int, text: str) -> None:
-        """Writes a line to the output of a batch job, or of the salloc or srun that the job is run from."""
+    def warn(self, job_id: int, text: str) -> threading.Event:
+        """Writes a line to the output of a batch job, or of the salloc or srun that the job is run from. Sets the
+        event returned when that is done, or cannot be."""
         command = ("scontrol", "notify", str(job_id), plain(text))
-        self._later(lambda: self._tell(command), f"job {job_id} could not be warned")
+        told = threading.Event()
+
+        def tell() -> None:
+            try:
+                self._tell(command)
+            finally:
+                told.set()
+
+        if not self._later(tell, f"job {job_id} could not be warned"):
+            told.set()
+        return told
 
     def fail(self, job_id: int, text: str) -> None:
         """Ends a job, with a comment for administrators."""
-        comment = ("scontrol", "update", f"JobId={job_id}", f"AdminComment={plain(text)}")
+        comment = ("scontrol", "update", f"JobId={job_id}", f"AdminComment=hami_hpc: {plain(text)}")
         self._later(lambda: self._tell(comment), f"job {job_id} got no comment")
         self._later(lambda: self._tell(("scancel", str(job_id))), f"job {job_id} could not be ended")
 
@@ -94,7 +105,7 @@ class SlurmPort:
         if self.run(command, TIMEOUT_S) is None:
             self.report(f"{' '.join(command[:3])} failed: is slurmctld up (scontrol ping)?")
 
-    def _later(self, work: Callable[[], None], otherwise: str) -> None:
+    def _later(self, work: Callable[[], None], otherwise: str) -> bool:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="slurm", daemon=True)
             self._thread.start()
@@ -102,6 +113,8 @@ class SlurmPort:
             self._waiting.put_nowait(work)
         except queue.Full:
             self.report(f"{otherwise}: {WAITING_MAX} requests wait for slurmctld")
+            return False
+        return True
 
     def _work(self) -> None:
         while True:

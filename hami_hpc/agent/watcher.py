@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hami_hpc.agent.gpus import GpuLook, Gpus
 from hami_hpc.agent.processes import Processes
@@ -34,6 +36,7 @@ from hami_hpc.node.agent_file import now_boot_ns
 from hami_hpc.node.agent_settings import AgentSettings
 
 EVENTS_MAX = 100
+TELL_NS = 500_000_000  # for how long a kill waits until the job's output has the reason
 KILLING = (Action.KILL, Action.FAIL, Action.DRAIN)
 # Findings that take memory or time from the GPU's other jobs.
 TAKES_FROM_OTHERS = (Kind.MEMORY_OVER, Kind.WRONG_GPU, Kind.NO_GRANT, Kind.NO_JOB, Kind.UNCOUNTED)
@@ -56,6 +59,14 @@ def kill(process: Process, is_same: Callable[[int, int], bool]) -> bool:
         os.close(fd)
 
 
+class Sentence(NamedTuple):
+    """An incident whose processes are killed once its job was told, or when that takes too long."""
+
+    incident: Incident
+    told: threading.Event | None
+    until_ns: int
+
+
 @dataclass
 class Watcher:
     """The agent between two looks. `emit` is called with each event; the clocks are replaced in tests."""
@@ -75,6 +86,7 @@ class Watcher:
     _time: TimeWatch = field(default_factory=TimeWatch)
     _last: tuple[int, Look] | None = None
     _gpu_states: dict[str, str] = field(default_factory=dict)
+    _sentences: list[Sentence] = field(default_factory=list)
     _problem: str = ""
     _looks: int = 0
 
@@ -96,6 +108,7 @@ class Watcher:
         wanted = [one for one in suspicions if self.settings.actions[one.kind] is not Action.IGNORE]
         for incident in self._incidents.update(boot_ns, wanted):
             self._act(incident)
+        self._execute(boot_ns)
         disturbed = self._disturbed(look, gpu_looks, wanted)
         energy = {one.gpu.uuid: one.energy_mj for one in gpu_looks if one.state == OK}
         jobs = self.sums.update(look, step_ns, energy, self._incidents.open(), disturbed)
@@ -117,8 +130,8 @@ class Watcher:
         )
 
     def is_waiting(self) -> bool:
-        """Returns whether a suspicion waits to be confirmed by another look."""
-        return self._incidents.is_waiting()
+        """Returns whether the next look should come soon: to confirm a suspicion, or to act."""
+        return bool(self._sentences) or self._incidents.is_waiting()
 
     def event(self, kind: str, text: str, job_id: int = 0, gpu_uuid: str = "", action: str = "") -> None:
         """Keeps an event, and passes it on."""
@@ -160,22 +173,30 @@ class Watcher:
         return held
 
     def _act(self, incident: Incident) -> None:
+        """Does what the settings say. Who is to be killed is told first, so that their output has the reason."""
         one = incident.suspicion
         action = self.settings.actions[one.kind]
-        done = [action.value]
+        told = None
+        if incident.is_new and one.job_id and action is not Action.LOG:
+            told = self.slurm.warn(one.job_id, self._advice(one, action))
         if action in KILLING:
+            self._sentences.append(Sentence(incident, told, self.boot_ns() + TELL_NS))
+        elif incident.is_new:
+            self.event(one.kind.value, one.text, one.job_id, one.gpu_uuid, action.value)
+
+    def _execute(self, boot_ns: int) -> None:
+        due = [one for one in self._sentences if one.told is None or one.told.is_set() or boot_ns >= one.until_ns]
+        self._sentences = [one for one in self._sentences if one not in due]
+        for (one, is_new), _, _ in due:
+            action = self.settings.actions[one.kind]
             killed = [p.pid for p in one.processes if p.uid != 0 and kill(p, self.processes.is_same)]
             done = [f"killed {', '.join(map(str, killed))}" if killed else "nothing left to kill"]
-        if incident.is_new:
-            if one.job_id and action is not Action.LOG:
-                self.slurm.warn(one.job_id, self._advice(one, action))
-            if one.job_id and action in (Action.FAIL, Action.DRAIN):
+            if is_new and one.job_id and action in (Action.FAIL, Action.DRAIN):
                 self.slurm.fail(one.job_id, one.text)
                 done.append("job ended")
-            if action is Action.DRAIN:
+            if is_new and action is Action.DRAIN:
                 self.slurm.drain(f"hami_hpc agent: {one.text}")
                 done.append("node drained")
-        if incident.is_new or action in KILLING:
             self.event(one.kind.value, one.text, one.job_id, one.gpu_uuid, ", ".join(done))
 
     @staticmethod

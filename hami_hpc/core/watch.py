@@ -150,7 +150,8 @@ def _memory(one: Slice, processes: tuple[Process, ...], limits: Limits) -> Itera
     if used > limit + limits.memory_slack_bytes:
         text = f"job {grant.job_id} holds {used // MIB} MiB of GPU {grant.gpu_uuid}; granted are {grant.mem_mib} MiB"
         yield Suspicion(Kind.MEMORY_OVER, grant.job_id, 0, grant.gpu_uuid, processes, text)
-    if one.accounted_bytes is not None and used > one.accounted_bytes + limits.memory_slack_bytes:
+    is_known = any(process.has_interposer is False for process in processes)  # NO_INTERPOSER says the same, and who
+    if not is_known and one.accounted_bytes is not None and used > one.accounted_bytes + limits.memory_slack_bytes:
         text = (
             f"job {grant.job_id} holds {used // MIB} MiB of GPU {grant.gpu_uuid}, of which its interposer counted "
             f"{one.accounted_bytes // MIB} MiB"

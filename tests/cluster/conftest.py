@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness import agent, jobs, node
 from harness import cluster as private_cluster
-from harness import jobs, node
 from harness.accounts import USERS
 from harness.layout import CHECKOUT, Layout
 
@@ -60,18 +60,29 @@ def _session_cluster() -> Iterator[Layout]:
 
 
 @pytest.fixture
-def cluster(_session_cluster: Layout) -> Iterator[Layout]:
+def cluster(_session_cluster: Layout, request: pytest.FixtureRequest) -> Iterator[Layout]:
     """The private cluster. After the test all jobs are cancelled, and whatever they leave behind fails it."""
+    start = agent.log_size(_session_cluster)
     yield _session_cluster
     leave_clean(_session_cluster)
+    check_findings(_session_cluster, start, request.node)
 
 
 @pytest.fixture
-def restored(_session_cluster: Layout) -> Iterator[Layout]:
+def restored(_session_cluster: Layout, request: pytest.FixtureRequest) -> Iterator[Layout]:
     """The private cluster, for a test that disturbs it: daemons and files are put back, then it must be clean."""
+    start = agent.log_size(_session_cluster)
     yield _session_cluster
     private_cluster.up(ROOT)
     leave_clean(_session_cluster)
+    check_findings(_session_cluster, start, request.node)
+
+
+def check_findings(layout: Layout, start: int, test: pytest.Item) -> None:
+    """Checks that the agent found what the test's mark findings(KIND, ...) names, at the most: no false alarm."""
+    allowed = {kind for mark in test.iter_markers("findings") for kind in mark.args}
+    found = agent.events_since(layout, start)
+    assert not [event for event in found if event.kind not in allowed], found
 
 
 def leave_clean(layout: Layout) -> None:

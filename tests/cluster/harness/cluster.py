@@ -39,7 +39,7 @@ def up(root: Path) -> Layout:
         _make_homes(layout)
         services.make_database(layout)
         for name in services.ALL:
-            stale = changed and name in (*services.SLURM, "agent")
+            stale = _read_old_settings(layout) if name == "agent" else changed and name in services.SLURM
             _start_or_repair(layout, name, restart=stale)
             if name == "slurmdbd":
                 accounts.make_accounts(layout)
@@ -47,6 +47,12 @@ def up(root: Path) -> Layout:
         _wait_for_nodes(layout)
         config.write_env(layout)
         return layout
+
+
+def _read_old_settings(layout: Layout) -> bool:
+    """Returns whether the agent was started before its settings were written. No other daemon reads them."""
+    started = layout.pids / "agent"
+    return started.exists() and started.stat().st_mtime_ns < layout.site_config.stat().st_mtime_ns
 
 
 def _stop_stray(root: Path) -> None:
