@@ -17,10 +17,8 @@ LIBRARY = "libhami-hpc.so"
 DELETED = " (deleted)"
 # cgroup v1: /slurm/uid_1000/job_7/step_0; v2: /system.slice/slurmstepd.scope/job_7/step_0. A NodeName can be part of
 # both, and a container's own path can come before. The first match counts: users can make cgroups below their own.
-_CGROUPS = (
-    re.compile(r"^\d+:[^:]*:(?:/[^:]*?)?/slurm(?:_[^/]+)?/uid_\d+/job_(\d+)(?:/|$)"),
-    re.compile(r"^0::(?:/[^:]*?)?/(?:[^/]+_)?slurmstepd\.scope/job_(\d+)(?:/|$)"),
-)
+_V1 = re.compile(r"/slurm(?:_[^/]+)?/uid_\d+/job_(\d+)(?:/|$)")
+_V2 = re.compile(r"/(?:[^/]+_)?slurmstepd\.scope/job_(\d+)(?:/|$)")
 _USERS_OWN = "/user.slice/"  # where systemd lets users make cgroups of any name
 ASK = 5  # how often Slurm is asked about a process that it does not list
 MAX_BYTES = 64 << 20  # of one file of /proc; a process with every mapping that the kernel allows has some 8 MiB of maps
@@ -132,9 +130,9 @@ class Processes:
 def job_of(cgroups: str) -> int:
     """Returns the Slurm job in the text of /proc/PID/cgroup; 0 for none."""
     for line in cgroups.splitlines():
-        if _USERS_OWN not in line:
-            for pattern in _CGROUPS:
-                match = pattern.match(line)
-                if match is not None and len(match[1]) <= 10:
-                    return int(match[1])
+        hierarchy, _, rest = line.partition(":")
+        path = rest.partition(":")[2]
+        match = (_V2 if hierarchy == "0" else _V1).search(path)
+        if match is not None and _USERS_OWN not in path and len(match[1]) <= 10:
+            return int(match[1])
     return 0

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hami_hpc/agent/processes.py: whose a process is, whatever its user writes anywhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from node_testbed import ROOT, UID
+
+from hami_hpc.agent.processes import ASK, LIBRARY, Processes, job_of
+
+V1 = "11:devices:/slurm/uid_1000/job_7/step_0\n1:name=systemd:/system.slice/slurmd.service\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "job_id"),
+    [
+        (V1, 7),
+        ("4:freezer:/slurm_node1/uid_1000/job_12/step_batch\n", 12),
+        ("4:freezer:/docker/4f5e/slurm/uid_1000/job_12/step_batch/task_0\n", 12),
+        ("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n", 7),
+        ("0::/system.slice/node1_slurmstepd.scope/job_7/step_extern/user/task_special\n", 7),
+        ("0::/kubepods/pod1/system.slice/slurmstepd.scope/job_7/step_0\n", 7),
+        # a job within a job's cgroup, made by the user: the outer one counts
+        ("0::/system.slice/slurmstepd.scope/job_7/step_0/user/slurmstepd.scope/job_9/x\n", 7),
+        ("5:cpu:/slurm/uid_1000/job_7/step_0/slurm/uid_1/job_9/\n", 7),
+        # cgroups that users may make
+        ("0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_9/x\n", 0),
+        ("0::/user.slice/user-1000.slice/user@1000.service/system.slice/slurmstepd.scope/job_9\n", 0),
+        ("5:cpu:/user.slice/slurm/uid_1000/job_9\n", 0),
+        # nothing of Slurm's
+        ("0::/init.scope\n", 0),
+        ("0::/system.slice/slurmstepd.scope/system\n", 0),
+        ("0::/system.slice/slurmstepd.scope/job_7x/step_0\n", 0),
+        ("0::/system.slice/myslurmstepd.scope/job_7/\n", 0),
+        ("0::/system.slice/slurmstepd.scope/job_99999999999/\n", 0),
+        ("", 0),
+        ("\0\xff:::::\n", 0),
+    ],
+)
+def test_the_job_of_a_cgroup(text: str, job_id: int) -> None:
+    assert job_of(text) == job_id
+
+
+class Asked:
+    """Slurm's list of processes, and how often it was asked for."""
+
+    def __init__(self, listed: Mapping[int, int]) -> None:
+        self.listed = listed
+        self.times = 0
+
+    def __call__(self) -> Mapping[int, int]:
+        self.times += 1
+        return self.listed
+
+
+@contextmanager
+def running(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """A program that is killed at the end."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def python(code: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python program that has run `code` and waits for a line."""
+    ready = "\nprint(1, flush=True)\ninput()"
+    first, _, then = code.partition("THEN")
+    with running(sys.executable, "-c", f"import ctypes, mmap, os\n{first}{ready}\n{then}") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        yield process
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[str]]:
+    with running("sleep", "100") as process:
+        yield process
+
+
+def test_a_process_without_a_cgroup_of_slurms_is_the_job_that_slurm_says(sleeper: subprocess.Popen[str]) -> None:
+    asked = Asked({sleeper.pid: 12})
+    processes = Processes(asked)
+    for _ in range(20):
+        ((_, known),) = processes.look([sleeper.pid]).values()
+        assert (known.uid, known.job_id, known.has_interposer) == (os.getuid(), 12, False)
+    assert asked.times == 1
+
+
+def test_slurm_is_asked_about_a_stranger_a_few_times_only(sleeper: subprocess.Popen[str]) -> None:
+    asked = Asked({})
+    processes = Processes(asked)
+    for _ in range(20):
+        assert processes.look([sleeper.pid])[sleeper.pid][1].job_id == 0
+    assert asked.times == ASK
+
+
+def test_who_has_ended_is_left_out(sleeper: subprocess.Popen[str]) -> None:
+    processes = Processes(Asked({}))
+    started, _ = processes.look([sleeper.pid])[sleeper.pid]
+    assert processes.is_same(sleeper.pid, started)
+    assert not processes.is_same(sleeper.pid, started + 1)
+    os.kill(sleeper.pid, 9)
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # a zombie
+    assert processes.look([sleeper.pid]) == {}
+    assert not processes.is_same(sleeper.pid, started)
+    sleeper.wait()
+    assert processes.look([sleeper.pid, 2**22 + 1]) == {}
+
+
+def has_interposer(process: subprocess.Popen[str], processes: Processes | None = None) -> bool | None:
+    return (processes or Processes(Asked({}))).look([process.pid])[process.pid][1].has_interposer
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    return Path(shutil.copy(ROOT / "build/native/sim/libcuda.so.1", tmp_path / LIBRARY))
+
+
+def load(library: Path) -> str:
+    return f"ctypes.CDLL({str(library)!r})"
+
+
+def test_the_interposer_counts_if_root_owns_the_file_that_is_mapped(library: Path) -> None:
+    with python(load(library)) as process:
+        assert has_interposer(process) is True
+        library.unlink()  # an installation replaces it while the job runs
+        assert has_interposer(process) is True
+
+
+@pytest.mark.parametrize("how", ["of the user", "that others can write", "of another name", "data, not code"])
+def test_a_file_that_only_looks_like_it_does_not_count(library: Path, how: str) -> None:
+    code = load(library)
+    if how == "of the user":
+        os.chown(library, UID, UID)
+    elif how == "that others can write":
+        library.chmod(0o777)
+    elif how == "of another name":
+        code = load(library.rename(library.with_name(f"{LIBRARY}.1")))
+    else:
+        code = f"m = mmap.mmap(os.open({str(library)!r}, os.O_RDONLY), 4096, prot=mmap.PROT_READ)"
+    with python(code) as process:
+        assert has_interposer(process) is False
+
+
+def test_a_program_that_is_executed_later_is_looked_at_again(library: Path) -> None:
+    """The pid and the start stay the same then."""
+    processes = Processes(Asked({}))
+    with python(f"{load(library)}THENos.execv('/bin/cat', ['cat'])") as process:
+        assert process.stdin is not None
+        processes.listed_pids = Asked({process.pid: 7})
+        assert has_interposer(process, processes) is True
+        assert has_interposer(process, processes) is True
+        process.stdin.write("\n")
+        process.stdin.flush()
+        while Path(f"/proc/{process.pid}/comm").read_text() != "cat\n":
+            time.sleep(0.01)
+        assert has_interposer(process, processes) is False
+
+
+def test_a_user_cannot_pass_for_root_by_being_undumpable() -> None:
+    """The owner of /proc/PID is root then."""
+    with python(f"os.setresuid({UID}, {UID}, {UID}); ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)") as process:
+        assert Path(f"/proc/{process.pid}").stat().st_uid == 0
+        assert Processes(Asked({})).look([process.pid])[process.pid][1].uid == UID

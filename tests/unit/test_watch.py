@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hami_hpc/core/watch.py: what is a finding, and that no honest job ever is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.watch import (
+    AGAIN_NS,
+    CLEAR_NS,
+    GRACE_NS,
+    MIB,
+    SECOND,
+    Incidents,
+    Kind,
+    Limits,
+    Look,
+    Process,
+    Slice,
+    Suspicion,
+    TimeWatch,
+    judge,
+    too_little_left,
+)
+
+GPU, OTHER_GPU = "GPU-1", "GPU-2"
+LIMITS = Limits(64 * MIB, frozenset({0}))
+
+
+def grant(job_id: int = 7, mem_mib: int = 1024, cores: int = 25, policy: str = "cap") -> Grant:
+    return Grant(job_id, 1000, GPU, 0, 100_000, "h200", mem_mib, cores, "std", policy, "share", 1)
+
+
+def process(pid: int = 100, job_id: int = 7, used_mib: int = 512, **more: object) -> Process:
+    values: dict[str, object] = {
+        "pid": pid,
+        "started": 1,
+        "uid": 1000,
+        "job_id": job_id,
+        "gpu_uuid": GPU,
+        "used_bytes": used_mib * MIB,
+        "busy_ns": 0,
+        "has_interposer": True,
+    }
+    return Process(**values | more)  # type: ignore[arg-type]
+
+
+def look(
+    *processes: Process,
+    slices: tuple[Slice, ...] | None = None,
+    whole: frozenset[int] = frozenset(),
+    held: dict[int, frozenset[str] | None] | None = None,
+    at: int = 0,
+) -> Look:
+    return Look(at, processes, (Slice(grant(), None, 0, 0),) if slices is None else slices, whole, held or {})
+
+
+def kinds(seen: Look) -> list[tuple[Kind, int, int]]:
+    return [(one.kind, one.job_id, one.pid) for one in judge(seen, LIMITS)]
+
+
+def counted(mib: int) -> tuple[Slice, ...]:
+    return (Slice(grant(), mib * MIB, 0, 0),)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (look(process()), []),
+        (look(process(has_interposer=None)), []),
+        (look(process(has_interposer=False)), [(Kind.NO_INTERPOSER, 7, 100)]),
+        (look(process(gpu_uuid=OTHER_GPU, has_interposer=False)), [(Kind.WRONG_GPU, 7, 100)]),
+        # memory: all processes of the job together, with the site's slack
+        (look(process(1, used_mib=512), process(2, used_mib=512 + 64)), []),
+        (look(process(1, used_mib=512), process(2, used_mib=512 + 65)), [(Kind.MEMORY_OVER, 7, 0)]),
+        (look(process(1, used_mib=2000, gpu_uuid=OTHER_GPU)), [(Kind.WRONG_GPU, 7, 1)]),
+        # what the job's own record says
+        (look(process(used_mib=512), slices=counted(448)), []),
+        (look(process(used_mib=512), slices=counted(447)), [(Kind.UNCOUNTED, 7, 0)]),
+        (look(process(used_mib=512, has_interposer=False), slices=counted(0)), [(Kind.NO_INTERPOSER, 7, 100)]),
+        (look(process(used_mib=2000), slices=counted(1 << 40)), [(Kind.MEMORY_OVER, 7, 0)]),
+        # jobs without a slice: Slurm says what they hold
+        (look(process(job_id=8), held={8: frozenset({GPU})}), []),
+        (look(process(job_id=8), held={8: None}), []),
+        (look(process(job_id=8)), []),
+        (look(process(job_id=8), held={8: frozenset()}), [(Kind.NO_GRANT, 8, 100)]),
+        (look(process(job_id=8), held={8: frozenset({OTHER_GPU})}), [(Kind.NO_GRANT, 8, 100)]),
+        (look(process(job_id=8), held={8: frozenset()}, whole=frozenset({8})), []),
+        # no job
+        (look(process(job_id=0)), [(Kind.NO_JOB, 0, 100)]),
+        (look(process(job_id=0, uid=0)), []),
+        (look(process(job_id=-1)), []),
+    ],
+)
+def test_what_one_look_shows(seen: Look, expected: list[tuple[Kind, int, int]]) -> None:
+    assert kinds(seen) == expected
+
+
+def suspicion(kind: Kind = Kind.MEMORY_OVER, job_id: int = 7) -> Suspicion:
+    return Suspicion(kind, job_id, 0, GPU, (), "text")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if GRACE_NS[kind]])
+def test_a_suspicion_is_confirmed_by_a_second_look_after_its_grace(kind: Kind) -> None:
+    incidents = Incidents()
+    assert incidents.update(0, [suspicion(kind)]) == []
+    assert incidents.is_waiting()
+    assert incidents.update(GRACE_NS[kind] - 1, [suspicion(kind)]) == []
+    (incident,) = incidents.update(GRACE_NS[kind], [suspicion(kind)])
+    assert incident.is_new
+    assert incidents.open() == {(kind, 7)}
+    assert not incidents.is_waiting()
+
+
+def test_what_is_gone_at_the_second_look_was_nothing() -> None:
+    incidents = Incidents()
+    for at in range(0, 100 * SECOND, SECOND):  # every second time
+        assert incidents.update(at, [suspicion()] if at // SECOND % 2 else []) == []
+    assert incidents.open() == frozenset()
+
+
+def test_an_incident_is_reported_once_and_acted_on_again_until_it_is_clear() -> None:
+    incidents = Incidents()
+    incidents.update(0, [suspicion()])
+    reported = [
+        (at, incident.is_new)
+        for at in range(SECOND, 12 * SECOND, SECOND)
+        for incident in incidents.update(at, [suspicion()])
+    ]
+    assert reported == [(SECOND, True), (SECOND + AGAIN_NS, False), (SECOND + 2 * AGAIN_NS, False)]
+    last = 11 * SECOND
+    incidents.update(last + CLEAR_NS - 1, [])
+    assert incidents.open()
+    incidents.update(last + CLEAR_NS, [])
+    assert incidents.open() == frozenset()
+    incidents.update(last + 2 * CLEAR_NS, [suspicion()])
+    (again,) = incidents.update(last + 2 * CLEAR_NS + SECOND, [suspicion()])
+    assert again.is_new
+
+
+def test_an_incident_that_comes_back_is_confirmed_again_before_anything_is_done() -> None:
+    incidents = Incidents()
+    incidents.update(0, [suspicion()])
+    assert len(incidents.update(SECOND, [suspicion()])) == 1
+    incidents.update(2 * SECOND, [])
+    assert incidents.update(8 * SECOND, [suspicion()]) == []
+    (again,) = incidents.update(9 * SECOND, [suspicion()])
+    assert not again.is_new
+
+
+def times(percents: Sequence[float], step_ns: int = SECOND, share: int = 25, policy: str = "cap") -> list[int]:
+    """Returns the looks at which a job with this share of the time is above it."""
+    watch = TimeWatch()
+    slices = (Slice(grant(cores=share, policy=policy), None, 0, 0),)
+    found = []
+    for number, percent in enumerate(percents):
+        own = process(busy_ns=int(percent * step_ns / 100))
+        if list(watch.judge(look(own, slices=slices, at=number * step_ns))):
+            found.append(number)
+    return found
+
+
+def test_time_above_the_share_is_found_grossly_at_once_and_closely_over_half_a_minute() -> None:
+    assert times([25, 25, 100, 100, 100])[0] <= 4
+    assert times([40] * 25) == []
+    assert times([40] * 40)[0] == 30
+    assert times([35] * 100) == []
+    assert times([100] * 100, policy="burst") == []
+    assert times([0] * 50 + [50] * 4 + [0] * 50) == []  # a burst that the duty cycle lets through after idling
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 35), min_size=1, max_size=200), st.integers(200, 2000))
+def test_a_job_within_its_share_is_never_above_it(percents: list[float], step_ms: int) -> None:
+    assert times(percents, step_ms * 1_000_000) == []
+
+
+def test_the_history_of_a_job_that_has_ended_is_forgotten() -> None:
+    watch = TimeWatch()
+    for at in range(5):
+        list(watch.judge(look(process(busy_ns=SECOND), at=at * SECOND)))
+    assert not list(watch.judge(look(slices=(), at=5 * SECOND)))
+    assert not list(watch.judge(look(process(busy_ns=SECOND), at=6 * SECOND)))
+
+
+honest = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 200)), max_size=5, unique_by=lambda pair: pair[0])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(honest, min_size=1, max_size=40))
+def test_no_churn_of_an_honest_job_is_a_finding(looks: list[list[tuple[int, int]]]) -> None:
+    """Its processes come and go, take and free; its interposer counts at least what they hold."""
+    incidents = Incidents()
+    for number, held in enumerate(looks):
+        processes = [process(pid, used_mib=mib) for pid, mib in held]
+        total = sum(mib for _, mib in held)
+        one = Slice(grant(mem_mib=max(total, 1024)), total * MIB, 0, 0)
+        seen = look(*processes, slices=(one,), at=number * SECOND)
+        assert incidents.update(seen.boot_ns, judge(seen, LIMITS)) == []
+
+
+def test_whether_a_refused_allocation_was_others_fault() -> None:
+    one = Slice(grant(mem_mib=1024), 0, 0, 0)
+    seen = look(process(used_mib=1000), slices=(one,))
+    assert too_little_left(one, seen, 23 * MIB)
+    assert not too_little_left(one, seen, 24 * MIB)
+    assert not too_little_left(one, replace_processes(seen), 1024 * MIB)
+
+
+def replace_processes(seen: Look) -> Look:
+    return seen._replace(processes=())
+
+
+def test_a_suspicion_names_whom_it_concerns() -> None:
+    one = suspicion()
+    assert one.subject == (Kind.MEMORY_OVER, 7, 0, GPU)
