@@ -17,7 +17,7 @@ from hami_hpc.agent.processes import Processes
 from hami_hpc.agent.slices import Slices
 from hami_hpc.agent.slurm_port import SlurmPort
 from hami_hpc.core.agent_state import OK, AgentState, Event, GpuState, OtherProcess
-from hami_hpc.core.job_sums import JobSums
+from hami_hpc.core.job_sums import LONGEST_STEP_NS, JobSums
 from hami_hpc.core.watch import (
     Action,
     Incident,
@@ -94,6 +94,7 @@ class Watcher:
         """Looks once and acts. A fault of the node (NVML, the run directory) is an event, and the look has no data."""
         boot_ns = self.boot_ns()
         step_ns = boot_ns - self._last[0] if self._last else self.settings.period_ms * 1_000_000
+        step_ns = min(step_ns, LONGEST_STEP_NS)
         try:
             gpu_looks = self.gpus.look()
             slices, whole = self.slices.look()

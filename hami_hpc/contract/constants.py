@@ -165,8 +165,13 @@ SPOOL_FIELDS: Final[dict[str, str]] = {
     'device_oom_count': 'int',
     'gpu_busy_ns': 'int',
     'throttled_ns': 'int',
+    'observed_ns': 'int',
+    'observed_peak_bytes': 'int',
+    'observed_busy_ns': 'int',
+    'observed_energy_mj': 'int',
+    'disturbed_count': 'int',
 }
-SPOOL_DEFAULTS: Final[dict[str, int]] = {'device_oom_count': 0}
+SPOOL_DEFAULTS: Final[dict[str, int]] = {'device_oom_count': 0, 'observed_ns': 0, 'observed_peak_bytes': 0, 'observed_busy_ns': 0, 'observed_energy_mj': 0, 'disturbed_count': 0}
 
 ERROR_PREFIX: Final = 'hami_hpc: '
 GIVEN_MAX: Final = 40

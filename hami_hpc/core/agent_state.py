@@ -7,8 +7,6 @@ what a JobState says the job counted itself.
 
 from __future__ import annotations
 
-import json
-
 from hami_hpc.core.values import NamedTuple
 
 TYPE_CHECKING = False  # the epilog imports this, and not typing: docs/adr/021
@@ -108,6 +106,8 @@ _LISTS = {"gpus": GpuState, "jobs": JobState, "others": OtherProcess, "events": 
 
 def to_json(state: AgentState) -> str:
     """Returns the file's text."""
+    import json  # not at the top: the epilog imports this module
+
     table: dict[str, Any] = {"version": VERSION, **state._asdict()}
     for name in _LISTS:
         table[name] = [row._asdict() for row in table[name]]
@@ -116,6 +116,8 @@ def to_json(state: AgentState) -> str:
 
 def from_json(text: str) -> AgentState | None:
     """Returns the state in a file's text; None for a text of another version, or one that was cut off."""
+    import json
+
     try:
         table = json.loads(text)
         if table.pop("version") != VERSION:

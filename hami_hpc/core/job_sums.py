@@ -35,9 +35,9 @@ class JobSums:
         findings: frozenset[tuple[Kind, int]],
         disturbed: Mapping[int, int],
     ) -> tuple[JobState, ...]:
-        """Returns the state of every slice. `step_ns` is the time since the last look, `energy_mj` each GPU's counter,
+        """Returns the state of every slice. `step_ns` is the time since the last look, at most
+        LONGEST_STEP_NS, `energy_mj` each GPU's counter,
         `disturbed` the refused allocations since then that were somebody else's fault, by job."""
-        step_ns = min(step_ns, LONGEST_STEP_NS)
         busy_ns: dict[str, int] = {}
         for process in look.processes:
             busy_ns[process.gpu_uuid] = busy_ns.get(process.gpu_uuid, 0) + process.busy_ns

@@ -192,12 +192,28 @@ def _slots_in_use(data: bytes) -> list[int]:
     return [_SLOTS_AT + index * c.USAGE_SLOT_SIZE for index in sorted(used)]
 
 
-def usage_record(grant: Grant, usage: Usage, end_unix_ns: int) -> dict[str, int | str]:
+class Observed(NamedTuple):
+    """What the agent saw of a job from outside its processes. The fields are those of the spool's record."""
+
+    observed_ns: int = 0
+    observed_peak_bytes: int = 0
+    observed_busy_ns: int = 0
+    observed_energy_mj: int = 0
+    disturbed_count: int = 0
+
+
+NOT_OBSERVED = Observed()
+
+
+def usage_record(
+    grant: Grant, usage: Usage, end_unix_ns: int, observed: Observed = NOT_OBSERVED
+) -> dict[str, int | str]:
     """Returns an ended job's JSON object for the usage spool: contract.toml, [spool]."""
     end_unix_ns = max(end_unix_ns, grant.created_unix_ns)  # the clock may have been set back
     values: dict[str, int | str] = {
         **grant._asdict(),
         **usage._asdict(),
+        **observed._asdict(),
         "version": c.SPOOL_VERSION,
         "class": grant.service_class,
         "cores": grant.cores_percent,

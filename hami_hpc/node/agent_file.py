@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 import stat
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from hami_hpc.core.agent_state import AgentState, from_json, to_json
+from hami_hpc.core.records import NOT_OBSERVED, Observed
 from hami_hpc.errors import NodeError
+from hami_hpc.node.sqlite import sqlite3
 
 FOLDER = "agent"
 NAME = "state.json"
@@ -54,8 +56,8 @@ def make_folder(run_dir: str, group: int = -1) -> None:
     os.chown(path, -1, group)
 
 
-def read(run_dir: str, boot_id: str) -> AgentState | None:
-    """Returns the state of this boot, or None when there is none. Raises NodeError when this user may not read it."""
+def _text(run_dir: str) -> str | None:
+    """Returns the file's text; None where root has none. Raises NodeError when this user may not read it."""
     path = f"{folder(run_dir)}/{NAME}"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -63,14 +65,48 @@ def read(run_dir: str, boot_id: str) -> AgentState | None:
             status = os.fstat(fd)
             if status.st_uid != 0 or not stat.S_ISREG(status.st_mode):
                 return None
-            state = from_json(file.read(MAX_BYTES))
+            return file.read(MAX_BYTES)
     except PermissionError as error:
         raise NodeError(f"{path}: only root and the group of [agent] can read it") from error
     except OSError:
         return None
+
+
+def read(run_dir: str, boot_id: str) -> AgentState | None:
+    """Returns the state of this boot, or None when there is none. Raises NodeError when this user may not read it."""
+    text = _text(run_dir)
+    state = None if text is None else from_json(text)
     return state if state is not None and state.boot_id == boot_id else None
+
+
+# In the order of Observed's fields. SQLite reads JSON too, and prolog and epilog have loaded it (docs/adr/021).
+_OBSERVED = """
+SELECT job.value ->> 'watched_ns', job.value ->> 'peak_bytes', job.value ->> 'busy_ns', job.value ->> 'energy_mj',
+  job.value ->> 'disturbed_count'
+FROM json_each(?1, '$.jobs') AS job
+WHERE ?1 ->> 'boot_id' = ?2 AND job.value ->> 'job_id' = ?3 AND job.value ->> 'created_unix_ns' = ?4
+"""
+
+
+def read_observed(run_dir: str, boot_id: str, job_id: int, created_unix_ns: int) -> Observed:
+    """Returns what the agent saw of one run of a job; nothing where the file does not say. Never fails."""
+    try:
+        text = _text(run_dir)
+        with closing(sqlite3.connect(":memory:")) as connection:
+            row = connection.execute(_OBSERVED, (text or "{}", boot_id, job_id, created_unix_ns)).fetchone()
+    except (NodeError, sqlite3.Error):
+        return NOT_OBSERVED
+    return Observed(*row) if row and all(type(value) is int and value >= 0 for value in row) else NOT_OBSERVED
 
 
 def seconds_old(state: AgentState) -> float:
     """Returns how long ago the agent last looked, s."""
     return (now_boot_ns() - state.boot_time_ns) / 1e9
+
+
+def seconds_silent(run_dir: str) -> float | None:
+    """Returns how long ago the file was written, s, by the clock; None when there is none. For the prolog."""
+    try:
+        return time.time() - os.lstat(f"{folder(run_dir)}/{NAME}").st_mtime
+    except OSError:
+        return None

@@ -21,10 +21,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from hami_hpc.core.grant import Grant, parse_id, wants_vgpu
-from hami_hpc.core.records import usage_record
+from hami_hpc.core.records import NOT_OBSERVED, Observed, usage_record
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation.table import backend_of
-from hami_hpc.node import job_dirs, usage_spool
+from hami_hpc.node import boot, job_dirs, usage_spool
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
@@ -107,7 +107,7 @@ def spool_usage(settings: Settings, grant: Grant, directory: str, end_unix_ns: i
     usage = backend_of(grant.mode).release(directory, grant, end_unix_ns)
     if usage_spool.is_spooled(settings.state_dir, settings.run_dir, job_id, start_unix_ns):
         return
-    text = usage_spool.to_json(usage_record(grant, usage, end_unix_ns))
+    text = usage_spool.to_json(usage_record(grant, usage, end_unix_ns, observed(settings, grant)))
     try:
         usage_spool.write(settings.state_dir, job_id, start_unix_ns, text)
     except NodeError as error:
@@ -118,6 +118,15 @@ def spool_usage(settings: Settings, grant: Grant, directory: str, end_unix_ns: i
             else f"too many records wait, so this one is only in this message: {text}"
         )
         common.report("epilog", f"{error}; {where}. Free some space there (df), then run hami-hpc reconcile")
+
+
+def observed(settings: Settings, grant: Grant) -> Observed:
+    """Returns what the agent saw of the job; nothing where no agent runs."""
+    if settings.agent is None:
+        return NOT_OBSERVED
+    from hami_hpc.node import agent_file
+
+    return agent_file.read_observed(settings.run_dir, boot.boot_id(), grant.job_id, grant.created_unix_ns)
 
 
 def leave_for_reconcile(settings: Settings, directory: str) -> None:

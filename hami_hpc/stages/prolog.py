@@ -33,6 +33,8 @@ from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
 from hami_hpc.stages.fence import check_spank
 
+AGENT_SILENT_S = 60
+
 
 def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
     """Grants the job of `environment` its slice. Raises NodeError for a fault of the node; a JobError becomes the
@@ -48,11 +50,25 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
         if units is None:
             return
         check_spank(environment)
+        warn_of_silent_agent(settings)
         grant_job(settings, units, environment.get("SLURM_JOB_CONSTRAINTS", ""))
     except JobError as error:
         job_dirs.prepare(settings.run_dir)
         job_dirs.place_refusal(settings.run_dir, parse_id(environment, "SLURM_JOB_ID"), str(error))
         common.report("prolog", f"{error}. Its steps will be refused")
+
+
+def warn_of_silent_agent(settings: Settings) -> None:
+    """Writes to syslog when [agent] is in the settings and the agent has not looked for a while. Never fails."""
+    if settings.agent is None:
+        return
+    from hami_hpc.node import admin_log, agent_file
+
+    silent_s = agent_file.seconds_silent(settings.run_dir)
+    if silent_s is None or silent_s > AGENT_SILENT_S:
+        since = "has not looked in this boot" if silent_s is None else f"has not looked for {silent_s:.0f} s"
+        advice = "jobs are limited, but nobody finds who evades the limits. See systemctl status hami-hpc-agent"
+        admin_log.to_syslog(admin_log.WARNING, f"prolog: the agent {since}: {advice}")
 
 
 def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Grant:

@@ -53,6 +53,11 @@ def test_the_spool_gets_what_the_job_used_and_nothing_is_left_behind(node: Node)
         "device_oom_count": 3,
         "gpu_busy_ns": 1000,
         "throttled_ns": 500,
+        "observed_ns": 0,
+        "observed_peak_bytes": 0,
+        "observed_busy_ns": 0,
+        "observed_energy_mj": 0,
+        "disturbed_count": 0,
     }
     node.assert_nothing_is_held()
 

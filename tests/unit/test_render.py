@@ -23,6 +23,7 @@ FILES = [
     "gres.conf",
     "hami-hpc-gres.conf",
     "hami-hpc-reconcile.service",
+    "hami-hpc-agent.service",
     "hami_hpc_site.lua",
     "plugstack.conf",
     "plugstack.conf.d/hami-hpc.conf",

@@ -154,8 +154,9 @@ WITH chosen AS (
 SELECT r.cluster, coalesce(r.display_id, r.job_id::VARCHAR) AS job, r.account, r.username, r.state, r.start_s,
   r.until_s - r.start_s - r.suspended_s,
   r.held, r.partition, r.host, r.features, count(u.start_unix_ns), count(*) FILTER (u.usage <> 'ok'),
-  coalesce(max(u.peak_bytes), 0), coalesce(sum(u.gpu_busy_ns), 0)::BIGINT, coalesce(sum(u.throttled_ns), 0)::BIGINT,
-  coalesce(sum(u.oom_count), 0)::BIGINT
+  coalesce(max(greatest(u.peak_bytes, u.observed_peak_bytes)), 0),
+  coalesce(sum(if(u.gpu_busy_ns > 0, u.gpu_busy_ns, u.observed_busy_ns)), 0)::BIGINT,
+  coalesce(sum(u.throttled_ns), 0)::BIGINT, coalesce(sum(u.oom_count), 0)::BIGINT
 FROM chosen AS r LEFT JOIN matched AS u USING (cluster, job_id, submit_s)
 GROUP BY ALL ORDER BY r.start_s, job
 """

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hami_hpc/agent/watcher.py: what is done about what was seen, and what happens when something fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from harness.mounting import unmount_below
+from node_testbed import GPU_MIB, UID, UUIDS, Node
+
+from hami_hpc.agent import service
+from hami_hpc.agent.gpus import GpuLook, GpuProcess, Gpus
+from hami_hpc.agent.processes import Processes
+from hami_hpc.agent.slices import Slices
+from hami_hpc.agent.slurm_port import SlurmPort
+from hami_hpc.agent.watcher import Watcher
+from hami_hpc.contract import constants as c
+from hami_hpc.core.agent_state import FAILED, LOST, OK, Event
+from hami_hpc.core.inventory import Gpu
+from hami_hpc.core.watch import MIB, SECOND, Action, Kind, Limits
+from hami_hpc.errors import NodeError
+from hami_hpc.node import agent_file, boot
+from hami_hpc.node.agent_settings import AgentSettings
+
+GPUS = tuple(Gpu(i, i, uuid, "NVIDIA H200", "h200", GPU_MIB) for i, uuid in enumerate(UUIDS))
+BLIND = "NVML cannot be used"
+
+
+class FakeGpus:
+    """The GPUs, with what each process holds and does."""
+
+    def __init__(self) -> None:
+        self.processes: dict[str, list[GpuProcess]] = {uuid: [] for uuid in UUIDS}
+        self.states = dict.fromkeys(UUIDS, OK)
+        self.problem = ""
+        self.energy_mj = 0
+
+    def look(self) -> tuple[GpuLook, ...]:
+        if self.problem:
+            raise NodeError(self.problem)
+        return tuple(self._look(gpu) for gpu in GPUS)
+
+    def _look(self, gpu: Gpu) -> GpuLook:
+        if self.states[gpu.uuid] != OK:
+            return GpuLook(gpu, self.states[gpu.uuid], "GPU is lost")
+        own = self.processes[gpu.uuid]
+        used = sum(process.used_bytes for process in own)
+        return GpuLook(gpu, OK, "", GPU_MIB * MIB, used, 0.0, 0, self.energy_mj, 30, tuple(own))
+
+
+class FakeSlurm(SlurmPort):
+    """Slurm's commands, which are recorded."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, ...]] = []
+        self.pids: dict[int, int] = {}
+        self.jobs: dict[int, str] = {}
+        self.is_up = True
+        super().__init__("node1", lambda text: self.said.append(("report", text)), self._run)
+
+    def _run(self, command: tuple[str, ...], _timeout_s: float) -> str | None:
+        if command[1] == "listpids":
+            return "PID JOBID STEPID\n" + "".join(f"{pid} {job} 0\n" for pid, job in self.pids.items())
+        if not self.is_up:
+            return None
+        if "show" in command:
+            return self.jobs.get(int(command[-1]), "")
+        self.said.append(command)
+        return ""
+
+    def heard(self) -> list[tuple[str, ...]]:
+        self.finish()
+        return self.said
+
+
+@dataclasses.dataclass
+class Bench:
+    """A watcher of a node with two GPUs; each look() is a second later."""
+
+    node: Node
+    watcher: Watcher
+    gpus: FakeGpus
+    slurm: FakeSlurm
+    events: list[Event]
+    now_ns: int = 1000 * SECOND
+
+    def look(self, times: int = 1, step_ns: int = SECOND) -> Any:
+        for _ in range(times):
+            self.now_ns += step_ns
+            state = self.watcher.look()
+        return state
+
+    def hold(self, pid: int, mib: int, busy: float = 0.0, gpu: int = 0) -> None:
+        self.gpus.processes[UUIDS[gpu]].append(GpuProcess(pid, mib * MIB, busy))
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+    def set(self, **actions: Action) -> None:
+        self.watcher.settings = self.watcher.settings._replace(
+            actions=self.watcher.settings.actions | {Kind(kind): action for kind, action in actions.items()}
+        )
+
+
+def write_count(node: Node, job_id: int, device_oom_count: int) -> None:
+    """Writes into the head of a job's usage file, as its interposer does."""
+    offset, width, _kind = c.USAGE_FIELDS["device_oom_count"]
+    with (node.jobs / str(job_id) / c.FILE_USAGE).open("r+b") as file:
+        file.seek(offset)
+        file.write(device_oom_count.to_bytes(width, "little"))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    node = Node.make(tmp_path / "node")
+    node.prolog(7, mem_mib=2048)
+    node.prolog(8, mem_mib=2048)
+    gpus, slurm, events = FakeGpus(), FakeSlurm(), list[Event]()
+    own = AgentSettings(1000, -1, Limits(64 * MIB, frozenset({0})), dict.fromkeys(Kind, Action.WARN))
+    watcher = Watcher(
+        own,
+        boot.boot_id(),
+        cast(Gpus, gpus),
+        Processes(slurm.listed_pids),
+        Slices(node.settings.run_dir),
+        slurm,
+        events.append,
+    )
+    made = Bench(node, watcher, gpus, slurm, events)
+    watcher.boot_ns = lambda: made.now_ns
+    slurm._listed_at = -1e9
+    yield made
+    unmount_below(tmp_path)
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of a user."""
+    with subprocess.Popen(["sleep", "100"], user=UID) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "100"], user=UID) as process:
+        yield process
+        process.kill()
+
+
+Victim = subprocess.Popen[bytes]
+
+
+def test_a_warning_goes_to_the_job_once(bench: Bench, victim: Victim) -> None:
+    bench.slurm.pids = {victim.pid: 7}
+    bench.hold(victim.pid, 100)
+    bench.look(10)
+    assert bench.kinds() == ["no_interposer"]
+    ((name, how, job, text),) = bench.slurm.heard()
+    assert (name, how, job) == ("scontrol", "notify", "7")
+    assert text.endswith("runs without the interposer, so nothing limits it. This is recorded.")
+    assert victim.poll() is None
+
+
+def test_a_kill_tells_the_job_first_and_kills_this_process_only(bench: Bench, victim: Victim, other: Victim) -> None:
+    bench.set(no_interposer=Action.KILL)
+    bench.slurm.pids = {victim.pid: 7, other.pid: 8}
+    bench.hold(victim.pid, 100)
+    bench.look(2)
+    bench.slurm.finish()
+    bench.look()
+    assert victim.wait(5) == -signal.SIGKILL
+    assert other.poll() is None
+    assert [event.action for event in bench.events] == [f"killed {victim.pid}"]
+
+
+def test_a_kill_does_not_wait_for_a_slurmctld_that_does_not_answer(bench: Bench, victim: Victim) -> None:
+    bench.set(memory_over=Action.KILL)
+    bench.slurm.pids = {victim.pid: 7}
+    hang = threading.Event()
+    bench.slurm.run = lambda command, _timeout: (
+        f"PID JOBID\n{victim.pid} 7\n" if command[1] == "listpids" else str(hang.wait(30))
+    )
+    bench.hold(victim.pid, 4096)
+    bench.look(2)
+    assert victim.poll() is None
+    bench.look()
+    assert victim.wait(5) == -signal.SIGKILL
+    hang.set()
+
+
+def test_a_process_of_roots_is_never_killed(bench: Bench) -> None:
+    bench.set(no_interposer=Action.KILL, memory_over=Action.FAIL)
+    with subprocess.Popen(["sleep", "100"]) as process:
+        bench.slurm.pids = {process.pid: 7}
+        bench.hold(process.pid, 4096)
+        bench.look(8)
+        assert process.poll() is None
+        process.kill()
+    assert {event.action for event in bench.events} >= {"nothing left to kill", "nothing left to kill, job ended"}
+
+
+def test_a_job_is_ended_with_a_comment_and_a_node_drained_once(bench: Bench, victim: Victim) -> None:
+    bench.set(memory_over=Action.DRAIN, no_interposer=Action.IGNORE)
+    bench.slurm.pids = {victim.pid: 7}
+    bench.hold(victim.pid, 4096)
+    bench.look(2)
+    bench.slurm.finish()
+    bench.look(20)
+    notify, comment, cancel, drain = bench.slurm.heard()
+    assert notify[:3] == ("scontrol", "notify", "7")
+    assert comment[2] == "JobId=7"
+    assert comment[3].startswith("AdminComment=hami_hpc: job 7 holds 4096 MiB")
+    assert cancel == ("scancel", "7")
+    assert drain[2:4] == ("NodeName=node1", "State=DRAIN")
+
+
+def test_nothing_is_done_where_the_settings_say_so(bench: Bench, victim: Victim) -> None:
+    for kind in Kind:
+        bench.set(**{kind.value: Action.IGNORE})
+    bench.hold(victim.pid, 4096, 100.0)
+    assert bench.look(10).jobs[0].findings == ()
+    assert bench.events == []
+
+
+def test_a_lost_gpu_is_one_gpus_state_and_the_others_are_watched(bench: Bench, victim: Victim) -> None:
+    bench.slurm.pids = {victim.pid: 7}
+    bench.hold(victim.pid, 100, gpu=1)
+    bench.gpus.states[UUIDS[0]] = LOST
+    state = bench.look(3)
+    assert [gpu.state for gpu in state.gpus] == [LOST, OK]
+    assert bench.kinds() == ["gpu_lost", "wrong_gpu"]
+    bench.gpus.states[UUIDS[0]] = FAILED
+    bench.look()
+    bench.gpus.states[UUIDS[0]] = OK
+    bench.look()
+    assert bench.kinds()[2:] == ["gpu_lost", "gpu_back"]
+
+
+def test_without_nvml_it_says_so_once_and_sees_again(bench: Bench) -> None:
+    bench.look()
+    bench.gpus.problem = BLIND
+    state = bench.look(5)
+    assert (state.gpus, state.jobs, bench.kinds()) == ((), (), ["blind"])
+    bench.gpus.problem = ""
+    assert len(bench.look().jobs) == 2
+    assert bench.kinds() == ["blind", "sees_again"]
+
+
+def test_sums_of_time_memory_and_energy(bench: Bench, victim: Victim, other: Victim) -> None:
+    bench.slurm.pids = {victim.pid: 7, other.pid: 8}
+    bench.look()
+    bench.hold(victim.pid, 100, 30.0)
+    bench.hold(other.pid, 200, 10.0)
+    bench.gpus.energy_mj = 4000
+    bench.look()
+    bench.gpus.energy_mj = 8000
+    bench.gpus.processes[UUIDS[0]].pop(0)
+    state = bench.look()
+    seven, eight = state.jobs
+    assert (seven.busy_ns, eight.busy_ns) == (3 * SECOND // 10, 2 * SECOND // 10)
+    assert (seven.energy_mj, eight.energy_mj) == (3000, 1000 + 4000)
+    assert (seven.used_bytes, seven.peak_bytes) == (0, 100 * MIB)
+    assert seven.watched_ns == 3 * SECOND
+    # the agent stood still for an hour: the sample covers a second of it
+    bench.look(step_ns=3600 * SECOND)
+    assert bench.look().jobs[1].busy_ns <= eight.busy_ns + 400_000_000
+
+
+def test_who_found_no_memory_because_of_another_is_told(bench: Bench, victim: Victim, other: Victim) -> None:
+    bench.slurm.pids = {victim.pid: 7, other.pid: 8}
+    bench.hold(victim.pid, GPU_MIB - 1000)
+    bench.hold(other.pid, 200)
+    bench.look(2)
+    write_count(bench.node, 8, 3)
+    state = bench.look()
+    assert [job.disturbed_count for job in state.jobs] == [0, 3]
+    assert "disturbed" in bench.kinds()
+    assert any(command[2] == "8" and "found no memory" in command[3] for command in bench.slurm.heard())
+    bench.gpus.processes[UUIDS[0]][0] = GpuProcess(victim.pid, 100 * MIB, 0.0)  # enough is free
+    write_count(bench.node, 8, 9)
+    assert bench.look().jobs[1].disturbed_count == 3
+
+
+def test_slurm_is_asked_once_about_the_gpus_of_a_job_without_a_slice(bench: Bench, victim: Victim) -> None:
+    bench.slurm.pids = {victim.pid: 9}
+    bench.slurm.jobs[9] = "JobId=9 GRES=gpu:h200:1(IDX:1)"
+    bench.hold(victim.pid, 100, gpu=1)
+    for _ in range(8):
+        bench.look()
+        bench.slurm.finish()
+    assert bench.events == []
+    bench.hold(victim.pid, 100, gpu=0)
+    bench.look(6)
+    assert bench.kinds() == ["no_grant"]
+
+
+def test_events_are_kept_for_the_state_file_and_not_for_ever(bench: Bench) -> None:
+    for number in range(300):
+        bench.watcher.event("test", str(number))
+    assert [event.text for event in bench.look().events] == [str(number) for number in range(200, 300)]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"version": 99}', "\0" * 100])
+def test_a_state_file_that_is_not_whole_is_none(bench: Bench, content: str) -> None:
+    run_dir = bench.node.settings.run_dir
+    agent_file.make_folder(run_dir)
+    Path(f"{agent_file.folder(run_dir)}/{agent_file.NAME}").write_text(content)
+    assert agent_file.read(run_dir, boot.boot_id()) is None
+
+
+def test_the_state_file_is_root_s_and_of_this_boot(bench: Bench) -> None:
+    run_dir = bench.node.settings.run_dir
+    state = bench.look()
+    agent_file.write(run_dir, state)
+    assert agent_file.read(run_dir, boot.boot_id()) == state
+    assert agent_file.read(run_dir, "another") is None
+    path = Path(f"{agent_file.folder(run_dir)}/{agent_file.NAME}")
+    assert path.stat().st_mode & 0o777 == 0o640
+    os.chown(path, UID, -1)
+    assert agent_file.read(run_dir, boot.boot_id()) is None
+
+
+def test_one_agent_per_node_and_none_in_a_folder_of_a_user(bench: Bench) -> None:
+    run_dir = bench.node.settings.run_dir
+    with (
+        service.only_one(run_dir, -1),
+        pytest.raises(NodeError, match="already running"),
+        service.only_one(run_dir, -1),
+    ):
+        pass
+    with service.only_one(run_dir, -1):
+        pass
+    os.chown(agent_file.folder(run_dir), UID, -1)
+    with pytest.raises(NodeError, match="only root can write"), service.only_one(run_dir, -1):
+        pass
