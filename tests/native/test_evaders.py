@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance import BUILD, MIB, REAL_GPU, Slice, make_slice, sanitizer
+from conformance import BUILD, INTERPOSER, MIB, REAL_GPU, Slice, make_slice, sanitizer
 
 from hami_hpc.contract import constants as c
 
 pytestmark = pytest.mark.skipif(REAL_GPU or bool(sanitizer()), reason="simulated kernels; not built with sanitizers")
 EVADERS = BUILD / "evaders"
 WATCH = Path(__file__).with_name("watch_account.py")
-OUTSIDE = ["static", "own_loader", "raw", "preloaded_first", "dlmopen"]
+# Those whose work the interposer does not see, and whether it is loaded in them all the same.
+OUTSIDE = {"static": False, "own_loader": False, "raw": True, "preloaded_first": True, "dlmopen": True}
 LIMIT_MIB, WANTED_MIB, CONTEXT_MIB, SHARE = 1024, 4096, 512, 20
 
 # Prints what NVML lists on the first GPU, and of each process the time that it had the GPU in the seconds named by the
@@ -75,6 +76,15 @@ def accounted(job: Slice) -> int:
     return int.from_bytes((job.directory / c.FILE_USAGE).read_bytes()[offset : offset + size], "little")
 
 
+def processes_with_a_slot(job: Slice) -> set[int]:
+    """The processes that the interposer put into the job's usage record."""
+    data = (job.directory / c.FILE_USAGE).read_bytes()
+    slots_at = c.USAGE_SIZE + c.USAGE_STEP_SIZE * c.USAGE_STEP_COUNT
+    offset, size, _kind = c.USAGE_SLOT_FIELDS["pid"]
+    at = range(slots_at + offset, len(data), c.USAGE_SLOT_SIZE)
+    return {int.from_bytes(data[i : i + size], "little") for i in at} - {0}
+
+
 @contextmanager
 def running(job: Slice, program: str, mib: int, percent: int = 100) -> Iterator[subprocess.Popen[str]]:
     """The program, holding what it wants."""
@@ -115,6 +125,15 @@ def time_used(job: Slice, process: subprocess.Popen[str], least: int, most: int)
     return False
 
 
+@pytest.mark.parametrize("program", [*OUTSIDE, "edited_counters"])
+def test_who_has_the_interposer_loaded_may_still_be_outside_of_it(program: str, job: Slice) -> None:
+    """Whether it is mapped tells two of them; that the process has no slot in the record tells all but the last."""
+    with running(job, program, 64) as process:
+        mapped = INTERPOSER.name in Path(f"/proc/{process.pid}/maps").read_text()
+        assert mapped == OUTSIDE.get(program, True)
+        assert processes_with_a_slot(job) == (set() if program in OUTSIDE else {process.pid})
+
+
 @pytest.mark.parametrize("program", OUTSIDE)
 def test_an_evader_has_more_time_than_its_job_and_nvml_shows_it(program: str, job: Slice) -> None:
     """Of the GPU's time it takes what it wants, here all; the capped share is a fifth."""
@@ -139,9 +158,12 @@ def test_the_watch_sees_what_an_evader_holds_beyond_its_account(job: Slice) -> N
     assert seen["excess"] == seen["bracketed"] == (WANTED_MIB + CONTEXT_MIB) * MIB
 
 
-def test_the_loaders_copy_does_not_stay(job: Slice) -> None:
-    with running(job, "own_loader", 64):
+def test_the_loaders_copy_reads_no_list_of_preloads_and_does_not_stay(job: Slice) -> None:
+    with running(job, "own_loader", 64) as process:
         assert not list(job.directory.glob("loader.*"))
+        loader = Path(f"/proc/{process.pid}/exe").read_bytes()
+        assert b"/etc/ld.so.cache" in loader
+        assert b"/etc/ld.so.preload" not in loader
 
 
 @contextmanager
