@@ -88,6 +88,8 @@ def processes_with_a_slot(job: Slice) -> set[int]:
 @contextmanager
 def running(job: Slice, program: str, mib: int, percent: int = 100) -> Iterator[subprocess.Popen[str]]:
     """The program, holding what it wants."""
+    if not (EVADERS / program).exists() and program == "static":
+        pytest.skip("no static libc on this machine")
     process = subprocess.Popen(
         [str(EVADERS / program), str(mib), "300", str(percent)],
         env=job.environment() | {"TMPDIR": str(job.directory)},
