@@ -59,6 +59,25 @@ $(BENCH): ../benchmarks/interposer_calls.c ../tests/native/interposer/check.h $(
 	@mkdir -p $(@D)
 	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD) $(BUILD)/sim/libcuda.so.1
 
+# Programs that evade the interposer, and an honest one. None with sanitizers, which no static program can have, and no
+# static one where there is no static libc (a package of its own on some distributions).
+STATIC_LIBC := $(wildcard $(shell $(CC) -print-file-name=libc.a))
+EVADER_SRC := $(filter-out $(if $(STATIC_LIBC),,%/static.c),$(wildcard ../tests/native/evaders/*.c))
+EVADERS := $(patsubst ../tests/native/evaders/%.c,$(BUILD)/evaders/%,$(EVADER_SRC))
+EVADER_DRIVER := $(BUILD)/sim/libcuda.so.1 -ldl
+$(BUILD)/evaders/static: EVADER_DRIVER := -static $(SIM_CORE) $(SIM_CUDA)
+$(BUILD)/evaders/raw $(BUILD)/evaders/dlmopen: EVADER_DRIVER := -ldl
+.PHONY: evaders
+evaders: $(EVADERS) $(BUILD)/evaders/libpreloaded_first.so
+$(if $(SAN),,conformance: evaders)
+$(BUILD)/evaders/%: ../tests/native/evaders/%.c ../tests/native/evaders/evader.h include/hami_contract.h \
+		$(BUILD)/sim/libcuda.so.1
+	@mkdir -p $(@D)
+	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD) $(EVADER_DRIVER)
+$(BUILD)/evaders/libpreloaded_first.so: ../tests/native/evaders/preloaded_first.c ../tests/native/evaders/evader.h
+	@mkdir -p $(@D)
+	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) -DAS_LIBRARY -shared -fPIC $< -o $@ $(LDSTD) -ldl
+
 # The parts that know nothing of the driver, from the inside; less patient than in a job.
 $(BUILD)/unit/%: ../tests/native/unit/%.c ../tests/native/unit/check.h $(UNIT_PARTS) $(UNIT_HEADERS)
 	@mkdir -p $(@D)

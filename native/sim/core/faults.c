@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "faults.h"
 
+#include "machine.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -24,6 +26,8 @@ static int parse_option(struct fault *f, const char *option)
 		f->times = n;
 	else if (strncmp(option, "delay_us=", 9) == 0 && n <= UINT_MAX)
 		f->delay_us = (unsigned)n;
+	else if (strncmp(option, "gpu=", 4) == 0 && n < SIM_MAX_GPUS)
+		f->gpu = (int)n;
 	else
 		return -EINVAL;
 	return 0;
@@ -38,7 +42,7 @@ static int parse_one(struct faults *faults, char *text)
 		return -EINVAL;
 	*value++ = '\0';
 	struct fault *f = &faults->fault[faults->count];
-	*f = (struct fault){.times = UINT64_MAX};
+	*f = (struct fault){.times = UINT64_MAX, .gpu = FAULT_ANY_GPU};
 	f->missing = strcmp(head, "missing") == 0;
 	const char *name = f->missing ? value : head;
 	if (strlen(name) >= sizeof f->name)
@@ -103,11 +107,11 @@ static void sleep_us(unsigned us)
 		;
 }
 
-bool faults_hit(struct faults *faults, const char *name, int *code)
+static bool hit(struct faults *faults, const char *name, int gpu, int *code)
 {
 	for (unsigned i = 0; i < faults->count; i++) {
 		struct fault *f = &faults->fault[i];
-		if (f->missing || strcmp(f->name, name) != 0)
+		if (f->missing || f->gpu != gpu || strcmp(f->name, name) != 0)
 			continue;
 		uint64_t call = atomic_fetch_add(&f->calls, 1);
 		if (call < f->after || call - f->after >= f->times)
@@ -118,6 +122,16 @@ bool faults_hit(struct faults *faults, const char *name, int *code)
 		return true;
 	}
 	return false;
+}
+
+bool faults_hit(struct faults *faults, const char *name, int *code)
+{
+	return hit(faults, name, FAULT_ANY_GPU, code);
+}
+
+bool faults_hit_gpu(struct faults *faults, const char *name, uint32_t gpu, int *code)
+{
+	return hit(faults, name, (int)gpu, code);
 }
 
 bool faults_missing(const struct faults *faults, const char *name)

@@ -41,6 +41,7 @@ static int init_state(int fd, uint32_t gpu_count)
 	for (uint32_t i = 0; i < SIM_MAX_GPUS; i++)
 		s->gpu[i].current = SIM_NO_SLOT;
 	s->next_id = 1;
+	s->loaded_ns = timeline_now();
 	s->version = SIM_VERSION;
 	s->gpu_count = gpu_count;
 	s->magic = SIM_MAGIC;

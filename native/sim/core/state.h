@@ -23,7 +23,8 @@ enum {
 	SIM_SLOT_WORDS = SIM_MAX_SLOTS / 64,
 	SIM_LOG_LENGTH = 1 << 15,
 	SIM_MAX_SHARED = 256, /* allocations that more than one process can hold */
-	SIM_VERSION = 1,
+	SIM_MAX_XIDS = 256,   /* kept; the oldest go first */
+	SIM_VERSION = 2,
 };
 #define SIM_MAGIC 0x454c494653494d48ull
 #define SIM_LOCK_BASE ((off_t)1 << 40)
@@ -75,6 +76,8 @@ struct sim_gpu {
 	uint64_t clock_ns, slice_end_ns;
 	uint32_t current; /* slot that runs, or SIM_NO_SLOT */
 	uint32_t switches;
+	int32_t nvml_error; /* what NVML's calls for this GPU return; 0: they work */
+	uint32_t reserved;
 	uint64_t pending[SIM_SLOT_WORDS]; /* bit: the slot has work */
 	uint64_t runs;                    /* entries ever written to log */
 	struct sim_run log[SIM_LOG_LENGTH];
@@ -92,11 +95,21 @@ struct sim_shared {
 	uint64_t holders[SIM_SLOT_WORDS];
 };
 
+struct sim_xid {
+	uint32_t gpu, code;
+};
+
 struct sim_state {
 	uint64_t magic;
 	uint32_t version;
 	uint32_t gpu_count;
 	uint64_t next_id;
+	uint64_t
+		loaded_ns; /* CLOCK_MONOTONIC: when the state was made, which stands for the driver's start */
+	uint64_t xids;     /* entries ever written to xid */
+	struct sim_xid xid[SIM_MAX_XIDS];
+	uint32_t news; /* futex: grows with each Xid and each change of a GPU's nvml_error */
+	uint32_t reserved;
 	pthread_mutex_t lock;
 	uint64_t live[SIM_SLOT_WORDS]; /* bit: the slot is in use */
 	struct sim_shared shared[SIM_MAX_SHARED];
@@ -143,6 +156,11 @@ int sim_charge(struct sim_view *view, uint32_t gpu, uint64_t bytes);
 void sim_uncharge(struct sim_view *view, uint32_t gpu, uint64_t bytes);
 /* Whether sim_charge would take so much; counts a refusal as it does. */
 int sim_room(struct sim_view *view, uint32_t gpu, uint64_t bytes);
+
+/* Records an Xid error of gpu, for those that wait for NVML's events. */
+void sim_put_xid(struct sim_view *view, uint32_t gpu, uint32_t code);
+/* From now on NVML's calls for gpu return `code`; 0: they work. */
+void sim_set_nvml_error(struct sim_view *view, uint32_t gpu, int32_t code);
 
 /* An id that no shared allocation of this machine has had. */
 uint64_t sim_shared_new_id(struct sim_view *view);

@@ -27,7 +27,7 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *dev
 	if (!device || index >= nvml.view.machine.gpu_count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*device = &nvml.device[index];
-	return NVML_SUCCESS;
+	return nvml_enter_gpu(__func__, index);
 }
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
@@ -43,7 +43,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 	for (uint32_t i = 0; i < nvml.view.machine.gpu_count; i++)
 		if (strcasecmp(uuid, nvml.device[i].model->uuid) == 0) {
 			*device = &nvml.device[i];
-			return NVML_SUCCESS;
+			return nvml_enter_gpu(__func__, i);
 		}
 	return NVML_ERROR_NOT_FOUND;
 }
@@ -57,7 +57,7 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *devi
 	for (uint32_t i = 0; i < nvml.view.machine.gpu_count; i++)
 		if (!domain && !slot && bus == sim_pci_bus(i)) {
 			*device = &nvml.device[i];
-			return NVML_SUCCESS;
+			return nvml_enter_gpu(__func__, i);
 		}
 	return NVML_ERROR_NOT_FOUND;
 }

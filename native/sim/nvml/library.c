@@ -18,6 +18,14 @@ nvmlReturn_t nvml_enter(const char *function)
 	return NVML_SUCCESS;
 }
 
+nvmlReturn_t nvml_enter_gpu(const char *function, uint32_t gpu)
+{
+	int code = __atomic_load_n(&nvml.view.state->gpu[gpu].nvml_error, __ATOMIC_ACQUIRE);
+	if (!code && nvml.faults.count)
+		faults_hit_gpu(&nvml.faults, function, gpu, &code);
+	return (nvmlReturn_t)code;
+}
+
 nvmlReturn_t nvml_enter_device(const char *function, nvmlDevice_t device)
 {
 	nvmlReturn_t result = nvml_enter(function);
@@ -25,7 +33,7 @@ nvmlReturn_t nvml_enter_device(const char *function, nvmlDevice_t device)
 		return result;
 	for (uint32_t i = 0; i < nvml.view.machine.gpu_count; i++)
 		if (device == &nvml.device[i])
-			return NVML_SUCCESS;
+			return nvml_enter_gpu(function, i);
 	return NVML_ERROR_INVALID_ARGUMENT;
 }
 

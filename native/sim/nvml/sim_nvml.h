@@ -30,17 +30,14 @@ extern struct nvml_library nvml;
 /* Before anything else in an export: initialised, and no fault asked for. */
 nvmlReturn_t nvml_enter(const char *function);
 
-/* The same, and device is one of ours. */
+/* Before anything else for a GPU: NVML reaches it, and no fault of this GPU alone is asked for. */
+nvmlReturn_t nvml_enter_gpu(const char *function, uint32_t gpu);
+
+/* Both, and device is one of ours. */
 nvmlReturn_t nvml_enter_device(const char *function, nvmlDevice_t device);
 
 /* text into a caller's buffer, or NVML_ERROR_INSUFFICIENT_SIZE. */
 nvmlReturn_t nvml_copy_text(char *out, unsigned int size, const char *text);
-
-/*
- * Returns how long the slot (SIM_NO_SLOT: anybody) ran on gpu during the window_ns before now_ns. Called with
- * the shared mutex held.
- */
-uint64_t nvml_busy_ns(uint32_t gpu, uint32_t slot, uint64_t now_ns, uint64_t window_ns);
 
 /* Percent of the last second during which gpu was busy. Takes the shared mutex. */
 unsigned nvml_busy_percent(uint32_t gpu);

@@ -11,25 +11,37 @@
 
 enum { IDLE_C = 28, BUSY_C = 34, IDLE_CLOCK_MHZ = 345 };
 
-uint64_t nvml_busy_ns(uint32_t gpu_index, uint32_t slot, uint64_t now, uint64_t window)
+/* What runs of one GPU's log lie between from_ns and to_ns. Called with the shared mutex held. */
+struct walk {
+	const struct sim_gpu *gpu;
+	uint64_t from_ns, to_ns, left, oldest;
+};
+
+static struct walk walk_back(uint32_t gpu_index, uint64_t from_ns, uint64_t to_ns)
 {
 	const struct sim_gpu *gpu = &nvml.view.state->gpu[gpu_index];
-	uint64_t from = now > window ? now - window : 0, busy = 0;
 	uint64_t oldest = gpu->runs > SIM_LOG_LENGTH ? gpu->runs - SIM_LOG_LENGTH : 0;
-	for (uint64_t i = gpu->runs; i-- > oldest;) {
-		const struct sim_run *run = &gpu->log[i % SIM_LOG_LENGTH];
-		uint64_t start = run->start_ns, end = run->start_ns + run->length_ns;
-		if (end <= from)
-			break;
-		if (slot != SIM_NO_SLOT &&
-		    (run->slot != slot || run->reuse != nvml.view.state->slot[slot].reuse))
-			continue;
-		start = start < from ? from : start;
-		end = end > now ? now : end;
-		if (end > start)
-			busy += end - start;
-	}
-	return busy;
+	return (struct walk){gpu, from_ns, to_ns, gpu->runs, oldest};
+}
+
+/* Returns the next run, latest first, and how much of it lies between the two times; NULL at the end. */
+static const struct sim_run *walk_on(struct walk *w, uint64_t *busy_ns)
+{
+	if (w->left == w->oldest)
+		return NULL;
+	const struct sim_run *run = &w->gpu->log[--w->left % SIM_LOG_LENGTH];
+	uint64_t start = run->start_ns, end = run->start_ns + run->length_ns;
+	if (end <= w->from_ns)
+		return NULL;
+	start = start < w->from_ns ? w->from_ns : start;
+	end = end > w->to_ns ? w->to_ns : end;
+	*busy_ns = end > start ? end - start : 0;
+	return run;
+}
+
+static unsigned percent(uint64_t part, uint64_t whole)
+{
+	return whole ? (unsigned)((part * 100 + whole / 2) / whole) : 0;
 }
 
 unsigned nvml_busy_percent(uint32_t gpu)
@@ -38,9 +50,12 @@ unsigned nvml_busy_percent(uint32_t gpu)
 	sim_sweep(&nvml.view);
 	uint64_t now = timeline_now();
 	timeline_advance(&nvml.view, gpu, now);
-	uint64_t busy = nvml_busy_ns(gpu, SIM_NO_SLOT, now, WINDOW_NS);
+	uint64_t busy = 0, part;
+	struct walk w = walk_back(gpu, now > WINDOW_NS ? now - WINDOW_NS : 0, now);
+	while (walk_on(&w, &part))
+		busy += part;
 	sim_unlock(&nvml.view);
-	return (unsigned)((busy * 100 + WINDOW_NS / 2) / WINDOW_NS);
+	return percent(busy, WINDOW_NS);
 }
 
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
@@ -54,36 +69,61 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
 /* What driver 580 on an H200 wants room for before it gives any sample, however few processes there are. */
 static const unsigned SAMPLES_ROOM = 72;
 
-/* Samples newer than last_seen_us: one for each process that ran during the last second. */
+/* How long a process's use of a GPU can be asked for. */
+#define KEPT_NS 60000000000ull
+
+/*
+ * Writes one sample for each process that ran between from_ns and to_ns, of those that live: how much of that
+ * time it ran. Returns how many there are. Called with the shared mutex held.
+ */
+static unsigned sample(uint32_t gpu, uint64_t from_ns, uint64_t to_ns, unsigned long long stamp_us,
+		       nvmlProcessUtilizationSample_t *samples, unsigned room)
+{
+	const struct sim_state *s = nvml.view.state;
+	uint64_t busy[SIM_MAX_SLOTS] = {0}, part;
+	struct walk w = walk_back(gpu, from_ns, to_ns);
+	for (const struct sim_run *run; (run = walk_on(&w, &part));)
+		if (run->reuse == s->slot[run->slot].reuse)
+			busy[run->slot] += part;
+	unsigned sampled = 0;
+	for (uint32_t i = sim_bit_next(s->live, 0); i != SIM_NO_SLOT; i = sim_bit_next(s->live, i + 1)) {
+		if (busy[i] && sampled < room)
+			samples[sampled] =
+				(nvmlProcessUtilizationSample_t){.pid = (unsigned)s->slot[i].pid,
+								 .timeStamp = stamp_us,
+								 .smUtil = percent(busy[i], to_ns - from_ns)};
+		sampled += busy[i] > 0;
+	}
+	return sampled;
+}
+
+/*
+ * What ran since last_seen_us; with 0 during the last second. The time stamp of the samples is the end of the
+ * time that they are about, so that who asks again with it finds every moment in one answer and in one alone.
+ */
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
 					     unsigned int *count, unsigned long long last_seen_us)
 {
 	NVML_ENTER_DEVICE(device, count);
-	unsigned room = samples ? *count : 0, sampled = 0;
+	unsigned room = samples ? *count : 0;
 	if (room < SAMPLES_ROOM) {
 		*count = SAMPLES_ROOM;
 		return NVML_ERROR_INSUFFICIENT_SIZE;
 	}
-	struct timespec wall;
-	clock_gettime(CLOCK_REALTIME, &wall);
-	unsigned long long now_us =
-		(unsigned long long)wall.tv_sec * 1000000 + (unsigned long long)wall.tv_nsec / 1000;
 	sim_lock(&nvml.view);
 	sim_sweep(&nvml.view);
+	struct timespec wall; /* both clocks at one moment: nobody is waited for between them */
+	clock_gettime(CLOCK_REALTIME, &wall);
 	uint64_t now = timeline_now(), window = WINDOW_NS;
+	unsigned long long now_us =
+		(unsigned long long)wall.tv_sec * 1000000 + (unsigned long long)wall.tv_nsec / 1000;
+	now -= (unsigned)wall.tv_nsec % 1000; /* where now_us is, which is in whole us */
 	timeline_advance(&nvml.view, device->index, now);
-	if (last_seen_us && last_seen_us < now_us && (now_us - last_seen_us) * 1000 < window)
-		window = (now_us - last_seen_us) * 1000;
-	const uint64_t *live = nvml.view.state->live;
-	for (uint32_t i = sim_bit_next(live, 0); i != SIM_NO_SLOT; i = sim_bit_next(live, i + 1)) {
-		uint64_t busy = nvml_busy_ns(device->index, i, now, window);
-		if (busy && sampled < room)
-			samples[sampled] = (nvmlProcessUtilizationSample_t){
-				.pid = (unsigned)nvml.view.state->slot[i].pid,
-				.timeStamp = now_us,
-				.smUtil = (unsigned)((busy * 100 + window / 2) / window)};
-		sampled += busy > 0;
-	}
+	if (last_seen_us >= now_us)
+		window = 0;
+	else if (last_seen_us)
+		window = now_us - last_seen_us < KEPT_NS / 1000 ? (now_us - last_seen_us) * 1000 : KEPT_NS;
+	unsigned sampled = sample(device->index, now > window ? now - window : 0, now, now_us, samples, room);
 	sim_unlock(&nvml.view);
 	if (!sampled)
 		return NVML_ERROR_NOT_FOUND;
@@ -118,6 +158,21 @@ nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwat
 	NVML_ENTER_DEVICE(device, milliwatts);
 	unsigned limit = device->model->power_limit_w * 1000, idle = limit / 10;
 	*milliwatts = idle + (limit - idle) / 100 * nvml_busy_percent(device->index);
+	return NVML_SUCCESS;
+}
+
+/* The power of nvmlDeviceGetPowerUsage over all the time since the driver was loaded. */
+nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *millijoules)
+{
+	NVML_ENTER_DEVICE(device, millijoules);
+	uint64_t limit_mw = device->model->power_limit_w * 1000, idle_mw = limit_mw / 10;
+	sim_lock(&nvml.view);
+	uint64_t now = timeline_now();
+	timeline_advance(&nvml.view, device->index, now);
+	uint64_t loaded_us = (now - nvml.view.state->loaded_ns) / 1000;
+	uint64_t busy_us = nvml.view.state->gpu[device->index].busy_ns / 1000;
+	sim_unlock(&nvml.view);
+	*millijoules = (idle_mw * loaded_us + (limit_mw - idle_mw) * busy_us) / 1000000;
 	return NVML_SUCCESS;
 }
 

@@ -2,6 +2,12 @@
 /*
  * sim-state [DIR] [--runs]: what the simulated GPUs of DIR (default: HAMI_SIM) hold, as JSON, after the dead
  * have been swept. --runs adds who ran when, as far back as the log goes.
+ *
+ * sim-state [DIR] --xid GPU CODE: the GPU reports an Xid error, to those that wait for NVML's events.
+ * sim-state [DIR] --fail GPU CODE: from now on NVML's calls for the GPU return CODE (15: it is lost; 0: they
+ * work), in programs that run already too.
+ *
+ * GPU is the machine's index. Both print nothing.
  */
 #include "state.h"
 #include "timeline.h"
@@ -54,10 +60,10 @@ static void print_gpu(const struct sim_view *v, uint32_t g, int with_runs)
 	       ", \"allocations\": %" PRIu64 ", \"frees\": %" PRIu64 ", \"refusals\": %" PRIu64
 	       ", \"events\": %" PRIu64 ",\n     \"reclaimed_bytes\": %" PRIu64
 	       ", \"reclaimed_processes\": %" PRIu64 ", \"busy_ns\": %" PRIu64
-	       ", \"switches\": %u,\n     \"processes\": [",
+	       ", \"switches\": %u, \"nvml_error\": %d,\n     \"processes\": [",
 	       g ? "," : "", g, m->model, m->uuid, m->minor, sim_cuda_total(m), gpu->used_bytes,
 	       gpu->peak_bytes, gpu->allocations, gpu->frees, gpu->refusals, gpu->events,
-	       gpu->reclaimed_bytes, gpu->reclaimed_processes, gpu->busy_ns, gpu->switches);
+	       gpu->reclaimed_bytes, gpu->reclaimed_processes, gpu->busy_ns, gpu->switches, gpu->nvml_error);
 	print_processes(v->state, g);
 	printf("]");
 	if (with_runs)
@@ -74,33 +80,70 @@ static void copy_state(struct sim_state *to, const struct sim_state *from, int w
 	memcpy(to->slot, from->slot, sizeof to->slot);
 }
 
+/* A number that is all of `text`, at most `most`; -1 for anything else. */
+static long read_number(const char *text, long most)
+{
+	char *end;
+	long n = text ? strtol(text, &end, 0) : -1;
+	return text && *text && !*end && n >= 0 && n <= most ? n : -1;
+}
+
+/* --xid and --fail. */
+static int make_trouble(struct sim_view *view, const char *what, const char *gpu_text, const char *code_text)
+{
+	long gpu = read_number(gpu_text, (long)view->machine.gpu_count - 1);
+	long code = read_number(code_text, INT32_MAX);
+	if (gpu < 0 || code < 0) {
+		fprintf(stderr, "usage: sim-state [DIR] %s GPU CODE   (GPUs: 0 to %u)\n", what,
+			view->machine.gpu_count - 1);
+		return 2;
+	}
+	sim_lock(view);
+	if (strcmp(what, "--xid") == 0)
+		sim_put_xid(view, (uint32_t)gpu, (uint32_t)code);
+	else
+		sim_set_nvml_error(view, (uint32_t)gpu, (int32_t)code);
+	sim_unlock(view);
+	return 0;
+}
+
+static int print_state(struct sim_view *view, int with_runs)
+{
+	/* A copy, so that a slow reader of our output keeps nobody waiting. */
+	struct sim_state *copy = calloc(1, sizeof *copy), *shared = view->state;
+	if (!copy)
+		return 1;
+	sim_lock(view);
+	sim_sweep(view);
+	for (uint32_t g = 0; g < view->machine.gpu_count; g++)
+		timeline_advance(view, g, timeline_now());
+	copy_state(copy, shared, with_runs);
+	sim_unlock(view);
+	view->state = copy;
+	printf("{\"now_ns\": %" PRIu64 ", \"gpus\": [", timeline_now());
+	for (uint32_t g = 0; g < view->machine.gpu_count; g++)
+		print_gpu(view, g, with_runs);
+	printf("\n]}\n");
+	free(copy);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	int with_runs = 0;
-	for (int i = 1; i < argc; i++) {
+	char **trouble = NULL;
+	for (int i = 1; i < argc && !trouble; i++) {
 		if (strcmp(argv[i], "--runs") == 0)
 			with_runs = 1;
+		else if (strcmp(argv[i], "--xid") == 0 || strcmp(argv[i], "--fail") == 0)
+			trouble = argv + i;
 		else if (setenv("HAMI_SIM", argv[i], 1) != 0)
 			return 1;
 	}
 	struct sim_view view;
 	if (sim_open(&view) != 0)
 		return 1;
-	/* A copy, so that a slow reader of our output keeps nobody waiting. */
-	struct sim_state *copy = calloc(1, sizeof *copy), *shared = view.state;
-	if (!copy)
-		return 1;
-	sim_lock(&view);
-	sim_sweep(&view);
-	for (uint32_t g = 0; g < view.machine.gpu_count; g++)
-		timeline_advance(&view, g, timeline_now());
-	copy_state(copy, shared, with_runs);
-	sim_unlock(&view);
-	view.state = copy;
-	printf("{\"now_ns\": %" PRIu64 ", \"gpus\": [", timeline_now());
-	for (uint32_t g = 0; g < view.machine.gpu_count; g++)
-		print_gpu(&view, g, with_runs);
-	printf("\n]}\n");
-	free(copy);
-	return 0;
+	if (trouble)
+		return make_trouble(&view, trouble[0], trouble[1], trouble[1] ? trouble[2] : NULL);
+	return print_state(&view, with_runs);
 }
