@@ -31,6 +31,7 @@ from hami_hpc.slurm.lines import Setting, settings_of
 GRES = "hami-hpc-gres.conf"
 FRAGMENT = "slurm-hami-hpc.conf"
 SPANK = "plugstack.conf.d/hami-hpc.conf"
+UNITS = ("hami-hpc-reconcile.service", "hami-hpc-metrics.service")
 WRAPPERS = {"Prolog": "hami-hpc-prolog", "Epilog": "hami-hpc-epilog"}
 REASONS = {
     "GresTypes": "Slurm packs gres/shard onto one GPU; the vgpu gres carry a slice's class, MiB and percent.",
@@ -123,7 +124,8 @@ class Renderer:
         self._spank()
         if self.slurm_conf.exists:
             self._filters()
-        self.out.add("hami-hpc-reconcile.service", _template("hami-hpc-reconcile.service", self.values))
+        for unit in UNITS:
+            self.out.add(unit, _template(unit, self.values))
         if self.target.cgroup:
             self._cgroup()
         return self.out
