@@ -63,10 +63,13 @@ class Server:
             while True:
                 self.step()
         finally:
-            for connection in list(self._connections.values()):
-                self._close(connection)
-            self._listener.close()
-            self._selector.close()
+            self.close()
+
+    def close(self) -> None:
+        for connection in list(self._connections.values()):
+            self._close(connection)
+        self._selector.close()
+        self._listener.close()
 
     def step(self, seconds: float | None = None) -> None:
         """Waits for one event, or until the next deadline, or for `seconds`; then handles what there is."""
