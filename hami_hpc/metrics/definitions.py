@@ -109,13 +109,14 @@ GPU_OTHER_PROCESSES = Metric(
     "hami_hpc_gpu_other_processes",
     GAUGE,
     (*GPU, "owner"),
-    "Processes on this GPU that belong to no slice of it. owner is job: of a Slurm job; none: of no job.",
+    "Processes on this GPU that belong to no slice. owner is job: of a Slurm job without a slice (a whole GPU, for "
+    "example); none: of no job; unknown: the agent could not tell.",
 )
 GPU_OTHER_MEMORY = Metric(
     "hami_hpc_gpu_other_memory_bytes",
     GAUGE,
     (*GPU, "owner"),
-    "Memory of the processes that belong to no slice of this GPU, in bytes, from NVML; owner as above.",
+    "Memory of the processes that belong to no slice, in bytes, from NVML; owner as above.",
 )
 
 JOB_INFO = Metric(
@@ -190,7 +191,7 @@ JOB_FINDING = Metric(
     "hami_hpc_job_finding",
     GAUGE,
     (*JOB, "kind"),
-    "1 for each kind of finding that the agent has about the job now; absent otherwise.",
+    "1 for each kind of finding (hami_hpc/core/watch.py) that the agent has about the job now; absent otherwise.",
 )
 
 METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

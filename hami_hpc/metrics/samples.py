@@ -12,6 +12,7 @@ from hami_hpc.metrics.definitions import Metric
 Labels = tuple[str, ...]
 Samples = dict[Metric, dict[Labels, float]]  # of each metric: the value for each set of labels
 NS, MILLI = 1e9, 1e3
+OWNERS = ("job", "none", "unknown")
 
 
 class Status(StrEnum):
@@ -90,12 +91,13 @@ def _add_gpu(out: Samples, gpu: GpuState, jobs: list[JobState]) -> None:
 def _add_others(out: Samples, state: AgentState) -> None:
     known = {gpu.uuid: _gpu_labels(gpu) for gpu in state.gpus}
     for labels in known.values():
-        for owner in ("job", "none"):
+        for owner in OWNERS:
             out[d.GPU_OTHER_PROCESSES][*labels, owner] = 0.0
             out[d.GPU_OTHER_MEMORY][*labels, owner] = 0.0
     for process in state.others:
         labels = known.get(process.gpu_uuid, (process.gpu_uuid, "", ""))
-        key = (*labels, "job" if process.job_id else "none")
+        owner = "job" if process.job_id > 0 else "unknown" if process.job_id else "none"
+        key = (*labels, owner)
         out[d.GPU_OTHER_PROCESSES][key] = out[d.GPU_OTHER_PROCESSES].get(key, 0.0) + 1
         out[d.GPU_OTHER_MEMORY][key] = out[d.GPU_OTHER_MEMORY].get(key, 0.0) + process.used_bytes
 

@@ -14,7 +14,7 @@ from hami_hpc.core.agent_state import AgentState, OtherProcess, to_json
 from hami_hpc.errors import NodeError
 from hami_hpc.metrics.definitions import COUNTER, METRICS
 from hami_hpc.metrics.exposition import expose
-from hami_hpc.metrics.samples import Status
+from hami_hpc.metrics.samples import OWNERS, Status
 from hami_hpc.node import agent_file
 
 
@@ -136,6 +136,13 @@ def test_a_process_on_a_gpu_that_the_state_does_not_list_is_counted(node: AgentN
     other = OtherProcess(1, 0, 0, "GPU-gone", GIB, 0.0)
     samples = samples_of(node, make_state()._replace(others=(other,)))
     assert value(samples, "hami_hpc_gpu_other_memory_bytes", gpu="GPU-gone", owner="none") == GIB
+
+
+def test_a_process_whose_job_is_not_known_is_neither_of_a_job_nor_of_none(node: AgentNode) -> None:
+    other = OtherProcess(1, 0, -1, make_state().gpus[0].uuid, GIB, 0.0)
+    samples = samples_of(node, make_state()._replace(others=(other,)))
+    owners = {owner: value(samples, "hami_hpc_gpu_other_processes", owner=owner) for owner in OWNERS}
+    assert owners == {"job": 0, "none": 0, "unknown": 1}
 
 
 def test_an_agent_that_does_not_say_when_it_started_has_no_start(node: AgentNode) -> None:
