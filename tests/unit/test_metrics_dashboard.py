@@ -77,7 +77,7 @@ def test_a_query_that_is_not_promql_would_be_noticed(tmp_path: Path) -> None:
 def test_queries_and_variables_name_only_metrics_and_labels_that_exist() -> None:
     metrics = {metric.name: metric for metric in METRICS}
     texts = [query for _, query in QUERIES] + [
-        variable["definition"] for variable in VARIABLES.values() if "definition" in variable
+        variable["query"]["query"] for variable in VARIABLES.values() if variable["type"] == "query"
     ]
     for text in texts:
         names = re.findall(r"\bhami_hpc_\w+", text)
