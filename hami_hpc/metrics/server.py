@@ -93,7 +93,8 @@ class Server:
         except OSError:  # the client has gone
             return
         if len(self._connections) >= MAX_CONNECTIONS:  # one who holds all of them must not lock out the next
-            self._close(next(iter(self._connections.values())))
+            oldest = list(self._connections.values())
+            self._close(next((one for one in oldest if one.answer is None), oldest[0]))
         client.setblocking(False)
         self._connections[client] = _Connection(client, time.monotonic() + CONNECTION_SECONDS)
         self._selector.register(client, selectors.EVENT_READ)

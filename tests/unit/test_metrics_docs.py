@@ -38,7 +38,7 @@ def test_limits_and_defaults_in_the_text_are_the_codes() -> None:
     assert f"{HOST}:{PORT}" in TEXT
     assert f"at most {MAX_REQUEST_BYTES // 1024} KiB" in TEXT
     assert f"at most {CONNECTION_SECONDS:.0f} s" in TEXT
-    assert f"of {MAX_CONNECTIONS} open connections" in TEXT
+    assert f"with {MAX_CONNECTIONS} connections open" in TEXT
     for status in set(Status) - {Status.LOOKING}:
         assert f"(`{status.value}`)" in section("When the agent does not look")
     unit = (ROOT / "gres-conf/hami-hpc-metrics.service.j2").read_text(encoding="utf-8")

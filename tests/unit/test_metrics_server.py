@@ -168,6 +168,21 @@ def test_silent_clients_that_hold_every_connection_do_not_lock_out_the_next(serv
     assert still_open == MAX_CONNECTIONS - 1, "one, the oldest, has made room"
 
 
+def test_an_answer_on_its_way_is_not_given_up_for_silent_clients(text: Text) -> None:
+    text.text = b"# " + b"x" * (8 << 20) + b"\n"
+    for server in make_server(text):
+        first = connect(server, GET)
+        for _ in range(20):
+            server.step(0.01)
+        silent = []
+        for _ in range(2 * MAX_CONNECTIONS):
+            silent.append(connect(server))
+            server.step(0.01)
+        assert receive(server, first).endswith(text.text)
+        for client in silent:
+            client.close()
+
+
 def test_a_client_that_does_not_read_gets_its_deadline_and_blocks_nobody(text: Text) -> None:
     text.text = b"# " + b"x" * (8 << 20) + b"\n"
     for server in make_server(text):
