@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Grafana dashboard: every query has data on a node with jobs, and its panels and variables fit together.
 
-No Grafana loads it here: neither Debian nor npm has one.
+No Grafana loads it here: Debian has none, and npm has only its types.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"][
 BUILT_IN = {"__rate_interval", "__all"}
 WIDTH = 24
 # Units of Grafana's @grafana/data, valueFormats/categories.ts, as far as they are used here.
-UNITS = {"short", "watt", "percentunit", "celsius", "ops", "bytes", "s", "joule", "dateTimeAsIso"}
+UNITS = {"short", "watt", "percentunit", "celsius", "bytes", "s", "joule", "dateTimeAsIso"}
 QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
 
 
