@@ -89,10 +89,12 @@ class Watcher:
     _sentences: list[Sentence] = field(default_factory=list)
     _problem: str = ""
     _looks: int = 0
+    _started_unix_ns: int = 0
 
     def look(self) -> AgentState:
         """Looks once and acts. A fault of the node (NVML, the run directory) is an event, and the look has no data."""
         boot_ns = self.boot_ns()
+        self._started_unix_ns = self._started_unix_ns or self.unix_ns()
         step_ns = boot_ns - self._last[0] if self._last else self.settings.period_ms * 1_000_000
         step_ns = min(step_ns, LONGEST_STEP_NS)
         try:
@@ -128,6 +130,7 @@ class Watcher:
             jobs=jobs,
             others=tuple(_other(one, step_ns) for one in processes if one.job_id not in slice_jobs),
             events=tuple(self.events),
+            started_unix_ns=self._started_unix_ns,
         )
 
     def is_waiting(self) -> bool:

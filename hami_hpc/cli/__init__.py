@@ -35,6 +35,10 @@ NODE_COMMANDS = {
     ),
     "jobs": ("hami_hpc.cli.node_commands", "The grants on this node, with what the jobs use of them right now."),
     "usage": ("hami_hpc.cli.usage_command", "What a running vGPU job uses now."),
+    "metrics": (
+        "hami_hpc.cli.metrics_command",
+        "What the agent sees of this node's GPUs and jobs, for Prometheus.",
+    ),
     "reconcile": (
         "hami_hpc.cli.node_commands",
         "Make the ledger and the run directory agree with Slurm's jobs and the GPUs.",

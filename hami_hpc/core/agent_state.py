@@ -95,6 +95,7 @@ class AgentState(NamedTuple):
     jobs: tuple[JobState, ...]
     others: tuple[OtherProcess, ...]
     events: tuple[Event, ...]  # the latest, oldest first
+    started_unix_ns: int = 0  # when the agent started; 0: not said
 
     def job(self, job_id: int, created_unix_ns: int) -> JobState | None:
         """Returns the state of one run of a job."""

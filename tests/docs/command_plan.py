@@ -61,6 +61,7 @@ NOT_RUN = {
     "systemctl restart slurmd": _SYSTEMD,
     "systemctl disable --now hami-hpc-ingest.timer hami-hpc-month.timer": _SYSTEMD,
     "systemctl disable hami-hpc-reconcile.service": _SYSTEMD,
+    "systemctl disable --now hami-hpc-metrics.service": _SYSTEMD,
     "export SLURM_INCLUDE_DIR=/usr/include SLURM_LIB_DIR=/usr/lib/x86_64-linux-gnu": _PYSLURM,
     "pip install 'git+https://github.com/PySlurm/pyslurm@v22.5.3'": _PYSLURM,
     "pip install 'hami-hpc[accounting,pyslurm]'": _PYSLURM,

@@ -22,7 +22,10 @@ PERIOD = frozenset({"bill", "check-bill"})
 # spelling; one that means something new gets a line of its own.
 OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "the settings' file": ("--config", ALL - {"forget-node"}),
-    "form of what is printed": ("--format", ALL - {"render", "forget-node", "ingest", "collect-usage", "report"}),
+    "form of what is printed": (
+        "--format",
+        ALL - {"render", "forget-node", "metrics", "ingest", "collect-usage", "report"},
+    ),
     "file or directory that is written": ("-o --output", frozenset({"render", "forget-node", "invoice", "report"})),
     "file or directory that is read": ("--input", frozenset({"ingest", "collect-usage", *PERIOD})),
     "clusters of the records": ("-M --clusters", frozenset({"ingest", "collect-usage", *PERIOD})),
@@ -57,6 +60,10 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "Prolog": ("--prolog", frozenset({"render"})),
     "Epilog": ("--epilog", frozenset({"render"})),
     "cgroup.conf": ("--cgroup", frozenset({"render"})),
+    "address of a server": ("--listen", frozenset({"metrics"})),
+    "secret of a server's clients": ("--token-file", frozenset({"metrics"})),
+    "file of node_exporter's textfile collector": ("--textfile", frozenset({"metrics"})),
+    "again and again": ("--every", frozenset({"metrics"})),
 }
 # Other words for a meaning of the table, so that no second spelling passes as a new meaning.
 SYNONYMS = re.compile(
@@ -128,7 +135,7 @@ def test_no_help_is_cut_or_wider_than_the_terminal(name: str, columns: int) -> N
 def test_every_help_lists_the_exit_statuses_that_the_command_has(name: str) -> None:
     result = CliRunner().invoke(main, [*name.split(), "--help"])
     listed = re.findall(r"^  (\d)  ", result.stdout.partition("Exit status:")[2], flags=re.M)
-    finding = name in ("", "render", "forget-node", "reconcile", "doctor", "qos", "check-bill")
+    finding = name in ("", "render", "forget-node", "metrics", "reconcile", "doctor", "qos", "check-bill")
     assert [int(code) for code in listed] == [*range(3), *([int(ExitCode.FOUND)] if finding else [])]
 
 

@@ -22,6 +22,7 @@ from hami_hpc.render.offer import hostlist, lua_text, make_offer
 FILES = [
     "gres.conf",
     "hami-hpc-gres.conf",
+    "hami-hpc-metrics.service",
     "hami-hpc-reconcile.service",
     "hami-hpc-agent.service",
     "hami_hpc_site.lua",

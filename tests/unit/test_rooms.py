@@ -22,7 +22,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "agent": ("contract", "core", "node", "slurm", "stages"),
     "doctor": ("contract", "core", "isolation", "node", "render", "slurm", "stages"),
     "accounting": ("contract", "core", "node"),
-    "cli": ("accounting", "agent", "contract", "core", "doctor", "node", "render", "slurm", "stages"),
+    "metrics": ("core", "node"),
+    "cli": ("accounting", "agent", "contract", "core", "doctor", "metrics", "node", "render", "slurm", "stages"),
 }
 
 

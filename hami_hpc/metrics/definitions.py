@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every metric: name, type, labels and HELP text. docs/metrics.md has the same table (tests/unit/test_metrics_docs.py).
+
+No label is called `job` or `instance`: Prometheus sets these two itself, and would rename ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GAUGE, COUNTER = "gauge", "counter"
+GPU = ("gpu", "minor", "model")
+JOB = ("job_id", "uid", "class", "gpu", "minor")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metric:
+    """One metric family. `name` is as scraped, with `_total` for a counter."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+AGENT_UP = Metric(
+    "hami_hpc_agent_up",
+    GAUGE,
+    (),
+    "1: the agent looked at most 10 periods ago, and what follows is what it saw. 0: it did not, and only metrics of "
+    "the agent follow.",
+)
+AGENT_STATUS = Metric(
+    "hami_hpc_agent_status",
+    GAUGE,
+    ("status",),
+    "1 for the one that holds. looking: up. stale: the last look is older than 10 periods. absent: there is no valid "
+    "state file of this boot. unreadable: this user may not read it.",
+)
+AGENT_LAST_LOOK = Metric(
+    "hami_hpc_agent_last_look_timestamp_seconds",
+    GAUGE,
+    (),
+    "When the agent last looked, in seconds since 1970 by this node's clock.",
+)
+AGENT_AGE = Metric(
+    "hami_hpc_agent_last_look_age_seconds",
+    GAUGE,
+    (),
+    "How long ago the agent last looked, in seconds, by a clock that nobody sets.",
+)
+AGENT_PERIOD = Metric(
+    "hami_hpc_agent_period_seconds", GAUGE, (), "Time between two looks of the agent as configured, in seconds."
+)
+AGENT_LOOKS = Metric("hami_hpc_agent_looks_total", COUNTER, (), "Looks since the agent started.")
+AGENT_START = Metric(
+    "hami_hpc_agent_start_timestamp_seconds", GAUGE, (), "When the agent started, in seconds since 1970."
+)
+AGENT_EVENT = Metric(
+    "hami_hpc_agent_last_event_timestamp_seconds",
+    GAUGE,
+    ("kind",),
+    "When the latest event of this kind was, in seconds since 1970. The agent keeps its latest events only, so a kind "
+    "disappears later; events cannot be counted by this.",
+)
+
+GPU_STATE = Metric(
+    "hami_hpc_gpu_state",
+    GAUGE,
+    (*GPU, "state"),
+    "1 for the one that holds. ok: NVML answers. lost: the GPU has fallen off the bus. error: NVML fails otherwise. "
+    "Measured values of a GPU are exported only while it is ok.",
+)
+GPU_MEMORY_TOTAL = Metric(
+    "hami_hpc_gpu_memory_total_bytes", GAUGE, GPU, "Memory that CUDA can use, in bytes, from NVML."
+)
+GPU_MEMORY_USED = Metric(
+    "hami_hpc_gpu_memory_used_bytes", GAUGE, GPU, "Memory in use by all processes, in bytes, from NVML."
+)
+GPU_MEMORY_GRANTED = Metric(
+    "hami_hpc_gpu_memory_granted_bytes", GAUGE, GPU, "Sum of the memory granted to this GPU's jobs, in bytes."
+)
+GPU_SHARE_GRANTED = Metric(
+    "hami_hpc_gpu_share_granted_ratio", GAUGE, GPU, "Sum of the shares of time granted to this GPU's jobs; 1 is all."
+)
+GPU_JOBS = Metric("hami_hpc_gpu_jobs", GAUGE, GPU, "Jobs that hold a slice of this GPU.")
+GPU_BUSY = Metric(
+    "hami_hpc_gpu_busy_ratio",
+    GAUGE,
+    GPU,
+    "Part of the agent's last period in which the GPU ran work of any process, 0 to 1, from NVML.",
+)
+GPU_POWER = Metric(
+    "hami_hpc_gpu_power_watts", GAUGE, GPU, "Power draw in watts, from NVML. Absent where NVML has no number."
+)
+GPU_ENERGY = Metric(
+    "hami_hpc_gpu_energy_joules_total",
+    COUNTER,
+    GPU,
+    "Energy since the driver was loaded, in joules, from NVML. Absent where NVML has no number.",
+)
+GPU_TEMPERATURE = Metric(
+    "hami_hpc_gpu_temperature_celsius",
+    GAUGE,
+    GPU,
+    "Temperature in degrees Celsius, from NVML. Absent where NVML has no number.",
+)
+GPU_OTHER_PROCESSES = Metric(
+    "hami_hpc_gpu_other_processes",
+    GAUGE,
+    (*GPU, "owner"),
+    "Processes on this GPU that belong to no slice. owner is job: of a Slurm job without a slice (a whole GPU, for "
+    "example); none: of no job; unknown: the agent could not tell.",
+)
+GPU_OTHER_MEMORY = Metric(
+    "hami_hpc_gpu_other_memory_bytes",
+    GAUGE,
+    (*GPU, "owner"),
+    "Memory of the processes that belong to no slice, in bytes, from NVML; owner as above.",
+)
+
+JOB_INFO = Metric(
+    "hami_hpc_job_info",
+    GAUGE,
+    (*JOB, "policy", "mode"),
+    "Always 1. How the job's slice is isolated (mode), and how its share of time is held (policy).",
+)
+JOB_START = Metric(
+    "hami_hpc_job_start_timestamp_seconds", GAUGE, JOB, "When the slice was granted, in seconds since 1970."
+)
+JOB_MEMORY_GRANTED = Metric("hami_hpc_job_memory_granted_bytes", GAUGE, JOB, "Memory granted to the job, in bytes.")
+JOB_MEMORY_USED = Metric(
+    "hami_hpc_job_memory_used_bytes", GAUGE, JOB, "Memory of the job's processes at the last look, in bytes, from NVML."
+)
+JOB_MEMORY_PEAK = Metric(
+    "hami_hpc_job_memory_peak_bytes",
+    GAUGE,
+    JOB,
+    "Largest memory of the job's processes at any look, in bytes, from NVML. Shorter peaks are not seen.",
+)
+JOB_MEMORY_ACCOUNTED = Metric(
+    "hami_hpc_job_memory_accounted_bytes",
+    GAUGE,
+    JOB,
+    "Memory in bytes as the job's own processes count it against the grant; the job's user can change this number.",
+)
+JOB_SHARE_GRANTED = Metric(
+    "hami_hpc_job_share_granted_ratio", GAUGE, JOB, "Share of the GPU's time that the job asked for, 0 to 1."
+)
+JOB_BUSY = Metric(
+    "hami_hpc_job_busy_ratio",
+    GAUGE,
+    JOB,
+    "Part of the agent's last period in which the GPU ran the job's work, 0 to 1, from NVML.",
+)
+JOB_BUSY_SECONDS = Metric(
+    "hami_hpc_job_busy_seconds_total",
+    COUNTER,
+    JOB,
+    "Time in which the GPU ran the job's work since the agent's first look at it, in seconds, as NVML samples it.",
+)
+JOB_WATCHED = Metric(
+    "hami_hpc_job_watched_seconds_total",
+    COUNTER,
+    JOB,
+    "Time between the agent's first look at the job and its last, in seconds.",
+)
+JOB_ENERGY = Metric(
+    "hami_hpc_job_energy_joules_total",
+    COUNTER,
+    JOB,
+    "The GPU's energy by the job's part of the GPU's busy time, in joules. Energy of idle time is no job's.",
+)
+JOB_PROCESSES = Metric(
+    "hami_hpc_job_processes", GAUGE, JOB, "The job's processes on any GPU at the last look, from NVML."
+)
+JOB_REFUSED = Metric(
+    "hami_hpc_job_refused_allocations_total",
+    COUNTER,
+    (*JOB, "reason"),
+    "Allocations refused, as the job's own processes count them (its user can change the number). reason is grant: "
+    "the grant was used up; gpu: within the grant, but the GPU had no memory.",
+)
+JOB_DISTURBED = Metric(
+    "hami_hpc_job_disturbed_allocations_total",
+    COUNTER,
+    JOB,
+    "Allocations refused because the GPU had no memory, while another job held more than its grant.",
+)
+JOB_FINDING = Metric(
+    "hami_hpc_job_finding",
+    GAUGE,
+    (*JOB, "kind"),
+    "1 for each kind of finding (hami_hpc/core/watch.py) that the agent has about the job now; absent otherwise.",
+)
+
+METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns an AgentState into the samples of each metric. Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from hami_hpc.core.agent_state import FAILED, LOST, OK, AgentState, GpuState, JobState
+from hami_hpc.metrics import definitions as d
+from hami_hpc.metrics.definitions import Metric
+
+Labels = tuple[str, ...]
+Samples = dict[Metric, dict[Labels, float]]  # of each metric: the value for each set of labels
+NS, MILLI = 1e9, 1e3
+OWNERS = ("job", "none", "unknown")
+
+
+class Status(StrEnum):
+    """What the state file says of the agent."""
+
+    LOOKING = "looking"
+    STALE = "stale"
+    ABSENT = "absent"
+    UNREADABLE = "unreadable"
+
+
+def agent_samples(status: Status, state: AgentState | None, age_s: float) -> Samples:
+    """Returns the samples of the agent, and with Status.LOOKING those of GPUs and jobs. `state` is None unless read.
+
+    Raises ValueError, TypeError or OverflowError for a state whose fields are not of the declared types.
+    """
+    out: Samples = {metric: {} for metric in d.METRICS}
+    out[d.AGENT_UP][()] = float(status is Status.LOOKING)
+    out[d.AGENT_STATUS] = {(name.value,): float(name is status) for name in Status}
+    if state is None:
+        return out
+    out[d.AGENT_LAST_LOOK][()] = state.time_unix_ns / NS
+    out[d.AGENT_AGE][()] = age_s
+    out[d.AGENT_PERIOD][()] = state.period_ns / NS
+    out[d.AGENT_LOOKS][()] = float(state.looks)
+    if state.started_unix_ns:
+        out[d.AGENT_START][()] = state.started_unix_ns / NS
+    if status is not Status.LOOKING:
+        return out  # what the GPUs and jobs did long ago is not what they do
+    for event in state.events:
+        key = (event.kind,)
+        out[d.AGENT_EVENT][key] = max(out[d.AGENT_EVENT].get(key, 0.0), event.time_unix_ns / NS)
+    jobs = newest_runs(state.jobs)
+    for gpu in state.gpus:
+        _add_gpu(out, gpu, [job for job in jobs if job.gpu_uuid == gpu.uuid])
+    _add_others(out, state)
+    for job in jobs:
+        _add_job(out, job)
+    return out
+
+
+def newest_runs(jobs: tuple[JobState, ...]) -> list[JobState]:
+    """Returns one state per job and GPU: that of the newest run, as labels do not distinguish runs of one job id."""
+    newest: dict[tuple[int, str], JobState] = {}
+    for job in sorted(jobs, key=lambda job: job.created_unix_ns):
+        newest[job.job_id, job.gpu_uuid] = job
+    return list(newest.values())
+
+
+def _gpu_labels(gpu: GpuState) -> Labels:
+    return (gpu.uuid, str(gpu.minor), gpu.model)
+
+
+def _add_gpu(out: Samples, gpu: GpuState, jobs: list[JobState]) -> None:
+    labels = _gpu_labels(gpu)
+    for state in (OK, LOST, FAILED):
+        out[d.GPU_STATE][*labels, state] = 0.0
+    out[d.GPU_STATE][*labels, gpu.state] = 1.0
+    out[d.GPU_MEMORY_GRANTED][labels] = float(sum(job.mem_bytes for job in jobs))
+    out[d.GPU_SHARE_GRANTED][labels] = sum(job.cores_percent for job in jobs) / 100
+    out[d.GPU_JOBS][labels] = float(len(jobs))
+    if gpu.state != OK:
+        return
+    out[d.GPU_MEMORY_TOTAL][labels] = float(gpu.total_bytes)
+    out[d.GPU_MEMORY_USED][labels] = float(gpu.used_bytes)
+    out[d.GPU_BUSY][labels] = gpu.busy_percent / 100
+    for metric, value in (
+        (d.GPU_POWER, gpu.power_mw / MILLI),
+        (d.GPU_ENERGY, gpu.energy_mj / MILLI),
+        (d.GPU_TEMPERATURE, float(gpu.temperature_c)),
+    ):
+        if value:  # 0: NVML has no number
+            out[metric][labels] = value
+
+
+def _add_others(out: Samples, state: AgentState) -> None:
+    known = {gpu.uuid: _gpu_labels(gpu) for gpu in state.gpus}
+    for labels in known.values():
+        for owner in OWNERS:
+            out[d.GPU_OTHER_PROCESSES][*labels, owner] = 0.0
+            out[d.GPU_OTHER_MEMORY][*labels, owner] = 0.0
+    for process in state.others:
+        labels = known.get(process.gpu_uuid, (process.gpu_uuid, "", ""))
+        owner = "job" if process.job_id > 0 else "unknown" if process.job_id else "none"
+        key = (*labels, owner)
+        out[d.GPU_OTHER_PROCESSES][key] = out[d.GPU_OTHER_PROCESSES].get(key, 0.0) + 1
+        out[d.GPU_OTHER_MEMORY][key] = out[d.GPU_OTHER_MEMORY].get(key, 0.0) + process.used_bytes
+
+
+def _add_job(out: Samples, job: JobState) -> None:
+    labels = (str(job.job_id), str(job.uid), job.service_class, job.gpu_uuid, str(job.gpu_minor))
+    out[d.JOB_INFO][*labels, job.policy, job.mode] = 1.0
+    out[d.JOB_START][labels] = job.created_unix_ns / NS
+    out[d.JOB_MEMORY_GRANTED][labels] = float(job.mem_bytes)
+    out[d.JOB_MEMORY_USED][labels] = float(job.used_bytes)
+    out[d.JOB_MEMORY_PEAK][labels] = float(job.peak_bytes)
+    out[d.JOB_MEMORY_ACCOUNTED][labels] = float(job.accounted_bytes)
+    out[d.JOB_SHARE_GRANTED][labels] = job.cores_percent / 100
+    out[d.JOB_BUSY][labels] = job.busy_percent / 100
+    out[d.JOB_BUSY_SECONDS][labels] = job.busy_ns / NS
+    out[d.JOB_WATCHED][labels] = job.watched_ns / NS
+    out[d.JOB_ENERGY][labels] = job.energy_mj / MILLI
+    out[d.JOB_PROCESSES][labels] = float(job.processes)
+    out[d.JOB_REFUSED][*labels, "grant"] = float(job.oom_count)
+    out[d.JOB_REFUSED][*labels, "gpu"] = float(job.device_oom_count)
+    out[d.JOB_DISTURBED][labels] = float(job.disturbed_count)
+    for kind in job.findings:
+        out[d.JOB_FINDING][*labels, kind] = 1.0
