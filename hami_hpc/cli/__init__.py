@@ -35,6 +35,14 @@ NODE_COMMANDS = {
     ),
     "jobs": ("hami_hpc.cli.node_commands", "The grants on this node, with what the jobs use of them right now."),
     "usage": ("hami_hpc.cli.usage_command", "What a running vGPU job uses now."),
+    "pool": (
+        "hami_hpc.cli.pool_command",
+        "What the cluster has for vGPU jobs, what of it is allocated, and the largest free slice of each node.",
+    ),
+    "explain": (
+        "hami_hpc.cli.explain_command",
+        "Why a vGPU job waits or where it runs, what it asked for, and what would fit now.",
+    ),
     "reconcile": (
         "hami_hpc.cli.node_commands",
         "Make the ledger and the run directory agree with Slurm's jobs and the GPUs.",

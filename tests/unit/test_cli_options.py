@@ -22,7 +22,10 @@ PERIOD = frozenset({"bill", "check-bill"})
 # spelling; one that means something new gets a line of its own.
 OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "the settings' file": ("--config", ALL - {"forget-node"}),
-    "form of what is printed": ("--format", ALL - {"render", "forget-node", "ingest", "collect-usage", "report"}),
+    "form of what is printed": (
+        "--format",
+        ALL - {"render", "forget-node", "ingest", "collect-usage", "report"},
+    ),
     "file or directory that is written": ("-o --output", frozenset({"render", "forget-node", "invoice", "report"})),
     "file or directory that is read": ("--input", frozenset({"ingest", "collect-usage", *PERIOD})),
     "clusters of the records": ("-M --clusters", frozenset({"ingest", "collect-usage", *PERIOD})),
@@ -145,7 +148,7 @@ def test_settings_that_are_not_there_are_an_error_and_no_finding(tmp_path: Path,
     needed = {"usage": ["7"], "bill": ["--month", "2026-09"], "check-bill": ["--month", "2026-09"]}
     needed |= {"collect-usage": ["--input", "/"], "invoice": ["--month", "2026-09"], "efficiency": ["7"]}
     needed |= {"report": ["--month", "2026-09", "--output", str(tmp_path / "r.html")], "render": ["--gpus", "h200"]}
-    needed |= {"qos": ["show"]}
+    needed |= {"qos": ["show"], "explain": ["7"]}
     missing = str(tmp_path / "none.toml")
     result = CliRunner().invoke(main, [name, *needed.get(name, []), "--config", missing])
     # doctor's answer is that the settings are missing: that is what it was asked.
