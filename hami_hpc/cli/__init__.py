@@ -35,6 +35,14 @@ NODE_COMMANDS = {
     ),
     "jobs": ("hami_hpc.cli.node_commands", "The grants on this node, with what the jobs use of them right now."),
     "usage": ("hami_hpc.cli.usage_command", "What a running vGPU job uses now."),
+    "ps": (
+        "hami_hpc.cli.ps_command",
+        "The jobs and processes on this node's GPUs, with what each was granted and what it uses.",
+    ),
+    "top": (
+        "hami_hpc.cli.top_command",
+        "This node's GPUs, their jobs and the agent's findings, each second until q is pressed.",
+    ),
     "pool": (
         "hami_hpc.cli.pool_command",
         "What the cluster has for vGPU jobs, what of it is allocated, and the largest free slice of each node.",

@@ -24,8 +24,9 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "the settings' file": ("--config", ALL - {"forget-node"}),
     "form of what is printed": (
         "--format",
-        ALL - {"render", "forget-node", "ingest", "collect-usage", "report"},
+        ALL - {"render", "forget-node", "ingest", "collect-usage", "report", "top"},
     ),
+    "one frame": ("--once", frozenset({"top"})),
     "file or directory that is written": ("-o --output", frozenset({"render", "forget-node", "invoice", "report"})),
     "file or directory that is read": ("--input", frozenset({"ingest", "collect-usage", *PERIOD})),
     "clusters of the records": ("-M --clusters", frozenset({"ingest", "collect-usage", *PERIOD})),
