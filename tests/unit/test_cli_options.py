@@ -26,7 +26,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
         "--format",
         ALL - {"render", "forget-node", "ingest", "collect-usage", "report", "top"},
     ),
-    "one frame": ("--once", frozenset({"top"})),
+    "look once, and end": ("--once", frozenset({"agent", "top"})),
     "file or directory that is written": ("-o --output", frozenset({"render", "forget-node", "invoice", "report"})),
     "file or directory that is read": ("--input", frozenset({"ingest", "collect-usage", *PERIOD})),
     "clusters of the records": ("-M --clusters", frozenset({"ingest", "collect-usage", *PERIOD})),
