@@ -68,7 +68,7 @@ def read_jobs(name: str) -> list[Job]:
 def _asked_line(job: Job) -> str:
     asked = job.asked
     if asked is None:
-        return "no vGPU: its request names none, so that hami_hpc has no part in it"
+        return "no vGPU, so that hami_hpc does not limit it"
     nodes = f" on each of {asked.nodes} nodes" if asked.nodes > 1 else ""
     extra = [f"type {asked.gpu_type}"] if asked.gpu_type else []
     extra += [f"mode {asked.mode}"] if asked.mode else []

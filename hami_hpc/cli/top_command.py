@@ -31,7 +31,7 @@ INSTALL = "pip install 'hami-hpc[top]'"
 
 def head_of(view: View, host: str, is_live: bool) -> str:
     """Returns the first line of a frame."""
-    jobs = sum(not row.pid for row in view.rows)
+    jobs = len({row.job_id for row in view.rows if row.job_id})
     parts = [host]
     if view.state is not None:
         count = len(view.state.gpus)

@@ -33,9 +33,12 @@ class Asked:
 
 
 def decode(units: Mapping[str, int], features: str, nodes: int) -> Asked | None:
-    """Returns the slice in a job's TRES (of all its nodes) and Features; None for a job without vGPU."""
+    """Returns the slice in a job's TRES (of all its nodes) and Features; None for a job without slices.
+
+    A job that holds whole nodes (--exclusive) has all of their vgpu units, and is not limited (core/grant.py).
+    """
     slices = units.get(c.GRES_CLASS, 0)
-    if slices < 1 or not units.get(c.GRES_MEM):
+    if slices < 1 or slices != nodes or not units.get(c.GRES_MEM):
         return None
     classes = [name for name in c.CLASSES if units.get(f"{c.GRES_CLASS}:{name}")]
     words = needed_features(features) or ()

@@ -132,8 +132,9 @@ def _gpu_bars(state: AgentState, gpu: GpuState, columns: int, characters: str) -
     memory = bar(gpu.used_bytes / total, granted / total, columns, characters)
     busy = bar(gpu.busy_percent / 100, cores / 100, columns, characters)
     figures = f"{_gib(gpu.used_bytes)}/{_gib(granted)}/{_gib(gpu.total_bytes)}"
+    is_found = any(job.findings for job in state.jobs if job.gpu_uuid == gpu.uuid)
     return [
-        (memory, "red" if gpu.used_bytes > max(granted, 1) + total // 50 else "green"),
+        (memory, "red" if is_found else "green"),
         (f" {figures:>19} ", ""),
         (busy, "green"),
         (f" {f'{gpu.busy_percent:.0f}/{cores}':>8}", ""),

@@ -156,6 +156,8 @@ def test_units_of_several_nodes_are_those_of_one() -> None:
     assert asked is not None
     assert (asked.mem_mib, asked.cores, asked.shards, asked.service_class) == (4096, 10, 30, "be")
     assert decode({"gpu": 1}, "", 1) is None
+    whole_node = {"vgpu": 3354, "vgpu:std": 1118, "vgpu_mem": 286312, "vgpu_cores": 200, "gpu": 2}
+    assert decode(whole_node, "", 1) is None, "as Slurm 22.05.8 gives them to a job with --exclusive"
 
 
 def test_a_constraint_with_more_than_and_is_not_judged() -> None:
