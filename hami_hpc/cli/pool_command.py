@@ -35,10 +35,12 @@ def settings_here(config: Path | None) -> Settings | None:
 
 def read_rooms(settings: Settings | None) -> list[tuple[Node, Size, Room]]:
     """Returns the nodes with vGPUs that Slurm shows to this user. Raises NodeError when slurmctld does not answer."""
-    # The jobs first: a job that starts in between makes the sums differ, and no sum is then taken for a GPU's.
-    of_jobs = cluster_view.job_shards(commands.show_jobs())
+    text = commands.show_nodes()
+    nodes = cluster_view.parse_nodes(text, [])
+    if any(node.used is None for node in nodes):  # Slurm before 23.11, with jobs that hold shards
+        nodes = cluster_view.parse_nodes(text, cluster_view.job_shards(commands.show_jobs()))
     found = []
-    for node in cluster_view.parse_nodes(commands.show_nodes(), of_jobs):
+    for node in nodes:
         size = core.size_of(node, settings.shard_mib if settings else 0)
         found.append((node, size, core.room_of(node, size)))
     return found

@@ -54,7 +54,8 @@ def show_nodes() -> str:
 
 def show_jobs(job: str = "") -> str:
     """Returns what slurmctld shows of all jobs, or of one, to this user. Raises NodeError when it does not answer."""
-    return _output("scontrol", "--local", "--details", "show", "job", *([job] if job else []))
+    # --all: jobs of hidden partitions hold GPUs too, as squeue --all shows.
+    return _output("scontrol", "--all", "--local", "--details", "show", "job", *([job] if job else []))
 
 
 def queue_rows(job: str, form: str) -> str:

@@ -209,6 +209,14 @@ def test_pool_says_when_its_slices_are_bounds(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("slurm")
+def test_pool_asks_for_no_jobs_where_the_nodes_say_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = NODES.replace("shard:h200:2(IDX:0-1)", "shard:h200:846(446/559,400/559)")
+    monkeypatch.setattr(commands, "show_nodes", lambda: later)
+    monkeypatch.delattr(commands, "show_jobs")
+    assert pool(tmp_path).stdout.splitlines()[1].split()[-1] == "mem=40704M,cores=28"
+
+
+@pytest.mark.usefixtures("slurm")
 def test_pool_says_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = pool(tmp_path, "node7")
     assert (wrong.exit_code, len(wrong.stderr.splitlines())) == (1, 1)
