@@ -15,6 +15,7 @@ from test_cluster_view import JOBS, NODES
 
 from hami_hpc.cli import main
 from hami_hpc.core.asked import decode, has_features, needed_features
+from hami_hpc.errors import NodeError
 from hami_hpc.slurm import commands
 from hami_hpc.slurm.cluster_view import SQUEUE_FORMAT
 
@@ -141,6 +142,19 @@ def test_a_node_that_the_job_may_not_use_is_not_offered(tmp_path: Path, monkeypa
     down = NODES.replace("State=MIXED", "State=DOWN")
     monkeypatch.setattr(commands, "show_nodes", lambda: down)
     assert lines(tmp_path, 17)["fits now"] == "node1: does not fit: it is down"
+
+
+def test_where_nodes_are_hidden_the_rest_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden() -> str:
+        raise NodeError("slurm_load_node error: Access/permission denied")
+
+    monkeypatch.setattr(commands, "show_nodes", hidden)
+    shown = explain(tmp_path, "17")
+    assert shown.exit_code == 0
+    assert "Resources: It is the next to start" in shown.stdout
+    assert "fits now" not in shown.stdout
+    assert shown.stderr.startswith("what would fit now is not known: slurm_load_node error")
+    assert json.loads(explain(tmp_path, "17", "--format", "json").stdout)[0]["may_use"] is None
 
 
 def test_json_has_the_same_for_machines(tmp_path: Path) -> None:
