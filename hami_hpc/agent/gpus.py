@@ -24,11 +24,11 @@ FIRST_WINDOW_US = 1_000_000  # how far back the first look at processes' time re
 
 
 class GpuProcess(NamedTuple):
-    """One process on one GPU, as NVML shows it. `busy_percent` of the time since the last look."""
+    """One process on one GPU, as NVML shows it. `busy_ns` of the GPU's time since the last look."""
 
     pid: int
     used_bytes: int
-    busy_percent: float
+    busy_ns: int
 
 
 class GpuLook(NamedTuple):
@@ -121,7 +121,7 @@ class Gpus:
         try:
             busy_percent = float(module.nvmlDeviceGetUtilizationRates(one.handle).gpu)
         except module.NVMLError:
-            busy_percent = min(100.0, sum(busy.values()))
+            busy_percent = 0.0
         return GpuLook(
             gpu=one.gpu,
             state=OK,
@@ -131,11 +131,14 @@ class Gpus:
             power_mw=number("nvmlDeviceGetPowerUsage"),
             energy_mj=number("nvmlDeviceGetTotalEnergyConsumption"),
             temperature_c=number("nvmlDeviceGetTemperature", module.NVML_TEMPERATURE_GPU),
-            processes=tuple(GpuProcess(pid, used[pid], busy.get(pid, 0.0)) for pid in sorted(used)),
+            processes=tuple(GpuProcess(pid, used[pid], busy.get(pid, 0)) for pid in sorted(used)),
         )
 
-    def _busy(self, module: ModuleType, one: _Opened) -> dict[int, float]:
-        """Returns the percentage of the time of each process that ran since the last look."""
+    def _busy(self, module: ModuleType, one: _Opened) -> dict[int, int]:
+        """Returns the GPU's time, ns, of each process that ran since the last look.
+
+        NVML gives a percentage of the time from the time stamp that it is asked with to the sample's.
+        """
         now_us = self.now_unix_us()
         if one.last_sample_us > now_us:  # the clock was set back
             one.last_sample_us = now_us - FIRST_WINDOW_US
@@ -143,13 +146,16 @@ class Gpus:
             samples = module.nvmlDeviceGetProcessUtilization(one.handle, one.last_sample_us)
         except module.NVMLError:  # NOT_FOUND: nobody ran
             samples = []
-        newest: dict[int, Any] = {}
+        busy: dict[int, int] = {}
+        newest_us = 0
         for sample in samples:
-            if sample.timeStamp >= getattr(newest.get(sample.pid), "timeStamp", 0):
-                newest[int(sample.pid)] = sample
-        if newest:
-            one.last_sample_us = max(int(sample.timeStamp) for sample in newest.values())
-        return {pid: min(100.0, float(sample.smUtil)) for pid, sample in newest.items()}
+            length_us = int(sample.timeStamp) - one.last_sample_us
+            if length_us > 0:
+                busy[int(sample.pid)] = length_us * 10 * min(100, int(sample.smUtil))
+                newest_us = max(newest_us, int(sample.timeStamp))
+        # Without a sample nobody ran, but the driver's latest one may still be to come.
+        one.last_sample_us = max(newest_us, one.last_sample_us, now_us - FIRST_WINDOW_US if not busy else 0)
+        return busy
 
 
 def _processes(module: ModuleType, handle: object) -> dict[int, int]:

@@ -150,7 +150,7 @@ class Watcher:
         for uuid, process in on_gpu:
             if process.pid in known:
                 started, who = known[process.pid]
-                busy_ns = int(process.busy_percent * step_ns / 100)
+                busy_ns = min(process.busy_ns, step_ns)
                 found.append(
                     Process(
                         process.pid, started, who.uid, who.job_id, uuid, process.used_bytes, busy_ns, who.has_interposer

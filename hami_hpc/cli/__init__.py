@@ -39,6 +39,22 @@ NODE_COMMANDS = {
         "hami_hpc.cli.metrics_command",
         "What the agent sees of this node's GPUs and jobs, for Prometheus.",
     ),
+    "ps": (
+        "hami_hpc.cli.ps_command",
+        "The jobs and processes on this node's GPUs, with what each was granted and what it uses.",
+    ),
+    "top": (
+        "hami_hpc.cli.top_command",
+        "This node's GPUs, their jobs and the agent's findings, each second until q is pressed.",
+    ),
+    "pool": (
+        "hami_hpc.cli.pool_command",
+        "What the cluster has for vGPU jobs, what of it is allocated, and the largest free slice of each node.",
+    ),
+    "explain": (
+        "hami_hpc.cli.explain_command",
+        "Why a vGPU job waits or where it runs, what it asked for, and what would fit now.",
+    ),
     "reconcile": (
         "hami_hpc.cli.node_commands",
         "Make the ledger and the run directory agree with Slurm's jobs and the GPUs.",

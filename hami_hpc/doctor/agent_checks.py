@@ -15,7 +15,7 @@ SILENT_PERIODS = 10
 
 
 def check_agent(facts: Facts) -> Iterator[Finding]:
-    """Without [agent] in the settings nobody finds who evades the interposer: a warning. With it, the agent must look."""
+    """Warns of settings without [agent], as nobody finds who evades the interposer; with it, the agent must look."""
     settings = facts.settings
     own = read_agent(settings)
     if settings.agent is None:

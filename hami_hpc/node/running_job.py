@@ -29,6 +29,21 @@ def read_running(run_dir: str, job_id: int, now_unix_ns: int) -> tuple[Grant, Us
     return grant, usage
 
 
+def read_all_running(run_dir: str, uid: int, now_unix_ns: int) -> list[tuple[Grant, Usage]]:
+    """Returns grant and usage of each job of a user on this node, by job id; of all users for root."""
+    try:
+        names = os.listdir(job_dirs.jobs_dir(run_dir))
+    except OSError:  # no job has run here since the node's start
+        return []
+    found = []
+    for job_id in sorted(int(name) for name in names if name.isascii() and name.isdigit()):
+        directory = job_dirs.job_dir(run_dir, job_id)
+        grant = _read_grant(f"{directory}/{c.FILE_JOB_LIMITS}")
+        if grant is not None and uid in (0, grant.uid):
+            found.append((grant, job_dirs.read_usage(directory, grant, now_unix_ns)))
+    return found
+
+
 def _read_grant(path: str) -> Grant | None:
     """Returns the job's grant, if root owns the file, as the prolog made it. (A private test cluster runs as root.)"""
     try:

@@ -47,6 +47,30 @@ def running_jobs(node: str) -> frozenset[int]:
     return frozenset(int(word) for word in text.split())
 
 
+def show_nodes() -> str:
+    """Returns what slurmctld shows of all nodes to this user. Raises NodeError when it does not answer."""
+    return _output("scontrol", "--local", "--oneliner", "--details", "show", "nodes")
+
+
+def show_jobs(job: str = "") -> str:
+    """Returns what slurmctld shows of all jobs, or of one, to this user. Raises NodeError when it does not answer."""
+    # --all: jobs of hidden partitions hold GPUs too, as squeue --all shows.
+    return _output("scontrol", "--all", "--local", "--details", "show", "job", *([job] if job else []))
+
+
+def queue_rows(job: str, form: str) -> str:
+    """Returns squeue's lines of a job (4711, 4711_3, 4711+1), also of one that just ended; "" for an unknown job.
+
+    Raises NodeError when slurmctld does not answer.
+    """
+    try:
+        return _output("squeue", "--local", "--all", "--noheader", "--states=all", f"--jobs={job}", f"--format={form}")
+    except NodeError as error:
+        if "Invalid job id" in str(error):
+            return ""
+        raise
+
+
 def configuration() -> dict[str, str]:
     """Returns slurm.conf as slurmctld has it (`scontrol show config`). Raises NodeError when it does not answer."""
     pairs = (line.partition("=") for line in _output("scontrol", "show", "config").splitlines())

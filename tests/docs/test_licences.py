@@ -10,7 +10,7 @@ from documents import ROOT
 
 # Files without comments, and texts for people; the checkout's LICENSE holds for them.
 WITHOUT = (".md", ".svg", ".png", ".json", ".parquet", ".typed", ".gitignore", "LICENSE", "COPYING")
-RECORDED = "tests/unit/test_accounting/records/"
+RECORDED = ("tests/unit/test_accounting/records/", "tests/unit/recorded/")
 GPL = ("slurm-plugins/gres/", "slurm-plugins/spank/", "slurm-plugins/Makefile", "tests/native/slurm/")
 HEAD_LINES = 5
 

@@ -12,6 +12,7 @@ from documents import ROOT
 
 from hami_hpc.core import plain_toml
 from hami_hpc.node import config
+from hami_hpc.node.agent_settings import read_agent
 
 EXAMPLE = ROOT / "examples" / "hami-hpc.toml"
 TEXT = EXAMPLE.read_text(encoding="utf-8")
@@ -34,12 +35,17 @@ def keys(document: dict[str, Any], table: str = "") -> set[tuple[str, str]]:
 def test_the_example_is_read_and_means_the_defaults() -> None:
     settings = config.load_settings(str(EXAMPLE))
     defaults = config.parse_settings({"version": 1}, str(EXAMPLE))
-    assert settings == defaults._replace(gpu_models={"h200": 143156}, partitions={"gpu": ("h200",)})
+    assert settings == defaults._replace(
+        gpu_models={"h200": 143156}, partitions={"gpu": ("h200",)}, agent={"actions": {}}
+    )
+    assert read_agent(settings) == read_agent(defaults)
 
 
 def test_what_it_shows_behind_a_hash_is_the_default() -> None:
     shown = config.parse_settings(tomllib.loads(KEY.sub("", TEXT)), str(EXAMPLE))
-    assert shown == config.load_settings(str(EXAMPLE))
+    loaded = config.load_settings(str(EXAMPLE))
+    assert shown._replace(agent=None) == loaded._replace(agent=None)
+    assert read_agent(shown) == read_agent(loaded)
 
 
 def test_every_key_with_a_default_is_behind_a_hash_and_every_other_is_not() -> None:
@@ -60,7 +66,7 @@ def test_it_has_every_key_that_the_parser_asks_for(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(config._Table, "take", noted)
     document = tomllib.loads(KEY.sub("", TEXT))
-    config.parse_settings(document, str(EXAMPLE))
+    read_agent(config.parse_settings(document, str(EXAMPLE)))
     assert keys(document) == asked
 
 

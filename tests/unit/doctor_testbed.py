@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,10 @@ from node_testbed import GPU_MIB, UUIDS, Node
 
 from hami_hpc.cli import main
 from hami_hpc.cli.doctor_command import examine
+from hami_hpc.core.agent_state import LOST, OK, AgentState, GpuState
 from hami_hpc.core.finding import Finding, Level
 from hami_hpc.core.inventory import Device
+from hami_hpc.node import agent_file, boot
 
 BUILD = "0.1.0 (0123456789ab)"
 SLURM = {
@@ -56,6 +59,14 @@ class Healthy:
     def run(self, *arguments: str) -> Result:
         return CliRunner().invoke(main, ["doctor", *arguments], env={"HAMI_HPC_CONFIG": str(self.node.config)})
 
+    def write_agent_state(self, gpu: str = OK, age_s: int = 0) -> None:
+        """Writes what the agent sees: one GPU in this state, `age_s` seconds ago."""
+        gpus = (GpuState(UUIDS[0], 0, "h200", gpu, "GPU is lost" if gpu != OK else "", 1, 0, 0.0, 0, 0, 0),)
+        boot_ns = agent_file.now_boot_ns() - age_s * 10**9
+        state = AgentState(boot.boot_id(), 1, 0, boot_ns, 10**9, 1, gpus, (), (), ())
+        agent_file.make_folder(self.node.settings.run_dir)
+        agent_file.write(self.node.settings.run_dir, state)
+
     def write(self, name: str, text: str) -> None:
         (self.base / name).write_text(text)
 
@@ -77,6 +88,20 @@ def add_an_a100(healthy: Healthy) -> None:
 # The fault -> how to make it, the name of the finding that reports it, its level, and words of it.
 Broken = tuple[Callable[[Healthy], object], str, Level, str]
 BROKEN: dict[str, Broken] = {
+    "no [agent]": (
+        lambda h: h.node.config.write_text(h.node.config.read_text().replace("[agent]\n", "")),
+        "agent",
+        Level.WARN,
+        "nobody finds programs that evade",
+    ),
+    "an agent that never looked": (
+        lambda h: shutil.rmtree(agent_file.folder(h.node.settings.run_dir)),
+        "agent",
+        Level.FAIL,
+        "has not looked in this boot",
+    ),
+    "a silent agent": (lambda h: h.write_agent_state(age_s=60), "agent", Level.FAIL, "silent for 60 s"),
+    "a lost GPU": (lambda h: h.write_agent_state(LOST), "agent, GPU 0", Level.FAIL, "lost: GPU is lost"),
     "no SPANK line": (lambda h: h.write("etc/plugstack.conf", "# none\n"), "plugstack.conf", Level.FAIL, "has no line"),
     "an optional SPANK line": (
         lambda h: h.write("etc/plugstack.conf", "optional spank_hami_hpc.so\n"),

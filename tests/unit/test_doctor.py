@@ -39,6 +39,8 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Healthy:
     shutil.copy(tmp_path / "plugins" / SPANK_PLUGIN, tmp_path / "libhami-hpc.so")
     extra = f'[vgpu]\nbare_shard = "refuse"\npreload = "ldso"\n[paths]\ninterposer = "{tmp_path}/libhami-hpc.so"'
     node.config.write_text(node.config.read_text().replace("[paths]", extra))
+    node.config.write_text(node.config.read_text() + "[agent]\n")
+    healthy.write_agent_state()
     healthy.write("etc/slurm.conf", "include slurm-hami-hpc.conf\n")
     healthy.write("etc/cgroup.conf", "ConstrainDevices=yes\n")
     for name in ("job_submit.lua", "cli_filter.lua"):

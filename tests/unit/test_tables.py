@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from hami_hpc.core.duration import duration
-from hami_hpc.core.tables import table
+from hami_hpc.core.tables import columns_of, cut, table
 
 
 def test_columns_are_as_wide_as_their_widest_cell_and_two_blanks_apart() -> None:
@@ -39,3 +39,15 @@ def test_columns_are_as_wide_as_their_widest_cell_and_two_blanks_apart() -> None
 )
 def test_durations_are_written_as_slurm_writes_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_columns_stay_aligned_with_letters_of_two_columns_and_of_none() -> None:
+    text = table(("USER", "N"), [("山田", 1), ("e\u0301va", 2), ("x", 3)])
+    assert text.split("\n") == ["USER  N", "山田  1", "e\u0301va   2", "x     3"]
+    assert table(("N",), [("山",), ("abc",)], right=(0,)).split("\n") == ["  N", " 山", "abc"]
+    assert [columns_of(text) for text in ("", "abc", "山田", "e\u0301", "\uff71", "\uff21")] == [0, 3, 4, 1, 1, 2]
+
+
+def test_a_cut_text_fits_and_shows_that_it_was_cut() -> None:
+    assert [cut("abcd", columns) for columns in (5, 4, 3, 1)] == ["abcd", "abcd", "ab~", "~"]
+    assert [cut("山田太", columns) for columns in (6, 5, 4, 2)] == ["山田太", "山田~", "山~", "~"]

@@ -99,7 +99,7 @@ class Bench:
         return state
 
     def hold(self, pid: int, mib: int, busy: float = 0.0, gpu: int = 0) -> None:
-        self.gpus.processes[UUIDS[gpu]].append(GpuProcess(pid, mib * MIB, busy))
+        self.gpus.processes[UUIDS[gpu]].append(GpuProcess(pid, mib * MIB, int(busy * SECOND / 100)))
 
     def kinds(self) -> list[str]:
         return [event.kind for event in self.events]
@@ -285,7 +285,7 @@ def test_who_found_no_memory_because_of_another_is_told(bench: Bench, victim: Vi
     assert [job.disturbed_count for job in state.jobs] == [0, 3]
     assert "disturbed" in bench.kinds()
     assert any(command[2] == "8" and "found no memory" in command[3] for command in bench.slurm.heard())
-    bench.gpus.processes[UUIDS[0]][0] = GpuProcess(victim.pid, 100 * MIB, 0.0)  # enough is free
+    bench.gpus.processes[UUIDS[0]][0] = GpuProcess(victim.pid, 100 * MIB, 0)  # enough is free
     write_count(bench.node, 8, 9)
     assert bench.look().jobs[1].disturbed_count == 3
 

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hami-hpc explain`: a vGPU job's state in plain words, from what Slurm shows to the user who asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from hami_hpc.cli import colours
+from hami_hpc.cli.options import Failure, command, config_option, format_option
+from hami_hpc.cli.pool_command import node_json, read_rooms, settings_here
+from hami_hpc.core import pool as pool_of
+from hami_hpc.core import reasons
+from hami_hpc.core.asked import Asked, decode, has_features, needed_features
+from hami_hpc.core.pool import Need, Node, Room, Size
+from hami_hpc.errors import NodeError
+from hami_hpc.node.config import Settings
+from hami_hpc.slurm import cluster_view, commands
+from hami_hpc.slurm.cluster_view import NO_VALUES, JobRow
+from hami_hpc.slurm.lines import names_node
+
+JOB = re.compile(r"[0-9]{1,10}(_[0-9]{1,10}|\+[0-9]{1,5})?")
+RUNNING = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "STOPPED"})
+WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+NODES_SHOWN = 8
+Rooms = list[tuple[Node, Size, Room]]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job: squeue's line, scontrol's record, and what it asked for (None: no vGPU)."""
+
+    row: JobRow
+    record: str
+    asked: Asked | None
+
+    def value(self, key: str) -> str:
+        return cluster_view.value(self.record, key)
+
+
+def read_jobs(name: str) -> list[Job]:
+    """Returns the parts of a job: one, or several for an array and a heterogeneous job.
+
+    Raises Failure for a job that Slurm does not know, or that belongs to another user than the one who asks.
+    """
+    rows = cluster_view.parse_squeue(commands.queue_rows(name, cluster_view.SQUEUE_FORMAT))
+    if not rows:
+        raise Failure(f"Slurm's controller shows no job {name} to this user; if it has ended: sacct -j {name}")
+    if os.geteuid() not in (0, rows[0].uid):
+        raise Failure(
+            f"job {name} belongs to {rows[0].user}: only they and root get it explained; see squeue -j {name}"
+        )
+    jobs = []
+    for row in sorted(rows, key=lambda row: row.job_id):
+        record = cluster_view.record_of(commands.show_jobs(str(row.job_id)), row.job_id)
+        units = cluster_view.value(record, "AllocTRES") or cluster_view.value(record, "ReqTRES")
+        units = units or cluster_view.value(record, "TRES")
+        nodes = cluster_view.value(record, "NumNodes").partition("-")[0]
+        features = cluster_view.value(record, "Features")
+        jobs.append(Job(row, record, decode(cluster_view.tres(units), features, int(nodes) if nodes.isdigit() else 1)))
+    return jobs
+
+
+def _asked_line(job: Job) -> str:
+    asked = job.asked
+    if asked is None:
+        return "no vGPU, so that hami_hpc does not limit it"
+    nodes = f" on each of {asked.nodes} nodes" if asked.nodes > 1 else ""
+    extra = [f"type {asked.gpu_type}"] if asked.gpu_type else []
+    extra += [f"mode {asked.mode}"] if asked.mode else []
+    return (
+        f"{asked.mem_mib:,} MiB of GPU memory and {asked.cores} % of a GPU's time{nodes}, "
+        f"{', '.join([f'class {asked.service_class}', *extra])} ({asked.request})"
+    )
+
+
+def candidates(job: Job, rooms: Rooms) -> Rooms:
+    """Returns the nodes that the job may use: of its partitions, with its features, in its lists of nodes."""
+    required, excluded = job.value("ReqNodeList"), job.value("ExcNodeList")
+    return [
+        (node, size, room)
+        for node, size, room in rooms
+        if set(job.row.partitions) & set(node.partitions)
+        and has_features(node.features, job.value("Features"))
+        and (not required or names_node(required, node.name))
+        and not (excluded and names_node(excluded, node.name))
+    ]
+
+
+def need_of(job: Job, asked: Asked) -> Need:
+    """Returns what the job needs on each node."""
+    units = cluster_view.tres(job.value("ReqTRES") or job.value("TRES"))
+    cpus = job.value("NumCPUs").partition("-")[0]
+    per_node = -(-int(cpus) // asked.nodes) if cpus.isdigit() else 1
+    return Need(asked.shards, asked.mem_mib, asked.cores, max(1, per_node), units.get("mem", 0) // asked.nodes)
+
+
+def _fit_lines(job: Job, asked: Asked, rooms: Rooms) -> list[str]:
+    """Returns a line for each node that the job may use: whether it fits now, and the largest free slice."""
+    may_use = candidates(job, rooms)
+    if not may_use:
+        return [f"no node with vGPUs of partition {','.join(job.row.partitions)} has what it asks for"]
+    need = need_of(job, asked)
+    lines = []
+    ranked = sorted(may_use, key=lambda item: -max((gpu.free_shards for gpu in item[2].gpus), default=0))
+    for node, size, room in ranked[:NODES_SHOWN]:
+        lacks = pool_of.shortages(node, size, room, need)
+        verdict = f"does not fit: {'; '.join(lacks)}" if lacks else "this job fits, as far as Slurm shows it"
+        best = ""
+        if node.is_usable:
+            bound = "" if room.is_exact else "at most "
+            best = f"; largest free slice: {bound}{room.largest.text}" if room.largest else "; no slice is free"
+        lines.append(f"{node.name}: {verdict}{best}")
+    if len(may_use) > NODES_SHOWN:
+        lines.append(f"and {len(may_use) - NODES_SHOWN} more nodes with less: hami-hpc pool")
+    if needed_features(job.value("Features")) is None:
+        lines.append("(its --constraint is more than a list joined by &, and was not taken into account)")
+    return lines
+
+
+def _pending(job: Job, rooms: Rooms | None) -> list[tuple[str, str]]:
+    words = reasons.explain(job.row.reason, job.row.shown.partition("[")[0].rstrip("_"))
+    lines = [("why", f"{job.row.reason}: {words.why}"), ("do", words.advice)]
+    if job.value("Dependency"):
+        lines.append(("waits for", job.value("Dependency")))
+    if job.row.start not in NO_VALUES:
+        lines.append(
+            ("start", f"about {job.row.start} by Slurm's present plan; jobs that end early or have priority change it")
+        )
+    if job.asked is not None and words.asks_what_fits and rooms is not None:
+        lines += [("fits now" if not at else "", text) for at, text in enumerate(_fit_lines(job, job.asked, rooms))]
+    return lines
+
+
+def _running(job: Job, settings: Settings | None) -> list[tuple[str, str]]:
+    places = [
+        f"{nodes}, GPU {','.join(map(str, gpus))}" if gpus else nodes
+        for nodes, gpus in cluster_view.placement(job.record)
+    ]
+    lines = [("where", "; ".join(places) or job.row.nodes)]
+    end = job.value("EndTime")
+    if job.asked is not None:
+        lines.append(("memory", f"requests beyond {job.asked.mem_mib:,} MiB fail with CUDA's out of memory"))
+        lines.append(("time", _time_text(job.asked, settings)))
+    lines.append(("ends", f"{end or 'without limit'} at the latest (time limit {job.row.time_limit})"))
+    if job.asked is not None and job.row.state == "RUNNING":
+        use = f"srun --jobid={job.row.job_id} --overlap --gres=none hami-hpc usage {job.row.job_id}"
+        lines.append(("uses now", use))
+    return lines
+
+
+def _time_text(asked: Asked, settings: Settings | None) -> str:
+    policy = settings.classes[asked.service_class].policy if settings and asked.service_class else ""
+    if policy == "cap":
+        return f"{asked.cores} % of the GPU and never more (policy cap of class {asked.service_class})"
+    if policy == "burst":
+        return (
+            f"{asked.cores} % of the GPU, more while others leave it idle (policy burst of class {asked.service_class})"
+        )
+    return f"{asked.cores} % of the GPU, by the policy of class {asked.service_class}"
+
+
+def _ended(job: Job) -> list[tuple[str, str]]:
+    lines = [("where", job.row.nodes or "it never ran")]
+    if job.row.reason not in NO_VALUES:
+        words = reasons.explain(job.row.reason, job.row.shown)
+        lines.append(("why", f"{job.row.reason}: {words.why} {words.advice}"))
+    return [*lines, ("exit code", job.value("ExitCode")), ("used", f"hami-hpc efficiency {job.row.job_id}")]
+
+
+def lines_of(job: Job, rooms: Rooms | None, settings: Settings | None) -> list[tuple[str, str]]:
+    """Returns (label, text) of everything there is to say of a job."""
+    asked = [("asked", _asked_line(job))]
+    if job.row.state in WAITING:
+        return asked + _pending(job, rooms)
+    return asked + (_running(job, settings) if job.row.state in RUNNING else _ended(job))
+
+
+def _head(job: Job) -> str:
+    row = job.row
+    where = f"partition {','.join(row.partitions)}, QoS {row.qos}"
+    if row.state in WAITING:
+        return f"Job {row.shown} ({where}) is {row.state.lower()}, submitted {row.submitted}"
+    return f"Job {row.shown} ({where}) is {row.state.lower()}, after {row.elapsed}"
+
+
+def _json(job: Job, rooms: Rooms | None) -> dict[str, object]:
+    words = reasons.explain(job.row.reason, job.row.shown)
+    is_waiting = job.row.state in WAITING
+    fits = []
+    if is_waiting and job.asked is not None and rooms is not None:
+        need = need_of(job, job.asked)
+        fits = [node_json(*place) | {"lacks": pool_of.shortages(*place, need)} for place in candidates(job, rooms)]
+    return asdict(job.row) | {
+        "why": words.why if is_waiting else "",
+        "advice": words.advice if is_waiting else "",
+        "asked": asdict(job.asked) | {"request": job.asked.request} if job.asked else None,
+        "placed": [{"nodes": nodes, "gpus": gpus} for nodes, gpus in cluster_view.placement(job.record)],
+        "may_use": None if rooms is None else fits,
+    }
+
+
+@command("explain")
+@click.argument("job")
+@format_option("text", "json", help_text="Text: for people; json: for machines.")
+@config_option
+def explain(job: str, form: str, config: Path | None) -> None:
+    """Why a vGPU job waits or where it runs, what it asked for, and what would fit now.
+
+    For the job's user and root, anywhere with Slurm's commands. JOB is 4711, 4711_3 of an array, or 4711+1 of a
+    heterogeneous job. What other jobs hold is shown as sums only.
+    """
+    if JOB.fullmatch(job) is None:
+        raise click.BadParameter(f"{job!r} is no job id such as 4711, 4711_3 or 4711+1", param_hint="'JOB'")
+    settings = settings_here(config)
+    jobs = read_jobs(job)
+    waits = any(part.row.state in WAITING and part.asked is not None for part in jobs)
+    try:
+        rooms = read_rooms(settings) if waits else []
+    except NodeError as error:  # PrivateData=nodes: the rest of the answer is not less true for it
+        click.echo(f"what would fit now is not known: {error}", err=True)
+        rooms = None
+    if form == "json":
+        click.echo(json.dumps([_json(part, rooms) for part in jobs], indent=2))
+        return
+    for number, part in enumerate(jobs):
+        click.echo(("\n" if number else "") + colours.coloured(_head(part), bold=True))
+        for label, text in lines_of(part, rooms, settings):
+            click.echo(f"  {label:9}  {text}")

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hami-hpc pool`: what the cluster's nodes have for vGPU jobs, what of it is allocated, and the largest free slice."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from hami_hpc.cli import colours
+from hami_hpc.cli.options import Failure, command, config_option, config_path, format_option
+from hami_hpc.core import pool as core
+from hami_hpc.core.pool import Node, Room, Size, Slice
+from hami_hpc.core.tables import table
+from hami_hpc.node.config import Settings, load_settings
+from hami_hpc.slurm import cluster_view, commands
+
+NO_SLICE = "none"
+BOUND = "at most "  # before the slice of a node whose GPUs Slurm does not show one by one
+
+
+def settings_here(config: Path | None) -> Settings | None:
+    """Returns the settings; None where this machine has none. Raises HamiError for a file that was named, or is wrong.
+
+    Login nodes may lack the file, and Slurm shows what these commands need.
+    """
+    path = config_path(config)
+    if config is None and not os.environ.get("HAMI_HPC_CONFIG") and not os.access(path, os.R_OK):
+        return None
+    return load_settings(path)
+
+
+def read_rooms(settings: Settings | None) -> list[tuple[Node, Size, Room]]:
+    """Returns the nodes with vGPUs that Slurm shows to this user. Raises NodeError when slurmctld does not answer."""
+    text = commands.show_nodes()
+    nodes = cluster_view.parse_nodes(text, [])
+    if any(node.used is None for node in nodes):  # Slurm before 23.11, with jobs that hold shards
+        nodes = cluster_view.parse_nodes(text, cluster_view.job_shards(commands.show_jobs()))
+    found = []
+    for node in nodes:
+        size = core.size_of(node, settings.shard_mib if settings else 0)
+        found.append((node, size, core.room_of(node, size)))
+    return found
+
+
+def _slice_text(room: Room) -> str:
+    return ("" if room.is_exact else BOUND) + room.largest.text if room.largest else NO_SLICE
+
+
+def _node_row(node: Node, room: Room) -> tuple[object, ...]:
+    total, allocated = node.total, node.allocated
+    return (
+        node.name,
+        node.state_text,
+        node.model,
+        node.gpus,
+        len(node.whole),
+        total["vgpu_mem"],
+        allocated.get("vgpu_mem", 0),
+        room.mem_mib,
+        total["vgpu_cores"],
+        allocated.get("vgpu_cores", 0),
+        room.cores,
+        _slice_text(room),
+    )
+
+
+HEAD_TEXT = "NODE|STATE|MODEL|GPUS|WHOLE|MEM MIB|ALLOCATED|FREE|CORES %|ALLOCATED|FREE|LARGEST FREE SLICE"
+HEAD = tuple(HEAD_TEXT.split("|"))
+RIGHT = tuple(range(3, 11))
+
+
+def _show(rooms: list[tuple[Node, Size, Room]], with_gpus: bool) -> None:
+    rows = [_node_row(node, room) for node, _, room in rooms]
+    click.echo(colours.table_head(table(HEAD, rows, right=RIGHT)))
+    if with_gpus:
+        cells = [
+            (node.name, gpu.index, "held whole" if gpu.index in node.whole else gpu.free_shards, _gpu_text(gpu.largest))
+            for node, _, room in rooms
+            for gpu in room.gpus
+        ]
+        click.echo(
+            "\n" + colours.table_head(table(("NODE", "GPU", "FREE SHARDS", "LARGEST FREE SLICE"), cells, (1, 2)))
+        )
+    if len(rooms) > 1:
+        _show_totals(rooms)
+    for node, _, _room in rooms:
+        if node.reason and not node.is_usable:
+            click.echo(f"\n{node.name} is {node.state_text}: {node.reason}")
+    unclear = [node.name for node, _, _ in rooms if node.used is None]
+    if unclear:
+        click.echo(
+            f"\nSlurm does not show how full each GPU of {', '.join(unclear)} is: the slices are bounds, not offers"
+        )
+
+
+def _show_totals(rooms: list[tuple[Node, Size, Room]]) -> None:
+    sums = core.totals([(node, room) for node, _, room in rooms])
+    rows = [(s.model, s.nodes, s.gpus, s.mem_mib, s.allocated_mib, s.free_mib, _total_text(s)) for s in sums]
+    head = ("MODEL", "NODES", "GPUS", "MEM MIB", "ALLOCATED", "FREE", "LARGEST FREE SLICE")
+    click.echo("\n" + colours.table_head(table(head, rows, right=(1, 2, 3, 4, 5))))
+
+
+def _total_text(total: core.Total) -> str:
+    return ("" if total.is_exact else BOUND) + _gpu_text(total.largest)
+
+
+def _gpu_text(found: Slice | None) -> str:
+    return found.text if found else NO_SLICE
+
+
+def node_json(node: Node, size: Size, room: Room) -> dict[str, object]:
+    """Returns what both pool and explain print of a node for machines."""
+    return {
+        "node": node.name,
+        "state": node.state,
+        "reason": node.reason,
+        "usable": node.is_usable,
+        "model": node.model,
+        "partitions": list(node.partitions),
+        "gpus": node.gpus,
+        "gpus_held_whole": sorted(node.whole),
+        "shards_per_gpu": size.shards,
+        "mem_mib": node.total["vgpu_mem"],
+        "allocated_mem_mib": node.allocated.get("vgpu_mem", 0),
+        "free_mem_mib": room.mem_mib,
+        "cores": node.total["vgpu_cores"],
+        "allocated_cores": node.allocated.get("vgpu_cores", 0),
+        "free_cores": room.cores,
+        "largest_slice": asdict(room.largest) if room.largest else None,
+        "largest_slice_is_exact": room.is_exact,
+        "free_by_gpu": [asdict(gpu) for gpu in room.gpus],
+    }
+
+
+@command("pool")
+@click.argument("nodes", metavar="[NODES]", nargs=-1)
+@format_option("table", "json")
+@config_option
+def pool(nodes: tuple[str, ...], form: str, config: Path | None) -> None:
+    """What the cluster has for vGPU jobs, what of it is allocated, and the largest free slice of each node.
+
+    Names of nodes show each of their GPUs. A slice takes the larger of its memory and its share of the time, so that
+    less can be free than the difference of total and allocated.
+    """
+    rooms = read_rooms(settings_here(config))
+    unknown = sorted(set(nodes) - {node.name for node, _, _ in rooms})
+    if unknown:
+        raise Failure(f"Slurm shows no node with vGPUs of the name {', '.join(unknown)}; sinfo -N lists all nodes")
+    shown = [row for row in rooms if not nodes or row[0].name in nodes]
+    if form == "json":
+        click.echo(json.dumps([node_json(*row) for row in shown], indent=2))
+    elif not shown:
+        click.echo("Slurm shows no node with vGPUs (gres shard, vgpu_mem and vgpu_cores) to this user")
+    else:
+        _show(shown, with_gpus=bool(nodes))

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a vGPU job asked for, read back from the units that Slurm has of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.request import MemMib, mem_text
+
+_TYPE = c.FEATURE_TYPE.format(type="")
+_MODE = c.FEATURE_MODE.format(mode="")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The slice on each of the job's nodes. `gpu_type` and `mode` are "" where the request had none."""
+
+    mem_mib: int
+    cores: int
+    shards: int
+    service_class: str
+    gpu_type: str
+    mode: str
+    nodes: int
+
+    @property
+    def request(self) -> str:
+        """The request that gives this slice."""
+        parts = [f":{self.gpu_type}" if self.gpu_type else "", f":mem={mem_text(MemMib(self.mem_mib))}"]
+        return f"{c.REQUEST_NAME}{''.join(parts)},cores={self.cores}" + (f",mode={self.mode}" if self.mode else "")
+
+
+def decode(units: Mapping[str, int], features: str, nodes: int) -> Asked | None:
+    """Returns the slice in a job's TRES (of all its nodes) and Features; None for a job without slices.
+
+    A job that holds whole nodes (--exclusive) has all of their vgpu units, and is not limited (core/grant.py).
+    """
+    slices = units.get(c.GRES_CLASS, 0)
+    if slices < 1 or slices != nodes or not units.get(c.GRES_MEM):
+        return None
+    classes = [name for name in c.CLASSES if units.get(f"{c.GRES_CLASS}:{name}")]
+    words = needed_features(features) or ()
+    return Asked(
+        mem_mib=units[c.GRES_MEM] // slices,
+        cores=units.get(c.GRES_CORES, 0) // slices,
+        shards=units.get(c.GRES_SHARD, 0) // slices,
+        service_class=classes[0] if len(classes) == 1 else "",
+        gpu_type=next((word.removeprefix(_TYPE) for word in words if word.startswith(_TYPE)), ""),
+        mode=next((mode for mode in c.MODES if f"{_MODE}{mode}" in words), ""),
+        nodes=nodes,
+    )
+
+
+def needed_features(features: str) -> tuple[str, ...] | None:
+    """Returns the features that a job's nodes must all have; None for an expression with more than `&`."""
+    if not features:
+        return ()
+    words = features.strip("()").split("&")
+    return tuple(words) if all(word and not set(word) & set("|()[]*,!:") for word in words) else None
+
+
+def has_features(available: Sequence[str], features: str) -> bool:
+    """Returns whether a node may have the features; True for an expression that this does not read."""
+    return set(needed_features(features) or ()) <= set(available)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of `hami-hpc ps` and `hami-hpc top`: the jobs and processes on a node's GPUs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from hami_hpc.core.agent_state import AgentState, GpuState
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.records import Usage
+
+STALE_PERIODS = 5  # a state older than this many periods of the agent is said to be old
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A job's slice, or a process without one (then `pid` is set, and nothing was granted).
+
+    `busy_percent` is of the GPU's time: of the agent's last period, or since the job began where no agent was asked.
+    """
+
+    gpu: int  # minor number; -1 where the GPU is not known
+    job_id: int  # 0: of no job
+    pid: int  # 0: the row is of a job
+    processes: int
+    uid: int
+    user: str
+    service_class: str
+    cores_percent: int
+    busy_percent: float
+    granted_bytes: int
+    used_bytes: int
+    peak_bytes: int
+    findings: tuple[str, ...]
+
+    @property
+    def process_text(self) -> str:
+        return f"pid {self.pid}" if self.pid else str(self.processes) if self.processes >= 0 else "-"
+
+    @property
+    def job_text(self) -> str:
+        return str(self.job_id) if self.job_id else "-"
+
+
+def of_state(state: AgentState, user_name: Callable[[int], str]) -> list[Row]:
+    """Returns the rows of everything that the agent saw, by GPU; processes without a slice after the jobs."""
+    minors = {gpu.uuid: gpu.minor for gpu in state.gpus}
+    rows = [
+        Row(
+            gpu=job.gpu_minor,
+            job_id=job.job_id,
+            pid=0,
+            processes=job.processes,
+            uid=job.uid,
+            user=user_name(job.uid),
+            service_class=job.service_class,
+            cores_percent=job.cores_percent,
+            busy_percent=job.busy_percent,
+            granted_bytes=job.mem_bytes,
+            used_bytes=job.used_bytes,
+            peak_bytes=job.peak_bytes,
+            findings=job.findings,
+        )
+        for job in state.jobs
+    ]
+    rows += [
+        Row(
+            gpu=minors.get(process.gpu_uuid, -1),
+            job_id=process.job_id,
+            pid=process.pid,
+            processes=1,
+            uid=process.uid,
+            user=user_name(process.uid),
+            service_class="-",
+            cores_percent=0,
+            busy_percent=process.busy_percent,
+            granted_bytes=0,
+            used_bytes=process.used_bytes,
+            peak_bytes=process.used_bytes,
+            findings=(),
+        )
+        for process in state.others
+    ]
+    return sorted(rows, key=lambda row: (row.gpu, row.pid > 0, row.job_id, row.pid))
+
+
+def of_usage(running: Iterable[tuple[Grant, Usage]], now_unix_ns: int, user_name: Callable[[int], str]) -> list[Row]:
+    """Returns the rows of jobs from the run directory: what they count themselves."""
+    rows = []
+    for grant, usage in running:
+        elapsed_ns = max(1, now_unix_ns - grant.created_unix_ns)
+        rows.append(
+            Row(
+                gpu=grant.gpu_minor,
+                job_id=grant.job_id,
+                pid=0,
+                processes=-1,
+                uid=grant.uid,
+                user=user_name(grant.uid),
+                service_class=grant.service_class,
+                cores_percent=grant.cores_percent,
+                busy_percent=100 * usage.gpu_busy_ns / elapsed_ns,
+                granted_bytes=grant.mem_mib << 20,
+                used_bytes=usage.used_bytes,
+                peak_bytes=usage.peak_bytes,
+                findings=() if usage.state == "ok" else (f"usage record is {usage.state}",),
+            )
+        )
+    return sorted(rows, key=lambda row: (row.gpu, row.job_id))
+
+
+def granted_bytes(state: AgentState, gpu: GpuState) -> int:
+    """Returns how much of a GPU's memory slices hold."""
+    return sum(job.mem_bytes for job in state.jobs if job.gpu_uuid == gpu.uuid)
+
+
+def is_stale(state: AgentState, seconds_old: float) -> bool:
+    """Returns whether the agent has missed several looks: it is stopped or stuck."""
+    return seconds_old > max(STALE_PERIODS * state.period_ns / 1e9, 3)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parses what scontrol and squeue print of nodes and jobs. Pure.
+
+A job's name and comment are its user's and may hold line ends, so scontrol's text of a job says nothing certain about
+whose job it is: squeue's fields do (tried on 22.05.8). GresUsed shows the shards of each GPU from 23.11 on
+(`shard:h200:846(446/559,400/559)`; 26.05 writes `-/559` for a GPU that is held whole). Before that they are added up
+from the jobs' GRES (`shard:279(IDX:0)`), and taken only if the sum is what Slurm says is allocated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.pool import Node
+from hami_hpc.slurm.lines import names_node, split_list
+
+SQUEUE_FIELDS = ("%A", "%i", "%F", "%K", "%U", "%u", "%T", "%P", "%q", "%M", "%l", "%S", "%V", "%N", "%r")
+SQUEUE_FORMAT = "|".join(SQUEUE_FIELDS)
+NO_VALUES = ("", "(null)", "N/A", "n/a", "None", "Unknown")
+_PER_GPU = re.compile(rf"(?:^|,){c.GRES_SHARD}(?::[^,]*?)?:\d+\(((?:-|\d+)/\d+(?:,(?:-|\d+)/\d+)*)\)")
+_WHOLE = re.compile(r"(?:^|,)gpu(?::[^,]*?)?:\d+\(IDX:([\d,-]+)\)")
+_JOB_SHARDS = re.compile(rf"(?:^|,){c.GRES_SHARD}(?::[^,:(]*)?:(\d+)\(IDX:(\d+)\)")
+_JOB_LINE = re.compile(r"^ {5}Nodes=(\S+) CPU_IDs=\S* Mem=\d+ GRES=(\S*)", re.MULTILINE)
+_GPU = re.compile(r"gpu(?::([^:]+))?:(\d+)")
+_UNITS = (c.GRES_SHARD, c.GRES_MEM, c.GRES_CORES)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One line of squeue. `job_id` is the number that scontrol knows; `shown` is what users see: 10_3, 11+1."""
+
+    job_id: int
+    shown: str
+    array_id: int
+    tasks: str
+    uid: int
+    user: str
+    state: str
+    partitions: tuple[str, ...]
+    qos: str
+    elapsed: str
+    time_limit: str
+    start: str
+    submitted: str
+    nodes: str
+    reason: str
+
+
+def printable(text: str) -> str:
+    """Returns the text with '?' for each character that a terminal may not show as it is."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def expand(indices: str) -> frozenset[int]:
+    """Returns the numbers of `0-2,5`."""
+    numbers: set[int] = set()
+    for piece in indices.split(","):
+        first, _, last = piece.partition("-")
+        if first.isdigit() and (last or first).isdigit() and len(first) < 6 and len(last) < 6:
+            numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)
+
+
+def tres(text: str) -> dict[str, int]:
+    """Returns the counts of `cpu=3,mem=1G,gres/shard=846`, gres without their prefix, memory in MiB."""
+    counts = {}
+    for item in text.split(","):
+        name, _, value = item.partition("=")
+        match = re.fullmatch(r"(\d+)(?:\.(\d+))?([KMGTP]?)", value)
+        if match is not None:
+            number = float(f"{match[1]}.{match[2] or 0}")
+            factor = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}[match[3]]
+            counts[name.removeprefix("gres/").removeprefix("gres:")] = int(number * factor)
+    return counts
+
+
+def job_shards(text: str) -> list[tuple[str, int, int]]:
+    """Returns (hostlist, GPU, shards) of each job in `scontrol --details show jobs`."""
+    found = []
+    for nodes, gres in _JOB_LINE.findall(text):
+        found += [(nodes, int(index), int(shards)) for shards, index in _JOB_SHARDS.findall(gres)]
+    return found
+
+
+def parse_nodes(text: str, of_jobs: Sequence[tuple[str, int, int]]) -> list[Node]:
+    """Returns the nodes with vGPUs in `scontrol --oneliner --details show nodes`, which prints one line for each."""
+    parsed = (_parse_node(line, of_jobs) for line in text.splitlines())
+    return [node for node in parsed if node is not None]
+
+
+def _parse_node(line: str, of_jobs: Sequence[tuple[str, int, int]]) -> Node | None:
+    facts: dict[str, str] = {}
+    for key, value in re.findall(r"(?:^| )([A-Za-z_:/]+)=(\S*)", line):
+        facts.setdefault(key, value)  # the free text of Reason and Comment stands after all of them
+    total = _gres_counts(facts.get("Gres", ""))
+    counted = [_GPU.fullmatch(re.sub(r"\(.*", "", item)) for item in split_list(facts.get("Gres", ""))]
+    gpus = [match for match in counted if match is not None]
+    count = sum(int(match[2]) for match in gpus)
+    if "NodeName" not in facts or not count or not all(total.get(unit) for unit in _UNITS):
+        return None
+    allocated = tres(facts.get("AllocTRES", ""))
+    reason = re.search(r" Reason=(.*?)(?: Comment=|$)", line)
+    used = facts.get("GresUsed", "")
+    return Node(
+        name=facts["NodeName"],
+        state=facts.get("State", "UNKNOWN"),
+        reason=printable(reason[1].strip()) if reason else "",
+        model=",".join(sorted({match[1] or "" for match in gpus})) or "gpu",
+        gpus=count,
+        partitions=_words(facts.get("Partitions", "")),
+        features=_words(facts.get("ActiveFeatures", "")),
+        total=total,
+        allocated=allocated,
+        used=_used(used, facts["NodeName"], count, allocated.get(c.GRES_SHARD, 0), of_jobs),
+        whole=frozenset().union(*(expand(indices) for indices in _WHOLE.findall(used))),
+        cpus=_number(facts, "CPUEfctv") or _number(facts, "CPUTot"),
+        cpus_allocated=_number(facts, "CPUAlloc"),
+        memory_mib=_number(facts, "RealMemory"),
+        memory_allocated_mib=_number(facts, "AllocMem"),
+    )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return () if text in NO_VALUES else tuple(text.split(","))
+
+
+def _number(facts: Mapping[str, str], key: str) -> int:
+    text = facts.get(key, "")
+    return int(text) if text.isdigit() and len(text) < 19 else 0
+
+
+def _gres_counts(gres: str) -> dict[str, int]:
+    """Returns the count of each vgpu unit in `gpu:h200:2,shard:h200:1118,vgpu_mem:286312`."""
+    counts: dict[str, int] = {}
+    for item in split_list(gres):
+        match = re.fullmatch(r"([a-z_]+)(?::[^:]*)?:(\d+)", re.sub(r"\(.*", "", item))
+        if match is not None and match[1] in _UNITS:
+            counts[match[1]] = counts.get(match[1], 0) + int(match[2])
+    return counts
+
+
+def _used(
+    gres_used: str, node: str, gpus: int, allocated: int, of_jobs: Sequence[tuple[str, int, int]]
+) -> tuple[int, ...] | None:
+    """Returns the allocated shards of each GPU, or None where neither GresUsed nor the jobs show them."""
+    shown = [pair.split("/") for item in _PER_GPU.findall(gres_used) for pair in item.split(",")]
+    if len(shown) == gpus:
+        return tuple(int(total) if used == "-" else int(used) for used, total in shown)
+    used = [0] * gpus
+    for nodes, index, shards in of_jobs:
+        if index < gpus and names_node(nodes, node):
+            used[index] += shards
+    return tuple(used) if sum(used) == allocated else None
+
+
+def parse_squeue(text: str) -> list[JobRow]:
+    """Returns the lines that squeue printed in SQUEUE_FORMAT; leaves out what has another form."""
+    rows = []
+    for line in text.splitlines():
+        words = line.split("|", len(SQUEUE_FIELDS) - 1)
+        if len(words) != len(SQUEUE_FIELDS) or not all(words[at].isdigit() for at in (0, 2, 4)):
+            continue
+        job_id, shown, array_id, tasks, uid, user, state, partitions, *rest = (printable(word) for word in words)
+        names = _words(partitions)
+        rows.append(JobRow(int(job_id), shown, int(array_id), tasks, int(uid), user, state, names, *rest))
+    return rows
+
+
+def record_of(text: str, job_id: int) -> str:
+    """Returns the part of `scontrol --details show job` about one job id; "" when there is none."""
+    parts = re.split(r"^(?=JobId=\d+ )", text, flags=re.MULTILINE)
+    return next((part for part in parts if part.startswith(f"JobId={job_id} ")), "")
+
+
+def value(record: str, key: str) -> str:
+    """Returns the value of a key of a job's record; "" for none. Not from the first line, which has the job's name."""
+    match = re.search(rf"^ +(?:\S+=\S* )*{re.escape(key)}=(\S*)", record, re.MULTILINE)
+    return "" if match is None or match[1] in NO_VALUES else printable(match[1])
+
+
+def placement(record: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Returns (hostlist, GPU indices) of each line of a running job's record."""
+    found = []
+    for nodes, gres in _JOB_LINE.findall(record):
+        gpus = {int(index) for _, index in _JOB_SHARDS.findall(gres)}
+        for indices in _WHOLE.findall(gres):
+            gpus |= expand(indices)
+        found.append((printable(nodes), tuple(sorted(gpus))))
+    return found

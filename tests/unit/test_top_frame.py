@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frames of `hami-hpc top`: they fit every terminal, and show what matters first."""
+
+from __future__ import annotations
+
+import pytest
+from agent_states import make_event, make_job, make_state
+
+from hami_hpc.core import gpu_rows, top_frame
+from hami_hpc.core.agent_state import AgentState
+from hami_hpc.core.tables import columns_of
+from hami_hpc.core.top_frame import ASCII, BLOCKS, Screen, bar
+
+NAMES = {5: "games", 9: "山田太郎花子研究室"}
+
+
+def frame(state: AgentState, screen: Screen, note: str = "") -> list[str]:
+    rows = tuple(gpu_rows.of_state(state, lambda uid: NAMES.get(uid, f"user{uid}")))
+    shown = top_frame.frame("node1  2 GPUs", state, rows, note, screen)
+    lines = ["".join(text for text, _ in line) for line in shown]
+    assert max(columns_of(line) for line in lines) <= screen.columns, "no line is wider than the terminal"
+    if screen.rows:
+        assert len(lines) <= screen.rows, "nor are there more than it has"
+    return lines
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80, 100, 160, 300])
+@pytest.mark.parametrize("rows", [0, 4, 10, 24, 60])
+@pytest.mark.parametrize(("gpus", "jobs"), [(1, 0), (2, 3), (8, 80)])
+def test_a_frame_fits_every_terminal(columns: int, rows: int, gpus: int, jobs: int) -> None:
+    event = make_event("memory_above_grant", 100, "kill", "job 100 used more than its grant " * 9)
+    state = make_state(gpus, jobs, events=(event,) * 5)
+    note = "the agent last looked 12 s ago: it is stopped or stuck, and this is what it saw then"
+    lines = frame(state, Screen(columns, rows, BLOCKS), note)
+    if not rows:
+        assert sum(line.lstrip().startswith(tuple(f"{i} " for i in range(8))) for line in lines) >= gpus + jobs
+
+
+def test_on_a_narrow_terminal_users_findings_and_use_are_shown() -> None:
+    state = make_state()
+    state = state._replace(jobs=(*state.jobs, make_job(103, 1, findings=("memory_above_grant",))))
+    lines = frame(state, Screen(60, 24, ASCII))
+    assert lines[0] == "node1  2 GPUs"
+    assert lines[2].split() == ["0", "#...........", "7.0/16.0/139.8", "==" + "." * 10, "0/20"]
+    head = next(index for index, line in enumerate(lines) if line.startswith("GPU") and "JOB" in line)
+    assert lines[head].split() == ["GPU", "JOB", "USER", "ASK%", "GOT%", "GRANT", "USED", "FINDINGS"]
+    assert lines[head + 1].split()[:2] == ["1", "103"], "a job with findings comes first"
+    assert lines[head + 1].split()[-1].startswith("memory_above_g")
+    assert any("山田太郎花~" in line for line in lines)
+
+
+def test_a_lost_gpu_is_said_to_be() -> None:
+    lines = frame(make_state(8, 80), Screen(80, 24, BLOCKS))
+    assert "  3 LOST: GPU is lost" in lines
+    assert any(line.startswith("and ") and line.endswith("more: hami-hpc ps") for line in lines)
+
+
+def test_events_are_shown_newest_first() -> None:
+    state = make_state(events=(make_event("started", 0, "", "2 GPUs"), make_event("no_interposer", 7, "kill", "pid 9")))
+    lines = frame(state, Screen(80, 24, BLOCKS))
+    assert [line[9:] for line in lines[-2:]] == ["no_interposer job 7 [kill]: pid 9", "started: 2 GPUs"]
+
+
+def test_a_bar_shows_what_is_used_then_granted_then_neither() -> None:
+    assert bar(0.25, 0.5, 8, BLOCKS) == "██▒▒····"
+    assert bar(0.75, 0.5, 8, ASCII) == "######.."
+    assert bar(2, 3, 4, ASCII) == "####"
+    assert bar(-1, 0, 4, ASCII) == "...."
+
+
+def test_a_terminal_without_these_letters_gets_ascii() -> None:
+    assert top_frame.ASCII.isascii()
+    assert bar(0.5, 1, 4, ASCII) == "##=="
+
+
+def test_a_gpu_whose_jobs_have_findings_has_a_red_bar() -> None:
+    state = make_state()
+    state = state._replace(jobs=(*state.jobs, make_job(103, 1, findings=("no_interposer",))))
+    shown = top_frame.frame("", state, [], "", Screen(80, 0, BLOCKS))
+    assert [line[1][1] for line in shown[2:4]] == ["green", "red"]
+
+
+def test_power_model_and_peak_are_shown_where_there_is_room() -> None:
+    lines = frame(make_state(8, 1), Screen(120, 24, BLOCKS))
+    assert "NVIDIA H200 141GB H~" in lines[7]
+    assert lines[2].endswith(" 40 C  100 W")
+    assert "PEAK" in "".join(lines)
+    assert "PEAK" not in "".join(frame(make_state(8, 1), Screen(80, 24, BLOCKS)))
+
+
+def test_without_an_agent_there_are_jobs_and_the_note_alone() -> None:
+    shown = top_frame.frame("node1  0 jobs", None, [], "the agent does not run", Screen(60, 24, BLOCKS))
+    texts = ["".join(text for text, _ in line) for line in shown]
+    assert texts[:3] == ["node1  0 jobs", "the agent does not run", ""]
+    assert texts[-1] == "no job and no process on these GPUs"
