@@ -11,6 +11,7 @@ CUresult CUDAAPI cuInit(unsigned int flags)
 	const struct real_cuda *real = hami_cuda();
 	if (!real)
 		return HAMI_REFUSED;
+	hami_process_before_driver();
 	CUresult result = real->cuInit(flags);
 	if (result == CUDA_SUCCESS)
 		hami_find_device(real);

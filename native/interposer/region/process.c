@@ -2,6 +2,7 @@
 #include "region/process.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,6 +62,17 @@ struct hami_region *hami_region(void)
 {
 	pthread_once(&process.once, read_limits);
 	return process.open ? &process.region : NULL;
+}
+
+void hami_process_before_driver(void)
+{
+	struct hami_region *region = hami_region();
+	if (!region)
+		return;
+	pthread_mutex_lock(&region->join);
+	if (region->fd < 0) /* if it fails, the first charge tries again and tells */
+		region->fd = open(region->usage_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+	pthread_mutex_unlock(&region->join);
 }
 
 void hami_process_forked(void)

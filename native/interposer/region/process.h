@@ -11,6 +11,13 @@
  */
 struct hami_region *hami_region(void);
 
+/*
+ * Opens the usage file again in a forked child; called before the driver opens its files. When a process ends,
+ * Linux closes the file with the highest number first, so this one, with the slot's lock, goes after the
+ * driver's: nobody takes the process's memory back before the driver has it. Thread-safe.
+ */
+void hami_process_before_driver(void);
+
 /* In a forked child: the region has no slot yet. Opens nothing. */
 void hami_process_forked(void);
 
