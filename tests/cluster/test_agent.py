@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from harness import cluster as private_cluster
 from harness import daemons, jobs, node
 from harness.agent import events_since, log_size
 from harness.config import NODE, PYTHON, driver_environment, write
-from harness.layout import Layout
+from harness.layout import CHECKOUT, Layout
 
 from hami_hpc.core.agent_state import AgentState
 from hami_hpc.node import agent_file, boot
@@ -39,6 +41,16 @@ def state_of(layout: Layout) -> AgentState:
     state = agent_file.read(str(layout.run_dir), boot.boot_id())
     assert state is not None
     return state
+
+
+def copy_of(layout: Layout, program: Path) -> Path:
+    """Copies a program, with the library beside it, to where users reach it."""
+    target = layout.home / USER / "evaders"
+    target.mkdir(exist_ok=True)
+    for path in (program, program.with_name("libpreloaded_first.so")):
+        if path.exists():
+            shutil.copy(path, target)
+    return target / program.name
 
 
 @pytest.fixture
@@ -76,16 +88,38 @@ def test_a_job_above_its_memory_is_ended_with_a_comment(restored: Layout) -> Non
     assert "granted are 2048 MiB" in text
 
 
+STRICT = dict.fromkeys(("memory_over", "uncounted", "no_interposer"), "kill")
+# Each holds memory that the interposer does not count (tests/native/evaders). The first takes less than its grant.
+EVADERS = {"raw": 200} | dict.fromkeys(("static", "own_loader", "preloaded_first", "dlmopen", "edited_counters"), 3000)
+
+
+@pytest.mark.findings("no_interposer", "uncounted", "memory_over")
+@pytest.mark.usefixtures("neighbour")
+def test_every_evasion_is_found_and_its_processes_are_killed(restored: Layout) -> None:
+    set_actions(restored, **STRICT)
+    found = {}
+    for name, mib in EVADERS.items():
+        start = log_size(restored)
+        program = CHECKOUT / "build/native/evaders" / name
+        job = jobs.submit(restored, USER, *SMALL, script=f"{copy_of(restored, program)} {mib} 60; echo status $?")
+        jobs.wait_for_state(restored, job, "COMPLETED")
+        found[name] = {event.kind for event in events_since(restored, start)}
+        assert not jobs.output(restored, USER, job).endswith("status 0\n"), jobs.output(restored, USER, job)
+    assert found["raw"] == {"uncounted"}
+    assert "no_interposer" in found["static"] & found["own_loader"]
+    assert all(found.values()), found
+
+
 @pytest.mark.findings("uncounted", "memory_over")
 def test_edited_charges_are_found_and_by_default_the_job_is_warned(cluster: Layout) -> None:
     script = (
         "usage=${HAMI_HPC_LIMITS%/*}/shared/usage; cp $usage fresh; slice --use 1000 --until end >first & "
         "until grep -qs ok first; do sleep 0.1; done; cat fresh 1<>$usage; slice --use 1200 --until end >second & "
-        "until grep -qs counted slurm-*.out; do sleep 0.2; done; touch end; wait; rm end first second fresh"
+        "until grep -qs granted slurm-$SLURM_JOB_ID.out; do sleep 0.2; done; touch end; wait; rm end first second fresh"
     )
     job = jobs.submit(cluster, USER, *SMALL, script=script)
     jobs.wait_for_state(cluster, job, "COMPLETED")
-    assert "of which its interposer counted" in jobs.output(cluster, USER, job)
+    assert "granted are 2048 MiB. This is recorded" in jobs.output(cluster, USER, job)
 
 
 @pytest.mark.findings("wrong_gpu", "no_job", "no_grant")
@@ -112,7 +146,7 @@ def test_a_process_on_another_gpu_of_no_job_and_of_a_job_without_gpu(restored: L
 
 
 def test_whole_gpus_and_whole_nodes_are_left_alone(cluster: Layout) -> None:
-    script = "env -u LD_PRELOAD slice --use 9000 --hold 6"
+    script = "env -u LD_PRELOAD slice --use 9000 --hold 5"
     whole = [jobs.submit(cluster, USER, *how, script=script) for how in (("--gres=gpu:1",), ("--exclusive",))]
     for job in whole:
         jobs.wait_for_state(cluster, job, "COMPLETED")

@@ -80,6 +80,8 @@ def test_doctor_creates_and_changes_nothing(healthy: Healthy) -> None:
         return {str(path): (path.stat().st_mtime_ns, path.stat().st_size, path.stat().st_mode) for path in paths}
 
     healthy.node.clear()
+    Path(healthy.node.settings.run_dir).mkdir(mode=0o755)
+    healthy.write_agent_state()
     before = snapshot()
     assert healthy.run().exit_code == 0
     assert snapshot() == before, "a node before its first job"
