@@ -32,6 +32,8 @@ BY = {
     "hami-hpc qos show": _QOS,
     "hami-hpc qos apply --dry-run": _QOS,
     "hami-hpc qos apply": _QOS,
+    "hami-hpc agent --once": "tests/cluster/test_agent.py::"
+    "test_a_second_agent_is_refused_and_once_shows_what_there_is",
     "make install": "tests/unit/test_install.py",
     "make uninstall": "tests/unit/test_install.py",
 }
@@ -60,7 +62,8 @@ NOT_RUN = {
     "systemctl restart slurmctld": _SYSTEMD,
     "systemctl restart slurmd": _SYSTEMD,
     "systemctl disable --now hami-hpc-ingest.timer hami-hpc-month.timer": _SYSTEMD,
-    "systemctl disable hami-hpc-reconcile.service": _SYSTEMD,
+    "systemctl disable --now hami-hpc-reconcile.service hami-hpc-agent.service": _SYSTEMD,
+    "systemctl enable --now /etc/slurm/hami-hpc-agent.service": _SYSTEMD,
     "systemctl disable --now hami-hpc-metrics.service": _SYSTEMD,
     "export SLURM_INCLUDE_DIR=/usr/include SLURM_LIB_DIR=/usr/lib/x86_64-linux-gnu": _PYSLURM,
     "pip install 'git+https://github.com/PySlurm/pyslurm@v22.5.3'": _PYSLURM,
