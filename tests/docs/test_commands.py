@@ -92,7 +92,7 @@ def check_exists(command: str) -> None:
         assert program in OTHERS, f"what is {program}?"
     if program == "systemctl":
         for word in words[1:]:
-            found = word in ("slurmd", "slurmctld", "--now") or any(list(d.glob(f"{word}*")) for d in UNITS)
+            found = word in ("slurmd", "slurmctld", "--now") or any(list(d.glob(f"{Path(word).name}*")) for d in UNITS)
             assert found, f"no unit {word}"
     for path in FILE.findall(command):
         assert (ROOT / path).exists(), path
