@@ -4,7 +4,8 @@
     cluster   the running cluster's Layout; use it with harness.jobs and harness.node
     restored  as cluster, for tests that stop daemons or change configuration: everything is put back afterwards
 
-HAMI_HPC_KEEP_CLUSTER=1 leaves the cluster in .cluster-test running after the tests, to look at.
+Of several workers (pytest-xdist) each has a cluster of its own, .cluster-test and .cluster-test-gw1 and so on.
+HAMI_HPC_KEEP_CLUSTER=1 leaves it running after the tests, to look at.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from harness import cluster as private_cluster
 from harness.accounts import USERS
 from harness.layout import CHECKOUT, Layout
 
-ROOT = CHECKOUT / ".cluster-test"
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+ROOT = CHECKOUT / (".cluster-test" if WORKER == "gw0" else f".cluster-test-{WORKER}")
 HERE = Path(__file__).parent
 
 
