@@ -7,8 +7,6 @@ It does not exist while all GPUs are in service: a prolog looks for the file onl
 from __future__ import annotations
 
 import os
-import stat
-from contextlib import suppress
 
 from hami_hpc.errors import NodeError
 
@@ -28,6 +26,8 @@ def path_of(state_dir: str) -> str:
 
 def read(state_dir: str) -> tuple[DrainedGpu, ...]:
     """Returns the GPUs out of service. Raises NodeError for a file that cannot be read or was not written by root."""
+    import stat
+
     from hami_hpc.core.out_of_service import from_json
 
     path = path_of(state_dir)
@@ -48,6 +48,8 @@ def read(state_dir: str) -> tuple[DrainedGpu, ...]:
 
 def write(state_dir: str, gpus: Sequence[DrainedGpu]) -> None:
     """Replaces the file, whole or not at all; removes it when no GPU is out of service. Raises NodeError."""
+    from contextlib import suppress
+
     from hami_hpc.core.out_of_service import to_json
 
     path = path_of(state_dir)

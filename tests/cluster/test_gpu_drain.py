@@ -39,9 +39,11 @@ def device(layout: Layout, job: int) -> int:
 
 @pytest.fixture
 def cluster(restored: Layout) -> Iterator[Layout]:
-    (restored.home / USER / "go").unlink(missing_ok=True)
+    for name in ("go", "end"):
+        (restored.home / USER / name).unlink(missing_ok=True)
     yield restored
-    (restored.home / USER / "go").touch()
+    for name in ("go", "end"):
+        (restored.home / USER / name).touch()
     for minor in ("0", "1"):
         hami(restored, "resume", minor)
 
@@ -55,61 +57,89 @@ def ended(layout: Layout, numbers: list[int]) -> None:
         jobs.wait_for_state(layout, job, "COMPLETED")
 
 
-@pytest.mark.parametrize("drained", [0, 1])
-def test_20_jobs_all_run_on_the_other_gpu(cluster: Layout, drained: int) -> None:
-    said = hami(cluster, "drain", str(drained), "--reason", REASON)
+def gpu_of(layout: Layout, job: int) -> str:
+    """Returns the UUID of the GPU that an ended job held."""
+    record: dict[str, Any] = json.loads((layout.state_dir / "usage" / f"{job}.json").read_text())
+    return str(record["gpu_uuid"])
+
+
+def test_20_jobs_all_run_on_the_other_gpu_until_it_is_resumed(cluster: Layout) -> None:
+    said = hami(cluster, "drain", "0", "--reason", REASON)
     assert said.endswith(f"is out of service: {REASON}. 0 running job(s) go on\n")
-    assert listed(cluster)[drained] | {"uuid": "", "since_unix_s": 0, "placeholder_jobs": []} == {
-        "uuid": "",
-        "minor": drained,
-        "in_service": False,
-        "reason": REASON,
-        "since_unix_s": 0,
-        "jobs": [],
-        "placeholder_jobs": [],
-        "free_shards": 0,
-    }
-    assert not node.drain_reason(cluster)
-    if drained == 0:
-        private_cluster.restart(cluster, "slurmctld")
+    row = listed(cluster)[0]
+    assert (row["in_service"], row["reason"], row["jobs"], row["free_shards"]) == (False, REASON, [], 0)
+    assert len(row["placeholder_jobs"]) == 1
+    assert hami(cluster, "drain", "0", "--reason", REASON) == said
+    assert listed(cluster)[0] == row
+    private_cluster.restart(cluster, "slurmctld")
     numbers = submit(cluster, 20)
     whole = jobs.submit(cluster, USER, "--gres=gpu:1", script="echo $CUDA_VISIBLE_DEVICES")
     ended(cluster, [*numbers, whole])
-    grants = [json.loads((cluster.state_dir / "usage" / f"{job}.json").read_text()) for job in numbers]
-    assert {grant["gpu_uuid"] for grant in grants} == {listed(cluster)[1 - drained]["uuid"]}
-    assert jobs.output(cluster, USER, whole) == f"{1 - drained}\n"
+    assert {gpu_of(cluster, job) for job in numbers} == {listed(cluster)[1]["uuid"]}
+    assert jobs.output(cluster, USER, whole) == "1\n"
     assert {jobs.job_facts(cluster, job)["Restarts"] for job in numbers} == {"0"}
-    hami(cluster, "resume", str(drained))
-    row = listed(cluster)[drained]
+    assert listed(cluster)[0] == row
+    assert not node.drain_reason(cluster)
+    finding = {one["what"]: one for one in json.loads(doctor(cluster))}["GPU 0 out of service"]
+    assert (finding["level"], REASON in finding["detail"]) == ("WARN", True)
+    hami(cluster, "resume", "0")
+    row = listed(cluster)[0]
     assert (row["in_service"], row["placeholder_jobs"], row["free_shards"]) == (True, [], 559)
-    both = [jobs.submit(cluster, USER, "--gres=vgpu:mem=100%", script=HELD) for _ in range(2)]
-    for job in both:
-        jobs.wait_for_state(cluster, job, "RUNNING")
-    assert {device(cluster, job) for job in both} == {0, 1}
+    first = jobs.submit(cluster, USER, "--gres=vgpu:mem=100%", script="true")
+    ended(cluster, [first])
+    assert gpu_of(cluster, first) == row["uuid"]
+
+
+def doctor(layout: Layout) -> str:
+    command = ("hami-hpc", "doctor", "--format", "json", "--node", config.NODE)
+    return jobs.admin(layout, "sh", "-c", '"$@" || [ $? = 3 ]', "sh", *command)
 
 
 def test_running_jobs_go_on_and_what_they_free_is_not_given_again(cluster: Layout) -> None:
-    running = submit(cluster, 3, HELD)  # all on GPU 0, the first with room
-    full = jobs.submit(cluster, USER, "--gres=vgpu:mem=80%", script="echo on; until [ -e end ]; do sleep 0.1; done; rm end")
+    full = jobs.submit(cluster, USER, "--gres=vgpu:mem=100%", script="echo on; until [ -e end ]; do sleep 0.1; done")
+    running = submit(cluster, 3, HELD)
     for job in (*running, full):  # a job whose prolog comes after the drain is sent back
         jobs.wait(cluster, lambda job=job: "on" in jobs.output(cluster, USER, job), f"job {job} to run", 30, job)
-    assert {device(cluster, job) for job in running} == {0}
-    before = device(cluster, full)
-    said = hami(cluster, "drain", "0", "--reason", REASON)
-    on_it = [*running, full] if before == 0 else running
-    assert said.endswith(f"{len(on_it)} running job(s) go on: {', '.join(map(str, on_it))}\n")
-    waiting = [*submit(cluster, 17), jobs.submit(cluster, USER, "--gres=vgpu:mem=100%", script="true")]
+    assert {device(cluster, job) for job in running} == {1}
+    said = hami(cluster, "drain", listed(cluster)[1]["uuid"], "--reason", REASON)
+    assert said.endswith(f"3 running job(s) go on: {', '.join(map(str, running))}\n")
+    assert {jobs.state(cluster, job) for job in running} == {"RUNNING"}
+    waiting = [*submit(cluster, 5), jobs.submit(cluster, USER, "--gres=vgpu:mem=100%", script="sleep 3")]
     (cluster.home / USER / "end").touch()
-    ended(cluster, [full, *waiting])
+    jobs.wait_for_state(cluster, waiting[-1], "RUNNING")
+    after = submit(cluster, 3)  # nothing is free but what the running jobs now free
     (cluster.home / USER / "go").touch()
-    after = submit(cluster, 3)
-    ended(cluster, [*running, *after])
-    uuid = listed(cluster)[0]["uuid"]
-    records = {
-        job: json.loads((cluster.state_dir / "usage" / f"{job}.json").read_text())["gpu_uuid"]
-        for job in (*running, *waiting, *after)
-    }
-    assert [job for job in (*waiting, *after) if records[job] == uuid] == []
-    assert {records[job] for job in running} == {uuid}
-    jobs.wait(cluster, lambda: listed(cluster)[0]["free_shards"] == 0, "the GPU to be held", 10)
+    ended(cluster, [*running, *waiting, *after, full])
+    rows = listed(cluster)
+    assert {gpu_of(cluster, job) for job in running} == {rows[1]["uuid"]}
+    assert {gpu_of(cluster, job) for job in (*waiting, *after)} == {rows[0]["uuid"]}
+    assert {jobs.job_facts(cluster, job)["Restarts"] for job in (*waiting, *after)} == {"0"}
+    jobs.wait(cluster, lambda: listed(cluster)[1]["free_shards"] == 0, "the GPU to be held", 10)
     assert not node.drain_reason(cluster)
+
+
+def test_after_a_reboot_the_prolog_sends_jobs_back_and_the_gpu_is_filled_again(cluster: Layout) -> None:
+    """Of the reboot, what counts here is that the placeholders are gone, and the file is not."""
+    hami(cluster, "drain", "0", "--reason", REASON)
+    file = cluster.state_dir / "drained-gpus.json"
+    text = file.read_text()
+    file.unlink()
+    jobs.admin(cluster, "scancel", "--name=hami-hpc-drain")
+    jobs.wait(cluster, lambda: not jobs.admin(cluster, "squeue", "-h"), "the placeholders to be gone", 20)
+    file.write_text(text)
+    batch = jobs.submit(cluster, USER, SMALL, script="true")
+    jobs.wait(cluster, lambda: jobs.job_facts(cluster, batch)["Restarts"] == "1", "the job to be requeued", 20, batch)
+    jobs.wait(cluster, lambda: len(hami_rows(cluster)[0]["placeholder_jobs"]) == 1, "a placeholder", 20)
+    jobs.wait(cluster, lambda: hami_rows(cluster)[1]["placeholder_jobs"] == [], "the other GPU to be free", 20)
+    done = jobs.run_as(cluster, USER, ("srun", SMALL, "slice", "--use", "16"))
+    assert done.status == 0, done.text
+    assert not node.drain_reason(cluster)
+    jobs.admin(cluster, "scancel", "--name=hami-hpc-drain")  # by mistake: its own epilog brings it back
+    jobs.wait(cluster, lambda: len(hami_rows(cluster)[0]["placeholder_jobs"]) == 1, "another placeholder", 20)
+
+
+def hami_rows(layout: Layout) -> dict[int, dict[str, Any]]:
+    """As listed, also while a GPU that is out of service has free shards: status 3."""
+    command = ("hami-hpc", "gpu", "list", "--format", "json", "--node", config.NODE)
+    rows = json.loads(jobs.admin(layout, "sh", "-c", '"$@" || [ $? = 3 ]', "sh", *command))
+    return {row["minor"]: row for row in rows}
