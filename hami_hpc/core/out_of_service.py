@@ -15,7 +15,8 @@ from hami_hpc.core.values import NamedTuple
 
 VERSION = 1
 PLACEHOLDER_NAME = "hami-hpc-drain"  # job_submit knows this name too: slurm-plugins/lua/hami_hpc_jobs.lua
-_GRES = re.compile(r"(gpu|shard)(?::[^:(,]+)?:(\d+)\(IDX:([\d,-]+)\)")
+# shard:279(IDX:1) in 22.05; later, for each GPU of the node, what is held and what there is: shard:279(0/559,279/559)
+_GRES = re.compile(r"(gpu|shard)(?::[^:(,]+)?:(\d+)\((?:IDX:([\d,-]+)|([\d/,]+))\)")
 _RELEASED = frozenset(
     {"PENDING", "COMPLETING", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
 )
@@ -88,10 +89,13 @@ def holdings(job_text: str, is_this_node: Mapping[str, bool]) -> tuple[Holding, 
     for nodes, gres in node_lines(job_text):
         if not is_this_node.get(nodes):
             continue
-        for name, count, where in _GRES.findall(gres):
-            for index in indices(where):
-                shards = int(count) if name == "shard" else 0
-                found.append(Holding(job_id, index, shards, is_placeholder, " TimeLimit=UNLIMITED " in job_text))
+        for name, count, where, by_gpu in _GRES.findall(gres):
+            of_each = {index: int(count) if name == "shard" else 0 for index in indices(where)} if where else {}
+            for index, pair in enumerate(by_gpu.split(",") if by_gpu else ()):
+                if shards := int(pair.partition("/")[0]):
+                    of_each[index] = shards
+            is_unlimited = " TimeLimit=UNLIMITED " in job_text
+            found.extend(Holding(job_id, index, n, is_placeholder, is_unlimited) for index, n in of_each.items())
     return tuple(found)
 
 

@@ -98,8 +98,8 @@ def doctor(layout: Layout) -> str:
 def test_running_jobs_go_on_and_what_they_free_is_not_given_again(cluster: Layout) -> None:
     full = jobs.submit(cluster, USER, "--gres=vgpu:mem=100%", script="echo on; until [ -e end ]; do sleep 0.1; done")
     running = submit(cluster, 3, HELD)
-    for job in (*running, full):  # a job whose prolog comes after the drain is sent back
-        jobs.wait(cluster, lambda job=job: "on" in jobs.output(cluster, USER, job), f"job {job} to run", 30, job)
+    started = (*running, full)  # a job whose prolog comes after the drain is sent back
+    jobs.wait(cluster, lambda: all("on" in jobs.output(cluster, USER, job) for job in started), "all to run", 30)
     assert {device(cluster, job) for job in running} == {1}
     said = hami(cluster, "drain", listed(cluster)[1]["uuid"], "--reason", REASON)
     assert said.endswith(f"3 running job(s) go on: {', '.join(map(str, running))}\n")

@@ -49,6 +49,8 @@ def node(tmp_path: Path) -> Node:
 def test_what_a_job_holds_is_read_from_scontrol() -> None:
     assert holdings(SLICE, HERE) == (Holding(7, 1, 279, False, False),)
     assert holdings(PLACEHOLDER, HERE) == (Holding(9, 0, 559, True, True),)
+    later = SLICE.replace("shard:279(IDX:1)", "shard:279(0/559,279/559)")  # as 24.11 and 26.05 print it, by source
+    assert holdings(later, HERE) == holdings(SLICE, HERE)
     assert holdings(WHOLE, HERE) == (Holding(8, 0, 0, False, False), Holding(8, 1, 0, False, False))
     assert indices("0,2-4") == (0, 2, 3, 4)
 
@@ -174,7 +176,7 @@ class FakeNode(placeholders.Node):
 
     def __init__(self, *held: Holding) -> None:
         super().__init__("node1", {})
-        self.held, self.queue, self.looks, self.next_id = list(held), {}, 0, 100
+        self.held, self.looks, self.next_id = list(held), 0, 100
         self.queue: dict[int, int] = {}
 
     def holdings(self) -> tuple[Holding, ...]:
