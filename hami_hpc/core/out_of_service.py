@@ -85,7 +85,7 @@ def holdings(job_text: str, is_this_node: Mapping[str, bool]) -> tuple[Holding, 
         return ()
     job_id = int(job_text.partition("JobId=")[2].split()[0])
     is_placeholder = f" JobName={PLACEHOLDER_NAME} " in job_text and " UserId=root(0) " in job_text
-    found = []
+    found: list[Holding] = []
     for nodes, gres in node_lines(job_text):
         if not is_this_node.get(nodes):
             continue
