@@ -11,6 +11,7 @@ from hami_hpc.core.out_of_service import PLACEHOLDER_NAME, Holding, holdings, no
 from hami_hpc.errors import NodeError
 
 TIMEOUT_S = 60
+REQUEUE_TIMEOUT_S = 5  # a prolog waits for it
 PRIORITY = 4_294_967_200  # of the first job; users' jobs are below it. Slurm's own highest is 0xfffffffd
 # A placeholder has no time limit once it runs. With none at the start it would wait for the end of every reservation.
 FIRST_LIMIT_MINUTES = "1"
@@ -144,7 +145,11 @@ def requeue(job_id: int, scontrol: str, env: Mapping[str, str]) -> bool:
     """Puts a batch job back into the queue; returns False for a job that Slurm does not requeue."""
     try:
         done = subprocess.run(
-            (scontrol, "requeue", str(job_id)), env=dict(env), capture_output=True, timeout=TIMEOUT_S, check=False
+            (scontrol, "requeue", str(job_id)),
+            env=dict(env),
+            capture_output=True,
+            timeout=REQUEUE_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -181,7 +181,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
             raise NodeError(
                 f"placeholder jobs could not take what is free of GPUs out of service: {left} (GPU: shards)"
             )
-    except HamiError as error:
+    except (HamiError, OSError) as error:
         common.report("gpu drain", f"{error}. Jobs that Slurm starts there are refused; see hami-hpc gpu list")
         return 1
     return 0
