@@ -14,9 +14,10 @@ from collections.abc import Collection, Iterable, Mapping
 from hami_hpc.core.values import NamedTuple
 
 VERSION = 1
+MAX_INDEX = 1023  # Slurm's own limit is MAX_GRES_BITMAP, 1024
 PLACEHOLDER_NAME = "hami-hpc-drain"  # job_submit knows this name too: slurm-plugins/lua/hami_hpc_jobs.lua
 # shard:279(IDX:1) in 22.05; later, for each GPU of the node, what is held and what there is: shard:279(0/559,279/559)
-_GRES = re.compile(r"(gpu|shard)(?::[^:(,]+)?:(\d+)\((?:IDX:([\d,-]+)|([\d/,]+))\)")
+_GRES = re.compile(r"(gpu|shard)(?::[^:(,]+)?:(\d{1,12})\((?:IDX:([\d,-]{1,999})|([\d/,]{1,9999}))\)")
 _RELEASED = frozenset(
     {"PENDING", "COMPLETING", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
 )
@@ -66,34 +67,41 @@ def from_json(text: str) -> tuple[DrainedGpu, ...]:
 
 
 def indices(text: str) -> tuple[int, ...]:
-    """Returns the numbers of a list as Slurm prints it: `0-1,3`."""
+    """Returns the numbers of a list as Slurm prints it: `0-1,3`. Raises ValueError for any other text."""
     numbers: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
+        if int(last or first) > MAX_INDEX:
+            raise ValueError(f"{text} is no list of GPUs")
         numbers.extend(range(int(first), int(last or first) + 1))
     return tuple(numbers)
 
 
-def holdings(job_text: str, is_this_node: Mapping[str, bool]) -> tuple[Holding, ...]:
-    """Returns what a job holds of this node's GPUs, from one line of `scontrol -o show job -d`.
+def holdings(
+    job_id: int, state: str, is_placeholder: bool, job_text: str, is_this_node: Mapping[str, bool]
+) -> tuple[Holding, ...]:
+    """Returns what a job holds of this node's GPUs, from the text of `scontrol -o show job -d`.
+
+    Id, state and whether it is a placeholder come from squeue: scontrol prints a job's name and comment unchanged, and
+    they can look like another job. With those a user can at most pretend to hold more than the job does.
 
     `is_this_node` says for each node list of the job's lines (`Nodes=`) whether this node is in it. A job that is
     completing holds nothing: slurmctld has released its gres, and starts no job on the node until the epilog has ended.
     """
-    state = re.search(r" JobState=([A-Z_]+)", job_text)
-    if state is None or state[1] in _RELEASED:
+    if state in _RELEASED:
         return ()
-    job_id = int(job_text.partition("JobId=")[2].split()[0])
-    is_placeholder = f" JobName={PLACEHOLDER_NAME} " in job_text and " UserId=root(0) " in job_text
     found: list[Holding] = []
     for nodes, gres in node_lines(job_text):
         if not is_this_node.get(nodes):
             continue
         for name, count, where, by_gpu in _GRES.findall(gres):
-            of_each = {index: int(count) if name == "shard" else 0 for index in indices(where)} if where else {}
-            for index, pair in enumerate(by_gpu.split(",") if by_gpu else ()):
-                if shards := int(pair.partition("/")[0]):
-                    of_each[index] = shards
+            try:
+                of_each = {index: int(count) if name == "shard" else 0 for index in indices(where)} if where else {}
+                for index, pair in enumerate(by_gpu.split(",") if by_gpu else ()):
+                    if shards := int(pair.partition("/")[0]):
+                        of_each[index] = shards
+            except ValueError:  # a user's text
+                continue
             is_unlimited = " TimeLimit=UNLIMITED " in job_text
             found.extend(Holding(job_id, index, n, is_placeholder, is_unlimited) for index, n in of_each.items())
     return tuple(found)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from hami_hpc.core.out_of_service import PLACEHOLDER_NAME, Holding, holdings, node_lines
 from hami_hpc.errors import NodeError
@@ -36,17 +37,19 @@ class Node:
 
     def holdings(self) -> tuple[Holding, ...]:
         """Returns what jobs hold of the node's GPUs. Raises NodeError when slurmctld does not answer."""
-        ids = self._run("squeue", "--all", "--local", "--noheader", f"--nodelist={self.name}", "--format=%A").split()
+        query = ("squeue", "--all", "--local", "--noheader", f"--nodelist={self.name}")
+        states = dict(line.split() for line in self._run(*query, "--format=%A %T").splitlines())
+        ours = set(self._run(*query, f"--name={PLACEHOLDER_NAME}", "--user=root", "--format=%A").split())
         found: list[Holding] = []
-        for job in dict.fromkeys(ids):
+        for job, state in states.items():
             try:
                 text = self._run("scontrol", "--oneliner", "show", "job", "-d", job)
             except NodeError as error:
                 if "Invalid job id" in str(error):  # it has ended since
                     continue
                 raise
-            for line in text.splitlines():
-                found.extend(holdings(line, {nodes: self._is_in(nodes) for nodes, _ in node_lines(line)}))
+            is_here = {nodes: self._is_in(nodes) for nodes, _ in node_lines(text)}
+            found.extend(holdings(int(job), state, job in ours, text, is_here))
         return tuple(dict.fromkeys(found))
 
     def pending(self) -> dict[int, int]:
@@ -122,7 +125,10 @@ class Node:
 
     def _is_in(self, nodes: str) -> bool:
         if nodes not in self._lists:
-            names = self._run("scontrol", "show", "hostnames", nodes).split()
+            names: list[str] = []
+            if "[" in nodes and len(nodes) < 1000 and nodes[0].isalnum():  # a user's text can be here
+                with suppress(NodeError):
+                    names = self._run("scontrol", "show", "hostnames", nodes).split()
             self._lists[nodes] = self.name in names
         return self._lists[nodes]
 

@@ -47,22 +47,26 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_what_a_job_holds_is_read_from_scontrol() -> None:
-    assert holdings(SLICE, HERE) == (Holding(7, 1, 279, False, False),)
-    assert holdings(PLACEHOLDER, HERE) == (Holding(9, 0, 559, True, True),)
+    assert holdings(7, "RUNNING", False, SLICE, HERE) == (Holding(7, 1, 279, False, False),)
+    assert holdings(9, "RUNNING", True, PLACEHOLDER, HERE) == (Holding(9, 0, 559, True, True),)
     later = SLICE.replace("shard:279(IDX:1)", "shard:279(0/559,279/559)")  # as 24.11 and 26.05 print it, by source
-    assert holdings(later, HERE) == holdings(SLICE, HERE)
-    assert holdings(WHOLE, HERE) == (Holding(8, 0, 0, False, False), Holding(8, 1, 0, False, False))
+    assert holdings(7, "RUNNING", False, later, HERE) == (Holding(7, 1, 279, False, False),)
+    whole = holdings(8, "RUNNING", False, WHOLE, HERE)
+    assert whole == (Holding(8, 0, 0, False, False), Holding(8, 1, 0, False, False))
     assert indices("0,2-4") == (0, 2, 3, 4)
 
 
 @pytest.mark.parametrize("state", ["PENDING", "COMPLETING", "COMPLETED", "NODE_FAIL"])
 def test_a_job_that_ends_or_waits_holds_nothing(state: str) -> None:
-    assert holdings(SLICE.replace("RUNNING", state), HERE) == ()
+    assert holdings(7, state, False, SLICE, HERE) == ()
 
 
-def test_a_users_job_of_that_name_is_no_placeholder() -> None:
-    (holding,) = holdings(PLACEHOLDER.replace("root(0)", "games(5)"), HERE)
-    assert not holding.is_placeholder
+def test_a_job_whose_name_looks_like_a_placeholder_is_none_and_names_no_other_job() -> None:
+    text = SLICE.replace("JobName=train", f"JobName=x\n{PLACEHOLDER}")
+    found = holdings(7, "RUNNING", False, text, HERE)
+    assert {(holding.job_id, holding.is_placeholder) for holding in found} == {(7, False)}
+    for hostile in ("shard:1(IDX:0-99999999999)", "shard:1(IDX:-)", "shard:1(/)", "gpu:1(IDX:,,)"):
+        assert holdings(7, "RUNNING", False, PLACEHOLDER.replace("shard:559(IDX:0)", hostile), HERE) == ()
 
 
 @pytest.mark.parametrize(
