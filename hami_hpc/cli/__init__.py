@@ -59,6 +59,10 @@ NODE_COMMANDS = {
         "hami_hpc.cli.node_commands",
         "Make the ledger and the run directory agree with Slurm's jobs and the GPUs.",
     ),
+    "gpu": (
+        "hami_hpc.cli.gpu_command",
+        "Take one GPU of this node out of service, return it, or list the GPUs.",
+    ),
     "doctor": ("hami_hpc.cli.doctor_command", "Check what vGPU jobs need on this node, and say what to do."),
     "agent": (
         "hami_hpc.cli.agent_command",

@@ -16,8 +16,10 @@ from hami_hpc.core.inventory import make_inventory
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation.table import backend_of, check_modes
-from hami_hpc.node import job_dirs, nvml
+from hami_hpc.node import drained_gpus, job_dirs, nvml
 from hami_hpc.node import ledger as ledgers
+from hami_hpc.slurm import placeholders
+from hami_hpc.stages import occupy
 
 POLICIES = {
     "cap": "a job gets its share of the time and never more; its channels are paused for the rest of it, or its "
@@ -120,10 +122,29 @@ def check_policies(facts: Facts) -> Iterator[Finding]:
         yield Finding("bare_shard", Level.WARN, detail, 'set bare_shard = "refuse" in [vgpu], then render')
 
 
+def check_drained(facts: Facts) -> Iterator[Finding]:
+    """Reports the GPUs out of service, and whether Slurm can still use a part of one."""
+    drained = drained_gpus.read(facts.settings.state_dir)
+    if not drained:
+        return
+    run = occupy.Occupation(facts.settings, placeholders.Node(facts.node, placeholders.environment(os.environ)))
+    run.look()
+    free = run.free()
+    for gpu in drained:
+        what, detail = f"GPU {gpu.minor} out of service", f"{gpu.reason} ({gpu.uuid})"
+        left = free.get(gpu.slurm_index, 0)
+        if left:
+            advice = f"hami-hpc gpu drain {gpu.minor} --reason ... again: its prolog refuses the jobs that Slurm starts"
+            yield Finding(what, Level.FAIL, f"{detail}: {left} of its shards are free for Slurm", advice)
+        else:
+            yield Finding(what, Level.WARN, detail, f"hami-hpc gpu resume {gpu.minor} when it is well again")
+
+
 CHECKS = (
     ("driver", check_driver),
     ("ledger", check_ledger),
     ("directories", check_run_dir),
     ("mounts", check_mounts),
     ("isolation", check_isolation),
+    ("GPUs out of service", check_drained),
 )

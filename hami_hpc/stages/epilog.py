@@ -24,7 +24,7 @@ from hami_hpc.core.grant import Grant, parse_id, wants_vgpu
 from hami_hpc.core.records import NOT_OBSERVED, Observed, usage_record
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation.table import backend_of
-from hami_hpc.node import boot, job_dirs, usage_spool
+from hami_hpc.node import boot, drained_gpus, job_dirs, usage_spool
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
@@ -148,7 +148,12 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
 
     def body() -> None:
         job_id = parse_id(environment, "SLURM_JOB_ID")
-        epilog(common.load(arguments), job_id, wants_vgpu(environment))
+        settings = common.load(arguments)
+        epilog(settings, job_id, wants_vgpu(environment))
+        if os.path.exists(drained_gpus.path_of(settings.state_dir)):
+            from hami_hpc.stages import out_of_service
+
+            out_of_service.after_job(settings, environment)
 
     return common.run("epilog", environment, body)
 

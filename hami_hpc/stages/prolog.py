@@ -27,7 +27,7 @@ from hami_hpc.core.inventory import Gpu, gpu_of_job, make_inventory
 from hami_hpc.core.mixed import check_model
 from hami_hpc.errors import JobError
 from hami_hpc.isolation.table import backend_of, check_modes, mode_of_job
-from hami_hpc.node import job_dirs, nvml
+from hami_hpc.node import drained_gpus, job_dirs, nvml
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
@@ -53,9 +53,15 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
         warn_of_silent_agent(settings)
         grant_job(settings, units, environment.get("SLURM_JOB_CONSTRAINTS", ""))
     except JobError as error:
+        job_id = parse_id(environment, "SLURM_JOB_ID")
         job_dirs.prepare(settings.run_dir)
-        job_dirs.place_refusal(settings.run_dir, parse_id(environment, "SLURM_JOB_ID"), str(error))
-        common.report("prolog", f"{error}. Its steps will be refused")
+        job_dirs.place_refusal(settings.run_dir, job_id, str(error))
+        is_requeued = False
+        if error.code == "E_OUT_OF_SERVICE":
+            from hami_hpc.stages import out_of_service
+
+            is_requeued = out_of_service.send_back(settings, environment, job_id)
+        common.report("prolog", f"{error}. {'It was requeued' if is_requeued else 'Its steps will be refused'}")
 
 
 def warn_of_silent_agent(settings: Settings) -> None:
@@ -81,6 +87,10 @@ def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Gra
         for ended in job_dirs.ended_grants(settings.run_dir):  # epilogs could not delete these rows
             ledger.remove(ended)
         gpu = find_gpu(ledger, settings, units)
+        if os.path.exists(drained_gpus.path_of(settings.state_dir)) and ledger.grant_of(units.job_id) is None:
+            from hami_hpc.stages import out_of_service
+
+            out_of_service.check(settings, gpu, units.job_id)
         policy = settings.classes[units.service_class].policy
         wanted = make_grant(units, gpu, policy, mode, common.now_unix_ns())
         check_model(wanted, ledger.inventory(), constraints, settings.memory_scaling)

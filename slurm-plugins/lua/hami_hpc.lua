@@ -82,9 +82,9 @@ end
 local M = { slurm_conf = slurm_conf, grammar = grammar, units = units, features = features, settings = settings, errors = errors }
 
 -- For slurm_job_submit. Call it after the code that sets the job's partition or QoS.
-function M.job_submit(job_desc, part_list, _submit_uid)
+function M.job_submit(job_desc, part_list, submit_uid)
 	return guarded(function()
-		jobs.submit(job_desc, part_list)
+		jobs.submit(job_desc, part_list, submit_uid)
 	end, function()
 		return jobs.concerns(job_desc)
 	end, refuse_in_controller)

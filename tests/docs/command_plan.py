@@ -19,6 +19,7 @@ _ACCOUNTING = (
 _STORY = "tests/cluster/test_story.py::test_the_demo_follows_a_request_from_sbatch_to_the_bill"
 _RENDER = "tests/cluster/test_site.py"
 _QOS = "tests/cluster/test_qos.py"
+_GPU = "tests/cluster/test_gpu_drain.py"
 BY = {
     "sbatch --gres=vgpu:mem=8G,cores=50 train.sh": _STORY,
     "scontrol show job -d 1": _STORY,
@@ -34,6 +35,9 @@ BY = {
     "hami-hpc qos apply": _QOS,
     "hami-hpc agent --once": "tests/cluster/test_agent.py::"
     "test_a_second_agent_is_refused_and_once_shows_what_there_is",
+    'hami-hpc gpu drain 3 --reason "Xid 63: row remapping pending"': _GPU,
+    "hami-hpc gpu list": _GPU,
+    "hami-hpc gpu resume 3": _GPU,
     "make install": "tests/unit/test_install.py",
     "make uninstall": "tests/unit/test_install.py",
 }

@@ -161,6 +161,20 @@ test("bare shards are refused unless the site says otherwise", function()
 	untouched(written)
 end)
 
+test("root's placeholder jobs of a GPU out of service hold bare shards, and nobody else's do", function()
+	local fields = { tres_per_node = "gres:shard:559", name = "hami-hpc-drain", user_id = 0 }
+	local job, written = batch(fields)
+	equal(hami.job_submit(job, PARTS, 0), 0)
+	untouched(written)
+	refused(hami.job_submit(job, PARTS, 1000), "'shard:559' is not allowed")
+	messages = {}
+	fields.user_id = 1000
+	refused(hami.job_submit(batch(fields), PARTS, 0), "'shard:559' is not allowed")
+	messages = {}
+	fields.user_id, fields.name = 0, "other"
+	refused(hami.job_submit(batch(fields), PARTS, 0), "'shard:559' is not allowed")
+end)
+
 test("bare shards become the vgpu of that size where the site says so", function()
 	restore_site("translate")
 	for text, wanted in pairs({

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs that an administrator took out of service, and the placeholder jobs that keep Slurm off them. Pure.
+
+Slurm 22.05 cannot drain one device of a node. What is free on the GPU is therefore held by placeholder jobs
+(docs/adr/028): allocations of root without a process, whose name is PLACEHOLDER_NAME.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from hami_hpc.core.values import NamedTuple
+
+VERSION = 1
+MAX_INDEX = 1023  # Slurm's own limit is MAX_GRES_BITMAP, 1024
+PLACEHOLDER_NAME = "hami-hpc-drain"  # job_submit knows this name too: slurm-plugins/lua/hami_hpc_jobs.lua
+# shard:279(IDX:1) in 22.05; later, for each GPU of the node, what is held and what there is: shard:279(0/559,279/559)
+_GRES = re.compile(r"(gpu|shard)(?::[^:(,]+)?:(\d{1,12})\((?:IDX:([\d,-]{1,999})|([\d/,]{1,9999}))\)")
+_RELEASED = frozenset(
+    {"PENDING", "COMPLETING", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
+)
+
+
+class DrainedGpu(NamedTuple):
+    """One GPU out of service. `slurm_index` is Slurm's number of it when it was taken out."""
+
+    uuid: str
+    minor: int
+    slurm_index: int
+    reason: str
+    since_unix_s: int
+
+
+class Holding(NamedTuple):
+    """What one job holds of one GPU of the node: shards, or the whole GPU."""
+
+    job_id: int
+    slurm_index: int
+    shards: int  # 0 for a whole GPU
+    is_placeholder: bool
+    is_unlimited: bool  # the job has no time limit
+
+
+def to_json(gpus: Iterable[DrainedGpu]) -> str:
+    """Returns the text of the file."""
+    return json.dumps({"version": VERSION, "gpus": [gpu._asdict() for gpu in gpus]}, indent=1) + "\n"
+
+
+def from_json(text: str) -> tuple[DrainedGpu, ...]:
+    """Returns the GPUs of a file's text. Raises ValueError for any other text than to_json writes."""
+    try:
+        table = json.loads(text)
+        if table["version"] != VERSION:
+            raise ValueError(f"version {table['version']}")
+        gpus = tuple(DrainedGpu(**row) for row in table["gpus"])
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    for gpu in gpus:
+        numbers = (gpu.minor, gpu.slurm_index, gpu.since_unix_s)
+        if not all(isinstance(word, str) for word in (gpu.uuid, gpu.reason)) or not all(
+            type(n) is int for n in numbers
+        ):
+            raise ValueError(f"an entry has a value of a wrong type: {gpu}")
+    return gpus
+
+
+def indices(text: str) -> tuple[int, ...]:
+    """Returns the numbers of a list as Slurm prints it: `0-1,3`. Raises ValueError for any other text."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if int(last or first) > MAX_INDEX:
+            raise ValueError(f"{text} is no list of GPUs")
+        numbers.extend(range(int(first), int(last or first) + 1))
+    return tuple(numbers)
+
+
+def holdings(
+    job_id: int, state: str, is_placeholder: bool, job_text: str, is_this_node: Mapping[str, bool]
+) -> tuple[Holding, ...]:
+    """Returns what a job holds of this node's GPUs, from the text of `scontrol -o show job -d`.
+
+    Id, state and whether it is a placeholder come from squeue: scontrol prints a job's name and comment unchanged, and
+    they can look like another job. With those a user can at most pretend to hold more than the job does.
+
+    `is_this_node` says for each node list of the job's lines (`Nodes=`) whether this node is in it. A job that is
+    completing holds nothing: slurmctld has released its gres, and starts no job on the node until the epilog has ended.
+    """
+    if state in _RELEASED:
+        return ()
+    found: list[Holding] = []
+    for nodes, gres in node_lines(job_text):
+        if not is_this_node.get(nodes):
+            continue
+        for name, count, where, by_gpu in _GRES.findall(gres):
+            try:
+                of_each = {index: int(count) if name == "shard" else 0 for index in indices(where)} if where else {}
+                for index, pair in enumerate(by_gpu.split(",") if by_gpu else ()):
+                    if shards := int(pair.partition("/")[0]):
+                        of_each[index] = shards
+            except ValueError:  # a user's text
+                continue
+            is_unlimited = " TimeLimit=UNLIMITED " in job_text
+            found.extend(Holding(job_id, index, n, is_placeholder, is_unlimited) for index, n in of_each.items())
+    return tuple(found)
+
+
+def node_lines(job_text: str) -> list[tuple[str, str]]:
+    """Returns (node list, gres) for each part of the job's allocation."""
+    return re.findall(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", job_text)
+
+
+def free_shards(shards: Mapping[int, int], held: Iterable[Holding]) -> dict[int, int]:
+    """Returns the free shards of each GPU. `shards` are all shards of each GPU, by Slurm's index."""
+    free = dict(shards)
+    for holding in held:
+        if holding.slurm_index in free:
+            left = free[holding.slurm_index] - holding.shards
+            free[holding.slurm_index] = max(0, left) if holding.shards else 0
+    return free
+
+
+def sizes_to_request(free: Mapping[int, int], drained: Collection[int]) -> tuple[int, ...]:
+    """Returns the shards of the jobs that fill every drained GPU, whichever GPU slurmctld picks for each job.
+
+    A job cannot name a GPU. But a request for as many shards as the emptiest GPU has free fits only there. So the jobs
+    fill all GPUs that have as much free as any drained one, the emptiest first; those on other GPUs are then cancelled.
+    """
+    missing = [free[index] for index in drained if free.get(index, 0) > 0]
+    if not missing:
+        return ()
+    return tuple(sorted((count for count in free.values() if count >= min(missing)), reverse=True))

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps Slurm off the GPUs out of service: fills them with placeholder jobs, and frees the others of placeholders.
+
+It runs in `hami-hpc gpu drain` and `resume`, and as a process of its own: started by the epilog of a job that held such
+a GPU, and by the prolog that refused a job there. It is idempotent and can be killed at any line: a later run cancels
+or adds what the earlier one left.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from hami_hpc.core.inventory import Gpu, make_inventory
+from hami_hpc.core.out_of_service import DrainedGpu, Holding, free_shards, sizes_to_request
+from hami_hpc.errors import HamiError, NodeError
+from hami_hpc.node import drained_gpus, locks, nvml
+from hami_hpc.node.config import Settings
+from hami_hpc.slurm import placeholders
+from hami_hpc.stages import common
+
+LOCK = "drained-gpus.lock"
+SETTLE_S = 0.2  # between two looks at first; slurmctld starts jobs within this time where it can
+LAST_PAUSE_S = 2.0
+DETACHED_S = 600.0  # a process of its own tries as long as this, then leaves the rest to the next epilog or prolog
+OTHERS_TURN_S = 0.1  # that a second process waits for the lock, before it leaves the work to the first
+
+
+class Occupation:
+    """One run: what the node's GPUs have, and what is held of them."""
+
+    def __init__(self, settings: Settings, node: placeholders.Node) -> None:
+        self.settings, self.node = settings, node
+        self.gpus = inventory(settings)
+        self.drained: tuple[DrainedGpu, ...] = ()
+        self.held: tuple[Holding, ...] = ()
+        self.looked_ns = 0
+
+    def look(self) -> tuple[int, ...]:
+        """Reads file and Slurm again; returns the sizes of the jobs to submit, () when nothing is missing."""
+        self.looked_ns = time.time_ns()
+        self.drained = drained_gpus.read(self.settings.state_dir)
+        self.held = self.node.holdings()
+        return sizes_to_request(self.free(), self.indices())
+
+    def mark_look(self) -> None:
+        """Notes in the lock file when the last look began, whose jobs slurmctld now knows: see _occupy_or_wait."""
+        with suppress(OSError):
+            os.utime(f"{self.settings.run_dir}/{LOCK}", ns=(self.looked_ns, self.looked_ns))
+
+    def indices(self) -> frozenset[int]:
+        """Returns Slurm's numbers of the GPUs out of service."""
+        uuids = {gpu.uuid for gpu in self.drained}
+        here = {gpu.slurm_index for gpu in self.gpus if gpu.uuid in uuids}
+        lost = uuids - {gpu.uuid for gpu in self.gpus}  # the driver does not show it any more
+        return frozenset(here | {gpu.slurm_index for gpu in self.drained if gpu.uuid in lost})
+
+    def free(self) -> dict[int, int]:
+        return free_shards({gpu.slurm_index: shards_of(self.settings, gpu) for gpu in self.gpus}, self.held)
+
+    def placeholders(self, on_drained: bool) -> list[int]:
+        """Returns the running placeholders on GPUs that are, or are not, out of service."""
+        indices = self.indices()
+        return [h.job_id for h in self.held if h.is_placeholder and (h.slurm_index in indices) == on_drained]
+
+    def settle(self) -> None:
+        """Cancels what waits, then the placeholders on GPUs in service, and takes the others' time limits away."""
+        self.node.cancel(tuple(self.node.pending()))
+        self.held = self.node.holdings()
+        self.node.cancel(self.placeholders(on_drained=False))
+        limited = {holding.job_id for holding in self.held if not holding.is_unlimited}
+        for job_id in self.placeholders(on_drained=True):
+            if job_id in limited:
+                self.node.keep(job_id)
+        self.node.close()
+
+
+def inventory(settings: Settings) -> tuple[Gpu, ...]:
+    """Returns the node's GPUs as the ledger has them, which knows a GPU that the driver has lost; else from NVML."""
+    ledger = common.read_ledger(settings)
+    try:
+        gpus = ledger.inventory()
+    finally:
+        ledger.close()
+    return tuple(gpus) or make_inventory(nvml.read_devices(), settings.gpu_models)
+
+
+def shards_of(settings: Settings, gpu: Gpu) -> int:
+    return settings.shards_per_gpu(gpu.model) if gpu.model in settings.gpu_models else 0
+
+
+def occupy(
+    settings: Settings, node: placeholders.Node, timeout_s: float, registered: Callable[[], None] = lambda: None
+) -> Occupation:
+    """Submits and cancels placeholders until nothing of a GPU out of service is free, and nothing else is held.
+
+    Calls `registered` when slurmctld knows the jobs that are missing. They start when it may use the node: after the
+    epilog that called this, before any job of a user. Returns the last state; after `timeout_s` something may be free.
+    Raises NodeError when Slurm fails, HeldError when another process does this for longer than OTHERS_TURN_S.
+    """
+    lock = locks.acquire(f"{settings.run_dir}/{LOCK}", True, OTHERS_TURN_S)
+    try:
+        run = Occupation(settings, node)
+        try:
+            _fill(run, timeout_s, registered)
+        finally:
+            run.settle()
+        return run
+    finally:
+        os.close(lock)
+
+
+def _fill(run: Occupation, timeout_s: float, registered: Callable[[], None]) -> None:
+    end = time.monotonic() + timeout_s
+    pause_s = SETTLE_S
+    partition = ""
+    sizes = run.look()
+    while sizes and time.monotonic() < end:
+        waiting = run.node.pending()
+        if tuple(sorted(waiting.values(), reverse=True)) != sizes:
+            partition = partition or run.node.partition()
+            run.node.submit(sizes, partition)  # before the old ones are cancelled: a job of a user could be next
+            run.node.cancel(tuple(waiting))
+            pause_s = SETTLE_S
+        run.mark_look()
+        registered()
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.2, LAST_PAUSE_S)
+        sizes = run.look()
+    run.mark_look()
+    registered()
+
+
+def start_detached(settings: Settings, environment: Mapping[str, str], wait_s: float) -> None:
+    """Starts this module as a process of its own, which outlives the stage. Waits until slurmctld knows its jobs, but
+    at most `wait_s`. Never fails."""
+    import select
+    import subprocess
+
+    from hami_hpc.node.drain import find_scontrol
+
+    program = find_scontrol()
+    env = placeholders.environment(environment, program.rpartition("/")[0] if program else "")
+    env["SLURMD_NODENAME"] = environment.get("SLURMD_NODENAME", "")
+    code = (
+        "import sys; sys.path[:] = sys.argv[1].split(':'); from hami_hpc.stages.occupy import main; "
+        "sys.exit(main(sys.argv[2:]))"
+    )
+    command = (sys.executable, "-I", "-S", "-X", "utf8", "-c", code, ":".join(sys.path), "--config", settings.path)
+    with suppress(OSError):
+        reader, writer = os.pipe()
+        with suppress(OSError):
+            subprocess.Popen(
+                command, env=env, cwd="/", stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+        os.close(writer)
+        select.select([reader], [], [], wait_s)  # a byte, or the end of the process
+        os.close(reader)
+
+
+def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
+    """Runs occupy for this node. Its reader waits for one byte on standard output."""
+    said: list[bool] = []
+
+    def registered() -> None:
+        if not said:
+            said.append(True)
+            with suppress(OSError):  # the reader may not wait any more
+                os.write(1, b".")
+
+    try:
+        settings = common.load(arguments)
+        node = placeholders.Node(environment.get("SLURMD_NODENAME", ""), environment)
+        run = _occupy_or_wait(settings, node, registered)
+        left = {index: count for index, count in run.free().items() if index in run.indices() and count} if run else {}
+        if left:
+            raise NodeError(
+                f"placeholder jobs could not take what is free of GPUs out of service: {left} (GPU: shards)"
+            )
+    except (HamiError, OSError) as error:
+        common.report("gpu drain", f"{error}. Jobs that Slurm starts there are refused; see hami-hpc gpu list")
+        return 1
+    return 0
+
+
+def _occupy_or_wait(settings: Settings, node: placeholders.Node, registered: Callable[[], None]) -> Occupation | None:
+    """Runs occupy. Where another process does so, waits until that one has looked again, and returns None."""
+    started_ns = time.time_ns()
+    end = time.monotonic() + DETACHED_S
+    while True:
+        try:
+            return occupy(settings, node, DETACHED_S, registered)
+        except locks.HeldError:
+            if os.stat(f"{settings.run_dir}/{LOCK}").st_mtime_ns > started_ns or time.monotonic() > end:
+                return None

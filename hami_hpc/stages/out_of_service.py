@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What prolog and epilog do on a node with a GPU out of service. Imported only where the file of such GPUs exists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hami_hpc.core.inventory import Gpu
+from hami_hpc.core.out_of_service import DrainedGpu, indices
+from hami_hpc.errors import HamiError, JobError
+from hami_hpc.node import drained_gpus
+from hami_hpc.node.config import Settings
+from hami_hpc.stages import common
+
+REGISTERED_WAIT_S = 5.0  # that an epilog waits until slurmctld knows the placeholder jobs
+
+
+class OutOfServiceError(JobError):
+    """The job was given a GPU that is out of service."""
+
+    code = "E_OUT_OF_SERVICE"
+
+
+def check(settings: Settings, gpu: Gpu, job_id: int) -> None:
+    """Raises OutOfServiceError when the GPU is out of service. A file that cannot be read blocks no job."""
+    for drained in _read(settings, "prolog"):
+        if drained.uuid == gpu.uuid:
+            raise OutOfServiceError(
+                f"job {job_id} was given GPU {gpu.minor} ({gpu.uuid}), which is out of service: {drained.reason}. "
+                "A batch job is requeued if it may be; submit any other again"
+            )
+
+
+def send_back(settings: Settings, environment: Mapping[str, str], job_id: int) -> bool:
+    """Requeues a refused job, which Slurm starts again after about two minutes, and fills the GPU. Returns whether it
+    was requeued."""
+    from hami_hpc.node.drain import find_scontrol
+    from hami_hpc.slurm import placeholders
+    from hami_hpc.stages import occupy
+
+    scontrol = find_scontrol()
+    done = scontrol is not None and placeholders.requeue(job_id, scontrol, placeholders.environment(environment))
+    occupy.start_detached(settings, environment, 0.0)
+    return done
+
+
+def after_job(settings: Settings, environment: Mapping[str, str]) -> None:
+    """Fills what a job has freed of a GPU out of service, before the epilog ends and slurmctld uses the node again."""
+    drained: set[int] = {gpu.slurm_index for gpu in _read(settings, "epilog")}
+    try:
+        held = set(indices(environment.get("SLURM_JOB_GPUS", "")))
+    except ValueError:  # not set: the job held no GPU
+        return
+    if drained & held:
+        from hami_hpc.stages import occupy
+
+        occupy.start_detached(settings, environment, REGISTERED_WAIT_S)
+
+
+def _read(settings: Settings, stage: str) -> tuple[DrainedGpu, ...]:
+    try:
+        return drained_gpus.read(settings.state_dir)
+    except HamiError as error:
+        common.report(stage, str(error))
+        return ()
