@@ -33,8 +33,7 @@ BY = {
     "hami-hpc qos show": _QOS,
     "hami-hpc qos apply --dry-run": _QOS,
     "hami-hpc qos apply": _QOS,
-    "hami-hpc agent --once": "tests/cluster/test_agent.py::"
-    "test_a_second_agent_is_refused_and_once_shows_what_there_is",
+    "hami-hpc agent --once": "tests/cluster/test_agent.py::test_a_second_agent_is_refused_and_once_shows_what_there_is",
     'hami-hpc gpu drain 3 --reason "Xid 63: row remapping pending"': _GPU,
     "hami-hpc gpu list": _GPU,
     "hami-hpc gpu resume 3": _GPU,
