@@ -31,7 +31,7 @@ WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -We
 
 .PHONY: help setup setup-test generate build native plugins examples lint test test-native test-sanitizers test-unit mutate \
 	test-cluster test-slurm-versions record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-peers \
-	bench-interposer bench-prolog bench-accounting bench-metrics demo demo-stop check-places install uninstall clean
+	bench-interposer bench-prolog bench-accounting bench-metrics bench-agent demo demo-stop check-places install uninstall clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
@@ -124,7 +124,7 @@ bench-gpu: build ## the interposer on a real GPU, side by side with native
 bench-peers: build ## the interposer beside HAMi-core on a real GPU; HAMI_CORE=its libvgpu.so
 	$(PYTHON) tests/gpu/bench_peers.py
 
-bench: bench-prolog bench-accounting bench-metrics ## all measurements
+bench: bench-prolog bench-accounting bench-metrics bench-agent ## all measurements
 
 bench-prolog: build ## prolog's and epilog's time, against an empty python3
 	$(PYTHON) benchmarks/bench_prolog.py
@@ -137,6 +137,9 @@ bench-accounting: setup ## accounting of many jobs
 
 bench-metrics: setup-test ## CPU time and memory of the metrics of 8 GPUs and 80 jobs
 	$(PYTHON) benchmarks/bench_metrics.py
+
+bench-agent: build ## CPU time and memory of the agent, and of the metrics, with 8 simulated GPUs and 80 tenants
+	$(PYTHON) benchmarks/bench_agent.py
 
 demo: ## start a private Slurm with two simulated H200s and follow one request through it
 	@scripts/setup

@@ -19,7 +19,7 @@ UNIT_HEADERS := $(wildcard interposer/*/*.h) include/hami_contract.h
 UNIT_FLAGS := -Iinclude -Iinterposer -DHAMI_LOCK_PATIENCE_MS=100
 FUZZ := $(patsubst ../tests/native/unit/%.c,$(BUILD)/fuzz/%,$(wildcard ../tests/native/unit/fuzz_*.c))
 FUZZ_SECONDS ?= 5
-BENCH := $(BUILD)/bench/interposer_calls
+BENCH := $(addprefix $(BUILD)/bench/,interposer_calls agent_tenant)
 
 all: $(INTERPOSER) conformance $(UNIT) $(BENCH)
 
@@ -55,7 +55,7 @@ $(BUILD)/compute/%: ../tests/native/compute/%.c ../tests/native/interposer/check
 	@mkdir -p $(@D)
 	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD) $(BUILD)/sim/libcuda.so.1
 
-$(BENCH): ../benchmarks/interposer_calls.c ../tests/native/interposer/check.h $(BUILD)/sim/libcuda.so.1
+$(BUILD)/bench/%: ../benchmarks/%.c ../tests/native/interposer/check.h $(BUILD)/sim/libcuda.so.1
 	@mkdir -p $(@D)
 	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD) $(BUILD)/sim/libcuda.so.1
 

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define SWEEP_NS 500000ull
+
 struct nvml_library nvml = {.lock = PTHREAD_MUTEX_INITIALIZER,
 			    .view = {.fd = -1, .slot_fd = -1, .slot = SIM_NO_SLOT}};
 
@@ -35,6 +37,15 @@ nvmlReturn_t nvml_enter_device(const char *function, nvmlDevice_t device)
 		if (device == &nvml.device[i])
 			return nvml_enter_gpu(function, i);
 	return NVML_ERROR_INVALID_ARGUMENT;
+}
+
+void nvml_sweep(void)
+{
+	uint64_t now = timeline_now();
+	if (nvml.swept_ns && now - nvml.swept_ns < SWEEP_NS)
+		return;
+	nvml.swept_ns = now;
+	sim_sweep(&nvml.view);
 }
 
 nvmlReturn_t nvml_copy_text(char *out, unsigned int size, const char *text)

@@ -5,7 +5,7 @@
 static uint64_t used_bytes(uint32_t gpu)
 {
 	sim_lock(&nvml.view);
-	sim_sweep(&nvml.view);
+	nvml_sweep();
 	uint64_t used = nvml.view.state->gpu[gpu].used_bytes;
 	sim_unlock(&nvml.view);
 	return used;
@@ -50,7 +50,7 @@ static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned int *count, nvm
 {
 	unsigned int room = v1 || v2 ? *count : 0, processes = 0;
 	sim_lock(&nvml.view);
-	sim_sweep(&nvml.view);
+	nvml_sweep();
 	const struct sim_state *s = nvml.view.state;
 	for (uint32_t i = sim_bit_next(s->live, 0); i != SIM_NO_SLOT; i = sim_bit_next(s->live, i + 1)) {
 		const struct sim_share *share = &s->slot[i].gpu[device->index];

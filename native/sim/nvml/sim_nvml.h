@@ -23,6 +23,7 @@ struct nvml_library {
 	struct faults faults;
 	bool opened;
 	_Atomic unsigned references;
+	uint64_t swept_ns;
 	struct nvmlDevice_st device[SIM_MAX_GPUS];
 };
 extern struct nvml_library nvml;
@@ -38,6 +39,12 @@ nvmlReturn_t nvml_enter_device(const char *function, nvmlDevice_t device);
 
 /* text into a caller's buffer, or NVML_ERROR_INSUFFICIENT_SIZE. */
 nvmlReturn_t nvml_copy_text(char *out, unsigned int size, const char *text);
+
+/*
+ * sim_sweep, but at most every half millisecond: it makes a system call for each process of the machine, which one look
+ * of a program that watches all GPUs would repeat for each call on each GPU. Called with the shared mutex held.
+ */
+void nvml_sweep(void);
 
 /* Percent of the last second during which gpu was busy. Takes the shared mutex. */
 unsigned nvml_busy_percent(uint32_t gpu);

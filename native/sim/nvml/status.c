@@ -47,7 +47,7 @@ static unsigned percent(uint64_t part, uint64_t whole)
 unsigned nvml_busy_percent(uint32_t gpu)
 {
 	sim_lock(&nvml.view);
-	sim_sweep(&nvml.view);
+	nvml_sweep();
 	uint64_t now = timeline_now();
 	timeline_advance(&nvml.view, gpu, now);
 	uint64_t busy = 0, part;
@@ -111,7 +111,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
 		return NVML_ERROR_INSUFFICIENT_SIZE;
 	}
 	sim_lock(&nvml.view);
-	sim_sweep(&nvml.view);
+	nvml_sweep();
 	struct timespec wall; /* both clocks at one moment: nobody is waited for between them */
 	clock_gettime(CLOCK_REALTIME, &wall);
 	uint64_t now = timeline_now(), window = WINDOW_NS;
