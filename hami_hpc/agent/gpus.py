@@ -8,6 +8,8 @@ NVML stays open between looks. A GPU that is lost, or that NVML fails on, is one
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +23,10 @@ from hami_hpc.node import nvml
 
 OPEN_AGAIN_NS = 10_000_000_000
 FIRST_WINDOW_US = 1_000_000  # how far back the first look at processes' time reaches
+_PROCESS = struct.Struct("@IQII0Q")  # nvmlProcessInfo_t: pid, used memory, GPU instance, compute instance
+_SAMPLE = struct.Struct("@IQIIII0Q")  # nvmlProcessUtilizationSample_t: pid, time stamp, sm, mem, enc, dec
+NOT_AVAILABLE = (1 << 64) - 1
+ROOM, ROOM_MAX = 128, 1 << 20  # rows; driver 580 on an H200 gives no sample to whom has room for fewer than 72
 
 
 class GpuProcess(NamedTuple):
@@ -143,16 +149,21 @@ class Gpus:
         if one.last_sample_us > now_us:  # the clock was set back
             one.last_sample_us = now_us - FIRST_WINDOW_US
         try:
-            samples = module.nvmlDeviceGetProcessUtilization(one.handle, one.last_sample_us)
+            samples = _rows(
+                module,
+                "nvmlDeviceGetProcessUtilization",
+                _SAMPLE,
+                lambda function, room, count: function(one.handle, room, count, ctypes.c_ulonglong(one.last_sample_us)),
+            )
         except module.NVMLError:  # NOT_FOUND: nobody ran
             samples = []
         busy: dict[int, int] = {}
         newest_us = 0
-        for sample in samples:
-            length_us = int(sample.timeStamp) - one.last_sample_us
+        for pid, time_us, percent, *_others in samples:
+            length_us = time_us - one.last_sample_us
             if length_us > 0:
-                busy[int(sample.pid)] = length_us * 10 * min(100, int(sample.smUtil))
-                newest_us = max(newest_us, int(sample.timeStamp))
+                busy[pid] = length_us * 10 * min(100, percent)
+                newest_us = max(newest_us, time_us)
         # Without a sample nobody ran, but the driver's latest one may still be to come.
         one.last_sample_us = max(newest_us, one.last_sample_us, now_us - FIRST_WINDOW_US if not busy else 0)
         return busy
@@ -164,9 +175,32 @@ def _processes(module: ModuleType, handle: object) -> dict[int, int]:
     used: dict[int, int] = {}
     for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"):
         try:
-            for process in getattr(module, name)(handle):
-                used[int(process.pid)] = max(used.get(int(process.pid), 0), int(process.usedGpuMemory or 0))
+            rows = _rows(module, name, _PROCESS, lambda function, room, count: function(handle, count, room))
         except module.NVMLError as error:
             if error.value not in (module.NVML_ERROR_NOT_SUPPORTED, module.NVML_ERROR_FUNCTION_NOT_FOUND):
                 raise
+            continue
+        for pid, used_bytes, _gpu_instance, _compute_instance in rows:
+            used[pid] = max(used.get(pid, 0), 0 if used_bytes == NOT_AVAILABLE else used_bytes)
     return used
+
+
+def _rows(
+    module: ModuleType, name: str, row: struct.Struct, call: Callable[[Any, Any, Any], int]
+) -> list[tuple[int, ...]]:
+    """Returns the rows that an NVML function writes. Raises NVMLError.
+
+    pynvml asks for the number first, and makes a Python object of each row: twice the calls, and most of the time.
+    """
+    function = getattr(module.nvmlLib, name, None)
+    if function is None:
+        raise module.NVMLError(module.NVML_ERROR_FUNCTION_NOT_FOUND)
+    count = ROOM
+    while True:
+        room, written = ctypes.create_string_buffer(count * row.size), ctypes.c_uint(count)
+        result = call(function, room, ctypes.byref(written))
+        if result == module.NVML_SUCCESS:
+            return list(row.iter_unpack(room.raw[: min(written.value, count) * row.size]))
+        if result != module.NVML_ERROR_INSUFFICIENT_SIZE or count > ROOM_MAX:
+            raise module.NVMLError(result)
+        count = 2 * max(count, written.value)

@@ -10,8 +10,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from hami_hpc.agent.kept_file import KEPT_MAX, KeptFile
 
 LIBRARY = "libhami-hpc.so"
 DELETED = " (deleted)"
@@ -21,6 +24,7 @@ _V1 = re.compile(r"/slurm(?:_[^/]+)?/uid_\d+/job_(\d+)(?:/|$)")
 _V2 = re.compile(r"/(?:[^/]+_)?slurmstepd\.scope/job_(\d+)(?:/|$)")
 _USERS_OWN = "/user.slice/"  # where systemd lets users make cgroups of any name
 ASK = 5  # how often Slurm is asked about a process that it does not list
+STAT_BYTES = 4096  # more than all of /proc/PID/stat
 MAX_BYTES = 64 << 20  # of one file of /proc; a process with every mapping that the kernel allows has some 8 MiB of maps
 
 
@@ -49,18 +53,21 @@ class Processes:
     root: str = "/proc"
     _known: dict[Identity, Known] = field(default_factory=dict)
     _asked: dict[Identity, int] = field(default_factory=dict)
+    _files: dict[int, KeptFile] = field(default_factory=dict)
 
     def look(self, pids: Iterable[int]) -> dict[int, tuple[int, Known]]:
         """Returns start and knowledge of each process that still runs, by pid."""
         identities = [found for pid in sorted(set(pids)) if (found := self._identity(pid)) is not None]
         known = {one: self._next(one) for one in identities}
-        strangers = [one for one in identities if not known[one].job_id and self._asked.get(one, 0) < ASK]
-        self._asked = {one: self._asked.get(one, 0) + (one in strangers) for one in identities}
+        strangers = [one for one, who in known.items() if not who.job_id and self._asked.get(one, 0) < ASK]
+        self._asked = {one: times for one, times in self._asked.items() if one in known}
+        self._asked |= {one: self._asked.get(one, 0) + 1 for one in strangers}
         listed = self.listed_pids() if strangers else {}
         for one in strangers:
             known[one] = known[one]._replace(job_id=listed.get(one.pid, 0))
         self._known = known
-        return {one.pid: (one.started, known[one]) for one in identities}
+        self._files = {one.pid: self._files[one.pid] for one in identities if one.pid in self._files}
+        return {one.pid: (one.started, who) for one, who in known.items()}
 
     def _next(self, one: Identity) -> Known:
         """Returns what is known of a process; reads again what was missing: its job, or the interposer."""
@@ -76,11 +83,27 @@ class Processes:
         return now is not None and now.started == started
 
     def _identity(self, pid: int) -> Identity | None:
-        text = self._text(pid, "stat")
-        fields = text.rpartition(")")[2].split()
-        if len(fields) < 26 or fields[0] in "ZX":  # ended
+        fields = self._stat(pid).rpartition(b")")[2].split(None, 26)
+        if len(fields) < 26 or fields[0] in b"ZX":  # ended
             return None
         return Identity(pid, int(fields[19]), (int(fields[23]), int(fields[25])))
+
+    def _stat(self, pid: int) -> bytes:
+        """Returns the text of /proc/PID/stat; b"" where the process has ended. Reading a kept one fails once its process
+        is gone, also when another process has the pid."""
+        file = self._files.get(pid)
+        if file is not None:
+            with suppress(OSError):
+                return file.read(STAT_BYTES)
+            del self._files[pid]
+        try:
+            file = KeptFile(f"{self.root}/{pid}/stat")
+            text = file.read(STAT_BYTES)
+        except OSError:
+            return b""
+        if len(self._files) < KEPT_MAX:
+            self._files[pid] = file
+        return text
 
     def _read(self, pid: int) -> Known:
         status = re.search(r"^Uid:\s+(\d+)", self._text(pid, "status"), re.MULTILINE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import json
 import os
 import signal
@@ -92,6 +93,7 @@ def run(settings: Settings, node: str) -> None:
     with only_one(settings.run_dir, own.group):
         watcher = make_watcher(settings, own, node)
         watcher.event("started", f"the agent watches node {node}")
+        gc.freeze()  # what was imported stays: no collection goes through it again
         notify_systemd("READY=1")
         is_full = False
         while not end.is_set():

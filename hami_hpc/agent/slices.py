@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from hami_hpc.agent.kept_file import KEPT_MAX, KeptFile
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import parse_usage_head
@@ -17,16 +18,26 @@ Key = tuple[int, int]
 
 
 @dataclass
+class _Job:
+    """A job's directory: its grant, if it has one, and its usage file once that was opened."""
+
+    key: Key
+    grant: Grant | None
+    usage: KeptFile | None = None
+
+
+@dataclass
 class Slices:
-    """Reads each job's grant once, and the head of its usage file at each look."""
+    """Reads each job's grant once, and the head of its usage file at each look. The epilog unmounts the file lazily, so
+    keeping it open delays nothing."""
 
     run_dir: str
-    _grants: dict[str, tuple[Key, Grant | None]] = field(default_factory=dict)
+    _jobs: dict[str, _Job] = field(default_factory=dict)
 
     def look(self) -> tuple[tuple[Slice, ...], frozenset[int]]:
         """Returns the slices by job id, and the jobs that hold the whole node. Raises NodeError when the run directory
         cannot be listed."""
-        grants: dict[str, tuple[Key, Grant | None]] = {}
+        jobs: dict[str, _Job] = {}
         for name in job_dirs.entries(self.run_dir):
             if name.isdigit():
                 directory = f"{job_dirs.jobs_dir(self.run_dir)}/{name}"
@@ -35,20 +46,24 @@ class Slices:
                 except OSError:
                     continue  # its epilog removed it
                 key = (status.st_dev, status.st_ino)
-                old = self._grants.get(name)
-                grants[name] = old if old is not None and old[0] == key else (key, job_dirs.read_grant(directory))
-        self._grants = grants
-        slices = tuple(self._slice(grant) for _, grant in grants.values() if grant is not None)
-        whole = (name for name, (_, grant) in grants.items() if grant is None and self._is_whole(name))
+                old = self._jobs.get(name)
+                jobs[name] = old if old is not None and old.key == key else _Job(key, job_dirs.read_grant(directory))
+        self._jobs = jobs
+        slices = tuple(self._slice(job, job.grant) for job in jobs.values() if job.grant is not None)
+        whole = (name for name, job in jobs.items() if job.grant is None and self._is_whole(name))
         return tuple(sorted(slices, key=lambda one: one.grant.job_id)), frozenset(map(int, whole))
 
     def _is_whole(self, name: str) -> bool:
         return os.path.lexists(f"{job_dirs.jobs_dir(self.run_dir)}/{name}/{c.FILE_WHOLE}")
 
-    def _slice(self, grant: Grant) -> Slice:
-        path = f"{job_dirs.job_dir(self.run_dir, grant.job_id)}/{c.FILE_USAGE}"
-        data = job_dirs.read_bounded(path, c.USAGE_SIZE - 1, None)
-        counts = None if data is None else parse_usage_head(data)
+    def _slice(self, job: _Job, grant: Grant) -> Slice:
+        try:
+            file = job.usage or KeptFile(f"{job_dirs.job_dir(self.run_dir, grant.job_id)}/{c.FILE_USAGE}")
+            counts = parse_usage_head(file.read(c.USAGE_SIZE))
+        except OSError:
+            counts, job.usage = None, None
+        else:
+            job.usage = file if len(self._jobs) <= KEPT_MAX else None
         if counts is None:
             return Slice(grant, None, 0, 0)
         return Slice(grant, counts.used_bytes, counts.oom_count, counts.device_oom_count)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hami_hpc.core.agent_state import JobState
-from hami_hpc.core.watch import MIB, Kind, Look, Process, Slice, processes_of
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.watch import MIB, Kind, Look, Process, Slice, by_slice, slice_key
 
 # A sample of the GPU's time covers about a second. After a longer pause (the agent was stopped) it says nothing about
 # the rest of the pause.
@@ -39,25 +40,31 @@ class JobSums:
         LONGEST_STEP_NS, `energy_mj` each GPU's counter,
         `disturbed` the refused allocations since then that were somebody else's fault, by job."""
         busy_ns: dict[str, int] = {}
+        counts: dict[int, int] = {}
         for process in look.processes:
             busy_ns[process.gpu_uuid] = busy_ns.get(process.gpu_uuid, 0) + process.busy_ns
+            counts[process.job_id] = counts.get(process.job_id, 0) + 1
+        own_processes = by_slice(look)
+        kinds: dict[int, list[str]] = {}
+        for kind, job_id in findings:
+            kinds.setdefault(job_id, []).append(kind.value)
         spent_mj = {uuid: max(0, now - self._energy_mj.get(uuid, now)) for uuid, now in energy_mj.items()}
         self._energy_mj.update(energy_mj)
         states: dict[Run, JobState] = {}
         for one in look.slices:
             grant = one.grant
             run = (grant.job_id, grant.created_unix_ns)
-            own = processes_of(look, grant)
-            busy = sum(process.busy_ns for process in own)
+            own = own_processes.get(slice_key(grant), ())
+            busy = sum([process.busy_ns for process in own])
             total = busy_ns.get(grant.gpu_uuid, 0)
             states[run] = _next(
                 self._states.get(run),
                 one,
                 own,
-                sum(process.job_id == grant.job_id for process in look.processes),
+                counts.get(grant.job_id, 0),
                 step_ns,
                 spent_mj.get(grant.gpu_uuid, 0) * busy // total if total else 0,
-                tuple(sorted(kind.value for kind, job_id in findings if job_id == grant.job_id)),
+                tuple(sorted(kinds.get(grant.job_id, ()))),
                 disturbed.get(grant.job_id, 0),
             )
         self._states = states
@@ -74,9 +81,31 @@ def _next(
     findings: tuple[str, ...],
     disturbed: int,
 ) -> JobState:
-    grant = one.grant
-    used = sum(process.used_bytes for process in own)
-    busy = min(sum(process.busy_ns for process in own), step_ns)
+    old = old or _nothing(one.grant)
+    used = sum([process.used_bytes for process in own])
+    busy = min(sum([process.busy_ns for process in own]), step_ns)
+    return JobState(
+        *old[:GRANT_FIELDS],
+        processes,
+        used,
+        max(used, old.peak_bytes),
+        round(busy / step_ns * 100, 1) if step_ns else 0.0,
+        busy + old.busy_ns,
+        energy_mj + old.energy_mj,
+        step_ns + old.watched_ns,
+        findings,
+        disturbed + old.disturbed_count,
+        min(one.accounted_bytes or 0, old.mem_bytes),
+        one.oom_count,
+        one.device_oom_count,
+    )
+
+
+GRANT_FIELDS = JobState._fields.index("processes")  # those before it are the grant's, and stay as they are
+
+
+def _nothing(grant: Grant) -> JobState:
+    """Returns the state of a run that was not looked at yet."""
     return JobState(
         job_id=grant.job_id,
         uid=grant.uid,
@@ -88,16 +117,16 @@ def _next(
         gpu_minor=grant.gpu_minor,
         mem_bytes=grant.mem_mib * MIB,
         cores_percent=grant.cores_percent,
-        processes=processes,
-        used_bytes=used,
-        peak_bytes=max(used, old.peak_bytes if old else 0),
-        busy_percent=round(busy / step_ns * 100, 1) if step_ns else 0.0,
-        busy_ns=busy + (old.busy_ns if old else 0),
-        energy_mj=energy_mj + (old.energy_mj if old else 0),
-        watched_ns=step_ns + (old.watched_ns if old else 0),
-        findings=findings,
-        disturbed_count=disturbed + (old.disturbed_count if old else 0),
-        accounted_bytes=min(one.accounted_bytes or 0, grant.mem_mib * MIB),
-        oom_count=one.oom_count,
-        device_oom_count=one.device_oom_count,
+        processes=0,
+        used_bytes=0,
+        peak_bytes=0,
+        busy_percent=0.0,
+        busy_ns=0,
+        energy_mj=0,
+        watched_ns=0,
+        findings=(),
+        disturbed_count=0,
+        accounted_bytes=0,
+        oom_count=0,
+        device_oom_count=0,
     )

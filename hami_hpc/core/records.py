@@ -170,15 +170,21 @@ class Counts(NamedTuple):
     device_oom_count: int
 
 
+# Where the head has magic, version and Counts: the agent reads it of each job each second.
+_HEAD = [
+    (offset, offset + width)
+    for offset, width, _kind in map(c.USAGE_FIELDS.__getitem__, ("magic", "abi_version", *Counts._fields))
+]
+
+
 def parse_usage_head(data: bytes) -> Counts | None:
     """Returns the counts in a usage file's first USAGE_SIZE bytes, or None when that is no head of this version."""
-
-    def number(name: str) -> int:
-        return _number(data, c.USAGE_FIELDS, name)
-
-    if len(data) != c.USAGE_SIZE or number("magic") != c.USAGE_MAGIC or number("abi_version") != c.ABI_VERSION:
+    if len(data) != c.USAGE_SIZE:
         return None
-    return Counts(*(min(number(name), INT64_MAX) for name in Counts._fields))
+    magic, version, *counts = [int.from_bytes(data[start:end], "little") for start, end in _HEAD]
+    if magic != c.USAGE_MAGIC or version != c.ABI_VERSION:
+        return None
+    return Counts(*[min(count, INT64_MAX) for count in counts])
 
 
 def _slots_in_use(data: bytes) -> list[int]:

@@ -18,13 +18,16 @@ else:
 
         def __init_subclass__(cls) -> None:
             cls._fields = tuple(cls.__annotations__)
+            cls._names = frozenset(cls._fields)
             cls._defaults = {name: cls.__dict__[name] for name in cls._fields if name in cls.__dict__}
             for index, name in enumerate(cls._fields):
                 setattr(cls, name, property(itemgetter(index)))
 
         def __new__(cls, *values, **named):
             """Raises TypeError when a field is missing, unknown or given twice."""
-            if named or len(values) != len(cls._fields):
+            if not values and named.keys() == cls._names:
+                values = map(named.__getitem__, cls._fields)
+            elif named or len(values) != len(cls._fields):
                 given = cls._defaults | dict(zip(cls._fields, values)) | named  # noqa: B905  the lengths may differ
                 wrong = given.keys() ^ set(cls._fields) or named.keys() & set(cls._fields[: len(values)])
                 if wrong or len(values) > len(cls._fields):

@@ -8,10 +8,12 @@ once until it has been gone for CLEAR_NS.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import itemgetter
 from typing import NamedTuple
 
 from hami_hpc.core.grant import Grant
@@ -139,19 +141,21 @@ def judge(look: Look, limits: Limits) -> Iterator[Suspicion]:
         elif process.has_interposer is False:
             text = f"process {process.pid} of job {job_id} runs without the interposer, so nothing limits it"
             yield Suspicion(Kind.NO_INTERPOSER, job_id, process.pid, gpu, (process,), text)
+    own = by_slice(look)
     for one in look.slices:
-        yield from _memory(one, processes_of(look, one.grant), limits)
+        yield from _memory(one, own.get(slice_key(one.grant), ()), limits)
 
 
 def _memory(one: Slice, processes: tuple[Process, ...], limits: Limits) -> Iterator[Suspicion]:
     grant = one.grant
-    used = sum(process.used_bytes for process in processes)
+    used = sum([process.used_bytes for process in processes])
     limit = grant.mem_mib * MIB
     if used > limit + limits.memory_slack_bytes:
         text = f"job {grant.job_id} holds {used // MIB} MiB of GPU {grant.gpu_uuid}; granted are {grant.mem_mib} MiB"
         yield Suspicion(Kind.MEMORY_OVER, grant.job_id, 0, grant.gpu_uuid, processes, text)
-    is_known = any(process.has_interposer is False for process in processes)  # NO_INTERPOSER says the same, and who
-    if not is_known and one.accounted_bytes is not None and used > one.accounted_bytes + limits.memory_slack_bytes:
+    if one.accounted_bytes is None or used <= one.accounted_bytes + limits.memory_slack_bytes:
+        return
+    if not any(process.has_interposer is False for process in processes):  # NO_INTERPOSER says the same, and who
         text = (
             f"job {grant.job_id} holds {used // MIB} MiB of GPU {grant.gpu_uuid}, of which its interposer counted "
             f"{one.accounted_bytes // MIB} MiB"
@@ -159,9 +163,19 @@ def _memory(one: Slice, processes: tuple[Process, ...], limits: Limits) -> Itera
         yield Suspicion(Kind.UNCOUNTED, grant.job_id, 0, grant.gpu_uuid, processes, text)
 
 
-def processes_of(look: Look, grant: Grant) -> tuple[Process, ...]:
-    """Returns the processes of a slice on its own GPU."""
-    return tuple(p for p in look.processes if p.job_id == grant.job_id and p.gpu_uuid == grant.gpu_uuid)
+SliceKey = tuple[int, str]  # job id and GPU
+
+
+def slice_key(grant: Grant) -> SliceKey:
+    return (grant.job_id, grant.gpu_uuid)
+
+
+def by_slice(look: Look) -> dict[SliceKey, tuple[Process, ...]]:
+    """Returns the processes of each job on each GPU; none where a job has none."""
+    found: dict[SliceKey, list[Process]] = {}
+    for process in look.processes:
+        found.setdefault((process.job_id, process.gpu_uuid), []).append(process)
+    return {key: tuple(processes) for key, processes in found.items()}
 
 
 @dataclass
@@ -173,15 +187,16 @@ class TimeWatch:
     def judge(self, look: Look) -> Iterator[Suspicion]:
         """Yields jobs of policy cap whose processes had more of the GPU's time than their share."""
         live = set()
+        own = by_slice(look)
         for one in look.slices:
             grant = one.grant
             if grant.policy != "cap":
                 continue
             key = (grant.job_id, grant.created_unix_ns)
             live.add(key)
-            processes = processes_of(look, grant)
+            processes = own.get(slice_key(grant), ())
             past = self._history.setdefault(key, deque())
-            total = (past[-1][1] if past else 0) + sum(process.busy_ns for process in processes)
+            total = (past[-1][1] if past else 0) + sum([process.busy_ns for process in processes])
             past.append((look.boot_ns, total))
             over = _time_over(past, grant.cores_percent)
             while past[-1][0] - past[0][0] > TIME_WINDOWS[-1][0]:
@@ -200,9 +215,10 @@ def _time_over(past: deque[tuple[int, int]], share: int) -> tuple[float, int] | 
     """Returns the mean, percent, and the length of the first window that exceeds the share; None when none does."""
     now, total = past[-1]
     for window, points in TIME_WINDOWS:
-        start = next(((at, busy) for at, busy in reversed(past) if now - at >= window), None)
-        if start is None:
+        older = bisect_right(past, now - window, key=itemgetter(0))
+        if not older:
             return None
+        start = past[older - 1]
         percent = (total - start[1]) / (now - start[0]) * 100
         if percent > share + points:
             return percent, now - start[0]
@@ -267,5 +283,5 @@ class Incidents:
 
 def too_little_left(one: Slice, look: Look, free_bytes: int) -> bool:
     """Returns whether the GPU has less memory free than the slice may still take: somebody holds what is not theirs."""
-    used = sum(process.used_bytes for process in processes_of(look, one.grant))
+    used = sum(process.used_bytes for process in by_slice(look).get(slice_key(one.grant), ()))
     return free_bytes < one.grant.mem_mib * MIB - used
