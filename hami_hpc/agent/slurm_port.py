@@ -12,7 +12,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hami_hpc.node.drain import plain
@@ -22,17 +22,26 @@ TIMEOUT_S = 20.0
 LIST_AGAIN_S = 0.4
 ASK_AGAIN_S = 30.0
 WAITING_MAX = 200
+INDICES_MAX = 1023  # of a range, whatever is printed
+# PID JOBID STEPID LOCALID GLOBALID, STEPID being a number or a name.
+_LISTED = re.compile(r"^[ \t]*([0-9]{1,10})[ \t]+([0-9]{1,10})(?=\s|$)", re.MULTILINE)
+# Groups of nodes with the same devices follow one another.
+_NODES = re.compile(r"(?:(?<!\s)\s+Nodes=\S+\s+CPU_IDs=\S*\s+Mem=[0-9]+\s+GRES=\S*)+")
+_GRES = re.compile(r"\sGRES=(\S*)")
+_DEVICES = re.compile(r"(?:^|,)(?:gpu|shard|mps)(?::[^,(]*)?\(([^)]*)\)")
+_RANGE = re.compile(r"(?:(?<=^IDX:)|(?<=,))([0-9]{1,5})(?:-([0-9]{1,5}))?(?=,|$)")
 
 
 def run_command(command: tuple[str, ...], timeout_s: float) -> str | None:
-    """Returns a command's standard output; None when it fails."""
+    """Returns a command's standard output; None when it fails. `scontrol listpids` fails when one of the steps has just
+    ended, and lists those of all the others."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    if done.returncode != 0 and "listpids" not in command:
+        return None
+    return done.stdout.decode("utf-8", "replace")  # a user can write any bytes into a job's name
 
 
 @dataclass
@@ -133,30 +142,31 @@ class SlurmPort:
 
 def parse_listpids(text: str) -> dict[int, int]:
     """Returns pid -> job id of `scontrol listpids`."""
-    pids = {}
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) >= 2 and words[0].isdigit() and words[1].isdigit():
-            pids[int(words[0])] = int(words[1])
-    return pids
+    return {int(pid): int(job_id) for pid, job_id in _LISTED.findall(text)}
 
 
 def parse_held(text: str) -> frozenset[int] | None:
-    """Returns the indices of a job's GPUs, on whichever node, from `scontrol -d show job`; None when it has none.
+    """Returns the indices of a job's GPUs, on whichever node, from `scontrol -o -d show job`; None when it has none.
 
-    Slurm prints gpu:h200:1(IDX:0-1) and shard:279(IDX:0); from 23.02 on shard:279(279/559,0/559), by device.
+    Slurm prints gpu:h200:1(IDX:0-1) and shard:279(IDX:0); from 23.02 on shard:279(279/559,0/559), by device. A user can
+    write the same into the job's name or comment: what holds is what all such places have in common.
     """
-    indices: set[int] = set()
-    has_gres = False
-    for gres in re.findall(r" GRES=(\S+)", text):
-        for match in re.finditer(r"(?:gpu|shard|mps)[^(,]*\(([^)]*)\)", gres):
-            has_gres = True
-            listed = match[1].partition("IDX:")[2]
-            for part in filter(None, listed.split(",")):
-                first, _, last = part.partition("-")
-                if first.isdigit() and (last or first).isdigit():
-                    indices.update(range(int(first), min(int(last or first), int(first) + 1023) + 1))
-            for index, share in enumerate(match[1].split(",") if "/" in match[1] else ()):
-                if not share.startswith("0/"):
-                    indices.add(index)
-    return None if has_gres and not indices else frozenset(indices)
+    held: list[frozenset[int]] = []
+    places = _NODES.findall(text)
+    for place in places:
+        gres = [match for listed in _GRES.findall(place) for match in _DEVICES.findall(listed)]
+        indices = frozenset(index for devices in gres for index in _indices(devices))
+        if indices or not gres:
+            held.append(indices)
+    if not held:
+        return None if places else frozenset()
+    return frozenset.intersection(*held)
+
+
+def _indices(devices: str) -> Iterator[int]:
+    """Yields the indices in IDX:0-1,3, or those with a part of theirs in 279/559,0/559."""
+    if devices.startswith("IDX:"):
+        for first, last in _RANGE.findall(devices):
+            yield from range(int(first), min(int(last or first), int(first) + INDICES_MAX) + 1)
+    elif "/" in devices:
+        yield from (index for index, share in enumerate(devices.split(",")) if share.partition("/")[0].strip("0"))
