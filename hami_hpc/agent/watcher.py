@@ -90,6 +90,7 @@ class Watcher:
     _problem: str = ""
     _looks: int = 0
     _started_unix_ns: int = 0
+    _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((kind.value for kind in Kind), 0))
 
     def look(self) -> AgentState:
         """Looks once and acts. A fault of the node (NVML, the run directory) is an event, and the look has no data."""
@@ -131,6 +132,7 @@ class Watcher:
             others=tuple(_other(one, step_ns) for one in processes if one.job_id not in slice_jobs),
             events=tuple(self.events),
             started_unix_ns=self._started_unix_ns,
+            event_counts=tuple(self._counts.items()),
         )
 
     def is_waiting(self) -> bool:
@@ -141,6 +143,7 @@ class Watcher:
         """Keeps an event, and passes it on."""
         event = Event(self.unix_ns(), kind, job_id, gpu_uuid, action, text)
         self.events.append(event)
+        self._counts[kind] = self._counts.get(kind, 0) + 1
         self.emit(event)
 
     def _identify(self, gpu_looks: Iterable[GpuLook], step_ns: int) -> tuple[Process, ...]:

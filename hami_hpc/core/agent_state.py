@@ -96,6 +96,7 @@ class AgentState(NamedTuple):
     others: tuple[OtherProcess, ...]
     events: tuple[Event, ...]  # the latest, oldest first
     started_unix_ns: int = 0  # when the agent started; 0: not said
+    event_counts: tuple[tuple[str, int], ...] = ()  # by kind, since the agent started
 
     def job(self, job_id: int, created_unix_ns: int) -> JobState | None:
         """Returns the state of one run of a job."""
@@ -126,6 +127,7 @@ def from_json(text: str) -> AgentState | None:
         for name, kind in _LISTS.items():
             table[name] = tuple(kind(**row) for row in table[name])
         table["jobs"] = tuple(job._replace(findings=tuple(job.findings)) for job in table["jobs"])
+        table["event_counts"] = tuple((kind, count) for kind, count in table.get("event_counts", ()))
         return AgentState(**table)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -61,7 +61,14 @@ AGENT_EVENT = Metric(
     GAUGE,
     ("kind",),
     "When the latest event of this kind was, in seconds since 1970. The agent keeps its latest events only, so a kind "
-    "disappears later; events cannot be counted by this.",
+    "disappears later.",
+)
+AGENT_EVENTS = Metric(
+    "hami_hpc_agent_events_total",
+    COUNTER,
+    ("kind",),
+    "Events of this kind since the agent started. A finding's kind is there from the start, with 0; one finding is one "
+    "event for as long as it holds.",
 )
 
 GPU_STATE = Metric(

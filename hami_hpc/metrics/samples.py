@@ -40,6 +40,7 @@ def agent_samples(status: Status, state: AgentState | None, age_s: float) -> Sam
     out[d.AGENT_LOOKS][()] = float(state.looks)
     if state.started_unix_ns:
         out[d.AGENT_START][()] = state.started_unix_ns / NS
+    out[d.AGENT_EVENTS] = {(kind,): float(count) for kind, count in state.event_counts}
     if status is not Status.LOOKING:
         return out  # what the GPUs and jobs did long ago is not what they do
     for event in state.events:

@@ -72,6 +72,7 @@ def make_state(gpus: int = 1, jobs: int = 1) -> AgentState:
             Event(CREATED_NS + 5 * SECOND, "memory", 7, make_gpu().uuid, "logged", "too much"),
         ),
         started_unix_ns=STARTED_NS,
+        event_counts=(("memory_over", 2), ("no_job", 0), ("no_grant", 0), ("started", 1)),
     )
 
 

@@ -38,6 +38,8 @@ def samples_of(node: AgentNode, state: AgentState) -> dict[str, dict[Labels, flo
         ("hami_hpc_agent_status", {"status": "stale"}, 0),
         ("hami_hpc_agent_period_seconds", {}, 1),
         ("hami_hpc_agent_looks_total", {}, 1000),
+        ("hami_hpc_agent_events_total", {"kind": "memory_over"}, 2),
+        ("hami_hpc_agent_events_total", {"kind": "no_job"}, 0),
         ("hami_hpc_agent_start_timestamp_seconds", {}, STARTED_NS / SECOND),
         ("hami_hpc_agent_last_event_timestamp_seconds", {"kind": "memory"}, CREATED_NS / SECOND + 5),
         ("hami_hpc_agent_last_event_timestamp_seconds", {"kind": "started"}, CREATED_NS / SECOND),
@@ -179,6 +181,7 @@ STALE_NAMES = {
     "hami_hpc_agent_last_look_age_seconds",
     "hami_hpc_agent_period_seconds",
     "hami_hpc_agent_looks_total",
+    "hami_hpc_agent_events_total",
     "hami_hpc_agent_start_timestamp_seconds",
 }
 

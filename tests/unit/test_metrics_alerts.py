@@ -154,6 +154,20 @@ CASES = [
         "gpu01: job 7 of uid 1007 uses a GPU that it does not hold",
         change=with_finding(Kind.WRONG_GPU),
     ),
+    *(
+        Case(
+            "HamiHpcGpuWithoutGrant",
+            {"kind": kind},
+            f"gpu01: {summary}",
+            change=lambda state, kind=kind: state._replace(event_counts=((kind, 1),)),  # type: ignore[misc]
+            waits=False,
+            fires_at=33,  # it is silent again after 15 minutes without a new one
+        )
+        for kind, summary in (
+            ("no_job", "a process of no job used a GPU"),
+            ("no_grant", "a job used a GPU that it does not hold"),
+        )
+    ),
     Case(
         "HamiHpcMemoryOfNoJob",
         GPU | {"owner": "none"},
