@@ -175,23 +175,26 @@ def started(command: list[str], node: Node) -> Iterator[subprocess.Popen[str]]:
 
 def measure(node: Node, seconds: float) -> tuple[Cost, Cost, str]:
     """Returns what agent and metrics cost in that time, and the last metrics."""
-    with started(["agent", "--node", "node1"], node) as agent, started(["metrics", "--listen", "127.0.0.1:0"], node) as server:
+    with (
+        started(["agent", "--node", "node1"], node) as agent,
+        started(["metrics", "--listen", "127.0.0.1:0"], node) as server,
+    ):
         assert server.stderr is not None
         url = f"http://{server.stderr.readline().split()[-1]}/metrics"
-        time.sleep(5)
-        urllib.request.urlopen(url, timeout=20).read()
+        time.sleep(5)  # the start is not part of it
+        scrape(url)
         before = cost_of(agent.pid), cost_of(server.pid)
         start = time.monotonic()
-        for _ in range(max(1, round(seconds / SCRAPE_SECONDS))):
-            time.sleep(min(SCRAPE_SECONDS, seconds))
-            text = urllib.request.urlopen(url, timeout=20).read().decode()
+        while (left := seconds - (time.monotonic() - start)) > 0:
+            time.sleep(min(SCRAPE_SECONDS, left))
+            text = scrape(url)
         now = cost_of(agent.pid), cost_of(server.pid)
-        scale = seconds / (time.monotonic() - start)
-        costs = [since(*pair) for pair in zip(before, now, strict=True)]
-        return (
-            *(Cost(one.cpu_s * scale, one.children_s * scale, one.rss_mib, one.pss_mib) for one in costs),
-            text,
-        )  # type: ignore[return-value]
+    return since(before[0], now[0]), since(before[1], now[1]), text
+
+
+def scrape(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return bytes(answer.read()).decode()
 
 
 LOOKS = """
@@ -253,7 +256,8 @@ def report(node: Node, options: argparse.Namespace, tenants: int) -> bool:
     print(f"{'children':10}{children:12.2f}\n{'together':10}{cpu:12.2f}{rss:10.1f}{pss:10.1f}")
     print(
         f"one look, of {len(looks)}: median {statistics.median(walls):.1f} ms, 99 % within "
-        f"{statistics.quantiles(walls, n=100, method='inclusive')[98]:.1f} ms; CPU median {statistics.median(cpus):.1f} ms"
+        f"{statistics.quantiles(walls, n=100, method='inclusive')[98]:.1f} ms; "
+        f"CPU median {statistics.median(cpus):.1f} ms"
     )
     print(f"state file {size:.1f} KiB; looks of the agent {float(held[1]):.0f}")
     is_kept = cpu <= CPU_PERCENT and rss <= MEMORY_MIB

@@ -22,6 +22,7 @@ from hami_hpc.errors import NodeError
 from hami_hpc.node import nvml
 
 OPEN_AGAIN_NS = 10_000_000_000
+MISSING_AGAIN_NS = 60_000_000_000  # a GPU that had no handle when NVML was opened has one only when it is opened again
 FIRST_WINDOW_US = 1_000_000  # how far back the first look at processes' time reaches
 _PROCESS = struct.Struct("@IQII0Q")  # nvmlProcessInfo_t: pid, used memory, GPU instance, compute instance
 _SAMPLE = struct.Struct("@IQIIII0Q")  # nvmlProcessUtilizationSample_t: pid, time stamp, sm, mem, enc, dec
@@ -70,44 +71,58 @@ class Gpus:
     _opened: list[_Opened] = field(default_factory=list)
     _next_try_ns: int = 0
     _problem: str = ""
+    _is_one_missing: bool = False
 
     def look(self) -> tuple[GpuLook, ...]:
         """Returns all GPUs. Raises NodeError, at once after the first time, when NVML cannot be used."""
+        if self._is_one_missing and self.now_ns() >= self._next_try_ns:
+            self._close("", 0)
         if self._nvml is None:
             self._open()
         assert self._nvml is not None
         looks = tuple(self._look_at(self._nvml, one) for one in self._opened)
         if looks and all(one.state == FAILED for one in looks):  # the library, not a GPU
-            self._close(looks[0].detail)
+            self._close(looks[0].detail, OPEN_AGAIN_NS)
         return looks
 
     def _open(self) -> None:
         if self.now_ns() < self._next_try_ns:
             raise NodeError(self._problem)
         try:
-            module = nvml.open_nvml()
+            self._nvml = nvml.open_nvml()
         except NodeError as error:
-            self._problem = str(error)
-            self._next_try_ns = self.now_ns() + OPEN_AGAIN_NS
+            self._problem, self._next_try_ns = str(error), self.now_ns() + OPEN_AGAIN_NS
             raise
+        try:
+            self._list(self._nvml)
+        except self._nvml.NVMLError as error:
+            problem = f"NVML failed while listing GPUs ({error}). Check with nvidia-smi and dmesg (Xid)"
+            self._close(problem, OPEN_AGAIN_NS)
+            raise NodeError(problem) from error
+
+    def _list(self, module: ModuleType) -> None:
         devices: list[tuple[Device, Any]] = []
-        for index in range(module.nvmlDeviceGetCount()):
-            # A GPU that is lost at this moment has no handle; it comes back after its reset, which reopens NVML.
-            with contextlib.suppress(module.NVMLError):
+        count = module.nvmlDeviceGetCount()
+        for index in range(count):
+            with contextlib.suppress(module.NVMLError):  # a GPU that is lost at this moment has no handle
                 handle = module.nvmlDeviceGetHandleByIndex(index)
                 devices.append((nvml.device_of(module, handle), handle))
         handles = {device.uuid: handle for device, handle in devices}
         inventory = make_inventory((device for device, _ in devices), self.models_mib)
         start_us = self.now_unix_us() - FIRST_WINDOW_US
-        self._opened = [_Opened(gpu, handles[gpu.uuid], start_us) for gpu in inventory]
-        self._nvml = module
+        last_us = {one.gpu.uuid: one.last_sample_us for one in self._opened}
+        self._opened = [_Opened(gpu, handles[gpu.uuid], max(start_us, last_us.get(gpu.uuid, 0))) for gpu in inventory]
+        self._is_one_missing = len(devices) < count or not count
+        if self._is_one_missing:
+            self._next_try_ns = self.now_ns() + MISSING_AGAIN_NS
 
-    def _close(self, problem: str) -> None:
+    def _close(self, problem: str, again_ns: int) -> None:
+        """Closes NVML. Keeps up to when each GPU's time was counted, for the next opening."""
         assert self._nvml is not None
         with contextlib.suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
-        self._nvml, self._opened = None, []
-        self._problem, self._next_try_ns = problem, self.now_ns() + OPEN_AGAIN_NS
+        self._nvml, self._is_one_missing = None, False
+        self._problem, self._next_try_ns = problem, self.now_ns() + again_ns
 
     def _look_at(self, module: ModuleType, one: _Opened) -> GpuLook:
         try:

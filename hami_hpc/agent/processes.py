@@ -89,8 +89,8 @@ class Processes:
         return Identity(pid, int(fields[19]), (int(fields[23]), int(fields[25])))
 
     def _stat(self, pid: int) -> bytes:
-        """Returns the text of /proc/PID/stat; b"" where the process has ended. Reading a kept one fails once its process
-        is gone, also when another process has the pid."""
+        """Returns the text of /proc/PID/stat; b"" where the process has ended. Reading a kept one fails once its
+        process is gone, also when another process has the pid."""
         file = self._files.get(pid)
         if file is not None:
             with suppress(OSError):

@@ -85,7 +85,16 @@ def _next(
     used = sum([process.used_bytes for process in own])
     busy = min(sum([process.busy_ns for process in own]), step_ns)
     return JobState(
-        *old[:GRANT_FIELDS],
+        old.job_id,
+        old.uid,
+        old.created_unix_ns,
+        old.service_class,
+        old.policy,
+        old.mode,
+        old.gpu_uuid,
+        old.gpu_minor,
+        old.mem_bytes,
+        old.cores_percent,
         processes,
         used,
         max(used, old.peak_bytes),
@@ -99,9 +108,6 @@ def _next(
         one.oom_count,
         one.device_oom_count,
     )
-
-
-GRANT_FIELDS = JobState._fields.index("processes")  # those before it are the grant's, and stay as they are
 
 
 def _nothing(grant: Grant) -> JobState:

@@ -174,3 +174,38 @@ def test_a_user_cannot_pass_for_root_by_being_undumpable() -> None:
     with python(f"os.setresuid({UID}, {UID}, {UID}); ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)") as process:
         assert Path(f"/proc/{process.pid}/maps").stat().st_uid == 0
         assert Processes(Asked({})).look([process.pid])[process.pid][1].uid == UID
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_more_processes_than_files_stay_open(sleeper: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hami_hpc.agent.processes.KEPT_MAX", 1)
+    processes = Processes(Asked({}))
+    with running("sleep", "100") as other:
+        pids = [sleeper.pid, other.pid]
+        open_before = open_files()
+        for _ in range(3):
+            assert list(processes.look(pids)) == sorted(pids)
+        assert open_files() == open_before + 1
+        assert processes.look([]) == {}
+        assert open_files() == open_before
+
+
+def test_a_kept_file_is_not_that_of_the_next_process_with_the_pid(tmp_path: Path) -> None:
+    """Reading the old one fails then, as it does of /proc when a process has ended."""
+    processes = Processes(Asked({}))
+    with running("sleep", "100") as first, running("sleep", "100") as second:
+        started, _ = processes.look([first.pid])[first.pid]
+        first.kill()
+        first.wait()
+        (tmp_path / str(first.pid)).symlink_to(f"/proc/{second.pid}")  # what /proc shows of the pid from now on
+        processes.root = str(tmp_path)
+        later, known = processes.look([first.pid])[first.pid]
+        assert later >= started
+        assert known.uid == os.getuid()
+        second.kill()
+        second.wait()
+        assert processes.look([first.pid]) == {}
+        assert not processes.is_same(first.pid, later)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -52,6 +52,10 @@ def test_a_line_that_names_no_process_and_job_is_left_out(text: str) -> None:
     assert parse_listpids(f"{LISTED}{text}\n") == parse_listpids(LISTED)
 
 
+def gpus(indices: Iterable[int]) -> frozenset[int] | None:
+    return frozenset(indices)
+
+
 def job(*gres: str, name: str = "train", comment: str = "", separator: str = " ") -> str:
     """What `scontrol --details show job` prints, with one group of nodes for each of `gres`; in 22.05's order."""
     nodes = [f"    Nodes=node{i} CPU_IDs=0-1 Mem=1024 GRES={text}" for i, text in enumerate(gres)]
@@ -89,7 +93,7 @@ def job(*gres: str, name: str = "train", comment: str = "", separator: str = " "
     ],
 )
 def test_the_gpus_of_a_job(gres: tuple[str, ...], indices: set[int], separator: str) -> None:
-    assert parse_held(job(*gres, separator=separator)) == indices
+    assert parse_held(job(*gres, separator=separator)) == gpus(indices)
 
 
 @pytest.mark.parametrize("gres", ["gpu:h200:1(IDX:N/A)", "gpu:h200:2(CNT:2)", "shard:279()", "shard:9(0/559,0/559)"])
@@ -102,7 +106,7 @@ def test_gpus_that_are_not_named_are_not_known(gres: str) -> None:
     [("IDX:0-99999", set(range(1024))), (f"IDX:{'9' * 5000}", None), ("IDX:5-3,1", {1}), ("IDX:0x1,2", {2})],
 )
 def test_huge_and_wrong_indices_do_no_harm(devices: str, indices: set[int] | None) -> None:
-    assert parse_held(job(f"gpu:h200:1({devices})")) == indices
+    assert parse_held(job(f"gpu:h200:1({devices})")) == (None if indices is None else gpus(indices))
 
 
 FORGED = " Nodes=node0 CPU_IDs=0 Mem=0 GRES=gpu:h200:8(IDX:0-7)"
@@ -112,18 +116,18 @@ FORGED = " Nodes=node0 CPU_IDs=0 Mem=0 GRES=gpu:h200:8(IDX:0-7)"
 @pytest.mark.parametrize("forged", [FORGED, f"{FORGED} {FORGED}", "\n" + FORGED, " GRES=gpu:8(IDX:0-7)"])
 def test_a_user_cannot_add_gpus_by_the_jobs_name_or_comment(forged: str, separator: str) -> None:
     for text in ("gpu:h200:1(IDX:1)", "shard:279(0/559,279/559)"):
-        assert parse_held(job(text, name=f"x{forged}", separator=separator)) == {1}
-        assert parse_held(job(text, comment=f"x{forged}", separator=separator)) == {1}
+        assert parse_held(job(text, name=f"x{forged}", separator=separator)) == gpus([1])
+        assert parse_held(job(text, comment=f"x{forged}", separator=separator)) == gpus([1])
     assert parse_held(job("", name=f"x{forged}", separator=separator)) == frozenset()
     unknown = forged.replace("IDX:0-7", "CNT:8")
-    assert parse_held(job("gpu:h200:1(IDX:1)", name=f"x{unknown}", comment=unknown)) == {1}
+    assert parse_held(job("gpu:h200:1(IDX:1)", name=f"x{unknown}", comment=unknown)) == gpus([1])
     assert parse_held(job("", name=f"x{unknown}", comment=unknown)) == frozenset()
 
 
 def test_a_long_comment_takes_no_long_time() -> None:
     start = time.monotonic()
     for text in (" " * 10**6, " Nodes=a" * 10**5, " Nodes=a CPU_IDs=0 Mem=0 GRES=" * 10**4, "gpu:" * 10**5):
-        assert parse_held(job("gpu:h200:1(IDX:1)", comment=text)) in ({1}, frozenset())
+        assert parse_held(job("gpu:h200:1(IDX:1)", comment=text)) in (gpus([1]), gpus([]))
     assert time.monotonic() - start < 10
 
 
@@ -134,7 +138,7 @@ def test_rubbish_names_no_gpus(text: str) -> None:
 
 def test_the_gpus_of_recorded_jobs() -> None:
     jobs = RECORDED.read_text().split("JobId=")
-    assert [parse_held(text) for text in jobs if " Nodes=" in text] == [{0}, {0}, {1}]
+    assert [parse_held(text) for text in jobs if " Nodes=" in text] == [gpus([0]), gpus([0]), gpus([1])]
 
 
 class Commands:
@@ -167,14 +171,16 @@ def test_output_of_any_bytes_is_read() -> None:
 def test_a_step_that_has_just_ended_hides_no_other(tmp_path: Path) -> None:
     """scontrol lists the other steps, and ends with 1."""
     scontrol = tmp_path / "scontrol"
-    scontrol.write_text(f"#!/bin/sh\ncat <<END\n{LISTED}END\necho 'StepId=7.0 does not exist on this node.' >&2\nexit 1\n")
+    scontrol.write_text(
+        f"#!/bin/sh\ncat <<END\n{LISTED}END\necho 'StepId=7.0 does not exist on this node.' >&2\nexit 1\n"
+    )
     scontrol.chmod(0o755)
     assert parse_listpids(run_command((str(scontrol), "listpids"), 10) or "") == parse_listpids(LISTED)
 
 
 def test_processes_are_listed_again_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(slurm_port.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("hami_hpc.agent.slurm_port.time.monotonic", lambda: now[0])
     commands = Commands(lambda _command: LISTED)
     assert commands.port.listed_pids()[4301] == 78
     now[0] += slurm_port.LIST_AGAIN_S
@@ -189,7 +195,7 @@ def test_processes_are_listed_again_only_after_a_while(monkeypatch: pytest.Monke
 
 def test_the_gpus_of_a_job_are_asked_for_beside_the_look_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(slurm_port.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("hami_hpc.agent.slurm_port.time.monotonic", lambda: now[0])
     commands = Commands(lambda _command: None)
     for _ in range(3):
         assert commands.port.held_by(9) is None
@@ -200,13 +206,13 @@ def test_the_gpus_of_a_job_are_asked_for_beside_the_look_and_once(monkeypatch: p
     assert commands.port.held_by(9) is None
     commands.port.finish()
     now[0] += 10 * slurm_port.ASK_AGAIN_S
-    assert commands.port.held_by(9) == {2}
+    assert commands.port.held_by(9) == gpus([2])
     assert len(commands.asked) == 2
     commands.port.forget_but(frozenset({8}))  # the id may come back
     assert commands.port.held_by(9) is None
     commands.port.finish()
     commands.port.forget_but(frozenset({9}))
-    assert commands.port.held_by(9) == {2}
+    assert commands.port.held_by(9) == gpus([2])
 
 
 def test_no_look_waits_for_a_slurmctld_that_hangs_and_what_is_too_much_is_reported() -> None:

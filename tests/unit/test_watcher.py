@@ -292,7 +292,7 @@ def test_who_found_no_memory_because_of_another_is_told(bench: Bench, victim: Vi
 
 def test_slurm_is_asked_once_about_the_gpus_of_a_job_without_a_slice(bench: Bench, victim: Victim) -> None:
     bench.slurm.pids = {victim.pid: 9}
-    bench.slurm.jobs[9] = "JobId=9 GRES=gpu:h200:1(IDX:1)"
+    bench.slurm.jobs[9] = "JobId=9 JobName=a   Nodes=node1 CPU_IDs=0 Mem=0 GRES=gpu:h200:1(IDX:1) MinCPUsNode=1"
     bench.hold(victim.pid, 100, gpu=1)
     for _ in range(8):
         bench.look()
@@ -307,6 +307,51 @@ def test_events_are_kept_for_the_state_file_and_not_for_ever(bench: Bench) -> No
     for number in range(300):
         bench.watcher.event("test", str(number))
     assert [event.text for event in bench.look().events] == [str(number) for number in range(200, 300)]
+
+
+def open_usage_files() -> int:
+    return sum(file.is_symlink() and c.FILE_USAGE in str(file.readlink()) for file in Path("/proc/self/fd").iterdir())
+
+
+def test_the_usage_file_stays_open_until_the_job_ends(bench: Bench) -> None:
+    bench.look()
+    assert open_usage_files() == 2
+    write_count(bench.node, 8, 3)
+    assert [job.device_oom_count for job in bench.look().jobs] == [0, 3]
+    bench.node.epilog(8)
+    assert [job.job_id for job in bench.look().jobs] == [7]
+    assert open_usage_files() == 1
+    bench.node.prolog(8, mem_mib=2048)  # requeued
+    assert [job.device_oom_count for job in bench.look().jobs] == [0, 0]
+
+
+def test_a_usage_file_that_is_none_says_nothing(bench: Bench) -> None:
+    path = bench.node.jobs / "8" / c.FILE_USAGE
+    unmount_below(bench.node.jobs / "8")
+    path.unlink(missing_ok=True)
+    for what in ("nothing", "a folder", "a pipe", "a link", "an empty file"):
+        if what == "a folder":
+            path.mkdir()
+        elif what == "a pipe":
+            os.mkfifo(path)
+        elif what == "a link":
+            path.symlink_to(bench.node.jobs / "7" / c.FILE_USAGE)
+        elif what == "an empty file":
+            path.touch()
+        slices, _ = bench.watcher.slices.look()
+        assert [one.accounted_bytes for one in slices] == [0, None], what
+        if what == "a folder":
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+
+
+def test_every_event_is_counted_by_kind(bench: Bench) -> None:
+    assert bench.look().event_counts == tuple((kind.value, 0) for kind in Kind)
+    for number in range(300):
+        bench.watcher.event(("no_job", "started", "no_job")[number % 3], str(number))
+    counts = dict(bench.look().event_counts)
+    assert (counts["no_job"], counts["started"], counts["no_grant"]) == (200, 100, 0)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"version": 99}', "\0" * 100])
