@@ -15,11 +15,13 @@ from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import (
     INT64_MAX,
     USAGE_FILE_SIZE,
+    Counts,
     Usage,
     empty_usage_head,
     pack_limits,
     parse_limits,
     parse_usage,
+    parse_usage_head,
     usage_record,
 )
 from hami_hpc.node import usage_spool
@@ -275,6 +277,24 @@ def test_every_slot_counts_whatever_its_state_is() -> None:
     assert parse_usage(data, LIMIT_BYTES, ELAPSED_NS).gpu_busy_ns == 15
 
 
+def test_the_head_of_a_usage_file_gives_its_counts_bounded() -> None:
+    head = empty_usage_head()
+    assert parse_usage_head(head) == Counts(0, 0, 0)
+    for number, name in enumerate(Counts._fields):
+        offset, width, _kind = c.USAGE_FIELDS[name]
+        for value, expected in ((5, 5), (2**64 - 1, 2**63 - 1)):
+            data = head[:offset] + value.to_bytes(width, "little") + head[offset + width :]
+            counts = parse_usage_head(data)
+            assert counts is not None
+            assert counts[number] == expected
+            assert sum(counts) == expected
+    assert parse_usage_head(head[:-1]) is None
+    assert parse_usage_head(head + b"\0") is None
+    for name in ("magic", "abi_version"):
+        offset = c.USAGE_FIELDS[name][0]
+        assert parse_usage_head(head[:offset] + bytes([head[offset] ^ 1]) + head[offset + 1 :]) is None
+
+
 def test_sizes_in_a_limits_record_are_whole_mib() -> None:
     data = field("gpu_total_bytes", (6 << 20) - 1, field("mem_limit_bytes", (5 << 20) + 7, pack_limits(GRANT)))
     found = parse_limits(data)
@@ -305,5 +325,10 @@ def test_the_usage_record_of_an_ended_job_is_this_one() -> None:
         "device_oom_count": 6,
         "gpu_busy_ns": 4,
         "throttled_ns": 5,
+        "observed_ns": 0,
+        "observed_peak_bytes": 0,
+        "observed_busy_ns": 0,
+        "observed_energy_mj": 0,
+        "disturbed_count": 0,
     }
     assert usage_record(grant, DAMAGED, 5)["end_unix_ns"] == start, "never before its start"
