@@ -185,8 +185,8 @@ def measure(node: Node, seconds: float) -> tuple[Cost, Cost, str]:
         scrape(url)
         before = cost_of(agent.pid), cost_of(server.pid)
         start = time.monotonic()
-        while (left := seconds - (time.monotonic() - start)) > 0:
-            time.sleep(min(SCRAPE_SECONDS, left))
+        for number in range(1, max(1, round(seconds / SCRAPE_SECONDS)) + 1):
+            time.sleep(max(0, start + min(seconds, number * SCRAPE_SECONDS) - time.monotonic()))
             text = scrape(url)
         now = cost_of(agent.pid), cost_of(server.pid)
     return since(before[0], now[0]), since(before[1], now[1]), text
@@ -275,7 +275,7 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--tenants", type=int, default=80)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--looks", type=int, default=60)
+    parser.add_argument("--looks", type=int, default=30)
     parser.add_argument("--profile", action="store_true", help="where a look's time goes, by cProfile")
     options = parser.parse_args()
     kept = []

@@ -23,6 +23,7 @@ from hami_hpc.node import nvml
 
 OPEN_AGAIN_NS = 10_000_000_000
 MISSING_AGAIN_NS = 60_000_000_000  # a GPU that had no handle when NVML was opened has one only when it is opened again
+SLOW_NS = 4_500_000_000  # how long power and temperature stay as they were read: nothing is judged by them
 FIRST_WINDOW_US = 1_000_000  # how far back the first look at processes' time reaches
 _PROCESS = struct.Struct("@IQII0Q")  # nvmlProcessInfo_t: pid, used memory, GPU instance, compute instance
 _SAMPLE = struct.Struct("@IQIIII0Q")  # nvmlProcessUtilizationSample_t: pid, time stamp, sm, mem, enc, dec
@@ -58,6 +59,9 @@ class _Opened:
     gpu: Gpu
     handle: Any
     last_sample_us: int
+    slow_at_ns: int | None = None  # when power and temperature were read
+    power_mw: int = 0
+    temperature_c: int = 0
 
 
 @dataclass
@@ -139,6 +143,10 @@ class Gpus:
             except module.NVMLError:
                 return 0
 
+        if one.slow_at_ns is None or self.now_ns() - one.slow_at_ns >= SLOW_NS:
+            one.slow_at_ns = self.now_ns()
+            one.power_mw = number("nvmlDeviceGetPowerUsage")
+            one.temperature_c = number("nvmlDeviceGetTemperature", module.NVML_TEMPERATURE_GPU)
         try:
             busy_percent = float(module.nvmlDeviceGetUtilizationRates(one.handle).gpu)
         except module.NVMLError:
@@ -149,9 +157,9 @@ class Gpus:
             total_bytes=int(memory.total - memory.reserved),
             used_bytes=int(memory.used),
             busy_percent=busy_percent,
-            power_mw=number("nvmlDeviceGetPowerUsage"),
+            power_mw=one.power_mw,
             energy_mj=number("nvmlDeviceGetTotalEnergyConsumption"),
-            temperature_c=number("nvmlDeviceGetTemperature", module.NVML_TEMPERATURE_GPU),
+            temperature_c=one.temperature_c,
             processes=tuple(GpuProcess(pid, used[pid], busy.get(pid, 0)) for pid in sorted(used)),
         )
 

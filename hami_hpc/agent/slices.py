@@ -11,10 +11,10 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import parse_usage_head
 from hami_hpc.core.watch import Slice
+from hami_hpc.errors import NodeError
 from hami_hpc.node import job_dirs
 
-# (device, inode) of a job's directory, which a requeued job's prolog makes again
-Key = tuple[int, int]
+Key = int  # the inode of a job's directory, which a requeued job's prolog makes again
 
 
 @dataclass
@@ -38,20 +38,26 @@ class Slices:
         """Returns the slices by job id, and the jobs that hold the whole node. Raises NodeError when the run directory
         cannot be listed."""
         jobs: dict[str, _Job] = {}
-        for name in job_dirs.entries(self.run_dir):
+        for name, key in self._entries():
             if name.isdigit():
                 directory = f"{job_dirs.jobs_dir(self.run_dir)}/{name}"
-                try:
-                    status = os.lstat(directory)
-                except OSError:
-                    continue  # its epilog removed it
-                key = (status.st_dev, status.st_ino)
                 old = self._jobs.get(name)
                 jobs[name] = old if old is not None and old.key == key else _Job(key, job_dirs.read_grant(directory))
         self._jobs = jobs
         slices = tuple(self._slice(job, job.grant) for job in jobs.values() if job.grant is not None)
         whole = (name for name, job in jobs.items() if job.grant is None and self._is_whole(name))
         return tuple(sorted(slices, key=lambda one: one.grant.job_id)), frozenset(map(int, whole))
+
+    def _entries(self) -> list[tuple[str, Key]]:
+        """Returns the names in `jobs/` with their inodes. Raises NodeError."""
+        path = job_dirs.jobs_dir(self.run_dir)
+        try:
+            with os.scandir(path) as entries:
+                return [(entry.name, entry.inode()) for entry in entries]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise NodeError(f"{path} cannot be listed: {error.strerror}") from error
 
     def _is_whole(self, name: str) -> bool:
         return os.path.lexists(f"{job_dirs.jobs_dir(self.run_dir)}/{name}/{c.FILE_WHOLE}")

@@ -113,7 +113,7 @@ def to_json(state: AgentState) -> str:
     table: dict[str, Any] = {"version": VERSION, **state._asdict()}
     for name in _LISTS:
         table[name] = [row._asdict() for row in table[name]]
-    return json.dumps(table, separators=(",", ":"))
+    return json.dumps(table, separators=(",", ":"), check_circular=False)
 
 
 def from_json(text: str) -> AgentState | None:

@@ -167,6 +167,18 @@ def test_a_gpu_as_nvml_shows_it(bench: Bench) -> None:
     assert (second.gpu.minor, second.processes) == (1, ())
 
 
+def test_power_and_temperature_are_read_every_few_seconds(bench: Bench) -> None:
+    for _ in range(11):
+        look = bench.gpus.look()[0]
+        assert (look.power_mw, look.temperature_c) == (300_000, 40)
+        bench.wait(1)
+    assert bench.nvml.calls.count("nvmlDeviceGetPowerUsage") == 3 * 2
+    assert bench.nvml.calls.count("nvmlDeviceGetTotalEnergyConsumption") == 11 * 2
+    bench.nvml.gpus[0].errors["nvmlDeviceGetPowerUsage"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    bench.wait(5)
+    assert bench.gpus.look()[0].power_mw == 0
+
+
 def test_the_rows_are_as_pynvml_declares_them() -> None:
     assert agent_gpus._PROCESS.size == ctypes.sizeof(pynvml.c_nvmlProcessInfo_v3_t)
     assert agent_gpus._SAMPLE.size == ctypes.sizeof(pynvml.c_nvmlProcessUtilizationSample_t)
