@@ -33,7 +33,8 @@ class Identity(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What was read of a process. `job_id` is 0 for none; has_interposer None: it could not be read."""
+    """What was read of a process. `job_id` is 0 for none, -1 while Slurm does not say; has_interposer None: it could not
+    be read."""
 
     uid: int
     job_id: int
@@ -42,10 +43,10 @@ class Known(NamedTuple):
 
 @dataclass
 class Processes:
-    """Reads processes once, and again when they execute another program. `listed_pids` asks Slurm (pid -> job id) for
-    processes without a cgroup of Slurm's; `root` is /proc, or a test's."""
+    """Reads processes once, and again when they execute another program. `listed_pids` asks Slurm (pid -> job id, None
+    when it does not answer) for processes without a cgroup of Slurm's; `root` is /proc, or a test's."""
 
-    listed_pids: Callable[[], Mapping[int, int]]
+    listed_pids: Callable[[], Mapping[int, int] | None]
     root: str = "/proc"
     _known: dict[Identity, Known] = field(default_factory=dict)
     _asked: dict[Identity, int] = field(default_factory=dict)
@@ -54,18 +55,18 @@ class Processes:
         """Returns start and knowledge of each process that still runs, by pid."""
         identities = [found for pid in sorted(set(pids)) if (found := self._identity(pid)) is not None]
         known = {one: self._next(one) for one in identities}
-        strangers = [one for one in identities if not known[one].job_id and self._asked.get(one, 0) < ASK]
-        self._asked = {one: self._asked.get(one, 0) + (one in strangers) for one in identities}
+        strangers = {one for one in identities if known[one].job_id <= 0 and self._asked.get(one, 0) < ASK}
         listed = self.listed_pids() if strangers else {}
+        self._asked = {one: self._asked.get(one, 0) + (one in strangers and listed is not None) for one in identities}
         for one in strangers:
-            known[one] = known[one]._replace(job_id=listed.get(one.pid, 0))
+            known[one] = known[one]._replace(job_id=-1 if listed is None else listed.get(one.pid, 0))
         self._known = known
         return {one.pid: (one.started, known[one]) for one in identities}
 
     def _next(self, one: Identity) -> Known:
         """Returns what is known of a process; reads again what was missing: its job, or the interposer."""
         old = self._known.get(one)
-        if old is not None and old.job_id and old.has_interposer:
+        if old is not None and old.job_id > 0 and old.has_interposer:
             return old
         new = self._read(one.pid)
         return new if old is None or new.job_id else new._replace(job_id=old.job_id)

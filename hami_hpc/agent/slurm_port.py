@@ -22,17 +22,18 @@ TIMEOUT_S = 20.0
 LIST_AGAIN_S = 0.4
 ASK_AGAIN_S = 30.0
 WAITING_MAX = 200
+NO_STEPS = "No job steps exist"
 
 
 def run_command(command: tuple[str, ...], timeout_s: float) -> str | None:
-    """Returns a command's standard output; None when it fails."""
+    """Returns a command's standard output; None when it fails. That no step runs here is an answer of listpids."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return done.stdout if done.returncode == 0 or done.stderr.startswith(NO_STEPS) else None
 
 
 @dataclass
@@ -42,14 +43,15 @@ class SlurmPort:
     node: str
     report: Callable[[str], None]
     run: Callable[[tuple[str, ...], float], str | None] = run_command
-    _listed: Mapping[int, int] = field(default_factory=dict)
+    _listed: Mapping[int, int] | None = None
     _listed_at: float = -1e9
     _held: dict[int, tuple[float, frozenset[int] | None]] = field(default_factory=dict)
     _waiting: queue.Queue[Callable[[], None]] = field(default_factory=lambda: queue.Queue(WAITING_MAX))
     _thread: threading.Thread | None = None
 
-    def listed_pids(self) -> Mapping[int, int]:
-        """Returns the processes of all steps on this node, pid -> job id, from slurmstepd."""
+    def listed_pids(self) -> Mapping[int, int] | None:
+        """Returns the processes of all steps on this node, pid -> job id, from slurmstepd; None when it does not say
+        all of them (a step that does not answer, no scontrol)."""
         if time.monotonic() - self._listed_at > LIST_AGAIN_S:
             text = self.run(("scontrol", "listpids"), LOCAL_TIMEOUT_S)
             self._listed = parse_listpids(text or "")
@@ -131,8 +133,10 @@ class SlurmPort:
         self._waiting.join()
 
 
-def parse_listpids(text: str) -> dict[int, int]:
-    """Returns pid -> job id of `scontrol listpids`."""
+def parse_listpids(text: str) -> dict[int, int] | None:
+    """Returns pid -> job id of `scontrol listpids`; None for a text without its headline."""
+    if text.split(None, 2)[:2] != ["PID", "JOBID"]:
+        return None
     pids = {}
     for line in text.splitlines():
         words = line.split()
