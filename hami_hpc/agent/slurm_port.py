@@ -46,6 +46,7 @@ class SlurmPort:
     _listed: Mapping[int, int] | None = None
     _listed_at: float = -1e9
     _held: dict[int, tuple[float, frozenset[int] | None]] = field(default_factory=dict)
+    _ending: set[int] = field(default_factory=set)
     _waiting: queue.Queue[Callable[[], None]] = field(default_factory=lambda: queue.Queue(WAITING_MAX))
     _thread: threading.Thread | None = None
 
@@ -73,8 +74,10 @@ class SlurmPort:
 
     def _ask(self, job_id: int) -> None:
         text = self.run(("scontrol", "--oneliner", "--details", "show", "job", str(job_id)), TIMEOUT_S)
-        if text is not None:
-            self._held[job_id] = (time.monotonic(), parse_held(text))
+        # an array's id shows all of its tasks; a text without the job says nothing of it
+        for line in (text or "").splitlines():
+            if line.startswith(f"JobId={job_id} "):
+                self._held[job_id] = (time.monotonic(), parse_held(line))
 
     def warn(self, job_id: int, text: str) -> threading.Event:
         """Writes a line to the output of a batch job, or of the salloc or srun that the job is run from. Sets the
@@ -93,10 +96,20 @@ class SlurmPort:
         return told
 
     def fail(self, job_id: int, text: str) -> None:
-        """Ends a job, with a comment for administrators."""
-        comment = ("scontrol", "update", f"JobId={job_id}", f"AdminComment=hami_hpc: {plain(text)}")
-        self._later(lambda: self._tell(comment), f"job {job_id} got no comment")
-        self._later(lambda: self._tell(("scancel", str(job_id))), f"job {job_id} could not be ended")
+        """Ends a job, with a comment for administrators. Does nothing while an earlier request to end it waits."""
+
+        def end() -> None:
+            try:
+                name = job_name(self.run(("scontrol", "--oneliner", "show", "job", str(job_id)), TIMEOUT_S), job_id)
+                self._tell(("scontrol", "update", f"JobId={name}", f"AdminComment=hami_hpc: {plain(text)}"))
+                self._tell(("scancel", name))
+            finally:
+                self._ending.discard(job_id)
+
+        if job_id not in self._ending:
+            self._ending.add(job_id)
+            if not self._later(end, f"job {job_id} could not be ended"):
+                self._ending.discard(job_id)
 
     def drain(self, text: str) -> None:
         """Drains this node."""
@@ -143,6 +156,16 @@ def parse_listpids(text: str) -> dict[int, int] | None:
         if len(words) >= 2 and words[0].isdigit() and words[1].isdigit():
             pids[int(words[0])] = int(words[1])
     return pids
+
+
+def job_name(text: str | None, job_id: int) -> str:
+    """Returns what names exactly this job in Slurm's commands, from `scontrol -o show job`. One task of an array has
+    the job id of the array: 12_3 names the task, 12 all of them."""
+    for line in (text or "").splitlines():
+        match = re.match(r"JobId=(\d+) ArrayJobId=(\d+) ArrayTaskId=(\d+) ", line)
+        if match is not None and int(match[1]) == job_id:
+            return f"{match[2]}_{match[3]}"
+    return str(job_id)
 
 
 def parse_held(text: str) -> frozenset[int] | None:

@@ -195,7 +195,7 @@ class Watcher:
             action = self.settings.actions[one.kind]
             killed = [p.pid for p in one.processes if p.uid != 0 and kill(p, self.processes.is_same)]
             done = [f"killed {', '.join(map(str, killed))}" if killed else "nothing left to kill"]
-            if is_new and one.job_id and action in (Action.FAIL, Action.DRAIN):
+            if one.job_id and action in (Action.FAIL, Action.DRAIN):  # again, as slurmctld may have been down
                 self.slurm.fail(one.job_id, one.text)
                 done.append("job ended")
             if is_new and action is Action.DRAIN:

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hami_hpc.agent.processes import ASK, Processes
-from hami_hpc.agent.slurm_port import parse_listpids, run_command
+from hami_hpc.agent.slurm_port import SlurmPort, parse_listpids, run_command
 
 
 def test_a_process_of_which_slurm_does_not_say_the_job_is_not_of_no_job() -> None:
@@ -43,3 +41,49 @@ def test_the_list_of_a_node_without_steps_is_empty_and_that_of_a_step_that_does_
         program.write_text(f"{head}echo '{said}' >&2; exit 1\n")
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         assert parse_listpids(run_command((str(program), "listpids"), 5) or "") == expected
+
+
+ARRAY = (
+    "JobId=2 ArrayJobId=2 ArrayTaskId=3 JobName=a JobState=RUNNING GRES=gpu:h200:1(IDX:0) \n"
+    "JobId=3 ArrayJobId=2 ArrayTaskId=1 JobName=a JobState=RUNNING GRES=gpu:h200:1(IDX:1) \n"
+)
+
+
+class Commands:
+    """Slurm's commands: what `scontrol show job` says, and what was run."""
+
+    def __init__(self, shown: str | None) -> None:
+        self.shown = shown
+        self.run: list[tuple[str, ...]] = []
+
+    def __call__(self, command: tuple[str, ...], _timeout_s: float) -> str | None:
+        self.run.append(command)
+        return self.shown if "show" in command else ""
+
+
+@pytest.mark.parametrize(("shown", "job_id", "name"), [(ARRAY, 2, "2_3"), (ARRAY, 3, "2_1"), (None, 2, "2"), ("", 7, "7")])
+def test_the_end_of_one_task_of_an_array_leaves_the_others_alone(shown: str | None, job_id: int, name: str) -> None:
+    """`scancel 2` ends all tasks of array 2, one of which has the job id 2."""
+    commands = Commands(shown)
+    port = SlurmPort("node1", lambda _text: None, commands)
+    port.fail(job_id, "text")
+    port.finish()
+    assert commands.run[1:] == [
+        ("scontrol", "update", f"JobId={name}", "AdminComment=hami_hpc: text"),
+        ("scancel", name),
+    ]
+
+
+@pytest.mark.parametrize("shown", ["", "slurm_load_jobs error: none\n", "JobId=70 GRES=gpu:h200:1(IDX:1)", "\0"])
+def test_an_answer_that_is_not_about_the_job_says_nothing_of_its_gpus(shown: str) -> None:
+    port = SlurmPort("node1", lambda _text: None, Commands(shown))
+    for _ in range(2):
+        assert port.held_by(7) is None
+        port.finish()
+
+
+def test_the_gpus_of_a_task_are_not_those_of_the_other_tasks() -> None:
+    port = SlurmPort("node1", lambda _text: None, Commands(ARRAY))
+    assert port.held_by(2) is None
+    port.finish()
+    assert port.held_by(2) == {0}
