@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hami_hpc.agent.slow_reads import Identity, SlowReads
+
 LIBRARY = "libhami-hpc.so"
 DELETED = " (deleted)"
 # cgroup v1: /slurm/uid_1000/job_7/step_0; v2: /system.slice/slurmstepd.scope/job_7/step_0. A NodeName can be part of
@@ -21,15 +23,9 @@ _V1 = re.compile(r"/slurm(?:_[^/]+)?/uid_\d+/job_(\d+)(?:/|$)")
 _V2 = re.compile(r"/(?:[^/]+_)?slurmstepd\.scope/job_(\d+)(?:/|$)")
 _USERS_OWN = "/user.slice/"  # where systemd lets users make cgroups of any name
 ASK = 5  # how often Slurm is asked about a process that it does not list
+READS = 3  # how often a process without the interposer is read at each look; later at each EVERY-th only
+EVERY = 16
 MAX_BYTES = 64 << 20  # of one file of /proc; a process with every mapping that the kernel allows has some 8 MiB of maps
-
-
-class Identity(NamedTuple):
-    """A process, as far as it stays the same: `started` in clock ticks; `image` changes when it executes a program."""
-
-    pid: int
-    started: int
-    image: tuple[int, int]
 
 
 class Known(NamedTuple):
@@ -50,11 +46,20 @@ class Processes:
     root: str = "/proc"
     _known: dict[Identity, Known] = field(default_factory=dict)
     _asked: dict[Identity, int] = field(default_factory=dict)
+    _looks: dict[Identity, int] = field(default_factory=dict)
+    _slow: SlowReads = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._slow = SlowReads(self._has_interposer)
 
     def look(self, pids: Iterable[int]) -> dict[int, tuple[int, Known]]:
         """Returns start and knowledge of each process that still runs, by pid."""
         identities = [found for pid in sorted(set(pids)) if (found := self._identity(pid)) is not None]
         known = {one: self._next(one) for one in identities}
+        self._looks = {one: self._looks.get(one, -1) + 1 for one in identities}
+        unread = [one for one in identities if not known[one].has_interposer and self._is_due(one)]
+        for one, has_interposer in self._slow.look(unread).items():
+            known[one] = known[one]._replace(has_interposer=has_interposer)
         strangers = {one for one in identities if known[one].job_id <= 0 and self._asked.get(one, 0) < ASK}
         listed = self.listed_pids() if strangers else {}
         self._asked = {one: self._asked.get(one, 0) + (one in strangers and listed is not None) for one in identities}
@@ -64,12 +69,18 @@ class Processes:
         return {one.pid: (one.started, known[one]) for one in identities}
 
     def _next(self, one: Identity) -> Known:
-        """Returns what is known of a process; reads again what was missing: its job, or the interposer."""
+        """Returns what is known of a process; reads its job again where it was missing."""
         old = self._known.get(one)
-        if old is not None and old.job_id > 0 and old.has_interposer:
+        if old is not None and old.job_id > 0:
             return old
         new = self._read(one.pid)
-        return new if old is None or new.job_id else new._replace(job_id=old.job_id)
+        return new if old is None else new._replace(job_id=new.job_id or old.job_id, has_interposer=old.has_interposer)
+
+    def _is_due(self, one: Identity) -> bool:
+        """Returns whether to read for the interposer: it is there before a process can use a GPU, or never."""
+        old = self._known.get(one)
+        looks = self._looks[one]
+        return old is None or old.has_interposer is None or looks < READS or looks % EVERY == 0
 
     def is_same(self, pid: int, started: int) -> bool:
         """Returns whether the process of this pid still is the one that was started then."""
@@ -88,7 +99,7 @@ class Processes:
         return Known(
             uid=int(status[1]) if status else -1,
             job_id=job_of(self._text(pid, "cgroup")),
-            has_interposer=self._has_interposer(pid),
+            has_interposer=None,
         )
 
     def _has_interposer(self, pid: int) -> bool | None:

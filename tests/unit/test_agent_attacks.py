@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -61,7 +63,9 @@ class Commands:
         return self.shown if "show" in command else ""
 
 
-@pytest.mark.parametrize(("shown", "job_id", "name"), [(ARRAY, 2, "2_3"), (ARRAY, 3, "2_1"), (None, 2, "2"), ("", 7, "7")])
+@pytest.mark.parametrize(
+    ("shown", "job_id", "name"), [(ARRAY, 2, "2_3"), (ARRAY, 3, "2_1"), (None, 2, "2"), ("", 7, "7")]
+)
 def test_the_end_of_one_task_of_an_array_leaves_the_others_alone(shown: str | None, job_id: int, name: str) -> None:
     """`scancel 2` ends all tasks of array 2, one of which has the job id 2."""
     commands = Commands(shown)
@@ -87,3 +91,35 @@ def test_the_gpus_of_a_task_are_not_those_of_the_other_tasks() -> None:
     assert port.held_by(2) is None
     port.finish()
     assert port.held_by(2) == {0}
+
+
+def fake_process(root: Path, pid: int) -> Path:
+    """Makes what is read of a process, in a directory that stands for /proc. Returns its directory."""
+    directory = root / str(pid)
+    directory.mkdir()
+    (directory / "stat").write_text(f"{pid} (a b) R " + " ".join(["1"] * 48))
+    (directory / "status").write_text("Name:\ta\nUid:\t1000\t1000\t1000\t1000\n")
+    (directory / "cgroup").write_text("0::/system.slice/slurmstepd.scope/job_7/step_0\n")
+    (directory / "maps").write_text("1000-2000 r-xp 0 0:1 5 /bin/a\n")
+    return directory
+
+
+def test_a_process_whose_memory_map_cannot_be_read_delays_nobody(tmp_path: Path) -> None:
+    """It may hang in a driver with its memory map locked, or on a file system of the user's own."""
+    stuck = fake_process(tmp_path, 10) / "maps"
+    stuck.unlink()
+    os.mkfifo(stuck)
+    fake_process(tmp_path, 11)
+    processes = Processes(lambda: {}, str(tmp_path))
+    start = time.monotonic()
+    for _ in range(8):
+        seen = {pid: known.has_interposer for pid, (_, known) in processes.look([10, 11]).items()}
+    assert time.monotonic() - start < 5
+    assert seen == {10: None, 11: False}
+    with stuck.open("w") as file:  # it goes on
+        file.write("1000-2000 r-xp 0 0:1 5 /bin/a\n")
+    for _ in range(3):
+        seen = {pid: known.has_interposer for pid, (_, known) in processes.look([10, 11]).items()}
+        stuck.unlink(missing_ok=True)
+        stuck.write_text("1000-2000 r-xp 0 0:1 5 /bin/a\n")
+    assert seen == {10: False, 11: False}
