@@ -12,8 +12,8 @@ from hami_hpc.core.records import parse_usage_head
 from hami_hpc.core.watch import Slice
 from hami_hpc.node import job_dirs
 
-# (device, inode) of a job's directory, which a requeued job's prolog makes again
-Key = tuple[int, int]
+# (device, inode, ctime) of a job's directory, which a requeued job's prolog makes again, maybe with the same inode
+Key = tuple[int, int, int]
 
 
 @dataclass
@@ -34,18 +34,19 @@ class Slices:
                     status = os.lstat(directory)
                 except OSError:
                     continue  # its epilog removed it
-                key = (status.st_dev, status.st_ino)
+                key = (status.st_dev, status.st_ino, status.st_ctime_ns)
                 old = self._grants.get(name)
                 grants[name] = old if old is not None and old[0] == key else (key, job_dirs.read_grant(directory))
         self._grants = grants
-        slices = tuple(self._slice(grant) for _, grant in grants.values() if grant is not None)
+        slices = tuple(self.slice_of(grant) for _, grant in grants.values() if grant is not None)
         whole = (name for name, (_, grant) in grants.items() if grant is None and self._is_whole(name))
         return tuple(sorted(slices, key=lambda one: one.grant.job_id)), frozenset(map(int, whole))
 
     def _is_whole(self, name: str) -> bool:
         return os.path.lexists(f"{job_dirs.jobs_dir(self.run_dir)}/{name}/{c.FILE_WHOLE}")
 
-    def _slice(self, grant: Grant) -> Slice:
+    def slice_of(self, grant: Grant) -> Slice:
+        """Returns a slice with what its job counts at this moment."""
         path = f"{job_dirs.job_dir(self.run_dir, grant.job_id)}/{c.FILE_USAGE}"
         data = job_dirs.read_bounded(path, c.USAGE_SIZE - 1, None)
         counts = None if data is None else parse_usage_head(data)

@@ -28,7 +28,9 @@ from hami_hpc.core.watch import (
     Slice,
     Suspicion,
     TimeWatch,
+    is_uncounted,
     judge,
+    processes_of,
     too_little_left,
 )
 from hami_hpc.errors import NodeError
@@ -37,6 +39,8 @@ from hami_hpc.node.agent_settings import AgentSettings
 
 EVENTS_MAX = 100
 TELL_NS = 500_000_000  # for how long a kill waits until the job's output has the reason
+RECOUNTS = 10
+RECOUNT_S = 0.001
 KILLING = (Action.KILL, Action.FAIL, Action.DRAIN)
 # Findings that take memory or time from the GPU's other jobs.
 TAKES_FROM_OTHERS = (Kind.MEMORY_OVER, Kind.WRONG_GPU, Kind.NO_GRANT, Kind.NO_JOB, Kind.UNCOUNTED)
@@ -106,7 +110,8 @@ class Watcher:
         else:
             self._fault("")
         processes = self._identify(gpu_looks, step_ns)
-        look = Look(boot_ns, processes, slices, whole, self._held(processes, slices, whole, gpu_looks))
+        held = self._held(processes, slices, whole, gpu_looks)
+        look = self._recounted(Look(boot_ns, processes, slices, whole, held))
         suspicions = [*judge(look, self.settings.limits), *self._time.judge(look)]
         wanted = [one for one in suspicions if self.settings.actions[one.kind] is not Action.IGNORE]
         for incident in self._incidents.update(boot_ns, wanted):
@@ -175,6 +180,23 @@ class Watcher:
             indices = self.slurm.held_by(job_id)
             held[job_id] = None if indices is None else frozenset(uuids[i] for i in indices if i in uuids)
         return held
+
+    def _recounted(self, look: Look) -> Look:
+        """Returns the look with the most that each suspicious slice counts within some milliseconds. Programs take and
+        give memory between the moment of NVML's number and that of their own."""
+        counts = {one.grant.job_id: one for one in look.slices}
+        for _ in range(RECOUNTS):
+            suspects = [
+                one for one in counts.values() if is_uncounted(one, processes_of(look, one.grant), self.settings.limits)
+            ]
+            if not suspects:
+                break
+            time.sleep(RECOUNT_S)
+            for one in suspects:
+                again = self.slices.slice_of(one.grant)
+                if (again.accounted_bytes or 0) > (one.accounted_bytes or 0):
+                    counts[one.grant.job_id] = one._replace(accounted_bytes=again.accounted_bytes)
+        return look._replace(slices=tuple(counts.values()))
 
     def _act(self, incident: Incident) -> None:
         """Does what the settings say. Who is to be killed is told first, so that their output has the reason."""

@@ -20,6 +20,8 @@ SECOND = 1_000_000_000
 CLEAR_NS = 10 * SECOND
 AGAIN_NS = 5 * SECOND  # an action is repeated as long as its reason holds
 LOOKS = 2  # consecutive looks that confirm a suspicion
+# A program that takes and gives memory all the time is seen with much of it and counted with little now and then.
+LOOKS_UNCOUNTED = 5
 # (window, points above the share): a mean over the window that exceeds share + points is time above the share.
 TIME_WINDOWS = ((3 * SECOND // 2, 30), (30 * SECOND, 10))
 MIB = 1 << 20
@@ -52,7 +54,7 @@ class Action(StrEnum):
 # of a job, may lag behind.
 GRACE_NS: Mapping[Kind, int] = {
     Kind.MEMORY_OVER: SECOND // 4,
-    Kind.UNCOUNTED: SECOND // 4,
+    Kind.UNCOUNTED: 3 * SECOND // 4,
     Kind.NO_INTERPOSER: SECOND // 4,
     Kind.WRONG_GPU: SECOND // 4,
     Kind.TIME_OVER: 0,  # its windows are the grace
@@ -143,6 +145,12 @@ def judge(look: Look, limits: Limits) -> Iterator[Suspicion]:
         yield from _memory(one, processes_of(look, one.grant), limits)
 
 
+def is_uncounted(one: Slice, processes: tuple[Process, ...], limits: Limits) -> bool:
+    """Returns whether a slice's processes hold more than they counted themselves."""
+    used = sum(process.used_bytes for process in processes)
+    return one.accounted_bytes is not None and used > one.accounted_bytes + limits.memory_slack_bytes
+
+
 def _memory(one: Slice, processes: tuple[Process, ...], limits: Limits) -> Iterator[Suspicion]:
     grant = one.grant
     used = sum(process.used_bytes for process in processes)
@@ -151,7 +159,7 @@ def _memory(one: Slice, processes: tuple[Process, ...], limits: Limits) -> Itera
         text = f"job {grant.job_id} holds {used // MIB} MiB of GPU {grant.gpu_uuid}; granted are {grant.mem_mib} MiB"
         yield Suspicion(Kind.MEMORY_OVER, grant.job_id, 0, grant.gpu_uuid, processes, text)
     is_known = any(process.has_interposer is False for process in processes)  # NO_INTERPOSER says the same, and who
-    if not is_known and one.accounted_bytes is not None and used > one.accounted_bytes + limits.memory_slack_bytes:
+    if not is_known and one.accounted_bytes is not None and is_uncounted(one, processes, limits):
         text = (
             f"job {grant.job_id} holds {used // MIB} MiB of GPU {grant.gpu_uuid}, of which its interposer counted "
             f"{one.accounted_bytes // MIB} MiB"
@@ -242,7 +250,8 @@ class Incidents:
                 case = self._cases[subject] = _Case(boot_ns, boot_ns)
             else:
                 case.looks, case.last_ns = case.looks + 1, boot_ns
-            if case.looks < LOOKS or boot_ns - case.first_ns < GRACE_NS[suspicion.kind]:
+            looks = LOOKS_UNCOUNTED if suspicion.kind is Kind.UNCOUNTED else LOOKS
+            if case.looks < looks or boot_ns - case.first_ns < GRACE_NS[suspicion.kind]:
                 continue
             if case.acted_ns is None or boot_ns - case.acted_ns >= AGAIN_NS:
                 due.append(Incident(suspicion, case.acted_ns is None))

@@ -90,7 +90,7 @@ def test_the_gpus_of_a_task_are_not_those_of_the_other_tasks() -> None:
     port = SlurmPort("node1", lambda _text: None, Commands(ARRAY))
     assert port.held_by(2) is None
     port.finish()
-    assert port.held_by(2) == {0}
+    assert port.held_by(2) == frozenset({0})
 
 
 def fake_process(root: Path, pid: int) -> Path:

@@ -105,7 +105,7 @@ def suspicion(kind: Kind = Kind.MEMORY_OVER, job_id: int = 7) -> Suspicion:
     return Suspicion(kind, job_id, 0, GPU, (), "text")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if GRACE_NS[kind]])
+@pytest.mark.parametrize("kind", [kind for kind in Kind if GRACE_NS[kind] and kind is not Kind.UNCOUNTED])
 def test_a_suspicion_is_confirmed_by_a_second_look_after_its_grace(kind: Kind) -> None:
     incidents = Incidents()
     assert incidents.update(0, [suspicion(kind)]) == []
@@ -219,3 +219,9 @@ def replace_processes(seen: Look) -> Look:
 def test_a_suspicion_names_whom_it_concerns() -> None:
     one = suspicion()
     assert one.subject == (Kind.MEMORY_OVER, 7, 0, GPU)
+
+
+def test_what_is_not_counted_is_confirmed_by_five_looks() -> None:
+    incidents = Incidents()
+    found = [bool(incidents.update(at * SECOND // 5, [suspicion(Kind.UNCOUNTED)])) for at in range(6)]
+    assert found == [False, False, False, False, True, False]

@@ -24,8 +24,9 @@ from hami_hpc.agent.slurm_port import SlurmPort
 from hami_hpc.agent.watcher import Watcher
 from hami_hpc.contract import constants as c
 from hami_hpc.core.agent_state import FAILED, LOST, OK, Event
+from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Gpu
-from hami_hpc.core.watch import MIB, SECOND, Action, Kind, Limits
+from hami_hpc.core.watch import MIB, SECOND, Action, Kind, Limits, Slice
 from hami_hpc.errors import NodeError
 from hami_hpc.node import agent_file, boot
 from hami_hpc.node.agent_settings import AgentSettings
@@ -342,3 +343,20 @@ def test_one_agent_per_node_and_none_in_a_folder_of_a_user(bench: Bench) -> None
     os.chown(agent_file.folder(run_dir), UID, -1)
     with pytest.raises(NodeError, match="only root can write"), service.only_one(run_dir, -1):
         pass
+
+
+def test_a_program_that_takes_and_gives_all_the_time_counts_its_memory(bench: Bench, victim: Victim) -> None:
+    """NVML's number and the program's own are never of the same moment."""
+    bench.set(no_interposer=Action.IGNORE)
+    bench.slurm.pids = {victim.pid: 7}
+    bench.hold(victim.pid, 1536)
+    read, times = bench.watcher.slices.slice_of, 0
+
+    def slice_of(grant: Grant) -> Slice:
+        nonlocal times
+        times += 1
+        return read(grant)._replace(accounted_bytes=(1536 if times % 7 == 0 else 512) * MIB)
+
+    bench.watcher.slices.slice_of = slice_of  # type: ignore[method-assign]
+    bench.look(100, SECOND // 5)
+    assert bench.kinds() == []
