@@ -51,6 +51,7 @@ class _Opened:
     gpu: Gpu
     handle: Any
     last_sample_us: int
+    asked_ns: int  # when the samples were asked for last
 
 
 @dataclass
@@ -85,15 +86,23 @@ class Gpus:
             self._next_try_ns = self.now_ns() + OPEN_AGAIN_NS
             raise
         devices: list[tuple[Device, Any]] = []
-        for index in range(module.nvmlDeviceGetCount()):
+        try:
+            count = int(module.nvmlDeviceGetCount())
+        except module.NVMLError as error:
+            self._nvml = module
+            self._close(f"NVML cannot count the GPUs ({error})")
+            raise NodeError(self._problem) from error
+        for index in range(count):
             # A GPU that is lost at this moment has no handle; it comes back after its reset, which reopens NVML.
             with contextlib.suppress(module.NVMLError):
                 handle = module.nvmlDeviceGetHandleByIndex(index)
                 devices.append((nvml.device_of(module, handle), handle))
         handles = {device.uuid: handle for device, handle in devices}
         inventory = make_inventory((device for device, _ in devices), self.models_mib)
+        if len(devices) < count:  # those that are there keep Slurm's numbers
+            inventory = tuple(gpu._replace(slurm_index=gpu.minor) for gpu in inventory)
         start_us = self.now_unix_us() - FIRST_WINDOW_US
-        self._opened = [_Opened(gpu, handles[gpu.uuid], start_us) for gpu in inventory]
+        self._opened = [_Opened(gpu, handles[gpu.uuid], start_us, self.now_ns()) for gpu in inventory]
         self._nvml = module
 
     def _close(self, problem: str) -> None:
@@ -142,6 +151,9 @@ class Gpus:
         now_us = self.now_unix_us()
         if one.last_sample_us > now_us:  # the clock was set back
             one.last_sample_us = now_us - FIRST_WINDOW_US
+        # The clock may have been set forward: no sample is longer than the time since the last look and a second.
+        longest_us = (self.now_ns() - one.asked_ns) // 1000 + FIRST_WINDOW_US
+        one.asked_ns = self.now_ns()
         try:
             samples = module.nvmlDeviceGetProcessUtilization(one.handle, one.last_sample_us)
         except module.NVMLError:  # NOT_FOUND: nobody ran
@@ -151,7 +163,7 @@ class Gpus:
         for sample in samples:
             length_us = int(sample.timeStamp) - one.last_sample_us
             if length_us > 0:
-                busy[int(sample.pid)] = length_us * 10 * min(100, int(sample.smUtil))
+                busy[int(sample.pid)] = min(length_us, longest_us) * 10 * min(100, int(sample.smUtil))
                 newest_us = max(newest_us, int(sample.timeStamp))
         # Without a sample nobody ran, but the driver's latest one may still be to come.
         one.last_sample_us = max(newest_us, one.last_sample_us, now_us - FIRST_WINDOW_US if not busy else 0)
