@@ -29,8 +29,8 @@ MAX_BYTES = 64 << 20  # of one file of /proc; a process with every mapping that 
 
 
 class Known(NamedTuple):
-    """What was read of a process. `job_id` is 0 for none, -1 while Slurm does not say; has_interposer None: it could not
-    be read."""
+    """What was read of a process. `job_id` is 0 for none, -1 while Slurm does not say; has_interposer None: it could
+    not be read."""
 
     uid: int
     job_id: int

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads that a process can delay for any time, done in a thread so that they delay no look.
 
-The kernel shows a process's memory map only while nothing changes it: a process that hangs in a driver, or that has tens
-of thousands of mappings, makes its reader wait.
+The kernel shows a process's memory map only while nothing changes it: a process that hangs in a driver, or that has
+tens of thousands of mappings, makes its reader wait.
 """
 
 from __future__ import annotations

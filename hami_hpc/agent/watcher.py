@@ -96,7 +96,8 @@ class Watcher:
     _started_unix_ns: int = 0
 
     def look(self) -> AgentState:
-        """Looks once and acts. A fault of the node (NVML, the run directory) is an event, and the look has no data."""
+        """Looks once and acts. A fault of the node (NVML, the run directory) is an event; that look has no GPUs, and
+        each job's sums stay."""
         boot_ns = self.boot_ns()
         self._started_unix_ns = self._started_unix_ns or self.unix_ns()
         step_ns = boot_ns - self._last[0] if self._last else self.settings.period_ms * 1_000_000
@@ -119,7 +120,10 @@ class Watcher:
         self._execute(boot_ns)
         disturbed = self._disturbed(look, gpu_looks, wanted)
         energy = {one.gpu.uuid: one.energy_mj for one in gpu_looks if one.state == OK}
-        jobs = self.sums.update(look, step_ns, energy, self._incidents.open(), disturbed)
+        if self._problem:  # what was seen before stays
+            jobs = self.sums.last()
+        else:
+            jobs = self.sums.update(look, step_ns, energy, self._incidents.open(), disturbed)
         self._watch_gpus(gpu_looks)
         self._last = (boot_ns, look)
         self._looks += 1

@@ -13,6 +13,8 @@ from hami_hpc.core.watch import MIB, Kind, Look, Process, Slice, processes_of
 # the rest of the pause.
 LONGEST_STEP_NS = 2_000_000_000
 
+COUNT_MAX = 1 << 40  # a user writes the counts that this one is computed from
+
 Run = tuple[int, int]  # job id and created_unix_ns
 
 
@@ -26,6 +28,10 @@ class JobSums:
     @classmethod
     def resumed(cls, jobs: tuple[JobState, ...]) -> JobSums:
         return cls({(job.job_id, job.created_unix_ns): job for job in jobs})
+
+    def last(self) -> tuple[JobState, ...]:
+        """Returns the states of the last update, for a look that sees nothing."""
+        return tuple(self._states.values())
 
     def update(
         self,
@@ -96,7 +102,7 @@ def _next(
         energy_mj=energy_mj + (old.energy_mj if old else 0),
         watched_ns=step_ns + (old.watched_ns if old else 0),
         findings=findings,
-        disturbed_count=disturbed + (old.disturbed_count if old else 0),
+        disturbed_count=min(disturbed + (old.disturbed_count if old else 0), COUNT_MAX),
         accounted_bytes=min(one.accounted_bytes or 0, grant.mem_mib * MIB),
         oom_count=one.oom_count,
         device_oom_count=one.device_oom_count,

@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
 import time
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from hami_hpc.agent.gpus import Gpus
 from hami_hpc.agent.processes import ASK, Processes
 from hami_hpc.agent.slurm_port import SlurmPort, parse_listpids, run_command
+from hami_hpc.core.agent_state import AgentState, Event, JobState, from_json, to_json
+from hami_hpc.core.watch import SECOND
+from hami_hpc.errors import NodeError
 
 
 def test_a_process_of_which_slurm_does_not_say_the_job_is_not_of_no_job() -> None:
@@ -116,10 +122,119 @@ def test_a_process_whose_memory_map_cannot_be_read_delays_nobody(tmp_path: Path)
         seen = {pid: known.has_interposer for pid, (_, known) in processes.look([10, 11]).items()}
     assert time.monotonic() - start < 5
     assert seen == {10: None, 11: False}
-    with stuck.open("w") as file:  # it goes on
-        file.write("1000-2000 r-xp 0 0:1 5 /bin/a\n")
-    for _ in range(3):
+    pipe = stuck.rename(tmp_path / "pipe")
+    stuck.write_text("1000-2000 r-xp 0 0:1 5 /bin/a\n")
+    pipe.write_text("")  # it goes on
+    end = time.monotonic() + 5
+    while seen[10] is None and time.monotonic() < end:
         seen = {pid: known.has_interposer for pid, (_, known) in processes.look([10, 11]).items()}
-        stuck.unlink(missing_ok=True)
-        stuck.write_text("1000-2000 r-xp 0 0:1 5 /bin/a\n")
     assert seen == {10: False, 11: False}
+
+
+@pytest.mark.parametrize("wrong", ['"peak_bytes":"1"', '"peak_bytes":null', '"busy_ns":[]', '"gpu_uuid":7'])
+def test_a_state_file_with_values_of_another_kind_is_none(wrong: str) -> None:
+    """The agent would fail at each look, and at each start again."""
+    name = wrong.partition(":")[0].strip('"')
+    job = JobState(7, 5, 1, "std", "cap", "share", "GPU-1", 0, 1, 5, 1, 1, 1, 0.0, 1, 1, 1, (), 0, 0, 0, 0)
+    state = AgentState("boot", 1, 1, 1, 1, 1, (), (job,), (), (Event(1, "a", 0, "", "", ""),))
+    text = to_json(state)
+    assert from_json(text) == state
+    table = json.loads(text)
+    table["jobs"][0][name] = json.loads(wrong.partition(":")[2])
+    assert from_json(json.dumps(table)) is None
+
+
+class NvmlError(Exception):
+    """pynvml's."""
+
+    value = 15
+
+
+class FakeNvml(ModuleType):
+    """NVML with GPUs of these minors; None is one that is lost."""
+
+    NVMLError = NvmlError
+    NVML_ERROR_GPU_IS_LOST = 15
+    NVML_TEMPERATURE_GPU = 0
+    nvmlMemory_v2 = 2  # noqa: N815
+
+    def __init__(self, minors: list[int | None]) -> None:
+        super().__init__("pynvml")
+        self.minors = minors
+        self.counts = True
+        self.shutdowns = 0
+        self.samples: list[SimpleNamespace] = []
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.shutdowns += 1
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        if not self.counts:
+            raise NvmlError("unknown")
+        return len(self.minors)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        minor = self.minors[index]
+        if minor is None:
+            raise NvmlError("lost")
+        return minor
+
+    def nvmlDeviceGetMemoryInfo(self, _handle: int, version: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(total=1 << 37, reserved=0, used=0, version=version)
+
+    def nvmlDeviceGetProcessUtilization(self, _handle: int, since_us: int) -> list[SimpleNamespace]:  # noqa: N802
+        return [sample for sample in self.samples if sample.timeStamp > since_us]
+
+    def nvmlDeviceGetUtilizationRates(self, _handle: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(gpu=0)
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, _handle: int) -> list[SimpleNamespace]:  # noqa: N802
+        return [SimpleNamespace(pid=12, usedGpuMemory=5)]
+
+    def __getattr__(self, name: str) -> object:
+        values = {
+            "MinorNumber": lambda handle: handle,
+            "UUID": lambda handle: f"GPU-{handle}",
+            "Name": lambda _: "H200",
+        }
+        return values.get(name.removeprefix("nvmlDeviceGet"), lambda *_: [] if "Processes" in name else 0)
+
+
+def test_nvml_that_cannot_count_gpus_is_closed_and_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = FakeNvml([0])
+    module.counts = False
+    monkeypatch.setattr("hami_hpc.node.nvml.open_nvml", lambda: module)
+    now = [0]
+    gpus = Gpus({}, now_ns=lambda: now[0], now_unix_us=lambda: 0)
+    for _ in range(3):
+        with pytest.raises(NodeError, match="count"):
+            gpus.look()
+    assert module.shutdowns == 1
+    module.counts, now[0] = True, 11 * SECOND
+    assert len(gpus.look()) == 1
+
+
+def test_a_gpu_that_is_lost_at_the_start_does_not_change_the_numbers_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a job on GPU 1 is a job that uses a GPU which Slurm did not give it."""
+    module = FakeNvml([None, 1, 2])
+    monkeypatch.setattr("hami_hpc.node.nvml.open_nvml", lambda: module)
+    assert [one.gpu.slurm_index for one in Gpus({}).look()] == [1, 2]
+
+
+def test_a_clock_that_is_set_forward_makes_no_busy_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = FakeNvml([0])
+    monkeypatch.setattr("hami_hpc.node.nvml.open_nvml", lambda: module)
+    now = [0]
+    jump_us = 0
+    gpus = Gpus({}, now_ns=lambda: now[0], now_unix_us=lambda: 10**12 + now[0] // 1000 + jump_us)
+    busy = []
+    for second in range(1, 8):
+        now[0] = second * SECOND
+        jump_us = 3600 * 10**6 if second >= 4 else 0
+        module.samples = [SimpleNamespace(pid=12, smUtil=25, timeStamp=10**12 + second * 10**6 + jump_us)]
+        ((process,),) = (one.processes for one in gpus.look())
+        busy.append(process.busy_ns)
+    assert busy[1:3] == busy[4:6] == [SECOND // 4] * 2
+    assert busy[3] <= SECOND // 2
