@@ -19,6 +19,8 @@ from hami_hpc.agent.slurm_port import SlurmPort
 from hami_hpc.core.agent_state import OK, AgentState, Event, GpuState, OtherProcess
 from hami_hpc.core.job_sums import LONGEST_STEP_NS, JobSums
 from hami_hpc.core.watch import (
+    CLEAR_NS,
+    SECOND,
     Action,
     Incident,
     Incidents,
@@ -27,6 +29,7 @@ from hami_hpc.core.watch import (
     Process,
     Slice,
     Suspicion,
+    Throttle,
     TimeWatch,
     is_uncounted,
     judge,
@@ -39,6 +42,7 @@ from hami_hpc.node.agent_settings import AgentSettings
 
 EVENTS_MAX = 100
 TELL_NS = 500_000_000  # for how long a kill waits until the job's output has the reason
+FINDINGS_MAX = 20  # of one kind and job within a minute
 RECOUNTS = 10
 RECOUNT_S = 0.001
 KILLING = (Action.KILL, Action.FAIL, Action.DRAIN)
@@ -91,6 +95,8 @@ class Watcher:
     _last: tuple[int, Look] | None = None
     _gpu_states: dict[str, str] = field(default_factory=dict)
     _sentences: list[Sentence] = field(default_factory=list)
+    _warnings: Throttle = field(default_factory=lambda: Throttle(1, CLEAR_NS))
+    _findings: Throttle = field(default_factory=lambda: Throttle(FINDINGS_MAX, 60 * SECOND))
     _problem: str = ""
     _looks: int = 0
     _started_unix_ns: int = 0
@@ -207,12 +213,13 @@ class Watcher:
         one = incident.suspicion
         action = self.settings.actions[one.kind]
         told = None
-        if incident.is_new and one.job_id and action is not Action.LOG:
+        name, now_ns = (one.kind, one.job_id), self.boot_ns()
+        if incident.is_new and one.job_id and action is not Action.LOG and self._warnings.admits(name, now_ns):
             told = self.slurm.warn(one.job_id, self._advice(one, action))
         if action in KILLING:
-            self._sentences.append(Sentence(incident, told, self.boot_ns() + TELL_NS))
+            self._sentences.append(Sentence(incident, told, now_ns + TELL_NS))
         elif incident.is_new:
-            self.event(one.kind.value, one.text, one.job_id, one.gpu_uuid, action.value)
+            self._finding(one, action.value)
 
     def _execute(self, boot_ns: int) -> None:
         due = [one for one in self._sentences if one.told is None or one.told.is_set() or boot_ns >= one.until_ns]
@@ -227,7 +234,13 @@ class Watcher:
             if is_new and action is Action.DRAIN:
                 self.slurm.drain(f"hami_hpc agent: {one.text}")
                 done.append("node drained")
-            self.event(one.kind.value, one.text, one.job_id, one.gpu_uuid, ", ".join(done))
+            self._finding(one, ", ".join(done))
+
+    def _finding(self, one: Suspicion, action: str) -> None:
+        """Keeps what was found; of one job's or user's findings of a kind, so many within a minute."""
+        owner = one.job_id or -1 - one.processes[0].uid
+        if self._findings.admits((one.kind, owner), self.boot_ns()):
+            self.event(one.kind.value, one.text, one.job_id, one.gpu_uuid, action)
 
     @staticmethod
     def _advice(one: Suspicion, action: Action) -> str:

@@ -9,7 +9,7 @@ once until it has been gone for CLEAR_NS.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -24,6 +24,9 @@ LOOKS = 2  # consecutive looks that confirm a suspicion
 LOOKS_UNCOUNTED = 5
 # (window, points above the share): a mean over the window that exceeds share + points is time above the share.
 TIME_WINDOWS = ((3 * SECOND // 2, 30), (30 * SECOND, 10))
+# Processes that each end before they are confirmed: how much longer a job or user must show such ones at each look.
+CHAIN_NS = 5 * SECOND // 4
+CHAIN_LOOKS = 4
 MIB = 1 << 20
 
 
@@ -104,7 +107,8 @@ class Limits(NamedTuple):
 
 
 class Suspicion(NamedTuple):
-    """What is wrong in one look. `pid` is 0 when it concerns all of a job's processes on the GPU."""
+    """What is wrong in one look. `pid` is 0 when it concerns all of a job's processes on the GPU, and negative, of the
+    user's id, for those of a user without a job."""
 
     kind: Kind
     job_id: int
@@ -230,6 +234,7 @@ class _Case:
     last_ns: int
     looks: int = 1
     acted_ns: int | None = None
+    acted_on: frozenset[tuple[int, int]] = frozenset()  # pid and start
 
 
 @dataclass
@@ -242,7 +247,11 @@ class Incidents:
         """Takes one look's suspicions. Returns those to act on: confirmed now, or still there after AGAIN_NS."""
         due = []
         seen = set()
-        for suspicion in suspicions:
+        single = tuple(suspicions)
+        for suspicion, grace_ns, looks in (
+            *((one, GRACE_NS[one.kind], LOOKS_UNCOUNTED if one.kind is Kind.UNCOUNTED else LOOKS) for one in single),
+            *((one, GRACE_NS[one.kind] + CHAIN_NS, CHAIN_LOOKS) for one in self._chains(single)),
+        ):
             subject = suspicion.subject
             seen.add(subject)
             case = self._cases.get(subject)
@@ -250,12 +259,12 @@ class Incidents:
                 case = self._cases[subject] = _Case(boot_ns, boot_ns)
             else:
                 case.looks, case.last_ns = case.looks + 1, boot_ns
-            looks = LOOKS_UNCOUNTED if suspicion.kind is Kind.UNCOUNTED else LOOKS
-            if case.looks < looks or boot_ns - case.first_ns < GRACE_NS[suspicion.kind]:
+            if case.looks < looks or boot_ns - case.first_ns < grace_ns:
                 continue
-            if case.acted_ns is None or boot_ns - case.acted_ns >= AGAIN_NS:
+            processes = frozenset((process.pid, process.started) for process in suspicion.processes)
+            if case.acted_ns is None or boot_ns - case.acted_ns >= AGAIN_NS or not processes <= case.acted_on:
                 due.append(Incident(suspicion, case.acted_ns is None))
-                case.acted_ns = boot_ns
+                case.acted_ns, case.acted_on = boot_ns, processes
         for subject, case in list(self._cases.items()):
             if subject in seen:
                 continue
@@ -264,6 +273,21 @@ class Incidents:
             else:
                 case.looks = 0  # it must be confirmed again
         return due
+
+    def _chains(self, suspicions: Iterable[Suspicion]) -> Iterator[Suspicion]:
+        """Yields, as one, the suspicions about the processes of each job or user on a GPU of which none is confirmed:
+        processes that follow one another end before they are."""
+        chains: dict[tuple[Kind, int, int, str], list[Suspicion]] = {}
+        for one in suspicions:
+            if one.pid > 0:
+                owner = 0 if one.job_id else -1 - one.processes[0].uid
+                chains.setdefault((one.kind, one.job_id, owner, one.gpu_uuid), []).append(one)
+        for (kind, job_id, owner, gpu_uuid), members in chains.items():
+            cases = (self._cases.get(one.subject) for one in members)
+            if all(case is None or case.acted_ns is None for case in cases):
+                processes = tuple(process for one in members for process in one.processes)
+                text = f"{members[0].text}; processes like this one follow one another"
+                yield Suspicion(kind, job_id, owner, gpu_uuid, processes, text)
 
     def open(self) -> frozenset[tuple[Kind, int]]:
         """Returns kind and job of what was confirmed and is not cleared."""
@@ -278,3 +302,19 @@ def too_little_left(one: Slice, look: Look, free_bytes: int) -> bool:
     """Returns whether the GPU has less memory free than the slice may still take: somebody holds what is not theirs."""
     used = sum(process.used_bytes for process in processes_of(look, one.grant))
     return free_bytes < one.grant.mem_mib * MIB - used
+
+
+@dataclass
+class Throttle:
+    """Admits each name a number of times within a time, so that nobody fills logs and queues that are for all."""
+
+    most: int
+    time_ns: int
+    _admitted: dict[Hashable, tuple[int, int]] = field(default_factory=dict)  # since when, how many
+
+    def admits(self, name: Hashable, boot_ns: int) -> bool:
+        """Returns whether this time is still one of those."""
+        self._admitted = {key: one for key, one in self._admitted.items() if boot_ns - one[0] < self.time_ns}
+        since, count = self._admitted.get(name, (boot_ns, 0))
+        self._admitted[name] = (since, count + 1)
+        return count < self.most

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -360,3 +361,19 @@ def test_a_program_that_takes_and_gives_all_the_time_counts_its_memory(bench: Be
     bench.watcher.slices.slice_of = slice_of  # type: ignore[method-assign]
     bench.look(100, SECOND // 5)
     assert bench.kinds() == []
+
+
+def test_a_flood_of_findings_of_one_job_leaves_room_for_those_of_others(bench: Bench, victim: Victim) -> None:
+    bench.set(no_interposer=Action.WARN)
+    with contextlib.ExitStack() as stack:
+        flood = [stack.enter_context(subprocess.Popen(["sleep", "100"], user=UID)) for _ in range(60)]
+        bench.slurm.pids = {victim.pid: 8} | {one.pid: 7 for one in flood}
+        for one in flood:
+            bench.hold(one.pid, 1)
+        bench.hold(victim.pid, 1)
+        bench.look(3)
+        for one in flood:
+            one.kill()
+    assert [event.job_id for event in bench.events].count(7) == 20
+    assert [event.job_id for event in bench.events].count(8) == 1
+    assert sorted(command[2] for command in bench.slurm.heard()) == ["7", "8"]
