@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -25,6 +26,7 @@ _USERS_OWN = "/user.slice/"  # where systemd lets users make cgroups of any name
 ASK = 5  # how often Slurm is asked about a process that it does not list
 READS = 3  # how often a process without the interposer is read at each look; later at each EVERY-th only
 EVERY = 16
+EXEC_S = 0.05  # longer than a program is loaded for before the interposer is there
 MAX_BYTES = 64 << 20  # of one file of /proc; a process with every mapping that the kernel allows has some 8 MiB of maps
 
 
@@ -58,13 +60,15 @@ class Processes:
         known = {one: self._next(one) for one in identities}
         self._looks = {one: self._looks.get(one, -1) + 1 for one in identities}
         unread = [one for one in identities if not known[one].has_interposer and self._is_due(one)]
-        for one, has_interposer in self._slow.look(unread).items():
+        for one, has_interposer in self._read_twice(unread).items():
             known[one] = known[one]._replace(has_interposer=has_interposer)
         strangers = {one for one in identities if known[one].job_id <= 0 and self._asked.get(one, 0) < ASK}
         listed = self.listed_pids() if strangers else {}
         self._asked = {one: self._asked.get(one, 0) + (one in strangers and listed is not None) for one in identities}
         for one in strangers:
-            known[one] = known[one]._replace(job_id=-1 if listed is None else listed.get(one.pid, 0))
+            # Slurm does not list a process that has ended by then.
+            unlisted = 0 if listed is not None and self._identity(one.pid) == one else -1
+            known[one] = known[one]._replace(job_id=(listed or {}).get(one.pid, unlisted))
         self._known = known
         return {one.pid: (one.started, known[one]) for one in identities}
 
@@ -81,6 +85,16 @@ class Processes:
         old = self._known.get(one)
         looks = self._looks[one]
         return old is None or old.has_interposer is None or looks < READS or looks % EVERY == 0
+
+    def _read_twice(self, identities: list[Identity]) -> dict[Identity, bool | None]:
+        """Returns who has the interposer. A process that executes a program has none for a moment: None then."""
+        read = self._slow.look(identities)
+        without = [one for one, has_interposer in read.items() if has_interposer is False]
+        if without:
+            time.sleep(EXEC_S)
+            same = [one for one in without if self._identity(one.pid) == one]
+            read |= dict.fromkeys(without) | self._slow.look(same)
+        return read
 
     def is_same(self, pid: int, started: int) -> bool:
         """Returns whether the process of this pid still is the one that was started then."""

@@ -19,7 +19,6 @@ from hami_hpc.node.drain import plain
 
 LOCAL_TIMEOUT_S = 2.0
 TIMEOUT_S = 20.0
-LIST_AGAIN_S = 0.4
 ASK_AGAIN_S = 30.0
 WAITING_MAX = 200
 NO_STEPS = "No job steps exist"
@@ -43,8 +42,6 @@ class SlurmPort:
     node: str
     report: Callable[[str], None]
     run: Callable[[tuple[str, ...], float], str | None] = run_command
-    _listed: Mapping[int, int] | None = None
-    _listed_at: float = -1e9
     _held: dict[int, tuple[float, frozenset[int] | None]] = field(default_factory=dict)
     _ending: set[int] = field(default_factory=set)
     _waiting: queue.Queue[Callable[[], None]] = field(default_factory=lambda: queue.Queue(WAITING_MAX))
@@ -53,11 +50,7 @@ class SlurmPort:
     def listed_pids(self) -> Mapping[int, int] | None:
         """Returns the processes of all steps on this node, pid -> job id, from slurmstepd; None when it does not say
         all of them (a step that does not answer, no scontrol)."""
-        if time.monotonic() - self._listed_at > LIST_AGAIN_S:
-            text = self.run(("scontrol", "listpids"), LOCAL_TIMEOUT_S)
-            self._listed = parse_listpids(text or "")
-            self._listed_at = time.monotonic()
-        return self._listed
+        return parse_listpids(self.run(("scontrol", "listpids"), LOCAL_TIMEOUT_S) or "")
 
     def held_by(self, job_id: int) -> frozenset[int] | None:
         """Returns Slurm's indices of the GPUs of a job here, or None as long as slurmctld has not said."""

@@ -24,7 +24,8 @@ LOOKS = 2  # consecutive looks that confirm a suspicion
 LOOKS_UNCOUNTED = 5
 # (window, points above the share): a mean over the window that exceeds share + points is time above the share.
 TIME_WINDOWS = ((3 * SECOND // 2, 30), (30 * SECOND, 10))
-# Processes that each end before they are confirmed: how much longer a job or user must show such ones at each look.
+# Processes that each end before they are confirmed: how much longer a job or user must show such ones, at half of the
+# looks or more.
 CHAIN_NS = 5 * SECOND // 4
 CHAIN_LOOKS = 4
 MIB = 1 << 20
@@ -235,6 +236,8 @@ class _Case:
     looks: int = 1
     acted_ns: int | None = None
     acted_on: frozenset[tuple[int, int]] = frozenset()  # pid and start
+    is_chain: bool = False
+    missed: int = 0  # looks without it, of a chain
 
 
 @dataclass
@@ -248,15 +251,16 @@ class Incidents:
         due = []
         seen = set()
         single = tuple(suspicions)
-        for suspicion, grace_ns, looks in (
-            *((one, GRACE_NS[one.kind], LOOKS_UNCOUNTED if one.kind is Kind.UNCOUNTED else LOOKS) for one in single),
-            *((one, GRACE_NS[one.kind] + CHAIN_NS, CHAIN_LOOKS) for one in self._chains(single)),
-        ):
+        chains = tuple(self._chains(single))
+        for suspicion in (*single, *chains):
+            is_chain = suspicion in chains
+            grace_ns = GRACE_NS[suspicion.kind] + (CHAIN_NS if is_chain else 0)
+            looks = CHAIN_LOOKS if is_chain else LOOKS_UNCOUNTED if suspicion.kind is Kind.UNCOUNTED else LOOKS
             subject = suspicion.subject
             seen.add(subject)
             case = self._cases.get(subject)
             if case is None:
-                case = self._cases[subject] = _Case(boot_ns, boot_ns)
+                case = self._cases[subject] = _Case(boot_ns, boot_ns, is_chain=is_chain)
             else:
                 case.looks, case.last_ns = case.looks + 1, boot_ns
             if case.looks < looks or boot_ns - case.first_ns < grace_ns:
@@ -268,8 +272,12 @@ class Incidents:
         for subject, case in list(self._cases.items()):
             if subject in seen:
                 continue
-            if case.acted_ns is None or boot_ns - case.last_ns >= CLEAR_NS:
+            case.missed += 1
+            is_over = not case.is_chain or case.missed > case.looks
+            if boot_ns - case.last_ns >= CLEAR_NS or (case.acted_ns is None and is_over):
                 del self._cases[subject]
+            elif case.is_chain:
+                continue
             else:
                 case.looks = 0  # it must be confirmed again
         return due

@@ -238,3 +238,38 @@ def test_a_clock_that_is_set_forward_makes_no_busy_hour(monkeypatch: pytest.Monk
         busy.append(process.busy_ns)
     assert busy[1:3] == busy[4:6] == [SECOND // 4] * 2
     assert busy[3] <= SECOND // 2
+
+
+def test_a_process_that_slurm_does_not_list_because_it_has_ended_is_not_of_no_job() -> None:
+    with subprocess.Popen(["sleep", "100"]) as process:
+
+        def ends() -> dict[int, int]:
+            process.kill()
+            process.wait()
+            return {}
+
+        assert Processes(ends).look([process.pid])[process.pid][1].job_id == -1
+
+
+def test_a_process_that_executes_one_program_after_the_other_does_not_run_without_the_interposer(
+    tmp_path: Path,
+) -> None:
+    """It has no libraries at the moment at which a program begins."""
+    directory = fake_process(tmp_path, 10)
+    processes = Processes(dict, str(tmp_path))
+    read = processes._slow.read
+    times = 0
+
+    def read_and_execute(pid: int) -> bool | None:
+        nonlocal times
+        times += 1
+        found = read(pid)
+        fields = ["1"] * 22 + [str(times)] + ["1"] * 25  # another start of the program's code
+        (directory / "stat").write_text(f"{pid} (a b) R " + " ".join(fields))
+        return found
+
+    processes._slow.read = read_and_execute
+    for _ in range(5):
+        assert [known.has_interposer for _, known in processes.look([10]).values()] == [None]
+    processes._slow.read = read
+    assert processes.look([10])[10][1].has_interposer is False

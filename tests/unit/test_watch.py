@@ -275,3 +275,13 @@ def test_a_throttle_is_for_each_name() -> None:
     throttle = Throttle(2, SECOND)
     assert [throttle.admits("a", at) for at in (0, 1, 2, SECOND - 1, SECOND)] == [True, True, False, False, True]
     assert throttle.admits("b", 2)
+
+
+def test_a_chain_with_gaps_is_found_and_some_processes_now_and_then_are_none() -> None:
+    often, seldom = Incidents(), Incidents()
+    step = SECOND // 5
+    kind = Kind.NO_INTERPOSER
+    found = [at for at in range(60) if often.update(at * step, [chain(kind, at)] if at % 3 else [])]
+    assert found
+    assert found[0] * step <= 2 * SECOND + step
+    assert not any(seldom.update(at * step, [chain(kind, at)] if at % 3 == 0 else []) for at in range(600))

@@ -138,7 +138,6 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     )
     made = Bench(node, watcher, gpus, slurm, events)
     watcher.boot_ns = lambda: made.now_ns
-    slurm._listed_at = -1e9
     yield made
     unmount_below(tmp_path)
 
