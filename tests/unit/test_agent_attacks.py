@@ -264,7 +264,7 @@ def test_a_process_that_executes_one_program_after_the_other_does_not_run_withou
         nonlocal times
         times += 1
         found = read(pid)
-        fields = ["1"] * 22 + [str(times)] + ["1"] * 25  # another start of the program's code
+        fields = ["1"] * 22 + [str(times + 1)] + ["1"] * 25  # another start of the program's code
         (directory / "stat").write_text(f"{pid} (a b) R " + " ".join(fields))
         return found
 
