@@ -19,6 +19,7 @@ from hami_hpc.node.drain import plain
 
 LOCAL_TIMEOUT_S = 2.0
 TIMEOUT_S = 20.0
+LIST_AGAIN_S = 20.0  # after listpids hung
 ASK_AGAIN_S = 30.0
 WAITING_MAX = 200
 NO_STEPS = "No job steps exist"
@@ -42,6 +43,7 @@ class SlurmPort:
     node: str
     report: Callable[[str], None]
     run: Callable[[tuple[str, ...], float], str | None] = run_command
+    _list_after: float = 0.0
     _held: dict[int, tuple[float, frozenset[int] | None]] = field(default_factory=dict)
     _ending: set[int] = field(default_factory=set)
     _waiting: queue.Queue[Callable[[], None]] = field(default_factory=lambda: queue.Queue(WAITING_MAX))
@@ -50,7 +52,14 @@ class SlurmPort:
     def listed_pids(self) -> Mapping[int, int] | None:
         """Returns the processes of all steps on this node, pid -> job id, from slurmstepd; None when it does not say
         all of them (a step that does not answer, no scontrol)."""
-        return parse_listpids(self.run(("scontrol", "listpids"), LOCAL_TIMEOUT_S) or "")
+        start = time.monotonic()
+        if start < self._list_after:
+            return None
+        pids = parse_listpids(self.run(("scontrol", "listpids"), LOCAL_TIMEOUT_S) or "")
+        now = time.monotonic()
+        if pids is None and now - start > LOCAL_TIMEOUT_S / 2:  # it hangs: the looks go on
+            self._list_after = now + LIST_AGAIN_S
+        return pids
 
     def held_by(self, job_id: int) -> frozenset[int] | None:
         """Returns Slurm's indices of the GPUs of a job here, or None as long as slurmctld has not said."""

@@ -19,6 +19,7 @@ from hami_hpc.core.grant import Grant
 SECOND = 1_000_000_000
 CLEAR_NS = 10 * SECOND
 AGAIN_NS = 5 * SECOND  # an action is repeated as long as its reason holds
+LONGEST_GAP_NS = 12 * SECOND  # between consecutive looks; the agent may have been stopped. The period is 10 s at most
 LOOKS = 2  # consecutive looks that confirm a suspicion
 # A program that takes and gives memory all the time is seen with much of it and counted with little now and then.
 LOOKS_UNCOUNTED = 5
@@ -259,7 +260,7 @@ class Incidents:
             subject = suspicion.subject
             seen.add(subject)
             case = self._cases.get(subject)
-            if case is None:
+            if case is None or (case.acted_ns is None and boot_ns - case.last_ns > LONGEST_GAP_NS):
                 case = self._cases[subject] = _Case(boot_ns, boot_ns, is_chain=is_chain)
             else:
                 case.looks, case.last_ns = case.looks + 1, boot_ns

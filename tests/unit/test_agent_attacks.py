@@ -273,3 +273,18 @@ def test_a_process_that_executes_one_program_after_the_other_does_not_run_withou
         assert [known.has_interposer for _, known in processes.look([10]).values()] == [None]
     processes._slow.read = read
     assert processes.look([10])[10][1].has_interposer is False
+
+
+def test_a_scontrol_that_hangs_makes_one_look_wait_and_not_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hami_hpc.agent.slurm_port.LOCAL_TIMEOUT_S", 0.2)
+    times = 0
+
+    def hang(_command: tuple[str, ...], timeout_s: float) -> str | None:
+        nonlocal times
+        times += 1
+        time.sleep(timeout_s)
+        return None
+
+    port = SlurmPort("node1", lambda _text: None, hang)
+    assert [port.listed_pids() for _ in range(5)] == [None] * 5
+    assert times == 1
