@@ -20,6 +20,7 @@ from hami_hpc.errors import NodeError
 from hami_hpc.node import nvml
 
 OPEN_AGAIN_NS = 10_000_000_000
+REOPEN_NS = 60_000_000_000  # while a GPU does not answer: after its reset only a newly opened NVML reaches it
 FIRST_WINDOW_US = 1_000_000  # how far back the first look at processes' time reaches
 
 
@@ -63,6 +64,9 @@ class Gpus:
     now_unix_us: Callable[[], int] = lambda: time.time_ns() // 1000
     _nvml: ModuleType | None = None
     _opened: list[_Opened] = field(default_factory=list)
+    _seen: dict[str, Gpu] = field(default_factory=dict)  # by UUID, all that were ever opened
+    _count: int = 0
+    _opened_ns: int = 0
     _next_try_ns: int = 0
     _problem: str = ""
 
@@ -73,8 +77,14 @@ class Gpus:
         assert self._nvml is not None
         looks = tuple(self._look_at(self._nvml, one) for one in self._opened)
         if looks and all(one.state == FAILED for one in looks):  # the library, not a GPU
-            self._close(looks[0].detail)
-        return looks
+            self._close(f"NVML fails on each GPU ({looks[0].detail})")
+        elif len(looks) < self._count or any(one.state != OK for one in looks):
+            if self.now_ns() - self._opened_ns > REOPEN_NS:
+                self._close("")
+                self._next_try_ns = 0
+        shown = {one.gpu.uuid for one in looks}
+        missing = (gpu for uuid, gpu in self._seen.items() if uuid not in shown)
+        return looks + tuple(GpuLook(gpu, LOST, "NVML does not show it") for gpu in missing)
 
     def _open(self) -> None:
         if self.now_ns() < self._next_try_ns:
@@ -97,13 +107,18 @@ class Gpus:
             with contextlib.suppress(module.NVMLError):
                 handle = module.nvmlDeviceGetHandleByIndex(index)
                 devices.append((nvml.device_of(module, handle), handle))
+        if count and not devices:
+            self._nvml = module
+            self._close(f"NVML shows none of its {count} GPUs")
+            raise NodeError(self._problem)
         handles = {device.uuid: handle for device, handle in devices}
         inventory = make_inventory((device for device, _ in devices), self.models_mib)
         if len(devices) < count:  # those that are there keep Slurm's numbers
             inventory = tuple(gpu._replace(slurm_index=gpu.minor) for gpu in inventory)
         start_us = self.now_unix_us() - FIRST_WINDOW_US
         self._opened = [_Opened(gpu, handles[gpu.uuid], start_us, self.now_ns()) for gpu in inventory]
-        self._nvml = module
+        self._seen |= {gpu.uuid: gpu for gpu in inventory}
+        self._nvml, self._count, self._opened_ns = module, count, self.now_ns()
 
     def _close(self, problem: str) -> None:
         assert self._nvml is not None

@@ -16,7 +16,7 @@ import pytest
 from hami_hpc.agent.gpus import Gpus
 from hami_hpc.agent.processes import ASK, Processes
 from hami_hpc.agent.slurm_port import SlurmPort, parse_listpids, run_command
-from hami_hpc.core.agent_state import AgentState, Event, JobState, from_json, to_json
+from hami_hpc.core.agent_state import LOST, OK, AgentState, Event, JobState, from_json, to_json
 from hami_hpc.core.watch import SECOND
 from hami_hpc.errors import NodeError
 
@@ -288,3 +288,30 @@ def test_a_scontrol_that_hangs_makes_one_look_wait_and_not_each(monkeypatch: pyt
     port = SlurmPort("node1", lambda _text: None, hang)
     assert [port.listed_pids() for _ in range(5)] == [None] * 5
     assert times == 1
+
+
+def test_a_gpu_that_did_not_answer_when_nvml_was_opened_is_watched_once_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = FakeNvml([0, 1])
+    monkeypatch.setattr("hami_hpc.node.nvml.open_nvml", lambda: module)
+    now = [0]
+    gpus = Gpus({}, now_ns=lambda: now[0], now_unix_us=lambda: now[0] // 1000)
+
+    def states(seconds: int) -> list[tuple[int, str]]:
+        now[0] += seconds * SECOND
+        return sorted((one.gpu.minor, one.state) for one in gpus.look())
+
+    assert states(1) == [(0, OK), (1, OK)]
+    gpus._close("the driver is replaced")
+    module.minors = [0, None]
+    assert states(11) == [(0, OK), (1, LOST)]
+    module.minors = [None, None]
+    gpus._close("again")
+    with pytest.raises(NodeError, match="none of its 2 GPUs"):
+        states(11)
+    module.minors = [0, None]
+    assert states(11) == [(0, OK), (1, LOST)]
+    module.minors = [0, 1]
+    states(61)
+    assert states(1) == [(0, OK), (1, OK)]
