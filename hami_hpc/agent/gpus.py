@@ -78,10 +78,11 @@ class Gpus:
         looks = tuple(self._look_at(self._nvml, one) for one in self._opened)
         if looks and all(one.state == FAILED for one in looks):  # the library, not a GPU
             self._close(f"NVML fails on each GPU ({looks[0].detail})")
-        elif len(looks) < self._count or any(one.state != OK for one in looks):
-            if self.now_ns() - self._opened_ns > REOPEN_NS:
-                self._close("")
-                self._next_try_ns = 0
+        elif self.now_ns() - self._opened_ns > REOPEN_NS and (
+            len(looks) < self._count or any(one.state != OK for one in looks)
+        ):
+            self._close("")
+            self._next_try_ns = 0
         shown = {one.gpu.uuid for one in looks}
         missing = (gpu for uuid, gpu in self._seen.items() if uuid not in shown)
         return looks + tuple(GpuLook(gpu, LOST, "NVML does not show it") for gpu in missing)

@@ -159,6 +159,6 @@ def job_of(cgroups: str) -> int:
         hierarchy, _, rest = line.partition(":")
         path = rest.partition(":")[2]
         match = (_V2 if hierarchy == "0" else _V1).search(path)
-        if match is not None and _USERS_OWN not in path and len(match[1]) <= 10:
+        if match is not None and _USERS_OWN not in path[: match.start() + 1] and len(match[1]) <= 10:
             return int(match[1])
     return 0
