@@ -59,9 +59,6 @@ class Processes:
         identities = [found for pid in sorted(set(pids)) if (found := self._identity(pid)) is not None]
         known = {one: self._next(one) for one in identities}
         self._looks = {one: self._looks.get(one, -1) + 1 for one in identities}
-        unread = [one for one in identities if not known[one].has_interposer and self._is_due(one)]
-        for one, has_interposer in self._read_twice(unread).items():
-            known[one] = known[one]._replace(has_interposer=has_interposer)
         strangers = {one for one in identities if known[one].job_id <= 0 and self._asked.get(one, 0) < ASK}
         listed = self.listed_pids() if strangers else {}
         self._asked = {one: self._asked.get(one, 0) + (one in strangers and listed is not None) for one in identities}
@@ -69,6 +66,9 @@ class Processes:
             # Slurm does not list a process that has ended by then.
             unlisted = 0 if listed is not None and self._identity(one.pid) == one else -1
             known[one] = known[one]._replace(job_id=(listed or {}).get(one.pid, unlisted))
+        unread = [one for one in identities if not known[one].has_interposer and self._is_due(one)]
+        for one, has_interposer in self._read_twice(unread).items():
+            known[one] = known[one]._replace(has_interposer=has_interposer)
         self._known = known
         return {one.pid: (one.started, known[one]) for one in identities}
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from hami_hpc.node.drain import plain
 
-LOCAL_TIMEOUT_S = 2.0
+LOCAL_TIMEOUT_S = 1.0
 TIMEOUT_S = 20.0
-LIST_AGAIN_S = 20.0  # after listpids hung
+LIST_AGAIN_S = 20.0  # at most, after listpids hung
 ASK_AGAIN_S = 30.0
 WAITING_MAX = 200
 NO_STEPS = "No job steps exist"
@@ -44,6 +44,7 @@ class SlurmPort:
     report: Callable[[str], None]
     run: Callable[[tuple[str, ...], float], str | None] = run_command
     _list_after: float = 0.0
+    _hangs: int = 0  # of listpids, one after the other
     _held: dict[int, tuple[float, frozenset[int] | None]] = field(default_factory=dict)
     _ending: set[int] = field(default_factory=set)
     _waiting: queue.Queue[Callable[[], None]] = field(default_factory=lambda: queue.Queue(WAITING_MAX))
@@ -57,8 +58,11 @@ class SlurmPort:
             return None
         pids = parse_listpids(self.run(("scontrol", "listpids"), LOCAL_TIMEOUT_S) or "")
         now = time.monotonic()
-        if pids is None and now - start > LOCAL_TIMEOUT_S / 2:  # it hangs: the looks go on
-            self._list_after = now + LIST_AGAIN_S
+        # A step that begins or ends may not answer for a moment. Where it always hangs, the looks go on.
+        hangs = pids is None and now - start > LOCAL_TIMEOUT_S / 2
+        self._hangs = self._hangs + 1 if hangs else 0
+        if hangs:
+            self._list_after = now + min(LIST_AGAIN_S, 2.0 ** (self._hangs - 2))
         return pids
 
     def held_by(self, job_id: int) -> frozenset[int] | None:

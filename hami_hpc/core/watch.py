@@ -25,8 +25,8 @@ LOOKS = 2  # consecutive looks that confirm a suspicion
 LOOKS_UNCOUNTED = 5
 # (window, points above the share): a mean over the window that exceeds share + points is time above the share.
 TIME_WINDOWS = ((3 * SECOND // 2, 30), (30 * SECOND, 10))
-# Processes that each end before they are confirmed: how much longer a job or user must show such ones, at half of the
-# looks or more.
+# Processes that each end before they are confirmed: how much longer a job or user must show such ones, at a third of
+# the looks or more.
 CHAIN_NS = 5 * SECOND // 4
 CHAIN_LOOKS = 4
 MIB = 1 << 20
@@ -274,7 +274,7 @@ class Incidents:
             if subject in seen:
                 continue
             case.missed += 1
-            is_over = not case.is_chain or case.missed > case.looks
+            is_over = not case.is_chain or case.missed > 2 * case.looks
             if boot_ns - case.last_ns >= CLEAR_NS or (case.acted_ns is None and is_over):
                 del self._cases[subject]
             elif case.is_chain:
