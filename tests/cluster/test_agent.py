@@ -158,19 +158,6 @@ def test_one_task_of_an_array_is_ended_and_the_others_go_on(restored: Layout) ->
     (restored.home / USER / "end").unlink()
 
 
-@pytest.mark.findings("no_interposer", "uncounted")
-def test_processes_that_each_end_before_they_are_confirmed_are_found(restored: Layout) -> None:
-    start = log_size(restored)
-    loop = (
-        "until [ -e end ]; do timeout -s KILL 0.35 env -u LD_PRELOAD ./ld $(command -v slice) --use 600 --hold 9; done"
-    )
-    job = jobs.submit(restored, USER, *SMALL, script=f"{OWN_LOADER} {loop}")
-    jobs.wait(restored, lambda: any(e.job_id == job for e in events_since(restored, start)), "a finding", 20)
-    (restored.home / USER / "end").touch()
-    jobs.wait_for_state(restored, job, "COMPLETED")
-    (restored.home / USER / "end").unlink()
-
-
 def test_whole_gpus_and_whole_nodes_are_left_alone(cluster: Layout) -> None:
     script = "env -u LD_PRELOAD slice --use 9000 --hold 5"
     whole = [jobs.submit(cluster, USER, *how, script=script) for how in (("--gres=gpu:1",), ("--exclusive",))]
