@@ -22,7 +22,7 @@ from hami_hpc.errors import NodeError
 from hami_hpc.node import nvml
 
 OPEN_AGAIN_NS = 10_000_000_000
-MISSING_AGAIN_NS = 60_000_000_000  # a GPU that had no handle when NVML was opened has one only when it is opened again
+REOPEN_NS = 60_000_000_000  # while a GPU does not answer: after its reset only a newly opened NVML reaches it
 SLOW_NS = 4_500_000_000  # how long power and temperature stay as they were read: nothing is judged by them
 FIRST_WINDOW_US = 1_000_000  # how far back the first look at processes' time reaches
 _PROCESS = struct.Struct("@IQII0Q")  # nvmlProcessInfo_t: pid, used memory, GPU instance, compute instance
@@ -59,6 +59,7 @@ class _Opened:
     gpu: Gpu
     handle: Any
     last_sample_us: int
+    asked_ns: int  # when the samples were asked for last
     slow_at_ns: int | None = None  # when power and temperature were read
     power_mw: int = 0
     temperature_c: int = 0
@@ -73,21 +74,27 @@ class Gpus:
     now_unix_us: Callable[[], int] = lambda: time.time_ns() // 1000
     _nvml: ModuleType | None = None
     _opened: list[_Opened] = field(default_factory=list)
+    _seen: dict[str, Gpu] = field(default_factory=dict)  # by UUID, all that were ever opened
+    _count: int = 0
+    _opened_ns: int = 0
+    _is_partial: bool = False  # a GPU does not answer
     _next_try_ns: int = 0
     _problem: str = ""
-    _is_one_missing: bool = False
 
     def look(self) -> tuple[GpuLook, ...]:
         """Returns all GPUs. Raises NodeError, at once after the first time, when NVML cannot be used."""
-        if self._is_one_missing and self.now_ns() >= self._next_try_ns:
+        if self._nvml is not None and self._is_partial and self.now_ns() - self._opened_ns >= REOPEN_NS:
             self._close("", 0)
         if self._nvml is None:
             self._open()
         assert self._nvml is not None
         looks = tuple(self._look_at(self._nvml, one) for one in self._opened)
         if looks and all(one.state == FAILED for one in looks):  # the library, not a GPU
-            self._close(looks[0].detail, OPEN_AGAIN_NS)
-        return looks
+            self._close(f"NVML fails on each GPU ({looks[0].detail})", OPEN_AGAIN_NS)
+        self._is_partial = not looks or len(looks) < self._count or any(one.state != OK for one in looks)
+        shown = {one.gpu.uuid for one in looks}
+        missing = (gpu for uuid, gpu in self._seen.items() if uuid not in shown)
+        return looks + tuple(GpuLook(gpu, LOST, "NVML does not show it") for gpu in missing)
 
     def _open(self) -> None:
         if self.now_ns() < self._next_try_ns:
@@ -106,26 +113,32 @@ class Gpus:
 
     def _list(self, module: ModuleType) -> None:
         devices: list[tuple[Device, Any]] = []
-        count = module.nvmlDeviceGetCount()
+        count = int(module.nvmlDeviceGetCount())
         for index in range(count):
             with contextlib.suppress(module.NVMLError):  # a GPU that is lost at this moment has no handle
                 handle = module.nvmlDeviceGetHandleByIndex(index)
                 devices.append((nvml.device_of(module, handle), handle))
+        if count and not devices:
+            self._close(f"NVML shows none of its {count} GPUs", OPEN_AGAIN_NS)
+            raise NodeError(self._problem)
         handles = {device.uuid: handle for device, handle in devices}
         inventory = make_inventory((device for device, _ in devices), self.models_mib)
+        if len(devices) < count:  # those that are there keep Slurm's numbers
+            inventory = tuple(gpu._replace(slurm_index=gpu.minor) for gpu in inventory)
         start_us = self.now_unix_us() - FIRST_WINDOW_US
         last_us = {one.gpu.uuid: one.last_sample_us for one in self._opened}
-        self._opened = [_Opened(gpu, handles[gpu.uuid], max(start_us, last_us.get(gpu.uuid, 0))) for gpu in inventory]
-        self._is_one_missing = len(devices) < count or not count
-        if self._is_one_missing:
-            self._next_try_ns = self.now_ns() + MISSING_AGAIN_NS
+        self._opened = [
+            _Opened(gpu, handles[gpu.uuid], max(start_us, last_us.get(gpu.uuid, 0)), self.now_ns()) for gpu in inventory
+        ]
+        self._seen |= {gpu.uuid: gpu for gpu in inventory}
+        self._count, self._opened_ns = count, self.now_ns()
 
     def _close(self, problem: str, again_ns: int) -> None:
         """Closes NVML. Keeps up to when each GPU's time was counted, for the next opening."""
         assert self._nvml is not None
         with contextlib.suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
-        self._nvml, self._is_one_missing = None, False
+        self._nvml = None
         self._problem, self._next_try_ns = problem, self.now_ns() + again_ns
 
     def _look_at(self, module: ModuleType, one: _Opened) -> GpuLook:
@@ -171,6 +184,9 @@ class Gpus:
         now_us = self.now_unix_us()
         if one.last_sample_us > now_us:  # the clock was set back
             one.last_sample_us = now_us - FIRST_WINDOW_US
+        # The clock may have been set forward: no sample is longer than the time since the last look and a second.
+        longest_us = (self.now_ns() - one.asked_ns) // 1000 + FIRST_WINDOW_US
+        one.asked_ns = self.now_ns()
         try:
             samples = _rows(
                 module,
@@ -185,7 +201,7 @@ class Gpus:
         for pid, time_us, percent, *_others in samples:
             length_us = time_us - one.last_sample_us
             if length_us > 0:
-                busy[pid] = length_us * 10 * min(100, percent)
+                busy[pid] = min(length_us, longest_us) * 10 * min(100, percent)
                 newest_us = max(newest_us, time_us)
         # Without a sample nobody ran, but the driver's latest one may still be to come.
         one.last_sample_us = max(newest_us, one.last_sample_us, now_us - FIRST_WINDOW_US if not busy else 0)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hami_hpc.agent.kept_file import KEPT_MAX, KeptFile
+from hami_hpc.agent.slow_reads import Identity, SlowReads
 
 LIBRARY = "libhami-hpc.so"
 DELETED = " (deleted)"
@@ -24,20 +26,16 @@ _V1 = re.compile(r"/slurm(?:_[^/]+)?/uid_\d+/job_(\d+)(?:/|$)")
 _V2 = re.compile(r"/(?:[^/]+_)?slurmstepd\.scope/job_(\d+)(?:/|$)")
 _USERS_OWN = "/user.slice/"  # where systemd lets users make cgroups of any name
 ASK = 5  # how often Slurm is asked about a process that it does not list
+READS = 3  # how often a process without the interposer is read at each look; later at each EVERY-th only
+EVERY = 16
+EXEC_S = 0.05  # longer than a program is loaded for before the interposer is there
 STAT_BYTES = 4096  # more than all of /proc/PID/stat
 MAX_BYTES = 64 << 20  # of one file of /proc; a process with every mapping that the kernel allows has some 8 MiB of maps
 
 
-class Identity(NamedTuple):
-    """A process, as far as it stays the same: `started` in clock ticks; `image` changes when it executes a program."""
-
-    pid: int
-    started: int
-    image: tuple[int, int]
-
-
 class Known(NamedTuple):
-    """What was read of a process. `job_id` is 0 for none; has_interposer None: it could not be read."""
+    """What was read of a process. `job_id` is 0 for none, -1 while Slurm does not say; has_interposer None: it could
+    not be read."""
 
     uid: int
     job_id: int
@@ -46,36 +44,64 @@ class Known(NamedTuple):
 
 @dataclass
 class Processes:
-    """Reads processes once, and again when they execute another program. `listed_pids` asks Slurm (pid -> job id) for
-    processes without a cgroup of Slurm's; `root` is /proc, or a test's."""
+    """Reads processes once, and again when they execute another program. `listed_pids` asks Slurm (pid -> job id, None
+    when it does not answer) for processes without a cgroup of Slurm's; `root` is /proc, or a test's."""
 
-    listed_pids: Callable[[], Mapping[int, int]]
+    listed_pids: Callable[[], Mapping[int, int] | None]
     root: str = "/proc"
     _known: dict[Identity, Known] = field(default_factory=dict)
     _asked: dict[Identity, int] = field(default_factory=dict)
+    _looks: dict[Identity, int] = field(default_factory=dict)
     _files: dict[int, KeptFile] = field(default_factory=dict)
+    _slow: SlowReads = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._slow = SlowReads(self._has_interposer)
 
     def look(self, pids: Iterable[int]) -> dict[int, tuple[int, Known]]:
         """Returns start and knowledge of each process that still runs, by pid."""
         identities = [found for pid in sorted(set(pids)) if (found := self._identity(pid)) is not None]
         known = {one: self._next(one) for one in identities}
-        strangers = [one for one, who in known.items() if not who.job_id and self._asked.get(one, 0) < ASK]
-        self._asked = {one: times for one, times in self._asked.items() if one in known}
-        self._asked |= {one: self._asked.get(one, 0) + 1 for one in strangers}
+        self._looks = {one: self._looks.get(one, -1) + 1 for one in identities}
+        strangers = [one for one, who in known.items() if who.job_id <= 0 and self._asked.get(one, 0) < ASK]
         listed = self.listed_pids() if strangers else {}
+        self._asked = {one: times for one, times in self._asked.items() if one in known}
+        if listed is not None:
+            self._asked |= {one: self._asked.get(one, 0) + 1 for one in strangers}
         for one in strangers:
-            known[one] = known[one]._replace(job_id=listed.get(one.pid, 0))
+            # Slurm does not list a process that has ended by then.
+            unlisted = 0 if listed is not None and self._identity(one.pid) == one else -1
+            known[one] = known[one]._replace(job_id=(listed or {}).get(one.pid, unlisted))
+        unread = [one for one in identities if not known[one].has_interposer and self._is_due(one)]
+        for one, has_interposer in self._read_twice(unread).items():
+            known[one] = known[one]._replace(has_interposer=has_interposer)
         self._known = known
         self._files = {one.pid: self._files[one.pid] for one in identities if one.pid in self._files}
         return {one.pid: (one.started, who) for one, who in known.items()}
 
     def _next(self, one: Identity) -> Known:
-        """Returns what is known of a process; reads again what was missing: its job, or the interposer."""
+        """Returns what is known of a process; reads its job again where it was missing."""
         old = self._known.get(one)
-        if old is not None and old.job_id and old.has_interposer:
+        if old is not None and old.job_id > 0:
             return old
         new = self._read(one.pid)
-        return new if old is None or new.job_id else new._replace(job_id=old.job_id)
+        return new if old is None else new._replace(job_id=new.job_id or old.job_id, has_interposer=old.has_interposer)
+
+    def _is_due(self, one: Identity) -> bool:
+        """Returns whether to read for the interposer: it is there before a process can use a GPU, or never."""
+        old = self._known.get(one)
+        looks = self._looks[one]
+        return old is None or old.has_interposer is None or looks < READS or looks % EVERY == 0
+
+    def _read_twice(self, identities: list[Identity]) -> dict[Identity, bool | None]:
+        """Returns who has the interposer. A process that executes a program has none for a moment: None then."""
+        read = self._slow.look(identities)
+        without = [one for one, has_interposer in read.items() if has_interposer is False]
+        if without:
+            time.sleep(EXEC_S)
+            same = [one for one in without if self._identity(one.pid) == one]
+            read |= dict.fromkeys(without) | self._slow.look(same)
+        return read
 
     def is_same(self, pid: int, started: int) -> bool:
         """Returns whether the process of this pid still is the one that was started then."""
@@ -110,7 +136,7 @@ class Processes:
         return Known(
             uid=int(status[1]) if status else -1,
             job_id=job_of(self._text(pid, "cgroup")),
-            has_interposer=self._has_interposer(pid),
+            has_interposer=None,
         )
 
     def _has_interposer(self, pid: int) -> bool | None:
@@ -156,6 +182,6 @@ def job_of(cgroups: str) -> int:
         hierarchy, _, rest = line.partition(":")
         path = rest.partition(":")[2]
         match = (_V2 if hierarchy == "0" else _V1).search(path)
-        if match is not None and _USERS_OWN not in path and len(match[1]) <= 10:
+        if match is not None and _USERS_OWN not in path[: match.start() + 1] and len(match[1]) <= 10:
             return int(match[1])
     return 0

@@ -29,7 +29,7 @@ from hami_hpc.node import admin_log, agent_file, boot, job_dirs
 from hami_hpc.node.agent_settings import AgentSettings, read_agent
 from hami_hpc.node.config import Settings
 
-SOON_S = 0.3  # until the look that confirms a suspicion
+SOON_S = 0.2  # until the look that confirms a suspicion
 LOCK = "lock"
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hami_hpc.agent.kept_file import KEPT_MAX, KeptFile
@@ -14,7 +15,8 @@ from hami_hpc.core.watch import Slice
 from hami_hpc.errors import NodeError
 from hami_hpc.node import job_dirs
 
-Key = int  # the inode of a job's directory, which a requeued job's prolog makes again
+# (inode, ctime in ns) of a job's directory, which a requeued job's prolog makes again, maybe with the same inode
+Key = tuple[int, int]
 
 
 @dataclass
@@ -49,18 +51,27 @@ class Slices:
         return tuple(sorted(slices, key=lambda one: one.grant.job_id)), frozenset(map(int, whole))
 
     def _entries(self) -> list[tuple[str, Key]]:
-        """Returns the names in `jobs/` with their inodes. Raises NodeError."""
+        """Returns the names in `jobs/`, each with its key. Raises NodeError."""
         path = job_dirs.jobs_dir(self.run_dir)
+        found = []
         try:
             with os.scandir(path) as entries:
-                return [(entry.name, entry.inode()) for entry in entries]
+                for entry in entries:
+                    with suppress(FileNotFoundError):  # its epilog removed it
+                        found.append((entry.name, (entry.inode(), entry.stat(follow_symlinks=False).st_ctime_ns)))
         except FileNotFoundError:
             return []
         except OSError as error:
             raise NodeError(f"{path} cannot be listed: {error.strerror}") from error
+        return found
 
     def _is_whole(self, name: str) -> bool:
         return os.path.lexists(f"{job_dirs.jobs_dir(self.run_dir)}/{name}/{c.FILE_WHOLE}")
+
+    def slice_of(self, grant: Grant) -> Slice:
+        """Returns a slice of the last look with what its job counts at this moment."""
+        job = self._jobs.get(str(grant.job_id))
+        return Slice(grant, None, 0, 0) if job is None else self._slice(job, grant)
 
     def _slice(self, job: _Job, grant: Grant) -> Slice:
         try:

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 
 from hami_hpc.node.drain import plain
 
-LOCAL_TIMEOUT_S = 2.0
+LOCAL_TIMEOUT_S = 1.0
 TIMEOUT_S = 20.0
-LIST_AGAIN_S = 0.4
+LIST_AGAIN_S = 20.0  # at most, after listpids hung
 ASK_AGAIN_S = 30.0
 WAITING_MAX = 200
 INDICES_MAX = 1023  # of a range, whatever is printed
+NO_STEPS = "No job steps exist"
 # PID JOBID STEPID LOCALID GLOBALID, STEPID being a number or a name.
 _LISTED = re.compile(r"^[ \t]*([0-9]{1,10})[ \t]+([0-9]{1,10})(?=\s|$)", re.MULTILINE)
 # Groups of nodes with the same devices follow one another.
@@ -33,13 +34,12 @@ _RANGE = re.compile(r"(?:(?<=^IDX:)|(?<=,))([0-9]{1,5})(?:-([0-9]{1,5}))?(?=,|$)
 
 
 def run_command(command: tuple[str, ...], timeout_s: float) -> str | None:
-    """Returns a command's standard output; None when it fails. `scontrol listpids` fails when one of the steps has just
-    ended, and lists those of all the others."""
+    """Returns a command's standard output; None when it fails. That no step runs here is an answer of listpids."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if done.returncode != 0 and "listpids" not in command:
+    if done.returncode != 0 and not done.stderr.startswith(NO_STEPS.encode()):
         return None
     return done.stdout.decode("utf-8", "replace")  # a user can write any bytes into a job's name
 
@@ -51,19 +51,27 @@ class SlurmPort:
     node: str
     report: Callable[[str], None]
     run: Callable[[tuple[str, ...], float], str | None] = run_command
-    _listed: Mapping[int, int] = field(default_factory=dict)
-    _listed_at: float = -1e9
+    _list_after: float = 0.0
+    _hangs: int = 0  # of listpids, one after the other
     _held: dict[int, tuple[float, frozenset[int] | None]] = field(default_factory=dict)
+    _ending: set[int] = field(default_factory=set)
     _waiting: queue.Queue[Callable[[], None]] = field(default_factory=lambda: queue.Queue(WAITING_MAX))
     _thread: threading.Thread | None = None
 
-    def listed_pids(self) -> Mapping[int, int]:
-        """Returns the processes of all steps on this node, pid -> job id, from slurmstepd."""
-        if time.monotonic() - self._listed_at > LIST_AGAIN_S:
-            text = self.run(("scontrol", "listpids"), LOCAL_TIMEOUT_S)
-            self._listed = parse_listpids(text or "")
-            self._listed_at = time.monotonic()
-        return self._listed
+    def listed_pids(self) -> Mapping[int, int] | None:
+        """Returns the processes of all steps on this node, pid -> job id, from slurmstepd; None when it does not say
+        all of them (a step that does not answer, no scontrol)."""
+        start = time.monotonic()
+        if start < self._list_after:
+            return None
+        pids = parse_listpids(self.run(("scontrol", "listpids"), LOCAL_TIMEOUT_S) or "")
+        now = time.monotonic()
+        # A step that begins or ends may not answer for a moment. Where it always hangs, the looks go on.
+        hangs = pids is None and now - start > LOCAL_TIMEOUT_S / 2
+        self._hangs = self._hangs + 1 if hangs else 0
+        if hangs:
+            self._list_after = now + min(LIST_AGAIN_S, 2.0 ** (self._hangs - 2))
+        return pids
 
     def held_by(self, job_id: int) -> frozenset[int] | None:
         """Returns Slurm's indices of the GPUs of a job here, or None as long as slurmctld has not said."""
@@ -80,8 +88,10 @@ class SlurmPort:
 
     def _ask(self, job_id: int) -> None:
         text = self.run(("scontrol", "--oneliner", "--details", "show", "job", str(job_id)), TIMEOUT_S)
-        if text is not None:
-            self._held[job_id] = (time.monotonic(), parse_held(text))
+        # an array's id shows all of its tasks; a text without the job says nothing of it
+        for line in (text or "").splitlines():
+            if line.startswith(f"JobId={job_id} "):
+                self._held[job_id] = (time.monotonic(), parse_held(line))
 
     def warn(self, job_id: int, text: str) -> threading.Event:
         """Writes a line to the output of a batch job, or of the salloc or srun that the job is run from. Sets the
@@ -100,10 +110,20 @@ class SlurmPort:
         return told
 
     def fail(self, job_id: int, text: str) -> None:
-        """Ends a job, with a comment for administrators."""
-        comment = ("scontrol", "update", f"JobId={job_id}", f"AdminComment=hami_hpc: {plain(text)}")
-        self._later(lambda: self._tell(comment), f"job {job_id} got no comment")
-        self._later(lambda: self._tell(("scancel", str(job_id))), f"job {job_id} could not be ended")
+        """Ends a job, with a comment for administrators. Does nothing while an earlier request to end it waits."""
+
+        def end() -> None:
+            try:
+                name = job_name(self.run(("scontrol", "--oneliner", "show", "job", str(job_id)), TIMEOUT_S), job_id)
+                self._tell(("scontrol", "update", f"JobId={name}", f"AdminComment=hami_hpc: {plain(text)}"))
+                self._tell(("scancel", name))
+            finally:
+                self._ending.discard(job_id)
+
+        if job_id not in self._ending:
+            self._ending.add(job_id)
+            if not self._later(end, f"job {job_id} could not be ended"):
+                self._ending.discard(job_id)
 
     def drain(self, text: str) -> None:
         """Drains this node."""
@@ -140,9 +160,21 @@ class SlurmPort:
         self._waiting.join()
 
 
-def parse_listpids(text: str) -> dict[int, int]:
-    """Returns pid -> job id of `scontrol listpids`."""
+def parse_listpids(text: str) -> dict[int, int] | None:
+    """Returns pid -> job id of `scontrol listpids`; None for a text without its headline."""
+    if text.split(None, 2)[:2] != ["PID", "JOBID"]:
+        return None
     return {int(pid): int(job_id) for pid, job_id in _LISTED.findall(text)}
+
+
+def job_name(text: str | None, job_id: int) -> str:
+    """Returns what names exactly this job in Slurm's commands, from `scontrol -o show job`. One task of an array has
+    the job id of the array: 12_3 names the task, 12 all of them."""
+    for line in (text or "").splitlines():
+        match = re.match(r"JobId=(\d+) ArrayJobId=(\d+) ArrayTaskId=(\d+) ", line)
+        if match is not None and int(match[1]) == job_id:
+            return f"{match[2]}_{match[3]}"
+    return str(job_id)
 
 
 def parse_held(text: str) -> frozenset[int] | None:

@@ -19,6 +19,8 @@ from hami_hpc.agent.slurm_port import SlurmPort
 from hami_hpc.core.agent_state import OK, AgentState, Event, GpuState, OtherProcess
 from hami_hpc.core.job_sums import LONGEST_STEP_NS, JobSums
 from hami_hpc.core.watch import (
+    CLEAR_NS,
+    SECOND,
     Action,
     Incident,
     Incidents,
@@ -27,8 +29,12 @@ from hami_hpc.core.watch import (
     Process,
     Slice,
     Suspicion,
+    Throttle,
     TimeWatch,
+    by_slice,
+    is_uncounted,
     judge,
+    slice_key,
     too_little_left,
 )
 from hami_hpc.errors import NodeError
@@ -37,6 +43,9 @@ from hami_hpc.node.agent_settings import AgentSettings
 
 EVENTS_MAX = 100
 TELL_NS = 500_000_000  # for how long a kill waits until the job's output has the reason
+FINDINGS_MAX = 20  # of one kind and job within a minute
+RECOUNTS = 10
+RECOUNT_S = 0.001
 KILLING = (Action.KILL, Action.FAIL, Action.DRAIN)
 # Findings that take memory or time from the GPU's other jobs.
 TAKES_FROM_OTHERS = (Kind.MEMORY_OVER, Kind.WRONG_GPU, Kind.NO_GRANT, Kind.NO_JOB, Kind.UNCOUNTED)
@@ -87,13 +96,16 @@ class Watcher:
     _last: tuple[int, Look] | None = None
     _gpu_states: dict[str, str] = field(default_factory=dict)
     _sentences: list[Sentence] = field(default_factory=list)
+    _warnings: Throttle = field(default_factory=lambda: Throttle(1, CLEAR_NS))
+    _findings: Throttle = field(default_factory=lambda: Throttle(FINDINGS_MAX, 60 * SECOND))
     _problem: str = ""
     _looks: int = 0
     _started_unix_ns: int = 0
     _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((kind.value for kind in Kind), 0))
 
     def look(self) -> AgentState:
-        """Looks once and acts. A fault of the node (NVML, the run directory) is an event, and the look has no data."""
+        """Looks once and acts. A fault of the node (NVML, the run directory) is an event; that look has no GPUs, and
+        each job's sums stay."""
         boot_ns = self.boot_ns()
         self._started_unix_ns = self._started_unix_ns or self.unix_ns()
         step_ns = boot_ns - self._last[0] if self._last else self.settings.period_ms * 1_000_000
@@ -107,7 +119,8 @@ class Watcher:
         else:
             self._fault("")
         processes = self._identify(gpu_looks, step_ns)
-        look = Look(boot_ns, processes, slices, whole, self._held(processes, slices, whole, gpu_looks))
+        held = self._held(processes, slices, whole, gpu_looks)
+        look = self._recounted(Look(boot_ns, processes, slices, whole, held))
         suspicions = [*judge(look, self.settings.limits), *self._time.judge(look)]
         wanted = [one for one in suspicions if self.settings.actions[one.kind] is not Action.IGNORE]
         for incident in self._incidents.update(boot_ns, wanted):
@@ -115,7 +128,10 @@ class Watcher:
         self._execute(boot_ns)
         disturbed = self._disturbed(look, gpu_looks, wanted)
         energy = {one.gpu.uuid: one.energy_mj for one in gpu_looks if one.state == OK}
-        jobs = self.sums.update(look, step_ns, energy, self._incidents.open(), disturbed)
+        if self._problem:  # what was seen before stays
+            jobs = self.sums.last()
+        else:
+            jobs = self.sums.update(look, step_ns, energy, self._incidents.open(), disturbed)
         self._watch_gpus(gpu_looks)
         self._last = (boot_ns, look)
         self._looks += 1
@@ -179,17 +195,34 @@ class Watcher:
             held[job_id] = None if indices is None else frozenset(uuids[i] for i in indices if i in uuids)
         return held
 
+    def _recounted(self, look: Look) -> Look:
+        """Returns the look with the most that each suspicious slice counts within some milliseconds. Programs take and
+        give memory between the moment of NVML's number and that of their own."""
+        counts = {one.grant.job_id: one for one in look.slices}
+        own, limits = by_slice(look), self.settings.limits
+        for _ in range(RECOUNTS):
+            suspects = [one for one in counts.values() if is_uncounted(one, own.get(slice_key(one.grant), ()), limits)]
+            if not suspects:
+                break
+            time.sleep(RECOUNT_S)
+            for one in suspects:
+                again = self.slices.slice_of(one.grant)
+                if (again.accounted_bytes or 0) > (one.accounted_bytes or 0):
+                    counts[one.grant.job_id] = one._replace(accounted_bytes=again.accounted_bytes)
+        return look._replace(slices=tuple(counts.values()))
+
     def _act(self, incident: Incident) -> None:
         """Does what the settings say. Who is to be killed is told first, so that their output has the reason."""
         one = incident.suspicion
         action = self.settings.actions[one.kind]
         told = None
-        if incident.is_new and one.job_id and action is not Action.LOG:
+        name, now_ns = (one.kind, one.job_id), self.boot_ns()
+        if incident.is_new and one.job_id and action is not Action.LOG and self._warnings.admits(name, now_ns):
             told = self.slurm.warn(one.job_id, self._advice(one, action))
         if action in KILLING:
-            self._sentences.append(Sentence(incident, told, self.boot_ns() + TELL_NS))
+            self._sentences.append(Sentence(incident, told, now_ns + TELL_NS))
         elif incident.is_new:
-            self.event(one.kind.value, one.text, one.job_id, one.gpu_uuid, action.value)
+            self._finding(one, action.value)
 
     def _execute(self, boot_ns: int) -> None:
         due = [one for one in self._sentences if one.told is None or one.told.is_set() or boot_ns >= one.until_ns]
@@ -198,13 +231,19 @@ class Watcher:
             action = self.settings.actions[one.kind]
             killed = [p.pid for p in one.processes if p.uid != 0 and kill(p, self.processes.is_same)]
             done = [f"killed {', '.join(map(str, killed))}" if killed else "nothing left to kill"]
-            if is_new and one.job_id and action in (Action.FAIL, Action.DRAIN):
+            if one.job_id and action in (Action.FAIL, Action.DRAIN):  # again, as slurmctld may have been down
                 self.slurm.fail(one.job_id, one.text)
                 done.append("job ended")
             if is_new and action is Action.DRAIN:
                 self.slurm.drain(f"hami_hpc agent: {one.text}")
                 done.append("node drained")
-            self.event(one.kind.value, one.text, one.job_id, one.gpu_uuid, ", ".join(done))
+            self._finding(one, ", ".join(done))
+
+    def _finding(self, one: Suspicion, action: str) -> None:
+        """Keeps what was found; of one job's or user's findings of a kind, so many within a minute."""
+        owner = one.job_id or -1 - one.processes[0].uid
+        if self._findings.admits((one.kind, owner), self.boot_ns()):
+            self.event(one.kind.value, one.text, one.job_id, one.gpu_uuid, action)
 
     @staticmethod
     def _advice(one: Suspicion, action: Action) -> str:

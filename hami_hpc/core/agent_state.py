@@ -116,6 +116,15 @@ def to_json(state: AgentState) -> str:
     return json.dumps(table, separators=(",", ":"), check_circular=False)
 
 
+_TYPES = {"int": (int,), "str": (str,), "float": (int, float)}
+
+
+def _is_typed(row: tuple[object, ...]) -> bool:
+    """Returns whether a row's numbers are numbers and its texts texts."""
+    types = type(row).__annotations__.values()
+    return all(type(value) in _TYPES.get(name, (tuple,)) for value, name in zip(row, types, strict=True))
+
+
 def from_json(text: str) -> AgentState | None:
     """Returns the state in a file's text; None for a text of another version, or one that was cut off."""
     import json
@@ -128,6 +137,8 @@ def from_json(text: str) -> AgentState | None:
             table[name] = tuple(kind(**row) for row in table[name])
         table["jobs"] = tuple(job._replace(findings=tuple(job.findings)) for job in table["jobs"])
         table["event_counts"] = tuple((kind, count) for kind, count in table.get("event_counts", ()))
-        return AgentState(**table)
+        state = AgentState(**table)
+        rows = (state, *state.gpus, *state.jobs, *state.others, *state.events)
+        return state if all(map(_is_typed, rows)) else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -14,6 +14,8 @@ from hami_hpc.core.watch import MIB, Kind, Look, Process, Slice, by_slice, slice
 # the rest of the pause.
 LONGEST_STEP_NS = 2_000_000_000
 
+COUNT_MAX = 1 << 40  # a user writes the counts that this one is computed from
+
 Run = tuple[int, int]  # job id and created_unix_ns
 
 
@@ -28,6 +30,10 @@ class JobSums:
     def resumed(cls, jobs: tuple[JobState, ...]) -> JobSums:
         return cls({(job.job_id, job.created_unix_ns): job for job in jobs})
 
+    def last(self) -> tuple[JobState, ...]:
+        """Returns the states of the last update, for a look that sees nothing."""
+        return tuple(self._states.values())
+
     def update(
         self,
         look: Look,
@@ -36,9 +42,9 @@ class JobSums:
         findings: frozenset[tuple[Kind, int]],
         disturbed: Mapping[int, int],
     ) -> tuple[JobState, ...]:
-        """Returns the state of every slice. `step_ns` is the time since the last look, at most
-        LONGEST_STEP_NS, `energy_mj` each GPU's counter,
-        `disturbed` the refused allocations since then that were somebody else's fault, by job."""
+        """Returns the state of every slice. `step_ns` is the time since the last look, at most LONGEST_STEP_NS,
+        `energy_mj` each GPU's counter, `disturbed` the refused allocations since then that were somebody else's fault,
+        by job."""
         busy_ns: dict[str, int] = {}
         counts: dict[int, int] = {}
         for process in look.processes:
@@ -103,7 +109,7 @@ def _next(
         energy_mj + old.energy_mj,
         step_ns + old.watched_ns,
         findings,
-        disturbed + old.disturbed_count,
+        min(disturbed + old.disturbed_count, COUNT_MAX),
         min(one.accounted_bytes or 0, old.mem_bytes),
         one.oom_count,
         one.device_oom_count,

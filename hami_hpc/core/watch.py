@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import itemgetter
@@ -21,9 +21,16 @@ from hami_hpc.core.grant import Grant
 SECOND = 1_000_000_000
 CLEAR_NS = 10 * SECOND
 AGAIN_NS = 5 * SECOND  # an action is repeated as long as its reason holds
+LONGEST_GAP_NS = 12 * SECOND  # between consecutive looks; the agent may have been stopped. The period is 10 s at most
 LOOKS = 2  # consecutive looks that confirm a suspicion
+# A program that takes and gives memory all the time is seen with much of it and counted with little now and then.
+LOOKS_UNCOUNTED = 5
 # (window, points above the share): a mean over the window that exceeds share + points is time above the share.
 TIME_WINDOWS = ((3 * SECOND // 2, 30), (30 * SECOND, 10))
+# Processes that each end before they are confirmed: how much longer a job or user must show such ones, at a third of
+# the looks or more.
+CHAIN_NS = 5 * SECOND // 4
+CHAIN_LOOKS = 4
 MIB = 1 << 20
 
 
@@ -54,7 +61,7 @@ class Action(StrEnum):
 # of a job, may lag behind.
 GRACE_NS: Mapping[Kind, int] = {
     Kind.MEMORY_OVER: SECOND // 4,
-    Kind.UNCOUNTED: SECOND // 4,
+    Kind.UNCOUNTED: 3 * SECOND // 4,
     Kind.NO_INTERPOSER: SECOND // 4,
     Kind.WRONG_GPU: SECOND // 4,
     Kind.TIME_OVER: 0,  # its windows are the grace
@@ -104,7 +111,8 @@ class Limits(NamedTuple):
 
 
 class Suspicion(NamedTuple):
-    """What is wrong in one look. `pid` is 0 when it concerns all of a job's processes on the GPU."""
+    """What is wrong in one look. `pid` is 0 when it concerns all of a job's processes on the GPU, and negative, of the
+    user's id, for those of a user without a job."""
 
     kind: Kind
     job_id: int
@@ -146,6 +154,12 @@ def judge(look: Look, limits: Limits) -> Iterator[Suspicion]:
         yield from _memory(one, own.get(slice_key(one.grant), ()), limits)
 
 
+def is_uncounted(one: Slice, processes: tuple[Process, ...], limits: Limits) -> bool:
+    """Returns whether a slice's processes hold more than they counted themselves."""
+    used = sum(process.used_bytes for process in processes)
+    return one.accounted_bytes is not None and used > one.accounted_bytes + limits.memory_slack_bytes
+
+
 def _memory(one: Slice, processes: tuple[Process, ...], limits: Limits) -> Iterator[Suspicion]:
     grant = one.grant
     used = sum([process.used_bytes for process in processes])
@@ -153,7 +167,7 @@ def _memory(one: Slice, processes: tuple[Process, ...], limits: Limits) -> Itera
     if used > limit + limits.memory_slack_bytes:
         text = f"job {grant.job_id} holds {used // MIB} MiB of GPU {grant.gpu_uuid}; granted are {grant.mem_mib} MiB"
         yield Suspicion(Kind.MEMORY_OVER, grant.job_id, 0, grant.gpu_uuid, processes, text)
-    if one.accounted_bytes is None or used <= one.accounted_bytes + limits.memory_slack_bytes:
+    if one.accounted_bytes is None or not is_uncounted(one, processes, limits):
         return
     if not any(process.has_interposer is False for process in processes):  # NO_INTERPOSER says the same, and who
         text = (
@@ -238,6 +252,9 @@ class _Case:
     last_ns: int
     looks: int = 1
     acted_ns: int | None = None
+    acted_on: frozenset[tuple[int, int]] = frozenset()  # pid and start
+    is_chain: bool = False
+    missed: int = 0  # looks without it, of a chain
 
 
 @dataclass
@@ -250,27 +267,52 @@ class Incidents:
         """Takes one look's suspicions. Returns those to act on: confirmed now, or still there after AGAIN_NS."""
         due = []
         seen = set()
-        for suspicion in suspicions:
+        single = tuple(suspicions)
+        chains = tuple(self._chains(single))
+        for suspicion in (*single, *chains):
+            is_chain = suspicion in chains
+            grace_ns = GRACE_NS[suspicion.kind] + (CHAIN_NS if is_chain else 0)
+            looks = CHAIN_LOOKS if is_chain else LOOKS_UNCOUNTED if suspicion.kind is Kind.UNCOUNTED else LOOKS
             subject = suspicion.subject
             seen.add(subject)
             case = self._cases.get(subject)
-            if case is None:
-                case = self._cases[subject] = _Case(boot_ns, boot_ns)
+            if case is None or (case.acted_ns is None and boot_ns - case.last_ns > LONGEST_GAP_NS):
+                case = self._cases[subject] = _Case(boot_ns, boot_ns, is_chain=is_chain)
             else:
                 case.looks, case.last_ns = case.looks + 1, boot_ns
-            if case.looks < LOOKS or boot_ns - case.first_ns < GRACE_NS[suspicion.kind]:
+            if case.looks < looks or boot_ns - case.first_ns < grace_ns:
                 continue
-            if case.acted_ns is None or boot_ns - case.acted_ns >= AGAIN_NS:
+            processes = frozenset((process.pid, process.started) for process in suspicion.processes)
+            if case.acted_ns is None or boot_ns - case.acted_ns >= AGAIN_NS or not processes <= case.acted_on:
                 due.append(Incident(suspicion, case.acted_ns is None))
-                case.acted_ns = boot_ns
+                case.acted_ns, case.acted_on = boot_ns, processes
         for subject, case in list(self._cases.items()):
             if subject in seen:
                 continue
-            if case.acted_ns is None or boot_ns - case.last_ns >= CLEAR_NS:
+            case.missed += 1
+            is_over = not case.is_chain or case.missed > 2 * case.looks
+            if boot_ns - case.last_ns >= CLEAR_NS or (case.acted_ns is None and is_over):
                 del self._cases[subject]
+            elif case.is_chain:
+                continue
             else:
                 case.looks = 0  # it must be confirmed again
         return due
+
+    def _chains(self, suspicions: Iterable[Suspicion]) -> Iterator[Suspicion]:
+        """Yields, as one, the suspicions about the processes of each job or user on a GPU of which none is confirmed:
+        processes that follow one another end before they are."""
+        chains: dict[tuple[Kind, int, int, str], list[Suspicion]] = {}
+        for one in suspicions:
+            if one.pid > 0:
+                owner = 0 if one.job_id else -1 - one.processes[0].uid
+                chains.setdefault((one.kind, one.job_id, owner, one.gpu_uuid), []).append(one)
+        for (kind, job_id, owner, gpu_uuid), members in chains.items():
+            cases = (self._cases.get(one.subject) for one in members)
+            if all(case is None or case.acted_ns is None for case in cases):
+                processes = tuple(process for one in members for process in one.processes)
+                text = f"{members[0].text}; processes like this one follow one another"
+                yield Suspicion(kind, job_id, owner, gpu_uuid, processes, text)
 
     def open(self) -> frozenset[tuple[Kind, int]]:
         """Returns kind and job of what was confirmed and is not cleared."""
@@ -285,3 +327,19 @@ def too_little_left(one: Slice, look: Look, free_bytes: int) -> bool:
     """Returns whether the GPU has less memory free than the slice may still take: somebody holds what is not theirs."""
     used = sum(process.used_bytes for process in by_slice(look).get(slice_key(one.grant), ()))
     return free_bytes < one.grant.mem_mib * MIB - used
+
+
+@dataclass
+class Throttle:
+    """Admits each name a number of times within a time, so that nobody fills logs and queues that are for all."""
+
+    most: int
+    time_ns: int
+    _admitted: dict[Hashable, tuple[int, int]] = field(default_factory=dict)  # since when, how many
+
+    def admits(self, name: Hashable, boot_ns: int) -> bool:
+        """Returns whether this time is still one of those."""
+        self._admitted = {key: one for key, one in self._admitted.items() if boot_ns - one[0] < self.time_ns}
+        since, count = self._admitted.get(name, (boot_ns, 0))
+        self._admitted[name] = (since, count + 1)
+        return count < self.most

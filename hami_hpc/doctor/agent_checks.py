@@ -33,6 +33,8 @@ def check_agent(facts: Facts) -> Iterator[Finding]:
     is_alive = age_s <= SILENT_PERIODS * own.period_ms / 1000
     detail = f"pid {state.pid}, {len(state.jobs)} slice(s); {actions}" if is_alive else f"silent for {age_s:.0f} s"
     yield finding("agent", is_alive, detail, advice)
+    if is_alive and not state.gpus:
+        yield Finding("agent", Level.FAIL, "sees no GPU", f"nvidia-smi; {advice}")
     for gpu in state.gpus if is_alive else ():
         if gpu.state != OK:
             advice = "see dmesg (Xid) and nvidia-smi; drain the node, then reset the GPU or reboot"

@@ -145,6 +145,19 @@ def test_a_process_on_another_gpu_of_no_job_and_of_a_job_without_gpu(restored: L
     (restored.home / USER / "end").unlink()
 
 
+@pytest.mark.findings("no_interposer", "uncounted", "memory_over")
+def test_one_task_of_an_array_is_ended_and_the_others_go_on(restored: Layout) -> None:
+    """The last task's job id is that of the array, with which scancel ends all of them."""
+    set_actions(restored, memory_over="fail")
+    evade = f"{OWN_LOADER} evade --use 9000 --hold 60; sleep 60"
+    script = f"if [ $SLURM_ARRAY_TASK_ID = 2 ]; then {evade}; else slice --use 100 --until end; fi"
+    array = jobs.submit(restored, USER, *SMALL, "--array=1-2", script=script)
+    jobs.wait_for_state(restored, f"{array}_2", "CANCELLED")
+    (restored.home / USER / "end").touch()
+    jobs.wait_for_state(restored, f"{array}_1", "COMPLETED")
+    (restored.home / USER / "end").unlink()
+
+
 def test_whole_gpus_and_whole_nodes_are_left_alone(cluster: Layout) -> None:
     script = "env -u LD_PRELOAD slice --use 9000 --hold 5"
     whole = [jobs.submit(cluster, USER, *how, script=script) for how in (("--gres=gpu:1",), ("--exclusive",))]

@@ -32,6 +32,7 @@ V1 = "11:devices:/slurm/uid_1000/job_7/step_0\n1:name=systemd:/system.slice/slur
         # a job within a job's cgroup, made by the user: the outer one counts
         ("0::/system.slice/slurmstepd.scope/job_7/step_0/user/slurmstepd.scope/job_9/x\n", 7),
         ("5:cpu:/slurm/uid_1000/job_7/step_0/slurm/uid_1/job_9/\n", 7),
+        ("0::/system.slice/slurmstepd.scope/job_7/step_0/user/user.slice/x\n", 7),
         # cgroups that users may make
         ("0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_9/x\n", 0),
         ("0::/user.slice/user-1000.slice/user@1000.service/system.slice/slurmstepd.scope/job_9\n", 0),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -210,29 +211,29 @@ def damaged(change: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "{",
-        "null",
-        "[]",
-        to_json(make_state())[:-40],
-        "[" * 100_000,
-        damaged({"version": 2}),
-        damaged({"boot_id": "another"}),
-        damaged({"period_ns": "1"}),
-        damaged({"boot_time_ns": None}),
-        damaged({"looks": [1]}),
-        damaged({"looks": 10**400}),
-        damaged({"gpus": None}),
-        damaged({"gpus": [make_state().gpus[0]._asdict() | {"busy_percent": "x"}]}),
-        damaged({"gpus": [make_state().gpus[0]._asdict() | {"uuid": 5}]}),
-        damaged({"gpus": [make_state().gpus[0]._asdict() | {"model": "\ud800"}]}),
-        damaged({"jobs": [make_job()._asdict() | {"gpu_uuid": []}]}),
-        damaged({"jobs": [make_job()._asdict() | {"findings": [5]}]}),
-        damaged({"events": [{"kind": "x"}]}),
+        lambda: "",
+        lambda: "{",
+        lambda: "null",
+        lambda: "[]",
+        lambda: to_json(make_state())[:-40],
+        lambda: "[" * 100_000,
+        lambda: damaged({"version": 2}),
+        lambda: damaged({"boot_id": "another"}),
+        lambda: damaged({"period_ns": "1"}),
+        lambda: damaged({"boot_time_ns": None}),
+        lambda: damaged({"looks": [1]}),
+        lambda: damaged({"looks": 10**400}),
+        lambda: damaged({"gpus": None}),
+        lambda: damaged({"gpus": [make_state().gpus[0]._asdict() | {"busy_percent": "x"}]}),
+        lambda: damaged({"gpus": [make_state().gpus[0]._asdict() | {"uuid": 5}]}),
+        lambda: damaged({"gpus": [make_state().gpus[0]._asdict() | {"model": "\ud800"}]}),
+        lambda: damaged({"jobs": [make_job()._asdict() | {"gpu_uuid": []}]}),
+        lambda: damaged({"jobs": [make_job()._asdict() | {"findings": [5]}]}),
+        lambda: damaged({"events": [{"kind": "x"}]}),
     ],
 )
-def test_a_state_that_is_cut_off_or_damaged_is_said_to_be_absent(node: AgentNode, text: str) -> None:
-    node.state_file.write_text(text)
+def test_a_state_that_is_cut_off_or_damaged_is_said_to_be_absent(node: AgentNode, text: Callable[[], str]) -> None:
+    node.state_file.write_text(text())
     check_down(node, Status.ABSENT)
 
 

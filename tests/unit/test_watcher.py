@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -24,8 +25,9 @@ from hami_hpc.agent.slurm_port import SlurmPort
 from hami_hpc.agent.watcher import Watcher
 from hami_hpc.contract import constants as c
 from hami_hpc.core.agent_state import FAILED, LOST, OK, Event
+from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Gpu
-from hami_hpc.core.watch import MIB, SECOND, Action, Kind, Limits
+from hami_hpc.core.watch import MIB, SECOND, Action, Kind, Limits, Slice
 from hami_hpc.errors import NodeError
 from hami_hpc.node import agent_file, boot
 from hami_hpc.node.agent_settings import AgentSettings
@@ -136,7 +138,6 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     )
     made = Bench(node, watcher, gpus, slurm, events)
     watcher.boot_ns = lambda: made.now_ns
-    slurm._listed_at = -1e9
     yield made
     unmount_below(tmp_path)
 
@@ -246,10 +247,10 @@ def test_a_lost_gpu_is_one_gpus_state_and_the_others_are_watched(bench: Bench, v
 
 
 def test_without_nvml_it_says_so_once_and_sees_again(bench: Bench) -> None:
-    bench.look()
+    before = bench.look().jobs
     bench.gpus.problem = BLIND
     state = bench.look(5)
-    assert (state.gpus, state.jobs, bench.kinds()) == ((), (), ["blind"])
+    assert (state.gpus, state.jobs, bench.kinds()) == ((), before, ["blind"])
     bench.gpus.problem = ""
     assert len(bench.look().jobs) == 2
     assert bench.kinds() == ["blind", "sees_again"]
@@ -387,3 +388,36 @@ def test_one_agent_per_node_and_none_in_a_folder_of_a_user(bench: Bench) -> None
     os.chown(agent_file.folder(run_dir), UID, -1)
     with pytest.raises(NodeError, match="only root can write"), service.only_one(run_dir, -1):
         pass
+
+
+def test_a_program_that_takes_and_gives_all_the_time_counts_its_memory(bench: Bench, victim: Victim) -> None:
+    """NVML's number and the program's own are never of the same moment."""
+    bench.set(no_interposer=Action.IGNORE)
+    bench.slurm.pids = {victim.pid: 7}
+    bench.hold(victim.pid, 1536)
+    read, times = bench.watcher.slices.slice_of, 0
+
+    def slice_of(grant: Grant) -> Slice:
+        nonlocal times
+        times += 1
+        return read(grant)._replace(accounted_bytes=(1536 if times % 7 == 0 else 512) * MIB)
+
+    bench.watcher.slices.slice_of = slice_of  # type: ignore[method-assign]
+    bench.look(100, SECOND // 5)
+    assert bench.kinds() == []
+
+
+def test_a_flood_of_findings_of_one_job_leaves_room_for_those_of_others(bench: Bench, victim: Victim) -> None:
+    bench.set(no_interposer=Action.WARN)
+    with contextlib.ExitStack() as stack:
+        flood = [stack.enter_context(subprocess.Popen(["sleep", "100"], user=UID)) for _ in range(60)]
+        bench.slurm.pids = {victim.pid: 8} | {one.pid: 7 for one in flood}
+        for one in flood:
+            bench.hold(one.pid, 1)
+        bench.hold(victim.pid, 1)
+        bench.look(3)
+        for one in flood:
+            one.kill()
+    assert [event.job_id for event in bench.events].count(7) == 20
+    assert [event.job_id for event in bench.events].count(8) == 1
+    assert sorted(command[2] for command in bench.slurm.heard()) == ["7", "8"]
