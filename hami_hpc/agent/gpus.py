@@ -100,13 +100,13 @@ class Gpus:
         if self.now_ns() < self._next_try_ns:
             raise NodeError(self._problem)
         try:
-            self._nvml = nvml.open_nvml()
+            module = self._nvml = nvml.open_nvml()
         except NodeError as error:
             self._problem, self._next_try_ns = str(error), self.now_ns() + OPEN_AGAIN_NS
             raise
         try:
-            self._list(self._nvml)
-        except self._nvml.NVMLError as error:
+            self._list(module)
+        except module.NVMLError as error:
             problem = f"NVML failed while listing GPUs ({error}). Check with nvidia-smi and dmesg (Xid)"
             self._close(problem, OPEN_AGAIN_NS)
             raise NodeError(problem) from error
