@@ -182,6 +182,8 @@ def _issue(
         )
     found = job_records.from_store(setup.root, period)
     priced_period = price_period(found, setup.gpus, prices, split_days(period, setup.tz), setup.tz)
+    for gap in priced_period.gaps:  # not on the invoices: it would change them all once there are usage records
+        click.echo(gap, err=True)
     notes = [
         f"left out of all invoices: {omitted.runs} jobs: {omitted.reason}"
         for omitted in priced_period.held_times.left_out

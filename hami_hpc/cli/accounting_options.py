@@ -101,6 +101,13 @@ class Setup:
     root: Path
     root_named: bool
 
+    @property
+    def usage_root(self) -> Path | None:
+        """The store whose usage records go with job records that come from elsewhere: the one that --store names, if
+        the rates need them."""
+        needed = self.prices is not None and any(terms.unbilled_disturbed for terms in self.prices.terms)
+        return self.root if needed and self.root_named else None
+
 
 def site_options(command: F) -> F:
     """Adds --config, --rates, --store and --timezone, which the command gets as ``site``."""
@@ -190,13 +197,17 @@ class RecordOptions:
     def records(self, setup: Setup, period: Period) -> Iterator[job_records.JobRecords]:
         """Yields the period's records: from --input, else the store, else (no store yet, or --live) from sacct now. A
         store that --store names must exist."""
+
+        def from_export(export: sacct.Export, made_s: int) -> job_records.JobRecords:
+            return job_records.from_export(export, setup.tz, made_s, scratch, setup.usage_root)
+
         with tempfile.TemporaryDirectory(prefix="hami-hpc-") as directory:
             scratch = Path(directory)
             if self.source:
                 export = sacct_json.open_input(self.source, scratch)
-                yield job_records.from_export(export, setup.tz, int(self.source.stat().st_mtime), scratch)
+                yield from_export(export, int(self.source.stat().st_mtime))
             elif self.live or not (setup.root_named or store_files.read_manifest(setup.root).generation):
                 export = sacct.fetch(period, scratch / "sacct", self.clusters)
-                yield job_records.from_export(export, setup.tz, int(time.time()), scratch)
+                yield from_export(export, int(time.time()))
             else:
                 yield job_records.from_store(setup.root, period)

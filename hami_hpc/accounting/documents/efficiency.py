@@ -12,14 +12,13 @@ import duckdb
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
 from hami_hpc.accounting.pricing.gpu_share import PPM, ShareError, part_shares, shares_held
 from hami_hpc.accounting.sources.tres import AllocatedGpus
+from hami_hpc.accounting.store import usage_table
 
 NO_GPU = "no GPU at all"
 # A suggestion is this much larger than the measured use, so that a slightly larger run still fits.
 HEADROOM = Fraction(11, 10)
 _MIB = 1 << 20
 _MEM_STEP_MIB = 256
-# A usage record is assigned to a run if it began during the run, or this close to it: clocks of nodes may differ.
-_SLACK_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,8 @@ def runs(
     con: duckdb.DuckDBPyConnection, records: str, used: str, gpus: ClusterGpus, where: str, values: Sequence[object]
 ) -> list[RunUse]:
     """Returns the GPU runs that meet ``where`` (SQL with placeholders for ``values``), in the order of their start."""
-    rows = con.execute(_RUNS.format(records=records, used=used, where=where, slack=_SLACK_S), list(values)).fetchall()
+    matched = usage_table.assigned("chosen", used)
+    rows = con.execute(_RUNS.format(records=records, matched=matched, where=where), list(values)).fetchall()
     result = []
     for cluster, job, account, user, state, start_s, seconds, held_key, partition, host, features, *use in rows:
         allocated = AllocatedGpus.from_key(held_key)
@@ -140,17 +140,10 @@ def runs(
     return result
 
 
-# Two runs of a requeued job may be close together; a usage record is assigned to the run that began nearest to it.
 _RUNS = """
 WITH chosen AS (
   SELECT *, coalesce(end_s, observed_s) AS until_s FROM {records} WHERE held <> '' AND {where}
-), matched AS (
-  SELECT r.cluster, r.job_id, r.submit_s, u.* EXCLUDE (cluster, job_id)
-  FROM chosen AS r JOIN {used} AS u ON r.job_id = u.job_id AND (u.cluster = '' OR u.cluster = r.cluster)
-    AND u.start_unix_ns // 1000000000 BETWEEN r.start_s - {slack} AND r.until_s + {slack}
-  QUALIFY row_number() OVER (PARTITION BY u.job_id, u.gpu_uuid, u.start_unix_ns
-    ORDER BY abs(u.start_unix_ns // 1000000000 - r.start_s)) = 1
-)
+), matched AS ({matched})
 SELECT r.cluster, coalesce(r.display_id, r.job_id::VARCHAR) AS job, r.account, r.username, r.state, r.start_s,
   r.until_s - r.start_s - r.suspended_s,
   r.held, r.partition, r.host, r.features, count(u.start_unix_ns), count(*) FILTER (u.usage <> 'ok'),

@@ -27,12 +27,14 @@ class Segment:
     """A part of the billed period in which one set of rates is valid.
 
     minimum_s: shortest time billed for a run. unbilled_states: runs that ended in one of these cost nothing.
+    unbilled_disturbed: disturbed runs cost nothing.
     """
 
     bucket: str
     period: Period
     minimum_s: int = 0
     unbilled_states: tuple[str, ...] = ()
+    unbilled_disturbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class HeldTime:
 
     held_ppm_s: while not suspended. suspended_ppm_s: while suspended. top_up_ppm_s: added up to the minimum time.
     runs: those whose first held second of the whole period is in this segment. billable: not ended in an unbilled
-    state.
+    state, and not disturbed where that is unbilled.
     """
 
     cluster: str
@@ -94,13 +96,14 @@ WHERE held <> '' AND start_s < {end} AND (until_s > {start} OR start_s >= {start
 _GROUPS = """
 WITH placed AS (
   SELECT r.*, p.model, p.mode, p.class, p.share, s.segment, s.minimum_s,
-    NOT list_contains(s.unbilled, state) AS billable, until_s - start_s AS wall, until_s - start_s - suspended_s AS net,
+    {billable} AS billable, until_s - start_s AS wall, until_s - start_s - suspended_s AS net,
     greatest(start_s, s.from_s) AS a, least(until_s, s.to_s) AS b,
     greatest(start_s, {start}) >= s.from_s AS begins,
     end_s IS NOT NULL AND until_s > start_s AND until_s > s.from_s AND until_s <= s.to_s AS ends
   FROM active AS r JOIN parts AS p
     ON r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features
   JOIN segments AS s ON r.start_s < s.to_s AND (r.until_s > s.from_s OR r.start_s >= s.from_s)
+  {disturbed}
   WHERE p.problem = ''
 ), timed AS (
   SELECT *, CASE WHEN suspended_s = 0 THEN b - a
@@ -112,6 +115,10 @@ SELECT cluster, account, username, partition, qos, model, mode, class, segment, 
   sum(CASE WHEN ends AND minimum_s > net THEN (minimum_s - net) * share ELSE 0 END)::HUGEINT
 FROM timed GROUP BY ALL ORDER BY ALL
 """
+
+_BILLABLE = "NOT list_contains(s.unbilled, state)"
+_BILLABLE_UNLESS_DISTURBED = f"{_BILLABLE} AND NOT (s.unbilled_disturbed AND d.job_id IS NOT NULL)"
+_DISTURBED = "LEFT JOIN {table} AS d ON d.cluster = r.cluster AND d.job_id = r.job_id AND d.submit_s = r.submit_s"
 
 _LEFT_OUT = """
 SELECT p.problem, count(*), list(coalesce(r.display_id, r.job_id::VARCHAR) ORDER BY r.job_id, r.submit_s)[:5]
@@ -129,11 +136,17 @@ FROM active
 
 
 def sum_held_time(
-    con: duckdb.DuckDBPyConnection, source: str, gpus: ClusterGpus, segments: Sequence[Segment], condition: str = "true"
+    con: duckdb.DuckDBPyConnection,
+    source: str,
+    gpus: ClusterGpus,
+    segments: Sequence[Segment],
+    condition: str = "true",
+    disturbed: str = "",
 ) -> HeldTimes:
     """Returns the GPU time that the records of ``source`` (a table or table function) held in each segment.
 
     The segments must follow one another without a gap. condition: SQL that selects records, never a user's text.
+    disturbed: a table of the disturbed runs, each once (store/disturbed_runs.py); empty if there are none.
     """
     span = Period(segments[0].period.start_s, segments[-1].period.end_s)
     host = "coalesce(host, '')" if gpus.nodes else "''"
@@ -142,17 +155,21 @@ def sum_held_time(
     con.execute(
         "CREATE OR REPLACE TEMP TABLE segments AS "
         "SELECT unnest($1::BIGINT[]) AS segment, unnest($2::BIGINT[]) AS from_s, unnest($3::BIGINT[]) AS to_s, "
-        "unnest($4::BIGINT[]) AS minimum_s, unnest($5::VARCHAR[][]) AS unbilled",
+        "unnest($4::BIGINT[]) AS minimum_s, unnest($5::VARCHAR[][]) AS unbilled, "
+        "unnest($6::BOOLEAN[]) AS unbilled_disturbed",
         [
             list(range(len(segments))),
             [segment.period.start_s for segment in segments],
             [segment.period.end_s for segment in segments],
             [segment.minimum_s for segment in segments],
             [list(segment.unbilled_states) for segment in segments],
+            [segment.unbilled_disturbed for segment in segments],
         ],
     )
     _find_shares(con, gpus)
-    rows = con.execute(_GROUPS.format(start=span.start_s)).fetchall()
+    billable = _BILLABLE_UNLESS_DISTURBED if disturbed else _BILLABLE
+    joined = _DISTURBED.format(table=disturbed) if disturbed else ""
+    rows = con.execute(_GROUPS.format(start=span.start_s, billable=billable, disturbed=joined)).fetchall()
     groups = tuple(_held_time(row) for row in rows)
     left_out = tuple(LeftOut(row[0], row[1], tuple(row[2])) for row in con.execute(_LEFT_OUT).fetchall())
     notes = con.execute(_NOTES).fetchone() or (0, 0)

@@ -12,18 +12,28 @@ from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
 from hami_hpc.accounting.pricing.held_time import HeldTimes, Segment, sum_held_time
 from hami_hpc.accounting.pricing.price import Priced
 from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.store import disturbed_runs
 from hami_hpc.accounting.store.job_records import JobRecords, rejected_lines
 from hami_hpc.accounting.times import Bucket, Period
+
+NO_USAGE = (
+    "there are no usage records here: unbilled_disturbed of rates.toml is not applied, and disturbed runs are billed; "
+    "hami-hpc collect-usage reads usage records into the store, and --store names a store that has them"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PricedPeriod:
-    """The GPU time held in a period, priced if there are rates. rejected: notes on rejected lines."""
+    """The GPU time held in a period, priced if there are rates.
+
+    rejected: notes on rejected lines. gaps: notes on terms of billing that could not be applied.
+    """
 
     segments: tuple[Segment, ...]
     held_times: HeldTimes
     priced: tuple[Priced, ...]
     rejected: tuple[str, ...] = field(default=())
+    gaps: tuple[str, ...] = field(default=())
 
 
 def price_period(
@@ -32,7 +42,18 @@ def price_period(
     """Returns the GPU time held in each bucket, priced. The buckets must follow one another without a gap."""
     table = prices or Rates()
     segments = rates.segments(table, buckets, tz)
-    held_times = sum_held_time(records.con, records.source, gpus, segments)
-    priced = price.price(held_times.groups, segments, table, tz)
     span = Period(segments[0].period.start_s, segments[-1].period.end_s)
-    return PricedPeriod(segments, held_times, priced, rejected_lines(records, span))
+    disturbed = ""
+    gaps: tuple[str, ...] = ()
+    if any(segment.unbilled_disturbed for segment in segments):
+        disturbed, gaps = _disturbed(records, span)
+    held_times = sum_held_time(records.con, records.source, gpus, segments, disturbed=disturbed)
+    priced = price.price(held_times.groups, segments, table, tz)
+    return PricedPeriod(segments, held_times, priced, rejected_lines(records, span), gaps)
+
+
+def _disturbed(records: JobRecords, span: Period) -> tuple[str, tuple[str, ...]]:
+    """Returns the table of the disturbed runs (empty text if there are none), and notes."""
+    if not records.used:
+        return "", (NO_USAGE,)
+    return (disturbed_runs.TABLE if disturbed_runs.find(records, span) else ""), ()

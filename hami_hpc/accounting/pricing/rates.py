@@ -68,12 +68,14 @@ class Terms:
     """Terms of billing.
 
     minimum_s: shortest time billed for a run that held a GPU. suspended_factor: part of the price charged for suspended
-    time. unbilled_states: runs that ended in one of these, such as NODE_FAIL, cost nothing.
+    time. unbilled_states: runs that ended in one of these, such as NODE_FAIL, cost nothing. unbilled_disturbed: so do
+    runs with a usage record whose disturbed_count is not 0.
     """
 
     minimum_s: int = 0
     suspended_factor: Decimal = Decimal(0)
     unbilled_states: tuple[str, ...] = ()
+    unbilled_disturbed: bool = False
     valid: Validity = Validity()
 
 
@@ -178,7 +180,10 @@ def segments(rates: Rates, buckets: Sequence[Bucket], tz: ZoneInfo) -> tuple[Seg
         cuts = [bucket.period.start_s, *inner, bucket.period.end_s]
         for start_s, end_s in pairwise(cuts):
             terms = rates.terms_on(local_date(start_s, tz))
-            result.append(Segment(bucket.label, Period(start_s, end_s), terms.minimum_s, terms.unbilled_states))
+            period = Period(start_s, end_s)
+            result.append(
+                Segment(bucket.label, period, terms.minimum_s, terms.unbilled_states, terms.unbilled_disturbed)
+            )
     return tuple(result)
 
 

@@ -111,6 +111,12 @@ class _Table:
             raise self.refuse(key, "a list of texts")
         return tuple(value)
 
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.take(key, default)
+        if not isinstance(value, bool):
+            raise self.refuse(key, "true or false")
+        return value
+
     def whole(self, key: str, default: int, least: int, most: int) -> int:
         value = self.take(key, default)
         if type(value) is not int or not least <= value <= most:
@@ -168,6 +174,7 @@ def _terms(table: _Table) -> Terms:
         table.whole("minimum_s", 0, 0, 86400),
         table.decimal("suspended_factor", "0", "1", 4, "0"),
         table.texts("unbilled_states"),
+        table.flag("unbilled_disturbed", False),
         table.validity(),
     )
 

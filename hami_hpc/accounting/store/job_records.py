@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -11,7 +12,7 @@ import duckdb
 
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.sources import sacct
-from hami_hpc.accounting.store import export_reader, store_files
+from hami_hpc.accounting.store import export_reader, store_files, usage_table
 from hami_hpc.accounting.store.database import connect
 from hami_hpc.accounting.times import Period, iso_local
 
@@ -20,13 +21,17 @@ from hami_hpc.accounting.times import Period, iso_local
 class JobRecords:
     """A DuckDB connection, its table of records (``source``) and its table of rejected lines (``rejects``).
 
-    read_until_s: up to when the store was read from Slurm; None if the records came from files.
+    read_until_s: up to when the store was read from Slurm; None if the records came from files. used: SQL for the usage
+    records; empty if there are none. overlapping: returns SQL for at least the records that overlap another period;
+    None if ``source`` has all records.
     """
 
     con: duckdb.DuckDBPyConnection
     source: str
     rejects: str
     read_until_s: int | None = None
+    used: str = ""
+    overlapping: Callable[[Period], str] | None = None
 
 
 def from_store(root: Path, period: Period | None, memory_mib: int = 1024) -> JobRecords:
@@ -38,7 +43,18 @@ def from_store(root: Path, period: Period | None, memory_mib: int = 1024) -> Job
         )
     con = connect(memory_mib)
     until_s = min(manifest.read_until_s.values(), default=None)
-    return JobRecords(con, store_files.records(root, manifest, period), store_files.rejects(root, manifest), until_s)
+    return JobRecords(
+        con,
+        store_files.records(root, manifest, period),
+        store_files.rejects(root, manifest),
+        until_s,
+        _used(root, manifest),
+        lambda other: store_files.records(root, manifest, other),
+    )
+
+
+def _used(root: Path, manifest: store_files.Manifest) -> str:
+    return usage_table.stored(root, manifest) if manifest.of(store_files.USED) else ""
 
 
 def read_until(root: Path, tz: ZoneInfo) -> str:
@@ -57,12 +73,18 @@ def gaps(records: JobRecords, period: Period, tz: ZoneInfo) -> list[str]:
     ]
 
 
-def from_export(export: sacct.Export, tz: ZoneInfo, made_s: int, scratch: Path) -> JobRecords:
-    """Reads the records of one export. The directory ``scratch`` must exist while they are used."""
+def from_export(
+    export: sacct.Export, tz: ZoneInfo, made_s: int, scratch: Path, usage_root: Path | None = None
+) -> JobRecords:
+    """Reads the records of one export. The directory ``scratch`` must exist while they are used.
+
+    usage_root: the store that has the usage records, if one has.
+    """
     con = connect(spill=scratch)
     export_reader.load(con, export, tz, "", made_s, scratch)
     con.execute(_ONCE)
-    return JobRecords(con, "once", "rejects")
+    used = _used(usage_root, store_files.read_manifest(usage_root)) if usage_root else ""
+    return JobRecords(con, "once", "rejects", used=used)
 
 
 def rejected_lines(records: JobRecords, span: Period) -> tuple[str, ...]:

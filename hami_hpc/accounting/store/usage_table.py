@@ -17,6 +17,8 @@ from hami_hpc.accounting.store.database import connect, literal
 from hami_hpc.accounting.store.store_files import DataFile
 
 USED_COLUMNS = {"cluster": "VARCHAR", **FIELDS}
+# A usage record is assigned to a run if it began during the run, or this close to it: clocks of nodes may differ.
+SLACK_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,34 @@ def collect(root: Path, directory: Path, cluster: str, remove: bool) -> Collecte
 
 
 def stored(root: Path, manifest: store_files.Manifest) -> str:
-    """Returns SQL for all stored usage records."""
+    """Returns SQL for all stored usage records. Fields that a file does not have yet get their defaults."""
     columns = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in USED_COLUMNS.items())
-    return store_files.scan(root, manifest.of(store_files.USED), f"SELECT {columns} WHERE false")
+    empty = f"SELECT {columns} WHERE false"
+    files = manifest.of(store_files.USED)
+    if not files:
+        return f"({empty})"
+    filled = ", ".join(f"coalesce({name}, {value}) AS {name}" for name, value in DEFAULTS.items())
+    return f"(SELECT * REPLACE ({filled}) FROM ({empty} UNION ALL BY NAME FROM {store_files.scan(root, files, empty)}))"
+
+
+def assigned(runs: str, used: str) -> str:
+    """Returns SQL that assigns usage records to runs: columns of the record, with the run's cluster, job_id, submit_s.
+
+    runs: a table of job records, with all runs that could be meant. used: SQL for the usage records. Two runs of a
+    requeued job may be close together, so a record is assigned to the run that began nearest to it.
+    """
+    return _ASSIGNED.format(runs=runs, used=used, slack=SLACK_S)
+
+
+_ASSIGNED = """
+SELECT r.cluster, r.job_id, r.submit_s, u.* EXCLUDE (cluster, job_id)
+FROM {runs} AS r JOIN {used} AS u ON r.job_id = u.job_id AND (u.cluster = '' OR u.cluster = r.cluster)
+  AND u.start_unix_ns // 1000000000
+    BETWEEN r.start_s - {slack} AND coalesce(r.end_s, r.observed_s) + {slack}
+WHERE r.held <> ''
+QUALIFY row_number() OVER (PARTITION BY u.job_id, u.gpu_uuid, u.start_unix_ns
+  ORDER BY abs(u.start_unix_ns // 1000000000 - r.start_s), r.start_s, r.cluster, r.submit_s) = 1
+"""
 
 
 def _merge(
@@ -67,10 +94,8 @@ def _merge(
     con.execute(f"CREATE TEMP TABLE new AS SELECT {literal(cluster)} AS cluster, * FROM (SELECT {selected})", columns)
     known = stored(root, store_files.Manifest(files=tuple(files)))
     key = "cluster, job_id, gpu_uuid, start_unix_ns"
-    filled = ", ".join(f"coalesce({name}, {value}) AS {name}" for name, value in DEFAULTS.items())
-    both = f"SELECT * REPLACE ({filled}) FROM (SELECT * FROM {known} UNION ALL BY NAME SELECT * FROM new)"
     con.execute(
-        f"CREATE TEMP TABLE merged AS FROM ({both}) "
+        f"CREATE TEMP TABLE merged AS FROM (SELECT * FROM {known} UNION ALL BY NAME SELECT * FROM new) "
         f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY end_unix_ns DESC, gpu_busy_ns DESC) = 1"
     )
     counts = con.execute(f"SELECT (SELECT count(*) FROM {known}), (SELECT count(*) FROM merged)").fetchone()

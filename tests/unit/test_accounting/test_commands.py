@@ -120,6 +120,58 @@ def test_from_ingest_to_invoice_report_and_efficiency(site: Path) -> None:
     )
 
 
+def test_a_disturbed_run_is_not_billed_from_the_day_that_its_usage_record_is_collected(site: Path) -> None:
+    """Each of the two runs held 1 GPU-hour, 2.50. Job 2 is disturbed; its record comes after the first invoice."""
+    store = ("--store", site / "store")
+    month = ("--month", "2026-09")
+    by = ("--by", "billable", "--format", "csv")
+    assert _run("ingest", "--input", site / "export", *store).exit_code == 0
+    assert "no usage records" not in _run("bill", *month, *store).output
+    (site / "rates.toml").write_text(RATES + "[[terms]]\nunbilled_disturbed = true\n", encoding="utf-8")
+    before = _run("bill", *month, *by, *store)
+    assert before.stdout.splitlines()[1:] == ["yes,2,2.0000,5.00"]
+    assert before.stderr.count("there are no usage records here: unbilled_disturbed of rates.toml is not applied") == 1
+    issued = _run("invoice", *month, "--format", "json", *store)
+    assert issued.stderr.count("no usage records here") == 1
+    (first,) = json.loads(issued.stdout)
+    assert (first["content"]["total"], first["content"]["notes"]) == ("5.00", [])
+    _spool(site / "u", _record(1, T0 + 1, T0 + HOUR), _record(2, T0 + 1, T0 + 2 * HOUR, disturbed_count=3))
+    assert _run("collect-usage", "--input", site / "u", *store).exit_code == 0
+    after = _run("bill", *month, *by, *store)
+    assert after.stdout.splitlines()[1:] == ["no,1,1.0000,0.00", "yes,1,1.0000,2.50"]
+    assert "no usage records" not in after.stderr
+    assert "quota: account phys has held 100 % of 2 GPU-hours" in after.stderr
+    note, second = json.loads(_run("invoice", *month, "--format", "json", *store).stdout)
+    assert (note["kind"], note["refers_to"], note["content"]["total"]) == ("credit note", first["number"], "5.00")
+    content = second["content"]
+    assert (content["total"], content["gpu_hours"], content["unbilled_gpu_hours"]) == ("2.50", "1.0000", "1.0000")
+    assert json.loads(_run("invoice", *month, "--format", "json", *store).stdout) == [second]
+    assert _run("report", *month, "--output", site / "report.html", *store).exit_code == 0
+    assert "no usage records" not in (site / "report.html").read_text(encoding="utf-8")
+    assert "GPU-hours\n" in _run("efficiency", "2", *store).stdout
+
+
+def test_a_bill_of_records_that_are_not_the_stores_says_that_disturbed_runs_are_billed(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file or sacct has no usage records; a store that --store names has."""
+    (site / "rates.toml").write_text(RATES + "[[terms]]\nunbilled_disturbed = true\n", encoding="utf-8")
+    (site / "bin").mkdir()
+    (site / "bin" / "sacct").write_text(f"#!/bin/sh\nexec cat {site}/export\n", encoding="utf-8")
+    (site / "bin" / "sacct").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{site / 'bin'}:/usr/bin:/bin")
+    _spool(site / "u", _record(2, T0 + 1, T0 + 2 * HOUR, disturbed_count=1))
+    assert _run("collect-usage", "--input", site / "u", "--store", site / "store").exit_code == 0
+    for source in (("--live",), ("--input", site / "export")):
+        words = ("bill", "--month", "2026-09", "--format", "json", *source)
+        alone = json.loads(_run(*words).stdout)
+        assert (alone["total"]["cost"], len(alone["gaps"])) == ("5.00", 1)
+        assert "disturbed runs are billed" in alone["gaps"][0]
+        assert _run("bill", "--month", "2026-09", *source).stdout.count("disturbed runs are billed") == 1
+        beside = json.loads(_run(*words, "--store", site / "store").stdout)
+        assert (beside["total"]["cost"], beside["gaps"]) == ("2.50", [])
+
+
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [

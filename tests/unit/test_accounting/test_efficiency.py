@@ -18,7 +18,7 @@ from hami_hpc.accounting.sources import usage_records
 from hami_hpc.accounting.store import job_records, store_files, usage_table
 from hami_hpc.accounting.times import Period
 from hami_hpc.core.grant import Grant
-from hami_hpc.core.records import Usage, usage_record
+from hami_hpc.core.records import Observed, Usage, usage_record
 
 from .samples import GPUS, HOUR, VGPU_HALF, Job, fill
 
@@ -43,9 +43,10 @@ def _record(job_id: int = 1, start: int = T0 + 1, end: int = T0 + HOUR, **change
         mode="share",
         created_unix_ns=start * NS,
     )
+    observed = Observed(**{name: changes.pop(name) for name in Observed._fields if name in changes})
     values: dict[str, Any] = {"state": "ok", "used_bytes": 0, "peak_bytes": 2000 * MIB, "oom_count": 0}
     values |= {"gpu_busy_ns": 720 * NS, "throttled_ns": 0, **changes}
-    return dict(usage_record(grant, Usage(**values), end * NS))
+    return dict(usage_record(grant, Usage(**values), end * NS, observed))
 
 
 def _spool(directory: Path, *records: dict[str, Any]) -> Path:
@@ -111,6 +112,42 @@ def test_a_job_on_two_nodes_adds_up_time_and_keeps_the_larger_peak(tmp_path: Pat
     (run,) = _runs(root)
     assert (run.slices, run.mem_mib, run.cores_percent) == (2, 8192, 50)
     assert (run.gpu_busy_s, run.peak_bytes, run.held_gpu_s) == (1440.0, 4096 * MIB, 3600.0)
+
+
+@pytest.mark.parametrize(
+    ("stated", "observed", "shown"),
+    [(2000, 0, 2000), (2000, 1999, 2000), (2000, 3000, 3000), (0, 3000, 3000)],
+)
+def test_the_peak_is_the_larger_of_the_interposers_and_the_agents(
+    tmp_path: Path, stated: int, observed: int, shown: int
+) -> None:
+    fill(tmp_path / "s", [Job(tres=VGPU_HALF)])
+    record = _record(peak_bytes=stated * MIB, observed_peak_bytes=observed * MIB)
+    usage_table.collect(tmp_path / "s", _spool(tmp_path / "u", record), "", False)
+    assert _runs(tmp_path / "s")[0].peak_bytes == shown * MIB
+
+
+@pytest.mark.parametrize(("stated", "observed", "shown"), [(720, 900, 720), (720, 0, 720), (0, 900, 900), (0, 0, 0)])
+def test_gpu_time_is_the_interposers_and_nvmls_where_the_interposer_measured_none(
+    tmp_path: Path, stated: int, observed: int, shown: int
+) -> None:
+    fill(tmp_path / "s", [Job(tres=VGPU_HALF)])
+    record = _record(gpu_busy_ns=stated * NS, observed_busy_ns=observed * NS)
+    usage_table.collect(tmp_path / "s", _spool(tmp_path / "u", record), "", False)
+    (run,) = _runs(tmp_path / "s")
+    assert (run.gpu_busy_s, run.time_measured) == (shown, shown > 0)
+
+
+def test_on_two_nodes_the_peak_and_the_time_are_chosen_for_each_slice(tmp_path: Path) -> None:
+    """Slice 1: the interposer measured 100 s, NVML 900 s. Slice 2: NVML alone measured, 300 s. 100 + 300."""
+    fill(tmp_path / "s", [Job(tres="gres/vgpu:std=2,gres/vgpu=2,gres/vgpu_cores=100,gres/vgpu_mem=16384")])
+    first = _record(peak_bytes=5 * MIB, observed_peak_bytes=MIB, gpu_busy_ns=100 * NS, observed_busy_ns=900 * NS)
+    second = _record(
+        gpu_uuid="GPU-2", peak_bytes=MIB, observed_peak_bytes=7 * MIB, gpu_busy_ns=0, observed_busy_ns=300 * NS
+    )
+    usage_table.collect(tmp_path / "s", _spool(tmp_path / "u", first, second), "", False)
+    (run,) = _runs(tmp_path / "s")
+    assert (run.gpu_busy_s, run.peak_bytes) == (400.0, 7 * MIB)
 
 
 def test_a_run_without_a_usage_record_is_not_measured_and_not_judged(tmp_path: Path) -> None:

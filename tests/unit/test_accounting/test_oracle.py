@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from hami_hpc.accounting.documents import bill
 from hami_hpc.accounting.pricing.priced_period import price_period
-from hami_hpc.accounting.store import ingest, job_records, store_files
+from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.store import ingest, job_records, store_files, usage_table
 from hami_hpc.accounting.times import Bucket, Period, day_start, local_date, zone
 
 from .samples import GPUS, ONE_H200, VGPU_HALF, Job, rates, write_export
+from .test_efficiency import _record, _spool
 
 T0 = 1_790_000_000
 SPAN = 4000
@@ -32,10 +34,11 @@ HELD = {
     "gres/vgpu:be=1,gres/vgpu=1,gres/vgpu_cores=5,gres/vgpu_mem=1": (50_000, Decimal("1.50")),
     "cpu=4,mem=1G": (0, Decimal(0)),
 }
-RATES = rates(
-    rates=[{"model": "h200", "per_gpu_hour": Decimal("2.50")}],
-    factors=[{"class": "lc", "factor": Decimal("1.25")}, {"class": "be", "factor": Decimal("0.6")}],
-)
+PRICES = {
+    "rates": [{"model": "h200", "per_gpu_hour": Decimal("2.50")}],
+    "factors": [{"class": "lc", "factor": Decimal("1.25")}, {"class": "be", "factor": Decimal("0.6")}],
+}
+RATES = rates(**PRICES)
 
 
 @st.composite
@@ -75,12 +78,12 @@ def _oracle(jobs: Sequence[Job], period: Period) -> dict[tuple[str, str], tuple[
     return sums
 
 
-def _ask(root: Path, period: Period) -> bill.Bill:
+def _ask(root: Path, period: Period, prices: Rates = RATES) -> bill.Bill:
     records = job_records.from_store(root, period, 256)
-    priced_period = price_period(records, GPUS, RATES, (Bucket("", period),), UTC)
+    priced_period = price_period(records, GPUS, prices, (Bucket("", period),), UTC)
     records.con.close()
     return bill.make_bill(
-        priced_period.held_times, priced_period.priced, priced_period.segments, ("account", "user"), RATES
+        priced_period.held_times, priced_period.priced, priced_period.segments, ("account", "user"), prices
     )
 
 
@@ -109,12 +112,65 @@ def test_any_partition_and_any_order_of_ingestion_comes_to_what_brute_force_find
     lines = {(line.labels[0], line.labels[1]): line for line in whole.lines if line.exact}
     assert {labels: line.exact for labels, line in lines.items()} == {k: v[0] for k, v in expected.items()}
     assert sum(line.exact for part in parts for line in part.lines) == sum(line.exact for line in whole.lines)
-    # The decimal reckoning above is inexact in its 28th digit; cents are far from there.
-    total = sum((money for _, money in expected.values()), Decimal(0))
-    assert whole.cost == round(total, 20).quantize(Decimal("0.01"), ROUND_HALF_EVEN)
+    assert whole.cost == _rounded(expected)
     assert sum((line.cost or Decimal(0) for line in whole.lines), Decimal(0)) == whole.cost
     assert all(abs((line.cost or Decimal(0)) - expected[key][1]) < Decimal("0.01") for key, line in lines.items())
     assert sum(line.gpu_hours for line in whole.lines) == whole.gpu_hours
+
+
+SPARING = rates(**PRICES, terms=[{"unbilled_disturbed": True}])
+
+
+def _disturbed(jobs: Sequence[Job], began: Sequence[tuple[int, int]]) -> list[Job]:
+    """The runs that the records (job, start) of disturbed allocations belong to."""
+    disturbed = []
+    for job_id, second in began:
+        near = [
+            ((abs(second - start), start, job.submit), job)
+            for job in jobs
+            if (start := job.start or 0) - 60 <= second <= (job.end or 0) + 60
+            and (job.job_id, HELD[job.tres][0] > 0) == (job_id, True)
+        ]
+        disturbed += [min(near, key=lambda entry: entry[0])[1]] if near else []
+    return disturbed
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(runs(), min_size=1, max_size=15), st.lists(st.integers(1, SPAN - 1), max_size=3), st.data())
+def test_disturbed_runs_cost_nothing_in_a_period_and_in_all_parts_of_it(
+    drawn: list[Job], cuts: list[int], data: st.DataObject
+) -> None:
+    jobs = [job.with_(tres=VGPU_HALF) if job.tres == ONE_H200 else job for job in _unique(drawn)]
+    # Records that begin where a run does or near it: within the minute that clocks may differ, and beyond.
+    began = [
+        (job.job_id, (job.start or 0) + data.draw(st.integers(-70, 70)), data.draw(st.integers(0, 2)))
+        for job in data.draw(st.lists(st.sampled_from(jobs), max_size=6, unique_by=lambda job: (job.job_id, job.start)))
+    ]
+    edges = [T0, *sorted({T0 + cut for cut in cuts}), T0 + SPAN]
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory) / "store"
+        _fill(root, [jobs])
+        spool = [
+            _record(job_id, second, second + 1, gpu_uuid=f"GPU-{index}", disturbed_count=count)
+            for index, (job_id, second, count) in enumerate(began)
+        ]
+        usage_table.collect(root, _spool(Path(directory) / "u", *spool), "c1", False)
+        whole = _ask(root, Period(edges[0], edges[-1]), SPARING)
+        plain = _ask(root, Period(edges[0], edges[-1]))
+        parts = [_ask(root, Period(*edge), SPARING) for edge in pairwise(edges)]
+    free = _disturbed(jobs, [(job_id, second) for job_id, second, count in began if count])
+    assert whole.cost == _rounded(_oracle([job for job in jobs if job not in free], Period(T0, T0 + SPAN)))
+    costs = [part.cost or Decimal(0) for part in parts]
+    assert abs(sum(costs, Decimal(0)) - whole.cost) <= Decimal("0.01") * len(parts)
+    # They still held what they held.
+    assert [line.exact for line in whole.lines] == [line.exact for line in plain.lines]
+    assert plain.cost == _rounded(_oracle(jobs, Period(T0, T0 + SPAN)))
+
+
+def _rounded(sums: dict[tuple[str, str], tuple[int, Decimal]]) -> Decimal:
+    """The money in cents. The sums are inexact in their 28th digit, which is far from a cent."""
+    total = sum((money for _, money in sums.values()), Decimal(0))
+    return round(total, 20).quantize(Decimal("0.01"), ROUND_HALF_EVEN)
 
 
 # A price that changes in the middle of the span, where a day ends, a minimum, and suspended time

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the runs that were disturbed: a usage record of theirs has a disturbed_count above 0 (docs/agent.md)."""
+
+from __future__ import annotations
+
+from hami_hpc.accounting.store.job_records import JobRecords
+from hami_hpc.accounting.store.usage_table import SLACK_S, assigned
+from hami_hpc.accounting.times import Period
+
+TABLE = "disturbed_runs"
+_NS = 1_000_000_000
+
+
+def find(records: JobRecords, span: Period) -> int:
+    """Creates the table TABLE of disturbed runs (cluster, job_id, submit_s), with at least those that overlap ``span``.
+
+    Returns how many there are. ``records.used`` must not be empty.
+    """
+    con = records.con
+    con.execute(
+        f"CREATE OR REPLACE TEMP TABLE disturbed_usage AS "
+        f"SELECT cluster, job_id, gpu_uuid, start_unix_ns FROM {records.used} WHERE disturbed_count > 0"
+    )
+    in_span = (
+        f"(SELECT * FROM {records.source} WHERE start_s < {span.end_s} "
+        f"AND coalesce(end_s, greatest(observed_s, start_s)) >= {span.start_s})"
+    )
+    bounds = con.execute(
+        f"SELECT min(start_unix_ns) // {_NS}, max(start_unix_ns) // {_NS} FROM ({assigned(in_span, 'disturbed_usage')})"
+    ).fetchone()
+    if bounds is None or bounds[0] is None:
+        return 0
+    # A record of a run in the span may be nearer to another run of the job, which need not be in the span.
+    around = Period(bounds[0] - SLACK_S, bounds[1] + SLACK_S + 1)
+    runs = records.overlapping(around) if records.overlapping else records.source
+    con.execute(
+        f"CREATE OR REPLACE TEMP TABLE {TABLE} AS "
+        f"SELECT DISTINCT cluster, job_id, submit_s FROM ({assigned(runs, 'disturbed_usage')})"
+    )
+    (count,) = con.execute(f"SELECT count(*) FROM {TABLE}").fetchone() or (0,)
+    return int(count)
