@@ -48,7 +48,7 @@ RECOUNTS = 10
 RECOUNT_S = 0.001
 KILLING = (Action.KILL, Action.FAIL, Action.DRAIN)
 # Findings that take memory or time from the GPU's other jobs.
-TAKES_FROM_OTHERS = (Kind.MEMORY_OVER, Kind.WRONG_GPU, Kind.NO_GRANT, Kind.NO_JOB, Kind.UNCOUNTED)
+TAKES_FROM_OTHERS = (Kind.MEMORY_OVER, Kind.WRONG_GPU, Kind.NO_GRANT, Kind.NO_JOB)
 
 
 def kill(process: Process, is_same: Callable[[int, int], bool]) -> bool:
@@ -265,7 +265,8 @@ class Watcher:
             grant = one.grant
             old = before.get(grant.job_id)
             refused = one.device_oom_count - old.device_oom_count if old and old.grant == grant else 0
-            others = [t for t in takers if t.gpu_uuid == grant.gpu_uuid and t.job_id != grant.job_id]
+            # A user's own jobs disturb nobody: the site may not bill who was disturbed.
+            others = [t for t in takers if t.gpu_uuid == grant.gpu_uuid and t.processes[0].uid != grant.uid]
             if refused > 0 and others and too_little_left(one, look, free.get(grant.gpu_uuid, 0)):
                 counts[grant.job_id] = refused
                 who = f"job {others[0].job_id}" if others[0].job_id else "a process of no job"
@@ -273,7 +274,8 @@ class Watcher:
                     f"job {grant.job_id} found no memory on GPU {grant.gpu_uuid} within its grant, because {who} holds "
                     "more than its own"
                 )
-                self.slurm.warn(grant.job_id, f"hami_hpc: {text}")
+                if self._warnings.admits(("disturbed", grant.job_id), look.boot_ns):
+                    self.slurm.warn(grant.job_id, f"hami_hpc: {text}")
                 self.event("disturbed", text, grant.job_id, grant.gpu_uuid, "warn")
         return counts
 

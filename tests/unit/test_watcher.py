@@ -276,9 +276,27 @@ def test_sums_of_time_memory_and_energy(bench: Bench, victim: Victim, other: Vic
     assert bench.look().jobs[1].busy_ns <= eight.busy_ns + 400_000_000
 
 
-def test_who_found_no_memory_because_of_another_is_told(bench: Bench, victim: Victim, other: Victim) -> None:
+@pytest.fixture
+def taker() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of another user than the jobs'."""
+    with subprocess.Popen(["sleep", "100"], user=UID - 1) as process:
+        yield process
+        process.kill()
+
+
+def test_who_has_no_memory_left_because_of_a_job_of_their_own_was_not_disturbed(
+    bench: Bench, victim: Victim, other: Victim
+) -> None:
     bench.slurm.pids = {victim.pid: 7, other.pid: 8}
     bench.hold(victim.pid, GPU_MIB - 1000)
+    bench.look(2)
+    write_count(bench.node, 8, 3)
+    assert [job.disturbed_count for job in bench.look().jobs] == [0, 0]
+
+
+def test_who_found_no_memory_because_of_another_is_told(bench: Bench, taker: Victim, other: Victim) -> None:
+    bench.slurm.pids = {taker.pid: 7, other.pid: 8}
+    bench.hold(taker.pid, GPU_MIB - 1000)
     bench.hold(other.pid, 200)
     bench.look(2)
     write_count(bench.node, 8, 3)
@@ -286,7 +304,7 @@ def test_who_found_no_memory_because_of_another_is_told(bench: Bench, victim: Vi
     assert [job.disturbed_count for job in state.jobs] == [0, 3]
     assert "disturbed" in bench.kinds()
     assert any(command[2] == "8" and "found no memory" in command[3] for command in bench.slurm.heard())
-    bench.gpus.processes[UUIDS[0]][0] = GpuProcess(victim.pid, 100 * MIB, 0)  # enough is free
+    bench.gpus.processes[UUIDS[0]][0] = GpuProcess(taker.pid, 100 * MIB, 0)  # enough is free
     write_count(bench.node, 8, 9)
     assert bench.look().jobs[1].disturbed_count == 3
 
