@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-
 """hami_hpc/agent/gpus.py: what is read of NVML, and what happens when NVML or a GPU fails."""
 
 from __future__ import annotations
