@@ -75,7 +75,9 @@ def _console() -> Console:
 def _screen(console: Console, is_live: bool) -> Screen:
     encoding = (getattr(sys.stdout, "encoding", "") or "ascii").lower().replace("-", "")
     characters = top_frame.BLOCKS if encoding.startswith("utf") else top_frame.ASCII
-    return Screen(max(20, console.width), max(4, console.height) if is_live else 0, characters)
+    return Screen(
+        max(20, console.width), max(4, console.height) if is_live else 0, characters, time.localtime().tm_gmtoff
+    )
 
 
 @contextmanager

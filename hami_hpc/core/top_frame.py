@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ class Screen:
     columns: int
     rows: int
     bar: str
+    utc_offset_s: int = 0  # of the times that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,8 @@ def _event_lines(state: AgentState, screen: Screen) -> list[Line]:
     """Returns the latest events, newest first."""
     lines: list[Line] = []
     for event in reversed(state.events[-EVENTS:]):
-        clock = time.strftime("%H:%M:%S", time.localtime(event.time_unix_ns // 1_000_000_000))
+        second = event.time_unix_ns // 1_000_000_000 + screen.utc_offset_s
+        clock = f"{second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d}"
         job = f" job {event.job_id}" if event.job_id else ""
         action = f" [{event.action}]" if event.action else ""
         lines.append([(cut(f"{clock} {event.kind}{job}{action}: {event.text}", screen.columns), "dim")])

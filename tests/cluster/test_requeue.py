@@ -43,7 +43,8 @@ def restart(layout: Layout, job: int, restarts: int) -> None:
 
     def has_run() -> bool:
         facts = jobs.job_facts(layout, job)
-        return int(facts["Restarts"]) >= restarts and facts["JobState"] != "PENDING"
+        seen = int(facts["Restarts"])
+        return seen > restarts or (seen == restarts and facts["JobState"] != "PENDING")  # it may be back by now
 
     jobs.wait(layout, has_run, f"job {job} to start again", 30, job)
 

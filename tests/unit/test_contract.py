@@ -26,7 +26,7 @@ PLACEHOLDERS = set(errors.Refusal.__slots__)
 # Modules of the standard library that read no clock, file, environment or process, and our own pure ones.
 PURE_NAMES = """
 __future__ ast bisect collections dataclasses decimal enum fractions functools hashlib heapq itertools json math
-operator re shlex string struct typing
+operator re shlex string struct typing unicodedata
 """
 PURE = frozenset(PURE_NAMES.split())
 PURE_OURS = (

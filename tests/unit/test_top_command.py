@@ -49,7 +49,12 @@ def start(tmp_path: Path, *words: str, **more: str) -> tuple[subprocess.Popen[by
     environment |= {"TERM": "xterm", "PATH": "/nowhere"} | more
     command = [sys.executable, "-m", "hami_hpc.cli", "top", *words]
     process = subprocess.Popen(
-        command, env=environment, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+        ["/usr/bin/env", "--default-signal=INT", *command],  # it is ignored where the tests run in a shell's background
+        env=environment,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
     )
     os.close(slave)
     return process, master, node
