@@ -58,6 +58,8 @@ def test_a_lost_gpu_is_said_to_be() -> None:
 def test_events_are_shown_newest_first() -> None:
     state = make_state(events=(make_event("started", 0, "", "2 GPUs"), make_event("no_interposer", 7, "kill", "pid 9")))
     lines = frame(state, Screen(80, 24, BLOCKS))
+    hours = [frame(state, Screen(80, 24, BLOCKS, offset))[-1][:9] for offset in (0, 3600, -86400)]
+    assert hours[0] == hours[2] != hours[1]
     assert [line[9:] for line in lines[-2:]] == ["no_interposer job 7 [kill]: pid 9", "started: 2 GPUs"]
 
 
