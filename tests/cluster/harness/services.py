@@ -77,11 +77,19 @@ def _mariadbd(layout: Layout, environment: dict[str, str]) -> Daemon:
             *("--skip-networking", f"--pid-file={layout.root}/mariadbd.pid", f"--log-error={layout.log}/mariadbd.log"),
             *("--innodb-buffer-pool-size=64M", "--innodb-log-file-size=32M", "--innodb-lock-wait-timeout=900"),
             *("--innodb-flush-log-at-trx-commit=2", "--performance-schema=OFF", "--skip-log-bin"),
-            f"--init-file={layout.root}/init.sql",
+            *(f"--init-file={layout.root}/init.sql", _own_tmpdir(layout)),
         ),
         lambda: succeeds(("mariadb-admin", "--no-defaults", socket, "--user=root", "ping"), environment),
         environment,
     )
+
+
+def _own_tmpdir(layout: Layout) -> str:
+    """Makes the directory for temporary tables, and returns its option. mariadbd begins by deleting those of all others
+    in its own."""
+    path = layout.root / "database.tmp"
+    path.mkdir(mode=0o700, exist_ok=True)
+    return f"--tmpdir={path}"
 
 
 def make_database(layout: Layout) -> None:
@@ -94,6 +102,7 @@ def make_database(layout: Layout) -> None:
         # --force: go on where the host's name cannot be resolved; no client here uses the name.
         *("mariadb-install-db", "--no-defaults", "--force", "--user=root", f"--datadir={layout.database}"),
         *("--auth-root-authentication-method=socket", "--auth-root-socket-user=root", "--skip-test-db"),
+        _own_tmpdir(layout),
     )
     environment = clean_environment(layout)
     done = subprocess.run(
