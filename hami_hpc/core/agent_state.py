@@ -61,7 +61,8 @@ class JobState(NamedTuple):
 
 
 class OtherProcess(NamedTuple):
-    """A process on a GPU that belongs to no slice. `job_id` is 0 for a process of no job."""
+    """A process on a GPU that belongs to no slice. `job_id` is 0 for a process of no job, -1 while Slurm
+    has not said whose it is."""
 
     pid: int
     uid: int
