@@ -34,7 +34,7 @@ KEY_DOC: Final[dict[str, str]] = {
 }
 MODES: Final[dict[str, int]] = {'share': 0, 'mps': 1, 'mig': 2}
 CLASSES: Final[dict[str, int]] = {'std': 0, 'lc': 1, 'be': 2}
-POLICIES: Final[dict[str, int]] = {'cap': 0, 'burst': 1}
+POLICIES: Final[dict[str, int]] = {'cap': 0, 'burst': 1, 'none': 2}
 MECHANISMS: Final[dict[str, int]] = {'auto': 0, 'duty': 1, 'slice': 2, 'gate': 3}
 DEFAULT_SHARD_MIB: Final = 256
 DEFAULT_MEMORY_SCALING: Final = 1.0
@@ -90,6 +90,11 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'phase_percent': (80, 4, 'u'),
     'mechanism': (84, 4, 'u'),
     'gpu_uuid': (88, 96, 's'),
+    'latency': (184, 4, 'u'),
+    'floor_percent': (188, 4, 'u'),
+    'latency_others': (192, 4, 'u'),
+    'turn_begin_permille': (196, 4, 'u'),
+    'turn_length_permille': (200, 4, 'u'),
 }
 
 # Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it.

@@ -18,8 +18,8 @@
 #define HAMI_GRES_CORES "vgpu_cores"
 enum { HAMI_CLASS_STD = 0, HAMI_CLASS_LC = 1, HAMI_CLASS_BE = 2 };
 #define HAMI_CLASS_NAMES {"std", "lc", "be"} /* indexed by the enum above */
-enum { HAMI_POLICY_CAP = 0, HAMI_POLICY_BURST = 1 };
-#define HAMI_POLICY_NAMES {"cap", "burst"} /* indexed by the enum above */
+enum { HAMI_POLICY_CAP = 0, HAMI_POLICY_BURST = 1, HAMI_POLICY_NONE = 2 };
+#define HAMI_POLICY_NAMES {"cap", "burst", "none"} /* indexed by the enum above */
 enum { HAMI_MECHANISM_AUTO = 0, HAMI_MECHANISM_DUTY = 1, HAMI_MECHANISM_SLICE = 2, HAMI_MECHANISM_GATE = 3 };
 #define HAMI_MECHANISM_NAMES {"auto", "duty", "slice", "gate"} /* indexed by the enum above */
 enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
@@ -59,7 +59,12 @@ struct hami_limits {
 	uint32_t phase_percent; /* start of the job's window in the GPU's common period, percent, 0 to 99 */
 	uint32_t mechanism; /* how the share of time is enforced, see [mechanisms] */
 	char gpu_uuid[96]; /* GPU-... or MIG-... of the device granted */
-	uint8_t pad0[3912];
+	uint32_t latency; /* 1: latency-critical, other jobs on the GPU give way; else 0 */
+	uint32_t floor_percent; /* share of the GPU's time that a latency-critical job leaves to others, 0 to 99 */
+	uint32_t latency_others; /* latency-critical jobs on the GPU besides this one */
+	uint32_t turn_begin_permille; /* start of the job's turn in the GPU's common period, permille, 0 to 999 */
+	uint32_t turn_length_permille; /* length of that turn, permille; 0: no turns, always open */
+	uint8_t pad0[3892];
 };
 _Static_assert(offsetof(struct hami_limits, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_limits, abi_version) == 8, "abi_version");
@@ -79,6 +84,11 @@ _Static_assert(offsetof(struct hami_limits, created_unix_ns) == 72, "created_uni
 _Static_assert(offsetof(struct hami_limits, phase_percent) == 80, "phase_percent");
 _Static_assert(offsetof(struct hami_limits, mechanism) == 84, "mechanism");
 _Static_assert(offsetof(struct hami_limits, gpu_uuid) == 88, "gpu_uuid");
+_Static_assert(offsetof(struct hami_limits, latency) == 184, "latency");
+_Static_assert(offsetof(struct hami_limits, floor_percent) == 188, "floor_percent");
+_Static_assert(offsetof(struct hami_limits, latency_others) == 192, "latency_others");
+_Static_assert(offsetof(struct hami_limits, turn_begin_permille) == 196, "turn_begin_permille");
+_Static_assert(offsetof(struct hami_limits, turn_length_permille) == 200, "turn_length_permille");
 _Static_assert(sizeof(struct hami_limits) == 4096, "size");
 
 /* Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it. */
