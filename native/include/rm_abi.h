@@ -3,7 +3,7 @@
  * NVIDIA's resource manager interface, as much of it as the interposer reads and the simulated kernel
  * answers: requests on /dev/nvidiactl, an ioctl of type 'F' whose number is the request's. Layouts and values
  * are those of the open kernel modules (nv_escape.h, nv-ioctl.h, nvos.h, nvstatuscodes.h, ctrl2080fifo.h,
- * ctrla06c.h, ctrla06f.h). What the simulation adds of its own is in sim/core/sim_rm.h.
+ * ctrl2080gr.h, ctrl90cd.h, ctrla06c.h, ctrla06f.h, cl90cd.h, cl90cdfecs.h). What the simulation adds of its own is in sim/core/sim_rm.h.
  *
  * Which driver versions were seen to make which requests: rm_drivers.tsv, beside this file.
  */
@@ -21,6 +21,7 @@ enum {
 	RM_NR_ALLOC = 0x2b,
 	RM_NR_DUP = 0x34,
 	RM_NR_HEAP = 0x4a,
+	RM_NR_MAP = 0x4e,
 	RM_NR_TRANSFER = 0xd3,
 };
 
@@ -31,8 +32,10 @@ enum {
 	RM_CLASS_DEVICE = 0x80,
 	RM_CLASS_SUBDEVICE = 0x2080,
 	RM_CLASS_VIRTUAL_MEMORY = 0x50a0,
-	RM_CLASS_GROUP = 0xa06c,          /* a channel group */
-	RM_CLASS_CHANNEL_LOW_BYTE = 0x6f, /* AMPERE_CHANNEL_GPFIFO_A 0xc56f, HOPPER 0xc86f, ... */
+	RM_CLASS_EVENT_BUFFER = 0x90cd,      /* below the client */
+	RM_CLASS_DEVICELESS_MEMORY = 0x90ce, /* below the client: the host's, which users may map */
+	RM_CLASS_GROUP = 0xa06c,             /* a channel group */
+	RM_CLASS_CHANNEL_LOW_BYTE = 0x6f,    /* AMPERE_CHANNEL_GPFIFO_A 0xc56f, HOPPER 0xc86f, ... */
 };
 
 /* Commands of RM_NR_CONTROL, and the object that each is sent to. */
@@ -42,6 +45,13 @@ enum {
 #define RM_GROUP_PREEMPT 0xa06c0105u       /* a group */
 #define RM_CHANNEL_SCHEDULE 0xa06f0103u    /* a channel */
 #define RM_DISABLE_CHANNELS 0x2080110bu    /* a subdevice: struct rm_disable_channels */
+
+/* A subdevice: binds an event buffer to its context switches; struct rm_bind_switches, and without reason. */
+#define RM_BIND_SWITCHES 0x20801238u
+#define RM_BIND_SWITCHES_V1 0x20801231u
+#define RM_EVENTS_ENABLE 0x90cd0101u     /* an event buffer: struct rm_events_enable */
+#define RM_EVENTS_UPDATE_GET 0x90cd0102u /* an event buffer: struct rm_events_get */
+#define RM_EVENTS_FLUSH 0x90cd0104u      /* an event buffer, no parameters: all events up to now are there */
 
 /* NV2080_ENGINE_TYPE: GR0 to GR7 are graphics and compute, COPY0 is the first copy engine. */
 enum { RM_ENGINE_COMPUTE = 1, RM_ENGINE_COMPUTE_LAST = 8, RM_ENGINE_COPY = 9 };
@@ -97,6 +107,23 @@ struct rm_memory { /* the head of NV_MEMORY_ALLOCATION_PARAMS */
 	uint32_t attributes, attributes2, format, compression, zcull;
 	uint64_t range_low __attribute__((aligned(8))), range_high, size;
 };
+
+struct rm_memory_params { /* NV_MEMORY_ALLOCATION_PARAMS */
+	struct rm_memory head;
+	uint64_t alignment, offset, limit, address;
+	uint32_t compression_tag, address_space, internal_flags, tag;
+	int32_t numa_node;
+};
+#define RM_ATTRIBUTE_CACHED (1u << 29)          /* NVOS32_ATTR_COHERENCY_CACHED */
+#define RM_ATTRIBUTE2_USER_READ_ONLY (1u << 22) /* NVOS32_ATTR2_PROTECTION_USER_READ_ONLY */
+
+struct rm_map { /* nv_ioctl_nvos33_parameters_with_fd */
+	uint32_t client, device, memory;
+	uint64_t offset __attribute__((aligned(8))), length, address;
+	uint32_t status, flags;
+	int32_t fd; /* another open of the same file: it is what mmap then takes, at offset 0 */
+};
+#define RM_MAP_READ_ONLY 1u
 
 /* In the flags of a request for memory (NVOS32_ALLOC_FLAGS). */
 #define RM_FLAG_HANDLE_PROVIDED 0x00004000u
@@ -162,6 +189,66 @@ struct rm_disable_channels { /* NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS */
 	uint32_t clients[RM_CHANNELS_PER_CONTROL], channels[RM_CHANNELS_PER_CONTROL];
 };
 
+struct rm_event_buffer { /* NV_EVENT_BUFFER_ALLOC_PARAMETERS */
+	uint64_t header_address, records_address;
+	uint32_t record_size, record_count; /* size in bytes */
+	uint64_t vardata_address;
+	uint32_t vardata_size, records_free_threshold;
+	uint64_t notification;
+	uint32_t vardata_free_threshold, subdevice, flags;
+	uint32_t header, records, vardata; /* handles of deviceless memory */
+};
+
+struct rm_bind_switches { /* NV2080_CTRL_GR_FECS_BIND_EVTBUF_FOR_UID_V2_PARAMS */
+	uint32_t buffer, record_size, level_of_detail, filter;
+	uint8_t all_users;
+	uint32_t reason; /* of a refusal: RM_BIND_* */
+};
+#define RM_BIND_SWITCHES_V1_BYTES 20u
+#define RM_LEVEL_SIMPLE 1u /* when a context comes to the engine, and when it has left it */
+enum { RM_BIND_NEED_ADMIN = 4, RM_BIND_NEED_CAPABILITY = 5 };
+
+struct rm_events_enable { /* NV_EVENT_BUFFER_CTRL_CMD_ENABLE_EVENTS_PARAMS */
+	uint8_t enable;
+	uint32_t flags;
+};
+#define RM_EVENTS_KEEP_OLDEST 1u
+#define RM_EVENTS_KEEP_NEWEST 2u
+
+struct rm_events_get { /* NV_EVENT_BUFFER_CTRL_CMD_UPDATE_GET_PARAMS */
+	uint32_t records, vardata;
+};
+
+struct rm_events_header {        /* NV_EVENT_BUFFER_HEADER */
+	uint32_t get, put;       /* indices of records; put is where the next one goes */
+	uint64_t count, dropped; /* only of a buffer that keeps the oldest */
+	uint64_t vardata_dropped;
+};
+
+struct rm_switch_record { /* NV_EVENT_BUFFER_RECORD_HEADER, NV_EVENT_BUFFER_FECS_RECORD_V2 */
+	uint16_t type, subtype;
+	uint32_t vardata;
+	uint8_t tag, vmid;
+	uint16_t sequence; /* of the buffer's events: a gap is a loss */
+	uint32_t context;
+	uint32_t pid; /* 0: another user's; UINT32_MAX: the driver's own */
+	uint16_t reserved;
+	uint8_t gpu_instance, compute_instance; /* 0xff: no MIG */
+	uint64_t timestamp_ns;                  /* the GPU's clock, which follows CLOCK_REALTIME */
+};
+#define RM_RECORD_SWITCH 2u /* type */
+#define RM_TAG_START 6u     /* the context is on the engine */
+#define RM_TAG_END 7u       /* it has left it */
+#define RM_PID_HIDDEN 0u
+
+_Static_assert(sizeof(struct rm_memory_params) == 128, "NV_MEMORY_ALLOCATION_PARAMS");
+_Static_assert(sizeof(struct rm_map) == 56 && offsetof(struct rm_map, fd) == 48, "NVOS33 with fd");
+_Static_assert(sizeof(struct rm_event_buffer) == 72, "NV_EVENT_BUFFER_ALLOC_PARAMETERS");
+_Static_assert(sizeof(struct rm_bind_switches) == 24, "GR_FECS_BIND_EVTBUF_FOR_UID_V2");
+_Static_assert(sizeof(struct rm_events_enable) == 8 && sizeof(struct rm_events_get) == 8, "ctrl90cd.h");
+_Static_assert(sizeof(struct rm_events_header) == 32, "NV_EVENT_BUFFER_HEADER");
+_Static_assert(sizeof(struct rm_switch_record) == 32, "NV_EVENT_BUFFER_FECS_RECORD_V2");
+_Static_assert(offsetof(struct rm_switch_record, timestamp_ns) == 24, "NV_EVENT_BUFFER_FECS_RECORD_V2");
 _Static_assert(sizeof(struct rm_free) == 16, "NVOS00");
 _Static_assert(sizeof(struct rm_alloc) == 48 && sizeof(struct rm_alloc_short) == 32, "NVOS64, NVOS21");
 _Static_assert(sizeof(struct rm_control) == 32 && sizeof(struct rm_dup) == 28, "NVOS54, NVOS55");

@@ -41,6 +41,7 @@ static const struct field {
 	NUMBER_KEY(channel_class),
 	NUMBER_KEY(timeslice_us),
 	NUMBER_KEY(switch_us),
+	NUMBER_KEY(off_engine_us),
 	NUMBER_KEY(pause_us),
 	NUMBER_KEY(resume_us),
 	NUMBER_KEY(kernel_ns),

@@ -28,6 +28,7 @@ struct sim_model {
 	uint32_t channel_class; /* RM class of a compute channel; ends in 0x6f */
 	uint32_t timeslice_us;  /* the channel group's, until somebody sets another */
 	uint32_t switch_us;     /* cost of preempting one process for another */
+	uint32_t off_engine_us; /* the part of it in which no context is on the engine */
 	uint32_t pause_us, resume_us;
 	uint32_t kernel_ns; /* what a kernel takes that does not say how long it takes */
 	uint32_t mig_count;

@@ -39,9 +39,10 @@ static int init_state(int fd, uint32_t gpu_count)
 	int rc = -pthread_mutex_init(&s->lock, &attributes);
 	pthread_mutexattr_destroy(&attributes);
 	for (uint32_t i = 0; i < SIM_MAX_GPUS; i++)
-		s->gpu[i].current = SIM_NO_SLOT;
+		s->gpu[i].current = s->gpu[i].engine.slot = SIM_NO_SLOT;
 	s->next_id = 1;
 	s->loaded_ns = timeline_now();
+	s->clock_offset_ns = timeline_clock(CLOCK_REALTIME) - s->loaded_ns;
 	s->version = SIM_VERSION;
 	s->gpu_count = gpu_count;
 	s->magic = SIM_MAGIC;

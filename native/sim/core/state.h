@@ -22,9 +22,10 @@ enum {
 	SIM_MAX_SLOTS = 1024,
 	SIM_SLOT_WORDS = SIM_MAX_SLOTS / 64,
 	SIM_LOG_LENGTH = 1 << 15,
-	SIM_MAX_SHARED = 256, /* allocations that more than one process can hold */
-	SIM_MAX_XIDS = 256,   /* kept; the oldest go first */
-	SIM_VERSION = 2,
+	SIM_MAX_SHARED = 256,   /* allocations that more than one process can hold */
+	SIM_MAX_XIDS = 256,     /* kept; the oldest go first */
+	SIM_SWITCHES = 1 << 13, /* kept of each GPU */
+	SIM_VERSION = 3,
 };
 #define SIM_MAGIC 0x454c494653494d48ull
 #define SIM_LOCK_BASE ((off_t)1 << 40)
@@ -65,6 +66,15 @@ struct sim_run {
 	uint32_t slot, reuse;
 };
 
+/* A process's context came to the compute engine (`on`), or has left it. */
+struct sim_switch {
+	uint64_t at_ns;
+	uint32_t slot, reuse;
+	int32_t pid;
+	uint32_t uid;
+	bool on;
+};
+
 struct sim_gpu {
 	uint64_t used_bytes; /* sum over the slots */
 	uint64_t peak_bytes; /* largest used_bytes ever; the dead are swept before it grows */
@@ -79,7 +89,10 @@ struct sim_gpu {
 	int32_t nvml_error; /* what NVML's calls for this GPU return; 0: they work */
 	uint32_t reserved;
 	uint64_t pending[SIM_SLOT_WORDS]; /* bit: the slot has work */
-	uint64_t runs;                    /* entries ever written to log */
+	struct sim_switch engine; /* how whoever is on the engine came to it; slot may be SIM_NO_SLOT */
+	uint64_t switched;        /* entries ever written to switch_log, in order of their times */
+	struct sim_switch switch_log[SIM_SWITCHES];
+	uint64_t runs; /* entries ever written to log */
 	struct sim_run log[SIM_LOG_LENGTH];
 };
 
@@ -106,7 +119,8 @@ struct sim_state {
 	uint64_t next_id;
 	uint64_t
 		loaded_ns; /* CLOCK_MONOTONIC: when the state was made, which stands for the driver's start */
-	uint64_t xids;     /* entries ever written to xid */
+	uint64_t clock_offset_ns; /* the GPUs' clocks less CLOCK_MONOTONIC: CLOCK_REALTIME when it was made */
+	uint64_t xids;            /* entries ever written to xid */
 	struct sim_xid xid[SIM_MAX_XIDS];
 	uint32_t news; /* futex: grows with each Xid and each change of a GPU's nvml_error */
 	uint32_t reserved;

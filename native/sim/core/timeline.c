@@ -91,10 +91,36 @@ static void run_current(struct sim_view *v, uint32_t g, uint64_t limit_ns)
 		sim_bit_clear(gpu->pending, gpu->current);
 }
 
+static void log_switch(struct sim_gpu *gpu, uint64_t at_ns, bool on)
+{
+	gpu->engine.at_ns = at_ns;
+	gpu->engine.on = on;
+	gpu->switch_log[gpu->switched++ % SIM_SWITCHES] = gpu->engine;
+}
+
+/*
+ * The one place that says when a context leaves the engine: when another process's comes to it. One that has
+ * no work, is paused, or whose process has ended, stays until then.
+ */
+static void take_engine(struct sim_view *v, uint32_t g, uint32_t index, uint64_t end_ns)
+{
+	struct sim_gpu *gpu = &v->state->gpu[g];
+	const struct sim_slot *slot = &v->state->slot[index];
+	uint64_t start_ns = min_u64(gpu->clock_ns, end_ns + v->machine.gpu[g].off_engine_us * 1000ull);
+	if (gpu->engine.slot == index && gpu->engine.reuse == slot->reuse)
+		return;
+	if (gpu->engine.slot != SIM_NO_SLOT)
+		log_switch(gpu, end_ns, false);
+	gpu->engine =
+		(struct sim_switch){.slot = index, .reuse = slot->reuse, .pid = slot->pid, .uid = slot->uid};
+	log_switch(gpu, start_ns, true);
+}
+
 /* Gives the GPU to another slot, or the current one a new slice. False: nobody may run. */
 static bool give_turn(struct sim_view *v, uint32_t g)
 {
 	struct sim_gpu *gpu = &v->state->gpu[g];
+	uint64_t end_ns = gpu->clock_ns;
 	bool preempted = may_run(v, g, gpu->current, gpu->clock_ns);
 	uint32_t next = next_slot(v, g, gpu->current, gpu->clock_ns);
 	if (next == SIM_NO_SLOT)
@@ -104,6 +130,7 @@ static bool give_turn(struct sim_view *v, uint32_t g)
 		gpu->switches++;
 	}
 	gpu->current = next;
+	take_engine(v, g, next, end_ns);
 	gpu->slice_end_ns = gpu->clock_ns + share_of(v, g, next)->timeslice_ns;
 	return true;
 }

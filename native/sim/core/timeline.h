@@ -12,11 +12,16 @@
 
 #include <time.h>
 
-static inline uint64_t timeline_now(void)
+static inline uint64_t timeline_clock(clockid_t clock)
 {
 	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
+	clock_gettime(clock, &t);
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static inline uint64_t timeline_now(void)
+{
+	return timeline_clock(CLOCK_MONOTONIC);
 }
 
 /* Decides what ran on gpu up to now_ns. */

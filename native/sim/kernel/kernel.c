@@ -16,6 +16,7 @@
  */
 #include "../core/faults.h"
 #include "../core/timeline.h"
+#include "events.h"
 #include "memory.h"
 
 #include <errno.h>
@@ -52,6 +53,7 @@ static void after_fork_parent(void)
 static void after_fork_child(void)
 {
 	objects_forget();
+	events_forget();
 	sim_fork_child(&kernel.view);
 	memset(kernel.paused, 0, sizeof kernel.paused);
 	pthread_mutex_unlock(&kernel.lock);
@@ -141,6 +143,8 @@ static uint32_t allocate(int fd, struct rm_alloc *a)
 	uint32_t status = RM_OK;
 	if (class_is_memory(a->class_id))
 		return memory_allocate(&kernel.view, fd, a);
+	if (class_is_of_events(a->class_id))
+		return events_allocate(fd, a);
 	if (a->class_id == RM_CLASS_CLIENT)
 		status = make_client(parameter, a->params != 0);
 	else if (a->class_id == RM_CLASS_DEVICE && parameter >= kernel.view.machine.gpu_count)
@@ -214,6 +218,15 @@ static uint32_t control(int fd, const struct rm_control *c, uint64_t *effect)
 			return RM_INVALID_ARGUMENT;
 		*(struct rm_sim_channels *)(uintptr_t)c->params = objects_channels(o->gpu);
 		return RM_OK;
+	case RM_BIND_SWITCHES:
+	case RM_BIND_SWITCHES_V1:
+		return events_bind(&kernel.view, o, c);
+	case RM_EVENTS_ENABLE:
+		return events_enable(&kernel.view, o, c);
+	case RM_EVENTS_UPDATE_GET:
+		return events_update_get(o, c);
+	case RM_EVENTS_FLUSH:
+		return events_flush(&kernel.view, o);
 	case RM_GROUP_SCHEDULE:
 	case RM_GROUP_PREEMPT:
 		return o->class_id == RM_CLASS_GROUP ? RM_OK : RM_INVALID_ARGUMENT;
@@ -263,6 +276,11 @@ static uint32_t answer_heap(int fd, struct rm_heap *h)
 					   : memory_heap(&kernel.view, fd, h);
 }
 
+static uint32_t answer_map(int fd, const struct rm_map *m)
+{
+	return m->fd != fd && is_control_file(m->fd) ? events_map(fd, m) : RM_INVALID_ARGUMENT;
+}
+
 static uint32_t allocate_short(int fd, struct rm_alloc_short *s)
 {
 	struct rm_alloc a = {.client = s->client,
@@ -296,6 +314,8 @@ static bool answer_plain(int fd, uint32_t number, uint32_t size, void *argument)
 		((struct rm_dup *)argument)->status = memory_dup(fd, argument);
 	else if (number == RM_NR_HEAP && size == sizeof(struct rm_heap))
 		((struct rm_heap *)argument)->status = answer_heap(fd, argument);
+	else if (number == RM_NR_MAP && size == sizeof(struct rm_map))
+		((struct rm_map *)argument)->status = answer_map(fd, argument);
 	else
 		known = false;
 	pthread_mutex_unlock(&kernel.lock);

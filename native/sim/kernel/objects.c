@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "objects.h"
 
+#include "events.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,6 +39,8 @@ static bool right_parent(uint32_t class_id, const struct object *parent)
 {
 	switch (class_id) {
 	case RM_CLASS_DEVICE:
+	case RM_CLASS_EVENT_BUFFER:
+	case RM_CLASS_DEVICELESS_MEMORY:
 		return parent->class_id == RM_CLASS_CLIENT;
 	case RM_CLASS_SUBDEVICE:
 	case RM_CLASS_GROUP:
@@ -92,7 +96,8 @@ uint32_t objects_add(const struct rm_alloc *a, int fd, uint32_t parameter, struc
 		o.client = o.handle = RM_CLIENT_HANDLES + ++table.clients;
 		o.parent = 0;
 	} else if (a->class_id == RM_CLASS_DEVICE || a->class_id == RM_CLASS_SUBDEVICE ||
-		   a->class_id == RM_CLASS_GROUP || class_is_memory(a->class_id) || object_is_channel(&o)) {
+		   a->class_id == RM_CLASS_GROUP || class_is_memory(a->class_id) ||
+		   class_is_of_events(a->class_id) || object_is_channel(&o)) {
 		if (!o.handle)
 			o.handle = 0xcaf00000u + ++table.handles;
 		uint32_t status = inherit(&o, parameter, &above);
@@ -129,6 +134,7 @@ static void free_tree(struct object *o, void (*gone)(const struct memory *memory
 		gone(o->memory);
 		free(o->memory);
 	}
+	events_free(o);
 	struct object **at = bucket_of(o->client, o->handle);
 	while (*at != o)
 		at = &(*at)->chain;

@@ -19,6 +19,8 @@ struct object {
 	bool disabled;
 	uint32_t timeslice_us; /* a compute group's, once it was set */
 	struct memory *memory; /* what a memory object holds; NULL: none of the device's */
+	struct pages *pages;   /* what a deviceless memory object holds (events.c) */
+	struct event_buffer *events;
 	struct object *chain, *above, *below, *next, **link; /* in the bucket, in the tree */
 };
 
@@ -39,6 +41,11 @@ void objects_forget(void);
 static inline bool object_is_channel(const struct object *o)
 {
 	return (o->class_id & 0xff) == RM_CLASS_CHANNEL_LOW_BYTE && o->class_id > 0xff;
+}
+
+static inline bool class_is_of_events(uint32_t class_id)
+{
+	return class_id == RM_CLASS_DEVICELESS_MEMORY || class_id == RM_CLASS_EVENT_BUFFER;
 }
 
 static inline bool class_is_memory(uint32_t class_id)
