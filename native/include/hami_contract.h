@@ -107,7 +107,10 @@ struct hami_usage {
 	uint64_t gpu_busy_ns; /* sum of the slots' gpu_busy_ns of processes that have ended, ns */
 	uint64_t throttled_ns; /* sum of the slots' throttled_ns of processes that have ended, ns */
 	uint64_t device_oom_count; /* requests that the limits allowed and the driver refused, because others held the memory */
-	uint8_t pad0[4008];
+	uint64_t time_credit; /* the job's budget of the GPU's time, ns, two's complement; see native/interposer/arbitration */
+	uint64_t time_credit_at; /* CLOCK_MONOTONIC up to which it has grown, ns; 0: full */
+	uint32_t time_shut; /* 1: the budget is used up, and the job's processes are paused */
+	uint8_t pad0[3988];
 };
 _Static_assert(offsetof(struct hami_usage, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_usage, abi_version) == 8, "abi_version");
@@ -123,6 +126,9 @@ _Static_assert(offsetof(struct hami_usage, reclaimed_bytes) == 56, "reclaimed_by
 _Static_assert(offsetof(struct hami_usage, gpu_busy_ns) == 64, "gpu_busy_ns");
 _Static_assert(offsetof(struct hami_usage, throttled_ns) == 72, "throttled_ns");
 _Static_assert(offsetof(struct hami_usage, device_oom_count) == 80, "device_oom_count");
+_Static_assert(offsetof(struct hami_usage, time_credit) == 88, "time_credit");
+_Static_assert(offsetof(struct hami_usage, time_credit_at) == 96, "time_credit_at");
+_Static_assert(offsetof(struct hami_usage, time_shut) == 104, "time_shut");
 _Static_assert(sizeof(struct hami_usage) == 4096, "size");
 
 /* Totals of one step. The rows follow the head. A row is reused when its step has no live process. */
@@ -134,7 +140,10 @@ struct hami_usage_step {
 	uint64_t used_bytes; /* sum over the step's slots */
 	uint64_t peak_bytes; /* largest used_bytes so far */
 	uint64_t oom_count; /* requests refused because of a limit */
-	uint8_t pad0[24];
+	uint64_t time_credit; /* as of the job, for the step's share */
+	uint64_t time_credit_at; /* as of the job */
+	uint32_t time_shut; /* as of the job */
+	uint8_t pad0[4];
 };
 _Static_assert(offsetof(struct hami_usage_step, step_id) == 0, "step_id");
 _Static_assert(offsetof(struct hami_usage_step, processes) == 4, "processes");
@@ -143,6 +152,9 @@ _Static_assert(offsetof(struct hami_usage_step, reserved) == 12, "reserved");
 _Static_assert(offsetof(struct hami_usage_step, used_bytes) == 16, "used_bytes");
 _Static_assert(offsetof(struct hami_usage_step, peak_bytes) == 24, "peak_bytes");
 _Static_assert(offsetof(struct hami_usage_step, oom_count) == 32, "oom_count");
+_Static_assert(offsetof(struct hami_usage_step, time_credit) == 40, "time_credit");
+_Static_assert(offsetof(struct hami_usage_step, time_credit_at) == 48, "time_credit_at");
+_Static_assert(offsetof(struct hami_usage_step, time_shut) == 56, "time_shut");
 _Static_assert(sizeof(struct hami_usage_step) == 64, "size");
 
 /* One process. The slots follow the steps. The process is alive while it holds the write lock (OFD) on byte slot_lock_base + index. */
@@ -153,7 +165,7 @@ struct hami_usage_slot {
 	uint32_t reserved; /* 0 */
 	uint64_t used_bytes; /* device memory held or requested */
 	uint64_t peak_bytes; /* largest used_bytes so far */
-	uint64_t gpu_busy_ns; /* time in which the GPU could run its work (its windows while it launched, or gated batches), ns; 0 for burst */
+	uint64_t gpu_busy_ns; /* GPU time used: on the compute engine with work outstanding, ns (gated: what its batches took) */
 	uint64_t throttled_ns; /* time for which the compute limit delayed its work, ns */
 	uint8_t pad0[80];
 };

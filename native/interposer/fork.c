@@ -8,6 +8,7 @@
  *
  *	gate.lock         over the driver's calls for the events of this process, which may make ioctls
  *	share.lock        over the creation of the thread
+ *	known.lock        over libcuda's calls for the events of this process, which wait for no work
  *	lookup.lock       over nothing else
  *	resolved.lock     over the loader's dlsym
  *	region->join      over the region's own lock, which is in memory that the job's processes share: a
@@ -15,7 +16,7 @@
  *	objects.lock      over the locks of the table's shards
  *	shards[].lock     over nothing else
  *
- * Only gate.lock and resolved.lock are held while the driver or the loader is called.
+ * Only gate.lock, known.lock and resolved.lock are held while the driver or the loader is called.
  */
 #include <pthread.h>
 
@@ -24,7 +25,11 @@
 #include "driver/resolve.h"
 #include "driver/rm_objects.h"
 #include "hooks/lookup.h"
+#include "driver/switches.h"
 #include "limits/gate.h"
+#include "limits/launched.h"
+#include "limits/meter.h"
+#include "limits/outstanding.h"
 #include "limits/share.h"
 #include "region/process.h"
 
@@ -33,6 +38,10 @@ static void forked(void)
 {
 	hami_gate_forked();
 	hami_share_forked();
+	hami_launched_forked();
+	hami_meter_forked();
+	hami_switches_forked();
+	hami_outstanding_forked();
 	hami_lookup_forked();
 	hami_resolve_forked();
 	hami_process_forked();

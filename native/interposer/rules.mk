@@ -13,8 +13,8 @@ RM_HEADERS := include/rm_abi.h sim/core/sim_rm.h
 RM := $(patsubst ../tests/native/rm/%.c,$(BUILD)/rm/%,$(wildcard ../tests/native/rm/*.c))
 UNIT_SRC := $(filter-out ../tests/native/unit/fuzz_%,$(wildcard ../tests/native/unit/*.c))
 UNIT := $(patsubst ../tests/native/unit/%.c,$(BUILD)/unit/%,$(UNIT_SRC))
-REGION_PARTS := $(addprefix interposer/region/,record.c trust.c region.c glance.c)
-UNIT_PARTS := interposer/limits/duty.c interposer/base/table.c $(REGION_PARTS)
+REGION_PARTS := $(addprefix interposer/region/,record.c trust.c region.c glance.c budget.c) interposer/arbitration/budget.c
+UNIT_PARTS := $(addprefix interposer/arbitration/,terms.c use.c) interposer/base/table.c $(REGION_PARTS)
 UNIT_HEADERS := $(wildcard interposer/*/*.h) include/hami_contract.h
 UNIT_FLAGS := -Iinclude -Iinterposer -DHAMI_LOCK_PATIENCE_MS=100
 FUZZ := $(patsubst ../tests/native/unit/%.c,$(BUILD)/fuzz/%,$(wildcard ../tests/native/unit/fuzz_*.c))

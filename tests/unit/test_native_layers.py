@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 INTERPOSER = ROOT / "native/interposer"
 OBJECTS = ROOT / "build/native/interposer"
 # Lowest first; a file uses its own layer and those before it. native/include lies below all of them.
-LAYERS = ("base", "region", "driver", "limits", "hooks", "fork.c")
+LAYERS = ("arbitration", "base", "region", "driver", "limits", "hooks", "fork.c")
 SHARED = {"hooks.def", "rm_abi.h", "hami_contract.h"}  # tables and layouts, for every layer
 # Whose handler resets the locks of a module that has its lock in another one's struct.
 HANDLER_OF = {"region/region": "region/process"}

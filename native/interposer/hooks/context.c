@@ -1,10 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hooks of initialisation, device size, and contexts: only the granted GPU takes a context. */
+#include <pthread.h>
+#include <stdlib.h>
+
 #include "base/log.h"
 #include "base/secure.h"
 #include "driver/access.h"
+#include "limits/outstanding.h"
 #include "region/glance.h"
 #include "region/process.h"
+
+static pthread_once_t end = PTHREAD_ONCE_INIT;
+
+/* After libcuda's own handlers, so that it runs before them. */
+static void watch_end(void)
+{
+	atexit(hami_outstanding_end);
+}
 
 CUresult CUDAAPI cuInit(unsigned int flags)
 {
@@ -13,8 +25,10 @@ CUresult CUDAAPI cuInit(unsigned int flags)
 		return HAMI_REFUSED;
 	hami_process_before_driver();
 	CUresult result = real->cuInit(flags);
-	if (result == CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS) {
 		hami_find_device(real);
+		pthread_once(&end, watch_end);
+	}
 	return result;
 }
 
@@ -32,6 +46,8 @@ CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 	}
 	return result;
 }
+
+static const char primary = 0; /* its address names the primary context */
 
 /* Refuses any GPU but the granted one. */
 static CUresult admit(const struct real_cuda *real, CUdevice device)
@@ -65,6 +81,8 @@ static CUresult keep_if_fenced(const struct real_cuda *real, CUresult result, co
 		real->cuCtxDestroy_v2(*context);
 		return HAMI_REFUSED;
 	}
+	if (result == CUDA_SUCCESS)
+		hami_outstanding_add(*context, *context);
 	return result;
 }
 
@@ -107,7 +125,107 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 		real->cuDevicePrimaryCtxRelease_v2(device);
 		result = HAMI_REFUSED;
 	}
+	if (result == CUDA_SUCCESS)
+		hami_outstanding_add(*context, &primary);
 	return result;
+}
+
+/* The body of a hook that destroys a context. */
+#define DESTROY(name, key, ...)                                                                              \
+	const struct real_cuda *real = hami_cuda();                                                          \
+	if (!real)                                                                                           \
+		return HAMI_REFUSED;                                                                         \
+	if (!real->name)                                                                                     \
+		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
+	hami_outstanding_remove(key);                                                                        \
+	return real->name(__VA_ARGS__)
+
+CUresult CUDAAPI cuCtxDestroy(CUcontext context)
+{
+	DESTROY(cuCtxDestroy, context, context);
+}
+
+CUresult CUDAAPI cuCtxDestroy_v2(CUcontext context)
+{
+	DESTROY(cuCtxDestroy_v2, context, context);
+}
+
+/* Takes the primary context in again, or forgets it, after a release of one of its users. */
+static CUresult released(const struct real_cuda *real, CUdevice device, CUresult result)
+{
+	unsigned int flags;
+	int active = 0;
+	if (!hami_device_granted(device))
+		return result;
+	if (real->cuDevicePrimaryCtxGetState &&
+	    real->cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active)
+		hami_outstanding_suspend(&primary, false);
+	else
+		hami_outstanding_remove(&primary);
+	return result;
+}
+
+/* The body of a hook after which the primary context may be gone. */
+#define RELEASE(name, device)                                                                                \
+	const struct real_cuda *real = hami_cuda();                                                          \
+	if (!real)                                                                                           \
+		return HAMI_REFUSED;                                                                         \
+	if (!real->name)                                                                                     \
+		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
+	if (hami_device_granted(device))                                                                     \
+		hami_outstanding_suspend(&primary, true);                                                    \
+	return released(real, device, real->name(device))
+
+CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice device)
+{
+	RELEASE(cuDevicePrimaryCtxRelease, device);
+}
+
+CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+	RELEASE(cuDevicePrimaryCtxRelease_v2, device);
+}
+
+/* A reset context has none of its events: it is taken in anew when it is retained. */
+#define RESET(name, device)                                                                                  \
+	const struct real_cuda *real = hami_cuda();                                                          \
+	if (!real)                                                                                           \
+		return HAMI_REFUSED;                                                                         \
+	if (!real->name)                                                                                     \
+		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
+	if (hami_device_granted(device))                                                                     \
+		hami_outstanding_remove(&primary);                                                           \
+	return real->name(device)
+
+CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice device)
+{
+	RESET(cuDevicePrimaryCtxReset, device);
+}
+
+CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice device)
+{
+	RESET(cuDevicePrimaryCtxReset_v2, device);
+}
+
+CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevice device,
+				  unsigned int flags)
+{
+	const struct real_cuda *real = hami_cuda();
+	CUcontext context;
+	if (!real)
+		return HAMI_REFUSED;
+	if (!real->cuGreenCtxCreate)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	CUresult result = real->cuGreenCtxCreate(green, resources, device, flags);
+	if (result == CUDA_SUCCESS && real->cuCtxFromGreenCtx &&
+	    real->cuCtxFromGreenCtx(&context, *green) == CUDA_SUCCESS)
+		hami_outstanding_add(context, *green);
+	return result;
+}
+
+CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx green)
+{
+	DESTROY(cuGreenCtxDestroy, green, green);
 }
 
 /* Names from before CUDA 3.2; see the end of memory.c. */

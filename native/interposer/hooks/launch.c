@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Hooks of everything that starts work on the multiprocessors. A hook costs one relaxed load and the call
- * that it passes on. Memsets and copies have no hook: a resting duty cycle notices them within a second.
+ * that it passes on. Memsets and copies have no hook: a resting keeper notices them within 0.1 s.
  */
 #include <stdatomic.h>
 
 #include "driver/access.h"
-#include "limits/share.h"
+#include "limits/launched.h"
 
 #define LAUNCH(name, stream, per_thread, ...)                                                                \
 	const struct real_cuda *real = hami_cuda();                                                          \

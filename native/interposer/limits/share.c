@@ -1,173 +1,232 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "limits/share.h"
 
-#include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/syscall.h>
+#include <sys/prctl.h>
 #include <time.h>
-#include <unistd.h>
 
+#include "arbitration/budget.h"
+#include "arbitration/terms.h"
 #include "base/clock.h"
 #include "base/lock.h"
 #include "base/log.h"
 #include "driver/rm_objects.h"
-#include "limits/activity.h"
 #include "limits/channels.h"
-#include "limits/duty.h"
 #include "limits/gate.h"
+#include "limits/launched.h"
+#include "limits/meter.h"
+#include "region/budget.h"
 #include "region/glance.h"
 #include "region/process.h"
 
-#define IDLE_AFTER_NS (2 * HAMI_NS_PER_S) /* no launch for so long: ask NVML whether the GPU is idle too */
-/* A timeslice of 40 ms x share: 10 ms for each of four equals. A switch costs about 0.2 ms on a full H200. */
-#define SLICE_US_PER_PERCENT 400u
-#define SLICE_US_LEAST 200u
+#define MS 1000000ll
+#define DRIVERS_TIMESLICE_US 2048u  /* libcuda's */
+#define SAMPLE_NS_MOST (2 * MS)     /* between two samples, under a cap */
+#define SAMPLE_NS_LEAST (MS / 2)
+#define SAMPLE_NS_UNCAPPED (10 * MS)
+#define COUNT_NS HAMI_ROUND_NS      /* between two counts of what was used */
+#define IDLE_NS (100 * MS)          /* nothing outstanding for so long: the keeper rests */
+#define REST_NS (100 * MS)          /* between two looks while it rests: for work that is no launch */
+#define SLEEP_NS_LEAST (MS / 20)
 #define REFUSALS_IN_A_ROW 3
-
-_Atomic int hami_launch_flag;
 
 static struct {
 	pthread_mutex_t lock;
-	bool running;            /* the thread exists in this process */
-	_Atomic uint32_t parked; /* futex: 1 while the keeper sleeps because nothing runs */
+	bool running; /* the thread exists in this process */
 } share = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-void hami_launch_slow(void *stream, bool per_thread)
-{
-	if (atomic_fetch_and(&hami_launch_flag, ~HAMI_LAUNCH_WATCHED) & HAMI_LAUNCH_GATED)
-		hami_gate_pass(stream, per_thread);
-	if (atomic_exchange(&share.parked, 0))
-		syscall(SYS_futex, &share.parked, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
-}
+/* What the keeper knows. Times in ns: `steady` of hami_clock_steady(), the rest of hami_clock_shared(). */
+struct keeper {
+	struct hami_terms terms;
+	bool pauses;    /* the policy's way to keep a cap; false: timeslices alone */
+	bool open;      /* the channels are enabled */
+	bool shut;      /* the budget says so */
+	int64_t change; /* steady: the budget says the same until then */
+	int64_t counted, sampled, busy; /* steady: the last count and sample, and when work was last outstanding */
+	int64_t closed;                 /* steady: since when it is not open */
+	int64_t sample_gap;
+	uint64_t random;
+	uint32_t timeslice;
+	unsigned int groups; /* that have it */
+	bool no_timeslices;  /* the driver refuses them */
+	int refusals, error; /* to pause, in a row; the last one's */
+};
 
-/*
- * Rests the duty cycle: nothing was launched for a while, and NVML shows that nothing runs. The channels stay
- * enabled, and the thread sleeps until a launch wakes it. Once a second it looks for work submitted without a
- * launch (a memset, a graph on the device).
- */
-static void park(void)
+static void set_timeslice(struct keeper *k)
 {
-	hami_log(1, "the GPU is idle; the duty cycle rests\n");
-	hami_channels_pause(false);
-	atomic_store(&share.parked, 1);
-	atomic_fetch_or(&hami_launch_flag, HAMI_LAUNCH_WATCHED);
-	while (atomic_load(&share.parked)) {
-		struct timespec second = {.tv_sec = 1};
-		syscall(SYS_futex, &share.parked, FUTEX_WAIT_PRIVATE, 1, &second, NULL, 0);
-		if (atomic_load(&share.parked) && hami_gpu_used_lately())
-			atomic_store(&share.parked, 0);
-	}
-}
-
-/*
- * Runs one window. The GPU stops and starts at the same delay after each of the two calls begins, so that the
- * time between their beginnings is the GPU's (measured; docs/benchmarks/interposer.md).
- */
-static int one_window(struct hami_duty *duty)
-{
-	int64_t start = hami_duty_next(duty, hami_clock_shared()), length = hami_duty_window(duty);
-	hami_clock_sleep_until(start);
-	if (length == 0) {
-		hami_duty_done(duty, 0);
-		return 0;
-	}
-	int64_t from = hami_clock_shared();
-	int rc = hami_channels_pause(false);
-	hami_clock_sleep_until(start + length);
-	int64_t to = hami_clock_shared();
+	unsigned int groups = hami_objects_started_ever();
+	uint32_t processes = hami_region_step_processes(hami_region());
+	uint32_t wanted = hami_terms_timeslice_us(&k->terms, processes);
+	if (k->no_timeslices || (wanted == k->timeslice && groups == k->groups))
+		return;
+	int rc = 0;
+	if (!wanted && k->timeslice)
+		rc = hami_channels_timeslice(DRIVERS_TIMESLICE_US);
 	if (!rc)
-		rc = hami_channels_pause(true);
-	hami_duty_done(duty, to - from);
-	hami_region_add_time(hami_region(), (uint64_t)(to - from), (uint64_t)(duty->period - (to - from)));
-	return rc;
+		rc = hami_channels_timeslice(wanted);
+	if (rc) {
+		hami_log(0, "the driver refuses timeslices (%s); the GPU's own turns stay\n", strerror(-rc));
+		k->no_timeslices = true;
+	}
+	k->timeslice = wanted;
+	k->groups = groups;
 }
 
-/* Runs the duty cycle until the driver refuses to pause; returns its error. */
-static int keep_cap(const struct hami_limits *limits)
+/* Opens or pauses the channels, when that is not what they are. */
+static void set_open(struct keeper *k, bool open)
 {
-	struct hami_duty duty = {0};
-	int refusals = 0, rc = 0;
-	int64_t last_launch = hami_clock_shared(), last_look = 0;
-	while (refusals < REFUSALS_IN_A_ROW) {
-		struct hami_duty plan =
-			hami_duty_plan(limits->cores_percent, hami_region_phase(hami_region()));
-		plan.owed = plan.period == duty.period ? duty.owed : 0;
-		duty = plan;
-		bool launched =
-			!(atomic_fetch_or(&hami_launch_flag, HAMI_LAUNCH_WATCHED) & HAMI_LAUNCH_WATCHED);
-		int64_t now = hami_clock_shared();
-		if (launched)
-			last_launch = now;
-		bool idle = !hami_objects_started();
-		if (now - last_launch > IDLE_AFTER_NS && now - last_look > HAMI_NS_PER_S) {
-			idle = idle || !hami_gpu_used_lately();
-			last_look = now;
-		}
-		if (idle) {
-			park();
-			last_launch = hami_clock_shared();
+	if (open == k->open)
+		return;
+	int64_t begun = hami_clock_steady();
+	hami_meter_opened(open, hami_clock_shared());
+	int rc = hami_channels_pause(!open);
+	if (rc && !open) {
+		k->refusals++;
+		k->error = rc;
+		hami_meter_opened(true, hami_clock_shared());
+		return;
+	}
+	k->refusals = 0;
+	k->open = open;
+	if (open)
+		hami_region_add_time(hami_region(), 0, (uint64_t)(begun - k->closed));
+	else
+		k->closed = begun;
+}
+
+/* Counts what was used, takes it from the budgets, and learns until when they say the same. */
+static void count(struct keeper *k, int64_t steady)
+{
+	const struct hami_region *region = hami_region();
+	int64_t used = hami_meter_count(hami_clock_shared()), wait;
+	struct hami_terms of_job = k->terms;
+	of_job.cores_percent = region->job->cores_percent;
+	uint32_t job_cap = k->pauses ? hami_terms_cap(&of_job) : 100;
+	uint32_t step_cap = k->pauses ? hami_terms_cap(&k->terms) : 100;
+	k->shut = hami_region_spend(hami_region(), steady, used, job_cap, step_cap, &wait);
+	k->counted = steady;
+	k->change = wait > HAMI_NS_PER_S ? steady + HAMI_NS_PER_S : steady + wait;
+	int64_t gap = wait == INT64_MAX ? SAMPLE_NS_UNCAPPED : hami_budget_half(step_cap) / 4;
+	k->sample_gap = wait == INT64_MAX	? gap
+			: gap < SAMPLE_NS_LEAST ? SAMPLE_NS_LEAST
+			: gap > SAMPLE_NS_MOST	? SAMPLE_NS_MOST
+						: gap;
+}
+
+/* Returns the sample gap, between a half and one and a half of it: a program's own rhythm must not be met. */
+static int64_t jittered(struct keeper *k)
+{
+	k->random ^= k->random << 13;
+	k->random ^= k->random >> 7;
+	k->random ^= k->random << 17;
+	return k->sample_gap / 2 + (int64_t)(k->random % (uint64_t)k->sample_gap);
+}
+
+static void read_terms(struct keeper *k)
+{
+	const struct hami_region *region = hami_region();
+	k->terms = hami_terms_read(region->job, region->step);
+	set_timeslice(k);
+}
+
+/*
+ * Rests: nothing is outstanding. A launch ends that at once; other work is noticed after REST_NS, and then counts
+ * from the last look on.
+ */
+static void rest(struct keeper *k)
+{
+	hami_log(2, "nothing to do on the GPU; the keeper rests\n");
+	set_open(k, true);
+	for (;;) {
+		if (hami_launched_wait(hami_objects_started() ? REST_NS : HAMI_NS_PER_S))
+			break;
+		read_terms(k);
+		if (hami_objects_started() && hami_meter_sample(hami_clock_shared()))
+			break;
+		hami_meter_begin(hami_clock_shared());
+	}
+	if (hami_launched())
+		hami_meter_begin(hami_clock_shared());
+	k->busy = k->counted = k->sampled = hami_clock_steady();
+	k->change = k->busy;
+	read_terms(k);
+}
+
+static int64_t least(int64_t a, int64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* One look: measures and decides. Returns when to look again, steady. */
+static int64_t look(struct keeper *k)
+{
+	int64_t steady = hami_clock_steady(), until;
+	if (k->open && steady >= k->sampled) {
+		if (hami_meter_sample(hami_clock_shared()))
+			k->busy = steady;
+		k->sampled = steady + jittered(k);
+	}
+	if (steady >= k->change || steady - k->counted >= COUNT_NS) {
+		read_terms(k);
+		count(k, steady);
+	}
+	int64_t shared = hami_clock_shared();
+	bool turn = hami_terms_turn(&k->terms, shared, &until);
+	int64_t turn_ends = until == INT64_MAX ? INT64_MAX : steady + (until - shared);
+	set_open(k, !k->pauses || (!k->shut && turn));
+	int64_t next = least(k->change, least(k->counted + COUNT_NS, turn_ends));
+	return k->open ? least(next, k->sampled) : next;
+}
+
+/* Keeps the share until the driver refuses to pause; returns its error. */
+static int keep(const struct hami_limits *limits, bool pauses)
+{
+	struct keeper k = {.pauses = pauses,
+			   .open = true,
+			   .sample_gap = SAMPLE_NS_MOST,
+			   .random = (uint64_t)hami_clock_steady() | 1,
+			   .timeslice = 0};
+	(void)limits;
+	hami_meter_begin(hami_clock_shared());
+	k.busy = k.counted = k.sampled = k.change = hami_clock_steady();
+	read_terms(&k);
+	while (k.refusals < REFUSALS_IN_A_ROW) {
+		int64_t next = look(&k), now = hami_clock_steady();
+		if (k.open && (now - k.busy > IDLE_NS || !hami_objects_started())) {
+			count(&k, now);
+			rest(&k);
 			continue;
 		}
-		rc = one_window(&duty);
-		refusals = rc ? refusals + 1 : 0;
+		int64_t sleep = next - now > SLEEP_NS_LEAST ? next - now : SLEEP_NS_LEAST;
+		struct timespec t = {.tv_sec = sleep / HAMI_NS_PER_S, .tv_nsec = sleep % HAMI_NS_PER_S};
+		nanosleep(&t, NULL);
 	}
 	hami_channels_pause(false);
-	return rc;
-}
-
-/* Sets timeslices until the driver refuses them. */
-static void keep_share(const struct hami_limits *limits)
-{
-	uint64_t current = 0;
-	unsigned int known = 0;
-	for (;;) {
-		unsigned int groups = hami_objects_started_ever();
-		uint32_t processes = hami_region_processes(hami_region());
-		uint64_t slice = limits->cores_percent * SLICE_US_PER_PERCENT / (processes ? processes : 1);
-		if (slice < SLICE_US_LEAST)
-			slice = SLICE_US_LEAST;
-		int rc = slice != current || groups != known ? hami_channels_timeslice(slice) : 0;
-		if (rc) {
-			hami_log(0, "the driver refuses timeslices (%s); the GPU's own turns stay\n",
-				 strerror(-rc));
-			return;
-		}
-		current = slice;
-		known = groups;
-		hami_clock_sleep_until(hami_clock_shared() + HAMI_NS_PER_S / 5);
-	}
-}
-
-static uint32_t choose(const struct hami_limits *limits)
-{
-	if (limits->mechanism != HAMI_MECHANISM_AUTO)
-		return limits->mechanism;
-	return limits->policy == HAMI_POLICY_CAP && limits->cores_percent < 100 ? HAMI_MECHANISM_DUTY
-										: HAMI_MECHANISM_SLICE;
+	return k.error;
 }
 
 static void *keeper(void *unused)
 {
 	(void)unused;
 	pthread_setname_np(pthread_self(), "hami-share");
+	prctl(PR_SET_TIMERSLACK, 1000);
 	const struct hami_limits *limits = hami_region()->step;
 	static const char *const names[] = HAMI_MECHANISM_NAMES;
-	uint32_t mechanism = choose(limits);
+	uint32_t mechanism = limits->mechanism;
 	if (mechanism < sizeof names / sizeof *names)
-		hami_log(1, "%u %% of the GPU's time, kept by: %s\n", limits->cores_percent,
-			 names[mechanism]);
-	if (mechanism == HAMI_MECHANISM_SLICE) {
-		keep_share(limits);
-		return NULL;
+		hami_log(1, "%u %% of the GPU's time, kept by: %s\n", limits->cores_percent, names[mechanism]);
+	if (mechanism != HAMI_MECHANISM_GATE) {
+		int rc = keep(limits, mechanism != HAMI_MECHANISM_SLICE);
+		hami_log(0, "the driver refuses to pause channels (%s)%s\n", strerror(-rc),
+			 limits->policy == HAMI_POLICY_CAP ? "; launches are gated instead" : "");
 	}
-	if (mechanism == HAMI_MECHANISM_DUTY)
-		hami_log(0, "the driver refuses to pause channels (%s); launches are gated instead\n",
-			 strerror(-keep_cap(limits)));
-	hami_gate_open(limits->cores_percent);
-	atomic_fetch_or(&hami_launch_flag, HAMI_LAUNCH_GATED);
+	if (limits->policy == HAMI_POLICY_CAP && limits->cores_percent < 100) {
+		hami_gate_open(limits->cores_percent);
+		hami_launched_gate();
+	}
 	return NULL;
 }
 
@@ -177,6 +236,8 @@ void hami_share_begin(void)
 	if (!region)
 		return;
 	pthread_mutex_lock(&share.lock);
+	if (share.running)
+		hami_launched_wake();
 	if (!share.running) {
 		static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
 		sigset_t all, before; /* the application's signals are not for this thread */
@@ -187,7 +248,7 @@ void hami_share_begin(void)
 			sigdelset(&all, faults[i]); /* blocked, they end the process without its handler */
 		pthread_attr_init(&attributes);
 		pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-		pthread_attr_setstacksize(&attributes, 1 << 20); /* NVML is called on it */
+		pthread_attr_setstacksize(&attributes, 1 << 20); /* NVML and libcuda are called on it */
 		pthread_sigmask(SIG_SETMASK, &all, &before);
 		int rc = pthread_create(&thread, &attributes, keeper, NULL);
 		pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -202,9 +263,6 @@ void hami_share_begin(void)
 void hami_share_forked(void)
 {
 	hami_lock_renew(&share.lock);
-	if (!share.running && !atomic_load(&share.parked) && !atomic_load(&hami_launch_flag))
-		return;
-	share.running = false;
-	atomic_store(&share.parked, 0);
-	atomic_store(&hami_launch_flag, 0);
+	if (share.running)
+		share.running = false;
 }

@@ -10,27 +10,11 @@ uint64_t hami_region_own(struct hami_region *region)
 	return __atomic_load_n(&region->usage->slots[region->slot].used_bytes, __ATOMIC_RELAXED);
 }
 
-uint32_t hami_region_processes(struct hami_region *region)
+uint32_t hami_region_step_processes(struct hami_region *region)
 {
-	return PEEK(region->usage->head.processes);
-}
-
-uint32_t hami_region_phase(struct hami_region *region)
-{
-	const struct hami_limits *job = region->job, *step = region->step;
-	uint32_t before = 0;
-	for (uint32_t i = 0; i < HAMI_USAGE_STEP_COUNT; i++) {
-		const struct hami_usage_step *other = &region->usage->steps[i];
-		uint32_t cores = PEEK(other->cores_percent);
-		if (!PEEK(other->processes))
-			continue;
-		if (PEEK(other->step_id) == step->step_id)
-			break;
-		before += cores <= 100 ? cores : 100;
-	}
-	uint32_t room =
-		step->cores_percent < job->cores_percent ? job->cores_percent - step->cores_percent : 0;
-	return (job->phase_percent + (before < room ? before : room)) % 100;
+	int32_t slot = __atomic_load_n(&region->slot, __ATOMIC_ACQUIRE);
+	uint32_t row = slot < 0 ? UINT32_MAX : PEEK(region->usage->slots[slot].step_row);
+	return row < HAMI_USAGE_STEP_COUNT ? PEEK(region->usage->steps[row].processes) : 0;
 }
 
 void hami_region_lacking(struct hami_region *region)

@@ -202,6 +202,8 @@ static uint32_t step_row(struct hami_usage_file *u, const struct hami_limits *st
 		POKE(row->cores_percent, step->cores_percent);
 		POKE(row->used_bytes, 0);
 		row->peak_bytes = row->oom_count = 0;
+		POKE(row->time_credit_at, 0);
+		POKE(row->time_shut, 0);
 	}
 	return free_row;
 }

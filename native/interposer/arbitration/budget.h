@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The budget of a cap: credit in ns of the GPU's time. It grows with the clock at `percent`, measured use takes
+ * from it, and it lies between +half and what is owed. A tenant whose credit falls to -half is shut, and opens
+ * again at +half. So:
+ *
+ *	one that wants everything runs percent of each HAMI_ROUND_NS, in one piece;
+ *	one that uses less than percent stays near +half and is never shut;
+ *	after idling the first piece is as long as any other.
+ *
+ * Pure: no clock, no system call, no state of its own. Times in ns, of any clock that does not step.
+ */
+#ifndef HAMI_BUDGET_H
+#define HAMI_BUDGET_H
+#include <stdbool.h>
+#include <stdint.h>
+
+/*
+ * The common round. It divides 100 ms, so that any window of 100 ms holds the same share, and the calls that
+ * pause and resume (0.3 to 0.7 ms on an H200) are small against it.
+ */
+#define HAMI_ROUND_NS 50000000ll
+/* Nobody is shut for longer, however much is owed. */
+#define HAMI_SHUT_NS_MOST 500000000ll
+
+/* Returns half of the credit that may be saved up or owed in ordinary use; `percent` 1 to 99. */
+int64_t hami_budget_half(uint32_t percent);
+/* Returns the credit after `elapsed` ns in which `used` ns of the GPU's time were used. */
+int64_t hami_budget_after(int64_t credit, int64_t elapsed, int64_t used, uint32_t percent);
+/* Returns whether the tenant is shut at this credit, if it was `shut` before. */
+bool hami_budget_shut(int64_t credit, bool shut, uint32_t percent);
+/* Returns how long it takes at least until that can change, ns: 0 or more. */
+int64_t hami_budget_wait(int64_t credit, bool shut, uint32_t percent);
+
+#endif

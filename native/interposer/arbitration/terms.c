@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "arbitration/terms.h"
+
+#include "arbitration/budget.h"
+
+/*
+ * Microseconds, measured on an H200 (docs/adr/045-the-gpus-own-scheduler.md). A round of 50 ms: a change of
+ * tenant costs about 0.2 ms of a full chip.
+ */
+#define SLICE_PER_PERCENT 500u
+#define SLICE_LEAST 200u
+/* Longer than any request, so that it is not interrupted by others once it has begun. */
+#define SLICE_LATENCY 20000u
+/* What a request waits for at most. It costs nothing while no request is there. */
+#define SLICE_BESIDE_LATENCY 20u
+
+struct hami_terms hami_terms_read(const struct hami_limits *job, const struct hami_limits *step)
+{
+	return (struct hami_terms){
+		.cores_percent = step->cores_percent < job->cores_percent ? step->cores_percent : job->cores_percent,
+		.policy = step->policy,
+		.latency = step->latency != 0,
+		.floor_percent = step->floor_percent,
+		.latency_others = __atomic_load_n(&job->latency_others, __ATOMIC_RELAXED),
+		.turn_begin = __atomic_load_n(&job->turn_begin_permille, __ATOMIC_RELAXED),
+		.turn_length = __atomic_load_n(&job->turn_length_permille, __ATOMIC_RELAXED),
+	};
+}
+
+uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t processes)
+{
+	if (terms->latency)
+		return SLICE_LATENCY;
+	if (terms->latency_others)
+		return SLICE_BESIDE_LATENCY;
+	if (terms->policy == HAMI_POLICY_NONE)
+		return 0;
+	uint32_t slice = terms->cores_percent * SLICE_PER_PERCENT / (processes ? processes : 1);
+	return slice < SLICE_LEAST ? SLICE_LEAST : slice;
+}
+
+uint32_t hami_terms_cap(const struct hami_terms *terms)
+{
+	if (terms->policy == HAMI_POLICY_CAP)
+		return terms->cores_percent > 100 ? 100 : terms->cores_percent;
+	if (terms->latency && terms->policy == HAMI_POLICY_BURST && terms->floor_percent < 100)
+		return 100 - terms->floor_percent;
+	return 100;
+}
+
+bool hami_terms_turn(const struct hami_terms *terms, int64_t now, int64_t *until)
+{
+	*until = INT64_MAX;
+	if (terms->latency || !terms->turn_length || terms->turn_length >= 1000)
+		return true;
+	int64_t begin = HAMI_ROUND_NS * (terms->turn_begin % 1000) / 1000;
+	int64_t length = HAMI_ROUND_NS * terms->turn_length / 1000;
+	int64_t into = (now - begin) % HAMI_ROUND_NS;
+	if (into < 0)
+		into += HAMI_ROUND_NS;
+	*until = now - into + (into < length ? length : HAMI_ROUND_NS);
+	return into < length;
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a tenant's share means on its GPU: the timeslice that the GPU's own scheduler gives it, the cap that its
+ * budget keeps, and its turn where somebody latency-critical is on the GPU.
+ *
+ * The GPU gives turns to the processes that have work, in rounds, each for at most its timeslice; an idle one
+ * is passed over at once. So timeslices in proportion to cores give everybody at least cores % when they want
+ * it, whoever else dies, is stopped or lies about itself.
+ *
+ * Pure: no clock, no system call, no state of its own.
+ */
+#ifndef HAMI_TERMS_H
+#define HAMI_TERMS_H
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "hami_contract.h"
+
+struct hami_terms {
+	uint32_t cores_percent; /* 1 to 100 */
+	uint32_t policy;        /* HAMI_POLICY_... */
+	bool latency;           /* latency-critical */
+	uint32_t floor_percent; /* of a latency-critical tenant: left to others */
+	uint32_t latency_others;
+	uint32_t turn_begin, turn_length; /* permille of HAMI_ROUND_NS; length 0: always open */
+};
+
+/* Reads the terms of a step from its record and the job's. */
+struct hami_terms hami_terms_read(const struct hami_limits *job, const struct hami_limits *step);
+
+/*
+ * Returns the timeslice of one of `processes` processes that share the terms, in microseconds; 0: the driver's.
+ */
+uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t processes);
+
+/* Returns how much of the GPU's time the tenant may use at most, percent; 100: all of it. */
+uint32_t hami_terms_cap(const struct hami_terms *terms);
+
+/* Returns whether it is the tenant's turn at `now`, ns of the clock that all tenants share; sets when that changes. */
+bool hami_terms_turn(const struct hami_terms *terms, int64_t now, int64_t *until);
+
+#endif

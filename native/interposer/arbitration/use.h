@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How much of the GPU's time a process used, from two things that are known of it:
+ *
+ *	switches   when the GPU's engine took it on and let it go; none while it is alone there, at work or not
+ *	samples    at moments of our choice, whether any of its work was outstanding (at work, or waiting)
+ *
+ * It used the GPU while it was on the engine with work outstanding. Pure: no clock, no system call. Times in ns
+ * of one clock, in order.
+ */
+#ifndef HAMI_USE_H
+#define HAMI_USE_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Saving a context that filled an H200 takes so long; it is on the engine meanwhile, and nothing gets done. */
+#define HAMI_SAVE_NS 150000
+
+struct hami_switch {
+	int64_t at;
+	bool on;
+};
+
+struct hami_sample {
+	int64_t at;
+	bool outstanding;
+};
+
+struct hami_use {
+	bool on;    /* on the engine after the last switch */
+	bool saves; /* a switch away ends with the context saved: HAMI_SAVE_NS of it do not count */
+	int64_t on_since;
+	int64_t at; /* counted up to here */
+};
+
+/* Begins at `now`, taking it as on the engine: the first switch tells, and until then it is nobody else. */
+void hami_use_begin(struct hami_use *use, int64_t now);
+
+/*
+ * Returns the time used from the last call's `now` to this one's, with the switches and samples in between.
+ * Without samples all of its time on the engine counts.
+ */
+int64_t hami_use_count(struct hami_use *use, const struct hami_switch *switches, size_t switch_count,
+		       const struct hami_sample *samples, size_t sample_count, int64_t now);
+
+#endif

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Hooks around stream captures. They change nothing: the keeper's looks for outstanding work would spoil a
+ * capture, so it must know of each (limits/outstanding.h). A capture that no hook sees ended is taken as under
+ * way for good.
+ */
+#include "driver/access.h"
+#include "limits/outstanding.h"
+
+/* The body of a hook that begins a capture. */
+#define BEGIN(name, ...)                                                                                     \
+	const struct real_cuda *real = hami_cuda();                                                          \
+	if (!real)                                                                                           \
+		return HAMI_REFUSED;                                                                         \
+	if (!real->name)                                                                                     \
+		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
+	hami_outstanding_capture(true);                                                                      \
+	CUresult result = real->name(__VA_ARGS__);                                                           \
+	if (result != CUDA_SUCCESS)                                                                          \
+		hami_outstanding_capture(false);                                                             \
+	return result
+
+/* The body of a hook that ends one. A stream that does not capture is refused, and ends none. */
+#define END(name, stream, graph)                                                                             \
+	const struct real_cuda *real = hami_cuda();                                                          \
+	if (!real)                                                                                           \
+		return HAMI_REFUSED;                                                                         \
+	if (!real->name)                                                                                     \
+		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
+	CUresult result = real->name(stream, graph);                                                         \
+	if (result != CUDA_ERROR_ILLEGAL_STATE && result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED &&           \
+	    result != CUDA_ERROR_INVALID_VALUE && result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)          \
+		hami_outstanding_capture(false);                                                             \
+	return result
+
+CUresult CUDAAPI cuStreamBeginCapture(CUstream stream)
+{
+	BEGIN(cuStreamBeginCapture, stream);
+}
+
+CUresult CUDAAPI cuStreamBeginCapture_ptsz(CUstream stream)
+{
+	BEGIN(cuStreamBeginCapture_ptsz, stream);
+}
+
+CUresult CUDAAPI cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
+{
+	BEGIN(cuStreamBeginCapture_v2, stream, mode);
+}
+
+CUresult CUDAAPI cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode)
+{
+	BEGIN(cuStreamBeginCapture_v2_ptsz, stream, mode);
+}
+
+CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
+					     const CUgraphEdgeData *data, size_t count, CUstreamCaptureMode mode)
+{
+	BEGIN(cuStreamBeginCaptureToGraph, stream, graph, dependencies, data, count, mode);
+}
+
+CUresult CUDAAPI cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
+						  const CUgraphEdgeData *data, size_t count,
+						  CUstreamCaptureMode mode)
+{
+	BEGIN(cuStreamBeginCaptureToGraph_ptsz, stream, graph, dependencies, data, count, mode);
+}
+
+CUresult CUDAAPI cuStreamEndCapture(CUstream stream, CUgraph *graph)
+{
+	END(cuStreamEndCapture, stream, graph);
+}
+
+CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
+{
+	END(cuStreamEndCapture_ptsz, stream, graph);
+}

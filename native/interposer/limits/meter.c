@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "limits/meter.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "arbitration/use.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "driver/rm_objects.h"
+#include "driver/switches.h"
+#include "limits/activity.h"
+#include "limits/launched.h"
+#include "limits/outstanding.h"
+
+#define SAMPLES 128
+#define SWITCHES 4096
+#define LOOK_AGAIN_NS HAMI_NS_PER_S /* for the driver's records, when they could not be had */
+#define LAUNCH_LASTS_NS (2 * HAMI_NS_PER_S)
+
+static struct {
+	struct hami_use use;
+	struct hami_sample samples[SAMPLES];
+	size_t sample_count;
+	struct hami_switch own[SAMPLES]; /* without the driver's: when the channels were opened and paused */
+	size_t own_count;
+	bool told;         /* the driver tells the switches */
+	int64_t asked;     /* when it was last asked to */
+	int64_t looked;    /* when NVML was last asked */
+	bool used_lately;  /* its answer */
+	int64_t launched;  /* when a launch was last noticed */
+} meter;
+
+static struct hami_switch switches[SWITCHES];
+
+/* Asks the driver to tell the switches, by the first of this process's channels. */
+static void listen(int64_t now)
+{
+	long count;
+	if (meter.told || now - meter.asked < LOOK_AGAIN_NS)
+		return;
+	meter.asked = now;
+	struct hami_target *targets = hami_objects_channels(&count);
+	if (count > 0) {
+		int rc = hami_switches_open(&targets[0]);
+		meter.told = rc == 0;
+		if (rc)
+			hami_log(1, "the driver does not tell when this process was at work (error %d); beside others "
+				    "all of its open time counts\n",
+				 -rc);
+		else
+			hami_use_begin(&meter.use, now);
+	}
+	free(targets);
+}
+
+void hami_meter_begin(int64_t now)
+{
+	listen(now);
+	if (meter.told)
+		hami_switches_read(switches, SWITCHES);
+	hami_use_begin(&meter.use, now);
+	meter.sample_count = meter.own_count = 0;
+}
+
+/*
+ * Where libcuda cannot tell: work is taken as outstanding for two seconds after a launch, and as long as NVML
+ * sees some.
+ */
+static bool guess(int64_t now)
+{
+	if (hami_launched())
+		meter.launched = now;
+	if (now - meter.launched < LAUNCH_LASTS_NS)
+		return true;
+	if (now - meter.looked > LOOK_AGAIN_NS) {
+		meter.looked = now;
+		meter.used_lately = hami_gpu_used_lately();
+	}
+	return meter.used_lately;
+}
+
+bool hami_meter_sample(int64_t now)
+{
+	enum hami_outstanding answer = hami_outstanding_look(hami_objects_started());
+	bool outstanding = answer == HAMI_OUTSTANDING_UNKNOWN ? guess(now) : answer == HAMI_SOMETHING_OUTSTANDING;
+	if (meter.sample_count < SAMPLES)
+		meter.samples[meter.sample_count++] = (struct hami_sample){.at = now, .outstanding = outstanding};
+	return outstanding;
+}
+
+void hami_meter_opened(bool open, int64_t now)
+{
+	if (!meter.told && meter.own_count < SAMPLES)
+		meter.own[meter.own_count++] = (struct hami_switch){.at = now, .on = open};
+}
+
+int64_t hami_meter_count(int64_t now)
+{
+	int64_t used;
+	listen(now);
+	long count = meter.told ? hami_switches_read(switches, SWITCHES) : 0;
+	if (count < 0) { /* the client has gone, or records were lost: all of the time counts, and begins anew */
+		meter.told = count == -ENODATA;
+		used = hami_use_count(&meter.use, NULL, 0, meter.samples, meter.sample_count, now);
+		hami_use_begin(&meter.use, now);
+	} else {
+		const struct hami_switch *list = meter.told ? switches : meter.own;
+		size_t length = meter.told ? (size_t)count : meter.own_count;
+		meter.use.saves = meter.told;
+		used = hami_use_count(&meter.use, list, length, meter.samples, meter.sample_count, now);
+	}
+	meter.sample_count = meter.own_count = 0;
+	return used;
+}
+
+void hami_meter_forked(void)
+{
+	if (!meter.told && !meter.asked)
+		return;
+	meter.told = false;
+	meter.asked = 0;
+	meter.sample_count = meter.own_count = 0;
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Measures how much of the GPU's time this process uses: by the engine's switches where the driver tells them,
+ * else by when its channels were open; and by samples of whether work is outstanding.
+ *
+ * For one thread, the keeper's: no lock. Not async-signal-safe. Times in ns of hami_clock_shared().
+ */
+#ifndef HAMI_METER_H
+#define HAMI_METER_H
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Begins at `now`. Call again after an idle time that is not to be counted. */
+void hami_meter_begin(int64_t now);
+/* Takes a sample. Returns whether work is outstanding; true where that cannot be known. */
+bool hami_meter_sample(int64_t now);
+/* The channels were opened, or paused. */
+void hami_meter_opened(bool open, int64_t now);
+/* Returns what was used since the last call, ns. */
+int64_t hami_meter_count(int64_t now);
+/* In a forked child. */
+void hami_meter_forked(void);
+
+#endif

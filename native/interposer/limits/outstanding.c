@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "limits/outstanding.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "base/lock.h"
+#include "driver/access.h"
+
+struct known {
+	CUcontext context;
+	const void *key;
+	CUevent event; /* made at the first look */
+	bool refused;  /* libcuda makes no event for it */
+	bool suspended;
+};
+
+static struct {
+	pthread_mutex_t lock;
+	struct known *list;
+	size_t count, room;
+	int captures;
+	bool incomplete; /* a context could not be remembered */
+	bool ended;
+} known = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+void hami_outstanding_add(CUcontext context, const void *key)
+{
+	pthread_mutex_lock(&known.lock);
+	size_t i = 0;
+	while (i < known.count && known.list[i].key != key)
+		i++;
+	if (i == known.count && known.count == known.room) {
+		size_t room = known.room ? 2 * known.room : 8;
+		struct known *list = realloc(known.list, room * sizeof *list);
+		known.incomplete = known.incomplete || !list;
+		if (list) {
+			known.list = list;
+			known.room = room;
+		}
+	}
+	if (i == known.count && known.count < known.room)
+		known.list[known.count++] = (struct known){.context = context, .key = key};
+	pthread_mutex_unlock(&known.lock);
+}
+
+void hami_outstanding_remove(const void *key)
+{
+	pthread_mutex_lock(&known.lock);
+	for (size_t i = 0; i < known.count; i++)
+		if (known.list[i].key == key) {
+			known.list[i] = known.list[--known.count];
+			break;
+		}
+	pthread_mutex_unlock(&known.lock);
+}
+
+void hami_outstanding_suspend(const void *key, bool suspended)
+{
+	pthread_mutex_lock(&known.lock);
+	for (size_t i = 0; i < known.count; i++)
+		if (known.list[i].key == key)
+			known.list[i].suspended = suspended;
+	pthread_mutex_unlock(&known.lock);
+}
+
+void hami_outstanding_capture(bool begins)
+{
+	pthread_mutex_lock(&known.lock);
+	known.captures += begins ? 1 : known.captures > 0 ? -1 : 0;
+	pthread_mutex_unlock(&known.lock);
+}
+
+void hami_outstanding_end(void)
+{
+	pthread_mutex_lock(&known.lock);
+	known.ended = true;
+	pthread_mutex_unlock(&known.lock);
+}
+
+/* Makes the event that stands for the context's work. */
+static bool prepare(const struct real_cuda *real, struct known *k)
+{
+	CUcontext before;
+	if (k->event || k->refused)
+		return k->event != NULL;
+	k->refused = true;
+	if (real->cuCtxPushCurrent_v2(k->context) != CUDA_SUCCESS)
+		return false;
+	if (real->cuEventCreate(&k->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+		k->event = NULL;
+	real->cuCtxPopCurrent_v2(&before);
+	k->refused = k->event == NULL;
+	return k->event != NULL;
+}
+
+static enum hami_outstanding ask(const struct real_cuda *real, struct known *k)
+{
+	if (k->suspended || !prepare(real, k))
+		return HAMI_OUTSTANDING_UNKNOWN;
+	CUresult result = real->cuCtxRecordEvent(k->context, k->event);
+	if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+		return HAMI_OUTSTANDING_UNKNOWN;
+	if (result != CUDA_SUCCESS)
+		return HAMI_NOTHING_OUTSTANDING; /* the context is broken, and does no work any more */
+	return real->cuEventQuery(k->event) == CUDA_ERROR_NOT_READY ? HAMI_SOMETHING_OUTSTANDING
+								      : HAMI_NOTHING_OUTSTANDING;
+}
+
+enum hami_outstanding hami_outstanding_look(int groups)
+{
+	const struct real_cuda *real = hami_resolved_cuda();
+	enum hami_outstanding answer = HAMI_NOTHING_OUTSTANDING;
+	if (!real || !real->cuCtxRecordEvent || !real->cuEventQuery || !real->cuCtxPushCurrent_v2 ||
+	    !real->cuCtxPopCurrent_v2)
+		return HAMI_OUTSTANDING_UNKNOWN;
+	pthread_mutex_lock(&known.lock);
+	if (known.ended || known.captures || known.incomplete || (size_t)groups > known.count)
+		answer = HAMI_OUTSTANDING_UNKNOWN;
+	for (size_t i = 0; i < known.count && !known.ended && !known.captures; i++) {
+		enum hami_outstanding one = ask(real, &known.list[i]);
+		if (one == HAMI_SOMETHING_OUTSTANDING) {
+			answer = one;
+			break;
+		}
+		if (one == HAMI_OUTSTANDING_UNKNOWN)
+			answer = one;
+	}
+	pthread_mutex_unlock(&known.lock);
+	return answer;
+}
+
+void hami_outstanding_forked(void)
+{
+	hami_lock_renew(&known.lock);
+	if (!known.list && !known.count && !known.captures && !known.incomplete)
+		return;
+	known.list = NULL; /* the parent's: another thread may have been changing it */
+	known.count = known.room = 0;
+	known.captures = 0;
+	known.incomplete = false;
+}

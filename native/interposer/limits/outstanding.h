@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whether this process has work on the GPU that is not done: asked of libcuda for each context, by an event of
+ * its own that stands for everything the context was given (cuCtxRecordEvent: 0.7 us, 2 us with 64 busy
+ * streams). Kernels, graphs, copies, memsets and what the GPU launches itself count, in every stream.
+ *
+ * A recording spoils a stream capture, so none is made while one is under way.
+ *
+ * One lock, held over recordings, which wait for no work; never over the application's calls. Thread-safe, not
+ * async-signal-safe. A forked child starts without contexts.
+ */
+#ifndef HAMI_OUTSTANDING_H
+#define HAMI_OUTSTANDING_H
+#include <stdbool.h>
+
+#include "driver/resolve.h"
+
+enum hami_outstanding {
+	HAMI_NOTHING_OUTSTANDING,
+	HAMI_SOMETHING_OUTSTANDING,
+	HAMI_OUTSTANDING_UNKNOWN, /* an old driver, a capture, or work of other clients than libcuda */
+};
+
+/* Asks. `groups` is how many compute groups the process has: more than contexts means other clients. */
+enum hami_outstanding hami_outstanding_look(int groups);
+
+/* A context was made, or is about to go. `key` names it: the context itself, or its green context. */
+void hami_outstanding_add(CUcontext context, const void *key);
+void hami_outstanding_remove(const void *key);
+/* Leaves a context out, while its last user may be releasing it; and takes it in again. */
+void hami_outstanding_suspend(const void *key, bool suspended);
+
+/* Around a stream capture: before it begins, and when it has ended or did not begin. */
+void hami_outstanding_capture(bool begins);
+
+/* Before libcuda ends with the process: nothing is asked from now on. */
+void hami_outstanding_end(void);
+
+/* In a forked child. */
+void hami_outstanding_forked(void);
+
+#endif

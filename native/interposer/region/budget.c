@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "region/budget.h"
+
+#include "arbitration/budget.h"
+
+#define CLOCK_SLACK_NS 1000000000ll /* a record from the future is not this boot's, or a user's own */
+
+struct words {
+	uint64_t *credit, *at;
+	uint32_t *shut;
+	uint32_t cap;
+};
+
+/* Moves the clock of a budget up to `now`. Returns by how much, which is this caller's to add; -1 for a fresh one. */
+static int64_t advance(const struct words *w, int64_t now)
+{
+	uint64_t at = __atomic_load_n(w->at, __ATOMIC_RELAXED);
+	bool future = at > (uint64_t)(now + CLOCK_SLACK_NS);
+	if (!future && at >= (uint64_t)now)
+		return 0;
+	if (!__atomic_compare_exchange_n(w->at, &at, (uint64_t)now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+		return 0; /* another process adds it */
+	return at == 0 || future ? -1 : now - (int64_t)at;
+}
+
+static bool spend(const struct words *w, int64_t now, int64_t used, int64_t *wait)
+{
+	if (w->cap >= 100)
+		return false;
+	int64_t elapsed = advance(w, now), after;
+	uint64_t credit = __atomic_load_n(w->credit, __ATOMIC_RELAXED);
+	do {
+		int64_t before = elapsed < 0 ? hami_budget_half(w->cap) : (int64_t)credit;
+		after = hami_budget_after(before, elapsed < 0 ? 0 : elapsed, used, w->cap);
+	} while (!__atomic_compare_exchange_n(w->credit, &credit, (uint64_t)after, false, __ATOMIC_RELAXED,
+					      __ATOMIC_RELAXED));
+	bool shut = hami_budget_shut(after, __atomic_load_n(w->shut, __ATOMIC_RELAXED) != 0, w->cap);
+	__atomic_store_n(w->shut, shut, __ATOMIC_RELAXED);
+	int64_t until = hami_budget_wait(after, shut, w->cap);
+	*wait = until < *wait ? until : *wait;
+	return shut;
+}
+
+bool hami_region_spend(struct hami_region *region, int64_t now, int64_t used, uint32_t job_cap, uint32_t step_cap,
+		       int64_t *wait)
+{
+	struct hami_usage_file *u = region->usage;
+	int32_t slot = __atomic_load_n(&region->slot, __ATOMIC_ACQUIRE);
+	*wait = INT64_MAX;
+	if (slot < 0)
+		return false;
+	__atomic_fetch_add(&u->slots[slot].gpu_busy_ns, (uint64_t)(used > 0 ? used : 0), __ATOMIC_RELAXED);
+	const struct words job = {&u->head.time_credit, &u->head.time_credit_at, &u->head.time_shut, job_cap};
+	bool shut = spend(&job, now, used, wait);
+	uint32_t row = __atomic_load_n(&u->slots[slot].step_row, __ATOMIC_RELAXED);
+	if (row >= HAMI_USAGE_STEP_COUNT)
+		return shut; /* a user's own number */
+	struct hami_usage_step *s = &u->steps[row];
+	const struct words step = {&s->time_credit, &s->time_credit_at, &s->time_shut, step_cap};
+	int64_t of_step = INT64_MAX;
+	bool step_shut = spend(&step, now, used, &of_step);
+	if (shut && step_shut)
+		*wait = of_step > *wait ? of_step : *wait;
+	else if (step_shut)
+		*wait = of_step;
+	else if (!shut)
+		*wait = of_step < *wait ? of_step : *wait;
+	return shut || step_shut;
+}

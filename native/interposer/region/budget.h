@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The budgets of the GPU's time in the usage record: one of the job and one of the step, which all their
+ * processes fill and use together.
+ *
+ * No lock, so that nobody waits for a process that was stopped: each word changes atomically, and a process that
+ * dies between two of them loses at most what it had just measured. Thread-safe, async-signal-safe.
+ */
+#ifndef HAMI_REGION_BUDGET_H
+#define HAMI_REGION_BUDGET_H
+#include "region/region.h"
+
+/*
+ * Takes what this process has used, ns, from both budgets, which grow up to `now` (ns of hami_clock_steady());
+ * a cap of 100 percent has none. Returns whether this process must be paused; sets *wait to how long that cannot
+ * change at the earliest, ns (INT64_MAX: as long as the caps stay).
+ */
+bool hami_region_spend(struct hami_region *region, int64_t now, int64_t used, uint32_t job_cap, uint32_t step_cap,
+		       int64_t *wait);
+
+#endif

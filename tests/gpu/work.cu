@@ -1,0 +1,493 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Work of every kind, and how much of the GPU's time it got or how long it took. One line of JSON.
+ *
+ *   work calibrate                     {"loops_per_us": ...}: for LOOPS below
+ *   work KIND SECONDS LOOPS [NAME=VALUE ...]
+ *
+ * Kinds that keep the GPU busy; "rate" is units of work per second, "worst" and "best" that of any 100 ms:
+ *   kernels us=1000      kernels of so many microseconds, in one stream
+ *   streams us=1000      the same in 64 streams        contexts  in 4 contexts      green  in 8 green contexts
+ *   graph us=100         a graph of 100 kernels        tail      a graph on the device that launches itself
+ *   persistent           one kernel that ends with the program
+ *   copies               within the device, 256 MiB    memsets   1 GiB
+ *   bursts on=300 off=3000   kernels of 1 ms for `on` ms after `off` ms of idling; the rate is within the bursts
+ * Kinds that wait for each request; p50, p99, mean (us) from its start to its end, "rate" requests per second:
+ *   requests us=13 every=1000 count=1 copy=0   `copy` bytes from the host, then `count` kernels, each `every` us
+ *
+ * SECONDS are measured; warm=S (default 0.5) before and after are left out, so that tenants that start and end at
+ * slightly different times are measured while all of them run. LOOPS is what calibrate printed.
+ */
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#define OK(call)                                                                                             \
+	do {                                                                                                 \
+		int e_ = (int)(call);                                                                        \
+		if (e_) {                                                                                    \
+			fprintf(stderr, "%s: error %d\n", #call, e_);                                        \
+			exit(1);                                                                             \
+		}                                                                                            \
+	} while (0)
+
+static double seconds, warm = 0.5, loops_per_us;
+static int options;
+static char **option;
+
+static double now()
+{
+	timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+static double get(const char *name, double otherwise)
+{
+	size_t n = strlen(name);
+	for (int i = 0; i < options; i++)
+		if (!strncmp(option[i], name, n) && option[i][n] == '=')
+			return atof(option[i] + n + 1);
+	return otherwise;
+}
+
+__device__ unsigned int turn(long loops)
+{
+	unsigned int x = threadIdx.x;
+	for (long i = 0; i < loops; i++)
+		x = x * 1664525u + 1013904223u;
+	return x;
+}
+
+__global__ void work(long loops, unsigned int *out)
+{
+	if (turn(loops) == 0x12345678u && loops < 0)
+		*out = 0; // never: keeps the loop
+}
+
+/* Counts in host memory how far it is, until the host says stop. */
+__global__ void endless(long loops, volatile unsigned long long *count, volatile int *stop, unsigned int *out)
+{
+	while (!*stop) {
+		if (turn(loops) == 0x12345678u && loops < 0)
+			*out = 0;
+		if (threadIdx.x == 0 && blockIdx.x == 0)
+			*count = *count + 1;
+	}
+}
+
+/* A graph on the device whose last kernel launches it again, until the host says stop. */
+__global__ void again(cudaGraphExec_t *self, volatile unsigned long long *count, volatile int *stop)
+{
+	*count = *count + 1;
+	if (!*stop)
+		cudaGraphLaunch(*self, cudaStreamGraphTailLaunch);
+}
+
+static const int THREADS = 1024;
+static int blocks;
+
+static void launch(double us, cudaStream_t stream, int of_blocks = 0)
+{
+	work<<<of_blocks ? of_blocks : blocks, THREADS, 0, stream>>>((long)(us * loops_per_us), nullptr);
+}
+
+static void print_requests(std::vector<double> &us, double rate)
+{
+	std::sort(us.begin(), us.end());
+	double sum = 0;
+	for (double x : us)
+		sum += x;
+	auto at = [&](double q) { return us.empty() ? 0 : us[std::min(us.size() - 1, (size_t)(q * us.size()))]; };
+	printf("{\"rate\": %.3f, \"p50\": %.1f, \"p90\": %.1f, \"p99\": %.1f, \"max\": %.1f, \"mean\": %.1f}\n", rate,
+	       at(0.5), at(0.9), at(0.99), us.empty() ? 0 : us.back(), us.empty() ? 0 : sum / us.size());
+}
+
+/* When a unit of work ended, seconds, and how many there were by then. */
+struct Mark {
+	double at, count;
+};
+
+/* Prints the rate within [warm, warm + seconds] of the first mark, and the extremes of 100 ms. */
+static void print_rate(const std::vector<Mark> &marks)
+{
+	double from = marks.front().at + warm, to = std::min(from + seconds, marks.back().at);
+	auto count = [&](double at) { // linear between marks
+		size_t i = std::lower_bound(marks.begin(), marks.end(), at, [](const Mark &m, double t) { return m.at < t; }) -
+			   marks.begin();
+		if (i == 0)
+			return marks[0].count;
+		if (i == marks.size())
+			return marks.back().count;
+		const Mark &a = marks[i - 1], &b = marks[i];
+		return a.count + (b.count - a.count) * (b.at > a.at ? (at - a.at) / (b.at - a.at) : 1);
+	};
+	double least = 1e300, most = 0;
+	for (double a = from; a + 0.1 <= to; a += 0.007) {
+		double r = (count(a + 0.1) - count(a)) * 10;
+		least = std::min(least, r);
+		most = std::max(most, r);
+	}
+	printf("{\"rate\": %.3f, \"worst\": %.3f, \"best\": %.3f}\n", (count(to) - count(from)) / (to - from), least, most);
+}
+
+/*
+ * Keeps the GPU busy: calls submit(i, slot), each of about `unit_us`, three batches of about 4 ms in flight, each
+ * followed by an event in `stream_of(slot)`.
+ */
+template <class Submit> static void saturate(double unit_us, int units_a_call, Submit submit, cudaStream_t stream)
+{
+	int calls = std::max(1, (int)(4000 / unit_us));
+	cudaEvent_t done[3];
+	for (auto &e : done)
+		OK(cudaEventCreateWithFlags(&e, cudaEventBlockingSync | cudaEventDisableTiming));
+	std::vector<Mark> marks;
+	double start = now(), total = 0;
+	for (int i = 0; now() - start < seconds + 2 * warm; i++) {
+		if (i >= 3) {
+			OK(cudaEventSynchronize(done[i % 3]));
+			total += (double)calls * units_a_call;
+			marks.push_back({now(), total});
+		}
+		for (int k = 0; k < calls; k++)
+			submit(i * calls + k);
+		OK(cudaEventRecord(done[i % 3], stream));
+	}
+	OK(cudaDeviceSynchronize());
+	print_rate(marks);
+}
+
+static cudaStream_t new_stream()
+{
+	cudaStream_t s;
+	OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+	return s;
+}
+
+static void kernels()
+{
+	double us = get("us", 1000);
+	cudaStream_t s = new_stream();
+	saturate(us, 1, [&](int) { launch(us, s); }, s);
+}
+
+/* Each batch forks from one stream to all and joins them again, so that its event means all of them. */
+static void streams()
+{
+	double us = get("us", 1000);
+	cudaStream_t main_stream = new_stream(), all[64];
+	cudaEvent_t fork, join[64];
+	OK(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming));
+	for (int i = 0; i < 64; i++) {
+		all[i] = new_stream();
+		OK(cudaEventCreateWithFlags(&join[i], cudaEventDisableTiming));
+	}
+	saturate(us, 1,
+		 [&](int i) {
+			 int k = i % 64;
+			 OK(cudaEventRecord(fork, main_stream));
+			 OK(cudaStreamWaitEvent(all[k], fork, 0));
+			 launch(us, all[k]);
+			 OK(cudaEventRecord(join[k], all[k]));
+			 OK(cudaStreamWaitEvent(main_stream, join[k], 0));
+		 },
+		 main_stream);
+}
+
+/* Runs `tenants` loops of kernels, each in a context of its own, and adds them up. */
+static void in_contexts(std::vector<CUcontext> contexts, std::vector<CUstream> given, double us)
+{
+	struct One {
+		CUcontext context;
+		cudaStream_t stream;
+		cudaEvent_t done[3];
+		int batches;
+	};
+	std::vector<One> all;
+	for (size_t i = 0; i < contexts.size(); i++) {
+		One o = {contexts[i], nullptr, {}, 0};
+		OK(cuCtxSetCurrent(o.context));
+		o.stream = given.empty() ? new_stream() : (cudaStream_t)given[i];
+		for (auto &e : o.done)
+			OK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+		all.push_back(o);
+	}
+	std::vector<Mark> marks;
+	double start = now(), total = 0;
+	int calls = std::max(1, (int)(4000 / us));
+	while (now() - start < seconds + 2 * warm) {
+		bool any = false;
+		for (One &o : all) {
+			OK(cuCtxSetCurrent(o.context));
+			if (o.batches >= 3) {
+				if (cudaEventQuery(o.done[o.batches % 3]) != cudaSuccess)
+					continue;
+				total += calls;
+				marks.push_back({now(), total});
+			}
+			for (int k = 0; k < calls; k++)
+				launch(us, o.stream);
+			OK(cudaEventRecord(o.done[o.batches++ % 3], o.stream));
+			any = true;
+		}
+		if (!any)
+			usleep(50);
+	}
+	for (One &o : all) {
+		OK(cuCtxSetCurrent(o.context));
+		OK(cudaDeviceSynchronize());
+	}
+	print_rate(marks);
+}
+
+static void contexts()
+{
+	CUdevice device;
+	OK(cuDeviceGet(&device, 0));
+	std::vector<CUcontext> all(4);
+	for (CUcontext &c : all)
+		OK(cuCtxCreate(&c, nullptr, 0, device));
+	in_contexts(all, {}, get("us", 1000));
+}
+
+static void green()
+{
+	CUdevice device;
+	OK(cuDeviceGet(&device, 0));
+	CUdevResource whole, parts[8], rest;
+	unsigned int n = 8;
+	OK(cuDeviceGetDevResource(device, &whole, CU_DEV_RESOURCE_TYPE_SM));
+	OK(cuDevSmResourceSplitByCount(parts, &n, &whole, &rest, 0, 16));
+	std::vector<CUcontext> all;
+	std::vector<CUstream> given;
+	for (unsigned int i = 0; i < n; i++) {
+		CUdevResourceDesc d;
+		CUgreenCtx g;
+		CUcontext c;
+		CUstream s;
+		OK(cuDevResourceGenerateDesc(&d, &parts[i], 1));
+		OK(cuGreenCtxCreate(&g, d, device, CU_GREEN_CTX_DEFAULT_STREAM));
+		OK(cuCtxFromGreenCtx(&c, g));
+		OK(cuGreenCtxStreamCreate(&s, g, CU_STREAM_NON_BLOCKING, 0));
+		all.push_back(c);
+		given.push_back(s);
+	}
+	blocks /= (int)n; // each has its own multiprocessors
+	in_contexts(all, given, get("us", 1000));
+}
+
+static void graph()
+{
+	double us = get("us", 100);
+	cudaStream_t s = new_stream();
+	cudaGraph_t captured;
+	cudaGraphExec_t exec;
+	OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+	for (int i = 0; i < 100; i++)
+		launch(us, s);
+	OK(cudaStreamEndCapture(s, &captured));
+	OK(cudaGraphInstantiate(&exec, captured, 0));
+	saturate(us * 100, 100, [&](int) { OK(cudaGraphLaunch(exec, s)); }, s);
+}
+
+/* Watches a counter in host memory while something runs by itself. */
+static void watch(volatile unsigned long long *count, volatile int *stop)
+{
+	std::vector<Mark> marks;
+	double start = now();
+	while (now() - start < seconds + 2 * warm) {
+		usleep(1000);
+		marks.push_back({now(), (double)*count});
+	}
+	*stop = 1;
+	OK(cudaDeviceSynchronize());
+	print_rate(marks);
+}
+
+static void mapped(volatile unsigned long long **count, volatile int **stop)
+{
+	OK(cudaHostAlloc((void **)count, sizeof **count, cudaHostAllocMapped));
+	OK(cudaHostAlloc((void **)stop, sizeof **stop, cudaHostAllocMapped));
+	**count = 0;
+	**stop = 0;
+}
+
+static void persistent()
+{
+	volatile unsigned long long *count;
+	volatile int *stop;
+	mapped(&count, &stop);
+	endless<<<blocks, THREADS, 0, new_stream()>>>((long)(200 * loops_per_us), count, stop, nullptr);
+	watch(count, stop);
+}
+
+static void tail()
+{
+	volatile unsigned long long *count;
+	volatile int *stop;
+	cudaStream_t s = new_stream();
+	cudaGraph_t captured;
+	cudaGraphExec_t exec, *self;
+	mapped(&count, &stop);
+	OK(cudaMalloc(&self, sizeof *self));
+	OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+	launch(1000, s);
+	again<<<1, 1, 0, s>>>(self, count, stop);
+	OK(cudaStreamEndCapture(s, &captured));
+	OK(cudaGraphInstantiate(&exec, captured, cudaGraphInstantiateFlagDeviceLaunch));
+	OK(cudaMemcpy(self, &exec, sizeof exec, cudaMemcpyHostToDevice));
+	OK(cudaGraphUpload(exec, s));
+	OK(cudaGraphLaunch(exec, s));
+	watch(count, stop);
+}
+
+static void copies()
+{
+	size_t bytes = (size_t)get("bytes", 256 << 20);
+	char *from, *to;
+	cudaStream_t s = new_stream();
+	OK(cudaMalloc(&from, bytes));
+	OK(cudaMalloc(&to, bytes));
+	saturate(2.0 * bytes / 4.0e6, 1, [&](int) { OK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, s)); }, s);
+}
+
+static void memsets()
+{
+	size_t bytes = (size_t)1 << 30;
+	char *to;
+	cudaStream_t s = new_stream();
+	OK(cudaMalloc(&to, bytes));
+	saturate(bytes / 3.0e6, 1, [&](int) { OK(cudaMemsetAsync(to, 0, bytes, s)); }, s);
+}
+
+static void bursts()
+{
+	double on = get("on", 300) * 1e-3, off = get("off", 3000) * 1e-3, us = get("us", 1000), busy = 0, kernels = 0;
+	cudaStream_t s = new_stream();
+	cudaEvent_t done[3];
+	for (auto &e : done)
+		OK(cudaEventCreateWithFlags(&e, cudaEventBlockingSync | cudaEventDisableTiming));
+	for (double start = now(); now() - start < seconds;) {
+		usleep((useconds_t)(off * 1e6));
+		double begin = now();
+		for (int i = 0; now() - begin < on; i++) {
+			if (i >= 3)
+				OK(cudaEventSynchronize(done[i % 3]));
+			for (int k = 0; k < 2000 / us; k++, kernels++)
+				launch(us, s);
+			OK(cudaEventRecord(done[i % 3], s));
+		}
+		OK(cudaStreamSynchronize(s));
+		busy += now() - begin;
+	}
+	printf("{\"rate\": %.3f}\n", kernels / busy);
+}
+
+static void requests()
+{
+	double us = get("us", 13), every = get("every", 1000) * 1e-6;
+	int count = (int)get("count", 1), hold = (int)get("hold", 0);
+	size_t copy = (size_t)get("copy", 0);
+	char *host = nullptr, *device = nullptr;
+	cudaStream_t s = new_stream();
+	if (copy) {
+		OK(cudaHostAlloc((void **)&host, copy, 0));
+		OK(cudaMalloc(&device, copy));
+	}
+	volatile unsigned long long *ignored;
+	volatile int *stop = nullptr;
+	cudaStream_t high = nullptr;
+	if (hold) { // keeps the context on the GPU from the request's start to its end
+		int least, most;
+		mapped(&ignored, &stop);
+		OK(cudaDeviceGetStreamPriorityRange(&least, &most));
+		OK(cudaStreamCreateWithPriority(&high, cudaStreamNonBlocking, most));
+	}
+	launch(us, s);
+	OK(cudaStreamSynchronize(s));
+	std::vector<double> took;
+	double start = now(), next = start, from = start + warm, to = from + seconds;
+	while (now() < to) {
+		while (now() < next)
+			usleep(next - now() > 200e-6 ? 50 : 0);
+		double begin = now();
+		next = std::max(next + every, begin); // a late request is not made up for
+		if (hold) {
+			*stop = 0;
+			endless<<<1, 32, 0, high>>>(1, ignored, stop, nullptr);
+		}
+		if (copy)
+			OK(cudaMemcpyAsync(device, host, copy, cudaMemcpyHostToDevice, s));
+		for (int i = 0; i < count; i++)
+			launch(us, s);
+		if (hold == 1)
+			*stop = 1;
+		OK(cudaStreamSynchronize(s));
+		if (hold == 2)
+			*stop = 1;
+		double end = now();
+		if (begin >= from)
+			took.push_back((end - begin) * 1e6);
+	}
+	print_requests(took, took.size() / (now() - from));
+}
+
+static int calibrate()
+{
+	cudaEvent_t a, b;
+	float ms;
+	OK(cudaEventCreate(&a));
+	OK(cudaEventCreate(&b));
+	long loops = 300000;
+	for (int i = 0; i < 200; i++) // clocks up
+		work<<<blocks, THREADS>>>(loops, nullptr);
+	OK(cudaEventRecord(a));
+	for (int i = 0; i < 100; i++)
+		work<<<blocks, THREADS>>>(loops, nullptr);
+	OK(cudaEventRecord(b));
+	OK(cudaEventSynchronize(b));
+	OK(cudaEventElapsedTime(&ms, a, b));
+	printf("{\"loops_per_us\": %.4f}\n", loops / (ms * 1e3 / 100));
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		void (*run)();
+	} kinds[] = {{"kernels", kernels}, {"streams", streams},   {"contexts", contexts}, {"green", green},
+		     {"graph", graph},     {"tail", tail},         {"persistent", persistent}, {"copies", copies},
+		     {"memsets", memsets}, {"bursts", bursts},     {"requests", requests}};
+	cudaDeviceProp p;
+	OK(cudaGetDeviceProperties(&p, 0));
+	blocks = p.multiProcessorCount * (p.maxThreadsPerMultiProcessor / THREADS);
+	OK(cudaFree(nullptr));
+	if (argc == 2 && !strcmp(argv[1], "calibrate"))
+		return calibrate();
+	if (argc >= 4) {
+		seconds = atof(argv[2]);
+		loops_per_us = atof(argv[3]);
+		option = argv + 4;
+		options = argc - 4;
+		warm = get("warm", warm);
+		for (auto &kind : kinds)
+			if (!strcmp(argv[1], kind.name)) {
+				kind.run();
+				return 0;
+			}
+	}
+	fprintf(stderr, "usage: work calibrate | work KIND SECONDS LOOPS [NAME=VALUE ...]; the kinds: see work.cu\n");
+	return 2;
+}
