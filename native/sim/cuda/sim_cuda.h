@@ -187,6 +187,9 @@ uint64_t sim_stream_position(struct CUstream_st *stream);
 /* Waits for it. */
 void sim_stream_drain(struct CUstream_st *stream);
 
+/* The process's callback count after the last one put into any stream. With sim.lock held. */
+uint64_t sim_context_callbacks(struct CUctx_st *context);
+
 /* Waits for all work of context. */
 void sim_context_drain(struct CUctx_st *context);
 

@@ -72,15 +72,21 @@ void sim_stream_drain(struct CUstream_st *s)
 	drain(s->context->device, sim_stream_position(s), atomic_load(&s->callbacks));
 }
 
-void sim_context_drain(struct CUctx_st *c)
+uint64_t sim_context_callbacks(struct CUctx_st *c)
 {
 	uint64_t callbacks = atomic_load(&c->legacy.callbacks);
-	sim_process_lock();
 	if (atomic_load(&c->per_thread.callbacks) > callbacks)
 		callbacks = atomic_load(&c->per_thread.callbacks);
 	for (struct CUstream_st *s = c->streams; s; s = s->next)
 		if (atomic_load(&s->callbacks) > callbacks)
 			callbacks = atomic_load(&s->callbacks);
+	return callbacks;
+}
+
+void sim_context_drain(struct CUctx_st *c)
+{
+	sim_process_lock();
+	uint64_t callbacks = sim_context_callbacks(c);
 	sim_process_unlock();
 	drain(c->device, atomic_load(&c->last_position), callbacks);
 }
