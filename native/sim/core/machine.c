@@ -45,6 +45,8 @@ static const struct field {
 	NUMBER_KEY(pause_us),
 	NUMBER_KEY(resume_us),
 	NUMBER_KEY(kernel_ns),
+	NUMBER_KEY(copy_gb_per_s),
+	NUMBER_KEY(fill_gb_per_s),
 };
 
 static int copy_text(char *out, size_t size, const char *value)

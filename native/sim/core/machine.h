@@ -31,6 +31,8 @@ struct sim_model {
 	uint32_t off_engine_us; /* the part of it in which no context is on the engine */
 	uint32_t pause_us, resume_us;
 	uint32_t kernel_ns; /* what a kernel takes that does not say how long it takes */
+	/* Bytes per ns that a copy within the device moves, and a fill writes; 0: it takes no time. */
+	uint32_t copy_gb_per_s, fill_gb_per_s;
 	uint32_t mig_count;
 	struct sim_mig_profile mig[SIM_MAX_MIG_PROFILES];
 };

@@ -158,7 +158,6 @@ uint64_t timeline_submit(struct sim_view *v, uint32_t g, uint64_t length_ns)
 	struct sim_share *share = share_of(v, g, v->slot);
 	timeline_advance(v, g, timeline_now());
 	share->submitted_ns += length_ns;
-	share->launches++;
 	if (share->submitted_ns > share->done_ns)
 		sim_bit_set(v->state->gpu[g].pending, v->slot);
 	return share->submitted_ns;

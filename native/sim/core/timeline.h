@@ -27,7 +27,7 @@ static inline uint64_t timeline_now(void)
 /* Decides what ran on gpu up to now_ns. */
 void timeline_advance(struct sim_view *view, uint32_t gpu, uint64_t now_ns);
 
-/* Appends length_ns of work of this process; the position of its end. */
+/* Appends length_ns of work of this process; the position of its end. Counts no launch. */
 uint64_t timeline_submit(struct sim_view *view, uint32_t gpu, uint64_t length_ns);
 
 /*

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies and fills. They take no time on the timeline: a device's copy engines are not its compute engines.
- * The bytes move when the call is made, which nobody can tell from later, unless a host function that may
+ * Copies and fills. Within a device they take time on the timeline: they run on its compute engine. Between
+ * host and device, or two devices, they take none: those are the copy engines'. The bytes move when the call is made, which nobody can tell from later, unless a host function that may
  * write them is still to run in the stream: then they move after it.
  */
 #include "memory.h"
@@ -13,6 +13,7 @@ struct movement {
 	void *to;
 	const void *from; /* NULL: fill */
 	size_t size;
+	size_t timed; /* bytes that it takes time for: with its first row, those of all rows */
 	uint32_t pattern;
 	unsigned width; /* of the pattern: 1, 2 or 4 bytes */
 };
@@ -68,12 +69,30 @@ static void move_later(void *argument)
 	free(argument);
 }
 
+/* True for memory of gpu. With sim.lock held. */
+static bool lies_on(const void *address, uint32_t gpu)
+{
+	const struct region *r = region_find((uintptr_t)address);
+	return r && r->kind != REGION_HOST && r->device == gpu;
+}
+
+static uint64_t time_of(const struct movement *m, uint32_t gpu)
+{
+	const struct sim_model *model = &sim.view.machine.gpu[gpu];
+	uint32_t rate = m->from ? model->copy_gb_per_s : model->fill_gb_per_s;
+	sim_process_lock();
+	bool within = lies_on(m->to, gpu) && (!m->from || lies_on(m->from, gpu));
+	sim_process_unlock();
+	return within && rate ? m->timed / rate : 0;
+}
+
 static CUresult put(CUstream stream, struct movement m, bool wait)
 {
 	struct CUstream_st *s;
 	SIM_CHECK(sim_stream_live(stream, &s));
 	if (wait)
 		sim_stream_drain(s);
+	sim_submit_copy(s, time_of(&m, s->context->device));
 	if (atomic_load(&s->callbacks) <= sim_callbacks_done()) {
 		move(&m);
 		return CUDA_SUCCESS;
@@ -90,8 +109,10 @@ static CUresult put(CUstream stream, struct movement m, bool wait)
 
 static CUresult copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t size, bool wait)
 {
-	struct movement m = {
-		.to = (void *)(uintptr_t)to, .from = (const void *)(uintptr_t)from, .size = size};
+	struct movement m = {.to = (void *)(uintptr_t)to,
+			     .from = (const void *)(uintptr_t)from,
+			     .size = size,
+			     .timed = size};
 	return size ? put(stream, m, wait) : CUDA_SUCCESS;
 }
 
@@ -131,6 +152,21 @@ CUresult sim_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t size
 	return copy(stream, to, from, size, wait);
 }
 
+CUresult sim_copy_rows(CUstream stream, CUdeviceptr to, size_t to_pitch, CUdeviceptr from, size_t from_pitch,
+		       size_t size, size_t rows)
+{
+	for (size_t row = 0; size && row < rows; row++) {
+		struct movement m = {.to = (void *)(uintptr_t)(to + row * to_pitch),
+				     .from = (const void *)(uintptr_t)(from + row * from_pitch),
+				     .size = size,
+				     .timed = row ? 0 : size * rows};
+		SIM_CHECK(check_any(to + row * to_pitch, size, true));
+		SIM_CHECK(check_any(from + row * from_pitch, size, false));
+		SIM_CHECK(put(stream, m, false));
+	}
+	return CUDA_SUCCESS;
+}
+
 static CUresult fill(CUstream stream, CUdeviceptr to, uint32_t pattern, unsigned width, size_t count)
 {
 	size_t size;
@@ -139,7 +175,8 @@ static CUresult fill(CUstream stream, CUdeviceptr to, uint32_t pattern, unsigned
 	if (!size)
 		return CUDA_SUCCESS;
 	SIM_CHECK(check_device(to, size, true));
-	struct movement m = {.to = (void *)(uintptr_t)to, .size = size, .pattern = pattern, .width = width};
+	struct movement m = {
+		.to = (void *)(uintptr_t)to, .size = size, .timed = size, .pattern = pattern, .width = width};
 	return put(stream, m, false);
 }
 

@@ -30,10 +30,7 @@ static CUresult copy_rows(const CUDA_MEMCPY2D *p, CUstream stream)
 		return CUDA_ERROR_INVALID_VALUE;
 	from += p->srcY * from_pitch + p->srcXInBytes;
 	to += p->dstY * to_pitch + p->dstXInBytes;
-	for (size_t row = 0; row < p->Height; row++)
-		SIM_CHECK(sim_copy(stream, to + row * to_pitch, from + row * from_pitch, p->WidthInBytes,
-				   false));
-	return CUDA_SUCCESS;
+	return sim_copy_rows(stream, to, to_pitch, from, from_pitch, p->WidthInBytes, p->Height);
 }
 
 static CUresult copy_rows_now(const CUDA_MEMCPY2D *p, CUstream stream)

@@ -76,11 +76,9 @@ CUresult cuEventDestroy_v2(CUevent event)
 	return CUDA_SUCCESS;
 }
 
-static CUresult record(CUevent e, CUstream stream)
+static CUresult record_at(CUevent e, uint32_t device, uint64_t position, uint64_t callbacks)
 {
-	struct CUstream_st *s;
-	SIM_CHECK(sim_stream_live(stream, &s));
-	if (!e || e->magic != SIM_EVENT_MAGIC || e->device != s->context->device)
+	if (!e || e->magic != SIM_EVENT_MAGIC || e->device != device)
 		return CUDA_ERROR_INVALID_HANDLE;
 	sim_lock(&sim.view);
 	uint64_t now = timeline_now();
@@ -89,8 +87,8 @@ static CUresult record(CUevent e, CUstream stream)
 	forget(e);
 	e->recorded = true;
 	e->recorded_ns = now;
-	e->position = sim_stream_position(s);
-	e->callbacks = atomic_load(&s->callbacks);
+	e->position = position;
+	e->callbacks = callbacks;
 	e->happened_ns = 0;
 	if (sim.view.state->slot[sim.view.slot].gpu[e->device].done_ns >= e->position)
 		e->happened_ns = now;
@@ -98,6 +96,13 @@ static CUresult record(CUevent e, CUstream stream)
 		remember(e);
 	sim_unlock(&sim.view);
 	return CUDA_SUCCESS;
+}
+
+static CUresult record(CUevent e, CUstream stream)
+{
+	struct CUstream_st *s;
+	SIM_CHECK(sim_stream_live(stream, &s));
+	return record_at(e, s->context->device, sim_stream_position(s), atomic_load(&s->callbacks));
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream)
@@ -112,6 +117,60 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int fla
 	if (flags > CU_EVENT_RECORD_EXTERNAL)
 		return CUDA_ERROR_INVALID_VALUE;
 	return record(event, stream);
+}
+
+/* Breaks the captures of its streams. With sim.lock held. */
+static CUresult check_context(struct CUctx_st *c)
+{
+	CUresult result = CUDA_SUCCESS;
+	if (!c || !sim_context_valid(c))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	for (struct CUstream_st *s = &c->per_thread; s; s = s == &c->per_thread ? c->streams : s->next) {
+		if (!s->capturing)
+			continue;
+		s->capture_broken = true;
+		result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	}
+	return result;
+}
+
+CUresult cuCtxRecordEvent(CUcontext context, CUevent event)
+{
+	SIM_ENTER(cuCtxRecordEvent);
+	sim_process_lock();
+	CUresult result = check_context(context);
+	if (result == CUDA_SUCCESS)
+		result = record_at(event, context->device, atomic_load(&context->last_position),
+				   sim_context_callbacks(context));
+	sim_process_unlock();
+	return result;
+}
+
+static void follow(struct CUstream_st *s, const struct CUevent_st *e)
+{
+	if (e->device == s->context->device)
+		sim_stream_extend(s, e->position);
+	if (e->callbacks > atomic_load(&s->callbacks))
+		atomic_store(&s->callbacks, e->callbacks);
+}
+
+CUresult cuCtxWaitEvent(CUcontext context, CUevent event)
+{
+	SIM_ENTER(cuCtxWaitEvent);
+	sim_process_lock();
+	CUresult result = check_context(context);
+	if (result == CUDA_SUCCESS && (!event || event->magic != SIM_EVENT_MAGIC))
+		result = CUDA_ERROR_INVALID_HANDLE;
+	if (result == CUDA_SUCCESS && event->recorded) {
+		follow(&context->legacy, event);
+		follow(&context->per_thread, event);
+		for (struct CUstream_st *s = context->streams; s; s = s->next)
+			follow(s, event);
+	}
+	sim_process_unlock();
+	if (result == CUDA_SUCCESS && event->recorded && event->device != context->device)
+		timeline_wait(&sim.view, event->device, event->position); /* two GPUs' lines have no order */
+	return result;
 }
 
 static bool happened(CUevent e)

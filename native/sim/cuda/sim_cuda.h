@@ -150,6 +150,9 @@ CUresult sim_capture_free(struct CUstream_st *stream, CUdeviceptr address);
 
 /* A copy between any two addresses, and back after it if `wait`. */
 CUresult sim_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t size, bool wait);
+/* The same for `rows` of size bytes; does not wait. */
+CUresult sim_copy_rows(CUstream stream, CUdeviceptr to, size_t to_pitch, CUdeviceptr from, size_t from_pitch,
+		       size_t size, size_t rows);
 
 /*
  * Notes when events happened that have happened by now. Called with the shared mutex held, after the timeline
@@ -178,14 +181,19 @@ void sim_pools_fork_child(void);
  */
 bool sim_device_range(CUdeviceptr address, size_t size, bool write);
 
-/* One unit of work in stream. */
+/* A launch into stream. */
 void sim_submit(struct CUstream_st *stream, uint64_t length_ns);
+/* Work that no kernel launch asked for. */
+void sim_submit_copy(struct CUstream_st *stream, uint64_t length_ns);
 /* The stream ends at `end`, if it did not end later already. */
 void sim_stream_extend(struct CUstream_st *stream, uint64_t end);
 /* Where stream ends: for the NULL stream, where the last of all blocking streams ends. */
 uint64_t sim_stream_position(struct CUstream_st *stream);
 /* Waits for it. */
 void sim_stream_drain(struct CUstream_st *stream);
+
+/* The process's callback count after the last one put into any stream. With sim.lock held. */
+uint64_t sim_context_callbacks(struct CUctx_st *context);
 
 /* Waits for all work of context. */
 void sim_context_drain(struct CUctx_st *context);

@@ -36,12 +36,13 @@ void sim_stream_extend(struct CUstream_st *s, uint64_t end)
 		raise_to(&s->context->blocking_position, end);
 }
 
-void sim_submit(struct CUstream_st *s, uint64_t length_ns)
+static void submit(struct CUstream_st *s, uint64_t length_ns, unsigned launches)
 {
 	uint32_t gpu = s->context->device;
 	struct queue *queue = &sim.queue[gpu];
 	sim_lock(&sim.view);
 	uint64_t end = timeline_submit(&sim.view, gpu, length_ns);
+	sim.view.state->slot[sim.view.slot].gpu[gpu].launches += launches;
 	uint64_t *place = &queue->end[queue->launches++ % SIM_QUEUE_DEPTH];
 	uint64_t before = *place;
 	*place = end;
@@ -52,6 +53,17 @@ void sim_submit(struct CUstream_st *s, uint64_t length_ns)
 	sim_stream_extend(s, end);
 	if (full)
 		timeline_wait(&sim.view, gpu, before);
+}
+
+void sim_submit(struct CUstream_st *s, uint64_t length_ns)
+{
+	submit(s, length_ns, 1);
+}
+
+void sim_submit_copy(struct CUstream_st *s, uint64_t length_ns)
+{
+	if (length_ns)
+		submit(s, length_ns, 0);
 }
 
 uint64_t sim_stream_position(struct CUstream_st *s)
@@ -72,15 +84,21 @@ void sim_stream_drain(struct CUstream_st *s)
 	drain(s->context->device, sim_stream_position(s), atomic_load(&s->callbacks));
 }
 
-void sim_context_drain(struct CUctx_st *c)
+uint64_t sim_context_callbacks(struct CUctx_st *c)
 {
 	uint64_t callbacks = atomic_load(&c->legacy.callbacks);
-	sim_process_lock();
 	if (atomic_load(&c->per_thread.callbacks) > callbacks)
 		callbacks = atomic_load(&c->per_thread.callbacks);
 	for (struct CUstream_st *s = c->streams; s; s = s->next)
 		if (atomic_load(&s->callbacks) > callbacks)
 			callbacks = atomic_load(&s->callbacks);
+	return callbacks;
+}
+
+void sim_context_drain(struct CUctx_st *c)
+{
+	sim_process_lock();
+	uint64_t callbacks = sim_context_callbacks(c);
 	sim_process_unlock();
 	drain(c->device, atomic_load(&c->last_position), callbacks);
 }
