@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "state.h"
 
+#include "channels.h"
 #include "timeline.h"
 
 #include <errno.h>
@@ -203,6 +204,7 @@ static void recompute(struct sim_state *s)
 			sim_bit_set(s->live, i);
 		else
 			sim_bit_clear(s->live, i);
+		sim_channels_count(slot);
 		for (uint32_t g = 0; g < s->gpu_count; g++) {
 			struct sim_share *share = &slot->gpu[g];
 			if (slot->state)

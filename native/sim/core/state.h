@@ -22,9 +22,10 @@ enum {
 	SIM_MAX_SLOTS = 1024,
 	SIM_SLOT_WORDS = SIM_MAX_SLOTS / 64,
 	SIM_LOG_LENGTH = 1 << 15,
-	SIM_MAX_SHARED = 256,   /* allocations that more than one process can hold */
-	SIM_MAX_XIDS = 256,     /* kept; the oldest go first */
-	SIM_SWITCHES = 1 << 13, /* kept of each GPU */
+	SIM_MAX_SHARED = 256,    /* allocations that more than one process can hold */
+	SIM_MAX_XIDS = 256,      /* kept; the oldest go first */
+	SIM_SWITCHES = 1 << 13,  /* kept of each GPU */
+	SIM_SLOT_CHANNELS = 512, /* compute channels of a process */
 	SIM_VERSION = 3,
 };
 #define SIM_MAGIC 0x454c494653494d48ull
@@ -48,7 +49,16 @@ struct sim_share {
 	uint32_t contexts;
 	uint32_t pauses; /* how often it was paused */
 	uint32_t wakes;  /* futex: grows when a sleeper must look again */
-	uint32_t reserved;
+	/* Compute channels, and how many of them are disabled: when all are, the process is paused. */
+	uint32_t channels, disabled;
+	bool held; /* they said so when last looked at */
+};
+
+/* A compute channel, by the handles that any process may name it by. */
+struct sim_channel {
+	uint32_t client, handle; /* client 0: free */
+	uint16_t gpu;
+	bool disabled;
 };
 
 struct sim_slot {
@@ -58,6 +68,8 @@ struct sim_slot {
 	uint32_t reuse; /* grows each time the slot is taken */
 	char name[32];
 	struct sim_share gpu[SIM_MAX_GPUS];
+	uint32_t channels; /* entries of channel that were ever in use */
+	struct sim_channel channel[SIM_SLOT_CHANNELS];
 };
 
 /* From start_ns on, the slot's work from position `from_ns` ran for length_ns. */
@@ -117,6 +129,7 @@ struct sim_state {
 	uint32_t version;
 	uint32_t gpu_count;
 	uint64_t next_id;
+	uint32_t clients; /* of the resource manager, ever made */
 	uint64_t
 		loaded_ns; /* CLOCK_MONOTONIC: when the state was made, which stands for the driver's start */
 	uint64_t clock_offset_ns; /* the GPUs' clocks less CLOCK_MONOTONIC: CLOCK_REALTIME when it was made */

@@ -207,9 +207,9 @@ static void wake(struct sim_share *share)
 	syscall(SYS_futex, &share->wakes, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
-void timeline_pause(struct sim_view *v, uint32_t g, uint64_t at_ns)
+void timeline_pause(struct sim_view *v, uint32_t slot, uint32_t g, uint64_t at_ns)
 {
-	struct sim_share *share = share_of(v, g, v->slot);
+	struct sim_share *share = share_of(v, g, slot);
 	timeline_advance(v, g, timeline_now());
 	if (!paused(share, v->state->gpu[g].clock_ns))
 		share->pause_ns = at_ns;
@@ -217,9 +217,9 @@ void timeline_pause(struct sim_view *v, uint32_t g, uint64_t at_ns)
 	share->pauses++;
 }
 
-void timeline_resume(struct sim_view *v, uint32_t g, uint64_t at_ns)
+void timeline_resume(struct sim_view *v, uint32_t slot, uint32_t g, uint64_t at_ns)
 {
-	struct sim_share *share = share_of(v, g, v->slot);
+	struct sim_share *share = share_of(v, g, slot);
 	timeline_advance(v, g, timeline_now());
 	share->resume_ns = at_ns;
 	wake(share);

@@ -42,9 +42,9 @@ uint64_t timeline_time_of(struct sim_view *view, uint32_t gpu, uint64_t position
  */
 uint64_t timeline_earliest(struct sim_view *view, uint32_t gpu, uint64_t position);
 
-/* From at_ns on this process's work is paused, or runs again. */
-void timeline_pause(struct sim_view *view, uint32_t gpu, uint64_t at_ns);
-void timeline_resume(struct sim_view *view, uint32_t gpu, uint64_t at_ns);
+/* From at_ns on the work of the process that has slot is paused, or runs again. */
+void timeline_pause(struct sim_view *view, uint32_t slot, uint32_t gpu, uint64_t at_ns);
+void timeline_resume(struct sim_view *view, uint32_t slot, uint32_t gpu, uint64_t at_ns);
 
 /* Ends the process's work on gpu, as destroying its channels does. */
 void timeline_drop(struct sim_view *view, uint32_t gpu);

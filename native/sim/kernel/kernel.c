@@ -6,16 +6,19 @@
  *
  * As on the GPU (driver 580): a process is paused when all of its compute channels are disabled, running
  * kernels included; pausing and resuming take pause_us and resume_us of the model, in the call; disabling
- * with onlyScheduling never returns; GPFIFO_SCHEDULE and PREEMPT report success and pause nothing. Who
- * disables channels and does not enable them again stays paused. Faults named rm_COMMAND (rm_2080110b=0x1b)
+ * with onlyScheduling never returns; GPFIFO_SCHEDULE and PREEMPT report success and pause nothing. Whose
+ * channels are disabled and not enabled again stays paused. Any process may do it to any other, by the handles
+ * of its client and channels. Faults named rm_COMMAND (rm_2080110b=0x1b)
  * become the control's status.
  *
  * Device memory is the kernel's to give: it refuses with NV_ERR_NO_MEMORY what the GPU has no room for. What
  * libcuda asks for is in libcuda's own books (the state's sums); what a program asks for by ioctl is charged
  * here, whatever the form.
  */
+#include "../core/channels.h"
 #include "../core/faults.h"
 #include "../core/timeline.h"
+#include "channels.h"
 #include "events.h"
 #include "memory.h"
 
@@ -37,7 +40,6 @@ static struct {
 	struct sim_view view;
 	struct faults faults;
 	struct stat control_file;
-	bool paused[SIM_MAX_GPUS];
 } kernel = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void before_fork(void)
@@ -55,7 +57,6 @@ static void after_fork_child(void)
 	objects_forget();
 	events_forget();
 	sim_fork_child(&kernel.view);
-	memset(kernel.paused, 0, sizeof kernel.paused);
 	pthread_mutex_unlock(&kernel.lock);
 }
 
@@ -100,24 +101,6 @@ static void sleep_until(uint64_t at_ns)
 		;
 }
 
-/* With the mutex held: brings the timeline in line with the channels; when that takes effect, or 0. */
-static uint64_t apply_pause(uint32_t gpu)
-{
-	bool paused = objects_all_disabled(gpu);
-	if (paused == kernel.paused[gpu])
-		return 0;
-	kernel.paused[gpu] = paused;
-	const struct sim_model *m = &kernel.view.machine.gpu[gpu];
-	sim_lock(&kernel.view);
-	uint64_t at = timeline_now() + (paused ? m->pause_us : m->resume_us) * 1000ull;
-	if (paused)
-		timeline_pause(&kernel.view, gpu, at);
-	else
-		timeline_resume(&kernel.view, gpu, at);
-	sim_unlock(&kernel.view);
-	return at;
-}
-
 static uint32_t word(uint64_t params, uint32_t size, uint32_t at)
 {
 	return params && size >= 4 * (at + 1) ? ((const uint32_t *)(uintptr_t)params)[at] : 0;
@@ -135,6 +118,14 @@ static uint32_t make_client(uint32_t slot, bool named)
 	return RM_OK;
 }
 
+static uint32_t new_client(void)
+{
+	sim_lock(&kernel.view);
+	uint32_t client = sim_new_client(&kernel.view, RM_CLIENT_HANDLES);
+	sim_unlock(&kernel.view);
+	return client;
+}
+
 static uint32_t allocate(int fd, struct rm_alloc *a)
 {
 	struct object *o;
@@ -150,34 +141,15 @@ static uint32_t allocate(int fd, struct rm_alloc *a)
 	else if (a->class_id == RM_CLASS_DEVICE && parameter >= kernel.view.machine.gpu_count)
 		status = RM_INVALID_ARGUMENT;
 	if (status == RM_OK)
-		status = objects_add(a, fd, parameter, &o);
+		status = objects_add(a, fd, a->class_id == RM_CLASS_CLIENT ? new_client() : parameter, &o);
 	if (status != RM_OK)
 		return status;
-	a->object = o->handle;
-	if (object_is_channel(o) && o->compute)
-		apply_pause(o->gpu); /* a channel that is not disabled joins */
-	return RM_OK;
-}
-
-static uint32_t disable_channels(const struct object *subdevice, const struct rm_control *c, uint64_t *effect)
-{
-	struct rm_disable_channels p;
-	if (subdevice->class_id != RM_CLASS_SUBDEVICE || c->size != sizeof p || !c->params)
-		return RM_INVALID_ARGUMENT;
-	memcpy(&p, (const void *)(uintptr_t)c->params, sizeof p);
-	if (!p.count || p.count > RM_CHANNELS_PER_CONTROL)
-		return RM_INVALID_ARGUMENT;
-	for (uint32_t i = 0; i < p.count; i++) {
-		const struct object *o = objects_find(p.clients[i], p.channels[i], subdevice->fd);
-		if (!o || !object_is_channel(o) || o->gpu != subdevice->gpu)
-			return RM_INVALID_OBJECT_HANDLE;
-	}
-	for (uint32_t i = 0; i < p.count; i++)
-		objects_disable(objects_find(p.clients[i], p.channels[i], subdevice->fd), p.disable);
-	*effect = apply_pause(subdevice->gpu);
-	if (p.disable && p.only_scheduling)
-		*effect = SIM_NEVER;
-	return RM_OK;
+	status = channels_add(&kernel.view, o);
+	if (status == RM_OK)
+		a->object = o->handle;
+	else
+		objects_free(o->client, o->handle, fd, NULL);
+	return status;
 }
 
 static uint32_t timeslice(struct object *group, const struct rm_control *c)
@@ -209,14 +181,14 @@ static uint32_t control(int fd, const struct rm_control *c, uint64_t *effect)
 		return RM_INVALID_OBJECT_HANDLE;
 	switch (c->command) {
 	case RM_DISABLE_CHANNELS:
-		return disable_channels(o, c, effect);
+		return channels_disable(&kernel.view, o, c, effect);
 	case RM_GROUP_SET_TIMESLICE:
 	case RM_GROUP_GET_TIMESLICE:
 		return timeslice(o, c);
 	case RM_SIM_CHANNELS:
 		if (c->size != sizeof(struct rm_sim_channels) || !c->params)
 			return RM_INVALID_ARGUMENT;
-		*(struct rm_sim_channels *)(uintptr_t)c->params = objects_channels(o->gpu);
+		*(struct rm_sim_channels *)(uintptr_t)c->params = channels_sums(&kernel.view, o->gpu);
 		return RM_OK;
 	case RM_BIND_SWITCHES:
 	case RM_BIND_SWITCHES_V1:
@@ -254,9 +226,12 @@ static void answer_control(int fd, struct rm_control *c)
 		sleep_until(effect);
 }
 
-static void give(const struct memory *memory)
+static void give(const struct object *o)
 {
-	memory_give(&kernel.view, memory);
+	if (o->memory)
+		memory_give(&kernel.view, o->memory);
+	else
+		channels_remove(&kernel.view, o);
 }
 
 static uint32_t free_object(int fd, uint32_t client, uint32_t handle)
@@ -264,9 +239,8 @@ static uint32_t free_object(int fd, uint32_t client, uint32_t handle)
 	if (handle >= RM_MEMORY_HANDLES && handle < RM_CLIENT_HANDLES)
 		return RM_OK;
 	uint32_t status = objects_free(client, handle, fd, give);
-	for (uint32_t g = 0; status == RM_OK && g < kernel.view.machine.gpu_count; g++)
-		if (kernel.paused[g])
-			apply_pause(g);
+	if (status == RM_OK)
+		channels_settle(&kernel.view);
 	return status;
 }
 

@@ -11,8 +11,7 @@ enum { BUCKETS = 1 << 16 };
 static struct {
 	struct object *bucket[BUCKETS];
 	struct object *clients_list;
-	uint32_t clients, handles;                               /* chosen so far */
-	uint32_t channels[SIM_MAX_GPUS], disabled[SIM_MAX_GPUS]; /* of compute groups */
+	uint32_t handles; /* chosen so far */
 } table;
 
 static struct object **bucket_of(uint32_t client, uint32_t handle)
@@ -80,8 +79,6 @@ static void insert(struct object *o, struct object *above)
 		o->next->link = &o->next;
 	o->link = first;
 	*first = o;
-	if (object_is_channel(o) && o->compute)
-		table.channels[o->gpu]++;
 }
 
 uint32_t objects_add(const struct rm_alloc *a, int fd, uint32_t parameter, struct object **out)
@@ -93,7 +90,7 @@ uint32_t objects_add(const struct rm_alloc *a, int fd, uint32_t parameter, struc
 			   .fd = fd};
 	struct object *above = NULL;
 	if (a->class_id == RM_CLASS_CLIENT) {
-		o.client = o.handle = RM_CLIENT_HANDLES + ++table.clients;
+		o.client = o.handle = parameter;
 		o.parent = 0;
 	} else if (a->class_id == RM_CLASS_DEVICE || a->class_id == RM_CLASS_SUBDEVICE ||
 		   a->class_id == RM_CLASS_GROUP || class_is_memory(a->class_id) ||
@@ -115,25 +112,15 @@ uint32_t objects_add(const struct rm_alloc *a, int fd, uint32_t parameter, struc
 	return RM_OK;
 }
 
-void objects_disable(struct object *channel, bool disabled)
-{
-	if (channel->compute && channel->disabled != disabled)
-		table.disabled[channel->gpu] += disabled ? 1u : -1u;
-	channel->disabled = disabled;
-}
-
-static void free_tree(struct object *o, void (*gone)(const struct memory *memory))
+static void free_tree(struct object *o, void (*gone)(const struct object *object))
 {
 	while (o->below)
 		free_tree(o->below, gone);
-	if (object_is_channel(o)) {
-		objects_disable(o, false);
-		table.channels[o->gpu] -= o->compute;
-	}
-	if (o->memory && --o->memory->holders == 0) {
-		gone(o->memory);
+	bool last = o->memory && --o->memory->holders == 0;
+	if (gone && (last || (object_is_channel(o) && o->compute)))
+		gone(o);
+	if (last)
 		free(o->memory);
-	}
 	events_free(o);
 	struct object **at = bucket_of(o->client, o->handle);
 	while (*at != o)
@@ -145,18 +132,13 @@ static void free_tree(struct object *o, void (*gone)(const struct memory *memory
 	free(o);
 }
 
-uint32_t objects_free(uint32_t client, uint32_t handle, int fd, void (*gone)(const struct memory *memory))
+uint32_t objects_free(uint32_t client, uint32_t handle, int fd, void (*gone)(const struct object *object))
 {
 	struct object *o = objects_find(client, handle, fd);
 	if (!o)
 		return RM_INVALID_OBJECT_HANDLE;
 	free_tree(o, gone);
 	return RM_OK;
-}
-
-bool objects_all_disabled(uint32_t gpu)
-{
-	return table.channels[gpu] > 0 && table.disabled[gpu] == table.channels[gpu];
 }
 
 static void count_groups(const struct object *first, uint32_t gpu, struct rm_sim_channels *sums)
@@ -174,11 +156,9 @@ static void count_groups(const struct object *first, uint32_t gpu, struct rm_sim
 	}
 }
 
-struct rm_sim_channels objects_channels(uint32_t gpu)
+struct rm_sim_channels objects_groups(uint32_t gpu)
 {
-	struct rm_sim_channels sums = {.channels = table.channels[gpu],
-				       .disabled = table.disabled[gpu],
-				       .least_timeslice_us = UINT32_MAX};
+	struct rm_sim_channels sums = {.least_timeslice_us = UINT32_MAX};
 	count_groups(table.clients_list, gpu, &sums);
 	return sums;
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The simulated kernel's objects: this process's, as it may name no others. One mutex guards them. */
+/*
+ * The simulated kernel's objects: this process's. Of others' a process may name the compute channels, which are
+ * in the state (core/channels.h). One mutex guards them.
+ */
 #ifndef SIM_KERNEL_OBJECTS_H
 #define SIM_KERNEL_OBJECTS_H
 #include "../core/sim_rm.h"
@@ -13,29 +16,27 @@ struct memory {
 
 struct object {
 	uint32_t client, parent, handle, class_id;
-	uint32_t gpu; /* of everything below a device */
-	int fd;       /* of the client: controls go through it */
-	bool compute; /* a compute group, or a channel of one */
-	bool disabled;
-	uint32_t timeslice_us; /* a compute group's, once it was set */
-	struct memory *memory; /* what a memory object holds; NULL: none of the device's */
-	struct pages *pages;   /* what a deviceless memory object holds (events.c) */
+	uint32_t gpu;           /* of everything below a device */
+	int fd;                 /* of the client: controls go through it */
+	bool compute;           /* a compute group, or a channel of one */
+	uint32_t slot, channel; /* where a compute channel is in the state */
+	uint32_t timeslice_us;  /* a compute group's, once it was set */
+	struct memory *memory;  /* what a memory object holds; NULL: none of the device's */
+	struct pages *pages;    /* what a deviceless memory object holds (events.c) */
 	struct event_buffer *events;
 	struct object *chain, *above, *below, *next, **link; /* in the bucket, in the tree */
 };
 
 /* Every function: with the kernel's mutex held. Statuses are RM's. `parameter` is the class's own. */
 uint32_t objects_add(const struct rm_alloc *request, int fd, uint32_t parameter, struct object **out);
-/* Frees an object and everything below it; `gone` is told of memory that nobody holds any more. */
-uint32_t objects_free(uint32_t client, uint32_t handle, int fd, void (*gone)(const struct memory *memory));
+/* Frees an object and everything below it; `gone` is told of compute channels and of last holders of memory. */
+uint32_t objects_free(uint32_t client, uint32_t handle, int fd, void (*gone)(const struct object *object));
 /* The object, if it is this client's and asked for through the client's descriptor. */
 struct object *objects_find(uint32_t client, uint32_t handle, int fd);
 /* The object whoever's descriptor it is. */
 struct object *objects_find_any(uint32_t client, uint32_t handle);
-void objects_disable(struct object *channel, bool disabled);
-/* True when the process has compute channels on gpu and all of them are disabled. */
-bool objects_all_disabled(uint32_t gpu);
-struct rm_sim_channels objects_channels(uint32_t gpu);
+/* The groups and timeslices of it. */
+struct rm_sim_channels objects_groups(uint32_t gpu);
 void objects_forget(void);
 
 static inline bool object_is_channel(const struct object *o)
