@@ -79,11 +79,16 @@ __global__ void work(long loops, unsigned int *out)
 /* Counts in host memory how far it is, until the host says stop. */
 __global__ void endless(long loops, volatile unsigned long long *count, volatile int *stop, unsigned int *out)
 {
-	while (!*stop) {
+	__shared__ int end;
+	for (end = 0; !end;) {
 		if (turn(loops) == 0x12345678u && loops < 0)
 			*out = 0;
+		__syncthreads();
 		if (threadIdx.x == 0 && blockIdx.x == 0)
 			*count = *count + 1;
+		if (threadIdx.x == 0)
+			end = *stop;
+		__syncthreads();
 	}
 }
 
@@ -328,7 +333,7 @@ static void persistent()
 	volatile unsigned long long *count;
 	volatile int *stop;
 	mapped(&count, &stop);
-	endless<<<blocks, THREADS, 0, new_stream()>>>((long)(200 * loops_per_us), count, stop, nullptr);
+	endless<<<blocks, THREADS, 0, new_stream()>>>((long)(100 * loops_per_us), count, stop, nullptr);
 	watch(count, stop);
 }
 
@@ -397,22 +402,13 @@ static void bursts()
 static void requests()
 {
 	double us = get("us", 13), every = get("every", 1000) * 1e-6;
-	int count = (int)get("count", 1), hold = (int)get("hold", 0);
+	int count = (int)get("count", 1);
 	size_t copy = (size_t)get("copy", 0);
 	char *host = nullptr, *device = nullptr;
 	cudaStream_t s = new_stream();
 	if (copy) {
 		OK(cudaHostAlloc((void **)&host, copy, 0));
 		OK(cudaMalloc(&device, copy));
-	}
-	volatile unsigned long long *ignored;
-	volatile int *stop = nullptr;
-	cudaStream_t high = nullptr;
-	if (hold) { // keeps the context on the GPU from the request's start to its end
-		int least, most;
-		mapped(&ignored, &stop);
-		OK(cudaDeviceGetStreamPriorityRange(&least, &most));
-		OK(cudaStreamCreateWithPriority(&high, cudaStreamNonBlocking, most));
 	}
 	launch(us, s);
 	OK(cudaStreamSynchronize(s));
@@ -423,19 +419,11 @@ static void requests()
 			usleep(next - now() > 200e-6 ? 50 : 0);
 		double begin = now();
 		next = std::max(next + every, begin); // a late request is not made up for
-		if (hold) {
-			*stop = 0;
-			endless<<<1, 32, 0, high>>>(1, ignored, stop, nullptr);
-		}
 		if (copy)
 			OK(cudaMemcpyAsync(device, host, copy, cudaMemcpyHostToDevice, s));
 		for (int i = 0; i < count; i++)
 			launch(us, s);
-		if (hold == 1)
-			*stop = 1;
 		OK(cudaStreamSynchronize(s));
-		if (hold == 2)
-			*stop = 1;
 		double end = now();
 		if (begin >= from)
 			took.push_back((end - begin) * 1e6);

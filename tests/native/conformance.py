@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -109,8 +110,12 @@ def make_slice(
     phase_percent: int = 0,
     gpu_total_mib: int = 143155,
     uid: int | None = None,
+    fields: Mapping[str, int] | None = None,
 ) -> Slice:
-    """Writes what prolog and SPANK write; an existing job directory only gets the step's record."""
+    """Writes what prolog and SPANK write; an existing job directory only gets the step's record.
+
+    `fields` are more of the records' numbers, by name (contract.toml, [layout.limits]).
+    """
     directory = directory / str(JOB)
     directory.mkdir(parents=True, exist_ok=True)
     grant = Grant(
@@ -127,7 +132,7 @@ def make_slice(
         mode="share",
         created_unix_ns=1,
     )
-    record = put(pack_limits(grant), {"phase_percent": phase_percent})
+    record = put(pack_limits(grant), {"phase_percent": phase_percent} | dict(fields or {}))
     made = Slice(directory, machine, gpu_uuid, min(job_mib, step_mib or job_mib), step_id)
     if not (directory / c.FILE_USAGE).exists():
         (directory / c.FILE_JOB_LIMITS).write_bytes(record)

@@ -4,15 +4,16 @@
 #include "arbitration/budget.h"
 
 /*
- * Microseconds, measured on an H200 (docs/adr/045-the-gpus-own-scheduler.md). A round of 50 ms: a change of
- * tenant costs about 0.2 ms of a full chip.
+ * Microseconds, measured on an H200 (docs/adr/045-the-gpus-own-scheduler.md). A change of tenant costs about 0.2 ms
+ * of a full chip, so slices are long; and they are shorter than the piece that a budget gives (share of
+ * HAMI_ROUND_NS), so that a tenant that only gets its share from the GPU is not paused besides.
  */
-#define SLICE_PER_PERCENT 500u
+#define SLICE_PER_PERCENT 450u
 #define SLICE_LEAST 200u
 /* Longer than any request, so that it is not interrupted by others once it has begun. */
 #define SLICE_LATENCY 20000u
 /* What a request waits for at most. It costs nothing while no request is there. */
-#define SLICE_BESIDE_LATENCY 20u
+#define SLICE_BESIDE_LATENCY 10u
 
 struct hami_terms hami_terms_read(const struct hami_limits *job, const struct hami_limits *step)
 {

@@ -15,6 +15,7 @@
 
 #define SAMPLES 128
 #define SWITCHES 4096
+#define PAUSE_NS 5000000ll
 #define LOOK_AGAIN_NS HAMI_NS_PER_S /* for the driver's records, when they could not be had */
 #define LAUNCH_LASTS_NS (2 * HAMI_NS_PER_S)
 
@@ -29,6 +30,7 @@ static struct {
 	int64_t looked;    /* when NVML was last asked */
 	bool used_lately;  /* its answer */
 	int64_t launched;  /* when a launch was last noticed */
+	int64_t paused;    /* since when the channels are; 0: they are open */
 } meter;
 
 static struct hami_switch switches[SWITCHES];
@@ -91,8 +93,21 @@ bool hami_meter_sample(int64_t now)
 
 void hami_meter_opened(bool open, int64_t now)
 {
+	meter.paused = open ? 0 : now;
 	if (!meter.told && meter.own_count < SAMPLES)
 		meter.own[meter.own_count++] = (struct hami_switch){.at = now, .on = open};
+}
+
+/*
+ * A pause takes the process off the engine, and the driver tells so within PAUSE_NS. Where it does not, that is
+ * said here, lest time be counted that nobody can use.
+ */
+static long end_paused(long count, int64_t now)
+{
+	bool on = count ? switches[count - 1].on : meter.use.on;
+	if (on && meter.paused && now - meter.paused > PAUSE_NS && count < SWITCHES)
+		switches[count++] = (struct hami_switch){.at = meter.paused + PAUSE_NS, .on = false};
+	return count;
 }
 
 int64_t hami_meter_count(int64_t now)
@@ -100,6 +115,8 @@ int64_t hami_meter_count(int64_t now)
 	int64_t used;
 	listen(now);
 	long count = meter.told ? hami_switches_read(switches, SWITCHES) : 0;
+	if (count >= 0 && meter.told)
+		count = end_paused(count, now);
 	if (count < 0) { /* the client has gone, or records were lost: all of the time counts, and begins anew */
 		meter.told = count == -ENODATA;
 		used = hami_use_count(&meter.use, NULL, 0, meter.samples, meter.sample_count, now);

@@ -13,6 +13,7 @@ struct known {
 	CUevent event; /* made at the first look */
 	bool refused;  /* libcuda makes no event for it */
 	bool suspended;
+	bool recorded; /* the event stands for something */
 };
 
 static struct {
@@ -98,7 +99,11 @@ static enum hami_outstanding ask(const struct real_cuda *real, struct known *k)
 {
 	if (k->suspended || !prepare(real, k))
 		return HAMI_OUTSTANDING_UNKNOWN;
+	/* What was recorded last is not done: nothing new needs to be recorded. */
+	if (k->recorded && real->cuEventQuery(k->event) == CUDA_ERROR_NOT_READY)
+		return HAMI_SOMETHING_OUTSTANDING;
 	CUresult result = real->cuCtxRecordEvent(k->context, k->event);
+	k->recorded = result == CUDA_SUCCESS;
 	if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 		return HAMI_OUTSTANDING_UNKNOWN;
 	if (result != CUDA_SUCCESS)

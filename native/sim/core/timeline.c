@@ -100,7 +100,7 @@ static void log_switch(struct sim_gpu *gpu, uint64_t at_ns, bool on)
 
 /*
  * The one place that says when a context leaves the engine: when another process's comes to it. One that has
- * no work, is paused, or whose process has ended, stays until then.
+ * no work, or whose process has ended, stays until then; one that is paused leaves at once (leave_paused).
  */
 static void take_engine(struct sim_view *v, uint32_t g, uint32_t index, uint64_t end_ns)
 {
@@ -114,6 +114,16 @@ static void take_engine(struct sim_view *v, uint32_t g, uint32_t index, uint64_t
 	gpu->engine =
 		(struct sim_switch){.slot = index, .reuse = slot->reuse, .pid = slot->pid, .uid = slot->uid};
 	log_switch(gpu, start_ns, true);
+}
+
+/* A context that is paused leaves the engine, whether it had work or not (seen on an H200). */
+static void leave_paused(struct sim_view *v, uint32_t g)
+{
+	struct sim_gpu *gpu = &v->state->gpu[g];
+	if (gpu->engine.slot == SIM_NO_SLOT || !paused(share_of(v, g, gpu->engine.slot), gpu->clock_ns))
+		return;
+	log_switch(gpu, gpu->clock_ns, false);
+	gpu->engine.slot = SIM_NO_SLOT;
 }
 
 /* Gives the GPU to another slot, or the current one a new slice. False: nobody may run. */
@@ -139,6 +149,7 @@ void timeline_advance(struct sim_view *v, uint32_t g, uint64_t now_ns)
 {
 	struct sim_gpu *gpu = &v->state->gpu[g];
 	while (gpu->clock_ns < now_ns) {
+		leave_paused(v, g);
 		bool running =
 			may_run(v, g, gpu->current, gpu->clock_ns) && gpu->clock_ns < gpu->slice_end_ns;
 		if (!running)

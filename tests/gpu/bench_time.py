@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU's time on a real GPU: prints docs/benchmarks/time.md's tables, each beside native in the same run.
+
+Usage: make bench-time [SECTIONS="caps light mixtures latency inference training"], as root on a GPU node with nvcc and
+PyTorch. Needs build/native (make build). REPEATS (3) is how often each figure is measured; medians are printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/native")]
+
+from conformance import make_slice  # noqa: E402
+
+from hami_hpc.contract import constants as c  # noqa: E402
+
+REPEATS = int(os.environ.get("REPEATS", "3"))
+SECONDS = 3.0
+FOLDER = Path(tempfile.mkdtemp(prefix="hami-bench-"))
+WORK = Path(os.environ.get("HAMI_BENCH_WORK", str(FOLDER / "work")))
+UUID = subprocess.run(
+    ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True, check=True
+).stdout.split()[0]
+Numbers = dict[str, float]
+serial = 0
+loops = 0.0
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """One job: its work, and its terms; without cores it runs natively."""
+
+    work: tuple[str, ...]
+    cores: int = 0
+    policy: str = "cap"
+    fields: dict[str, int] = field(default_factory=dict)
+
+    def environment(self) -> dict[str, str]:
+        global serial
+        if not self.cores:
+            return dict(os.environ)
+        serial += 1
+        return make_slice(
+            FOLDER / f"job{serial}",
+            None,
+            UUID,
+            job_mib=12000,
+            cores_percent=self.cores,
+            policy=self.policy,
+            fields=self.fields,
+        ).environment()
+
+    def start(self, *more: str, seconds: float = SECONDS) -> subprocess.Popen[str]:
+        program = self.work[0]
+        if program.endswith(".py"):
+            command = [shutil.which("python3") or "python3", str(ROOT / "tests/gpu" / program), *self.work[1:], *more]
+        else:
+            command = [str(WORK), program, str(seconds), str(loops), *self.work[1:], *more]
+        return subprocess.Popen(command, env=self.environment(), stdout=subprocess.PIPE, text=True)
+
+
+def answer(process: subprocess.Popen[str]) -> Numbers:
+    out, _ = process.communicate(timeout=180)
+    if process.returncode:
+        raise SystemExit(f"{process.args!r} ended with {process.returncode}")
+    numbers: Numbers = json.loads(out)
+    return numbers
+
+
+def alone(tenant: Tenant) -> Numbers:
+    return answer(tenant.start())
+
+
+def together(tenants: Sequence[Tenant], *more: str) -> list[Numbers]:
+    running = [t.start("warm=1.5", *more) for t in tenants]
+    return [answer(p) for p in running]
+
+
+def median(of: Callable[[], float]) -> float:
+    return statistics.median(of() for _ in range(REPEATS))
+
+
+def row(*cells: object) -> None:
+    print("| " + " | ".join(f"{x:.2f}" if isinstance(x, float) else str(x) for x in cells) + " |", flush=True)
+
+
+KERNELS = ("kernels",)
+BURSTS = ("bursts", "on=300", "off=1500")
+KINDS = {
+    "kernels of 1 ms": KERNELS,
+    "kernels of 13 us": ("kernels", "us=13"),
+    "4 contexts": ("contexts",),
+    "8 green contexts": ("green",),
+    "64 streams": ("streams",),
+    "graph of 100 kernels": ("graph",),
+    "persistent kernel": ("persistent",),
+    "tail launches": ("tail",),
+    "copies within the device": ("copies",),
+    "memsets": ("memsets",),
+    "bursts of 300 ms after 1.5 s": BURSTS,
+}
+
+
+def caps() -> None:
+    print("\n## One tenant under a cap, work of every kind, percent of native\n")
+    row("work", *(f"cap {cap}" for cap in (10, 25, 50, 90)))
+    row(*["---"] * 5)
+    for name, work in KINDS.items():
+        cells = []
+        native = median(lambda w=work: alone(Tenant(w if w != BURSTS else KERNELS))["rate"])
+        for cap in (10, 25, 50, 90):
+            if cap not in (25, 50) and work is not KERNELS:
+                cells.append("")
+                continue
+            runs = [alone(Tenant(work, cap)) for _ in range(REPEATS)]
+            got = 100 * statistics.median(r["rate"] for r in runs) / native
+            most = max((100 * r["best"] / native for r in runs if "best" in r), default=0)
+            cells.append(f"{got:.2f}" + (f" ({most:.1f})" if most else ""))
+        row(name, *cells)
+    print("\nIn brackets: the most in any 100 ms of all runs.")
+
+
+LIGHT = ("requests", "us=13", "every=1000")
+
+
+def light() -> None:
+    print("\n## A light tenant: one kernel of 13 us each ms, under cap 50\n")
+    row("", "p50 us", "p99 us", "requests/s", "p99 over native", "rate over native")
+    row(*["---"] * 6)
+    native = [alone(Tenant(LIGHT)) for _ in range(REPEATS)]
+    capped = [alone(Tenant(LIGHT, 50)) for _ in range(REPEATS)]
+    for name, runs in (("native", native), ("cap 50", capped)):
+        p50, p99, rate = (statistics.median(r[k] for r in runs) for k in ("p50", "p99", "rate"))
+        base99, base = (statistics.median(r[k] for r in native) for k in ("p99", "rate"))
+        row(name, f"{p50:.1f}", f"{p99:.1f}", f"{rate:.0f}", p99 / base99, rate / base)
+
+
+MIXTURES: tuple[tuple[tuple[int, str], ...], ...] = (
+    ((50, "cap"), (50, "burst")),
+    ((30, "cap"), (30, "cap"), (40, "burst")),
+    ((50, "cap"), (10, "burst")),
+    ((50, "cap"), (50, "cap")),
+    ((25, "cap"),) * 4,
+    ((10, "cap"),) * 10,
+    ((75, "burst"), (25, "burst")),
+    ((50, "cap"), (40, "none")),
+)
+
+
+def mixtures() -> None:
+    print("\n## Several tenants at once, all want everything, percent of native\n")
+    row("tenants", "each", "total")
+    row(*["---"] * 3)
+    native = median(lambda: alone(Tenant(KERNELS))["rate"])
+    for mixture in MIXTURES:
+        runs = []
+        for _ in range(REPEATS):
+            tenants = [Tenant(KERNELS, cores, policy) for cores, policy in mixture]
+            runs.append([100 * n["rate"] / native for n in together(tenants)])
+        each = [statistics.median(column) for column in zip(*runs, strict=True)]
+        name = ", ".join(f"{policy} {cores}" for cores, policy in mixture)
+        row(name, ", ".join(f"{x:.1f}" for x in each), statistics.median(sum(r) for r in runs))
+
+
+LC_A = ("requests", "us=100", "every=4000", f"copy={1 << 20}")
+LC_B = ("requests", "us=100", "count=20", "every=20000")
+LC = {"latency": 1, "floor_percent": 5}
+
+
+def turns(count: int) -> list[dict[str, int]]:
+    """The fields of `count` equal best-effort jobs beside one latency-critical job."""
+    if count == 1:
+        return [{"latency_others": 1}]
+    length = 1000 // count
+    return [
+        {"latency_others": 1, "turn_begin_permille": i * length, "turn_length_permille": length} for i in range(count)
+    ]
+
+
+def beside(request: Tenant, others: Sequence[Tenant]) -> tuple[Numbers, list[Numbers]]:
+    """One tenant of requests beside others that want everything."""
+    long = [t.start("warm=1.5", seconds=SECONDS + 1) for t in others]
+    time.sleep(1.5)
+    mine = answer(request.start(seconds=SECONDS))
+    return mine, [answer(p) for p in long]
+
+
+def latency() -> None:
+    print("\n## A latency-critical tenant beside best-effort tenants\n")
+    row("requests", "beside", "kernels of", "p50 us", "p99 us", "p50 over alone", "p99 over alone", "best effort %")
+    row(*["---"] * 8)
+    for name, work in (("(a) 1 MiB H2D + 100 us, 250/s", LC_A), ("(b) 20 x 100 us, 50/s", LC_B)):
+        base = [alone(Tenant(work)) for _ in range(REPEATS)]
+        base50, base99 = (statistics.median(r[k] for r in base) for k in ("p50", "p99"))
+        row(name, "nobody", "", f"{base50:.0f}", f"{base99:.0f}", 1.0, 1.0, "")
+        busy = statistics.median(r["mean"] * r["rate"] for r in base) / 1e6
+        for count, us in ((1, 0), (1, 200), (1, 1000), (1, 5000), (1, 50000), (3, 1000)):
+            stock = us == 0
+            kernels = ("kernels", f"us={us or 1000}")
+            native = alone(Tenant(kernels))["rate"]
+            others = [Tenant(kernels) if stock else Tenant(kernels, 60 // count, "burst", f) for f in turns(count)]
+            runs = [beside(Tenant(work) if stock else Tenant(work, 40, "burst", LC), others) for _ in range(REPEATS)]
+            p50, p99 = (statistics.median(r[0][k] for r in runs) for k in ("p50", "p99"))
+            left = [[100 * n["rate"] / native / (1 - busy) for n in r[1]] for r in runs]
+            each = [statistics.median(column) for column in zip(*left, strict=True)]
+            row(
+                name,
+                f"{count} best effort, {'stock' if stock else 'ours'}",
+                f"{us or 1000} us",
+                f"{p50:.0f}",
+                f"{p99:.0f}",
+                p50 / base50,
+                p99 / base99,
+                " + ".join(f"{x:.1f}" for x in each),
+            )
+    print("\nBest effort %: of what the latency-critical tenant leaves (native less the time of its requests alone).")
+
+
+def inference() -> None:
+    print("\n## PyTorch inference (50/s) beside PyTorch training\n")
+    row("", "p50 us", "p99 us", "p50 over alone", "p99 over alone", "training steps/s")
+    row(*["---"] * 6)
+    base = [answer(Tenant(("infer.py", "4")).start()) for _ in range(REPEATS)]
+    base50, base99 = (statistics.median(r[k] for r in base) for k in ("p50", "p99"))
+    row("alone", f"{base50:.0f}", f"{base99:.0f}", 1.0, 1.0, "")
+    for name, cores in (("stock", 0), ("latency-critical beside best effort", 1)):
+        runs = []
+        for _ in range(REPEATS):
+            training = Tenant(("train.py", "14"), 60 * cores, "burst", turns(1)[0]).start()
+            time.sleep(6)
+            mine = answer(Tenant(("infer.py", "4"), 40 * cores, "burst", LC).start())
+            runs.append((mine, float(training.communicate(timeout=60)[0])))
+        p50, p99 = (statistics.median(r[0][k] for r in runs) for k in ("p50", "p99"))
+        steps = statistics.median(r[1] for r in runs)
+        row(name, f"{p50:.0f}", f"{p99:.0f}", p50 / base50, p99 / base99, f"{steps:.1f}")
+
+
+def training() -> None:
+    print("\n## PyTorch training alone, under a cap, percent of native\n")
+
+    def steps(cores: int) -> float:
+        return float(Tenant(("train.py", "6"), cores).start().communicate(timeout=60)[0])
+
+    native = median(lambda: steps(0))
+    row("cap 25", "cap 50", "cap 75", "cap 100")
+    row(*["---"] * 4)
+    row(*(100 * median(lambda cap=cap: steps(cap)) / native for cap in (25, 50, 75, 100)))
+
+
+SECTIONS = {
+    "caps": caps,
+    "light": light,
+    "mixtures": mixtures,
+    "latency": latency,
+    "inference": inference,
+    "training": training,
+}
+
+
+def main() -> None:
+    global loops
+    if not WORK.exists():
+        build = ["nvcc", "-O2", "-std=c++17", "-rdc=true", "-arch=native", str(ROOT / "tests/gpu/work.cu")]
+        subprocess.run([*build, "-o", str(WORK), "-lcuda", "-lcudadevrt"], check=True)
+    gpu = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    loops = answer(subprocess.Popen([str(WORK), "calibrate"], stdout=subprocess.PIPE, text=True))["loops_per_us"]
+    print(f"{gpu}; medians of {REPEATS}; record size {c.LIMITS_SIZE if hasattr(c, 'LIMITS_SIZE') else 4096}")
+    for name in sys.argv[1:] or list(SECTIONS):
+        begin = time.monotonic()
+        SECTIONS[name]()
+        print(f"\n({name}: {time.monotonic() - begin:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()
