@@ -26,7 +26,11 @@ class JobUnits(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """One job's slice of one GPU of this node. `created_unix_ns` tells two grants of the same job id apart."""
+    """One job's slice of one GPU of this node. `created_unix_ns` tells two grants of the same job id apart.
+
+    `latency` is 1 for a latency-critical job, which leaves `floor_percent` of the GPU's time to others; else both are
+    0.
+    """
 
     job_id: int
     uid: int
@@ -41,19 +45,26 @@ class Grant(NamedTuple):
     mode: str
     created_unix_ns: int
     phase_percent: int = 0
+    latency: int = 0
+    floor_percent: int = 0
 
     def same_slice(self, other: Grant) -> bool:
         """Returns whether both give the same user the same piece of the same GPU. Ignores when each was made."""
-        own = (self.job_id, self.uid, self.gpu_uuid, self.mem_mib, self.cores_percent, self.service_class, self.policy)
-        return own == (
-            other.job_id,
-            other.uid,
-            other.gpu_uuid,
-            other.mem_mib,
-            other.cores_percent,
-            other.service_class,
-            other.policy,
-        )
+        return all(getattr(self, name) == getattr(other, name) for name in SLICE_FIELDS)
+
+
+# What makes a slice: not when it was granted, nor what follows from the GPU or from other grants.
+SLICE_FIELDS = (
+    "job_id",
+    "uid",
+    "gpu_uuid",
+    "mem_mib",
+    "cores_percent",
+    "service_class",
+    "policy",
+    "latency",
+    "floor_percent",
+)
 
 
 def wants_vgpu(environment: Mapping[str, str]) -> bool:
@@ -152,8 +163,10 @@ def _one_gpu(listed: str, job_id: int, slices: int) -> int:
     return int(indices[0])
 
 
-def make_grant(units: JobUnits, gpu: Gpu, policy: str, mode: str, created_unix_ns: int) -> Grant:
-    """Returns the grant of `units` on `gpu`."""
+def make_grant(
+    units: JobUnits, gpu: Gpu, policy: str, mode: str, created_unix_ns: int, latency: bool = False, floor: int = 0
+) -> Grant:
+    """Returns the grant of `units` on `gpu`. `latency` and `floor` (percent) are those of the job's class."""
     return Grant(
         job_id=units.job_id,
         uid=units.uid,
@@ -167,6 +180,8 @@ def make_grant(units: JobUnits, gpu: Gpu, policy: str, mode: str, created_unix_n
         policy=policy,
         mode=mode,
         created_unix_ns=created_unix_ns,
+        latency=int(latency),
+        floor_percent=floor if latency else 0,
     )
 
 

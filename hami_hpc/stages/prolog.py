@@ -91,11 +91,13 @@ def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Gra
             from hami_hpc.stages import out_of_service
 
             out_of_service.check(settings, gpu, units.job_id)
-        policy = settings.classes[units.service_class].policy
-        wanted = make_grant(units, gpu, policy, mode, common.now_unix_ns())
+        own_class = settings.classes[units.service_class]
+        now_unix_ns = common.now_unix_ns()
+        wanted = make_grant(units, gpu, own_class.policy, mode, now_unix_ns, own_class.latency, own_class.floor)
         check_model(wanted, ledger.inventory(), constraints, settings.memory_scaling)
         grant = ledger.add(wanted, lambda new, live: backend.admit(new, live, settings.memory_scaling))
         backend.prepare(settings.run_dir, grant)
+        common.tell_neighbours("prolog", settings, ledger)
         return grant
     finally:
         ledger.close()
