@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import Gpu
@@ -161,6 +161,24 @@ def _one_gpu(listed: str, job_id: int, slices: int) -> int:
             f"Use more nodes (-N) or a larger slice. Example: {c.REQUEST_EXAMPLE}",
         )
     return int(indices[0])
+
+
+def policy_of_job(job_id: int, service_class: str, own_policy: str, allowed: Sequence[str], constraints: str) -> str:
+    """Returns the policy that the job's features name, else its class's own.
+
+    `constraints` are the job's features as in its credential: job_submit adds one for policy=. Users can write features
+    too, so the class, which they cannot choose, decides here again. Raises JobError for a policy not `allowed` by it.
+    """
+    words = "".join(ch if ch.isalnum() or ch in "_-" else " " for ch in constraints).split()
+    wanted = [policy for policy in c.POLICIES if c.FEATURE_POLICY.format(policy=policy) in words]
+    for policy in wanted:
+        if policy not in allowed:
+            raise JobError(
+                f"job {job_id}: policy={policy} is not allowed in class {service_class}, whose policies are: "
+                f"{', '.join(allowed)}. The site's settings changed since it was submitted, or its --constraint names "
+                "the policy. Submit it again without"
+            )
+    return wanted[0] if wanted else own_policy
 
 
 def make_grant(

@@ -84,6 +84,7 @@ class Settings(NamedTuple):
             qos_enforced=self.qos_enforced,
             modes=self.modes,
             classes={name: entry.qos for name, entry in self.classes.items()},
+            policies={name: entry.policies for name, entry in self.classes.items()},
             gpu_models=dict(self.gpu_models),
             partitions=dict(self.partitions),
         )

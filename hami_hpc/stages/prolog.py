@@ -20,6 +20,7 @@ from hami_hpc.core.grant import (
     make_grant,
     parse_id,
     parse_units,
+    policy_of_job,
     wants_vgpu,
     whole_gpus,
 )
@@ -93,7 +94,8 @@ def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Gra
             out_of_service.check(settings, gpu, units.job_id)
         own_class = settings.classes[units.service_class]
         now_unix_ns = common.now_unix_ns()
-        wanted = make_grant(units, gpu, own_class.policy, mode, now_unix_ns, own_class.latency, own_class.floor)
+        policy = policy_of_job(units.job_id, units.service_class, own_class.policy, own_class.policies, constraints)
+        wanted = make_grant(units, gpu, policy, mode, now_unix_ns, own_class.latency, own_class.floor)
         check_model(wanted, ledger.inventory(), constraints, settings.memory_scaling)
         grant = ledger.add(wanted, lambda new, live: backend.admit(new, live, settings.memory_scaling))
         backend.prepare(settings.run_dir, grant)

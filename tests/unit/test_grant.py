@@ -14,6 +14,7 @@ from hami_hpc.core.grant import (
     make_grant,
     parse_id,
     parse_units,
+    policy_of_job,
     wants_vgpu,
     whole_gpus,
 )
@@ -135,6 +136,29 @@ def test_a_grant_has_the_jobs_units_and_the_gpus_own_values() -> None:
     gpu = Gpu(3, 5, "GPU-9", "NVIDIA H200", "h200", 143156)
     made = make_grant(JobUnits(7, 1000, 3, "lc", 8192, 50), gpu, "burst", "share", 10**18)
     assert made == Grant(7, 1000, "GPU-9", 5, 143156, "h200", 8192, 50, "lc", "burst", "share", 10**18, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("constraints", "policy"),
+    [
+        ("", "burst"),
+        ("a&vgpu_share&vgpu_type_h200", "burst"),
+        ("vgpu_policy_cap", "cap"),
+        ("(a|b)&vgpu_type_h200&vgpu_policy_cap", "cap"),
+        ("vgpu_policy_burst", "burst"),
+        ("my_vgpu_policy_cap&vgpu_policy_capped", "burst"),
+    ],
+)
+def test_a_job_has_the_policy_that_its_features_name_else_its_classs_own(constraints: str, policy: str) -> None:
+    assert policy_of_job(7, "be", "burst", ("burst", "cap"), constraints) == policy
+
+
+@pytest.mark.parametrize("constraints", ["vgpu_policy_none", "a|vgpu_policy_none", "vgpu_policy_cap&vgpu_policy_none"])
+def test_a_policy_that_the_class_does_not_allow_is_the_jobs_fault_however_it_came_into_its_features(
+    constraints: str,
+) -> None:
+    with pytest.raises(JobError, match="policy=none is not allowed in class be, whose policies are: burst, cap"):
+        policy_of_job(7, "be", "burst", ("burst", "cap"), constraints)
 
 
 def test_only_a_latency_critical_grant_has_a_floor() -> None:
