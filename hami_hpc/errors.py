@@ -49,7 +49,7 @@ class RequestError(HamiError):
 class Refusal:  # every prolog imports this module: dataclasses would cost it 10 ms
     """The values of an error text's placeholders. `given` and `key` are the user's words, the others hami_hpc's."""
 
-    __slots__ = ("allowed", "example", "given", "key", "model", "where")
+    __slots__ = ("allowed", "classes", "example", "given", "key", "model", "where")
 
     def __init__(
         self,
@@ -58,10 +58,11 @@ class Refusal:  # every prolog imports this module: dataclasses would cost it 10
         where: str = "",
         allowed: str = "",
         model: str = "",
+        classes: str = "",
         example: str = contract.REQUEST_EXAMPLE,
     ) -> None:
         self.given, self.key, self.where = given, key, where
-        self.allowed, self.model, self.example = allowed, model, example
+        self.allowed, self.model, self.classes, self.example = allowed, model, classes, example
 
 
 def shorten(text: str) -> str:
@@ -86,6 +87,7 @@ def request_error(code: str, refusal: Refusal | None = None) -> RequestError:
         "where": refusal.where,
         "allowed": refusal.allowed,
         "model": refusal.model,
+        "classes": refusal.classes,
         "example": refusal.example,
     }
     text = re.sub(_PLACEHOLDER, lambda m: values.get(m[1], m[0]), contract.ERRORS[code])

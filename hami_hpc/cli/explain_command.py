@@ -73,6 +73,7 @@ def _asked_line(job: Job) -> str:
     nodes = f" on each of {asked.nodes} nodes" if asked.nodes > 1 else ""
     extra = [f"type {asked.gpu_type}"] if asked.gpu_type else []
     extra += [f"mode {asked.mode}"] if asked.mode else []
+    extra += [f"policy {asked.policy}"] if asked.policy else []
     return (
         f"{asked.mem_mib:,} MiB of GPU memory and {asked.cores} % of a GPU's time{nodes}, "
         f"{', '.join([f'class {asked.service_class}', *extra])} ({asked.request})"
@@ -155,13 +156,15 @@ def _running(job: Job, settings: Settings | None) -> list[tuple[str, str]]:
 
 
 def _time_text(asked: Asked, settings: Settings | None) -> str:
-    policy = settings.classes[asked.service_class].policy if settings and asked.service_class else ""
+    own = settings.classes[asked.service_class].policy if settings and asked.service_class else ""
+    policy = asked.policy or own
+    of = "" if asked.policy else f" of class {asked.service_class}"
     if policy == "cap":
-        return f"{asked.cores} % of the GPU and never more (policy cap of class {asked.service_class})"
+        return f"{asked.cores} % of the GPU and never more (policy cap{of})"
     if policy == "burst":
-        return (
-            f"{asked.cores} % of the GPU, more while others leave it idle (policy burst of class {asked.service_class})"
-        )
+        return f"{asked.cores} % of the GPU, more while others leave it idle (policy burst{of})"
+    if policy == "none":
+        return f"not limited: the GPU divides its time among the jobs (policy none{of})"
     return f"{asked.cores} % of the GPU, by the policy of class {asked.service_class}"
 
 

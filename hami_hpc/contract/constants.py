@@ -21,16 +21,19 @@ KEY_FORM: Final[dict[str, str]] = {
     'mem': 'whole number with M, G or T, or a percentage',
     'cores': 'whole number from 1 to 100',
     'mode': 'share, mps or mig',
+    'policy': 'cap, burst or none',
 }
 KEY_EXAMPLE: Final[dict[str, str]] = {
     'mem': 'mem=8G, mem=8192M or mem=50%',
     'cores': 'cores=50',
     'mode': 'mode=share',
+    'policy': 'policy=burst',
 }
 KEY_DOC: Final[dict[str, str]] = {
     'mem': "GPU memory of the slice. A percentage is of the GPU's memory, rounded down to whole shards.",
     'cores': "Share of the GPU's time, in percent.",
     'mode': 'How the node isolates the slice. Without it, a mode that the node offers.',
+    'policy': "How the share of time is kept. Without it, the policy of the job's class; the class also says which are allowed.",
 }
 MODES: Final[dict[str, int]] = {'share': 0, 'mps': 1, 'mig': 2}
 CLASSES: Final[dict[str, int]] = {'std': 0, 'lc': 1, 'be': 2}
@@ -48,6 +51,7 @@ GRES_MEM: Final = 'vgpu_mem'
 GRES_CORES: Final = 'vgpu_cores'
 FEATURE_MODE: Final = 'vgpu_{mode}'
 FEATURE_TYPE: Final = 'vgpu_type_{type}'
+FEATURE_POLICY: Final = 'vgpu_policy_{policy}'
 ENV_VGPU: Final = 'HAMI_HPC_VGPU'
 ENV_CLASS: Final = 'HAMI_HPC_CLASS'
 ENV_MEM_MIB: Final = 'HAMI_HPC_MEM_MIB'
@@ -204,6 +208,8 @@ ERRORS: Final[dict[str, str]] = {
     'E_CORES_RANGE': 'cores={given} is out of range; allowed is a {allowed}. Example: {example}',
     'E_MODE': 'mode={given} is unknown; allowed is {allowed}. Example: {example}',
     'E_MODE_NOT_OFFERED': 'mode={given} is not offered by {where}; offered: {allowed}. Example: {example}',
+    'E_POLICY': 'policy={given} is unknown; allowed is {allowed}. Example: {example}',
+    'E_POLICY_NOT_ALLOWED': 'policy={given} is not allowed in class {where}, whose policies are: {allowed}. Classes that allow it: {classes}. Example: {example}',
     'E_COUNT': 'a count of {given} is not supported; a job has one vgpu per node. Ask for a larger share, or for more nodes with -N. Example: {example}',
     'E_TYPE_FORM': "'{given}' is not a GPU type; a type has only letters, digits, '-' and '_', as in {example}",
     'E_TYPE_UNKNOWN': "GPU type '{given}' is not in {where}; its types are: {allowed}. Example: {example}",

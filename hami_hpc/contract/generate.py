@@ -146,7 +146,7 @@ def lua_value(value: Any, indent: int = 0) -> str:
 
 def make_lua(c: dict[str, Any]) -> str:
     """Returns the Lua table."""
-    wanted = {k: c[k] for k in ("abi", "request", "site", "gres", "classes", "features", "errors")}
+    wanted = {k: c[k] for k in ("abi", "request", "site", "gres", "classes", "policies", "features", "errors")}
     wanted["key_order"] = list(c["request"]["keys"])
     wanted["env"] = {k: v["doc"] for k, v in c["env"].items()}
     return f"-- SPDX-License-Identifier: Apache-2.0\n-- {NOTE}\nreturn {lua_value(wanted)}\n"

@@ -15,7 +15,7 @@ _MODE = c.FEATURE_MODE.format(mode="")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The slice on each of the job's nodes. `gpu_type` and `mode` are "" where the request had none."""
+    """The slice on each of the job's nodes. `gpu_type`, `mode` and `policy` are "" where the request had none."""
 
     mem_mib: int
     cores: int
@@ -24,12 +24,15 @@ class Asked:
     gpu_type: str
     mode: str
     nodes: int
+    policy: str = ""
 
     @property
     def request(self) -> str:
         """The request that gives this slice."""
         parts = [f":{self.gpu_type}" if self.gpu_type else "", f":mem={mem_text(MemMib(self.mem_mib))}"]
-        return f"{c.REQUEST_NAME}{''.join(parts)},cores={self.cores}" + (f",mode={self.mode}" if self.mode else "")
+        parts += [f",cores={self.cores}", f",mode={self.mode}" if self.mode else ""]
+        parts += [f",policy={self.policy}" if self.policy else ""]
+        return f"{c.REQUEST_NAME}{''.join(parts)}"
 
 
 def decode(units: Mapping[str, int], features: str, nodes: int) -> Asked | None:
@@ -50,6 +53,7 @@ def decode(units: Mapping[str, int], features: str, nodes: int) -> Asked | None:
         gpu_type=next((word.removeprefix(_TYPE) for word in words if word.startswith(_TYPE)), ""),
         mode=next((mode for mode in c.MODES if f"{_MODE}{mode}" in words), ""),
         nodes=nodes,
+        policy=next((policy for policy in c.POLICIES if c.FEATURE_POLICY.format(policy=policy) in words), ""),
     )
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import Gpu
@@ -26,7 +26,11 @@ class JobUnits(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """One job's slice of one GPU of this node. `created_unix_ns` tells two grants of the same job id apart."""
+    """One job's slice of one GPU of this node. `created_unix_ns` tells two grants of the same job id apart.
+
+    `latency` is 1 for a latency-critical job, which leaves `floor_percent` of the GPU's time to others; else both are
+    0.
+    """
 
     job_id: int
     uid: int
@@ -41,19 +45,26 @@ class Grant(NamedTuple):
     mode: str
     created_unix_ns: int
     phase_percent: int = 0
+    latency: int = 0
+    floor_percent: int = 0
 
     def same_slice(self, other: Grant) -> bool:
         """Returns whether both give the same user the same piece of the same GPU. Ignores when each was made."""
-        own = (self.job_id, self.uid, self.gpu_uuid, self.mem_mib, self.cores_percent, self.service_class, self.policy)
-        return own == (
-            other.job_id,
-            other.uid,
-            other.gpu_uuid,
-            other.mem_mib,
-            other.cores_percent,
-            other.service_class,
-            other.policy,
-        )
+        return all(getattr(self, name) == getattr(other, name) for name in SLICE_FIELDS)
+
+
+# What makes a slice: not when it was granted, nor what follows from the GPU or from other grants.
+SLICE_FIELDS = (
+    "job_id",
+    "uid",
+    "gpu_uuid",
+    "mem_mib",
+    "cores_percent",
+    "service_class",
+    "policy",
+    "latency",
+    "floor_percent",
+)
 
 
 def wants_vgpu(environment: Mapping[str, str]) -> bool:
@@ -152,8 +163,28 @@ def _one_gpu(listed: str, job_id: int, slices: int) -> int:
     return int(indices[0])
 
 
-def make_grant(units: JobUnits, gpu: Gpu, policy: str, mode: str, created_unix_ns: int) -> Grant:
-    """Returns the grant of `units` on `gpu`."""
+def policy_of_job(job_id: int, service_class: str, own_policy: str, allowed: Sequence[str], constraints: str) -> str:
+    """Returns the policy that the job's features name, else its class's own.
+
+    `constraints` are the job's features as in its credential: job_submit adds one for policy=. Users can write features
+    too, so the class, which they cannot choose, decides here again. Raises JobError for a policy not `allowed` by it.
+    """
+    words = "".join(ch if ch.isalnum() or ch in "_-" else " " for ch in constraints).split()
+    wanted = [policy for policy in c.POLICIES if c.FEATURE_POLICY.format(policy=policy) in words]
+    for policy in wanted:
+        if policy not in allowed:
+            raise JobError(
+                f"job {job_id}: policy={policy} is not allowed in class {service_class}, whose policies are: "
+                f"{', '.join(allowed)}. The site's settings changed since it was submitted, or its --constraint names "
+                "the policy. Submit it again without"
+            )
+    return wanted[0] if wanted else own_policy
+
+
+def make_grant(
+    units: JobUnits, gpu: Gpu, policy: str, mode: str, created_unix_ns: int, latency: bool = False, floor: int = 0
+) -> Grant:
+    """Returns the grant of `units` on `gpu`. `latency` and `floor` (percent) are those of the job's class."""
     return Grant(
         job_id=units.job_id,
         uid=units.uid,
@@ -167,6 +198,8 @@ def make_grant(units: JobUnits, gpu: Gpu, policy: str, mode: str, created_unix_n
         policy=policy,
         mode=mode,
         created_unix_ns=created_unix_ns,
+        latency=int(latency),
+        floor_percent=floor if latency else 0,
     )
 
 

@@ -3,8 +3,8 @@
 
 Prolog and epilog read the settings at every job, and importing tomllib takes as long as an empty Python start
 (docs/adr/021). This parser accepts only these lines: `[name.name]`, `key = value`, comments, blank lines. Values are
-"text" without escapes, decimal numbers and one-line lists of texts. It returns None for any other text, valid or not;
-the caller then uses tomllib.
+"text" without escapes, decimal numbers, true, false and one-line lists of texts. It returns None for any other text,
+valid or not; the caller then uses tomllib.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def _value(text: str) -> Any:
         return value
     if text.startswith("["):
         return _texts(text[1:].lstrip(BLANKS))
-    return _number(text.partition("#")[0].rstrip(BLANKS))
+    word = text.partition("#")[0].rstrip(BLANKS)
+    return word == "true" if word in ("true", "false") else _number(word)
 
 
 def _text(text: str) -> tuple[str, str]:

@@ -55,7 +55,7 @@ def _number(data: bytes, fields: Fields, name: str, base: int = 0) -> int:
 
 
 def pack_limits(grant: Grant) -> bytes:
-    """Returns the job's limits record of a grant."""
+    """Returns the job's limits record of a grant, as of a job that is alone on its GPU (see node/neighbours.py)."""
     values: dict[str, int | str] = {
         "magic": c.LIMITS_MAGIC,
         "abi_version": c.ABI_VERSION,
@@ -74,6 +74,8 @@ def pack_limits(grant: Grant) -> bytes:
         "created_unix_ns": grant.created_unix_ns,
         "phase_percent": grant.phase_percent,
         "gpu_uuid": grant.gpu_uuid,
+        "latency": grant.latency,
+        "floor_percent": grant.floor_percent,
     }
     return _pack(c.LIMITS_FIELDS, c.LIMITS_SIZE, values)
 
@@ -112,6 +114,8 @@ def parse_limits(data: bytes, model: str = "") -> Grant | None:
         mode=mode,
         created_unix_ns=number("created_unix_ns"),
         phase_percent=number("phase_percent"),
+        latency=int(number("latency") != 0),
+        floor_percent=number("floor_percent"),
     )
 
 

@@ -58,12 +58,13 @@ class MemPercent:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asks for. None means the site's default (mem, cores) or no preference (gpu_type, mode)."""
+    """What a user asks for. None means the site's default (mem, cores) or no preference (gpu_type, mode, policy)."""
 
     gpu_type: str | None = None
     mem: MemMib | MemPercent | None = None
     cores: int | None = None
     mode: str | None = None
+    policy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,12 @@ def _parse_mode(value: str) -> str:
     return value
 
 
+def _parse_policy(value: str) -> str:
+    if value not in contract.POLICIES:
+        raise _bad_value("E_POLICY", "policy", value)
+    return value
+
+
 def mem_text(mem: MemMib | MemPercent) -> str:
     """Returns a mem value as text with the largest unit that divides it: 8G, 1536M, 50%."""
     if isinstance(mem, MemPercent):
@@ -157,6 +164,7 @@ _KEYS: Final[Mapping[str, _Key]] = {
     "mem": _Key(_parse_mem, mem_text),
     "cores": _Key(_parse_cores, str),
     "mode": _Key(_parse_mode, str),
+    "policy": _Key(_parse_policy, str),
 }
 KEYS: Final = tuple(_KEYS)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hami_hpc.contract import constants as contract
 from hami_hpc.core.request import MemMib, MemPercent, Request, mem_text, parse
@@ -19,8 +19,8 @@ from hami_hpc.errors import Refusal, RequestError, request_error, shorten
 class Site:
     """The site's settings that decide requests.
 
-    classes: class -> QoS names. gpu_models: name -> memory usable by CUDA, MiB. partitions: name -> its GPU models.
-    qos_enforced: auto (job_submit reads slurm.conf) or yes.
+    classes: class -> QoS names. policies: class -> what its jobs may ask for. gpu_models: name -> memory usable by
+    CUDA, MiB. partitions: name -> its GPU models. qos_enforced: auto (job_submit reads slurm.conf) or yes.
     """
 
     shard_mib: int
@@ -33,6 +33,7 @@ class Site:
     gpu_models: Mapping[str, int]
     partitions: Mapping[str, Sequence[str]]
     qos_enforced: str = "auto"
+    policies: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,26 @@ def features(request: Request) -> tuple[str, ...]:
         names.append(contract.FEATURE_MODE.format(mode=request.mode))
     if request.gpu_type is not None:
         names.append(contract.FEATURE_TYPE.format(type=request.gpu_type))
+    if request.policy is not None:
+        names.append(contract.FEATURE_POLICY.format(policy=request.policy))
     return tuple(names)
+
+
+def check_policy(site: Site, service_class: str, policy: str | None) -> None:
+    """Raises RequestError when a job of the class may not ask for the policy (None: it asks for none)."""
+    allowed = site.policies.get(service_class, ())
+    if policy is None or policy in allowed:
+        return
+    if not allowed:
+        raise request_error("E_SITE", Refusal(given=f"policies of class {service_class} are missing"))
+    names = sorted(name for name, policies in site.policies.items() if policy in policies)
+    classes = [f"{name} (QoS {', '.join(site.classes.get(name, ())) or 'none'})" for name in names]
+    example = f"--gres=vgpu:mem=8G,cores=50,policy={allowed[0]}"
+    refusal = Refusal(
+        given=policy, where=service_class, allowed=_listed(allowed), classes="; ".join(classes) or "no class",
+        example=example,
+    )  # fmt: skip
+    raise request_error("E_POLICY_NOT_ALLOWED", refusal)
 
 
 def resolve(request: Request, site: Site, where: Where) -> Units:
@@ -188,9 +208,11 @@ def resolve(request: Request, site: Site, where: Where) -> Units:
     mem = _default_mem(site, mib) if request.mem is None else request.mem
     cores = site.default_cores if request.cores is None else request.cores
     mem_mib, mem_shards = _mem_units(mem, site, mib, shards)
+    service_class = class_of(site, where.qos)
+    check_policy(site, service_class, request.policy)
     return Units(
         shards=max(mem_shards, 1, shards * cores // 100),
-        service_class=class_of(site, where.qos),
+        service_class=service_class,
         mem_mib=mem_mib,
         cores=cores,
         features=features(request),

@@ -25,6 +25,7 @@ POLICIES = {
     "cap": "a job gets its share of the time and never more; its channels are paused for the rest of it, or its "
     "launches are delayed where the driver cannot pause channels",
     "burst": "the time is divided among the active jobs by their shares; they also use the idle time",
+    "none": "memory alone is limited; the GPU divides the time as it does without hami_hpc",
 }
 
 
@@ -116,6 +117,10 @@ def check_policies(facts: Facts) -> Iterator[Finding]:
     """Reports the time policy of each class, and warns of settings that leave jobs without limits."""
     for name, entry in facts.settings.classes.items():
         detail = f"{entry.policy}: {POLICIES.get(entry.policy, '')} (HAMI_HPC_LOG=1 in a job shows the method in use)"
+        if entry.latency:
+            detail += f"; latency-critical: others on its GPU give way, and have {entry.floor} % of the time at least"
+        if len(entry.policies) > 1:
+            detail += f"; policy= may be {' or '.join(entry.policies)}"
         yield Finding(f"class {name}", Level.OK, detail)
     if facts.settings.bare_shard == "allow":
         detail = "allow: --gres=shard:N gets a whole GPU, without limits, at the price of N shards"

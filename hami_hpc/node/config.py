@@ -28,14 +28,22 @@ MAX_BYTES = 1 << 20
 PRELOADS = ("env", "ldso")
 BARE_SHARD = ("refuse", "translate", "allow")
 QOS_ENFORCED = ("auto", "yes")
+DEFAULT_FLOOR, FLOOR_MAX = 5, 50  # percent
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
 class ClassSettings(NamedTuple):
-    """One class of service: the names of its QoS, and the policy for its share of the time (cap or burst)."""
+    """One class of service: the names of its QoS, and how the share of time of its jobs is kept.
+
+    `policies` are those that a job may ask for; `policy` is that of a job that asks for none. `floor` is the percentage
+    of the GPU's time that its latency-critical jobs leave to others, 0 for a class that is not.
+    """
 
     qos: tuple[str, ...]
     policy: str
+    policies: tuple[str, ...]
+    latency: bool
+    floor: int
 
 
 class Settings(NamedTuple):
@@ -76,6 +84,7 @@ class Settings(NamedTuple):
             qos_enforced=self.qos_enforced,
             modes=self.modes,
             classes={name: entry.qos for name, entry in self.classes.items()},
+            policies={name: entry.policies for name, entry in self.classes.items()},
             gpu_models=dict(self.gpu_models),
             partitions=dict(self.partitions),
         )
@@ -159,6 +168,12 @@ class _Table:
             self.refuse(key, value, f"a whole number from {least} to {most}")
         return int(value)
 
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.take(key, default)
+        if type(value) is not bool:
+            self.refuse(key, value, "true or false")
+        return bool(value)
+
     def names(self, key: str, default: Iterable[str], allowed: Iterable[str] | None = None) -> tuple[str, ...]:
         value = self.take(key, list(default))
         choices = None if allowed is None else tuple(allowed)
@@ -239,7 +254,13 @@ def _classes(path: str, value: object) -> dict[str, ClassSettings]:
     for name in c.CLASSES:
         entry = _Table(path, f"classes.{name}", table.take(name, {}))
         policy = entry.text("policy", "cap" if name == "std" else "burst", c.POLICIES)
-        classes[name] = ClassSettings(qos=entry.names("qos", () if name == "std" else (name,)), policy=policy)
+        latency = entry.flag("latency", name == "lc")
+        floor = entry.whole("floor", DEFAULT_FLOOR, 0, FLOOR_MAX)
+        policies = entry.names("policies", (policy,), c.POLICIES)
+        if policy not in policies:
+            entry.refuse("policies", list(policies), f'a list with the class\'s own policy, "{policy}"')
+        qos_names = entry.names("qos", () if name == "std" else (name,))
+        classes[name] = ClassSettings(qos_names, policy, policies, latency, floor if latency else 0)
         entry.close()
         for qos in classes[name].qos:
             if owner.setdefault(qos, name) != name:

@@ -35,7 +35,7 @@ FILE_NAME = "ledger.db"
 LOCK_NAME = "ledger.lock"
 NEW = ".new"
 SIDE_FILES = ("-journal", "-wal", "-shm")
-SCHEMA_VERSION = 3  # 2: grants have phase_percent; 3: application_id is a checksum
+SCHEMA_VERSION = 4  # 2: grants have phase_percent; 3: application_id is a checksum; 4: latency, floor_percent
 LOOK_AGAIN_S = 0.2
 BUSY_TIMEOUT_S = 30.0  # generous: a transaction takes a millisecond, and giving up drains the node
 ATTEMPTS = 10
@@ -107,6 +107,17 @@ class Ledger:
         with explained(self.path):
             row = self._connection.execute(query, (self._boot_id, job_id)).fetchone()
         return Grant(*row) if row else None
+
+    @contextmanager
+    def held_still(self) -> Iterator[tuple[Grant, ...]]:
+        """Keeps all other writers out, and gives the grants of this boot. Changes nothing in the file."""
+        with explained(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self.grants()
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
 
     def void_grants(self) -> tuple[Grant, ...]:
         """Returns the grants of other boots that no writer has dropped yet."""

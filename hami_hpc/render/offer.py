@@ -72,6 +72,7 @@ def make_offer(site: Site, gpus: Iterable[Gpu]) -> NodeOffer:
         )
     shards = sum(line.shards for line in lines)
     count = sum(line.count for line in lines)
+    offered_policies = {name for policies in site.policies.values() for name in policies}
     return NodeOffer(
         lines=tuple(lines),
         shards=shards,
@@ -89,6 +90,7 @@ def make_offer(site: Site, gpus: Iterable[Gpu]) -> NodeOffer:
         features=(
             *(c.FEATURE_MODE.format(mode=mode) for mode in site.modes),
             *(c.FEATURE_TYPE.format(type=line.model) for line in lines),
+            *(c.FEATURE_POLICY.format(policy=name) for name in c.POLICIES if name in offered_policies),
         ),
     )
 
@@ -134,6 +136,7 @@ def site_table(site: Site) -> dict[str, object]:
         "qos_enforced": site.qos_enforced,
         "modes": list(site.modes),
         "classes": {name: list(qos) for name, qos in site.classes.items()},
+        "policies": {name: list(policies) for name, policies in site.policies.items()},
         "gpu_models": {name: {"total_mib": total_mib} for name, total_mib in site.gpu_models.items()},
         "partitions": {name: {"gpu_models": list(models)} for name, models in site.partitions.items()},
     }

@@ -43,6 +43,21 @@ def read_ledger(settings: Settings) -> ledger.Ledger:
     return ledger_reader.read_ledger(settings.run_dir, boot.boot_id(), lambda: held_grants(settings))
 
 
+def tell_neighbours(stage: str, settings: Settings, ledger: ledger.Ledger) -> None:
+    """Writes into the records of this node's jobs who is on their GPUs now. Never fails: at most writes to syslog."""
+    from hami_hpc.node import neighbours
+
+    try:
+        lines = neighbours.update(settings.run_dir, ledger, now_unix_ns())
+    except Exception as error:
+        lines = (f"jobs were not told who is on their GPUs: {error_text(error)}",)
+    if lines:
+        from hami_hpc.node import admin_log
+
+        for line in lines:
+            admin_log.to_syslog(admin_log.WARNING, f"{stage}: {line}")
+
+
 def make_ledger_sound(settings: Settings) -> None:
     """Puts a damaged ledger aside and makes a new one."""
     ledger.make_sound(settings.run_dir, boot.boot_id(), lambda: held_grants(settings))

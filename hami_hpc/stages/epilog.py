@@ -46,6 +46,7 @@ def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
                 end_grant(settings, ledger, grant, common.now_unix_ns())
             finish_set_aside(settings, ledger)
         finally:
+            common.tell_neighbours("epilog", settings, ledger)
             ledger.close()
     except Exception as error:
         common.report("epilog", f"job {job_id}: {common.error_text(error)}")

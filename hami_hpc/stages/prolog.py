@@ -20,6 +20,7 @@ from hami_hpc.core.grant import (
     make_grant,
     parse_id,
     parse_units,
+    policy_of_job,
     wants_vgpu,
     whole_gpus,
 )
@@ -91,11 +92,14 @@ def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Gra
             from hami_hpc.stages import out_of_service
 
             out_of_service.check(settings, gpu, units.job_id)
-        policy = settings.classes[units.service_class].policy
-        wanted = make_grant(units, gpu, policy, mode, common.now_unix_ns())
+        own_class = settings.classes[units.service_class]
+        now_unix_ns = common.now_unix_ns()
+        policy = policy_of_job(units.job_id, units.service_class, own_class.policy, own_class.policies, constraints)
+        wanted = make_grant(units, gpu, policy, mode, now_unix_ns, own_class.latency, own_class.floor)
         check_model(wanted, ledger.inventory(), constraints, settings.memory_scaling)
         grant = ledger.add(wanted, lambda new, live: backend.admit(new, live, settings.memory_scaling))
         backend.prepare(settings.run_dir, grant)
+        common.tell_neighbours("prolog", settings, ledger)
         return grant
     finally:
         ledger.close()

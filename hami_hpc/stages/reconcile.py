@@ -54,6 +54,8 @@ def reconcile(settings: Settings, running_jobs: Callable[[], frozenset[int]], dr
             results.append(Result(Action(Kind.RESTORE_ROW, text), None))
         for action in make_plan(read_state(settings, ledger, running_jobs)):
             results.append(Result(action, None if dry_run else _try(settings, ledger, action)))
+        if not dry_run:
+            common.tell_neighbours("reconcile", settings, ledger)
         results += _leftover_files(settings, dry_run)
         results += _waiting_records(settings, dry_run)
         return tuple(results)

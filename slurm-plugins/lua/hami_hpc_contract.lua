@@ -24,6 +24,11 @@ return {
         ["example"] = "mode=share",
         ["doc"] = "How the node isolates the slice. Without it, a mode that the node offers.",
       },
+      ["policy"] = {
+        ["form"] = "cap, burst or none",
+        ["example"] = "policy=burst",
+        ["doc"] = "How the share of time is kept. Without it, the policy of the job's class; the class also says which are allowed.",
+      },
     },
     ["limits"] = {
       ["cores_min"] = 1,
@@ -59,9 +64,15 @@ return {
     ["lc"] = 1,
     ["be"] = 2,
   },
+  ["policies"] = {
+    ["cap"] = 0,
+    ["burst"] = 1,
+    ["none"] = 2,
+  },
   ["features"] = {
     ["mode"] = "vgpu_{mode}",
     ["type"] = "vgpu_type_{type}",
+    ["policy"] = "vgpu_policy_{policy}",
   },
   ["errors"] = {
     ["prefix"] = "hami_hpc: ",
@@ -84,6 +95,8 @@ return {
       ["E_CORES_RANGE"] = "cores={given} is out of range; allowed is a {allowed}. Example: {example}",
       ["E_MODE"] = "mode={given} is unknown; allowed is {allowed}. Example: {example}",
       ["E_MODE_NOT_OFFERED"] = "mode={given} is not offered by {where}; offered: {allowed}. Example: {example}",
+      ["E_POLICY"] = "policy={given} is unknown; allowed is {allowed}. Example: {example}",
+      ["E_POLICY_NOT_ALLOWED"] = "policy={given} is not allowed in class {where}, whose policies are: {allowed}. Classes that allow it: {classes}. Example: {example}",
       ["E_COUNT"] = "a count of {given} is not supported; a job has one vgpu per node. Ask for a larger share, or for more nodes with -N. Example: {example}",
       ["E_TYPE_FORM"] = "'{given}' is not a GPU type; a type has only letters, digits, '-' and '_', as in {example}",
       ["E_TYPE_UNKNOWN"] = "GPU type '{given}' is not in {where}; its types are: {allowed}. Example: {example}",
@@ -108,7 +121,7 @@ return {
       ["E_UPDATE"] = "the vgpu request of a job that is not pending cannot be changed; cancel the job and submit it again",
     },
   },
-  ["key_order"] = { "mem", "cores", "mode" },
+  ["key_order"] = { "mem", "cores", "mode", "policy" },
   ["env"] = {
     ["HAMI_HPC_VGPU"] = "number of vGPU slices (1)",
     ["HAMI_HPC_CLASS"] = "class of service: std, lc or be (prolog, epilog; in steps set by SPANK)",

@@ -28,6 +28,7 @@ return function(contract)
 			where = fields.where or "",
 			allowed = fields.allowed or "",
 			model = fields.model or "",
+			classes = fields.classes or "",
 			example = fields.example or contract.request.example,
 		}
 		local line = string.gsub(texts[code], "{([a-z]+)}", values)

@@ -10,12 +10,18 @@ return function(contract, errors)
 	for mode in pairs(contract.request.modes) do
 		MODES[(string.gsub(contract.features.mode, "{mode}", mode))] = true
 	end
+	local POLICIES = {} -- by feature
+	for policy in pairs(contract.policies) do
+		POLICIES[(string.gsub(contract.features.policy, "{policy}", policy))] = policy
+	end
 	local TYPE_HEAD = string.match(contract.features.type, "^[^{]*")
 
-	-- Returns "mode" or "type" for a feature of hami_hpc's, nil for the site's own.
+	-- Returns "mode", "policy" or "type" for a feature of hami_hpc's, nil for the site's own.
 	local function kind_of(term)
 		if MODES[term] then
 			return "mode"
+		elseif POLICIES[term] then
+			return "policy"
 		elseif string.sub(term, 1, #TYPE_HEAD) == TYPE_HEAD then
 			return "type"
 		end
@@ -66,7 +72,16 @@ return function(contract, errors)
 		return nil
 	end
 
-	-- Returns `expression` without hami_hpc's features of the kinds (mode, type) that are in `wanted`.
+	-- Returns the policies that `expression` requires.
+	function M.policies_of(expression)
+		local policies = {}
+		for _, term in ipairs(M.ours(expression)) do
+			policies[#policies + 1] = POLICIES[term]
+		end
+		return policies
+	end
+
+	-- Returns `expression` without hami_hpc's features of the kinds (mode, policy, type) that are in `wanted`.
 	local function without_kinds(expression, wanted)
 		local terms, has_or = split(expression)
 		if has_or then
@@ -85,7 +100,7 @@ return function(contract, errors)
 		return table.concat(kept, "&")
 	end
 
-	-- Returns `expression` AND all of `wanted`. With `replace`, a mode or type in `wanted` replaces the one in it.
+	-- Returns `expression` AND all of `wanted`. With `replace`, a mode, policy or type in `wanted` replaces the one in it.
 	function M.combine(expression, wanted, replace)
 		if #wanted == 0 then
 			return expression

@@ -156,6 +156,10 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		request.gpu_type = request.gpu_type or features.type_of(at.features)
 		local result = units.resolve(request, site, at.partitions)
 		local class = at.service_class or class_of(site, at.qos, job.default_qos)
+		local constraint = features.combine(at.features, at.keep or result.features, at.replace)
+		for _, policy in ipairs(features.policies_of(constraint)) do
+			units.check_policy(site, class, policy)
+		end
 		local tokens = grammar.job_tokens(result, parsed.prefix, class)
 		for _, token in ipairs(parsed.others) do
 			tokens[#tokens + 1] = token
@@ -164,7 +168,6 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		if list ~= job.tres_per_node then
 			job.tres_per_node = list
 		end
-		local constraint = features.combine(at.features, at.keep or result.features, at.replace)
 		if constraint and constraint ~= job.features then
 			job.features = constraint
 		end

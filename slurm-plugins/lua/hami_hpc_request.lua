@@ -86,6 +86,13 @@ return function(contract, errors)
 		request.mode = value
 	end
 
+	local function parse_policy(request, value)
+		if not contract.policies[value] then
+			fail_value("E_POLICY", "policy", value)
+		end
+		request.policy = value
+	end
+
 	local function mem_text(request)
 		if request.mem_percent then
 			return request.mem_percent .. "%"
@@ -114,6 +121,12 @@ return function(contract, errors)
 			parse = parse_mode,
 			text = function(request)
 				return request.mode
+			end,
+		},
+		policy = {
+			parse = parse_policy,
+			text = function(request)
+				return request.policy
 			end,
 		},
 	}
@@ -264,7 +277,7 @@ return function(contract, errors)
 	end
 
 	-- Parses a whole gres list. Returns nil if it has nothing of hami_hpc's, else
-	--   { request = { gpu_type, mem_mib | mem_percent, cores, mode }, others = { tokens }, prefix = "" | "gres:" | "gres/" }
+	--   { request = { gpu_type, mem_mib | mem_percent, cores, mode, policy }, others = { tokens }, prefix = "" | "gres:" | "gres/" }
 	-- Raises a refusal (errors.fail).
 	function M.parse(text)
 		if not M.mentions(text) then

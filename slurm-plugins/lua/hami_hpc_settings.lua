@@ -90,6 +90,7 @@ return function(contract, errors, grammar)
 			qos_enforced = site.qos_enforced,
 			modes = site.modes or defaults.modes,
 			classes = site.classes or {},
+			policies = site.policies or {},
 			gpu_models = site.gpu_models,
 			partitions = site.partitions,
 		}

@@ -123,7 +123,8 @@ return function(contract, errors, grammar, units, features, settings)
 	end
 
 	-- Translates the request of an srun outside an allocation to units, because Slurm uses one list for the job and its
-	-- step. job_submit reads them back and computes the shards again; the constraint carries mode and type.
+	-- step. job_submit reads them back and computes the shards again; the constraint carries mode, policy and
+	-- type.
 	local function translate_srun_job(options, parsed)
 		local request = parsed.request
 		grammar.check_length("--constraint", options.constraint or "")

@@ -139,6 +139,9 @@ return function(contract, errors, grammar)
 		if request.gpu_type then
 			names[#names + 1] = (string.gsub(contract.features.type, "{type}", request.gpu_type))
 		end
+		if request.policy then
+			names[#names + 1] = (string.gsub(contract.features.policy, "{policy}", request.policy))
+		end
 		return names
 	end
 
@@ -162,6 +165,29 @@ return function(contract, errors, grammar)
 		local _, shards = common_capacity(site, candidates(site, request, partitions), request, partitions)
 		request.cores = math.min(100, math.max(1, floor(100 * count / shards)))
 		return request
+	end
+
+	-- Refuses a policy (nil: none is asked for) that jobs of `class` may not ask for.
+	function M.check_policy(site, class, policy)
+		local allowed = site.policies[class] or {}
+		if not policy or contains(allowed, policy) then
+			return
+		elseif #allowed == 0 then
+			fail("E_SITE", { given = "policies of class " .. class .. " are missing" })
+		end
+		local classes = {}
+		for _, name in ipairs(sorted_keys(site.policies)) do
+			if contains(site.policies[name], policy) then
+				classes[#classes + 1] = name .. " (QoS " .. listed(site.classes[name] or {}) .. ")"
+			end
+		end
+		fail("E_POLICY_NOT_ALLOWED", {
+			given = policy,
+			where = class,
+			allowed = listed(allowed),
+			classes = #classes > 0 and table.concat(classes, "; ") or "no class",
+			example = "--gres=vgpu:mem=8G,cores=50,policy=" .. allowed[1],
+		})
 	end
 
 	-- Returns { shards, mem_mib, cores, service_class, features } of a request in `partitions` (list of names) with `qos`.

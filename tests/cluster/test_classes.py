@@ -11,6 +11,8 @@ from harness import jobs
 from harness.layout import Layout
 from test_requests import units
 
+from hami_hpc.contract import constants as c
+
 USER = "games"
 REQUEST = "--gres=vgpu:mem=1G,cores=5"
 LINE = "gets class std and not the class of QoS '{qos}', because Slurm does not check here who may use a QoS"
@@ -79,3 +81,71 @@ def test_a_class_that_the_administrator_gives_by_default_stands(unchecked: Layou
         jobs.wait(unchecked, has_class, "slurmctld to know the new default QoS", 20)
     finally:
         jobs.admin(unchecked, *change, "defaultqos=std")
+
+
+def limits_field(layout: Layout, job: str, name: str) -> int:
+    offset, width, _ = c.LIMITS_FIELDS[name]
+    return int.from_bytes((layout.run_dir / "jobs" / job / c.FILE_JOB_LIMITS).read_bytes()[offset:][:width], "little")
+
+
+def test_a_job_has_the_policy_that_it_asks_for_where_its_class_allows_it(cluster: Layout) -> None:
+    script = "#!/bin/sh\nsleep 60\n"
+    wanted = {",policy=cap": c.POLICIES["cap"], ",policy=burst": c.POLICIES["burst"], "": c.POLICIES["burst"]}
+    started = {}
+    for policy, number in wanted.items():
+        command = ("sbatch", "--parsable", "--qos=be", REQUEST + policy)
+        done = jobs.run_as(cluster, USER, command, stdin=script)
+        assert done.status == 0, done.err
+        started[done.out.strip()] = number
+    try:
+        for job, number in started.items():
+            record = cluster.run_dir / "jobs" / job / c.FILE_JOB_LIMITS
+            jobs.wait(cluster, record.exists, f"the prolog of job {job}", 60)
+            assert limits_field(cluster, job, "policy") == number
+            assert limits_field(cluster, job, "latency") == 0
+    finally:
+        jobs.admin(cluster, "scancel", f"--user={USER}")
+
+
+@pytest.mark.parametrize("options", [(REQUEST + ",policy=burst",), (REQUEST, "--constraint=vgpu_policy_burst")])
+def test_a_policy_of_another_class_is_refused_at_submit(cluster: Layout, options: tuple[str, ...]) -> None:
+    done = jobs.run_as(cluster, USER, ("sbatch", *options), stdin="#!/bin/sh\ntrue\n")
+    assert done.status != 0
+    assert "policy=burst is not allowed in class std, whose policies are: cap" in done.err
+    assert "be (QoS be); lc (QoS lc)" in done.err
+
+
+def test_a_policy_that_came_by_a_constraint_of_alternatives_is_refused_on_the_node(cluster: Layout) -> None:
+    command = ("srun", "--time=1", REQUEST, "--constraint=vgpu_policy_burst|vgpu_share", "true")
+    done = jobs.run_as(cluster, USER, command)
+    assert done.status != 0
+    assert "policy=burst is not allowed in class std" in done.err
+
+
+def test_best_effort_jobs_beside_a_latency_critical_one_take_turns(cluster: Layout) -> None:
+    def start(qos: str) -> str:
+        command = ("sbatch", "--parsable", f"--qos={qos}", REQUEST)
+        done = jobs.run_as(cluster, USER, command, stdin="#!/bin/sh\nsleep 120\n")
+        assert done.status == 0, done.err
+        job = done.out.strip()
+        record = cluster.run_dir / "jobs" / job / c.FILE_JOB_LIMITS
+        jobs.wait(cluster, record.exists, f"the prolog of job {job}", 60)
+        return job
+
+    try:
+        first, second, critical = start("be"), start("be"), start("lc")
+        gpus = {limits_field(cluster, job, "gpu_minor") for job in (first, second, critical)}
+        assert len(gpus) == 1, "small jobs share a GPU"
+
+        def has_turns() -> bool:
+            lengths = [limits_field(cluster, job, "turn_length_permille") for job in (first, second, critical)]
+            return lengths == [500, 500, 0]
+
+        jobs.wait(cluster, has_turns, "the jobs to be told of the latency-critical one", 20)
+        assert limits_field(cluster, first, "latency_others") == 1
+        assert limits_field(cluster, critical, "latency") == 1
+        jobs.admin(cluster, "scancel", critical)
+        jobs.wait(cluster, lambda: limits_field(cluster, first, "latency_others") == 0, "the jobs to be told", 60)
+        assert limits_field(cluster, second, "turn_length_permille") == 0
+    finally:
+        jobs.admin(cluster, "scancel", f"--user={USER}")

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from hami_hpc.contract import constants as c
 from hami_hpc.errors import NodeError
-from hami_hpc.node.config import load_settings, parse_settings, settings_path
+from hami_hpc.node.config import Settings, load_settings, parse_settings, settings_path
 
 
-def load(tmp_path: Path, text: str) -> object:
+def load(tmp_path: Path, text: str) -> Settings:
     path = tmp_path / "hami-hpc.toml"
     path.write_text(text)
     return load_settings(str(path))
@@ -42,6 +42,10 @@ def test_a_file_with_a_version_alone_means_the_contracts_defaults(tmp_path: Path
         ("version = 1\n[vgpu]\nqqq = 1", "unknown key 'qqq'; known: .*shard_mib"),
         ("version = 1\n[classes.std]\nqoss = []", r"\[classes.std\]: unknown key 'qoss'; did you mean qos?"),
         ("version = 1\n[classes.gold]", "unknown key 'gold'"),
+        ("version = 1\n[classes.lc]\nlatency = 1", "latency = '1' is not understood; allowed is true or false"),
+        ("version = 1\n[classes.lc]\nfloor = 51", "floor = '51' is not understood; .* from 0 to 50"),
+        ("version = 1\n[classes.lc]\npolicies = ['fair']", "policies = 'fair' is not understood; .*cap, burst, none"),
+        ("version = 1\n[classes.lc]\npolicies = ['cap']", 'allowed is a list with the class\'s own policy, "burst"'),
         ("version = 1\n[vgpu]\nshard_mib = 0", "shard_mib = '0' .* whole number from 1"),
         ("version = 1\n[vgpu]\nshard_mib = true", "whole number"),
         ("version = 1\n[vgpu]\nshard_mib = 1.5", "whole number"),
@@ -67,6 +71,25 @@ def test_a_wrong_file_is_refused_with_file_key_and_remedy(tmp_path: Path, text: 
     with pytest.raises(NodeError, match=said) as caught:
         load(tmp_path, text)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_only_a_latency_critical_class_has_a_floor_and_lc_alone_is_one_by_default(tmp_path: Path) -> None:
+    classes = load(tmp_path, "version = 1").classes
+    assert {name: (entry.latency, entry.floor) for name, entry in classes.items()} == {
+        "std": (False, 0),
+        "lc": (True, 5),
+        "be": (False, 0),
+    }
+    text = "version = 1\n[classes.std]\nlatency = true\nfloor = 50\n[classes.lc]\nlatency = false\nfloor = 20"
+    classes = load(tmp_path, text).classes
+    assert [(entry.latency, entry.floor) for entry in classes.values()] == [(True, 50), (False, 0), (False, 0)]
+
+
+def test_a_job_may_ask_for_its_classs_own_policy_alone_unless_the_settings_name_more(tmp_path: Path) -> None:
+    classes = load(tmp_path, "version = 1\n[classes.be]\npolicy = 'none'").classes
+    assert [entry.policies for entry in classes.values()] == [("cap",), ("burst",), ("none",)]
+    classes = load(tmp_path, "version = 1\n[classes.be]\npolicies = ['burst', 'none']").classes
+    assert (classes["be"].policy, classes["be"].policies) == ("burst", ("burst", "none"))
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])

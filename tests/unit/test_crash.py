@@ -30,6 +30,7 @@ TRACED = tuple(
         "node/locks",
         "node/mounts",
         "node/job_dirs",
+        "node/neighbours",
         "node/usage_spool",
         "stages/prolog",
         "stages/epilog",

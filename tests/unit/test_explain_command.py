@@ -96,6 +96,15 @@ def test_a_running_job_is_told_where_it_is_and_what_limits_it(tmp_path: Path) ->
     assert "policy burst of class lc" in lines(tmp_path, 15)["time"]
 
 
+def test_a_policy_that_the_job_asked_for_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for policy, text in (("none", "not limited: "), ("burst", "more while others leave it idle (policy burst)")):
+        record = JOBS.replace("Features=(null)", f"Features=vgpu_policy_{policy}")
+        monkeypatch.setattr(commands, "show_jobs", lambda *_job, record=record: record)
+        said = lines(tmp_path, 14)
+        assert f"policy {policy} (vgpu:mem=8G,cores=50,policy={policy})" in said["asked"]
+        assert text in said["time"]
+
+
 def test_a_job_without_vgpu_is_told_so(tmp_path: Path) -> None:
     assert lines(tmp_path, 22)["asked"].startswith("no vGPU")
 

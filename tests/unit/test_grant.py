@@ -14,6 +14,7 @@ from hami_hpc.core.grant import (
     make_grant,
     parse_id,
     parse_units,
+    policy_of_job,
     wants_vgpu,
     whole_gpus,
 )
@@ -120,7 +121,7 @@ def test_whole_gpus_are_more_slices_than_one_and_all_cores_of_each_gpu() -> None
         assert not whole_gpus({other: value for other, value in whole.items() if other != name})
 
 
-SLICE = ("job_id", "uid", "gpu_uuid", "mem_mib", "cores_percent", "service_class", "policy")
+SLICE = ("job_id", "uid", "gpu_uuid", "mem_mib", "cores_percent", "service_class", "policy", "latency", "floor_percent")
 
 
 @pytest.mark.parametrize("name", Grant._fields)
@@ -134,7 +135,39 @@ def test_a_slice_is_the_same_when_its_user_gpu_and_size_are(name: str) -> None:
 def test_a_grant_has_the_jobs_units_and_the_gpus_own_values() -> None:
     gpu = Gpu(3, 5, "GPU-9", "NVIDIA H200", "h200", 143156)
     made = make_grant(JobUnits(7, 1000, 3, "lc", 8192, 50), gpu, "burst", "share", 10**18)
-    assert made == Grant(7, 1000, "GPU-9", 5, 143156, "h200", 8192, 50, "lc", "burst", "share", 10**18, 0)
+    assert made == Grant(7, 1000, "GPU-9", 5, 143156, "h200", 8192, 50, "lc", "burst", "share", 10**18, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("constraints", "policy"),
+    [
+        ("", "burst"),
+        ("a&vgpu_share&vgpu_type_h200", "burst"),
+        ("vgpu_policy_cap", "cap"),
+        ("(a|b)&vgpu_type_h200&vgpu_policy_cap", "cap"),
+        ("vgpu_policy_burst", "burst"),
+        ("my_vgpu_policy_cap&vgpu_policy_capped", "burst"),
+    ],
+)
+def test_a_job_has_the_policy_that_its_features_name_else_its_classs_own(constraints: str, policy: str) -> None:
+    assert policy_of_job(7, "be", "burst", ("burst", "cap"), constraints) == policy
+
+
+@pytest.mark.parametrize("constraints", ["vgpu_policy_none", "a|vgpu_policy_none", "vgpu_policy_cap&vgpu_policy_none"])
+def test_a_policy_that_the_class_does_not_allow_is_the_jobs_fault_however_it_came_into_its_features(
+    constraints: str,
+) -> None:
+    with pytest.raises(JobError, match="policy=none is not allowed in class be, whose policies are: burst, cap"):
+        policy_of_job(7, "be", "burst", ("burst", "cap"), constraints)
+
+
+def test_only_a_latency_critical_grant_has_a_floor() -> None:
+    gpu = Gpu(3, 5, "GPU-9", "NVIDIA H200", "h200", 143156)
+    units = JobUnits(7, 1000, 3, "lc", 8192, 50)
+    made = make_grant(units, gpu, "burst", "share", 10**18, latency=True, floor=5)
+    assert (made.latency, made.floor_percent) == (1, 5)
+    made = make_grant(units, gpu, "burst", "share", 10**18, latency=False, floor=5)
+    assert (made.latency, made.floor_percent) == (0, 0)
 
 
 def test_a_gpu_can_be_filled_to_its_last_mib_by_the_others_and_one_more() -> None:

@@ -18,9 +18,9 @@ from hami_hpc.errors import RequestError
 
 VECTORS = [row[0] for row in read_vectors("requests.tsv", 3)]
 WORDS = """
-vgpu vgpu: vgpu_mem vgpu_cores gres: gres/ gres gpu shard mps nic mem cores mode share mig std h200
+vgpu vgpu: vgpu_mem vgpu_cores gres: gres/ gres gpu shard mps nic mem cores mode policy share mig cap std h200
 = ~ : ; , % . - + 0 1 8 50 100 16T 8G 8192M 1.5G 99999999999999999999 {key}
-mem=8G mem=0% mem=101% cores=50 cores=101 mode=mps
+mem=8G mem=0% mem=101% cores=50 cores=101 mode=mps policy=none
 """
 PIECES = [*WORDS.split(), " ", "\x01", "\u00e9", "\udcff"]
 FUZZ = settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -91,6 +91,7 @@ def site_tables(draw: st.DrawFn) -> dict[str, object]:
         "default_cores": draw(st.integers(1, 100)),
         "modes": draw(st.lists(st.sampled_from(["share", "mps", "mig"]), unique=True)),
         "classes": draw(st.sampled_from([{"std": []}, {"std": ["x"], "lc": ["Y"]}])),
+        "policies": draw(st.sampled_from([{}, {"std": ["cap"], "lc": ["burst", "none"]}, {"std": ["cap", "burst"]}])),
         "gpu_models": models,
         "partitions": draw(st.dictionaries(st.sampled_from(["p", "q"]), names)),
     }
@@ -102,11 +103,15 @@ SIZES = st.sampled_from(["", "mem=1M", "mem=50%", "mem=100%", "mem=7000M"]) | st
 CORES = st.just("") | st.integers(1, 100).map("cores={}".format)
 TYPES = st.sampled_from(["", ":a", ":b"])
 MODES = st.sampled_from(["", "mode=share", "mode=mig"])
+POLICIES = st.sampled_from(["", "policy=cap", "policy=burst", "policy=none"])
 
 
 @FUZZ_SITES
 @given(
-    table=site_tables(), parts=st.tuples(SIZES, CORES, MODES), gpu_type=TYPES, partitions=st.sampled_from(["p", "p,q"])
+    table=site_tables(),
+    parts=st.tuples(SIZES, CORES, MODES, POLICIES),
+    gpu_type=TYPES,
+    partitions=st.sampled_from(["p", "p,q"]),
 )
 def test_lua_and_python_count_alike(
     lua: LuaProcess, table: dict[str, object], parts: tuple[str, ...], gpu_type: str, partitions: str

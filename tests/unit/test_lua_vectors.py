@@ -67,7 +67,7 @@ def test_lua_counts_each_vector_as_python_does_and_as_written(lua: LuaProcess) -
             parsed = parse(text)
             assert parsed is not None
             with pytest.raises(RequestError) as caught:
-                resolve(parsed.request, python_site(table), Where(tuple(partitions.split(","))))
+                resolve(parsed.request, python_site(table), Where(tuple(partitions.split(",")), qos))
             assert answer == ["error", expected, caught.value.message], text
 
 

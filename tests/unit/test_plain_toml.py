@@ -33,6 +33,9 @@ qos = []
 [classes.lc]
 qos = [ "lc", "urgent" , ]  # two
 policy = "burst"
+latency = true  # or false
+[classes.be]
+latency = false
 [gpu_models.h200]
 total_mib = 143156
 [gpu_models.A100-80_GB]
@@ -58,7 +61,8 @@ NOT_PLAIN = [
     "a = 1e3",
     "a = 1.5.5",
     "a = \u0661",
-    "a = true",
+    "a = True",
+    "a = true false",
     "a = inf",
     "a = 2026-11-21",
     "a = [1]",

@@ -179,6 +179,19 @@ def test_a_gpu_that_is_new_is_looked_for_in_the_driver_and_one_that_is_not_there
     assert "job 8 was given GPU 3, but the driver shows 3 GPU(s) here" in capsys.readouterr().err
 
 
+def test_the_class_decides_which_policy_a_job_may_have(node: Node) -> None:
+    node.config.write_text(node.config.read_text() + '[classes.std]\npolicies = ["cap", "none"]\n')
+    assert node.prolog(7, SLURM_JOB_CONSTRAINTS="vgpu_policy_none") == 0
+    node.assert_job_is_ready(7)
+    assert node.grants()[7].policy == "none"
+    assert node.prolog(8) == 0
+    assert node.grants()[8].policy == "cap"
+    assert node.prolog(9, SLURM_JOB_CONSTRAINTS="vgpu_policy_burst") == 0, "a fault of the job does not drain"
+    assert 9 not in node.grants()
+    refusal = (node.jobs / "9" / c.FILE_REFUSED).read_text()
+    assert "policy=burst is not allowed in class std, whose policies are: cap, none" in refusal
+
+
 def test_settings_that_others_can_write_are_refused(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     node.config.chmod(0o664)
     assert node.prolog(7) == 1

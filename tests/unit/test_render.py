@@ -86,7 +86,7 @@ def test_the_fragment_offers_what_gres_conf_has(node: Node) -> None:
     settings = dict(line.split("=", 1) for line in text.splitlines() if line and not line.startswith("#"))
     assert settings["NodeName"] == (
         "node1 CPUs=8 Port=7777 Gres=gpu:h200:2,shard:1118,vgpu:std:1118,vgpu:lc:1118,vgpu:be:1118,"
-        f"vgpu_mem:{2 * GPU_MIB},vgpu_cores:200 Feature=vgpu_share,vgpu_type_h200"
+        f"vgpu_mem:{2 * GPU_MIB},vgpu_cores:200 Feature=vgpu_share,vgpu_type_h200,vgpu_policy_cap,vgpu_policy_burst"
     )
     assert settings["GresTypes"] == "gpu,shard,vgpu,vgpu_mem,vgpu_cores"
     assert settings["PluginDir"] == "/a:/b"

@@ -38,6 +38,7 @@ NodeName=node[1-4] CPUs=64 \\
 PartitionName=gpu Nodes=node[1-4] Prolog=/not/a/key/here
 """
 STAGES = "Prolog={etc}/prolog\nEpilog={etc}/epilog.d/*\nAccountingStorageTRES=gres/gpu,license/x\n"
+FEATURES = "vgpu_share,vgpu_type_h200,vgpu_policy_cap,vgpu_policy_burst"
 OFFER = f"shard:1118,vgpu:std:1118,vgpu:lc:1118,vgpu:be:1118,vgpu_mem:{2 * GPU_MIB},vgpu_cores:200"
 FOREIGN_SUBMIT = "function slurm_job_submit(j, p, u) return slurm.SUCCESS end\n-- hami_hpc.lua .job_submit(\n"
 
@@ -103,7 +104,7 @@ def test_keys_that_slurm_conf_has_are_left_out_and_printed_merged(node: Node, si
     assert not any(line.startswith(("CliFilterPlugins", "PrologFlags")) for line in lines), "both are right already"
     tracked = next(line for line in lines if line.startswith("AccountingStorageTRES="))
     assert tracked.startswith("AccountingStorageTRES=gres/gpu,license/x,gres/gpu:h200,gres/shard,")
-    assert f"Gres=gpu:h200:2,{OFFER},bandwidth:lustre:10G Feature=rack1,vgpu_share,vgpu_type_h200" in lines
+    assert f"Gres=gpu:h200:2,{OFFER},bandwidth:lustre:10G Feature=rack1,{FEATURES}" in lines
     assert "include slurm-hami-hpc.conf" in lines
     assert f"{site}/slurm.conf, line 2: instead of GresTypes=gpu,bandwidth write:" in done.output
     assert f"{site}/conf.d/stages.conf, line 3: instead of AccountingStorageTRES=" in done.output

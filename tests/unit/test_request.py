@@ -26,6 +26,7 @@ REQUESTS = st.builds(
     | st.builds(MemPercent, st.integers(1, 100)),
     cores=st.none() | st.integers(1, 100),
     mode=st.none() | st.sampled_from(sorted(contract.MODES)),
+    policy=st.none() | st.sampled_from(sorted(contract.POLICIES)),
 )
 
 

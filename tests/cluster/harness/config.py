@@ -122,6 +122,7 @@ policy = "burst"
 [classes.be]
 qos = ["be"]
 policy = "burst"
+policies = ["burst", "cap"]
 [gpu_models.{GPU_MODEL}]
 total_mib = 143156
 [partitions.{PARTITION}]

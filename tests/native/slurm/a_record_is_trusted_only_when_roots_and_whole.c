@@ -111,10 +111,15 @@ static void the_contents_are_checked(void)
 	CHECK_FIELD(cores_percent, 0, RECORD_VALUES);
 	CHECK_FIELD(cores_percent, 101, RECORD_VALUES);
 	CHECK_FIELD(service_class, HAMI_CLASS_BE + 1, RECORD_VALUES);
-	CHECK_FIELD(policy, HAMI_POLICY_BURST + 1, RECORD_VALUES);
+	CHECK_FIELD(policy, HAMI_POLICY_NONE + 1, RECORD_VALUES);
 	CHECK_FIELD(mode, HAMI_MODE_MIG + 1, RECORD_VALUES);
 	CHECK_FIELD(cores_percent, 100, RECORD_OK);
+	CHECK_FIELD(policy, HAMI_POLICY_NONE, RECORD_OK);
 	CHECK_FIELD(phase_percent, 100, RECORD_VALUES);
+	CHECK_FIELD(latency, 1, RECORD_OK);
+	CHECK_FIELD(latency, 2, RECORD_VALUES);
+	CHECK_FIELD(floor_percent, 99, RECORD_OK);
+	CHECK_FIELD(floor_percent, 100, RECORD_VALUES);
 	CHECK_FIELD(sequence, 2, RECORD_OK);
 	CHECK_FIELD(sequence, 1, RECORD_UNSTABLE);
 	memset(limits.gpu_uuid, 'x', sizeof(limits.gpu_uuid));

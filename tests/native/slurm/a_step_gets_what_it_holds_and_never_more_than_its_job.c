@@ -151,6 +151,22 @@ static void the_smaller_limit_wins(void)
 	CHECK(step.mem_limit_bytes == 0 && step.cores_percent == 50);
 }
 
+static void a_step_is_as_latency_critical_as_its_job_and_its_record_has_no_turns(void)
+{
+	struct hami_limits job = {.job_id = 7,
+				  .latency = 1,
+				  .floor_percent = 5,
+				  .latency_others = 2,
+				  .turn_begin_permille = 300,
+				  .turn_length_permille = 400};
+	struct step_units units = {.shards = true, .vgpu = true};
+	struct hami_limits step;
+
+	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+	CHECK(step.latency == 1 && step.floor_percent == 5);
+	CHECK(step.latency_others == 0 && step.turn_begin_permille == 0 && step.turn_length_permille == 0);
+}
+
 int main(void)
 {
 	numbers_are_whole_decimal_and_fit();
@@ -159,5 +175,6 @@ int main(void)
 	a_step_of_a_job_with_whole_gpus_is_not_limited();
 	every_refusal_says_what_to_do();
 	the_smaller_limit_wins();
+	a_step_is_as_latency_critical_as_its_job_and_its_record_has_no_turns();
 	return 0;
 }

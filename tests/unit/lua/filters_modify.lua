@@ -81,6 +81,21 @@ test("a new type or mode replaces the old one in the constraint", function()
 	equal(written.features, "a&vgpu_share&vgpu_type_a100")
 end)
 
+test("an update keeps the policy that it does not name, and replaces one that it names", function()
+	local units = string.gsub(UNITS, "std", "be")
+	local held = { tres_per_node = units, features = "a&vgpu_policy_cap", qos = "be" }
+	local rc, written = modify({ tres_per_node = "gres:vgpu:mem=1G" }, held)
+	equal(rc, 0)
+	equal(written.features, "a&vgpu_policy_cap")
+	rc, written = modify({ tres_per_node = "gres:vgpu:mem=1G,policy=none" }, held)
+	equal(rc, 0)
+	equal(written.features, "a&vgpu_policy_none")
+	held = { tres_per_node = UNITS, features = "a", qos = "" }
+	refused(modify({ tres_per_node = "gres:vgpu:policy=none" }, held), "policy=none is not allowed in class std")
+	messages = {}
+	refused(modify({ features = "vgpu_policy_none" }, held), "policy=none is not allowed in class std")
+end)
+
 test("an update keeps the class that the job has, also where its QoS would make no class", function()
 	write_slurm_conf("")
 	local held = { tres_per_node = UNITS, qos = "be" } -- typed by the user, and so of class std

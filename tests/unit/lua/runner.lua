@@ -50,7 +50,9 @@ function commands.site(text)
 end
 
 function commands.resolve(gres, partitions, qos)
-	local units = hami.units.resolve(grammar.parse(gres).request, site, list(partitions), qos)
+	local request = grammar.parse(gres).request
+	local units = hami.units.resolve(request, site, list(partitions), qos)
+	hami.units.check_policy(site, units.service_class, request.policy)
 	local numbers = string.format("ok\t%d\t%s\t%d\t%d", units.shards, units.service_class, units.mem_mib, units.cores)
 	return numbers .. "\t" .. table.concat(units.features, ",")
 end

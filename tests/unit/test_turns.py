@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who on a GPU gives way to whom, and when it is whose turn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.turns import PERIOD_PERMILLE, Turn, make_turns
+
+
+def grant(job_id: int, cores: int, latency: int = 0, policy: str = "burst") -> Grant:
+    return Grant(
+        job_id, 1000, "GPU-1", 0, 143155, "h200", 1024, cores, "std", policy, "share", 1, 0, latency, 5 * latency
+    )
+
+
+JOBS = st.lists(
+    st.tuples(
+        st.integers(1, 2**32 - 1), st.integers(1, 100), st.integers(0, 1), st.sampled_from(["cap", "burst", "none"])
+    ),
+    max_size=40,
+    unique_by=lambda job: job[0],
+).map(lambda jobs: [grant(*job) for job in jobs])
+
+
+def check(live: Iterable[Grant]) -> None:
+    turns = make_turns(live)
+    grants = sorted(live, key=lambda grant: grant.job_id)
+    assert turns.keys() == {grant.job_id for grant in grants}
+    for one in grants:
+        others = sum(other.latency for other in grants if other is not one)
+        assert turns[one.job_id].latency_others == others
+    ordinary = [grant for grant in grants if not grant.latency]
+    with_turns = len(ordinary) >= 2 and len(ordinary) < len(grants)
+    begin = 0
+    for one in grants:
+        _, at, length = turns[one.job_id]
+        if one.latency or not with_turns:
+            assert (at, length) == (0, 0)
+        else:
+            assert (at, length) == (begin, max(length, 1)), "one after the other, in the order of job ids"
+            begin += length
+    assert begin == (PERIOD_PERMILLE if with_turns else 0)
+
+
+@given(JOBS)
+def test_turns_fill_the_period_without_overlap_and_only_beside_a_latency_critical_job(live: list[Grant]) -> None:
+    check(live)
+
+
+@given(JOBS, st.randoms(use_true_random=False))
+def test_the_order_in_which_the_jobs_are_listed_does_not_matter(live: list[Grant], shuffler: random.Random) -> None:
+    mixed = list(live)
+    shuffler.shuffle(mixed)
+    assert make_turns(mixed) == make_turns(live)
+
+
+@given(st.lists(st.integers(1, 100), min_size=2, max_size=20).filter(lambda cores: sum(cores) <= 100))
+def test_a_turn_is_in_proportion_to_the_jobs_cores(cores: list[int]) -> None:
+    turns = make_turns([grant(i, percent) for i, percent in enumerate(cores, start=1)] + [grant(99, 10, latency=1)])
+    for i, percent in enumerate(cores, start=1):
+        assert abs(turns[i].turn_length_permille - PERIOD_PERMILLE * percent / sum(cores)) < 1
+
+
+def test_even_the_smallest_of_very_many_jobs_has_a_turn() -> None:
+    live = [grant(1, 1, latency=1), *(grant(job_id, 100 - 99 * (job_id % 2)) for job_id in range(2, 802))]
+    check(live)
+
+
+def test_more_jobs_than_a_period_can_hold_are_always_open() -> None:
+    live = [grant(1, 1, latency=1), *(grant(job_id, 1) for job_id in range(2, 1003))]
+    assert set(make_turns(live).values()) == {Turn(0, 0, 0), Turn(1, 0, 0)}
+    check(live[:-1])
+
+
+def test_two_jobs_beside_a_latency_critical_one_divide_the_period() -> None:
+    live = [grant(3, 10, latency=1), grant(5, 30), grant(4, 60, policy="none")]
+    assert make_turns(live) == {3: Turn(0, 0, 0), 4: Turn(1, 0, 666), 5: Turn(1, 666, 334)}
+    assert make_turns(live[:2]) == {3: Turn(0, 0, 0), 5: Turn(1, 0, 0)}, "the only one waits for nobody's turn"
+    assert make_turns([*live[:1], grant(6, 10, latency=1)]) == {3: Turn(1, 0, 0), 6: Turn(1, 0, 0)}
+    assert make_turns(live[1:]) == {4: Turn(0, 0, 0), 5: Turn(0, 0, 0)}
+    assert make_turns([]) == {}
