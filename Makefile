@@ -30,7 +30,7 @@ ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
 .PHONY: help setup setup-test generate build native plugins examples lint test test-native test-sanitizers test-unit mutate \
-	test-cluster test-slurm-versions record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-peers \
+	test-cluster test-slurm-versions record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-peers \
 	bench-interposer bench-prolog bench-accounting bench-metrics bench-agent demo demo-stop check-places install uninstall clean
 
 help: ## list these targets
@@ -120,6 +120,9 @@ test-gpu: build ## on a machine with a real NVIDIA GPU
 
 bench-gpu: build ## the interposer on a real GPU, side by side with native
 	$(PYTHON) tests/gpu/bench_interposer.py
+
+bench-time: build ## the GPU's time on a real GPU: caps, mixtures, latency-critical jobs; SECTIONS="caps latency"
+	$(PYTHON) tests/gpu/bench_time.py $(SECTIONS)
 
 bench-peers: build ## the interposer beside HAMi-core on a real GPU; HAMI_CORE=its libvgpu.so
 	$(PYTHON) tests/gpu/bench_peers.py
