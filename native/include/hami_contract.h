@@ -56,7 +56,7 @@ struct hami_limits {
 	uint32_t policy; /* see [policies] */
 	uint32_t mode; /* see [request.modes] */
 	uint64_t created_unix_ns; /* when the record was written, ns since 1970 */
-	uint32_t phase_percent; /* start of the job's window in the GPU's common period, percent, 0 to 99 */
+	uint32_t phase_percent; /* not used any more: start of the job's window, percent, 0 to 99 */
 	uint32_t mechanism; /* how the share of time is enforced, see [mechanisms] */
 	char gpu_uuid[96]; /* GPU-... or MIG-... of the device granted */
 	uint32_t latency; /* 1: latency-critical, other jobs on the GPU give way; else 0 */

@@ -27,8 +27,7 @@ class RunUse:
 
     measured: there is a usage record; without one the values of use are 0 and mean nothing. slices: number of vGPU
     slices; service_class: of these, empty if none. peak_bytes: the largest of any slice. gpu_busy_s, throttled_s,
-    oom_count: summed over slices. gpu_busy_s is the time in which the GPU could run its work, which is at least the
-    time used; 0 for policy burst, which does not measure it.
+    oom_count: summed over slices. gpu_busy_s is the time that its work used, for every policy.
     """
 
     cluster: str

@@ -22,17 +22,26 @@ int64_t hami_budget_after(int64_t credit, int64_t elapsed, int64_t used, uint32_
 	return credit < least ? least : credit > half ? half : credit;
 }
 
-bool hami_budget_shut(int64_t credit, bool shut, uint32_t percent)
+/* Return the credit at which an open tenant is shut, and at which a shut one opens; the calls begin that early. */
+static int64_t lowest(bool contended, uint32_t percent)
 {
-	int64_t half = hami_budget_half(percent);
-	return percent < 100 && (shut ? credit < half : credit <= -half);
+	return -hami_budget_half(percent) * (contended ? 3 : 1) + HAMI_PAUSE_LEAD_NS * (100 - percent) / 100;
 }
 
-int64_t hami_budget_wait(int64_t credit, bool shut, uint32_t percent)
+static int64_t highest(uint32_t percent)
 {
-	int64_t half = hami_budget_half(percent);
+	return hami_budget_half(percent) - HAMI_PAUSE_LEAD_NS * percent / 100;
+}
+
+bool hami_budget_shut(int64_t credit, bool shut, bool contended, uint32_t percent)
+{
+	return percent < 100 && (shut ? credit < highest(percent) : credit <= lowest(contended, percent));
+}
+
+int64_t hami_budget_wait(int64_t credit, bool shut, bool contended, uint32_t percent)
+{
 	if (percent >= 100)
 		return INT64_MAX;
-	int64_t left = shut ? half - credit : credit + half;
+	int64_t left = shut ? highest(percent) - credit : credit - lowest(contended, percent);
 	return left <= 0 ? 0 : left * 100 / (shut ? percent : 100 - percent);
 }

@@ -8,6 +8,9 @@
  *	one that uses less than percent stays near +half and is never shut;
  *	after idling the first piece is as long as any other.
  *
+ * One that others interrupt (`contended`) is shut at -3 half: the GPU gives it its turns, which may be uneven, and
+ * most such tenants get no more than their share anyway.
+ *
  * Pure: no clock, no system call, no state of its own. Times in ns, of any clock that does not step.
  */
 #ifndef HAMI_BUDGET_H
@@ -20,6 +23,8 @@
  * pause and resume (0.3 to 0.7 ms on an H200) are small against it.
  */
 #define HAMI_ROUND_NS 50000000ll
+/* A pause takes effect about so long after its call begins, and a resume. */
+#define HAMI_PAUSE_LEAD_NS 500000ll
 /* Nobody is shut for longer, however much is owed. */
 #define HAMI_SHUT_NS_MOST 500000000ll
 
@@ -28,8 +33,8 @@ int64_t hami_budget_half(uint32_t percent);
 /* Returns the credit after `elapsed` ns in which `used` ns of the GPU's time were used. */
 int64_t hami_budget_after(int64_t credit, int64_t elapsed, int64_t used, uint32_t percent);
 /* Returns whether the tenant is shut at this credit, if it was `shut` before. */
-bool hami_budget_shut(int64_t credit, bool shut, uint32_t percent);
+bool hami_budget_shut(int64_t credit, bool shut, bool contended, uint32_t percent);
 /* Returns how long it takes at least until that can change, ns: 0 or more. */
-int64_t hami_budget_wait(int64_t credit, bool shut, uint32_t percent);
+int64_t hami_budget_wait(int64_t credit, bool shut, bool contended, uint32_t percent);
 
 #endif

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "arbitration/budget.h"
 #include "arbitration/use.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -16,6 +17,7 @@
 #define SAMPLES 128
 #define SWITCHES 4096
 #define PAUSE_NS 5000000ll
+#define CONTENDED_NS (2 * HAMI_ROUND_NS)
 #define LOOK_AGAIN_NS HAMI_NS_PER_S /* for the driver's records, when they could not be had */
 #define LAUNCH_LASTS_NS (2 * HAMI_NS_PER_S)
 
@@ -31,6 +33,8 @@ static struct {
 	bool used_lately;  /* its answer */
 	int64_t launched;  /* when a launch was last noticed */
 	int64_t paused;    /* since when the channels are; 0: they are open */
+	int64_t resumed;   /* when they were last opened */
+	int64_t contended; /* when others last took the engine from it */
 } meter;
 
 static struct hami_switch switches[SWITCHES];
@@ -94,6 +98,7 @@ bool hami_meter_sample(int64_t now)
 void hami_meter_opened(bool open, int64_t now)
 {
 	meter.paused = open ? 0 : now;
+	meter.resumed = open ? now : meter.resumed;
 	if (!meter.told && meter.own_count < SAMPLES)
 		meter.own[meter.own_count++] = (struct hami_switch){.at = now, .on = open};
 }
@@ -110,13 +115,29 @@ static long end_paused(long count, int64_t now)
 	return count;
 }
 
+/* Notes when the engine was last taken from this process by others: a stay that ended with the channels open. */
+static void note_contention(long count)
+{
+	for (long i = 0; i < count; i++)
+		if (!switches[i].on && (!meter.paused || switches[i].at < meter.paused) &&
+		    switches[i].at - meter.resumed > PAUSE_NS)
+			meter.contended = switches[i].at;
+}
+
+bool hami_meter_contended(int64_t now)
+{
+	return meter.told && now - meter.contended < CONTENDED_NS;
+}
+
 int64_t hami_meter_count(int64_t now)
 {
 	int64_t used;
 	listen(now);
 	long count = meter.told ? hami_switches_read(switches, SWITCHES) : 0;
-	if (count >= 0 && meter.told)
+	if (count >= 0 && meter.told) {
+		note_contention(count);
 		count = end_paused(count, now);
+	}
 	if (count < 0) { /* the client has gone, or records were lost: all of the time counts, and begins anew */
 		meter.told = count == -ENODATA;
 		used = hami_use_count(&meter.use, NULL, 0, meter.samples, meter.sample_count, now);

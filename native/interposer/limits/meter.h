@@ -18,6 +18,8 @@ bool hami_meter_sample(int64_t now);
 void hami_meter_opened(bool open, int64_t now);
 /* Returns what was used since the last call, ns. */
 int64_t hami_meter_count(int64_t now);
+/* Returns whether others have interrupted this process in the last HAMI_ROUND_NS or so; false when not told. */
+bool hami_meter_contended(int64_t now);
 /* In a forked child. */
 void hami_meter_forked(void);
 

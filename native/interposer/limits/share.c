@@ -101,15 +101,17 @@ static void set_open(struct keeper *k, bool open)
 static void count(struct keeper *k, int64_t steady)
 {
 	const struct hami_region *region = hami_region();
-	int64_t used = hami_meter_count(hami_clock_shared()), wait;
+	int64_t shared = hami_clock_shared(), wait;
 	struct hami_terms of_job = k->terms;
 	of_job.cores_percent = region->job->cores_percent;
-	uint32_t job_cap = k->pauses ? hami_terms_cap(&of_job) : 100;
-	uint32_t step_cap = k->pauses ? hami_terms_cap(&k->terms) : 100;
-	k->shut = hami_region_spend(hami_region(), steady, used, job_cap, step_cap, &wait);
+	struct hami_spent spent = {.used = hami_meter_count(shared),
+				   .job_cap = k->pauses ? hami_terms_cap(&of_job) : 100,
+				   .step_cap = k->pauses ? hami_terms_cap(&k->terms) : 100};
+	spent.contended = hami_meter_contended(shared);
+	k->shut = hami_region_spend(hami_region(), steady, &spent, &wait);
 	k->counted = steady;
 	k->change = wait > HAMI_NS_PER_S ? steady + HAMI_NS_PER_S : steady + wait;
-	int64_t gap = wait == INT64_MAX ? SAMPLE_NS_UNCAPPED : hami_budget_half(step_cap) / 4;
+	int64_t gap = wait == INT64_MAX ? SAMPLE_NS_UNCAPPED : hami_budget_half(spent.step_cap) / 4;
 	k->sample_gap = wait == INT64_MAX	? gap
 			: gap < SAMPLE_NS_LEAST ? SAMPLE_NS_LEAST
 			: gap > SAMPLE_NS_MOST	? SAMPLE_NS_MOST

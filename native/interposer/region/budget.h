@@ -10,12 +10,17 @@
 #define HAMI_REGION_BUDGET_H
 #include "region/region.h"
 
+struct hami_spent {
+	int64_t used;   /* by this process since the last time, ns */
+	bool contended; /* others interrupted it lately */
+	uint32_t job_cap, step_cap; /* percent */
+};
+
 /*
- * Takes what this process has used, ns, from both budgets, which grow up to `now` (ns of hami_clock_steady());
+ * Takes what this process has used from both budgets, which grow up to `now` (ns of hami_clock_steady());
  * a cap of 100 percent has none. Returns whether this process must be paused; sets *wait to how long that cannot
  * change at the earliest, ns (INT64_MAX: as long as the caps stay).
  */
-bool hami_region_spend(struct hami_region *region, int64_t now, int64_t used, uint32_t job_cap, uint32_t step_cap,
-		       int64_t *wait);
+bool hami_region_spend(struct hami_region *region, int64_t now, const struct hami_spent *spent, int64_t *wait);
 
 #endif
