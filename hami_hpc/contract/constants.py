@@ -91,7 +91,7 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'policy': (64, 4, 'u'),
     'mode': (68, 4, 'u'),
     'created_unix_ns': (72, 8, 'u'),
-    'phase_percent': (80, 4, 'u'),
+    'reserved': (80, 4, 'u'),
     'mechanism': (84, 4, 'u'),
     'gpu_uuid': (88, 96, 's'),
     'latency': (184, 4, 'u'),

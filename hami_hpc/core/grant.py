@@ -44,7 +44,6 @@ class Grant(NamedTuple):
     policy: str
     mode: str
     created_unix_ns: int
-    phase_percent: int = 0
     latency: int = 0
     floor_percent: int = 0
 
@@ -201,26 +200,6 @@ def make_grant(
         latency=int(latency),
         floor_percent=floor if latency else 0,
     )
-
-
-def free_phase(grant: Grant, live: Iterable[Grant]) -> int:
-    """Returns where the window of `grant` begins in the common period, percent: where it overlaps others the least.
-
-    An overlap can be unavoidable although the shares add up to at most 100: jobs that ended leave gaps, and a window
-    may be longer than any of them.
-    """
-    windows_at = [0] * 100
-    for other in live:
-        if other.gpu_uuid == grant.gpu_uuid and other.job_id != grant.job_id:
-            for i in range(other.phase_percent, other.phase_percent + other.cores_percent):
-                windows_at[i % 100] += 1
-    overlap = sum(windows_at[: grant.cores_percent])
-    best, best_overlap = 0, overlap
-    for start in range(1, 100):
-        overlap += windows_at[(start + grant.cores_percent - 1) % 100] - windows_at[start - 1]
-        if overlap < best_overlap:
-            best, best_overlap = start, overlap
-    return best
 
 
 def check_fits(grant: Grant, live: Iterable[Grant], memory_scaling: float) -> None:

@@ -72,7 +72,6 @@ def pack_limits(grant: Grant) -> bytes:
         "policy": c.POLICIES[grant.policy],
         "mode": c.MODES[grant.mode],
         "created_unix_ns": grant.created_unix_ns,
-        "phase_percent": grant.phase_percent,
         "gpu_uuid": grant.gpu_uuid,
         "latency": grant.latency,
         "floor_percent": grant.floor_percent,
@@ -113,7 +112,6 @@ def parse_limits(data: bytes, model: str = "") -> Grant | None:
         policy=policy,
         mode=mode,
         created_unix_ns=number("created_unix_ns"),
-        phase_percent=number("phase_percent"),
         latency=int(number("latency") != 0),
         floor_percent=number("floor_percent"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hami_hpc.core.grant import Grant, check_fits, free_phase
+from hami_hpc.core.grant import Grant, check_fits
 from hami_hpc.core.records import Usage, pack_limits
 from hami_hpc.node import job_dirs
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def admit(new: Grant, live: tuple[Grant, ...], memory_scaling: float) -> Grant:
-    """Returns the grant with its phase in the GPU's common period. Raises NodeError when its memory does not fit."""
+    """Returns the grant as it is. Raises NodeError when its memory does not fit."""
     check_fits(new, live, memory_scaling)
-    return new._replace(phase_percent=free_phase(new, live))
+    return new
 
 
 def prepare(run_dir: str, grant: Grant) -> None:

@@ -56,7 +56,7 @@ struct hami_limits {
 	uint32_t policy; /* see [policies] */
 	uint32_t mode; /* see [request.modes] */
 	uint64_t created_unix_ns; /* when the record was written, ns since 1970 */
-	uint32_t phase_percent; /* not used any more: start of the job's window, percent, 0 to 99 */
+	uint32_t reserved; /* 0 */
 	uint32_t mechanism; /* how the share of time is enforced, see [mechanisms] */
 	char gpu_uuid[96]; /* GPU-... or MIG-... of the device granted */
 	uint32_t latency; /* 1: latency-critical, other jobs on the GPU give way; else 0 */
@@ -81,7 +81,7 @@ _Static_assert(offsetof(struct hami_limits, service_class) == 60, "service_class
 _Static_assert(offsetof(struct hami_limits, policy) == 64, "policy");
 _Static_assert(offsetof(struct hami_limits, mode) == 68, "mode");
 _Static_assert(offsetof(struct hami_limits, created_unix_ns) == 72, "created_unix_ns");
-_Static_assert(offsetof(struct hami_limits, phase_percent) == 80, "phase_percent");
+_Static_assert(offsetof(struct hami_limits, reserved) == 80, "reserved");
 _Static_assert(offsetof(struct hami_limits, mechanism) == 84, "mechanism");
 _Static_assert(offsetof(struct hami_limits, gpu_uuid) == 88, "gpu_uuid");
 _Static_assert(offsetof(struct hami_limits, latency) == 184, "latency");

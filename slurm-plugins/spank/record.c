@@ -66,7 +66,7 @@ enum record_fault record_check(const struct hami_limits *limits, uint32_t job_id
 	if (limits->job_id != job_id || limits->step_id != HAMI_JOB_STEP_ID || limits->uid != uid)
 		return RECORD_IDENTITY;
 	if (limits->mem_limit_bytes == 0 || limits->cores_percent < 1 || limits->cores_percent > 100 ||
-	    limits->phase_percent > 99 || limits->latency > 1 || limits->floor_percent > 99 ||
+	    limits->latency > 1 || limits->floor_percent > 99 ||
 	    limits->service_class >= sizeof(classes) / sizeof(classes[0]) ||
 	    limits->policy >= sizeof(policies) / sizeof(policies[0]) ||
 	    limits->mode >= sizeof(modes) / sizeof(modes[0]) ||

@@ -29,12 +29,12 @@ UUID = subprocess.run(
 serial = 0
 
 
-def under(cores: int, policy: str, phase: int = 0, mem_mib: int = 30000) -> dict[str, str]:
+def under(cores: int, policy: str, mem_mib: int = 30000) -> dict[str, str]:
     """The environment of a job of its own with such a share."""
     global serial
     serial += 1
     return make_slice(
-        PROGRAMS / f"job{serial}", None, UUID, job_mib=mem_mib, cores_percent=cores, policy=policy, phase_percent=phase
+        PROGRAMS / f"job{serial}", None, UUID, job_mib=mem_mib, cores_percent=cores, policy=policy
     ).environment()
 
 
@@ -101,11 +101,7 @@ def shares() -> None:
     ):
         rows = []
         for _ in range(REPEATS):
-            phases = [sum(tenants[:i]) for i in range(len(tenants))]
-            running = [
-                start(spin("run", loops, 3, 0, 2), under(c, policy, phase))
-                for c, phase in zip(tenants, phases, strict=True)
-            ]
+            running = [start(spin("run", loops, 3, 0, 2), under(c, policy)) for c in tenants]
             rows.append([100 * numbers(p)[0] / native for p in running])
         each = [statistics.median(column) for column in zip(*rows, strict=True)]
         total = statistics.median(sum(row) for row in rows)
@@ -134,7 +130,7 @@ def launches() -> None:
 
     for count, mem_mib in ((1, 30000), (100, 120000)):
         repeats = 5 * REPEATS if count == 1 else 1
-        pairs = [(timed(count, None), timed(count, under(100, "cap", 0, mem_mib))) for _ in range(repeats)]
+        pairs = [(timed(count, None), timed(count, under(100, "cap", mem_mib))) for _ in range(repeats)]
         native, limited = (statistics.median(column) for column in zip(*pairs, strict=True))
         what = f"start to end of {count} process(es) with a context"
         print(f"| {what} | {native:.0f} ms | {limited:.0f} ms | {limited / native:.3f} |", flush=True)

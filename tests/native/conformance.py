@@ -107,7 +107,6 @@ def make_slice(
     step_cores_percent: int | None = None,
     policy: str = "cap",
     service_class: str = "std",
-    phase_percent: int = 0,
     gpu_total_mib: int = 143155,
     uid: int | None = None,
     fields: Mapping[str, int] | None = None,
@@ -132,7 +131,7 @@ def make_slice(
         mode="share",
         created_unix_ns=1,
     )
-    record = put(pack_limits(grant), {"phase_percent": phase_percent} | dict(fields or {}))
+    record = put(pack_limits(grant), fields or {})
     made = Slice(directory, machine, gpu_uuid, min(job_mib, step_mib or job_mib), step_id)
     if not (directory / c.FILE_USAGE).exists():
         (directory / c.FILE_JOB_LIMITS).write_bytes(record)

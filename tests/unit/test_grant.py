@@ -10,7 +10,6 @@ from hami_hpc.core.grant import (
     Grant,
     JobUnits,
     check_fits,
-    free_phase,
     make_grant,
     parse_id,
     parse_units,
@@ -199,17 +198,3 @@ def test_of_many_holders_eight_are_named(count: int, more: str) -> None:
 def test_a_slice_larger_than_its_gpu_is_a_fault_of_the_settings() -> None:
     with pytest.raises(NodeError, match=r"job 7 was given 901 MiB of GPU 0 \(GPU-1\), which has 900 MiB"):
         check_fits(GRANT._replace(mem_mib=901), [GRANT], 0.9)
-
-
-def window(job_id: int, start: int, cores: int, gpu: str = "GPU-1") -> Grant:
-    return GRANT._replace(job_id=job_id, cores_percent=cores, phase_percent=start, gpu_uuid=gpu)
-
-
-def test_windows_of_the_own_job_and_of_other_gpus_do_not_count_for_the_phase() -> None:
-    new = window(7, 0, 50)
-    assert free_phase(new, [window(8, 0, 50)]) == 50
-    assert free_phase(new, [window(7, 0, 50)]) == 0, "its own earlier grant"
-    assert free_phase(new, [window(8, 0, 50, "GPU-2")]) == 0
-    assert free_phase(new, [window(8, 0, 100), window(9, 30, 50)]) == 80, "a whole share lies under every place"
-    assert free_phase(window(7, 0, 10), [window(8, 95, 90)]) == 85, "over the end of the period"
-    assert free_phase(window(7, 0, 1), [window(8, 0, 99)]) == 99, "the last place"

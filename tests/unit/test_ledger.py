@@ -119,7 +119,7 @@ def test_an_upgrade_replaces_the_older_ledger_and_what_is_held_stays_held(
     assert node.prolog(7, mem_mib=100000) == 0
     before = node.grants()[7]
     connection = sqlite3.connect(node.root / "run" / "ledger.db")
-    connection.executescript("ALTER TABLE grants DROP COLUMN phase_percent; PRAGMA user_version = 1")
+    connection.executescript("ALTER TABLE grants DROP COLUMN floor_percent; PRAGMA user_version = 1")
     connection.close()
     node.enter_gpus()
     assert node.prolog(8, mem_mib=100000) == 1, "job 7 still holds its memory"

@@ -63,7 +63,7 @@ def zeroed_pages(run_dir: Path) -> None:
 
 def older(run_dir: Path) -> None:
     with closing(sqlite3.connect(run_dir / "ledger.db")) as connection:
-        connection.executescript("ALTER TABLE grants DROP COLUMN phase_percent; PRAGMA user_version = 1")
+        connection.executescript("ALTER TABLE grants DROP COLUMN floor_percent; PRAGMA user_version = 1")
 
 
 def older_in_wal_mode(run_dir: Path) -> None:

@@ -142,10 +142,10 @@ def test_a_decision_sees_the_other_live_grants_only_and_its_answer_is_entered(st
 
     def decide(new: Grant, live: tuple[Grant, ...]) -> Grant:
         seen.append(live)
-        return new._replace(phase_percent=77)
+        return new._replace(cores_percent=77)
 
     wanted = GRANT._replace(mem_mib=1)
-    assert ledger.add(wanted, decide) == wanted._replace(phase_percent=77) == ledger.grant_of(7)
+    assert ledger.add(wanted, decide) == wanted._replace(cores_percent=77) == ledger.grant_of(7)
     assert seen == [(OTHER,)]
     assert ledger.add(OTHER._replace(created_unix_ns=9), decide) == OTHER
     assert len(seen) == 1, "the same slice needs no decision"

@@ -40,7 +40,6 @@ ANY_GRANT = st.builds(
     policy=st.sampled_from(sorted(c.POLICIES)),
     mode=st.sampled_from(sorted(c.MODES)),
     created_unix_ns=st.integers(0, 2**63 - 1),
-    phase_percent=st.integers(0, 99),
     latency=st.integers(0, 1),
     floor_percent=st.integers(0, 99),
 )
@@ -153,7 +152,7 @@ def test_a_limits_record_is_refused_by_its_length_before_anything_in_it_is_read(
 
 
 def test_the_limits_record_lies_as_the_contract_says() -> None:
-    grant = GRANT._replace(gpu_minor=3, phase_percent=40, policy="burst", service_class="be")
+    grant = GRANT._replace(gpu_minor=3, policy="burst", service_class="be")
     grant = grant._replace(latency=1, floor_percent=5)
     record = pack_limits(grant)
     expected = {
@@ -172,7 +171,6 @@ def test_the_limits_record_lies_as_the_contract_says() -> None:
         "policy": c.POLICIES["burst"],
         "mode": c.MODES["share"],
         "created_unix_ns": 10**18,
-        "phase_percent": 40,
         "latency": 1,
         "floor_percent": 5,
         "latency_others": 0,

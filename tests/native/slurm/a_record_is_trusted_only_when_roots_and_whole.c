@@ -115,7 +115,6 @@ static void the_contents_are_checked(void)
 	CHECK_FIELD(mode, HAMI_MODE_MIG + 1, RECORD_VALUES);
 	CHECK_FIELD(cores_percent, 100, RECORD_OK);
 	CHECK_FIELD(policy, HAMI_POLICY_NONE, RECORD_OK);
-	CHECK_FIELD(phase_percent, 100, RECORD_VALUES);
 	CHECK_FIELD(latency, 1, RECORD_OK);
 	CHECK_FIELD(latency, 2, RECORD_VALUES);
 	CHECK_FIELD(floor_percent, 99, RECORD_OK);
