@@ -36,10 +36,10 @@ def machine(tmp_path: Path) -> tuple[Path, str]:
 
 
 def slice_of(
-    tmp_path: Path, machine: tuple[Path, str], cores: int, policy: str, name: str = "job", phase_percent: int = 0
+    tmp_path: Path, machine: tuple[Path, str], cores: int, policy: str, name: str = "job"
 ) -> Slice:
     return make_slice(
-        tmp_path / name, *machine, job_mib=8192, cores_percent=cores, policy=policy, phase_percent=phase_percent
+        tmp_path / name, *machine, job_mib=8192, cores_percent=cores, policy=policy
     )
 
 
@@ -99,7 +99,7 @@ def test_without_a_cap_nothing_is_held_back(tmp_path: Path, machine: tuple[Path,
 
 
 def test_tenants_with_caps_take_turns(tmp_path: Path, machine: tuple[Path, str]) -> None:
-    jobs = [slice_of(tmp_path, machine, 50, "cap", f"job{i}", phase_percent=50 * i) for i in range(2)]
+    jobs = [slice_of(tmp_path, machine, 50, "cap", f"job{i}") for i in range(2)]
     measured(lambda: together(*jobs, milliseconds=2000), lambda got: all(40 < share < 60 for share in got))
 
 
@@ -185,15 +185,15 @@ def test_a_slow_driver_costs_no_more_than_the_share(tmp_path: Path, machine: tup
     run_within(15, 50, made, SPIN, 1500, 1000, faults="rm_2080110b=0:delay_us=3000")
 
 
-def test_the_cycle_rests_while_nothing_runs_and_goes_on_after(tmp_path: Path, machine: tuple[Path, str]) -> None:
+def test_the_keeper_rests_while_nothing_runs_and_goes_on_after(tmp_path: Path, machine: tuple[Path, str]) -> None:
     made = slice_of(tmp_path, machine, 30, "cap")
 
     def is_right(result: subprocess.CompletedProcess[str]) -> bool:
         first, second = shares(result)
-        return 18 < first < 42 and 18 < second < 45  # the second is free until its first launch has woken the thread
+        return 18 < first < 42 and 18 < second < 45  # its first launch wakes the thread
 
-    result = measured(lambda: run(made, SPIN, 800, 1000, 4000), is_right)
-    assert "the duty cycle rests" in result.stderr
+    result = measured(lambda: run(made, SPIN, 800, 1000, 4000, log="2"), is_right)
+    assert "the keeper rests" in result.stderr
 
 
 @pytest.mark.parametrize("how", ["return", "exit", "_exit", "abort", "thread", "exec"])

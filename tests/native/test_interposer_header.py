@@ -99,6 +99,20 @@ def test_every_version_and_form_of_a_launch_is_hooked() -> None:
     assert {name for name in declared() if base(name) in launches} - hooked() == set()
 
 
+def test_every_capture_that_begins_or_ends_is_hooked() -> None:
+    """A recording of the keeper's own would spoil one that it does not know of (limits/outstanding.h)."""
+    captures = {name for name in declared() if re.search(r"(Begin|End)(Re)?[cC]apture", name)}
+    assert {"cuStreamBeginCapture_v2_ptsz", "cuStreamBeginCaptureToGraph", "cuStreamEndCapture_ptsz"} <= captures
+    assert captures - hooked() == set()
+
+
+def test_every_end_of_a_context_is_hooked() -> None:
+    """The keeper asks every context that it knows, so it must hear first of each that may go."""
+    ends = {name for name in declared() if re.search(r"Ctx(Destroy|Detach|Release|Reset)(_v\d+)?$", name)}
+    assert {"cuCtxDestroy_v2", "cuDevicePrimaryCtxRelease", "cuGreenCtxDestroy"} <= ends
+    assert ends - hooked() == set()
+
+
 def test_every_version_of_a_hooked_allocator_is_hooked() -> None:
     allocators = {name for name, (where, _why) in rows(INTERPOSER_DIR / "allocators.tsv").items() if where == "hook"}
     assert {name for name in declared() if base(name) in allocators} - hooked() == set()

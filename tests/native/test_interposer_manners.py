@@ -18,6 +18,7 @@ from unprivileged import make_place
 
 from hami_hpc.contract import constants as c
 
+SOURCES = ROOT / "native/interposer"
 pytestmark = pytest.mark.skipif(REAL_GPU, reason="shown on the simulation; tests/gpu has the frameworks")
 
 
@@ -61,10 +62,13 @@ def test_it_cannot_end_the_program_print_or_take_its_signals() -> None:
     prints = {"printf", "puts", "putchar", "fprintf", "fputs", "fwrite", "stdout", "perror", "syslog"}
     process = {"umask", "chdir", "setenv", "putenv", "unsetenv", "clearenv", "setlocale", "fork", "execve", "system"}
     files = {"creat", "fopen", "mkstemp", "mkdtemp", "tmpfile", "mkdir", "unlink", "rename", "shm_open"}
-    exits = {"atexit", "on_exit", "__cxa_atexit"}
+    exits = {"on_exit", "at_quick_exit", "__cxa_at_quick_exit", "__cxa_thread_atexit_impl"}
     found = imports()
     assert "pthread_create" in found  # nm was read
     assert not found & (endings | signals | prints | process | files | exits)
+    # One handler, which only tells the keeper to ask libcuda nothing more.
+    calls = [line for path in SOURCES.rglob("*.c") for line in path.read_text().splitlines() if "atexit(" in line]
+    assert [call.strip() for call in calls] == ["atexit(hami_outstanding_end);"]
 
 
 def test_it_writes_no_file_where_programs_keep_theirs() -> None:

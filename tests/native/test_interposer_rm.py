@@ -72,7 +72,9 @@ def peaks(data: bytes) -> list[int]:
 def test_every_channel_is_paused_however_many_there_are(
     groups: int, channels: int, others: int, tmp_path: Path, machine: tuple[Path, str]
 ) -> None:
+    """Without contexts and without NVML nobody knows whether it works, so that all of its time counts."""
     made = make_slice(tmp_path / "job", *machine, job_mib=4096, cores_percent=20)
+    made.extra["HAMI_SIM_FAULTS"] = "nvmlInit_v2=9"
     result = made.run(str(RM / "every_channel_is_paused"), str(groups), str(channels), str(others))
     assert result.returncode == 0, result.stderr
 

@@ -15,8 +15,17 @@ def run(program: str, *arguments: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_duty_windows_add_up_to_the_share() -> None:
-    run("duty_windows_add_up_to_the_share")
+def test_a_budget_gives_the_share_in_rounds() -> None:
+    run("a_budget_gives_the_share_in_rounds")
+
+
+def test_the_time_used_is_that_on_the_engine_with_work() -> None:
+    run("the_time_used_is_that_on_the_engine_with_work")
+
+
+def test_processes_share_one_budget(tmp_path: Path) -> None:
+    made = make_slice(tmp_path / "job", None, "GPU-0", job_mib=1000, cores_percent=50, step_cores_percent=20)
+    run("processes_share_one_budget", str(made.limits))
 
 
 def test_a_table_finds_what_was_put() -> None:

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "native/include/rm_drivers.tsv"
 ABI = (ROOT / "native/include/rm_abi.h").read_text()
 FORMS = (ROOT / "native/interposer/driver/rm_forms.c").read_text()
+SWITCHES = (ROOT / "native/interposer/driver/switches.c").read_text()
 MEASURED = sorted(path for folder in ("benchmarks", "adr") for path in (ROOT / "docs" / folder).glob("*.md"))
 VERSION = r"\b5\d\d\.\d+\.\d+\b"  # of a driver, in full
 
@@ -36,9 +37,11 @@ def requests_in_code() -> set[str]:
     requests = {f"{number} {selector}" for number, selector in re.findall(r"\{(RM_NR_\w+), (RM_\w+),", FORMS)}
     requests |= {f"RM_NR_HEAP {name}" for name in re.findall(r"function == (RM_HEAP_\w+)", FORMS)}
     requests |= set(re.findall(r"(?:number|plain) == (RM_NR_\w+)", FORMS))
-    commands = set(re.findall(r"#define (RM_\w+) 0x(?:a06c|a06f|2080)\w{4}u", ABI))
+    commands = set(re.findall(r"#define (RM_\w+) 0x(?:a06c|a06f|2080|90cd)\w{4}u", ABI))
+    requests |= {f"RM_NR_ALLOC {name}" for name in re.findall(r"allocate\w*\((RM_CLASS_\w+)", SWITCHES)}
+    requests |= set(re.findall(r"RM_REQUEST\((RM_NR_MAP)\b", SWITCHES))
     text = "".join(
-        path.read_text() for layer in ("hooks", "limits") for path in (ROOT / "native/interposer" / layer).glob("*.c")
+        path.read_text() for layer in ("driver", "hooks", "limits") for path in (ROOT / "native/interposer" / layer).glob("*.c")
     )
     return requests | {f"RM_NR_CONTROL {name}" for name in commands if re.search(rf"\b{name}\b", text)}
 

@@ -22,15 +22,24 @@ int64_t hami_budget_after(int64_t credit, int64_t elapsed, int64_t used, uint32_
 	return credit < least ? least : credit > half ? half : credit;
 }
 
-/* Return the credit at which an open tenant is shut, and at which a shut one opens; the calls begin that early. */
+/* Returns by how much earlier a call begins, in credit that changes by `percent` of the clock. */
+static int64_t lead(int64_t half, uint32_t percent)
+{
+	int64_t whole = HAMI_PAUSE_LEAD_NS * percent / 100;
+	return whole < half / 2 ? whole : half / 2;
+}
+
+/* Return the credit at which an open tenant is shut, and at which a shut one opens. */
 static int64_t lowest(bool contended, uint32_t percent)
 {
-	return -hami_budget_half(percent) * (contended ? 3 : 1) + HAMI_PAUSE_LEAD_NS * (100 - percent) / 100;
+	int64_t half = hami_budget_half(percent);
+	return -half * (contended ? 3 : 1) + lead(half, 100 - percent);
 }
 
 static int64_t highest(uint32_t percent)
 {
-	return hami_budget_half(percent) - HAMI_PAUSE_LEAD_NS * percent / 100;
+	int64_t half = hami_budget_half(percent);
+	return half - lead(half, percent);
 }
 
 bool hami_budget_shut(int64_t credit, bool shut, bool contended, uint32_t percent)

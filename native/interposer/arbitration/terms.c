@@ -15,10 +15,17 @@
 /* What a request waits for at most. It costs nothing while no request is there. */
 #define SLICE_BESIDE_LATENCY 10u
 
+/* Returns the percentage, or the nearest that can be kept, whatever was written. */
+static uint32_t share_of(uint32_t job_percent, uint32_t step_percent)
+{
+	uint32_t least = step_percent < job_percent ? step_percent : job_percent;
+	return least < 1 ? 1 : least > 100 ? 100 : least;
+}
+
 struct hami_terms hami_terms_read(const struct hami_limits *job, const struct hami_limits *step)
 {
 	return (struct hami_terms){
-		.cores_percent = step->cores_percent < job->cores_percent ? step->cores_percent : job->cores_percent,
+		.cores_percent = share_of(job->cores_percent, step->cores_percent),
 		.policy = step->policy,
 		.latency = step->latency != 0,
 		.floor_percent = step->floor_percent,
@@ -43,7 +50,7 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t proces
 uint32_t hami_terms_cap(const struct hami_terms *terms)
 {
 	if (terms->policy == HAMI_POLICY_CAP)
-		return terms->cores_percent > 100 ? 100 : terms->cores_percent;
+		return terms->cores_percent;
 	if (terms->latency && terms->policy == HAMI_POLICY_BURST && terms->floor_percent < 100)
 		return 100 - terms->floor_percent;
 	return 100;

@@ -150,6 +150,12 @@ CUresult CUDAAPI cuCtxDestroy_v2(CUcontext context)
 	DESTROY(cuCtxDestroy_v2, context, context);
 }
 
+/* Destroys it with its last reference. With another left, its work cannot be asked about any more. */
+CUresult CUDAAPI cuCtxDetach(CUcontext context)
+{
+	DESTROY(cuCtxDetach, context, context);
+}
+
 /* Takes the primary context in again, or forgets it, after a release of one of its users. */
 static CUresult released(const struct real_cuda *real, CUdevice device, CUresult result)
 {

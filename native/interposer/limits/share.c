@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "driver/rm_objects.h"
 #include "limits/channels.h"
+#include "limits/charge.h"
 #include "limits/gate.h"
 #include "limits/launched.h"
 #include "limits/meter.h"
@@ -100,10 +101,9 @@ static void set_open(struct keeper *k, bool open)
 /* Counts what was used, takes it from the budgets, and learns until when they say the same. */
 static void count(struct keeper *k, int64_t steady)
 {
-	const struct hami_region *region = hami_region();
 	int64_t shared = hami_clock_shared(), wait;
-	struct hami_terms of_job = k->terms;
-	of_job.cores_percent = region->job->cores_percent;
+	struct hami_terms of_job = k->terms; /* the job's share, by the step's policy */
+	of_job.cores_percent = hami_terms_read(hami_region()->job, hami_region()->job).cores_percent;
 	struct hami_spent spent = {.used = hami_meter_count(shared),
 				   .job_cap = k->pauses ? hami_terms_cap(&of_job) : 100,
 				   .step_cap = k->pauses ? hami_terms_cap(&k->terms) : 100};
@@ -192,6 +192,7 @@ static int keep(const struct hami_limits *limits, bool pauses)
 			   .random = (uint64_t)hami_clock_steady() | 1,
 			   .timeslice = 0};
 	(void)limits;
+	hami_memory_charge(0); /* a place among the job's processes, for one that holds no device memory */
 	hami_meter_begin(hami_clock_shared());
 	k.busy = k.counted = k.sampled = k.change = hami_clock_steady();
 	read_terms(&k);

@@ -13,14 +13,16 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "arbitration/budget.h"
 #include "check.h"
+#include "region/budget.h"
 #include "region/glance.h"
 
 enum { OTHER = 5, MOST_STEPS = 64 };
 #define LIMIT (1000ull << 20)
 #define STEP_LIMIT (600ull << 20)
 
-static struct hami_limits job = {.mem_limit_bytes = LIMIT, .cores_percent = 50, .phase_percent = 25};
+static struct hami_limits job = {.mem_limit_bytes = LIMIT, .cores_percent = 50};
 static struct hami_limits step = {.mem_limit_bytes = STEP_LIMIT, .cores_percent = 20, .step_id = 3};
 static struct hami_region region;
 
@@ -123,7 +125,7 @@ static void look(void)
 	struct hami_view view;
 	hami_region_view(&region, &view);
 	CHECK(view.limit == STEP_LIMIT && view.free <= view.limit && view.used == view.limit - view.free);
-	CHECK(hami_region_phase(&region) < 100);
+	(void)hami_region_step_processes(&region);
 }
 
 static void charge(uint64_t bytes, bool scribbled)
@@ -134,6 +136,19 @@ static void charge(uint64_t bytes, bool scribbled)
 	CHECK(region.usage->head.used_bytes <= STEP_LIMIT);
 	CHECK(region.usage->head.used_bytes == hami_region_own(&region));
 	CHECK(rc == 0 || bytes > STEP_LIMIT - hami_region_own(&region)); /* what fits is not refused */
+}
+
+/* Whatever the record says, a process is paused for no longer than it may owe. */
+static void spend(struct input *in)
+{
+	int64_t wait, used = (int64_t)take(in, 8), now = (int64_t)(take(in, 5) + 1);
+	const struct hami_spent spent = {.used = used,
+					 .contended = used & 1,
+					 .job_cap = job.cores_percent,
+					 .step_cap = step.cores_percent};
+	bool shut = hami_region_spend(&region, now, &spent, &wait);
+	CHECK(wait >= 0);
+	CHECK(!shut || wait <= HAMI_SHUT_NS_MOST + HAMI_ROUND_NS);
 }
 
 static void begin_anew(void)
@@ -154,7 +169,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	bool scribbled = false;
 	begin_anew();
 	for (int n = 0; in.left && n < MOST_STEPS; n++) {
-		switch (take(&in, 1) % 8) {
+		switch (take(&in, 1) % 9) {
 		case 0:
 		case 1:
 			charge(take(&in, 8), scribbled);
@@ -174,6 +189,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			break;
 		case 6:
 			hami_region_add_time(&region, take(&in, 8), take(&in, 8));
+			break;
+		case 7:
+			spend(&in);
 			break;
 		default:
 			scribble(&in);

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The budget of a cap (arbitration/budget.h), and terms that root would not write, by a clock of their own. */
+#include <stdbool.h>
+
+#include "arbitration/budget.h"
+#include "arbitration/terms.h"
+#include "check.h"
+
+#define STEP 100000ll /* ns */
+
+struct tenant {
+	int64_t credit;
+	bool shut, contended;
+};
+
+static void go_on(struct tenant *t, int64_t elapsed, int64_t used, uint32_t percent)
+{
+	t->credit = hami_budget_after(t->credit, elapsed, used, percent);
+	t->shut = hami_budget_shut(t->credit, t->shut, t->contended, percent);
+	CHECK(hami_budget_wait(t->credit, t->shut, t->contended, percent) >= 0);
+}
+
+/*
+ * One that wants everything: its share over ten rounds, in one piece each; where pauses take effect at once, as here,
+ * a piece is shorter by what the calls are early.
+ */
+static void wants_everything(uint32_t percent)
+{
+	struct tenant t = {.credit = hami_budget_half(percent)};
+	int64_t open = 0;
+	int pieces = 0;
+	for (int64_t at = 0; at < 10 * HAMI_ROUND_NS; at += STEP) {
+		bool before = t.shut;
+		open += before ? 0 : STEP;
+		go_on(&t, STEP, before ? 0 : STEP, percent);
+		pieces += before && !t.shut;
+	}
+	CHECK(open >= HAMI_ROUND_NS / 10 * percent - HAMI_ROUND_NS / 4);
+	CHECK(open <= HAMI_ROUND_NS / 10 * percent + HAMI_ROUND_NS / 2);
+	CHECK(pieces <= (hami_budget_half(percent) > 4 * HAMI_PAUSE_LEAD_NS ? 13 : 22));
+}
+
+/* One that uses a little less than its share is never shut. */
+static void wants_less(uint32_t percent)
+{
+	struct tenant t = {.credit = hami_budget_half(percent)};
+	for (int i = 0; i < 10000; i++) {
+		go_on(&t, STEP, STEP * percent / 100, percent);
+		CHECK(!t.shut);
+	}
+}
+
+/* One that others interrupt may owe three times as much before it is shut, and gets no more in the long run. */
+static void is_interrupted(uint32_t percent)
+{
+	struct tenant t = {.credit = hami_budget_half(percent), .contended = true};
+	int64_t open = 0, first = 0;
+	for (int64_t at = 0; at < 100 * HAMI_ROUND_NS; at += STEP) {
+		bool before = t.shut;
+		open += before ? 0 : STEP;
+		go_on(&t, STEP, before ? 0 : STEP, percent);
+		first = first || !t.shut ? first : at + STEP;
+	}
+	CHECK(first * (100 - percent) / 100 >= 3 * hami_budget_half(percent));
+	CHECK(open <= HAMI_ROUND_NS * percent + 4 * hami_budget_half(percent) + STEP);
+}
+
+/* Whatever stands in the record, the time shut ends. */
+static void owes_anything(uint32_t percent)
+{
+	const int64_t words[] = {INT64_MIN, INT64_MIN + 1, -1, 0, 1, INT64_MAX - 1, INT64_MAX};
+	for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+		for (size_t j = 0; j < sizeof words / sizeof *words; j++)
+			for (size_t k = 0; k < sizeof words / sizeof *words; k++) {
+				struct tenant t = {.credit = words[i], .shut = true, .contended = k % 2};
+				go_on(&t, words[j], words[k], percent);
+				int64_t wait = hami_budget_wait(t.credit, t.shut, t.contended, percent);
+				CHECK(percent >= 100 || wait <= HAMI_SHUT_NS_MOST + HAMI_ROUND_NS);
+			}
+}
+
+/* What root would not write: no crash, and a cap between 0 and 100. */
+static void strange_terms(void)
+{
+	const uint32_t words[] = {0, 1, 9, 77, 100, 101, 200, 999, 1000, 5000, 70000, 4000000000u, UINT32_MAX};
+	const size_t n = sizeof words / sizeof *words;
+	for (size_t i = 0; i < n * n; i++) {
+		struct hami_limits r = {.cores_percent = words[i / n],
+					.policy = words[i % n] % 4,
+					.latency = i % 2,
+					.floor_percent = words[i / n],
+					.latency_others = words[i % n] % 2,
+					.turn_begin_permille = words[i / n],
+					.turn_length_permille = words[i % n]};
+		struct hami_terms t = hami_terms_read(&r, &r);
+		uint32_t cap = hami_terms_cap(&t), slice = hami_terms_timeslice_us(&t, words[i % n]);
+		CHECK(cap >= 1 && cap <= 100);
+		CHECK(slice <= 100 * 450u);
+		int64_t now = 1700000000123456789, until;
+		hami_terms_turn(&t, now, &until);
+		CHECK(until > now && (until == INT64_MAX || until <= now + HAMI_ROUND_NS));
+	}
+}
+
+int main(void)
+{
+	for (uint32_t percent = 1; percent < 100; percent++) {
+		wants_everything(percent);
+		wants_less(percent);
+		is_interrupted(percent);
+		owes_anything(percent);
+	}
+	strange_terms();
+	return 0;
+}

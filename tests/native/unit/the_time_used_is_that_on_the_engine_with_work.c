@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Time used, from switches and samples (arbitration/use.h). Times in ms of a clock that starts at 1000. */
+#include "arbitration/use.h"
+#include "check.h"
+
+#define MS 1000000ll
+#define AT(ms) ((1000 + (ms)) * MS)
+
+static struct hami_use use;
+
+static int64_t count(const struct hami_switch *s, size_t n, const struct hami_sample *m, size_t k, int64_t at)
+{
+	int64_t used = hami_use_count(&use, s, n, m, k, AT(at));
+	CHECK(used >= 0);
+	return used;
+}
+
+static void alone(void)
+{
+	const struct hami_sample half[] = {{AT(2), true}, {AT(4), false}, {AT(6), true}, {AT(8), false}};
+	hami_use_begin(&use, AT(0));
+	CHECK(count(NULL, 0, NULL, 0, 10) == 10 * MS); /* nobody looked: all of it */
+	hami_use_begin(&use, AT(0));
+	CHECK(count(NULL, 0, half, 4, 10) == 5 * MS);
+	CHECK(count(NULL, 0, NULL, 0, 10) == 0); /* no time has passed */
+}
+
+static void beside_others(void)
+{
+	const struct hami_switch turns[] = {{AT(2), false}, {AT(5), true}, {AT(9), false}};
+	hami_use_begin(&use, AT(0));
+	int64_t used = count(turns, 3, NULL, 0, 10);
+	CHECK(used <= 6 * MS && used >= 6 * MS - 2 * HAMI_SAVE_NS);
+	CHECK(count(NULL, 0, NULL, 0, 20) == 0); /* it is off */
+	const struct hami_switch back[] = {{AT(25), true}};
+	CHECK(count(back, 1, NULL, 0, 30) == 5 * MS);
+	CHECK(count(NULL, 0, NULL, 0, 40) == 10 * MS);
+}
+
+static void short_turns_are_not_all_saving(void)
+{
+	struct hami_switch turns[64];
+	hami_use_begin(&use, AT(0));
+	use.on = false;
+	for (int i = 0; i < 64; i++)
+		turns[i] = (struct hami_switch){AT(0) + i * MS / 100, i % 2 == 0};
+	int64_t used = count(turns, 64, NULL, 0, 1);
+	CHECK(used >= 32 * MS / 100 / 2 && used <= 32 * MS / 100);
+}
+
+int main(void)
+{
+	alone();
+	beside_others();
+	short_turns_are_not_all_saving();
+	return 0;
+}
