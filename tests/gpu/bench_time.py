@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/native")]
 from conformance import make_slice  # noqa: E402
 
 REPEATS = int(os.environ.get("REPEATS", "3"))
-SECONDS = 3.0
+SECONDS = float(os.environ.get("SECONDS", "3"))
 FOLDER = Path(tempfile.mkdtemp(prefix="hami-bench-"))
 WORK = Path(os.environ.get("HAMI_BENCH_WORK", str(FOLDER / "work")))
 UUID = subprocess.run(
@@ -82,7 +82,8 @@ def alone(tenant: Tenant) -> Numbers:
 
 
 def together(tenants: Sequence[Tenant], *more: str) -> list[Numbers]:
-    running = [t.start("warm=1.5", *more) for t in tenants]
+    begin = time.time() + 2.0 + 0.5 * len(tenants)  # contexts are made one after the other
+    running = [t.start(f"begin={begin:.3f}", *more) for t in tenants]
     return [answer(p) for p in running]
 
 
@@ -118,7 +119,7 @@ def caps() -> None:
     for name, work in KINDS.items():
         cells = []
         base = KERNELS if work in (BURSTS, ("contexts",)) else work
-        native = median(lambda w=base: alone(Tenant(w))["rate"])
+        native = median(lambda: alone(Tenant(base))["rate"])
         for cap in (10, 25, 50, 90):
             if cap not in (25, 50) and work is not KERNELS:
                 cells.append("")
@@ -190,8 +191,9 @@ def turns(count: int) -> list[dict[str, int]]:
 
 def beside(request: Tenant, others: Sequence[Tenant]) -> tuple[Numbers, list[Numbers]]:
     """One tenant of requests beside others that want everything."""
-    long = [t.start("warm=1.5", seconds=SECONDS + 1) for t in others]
-    time.sleep(1.5)
+    begin = time.time() + 1.5 + 0.5 * len(others)
+    long = [t.start(f"begin={begin:.3f}", seconds=SECONDS + 1) for t in others]
+    time.sleep(begin - time.time())
     mine = answer(request.start(seconds=SECONDS))
     return mine, [answer(p) for p in long]
 
@@ -255,7 +257,7 @@ def training() -> None:
     native = median(lambda: steps(0))
     row("cap 25", "cap 50", "cap 75", "cap 100")
     row(*["---"] * 4)
-    row(*(100 * median(lambda cap=cap: steps(cap)) / native for cap in (25, 50, 75, 100)))
+    row(*(100 * median(lambda: steps(cap)) / native for cap in (25, 50, 75, 100)))
 
 
 def keeper_ticks(pid: int) -> int:

@@ -15,8 +15,9 @@
  * Kinds that wait for each request; p50, p99, mean (us) from its start to its end, "rate" requests per second:
  *   requests us=13 every=1000 count=1 copy=0   `copy` bytes from the host, then `count` kernels, each `every` us
  *
- * SECONDS are measured; warm=S (default 0.5) before and after are left out, so that tenants that start and end at
- * slightly different times are measured while all of them run. LOOPS is what calibrate printed.
+ * SECONDS are measured; warm=S (default 0.5) before and after are left out. begin=T (s since 1970) measures from that
+ * time on, so that tenants that start at different times are measured while all of them run. LOOPS is what calibrate
+ * printed.
  */
 #include <algorithm>
 #include <atomic>
@@ -51,6 +52,13 @@ static double now()
 	timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+static double begin_at; // of what is measured, on now()'s clock; 0: as soon as it is warm
+
+static double end_at(double start)
+{
+	return std::max(start + warm, begin_at) + seconds + warm;
 }
 
 static double get(const char *name, double otherwise)
@@ -127,7 +135,7 @@ struct Mark {
 /* Prints the rate within [warm, warm + seconds] of the first mark, and the extremes of 100 ms. */
 static void print_rate(const std::vector<Mark> &marks)
 {
-	double from = marks.front().at + warm, to = std::min(from + seconds, marks.back().at);
+	double from = std::max(marks.front().at + warm, begin_at), to = std::min(from + seconds, marks.back().at);
 	auto count = [&](double at) { // linear between marks
 		size_t i = std::lower_bound(marks.begin(), marks.end(), at, [](const Mark &m, double t) { return m.at < t; }) -
 			   marks.begin();
@@ -159,7 +167,7 @@ template <class Submit> static void saturate(double unit_us, int units_a_call, S
 		OK(cudaEventCreateWithFlags(&e, cudaEventBlockingSync | cudaEventDisableTiming));
 	std::vector<Mark> marks;
 	double start = now(), total = 0;
-	for (int i = 0; now() - start < seconds + 2 * warm; i++) {
+	for (int i = 0; now() < end_at(start); i++) {
 		if (i >= 3) {
 			OK(cudaEventSynchronize(done[i % 3]));
 			total += (double)calls * units_a_call;
@@ -231,7 +239,7 @@ static void in_contexts(std::vector<CUcontext> contexts, std::vector<CUstream> g
 	std::vector<Mark> marks;
 	double start = now(), total = 0;
 	int calls = std::max(1, (int)(4000 / us));
-	while (now() - start < seconds + 2 * warm) {
+	while (now() < end_at(start)) {
 		bool any = false;
 		for (One &o : all) {
 			OK(cuCtxSetCurrent(o.context));
@@ -311,7 +319,7 @@ static void watch(volatile unsigned long long *count, volatile int *stop)
 {
 	std::vector<Mark> marks;
 	double start = now();
-	while (now() - start < seconds + 2 * warm) {
+	while (now() < end_at(start)) {
 		usleep(1000);
 		marks.push_back({now(), (double)*count});
 	}
@@ -470,6 +478,11 @@ int main(int argc, char **argv)
 		option = argv + 4;
 		options = argc - 4;
 		warm = get("warm", warm);
+		if (get("begin", 0) > 0) {
+			timespec t;
+			clock_gettime(CLOCK_REALTIME, &t);
+			begin_at = now() + get("begin", 0) - (t.tv_sec + t.tv_nsec * 1e-9);
+		}
 		for (auto &kind : kinds)
 			if (!strcmp(argv[1], kind.name)) {
 				kind.run();
