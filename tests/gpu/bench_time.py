@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,6 +82,10 @@ def alone(tenant: Tenant) -> Numbers:
     return answer(tenant.start())
 
 
+def rate(tenant: Tenant) -> float:
+    return alone(tenant)["rate"]
+
+
 def together(tenants: Sequence[Tenant], *more: str) -> list[Numbers]:
     begin = time.time() + 2.0 + 0.5 * len(tenants)  # contexts are made one after the other
     running = [t.start(f"begin={begin:.3f}", *more) for t in tenants]
@@ -119,7 +124,7 @@ def caps() -> None:
     for name, work in KINDS.items():
         cells = []
         base = KERNELS if work in (BURSTS, ("contexts",)) else work
-        native = median(lambda: alone(Tenant(base))["rate"])
+        native = median(partial(rate, Tenant(base)))
         for cap in (10, 25, 50, 90):
             if cap not in (25, 50) and work is not KERNELS:
                 cells.append("")
@@ -163,7 +168,7 @@ def mixtures() -> None:
     print("\n## Several tenants at once, all want everything, percent of native\n")
     row("tenants", "each", "total")
     row(*["---"] * 3)
-    native = median(lambda: alone(Tenant(KERNELS))["rate"])
+    native = median(partial(rate, Tenant(KERNELS)))
     for mixture in MIXTURES:
         runs = []
         for _ in range(REPEATS):
@@ -254,10 +259,10 @@ def training() -> None:
     def steps(cores: int) -> float:
         return float(Tenant(("train.py", "6"), cores).start().communicate(timeout=60)[0])
 
-    native = median(lambda: steps(0))
+    native = median(partial(steps, 0))
     row("cap 25", "cap 50", "cap 75", "cap 100")
     row(*["---"] * 4)
-    row(*(100 * median(lambda: steps(cap)) / native for cap in (25, 50, 75, 100)))
+    row(*(100 * median(partial(steps, cap)) / native for cap in (25, 50, 75, 100)))
 
 
 def keeper_ticks(pid: int) -> int:
