@@ -4,9 +4,8 @@
 #include "arbitration/budget.h"
 
 /*
- * Microseconds, measured on an H200 (docs/adr/045-the-gpus-own-scheduler.md). A change of tenant costs about 0.2 ms
- * of a full chip, so slices are long; and they are shorter than the piece that a budget gives (share of
- * HAMI_ROUND_NS), so that a tenant that only gets its share from the GPU is not paused besides.
+ * Microseconds, measured on an H200 (docs/adr/045-the-gpus-own-scheduler.md). A round of 45 ms: a change of tenant costs
+ * about 0.2 ms of a full chip, so slices are long.
  */
 #define SLICE_PER_PERCENT 450u
 #define SLICE_LEAST 200u
