@@ -10,7 +10,7 @@
 
 #include "../interposer/check.h"
 
-enum { THREADS = 3 };
+enum { MODES = 3, THREADS };
 
 static CUcontext context;
 static CUfunction kernel;
@@ -49,6 +49,15 @@ static void *capture(void *mode)
 	return NULL;
 }
 
+/* No end of a capture: this thread has no context. */
+static void *end_nothing(void *unused)
+{
+	CUgraph none;
+	for (; !over; usleep(500))
+		GIVES(CUDA_ERROR_INVALID_CONTEXT, cuStreamEndCapture(NULL, &none));
+	return unused;
+}
+
 int main(void)
 {
 	CUmodule module;
@@ -60,7 +69,7 @@ int main(void)
 	OK(cuModuleGetFunction(&kernel, module, "sim_spin_ns"));
 	OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	for (uintptr_t i = 0; i < THREADS; i++)
-		CHECK(pthread_create(&threads[i], NULL, capture, (void *)i) == 0);
+		CHECK(pthread_create(&threads[i], NULL, i < MODES ? capture : end_nothing, (void *)i) == 0);
 	for (time_t end = time(NULL) + 2; time(NULL) < end;) {
 		spin(stream, 500000);
 		OK(cuStreamSynchronize(stream));

@@ -53,7 +53,8 @@ int main(void)
 	OK(cuInit(0));
 	end = time(NULL) + 2;
 	for (int i = 0; i < THREADS; i++)
-		CHECK(pthread_create(&threads[i], NULL, i < 2 ? own_contexts : primary, i == 3 ? &end : NULL) == 0);
+		CHECK(pthread_create(&threads[i], NULL, i < 2 ? own_contexts : primary,
+				     i == 3 ? &end : NULL) == 0);
 	for (int i = 0; i < THREADS; i++)
 		CHECK(pthread_join(threads[i], NULL) == 0);
 	return 0;
