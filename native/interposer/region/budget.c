@@ -18,7 +18,8 @@ static int64_t advance(const struct words *w, int64_t now)
 	bool future = at > (uint64_t)(now + CLOCK_SLACK_NS);
 	if (!future && at >= (uint64_t)now)
 		return 0;
-	if (!__atomic_compare_exchange_n(w->at, &at, (uint64_t)now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+	if (!__atomic_compare_exchange_n(w->at, &at, (uint64_t)now, false, __ATOMIC_RELAXED,
+					 __ATOMIC_RELAXED))
 		return 0; /* another process adds it */
 	return at == 0 || future ? -1 : now - (int64_t)at;
 }
@@ -41,8 +42,8 @@ static bool spend(const struct words *w, int64_t now, int64_t used, int64_t *wai
 	return shut;
 }
 
-bool hami_region_spend(struct hami_region *region, int64_t now, int64_t used, uint32_t job_cap, uint32_t step_cap,
-		       int64_t *wait)
+bool hami_region_spend(struct hami_region *region, int64_t now, int64_t used, uint32_t job_cap,
+		       uint32_t step_cap, int64_t *wait)
 {
 	struct hami_usage_file *u = region->usage;
 	int32_t slot = __atomic_load_n(&region->slot, __ATOMIC_ACQUIRE);

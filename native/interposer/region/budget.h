@@ -15,7 +15,7 @@
  * a cap of 100 percent has none. Returns whether this process must be paused; sets *wait to how long that cannot
  * change at the earliest, ns (INT64_MAX: as long as the caps stay).
  */
-bool hami_region_spend(struct hami_region *region, int64_t now, int64_t used, uint32_t job_cap, uint32_t step_cap,
-		       int64_t *wait);
+bool hami_region_spend(struct hami_region *region, int64_t now, int64_t used, uint32_t job_cap,
+		       uint32_t step_cap, int64_t *wait);
 
 #endif
