@@ -8,7 +8,8 @@
  *
  *	gate.lock         over the driver's calls for the events of this process, which may make ioctls
  *	share.lock        over the creation of the thread
- *	known.lock        over libcuda's calls for the events of this process, which wait for no work
+ *	known.lock        over libcuda's calls for the events of this process, which may wait for a launch that
+ *	                  waits for room in its queue; never taken by the keeper, who would have to make it
  *	lookup.lock       over nothing else
  *	resolved.lock     over the loader's dlsym
  *	region->join      over the region's own lock, which is in memory that the job's processes share: a
@@ -24,12 +25,13 @@
 #include "base/table.h"
 #include "driver/resolve.h"
 #include "driver/rm_objects.h"
-#include "hooks/lookup.h"
 #include "driver/switches.h"
+#include "hooks/lookup.h"
 #include "limits/gate.h"
 #include "limits/launched.h"
 #include "limits/meter.h"
 #include "limits/outstanding.h"
+#include "limits/probe.h"
 #include "limits/share.h"
 #include "region/process.h"
 
@@ -39,6 +41,7 @@ static void forked(void)
 	hami_gate_forked();
 	hami_share_forked();
 	hami_launched_forked();
+	hami_probe_forked();
 	hami_meter_forked();
 	hami_switches_forked();
 	hami_outstanding_forked();

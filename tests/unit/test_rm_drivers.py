@@ -40,9 +40,8 @@ def requests_in_code() -> set[str]:
     commands = set(re.findall(r"#define (RM_\w+) 0x(?:a06c|a06f|2080|90cd)\w{4}u", ABI))
     requests |= {f"RM_NR_ALLOC {name}" for name in re.findall(r"allocate\w*\((RM_CLASS_\w+)", SWITCHES)}
     requests |= set(re.findall(r"RM_REQUEST\((RM_NR_MAP)\b", SWITCHES))
-    text = "".join(
-        path.read_text() for layer in ("driver", "hooks", "limits") for path in (ROOT / "native/interposer" / layer).glob("*.c")
-    )
+    layers = [ROOT / "native/interposer" / layer for layer in ("driver", "hooks", "limits")]
+    text = "".join(path.read_text() for layer in layers for path in layer.glob("*.c"))
     return requests | {f"RM_NR_CONTROL {name}" for name in commands if re.search(rf"\b{name}\b", text)}
 
 

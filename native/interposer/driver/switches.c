@@ -63,7 +63,8 @@ static int control(uint32_t object, uint32_t command, void *params, uint32_t siz
 
 static void release(uint32_t *handle)
 {
-	struct rm_free f = {.client = switches.target.client, .parent = switches.target.client, .object = *handle};
+	struct rm_free f = {
+		.client = switches.target.client, .parent = switches.target.client, .object = *handle};
 	if (*handle)
 		hami_real_ioctl()(switches.target.fd, RM_REQUEST(RM_NR_FREE, struct rm_free), &f);
 	*handle = 0;

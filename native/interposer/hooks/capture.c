@@ -20,7 +20,17 @@
 		hami_outstanding_capture(false);                                                             \
 	return result
 
-/* The body of a hook that ends one. A stream that does not capture is refused, and ends none. */
+/*
+ * Returns whether the call ended a capture. After any other error it goes on, or there was none: on another thread,
+ * by another stream, by a handle that is no stream's.
+ */
+static bool ended(CUresult result)
+{
+	return result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED ||
+	       result == CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+}
+
+/* The body of a hook that ends one. */
 #define END(name, stream, graph)                                                                             \
 	const struct real_cuda *real = hami_cuda();                                                          \
 	if (!real)                                                                                           \
@@ -28,8 +38,7 @@
 	if (!real->name)                                                                                     \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
 	CUresult result = real->name(stream, graph);                                                         \
-	if (result != CUDA_ERROR_ILLEGAL_STATE && result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED &&           \
-	    result != CUDA_ERROR_INVALID_VALUE && result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)          \
+	if (ended(result))                                                                                   \
 		hami_outstanding_capture(false);                                                             \
 	return result
 
@@ -54,12 +63,14 @@ CUresult CUDAAPI cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMo
 }
 
 CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
-					     const CUgraphEdgeData *data, size_t count, CUstreamCaptureMode mode)
+					     const CUgraphEdgeData *data, size_t count,
+					     CUstreamCaptureMode mode)
 {
 	BEGIN(cuStreamBeginCaptureToGraph, stream, graph, dependencies, data, count, mode);
 }
 
-CUresult CUDAAPI cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
+CUresult CUDAAPI cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
+						  const CUgraphNode *dependencies,
 						  const CUgraphEdgeData *data, size_t count,
 						  CUstreamCaptureMode mode)
 {

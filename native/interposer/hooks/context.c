@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hooks of initialisation, device size, and contexts: only the granted GPU takes a context. */
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -12,9 +13,13 @@
 
 static pthread_once_t end = PTHREAD_ONCE_INIT;
 
-/* After libcuda's own handlers, so that it runs before them. */
+/*
+ * Registers after libcuda's own handlers, so that ours runs before them. And libcuda stays in memory, though the
+ * application closes its handle: the keeper calls it.
+ */
 static void watch_end(void)
 {
+	dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
 	atexit(hami_outstanding_end);
 }
 
@@ -156,61 +161,50 @@ CUresult CUDAAPI cuCtxDetach(CUcontext context)
 	DESTROY(cuCtxDetach, context, context);
 }
 
-/* Takes the primary context in again, or forgets it, after a release of one of its users. */
-static CUresult released(const struct real_cuda *real, CUdevice device, CUresult result)
+/* Takes the primary context in again, or forgets it, after a release of one of its users, or a reset. */
+static CUresult released(const struct real_cuda *real, CUdevice device, bool reset, CUresult result)
 {
 	unsigned int flags;
 	int active = 0;
 	if (!hami_device_granted(device))
 		return result;
-	if (real->cuDevicePrimaryCtxGetState &&
-	    real->cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active)
-		hami_outstanding_suspend(&primary, false);
-	else
-		hami_outstanding_remove(&primary);
+	if (!real->cuDevicePrimaryCtxGetState ||
+	    real->cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS)
+		active = 0;
+	/* One that was reset has none of its events, retained or not. */
+	hami_outstanding_leave(&primary, false, !active || (reset && result == CUDA_SUCCESS));
 	return result;
 }
 
 /* The body of a hook after which the primary context may be gone. */
-#define RELEASE(name, device)                                                                                \
+#define RELEASE(name, device, reset)                                                                         \
 	const struct real_cuda *real = hami_cuda();                                                          \
 	if (!real)                                                                                           \
 		return HAMI_REFUSED;                                                                         \
 	if (!real->name)                                                                                     \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
 	if (hami_device_granted(device))                                                                     \
-		hami_outstanding_suspend(&primary, true);                                                    \
-	return released(real, device, real->name(device))
+		hami_outstanding_leave(&primary, true, false);                                               \
+	return released(real, device, reset, real->name(device))
 
 CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice device)
 {
-	RELEASE(cuDevicePrimaryCtxRelease, device);
+	RELEASE(cuDevicePrimaryCtxRelease, device, false);
 }
 
 CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
-	RELEASE(cuDevicePrimaryCtxRelease_v2, device);
+	RELEASE(cuDevicePrimaryCtxRelease_v2, device, false);
 }
-
-/* A reset context has none of its events: it is taken in anew when it is retained. */
-#define RESET(name, device)                                                                                  \
-	const struct real_cuda *real = hami_cuda();                                                          \
-	if (!real)                                                                                           \
-		return HAMI_REFUSED;                                                                         \
-	if (!real->name)                                                                                     \
-		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
-	if (hami_device_granted(device))                                                                     \
-		hami_outstanding_remove(&primary);                                                           \
-	return real->name(device)
 
 CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice device)
 {
-	RESET(cuDevicePrimaryCtxReset, device);
+	RELEASE(cuDevicePrimaryCtxReset, device, true);
 }
 
 CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
-	RESET(cuDevicePrimaryCtxReset_v2, device);
+	RELEASE(cuDevicePrimaryCtxReset_v2, device, true);
 }
 
 CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevice device,

@@ -13,7 +13,10 @@ static struct {
 	_Atomic uint64_t timeslice_us; /* 0: libcuda's own */
 } channels;
 
-/* Sends a control to `object`: 0, -EPERM when the driver refuses, -ESTALE when the client is gone. */
+/*
+ * Sends a control to `object`: 0, -EPERM when the driver refuses, -ESTALE when the client is gone, -EAGAIN when an
+ * object is: another thread has freed it since the list was made.
+ */
 static int send_control(const struct hami_target *target, uint32_t object, uint32_t command, void *params,
 			uint32_t size)
 {
@@ -24,7 +27,17 @@ static int send_control(const struct hami_target *target, uint32_t object, uint3
 			       .size = size};
 	if (hami_real_ioctl()(target->fd, RM_REQUEST(RM_NR_CONTROL, struct rm_control), &c))
 		return errno == EBADF || errno == ENOTTY ? -ESTALE : -errno;
-	return c.status == RM_INVALID_CLIENT ? -ESTALE : c.status ? -EPERM : 0;
+	switch (c.status) {
+	case RM_OK:
+		return 0;
+	case RM_INVALID_CLIENT:
+		return -ESTALE;
+	case RM_INVALID_CHANNEL:
+	case RM_INVALID_OBJECT_HANDLE:
+		return -EAGAIN;
+	default:
+		return -EPERM;
+	}
 }
 
 /* Forgets a client whose descriptor was closed, with all that it had; passes on any other error. */
@@ -36,7 +49,7 @@ static int forget_if_stale(int rc, const struct hami_target *target)
 	return 0;
 }
 
-int hami_channels_pause(bool paused)
+static int pause_all(bool paused)
 {
 	long count;
 	int rc = 0;
@@ -58,6 +71,14 @@ int hami_channels_pause(bool paused)
 	return count < 0 ? -ENOMEM : rc;
 }
 
+int hami_channels_pause(bool paused)
+{
+	int rc = pause_all(paused);
+	for (int i = 0; rc == -EAGAIN && i < 3; i++)
+		rc = pause_all(paused);
+	return rc;
+}
+
 int hami_channels_timeslice(uint64_t microseconds)
 {
 	long count;
@@ -69,7 +90,7 @@ int hami_channels_timeslice(uint64_t microseconds)
 		int error = send_control(&groups[i], groups[i].object, RM_GROUP_SET_TIMESLICE, &value,
 					 sizeof value);
 		error = forget_if_stale(error, &groups[i]);
-		rc = error ? error : rc;
+		rc = error && error != -EAGAIN ? error : rc; /* one that has gone needs none */
 	}
 	free(groups);
 	return count < 0 ? -ENOMEM : rc;

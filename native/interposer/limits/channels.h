@@ -10,7 +10,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Pauses (true) or resumes the channels of every compute group. 0, or -errno when the driver refuses. */
+/*
+ * Pauses (true) or resumes the channels of every compute group. 0, or -errno when the driver refuses; then some of
+ * them may be as before. -EAGAIN when that was for channels that have just gone: call again.
+ */
 int hami_channels_pause(bool paused);
 /*
  * Sets the timeslice of every compute group now and of those made later, in microseconds; 0 leaves libcuda's.

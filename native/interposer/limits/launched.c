@@ -54,7 +54,8 @@ void hami_launched_gate(void)
 
 void hami_launched_forked(void)
 {
-	if (!atomic_load(&launched.resting) && !atomic_load(&launched.woken) && !atomic_load(&hami_launch_flag))
+	if (!atomic_load(&launched.resting) && !atomic_load(&launched.woken) &&
+	    !atomic_load(&hami_launch_flag))
 		return;
 	atomic_store(&launched.resting, 0);
 	atomic_store(&launched.woken, false);

@@ -12,7 +12,7 @@
 #include "driver/switches.h"
 #include "limits/activity.h"
 #include "limits/launched.h"
-#include "limits/outstanding.h"
+#include "limits/probe.h"
 
 #define SAMPLES 128
 #define SWITCHES 4096
@@ -28,10 +28,11 @@ static struct {
 	struct hami_switch own[SAMPLES]; /* without the driver's: when the channels were opened and paused */
 	size_t own_count;
 	bool told;         /* the driver tells the switches */
-	int64_t asked;     /* when it was last asked to */
-	int64_t looked;    /* when NVML was last asked */
+	int error;         /* why it does not; said once */
+	int64_t asked;     /* steady: when it was last asked to */
+	int64_t looked;    /* steady: when NVML was last asked */
 	bool used_lately;  /* its answer */
-	int64_t launched;  /* when a launch was last noticed */
+	int64_t launched;  /* steady: when a launch was last noticed */
 	int64_t paused;    /* since when the channels are; 0: they are open */
 	int64_t resumed;   /* when they were last opened */
 	int64_t contended; /* when others last took the engine from it */
@@ -39,23 +40,34 @@ static struct {
 
 static struct hami_switch switches[SWITCHES];
 
+/* Takes the process as on the engine, unless its channels are paused. */
+static void begin(int64_t now)
+{
+	hami_use_begin(&meter.use, now);
+	meter.use.on = !meter.paused;
+}
+
 /* Asks the driver to tell the switches, by the first of this process's channels. */
 static void listen(int64_t now)
 {
 	long count;
-	if (meter.told || now - meter.asked < LOOK_AGAIN_NS)
+	int64_t steady = hami_clock_steady();
+	if (meter.told || (meter.asked && steady - meter.asked < LOOK_AGAIN_NS))
 		return;
-	meter.asked = now;
+	meter.asked = steady;
 	struct hami_target *targets = hami_objects_channels(&count);
 	if (count > 0) {
 		int rc = hami_switches_open(&targets[0]);
 		meter.told = rc == 0;
-		if (rc)
-			hami_log(1, "the driver does not tell when this process was at work (error %d); beside others "
-				    "all of its open time counts\n",
-				 -rc);
-		else
-			hami_use_begin(&meter.use, now);
+		if (rc && rc != meter.error)
+			hami_log(
+				1,
+				"the driver does not tell when this process was at work (error %d); beside others "
+				"all of its open time counts\n",
+				-rc);
+		meter.error = rc;
+		if (!rc)
+			begin(now);
 	}
 	free(targets);
 }
@@ -65,7 +77,7 @@ void hami_meter_begin(int64_t now)
 	listen(now);
 	if (meter.told)
 		hami_switches_read(switches, SWITCHES);
-	hami_use_begin(&meter.use, now);
+	begin(now);
 	meter.sample_count = meter.own_count = 0;
 }
 
@@ -73,14 +85,15 @@ void hami_meter_begin(int64_t now)
  * Where libcuda cannot tell: work is taken as outstanding for two seconds after a launch, and as long as NVML
  * sees some.
  */
-static bool guess(int64_t now)
+static bool guess(void)
 {
+	int64_t steady = hami_clock_steady();
 	if (hami_launched())
-		meter.launched = now;
-	if (now - meter.launched < LAUNCH_LASTS_NS)
+		meter.launched = steady;
+	if (meter.launched && steady - meter.launched < LAUNCH_LASTS_NS)
 		return true;
-	if (now - meter.looked > LOOK_AGAIN_NS) {
-		meter.looked = now;
+	if (!meter.looked || steady - meter.looked > LOOK_AGAIN_NS) {
+		meter.looked = steady;
 		meter.used_lately = hami_gpu_used_lately();
 	}
 	return meter.used_lately;
@@ -88,10 +101,12 @@ static bool guess(int64_t now)
 
 bool hami_meter_sample(int64_t now)
 {
-	enum hami_outstanding answer = hami_outstanding_look(hami_objects_started());
-	bool outstanding = answer == HAMI_OUTSTANDING_UNKNOWN ? guess(now) : answer == HAMI_SOMETHING_OUTSTANDING;
+	enum hami_outstanding answer = hami_probe(hami_objects_started());
+	bool outstanding =
+		answer == HAMI_OUTSTANDING_UNKNOWN ? guess() : answer == HAMI_SOMETHING_OUTSTANDING;
 	if (meter.sample_count < SAMPLES)
-		meter.samples[meter.sample_count++] = (struct hami_sample){.at = now, .outstanding = outstanding};
+		meter.samples[meter.sample_count++] =
+			(struct hami_sample){.at = now, .outstanding = outstanding};
 	return outstanding;
 }
 
@@ -109,6 +124,8 @@ void hami_meter_opened(bool open, int64_t now)
  */
 static long end_paused(long count, int64_t now)
 {
+	if (meter.paused > now)
+		meter.paused = now - PAUSE_NS - 1; /* the clock was set back */
 	bool on = count ? switches[count - 1].on : meter.use.on;
 	if (on && meter.paused && now - meter.paused > PAUSE_NS && count < SWITCHES)
 		switches[count++] = (struct hami_switch){.at = meter.paused + PAUSE_NS, .on = false};
@@ -138,10 +155,11 @@ int64_t hami_meter_count(int64_t now)
 		note_contention(count);
 		count = end_paused(count, now);
 	}
-	if (count < 0) { /* the client has gone, or records were lost: all of the time counts, and begins anew */
+	if (count <
+	    0) { /* the client has gone, or records were lost: all of the time counts, and begins anew */
 		meter.told = count == -ENODATA;
 		used = hami_use_count(&meter.use, NULL, 0, meter.samples, meter.sample_count, now);
-		hami_use_begin(&meter.use, now);
+		begin(now);
 	} else {
 		const struct hami_switch *list = meter.told ? switches : meter.own;
 		size_t length = meter.told ? (size_t)count : meter.own_count;
@@ -157,6 +175,6 @@ void hami_meter_forked(void)
 	if (!meter.told && !meter.asked)
 		return;
 	meter.told = false;
-	meter.asked = 0;
+	meter.asked = meter.paused = 0;
 	meter.sample_count = meter.own_count = 0;
 }

@@ -3,16 +3,20 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 
+#include "base/clock.h"
 #include "base/lock.h"
 #include "driver/access.h"
+
+#define END_NS 200000000l
 
 struct known {
 	CUcontext context;
 	const void *key;
 	CUevent event; /* made at the first look */
 	bool refused;  /* libcuda makes no event for it */
-	bool suspended;
+	bool anew;     /* it was retained meanwhile: its event may be a predecessor's */
 	bool recorded; /* the event stands for something */
 };
 
@@ -21,9 +25,16 @@ static struct {
 	struct known *list;
 	size_t count, room;
 	int captures;
+	int leaving; /* releases under way of the context of leaving_key, which may go at any moment */
+	const void *leaving_key;
 	bool incomplete; /* a context could not be remembered */
-	bool ended;
+	_Atomic bool ended;
 } known = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static bool leaving(const void *key)
+{
+	return known.leaving && known.leaving_key == key;
+}
 
 void hami_outstanding_add(CUcontext context, const void *key)
 {
@@ -41,7 +52,11 @@ void hami_outstanding_add(CUcontext context, const void *key)
 		}
 	}
 	if (i == known.count && known.count < known.room)
-		known.list[known.count++] = (struct known){.context = context, .key = key};
+		known.list[known.count++] = (struct known){.key = key, .context = context};
+	else if (i < known.count && (leaving(key) || known.list[i].context != context))
+		known.list[i] = (struct known){.key = key, .context = context};
+	if (i < known.count)
+		known.list[i].anew = true;
 	pthread_mutex_unlock(&known.lock);
 }
 
@@ -56,12 +71,22 @@ void hami_outstanding_remove(const void *key)
 	pthread_mutex_unlock(&known.lock);
 }
 
-void hami_outstanding_suspend(const void *key, bool suspended)
+void hami_outstanding_leave(const void *key, bool begins, bool gone)
 {
 	pthread_mutex_lock(&known.lock);
-	for (size_t i = 0; i < known.count; i++)
-		if (known.list[i].key == key)
-			known.list[i].suspended = suspended;
+	known.leaving += begins ? 1 : -1;
+	known.leaving_key = key;
+	for (size_t i = 0; i < known.count; i++) {
+		struct known *k = &known.list[i];
+		if (k->key != key)
+			continue;
+		if (begins && known.leaving == 1) {
+			k->anew = false;
+		} else if (!begins && gone && !k->anew) {
+			*k = known.list[--known.count];
+			break;
+		}
+	}
 	pthread_mutex_unlock(&known.lock);
 }
 
@@ -74,9 +99,15 @@ void hami_outstanding_capture(bool begins)
 
 void hami_outstanding_end(void)
 {
-	pthread_mutex_lock(&known.lock);
+	struct timespec most;
 	known.ended = true;
-	pthread_mutex_unlock(&known.lock);
+	/* Lets a recording that is being made end, unless that takes as long as what the GPU runs. */
+	clock_gettime(CLOCK_REALTIME, &most);
+	most.tv_nsec += END_NS;
+	most.tv_sec += most.tv_nsec / HAMI_NS_PER_S;
+	most.tv_nsec %= HAMI_NS_PER_S;
+	if (pthread_mutex_timedlock(&known.lock, &most) == 0)
+		pthread_mutex_unlock(&known.lock);
 }
 
 /* Makes the event that stands for the context's work. */
@@ -97,19 +128,17 @@ static bool prepare(const struct real_cuda *real, struct known *k)
 
 static enum hami_outstanding ask(const struct real_cuda *real, struct known *k)
 {
-	if (k->suspended || !prepare(real, k))
+	if (leaving(k->key) || !prepare(real, k))
 		return HAMI_OUTSTANDING_UNKNOWN;
 	/* What was recorded last is not done: nothing new needs to be recorded. */
 	if (k->recorded && real->cuEventQuery(k->event) == CUDA_ERROR_NOT_READY)
 		return HAMI_SOMETHING_OUTSTANDING;
 	CUresult result = real->cuCtxRecordEvent(k->context, k->event);
 	k->recorded = result == CUDA_SUCCESS;
-	if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
-		return HAMI_OUTSTANDING_UNKNOWN;
 	if (result != CUDA_SUCCESS)
-		return HAMI_NOTHING_OUTSTANDING; /* the context is broken, and does no work any more */
+		return HAMI_OUTSTANDING_UNKNOWN; /* a capture; a broken context; a driver that cannot */
 	return real->cuEventQuery(k->event) == CUDA_ERROR_NOT_READY ? HAMI_SOMETHING_OUTSTANDING
-								      : HAMI_NOTHING_OUTSTANDING;
+								    : HAMI_NOTHING_OUTSTANDING;
 }
 
 enum hami_outstanding hami_outstanding_look(int groups)
@@ -119,8 +148,10 @@ enum hami_outstanding hami_outstanding_look(int groups)
 	if (!real || !real->cuCtxRecordEvent || !real->cuEventQuery || !real->cuCtxPushCurrent_v2 ||
 	    !real->cuCtxPopCurrent_v2)
 		return HAMI_OUTSTANDING_UNKNOWN;
+	if (known.ended) /* NVML is not asked any more either */
+		return HAMI_SOMETHING_OUTSTANDING;
 	pthread_mutex_lock(&known.lock);
-	if (known.ended || known.captures || known.incomplete || (size_t)groups > known.count)
+	if (known.captures || known.incomplete || (size_t)groups > known.count)
 		answer = HAMI_OUTSTANDING_UNKNOWN;
 	for (size_t i = 0; i < known.count && !known.ended && !known.captures; i++) {
 		enum hami_outstanding one = ask(real, &known.list[i]);
@@ -142,6 +173,6 @@ void hami_outstanding_forked(void)
 		return;
 	known.list = NULL; /* the parent's: another thread may have been changing it */
 	known.count = known.room = 0;
-	known.captures = 0;
+	known.captures = known.leaving = 0;
 	known.incomplete = false;
 }

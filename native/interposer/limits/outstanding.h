@@ -6,7 +6,8 @@
  *
  * A recording spoils a stream capture, so none is made while one is under way.
  *
- * One lock, held over recordings, which wait for no work; never over the application's calls. Thread-safe, not
+ * One lock, held over recordings, never over the application's calls. A recording waits for no work itself, but for
+ * a launch that waits for room in its queue: the keeper asks through limits/probe.h. Thread-safe, not
  * async-signal-safe. A forked child starts without contexts.
  */
 #ifndef HAMI_OUTSTANDING_H
@@ -27,8 +28,11 @@ enum hami_outstanding hami_outstanding_look(int groups);
 /* A context was made, or is about to go. `key` names it: the context itself, or its green context. */
 void hami_outstanding_add(CUcontext context, const void *key);
 void hami_outstanding_remove(const void *key);
-/* Leaves a context out, while its last user may be releasing it; and takes it in again. */
-void hami_outstanding_suspend(const void *key, bool suspended);
+/*
+ * Around a release of the primary context (the only `key`), which may be its last: it is not asked between the two. `gone`: there is
+ * none after it, and it is forgotten unless another thread has added it meanwhile.
+ */
+void hami_outstanding_leave(const void *key, bool begins, bool gone);
 
 /* Around a stream capture: before it begins, and when it has ended or did not begin. */
 void hami_outstanding_capture(bool begins);

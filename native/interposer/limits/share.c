@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "limits/share.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -24,15 +25,18 @@
 #include "region/process.h"
 
 #define MS 1000000ll
-#define DRIVERS_TIMESLICE_US 2048u  /* libcuda's */
-#define SAMPLE_NS_MOST (2 * MS)     /* between two samples, under a cap */
+#define DRIVERS_TIMESLICE_US 2048u /* libcuda's */
+#define SAMPLE_NS_MOST (2 * MS)    /* between two samples, under a cap */
 #define SAMPLE_NS_LEAST (MS / 2)
 #define SAMPLE_NS_UNCAPPED (10 * MS)
-#define COUNT_NS HAMI_ROUND_NS      /* between two counts of what was used */
-#define IDLE_NS (100 * MS)          /* nothing outstanding for so long: the keeper rests */
-#define REST_NS (100 * MS)          /* between two looks while it rests: for work that is no launch */
+#define COUNT_NS HAMI_ROUND_NS /* between two counts of what was used */
+#define IDLE_NS (100 * MS)     /* nothing outstanding for so long: the keeper rests */
+#define REST_NS (100 * MS)     /* between two looks while it rests: for work that is no launch */
 #define SLEEP_NS_LEAST (MS / 20)
 #define REFUSALS_IN_A_ROW 3
+#define GONE_IN_A_ROW 100      /* pauses that channels foiled which were just freed */
+#define RETRY_NS MS            /* until the driver is asked again for what it did not do */
+#define SHUT_LOOK_NS (10 * MS) /* between two looks for new channels while the others are paused */
 
 static struct {
 	pthread_mutex_t lock;
@@ -46,14 +50,16 @@ struct keeper {
 	bool open;      /* the channels are enabled */
 	bool shut;      /* the budget says so */
 	int64_t change; /* steady: the budget says the same until then */
-	int64_t counted, sampled, busy; /* steady: the last count and sample, and when work was last outstanding */
-	int64_t closed;                 /* steady: since when it is not open */
+	int64_t counted, sampled,
+		busy;   /* steady: the last count and sample, and when work was last outstanding */
+	int64_t closed; /* steady: since when it is not open */
 	int64_t sample_gap;
 	uint64_t random;
 	uint32_t timeslice;
-	unsigned int groups; /* that have it */
-	bool no_timeslices;  /* the driver refuses them */
-	int refusals, error; /* to pause, in a row; the last one's */
+	unsigned int groups;        /* that have it */
+	bool no_timeslices;         /* the driver refuses them */
+	unsigned int paused_groups; /* how many there ever were when they were paused */
+	int refusals, gone, error;  /* to pause, in a row; the last refusal's */
 };
 
 static void set_timeslice(struct keeper *k)
@@ -76,26 +82,51 @@ static void set_timeslice(struct keeper *k)
 	k->groups = groups;
 }
 
-/* Opens or pauses the channels, when that is not what they are. */
-static void set_open(struct keeper *k, bool open)
+/* After a pause that was refused: some channels may be paused. What cannot be opened now is tried again. */
+static void refused(struct keeper *k, int rc, int64_t steady)
 {
-	if (open == k->open)
-		return;
-	int64_t begun = hami_clock_steady();
-	hami_meter_opened(open, hami_clock_shared());
-	int rc = hami_channels_pause(!open);
-	if (rc && !open) {
+	if (rc != -EAGAIN || ++k->gone >= GONE_IN_A_ROW) {
 		k->refusals++;
 		k->error = rc;
+	}
+	if (!k->open)
+		return;
+	if (hami_channels_pause(false) == 0) {
 		hami_meter_opened(true, hami_clock_shared());
 		return;
 	}
-	k->refusals = 0;
-	k->open = open;
-	if (open)
+	k->open = false;
+	k->closed = steady;
+}
+
+/*
+ * Opens or pauses the channels, when that is not what they are, and pauses those that came since the others were.
+ * Returns false when the driver did not do it: to be tried again.
+ */
+static bool set_open(struct keeper *k, bool open)
+{
+	unsigned int groups = hami_objects_started_ever();
+	if (open == k->open && (open || groups == k->paused_groups))
+		return true;
+	int64_t begun = hami_clock_steady();
+	if (!open && k->open)
+		hami_meter_opened(false, hami_clock_shared());
+	int rc = hami_channels_pause(!open);
+	if (rc && !open)
+		refused(k, rc, begun);
+	if (rc)
+		return false;
+	if (open) {
+		hami_meter_opened(true, hami_clock_shared());
 		hami_region_add_time(hami_region(), 0, (uint64_t)(begun - k->closed));
-	else
-		k->closed = begun;
+		k->busy = begun; /* it was shut because it worked, and is not resting yet */
+	} else {
+		k->closed = k->open ? begun : k->closed;
+		k->paused_groups = groups;
+		k->refusals = k->gone = 0;
+	}
+	k->open = open;
+	return true;
 }
 
 /* Counts what was used, takes it from the budgets, and learns until when they say the same. */
@@ -112,19 +143,19 @@ static void count(struct keeper *k, int64_t steady)
 	k->counted = steady;
 	k->change = wait > HAMI_NS_PER_S ? steady + HAMI_NS_PER_S : steady + wait;
 	int64_t gap = wait == INT64_MAX ? SAMPLE_NS_UNCAPPED : hami_budget_half(spent.step_cap) / 4;
-	k->sample_gap = wait == INT64_MAX	? gap
+	k->sample_gap = wait == INT64_MAX       ? gap
 			: gap < SAMPLE_NS_LEAST ? SAMPLE_NS_LEAST
-			: gap > SAMPLE_NS_MOST	? SAMPLE_NS_MOST
+			: gap > SAMPLE_NS_MOST  ? SAMPLE_NS_MOST
 						: gap;
 }
 
-/* Returns the sample gap, between a half and one and a half of it: a program's own rhythm must not be met. */
-static int64_t jittered(struct keeper *k)
+/* Returns `gap`, between a half and one and a half of it: a program's own rhythm must not be met. */
+static int64_t jittered(struct keeper *k, int64_t gap)
 {
 	k->random ^= k->random << 13;
 	k->random ^= k->random >> 7;
 	k->random ^= k->random << 17;
-	return k->sample_gap / 2 + (int64_t)(k->random % (uint64_t)k->sample_gap);
+	return gap / 2 + (int64_t)(k->random % (uint64_t)gap);
 }
 
 static void read_terms(struct keeper *k)
@@ -141,9 +172,8 @@ static void read_terms(struct keeper *k)
 static void rest(struct keeper *k)
 {
 	hami_log(2, "nothing to do on the GPU; the keeper rests\n");
-	set_open(k, true);
 	for (;;) {
-		if (hami_launched_wait(hami_objects_started() ? REST_NS : HAMI_NS_PER_S))
+		if (hami_launched_wait(hami_objects_started() ? jittered(k, REST_NS) : HAMI_NS_PER_S))
 			break;
 		read_terms(k);
 		if (hami_objects_started() && hami_meter_sample(hami_clock_shared()))
@@ -169,7 +199,7 @@ static int64_t look(struct keeper *k)
 	if (k->open && steady >= k->sampled) {
 		if (hami_meter_sample(hami_clock_shared()))
 			k->busy = steady;
-		k->sampled = steady + jittered(k);
+		k->sampled = steady + jittered(k, k->sample_gap);
 	}
 	if (steady >= k->change || steady - k->counted >= COUNT_NS) {
 		read_terms(k);
@@ -178,9 +208,10 @@ static int64_t look(struct keeper *k)
 	int64_t shared = hami_clock_shared();
 	bool turn = hami_terms_turn(&k->terms, shared, &until);
 	int64_t turn_ends = until == INT64_MAX ? INT64_MAX : steady + (until - shared);
-	set_open(k, !k->pauses || (!k->shut && turn));
+	bool done = set_open(k, !k->pauses || (!k->shut && turn));
 	int64_t next = least(k->change, least(k->counted + COUNT_NS, turn_ends));
-	return k->open ? least(next, k->sampled) : next;
+	next = least(next, k->open ? k->sampled : steady + SHUT_LOOK_NS);
+	return done ? next : steady + RETRY_NS;
 }
 
 /* Keeps the share until the driver refuses to pause; returns its error. */
@@ -207,8 +238,26 @@ static int keep(const struct hami_limits *limits, bool pauses)
 		struct timespec t = {.tv_sec = sleep / HAMI_NS_PER_S, .tv_nsec = sleep % HAMI_NS_PER_S};
 		nanosleep(&t, NULL);
 	}
-	hami_channels_pause(false);
 	return k.error;
+}
+
+/* Resumes what was paused, however often the driver refuses. */
+static void resume(void)
+{
+	for (int i = 0; hami_channels_pause(false) && hami_objects_started(); i++) {
+		struct timespec t = {.tv_sec = i < 100 ? 0 : 1, .tv_nsec = i < 100 ? 10 * MS : 0};
+		nanosleep(&t, NULL);
+	}
+}
+
+/* Keeps a cap where nothing can be paused. */
+static void gate(void)
+{
+	struct hami_terms terms = hami_terms_read(hami_region()->job, hami_region()->step);
+	if (terms.policy != HAMI_POLICY_CAP || terms.cores_percent >= 100)
+		return;
+	hami_gate_open(terms.cores_percent);
+	hami_launched_gate();
 }
 
 static void *keeper(void *unused)
@@ -220,16 +269,16 @@ static void *keeper(void *unused)
 	static const char *const names[] = HAMI_MECHANISM_NAMES;
 	uint32_t mechanism = limits->mechanism;
 	if (mechanism < sizeof names / sizeof *names)
-		hami_log(1, "%u %% of the GPU's time, kept by: %s\n", limits->cores_percent, names[mechanism]);
+		hami_log(1, "%u %% of the GPU's time, kept by: %s\n", limits->cores_percent,
+			 names[mechanism]);
 	if (mechanism != HAMI_MECHANISM_GATE) {
 		int rc = keep(limits, mechanism != HAMI_MECHANISM_SLICE);
 		hami_log(0, "the driver refuses to pause channels (%s)%s\n", strerror(-rc),
 			 limits->policy == HAMI_POLICY_CAP ? "; launches are gated instead" : "");
 	}
-	if (limits->policy == HAMI_POLICY_CAP && limits->cores_percent < 100) {
-		hami_gate_open(limits->cores_percent);
-		hami_launched_gate();
-	}
+	gate();
+	if (mechanism != HAMI_MECHANISM_GATE)
+		resume();
 	return NULL;
 }
 
@@ -257,8 +306,13 @@ void hami_share_begin(void)
 		pthread_sigmask(SIG_SETMASK, &before, NULL);
 		pthread_attr_destroy(&attributes);
 		share.running = !rc;
-		if (rc)
-			hami_log(0, "no thread to keep the share of the GPU's time (%s)\n", strerror(rc));
+		if (rc) {
+			hami_log(
+				0,
+				"no thread to keep the share of the GPU's time (%s); launches are gated instead\n",
+				strerror(rc));
+			gate();
+		}
 	}
 	pthread_mutex_unlock(&share.lock);
 }

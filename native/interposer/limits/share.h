@@ -7,7 +7,8 @@
  *	measures what the process uses (limits/meter.h) and takes it from the job's budget (region/budget.h);
  *	pauses the process's channels while that budget is used up, and out of the job's turn.
  *
- * Where the driver refuses to pause, a cap is kept by the gate (limits/gate.h) instead; where it refuses
+ * Where the driver refuses to pause, and where no thread can be had, a cap is kept by the gate (limits/gate.h)
+ * instead; what it does not resume is tried again until it does. Where it refuses
  * timeslices, the GPU's own turns stay. Only the gate is on the launch path. The thread holds no lock over an
  * ioctl. Thread-safe, not async-signal-safe. A forked child has no such thread until it schedules a channel.
  */

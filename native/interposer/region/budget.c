@@ -19,7 +19,8 @@ static int64_t advance(const struct words *w, int64_t now)
 	bool future = at > (uint64_t)(now + CLOCK_SLACK_NS);
 	if (!future && at >= (uint64_t)now)
 		return 0;
-	if (!__atomic_compare_exchange_n(w->at, &at, (uint64_t)now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+	if (!__atomic_compare_exchange_n(w->at, &at, (uint64_t)now, false, __ATOMIC_RELAXED,
+					 __ATOMIC_RELAXED))
 		return 0; /* another process adds it */
 	return at == 0 || future ? -1 : now - (int64_t)at;
 }
@@ -35,7 +36,8 @@ static bool spend(const struct words *w, int64_t now, int64_t used, int64_t *wai
 		after = hami_budget_after(before, elapsed < 0 ? 0 : elapsed, used, w->cap);
 	} while (!__atomic_compare_exchange_n(w->credit, &credit, (uint64_t)after, false, __ATOMIC_RELAXED,
 					      __ATOMIC_RELAXED));
-	bool shut = hami_budget_shut(after, __atomic_load_n(w->shut, __ATOMIC_RELAXED) != 0, w->contended, w->cap);
+	bool shut = hami_budget_shut(after, __atomic_load_n(w->shut, __ATOMIC_RELAXED) != 0, w->contended,
+				     w->cap);
 	__atomic_store_n(w->shut, shut, __ATOMIC_RELAXED);
 	int64_t until = hami_budget_wait(after, shut, w->contended, w->cap);
 	*wait = until < *wait ? until : *wait;
@@ -51,14 +53,15 @@ bool hami_region_spend(struct hami_region *region, int64_t now, const struct ham
 	if (slot < 0)
 		return false;
 	__atomic_fetch_add(&u->slots[slot].gpu_busy_ns, (uint64_t)(used > 0 ? used : 0), __ATOMIC_RELAXED);
-	const struct words job = {&u->head.time_credit, &u->head.time_credit_at, &u->head.time_shut, spent->job_cap,
-				  spent->contended};
+	const struct words job = {&u->head.time_credit, &u->head.time_credit_at, &u->head.time_shut,
+				  spent->job_cap, spent->contended};
 	bool shut = spend(&job, now, used, wait);
 	uint32_t row = __atomic_load_n(&u->slots[slot].step_row, __ATOMIC_RELAXED);
 	if (row >= HAMI_USAGE_STEP_COUNT)
 		return shut; /* a user's own number */
 	struct hami_usage_step *s = &u->steps[row];
-	const struct words step = {&s->time_credit, &s->time_credit_at, &s->time_shut, spent->step_cap, spent->contended};
+	const struct words step = {&s->time_credit, &s->time_credit_at, &s->time_shut, spent->step_cap,
+				   spent->contended};
 	int64_t of_step = INT64_MAX;
 	bool step_shut = spend(&step, now, used, &of_step);
 	if (shut && step_shut)

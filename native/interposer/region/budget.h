@@ -11,8 +11,8 @@
 #include "region/region.h"
 
 struct hami_spent {
-	int64_t used;   /* by this process since the last time, ns */
-	bool contended; /* others interrupted it lately */
+	int64_t used;               /* by this process since the last time, ns */
+	bool contended;             /* others interrupted it lately */
 	uint32_t job_cap, step_cap; /* percent */
 };
 
@@ -21,6 +21,7 @@ struct hami_spent {
  * a cap of 100 percent has none. Returns whether this process must be paused; sets *wait to how long that cannot
  * change at the earliest, ns (INT64_MAX: as long as the caps stay).
  */
-bool hami_region_spend(struct hami_region *region, int64_t now, const struct hami_spent *spent, int64_t *wait);
+bool hami_region_spend(struct hami_region *region, int64_t now, const struct hami_spent *spent,
+		       int64_t *wait);
 
 #endif

@@ -82,7 +82,8 @@ static void owes_anything(uint32_t percent)
 /* What root would not write: no crash, and a cap between 0 and 100. */
 static void strange_terms(void)
 {
-	const uint32_t words[] = {0, 1, 9, 77, 100, 101, 200, 999, 1000, 5000, 70000, 4000000000u, UINT32_MAX};
+	const uint32_t words[] = {0,   1,    9,    77,    100,         101,       200,
+				  999, 1000, 5000, 70000, 4000000000u, UINT32_MAX};
 	const size_t n = sizeof words / sizeof *words;
 	for (size_t i = 0; i < n * n; i++) {
 		struct hami_limits r = {.cores_percent = words[i / n],

@@ -95,11 +95,12 @@ int main(int argc, char **argv)
 	CHECK(hami_region_charge(&region, 1) == 0);
 	caps_hold();
 	the_sum_holds();
-	const uint64_t words[] = {0, 1, UINT64_MAX, UINT64_MAX - 1, 1ull << 63, (1ull << 63) - 1, 999999 * MS};
+	const uint64_t words[] = {0,          1, UINT64_MAX, UINT64_MAX - 1, 1ull << 63, (1ull << 63) - 1,
+				  999999 * MS};
 	const size_t n = sizeof words / sizeof *words;
 	for (size_t i = 0; i < n; i++)
 		for (size_t j = 0; j <= n; j++)
-			nonsense(words[i], j < n ? words[j] : (uint64_t)(now + 900 * MS), j % 2 ? UINT32_MAX : 0,
-				 i % 2 ? UINT32_MAX : HAMI_USAGE_STEP_COUNT);
+			nonsense(words[i], j < n ? words[j] : (uint64_t)(now + 900 * MS),
+				 j % 2 ? UINT32_MAX : 0, i % 2 ? UINT32_MAX : HAMI_USAGE_STEP_COUNT);
 	return 0;
 }

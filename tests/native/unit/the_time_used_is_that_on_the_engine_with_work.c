@@ -48,8 +48,20 @@ static void short_turns_are_not_all_saving(void)
 	CHECK(used >= 32 * MS / 100 / 2 && used <= 32 * MS / 100);
 }
 
+/* From then on the time counts as before, not only once the clock is where it was. */
+static void the_clock_is_set_back(void)
+{
+	hami_use_begin(&use, AT(0));
+	CHECK(count(NULL, 0, NULL, 0, 10) == 10 * MS);
+	CHECK(count(NULL, 0, NULL, 0, -900) <= 10 * MS);
+	CHECK(count(NULL, 0, NULL, 0, -890) == 10 * MS);
+	CHECK(count(NULL, 0, NULL, 0, 5000) <= 5890 * MS); /* and forth; the budget takes a second at most */
+	CHECK(count(NULL, 0, NULL, 0, 5010) == 10 * MS);
+}
+
 int main(void)
 {
+	the_clock_is_set_back();
 	alone();
 	beside_others();
 	short_turns_are_not_all_saving();

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * work_of_a_kind KIND MS IDLE_MS: idles, then keeps the GPU busy for MS milliseconds with work of one kind, and
+ * prints the percentage of that time that it ran. Kinds: contexts (a kernel in a fresh context each time), light
+ * (13 us of work every ms), descriptors (kernels; halfway all descriptors but the first three are closed).
+ */
+#include <stdbool.h>
+#include <string.h>
+#include <time.h>
+
+#include "../interposer/check.h"
+
+static CUmodule module;
+static CUfunction kernel;
+
+static double now_ms(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static void load(void)
+{
+	OK(cuModuleLoadData(&module, "image"));
+	OK(cuModuleGetFunction(&kernel, module, "sim_spin_ns"));
+}
+
+static void spin(uint64_t ns)
+{
+	void *params[] = {&ns};
+	OK(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
+}
+
+/* Returns how long it runs, ms. */
+static double run(const char *kind)
+{
+	CUcontext context;
+	if (!strcmp(kind, "contexts")) {
+		OK(cuCtxCreate(&context, NULL, 0, 0));
+		load();
+		spin(20000000);
+		OK(cuCtxSynchronize());
+		OK(cuCtxDestroy(context));
+		return 20;
+	}
+	bool light = !strcmp(kind, "light");
+	if (light)
+		usleep(987);
+	spin(light ? 13000 : 1000000);
+	OK(cuCtxSynchronize());
+	return light ? 0.013 : 1;
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc == 4);
+	double span = atof(argv[2]), ran = 0;
+	start();
+	load();
+	run("kernel");
+	usleep((useconds_t)atoi(argv[3]) * 1000);
+	double begin = now_ms();
+	bool closed = strcmp(argv[1], "descriptors") != 0;
+	while (now_ms() < begin + span) {
+		ran += run(argv[1]);
+		if (!closed && now_ms() > begin + span / 2) {
+			closefrom(3);
+			closed = true;
+		}
+	}
+	printf("%.2f\n", 100 * ran / (now_ms() - begin));
+	return 0;
+}
