@@ -12,7 +12,7 @@ PROVED = ("-DJOBS=2", "-DSTOPS=0")
 
 
 def check(*defines: str) -> subprocess.CompletedProcess[str]:
-    command = [ROOT / "scripts/check-time-model", *defines]
+    command = [str(ROOT / "scripts/check-time-model"), *defines]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 

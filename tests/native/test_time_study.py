@@ -17,7 +17,8 @@ def study(folder: Path, seed: int) -> dict[str, bytes]:
     folder.mkdir()
     page = folder / "page.md"
     page.write_bytes(PAGE.read_bytes())
-    command = [sys.executable, ROOT / "benchmarks/time_study.py", "--seconds", "2", "--seed", str(seed), "--page", page]
+    program = str(ROOT / "benchmarks/time_study.py")
+    command = [sys.executable, program, "--seconds", "2", "--seed", str(seed), "--page", str(page)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     return {path.name: path.read_bytes() for path in folder.iterdir()}
