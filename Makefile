@@ -31,7 +31,8 @@ WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -We
 
 .PHONY: help setup setup-test generate build native plugins examples lint test test-native test-sanitizers test-unit mutate \
 	test-cluster test-slurm-versions record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-peers \
-	bench-interposer bench-prolog bench-accounting bench-metrics bench-agent demo demo-stop check-places install uninstall clean
+	bench-interposer bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop \
+	check-places install uninstall clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
@@ -65,7 +66,7 @@ lint: setup-test ## contract up to date, ruff, mypy, clang-format, shell syntax
 	$(VENV)/bin/mypy
 	git ls-files -z --cached --others --exclude-standard -- 'native/*.[ch]' 'slurm-plugins/*.[ch]' 'tests/*.[ch]' \
 		'examples/*.[ch]' 'benchmarks/*.[ch]' ':!native/include/hami_contract.h' | xargs -0 clang-format --dry-run --Werror
-	for script in scripts/setup scripts/build-info scripts/install scripts/uninstall scripts/slurm-source scripts/slurm-chroot scripts/pyslurm prolog/prolog prolog/epilog \
+	for script in scripts/setup scripts/build-info scripts/install scripts/uninstall scripts/slurm-source scripts/slurm-chroot scripts/pyslurm scripts/check-time-model prolog/prolog prolog/epilog \
 		accounting/ingest accounting/month .ci/run; do sh -n "$$script"; done
 
 # One recipe, so that the order does not depend on how make is called, and the last line is pytest's count.
@@ -143,6 +144,12 @@ bench-metrics: setup-test ## CPU time and memory of the metrics of 8 GPUs and 80
 
 bench-agent: build ## CPU time and memory of the agent, and of the metrics, with 8 simulated GPUs and 80 tenants
 	$(PYTHON) benchmarks/bench_agent.py
+
+sim-time: build ## the study of how a GPU's time is shared: tables and charts of docs/time-study.md
+	$(PYTHON) benchmarks/time_study.py --page docs/time-study.md
+
+check-time-model: setup-test ## spin checks the model of the keepers that share a GPU
+	@scripts/check-time-model
 
 demo: ## start a private Slurm with two simulated H200s and follow one request through it
 	@scripts/setup

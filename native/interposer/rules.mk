@@ -20,8 +20,14 @@ UNIT_FLAGS := -Iinclude -Iinterposer -DHAMI_LOCK_PATIENCE_MS=100
 FUZZ := $(patsubst ../tests/native/unit/%.c,$(BUILD)/fuzz/%,$(wildcard ../tests/native/unit/fuzz_*.c))
 FUZZ_SECONDS ?= 5
 BENCH := $(addprefix $(BUILD)/bench/,interposer_calls agent_tenant)
+# The rules of sharing time alone, for tests and the study in Python. No part of an installation.
+ARBITRATION := $(BUILD)/libhami-arbitration.so
 
-all: $(INTERPOSER) conformance $(UNIT) $(BENCH)
+all: $(INTERPOSER) conformance $(UNIT) $(BENCH) $(ARBITRATION)
+
+$(ARBITRATION): $(wildcard interposer/arbitration/*.[ch]) include/hami_contract.h
+	@mkdir -p $(@D)
+	$(CC) $(CSTD) $(CFLAGS) -fPIC -shared -Wmissing-prototypes -Iinclude -Iinterposer $(filter %.c,$^) -o $@ $(LDSTD)
 
 $(BUILD)/interposer/%.o: interposer/%
 	@mkdir -p $(@D)
@@ -103,3 +109,12 @@ $(if $(SAN),test: test-interposer)
 .PHONY: test-interposer
 test-interposer: all
 	HAMI_TEST_BUILD=$(BUILD) $(PYTHON) -m pytest -q -p no:cacheprovider $(INTERPOSER_TESTS) -k "not ($(SLOW_TESTS))"
+
+# The library in Python itself, so that the sanitizer has to be there before Python. Not with SAN=thread: no threads.
+test: $(if $(findstring address,$(SAN)),test-arbitration)
+.PHONY: test-arbitration
+test-arbitration: $(ARBITRATION)
+	HAMI_TEST_BUILD=$(BUILD) $(if $(SAN),LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) \
+		$$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 )$(PYTHON) -m pytest -q -p no:cacheprovider \
+		../tests/native/test_arbitration.py

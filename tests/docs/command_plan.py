@@ -37,6 +37,8 @@ BY = {
     'hami-hpc gpu drain 3 --reason "Xid 63: row remapping pending"': _GPU,
     "hami-hpc gpu list": _GPU,
     "hami-hpc gpu resume 3": _GPU,
+    "make sim-time": "tests/native/test_time_study.py::"
+    "test_the_claims_of_the_study_hold_and_a_seed_gives_the_same_bytes",
     "make install": "tests/unit/test_install.py",
     "make uninstall": "tests/unit/test_install.py",
 }

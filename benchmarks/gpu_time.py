@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A discrete-event simulation of who is at work on one GPU: its own scheduler, and the tenants' keepers.
+
+The scheduler serves the tenants that have work and are not paused, in a ring, each for at most its timeslice; a tenant
+that is alone goes on without a switch. A switch saves the leaving context and loads the coming one. What keepers do
+follows native/interposer/limits/share.c and region/budget.c; their rules are the compiled ones, called through
+tests/native/arbitration.py.
+
+Times are whole ns. The same arguments give the same results: a keeper's jitter comes from the tenant's number.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import arbitration as a
+
+US, MS, S = 1000, 1_000_000, 1_000_000_000
+FOREVER = a.FOREVER
+
+# Of an H200: docs/time-study.md says from which measurements. `full`: the context had the chip full of work.
+SAVE_NS = {True: 157_600, False: 10_000}
+LOAD_NS = {True: 75_000, False: 22_400}
+# From the beginning of a call until it takes effect, and until it returns.
+PAUSE_NS, PAUSE_CALL_NS = 550 * US, 700 * US
+RESUME_NS, RESUME_CALL_NS = 420 * US, 450 * US
+DRIVERS_TIMESLICE_US = 2048
+
+# share.c
+SAMPLE_NS_MOST, SAMPLE_NS_LEAST, SAMPLE_NS_UNCAPPED = 2 * MS, MS // 2, 10 * MS
+IDLE_NS, REST_NS, SLEEP_NS_LEAST = 100 * MS, 100 * MS, MS // 20
+TOLD_PAUSED_NS = 5 * MS  # meter.c: a paused process is off the engine, whatever was told
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a tenant does: always has work, or requests (arrival ns, length ns) served in order."""
+
+    saturating: bool = False
+    requests: Sequence[tuple[int, int]] = ()
+    full: bool = True
+
+
+@dataclass
+class Tenant:
+    """A tenant of one process. `slice_us`: instead of the timeslice of its terms."""
+
+    terms: a.Terms
+    load: Load
+    slice_us: int | None = None
+    dies_ns: int = FOREVER
+    keeper_stops_ns: int = FOREVER  # SIGSTOP, or a tenant that runs without a keeper
+    forges_credit: bool = False  # writes itself a full budget before each look
+    idle_from_opening: bool = False  # its keeper takes it as busy when it opens; share.c does not
+    # The rest is the simulation's.
+    number: int = 0
+    left_ns: int = 0
+    pending: list[tuple[int, int]] = field(default_factory=list)  # (arrival, length), the first is at work
+    head: int = 0
+    open: bool = True
+    alive: bool = True
+    worked_ns: int = 0
+    waits_ns: list[int] = field(default_factory=list)  # per request: done less arrival less length
+    switches: list[tuple[int, bool]] = field(default_factory=list)
+    shut_ns: list[int] = field(default_factory=list)  # lengths of pauses
+
+    @property
+    def slice_ns(self) -> int:
+        us = self.terms.timeslice_us() if self.slice_us is None else self.slice_us
+        return (us or DRIVERS_TIMESLICE_US) * US
+
+    def has_work(self) -> bool:
+        return self.alive and (self.load.saturating or self.head < len(self.pending))
+
+
+class Keeper:
+    """The thread that measures, and pauses or opens: share.c with one process."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        self.tenant = tenant
+        self.cap = tenant.terms.cap()
+        self.use = a.Use(0)
+        self.samples: list[tuple[int, bool]] = []
+        self.told = 0
+        self.credit, self.at, self.shut = (a.budget_half(self.cap) if self.cap < 100 else 0), 0, False
+        self.change = self.counted = self.sampled = self.busy = 0
+        self.gap = SAMPLE_NS_MOST
+        self.open, self.closed, self.resting, self.on = True, 0, False, True
+        self.random = 2 * tenant.number + 1
+        self.next = 0  # look
+
+    def needed(self) -> bool:
+        """Whether it can ever pause: else nothing of it is simulated."""
+        terms = self.tenant.terms
+        return self.cap < 100 or 0 < terms.turn_length < 1000
+
+    def _jittered(self) -> int:
+        x = self.random
+        x = (x ^ x << 13) & 0xFFFFFFFFFFFFFFFF
+        x ^= x >> 7
+        self.random = (x ^ x << 17) & 0xFFFFFFFFFFFFFFFF
+        return self.gap // 2 + self.random % self.gap
+
+    def _count(self, now: int) -> None:
+        switches = self.tenant.switches[self.told :]
+        self.on = switches[-1][1] if switches else self.on
+        if self.on and not self.open and now - self.closed > TOLD_PAUSED_NS:
+            switches.append((self.closed + TOLD_PAUSED_NS, False))
+            self.on = False
+        used = self.use.count(switches, self.samples, now)
+        self.told, self.samples = len(self.tenant.switches), []
+        self.counted = now
+        if self.cap >= 100:
+            self.change, self.gap = now + S, SAMPLE_NS_UNCAPPED
+            return
+        if self.tenant.forges_credit:
+            self.credit = 2**62
+        self.credit = a.budget_after(self.credit, now - self.at, used, self.cap)
+        self.at = now
+        self.shut = a.budget_shut(self.credit, self.shut, self.cap)
+        self.change = now + min(S, a.budget_wait(self.credit, self.shut, self.cap))
+        self.gap = max(SAMPLE_NS_LEAST, min(SAMPLE_NS_MOST, a.budget_half(self.cap) // 4))
+
+    def look(self, now: int) -> tuple[int, bool]:
+        """Returns when to look again, and whether the tenant's channels have to be open."""
+        if self.resting:
+            if not self.tenant.has_work():
+                self._begin(now)
+                return now + REST_NS, True
+            self.resting = False
+            self.busy = self.counted = self.sampled = self.change = now
+        if self.open and now >= self.sampled:
+            work = self.tenant.has_work()
+            self.samples.append((now, work))
+            self.busy = now if work else self.busy
+            self.sampled = now + self._jittered()
+        if now >= self.change or now - self.counted >= a.ROUND_NS:
+            self._count(now)
+        turn, until = self.tenant.terms.turn(now)
+        opened, self.open = self.open, not self.shut and turn
+        if opened and not self.open:
+            self.closed = now
+        if self.open and not opened:
+            self.tenant.shut_ns.append(now - self.closed)
+            self.busy = now if self.tenant.idle_from_opening else self.busy
+        if self.open and now - self.busy > IDLE_NS:
+            self._count(now)
+            self.resting = True
+            return now + REST_NS, True
+        following = min(self.change, self.counted + a.ROUND_NS, until)
+        if self.open:
+            following = min(following, self.sampled)
+        call = 0 if opened == self.open else RESUME_CALL_NS if self.open else PAUSE_CALL_NS
+        return max(following, now + call + SLEEP_NS_LEAST), self.open
+
+    def _begin(self, now: int) -> None:
+        """Measures from here on."""
+        self.use, self.told, self.on, self.samples = a.Use(now), len(self.tenant.switches), True, []
+
+    def wake(self, now: int) -> None:
+        """A launch ends the rest."""
+        self.resting = False
+        self._begin(now)
+        self.busy = self.counted = self.sampled = self.change = now
+
+
+class Gpu:
+    """One GPU with its tenants. `run` ends at a time; what happened is in the tenants."""
+
+    def __init__(self, tenants: Sequence[Tenant]) -> None:
+        self.tenants = list(tenants)
+        self.now = 0
+        self.events: list[tuple[int, int, str, int]] = []
+        self.order = count()
+        self.current = -1
+        self.phase, self.phase_ends, self.version = "idle", FOREVER, 0  # idle, load, work, save
+        self.since = self.slice_ends = 0
+        self.switch_count = 0
+        self.keepers: list[Keeper | None] = []
+        self.cursors = [0] * len(self.tenants)
+        for number, tenant in enumerate(self.tenants):
+            tenant.number = number
+            keeper = Keeper(tenant)
+            self.keepers.append(keeper if keeper.needed() else None)
+            if keeper.needed():
+                self._at((number * 137) * US, "look", number)
+            if tenant.load.requests:
+                self._at(tenant.load.requests[0][0], "arrival", number)
+            if tenant.dies_ns < FOREVER:
+                self._at(tenant.dies_ns, "death", number)
+
+    def _at(self, when: int, what: str, number: int) -> None:
+        heapq.heappush(self.events, (when, next(self.order), what, number))
+
+    def run(self, until_ns: int) -> None:
+        """Simulates up to a time, ns."""
+        self._begin_next()
+        while True:
+            when = self.events[0][0] if self.events else FOREVER
+            if min(when, self.phase_ends) >= until_ns:
+                break
+            if self.phase_ends <= when:
+                self.now = self.phase_ends
+                self._phase_over()
+            else:
+                self.now, _, what, number = heapq.heappop(self.events)
+                getattr(self, f"_{what}")(number)
+        self.now = until_ns
+        self._charge()
+
+    def _ready(self, number: int) -> bool:
+        tenant = self.tenants[number]
+        return tenant.open and tenant.has_work()
+
+    def _charge(self) -> None:
+        """Books the current one's work up to now."""
+        if self.phase == "work":
+            tenant = self.tenants[self.current]
+            tenant.worked_ns += self.now - self.since
+            tenant.left_ns -= 0 if tenant.load.saturating else self.now - self.since
+            self.since = self.now
+
+    def _next(self) -> int:
+        n = len(self.tenants)
+        for step in range(1, n + 1):
+            number = (self.current + step) % n
+            if self._ready(number):
+                return number
+        return -1
+
+    def _begin_next(self) -> None:
+        """Loads the next one in the ring; the engine is free."""
+        following = self._next()
+        if following < 0:
+            self.phase, self.phase_ends = "idle", FOREVER
+            return
+        self.switch_count += 1
+        self.current, self.phase = following, "load"
+        self.phase_ends = self.now + LOAD_NS[self.tenants[following].load.full]
+
+    def _work(self) -> None:
+        """The current one works, to the end of its slice or of its request."""
+        tenant = self.tenants[self.current]
+        self.phase, self.since = "work", self.now
+        if not tenant.load.saturating and tenant.left_ns <= 0:
+            tenant.left_ns = tenant.pending[tenant.head][1]
+        alone = self._next() == self.current  # slices follow one another unseen
+        self.phase_ends = min(FOREVER if alone else self.slice_ends, self._done())
+
+    def _done(self) -> int:
+        """When the current one's request is done, if nothing interrupts it."""
+        tenant = self.tenants[self.current]
+        return FOREVER if tenant.load.saturating else self.since + tenant.left_ns
+
+    def _leave(self) -> None:
+        """Saves the current one's context."""
+        self.phase, self.phase_ends = "save", self.now + SAVE_NS[self.tenants[self.current].load.full]
+
+    def _phase_over(self) -> None:
+        tenant = self.tenants[self.current]
+        if self.phase == "load":
+            tenant.switches.append((self.now, True))
+            self.slice_ends = self.now + tenant.slice_ns
+            if self._ready(self.current):
+                self._work()
+            else:
+                self._stay_or_leave()
+        elif self.phase == "save":
+            tenant.switches.append((self.now, False))
+            self._begin_next()
+        else:
+            self._charge()
+            if not tenant.load.saturating and tenant.left_ns <= 0:
+                arrival, length = tenant.pending[tenant.head]
+                tenant.waits_ns.append(self.now - arrival - length)
+                tenant.head += 1
+            self._stay_or_leave()
+
+    def _stay_or_leave(self) -> None:
+        """At the end of a slice or of the work."""
+        following = self._next()
+        ready = self._ready(self.current)
+        if ready and self.now < self.slice_ends:
+            self._work()
+        elif following == self.current:
+            self.slice_ends = self.now + self.tenants[self.current].slice_ns
+            self._work()
+        elif following < 0:
+            self.phase, self.phase_ends = "stay", FOREVER  # idle, with its context on the engine
+        else:
+            self._leave()
+
+    def _changed(self, number: int) -> None:
+        """Somebody became ready, or is not any more."""
+        if self.phase == "idle" and self._ready(number):
+            self._begin_next()
+        elif self.phase == "stay" and self._next() >= 0:
+            if self._ready(self.current):
+                self.slice_ends = self.now + self.tenants[self.current].slice_ns
+                self._work()
+            else:
+                self._leave()
+        elif self.phase == "work" and number == self.current and not self._ready(number):
+            self._charge()
+            self._leave()
+        elif self.phase == "work" and self._ready(number):
+            slice_ns = self.tenants[self.current].slice_ns
+            self.slice_ends += max(0, -((self.slice_ends - self.now) // slice_ns) * slice_ns)
+            self.phase_ends = min(self.slice_ends, self._done())
+
+    def _arrival(self, number: int) -> None:
+        tenant = self.tenants[number]
+        requests, cursor = tenant.load.requests, self.cursors[number]
+        tenant.pending.append(requests[cursor])
+        self.cursors[number] = cursor + 1
+        if cursor + 1 < len(requests):
+            self._at(requests[cursor + 1][0], "arrival", number)
+        keeper = self.keepers[number]
+        if keeper is not None and keeper.resting:
+            keeper.wake(self.now)
+            keeper.next = self.now
+            self._at(self.now, "look", number)
+        self._changed(number)
+
+    def _look(self, number: int) -> None:
+        keeper, tenant = self.keepers[number], self.tenants[number]
+        if keeper is not None and self.now < keeper.next:
+            return  # it was woken and has looked since
+        if keeper is None or not tenant.alive or self.now >= tenant.keeper_stops_ns:
+            return
+        before = keeper.open
+        following, opened = keeper.look(self.now)
+        if opened != before:
+            self._at(self.now + (RESUME_NS if opened else PAUSE_NS), "opened" if opened else "paused", number)
+        keeper.next = following
+        self._at(following, "look", number)
+
+    def _opened(self, number: int) -> None:
+        self.tenants[number].open = True
+        self._changed(number)
+
+    def _paused(self, number: int) -> None:
+        self.tenants[number].open = False
+        self._changed(number)
+
+    def _death(self, number: int) -> None:
+        self.tenants[number].alive = False
+        self._changed(number)

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The study of how a GPU's time is shared: mixtures, waiting, timeslices, and tenants that misbehave.
+
+    python benchmarks/time_study.py --page docs/time-study.md
+
+Simulates one GPU (gpu_time.py) under the compiled rules of native/interposer/arbitration, writes charts beside the page
+and its tables into it, and exits 1 when a claim does not hold. The same seed gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(CHECKOUT / "tests/native"))
+
+import arbitration as a  # noqa: E402
+from curves import curves  # noqa: E402
+from gpu_time import LOAD_NS, MS, SAVE_NS, US, Gpu, Load, Tenant  # noqa: E402
+from gpu_time import S as SECOND  # noqa: E402
+
+BUSY = Load(saturating=True)
+# From an LC request's arrival on an engine that another holds, beside the slice: the rest of the own save, the other's
+# load and save, the own load.
+SWITCH_US_MOST = (SAVE_NS[False] + LOAD_NS[True] + SAVE_NS[True] + LOAD_NS[False]) / US
+# One request of the measured LC: a copy of 1 MiB, which needs no turn, a kernel, and the host's jitter (alone 141/166).
+COPY_US, KERNEL_US, HOST_US, HOST_MEAN_US = 35, 100, 1.6, 6.4
+
+MEASURED_SHARES = (
+    ("2 x 25 ms", (25_000,) * 2, "49.3 + 49.7", 99.0),
+    ("15, 15, 20 ms", (15_000, 15_000, 20_000), "29.5 + 29.5 + 39.5", 98.5),
+    ("4 x 12.5 ms", (12_500,) * 4, "24.53 each", 98.1),
+    ("10 x 5 ms", (5_000,) * 10, "9.56 each", 95.6),
+    ("25, 5 ms", (25_000, 5_000), "82.0 + 16.4", 98.4),
+    ("2 x 2.048 ms (stock)", (2_048,) * 2, "44.9 each", 89.8),
+)
+MEASURED_LC = {5: (326, 365), 10: (326, 357), 20: (330, 372), 50: (345, 381), 100: (350, 415), 200: (406, 514)}
+MEASURED_LC[2048] = (1366, 2382)
+
+
+class Study:
+    """Results so far: tables by name, charts by file, claims that do not hold."""
+
+    def __init__(self, seconds: float, seed: int) -> None:
+        self.end = int(seconds * SECOND)
+        self.random = np.random.default_rng(seed)
+        self.tables: dict[str, str] = {}
+        self.charts: dict[str, str] = {}
+        self.failures: list[str] = []
+
+    def claim(self, holds: bool, text: str) -> None:
+        if not holds:
+            self.failures.append(text)
+
+    def table(self, name: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+        self.tables[name] = "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+    def poisson(self, per_second: float, mean_us: float, exponential: bool = True) -> Load:
+        """Requests of a mean length, exponentially distributed or all alike, of a context that is small on the chip."""
+        count = int(per_second * self.end / SECOND)
+        at = np.cumsum(self.random.exponential(SECOND / per_second, count)).astype(np.int64)
+        length = self.random.exponential(mean_us * US, count) if exponential else np.full(count, mean_us * US)
+        lengths = np.maximum(length, US).astype(np.int64)
+        return Load(requests=list(zip(at.tolist(), lengths.tolist(), strict=True)), full=False)
+
+    def every(self, period_ns: int, length_ns: int, full: bool = False) -> Load:
+        return Load(requests=[(at, length_ns) for at in range(period_ns, self.end, period_ns)], full=full)
+
+    def run(self, *tenants: Tenant) -> list[float]:
+        """Returns each one's share of the time, percent."""
+        Gpu(tenants).run(self.end)
+        return [100 * tenant.worked_ns / self.end for tenant in tenants]
+
+
+def shown(values: Sequence[float], digits: int = 1) -> str:
+    if len(values) > 3 and max(values) - min(values) < 0.3:
+        return f"{len(values)} x {sum(values) / len(values):.{digits}f}"
+    return " + ".join(f"{value:.{digits}f}" for value in values)
+
+
+def beside_measured(study: Study) -> None:
+    rows = []
+    for name, slices, measured, total in MEASURED_SHARES:
+        shares = study.run(*(Tenant(a.Terms(50), BUSY, slice_us=us) for us in slices))
+        rows.append((name, measured, shown(shares, 2), f"{sum(shares) - total:+.1f}"))
+        study.claim(abs(sum(shares) - total) < 1, f"{name}: {sum(shares):.1f} % in all, measured {total}")
+    study.table("measured-shares", ("slices", "measured, %", "study, %", "total: study less measured"), rows)
+    rows, lines = [], []
+    for slice_us, (p50, p99) in MEASURED_LC.items():
+        terms = a.Terms(50, latency=True, floor_percent=5)
+        tenant = Tenant(terms, study.every(4003 * US, KERNEL_US * US), 2048 if slice_us == 2048 else None)
+        study.run(tenant, Tenant(a.Terms(50, latency_others=1), BUSY, slice_us=slice_us))
+        waits = np.array(tenant.waits_ns) / US
+        whole = waits + COPY_US + KERNEL_US + HOST_US + study.random.exponential(HOST_MEAN_US, len(waits))
+        q50, q99 = (float(np.percentile(whole, q)) for q in (50, 99))
+        rows.append((f"{slice_us}", f"{p50} / {p99}", f"{q50:.0f} / {q99:.0f}", f"{q50 - p50:+.0f} / {q99 - p99:+.0f}"))
+        lines.append((slice_us, q50, q99))
+        study.claim(abs(q50 - p50) < 0.08 * p50, f"LC p50 at {slice_us} us: {q50:.0f}, measured {p50}")
+    study.table("measured-lc", ("BE slice, us", "measured p50 / p99, us", "study", "study less measured"), rows)
+    series = [
+        ("study p50", [(x, y) for x, y, _ in lines]),
+        ("study p99", [(x, y) for x, _, y in lines]),
+        ("measured p50", [(x, m[0]) for x, m in MEASURED_LC.items()]),
+        ("measured p99", [(x, m[1]) for x, m in MEASURED_LC.items()]),
+    ]
+    title = "LC request beside one BE, by the BE's slice"
+    study.charts["time-lc-slice.svg"] = curves(title, "slice of the BE, us", "us", series, "xy")
+
+
+def mixtures(study: Study) -> None:
+    cases: list[tuple[str, list[a.Terms]]] = [
+        (f"cap {p} alone", [a.Terms(p, "cap")]) for p in (1, 5, 10, 25, 50, 75, 95)
+    ]
+    cases += [
+        ("cap 50, burst 50", [a.Terms(50, "cap"), a.Terms(50)]),
+        ("cap 50, burst 10", [a.Terms(50, "cap"), a.Terms(10)]),
+        ("cap 50, cap 50", [a.Terms(50, "cap")] * 2),
+        ("cap 30, cap 30, burst 40", [a.Terms(30, "cap"), a.Terms(30, "cap"), a.Terms(40)]),
+        ("10, 20, 70 burst", [a.Terms(p) for p in (10, 20, 70)]),
+        ("4 x cap 25", [a.Terms(25, "cap")] * 4),
+        ("10 x burst 10", [a.Terms(10)] * 10),
+        ("32 x burst 3", [a.Terms(3)] * 32),
+    ]
+    rows = []
+    for name, terms in cases:
+        shares = study.run(*(Tenant(one, BUSY, idle_from_opening=True) for one in terms))
+        rows.append((name, shown(shares), f"{sum(shares):.1f}"))
+        worked = sum(shares) / 100 if len(terms) > 1 else 1.0
+        for one, share in zip(terms, shares, strict=True):
+            of_cores = one.cores_percent / sum(t.cores_percent for t in terms) if sum(shares) > 90 else 1
+            study.claim(share >= min(one.cores_percent, 100 * of_cores) * worked * 0.97 - 0.3, f"{name}: {share:.1f} %")
+            study.claim(one.policy != "cap" or share <= one.cores_percent + 1, f"{name}: a cap used {share:.1f} %")
+    study.table("mixtures", ("tenants, all saturating", "shares, %", "total, %"), rows)
+    rows = []
+    for percent in (1, 2, 5, 10, 15, 20):
+        start = [Tenant(a.Terms(percent, "cap"), BUSY, idle_from_opening=fixed) for fixed in (False, True)]
+        late = Load(requests=[(200 * MS, 10**15)])
+        shares = [study.run(one)[0] for one in start]
+        shares += [study.run(Tenant(one.terms, late, idle_from_opening=one.idle_from_opening))[0] for one in start]
+        rows.append((f"{percent}", *(f"{share:.1f}" for share in shares)))
+    head = ("cap", "from the start, %", "the same, busy from opening", "after a rest", "the same, busy from opening")
+    study.table("rest", head, rows)
+
+
+def lc_waiting(study: Study) -> None:
+    service_us, rows = 100.0, []
+    lines: dict[int, list[tuple[float, float]]] = {n: [] for n in (1, 2, 4, 8)}
+    bounds = []
+    for rho in (0.05, 0.2, 0.4, 0.6, 0.8, 0.9):
+        load = study.poisson(rho * SECOND / (service_us * US), service_us)
+        row = []
+        lengths = np.array([length for _, length in load.requests]) / US
+        rate = len(lengths) / (study.end / US)
+        loaded = rate * float(lengths.mean())
+        bound = 10 + SWITCH_US_MOST + rate * float((lengths**2).mean()) / (2 * (1 - loaded))
+        for n, line in lines.items():
+            begin, others = 0, []
+            for i in range(n):
+                end = (i + 1) * 1000 // n
+                turn = (begin, end - begin) if n > 1 else (0, 0)
+                others.append(a.Terms(50 // n, latency_others=1, turn_begin=turn[0], turn_length=turn[1]))
+                begin = end
+            lc = Tenant(a.Terms(50, latency=True, floor_percent=5), load)
+            study.run(lc, *(Tenant(one, BUSY) for one in others))
+            waits = np.array(lc.waits_ns) / US
+            row.append(f"{waits.mean():.0f} / {np.percentile(waits, 99):.0f}")
+            line.append((rho, float(waits.mean())))
+            study.claim(waits.mean() <= bound * 1.1 + 5, f"LC beside {n} at {rho}: {waits.mean():.0f} us > {bound:.0f}")
+        bounds.append((rho, bound))
+        rows.append((f"{rho:g}", *row, f"{bound:.0f}"))
+    head = ("LC load", *(f"beside {n} BE" for n in lines), "bound of the mean")
+    study.table("lc", head, rows)
+    series = [(f"beside {n} BE", line) for n, line in lines.items()] + [("bound", bounds)]
+    title = "Mean wait of LC requests beside best-effort tenants"
+    study.charts["time-lc-load.svg"] = curves(title, "load of the LC tenant", "mean wait, us", series, "y")
+
+
+def slice_cost(study: Study) -> None:
+    rows, totals, waits = [], [], []
+    for us in (10, 50, 200, 500, 1000, 2048, 4500, 11_250, 22_500, 45_000):
+        part = Study(study.end / SECOND / (10 if us < 500 else 1), 1)
+        total = sum(part.run(*(Tenant(a.Terms(50), BUSY, slice_us=us) for _ in range(2))))
+        light = Tenant(a.Terms(50), study.every(5_003 * US, 100 * US), slice_us=us)
+        study.run(light, Tenant(a.Terms(50), BUSY, slice_us=us))
+        wait = float(np.percentile(np.array(light.waits_ns) / US, 99))
+        rows.append((f"{us}", f"{total:.1f}", f"{wait:.0f}"))
+        totals.append((us, total))
+        waits.append((us, wait))
+    head = ("slice, us", "two saturating tenants in all, %", "100 us request each 5 ms beside one: p99 wait, us")
+    study.table("slices", head, rows)
+    title = "What two saturating tenants get done, by slice"
+    study.charts["time-slice-total.svg"] = curves(title, "slice, us", "% of the chip", [("total", totals)], "x")
+    title = "Wait of a request beside a saturating tenant, by slice"
+    study.charts["time-slice-wait.svg"] = curves(title, "slice, us", "p99, us", [("p99", waits)], "xy")
+    study.claim(totals[0][1] < 10 and totals[-2][1] > 98, "short slices cost throughput, 22.5 ms ones little")
+
+
+def light_beside(study: Study) -> None:
+    rows = []
+    cases: list[tuple[str, list[Tenant]]] = [("nobody", [])]
+    cases += [(f"one of {p} cores, burst", [Tenant(a.Terms(p), BUSY)]) for p in (10, 50, 90)]
+    cases.append(("one, stock slices of 2.048 ms", [Tenant(a.Terms(50, "none"), BUSY)]))
+    cases.append(("three of 30 cores", [Tenant(a.Terms(30), BUSY) for _ in range(3)]))
+    cases.append(("nine of 10 cores", [Tenant(a.Terms(10), BUSY) for _ in range(9)]))
+    for name, others in cases:
+        light = Tenant(a.Terms(10), study.every(MS, 13 * US))
+        study.run(light, *others)
+        waits = np.array(light.waits_ns) / MS
+        quantiles = (float(np.percentile(waits, q)) for q in (50, 99))
+        rows.append((name, *(f"{value:.2f}" for value in quantiles), f"{waits.max():.2f}"))
+        whole = sum(other.slice_ns for other in others) / MS + 0.3 * (len(others) + 1)
+        study.claim(waits.max() <= whole, f"light beside {name}: {waits.max():.2f} ms > {whole:.2f}")
+    study.table("light", ("beside", "p50, ms", "p99, ms", "most, ms"), rows)
+
+
+def misbehaviour(study: Study) -> None:
+    half, rows = study.end // 2, []
+
+    def four(**first: object) -> list[Tenant]:
+        terms = a.Terms(25, "cap")
+        return [Tenant(terms, BUSY, **first), *(Tenant(terms, BUSY) for _ in range(3))]  # type: ignore[arg-type]
+
+    def three(**first: object) -> list[Tenant]:
+        return [Tenant(a.Terms(25, "cap"), BUSY, **first), *(Tenant(a.Terms(25), BUSY) for _ in range(2))]  # type: ignore[arg-type]
+
+    many = [Tenant(a.Terms(50), BUSY)]
+    slice_us = a.Terms(50).timeslice_us(32)
+    crowd = [Tenant(a.Terms(50), BUSY, slice_us=slice_us) for _ in range(32)]
+    small_us = a.Terms(1).timeslice_us(32)
+    small = [Tenant(a.Terms(1), BUSY, slice_us=small_us) for _ in range(32)]
+    cases = [
+        ("4 x cap 25, all honest", four()),
+        ("one dies half-way", four(dies_ns=half)),
+        ("one's keeper is stopped half-way", four(keeper_stops_ns=half)),
+        ("one writes itself credit", four(forges_credit=True)),
+        ("cap 25 beside burst 25, 25, all honest", three()),
+        ("the cap writes itself credit", three(forges_credit=True)),
+        ("its keeper never runs", three(keeper_stops_ns=0)),
+        ("burst 50 beside 50 of 32 processes", many + crowd),
+        ("burst 99 beside 1 of 32 processes", [Tenant(a.Terms(99), BUSY), *small]),
+    ]
+    for name, tenants in cases:
+        shares = study.run(*tenants)
+        if len(tenants) > 30:
+            shares = [shares[0], sum(shares[1:])]
+        else:
+            for share, tenant in zip(shares[1:], tenants[1:], strict=True):
+                # Less the switches, and two rounds in which keepers take their processes as at work before they know.
+                least = tenant.terms.cores_percent * (0.97 - 2 * a.ROUND_NS / study.end)
+                study.claim(share >= least, f"{name}: another one has {share:.1f} %")
+        rows.append((name, f"{shares[0]:.1f}", shown(shares[1:])))
+    study.table("misbehaviour", ("case", "the first, %", "the others, %"), rows)
+
+
+STUDIES = (beside_measured, mixtures, lc_waiting, slice_cost, light_beside, misbehaviour)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20, help="simulated time of each case")
+
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output", type=Path, help="folder of the charts; the page's by default")
+    parser.add_argument("--page", type=Path, help="page whose tables are written; none: they are printed")
+    arguments = parser.parse_args()
+    study = Study(arguments.seconds, arguments.seed)
+    for part in STUDIES:
+        part(study)
+    folder = arguments.output or (arguments.page.parent if arguments.page else None)
+    for name, drawn in study.charts.items() if folder else ():
+        (folder / name).write_text(drawn, encoding="utf-8")
+    text = arguments.page.read_text(encoding="utf-8") if arguments.page else ""
+    for name, table in study.tables.items():
+        block = rf"(<!-- {name} -->)\n.*?(<!-- end -->)"
+        text = re.sub(block, lambda match, table=table: f"{match[1]}\n{table}\n{match[2]}", text, flags=re.DOTALL)
+        if not arguments.page:
+            print(f"{name}\n\n{table}\n")
+    if arguments.page:
+        arguments.page.write_text(text, encoding="utf-8")
+    for failure in study.failures:
+        print(f"DOES NOT HOLD: {failure}")
+    return 1 if study.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

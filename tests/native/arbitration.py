@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls the rules of sharing a GPU's time (native/interposer/arbitration), as a job's processes do, by ctypes.
+
+The library is build/native/libhami-arbitration.so, or that of the build that HAMI_TEST_BUILD names. Times in ns, shares
+in percent, as in the headers. Pure: the same arguments give the same results.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = Path(os.environ.get("HAMI_TEST_BUILD") or ROOT / "build/native") / "libhami-arbitration.so"
+ARBITRATION = ROOT / "native/interposer/arbitration"
+POLICIES = {"cap": 0, "burst": 1, "none": 2}
+FOREVER = 2**63 - 1
+
+
+def constant(header: str, name: str) -> int:
+    """Returns a number that a header of the rules defines. Raises LookupError when it defines none."""
+    match = re.search(rf"^#define {name} (\d+)", (ARBITRATION / header).read_text(encoding="utf-8"), re.MULTILINE)
+    if match is None:
+        raise LookupError(f"{header} defines no number {name}")
+    return int(match[1])
+
+
+ROUND_NS = constant("budget.h", "HAMI_ROUND_NS")
+SHUT_NS_MOST = constant("budget.h", "HAMI_SHUT_NS_MOST")
+SAVE_NS = constant("use.h", "HAMI_SAVE_NS")
+
+
+class _Terms(ctypes.Structure):
+    _fields_ = (
+        ("cores_percent", ctypes.c_uint32),
+        ("policy", ctypes.c_uint32),
+        ("latency", ctypes.c_bool),
+        ("floor_percent", ctypes.c_uint32),
+        ("latency_others", ctypes.c_uint32),
+        ("turn_begin", ctypes.c_uint32),
+        ("turn_length", ctypes.c_uint32),
+    )
+
+
+class _Event(ctypes.Structure):
+    """struct hami_switch and struct hami_sample: both are a time and a truth."""
+
+    _fields_ = (("at", ctypes.c_int64), ("yes", ctypes.c_bool))
+
+
+class _Use(ctypes.Structure):
+    _fields_ = (
+        ("on", ctypes.c_bool),
+        ("saves", ctypes.c_bool),
+        ("on_since", ctypes.c_int64),
+        ("at", ctypes.c_int64),
+    )
+
+
+_I64, _U32, _SIZE = ctypes.c_int64, ctypes.c_uint32, ctypes.c_size_t
+_lib = ctypes.CDLL(str(LIBRARY))
+_lib.hami_budget_half.restype, _lib.hami_budget_half.argtypes = _I64, (_U32,)
+_lib.hami_budget_after.restype, _lib.hami_budget_after.argtypes = _I64, (_I64, _I64, _I64, _U32)
+_lib.hami_budget_shut.restype, _lib.hami_budget_shut.argtypes = ctypes.c_bool, (_I64, ctypes.c_bool, ctypes.c_bool, _U32)
+_lib.hami_budget_wait.restype, _lib.hami_budget_wait.argtypes = _I64, (_I64, ctypes.c_bool, ctypes.c_bool, _U32)
+_lib.hami_terms_timeslice_us.restype = _U32
+_lib.hami_terms_timeslice_us.argtypes = (ctypes.POINTER(_Terms), _U32)
+_lib.hami_terms_cap.restype, _lib.hami_terms_cap.argtypes = _U32, (ctypes.POINTER(_Terms),)
+_lib.hami_terms_turn.restype = ctypes.c_bool
+_lib.hami_terms_turn.argtypes = (ctypes.POINTER(_Terms), _I64, ctypes.POINTER(_I64))
+_lib.hami_use_begin.restype, _lib.hami_use_begin.argtypes = None, (ctypes.POINTER(_Use), _I64)
+_lib.hami_use_count.restype = _I64
+_lib.hami_use_count.argtypes = (
+    ctypes.POINTER(_Use),
+    ctypes.POINTER(_Event),
+    _SIZE,
+    ctypes.POINTER(_Event),
+    _SIZE,
+    _I64,
+)
+
+
+def budget_half(percent: int) -> int:
+    """Returns half of the credit, ns, that may be saved or owed; percent 1 to 99."""
+    return int(_lib.hami_budget_half(percent))
+
+
+def budget_after(credit_ns: int, elapsed_ns: int, used_ns: int, percent: int) -> int:
+    """Returns the credit, ns, after so much time and use."""
+    return int(_lib.hami_budget_after(credit_ns, elapsed_ns, used_ns, percent))
+
+
+def budget_shut(credit_ns: int, shut: bool, percent: int, contended: bool = False) -> bool:
+    """Returns whether a tenant is shut that was ``shut`` before."""
+    return bool(_lib.hami_budget_shut(credit_ns, shut, contended, percent))
+
+
+def budget_wait(credit_ns: int, shut: bool, percent: int, contended: bool = False) -> int:
+    """Returns how long, ns, that stays so at least."""
+    return int(_lib.hami_budget_wait(credit_ns, shut, contended, percent))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """struct hami_terms; percentages, and permille of ROUND_NS."""
+
+    cores_percent: int
+    policy: str = "burst"
+    latency: bool = False
+    floor_percent: int = 0
+    latency_others: int = 0
+    turn_begin: int = 0
+    turn_length: int = 0
+
+    def _struct(self) -> _Terms:
+        return _Terms(
+            self.cores_percent,
+            POLICIES[self.policy],
+            self.latency,
+            self.floor_percent,
+            self.latency_others,
+            self.turn_begin,
+            self.turn_length,
+        )
+
+    def timeslice_us(self, processes: int = 1) -> int:
+        """Returns the timeslice of one of so many processes, us; 0: the driver's own."""
+        return int(_lib.hami_terms_timeslice_us(self._struct(), processes))
+
+    def cap(self) -> int:
+        """Returns the most that the tenant may use, percent."""
+        return int(_lib.hami_terms_cap(self._struct()))
+
+    def turn(self, now_ns: int) -> tuple[bool, int]:
+        """Returns whether it is the tenant's turn at ``now_ns`` of the common clock, and when that changes."""
+        until = _I64()
+        return bool(_lib.hami_terms_turn(self._struct(), now_ns, until)), until.value
+
+
+class Use:
+    """struct hami_use: the time that one process used, counted from its switches and samples."""
+
+    def __init__(self, now_ns: int) -> None:
+        self._use = _Use()
+        _lib.hami_use_begin(self._use, now_ns)
+
+    def count(self, switches: Sequence[tuple[int, bool]], samples: Sequence[tuple[int, bool]], now_ns: int) -> int:
+        """Returns the time used since the last count, ns. switches: (at, on); samples: (at, outstanding)."""
+        on = (_Event * len(switches))(*(_Event(at, yes) for at, yes in switches))
+        outstanding = (_Event * len(samples))(*(_Event(at, yes) for at, yes in samples))
+        return int(_lib.hami_use_count(self._use, on, len(switches), outstanding, len(samples), now_ns))
