@@ -49,7 +49,7 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t proces
 uint32_t hami_terms_cap(const struct hami_terms *terms)
 {
 	if (terms->policy == HAMI_POLICY_CAP)
-		return terms->cores_percent;
+		return terms->cores_percent > 100 ? 100 : terms->cores_percent;
 	if (terms->latency && terms->policy == HAMI_POLICY_BURST && terms->floor_percent < 100)
 		return 100 - terms->floor_percent;
 	return 100;

@@ -23,10 +23,10 @@ static int64_t saving(const struct hami_use *use, int64_t end)
 int64_t hami_use_count(struct hami_use *use, const struct hami_switch *switches, size_t switch_count,
 		       const struct hami_sample *samples, size_t sample_count, int64_t now)
 {
-	if (use->at > now) /* the clock was set back */
+	if (use->at > now) { /* the clock was set back */
 		use->at = now;
-	if (use->on_since > use->at)
-		use->on_since = use->at;
+		use->on_since = use->on_since > now ? now : use->on_since;
+	}
 	const int64_t from = use->at;
 	int64_t used = 0;
 	size_t sample = 0, idle = 0;
