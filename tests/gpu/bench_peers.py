@@ -39,7 +39,7 @@ def hami_core(cores: int, mem_mib: int = 30000) -> dict[str, str]:
 
 
 def ours(cores: int, mem_mib: int = 30000) -> dict[str, str]:
-    return under(cores, "cap", 0, mem_mib)
+    return under(cores, "cap", mem_mib)
 
 
 PEERS: dict[str, Environment] = {"hami_hpc": ours, "HAMi-core": hami_core}

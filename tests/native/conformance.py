@@ -42,7 +42,7 @@ SANITIZER_OPTIONS = {
 }
 
 
-def put(record: bytes, values: dict[str, int]) -> bytes:
+def put(record: bytes, values: Mapping[str, int]) -> bytes:
     """`record` (a limits record) with some of its numbers replaced."""
     out = bytearray(record)
     for name, value in values.items():

@@ -134,7 +134,7 @@ def test_a_slice_is_the_same_when_its_user_gpu_and_size_are(name: str) -> None:
 def test_a_grant_has_the_jobs_units_and_the_gpus_own_values() -> None:
     gpu = Gpu(3, 5, "GPU-9", "NVIDIA H200", "h200", 143156)
     made = make_grant(JobUnits(7, 1000, 3, "lc", 8192, 50), gpu, "burst", "share", 10**18)
-    assert made == Grant(7, 1000, "GPU-9", 5, 143156, "h200", 8192, 50, "lc", "burst", "share", 10**18, 0, 0, 0)
+    assert made == Grant(7, 1000, "GPU-9", 5, 143156, "h200", 8192, 50, "lc", "burst", "share", 10**18, 0, 0)
 
 
 @pytest.mark.parametrize(
