@@ -33,6 +33,7 @@ DRIVERS_TIMESLICE_US = 2048
 SAMPLE_NS_MOST, SAMPLE_NS_LEAST, SAMPLE_NS_UNCAPPED = 2 * MS, MS // 2, 10 * MS
 IDLE_NS, REST_NS, SLEEP_NS_LEAST = 100 * MS, 100 * MS, MS // 20
 TOLD_PAUSED_NS = 5 * MS  # meter.c: a paused process is off the engine, whatever was told
+CONTENDED_NS = 2 * a.ROUND_NS  # how long a tenant that others interrupted counts as contended
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,6 @@ class Tenant:
     dies_ns: int = FOREVER
     keeper_stops_ns: int = FOREVER  # SIGSTOP, or a tenant that runs without a keeper
     forges_credit: bool = False  # writes itself a full budget before each look
-    idle_from_opening: bool = False  # its keeper takes it as busy when it opens; share.c does not
     # The rest is the simulation's.
     number: int = 0
     left_ns: int = 0
@@ -89,6 +89,7 @@ class Keeper:
         self.change = self.counted = self.sampled = self.busy = 0
         self.gap = SAMPLE_NS_MOST
         self.open, self.closed, self.resting, self.on = True, 0, False, True
+        self.opened, self.interrupted = 0, -CONTENDED_NS
         self.random = 2 * tenant.number + 1
         self.next = 0  # look
 
@@ -107,6 +108,9 @@ class Keeper:
     def _count(self, now: int) -> None:
         switches = self.tenant.switches[self.told :]
         self.on = switches[-1][1] if switches else self.on
+        for at, on in switches:  # others took the engine: it was open
+            if not on and (self.open or at < self.closed) and at - self.opened > TOLD_PAUSED_NS:
+                self.interrupted = at
         if self.on and not self.open and now - self.closed > TOLD_PAUSED_NS:
             switches.append((self.closed + TOLD_PAUSED_NS, False))
             self.on = False
@@ -120,8 +124,9 @@ class Keeper:
             self.credit = 2**62
         self.credit = a.budget_after(self.credit, now - self.at, used, self.cap)
         self.at = now
-        self.shut = a.budget_shut(self.credit, self.shut, self.cap)
-        self.change = now + min(S, a.budget_wait(self.credit, self.shut, self.cap))
+        contended = now - self.interrupted < CONTENDED_NS
+        self.shut = a.budget_shut(self.credit, self.shut, self.cap, contended)
+        self.change = now + min(S, a.budget_wait(self.credit, self.shut, self.cap, contended))
         self.gap = max(SAMPLE_NS_LEAST, min(SAMPLE_NS_MOST, a.budget_half(self.cap) // 4))
 
     def look(self, now: int) -> tuple[int, bool]:
@@ -145,7 +150,7 @@ class Keeper:
             self.closed = now
         if self.open and not opened:
             self.tenant.shut_ns.append(now - self.closed)
-            self.busy = now if self.tenant.idle_from_opening else self.busy
+            self.busy = self.opened = now
         if self.open and now - self.busy > IDLE_NS:
             self._count(now)
             self.resting = True
