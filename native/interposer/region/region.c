@@ -21,8 +21,6 @@
 #define POKE(word, value) __atomic_store_n(&(word), value, __ATOMIC_RELAXED)
 #define PLUS(word, value) POKE(word, (word) + (value))
 
-/* --------------------------------------------------------------------------------- slots and liveness */
-
 static int slot_lock(int fd, int command, uint32_t slot, struct flock *lock)
 {
 	*lock = (struct flock){.l_type = F_WRLCK,
@@ -276,8 +274,6 @@ static int join_region(struct hami_region *region)
 	pthread_mutex_unlock(&region->join);
 	return rc;
 }
-
-/* ------------------------------------------------------------------------------------------- charging */
 
 static bool fits(const struct hami_region *region, const struct hami_usage_step *step, uint64_t bytes)
 {
