@@ -266,16 +266,17 @@ def training() -> None:
 
 
 def keeper_ticks(pid: int) -> int:
-    """The clock ticks that the interposer's thread in process `pid` has taken."""
+    """The clock ticks that the interposer's threads in process `pid` have taken."""
+    ticks = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         name, _, rest = (task / "stat").read_text().partition(") ")
-        if name.endswith("(hami-share"):
-            return sum(int(word) for word in rest.split()[11:13])
-    return 0
+        if name.partition("(")[2] in {"hami-share", "hami-probe"}:
+            ticks += sum(int(word) for word in rest.split()[11:13])
+    return ticks
 
 
 def cost() -> None:
-    print("\n## What the interposer's thread takes, percent of one core\n")
+    print("\n## What the interposer's threads take, percent of one core\n")
     row("tenant", "percent of a core")
     row(*["---"] * 2)
     tenants = {

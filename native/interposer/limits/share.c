@@ -215,14 +215,12 @@ static int64_t look(struct keeper *k)
 }
 
 /* Keeps the share until the driver refuses to pause; returns its error. */
-static int keep(const struct hami_limits *limits, bool pauses)
+static int keep(bool pauses)
 {
 	struct keeper k = {.pauses = pauses,
 			   .open = true,
 			   .sample_gap = SAMPLE_NS_MOST,
-			   .random = (uint64_t)hami_clock_steady() | 1,
-			   .timeslice = 0};
-	(void)limits;
+			   .random = (uint64_t)hami_clock_steady() | 1};
 	hami_memory_charge(0); /* a place among the job's processes, for one that holds no device memory */
 	hami_meter_begin(hami_clock_shared());
 	k.busy = k.counted = k.sampled = k.change = hami_clock_steady();
@@ -272,7 +270,7 @@ static void *keeper(void *unused)
 		hami_log(1, "%u %% of the GPU's time, kept by: %s\n", limits->cores_percent,
 			 names[mechanism]);
 	if (mechanism != HAMI_MECHANISM_GATE) {
-		int rc = keep(limits, mechanism != HAMI_MECHANISM_SLICE);
+		int rc = keep(mechanism != HAMI_MECHANISM_SLICE);
 		hami_log(0, "the driver refuses to pause channels (%s)%s\n", strerror(-rc),
 			 limits->policy == HAMI_POLICY_CAP ? "; launches are gated instead" : "");
 	}
