@@ -93,7 +93,7 @@ STRICT = dict.fromkeys(("memory_over", "uncounted", "no_interposer"), "kill")
 EVADERS = {"raw": 200} | dict.fromkeys(("static", "own_loader", "preloaded_first", "dlmopen", "edited_counters"), 3000)
 
 
-@pytest.mark.findings("no_interposer", "uncounted", "memory_over")
+@pytest.mark.findings("no_interposer", "uncounted", "memory_over", "time_over")
 @pytest.mark.usefixtures("neighbour")
 def test_every_evasion_is_found_and_its_processes_are_killed(restored: Layout) -> None:
     set_actions(restored, **STRICT)
@@ -103,7 +103,8 @@ def test_every_evasion_is_found_and_its_processes_are_killed(restored: Layout) -
         program = CHECKOUT / "build/native/evaders" / name
         job = jobs.submit(restored, USER, *SMALL, script=f"{copy_of(restored, program)} {mib} 60; echo status $?")
         jobs.wait_for_state(restored, job, "COMPLETED")
-        found[name] = {event.kind for event in events_since(restored, start)}
+        # Who goes past the interposer goes past its share of the time, too; whether that is seen depends on the moment.
+        found[name] = {event.kind for event in events_since(restored, start)} - {"time_over"}
         assert not jobs.output(restored, USER, job).endswith("status 0\n"), jobs.output(restored, USER, job)
     assert found["raw"] == {"uncounted"}
     assert "no_interposer" in found["static"] & found["own_loader"]

@@ -35,12 +35,8 @@ def machine(tmp_path: Path) -> tuple[Path, str]:
     return directory, next(word for word in text.replace("=", " ").split() if word.startswith("GPU-"))
 
 
-def slice_of(
-    tmp_path: Path, machine: tuple[Path, str], cores: int, policy: str, name: str = "job"
-) -> Slice:
-    return make_slice(
-        tmp_path / name, *machine, job_mib=8192, cores_percent=cores, policy=policy
-    )
+def slice_of(tmp_path: Path, machine: tuple[Path, str], cores: int, policy: str, name: str = "job") -> Slice:
+    return make_slice(tmp_path / name, *machine, job_mib=8192, cores_percent=cores, policy=policy)
 
 
 def run(made: Slice, *command: object, faults: str = "", log: str = "1") -> subprocess.CompletedProcess[str]:

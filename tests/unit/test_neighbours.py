@@ -32,10 +32,15 @@ def node(tmp_path: Path) -> Node:
     return Node.make(tmp_path / "node")
 
 
+UNBOUNDED = "usage files are not bounded"  # where nothing can be mounted; not of neighbours
+
+
 @pytest.fixture
 def syslog(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(admin_log, "to_syslog", lambda _level, line: lines.append(line))
+    monkeypatch.setattr(
+        admin_log, "to_syslog", lambda _level, line: lines.append(line) if UNBOUNDED not in line else None
+    )
     monkeypatch.setattr("hami_hpc.node.job_dirs.mounts.obstacle", lambda: None)
     return lines
 

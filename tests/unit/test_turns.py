@@ -14,9 +14,7 @@ from hami_hpc.core.turns import PERIOD_PERMILLE, Turn, make_turns
 
 
 def grant(job_id: int, cores: int, latency: int = 0, policy: str = "burst") -> Grant:
-    return Grant(
-        job_id, 1000, "GPU-1", 0, 143155, "h200", 1024, cores, "std", policy, "share", 1, latency, 5 * latency
-    )
+    return Grant(job_id, 1000, "GPU-1", 0, 143155, "h200", 1024, cores, "std", policy, "share", 1, latency, 5 * latency)
 
 
 JOBS = st.lists(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from harness.mounting import unmount_below
-from node_testbed import GPU_MIB, UID, UUIDS
+from node_testbed import GPU_MIB, UID, UUIDS, Node
 from watcher_testbed import BLIND, Bench, watched_node, write_count
 
 from hami_hpc.agent import service
@@ -218,18 +218,20 @@ def test_events_are_kept_for_the_state_file_and_not_for_ever(bench: Bench) -> No
     assert [event.text for event in bench.look().events] == [str(number) for number in range(200, 300)]
 
 
-def open_usage_files() -> int:
-    return sum(file.is_symlink() and c.FILE_USAGE in str(file.readlink()) for file in Path("/proc/self/fd").iterdir())
+def open_usage_files(node: Node) -> int:
+    """How many usage files of this node's jobs are open here; other tests may have left theirs."""
+    links = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    return sum(link.startswith(str(node.jobs)) and c.FILE_USAGE in link for link in links)
 
 
 def test_the_usage_file_stays_open_until_the_job_ends(bench: Bench) -> None:
     bench.look()
-    assert open_usage_files() == 2
+    assert open_usage_files(bench.node) == 2
     write_count(bench.node, 8, 3)
     assert [job.device_oom_count for job in bench.look().jobs] == [0, 3]
     bench.node.epilog(8)
     assert [job.job_id for job in bench.look().jobs] == [7]
-    assert open_usage_files() == 1
+    assert open_usage_files(bench.node) == 1
     bench.node.prolog(8, mem_mib=2048)  # requeued
     assert [job.device_oom_count for job in bench.look().jobs] == [0, 0]
 
