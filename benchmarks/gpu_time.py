@@ -41,6 +41,7 @@ class Load:
     """What a tenant does: always has work, or requests (arrival ns, length ns) served in order."""
 
     saturating: bool = False
+    think: tuple[int, int] = (0, 0)  # works for the first, then waits for the second, ns
     requests: Sequence[tuple[int, int]] = ()
     full: bool = True
 
@@ -67,9 +68,11 @@ class Tenant:
     switches: list[tuple[int, bool]] = field(default_factory=list)
     shut_ns: list[int] = field(default_factory=list)  # lengths of pauses
 
+    slice: a.Slice = field(default_factory=a.Slice)
+
     @property
     def slice_ns(self) -> int:
-        us = self.terms.timeslice_us() if self.slice_us is None else self.slice_us
+        us = self.slice.timeslice_us(self.terms.timeslice_us()) if self.slice_us is None else self.slice_us
         return (us or DRIVERS_TIMESLICE_US) * US
 
     def has_work(self) -> bool:
@@ -79,8 +82,10 @@ class Tenant:
 class Keeper:
     """The thread that measures, and pauses or opens: share.c with one process."""
 
-    def __init__(self, tenant: Tenant) -> None:
-        self.tenant = tenant
+    def __init__(self, tenant: Tenant, stays: Sequence[tuple[int, int, int]]) -> None:
+        self.tenant, self.stays, self.stays_told = tenant, stays, 0
+        self.between: list[tuple[int, bool]] = []  # of the others' stays since the own one: length, left much
+        self.own_stay = FOREVER
         self.cap = tenant.terms.cap()
         self.use = a.Use(0)
         self.samples: list[tuple[int, bool]] = []
@@ -89,14 +94,18 @@ class Keeper:
         self.change = self.counted = self.sampled = self.busy = 0
         self.gap = SAMPLE_NS_MOST
         self.open, self.closed, self.resting, self.on = True, 0, False, True
-        self.opened, self.interrupted = 0, -CONTENDED_NS
+        self.opened, self.interrupted, self.held_back = 0, -CONTENDED_NS, False
         self.random = 2 * tenant.number + 1
         self.next = 0  # look
 
     def needed(self) -> bool:
         """Whether it can ever pause: else nothing of it is simulated."""
         terms = self.tenant.terms
-        return self.cap < 100 or 0 < terms.turn_length < 1000
+        return self.cap < 100 or 0 < terms.turn_length < 1000 or self.fits()
+
+    def fits(self) -> bool:
+        t = self.tenant
+        return t.slice_us is None and t.terms.others_timeslice_us() > 0
 
     def _jittered(self) -> int:
         x = self.random
@@ -115,19 +124,66 @@ class Keeper:
             switches.append((self.closed + TOLD_PAUSED_NS, False))
             self.on = False
         used = self.use.count(switches, self.samples, now)
+        samples = self.samples
         self.told, self.samples = len(self.tenant.switches), []
-        self.counted = now
+        elapsed, self.counted = now - self.counted, now
+        self.held_back = self.shut
         if self.cap >= 100:
             self.change, self.gap = now + S, SAMPLE_NS_UNCAPPED
-            return
+        else:
+            self._spend(now, used)
+        if self.fits():
+            self._fit(now, elapsed, used, samples)
+
+    def _spend(self, now: int, used: int) -> None:
+        """Takes what was used from the budget."""
         if self.tenant.forges_credit:
             self.credit = 2**62
         self.credit = a.budget_after(self.credit, now - self.at, used, self.cap)
         self.at = now
         contended = now - self.interrupted < CONTENDED_NS
         self.shut = a.budget_shut(self.credit, self.shut, self.cap, contended)
+        self.held_back = self.held_back or self.shut
         self.change = now + min(S, a.budget_wait(self.credit, self.shut, self.cap, contended))
         self.gap = max(SAMPLE_NS_LEAST, min(SAMPLE_NS_MOST, a.budget_half(self.cap) // 4))
+
+    def _fit(self, now: int, elapsed: int, used: int, samples: Sequence[tuple[int, bool]]) -> None:
+        """Shortens or lengthens the timeslice, by what was seen of the others."""
+        tenant = self.tenant
+        theirs, own = tenant.slice.others_ns(tenant.terms.others_timeslice_us()), tenant.slice_ns
+        unused = tiny = returns = met = pressed = thrashed = 0
+        for who, came, left in self.stays[self.stays_told :]:
+            if who != tenant.number:
+                left_over = a.slice_unused(left - came, theirs)
+                unused += left_over
+                tiny += left - came < a.slice_tiny_ns(theirs)
+                self.between.append((left - came, left_over >= a.MUCH))
+                continue
+            returns += 1
+            cut = own * 3 // 4 <= self.own_stay <= own * 5 // 4 + a.SAVE_NS
+            met += cut and any(much for _, much in self.between)
+            pressed += cut and bool(self.between) and all(much for _, much in self.between)
+            thrashed += bool(self.between) and max(self.own_stay, *(stay for stay, _ in self.between)) < a.THRASH_NS
+            self.own_stay, self.between = left - came, []
+        self.stays_told = len(self.stays)
+        outstanding = sum(yes for _, yes in samples)
+        seen = a.Seen(
+            now,
+            elapsed,
+            used,
+            tenant.terms.others_capped + (self.cap < 100),
+            self.held_back,
+            True,
+            len(samples),
+            outstanding,
+            unused,
+            tiny,
+            returns,
+            met,
+            pressed,
+            thrashed,
+        )
+        tenant.slice.step(seen, tenant.terms.cores_percent, tenant.terms.timeslice_us() or DRIVERS_TIMESLICE_US)
 
     def look(self, now: int) -> tuple[int, bool]:
         """Returns when to look again, and whether the tenant's channels have to be open."""
@@ -142,9 +198,9 @@ class Keeper:
             self.samples.append((now, work))
             self.busy = now if work else self.busy
             self.sampled = now + self._jittered()
-        if now >= self.change or now - self.counted >= a.ROUND_NS:
+        if now >= self.change or now - self.counted >= a.ROUND_NS or now >= self.tenant.slice.next_ns(self.counted):
             self._count(now)
-        turn, until = self.tenant.terms.turn(now)
+        turn, until = self.tenant.terms.turn(now, self.tenant.slice.yields)
         opened, self.open = self.open, not self.shut and turn
         if opened and not self.open:
             self.closed = now
@@ -155,7 +211,7 @@ class Keeper:
             self._count(now)
             self.resting = True
             return now + REST_NS, True
-        following = min(self.change, self.counted + a.ROUND_NS, until)
+        following = min(self.change, self.counted + a.ROUND_NS, until, self.tenant.slice.next_ns(now))
         if self.open:
             following = min(following, self.sampled)
         call = 0 if opened == self.open else RESUME_CALL_NS if self.open else PAUSE_CALL_NS
@@ -177,6 +233,7 @@ class Gpu:
 
     def __init__(self, tenants: Sequence[Tenant]) -> None:
         self.tenants = list(tenants)
+        self.stays: list[tuple[int, int, int]] = []  # whose, from, to
         self.now = 0
         self.events: list[tuple[int, int, str, int]] = []
         self.order = count()
@@ -188,10 +245,12 @@ class Gpu:
         self.cursors = [0] * len(self.tenants)
         for number, tenant in enumerate(self.tenants):
             tenant.number = number
-            keeper = Keeper(tenant)
+            keeper = Keeper(tenant, self.stays)
             self.keepers.append(keeper if keeper.needed() else None)
             if keeper.needed():
                 self._at((number * 137) * US, "look", number)
+            if tenant.load.think[0]:
+                self._at(tenant.load.think[1], "arrival", number)
             if tenant.load.requests:
                 self._at(tenant.load.requests[0][0], "arrival", number)
             if tenant.dies_ns < FOREVER:
@@ -268,6 +327,7 @@ class Gpu:
         tenant = self.tenants[self.current]
         if self.phase == "load":
             tenant.switches.append((self.now, True))
+            self.came = self.now
             self.slice_ends = self.now + tenant.slice_ns
             if self._ready(self.current):
                 self._work()
@@ -275,6 +335,7 @@ class Gpu:
                 self._stay_or_leave()
         elif self.phase == "save":
             tenant.switches.append((self.now, False))
+            self.stays.append((tenant.number, self.came, self.now))
             self._begin_next()
         else:
             self._charge()
@@ -282,6 +343,8 @@ class Gpu:
                 arrival, length = tenant.pending[tenant.head]
                 tenant.waits_ns.append(self.now - arrival - length)
                 tenant.head += 1
+                if tenant.load.think[0]:
+                    self._at(self.now + tenant.load.think[1], "arrival", self.current)
             self._stay_or_leave()
 
     def _stay_or_leave(self) -> None:
@@ -319,10 +382,13 @@ class Gpu:
     def _arrival(self, number: int) -> None:
         tenant = self.tenants[number]
         requests, cursor = tenant.load.requests, self.cursors[number]
-        tenant.pending.append(requests[cursor])
-        self.cursors[number] = cursor + 1
-        if cursor + 1 < len(requests):
-            self._at(requests[cursor + 1][0], "arrival", number)
+        if tenant.load.think[0]:
+            tenant.pending.append((self.now, tenant.load.think[0]))
+        else:
+            tenant.pending.append(requests[cursor])
+            self.cursors[number] = cursor + 1
+            if cursor + 1 < len(requests):
+                self._at(requests[cursor + 1][0], "arrival", number)
         keeper = self.keepers[number]
         if keeper is not None and keeper.resting:
             keeper.wake(self.now)

@@ -99,6 +99,8 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'latency_others': (192, 4, 'u'),
     'turn_begin_permille': (196, 4, 'u'),
     'turn_length_permille': (200, 4, 'u'),
+    'others_least_cores': (204, 4, 'u'),
+    'others_capped': (208, 4, 'u'),
 }
 
 # Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it.
@@ -123,6 +125,7 @@ USAGE_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'time_credit': (88, 8, 'u'),
     'time_credit_at': (96, 8, 'u'),
     'time_shut': (104, 4, 'u'),
+    'time_used': (112, 8, 'u'),
 }
 
 # Totals of one step. The rows follow the head. A row is reused when its step has no live process.

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who on a GPU gives way to whom: the turns of ordinary jobs beside latency-critical ones. Pure.
+"""Who on a GPU gives way to whom: what each job is told about the others there. Pure.
 
-A latency-critical job waits for at most one timeslice of another job if only one other job has work open at a time. So
-while one is on the GPU, the other jobs divide a common period into turns.
+Jobs divide a common period into turns. They keep to them while a latency-critical job is on the GPU, which then waits
+for at most one timeslice of another job, and where sharing by timeslices serves somebody badly
+(native/interposer/arbitration/slice.h).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.values import NamedTuple
 
 PERIOD_PERMILLE = 1000
+# The driver's own timeslice of 2048 us, which a job of policy none keeps, as cores: native/interposer/arbitration/terms.c.
+DRIVERS_TIMESLICE_CORES = 4
 
 
 class Turn(NamedTuple):
@@ -24,28 +27,53 @@ class Turn(NamedTuple):
     latency_others: int
     turn_begin_permille: int
     turn_length_permille: int
+    others_least_cores: int
+    others_capped: int
 
 
 def make_turns(live: Iterable[Grant]) -> dict[int, Turn]:
     """Returns the turn of each job, by job id, from the live grants of one GPU.
 
-    Jobs that are not latency-critical have turns while a latency-critical one is there and they are at least two. Each
-    turn is in proportion to the job's cores, in the order of job ids; together they fill the period exactly.
+    Jobs that are not latency-critical have turns when they are at least two. Each turn is in proportion to the job's
+    cores, in the order of job ids; together they fill the period exactly.
     """
     grants = sorted(live, key=lambda grant: grant.job_id)
     latency_count = sum(grant.latency for grant in grants)
-    turns = {grant.job_id: Turn(latency_count - grant.latency, 0, 0) for grant in grants}
+    least = _least_of_others(grants)
+    cap_count = sum(grant.policy == "cap" for grant in grants)
+    turns = {
+        grant.job_id: Turn(
+            latency_others=latency_count - grant.latency,
+            turn_begin_permille=0,
+            turn_length_permille=0,
+            others_least_cores=least[grant.job_id],
+            others_capped=cap_count - (grant.policy == "cap"),
+        )
+        for grant in grants
+    }
     others = [grant for grant in grants if not grant.latency]
-    if latency_count == 0 or not 2 <= len(others) <= PERIOD_PERMILLE:
+    if not 2 <= len(others) <= PERIOD_PERMILLE:
         return turns
     total_percent = sum(grant.cores_percent for grant in others)
     # Rounding would leave a small job nothing among very many: then each has one permille before the rest is divided.
-    least = int(any(grant.cores_percent * PERIOD_PERMILLE < total_percent for grant in others))
-    divided = PERIOD_PERMILLE - least * len(others)
+    share_least = int(any(grant.cores_percent * PERIOD_PERMILLE < total_percent for grant in others))
+    divided = PERIOD_PERMILLE - share_least * len(others)
     begin = percent_so_far = 0
     for i, grant in enumerate(others, start=1):
         percent_so_far += grant.cores_percent
-        end = least * i + divided * percent_so_far // total_percent
-        turns[grant.job_id] = Turn(latency_count, begin, end - begin)
+        end = share_least * i + divided * percent_so_far // total_percent
+        turns[grant.job_id] = turns[grant.job_id]._replace(turn_begin_permille=begin, turn_length_permille=end - begin)
         begin = end
     return turns
+
+
+def _least_of_others(grants: Sequence[Grant]) -> dict[int, int]:
+    """Returns, by job id, the fewest cores of another job; 0 for one that is alone. Timeslices follow from cores."""
+    cores = [DRIVERS_TIMESLICE_CORES if grant.policy == "none" else grant.cores_percent for grant in grants]
+    two_least = sorted(cores)[:2]
+    if len(grants) < 2:
+        return {grant.job_id: 0 for grant in grants}
+    return {
+        grant.job_id: two_least[1] if own == two_least[0] else two_least[0]
+        for grant, own in zip(grants, cores, strict=True)
+    }

@@ -64,7 +64,9 @@ struct hami_limits {
 	uint32_t latency_others; /* latency-critical jobs on the GPU besides this one */
 	uint32_t turn_begin_permille; /* start of the job's turn in the GPU's common period, permille, 0 to 999 */
 	uint32_t turn_length_permille; /* length of that turn, permille; 0: no turns, always open */
-	uint8_t pad0[3892];
+	uint32_t others_least_cores; /* fewest cores of another job on the GPU, percent; 0: no other job */
+	uint32_t others_capped; /* other jobs on the GPU whose policy is cap */
+	uint8_t pad0[3884];
 };
 _Static_assert(offsetof(struct hami_limits, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_limits, abi_version) == 8, "abi_version");
@@ -89,6 +91,8 @@ _Static_assert(offsetof(struct hami_limits, floor_percent) == 188, "floor_percen
 _Static_assert(offsetof(struct hami_limits, latency_others) == 192, "latency_others");
 _Static_assert(offsetof(struct hami_limits, turn_begin_permille) == 196, "turn_begin_permille");
 _Static_assert(offsetof(struct hami_limits, turn_length_permille) == 200, "turn_length_permille");
+_Static_assert(offsetof(struct hami_limits, others_least_cores) == 204, "others_least_cores");
+_Static_assert(offsetof(struct hami_limits, others_capped) == 208, "others_capped");
 _Static_assert(sizeof(struct hami_limits) == 4096, "size");
 
 /* Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it. */
@@ -110,7 +114,9 @@ struct hami_usage {
 	uint64_t time_credit; /* the job's budget of the GPU's time, ns, two's complement; see native/interposer/arbitration */
 	uint64_t time_credit_at; /* CLOCK_MONOTONIC up to which it has grown, ns; 0: full */
 	uint32_t time_shut; /* 1: the budget is used up, and the job's processes are paused */
-	uint8_t pad0[3988];
+	uint8_t pad0[4];
+	uint64_t time_used; /* the GPU's time that all processes of the job have used, those that have ended too, ns */
+	uint8_t pad1[3976];
 };
 _Static_assert(offsetof(struct hami_usage, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_usage, abi_version) == 8, "abi_version");
@@ -129,6 +135,7 @@ _Static_assert(offsetof(struct hami_usage, device_oom_count) == 80, "device_oom_
 _Static_assert(offsetof(struct hami_usage, time_credit) == 88, "time_credit");
 _Static_assert(offsetof(struct hami_usage, time_credit_at) == 96, "time_credit_at");
 _Static_assert(offsetof(struct hami_usage, time_shut) == 104, "time_shut");
+_Static_assert(offsetof(struct hami_usage, time_used) == 112, "time_used");
 _Static_assert(sizeof(struct hami_usage) == 4096, "size");
 
 /* Totals of one step. The rows follow the head. A row is reused when its step has no live process. */

@@ -240,7 +240,8 @@ struct rm_switch_record { /* NV_EVENT_BUFFER_RECORD_HEADER, NV_EVENT_BUFFER_FECS
 #define RM_RECORD_SWITCH 2u /* type */
 #define RM_TAG_START 6u     /* the context is on the engine */
 #define RM_TAG_END 7u       /* it has left it */
-#define RM_PID_HIDDEN 0u
+#define RM_PID_HIDDEN 0u         /* another user's; its stamps are off by up to the length of the switch */
+#define RM_PID_DRIVER UINT32_MAX /* the driver's own */
 
 _Static_assert(sizeof(struct rm_memory_params) == 128, "NV_MEMORY_ALLOCATION_PARAMS");
 _Static_assert(sizeof(struct rm_map) == 56 && offsetof(struct rm_map, fd) == 48, "NVOS33 with fd");

@@ -12,6 +12,7 @@
  *   persistent           one kernel that ends with the program
  *   copies               within the device, 256 MiB    memsets   1 GiB
  *   bursts on=300 off=3000   kernels of 1 ms for `on` ms after `off` ms of idling; the rate is within the bursts
+ *   steps us=1000 gap=1500   one kernel, waited for; then nothing for `gap` us: a program whose GPU waits for its CPU
  * Kinds that wait for each request; p50, p99, mean (us) from its start to its end, "rate" requests per second:
  *   requests us=13 every=1000 count=1 copy=0   `copy` bytes from the host, then `count` kernels, each `every` us
  *
@@ -439,6 +440,22 @@ static void requests()
 	print_requests(took, took.size() / (now() - from));
 }
 
+static void steps()
+{
+	double us = get("us", 1000), gap = get("gap", 1500) * 1e-6;
+	cudaStream_t s = new_stream();
+	std::vector<Mark> marks;
+	double start = now(), total = 0;
+	while (now() < end_at(start)) {
+		launch(us, s);
+		OK(cudaStreamSynchronize(s));
+		marks.push_back({now(), ++total});
+		for (double end = marks.back().at + gap; now() < end;)
+			;
+	}
+	print_rate(marks);
+}
+
 static int calibrate()
 {
 	cudaEvent_t a, b;
@@ -465,7 +482,7 @@ int main(int argc, char **argv)
 		void (*run)();
 	} kinds[] = {{"kernels", kernels}, {"streams", streams},   {"contexts", contexts}, {"green", green},
 		     {"graph", graph},     {"tail", tail},         {"persistent", persistent}, {"copies", copies},
-		     {"memsets", memsets}, {"bursts", bursts},     {"requests", requests}};
+		     {"memsets", memsets}, {"bursts", bursts},     {"requests", requests}, {"steps", steps}};
 	cudaDeviceProp p;
 	OK(cudaGetDeviceProperties(&p, 0));
 	blocks = p.multiProcessorCount * (p.maxThreadsPerMultiProcessor / THREADS);

@@ -11,7 +11,7 @@ import ctypes
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +32,8 @@ def constant(header: str, name: str) -> int:
 ROUND_NS = constant("budget.h", "HAMI_ROUND_NS")
 SHUT_NS_MOST = constant("budget.h", "HAMI_SHUT_NS_MOST")
 SAVE_NS = constant("use.h", "HAMI_SAVE_NS")
+MUCH = constant("slice.h", "HAMI_SLICE_MUCH")
+THRASH_NS = constant("slice.h", "HAMI_STAY_NS_THRASH")
 
 
 class _Terms(ctypes.Structure):
@@ -43,6 +45,8 @@ class _Terms(ctypes.Structure):
         ("latency_others", ctypes.c_uint32),
         ("turn_begin", ctypes.c_uint32),
         ("turn_length", ctypes.c_uint32),
+        ("others_least_percent", ctypes.c_uint32),
+        ("others_capped", ctypes.c_uint32),
     )
 
 
@@ -61,6 +65,35 @@ class _Use(ctypes.Structure):
     )
 
 
+class _Slice(ctypes.Structure):
+    _fields_ = (
+        ("mode", ctypes.c_uint32),
+        ("thrashes", ctypes.c_bool),
+        ("level", ctypes.c_uint32),
+        *((name, ctypes.c_int64) for name in ("used", "unused", "tiny", "returns", "met", "thrashed", "wants")),
+        ("doublings", ctypes.c_uint32),
+        ("yielded", ctypes.c_int64),
+        ("returns_trying", ctypes.c_uint32),
+        ("pressed_trying", ctypes.c_uint32),
+        ("settled", ctypes.c_bool),
+        ("light_looking", ctypes.c_int64),
+    )
+
+
+class _Seen(ctypes.Structure):
+    _fields_ = (
+        ("now", ctypes.c_int64),
+        ("elapsed", ctypes.c_int64),
+        ("used", ctypes.c_int64),
+        ("caps", ctypes.c_uint32),
+        ("held_back", ctypes.c_bool),
+        ("pauses", ctypes.c_bool),
+        *((name, ctypes.c_uint32) for name in ("samples", "outstanding")),
+        ("unused", ctypes.c_int64),
+        *((name, ctypes.c_uint32) for name in ("tiny", "returns", "met", "pressed", "thrashed")),
+    )
+
+
 _I64, _U32, _SIZE = ctypes.c_int64, ctypes.c_uint32, ctypes.c_size_t
 _lib = ctypes.CDLL(str(LIBRARY))
 _lib.hami_budget_half.restype, _lib.hami_budget_half.argtypes = _I64, (_U32,)
@@ -72,7 +105,18 @@ _lib.hami_terms_timeslice_us.restype = _U32
 _lib.hami_terms_timeslice_us.argtypes = (ctypes.POINTER(_Terms), _U32)
 _lib.hami_terms_cap.restype, _lib.hami_terms_cap.argtypes = _U32, (ctypes.POINTER(_Terms),)
 _lib.hami_terms_turn.restype = ctypes.c_bool
-_lib.hami_terms_turn.argtypes = (ctypes.POINTER(_Terms), _I64, ctypes.POINTER(_I64))
+_lib.hami_terms_turn.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, ctypes.POINTER(_I64))
+_lib.hami_terms_others_timeslice_us.restype = _U32
+_lib.hami_terms_others_timeslice_us.argtypes = (ctypes.POINTER(_Terms),)
+_lib.hami_slice_step.restype = None
+_lib.hami_slice_step.argtypes = (ctypes.POINTER(_Slice), ctypes.POINTER(_Seen), _U32, _U32)
+_lib.hami_slice_next.restype, _lib.hami_slice_next.argtypes = _I64, (ctypes.POINTER(_Slice), _I64)
+_lib.hami_slice_yields.restype = ctypes.c_bool
+_lib.hami_slice_yields.argtypes = (ctypes.POINTER(_Slice),)
+_lib.hami_slice_us.restype, _lib.hami_slice_us.argtypes = _U32, (ctypes.POINTER(_Slice), _U32)
+_lib.hami_slice_others.restype, _lib.hami_slice_others.argtypes = _I64, (ctypes.POINTER(_Slice), _U32)
+_lib.hami_slice_tiny.restype, _lib.hami_slice_tiny.argtypes = _I64, (_I64,)
+_lib.hami_slice_unused.restype, _lib.hami_slice_unused.argtypes = _I64, (_I64, _I64)
 _lib.hami_use_begin.restype, _lib.hami_use_begin.argtypes = None, (ctypes.POINTER(_Use), _I64)
 _lib.hami_use_count.restype = _I64
 _lib.hami_use_count.argtypes = (
@@ -116,6 +160,8 @@ class Terms:
     latency_others: int = 0
     turn_begin: int = 0
     turn_length: int = 0
+    others_least_percent: int = 0
+    others_capped: int = 0
 
     def _struct(self) -> _Terms:
         return _Terms(
@@ -126,6 +172,8 @@ class Terms:
             self.latency_others,
             self.turn_begin,
             self.turn_length,
+            self.others_least_percent,
+            self.others_capped,
         )
 
     def timeslice_us(self, processes: int = 1) -> int:
@@ -136,10 +184,14 @@ class Terms:
         """Returns the most that the tenant may use, percent."""
         return int(_lib.hami_terms_cap(self._struct()))
 
-    def turn(self, now_ns: int) -> tuple[bool, int]:
-        """Returns whether it is the tenant's turn at ``now_ns`` of the common clock, and when that changes."""
+    def others_timeslice_us(self) -> int:
+        """Returns the shortest timeslice of the others, us; 0: timeslices are fixed."""
+        return int(_lib.hami_terms_others_timeslice_us(self._struct()))
+
+    def turn(self, now_ns: int, yields: bool = False) -> tuple[bool, int]:
+        """Returns whether the tenant may work at ``now_ns`` of the common clock, and when that changes."""
         until = _I64()
-        return bool(_lib.hami_terms_turn(self._struct(), now_ns, until)), until.value
+        return bool(_lib.hami_terms_turn(self._struct(), yields, now_ns, until)), until.value
 
 
 class Use:
@@ -154,3 +206,65 @@ class Use:
         on = (_Event * len(switches))(*(_Event(at, yes) for at, yes in switches))
         outstanding = (_Event * len(samples))(*(_Event(at, yes) for at, yes in samples))
         return int(_lib.hami_use_count(self._use, on, len(switches), outstanding, len(samples), now_ns))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """struct hami_seen."""
+
+    now_ns: int
+    elapsed_ns: int
+    used_ns: int = 0
+    caps: int = 0
+    held_back: bool = False
+    pauses: bool = True
+    samples: int = 0
+    outstanding: int = 0
+    unused: int = 0
+    tiny: int = 0
+    returns: int = 0
+    met: int = 0
+    pressed: int = 0
+    thrashed: int = 0
+
+
+class Slice:
+    """struct hami_slice: how much a tenant shortens its timeslices beside others that have little to do."""
+
+    def __init__(self) -> None:
+        self._slice = _Slice()
+
+    @property
+    def level(self) -> int:
+        return int(self._slice.level)
+
+    @property
+    def yields(self) -> bool:
+        return bool(_lib.hami_slice_yields(self._slice))
+
+    def step(self, seen: Seen, cores_percent: int, longest_us: int) -> None:
+        """Takes what was seen since the last step."""
+        values = astuple(seen)
+        _lib.hami_slice_step(self._slice, _Seen(*values), cores_percent, longest_us)
+
+    def timeslice_us(self, longest_us: int) -> int:
+        """Returns the timeslice where the terms' is ``longest_us``."""
+        return int(_lib.hami_slice_us(self._slice, longest_us))
+
+    def next_ns(self, now_ns: int) -> int:
+        """Returns when to step at the latest."""
+        return int(_lib.hami_slice_next(self._slice, now_ns))
+
+    def others_ns(self, longest_us: int) -> int:
+        """Returns the timeslice of another who shares alike, where the other's terms say ``longest_us``."""
+        return int(_lib.hami_slice_others(self._slice, longest_us))
+
+
+def slice_tiny_ns(timeslice_ns: int) -> int:
+    """Returns how short a stay is tiny for somebody of this timeslice."""
+    return int(_lib.hami_slice_tiny(timeslice_ns))
+
+
+def slice_unused(stay_ns: int, timeslice_ns: int) -> int:
+    """Returns how much of a timeslice a stay left unused, thousandths."""
+    return int(_lib.hami_slice_unused(stay_ns, timeslice_ns))

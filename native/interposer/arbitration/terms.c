@@ -31,6 +31,8 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 		.latency_others = __atomic_load_n(&job->latency_others, __ATOMIC_RELAXED),
 		.turn_begin = __atomic_load_n(&job->turn_begin_permille, __ATOMIC_RELAXED),
 		.turn_length = __atomic_load_n(&job->turn_length_permille, __ATOMIC_RELAXED),
+		.others_capped = __atomic_load_n(&job->others_capped, __ATOMIC_RELAXED),
+		.others_least_percent = __atomic_load_n(&job->others_least_cores, __ATOMIC_RELAXED),
 	};
 }
 
@@ -46,6 +48,13 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t proces
 	return slice < SLICE_LEAST ? SLICE_LEAST : slice;
 }
 
+uint32_t hami_terms_others_timeslice_us(const struct hami_terms *terms)
+{
+	if (terms->latency || terms->latency_others || terms->policy == HAMI_POLICY_NONE)
+		return 0;
+	return (terms->others_least_percent < 100 ? terms->others_least_percent : 100) * SLICE_PER_PERCENT;
+}
+
 uint32_t hami_terms_cap(const struct hami_terms *terms)
 {
 	if (terms->policy == HAMI_POLICY_CAP)
@@ -55,9 +64,11 @@ uint32_t hami_terms_cap(const struct hami_terms *terms)
 	return 100;
 }
 
-bool hami_terms_turn(const struct hami_terms *terms, int64_t now, int64_t *until)
+bool hami_terms_turn(const struct hami_terms *terms, bool yields, int64_t now, int64_t *until)
 {
 	*until = INT64_MAX;
+	if (!terms->latency_others && !yields)
+		return true;
 	if (terms->latency || !terms->turn_length || terms->turn_length >= 1000)
 		return true;
 	int64_t begin = HAMI_ROUND_NS * (terms->turn_begin % 1000) / 1000;

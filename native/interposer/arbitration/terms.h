@@ -23,6 +23,8 @@ struct hami_terms {
 	uint32_t floor_percent; /* of a latency-critical tenant: left to others */
 	uint32_t latency_others;
 	uint32_t turn_begin, turn_length; /* permille of HAMI_ROUND_NS; length 0: always open */
+	uint32_t others_least_percent;    /* fewest cores of another tenant; 0: there is none */
+	uint32_t others_capped;           /* other tenants with a cap */
 };
 
 /* Reads the terms of a step from its record and the job's. */
@@ -33,10 +35,19 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
  */
 uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t processes);
 
+/*
+ * Returns the shortest timeslice of the other tenants, in microseconds, as far as they are of one process; 0 where
+ * timeslices are fixed: there is no other, somebody is latency-critical, or the policy is none.
+ */
+uint32_t hami_terms_others_timeslice_us(const struct hami_terms *terms);
+
 /* Returns how much of the GPU's time the tenant may use at most, percent; 100: all of it. */
 uint32_t hami_terms_cap(const struct hami_terms *terms);
 
-/* Returns whether it is the tenant's turn at `now`, ns of the clock that all tenants share; sets when that changes. */
-bool hami_terms_turn(const struct hami_terms *terms, int64_t now, int64_t *until);
+/*
+ * Returns whether the tenant may work at `now`, ns of the clock that all tenants share; sets when that changes. It
+ * works in its turn only where somebody latency-critical is on the GPU, or where it `yields` (slice.h).
+ */
+bool hami_terms_turn(const struct hami_terms *terms, bool yields, int64_t now, int64_t *until);
 
 #endif

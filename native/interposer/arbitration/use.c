@@ -16,7 +16,7 @@ static int64_t part(const struct hami_use *use, int64_t from, int64_t end)
 /* Returns what of a stay up to `end` was spent on saving the context. */
 static int64_t saving(const struct hami_use *use, int64_t end)
 {
-	int64_t most = (end - use->on_since) / 8;
+	int64_t most = (end - use->on_since) / 4;
 	return most < 0 || !use->saves ? 0 : most < HAMI_SAVE_NS ? most : HAMI_SAVE_NS;
 }
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -25,7 +26,13 @@ static struct {
 	uint32_t get; /* index of the next record to read */
 	uint16_t sequence;
 	bool read_before;
-	int64_t flushed; /* when the last flush began */
+	/* By the GPU's clock: when another process, and this one, last came to the engine; 0: not seen. */
+	int64_t other_came, own_came;
+	int64_t own_stay; /* this process's last one, ns */
+	struct {
+		uint32_t count, of_short, of_thrash;
+	} between; /* the others' stays since then */
+	int64_t flushed;    /* when the last flush began */
 	int64_t ahead;   /* of the GPU's clock, ns before hami_clock_shared() */
 } switches;
 
@@ -148,7 +155,8 @@ int hami_switches_open(const struct hami_target *target)
 		rc = allocate(RM_CLASS_EVENT_BUFFER, &buffer, sizeof buffer, &switches.buffer);
 	struct rm_bind_switches bind = {.buffer = switches.buffer,
 					.record_size = sizeof *switches.records,
-					.level_of_detail = RM_LEVEL_SIMPLE};
+					.level_of_detail = RM_LEVEL_SIMPLE,
+					.all_users = 1};
 	if (!rc)
 		rc = control(target->subdevice, RM_BIND_SWITCHES, &bind, sizeof bind);
 	struct rm_events_enable enable = {.enable = 1, .flags = RM_EVENTS_KEEP_NEWEST};
@@ -162,7 +170,7 @@ int hami_switches_open(const struct hami_target *target)
 	switches.get = switches.header->put % RECORDS;
 	switches.read_before = false;
 	switches.flushed = hami_clock_shared();
-	switches.ahead = 0;
+	switches.ahead = switches.other_came = switches.own_came = 0;
 	return 0;
 }
 
@@ -178,7 +186,44 @@ static void set_clock(int64_t oldest, int64_t youngest, int64_t now)
 		switches.ahead = youngest - now;
 }
 
-static long take_records(struct hami_switch *list, size_t most, uint32_t put)
+/* Another process came to the engine or left it. */
+static void note_other(const struct rm_switch_record *r, const struct hami_lengths *lengths,
+		       struct hami_stays *stays)
+{
+	int64_t at = (int64_t)r->timestamp_ns, came = switches.other_came;
+	switches.other_came = r->tag == RM_TAG_START ? at : 0;
+	if (r->tag == RM_TAG_START || !came)
+		return;
+	int64_t unused = hami_slice_unused(at - came, lengths->others_slice);
+	stays->unused += unused;
+	stays->tiny += at - came < hami_slice_tiny(lengths->others_slice);
+	switches.between.count++;
+	switches.between.of_short += unused >= HAMI_SLICE_MUCH;
+	switches.between.of_thrash += at - came < HAMI_STAY_NS_THRASH;
+}
+
+/* This process came to the engine or left it. */
+static void note_own(const struct rm_switch_record *r, const struct hami_lengths *lengths,
+		     struct hami_stays *stays)
+{
+	int64_t at = (int64_t)r->timestamp_ns, slice = lengths->own_slice;
+	if (r->tag == RM_TAG_END) {
+		switches.own_stay = switches.own_came ? at - switches.own_came : INT64_MAX;
+		memset(&switches.between, 0, sizeof switches.between);
+		return;
+	}
+	switches.own_came = at;
+	stays->returns++;
+	bool cut = switches.own_stay >= slice / 4 * 3 && switches.own_stay <= slice / 4 * 5 + HAMI_SAVE_NS;
+	bool all_short = switches.between.of_short == switches.between.count;
+	stays->met += cut && switches.between.of_short > 0;
+	stays->pressed += cut && switches.between.of_short > 0 && all_short;
+	stays->thrashed += switches.own_stay < HAMI_STAY_NS_THRASH && switches.between.of_thrash > 0 &&
+			   switches.between.of_thrash == switches.between.count;
+}
+
+static long take_records(struct hami_switch *list, size_t most, uint32_t put,
+			 const struct hami_lengths *lengths, struct hami_stays *stays)
 {
 	uint32_t me = (uint32_t)getpid();
 	int64_t oldest = 0, youngest = 0;
@@ -191,10 +236,15 @@ static long take_records(struct hami_switch *list, size_t most, uint32_t put)
 		switches.read_before = true;
 		if (r->type != RM_RECORD_SWITCH || (r->tag != RM_TAG_START && r->tag != RM_TAG_END))
 			continue;
+		if (r->pid == RM_PID_DRIVER)
+			continue;
+		if (r->pid != me) {
+			note_other(r, lengths, stays);
+			continue;
+		}
+		note_own(r, lengths, stays);
 		youngest = (int64_t)r->timestamp_ns;
 		oldest = oldest ? oldest : youngest;
-		if (r->pid != me)
-			continue;
 		if ((size_t)count == most) {
 			lost = true;
 			break;
@@ -208,7 +258,8 @@ static long take_records(struct hami_switch *list, size_t most, uint32_t put)
 	return lost ? -ENODATA : count;
 }
 
-long hami_switches_read(struct hami_switch *list, size_t most)
+long hami_switches_read(struct hami_switch *list, size_t most, const struct hami_lengths *lengths,
+			struct hami_stays *stays)
 {
 	if (!switches.open)
 		return -ESTALE;
@@ -219,7 +270,7 @@ long hami_switches_read(struct hami_switch *list, size_t most)
 		return rc;
 	}
 	uint32_t put = __atomic_load_n(&switches.header->put, __ATOMIC_ACQUIRE) % RECORDS;
-	long count = take_records(list, most, put);
+	long count = take_records(list, most, put, lengths, stays);
 	switches.flushed = now;
 	return count;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * When the GPU's compute engine took on a context of this process and when it let it go, as the resource manager
- * records it for any user's own processes (docs/adr/045-the-gpus-own-scheduler.md).
+ * When the GPU's compute engine took on a context and when it let it go, as the resource manager records it for any
+ * user (docs/adr/045-the-gpus-own-scheduler.md): exactly for this process; of other users without saying whose.
  *
  * For one thread, the keeper's: no lock. Not async-signal-safe.
  */
@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "arbitration/slice.h"
 #include "arbitration/use.h"
 #include "driver/rm_objects.h"
 
@@ -19,11 +20,17 @@
  * 0, or -errno when the driver does not, or when this process does not know its number there (a PID namespace).
  */
 int hami_switches_open(const struct hami_target *target);
+/* The timeslices of this process and of another who shares alike, ns. */
+struct hami_lengths {
+	int64_t own_slice, others_slice;
+};
 /*
- * Writes the switches since the last call to `list`, at most `most`, in order, in ns of hami_clock_shared().
- * Returns how many; -ESTALE when the client has gone: open again. -ENODATA when records were lost.
+ * Writes this process's switches since the last call to `list`, at most `most`, in order, in ns of
+ * hami_clock_shared(), and adds to *stays. Returns how many switches; -ESTALE when the client has gone: open again.
+ * -ENODATA when records were lost.
  */
-long hami_switches_read(struct hami_switch *list, size_t most);
+long hami_switches_read(struct hami_switch *list, size_t most, const struct hami_lengths *lengths,
+			struct hami_stays *stays);
 /* In a forked child: forgets the parent's. */
 void hami_switches_forked(void);
 

@@ -75,8 +75,10 @@ static void listen(int64_t now)
 void hami_meter_begin(int64_t now)
 {
 	listen(now);
+	static const struct hami_lengths none = {0};
+	struct hami_stays ignored = {0};
 	if (meter.told)
-		hami_switches_read(switches, SWITCHES);
+		hami_switches_read(switches, SWITCHES, &none, &ignored);
 	begin(now);
 	meter.sample_count = meter.own_count = 0;
 }
@@ -146,11 +148,15 @@ bool hami_meter_contended(int64_t now)
 	return meter.told && now - meter.contended < CONTENDED_NS;
 }
 
-int64_t hami_meter_count(int64_t now)
+void hami_meter_count(int64_t now, const struct hami_lengths *lengths, struct hami_seen *seen)
 {
-	int64_t used;
 	listen(now);
-	long count = meter.told ? hami_switches_read(switches, SWITCHES) : 0;
+	seen->stays = (struct hami_stays){0};
+	seen->samples = (uint32_t)meter.sample_count;
+	seen->outstanding = 0;
+	for (size_t i = 0; i < meter.sample_count; i++)
+		seen->outstanding += meter.samples[i].outstanding;
+	long count = meter.told ? hami_switches_read(switches, SWITCHES, lengths, &seen->stays) : 0;
 	if (count >= 0 && meter.told) {
 		note_contention(count);
 		count = end_paused(count, now);
@@ -158,16 +164,15 @@ int64_t hami_meter_count(int64_t now)
 	if (count <
 	    0) { /* the client has gone, or records were lost: all of the time counts, and begins anew */
 		meter.told = count == -ENODATA;
-		used = hami_use_count(&meter.use, NULL, 0, meter.samples, meter.sample_count, now);
+		seen->used = hami_use_count(&meter.use, NULL, 0, meter.samples, meter.sample_count, now);
 		begin(now);
 	} else {
 		const struct hami_switch *list = meter.told ? switches : meter.own;
 		size_t length = meter.told ? (size_t)count : meter.own_count;
 		meter.use.saves = meter.told;
-		used = hami_use_count(&meter.use, list, length, meter.samples, meter.sample_count, now);
+		seen->used = hami_use_count(&meter.use, list, length, meter.samples, meter.sample_count, now);
 	}
 	meter.sample_count = meter.own_count = 0;
-	return used;
 }
 
 void hami_meter_forked(void)

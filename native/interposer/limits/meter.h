@@ -10,14 +10,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "driver/switches.h"
+
 /* Begins at `now`. Call again after an idle time that is not to be counted. */
 void hami_meter_begin(int64_t now);
 /* Takes a sample. Returns whether work is outstanding; true where that cannot be known. */
 bool hami_meter_sample(int64_t now);
 /* The channels were opened, or paused. */
 void hami_meter_opened(bool open, int64_t now);
-/* Returns what was used since the last call, ns. */
-int64_t hami_meter_count(int64_t now);
+/*
+ * Sets what happened since the last call: what this process used, its samples, and who stayed on the engine. Of
+ * *seen it leaves `elapsed` and `held_back` alone.
+ */
+void hami_meter_count(int64_t now, const struct hami_lengths *lengths, struct hami_seen *seen);
 /* Returns whether others have interrupted this process in the last HAMI_ROUND_NS or so; false when not told. */
 bool hami_meter_contended(int64_t now);
 /* In a forked child. */

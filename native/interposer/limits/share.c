@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "arbitration/budget.h"
+#include "arbitration/slice.h"
 #include "arbitration/terms.h"
 #include "base/clock.h"
 #include "base/lock.h"
@@ -46,6 +47,10 @@ static struct {
 /* What the keeper knows. Times in ns: `steady` of hami_clock_steady(), the rest of hami_clock_shared(). */
 struct keeper {
 	struct hami_terms terms;
+	struct hami_slice slice;
+	uint32_t longest_us; /* the timeslice of the terms */
+	uint64_t job_used;   /* by the last count */
+	int64_t step;        /* shared: the next count at the latest, for the timeslice's sake */
 	bool pauses;    /* the policy's way to keep a cap; false: timeslices alone */
 	bool open;      /* the channels are enabled */
 	bool shut;      /* the budget says so */
@@ -66,7 +71,8 @@ static void set_timeslice(struct keeper *k)
 {
 	unsigned int groups = hami_objects_started_ever();
 	uint32_t processes = hami_region_step_processes(hami_region());
-	uint32_t wanted = hami_terms_timeslice_us(&k->terms, processes);
+	k->longest_us = hami_terms_timeslice_us(&k->terms, processes);
+	uint32_t wanted = hami_slice_us(&k->slice, k->longest_us);
 	if (k->no_timeslices || (wanted == k->timeslice && groups == k->groups))
 		return;
 	int rc = 0;
@@ -78,6 +84,8 @@ static void set_timeslice(struct keeper *k)
 		hami_log(0, "the driver refuses timeslices (%s); the GPU's own turns stay\n", strerror(-rc));
 		k->no_timeslices = true;
 	}
+	if (wanted != k->timeslice)
+		hami_log(2, "timeslices of %u us\n", wanted);
 	k->timeslice = wanted;
 	k->groups = groups;
 }
@@ -129,17 +137,42 @@ static bool set_open(struct keeper *k, bool open)
 	return true;
 }
 
+/* Fits the timeslice to the others on the GPU, by what was seen of them. */
+static void fit_timeslice(struct keeper *k, struct hami_seen *seen)
+{
+	uint64_t used = __atomic_load_n(&hami_region()->usage->head.time_used, __ATOMIC_RELAXED);
+	seen->used = (int64_t)(used - k->job_used); /* of the job, not of this process alone */
+	k->job_used = used;
+	if (!hami_terms_others_timeslice_us(&k->terms))
+		k->slice = (struct hami_slice){0};
+	else
+		hami_slice_step(&k->slice, seen, k->terms.cores_percent, k->longest_us);
+	k->step = hami_slice_next(&k->slice, seen->now);
+	set_timeslice(k);
+}
+
 /* Counts what was used, takes it from the budgets, and learns until when they say the same. */
 static void count(struct keeper *k, int64_t steady)
 {
 	int64_t shared = hami_clock_shared(), wait;
 	struct hami_terms of_job = k->terms; /* the job's share, by the step's policy */
 	of_job.cores_percent = hami_terms_read(hami_region()->job, hami_region()->job).cores_percent;
-	struct hami_spent spent = {.used = hami_meter_count(shared),
+	const struct hami_lengths lengths = {
+		.own_slice = 1000ll * k->timeslice,
+		.others_slice = hami_slice_others(&k->slice, hami_terms_others_timeslice_us(&k->terms))};
+	struct hami_seen seen = {.now = shared,
+				 .elapsed = steady - k->counted,
+				 .caps = k->terms.others_capped + (hami_terms_cap(&k->terms) < 100),
+				 .pauses = k->pauses};
+	hami_meter_count(shared, &lengths, &seen);
+	struct hami_spent spent = {.used = seen.used,
 				   .job_cap = k->pauses ? hami_terms_cap(&of_job) : 100,
 				   .step_cap = k->pauses ? hami_terms_cap(&k->terms) : 100};
 	spent.contended = hami_meter_contended(shared);
+	seen.held_back = k->shut;
 	k->shut = hami_region_spend(hami_region(), steady, &spent, &wait);
+	seen.held_back = seen.held_back || k->shut;
+	fit_timeslice(k, &seen);
 	k->counted = steady;
 	k->change = wait > HAMI_NS_PER_S ? steady + HAMI_NS_PER_S : steady + wait;
 	int64_t gap = wait == INT64_MAX ? SAMPLE_NS_UNCAPPED : hami_budget_half(spent.step_cap) / 4;
@@ -201,15 +234,16 @@ static int64_t look(struct keeper *k)
 			k->busy = steady;
 		k->sampled = steady + jittered(k, k->sample_gap);
 	}
-	if (steady >= k->change || steady - k->counted >= COUNT_NS) {
+	if (steady >= k->change || steady - k->counted >= COUNT_NS || hami_clock_shared() >= k->step) {
 		read_terms(k);
 		count(k, steady);
 	}
 	int64_t shared = hami_clock_shared();
-	bool turn = hami_terms_turn(&k->terms, shared, &until);
+	bool turn = hami_terms_turn(&k->terms, hami_slice_yields(&k->slice), shared, &until);
 	int64_t turn_ends = until == INT64_MAX ? INT64_MAX : steady + (until - shared);
 	bool done = set_open(k, !k->pauses || (!k->shut && turn));
-	int64_t next = least(k->change, least(k->counted + COUNT_NS, turn_ends));
+	int64_t step = k->step == INT64_MAX ? INT64_MAX : steady + (k->step - shared);
+	int64_t next = least(least(k->change, k->counted + COUNT_NS), least(turn_ends, step));
 	next = least(next, k->open ? k->sampled : steady + SHUT_LOOK_NS);
 	return done ? next : steady + RETRY_NS;
 }

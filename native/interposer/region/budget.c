@@ -53,6 +53,7 @@ bool hami_region_spend(struct hami_region *region, int64_t now, const struct ham
 	if (slot < 0)
 		return false;
 	__atomic_fetch_add(&u->slots[slot].gpu_busy_ns, (uint64_t)(used > 0 ? used : 0), __ATOMIC_RELAXED);
+	__atomic_fetch_add(&u->head.time_used, (uint64_t)(used > 0 ? used : 0), __ATOMIC_RELAXED);
 	const struct words job = {&u->head.time_credit, &u->head.time_credit_at, &u->head.time_shut,
 				  spent->job_cap, spent->contended};
 	bool shut = spend(&job, now, used, wait);

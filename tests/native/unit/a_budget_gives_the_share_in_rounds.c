@@ -98,7 +98,7 @@ static void strange_terms(void)
 		CHECK(cap >= 1 && cap <= 100);
 		CHECK(slice <= 100 * 450u);
 		int64_t now = 1700000000123456789, until;
-		hami_terms_turn(&t, now, &until);
+		hami_terms_turn(&t, words[i % n] % 2, now, &until);
 		CHECK(until > now && (until == INT64_MAX || until <= now + HAMI_ROUND_NS));
 	}
 }

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "arbitration/slice.h"
+
+#include "arbitration/use.h"
+
+#define SECOND 1000000000ll
+#define MEMORY_NS (SECOND / 4) /* of the averages */
+#define LEVEL_MOST 13          /* 45 ms become 497 us */
+/*
+ * Somebody light is seen by what others leave unused, a second. Where there are caps, that does not tell: each pause
+ * and each opening cuts the stay of whoever is on the engine. Some of these cuts are tiny stays; more are light.
+ */
+#define LIGHT_PER_SECOND 5
+#define CUTS_PER_SECOND 6 /* of a cap, that are tiny stays */
+#define TINY_NS 600000      /* an eighth of a timeslice is tiny, or this */
+#define LIGHT_IN_A_LOOK 500 /* thousandths, at least */
+#define DOUBLINGS_MOST 2       /* of HAMI_TRY_EVERY_NS, while the reason stays */
+#define BUSY_PERMILLE 700      /* of the samples: has work, or waits for the engine with it */
+#define MOST_PERMILLE 850      /* of the returns, and of the samples: nearly always */
+/* Of the tenant's share. */
+#define ENOUGH_PERCENT 99
+#define TOO_LITTLE_PERCENT 97
+#define FAR_TOO_LITTLE_PERCENT 85
+
+/* Moves an average by what was seen in `elapsed` ns. */
+static void average(int64_t *mean, int64_t now, int64_t elapsed, int64_t memory)
+{
+	*mean = elapsed >= memory ? now : *mean + (now - *mean) * (elapsed / 1000) / (memory / 1000);
+}
+
+/* Returns an amount of `elapsed` ns as one of a second. */
+static int64_t per_second(int64_t amount, int64_t elapsed)
+{
+	amount = amount < 0 ? 0 : amount > SECOND ? SECOND : amount;
+	return amount * (SECOND / 1000) / (elapsed / 1000);
+}
+
+static void learn(struct hami_slice *slice, const struct hami_seen *seen, int64_t elapsed, int64_t share)
+{
+	average(&slice->used, per_second(seen->used < elapsed ? seen->used : elapsed, elapsed), elapsed, MEMORY_NS);
+	if (seen->held_back && slice->used < share)
+		slice->used = share;
+	average(&slice->unused, per_second(seen->stays.unused, elapsed), elapsed, 2 * MEMORY_NS);
+	average(&slice->tiny, per_second(1000ll * seen->stays.tiny, elapsed), elapsed, 2 * MEMORY_NS);
+	average(&slice->returns, per_second(1000ll * seen->stays.returns, elapsed), elapsed, MEMORY_NS);
+	average(&slice->met, per_second(1000ll * seen->stays.met, elapsed), elapsed, MEMORY_NS);
+	average(&slice->thrashed, per_second(1000ll * seen->stays.thrashed, elapsed), elapsed, MEMORY_NS);
+	if (seen->samples)
+		average(&slice->wants, 1000ll * seen->outstanding / seen->samples, elapsed, MEMORY_NS);
+}
+
+/* Returns what of the others' stays tells of light tenants, and sets how much of it in a second does, thousandths. */
+static int64_t signs_of_light(const struct hami_seen *seen, int64_t unused, int64_t tiny, int64_t *enough)
+{
+	const int64_t caps = seen->caps < 1000 ? seen->caps : 1000;
+	*enough = 1000 * (LIGHT_PER_SECOND + CUTS_PER_SECOND * caps);
+	return caps ? tiny : unused;
+}
+
+static bool at_least(uint32_t permille, int64_t part, int64_t whole)
+{
+	return part > 0 && part >= whole * permille / 1000;
+}
+
+/* Returns whether it is time to try, for who has tried `doublings` times in a row. */
+static bool in_try(int64_t now, uint32_t doublings)
+{
+	return now % (HAMI_TRY_EVERY_NS << doublings) < HAMI_TRY_NS;
+}
+
+/* Returns how much of the time to look has gone by; negative: it is not that time. */
+static int64_t in_look(int64_t now)
+{
+	int64_t into = now % HAMI_LOOK_EVERY_NS - HAMI_LOOK_AT_NS;
+	return into < HAMI_LOOK_NS ? into : -1;
+}
+
+static void yield(struct hami_slice *slice, bool thrashes)
+{
+	slice->mode = HAMI_SLICE_YIELDS;
+	slice->thrashes = thrashes;
+	slice->yielded = 0;
+}
+
+static void begin_try(struct hami_slice *slice)
+{
+	slice->mode = HAMI_SLICE_TRIES;
+	slice->doublings += slice->doublings < DOUBLINGS_MOST;
+	slice->returns_trying = slice->pressed_trying = 0;
+}
+
+/* Shares: fits the timeslice to the others, and begins to try where that does not suffice. */
+static void share_on(struct hami_slice *slice, const struct hami_seen *seen, int64_t share,
+		     uint32_t longest_us)
+{
+	int64_t light_enough, signs = signs_of_light(seen, slice->unused, slice->tiny, &light_enough);
+	/* Who has begun to shorten goes on by what is left unused: looks tell whether it is for somebody light. */
+	bool light = slice->level ? slice->unused >= 1000 * LIGHT_PER_SECOND : signs >= light_enough;
+	bool shortest = hami_slice_us(slice, longest_us) <= HAMI_SLICE_US_LEAST;
+	bool enough = slice->used >= share / 100 * ENOUGH_PERCENT;
+	if (light && enough)
+		slice->level += !shortest;
+	else if (slice->used < share / 100 * TOO_LITTLE_PERCENT)
+		slice->level -= slice->level > 0;
+	if (slice->level && in_look(seen->now) >= 0) {
+		slice->mode = HAMI_SLICE_LOOKS;
+		slice->settled = false;
+		return;
+	}
+	bool met = light && at_least(MOST_PERMILLE, slice->met, slice->returns) &&
+		   at_least(MOST_PERMILLE, slice->wants, 1000);
+	bool thrashes = light && at_least(MOST_PERMILLE, slice->thrashed, slice->returns) &&
+			at_least(BUSY_PERMILLE, slice->wants, 1000);
+	if (!seen->pauses || (!met && !thrashes))
+		slice->doublings = 0;
+	else if (thrashes && in_try(seen->now, 0))
+		yield(slice, true);
+	else if (met && in_try(seen->now, slice->doublings))
+		begin_try(slice);
+}
+
+/* Looks with long timeslices, and shares with long ones again if nobody leaves early. */
+static void look_on(struct hami_slice *slice, const struct hami_seen *seen)
+{
+	int64_t into = in_look(seen->now), enough, signs;
+	signs = signs_of_light(seen, seen->stays.unused, 1000ll * seen->stays.tiny, &enough);
+	slice->light_looking = slice->settled ? slice->light_looking + signs : 0;
+	slice->settled = slice->settled || into < 0 || into >= HAMI_LOOK_SETTLE_NS;
+	if (into >= 0)
+		return;
+	slice->mode = HAMI_SLICE_SHARES;
+	enough = enough / 1000 * (HAMI_LOOK_NS - HAMI_LOOK_SETTLE_NS) / 1000000;
+	if (slice->light_looking >= (enough > LIGHT_IN_A_LOOK ? enough : LIGHT_IN_A_LOOK))
+		return;
+	slice->level = 0;
+	slice->unused = slice->tiny = slice->met = 0;
+}
+
+/* Tries: counts, and decides at the end. */
+static void try_on(struct hami_slice *slice, const struct hami_seen *seen)
+{
+	slice->returns_trying += seen->stays.returns;
+	slice->pressed_trying += seen->stays.pressed;
+	if (in_try(seen->now, 0))
+		return;
+	bool pressed = at_least(MOST_PERMILLE, slice->pressed_trying, slice->returns_trying);
+	if (pressed)
+		yield(slice, false);
+	else
+		slice->mode = HAMI_SLICE_SHARES;
+}
+
+void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uint32_t cores_percent,
+		     uint32_t longest_us)
+{
+	const int64_t elapsed = seen->elapsed > SECOND ? SECOND : seen->elapsed;
+	const int64_t share = SECOND / 100 * cores_percent;
+	if (elapsed < 1000)
+		return;
+	learn(slice, seen, elapsed, share);
+	slice->yielded += elapsed;
+	if (slice->mode == HAMI_SLICE_SHARES)
+		share_on(slice, seen, share, longest_us);
+	else if (slice->mode == HAMI_SLICE_LOOKS)
+		look_on(slice, seen);
+	else if (slice->mode == HAMI_SLICE_TRIES)
+		try_on(slice, seen);
+	else if (in_try(seen->now, slice->thrashes ? 0 : slice->doublings) && slice->yielded > HAMI_TRY_NS) {
+		if (slice->thrashes)
+			slice->mode = HAMI_SLICE_SHARES;
+		else
+			begin_try(slice);
+	}
+}
+
+int64_t hami_slice_next(const struct hami_slice *slice, int64_t now)
+{
+	int64_t every = HAMI_TRY_EVERY_NS, edge = HAMI_TRY_NS;
+	if (slice->mode == HAMI_SLICE_SHARES && !slice->level)
+		return INT64_MAX;
+	if (slice->mode == HAMI_SLICE_SHARES || slice->mode == HAMI_SLICE_LOOKS) {
+		int64_t into = in_look(now);
+		every = HAMI_LOOK_EVERY_NS;
+		edge = HAMI_LOOK_AT_NS + (into < 0                     ? 0
+					  : into < HAMI_LOOK_SETTLE_NS ? HAMI_LOOK_SETTLE_NS
+								       : HAMI_LOOK_NS);
+	} else if (slice->mode == HAMI_SLICE_YIELDS) {
+		edge = 0;
+	}
+	int64_t left = (edge - now % every) % every;
+	return now + (left > 0 ? left : left + every);
+}
+
+bool hami_slice_yields(const struct hami_slice *slice)
+{
+	return slice->mode == HAMI_SLICE_TRIES || slice->mode == HAMI_SLICE_YIELDS;
+}
+
+/* Returns the timeslice `longest_us` at a level. */
+static uint32_t shortened(uint32_t longest_us, uint32_t level)
+{
+	level = level < LEVEL_MOST ? level : LEVEL_MOST;
+	uint32_t us = longest_us >> level / 2;
+	us = level % 2 ? us * 1000 / 1414 : us;
+	uint32_t least = longest_us < HAMI_SLICE_US_LEAST ? longest_us : HAMI_SLICE_US_LEAST;
+	return us < least ? least : us;
+}
+
+/* Returns the level of the timeslices now. */
+static uint32_t level_of(const struct hami_slice *slice)
+{
+	if (slice->mode == HAMI_SLICE_SHARES)
+		return slice->level;
+	return slice->mode == HAMI_SLICE_TRIES ? LEVEL_MOST : 0;
+}
+
+uint32_t hami_slice_us(const struct hami_slice *slice, uint32_t longest_us)
+{
+	return shortened(longest_us, level_of(slice));
+}
+
+int64_t hami_slice_others(const struct hami_slice *slice, uint32_t longest_us)
+{
+	/* Who tries meets others that share. */
+	uint32_t level = slice->mode == HAMI_SLICE_LOOKS ? 0 : slice->level;
+	return (int64_t)shortened(longest_us, level) * 1000;
+}
+
+int64_t hami_slice_tiny(int64_t timeslice)
+{
+	return timeslice / 8 > TINY_NS ? timeslice / 8 : TINY_NS;
+}
+
+int64_t hami_slice_unused(int64_t stay, int64_t timeslice)
+{
+	int64_t used = stay - (stay / 4 < HAMI_SAVE_NS ? stay / 4 : HAMI_SAVE_NS);
+	if (timeslice <= 0 || used >= timeslice)
+		return 0;
+	int64_t unused = used <= 0 ? 1000 : (timeslice - used) * 1000 / timeslice;
+	return unused * unused / 1000;
+}
