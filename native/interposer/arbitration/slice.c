@@ -12,6 +12,7 @@
  */
 #define LIGHT_PER_SECOND 5
 #define CUTS_PER_SECOND 6 /* of a cap, that are tiny stays */
+#define CAPS_MOST 4         /* more of them cut so many stays that nothing can be told */
 #define TINY_NS 600000      /* an eighth of a timeslice is tiny, or this */
 #define LIGHT_IN_A_LOOK 500 /* thousandths, at least */
 #define DOUBLINGS_MOST 2       /* of HAMI_TRY_EVERY_NS, while the reason stays */
@@ -157,6 +158,10 @@ void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uin
 	const int64_t share = SECOND / 100 * cores_percent;
 	if (elapsed < 1000)
 		return;
+	if (seen->caps > CAPS_MOST) {
+		*slice = (struct hami_slice){0};
+		return;
+	}
 	learn(slice, seen, elapsed, share);
 	slice->yielded += elapsed;
 	if (slice->mode == HAMI_SLICE_SHARES)
