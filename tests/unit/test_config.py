@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core import plain_toml
 from hami_hpc.core.grant import JobUnits
 from hami_hpc.errors import NodeError
-from hami_hpc.node.config import Settings, load_settings, parse_settings, settings_path
+from hami_hpc.node.config import ClassSettings, Settings, load_settings, parse_settings, settings_path
+
+CLASS_KEYS = ("qos", "policy", "policies", "latency", "floor", "priority", "slice_us")
 
 
 def load(tmp_path: Path, text: str) -> Settings:
@@ -109,6 +114,16 @@ def test_a_site_has_as_many_classes_as_it_names_and_always_the_three(tmp_path: P
     assert settings.classes["std"] == ((), "cap", ("cap",), False, 0, 0, 0)
     assert settings.site().classes["interactive"] == ("interactive",)
     assert settings.site().policies["x"] == ("burst",)
+
+
+def test_the_document_has_each_key_of_a_class_and_an_example_that_is_read(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "qos.md").read_text(encoding="utf-8")
+    classes = text.partition("\n## The classes\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", classes, re.MULTILINE) == list(CLASS_KEYS)
+    assert set(CLASS_KEYS) == set(ClassSettings._fields)
+    example = classes.split("```toml\n")[1].split("```")[0]
+    assert plain_toml.read(example) == tomllib.loads(example), "a prolog reads it without tomllib"
+    assert load(tmp_path, f"version = 1\n{example}").classes["interactive"].qos == ("desk",)
 
 
 def test_a_class_of_these_settings_is_the_jobs_and_another_is_the_nodes_fault(tmp_path: Path) -> None:
