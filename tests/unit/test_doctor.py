@@ -140,6 +140,15 @@ def test_doctor_finds_a_damaged_ledger(healthy: Healthy) -> None:
     assert "damaged" in healthy.findings()["ledger"].detail
 
 
+def test_doctor_says_what_a_class_of_the_sites_own_means(healthy: Healthy) -> None:
+    text = "[classes.interactive]\nqos = []\nlatency = true\nfloor = 9\nslice_us = 700\npolicies = ['burst', 'cap']\n"
+    healthy.node.config.write_text(healthy.node.config.read_text() + text)
+    detail = healthy.findings()["class interactive"].detail
+    for words in ("burst: the time", "9 % of the time", "timeslices of 700 us", "policy= may be burst or cap"):
+        assert words in detail
+    assert "timeslices of" not in healthy.findings()["class lc"].detail
+
+
 @pytest.mark.parametrize(("mib", "said"), [(GPU_MIB - 1, "the settings give h200 143156 MiB"), (GPU_MIB, "h200")])
 def test_doctor_finds_settings_that_promise_more_memory_than_there_is(healthy: Healthy, mib: int, said: str) -> None:
     healthy.devices = (Device(0, UUIDS[0], "NVIDIA H200", mib),)
