@@ -13,7 +13,7 @@ from hami_hpc.cli import colours
 from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.cli.options import command, config_option, config_path, format_option, this_node_option
 from hami_hpc.core.finding import Finding, Level
-from hami_hpc.doctor import agent_checks, build_checks, node_checks, qos_checks, slurm_checks
+from hami_hpc.doctor import agent_checks, build_checks, class_checks, node_checks, qos_checks, slurm_checks
 from hami_hpc.doctor.facts import Check, Facts
 from hami_hpc.errors import HamiError
 from hami_hpc.node.config import load_settings
@@ -29,6 +29,7 @@ def checks_for(facts: Facts) -> list[tuple[str, Check]]:
         *on_gpu_nodes,
         *everywhere,
         ("gres.conf", slurm_checks.check_gres),
+        ("classes", class_checks.check_classes),
         ("policies", node_checks.check_policies),
     ]
 

@@ -156,7 +156,8 @@ def _running(job: Job, settings: Settings | None) -> list[tuple[str, str]]:
 
 
 def _time_text(asked: Asked, settings: Settings | None) -> str:
-    own = settings.classes[asked.service_class].policy if settings and asked.service_class else ""
+    own_class = settings.classes.get(asked.service_class) if settings else None
+    own = own_class.policy if own_class else ""
     policy = asked.policy or own
     of = "" if asked.policy else f" of class {asked.service_class}"
     if policy == "cap":

@@ -8,7 +8,7 @@ TYPE_CHECKING = False  # prolog and epilog import this: docs/adr/021
 if TYPE_CHECKING:
     from typing import Final
 
-ABI_VERSION: Final = 1
+ABI_VERSION: Final = 2
 REQUEST_NAME: Final = 'vgpu'
 REQUEST_EXAMPLE: Final = '--gres=vgpu:mem=8G,cores=50'
 REQUEST_MAX_LENGTH: Final = 4096
@@ -36,9 +36,15 @@ KEY_DOC: Final[dict[str, str]] = {
     'policy': "How the share of time is kept. Without it, the policy of the job's class; the class also says which are allowed.",
 }
 MODES: Final[dict[str, int]] = {'share': 0, 'mps': 1, 'mig': 2}
-CLASSES: Final[dict[str, int]] = {'std': 0, 'lc': 1, 'be': 2}
 POLICIES: Final[dict[str, int]] = {'cap': 0, 'burst': 1, 'none': 2}
 MECHANISMS: Final[dict[str, int]] = {'auto': 0, 'duty': 1, 'slice': 2, 'gate': 3}
+CLASS_NAMES: Final = ('std', 'lc', 'be')
+CLASS_DEFAULT: Final = 'std'
+CLASS_NAME_MAX: Final = 15
+CLASS_PRIORITY_MAX: Final = 1000
+CLASS_SLICE_US_MIN: Final = 10
+CLASS_SLICE_US_MAX: Final = 100000
+CLASS_RESERVED: Final = ('gpu', 'mps', 'shard', 'vgpu', 'vgpu_mem', 'vgpu_cores', 'no_consume')
 DEFAULT_SHARD_MIB: Final = 256
 DEFAULT_MEMORY_SCALING: Final = 1.0
 DEFAULT_MEM: Final = '25%'
@@ -87,20 +93,21 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'mem_limit_bytes': (40, 8, 'u'),
     'gpu_total_bytes': (48, 8, 'u'),
     'cores_percent': (56, 4, 'u'),
-    'service_class': (60, 4, 'u'),
-    'policy': (64, 4, 'u'),
-    'mode': (68, 4, 'u'),
+    'policy': (60, 4, 'u'),
+    'mode': (64, 4, 'u'),
+    'mechanism': (68, 4, 'u'),
     'created_unix_ns': (72, 8, 'u'),
-    'reserved': (80, 4, 'u'),
-    'mechanism': (84, 4, 'u'),
-    'gpu_uuid': (88, 96, 's'),
-    'latency': (184, 4, 'u'),
-    'floor_percent': (188, 4, 'u'),
-    'latency_others': (192, 4, 'u'),
-    'turn_begin_permille': (196, 4, 'u'),
-    'turn_length_permille': (200, 4, 'u'),
-    'others_least_cores': (204, 4, 'u'),
-    'others_capped': (208, 4, 'u'),
+    'gpu_uuid': (80, 96, 's'),
+    'class_name': (176, 16, 's'),
+    'class_priority': (192, 4, 'u'),
+    'slice_us': (196, 4, 'u'),
+    'latency': (200, 4, 'u'),
+    'floor_percent': (204, 4, 'u'),
+    'latency_others': (208, 4, 'u'),
+    'turn_begin_permille': (212, 4, 'u'),
+    'turn_length_permille': (216, 4, 'u'),
+    'others_least_cores': (220, 4, 'u'),
+    'others_capped': (224, 4, 'u'),
 }
 
 # Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it.

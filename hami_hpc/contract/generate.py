@@ -93,7 +93,6 @@ def make_c(c: dict[str, Any]) -> str:
     lines += [f"#define HAMI_ENV_{k.removeprefix('HAMI_HPC_')} {c_string(k)}" for k in c["env"]]
     lines += [f"#define HAMI_GRES_{k.upper()} {c_string(v)}" for k, v in c["gres"].items()]
     tables = {
-        "CLASS": c["classes"],
         "POLICY": c["policies"],
         "MECHANISM": c["mechanisms"],
         "MODE": c["request"]["modes"],
@@ -103,6 +102,10 @@ def make_c(c: dict[str, Any]) -> str:
         lines.append(
             f"#define HAMI_{prefix}_NAMES {{{', '.join(c_string(k) for k in table)}}} /* indexed by the enum above */"
         )
+    lines += [
+        f"#define HAMI_CLASS_{k.upper()} {c['classes'][k]}u"
+        for k in ("name_max", "priority_max", "slice_us_min", "slice_us_max")
+    ]
     for key in ("job_limits", "usage", "refused", "whole", "run_dir", "self", "self_limits"):
         lines.append(f"#define HAMI_FILE_{key.upper()} {c_string(c['files'][key])}")
     step_format = c_string(c["files"]["step_limits"].replace("{step_id}", "%u"))
@@ -166,9 +169,11 @@ def make_python(c: dict[str, Any]) -> str:
         lines.append(f"{name}: Final[dict[str, str]] = {{")
         lines += [f"    {k!r}: {v[sub]!r}," for k, v in r["keys"].items()]
         lines.append("}")
-    tables = {"MODES": r["modes"], "CLASSES": c["classes"], "POLICIES": c["policies"], "MECHANISMS": c["mechanisms"]}
+    tables = {"MODES": r["modes"], "POLICIES": c["policies"], "MECHANISMS": c["mechanisms"]}
     for name, table in tables.items():
         lines.append(f"{name}: Final[dict[str, int]] = {table!r}")
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in c["classes"].items()}
+    lines += [f"CLASS_{k.upper()}: Final = {v!r}" for k, v in values.items()]
     lines += [f"DEFAULT_{k.removeprefix('default_').upper()}: Final = {v!r}" for k, v in c["site"]["defaults"].items()]
     lines += [f"GRES_{k.upper()}: Final = {v!r}" for k, v in c["gres"].items()]
     lines += [f"FEATURE_{k.upper()}: Final = {v!r}" for k, v in c["features"].items()]
@@ -207,8 +212,14 @@ def make_reference(c: dict[str, Any]) -> str:
     lines = [f"<!-- {NOTE} -->", "# Reference", "", "## The request", "", f"`{r['example']}`", ""]
     lines += ["| key | value | example | meaning |", "|---|---|---|---|"]
     lines += [f"| `{k}` | {v['form']} | `{v['example']}` | {v['doc']} |" for k, v in r["keys"].items()]
-    lines += ["", "## Classes of service", "", "| class | number |", "|---|---|"]
-    lines += [f"| `{k}` | {v} |" for k, v in c["classes"].items()]
+    classes = c["classes"]
+    lines += ["", "## Classes of service", ""]
+    lines += [
+        f"The site's `[classes.NAME]` ([qos.md](qos.md)); {', '.join(f'`{name}`' for name in classes['names'])} exist "
+        f"without being written. A name has lower-case letters, digits and `_`, begins with a letter, is at most "
+        f"{classes['name_max']} bytes long, and is none of {', '.join(f'`{word}`' for word in classes['reserved'])}, "
+        "of the keys of a request and of the site's GPU models."
+    ]
     lines += ["", "## Environment", "", "| variable | meaning |", "|---|---|"]
     lines += [f"| `{k}` | {v['doc']} |" for k, v in c["env"].items()]
     lines += ["", "## What Slurm schedules", "", "| part | gres |", "|---|---|"]

@@ -43,7 +43,8 @@ def decode(units: Mapping[str, int], features: str, nodes: int) -> Asked | None:
     slices = units.get(c.GRES_CLASS, 0)
     if slices < 1 or slices != nodes or not units.get(c.GRES_MEM):
         return None
-    classes = [name for name in c.CLASSES if units.get(f"{c.GRES_CLASS}:{name}")]
+    typed = f"{c.GRES_CLASS}:"
+    classes = [name.removeprefix(typed) for name, count in units.items() if name.startswith(typed) and count]
     words = needed_features(features) or ()
     return Asked(
         mem_mib=units[c.GRES_MEM] // slices,

@@ -10,6 +10,8 @@ from hami_hpc.core.inventory import Gpu
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import JobError, NodeError
 
+CLASS_FIRST = frozenset("abcdefghijklmnopqrstuvwxyz")
+CLASS_REST = CLASS_FIRST | frozenset("0123456789_")
 VGPU_VARIABLES = (c.ENV_VGPU, c.ENV_CLASS, c.ENV_MEM_MIB, c.ENV_CORES)
 UINT32_MAX = 0xFFFFFFFF
 
@@ -29,7 +31,7 @@ class Grant(NamedTuple):
     """One job's slice of one GPU of this node. `created_unix_ns` tells two grants of the same job id apart.
 
     `latency` is 1 for a latency-critical job, which leaves `floor_percent` of the GPU's time to others; else both are
-    0.
+    0. `class_priority` and `slice_us` are those of the job's class; `slice_us` 0: it follows from the job's cores.
     """
 
     job_id: int
@@ -46,6 +48,8 @@ class Grant(NamedTuple):
     created_unix_ns: int
     latency: int = 0
     floor_percent: int = 0
+    class_priority: int = 0
+    slice_us: int = 0
 
     def same_slice(self, other: Grant) -> bool:
         """Returns whether both give the same user the same piece of the same GPU. Ignores when each was made."""
@@ -63,7 +67,14 @@ SLICE_FIELDS = (
     "policy",
     "latency",
     "floor_percent",
+    "class_priority",
+    "slice_us",
 )
+
+
+def is_class_name(text: str) -> bool:
+    """Returns whether a text has the form of a class's name, which is also a gres type and a field of a record."""
+    return 1 <= len(text) <= c.CLASS_NAME_MAX and text[0] in CLASS_FIRST and CLASS_REST.issuperset(text)
 
 
 def wants_vgpu(environment: Mapping[str, str]) -> bool:
@@ -121,10 +132,10 @@ def parse_units(environment: Mapping[str, str]) -> JobUnits | None:
                 "check them with hami-hpc doctor",
             )
     service_class = environment[c.ENV_CLASS]
-    if service_class not in c.CLASSES:
+    if not is_class_name(service_class):
         raise NodeError(
-            f"job {job_id}: class '{service_class[: c.GIVEN_MAX]}' is unknown here; known: {', '.join(c.CLASSES)}. "
-            "Node and controller have different versions of hami_hpc",
+            f"job {job_id}: {c.ENV_CLASS} is '{service_class[: c.GIVEN_MAX]}', not the name of a class. The gres "
+            "plugins set it: check them with hami-hpc doctor",
         )
     return JobUnits(
         job_id=job_id,
@@ -181,9 +192,18 @@ def policy_of_job(job_id: int, service_class: str, own_policy: str, allowed: Seq
 
 
 def make_grant(
-    units: JobUnits, gpu: Gpu, policy: str, mode: str, created_unix_ns: int, latency: bool = False, floor: int = 0
+    units: JobUnits,
+    gpu: Gpu,
+    policy: str,
+    mode: str,
+    created_unix_ns: int,
+    *,
+    latency: bool = False,
+    floor: int = 0,
+    priority: int = 0,
+    slice_us: int = 0,
 ) -> Grant:
-    """Returns the grant of `units` on `gpu`. `latency` and `floor` (percent) are those of the job's class."""
+    """Returns the grant of `units` on `gpu`. What follows the time, `floor` in percent, is of the job's class."""
     return Grant(
         job_id=units.job_id,
         uid=units.uid,
@@ -199,6 +219,8 @@ def make_grant(
         created_unix_ns=created_unix_ns,
         latency=int(latency),
         floor_percent=floor if latency else 0,
+        class_priority=priority,
+        slice_us=slice_us,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hami_hpc.contract import constants as c
-from hami_hpc.core.grant import Grant
+from hami_hpc.core.grant import Grant, is_class_name
 from hami_hpc.core.values import NamedTuple
 
 MIB = 1 << 20
@@ -68,11 +68,13 @@ def pack_limits(grant: Grant) -> bytes:
         "mem_limit_bytes": grant.mem_mib * MIB,
         "gpu_total_bytes": grant.gpu_total_mib * MIB,
         "cores_percent": grant.cores_percent,
-        "service_class": c.CLASSES[grant.service_class],
         "policy": c.POLICIES[grant.policy],
         "mode": c.MODES[grant.mode],
         "created_unix_ns": grant.created_unix_ns,
         "gpu_uuid": grant.gpu_uuid,
+        "class_name": grant.service_class,
+        "class_priority": grant.class_priority,
+        "slice_us": grant.slice_us,
         "latency": grant.latency,
         "floor_percent": grant.floor_percent,
     }
@@ -85,17 +87,19 @@ def parse_limits(data: bytes, model: str = "") -> Grant | None:
     def number(name: str) -> int:
         return _number(data, c.LIMITS_FIELDS, name)
 
+    def text(name: str) -> str:
+        offset, width, _kind = c.LIMITS_FIELDS[name]
+        return data[offset : offset + width].split(b"\0", 1)[0].decode("ascii", "replace")
+
     def named(table: Mapping[str, int], name: str) -> str:
         return {value: key for key, value in table.items()}.get(number(name), "")
 
     if len(data) != c.LIMITS_SIZE or number("magic") != c.LIMITS_MAGIC or number("abi_version") != c.ABI_VERSION:
         return None
-    offset, width, _kind = c.LIMITS_FIELDS["gpu_uuid"]
-    uuid = data[offset : offset + width].split(b"\0", 1)[0].decode("ascii", "replace")
-    service_class = named(c.CLASSES, "service_class")
+    uuid, service_class = text("gpu_uuid"), text("class_name")
     policy = named(c.POLICIES, "policy")
     mode = named(c.MODES, "mode")
-    if number("step_id") != c.JOB_STEP_ID or not (service_class and policy and mode and uuid):
+    if number("step_id") != c.JOB_STEP_ID or not (is_class_name(service_class) and policy and mode and uuid):
         return None
     if number("created_unix_ns") > INT64_MAX:
         return None
@@ -114,6 +118,8 @@ def parse_limits(data: bytes, model: str = "") -> Grant | None:
         created_unix_ns=number("created_unix_ns"),
         latency=int(number("latency") != 0),
         floor_percent=number("floor_percent"),
+        class_priority=number("class_priority"),
+        slice_us=number("slice_us"),
     )
 
 

@@ -12,7 +12,7 @@ check that both agree. Slurm's client splits a list at commas and prefixes each 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -87,8 +87,9 @@ class Shards:
 
 @dataclass(slots=True)
 class _Draft:
-    """A request while it is parsed."""
+    """A request while it is parsed. `classes` are the site's."""
 
+    classes: Collection[str]
     gpu_type: str | None = None
     values: dict[str, Any] = field(default_factory=dict)  # by key, for the fields of Request
     has_parameters: bool = False
@@ -194,7 +195,7 @@ def _set_type(draft: _Draft, text: str, body: str) -> None:
         raise _bad_value("E_VALUE_EMPTY", text, "")
     if not _TYPE.fullmatch(text):
         raise request_error("E_TYPE_FORM", Refusal(given=text, example=TYPE_EXAMPLE))
-    if text in contract.CLASSES:
+    if text in draft.classes or text in contract.CLASS_NAMES:
         raise request_error("E_RAW_UNITS", Refusal(given=body))
     draft.gpu_type = text
 
@@ -249,10 +250,10 @@ def _mentions(text: str) -> bool:
     return contract.REQUEST_NAME in names or not _RAW.isdisjoint(names) or _HIDDEN.search(text) is not None
 
 
-def _open(body: str, text: str, previous: _Draft | None) -> _Draft:
+def _open(body: str, text: str, previous: _Draft | None, classes: Collection[str]) -> _Draft:
     if previous is not None:
         raise request_error("E_DOUBLE_VGPU", Refusal(given=text))
-    draft = _Draft()
+    draft = _Draft(classes)
     rest = body[len(contract.REQUEST_NAME) :]
     if rest:
         if not rest.startswith(":"):
@@ -273,9 +274,10 @@ def _check_other(body: str) -> tuple[str, str] | None:
     return (code, body) if code else None
 
 
-def parse(text: str) -> Parsed | None:
+def parse(text: str, classes: Collection[str] = ()) -> Parsed | None:
     """Parses a whole --gres list, in any form in which Slurm passes it. Returns None if it has nothing of hami_hpc's.
 
+    `classes` are the names of the site's classes: no user may write one, as it is the type of the units.
     Undecodable bytes may be given as surrogates. Raises RequestError with one of the contract's codes.
     """
     data = text.encode("utf-8", "surrogateescape").decode("latin-1")  # one character a byte, as Lua sees it
@@ -295,7 +297,7 @@ def parse(text: str) -> Parsed | None:
         prefix, body = _split_prefix(token)
         name = _name_of(body)
         if name == contract.REQUEST_NAME:
-            draft = _open(body, data, draft)
+            draft = _open(body, data, draft, classes)
             request_prefix, is_open = prefix, True
         elif name in _RAW:
             raise request_error("E_RAW_UNITS", Refusal(given=body))

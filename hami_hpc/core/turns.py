@@ -14,8 +14,9 @@ from hami_hpc.core.grant import Grant
 from hami_hpc.core.values import NamedTuple
 
 PERIOD_PERMILLE = 1000
-# The driver's own timeslice of 2048 us, which a job of policy none keeps, as cores: native/interposer/arbitration/terms.c.
-DRIVERS_TIMESLICE_CORES = 4
+# native/interposer/arbitration/terms.c: the timeslice that follows from cores, and the driver's own, which policy none keeps.
+TIMESLICE_US_PER_CORE = 450
+DRIVERS_TIMESLICE_US = 2048
 
 
 class Turn(NamedTuple):
@@ -69,7 +70,7 @@ def make_turns(live: Iterable[Grant]) -> dict[int, Turn]:
 
 def _least_of_others(grants: Sequence[Grant]) -> dict[int, int]:
     """Returns, by job id, the fewest cores of another job; 0 for one that is alone. Timeslices follow from cores."""
-    cores = [DRIVERS_TIMESLICE_CORES if grant.policy == "none" else grant.cores_percent for grant in grants]
+    cores = [_timeslice_in_cores(grant) for grant in grants]
     two_least = sorted(cores)[:2]
     if len(grants) < 2:
         return {grant.job_id: 0 for grant in grants}
@@ -77,3 +78,12 @@ def _least_of_others(grants: Sequence[Grant]) -> dict[int, int]:
         grant.job_id: two_least[1] if own == two_least[0] else two_least[0]
         for grant, own in zip(grants, cores, strict=True)
     }
+
+
+def _timeslice_in_cores(grant: Grant) -> int:
+    """Returns the cores from which a job's timeslice follows, or would follow."""
+    if grant.policy == "none":
+        return DRIVERS_TIMESLICE_US // TIMESLICE_US_PER_CORE
+    if grant.slice_us:
+        return min(100, max(1, grant.slice_us // TIMESLICE_US_PER_CORE))
+    return grant.cores_percent

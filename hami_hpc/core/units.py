@@ -77,10 +77,10 @@ def capacity(site: Site, model: str) -> tuple[int, int]:
 def class_of(site: Site, qos: str | None) -> str:
     """Returns the class of service of a QoS; std if no class names it. Ignores case in QoS names, as Slurm does."""
     wanted = (qos or "").lower()
-    for name in contract.CLASSES:
-        if wanted in (known.lower() for known in site.classes.get(name, ())):
+    for name, known in sorted(site.classes.items()):
+        if wanted in (each.lower() for each in known):
             return name
-    return "std"
+    return contract.CLASS_DEFAULT
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -119,6 +119,8 @@ def check_policies(facts: Facts) -> Iterator[Finding]:
         detail = f"{entry.policy}: {POLICIES.get(entry.policy, '')} (HAMI_HPC_LOG=1 in a job shows the method in use)"
         if entry.latency:
             detail += f"; latency-critical: others on its GPU give way, and have {entry.floor} % of the time at least"
+        if entry.slice_us:
+            detail += f"; timeslices of {entry.slice_us} us instead of those that follow from cores"
         if len(entry.policies) > 1:
             detail += f"; policy= may be {' or '.join(entry.policies)}"
         yield Finding(f"class {name}", Level.OK, detail)

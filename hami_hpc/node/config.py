@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from hami_hpc import installed
 from hami_hpc.contract import constants as c
 from hami_hpc.core import plain_toml
+from hami_hpc.core.grant import is_class_name
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import NodeError
 
@@ -21,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from hami_hpc.core.grant import JobUnits
     from hami_hpc.core.units import Site
 
 VERSION = 1
@@ -29,6 +31,7 @@ PRELOADS = ("env", "ldso")
 BARE_SHARD = ("refuse", "translate", "allow")
 QOS_ENFORCED = ("auto", "yes")
 DEFAULT_FLOOR, FLOOR_MAX = 5, 50  # percent
+LC_PRIORITY = 100
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
@@ -36,7 +39,8 @@ class ClassSettings(NamedTuple):
     """One class of service: the names of its QoS, and how the share of time of its jobs is kept.
 
     `policies` are those that a job may ask for; `policy` is that of a job that asks for none. `floor` is the percentage
-    of the GPU's time that its latency-critical jobs leave to others, 0 for a class that is not.
+    of the GPU's time that its latency-critical jobs leave to others, 0 for a class that is not. `slice_us` is the
+    timeslice of its jobs on the GPU, 0: it follows from their cores. `priority` orders latency-critical classes.
     """
 
     qos: tuple[str, ...]
@@ -44,6 +48,8 @@ class ClassSettings(NamedTuple):
     policies: tuple[str, ...]
     latency: bool
     floor: int
+    slice_us: int = 0
+    priority: int = 0
 
 
 class Settings(NamedTuple):
@@ -70,6 +76,16 @@ class Settings(NamedTuple):
     def shards_per_gpu(self, model: str) -> int:
         """Returns the gres/shard units of one GPU of a model (docs/architecture.md, "Units")."""
         return int(self.gpu_models[model] * self.memory_scaling) // self.shard_mib
+
+    def class_of_job(self, units: JobUnits) -> ClassSettings:
+        """Returns the class of a job. Raises NodeError for one that these settings do not have."""
+        known = self.classes.get(units.service_class)
+        if known is None:
+            raise NodeError(
+                f"job {units.job_id} is of class '{units.service_class}', which {self.path} of this node does not "
+                "have. Copy the controller's settings here, run hami-hpc render and restart slurmd"
+            )
+        return known
 
     def site(self) -> Site:
         """Returns the settings that decide requests, in the type that hami_hpc.core uses."""
@@ -223,7 +239,7 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         run_dir=paths.directory_or_file("run_dir", c.FILE_RUN_DIR),
         state_dir=paths.directory_or_file("state_dir", c.FILE_STATE_DIR),
         interposer=paths.directory_or_file("interposer", f"{installed.LIB_DIR}/libhami-hpc.so"),
-        classes=_classes(path, top.take("classes", {})),
+        classes=_classes(path, top.take("classes", {}), models),
         gpu_models=models,
         partitions=_partitions(path, top.take("partitions", {}), models),
         qos=_Table(path, "qos", top.take("qos", {})).left,
@@ -247,28 +263,57 @@ def _name(path: str, table: str, name: str) -> str:
     return name
 
 
-def _classes(path: str, value: object) -> dict[str, ClassSettings]:
+def _classes(path: str, value: object, models: Iterable[str]) -> dict[str, ClassSettings]:
     table = _Table(path, "classes", value)
     classes: dict[str, ClassSettings] = {}
     owner: dict[str, str] = {}
-    for name in c.CLASSES:
-        entry = _Table(path, f"classes.{name}", table.take(name, {}))
-        policy = entry.text("policy", "cap" if name == "std" else "burst", c.POLICIES)
-        latency = entry.flag("latency", name == "lc")
-        floor = entry.whole("floor", DEFAULT_FLOOR, 0, FLOOR_MAX)
-        policies = entry.names("policies", (policy,), c.POLICIES)
-        if policy not in policies:
-            entry.refuse("policies", list(policies), f'a list with the class\'s own policy, "{policy}"')
-        qos_names = entry.names("qos", () if name == "std" else (name,))
-        classes[name] = ClassSettings(qos_names, policy, policies, latency, floor if latency else 0)
-        entry.close()
+    for name in dict.fromkeys((*c.CLASS_NAMES, *table.left)):
+        fault = class_name_fault(name, models)
+        if fault:
+            raise NodeError(f"{path}, table [classes]: {name[: c.GIVEN_MAX]!r} cannot be the name of a class: {fault}")
+        classes[name] = _class(_Table(path, f"classes.{name}", table.take(name, {})), name)
         for qos in classes[name].qos:
-            if owner.setdefault(qos, name) != name:
+            if owner.setdefault(qos.lower(), name) != name:
                 raise NodeError(
-                    f"{path}: QoS '{qos}' is in [classes.{owner[qos]}] and [classes.{name}]; one class a QoS",
+                    f"{path}: QoS '{qos}' is in [classes.{owner[qos.lower()]}] and [classes.{name}]; one class a QoS",
                 )
-    table.close()
     return classes
+
+
+def _class(entry: _Table, name: str) -> ClassSettings:
+    policy = entry.text("policy", "cap" if name == c.CLASS_DEFAULT else "burst", c.POLICIES)
+    latency = entry.flag("latency", name == "lc")
+    floor = entry.whole("floor", DEFAULT_FLOOR, 0, FLOOR_MAX)
+    policies = entry.names("policies", (policy,), c.POLICIES)
+    if policy not in policies:
+        entry.refuse("policies", list(policies), f'a list with the class\'s own policy, "{policy}"')
+    slice_us = entry.whole("slice_us", 0, 0, c.CLASS_SLICE_US_MAX)
+    if 0 < slice_us < c.CLASS_SLICE_US_MIN:
+        allowed = f"0 (it follows from cores) or a whole number from {c.CLASS_SLICE_US_MIN} to {c.CLASS_SLICE_US_MAX}"
+        entry.refuse("slice_us", slice_us, allowed)
+    priority = entry.whole("priority", LC_PRIORITY if name == "lc" else 0, 0, c.CLASS_PRIORITY_MAX)
+    qos_names = entry.names("qos", () if name == c.CLASS_DEFAULT else (name,))
+    entry.close()
+    return ClassSettings(qos_names, policy, policies, latency, floor if latency else 0, slice_us, priority)
+
+
+def class_name_fault(name: str, models: Iterable[str]) -> str:
+    """Returns why a class cannot have this name, "" if it can: it is a gres type, and stands where users write others.
+
+    Slurm looks for "gres" anywhere in a list of gres (core/request.py).
+    """
+    if not is_class_name(name):
+        return (
+            f"it has 1 to {c.CLASS_NAME_MAX} characters, lower-case letters, digits and '_', and begins with a letter. "
+            "Example: [classes.interactive]"
+        )
+    if name in c.KEY_FORM:
+        return f"{name} is a key of a request (vgpu:{c.KEY_EXAMPLE[name].split(',')[0].split(' ')[0]})"
+    if name in c.CLASS_RESERVED or "gres" in name:
+        return "Slurm reads it as something else in a list of gres"
+    if name in models:
+        return f"[gpu_models.{name}] has it, and vgpu:{name} could mean either"
+    return ""
 
 
 def _models(path: str, value: object) -> dict[str, int]:

@@ -107,7 +107,7 @@ class Renderer:
         self.values: dict[str, object] = {
             "settings": settings,
             "offer": self.offer,
-            "classes": list(c.CLASSES),
+            "classes": list(settings.classes),
             "site_table": lua_text(site_table(site)),
             "command": f"{sys.executable} -I -m hami_hpc.cli",
             "node": target.node,
@@ -152,7 +152,7 @@ class Renderer:
             "JobSubmitPlugins": "lua",
             "CliFilterPlugins": "lua",
             "PrologFlags": "Alloc",
-            "AccountingStorageTRES": tracked_tres(self.settings.gpu_models),
+            "AccountingStorageTRES": tracked_tres(self.settings.gpu_models, self.settings.classes),
         }
         if self.target.plugin_dir:
             wanted["PluginDir"] = self.target.plugin_dir

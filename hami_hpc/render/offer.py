@@ -82,7 +82,7 @@ def make_offer(site: Site, gpus: Iterable[Gpu]) -> NodeOffer:
             [
                 *(f"gpu:{line.model}:{line.count}" for line in lines),
                 f"{c.GRES_SHARD}:{shards}",
-                *(f"{c.GRES_CLASS}:{name}:{shards}" for name in c.CLASSES),
+                *(f"{c.GRES_CLASS}:{name}:{shards}" for name in site.classes),
                 f"{c.GRES_MEM}:{mem_mib}",
                 f"{c.GRES_CORES}:{100 * count}",
             ]
@@ -95,10 +95,10 @@ def make_offer(site: Site, gpus: Iterable[Gpu]) -> NodeOffer:
     )
 
 
-def tracked_tres(models: Mapping[str, int]) -> str:
+def tracked_tres(models: Iterable[str], classes: Iterable[str]) -> str:
     """Returns the value for AccountingStorageTRES: what slurmdbd must store for the bill."""
     names = ["gpu", *(f"gpu:{model}" for model in sorted(models)), c.GRES_SHARD, c.GRES_CLASS]
-    names += [f"{c.GRES_CLASS}:{name}" for name in c.CLASSES] + [c.GRES_MEM, c.GRES_CORES]
+    names += [f"{c.GRES_CLASS}:{name}" for name in classes] + [c.GRES_MEM, c.GRES_CORES]
     return ",".join(f"gres/{name}" for name in names)
 
 

@@ -98,13 +98,18 @@ def version_text(number: int) -> str:
 
 def gpus_by_type(node: str) -> dict[str, int]:
     """Returns a node's GPUs by gres type ("" for no type). Raises NodeError for a node that Slurm does not know."""
+    return gres_by_type(node, "gpu")
+
+
+def gres_by_type(node: str, name: str) -> dict[str, int]:
+    """Returns a node's counts of one gres by type, as gpus_by_type does."""
     text = _output("scontrol", "--oneliner", "show", "node", node)
     gres = re.search(r" Gres=(\S+)", text)
     # The commas in (S:0,2) separate sockets, not gres.
     parts = re.sub(r"\([^)]*\)", "", gres[1]).split(",") if gres else []
     counts: dict[str, int] = {}
     for part in parts:
-        match = re.fullmatch(r"gpu(?::([^:]+))?:(\d+)", part)
+        match = re.fullmatch(rf"{name}(?::([^:]+))?:(\d+)", part)
         if match is not None:
             counts[match[1] or ""] = counts.get(match[1] or "", 0) + int(match[2])
     return counts

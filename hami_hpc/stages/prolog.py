@@ -92,10 +92,20 @@ def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Gra
             from hami_hpc.stages import out_of_service
 
             out_of_service.check(settings, gpu, units.job_id)
-        own_class = settings.classes[units.service_class]
+        own_class = settings.class_of_job(units)
         now_unix_ns = common.now_unix_ns()
         policy = policy_of_job(units.job_id, units.service_class, own_class.policy, own_class.policies, constraints)
-        wanted = make_grant(units, gpu, policy, mode, now_unix_ns, own_class.latency, own_class.floor)
+        wanted = make_grant(
+            units,
+            gpu,
+            policy,
+            mode,
+            now_unix_ns,
+            latency=own_class.latency,
+            floor=own_class.floor,
+            priority=own_class.priority,
+            slice_us=own_class.slice_us,
+        )
         check_model(wanted, ledger.inventory(), constraints, settings.memory_scaling)
         grant = ledger.add(wanted, lambda new, live: backend.admit(new, live, settings.memory_scaling))
         backend.prepare(settings.run_dir, grant)

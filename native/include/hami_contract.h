@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HAMI_ABI_VERSION 1u
+#define HAMI_ABI_VERSION 2u
 #define HAMI_ENV_VGPU "HAMI_HPC_VGPU"
 #define HAMI_ENV_CLASS "HAMI_HPC_CLASS"
 #define HAMI_ENV_MEM_MIB "HAMI_HPC_MEM_MIB"
@@ -16,14 +16,16 @@
 #define HAMI_GRES_CLASS "vgpu"
 #define HAMI_GRES_MEM "vgpu_mem"
 #define HAMI_GRES_CORES "vgpu_cores"
-enum { HAMI_CLASS_STD = 0, HAMI_CLASS_LC = 1, HAMI_CLASS_BE = 2 };
-#define HAMI_CLASS_NAMES {"std", "lc", "be"} /* indexed by the enum above */
 enum { HAMI_POLICY_CAP = 0, HAMI_POLICY_BURST = 1, HAMI_POLICY_NONE = 2 };
 #define HAMI_POLICY_NAMES {"cap", "burst", "none"} /* indexed by the enum above */
 enum { HAMI_MECHANISM_AUTO = 0, HAMI_MECHANISM_DUTY = 1, HAMI_MECHANISM_SLICE = 2, HAMI_MECHANISM_GATE = 3 };
 #define HAMI_MECHANISM_NAMES {"auto", "duty", "slice", "gate"} /* indexed by the enum above */
 enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_MODE_NAMES {"share", "mps", "mig"} /* indexed by the enum above */
+#define HAMI_CLASS_NAME_MAX 15u
+#define HAMI_CLASS_PRIORITY_MAX 1000u
+#define HAMI_CLASS_SLICE_US_MIN 10u
+#define HAMI_CLASS_SLICE_US_MAX 100000u
 #define HAMI_FILE_JOB_LIMITS "job.limits"
 #define HAMI_FILE_USAGE "shared/usage"
 #define HAMI_FILE_REFUSED "refused"
@@ -52,13 +54,14 @@ struct hami_limits {
 	uint64_t mem_limit_bytes; /* maximum device memory of all processes together */
 	uint64_t gpu_total_bytes; /* memory of the whole GPU usable by CUDA */
 	uint32_t cores_percent; /* share of the GPU's time, 1 to 100 */
-	uint32_t service_class; /* see [classes] */
 	uint32_t policy; /* see [policies] */
 	uint32_t mode; /* see [request.modes] */
-	uint64_t created_unix_ns; /* when the record was written, ns since 1970 */
-	uint32_t reserved; /* 0 */
 	uint32_t mechanism; /* how the share of time is enforced, see [mechanisms] */
+	uint64_t created_unix_ns; /* when the record was written, ns since 1970 */
 	char gpu_uuid[96]; /* GPU-... or MIG-... of the device granted */
+	char class_name[16]; /* class of service, see [classes] */
+	uint32_t class_priority; /* priority of the class among those that are latency-critical, 0 to 1000 */
+	uint32_t slice_us; /* timeslice of the class on the GPU, us, 10 to 100000; 0: it follows from cores_percent */
 	uint32_t latency; /* 1: latency-critical, other jobs on the GPU give way; else 0 */
 	uint32_t floor_percent; /* share of the GPU's time that a latency-critical job leaves to others, 0 to 99 */
 	uint32_t latency_others; /* latency-critical jobs on the GPU besides this one */
@@ -66,7 +69,7 @@ struct hami_limits {
 	uint32_t turn_length_permille; /* length of that turn, permille; 0: no turns, always open */
 	uint32_t others_least_cores; /* fewest cores of another job on the GPU, percent; 0: no other job */
 	uint32_t others_capped; /* other jobs on the GPU whose policy is cap */
-	uint8_t pad0[3884];
+	uint8_t pad0[3868];
 };
 _Static_assert(offsetof(struct hami_limits, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_limits, abi_version) == 8, "abi_version");
@@ -79,20 +82,21 @@ _Static_assert(offsetof(struct hami_limits, gpu_minor) == 36, "gpu_minor");
 _Static_assert(offsetof(struct hami_limits, mem_limit_bytes) == 40, "mem_limit_bytes");
 _Static_assert(offsetof(struct hami_limits, gpu_total_bytes) == 48, "gpu_total_bytes");
 _Static_assert(offsetof(struct hami_limits, cores_percent) == 56, "cores_percent");
-_Static_assert(offsetof(struct hami_limits, service_class) == 60, "service_class");
-_Static_assert(offsetof(struct hami_limits, policy) == 64, "policy");
-_Static_assert(offsetof(struct hami_limits, mode) == 68, "mode");
+_Static_assert(offsetof(struct hami_limits, policy) == 60, "policy");
+_Static_assert(offsetof(struct hami_limits, mode) == 64, "mode");
+_Static_assert(offsetof(struct hami_limits, mechanism) == 68, "mechanism");
 _Static_assert(offsetof(struct hami_limits, created_unix_ns) == 72, "created_unix_ns");
-_Static_assert(offsetof(struct hami_limits, reserved) == 80, "reserved");
-_Static_assert(offsetof(struct hami_limits, mechanism) == 84, "mechanism");
-_Static_assert(offsetof(struct hami_limits, gpu_uuid) == 88, "gpu_uuid");
-_Static_assert(offsetof(struct hami_limits, latency) == 184, "latency");
-_Static_assert(offsetof(struct hami_limits, floor_percent) == 188, "floor_percent");
-_Static_assert(offsetof(struct hami_limits, latency_others) == 192, "latency_others");
-_Static_assert(offsetof(struct hami_limits, turn_begin_permille) == 196, "turn_begin_permille");
-_Static_assert(offsetof(struct hami_limits, turn_length_permille) == 200, "turn_length_permille");
-_Static_assert(offsetof(struct hami_limits, others_least_cores) == 204, "others_least_cores");
-_Static_assert(offsetof(struct hami_limits, others_capped) == 208, "others_capped");
+_Static_assert(offsetof(struct hami_limits, gpu_uuid) == 80, "gpu_uuid");
+_Static_assert(offsetof(struct hami_limits, class_name) == 176, "class_name");
+_Static_assert(offsetof(struct hami_limits, class_priority) == 192, "class_priority");
+_Static_assert(offsetof(struct hami_limits, slice_us) == 196, "slice_us");
+_Static_assert(offsetof(struct hami_limits, latency) == 200, "latency");
+_Static_assert(offsetof(struct hami_limits, floor_percent) == 204, "floor_percent");
+_Static_assert(offsetof(struct hami_limits, latency_others) == 208, "latency_others");
+_Static_assert(offsetof(struct hami_limits, turn_begin_permille) == 212, "turn_begin_permille");
+_Static_assert(offsetof(struct hami_limits, turn_length_permille) == 216, "turn_length_permille");
+_Static_assert(offsetof(struct hami_limits, others_least_cores) == 220, "others_least_cores");
+_Static_assert(offsetof(struct hami_limits, others_capped) == 224, "others_capped");
 _Static_assert(sizeof(struct hami_limits) == 4096, "size");
 
 /* Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it. */

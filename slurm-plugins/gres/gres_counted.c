@@ -15,14 +15,16 @@
  */
 #include "gres_api.h"
 
+#include "hami_class_name.h"
 #include "hami_contract.h"
 
 /*
- * build_env puts the class into the top byte of the count: index of the class plus one, 0 for none. Slurm
- * packs the count unchanged and passes it only to this plugin's set_env. No valid count needs that byte.
+ * build_env puts the name of the class behind the counts: as two more nodes, whose counts are its bytes. Slurm
+ * (22.05 to 26.05, gres_job_alloc_pack and gres_prep_pack) packs node_cnt and that many counts as they are, and
+ * passes them only to this plugin's set_env, with the job's own index of the node. So the name travels with
+ * the job, and controller and node need no common list of classes.
  */
-enum { CLASS_SHIFT = 56 };
-static const uint64_t COUNT_MASK = (UINT64_C(1) << CLASS_SHIFT) - 1;
+#define NAME_COUNTS (HAMI_WITH_CLASS ? HAMI_CLASS_NAME_SIZE / (uint32_t)sizeof(uint64_t) : 0)
 
 const char plugin_name[] = "hami_hpc counts for gres/" HAMI_GRES;
 const char plugin_type[] = "gres/" HAMI_GRES;
@@ -125,33 +127,41 @@ void gres_p_step_hardware_fini(void)
 {
 }
 
-static uint64_t class_byte(const char *type_name)
+/* Writes a type's name into counts, which are 0, as 8 bytes each, whatever the machine's byte order is. */
+static void pack_name(uint64_t *counts, const char *type_name)
 {
-	static const char *const classes[] = HAMI_CLASS_NAMES;
+	size_t length = type_name ? strlen(type_name) : 0;
 
-	for (uint64_t i = 0; type_name && i < sizeof(classes) / sizeof(classes[0]); i++) {
-		if (strcmp(type_name, classes[i]) == 0)
-			return (i + 1) << CLASS_SHIFT;
-	}
-	return 0;
+	for (size_t i = 0; i < length && length <= HAMI_CLASS_NAME_MAX; i++)
+		counts[i / 8] |= (uint64_t)(unsigned char)type_name[i] << 8 * (i % 8);
+}
+
+/* Reads what pack_name wrote. Returns whether it is the name of a class. */
+static bool unpack_name(const uint64_t *counts, char name[HAMI_CLASS_NAME_SIZE])
+{
+	for (size_t i = 0; i < HAMI_CLASS_NAME_SIZE; i++)
+		name[i] = (char)(counts[i / 8] >> 8 * (i % 8));
+	return hami_is_class_name(name);
 }
 
 /*
- * Returns one count per node of the job, which the caller frees; NULL for a job that consumes none of the
- * resource. Called in slurmctld, and without PrologFlags=Alloc in slurmd, from the credential.
+ * Returns one count per node of the job, and the class behind them, which the caller frees; NULL for a job that
+ * consumes none of the resource. Called in slurmctld, and without PrologFlags=Alloc in slurmd, from the
+ * credential. A type that is no class's name, which no gres.conf of render's has, does not reach the prolog.
  */
 hami_prep_info *hami_build_env(gres_job_state_t *job)
 {
 	hami_prep_info *info;
-	uint64_t class = HAMI_WITH_CLASS ? class_byte(job->type_name) : 0;
 
 	if (job->node_cnt == 0 || !job->gres_cnt_node_alloc)
 		return NULL;
 	info = xmalloc(sizeof(*info));
-	info->node_cnt = job->node_cnt;
-	info->gres_cnt_node_alloc = xcalloc(job->node_cnt, sizeof(uint64_t));
+	info->node_cnt = job->node_cnt + NAME_COUNTS;
+	info->gres_cnt_node_alloc = xcalloc(info->node_cnt, sizeof(uint64_t));
 	for (uint32_t i = 0; i < job->node_cnt; i++)
-		info->gres_cnt_node_alloc[i] = (job->gres_cnt_node_alloc[i] & COUNT_MASK) | class;
+		info->gres_cnt_node_alloc[i] = job->gres_cnt_node_alloc[i];
+	if (HAMI_WITH_CLASS)
+		pack_name(info->gres_cnt_node_alloc + job->node_cnt, job->type_name);
 	return info;
 }
 
@@ -172,17 +182,14 @@ static uint64_t count_so_far(char **env)
  */
 void hami_set_env(char ***env, hami_prep_info *info, int node_index)
 {
-	static const char *const classes[] = HAMI_CLASS_NAMES;
-	uint64_t value, class, count_before;
+	char name[HAMI_CLASS_NAME_SIZE];
 
-	if (!info || !info->gres_cnt_node_alloc || node_index < 0 || (uint32_t)node_index >= info->node_cnt)
+	if (!info || !info->gres_cnt_node_alloc || node_index < 0 ||
+	    (uint64_t)node_index + NAME_COUNTS >= info->node_cnt)
 		return;
-	value = info->gres_cnt_node_alloc[node_index];
-	count_before = count_so_far(*env);
-	set_count(env, count_before + (value & COUNT_MASK));
-	class = value >> CLASS_SHIFT;
-	if (HAMI_WITH_CLASS && class > 0 && class <= sizeof(classes) / sizeof(classes[0]))
-		env_array_overwrite(env, HAMI_ENV_CLASS, classes[class - 1]);
+	set_count(env, count_so_far(*env) + info->gres_cnt_node_alloc[node_index]);
+	if (HAMI_WITH_CLASS && unpack_name(info->gres_cnt_node_alloc + info->node_cnt - NAME_COUNTS, name))
+		env_array_overwrite(env, HAMI_ENV_CLASS, name);
 }
 
 #if SLURM_VERSION_NUMBER < SLURM_VERSION_NUM(23, 2, 0)

@@ -2,7 +2,7 @@
 -- Generated from hami_hpc/contract/contract.toml by `make generate`. Do not edit.
 return {
   ["abi"] = {
-    ["version"] = 1,
+    ["version"] = 2,
   },
   ["request"] = {
     ["name"] = "vgpu",
@@ -60,9 +60,13 @@ return {
     ["cores"] = "vgpu_cores",
   },
   ["classes"] = {
-    ["std"] = 0,
-    ["lc"] = 1,
-    ["be"] = 2,
+    ["names"] = { "std", "lc", "be" },
+    ["default"] = "std",
+    ["name_max"] = 15,
+    ["priority_max"] = 1000,
+    ["slice_us_min"] = 10,
+    ["slice_us_max"] = 100000,
+    ["reserved"] = { "gpu", "mps", "shard", "vgpu", "vgpu_mem", "vgpu_cores", "no_consume" },
   },
   ["policies"] = {
     ["cap"] = 0,
@@ -124,7 +128,7 @@ return {
   ["key_order"] = { "mem", "cores", "mode", "policy" },
   ["env"] = {
     ["HAMI_HPC_VGPU"] = "number of vGPU slices (1)",
-    ["HAMI_HPC_CLASS"] = "class of service: std, lc or be (prolog, epilog; in steps set by SPANK)",
+    ["HAMI_HPC_CLASS"] = "name of the class of service (prolog, epilog; in steps set by SPANK)",
     ["HAMI_HPC_MEM_MIB"] = "memory of the slice, MiB",
     ["HAMI_HPC_CORES"] = "share of the GPU's time, percent",
     ["HAMI_HPC_LIMITS"] = "path of this step's limits record; the usage record and the job's limits record are in the same directory",

@@ -7,6 +7,7 @@ return function(contract, grammar)
 	local NAME = contract.request.name
 	local limits = contract.request.limits
 	local MAX_DIGITS = 6 -- of a count of shards; no GPU has that many
+	local CLASS = "([a-z][a-z0-9_]*)"
 
 	local function token(prefix, name, count)
 		return string.format("%s%s:%d", prefix, name, count)
@@ -27,23 +28,25 @@ return function(contract, grammar)
 		return { token("", GRES.shard, units.shards), token("", GRES.mem, units.mem_mib), token("", GRES.cores, units.cores) }
 	end
 
-	-- Returns whether the list names vgpu_mem, vgpu_cores or a class. Steps may; Slurm limits them to the job's.
-	function M.has_raw_units(text)
+	-- Returns whether the list names vgpu_mem, vgpu_cores or one of `classes` (a table by name). Steps may; Slurm limits
+	-- them to the job's.
+	function M.has_raw_units(text, classes)
 		local token = grammar.find_token(text, NAME)
-		local head = token and string.match(token, "^" .. NAME .. ":([a-z]+)")
+		local head = token and string.match(token, "^" .. NAME .. ":" .. CLASS)
 		return grammar.find_token(text, GRES.mem) ~= nil
 			or grammar.find_token(text, GRES.cores) ~= nil
-			or (head ~= nil and contract.classes[head] ~= nil)
+			or (head ~= nil and classes[head] ~= nil)
 	end
 
-	-- Returns true and the class for "vgpu", "vgpu:1" or, if with_class, "vgpu:std:1"; else false.
+	-- Returns true and the class for "vgpu", "vgpu:1" or, if with_class, "vgpu:std:1"; else false. With_class is for what
+	-- Slurm has of a job, whose class the settings may have lost since.
 	local function read_class(body, with_class)
 		local rest = string.sub(body, #NAME + 1)
 		if rest == "" or string.find(rest, "^[:=]1$") then
 			return true, nil
 		end
-		local class = string.match(rest, "^:([a-z]+)[:=]1$") or string.match(rest, "^:([a-z]+)$")
-		if with_class and class and contract.classes[class] then
+		local class = string.match(rest, "^:" .. CLASS .. "[:=]1$") or string.match(rest, "^:" .. CLASS .. "$")
+		if with_class and class and #class <= contract.classes.name_max then
 			return true, class
 		end
 		return false, nil

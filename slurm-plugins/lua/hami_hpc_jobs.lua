@@ -129,7 +129,7 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 	-- QoS, only the default QoS, which the administrator set, gives a class; any other QoS gives std and a message.
 	local function class_of(site, qos, default_qos)
 		local class = units.class_of(site, qos)
-		if class == "std" or string.lower(qos) == string.lower(default_qos or "") then
+		if class == contract.classes.default or string.lower(qos) == string.lower(default_qos or "") then
 			return class
 		end
 		local is_enforced, reason = slurm_conf.qos_is_enforced(site)
@@ -137,13 +137,18 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 			return class
 		end
 		slurm.log_user("%s", errors.new("E_CLASS_NOT_ENFORCED", { given = qos, allowed = reason }).message)
-		return "std"
+		return contract.classes.default
+	end
+
+	-- Parses a gres list as a user may write it. Reads the settings, for the names of the classes, only for a vgpu.
+	local function parse_request(text)
+		return grammar.mentions(text) and grammar.parse(text, settings.classes()) or nil
 	end
 
 	-- srun outside an allocation sends one gres list for the job and for its step, so the client translates it to
 	-- plain units (see hami_hpc_steps.lua). Only srun sends that form; its shards are computed again here.
 	local function parse_job(text, from_srun)
-		return from_srun and grammar.parse_units(text) or grammar.parse(text)
+		return from_srun and grammar.parse_units(text) or parse_request(text)
 	end
 
 	-- Writes the units of `parsed` into `job`. `at` has the job's partitions, all partitions (parts), the effective
@@ -228,7 +233,7 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		if not text then
 			return nil
 		end
-		return grammar.parse(text) or read_bare_shards(job, text, at)
+		return parse_request(text) or read_bare_shards(job, text, at)
 	end
 
 	function M.modify(job, record, parts)

@@ -17,6 +17,10 @@ return function(contract, errors)
 	local RAW = { [contract.gres.mem] = true, [contract.gres.cores] = true }
 	local WHOLE = { gpu = "E_WITH_GPU", mps = "E_WITH_GPU", [contract.gres.shard] = "E_WITH_SHARD" }
 	local MIB = { M = 1, G = 1024, T = 1048576 }
+	local CLASSES = {} -- that each site has
+	for _, name in ipairs(contract.classes.names) do
+		CLASSES[name] = true
+	end
 	local ALLOWED_KEYS = table.concat(contract.key_order, ", ")
 	local MEM_RANGE = string.format(
 		"1M to %dT, or %d%% to %d%%",
@@ -157,7 +161,7 @@ return function(contract, errors)
 			fail_value("E_VALUE_EMPTY", text, "")
 		elseif not string.find(text, "^[A-Za-z0-9_%-]+$") then
 			fail("E_TYPE_FORM", { given = text, example = "--gres=vgpu:h200:mem=8G" })
-		elseif contract.classes[text] then
+		elseif state.classes[text] or CLASSES[text] then
 			fail("E_RAW_UNITS", { given = body })
 		end
 		state.request.gpu_type = text
@@ -278,8 +282,9 @@ return function(contract, errors)
 
 	-- Parses a whole gres list. Returns nil if it has nothing of hami_hpc's, else
 	--   { request = { gpu_type, mem_mib | mem_percent, cores, mode, policy }, others = { tokens }, prefix = "" | "gres:" | "gres/" }
+	-- `classes` is a table by the names of the site's classes: no user may write one, as it is the type of the units.
 	-- Raises a refusal (errors.fail).
-	function M.parse(text)
+	function M.parse(text, classes)
 		if not M.mentions(text) then
 			return nil
 		end
@@ -287,7 +292,7 @@ return function(contract, errors)
 		if string.find(text, "[^\32-\126]") then
 			fail("E_CHARS", { given = text })
 		end
-		local state = { seen = {}, others = {}, prefix = "" }
+		local state = { seen = {}, others = {}, prefix = "", classes = classes or {} }
 		local is_open = false
 		for token in string.gmatch(text, "[^,]+") do
 			local prefix, body = M.split_prefix(token)

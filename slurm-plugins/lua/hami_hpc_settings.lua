@@ -124,6 +124,18 @@ return function(contract, errors, grammar)
 		return site, reason
 	end
 
+	-- Returns a table by the names of the site's classes, as far as they are known.
+	function M.classes()
+		local classes = {}
+		for _, name in ipairs(contract.classes.names) do
+			classes[name] = true
+		end
+		for name in pairs((M.read() or last_good or { classes = {} }).classes) do
+			classes[name] = true
+		end
+		return classes
+	end
+
 	-- Returns the site's table, or the last valid one while the file is invalid. Refuses if there was none.
 	function M.need()
 		local site, reason = M.read()

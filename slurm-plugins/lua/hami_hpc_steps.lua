@@ -76,10 +76,11 @@ return function(contract, errors, grammar, units, features, settings)
 
 	-- Translates the request of an srun inside an allocation to units.
 	local function translate_step(options, text, job_id)
-		if grammar.has_raw_units(text) then
+		local classes = settings.classes()
+		if grammar.has_raw_units(text, classes) then
 			return
 		end
-		local parsed = grammar.parse(text)
+		local parsed = grammar.parse(text, classes)
 		local job = job_units(job_id)
 		if not job then
 			fail("E_STEP_OUTSIDE")
@@ -195,7 +196,7 @@ return function(contract, errors, grammar, units, features, settings)
 		if job_id then
 			return translate_step(options, text, job_id)
 		end
-		local parsed = grammar.parse(text)
+		local parsed = grammar.parse(text, settings.classes())
 		local gpus = options.gpus or options["gpus-per-node"] or options["gpus-per-task"] or options["gpus-per-socket"]
 		if gpus then
 			fail("E_WITH_GPU", { given = "gpu:" .. gpus })

@@ -148,14 +148,14 @@ return function(contract, errors, grammar)
 	-- Returns the class of service of a QoS (nil or "": none); std if no class names it. Ignores case, as Slurm does.
 	function M.class_of(site, qos)
 		local wanted = string.lower(qos or "")
-		for class in pairs(contract.classes) do
-			for _, name in ipairs(site.classes[class] or {}) do
+		for _, class in ipairs(sorted_keys(site.classes)) do
+			for _, name in ipairs(site.classes[class]) do
 				if string.lower(name) == wanted then
 					return class
 				end
 			end
 		end
-		return "std"
+		return contract.classes.default
 	end
 
 	-- Returns the request that `count` bare shards are translated to. It resolves to the same number of shards, but at

@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "hami_class_name.h"
+
 enum { STABLE_TRIES = 50, STABLE_PAUSE_NS = 2 * 1000 * 1000 };
 
 const char *record_fault(enum record_fault fault)
@@ -53,7 +55,6 @@ int record_open_dir(const char *run_dir, uint32_t job_id)
 
 enum record_fault record_check(const struct hami_limits *limits, uint32_t job_id, uint32_t uid)
 {
-	static const char *const classes[] = HAMI_CLASS_NAMES;
 	static const char *const policies[] = HAMI_POLICY_NAMES;
 	static const char *const modes[] = HAMI_MODE_NAMES;
 
@@ -66,8 +67,8 @@ enum record_fault record_check(const struct hami_limits *limits, uint32_t job_id
 	if (limits->job_id != job_id || limits->step_id != HAMI_JOB_STEP_ID || limits->uid != uid)
 		return RECORD_IDENTITY;
 	if (limits->mem_limit_bytes == 0 || limits->cores_percent < 1 || limits->cores_percent > 100 ||
-	    limits->latency > 1 || limits->floor_percent > 99 ||
-	    limits->service_class >= sizeof(classes) / sizeof(classes[0]) ||
+	    limits->latency > 1 || limits->floor_percent > 99 || !hami_is_class_name(limits->class_name) ||
+	    limits->class_priority > HAMI_CLASS_PRIORITY_MAX || limits->slice_us > HAMI_CLASS_SLICE_US_MAX ||
 	    limits->policy >= sizeof(policies) / sizeof(policies[0]) ||
 	    limits->mode >= sizeof(modes) / sizeof(modes[0]) ||
 	    !memchr(limits->gpu_uuid, '\0', sizeof(limits->gpu_uuid)))

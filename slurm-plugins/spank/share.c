@@ -66,7 +66,6 @@ static void drop_inherited(const struct step_context *step, spank_t spank, char 
 static int set_step_env(struct step_context *step, spank_t spank, char **env,
 			const struct hami_limits *limits)
 {
-	static const char *const classes[] = HAMI_CLASS_NAMES;
 	char path[PATH_MAX];
 	char *preload;
 	int rc;
@@ -81,7 +80,7 @@ static int set_step_env(struct step_context *step, spank_t spank, char **env,
 	if (rc == 0)
 		rc = context_set_env(step, spank, HAMI_ENV_LIMITS, path);
 	if (rc == 0)
-		rc = context_set_env(step, spank, HAMI_ENV_CLASS, classes[limits->service_class]);
+		rc = context_set_env(step, spank, HAMI_ENV_CLASS, limits->class_name);
 	return rc;
 }
 

@@ -73,7 +73,7 @@ def test_it_has_every_key_that_the_parser_asks_for(monkeypatch: pytest.MonkeyPat
 def test_every_key_has_a_comment() -> None:
     uncommented = re.findall(r"^#?(\w+) = [^#\n]*$", TEXT, re.MULTILINE)
     # Of these the lines above the table say what they are, for all three classes.
-    assert set(uncommented) == {"qos", "policy", "policies", "latency", "floor"}
+    assert set(uncommented) == {"qos", "policy", "policies", "latency", "floor", "priority", "slice_us"}
 
 
 @pytest.mark.parametrize("text", [TEXT, KEY.sub("", TEXT)])

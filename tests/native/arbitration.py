@@ -40,6 +40,7 @@ class _Terms(ctypes.Structure):
     _fields_ = (
         ("cores_percent", ctypes.c_uint32),
         ("policy", ctypes.c_uint32),
+        ("slice_us", ctypes.c_uint32),
         ("latency", ctypes.c_bool),
         ("floor_percent", ctypes.c_uint32),
         ("latency_others", ctypes.c_uint32),
@@ -162,11 +163,13 @@ class Terms:
     turn_length: int = 0
     others_least_percent: int = 0
     others_capped: int = 0
+    slice_us: int = 0
 
     def _struct(self) -> _Terms:
         return _Terms(
             self.cores_percent,
             POLICIES[self.policy],
+            self.slice_us,
             self.latency,
             self.floor_percent,
             self.latency_others,

@@ -255,6 +255,28 @@ def test_the_processes_of_a_tenant_divide_its_timeslice_unless_it_would_be_too_s
     assert a.Terms(cores).timeslice_us(0) == whole
 
 
+SLICE_US = st.integers(1, 2**32 - 1) | st.integers(1, 100_000)
+
+
+@given(st.integers(1, 100), st.sampled_from(("cap", "burst", "none")), st.booleans(), SLICE_US, st.integers(1, 64))
+@example(50, "burst", False, 5, 1)
+@example(50, "none", True, 100_001, 1)
+def test_a_class_may_have_a_timeslice_of_its_own_within_bounds(
+    cores: int, policy: str, latency: bool, slice_us: int, processes: int
+) -> None:
+    terms = a.Terms(cores, policy, latency, slice_us=slice_us)
+    assert terms.timeslice_us(processes) == min(max(slice_us // processes, 10), 100_000)
+    assert terms.timeslice_us(0) == terms.timeslice_us(1)
+    assert terms.cap() == a.Terms(cores, policy, latency).cap(), "a cap is a budget's, whatever the timeslice is"
+
+
+@given(st.integers(1, 100), st.sampled_from(("cap", "burst", "none")), st.integers(0, 100_000), st.integers(0, 64))
+def test_beside_a_latency_critical_job_no_class_keeps_its_timeslice(
+    cores: int, policy: str, slice_us: int, processes: int
+) -> None:
+    assert a.Terms(cores, policy, latency_others=1, slice_us=slice_us).timeslice_us(processes) == 10
+
+
 @given(st.integers(0, 2**32 - 1), st.sampled_from(("cap", "burst", "none")), st.booleans(), st.integers(0, 2**32 - 1))
 def test_a_cap_is_never_more_than_everything(cores: int, policy: str, latency: bool, floor: int) -> None:
     terms = a.Terms(cores, policy, latency, floor)

@@ -79,9 +79,16 @@ def test_every_channel_is_paused_however_many_there_are(
     assert result.returncode == 0, result.stderr
 
 
-def test_every_group_gets_the_timeslice(tmp_path: Path, machine: tuple[Path, str]) -> None:
-    made = make_slice(tmp_path / "job", *machine, job_mib=4096, cores_percent=20, policy="burst")
-    result = made.run(str(RM / "every_channel_is_paused"), "100", "1", "0", "timeslice")
+@pytest.mark.parametrize(
+    ("fields", "timeslice_us"),
+    [({}, 20 * 450), ({"slice_us": 700}, 700), ({"slice_us": 700, "latency_others": 1}, 10)],
+)
+def test_every_group_gets_the_timeslice(
+    tmp_path: Path, machine: tuple[Path, str], fields: dict[str, int], timeslice_us: int
+) -> None:
+    """That of the job's cores, or of its class."""
+    made = make_slice(tmp_path / "job", *machine, job_mib=4096, cores_percent=20, policy="burst", fields=fields)
+    result = made.run(str(RM / "every_channel_is_paused"), "100", "1", "0", str(timeslice_us))
     assert result.returncode == 0, result.stderr
 
 

@@ -30,6 +30,7 @@ SLURM = {
     "ProctrackType": "proctrack/cgroup",
     "SchedulerParameters": "nohold_on_prolog_fail",
     "AccountingStorageEnforce": "associations,limits,qos",
+    "AccountingStorageTRES": "cpu,gres/vgpu,gres/vgpu:std,gres/vgpu:lc,gres/vgpu:be,gres/vgpu_mem,gres/vgpu_cores",
 }
 
 
@@ -47,6 +48,7 @@ class Healthy:
         self.qos: frozenset[str] = frozenset({"normal", "lc", "be"})
         self.devices = tuple(Device(minor, uuid, "NVIDIA H200", GPU_MIB) for minor, uuid in enumerate(UUIDS))
         self.counted = {"h200": 2}
+        self.classes = {"std": 1118, "lc": 1118, "be": 1118}
 
     def findings(self, node: str | None = None) -> dict[str, Finding]:
         """Returns the findings by name; of several with one name a FAIL, if there is one."""
@@ -83,6 +85,11 @@ def add_an_a100(healthy: Healthy) -> None:
     settings = healthy.node.config
     settings.write_text(settings.read_text() + "[gpu_models.a100]\ntotal_mib = 40330\n")
     healthy.devices = (healthy.devices[0], Device(1, UUIDS[1], "NVIDIA A100", 40330))
+
+
+def add_a_class(healthy: Healthy) -> None:
+    settings = healthy.node.config
+    settings.write_text(settings.read_text() + "[classes.interactive]\nqos = []\n")
 
 
 # The fault -> how to make it, the name of the finding that reports it, its level, and words of it.
@@ -205,6 +212,30 @@ BROKEN: dict[str, Broken] = {
         "gres.conf",
         Level.FAIL,
         "1 gpu in Slurm, 2 in the driver",
+    ),
+    "a class that nobody rendered": (
+        add_a_class,
+        "classes",
+        Level.FAIL,
+        "gres.conf lacks vgpu:interactive; Slurm's Gres of node1 lacks vgpu:interactive",
+    ),
+    "a class that slurmctld does not know": (
+        lambda h: h.classes.pop("be"),
+        "classes",
+        Level.FAIL,
+        "Slurm's Gres of node1 lacks vgpu:be",
+    ),
+    "a class that gres.conf has lost": (
+        lambda h: h.write("etc/gres.conf", "Name=vgpu Type=std\nName=vgpu Type=lc\nNodeName=node2 Name=vgpu Type=be\n"),
+        "classes",
+        Level.FAIL,
+        "gres.conf lacks vgpu:be",
+    ),
+    "a class that slurmdbd does not store": (
+        lambda h: h.slurm.update(AccountingStorageTRES="gres/vgpu,gres/vgpu:std,gres/vgpu:be"),
+        "classes, accounting",
+        Level.WARN,
+        "AccountingStorageTRES lacks vgpu:lc",
     ),
     "an interposer that others can write": (
         lambda h: (h.base / "libhami-hpc.so").chmod(0o777),

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core import plain_toml
+from hami_hpc.core.grant import JobUnits
 from hami_hpc.errors import NodeError
-from hami_hpc.node.config import Settings, load_settings, parse_settings, settings_path
+from hami_hpc.node.config import ClassSettings, Settings, load_settings, parse_settings, settings_path
+
+CLASS_KEYS = ("qos", "policy", "policies", "latency", "floor", "priority", "slice_us")
 
 
 def load(tmp_path: Path, text: str) -> Settings:
@@ -41,7 +47,20 @@ def test_a_file_with_a_version_alone_means_the_contracts_defaults(tmp_path: Path
         ("version = 1\n[vgpu]\nshard_mb = 1", r"table \[vgpu\]: unknown key 'shard_mb'; did you mean shard_mib?"),
         ("version = 1\n[vgpu]\nqqq = 1", "unknown key 'qqq'; known: .*shard_mib"),
         ("version = 1\n[classes.std]\nqoss = []", r"\[classes.std\]: unknown key 'qoss'; did you mean qos?"),
-        ("version = 1\n[classes.gold]", "unknown key 'gold'"),
+        ("version = 1\n[classes.Gold]", "'Gold' cannot be the name of a class: it has 1 to 15 characters, lower-case"),
+        ("version = 1\n[classes.a_class_of_16_by]", "cannot be the name of a class: it has 1 to 15"),
+        ("version = 1\n[classes.2]", "'2' cannot be the name of a class: .* begins with a letter"),
+        ("version = 1\n[classes.policy]", "'policy' .*: policy is a key of a request .vgpu:policy=burst"),
+        ("version = 1\n[classes.mem]", "'mem' .*: mem is a key of a request .vgpu:mem=8G."),
+        ("version = 1\n[classes.progress]", "'progress' .*: Slurm reads it as something else"),
+        ("version = 1\n[classes.shard]", "'shard' .*: Slurm reads it as something else"),
+        ("version = 1\n[classes.h200]\n[gpu_models.h200]\ntotal_mib = 9999", r"'h200' .*\[gpu_models.h200\] has it"),
+        ("version = 1\n[gpu_models.be]\ntotal_mib = 9999", r"'be' .*\[gpu_models.be\] has it"),
+        ("version = 1\n[classes.gold]\nslice_us = 9", "slice_us = '9' .* 0 .it follows from cores. or .* 10 to 100000"),
+        ("version = 1\n[classes.gold]\nslice_us = 100001", "slice_us = '100001' is not understood"),
+        ("version = 1\n[classes.gold]\npriority = 1001", "priority = '1001' .* whole number from 0 to 1000"),
+        ("version = 1\n[classes.gold]\nqos = ['LC']", r"QoS 'LC' is in \[classes.lc\] and \[classes.gold\]"),
+        ("version = 1\n[classes]\ngold = 1", r"\[classes.gold\] is not a table"),
         ("version = 1\n[classes.lc]\nlatency = 1", "latency = '1' is not understood; allowed is true or false"),
         ("version = 1\n[classes.lc]\nfloor = 51", "floor = '51' is not understood; .* from 0 to 50"),
         ("version = 1\n[classes.lc]\npolicies = ['fair']", "policies = 'fair' is not understood; .*cap, burst, none"),
@@ -83,6 +102,36 @@ def test_only_a_latency_critical_class_has_a_floor_and_lc_alone_is_one_by_defaul
     text = "version = 1\n[classes.std]\nlatency = true\nfloor = 50\n[classes.lc]\nlatency = false\nfloor = 20"
     classes = load(tmp_path, text).classes
     assert [(entry.latency, entry.floor) for entry in classes.values()] == [(True, 50), (False, 0), (False, 0)]
+
+
+def test_a_site_has_as_many_classes_as_it_names_and_always_the_three(tmp_path: Path) -> None:
+    text = "version = 1\n[classes.interactive]\nlatency = true\nslice_us = 500\npriority = 1000\n[classes.x]\nqos = []"
+    settings = load(tmp_path, text)
+    assert list(settings.classes) == ["std", "lc", "be", "interactive", "x"]
+    assert settings.classes["interactive"] == (("interactive",), "burst", ("burst",), True, 5, 500, 1000)
+    assert settings.classes["x"] == ((), "burst", ("burst",), False, 0, 0, 0)
+    assert settings.classes["lc"] == (("lc",), "burst", ("burst",), True, 5, 0, 100)
+    assert settings.classes["std"] == ((), "cap", ("cap",), False, 0, 0, 0)
+    assert settings.site().classes["interactive"] == ("interactive",)
+    assert settings.site().policies["x"] == ("burst",)
+
+
+def test_the_document_has_each_key_of_a_class_and_an_example_that_is_read(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "qos.md").read_text(encoding="utf-8")
+    classes = text.partition("\n## The classes\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", classes, re.MULTILINE) == list(CLASS_KEYS)
+    assert set(CLASS_KEYS) == set(ClassSettings._fields)
+    example = classes.split("```toml\n")[1].split("```")[0]
+    assert plain_toml.read(example) == tomllib.loads(example), "a prolog reads it without tomllib"
+    assert load(tmp_path, f"version = 1\n{example}").classes["interactive"].qos == ("desk",)
+
+
+def test_a_class_of_these_settings_is_the_jobs_and_another_is_the_nodes_fault(tmp_path: Path) -> None:
+    settings = load(tmp_path, "version = 1\n[classes.interactive]")
+    units = JobUnits(7, 1000, 0, "interactive", 8192, 50)
+    assert settings.class_of_job(units) == settings.classes["interactive"]
+    with pytest.raises(NodeError, match=r"job 7 is of class 'gone', which .*hami-hpc.toml .* Copy the controller's"):
+        settings.class_of_job(units._replace(service_class="gone"))
 
 
 def test_a_job_may_ask_for_its_classs_own_policy_alone_unless_the_settings_name_more(tmp_path: Path) -> None:

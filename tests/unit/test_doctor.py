@@ -45,7 +45,7 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Healthy:
     healthy.write("etc/cgroup.conf", "ConstrainDevices=yes\n")
     for name in ("job_submit.lua", "cli_filter.lua"):
         shutil.copy(ROOT / "slurm-plugins/lua" / name, healthy.etc / name)
-    command = ["render", "--config", str(node.config), "--gpus", "h200:2", "-o", str(healthy.etc)]
+    command = ["render", "--config", str(node.config), "--gpus", "h200:2", "--node", "node1", "-o", str(healthy.etc)]
     assert CliRunner().invoke(main, command).exit_code == 0
     healthy.write("ld.so.preload", "")
     healthy.write("max_user_namespaces", "0\n")
@@ -59,6 +59,7 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Healthy:
     monkeypatch.setattr(commands, "configuration", lambda: healthy.slurm)
     monkeypatch.setattr(commands, "node_name", lambda: "node1")
     monkeypatch.setattr(commands, "gpus_by_type", lambda _node: healthy.counted)
+    monkeypatch.setattr(commands, "gres_by_type", lambda _node, _name: healthy.classes)
     monkeypatch.setattr(commands, "qos_names", lambda: healthy.qos)
     monkeypatch.setattr(builds, "build_text", lambda: BUILD)
     monkeypatch.setenv("SLURM_CONF", f"{healthy.etc}/slurm.conf")
@@ -139,6 +140,15 @@ def test_doctor_finds_a_damaged_ledger(healthy: Healthy) -> None:
     assert "damaged" in healthy.findings()["ledger"].detail
 
 
+def test_doctor_says_what_a_class_of_the_sites_own_means(healthy: Healthy) -> None:
+    text = "[classes.interactive]\nqos = []\nlatency = true\nfloor = 9\nslice_us = 700\npolicies = ['burst', 'cap']\n"
+    healthy.node.config.write_text(healthy.node.config.read_text() + text)
+    detail = healthy.findings()["class interactive"].detail
+    for words in ("burst: the time", "9 % of the time", "timeslices of 700 us", "policy= may be burst or cap"):
+        assert words in detail
+    assert "timeslices of" not in healthy.findings()["class lc"].detail
+
+
 @pytest.mark.parametrize(("mib", "said"), [(GPU_MIB - 1, "the settings give h200 143156 MiB"), (GPU_MIB, "h200")])
 def test_doctor_finds_settings_that_promise_more_memory_than_there_is(healthy: Healthy, mib: int, said: str) -> None:
     healthy.devices = (Device(0, UUIDS[0], "NVIDIA H200", mib),)
@@ -155,7 +165,7 @@ def test_doctor_on_a_host_of_several_nodes_is_told_which_it_is(
         raise NodeError("slurm.conf has node1, node2 for host h; say which node this is with --node NAME")
 
     monkeypatch.setattr(commands, "node_name", several)
-    assert not healthy.findings()["gres.conf"].is_ok
+    assert not healthy.findings()["gres.conf, classes"].is_ok
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert "OK    gres.conf: node2 has 2 gpu" in healthy.run(*arguments).output
@@ -184,7 +194,7 @@ def test_doctor_goes_on_when_slurm_does_not_answer(healthy: Healthy, monkeypatch
     monkeypatch.setattr(commands, "configuration", down)
     findings = healthy.findings()
     (stopped,) = (one for one in findings.values() if not one.is_ok)
-    assert stopped.what == "plugins, builds, slurm.conf, devices, stages, QoS, gres.conf"
+    assert stopped.what == "plugins, builds, slurm.conf, devices, stages, QoS, gres.conf, classes"
     assert stopped.detail == "slurmctld is down"
     assert findings["plugstack.conf"].is_ok
     assert len(asked) == 1, "and waits for it once"
@@ -198,7 +208,7 @@ def test_a_slurm_conf_that_is_not_there_is_said_once_in_plain_words(
     assert done.exit_code == ExitCode.FOUND
     (line,) = (line for line in done.output.splitlines() if "/nowhere/slurm.conf" in line)
     assert line == (
-        "FAIL  plugins, builds, slurm.conf, devices, plugstack.conf, stages, filters, QoS, gres.conf: "
+        "FAIL  plugins, builds, slurm.conf, devices, plugstack.conf, stages, filters, QoS, gres.conf, classes: "
         "$SLURM_CONF names /nowhere/slurm.conf, which does not exist; set it to slurm.conf, or unset it"
     )
     assert [line[:4] for line in done.output.splitlines()].count("FAIL") == 1

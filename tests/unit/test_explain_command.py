@@ -178,6 +178,9 @@ def test_units_of_several_nodes_are_those_of_one() -> None:
     asked = decode({"vgpu": 2, "vgpu:be": 2, "vgpu_mem": 8192, "vgpu_cores": 20, "shard": 60}, "", 2)
     assert asked is not None
     assert (asked.mem_mib, asked.cores, asked.shards, asked.service_class) == (4096, 10, 30, "be")
+    own = decode({"vgpu": 1, "vgpu:interactive": 1, "vgpu_mem": 4096, "vgpu_cores": 10}, "", 1)
+    assert own is not None
+    assert own.service_class == "interactive"
     assert decode({"gpu": 1}, "", 1) is None
     whole_node = {"vgpu": 3354, "vgpu:std": 1118, "vgpu_mem": 286312, "vgpu_cores": 200, "gpu": 2}
     assert decode(whole_node, "", 1) is None, "as Slurm 22.05.8 gives them to a job with --exclusive"

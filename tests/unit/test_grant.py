@@ -10,6 +10,7 @@ from hami_hpc.core.grant import (
     Grant,
     JobUnits,
     check_fits,
+    is_class_name,
     make_grant,
     parse_id,
     parse_units,
@@ -60,8 +61,8 @@ def test_a_job_without_vgpu_has_no_units() -> None:
         ({c.ENV_MEM_MIB: DIGIT}, NodeError, f"{c.ENV_MEM_MIB} is '{DIGIT}', not a number"),
         ({c.ENV_CORES: "x" * 500}, NodeError, f"is '{'x' * c.GIVEN_MAX}', not a number"),
         ({c.ENV_VGPU: "-1"}, NodeError, f"{c.ENV_VGPU} is '-1', not a number"),
-        ({c.ENV_CLASS: "gold"}, NodeError, f"class 'gold' is unknown here; known: {', '.join(c.CLASSES)}"),
-        ({c.ENV_CLASS: "x" * 500}, NodeError, f"class '{'x' * c.GIVEN_MAX}' is"),
+        ({c.ENV_CLASS: "Gold"}, NodeError, f"job 7: {c.ENV_CLASS} is 'Gold', not the name of a class"),
+        ({c.ENV_CLASS: "x" * 500}, NodeError, f"{c.ENV_CLASS} is '{'x' * c.GIVEN_MAX}', not"),
         ({c.ENV_MEM_MIB: "9" * 12}, JobError, f"job 7: {c.ENV_MEM_MIB}={'9' * 12} is out of range"),
         ({c.ENV_MEM_MIB: "0"}, JobError, f"{c.ENV_MEM_MIB}=0 is out of range; allowed is 1 to {c.MEM_MIB_MAX}"),
         ({c.ENV_CORES: str(c.CORES_MAX + 1)}, JobError, f"job 7: {c.ENV_CORES}=101 is out of range; allowed is 1 to"),
@@ -120,7 +121,10 @@ def test_whole_gpus_are_more_slices_than_one_and_all_cores_of_each_gpu() -> None
         assert not whole_gpus({other: value for other, value in whole.items() if other != name})
 
 
-SLICE = ("job_id", "uid", "gpu_uuid", "mem_mib", "cores_percent", "service_class", "policy", "latency", "floor_percent")
+SLICE = (
+    *("job_id", "uid", "gpu_uuid", "mem_mib", "cores_percent", "service_class", "policy", "latency", "floor_percent"),
+    *("class_priority", "slice_us"),
+)
 
 
 @pytest.mark.parametrize("name", Grant._fields)
@@ -167,6 +171,25 @@ def test_only_a_latency_critical_grant_has_a_floor() -> None:
     assert (made.latency, made.floor_percent) == (1, 5)
     made = make_grant(units, gpu, "burst", "share", 10**18, latency=False, floor=5)
     assert (made.latency, made.floor_percent) == (0, 0)
+
+
+def test_a_grant_has_the_priority_and_the_timeslice_of_its_class() -> None:
+    gpu = Gpu(3, 5, "GPU-9", "NVIDIA H200", "h200", 143156)
+    made = make_grant(JobUnits(7, 1000, 3, "x", 8192, 50), gpu, "burst", "share", 10**18, priority=7, slice_us=500)
+    assert (made.class_priority, made.slice_us) == (7, 500)
+
+
+@pytest.mark.parametrize("name", ["a", "std", "interactive", "a_class_of_15_b", "x9", "a__"])
+def test_a_class_has_any_name_of_this_form(name: str) -> None:
+    assert is_class_name(name)
+    units = parse_units(JOB | {c.ENV_CLASS: name})
+    assert units is not None
+    assert units.service_class == name
+
+
+@pytest.mark.parametrize("name", ["", "9", "9a", "_a", "A", "aB", "a-b", "a b", "a.b", "\u00e4", "a_class_of_16_by"])
+def test_any_other_text_is_no_name_of_a_class(name: str) -> None:
+    assert not is_class_name(name)
 
 
 def test_a_gpu_can_be_filled_to_its_last_mib_by_the_others_and_one_more() -> None:

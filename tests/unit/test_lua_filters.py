@@ -11,7 +11,7 @@ import pytest
 from lua_process import INTERPRETERS, MODULES, require
 
 FOLDER = Path(__file__).with_name("lua")
-FILES = ("filters_submit.lua", "filters_modify.lua", "filters_client.lua", "filters_site.lua", "filters_long.lua")
+FILES = tuple(f"filters_{subject}.lua" for subject in ("submit", "modify", "client", "site", "long", "classes"))
 
 
 def names_in(file: str) -> list[str]:

@@ -19,7 +19,7 @@ from hami_hpc.errors import RequestError
 VECTORS = [row[0] for row in read_vectors("requests.tsv", 3)]
 WORDS = """
 vgpu vgpu: vgpu_mem vgpu_cores gres: gres/ gres gpu shard mps nic mem cores mode policy share mig cap std h200
-= ~ : ; , % . - + 0 1 8 50 100 16T 8G 8192M 1.5G 99999999999999999999 {key}
+gold be = ~ : ; , % . - + 0 1 8 50 100 16T 8G 8192M 1.5G 99999999999999999999 {key}
 mem=8G mem=0% mem=101% cores=50 cores=101 mode=mps policy=none
 """
 PIECES = [*WORDS.split(), " ", "\x01", "\u00e9", "\udcff"]
@@ -49,9 +49,9 @@ def lua(request: pytest.FixtureRequest) -> Iterator[LuaProcess]:
         yield process
 
 
-def python_parse(text: str) -> list[str]:
+def python_parse(text: str, classes: tuple[str, ...] = ()) -> list[str]:
     try:
-        parsed = parse(text)
+        parsed = parse(text, classes)
     except RequestError as error:
         return ["error", error.code, error.message]
     if parsed is None:
@@ -60,13 +60,13 @@ def python_parse(text: str) -> list[str]:
 
 
 @FUZZ
-@given(text=GRES | NOISE)
-def test_lua_and_python_parse_alike(lua: LuaProcess, text: str) -> None:
-    answer = lua.ask("parse", text)
+@given(text=GRES | NOISE, classes=st.sampled_from([(), ("gold",), ("gold", "h200")]))
+def test_lua_and_python_parse_alike(lua: LuaProcess, text: str, classes: tuple[str, ...]) -> None:
+    answer = lua.ask("parse", text, ",".join(classes))
     if answer[0] == "ok":
         glued = answer.pop(2)
-        assert python_parse(glued)[1] == answer[1]
-    assert answer == python_parse(text)
+        assert python_parse(glued, classes)[1] == answer[1]
+    assert answer == python_parse(text, classes)
 
 
 def python_resolve(text: str, site: Site, where: Where) -> list[str]:
@@ -80,6 +80,10 @@ def python_resolve(text: str, site: Site, where: Where) -> list[str]:
     return ["ok", *numbers, ",".join(units.features)]
 
 
+CLASSES: list[dict[str, list[str]]] = [{"std": []}, {"std": ["x"], "lc": ["Y"]}, {"std": [], "gold": ["Y"]}]
+CLASS_POLICIES = [{}, {"std": ["cap"], "lc": ["burst", "none"]}, {"std": ["cap", "burst"], "gold": ["none"]}]
+
+
 @st.composite
 def site_tables(draw: st.DrawFn) -> dict[str, object]:
     models = draw(st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(1, 300_000), min_size=1))
@@ -90,8 +94,8 @@ def site_tables(draw: st.DrawFn) -> dict[str, object]:
         "default_mem": draw(st.sampled_from(["25%", "8G", "1T", "1%"])),
         "default_cores": draw(st.integers(1, 100)),
         "modes": draw(st.lists(st.sampled_from(["share", "mps", "mig"]), unique=True)),
-        "classes": draw(st.sampled_from([{"std": []}, {"std": ["x"], "lc": ["Y"]}])),
-        "policies": draw(st.sampled_from([{}, {"std": ["cap"], "lc": ["burst", "none"]}, {"std": ["cap", "burst"]}])),
+        "classes": draw(st.sampled_from(CLASSES)),
+        "policies": draw(st.sampled_from(CLASS_POLICIES)),
         "gpu_models": models,
         "partitions": draw(st.dictionaries(st.sampled_from(["p", "q"]), names)),
     }

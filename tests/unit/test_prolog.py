@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -42,9 +43,22 @@ def test_the_limits_record_says_what_the_contract_lays_out(node: Node) -> None:
     assert number("step_id") == c.JOB_STEP_ID
     assert number("mem_limit_bytes") == 4096 << 20
     assert number("gpu_total_bytes") == GPU_MIB << 20
-    assert (number("cores_percent"), number("service_class"), number("policy"), number("mode")) == (50, 0, 0, 0)
+    assert (number("cores_percent"), number("policy"), number("mode")) == (50, 0, 0)
+    assert number("class_name") == int.from_bytes(b"std", "little")
     parsed = parse_limits(data, model="h200")
     assert parsed == node.grants()[7]
+
+
+def test_a_class_of_the_sites_own_is_in_the_record_the_ledger_and_the_usage_record(node: Node) -> None:
+    text = '[classes.interactive]\npolicy = "none"\nlatency = true\nfloor = 9\nslice_us = 700\npriority = 300\n'
+    node.config.write_text(node.config.read_text() + text)
+    assert node.prolog(7, **{c.ENV_CLASS: "interactive"}) == 0
+    grant = node.grants()[7]
+    assert (grant.service_class, grant.policy, grant.latency, grant.floor_percent) == ("interactive", "none", 1, 9)
+    assert (grant.slice_us, grant.class_priority) == (700, 300)
+    assert parse_limits((node.jobs / "7" / c.FILE_JOB_LIMITS).read_bytes(), model="h200") == grant
+    assert node.epilog(7) == 0
+    assert json.loads((Path(node.settings.state_dir) / "usage" / "7.json").read_text())["class"] == "interactive"
 
 
 def test_running_twice_changes_nothing_and_keeps_the_usage(node: Node) -> None:
@@ -90,7 +104,8 @@ def test_a_vgpu_variable_that_is_missing_is_the_nodes_fault(node: Node, missing:
         ({c.ENV_MEM_MIB: "8G"}, "not a number"),
         ({c.ENV_MEM_MIB: "\u0667"}, "not a number"),
         ({c.ENV_MEM_MIB: "9" * 400}, "not a number"),
-        ({c.ENV_CLASS: "gold"}, "class 'gold' is unknown"),
+        ({c.ENV_CLASS: "gold"}, "job 7 is of class 'gold', which"),
+        ({c.ENV_CLASS: "Gold"}, "not the name of a class"),
         ({"SLURM_JOB_GPUS": ""}, "has a vgpu but no GPU"),
         ({"SLURM_JOB_GPUS": "GPU-1"}, "not a list of device indices"),
         ({"SLURM_JOB_UID": "-1"}, "SLURM_JOB_UID is '-1'"),

@@ -36,12 +36,14 @@ ANY_GRANT = st.builds(
     model=st.just(""),
     mem_mib=st.integers(1, 2**24),
     cores_percent=st.integers(1, 100),
-    service_class=st.sampled_from(sorted(c.CLASSES)),
+    service_class=st.from_regex(r"[a-z][a-z0-9_]{0,14}", fullmatch=True),
     policy=st.sampled_from(sorted(c.POLICIES)),
     mode=st.sampled_from(sorted(c.MODES)),
     created_unix_ns=st.integers(0, 2**63 - 1),
     latency=st.integers(0, 1),
     floor_percent=st.integers(0, 99),
+    class_priority=st.integers(0, c.CLASS_PRIORITY_MAX),
+    slice_us=st.integers(0, c.CLASS_SLICE_US_MAX),
 )
 GRANT = Grant(7, 65534, "GPU-1", 0, 143156, "", 8192, 50, "std", "cap", "share", 10**18)
 LIMIT_BYTES, ELAPSED_NS = 8192 << 20, 10**9
@@ -131,7 +133,11 @@ def field(name: str, value: int | bytes, record: bytes, fields: object = None, b
         ("magic", c.LIMITS_MAGIC + 1),
         ("abi_version", c.ABI_VERSION + 1),
         ("step_id", 0),
-        ("service_class", 99),
+        ("class_name", b""),
+        ("class_name", b"Gold"),
+        ("class_name", b"a b"),
+        ("class_name", b"9"),
+        ("class_name", b"x" * 16),
         ("policy", 99),
         ("mode", 99),
         ("gpu_uuid", b""),
@@ -153,7 +159,7 @@ def test_a_limits_record_is_refused_by_its_length_before_anything_in_it_is_read(
 
 def test_the_limits_record_lies_as_the_contract_says() -> None:
     grant = GRANT._replace(gpu_minor=3, policy="burst", service_class="be")
-    grant = grant._replace(latency=1, floor_percent=5)
+    grant = grant._replace(latency=1, floor_percent=5, class_priority=77, slice_us=1234)
     record = pack_limits(grant)
     expected = {
         "magic": c.LIMITS_MAGIC,
@@ -167,7 +173,9 @@ def test_the_limits_record_lies_as_the_contract_says() -> None:
         "mem_limit_bytes": 8192 << 20,
         "gpu_total_bytes": 143156 << 20,
         "cores_percent": 50,
-        "service_class": c.CLASSES["be"],
+        "class_name": int.from_bytes(b"be", "little"),
+        "class_priority": 77,
+        "slice_us": 1234,
         "policy": c.POLICIES["burst"],
         "mode": c.MODES["share"],
         "created_unix_ns": 10**18,
@@ -186,8 +194,8 @@ def test_bytes_that_are_no_ascii_in_a_uuid_are_read_all_the_same() -> None:
     found = parse_limits(field("gpu_uuid", b"GPU-\xff\0hidden", pack_limits(GRANT)))
     assert found is not None
     assert found.gpu_uuid == "GPU-\ufffd"
-    offset, width, _ = c.LIMITS_FIELDS["gpu_uuid"]
-    full = parse_limits(pack_limits(GRANT)[:offset].ljust(c.LIMITS_SIZE, b"G"))
+    width = c.LIMITS_FIELDS["gpu_uuid"][1]
+    full = parse_limits(field("gpu_uuid", b"G" * width, pack_limits(GRANT)))
     assert full is not None
     assert full.gpu_uuid == "G" * width
 

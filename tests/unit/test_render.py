@@ -133,6 +133,25 @@ def test_slurmd_itself_reads_the_files_and_spreads_the_shards(node: Node) -> Non
     ), said
 
 
+def test_a_class_of_the_sites_own_is_a_type_of_gres_in_each_file(node: Node) -> None:
+    text = '[classes.interactive]\nqos = ["desk"]\npolicies = ["burst", "none"]\n'
+    node.config.write_text(node.config.read_text() + text)
+    render(node)
+    etc = node.root / "etc"
+    gres = (etc / "hami-hpc-gres.conf").read_text().splitlines()
+    assert "NodeName=node1 Name=vgpu Type=interactive Count=1118" in gres
+    conf = (etc / "slurm-hami-hpc.conf").read_text()
+    assert "vgpu:be:1118,vgpu:interactive:1118,vgpu_mem:" in conf
+    assert "gres/vgpu:be,gres/vgpu:interactive,gres/vgpu_mem" in conf
+    assert "vgpu_policy_none" in conf
+    lua = (etc / "hami_hpc_site.lua").read_text()
+    assert re.search(r'interactive.* = \{ *"desk" *\}', lua), lua
+    assert re.search(r'interactive.* = \{ *"burst", "none" *\}', lua), lua
+    node.config.write_text(node.config.read_text().replace(text, ""))
+    render(node)
+    assert not [path.name for path in files_in(etc) if "interactive" in path.read_text()], "a class that is gone"
+
+
 @pytest.mark.parametrize("lua", LUAS)
 def test_the_site_table_is_lua_of_every_version(node: Node, lua: str) -> None:
     render(node)

@@ -19,7 +19,7 @@ REQUESTS = st.builds(
     Request,
     gpu_type=st.none()
     | st.from_regex(r"[a-z][A-Za-z0-9_-]{2,7}", fullmatch=True).filter(
-        lambda name: name not in {*contract.CLASSES, *contract.KEY_FORM}
+        lambda name: name not in {*contract.CLASS_NAMES, *contract.KEY_FORM}
     ),
     mem=st.none()
     | st.builds(MemMib, st.integers(1, contract.MEM_MIB_MAX))
@@ -31,6 +31,17 @@ REQUESTS = st.builds(
 
 
 KEY_VECTORS = [(key, value) for key, text in contract.KEY_EXAMPLE.items() for value in re.findall(r"=([^ ,]+)", text)]
+
+
+@pytest.mark.parametrize("name", [*contract.CLASS_NAMES, "interactive"])
+def test_nobody_asks_for_the_units_of_a_class_of_the_site(name: str) -> None:
+    for text in (f"vgpu:{name}:1", f"gres:vgpu:{name}", f"vgpu:{name};mem~8G", f"vgpu:{name}:mem=8G"):
+        with pytest.raises(RequestError) as caught:
+            parse(text, {"interactive": ()})
+        assert caught.value.code == "E_RAW_UNITS"
+    parsed = parse("vgpu:interactive:1")
+    assert parsed is not None
+    assert parsed.request.gpu_type == "interactive", "where no class has the name it is a type of GPU"
 
 
 def test_each_key_of_the_contract_has_its_parser_and_its_field() -> None:

@@ -20,6 +20,7 @@ from hami_hpc.accounting.pricing.gpu_share import Mode
 from hami_hpc.accounting.pricing.rates import Credit, Discount, Factor, Quota, Rate, Rates, Terms, Validity
 from hami_hpc.accounting.sources.hostlist import HostlistError, expand
 from hami_hpc.contract import constants as contract
+from hami_hpc.node.config import class_name_fault
 
 VERSION = 1
 DEFAULT_PATH = Path("/etc/hami-hpc/rates.toml")
@@ -163,9 +164,11 @@ def _factor(table: _Table) -> Factor:
     where = {name: table.text(name, "") for name in CONDITIONS if table.take(name) is not None}
     if not where:
         raise AccountingError(f"{table.where}: has no condition; give one or more of {', '.join(CONDITIONS)}")
-    for name, allowed in (("class", tuple(contract.CLASSES)), ("mode", tuple(mode.value for mode in Mode))):
-        if name in where and where[name] not in allowed:
-            raise table.refuse(name, " or ".join(allowed))
+    modes = tuple(mode.value for mode in Mode)
+    if "mode" in where and where["mode"] not in modes:
+        raise table.refuse("mode", " or ".join(modes))
+    if "class" in where and class_name_fault(where["class"], ()):
+        raise table.refuse("class", "the name of a class of service, as in [classes.NAME] of the settings")
     return Factor(where, table.decimal("factor", "0", "1000", 6), table.validity())
 
 

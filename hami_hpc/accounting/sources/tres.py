@@ -33,7 +33,7 @@ class AllocatedGpus:
     """GPU resources of one job run, summed over its nodes. A job without GPU has only zeros and empty values.
 
     gpus: (type, count) of whole GPUs and MIG instances; the type is empty if Slurm recorded none.
-    vgpu_class: std, lc, be, or empty if Slurm recorded none.
+    vgpu_class: the name of its class, or empty if Slurm recorded none.
     whole_units: gres/vgpu of a job with whole nodes, which are not slices; only sreport counts them.
     """
 

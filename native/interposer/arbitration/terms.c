@@ -21,11 +21,17 @@ static uint32_t share_of(uint32_t job_percent, uint32_t step_percent)
 	return least < 1 ? 1 : least > 100 ? 100 : least;
 }
 
+static uint32_t within(uint32_t value, uint32_t least, uint32_t most)
+{
+	return value < least ? least : value > most ? most : value;
+}
+
 struct hami_terms hami_terms_read(const struct hami_limits *job, const struct hami_limits *step)
 {
 	return (struct hami_terms){
 		.cores_percent = share_of(job->cores_percent, step->cores_percent),
 		.policy = step->policy,
+		.slice_us = step->slice_us,
 		.latency = step->latency != 0,
 		.floor_percent = step->floor_percent,
 		.latency_others = __atomic_load_n(&job->latency_others, __ATOMIC_RELAXED),
@@ -38,13 +44,16 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 
 uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t processes)
 {
+	uint32_t parts = processes ? processes : 1;
+	if (!terms->latency && terms->latency_others)
+		return SLICE_BESIDE_LATENCY;
+	if (terms->slice_us)
+		return within(terms->slice_us / parts, HAMI_CLASS_SLICE_US_MIN, HAMI_CLASS_SLICE_US_MAX);
 	if (terms->latency)
 		return SLICE_LATENCY;
-	if (terms->latency_others)
-		return SLICE_BESIDE_LATENCY;
 	if (terms->policy == HAMI_POLICY_NONE)
 		return 0;
-	uint32_t slice = terms->cores_percent * SLICE_PER_PERCENT / (processes ? processes : 1);
+	uint32_t slice = terms->cores_percent * SLICE_PER_PERCENT / parts;
 	return slice < SLICE_LEAST ? SLICE_LEAST : slice;
 }
 

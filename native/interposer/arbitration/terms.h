@@ -19,6 +19,7 @@
 struct hami_terms {
 	uint32_t cores_percent; /* 1 to 100 */
 	uint32_t policy;        /* HAMI_POLICY_... */
+	uint32_t slice_us;      /* of the class, instead of what follows from cores_percent; 0: none */
 	bool latency;           /* latency-critical */
 	uint32_t floor_percent; /* of a latency-critical tenant: left to others */
 	uint32_t latency_others;
@@ -32,6 +33,7 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 
 /*
  * Returns the timeslice of one of `processes` processes that share the terms, in microseconds; 0: the driver's.
+ * They divide the tenant's. Beside somebody latency-critical it is short, whatever the class says.
  */
 uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t processes);
 

@@ -245,7 +245,7 @@ def _write_configuration(layout: Layout) -> list[bool]:
     changed = [write(etc / "slurm.conf", slurm_conf(layout))]
     changed.append(write(etc / "cgroup.conf", cgroup_conf()))
     changed.append(write(etc / "slurmdbd.conf", slurmdbd_conf(layout), 0o600))
-    return [*changed, _render(layout)]
+    return [*changed, render(layout)]
 
 
 def _slurm_plugin_dir() -> Path:
@@ -261,7 +261,7 @@ def node_parameters(layout: Layout) -> str:
     return f"NodeHostname={_hostname()} NodeAddr=127.0.0.1 Port={layout.ports['slurmd']} CPUs=256 RealMemory=1024"
 
 
-def _render(layout: Layout) -> bool:
+def render(layout: Layout) -> bool:
     """Runs `hami-hpc render` as an administrator would, on the GPUs that the simulated NVML shows."""
     command = (
         *(str(PYTHON.with_name("hami-hpc")), "render", "--output", str(layout.etc), "--node", NODE),

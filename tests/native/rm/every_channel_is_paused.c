@@ -2,7 +2,7 @@
 /*
  * GROUPS CHANNELS OTHERS: a program that never loads libcuda makes so many groups of so many channels each,
  * and other objects before them, puts the groups to work, and waits until all channels are paused at once;
- * then until none is. Under a burst policy instead (argument 4: timeslice) until all groups have another one.
+ * then until none is. Under a burst policy instead (argument 4: that many us) until all groups have this timeslice.
  */
 #include <time.h>
 
@@ -31,11 +31,11 @@ static bool seen_disabled(uint32_t wanted)
 	return false;
 }
 
-static bool seen_timeslice(void)
+static bool seen_timeslice(uint32_t wanted_us)
 {
 	for (double end = seconds() + 5; seconds() < end; usleep(500)) {
 		struct rm_sim_channels n = now();
-		if (n.least_timeslice_us == n.most_timeslice_us && n.least_timeslice_us != 0)
+		if (n.least_timeslice_us == wanted_us && n.most_timeslice_us == wanted_us)
 			return true;
 	}
 	fprintf(stderr, "timeslices from %u to %u us\n", now().least_timeslice_us, now().most_timeslice_us);
@@ -60,7 +60,7 @@ int main(int argc, char **argv)
 	}
 	CHECK(now().channels == (uint32_t)(groups * channels) && now().groups == (uint32_t)groups);
 	if (argc > 4) {
-		CHECK(seen_timeslice());
+		CHECK(seen_timeslice((uint32_t)atoi(argv[4])));
 		return 0;
 	}
 	CHECK(seen_disabled((uint32_t)(groups * channels)));

@@ -28,6 +28,7 @@ static struct hami_limits good(void)
 				     .gpu_total_bytes = 80ull << 30,
 				     .cores_percent = 50};
 
+	strcpy(limits.class_name, "std");
 	strcpy(limits.gpu_uuid, "GPU-00000000-0000-0000-0000-000000000000");
 	return limits;
 }
@@ -97,6 +98,29 @@ static void the_file_itself_is_checked(void)
 	CHECK(unlinkat(dir, HAMI_FILE_JOB_LIMITS, AT_REMOVEDIR) == 0);
 }
 
+/* It goes into the step's environment. */
+static void the_class_is_a_name(void)
+{
+	static const char *const good_names[] = {"b", "lc2", "a_class_of_15_b", "x__9"};
+	static const char *const bad_names[] = {"", "Std", "2lc", "_a", "a b", "a-b", "a=b", "\xc3\xa9"};
+
+	for (size_t i = 0; i < sizeof(good_names) / sizeof(good_names[0]); i++) {
+		struct hami_limits limits = good();
+
+		strcpy(limits.class_name, good_names[i]);
+		CHECK(read_changed(&limits) == RECORD_OK);
+	}
+	for (size_t i = 0; i < sizeof(bad_names) / sizeof(bad_names[0]); i++) {
+		struct hami_limits limits = good();
+
+		strcpy(limits.class_name, bad_names[i]);
+		CHECK(read_changed(&limits) == RECORD_VALUES);
+	}
+	struct hami_limits limits = good();
+	memset(limits.class_name, 'x', sizeof(limits.class_name));
+	CHECK(read_changed(&limits) == RECORD_VALUES);
+}
+
 static void the_contents_are_checked(void)
 {
 	struct hami_limits limits = good();
@@ -110,7 +134,10 @@ static void the_contents_are_checked(void)
 	CHECK_FIELD(mem_limit_bytes, 0, RECORD_VALUES);
 	CHECK_FIELD(cores_percent, 0, RECORD_VALUES);
 	CHECK_FIELD(cores_percent, 101, RECORD_VALUES);
-	CHECK_FIELD(service_class, HAMI_CLASS_BE + 1, RECORD_VALUES);
+	CHECK_FIELD(class_priority, HAMI_CLASS_PRIORITY_MAX, RECORD_OK);
+	CHECK_FIELD(class_priority, HAMI_CLASS_PRIORITY_MAX + 1, RECORD_VALUES);
+	CHECK_FIELD(slice_us, HAMI_CLASS_SLICE_US_MAX, RECORD_OK);
+	CHECK_FIELD(slice_us, HAMI_CLASS_SLICE_US_MAX + 1, RECORD_VALUES);
 	CHECK_FIELD(policy, HAMI_POLICY_NONE + 1, RECORD_VALUES);
 	CHECK_FIELD(mode, HAMI_MODE_MIG + 1, RECORD_VALUES);
 	CHECK_FIELD(cores_percent, 100, RECORD_OK);
@@ -121,6 +148,7 @@ static void the_contents_are_checked(void)
 	CHECK_FIELD(floor_percent, 100, RECORD_VALUES);
 	CHECK_FIELD(sequence, 2, RECORD_OK);
 	CHECK_FIELD(sequence, 1, RECORD_UNSTABLE);
+	the_class_is_a_name();
 	memset(limits.gpu_uuid, 'x', sizeof(limits.gpu_uuid));
 	CHECK(read_changed(&limits) == RECORD_VALUES);
 	for (int fault = RECORD_OK; fault <= RECORD_UNSTABLE; fault++)

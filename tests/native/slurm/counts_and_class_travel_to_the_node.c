@@ -97,13 +97,24 @@ static void the_prolog_sees_its_nodes_count_and_the_jobs_class(const char *direc
 	check_prolog(&vgpu, "std", 0, HAMI_ENV_CLASS, "std");
 	check_prolog(&vgpu, "lc", 0, HAMI_ENV_CLASS, "lc");
 	check_prolog(&vgpu, "be", 0, HAMI_ENV_CLASS, "be");
-	check_prolog(&vgpu, "bee", 0, HAMI_ENV_CLASS, NULL);
+	check_prolog(&vgpu, "bee", 0, HAMI_ENV_CLASS, "bee");
+	check_prolog(&vgpu, "interactive_2", 2, HAMI_ENV_CLASS, "interactive_2");
+	check_prolog(&vgpu, "x", 0, HAMI_ENV_CLASS, "x");
+	check_prolog(&vgpu, "a_class_of_15_b", 0, HAMI_ENV_CLASS, "a_class_of_15_b");
+	check_prolog(&vgpu, "a_class_of_16_by", 0, HAMI_ENV_CLASS, NULL);
+	check_prolog(&vgpu, "a_class_of_16_by", 0, HAMI_ENV_VGPU, "1");
+	check_prolog(&vgpu, "Interactive", 0, HAMI_ENV_CLASS, NULL);
+	check_prolog(&vgpu, "9", 0, HAMI_ENV_CLASS, NULL);
+	check_prolog(&vgpu, "", 0, HAMI_ENV_CLASS, NULL);
 	check_prolog(&vgpu, NULL, 0, HAMI_ENV_CLASS, NULL);
 	check_prolog(&vgpu, "be", 2, HAMI_ENV_VGPU, "4096");
 	check_prolog(&vgpu, "be", 1, HAMI_ENV_VGPU, NULL);
 	check_prolog(&mem, "be", 2, HAMI_ENV_MEM_MIB, "4096");
 	check_prolog(&mem, "be", 2, HAMI_ENV_CLASS, NULL);
 	check_prolog(&mem, NULL, 3, HAMI_ENV_MEM_MIB, NULL);
+	check_prolog(&vgpu, "be", 3, HAMI_ENV_VGPU, NULL); /* the name is there, and no node */
+	check_prolog(&vgpu, "be", 4, HAMI_ENV_VGPU, NULL);
+	check_prolog(&vgpu, "be", 5, HAMI_ENV_VGPU, NULL);
 	check_prolog(&mem, NULL, -1, HAMI_ENV_MEM_MIB, NULL);
 	CHECK(!mem.build(&none));
 }

@@ -12,7 +12,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	static const char *const classes[] = HAMI_CLASS_NAMES;
 	struct step_units units = {.shards = true, .mem = true, .cores = true};
 	struct hami_limits job = {.magic = HAMI_LIMITS_MAGIC, .abi_version = HAMI_ABI_VERSION}, step;
 	size_t at, n;
@@ -29,7 +28,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memcpy((char *)&job + at, data + 1, n);
 	if (record_check(&job, JOB, USER) != RECORD_OK)
 		return 0;
-	CHECK(classes[job.service_class] != NULL);
+	CHECK(*job.class_name && strlen(job.class_name) < sizeof(job.class_name));
+	CHECK(job.class_priority <= HAMI_CLASS_PRIORITY_MAX && job.slice_us <= HAMI_CLASS_SLICE_US_MAX);
 	CHECK(strlen(job.gpu_uuid) < sizeof(job.gpu_uuid));
 	units.mem_mib = job.mem_limit_bytes ^ job.created_unix_ns;
 	units.cores_percent = job.gpu_total_bytes;

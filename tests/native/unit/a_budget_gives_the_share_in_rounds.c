@@ -92,11 +92,13 @@ static void strange_terms(void)
 					.floor_percent = words[i / n],
 					.latency_others = words[i % n] % 2,
 					.turn_begin_permille = words[i / n],
-					.turn_length_permille = words[i % n]};
+					.turn_length_permille = words[i % n],
+					.slice_us = i % 3 ? 0 : words[i / n]};
 		struct hami_terms t = hami_terms_read(&r, &r);
 		uint32_t cap = hami_terms_cap(&t), slice = hami_terms_timeslice_us(&t, words[i % n]);
 		CHECK(cap >= 1 && cap <= 100);
-		CHECK(slice <= 100 * 450u);
+		CHECK(t.slice_us == r.slice_us);
+		CHECK(slice <= HAMI_CLASS_SLICE_US_MAX);
 		int64_t now = 1700000000123456789, until;
 		hami_terms_turn(&t, words[i % n] % 2, now, &until);
 		CHECK(until > now && (until == INT64_MAX || until <= now + HAMI_ROUND_NS));

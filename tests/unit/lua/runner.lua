@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 -- Answers questions about the Lua grammar and units, one line each, for the tests in Python (tests/unit/lua_process.py).
 -- usage: lua runner.lua DIRECTORY_OF_MODULES      Fields are separated by tabs; fields of a question are in hex.
---   parse GRES                     -> none | ok CANONICAL GLUED PREFIX OTHERS | error CODE MESSAGE
+--   parse GRES CLASSES             -> none | ok CANONICAL GLUED PREFIX OTHERS | error CODE MESSAGE
 --   token GRES NAME                -> none | ok TOKEN
 --   site LUA_TABLE                 -> ok | error - REASON
 --   shards GRES PARTITIONS TYPE    -> none | ok CANONICAL SHARDS PREFIX OTHERS | error CODE MESSAGE   (in the last site)
@@ -28,8 +28,12 @@ end
 
 local commands = {}
 
-function commands.parse(gres)
-	local parsed = grammar.parse(gres)
+function commands.parse(gres, names)
+	local classes = {}
+	for _, name in ipairs(list(names or "")) do
+		classes[name] = {}
+	end
+	local parsed = grammar.parse(gres, classes)
 	if not parsed then
 		return "none"
 	end

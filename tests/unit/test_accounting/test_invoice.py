@@ -305,7 +305,7 @@ def test_an_invoice_that_was_edited_or_is_missing_is_noticed(tmp_path: Path) -> 
         ),
         ("version = 1\n" + "[[rates]]\nmodel = 'x'\nper_gpu_hour = 1\n" * 2, "two \\[\\[rates\\]\\] x are valid on"),
         ("version = 1\n[[factors]]\nfactor = 2", "has no condition"),
-        ("version = 1\n[[factors]]\nclass = 'lcc'\nfactor = 2", "std or lc or be"),
+        ("version = 1\n[[factors]]\nclass = 'LC'\nfactor = 2", "the name of a class of service"),
         ("version = 1\n[[quotas]]\ngpu_hours = 2", "either account or user"),
         ("version = 1\ntimezone = 'Europe/Atlantis'", "a zone such as"),
         ("version = 1\n[gpus.h200]\ntotal_mib = 1\nnodes = 'n[3-1]'", "does not ascend"),

@@ -135,7 +135,10 @@ def test_what_is_left_out_has_its_default() -> None:
             "[[factors]]\nfactor = 1",
             "[[factors]] number 1: has no condition; give one or more of cluster, account, user",
         ),
-        ('[[factors]]\nclass = "x"\nfactor = 1', "class = 'x'; allowed is std or lc or be"),
+        (
+            '[[factors]]\nclass = "X"\nfactor = 1',
+            "class = 'X'; allowed is the name of a class of service, as",
+        ),
         ('[[factors]]\nmode = "x"\nfactor = 1', "mode = 'x'; allowed is "),
         ('[[factors]]\nuser = "x"\nfactor = 1001', "factor = '1001'; allowed is a number from 0 to 1000"),
         ("[[terms]]\nminimum_s = 86401", "minimum_s = '86401'; allowed is a whole number from 0 to 86400"),
