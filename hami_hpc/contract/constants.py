@@ -17,23 +17,28 @@ CORES_MAX: Final = 100
 PERCENT_MIN: Final = 1
 PERCENT_MAX: Final = 100
 MEM_MIB_MAX: Final = 16777216
+SLO_US_MIN: Final = 100
+SLO_US_MAX: Final = 60000000
 KEY_FORM: Final[dict[str, str]] = {
     'mem': 'whole number with M, G or T, or a percentage',
     'cores': 'whole number from 1 to 100',
     'mode': 'share, mps or mig',
     'policy': 'cap, burst or none',
+    'slo': 'whole number with us, ms or s, from 100us to 60s',
 }
 KEY_EXAMPLE: Final[dict[str, str]] = {
     'mem': 'mem=8G, mem=8192M or mem=50%',
     'cores': 'cores=50',
     'mode': 'mode=share',
     'policy': 'policy=burst',
+    'slo': 'slo=10ms',
 }
 KEY_DOC: Final[dict[str, str]] = {
     'mem': "GPU memory of the slice. A percentage is of the GPU's memory, rounded down to whole shards.",
     'cores': "Share of the GPU's time, in percent.",
     'mode': 'How the node isolates the slice. Without it, a mode that the node offers.',
     'policy': "How the share of time is kept. Without it, the policy of the job's class; the class also says which are allowed.",
+    'slo': 'Longest time that a request of a latency-critical job should take. Longer ones are counted as misses. Only in latency-critical classes.',
 }
 MODES: Final[dict[str, int]] = {'share': 0, 'mps': 1, 'mig': 2}
 CLASSES: Final[dict[str, int]] = {'std': 0, 'lc': 1, 'be': 2}
@@ -49,6 +54,7 @@ GRES_SHARD: Final = 'shard'
 GRES_CLASS: Final = 'vgpu'
 GRES_MEM: Final = 'vgpu_mem'
 GRES_CORES: Final = 'vgpu_cores'
+GRES_SLO: Final = 'vgpu_slo'
 FEATURE_MODE: Final = 'vgpu_{mode}'
 FEATURE_TYPE: Final = 'vgpu_type_{type}'
 FEATURE_POLICY: Final = 'vgpu_policy_{policy}'
@@ -56,6 +62,7 @@ ENV_VGPU: Final = 'HAMI_HPC_VGPU'
 ENV_CLASS: Final = 'HAMI_HPC_CLASS'
 ENV_MEM_MIB: Final = 'HAMI_HPC_MEM_MIB'
 ENV_CORES: Final = 'HAMI_HPC_CORES'
+ENV_SLO_US: Final = 'HAMI_HPC_SLO_US'
 ENV_LIMITS: Final = 'HAMI_HPC_LIMITS'
 ENV_LOG: Final = 'HAMI_HPC_LOG'
 FILE_JOB_LIMITS: Final = 'job.limits'
@@ -96,9 +103,10 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'gpu_uuid': (88, 96, 's'),
     'latency': (184, 4, 'u'),
     'floor_percent': (188, 4, 'u'),
-    'latency_others': (192, 4, 'u'),
-    'turn_begin_permille': (196, 4, 'u'),
-    'turn_length_permille': (200, 4, 'u'),
+    'slo_us': (192, 4, 'u'),
+    'latency_others': (196, 4, 'u'),
+    'turn_begin_permille': (200, 4, 'u'),
+    'turn_length_permille': (204, 4, 'u'),
 }
 
 # Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it.
@@ -210,6 +218,9 @@ ERRORS: Final[dict[str, str]] = {
     'E_MODE_NOT_OFFERED': 'mode={given} is not offered by {where}; offered: {allowed}. Example: {example}',
     'E_POLICY': 'policy={given} is unknown; allowed is {allowed}. Example: {example}',
     'E_POLICY_NOT_ALLOWED': 'policy={given} is not allowed in class {where}, whose policies are: {allowed}. Classes that allow it: {classes}. Example: {example}',
+    'E_SLO_FORM': 'slo={given} is not understood; allowed is a {allowed}. Example: {example}',
+    'E_SLO_RANGE': 'slo={given} is out of range; allowed is a {allowed}. Example: {example}',
+    'E_SLO_NOT_ALLOWED': 'slo={given} needs a latency-critical class, and class {where} is none. Latency-critical classes: {classes}. Example: {example}',
     'E_COUNT': 'a count of {given} is not supported; a job has one vgpu per node. Ask for a larger share, or for more nodes with -N. Example: {example}',
     'E_TYPE_FORM': "'{given}' is not a GPU type; a type has only letters, digits, '-' and '_', as in {example}",
     'E_TYPE_UNKNOWN': "GPU type '{given}' is not in {where}; its types are: {allowed}. Example: {example}",

@@ -75,6 +75,7 @@ def pack_limits(grant: Grant) -> bytes:
         "gpu_uuid": grant.gpu_uuid,
         "latency": grant.latency,
         "floor_percent": grant.floor_percent,
+        "slo_us": grant.slo_us,
     }
     return _pack(c.LIMITS_FIELDS, c.LIMITS_SIZE, values)
 
@@ -114,6 +115,7 @@ def parse_limits(data: bytes, model: str = "") -> Grant | None:
         created_unix_ns=number("created_unix_ns"),
         latency=int(number("latency") != 0),
         floor_percent=number("floor_percent"),
+        slo_us=number("slo_us"),
     )
 
 

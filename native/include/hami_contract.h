@@ -10,12 +10,14 @@
 #define HAMI_ENV_CLASS "HAMI_HPC_CLASS"
 #define HAMI_ENV_MEM_MIB "HAMI_HPC_MEM_MIB"
 #define HAMI_ENV_CORES "HAMI_HPC_CORES"
+#define HAMI_ENV_SLO_US "HAMI_HPC_SLO_US"
 #define HAMI_ENV_LIMITS "HAMI_HPC_LIMITS"
 #define HAMI_ENV_LOG "HAMI_HPC_LOG"
 #define HAMI_GRES_SHARD "shard"
 #define HAMI_GRES_CLASS "vgpu"
 #define HAMI_GRES_MEM "vgpu_mem"
 #define HAMI_GRES_CORES "vgpu_cores"
+#define HAMI_GRES_SLO "vgpu_slo"
 enum { HAMI_CLASS_STD = 0, HAMI_CLASS_LC = 1, HAMI_CLASS_BE = 2 };
 #define HAMI_CLASS_NAMES {"std", "lc", "be"} /* indexed by the enum above */
 enum { HAMI_POLICY_CAP = 0, HAMI_POLICY_BURST = 1, HAMI_POLICY_NONE = 2 };
@@ -61,10 +63,11 @@ struct hami_limits {
 	char gpu_uuid[96]; /* GPU-... or MIG-... of the device granted */
 	uint32_t latency; /* 1: latency-critical, other jobs on the GPU give way; else 0 */
 	uint32_t floor_percent; /* share of the GPU's time that a latency-critical job leaves to others, 0 to 99 */
+	uint32_t slo_us; /* longest time a request of a latency-critical job should take, us; 0: none is given */
 	uint32_t latency_others; /* latency-critical jobs on the GPU besides this one */
 	uint32_t turn_begin_permille; /* start of the job's turn in the GPU's common period, permille, 0 to 999 */
 	uint32_t turn_length_permille; /* length of that turn, permille; 0: no turns, always open */
-	uint8_t pad0[3892];
+	uint8_t pad0[3888];
 };
 _Static_assert(offsetof(struct hami_limits, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_limits, abi_version) == 8, "abi_version");
@@ -86,9 +89,10 @@ _Static_assert(offsetof(struct hami_limits, mechanism) == 84, "mechanism");
 _Static_assert(offsetof(struct hami_limits, gpu_uuid) == 88, "gpu_uuid");
 _Static_assert(offsetof(struct hami_limits, latency) == 184, "latency");
 _Static_assert(offsetof(struct hami_limits, floor_percent) == 188, "floor_percent");
-_Static_assert(offsetof(struct hami_limits, latency_others) == 192, "latency_others");
-_Static_assert(offsetof(struct hami_limits, turn_begin_permille) == 196, "turn_begin_permille");
-_Static_assert(offsetof(struct hami_limits, turn_length_permille) == 200, "turn_length_permille");
+_Static_assert(offsetof(struct hami_limits, slo_us) == 192, "slo_us");
+_Static_assert(offsetof(struct hami_limits, latency_others) == 196, "latency_others");
+_Static_assert(offsetof(struct hami_limits, turn_begin_permille) == 200, "turn_begin_permille");
+_Static_assert(offsetof(struct hami_limits, turn_length_permille) == 204, "turn_length_permille");
 _Static_assert(sizeof(struct hami_limits) == 4096, "size");
 
 /* Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it. */

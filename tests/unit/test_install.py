@@ -350,6 +350,7 @@ def test_an_installation_that_was_stopped_is_finished_by_the_next_whatever_the_u
         "gres_vgpu.so",
         "gres_vgpu_cores.so",
         "gres_vgpu_mem.so",
+        "gres_vgpu_slo.so",
         "spank_hami_hpc.so",
     ]
     closed = [path for path in root.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o044 != 0o044]

@@ -42,6 +42,7 @@ ANY_GRANT = st.builds(
     created_unix_ns=st.integers(0, 2**63 - 1),
     latency=st.integers(0, 1),
     floor_percent=st.integers(0, 99),
+    slo_us=st.integers(0, c.SLO_US_MAX),
 )
 GRANT = Grant(7, 65534, "GPU-1", 0, 143156, "", 8192, 50, "std", "cap", "share", 10**18)
 LIMIT_BYTES, ELAPSED_NS = 8192 << 20, 10**9
@@ -153,7 +154,7 @@ def test_a_limits_record_is_refused_by_its_length_before_anything_in_it_is_read(
 
 def test_the_limits_record_lies_as_the_contract_says() -> None:
     grant = GRANT._replace(gpu_minor=3, policy="burst", service_class="be")
-    grant = grant._replace(latency=1, floor_percent=5)
+    grant = grant._replace(latency=1, floor_percent=5, slo_us=10_000)
     record = pack_limits(grant)
     expected = {
         "magic": c.LIMITS_MAGIC,
@@ -173,6 +174,7 @@ def test_the_limits_record_lies_as_the_contract_says() -> None:
         "created_unix_ns": 10**18,
         "latency": 1,
         "floor_percent": 5,
+        "slo_us": 10_000,
         "latency_others": 0,
         "turn_begin_permille": 0,
         "turn_length_permille": 0,
