@@ -61,7 +61,7 @@ class MemPercent:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asks for. None means the site's default (mem, cores) or no preference (gpu_type, mode, policy, slo)."""
+    """What a user asks for. None means the site's default (mem, cores) or no preference (the others)."""
 
     gpu_type: str | None = None
     mem: MemMib | MemPercent | None = None
