@@ -77,11 +77,13 @@ FILE_STATE_DIR: Final = '/var/lib/hami-hpc'
 FILE_CONFIG: Final = '/etc/hami-hpc/hami-hpc.toml'
 SLOT_LOCK_BASE: Final = 1099511627776
 JOB_STEP_ID: Final = 4294967295
+LATENCY_BUCKETS: Final = 42
+LATENCY_LEAST_NS: Final = 64000
 
 # Root writes it (the prolog the job's, SPANK a step's), everybody reads it. Both apply: the smaller limit counts.
 LIMITS_SIZE: Final = 4096
 LIMITS_MAGIC: Final = 0x314D494C494D4148
-# field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)
+# field: (offset, bytes, kind): 'u' unsigned, little-endian; 'a' several u64; 's' text, NUL-padded
 LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'magic': (0, 8, 'u'),
     'abi_version': (8, 4, 'u'),
@@ -112,7 +114,7 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
 # Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it.
 USAGE_SIZE: Final = 4096
 USAGE_MAGIC: Final = 0x31455355494D4148
-# field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)
+# field: (offset, bytes, kind): 'u' unsigned, little-endian; 'a' several u64; 's' text, NUL-padded
 USAGE_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'magic': (0, 8, 'u'),
     'abi_version': (8, 4, 'u'),
@@ -131,12 +133,18 @@ USAGE_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'time_credit': (88, 8, 'u'),
     'time_credit_at': (96, 8, 'u'),
     'time_shut': (104, 4, 'u'),
+    'latency_buckets': (112, 336, 'a'),
+    'latency_sum_ns': (448, 8, 'u'),
+    'slo_miss_count': (456, 8, 'u'),
+    'pause_count': (464, 8, 'u'),
+    'paused_ns': (472, 8, 'u'),
+    'floor_hit_count': (480, 8, 'u'),
 }
 
 # Totals of one step. The rows follow the head. A row is reused when its step has no live process.
 USAGE_STEP_SIZE: Final = 64
 USAGE_STEP_COUNT: Final = 1024
-# field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)
+# field: (offset, bytes, kind): 'u' unsigned, little-endian; 'a' several u64; 's' text, NUL-padded
 USAGE_STEP_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'step_id': (0, 4, 'u'),
     'processes': (4, 4, 'u'),
@@ -153,7 +161,7 @@ USAGE_STEP_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
 # One process. The slots follow the steps. The process is alive while it holds the write lock (OFD) on byte slot_lock_base + index.
 USAGE_SLOT_SIZE: Final = 128
 USAGE_SLOT_COUNT: Final = 2048
-# field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)
+# field: (offset, bytes, kind): 'u' unsigned, little-endian; 'a' several u64; 's' text, NUL-padded
 USAGE_SLOT_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'state': (0, 4, 'u'),
     'pid': (4, 4, 'u'),
@@ -192,9 +200,17 @@ SPOOL_FIELDS: Final[dict[str, str]] = {
     'observed_peak_bytes': 'int',
     'observed_busy_ns': 'int',
     'observed_energy_mj': 'int',
+    'request_count': 'int',
+    'latency_p50_us': 'int',
+    'latency_p99_us': 'int',
+    'latency_sum_ns': 'int',
+    'slo_us': 'int',
+    'slo_miss_count': 'int',
+    'floor_hit_count': 'int',
+    'pause_count': 'int',
     'disturbed_count': 'int',
 }
-SPOOL_DEFAULTS: Final[dict[str, int]] = {'device_oom_count': 0, 'observed_ns': 0, 'observed_peak_bytes': 0, 'observed_busy_ns': 0, 'observed_energy_mj': 0, 'disturbed_count': 0}
+SPOOL_DEFAULTS: Final[dict[str, int]] = {'device_oom_count': 0, 'observed_ns': 0, 'observed_peak_bytes': 0, 'observed_busy_ns': 0, 'observed_energy_mj': 0, 'request_count': 0, 'latency_p50_us': 0, 'latency_p99_us': 0, 'latency_sum_ns': 0, 'slo_us': 0, 'slo_miss_count': 0, 'floor_hit_count': 0, 'pause_count': 0, 'disturbed_count': 0}
 
 ERROR_PREFIX: Final = 'hami_hpc: '
 GIVEN_MAX: Final = 40

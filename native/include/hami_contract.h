@@ -40,6 +40,8 @@ enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_USAGE_SLOT_COUNT 2048u
 #define HAMI_SLOT_LOCK_BASE 1099511627776ull
 #define HAMI_JOB_STEP_ID 4294967295ull
+#define HAMI_LATENCY_BUCKETS 42ull
+#define HAMI_LATENCY_LEAST_NS 64000ull
 
 /* Root writes it (the prolog the job's, SPANK a step's), everybody reads it. Both apply: the smaller limit counts. */
 struct hami_limits {
@@ -114,7 +116,14 @@ struct hami_usage {
 	uint64_t time_credit; /* the job's budget of the GPU's time, ns, two's complement; see native/interposer/arbitration */
 	uint64_t time_credit_at; /* CLOCK_MONOTONIC up to which it has grown, ns; 0: full */
 	uint32_t time_shut; /* 1: the budget is used up, and the job's processes are paused */
-	uint8_t pad0[3988];
+	uint8_t pad0[4];
+	uint64_t latency_buckets[42]; /* requests by their time: row i at most latency_least_ns x sqrt(2)^i, the last one longer than all others */
+	uint64_t latency_sum_ns; /* time of these requests together, ns */
+	uint64_t slo_miss_count; /* requests that took longer than their deadline, or else than the slo */
+	uint64_t pause_count; /* pauses of the job's processes that have ended */
+	uint64_t paused_ns; /* time of these pauses together, ns */
+	uint64_t floor_hit_count; /* times that a latency-critical job had used all that its class's floor leaves it */
+	uint8_t pad1[3608];
 };
 _Static_assert(offsetof(struct hami_usage, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_usage, abi_version) == 8, "abi_version");
@@ -133,6 +142,12 @@ _Static_assert(offsetof(struct hami_usage, device_oom_count) == 80, "device_oom_
 _Static_assert(offsetof(struct hami_usage, time_credit) == 88, "time_credit");
 _Static_assert(offsetof(struct hami_usage, time_credit_at) == 96, "time_credit_at");
 _Static_assert(offsetof(struct hami_usage, time_shut) == 104, "time_shut");
+_Static_assert(offsetof(struct hami_usage, latency_buckets) == 112, "latency_buckets");
+_Static_assert(offsetof(struct hami_usage, latency_sum_ns) == 448, "latency_sum_ns");
+_Static_assert(offsetof(struct hami_usage, slo_miss_count) == 456, "slo_miss_count");
+_Static_assert(offsetof(struct hami_usage, pause_count) == 464, "pause_count");
+_Static_assert(offsetof(struct hami_usage, paused_ns) == 472, "paused_ns");
+_Static_assert(offsetof(struct hami_usage, floor_hit_count) == 480, "floor_hit_count");
 _Static_assert(sizeof(struct hami_usage) == 4096, "size");
 
 /* Totals of one step. The rows follow the head. A row is reused when its step has no live process. */

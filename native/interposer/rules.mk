@@ -13,7 +13,7 @@ RM_HEADERS := include/rm_abi.h sim/core/sim_rm.h
 RM := $(patsubst ../tests/native/rm/%.c,$(BUILD)/rm/%,$(wildcard ../tests/native/rm/*.c))
 UNIT_SRC := $(filter-out ../tests/native/unit/fuzz_%,$(wildcard ../tests/native/unit/*.c))
 UNIT := $(patsubst ../tests/native/unit/%.c,$(BUILD)/unit/%,$(UNIT_SRC))
-REGION_PARTS := $(addprefix interposer/region/,record.c trust.c region.c glance.c budget.c) interposer/arbitration/budget.c
+REGION_PARTS := $(addprefix interposer/region/,record.c trust.c region.c glance.c budget.c latency.c) interposer/arbitration/budget.c
 UNIT_PARTS := $(addprefix interposer/arbitration/,terms.c use.c) interposer/base/table.c $(REGION_PARTS)
 UNIT_HEADERS := $(wildcard interposer/*/*.h) include/hami_contract.h
 UNIT_FLAGS := -Iinclude -Iinterposer -DHAMI_LOCK_PATIENCE_MS=100
@@ -57,7 +57,7 @@ $(BUILD)/conformance/%: ../tests/native/interposer/%.c ../tests/native/interpose
 	@mkdir -p $(@D)
 	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD) $(BUILD)/sim/libcuda.so.1 \
 		$(BUILD)/sim/libnvidia-ml.so.1 -ldl
-$(BUILD)/compute/%: ../tests/native/compute/%.c ../tests/native/interposer/check.h $(BUILD)/sim/libcuda.so.1
+$(BUILD)/compute/%: ../tests/native/compute/%.c ../tests/native/interposer/check.h include/hami_hpc.h $(BUILD)/sim/libcuda.so.1
 	@mkdir -p $(@D)
 	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD) $(BUILD)/sim/libcuda.so.1
 
