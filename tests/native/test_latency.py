@@ -114,8 +114,8 @@ def test_captures_beside_the_measurement_are_never_spoilt(tmp_path: Path, machin
 # ------------------------------------------------------------------------------------------- hints
 
 
-def test_each_thread_marks_requests_of_its_own_with_deadlines(tmp_path: Path) -> None:
-    made = slice_of(tmp_path, None, latency=0)
+def test_each_thread_marks_requests_of_its_own_with_deadlines(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    made = slice_of(tmp_path, machine, latency=0)
     run(made, HINTS, 8, 10)
     found = delays_of(made)
     assert found.request_count == 8 * 10 + 1
@@ -123,8 +123,8 @@ def test_each_thread_marks_requests_of_its_own_with_deadlines(tmp_path: Path) ->
     assert quantile_us(found.buckets, 50) >= 2000
 
 
-def test_without_the_interposer_hints_say_so_and_do_nothing(tmp_path: Path) -> None:
-    made = slice_of(tmp_path, None)
+def test_without_the_interposer_hints_say_so_and_do_nothing(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    made = slice_of(tmp_path, machine)
     result = made.run(HINTS, "2", "3", preload=False)
     assert result.returncode == 0, result.stderr
     assert delays_of(made).buckets == ()

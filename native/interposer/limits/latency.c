@@ -28,14 +28,12 @@ static struct {
 	bool running;           /* the thread exists in this process */
 	_Atomic bool ended;     /* nothing is measured any more */
 	_Atomic uint32_t awake; /* futex: 0 while the thread sleeps until a request begins */
-	_Atomic bool
-		spoilt; /* somebody looked while the request was under way, and the driver could not tell */
+	_Atomic bool spoilt;    /* by a look of this request the driver could not tell */
 	_Atomic int64_t waited; /* how long the last request took, if the application waited for it; else 0 */
 } latency;
 
-static enum hami_outstanding look(void)
+static enum hami_outstanding noted(enum hami_outstanding answer)
 {
-	enum hami_outstanding answer = hami_outstanding_look(hami_objects_started());
 	if (answer == HAMI_OUTSTANDING_UNKNOWN)
 		atomic_store(&latency.spoilt, true);
 	return answer;
@@ -72,7 +70,9 @@ void hami_latency_launched(int64_t begun, bool succeeded)
 void hami_latency_waited(void)
 {
 	int64_t begun = atomic_load(&hami_latency_begun), now = hami_clock_steady();
-	enum hami_outstanding answer = begun ? look() : HAMI_SOMETHING_OUTSTANDING;
+	if (!begun)
+		return;
+	enum hami_outstanding answer = noted(hami_outstanding_glance(hami_objects_started()));
 	if (answer == HAMI_NOTHING_OUTSTANDING) {
 		atomic_store(&latency.waited, now - begun);
 		finish(begun, now);
@@ -94,7 +94,8 @@ static int64_t within(int64_t ns)
 static void catch_up(int64_t now)
 {
 	int64_t none = 0;
-	if (look() == HAMI_SOMETHING_OUTSTANDING &&
+	atomic_store(&latency.spoilt, false);
+	if (hami_outstanding_look(hami_objects_started()) == HAMI_SOMETHING_OUTSTANDING &&
 	    atomic_compare_exchange_strong(&hami_latency_begun, &none, now))
 		hami_launched_time(false);
 }
@@ -108,7 +109,7 @@ static void follow(int64_t begun)
 		if (atomic_load(&hami_latency_begun) != begun)
 			return;
 		int64_t now = hami_clock_steady();
-		enum hami_outstanding answer = look();
+		enum hami_outstanding answer = noted(hami_outstanding_look(hami_objects_started()));
 		if (answer == HAMI_NOTHING_OUTSTANDING) {
 			finish(begun, now);
 			catch_up(now);
