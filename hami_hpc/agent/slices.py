@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from hami_hpc.agent.kept_file import KEPT_MAX, KeptFile
 from hami_hpc.contract import constants as c
+from hami_hpc.core.delays import parse_delays
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import parse_usage_head
 from hami_hpc.core.watch import Slice
@@ -76,11 +77,12 @@ class Slices:
     def _slice(self, job: _Job, grant: Grant) -> Slice:
         try:
             file = job.usage or KeptFile(f"{job_dirs.job_dir(self.run_dir, grant.job_id)}/{c.FILE_USAGE}")
-            counts = parse_usage_head(file.read(c.USAGE_SIZE))
+            head = file.read(c.USAGE_SIZE)
+            counts = parse_usage_head(head)
         except OSError:
             counts, job.usage = None, None
         else:
             job.usage = file if len(self._jobs) <= KEPT_MAX else None
         if counts is None:
             return Slice(grant, None, 0, 0)
-        return Slice(grant, counts.used_bytes, counts.oom_count, counts.device_oom_count)
+        return Slice(grant, counts.used_bytes, counts.oom_count, counts.device_oom_count, parse_delays(head))

@@ -31,7 +31,7 @@ from hami_hpc.cli.accounting_options import (
 )
 from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.cli.options import format_option, output_option
-from hami_hpc.core.duration import duration
+from hami_hpc.core.duration import duration, requests
 
 _MONTH_S = 30 * 86400
 
@@ -112,6 +112,8 @@ def _one_run(run: eff.RunUse) -> str:
         f"  memory   {_percent(run.mem_percent)} at its peak: {run.peak_bytes / (1 << 20):,.0f} MiB",
         f"  refused  {run.oom_count} requests for memory",
     ]
+    if run.request_count:
+        lines.append(f"  requests {requests(run.request_count, run.latency_p99_us, run.slo_miss_count)}")
     if run.damaged:
         lines.append("  the job's usage record was damaged; the figures are bounds")
     better = eff.suggestion(run)

@@ -18,6 +18,7 @@ from hami_hpc.core import pool as pool_of
 from hami_hpc.core import reasons
 from hami_hpc.core.asked import Asked, decode, has_features, needed_features
 from hami_hpc.core.pool import Need, Node, Room, Size
+from hami_hpc.core.request import slo_text
 from hami_hpc.errors import NodeError
 from hami_hpc.node.config import Settings
 from hami_hpc.slurm import cluster_view, commands
@@ -62,7 +63,9 @@ def read_jobs(name: str) -> list[Job]:
         units = units or cluster_view.value(record, "TRES")
         nodes = cluster_view.value(record, "NumNodes").partition("-")[0]
         features = cluster_view.value(record, "Features")
-        jobs.append(Job(row, record, decode(cluster_view.tres(units), features, int(nodes) if nodes.isdigit() else 1)))
+        per_node = cluster_view.value(record, "TresPerNode")
+        count = int(nodes) if nodes.isdigit() else 1
+        jobs.append(Job(row, record, decode(cluster_view.tres(units), features, count, per_node)))
     return jobs
 
 
@@ -74,6 +77,7 @@ def _asked_line(job: Job) -> str:
     extra = [f"type {asked.gpu_type}"] if asked.gpu_type else []
     extra += [f"mode {asked.mode}"] if asked.mode else []
     extra += [f"policy {asked.policy}"] if asked.policy else []
+    extra += [f"requests within {slo_text(asked.slo_us)}"] if asked.slo_us else []
     return (
         f"{asked.mem_mib:,} MiB of GPU memory and {asked.cores} % of a GPU's time{nodes}, "
         f"{', '.join([f'class {asked.service_class}', *extra])} ({asked.request})"

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from hami_hpc.cli.options import command, config_option, format_option, settings_of
-from hami_hpc.core.duration import duration
+from hami_hpc.core.duration import duration, requests
 from hami_hpc.node.running_job import read_running
 
 
@@ -37,5 +37,7 @@ def usage(job: int, form: str, config: Path | None) -> None:
     click.echo(f"  limits   held back for {duration(used.throttled_ns / 1e9)}; {used.oom_count} requests refused")
     if used.device_oom_count:
         click.echo(f"  GPU full {used.device_oom_count} requests within the limits found no memory: others held it")
+    if used.request_count:
+        click.echo(f"  requests {requests(used.request_count, used.latency_p99_us, used.slo_miss_count)}")
     if used.state != "ok":
         click.echo("  the job's usage record is damaged; the figures are bounds")

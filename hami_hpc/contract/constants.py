@@ -17,23 +17,28 @@ CORES_MAX: Final = 100
 PERCENT_MIN: Final = 1
 PERCENT_MAX: Final = 100
 MEM_MIB_MAX: Final = 16777216
+SLO_US_MIN: Final = 100
+SLO_US_MAX: Final = 60000000
 KEY_FORM: Final[dict[str, str]] = {
     'mem': 'whole number with M, G or T, or a percentage',
     'cores': 'whole number from 1 to 100',
     'mode': 'share, mps or mig',
     'policy': 'cap, burst or none',
+    'slo': 'whole number with us, ms or s, from 100us to 60s',
 }
 KEY_EXAMPLE: Final[dict[str, str]] = {
     'mem': 'mem=8G, mem=8192M or mem=50%',
     'cores': 'cores=50',
     'mode': 'mode=share',
     'policy': 'policy=burst',
+    'slo': 'slo=10ms',
 }
 KEY_DOC: Final[dict[str, str]] = {
     'mem': "GPU memory of the slice. A percentage is of the GPU's memory, rounded down to whole shards.",
     'cores': "Share of the GPU's time, in percent.",
     'mode': 'How the node isolates the slice. Without it, a mode that the node offers.',
     'policy': "How the share of time is kept. Without it, the policy of the job's class; the class also says which are allowed.",
+    'slo': 'Longest time that a request of a latency-critical job should take. Longer ones are counted as misses. Only in latency-critical classes.',
 }
 MODES: Final[dict[str, int]] = {'share': 0, 'mps': 1, 'mig': 2}
 POLICIES: Final[dict[str, int]] = {'cap': 0, 'burst': 1, 'none': 2}
@@ -55,6 +60,7 @@ GRES_SHARD: Final = 'shard'
 GRES_CLASS: Final = 'vgpu'
 GRES_MEM: Final = 'vgpu_mem'
 GRES_CORES: Final = 'vgpu_cores'
+GRES_SLO: Final = 'vgpu_slo'
 FEATURE_MODE: Final = 'vgpu_{mode}'
 FEATURE_TYPE: Final = 'vgpu_type_{type}'
 FEATURE_POLICY: Final = 'vgpu_policy_{policy}'
@@ -62,6 +68,7 @@ ENV_VGPU: Final = 'HAMI_HPC_VGPU'
 ENV_CLASS: Final = 'HAMI_HPC_CLASS'
 ENV_MEM_MIB: Final = 'HAMI_HPC_MEM_MIB'
 ENV_CORES: Final = 'HAMI_HPC_CORES'
+ENV_SLO_US: Final = 'HAMI_HPC_SLO_US'
 ENV_LIMITS: Final = 'HAMI_HPC_LIMITS'
 ENV_LOG: Final = 'HAMI_HPC_LOG'
 FILE_JOB_LIMITS: Final = 'job.limits'
@@ -76,11 +83,13 @@ FILE_STATE_DIR: Final = '/var/lib/hami-hpc'
 FILE_CONFIG: Final = '/etc/hami-hpc/hami-hpc.toml'
 SLOT_LOCK_BASE: Final = 1099511627776
 JOB_STEP_ID: Final = 4294967295
+LATENCY_BUCKETS: Final = 42
+LATENCY_LEAST_NS: Final = 64000
 
 # Root writes it (the prolog the job's, SPANK a step's), everybody reads it. Both apply: the smaller limit counts.
 LIMITS_SIZE: Final = 4096
 LIMITS_MAGIC: Final = 0x314D494C494D4148
-# field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)
+# field: (offset, bytes, kind): 'u' unsigned, little-endian; 'a' several u64; 's' text, NUL-padded
 LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'magic': (0, 8, 'u'),
     'abi_version': (8, 4, 'u'),
@@ -103,17 +112,18 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'slice_us': (196, 4, 'u'),
     'latency': (200, 4, 'u'),
     'floor_percent': (204, 4, 'u'),
-    'latency_others': (208, 4, 'u'),
-    'turn_begin_permille': (212, 4, 'u'),
-    'turn_length_permille': (216, 4, 'u'),
-    'others_least_cores': (220, 4, 'u'),
-    'others_capped': (224, 4, 'u'),
+    'slo_us': (208, 4, 'u'),
+    'latency_others': (212, 4, 'u'),
+    'turn_begin_permille': (216, 4, 'u'),
+    'turn_length_permille': (220, 4, 'u'),
+    'others_least_cores': (224, 4, 'u'),
+    'others_capped': (228, 4, 'u'),
 }
 
 # Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it.
 USAGE_SIZE: Final = 4096
 USAGE_MAGIC: Final = 0x31455355494D4148
-# field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)
+# field: (offset, bytes, kind): 'u' unsigned, little-endian; 'a' several u64; 's' text, NUL-padded
 USAGE_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'magic': (0, 8, 'u'),
     'abi_version': (8, 4, 'u'),
@@ -133,12 +143,18 @@ USAGE_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'time_credit_at': (96, 8, 'u'),
     'time_shut': (104, 4, 'u'),
     'time_used': (112, 8, 'u'),
+    'latency_buckets': (120, 336, 'a'),
+    'latency_sum_ns': (456, 8, 'u'),
+    'slo_miss_count': (464, 8, 'u'),
+    'pause_count': (472, 8, 'u'),
+    'paused_ns': (480, 8, 'u'),
+    'floor_hit_count': (488, 8, 'u'),
 }
 
 # Totals of one step. The rows follow the head. A row is reused when its step has no live process.
 USAGE_STEP_SIZE: Final = 64
 USAGE_STEP_COUNT: Final = 1024
-# field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)
+# field: (offset, bytes, kind): 'u' unsigned, little-endian; 'a' several u64; 's' text, NUL-padded
 USAGE_STEP_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'step_id': (0, 4, 'u'),
     'processes': (4, 4, 'u'),
@@ -155,7 +171,7 @@ USAGE_STEP_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
 # One process. The slots follow the steps. The process is alive while it holds the write lock (OFD) on byte slot_lock_base + index.
 USAGE_SLOT_SIZE: Final = 128
 USAGE_SLOT_COUNT: Final = 2048
-# field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)
+# field: (offset, bytes, kind): 'u' unsigned, little-endian; 'a' several u64; 's' text, NUL-padded
 USAGE_SLOT_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'state': (0, 4, 'u'),
     'pid': (4, 4, 'u'),
@@ -194,9 +210,17 @@ SPOOL_FIELDS: Final[dict[str, str]] = {
     'observed_peak_bytes': 'int',
     'observed_busy_ns': 'int',
     'observed_energy_mj': 'int',
+    'request_count': 'int',
+    'latency_p50_us': 'int',
+    'latency_p99_us': 'int',
+    'latency_sum_ns': 'int',
+    'slo_us': 'int',
+    'slo_miss_count': 'int',
+    'floor_hit_count': 'int',
+    'pause_count': 'int',
     'disturbed_count': 'int',
 }
-SPOOL_DEFAULTS: Final[dict[str, int]] = {'device_oom_count': 0, 'observed_ns': 0, 'observed_peak_bytes': 0, 'observed_busy_ns': 0, 'observed_energy_mj': 0, 'disturbed_count': 0}
+SPOOL_DEFAULTS: Final[dict[str, int]] = {'device_oom_count': 0, 'observed_ns': 0, 'observed_peak_bytes': 0, 'observed_busy_ns': 0, 'observed_energy_mj': 0, 'request_count': 0, 'latency_p50_us': 0, 'latency_p99_us': 0, 'latency_sum_ns': 0, 'slo_us': 0, 'slo_miss_count': 0, 'floor_hit_count': 0, 'pause_count': 0, 'disturbed_count': 0}
 
 ERROR_PREFIX: Final = 'hami_hpc: '
 GIVEN_MAX: Final = 40
@@ -220,6 +244,9 @@ ERRORS: Final[dict[str, str]] = {
     'E_MODE_NOT_OFFERED': 'mode={given} is not offered by {where}; offered: {allowed}. Example: {example}',
     'E_POLICY': 'policy={given} is unknown; allowed is {allowed}. Example: {example}',
     'E_POLICY_NOT_ALLOWED': 'policy={given} is not allowed in class {where}, whose policies are: {allowed}. Classes that allow it: {classes}. Example: {example}',
+    'E_SLO_FORM': 'slo={given} is not understood; allowed is a {allowed}. Example: {example}',
+    'E_SLO_RANGE': 'slo={given} is out of range; allowed is a {allowed}. Example: {example}',
+    'E_SLO_NOT_ALLOWED': 'slo={given} needs a latency-critical class, and class {where} is none. Latency-critical classes: {classes}. Example: {example}',
     'E_COUNT': 'a count of {given} is not supported; a job has one vgpu per node. Ask for a larger share, or for more nodes with -N. Example: {example}',
     'E_TYPE_FORM': "'{given}' is not a GPU type; a type has only letters, digits, '-' and '_', as in {example}",
     'E_TYPE_UNKNOWN': "GPU type '{given}' is not in {where}; its types are: {allowed}. Example: {example}",

@@ -6,6 +6,7 @@ usage: python -m hami_hpc.contract.generate [--check]   (--check writes nothing 
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -18,9 +19,13 @@ NOTE = "Generated from hami_hpc/contract/contract.toml by `make generate`. Do no
 LAYOUTS = ("limits", "usage", "usage_step", "usage_slot")
 
 
+TYPE = re.compile(r"(u32|u64|char)(?:\[(\d+)\])?")
+BYTES = {"u32": 4, "u64": 8, "char": 1}
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a record; `offset` and `size` in bytes."""
+    """One field of a record; `offset` and `size` (of all its elements) in bytes."""
 
     name: str
     ctype: str
@@ -34,8 +39,11 @@ def fields_of(layout: dict[str, Any]) -> list[Field]:
     fields: list[Field] = []
     offset = 0
     for name, ctype, doc in layout["fields"]:
-        size = int(ctype[5:-1]) if ctype.startswith("char[") else {"u32": 4, "u64": 8}[ctype]
-        align = 1 if ctype.startswith("char[") else size
+        match = TYPE.fullmatch(ctype)
+        if not match:
+            raise ValueError(f"{name}: type {ctype} is not known")
+        align = BYTES[match[1]]
+        size = align * int(match[2] or 1)
         offset = (offset + align - 1) // align * align
         fields.append(Field(name, ctype, size, offset, doc))
         offset += size
@@ -66,7 +74,8 @@ def c_struct(name: str, layout: dict[str, Any]) -> list[str]:
         if f.ctype.startswith("char["):
             lines.append(f"\tchar {f.name}[{f.size}]; /* {f.doc} */")
         else:
-            lines.append(f"\tuint{f.size * 8}_t {f.name}; /* {f.doc} */")
+            base, _, count = f.ctype.partition("[")
+            lines.append(f"\tuint{base[1:]}_t {f.name}{'[' + count if count else ''}; /* {f.doc} */")
         offset = f.offset + f.size
     if offset < layout["size"]:
         lines.append(f"\tuint8_t pad{pads}[{layout['size'] - offset}];")
@@ -188,10 +197,12 @@ def make_python(c: dict[str, Any]) -> str:
             lines.append(f"{up}_MAGIC: Final = 0x{magic_value(layout['magic']):016X}")
         if "count" in layout:
             lines.append(f"{up}_COUNT: Final = {layout['count']}")
-        lines.append("# field: (offset, bytes, kind); kind is 'u' (unsigned, little-endian) or 's' (NUL-padded text)")
+        lines.append(
+            "# field: (offset, bytes, kind): 'u' unsigned, little-endian; 'a' several u64; 's' text, NUL-padded"
+        )
         lines.append(f"{up}_FIELDS: Final[dict[str, tuple[int, int, str]]] = {{")
         for f in fields_of(layout):
-            kind = "s" if f.ctype.startswith("char[") else "u"
+            kind = "s" if f.ctype.startswith("char[") else "a" if "[" in f.ctype else "u"
             lines.append(f"    {f.name!r}: ({f.offset}, {f.size}, {kind!r}),")
         lines.append("}")
     spool = c["spool"]

@@ -34,7 +34,7 @@ class GpuState(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """One slice. The first fields are of its grant, the last three are what the job counted itself (bounded)."""
+    """One slice. The first fields are of its grant, the last are what the job counted itself (bounded)."""
 
     job_id: int
     uid: int
@@ -58,6 +58,14 @@ class JobState(NamedTuple):
     accounted_bytes: int
     oom_count: int
     device_oom_count: int
+    latency: int = 0  # 1: latency-critical
+    slo_us: int = 0
+    latency_buckets: tuple[int, ...] = ()  # what follows the job counted itself (core/delays.py)
+    latency_sum_ns: int = 0
+    slo_miss_count: int = 0
+    pause_count: int = 0
+    paused_ns: int = 0
+    floor_hit_count: int = 0
 
 
 class OtherProcess(NamedTuple):
@@ -136,7 +144,10 @@ def from_json(text: str) -> AgentState | None:
             return None
         for name, kind in _LISTS.items():
             table[name] = tuple(kind(**row) for row in table[name])
-        table["jobs"] = tuple(job._replace(findings=tuple(job.findings)) for job in table["jobs"])
+        table["jobs"] = tuple(
+            job._replace(findings=tuple(job.findings), latency_buckets=tuple(job.latency_buckets))
+            for job in table["jobs"]
+        )
         table["event_counts"] = tuple((kind, count) for kind, count in table.get("event_counts", ()))
         state = AgentState(**table)
         rows = (state, *state.gpus, *state.jobs, *state.others, *state.events)

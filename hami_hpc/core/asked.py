@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hami_hpc.contract import constants as c
-from hami_hpc.core.request import MemMib, mem_text
+from hami_hpc.core.request import MemMib, mem_text, slo_text
 
 _TYPE = c.FEATURE_TYPE.format(type="")
+_SLO = re.compile(rf"\b{c.GRES_SLO}[:=]([0-9]+)\b")
 _MODE = c.FEATURE_MODE.format(mode="")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The slice on each of the job's nodes. `gpu_type`, `mode` and `policy` are "" where the request had none."""
+    """The slice on each of the job's nodes. `gpu_type`, `mode` and `policy` are "" and `slo_us` is 0 where the request
+    had none."""
 
     mem_mib: int
     cores: int
@@ -25,6 +28,7 @@ class Asked:
     mode: str
     nodes: int
     policy: str = ""
+    slo_us: int = 0
 
     @property
     def request(self) -> str:
@@ -32,11 +36,12 @@ class Asked:
         parts = [f":{self.gpu_type}" if self.gpu_type else "", f":mem={mem_text(MemMib(self.mem_mib))}"]
         parts += [f",cores={self.cores}", f",mode={self.mode}" if self.mode else ""]
         parts += [f",policy={self.policy}" if self.policy else ""]
+        parts += [f",slo={slo_text(self.slo_us)}"] if self.slo_us else []
         return f"{c.REQUEST_NAME}{''.join(parts)}"
 
 
-def decode(units: Mapping[str, int], features: str, nodes: int) -> Asked | None:
-    """Returns the slice in a job's TRES (of all its nodes) and Features; None for a job without slices.
+def decode(units: Mapping[str, int], features: str, nodes: int, tres_per_node: str = "") -> Asked | None:
+    """Returns the slice in a job's TRES (of all its nodes), Features and TresPerNode; None for a job without slices.
 
     A job that holds whole nodes (--exclusive) has all of their vgpu units, and is not limited (core/grant.py).
     """
@@ -46,6 +51,7 @@ def decode(units: Mapping[str, int], features: str, nodes: int) -> Asked | None:
     typed = f"{c.GRES_CLASS}:"
     classes = [name.removeprefix(typed) for name, count in units.items() if name.startswith(typed) and count]
     words = needed_features(features) or ()
+    slo = _SLO.search(tres_per_node)  # no TRES of Slurm's: docs/adr/046
     return Asked(
         mem_mib=units[c.GRES_MEM] // slices,
         cores=units.get(c.GRES_CORES, 0) // slices,
@@ -55,6 +61,7 @@ def decode(units: Mapping[str, int], features: str, nodes: int) -> Asked | None:
         mode=next((mode for mode in c.MODES if f"{_MODE}{mode}" in words), ""),
         nodes=nodes,
         policy=next((policy for policy in c.POLICIES if c.FEATURE_POLICY.format(policy=policy) in words), ""),
+        slo_us=int(slo[1]) if slo else 0,
     )
 
 

@@ -25,6 +25,7 @@ class JobUnits(NamedTuple):
     service_class: str
     mem_mib: int
     cores_percent: int
+    slo_us: int = 0  # 0: none was asked for
 
 
 class Grant(NamedTuple):
@@ -32,6 +33,7 @@ class Grant(NamedTuple):
 
     `latency` is 1 for a latency-critical job, which leaves `floor_percent` of the GPU's time to others; else both are
     0. `class_priority` and `slice_us` are those of the job's class; `slice_us` 0: it follows from the job's cores.
+    `slo_us` is what the job asked for, 0 for none.
     """
 
     job_id: int
@@ -50,6 +52,7 @@ class Grant(NamedTuple):
     floor_percent: int = 0
     class_priority: int = 0
     slice_us: int = 0
+    slo_us: int = 0
 
     def same_slice(self, other: Grant) -> bool:
         """Returns whether both give the same user the same piece of the same GPU. Ignores when each was made."""
@@ -69,6 +72,7 @@ SLICE_FIELDS = (
     "floor_percent",
     "class_priority",
     "slice_us",
+    "slo_us",
 )
 
 
@@ -144,7 +148,20 @@ def parse_units(environment: Mapping[str, str]) -> JobUnits | None:
         service_class=service_class,
         mem_mib=_in_range(job_id, c.ENV_MEM_MIB, int(numbers[c.ENV_MEM_MIB]), c.MEM_MIB_MAX),
         cores_percent=_in_range(job_id, c.ENV_CORES, int(numbers[c.ENV_CORES]), c.CORES_MAX),
+        slo_us=_slo(job_id, environment.get(c.ENV_SLO_US, "")),
     )
+
+
+def _slo(job_id: int, text: str) -> int:
+    """Returns the job's slo in us, 0 for none: gres/vgpu_slo sets the variable only for a job that holds one."""
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit() and len(text) <= 12 and c.SLO_US_MIN <= int(text) <= c.SLO_US_MAX):
+        raise JobError(
+            f"job {job_id}: {c.ENV_SLO_US}={text[: c.GIVEN_MAX]} is out of range; allowed is {c.SLO_US_MIN} to "
+            f"{c.SLO_US_MAX}. Example: --gres=vgpu:mem=8G,cores=50,slo=10ms"
+        )
+    return int(text)
 
 
 def _in_range(job_id: int, name: str, value: int, most: int) -> int:
@@ -203,7 +220,15 @@ def make_grant(
     priority: int = 0,
     slice_us: int = 0,
 ) -> Grant:
-    """Returns the grant of `units` on `gpu`. What follows the time, `floor` in percent, is of the job's class."""
+    """Returns the grant of `units` on `gpu`. What follows the time, `floor` in percent, is of the job's class.
+
+    Raises JobError for an slo in a class that is not latency-critical.
+    """
+    if units.slo_us and not latency:
+        raise JobError(
+            f"job {units.job_id}: slo= needs a latency-critical class, and class {units.service_class} is none. The "
+            "site's settings changed since it was submitted. Submit it again without, or in another class"
+        )
     return Grant(
         job_id=units.job_id,
         uid=units.uid,
@@ -221,6 +246,7 @@ def make_grant(
         floor_percent=floor if latency else 0,
         class_priority=priority,
         slice_us=slice_us,
+        slo_us=units.slo_us,
     )
 
 

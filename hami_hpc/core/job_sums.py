@@ -113,6 +113,9 @@ def _next(
         min(one.accounted_bytes or 0, old.mem_bytes),
         one.oom_count,
         one.device_oom_count,
+        one.grant.latency,
+        one.grant.slo_us,
+        *one.delays,
     )
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core.delays import INT64_MAX, parse_delays, quantile_us
 from hami_hpc.core.grant import Grant, is_class_name
 from hami_hpc.core.values import NamedTuple
 
 MIB = 1 << 20
 USAGE_FILE_SIZE = c.USAGE_SIZE + c.USAGE_STEP_SIZE * c.USAGE_STEP_COUNT + c.USAGE_SLOT_SIZE * c.USAGE_SLOT_COUNT
-INT64_MAX = (1 << 63) - 1  # the largest number that SQLite, JSON readers and Parquet take
 _SLOTS_AT = c.USAGE_SIZE + c.USAGE_STEP_SIZE * c.USAGE_STEP_COUNT
 
 Fields = Mapping[str, tuple[int, int, str]]
@@ -31,6 +31,13 @@ class Usage(NamedTuple):
     gpu_busy_ns: int
     throttled_ns: int
     device_oom_count: int = 0
+    request_count: int = 0
+    latency_p50_us: int = 0
+    latency_p99_us: int = 0
+    latency_sum_ns: int = 0
+    slo_miss_count: int = 0
+    floor_hit_count: int = 0
+    pause_count: int = 0
 
 
 MISSING_USAGE = Usage("missing", 0, 0, 0, 0, 0)
@@ -77,6 +84,7 @@ def pack_limits(grant: Grant) -> bytes:
         "slice_us": grant.slice_us,
         "latency": grant.latency,
         "floor_percent": grant.floor_percent,
+        "slo_us": grant.slo_us,
     }
     return _pack(c.LIMITS_FIELDS, c.LIMITS_SIZE, values)
 
@@ -120,6 +128,7 @@ def parse_limits(data: bytes, model: str = "") -> Grant | None:
         floor_percent=number("floor_percent"),
         class_priority=number("class_priority"),
         slice_us=number("slice_us"),
+        slo_us=number("slo_us"),
     )
 
 
@@ -167,7 +176,18 @@ def parse_usage(data: bytes, mem_limit_bytes: int, elapsed_ns: int) -> Usage:
     elapsed_ns = max(elapsed_ns, 0)  # negative when the clock was set back
     bounds = (mem_limit_bytes, mem_limit_bytes, INT64_MAX, elapsed_ns, elapsed_ns * c.USAGE_SLOT_COUNT, INT64_MAX)
     bounded = [min(value, max(bound, 0), INT64_MAX) for value, bound in zip(stated, bounds, strict=True)]
-    return Usage("ok" if tuple(bounded) == stated else "damaged", *bounded)
+    delays = parse_delays(data)
+    misses = min(delays.slo_miss_count, delays.request_count)
+    is_sound = tuple(bounded) == stated and misses == delays.slo_miss_count
+    return Usage("ok" if is_sound else "damaged", *bounded)._replace(
+        request_count=delays.request_count,
+        latency_p50_us=quantile_us(delays.buckets, 50),
+        latency_p99_us=quantile_us(delays.buckets, 99),
+        latency_sum_ns=delays.latency_sum_ns,
+        slo_miss_count=misses,
+        floor_hit_count=delays.floor_hit_count,
+        pause_count=delays.pause_count,
+    )
 
 
 class Counts(NamedTuple):

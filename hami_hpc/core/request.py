@@ -20,23 +20,26 @@ from hami_hpc.contract import constants as contract
 from hami_hpc.errors import Refusal, RequestError, request_error
 
 _MIB: Final = {"M": 1, "G": 1024, "T": 1024 * 1024}
+_US: Final = {"us": 1, "ms": 1000, "s": 1_000_000}
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]*")
 _MEM: Final = re.compile(r"([0-9]+)([MmGgTt%]?)")
 _MEM_NEGATIVE: Final = re.compile(r"-[0-9]+[MmGgTt%]?")
 _MEM_FRACTION: Final = re.compile(r"-?[0-9]*\.[0-9]*[MmGgTt%]?")
 _CORES: Final = re.compile(r"(-?)([0-9]+)")
+_SLO: Final = re.compile(r"([0-9]+)(us|ms|s)")
 _COUNT: Final = re.compile(r"[+\-]?[0-9]+[KkMmGgTtPp]?")
 _TYPE: Final = re.compile(r"[A-Za-z0-9_\-]+")
 # Slurm looks for "gres:" (22.05) or "gres" (later) anywhere in a list: "x gres:vgpu_mem:9" asks for vgpu_mem.
 _HIDDEN: Final = re.compile(
-    rf"gres[:/]?({contract.REQUEST_NAME}|{contract.GRES_MEM}|{contract.GRES_CORES})(?![A-Za-z0-9_.\-])"
+    rf"gres[:/]?({contract.REQUEST_NAME}|{contract.GRES_MEM}|{contract.GRES_CORES}|{contract.GRES_SLO})"
+    r"(?![A-Za-z0-9_.\-])"
 )
 _SHARDS: Final = re.compile(rf"{contract.GRES_SHARD}(?:[:=]([0-9]{{1,6}}))?")
 _STRAY_KEY: Final = re.compile(r"([a-z]+)=")
 _KEY_VALUE: Final = re.compile(r"[^:=]*=")
 _ASSIGNMENT: Final = re.compile(r"([^=~]*)[=~](.*)")
 _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e]")
-_RAW: Final = frozenset({contract.GRES_MEM, contract.GRES_CORES})
+_RAW: Final = frozenset({contract.GRES_MEM, contract.GRES_CORES, contract.GRES_SLO})
 _CONFLICTS: Final = {"gpu": "E_WITH_GPU", "mps": "E_WITH_GPU", contract.GRES_SHARD: "E_WITH_SHARD"}
 _MEM_RANGE: Final = f"1M to {contract.MEM_MIB_MAX // _MIB['T']}T, or {contract.PERCENT_MIN}% to {contract.PERCENT_MAX}%"
 TYPE_EXAMPLE: Final = "--gres=vgpu:h200:mem=8G"
@@ -58,13 +61,14 @@ class MemPercent:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asks for. None means the site's default (mem, cores) or no preference (gpu_type, mode, policy)."""
+    """What a user asks for. None means the site's default (mem, cores) or no preference (the others)."""
 
     gpu_type: str | None = None
     mem: MemMib | MemPercent | None = None
     cores: int | None = None
     mode: str | None = None
     policy: str | None = None
+    slo: int | None = None  # us
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,22 @@ def _parse_policy(value: str) -> str:
     return value
 
 
+def _parse_slo(value: str) -> int:
+    match = _SLO.fullmatch(value)
+    if not match:
+        raise _bad_value("E_SLO_FORM", "slo", value)
+    slo_us = int(match[1]) * _US[match[2]]
+    if not contract.SLO_US_MIN <= slo_us <= contract.SLO_US_MAX:
+        raise _bad_value("E_SLO_RANGE", "slo", value)
+    return slo_us
+
+
+def slo_text(slo_us: int) -> str:
+    """Returns an slo as text with the largest unit that divides it: 10ms, 1500us, 1s."""
+    unit = next((u for u in ("s", "ms") if slo_us % _US[u] == 0), "us")
+    return f"{slo_us // _US[unit]}{unit}"
+
+
 def mem_text(mem: MemMib | MemPercent) -> str:
     """Returns a mem value as text with the largest unit that divides it: 8G, 1536M, 50%."""
     if isinstance(mem, MemPercent):
@@ -166,6 +186,7 @@ _KEYS: Final[Mapping[str, _Key]] = {
     "cores": _Key(_parse_cores, str),
     "mode": _Key(_parse_mode, str),
     "policy": _Key(_parse_policy, str),
+    "slo": _Key(_parse_slo, slo_text),
 }
 KEYS: Final = tuple(_KEYS)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hami_hpc.contract import constants as contract
-from hami_hpc.core.request import MemMib, MemPercent, Request, mem_text, parse
+from hami_hpc.core.request import MemMib, MemPercent, Request, mem_text, parse, slo_text
 from hami_hpc.errors import Refusal, RequestError, request_error, shorten
 
 
@@ -19,8 +19,9 @@ from hami_hpc.errors import Refusal, RequestError, request_error, shorten
 class Site:
     """The site's settings that decide requests.
 
-    classes: class -> QoS names. policies: class -> what its jobs may ask for. gpu_models: name -> memory usable by
-    CUDA, MiB. partitions: name -> its GPU models. qos_enforced: auto (job_submit reads slurm.conf) or yes.
+    classes: class -> QoS names. policies: class -> what its jobs may ask for. latency: the latency-critical
+    classes. gpu_models: name -> memory usable by CUDA, MiB. partitions: name -> its GPU models. qos_enforced: auto
+    (job_submit reads slurm.conf) or yes.
     """
 
     shard_mib: int
@@ -34,6 +35,7 @@ class Site:
     partitions: Mapping[str, Sequence[str]]
     qos_enforced: str = "auto"
     policies: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    latency: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """One node's slice in Slurm's units: gres/shard, gres/vgpu's class, gres/vgpu_mem (MiB), gres/vgpu_cores (percent).
+    """One node's slice in Slurm's units: gres/shard, gres/vgpu's class, gres/vgpu_mem (MiB), gres/vgpu_cores (percent),
+    and gres/vgpu_slo (us) unless `slo_us` is 0.
 
     `features` are the node features that the job needs, all of them.
     """
@@ -60,6 +63,7 @@ class Units:
     mem_mib: int
     cores: int
     features: tuple[str, ...]
+    slo_us: int = 0
 
 
 def capacity(site: Site, model: str) -> tuple[int, int]:
@@ -194,6 +198,22 @@ def check_policy(site: Site, service_class: str, policy: str | None) -> None:
     raise request_error("E_POLICY_NOT_ALLOWED", refusal)
 
 
+def check_slo(site: Site, service_class: str, slo_us: int | None) -> None:
+    """Raises RequestError when a job of the class may not ask for an slo (None: it asks for none)."""
+    if slo_us is None:
+        return
+    if site.latency is None:
+        raise request_error("E_SITE", Refusal(given="the latency-critical classes are missing"))
+    if service_class in site.latency:
+        return
+    named = [(name, site.classes.get(name, ())) for name in sorted(site.latency)]
+    classes = "; ".join(f"{name} (QoS {_listed(qos)})" for name, qos in named) or "none"
+    qos = next((f"--qos={qos[0]} " for _, qos in named if qos), "")
+    example = f"{qos}--gres=vgpu:mem=8G,cores=50,slo={slo_text(slo_us)}"
+    refusal = Refusal(given=slo_text(slo_us), where=service_class, classes=classes, example=example)
+    raise request_error("E_SLO_NOT_ALLOWED", refusal)
+
+
 def resolve(request: Request, site: Site, where: Where) -> Units:
     """Returns the units of `request` in `where`. Raises RequestError with a contract code if it cannot run there."""
     models = _candidates(site, request, where)
@@ -210,10 +230,12 @@ def resolve(request: Request, site: Site, where: Where) -> Units:
     mem_mib, mem_shards = _mem_units(mem, site, mib, shards)
     service_class = class_of(site, where.qos)
     check_policy(site, service_class, request.policy)
+    check_slo(site, service_class, request.slo)
     return Units(
         shards=max(mem_shards, 1, shards * cores // 100),
         service_class=service_class,
         mem_mib=mem_mib,
         cores=cores,
         features=features(request),
+        slo_us=request.slo or 0,
     )

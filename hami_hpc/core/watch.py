@@ -16,6 +16,7 @@ from enum import StrEnum
 from operator import itemgetter
 from typing import NamedTuple
 
+from hami_hpc.core.delays import NO_DELAYS, Delays
 from hami_hpc.core.grant import Grant
 
 SECOND = 1_000_000_000
@@ -90,6 +91,7 @@ class Slice(NamedTuple):
     accounted_bytes: int | None
     oom_count: int
     device_oom_count: int
+    delays: Delays = NO_DELAYS
 
 
 class Look(NamedTuple):

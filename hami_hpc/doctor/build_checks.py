@@ -15,7 +15,7 @@ from hami_hpc.errors import NodeError
 from hami_hpc.slurm import commands, plugstack
 from hami_hpc.slurm.plugstack import SPANK_PLUGIN
 
-GRES_PLUGINS = ("gres_vgpu.so", "gres_vgpu_mem.so", "gres_vgpu_cores.so")
+GRES_PLUGINS = ("gres_vgpu.so", "gres_vgpu_mem.so", "gres_vgpu_cores.so", "gres_vgpu_slo.so")
 
 
 def find_plugin(facts: Facts, name: str) -> Path | None:

@@ -26,6 +26,7 @@ def check_keys(facts: Facts) -> Iterator[Finding]:
     """Checks the settings of Slurm that vgpu jobs depend on."""
     for key, word, why in (
         ("GresTypes", "vgpu_cores", "include slurm-hami-hpc.conf, which hami-hpc render writes"),
+        ("GresTypes", "vgpu_slo", "run hami-hpc render again: jobs cannot ask for slo= without"),
         ("SelectType", "select/cons_tres", "SelectType=select/cons_tres"),
         ("JobSubmitPlugins", "lua", "JobSubmitPlugins=lua"),
         ("CliFilterPlugins", "lua", "CliFilterPlugins=lua"),

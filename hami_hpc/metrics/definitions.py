@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GAUGE, COUNTER = "gauge", "counter"
+GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 GPU = ("gpu", "minor", "model")
 JOB = ("job_id", "uid", "class", "gpu", "minor")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """One metric family. `name` is as scraped, with `_total` for a counter."""
+    """One metric family. `name` is as scraped, with `_total` for a counter; of a histogram, without `_bucket`."""
 
     name: str
     kind: str
@@ -193,6 +193,43 @@ JOB_DISTURBED = Metric(
     COUNTER,
     JOB,
     "Allocations refused because the GPU had no memory, while another job held more than its grant.",
+)
+JOB_PAUSES = Metric(
+    "hami_hpc_job_pauses_total",
+    COUNTER,
+    JOB,
+    "Pauses of the job's processes that have ended, as they count them (its user can change the number).",
+)
+JOB_PAUSED = Metric(
+    "hami_hpc_job_paused_seconds_total",
+    COUNTER,
+    JOB,
+    "Time of these pauses, summed over the job's processes, in seconds.",
+)
+JOB_FLOOR_HITS = Metric(
+    "hami_hpc_job_floor_hits_total",
+    COUNTER,
+    JOB,
+    "Times that a latency-critical job had used all of the GPU's time that its class's floor leaves it.",
+)
+JOB_SLO = Metric(
+    "hami_hpc_job_slo_seconds",
+    GAUGE,
+    JOB,
+    "What the job asked for with slo=: the longest time that a request should take, in seconds. Absent without.",
+)
+JOB_SLO_MISSES = Metric(
+    "hami_hpc_job_slo_misses_total",
+    COUNTER,
+    JOB,
+    "Requests that took longer than the deadline of their hint, or else than the job's slo.",
+)
+JOB_REQUESTS = Metric(
+    "hami_hpc_job_request_seconds",
+    HISTOGRAM,
+    JOB,
+    "How long requests took: of a latency-critical job as the interposer measures them, of any job that gives hints as "
+    "it gives them (its user can change the numbers). Buckets from 64 us to 67 s, each twice the one before.",
 )
 JOB_FINDING = Metric(
     "hami_hpc_job_finding",

@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from hami_hpc.core.agent_state import AgentState
 from hami_hpc.errors import NodeError
 from hami_hpc.metrics.definitions import COUNTER, Metric
-from hami_hpc.metrics.samples import Labels, Samples, Status, agent_samples
+from hami_hpc.metrics.samples import Histograms, Labels, Samples, Status, agent_histograms, agent_samples
 from hami_hpc.node import agent_file, boot
 
 STALE_PERIODS = 10
@@ -31,13 +32,21 @@ class Exposition:
 
 
 class _Families(Collector):
-    def __init__(self, samples: Samples) -> None:
+    def __init__(self, samples: Samples, histograms: Histograms) -> None:
         self._samples = samples
+        self._histograms = histograms
 
     def collect(self) -> Iterator[Family]:
         for metric, values in self._samples.items():
             if values:
                 yield _family(metric, values)
+        for metric, jobs in self._histograms.items():
+            family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+            for labels, value in jobs.items():
+                buckets = [("+Inf" if math.isinf(bound) else repr(bound), count) for bound, count in value.buckets]
+                family.add_metric(labels, buckets, value.total)
+            if jobs:
+                yield family
 
 
 def _family(metric: Metric, values: dict[Labels, float]) -> Family:
@@ -70,5 +79,5 @@ def expose(run_dir: str) -> Exposition:
 
 def _text(status: Status, state: AgentState | None = None, age_s: float = 0.0) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(agent_samples(status, state, age_s)))
+    registry.register(_Families(agent_samples(status, state, age_s), agent_histograms(status, state)))
     return generate_latest(registry)

@@ -3,15 +3,29 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
+from typing import NamedTuple
 
 from hami_hpc.core.agent_state import FAILED, LOST, OK, AgentState, GpuState, JobState
+from hami_hpc.core.delays import BOUNDS_NS
 from hami_hpc.metrics import definitions as d
 from hami_hpc.metrics.definitions import Metric
 
 Labels = tuple[str, ...]
-Samples = dict[Metric, dict[Labels, float]]  # of each metric: the value for each set of labels
-NS, MILLI = 1e9, 1e3
+
+
+class Histogram(NamedTuple):
+    """Observations up to each bound (in seconds; the last is infinite), and the sum of all in seconds."""
+
+    buckets: tuple[tuple[float, float], ...]
+    total: float
+
+
+# Of each metric: the value for each set of labels.
+Samples = dict[Metric, dict[Labels, float]]
+Histograms = dict[Metric, dict[Labels, Histogram]]
+NS, MICRO, MILLI = 1e9, 1e6, 1e3
 OWNERS = ("job", "none", "unknown")
 
 
@@ -29,7 +43,7 @@ def agent_samples(status: Status, state: AgentState | None, age_s: float) -> Sam
 
     Raises ValueError, TypeError or OverflowError for a state whose fields are not of the declared types.
     """
-    out: Samples = {metric: {} for metric in d.METRICS}
+    out: Samples = {metric: {} for metric in d.METRICS if metric.kind != d.HISTOGRAM}
     out[d.AGENT_UP][()] = float(status is Status.LOOKING)
     out[d.AGENT_STATUS] = {(name.value,): float(name is status) for name in Status}
     if state is None:
@@ -103,8 +117,12 @@ def _add_others(out: Samples, state: AgentState) -> None:
         out[d.GPU_OTHER_MEMORY][key] = out[d.GPU_OTHER_MEMORY].get(key, 0.0) + process.used_bytes
 
 
+def _job_labels(job: JobState) -> Labels:
+    return (str(job.job_id), str(job.uid), job.service_class, job.gpu_uuid, str(job.gpu_minor))
+
+
 def _add_job(out: Samples, job: JobState) -> None:
-    labels = (str(job.job_id), str(job.uid), job.service_class, job.gpu_uuid, str(job.gpu_minor))
+    labels = _job_labels(job)
     out[d.JOB_INFO][*labels, job.policy, job.mode] = 1.0
     out[d.JOB_START][labels] = job.created_unix_ns / NS
     out[d.JOB_MEMORY_GRANTED][labels] = float(job.mem_bytes)
@@ -120,5 +138,36 @@ def _add_job(out: Samples, job: JobState) -> None:
     out[d.JOB_REFUSED][*labels, "grant"] = float(job.oom_count)
     out[d.JOB_REFUSED][*labels, "gpu"] = float(job.device_oom_count)
     out[d.JOB_DISTURBED][labels] = float(job.disturbed_count)
+    _add_delays(out, job, labels)
     for kind in job.findings:
         out[d.JOB_FINDING][*labels, kind] = 1.0
+
+
+def _add_delays(out: Samples, job: JobState, labels: Labels) -> None:
+    out[d.JOB_PAUSES][labels] = float(job.pause_count)
+    out[d.JOB_PAUSED][labels] = job.paused_ns / NS
+    if job.slo_us:
+        out[d.JOB_SLO][labels] = job.slo_us / MICRO
+    if job.latency:
+        out[d.JOB_FLOOR_HITS][labels] = float(job.floor_hit_count)
+    if job.latency or job.latency_buckets:
+        out[d.JOB_SLO_MISSES][labels] = float(job.slo_miss_count)
+
+
+def agent_histograms(status: Status, state: AgentState | None) -> Histograms:
+    """Returns the histograms of the jobs, with Status.LOOKING. Raises as agent_samples does."""
+    if state is None or status is not Status.LOOKING:
+        return {}
+    jobs = [job for job in newest_runs(state.jobs) if job.latency or job.latency_buckets]
+    return {d.JOB_REQUESTS: {_job_labels(job): histogram(job.latency_buckets, job.latency_sum_ns) for job in jobs}}
+
+
+def histogram(rows: tuple[int, ...], sum_ns: int) -> Histogram:
+    """Returns a usage record's histogram with every second of its bounds, those that are powers of two times the first.
+
+    Raises ValueError for counts of another number of rows.
+    """
+    if rows and len(rows) != len(BOUNDS_NS) + 1:
+        raise ValueError(f"{len(rows)} counts for {len(BOUNDS_NS) + 1} rows")
+    buckets = [(BOUNDS_NS[row] / NS, float(sum(rows[: row + 1]))) for row in range(0, len(BOUNDS_NS), 2)]
+    return Histogram((*buckets, (math.inf, float(sum(rows)))), sum_ns / NS)

@@ -101,6 +101,7 @@ class Settings(NamedTuple):
             modes=self.modes,
             classes={name: entry.qos for name, entry in self.classes.items()},
             policies={name: entry.policies for name, entry in self.classes.items()},
+            latency=tuple(name for name, entry in self.classes.items() if entry.latency),
             gpu_models=dict(self.gpu_models),
             partitions=dict(self.partitions),
         )

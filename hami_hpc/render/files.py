@@ -147,7 +147,7 @@ class Renderer:
 
     def _slurm_conf(self) -> None:
         wanted = {
-            "GresTypes": f"gpu,{c.GRES_SHARD},{c.GRES_CLASS},{c.GRES_MEM},{c.GRES_CORES}",
+            "GresTypes": f"gpu,{c.GRES_SHARD},{c.GRES_CLASS},{c.GRES_MEM},{c.GRES_CORES},{c.GRES_SLO}",
             "SelectType": "select/cons_tres",
             "JobSubmitPlugins": "lua",
             "CliFilterPlugins": "lua",

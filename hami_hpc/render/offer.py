@@ -25,12 +25,16 @@ class GpuLine:
 
 @dataclass(frozen=True, slots=True)
 class NodeOffer:
-    """A node's gres and features. `shards` is also the count of each vgpu class: a slice takes at least one shard."""
+    """A node's gres and features. `shards` is also the count of each vgpu class: a slice takes at least one shard.
+
+    `slo_us` is so large that jobs with an slo never wait for it: shards times the largest slo.
+    """
 
     lines: tuple[GpuLine, ...]
     shards: int
     mem_mib: int
     cores_percent: int
+    slo_us: int
     gres: str
     features: tuple[str, ...]
 
@@ -72,12 +76,14 @@ def make_offer(site: Site, gpus: Iterable[Gpu]) -> NodeOffer:
         )
     shards = sum(line.shards for line in lines)
     count = sum(line.count for line in lines)
+    slo_us = shards * c.SLO_US_MAX
     offered_policies = {name for policies in site.policies.values() for name in policies}
     return NodeOffer(
         lines=tuple(lines),
         shards=shards,
         mem_mib=mem_mib,
         cores_percent=100 * count,
+        slo_us=slo_us,
         gres=",".join(
             [
                 *(f"gpu:{line.model}:{line.count}" for line in lines),
@@ -85,6 +91,7 @@ def make_offer(site: Site, gpus: Iterable[Gpu]) -> NodeOffer:
                 *(f"{c.GRES_CLASS}:{name}:{shards}" for name in site.classes),
                 f"{c.GRES_MEM}:{mem_mib}",
                 f"{c.GRES_CORES}:{100 * count}",
+                f"{c.GRES_SLO}:{slo_us}",
             ]
         ),
         features=(
@@ -137,6 +144,7 @@ def site_table(site: Site) -> dict[str, object]:
         "modes": list(site.modes),
         "classes": {name: list(qos) for name, qos in site.classes.items()},
         "policies": {name: list(policies) for name, policies in site.policies.items()},
+        "latency": list(site.latency or ()),
         "gpu_models": {name: {"total_mib": total_mib} for name, total_mib in site.gpu_models.items()},
         "partitions": {name: {"gpu_models": list(models)} for name, models in site.partitions.items()},
     }

@@ -10,12 +10,14 @@
 #define HAMI_ENV_CLASS "HAMI_HPC_CLASS"
 #define HAMI_ENV_MEM_MIB "HAMI_HPC_MEM_MIB"
 #define HAMI_ENV_CORES "HAMI_HPC_CORES"
+#define HAMI_ENV_SLO_US "HAMI_HPC_SLO_US"
 #define HAMI_ENV_LIMITS "HAMI_HPC_LIMITS"
 #define HAMI_ENV_LOG "HAMI_HPC_LOG"
 #define HAMI_GRES_SHARD "shard"
 #define HAMI_GRES_CLASS "vgpu"
 #define HAMI_GRES_MEM "vgpu_mem"
 #define HAMI_GRES_CORES "vgpu_cores"
+#define HAMI_GRES_SLO "vgpu_slo"
 enum { HAMI_POLICY_CAP = 0, HAMI_POLICY_BURST = 1, HAMI_POLICY_NONE = 2 };
 #define HAMI_POLICY_NAMES {"cap", "burst", "none"} /* indexed by the enum above */
 enum { HAMI_MECHANISM_AUTO = 0, HAMI_MECHANISM_DUTY = 1, HAMI_MECHANISM_SLICE = 2, HAMI_MECHANISM_GATE = 3 };
@@ -40,6 +42,8 @@ enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_USAGE_SLOT_COUNT 2048u
 #define HAMI_SLOT_LOCK_BASE 1099511627776ull
 #define HAMI_JOB_STEP_ID 4294967295ull
+#define HAMI_LATENCY_BUCKETS 42ull
+#define HAMI_LATENCY_LEAST_NS 64000ull
 
 /* Root writes it (the prolog the job's, SPANK a step's), everybody reads it. Both apply: the smaller limit counts. */
 struct hami_limits {
@@ -64,12 +68,13 @@ struct hami_limits {
 	uint32_t slice_us; /* timeslice of the class on the GPU, us, 10 to 100000; 0: it follows from cores_percent */
 	uint32_t latency; /* 1: latency-critical, other jobs on the GPU give way; else 0 */
 	uint32_t floor_percent; /* share of the GPU's time that a latency-critical job leaves to others, 0 to 99 */
+	uint32_t slo_us; /* longest time a request of a latency-critical job should take, us; 0: none is given */
 	uint32_t latency_others; /* latency-critical jobs on the GPU besides this one */
 	uint32_t turn_begin_permille; /* start of the job's turn in the GPU's common period, permille, 0 to 999 */
 	uint32_t turn_length_permille; /* length of that turn, permille; 0: no turns, always open */
 	uint32_t others_least_cores; /* fewest cores of another job on the GPU, percent; 0: no other job */
 	uint32_t others_capped; /* other jobs on the GPU whose policy is cap */
-	uint8_t pad0[3868];
+	uint8_t pad0[3864];
 };
 _Static_assert(offsetof(struct hami_limits, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_limits, abi_version) == 8, "abi_version");
@@ -92,11 +97,12 @@ _Static_assert(offsetof(struct hami_limits, class_priority) == 192, "class_prior
 _Static_assert(offsetof(struct hami_limits, slice_us) == 196, "slice_us");
 _Static_assert(offsetof(struct hami_limits, latency) == 200, "latency");
 _Static_assert(offsetof(struct hami_limits, floor_percent) == 204, "floor_percent");
-_Static_assert(offsetof(struct hami_limits, latency_others) == 208, "latency_others");
-_Static_assert(offsetof(struct hami_limits, turn_begin_permille) == 212, "turn_begin_permille");
-_Static_assert(offsetof(struct hami_limits, turn_length_permille) == 216, "turn_length_permille");
-_Static_assert(offsetof(struct hami_limits, others_least_cores) == 220, "others_least_cores");
-_Static_assert(offsetof(struct hami_limits, others_capped) == 224, "others_capped");
+_Static_assert(offsetof(struct hami_limits, slo_us) == 208, "slo_us");
+_Static_assert(offsetof(struct hami_limits, latency_others) == 212, "latency_others");
+_Static_assert(offsetof(struct hami_limits, turn_begin_permille) == 216, "turn_begin_permille");
+_Static_assert(offsetof(struct hami_limits, turn_length_permille) == 220, "turn_length_permille");
+_Static_assert(offsetof(struct hami_limits, others_least_cores) == 224, "others_least_cores");
+_Static_assert(offsetof(struct hami_limits, others_capped) == 228, "others_capped");
 _Static_assert(sizeof(struct hami_limits) == 4096, "size");
 
 /* Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it. */
@@ -120,7 +126,13 @@ struct hami_usage {
 	uint32_t time_shut; /* 1: the budget is used up, and the job's processes are paused */
 	uint8_t pad0[4];
 	uint64_t time_used; /* the GPU's time that all processes of the job have used, those that have ended too, ns */
-	uint8_t pad1[3976];
+	uint64_t latency_buckets[42]; /* requests by their time: row i at most latency_least_ns x sqrt(2)^i, the last one longer than all others */
+	uint64_t latency_sum_ns; /* time of these requests together, ns */
+	uint64_t slo_miss_count; /* requests that took longer than their deadline, or else than the slo */
+	uint64_t pause_count; /* pauses of the job's processes that have ended */
+	uint64_t paused_ns; /* time of these pauses together, ns */
+	uint64_t floor_hit_count; /* times that a latency-critical job had used all that its class's floor leaves it */
+	uint8_t pad1[3600];
 };
 _Static_assert(offsetof(struct hami_usage, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_usage, abi_version) == 8, "abi_version");
@@ -140,6 +152,12 @@ _Static_assert(offsetof(struct hami_usage, time_credit) == 88, "time_credit");
 _Static_assert(offsetof(struct hami_usage, time_credit_at) == 96, "time_credit_at");
 _Static_assert(offsetof(struct hami_usage, time_shut) == 104, "time_shut");
 _Static_assert(offsetof(struct hami_usage, time_used) == 112, "time_used");
+_Static_assert(offsetof(struct hami_usage, latency_buckets) == 120, "latency_buckets");
+_Static_assert(offsetof(struct hami_usage, latency_sum_ns) == 456, "latency_sum_ns");
+_Static_assert(offsetof(struct hami_usage, slo_miss_count) == 464, "slo_miss_count");
+_Static_assert(offsetof(struct hami_usage, pause_count) == 472, "pause_count");
+_Static_assert(offsetof(struct hami_usage, paused_ns) == 480, "paused_ns");
+_Static_assert(offsetof(struct hami_usage, floor_hit_count) == 488, "floor_hit_count");
 _Static_assert(sizeof(struct hami_usage) == 4096, "size");
 
 /* Totals of one step. The rows follow the head. A row is reused when its step has no live process. */

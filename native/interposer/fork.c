@@ -7,7 +7,7 @@
  * The locks, outermost first; a thread takes them only in this order:
  *
  *	gate.lock         over the driver's calls for the events of this process, which may make ioctls
- *	share.lock        over the creation of the thread
+ *	share.lock        over the creation of its threads
  *	known.lock        over libcuda's calls for the events of this process, which may wait for a launch that
  *	                  waits for room in its queue; never taken by the keeper, who would have to make it
  *	lookup.lock       over nothing else
@@ -26,8 +26,10 @@
 #include "driver/resolve.h"
 #include "driver/rm_objects.h"
 #include "driver/switches.h"
+#include "hooks/hint.h"
 #include "hooks/lookup.h"
 #include "limits/gate.h"
+#include "limits/latency.h"
 #include "limits/launched.h"
 #include "limits/meter.h"
 #include "limits/outstanding.h"
@@ -38,8 +40,10 @@
 /* Runs in the child, as its only thread: any other thread of the parent may have held any of the locks. */
 static void forked(void)
 {
+	hami_hint_forked();
 	hami_gate_forked();
 	hami_share_forked();
+	hami_latency_forked();
 	hami_launched_forked();
 	hami_probe_forked();
 	hami_meter_forked();

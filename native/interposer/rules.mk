@@ -13,7 +13,7 @@ RM_HEADERS := include/rm_abi.h sim/core/sim_rm.h
 RM := $(patsubst ../tests/native/rm/%.c,$(BUILD)/rm/%,$(wildcard ../tests/native/rm/*.c))
 UNIT_SRC := $(filter-out ../tests/native/unit/fuzz_%,$(wildcard ../tests/native/unit/*.c))
 UNIT := $(patsubst ../tests/native/unit/%.c,$(BUILD)/unit/%,$(UNIT_SRC))
-REGION_PARTS := $(addprefix interposer/region/,record.c trust.c region.c glance.c budget.c) interposer/arbitration/budget.c
+REGION_PARTS := $(addprefix interposer/region/,record.c trust.c region.c glance.c budget.c latency.c) interposer/arbitration/budget.c
 UNIT_PARTS := $(addprefix interposer/arbitration/,terms.c use.c) interposer/base/table.c $(REGION_PARTS)
 UNIT_HEADERS := $(wildcard interposer/*/*.h) include/hami_contract.h
 UNIT_FLAGS := -Iinclude -Iinterposer -DHAMI_LOCK_PATIENCE_MS=100
@@ -57,7 +57,7 @@ $(BUILD)/conformance/%: ../tests/native/interposer/%.c ../tests/native/interpose
 	@mkdir -p $(@D)
 	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD) $(BUILD)/sim/libcuda.so.1 \
 		$(BUILD)/sim/libnvidia-ml.so.1 -ldl
-$(BUILD)/compute/%: ../tests/native/compute/%.c ../tests/native/interposer/check.h $(BUILD)/sim/libcuda.so.1
+$(BUILD)/compute/%: ../tests/native/compute/%.c ../tests/native/interposer/check.h include/hami_hpc.h $(BUILD)/sim/libcuda.so.1
 	@mkdir -p $(@D)
 	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD) $(BUILD)/sim/libcuda.so.1
 
@@ -103,7 +103,7 @@ fuzz: fuzzers
 		2>$$f.log || { tail -n 40 $$f.log; exit 1; }; tail -n 1 $$f.log; done
 
 # With a sanitizer: the same tests on that build, less those that only take long.
-INTERPOSER_TESTS := $(addprefix ../tests/native/test_,interposer.py interposer_units.py compute.py)
+INTERPOSER_TESTS := $(addprefix ../tests/native/test_,interposer.py interposer_units.py compute.py latency.py)
 SLOW_TESTS := any_usage_record or rests_while or two_ or tenants or shares_follow or paused_tenant
 $(if $(SAN),test: test-interposer)
 .PHONY: test-interposer

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * gres/vgpu, gres/vgpu_mem and gres/vgpu_cores: writes the counts of these gres into environments.
+ * gres/vgpu, gres/vgpu_mem, gres/vgpu_cores and gres/vgpu_slo: writes the counts of these gres into environments.
  *
- * Slurm schedules these three as plain numbers and sends them in its signed credential. On the node Slurm
+ * Slurm schedules these as plain numbers and sends them in its signed credential. On the node Slurm
  * passes the numbers only to a gres plugin. So this plugin writes its count into the environment of the
  * prolog, the epilog and the steps. Where the count is zero it removes the variable, so that a value which a
- * user exports never gets there. Built three times:
+ * user exports never gets there. Built once for each:
  *
  *   HAMI_GRES         resource, as in gres/HAMI_GRES
  *   HAMI_ENV          variable that gets the count

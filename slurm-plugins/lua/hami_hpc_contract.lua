@@ -29,6 +29,11 @@ return {
         ["example"] = "policy=burst",
         ["doc"] = "How the share of time is kept. Without it, the policy of the job's class; the class also says which are allowed.",
       },
+      ["slo"] = {
+        ["form"] = "whole number with us, ms or s, from 100us to 60s",
+        ["example"] = "slo=10ms",
+        ["doc"] = "Longest time that a request of a latency-critical job should take. Longer ones are counted as misses. Only in latency-critical classes.",
+      },
     },
     ["limits"] = {
       ["cores_min"] = 1,
@@ -36,6 +41,8 @@ return {
       ["percent_min"] = 1,
       ["percent_max"] = 100,
       ["mem_mib_max"] = 16777216,
+      ["slo_us_min"] = 100,
+      ["slo_us_max"] = 60000000,
     },
     ["modes"] = {
       ["share"] = 0,
@@ -58,6 +65,7 @@ return {
     ["class"] = "vgpu",
     ["mem"] = "vgpu_mem",
     ["cores"] = "vgpu_cores",
+    ["slo"] = "vgpu_slo",
   },
   ["classes"] = {
     ["names"] = { "std", "lc", "be" },
@@ -101,6 +109,9 @@ return {
       ["E_MODE_NOT_OFFERED"] = "mode={given} is not offered by {where}; offered: {allowed}. Example: {example}",
       ["E_POLICY"] = "policy={given} is unknown; allowed is {allowed}. Example: {example}",
       ["E_POLICY_NOT_ALLOWED"] = "policy={given} is not allowed in class {where}, whose policies are: {allowed}. Classes that allow it: {classes}. Example: {example}",
+      ["E_SLO_FORM"] = "slo={given} is not understood; allowed is a {allowed}. Example: {example}",
+      ["E_SLO_RANGE"] = "slo={given} is out of range; allowed is a {allowed}. Example: {example}",
+      ["E_SLO_NOT_ALLOWED"] = "slo={given} needs a latency-critical class, and class {where} is none. Latency-critical classes: {classes}. Example: {example}",
       ["E_COUNT"] = "a count of {given} is not supported; a job has one vgpu per node. Ask for a larger share, or for more nodes with -N. Example: {example}",
       ["E_TYPE_FORM"] = "'{given}' is not a GPU type; a type has only letters, digits, '-' and '_', as in {example}",
       ["E_TYPE_UNKNOWN"] = "GPU type '{given}' is not in {where}; its types are: {allowed}. Example: {example}",
@@ -125,12 +136,13 @@ return {
       ["E_UPDATE"] = "the vgpu request of a job that is not pending cannot be changed; cancel the job and submit it again",
     },
   },
-  ["key_order"] = { "mem", "cores", "mode", "policy" },
+  ["key_order"] = { "mem", "cores", "mode", "policy", "slo" },
   ["env"] = {
     ["HAMI_HPC_VGPU"] = "number of vGPU slices (1)",
     ["HAMI_HPC_CLASS"] = "name of the class of service (prolog, epilog; in steps set by SPANK)",
     ["HAMI_HPC_MEM_MIB"] = "memory of the slice, MiB",
     ["HAMI_HPC_CORES"] = "share of the GPU's time, percent",
+    ["HAMI_HPC_SLO_US"] = "slo of a latency-critical job, us; not set without one",
     ["HAMI_HPC_LIMITS"] = "path of this step's limits record; the usage record and the job's limits record are in the same directory",
     ["HAMI_HPC_LOG"] = "0 errors (default), 1 decisions, 2 every charge; to standard error",
   },

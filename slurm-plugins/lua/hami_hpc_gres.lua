@@ -15,12 +15,16 @@ return function(contract, grammar)
 
 	-- Returns a job's units as tokens with `prefix`. Without `class`, which the client does not decide, vgpu has no type.
 	function M.job_tokens(units, prefix, class)
-		return {
+		local tokens = {
 			token(prefix, GRES.shard, units.shards),
 			prefix .. GRES.class .. (class and ":" .. class or "") .. ":1",
 			token(prefix, GRES.mem, units.mem_mib),
 			token(prefix, GRES.cores, units.cores),
 		}
+		if units.slo_us then
+			tokens[#tokens + 1] = token(prefix, GRES.slo, units.slo_us)
+		end
+		return tokens
 	end
 
 	-- Returns a step's units as tokens, without vgpu: the job has only one, and its steps must be able to run at once.
@@ -28,13 +32,14 @@ return function(contract, grammar)
 		return { token("", GRES.shard, units.shards), token("", GRES.mem, units.mem_mib), token("", GRES.cores, units.cores) }
 	end
 
-	-- Returns whether the list names vgpu_mem, vgpu_cores or one of `classes` (a table by name). Steps may; Slurm limits
+	-- Returns whether the list names vgpu_mem, vgpu_cores, vgpu_slo or one of `classes` (a table by name). Steps may; Slurm limits
 	-- them to the job's.
 	function M.has_raw_units(text, classes)
 		local token = grammar.find_token(text, NAME)
 		local head = token and string.match(token, "^" .. NAME .. ":" .. CLASS)
 		return grammar.find_token(text, GRES.mem) ~= nil
 			or grammar.find_token(text, GRES.cores) ~= nil
+			or grammar.find_token(text, GRES.slo) ~= nil
 			or (head ~= nil and classes[head] ~= nil)
 	end
 
@@ -52,7 +57,7 @@ return function(contract, grammar)
 		return false, nil
 	end
 
-	-- Parses units: returns { request = { mem_mib, cores }, service_class, others, prefix }, or nil if `text` is not the
+	-- Parses units: returns { request = { mem_mib, cores, slo_us }, service_class, others, prefix }, or nil if `text` is not the
 	-- complete form that job_tokens writes (plus other gres). Ignores shards, because they follow from the rest.
 	function M.parse_units(text, with_class)
 		if not string.find(text, GRES.mem, 1, true) or #text > contract.request.max_length then
@@ -73,7 +78,9 @@ return function(contract, grammar)
 				request.mem_mib = count
 			elseif name == GRES.cores and count and not request.cores then
 				request.cores = count
-			elseif name == GRES.mem or name == GRES.cores or name == "gpu" or name == "mps" then
+			elseif name == GRES.slo and count and not request.slo_us then
+				request.slo_us = count
+			elseif name == GRES.mem or name == GRES.cores or name == GRES.slo or name == "gpu" or name == "mps" then
 				return nil
 			elseif string.find(body, "gres", 1, true) then
 				return nil -- see is_hidden in hami_hpc_request.lua
@@ -85,6 +92,10 @@ return function(contract, grammar)
 		if not parsed.prefix or not mem or mem < 1 or mem > limits.mem_mib_max then
 			return nil
 		elseif not cores or cores < limits.cores_min or cores > limits.cores_max then
+			return nil
+		end
+		local slo = request.slo_us
+		if slo and (slo < limits.slo_us_min or slo > limits.slo_us_max) then
 			return nil
 		end
 		parsed.request = request

@@ -165,6 +165,7 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		for _, policy in ipairs(features.policies_of(constraint)) do
 			units.check_policy(site, class, policy)
 		end
+		units.check_slo(site, class, request.slo_us)
 		local tokens = grammar.job_tokens(result, parsed.prefix, class)
 		for _, token in ipairs(parsed.others) do
 			tokens[#tokens + 1] = token

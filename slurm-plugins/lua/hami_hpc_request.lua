@@ -14,13 +14,14 @@ return function(contract, errors)
 	local rules = contract.request
 	local limits = rules.limits
 	local NAME = rules.name
-	local RAW = { [contract.gres.mem] = true, [contract.gres.cores] = true }
+	local RAW = { [contract.gres.mem] = true, [contract.gres.cores] = true, [contract.gres.slo] = true }
 	local WHOLE = { gpu = "E_WITH_GPU", mps = "E_WITH_GPU", [contract.gres.shard] = "E_WITH_SHARD" }
 	local MIB = { M = 1, G = 1024, T = 1048576 }
 	local CLASSES = {} -- that each site has
 	for _, name in ipairs(contract.classes.names) do
 		CLASSES[name] = true
 	end
+	local US = { us = 1, ms = 1000, s = 1000000 }
 	local ALLOWED_KEYS = table.concat(contract.key_order, ", ")
 	local MEM_RANGE = string.format(
 		"1M to %dT, or %d%% to %d%%",
@@ -97,6 +98,29 @@ return function(contract, errors)
 		request.policy = value
 	end
 
+	local function parse_slo(request, value)
+		local digits, unit = string.match(value, "^([0-9]+)([mu]?s)$")
+		if not digits then
+			fail_value("E_SLO_FORM", "slo", value)
+		end
+		local number, factor = tonumber(digits), US[unit]
+		if number > limits.slo_us_max / factor or number * factor < limits.slo_us_min then
+			fail_value("E_SLO_RANGE", "slo", value)
+		end
+		request.slo_us = number * factor
+	end
+
+	-- Returns an slo in us with the largest unit that divides it.
+	function M.slo_text(slo_us)
+		local unit = "us"
+		for _, larger in ipairs({ "ms", "s" }) do
+			if slo_us % US[larger] == 0 then
+				unit = larger
+			end
+		end
+		return string.format("%d%s", slo_us / US[unit], unit)
+	end
+
 	local function mem_text(request)
 		if request.mem_percent then
 			return request.mem_percent .. "%"
@@ -131,6 +155,12 @@ return function(contract, errors)
 			parse = parse_policy,
 			text = function(request)
 				return request.policy
+			end,
+		},
+		slo = {
+			parse = parse_slo,
+			text = function(request)
+				return request.slo_us and M.slo_text(request.slo_us)
 			end,
 		},
 	}
@@ -226,7 +256,12 @@ return function(contract, errors)
 				return true
 			end
 		end
-		return is_hidden(text, NAME) or is_hidden(text, contract.gres.mem) or is_hidden(text, contract.gres.cores)
+		for name in pairs(RAW) do
+			if is_hidden(text, name) then
+				return true
+			end
+		end
+		return is_hidden(text, NAME)
 	end
 
 	-- Refuses a value that is longer than any vgpu request needs; `key` is the option. This comes before code that reads
@@ -281,7 +316,7 @@ return function(contract, errors)
 	end
 
 	-- Parses a whole gres list. Returns nil if it has nothing of hami_hpc's, else
-	--   { request = { gpu_type, mem_mib | mem_percent, cores, mode, policy }, others = { tokens }, prefix = "" | "gres:" | "gres/" }
+	--   { request = { gpu_type, mem_mib | mem_percent, cores, mode, policy, slo_us }, others = { tokens }, prefix = "" | "gres:" | "gres/" }
 	-- `classes` is a table by the names of the site's classes: no user may write one, as it is the type of the units.
 	-- Raises a refusal (errors.fail).
 	function M.parse(text, classes)

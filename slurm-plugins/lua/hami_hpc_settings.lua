@@ -91,6 +91,7 @@ return function(contract, errors, grammar)
 			modes = site.modes or defaults.modes,
 			classes = site.classes or {},
 			policies = site.policies or {},
+			latency = type(site.latency) == "table" and site.latency or nil,
 			gpu_models = site.gpu_models,
 			partitions = site.partitions,
 		}

@@ -142,7 +142,7 @@ return function(contract, errors, grammar, units, features, settings)
 		if not succeeded and (#wanted > 0 and site or not request.mem_mib or not request.cores) then
 			error(result, 0)
 		elseif not succeeded then
-			result = { shards = 1, mem_mib = request.mem_mib, cores = request.cores }
+			result = { shards = 1, mem_mib = request.mem_mib, cores = request.cores, slo_us = request.slo_us }
 		end
 		set_gres(options, grammar.job_tokens(result, ""), parsed.others)
 		add_constraint(options, units.features(request))

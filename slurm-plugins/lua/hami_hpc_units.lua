@@ -190,7 +190,37 @@ return function(contract, errors, grammar)
 		})
 	end
 
-	-- Returns { shards, mem_mib, cores, service_class, features } of a request in `partitions` (list of names) with `qos`.
+	-- Refuses an slo (nil: none is asked for) in a class that is not latency-critical.
+	function M.check_slo(site, class, slo_us)
+		if not slo_us then
+			return
+		elseif not site.latency then
+			fail("E_SITE", { given = "the latency-critical classes are missing" })
+		elseif contains(site.latency, class) then
+			return
+		end
+		local latency, classes, qos = {}, {}, ""
+		for i, name in ipairs(site.latency) do
+			latency[i] = name
+		end
+		table.sort(latency)
+		for i, name in ipairs(latency) do
+			local names = site.classes[name] or {}
+			classes[i] = name .. " (QoS " .. listed(names) .. ")"
+			if qos == "" and names[1] then
+				qos = "--qos=" .. names[1] .. " "
+			end
+		end
+		local text = grammar.slo_text(slo_us)
+		fail("E_SLO_NOT_ALLOWED", {
+			given = text,
+			where = class,
+			classes = #classes > 0 and table.concat(classes, "; ") or "none",
+			example = qos .. "--gres=vgpu:mem=8G,cores=50,slo=" .. text,
+		})
+	end
+
+	-- Returns { shards, mem_mib, cores, service_class, features, slo_us } of a request in `partitions` (list of names) with `qos`.
 	function M.resolve(request, site, partitions, qos)
 		local models = candidates(site, request, partitions)
 		if request.mode and not contains(site.modes, request.mode) then
@@ -213,6 +243,7 @@ return function(contract, errors, grammar)
 			cores = full.cores,
 			service_class = M.class_of(site, qos),
 			features = M.features(request),
+			slo_us = request.slo_us,
 		}
 	end
 

@@ -134,7 +134,8 @@ static int read_job(int dir, uint32_t uid, struct hami_limits *job)
 /* Removes the units' variables. Slurm sets them for a job with whole GPUs, where they mean nothing. */
 static void drop_units(spank_t spank)
 {
-	static const char *const names[] = {HAMI_ENV_VGPU, HAMI_ENV_CLASS, HAMI_ENV_MEM_MIB, HAMI_ENV_CORES};
+	static const char *const names[] = {HAMI_ENV_VGPU, HAMI_ENV_CLASS, HAMI_ENV_MEM_MIB, HAMI_ENV_CORES,
+					    HAMI_ENV_SLO_US};
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
 		spank_unsetenv(spank, names[i]);

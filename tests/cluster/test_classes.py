@@ -122,6 +122,34 @@ def test_a_policy_that_came_by_a_constraint_of_alternatives_is_refused_on_the_no
     assert "policy=burst is not allowed in class std" in done.err
 
 
+def test_an_slo_travels_from_the_request_to_the_record_of_a_latency_critical_job(cluster: Layout) -> None:
+    script = "#!/bin/sh\nsrun env | grep HAMI_HPC_SLO_US\nsleep 60\n"
+    wanted = {",slo=500us": 500, ",slo=60s": 60_000_000, "": 0}
+    started = {}
+    for slo, number in wanted.items():
+        done = jobs.run_as(cluster, USER, ("sbatch", "--parsable", "--qos=lc", REQUEST + slo), stdin=script)
+        assert done.status == 0, done.err
+        started[done.out.strip()] = number
+    try:
+        for job, number in started.items():
+            record = cluster.run_dir / "jobs" / job / c.FILE_JOB_LIMITS
+            jobs.wait(cluster, record.exists, f"the prolog of job {job}", 60)
+            assert limits_field(cluster, job, "slo_us") == number
+            assert limits_field(cluster, job, "latency") == 1
+    finally:
+        jobs.admin(cluster, "scancel", f"--user={USER}")
+    command = ("srun", "--time=1", "--qos=lc", REQUEST + ",slo=10ms", "printenv", "HAMI_HPC_SLO_US")
+    done = jobs.run_as(cluster, USER, command)
+    assert (done.status, done.out) == (0, "10000\n"), done.err
+
+
+def test_an_slo_of_another_class_is_refused_at_submit(cluster: Layout) -> None:
+    done = jobs.run_as(cluster, USER, ("sbatch", REQUEST + ",slo=10ms"), stdin="#!/bin/sh\ntrue\n")
+    assert done.status != 0
+    assert "slo=10ms needs a latency-critical class, and class std is none" in done.err
+    assert "--qos=lc --gres=vgpu:mem=8G,cores=50,slo=10ms" in done.err
+
+
 def test_best_effort_jobs_beside_a_latency_critical_one_take_turns(cluster: Layout) -> None:
     def start(qos: str) -> str:
         command = ("sbatch", "--parsable", f"--qos={qos}", REQUEST)

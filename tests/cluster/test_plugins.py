@@ -144,7 +144,7 @@ def refusal(layout: Layout, job: int) -> bool:
 
 def test_no_slice_starts_unfenced_on_a_node_that_lacks_the_gres_plugins(restored: Layout) -> None:
     plugins = sorted(restored.plugins.glob("gres_*.so"))
-    assert len(plugins) == 3
+    assert len(plugins) == 4
     for plugin in plugins:
         plugin.unlink()
     daemons.stop(restored, "slurmd")

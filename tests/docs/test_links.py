@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from documents import ROOT, anchors, blocks, documents, links
 
-LANGUAGES = {"sh", "console", "toml", "yaml", "text", "mermaid"}
+LANGUAGES = {"c", "python", "sh", "console", "toml", "yaml", "text", "mermaid"}
 
 
 @pytest.mark.parametrize("document", documents())

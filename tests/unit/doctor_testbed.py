@@ -21,7 +21,7 @@ from hami_hpc.node import agent_file, boot
 BUILD = "0.1.0 (0123456789ab)"
 SLURM = {
     "SLURM_VERSION": "22.05.8",
-    "GresTypes": "gpu,shard,vgpu,vgpu_mem,vgpu_cores",
+    "GresTypes": "gpu,shard,vgpu,vgpu_mem,vgpu_cores,vgpu_slo",
     "SelectType": "select/cons_tres",
     "PrologFlags": "Alloc",
     "JobSubmitPlugins": "lua",

@@ -47,6 +47,8 @@ def make_job(job_id: int = 7, gpu: int = 0, finding: tuple[str, ...] = ()) -> Jo
         accounted_bytes=5 * GIB,
         oom_count=4,
         device_oom_count=1,
+        pause_count=6,
+        paused_ns=1_500_000_000,
     )
 
 

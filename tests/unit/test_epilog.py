@@ -57,6 +57,14 @@ def test_the_spool_gets_what_the_job_used_and_nothing_is_left_behind(node: Node)
         "observed_peak_bytes": 0,
         "observed_busy_ns": 0,
         "observed_energy_mj": 0,
+        "request_count": 0,
+        "latency_p50_us": 0,
+        "latency_p99_us": 0,
+        "latency_sum_ns": 0,
+        "slo_us": 0,
+        "slo_miss_count": 0,
+        "floor_hit_count": 0,
+        "pause_count": 0,
         "disturbed_count": 0,
     }
     node.assert_nothing_is_held()

@@ -105,6 +105,15 @@ def test_a_policy_that_the_job_asked_for_is_named(tmp_path: Path, monkeypatch: p
         assert text in said["time"]
 
 
+def test_an_slo_that_the_job_asked_for_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for form in ("gres:vgpu_slo:10000", "gres/vgpu_slo=10000"):
+        record = JOBS.replace("gres:vgpu_cores:30", f"gres:vgpu_cores:30,{form}")
+        monkeypatch.setattr(commands, "show_jobs", lambda *_job, record=record: record)
+        asked = lines(tmp_path, 15)["asked"]
+        assert "class lc, type h200, requests within 10ms (vgpu:" in asked
+        assert asked.endswith(",cores=30,slo=10ms)")
+
+
 def test_a_job_without_vgpu_is_told_so(tmp_path: Path) -> None:
     assert lines(tmp_path, 22)["asked"].startswith("no vGPU")
 

@@ -350,8 +350,21 @@ def test_an_installation_that_was_stopped_is_finished_by_the_next_whatever_the_u
         "gres_vgpu.so",
         "gres_vgpu_cores.so",
         "gres_vgpu_mem.so",
+        "gres_vgpu_slo.so",
         "spank_hami_hpc.so",
     ]
+    header = root / "opt/x/include/hami_hpc.h"
+    program = tmp_path / "service.c"
+    program.write_text(
+        "#include <hami_hpc.h>\nint main(void) { return hami_hint_begin(0) + hami_hint_end() != -2 * ENOSYS; }\n"
+    )
+    options = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{header.parent}"]
+    for compiler in (["gcc", *options], ["g++", *options[1:]]):
+        command = [*compiler, str(program), "-o", str(tmp_path / "service"), "-ldl"]
+        subprocess.run(command, check=True)
+        subprocess.run([str(tmp_path / "service")], check=True)
+    alone = ["/usr/bin/env", "-i", f"PYTHONPATH={root}/opt/x/share/hami-hpc/python", sys.executable, "-S", "-c"]
+    subprocess.run([*alone, "from hami_hpc.hints import request\nwith request(10): pass"], check=True)
     closed = [path for path in root.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o044 != 0o044]
     assert closed == []
     assert not (lib / "libhami-hpc.so.new").exists()

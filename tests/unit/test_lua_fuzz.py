@@ -18,9 +18,10 @@ from hami_hpc.errors import RequestError
 
 VECTORS = [row[0] for row in read_vectors("requests.tsv", 3)]
 WORDS = """
-vgpu vgpu: vgpu_mem vgpu_cores gres: gres/ gres gpu shard mps nic mem cores mode policy share mig cap std h200
+vgpu vgpu: vgpu_mem vgpu_cores vgpu_slo gres: gres/ gres gpu shard mps nic mem cores mode policy slo us ms s
+share mig cap std h200
 gold be = ~ : ; , % . - + 0 1 8 50 100 16T 8G 8192M 1.5G 99999999999999999999 {key}
-mem=8G mem=0% mem=101% cores=50 cores=101 mode=mps policy=none
+mem=8G mem=0% mem=101% cores=50 cores=101 mode=mps policy=none slo=10ms slo=99us slo=9007199254740993s
 """
 PIECES = [*WORDS.split(), " ", "\x01", "\u00e9", "\udcff"]
 FUZZ = settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -77,7 +78,7 @@ def python_resolve(text: str, site: Site, where: Where) -> list[str]:
     except RequestError as error:
         return ["error", error.code, error.message]
     numbers = [str(units.shards), units.service_class, str(units.mem_mib), str(units.cores)]
-    return ["ok", *numbers, ",".join(units.features)]
+    return ["ok", *numbers, ",".join(units.features), *([str(units.slo_us)] if units.slo_us else [])]
 
 
 CLASSES: list[dict[str, list[str]]] = [{"std": []}, {"std": ["x"], "lc": ["Y"]}, {"std": [], "gold": ["Y"]}]
@@ -96,6 +97,7 @@ def site_tables(draw: st.DrawFn) -> dict[str, object]:
         "modes": draw(st.lists(st.sampled_from(["share", "mps", "mig"]), unique=True)),
         "classes": draw(st.sampled_from(CLASSES)),
         "policies": draw(st.sampled_from(CLASS_POLICIES)),
+        "latency": draw(st.sampled_from([["lc"], [], ["lc", "gold"]])),
         "gpu_models": models,
         "partitions": draw(st.dictionaries(st.sampled_from(["p", "q"]), names)),
     }
@@ -107,13 +109,14 @@ SIZES = st.sampled_from(["", "mem=1M", "mem=50%", "mem=100%", "mem=7000M"]) | st
 CORES = st.just("") | st.integers(1, 100).map("cores={}".format)
 TYPES = st.sampled_from(["", ":a", ":b"])
 MODES = st.sampled_from(["", "mode=share", "mode=mig"])
+SLOS = st.sampled_from(["", "", "slo=100us", "slo=1500us", "slo=10ms", "slo=60s"])
 POLICIES = st.sampled_from(["", "policy=cap", "policy=burst", "policy=none"])
 
 
 @FUZZ_SITES
 @given(
     table=site_tables(),
-    parts=st.tuples(SIZES, CORES, MODES, POLICIES),
+    parts=st.tuples(SIZES, CORES, MODES, POLICIES, SLOS),
     gpu_type=TYPES,
     partitions=st.sampled_from(["p", "p,q"]),
 )

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from metrics_testbed import CREATED_NS, GIB, SECOND, STARTED_NS, AgentNode, Labels, make_job, make_state, parse, value
 
-from hami_hpc.core.agent_state import AgentState, OtherProcess, to_json
+from hami_hpc.core.agent_state import AgentState, JobState, OtherProcess, to_json
 from hami_hpc.errors import NodeError
-from hami_hpc.metrics.definitions import COUNTER, METRICS
+from hami_hpc.metrics.definitions import COUNTER, HISTOGRAM, METRICS
 from hami_hpc.metrics.exposition import expose
 from hami_hpc.metrics.samples import OWNERS, Status
 from hami_hpc.node import agent_file
@@ -22,6 +22,18 @@ from hami_hpc.node import agent_file
 @pytest.fixture
 def node(tmp_path: Path) -> AgentNode:
     return AgentNode(tmp_path)
+
+
+def make_service() -> JobState:
+    """A latency-critical job with requests: 1, 2, 3 in the first rows, 7 in the last with a bound, 8 above."""
+    return make_job(finding=("memory",))._replace(
+        latency=1,
+        slo_us=10_000,
+        latency_buckets=(1, 2, 3, *(0,) * 37, 7, 8),
+        latency_sum_ns=SECOND // 4,
+        slo_miss_count=2,
+        floor_hit_count=5,
+    )
 
 
 def samples_of(node: AgentNode, state: AgentState) -> dict[str, dict[Labels, float]]:
@@ -75,17 +87,44 @@ def samples_of(node: AgentNode, state: AgentState) -> dict[str, dict[Labels, flo
         ("hami_hpc_job_refused_allocations_total", {"reason": "grant"}, 4),
         ("hami_hpc_job_refused_allocations_total", {"reason": "gpu"}, 1),
         ("hami_hpc_job_disturbed_allocations_total", {}, 3),
+        ("hami_hpc_job_pauses_total", {}, 6),
+        ("hami_hpc_job_paused_seconds_total", {}, 1.5),
+        ("hami_hpc_job_floor_hits_total", {}, 5),
+        ("hami_hpc_job_slo_seconds", {}, 0.01),
+        ("hami_hpc_job_slo_misses_total", {}, 2),
+        ("hami_hpc_job_request_seconds_count", {}, 21),
+        ("hami_hpc_job_request_seconds_sum", {}, 0.25),
+        ("hami_hpc_job_request_seconds_bucket", {"le": "6.4e-05"}, 1),
+        ("hami_hpc_job_request_seconds_bucket", {"le": "0.000128"}, 6),
+        ("hami_hpc_job_request_seconds_bucket", {"le": "67.108864"}, 13),
+        ("hami_hpc_job_request_seconds_bucket", {"le": "+Inf"}, 21),
         ("hami_hpc_job_finding", {"kind": "memory"}, 1),
     ],
 )
 def test_each_value_is_in_base_units(node: AgentNode, name: str, labels: dict[str, str], expected: float) -> None:
-    state = make_state()._replace(jobs=(make_job(finding=("memory",)),))
+    state = make_state()._replace(jobs=(make_service(),))
     assert value(samples_of(node, state), name, **labels) == pytest.approx(expected)
 
 
 def test_every_metric_is_exported_and_nothing_else(node: AgentNode) -> None:
-    state = make_state()._replace(jobs=(make_job(finding=("memory",)),))
-    assert samples_of(node, state).keys() == {metric.name for metric in METRICS}
+    names = {metric.name for metric in METRICS if metric.kind != HISTOGRAM}
+    names |= {f"{m.name}_{part}" for m in METRICS if m.kind == HISTOGRAM for part in ("bucket", "sum", "count")}
+    assert samples_of(node, make_state()._replace(jobs=(make_service(),))).keys() == names
+
+
+def test_requests_are_exported_of_jobs_that_are_measured_and_of_no_others(node: AgentNode) -> None:
+    for fields, expected in (({}, None), ({"latency": 1}, 0), ({"latency_buckets": (4, *(0,) * 41)}, 4)):
+        job = make_job()._replace(**fields)
+        samples = samples_of(node, make_state()._replace(jobs=(job,)))
+        assert value(samples, "hami_hpc_job_request_seconds_count") == expected
+        assert (value(samples, "hami_hpc_job_slo_misses_total") is None) == (expected is None)
+        assert value(samples, "hami_hpc_job_slo_seconds") is None
+
+
+def test_counts_of_another_number_of_rows_are_no_state(node: AgentNode) -> None:
+    job = make_job()._replace(latency_buckets=(1, 2, 3))
+    node.write(make_state()._replace(jobs=(job,)))
+    assert expose(node.run_dir).status is Status.ABSENT
 
 
 def test_names_and_labels_follow_prometheus_conventions() -> None:

@@ -18,9 +18,11 @@ from promtool import ROOT, promtool, run_rule_tests
 
 from hami_hpc.core.agent_state import AgentState, GpuState, JobState, OtherProcess
 from hami_hpc.core.watch import Kind
-from hami_hpc.metrics.definitions import METRICS
+from hami_hpc.metrics.definitions import HISTOGRAM, METRICS
 from hami_hpc.metrics.exposition import expose
 
+PARTS = {HISTOGRAM: ("_bucket", "_sum", "_count")}
+SCRAPED = {f"{metric.name}{part}" for metric in METRICS for part in PARTS.get(metric.kind, ("",))}
 RULES = ROOT / "docs/monitoring/hami-hpc.rules.yml"
 HEALTHY, FAULTY = 30, 30  # minutes
 SOON, LATE = 30, 44  # minutes: the first evaluation of the faulty state, and one after every `for`
@@ -29,10 +31,14 @@ GPU = {"gpu": "GPU-00000000-0000-0000-0000-000000000000", "minor": "0", "model":
 JOB = {"gpu": GPU["gpu"], "minor": "0", "job_id": "7", "uid": "1007", "class": "std"}
 
 
+SERVED = (0,) * 10 + (1000,) + (0,) * 31
+REQUESTS = {"slo_us": 10_000, "latency_buckets": SERVED, "latency_sum_ns": 1500 * SECOND // 1000, "slo_miss_count": 3}
+
+
 def healthy() -> AgentState:
     """Returns a state of two GPUs with a job each, none of which was ever disturbed."""
     state = make_state(gpus=2)
-    jobs = tuple(job._replace(disturbed_count=0) for job in state.jobs)
+    jobs = tuple(job._replace(disturbed_count=0, latency=1, **REQUESTS) for job in state.jobs)  # type: ignore[arg-type]
     daemon = OtherProcess(100, 0, 0, state.gpus[0].uuid, 200 << 20, 0.0)
     whole = OtherProcess(101, 0, 99, "GPU-of-a-whole-GPU-job", 90 * GIB, 0.0)
     return state._replace(jobs=jobs, others=(daemon, whole))
@@ -195,6 +201,16 @@ CASES = [
         lambda state: with_job(state, mem_bytes=141 * GIB),
     ),
     Case(
+        "HamiHpcSloMisses",
+        JOB,
+        "gpu01: of the requests of job 7 of uid 1007 more than 1 % took longer than its slo in the last 10 minutes",
+        change=lambda state: with_job(
+            state, latency_buckets=tuple(2 * count for count in SERVED), slo_miss_count=3 + 20
+        ),
+        waits=False,
+        fires_at=33,  # it is silent again after ten minutes without a new one
+    ),
+    Case(
         "HamiHpcJobsDisturbed",
         JOB,
         "gpu01: job 7 of uid 1007 found no memory within its grant, because another held more than its own",
@@ -301,6 +317,6 @@ def test_these_tests_fail_for_an_alert_that_never_fires(tmp_path: Path, case: Ca
 
 def test_the_rules_name_only_metrics_and_findings_that_exist() -> None:
     text = RULES.read_text(encoding="utf-8")
-    assert set(re.findall(r"\bhami_hpc_[a-z_]+(?=[\s{)\[])", text)) <= {metric.name for metric in METRICS}
+    assert set(re.findall(r"\bhami_hpc_[a-z_]+(?=[\s{)\[])", text)) <= SCRAPED
     kinds = {kind for match in re.findall(r'kind=~?"([^"]*)"', text) for kind in match.split("|")}
     assert kinds <= {kind.value for kind in Kind}

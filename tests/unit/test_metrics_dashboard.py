@@ -17,7 +17,7 @@ import pytest
 from metrics_testbed import AgentNode, make_job, make_state, parse
 from promtool import ROOT, run_rule_tests
 
-from hami_hpc.metrics.definitions import METRICS
+from hami_hpc.metrics.definitions import HISTOGRAM, METRICS
 from hami_hpc.metrics.exposition import expose
 
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs/monitoring/hami-hpc.dashboard.json").read_text(encoding="utf-8"))
@@ -39,11 +39,12 @@ def rules_and_check(folder: Path, queries: list[str]) -> tuple[str, list[dict[st
     """Returns a rules file with an alert for each query that has no data, and a test that none of them fires."""
     node = AgentNode(folder)
     state = make_state(gpus=2, jobs=2)
-    node.write(state._replace(jobs=(make_job(finding=("memory_over",)), *state.jobs[1:])))
+    service = make_job(finding=("memory_over",))._replace(latency=1, slo_us=10_000, latency_buckets=(1,) * 42)
+    node.write(state._replace(jobs=(service, *state.jobs[1:])))
     series = [
         {
             "series": name + "{" + ",".join([*(f'{key}="{text}"' for key, text in labels), 'instance="gpu01"']) + "}",
-            "values": f"{value!r}+{1 if name.endswith('_total') else 0}x20",
+            "values": f"{value!r}+{1 if name.endswith(('_total', '_count')) else 0}x20",
         }
         for name, rows in parse(expose(node.run_dir).text).items()
         for labels, value in rows.items()
@@ -75,14 +76,17 @@ def test_a_query_that_is_not_promql_would_be_noticed(tmp_path: Path) -> None:
 
 
 def test_queries_and_variables_name_only_metrics_and_labels_that_exist() -> None:
-    metrics = {metric.name: metric for metric in METRICS}
+    metrics = {metric.name: metric.labels for metric in METRICS}
+    for metric in METRICS:
+        if metric.kind == HISTOGRAM:
+            metrics |= {f"{metric.name}_bucket": (*metric.labels, "le"), f"{metric.name}_count": metric.labels}
     texts = [query for _, query in QUERIES] + [
         variable["query"]["query"] for variable in VARIABLES.values() if variable["type"] == "query"
     ]
     for text in texts:
         names = re.findall(r"\bhami_hpc_\w+", text)
         assert names, text
-        known = {"instance"}.union(*(metrics[name].labels for name in names))
+        known = {"instance"}.union(*(metrics[name] for name in names))
         used = set(re.findall(r"(\w+)(?:=~|!=|=)\"", text))
         used |= {word for group in re.findall(r"\bby \(([^)]*)\)", text) for word in group.split(", ")}
         assert used <= known, text

@@ -21,9 +21,11 @@ INTERPOSER = ROOT / "native/interposer"
 OBJECTS = ROOT / "build/native/interposer"
 # Lowest first; a file uses its own layer and those before it. native/include lies below all of them.
 LAYERS = ("arbitration", "base", "region", "driver", "limits", "hooks", "fork.c")
-SHARED = {"hooks.def", "rm_abi.h", "hami_contract.h"}  # tables and layouts, for every layer
+SHARED = {"hooks.def", "rm_abi.h", "hami_contract.h", "hami_hpc.h"}  # tables and layouts, for every layer
 # Whose handler resets the locks of a module that has its lock in another one's struct.
 HANDLER_OF = {"region/region": "region/process"}
+# Functions of header files that programs of users include: declared there, with bodies for programs.
+FOR_PROGRAMS = {"hami_hint_begin", "hami_hint_end"}
 GLOBAL = set("TDBRGSVWuC")  # nm's letters of what other objects can use
 
 
@@ -140,7 +142,7 @@ def misplaced(tree: Interposer) -> list[str]:
     out = []
     declared = {name: declarations(text) for name, text in tree.texts.items() if not name.endswith(".S")}
     for module, names in tree.defined.items():
-        for symbol in names - hooks():
+        for symbol in names - hooks() - FOR_PROGRAMS:
             places = {name for name, symbols in declared.items() if symbol in symbols}
             if places != {f"{module}.h"}:
                 out.append(f"{symbol} of {module} is declared in {sorted(places) or 'no file'}")

@@ -207,6 +207,30 @@ def test_the_class_decides_which_policy_a_job_may_have(node: Node) -> None:
     assert "policy=burst is not allowed in class std, whose policies are: cap, none" in refusal
 
 
+def test_an_slo_of_a_latency_critical_job_is_in_its_record(node: Node) -> None:
+    assert node.prolog(7, HAMI_HPC_CLASS="lc", HAMI_HPC_SLO_US="10000") == 0
+    assert node.grants()[7].slo_us == 10_000
+    record = (node.jobs / "7" / c.FILE_JOB_LIMITS).read_bytes()
+    offset, width, _ = c.LIMITS_FIELDS["slo_us"]
+    assert int.from_bytes(record[offset : offset + width], "little") == 10_000
+    assert node.prolog(8, HAMI_HPC_CLASS="lc") == 0
+    assert node.grants()[8].slo_us == 0
+
+
+@pytest.mark.parametrize("slo", ["99", "60000001", "1e3", "-1", "10000000000000"])
+def test_an_slo_out_of_range_is_the_jobs_fault(node: Node, slo: str) -> None:
+    assert node.prolog(7, HAMI_HPC_CLASS="lc", HAMI_HPC_SLO_US=slo) == 0
+    assert 7 not in node.grants()
+    assert f"HAMI_HPC_SLO_US={slo} is out of range" in (node.jobs / "7" / c.FILE_REFUSED).read_text()
+
+
+def test_an_slo_in_a_class_that_is_not_latency_critical_is_refused_on_the_node_too(node: Node) -> None:
+    assert node.prolog(7, HAMI_HPC_SLO_US="10000") == 0
+    assert 7 not in node.grants()
+    refusal = (node.jobs / "7" / c.FILE_REFUSED).read_text()
+    assert "slo= needs a latency-critical class, and class std is none" in refusal
+
+
 def test_settings_that_others_can_write_are_refused(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     node.config.chmod(0o664)
     assert node.prolog(7) == 1

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from hami_hpc.accounting.sources import usage_records as spool_reader
 from hami_hpc.contract import constants as c
+from hami_hpc.core.delays import INT64_MAX
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import (
-    INT64_MAX,
     USAGE_FILE_SIZE,
     Counts,
     Usage,
@@ -44,6 +44,7 @@ ANY_GRANT = st.builds(
     floor_percent=st.integers(0, 99),
     class_priority=st.integers(0, c.CLASS_PRIORITY_MAX),
     slice_us=st.integers(0, c.CLASS_SLICE_US_MAX),
+    slo_us=st.integers(0, c.SLO_US_MAX),
 )
 GRANT = Grant(7, 65534, "GPU-1", 0, 143156, "", 8192, 50, "std", "cap", "share", 10**18)
 LIMIT_BYTES, ELAPSED_NS = 8192 << 20, 10**9
@@ -110,7 +111,7 @@ def test_any_content_behind_a_good_header_gives_bounded_usage(head: bytes, seed:
 
 def test_a_fresh_usage_file_reads_as_nothing_used() -> None:
     usage = parse_usage(empty_usage_head().ljust(USAGE_FILE_SIZE, b"\0"), LIMIT_BYTES, ELAPSED_NS)
-    assert usage == ("ok", 0, 0, 0, 0, 0, 0)
+    assert usage == Usage("ok", 0, 0, 0, 0, 0, 0)
 
 
 def test_a_clock_that_went_back_does_not_make_times_negative() -> None:
@@ -159,7 +160,7 @@ def test_a_limits_record_is_refused_by_its_length_before_anything_in_it_is_read(
 
 def test_the_limits_record_lies_as_the_contract_says() -> None:
     grant = GRANT._replace(gpu_minor=3, policy="burst", service_class="be")
-    grant = grant._replace(latency=1, floor_percent=5, class_priority=77, slice_us=1234)
+    grant = grant._replace(latency=1, floor_percent=5, class_priority=77, slice_us=1234, slo_us=10_000)
     record = pack_limits(grant)
     expected = {
         "magic": c.LIMITS_MAGIC,
@@ -181,6 +182,7 @@ def test_the_limits_record_lies_as_the_contract_says() -> None:
         "created_unix_ns": 10**18,
         "latency": 1,
         "floor_percent": 5,
+        "slo_us": 10_000,
         "latency_others": 0,
         "turn_begin_permille": 0,
         "turn_length_permille": 0,
@@ -309,6 +311,23 @@ def test_the_head_of_a_usage_file_gives_its_counts_bounded() -> None:
         assert parse_usage_head(head[:offset] + bytes([head[offset] ^ 1]) + head[offset + 1 :]) is None
 
 
+def test_requests_and_pauses_in_a_usage_record_become_quantiles_and_counts() -> None:
+    buckets = [0] * c.LATENCY_BUCKETS
+    buckets[0], buckets[10], buckets[20] = 50, 49, 1
+    raw = b"".join(count.to_bytes(8, "little") for count in buckets)
+    data = field("latency_buckets", raw, used(latency_sum_ns=9, slo_miss_count=3), c.USAGE_FIELDS)
+    data = field("pause_count", 4, field("floor_hit_count", 5, data, c.USAGE_FIELDS), c.USAGE_FIELDS)
+    usage = parse_usage(data, LIMIT_BYTES, ELAPSED_NS)
+    assert usage == Usage(
+        "ok", 0, 0, 0, 0, 0, 0, request_count=100, latency_p50_us=64, latency_p99_us=64 * 32, latency_sum_ns=9,
+        slo_miss_count=3, floor_hit_count=5, pause_count=4,
+    )  # fmt: skip
+    forged = parse_usage(field("slo_miss_count", 101, data, c.USAGE_FIELDS), LIMIT_BYTES, ELAPSED_NS)
+    assert (forged.state, forged.slo_miss_count) == ("damaged", 100), "more misses than requests"
+    record = usage_record(GRANT._replace(slo_us=10_000), usage, 10**18)
+    assert (record["slo_us"], record["request_count"], record["latency_p99_us"]) == (10_000, 100, 2048)
+
+
 def test_sizes_in_a_limits_record_are_whole_mib() -> None:
     data = field("gpu_total_bytes", (6 << 20) - 1, field("mem_limit_bytes", (5 << 20) + 7, pack_limits(GRANT)))
     found = parse_limits(data)
@@ -343,6 +362,14 @@ def test_the_usage_record_of_an_ended_job_is_this_one() -> None:
         "observed_peak_bytes": 0,
         "observed_busy_ns": 0,
         "observed_energy_mj": 0,
+        "request_count": 0,
+        "latency_p50_us": 0,
+        "latency_p99_us": 0,
+        "latency_sum_ns": 0,
+        "slo_us": 0,
+        "slo_miss_count": 0,
+        "floor_hit_count": 0,
+        "pause_count": 0,
         "disturbed_count": 0,
     }
     assert usage_record(grant, DAMAGED, 5)["end_unix_ns"] == start, "never before its start"

@@ -77,6 +77,7 @@ def test_gres_conf_counts_shards_per_gpu_and_lets_the_plugins_load(node: Node) -
         "NodeName=node1 Name=vgpu Type=be Count=1118",
         f"NodeName=node1 Name=vgpu_mem Count={2 * GPU_MIB}",
         "NodeName=node1 Name=vgpu_cores Count=200",
+        f"NodeName=node1 Name=vgpu_slo Count={1118 * 60_000_000}",
     ]
 
 
@@ -86,9 +87,10 @@ def test_the_fragment_offers_what_gres_conf_has(node: Node) -> None:
     settings = dict(line.split("=", 1) for line in text.splitlines() if line and not line.startswith("#"))
     assert settings["NodeName"] == (
         "node1 CPUs=8 Port=7777 Gres=gpu:h200:2,shard:1118,vgpu:std:1118,vgpu:lc:1118,vgpu:be:1118,"
-        f"vgpu_mem:{2 * GPU_MIB},vgpu_cores:200 Feature=vgpu_share,vgpu_type_h200,vgpu_policy_cap,vgpu_policy_burst"
+        f"vgpu_mem:{2 * GPU_MIB},vgpu_cores:200,vgpu_slo:67080000000 "
+        "Feature=vgpu_share,vgpu_type_h200,vgpu_policy_cap,vgpu_policy_burst"
     )
-    assert settings["GresTypes"] == "gpu,shard,vgpu,vgpu_mem,vgpu_cores"
+    assert settings["GresTypes"] == "gpu,shard,vgpu,vgpu_mem,vgpu_cores,vgpu_slo"
     assert settings["PluginDir"] == "/a:/b"
     assert (settings["Prolog"], settings["Epilog"], settings["PrologFlags"]) == ("/p", "/e", "Alloc")
     tracked = settings["AccountingStorageTRES"].split(",")
@@ -129,6 +131,7 @@ def test_slurmd_itself_reads_the_files_and_spreads_the_shards(node: Node) -> Non
             ("vgpu", "be", "1118", ""),
             ("vgpu_mem", "(null)", str(2 * GPU_MIB), ""),
             ("vgpu_cores", "(null)", "200", ""),
+            ("vgpu_slo", "(null)", "67080000000", ""),
         ]
     ), said
 

@@ -39,7 +39,7 @@ PartitionName=gpu Nodes=node[1-4] Prolog=/not/a/key/here
 """
 STAGES = "Prolog={etc}/prolog\nEpilog={etc}/epilog.d/*\nAccountingStorageTRES=gres/gpu,license/x\n"
 FEATURES = "vgpu_share,vgpu_type_h200,vgpu_policy_cap,vgpu_policy_burst"
-OFFER = f"shard:1118,vgpu:std:1118,vgpu:lc:1118,vgpu:be:1118,vgpu_mem:{2 * GPU_MIB},vgpu_cores:200"
+OFFER = f"shard:1118,vgpu:std:1118,vgpu:lc:1118,vgpu:be:1118,vgpu_mem:{2 * GPU_MIB},vgpu_cores:200,vgpu_slo:67080000000"
 FOREIGN_SUBMIT = "function slurm_job_submit(j, p, u) return slurm.SUCCESS end\n-- hami_hpc.lua .job_submit(\n"
 
 
@@ -98,7 +98,7 @@ def test_keys_that_slurm_conf_has_are_left_out_and_printed_merged(node: Node, si
     fragment = (site / "slurm-hami-hpc.conf").read_text()
     assert [line for line in fragment.splitlines() if line and not line.startswith("#")] == []
     lines = merged(done.output)
-    assert "GresTypes=gpu,bandwidth,shard,vgpu,vgpu_mem,vgpu_cores" in lines
+    assert "GresTypes=gpu,bandwidth,shard,vgpu,vgpu_mem,vgpu_cores,vgpu_slo" in lines
     assert "SelectType=select/cons_tres" in lines
     assert "JobSubmitPlugins=all_partitions,lua" in lines
     assert not any(line.startswith(("CliFilterPlugins", "PrologFlags")) for line in lines), "both are right already"

@@ -50,7 +50,8 @@ def test_counts_each_vector_as_written(text: str, site: str, partitions: str, qo
         return
     units = resolve(parsed.request, SITES[site], where)
     features = ",".join(units.features) or "-"
-    assert f"{units.shards} {units.service_class} {units.mem_mib} {units.cores} {features}" == expected
+    slo = f" {units.slo_us}" if units.slo_us else ""
+    assert f"{units.shards} {units.service_class} {units.mem_mib} {units.cores} {features}{slo}" == expected
 
 
 @given(ONE_MODEL_SITES, st.data())

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from node_testbed import ROOT, UUIDS, Node
 
 from hami_hpc.cli import ACCOUNTING_COMMANDS, main, usage_command
+from hami_hpc.contract import constants as c
 from hami_hpc.core.duration import duration
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import Usage
@@ -49,6 +50,20 @@ def test_a_node_without_accounting_tells_what_a_running_job_uses(tmp_path: Path)
     assert "3 requests refused" in done.stdout
     told = json.loads(on_a_node(node, "usage", "7", "--format", "json").stdout)
     assert (told["job_id"], told["grant"]["gpu_uuid"], told["usage"]["peak_bytes"]) == (7, UUIDS[0], 2048 * MIB)
+
+
+def test_requests_that_were_measured_are_told(tmp_path: Path) -> None:
+    node = Node.make(tmp_path)
+    assert node.prolog(7) == 0
+    assert "requests 1" not in on_a_node(node, "usage", "7").stdout
+    path = node.jobs / "7" / c.FILE_USAGE
+    data = bytearray(path.read_bytes())
+    for name, place, number in (("latency_buckets", 14, 1234), ("slo_miss_count", 0, 5)):
+        at = c.USAGE_FIELDS[name][0] + 8 * place
+        data[at : at + 8] = number.to_bytes(8, "little")
+    path.write_bytes(data)
+    done = on_a_node(node, "usage", "7")
+    assert "  requests 1,234; 99 of 100 took at most 8.19 ms; 5 took longer than they should" in done.stdout
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "directory"])

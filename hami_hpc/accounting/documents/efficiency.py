@@ -27,7 +27,8 @@ class RunUse:
 
     measured: there is a usage record; without one the values of use are 0 and mean nothing. slices: number of vGPU
     slices; service_class: of these, empty if none. peak_bytes: the largest of any slice. gpu_busy_s, throttled_s,
-    oom_count: summed over slices. gpu_busy_s is the time that its work used, for every policy.
+    oom_count, request_count, slo_miss_count: summed over slices. latency_p99_us: the largest of any slice. gpu_busy_s
+    is the time that its work used, for every policy.
     """
 
     cluster: str
@@ -48,6 +49,9 @@ class RunUse:
     gpu_busy_s: float
     throttled_s: float
     oom_count: int
+    request_count: int = 0
+    latency_p99_us: int = 0
+    slo_miss_count: int = 0
 
     @property
     def held_gpu_s(self) -> float:
@@ -116,7 +120,7 @@ def runs(
             allocated.vgpu_cores_percent // slices,
             allocated.vgpu_class,
         )
-        record_count, damaged_count, peak_bytes, busy_ns, throttled_ns, oom_count = use
+        record_count, damaged_count, peak_bytes, busy_ns, throttled_ns, oom_count, *requests = use
         result.append(
             RunUse(
                 cluster,
@@ -134,6 +138,7 @@ def runs(
                 busy_ns / 1e9,
                 throttled_ns / 1e9,
                 oom_count,
+                *requests,
             )
         )
     return result
@@ -148,7 +153,9 @@ SELECT r.cluster, coalesce(r.display_id, r.job_id::VARCHAR) AS job, r.account, r
   r.held, r.partition, r.host, r.features, count(u.start_unix_ns), count(*) FILTER (u.usage <> 'ok'),
   coalesce(max(greatest(u.peak_bytes, u.observed_peak_bytes)), 0),
   coalesce(sum(if(u.gpu_busy_ns > 0, u.gpu_busy_ns, u.observed_busy_ns)), 0)::BIGINT,
-  coalesce(sum(u.throttled_ns), 0)::BIGINT, coalesce(sum(u.oom_count), 0)::BIGINT
+  coalesce(sum(u.throttled_ns), 0)::BIGINT, coalesce(sum(u.oom_count), 0)::BIGINT,
+  coalesce(sum(u.request_count), 0)::BIGINT, coalesce(max(u.latency_p99_us), 0),
+  coalesce(sum(u.slo_miss_count), 0)::BIGINT
 FROM chosen AS r LEFT JOIN matched AS u USING (cluster, job_id, submit_s)
 GROUP BY ALL ORDER BY r.start_s, job
 """

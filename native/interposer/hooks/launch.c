@@ -6,14 +6,20 @@
 #include <stdatomic.h>
 
 #include "driver/access.h"
+#include "limits/latency.h"
 #include "limits/launched.h"
 
 #define LAUNCH(name, stream, per_thread, ...)                                                                \
 	const struct real_cuda *real = hami_cuda();                                                          \
 	if (__builtin_expect(!real, 0))                                                                      \
 		return HAMI_REFUSED;                                                                         \
-	if (__builtin_expect(atomic_load_explicit(&hami_launch_flag, memory_order_relaxed), 0))              \
-		hami_launch_slow((void *)(stream), per_thread);                                              \
+	if (__builtin_expect(atomic_load_explicit(&hami_launch_flag, memory_order_relaxed), 0)) {            \
+		int64_t begun = hami_launch_slow((void *)(stream), per_thread);                              \
+		CUresult result = real->name ? real->name(__VA_ARGS__) : CUDA_ERROR_NOT_SUPPORTED;           \
+		if (begun)                                                                                   \
+			hami_latency_launched(begun, result == CUDA_SUCCESS);                                \
+		return result;                                                                               \
+	}                                                                                                    \
 	return real->name ? real->name(__VA_ARGS__) : CUDA_ERROR_NOT_SUPPORTED
 
 #define LAUNCH_KERNEL(name, per_thread)                                                                      \

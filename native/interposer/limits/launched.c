@@ -24,11 +24,23 @@ void hami_launched_wake(void)
 		syscall(SYS_futex, &launched.resting, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-void hami_launch_slow(void *stream, bool per_thread)
+int64_t hami_launch_slow(void *stream, bool per_thread)
 {
-	if (atomic_fetch_and(&hami_launch_flag, ~HAMI_LAUNCH_WATCHED) & HAMI_LAUNCH_GATED)
+	int flags = atomic_fetch_and(&hami_launch_flag, ~(HAMI_LAUNCH_WATCHED | HAMI_LAUNCH_TIMED));
+	int64_t begun = flags & HAMI_LAUNCH_TIMED ? hami_clock_steady() : 0;
+	if (flags & HAMI_LAUNCH_GATED)
 		hami_gate_pass(stream, per_thread);
-	hami_launched_wake();
+	if (flags & (HAMI_LAUNCH_GATED | HAMI_LAUNCH_WATCHED))
+		hami_launched_wake();
+	return begun;
+}
+
+void hami_launched_time(bool timed)
+{
+	if (timed)
+		atomic_fetch_or(&hami_launch_flag, HAMI_LAUNCH_TIMED);
+	else
+		atomic_fetch_and(&hami_launch_flag, ~HAMI_LAUNCH_TIMED);
 }
 
 bool hami_launched(void)

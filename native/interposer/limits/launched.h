@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a launch does besides launching: it wakes a keeper that rests, and passes the gate where there is one.
+ * What a launch does besides launching: it wakes a keeper that rests, passes the gate where there is one, and tells
+ * when a request begins.
  * Thread-safe, not async-signal-safe; the lock is the gate's.
  */
 #ifndef HAMI_LAUNCHED_H
@@ -13,13 +14,14 @@
  * it.
  */
 extern _Atomic int hami_launch_flag __attribute__((visibility("hidden")));
-enum { HAMI_LAUNCH_WATCHED = 1, HAMI_LAUNCH_GATED = 2 };
+enum { HAMI_LAUNCH_WATCHED = 1, HAMI_LAUNCH_GATED = 2, HAMI_LAUNCH_TIMED = 4 };
 
 /*
  * Does what a launch must do first when the flag is set; `stream` as given to the launch, `per_thread` for
- * the _ptsz forms.
+ * the _ptsz forms. Returns when the launch began, ns of hami_clock_steady(), if it is to be told
+ * hami_latency_launched() afterwards; else 0.
  */
-void hami_launch_slow(void *stream, bool per_thread);
+int64_t hami_launch_slow(void *stream, bool per_thread);
 
 /* Returns whether something was launched since the last call, and watches for the next launch. */
 bool hami_launched(void);
@@ -27,6 +29,8 @@ bool hami_launched(void);
 bool hami_launched_wait(int64_t most);
 /* Ends that sleep, or the next one. */
 void hami_launched_wake(void);
+/* Returns when it begins from the next launch, once (limits/latency.h); or not any more. */
+void hami_launched_time(bool timed);
 /* Sends each launch through the gate from now on. */
 void hami_launched_gate(void);
 

@@ -141,16 +141,10 @@ static enum hami_outstanding ask(const struct real_cuda *real, struct known *k)
 								    : HAMI_NOTHING_OUTSTANDING;
 }
 
-enum hami_outstanding hami_outstanding_look(int groups)
+/* Asks of all contexts. known.lock is held. */
+static enum hami_outstanding ask_all(const struct real_cuda *real, int groups)
 {
-	const struct real_cuda *real = hami_resolved_cuda();
 	enum hami_outstanding answer = HAMI_NOTHING_OUTSTANDING;
-	if (!real || !real->cuCtxRecordEvent || !real->cuEventQuery || !real->cuCtxPushCurrent_v2 ||
-	    !real->cuCtxPopCurrent_v2)
-		return HAMI_OUTSTANDING_UNKNOWN;
-	if (known.ended) /* NVML is not asked any more either */
-		return HAMI_SOMETHING_OUTSTANDING;
-	pthread_mutex_lock(&known.lock);
 	if (known.captures || known.incomplete || (size_t)groups > known.count)
 		answer = HAMI_OUTSTANDING_UNKNOWN;
 	for (size_t i = 0; i < known.count && !known.ended && !known.captures; i++) {
@@ -162,8 +156,34 @@ enum hami_outstanding hami_outstanding_look(int groups)
 		if (one == HAMI_OUTSTANDING_UNKNOWN)
 			answer = one;
 	}
+	return answer;
+}
+
+static enum hami_outstanding look(int groups, bool waits)
+{
+	const struct real_cuda *real = hami_resolved_cuda();
+	if (!real || !real->cuCtxRecordEvent || !real->cuEventQuery || !real->cuCtxPushCurrent_v2 ||
+	    !real->cuCtxPopCurrent_v2)
+		return HAMI_OUTSTANDING_UNKNOWN;
+	if (known.ended) /* NVML is not asked any more either */
+		return HAMI_SOMETHING_OUTSTANDING;
+	if (waits)
+		pthread_mutex_lock(&known.lock);
+	else if (pthread_mutex_trylock(&known.lock))
+		return HAMI_SOMETHING_OUTSTANDING;
+	enum hami_outstanding answer = ask_all(real, groups);
 	pthread_mutex_unlock(&known.lock);
 	return answer;
+}
+
+enum hami_outstanding hami_outstanding_look(int groups)
+{
+	return look(groups, true);
+}
+
+enum hami_outstanding hami_outstanding_glance(int groups)
+{
+	return look(groups, false);
 }
 
 void hami_outstanding_forked(void)

@@ -24,6 +24,8 @@ enum hami_outstanding {
 
 /* Asks. `groups` is how many compute groups the process has: more than contexts means other clients. */
 enum hami_outstanding hami_outstanding_look(int groups);
+/* The same on a thread of the application, which must not wait for others: HAMI_SOMETHING_OUTSTANDING while one asks. */
+enum hami_outstanding hami_outstanding_glance(int groups);
 
 /* A context was made, or is about to go. `key` names it: the context itself, or its green context. */
 void hami_outstanding_add(CUcontext context, const void *key);

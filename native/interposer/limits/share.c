@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -15,14 +14,17 @@
 #include "base/clock.h"
 #include "base/lock.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "driver/rm_objects.h"
 #include "limits/channels.h"
 #include "limits/charge.h"
 #include "limits/gate.h"
+#include "limits/latency.h"
 #include "limits/launched.h"
 #include "limits/meter.h"
 #include "region/budget.h"
 #include "region/glance.h"
+#include "region/latency.h"
 #include "region/process.h"
 
 #define MS 1000000ll
@@ -127,6 +129,7 @@ static bool set_open(struct keeper *k, bool open)
 	if (open) {
 		hami_meter_opened(true, hami_clock_shared());
 		hami_region_add_time(hami_region(), 0, (uint64_t)(begun - k->closed));
+		hami_region_add_pause(hami_region(), (uint64_t)(begun - k->closed));
 		k->busy = begun; /* it was shut because it worked, and is not resting yet */
 	} else {
 		k->closed = k->open ? begun : k->closed;
@@ -170,6 +173,7 @@ static void count(struct keeper *k, int64_t steady)
 				   .step_cap = k->pauses ? hami_terms_cap(&k->terms) : 100};
 	spent.contended = hami_meter_contended(shared);
 	seen.held_back = k->shut;
+	spent.has_floor = k->terms.latency;
 	k->shut = hami_region_spend(hami_region(), steady, &spent, &wait);
 	seen.held_back = seen.held_back || k->shut;
 	fit_timeslice(k, &seen);
@@ -322,21 +326,9 @@ void hami_share_begin(void)
 	pthread_mutex_lock(&share.lock);
 	if (share.running)
 		hami_launched_wake();
+	hami_latency_watch();
 	if (!share.running) {
-		static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
-		sigset_t all, before; /* the application's signals are not for this thread */
-		pthread_t thread;
-		pthread_attr_t attributes;
-		sigfillset(&all);
-		for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
-			sigdelset(&all, faults[i]); /* blocked, they end the process without its handler */
-		pthread_attr_init(&attributes);
-		pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-		pthread_attr_setstacksize(&attributes, 1 << 20); /* NVML and libcuda are called on it */
-		pthread_sigmask(SIG_SETMASK, &all, &before);
-		int rc = pthread_create(&thread, &attributes, keeper, NULL);
-		pthread_sigmask(SIG_SETMASK, &before, NULL);
-		pthread_attr_destroy(&attributes);
+		int rc = hami_thread(keeper);
 		share.running = !rc;
 		if (rc) {
 			hami_log(

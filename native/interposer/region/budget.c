@@ -10,6 +10,7 @@ struct words {
 	uint32_t *shut;
 	uint32_t cap;
 	bool contended;
+	uint64_t *hits; /* counts how often it shuts; NULL: nobody counts */
 };
 
 /* Moves the clock of a budget up to `now`. Returns by how much, which is this caller's to add; -1 for a fresh one. */
@@ -38,7 +39,8 @@ static bool spend(const struct words *w, int64_t now, int64_t used, int64_t *wai
 					      __ATOMIC_RELAXED));
 	bool shut = hami_budget_shut(after, __atomic_load_n(w->shut, __ATOMIC_RELAXED) != 0, w->contended,
 				     w->cap);
-	__atomic_store_n(w->shut, shut, __ATOMIC_RELAXED);
+	if (__atomic_exchange_n(w->shut, shut, __ATOMIC_RELAXED) == 0 && shut && w->hits)
+		__atomic_fetch_add(w->hits, 1, __ATOMIC_RELAXED);
 	int64_t until = hami_budget_wait(after, shut, w->contended, w->cap);
 	*wait = until < *wait ? until : *wait;
 	return shut;
@@ -54,15 +56,16 @@ bool hami_region_spend(struct hami_region *region, int64_t now, const struct ham
 		return false;
 	__atomic_fetch_add(&u->slots[slot].gpu_busy_ns, (uint64_t)(used > 0 ? used : 0), __ATOMIC_RELAXED);
 	__atomic_fetch_add(&u->head.time_used, (uint64_t)(used > 0 ? used : 0), __ATOMIC_RELAXED);
-	const struct words job = {&u->head.time_credit, &u->head.time_credit_at, &u->head.time_shut,
-				  spent->job_cap, spent->contended};
+	const struct words job = {&u->head.time_credit, &u->head.time_credit_at,
+				  &u->head.time_shut,   spent->job_cap,
+				  spent->contended,     spent->has_floor ? &u->head.floor_hit_count : NULL};
 	bool shut = spend(&job, now, used, wait);
 	uint32_t row = __atomic_load_n(&u->slots[slot].step_row, __ATOMIC_RELAXED);
 	if (row >= HAMI_USAGE_STEP_COUNT)
 		return shut; /* a user's own number */
 	struct hami_usage_step *s = &u->steps[row];
-	const struct words step = {&s->time_credit, &s->time_credit_at, &s->time_shut, spent->step_cap,
-				   spent->contended};
+	const struct words step = {&s->time_credit, &s->time_credit_at, &s->time_shut,
+				   spent->step_cap, spent->contended,   NULL};
 	int64_t of_step = INT64_MAX;
 	bool step_shut = spend(&step, now, used, &of_step);
 	if (shut && step_shut)

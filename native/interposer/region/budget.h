@@ -11,8 +11,9 @@
 #include "region/region.h"
 
 struct hami_spent {
-	int64_t used;               /* by this process since the last time, ns */
-	bool contended;             /* others interrupted it lately */
+	int64_t used;   /* by this process since the last time, ns */
+	bool contended; /* others interrupted it lately */
+	bool has_floor; /* the job's cap is what a floor leaves it: each time it is reached is counted */
 	uint32_t job_cap, step_cap; /* percent */
 };
 

@@ -156,6 +156,7 @@ static void a_step_is_as_latency_critical_as_its_job_and_its_record_has_no_turns
 	struct hami_limits job = {.job_id = 7,
 				  .latency = 1,
 				  .floor_percent = 5,
+				  .slo_us = 10000,
 				  .latency_others = 2,
 				  .turn_begin_permille = 300,
 				  .turn_length_permille = 400};
@@ -163,7 +164,7 @@ static void a_step_is_as_latency_critical_as_its_job_and_its_record_has_no_turns
 	struct hami_limits step;
 
 	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
-	CHECK(step.latency == 1 && step.floor_percent == 5);
+	CHECK(step.latency == 1 && step.floor_percent == 5 && step.slo_us == 10000);
 	CHECK(step.latency_others == 0 && step.turn_begin_permille == 0 && step.turn_length_permille == 0);
 }
 

@@ -142,10 +142,10 @@ static void a_job_with_all_of_a_node_shows_the_sum(const char *directory)
 
 static void a_steps_count_replaces_what_the_user_exported(const char *directory)
 {
-	static const char *const gres[] = {HAMI_GRES_CLASS, HAMI_GRES_MEM, HAMI_GRES_CORES};
-	static const char *const names[] = {HAMI_ENV_VGPU, HAMI_ENV_MEM_MIB, HAMI_ENV_CORES};
+	static const char *const gres[] = {HAMI_GRES_CLASS, HAMI_GRES_MEM, HAMI_GRES_CORES, HAMI_GRES_SLO};
+	static const char *const names[] = {HAMI_ENV_VGPU, HAMI_ENV_MEM_MIB, HAMI_ENV_CORES, HAMI_ENV_SLO_US};
 
-	for (size_t i = 0; i < 3; i++) {
+	for (size_t i = 0; i < 4; i++) {
 		struct plugin plugin = load(directory, gres[i]);
 		char **env = env_array_create();
 

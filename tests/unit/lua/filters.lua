@@ -24,7 +24,7 @@ slurm = {
 
 SITE = [[return { version = 1, shard_mib = 256, memory_scaling = 1.0, default_mem = "25%", default_cores = 25,
 	bare_shard = "BARE", modes = { "share", "mps" }, classes = { std = {}, lc = { "lc" }, be = { "be" } },
-	policies = { std = { "cap" }, lc = { "burst" }, be = { "burst", "cap", "none" } },
+	latency = { "lc" }, policies = { std = { "cap" }, lc = { "burst" }, be = { "burst", "cap", "none" } },
 	gpu_models = { h200 = { total_mib = 143156 }, a100 = { total_mib = 81559 } },
 	partitions = { gpu = { gpu_models = { "h200" } }, mixed = { gpu_models = { "h200", "a100" } },
 		small = { gpu_models = { "a100" } } } }]]

@@ -96,6 +96,18 @@ test("an update keeps the policy that it does not name, and replaces one that it
 	refused(modify({ features = "vgpu_policy_none" }, held), "policy=none is not allowed in class std")
 end)
 
+test("an update keeps the slo that the job has, and replaces it", function()
+	local units = string.gsub(UNITS, "std", "lc") .. ",gres:vgpu_slo:10000"
+	local held = { tres_per_node = units, qos = "lc" }
+	local rc, written = modify({ partition = "small" }, held)
+	equal(rc, 0)
+	equal(string.match(written.tres_per_node, "vgpu_slo:%d+"), "vgpu_slo:10000")
+	rc, written = modify({ tres_per_node = "gres:vgpu:mem=8G,gres:slo=5ms" }, held)
+	equal(rc, 0)
+	equal(string.match(written.tres_per_node, "vgpu_slo:%d+"), "vgpu_slo:5000")
+	refused(modify({ tres_per_node = "gres:vgpu:slo=5ms" }, { tres_per_node = UNITS }), "slo=5ms needs a latency-critical")
+end)
+
 test("an update keeps the class that the job has, also where its QoS would make no class", function()
 	write_slurm_conf("")
 	local held = { tres_per_node = UNITS, qos = "be" } -- typed by the user, and so of class std

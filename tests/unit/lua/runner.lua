@@ -5,7 +5,7 @@
 --   token GRES NAME                -> none | ok TOKEN
 --   site LUA_TABLE                 -> ok | error - REASON
 --   shards GRES PARTITIONS TYPE    -> none | ok CANONICAL SHARDS PREFIX OTHERS | error CODE MESSAGE   (in the last site)
---   resolve GRES PARTITIONS QOS    -> ok SHARDS CLASS MIB CORES FEATURES | error CODE MESSAGE      (in the last site)
+--   resolve GRES PARTITIONS QOS    -> ok SHARDS CLASS MIB CORES FEATURES [SLO_US] | error CODE MESSAGE      (in the last site)
 
 slurm = { SUCCESS = 0, ERROR = -1 }
 local hami = dofile(arg[1] .. "/hami_hpc.lua")
@@ -57,8 +57,10 @@ function commands.resolve(gres, partitions, qos)
 	local request = grammar.parse(gres).request
 	local units = hami.units.resolve(request, site, list(partitions), qos)
 	hami.units.check_policy(site, units.service_class, request.policy)
+	hami.units.check_slo(site, units.service_class, request.slo_us)
 	local numbers = string.format("ok\t%d\t%s\t%d\t%d", units.shards, units.service_class, units.mem_mib, units.cores)
-	return numbers .. "\t" .. table.concat(units.features, ",")
+	local slo = units.slo_us and string.format("\t%d", units.slo_us) or ""
+	return numbers .. "\t" .. table.concat(units.features, ",") .. slo
 end
 
 function commands.shards(gres, partitions, gpu_type)

@@ -17,6 +17,7 @@ from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.sources import usage_records
 from hami_hpc.accounting.store import job_records, store_files, usage_table
 from hami_hpc.accounting.times import Period
+from hami_hpc.cli import accounting_reports
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import Observed, Usage, usage_record
 
@@ -47,6 +48,19 @@ def _record(job_id: int = 1, start: int = T0 + 1, end: int = T0 + HOUR, **change
     values: dict[str, Any] = {"state": "ok", "used_bytes": 0, "peak_bytes": 2000 * MIB, "oom_count": 0}
     values |= {"gpu_busy_ns": 720 * NS, "throttled_ns": 0, **changes}
     return dict(usage_record(grant, Usage(**values), end * NS, observed))
+
+
+def test_requests_of_slices_are_summed_and_the_slowest_one_is_shown(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    two = "gres/vgpu:std=2,gres/vgpu=2,gres/vgpu_cores=100,gres/vgpu_mem=16384"
+    fill(root, [Job(tres=two)])
+    first = _record(request_count=10, latency_p99_us=500, slo_miss_count=1)
+    second = _record(gpu_uuid="GPU-2", request_count=5, latency_p99_us=900, slo_miss_count=2)
+    usage_table.collect(root, _spool(tmp_path / "u", first, second), "c1", False)
+    (run,) = _runs(root)
+    assert (run.request_count, run.latency_p99_us, run.slo_miss_count) == (15, 900, 3)
+    said = accounting_reports._one_run(run)
+    assert "requests 15; 99 of 100 took at most 0.90 ms; 3 took longer than they should" in said
 
 
 def _spool(directory: Path, *records: dict[str, Any]) -> Path:

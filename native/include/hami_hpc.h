@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Hints of services to hami_hpc: when a request begins and ends, and how long it should take.
+ *
+ *	#include <hami_hpc.h>
+ *
+ *	hami_hint_begin(10000);   // 10 ms
+ *	...                       // launches and copies, and waits for the result
+ *	hami_hint_end();
+ *
+ * Nothing has to be linked: the functions look for the library that a vGPU job has loaded, and do nothing outside of
+ * one. (glibc before 2.34 needs -ldl.)
+ *
+ * A request belongs to the thread that began it; each thread can have one at a time. From a process's first hint on,
+ * hami_hpc does not measure its requests in any other way. Neither function calls the driver or waits.
+ * Thread-safe, not async-signal-safe. A forked child has no request under way.
+ */
+#ifndef HAMI_HPC_H
+#define HAMI_HPC_H
+#include <errno.h>
+#include <stdint.h>
+
+#ifdef HAMI_HPC_INTERPOSER /* the library itself */
+
+int hami_hint_begin(uint64_t deadline_us);
+int hami_hint_end(void);
+
+#else
+#include <dlfcn.h>
+#include <stddef.h>
+
+/*
+ * A request begins. It should take at most `deadline_us` microseconds; 0: at most what the job asked for with slo=.
+ * Returns 0; -EBUSY when this thread has one under way, which goes on; -ENOSYS outside of a vGPU job.
+ */
+static inline int hami_hint_begin(uint64_t deadline_us)
+{
+	union {
+		void *symbol;
+		int (*begin)(uint64_t);
+	} found;
+	found.symbol = dlsym(NULL /* RTLD_DEFAULT */, "hami_hint_begin");
+	return found.symbol ? found.begin(deadline_us) : -ENOSYS;
+}
+
+/*
+ * The request ends: its time is counted, and whether it was too long. Returns 0; -EINVAL when this thread has none
+ * under way; -ENOSYS outside of a vGPU job.
+ */
+static inline int hami_hint_end(void)
+{
+	union {
+		void *symbol;
+		int (*end)(void);
+	} found;
+	found.symbol = dlsym(NULL /* RTLD_DEFAULT */, "hami_hint_end");
+	return found.symbol ? found.end() : -ENOSYS;
+}
+
+#endif
+#endif

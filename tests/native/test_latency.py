@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long requests take: as the interposer measures it, and as programs say it; on the simulated driver and kernel.
+
+Bounds are wide, and what misses them is measured again (test_compute.measured).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conformance import BUILD, REAL_GPU, ROOT, Slice, make_slice, sanitizer
+from test_compute import machine, measured, run
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.delays import BOUNDS_NS, Delays, parse_delays, quantile_us
+
+__all__ = ["machine"]
+pytestmark = pytest.mark.skipif(REAL_GPU, reason="these kernels exist on the simulation only")
+SERVE = str(BUILD / "compute/requests_take_time")
+HINTS = str(BUILD / "compute/hints_mark_requests")
+LC = {"latency": 1, "floor_percent": 5, "slo_us": 10_000}
+
+
+def slice_of(tmp_path: Path, machine: tuple[Path, str] | None, **fields: int) -> Slice:
+    directory = tmp_path / str(len(list(tmp_path.iterdir())))
+    place = machine or (None, "GPU-0")
+    return make_slice(directory, *place, job_mib=8192, policy="burst", fields=LC | fields)
+
+
+def delays_of(made: Slice) -> Delays:
+    return parse_delays((made.directory / c.FILE_USAGE).read_bytes())
+
+
+def served(tmp_path: Path, machine: tuple[Path, str], *how: object, faults: str = "", **fields: int) -> Delays:
+    made = slice_of(tmp_path, machine, **fields)
+    run(made, SERVE, *how, faults=faults)
+    return delays_of(made)
+
+
+@pytest.mark.parametrize("how", ["wait", "poll", "leave"])
+@pytest.mark.parametrize(("us", "gap_us"), [(400, 4000), (5000, 5000)])
+def test_a_request_lasts_from_its_first_launch_until_nothing_is_outstanding(
+    tmp_path: Path, machine: tuple[Path, str], how: str, us: int, gap_us: int
+) -> None:
+    delays = measured(
+        lambda: served(tmp_path, machine, 40, us, gap_us, how),
+        lambda found: found.request_count == 40 and us <= quantile_us(found.buckets, 50) <= 1.6 * us,
+    )
+    if BUILD.name == "native":
+        assert 40 * us * 1000 * 0.99 <= delays.latency_sum_ns
+
+
+def test_requests_that_follow_one_another_at_once_are_told_apart_where_the_host_waits(
+    tmp_path: Path, machine: tuple[Path, str]
+) -> None:
+    measured(
+        lambda: served(tmp_path, machine, 60, 500, 0, "wait", floor_percent=0),
+        lambda found: found.request_count == 60 and quantile_us(found.buckets, 50) <= 1024,
+    )
+
+
+def test_requests_longer_than_the_slo_are_misses(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    measured(
+        lambda: served(tmp_path, machine, 10, 15_000, 1000, "wait", floor_percent=0),
+        lambda found: found.slo_miss_count == found.request_count == 10,
+    )
+    assert served(tmp_path, machine, 10, 15_000, 1000, "wait", slo_us=0).slo_miss_count == 0
+
+
+def test_only_latency_critical_jobs_are_measured(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    assert served(tmp_path, machine, 10, 1000, 100, "wait", latency=0).buckets == ()
+
+
+@pytest.mark.parametrize("fault", ["cuEventCreate=2:after=1", "cuCtxRecordEvent=999"])
+def test_nothing_is_measured_where_the_driver_cannot_tell(
+    tmp_path: Path, machine: tuple[Path, str], fault: str
+) -> None:
+    assert served(tmp_path, machine, 20, 1000, 1000, "wait", faults=fault).buckets == ()
+
+
+def test_a_capture_spoils_no_more_than_the_request_it_is_in(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    measured(
+        lambda: served(tmp_path, machine, 20, 1000, 2000, "capture"),
+        lambda found: 18 <= found.request_count <= 20 and quantile_us(found.buckets, 99) <= 2048,
+    )
+
+
+def test_pauses_and_hits_of_the_floor_are_counted(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    made = slice_of(tmp_path, machine, floor_percent=50)
+    run(made, BUILD / "compute/spin_for", 1000, 1000)
+    found = delays_of(made)
+    assert found.floor_hit_count > 0
+    assert found.pause_count > 0
+    assert found.paused_ns > 0
+    capped = make_slice(tmp_path / "cap", *machine, job_mib=8192, cores_percent=30)
+    run(capped, BUILD / "compute/spin_for", 500, 1000)
+    assert (delays_of(capped).floor_hit_count, delays_of(capped).pause_count > 0) == (0, True)
+
+
+def test_a_forked_child_and_its_parent_are_both_measured(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    made = slice_of(tmp_path, machine)
+    run(made, BUILD / "compute/forks_beside_the_keeper")
+    assert delays_of(made).request_count > 20
+
+
+def test_captures_beside_the_measurement_are_never_spoilt(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    made = slice_of(tmp_path, machine)
+    run(made, BUILD / "compute/captures_are_never_spoilt")
+
+
+# ------------------------------------------------------------------------------------------- hints
+
+
+def test_each_thread_marks_requests_of_its_own_with_deadlines(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    made = slice_of(tmp_path, machine, latency=0)
+    run(made, HINTS, 8, 10)
+    found = delays_of(made)
+    assert found.request_count == 8 * 10 + 1
+    assert 8 * 5 <= found.slo_miss_count <= 8 * 10, "2 ms are more than 1 ms, and less than 1 s"
+    assert quantile_us(found.buckets, 50) >= 2000
+
+
+def test_without_the_interposer_hints_say_so_and_do_nothing(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    made = slice_of(tmp_path, machine)
+    result = made.run(HINTS, "2", "3", preload=False)
+    assert result.returncode == 0, result.stderr
+    assert delays_of(made).buckets == ()
+
+
+def test_who_gives_hints_is_not_measured_besides(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    made = slice_of(tmp_path, machine)
+    run(made, BUILD / "compute/hinted_requests", 20, 1000)
+    found = delays_of(made)
+    assert found.request_count in (20, 21), "one at most was measured before the first hint"
+
+
+@pytest.mark.skipif(bool(sanitizer()), reason="Python is not built with sanitizers")
+def test_python_gives_hints(tmp_path: Path) -> None:
+    program = """
+from hami_hpc.hints import request, is_active
+assert is_active()
+for _ in range(5):
+    with request(deadline_ms=1000):
+        pass
+    with request():
+        pass
+try:
+    with request(deadline_ms=0.001):
+        raise KeyError("passes")
+except KeyError:
+    pass
+"""
+    made = slice_of(tmp_path, None)
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=made.environment() | {"PYTHONPATH": str(ROOT)}, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    found = delays_of(made)
+    assert (found.request_count, found.slo_miss_count) == (11, 1)
+
+
+def test_the_bounds_are_those_of_the_interposer(tmp_path: Path) -> None:
+    """As tests/native/unit/requests_are_counted_in_rows.c says them."""
+    assert BOUNDS_NS[:4] == (64_000, 90_509, 128_000, 181_019)
+    assert (len(BOUNDS_NS), BOUNDS_NS[40]) == (41, 64_000 << 20)
+    made = slice_of(tmp_path, None)
+    done = subprocess.run([BUILD / "unit/requests_are_counted_in_rows", made.limits], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
