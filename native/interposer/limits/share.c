@@ -137,7 +137,8 @@ static void count(struct keeper *k, int64_t steady)
 	of_job.cores_percent = hami_terms_read(hami_region()->job, hami_region()->job).cores_percent;
 	struct hami_spent spent = {.used = hami_meter_count(shared),
 				   .job_cap = k->pauses ? hami_terms_cap(&of_job) : 100,
-				   .step_cap = k->pauses ? hami_terms_cap(&k->terms) : 100};
+				   .step_cap = k->pauses ? hami_terms_cap(&k->terms) : 100,
+				   .clock = hami_clock_steady};
 	spent.contended = hami_meter_contended(shared);
 	k->shut = hami_region_spend(hami_region(), steady, &spent, &wait);
 	k->counted = steady;

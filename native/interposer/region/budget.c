@@ -3,8 +3,6 @@
 
 #include "arbitration/budget.h"
 
-#define CLOCK_SLACK_NS 1000000000ll /* a record from the future is not this boot's, or a user's own */
-
 struct words {
 	uint64_t *credit, *at;
 	uint32_t *shut;
@@ -12,28 +10,38 @@ struct words {
 	bool contended;
 };
 
-/* Moves the clock of a budget up to `now`. Returns by how much, which is this caller's to add; -1 for a fresh one. */
-static int64_t advance(const struct words *w, int64_t now)
+/*
+ * Moves the clock of a budget up to `now`. Returns by how much, which is this caller's to add: whoever moves it from
+ * one time to another adds what lies between, so that no time is added twice.
+ *
+ * The clock may be ahead of `now`: of a process that was stopped since it read that. One ahead of a time that is read
+ * after it is a user's own number.
+ */
+static int64_t advance(const struct words *w, int64_t now, int64_t (*clock)(void))
 {
-	uint64_t at = __atomic_load_n(w->at, __ATOMIC_RELAXED);
-	bool future = at > (uint64_t)(now + CLOCK_SLACK_NS);
-	if (!future && at >= (uint64_t)now)
-		return 0;
-	if (!__atomic_compare_exchange_n(w->at, &at, (uint64_t)now, false, __ATOMIC_RELAXED,
+	uint64_t at = __atomic_load_n(w->at, __ATOMIC_ACQUIRE), full = 0;
+	if (at >= (uint64_t)now) {
+		now = clock();
+		if (at <= (uint64_t)now)
+			return 0;
+	}
+	if (!at) /* nobody has used it yet */
+		__atomic_compare_exchange_n(w->credit, &full, (uint64_t)hami_budget_half(w->cap), false,
+					    __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	if (!__atomic_compare_exchange_n(w->at, &at, (uint64_t)now, false, __ATOMIC_RELEASE,
 					 __ATOMIC_RELAXED))
 		return 0; /* another process adds it */
-	return at == 0 || future ? -1 : now - (int64_t)at;
+	return at && at < (uint64_t)now ? now - (int64_t)at : 0;
 }
 
-static bool spend(const struct words *w, int64_t now, int64_t used, int64_t *wait)
+static bool spend(const struct words *w, int64_t now, const struct hami_spent *spent, int64_t *wait)
 {
 	if (w->cap >= 100)
 		return false;
-	int64_t elapsed = advance(w, now), after;
+	int64_t elapsed = advance(w, now, spent->clock), after;
 	uint64_t credit = __atomic_load_n(w->credit, __ATOMIC_RELAXED);
 	do {
-		int64_t before = elapsed < 0 ? hami_budget_half(w->cap) : (int64_t)credit;
-		after = hami_budget_after(before, elapsed < 0 ? 0 : elapsed, used, w->cap);
+		after = hami_budget_after((int64_t)credit, elapsed, spent->used, w->cap);
 	} while (!__atomic_compare_exchange_n(w->credit, &credit, (uint64_t)after, false, __ATOMIC_RELAXED,
 					      __ATOMIC_RELAXED));
 	bool shut = hami_budget_shut(after, __atomic_load_n(w->shut, __ATOMIC_RELAXED) != 0, w->contended,
@@ -55,7 +63,7 @@ bool hami_region_spend(struct hami_region *region, int64_t now, const struct ham
 	__atomic_fetch_add(&u->slots[slot].gpu_busy_ns, (uint64_t)(used > 0 ? used : 0), __ATOMIC_RELAXED);
 	const struct words job = {&u->head.time_credit, &u->head.time_credit_at, &u->head.time_shut,
 				  spent->job_cap, spent->contended};
-	bool shut = spend(&job, now, used, wait);
+	bool shut = spend(&job, now, spent, wait);
 	uint32_t row = __atomic_load_n(&u->slots[slot].step_row, __ATOMIC_RELAXED);
 	if (row >= HAMI_USAGE_STEP_COUNT)
 		return shut; /* a user's own number */
@@ -63,7 +71,7 @@ bool hami_region_spend(struct hami_region *region, int64_t now, const struct ham
 	const struct words step = {&s->time_credit, &s->time_credit_at, &s->time_shut, spent->step_cap,
 				   spent->contended};
 	int64_t of_step = INT64_MAX;
-	bool step_shut = spend(&step, now, used, &of_step);
+	bool step_shut = spend(&step, now, spent, &of_step);
 	if (shut && step_shut)
 		*wait = of_step > *wait ? of_step : *wait;
 	else if (step_shut)

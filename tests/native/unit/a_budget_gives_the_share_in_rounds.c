@@ -73,9 +73,10 @@ static void owes_anything(uint32_t percent)
 		for (size_t j = 0; j < sizeof words / sizeof *words; j++)
 			for (size_t k = 0; k < sizeof words / sizeof *words; k++) {
 				struct tenant t = {.credit = words[i], .shut = true, .contended = k % 2};
+				CHECK(hami_budget_wait(words[i], j % 2, k % 2, percent) <= HAMI_SHUT_NS_MOST);
 				go_on(&t, words[j], words[k], percent);
 				int64_t wait = hami_budget_wait(t.credit, t.shut, t.contended, percent);
-				CHECK(percent >= 100 || wait <= HAMI_SHUT_NS_MOST + HAMI_ROUND_NS);
+				CHECK(wait <= HAMI_SHUT_NS_MOST);
 			}
 }
 

@@ -138,6 +138,13 @@ static void charge(uint64_t bytes, bool scribbled)
 	CHECK(rc == 0 || bytes > STEP_LIMIT - hami_region_own(&region)); /* what fits is not refused */
 }
 
+static int64_t clock_now;
+
+static int64_t read_clock(void)
+{
+	return clock_now;
+}
+
 /* Whatever the record says, a process is paused for no longer than it may owe. */
 static void spend(struct input *in)
 {
@@ -145,10 +152,12 @@ static void spend(struct input *in)
 	const struct hami_spent spent = {.used = used,
 					 .contended = used & 1,
 					 .job_cap = job.cores_percent,
-					 .step_cap = step.cores_percent};
+					 .step_cap = step.cores_percent,
+					 .clock = read_clock};
+	clock_now = now + (int64_t)take(in, 2);
 	bool shut = hami_region_spend(&region, now, &spent, &wait);
 	CHECK(wait >= 0);
-	CHECK(!shut || wait <= HAMI_SHUT_NS_MOST + HAMI_ROUND_NS);
+	CHECK(!shut || wait <= HAMI_SHUT_NS_MOST);
 }
 
 static void begin_anew(void)
