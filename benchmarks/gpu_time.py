@@ -46,17 +46,28 @@ class Load:
 
 
 @dataclass
+class Budget:
+    """The credit of a cap, ns, which all processes of a job use and fill (region/budget.c)."""
+
+    credit: int = 0
+    at: int = 0
+    shut: bool = False
+
+
+@dataclass
 class Tenant:
-    """A tenant of one process. `slice_us`: instead of the timeslice of its terms."""
+    """A tenant of one process, or one process of a job. `slice_us`: instead of the timeslice of its terms."""
 
     terms: a.Terms
     load: Load
+    job: str = ""  # its processes share a budget and divide a timeslice; "": it is of one process
     slice_us: int | None = None
     dies_ns: int = FOREVER
     keeper_stops_ns: int = FOREVER  # SIGSTOP, or a tenant that runs without a keeper
     forges_credit: bool = False  # writes itself a full budget before each look
     # The rest is the simulation's.
     number: int = 0
+    processes: int = 1
     left_ns: int = 0
     pending: list[tuple[int, int]] = field(default_factory=list)  # (arrival, length), the first is at work
     head: int = 0
@@ -69,7 +80,7 @@ class Tenant:
 
     @property
     def slice_ns(self) -> int:
-        us = self.terms.timeslice_us() if self.slice_us is None else self.slice_us
+        us = self.terms.timeslice_us(self.processes) if self.slice_us is None else self.slice_us
         return (us or DRIVERS_TIMESLICE_US) * US
 
     def has_work(self) -> bool:
@@ -77,15 +88,15 @@ class Tenant:
 
 
 class Keeper:
-    """The thread that measures, and pauses or opens: share.c with one process."""
+    """The thread that measures, and pauses or opens: share.c."""
 
-    def __init__(self, tenant: Tenant) -> None:
-        self.tenant = tenant
+    def __init__(self, tenant: Tenant, budget: Budget) -> None:
+        self.tenant, self.budget = tenant, budget
         self.cap = tenant.terms.cap()
         self.use = a.Use(0)
         self.samples: list[tuple[int, bool]] = []
         self.told = 0
-        self.credit, self.at, self.shut = (a.budget_half(self.cap) if self.cap < 100 else 0), 0, False
+        self.shut = False
         self.change = self.counted = self.sampled = self.busy = 0
         self.gap = SAMPLE_NS_MOST
         self.open, self.closed, self.resting, self.on = True, 0, False, True
@@ -105,6 +116,11 @@ class Keeper:
         self.random = (x ^ x << 17) & 0xFFFFFFFFFFFFFFFF
         return self.gap // 2 + self.random % self.gap
 
+    def _count_gap(self) -> int:
+        """How long, ns, until the next count at most."""
+        uses = self.open or self.counted - self.closed < a.COUNT_NS_SEVERAL
+        return a.COUNT_NS_SEVERAL if uses and self.tenant.processes > 1 else a.ROUND_NS
+
     def _count(self, now: int) -> None:
         switches = self.tenant.switches[self.told :]
         self.on = switches[-1][1] if switches else self.on
@@ -120,13 +136,15 @@ class Keeper:
         if self.cap >= 100:
             self.change, self.gap = now + S, SAMPLE_NS_UNCAPPED
             return
+        budget = self.budget
         if self.tenant.forges_credit:
-            self.credit = 2**62
-        self.credit = a.budget_after(self.credit, now - self.at, used, self.cap)
-        self.at = now
+            budget.credit = 2**62
+        several = self.tenant.processes > 1
+        budget.credit = a.budget_after(budget.credit, now - budget.at, used, self.cap, several)
+        budget.at = now
         contended = now - self.interrupted < CONTENDED_NS
-        self.shut = a.budget_shut(self.credit, self.shut, self.cap, contended)
-        self.change = now + min(S, a.budget_wait(self.credit, self.shut, self.cap, contended))
+        self.shut = budget.shut = a.budget_shut(budget.credit, budget.shut, self.cap, contended)
+        self.change = now + min(S, a.budget_wait(budget.credit, self.shut, self.cap, contended))
         self.gap = max(SAMPLE_NS_LEAST, min(SAMPLE_NS_MOST, a.budget_half(self.cap) // 4))
 
     def look(self, now: int) -> tuple[int, bool]:
@@ -142,7 +160,7 @@ class Keeper:
             self.samples.append((now, work))
             self.busy = now if work else self.busy
             self.sampled = now + self._jittered()
-        if now >= self.change or now - self.counted >= a.ROUND_NS:
+        if now >= self.change or now - self.counted >= self._count_gap():
             self._count(now)
         turn, until = self.tenant.terms.turn(now)
         opened, self.open = self.open, not self.shut and turn
@@ -155,7 +173,7 @@ class Keeper:
             self._count(now)
             self.resting = True
             return now + REST_NS, True
-        following = min(self.change, self.counted + a.ROUND_NS, until)
+        following = min(self.change, self.counted + self._count_gap(), until)
         if self.open:
             following = min(following, self.sampled)
         call = 0 if opened == self.open else RESUME_CALL_NS if self.open else PAUSE_CALL_NS
@@ -186,9 +204,13 @@ class Gpu:
         self.switch_count = 0
         self.keepers: list[Keeper | None] = []
         self.cursors = [0] * len(self.tenants)
+        jobs: dict[str, Budget] = {}
         for number, tenant in enumerate(self.tenants):
             tenant.number = number
-            keeper = Keeper(tenant)
+            tenant.processes = sum(other.job == tenant.job for other in self.tenants) if tenant.job else 1
+            cap = tenant.terms.cap()
+            budget = Budget(a.budget_half(cap) if cap < 100 else 0)
+            keeper = Keeper(tenant, jobs.setdefault(tenant.job, budget) if tenant.job else budget)
             self.keepers.append(keeper if keeper.needed() else None)
             if keeper.needed():
                 self._at((number * 137) * US, "look", number)

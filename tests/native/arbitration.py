@@ -31,6 +31,7 @@ def constant(header: str, name: str) -> int:
 
 ROUND_NS = constant("budget.h", "HAMI_ROUND_NS")
 SHUT_NS_MOST = constant("budget.h", "HAMI_SHUT_NS_MOST")
+COUNT_NS_SEVERAL = constant("budget.h", "HAMI_COUNT_NS_SEVERAL")
 SAVE_NS = constant("use.h", "HAMI_SAVE_NS")
 
 
@@ -64,7 +65,7 @@ class _Use(ctypes.Structure):
 _I64, _U32, _SIZE = ctypes.c_int64, ctypes.c_uint32, ctypes.c_size_t
 _lib = ctypes.CDLL(str(LIBRARY))
 _lib.hami_budget_half.restype, _lib.hami_budget_half.argtypes = _I64, (_U32,)
-_lib.hami_budget_after.restype, _lib.hami_budget_after.argtypes = _I64, (_I64, _I64, _I64, _U32)
+_lib.hami_budget_after.restype, _lib.hami_budget_after.argtypes = _I64, (_I64, _I64, _I64, ctypes.c_bool, _U32)
 _lib.hami_budget_shut.restype = ctypes.c_bool
 _lib.hami_budget_shut.argtypes = (_I64, ctypes.c_bool, ctypes.c_bool, _U32)
 _lib.hami_budget_wait.restype, _lib.hami_budget_wait.argtypes = _I64, (_I64, ctypes.c_bool, ctypes.c_bool, _U32)
@@ -90,9 +91,9 @@ def budget_half(percent: int) -> int:
     return int(_lib.hami_budget_half(percent))
 
 
-def budget_after(credit_ns: int, elapsed_ns: int, used_ns: int, percent: int) -> int:
-    """Returns the credit, ns, after so much time and use."""
-    return int(_lib.hami_budget_after(credit_ns, elapsed_ns, used_ns, percent))
+def budget_after(credit_ns: int, elapsed_ns: int, used_ns: int, percent: int, several: bool = False) -> int:
+    """Returns the credit, ns, after so much time and use, of one process or ``several`` that share it."""
+    return int(_lib.hami_budget_after(credit_ns, elapsed_ns, used_ns, several, percent))
 
 
 def budget_shut(credit_ns: int, shut: bool, percent: int, contended: bool = False) -> bool:

@@ -18,20 +18,22 @@ int64_t hami_budget_half(uint32_t percent)
 }
 
 /* Returns the credit, or the nearest that there can be: a user may have written any number. */
-static int64_t bounded(int64_t credit, uint32_t percent)
+static int64_t bounded(int64_t credit, bool several, uint32_t percent)
 {
 	const int64_t half = hami_budget_half(percent), least = half - HAMI_SHUT_NS_MOST * percent / 100;
-	return credit < least ? least : credit > half ? half : credit;
+	const int64_t most = half + (several ? HAMI_COUNT_NS_SEVERAL * percent / 100 : 0);
+	return credit < least ? least : credit > most ? most : credit;
 }
 
-int64_t hami_budget_after(int64_t credit, int64_t elapsed, int64_t used, uint32_t percent)
+int64_t hami_budget_after(int64_t credit, int64_t elapsed, int64_t used, bool several, uint32_t percent)
 {
 	const int64_t second = 1000000000;
 	percent = within(percent);
 	/* A clock that stepped, or numbers that a user wrote into the record. */
 	elapsed = elapsed < 0 ? 0 : elapsed > second ? second : elapsed;
 	used = used < 0 ? 0 : used > second ? second : used;
-	return bounded(bounded(credit, percent) + elapsed * percent / 100 - used, percent);
+	credit = bounded(credit, several, percent) + elapsed * percent / 100 - used;
+	return bounded(credit, several, percent);
 }
 
 /* Returns by how much earlier a call begins, in credit that changes by `percent` of the clock. */
@@ -67,7 +69,7 @@ int64_t hami_budget_wait(int64_t credit, bool shut, bool contended, uint32_t per
 	if (percent >= 100)
 		return INT64_MAX;
 	percent = within(percent);
-	credit = bounded(credit, percent);
+	credit = bounded(credit, true, percent);
 	int64_t left = shut ? highest(percent) - credit : credit - lowest(contended, percent);
 	return left <= 0 ? 0 : left * 100 / (shut ? percent : 100 - percent);
 }

@@ -25,13 +25,19 @@
 #define HAMI_ROUND_NS 50000000ll
 /* A pause takes effect about so long after its call begins, and a resume. */
 #define HAMI_PAUSE_LEAD_NS 500000ll
+/*
+ * `several` processes that share a budget count so often each. The time in which one of them used the GPU is added at
+ * the others' counts, before its own count takes what it used; so that none is lost at the upper end, so much more
+ * credit than +half can be saved as grows meanwhile.
+ */
+#define HAMI_COUNT_NS_SEVERAL 5000000ll
 /* Nobody is shut for longer, however much is owed. */
 #define HAMI_SHUT_NS_MOST 500000000ll
 
 /* Returns half of the credit that may be saved up or owed in ordinary use; `percent` 1 to 99. */
 int64_t hami_budget_half(uint32_t percent);
 /* Returns the credit after `elapsed` ns in which `used` ns of the GPU's time were used. */
-int64_t hami_budget_after(int64_t credit, int64_t elapsed, int64_t used, uint32_t percent);
+int64_t hami_budget_after(int64_t credit, int64_t elapsed, int64_t used, bool several, uint32_t percent);
 /* Returns whether the tenant is shut at this credit, if it was `shut` before. */
 bool hami_budget_shut(int64_t credit, bool shut, bool contended, uint32_t percent);
 /* Returns how long it takes at least until that can change, ns: 0 or more. */

@@ -193,6 +193,14 @@ static int64_t least(int64_t a, int64_t b)
 	return a < b ? a : b;
 }
 
+/* Returns the time between two counts at most. What a pause left to count is counted once, soon. */
+static int64_t count_gap(const struct keeper *k)
+{
+	bool uses = k->open || k->counted - k->closed < HAMI_COUNT_NS_SEVERAL;
+	return k->pauses && uses && hami_region_processes(hami_region()) > 1 ? HAMI_COUNT_NS_SEVERAL
+									     : COUNT_NS;
+}
+
 /* One look: measures and decides. Returns when to look again, steady. */
 static int64_t look(struct keeper *k)
 {
@@ -202,7 +210,7 @@ static int64_t look(struct keeper *k)
 			k->busy = steady;
 		k->sampled = steady + jittered(k, k->sample_gap);
 	}
-	if (steady >= k->change || steady - k->counted >= COUNT_NS) {
+	if (steady >= k->change || steady - k->counted >= count_gap(k)) {
 		read_terms(k);
 		count(k, steady);
 	}
@@ -210,7 +218,7 @@ static int64_t look(struct keeper *k)
 	bool turn = hami_terms_turn(&k->terms, shared, &until);
 	int64_t turn_ends = until == INT64_MAX ? INT64_MAX : steady + (until - shared);
 	bool done = set_open(k, !k->pauses || (!k->shut && turn));
-	int64_t next = least(k->change, least(k->counted + COUNT_NS, turn_ends));
+	int64_t next = least(k->change, least(k->counted + count_gap(k), turn_ends));
 	next = least(next, k->open ? k->sampled : steady + SHUT_LOOK_NS);
 	return done ? next : steady + RETRY_NS;
 }

@@ -2,11 +2,13 @@
 #include "region/budget.h"
 
 #include "arbitration/budget.h"
+#include "region/glance.h"
 
 struct words {
 	uint64_t *credit, *at;
 	uint32_t *shut;
 	uint32_t cap;
+	bool several; /* processes use it */
 	bool contended;
 };
 
@@ -41,7 +43,7 @@ static bool spend(const struct words *w, int64_t now, const struct hami_spent *s
 	int64_t elapsed = advance(w, now, spent->clock), after;
 	uint64_t credit = __atomic_load_n(w->credit, __ATOMIC_RELAXED);
 	do {
-		after = hami_budget_after((int64_t)credit, elapsed, spent->used, w->cap);
+		after = hami_budget_after((int64_t)credit, elapsed, spent->used, w->several, w->cap);
 	} while (!__atomic_compare_exchange_n(w->credit, &credit, (uint64_t)after, false, __ATOMIC_RELAXED,
 					      __ATOMIC_RELAXED));
 	bool shut = hami_budget_shut(after, __atomic_load_n(w->shut, __ATOMIC_RELAXED) != 0, w->contended,
@@ -61,15 +63,23 @@ bool hami_region_spend(struct hami_region *region, int64_t now, const struct ham
 	if (slot < 0)
 		return false;
 	__atomic_fetch_add(&u->slots[slot].gpu_busy_ns, (uint64_t)(used > 0 ? used : 0), __ATOMIC_RELAXED);
-	const struct words job = {&u->head.time_credit, &u->head.time_credit_at, &u->head.time_shut,
-				  spent->job_cap, spent->contended};
+	const struct words job = {.credit = &u->head.time_credit,
+				  .at = &u->head.time_credit_at,
+				  .shut = &u->head.time_shut,
+				  .cap = spent->job_cap,
+				  .several = hami_region_processes(region) > 1,
+				  .contended = spent->contended};
 	bool shut = spend(&job, now, spent, wait);
 	uint32_t row = __atomic_load_n(&u->slots[slot].step_row, __ATOMIC_RELAXED);
 	if (row >= HAMI_USAGE_STEP_COUNT)
 		return shut; /* a user's own number */
 	struct hami_usage_step *s = &u->steps[row];
-	const struct words step = {&s->time_credit, &s->time_credit_at, &s->time_shut, spent->step_cap,
-				   spent->contended};
+	const struct words step = {.credit = &s->time_credit,
+				   .at = &s->time_credit_at,
+				   .shut = &s->time_shut,
+				   .cap = spent->step_cap,
+				   .several = hami_region_step_processes(region) > 1,
+				   .contended = spent->contended};
 	int64_t of_step = INT64_MAX;
 	bool step_shut = spend(&step, now, spent, &of_step);
 	if (shut && step_shut)

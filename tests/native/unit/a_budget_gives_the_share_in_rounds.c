@@ -15,7 +15,7 @@ struct tenant {
 
 static void go_on(struct tenant *t, int64_t elapsed, int64_t used, uint32_t percent)
 {
-	t->credit = hami_budget_after(t->credit, elapsed, used, percent);
+	t->credit = hami_budget_after(t->credit, elapsed, used, false, percent);
 	t->shut = hami_budget_shut(t->credit, t->shut, t->contended, percent);
 	CHECK(hami_budget_wait(t->credit, t->shut, t->contended, percent) >= 0);
 }
@@ -73,7 +73,7 @@ static void owes_anything(uint32_t percent)
 		for (size_t j = 0; j < sizeof words / sizeof *words; j++)
 			for (size_t k = 0; k < sizeof words / sizeof *words; k++) {
 				struct tenant t = {.credit = words[i], .shut = true, .contended = k % 2};
-				CHECK(hami_budget_wait(words[i], j % 2, k % 2, percent) <= HAMI_SHUT_NS_MOST);
+				CHECK(hami_budget_wait(words[i], true, k % 2, percent) <= HAMI_SHUT_NS_MOST);
 				go_on(&t, words[j], words[k], percent);
 				int64_t wait = hami_budget_wait(t.credit, t.shut, t.contended, percent);
 				CHECK(wait <= HAMI_SHUT_NS_MOST);

@@ -14,23 +14,24 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 struct numbers {
 	int64_t credit, elapsed, used;
 	uint32_t percent;
-	uint8_t shut, contended;
+	uint8_t shut, contended, several;
 };
 
 static void judge(const struct numbers *n)
 {
-	const bool shut = n->shut & 1, contended = n->contended & 1, capped = n->percent < 100;
+	const bool shut = n->shut & 1, contended = n->contended & 1, several = n->several & 1,
+		   capped = n->percent < 100;
 	const int64_t half = hami_budget_half(n->percent);
 	CHECK(half > 0 && half <= HAMI_ROUND_NS / 8);
 	int64_t wait = hami_budget_wait(n->credit, shut, contended, n->percent);
-	CHECK(wait >= 0 && (!capped || wait <= HAMI_SHUT_NS_MOST));
+	CHECK(wait >= 0 && (!capped || !shut || wait <= HAMI_SHUT_NS_MOST));
 	CHECK(capped || !hami_budget_shut(n->credit, shut, contended, n->percent));
-	int64_t after = hami_budget_after(n->credit, n->elapsed, n->used, n->percent);
-	CHECK(after <= half && after >= half - HAMI_SHUT_NS_MOST);
+	int64_t after = hami_budget_after(n->credit, n->elapsed, n->used, several, n->percent);
+	CHECK(after <= half + (several ? HAMI_COUNT_NS_SEVERAL : 0) && after >= half - HAMI_SHUT_NS_MOST);
 	if (!capped || !hami_budget_shut(after, true, contended, n->percent))
 		return;
 	wait = hami_budget_wait(after, true, contended, n->percent) + 100; /* whole numbers */
-	after = hami_budget_after(after, wait, 0, n->percent);
+	after = hami_budget_after(after, wait, 0, several, n->percent);
 	CHECK(!hami_budget_shut(after, true, contended, n->percent));
 }
 
