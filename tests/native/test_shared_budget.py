@@ -6,19 +6,14 @@ The rules are the compiled ones, the GPU and the keepers those of the study (ben
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 
 import arbitration as a
 import pytest
-from conformance import ROOT
+from gpu_time import MS, Gpu, Load, S, Tenant
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from gpu_time import MS, Gpu, Load, S, Tenant
 
 WINDOW_NS, LOOK_NS = S, 5 * MS
 PAUSE_NS = 2 * MS  # from the decision until the context is saved, with the keeper's shortest sleep
@@ -59,8 +54,11 @@ def bound_ns(percent: int, processes: int) -> int:
     return int(WINDOW_NS * percent / 100 + swing + overshoot)
 
 
-def job(percent: int, processes: int, **more: int) -> list[Tenant]:
-    return [Tenant(a.Terms(percent, "cap"), Load(saturating=True), job="job", **more) for _ in range(processes)]
+def job(percent: int, processes: int, dies_ns: int = a.FOREVER, keeper_stops_ns: int = a.FOREVER) -> list[Tenant]:
+    terms, load = a.Terms(percent, "cap"), Load(saturating=True)
+    return [
+        Tenant(terms, load, job="job", dies_ns=dies_ns, keeper_stops_ns=keeper_stops_ns) for _ in range(processes)
+    ]
 
 
 @given(st.integers(1, 99), st.integers(2, 8))
@@ -95,7 +93,7 @@ def test_processes_that_die_or_are_stopped_change_nothing_for_those_that_are_lef
     """Each of them takes with it what it had not counted; one that is stopped while open is its timeslice's to hold."""
     tenants = job(percent, 2)
     for at, dies in ends:
-        tenants += job(percent, 1, **{"dies_ns" if dies else "keeper_stops_ns": at * MS})
+        tenants += job(percent, 1, dies_ns=at * MS) if dies else job(percent, 1, keeper_stops_ns=at * MS)
     gpu = Watched(tenants)
     gpu.run(END_NS)
     stopped = any(not dies for _, dies in ends)
