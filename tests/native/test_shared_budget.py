@@ -56,9 +56,7 @@ def bound_ns(percent: int, processes: int) -> int:
 
 def job(percent: int, processes: int, dies_ns: int = a.FOREVER, keeper_stops_ns: int = a.FOREVER) -> list[Tenant]:
     terms, load = a.Terms(percent, "cap"), Load(saturating=True)
-    return [
-        Tenant(terms, load, job="job", dies_ns=dies_ns, keeper_stops_ns=keeper_stops_ns) for _ in range(processes)
-    ]
+    return [Tenant(terms, load, job="job", dies_ns=dies_ns, keeper_stops_ns=keeper_stops_ns) for _ in range(processes)]
 
 
 @given(st.integers(1, 99), st.integers(2, 8))
