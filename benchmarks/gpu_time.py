@@ -46,15 +46,6 @@ class Load:
 
 
 @dataclass
-class Budget:
-    """The credit of a cap, ns, which all processes of a job use and fill (region/budget.c)."""
-
-    credit: int = 0
-    at: int = 0
-    shut: bool = False
-
-
-@dataclass
 class Tenant:
     """A tenant of one process, or one process of a job. `slice_us`: instead of the timeslice of its terms."""
 
@@ -90,7 +81,7 @@ class Tenant:
 class Keeper:
     """The thread that measures, and pauses or opens: share.c."""
 
-    def __init__(self, tenant: Tenant, budget: Budget) -> None:
+    def __init__(self, tenant: Tenant, budget: a.Budget) -> None:
         self.tenant, self.budget = tenant, budget
         self.cap = tenant.terms.cap()
         self.use = a.Use(0)
@@ -130,7 +121,7 @@ class Keeper:
         if self.on and not self.open and now - self.closed > TOLD_PAUSED_NS:
             switches.append((self.closed + TOLD_PAUSED_NS, False))
             self.on = False
-        used = self.use.count(switches, self.samples, now)
+        used, since = self.use.count(switches, self.samples, now), self.counted
         self.told, self.samples = len(self.tenant.switches), []
         self.counted = now
         if self.cap >= 100:
@@ -138,13 +129,11 @@ class Keeper:
             return
         budget = self.budget
         if self.tenant.forges_credit:
-            budget.credit = 2**62
-        several = self.tenant.processes > 1
-        budget.credit = a.budget_after(budget.credit, now - budget.at, used, self.cap, several)
-        budget.at = now
+            budget.full_at = 0
+        credit = budget.use(since, now, used)
         contended = now - self.interrupted < CONTENDED_NS
-        self.shut = budget.shut = a.budget_shut(budget.credit, budget.shut, self.cap, contended)
-        self.change = now + min(S, a.budget_wait(budget.credit, self.shut, self.cap, contended))
+        self.shut = budget.shut = a.budget_shut(credit, budget.shut, self.cap, contended)
+        self.change = now + min(S, a.budget_wait(credit, self.shut, self.cap, contended))
         self.gap = max(SAMPLE_NS_LEAST, min(SAMPLE_NS_MOST, a.budget_half(self.cap) // 4))
 
     def look(self, now: int) -> tuple[int, bool]:
@@ -204,12 +193,11 @@ class Gpu:
         self.switch_count = 0
         self.keepers: list[Keeper | None] = []
         self.cursors = [0] * len(self.tenants)
-        jobs: dict[str, Budget] = {}
+        jobs: dict[str, a.Budget] = {}
         for number, tenant in enumerate(self.tenants):
             tenant.number = number
             tenant.processes = sum(other.job == tenant.job for other in self.tenants) if tenant.job else 1
-            cap = tenant.terms.cap()
-            budget = Budget(a.budget_half(cap) if cap < 100 else 0)
+            budget = a.Budget(tenant.terms.cap(), tenant.processes > 1)
             keeper = Keeper(tenant, jobs.setdefault(tenant.job, budget) if tenant.job else budget)
             self.keepers.append(keeper if keeper.needed() else None)
             if keeper.needed():

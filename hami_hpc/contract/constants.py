@@ -120,9 +120,7 @@ USAGE_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'gpu_busy_ns': (64, 8, 'u'),
     'throttled_ns': (72, 8, 'u'),
     'device_oom_count': (80, 8, 'u'),
-    'time_credit': (88, 8, 'u'),
-    'time_credit_at': (96, 8, 'u'),
-    'time_shut': (104, 4, 'u'),
+    'time_full_at': (88, 8, 'u'),
 }
 
 # Totals of one step. The rows follow the head. A row is reused when its step has no live process.
@@ -137,9 +135,7 @@ USAGE_STEP_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'used_bytes': (16, 8, 'u'),
     'peak_bytes': (24, 8, 'u'),
     'oom_count': (32, 8, 'u'),
-    'time_credit': (40, 8, 'u'),
-    'time_credit_at': (48, 8, 'u'),
-    'time_shut': (56, 4, 'u'),
+    'time_full_at': (40, 8, 'u'),
 }
 
 # One process. The slots follow the steps. The process is alive while it holds the write lock (OFD) on byte slot_lock_base + index.

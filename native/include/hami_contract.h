@@ -107,10 +107,8 @@ struct hami_usage {
 	uint64_t gpu_busy_ns; /* sum of the slots' gpu_busy_ns of processes that have ended, ns */
 	uint64_t throttled_ns; /* sum of the slots' throttled_ns of processes that have ended, ns */
 	uint64_t device_oom_count; /* requests that the limits allowed and the driver refused, because others held the memory */
-	uint64_t time_credit; /* the job's budget of the GPU's time, ns, two's complement; see native/interposer/arbitration */
-	uint64_t time_credit_at; /* CLOCK_MONOTONIC up to which it has grown, ns; 0: full */
-	uint32_t time_shut; /* 1: the budget is used up, and the job's processes are paused */
-	uint8_t pad0[3988];
+	uint64_t time_full_at; /* the job's budget of the GPU's time: CLOCK_MONOTONIC at which it is full if nothing is used until then, ns, even; plus 1 while its processes are paused; see native/interposer/arbitration */
+	uint8_t pad0[4000];
 };
 _Static_assert(offsetof(struct hami_usage, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_usage, abi_version) == 8, "abi_version");
@@ -126,9 +124,7 @@ _Static_assert(offsetof(struct hami_usage, reclaimed_bytes) == 56, "reclaimed_by
 _Static_assert(offsetof(struct hami_usage, gpu_busy_ns) == 64, "gpu_busy_ns");
 _Static_assert(offsetof(struct hami_usage, throttled_ns) == 72, "throttled_ns");
 _Static_assert(offsetof(struct hami_usage, device_oom_count) == 80, "device_oom_count");
-_Static_assert(offsetof(struct hami_usage, time_credit) == 88, "time_credit");
-_Static_assert(offsetof(struct hami_usage, time_credit_at) == 96, "time_credit_at");
-_Static_assert(offsetof(struct hami_usage, time_shut) == 104, "time_shut");
+_Static_assert(offsetof(struct hami_usage, time_full_at) == 88, "time_full_at");
 _Static_assert(sizeof(struct hami_usage) == 4096, "size");
 
 /* Totals of one step. The rows follow the head. A row is reused when its step has no live process. */
@@ -140,10 +136,8 @@ struct hami_usage_step {
 	uint64_t used_bytes; /* sum over the step's slots */
 	uint64_t peak_bytes; /* largest used_bytes so far */
 	uint64_t oom_count; /* requests refused because of a limit */
-	uint64_t time_credit; /* as of the job, for the step's share */
-	uint64_t time_credit_at; /* as of the job */
-	uint32_t time_shut; /* as of the job */
-	uint8_t pad0[4];
+	uint64_t time_full_at; /* as of the job, for the step's share */
+	uint8_t pad0[16];
 };
 _Static_assert(offsetof(struct hami_usage_step, step_id) == 0, "step_id");
 _Static_assert(offsetof(struct hami_usage_step, processes) == 4, "processes");
@@ -152,9 +146,7 @@ _Static_assert(offsetof(struct hami_usage_step, reserved) == 12, "reserved");
 _Static_assert(offsetof(struct hami_usage_step, used_bytes) == 16, "used_bytes");
 _Static_assert(offsetof(struct hami_usage_step, peak_bytes) == 24, "peak_bytes");
 _Static_assert(offsetof(struct hami_usage_step, oom_count) == 32, "oom_count");
-_Static_assert(offsetof(struct hami_usage_step, time_credit) == 40, "time_credit");
-_Static_assert(offsetof(struct hami_usage_step, time_credit_at) == 48, "time_credit_at");
-_Static_assert(offsetof(struct hami_usage_step, time_shut) == 56, "time_shut");
+_Static_assert(offsetof(struct hami_usage_step, time_full_at) == 40, "time_full_at");
 _Static_assert(sizeof(struct hami_usage_step) == 64, "size");
 
 /* One process. The slots follow the steps. The process is alive while it holds the write lock (OFD) on byte slot_lock_base + index. */

@@ -198,10 +198,10 @@ WORDS = (0, 1, 2**64 - 1, 2**63, 2**63 - 1, 2**62)
 def scribble(usage: Path, over: threading.Event) -> None:
     """Writes nonsense to the job's and every step's budget, and to the rows of all slots."""
     first = c.USAGE_SIZE + c.USAGE_STEP_SIZE * c.USAGE_STEP_COUNT
-    places = [c.USAGE_FIELDS[name] for name in ("time_credit", "time_credit_at", "time_shut")]
+    places = [c.USAGE_FIELDS["time_full_at"]]
     places += [
         (c.USAGE_SIZE + c.USAGE_STEP_FIELDS[name][0], *c.USAGE_STEP_FIELDS[name][1:])
-        for name in ("time_credit", "time_credit_at", "time_shut", "processes")
+        for name in ("time_full_at", "processes")
     ]
     row = c.USAGE_SLOT_FIELDS["step_row"]
     with usage.open("r+b", buffering=0) as out:

@@ -135,12 +135,13 @@ static void count(struct keeper *k, int64_t steady)
 	int64_t shared = hami_clock_shared(), wait;
 	struct hami_terms of_job = k->terms; /* the job's share, by the step's policy */
 	of_job.cores_percent = hami_terms_read(hami_region()->job, hami_region()->job).cores_percent;
-	struct hami_spent spent = {.used = hami_meter_count(shared),
+	struct hami_spent spent = {.since = k->counted,
+				   .used = hami_meter_count(shared),
 				   .job_cap = k->pauses ? hami_terms_cap(&of_job) : 100,
 				   .step_cap = k->pauses ? hami_terms_cap(&k->terms) : 100,
 				   .clock = hami_clock_steady};
 	spent.contended = hami_meter_contended(shared);
-	k->shut = hami_region_spend(hami_region(), steady, &spent, &wait);
+	k->shut = hami_region_spend(hami_region(), &spent, &wait);
 	k->counted = steady;
 	k->change = wait > HAMI_NS_PER_S ? steady + HAMI_NS_PER_S : steady + wait;
 	int64_t gap = wait == INT64_MAX ? SAMPLE_NS_UNCAPPED : hami_budget_half(spent.step_cap) / 4;

@@ -12,7 +12,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 struct numbers {
-	int64_t credit, elapsed, used;
+	int64_t credit, full_at, used, since, now;
 	uint32_t percent;
 	uint8_t shut, contended, several;
 };
@@ -26,13 +26,18 @@ static void judge(const struct numbers *n)
 	int64_t wait = hami_budget_wait(n->credit, shut, contended, n->percent);
 	CHECK(wait >= 0 && (!capped || !shut || wait <= HAMI_SHUT_NS_MOST));
 	CHECK(capped || !hami_budget_shut(n->credit, shut, contended, n->percent));
-	int64_t after = hami_budget_after(n->credit, n->elapsed, n->used, several, n->percent);
-	CHECK(after <= half + (several ? HAMI_COUNT_NS_SEVERAL : 0) && after >= half - HAMI_SHUT_NS_MOST);
-	if (!capped || !hami_budget_shut(after, true, contended, n->percent))
+	const int64_t now = n->now & ((1ll << 62) - 1);
+	struct hami_count count = {.since = n->since, .now = now, .used = n->used, .several = several};
+	int64_t after = hami_budget_use(n->full_at, &count, n->percent);
+	int64_t credit = hami_budget_credit(after, now, several, n->percent);
+	CHECK(credit <= half + (several ? HAMI_COUNT_NS_SEVERAL : 0) && credit >= half - HAMI_SHUT_NS_MOST);
+	count.used = 0;
+	CHECK(hami_budget_use(after, &count, n->percent) == after);
+	if (!capped || !hami_budget_shut(credit, true, contended, n->percent))
 		return;
-	wait = hami_budget_wait(after, true, contended, n->percent) + 100; /* whole numbers */
-	after = hami_budget_after(after, wait, 0, several, n->percent);
-	CHECK(!hami_budget_shut(after, true, contended, n->percent));
+	wait = hami_budget_wait(credit, true, contended, n->percent) + 200; /* whole numbers */
+	credit = hami_budget_credit(after, now + wait, several, n->percent);
+	CHECK(!hami_budget_shut(credit, true, contended, n->percent));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -44,7 +49,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	judge(&n);
 	for (size_t i = 0; i < count * count; i++) {
 		n.credit = extremes[i % count];
-		n.elapsed = extremes[i / count];
+		n.full_at = extremes[i / count];
+		n.since = extremes[(i + n.several) % count];
 		n.used = extremes[(i + n.shut) % count];
 		judge(&n);
 	}
