@@ -53,6 +53,13 @@ def test_a_program_ends_while_libcuda_does_not_answer_the_keeper(tmp_path: Path,
     assert time.monotonic() - begin < 15
 
 
+def test_contexts_come_and_go_while_libcuda_does_not_answer_about_another(tmp_path: Path, machine: Machine) -> None:
+    """They waited for the answer: a launch that waits behind a long kernel held up whoever made a context."""
+    made, program = slice_of(tmp_path, machine, 90, "cap"), BUILD / "compute/contexts_beside_a_slow_answer"
+    fault = "cuCtxRecordEvent=0:delay_us=3000000:times=1"
+    measured(lambda: shares(run(made, program, faults=fault))[0], lambda longest_ms: longest_ms < 1500)
+
+
 @pytest.mark.parametrize("fault", ["cuCtxRecordEvent=999", "cuEventCreate=2", "missing=cuCtxRecordEvent"])
 def test_where_libcuda_cannot_say_the_cap_holds(fault: str, tmp_path: Path, machine: Machine) -> None:
     made = slice_of(tmp_path, machine, 25, "cap")
