@@ -275,10 +275,8 @@ def test_the_processes_of_a_tenant_divide_its_timeslice_unless_it_would_be_too_s
 def test_a_cap_is_never_more_than_everything(cores: int, policy: str, latency: bool, floor: int) -> None:
     terms = a.Terms(cores, policy, latency, floor)
     assert terms.cap() <= 100
-    if policy == "cap":
-        assert terms.cap() == min(cores, 100)
-    elif not latency or policy == "none":
-        assert terms.cap() == 100
+    most = 100 - floor if latency and floor < 100 else 100
+    assert terms.cap() == (min(cores, most) if policy == "cap" else most), "the floor is for others, by every policy"
     terms.timeslice_us(2**32 - 1)
 
 
