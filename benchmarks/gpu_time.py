@@ -31,6 +31,7 @@ DRIVERS_TIMESLICE_US = 2048
 
 # share.c
 SAMPLE_NS_MOST, SAMPLE_NS_LEAST, SAMPLE_NS_UNCAPPED = 2 * MS, MS // 2, 10 * MS
+FIT_NS = a.ROUND_NS * 3 // 4
 IDLE_NS, REST_NS, SLEEP_NS_LEAST = 100 * MS, 100 * MS, MS // 20
 TOLD_PAUSED_NS = 5 * MS  # meter.c: a paused process is off the engine, whatever was told
 CONTENDED_NS = 2 * a.ROUND_NS  # how long a tenant that others interrupted counts as contended
@@ -48,16 +49,18 @@ class Load:
 
 @dataclass
 class Tenant:
-    """A tenant of one process. `slice_us`: instead of the timeslice of its terms."""
+    """A tenant of one process, or one process of a job. `slice_us`: instead of the timeslice of its terms."""
 
     terms: a.Terms
     load: Load
+    job: str = ""  # its processes share a budget and divide a timeslice; "": it is of one process
     slice_us: int | None = None
     dies_ns: int = FOREVER
     keeper_stops_ns: int = FOREVER  # SIGSTOP, or a tenant that runs without a keeper
     forges_credit: bool = False  # writes itself a full budget before each look
     # The rest is the simulation's.
     number: int = 0
+    processes: int = 1
     left_ns: int = 0
     pending: list[tuple[int, int]] = field(default_factory=list)  # (arrival, length), the first is at work
     head: int = 0
@@ -72,7 +75,8 @@ class Tenant:
 
     @property
     def slice_ns(self) -> int:
-        us = self.slice.timeslice_us(self.terms.timeslice_us()) if self.slice_us is None else self.slice_us
+        longest = self.terms.timeslice_us(self.processes)
+        us = self.slice.timeslice_us(longest) if self.slice_us is None else self.slice_us
         return (us or DRIVERS_TIMESLICE_US) * US
 
     def has_work(self) -> bool:
@@ -80,17 +84,20 @@ class Tenant:
 
 
 class Keeper:
-    """The thread that measures, and pauses or opens: share.c with one process."""
+    """The thread that measures, and pauses or opens: share.c."""
 
-    def __init__(self, tenant: Tenant, stays: Sequence[tuple[int, int, int]]) -> None:
-        self.tenant, self.stays, self.stays_told = tenant, stays, 0
+    def __init__(self, tenant: Tenant, budget: a.Budget, stays: Sequence[tuple[int, int, int]]) -> None:
+        self.tenant, self.budget = tenant, budget
+        self.stays, self.stays_told = stays, 0
         self.between: list[tuple[int, bool]] = []  # of the others' stays since the own one: length, left much
         self.own_stay = FOREVER
+        self.fitted, self.fit_used, self.fit_held_back = 0, 0, False
+        self.fit_samples: list[tuple[int, bool]] = []
         self.cap = tenant.terms.cap()
         self.use = a.Use(0)
         self.samples: list[tuple[int, bool]] = []
         self.told = 0
-        self.credit, self.at, self.shut = (a.budget_half(self.cap) if self.cap < 100 else 0), 0, False
+        self.shut = False
         self.change = self.counted = self.sampled = self.busy = 0
         self.gap = SAMPLE_NS_MOST
         self.open, self.closed, self.resting, self.on = True, 0, False, True
@@ -114,6 +121,11 @@ class Keeper:
         self.random = (x ^ x << 17) & 0xFFFFFFFFFFFFFFFF
         return self.gap // 2 + self.random % self.gap
 
+    def _count_gap(self) -> int:
+        """How long, ns, until the next count at most."""
+        uses = self.open or self.counted - self.closed < a.COUNT_NS_SEVERAL
+        return a.COUNT_NS_SEVERAL if uses and self.tenant.processes > 1 else a.ROUND_NS
+
     def _count(self, now: int) -> None:
         switches = self.tenant.switches[self.told :]
         self.on = switches[-1][1] if switches else self.on
@@ -123,31 +135,33 @@ class Keeper:
         if self.on and not self.open and now - self.closed > TOLD_PAUSED_NS:
             switches.append((self.closed + TOLD_PAUSED_NS, False))
             self.on = False
-        used = self.use.count(switches, self.samples, now)
-        samples = self.samples
+        used, since, samples = self.use.count(switches, self.samples, now), self.counted, self.samples
         self.told, self.samples = len(self.tenant.switches), []
-        elapsed, self.counted = now - self.counted, now
+        self.counted = now
         self.held_back = self.shut
         if self.cap >= 100:
             self.change, self.gap = now + S, SAMPLE_NS_UNCAPPED
         else:
-            self._spend(now, used)
-        if self.fits():
-            self._fit(now, elapsed, used, samples)
+            self._spend(since, now, used)
+        self.fit_used += used
+        self.fit_samples += samples
+        self.fit_held_back = self.fit_held_back or self.held_back
+        if self.fits() and (now - self.fitted >= FIT_NS or now >= self.tenant.slice.next_ns(self.fitted)):
+            self._fit(now)
 
-    def _spend(self, now: int, used: int) -> None:
+    def _spend(self, since: int, now: int, used: int) -> None:
         """Takes what was used from the budget."""
+        budget = self.budget
         if self.tenant.forges_credit:
-            self.credit = 2**62
-        self.credit = a.budget_after(self.credit, now - self.at, used, self.cap)
-        self.at = now
+            budget.full_at = 0
+        credit = budget.use(since, now, used)
         contended = now - self.interrupted < CONTENDED_NS
-        self.shut = a.budget_shut(self.credit, self.shut, self.cap, contended)
+        self.shut = budget.shut = a.budget_shut(credit, budget.shut, self.cap, contended)
         self.held_back = self.held_back or self.shut
-        self.change = now + min(S, a.budget_wait(self.credit, self.shut, self.cap, contended))
+        self.change = now + min(S, a.budget_wait(credit, self.shut, self.cap, contended))
         self.gap = max(SAMPLE_NS_LEAST, min(SAMPLE_NS_MOST, a.budget_half(self.cap) // 4))
 
-    def _fit(self, now: int, elapsed: int, used: int, samples: Sequence[tuple[int, bool]]) -> None:
+    def _fit(self, now: int) -> None:
         """Shortens or lengthens the timeslice, by what was seen of the others."""
         tenant = self.tenant
         theirs, own = tenant.slice.others_ns(tenant.terms.others_timeslice_us()), tenant.slice_ns
@@ -166,15 +180,15 @@ class Keeper:
             thrashed += bool(self.between) and max(self.own_stay, *(stay for stay, _ in self.between)) < a.THRASH_NS
             self.own_stay, self.between = left - came, []
         self.stays_told = len(self.stays)
-        outstanding = sum(yes for _, yes in samples)
+        outstanding = sum(yes for _, yes in self.fit_samples)
         seen = a.Seen(
             now,
-            elapsed,
-            used,
+            now - self.fitted,
+            self.fit_used,
             tenant.terms.others_capped + (self.cap < 100),
-            self.held_back,
+            self.fit_held_back,
             True,
-            len(samples),
+            len(self.fit_samples),
             outstanding,
             unused,
             tiny,
@@ -183,7 +197,8 @@ class Keeper:
             pressed,
             thrashed,
         )
-        tenant.slice.step(seen, tenant.terms.cores_percent, tenant.terms.timeslice_us() or DRIVERS_TIMESLICE_US)
+        tenant.slice.step(seen, tenant.terms.cores_percent, tenant.terms.timeslice_us(tenant.processes))
+        self.fitted, self.fit_used, self.fit_samples, self.fit_held_back = now, 0, [], False
 
     def look(self, now: int) -> tuple[int, bool]:
         """Returns when to look again, and whether the tenant's channels have to be open."""
@@ -192,13 +207,14 @@ class Keeper:
                 self._begin(now)
                 return now + REST_NS, True
             self.resting = False
-            self.busy = self.counted = self.sampled = self.change = now
+            self.busy = self.counted = self.sampled = self.change = self.fitted = now
         if self.open and now >= self.sampled:
             work = self.tenant.has_work()
             self.samples.append((now, work))
             self.busy = now if work else self.busy
             self.sampled = now + self._jittered()
-        if now >= self.change or now - self.counted >= a.ROUND_NS or now >= self.tenant.slice.next_ns(self.counted):
+        due = now >= self.tenant.slice.next_ns(self.fitted)
+        if now >= self.change or now - self.counted >= self._count_gap() or due:
             self._count(now)
         turn, until = self.tenant.terms.turn(now, self.tenant.slice.yields)
         opened, self.open = self.open, not self.shut and turn
@@ -211,7 +227,7 @@ class Keeper:
             self._count(now)
             self.resting = True
             return now + REST_NS, True
-        following = min(self.change, self.counted + a.ROUND_NS, until, self.tenant.slice.next_ns(now))
+        following = min(self.change, self.counted + self._count_gap(), until, self.tenant.slice.next_ns(self.fitted))
         if self.open:
             following = min(following, self.sampled)
         call = 0 if opened == self.open else RESUME_CALL_NS if self.open else PAUSE_CALL_NS
@@ -225,7 +241,7 @@ class Keeper:
         """A launch ends the rest."""
         self.resting = False
         self._begin(now)
-        self.busy = self.counted = self.sampled = self.change = now
+        self.busy = self.counted = self.sampled = self.change = self.fitted = now
 
 
 class Gpu:
@@ -243,9 +259,12 @@ class Gpu:
         self.switch_count = 0
         self.keepers: list[Keeper | None] = []
         self.cursors = [0] * len(self.tenants)
+        jobs: dict[str, a.Budget] = {}
         for number, tenant in enumerate(self.tenants):
             tenant.number = number
-            keeper = Keeper(tenant, self.stays)
+            tenant.processes = sum(other.job == tenant.job for other in self.tenants) if tenant.job else 1
+            budget = a.Budget(tenant.terms.cap(), tenant.processes > 1)
+            keeper = Keeper(tenant, jobs.setdefault(tenant.job, budget) if tenant.job else budget, self.stays)
             self.keepers.append(keeper if keeper.needed() else None)
             if keeper.needed():
                 self._at((number * 137) * US, "look", number)

@@ -213,6 +213,22 @@ def light_beside(study: Study) -> None:
     study.table("light", ("beside", "p50, ms", "p99, ms", "most, ms"), rows)
 
 
+def several_processes(study: Study) -> None:
+    """Jobs under a cap whose processes share its budget, after a second in which their keepers begin."""
+    rows, counts = [], (1, 2, 3, 8, 32)
+    for percent in (10, 25, 50, 75, 90):
+        row = []
+        for n in counts:
+            tenants = [Tenant(a.Terms(percent, "cap"), BUSY, job="job") for _ in range(n)]
+            share = sum(study.run(*tenants))
+            row.append(f"{share:.1f}")
+            study.claim(share <= percent + 1 + 2 * SECOND / study.end, f"cap {percent} of {n} processes: {share:.1f} %")
+            if 1 < n < 32 and percent > 10:
+                study.claim(share >= percent * 0.9 - 1, f"cap {percent} of {n} processes: {share:.1f} %")
+        rows.append((f"{percent}", *row))
+    study.table("processes", ("cap, %", "1 process", *(f"{n} processes" for n in counts[1:])), rows)
+
+
 def misbehaviour(study: Study) -> None:
     half, rows = study.end // 2, []
 
@@ -252,7 +268,7 @@ def misbehaviour(study: Study) -> None:
     study.table("misbehaviour", ("case", "the first, %", "the others, %"), rows)
 
 
-STUDIES = (beside_measured, mixtures, lc_waiting, slice_cost, light_beside, misbehaviour)
+STUDIES = (beside_measured, mixtures, lc_waiting, slice_cost, light_beside, several_processes, misbehaviour)
 
 
 def main() -> int:

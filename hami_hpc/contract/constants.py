@@ -139,16 +139,14 @@ USAGE_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'gpu_busy_ns': (64, 8, 'u'),
     'throttled_ns': (72, 8, 'u'),
     'device_oom_count': (80, 8, 'u'),
-    'time_credit': (88, 8, 'u'),
-    'time_credit_at': (96, 8, 'u'),
-    'time_shut': (104, 4, 'u'),
-    'time_used': (112, 8, 'u'),
-    'latency_buckets': (120, 336, 'a'),
-    'latency_sum_ns': (456, 8, 'u'),
-    'slo_miss_count': (464, 8, 'u'),
-    'pause_count': (472, 8, 'u'),
-    'paused_ns': (480, 8, 'u'),
-    'floor_hit_count': (488, 8, 'u'),
+    'time_full_at': (88, 8, 'u'),
+    'time_used': (96, 8, 'u'),
+    'latency_buckets': (104, 336, 'a'),
+    'latency_sum_ns': (440, 8, 'u'),
+    'slo_miss_count': (448, 8, 'u'),
+    'pause_count': (456, 8, 'u'),
+    'paused_ns': (464, 8, 'u'),
+    'floor_hit_count': (472, 8, 'u'),
 }
 
 # Totals of one step. The rows follow the head. A row is reused when its step has no live process.
@@ -163,9 +161,7 @@ USAGE_STEP_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'used_bytes': (16, 8, 'u'),
     'peak_bytes': (24, 8, 'u'),
     'oom_count': (32, 8, 'u'),
-    'time_credit': (40, 8, 'u'),
-    'time_credit_at': (48, 8, 'u'),
-    'time_shut': (56, 4, 'u'),
+    'time_full_at': (40, 8, 'u'),
 }
 
 # One process. The slots follow the steps. The process is alive while it holds the write lock (OFD) on byte slot_lock_base + index.

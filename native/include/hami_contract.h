@@ -121,10 +121,7 @@ struct hami_usage {
 	uint64_t gpu_busy_ns; /* sum of the slots' gpu_busy_ns of processes that have ended, ns */
 	uint64_t throttled_ns; /* sum of the slots' throttled_ns of processes that have ended, ns */
 	uint64_t device_oom_count; /* requests that the limits allowed and the driver refused, because others held the memory */
-	uint64_t time_credit; /* the job's budget of the GPU's time, ns, two's complement; see native/interposer/arbitration */
-	uint64_t time_credit_at; /* CLOCK_MONOTONIC up to which it has grown, ns; 0: full */
-	uint32_t time_shut; /* 1: the budget is used up, and the job's processes are paused */
-	uint8_t pad0[4];
+	uint64_t time_full_at; /* the job's budget of the GPU's time: CLOCK_MONOTONIC at which it is full if nothing is used until then, ns, even; plus 1 while its processes are paused; see native/interposer/arbitration */
 	uint64_t time_used; /* the GPU's time that all processes of the job have used, those that have ended too, ns */
 	uint64_t latency_buckets[42]; /* requests by their time: row i at most latency_least_ns x sqrt(2)^i, the last one longer than all others */
 	uint64_t latency_sum_ns; /* time of these requests together, ns */
@@ -132,7 +129,7 @@ struct hami_usage {
 	uint64_t pause_count; /* pauses of the job's processes that have ended */
 	uint64_t paused_ns; /* time of these pauses together, ns */
 	uint64_t floor_hit_count; /* times that a latency-critical job had used all that its class's floor leaves it */
-	uint8_t pad1[3600];
+	uint8_t pad0[3616];
 };
 _Static_assert(offsetof(struct hami_usage, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_usage, abi_version) == 8, "abi_version");
@@ -148,16 +145,14 @@ _Static_assert(offsetof(struct hami_usage, reclaimed_bytes) == 56, "reclaimed_by
 _Static_assert(offsetof(struct hami_usage, gpu_busy_ns) == 64, "gpu_busy_ns");
 _Static_assert(offsetof(struct hami_usage, throttled_ns) == 72, "throttled_ns");
 _Static_assert(offsetof(struct hami_usage, device_oom_count) == 80, "device_oom_count");
-_Static_assert(offsetof(struct hami_usage, time_credit) == 88, "time_credit");
-_Static_assert(offsetof(struct hami_usage, time_credit_at) == 96, "time_credit_at");
-_Static_assert(offsetof(struct hami_usage, time_shut) == 104, "time_shut");
-_Static_assert(offsetof(struct hami_usage, time_used) == 112, "time_used");
-_Static_assert(offsetof(struct hami_usage, latency_buckets) == 120, "latency_buckets");
-_Static_assert(offsetof(struct hami_usage, latency_sum_ns) == 456, "latency_sum_ns");
-_Static_assert(offsetof(struct hami_usage, slo_miss_count) == 464, "slo_miss_count");
-_Static_assert(offsetof(struct hami_usage, pause_count) == 472, "pause_count");
-_Static_assert(offsetof(struct hami_usage, paused_ns) == 480, "paused_ns");
-_Static_assert(offsetof(struct hami_usage, floor_hit_count) == 488, "floor_hit_count");
+_Static_assert(offsetof(struct hami_usage, time_full_at) == 88, "time_full_at");
+_Static_assert(offsetof(struct hami_usage, time_used) == 96, "time_used");
+_Static_assert(offsetof(struct hami_usage, latency_buckets) == 104, "latency_buckets");
+_Static_assert(offsetof(struct hami_usage, latency_sum_ns) == 440, "latency_sum_ns");
+_Static_assert(offsetof(struct hami_usage, slo_miss_count) == 448, "slo_miss_count");
+_Static_assert(offsetof(struct hami_usage, pause_count) == 456, "pause_count");
+_Static_assert(offsetof(struct hami_usage, paused_ns) == 464, "paused_ns");
+_Static_assert(offsetof(struct hami_usage, floor_hit_count) == 472, "floor_hit_count");
 _Static_assert(sizeof(struct hami_usage) == 4096, "size");
 
 /* Totals of one step. The rows follow the head. A row is reused when its step has no live process. */
@@ -169,10 +164,8 @@ struct hami_usage_step {
 	uint64_t used_bytes; /* sum over the step's slots */
 	uint64_t peak_bytes; /* largest used_bytes so far */
 	uint64_t oom_count; /* requests refused because of a limit */
-	uint64_t time_credit; /* as of the job, for the step's share */
-	uint64_t time_credit_at; /* as of the job */
-	uint32_t time_shut; /* as of the job */
-	uint8_t pad0[4];
+	uint64_t time_full_at; /* as of the job, for the step's share */
+	uint8_t pad0[16];
 };
 _Static_assert(offsetof(struct hami_usage_step, step_id) == 0, "step_id");
 _Static_assert(offsetof(struct hami_usage_step, processes) == 4, "processes");
@@ -181,9 +174,7 @@ _Static_assert(offsetof(struct hami_usage_step, reserved) == 12, "reserved");
 _Static_assert(offsetof(struct hami_usage_step, used_bytes) == 16, "used_bytes");
 _Static_assert(offsetof(struct hami_usage_step, peak_bytes) == 24, "peak_bytes");
 _Static_assert(offsetof(struct hami_usage_step, oom_count) == 32, "oom_count");
-_Static_assert(offsetof(struct hami_usage_step, time_credit) == 40, "time_credit");
-_Static_assert(offsetof(struct hami_usage_step, time_credit_at) == 48, "time_credit_at");
-_Static_assert(offsetof(struct hami_usage_step, time_shut) == 56, "time_shut");
+_Static_assert(offsetof(struct hami_usage_step, time_full_at) == 40, "time_full_at");
 _Static_assert(sizeof(struct hami_usage_step) == 64, "size");
 
 /* One process. The slots follow the steps. The process is alive while it holds the write lock (OFD) on byte slot_lock_base + index. */

@@ -8,8 +8,7 @@
  *
  *	gate.lock         over the driver's calls for the events of this process, which may make ioctls
  *	share.lock        over the creation of its threads
- *	known.lock        over libcuda's calls for the events of this process, which may wait for a launch that
- *	                  waits for room in its queue; never taken by the keeper, who would have to make it
+ *	known.lock        over nothing else; not held while libcuda is asked
  *	lookup.lock       over nothing else
  *	resolved.lock     over the loader's dlsym
  *	region->join      over the region's own lock, which is in memory that the job's processes share: a
@@ -17,7 +16,7 @@
  *	objects.lock      over the locks of the table's shards
  *	shards[].lock     over nothing else
  *
- * Only gate.lock, known.lock and resolved.lock are held while the driver or the loader is called.
+ * Only gate.lock and resolved.lock are held while the driver or the loader is called.
  */
 #include <pthread.h>
 

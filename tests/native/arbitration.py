@@ -31,6 +31,7 @@ def constant(header: str, name: str) -> int:
 
 ROUND_NS = constant("budget.h", "HAMI_ROUND_NS")
 SHUT_NS_MOST = constant("budget.h", "HAMI_SHUT_NS_MOST")
+COUNT_NS_SEVERAL = constant("budget.h", "HAMI_COUNT_NS_SEVERAL")
 SAVE_NS = constant("use.h", "HAMI_SAVE_NS")
 MUCH = constant("slice.h", "HAMI_SLICE_MUCH")
 THRASH_NS = constant("slice.h", "HAMI_STAY_NS_THRASH")
@@ -95,10 +96,21 @@ class _Seen(ctypes.Structure):
     )
 
 
+class _Count(ctypes.Structure):
+    _fields_ = (
+        ("since", ctypes.c_int64),
+        ("now", ctypes.c_int64),
+        ("used", ctypes.c_int64),
+        ("several", ctypes.c_bool),
+    )
+
+
 _I64, _U32, _SIZE = ctypes.c_int64, ctypes.c_uint32, ctypes.c_size_t
 _lib = ctypes.CDLL(str(LIBRARY))
 _lib.hami_budget_half.restype, _lib.hami_budget_half.argtypes = _I64, (_U32,)
-_lib.hami_budget_after.restype, _lib.hami_budget_after.argtypes = _I64, (_I64, _I64, _I64, _U32)
+_lib.hami_budget_use.restype = _lib.hami_budget_credit.restype = _I64
+_lib.hami_budget_use.argtypes = (_I64, ctypes.POINTER(_Count), _U32)
+_lib.hami_budget_credit.argtypes = (_I64, _I64, ctypes.c_bool, _U32)
 _lib.hami_budget_shut.restype = ctypes.c_bool
 _lib.hami_budget_shut.argtypes = (_I64, ctypes.c_bool, ctypes.c_bool, _U32)
 _lib.hami_budget_wait.restype, _lib.hami_budget_wait.argtypes = _I64, (_I64, ctypes.c_bool, ctypes.c_bool, _U32)
@@ -135,11 +147,6 @@ def budget_half(percent: int) -> int:
     return int(_lib.hami_budget_half(percent))
 
 
-def budget_after(credit_ns: int, elapsed_ns: int, used_ns: int, percent: int) -> int:
-    """Returns the credit, ns, after so much time and use."""
-    return int(_lib.hami_budget_after(credit_ns, elapsed_ns, used_ns, percent))
-
-
 def budget_shut(credit_ns: int, shut: bool, percent: int, contended: bool = False) -> bool:
     """Returns whether a tenant is shut that was ``shut`` before."""
     return bool(_lib.hami_budget_shut(credit_ns, shut, contended, percent))
@@ -148,6 +155,32 @@ def budget_shut(credit_ns: int, shut: bool, percent: int, contended: bool = Fals
 def budget_wait(credit_ns: int, shut: bool, percent: int, contended: bool = False) -> int:
     """Returns how long, ns, that stays so at least."""
     return int(_lib.hami_budget_wait(credit_ns, shut, contended, percent))
+
+
+@dataclass
+class Budget:
+    """A budget as the usage record keeps it; full at the beginning. ``several``: processes use it."""
+
+    percent: int
+    several: bool = False
+    full_at: int = 0
+    now: int = 0  # of the last count
+    shut: bool = False  # for those who keep it here
+
+    def use(self, since_ns: int, now_ns: int, used_ns: int) -> int:
+        """Takes what a process used between two counts of its own. Returns the credit, ns."""
+        count = _Count(since_ns, now_ns, used_ns, self.several)
+        self.full_at = int(_lib.hami_budget_use(self.full_at, count, self.percent))
+        self.now = now_ns
+        return self.credit
+
+    def go_on(self, elapsed_ns: int, used_ns: int) -> int:
+        """The same for the only process, after so much time."""
+        return self.use(self.now, self.now + elapsed_ns, used_ns)
+
+    @property
+    def credit(self) -> int:
+        return int(_lib.hami_budget_credit(self.full_at, self.now, self.several, self.percent))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 import arbitration as a
 from hypothesis import example, given, settings
@@ -37,13 +38,13 @@ class Saturating:
     now: int = 0
 
     def run(self, until_ns: int, late_pause: Iterator[int], late_open: Iterator[int]) -> None:
-        credit, shut, begun = a.budget_half(self.percent), False, 0
+        budget, shut, begun = a.Budget(self.percent), False, 0
         while self.now < until_ns:
-            step = max(a.budget_wait(credit, shut, self.percent), SLEEP_NS_LEAST)
+            step = max(a.budget_wait(budget.credit, shut, self.percent), SLEEP_NS_LEAST)
             late = next(late_open if shut else late_pause)
             self.late_open_ns += SLEEP_NS_LEAST + late if shut else 0
             self.now += step + late
-            credit = a.budget_after(credit, step + late, 0 if shut else step + late, self.percent)
+            credit = budget.go_on(step + late, 0 if shut else step + late)
             after = a.budget_shut(credit, shut, self.percent)
             if after and not shut:
                 self.pieces.append((begun, self.now))
@@ -110,19 +111,22 @@ def test_who_wants_everything_gets_exactly_percent_in_the_long_run(
 
 
 @given(PERCENT, st.lists(st.booleans(), min_size=300, max_size=600), st.lists(st.integers(1, 120), min_size=1))
+@example(4, [False] * 297 + [True] * 3, [1])
 @settings(max_examples=60, deadline=None)
 def test_who_uses_less_than_percent_of_every_round_is_never_shut(
     percent: int, wants: list[bool], gaps: list[int]
 ) -> None:
-    """Ticks of a hundredth of a round; any round's worth of them in a row holds less than percent of use."""
+    """Ticks of a hundredth of a round; any round's worth of them in a row holds less than percent of use, less what a
+    pause is called early."""
     tick = a.ROUND_NS // 100
+    most = percent - 1 - -(-early(percent)[0] * 100 // (100 - percent) // tick)
     uses: list[bool] = []
     for want in wants:
-        uses.append(want and sum(uses[-99:]) < percent - 1)
-    credit, at, gap = a.budget_half(percent), 0, repeat(gaps)
+        uses.append(want and sum(uses[-99:]) < most)
+    budget, at, gap = a.Budget(percent), 0, repeat(gaps)
     while at < len(uses):
         step = min(next(gap), len(uses) - at)
-        credit = a.budget_after(credit, step * tick, sum(uses[at : at + step]) * tick, percent)
+        credit = budget.go_on(step * tick, sum(uses[at : at + step]) * tick)
         at += step
         assert not a.budget_shut(credit, False, percent)
 
@@ -131,49 +135,61 @@ def test_who_uses_less_than_percent_of_every_round_is_never_shut(
 def test_one_piece_of_a_whole_share_is_run_without_a_pause(percent: int) -> None:
     """After idling, the first piece is as long as any other."""
     piece = (2 * a.budget_half(percent) - early(percent)[0]) * 100 // (100 - percent)
-    idle = a.budget_after(-a.budget_half(percent), 10**12, 0, percent)
-    assert not a.budget_shut(a.budget_after(idle, piece - 200, piece - 200, percent), False, percent)
-    assert a.budget_shut(a.budget_after(idle, piece + 200, piece + 200, percent), False, percent)
+    for longer, shut in ((-200, False), (200, True)):
+        budget = a.Budget(percent, full_at=a.SHUT_NS_MOST, now=10**12)
+        assert a.budget_shut(budget.go_on(piece + longer, piece + longer), False, percent) == shut
 
 
-@given(PERCENT, st.lists(st.tuples(INT64, INT64, INT64), min_size=1, max_size=20), st.booleans())
+@given(PERCENT, st.lists(st.tuples(INT64, TIME, INT64), min_size=1, max_size=20), st.booleans(), st.booleans())
 @settings(deadline=None)
 def test_nobody_is_shut_for_longer_than_the_most_whatever_numbers_came_in(
-    percent: int, numbers: list[tuple[int, int, int]], shut: bool
+    percent: int, numbers: list[tuple[int, int, int]], shut: bool, several: bool
 ) -> None:
-    """Credits that a user wrote, clocks that jumped, uses that cannot be."""
-    for forged, elapsed, used in numbers:
-        credit = a.budget_after(forged, elapsed, used, percent)
-        assert -a.SHUT_NS_MOST <= credit <= a.budget_half(percent)
+    """Budgets that a user wrote, clocks that jumped, uses that cannot be."""
+    for forged, now, used in numbers:
+        budget = a.Budget(percent, several, forged, now)
+        credit = budget.go_on(0, used)
+        assert -a.SHUT_NS_MOST <= credit <= a.budget_half(percent) + several * a.COUNT_NS_SEVERAL
         shut = a.budget_shut(credit, shut, percent)
-        assert 0 <= a.budget_wait(credit, shut, percent) <= a.SHUT_NS_MOST
+        assert not shut or 0 <= a.budget_wait(credit, shut, percent) <= a.SHUT_NS_MOST
     passed = 0
     while shut:
         step = max(SLEEP_NS_LEAST, a.budget_wait(credit, True, percent))
         passed += step
         assert passed <= a.SHUT_NS_MOST + SLEEP_NS_LEAST
-        credit = a.budget_after(credit, step, 0, percent)
+        credit = budget.go_on(step, 0)
         shut = a.budget_shut(credit, True, percent)
 
 
 @given(PERCENT, INT64, st.integers(0, 10**9), st.booleans())
 def test_nothing_changes_before_the_wait_is_over(percent: int, forged: int, more: int, shut: bool) -> None:
-    credit = a.budget_after(forged, 0, 0, percent)
-    shut = a.budget_shut(credit, shut, percent)
-    wait = a.budget_wait(credit, shut, percent)
-    sooner = min(more, wait - 101)  # the last 100 ns are lost in whole numbers
+    budget = a.Budget(percent, full_at=forged)
+    shut = a.budget_shut(budget.go_on(0, 0), shut, percent)
+    wait = a.budget_wait(budget.credit, shut, percent)
+    sooner = min(more, wait - 201)  # the last 200 ns are lost in whole numbers
     if sooner >= 0:
-        after = a.budget_after(credit, sooner, 0 if shut else sooner, percent)
-        assert a.budget_shut(after, shut, percent) == shut
+        assert a.budget_shut(budget.go_on(sooner, 0 if shut else sooner), shut, percent) == shut
 
 
-@given(PERCENT, INT64, st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9))
+@given(PERCENT, INT64, st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9), st.booleans())
 def test_more_use_never_leaves_more_credit_and_more_time_never_less(
-    percent: int, forged: int, elapsed: int, used: int, more: int
+    percent: int, forged: int, elapsed: int, used: int, more: int, several: bool
 ) -> None:
-    credit = a.budget_after(forged, elapsed, used, percent)
-    assert a.budget_after(forged, elapsed, used + more, percent) <= credit
-    assert a.budget_after(forged, elapsed + more, used, percent) >= credit
+    def credit(elapsed_ns: int, used_ns: int) -> int:
+        return a.Budget(percent, several, forged).go_on(elapsed_ns, used_ns)
+
+    assert credit(elapsed, used + more) <= credit(elapsed, used)
+    assert credit(elapsed + more, used) >= credit(elapsed, used)
+
+
+@given(PERCENT, st.lists(st.integers(0, 10**7), min_size=2, max_size=6), st.randoms())
+def test_processes_may_take_what_they_used_in_any_order(percent: int, uses: list[int], random: Random) -> None:
+    budgets = a.Budget(percent, True, 0, a.ROUND_NS), a.Budget(percent, True, 0, a.ROUND_NS)
+    shuffled = random.sample(uses, len(uses))
+    for one, other in zip(uses, shuffled, strict=True):
+        budgets[0].go_on(0, one)
+        budgets[1].go_on(0, other)
+    assert abs(budgets[0].full_at - budgets[1].full_at) <= len(uses)
 
 
 def test_without_a_cap_nobody_is_shut() -> None:
@@ -281,10 +297,8 @@ def test_beside_a_latency_critical_job_no_class_keeps_its_timeslice(
 def test_a_cap_is_never_more_than_everything(cores: int, policy: str, latency: bool, floor: int) -> None:
     terms = a.Terms(cores, policy, latency, floor)
     assert terms.cap() <= 100
-    if policy == "cap":
-        assert terms.cap() == min(cores, 100)
-    elif not latency or policy == "none":
-        assert terms.cap() == 100
+    most = 100 - floor if latency and floor < 100 else 100
+    assert terms.cap() == (min(cores, most) if policy == "cap" else most), "the floor is for others, by every policy"
     terms.timeslice_us(2**32 - 1)
 
 
@@ -359,7 +373,7 @@ def test_a_process_alone_that_is_idle_at_all_samples_has_used_nothing(count: int
 def test_times_out_of_order_and_out_of_range_are_survived(
     switches: list[tuple[int, bool]], samples: list[tuple[int, bool]], begin: int, now: int
 ) -> None:
-    """The most that can come of them is what a budget takes: hami_budget_after limits it to a second."""
+    """The most that can come of them is what a budget takes: hami_budget_use limits it."""
     use = a.Use(begin)
     assert use.count(switches, samples, now) >= 0
     assert use.count([], [], now) >= 0

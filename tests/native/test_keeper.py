@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from conformance import BUILD, REAL_GPU, Slice, put
 from harness.mounting import can_mount
-from test_compute import END, OPEN, SPIN, machine, run, run_within, shares, slice_of, start
+from test_compute import END, OPEN, SPIN, machine, measured, run, run_within, shares, slice_of, start
 
 from hami_hpc.contract import constants as c
 
@@ -51,6 +51,13 @@ def test_a_program_ends_while_libcuda_does_not_answer_the_keeper(tmp_path: Path,
     begin = time.monotonic()
     run(made, END, "exit", faults="cuCtxRecordEvent=0:delay_us=30000000")
     assert time.monotonic() - begin < 15
+
+
+def test_contexts_come_and_go_while_libcuda_does_not_answer_about_another(tmp_path: Path, machine: Machine) -> None:
+    """They waited for the answer: a launch that waits behind a long kernel held up whoever made a context."""
+    made, program = slice_of(tmp_path, machine, 90, "cap"), BUILD / "compute/contexts_beside_a_slow_answer"
+    fault = "cuCtxRecordEvent=0:delay_us=3000000:times=1"
+    measured(lambda: shares(run(made, program, faults=fault))[0], lambda longest_ms: longest_ms < 1500)
 
 
 @pytest.mark.parametrize("fault", ["cuCtxRecordEvent=999", "cuEventCreate=2", "missing=cuCtxRecordEvent"])
@@ -166,6 +173,17 @@ def test_several_processes_keep_the_jobs_cap_together(tmp_path: Path, machine: M
     pytest.fail(f"{total} % of the GPU")
 
 
+def test_several_processes_get_the_whole_of_the_jobs_cap(tmp_path: Path, machine: Machine) -> None:
+    """What one of them used was taken after the others had filled the budget up: 64 % instead of 75."""
+    made = slice_of(tmp_path, machine, 75, "cap")
+
+    def total() -> float:
+        running = [start(made, SPIN, 2000, 1000) for _ in range(3)]
+        return sum(float(process.communicate(timeout=30)[0]) for process in running)
+
+    measured(total, lambda share: 70 < share < 80)
+
+
 def test_a_stopped_program_goes_on_and_holds_nobody_up(tmp_path: Path, machine: Machine) -> None:
     victim = start(slice_of(tmp_path, machine, 10, "cap", "victim"), SPIN, 2500, 1000)
     time.sleep(0.5)
@@ -187,10 +205,10 @@ WORDS = (0, 1, 2**64 - 1, 2**63, 2**63 - 1, 2**62)
 def scribble(usage: Path, over: threading.Event) -> None:
     """Writes nonsense to the job's and every step's budget, and to the rows of all slots."""
     first = c.USAGE_SIZE + c.USAGE_STEP_SIZE * c.USAGE_STEP_COUNT
-    places = [c.USAGE_FIELDS[name] for name in ("time_credit", "time_credit_at", "time_shut")]
+    places = [c.USAGE_FIELDS["time_full_at"]]
     places += [
         (c.USAGE_SIZE + c.USAGE_STEP_FIELDS[name][0], *c.USAGE_STEP_FIELDS[name][1:])
-        for name in ("time_credit", "time_credit_at", "time_shut", "processes")
+        for name in ("time_full_at", "processes")
     ]
     row = c.USAGE_SLOT_FIELDS["step_row"]
     with usage.open("r+b", buffering=0) as out:

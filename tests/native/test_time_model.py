@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spin proves the model of the keepers of two jobs with turns, and refutes each mutation of it."""
+"""Spin proves the model of the keepers, of two jobs and of processes that share a budget, and refutes each mutation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from conformance import ROOT
 
-PROVED = ("-DJOBS=2", "-DSTOPS=0")
+TWO_JOBS, ONE_JOB = "-DJOBS=2 -DSTOPS=0", "-DSTOPS=0"
 
 
 def check(*defines: str) -> subprocess.CompletedProcess[str]:
@@ -16,13 +16,17 @@ def check(*defines: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_the_keepers_of_two_jobs_keep_to_their_turns_and_nobody_stays_paused() -> None:
+def test_the_keepers_keep_caps_and_turns_and_nobody_stays_paused() -> None:
     result = check()
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("mutation", ["NO_REOPEN", "NO_SHUT", "NO_TURN_LOOK"])
-def test_spin_refutes_a_mutation(mutation: str) -> None:
-    result = check(*PROVED, f"-D{mutation}")
+MUTATIONS = [(TWO_JOBS, name) for name in ("NO_REOPEN", "NO_SHUT", "NO_TURN_LOOK")]
+MUTATIONS += [(ONE_JOB, name) for name in ("NO_REOPEN", "NO_SHUT", "LATE_COUNT")]
+
+
+@pytest.mark.parametrize(("form", "mutation"), MUTATIONS)
+def test_spin_refutes_a_mutation(form: str, mutation: str) -> None:
+    result = check(*form.split(), f"-D{mutation}")
     assert result.returncode == 1, result.stdout + result.stderr
     assert "assertion violated" in result.stderr

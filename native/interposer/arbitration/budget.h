@@ -11,7 +11,7 @@
  * One that others interrupt (`contended`) is shut at -3 half: the GPU gives it its turns, which may be uneven, and
  * most such tenants get no more than their share anyway.
  *
- * Pure: no clock, no system call, no state of its own. Times in ns, of any clock that does not step.
+ * Pure: no clock, no system call, no state of its own. Times in ns.
  */
 #ifndef HAMI_BUDGET_H
 #define HAMI_BUDGET_H
@@ -25,13 +25,32 @@
 #define HAMI_ROUND_NS 50000000ll
 /* A pause takes effect about so long after its call begins, and a resume. */
 #define HAMI_PAUSE_LEAD_NS 500000ll
+/*
+ * `several` processes that share a budget count so often each. While one of them uses the GPU, the budget grows, and
+ * what it used is taken at its next count; so that no growth is lost at the upper end, so much more credit than +half
+ * can be saved as grows meanwhile.
+ */
+#define HAMI_COUNT_NS_SEVERAL 5000000ll
 /* Nobody is shut for longer, however much is owed. */
 #define HAMI_SHUT_NS_MOST 500000000ll
 
 /* Returns half of the credit that may be saved up or owed in ordinary use; `percent` 1 to 99. */
 int64_t hami_budget_half(uint32_t percent);
-/* Returns the credit after `elapsed` ns in which `used` ns of the GPU's time were used. */
-int64_t hami_budget_after(int64_t credit, int64_t elapsed, int64_t used, uint32_t percent);
+/* What a process used between its last count and this one. */
+struct hami_count {
+	int64_t since, now; /* of a clock that does not step; 0 or more */
+	int64_t used;
+	bool several; /* processes use the budget */
+};
+
+/*
+ * The budget is kept as one number, `full_at`: when it will be full, at +half, if nothing is used until then; so that
+ * it grows by itself, and changes in one step. Returns it after a count: what was used since the last one fills up
+ * later what was full then. Any number that it cannot be is a user's own, and the nearest one is taken.
+ */
+int64_t hami_budget_use(int64_t full_at, const struct hami_count *count, uint32_t percent);
+/* Returns the credit at `now`. */
+int64_t hami_budget_credit(int64_t full_at, int64_t now, bool several, uint32_t percent);
 /* Returns whether the tenant is shut at this credit, if it was `shut` before. */
 bool hami_budget_shut(int64_t credit, bool shut, bool contended, uint32_t percent);
 /* Returns how long it takes at least until that can change, ns: 0 or more. */

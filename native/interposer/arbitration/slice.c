@@ -58,6 +58,23 @@ static int64_t signs_of_light(const struct hami_seen *seen, int64_t unused, int6
 	return caps ? tiny : unused;
 }
 
+void hami_seen_add(struct hami_seen *seen, const struct hami_seen *later)
+{
+	seen->now = later->now;
+	seen->elapsed += later->elapsed;
+	seen->caps = later->caps;
+	seen->held_back = seen->held_back || later->held_back;
+	seen->pauses = later->pauses;
+	seen->samples += later->samples;
+	seen->outstanding += later->outstanding;
+	seen->stays.unused += later->stays.unused;
+	seen->stays.tiny += later->stays.tiny;
+	seen->stays.returns += later->stays.returns;
+	seen->stays.met += later->stays.met;
+	seen->stays.pressed += later->stays.pressed;
+	seen->stays.thrashed += later->stays.thrashed;
+}
+
 static bool at_least(uint32_t permille, int64_t part, int64_t whole)
 {
 	return part > 0 && part >= whole * permille / 1000;

@@ -84,6 +84,9 @@ struct hami_slice {
 	int64_t light_looking;                   /* what it saw of light tenants since then, thousandths */
 };
 
+/* Adds what was seen later to `seen`, but for what was used, which is of the job and not of one process. */
+void hami_seen_add(struct hami_seen *seen, const struct hami_seen *later);
+
 /* Moves on; `longest_us` is the timeslice of the tenant's terms. */
 void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uint32_t cores_percent,
 		     uint32_t longest_us);

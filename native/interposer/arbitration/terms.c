@@ -66,11 +66,9 @@ uint32_t hami_terms_others_timeslice_us(const struct hami_terms *terms)
 
 uint32_t hami_terms_cap(const struct hami_terms *terms)
 {
-	if (terms->policy == HAMI_POLICY_CAP)
-		return terms->cores_percent > 100 ? 100 : terms->cores_percent;
-	if (terms->latency && terms->policy == HAMI_POLICY_BURST && terms->floor_percent < 100)
-		return 100 - terms->floor_percent;
-	return 100;
+	/* Whatever its policy: beside its long slices nobody else gets anything while it has work. */
+	uint32_t most = terms->latency && terms->floor_percent < 100 ? 100 - terms->floor_percent : 100;
+	return terms->policy == HAMI_POLICY_CAP && terms->cores_percent < most ? terms->cores_percent : most;
 }
 
 bool hami_terms_turn(const struct hami_terms *terms, bool yields, int64_t now, int64_t *until)

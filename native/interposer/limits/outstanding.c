@@ -18,6 +18,7 @@ struct known {
 	bool refused;  /* libcuda makes no event for it */
 	bool anew;     /* it was retained meanwhile: its event may be a predecessor's */
 	bool recorded; /* the event stands for something */
+	uint64_t made; /* its number among all: an entry of the same key may take its place */
 };
 
 static struct {
@@ -28,12 +29,22 @@ static struct {
 	int leaving; /* releases under way of the context of leaving_key, which may go at any moment */
 	const void *leaving_key;
 	bool incomplete; /* a context could not be remembered */
+	uint64_t made;
+	const void *asked; /* the key of the context that libcuda is being asked about, without the lock */
+	pthread_cond_t answered;
 	_Atomic bool ended;
-} known = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} known = {.lock = PTHREAD_MUTEX_INITIALIZER, .answered = PTHREAD_COND_INITIALIZER};
 
 static bool leaving(const void *key)
 {
 	return known.leaving && known.leaving_key == key;
+}
+
+/* Waits until libcuda is not being asked about a context; NULL: about none. The lock is held. */
+static void wait_for_answer(const void *key)
+{
+	while (known.asked && (!key || known.asked == key))
+		pthread_cond_wait(&known.answered, &known.lock);
 }
 
 void hami_outstanding_add(CUcontext context, const void *key)
@@ -52,9 +63,10 @@ void hami_outstanding_add(CUcontext context, const void *key)
 		}
 	}
 	if (i == known.count && known.count < known.room)
-		known.list[known.count++] = (struct known){.key = key, .context = context};
+		known.list[known.count++] =
+			(struct known){.key = key, .context = context, .made = ++known.made};
 	else if (i < known.count && (leaving(key) || known.list[i].context != context))
-		known.list[i] = (struct known){.key = key, .context = context};
+		known.list[i] = (struct known){.key = key, .context = context, .made = ++known.made};
 	if (i < known.count)
 		known.list[i].anew = true;
 	pthread_mutex_unlock(&known.lock);
@@ -63,6 +75,7 @@ void hami_outstanding_add(CUcontext context, const void *key)
 void hami_outstanding_remove(const void *key)
 {
 	pthread_mutex_lock(&known.lock);
+	wait_for_answer(key);
 	for (size_t i = 0; i < known.count; i++)
 		if (known.list[i].key == key) {
 			known.list[i] = known.list[--known.count];
@@ -76,6 +89,8 @@ void hami_outstanding_leave(const void *key, bool begins, bool gone)
 	pthread_mutex_lock(&known.lock);
 	known.leaving += begins ? 1 : -1;
 	known.leaving_key = key;
+	if (begins)
+		wait_for_answer(key);
 	for (size_t i = 0; i < known.count; i++) {
 		struct known *k = &known.list[i];
 		if (k->key != key)
@@ -94,6 +109,8 @@ void hami_outstanding_capture(bool begins)
 {
 	pthread_mutex_lock(&known.lock);
 	known.captures += begins ? 1 : known.captures > 0 ? -1 : 0;
+	if (begins)
+		wait_for_answer(NULL);
 	pthread_mutex_unlock(&known.lock);
 }
 
@@ -106,8 +123,11 @@ void hami_outstanding_end(void)
 	most.tv_nsec += END_NS;
 	most.tv_sec += most.tv_nsec / HAMI_NS_PER_S;
 	most.tv_nsec %= HAMI_NS_PER_S;
-	if (pthread_mutex_timedlock(&known.lock, &most) == 0)
+	if (pthread_mutex_timedlock(&known.lock, &most) == 0) {
+		while (known.asked && pthread_cond_timedwait(&known.answered, &known.lock, &most) == 0)
+			;
 		pthread_mutex_unlock(&known.lock);
+	}
 }
 
 /* Makes the event that stands for the context's work. */
@@ -128,7 +148,7 @@ static bool prepare(const struct real_cuda *real, struct known *k)
 
 static enum hami_outstanding ask(const struct real_cuda *real, struct known *k)
 {
-	if (leaving(k->key) || !prepare(real, k))
+	if (!prepare(real, k))
 		return HAMI_OUTSTANDING_UNKNOWN;
 	/* What was recorded last is not done: nothing new needs to be recorded. */
 	if (k->recorded && real->cuEventQuery(k->event) == CUDA_ERROR_NOT_READY)
@@ -141,6 +161,29 @@ static enum hami_outstanding ask(const struct real_cuda *real, struct known *k)
 								    : HAMI_NOTHING_OUTSTANDING;
 }
 
+/*
+ * Asks about the context of one entry. The lock is held, but not while libcuda is asked: whoever makes an end of this
+ * context, or begins a capture, waits, and nobody else. Entries may move meanwhile, and another may take its place.
+ */
+static enum hami_outstanding ask_unlocked(const struct real_cuda *real, size_t i)
+{
+	struct known one = known.list[i];
+	if (leaving(one.key))
+		return HAMI_OUTSTANDING_UNKNOWN;
+	known.asked = one.key;
+	pthread_mutex_unlock(&known.lock);
+	enum hami_outstanding answer = ask(real, &one);
+	pthread_mutex_lock(&known.lock);
+	known.asked = NULL;
+	pthread_cond_broadcast(&known.answered);
+	for (size_t j = 0; j < known.count; j++)
+		if (known.list[j].made == one.made) {
+			one.anew = known.list[j].anew;
+			known.list[j] = one;
+		}
+	return answer;
+}
+
 /* Asks of all contexts. known.lock is held. */
 static enum hami_outstanding ask_all(const struct real_cuda *real, int groups)
 {
@@ -148,7 +191,7 @@ static enum hami_outstanding ask_all(const struct real_cuda *real, int groups)
 	if (known.captures || known.incomplete || (size_t)groups > known.count)
 		answer = HAMI_OUTSTANDING_UNKNOWN;
 	for (size_t i = 0; i < known.count && !known.ended && !known.captures; i++) {
-		enum hami_outstanding one = ask(real, &known.list[i]);
+		enum hami_outstanding one = ask_unlocked(real, i);
 		if (one == HAMI_SOMETHING_OUTSTANDING) {
 			answer = one;
 			break;
@@ -171,7 +214,10 @@ static enum hami_outstanding look(int groups, bool waits)
 		pthread_mutex_lock(&known.lock);
 	else if (pthread_mutex_trylock(&known.lock))
 		return HAMI_SOMETHING_OUTSTANDING;
-	enum hami_outstanding answer = ask_all(real, groups);
+	while (waits && known.asked) /* one at a time: the events are one set */
+		pthread_cond_wait(&known.answered, &known.lock);
+	enum hami_outstanding answer =
+		known.asked ? HAMI_SOMETHING_OUTSTANDING : ask_all(real, groups);
 	pthread_mutex_unlock(&known.lock);
 	return answer;
 }
@@ -189,6 +235,10 @@ enum hami_outstanding hami_outstanding_glance(int groups)
 void hami_outstanding_forked(void)
 {
 	hami_lock_renew(&known.lock);
+	if (known.asked) { /* by a thread that the child has not */
+		known.asked = NULL;
+		known.answered = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+	}
 	if (!known.list && !known.count && !known.captures && !known.incomplete)
 		return;
 	known.list = NULL; /* the parent's: another thread may have been changing it */

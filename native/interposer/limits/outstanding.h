@@ -6,9 +6,10 @@
  *
  * A recording spoils a stream capture, so none is made while one is under way.
  *
- * One lock, held over recordings, never over the application's calls. A recording waits for no work itself, but for
- * a launch that waits for room in its queue: the keeper asks through limits/probe.h. Thread-safe, not
- * async-signal-safe. A forked child starts without contexts.
+ * One lock, held over no call. A recording waits for no work itself, but for a launch that waits for room in its
+ * queue: the keeper asks through limits/probe.h. Whoever is about to end the very context that is being asked about
+ * waits for the answer, as does a capture that begins; nobody else. Thread-safe, not async-signal-safe. A forked
+ * child starts without contexts.
  */
 #ifndef HAMI_OUTSTANDING_H
 #define HAMI_OUTSTANDING_H

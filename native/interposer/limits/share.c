@@ -33,6 +33,7 @@
 #define SAMPLE_NS_LEAST (MS / 2)
 #define SAMPLE_NS_UNCAPPED (10 * MS)
 #define COUNT_NS HAMI_ROUND_NS /* between two counts of what was used */
+#define FIT_NS (HAMI_ROUND_NS * 3 / 4) /* between two fits of the timeslice */
 #define IDLE_NS (100 * MS)     /* nothing outstanding for so long: the keeper rests */
 #define REST_NS (100 * MS)     /* between two looks while it rests: for work that is no launch */
 #define SLEEP_NS_LEAST (MS / 20)
@@ -50,6 +51,7 @@ static struct {
 struct keeper {
 	struct hami_terms terms;
 	struct hami_slice slice;
+	struct hami_seen seen; /* since the timeslice was last fitted */
 	uint32_t longest_us; /* the timeslice of the terms */
 	uint64_t job_used;   /* by the last count */
 	int64_t step;        /* shared: the next count at the latest, for the timeslice's sake */
@@ -140,16 +142,25 @@ static bool set_open(struct keeper *k, bool open)
 	return true;
 }
 
-/* Fits the timeslice to the others on the GPU, by what was seen of them. */
-static void fit_timeslice(struct keeper *k, struct hami_seen *seen)
+static uint64_t job_used(void)
 {
-	uint64_t used = __atomic_load_n(&hami_region()->usage->head.time_used, __ATOMIC_RELAXED);
-	seen->used = (int64_t)(used - k->job_used); /* of the job, not of this process alone */
+	return __atomic_load_n(&hami_region()->usage->head.time_used, __ATOMIC_RELAXED);
+}
+
+/* Fits the timeslice to the others on the GPU, when enough has been seen of them: `seen` since the last count. */
+static void fit_timeslice(struct keeper *k, const struct hami_seen *seen)
+{
+	hami_seen_add(&k->seen, seen);
+	if (k->seen.elapsed < FIT_NS && seen->now < k->step)
+		return;
+	uint64_t used = job_used();
+	k->seen.used = (int64_t)(used - k->job_used); /* of the job, not of this process alone */
 	k->job_used = used;
 	if (!hami_terms_others_timeslice_us(&k->terms))
 		k->slice = (struct hami_slice){0};
 	else
-		hami_slice_step(&k->slice, seen, k->terms.cores_percent, k->longest_us);
+		hami_slice_step(&k->slice, &k->seen, k->terms.cores_percent, k->longest_us);
+	k->seen = (struct hami_seen){0};
 	k->step = hami_slice_next(&k->slice, seen->now);
 	set_timeslice(k);
 }
@@ -168,13 +179,15 @@ static void count(struct keeper *k, int64_t steady)
 				 .caps = k->terms.others_capped + (hami_terms_cap(&k->terms) < 100),
 				 .pauses = k->pauses};
 	hami_meter_count(shared, &lengths, &seen);
-	struct hami_spent spent = {.used = seen.used,
+	struct hami_spent spent = {.since = k->counted,
+				   .used = seen.used,
 				   .job_cap = k->pauses ? hami_terms_cap(&of_job) : 100,
-				   .step_cap = k->pauses ? hami_terms_cap(&k->terms) : 100};
+				   .step_cap = k->pauses ? hami_terms_cap(&k->terms) : 100,
+				   .clock = hami_clock_steady};
 	spent.contended = hami_meter_contended(shared);
 	seen.held_back = k->shut;
 	spent.has_floor = k->terms.latency;
-	k->shut = hami_region_spend(hami_region(), steady, &spent, &wait);
+	k->shut = hami_region_spend(hami_region(), &spent, &wait);
 	seen.held_back = seen.held_back || k->shut;
 	fit_timeslice(k, &seen);
 	k->counted = steady;
@@ -221,12 +234,22 @@ static void rest(struct keeper *k)
 		hami_meter_begin(hami_clock_shared());
 	k->busy = k->counted = k->sampled = hami_clock_steady();
 	k->change = k->busy;
+	k->seen = (struct hami_seen){0};
+	k->job_used = job_used();
 	read_terms(k);
 }
 
 static int64_t least(int64_t a, int64_t b)
 {
 	return a < b ? a : b;
+}
+
+/* Returns the time between two counts at most. What a pause left to count is counted once, soon. */
+static int64_t count_gap(const struct keeper *k)
+{
+	bool uses = k->open || k->counted - k->closed < HAMI_COUNT_NS_SEVERAL;
+	return k->pauses && uses && hami_region_processes(hami_region()) > 1 ? HAMI_COUNT_NS_SEVERAL
+									     : COUNT_NS;
 }
 
 /* One look: measures and decides. Returns when to look again, steady. */
@@ -238,7 +261,7 @@ static int64_t look(struct keeper *k)
 			k->busy = steady;
 		k->sampled = steady + jittered(k, k->sample_gap);
 	}
-	if (steady >= k->change || steady - k->counted >= COUNT_NS || hami_clock_shared() >= k->step) {
+	if (steady >= k->change || steady - k->counted >= count_gap(k) || hami_clock_shared() >= k->step) {
 		read_terms(k);
 		count(k, steady);
 	}
@@ -247,7 +270,7 @@ static int64_t look(struct keeper *k)
 	int64_t turn_ends = until == INT64_MAX ? INT64_MAX : steady + (until - shared);
 	bool done = set_open(k, !k->pauses || (!k->shut && turn));
 	int64_t step = k->step == INT64_MAX ? INT64_MAX : steady + (k->step - shared);
-	int64_t next = least(least(k->change, k->counted + COUNT_NS), least(turn_ends, step));
+	int64_t next = least(least(k->change, k->counted + count_gap(k)), least(turn_ends, step));
 	next = least(next, k->open ? k->sampled : steady + SHUT_LOOK_NS);
 	return done ? next : steady + RETRY_NS;
 }

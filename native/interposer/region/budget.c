@@ -2,51 +2,49 @@
 #include "region/budget.h"
 
 #include "arbitration/budget.h"
+#include "region/glance.h"
 
-#define CLOCK_SLACK_NS 1000000000ll /* a record from the future is not this boot's, or a user's own */
+#define SHUT 1ull /* in the word: its processes are paused */
 
-struct words {
-	uint64_t *credit, *at;
-	uint32_t *shut;
+struct budget {
+	uint64_t *word;
 	uint32_t cap;
-	bool contended;
+	bool several; /* processes use it */
 	uint64_t *hits; /* counts how often it shuts; NULL: nobody counts */
 };
 
-/* Moves the clock of a budget up to `now`. Returns by how much, which is this caller's to add; -1 for a fresh one. */
-static int64_t advance(const struct words *w, int64_t now)
+/*
+ * Returns the word after this process's use, and the credit that it leaves. The clock is read after the word: what is
+ * further ahead of it than a budget can be is a user's own number, not another process's later look.
+ */
+static uint64_t next(const struct budget *b, uint64_t word, const struct hami_spent *spent, int64_t *credit)
 {
-	uint64_t at = __atomic_load_n(w->at, __ATOMIC_RELAXED);
-	bool future = at > (uint64_t)(now + CLOCK_SLACK_NS);
-	if (!future && at >= (uint64_t)now)
-		return 0;
-	if (!__atomic_compare_exchange_n(w->at, &at, (uint64_t)now, false, __ATOMIC_RELAXED,
-					 __ATOMIC_RELAXED))
-		return 0; /* another process adds it */
-	return at == 0 || future ? -1 : now - (int64_t)at;
+	const struct hami_count count = {
+		.since = spent->since, .now = spent->clock(), .used = spent->used, .several = b->several};
+	int64_t full_at = hami_budget_use((int64_t)(word & ~SHUT), &count, b->cap);
+	*credit = hami_budget_credit(full_at, count.now, b->several, b->cap);
+	bool shut = hami_budget_shut(*credit, word & SHUT, spent->contended, b->cap);
+	return ((uint64_t)full_at & ~SHUT) | (shut ? SHUT : 0);
 }
 
-static bool spend(const struct words *w, int64_t now, int64_t used, int64_t *wait)
+static bool spend(const struct budget *b, const struct hami_spent *spent, int64_t *wait)
 {
-	if (w->cap >= 100)
+	if (b->cap >= 100)
 		return false;
-	int64_t elapsed = advance(w, now), after;
-	uint64_t credit = __atomic_load_n(w->credit, __ATOMIC_RELAXED);
+	int64_t credit;
+	uint64_t before = __atomic_load_n(b->word, __ATOMIC_ACQUIRE), after;
 	do {
-		int64_t before = elapsed < 0 ? hami_budget_half(w->cap) : (int64_t)credit;
-		after = hami_budget_after(before, elapsed < 0 ? 0 : elapsed, used, w->cap);
-	} while (!__atomic_compare_exchange_n(w->credit, &credit, (uint64_t)after, false, __ATOMIC_RELAXED,
-					      __ATOMIC_RELAXED));
-	bool shut = hami_budget_shut(after, __atomic_load_n(w->shut, __ATOMIC_RELAXED) != 0, w->contended,
-				     w->cap);
-	if (__atomic_exchange_n(w->shut, shut, __ATOMIC_RELAXED) == 0 && shut && w->hits)
-		__atomic_fetch_add(w->hits, 1, __ATOMIC_RELAXED);
-	int64_t until = hami_budget_wait(after, shut, w->contended, w->cap);
+		after = next(b, before, spent, &credit);
+	} while (!__atomic_compare_exchange_n(b->word, &before, after, false, __ATOMIC_ACQ_REL,
+					      __ATOMIC_ACQUIRE));
+	if (!(before & SHUT) && (after & SHUT) && b->hits)
+		__atomic_fetch_add(b->hits, 1, __ATOMIC_RELAXED);
+	int64_t until = hami_budget_wait(credit, after & SHUT, spent->contended, b->cap);
 	*wait = until < *wait ? until : *wait;
-	return shut;
+	return after & SHUT;
 }
 
-bool hami_region_spend(struct hami_region *region, int64_t now, const struct hami_spent *spent, int64_t *wait)
+bool hami_region_spend(struct hami_region *region, const struct hami_spent *spent, int64_t *wait)
 {
 	const int64_t used = spent->used;
 	struct hami_usage_file *u = region->usage;
@@ -56,18 +54,16 @@ bool hami_region_spend(struct hami_region *region, int64_t now, const struct ham
 		return false;
 	__atomic_fetch_add(&u->slots[slot].gpu_busy_ns, (uint64_t)(used > 0 ? used : 0), __ATOMIC_RELAXED);
 	__atomic_fetch_add(&u->head.time_used, (uint64_t)(used > 0 ? used : 0), __ATOMIC_RELAXED);
-	const struct words job = {&u->head.time_credit, &u->head.time_credit_at,
-				  &u->head.time_shut,   spent->job_cap,
-				  spent->contended,     spent->has_floor ? &u->head.floor_hit_count : NULL};
-	bool shut = spend(&job, now, used, wait);
+	const struct budget job = {&u->head.time_full_at, spent->job_cap, hami_region_processes(region) > 1,
+				   spent->has_floor ? &u->head.floor_hit_count : NULL};
+	bool shut = spend(&job, spent, wait);
 	uint32_t row = __atomic_load_n(&u->slots[slot].step_row, __ATOMIC_RELAXED);
 	if (row >= HAMI_USAGE_STEP_COUNT)
 		return shut; /* a user's own number */
-	struct hami_usage_step *s = &u->steps[row];
-	const struct words step = {&s->time_credit, &s->time_credit_at, &s->time_shut,
-				   spent->step_cap, spent->contended,   NULL};
+	const struct budget step = {&u->steps[row].time_full_at, spent->step_cap,
+				    hami_region_step_processes(region) > 1, NULL};
 	int64_t of_step = INT64_MAX;
-	bool step_shut = spend(&step, now, used, &of_step);
+	bool step_shut = spend(&step, spent, &of_step);
 	if (shut && step_shut)
 		*wait = of_step > *wait ? of_step : *wait;
 	else if (step_shut)

@@ -3,26 +3,27 @@
  * The budgets of the GPU's time in the usage record: one of the job and one of the step, which all their
  * processes fill and use together.
  *
- * No lock, so that nobody waits for a process that was stopped: each word changes atomically, and a process that
- * dies between two of them loses at most what it had just measured. Thread-safe, async-signal-safe.
+ * No lock, so that nobody waits for a process that was stopped. A budget, and whether its processes are paused, is one
+ * word that changes in one step: a process that dies at any moment loses at most what it had just measured, and one
+ * that was stopped and goes on finds what the others have made of it. Thread-safe, async-signal-safe.
  */
 #ifndef HAMI_REGION_BUDGET_H
 #define HAMI_REGION_BUDGET_H
 #include "region/region.h"
 
 struct hami_spent {
-	int64_t used;   /* by this process since the last time, ns */
-	bool contended; /* others interrupted it lately */
+	int64_t since;              /* of `clock`: this process's last count */
+	int64_t used;               /* by this process since then, ns */
+	bool contended;             /* others interrupted it lately */
 	bool has_floor; /* the job's cap is what a floor leaves it: each time it is reached is counted */
 	uint32_t job_cap, step_cap; /* percent */
+	int64_t (*clock)(void);     /* hami_clock_steady, or a test's */
 };
 
 /*
- * Takes what this process has used from both budgets, which grow up to `now` (ns of hami_clock_steady());
- * a cap of 100 percent has none. Returns whether this process must be paused; sets *wait to how long that cannot
- * change at the earliest, ns (INT64_MAX: as long as the caps stay).
+ * Takes what this process has used from both budgets; a cap of 100 percent has none. Returns whether this process
+ * must be paused; sets *wait to how long that cannot change at the earliest, ns (INT64_MAX: as long as the caps stay).
  */
-bool hami_region_spend(struct hami_region *region, int64_t now, const struct hami_spent *spent,
-		       int64_t *wait);
+bool hami_region_spend(struct hami_region *region, const struct hami_spent *spent, int64_t *wait);
 
 #endif

@@ -17,6 +17,11 @@ uint32_t hami_region_step_processes(struct hami_region *region)
 	return row < HAMI_USAGE_STEP_COUNT ? PEEK(region->usage->steps[row].processes) : 0;
 }
 
+uint32_t hami_region_processes(struct hami_region *region)
+{
+	return PEEK(region->usage->head.processes);
+}
+
 void hami_region_lacking(struct hami_region *region)
 {
 	__atomic_fetch_add(&region->usage->head.device_oom_count, 1, __ATOMIC_RELAXED);

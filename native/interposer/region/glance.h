@@ -13,6 +13,9 @@ uint64_t hami_region_own(struct hami_region *region);
 /* Returns how many of this step's processes hold a slot; 0 before this one's first charge. */
 uint32_t hami_region_step_processes(struct hami_region *region);
 
+/* Returns how many of the job's processes hold a slot. */
+uint32_t hami_region_processes(struct hami_region *region);
+
 /* Counts a request that the limits allowed and the driver refused. */
 void hami_region_lacking(struct hami_region *region);
 

@@ -191,17 +191,17 @@ static uint32_t step_row(struct hami_usage_file *u, const struct hami_limits *st
 	for (uint32_t i = 0; i < HAMI_USAGE_STEP_COUNT; i++) {
 		if (u->steps[i].processes && u->steps[i].step_id == step->step_id)
 			return i;
-		if (!u->steps[i].processes && free_row == UINT32_MAX)
+		if (!u->steps[i].processes &&
+		    (free_row == UINT32_MAX || u->steps[i].step_id == step->step_id))
 			free_row = i;
 	}
 	if (free_row != UINT32_MAX) {
 		struct hami_usage_step *row = &u->steps[free_row];
+		if (row->step_id != step->step_id) /* the same one goes on with what it owes */
+			row->time_full_at = row->peak_bytes = row->oom_count = 0;
 		POKE(row->step_id, step->step_id);
 		POKE(row->cores_percent, step->cores_percent);
 		POKE(row->used_bytes, 0);
-		row->peak_bytes = row->oom_count = 0;
-		POKE(row->time_credit_at, 0);
-		POKE(row->time_shut, 0);
 	}
 	return free_row;
 }
@@ -214,6 +214,7 @@ static int fill_slot(struct hami_region *region, uint32_t i)
 	if (rc)
 		return rc;
 	clear_slot(u, &u->slots[i]); /* a dead predecessor's */
+	sweep(region);               /* timeslices are divided among the processes that live */
 	uint32_t row = step_row(u, region->step);
 	if (row != UINT32_MAX) {
 		fill(&u->slots[i], 1, (uint32_t)getpid(), row);

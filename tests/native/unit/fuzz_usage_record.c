@@ -138,17 +138,27 @@ static void charge(uint64_t bytes, bool scribbled)
 	CHECK(rc == 0 || bytes > STEP_LIMIT - hami_region_own(&region)); /* what fits is not refused */
 }
 
+static int64_t clock_now;
+
+static int64_t read_clock(void)
+{
+	return clock_now;
+}
+
 /* Whatever the record says, a process is paused for no longer than it may owe. */
 static void spend(struct input *in)
 {
-	int64_t wait, used = (int64_t)take(in, 8), now = (int64_t)(take(in, 5) + 1);
-	const struct hami_spent spent = {.used = used,
+	int64_t wait, used = (int64_t)take(in, 8);
+	const struct hami_spent spent = {.since = (int64_t)take(in, 6),
+					 .used = used,
 					 .contended = used & 1,
 					 .job_cap = job.cores_percent,
-					 .step_cap = step.cores_percent};
-	bool shut = hami_region_spend(&region, now, &spent, &wait);
+					 .step_cap = step.cores_percent,
+					 .clock = read_clock};
+	clock_now = (int64_t)take(in, 6);
+	bool shut = hami_region_spend(&region, &spent, &wait);
 	CHECK(wait >= 0);
-	CHECK(!shut || wait <= HAMI_SHUT_NS_MOST + HAMI_ROUND_NS);
+	CHECK(!shut || wait <= HAMI_SHUT_NS_MOST);
 }
 
 static void begin_anew(void)
