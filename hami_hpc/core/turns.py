@@ -14,7 +14,7 @@ from hami_hpc.core.grant import Grant
 from hami_hpc.core.values import NamedTuple
 
 PERIOD_PERMILLE = 1000
-# native/interposer/arbitration/terms.c: the timeslice that follows from cores, and the driver's own, which policy none keeps.
+# native/interposer/arbitration/terms.c: the timeslice that follows from cores; and the driver's own, of policy none.
 TIMESLICE_US_PER_CORE = 450
 DRIVERS_TIMESLICE_US = 2048
 

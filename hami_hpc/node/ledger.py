@@ -35,7 +35,7 @@ FILE_NAME = "ledger.db"
 LOCK_NAME = "ledger.lock"
 NEW = ".new"
 SIDE_FILES = ("-journal", "-wal", "-shm")
-# 3: application_id is a checksum; 4: grants have latency, floor_percent, and no phase; 5: class_priority, slice_us, slo_us
+# 3: application_id is a checksum; 4: latency, floor_percent, and no phase; 5: class_priority, slice_us, slo_us
 SCHEMA_VERSION = 5
 LOOK_AGAIN_S = 0.2
 BUSY_TIMEOUT_S = 30.0  # generous: a transaction takes a millisecond, and giving up drains the node

@@ -238,11 +238,16 @@ def test_at_each_moment_it_is_exactly_one_ordinary_tenants_turn(cores: list[int]
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(-(2**62), 2**62))
 def test_any_turn_ends(begin: int, length: int, now: int) -> None:
-    opened, until = a.Terms(50, turn_begin=begin, turn_length=length).turn(now)
+    opened, until = a.Terms(50, turn_begin=begin, turn_length=length).turn(now, yields=True)
     if 0 < length < PERIOD_PERMILLE:
         assert now < until <= now + a.ROUND_NS
     else:
         assert (opened, until) == (True, a.FOREVER)
+
+
+@given(st.integers(-(2**62), 2**62), st.integers(0, 999), st.integers(1, 999))
+def test_a_tenant_that_shares_has_no_turns(now: int, begin: int, length: int) -> None:
+    assert a.Terms(50, turn_begin=begin, turn_length=length).turn(now) == (True, a.FOREVER)
 
 
 @given(st.integers(-(2**62), 2**62), st.integers(0, 999), st.integers(1, 999))

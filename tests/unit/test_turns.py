@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,13 +32,17 @@ def check(live: Iterable[Grant]) -> None:
     grants = sorted(live, key=lambda grant: grant.job_id)
     assert turns.keys() == {grant.job_id for grant in grants}
     for one in grants:
-        others = sum(other.latency for other in grants if other is not one)
-        assert turns[one.job_id].latency_others == others
+        others = [other for other in grants if other is not one]
+        turn = turns[one.job_id]
+        assert turn.latency_others == sum(other.latency for other in others)
+        assert turn.others_capped == sum(other.policy == "cap" for other in others)
+        least = min((4 if other.policy == "none" else other.cores_percent for other in others), default=0)
+        assert turn.others_least_cores == least
     ordinary = [grant for grant in grants if not grant.latency]
-    with_turns = len(ordinary) >= 2 and len(ordinary) < len(grants)
+    with_turns = len(ordinary) >= 2
     begin = 0
     for one in grants:
-        _, at, length = turns[one.job_id]
+        at, length = turns[one.job_id].turn_begin_permille, turns[one.job_id].turn_length_permille
         if one.latency or not with_turns:
             assert (at, length) == (0, 0)
         else:
@@ -47,7 +52,7 @@ def check(live: Iterable[Grant]) -> None:
 
 
 @given(JOBS)
-def test_turns_fill_the_period_without_overlap_and_only_beside_a_latency_critical_job(live: list[Grant]) -> None:
+def test_turns_fill_the_period_without_overlap(live: list[Grant]) -> None:
     check(live)
 
 
@@ -72,14 +77,22 @@ def test_even_the_smallest_of_very_many_jobs_has_a_turn() -> None:
 
 def test_more_jobs_than_a_period_can_hold_are_always_open() -> None:
     live = [grant(1, 1, latency=1), *(grant(job_id, 1) for job_id in range(2, 1003))]
-    assert set(make_turns(live).values()) == {Turn(0, 0, 0), Turn(1, 0, 0)}
+    assert set(make_turns(live).values()) == {Turn(0, 0, 0, 1, 0), Turn(1, 0, 0, 1, 0)}
     check(live[:-1])
 
 
-def test_two_jobs_beside_a_latency_critical_one_divide_the_period() -> None:
-    live = [grant(3, 10, latency=1), grant(5, 30), grant(4, 60, policy="none")]
-    assert make_turns(live) == {3: Turn(0, 0, 0), 4: Turn(1, 0, 666), 5: Turn(1, 666, 334)}
-    assert make_turns(live[:2]) == {3: Turn(0, 0, 0), 5: Turn(1, 0, 0)}, "the only one waits for nobody's turn"
-    assert make_turns([*live[:1], grant(6, 10, latency=1)]) == {3: Turn(1, 0, 0), 6: Turn(1, 0, 0)}
-    assert make_turns(live[1:]) == {4: Turn(0, 0, 0), 5: Turn(0, 0, 0)}
+def test_two_jobs_divide_the_period() -> None:
+    live = [grant(3, 10, latency=1), grant(5, 30, policy="cap"), grant(4, 60, policy="none")]
+    assert make_turns(live) == {3: Turn(0, 0, 0, 4, 1), 4: Turn(1, 0, 666, 10, 1), 5: Turn(1, 666, 334, 4, 0)}
+    alone_beside_it = make_turns(live[:2])
+    assert alone_beside_it == {3: Turn(0, 0, 0, 30, 1), 5: Turn(1, 0, 0, 10, 0)}, "it waits for nobody's turn"
+    two_of_them = make_turns([*live[:1], grant(6, 10, latency=1)])
+    assert two_of_them == {3: Turn(1, 0, 0, 10, 0), 6: Turn(1, 0, 0, 10, 0)}
+    assert make_turns(live[1:]) == {4: Turn(0, 0, 666, 30, 1), 5: Turn(0, 666, 334, 4, 0)}
     assert make_turns([]) == {}
+
+
+@pytest.mark.parametrize(("slice_us", "cores"), [(10, 1), (900, 2), (100_000, 100)])
+def test_a_timeslice_of_the_class_counts_as_the_cores_from_which_it_would_follow(slice_us: int, cores: int) -> None:
+    live = [grant(1, 30), grant(2, 30)._replace(slice_us=slice_us)]
+    assert make_turns(live)[1].others_least_cores == cores

@@ -11,13 +11,13 @@
  * and each opening cuts the stay of whoever is on the engine. Some of these cuts are tiny stays; more are light.
  */
 #define LIGHT_PER_SECOND 5
-#define CUTS_PER_SECOND 6 /* of a cap, that are tiny stays */
+#define CUTS_PER_SECOND 6   /* of a cap, that are tiny stays */
 #define CAPS_MOST 4         /* more of them cut so many stays that nothing can be told */
 #define TINY_NS 600000      /* an eighth of a timeslice is tiny, or this */
 #define LIGHT_IN_A_LOOK 500 /* thousandths, at least */
-#define DOUBLINGS_MOST 2       /* of HAMI_TRY_EVERY_NS, while the reason stays */
-#define BUSY_PERMILLE 700      /* of the samples: has work, or waits for the engine with it */
-#define MOST_PERMILLE 850      /* of the returns, and of the samples: nearly always */
+#define DOUBLINGS_MOST 2    /* of HAMI_TRY_EVERY_NS, while the reason stays */
+#define BUSY_PERMILLE 700   /* of the samples: has work, or waits for the engine with it */
+#define MOST_PERMILLE 850   /* of the returns, and of the samples: nearly always */
 /* Of the tenant's share. */
 #define ENOUGH_PERCENT 99
 #define TOO_LITTLE_PERCENT 97
@@ -38,7 +38,8 @@ static int64_t per_second(int64_t amount, int64_t elapsed)
 
 static void learn(struct hami_slice *slice, const struct hami_seen *seen, int64_t elapsed, int64_t share)
 {
-	average(&slice->used, per_second(seen->used < elapsed ? seen->used : elapsed, elapsed), elapsed, MEMORY_NS);
+	average(&slice->used, per_second(seen->used < elapsed ? seen->used : elapsed, elapsed), elapsed,
+		MEMORY_NS);
 	if (seen->held_back && slice->used < share)
 		slice->used = share;
 	average(&slice->unused, per_second(seen->stays.unused, elapsed), elapsed, 2 * MEMORY_NS);

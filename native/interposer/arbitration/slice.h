@@ -43,10 +43,10 @@
  * back after others. Its stay before was cut when it lasted for about its timeslice.
  */
 struct hami_stays {
-	int64_t unused;        /* the sum of hami_slice_unused() of others' stays */
-	uint32_t tiny;         /* stays of others that were shorter than hami_slice_tiny() */
+	int64_t unused; /* the sum of hami_slice_unused() of others' stays */
+	uint32_t tiny;  /* stays of others that were shorter than hami_slice_tiny() */
 	uint32_t returns;
-	uint32_t met;      /* of these, after a stay that was cut, and a stay of another that left much unused */
+	uint32_t met; /* of these, after a stay that was cut, and a stay of another that left much unused */
 	uint32_t pressed;  /* of these, after such stays of others only */
 	uint32_t thrashed; /* returns after tiny stays only, its own and the others' */
 };

@@ -31,8 +31,8 @@ static struct {
 	int64_t own_stay; /* this process's last one, ns */
 	struct {
 		uint32_t count, of_short, of_thrash;
-	} between; /* the others' stays since then */
-	int64_t flushed;    /* when the last flush began */
+	} between;       /* the others' stays since then */
+	int64_t flushed; /* when the last flush began */
 	int64_t ahead;   /* of the GPU's clock, ns before hami_clock_shared() */
 } switches;
 

@@ -216,8 +216,7 @@ static enum hami_outstanding look(int groups, bool waits)
 		return HAMI_SOMETHING_OUTSTANDING;
 	while (waits && known.asked) /* one at a time: the events are one set */
 		pthread_cond_wait(&known.answered, &known.lock);
-	enum hami_outstanding answer =
-		known.asked ? HAMI_SOMETHING_OUTSTANDING : ask_all(real, groups);
+	enum hami_outstanding answer = known.asked ? HAMI_SOMETHING_OUTSTANDING : ask_all(real, groups);
 	pthread_mutex_unlock(&known.lock);
 	return answer;
 }

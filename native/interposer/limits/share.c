@@ -32,10 +32,10 @@
 #define SAMPLE_NS_MOST (2 * MS)    /* between two samples, under a cap */
 #define SAMPLE_NS_LEAST (MS / 2)
 #define SAMPLE_NS_UNCAPPED (10 * MS)
-#define COUNT_NS HAMI_ROUND_NS /* between two counts of what was used */
+#define COUNT_NS HAMI_ROUND_NS         /* between two counts of what was used */
 #define FIT_NS (HAMI_ROUND_NS * 3 / 4) /* between two fits of the timeslice */
-#define IDLE_NS (100 * MS)     /* nothing outstanding for so long: the keeper rests */
-#define REST_NS (100 * MS)     /* between two looks while it rests: for work that is no launch */
+#define IDLE_NS (100 * MS)             /* nothing outstanding for so long: the keeper rests */
+#define REST_NS (100 * MS)             /* between two looks while it rests: for work that is no launch */
 #define SLEEP_NS_LEAST (MS / 20)
 #define REFUSALS_IN_A_ROW 3
 #define GONE_IN_A_ROW 100      /* pauses that channels foiled which were just freed */
@@ -52,13 +52,13 @@ struct keeper {
 	struct hami_terms terms;
 	struct hami_slice slice;
 	struct hami_seen seen; /* since the timeslice was last fitted */
-	uint32_t longest_us; /* the timeslice of the terms */
-	uint64_t job_used;   /* by the last count */
-	int64_t step;        /* shared: the next count at the latest, for the timeslice's sake */
-	bool pauses;    /* the policy's way to keep a cap; false: timeslices alone */
-	bool open;      /* the channels are enabled */
-	bool shut;      /* the budget says so */
-	int64_t change; /* steady: the budget says the same until then */
+	uint32_t longest_us;   /* the timeslice of the terms */
+	uint64_t job_used;     /* by the last count */
+	int64_t step;          /* shared: the next count at the latest, for the timeslice's sake */
+	bool pauses;           /* the policy's way to keep a cap; false: timeslices alone */
+	bool open;             /* the channels are enabled */
+	bool shut;             /* the budget says so */
+	int64_t change;        /* steady: the budget says the same until then */
 	int64_t counted, sampled,
 		busy;   /* steady: the last count and sample, and when work was last outstanding */
 	int64_t closed; /* steady: since when it is not open */

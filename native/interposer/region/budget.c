@@ -9,7 +9,7 @@
 struct budget {
 	uint64_t *word;
 	uint32_t cap;
-	bool several; /* processes use it */
+	bool several;   /* processes use it */
 	uint64_t *hits; /* counts how often it shuts; NULL: nobody counts */
 };
 
