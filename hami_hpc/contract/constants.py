@@ -118,6 +118,7 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'turn_length_permille': (220, 4, 'u'),
     'others_least_cores': (224, 4, 'u'),
     'others_capped': (228, 4, 'u'),
+    'latency_above': (232, 4, 'u'),
 }
 
 # Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it.

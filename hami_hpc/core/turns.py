@@ -4,12 +4,17 @@
 Jobs divide a common period into turns. They keep to them while a latency-critical job is on the GPU, which then waits
 for at most one timeslice of another job, and where sharing by timeslices serves somebody badly
 (native/interposer/arbitration/slice.h).
+
+Latency-critical jobs have an order: higher priority of the class first, then the shorter slo; a job without one has the
+longest. Equal ones have none. A job that others come before has short timeslices
+(native/interposer/arbitration/terms.c).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.values import NamedTuple
 
@@ -30,6 +35,7 @@ class Turn(NamedTuple):
     turn_length_permille: int
     others_least_cores: int
     others_capped: int
+    latency_above: int
 
 
 def make_turns(live: Iterable[Grant]) -> dict[int, Turn]:
@@ -41,6 +47,7 @@ def make_turns(live: Iterable[Grant]) -> dict[int, Turn]:
     grants = sorted(live, key=lambda grant: grant.job_id)
     latency_count = sum(grant.latency for grant in grants)
     least = _least_of_others(grants)
+    above = _above(grants)
     cap_count = sum(grant.policy == "cap" for grant in grants)
     turns = {
         grant.job_id: Turn(
@@ -49,6 +56,7 @@ def make_turns(live: Iterable[Grant]) -> dict[int, Turn]:
             turn_length_permille=0,
             others_least_cores=least[grant.job_id],
             others_capped=cap_count - (grant.policy == "cap"),
+            latency_above=above[grant.job_id],
         )
         for grant in grants
     }
@@ -66,6 +74,19 @@ def make_turns(live: Iterable[Grant]) -> dict[int, Turn]:
         turns[grant.job_id] = turns[grant.job_id]._replace(turn_begin_permille=begin, turn_length_permille=end - begin)
         begin = end
     return turns
+
+
+def _above(grants: Iterable[Grant]) -> dict[int, int]:
+    """Returns, by job id, how many latency-critical jobs come before a latency-critical one; 0 for all others."""
+    above: dict[tuple[int, int], int] = {}
+    for i, rank in enumerate(sorted(_rank(grant) for grant in grants if grant.latency)):
+        above.setdefault(rank, i)
+    return {grant.job_id: above[_rank(grant)] if grant.latency else 0 for grant in grants}
+
+
+def _rank(grant: Grant) -> tuple[int, int]:
+    """Returns the place of a latency-critical job, the least first: the class's priority, then the shortest slo."""
+    return -grant.class_priority, grant.slo_us or c.SLO_US_MAX + 1
 
 
 def _least_of_others(grants: Sequence[Grant]) -> dict[int, int]:

@@ -29,7 +29,7 @@ class SkippedRecordError(Exception):
 
 
 def update(run_dir: str, ledger: Ledger, now_unix_ns: int) -> tuple[str, ...]:
-    """Writes each job's turn, and the number of latency-critical jobs beside it, into its limits record.
+    """Writes each job's turn, and how many latency-critical jobs are beside and above it, into its limits record.
 
     Returns a line for each record that was left alone, because root did not write it or it is not there. Raises
     NodeError when the ledger cannot be read or locked, and OSError when the run directory cannot be opened.

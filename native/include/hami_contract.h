@@ -74,7 +74,8 @@ struct hami_limits {
 	uint32_t turn_length_permille; /* length of that turn, permille; 0: no turns, always open */
 	uint32_t others_least_cores; /* fewest cores of another job on the GPU, percent; 0: no other job */
 	uint32_t others_capped; /* other jobs on the GPU whose policy is cap */
-	uint8_t pad0[3864];
+	uint32_t latency_above; /* of a latency-critical job: those on the GPU that come before it, by class_priority, then by slo_us; else 0 */
+	uint8_t pad0[3860];
 };
 _Static_assert(offsetof(struct hami_limits, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_limits, abi_version) == 8, "abi_version");
@@ -103,6 +104,7 @@ _Static_assert(offsetof(struct hami_limits, turn_begin_permille) == 216, "turn_b
 _Static_assert(offsetof(struct hami_limits, turn_length_permille) == 220, "turn_length_permille");
 _Static_assert(offsetof(struct hami_limits, others_least_cores) == 224, "others_least_cores");
 _Static_assert(offsetof(struct hami_limits, others_capped) == 228, "others_capped");
+_Static_assert(offsetof(struct hami_limits, latency_above) == 232, "latency_above");
 _Static_assert(sizeof(struct hami_limits) == 4096, "size");
 
 /* Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it. */

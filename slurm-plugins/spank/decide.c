@@ -116,6 +116,7 @@ void step_limits(const struct hami_limits *job, const struct step_units *units, 
 	step->created_unix_ns = created_unix_ns;
 	/* Root keeps these up to date in the job's record alone. */
 	step->latency_others = 0;
+	step->latency_above = 0;
 	step->others_least_cores = 0;
 	step->others_capped = 0;
 	step->turn_begin_permille = 0;

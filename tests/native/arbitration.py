@@ -45,6 +45,7 @@ class _Terms(ctypes.Structure):
         ("latency", ctypes.c_bool),
         ("floor_percent", ctypes.c_uint32),
         ("latency_others", ctypes.c_uint32),
+        ("latency_above", ctypes.c_uint32),
         ("turn_begin", ctypes.c_uint32),
         ("turn_length", ctypes.c_uint32),
         ("others_least_percent", ctypes.c_uint32),
@@ -197,6 +198,7 @@ class Terms:
     others_least_percent: int = 0
     others_capped: int = 0
     slice_us: int = 0
+    latency_above: int = 0
 
     def _struct(self) -> _Terms:
         return _Terms(
@@ -206,6 +208,7 @@ class Terms:
             self.latency,
             self.floor_percent,
             self.latency_others,
+            self.latency_above,
             self.turn_begin,
             self.turn_length,
             self.others_least_percent,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import arbitration as a
@@ -296,6 +296,21 @@ def test_beside_a_latency_critical_job_no_class_keeps_its_timeslice(
     cores: int, policy: str, slice_us: int, processes: int
 ) -> None:
     assert a.Terms(cores, policy, latency_others=1, slice_us=slice_us).timeslice_us(processes) == 10
+
+
+@given(st.integers(1, 100), st.sampled_from(("cap", "burst", "none")), st.integers(0, 100_000), st.integers(0, 64))
+@example(50, "burst", 10, 1)
+@example(50, "burst", 100_000, 1)
+def test_a_latency_critical_tenant_gives_way_to_those_before_it_whatever_its_class_says(
+    cores: int, policy: str, slice_us: int, processes: int
+) -> None:
+    first = a.Terms(cores, policy, True, latency_others=2, slice_us=slice_us)
+    below = replace(first, latency_above=1)
+    assert first.timeslice_us(processes) == 20_000, "its requests are not interrupted, nor by its own class's slice"
+    assert below.timeslice_us(processes) == max(1000 // max(1, processes), 500)
+    assert replace(below, latency_above=2**32 - 1).timeslice_us(processes) == below.timeslice_us(processes)
+    assert (below.cap(), below.turn(0)) == (first.cap(), first.turn(0)), "the order is one of timeslices alone"
+    assert replace(below, latency=False).timeslice_us(processes) == 10
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(("cap", "burst", "none")), st.booleans(), st.integers(0, 2**32 - 1))

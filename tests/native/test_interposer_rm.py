@@ -81,12 +81,18 @@ def test_every_channel_is_paused_however_many_there_are(
 
 @pytest.mark.parametrize(
     ("fields", "timeslice_us"),
-    [({}, 20 * 450), ({"slice_us": 700}, 700), ({"slice_us": 700, "latency_others": 1}, 10)],
+    [
+        ({}, 20 * 450),
+        ({"slice_us": 700}, 700),
+        ({"slice_us": 700, "latency_others": 1}, 10),
+        ({"slice_us": 700, "latency_others": 1, "latency": 1}, 20_000),
+        ({"slice_us": 700, "latency_others": 1, "latency": 1, "latency_above": 1}, 1000),
+    ],
 )
 def test_every_group_gets_the_timeslice(
     tmp_path: Path, machine: tuple[Path, str], fields: dict[str, int], timeslice_us: int
 ) -> None:
-    """That of the job's cores, or of its class."""
+    """That of the job's cores, or of its class, or as latency-critical jobs beside it have it."""
     made = make_slice(tmp_path / "job", *machine, job_mib=4096, cores_percent=20, policy="burst", fields=fields)
     result = made.run(str(RM / "every_channel_is_paused"), "100", "1", "0", str(timeslice_us))
     assert result.returncode == 0, result.stderr

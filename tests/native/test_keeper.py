@@ -251,6 +251,7 @@ STRANGE = [
     {"floor_percent": 99, "latency": 1, "policy": 1},
     {"policy": 77},
     {"latency_others": 2**32 - 1},
+    {"latency": 1, "latency_above": 2**32 - 1},
 ]
 
 

@@ -118,6 +118,36 @@ def test_a_prolog_that_runs_again_changes_no_record(node: Node) -> None:
     assert before == {job_id: path_of(node, job_id).read_bytes() for job_id in (LC, FIRST, SECOND)}
 
 
+def test_latency_critical_jobs_are_told_how_many_come_before_them_as_jobs_come_and_go(node: Node) -> None:
+    node.config.write_text(node.config.read_text() + "[classes.urgent]\nlatency = true\npriority = 900\n")
+    slow, fast, urgent, elsewhere = 21, 22, 23, 24
+    given = {
+        slow: {c.ENV_CLASS: "lc"},
+        fast: {c.ENV_CLASS: "lc", c.ENV_SLO_US: "10000"},
+        urgent: {c.ENV_CLASS: "urgent"},
+        elsewhere: {c.ENV_CLASS: "lc", "gpu": "1"},
+    }
+
+    def above() -> dict[int, int]:
+        live = [job_id for job_id in (FIRST, *given) if job_id in node.grants()]
+        return {job_id: number(node, job_id, "latency_above") for job_id in live}
+
+    def come(job_id: int) -> None:
+        prolog(node.settings, job_environment(job_id, 1024, **{c.ENV_CORES: "10", **given[job_id]}))
+
+    start(node, FIRST)
+    come(slow)
+    come(elsewhere)
+    assert above() == {FIRST: 0, slow: 0, elsewhere: 0}
+    come(fast)
+    assert above() == {FIRST: 0, slow: 1, fast: 0, elsewhere: 0}
+    come(urgent)
+    assert above() == {FIRST: 0, slow: 2, fast: 1, urgent: 0, elsewhere: 0}
+    assert number(node, slow, "latency_others") == number(node, urgent, "latency_others") == 2
+    assert node.epilog(urgent) == 0
+    assert above() == {FIRST: 0, slow: 1, fast: 0, elsewhere: 0}
+
+
 def with_jobs(node: Node, *job_ids: int) -> Callable[[], None]:
     def before() -> None:
         node.clear()

@@ -184,6 +184,7 @@ def test_the_limits_record_lies_as_the_contract_says() -> None:
         "floor_percent": 5,
         "slo_us": 10_000,
         "latency_others": 0,
+        "latency_above": 0,
         "turn_begin_permille": 0,
         "turn_length_permille": 0,
     }

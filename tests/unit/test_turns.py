@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.turns import PERIOD_PERMILLE, Turn, make_turns
 
@@ -20,11 +21,22 @@ def grant(job_id: int, cores: int, latency: int = 0, policy: str = "burst") -> G
 
 JOBS = st.lists(
     st.tuples(
-        st.integers(1, 2**32 - 1), st.integers(1, 100), st.integers(0, 1), st.sampled_from(["cap", "burst", "none"])
+        st.integers(1, 2**32 - 1),
+        st.integers(1, 100),
+        st.integers(0, 1),
+        st.sampled_from(["cap", "burst", "none"]),
+        st.sampled_from([0, 0, 0, 1, c.CLASS_PRIORITY_MAX]),
+        st.sampled_from([0, 0, c.SLO_US_MIN, c.SLO_US_MAX]),
     ),
     max_size=40,
     unique_by=lambda job: job[0],
-).map(lambda jobs: [grant(*job) for job in jobs])
+).map(lambda jobs: [grant(*job[:4])._replace(class_priority=job[4], slo_us=job[5]) for job in jobs])
+
+
+def comes_before(one: Grant, other: Grant) -> bool:
+    if one.class_priority != other.class_priority:
+        return one.class_priority > other.class_priority
+    return one.slo_us > 0 and (other.slo_us == 0 or one.slo_us < other.slo_us)
 
 
 def check(live: Iterable[Grant]) -> None:
@@ -35,6 +47,8 @@ def check(live: Iterable[Grant]) -> None:
         others = [other for other in grants if other is not one]
         turn = turns[one.job_id]
         assert turn.latency_others == sum(other.latency for other in others)
+        above = [other for other in others if other.latency and comes_before(other, one)] if one.latency else []
+        assert turn.latency_above == len(above)
         assert turn.others_capped == sum(other.policy == "cap" for other in others)
         least = min((4 if other.policy == "none" else other.cores_percent for other in others), default=0)
         assert turn.others_least_cores == least
@@ -77,18 +91,18 @@ def test_even_the_smallest_of_very_many_jobs_has_a_turn() -> None:
 
 def test_more_jobs_than_a_period_can_hold_are_always_open() -> None:
     live = [grant(1, 1, latency=1), *(grant(job_id, 1) for job_id in range(2, 1003))]
-    assert set(make_turns(live).values()) == {Turn(0, 0, 0, 1, 0), Turn(1, 0, 0, 1, 0)}
+    assert set(make_turns(live).values()) == {Turn(0, 0, 0, 1, 0, 0), Turn(1, 0, 0, 1, 0, 0)}
     check(live[:-1])
 
 
 def test_two_jobs_divide_the_period() -> None:
     live = [grant(3, 10, latency=1), grant(5, 30, policy="cap"), grant(4, 60, policy="none")]
-    assert make_turns(live) == {3: Turn(0, 0, 0, 4, 1), 4: Turn(1, 0, 666, 10, 1), 5: Turn(1, 666, 334, 4, 0)}
+    assert make_turns(live) == {3: Turn(0, 0, 0, 4, 1, 0), 4: Turn(1, 0, 666, 10, 1, 0), 5: Turn(1, 666, 334, 4, 0, 0)}
     alone_beside_it = make_turns(live[:2])
-    assert alone_beside_it == {3: Turn(0, 0, 0, 30, 1), 5: Turn(1, 0, 0, 10, 0)}, "it waits for nobody's turn"
+    assert alone_beside_it == {3: Turn(0, 0, 0, 30, 1, 0), 5: Turn(1, 0, 0, 10, 0, 0)}, "it waits for nobody's turn"
     two_of_them = make_turns([*live[:1], grant(6, 10, latency=1)])
-    assert two_of_them == {3: Turn(1, 0, 0, 10, 0), 6: Turn(1, 0, 0, 10, 0)}
-    assert make_turns(live[1:]) == {4: Turn(0, 0, 666, 30, 1), 5: Turn(0, 666, 334, 4, 0)}
+    assert two_of_them == {3: Turn(1, 0, 0, 10, 0, 0), 6: Turn(1, 0, 0, 10, 0, 0)}
+    assert make_turns(live[1:]) == {4: Turn(0, 0, 666, 30, 1, 0), 5: Turn(0, 666, 334, 4, 0, 0)}
     assert make_turns([]) == {}
 
 
@@ -96,3 +110,22 @@ def test_two_jobs_divide_the_period() -> None:
 def test_a_timeslice_of_the_class_counts_as_the_cores_from_which_it_would_follow(slice_us: int, cores: int) -> None:
     live = [grant(1, 30), grant(2, 30)._replace(slice_us=slice_us)]
     assert make_turns(live)[1].others_least_cores == cores
+
+
+def test_latency_critical_jobs_have_an_order_by_priority_and_then_by_the_shortest_slo() -> None:
+    """(priority, slo in us) of each, and how many come before it."""
+    expected = {
+        1: (700, 0, 0),
+        2: (100, 500, 1),
+        3: (100, 10_000, 2),
+        4: (100, 10_000, 2),
+        5: (100, c.SLO_US_MAX, 4),
+        6: (100, 0, 5),
+        7: (0, c.SLO_US_MIN, 6),
+    }
+    live = [grant(i, 10, 1)._replace(class_priority=p, slo_us=slo) for i, (p, slo, _above) in expected.items()]
+    ordinary = grant(8, 10)._replace(class_priority=c.CLASS_PRIORITY_MAX)
+    turns = make_turns([ordinary, *reversed(live)])
+    assert {i: turns[i].latency_above for i in turns} == {8: 0} | {i: row[2] for i, row in expected.items()}
+    alike = make_turns([grant(1, 10, 1), grant(2, 90, 1), grant(3, 10)])
+    assert [turn.latency_above for turn in alike.values()] == [0, 0, 0], "nobody comes before an equal one"

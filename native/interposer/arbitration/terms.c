@@ -2,6 +2,7 @@
 #include "arbitration/terms.h"
 
 #include "arbitration/budget.h"
+#include "arbitration/slice.h"
 
 /*
  * Microseconds, measured on an H200 (docs/adr/045-the-gpus-own-scheduler.md). A round of 45 ms: a change of tenant costs
@@ -11,6 +12,11 @@
 #define SLICE_LEAST 200u
 /* Longer than any request, so that it is not interrupted by others once it has begun. */
 #define SLICE_LATENCY 20000u
+/*
+ * Of a latency-critical tenant that others come before: what their requests wait for. Shorter ones leave it too little
+ * beside best effort, as each of its slices costs two changes (docs/time-study.md, "The order of latency-critical jobs").
+ */
+#define SLICE_LATENCY_BELOW 1000u
 /* What a request waits for at most. It costs nothing while no request is there. */
 #define SLICE_BESIDE_LATENCY 10u
 
@@ -35,6 +41,7 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 		.latency = step->latency != 0,
 		.floor_percent = step->floor_percent,
 		.latency_others = __atomic_load_n(&job->latency_others, __ATOMIC_RELAXED),
+		.latency_above = __atomic_load_n(&job->latency_above, __ATOMIC_RELAXED),
 		.turn_begin = __atomic_load_n(&job->turn_begin_permille, __ATOMIC_RELAXED),
 		.turn_length = __atomic_load_n(&job->turn_length_permille, __ATOMIC_RELAXED),
 		.others_capped = __atomic_load_n(&job->others_capped, __ATOMIC_RELAXED),
@@ -47,7 +54,9 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t proces
 	uint32_t parts = processes ? processes : 1;
 	if (!terms->latency && terms->latency_others)
 		return SLICE_BESIDE_LATENCY;
-	if (terms->slice_us)
+	if (terms->latency && terms->latency_above)
+		return within(SLICE_LATENCY_BELOW / parts, HAMI_SLICE_US_LEAST, SLICE_LATENCY_BELOW);
+	if (terms->slice_us && !terms->latency_others)
 		return within(terms->slice_us / parts, HAMI_CLASS_SLICE_US_MIN, HAMI_CLASS_SLICE_US_MAX);
 	if (terms->latency)
 		return SLICE_LATENCY;

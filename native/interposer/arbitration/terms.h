@@ -23,6 +23,7 @@ struct hami_terms {
 	bool latency;           /* latency-critical */
 	uint32_t floor_percent; /* of a latency-critical tenant: left to others */
 	uint32_t latency_others;
+	uint32_t latency_above; /* of these, those that come before this one, if it is latency-critical */
 	uint32_t turn_begin, turn_length; /* permille of HAMI_ROUND_NS; length 0: always open */
 	uint32_t others_least_percent;    /* fewest cores of another tenant; 0: there is none */
 	uint32_t others_capped;           /* other tenants with a cap */
@@ -33,7 +34,8 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 
 /*
  * Returns the timeslice of one of `processes` processes that share the terms, in microseconds; 0: the driver's.
- * They divide the tenant's. Beside somebody latency-critical it is short, whatever the class says.
+ * They divide the tenant's. Beside somebody latency-critical the class's own does not count: it is short,
+ * but for a latency-critical tenant whom nobody comes before.
  */
 uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t processes);
 

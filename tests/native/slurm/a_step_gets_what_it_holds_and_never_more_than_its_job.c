@@ -158,6 +158,7 @@ static void a_step_is_as_latency_critical_as_its_job_and_its_record_has_no_turns
 				  .floor_percent = 5,
 				  .slo_us = 10000,
 				  .latency_others = 2,
+				  .latency_above = 1,
 				  .turn_begin_permille = 300,
 				  .turn_length_permille = 400};
 	struct step_units units = {.shards = true, .vgpu = true};
@@ -165,7 +166,8 @@ static void a_step_is_as_latency_critical_as_its_job_and_its_record_has_no_turns
 
 	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
 	CHECK(step.latency == 1 && step.floor_percent == 5 && step.slo_us == 10000);
-	CHECK(step.latency_others == 0 && step.turn_begin_permille == 0 && step.turn_length_permille == 0);
+	CHECK(step.latency_others == 0 && step.latency_above == 0);
+	CHECK(step.turn_begin_permille == 0 && step.turn_length_permille == 0);
 }
 
 int main(void)

@@ -95,6 +95,7 @@ static void strange_terms(void)
 					.latency = i % 2,
 					.floor_percent = words[i / n],
 					.latency_others = words[i % n] % 2,
+					.latency_above = words[i / n],
 					.turn_begin_permille = words[i / n],
 					.turn_length_permille = words[i % n],
 					.slice_us = i % 3 ? 0 : words[i / n]};
