@@ -234,6 +234,34 @@ def latency() -> None:
     print("\nBest effort %: of what the latency-critical tenant leaves (native less the time of its requests alone).")
 
 
+URGENT = ("requests", "us=100", "every=4000")
+LOWER = ("requests", "us=1000", "count=5", "every=20011")  # no multiple: the two are not to keep step
+FIRST_OF_TWO = LC | {"latency_others": 1}
+SECOND_OF_TWO = FIRST_OF_TWO | {"latency_above": 1}
+
+
+def order() -> None:
+    print("\n## Two latency-critical tenants: 100 us 250/s (urgent), 5 x 1 ms 50/s (lower), in us\n")
+    row("terms", "best effort", "urgent p50", "urgent p99", "lower p50", "lower p99", "best effort %")
+    row(*["---"] * 7)
+    base = [[alone(Tenant(work)) for _ in range(REPEATS)] for work in (URGENT, LOWER)]
+    row("each alone", 0, *(f"{statistics.median(r[k] for r in runs):.0f}" for runs in base for k in ("p50", "p99")), "")
+    native = alone(Tenant(KERNELS))["rate"]
+    for name, lower_fields in (("stock", None), ("equal", FIRST_OF_TWO), ("in order", SECOND_OF_TWO)):
+        for count in (0, 1):
+            if lower_fields is None:
+                urgent, lower, other = Tenant(URGENT), Tenant(LOWER), Tenant(KERNELS)
+            else:
+                urgent = Tenant(URGENT, 40, "burst", FIRST_OF_TWO)
+                lower = Tenant(LOWER, 40, "burst", lower_fields)
+                other = Tenant(KERNELS, 20, "burst", {"latency_others": 2})
+            runs = [together([urgent, lower, *[other] * count]) for _ in range(REPEATS)]
+            cells = [statistics.median(r[i][k] for r in runs) for i in (0, 1) for k in ("p50", "p99")]
+            theirs = f"{100 * statistics.median(r[2]['rate'] for r in runs) / native:.1f}" if count else ""
+            row(name, count, *(f"{us:.0f}" for us in cells), theirs)
+    print("\nEqual: both with timeslices of 20 ms. In order: the lower one gives way, with 1 ms.")
+
+
 def inference() -> None:
     print("\n## PyTorch inference (50/s) beside PyTorch training\n")
     row("", "p50 us", "p99 us", "p50 over alone", "p99 over alone", "training steps/s")
@@ -303,6 +331,7 @@ SECTIONS = {
     "light": light,
     "mixtures": mixtures,
     "latency": latency,
+    "order": order,
     "inference": inference,
     "training": training,
     "cost": cost,

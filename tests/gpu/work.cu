@@ -422,7 +422,7 @@ static void requests()
 	launch(us, s);
 	OK(cudaStreamSynchronize(s));
 	std::vector<double> took;
-	double start = now(), next = start, from = start + warm, to = from + seconds;
+	double start = now(), next = start, from = std::max(start + warm, begin_at), to = from + seconds;
 	while (now() < to) {
 		while (now() < next)
 			usleep(next - now() > 200e-6 ? 50 : 0);

@@ -34,7 +34,7 @@ def test_the_page_has_every_table_and_chart_of_the_study() -> None:
     text = PAGE.read_text(encoding="utf-8")
     source = (ROOT / "benchmarks/time_study.py").read_text(encoding="utf-8")
     names = re.findall(r'study\.table\(\s*"([\w-]+)"', source)
-    assert len(names) == 8
+    assert len(names) == 10
     for name in names:
         assert re.search(rf"<!-- {name} -->\n\|.*?\n<!-- end -->", text, re.DOTALL), name
     for chart in re.findall(r'study\.charts\["([\w.-]+)"\]', source):
