@@ -38,7 +38,7 @@ KEY_DOC: Final[dict[str, str]] = {
     'cores': "Share of the GPU's time, in percent.",
     'mode': 'How the node isolates the slice. Without it, a mode that the node offers.',
     'policy': "How the share of time is kept. Without it, the policy of the job's class; the class also says which are allowed.",
-    'slo': 'Longest time that a request of a latency-critical job should take. Longer ones are counted as misses. Only in latency-critical classes.',
+    'slo': 'Longest time that a request of a latency-critical job should take. Longer ones are counted as misses, and of jobs in classes of the same priority the one with the shorter slo comes first. Only in latency-critical classes.',
 }
 MODES: Final[dict[str, int]] = {'share': 0, 'mps': 1, 'mig': 2}
 POLICIES: Final[dict[str, int]] = {'cap': 0, 'burst': 1, 'none': 2}

@@ -32,7 +32,7 @@ return {
       ["slo"] = {
         ["form"] = "whole number with us, ms or s, from 100us to 60s",
         ["example"] = "slo=10ms",
-        ["doc"] = "Longest time that a request of a latency-critical job should take. Longer ones are counted as misses. Only in latency-critical classes.",
+        ["doc"] = "Longest time that a request of a latency-critical job should take. Longer ones are counted as misses, and of jobs in classes of the same priority the one with the shorter slo comes first. Only in latency-critical classes.",
       },
     },
     ["limits"] = {

@@ -174,6 +174,36 @@ def test_best_effort_jobs_beside_a_latency_critical_one_take_turns(cluster: Layo
         assert limits_field(cluster, critical, "latency") == 1
         jobs.admin(cluster, "scancel", critical)
         jobs.wait(cluster, lambda: limits_field(cluster, first, "latency_others") == 0, "the jobs to be told", 60)
-        assert limits_field(cluster, second, "turn_length_permille") == 0
+        assert limits_field(cluster, second, "turn_length_permille") == 500, "for when sharing serves somebody badly"
+    finally:
+        jobs.admin(cluster, "scancel", f"--user={USER}")
+
+
+def test_latency_critical_jobs_of_one_gpu_are_ordered_by_their_slo(cluster: Layout) -> None:
+    started: dict[str, str] = {}
+
+    def start(slo: str) -> None:
+        command = ("sbatch", "--parsable", "--qos=lc", REQUEST + slo)
+        done = jobs.run_as(cluster, USER, command, stdin="#!/bin/sh\nsleep 120\n")
+        assert done.status == 0, done.err
+        started[slo] = job = done.out.strip()
+        record = cluster.run_dir / "jobs" / job / c.FILE_JOB_LIMITS
+        jobs.wait(cluster, record.exists, f"the prolog of job {job}", 60)
+
+    def above(*wanted: int) -> None:
+        def told() -> bool:
+            return [limits_field(cluster, job, "latency_above") for job in started.values()] == list(wanted)
+
+        jobs.wait(cluster, told, "the jobs to be told of their order", 20)
+
+    try:
+        start("")
+        start(",slo=50ms")
+        start(",slo=10ms")
+        assert len({limits_field(cluster, job, "gpu_minor") for job in started.values()}) == 1, "they share a GPU"
+        above(2, 1, 0)
+        assert [limits_field(cluster, job, "latency_others") for job in started.values()] == [2, 2, 2]
+        jobs.admin(cluster, "scancel", started.pop(",slo=10ms"))
+        above(1, 0)
     finally:
         jobs.admin(cluster, "scancel", f"--user={USER}")
