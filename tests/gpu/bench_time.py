@@ -35,6 +35,7 @@ WORK = Path(os.environ.get("HAMI_BENCH_WORK", str(FOLDER / "work")))
 UUID = subprocess.run(
     ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True, check=True
 ).stdout.split()[0]
+GRANT = Grant(0, 0, UUID, 0, 0, "", 0, 1, "std", "cap", "share", 1)
 Numbers = dict[str, float]
 serial = 0
 loops = 0.0
@@ -86,20 +87,8 @@ def told(tenants: Sequence[Tenant]) -> list[Tenant]:
     if not all(tenant.cores for tenant in tenants):
         return list(tenants)
     grants = [
-        Grant(
-            number,
-            0,
-            UUID,
-            0,
-            0,
-            "",
-            0,
-            tenant.cores,
-            "std",
-            tenant.policy,
-            "share",
-            1,
-            tenant.fields.get("latency", 0),
+        GRANT._replace(
+            job_id=number, cores_percent=tenant.cores, policy=tenant.policy, latency=tenant.fields.get("latency", 0)
         )
         for number, tenant in enumerate(tenants)
     ]
