@@ -237,9 +237,9 @@ struct rm_switch_record { /* NV_EVENT_BUFFER_RECORD_HEADER, NV_EVENT_BUFFER_FECS
 	uint8_t gpu_instance, compute_instance; /* 0xff: no MIG */
 	uint64_t timestamp_ns;                  /* the GPU's clock, which follows CLOCK_REALTIME */
 };
-#define RM_RECORD_SWITCH 2u /* type */
-#define RM_TAG_START 6u     /* the context is on the engine */
-#define RM_TAG_END 7u       /* it has left it */
+#define RM_RECORD_SWITCH 2u      /* type */
+#define RM_TAG_START 6u          /* the context is on the engine */
+#define RM_TAG_END 7u            /* it has left it */
 #define RM_PID_HIDDEN 0u         /* another user's; its stamps are off by up to the length of the switch */
 #define RM_PID_DRIVER UINT32_MAX /* the driver's own */
 

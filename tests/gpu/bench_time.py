@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/native")]
 
 from conformance import make_slice  # noqa: E402
 
+from hami_hpc.core.grant import Grant  # noqa: E402
+from hami_hpc.core.turns import make_turns  # noqa: E402
+
 REPEATS = int(os.environ.get("REPEATS", "3"))
 SECONDS = float(os.environ.get("SECONDS", "3"))
 FOLDER = Path(tempfile.mkdtemp(prefix="hami-bench-"))
@@ -32,6 +35,7 @@ WORK = Path(os.environ.get("HAMI_BENCH_WORK", str(FOLDER / "work")))
 UUID = subprocess.run(
     ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True, check=True
 ).stdout.split()[0]
+GRANT = Grant(0, 0, UUID, 0, 0, "", 0, 1, "std", "cap", "share", 1)
 Numbers = dict[str, float]
 serial = 0
 loops = 0.0
@@ -78,6 +82,20 @@ def answer(process: subprocess.Popen[str]) -> Numbers:
     return numbers
 
 
+def told(tenants: Sequence[Tenant]) -> list[Tenant]:
+    """The tenants with what root writes into their records of the others on the GPU; native ones as they are."""
+    if not all(tenant.cores for tenant in tenants):
+        return list(tenants)
+    grants = [
+        GRANT._replace(job_id=number, cores_percent=t.cores, policy=t.policy)._replace(
+            latency=t.fields.get("latency", 0), slo_us=t.fields.get("slo_us", 0)
+        )
+        for number, t in enumerate(tenants)
+    ]
+    turns = make_turns(grants)
+    return [replace(t, fields=t.fields | turns[number]._asdict()) for number, t in enumerate(tenants)]
+
+
 def alone(tenant: Tenant) -> Numbers:
     return answer(tenant.start())
 
@@ -88,7 +106,7 @@ def rate(tenant: Tenant) -> float:
 
 def together(tenants: Sequence[Tenant], *more: str) -> list[Numbers]:
     begin = time.time() + 2.0 + 0.5 * len(tenants)  # contexts are made one after the other
-    running = [t.start(f"begin={begin:.3f}", *more) for t in tenants]
+    running = [t.start(f"begin={begin:.3f}", *more) for t in told(tenants)]
     return [answer(p) for p in running]
 
 
@@ -179,24 +197,45 @@ def mixtures() -> None:
         row(name, ", ".join(f"{x:.1f}" for x in each), statistics.median(sum(r) for r in runs))
 
 
+PROGRAMS = {
+    "10 ms of work, 2 ms without": ("steps", "us=10000", "gap=2000"),
+    "3 ms, 2 ms": ("steps", "us=3000", "gap=2000"),
+    "1 ms, 1.5 ms": ("steps", "us=1000", "gap=1500"),
+    "0.2 ms, 0.1 ms": ("steps", "us=200", "gap=100"),
+    "10 us, launched and waited for": ("steps", "us=10", "gap=0"),
+    "13 us each ms": LIGHT,
+    "100 us each 20 ms": ("requests", "us=100", "every=20000"),
+}
+BUSY_BESIDE = ((0, ""), (50, "burst"), (50, "cap"))
+
+
+def programs() -> None:
+    print("\n## A program that does not always have work (50 cores, cap) beside one that does\n")
+    row("program", "beside", "its rate, % of alone", "p50, p99 us", "the busy one, % of native")
+    row(*["---"] * 5)
+    native = median(partial(rate, Tenant(KERNELS)))
+    for name, work in PROGRAMS.items():
+        base = median(partial(rate, Tenant(work)))
+        for cores, policy in BUSY_BESIDE:
+            runs = [
+                together([Tenant(work, cores, "cap"), Tenant(KERNELS, cores, policy or "cap")], "warm=2.5")
+                for _ in range(REPEATS)
+            ]
+            mine, busy = (statistics.median(r[i]["rate"] for r in runs) for i in (0, 1))
+            waits = [statistics.median(r[0].get(k, 0) for r in runs) for k in ("p50", "p99")]
+            shown = ", ".join(f"{wait:.0f}" for wait in waits) if any(waits) else ""
+            row(name, f"{policy} {cores}" if cores else "stock", 100 * mine / base, shown, 100 * busy / native)
+
+
 LC_A = ("requests", "us=100", "every=4000", f"copy={1 << 20}")
 LC_B = ("requests", "us=100", "count=20", "every=20000")
 LC = {"latency": 1, "floor_percent": 5}
 
 
-def turns(count: int) -> list[dict[str, int]]:
-    """The fields of `count` equal best-effort jobs beside one latency-critical job."""
-    if count == 1:
-        return [{"latency_others": 1}]
-    length = 1000 // count
-    return [
-        {"latency_others": 1, "turn_begin_permille": i * length, "turn_length_permille": length} for i in range(count)
-    ]
-
-
 def beside(request: Tenant, others: Sequence[Tenant]) -> tuple[Numbers, list[Numbers]]:
     """One tenant of requests beside others that want everything."""
     begin = time.time() + 1.5 + 0.5 * len(others)
+    request, *others = told([request, *others])
     long = [t.start(f"begin={begin:.3f}", seconds=SECONDS + 1) for t in others]
     time.sleep(begin - time.time())
     mine = answer(request.start(seconds=SECONDS))
@@ -216,7 +255,7 @@ def latency() -> None:
             stock = us == 0
             kernels = ("kernels", f"us={us or 1000}")
             native = alone(Tenant(kernels))["rate"]
-            others = [Tenant(kernels) if stock else Tenant(kernels, 60 // count, "burst", f) for f in turns(count)]
+            others = [Tenant(kernels) if stock else Tenant(kernels, 60 // count, "burst")] * count
             runs = [beside(Tenant(work) if stock else Tenant(work, 40, "burst", LC), others) for _ in range(REPEATS)]
             p50, p99 = (statistics.median(r[0][k] for r in runs) for k in ("p50", "p99"))
             left = [[100 * n["rate"] / native / (1 - busy) for n in r[1]] for r in runs]
@@ -236,30 +275,23 @@ def latency() -> None:
 
 URGENT = ("requests", "us=100", "every=4000")
 LOWER = ("requests", "us=1000", "count=5", "every=20011")  # no multiple: the two are not to keep step
-FIRST_OF_TWO = LC | {"latency_others": 1}
-SECOND_OF_TWO = FIRST_OF_TWO | {"latency_above": 1}
 
 
 def order() -> None:
-    print("\n## Two latency-critical tenants: 100 us 250/s (urgent), 5 x 1 ms 50/s (lower), in us\n")
+    print("\n## Two latency-critical tenants, us: requests of 100 us (urgent, 250/s) and 5 x 1 ms (lower, 50/s)\n")
     row("terms", "best effort", "urgent p50", "urgent p99", "lower p50", "lower p99", "best effort %")
     row(*["---"] * 7)
     base = [[alone(Tenant(work)) for _ in range(REPEATS)] for work in (URGENT, LOWER)]
     row("each alone", 0, *(f"{statistics.median(r[k] for r in runs):.0f}" for runs in base for k in ("p50", "p99")), "")
     native = alone(Tenant(KERNELS))["rate"]
-    for name, lower_fields in (("stock", None), ("equal", FIRST_OF_TWO), ("in order", SECOND_OF_TWO)):
+    for name, cores, slo_us in (("stock", 0, 0), ("equal", 40, 0), ("in order", 40, 1000)):
         for count in (0, 1):
-            if lower_fields is None:
-                urgent, lower, other = Tenant(URGENT), Tenant(LOWER), Tenant(KERNELS)
-            else:
-                urgent = Tenant(URGENT, 40, "burst", FIRST_OF_TWO)
-                lower = Tenant(LOWER, 40, "burst", lower_fields)
-                other = Tenant(KERNELS, 20, "burst", {"latency_others": 2})
+            urgent = Tenant(URGENT, cores, "burst", LC | {"slo_us": slo_us})
+            lower, other = Tenant(LOWER, cores, "burst", LC), Tenant(KERNELS, cores // 2, "burst")
             runs = [together([urgent, lower, *[other] * count]) for _ in range(REPEATS)]
             cells = [statistics.median(r[i][k] for r in runs) for i in (0, 1) for k in ("p50", "p99")]
             theirs = f"{100 * statistics.median(r[2]['rate'] for r in runs) / native:.1f}" if count else ""
             row(name, count, *(f"{us:.0f}" for us in cells), theirs)
-    print("\nEqual: both with timeslices of 20 ms. In order: the lower one gives way, with 1 ms.")
 
 
 def inference() -> None:
@@ -272,9 +304,14 @@ def inference() -> None:
     for name, cores in (("stock", 0), ("latency-critical beside best effort", 1)):
         runs = []
         for _ in range(REPEATS):
-            training = Tenant(("train.py", "14"), 60 * cores, "burst", turns(1)[0]).start()
+            tenants = (
+                Tenant(("train.py", "14"), 60 * cores, "burst"),
+                Tenant(("infer.py", "4"), 40 * cores, "burst", LC),
+            )
+            long, short = told(tenants)
+            training = long.start()
             time.sleep(6)
-            mine = answer(Tenant(("infer.py", "4"), 40 * cores, "burst", LC).start())
+            mine = answer(short.start())
             runs.append((mine, float(training.communicate(timeout=60)[0])))
         p50, p99 = (statistics.median(r[0][k] for r in runs) for k in ("p50", "p99"))
         steps = statistics.median(r[1] for r in runs)
@@ -330,6 +367,7 @@ SECTIONS = {
     "caps": caps,
     "light": light,
     "mixtures": mixtures,
+    "programs": programs,
     "latency": latency,
     "order": order,
     "inference": inference,

@@ -192,3 +192,25 @@ def test_cuda_gdb_works_in_a_slice(job: Slice) -> None:
     program = str(PROGRAMS / "memory_ends_at_the_limit")
     result = job.run(tool, "--batch", "-ex", "run", "-ex", "info threads", program, timeout_s=300)
     assert "exited normally" in result.stdout, result.stdout[-1000:] + result.stderr[-1000:]
+
+
+PROFILED = """
+import torch
+from torch.profiler import ProfilerActivity, profile
+x = torch.randn(4096, 4096, device="cuda")
+torch.cuda.synchronize()
+with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+    for _ in range(200):
+        y = x @ x
+    torch.cuda.synchronize()
+kernels = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+products = [event for event in kernels if event.device_time > 100]
+assert len(products) == 200, (len(products), len(kernels))
+print(sum(event.device_time for event in products) / len(products))
+"""
+
+
+def test_a_profiler_by_cupti_sees_each_kernel_of_a_capped_job(job: Slice) -> None:
+    """Nsight Systems and Nsight Compute attach by CUPTI's interfaces, as PyTorch's profiler does."""
+    need("torch")
+    assert float(python(job, PROFILED)) > 100

@@ -21,10 +21,10 @@ from hami_hpc.stages.prolog import prolog
 from hami_hpc.stages.reconcile import reconcile
 
 LC, FIRST, SECOND, ELSEWHERE = 7, 8, 9, 10
-ALONE = (0, 0, 0)
+ALONE = (0, 0, 0, 0)
 killer = test_crash.killer
-BESIDE_LC = {LC: ALONE, FIRST: (1, 0, 600), SECOND: (1, 600, 400), ELSEWHERE: ALONE}
-WITHOUT_LC = {FIRST: ALONE, SECOND: ALONE, ELSEWHERE: ALONE}
+BESIDE_LC = {LC: (0, 0, 0, 20), FIRST: (1, 0, 600, 20), SECOND: (1, 600, 400, 20), ELSEWHERE: ALONE}
+WITHOUT_LC = {FIRST: (0, 0, 600, 20), SECOND: (0, 600, 400, 30), ELSEWHERE: ALONE}
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def write_number(node: Node, job_id: int, name: str, value: int) -> None:
 
 def told(node: Node, *job_ids: int) -> dict[int, tuple[int, ...]]:
     """Returns what the records say, each stable; of all jobs that have one unless some are named."""
-    fields = ("latency_others", "turn_begin_permille", "turn_length_permille")
+    fields = ("latency_others", "turn_begin_permille", "turn_length_permille", "others_least_cores")
     found = job_ids or tuple(int(name) for name in node.names() if name.isdigit() and path_of(node, int(name)).exists())
     assert [job_id for job_id in found if number(node, job_id, "sequence") % 2] == [], "changed and never finished"
     return {job_id: tuple(number(node, job_id, name) for name in fields) for job_id in found}
@@ -97,18 +97,18 @@ def test_best_effort_jobs_take_turns_while_a_latency_critical_one_is_on_their_gp
     assert node.epilog(LC) == 0
     assert told(node) == WITHOUT_LC
     assert inodes == [path_of(node, job_id).stat().st_ino for job_id in (FIRST, SECOND)], "changed in place"
-    assert number(node, FIRST, "sequence") == 4, "two changes"
-    write_number(node, FIRST, "sequence", 0)
+    assert number(node, FIRST, "sequence") == 6, "three changes"
+    write_number(node, FIRST, "sequence", 2)
     assert path_of(node, FIRST).read_bytes() == before, "and nothing else was changed"
 
 
 def test_a_job_that_comes_beside_a_latency_critical_one_knows_it_when_its_prolog_ends(node: Node) -> None:
     start(node, LC, FIRST)
-    assert told(node) == {LC: ALONE, FIRST: (1, 0, 0)}, "alone beside it, and always open"
+    assert told(node) == {LC: (0, 0, 0, 30), FIRST: (1, 0, 0, 20)}, "alone beside it, and always open"
     start(node, SECOND, ELSEWHERE)
     assert told(node) == BESIDE_LC
     assert node.epilog(FIRST) == 0
-    assert told(node) == {LC: ALONE, SECOND: (1, 0, 0), ELSEWHERE: ALONE}
+    assert told(node) == {LC: (0, 0, 0, 20), SECOND: (1, 0, 0, 20), ELSEWHERE: ALONE}
 
 
 def test_a_prolog_that_runs_again_changes_no_record(node: Node) -> None:
@@ -177,8 +177,9 @@ def assert_repaired(node: Node, number_of_kill: int) -> None:
     repair = REPAIRS[number_of_kill % len(REPAIRS)]
     repair(node)
     wanted = BESIDE_LC if LC in node.grants() else WITHOUT_LC
-    both = {job_id: wanted[job_id] for job_id in (FIRST, SECOND)}
-    assert told(node, FIRST, SECOND) == both, f"killed at {number_of_kill}, then {repair.__name__}"
+    both = {job_id: wanted[job_id][:3] for job_id in (FIRST, SECOND)}  # job 7's cores are not the same in all tests
+    found = {job_id: turn[:3] for job_id, turn in told(node, FIRST, SECOND).items()}
+    assert found == both, f"killed at {number_of_kill}, then {repair.__name__}"
 
 
 def test_after_a_prolog_killed_at_any_line_the_neighbours_are_told(node: Node) -> None:
@@ -206,7 +207,7 @@ def test_prologs_and_epilogs_at_once_leave_the_records_as_the_ledger_has_them(no
         assert told(node) == BESIDE_LC
         ending = [node.start("epilog", environment(job_id)) for job_id in (LC, ELSEWHERE)]
         assert [process.communicate(timeout=60)[1] for process in ending] == ["", ""]
-        assert told(node) == {FIRST: ALONE, SECOND: ALONE}
+        assert told(node) == {FIRST: WITHOUT_LC[FIRST], SECOND: WITHOUT_LC[SECOND]}
         for job_id in (FIRST, SECOND):
             assert node.epilog(job_id) == 0
 
@@ -254,7 +255,7 @@ def test_a_record_that_root_did_not_write_is_left_alone_and_named(node: Node, sy
     at_path = path.lstat()
     before = path.read_bytes() if path.is_file() else b""
     start(node, LC)
-    assert told(node, LC, SECOND) == {LC: ALONE, SECOND: BESIDE_LC[SECOND]}
+    assert told(node, LC, SECOND) == {LC: BESIDE_LC[LC], SECOND: BESIDE_LC[SECOND]}
     assert (path.lstat().st_ino, path.lstat().st_mode, path.lstat().st_size) == (
         at_path.st_ino,
         at_path.st_mode,

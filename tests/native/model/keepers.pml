@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The keepers of processes on a GPU: the steps of region/budget.c and limits/share.c, with any process killed, started
  * or stopped (SIGSTOP) between any two steps.
