@@ -12,7 +12,7 @@ Times are whole ns. The same arguments give the same results: a keeper's jitter 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -43,8 +43,13 @@ class Load:
 
     saturating: bool = False
     think: tuple[int, int] = (0, 0)  # works for the first, then waits for the second, ns
+    plan: Callable[[int], tuple[int, int]] | None = None  # the same, as of the time
     requests: Sequence[tuple[int, int]] = ()
     full: bool = True
+
+    def piece(self, now: int) -> tuple[int, int]:
+        """Returns how long it works next, and how long it waits after that, ns; (0, 0): it has requests instead."""
+        return self.plan(now) if self.plan else self.think
 
 
 @dataclass
@@ -164,7 +169,9 @@ class Keeper:
     def _fit(self, now: int) -> None:
         """Shortens or lengthens the timeslice, by what was seen of the others."""
         tenant = self.tenant
-        theirs, own = tenant.slice.others_ns(tenant.terms.others_timeslice_us()), tenant.slice_ns
+        longest, others = tenant.terms.timeslice_us(tenant.processes), tenant.terms.others_timeslice_us()
+        theirs = tenant.slice.others_ns(min(others, longest) if tenant.processes > 1 else others)
+        own = tenant.slice_ns
         unused = tiny = returns = met = pressed = thrashed = 0
         for who, came, left in self.stays[self.stays_told :]:
             if who != tenant.number:
@@ -177,7 +184,8 @@ class Keeper:
             cut = own * 3 // 4 <= self.own_stay <= own * 5 // 4 + a.SAVE_NS
             met += cut and any(much for _, much in self.between)
             pressed += cut and bool(self.between) and all(much for _, much in self.between)
-            thrashed += bool(self.between) and max(self.own_stay, *(stay for stay, _ in self.between)) < a.THRASH_NS
+            tiny_only = bool(self.between) and max(self.own_stay, *(stay for stay, _ in self.between)) < a.THRASH_NS
+            thrashed += tiny_only and not cut
             self.own_stay, self.between = left - came, []
         self.stays_told = len(self.stays)
         outstanding = sum(yes for _, yes in self.fit_samples)
@@ -197,7 +205,7 @@ class Keeper:
             pressed,
             thrashed,
         )
-        tenant.slice.step(seen, tenant.terms.cores_percent, tenant.terms.timeslice_us(tenant.processes))
+        tenant.slice.step(seen, tenant.terms.cores_percent, longest)
         self.fitted, self.fit_used, self.fit_samples, self.fit_held_back = now, 0, [], False
 
     def look(self, now: int) -> tuple[int, bool]:
@@ -268,8 +276,8 @@ class Gpu:
             self.keepers.append(keeper if keeper.needed() else None)
             if keeper.needed():
                 self._at((number * 137) * US, "look", number)
-            if tenant.load.think[0]:
-                self._at(tenant.load.think[1], "arrival", number)
+            if tenant.load.piece(0)[0]:
+                self._at(tenant.load.piece(0)[1], "arrival", number)
             if tenant.load.requests:
                 self._at(tenant.load.requests[0][0], "arrival", number)
             if tenant.dies_ns < FOREVER:
@@ -362,8 +370,11 @@ class Gpu:
                 arrival, length = tenant.pending[tenant.head]
                 tenant.waits_ns.append(self.now - arrival - length)
                 tenant.head += 1
-                if tenant.load.think[0]:
-                    self._at(self.now + tenant.load.think[1], "arrival", self.current)
+                work, wait = tenant.load.piece(self.now)
+                if work and wait:
+                    self._at(self.now + wait, "arrival", self.current)
+                elif work:
+                    tenant.pending.append((self.now, work))
             self._stay_or_leave()
 
     def _stay_or_leave(self) -> None:
@@ -401,8 +412,9 @@ class Gpu:
     def _arrival(self, number: int) -> None:
         tenant = self.tenants[number]
         requests, cursor = tenant.load.requests, self.cursors[number]
-        if tenant.load.think[0]:
-            tenant.pending.append((self.now, tenant.load.think[0]))
+        work, _wait = tenant.load.piece(self.now)
+        if work:
+            tenant.pending.append((self.now, work))
         else:
             tenant.pending.append(requests[cursor])
             self.cursors[number] = cursor + 1

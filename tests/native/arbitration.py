@@ -74,7 +74,7 @@ class _Slice(ctypes.Structure):
         ("level", ctypes.c_uint32),
         *((name, ctypes.c_int64) for name in ("used", "unused", "tiny", "returns", "met", "thrashed", "wants")),
         ("doublings", ctypes.c_uint32),
-        ("yielded", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("yielded", "missed", "wary")),
         ("returns_trying", ctypes.c_uint32),
         ("pressed_trying", ctypes.c_uint32),
         ("settled", ctypes.c_bool),

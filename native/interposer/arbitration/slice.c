@@ -21,7 +21,16 @@
 /* Of the tenant's share. */
 #define ENOUGH_PERCENT 99
 #define TOO_LITTLE_PERCENT 97
-#define FAR_TOO_LITTLE_PERCENT 85
+#define FAR_TOO_LITTLE_PERCENT 70
+#define FIT_PERCENT 94
+/*
+ * Somebody who is light when others look, and works as long as they yield or while their timeslices are short, must
+ * not gain by it. Who misses so much of its share's time by these shares again with long timeslices, and is wary: it
+ * does not yield again for long, nor shorten its timeslices. Somewhat wary is also who got far too little at once.
+ */
+#define MISSED_NS_MOST (SECOND / 10)
+#define WARY_NS_MISSED (8 * SECOND)
+#define WARY_NS_FAR (2 * SECOND)
 
 /* Moves an average by what was seen in `elapsed` ns. */
 static void average(int64_t *mean, int64_t now, int64_t elapsed, int64_t memory)
@@ -110,7 +119,7 @@ static void yield(struct hami_slice *slice, bool thrashes)
 {
 	slice->mode = HAMI_SLICE_YIELDS;
 	slice->thrashes = thrashes;
-	slice->yielded = 0;
+	slice->yielded = slice->missed = 0;
 }
 
 static void begin_try(struct hami_slice *slice)
@@ -118,6 +127,27 @@ static void begin_try(struct hami_slice *slice)
 	slice->mode = HAMI_SLICE_TRIES;
 	slice->doublings += slice->doublings < DOUBLINGS_MOST;
 	slice->returns_trying = slice->pressed_trying = 0;
+	slice->missed = 0;
+}
+
+/* Goes back to long timeslices at once, and is wary for so long. */
+static void distrust(struct hami_slice *slice, int64_t wary)
+{
+	slice->mode = HAMI_SLICE_SHARES;
+	slice->level = 0;
+	slice->wary = wary;
+}
+
+/* Returns whether yielding, or short timeslices, keep too much of its share from the tenant. */
+static bool misses(struct hami_slice *slice, const struct hami_seen *seen, int64_t elapsed, int64_t share)
+{
+	const int64_t wanted = elapsed / 1000 * (share / 100 * FIT_PERCENT) / (SECOND / 1000);
+	if (slice->mode == HAMI_SLICE_SHARES && !slice->level)
+		slice->missed = 0;
+	slice->missed = sensible(slice->missed + wanted - sensible(seen->used));
+	/* Where tenants hinder each other they have no better choice. */
+	return !(slice->mode == HAMI_SLICE_YIELDS && slice->thrashes) &&
+	       slice->missed / 100 > MISSED_NS_MOST / 100 * (share / 1000) / (SECOND / 1000);
 }
 
 /* Shares: fits the timeslice to the others, and begins to try where that does not suffice. */
@@ -129,7 +159,11 @@ static void share_on(struct hami_slice *slice, const struct hami_seen *seen, int
 	bool light = slice->level ? slice->unused >= 1000 * LIGHT_PER_SECOND : signs >= light_enough;
 	bool shortest = hami_slice_us(slice, longest_us) <= HAMI_SLICE_US_LEAST;
 	bool enough = slice->used >= share / 100 * ENOUGH_PERCENT;
-	if (light && enough)
+	if (slice->level > 1 && slice->used < share / 100 * FAR_TOO_LITTLE_PERCENT) {
+		distrust(slice, WARY_NS_FAR);
+		return;
+	}
+	if (light && enough && !slice->wary)
 		slice->level += !shortest && slice->level < LEVEL_MOST;
 	else if (slice->used < share / 100 * TOO_LITTLE_PERCENT)
 		slice->level -= slice->level > 0;
@@ -142,7 +176,7 @@ static void share_on(struct hami_slice *slice, const struct hami_seen *seen, int
 		   at_least(MOST_PERMILLE, slice->wants, 1000);
 	bool thrashes = light && at_least(MOST_PERMILLE, slice->thrashed, slice->returns) &&
 			at_least(BUSY_PERMILLE, slice->wants, 1000);
-	if (!seen->pauses || (!met && !thrashes))
+	if (!seen->pauses || slice->wary || (!met && !thrashes))
 		slice->doublings = 0;
 	else if (thrashes && in_try(seen->now, 0))
 		yield(slice, true);
@@ -192,7 +226,10 @@ void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uin
 		return;
 	learn(slice, seen, elapsed, share);
 	slice->yielded += elapsed;
-	if (slice->mode == HAMI_SLICE_SHARES)
+	slice->wary = slice->wary > elapsed ? slice->wary - elapsed : 0;
+	if (misses(slice, seen, elapsed, share))
+		distrust(slice, WARY_NS_MISSED);
+	else if (slice->mode == HAMI_SLICE_SHARES)
 		share_on(slice, seen, share, longest_us);
 	else if (slice->mode == HAMI_SLICE_LOOKS)
 		look_on(slice, seen);
