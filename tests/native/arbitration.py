@@ -264,11 +264,18 @@ class Seen:
     thrashed: int = 0
 
 
+MODES = ("shares", "looks", "tries", "yields")
+
+
 class Slice:
     """struct hami_slice: how much a tenant shortens its timeslices beside others that have little to do."""
 
     def __init__(self) -> None:
         self._slice = _Slice()
+
+    @property
+    def mode(self) -> str:
+        return MODES[self._slice.mode]
 
     @property
     def level(self) -> int:
