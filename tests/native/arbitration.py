@@ -75,7 +75,7 @@ class _Slice(ctypes.Structure):
         ("level", ctypes.c_uint32),
         *((name, ctypes.c_int64) for name in ("used", "unused", "tiny", "returns", "met", "thrashed", "wants")),
         ("doublings", ctypes.c_uint32),
-        ("yielded", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("yielded", "missed", "wary")),
         ("returns_trying", ctypes.c_uint32),
         ("pressed_trying", ctypes.c_uint32),
         ("settled", ctypes.c_bool),
@@ -267,11 +267,18 @@ class Seen:
     thrashed: int = 0
 
 
+MODES = ("shares", "looks", "tries", "yields")
+
+
 class Slice:
     """struct hami_slice: how much a tenant shortens its timeslices beside others that have little to do."""
 
     def __init__(self) -> None:
         self._slice = _Slice()
+
+    @property
+    def mode(self) -> str:
+        return MODES[self._slice.mode]
 
     @property
     def level(self) -> int:

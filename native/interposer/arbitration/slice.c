@@ -5,7 +5,7 @@
 
 #define SECOND 1000000000ll
 #define MEMORY_NS (SECOND / 4) /* of the averages */
-#define LEVEL_MOST 13          /* 45 ms become 497 us */
+#define LEVEL_MOST 16          /* the longest of a class, 100 ms, becomes the shortest */
 /*
  * Somebody light is seen by what others leave unused, a second. Where there are caps, that does not tell: each pause
  * and each opening cuts the stay of whoever is on the engine. Some of these cuts are tiny stays; more are light.
@@ -21,7 +21,16 @@
 /* Of the tenant's share. */
 #define ENOUGH_PERCENT 99
 #define TOO_LITTLE_PERCENT 97
-#define FAR_TOO_LITTLE_PERCENT 85
+#define FAR_TOO_LITTLE_PERCENT 70
+#define FIT_PERCENT 94
+/*
+ * Somebody who is light when others look, and works as long as they yield or while their timeslices are short, must
+ * not gain by it. Who misses so much of its share's time by these shares again with long timeslices, and is wary: it
+ * does not yield again for long, nor shorten its timeslices. Somewhat wary is also who got far too little at once.
+ */
+#define MISSED_NS_MOST (SECOND / 10)
+#define WARY_NS_MISSED (8 * SECOND)
+#define WARY_NS_FAR (2 * SECOND)
 
 /* Moves an average by what was seen in `elapsed` ns. */
 static void average(int64_t *mean, int64_t now, int64_t elapsed, int64_t memory)
@@ -29,11 +38,16 @@ static void average(int64_t *mean, int64_t now, int64_t elapsed, int64_t memory)
 	*mean = elapsed >= memory ? now : *mean + (now - *mean) * (elapsed / 1000) / (memory / 1000);
 }
 
+/* Returns the amount, or the nearest that is none of nonsense. */
+static int64_t sensible(int64_t amount)
+{
+	return amount < 0 ? 0 : amount > SECOND ? SECOND : amount;
+}
+
 /* Returns an amount of `elapsed` ns as one of a second. */
 static int64_t per_second(int64_t amount, int64_t elapsed)
 {
-	amount = amount < 0 ? 0 : amount > SECOND ? SECOND : amount;
-	return amount * (SECOND / 1000) / (elapsed / 1000);
+	return sensible(sensible(amount) * (SECOND / 1000) / (elapsed / 1000));
 }
 
 static void learn(struct hami_slice *slice, const struct hami_seen *seen, int64_t elapsed, int64_t share)
@@ -48,7 +62,8 @@ static void learn(struct hami_slice *slice, const struct hami_seen *seen, int64_
 	average(&slice->met, per_second(1000ll * seen->stays.met, elapsed), elapsed, MEMORY_NS);
 	average(&slice->thrashed, per_second(1000ll * seen->stays.thrashed, elapsed), elapsed, MEMORY_NS);
 	if (seen->samples)
-		average(&slice->wants, 1000ll * seen->outstanding / seen->samples, elapsed, MEMORY_NS);
+		average(&slice->wants, sensible(1000ll * seen->outstanding / seen->samples), elapsed,
+			MEMORY_NS);
 }
 
 /* Returns what of the others' stays tells of light tenants, and sets how much of it in a second does, thousandths. */
@@ -81,24 +96,30 @@ static bool at_least(uint32_t permille, int64_t part, int64_t whole)
 	return part > 0 && part >= whole * permille / 1000;
 }
 
+/* Returns how much has gone by of the period in which `now` lies. */
+static int64_t into(int64_t now, int64_t period)
+{
+	return now % period + (now % period < 0 ? period : 0);
+}
+
 /* Returns whether it is time to try, for who has tried `doublings` times in a row. */
 static bool in_try(int64_t now, uint32_t doublings)
 {
-	return now % (HAMI_TRY_EVERY_NS << doublings) < HAMI_TRY_NS;
+	return into(now, HAMI_TRY_EVERY_NS << doublings) < HAMI_TRY_NS;
 }
 
 /* Returns how much of the time to look has gone by; negative: it is not that time. */
 static int64_t in_look(int64_t now)
 {
-	int64_t into = now % HAMI_LOOK_EVERY_NS - HAMI_LOOK_AT_NS;
-	return into < HAMI_LOOK_NS ? into : -1;
+	int64_t since = into(now, HAMI_LOOK_EVERY_NS) - HAMI_LOOK_AT_NS;
+	return since < HAMI_LOOK_NS ? since : -1;
 }
 
 static void yield(struct hami_slice *slice, bool thrashes)
 {
 	slice->mode = HAMI_SLICE_YIELDS;
 	slice->thrashes = thrashes;
-	slice->yielded = 0;
+	slice->yielded = slice->missed = 0;
 }
 
 static void begin_try(struct hami_slice *slice)
@@ -106,6 +127,27 @@ static void begin_try(struct hami_slice *slice)
 	slice->mode = HAMI_SLICE_TRIES;
 	slice->doublings += slice->doublings < DOUBLINGS_MOST;
 	slice->returns_trying = slice->pressed_trying = 0;
+	slice->missed = 0;
+}
+
+/* Goes back to long timeslices at once, and is wary for so long. */
+static void distrust(struct hami_slice *slice, int64_t wary)
+{
+	slice->mode = HAMI_SLICE_SHARES;
+	slice->level = 0;
+	slice->wary = wary;
+}
+
+/* Returns whether yielding, or short timeslices, keep too much of its share from the tenant. */
+static bool misses(struct hami_slice *slice, const struct hami_seen *seen, int64_t elapsed, int64_t share)
+{
+	const int64_t wanted = elapsed / 1000 * (share / 100 * FIT_PERCENT) / (SECOND / 1000);
+	if (slice->mode == HAMI_SLICE_SHARES && !slice->level)
+		slice->missed = 0;
+	slice->missed = sensible(slice->missed + wanted - sensible(seen->used));
+	/* Where tenants hinder each other they have no better choice. */
+	return !(slice->mode == HAMI_SLICE_YIELDS && slice->thrashes) &&
+	       slice->missed / 100 > MISSED_NS_MOST / 100 * (share / 1000) / (SECOND / 1000);
 }
 
 /* Shares: fits the timeslice to the others, and begins to try where that does not suffice. */
@@ -117,8 +159,12 @@ static void share_on(struct hami_slice *slice, const struct hami_seen *seen, int
 	bool light = slice->level ? slice->unused >= 1000 * LIGHT_PER_SECOND : signs >= light_enough;
 	bool shortest = hami_slice_us(slice, longest_us) <= HAMI_SLICE_US_LEAST;
 	bool enough = slice->used >= share / 100 * ENOUGH_PERCENT;
-	if (light && enough)
-		slice->level += !shortest;
+	if (slice->level > 1 && slice->used < share / 100 * FAR_TOO_LITTLE_PERCENT) {
+		distrust(slice, WARY_NS_FAR);
+		return;
+	}
+	if (light && enough && !slice->wary)
+		slice->level += !shortest && slice->level < LEVEL_MOST;
 	else if (slice->used < share / 100 * TOO_LITTLE_PERCENT)
 		slice->level -= slice->level > 0;
 	if (slice->level && in_look(seen->now) >= 0) {
@@ -130,7 +176,7 @@ static void share_on(struct hami_slice *slice, const struct hami_seen *seen, int
 		   at_least(MOST_PERMILLE, slice->wants, 1000);
 	bool thrashes = light && at_least(MOST_PERMILLE, slice->thrashed, slice->returns) &&
 			at_least(BUSY_PERMILLE, slice->wants, 1000);
-	if (!seen->pauses || (!met && !thrashes))
+	if (!seen->pauses || slice->wary || (!met && !thrashes))
 		slice->doublings = 0;
 	else if (thrashes && in_try(seen->now, 0))
 		yield(slice, true);
@@ -141,11 +187,11 @@ static void share_on(struct hami_slice *slice, const struct hami_seen *seen, int
 /* Looks with long timeslices, and shares with long ones again if nobody leaves early. */
 static void look_on(struct hami_slice *slice, const struct hami_seen *seen)
 {
-	int64_t into = in_look(seen->now), enough, signs;
+	int64_t since = in_look(seen->now), enough, signs;
 	signs = signs_of_light(seen, seen->stays.unused, 1000ll * seen->stays.tiny, &enough);
-	slice->light_looking = slice->settled ? slice->light_looking + signs : 0;
-	slice->settled = slice->settled || into < 0 || into >= HAMI_LOOK_SETTLE_NS;
-	if (into >= 0)
+	slice->light_looking = slice->settled ? sensible(slice->light_looking + sensible(signs)) : 0;
+	slice->settled = slice->settled || since < 0 || since >= HAMI_LOOK_SETTLE_NS;
+	if (since >= 0)
 		return;
 	slice->mode = HAMI_SLICE_SHARES;
 	enough = enough / 1000 * (HAMI_LOOK_NS - HAMI_LOOK_SETTLE_NS) / 1000000;
@@ -173,16 +219,17 @@ void hami_slice_step(struct hami_slice *slice, const struct hami_seen *seen, uin
 		     uint32_t longest_us)
 {
 	const int64_t elapsed = seen->elapsed > SECOND ? SECOND : seen->elapsed;
-	const int64_t share = SECOND / 100 * cores_percent;
-	if (elapsed < 1000)
-		return;
-	if (seen->caps > CAPS_MOST) {
+	const int64_t share = SECOND / 100 * (cores_percent < 100 ? cores_percent : 100);
+	if (seen->caps > CAPS_MOST)
 		*slice = (struct hami_slice){0};
+	if (seen->caps > CAPS_MOST || elapsed < 1000)
 		return;
-	}
 	learn(slice, seen, elapsed, share);
 	slice->yielded += elapsed;
-	if (slice->mode == HAMI_SLICE_SHARES)
+	slice->wary = slice->wary > elapsed ? slice->wary - elapsed : 0;
+	if (misses(slice, seen, elapsed, share))
+		distrust(slice, WARY_NS_MISSED);
+	else if (slice->mode == HAMI_SLICE_SHARES)
 		share_on(slice, seen, share, longest_us);
 	else if (slice->mode == HAMI_SLICE_LOOKS)
 		look_on(slice, seen);
@@ -202,16 +249,17 @@ int64_t hami_slice_next(const struct hami_slice *slice, int64_t now)
 	if (slice->mode == HAMI_SLICE_SHARES && !slice->level)
 		return INT64_MAX;
 	if (slice->mode == HAMI_SLICE_SHARES || slice->mode == HAMI_SLICE_LOOKS) {
-		int64_t into = in_look(now);
+		int64_t since = in_look(now);
 		every = HAMI_LOOK_EVERY_NS;
-		edge = HAMI_LOOK_AT_NS + (into < 0                     ? 0
-					  : into < HAMI_LOOK_SETTLE_NS ? HAMI_LOOK_SETTLE_NS
-								       : HAMI_LOOK_NS);
+		edge = HAMI_LOOK_AT_NS + (since < 0                     ? 0
+					  : since < HAMI_LOOK_SETTLE_NS ? HAMI_LOOK_SETTLE_NS
+									: HAMI_LOOK_NS);
 	} else if (slice->mode == HAMI_SLICE_YIELDS) {
 		edge = 0;
 	}
-	int64_t left = (edge - now % every) % every;
-	return now + (left > 0 ? left : left + every);
+	int64_t left = (edge - into(now, every)) % every;
+	left = left > 0 ? left : left + every;
+	return now > INT64_MAX - left ? INT64_MAX : now + left;
 }
 
 bool hami_slice_yields(const struct hami_slice *slice)
@@ -224,7 +272,7 @@ static uint32_t shortened(uint32_t longest_us, uint32_t level)
 {
 	level = level < LEVEL_MOST ? level : LEVEL_MOST;
 	uint32_t us = longest_us >> level / 2;
-	us = level % 2 ? us * 1000 / 1414 : us;
+	us = level % 2 ? (uint32_t)(us * 1000ull / 1414) : us;
 	uint32_t least = longest_us < HAMI_SLICE_US_LEAST ? longest_us : HAMI_SLICE_US_LEAST;
 	return us < least ? least : us;
 }
@@ -257,6 +305,7 @@ int64_t hami_slice_tiny(int64_t timeslice)
 int64_t hami_slice_unused(int64_t stay, int64_t timeslice)
 {
 	int64_t used = stay - (stay / 4 < HAMI_SAVE_NS ? stay / 4 : HAMI_SAVE_NS);
+	timeslice = sensible(timeslice);
 	if (timeslice <= 0 || used >= timeslice)
 		return 0;
 	int64_t unused = used <= 0 ? 1000 : (timeslice - used) * 1000 / timeslice;

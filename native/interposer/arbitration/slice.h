@@ -16,6 +16,9 @@
  * Shortened timeslices look like little to do. So all that have shortened theirs look now and then, at the same time,
  * with long ones, whether anybody still leaves early.
  *
+ * Who yields and does not get its share by it shares again, and yields to nobody for some time: others may have been
+ * light when it tried, and not since.
+ *
  * Each tenant decides by itself, from what all of them see: who came to the engine, and for how long.
  *
  * Pure: no clock, no system call, no state of its own. Times in ns.
@@ -48,7 +51,7 @@ struct hami_stays {
 	uint32_t returns;
 	uint32_t met; /* of these, after a stay that was cut, and a stay of another that left much unused */
 	uint32_t pressed;  /* of these, after such stays of others only */
-	uint32_t thrashed; /* returns after tiny stays only, its own and the others' */
+	uint32_t thrashed; /* returns after tiny stays only, its own, that was not cut, and the others' */
 };
 
 /* What was seen since the last step. */
@@ -79,6 +82,8 @@ struct hami_slice {
 	int64_t used, unused, tiny, returns, met, thrashed, wants;
 	uint32_t doublings;                      /* of the time between two tries */
 	int64_t yielded;                         /* for so long */
+	int64_t missed;                          /* of its share, since it yields or tries to */
+	int64_t wary;                            /* for so long it yields to nobody */
 	uint32_t returns_trying, pressed_trying; /* since the try began */
 	bool settled;                            /* it looks, and measures by now */
 	int64_t light_looking;                   /* what it saw of light tenants since then, thousandths */

@@ -218,7 +218,8 @@ static void note_own(const struct rm_switch_record *r, const struct hami_lengths
 	bool all_short = switches.between.of_short == switches.between.count;
 	stays->met += cut && switches.between.of_short > 0;
 	stays->pressed += cut && switches.between.of_short > 0 && all_short;
-	stays->thrashed += switches.own_stay < HAMI_STAY_NS_THRASH && switches.between.of_thrash > 0 &&
+	stays->thrashed += !cut && switches.own_stay < HAMI_STAY_NS_THRASH &&
+			   switches.between.of_thrash > 0 &&
 			   switches.between.of_thrash == switches.between.count;
 }
 

@@ -53,6 +53,7 @@ struct keeper {
 	struct hami_slice slice;
 	struct hami_seen seen; /* since the timeslice was last fitted */
 	uint32_t longest_us;   /* the timeslice of the terms */
+	uint32_t processes;    /* of the step, that divide it */
 	uint64_t job_used;     /* by the last count */
 	int64_t step;          /* shared: the next count at the latest, for the timeslice's sake */
 	bool pauses;           /* the policy's way to keep a cap; false: timeslices alone */
@@ -74,8 +75,8 @@ struct keeper {
 static void set_timeslice(struct keeper *k)
 {
 	unsigned int groups = hami_objects_started_ever();
-	uint32_t processes = hami_region_step_processes(hami_region());
-	k->longest_us = hami_terms_timeslice_us(&k->terms, processes);
+	k->processes = hami_region_step_processes(hami_region());
+	k->longest_us = hami_terms_timeslice_us(&k->terms, k->processes);
 	uint32_t wanted = hami_slice_us(&k->slice, k->longest_us);
 	if (k->no_timeslices || (wanted == k->timeslice && groups == k->groups))
 		return;
@@ -165,15 +166,22 @@ static void fit_timeslice(struct keeper *k, const struct hami_seen *seen)
 	set_timeslice(k);
 }
 
+/* Returns the shortest timeslice of the terms of others, us. The other processes of the job are others, too. */
+static uint32_t others_longest_us(const struct keeper *k)
+{
+	uint32_t us = hami_terms_others_timeslice_us(&k->terms);
+	return k->processes > 1 && k->longest_us < us ? k->longest_us : us;
+}
+
 /* Counts what was used, takes it from the budgets, and learns until when they say the same. */
 static void count(struct keeper *k, int64_t steady)
 {
 	int64_t shared = hami_clock_shared(), wait;
 	struct hami_terms of_job = k->terms; /* the job's share, by the step's policy */
 	of_job.cores_percent = hami_terms_read(hami_region()->job, hami_region()->job).cores_percent;
-	const struct hami_lengths lengths = {
-		.own_slice = 1000ll * k->timeslice,
-		.others_slice = hami_slice_others(&k->slice, hami_terms_others_timeslice_us(&k->terms))};
+	const struct hami_lengths lengths = {.own_slice = 1000ll * k->timeslice,
+					     .others_slice =
+						     hami_slice_others(&k->slice, others_longest_us(k))};
 	struct hami_seen seen = {.now = shared,
 				 .elapsed = steady - k->counted,
 				 .caps = k->terms.others_capped + (hami_terms_cap(&k->terms) < 100),

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tenants of the simulated GPU (gpu_time.py): what they do, and their keepers.
+
+What keepers do follows native/interposer/limits/share.c and region/budget.c; their rules are the compiled ones, called
+through tests/native/arbitration.py. A keeper's jitter comes from the tenant's number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import arbitration as a
+
+US, MS, S = 1000, 1_000_000, 1_000_000_000
+FOREVER = a.FOREVER
+
+# Of an H200: docs/time-study.md says from which measurements. `full`: the context had the chip full of work.
+SAVE_NS = {True: 157_600, False: 10_000}
+LOAD_NS = {True: 75_000, False: 22_400}
+# From the beginning of a call until it takes effect, and until it returns.
+PAUSE_NS, PAUSE_CALL_NS = 550 * US, 700 * US
+RESUME_NS, RESUME_CALL_NS = 420 * US, 450 * US
+DRIVERS_TIMESLICE_US = 2048
+
+# share.c
+SAMPLE_NS_MOST, SAMPLE_NS_LEAST, SAMPLE_NS_UNCAPPED = 2 * MS, MS // 2, 10 * MS
+FIT_NS = a.ROUND_NS * 3 // 4
+IDLE_NS, REST_NS, SLEEP_NS_LEAST = 100 * MS, 100 * MS, MS // 20
+TOLD_PAUSED_NS = 5 * MS  # meter.c: a paused process is off the engine, whatever was told
+CONTENDED_NS = 2 * a.ROUND_NS  # how long a tenant that others interrupted counts as contended
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a tenant does: always has work, or requests (arrival ns, length ns) served in order."""
+
+    saturating: bool = False
+    think: tuple[int, int] = (0, 0)  # works for the first, then waits for the second, ns
+    plan: Callable[[int], tuple[int, int]] | None = None  # the same, as of the time
+    requests: Sequence[tuple[int, int]] = ()
+    full: bool = True
+
+    def piece(self, now: int) -> tuple[int, int]:
+        """Returns how long it works next, and how long it waits after that, ns; (0, 0): it has requests instead."""
+        return self.plan(now) if self.plan else self.think
+
+
+@dataclass
+class Tenant:
+    """A tenant of one process, or one process of a job. `slice_us`: instead of the timeslice of its terms."""
+
+    terms: a.Terms
+    load: Load
+    job: str = ""  # its processes share a budget and divide a timeslice; "": it is of one process
+    slice_us: int | None = None
+    dies_ns: int = FOREVER
+    keeper_stops_ns: int = FOREVER  # SIGSTOP, or a tenant that runs without a keeper
+    forges_credit: bool = False  # writes itself a full budget before each look
+    # The rest is the simulation's.
+    number: int = 0
+    processes: int = 1
+    left_ns: int = 0
+    pending: list[tuple[int, int]] = field(default_factory=list)  # (arrival, length), the first is at work
+    head: int = 0
+    open: bool = True
+    alive: bool = True
+    worked_ns: int = 0
+    waits_ns: list[int] = field(default_factory=list)  # per request: done less arrival less length
+    switches: list[tuple[int, bool]] = field(default_factory=list)
+    shut_ns: list[int] = field(default_factory=list)  # lengths of pauses
+
+    slice: a.Slice = field(default_factory=a.Slice)
+
+    @property
+    def slice_ns(self) -> int:
+        longest = self.terms.timeslice_us(self.processes)
+        us = self.slice.timeslice_us(longest) if self.slice_us is None else self.slice_us
+        return (us or DRIVERS_TIMESLICE_US) * US
+
+    def has_work(self) -> bool:
+        return self.alive and (self.load.saturating or self.head < len(self.pending))
+
+
+class Keeper:
+    """The thread that measures, and pauses or opens: share.c."""
+
+    def __init__(self, tenant: Tenant, budget: a.Budget, stays: Sequence[tuple[int, int, int]]) -> None:
+        self.tenant, self.budget = tenant, budget
+        self.stays, self.stays_told = stays, 0
+        self.between: list[tuple[int, bool]] = []  # of the others' stays since the own one: length, left much
+        self.own_stay = FOREVER
+        self.fitted, self.fit_used, self.fit_held_back = 0, 0, False
+        self.fit_samples: list[tuple[int, bool]] = []
+        self.cap = tenant.terms.cap()
+        self.use = a.Use(0)
+        self.samples: list[tuple[int, bool]] = []
+        self.told = 0
+        self.shut = False
+        self.change = self.counted = self.sampled = self.busy = 0
+        self.gap = SAMPLE_NS_MOST
+        self.open, self.closed, self.resting, self.on = True, 0, False, True
+        self.opened, self.interrupted, self.held_back = 0, -CONTENDED_NS, False
+        self.random = 2 * tenant.number + 1
+        self.next = 0  # look
+
+    def needed(self) -> bool:
+        """Whether it can ever pause: else nothing of it is simulated."""
+        terms = self.tenant.terms
+        return self.cap < 100 or 0 < terms.turn_length < 1000 or self.fits()
+
+    def fits(self) -> bool:
+        t = self.tenant
+        return t.slice_us is None and t.terms.others_timeslice_us() > 0
+
+    def _jittered(self) -> int:
+        x = self.random
+        x = (x ^ x << 13) & 0xFFFFFFFFFFFFFFFF
+        x ^= x >> 7
+        self.random = (x ^ x << 17) & 0xFFFFFFFFFFFFFFFF
+        return self.gap // 2 + self.random % self.gap
+
+    def _count_gap(self) -> int:
+        """How long, ns, until the next count at most."""
+        uses = self.open or self.counted - self.closed < a.COUNT_NS_SEVERAL
+        return a.COUNT_NS_SEVERAL if uses and self.tenant.processes > 1 else a.ROUND_NS
+
+    def _count(self, now: int) -> None:
+        switches = self.tenant.switches[self.told :]
+        self.on = switches[-1][1] if switches else self.on
+        for at, on in switches:  # others took the engine: it was open
+            if not on and (self.open or at < self.closed) and at - self.opened > TOLD_PAUSED_NS:
+                self.interrupted = at
+        if self.on and not self.open and now - self.closed > TOLD_PAUSED_NS:
+            switches.append((self.closed + TOLD_PAUSED_NS, False))
+            self.on = False
+        used, since, samples = self.use.count(switches, self.samples, now), self.counted, self.samples
+        self.told, self.samples = len(self.tenant.switches), []
+        self.counted = now
+        self.held_back = self.shut
+        if self.cap >= 100:
+            self.change, self.gap = now + S, SAMPLE_NS_UNCAPPED
+        else:
+            self._spend(since, now, used)
+        self.fit_used += used
+        self.fit_samples += samples
+        self.fit_held_back = self.fit_held_back or self.held_back
+        if self.fits() and (now - self.fitted >= FIT_NS or now >= self.tenant.slice.next_ns(self.fitted)):
+            self._fit(now)
+
+    def _spend(self, since: int, now: int, used: int) -> None:
+        """Takes what was used from the budget."""
+        budget = self.budget
+        if self.tenant.forges_credit:
+            budget.full_at = 0
+        credit = budget.use(since, now, used)
+        contended = now - self.interrupted < CONTENDED_NS
+        self.shut = budget.shut = a.budget_shut(credit, budget.shut, self.cap, contended)
+        self.held_back = self.held_back or self.shut
+        self.change = now + min(S, a.budget_wait(credit, self.shut, self.cap, contended))
+        self.gap = max(SAMPLE_NS_LEAST, min(SAMPLE_NS_MOST, a.budget_half(self.cap) // 4))
+
+    def _fit(self, now: int) -> None:
+        """Shortens or lengthens the timeslice, by what was seen of the others."""
+        tenant = self.tenant
+        longest, others = tenant.terms.timeslice_us(tenant.processes), tenant.terms.others_timeslice_us()
+        theirs = tenant.slice.others_ns(min(others, longest) if tenant.processes > 1 else others)
+        own = tenant.slice_ns
+        unused = tiny = returns = met = pressed = thrashed = 0
+        for who, came, left in self.stays[self.stays_told :]:
+            if who != tenant.number:
+                left_over = a.slice_unused(left - came, theirs)
+                unused += left_over
+                tiny += left - came < a.slice_tiny_ns(theirs)
+                self.between.append((left - came, left_over >= a.MUCH))
+                continue
+            returns += 1
+            cut = own * 3 // 4 <= self.own_stay <= own * 5 // 4 + a.SAVE_NS
+            met += cut and any(much for _, much in self.between)
+            pressed += cut and bool(self.between) and all(much for _, much in self.between)
+            tiny_only = bool(self.between) and max(self.own_stay, *(stay for stay, _ in self.between)) < a.THRASH_NS
+            thrashed += tiny_only and not cut
+            self.own_stay, self.between = left - came, []
+        self.stays_told = len(self.stays)
+        outstanding = sum(yes for _, yes in self.fit_samples)
+        seen = a.Seen(
+            now,
+            now - self.fitted,
+            self.fit_used,
+            tenant.terms.others_capped + (self.cap < 100),
+            self.fit_held_back,
+            True,
+            len(self.fit_samples),
+            outstanding,
+            unused,
+            tiny,
+            returns,
+            met,
+            pressed,
+            thrashed,
+        )
+        tenant.slice.step(seen, tenant.terms.cores_percent, longest)
+        self.fitted, self.fit_used, self.fit_samples, self.fit_held_back = now, 0, [], False
+
+    def look(self, now: int) -> tuple[int, bool]:
+        """Returns when to look again, and whether the tenant's channels have to be open."""
+        if self.resting:
+            if not self.tenant.has_work():
+                self._begin(now)
+                return now + REST_NS, True
+            self.resting = False
+            self.busy = self.counted = self.sampled = self.change = self.fitted = now
+        if self.open and now >= self.sampled:
+            work = self.tenant.has_work()
+            self.samples.append((now, work))
+            self.busy = now if work else self.busy
+            self.sampled = now + self._jittered()
+        due = now >= self.tenant.slice.next_ns(self.fitted)
+        if now >= self.change or now - self.counted >= self._count_gap() or due:
+            self._count(now)
+        turn, until = self.tenant.terms.turn(now, self.tenant.slice.yields)
+        opened, self.open = self.open, not self.shut and turn
+        if opened and not self.open:
+            self.closed = now
+        if self.open and not opened:
+            self.tenant.shut_ns.append(now - self.closed)
+            self.busy = self.opened = now
+        if self.open and now - self.busy > IDLE_NS:
+            self._count(now)
+            self.resting = True
+            return now + REST_NS, True
+        following = min(self.change, self.counted + self._count_gap(), until, self.tenant.slice.next_ns(self.fitted))
+        if self.open:
+            following = min(following, self.sampled)
+        call = 0 if opened == self.open else RESUME_CALL_NS if self.open else PAUSE_CALL_NS
+        return max(following, now + call + SLEEP_NS_LEAST), self.open
+
+    def _begin(self, now: int) -> None:
+        """Measures from here on."""
+        self.use, self.told, self.on, self.samples = a.Use(now), len(self.tenant.switches), True, []
+
+    def wake(self, now: int) -> None:
+        """A launch ends the rest."""
+        self.resting = False
+        self._begin(now)
+        self.busy = self.counted = self.sampled = self.change = self.fitted = now
+
+
+def tenants_of(specs: Sequence[tuple[int, str, Load]], fits: bool = True) -> list[Tenant]:
+    """Returns tenants of (cores, policy, load) with the turns and the others that hami_hpc/core/turns.py gives them.
+
+    Without `fits` nothing is known of the others, so that timeslices stay long.
+    """
+    total, begin, tenants = sum(cores for cores, _, _ in specs), 0, []
+    for i, (cores, policy, load) in enumerate(specs):
+        others = [(c, p) for k, (c, p, _) in enumerate(specs) if k != i]
+        terms = a.Terms(
+            cores,
+            policy,
+            turn_begin=begin,
+            turn_length=1000 * cores // total,
+            others_least_percent=min((4 if p == "none" else c for c, p in others), default=0) if fits else 0,
+            others_capped=sum(p == "cap" for _, p in others),
+        )
+        tenants.append(Tenant(terms, load))
+        begin += 1000 * cores // total
+    return tenants
