@@ -166,10 +166,11 @@ class Keeper:
         longest, others = tenant.terms.timeslice_us(tenant.processes), tenant.terms.others_timeslice_us()
         theirs = tenant.slice.others_ns(min(others, longest) if tenant.processes > 1 else others)
         own = tenant.slice_ns
-        unused = tiny = returns = met = pressed = thrashed = 0
+        time_of_others = unused = tiny = returns = met = pressed = thrashed = 0
         for who, came, left in self.stays[self.stays_told :]:
             if who != tenant.number:
                 left_over = a.slice_unused(left - came, theirs)
+                time_of_others += left - came
                 unused += left_over
                 tiny += left - came < a.slice_tiny_ns(theirs)
                 self.between.append((left - came, left_over >= a.MUCH))
@@ -184,20 +185,22 @@ class Keeper:
         self.stays_told = len(self.stays)
         outstanding = sum(yes for _, yes in self.fit_samples)
         seen = a.Seen(
-            now,
-            now - self.fitted,
-            self.fit_used,
-            tenant.terms.others_capped + (self.cap < 100),
-            self.fit_held_back,
-            True,
-            len(self.fit_samples),
-            outstanding,
-            unused,
-            tiny,
-            returns,
-            met,
-            pressed,
-            thrashed,
+            now_ns=now,
+            elapsed_ns=now - self.fitted,
+            used_ns=self.fit_used,
+            caps=tenant.terms.others_capped + (self.cap < 100),
+            capped=self.cap < 100,
+            others_least_percent=tenant.terms.others_least_percent,
+            held_back=self.fit_held_back,
+            samples=len(self.fit_samples),
+            outstanding=outstanding,
+            others_ns=time_of_others,
+            unused=unused,
+            tiny=tiny,
+            returns=returns,
+            met=met,
+            pressed=pressed,
+            thrashed=thrashed,
         )
         tenant.slice.step(seen, tenant.terms.cores_percent, longest)
         self.fitted, self.fit_used, self.fit_samples, self.fit_held_back = now, 0, [], False

@@ -73,7 +73,7 @@ class _Slice(ctypes.Structure):
         ("mode", ctypes.c_uint32),
         ("thrashes", ctypes.c_bool),
         ("level", ctypes.c_uint32),
-        *((name, ctypes.c_int64) for name in ("used", "unused", "tiny", "returns", "met", "thrashed", "wants")),
+        *((name, ctypes.c_int64) for name in ("used", "others", "unused", "tiny", "returns", "met", "thrashed", "wants")),
         ("doublings", ctypes.c_uint32),
         *((name, ctypes.c_int64) for name in ("yielded", "missed", "wary")),
         ("returns_trying", ctypes.c_uint32),
@@ -89,9 +89,12 @@ class _Seen(ctypes.Structure):
         ("elapsed", ctypes.c_int64),
         ("used", ctypes.c_int64),
         ("caps", ctypes.c_uint32),
+        ("capped", ctypes.c_bool),
+        ("others_least_percent", ctypes.c_uint32),
         ("held_back", ctypes.c_bool),
         ("pauses", ctypes.c_bool),
         *((name, ctypes.c_uint32) for name in ("samples", "outstanding")),
+        ("others", ctypes.c_int64),
         ("unused", ctypes.c_int64),
         *((name, ctypes.c_uint32) for name in ("tiny", "returns", "met", "pressed", "thrashed")),
     )
@@ -255,10 +258,13 @@ class Seen:
     elapsed_ns: int
     used_ns: int = 0
     caps: int = 0
+    capped: bool = False
+    others_least_percent: int = 0
     held_back: bool = False
     pauses: bool = True
     samples: int = 0
     outstanding: int = 0
+    others_ns: int = 0
     unused: int = 0
     tiny: int = 0
     returns: int = 0

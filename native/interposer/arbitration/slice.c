@@ -12,6 +12,7 @@
  */
 #define LIGHT_PER_SECOND 5
 #define CUTS_PER_SECOND 6   /* of a cap, that are tiny stays */
+#define HELD_PERMILLE 900   /* of its cores: a tenant that was held to its cap had more */
 #define CAPS_MOST 4         /* more of them cut so many stays that nothing can be told */
 #define TINY_NS 600000      /* an eighth of a timeslice is tiny, or this */
 #define LIGHT_IN_A_LOOK 500 /* thousandths, at least */
@@ -56,6 +57,7 @@ static void learn(struct hami_slice *slice, const struct hami_seen *seen, int64_
 		MEMORY_NS);
 	if (seen->held_back && slice->used < share)
 		slice->used = share;
+	average(&slice->others, per_second(seen->stays.others, elapsed), elapsed, 2 * MEMORY_NS);
 	average(&slice->unused, per_second(seen->stays.unused, elapsed), elapsed, 2 * MEMORY_NS);
 	average(&slice->tiny, per_second(1000ll * seen->stays.tiny, elapsed), elapsed, 2 * MEMORY_NS);
 	average(&slice->returns, per_second(1000ll * seen->stays.returns, elapsed), elapsed, MEMORY_NS);
@@ -66,10 +68,16 @@ static void learn(struct hami_slice *slice, const struct hami_seen *seen, int64_
 			MEMORY_NS);
 }
 
-/* Returns what of the others' stays tells of light tenants, and sets how much of it in a second does, thousandths. */
-static int64_t signs_of_light(const struct hami_seen *seen, int64_t unused, int64_t tiny, int64_t *enough)
+/*
+ * Returns what of the others' stays tells of light tenants, and sets how much of it in a second does, thousandths.
+ * `others` is the time of others, ns a second: below the fewest cores of one of them, nobody was held to a cap.
+ */
+static int64_t signs_of_light(const struct hami_seen *seen, int64_t unused, int64_t tiny, int64_t others,
+			      int64_t *enough)
 {
-	const int64_t caps = seen->caps < 1000 ? seen->caps : 1000;
+	const int64_t least = seen->others_least_percent < 100 ? seen->others_least_percent : 100;
+	const bool cuts = seen->capped || others >= SECOND / 1000 * HELD_PERMILLE / 100 * least;
+	const int64_t caps = !cuts ? 0 : seen->caps < 1000 ? seen->caps : 1000;
 	*enough = 1000 * (LIGHT_PER_SECOND + CUTS_PER_SECOND * caps);
 	return caps ? tiny : unused;
 }
@@ -79,10 +87,13 @@ void hami_seen_add(struct hami_seen *seen, const struct hami_seen *later)
 	seen->now = later->now;
 	seen->elapsed += later->elapsed;
 	seen->caps = later->caps;
+	seen->capped = later->capped;
+	seen->others_least_percent = later->others_least_percent;
 	seen->held_back = seen->held_back || later->held_back;
 	seen->pauses = later->pauses;
 	seen->samples += later->samples;
 	seen->outstanding += later->outstanding;
+	seen->stays.others += later->stays.others;
 	seen->stays.unused += later->stays.unused;
 	seen->stays.tiny += later->stays.tiny;
 	seen->stays.returns += later->stays.returns;
@@ -154,7 +165,8 @@ static bool misses(struct hami_slice *slice, const struct hami_seen *seen, int64
 static void share_on(struct hami_slice *slice, const struct hami_seen *seen, int64_t share,
 		     uint32_t longest_us)
 {
-	int64_t light_enough, signs = signs_of_light(seen, slice->unused, slice->tiny, &light_enough);
+	int64_t light_enough,
+		signs = signs_of_light(seen, slice->unused, slice->tiny, slice->others, &light_enough);
 	/* Who has begun to shorten goes on by what is left unused: looks tell whether it is for somebody light. */
 	bool light = slice->level ? slice->unused >= 1000 * LIGHT_PER_SECOND : signs >= light_enough;
 	bool shortest = hami_slice_us(slice, longest_us) <= HAMI_SLICE_US_LEAST;
@@ -188,7 +200,8 @@ static void share_on(struct hami_slice *slice, const struct hami_seen *seen, int
 static void look_on(struct hami_slice *slice, const struct hami_seen *seen)
 {
 	int64_t since = in_look(seen->now), enough, signs;
-	signs = signs_of_light(seen, seen->stays.unused, 1000ll * seen->stays.tiny, &enough);
+	signs = signs_of_light(seen, seen->stays.unused, 1000ll * seen->stays.tiny,
+			       per_second(seen->stays.others, seen->elapsed), &enough);
 	slice->light_looking = slice->settled ? sensible(slice->light_looking + sensible(signs)) : 0;
 	slice->settled = slice->settled || since < 0 || since >= HAMI_LOOK_SETTLE_NS;
 	if (since >= 0)

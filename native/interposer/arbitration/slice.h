@@ -46,6 +46,7 @@
  * back after others. Its stay before was cut when it lasted for about its timeslice.
  */
 struct hami_stays {
+	int64_t others; /* time of others' stays together */
 	int64_t unused; /* the sum of hami_slice_unused() of others' stays */
 	uint32_t tiny;  /* stays of others that were shorter than hami_slice_tiny() */
 	uint32_t returns;
@@ -60,6 +61,8 @@ struct hami_seen {
 	int64_t elapsed;
 	int64_t used;                  /* by all processes of the job */
 	uint32_t caps;                 /* tenants with a cap, this one too */
+	bool capped;                   /* it has a cap */
+	uint32_t others_least_percent; /* fewest cores of another tenant */
 	bool held_back;                /* its budget shut it */
 	bool pauses;                   /* it can be paused, so that it can yield */
 	uint32_t samples, outstanding; /* how often was looked, and work was outstanding */
@@ -79,7 +82,7 @@ struct hami_slice {
 	bool thrashes;  /* it yields because it and others hinder each other */
 	uint32_t level; /* timeslices are shorter by sqrt(2) to the power of it */
 	/* Averages: ns a second, thousandths a second, and permille. */
-	int64_t used, unused, tiny, returns, met, thrashed, wants;
+	int64_t used, others, unused, tiny, returns, met, thrashed, wants;
 	uint32_t doublings;                      /* of the time between two tries */
 	int64_t yielded;                         /* for so long */
 	int64_t missed;                          /* of its share, since it yields or tries to */

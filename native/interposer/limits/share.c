@@ -185,6 +185,8 @@ static void count(struct keeper *k, int64_t steady)
 	struct hami_seen seen = {.now = shared,
 				 .elapsed = steady - k->counted,
 				 .caps = k->terms.others_capped + (hami_terms_cap(&k->terms) < 100),
+				 .capped = hami_terms_cap(&k->terms) < 100,
+				 .others_least_percent = k->terms.others_least_percent,
 				 .pauses = k->pauses};
 	hami_meter_count(shared, &lengths, &seen);
 	struct hami_spent spent = {.since = k->counted,
