@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +20,12 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT / "tests/native"))
 
 import arbitration as a  # noqa: E402
+import fit_study  # noqa: E402
 from curves import curves  # noqa: E402
-from gpu_time import LOAD_NS, MS, SAVE_NS, US, Gpu, Load, Tenant  # noqa: E402
+from gpu_time import LOAD_NS, SAVE_NS, US, Tenant  # noqa: E402
 from gpu_time import S as SECOND  # noqa: E402
+from study import BUSY, Study, shown  # noqa: E402
 
-BUSY = Load(saturating=True)
 # From an LC request's arrival on an engine that another holds, beside the slice: the rest of the own save, the other's
 # load and save, the own load.
 SWITCH_US_MOST = (SAVE_NS[False] + LOAD_NS[True] + SAVE_NS[True] + LOAD_NS[False]) / US
@@ -42,47 +42,6 @@ MEASURED_SHARES = (
 )
 MEASURED_LC = {5: (326, 365), 10: (326, 357), 20: (330, 372), 50: (345, 381), 100: (350, 415), 200: (406, 514)}
 MEASURED_LC[2048] = (1366, 2382)
-
-
-class Study:
-    """Results so far: tables by name, charts by file, claims that do not hold."""
-
-    def __init__(self, seconds: float, seed: int) -> None:
-        self.end = int(seconds * SECOND)
-        self.random = np.random.default_rng(seed)
-        self.tables: dict[str, str] = {}
-        self.charts: dict[str, str] = {}
-        self.failures: list[str] = []
-
-    def claim(self, holds: bool, text: str) -> None:
-        if not holds:
-            self.failures.append(text)
-
-    def table(self, name: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-        self.tables[name] = "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
-
-    def poisson(self, per_second: float, mean_us: float, exponential: bool = True) -> Load:
-        """Requests of a mean length, exponentially distributed or all alike, of a context that is small on the chip."""
-        count = int(per_second * self.end / SECOND)
-        at = np.cumsum(self.random.exponential(SECOND / per_second, count)).astype(np.int64)
-        length = self.random.exponential(mean_us * US, count) if exponential else np.full(count, mean_us * US)
-        lengths = np.maximum(length, US).astype(np.int64)
-        return Load(requests=list(zip(at.tolist(), lengths.tolist(), strict=True)), full=False)
-
-    def every(self, period_ns: int, length_ns: int, full: bool = False) -> Load:
-        return Load(requests=[(at, length_ns) for at in range(period_ns, self.end, period_ns)], full=full)
-
-    def run(self, *tenants: Tenant) -> list[float]:
-        """Returns each one's share of the time, percent."""
-        Gpu(tenants).run(self.end)
-        return [100 * tenant.worked_ns / self.end for tenant in tenants]
-
-
-def shown(values: Sequence[float], digits: int = 1) -> str:
-    if len(values) > 3 and max(values) - min(values) < 0.3:
-        return f"{len(values)} x {sum(values) / len(values):.{digits}f}"
-    return " + ".join(f"{value:.{digits}f}" for value in values)
 
 
 def beside_measured(study: Study) -> None:
@@ -195,24 +154,6 @@ def slice_cost(study: Study) -> None:
     study.claim(totals[0][1] < 10 and totals[-2][1] > 98, "short slices cost throughput, 22.5 ms ones little")
 
 
-def light_beside(study: Study) -> None:
-    rows = []
-    cases: list[tuple[str, list[Tenant]]] = [("nobody", [])]
-    cases += [(f"one of {p} cores, burst", [Tenant(a.Terms(p), BUSY)]) for p in (10, 50, 90)]
-    cases.append(("one, stock slices of 2.048 ms", [Tenant(a.Terms(50, "none"), BUSY)]))
-    cases.append(("three of 30 cores", [Tenant(a.Terms(30), BUSY) for _ in range(3)]))
-    cases.append(("nine of 10 cores", [Tenant(a.Terms(10), BUSY) for _ in range(9)]))
-    for name, others in cases:
-        light = Tenant(a.Terms(10), study.every(MS, 13 * US))
-        study.run(light, *others)
-        waits = np.array(light.waits_ns) / MS
-        quantiles = (float(np.percentile(waits, q)) for q in (50, 99))
-        rows.append((name, *(f"{value:.2f}" for value in quantiles), f"{waits.max():.2f}"))
-        whole = sum(other.slice_ns for other in others) / MS + 0.3 * (len(others) + 1)
-        study.claim(waits.max() <= whole, f"light beside {name}: {waits.max():.2f} ms > {whole:.2f}")
-    study.table("light", ("beside", "p50, ms", "p99, ms", "most, ms"), rows)
-
-
 def several_processes(study: Study) -> None:
     """Jobs under a cap whose processes share its budget, after a second in which their keepers begin."""
     rows, counts = [], (1, 2, 3, 8, 32)
@@ -268,7 +209,17 @@ def misbehaviour(study: Study) -> None:
     study.table("misbehaviour", ("case", "the first, %", "the others, %"), rows)
 
 
-STUDIES = (beside_measured, mixtures, lc_waiting, slice_cost, light_beside, several_processes, misbehaviour)
+STUDIES = (
+    beside_measured,
+    mixtures,
+    lc_waiting,
+    slice_cost,
+    fit_study.light_beside,
+    fit_study.gappy_beside,
+    several_processes,
+    misbehaviour,
+    fit_study.chosen_times,
+)
 
 
 def main() -> int:
