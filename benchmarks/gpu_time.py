@@ -14,6 +14,7 @@ from itertools import count
 
 import arbitration as a
 from gpu_tenants import (
+    DRIVERS_TIMESLICE_US,
     FOREVER,
     LOAD_NS,
     MS,
@@ -28,7 +29,7 @@ from gpu_tenants import (
     tenants_of,
 )
 
-__all__ = ["LOAD_NS", "MS", "SAVE_NS", "US", "Gpu", "Load", "S", "Tenant", "tenants_of"]
+__all__ = ["DRIVERS_TIMESLICE_US", "LOAD_NS", "MS", "SAVE_NS", "US", "Gpu", "Load", "S", "Tenant", "tenants_of"]
 
 
 class Gpu:

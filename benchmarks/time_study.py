@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +20,13 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT / "tests/native"))
 
 import arbitration as a  # noqa: E402
+import fit_study  # noqa: E402
+import order_study  # noqa: E402
 from curves import curves  # noqa: E402
-from gpu_time import LOAD_NS, MS, SAVE_NS, US, Gpu, Load, Tenant  # noqa: E402
+from gpu_time import US, Tenant  # noqa: E402
 from gpu_time import S as SECOND  # noqa: E402
+from study import BUSY, SWITCH_US_MOST, Study, shown  # noqa: E402
 
-BUSY = Load(saturating=True)
-# From an LC request's arrival on an engine that another holds, beside the slice: the rest of the own save, the other's
-# load and save, the own load.
-SWITCH_US_MOST = (SAVE_NS[False] + LOAD_NS[True] + SAVE_NS[True] + LOAD_NS[False]) / US
 # One request of the measured LC: a copy of 1 MiB, which needs no turn, a kernel, and the host's jitter (alone 141/166).
 COPY_US, KERNEL_US, HOST_US, HOST_MEAN_US = 35, 100, 1.6, 6.4
 
@@ -43,47 +40,6 @@ MEASURED_SHARES = (
 )
 MEASURED_LC = {5: (326, 365), 10: (326, 357), 20: (330, 372), 50: (345, 381), 100: (350, 415), 200: (406, 514)}
 MEASURED_LC[2048] = (1366, 2382)
-
-
-class Study:
-    """Results so far: tables by name, charts by file, claims that do not hold."""
-
-    def __init__(self, seconds: float, seed: int) -> None:
-        self.end = int(seconds * SECOND)
-        self.random = np.random.default_rng(seed)
-        self.tables: dict[str, str] = {}
-        self.charts: dict[str, str] = {}
-        self.failures: list[str] = []
-
-    def claim(self, holds: bool, text: str) -> None:
-        if not holds:
-            self.failures.append(text)
-
-    def table(self, name: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-        self.tables[name] = "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
-
-    def poisson(self, per_second: float, mean_us: float, exponential: bool = True) -> Load:
-        """Requests of a mean length, exponentially distributed or all alike, of a context that is small on the chip."""
-        count = int(per_second * self.end / SECOND)
-        at = np.cumsum(self.random.exponential(SECOND / per_second, count)).astype(np.int64)
-        length = self.random.exponential(mean_us * US, count) if exponential else np.full(count, mean_us * US)
-        lengths = np.maximum(length, US).astype(np.int64)
-        return Load(requests=list(zip(at.tolist(), lengths.tolist(), strict=True)), full=False)
-
-    def every(self, period_ns: int, length_ns: int, full: bool = False) -> Load:
-        return Load(requests=[(at, length_ns) for at in range(period_ns, self.end, period_ns)], full=full)
-
-    def run(self, *tenants: Tenant) -> list[float]:
-        """Returns each one's share of the time, percent."""
-        Gpu(tenants).run(self.end)
-        return [100 * tenant.worked_ns / self.end for tenant in tenants]
-
-
-def shown(values: Sequence[float], digits: int = 1) -> str:
-    if len(values) > 3 and max(values) - min(values) < 0.3:
-        return f"{len(values)} x {sum(values) / len(values):.{digits}f}"
-    return " + ".join(f"{value:.{digits}f}" for value in values)
 
 
 def beside_measured(study: Study) -> None:
@@ -196,24 +152,6 @@ def slice_cost(study: Study) -> None:
     study.claim(totals[0][1] < 10 and totals[-2][1] > 98, "short slices cost throughput, 22.5 ms ones little")
 
 
-def light_beside(study: Study) -> None:
-    rows = []
-    cases: list[tuple[str, list[Tenant]]] = [("nobody", [])]
-    cases += [(f"one of {p} cores, burst", [Tenant(a.Terms(p), BUSY)]) for p in (10, 50, 90)]
-    cases.append(("one, stock slices of 2.048 ms", [Tenant(a.Terms(50, "none"), BUSY)]))
-    cases.append(("three of 30 cores", [Tenant(a.Terms(30), BUSY) for _ in range(3)]))
-    cases.append(("nine of 10 cores", [Tenant(a.Terms(10), BUSY) for _ in range(9)]))
-    for name, others in cases:
-        light = Tenant(a.Terms(10), study.every(MS, 13 * US))
-        study.run(light, *others)
-        waits = np.array(light.waits_ns) / MS
-        quantiles = (float(np.percentile(waits, q)) for q in (50, 99))
-        rows.append((name, *(f"{value:.2f}" for value in quantiles), f"{waits.max():.2f}"))
-        whole = sum(other.slice_ns for other in others) / MS + 0.3 * (len(others) + 1)
-        study.claim(waits.max() <= whole, f"light beside {name}: {waits.max():.2f} ms > {whole:.2f}")
-    study.table("light", ("beside", "p50, ms", "p99, ms", "most, ms"), rows)
-
-
 def several_processes(study: Study) -> None:
     """Jobs under a cap whose processes share its budget, after a second in which their keepers begin."""
     rows, counts = [], (1, 2, 3, 8, 32)
@@ -269,79 +207,18 @@ def misbehaviour(study: Study) -> None:
     study.table("misbehaviour", ("case", "the first, %", "the others, %"), rows)
 
 
-LC_TERMS = a.Terms(40, latency=True, floor_percent=5, latency_others=1)
-LC_BELOW = replace(LC_TERMS, latency_above=1)
-ORDER_HEAD = ("slice of the lower, us", "urgent", "lower", "urgent beside BE", "lower beside BE", "the BE, %")
-
-
-def lc_order(study: Study) -> None:
-    """Two latency-critical tenants, by the timeslice of the one that gives way: time beyond the requests' own."""
-    rows, urgent_lines, lower_lines = [], [], []
-    urgent_load, short = study.poisson(250, 100, exponential=False), study.poisson(50, 5000, exponential=False)
-    lower_load = replace(short, full=True)
-    for us in (50, 100, 200, 500, 1000, 2048, 5000, 20_000):
-        row = [f"{us}"]
-        for count in (0, 1):
-            urgent, lower = Tenant(LC_TERMS, urgent_load), Tenant(LC_BELOW, lower_load, slice_us=us)
-            others = [Tenant(a.Terms(20, latency_others=2), BUSY)] * count
-            shares = study.run(urgent, lower, *others)
-            p50, p99 = quantiles_us(urgent)
-            row += [f"{p50:.0f} / {p99:.0f}", shown_waits(lower)]
-            most = (us + (1 + count) * SWITCH_US_MOST) * 1.1
-            study.claim(p99 <= most, f"urgent beside slices of {us} us, {count} BE: {p99:.0f} us > {most:.0f}")
-            if us == LC_BELOW.timeslice_us():
-                theirs = quantiles_us(lower)[0]
-                study.claim(theirs < 5000, f"lower with slices of {us} us, {count} BE: {theirs:.0f} us")
-        rows.append((*row, f"{shares[-1]:.1f}"))
-        urgent_lines.append((us, p99))
-        if caught_up(lower):
-            lower_lines.append((us, quantiles_us(lower)[1]))
-    study.table("lc-order", ORDER_HEAD, rows)
-    series = [("urgent, 100 us", urgent_lines), ("lower, 5 ms", lower_lines)]
-    title = "p99 wait of two LC tenants beside one BE, by the slice of the lower"
-    study.charts["time-lc-order.svg"] = curves(title, "slice of the lower, us", "p99, us", series, "xy")
-
-
-def caught_up(tenant: Tenant) -> bool:
-    return len(tenant.waits_ns) > 0.95 * len(tenant.load.requests)
-
-
-def quantiles_us(tenant: Tenant) -> tuple[float, float]:
-    waits = np.array(tenant.waits_ns) / US
-    return float(np.percentile(waits, 50)), float(np.percentile(waits, 99))
-
-
-def shown_waits(tenant: Tenant) -> str:
-    p50, p99 = quantiles_us(tenant)
-    return f"{p50:.0f} / {p99:.0f}" if caught_up(tenant) else "never catches up"
-
-
-def lc_below(study: Study) -> None:
-    """What is left for a latency-critical tenant that wants everything below an urgent one."""
-    rows = []
-    for percent in (5, 25, 50, 80, 100):
-        load = BUSY if percent == 100 else study.poisson(percent * 100, 100, exponential=False)
-        row = ["wants everything" if percent == 100 else f"{percent} %"]
-        for count in (0, 1):
-            others = [Tenant(a.Terms(20, latency_others=2), BUSY)] * count
-            first, lower = study.run(Tenant(LC_TERMS, load), Tenant(LC_BELOW, BUSY), *others)[:2]
-            row += [f"{first:.1f}", f"{lower:.1f}", f"{100 * lower / (100 - first):.0f}"]
-            study.claim(lower >= 0.55 * (100 - first), f"below {percent} %, {count} BE: {lower:.1f} %")
-        rows.append(row)
-    cells = ("urgent, %", "lower, %", "lower, % of what is left")
-    study.table("lc-below", ("the urgent one", *cells, *(f"beside BE: {cell}" for cell in cells)), rows)
-
-
 STUDIES = (
     beside_measured,
     mixtures,
     lc_waiting,
     slice_cost,
-    light_beside,
+    fit_study.light_beside,
+    fit_study.gappy_beside,
     several_processes,
     misbehaviour,
-    lc_order,
-    lc_below,
+    fit_study.chosen_times,
+    order_study.lc_order,
+    order_study.lc_below,
 )
 
 

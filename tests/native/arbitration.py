@@ -73,7 +73,10 @@ class _Slice(ctypes.Structure):
         ("mode", ctypes.c_uint32),
         ("thrashes", ctypes.c_bool),
         ("level", ctypes.c_uint32),
-        *((name, ctypes.c_int64) for name in ("used", "others", "unused", "tiny", "returns", "met", "thrashed", "wants")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("used", "others", "unused", "tiny", "returns", "met", "thrashed", "wants")
+        ),
         ("doublings", ctypes.c_uint32),
         *((name, ctypes.c_int64) for name in ("yielded", "missed", "wary")),
         ("returns_trying", ctypes.c_uint32),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import arbitration as a
 import numpy as np
@@ -56,14 +57,14 @@ STAYS = st.fixed_dictionaries(
 PRESSING = {"unused": 50_000, "tiny": 50, "returns": 50, "met": 50, "pressed": 50}
 
 
-def go_on(tenant: Slice, begin: int, length: int, of_share: float = 1.0, **values: object) -> int:
+def go_on(tenant: Slice, begin: int, length: int, of_share: float = 1.0, **values: Any) -> int:
     """Steps through a time with the same to see in each step, for a tenant of 50 cores. Returns its end."""
     now, end = begin, begin + length
     while now < end:
         following = min(now + ROUND, tenant.next_ns(now), end)
         elapsed = following - now
         used = int(elapsed * 0.5 * of_share)
-        seen = {"samples": 10, "outstanding": 10, **values}
+        seen: dict[str, Any] = {"samples": 10, "outstanding": 10, **values}
         tenant.step(Seen(following, elapsed, used, **seen), 50, 22_500)
         now = following
     return now

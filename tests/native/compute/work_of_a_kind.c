@@ -2,7 +2,7 @@
 /*
  * work_of_a_kind KIND MS IDLE_MS: idles, then keeps the GPU busy for MS milliseconds with work of one kind, and
  * prints the percentage of that time that it ran. Kinds: contexts (a kernel in a fresh context each time), light
- * (13 us of work every ms), descriptors (kernels; halfway all descriptors but the first three are closed).
+ * (13 us of work every ms), gappy (1 ms of work, then 1.5 of waiting), descriptors (kernels; halfway all descriptors but the first three are closed).
  */
 #include <stdbool.h>
 #include <string.h>
@@ -45,8 +45,8 @@ static double run(const char *kind)
 		return 20;
 	}
 	bool light = !strcmp(kind, "light");
-	if (light)
-		usleep(987);
+	if (light || !strcmp(kind, "gappy"))
+		usleep(light ? 987 : 1500);
 	spin(light ? 13000 : 1000000);
 	OK(cuCtxSynchronize());
 	return light ? 0.013 : 1;
