@@ -55,6 +55,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		       size - at < sizeof s - at % sizeof s ? size - at : sizeof s - at % sizeof s);
 		s.seen.held_back = data[at] & 1;
 		s.seen.pauses = !(data[at] & 2);
+		s.seen.capped = data[at] & 4;
 		go_on(&slice, &s);
 		s.seen.elapsed &= 0x7ffffff; /* up to 0.13 s, as they come */
 		s.seen.caps %= 3;
@@ -64,7 +65,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			go_on(&slice, &s);
 	}
 	for (size_t i = 0; i < count * count; i++) {
-		s.seen.used = s.seen.stays.unused = s.timeslice = extremes[i % count];
+		s.seen.used = s.seen.stays.unused = s.seen.stays.others = s.timeslice = extremes[i % count];
 		s.seen.now = s.stay = extremes[i / count];
 		s.seen.elapsed = extremes[(i + size) % count];
 		go_on(&slice, &s);
