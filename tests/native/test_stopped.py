@@ -63,7 +63,7 @@ def test_a_process_that_is_stopped_for_ever_holds_nobody_up(seed: int, tmp_path:
     try:
         time.sleep(0.5 + random.Random(seed).uniform(0, 0.1))
         victim.send_signal(signal.SIGSTOP)
-        assert ended(neighbour, 20) < SLACK_MS or BUILD.name != "native"
+        assert ended(neighbour, 60) < SLACK_MS or BUILD.name != "native"
         # Its own job's: for as long as the lock of the record is waited for, should it have stopped with that.
         assert ended(sibling, 60) < PATIENCE_MS + SHUT_MS_MOST + SLACK_MS or BUILD.name != "native"
     finally:
