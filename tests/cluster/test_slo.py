@@ -24,7 +24,7 @@ def record_of(layout: Layout, job: int) -> dict[str, Any]:
 def test_requests_are_measured_and_those_later_than_the_slo_counted(cluster: Layout) -> None:
     program = cluster.home / USER / "requests_take_time"
     shutil.copy(CHECKOUT / "build/native/compute/requests_take_time", program)
-    script = f"srun {program} 10 20000 1000 wait"
+    script = f"srun {program} 10 20000 20000 early"
     slo, none = (
         jobs.submit(cluster, USER, f"--qos={qos}", REQUEST + text, script=script)
         for qos, text in (("lc", ",slo=10ms"), ("be", ""))

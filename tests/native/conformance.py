@@ -144,3 +144,10 @@ def make_slice(
     for path in (directory / c.FILE_JOB_LIMITS, made.limits):
         path.chmod(0o644)
     return made
+
+
+def compiled(source: str, to: Path, *options: str) -> Path:
+    """`source` (C) as a shared object."""
+    command = ["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-x", "c", "-", "-o", str(to)]
+    subprocess.run([*command, *options], input=source, text=True, check=True)
+    return to

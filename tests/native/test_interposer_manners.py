@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conformance import BUILD, INTERPOSER, PROGRAMS, REAL_GPU, ROOT, Slice, make_slice
+from conformance import BUILD, INTERPOSER, PROGRAMS, REAL_GPU, ROOT, Slice, compiled, make_slice
 from unprivileged import make_place
 
 from hami_hpc.contract import constants as c
@@ -42,13 +42,6 @@ def run(
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False, cwd=cwd
     )
-
-
-def compiled(source: str, to: Path, *options: str) -> Path:
-    """`source` (C) as a shared object."""
-    command = ["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-x", "c", "-", "-o", str(to)]
-    subprocess.run([*command, *options], input=source, text=True, check=True)
-    return to
 
 
 def imports() -> set[str]:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conformance import BUILD, REAL_GPU, ROOT, Slice, make_slice, sanitizer
+from conformance import BUILD, REAL_GPU, ROOT, Slice, compiled, make_slice, sanitizer
 from test_compute import machine, measured, run
 
 from hami_hpc.contract import constants as c
@@ -60,6 +60,30 @@ def test_requests_that_follow_one_another_at_once_are_told_apart_where_the_host_
         lambda: served(tmp_path, machine, 60, 500, 0, "wait", floor_percent=0),
         lambda found: found.request_count == 60 and quantile_us(found.buckets, 50) <= 1024,
     )
+
+
+LATE_THREADS = """
+#include <pthread.h>
+#include <unistd.h>
+int pthread_setname_np(pthread_t thread, const char *name)
+{
+	(void)thread;
+	return name ? usleep(5000) : 0;
+}
+"""
+
+
+def test_a_request_before_the_measuring_thread_runs_counts(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    tool = compiled(LATE_THREADS, tmp_path / "liblate.so")
+
+    def beside_late_threads() -> Delays:
+        made = slice_of(tmp_path, machine, floor_percent=0)
+        environment = made.environment()
+        environment["LD_PRELOAD"] += f" {tool}"
+        subprocess.run([SERVE, "3", "10000", "20000", "early"], env=environment, check=True, timeout=60)
+        return delays_of(made)
+
+    measured(beside_late_threads, lambda found: found.request_count == 3)
 
 
 def test_requests_longer_than_the_slo_are_misses(tmp_path: Path, machine: tuple[Path, str]) -> None:

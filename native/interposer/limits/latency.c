@@ -136,7 +136,6 @@ static void *measure(void *unused)
 {
 	pthread_setname_np(pthread_self(), "hami-latency");
 	prctl(PR_SET_TIMERSLACK, 1000);
-	hami_launched_time(true);
 	while (!atomic_load(&latency.ended)) {
 		int64_t begun = atomic_load(&hami_latency_begun);
 		if (begun)
@@ -155,6 +154,8 @@ void hami_latency_watch(void)
 	latency.running = !rc;
 	if (rc)
 		hami_log(0, "no thread to measure how long requests take (error %d)\n", rc);
+	else
+		hami_launched_time(true); /* here: a request that begins before the thread runs counts too */
 }
 
 void hami_latency_end(void)

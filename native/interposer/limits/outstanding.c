@@ -10,6 +10,7 @@
 #include "driver/access.h"
 
 #define END_NS 200000000l
+#define GLANCE_NS 100000l /* a look of another thread takes some 10 us */
 
 struct known {
 	CUcontext context;
@@ -45,6 +46,24 @@ static void wait_for_answer(const void *key)
 {
 	while (known.asked && (!key || known.asked == key))
 		pthread_cond_wait(&known.answered, &known.lock);
+}
+
+/* Takes the lock when libcuda is being asked about nothing. Returns false, without it, after `most` ns. */
+static bool lock_unasked(long most)
+{
+	struct timespec until;
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_nsec += most;
+	until.tv_sec += until.tv_nsec / HAMI_NS_PER_S;
+	until.tv_nsec %= HAMI_NS_PER_S;
+	if (pthread_mutex_timedlock(&known.lock, &until))
+		return false;
+	while (known.asked)
+		if (pthread_cond_timedwait(&known.answered, &known.lock, &until)) {
+			pthread_mutex_unlock(&known.lock);
+			return false;
+		}
+	return true;
 }
 
 void hami_outstanding_add(CUcontext context, const void *key)
@@ -116,18 +135,10 @@ void hami_outstanding_capture(bool begins)
 
 void hami_outstanding_end(void)
 {
-	struct timespec most;
 	known.ended = true;
 	/* Lets a recording that is being made end, unless that takes as long as what the GPU runs. */
-	clock_gettime(CLOCK_REALTIME, &most);
-	most.tv_nsec += END_NS;
-	most.tv_sec += most.tv_nsec / HAMI_NS_PER_S;
-	most.tv_nsec %= HAMI_NS_PER_S;
-	if (pthread_mutex_timedlock(&known.lock, &most) == 0) {
-		while (known.asked && pthread_cond_timedwait(&known.answered, &known.lock, &most) == 0)
-			;
+	if (lock_unasked(END_NS))
 		pthread_mutex_unlock(&known.lock);
-	}
 }
 
 /* Makes the event that stands for the context's work. */
@@ -210,13 +221,14 @@ static enum hami_outstanding look(int groups, bool waits)
 		return HAMI_OUTSTANDING_UNKNOWN;
 	if (known.ended) /* NVML is not asked any more either */
 		return HAMI_SOMETHING_OUTSTANDING;
-	if (waits)
+	/* One at a time: the events are one set. */
+	if (waits) {
 		pthread_mutex_lock(&known.lock);
-	else if (pthread_mutex_trylock(&known.lock))
+		wait_for_answer(NULL);
+	} else if (!lock_unasked(GLANCE_NS)) {
 		return HAMI_SOMETHING_OUTSTANDING;
-	while (waits && known.asked) /* one at a time: the events are one set */
-		pthread_cond_wait(&known.answered, &known.lock);
-	enum hami_outstanding answer = known.asked ? HAMI_SOMETHING_OUTSTANDING : ask_all(real, groups);
+	}
+	enum hami_outstanding answer = ask_all(real, groups);
 	pthread_mutex_unlock(&known.lock);
 	return answer;
 }

@@ -25,7 +25,7 @@ enum hami_outstanding {
 
 /* Asks. `groups` is how many compute groups the process has: more than contexts means other clients. */
 enum hami_outstanding hami_outstanding_look(int groups);
-/* The same on a thread of the application, which must not wait for others: HAMI_SOMETHING_OUTSTANDING while one asks. */
+/* The same on a thread of the application: HAMI_SOMETHING_OUTSTANDING if another thread asks for over 0.1 ms. */
 enum hami_outstanding hami_outstanding_glance(int groups);
 
 /* A context was made, or is about to go. `key` names it: the context itself, or its green context. */

@@ -4,7 +4,8 @@
  *
  * Serves COUNT requests, each of three kernels that together run for KERNEL_US, with GAP_US between two. HOW:
  * "wait": the host waits for the stream; "poll": it asks for an event; "leave": it sleeps and asks nobody;
- * "capture": as wait, after a capture. Prints the CPU time that the process took, us for each request.
+ * "capture": as wait, after a capture; "early": as wait, from the first moment. Prints the CPU time that the process
+ * took, us for each request.
  */
 #include <string.h>
 #include <sys/resource.h>
@@ -45,7 +46,8 @@ int main(int argc, char **argv)
 	OK(cuModuleGetFunction(&kernel, module, "sim_spin_ns"));
 	OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	OK(cuEventCreate(&done, CU_EVENT_DISABLE_TIMING));
-	usleep(20000); /* the threads beside are there */
+	if (strcmp(how, "early"))
+		usleep(20000); /* the threads beside are there */
 	if (!strcmp(how, "capture"))
 		capture(kernel, stream, params);
 	double before = cpu_us();
