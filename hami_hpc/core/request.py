@@ -100,8 +100,15 @@ class _Draft:
     has_count: bool = False
 
 
+def _example(key: str) -> str:
+    """Returns a request that has `key`."""
+    example = contract.REQUEST_EXAMPLE
+    return example if f"{key}=" in example else f"{example},{contract.KEY_EXAMPLE[key]}"
+
+
 def _bad_value(code: str, key: str, value: str) -> RequestError:
-    return request_error(code, Refusal(key=key, given=value, allowed=contract.KEY_FORM[key]))
+    refusal = Refusal(key=key, given=value, allowed=contract.KEY_FORM[key], example=_example(key))
+    return request_error(code, refusal)
 
 
 def _mem_out_of_range(value: str) -> RequestError:

@@ -44,8 +44,14 @@ return function(contract, errors)
 		return string.match(body, "^[A-Za-z0-9_.%-]*")
 	end
 
+	-- Returns a request that has `key`.
+	local function example_with(key)
+		local example = rules.example
+		return string.find(example, key .. "=", 1, true) and example or example .. "," .. rules.keys[key].example
+	end
+
 	local function fail_value(code, key, value)
-		fail(code, { key = key, given = value, allowed = rules.keys[key].form })
+		fail(code, { key = key, given = value, allowed = rules.keys[key].form, example = example_with(key) })
 	end
 
 	local function parse_mem(request, value)

@@ -88,23 +88,28 @@ def limits_field(layout: Layout, job: str, name: str) -> int:
     return int.from_bytes((layout.run_dir / "jobs" / job / c.FILE_JOB_LIMITS).read_bytes()[offset:][:width], "little")
 
 
-def test_a_job_has_the_policy_that_it_asks_for_where_its_class_allows_it(cluster: Layout) -> None:
-    script = "#!/bin/sh\nsleep 60\n"
-    wanted = {",policy=cap": c.POLICIES["cap"], ",policy=burst": c.POLICIES["burst"], "": c.POLICIES["burst"]}
-    started = {}
-    for policy, number in wanted.items():
-        command = ("sbatch", "--parsable", "--qos=be", REQUEST + policy)
-        done = jobs.run_as(cluster, USER, command, stdin=script)
-        assert done.status == 0, done.err
-        started[done.out.strip()] = number
-    try:
-        for job, number in started.items():
-            record = cluster.run_dir / "jobs" / job / c.FILE_JOB_LIMITS
-            jobs.wait(cluster, record.exists, f"the prolog of job {job}", 60)
-            assert limits_field(cluster, job, "policy") == number
-            assert limits_field(cluster, job, "latency") == 0
-    finally:
-        jobs.admin(cluster, "scancel", f"--user={USER}")
+def start(layout: Layout, qos: str, key: str = "", script: str = "sleep 120") -> str:
+    """A job of REQUEST and `key` (",slo=10ms"), once its prolog has written its record."""
+    job = str(jobs.submit(layout, USER, f"--qos={qos}", REQUEST + key, script=script))
+    record = layout.run_dir / "jobs" / job / c.FILE_JOB_LIMITS
+    jobs.wait(layout, record.exists, f"the prolog of job {job}", 60)
+    return job
+
+
+@pytest.fixture
+def cancelled(cluster: Layout) -> Iterator[Layout]:
+    """The cluster; the test's jobs are cancelled after it."""
+    yield cluster
+    jobs.admin(cluster, "scancel", f"--user={USER}")
+
+
+@pytest.mark.parametrize(("key", "policy"), [(",policy=cap", "cap"), (",policy=burst", "burst"), ("", "burst")])
+def test_a_job_has_the_policy_that_it_asks_for_where_its_class_allows_it(
+    cancelled: Layout, key: str, policy: str
+) -> None:
+    job = start(cancelled, "be", key)
+    assert limits_field(cancelled, job, "policy") == c.POLICIES[policy]
+    assert limits_field(cancelled, job, "latency") == 0
 
 
 @pytest.mark.parametrize("options", [(REQUEST + ",policy=burst",), (REQUEST, "--constraint=vgpu_policy_burst")])
@@ -122,22 +127,14 @@ def test_a_policy_that_came_by_a_constraint_of_alternatives_is_refused_on_the_no
     assert "policy=burst is not allowed in class std" in done.err
 
 
-def test_an_slo_travels_from_the_request_to_the_record_of_a_latency_critical_job(cluster: Layout) -> None:
-    script = "#!/bin/sh\nsrun env | grep HAMI_HPC_SLO_US\nsleep 60\n"
-    wanted = {",slo=500us": 500, ",slo=60s": 60_000_000, "": 0}
-    started = {}
-    for slo, number in wanted.items():
-        done = jobs.run_as(cluster, USER, ("sbatch", "--parsable", "--qos=lc", REQUEST + slo), stdin=script)
-        assert done.status == 0, done.err
-        started[done.out.strip()] = number
-    try:
-        for job, number in started.items():
-            record = cluster.run_dir / "jobs" / job / c.FILE_JOB_LIMITS
-            jobs.wait(cluster, record.exists, f"the prolog of job {job}", 60)
-            assert limits_field(cluster, job, "slo_us") == number
-            assert limits_field(cluster, job, "latency") == 1
-    finally:
-        jobs.admin(cluster, "scancel", f"--user={USER}")
+@pytest.mark.parametrize(("key", "slo_us"), [(",slo=500us", 500), (",slo=60s", 60_000_000), ("", 0)])
+def test_an_slo_travels_from_the_request_to_the_record(cancelled: Layout, key: str, slo_us: int) -> None:
+    job = start(cancelled, "lc", key)
+    assert limits_field(cancelled, job, "slo_us") == slo_us
+    assert limits_field(cancelled, job, "latency") == 1
+
+
+def test_an_slo_is_in_the_environment_of_a_step(cluster: Layout) -> None:
     command = ("srun", "--time=1", "--qos=lc", REQUEST + ",slo=10ms", "printenv", "HAMI_HPC_SLO_US")
     done = jobs.run_as(cluster, USER, command)
     assert (done.status, done.out) == (0, "10000\n"), done.err
@@ -150,60 +147,34 @@ def test_an_slo_of_another_class_is_refused_at_submit(cluster: Layout) -> None:
     assert "--qos=lc --gres=vgpu:mem=8G,cores=50,slo=10ms" in done.err
 
 
-def test_best_effort_jobs_beside_a_latency_critical_one_take_turns(cluster: Layout) -> None:
-    def start(qos: str) -> str:
-        command = ("sbatch", "--parsable", f"--qos={qos}", REQUEST)
-        done = jobs.run_as(cluster, USER, command, stdin="#!/bin/sh\nsleep 120\n")
-        assert done.status == 0, done.err
-        job = done.out.strip()
-        record = cluster.run_dir / "jobs" / job / c.FILE_JOB_LIMITS
-        jobs.wait(cluster, record.exists, f"the prolog of job {job}", 60)
-        return job
+def test_best_effort_jobs_beside_a_latency_critical_one_take_turns(cancelled: Layout) -> None:
+    first, second, critical = (start(cancelled, qos) for qos in ("be", "be", "lc"))
+    gpus = {limits_field(cancelled, job, "gpu_minor") for job in (first, second, critical)}
+    assert len(gpus) == 1, "small jobs share a GPU"
 
-    try:
-        first, second, critical = start("be"), start("be"), start("lc")
-        gpus = {limits_field(cluster, job, "gpu_minor") for job in (first, second, critical)}
-        assert len(gpus) == 1, "small jobs share a GPU"
+    def has_turns() -> bool:
+        lengths = [limits_field(cancelled, job, "turn_length_permille") for job in (first, second, critical)]
+        return lengths == [500, 500, 0]
 
-        def has_turns() -> bool:
-            lengths = [limits_field(cluster, job, "turn_length_permille") for job in (first, second, critical)]
-            return lengths == [500, 500, 0]
-
-        jobs.wait(cluster, has_turns, "the jobs to be told of the latency-critical one", 20)
-        assert limits_field(cluster, first, "latency_others") == 1
-        assert limits_field(cluster, critical, "latency") == 1
-        jobs.admin(cluster, "scancel", critical)
-        jobs.wait(cluster, lambda: limits_field(cluster, first, "latency_others") == 0, "the jobs to be told", 60)
-        assert limits_field(cluster, second, "turn_length_permille") == 500, "for when sharing serves somebody badly"
-    finally:
-        jobs.admin(cluster, "scancel", f"--user={USER}")
+    jobs.wait(cancelled, has_turns, "the jobs to be told of the latency-critical one", 20)
+    assert limits_field(cancelled, first, "latency_others") == 1
+    assert limits_field(cancelled, critical, "latency") == 1
+    jobs.admin(cancelled, "scancel", critical)
+    jobs.wait(cancelled, lambda: limits_field(cancelled, first, "latency_others") == 0, "the jobs to be told", 60)
+    assert limits_field(cancelled, second, "turn_length_permille") == 500, "for when sharing serves somebody badly"
 
 
-def test_latency_critical_jobs_of_one_gpu_are_ordered_by_their_slo(cluster: Layout) -> None:
-    started: dict[str, str] = {}
-
-    def start(slo: str) -> None:
-        command = ("sbatch", "--parsable", "--qos=lc", REQUEST + slo)
-        done = jobs.run_as(cluster, USER, command, stdin="#!/bin/sh\nsleep 120\n")
-        assert done.status == 0, done.err
-        started[slo] = job = done.out.strip()
-        record = cluster.run_dir / "jobs" / job / c.FILE_JOB_LIMITS
-        jobs.wait(cluster, record.exists, f"the prolog of job {job}", 60)
+def test_latency_critical_jobs_of_one_gpu_are_ordered_by_their_slo(cancelled: Layout) -> None:
+    started = [start(cancelled, "lc", key) for key in ("", ",slo=50ms", ",slo=10ms")]
 
     def above(*wanted: int) -> None:
         def told() -> bool:
-            return [limits_field(cluster, job, "latency_above") for job in started.values()] == list(wanted)
+            return [limits_field(cancelled, job, "latency_above") for job in started] == list(wanted)
 
-        jobs.wait(cluster, told, "the jobs to be told of their order", 20)
+        jobs.wait(cancelled, told, "the jobs to be told of their order", 20)
 
-    try:
-        start("")
-        start(",slo=50ms")
-        start(",slo=10ms")
-        assert len({limits_field(cluster, job, "gpu_minor") for job in started.values()}) == 1, "they share a GPU"
-        above(2, 1, 0)
-        assert [limits_field(cluster, job, "latency_others") for job in started.values()] == [2, 2, 2]
-        jobs.admin(cluster, "scancel", started.pop(",slo=10ms"))
-        above(1, 0)
-    finally:
-        jobs.admin(cluster, "scancel", f"--user={USER}")
+    assert len({limits_field(cancelled, job, "gpu_minor") for job in started}) == 1, "they share a GPU"
+    above(2, 1, 0)
+    assert [limits_field(cancelled, job, "latency_others") for job in started] == [2, 2, 2]
+    jobs.admin(cancelled, "scancel", started.pop())
+    above(1, 0)

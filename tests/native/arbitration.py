@@ -95,7 +95,7 @@ class _Seen(ctypes.Structure):
         ("capped", ctypes.c_bool),
         ("others_least_percent", ctypes.c_uint32),
         ("held_back", ctypes.c_bool),
-        ("pauses", ctypes.c_bool),
+        ("can_yield", ctypes.c_bool),
         *((name, ctypes.c_uint32) for name in ("samples", "outstanding")),
         ("others", ctypes.c_int64),
         ("unused", ctypes.c_int64),
@@ -264,7 +264,7 @@ class Seen:
     capped: bool = False
     others_least_percent: int = 0
     held_back: bool = False
-    pauses: bool = True
+    can_yield: bool = True
     samples: int = 0
     outstanding: int = 0
     others_ns: int = 0

@@ -33,7 +33,7 @@ ANYTHING = st.builds(
     used_ns=I64 | st.integers(0, ROUND),
     caps=U32 | st.integers(0, 6),
     held_back=st.booleans(),
-    pauses=st.booleans(),
+    can_yield=st.booleans(),
     samples=U32,
     outstanding=U32,
     unused=I64 | st.integers(0, 10**5),
@@ -152,7 +152,7 @@ def test_when_the_reason_goes_it_shares_with_long_timeslices_again(begin: int, c
 def test_who_cannot_be_paused_never_yields(stays: list[dict[str, int]], now: int) -> None:
     tenant = Slice()
     for one in stays:
-        now = go_on(tenant, now, 3 * ROUND, pauses=False, **one)
+        now = go_on(tenant, now, 3 * ROUND, can_yield=False, **one)
         assert tenant.mode in ("shares", "looks")
 
 

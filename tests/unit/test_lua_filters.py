@@ -11,7 +11,8 @@ import pytest
 from lua_process import INTERPRETERS, MODULES, require
 
 FOLDER = Path(__file__).with_name("lua")
-FILES = tuple(f"filters_{subject}.lua" for subject in ("submit", "modify", "client", "site", "long", "classes"))
+SUBJECTS = ("submit", "policy", "slo", "modify", "client", "site", "long", "classes")
+FILES = tuple(f"filters_{subject}.lua" for subject in SUBJECTS)
 
 
 def names_in(file: str) -> list[str]:

@@ -339,7 +339,7 @@ def test_sizes_in_a_limits_record_are_whole_mib() -> None:
 def test_the_usage_record_of_an_ended_job_is_this_one() -> None:
     start, end = 1_700_000_000_999_999_999, 1_700_000_007_999_999_998
     grant = GRANT._replace(model="h200", created_unix_ns=start)
-    assert usage_record(grant, Usage("ok", 1, 2, 3, 4, 5, 6), end) == {
+    assert usage_record(grant, Usage("ok", 1, 2, 3, 4, 5, 6), end) == c.SPOOL_DEFAULTS | {
         "version": 1,
         "job_id": 7,
         "uid": 65534,
@@ -359,18 +359,5 @@ def test_the_usage_record_of_an_ended_job_is_this_one() -> None:
         "device_oom_count": 6,
         "gpu_busy_ns": 4,
         "throttled_ns": 5,
-        "observed_ns": 0,
-        "observed_peak_bytes": 0,
-        "observed_busy_ns": 0,
-        "observed_energy_mj": 0,
-        "request_count": 0,
-        "latency_p50_us": 0,
-        "latency_p99_us": 0,
-        "latency_sum_ns": 0,
-        "slo_us": 0,
-        "slo_miss_count": 0,
-        "floor_hit_count": 0,
-        "pause_count": 0,
-        "disturbed_count": 0,
     }
     assert usage_record(grant, DAMAGED, 5)["end_unix_ns"] == start, "never before its start"

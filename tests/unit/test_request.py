@@ -123,6 +123,16 @@ def test_a_message_names_what_was_given_what_is_allowed_and_an_example() -> None
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "example"),
+    [("slo=5", "mem=8G,cores=50,slo=10ms"), ("mode=x", "mem=8G,cores=50,mode=share"), ("cores=x", "mem=8G,cores=50")],
+)
+def test_the_example_of_a_message_has_the_key_that_was_wrong(text: str, example: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse(f"vgpu:{text}")
+    assert caught.value.message.endswith(f"Example: --gres=vgpu:{example}")
+
+
 def test_a_message_shortens_what_was_given_and_hides_what_does_not_print() -> None:
     with pytest.raises(RequestError) as caught:
         parse("vgpu:mem=" + "x" * 100)

@@ -39,7 +39,7 @@ static void average(int64_t *mean, int64_t now, int64_t elapsed, int64_t memory)
 	*mean = elapsed >= memory ? now : *mean + (now - *mean) * (elapsed / 1000) / (memory / 1000);
 }
 
-/* Returns the amount, or the nearest that is none of nonsense. */
+/* Returns the amount, or the nearest from 0 to a second. */
 static int64_t sensible(int64_t amount)
 {
 	return amount < 0 ? 0 : amount > SECOND ? SECOND : amount;
@@ -90,7 +90,7 @@ void hami_seen_add(struct hami_seen *seen, const struct hami_seen *later)
 	seen->capped = later->capped;
 	seen->others_least_percent = later->others_least_percent;
 	seen->held_back = seen->held_back || later->held_back;
-	seen->pauses = later->pauses;
+	seen->can_yield = later->can_yield;
 	seen->samples += later->samples;
 	seen->outstanding += later->outstanding;
 	seen->stays.others += later->stays.others;
@@ -188,7 +188,7 @@ static void share_on(struct hami_slice *slice, const struct hami_seen *seen, int
 		   at_least(MOST_PERMILLE, slice->wants, 1000);
 	bool thrashes = light && at_least(MOST_PERMILLE, slice->thrashed, slice->returns) &&
 			at_least(BUSY_PERMILLE, slice->wants, 1000);
-	if (!seen->pauses || slice->wary || (!met && !thrashes))
+	if (!seen->can_yield || slice->wary || (!met && !thrashes))
 		slice->doublings = 0;
 	else if (thrashes && in_try(seen->now, 0))
 		yield(slice, true);

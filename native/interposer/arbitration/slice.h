@@ -50,7 +50,7 @@ struct hami_stays {
 	int64_t unused; /* the sum of hami_slice_unused() of others' stays */
 	uint32_t tiny;  /* stays of others that were shorter than hami_slice_tiny() */
 	uint32_t returns;
-	uint32_t met; /* of these, after a stay that was cut, and a stay of another that left much unused */
+	uint32_t met;      /* of these, after a stay that was cut, and one of another that left much unused */
 	uint32_t pressed;  /* of these, after such stays of others only */
 	uint32_t thrashed; /* returns after tiny stays only, its own, that was not cut, and the others' */
 };
@@ -64,7 +64,7 @@ struct hami_seen {
 	bool capped;                   /* it has a cap */
 	uint32_t others_least_percent; /* fewest cores of another tenant */
 	bool held_back;                /* its budget shut it */
-	bool pauses;                   /* it can be paused, so that it can yield */
+	bool can_yield;                /* it has a turn, and can be paused outside it */
 	uint32_t samples, outstanding; /* how often was looked, and work was outstanding */
 	struct hami_stays stays;
 };
@@ -110,6 +110,7 @@ uint32_t hami_slice_us(const struct hami_slice *slice, uint32_t longest_us);
 
 /* Returns the timeslice of another who shares alike, ns, where `longest_us` is the one of its terms. */
 int64_t hami_slice_others(const struct hami_slice *slice, uint32_t longest_us);
+
 /*
  * Returns how much of a timeslice a stay of another on the engine left unused, squared, thousandths; both in ns. So a
  * stay that a pause cut short, anywhere, counts a third in the mean, and one of somebody who had little to do nearly one.

@@ -167,7 +167,7 @@ static void fit_timeslice(struct keeper *k, const struct hami_seen *seen)
 }
 
 /* Returns the shortest timeslice of the terms of others, us. The other processes of the job are others, too. */
-static uint32_t others_longest_us(const struct keeper *k)
+static uint32_t others_timeslice_us(const struct keeper *k)
 {
 	uint32_t us = hami_terms_others_timeslice_us(&k->terms);
 	return k->processes > 1 && k->longest_us < us ? k->longest_us : us;
@@ -181,13 +181,13 @@ static void count(struct keeper *k, int64_t steady)
 	of_job.cores_percent = hami_terms_read(hami_region()->job, hami_region()->job).cores_percent;
 	const struct hami_lengths lengths = {.own_slice = 1000ll * k->timeslice,
 					     .others_slice =
-						     hami_slice_others(&k->slice, others_longest_us(k))};
+						     hami_slice_others(&k->slice, others_timeslice_us(k))};
 	struct hami_seen seen = {.now = shared,
 				 .elapsed = steady - k->counted,
 				 .caps = k->terms.others_capped + (hami_terms_cap(&k->terms) < 100),
 				 .capped = hami_terms_cap(&k->terms) < 100,
 				 .others_least_percent = k->terms.others_least_percent,
-				 .pauses = k->pauses};
+				 .can_yield = k->pauses && k->terms.turn_length};
 	hami_meter_count(shared, &lengths, &seen);
 	struct hami_spent spent = {.since = k->counted,
 				   .used = seen.used,

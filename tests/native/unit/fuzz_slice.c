@@ -54,7 +54,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		memcpy((uint8_t *)&s + at % sizeof s, data + at,
 		       size - at < sizeof s - at % sizeof s ? size - at : sizeof s - at % sizeof s);
 		s.seen.held_back = data[at] & 1;
-		s.seen.pauses = !(data[at] & 2);
+		s.seen.can_yield = !(data[at] & 2);
 		s.seen.capped = data[at] & 4;
 		go_on(&slice, &s);
 		s.seen.elapsed &= 0x7ffffff; /* up to 0.13 s, as they come */
