@@ -92,7 +92,7 @@ SAMPLE ?= 300
 SEED ?= 1
 ONLY ?= *
 
-mutate: setup-test ## change the program one token at a time: do the unit tests notice? SAMPLE=300 SEED=1 ONLY='hami_hpc/core/*'
+mutate: setup-test build ## change the program one token at a time: do the unit tests notice? SAMPLE=300 SEED=1 ONLY='hami_hpc/core/*'
 	@$(PYTHON) -c 'import mutmut' 2>/dev/null || $(PYTHON) -m pip install --quiet -e '.[mutate]'
 	PYTHONPATH=tests/mutation $(PYTHON) tests/mutation/mutate.py --sample $(SAMPLE) --seed $(SEED) --only '$(ONLY)'
 

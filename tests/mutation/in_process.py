@@ -9,13 +9,34 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import pytest
 from hypothesis import settings
+from mutmut.mutation import trampoline
 
+
+
+class _CallStack(threading.local):
+    """Stands for mutmut's ContextVar of who calls whom, whose values Python 3.11 frees too early beside threads."""
+
+    here: tuple[str | None, int] = (None, 0)
+
+    def get(self) -> tuple[str | None, int]:
+        return self.here
+
+    def set(self, value: tuple[str | None, int]) -> tuple[str | None, int]:
+        before, self.here = self.here, value
+        return before
+
+    def reset(self, before: tuple[str | None, int]) -> None:
+        self.here = before
+
+
+trampoline.MutmutCallStack = _CallStack()
 settings.register_profile("mutation", derandomize=True, database=None, deadline=None, max_examples=30)
 settings.load_profile("mutation")
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("unit", "cluster")]

@@ -119,6 +119,10 @@ def unnoticed_python(mutants: Iterable[Mutant]) -> list[Mutant]:
     copy_tree()
     plugin = WORK / "mutants/tests/mutation"  # there before mutmut starts: Python remembers which folders are missing
     plugin.mkdir(parents=True, exist_ok=True)
+    for built in ("build", "native"):  # what tests read of the simulation
+        link = WORK / "mutants" / built
+        if not link.is_symlink():
+            link.symlink_to(ROOT / built)
     # mutmut asks only new tests which functions they call, and would call those of a changed program untested.
     (WORK / "mutants/mutmut-stats.json").unlink(missing_ok=True)
     names = sorted(by_name)

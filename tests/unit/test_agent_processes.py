@@ -65,7 +65,7 @@ class Asked:
 
 @contextmanager
 def running(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """A program that is killed at the end."""
+    """A program that is killed at the end. It may still be being loaded: python("") is not."""
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -86,7 +86,7 @@ def python(code: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[str]]:
-    with running("sleep", "100") as process:
+    with python("") as process:
         yield process
 
 
@@ -184,7 +184,7 @@ def open_files() -> int:
 def test_more_processes_than_files_stay_open(sleeper: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hami_hpc.agent.processes.KEPT_MAX", 1)
     processes = Processes(Asked({}))
-    with running("sleep", "100") as other:
+    with python("") as other:
         pids = [sleeper.pid, other.pid]
         open_before = open_files()
         for _ in range(3):
@@ -197,7 +197,7 @@ def test_more_processes_than_files_stay_open(sleeper: subprocess.Popen[str], mon
 def test_a_kept_file_is_not_that_of_the_next_process_with_the_pid(tmp_path: Path) -> None:
     """Reading the old one fails then, as it does of /proc when a process has ended."""
     processes = Processes(Asked({}))
-    with running("sleep", "100") as first, running("sleep", "100") as second:
+    with python("") as first, python("") as second:
         started, _ = processes.look([first.pid])[first.pid]
         first.kill()
         first.wait()

@@ -26,7 +26,10 @@ def test_it(tmp_path):
 """
 
 
-def run_pytest(temporary: Path, how: str) -> tuple[int, list[Path]]:
+TWICE = "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]) or pytest.main(sys.argv[1:]))"
+
+
+def run_pytest(temporary: Path, how: str, *program: str) -> tuple[int, list[Path]]:
     """Runs pytest with the tests' conftest.py; returns its status and the temporary directories that its test saw."""
     project = temporary / "project"
     project.mkdir(exist_ok=True)
@@ -42,9 +45,16 @@ def run_pytest(temporary: Path, how: str) -> tuple[int, list[Path]]:
         "SEEN": str(seen),
         "MOUNT": "yes" if can_mount() else "",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(project), str(project)]
+    program = program or ("-m", "pytest")
+    command = [sys.executable, *program, "-q", "-p", "no:cacheprovider", "--rootdir", str(project), str(project)]
     ended = subprocess.run(command, env=environment, capture_output=True, check=False)
     return ended.returncode, [Path(line) for line in seen.read_text().splitlines()]
+
+
+def test_two_runs_of_one_process_have_a_directory_each(tmp_path: Path) -> None:
+    status, _ = run_pytest(tmp_path, "passes", "-c", TWICE)
+    assert status == 0
+    assert not list((tmp_path / "tmp").iterdir())
 
 
 @pytest.mark.parametrize("how", ["is killed", "fails"])

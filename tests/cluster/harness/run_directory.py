@@ -41,6 +41,7 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 
 
 def pytest_unconfigure() -> None:
+    tempfile.tempdir = None  # `make mutate` runs pytest several times in one process
     if _root is not None:
         if _passed:
             remove(_root)
