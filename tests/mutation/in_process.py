@@ -19,7 +19,6 @@ from hypothesis import settings
 from mutmut.mutation import trampoline
 
 
-
 class _CallStack(threading.local):
     """Stands for mutmut's ContextVar of who calls whom, whose values Python 3.11 frees too early beside threads."""
 
@@ -54,6 +53,10 @@ NOT_HERE: Final = (
     "test_a_process_that_may_not_mount_knows_it",
     "test_the_example_in_the_document_comes_to_the_lines_that_it_shows",
     "test_every_key_is_in_the_document",
+    # They stop a stage at each of its lines, which takes minutes, or start it as a program.
+    "test_a_prolog_killed_between_any_two_writes_is_made_good",
+    "test_after_a_prolog_killed_at_any_line_the_neighbours_are_told",
+    "test_after_an_epilog_killed_at_any_line_the_neighbours_are_told",
 )
 MAINS: Final = {"prolog": prolog.main, "epilog": epilog.main}
 
@@ -70,6 +73,11 @@ def run(node: node_testbed.Node, stage: str, environment: Mapping[str, str]) -> 
 
 def start(node: node_testbed.Node, stage: str, environment: Mapping[str, str]) -> None:
     pytest.skip("needs a program of its own")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What a stage leaves running when it ends goes on here, where it does not end."""
+    config.addinivalue_line("filterwarnings", "ignore:subprocess .* is still running:ResourceWarning")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

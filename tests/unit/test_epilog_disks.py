@@ -64,7 +64,7 @@ def test_a_record_that_the_spool_does_not_take_waits_and_the_next_epilog_moves_i
     in_the_way = break_spool(node)
     status, errors = node.run("epilog", job_environment(7))
     assert status == 0, "the bill's disk drains no node"
-    assert "usage of job 7 cannot be written" in errors
+    assert errors.startswith("hami_hpc: epilog: usage of job 7 cannot be written")
     assert "hami-hpc reconcile" in errors
     node.assert_nothing_is_held()
     assert len(waiting(node)) == 1
@@ -292,5 +292,5 @@ def test_a_job_that_was_set_aside_and_has_its_row_still_is_ended_with_its_usage(
     node.write_usage(7, peak_bytes=77)
     job_dirs.set_aside(node.settings.run_dir, node.grants()[7])
     assert node.epilog(7) == 0
-    assert node.record()["peak_bytes"] == 77
+    assert (node.record()["peak_bytes"], node.record()["model"]) == (77, "h200")
     node.assert_nothing_is_held()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from node_testbed import UUIDS, Node, job_environment
 from hami_hpc.core.out_of_service import (
     DrainedGpu,
     Holding,
+    free_shards,
     from_json,
     holdings,
     indices,
@@ -21,7 +23,7 @@ from hami_hpc.core.out_of_service import (
 from hami_hpc.errors import NodeError
 from hami_hpc.node import drained_gpus
 from hami_hpc.slurm import placeholders
-from hami_hpc.stages import occupy
+from hami_hpc.stages import occupy, out_of_service
 from hami_hpc.stages.epilog import main as epilog_main
 
 OUT = DrainedGpu(UUIDS[0], 0, 0, 'Xid 63: "row remapping"', 1_790_000_000)
@@ -51,6 +53,8 @@ def test_what_a_job_holds_is_read_from_scontrol() -> None:
     assert holdings(9, "RUNNING", True, PLACEHOLDER, HERE) == (Holding(9, 0, 559, True, True),)
     later = SLICE.replace("shard:279(IDX:1)", "shard:279(0/559,279/559)")  # as 24.11 and 26.05 print it, by source
     assert holdings(7, "RUNNING", False, later, HERE) == (Holding(7, 1, 279, False, False),)
+    two = SLICE.replace("shard:279(IDX:1)", "shard:300(21/559,279/559)")
+    assert [(h.slurm_index, h.shards) for h in holdings(7, "RUNNING", False, two, HERE)] == [(0, 21), (1, 279)]
     whole = holdings(8, "RUNNING", False, WHOLE, HERE)
     assert whole == (Holding(8, 0, 0, False, False), Holding(8, 1, 0, False, False))
     assert indices("0,2-4") == (0, 2, 3, 4)
@@ -67,6 +71,12 @@ def test_a_job_whose_name_looks_like_a_placeholder_is_none_and_names_no_other_jo
     assert {(holding.job_id, holding.is_placeholder) for holding in found} == {(7, False)}
     for hostile in ("shard:1(IDX:0-99999999999)", "shard:1(IDX:-)", "shard:1(/)", "gpu:1(IDX:,,)"):
         assert holdings(7, "RUNNING", False, PLACEHOLDER.replace("shard:559(IDX:0)", hostile), HERE) == ()
+
+
+def test_a_job_that_holds_a_whole_gpu_leaves_nothing_of_it() -> None:
+    held = (Holding(7, 1, 59, False, False), Holding(8, 0, 0, False, False), Holding(9, 5, 1, False, False))
+    assert free_shards({0: 559, 1: 559, 2: 559}, held) == {0: 0, 1: 500, 2: 559}
+    assert free_shards({1: 50}, held) == {1: 0}
 
 
 @pytest.mark.parametrize(
@@ -117,6 +127,22 @@ DAMAGED = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"version": 2, "gpus": []}', "version 2"),
+        ("{}", "KeyError: 'version'"),
+        ("[]", "TypeError: list indices must be integers"),
+        (to_json((OUT,)).replace('"minor": 0', '"minor": "0"'), "an entry has a value of a wrong type: DrainedGpu("),
+        (to_json((OUT,)).replace('"minor": 0', '"minor": true'), "an entry has a value of a wrong type: DrainedGpu("),
+        (to_json((OUT,)).replace(f'"{UUIDS[0]}"', "7"), "an entry has a value of a wrong type: DrainedGpu("),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(why)):
+        from_json(text)
+
+
 @pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_file_is_an_error_that_says_so_and_blocks_no_prolog(node: Node, text: str) -> None:
     path = Path(drained_gpus.path_of(node.settings.state_dir))
@@ -126,10 +152,10 @@ def test_a_damaged_file_is_an_error_that_says_so_and_blocks_no_prolog(node: Node
         drained_gpus.read(str(path.parent))
     status, said = node.run("prolog", job_environment(7))
     assert status == 0
-    assert f"{path} is damaged" in said
+    assert said.startswith(f"hami_hpc: prolog: {path} is damaged")
     node.assert_job_is_ready(7)
     status, said = node.run("epilog", job_environment(7))
-    assert (status, "is damaged" in said) == (0, True)
+    assert (status, said.startswith(f"hami_hpc: epilog: {path} is damaged")) == (0, True)
     node.assert_nothing_is_held()
 
 
@@ -172,7 +198,7 @@ def test_an_epilog_starts_the_filling_for_a_job_of_that_gpu_only(node: Node, mon
         assert len(started) == expected
     no_gpu = {"SLURM_JOB_ID": "10", "SLURM_JOB_UID": "5"}
     assert epilog_main(node.arguments, no_gpu) == 0
-    assert len(started) == 2
+    assert started == [out_of_service.REGISTERED_WAIT_S] * 2
 
 
 class FakeNode(placeholders.Node):

@@ -132,6 +132,8 @@ def test_what_a_node_lacks_is_named() -> None:
     size = size_of(node, 256)
     room = room_of(node, size)
     assert shortages(node, size, room, Need(200, 1024, 30, 4, 24)) == []
+    assert shortages(node, size, room, Need(259, 1024, 30, 4, 24)) == []
+    assert len(shortages(node, size, room, Need(260, 1024, 30, 4, 24))) == 1
     lacks = shortages(node, size, room, Need(280, 1024, 30, 5, 25))
     assert lacks == [
         "it takes 51 % of one GPU, and the emptiest has 46 % free",

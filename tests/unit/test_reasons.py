@@ -52,6 +52,7 @@ from hami_hpc.core.reasons import explain
             "Its QoS limits the GPU units (GPUs, shards, vGPU memory or cores) of one account",
             "Wait",
         ),
+        ("AssocGrpJobLimit", "Its account or user has a limit of running jobs for", "other jobs end"),
         ("MaxGRESRunMinsPerUser", "minutes of GPU units", "Wait"),
         ("SomethingNew", "Slurm gives this reason: SomethingNew", "man squeue"),
     ],

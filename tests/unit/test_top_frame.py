@@ -63,6 +63,13 @@ def test_events_are_shown_newest_first() -> None:
     assert [line[9:] for line in lines[-2:]] == ["no_interposer job 7 [kill]: pid 9", "started: 2 GPUs"]
 
 
+def test_a_note_is_wrapped_and_whole() -> None:
+    note = "no agent has looked in this boot, so nobody finds who evades the limits"
+    shown = top_frame.frame("node1", None, [], note, Screen(24, 24, BLOCKS))
+    lines = ["".join(text for text, _ in line) for line in shown]
+    assert lines[1:5] == ["no agent has looked in", "this boot, so nobody", "finds who evades the", "limits"]
+
+
 def test_a_bar_shows_what_is_used_then_granted_then_neither() -> None:
     assert bar(0.25, 0.5, 8, BLOCKS) == "██▒▒····"
     assert bar(0.75, 0.5, 8, ASCII) == "######.."

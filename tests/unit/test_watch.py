@@ -175,6 +175,14 @@ def test_time_above_the_share_is_found_grossly_at_once_and_closely_over_half_a_m
     assert times([0] * 50 + [50] * 4 + [0] * 50) == []  # a burst that the duty cycle lets through after idling
 
 
+def test_time_above_the_share_is_said_in_figures() -> None:
+    watch = TimeWatch()
+    slices = (Slice(grant(cores=25, policy="cap"), None, 0, 0),)
+    looks = [look(process(busy_ns=SECOND // 2), slices=slices, at=at * SECOND) for at in range(40, 80)]
+    (first, *_) = [found for one in looks for found in watch.judge(one)]
+    assert first.text == "job 7 had 50 % of the time of GPU GPU-1 over 30.0 s; its share is 25 %"
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 35), min_size=1, max_size=200), st.integers(200, 2000))
 def test_a_job_within_its_share_is_never_above_it(percents: list[float], step_ms: int) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -255,6 +256,47 @@ def test_a_usage_file_that_is_none_says_nothing(bench: Bench) -> None:
             path.rmdir()
         else:
             path.unlink(missing_ok=True)
+
+
+def test_a_slice_that_is_read_again_has_what_it_counts_now_and_nothing_once_it_has_ended(bench: Bench) -> None:
+    slices = bench.watcher.slices
+    ((first, *_), _) = slices.look()
+    assert first.grant.job_id == 7
+    write_count(bench.node, 7, 3)
+    assert slices.slice_of(first.grant) == first._replace(device_oom_count=3)
+    bench.node.epilog(7)
+    slices.look()
+    assert slices.slice_of(first.grant) == Slice(first.grant, None, 0, 0)
+
+
+def test_an_event_is_a_line_of_json_and_one_in_syslog(
+    bench: Bench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("hami_hpc.node.admin_log.to_syslog", lambda _level, line: lines.append(line))
+    bench.watcher.event("started", "on node1")
+    (event,) = bench.events
+    service.emit(event)
+    service.emit(event._replace(action="kill"))
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert first == event._asdict()
+    assert second == {**first, "action": "kill"}
+    assert lines == ["agent: started: on node1", "agent: started: on node1 [kill]"]
+
+
+def test_an_agent_that_starts_again_goes_on_with_its_sums_and_events(bench: Bench, victim: Victim) -> None:
+    bench.hold(victim.pid, 100, busy=50)
+    bench.slurm.pids = {victim.pid: 7}
+    bench.watcher.event("started", "first")
+    state = bench.look(3)
+    run_dir = bench.node.settings.run_dir
+    agent_file.make_folder(run_dir)
+    agent_file.write(run_dir, state)
+    own = bench.watcher.settings
+    again = service.make_watcher(bench.node.settings, own, "node1")
+    assert again.boot_id == boot.boot_id()
+    assert [event.text for event in again.events] == [event.text for event in state.events]
+    assert again.sums.last() == state.jobs
 
 
 def test_every_event_is_counted_by_kind(bench: Bench) -> None:
