@@ -180,7 +180,7 @@ def test_a_second_one_waits_until_the_first_has_looked_again(
     node: Node, slurm: type[Slurm], output: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = f"{node.settings.run_dir}/{occupy.LOCK}"
-    os.makedirs(node.settings.run_dir, exist_ok=True)
+    Path(node.settings.run_dir).mkdir(parents=True, exist_ok=True)
     held = locks.acquire(lock, True, 1.0)
     os.utime(lock, ns=(1, 1))  # its last look began before the second one did
     status: list[int] = []
