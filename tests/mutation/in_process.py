@@ -35,7 +35,7 @@ class _CallStack(threading.local):
         self.here = before
 
 
-trampoline.MutmutCallStack = _CallStack()
+vars(trampoline)["MutmutCallStack"] = _CallStack()
 settings.register_profile("mutation", derandomize=True, database=None, deadline=None, max_examples=30)
 settings.load_profile("mutation")
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("unit", "cluster")]
