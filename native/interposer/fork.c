@@ -27,6 +27,7 @@
 #include "driver/switches.h"
 #include "hooks/hint.h"
 #include "hooks/lookup.h"
+#include "limits/ending.h"
 #include "limits/gate.h"
 #include "limits/latency.h"
 #include "limits/launched.h"
@@ -42,6 +43,7 @@ static void forked(void)
 	hami_hint_forked();
 	hami_gate_forked();
 	hami_share_forked();
+	hami_ending_forked();
 	hami_latency_forked();
 	hami_launched_forked();
 	hami_probe_forked();

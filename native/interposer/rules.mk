@@ -14,7 +14,7 @@ RM := $(patsubst ../tests/native/rm/%.c,$(BUILD)/rm/%,$(wildcard ../tests/native
 UNIT_SRC := $(filter-out ../tests/native/unit/fuzz_%,$(wildcard ../tests/native/unit/*.c))
 UNIT := $(patsubst ../tests/native/unit/%.c,$(BUILD)/unit/%,$(UNIT_SRC))
 REGION_PARTS := $(addprefix interposer/region/,record.c trust.c region.c glance.c budget.c latency.c) interposer/arbitration/budget.c
-UNIT_PARTS := $(addprefix interposer/arbitration/,slice.c terms.c use.c) interposer/base/table.c $(REGION_PARTS)
+UNIT_PARTS := interposer/limits/ending.c $(addprefix interposer/arbitration/,slice.c terms.c use.c) $(addprefix interposer/base/,clock.c table.c) $(REGION_PARTS)
 UNIT_HEADERS := $(wildcard interposer/*/*.h) include/hami_contract.h
 UNIT_FLAGS := -Iinclude -Iinterposer -DHAMI_LOCK_PATIENCE_MS=100
 FUZZ := $(patsubst ../tests/native/unit/%.c,$(BUILD)/fuzz/%,$(wildcard ../tests/native/unit/fuzz_*.c))

@@ -59,9 +59,9 @@ def test_it_cannot_end_the_program_print_or_take_its_signals() -> None:
     found = imports()
     assert "pthread_create" in found  # nm was read
     assert not found & (endings | signals | prints | process | files | exits)
-    # One handler, which only tells the keeper to ask libcuda nothing more.
+    # One handler: it waits a moment for the keeper's last count, and tells it to ask libcuda nothing more.
     calls = [line for path in SOURCES.rglob("*.c") for line in path.read_text().splitlines() if "atexit(" in line]
-    assert [call.strip() for call in calls] == ["atexit(hami_outstanding_end);"]
+    assert [call.strip() for call in calls] == ["atexit(at_end);"]
 
 
 def test_it_writes_no_file_where_programs_keep_theirs() -> None:

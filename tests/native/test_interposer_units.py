@@ -28,6 +28,10 @@ def test_processes_share_one_budget(tmp_path: Path) -> None:
     run("processes_share_one_budget", str(made.limits))
 
 
+def test_an_exit_waits_for_the_last_count() -> None:
+    run("an_exit_waits_for_the_last_count")
+
+
 def test_a_table_finds_what_was_put() -> None:
     run("a_table_finds_what_was_put")
 

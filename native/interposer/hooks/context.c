@@ -7,11 +7,18 @@
 #include "base/log.h"
 #include "base/secure.h"
 #include "driver/access.h"
+#include "limits/ending.h"
 #include "limits/outstanding.h"
 #include "region/glance.h"
 #include "region/process.h"
 
 static pthread_once_t end = PTHREAD_ONCE_INIT;
+
+static void at_end(void)
+{
+	hami_ending();
+	hami_outstanding_end();
+}
 
 /*
  * Registers after libcuda's own handlers, so that ours runs before them. And libcuda stays in memory, though the
@@ -20,7 +27,7 @@ static pthread_once_t end = PTHREAD_ONCE_INIT;
 static void watch_end(void)
 {
 	dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
-	atexit(hami_outstanding_end);
+	atexit(at_end);
 }
 
 CUresult CUDAAPI cuInit(unsigned int flags)

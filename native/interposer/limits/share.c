@@ -18,6 +18,7 @@
 #include "driver/rm_objects.h"
 #include "limits/channels.h"
 #include "limits/charge.h"
+#include "limits/ending.h"
 #include "limits/gate.h"
 #include "limits/latency.h"
 #include "limits/launched.h"
@@ -60,6 +61,7 @@ struct keeper {
 	bool open;             /* the channels are enabled */
 	bool shut;             /* the budget says so */
 	int64_t change;        /* steady: the budget says the same until then */
+	int64_t begun; /* steady: since when it does not rest */
 	int64_t counted, sampled,
 		busy;   /* steady: the last count and sample, and when work was last outstanding */
 	int64_t closed; /* steady: since when it is not open */
@@ -232,6 +234,7 @@ static void read_terms(struct keeper *k)
 static void rest(struct keeper *k)
 {
 	hami_log(2, "nothing to do on the GPU; the keeper rests\n");
+	hami_ending_works(false);
 	for (;;) {
 		if (hami_launched_wait(hami_objects_started() ? jittered(k, REST_NS) : HAMI_NS_PER_S))
 			break;
@@ -242,7 +245,8 @@ static void rest(struct keeper *k)
 	}
 	if (hami_launched())
 		hami_meter_begin(hami_clock_shared());
-	k->busy = k->counted = k->sampled = hami_clock_steady();
+	hami_ending_works(true);
+	k->busy = k->begun = k->counted = k->sampled = hami_clock_steady();
 	k->change = k->busy;
 	k->seen = (struct hami_seen){0};
 	k->job_used = job_used();
@@ -254,12 +258,16 @@ static int64_t least(int64_t a, int64_t b)
 	return a < b ? a : b;
 }
 
-/* Returns the time between two counts at most. What a pause left to count is counted once, soon. */
+/*
+ * Returns the time between two counts at most. What a pause left to count is counted once, soon. A process that is
+ * killed takes with it no more than what it was counted before, or what is used between two counts of several.
+ */
 static int64_t count_gap(const struct keeper *k)
 {
 	bool uses = k->open || k->counted - k->closed < HAMI_COUNT_NS_SEVERAL;
-	return k->pauses && uses && hami_region_processes(hami_region()) > 1 ? HAMI_COUNT_NS_SEVERAL
-									     : COUNT_NS;
+	bool several = k->pauses && uses && hami_region_processes(hami_region()) > 1;
+	int64_t worked = k->counted - k->begun;
+	return several || worked < HAMI_COUNT_NS_SEVERAL ? HAMI_COUNT_NS_SEVERAL : least(worked, COUNT_NS);
 }
 
 /* One look: measures and decides. Returns when to look again, steady. */
@@ -294,7 +302,8 @@ static int keep(bool pauses)
 			   .random = (uint64_t)hami_clock_steady() | 1};
 	hami_memory_charge(0); /* a place among the job's processes, for one that holds no device memory */
 	hami_meter_begin(hami_clock_shared());
-	k.busy = k.counted = k.sampled = k.change = hami_clock_steady();
+	hami_ending_works(true);
+	k.busy = k.begun = k.counted = k.sampled = k.change = hami_clock_steady();
 	read_terms(&k);
 	while (k.refusals < REFUSALS_IN_A_ROW) {
 		int64_t next = look(&k), now = hami_clock_steady();
@@ -304,9 +313,12 @@ static int keep(bool pauses)
 			continue;
 		}
 		int64_t sleep = next - now > SLEEP_NS_LEAST ? next - now : SLEEP_NS_LEAST;
-		struct timespec t = {.tv_sec = sleep / HAMI_NS_PER_S, .tv_nsec = sleep % HAMI_NS_PER_S};
-		nanosleep(&t, NULL);
+		if (hami_ending_sleep(sleep)) {
+			count(&k, hami_clock_steady());
+			hami_ending_counted();
+		}
 	}
+	hami_ending_works(false);
 	return k.error;
 }
 

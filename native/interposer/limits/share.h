@@ -4,7 +4,8 @@
  * scheduled, and only when there are limits. It
  *
  *	sets timeslices, so that the GPU's own scheduler gives everybody their share (arbitration/terms.h);
- *	measures what the process uses (limits/meter.h) and takes it from the job's budget (region/budget.h);
+ *	measures what the process uses (limits/meter.h) and takes it from the job's budget (region/budget.h), until
+ *	the process exits (limits/ending.h);
  *	pauses the process's channels while that budget is used up, and out of the job's turn.
  *
  * Where the driver refuses to pause, and where no thread can be had, a cap is kept by the gate (limits/gate.h)
