@@ -61,7 +61,7 @@ struct keeper {
 	bool open;             /* the channels are enabled */
 	bool shut;             /* the budget says so */
 	int64_t change;        /* steady: the budget says the same until then */
-	int64_t begun; /* steady: since when it does not rest */
+	int64_t begun;         /* steady: since when it does not rest */
 	int64_t counted, sampled,
 		busy;   /* steady: the last count and sample, and when work was last outstanding */
 	int64_t closed; /* steady: since when it is not open */

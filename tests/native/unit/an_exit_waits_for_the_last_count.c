@@ -50,7 +50,7 @@ static void a_keeper_is_waited_for(int64_t answers, int64_t least, int counted)
 	CHECK(pthread_join(keeper, NULL) == 0 && counts == 1);
 	int64_t begun = hami_clock_steady();
 	CHECK(!hami_ending_sleep(3 * MS) && hami_clock_steady() - begun >= 3 * MS); /* once only */
-	CHECK(exit_takes() < 5 * MS); /* it has counted */
+	CHECK(exit_takes() < 5 * MS);                                               /* it has counted */
 	counts = 0;
 	hami_ending_forked();
 }
@@ -60,7 +60,7 @@ static void a_child_is_asked_anew(void)
 	hami_ending_works(true);
 	int64_t begun = hami_clock_steady();
 	CHECK(!hami_ending_sleep(MS) && hami_clock_steady() - begun >= MS);
-	CHECK(exit_takes() >= 20 * MS); /* nobody answers: it ends all the same */
+	CHECK(exit_takes() >= 20 * MS);      /* nobody answers: it ends all the same */
 	CHECK(hami_ending_sleep(1000 * MS)); /* at once */
 }
 
