@@ -91,6 +91,17 @@ def test_records_of_two_runs_of_a_job_wait_and_arrive_both(node: Node) -> None:
     assert waiting(node) == []
 
 
+def test_a_run_that_has_a_record_keeps_it(node: Node) -> None:
+    """An epilog that was killed after it had written the record, and runs again later."""
+    node.prolog(7)
+    node.write_usage(7, peak_bytes=5)
+    grant = node.grants()[7]
+    for later_ns in (10, 20):
+        spool_usage(node.settings, grant, str(node.jobs / "7"), grant.created_unix_ns + later_ns)
+    assert node.spooled() == ["7.json"]
+    assert node.record()["end_unix_ns"] == grant.created_unix_ns + 10
+
+
 def test_a_record_that_waits_is_written_once(node: Node) -> None:
     """An epilog that was killed after it had put the record aside, and runs again with another disk."""
     node.prolog(7)

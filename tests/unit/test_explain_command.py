@@ -190,6 +190,8 @@ def test_units_of_several_nodes_are_those_of_one() -> None:
     own = decode({"vgpu": 1, "vgpu:interactive": 1, "vgpu_mem": 4096, "vgpu_cores": 10}, "", 1)
     assert own is not None
     assert own.service_class == "interactive"
+    assert own is not None
+    assert own.shards == 0, "what Slurm does not say is not made up"
     assert decode({"gpu": 1}, "", 1) is None
     whole_node = {"vgpu": 3354, "vgpu:std": 1118, "vgpu_mem": 286312, "vgpu_cores": 200, "gpu": 2}
     assert decode(whole_node, "", 1) is None, "as Slurm 22.05.8 gives them to a job with --exclusive"

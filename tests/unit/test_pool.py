@@ -96,7 +96,9 @@ def test_a_gpu_that_is_held_whole_and_a_node_that_is_held_whole_have_nothing() -
     node = node_of(143156, 256, whole=frozenset({0}))
     assert [gpu.free_shards for gpu in room_of(node, size_of(node)).gpus] == [0, 559]
     full = node_of(143156, 256, cpus_allocated=64)
-    assert room_of(full, size_of(full)).largest is None
+    room = room_of(full, size_of(full))
+    assert (room.mem_mib, room.cores, room.largest) == (0, 0, None)
+    assert [(gpu.index, gpu.free_shards, gpu.largest) for gpu in room.gpus] == [(0, 0, None), (1, 0, None)]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from agent_states import make_event, make_job, make_state
+from agent_states import GPU_BYTES, make_event, make_gpu, make_job, make_state
 
 from hami_hpc.core import gpu_rows, top_frame
 from hami_hpc.core.agent_state import AgentState
@@ -61,6 +61,16 @@ def test_events_are_shown_newest_first() -> None:
     hours = [frame(state, Screen(80, 24, BLOCKS, offset))[-1][:9] for offset in (0, 3600, -86400)]
     assert hours[0] == hours[2] != hours[1]
     assert [line[9:] for line in lines[-2:]] == ["no_interposer job 7 [kill]: pid 9", "started: 2 GPUs"]
+
+
+def test_bars_are_of_the_gpus_own_jobs_and_the_clock_is_that_of_the_event() -> None:
+    gpus = (make_gpu(0, GPU_BYTES // 2), make_gpu(1, 0, busy_percent=50.0))
+    jobs = (make_job(101, 0, cores_percent=25), make_job(102, 1, cores_percent=75))
+    events = (make_event("started", 0, "", "2 GPUs")._replace(time_unix_ns=1_790_000_061_999_999_999),)
+    lines = frame(make_state(events=events)._replace(gpus=gpus, jobs=jobs), Screen(80, 24, ASCII))
+    assert [line.split()[-1] for line in lines[2:4]] == ["0/25", "50/75"]
+    assert lines[3].split()[-2] == "###########=====......", "half of the time used, three quarters asked for"
+    assert lines[-1].startswith("14:14:21 started")
 
 
 def test_a_note_is_wrapped_and_whole() -> None:

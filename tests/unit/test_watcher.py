@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -130,6 +131,7 @@ def test_a_lost_gpu_is_one_gpus_state_and_the_others_are_watched(bench: Bench, v
     state = bench.look(3)
     assert [gpu.state for gpu in state.gpus] == [LOST, OK]
     assert bench.kinds() == ["gpu_lost", "wrong_gpu"]
+    assert (bench.events[0].job_id, bench.events[0].gpu_uuid) == (0, UUIDS[0])
     bench.gpus.states[UUIDS[0]] = FAILED
     bench.look()
     bench.gpus.states[UUIDS[0]] = OK
@@ -195,6 +197,8 @@ def test_who_found_no_memory_because_of_another_is_told(bench: Bench, taker: Vic
     assert [job.disturbed_count for job in state.jobs] == [0, 3]
     assert "disturbed" in bench.kinds()
     assert any(command[2] == "8" and "found no memory" in command[3] for command in bench.slurm.heard())
+    assert "memory_over" in state.jobs[0].findings
+    assert "memory_over" not in state.jobs[1].findings
     bench.gpus.processes[UUIDS[0]][0] = GpuProcess(taker.pid, 100 * MIB, 0)  # enough is free
     write_count(bench.node, 8, 9)
     assert bench.look().jobs[1].disturbed_count == 3
@@ -282,6 +286,45 @@ def test_an_event_is_a_line_of_json_and_one_in_syslog(
     assert first == event._asdict()
     assert second == {**first, "action": "kill"}
     assert lines == ["agent: started: on node1", "agent: started: on node1 [kill]"]
+
+
+def test_a_process_of_no_job_is_shown_with_what_it_holds(bench: Bench, victim: Victim) -> None:
+    bench.hold(victim.pid, 100, busy=50)
+    (other,) = bench.look(2).others
+    assert (other.pid, other.uid, other.job_id, other.gpu_uuid) == (victim.pid, UID, 0, UUIDS[0])
+    assert (other.used_bytes, other.busy_percent) == (100 * MIB, 50.0)
+
+
+def test_a_state_that_cannot_be_written_is_said_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("hami_hpc.node.admin_log.to_syslog", lambda _level, line: lines.append(line))
+    state = bench.look()
+    run_dir = bench.node.settings.run_dir
+    in_the_way = Path(agent_file.folder(run_dir))
+    in_the_way.write_text("a file")
+    was_full = False
+    for _ in range(3):
+        was_full = service._write(run_dir, state, -1, was_full)
+    assert was_full
+    (line,) = lines
+    assert line.endswith("state.json cannot be written (Not a directory); it goes on")
+    in_the_way.unlink()
+    agent_file.make_folder(run_dir)
+    assert not service._write(run_dir, state, -1, was_full)
+
+
+@pytest.mark.parametrize("address", ["{}/socket", "@{}"])
+def test_systemd_is_told_where_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    address = address.format(tmp_path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(address.replace("@", "\0"))
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        service.notify_systemd("READY=1")
+        assert sock.recv(100) == b"READY=1"
+    service.notify_systemd("READY=1")  # nobody listens any more
+    for nothing in ("", "vsock:1:2"):
+        monkeypatch.setenv("NOTIFY_SOCKET", nothing)
+        service.notify_systemd("READY=1")
 
 
 def test_an_agent_that_starts_again_goes_on_with_its_sums_and_events(bench: Bench, victim: Victim) -> None:
