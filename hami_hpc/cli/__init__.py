@@ -55,6 +55,10 @@ NODE_COMMANDS = {
         "hami_hpc.cli.explain_command",
         "Why a vGPU job waits or where it runs, what it asked for, and what would fit now.",
     ),
+    "trace": (
+        "hami_hpc.cli.trace_command",
+        "Where the time of a job's start went: each step with its time, and the milliseconds since the one before.",
+    ),
     "reconcile": (
         "hami_hpc.cli.node_commands",
         "Make the ledger and the run directory agree with Slurm's jobs and the GPUs.",
