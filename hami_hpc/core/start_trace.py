@@ -36,8 +36,14 @@ KINDS = (
     Kind("first_context", "first context", JOB, 1, "no process of the job has noted that it made a CUDA context"),
     Kind("first_launch", "first kernel", JOB, 1, "no process of the job has noted that it launched a kernel"),
     Kind("last_use", "last use seen", JOB, 1, "no process of the job has noted work on the GPU"),
-    Kind("epilog_began", "epilog began", EPILOG, TICK_NS, "no epilog wrote the record: hami-hpc reconcile did"),
-    Kind("epilog_done", "epilog done", EPILOG, 1, "no epilog wrote the record, or the record was changed since"),
+    Kind(
+        "epilog_began",
+        "epilog began",
+        EPILOG,
+        TICK_NS,
+        "no epilog noted it: hami-hpc reconcile or an older hami_hpc wrote the record",
+    ),
+    Kind("epilog_done", "epilog done", EPILOG, 1, "no epilog noted it, or the record was copied or changed since"),
 )
 OF_SLURM = tuple(kind.key for kind in KINDS if kind.source == SLURM)
 OF_NODE = tuple(kind.key for kind in KINDS if kind.source != SLURM)

@@ -99,10 +99,10 @@ def write(state_dir: str, job_id: int, start_unix_ns: int, text: str) -> str:
         raise NodeError(f"usage of job {job_id} cannot be written to {directory} ({error.strerror})") from error
 
 
-def note_done(path: str) -> None:
-    """Notes as the record's time of change that its epilog is done now, for `hami-hpc trace`; "": no record."""
+def note_done(path: str, unix_ns: int | None = None) -> None:
+    """Notes as the record's time of change when its epilog was done (now), for `hami-hpc trace`; "": no record."""
     with suppress(OSError):  # it was collected meanwhile; utime("") fails so, too
-        os.utime(path, ns=(time.time_ns(),) * 2)
+        os.utime(path, ns=(unix_ns or time.time_ns(),) * 2)
 
 
 def _write_file(path: str, text: str, with_sync: bool) -> None:
@@ -196,7 +196,8 @@ def deliver(run_dir: str, state_dir: str, at_most: int = DELIVERED_AT_ONCE) -> i
         try:
             with open(f"{directory}/{name}", encoding="utf-8") as file:
                 text = file.read().rstrip("\n")
-            write(state_dir, int(job_id), int(start), text)
+                written_ns = os.fstat(file.fileno()).st_mtime_ns
+            note_done(write(state_dir, int(job_id), int(start), text), written_ns)
             os.unlink(f"{directory}/{name}")
         except FileNotFoundError:  # another epilog has moved it
             continue

@@ -154,6 +154,11 @@ def test_a_record_is_traced_from_the_spool_and_where_it_waits(node: Node) -> Non
     node.run("epilog", job_environment(7))
     spool.unlink()
     (node.root / "kept").rename(spool)
+    (waiting,) = (node.root / "run" / "spool").iterdir()
+    written_ns = waiting.stat().st_mtime_ns
+    time.sleep(0.02)
+    assert usage_spool.deliver(settings.run_dir, settings.state_dir) == 1
+    assert (spool / waiting.name).stat().st_mtime_ns == written_ns, "when its epilog was, not when it was moved"
     runs, _ = job_times.read_node_runs(settings.run_dir, settings.state_dir, 7, time.time_ns())
     assert [run.is_running for run in runs] == [False, False]
     assert runs[0].start_unix_ns < runs[1].start_unix_ns
