@@ -55,6 +55,10 @@ NODE_COMMANDS = {
         "hami_hpc.cli.explain_command",
         "Why a vGPU job waits or where it runs, what it asked for, and what would fit now.",
     ),
+    "trace": (
+        "hami_hpc.cli.trace_command",
+        "Where the time of a job's start went: each step with its time, and the milliseconds since the one before.",
+    ),
     "reconcile": (
         "hami_hpc.cli.node_commands",
         "Make the ledger and the run directory agree with Slurm's jobs and the GPUs.",
@@ -64,6 +68,10 @@ NODE_COMMANDS = {
         "Take one GPU of this node out of service, return it, or list the GPUs.",
     ),
     "doctor": ("hami_hpc.cli.doctor_command", "Check what vGPU jobs need on this node, and say what to do."),
+    "baseline": (
+        "hami_hpc.cli.baseline_command",
+        "Record this node's own figures, or check that they are no worse.",
+    ),
     "agent": (
         "hami_hpc.cli.agent_command",
         "Watch the GPUs of this node: find processes and jobs that take more than they were granted, and act on them "

@@ -79,6 +79,8 @@ FILE_WHOLE: Final = 'whole'
 FILE_RUN_DIR: Final = '/run/hami-hpc'
 FILE_SELF: Final = '/run/hami-hpc/self'
 FILE_SELF_LIMITS: Final = 'step.limits'
+FILE_TIMES: Final = 'times'
+FILE_FIRST_STEP: Final = 'first-step'
 FILE_STATE_DIR: Final = '/var/lib/hami-hpc'
 FILE_CONFIG: Final = '/etc/hami-hpc/hami-hpc.toml'
 SLOT_LOCK_BASE: Final = 1099511627776
@@ -148,6 +150,9 @@ USAGE_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'pause_count': (456, 8, 'u'),
     'paused_ns': (464, 8, 'u'),
     'floor_hit_count': (472, 8, 'u'),
+    'first_context_unix_ns': (480, 8, 'u'),
+    'first_launch_unix_ns': (488, 8, 'u'),
+    'last_use_unix_ns': (496, 8, 'u'),
 }
 
 # Totals of one step. The rows follow the head. A row is reused when its step has no live process.
@@ -216,8 +221,15 @@ SPOOL_FIELDS: Final[dict[str, str]] = {
     'floor_hit_count': 'int',
     'pause_count': 'int',
     'disturbed_count': 'int',
+    'prolog_began_unix_ns': 'int',
+    'prolog_done_unix_ns': 'int',
+    'first_step_unix_ns': 'int',
+    'first_context_unix_ns': 'int',
+    'first_launch_unix_ns': 'int',
+    'last_use_unix_ns': 'int',
+    'epilog_began_unix_ns': 'int',
 }
-SPOOL_DEFAULTS: Final[dict[str, int]] = {'device_oom_count': 0, 'observed_ns': 0, 'observed_peak_bytes': 0, 'observed_busy_ns': 0, 'observed_energy_mj': 0, 'request_count': 0, 'latency_p50_us': 0, 'latency_p99_us': 0, 'latency_sum_ns': 0, 'slo_us': 0, 'slo_miss_count': 0, 'floor_hit_count': 0, 'pause_count': 0, 'disturbed_count': 0}
+SPOOL_DEFAULTS: Final[dict[str, int]] = {'device_oom_count': 0, 'observed_ns': 0, 'observed_peak_bytes': 0, 'observed_busy_ns': 0, 'observed_energy_mj': 0, 'request_count': 0, 'latency_p50_us': 0, 'latency_p99_us': 0, 'latency_sum_ns': 0, 'slo_us': 0, 'slo_miss_count': 0, 'floor_hit_count': 0, 'pause_count': 0, 'disturbed_count': 0, 'prolog_began_unix_ns': 0, 'prolog_done_unix_ns': 0, 'first_step_unix_ns': 0, 'first_context_unix_ns': 0, 'first_launch_unix_ns': 0, 'last_use_unix_ns': 0, 'epilog_began_unix_ns': 0}
 
 ERROR_PREFIX: Final = 'hami_hpc: '
 GIVEN_MAX: Final = 40

@@ -38,6 +38,9 @@ class Usage(NamedTuple):
     slo_miss_count: int = 0
     floor_hit_count: int = 0
     pause_count: int = 0
+    first_context_unix_ns: int = 0
+    first_launch_unix_ns: int = 0
+    last_use_unix_ns: int = 0
 
 
 MISSING_USAGE = Usage("missing", 0, 0, 0, 0, 0)
@@ -143,16 +146,21 @@ def empty_usage_head() -> bytes:
     return _pack(c.USAGE_FIELDS, c.USAGE_SIZE, values)
 
 
-def parse_usage(data: bytes, mem_limit_bytes: int, elapsed_ns: int) -> Usage:
+def parse_usage(data: bytes, mem_limit_bytes: int, elapsed_ns: int, start_unix_ns: int = 0) -> Usage:
     """Returns the usage in the bytes of a usage file, whatever they are.
 
     Times in ns, those of processes that died included. Bounds: memory by the job's limit, GPU time by the job's run
     time (one GPU), throttled time by run time times the number of slots, and everything by what the record can hold. A
-    number beyond its bound, or an invalid header, makes the state "damaged".
+    number beyond its bound, or an invalid header, makes the state "damaged". A point in time that is not within the
+    run, which begins at `start_unix_ns`, is 0, not known; that alone is no damage, since a clock may have been set.
     """
 
     def number(name: str) -> int:
         return _number(data, c.USAGE_FIELDS, name)
+
+    def within(name: str) -> int:
+        unix_ns = number(name)
+        return unix_ns if start_unix_ns <= unix_ns <= min(start_unix_ns + elapsed_ns, INT64_MAX) else 0
 
     if (
         len(data) != USAGE_FILE_SIZE
@@ -187,6 +195,9 @@ def parse_usage(data: bytes, mem_limit_bytes: int, elapsed_ns: int) -> Usage:
         slo_miss_count=misses,
         floor_hit_count=delays.floor_hit_count,
         pause_count=delays.pause_count,
+        first_context_unix_ns=within("first_context_unix_ns"),
+        first_launch_unix_ns=within("first_launch_unix_ns"),
+        last_use_unix_ns=within("last_use_unix_ns"),
     )
 
 
@@ -239,8 +250,20 @@ class Observed(NamedTuple):
 NOT_OBSERVED = Observed()
 
 
+class StageTimes(NamedTuple):
+    """When the stages of a job's start and end were, by root's own notes, ns since 1970; 0: not known."""
+
+    prolog_began_unix_ns: int = 0
+    prolog_done_unix_ns: int = 0
+    first_step_unix_ns: int = 0
+    epilog_began_unix_ns: int = 0
+
+
+NO_TIMES = StageTimes()
+
+
 def usage_record(
-    grant: Grant, usage: Usage, end_unix_ns: int, observed: Observed = NOT_OBSERVED
+    grant: Grant, usage: Usage, end_unix_ns: int, observed: Observed = NOT_OBSERVED, times: StageTimes = NO_TIMES
 ) -> dict[str, int | str]:
     """Returns an ended job's JSON object for the usage spool: contract.toml, [spool]."""
     end_unix_ns = max(end_unix_ns, grant.created_unix_ns)  # the clock may have been set back
@@ -248,6 +271,7 @@ def usage_record(
         **grant._asdict(),
         **usage._asdict(),
         **observed._asdict(),
+        **times._asdict(),
         "version": c.SPOOL_VERSION,
         "class": grant.service_class,
         "cores": grant.cores_percent,

@@ -268,7 +268,7 @@ def read_usage(directory: str, grant: Grant, now_unix_ns: int) -> Usage:
     if data is None:
         return MISSING_USAGE
     try:
-        return parse_usage(data, grant.mem_mib << 20, now_unix_ns - grant.created_unix_ns)
+        return parse_usage(data, grant.mem_mib << 20, now_unix_ns - grant.created_unix_ns, grant.created_unix_ns)
     except Exception:  # a bug in hami_hpc that this content triggers: only this usage is lost
         return DAMAGED_USAGE
 

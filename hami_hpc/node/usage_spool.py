@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 DIRECTORY = "usage"
 WAITING = "spool"
 WAITING_AT_MOST = 10_000  # records in memory, 4 KiB each
+# An access control list as the kernel takes it: linux/posix_acl_xattr.h and posix_acl.h.
+_ACL_VERSION, _NO_ID = 2, 0xFFFFFFFF
+_USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 DELIVERED_AT_ONCE = 100  # records that one epilog moves; it waits for the disk at each
 
 
@@ -76,22 +79,30 @@ def _ask_sqlite(query: str, values: Sequence[int | str]) -> Any:
         return connection.execute(query, values).fetchone()[0]
 
 
-def write(state_dir: str, job_id: int, start_unix_ns: int, text: str) -> None:
+def write(state_dir: str, job_id: int, start_unix_ns: int, text: str) -> str:
     """Writes a record under its final name, whole or not at all; an existing record of the same run stays.
 
-    Raises NodeError when the disk cannot be written; no partial file is left then.
+    Returns the record's path. Raises NodeError when the disk cannot be written; no partial file is left then.
     """
     directory = f"{state_dir}/{DIRECTORY}"
-    temporary = f"{directory}/.{job_id}-{os.getpid()}"
+    temporary, path = f"{directory}/.{job_id}-{os.getpid()}", f"{directory}/{job_id}.json"
     try:
         os.makedirs(directory, 0o755, exist_ok=True)
         _write_file(temporary, text, with_sync=True)
-        if not _publish(temporary, f"{directory}/{job_id}.json", start_unix_ns):
-            os.rename(temporary, f"{directory}/{job_id}-{start_unix_ns}.json")
+        if not _publish(temporary, path, start_unix_ns):
+            path = f"{directory}/{job_id}-{start_unix_ns}.json"
+            os.rename(temporary, path)
+        return path
     except OSError as error:
         with suppress(OSError):  # the temporary file was not created
             os.unlink(temporary)
         raise NodeError(f"usage of job {job_id} cannot be written to {directory} ({error.strerror})") from error
+
+
+def note_done(path: str, unix_ns: int | None = None) -> None:
+    """Notes as the record's time of change when its epilog was done (now), for `hami-hpc trace`; "": no record."""
+    with suppress(OSError):  # it was collected meanwhile; utime("") fails so, too
+        os.utime(path, ns=(unix_ns or time.time_ns(),) * 2)
 
 
 def _write_file(path: str, text: str, with_sync: bool) -> None:
@@ -99,8 +110,28 @@ def _write_file(path: str, text: str, with_sync: bool) -> None:
     with open(fd, "w", encoding="utf-8") as file:
         file.write(text + "\n")
         file.flush()
+        _let_user_read(fd, text)
         if with_sync:
             os.fsync(fd)
+
+
+def _let_user_read(fd: int, text: str) -> None:
+    """Lets the job's user, besides root, read the record, where the file system has access control lists."""
+    with suppress(OSError, ValueError, TypeError, OverflowError, sqlite3.Error):
+        uid = int(_ask_sqlite("SELECT json_extract(?, '$.uid')", [text]))
+        entries = (
+            (_USER_OBJ, 6, _NO_ID),
+            (_USER, 4, uid),
+            (_GROUP_OBJ, 4, _NO_ID),
+            (_MASK, 4, _NO_ID),
+            (_OTHER, 0, _NO_ID),
+        )
+        packed = b"".join(_little(tag, 2) + _little(rights, 2) + _little(uid, 4) for tag, rights, uid in entries)
+        os.setxattr(fd, "system.posix_acl_access", _little(_ACL_VERSION, 4) + packed)
+
+
+def _little(number: int, size: int) -> bytes:
+    return number.to_bytes(size, "little")
 
 
 def _publish(temporary: str, path: str, start_unix_ns: int) -> bool:
@@ -165,7 +196,8 @@ def deliver(run_dir: str, state_dir: str, at_most: int = DELIVERED_AT_ONCE) -> i
         try:
             with open(f"{directory}/{name}", encoding="utf-8") as file:
                 text = file.read().rstrip("\n")
-            write(state_dir, int(job_id), int(start), text)
+                written_ns = os.fstat(file.fileno()).st_mtime_ns
+            note_done(write(state_dir, int(job_id), int(start), text), written_ns)
             os.unlink(f"{directory}/{name}")
         except FileNotFoundError:  # another epilog has moved it
             continue

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import socket
@@ -16,10 +17,13 @@ TIMEOUT_S = 60
 HOLDING = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,SIGNALING,STAGE_OUT,STOPPED"
 
 
-def _output(*command: str) -> str:
+def _output(*command: str, time_format: str = "") -> str:
     """Returns a command's standard output. Raises NodeError with the command and its error message when it fails."""
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        environment = {**os.environ, "SLURM_TIME_FORMAT": time_format} if time_format else None
+        process = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NodeError(f"{command[0]} cannot be run ({error}). Is Slurm installed here and slurmctld up?") from error
     if process.returncode != 0:
@@ -52,10 +56,15 @@ def show_nodes() -> str:
     return _output("scontrol", "--local", "--oneliner", "--details", "show", "nodes")
 
 
-def show_jobs(job: str = "") -> str:
-    """Returns what slurmctld shows of all jobs, or of one, to this user. Raises NodeError when it does not answer."""
+def show_jobs(job: str = "", time_format: str = "") -> str:
+    """Returns what slurmctld shows of all jobs, or of one, to this user. Raises NodeError when it does not answer.
+
+    `time_format`: of times, as for strftime, "%s" for seconds since 1970.
+    """
     # --all: jobs of hidden partitions hold GPUs too, as squeue --all shows.
-    return _output("scontrol", "--all", "--local", "--details", "show", "job", *([job] if job else []))
+    return _output(
+        "scontrol", "--all", "--local", "--details", "show", "job", *([job] if job else []), time_format=time_format
+    )
 
 
 def queue_rows(job: str, form: str) -> str:

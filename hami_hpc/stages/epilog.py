@@ -24,7 +24,7 @@ from hami_hpc.core.grant import Grant, parse_id, wants_vgpu
 from hami_hpc.core.records import NOT_OBSERVED, Observed, usage_record
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation.table import backend_of
-from hami_hpc.node import boot, drained_gpus, job_dirs, usage_spool
+from hami_hpc.node import boot, drained_gpus, job_dirs, stage_times, usage_spool
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
@@ -36,6 +36,7 @@ def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
     directory = job_dirs.job_dir(settings.run_dir, job_id)
     if not had_vgpu and not os.path.lexists(directory):
         return
+    began_unix_ns, record = stage_times.began_unix_ns(), ""
     try:
         ledger = common.open_ledger(settings)
         try:
@@ -43,7 +44,7 @@ def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
             if grant is None:  # the job was refused, or no prolog ran
                 job_dirs.remove(settings.run_dir, directory)
             else:
-                end_grant(settings, ledger, grant, common.now_unix_ns())
+                record = end_grant(settings, ledger, grant, common.now_unix_ns(), began_unix_ns)
             finish_set_aside(settings, ledger)
         finally:
             common.tell_neighbours("epilog", settings, ledger)
@@ -51,21 +52,24 @@ def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
     except Exception as error:
         common.report("epilog", f"job {job_id}: {common.error_text(error)}")
         leave_for_reconcile(settings, directory)
+    else:
+        usage_spool.note_done(record)
 
 
-def end_grant(settings: Settings, ledger: Ledger, grant: Grant, end_unix_ns: int) -> None:
-    """Spools the usage of one grant, and removes its row and its directory.
+def end_grant(settings: Settings, ledger: Ledger, grant: Grant, end_unix_ns: int, epilog_began_unix_ns: int = 0) -> str:
+    """Spools the usage of one grant, and removes its row and its directory. Returns the new record's path, or "".
 
     Raises NodeError when a part of this has to wait; the memory is freed also then, if the ledger can be written. The
     row is removed before the directory, because a directory without a row does not block other jobs.
     """
     ended_dir = job_dirs.ended_dir(settings.run_dir, grant)
-    problem = None
+    problem, record = None, ""
     try:
         if os.path.lexists(ended_dir):  # an earlier epilog could not spool it
             spool_usage(settings, grant, ended_dir, job_dirs.ended_unix_ns(ended_dir))
         else:
-            spool_usage(settings, grant, job_dirs.job_dir(settings.run_dir, grant.job_id), end_unix_ns)
+            directory = job_dirs.job_dir(settings.run_dir, grant.job_id)
+            record = spool_usage(settings, grant, directory, end_unix_ns, epilog_began_unix_ns)
     except NodeError as error:
         job_dirs.set_aside(settings.run_dir, grant)
         problem = error
@@ -77,6 +81,7 @@ def end_grant(settings: Settings, ledger: Ledger, grant: Grant, end_unix_ns: int
         raise problem
     job_dirs.remove(settings.run_dir, ended_dir)
     job_dirs.remove_grant(settings.run_dir, grant)
+    return record
 
 
 def finish_set_aside(settings: Settings, ledger: Ledger) -> None:
@@ -99,18 +104,22 @@ def end_directory(settings: Settings, ledger: Ledger, grant: Grant, path: str) -
     job_dirs.remove(settings.run_dir, path)
 
 
-def spool_usage(settings: Settings, grant: Grant, directory: str, end_unix_ns: int) -> None:
+def spool_usage(
+    settings: Settings, grant: Grant, directory: str, end_unix_ns: int, epilog_began_unix_ns: int = 0
+) -> str:
     """Releases the slice and spools the usage read from `directory`, unless this run of the job has a record already.
 
-    When the spool cannot be written, the record waits in the run directory. Raises NodeError when that fails too.
+    Returns the path of the record in the spool, or "". When the spool cannot be written, the record waits in the run
+    directory. Raises NodeError when that fails too.
     """
     job_id, start_unix_ns = grant.job_id, grant.created_unix_ns
     usage = backend_of(grant.mode).release(directory, grant, end_unix_ns)
     if usage_spool.is_spooled(settings.state_dir, settings.run_dir, job_id, start_unix_ns):
-        return
-    text = usage_spool.to_json(usage_record(grant, usage, end_unix_ns, observed(settings, grant)))
+        return ""
+    times = stage_times.read_times(directory)._replace(epilog_began_unix_ns=epilog_began_unix_ns)
+    text = usage_spool.to_json(usage_record(grant, usage, end_unix_ns, observed(settings, grant), times))
     try:
-        usage_spool.write(settings.state_dir, job_id, start_unix_ns, text)
+        return usage_spool.write(settings.state_dir, job_id, start_unix_ns, text)
     except NodeError as error:
         was_kept = usage_spool.keep(settings.run_dir, job_id, start_unix_ns, text)
         where = (
@@ -119,6 +128,7 @@ def spool_usage(settings: Settings, grant: Grant, directory: str, end_unix_ns: i
             else f"too many records wait, so this one is only in this message: {text}"
         )
         common.report("epilog", f"{error}; {where}. Free some space there (df), then run hami-hpc reconcile")
+        return ""
 
 
 def observed(settings: Settings, grant: Grant) -> Observed:

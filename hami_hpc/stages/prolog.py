@@ -28,7 +28,7 @@ from hami_hpc.core.inventory import Gpu, gpu_of_job, make_inventory
 from hami_hpc.core.mixed import check_model
 from hami_hpc.errors import JobError
 from hami_hpc.isolation.table import backend_of, check_modes, mode_of_job
-from hami_hpc.node import drained_gpus, job_dirs, nvml
+from hami_hpc.node import drained_gpus, job_dirs, nvml, stage_times
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
@@ -53,6 +53,7 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
         check_spank(environment)
         warn_of_silent_agent(settings)
         grant_job(settings, units, environment.get("SLURM_JOB_CONSTRAINTS", ""))
+        stage_times.note_prolog(job_dirs.job_dir(settings.run_dir, units.job_id))
     except JobError as error:
         job_id = parse_id(environment, "SLURM_JOB_ID")
         job_dirs.prepare(settings.run_dir)

@@ -35,6 +35,7 @@ enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_FILE_RUN_DIR "/run/hami-hpc"
 #define HAMI_FILE_SELF "/run/hami-hpc/self"
 #define HAMI_FILE_SELF_LIMITS "step.limits"
+#define HAMI_FILE_FIRST_STEP "first-step"
 #define HAMI_FILE_STEP_LIMITS_FORMAT "step-%u.limits"
 #define HAMI_LIMITS_MAGIC 0x314d494c494d4148ull
 #define HAMI_USAGE_MAGIC 0x31455355494d4148ull
@@ -131,7 +132,10 @@ struct hami_usage {
 	uint64_t pause_count; /* pauses of the job's processes that have ended */
 	uint64_t paused_ns; /* time of these pauses together, ns */
 	uint64_t floor_hit_count; /* times that a latency-critical job had used all that its class's floor leaves it */
-	uint8_t pad0[3616];
+	uint64_t first_context_unix_ns; /* when a process of the job first made a context, ns since 1970; 0: none has */
+	uint64_t first_launch_unix_ns; /* when a process of the job first launched a kernel or graph, ns since 1970; 0: none has */
+	uint64_t last_use_unix_ns; /* when work of the job was last seen on the GPU, ns since 1970; 0: never */
+	uint8_t pad0[3592];
 };
 _Static_assert(offsetof(struct hami_usage, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_usage, abi_version) == 8, "abi_version");
@@ -155,6 +159,9 @@ _Static_assert(offsetof(struct hami_usage, slo_miss_count) == 448, "slo_miss_cou
 _Static_assert(offsetof(struct hami_usage, pause_count) == 456, "pause_count");
 _Static_assert(offsetof(struct hami_usage, paused_ns) == 464, "paused_ns");
 _Static_assert(offsetof(struct hami_usage, floor_hit_count) == 472, "floor_hit_count");
+_Static_assert(offsetof(struct hami_usage, first_context_unix_ns) == 480, "first_context_unix_ns");
+_Static_assert(offsetof(struct hami_usage, first_launch_unix_ns) == 488, "first_launch_unix_ns");
+_Static_assert(offsetof(struct hami_usage, last_use_unix_ns) == 496, "last_use_unix_ns");
 _Static_assert(sizeof(struct hami_usage) == 4096, "size");
 
 /* Totals of one step. The rows follow the head. A row is reused when its step has no live process. */

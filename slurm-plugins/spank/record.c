@@ -213,6 +213,15 @@ int record_write_step(int dir, const struct hami_limits *limits)
 	return record_write_file(dir, name, limits, sizeof(*limits));
 }
 
+void record_note_first_step(int dir, uint64_t unix_ns)
+{
+	char line[32];
+	int n = snprintf(line, sizeof(line), "%llu\n", (unsigned long long)unix_ns);
+
+	if (faccessat(dir, HAMI_FILE_FIRST_STEP, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT)
+		record_write_file(dir, HAMI_FILE_FIRST_STEP, line, (size_t)n);
+}
+
 int record_remove_step(int dir, uint32_t step_id)
 {
 	char name[64];

@@ -53,6 +53,12 @@ int record_write_file(int dir, const char *name, const void *data, size_t size);
 /* Writes the step's record beside the job's. Returns 0 or -errno. */
 int record_write_step(int dir, const struct hami_limits *limits);
 
+/*
+ * Notes when the job's first step was attached here, for hami-hpc trace, unless that is noted. Where it cannot be
+ * written it stays unknown: no step fails for that.
+ */
+void record_note_first_step(int dir, uint64_t unix_ns);
+
 /* Removes the step's record, if it exists. Returns 0 or -errno. */
 int record_remove_step(int dir, uint32_t step_id);
 

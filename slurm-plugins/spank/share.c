@@ -103,7 +103,8 @@ static void begin(struct step_context *step, spank_t spank, char **env, int dir,
 	if (step->options.preload == PRELOAD_LDSO &&
 	    ldso_prepare(dir, &step->options, step->refusal, sizeof(step->refusal)) < 0)
 		return;
-	set_step_env(step, spank, env, limits);
+	if (set_step_env(step, spank, env, limits) == 0)
+		record_note_first_step(dir, limits->created_unix_ns);
 }
 
 static void enter_task(struct step_context *step)

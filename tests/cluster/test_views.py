@@ -18,7 +18,7 @@ import importlib, io, os, pwd, sys
 from rich.console import Console
 from rich.text import Text
 from hami_hpc.cli import main
-for name in ("explain", "pool", "ps", "top"):
+for name in ("explain", "pool", "ps", "top", "trace"):
     importlib.import_module(f"hami_hpc.cli.{name}_command")
 Console(file=io.StringIO()).print(Text("x"))
 entry = pwd.getpwnam(sys.argv.pop(1))

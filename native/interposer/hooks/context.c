@@ -11,6 +11,7 @@
 #include "limits/outstanding.h"
 #include "region/glance.h"
 #include "region/process.h"
+#include "region/times.h"
 
 static pthread_once_t end = PTHREAD_ONCE_INIT;
 
@@ -93,8 +94,10 @@ static CUresult keep_if_fenced(const struct real_cuda *real, CUresult result, co
 		real->cuCtxDestroy_v2(*context);
 		return HAMI_REFUSED;
 	}
-	if (result == CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS) {
+		hami_region_note_context(hami_region());
 		hami_outstanding_add(*context, *context);
+	}
 	return result;
 }
 
@@ -137,8 +140,10 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 		real->cuDevicePrimaryCtxRelease_v2(device);
 		result = HAMI_REFUSED;
 	}
-	if (result == CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS) {
+		hami_region_note_context(hami_region());
 		hami_outstanding_add(*context, &primary);
+	}
 	return result;
 }
 

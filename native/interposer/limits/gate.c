@@ -14,6 +14,7 @@
 #include "driver/access.h"
 #include "region/glance.h"
 #include "region/process.h"
+#include "region/times.h"
 
 #define BATCH_NS 2000000ll
 #define BURST_NS 20000000ll /* budget saved up while idle */
@@ -61,6 +62,7 @@ static void charge(const struct real_cuda *real, struct batch *b)
 	if (real->cuEventSynchronize(b->end) != CUDA_SUCCESS ||
 	    real->cuEventElapsedTime(&ms, b->begin, b->end) != CUDA_SUCCESS)
 		return;
+	hami_region_note_use(hami_region());
 	int64_t took = (int64_t)((double)ms * 1e6);
 	gate.budget -= took;
 	hami_region_add_time(hami_region(), (uint64_t)took, 0);
@@ -125,6 +127,7 @@ void hami_gate_pass(void *opaque_stream, bool per_thread)
 			charge(real, b);
 			pay();
 			gate.launches = 0;
+			hami_region_note_use(hami_region());
 			b->open = real->cuEventRecord(b->begin, stream) == CUDA_SUCCESS;
 		}
 	}

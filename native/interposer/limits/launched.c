@@ -9,6 +9,8 @@
 
 #include "base/clock.h"
 #include "limits/gate.h"
+#include "region/process.h"
+#include "region/times.h"
 
 _Atomic int hami_launch_flag;
 
@@ -26,7 +28,10 @@ void hami_launched_wake(void)
 
 int64_t hami_launch_slow(void *stream, bool per_thread)
 {
-	int flags = atomic_fetch_and(&hami_launch_flag, ~(HAMI_LAUNCH_WATCHED | HAMI_LAUNCH_TIMED));
+	int flags = atomic_fetch_and(&hami_launch_flag,
+				     ~(HAMI_LAUNCH_WATCHED | HAMI_LAUNCH_TIMED | HAMI_LAUNCH_FIRST));
+	if (flags & HAMI_LAUNCH_FIRST)
+		hami_region_note_launch(hami_region());
 	int64_t begun = flags & HAMI_LAUNCH_TIMED ? hami_clock_steady() : 0;
 	if (flags & HAMI_LAUNCH_GATED)
 		hami_gate_pass(stream, per_thread);
@@ -57,6 +62,11 @@ bool hami_launched_wait(int64_t most)
 		syscall(SYS_futex, &launched.resting, FUTEX_WAIT_PRIVATE, 1, &t, NULL, 0);
 	atomic_store(&launched.resting, 0);
 	return atomic_exchange(&launched.woken, false);
+}
+
+void hami_launched_note_first(void)
+{
+	atomic_fetch_or(&hami_launch_flag, HAMI_LAUNCH_FIRST);
 }
 
 void hami_launched_gate(void)

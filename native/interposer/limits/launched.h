@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a launch does besides launching: it wakes a keeper that rests, passes the gate where there is one, and tells
- * when a request begins.
+ * when a request and when the first launch begins.
  * Thread-safe, not async-signal-safe; the lock is the gate's.
  */
 #ifndef HAMI_LAUNCHED_H
@@ -14,7 +14,7 @@
  * it.
  */
 extern _Atomic int hami_launch_flag __attribute__((visibility("hidden")));
-enum { HAMI_LAUNCH_WATCHED = 1, HAMI_LAUNCH_GATED = 2, HAMI_LAUNCH_TIMED = 4 };
+enum { HAMI_LAUNCH_WATCHED = 1, HAMI_LAUNCH_GATED = 2, HAMI_LAUNCH_TIMED = 4, HAMI_LAUNCH_FIRST = 8 };
 
 /*
  * Does what a launch must do first when the flag is set; `stream` as given to the launch, `per_thread` for
@@ -31,6 +31,8 @@ bool hami_launched_wait(int64_t most);
 void hami_launched_wake(void);
 /* Returns when it begins from the next launch, once (limits/latency.h); or not any more. */
 void hami_launched_time(bool timed);
+/* Notes in the usage record when the next launch is, once: the process has not launched anything yet. */
+void hami_launched_note_first(void);
 /* Sends each launch through the gate from now on. */
 void hami_launched_gate(void);
 

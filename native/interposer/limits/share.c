@@ -27,6 +27,7 @@
 #include "region/glance.h"
 #include "region/latency.h"
 #include "region/process.h"
+#include "region/times.h"
 
 #define MS 1000000ll
 #define DRIVERS_TIMESLICE_US 2048u /* libcuda's */
@@ -243,8 +244,10 @@ static void rest(struct keeper *k)
 			break;
 		hami_meter_begin(hami_clock_shared());
 	}
-	if (hami_launched())
+	if (hami_launched()) {
+		hami_region_note_use(hami_region());
 		hami_meter_begin(hami_clock_shared());
+	}
 	hami_ending_works(true);
 	k->busy = k->begun = k->counted = k->sampled = hami_clock_steady();
 	k->change = k->busy;
@@ -275,8 +278,10 @@ static int64_t look(struct keeper *k)
 {
 	int64_t steady = hami_clock_steady(), until;
 	if (k->open && steady >= k->sampled) {
-		if (hami_meter_sample(hami_clock_shared()))
+		if (hami_meter_sample(hami_clock_shared())) {
 			k->busy = steady;
+			hami_region_note_use(hami_region());
+		}
 		k->sampled = steady + jittered(k, k->sample_gap);
 	}
 	if (steady >= k->change || steady - k->counted >= count_gap(k) || hami_clock_shared() >= k->step) {
@@ -373,6 +378,7 @@ void hami_share_begin(void)
 		hami_launched_wake();
 	hami_latency_watch();
 	if (!share.running) {
+		hami_launched_note_first();
 		int rc = hami_thread(keeper);
 		share.running = !rc;
 		if (rc) {
