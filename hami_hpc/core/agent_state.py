@@ -66,6 +66,7 @@ class JobState(NamedTuple):
     pause_count: int = 0
     paused_ns: int = 0
     floor_hit_count: int = 0
+    gpu_fault: int = 0  # Xid code of a fault of the GPU that the run met; 0: none
 
 
 class OtherProcess(NamedTuple):
