@@ -34,7 +34,7 @@ FIELDS = {
     "action": "what was done about it",
     "xid": "code of the GPU's error (docs/events.md has those of conditions that NVML shows)",
     "fault": "whose fault such an error is: application, hardware, driver or unknown",
-    "count": "how many there were since the last event of this kind, GPU and code",
+    "times": "how many there were since the last event of this kind, GPU and code",
 }
 
 
@@ -87,16 +87,16 @@ KINDS = {
     "blind": EventKind(("agent",), ("text",), "The agent cannot see the GPUs or the slices."),
     "sees_again": EventKind(("agent",), ("text",), "It can again."),
     "gpu_fault": EventKind(
-        ("agent",), (*_GPU, "xid", "fault", "count", "action"), "A GPU reported an error, or NVML shows one."
+        ("agent",), (*_GPU, "xid", "fault", "times", "action"), "A GPU reported an error, or NVML shows one."
     ),
     "faults_unwatched": EventKind(
         ("agent",), ("text",), "The driver lacks what the agent needs to be told of errors; it goes on without."
     ),
-    "hook_failed": EventKind(("agent",), ("text", "count"), "A hook of the site failed or took too long."),
+    "hook_failed": EventKind(("agent",), ("text", "times"), "A hook of the site failed or took too long."),
     "hook_refused": EventKind(
         ("agent",), ("text",), "A hook is not run: somebody other than root could write it, or it cannot be run."
     ),
-    "hook_dropped": EventKind(("agent",), ("text", "count"), "Events that a hook was not given: it was too slow."),
+    "hook_dropped": EventKind(("agent",), ("text", "times"), "Events that a hook was not given: it was too slow."),
 }
 # Not given to hooks: an event about a hook would start it again.
 ABOUT_HOOKS = frozenset(kind for kind in KINDS if kind.startswith("hook_"))
