@@ -11,11 +11,12 @@ import contextlib
 import ctypes
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from hami_hpc.agent.fault_events import FaultEvents
 from hami_hpc.core.agent_state import FAILED, LOST, OK
 from hami_hpc.core.inventory import Device, Gpu, make_inventory
 from hami_hpc.errors import NodeError
@@ -29,6 +30,14 @@ _PROCESS = struct.Struct("@IQII0Q")  # nvmlProcessInfo_t: pid, used memory, GPU 
 _SAMPLE = struct.Struct("@IQIIII0Q")  # nvmlProcessUtilizationSample_t: pid, time stamp, sm, mem, enc, dec
 NOT_AVAILABLE = (1 << 64) - 1
 ROOM, ROOM_MAX = 128, 1 << 20  # rows; driver 580 on an H200 gives no sample to whom has room for fewer than 72
+
+
+# Bits of nvmlClocksEventReason*: software and hardware thermal slowdown; power brake slowdown.
+SLOWDOWNS = {"thermal_slowdown": 0x20 | 0x40, "power_brake": 0x80}
+CLOCKS = "nvmlDeviceGetCurrentClocksEventReasons"
+CLOCKS_OLD = "nvmlDeviceGetCurrentClocksThrottleReasons"  # its name before driver 535
+FEATURE_ENABLED = 1  # NVML_FEATURE_ENABLED
+NOT_SHOWN = "NVML does not show it"
 
 
 class GpuProcess(NamedTuple):
@@ -52,6 +61,7 @@ class GpuLook(NamedTuple):
     energy_mj: int = 0
     temperature_c: int = 0
     processes: tuple[GpuProcess, ...] = ()
+    conditions: tuple[str, ...] = ()  # codes of node/xids.tsv that hold now
 
 
 @dataclass
@@ -63,6 +73,8 @@ class _Opened:
     slow_at_ns: int | None = None  # when power and temperature were read
     power_mw: int = 0
     temperature_c: int = 0
+    pending: tuple[str, ...] = ()  # repairs that wait for a reset
+    lacks: set[str] = field(default_factory=set)  # functions that this GPU does not support
 
 
 @dataclass
@@ -72,6 +84,8 @@ class Gpus:
     models_mib: dict[str, int]
     now_ns: Callable[[], int] = time.monotonic_ns
     now_unix_us: Callable[[], int] = lambda: time.time_ns() // 1000
+    fault_events: FaultEvents = field(default_factory=FaultEvents)
+    missing: set[str] = field(default_factory=set)  # functions that the driver does not have
     _nvml: ModuleType | None = None
     _opened: list[_Opened] = field(default_factory=list)
     _seen: dict[str, Gpu] = field(default_factory=dict)  # by UUID, all that were ever opened
@@ -80,11 +94,15 @@ class Gpus:
     _is_partial: bool = False  # a GPU does not answer
     _next_try_ns: int = 0
     _problem: str = ""
+    _shut: ModuleType | None = None  # to be closed when no thread waits in it any more
 
     def look(self) -> tuple[GpuLook, ...]:
         """Returns all GPUs. Raises NodeError, at once after the first time, when NVML cannot be used."""
-        if self._nvml is not None and self._is_partial and self.now_ns() - self._opened_ns >= REOPEN_NS:
+        is_due = self._nvml is not None and self._is_partial and self.now_ns() - self._opened_ns >= REOPEN_NS
+        if is_due and (self.fault_events.stop() or self.fault_events.is_abandoned()):
             self._close("", 0)
+        if self._shut is not None and not self._shut_down():
+            raise NodeError(self._problem)
         if self._nvml is None:
             self._open()
         assert self._nvml is not None
@@ -94,7 +112,13 @@ class Gpus:
         self._is_partial = not looks or len(looks) < self._count or any(one.state != OK for one in looks)
         shown = {one.gpu.uuid for one in looks}
         missing = (gpu for uuid, gpu in self._seen.items() if uuid not in shown)
-        return looks + tuple(GpuLook(gpu, LOST, "NVML does not show it") for gpu in missing)
+        return looks + tuple(GpuLook(gpu, LOST, NOT_SHOWN) for gpu in missing)
+
+    def lacking(self) -> tuple[str, ...]:
+        """Returns what the driver lacks to tell of errors, one line each."""
+        names = self.missing - ({CLOCKS} if CLOCKS_OLD not in self.missing else set())
+        lines = [f"this driver or nvidia-ml-py has no {name}" for name in sorted(names)]
+        return (*lines, *([self.fault_events.problem] if self.fault_events.problem else []))
 
     def _open(self) -> None:
         if self.now_ns() < self._next_try_ns:
@@ -132,14 +156,26 @@ class Gpus:
         ]
         self._seen |= {gpu.uuid: gpu for gpu in inventory}
         self._count, self._opened_ns = count, self.now_ns()
+        self.fault_events.start(module, {one.gpu.uuid: one.handle for one in self._opened})
 
     def _close(self, problem: str, again_ns: int) -> None:
         """Closes NVML. Keeps up to when each GPU's time was counted, for the next opening."""
-        assert self._nvml is not None
-        with contextlib.suppress(self._nvml.NVMLError):
-            self._nvml.nvmlShutdown()
-        self._nvml = None
+        self._shut, self._nvml = self._nvml, None
         self._problem, self._next_try_ns = problem, self.now_ns() + again_ns
+        self._shut_down()
+
+    def _shut_down(self) -> bool:
+        """Closes the library. Returns False while a thread still waits in it; one that never ends keeps it open."""
+        assert self._shut is not None
+        if not self.fault_events.stop() and not self.fault_events.is_abandoned():
+            return False
+        if self.fault_events.is_abandoned():
+            self.fault_events.abandon()
+        else:
+            with contextlib.suppress(self._shut.NVMLError):
+                self._shut.nvmlShutdown()
+        self._shut = None
+        return True
 
     def _look_at(self, module: ModuleType, one: _Opened) -> GpuLook:
         try:
@@ -160,6 +196,7 @@ class Gpus:
             one.slow_at_ns = self.now_ns()
             one.power_mw = number("nvmlDeviceGetPowerUsage")
             one.temperature_c = number("nvmlDeviceGetTemperature", module.NVML_TEMPERATURE_GPU)
+            one.pending = self._pending(module, one)
         try:
             busy_percent = float(module.nvmlDeviceGetUtilizationRates(one.handle).gpu)
         except module.NVMLError:
@@ -174,7 +211,38 @@ class Gpus:
             energy_mj=number("nvmlDeviceGetTotalEnergyConsumption"),
             temperature_c=one.temperature_c,
             processes=tuple(GpuProcess(pid, used[pid], busy.get(pid, 0)) for pid in sorted(used)),
+            conditions=(*self._slowdowns(module, one), *one.pending),
         )
+
+    def _ask(self, module: ModuleType, one: _Opened, name: str) -> Any:
+        """Returns the answer of an NVML function that not every driver and GPU has; None without."""
+        if name in self.missing or name in one.lacks:
+            return None
+        try:
+            return getattr(module, name)(one.handle)
+        except module.NVMLError as error:
+            if error.value == module.NVML_ERROR_FUNCTION_NOT_FOUND:
+                self.missing.add(name)
+            elif error.value == module.NVML_ERROR_NOT_SUPPORTED:
+                one.lacks.add(name)
+        except AttributeError:  # an nvidia-ml-py without it
+            self.missing.add(name)
+        return None
+
+    def _slowdowns(self, module: ModuleType, one: _Opened) -> Iterator[str]:
+        reasons = self._ask(module, one, CLOCKS)
+        if reasons is None:
+            reasons = self._ask(module, one, CLOCKS_OLD)
+        for code, mask in SLOWDOWNS.items():
+            if reasons is not None and reasons & mask:
+                yield code
+
+    def _pending(self, module: ModuleType, one: _Opened) -> tuple[str, ...]:
+        rows = self._ask(module, one, "nvmlDeviceGetRemappedRows")  # corrected, uncorrected, pending, failed
+        found = ["row_remap_pending"] if isinstance(rows, list | tuple) and rows[2] else []
+        if self._ask(module, one, "nvmlDeviceGetRetiredPagesPendingStatus") == FEATURE_ENABLED:
+            found.append("pages_pending")
+        return tuple(found)
 
     def _busy(self, module: ModuleType, one: _Opened) -> dict[int, int]:
         """Returns the GPU's time, ns, of each process that ran since the last look.

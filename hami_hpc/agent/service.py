@@ -10,13 +10,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
-import json
 import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
+from hami_hpc.agent import event_feed, hooks, settings_seen
+from hami_hpc.agent.event_feed import Feed
+from hami_hpc.agent.fault_events import FaultEvents
+from hami_hpc.agent.faults import Faults
+from hami_hpc.agent.gpu_drains import GpuDrains
 from hami_hpc.agent.gpus import Gpus
 from hami_hpc.agent.processes import Processes
 from hami_hpc.agent.slices import Slices
@@ -25,25 +30,39 @@ from hami_hpc.agent.watcher import Watcher
 from hami_hpc.core.agent_state import AgentState, Event
 from hami_hpc.core.job_sums import JobSums
 from hami_hpc.errors import NodeError
-from hami_hpc.node import admin_log, agent_file, boot, job_dirs
+from hami_hpc.node import admin_log, agent_file, boot, events, job_dirs
 from hami_hpc.node.agent_settings import AgentSettings, read_agent
 from hami_hpc.node.config import Settings
+from hami_hpc.node.event_reader import Line
+from hami_hpc.node.fault_table import GpuFault
 
 SOON_S = 0.2  # until the look that confirms a suspicion
 LOCK = "lock"
+LAST_HOOK_S = hooks.TIMEOUT_S + 1  # that the end waits for hooks which run
+SOURCE = "agent"
 
 
-def emit(event: Event) -> None:
-    """Writes an event as a line of JSON on standard output, which systemd's journal takes, and as text in syslog."""
-    with contextlib.suppress(OSError):  # nobody reads standard output any more
-        print(json.dumps(event._asdict()), flush=True)
+def show(line: str) -> None:
+    """Writes a line to standard output, which systemd's journal takes."""
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        print(line, flush=True)
+
+
+def emit(settings: Settings, group: int, event: Event) -> None:
+    """Writes an event as a line of JSON into the node's events and on standard output, and as text in syslog."""
+    fields = {name: value for name, value in event._asdict().items() if value and name != "kind"}
+    show(events.write(settings.state_dir, SOURCE, event.kind, group, **fields))
     action = f" [{event.action}]" if event.action else ""
     admin_log.to_syslog(admin_log.WARNING, f"agent: {event.kind}: {event.text}{action}")
 
 
+def report(text: str) -> None:
+    admin_log.to_syslog(admin_log.WARNING, f"agent: {text}")
+
+
 def make_watcher(settings: Settings, own: AgentSettings, node: str) -> Watcher:
     """Returns a watcher of this node that goes on with the sums of the last state file."""
-    slurm = SlurmPort(node, lambda text: admin_log.to_syslog(admin_log.WARNING, f"agent: {text}"))
+    slurm = SlurmPort(node, report)
     watcher = Watcher(
         settings=own,
         boot_id=boot.boot_id(),
@@ -51,13 +70,62 @@ def make_watcher(settings: Settings, own: AgentSettings, node: str) -> Watcher:
         processes=Processes(slurm.listed_pids),
         slices=Slices(settings.run_dir),
         slurm=slurm,
-        emit=emit,
+        emit=lambda event: emit(settings, own.group, event),
     )
     last = agent_file.read(settings.run_dir, watcher.boot_id)
     if last is not None:
         watcher.sums = JobSums.resumed(last.jobs)
         watcher.events.extend(last.events)
     return watcher
+
+
+def watch_faults(watcher: Watcher, settings: Settings, node: str, wake: Callable[[], None]) -> None:
+    """Has the watcher act on errors of the GPUs; `wake` is called when NVML tells of one."""
+
+    def event(fault: GpuFault, text: str, uuid: str, action: str, count: int) -> None:
+        watcher.event("gpu_fault", text, 0, uuid, action, xid=fault.xid, times=count, fault=fault.whose.value)
+
+    drains = GpuDrains(settings, node, report)
+    watcher.gpus.fault_events = FaultEvents(wake)
+    watcher.faults = Faults(watcher.settings.faults, watcher.slurm, drains.drain, event, watcher.unix_ns)
+    last = agent_file.read(settings.run_dir, watcher.boot_id)
+    watcher.faults.resume(last.gpus if last is not None else ())
+
+
+def start_feeds(settings: Settings, own: AgentSettings, since_ns: int) -> list[Feed]:
+    """Starts what takes this node's events: the journal (those that others write), and the site's hooks."""
+
+    def journal(line: Line) -> None:
+        if line.event is not None and (line.event.get("source") != SOURCE or line.event["kind"] == "gpu_drain"):
+            show(line.text)
+
+    def about_hooks(kind: str, text: str, count: int) -> None:
+        emit(settings, own.group, Event(time.time_ns(), kind, 0, "", "", text, times=count))
+
+    folder = event_feed.prepare(agent_file.folder(settings.run_dir))
+    feeds = [Feed(settings.state_dir, f"{folder}/.journal", journal, lambda _count: None, since_ns)]
+    if own.events_hooks:
+        try:
+            names = hooks.names(own.events_hooks)
+        except OSError as error:
+            text = f"no hooks are run: {own.events_hooks} cannot be listed ({error.strerror})"
+            about_hooks("hook_refused", text, 0)
+            names = ()
+        for name in names:
+            hook = hooks.Hook(own.events_hooks, name, about_hooks)
+            feeds.append(Feed(settings.state_dir, f"{folder}/{name}", hook.take, hook.drop, since_ns))
+    for feed in feeds:
+        feed.start()
+    return feeds
+
+
+def stop_feeds(feeds: list[Feed]) -> None:
+    """Ends them; a hook that runs has the rest of its time, so that it does not get its event again."""
+    for feed in feeds:
+        feed.end()
+    end_s = time.monotonic() + LAST_HOOK_S
+    for feed in feeds:
+        feed.join(max(0.0, end_s - time.monotonic()))
 
 
 @contextlib.contextmanager
@@ -87,20 +155,46 @@ def notify_systemd(text: str) -> None:
 def run(settings: Settings, node: str) -> None:
     """Watches until SIGTERM or SIGINT."""
     own = read_agent(settings)
-    end = threading.Event()
+    end, wake = threading.Event(), threading.Event()
+
+    def stop(*_: object) -> None:
+        end.set()
+        wake.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: end.set())
+        signal.signal(number, stop)
     with only_one(settings.run_dir, own.group):
+        # Events from before the first agent of this boot are of its jobs, those of earlier boots are old.
+        is_first = agent_file.read(settings.run_dir, boot.boot_id()) is None
+        since_ns = boot.booted_unix_ns() if is_first else time.time_ns()
         watcher = make_watcher(settings, own, node)
+        watch_faults(watcher, settings, node, wake.set)
         watcher.event("started", f"the agent watches node {node}")
+        changed = settings_seen.update(settings)
+        if changed:
+            watcher.event("settings_changed", changed)
+        feeds = start_feeds(settings, own, since_ns)
         gc.freeze()  # what was imported stays: no collection goes through it again
         notify_systemd("READY=1")
-        is_full = False
-        while not end.is_set():
-            state = watcher.look()
-            is_full = _write(settings.run_dir, state, own.group, is_full)
-            notify_systemd("WATCHDOG=1")
-            end.wait(min(SOON_S, own.period_ms / 1000) if watcher.is_waiting() else own.period_ms / 1000)
+        _look_until(end, wake, watcher, settings, own)
+        watcher.event("ended", "the agent was told to end")
+        stop_feeds(feeds)
+
+
+def _look_until(
+    end: threading.Event, wake: threading.Event, watcher: Watcher, settings: Settings, own: AgentSettings
+) -> None:
+    """Looks each period; sooner when something has to be confirmed, or when NVML tells of an error."""
+    is_full = False
+    period_s = own.period_ms / 1000
+    while not end.is_set():
+        wake.clear()
+        state = watcher.look()
+        is_full = _write(settings.run_dir, state, own.group, is_full)
+        notify_systemd("WATCHDOG=1")
+        if end.is_set():
+            return
+        wake.wait(min(SOON_S, period_s) if watcher.is_waiting() else period_s)
 
 
 def _write(run_dir: str, state: AgentState, group: int, was_full: bool) -> bool:
@@ -124,6 +218,7 @@ def look_once(settings: Settings, node: str) -> AgentState:
     watcher = make_watcher(settings, own, node)
     watcher.events.clear()
     watcher.emit = lambda _event: None
+    watcher.gpus.fault_events.is_on = False
     state = watcher.look()
     pause = threading.Event()
     for _ in range(20):

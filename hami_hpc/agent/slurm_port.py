@@ -114,7 +114,7 @@ class SlurmPort:
 
         def end() -> None:
             try:
-                name = job_name(self.run(("scontrol", "--oneliner", "show", "job", str(job_id)), TIMEOUT_S), job_id)
+                name = self._name(job_id)
                 self._tell(("scontrol", "update", f"JobId={name}", f"AdminComment=hami_hpc: {plain(text)}"))
                 self._tell(("scancel", name))
             finally:
@@ -124,6 +124,24 @@ class SlurmPort:
             self._ending.add(job_id)
             if not self._later(end, f"job {job_id} could not be ended"):
                 self._ending.discard(job_id)
+
+    def comment(self, job_id: int, text: str) -> None:
+        """Sets a job's AdminComment."""
+
+        def update() -> None:
+            comment = f"AdminComment=hami_hpc: {plain(text)}"
+            self._tell(("scontrol", "update", f"JobId={self._name(job_id)}", comment))
+
+        self._later(update, f"job {job_id} could not be commented")
+
+    def requeue(self, job_id: int) -> None:
+        """Puts a job back into the queue. Slurm requeues batch jobs that allow it, and no others."""
+        self._later(
+            lambda: self._tell(("scontrol", "requeue", self._name(job_id))), f"job {job_id} could not be requeued"
+        )
+
+    def _name(self, job_id: int) -> str:
+        return job_name(self.run(("scontrol", "--oneliner", "show", "job", str(job_id)), TIMEOUT_S), job_id)
 
     def drain(self, text: str) -> None:
         """Drains this node."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hami_hpc.agent.faults import Faults
 from hami_hpc.agent.gpus import GpuLook, Gpus
 from hami_hpc.agent.processes import Processes
 from hami_hpc.agent.slices import Slices
@@ -90,6 +91,7 @@ class Watcher:
     boot_ns: Callable[[], int] = now_boot_ns
     unix_ns: Callable[[], int] = time.time_ns
     sums: JobSums = field(default_factory=JobSums)
+    faults: Faults | None = None
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
     _incidents: Incidents = field(default_factory=Incidents)
     _time: TimeWatch = field(default_factory=TimeWatch)
@@ -98,6 +100,7 @@ class Watcher:
     _sentences: list[Sentence] = field(default_factory=list)
     _warnings: Throttle = field(default_factory=lambda: Throttle(1, CLEAR_NS))
     _findings: Throttle = field(default_factory=lambda: Throttle(FINDINGS_MAX, 60 * SECOND))
+    _lacking: set[str] = field(default_factory=set)
     _problem: str = ""
     _looks: int = 0
     _started_unix_ns: int = 0
@@ -133,6 +136,9 @@ class Watcher:
         else:
             jobs = self.sums.update(look, step_ns, energy, self._incidents.open(), disturbed)
         self._watch_gpus(gpu_looks)
+        if self.faults is not None:
+            self._watch_faults(self.faults, boot_ns, gpu_looks)
+            jobs = self.sums.last()
         self._last = (boot_ns, look)
         self._looks += 1
         slice_jobs = {one.grant.job_id for one in slices}
@@ -143,7 +149,7 @@ class Watcher:
             boot_time_ns=boot_ns,
             period_ns=self.settings.period_ms * 1_000_000,
             looks=self._looks,
-            gpus=tuple(_gpu_state(one) for one in gpu_looks),
+            gpus=tuple(_gpu_state(one, self.faults) for one in gpu_looks),
             jobs=jobs,
             others=tuple(_other(one, step_ns) for one in processes if one.job_id not in slice_jobs),
             events=tuple(self.events),
@@ -155,9 +161,19 @@ class Watcher:
         """Returns whether the next look should come soon: to confirm a suspicion, or to act."""
         return bool(self._sentences) or self._incidents.is_waiting()
 
-    def event(self, kind: str, text: str, job_id: int = 0, gpu_uuid: str = "", action: str = "") -> None:
+    def event(
+        self,
+        kind: str,
+        text: str,
+        job_id: int = 0,
+        gpu_uuid: str = "",
+        action: str = "",
+        xid: int = 0,
+        times: int = 0,
+        fault: str = "",
+    ) -> None:
         """Keeps an event, and passes it on."""
-        event = Event(self.unix_ns(), kind, job_id, gpu_uuid, action, text)
+        event = Event(self.unix_ns(), kind, job_id, gpu_uuid, action, text, xid, times, fault)
         self.events.append(event)
         self._counts[kind] = self._counts.get(kind, 0) + 1
         self.emit(event)
@@ -236,6 +252,7 @@ class Watcher:
                 done.append("job ended")
             if is_new and action is Action.DRAIN:
                 self.slurm.drain(f"hami_hpc agent: {one.text}")
+                self.event("node_drain", f"hami_hpc agent: {one.text}", one.job_id)
                 done.append("node drained")
             self._finding(one, ", ".join(done))
 
@@ -286,13 +303,22 @@ class Watcher:
                 self.event("gpu_lost" if one.state != OK else "gpu_back", text, 0, one.gpu.uuid)
             self._gpu_states[one.gpu.uuid] = one.state
 
+    def _watch_faults(self, faults: Faults, boot_ns: int, gpu_looks: Iterable[GpuLook]) -> None:
+        faults.add(self.gpus.fault_events.take())
+        faults.look(boot_ns, gpu_looks, self.sums)
+        for lacking in self.gpus.lacking():
+            if lacking not in self._lacking:
+                self._lacking.add(lacking)
+                self.event("faults_unwatched", f"{lacking}; the agent goes on without")
+
     def _fault(self, text: str) -> None:
         if text != self._problem:
             self._problem = text
             self.event("blind" if text else "sees_again", text or "GPUs and slices can be read again")
 
 
-def _gpu_state(one: GpuLook) -> GpuState:
+def _gpu_state(one: GpuLook, faults: Faults | None) -> GpuState:
+    title, time_ns, counts = faults.fields(one.gpu.uuid) if faults else ("", 0, ())
     return GpuState(
         uuid=one.gpu.uuid,
         minor=one.gpu.minor,
@@ -305,6 +331,9 @@ def _gpu_state(one: GpuLook) -> GpuState:
         power_mw=one.power_mw,
         energy_mj=one.energy_mj,
         temperature_c=one.temperature_c,
+        last_fault=title,
+        last_fault_unix_ns=time_ns,
+        fault_counts=counts,
     )
 
 

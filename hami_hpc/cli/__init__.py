@@ -47,6 +47,11 @@ NODE_COMMANDS = {
         "hami_hpc.cli.top_command",
         "This node's GPUs, their jobs and the agent's findings, each second until q is pressed.",
     ),
+    "events": (
+        "hami_hpc.cli.events_command",
+        "What happened on this node: grants and their ends, refusals, what the agent found and did, GPUs and nodes "
+        "taken out of service, errors of GPUs.",
+    ),
     "pool": (
         "hami_hpc.cli.pool_command",
         "What the cluster has for vGPU jobs, what of it is allocated, and the largest free slice of each node.",

@@ -13,83 +13,16 @@ import click
 from hami_hpc.cli import colours
 from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.cli.options import command, config_option, format_option, settings_of, this_node_option
-from hami_hpc.core.inventory import Gpu
-from hami_hpc.core.out_of_service import DrainedGpu, Holding, free_shards
+from hami_hpc.core.out_of_service import free_shards
 from hami_hpc.core.tables import table
 from hami_hpc.errors import NodeError
-from hami_hpc.node import admin_log, drained_gpus, job_dirs
+from hami_hpc.node import drained_gpus, job_dirs
 from hami_hpc.node.config import Settings
-from hami_hpc.node.locks import HeldError
 from hami_hpc.slurm import commands, placeholders
 from hami_hpc.stages import occupy
+from hami_hpc.stages.gpu_service import drain, jobs_on, resume
 
-WAIT_S = 30.0
 REASON_MAX = 200
-
-
-def find(gpus: tuple[Gpu, ...], drained: tuple[DrainedGpu, ...], word: str) -> DrainedGpu:
-    """Returns the GPU that `word` names by UUID or minor number. Raises NodeError when the node has none such."""
-    for entry in drained:
-        if word in (entry.uuid, str(entry.minor)):
-            return entry
-    for gpu in gpus:
-        if word in (gpu.uuid, str(gpu.minor)):
-            return DrainedGpu(gpu.uuid, gpu.minor, gpu.slurm_index, "", 0)
-    known = ", ".join(f"{gpu.minor} ({gpu.uuid})" for gpu in gpus) or "none"
-    raise NodeError(f"this node has no GPU {word}. Its GPUs by minor number: {known}")
-
-
-def drain(settings: Settings, node: placeholders.Node, word: str, reason: str) -> str:
-    """Takes the GPU out of service and returns a line about it. Raises NodeError when a part of it stays free."""
-    drained = drained_gpus.read(settings.state_dir)
-    entry = find(occupy.inventory(settings), drained, word)
-    since = entry.since_unix_s or int(time.time())
-    entry = entry._replace(reason=reason, since_unix_s=since)
-    others = tuple(other for other in drained if other.uuid != entry.uuid)
-    drained_gpus.write(settings.state_dir, tuple(sorted((*others, entry), key=lambda gpu: gpu.minor)))
-    name = f"GPU {entry.minor} ({entry.uuid})"
-    admin_log.to_syslog(admin_log.WARNING, f"{name} is out of service: {reason}")
-    run = _occupied(settings, node)
-    left = run.free().get(entry.slurm_index, 0)
-    if left:
-        raise NodeError(
-            f"{name} is out of service, but {left} shards of it are still free for Slurm: the placeholder job did not "
-            "start (squeue -n hami-hpc-drain). Jobs that Slurm starts there are refused. Run this again"
-        )
-    jobs = _jobs_on(run.held, entry.slurm_index)
-    return f"{name} is out of service: {reason}. {len(jobs)} running job(s) go on{_listed(jobs)}"
-
-
-def resume(settings: Settings, node: placeholders.Node, word: str) -> str:
-    """Returns the GPU to service, and a line about it. Raises NodeError when it was in service."""
-    drained = drained_gpus.read(settings.state_dir)
-    entry = find(occupy.inventory(settings), drained, word)
-    name = f"GPU {entry.minor} ({entry.uuid})"
-    drained_gpus.write(settings.state_dir, tuple(other for other in drained if other.uuid != entry.uuid))
-    if entry in drained:
-        admin_log.to_syslog(admin_log.WARNING, f"{name} is in service again")
-    _occupied(settings, node)
-    return f"{name} is in service" + (" again" if entry in drained else ", as before")
-
-
-def _occupied(settings: Settings, node: placeholders.Node) -> occupy.Occupation:
-    """Runs occupy, after the process that a prolog or epilog may have started."""
-    end = time.monotonic() + WAIT_S
-    while True:
-        try:
-            return occupy.occupy(settings, node, max(1.0, end - time.monotonic()))
-        except HeldError:
-            if time.monotonic() > end:
-                raise
-
-
-def _jobs_on(held: tuple[Holding, ...], slurm_index: int) -> list[int]:
-    return [h.job_id for h in held if h.slurm_index == slurm_index and not h.is_placeholder]
-
-
-def _listed(jobs: list[int]) -> str:
-    more = f" and {len(jobs) - 8} more" if len(jobs) > 8 else ""
-    return f": {', '.join(map(str, jobs[:8]))}{more}" if jobs else ""
 
 
 def rows(settings: Settings, node: placeholders.Node) -> list[dict[str, object]]:
@@ -110,7 +43,7 @@ def rows(settings: Settings, node: placeholders.Node) -> list[dict[str, object]]
                 "in_service": entry is None,
                 "reason": entry.reason if entry else "",
                 "since_unix_s": entry.since_unix_s if entry else None,
-                "jobs": _jobs_on(held, index),
+                "jobs": jobs_on(held, index),
                 "placeholder_jobs": [h.job_id for h in held if h.slurm_index == index and h.is_placeholder],
                 "free_shards": free.get(index, 0),
             }

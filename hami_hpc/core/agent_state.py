@@ -31,6 +31,9 @@ class GpuState(NamedTuple):
     power_mw: int
     energy_mj: int
     temperature_c: int
+    last_fault: str = ""  # title of the GPU's last error, in node/xids.tsv
+    last_fault_unix_ns: int = 0
+    fault_counts: tuple[tuple[str, int], ...] = ()  # by code, since the agent started
 
 
 class JobState(NamedTuple):
@@ -66,6 +69,7 @@ class JobState(NamedTuple):
     pause_count: int = 0
     paused_ns: int = 0
     floor_hit_count: int = 0
+    gpu_fault: int = 0  # Xid code of a fault of the GPU that the run met; 0: none
 
 
 class OtherProcess(NamedTuple):
@@ -89,6 +93,9 @@ class Event(NamedTuple):
     gpu_uuid: str
     action: str  # what was done; "" for nothing
     text: str
+    xid: int = 0  # of gpu_fault: its code, or that of the Xid that means the same
+    times: int = 0
+    fault: str = ""  # of gpu_fault: whose
 
 
 class AgentState(NamedTuple):
@@ -147,6 +154,9 @@ def from_json(text: str) -> AgentState | None:
         table["jobs"] = tuple(
             job._replace(findings=tuple(job.findings), latency_buckets=tuple(job.latency_buckets))
             for job in table["jobs"]
+        )
+        table["gpus"] = tuple(
+            gpu._replace(fault_counts=tuple((code, count) for code, count in gpu.fault_counts)) for gpu in table["gpus"]
         )
         table["event_counts"] = tuple((kind, count) for kind, count in table.get("event_counts", ()))
         state = AgentState(**table)

@@ -34,6 +34,12 @@ class JobSums:
         """Returns the states of the last update, for a look that sees nothing."""
         return tuple(self._states.values())
 
+    def mark(self, gpu_uuid: str, xid: int) -> None:
+        """Notes in the runs on a GPU, as they were at the last update, that they met its fault; the first one stays."""
+        for run, state in self._states.items():
+            if state.gpu_uuid == gpu_uuid and not state.gpu_fault:
+                self._states[run] = state._replace(gpu_fault=xid)
+
     def update(
         self,
         look: Look,
@@ -116,6 +122,7 @@ def _next(
         one.grant.latency,
         one.grant.slo_us,
         *one.delays,
+        gpu_fault=old.gpu_fault,
     )
 
 

@@ -245,6 +245,7 @@ class Observed(NamedTuple):
     observed_busy_ns: int = 0
     observed_energy_mj: int = 0
     disturbed_count: int = 0
+    gpu_fault: int = 0
 
 
 NOT_OBSERVED = Observed()

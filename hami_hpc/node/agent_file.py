@@ -82,7 +82,7 @@ def read(run_dir: str, boot_id: str) -> AgentState | None:
 # In the order of Observed's fields. SQLite reads JSON too, and prolog and epilog have loaded it (docs/adr/021).
 _OBSERVED = """
 SELECT job.value ->> 'watched_ns', job.value ->> 'peak_bytes', job.value ->> 'busy_ns', job.value ->> 'energy_mj',
-  job.value ->> 'disturbed_count'
+  job.value ->> 'disturbed_count', coalesce(job.value ->> 'gpu_fault', 0)
 FROM json_each(?1, '$.jobs') AS job
 WHERE ?1 ->> 'boot_id' = ?2 AND job.value ->> 'job_id' = ?3 AND job.value ->> 'created_unix_ns' = ?4
 """

@@ -10,7 +10,9 @@ from typing import NamedTuple
 from hami_hpc.contract import constants as c
 from hami_hpc.core.watch import Action, Kind, Limits
 from hami_hpc.errors import NodeError
+from hami_hpc.node import fault_table
 from hami_hpc.node.config import Settings, _Table
+from hami_hpc.node.fault_table import HARMLESS, Actions, FaultAction, FaultPolicy, Whose
 
 # No action here ends a program: a site turns that on (docs/agent.md).
 DEFAULT_ACTIONS = {
@@ -35,6 +37,8 @@ class AgentSettings(NamedTuple):
     group: int  # gid that may read the state file; -1: root only
     limits: Limits
     actions: dict[Kind, Action]
+    events_hooks: str = ""  # directory of the site's hooks; "": none
+    faults: FaultPolicy = FaultPolicy()
 
 
 def read_agent(settings: Settings) -> AgentSettings:
@@ -50,13 +54,47 @@ def read_agent(settings: Settings) -> AgentSettings:
         for kind in Kind
     }
     actions.close()
+    faults = _faults(_Table(settings.path, "agent.faults", table.take("faults", {})))
+    hooks = table.directory_or_file("events_hooks", "/") if "events_hooks" in table.left else ""
+    table.known.append("events_hooks")
     table.close()
     return AgentSettings(
         period_ms=period_ms,
         group=_gid(settings.path, group) if group else -1,
         limits=Limits(slack_mib << 20, frozenset(_uid(settings.path, name) for name in users)),
         actions=chosen,
+        events_hooks=hooks,
+        faults=faults,
     )
+
+
+def _faults(table: _Table) -> FaultPolicy:
+    """Returns the choices of [agent.faults]: a key is whose fault, `xid_N`, or a condition of the fault table."""
+    by_code: dict[str, Actions] = {}
+    by_whose: dict[Whose, Actions] = {}
+    conditions = [name for name in fault_table.table() if not name.isdecimal()]
+    for key in list(table.left):
+        code = key.removeprefix("xid_")
+        names = table.names(key, (), tuple(FaultAction))
+        chosen = frozenset(map(FaultAction, names))
+        if key in tuple(Whose):
+            whose = Whose(key)
+            by_whose[whose] = chosen
+        elif (key.startswith("xid_") and code.isdecimal() and len(code) <= 6) or key in conditions:
+            code = key if key in conditions else str(int(code))
+            whose = fault_table.fault_of(code).whose
+            by_code[code] = chosen
+        else:
+            known = f"{', '.join(Whose)}, xid_N, {', '.join(conditions)}"
+            raise NodeError(f"{table.where}: unknown key {key[: c.GIVEN_MAX]!r}; known: {known}")
+        if whose is Whose.APPLICATION and chosen - HARMLESS:
+            table.refuse(
+                key,
+                list(names),
+                '"log" and "comment": a program can cause this at will, and would make its run free or take the GPU '
+                "out of service",
+            )
+    return FaultPolicy(by_code, by_whose)
 
 
 def _gid(path: str, name: str) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.errors import NodeError
-from hami_hpc.node import boot, job_dirs, ledger
+from hami_hpc.node import boot, events, job_dirs, ledger
 from hami_hpc.node.config import Settings, load_settings
 
 
@@ -68,8 +68,9 @@ def held_grants(settings: Settings) -> tuple[Grant, ...]:
     return job_dirs.held_grants(settings.run_dir, boot.booted_unix_ns())
 
 
-def run(stage: str, environment: Mapping[str, str], body: Callable[[], None]) -> int:
-    """Runs a stage and reports its failure in one line on standard error (slurmd.log), in syslog and in `sinfo -R`.
+def run(stage: str, arguments: Sequence[str], environment: Mapping[str, str], body: Callable[[], None]) -> int:
+    """Runs a stage and reports its failure in one line on standard error (slurmd.log), in syslog, in `sinfo -R` and as
+    an event, where the settings can be read.
 
     Returns the exit status: 0, or 1, after which slurmd drains the node.
     """
@@ -81,8 +82,18 @@ def run(stage: str, environment: Mapping[str, str], body: Callable[[], None]) ->
         from hami_hpc.node import drain
 
         drain.drain_node(environment, line)
+        write_failure(stage, arguments, job, line)
         return 1
     return 0
+
+
+def write_failure(stage: str, arguments: Sequence[str], job: str, line: str) -> None:
+    """Writes the event of a stage that failed. Without settings there is nowhere to write it."""
+    try:
+        state_dir = load(arguments).state_dir
+    except NodeError:
+        return
+    events.write(state_dir, stage, "node_drain", job_id=int(job) if job.isdecimal() else 0, text=line)
 
 
 def error_text(error: Exception) -> str:

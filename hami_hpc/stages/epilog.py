@@ -24,10 +24,16 @@ from hami_hpc.core.grant import Grant, parse_id, wants_vgpu
 from hami_hpc.core.records import NOT_OBSERVED, Observed, usage_record
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation.table import backend_of
-from hami_hpc.node import boot, drained_gpus, job_dirs, stage_times, usage_spool
+from hami_hpc.node import boot, drained_gpus, events, job_dirs, stage_times, usage_spool
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
+
+# Of a usage record, what the event `grant_end` has.
+EVENT_FIELDS = (
+    *("job_id", "uid", "gpu_uuid", "start_unix_ns", "end_unix_ns", "usage", "peak_bytes", "gpu_busy_ns", "oom_count"),
+    "gpu_fault",
+)
 
 
 def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
@@ -44,7 +50,7 @@ def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
             if grant is None:  # the job was refused, or no prolog ran
                 job_dirs.remove(settings.run_dir, directory)
             else:
-                record = end_grant(settings, ledger, grant, common.now_unix_ns(), began_unix_ns)
+                record = end_grant(settings, ledger, grant, common.now_unix_ns(), epilog_began_unix_ns=began_unix_ns)
             finish_set_aside(settings, ledger)
         finally:
             common.tell_neighbours("epilog", settings, ledger)
@@ -56,7 +62,14 @@ def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
         usage_spool.note_done(record)
 
 
-def end_grant(settings: Settings, ledger: Ledger, grant: Grant, end_unix_ns: int, epilog_began_unix_ns: int = 0) -> str:
+def end_grant(
+    settings: Settings,
+    ledger: Ledger,
+    grant: Grant,
+    end_unix_ns: int,
+    source: str = "epilog",
+    epilog_began_unix_ns: int = 0,
+) -> str:
     """Spools the usage of one grant, and removes its row and its directory. Returns the new record's path, or "".
 
     Raises NodeError when a part of this has to wait; the memory is freed also then, if the ledger can be written. The
@@ -66,10 +79,10 @@ def end_grant(settings: Settings, ledger: Ledger, grant: Grant, end_unix_ns: int
     problem, record = None, ""
     try:
         if os.path.lexists(ended_dir):  # an earlier epilog could not spool it
-            spool_usage(settings, grant, ended_dir, job_dirs.ended_unix_ns(ended_dir))
+            spool_usage(settings, grant, ended_dir, job_dirs.ended_unix_ns(ended_dir), source)
         else:
             directory = job_dirs.job_dir(settings.run_dir, grant.job_id)
-            record = spool_usage(settings, grant, directory, end_unix_ns, epilog_began_unix_ns)
+            record = spool_usage(settings, grant, directory, end_unix_ns, source, epilog_began_unix_ns)
     except NodeError as error:
         job_dirs.set_aside(settings.run_dir, grant)
         problem = error
@@ -92,22 +105,28 @@ def finish_set_aside(settings: Settings, ledger: Ledger) -> None:
             end_directory(settings, ledger, grant, path)
 
 
-def end_directory(settings: Settings, ledger: Ledger, grant: Grant, path: str) -> None:
+def end_directory(settings: Settings, ledger: Ledger, grant: Grant, path: str, source: str = "epilog") -> None:
     """Spools the usage in a directory that was set aside or has no row, then removes its row, if any, and itself.
 
     Raises NodeError when that is not possible.
     """
     # A limits record does not contain the GPU's model; the inventory does.
     model = next((gpu.model for gpu in ledger.inventory() if gpu.uuid == grant.gpu_uuid), "")
-    spool_usage(settings, grant._replace(model=model), path, job_dirs.ended_unix_ns(path))
+    spool_usage(settings, grant._replace(model=model), path, job_dirs.ended_unix_ns(path), source)
     ledger.remove(grant)
     job_dirs.remove(settings.run_dir, path)
 
 
 def spool_usage(
-    settings: Settings, grant: Grant, directory: str, end_unix_ns: int, epilog_began_unix_ns: int = 0
+    settings: Settings,
+    grant: Grant,
+    directory: str,
+    end_unix_ns: int,
+    source: str = "epilog",
+    epilog_began_unix_ns: int = 0,
 ) -> str:
     """Releases the slice and spools the usage read from `directory`, unless this run of the job has a record already.
+    Writes the event `grant_end`, too.
 
     Returns the path of the record in the spool, or "". When the spool cannot be written, the record waits in the run
     directory. Raises NodeError when that fails too.
@@ -117,7 +136,12 @@ def spool_usage(
     if usage_spool.is_spooled(settings.state_dir, settings.run_dir, job_id, start_unix_ns):
         return ""
     times = stage_times.read_times(directory)._replace(epilog_began_unix_ns=epilog_began_unix_ns)
-    text = usage_spool.to_json(usage_record(grant, usage, end_unix_ns, observed(settings, grant), times))
+    record = usage_record(grant, usage, end_unix_ns, observed(settings, grant), times)
+    # Before the record: after a crash in between it is written again, and never left out.
+    kept = {name: record[name] for name in EVENT_FIELDS}
+    text = f"job {job_id} has ended on GPU {grant.gpu_minor}"
+    events.write(settings.state_dir, source, "grant_end", text=text, **kept)
+    text = usage_spool.to_json(record)
     try:
         return usage_spool.write(settings.state_dir, job_id, start_unix_ns, text)
     except NodeError as error:
@@ -166,7 +190,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
 
             out_of_service.after_job(settings, environment)
 
-    return common.run("epilog", environment, body)
+    return common.run("epilog", arguments, environment, body)
 
 
 if __name__ == "__main__":

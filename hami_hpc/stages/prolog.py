@@ -28,7 +28,7 @@ from hami_hpc.core.inventory import Gpu, gpu_of_job, make_inventory
 from hami_hpc.core.mixed import check_model
 from hami_hpc.errors import JobError
 from hami_hpc.isolation.table import backend_of, check_modes, mode_of_job
-from hami_hpc.node import drained_gpus, job_dirs, nvml, stage_times
+from hami_hpc.node import drained_gpus, events, job_dirs, nvml, stage_times
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
@@ -64,16 +64,20 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
 
             is_requeued = out_of_service.send_back(settings, environment, job_id)
         common.report("prolog", f"{error}. {'It was requeued' if is_requeued else 'Its steps will be refused'}")
+        action = "requeued" if is_requeued else "steps refused"
+        events.write(settings.state_dir, "prolog", "refused", job_id=job_id, action=action, text=str(error))
 
 
 def warn_of_silent_agent(settings: Settings) -> None:
     """Writes to syslog when [agent] is in the settings and the agent has not looked for a while. Never fails."""
     if settings.agent is None:
         return
-    from hami_hpc.node import admin_log, agent_file
+    from hami_hpc.node import agent_file
 
     silent_s = agent_file.seconds_silent(settings.run_dir)
     if silent_s is None or silent_s > AGENT_SILENT_S:
+        from hami_hpc.node import admin_log  # syslog's module takes a quarter of a millisecond
+
         since = "has not looked in this boot" if silent_s is None else f"has not looked for {silent_s:.0f} s"
         advice = "jobs are limited, but nobody finds who evades the limits. See systemctl status hami-hpc-agent"
         admin_log.to_syslog(admin_log.WARNING, f"prolog: the agent {since}: {advice}")
@@ -111,9 +115,28 @@ def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Gra
         grant = ledger.add(wanted, lambda new, live: backend.admit(new, live, settings.memory_scaling))
         backend.prepare(settings.run_dir, grant)
         common.tell_neighbours("prolog", settings, ledger)
+        _write_event(settings, grant)
         return grant
     finally:
         ledger.close()
+
+
+def _write_event(settings: Settings, grant: Grant) -> None:
+    """Writes the event of a grant. A prolog that runs again after a crash writes it again."""
+    events.write(
+        settings.state_dir,
+        "prolog",
+        "grant",
+        text=f"job {grant.job_id} has {grant.mem_mib} MiB and {grant.cores_percent} % of GPU {grant.gpu_minor}",
+        job_id=grant.job_id,
+        uid=grant.uid,
+        gpu_uuid=grant.gpu_uuid,
+        start_unix_ns=grant.created_unix_ns,
+        mem_mib=grant.mem_mib,
+        cores=grant.cores_percent,
+        policy=grant.policy,
+        **{"class": grant.service_class},
+    )
 
 
 def find_gpu(ledger: Ledger, settings: Settings, units: JobUnits) -> Gpu:
@@ -130,7 +153,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     """Runs the prolog and returns the exit status for slurmd."""
     if not wants_vgpu(environment):
         return 0
-    return common.run("prolog", environment, lambda: prolog(common.load(arguments), environment))
+    return common.run("prolog", arguments, environment, lambda: prolog(common.load(arguments), environment))
 
 
 if __name__ == "__main__":

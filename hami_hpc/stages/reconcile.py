@@ -17,7 +17,7 @@ from hami_hpc.core.inventory import make_inventory
 from hami_hpc.core.reconcile_plan import LEFTOVER_AGE_S, Action, Directory, Kind, NodeState, make_plan
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation.table import backend_of
-from hami_hpc.node import job_dirs, nvml, usage_spool
+from hami_hpc.node import events, job_dirs, nvml, usage_spool
 from hami_hpc.node import ledger as ledgers
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
@@ -58,6 +58,10 @@ def reconcile(settings: Settings, running_jobs: Callable[[], frozenset[int]], dr
             common.tell_neighbours("reconcile", settings, ledger)
         results += _leftover_files(settings, dry_run)
         results += _waiting_records(settings, dry_run)
+        if not dry_run:
+            for result in results:
+                done = f"failed: {result.error}" if result.error else result.action.kind.value
+                events.write(settings.state_dir, "reconcile", "reconciled", action=done, text=result.action.text)
         return tuple(results)
     finally:
         ledger.close()
@@ -165,9 +169,9 @@ def _do(settings: Settings, ledger: Ledger, action: Action) -> None:
     elif action.grant is None:
         return
     elif action.kind is Kind.END:
-        end_grant(settings, ledger, action.grant, common.now_unix_ns())
+        end_grant(settings, ledger, action.grant, common.now_unix_ns(), "reconcile")
     elif action.kind is Kind.SPOOL:
-        end_directory(settings, ledger, action.grant, path)
+        end_directory(settings, ledger, action.grant, path, "reconcile")
     elif action.kind is Kind.RESTORE_DIRECTORY:
         backend_of(action.grant.mode).prepare(settings.run_dir, action.grant)
     elif action.kind is Kind.RESTORE_ROW:

@@ -20,6 +20,7 @@ _STORY = "tests/cluster/test_story.py::test_the_demo_follows_a_request_from_sbat
 _RENDER = "tests/cluster/test_site.py"
 _QOS = "tests/cluster/test_qos.py"
 _GPU = "tests/cluster/test_gpu_drain.py"
+_EVENTS = "tests/unit/test_events_command.py"
 BY = {
     "sbatch --gres=vgpu:mem=8G,cores=50 train.sh": _STORY,
     "scontrol show job -d 1": _STORY,
@@ -37,6 +38,9 @@ BY = {
     'hami-hpc gpu drain 3 --reason "Xid 63: row remapping pending"': _GPU,
     "hami-hpc gpu list": _GPU,
     "hami-hpc gpu resume 3": _GPU,
+    "hami-hpc events --since 1h": _EVENTS,
+    "hami-hpc events --job 4711 --format json": _EVENTS,
+    "hami-hpc events --follow --kind gpu_fault": _EVENTS,
     "make sim-time": "tests/native/test_time_study.py::"
     "test_the_claims_of_the_study_hold_and_a_seed_gives_the_same_bytes",
     "make install": "tests/unit/test_install.py",

@@ -38,6 +38,7 @@ def write_state(node: Node, boot_id: str | None = None) -> None:
             "energy_mj": 14,
             "disturbed_count": 15,
             "findings": (),
+            "gpu_fault": 79,
         }
     )
     run_dir = node.settings.run_dir
@@ -55,7 +56,7 @@ def test_the_epilog_adds_what_the_agent_saw(node: Node) -> None:
     node.prolog(7)
     write_state(node)
     assert node.run("epilog", job_environment(7)) == (0, "")
-    assert observed(node) == (11, 12, 13, 14, 15)
+    assert observed(node) == (11, 12, 13, 14, 15, 79)
 
 
 @pytest.mark.parametrize(

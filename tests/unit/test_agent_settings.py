@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import grp
 import pwd
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from node_testbed import Node
 from hami_hpc.core.watch import MIB, Action, Kind
 from hami_hpc.errors import NodeError
 from hami_hpc.node.agent_settings import ALLOWED, DEFAULT_ACTIONS, AgentSettings, read_agent
+from hami_hpc.node.fault_table import FaultAction, Whose, fault_of, table
 
 ACTIONS = '"ignore" or "log" or "warn" or "kill" or "fail" or "drain"'
 NO_JOB = '"ignore" or "log" or "kill" or "drain"'
@@ -50,7 +52,7 @@ def test_all_of_it_can_be_set(node: Node) -> None:
         f'[agent]\nperiod_ms = 200\nmemory_slack_mib = 0\ngroup = "{group}"\nexempt_users = ["{NOBODY}"]\n'
         f"[agent.actions]\n{actions}",
     )
-    assert own == (200, 0, (0, frozenset({65534})), dict.fromkeys(Kind, Action.DRAIN))
+    assert own[:4] == (200, 0, (0, frozenset({65534})), dict.fromkeys(Kind, Action.DRAIN))
 
 
 def test_nobody_needs_to_be_exempt(node: Node) -> None:
@@ -96,7 +98,10 @@ SLACK = "memory_slack_mib = {} is not understood; allowed is a whole number from
         ('exempt_users = [""]', "exempt_users = \"['']\" is not understood; allowed is a list of names"),
         ('exempt_users = ["root", "no such user"]', "exempt_users has 'no such user', who does not exist on this node"),
         ("period = 5", "unknown key 'period'; did you mean period_ms?"),
-        ("xyz = 5", "unknown key 'xyz'; known: period_ms, memory_slack_mib, group, exempt_users, actions"),
+        (
+            "xyz = 5",
+            "unknown key 'xyz'; known: period_ms, memory_slack_mib, group, exempt_users, actions, faults, events_hooks",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_place(node: Node, text: str, message: str) -> None:
@@ -134,3 +139,64 @@ def test_an_agent_that_is_no_table_is_refused(node: Node) -> None:
     node.config.write_text(f"agent = 5\n{node.config.read_text()}")
     with pytest.raises(NodeError, match=r"table \[agent\] is not a table"):
         read_agent(node.settings)
+
+
+def test_faults_can_be_chosen_by_code_and_by_whose_they_are(node: Node) -> None:
+    text = '[agent.faults]\nhardware = ["log"]\nxid_48 = ["requeue"]\ngpu_lost = []\ndriver = ["drain"]\nxid_13 = []'
+    policy = read(node, text).faults
+    codes = ("79", "48", "gpu_lost", "119", "13", "31", "9999")
+    actions = {code: sorted(policy.actions(fault_of(code))) for code in codes}
+    assert actions == {
+        "79": ["log"],
+        "48": ["requeue"],
+        "gpu_lost": [],
+        "119": ["drain"],
+        "13": [],
+        "31": ["comment", "log"],
+        "9999": ["comment", "log"],
+    }
+
+
+@pytest.mark.parametrize("key", ["application", "xid_13", "xid_31", "xid_43", "thermal_slowdown", "power_brake"])
+@pytest.mark.parametrize("action", ["requeue", "unbilled", "drain"])
+def test_what_a_program_can_cause_frees_and_drains_nothing(node: Node, key: str, action: str) -> None:
+    with pytest.raises(NodeError, match="a program can cause this at will"):
+        read(node, f'[agent.faults]\n{key} = ["log", "{action}"]')
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("xid_x = []", "unknown key 'xid_x'; known: application, hardware, driver, unknown, xid_N, gpu_lost, "),
+        ("13 = []", "unknown key '13'"),
+        ('xid_79 = ["kill"]', "xid_79 = 'kill' is not understood; allowed is a list of: log, comment, requeue"),
+        ('xid_79 = "drain"', "allowed is a list of names"),
+    ],
+)
+def test_a_wrong_fault_is_refused_with_what_is_known(node: Node, line: str, text: str) -> None:
+    with pytest.raises(NodeError, match=re.escape(text)):
+        read(node, f"[agent.faults]\n{line}")
+
+
+def test_by_default_only_hardware_that_needs_a_reset_is_drained_and_the_table_is_sound() -> None:
+    harmful = {FaultAction.DRAIN, FaultAction.UNBILLED, FaultAction.REQUEUE}
+    for fault in table().values():
+        assert fault.actions & harmful == set() or fault.whose is Whose.HARDWARE
+        assert FaultAction.LOG in fault.actions
+        assert fault.xid == int(fault.code) if fault.code.isdecimal() else fault.xid in (0, 48, 79)
+        if FaultAction.DRAIN in fault.actions:
+            assert fault.xid > 0
+    assert {fault.code for fault in table().values() if FaultAction.DRAIN in fault.actions} == {
+        *("48", "62", "64", "74", "79", "95", "110", "136", "140", "143", "156", "gpu_lost", "ecc_double")
+    }
+    assert fault_of("79").title == "Xid 79: GPU has fallen off the bus"
+
+
+@pytest.mark.parametrize(("value", "text"), [('"hooks"', "an absolute path"), ("3", "is not understood")])
+def test_hooks_are_a_directory(node: Node, value: str, text: str) -> None:
+    assert read(node, '[agent]\nevents_hooks = "/etc/hooks"').events_hooks == "/etc/hooks"
+    node.config.write_text(node.config.read_text().replace('"/etc/hooks"', value))
+    with pytest.raises(NodeError, match=text):
+        read(node, "")
+    node.config.write_text(node.config.read_text().replace(f"events_hooks = {value}", ""))
+    assert read(node, "").events_hooks == ""

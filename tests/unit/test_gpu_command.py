@@ -12,12 +12,12 @@ from click.testing import CliRunner, Result
 from node_testbed import ROOT, UUIDS, Node, job_environment
 from test_out_of_service import OUT, FakeNode
 
-from hami_hpc.cli import gpu_command, main
+from hami_hpc.cli import main
 from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.core.out_of_service import PLACEHOLDER_NAME, Holding
 from hami_hpc.node import admin_log, drain, drained_gpus
 from hami_hpc.slurm import placeholders
-from hami_hpc.stages import occupy, out_of_service
+from hami_hpc.stages import gpu_service, occupy, out_of_service
 
 REASON = "fan is loud"
 
@@ -64,14 +64,14 @@ def test_drain_and_resume_say_what_they_did_and_can_be_repeated(
     assert run(node, "resume", word).output == f"{name} is in service again\n"
     assert run(node, "resume", word).output == f"{name} is in service, as before\n"
     assert [h.job_id for h in slurm.held] == [7]
-    assert logged == [f"{name} is out of service: {REASON}"] * 2 + [f"{name} is in service again"]
+    assert logged == [f"{name} is out of service: {REASON}", f"{name} is in service again"]
 
 
 def test_drain_fails_where_slurm_can_still_use_the_gpu_and_the_prolog_refuses_all_the_same(
     node: Node, slurm: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.looks = -1000
-    monkeypatch.setattr(gpu_command, "WAIT_S", 0.3)
+    monkeypatch.setattr(gpu_service, "WAIT_S", 0.3)
     result = run(node, "drain", "0", "--reason", REASON)
     assert result.exit_code == ExitCode.FAILED
     assert "is out of service, but 559 shards of it are still free for Slurm" in result.output

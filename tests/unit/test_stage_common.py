@@ -60,12 +60,12 @@ def test_a_stage_that_fails_drains_the_node_with_the_line_that_it_reports(
     def fails() -> None:
         raise error
 
-    assert common.run("prolog", job, fails) == 1
+    assert common.run("prolog", (), job, fails) == 1
     ((environment, line),) = drained
     assert environment == job
     assert line.startswith(f"{c.ERROR_PREFIX}prolog: {text}")
     assert [told for _, told in syslog] == [line.removeprefix(c.ERROR_PREFIX)]
-    assert common.run("prolog", job, lambda: None) == 0
+    assert common.run("prolog", (), job, lambda: None) == 0
     assert len(drained) == 1
 
 

@@ -280,11 +280,13 @@ def test_an_event_is_a_line_of_json_and_one_in_syslog(
     monkeypatch.setattr("hami_hpc.node.admin_log.to_syslog", lambda _level, line: lines.append(line))
     bench.watcher.event("started", "on node1")
     (event,) = bench.events
-    service.emit(event)
-    service.emit(event._replace(action="kill"))
-    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert first == event._asdict()
-    assert second == {**first, "action": "kill"}
+    for action in ("", "kill"):
+        service.emit(bench.node.settings, -1, event._replace(action=action))
+    printed = capsys.readouterr().out
+    first, second = (json.loads(line) for line in printed.splitlines())
+    assert (first["kind"], first["source"], first["text"]) == ("started", "agent", "on node1")
+    assert second == {**first, "action": "kill", "time_unix_ns": second["time_unix_ns"]}
+    assert (Path(bench.node.settings.state_dir) / "events.jsonl").read_text().endswith(printed)
     assert lines == ["agent: started: on node1", "agent: started: on node1 [kill]"]
 
 

@@ -26,7 +26,7 @@ enum {
 	SIM_MAX_XIDS = 256,      /* kept; the oldest go first */
 	SIM_SWITCHES = 1 << 13,  /* kept of each GPU */
 	SIM_SLOT_CHANNELS = 512, /* compute channels of a process */
-	SIM_VERSION = 3,
+	SIM_VERSION = 4,
 };
 #define SIM_MAGIC 0x454c494653494d48ull
 #define SIM_LOCK_BASE ((off_t)1 << 40)
@@ -99,7 +99,7 @@ struct sim_gpu {
 	uint32_t current; /* slot that runs, or SIM_NO_SLOT */
 	uint32_t switches;
 	int32_t nvml_error; /* what NVML's calls for this GPU return; 0: they work */
-	uint32_t reserved;
+	uint32_t trouble;   /* enum sim_trouble, and below it reasons for reduced clocks as NVML's bits */
 	uint64_t pending[SIM_SLOT_WORDS]; /* bit: the slot has work */
 	struct sim_switch engine; /* how whoever is on the engine came to it; slot may be SIM_NO_SLOT */
 	uint64_t switched;        /* entries ever written to switch_log, in order of their times */
@@ -120,9 +120,13 @@ struct sim_shared {
 	uint64_t holders[SIM_SLOT_WORDS];
 };
 
+/* An event of NVML's, by default an Xid. */
 struct sim_xid {
 	uint32_t gpu, code;
+	uint64_t type; /* nvmlEventType... */
 };
+
+enum sim_trouble { SIM_CLOCK_REASONS = 0xffff, SIM_ROWS_PENDING = 1 << 16 };
 
 struct sim_state {
 	uint64_t magic;
@@ -186,6 +190,10 @@ int sim_room(struct sim_view *view, uint32_t gpu, uint64_t bytes);
 
 /* Records an Xid error of gpu, for those that wait for NVML's events. */
 void sim_put_xid(struct sim_view *view, uint32_t gpu, uint32_t code);
+/* Records an ECC error of one or two bits. */
+void sim_put_ecc(struct sim_view *view, uint32_t gpu, uint32_t bits);
+/* From now on NVML shows these of enum sim_trouble for gpu, of those in mask. */
+void sim_set_trouble(struct sim_view *view, uint32_t gpu, uint32_t mask, uint32_t trouble);
 /* From now on NVML's calls for gpu return `code`; 0: they work. */
 void sim_set_nvml_error(struct sim_view *view, uint32_t gpu, int32_t code);
 

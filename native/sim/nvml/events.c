@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Events: Xid errors, which are put in from outside (sim-state --xid). Each set finds every Xid that came after
- * it was registered for that GPU once, in order; of those that it has not looked at, the last SIM_MAX_XIDS.
+ * Events: Xid and ECC errors, which are put in from outside (sim-state --xid, --ecc). Each set finds every one that
+ * came after it was registered for that GPU once, in order; of those that it has not looked at, the last SIM_MAX_XIDS.
  */
 #include "sim_nvml.h"
 
@@ -11,7 +11,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SUPPORTED ((unsigned long long)nvmlEventTypeXidCriticalError)
+#define SUPPORTED                                                                                            \
+	((unsigned long long)(nvmlEventTypeXidCriticalError | nvmlEventTypeSingleBitEccError |               \
+			      nvmlEventTypeDoubleBitEccError))
 
 struct nvmlEventSet_st {
 	uint64_t next;                /* the first Xid that this set has not looked at */
@@ -68,10 +70,10 @@ static nvmlReturn_t take(nvmlEventSet_t set, nvmlEventData_t *data)
 	while (set->next < s->xids && result != NVML_SUCCESS) {
 		uint64_t i = set->next++;
 		const struct sim_xid *xid = &s->xid[i % SIM_MAX_XIDS];
-		if (!set->types[xid->gpu] || i < set->since[xid->gpu])
+		if (!(set->types[xid->gpu] & xid->type) || i < set->since[xid->gpu])
 			continue;
 		*data = (nvmlEventData_t){.device = &nvml.device[xid->gpu],
-					  .eventType = nvmlEventTypeXidCriticalError,
+					  .eventType = xid->type,
 					  .eventData = xid->code,
 					  .gpuInstanceId = UINT32_MAX,
 					  .computeInstanceId = UINT32_MAX};

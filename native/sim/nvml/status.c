@@ -265,10 +265,38 @@ nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *curren
 	return NVML_SUCCESS;
 }
 
+static uint32_t trouble(nvmlDevice_t device)
+{
+	return __atomic_load_n(&nvml.view.state->gpu[device->index].trouble, __ATOMIC_ACQUIRE);
+}
+
+static unsigned long long clocks_reasons(nvmlDevice_t device)
+{
+	bool busy = nvml_busy_percent(device->index) > 0;
+	return (unsigned long long)(busy ? nvmlClocksEventReasonNone : nvmlClocksEventReasonGpuIdle) |
+	       (trouble(device) & SIM_CLOCK_REASONS);
+}
+
 nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *reasons)
 {
 	NVML_ENTER_DEVICE(device, reasons);
-	bool busy = nvml_busy_percent(device->index) > 0;
-	*reasons = (unsigned long long)(busy ? nvmlClocksEventReasonNone : nvmlClocksEventReasonGpuIdle);
+	*reasons = clocks_reasons(device);
+	return NVML_SUCCESS;
+}
+
+/* Its name before driver 535. */
+nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsigned long long *reasons)
+{
+	NVML_ENTER_DEVICE(device, reasons);
+	*reasons = clocks_reasons(device);
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrected,
+				       unsigned int *uncorrected, unsigned int *pending, unsigned int *failed)
+{
+	NVML_ENTER_DEVICE(device, corrected && uncorrected && pending && failed);
+	*corrected = *uncorrected = *failed = 0;
+	*pending = (trouble(device) & SIM_ROWS_PENDING) != 0;
 	return NVML_SUCCESS;
 }

@@ -31,8 +31,7 @@ UNSUPPORTED(nvmlDeviceGetTotalEccErrors, nvmlMemoryErrorType_t type, nvmlEccCoun
 	    unsigned long long *count)
 UNSUPPORTED(nvmlDeviceGetRetiredPages, nvmlPageRetirementCause_t cause, unsigned int *count,
 	    unsigned long long *addresses)
-UNSUPPORTED(nvmlDeviceGetRemappedRows, unsigned int *corrected, unsigned int *uncorrected,
-	    unsigned int *pending, unsigned int *failed)
+UNSUPPORTED(nvmlDeviceGetRetiredPagesPendingStatus, nvmlEnableState_t *pending)
 UNSUPPORTED(nvmlDeviceGetNvLinkState, unsigned int link, nvmlEnableState_t *active)
 UNSUPPORTED(nvmlDeviceGetNvLinkVersion, unsigned int link, unsigned int *version)
 UNSUPPORTED(nvmlDeviceGetPcieThroughput, nvmlPcieUtilCounter_t counter, unsigned int *kilobytes)

@@ -4,10 +4,13 @@
  * have been swept. --runs adds who ran when, as far back as the log goes.
  *
  * sim-state [DIR] --xid GPU CODE: the GPU reports an Xid error, to those that wait for NVML's events.
+ * sim-state [DIR] --ecc GPU BITS: it reports an ECC error of 1 or 2 bits to them.
  * sim-state [DIR] --fail GPU CODE: from now on NVML's calls for the GPU return CODE (15: it is lost; 0: they
  * work), in programs that run already too.
+ * sim-state [DIR] --clocks GPU BITS: NVML shows these reasons for reduced clocks (0x40: heat); 0: none.
+ * sim-state [DIR] --pending GPU 1: rows of its memory wait for a reset to be remapped; 0: none.
  *
- * GPU is the machine's index. Both print nothing.
+ * GPU is the machine's index. All of these print nothing.
  */
 #include "state.h"
 #include "timeline.h"
@@ -88,7 +91,7 @@ static long read_number(const char *text, long most)
 	return text && *text && !*end && n >= 0 && n <= most ? n : -1;
 }
 
-/* --xid and --fail. */
+/* --xid and the others that change a GPU. */
 static int make_trouble(struct sim_view *view, const char *what, const char *gpu_text, const char *code_text)
 {
 	long gpu = read_number(gpu_text, (long)view->machine.gpu_count - 1);
@@ -101,6 +104,12 @@ static int make_trouble(struct sim_view *view, const char *what, const char *gpu
 	sim_lock(view);
 	if (strcmp(what, "--xid") == 0)
 		sim_put_xid(view, (uint32_t)gpu, (uint32_t)code);
+	else if (strcmp(what, "--ecc") == 0)
+		sim_put_ecc(view, (uint32_t)gpu, (uint32_t)code);
+	else if (strcmp(what, "--clocks") == 0)
+		sim_set_trouble(view, (uint32_t)gpu, SIM_CLOCK_REASONS, (uint32_t)code);
+	else if (strcmp(what, "--pending") == 0)
+		sim_set_trouble(view, (uint32_t)gpu, SIM_ROWS_PENDING, code ? SIM_ROWS_PENDING : 0);
 	else
 		sim_set_nvml_error(view, (uint32_t)gpu, (int32_t)code);
 	sim_unlock(view);
@@ -128,6 +137,15 @@ static int print_state(struct sim_view *view, int with_runs)
 	return 0;
 }
 
+static int changes_a_gpu(const char *option)
+{
+	static const char *const known[] = {"--xid", "--ecc", "--fail", "--clocks", "--pending"};
+	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+		if (strcmp(option, known[i]) == 0)
+			return 1;
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	int with_runs = 0;
@@ -135,7 +153,7 @@ int main(int argc, char **argv)
 	for (int i = 1; i < argc && !trouble; i++) {
 		if (strcmp(argv[i], "--runs") == 0)
 			with_runs = 1;
-		else if (strcmp(argv[i], "--xid") == 0 || strcmp(argv[i], "--fail") == 0)
+		else if (changes_a_gpu(argv[i]))
 			trouble = argv + i;
 		else if (setenv("HAMI_SIM", argv[i], 1) != 0)
 			return 1;

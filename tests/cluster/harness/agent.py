@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from hami_hpc.core.agent_state import Event
 from hami_hpc.core.watch import Kind
@@ -16,10 +17,16 @@ def log_size(layout: Layout) -> int:
     return (layout.log / "agent.out").stat().st_size
 
 
+def event_of(line: dict[str, Any]) -> Event:
+    """Returns the event of a line; what a line leaves out is empty."""
+    values: dict[str, Any] = {"job_id": 0, "gpu_uuid": "", "action": "", **line}
+    return Event(**{name: value for name, value in values.items() if name in Event._fields})
+
+
 def events_since(layout: Layout, start: int) -> list[Event]:
     """Returns the findings that the agent printed after this end, each with its kind."""
     with (layout.log / "agent.out").open("rb") as file:
         file.seek(start)
         lines = file.read().decode().splitlines()
-    events = [Event(**json.loads(line)) for line in lines if line.startswith("{")]
+    events = [event_of(json.loads(line)) for line in lines if line.startswith("{")]
     return [event for event in events if event.kind in (*Kind, "disturbed")]
