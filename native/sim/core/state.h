@@ -26,7 +26,7 @@ enum {
 	SIM_MAX_XIDS = 256,      /* kept; the oldest go first */
 	SIM_SWITCHES = 1 << 13,  /* kept of each GPU */
 	SIM_SLOT_CHANNELS = 512, /* compute channels of a process */
-	SIM_VERSION = 3,
+	SIM_VERSION = 4,
 };
 #define SIM_MAGIC 0x454c494653494d48ull
 #define SIM_LOCK_BASE ((off_t)1 << 40)
@@ -93,7 +93,9 @@ struct sim_gpu {
 	uint64_t allocations, frees, refusals;
 	uint64_t events; /* changes of used_bytes so far; only grows */
 	uint64_t reclaimed_bytes, reclaimed_processes;
-	uint64_t busy_ns; /* kernels' time, all processes that ever were */
+	uint64_t busy_ns;                              /* kernels' time, all processes that ever were */
+	uint64_t sent_bytes, received_bytes;           /* over PCIe: copies to and from the host */
+	uint64_t peer_sent_bytes, peer_received_bytes; /* over NVLink: copies between GPUs */
 	/* The scheduler: everything up to clock_ns (CLOCK_MONOTONIC) is decided. */
 	uint64_t clock_ns, slice_end_ns;
 	uint32_t current; /* slot that runs, or SIM_NO_SLOT */
