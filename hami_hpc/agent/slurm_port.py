@@ -29,7 +29,9 @@ _LISTED = re.compile(r"^[ \t]*([0-9]{1,10})[ \t]+([0-9]{1,10})(?=\s|$)", re.MULT
 # Groups of nodes with the same devices follow one another.
 _NODES = re.compile(r"(?:(?<!\s)\s+Nodes=\S+\s+CPU_IDs=\S*\s+Mem=[0-9]+\s+GRES=\S*)+")
 _GRES = re.compile(r"\sGRES=(\S*)")
-_DEVICES = re.compile(r"(?:^|,)(?:gpu|shard|mps)(?::[^,(]*)?\(([^)]*)\)")
+_DEVICES = re.compile(r"(?:^|,)(gpu|shard|mps)(?::[^,(]*)?\(([^)]*)\)")
+ANY_PART = frozenset({"gpu", "shard", "mps"})
+WHOLE = frozenset({"gpu"})
 _RANGE = re.compile(r"(?:(?<=^IDX:)|(?<=,))([0-9]{1,5})(?:-([0-9]{1,5}))?(?=,|$)")
 
 
@@ -53,7 +55,8 @@ class SlurmPort:
     run: Callable[[tuple[str, ...], float], str | None] = run_command
     _list_after: float = 0.0
     _hangs: int = 0  # of listpids, one after the other
-    _held: dict[int, tuple[float, frozenset[int] | None]] = field(default_factory=dict)
+    # by job: when Slurm was asked, and its answer: the GPUs of the job, and those that it holds whole
+    _held: dict[int, tuple[float, frozenset[int] | None, frozenset[int]]] = field(default_factory=dict)
     _ending: set[int] = field(default_factory=set)
     _waiting: queue.Queue[Callable[[], None]] = field(default_factory=lambda: queue.Queue(WAITING_MAX))
     _thread: threading.Thread | None = None
@@ -75,11 +78,15 @@ class SlurmPort:
 
     def held_by(self, job_id: int) -> frozenset[int] | None:
         """Returns Slurm's indices of the GPUs of a job here, or None as long as slurmctld has not said."""
-        asked_at, held = self._held.get(job_id, (-1e9, None))
+        asked_at, held, _whole = self._held.get(job_id, (-1e9, None, frozenset()))
         if held is None and time.monotonic() - asked_at > ASK_AGAIN_S:
-            self._held[job_id] = (time.monotonic(), None)
+            self._held[job_id] = (time.monotonic(), None, frozenset())
             self._later(lambda: self._ask(job_id), f"the GPUs of job {job_id} are not known")
         return held
+
+    def whole_of(self, job_id: int) -> frozenset[int] | None:
+        """Returns those GPUs of held_by that the job holds whole (gres/gpu); None as long as that returns None."""
+        return None if self.held_by(job_id) is None else self._held[job_id][2]
 
     def forget_but(self, jobs: frozenset[int]) -> None:
         """Forgets the jobs that are not in `jobs`: their ids may come back."""
@@ -91,7 +98,7 @@ class SlurmPort:
         # an array's id shows all of its tasks; a text without the job says nothing of it
         for line in (text or "").splitlines():
             if line.startswith(f"JobId={job_id} "):
-                self._held[job_id] = (time.monotonic(), parse_held(line))
+                self._held[job_id] = (time.monotonic(), parse_held(line), parse_held(line, WHOLE) or frozenset())
 
     def warn(self, job_id: int, text: str) -> threading.Event:
         """Writes a line to the output of a batch job, or of the salloc or srun that the job is run from. Sets the
@@ -177,8 +184,9 @@ def job_name(text: str | None, job_id: int) -> str:
     return str(job_id)
 
 
-def parse_held(text: str) -> frozenset[int] | None:
-    """Returns the indices of a job's GPUs, on whichever node, from `scontrol -o -d show job`; None when it has none.
+def parse_held(text: str, kinds: frozenset[str] = ANY_PART) -> frozenset[int] | None:
+    """Returns the indices of the GPUs of which a job holds gres of these kinds, on whichever node, from
+    `scontrol -o -d show job`; None when that does not say.
 
     Slurm prints gpu:h200:1(IDX:0-1) and shard:279(IDX:0); from 23.02 on shard:279(279/559,0/559), by device. A user can
     write the same into the job's name or comment: what holds is what all such places have in common.
@@ -186,7 +194,8 @@ def parse_held(text: str) -> frozenset[int] | None:
     held: list[frozenset[int]] = []
     places = _NODES.findall(text)
     for place in places:
-        gres = [match for listed in _GRES.findall(place) for match in _DEVICES.findall(listed)]
+        found = [match for listed in _GRES.findall(place) for match in _DEVICES.findall(listed)]
+        gres = [devices for kind, devices in found if kind in kinds]
         indices = frozenset(index for devices in gres for index in _indices(devices))
         if indices or not gres:
             held.append(indices)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 DIRECTORY = "usage"
 WAITING = "spool"
-WAITING_AT_MOST = 10_000  # records in memory, 4 KiB each
+WAITING_AT_MOST = 10_000  # records in memory, 4 KiB each without `history`
+WAITING_WITH_HISTORY = 1000  # of these, those that may have it: 20 KiB each at most
 DELIVERED_AT_ONCE = 100  # records that one epilog moves; it waits for the disk at each
 
 
@@ -144,6 +145,14 @@ def keep(run_dir: str, job_id: int, start_unix_ns: int, text: str) -> bool:
             os.unlink(temporary)
         raise NodeError(f"usage of job {job_id} cannot be kept in {directory} ({error.strerror})") from error
     return True
+
+
+def waiting_count(run_dir: str) -> int:
+    """Returns how many files are among the records that wait."""
+    try:
+        return len(os.listdir(waiting_dir(run_dir)))
+    except OSError:
+        return 0
 
 
 def waiting(run_dir: str) -> tuple[str, ...]:
