@@ -2,7 +2,8 @@
 """Which whole GPUs the jobs hold that the prolog noted: by its note, from the signed credential, and by Slurm.
 
 The credential does not say whether a GPU is held whole or in shards; Slurm does, but for all nodes of a job, in a text
-with parts that users write. What both say holds. It is found once for each run, and stays.
+with parts that users write. What both say holds; a user can at most make shards look whole, and gets a usage record. It
+is found once for each run, and stays.
 """
 
 from __future__ import annotations

@@ -30,8 +30,6 @@ _LISTED = re.compile(r"^[ \t]*([0-9]{1,10})[ \t]+([0-9]{1,10})(?=\s|$)", re.MULT
 _NODES = re.compile(r"(?:(?<!\s)\s+Nodes=\S+\s+CPU_IDs=\S*\s+Mem=[0-9]+\s+GRES=\S*)+")
 _GRES = re.compile(r"\sGRES=(\S*)")
 _DEVICES = re.compile(r"(?:^|,)(gpu|shard|mps)(?::[^,(]*)?\(([^)]*)\)")
-ANY_PART = frozenset({"gpu", "shard", "mps"})
-WHOLE = frozenset({"gpu"})
 _RANGE = re.compile(r"(?:(?<=^IDX:)|(?<=,))([0-9]{1,5})(?:-([0-9]{1,5}))?(?=,|$)")
 
 
@@ -85,7 +83,7 @@ class SlurmPort:
         return held
 
     def whole_of(self, job_id: int) -> frozenset[int] | None:
-        """Returns those GPUs of held_by that the job holds whole (gres/gpu); None as long as that returns None."""
+        """Returns the GPUs that the job holds whole (parse_whole); None as long as slurmctld has not said."""
         return None if self.held_by(job_id) is None else self._held[job_id][2]
 
     def forget_but(self, jobs: frozenset[int]) -> None:
@@ -98,7 +96,7 @@ class SlurmPort:
         # an array's id shows all of its tasks; a text without the job says nothing of it
         for line in (text or "").splitlines():
             if line.startswith(f"JobId={job_id} "):
-                self._held[job_id] = (time.monotonic(), parse_held(line), parse_held(line, WHOLE) or frozenset())
+                self._held[job_id] = (time.monotonic(), parse_held(line), parse_whole(line))
 
     def warn(self, job_id: int, text: str) -> threading.Event:
         """Writes a line to the output of a batch job, or of the salloc or srun that the job is run from. Sets the
@@ -184,9 +182,8 @@ def job_name(text: str | None, job_id: int) -> str:
     return str(job_id)
 
 
-def parse_held(text: str, kinds: frozenset[str] = ANY_PART) -> frozenset[int] | None:
-    """Returns the indices of the GPUs of which a job holds gres of these kinds, on whichever node, from
-    `scontrol -o -d show job`; None when that does not say.
+def parse_held(text: str) -> frozenset[int] | None:
+    """Returns the indices of a job's GPUs, on whichever node, from `scontrol -o -d show job`; None when it has none.
 
     Slurm prints gpu:h200:1(IDX:0-1) and shard:279(IDX:0); from 23.02 on shard:279(279/559,0/559), by device. A user can
     write the same into the job's name or comment: what holds is what all such places have in common.
@@ -194,14 +191,28 @@ def parse_held(text: str, kinds: frozenset[str] = ANY_PART) -> frozenset[int] | 
     held: list[frozenset[int]] = []
     places = _NODES.findall(text)
     for place in places:
-        found = [match for listed in _GRES.findall(place) for match in _DEVICES.findall(listed)]
-        gres = [devices for kind, devices in found if kind in kinds]
+        gres = [devices for _kind, devices in _gres(place)]
         indices = frozenset(index for devices in gres for index in _indices(devices))
         if indices or not gres:
             held.append(indices)
     if not held:
         return None if places else frozenset()
     return frozenset.intersection(*held)
+
+
+def parse_whole(text: str) -> frozenset[int]:
+    """Returns the indices of the GPUs that a job holds whole (gres/gpu), on whichever node, from the same text.
+
+    What a user writes into name or comment adds to them here, so that nobody hides a job from its usage record; the
+    prolog's note has those that the job was really given.
+    """
+    gres = [one for place in _NODES.findall(text) for one in _gres(place)]
+    return frozenset(index for kind, devices in gres if kind == "gpu" for index in _indices(devices))
+
+
+def _gres(place: str) -> list[tuple[str, str]]:
+    """Returns kind and devices of each gres in a text."""
+    return [match for listed in _GRES.findall(place) for match in _DEVICES.findall(listed)]
 
 
 def _indices(devices: str) -> Iterator[int]:

@@ -139,9 +139,9 @@ class Watcher:
         if not self._problem:  # else what was seen before stays
             known = self.known_gpus.update(noted, whole, gpu_looks, self.slurm.whole_of)
             look = look._replace(gpu_jobs=known, ended=self.slices.ended)
-            self.sums.update(look, step_ns, _counters(gpu_looks), self._incidents.open(), disturbed)
+            jobs, gpu_jobs = self.sums.update(look, step_ns, _counters(gpu_looks), self._incidents.open(), disturbed)
+            self.histories.update((*jobs, *gpu_jobs), boot_ns)
         jobs, gpu_jobs = self.sums.last()
-        self.histories.update((*jobs, *gpu_jobs), boot_ns)
         self._watch_gpus(gpu_looks)
         self._last = (boot_ns, look)
         self._looks += 1

@@ -23,12 +23,18 @@ _READ, _WRITE = 4, 2
 
 
 def make(directory: str, job_id: int, uid: int, start_unix_ns: int, mem_mib: int = 0, gpu_count: int = 0) -> None:
-    """Makes the file in a directory that is being built. It takes memory as minutes are written. Raises OSError."""
+    """Makes the file in a directory that is being built. It takes memory as minutes are written. Never fails: without
+    it the job has no time line."""
+    with suppress(OSError):
+        _make(f"{directory}/{c.FILE_HISTORY}", job_id, uid, start_unix_ns, mem_mib, gpu_count)
+
+
+def _make(path: str, job_id: int, uid: int, start_unix_ns: int, mem_mib: int, gpu_count: int) -> None:
     elapsed_ns = max(0, time.time_ns() - start_unix_ns)
     start_boot_ns = max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - elapsed_ns)
     head = pack_head(Head(job_id, uid, gpu_count, start_unix_ns, start_boot_ns, mem_mib))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(f"{directory}/{c.FILE_HISTORY}", flags, 0o640)
+    fd = os.open(path, flags, 0o640)
     try:
         os.fchmod(fd, 0o640)
         os.write(fd, head)

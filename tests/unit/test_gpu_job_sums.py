@@ -18,7 +18,7 @@ from hami_hpc.agent.known_gpus import KnownGpus
 from hami_hpc.core.agent_state import LOST, OK, JobState
 from hami_hpc.core.gpu_jobs import GpuJob
 from hami_hpc.core.watch import MIB, SECOND, Action, Kind, Limits
-from hami_hpc.node import agent_file, boot, gpu_jobs, job_dirs
+from hami_hpc.node import agent_file, boot, gpu_jobs, history_file, job_dirs
 from hami_hpc.node.agent_settings import AgentSettings
 
 START = 10**18
@@ -141,6 +141,21 @@ def test_a_look_that_sees_nothing_and_a_lost_gpu_lose_no_sum(bench: Bench, pids:
     bench.gpus.states[UUIDS[0]] = OK
     assert one(bench).busy_ns == before.busy_ns + SECOND // 2
     assert one(bench).gpu_uuid == before.gpu_uuid
+
+
+def test_a_look_that_sees_nothing_writes_no_minute(bench: Bench) -> None:
+    folder = str(bench.node.jobs / "7")
+    found = history_file.read(folder)
+    assert found is not None
+    bench.now_ns = found[0].start_boot_ns
+    bench.look(10)
+    bench.gpus.problem = BLIND
+    bench.look(130)
+    bench.gpus.problem = ""
+    bench.look(10)
+    found = history_file.read(folder)
+    assert found is not None
+    assert [one.minute for one in found[1]] == [0, 2]
 
 
 def test_the_next_run_of_a_job_begins_at_nothing(bench: Bench, pids: list[int]) -> None:

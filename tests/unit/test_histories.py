@@ -281,3 +281,14 @@ def test_the_epilog_puts_it_into_the_record_of_its_own_run_only(run: Run) -> Non
     record = run.node.record()
     assert record["start_unix_ns"] == job.created_unix_ns
     assert record["history"] == "0:100,50x2"
+
+
+def test_a_full_run_directory_costs_the_time_line_and_not_the_job(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_path: str, *_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(history_file, "_make", full)
+    assert node.prolog(8) == 0
+    assert not (node.jobs / "8" / c.FILE_HISTORY).exists()
+    assert node.epilog(8) == 0
+    assert node.record("8.json")["history"] == ""
