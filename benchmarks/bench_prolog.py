@@ -72,18 +72,23 @@ def make_cases(folder: Path, memory: Path) -> list[Case]:
     ledger = common.open_ledger(settings)
     ledger.set_inventory(make_inventory([Device(0, "GPU-bench", "NVIDIA H200", 143156)], settings.gpu_models))
     ledger.close()
+    watched = folder / "watched.toml"  # a job with whole GPUs is noted where an agent is
+    watched.write_text(f"{config.read_text()}[agent]\n")
     slurm_conf = make_slurm_conf(folder)
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534", "SLURM_JOB_GPUS": "0", "SLURM_CONF": slurm_conf}
+    none = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534", "SLURM_CONF": slurm_conf}
+    job = none | {"SLURM_JOB_GPUS": "0"}
     vgpu = {"HAMI_HPC_VGPU": "1", "HAMI_HPC_CLASS": "std", "HAMI_HPC_MEM_MIB": "8192", "HAMI_HPC_CORES": "50"}
-    arguments = ("--config", str(config))
+    arguments, agent = ("--config", str(config)), ("--config", str(watched))
     prolog, epilog = str(ROOT / "prolog" / "prolog"), str(ROOT / "prolog" / "epilog")
     return [
         # The same interpreter with the same switches: site-packages with many .pth files would flatter the ratio.
         Case("python3 -I -S -c pass", (sys.executable, "-I", "-S", "-c", "pass"), {}, False),
         Case("prolog, job with vgpu", (prolog, *arguments), job | vgpu, True),
         Case("epilog, job with vgpu", (epilog, *arguments), job | vgpu, True),
-        Case("prolog, job without", (prolog, *arguments), job, True),
-        Case("epilog, job without", (epilog, *arguments), job, True),
+        Case("prolog, whole GPU", (prolog, *agent), job, True),
+        Case("epilog, whole GPU", (epilog, *agent), job, True),
+        Case("prolog, job without GPU", (prolog, *arguments), none, True),
+        Case("epilog, job without GPU", (epilog, *arguments), none, True),
     ]
 
 

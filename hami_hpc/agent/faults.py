@@ -64,7 +64,7 @@ class Faults:
                 sums.mark(uuid, fault.xid)
             if FaultAction.DRAIN in actions:
                 self.drain(uuid, fault.title, fault.xid)
-            jobs = [job for job in sums.last() if job.gpu_uuid == uuid]
+            jobs = sums.on(uuid)
             if FaultAction.COMMENT in actions:
                 self._comment(boot_ns, fault, uuid, jobs)
             if FaultAction.REQUEUE in actions:
@@ -101,7 +101,7 @@ class Faults:
                 self.slurm.comment(job.job_id, text)
 
     def _requeue(self, jobs: Iterable[JobState], sums: JobSums) -> None:
-        self._requeued &= {(job.job_id, job.created_unix_ns) for job in sums.last()}
+        self._requeued &= {(job.job_id, job.created_unix_ns) for states in sums.last() for job in states}
         for job in jobs:
             run = (job.job_id, job.created_unix_ns)
             if run not in self._requeued:

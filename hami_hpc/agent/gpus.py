@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from hami_hpc.agent.fault_events import FaultEvents
+from hami_hpc.agent.traffic import Traffic
 from hami_hpc.core.agent_state import FAILED, LOST, OK
 from hami_hpc.core.inventory import Device, Gpu, make_inventory
 from hami_hpc.errors import NodeError
@@ -62,6 +63,9 @@ class GpuLook(NamedTuple):
     temperature_c: int = 0
     processes: tuple[GpuProcess, ...] = ()
     conditions: tuple[str, ...] = ()  # codes of node/xids.tsv that hold now
+    pcie_bytes: int = 0  # since NVML was opened first; only grows
+    nvlink_bytes: int = 0
+    is_mig: bool = False  # Slurm's indices are then those of its parts
 
 
 @dataclass
@@ -75,6 +79,9 @@ class _Opened:
     temperature_c: int = 0
     pending: tuple[str, ...] = ()  # repairs that wait for a reset
     lacks: set[str] = field(default_factory=set)  # functions that this GPU does not support
+    energy_mj: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
+    is_mig: bool = False
 
 
 @dataclass
@@ -150,10 +157,15 @@ class Gpus:
         if len(devices) < count:  # those that are there keep Slurm's numbers
             inventory = tuple(gpu._replace(slurm_index=gpu.minor) for gpu in inventory)
         start_us = self.now_unix_us() - FIRST_WINDOW_US
-        last_us = {one.gpu.uuid: one.last_sample_us for one in self._opened}
-        self._opened = [
-            _Opened(gpu, handles[gpu.uuid], max(start_us, last_us.get(gpu.uuid, 0)), self.now_ns()) for gpu in inventory
-        ]
+        last = {one.gpu.uuid: one for one in self._opened}
+        opened = []
+        for gpu in inventory:
+            one = _Opened(gpu, handles[gpu.uuid], start_us, self.now_ns(), is_mig=_is_mig(module, handles[gpu.uuid]))
+            if gpu.uuid in last:
+                one.last_sample_us = max(start_us, last[gpu.uuid].last_sample_us)
+                one.energy_mj, one.traffic = last[gpu.uuid].energy_mj, last[gpu.uuid].traffic
+            opened.append(one)
+        self._opened = opened
         self._seen |= {gpu.uuid: gpu for gpu in inventory}
         self._count, self._opened_ns = count, self.now_ns()
         self.fault_events.start(module, {one.gpu.uuid: one.handle for one in self._opened})
@@ -186,17 +198,19 @@ class Gpus:
             return GpuLook(one.gpu, LOST if is_lost else FAILED, str(error))
         busy = self._busy(module, one)
 
-        def number(name: str, *arguments: object) -> int:
+        def number(name: str, *arguments: object, otherwise: int = 0) -> int:
             try:
                 return int(getattr(module, name)(one.handle, *arguments))
             except module.NVMLError:
-                return 0
+                return otherwise
 
         if one.slow_at_ns is None or self.now_ns() - one.slow_at_ns >= SLOW_NS:
             one.slow_at_ns = self.now_ns()
             one.power_mw = number("nvmlDeviceGetPowerUsage")
             one.temperature_c = number("nvmlDeviceGetTemperature", module.NVML_TEMPERATURE_GPU)
             one.pending = self._pending(module, one)
+        one.energy_mj = number("nvmlDeviceGetTotalEnergyConsumption", otherwise=one.energy_mj)
+        one.traffic.update(module, one.handle, self.now_ns())
         try:
             busy_percent = float(module.nvmlDeviceGetUtilizationRates(one.handle).gpu)
         except module.NVMLError:
@@ -208,10 +222,13 @@ class Gpus:
             used_bytes=int(memory.used),
             busy_percent=busy_percent,
             power_mw=one.power_mw,
-            energy_mj=number("nvmlDeviceGetTotalEnergyConsumption"),
+            energy_mj=one.energy_mj,
             temperature_c=one.temperature_c,
             processes=tuple(GpuProcess(pid, used[pid], busy.get(pid, 0)) for pid in sorted(used)),
             conditions=(*self._slowdowns(module, one), *one.pending),
+            pcie_bytes=one.traffic.pcie_bytes,
+            nvlink_bytes=one.traffic.nvlink_bytes,
+            is_mig=one.is_mig,
         )
 
     def _ask(self, module: ModuleType, one: _Opened, name: str) -> Any:
@@ -274,6 +291,14 @@ class Gpus:
         # Without a sample nobody ran, but the driver's latest one may still be to come.
         one.last_sample_us = max(newest_us, one.last_sample_us, now_us - FIRST_WINDOW_US if not busy else 0)
         return busy
+
+
+def _is_mig(module: ModuleType, handle: object) -> bool:
+    """Returns whether a GPU is divided by MIG now."""
+    try:
+        return bool(module.nvmlDeviceGetMigMode(handle)[0])
+    except module.NVMLError:  # a GPU without MIG
+        return False
 
 
 def _processes(module: ModuleType, handle: object) -> dict[int, int]:

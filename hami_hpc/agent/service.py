@@ -23,6 +23,7 @@ from hami_hpc.agent.fault_events import FaultEvents
 from hami_hpc.agent.faults import Faults
 from hami_hpc.agent.gpu_drains import GpuDrains
 from hami_hpc.agent.gpus import Gpus
+from hami_hpc.agent.known_gpus import KnownGpus
 from hami_hpc.agent.processes import Processes
 from hami_hpc.agent.slices import Slices
 from hami_hpc.agent.slurm_port import SlurmPort
@@ -74,7 +75,8 @@ def make_watcher(settings: Settings, own: AgentSettings, node: str) -> Watcher:
     )
     last = agent_file.read(settings.run_dir, watcher.boot_id)
     if last is not None:
-        watcher.sums = JobSums.resumed(last.jobs)
+        watcher.sums = JobSums.resumed(last.jobs, last.gpu_jobs)
+        watcher.known_gpus = KnownGpus.resumed(last.gpu_jobs)
         watcher.events.extend(last.events)
     return watcher
 
@@ -217,6 +219,7 @@ def look_once(settings: Settings, node: str) -> AgentState:
     own = own._replace(actions=dict.fromkeys(Kind, Action.LOG))
     watcher = make_watcher(settings, own, node)
     watcher.events.clear()
+    watcher.histories.is_off = True
     watcher.emit = lambda _event: None
     watcher.gpus.fault_events.is_on = False
     state = watcher.look()

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from hami_hpc.agent.kept_file import KEPT_MAX, KeptFile
 from hami_hpc.contract import constants as c
 from hami_hpc.core.delays import parse_delays
+from hami_hpc.core.gpu_jobs import GpuJob
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import parse_usage_head
 from hami_hpc.core.watch import Slice
 from hami_hpc.errors import NodeError
-from hami_hpc.node import job_dirs
+from hami_hpc.node import gpu_jobs, job_dirs
 
 # (inode, ctime in ns) of a job's directory, which a requeued job's prolog makes again, maybe with the same inode
 Key = tuple[int, int]
@@ -22,11 +23,17 @@ Key = tuple[int, int]
 
 @dataclass
 class _Job:
-    """A job's directory: its grant, if it has one, and its usage file once that was opened."""
+    """A job's directory: its grant, or the note of a job with whole GPUs, and its usage file once that was opened."""
 
     key: Key
     grant: Grant | None
+    gpu_job: GpuJob | None = None
     usage: KeptFile | None = None
+
+
+def _read(key: Key, directory: str) -> _Job:
+    grant = job_dirs.read_grant(directory)
+    return _Job(key, grant, gpu_jobs.read(directory) if grant is None else None)
 
 
 @dataclass
@@ -35,21 +42,29 @@ class Slices:
     keeping it open delays nothing."""
 
     run_dir: str
+    # runs that were set aside, at the last look: job id and start
+    ended: frozenset[tuple[int, int]] = frozenset()
     _jobs: dict[str, _Job] = field(default_factory=dict)
 
     def look(self) -> tuple[tuple[Slice, ...], frozenset[int]]:
         """Returns the slices by job id, and the jobs that hold the whole node. Raises NodeError when the run directory
         cannot be listed."""
         jobs: dict[str, _Job] = {}
-        for name, key in self._entries():
+        entries = self._entries()
+        self.ended = frozenset(run for name, _key in entries if (run := gpu_jobs.ended_run(name)) is not None)
+        for name, key in entries:
             if name.isdigit():
                 directory = f"{job_dirs.jobs_dir(self.run_dir)}/{name}"
                 old = self._jobs.get(name)
-                jobs[name] = old if old is not None and old.key == key else _Job(key, job_dirs.read_grant(directory))
+                jobs[name] = old if old is not None and old.key == key else _read(key, directory)
         self._jobs = jobs
         slices = tuple(self._slice(job, job.grant) for job in jobs.values() if job.grant is not None)
         whole = (name for name, job in jobs.items() if job.grant is None and self._is_whole(name))
         return tuple(sorted(slices, key=lambda one: one.grant.job_id)), frozenset(map(int, whole))
+
+    def gpu_jobs(self) -> tuple[GpuJob, ...]:
+        """Returns the runs of the last look that the prolog noted as jobs with GPUs, by job id."""
+        return tuple(sorted(job.gpu_job for job in self._jobs.values() if job.gpu_job is not None))
 
     def _entries(self) -> list[tuple[str, Key]]:
         """Returns the names in `jobs/`, each with its key. Raises NodeError."""

@@ -29,7 +29,7 @@ _LISTED = re.compile(r"^[ \t]*([0-9]{1,10})[ \t]+([0-9]{1,10})(?=\s|$)", re.MULT
 # Groups of nodes with the same devices follow one another.
 _NODES = re.compile(r"(?:(?<!\s)\s+Nodes=\S+\s+CPU_IDs=\S*\s+Mem=[0-9]+\s+GRES=\S*)+")
 _GRES = re.compile(r"\sGRES=(\S*)")
-_DEVICES = re.compile(r"(?:^|,)(?:gpu|shard|mps)(?::[^,(]*)?\(([^)]*)\)")
+_DEVICES = re.compile(r"(?:^|,)(gpu|shard|mps)(?::[^,(]*)?\(([^)]*)\)")
 _RANGE = re.compile(r"(?:(?<=^IDX:)|(?<=,))([0-9]{1,5})(?:-([0-9]{1,5}))?(?=,|$)")
 
 
@@ -53,7 +53,8 @@ class SlurmPort:
     run: Callable[[tuple[str, ...], float], str | None] = run_command
     _list_after: float = 0.0
     _hangs: int = 0  # of listpids, one after the other
-    _held: dict[int, tuple[float, frozenset[int] | None]] = field(default_factory=dict)
+    # by job: when Slurm was asked, and its answer: the GPUs of the job, and those that it holds whole
+    _held: dict[int, tuple[float, frozenset[int] | None, frozenset[int]]] = field(default_factory=dict)
     _ending: set[int] = field(default_factory=set)
     _waiting: queue.Queue[Callable[[], None]] = field(default_factory=lambda: queue.Queue(WAITING_MAX))
     _thread: threading.Thread | None = None
@@ -75,11 +76,15 @@ class SlurmPort:
 
     def held_by(self, job_id: int) -> frozenset[int] | None:
         """Returns Slurm's indices of the GPUs of a job here, or None as long as slurmctld has not said."""
-        asked_at, held = self._held.get(job_id, (-1e9, None))
+        asked_at, held, _whole = self._held.get(job_id, (-1e9, None, frozenset()))
         if held is None and time.monotonic() - asked_at > ASK_AGAIN_S:
-            self._held[job_id] = (time.monotonic(), None)
+            self._held[job_id] = (time.monotonic(), None, frozenset())
             self._later(lambda: self._ask(job_id), f"the GPUs of job {job_id} are not known")
         return held
+
+    def whole_of(self, job_id: int) -> frozenset[int] | None:
+        """Returns the GPUs that the job holds whole (parse_whole); None as long as slurmctld has not said."""
+        return None if self.held_by(job_id) is None else self._held[job_id][2]
 
     def forget_but(self, jobs: frozenset[int]) -> None:
         """Forgets the jobs that are not in `jobs`: their ids may come back."""
@@ -91,7 +96,7 @@ class SlurmPort:
         # an array's id shows all of its tasks; a text without the job says nothing of it
         for line in (text or "").splitlines():
             if line.startswith(f"JobId={job_id} "):
-                self._held[job_id] = (time.monotonic(), parse_held(line))
+                self._held[job_id] = (time.monotonic(), parse_held(line), parse_whole(line))
 
     def warn(self, job_id: int, text: str) -> threading.Event:
         """Writes a line to the output of a batch job, or of the salloc or srun that the job is run from. Sets the
@@ -204,13 +209,28 @@ def parse_held(text: str) -> frozenset[int] | None:
     held: list[frozenset[int]] = []
     places = _NODES.findall(text)
     for place in places:
-        gres = [match for listed in _GRES.findall(place) for match in _DEVICES.findall(listed)]
+        gres = [devices for _kind, devices in _gres(place)]
         indices = frozenset(index for devices in gres for index in _indices(devices))
         if indices or not gres:
             held.append(indices)
     if not held:
         return None if places else frozenset()
     return frozenset.intersection(*held)
+
+
+def parse_whole(text: str) -> frozenset[int]:
+    """Returns the indices of the GPUs that a job holds whole (gres/gpu), on whichever node, from the same text.
+
+    What a user writes into name or comment adds to them here, so that nobody hides a job from its usage record; the
+    prolog's note has those that the job was really given.
+    """
+    gres = [one for place in _NODES.findall(text) for one in _gres(place)]
+    return frozenset(index for kind, devices in gres if kind == "gpu" for index in _indices(devices))
+
+
+def _gres(place: str) -> list[tuple[str, str]]:
+    """Returns kind and devices of each gres in a text."""
+    return [match for listed in _GRES.findall(place) for match in _DEVICES.findall(listed)]
 
 
 def _indices(devices: str) -> Iterator[int]:

@@ -14,11 +14,14 @@ from typing import NamedTuple
 
 from hami_hpc.agent.faults import Faults
 from hami_hpc.agent.gpus import GpuLook, Gpus
+from hami_hpc.agent.histories import Histories
+from hami_hpc.agent.known_gpus import KnownGpus
 from hami_hpc.agent.processes import Processes
 from hami_hpc.agent.slices import Slices
 from hami_hpc.agent.slurm_port import SlurmPort
 from hami_hpc.core.agent_state import OK, AgentState, Event, GpuState, OtherProcess
-from hami_hpc.core.job_sums import LONGEST_STEP_NS, JobSums
+from hami_hpc.core.gpu_jobs import GpuJob
+from hami_hpc.core.job_sums import LONGEST_STEP_NS, Counters, JobSums
 from hami_hpc.core.watch import (
     CLEAR_NS,
     SECOND,
@@ -92,6 +95,8 @@ class Watcher:
     unix_ns: Callable[[], int] = time.time_ns
     sums: JobSums = field(default_factory=JobSums)
     faults: Faults | None = None
+    known_gpus: KnownGpus = field(default_factory=KnownGpus)
+    histories: Histories = field(init=False)
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
     _incidents: Incidents = field(default_factory=Incidents)
     _time: TimeWatch = field(default_factory=TimeWatch)
@@ -105,6 +110,9 @@ class Watcher:
     _looks: int = 0
     _started_unix_ns: int = 0
     _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((kind.value for kind in Kind), 0))
+
+    def __post_init__(self) -> None:
+        self.histories = Histories(self.slices.run_dir, self.settings.group)
 
     def look(self) -> AgentState:
         """Looks once and acts. A fault of the node (NVML, the run directory) is an event; that look has no GPUs, and
@@ -122,7 +130,8 @@ class Watcher:
         else:
             self._fault("")
         processes = self._identify(gpu_looks, step_ns)
-        held = self._held(processes, slices, whole, gpu_looks)
+        noted = () if self._problem else self.slices.gpu_jobs()
+        held = self._held(processes, slices, whole, noted, gpu_looks)
         look = self._recounted(Look(boot_ns, processes, slices, whole, held))
         suspicions = [*judge(look, self.settings.limits), *self._time.judge(look)]
         wanted = [one for one in suspicions if self.settings.actions[one.kind] is not Action.IGNORE]
@@ -130,15 +139,15 @@ class Watcher:
             self._act(incident)
         self._execute(boot_ns)
         disturbed = self._disturbed(look, gpu_looks, wanted)
-        energy = {one.gpu.uuid: one.energy_mj for one in gpu_looks if one.state == OK}
-        if self._problem:  # what was seen before stays
-            jobs = self.sums.last()
-        else:
-            jobs = self.sums.update(look, step_ns, energy, self._incidents.open(), disturbed)
+        if not self._problem:  # else what was seen before stays
+            known = self.known_gpus.update(noted, whole, gpu_looks, self.slurm.whole_of)
+            look = look._replace(gpu_jobs=known, ended=self.slices.ended)
+            jobs, gpu_jobs = self.sums.update(look, step_ns, _counters(gpu_looks), self._incidents.open(), disturbed)
+            self.histories.update((*jobs, *gpu_jobs), boot_ns)
         self._watch_gpus(gpu_looks)
         if self.faults is not None:
             self._watch_faults(self.faults, boot_ns, gpu_looks)
-            jobs = self.sums.last()
+        jobs, gpu_jobs = self.sums.last()
         self._last = (boot_ns, look)
         self._looks += 1
         slice_jobs = {one.grant.job_id for one in slices}
@@ -151,6 +160,7 @@ class Watcher:
             looks=self._looks,
             gpus=tuple(_gpu_state(one, self.faults) for one in gpu_looks),
             jobs=jobs,
+            gpu_jobs=gpu_jobs,
             others=tuple(_other(one, step_ns) for one in processes if one.job_id not in slice_jobs),
             events=tuple(self.events),
             started_unix_ns=self._started_unix_ns,
@@ -198,11 +208,14 @@ class Watcher:
         processes: Iterable[Process],
         slices: Iterable[Slice],
         whole: frozenset[int],
+        noted: Iterable[GpuJob],
         gpu_looks: Iterable[GpuLook],
     ) -> Mapping[int, frozenset[str] | None]:
-        """Returns the GPUs, by Slurm, of the jobs with processes here and without a slice."""
+        """Returns the GPUs, by Slurm, of the jobs without a slice that have processes here or were noted by the
+        prolog."""
         with_slice = {one.grant.job_id for one in slices}
-        jobs = frozenset(one.job_id for one in processes if one.job_id > 0) - with_slice - whole
+        seen = {one.job_id for one in processes if one.job_id > 0} | {one.job_id for one in noted}
+        jobs = frozenset(seen) - with_slice - whole
         self.slurm.forget_but(jobs)
         uuids = {one.gpu.slurm_index: one.gpu.uuid for one in gpu_looks}
         held: dict[int, frozenset[str] | None] = {}
@@ -315,6 +328,12 @@ class Watcher:
         if text != self._problem:
             self._problem = text
             self.event("blind" if text else "sees_again", text or "GPUs and slices can be read again")
+
+
+def _counters(gpu_looks: Iterable[GpuLook]) -> dict[str, Counters]:
+    return {
+        one.gpu.uuid: Counters(one.energy_mj, one.pcie_bytes, one.nvlink_bytes) for one in gpu_looks if one.state == OK
+    }
 
 
 def _gpu_state(one: GpuLook, faults: Faults | None) -> GpuState:

@@ -104,14 +104,17 @@ def _one_run(run: eff.RunUse) -> str:
         f"  for      {duration(run.seconds)}, {run.held_gpu_s / 3600:.4f} GPU-hours",
     ]
     if not run.measured:
-        why = "no usage record of this job was collected" if run.slices else "only vGPU jobs leave usage records"
+        why = "no usage record of this job was collected"
+        if not run.slices:
+            why += "; only nodes with hami-hpc agent write one for a job with whole GPUs"
         return "\n".join([*lines, f"  used     not known: {why}"])
     lines += [
-        f"  GPU      {_percent(run.gpu_percent)} used: busy for {duration(run.gpu_busy_s)}, "
-        f"held back for {duration(run.throttled_s)}",
+        f"  GPU      {_percent(run.gpu_percent)} used: busy for {duration(run.gpu_busy_s)}"
+        + (f", held back for {duration(run.throttled_s)}" if run.slices else ", as the agent saw it"),
         f"  memory   {_percent(run.mem_percent)} at its peak: {run.peak_bytes / (1 << 20):,.0f} MiB",
-        f"  refused  {run.oom_count} requests for memory",
     ]
+    if run.slices:
+        lines.append(f"  refused  {run.oom_count} requests for memory")
     if run.request_count:
         lines.append(f"  requests {requests(run.request_count, run.latency_p99_us, run.slo_miss_count)}")
     if run.damaged:

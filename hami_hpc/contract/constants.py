@@ -74,8 +74,10 @@ ENV_LOG: Final = 'HAMI_HPC_LOG'
 FILE_JOB_LIMITS: Final = 'job.limits'
 FILE_USAGE: Final = 'shared/usage'
 FILE_STEP_LIMITS: Final = 'step-{step_id}.limits'
+FILE_HISTORY: Final = 'history'
 FILE_REFUSED: Final = 'refused'
 FILE_WHOLE: Final = 'whole'
+FILE_GPUS: Final = 'gpus'
 FILE_RUN_DIR: Final = '/run/hami-hpc'
 FILE_SELF: Final = '/run/hami-hpc/self'
 FILE_SELF_LIMITS: Final = 'step.limits'
@@ -185,6 +187,32 @@ USAGE_SLOT_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'throttled_ns': (40, 8, 'u'),
 }
 
+# Head of the history file, what the agent saw of the job in each minute. Root writes all of the file; the job's user reads it.
+HISTORY_SIZE: Final = 64
+HISTORY_MAGIC: Final = 0x31534948494D4148
+# field: (offset, bytes, kind): 'u' unsigned, little-endian; 'a' several u64; 's' text, NUL-padded
+HISTORY_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
+    'magic': (0, 8, 'u'),
+    'record_size': (8, 4, 'u'),
+    'job_id': (12, 4, 'u'),
+    'uid': (16, 4, 'u'),
+    'gpu_count': (20, 4, 'u'),
+    'start_unix_ns': (24, 8, 'u'),
+    'start_boot_ns': (32, 8, 'u'),
+    'mem_mib': (40, 8, 'u'),
+}
+
+# One minute of the job. The minutes follow the head: minute M since the start is in row M modulo the count, so the last 24 h are kept.
+HISTORY_MINUTE_SIZE: Final = 16
+HISTORY_MINUTE_COUNT: Final = 1440
+# field: (offset, bytes, kind): 'u' unsigned, little-endian; 'a' several u64; 's' text, NUL-padded
+HISTORY_MINUTE_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
+    'lap': (0, 4, 'u'),
+    'mem_mib': (4, 4, 'u'),
+    'percent': (8, 4, 'u'),
+    'reserved': (12, 4, 'u'),
+}
+
 # The epilog writes it (root, 0640), one file per job; a requeued job's later runs are JOB-START_NS.json.
 SPOOL_VERSION: Final = 1
 # field: its type, int or text
@@ -195,6 +223,7 @@ SPOOL_FIELDS: Final[dict[str, str]] = {
     'class': 'text',
     'mode': 'text',
     'gpu_uuid': 'text',
+    'gpu_count': 'int',
     'model': 'text',
     'mem_mib': 'int',
     'cores': 'int',
@@ -212,6 +241,8 @@ SPOOL_FIELDS: Final[dict[str, str]] = {
     'observed_peak_bytes': 'int',
     'observed_busy_ns': 'int',
     'observed_energy_mj': 'int',
+    'observed_pcie_bytes': 'int',
+    'observed_nvlink_bytes': 'int',
     'request_count': 'int',
     'latency_p50_us': 'int',
     'latency_p99_us': 'int',
@@ -229,8 +260,9 @@ SPOOL_FIELDS: Final[dict[str, str]] = {
     'last_use_unix_ns': 'int',
     'epilog_began_unix_ns': 'int',
     'gpu_fault': 'int',
+    'history': 'text',
 }
-SPOOL_DEFAULTS: Final[dict[str, int]] = {'device_oom_count': 0, 'observed_ns': 0, 'observed_peak_bytes': 0, 'observed_busy_ns': 0, 'observed_energy_mj': 0, 'request_count': 0, 'latency_p50_us': 0, 'latency_p99_us': 0, 'latency_sum_ns': 0, 'slo_us': 0, 'slo_miss_count': 0, 'floor_hit_count': 0, 'pause_count': 0, 'disturbed_count': 0, 'prolog_began_unix_ns': 0, 'prolog_done_unix_ns': 0, 'first_step_unix_ns': 0, 'first_context_unix_ns': 0, 'first_launch_unix_ns': 0, 'last_use_unix_ns': 0, 'epilog_began_unix_ns': 0, 'gpu_fault': 0}
+SPOOL_DEFAULTS: Final[dict[str, int | str]] = {'gpu_count': 1, 'device_oom_count': 0, 'observed_ns': 0, 'observed_peak_bytes': 0, 'observed_busy_ns': 0, 'observed_energy_mj': 0, 'observed_pcie_bytes': 0, 'observed_nvlink_bytes': 0, 'request_count': 0, 'latency_p50_us': 0, 'latency_p99_us': 0, 'latency_sum_ns': 0, 'slo_us': 0, 'slo_miss_count': 0, 'floor_hit_count': 0, 'pause_count': 0, 'disturbed_count': 0, 'prolog_began_unix_ns': 0, 'prolog_done_unix_ns': 0, 'first_step_unix_ns': 0, 'first_context_unix_ns': 0, 'first_launch_unix_ns': 0, 'last_use_unix_ns': 0, 'epilog_began_unix_ns': 0, 'gpu_fault': 0, 'history': ''}
 
 ERROR_PREFIX: Final = 'hami_hpc: '
 GIVEN_MAX: Final = 40

@@ -37,7 +37,8 @@ class GpuState(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """One slice. The first fields are of its grant, the last are what the job counted itself (bounded)."""
+    """One slice, or a job with whole GPUs: mode gpu, gpu_uuid all of them separated by commas, busy_percent of the time
+    of all. The first fields are of its grant, the last but three are what the job counted itself (bounded)."""
 
     job_id: int
     uid: int
@@ -70,6 +71,9 @@ class JobState(NamedTuple):
     paused_ns: int = 0
     floor_hit_count: int = 0
     gpu_fault: int = 0  # Xid code of a fault of the GPU that the run met; 0: none
+    pcie_bytes: int = 0  # that its GPUs moved, by its part of their busy time
+    nvlink_bytes: int = 0
+    model: str = ""  # of a job with whole GPUs
 
 
 class OtherProcess(NamedTuple):
@@ -113,13 +117,14 @@ class AgentState(NamedTuple):
     events: tuple[Event, ...]  # the latest, oldest first
     started_unix_ns: int = 0  # when the agent started; 0: not said
     event_counts: tuple[tuple[str, int], ...] = ()  # by kind, since the agent started
+    gpu_jobs: tuple[JobState, ...] = ()  # the jobs with whole GPUs
 
     def job(self, job_id: int, created_unix_ns: int) -> JobState | None:
         """Returns the state of one run of a job."""
         return next((j for j in self.jobs if (j.job_id, j.created_unix_ns) == (job_id, created_unix_ns)), None)
 
 
-_LISTS = {"gpus": GpuState, "jobs": JobState, "others": OtherProcess, "events": Event}
+_LISTS = {"gpus": GpuState, "jobs": JobState, "others": OtherProcess, "events": Event, "gpu_jobs": JobState}
 
 
 def to_json(state: AgentState) -> str:
@@ -149,18 +154,20 @@ def from_json(text: str) -> AgentState | None:
         table = json.loads(text)
         if table.pop("version") != VERSION:
             return None
+        table.setdefault("gpu_jobs", [])
         for name, kind in _LISTS.items():
             table[name] = tuple(kind(**row) for row in table[name])
-        table["jobs"] = tuple(
-            job._replace(findings=tuple(job.findings), latency_buckets=tuple(job.latency_buckets))
-            for job in table["jobs"]
-        )
+        for name in ("jobs", "gpu_jobs"):
+            table[name] = tuple(
+                job._replace(findings=tuple(job.findings), latency_buckets=tuple(job.latency_buckets))
+                for job in table[name]
+            )
         table["gpus"] = tuple(
             gpu._replace(fault_counts=tuple((code, count) for code, count in gpu.fault_counts)) for gpu in table["gpus"]
         )
         table["event_counts"] = tuple((kind, count) for kind, count in table.get("event_counts", ()))
         state = AgentState(**table)
-        rows = (state, *state.gpus, *state.jobs, *state.others, *state.events)
+        rows = (state, *state.gpus, *state.jobs, *state.gpu_jobs, *state.others, *state.events)
         return state if all(map(_is_typed, rows)) else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import NodeError
 
+MAX_INDEX = 1023  # Slurm's own limit is MAX_GRES_BITMAP, 1024
+
 
 class Gpu(NamedTuple):
     """One GPU of this node.
@@ -72,3 +74,14 @@ def gpu_of_job(gpus: Iterable[Gpu], slurm_index: int, job_id: int) -> Gpu:
         f"job {job_id} was given GPU {slurm_index}, but the driver shows {len(known_gpus)} GPU(s) here. "
         "Compare gres.conf (hami-hpc render) with nvidia-smi -L; a GPU may have fallen off the bus",
     )
+
+
+def indices(text: str) -> tuple[int, ...]:
+    """Returns the numbers of a list as Slurm prints it: `0-1,3`. Raises ValueError for any other text."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if int(last or first) > MAX_INDEX:
+            raise ValueError(f"{text} is no list of GPUs")
+        numbers.extend(range(int(first), int(last or first) + 1))
+    return tuple(numbers)

@@ -11,10 +11,10 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 
+from hami_hpc.core.inventory import indices
 from hami_hpc.core.values import NamedTuple
 
 VERSION = 1
-MAX_INDEX = 1023  # Slurm's own limit is MAX_GRES_BITMAP, 1024
 PLACEHOLDER_NAME = "hami-hpc-drain"  # job_submit knows this name too: slurm-plugins/lua/hami_hpc_jobs.lua
 # shard:279(IDX:1) in 22.05; later, for each GPU of the node, what is held and what there is: shard:279(0/559,279/559)
 _GRES = re.compile(r"(gpu|shard)(?::[^:(,]+)?:(\d{1,12})\((?:IDX:([\d,-]{1,999})|([\d/,]{1,9999}))\)")
@@ -64,17 +64,6 @@ def from_json(text: str) -> tuple[DrainedGpu, ...]:
         ):
             raise ValueError(f"an entry has a value of a wrong type: {gpu}")
     return gpus
-
-
-def indices(text: str) -> tuple[int, ...]:
-    """Returns the numbers of a list as Slurm prints it: `0-1,3`. Raises ValueError for any other text."""
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if int(last or first) > MAX_INDEX:
-            raise ValueError(f"{text} is no list of GPUs")
-        numbers.extend(range(int(first), int(last or first) + 1))
-    return tuple(numbers)
 
 
 def holdings(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from hami_hpc.core.gpu_jobs import GpuJob
 from hami_hpc.core.grant import Grant
 
 LEFTOVER_AGE_S = 60  # a prolog needs milliseconds between making `.new-*` and renaming it
@@ -18,6 +19,7 @@ class Kind(Enum):
     DROP_VOID = "drop-void"  # drops a ledger row of another boot
     END = "end"  # ends a grant whose job is no longer on this node: spools usage, removes directory and row
     SPOOL = "spool"  # spools usage that was set aside because the spool was full
+    RECORD = "record"  # writes the usage record of an ended job with whole GPUs, and removes its directory
     RESTORE_DIRECTORY = "restore-directory"
     RESTORE_ROW = "restore-row"
     REMOVE_DIRECTORY = "remove-directory"
@@ -39,7 +41,8 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """One entry of `jobs/`. `job_id` is set if the name is a job id; `grant` is read from the limits record."""
+    """One entry of `jobs/`. `job_id` is set if the name is a job id; `grant` is read from the limits record, and
+    `gpu_job` from the note of a job with whole GPUs."""
 
     name: str
     job_id: int | None
@@ -47,6 +50,7 @@ class Directory:
     is_ended: bool
     age_s: float
     is_bad: bool = False
+    gpu_job: GpuJob | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,10 @@ def _directories(state: NodeState) -> Iterable[Action]:
             )
             yield Action(Kind.PROBLEM, text, name=entry.name)
         elif entry.is_ended:
-            if entry.grant is None:
+            if entry.gpu_job is not None:
+                text = f"job {entry.gpu_job.job_id}: its usage, set aside when the spool was full, is spooled"
+                yield Action(Kind.RECORD, text, entry.gpu_job.job_id, name=entry.name)
+            elif entry.grant is None:
                 text = f"{entry.name}: is removed; it has no limits record, so its usage cannot be assigned to a job"
                 yield Action(Kind.REMOVE_DIRECTORY, text, name=entry.name)
             else:
@@ -131,6 +138,9 @@ def _unknown(entry: Directory, job_id: int, is_running: bool) -> Iterable[Action
     elif entry.grant is not None:
         text = f"job {job_id}: is no longer on this node; its usage is spooled and its run directory removed"
         yield Action(Kind.SPOOL, text, job_id, entry.grant, entry.name)
+    elif entry.gpu_job is not None:
+        text = f"job {job_id}: is no longer on this node; its usage is spooled and its run directory removed"
+        yield Action(Kind.RECORD, text, job_id, name=entry.name)
     else:
         text = f"job {job_id}: its run directory is removed; it ended without a grant"
         yield Action(Kind.REMOVE_DIRECTORY, text, job_id, name=entry.name)

@@ -22,7 +22,8 @@ Fields = Mapping[str, tuple[int, int, str]]
 
 
 class Usage(NamedTuple):
-    """What a job used, as its own processes wrote it. `state`: ok, damaged (bounded guesses), or missing (zeros)."""
+    """What a job used, as its own processes wrote it. `state`: ok, damaged (bounded guesses), missing or observed
+    (zeros; observed: it had whole GPUs, and no interposer)."""
 
     state: str
     used_bytes: int
@@ -45,6 +46,7 @@ class Usage(NamedTuple):
 
 MISSING_USAGE = Usage("missing", 0, 0, 0, 0, 0)
 DAMAGED_USAGE = Usage("damaged", 0, 0, 0, 0, 0)
+OBSERVED_USAGE = Usage("observed", 0, 0, 0, 0, 0)
 
 
 def _pack(fields: Fields, size: int, values: Mapping[str, int | str]) -> bytes:
@@ -244,6 +246,8 @@ class Observed(NamedTuple):
     observed_peak_bytes: int = 0
     observed_busy_ns: int = 0
     observed_energy_mj: int = 0
+    observed_pcie_bytes: int = 0
+    observed_nvlink_bytes: int = 0
     disturbed_count: int = 0
     gpu_fault: int = 0
 
@@ -264,7 +268,13 @@ NO_TIMES = StageTimes()
 
 
 def usage_record(
-    grant: Grant, usage: Usage, end_unix_ns: int, observed: Observed = NOT_OBSERVED, times: StageTimes = NO_TIMES
+    grant: Grant,
+    usage: Usage,
+    end_unix_ns: int,
+    observed: Observed = NOT_OBSERVED,
+    times: StageTimes = NO_TIMES,
+    gpu_count: int = 1,
+    history: str = "",
 ) -> dict[str, int | str]:
     """Returns an ended job's JSON object for the usage spool: contract.toml, [spool]."""
     end_unix_ns = max(end_unix_ns, grant.created_unix_ns)  # the clock may have been set back
@@ -281,5 +291,7 @@ def usage_record(
         "start_unix_ns": grant.created_unix_ns,
         "end_unix_ns": end_unix_ns,
         "usage": usage.state,
+        "gpu_count": gpu_count,
+        "history": history,
     }
     return {name: values[name] for name in c.SPOOL_FIELDS}

@@ -94,15 +94,30 @@ class Slice(NamedTuple):
     delays: Delays = NO_DELAYS
 
 
+class WholeGpus(NamedTuple):
+    """The whole GPUs of one run of a job on this node, in the order of Slurm's indices. Bytes of all of them."""
+
+    job_id: int
+    uid: int
+    created_unix_ns: int
+    gpu_uuids: tuple[str, ...]
+    gpu_minor: int  # of the first
+    model: str
+    mem_bytes: int
+
+
 class Look(NamedTuple):
     """What was seen at one time. `held` maps a job without a slice to its GPUs by Slurm, None where Slurm was not heard
-    yet; `whole` has the jobs that hold the whole node."""
+    yet; `whole` has the jobs that hold the whole node; `gpu_jobs` the jobs whose whole GPUs are known; `ended` the
+    runs, by job id and start, whose usage record could not be written yet."""
 
     boot_ns: int
     processes: tuple[Process, ...]
     slices: tuple[Slice, ...]
     whole: frozenset[int]
     held: Mapping[int, frozenset[str] | None]
+    gpu_jobs: tuple[WholeGpus, ...] = ()
+    ended: frozenset[tuple[int, int]] = frozenset()
 
 
 class Limits(NamedTuple):

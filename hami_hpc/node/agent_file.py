@@ -10,8 +10,13 @@ from contextlib import closing, suppress
 
 from hami_hpc.core.agent_state import AgentState, from_json, to_json
 from hami_hpc.core.records import NOT_OBSERVED, Observed
+from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import NodeError
 from hami_hpc.node.sqlite import sqlite3
+
+TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
+if TYPE_CHECKING:
+    from typing import Any
 
 FOLDER = "agent"
 NAME = "state.json"
@@ -82,21 +87,54 @@ def read(run_dir: str, boot_id: str) -> AgentState | None:
 # In the order of Observed's fields. SQLite reads JSON too, and prolog and epilog have loaded it (docs/adr/021).
 _OBSERVED = """
 SELECT job.value ->> 'watched_ns', job.value ->> 'peak_bytes', job.value ->> 'busy_ns', job.value ->> 'energy_mj',
-  job.value ->> 'disturbed_count', coalesce(job.value ->> 'gpu_fault', 0)
-FROM json_each(?1, '$.jobs') AS job
+  coalesce(job.value ->> 'pcie_bytes', 0), coalesce(job.value ->> 'nvlink_bytes', 0), job.value ->> 'disturbed_count',
+  coalesce(job.value ->> 'gpu_fault', 0)
+  {more}
+FROM json_each(?1, '$.{jobs}') AS job
 WHERE ?1 ->> 'boot_id' = ?2 AND job.value ->> 'job_id' = ?3 AND job.value ->> 'created_unix_ns' = ?4
 """
+_GPU_JOB = ", job.value ->> 'gpu_uuid', job.value ->> 'model', job.value ->> 'mem_bytes'"
+
+
+class SeenGpuJob(NamedTuple):
+    """What the agent saw of one run of a job with whole GPUs. `mem_mib` is of all of them together."""
+
+    observed: Observed
+    gpu_uuids: tuple[str, ...]
+    model: str
+    mem_mib: int
 
 
 def read_observed(run_dir: str, boot_id: str, job_id: int, created_unix_ns: int) -> Observed:
     """Returns what the agent saw of one run of a job; nothing where the file does not say. Never fails."""
+    row = _row(run_dir, _OBSERVED.format(jobs="jobs", more=""), boot_id, job_id, created_unix_ns)
+    return _observed(row) or NOT_OBSERVED
+
+
+def read_gpu_job(run_dir: str, boot_id: str, job_id: int, created_unix_ns: int) -> SeenGpuJob | None:
+    """Returns what the agent saw of one run of a job with whole GPUs; None where it saw nothing. Never fails."""
+    row = _row(run_dir, _OBSERVED.format(jobs="gpu_jobs", more=_GPU_JOB), boot_id, job_id, created_unix_ns)
+    *numbers, uuids, model, mem_bytes = row or (None, None, None)
+    observed = _observed(tuple(numbers))
+    if observed is None or not (type(uuids) is type(model) is str and uuids and type(mem_bytes) is int):
+        return None
+    return SeenGpuJob(observed, tuple(uuids.split(",")), model, max(0, mem_bytes) >> 20)
+
+
+def _row(run_dir: str, query: str, boot_id: str, job_id: int, created_unix_ns: int) -> tuple[Any, ...] | None:
     try:
         text = _text(run_dir)
         with closing(sqlite3.connect(":memory:")) as connection:
-            row = connection.execute(_OBSERVED, (text or "{}", boot_id, job_id, created_unix_ns)).fetchone()
+            row: tuple[Any, ...] | None = connection.execute(
+                query, (text or "{}", boot_id, job_id, created_unix_ns)
+            ).fetchone()
+            return row
     except (NodeError, sqlite3.Error):
-        return NOT_OBSERVED
-    return Observed(*row) if row and all(type(value) is int and value >= 0 for value in row) else NOT_OBSERVED
+        return None
+
+
+def _observed(row: tuple[Any, ...] | None) -> Observed | None:
+    return Observed(*row) if row and all(type(value) is int and value >= 0 for value in row) else None
 
 
 def seconds_old(state: AgentState) -> float:

@@ -33,7 +33,11 @@ from hami_hpc.core.records import (
     parse_usage,
 )
 from hami_hpc.errors import NodeError
-from hami_hpc.node import mounts
+from hami_hpc.node import history_file, mounts
+
+TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
+if TYPE_CHECKING:
+    from hami_hpc.core.gpu_jobs import GpuJob
 
 SELF = "self"  # SPANK's ldso mode mounts a job's directory here, in the task's mount namespace
 ENDED = ".ended-"
@@ -97,36 +101,32 @@ def place(run_dir: str, grant: Grant, limits_record: bytes) -> bool:
     def exists() -> bool:
         return read_grant(target) == _without_model(grant) and os.path.lexists(f"{target}/{c.FILE_USAGE}")
 
+    def fill(path: str) -> None:
+        _make_shared(run_dir, path)
+        _create_usage(f"{path}/{c.FILE_USAGE}", grant.uid)
+        history_file.make(path, grant.job_id, grant.uid, grant.created_unix_ns, grant.mem_mib, 1)
+
     if exists():
         return False
-    with _explained(f"making the run directory of job {grant.job_id}"):
-        built = _build(run_dir, grant.job_id, {c.FILE_JOB_LIMITS: limits_record}, grant.uid)
-        return _publish(run_dir, built, target, exists)
+    return place_files(run_dir, grant.job_id, {c.FILE_JOB_LIMITS: limits_record}, fill, exists)
+
+
+def place_files(
+    run_dir: str, job_id: int, files: dict[str, bytes], fill: Callable[[str], None] | None, exists: Callable[[], bool]
+) -> bool:
+    """Creates a job's directory with these files, then what `fill` adds, complete or not at all. Returns False when,
+    by `exists`, another process has made it meanwhile. Any other directory of the job is removed."""
+    with _explained(f"making the run directory of job {job_id}"):
+        built = _build(run_dir, job_id, files, fill)
+        return _publish(run_dir, built, job_dir(run_dir, job_id), exists)
 
 
 def place_refusal(run_dir: str, job_id: int, message: str) -> None:
     """Creates a directory without limits whose file `refused` says why: SPANK lets no step of this job start."""
-    with _explained(f"making the run directory of job {job_id}"):
-        built = _build(run_dir, job_id, {c.FILE_REFUSED: message.encode() + b"\n"}, None)
-        _publish(run_dir, built, job_dir(run_dir, job_id), lambda: False)
+    place_files(run_dir, job_id, {c.FILE_REFUSED: message.encode() + b"\n"}, None, lambda: False)
 
 
-def place_whole(run_dir: str, job_id: int, message: str) -> None:
-    """Creates a directory whose file `whole` tells SPANK that the job holds whole GPUs: its steps are not limited."""
-    target = job_dir(run_dir, job_id)
-
-    def exists() -> bool:
-        return read_bounded(f"{target}/{c.FILE_WHOLE}", len(content), os.geteuid()) == content
-
-    content = message.encode() + b"\n"
-    if exists():
-        return
-    with _explained(f"making the run directory of job {job_id}"):
-        built = _build(run_dir, job_id, {c.FILE_WHOLE: content}, None)
-        _publish(run_dir, built, target, exists)
-
-
-def _build(run_dir: str, job_id: int, files: dict[str, bytes], usage_uid: int | None) -> str:
+def _build(run_dir: str, job_id: int, files: dict[str, bytes], fill: Callable[[str], None] | None) -> str:
     """Creates a complete directory under a unique name and returns its path."""
     path = f"{jobs_dir(run_dir)}/{NEW}{job_id}-{os.getpid()}-{time.monotonic_ns()}"
     os.mkdir(path, 0o755)
@@ -138,9 +138,8 @@ def _build(run_dir: str, job_id: int, files: dict[str, bytes], usage_uid: int | 
                 _write_all(fd, content)
             finally:
                 os.close(fd)
-        if usage_uid is not None:
-            _make_shared(run_dir, path)
-            _create_usage(f"{path}/{c.FILE_USAGE}", usage_uid)
+        if fill is not None:
+            fill(path)
     except BaseException:
         remove_tree(path)
         raise
@@ -300,12 +299,12 @@ def held_grants(run_dir: str, booted_unix_ns: int) -> tuple[Grant, ...]:
     return tuple(sorted(grants, key=lambda grant: grant.job_id))
 
 
-def ended_dir(run_dir: str, grant: Grant) -> str:
+def ended_dir(run_dir: str, grant: Grant | GpuJob) -> str:
     """Returns the path where an ended job's directory waits for reconcile when its usage could not be spooled."""
     return f"{jobs_dir(run_dir)}/{ENDED}{grant.job_id}-{grant.created_unix_ns}"
 
 
-def set_aside(run_dir: str, grant: Grant) -> None:
+def set_aside(run_dir: str, grant: Grant | GpuJob) -> None:
     """Renames an ended job's directory to the name under which reconcile looks for its usage."""
     what = f"setting aside the run directory of job {grant.job_id}"
     with _explained(what), suppress(FileNotFoundError):  # it does not exist, or was set aside before

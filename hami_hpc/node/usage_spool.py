@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 
 from hami_hpc.errors import NodeError
+from hami_hpc.node import acl
 from hami_hpc.node.sqlite import sqlite3
 
 TYPE_CHECKING = False
@@ -23,10 +24,8 @@ if TYPE_CHECKING:
 
 DIRECTORY = "usage"
 WAITING = "spool"
-WAITING_AT_MOST = 10_000  # records in memory, 4 KiB each
-# An access control list as the kernel takes it: linux/posix_acl_xattr.h and posix_acl.h.
-_ACL_VERSION, _NO_ID = 2, 0xFFFFFFFF
-_USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+WAITING_AT_MOST = 10_000  # records in memory, 4 KiB each without `history`
+WAITING_WITH_HISTORY = 1000  # of these, those that may have it: 20 KiB each at most
 DELIVERED_AT_ONCE = 100  # records that one epilog moves; it waits for the disk at each
 
 
@@ -118,20 +117,7 @@ def _write_file(path: str, text: str, with_sync: bool) -> None:
 def _let_user_read(fd: int, text: str) -> None:
     """Lets the job's user, besides root, read the record, where the file system has access control lists."""
     with suppress(OSError, ValueError, TypeError, OverflowError, sqlite3.Error):
-        uid = int(_ask_sqlite("SELECT json_extract(?, '$.uid')", [text]))
-        entries = (
-            (_USER_OBJ, 6, _NO_ID),
-            (_USER, 4, uid),
-            (_GROUP_OBJ, 4, _NO_ID),
-            (_MASK, 4, _NO_ID),
-            (_OTHER, 0, _NO_ID),
-        )
-        packed = b"".join(_little(tag, 2) + _little(rights, 2) + _little(uid, 4) for tag, rights, uid in entries)
-        os.setxattr(fd, "system.posix_acl_access", _little(_ACL_VERSION, 4) + packed)
-
-
-def _little(number: int, size: int) -> bytes:
-    return number.to_bytes(size, "little")
+        acl.let_read(fd, int(_ask_sqlite("SELECT json_extract(?, '$.uid')", [text])))
 
 
 def _publish(temporary: str, path: str, start_unix_ns: int) -> bool:
@@ -175,6 +161,14 @@ def keep(run_dir: str, job_id: int, start_unix_ns: int, text: str) -> bool:
             os.unlink(temporary)
         raise NodeError(f"usage of job {job_id} cannot be kept in {directory} ({error.strerror})") from error
     return True
+
+
+def waiting_count(run_dir: str) -> int:
+    """Returns how many files are among the records that wait."""
+    try:
+        return len(os.listdir(waiting_dir(run_dir)))
+    except OSError:
+        return 0
 
 
 def waiting(run_dir: str) -> tuple[str, ...]:

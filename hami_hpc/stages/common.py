@@ -18,6 +18,28 @@ from hami_hpc.node import boot, events, job_dirs, ledger
 from hami_hpc.node.config import Settings, load_settings
 
 
+def store_record(settings: Settings, record: dict[str, int | str]) -> str:
+    """Writes the usage record of an ended run to the spool, and returns its path. When that cannot be written, the
+    record waits in the run directory, syslog says so, and "" is returned. Raises NodeError when that fails too."""
+    from hami_hpc.node import usage_spool
+
+    job_id, start_unix_ns = int(record["job_id"]), int(record["start_unix_ns"])
+    try:
+        return usage_spool.write(settings.state_dir, job_id, start_unix_ns, usage_spool.to_json(record))
+    except NodeError as error:
+        short = usage_spool.to_json(record | {"history": ""})
+        has_room = usage_spool.waiting_count(settings.run_dir) < usage_spool.WAITING_WITH_HISTORY
+        text = usage_spool.to_json(record) if has_room else short
+        was_kept = usage_spool.keep(settings.run_dir, job_id, start_unix_ns, text)
+        where = (
+            f"the record waits in {usage_spool.waiting_dir(settings.run_dir)}"
+            if was_kept
+            else f"too many records wait, so this one is only in this message: {short}"
+        )
+        report("epilog", f"{error}; {where}. Free some space there (df), then run hami-hpc reconcile")
+        return ""
+
+
 def parse_arguments(arguments: Sequence[str]) -> str:
     """Returns the settings' path from `[--config PATH]`. Raises NodeError for any other arguments."""
     if not arguments:

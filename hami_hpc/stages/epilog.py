@@ -20,11 +20,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant, parse_id, wants_vgpu
 from hami_hpc.core.records import NOT_OBSERVED, Observed, usage_record
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation.table import backend_of
-from hami_hpc.node import boot, drained_gpus, events, job_dirs, stage_times, usage_spool
+from hami_hpc.node import boot, drained_gpus, events, history_file, job_dirs, stage_times, usage_spool
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
@@ -40,6 +41,8 @@ def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
     """Ends the job on this node. No error when no prolog ran before."""
     usage_spool.deliver(settings.run_dir, settings.state_dir)
     directory = job_dirs.job_dir(settings.run_dir, job_id)
+    if os.path.lexists(f"{directory}/{c.FILE_GPUS}"):
+        end_gpu_job(settings, job_id, directory)
     if not had_vgpu and not os.path.lexists(directory):
         return
     began_unix_ns, record = stage_times.began_unix_ns(), ""
@@ -60,6 +63,22 @@ def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
         leave_for_reconcile(settings, directory)
     else:
         usage_spool.note_done(record)
+
+
+def end_gpu_job(settings: Settings, job_id: int, directory: str) -> None:
+    """Ends a job with whole GPUs. Never fails: such a job needs nothing of hami_hpc to run."""
+    from hami_hpc.stages import gpu_jobs
+
+    try:
+        try:
+            gpu_jobs.end(settings, directory, common.now_unix_ns())
+        except NodeError as error:
+            common.report("epilog", f"job {job_id}: {error}. hami-hpc reconcile will finish this")
+        except Exception as error:  # a bug in hami_hpc: only this job's directory waits for an administrator
+            bad_name = job_dirs.set_bad(settings.run_dir, str(job_id))
+            common.report("epilog", f"job {job_id}: {common.error_text(error)}; its run directory is now {bad_name}")
+    except NodeError as error:
+        common.report("epilog", f"job {job_id}: {error}")
 
 
 def end_grant(
@@ -101,8 +120,14 @@ def finish_set_aside(settings: Settings, ledger: Ledger) -> None:
     """Ends the grants that earlier epilogs set aside. Raises NodeError when that is still not possible."""
     for name in job_dirs.entries(settings.run_dir):
         path = f"{job_dirs.jobs_dir(settings.run_dir)}/{name}"
-        if name.startswith(job_dirs.ENDED) and (grant := job_dirs.read_grant(path)) is not None:
+        if not name.startswith(job_dirs.ENDED):
+            continue
+        if (grant := job_dirs.read_grant(path)) is not None:
             end_directory(settings, ledger, grant, path)
+        elif os.path.lexists(f"{path}/{c.FILE_GPUS}"):
+            from hami_hpc.stages import gpu_jobs
+
+            gpu_jobs.end(settings, path, job_dirs.ended_unix_ns(path))
 
 
 def end_directory(settings: Settings, ledger: Ledger, grant: Grant, path: str, source: str = "epilog") -> None:
@@ -136,23 +161,13 @@ def spool_usage(
     if usage_spool.is_spooled(settings.state_dir, settings.run_dir, job_id, start_unix_ns):
         return ""
     times = stage_times.read_times(directory)._replace(epilog_began_unix_ns=epilog_began_unix_ns)
-    record = usage_record(grant, usage, end_unix_ns, observed(settings, grant), times)
+    history = history_file.read_text(directory, start_unix_ns)
+    record = usage_record(grant, usage, end_unix_ns, observed(settings, grant), times, history=history)
     # Before the record: after a crash in between it is written again, and never left out.
     kept = {name: record[name] for name in EVENT_FIELDS}
     text = f"job {job_id} has ended on GPU {grant.gpu_minor}"
     events.write(settings.state_dir, source, "grant_end", text=text, **kept)
-    text = usage_spool.to_json(record)
-    try:
-        return usage_spool.write(settings.state_dir, job_id, start_unix_ns, text)
-    except NodeError as error:
-        was_kept = usage_spool.keep(settings.run_dir, job_id, start_unix_ns, text)
-        where = (
-            f"the record waits in {usage_spool.waiting_dir(settings.run_dir)}"
-            if was_kept
-            else f"too many records wait, so this one is only in this message: {text}"
-        )
-        common.report("epilog", f"{error}; {where}. Free some space there (df), then run hami-hpc reconcile")
-        return ""
+    return common.store_record(settings, record)
 
 
 def observed(settings: Settings, grant: Grant) -> Observed:

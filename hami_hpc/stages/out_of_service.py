@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hami_hpc.core.inventory import Gpu
-from hami_hpc.core.out_of_service import DrainedGpu, indices
+from hami_hpc.core.inventory import Gpu, indices
+from hami_hpc.core.out_of_service import DrainedGpu
 from hami_hpc.errors import HamiError, JobError
 from hami_hpc.node import drained_gpus
 from hami_hpc.node.config import Settings

@@ -5,7 +5,8 @@ It is idempotent and can be killed at any line: the ledger row is written first,
 directory appears by one rename. A fault of the node fails the prolog, and slurmd drains the node. A fault of the job
 must not drain it, and Slurm has no exit status for that: the job gets a run directory without limits but with the file
 `refused`, the SPANK plugin refuses its steps with that message, and the node stays up. A job that holds the whole node
-gets a run directory with the file `whole` instead: its steps are not limited, and it has no grant and no usage record.
+gets a run directory with the file `whole` instead: its steps are not limited, and it has no grant. On a node with an
+agent the start of a job with whole GPUs is noted for its usage record (docs/adr/048).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hami_hpc.core.grant import (
 )
 from hami_hpc.core.inventory import Gpu, gpu_of_job, make_inventory
 from hami_hpc.core.mixed import check_model
-from hami_hpc.errors import JobError
+from hami_hpc.errors import JobError, NodeError
 from hami_hpc.isolation.table import backend_of, check_modes, mode_of_job
 from hami_hpc.node import drained_gpus, events, job_dirs, nvml, stage_times
 from hami_hpc.node.config import Settings
@@ -43,8 +44,7 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
     gpus = whole_gpus(environment)
     if gpus:
         job_id = parse_id(environment, "SLURM_JOB_ID")
-        job_dirs.prepare(settings.run_dir)
-        job_dirs.place_whole(settings.run_dir, job_id, f"job {job_id} holds the whole node with GPU {gpus}: no limits")
+        whole_node(settings, environment, job_id, f"job {job_id} holds the whole node with GPU {gpus}: no limits")
         return
     try:
         units = parse_units(environment)
@@ -66,6 +66,39 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
         common.report("prolog", f"{error}. {'It was requeued' if is_requeued else 'Its steps will be refused'}")
         action = "requeued" if is_requeued else "steps refused"
         events.write(settings.state_dir, "prolog", "refused", job_id=job_id, action=action, text=str(error))
+
+
+def whole_node(settings: Settings, environment: Mapping[str, str], job_id: int, text: str) -> None:
+    """Makes the directory of a job that holds the whole node. Raises NodeError when it has no file `whole` then."""
+    from hami_hpc.node import gpu_jobs as directories
+
+    job_dirs.prepare(settings.run_dir)
+    if not note_gpus(settings, environment, text):
+        directories.place_whole(settings.run_dir, job_id, text)
+
+
+def note_gpus(settings: Settings, environment: Mapping[str, str], whole: str = "") -> bool:
+    """Notes the start of a job with whole GPUs, for its usage record. Returns whether that is done. Never fails: the
+    job needs nothing of it to run."""
+    if settings.agent is None:
+        return False
+    from hami_hpc.stages import gpu_jobs
+
+    try:
+        return gpu_jobs.note(settings, environment, whole)
+    except Exception as error:
+        job = environment.get("SLURM_JOB_ID", "?")
+        common.report("prolog", f"job {job} with whole GPUs will have no usage record: {common.error_text(error)}")
+        return False
+
+
+def note_gpu_job(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Does for a job with GPUs and without vgpu what there is to do. Never fails, and never drains the node."""
+    try:
+        settings = common.load(arguments)
+    except NodeError:  # the prolog of a vgpu job and the doctor say so; this one does not need them
+        return
+    note_gpus(settings, environment)
 
 
 def warn_of_silent_agent(settings: Settings) -> None:
@@ -152,6 +185,8 @@ def find_gpu(ledger: Ledger, settings: Settings, units: JobUnits) -> Gpu:
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
     """Runs the prolog and returns the exit status for slurmd."""
     if not wants_vgpu(environment):
+        if environment.get("SLURM_JOB_GPUS"):
+            note_gpu_job(arguments, environment)
         return 0
     return common.run("prolog", arguments, environment, lambda: prolog(common.load(arguments), environment))
 

@@ -17,14 +17,15 @@ from hami_hpc.core.inventory import make_inventory
 from hami_hpc.core.reconcile_plan import LEFTOVER_AGE_S, Action, Directory, Kind, NodeState, make_plan
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation.table import backend_of
-from hami_hpc.node import events, job_dirs, nvml, usage_spool
+from hami_hpc.node import events, gpu_jobs, job_dirs, nvml, usage_spool
 from hami_hpc.node import ledger as ledgers
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
 from hami_hpc.stages.epilog import end_directory, end_grant
+from hami_hpc.stages.gpu_jobs import end as end_gpu_job
 
-ENDING = (Kind.END, Kind.SPOOL, Kind.REMOVE_DIRECTORY)  # these touch no running job
+ENDING = (Kind.END, Kind.SPOOL, Kind.RECORD, Kind.REMOVE_DIRECTORY)  # these touch no running job
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,8 @@ def _directory(run_dir: str, name: str) -> Directory:
     except OSError:
         age_s = 0.0  # it was removed meanwhile
     grant = job_dirs.read_grant(path) if is_ended or job_id is not None else None
-    return Directory(name, job_id, grant, is_ended, age_s, is_bad)
+    gpu_job = gpu_jobs.read(path) if grant is None and (is_ended or job_id is not None) else None
+    return Directory(name, job_id, grant, is_ended, age_s, is_bad, gpu_job)
 
 
 def _try(settings: Settings, ledger: Ledger, action: Action) -> str | None:
@@ -166,6 +168,9 @@ def _do(settings: Settings, ledger: Ledger, action: Action) -> None:
         ledger.drop_void()
     elif action.kind is Kind.REMOVE_DIRECTORY:
         job_dirs.remove(settings.run_dir, path)
+    elif action.kind is Kind.RECORD:
+        is_aside = os.path.basename(path).startswith(job_dirs.ENDED)
+        end_gpu_job(settings, path, job_dirs.ended_unix_ns(path) if is_aside else common.now_unix_ns())
     elif action.grant is None:
         return
     elif action.kind is Kind.END:

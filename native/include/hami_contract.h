@@ -41,6 +41,8 @@ enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_USAGE_MAGIC 0x31455355494d4148ull
 #define HAMI_USAGE_STEP_COUNT 1024u
 #define HAMI_USAGE_SLOT_COUNT 2048u
+#define HAMI_HISTORY_MAGIC 0x31534948494d4148ull
+#define HAMI_HISTORY_MINUTE_COUNT 1440u
 #define HAMI_SLOT_LOCK_BASE 1099511627776ull
 #define HAMI_JOB_STEP_ID 4294967295ull
 #define HAMI_LATENCY_BUCKETS 42ull
@@ -207,6 +209,41 @@ _Static_assert(offsetof(struct hami_usage_slot, peak_bytes) == 24, "peak_bytes")
 _Static_assert(offsetof(struct hami_usage_slot, gpu_busy_ns) == 32, "gpu_busy_ns");
 _Static_assert(offsetof(struct hami_usage_slot, throttled_ns) == 40, "throttled_ns");
 _Static_assert(sizeof(struct hami_usage_slot) == 128, "size");
+
+/* Head of the history file, what the agent saw of the job in each minute. Root writes all of the file; the job's user reads it. */
+struct hami_history {
+	uint64_t magic; /* HAMIHIS1, little-endian */
+	uint32_t record_size; /* bytes of the whole file */
+	uint32_t job_id; /* Slurm's job id */
+	uint32_t uid; /* the job's user */
+	uint32_t gpu_count; /* GPUs of the job on this node; 0 until the agent knows them */
+	uint64_t start_unix_ns; /* start of the run, ns since 1970, as in its usage record */
+	uint64_t start_boot_ns; /* the same by CLOCK_BOOTTIME, from which minutes are counted */
+	uint64_t mem_mib; /* memory of the job on these GPUs together, MiB; 0 until the agent knows it */
+	uint8_t pad0[16];
+};
+_Static_assert(offsetof(struct hami_history, magic) == 0, "magic");
+_Static_assert(offsetof(struct hami_history, record_size) == 8, "record_size");
+_Static_assert(offsetof(struct hami_history, job_id) == 12, "job_id");
+_Static_assert(offsetof(struct hami_history, uid) == 16, "uid");
+_Static_assert(offsetof(struct hami_history, gpu_count) == 20, "gpu_count");
+_Static_assert(offsetof(struct hami_history, start_unix_ns) == 24, "start_unix_ns");
+_Static_assert(offsetof(struct hami_history, start_boot_ns) == 32, "start_boot_ns");
+_Static_assert(offsetof(struct hami_history, mem_mib) == 40, "mem_mib");
+_Static_assert(sizeof(struct hami_history) == 64, "size");
+
+/* One minute of the job. The minutes follow the head: minute M since the start is in row M modulo the count, so the last 24 h are kept. */
+struct hami_history_minute {
+	uint32_t lap; /* M divided by the count, plus 1; 0: the row was not written */
+	uint32_t mem_mib; /* most memory that the job's processes held in the minute, on all its GPUs together, MiB */
+	uint32_t percent; /* of the time of the job's GPUs in the minute, 0 to 100 */
+	uint32_t reserved; /* 0 */
+};
+_Static_assert(offsetof(struct hami_history_minute, lap) == 0, "lap");
+_Static_assert(offsetof(struct hami_history_minute, mem_mib) == 4, "mem_mib");
+_Static_assert(offsetof(struct hami_history_minute, percent) == 8, "percent");
+_Static_assert(offsetof(struct hami_history_minute, reserved) == 12, "reserved");
+_Static_assert(sizeof(struct hami_history_minute) == 16, "size");
 
 /* The usage file as a whole. */
 struct hami_usage_file {

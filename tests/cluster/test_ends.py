@@ -94,9 +94,9 @@ def test_a_prolog_that_runs_twice_changes_nothing(cluster: Layout) -> None:
     folder = cluster.run_dir / "jobs" / str(job)
 
     def kept() -> dict[str, tuple[int, bytes]]:
-        """Inode and content of each file; of the usage record, in which the job writes on, its head."""
+        """Inode and content of each file; of the usage record and the history, which are written on, the head."""
         return {
-            path.name: (path.stat().st_ino, path.read_bytes()[: 16 if path.name == "usage" else None])
+            path.name: (path.stat().st_ino, path.read_bytes()[: 16 if path.name in ("usage", "history") else None])
             for path in folder.rglob("*")
             if path.is_file()
         }

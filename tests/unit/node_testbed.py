@@ -164,7 +164,8 @@ class Node:
             grant.mem_mib,
             50,
         )
-        assert [name for name in names_in(directory) if name != c.FILE_TIMES] == [c.FILE_JOB_LIMITS, job_dirs.SHARED]
+        names = [name for name in names_in(directory) if name != c.FILE_TIMES]
+        assert names == [c.FILE_HISTORY, c.FILE_JOB_LIMITS, job_dirs.SHARED]
         assert names_in(directory / job_dirs.SHARED) == [job_dirs.USAGE_NAME]
         assert mounts.is_mount_point(str(directory / job_dirs.SHARED)) == can_mount(), "bounded where that is possible"
         limits, usage = (directory / name for name in (c.FILE_JOB_LIMITS, c.FILE_USAGE))

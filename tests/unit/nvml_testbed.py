@@ -19,6 +19,7 @@ MIB = 1 << 20
 SECOND, SECOND_US = 1_000_000_000, 1_000_000
 COMPUTE, GRAPHICS = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"
 SAMPLES = "nvmlDeviceGetProcessUtilization"
+FIELDS = "nvmlDeviceGetFieldValues"
 ERRORS = [name for name in dir(pynvml) if name.startswith("NVML_ERROR_")]
 
 
@@ -31,6 +32,9 @@ class FakeGpu:
     graphics: list[tuple[int, int]] = field(default_factory=list)
     samples: list[tuple[int, int, int]] = field(default_factory=list)  # pid, time stamp, percent
     errors: dict[str, int] = field(default_factory=dict)
+    is_mig: bool = False
+    # by field and scope: the type of the value (nvmlValueType_t) and the value, or None and an NVML error
+    counters: dict[tuple[int, int], tuple[int | None, int]] = field(default_factory=dict)
 
 
 class FakeNvml:
@@ -46,8 +50,10 @@ class FakeNvml:
         self.errors: dict[str, int] = {}  # of all GPUs, and of functions without a GPU
         self.calls: list[str] = []
         self.asked_us: list[int] = []
+        self.asked_fields: list[int] = []
         self.nvmlLib = SimpleNamespace(
-            **{COMPUTE: self._lister(COMPUTE), GRAPHICS: self._lister(GRAPHICS), SAMPLES: self._samples}
+            **{COMPUTE: self._lister(COMPUTE), GRAPHICS: self._lister(GRAPHICS), SAMPLES: self._samples},
+            **{FIELDS: self._fields},
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -112,6 +118,25 @@ class FakeNvml:
             return self._rows(name, gpu, room, count, rows)
 
         return call
+
+    def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:
+        self.check("nvmlDeviceGetMigMode", gpu)
+        return [int(gpu.is_mig), int(gpu.is_mig)]
+
+    def _fields(self, gpu: FakeGpu, count: int, room: Any) -> int:
+        try:
+            self.check(FIELDS, gpu)
+        except pynvml.NVMLError as error:
+            return int(error.value)
+        row = struct.Struct("=IIqqII8s")
+        rows = list(row.iter_unpack(room.raw))
+        assert len(rows) == count
+        for index, (number, scope, *_rest) in enumerate(rows):
+            kind, value = gpu.counters.get((number, scope), (None, pynvml.NVML_ERROR_NOT_SUPPORTED))
+            self.asked_fields.append(number)
+            answer = (0, value, b"") if kind is None else (kind, 0, value.to_bytes(8, "little"))
+            row.pack_into(room, index * row.size, number, scope, 0, 0, *answer)
+        return 0
 
     def _samples(self, gpu: FakeGpu, room: Any, count: Any, since_us: Any) -> int:
         self.asked_us.append(since_us.value)

@@ -193,6 +193,7 @@ class FakeNvml(ModuleType):
             "MinorNumber": lambda handle: handle,
             "UUID": lambda handle: f"GPU-{handle}",
             "Name": lambda _: "H200",
+            "MigMode": lambda _: [0, 0],
         }
         return values.get(name.removeprefix("nvmlDeviceGet"), lambda *_: 0)
 

@@ -36,7 +36,9 @@ def write_state(node: Node, boot_id: str | None = None) -> None:
             "peak_bytes": 12,
             "busy_ns": 13,
             "energy_mj": 14,
-            "disturbed_count": 15,
+            "pcie_bytes": 15,
+            "nvlink_bytes": 16,
+            "disturbed_count": 17,
             "findings": (),
             "gpu_fault": 79,
         }
@@ -56,7 +58,7 @@ def test_the_epilog_adds_what_the_agent_saw(node: Node) -> None:
     node.prolog(7)
     write_state(node)
     assert node.run("epilog", job_environment(7)) == (0, "")
-    assert observed(node) == (11, 12, 13, 14, 15, 79)
+    assert observed(node) == (11, 12, 13, 14, 15, 16, 17, 79)
 
 
 @pytest.mark.parametrize(

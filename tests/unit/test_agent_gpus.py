@@ -313,3 +313,16 @@ def test_on_the_simulated_library(tmp_path: Path) -> None:
     finally:
         end(tenant)
         end(looker.process)
+
+
+def test_an_energy_counter_that_fails_for_a_look_is_as_it_was(bench: Bench) -> None:
+    """With 0 for it, the next look would show all energy since the driver was loaded."""
+    assert bench.gpus.look()[0].energy_mj == 5_000
+    bench.nvml.gpus[0].errors["nvmlDeviceGetTotalEnergyConsumption"] = pynvml.NVML_ERROR_UNKNOWN
+    assert bench.gpus.look()[0].energy_mj == 5_000
+
+
+def test_mig_is_seen_where_it_is_on_and_a_gpu_without_it_is_none(bench: Bench) -> None:
+    bench.nvml.gpus[0].is_mig = True
+    bench.nvml.gpus[1].errors["nvmlDeviceGetMigMode"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert [one.is_mig for one in bench.gpus.look()] == [True, False]

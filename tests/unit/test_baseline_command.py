@@ -20,7 +20,7 @@ from sim_testbed import SIM, TENANT
 
 from hami_hpc.cli import baseline_command, main
 from hami_hpc.core.baseline import Record, format_records
-from hami_hpc.node import job_dirs
+from hami_hpc.node import gpu_jobs, job_dirs
 from hami_hpc.node.measure import UsedError, check_unused
 
 DRIVER = "580.159.04"
@@ -135,7 +135,7 @@ def test_a_job_that_comes_ends_the_measurement_at_once_and_is_no_failure(bench: 
         assert process.poll() is None
         time.sleep(0.01)
     if name == "whole":
-        job_dirs.place_whole(bench.node.settings.run_dir, 7, "it holds the node")
+        gpu_jobs.place_whole(bench.node.settings.run_dir, 7, "it holds the node")
     else:
         assert bench.node.run("prolog", job_environment(7, gpu="0") | bench.environment)[0] == 0
     came = time.monotonic()

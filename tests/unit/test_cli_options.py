@@ -27,6 +27,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
         ALL - {"render", "forget-node", "metrics", "ingest", "collect-usage", "report", "top"},
     ),
     "look once, and end": ("--once", frozenset({"agent", "top"})),
+    "minute by minute": ("--history", frozenset({"usage"})),
     "file or directory that is written": ("-o --output", frozenset({"render", "forget-node", "invoice", "report"})),
     "file or directory that is read": ("--input", frozenset({"ingest", "collect-usage", *PERIOD})),
     "clusters of the records": ("-M --clusters", frozenset({"ingest", "collect-usage", *PERIOD})),

@@ -116,10 +116,10 @@ def test_the_epilog_writes_and_accounting_reads_each_field_of_the_usage_record()
     assert [type(value) for value in record.values()] == [kinds[kind] for kind in constants.SPOOL_FIELDS.values()]
     read = dict(zip(usage_records.FIELDS, usage_records.parse_record(json.dumps(record)), strict=True))
     assert read.items() <= record.items()
-    assert record.keys() - read.keys() == {"version", "mode", "start", "end"}
+    assert record.keys() - read.keys() == {"version", "mode", "start", "end", "history"}
 
 
-@pytest.mark.parametrize("name", sorted(set(constants.SPOOL_FIELDS) - {"version", "mode", "start", "end"}))
+@pytest.mark.parametrize("name", sorted(set(constants.SPOOL_FIELDS) - {"version", "mode", "start", "end", "history"}))
 def test_a_usage_record_without_a_field_is_refused_unless_the_contract_has_a_default(name: str) -> None:
     grant = Grant(7, 65534, "GPU-1", 0, 143156, "h200", 8192, 50, "std", "cap", "share", 10**18)
     record = usage_record(grant, Usage("ok", 1, 2, 3, 4, 5, 6), 2 * 10**18)

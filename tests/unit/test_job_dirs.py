@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import pack_limits
 from hami_hpc.errors import NodeError
-from hami_hpc.node import job_dirs, mounts
+from hami_hpc.node import gpu_jobs, job_dirs, mounts
 
 GRANT = Grant(7, 65534, "GPU-1", 0, 143156, "", 8192, 50, "std", "cap", "share", 10**18)
 
@@ -190,10 +191,10 @@ def test_who_is_not_root_is_told_so(run_dir: str, monkeypatch: pytest.MonkeyPatc
 def test_of_two_who_make_a_directory_one_finds_that_of_the_other(run_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     build = job_dirs._build
 
-    def another_is_first(run_dir: str, job_id: int, files: dict[str, bytes], usage_uid: int | None) -> str:
+    def another_is_first(run_dir: str, job_id: int, files: dict[str, bytes], fill: Callable[[str], None] | None) -> str:
         monkeypatch.undo()
         assert place(run_dir, GRANT) is True
-        return build(run_dir, job_id, files, usage_uid)
+        return build(run_dir, job_id, files, fill)
 
     monkeypatch.setattr(job_dirs, "_build", another_is_first)
     assert place(run_dir, GRANT) is False
@@ -236,12 +237,12 @@ def test_a_mark_of_whole_gpus_is_made_once_for_each_message(run_dir: str) -> Non
     mark = Path(job_dirs.job_dir(run_dir, 7)) / c.FILE_WHOLE
     seen = []
     for message in ("all of it", "all of it", "all"):
-        job_dirs.place_whole(run_dir, 7, message)
+        gpu_jobs.place_whole(run_dir, 7, message)
         assert mark.read_text() == f"{message}\n"
         seen.append((mark.stat().st_ino, mark.stat().st_ctime_ns))
     assert seen[0] == seen[1] != seen[2]
     os.chown(mark, 65534, -1)
-    job_dirs.place_whole(run_dir, 7, "all")
+    gpu_jobs.place_whole(run_dir, 7, "all")
     assert mark.stat().st_uid == 0, "not believed: root did not write it"
     assert job_dirs.entries(run_dir) == ("7",)
 

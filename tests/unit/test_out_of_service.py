@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from node_testbed import UUIDS, Node, job_environment
 
+from hami_hpc.core.inventory import indices
 from hami_hpc.core.out_of_service import (
     DrainedGpu,
     Holding,
     free_shards,
     from_json,
     holdings,
-    indices,
     sizes_to_request,
     to_json,
 )

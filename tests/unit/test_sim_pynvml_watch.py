@@ -245,3 +245,42 @@ def test_only_supported_events_can_be_registered(machine: Machine) -> None:
         "NVMLError_NotSupported",
         "NVMLError_InvalidArgument",
     ]
+
+
+# Copies 3 MiB to the first GPU, 1 MiB back, and 2 MiB to the second.
+COPIES = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    result = getattr(cuda, name)(*arguments)
+    assert result == 0, (name, result)
+contexts, addresses = [ctypes.c_void_p() for _ in range(2)], [ctypes.c_void_p() for _ in range(2)]
+host = ctypes.create_string_buffer(4 << 20)
+call("cuInit", 0)
+for gpu in (1, 0):
+    call("cuCtxCreate_v2", ctypes.byref(contexts[gpu]), 0, gpu)
+    call("cuMemAlloc_v2", ctypes.byref(addresses[gpu]), ctypes.c_size_t(4 << 20))
+call("cuMemcpyHtoD_v2", addresses[0], host, ctypes.c_size_t(3 << 20))
+call("cuMemcpyDtoH_v2", host, addresses[0], ctypes.c_size_t(1 << 20))
+call("cuMemcpyDtoD_v2", addresses[0], addresses[0], ctypes.c_size_t(1 << 20))
+call("cuMemsetD8_v2", addresses[0], 7, ctypes.c_size_t(1 << 20))
+call("cuMemcpyPeer", addresses[1], contexts[1], addresses[0], contexts[0], ctypes.c_size_t(2 << 20))
+"""
+
+
+def test_copies_are_counted_by_the_buses_that_they_take(machine: Machine) -> None:
+    """PCIe in bytes, NVLink in KiB; what a GPU copies within its own memory takes none."""
+    fields = "[n.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, n.NVML_FI_DEV_PCIE_COUNT_RX_BYTES"
+    fields += ", *((f, 0xffffffff) for f in (n.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, "
+    fields += "n.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX))]"
+    both = f"[[v.value.ullVal for v in n.nvmlDeviceGetFieldValues(n.nvmlDeviceGetHandleByIndex(i), {fields})]"
+    both += " for i in (0, 1)]"
+    assert machine.ask(both) == [[0] * 4, [0] * 4]
+    subprocess.run([sys.executable, "-c", COPIES], env=machine.env, check=True, timeout=60)
+    assert machine.ask(both) == [[1 << 20, 3 << 20, 2 << 10, 0], [0, 0, 0, 2 << 10]]
+
+
+def test_a_field_that_is_not_simulated_says_so_in_its_own_row(machine: Machine) -> None:
+    fields = "[n.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 1, (n.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, 0)]"
+    assert machine.ask(f"[v.nvmlReturn for v in n.nvmlDeviceGetFieldValues(d, {fields})]") == [0, 3, 3]
+    assert machine.ask("error(n.nvmlDeviceGetFieldValues, d, [])") == "NVMLError_InvalidArgument"

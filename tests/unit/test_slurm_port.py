@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hami_hpc.agent import slurm_port
-from hami_hpc.agent.slurm_port import WAITING_MAX, SlurmPort, parse_held, parse_listpids, run_command
+from hami_hpc.agent.slurm_port import WAITING_MAX, SlurmPort, parse_held, parse_listpids, parse_whole, run_command
 
 RECORDED = Path(__file__).with_name("recorded") / "jobs-22.05.8.txt"
 HEAD = "PID      JOBID    STEPID   LOCALID GLOBALID\n"
@@ -267,3 +267,15 @@ def test_an_unexpected_error_does_not_end_the_thread() -> None:
     commands.port.finish()
     assert commands.reports == ["unexpected ValueError: surprise"]
     assert commands.asked[-1][0][-1] == "Reason=b"
+
+
+def test_whole_gpus_are_told_from_shards_and_nobody_hides_them() -> None:
+    """By a name or comment like a place without GPUs, or with other ones."""
+    assert parse_whole(job("gpu:h200:2(IDX:0,3)")) == gpus([0, 3])
+    assert parse_whole(job("gpu:2(IDX:0-1)", "gpu:1(IDX:4)")) == gpus([0, 1, 4])
+    for text in ("shard:2(IDX:0)", "mps:50(IDX:0)", "", "shard:279(279/559,0/559)"):
+        assert parse_whole(job(text)) == frozenset()
+    for forged in (" Nodes=n CPU_IDs=0 Mem=0 GRES= ", " Nodes=n CPU_IDs=0 Mem=0 GRES=shard:1(IDX:0) "):
+        for given in ({"name": f"x{forged}"}, {"comment": f"x{forged}"}):
+            assert parse_whole(job("gpu:h200:1(IDX:1)", **given)) == gpus([1])
+    assert parse_whole("") == frozenset()

@@ -8,17 +8,20 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from node_testbed import ROOT, UUIDS, Node
+from harness.mounting import unmount_below
+from node_testbed import ROOT, UID, UUIDS, Node
 
 from hami_hpc.cli import ACCOUNTING_COMMANDS, main, usage_command
 from hami_hpc.contract import constants as c
 from hami_hpc.core.duration import duration
 from hami_hpc.core.grant import Grant
+from hami_hpc.core.history import Minute, pack_minute, place_of
 from hami_hpc.core.records import Usage
 
 MIB = 1 << 20
@@ -124,3 +127,126 @@ def test_a_running_job_is_told_what_it_uses_now(
 
 def test_durations_are_written_as_slurm_writes_them() -> None:
     assert [duration(s) for s in (0, 59.6, 3661, 90061)] == ["00:00:00", "00:01:00", "01:01:01", "1-01:01:01"]
+
+
+def put_minutes(node: Node, job: int, *minutes: Minute) -> None:
+    with (node.jobs / str(job) / c.FILE_HISTORY).open("r+b") as file:
+        for one in minutes:
+            file.seek(place_of(one.minute))
+            file.write(pack_minute(one))
+
+
+HOUR = tuple(Minute(number, 100 * (number % 60), number % 60) for number in range(60))
+
+
+def test_the_history_of_a_running_job_is_drawn(tmp_path: Path) -> None:
+    node = Node.make(tmp_path)
+    assert node.prolog(7) == 0
+    done = on_a_node(node, "usage", "7", "--history")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "the agent (hami-hpc agent) has seen no minute of it" in done.stdout
+    put_minutes(node, 7, *HOUR)
+    lines = on_a_node(node, "usage", "7", "--history").stdout.splitlines()
+    assert lines[0].startswith("Job 7, running for 00:00:0")
+    assert lines[2] == "  memory, of 8,192 MiB: 5,900 MiB at most"
+    assert lines[3].startswith("  |·▁▁")
+    assert "▆" in lines[3]
+    assert lines[4] == "  time of its GPU: 29.5 % on average"
+    assert lines[6].split() == ["0:00", "1:00"]
+
+
+def test_without_utf_8_and_in_a_narrow_terminal_it_is_drawn_too(tmp_path: Path) -> None:
+    node = Node.make(tmp_path)
+    assert node.prolog(7) == 0
+    put_minutes(node, 7, *HOUR)
+    environment = {"HAMI_HPC_CONFIG": str(node.config), "PYTHONPATH": str(ROOT), "LC_ALL": "C", "COLUMNS": "30"}
+    environment |= {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-c", ON_A_NODE, "usage", "7", "--history"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[3] == "  |......::::::------++|"[: len(lines[3])] or set(lines[3].strip()) <= set("|_.:-=+*#@")
+    assert len(lines[3]) <= 30
+
+
+def test_the_samples_of_a_history_as_json(tmp_path: Path) -> None:
+    node = Node.make(tmp_path)
+    assert node.prolog(7) == 0
+    put_minutes(node, 7, *HOUR)
+    for option in (("--format", "json"), ("--json",)):
+        told = json.loads(on_a_node(node, "usage", "7", "--history", *option).stdout)
+        assert told["minutes"][59] == {"minute": 59, "mem_mib": 5900, "percent": 59}
+        assert (told["job_id"], told["gpu_count"], told["mem_mib"], told["end_unix_ns"]) == (7, 1, 8192, 0)
+    assert node.epilog(7) == 0
+    ended = json.loads(on_a_node(node, "usage", "7", "--history", "--json").stdout)
+    assert ended["minutes"] == told["minutes"]
+    assert ended["end_unix_ns"] > ended["start_unix_ns"] == told["start_unix_ns"]
+
+
+def test_of_the_runs_of_a_job_the_last_one_is_drawn(tmp_path: Path) -> None:
+    node = Node.make(tmp_path)
+    for mib in (111, 222):
+        assert node.prolog(7, mem_mib=1024 + mib) == 0
+        put_minutes(node, 7, Minute(0, mib, 5))
+        assert node.epilog(7) == 0
+    assert len(node.spooled()) == 2
+    done = on_a_node(node, "usage", "7", "--history")
+    assert done.stdout.startswith("Job 7, ran for 00:00:0")
+    assert "memory, of 1,246 MiB: 222 MiB at most" in done.stdout
+    assert node.prolog(7) == 0
+    put_minutes(node, 7, Minute(0, 333, 5))
+    assert "333 MiB at most" in on_a_node(node, "usage", "7", "--history").stdout
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"job_id": 8}', '{"job_id": 7, "history": 5}', "\0" * 99])
+def test_a_record_that_is_none_has_no_history(tmp_path: Path, content: str) -> None:
+    node = Node.make(tmp_path)
+    folder = Path(node.settings.state_dir) / "usage"
+    folder.mkdir(parents=True)
+    (folder / "7.json").write_text(content)
+    (folder / "77.json").write_text("{}")
+    done = on_a_node(node, "usage", "7", "--history")
+    assert done.returncode == 1
+    assert "job 7 does not run on this node, and no usage record of it waits here" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_job_that_was_refused_has_no_history(tmp_path: Path) -> None:
+    node = Node.make(tmp_path)
+    assert node.prolog(7, gpu="0,1") == 0
+    done = on_a_node(node, "usage", "7", "--history")
+    assert (done.returncode, "no history of job 7 is kept: it was refused" in done.stderr) == (1, True)
+
+
+def test_nobody_reads_the_history_of_anothers_job() -> None:
+    """Neither of a running one nor of one that has ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        node = Node.make(Path(folder))
+        node.config.chmod(0o644)
+        node.prolog(7)
+        put_minutes(node, 7, *HOUR)
+
+        def asked_by(uid: int) -> subprocess.CompletedProcess[str]:
+            script = (
+                "import os, sys; sys.path.insert(0, sys.argv[1]); "
+                "import hami_hpc.cli.usage_command, hami_hpc.node.config, encodings.idna\n"
+                f"os.setgroups([]); os.setgid({uid}); os.setuid({uid})\n"
+                "from hami_hpc.cli import main; main(['usage', '7', '--history'])"
+            )
+            environment = {"HAMI_HPC_CONFIG": str(node.config), "LC_ALL": "C.UTF-8"}
+            command = [sys.executable, "-c", script, str(ROOT)]
+            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+        own = asked_by(UID)
+        assert own.returncode == 0, own.stderr
+        assert "5,900 MiB at most" in own.stdout
+        other = asked_by(1234)
+        assert other.returncode == 1
+        assert "only the user of job 7, root and the group of [agent] can read its history" in other.stderr
+        assert "MiB" not in other.stdout
+        node.epilog(7)
+        for uid in (UID, 1234):
+            ended = asked_by(uid)
+            assert (ended.returncode, "only root can read the usage records of ended jobs" in ended.stderr) == (1, True)
+        unmount_below(Path(folder))

@@ -25,10 +25,11 @@ _MEM_STEP_MIB = 256
 class RunUse:
     """One run: what it held (GPU-seconds, share of one GPU, MiB and percent per slice), and what it used of that.
 
-    measured: there is a usage record; without one the values of use are 0 and mean nothing. slices: number of vGPU
-    slices; service_class: of these, empty if none. peak_bytes: the largest of any slice. gpu_busy_s, throttled_s,
-    oom_count, request_count, slo_miss_count: summed over slices. latency_p99_us: the largest of any slice. gpu_busy_s
-    is the time that its work used, for every policy.
+    measured: there is a usage record, of whole GPUs one for each of them; else the values of use mean nothing. slices:
+    number of vGPU slices; service_class: of these, empty if none. watched_gpus: whole GPUs of which the agent wrote
+    records; mem_mib is then the memory of those of one node. peak_bytes: the largest of any slice, or of the whole GPUs
+    of any node. gpu_busy_s, throttled_s, oom_count, request_count, slo_miss_count: summed over slices. latency_p99_us:
+    the largest of any slice. gpu_busy_s is the time that its work used, for every policy.
     """
 
     cluster: str
@@ -52,6 +53,7 @@ class RunUse:
     request_count: int = 0
     latency_p99_us: int = 0
     slo_miss_count: int = 0
+    watched_gpus: int = 0
 
     @property
     def held_gpu_s(self) -> float:
@@ -60,8 +62,8 @@ class RunUse:
 
     @property
     def time_measured(self) -> bool:
-        """Whether gpu_busy_s was measured. If it is 0 although the run held memory, its policy did not measure time."""
-        return self.measured and (self.gpu_busy_s > 0 or not self.peak_bytes)
+        """Whether gpu_busy_s was measured. If it is 0 although a slice held memory, its policy did not measure time."""
+        return self.measured and (self.gpu_busy_s > 0 or not self.peak_bytes or self.watched_gpus > 0)
 
     @property
     def wasted_gpu_s(self) -> float:
@@ -84,10 +86,12 @@ def suggestion(run: RunUse) -> str | None:
 
     Does not reduce a value whose limit the run reached (out-of-memory events, or throttled for a tenth of its time).
     """
-    if not run.measured or run.damaged or not run.slices or not run.seconds:
+    if not run.measured or run.damaged or not run.seconds:
         return None
     if not (run.peak_bytes or run.gpu_busy_s or run.oom_count):
         return NO_GPU
+    if not run.slices:
+        return None
     mem_mib = -(-int(run.peak_bytes * HEADROOM) // (_MIB * _MEM_STEP_MIB)) * _MEM_STEP_MIB
     mem_mib = run.mem_mib if run.oom_count else min(run.mem_mib, max(_MEM_STEP_MIB, mem_mib))
     busy_percent = -(-100 * Fraction(run.gpu_busy_s) * HEADROOM // (run.seconds * run.slices))
@@ -120,7 +124,10 @@ def runs(
             allocated.vgpu_cores_percent // slices,
             allocated.vgpu_class,
         )
-        record_count, damaged_count, peak_bytes, busy_ns, throttled_ns, oom_count, *requests = use
+        record_count, damaged_count, peak_bytes, busy_ns, throttled_ns, oom_count, *more = use
+        requests, p99_us, misses, watched, mem_mib = more
+        if watched and not allocated.vgpu:
+            per_slice = (0, mem_mib, 0, "")
         result.append(
             RunUse(
                 cluster,
@@ -132,13 +139,16 @@ def runs(
                 seconds,
                 share,
                 *per_slice,
-                bool(record_count),
+                bool(record_count) and (allocated.vgpu > 0 or watched * PPM >= share),
                 bool(damaged_count),
                 peak_bytes,
                 busy_ns / 1e9,
                 throttled_ns / 1e9,
                 oom_count,
-                *requests,
+                requests,
+                p99_us,
+                misses,
+                watched,
             )
         )
     return result
@@ -150,12 +160,14 @@ WITH chosen AS (
 ), matched AS ({matched})
 SELECT r.cluster, coalesce(r.display_id, r.job_id::VARCHAR) AS job, r.account, r.username, r.state, r.start_s,
   r.until_s - r.start_s - r.suspended_s,
-  r.held, r.partition, r.host, r.features, count(u.start_unix_ns), count(*) FILTER (u.usage <> 'ok'),
+  r.held, r.partition, r.host, r.features, count(u.start_unix_ns), count(*) FILTER (u.usage NOT IN ('ok', 'observed')),
   coalesce(max(greatest(u.peak_bytes, u.observed_peak_bytes)), 0),
   coalesce(sum(if(u.gpu_busy_ns > 0, u.gpu_busy_ns, u.observed_busy_ns)), 0)::BIGINT,
   coalesce(sum(u.throttled_ns), 0)::BIGINT, coalesce(sum(u.oom_count), 0)::BIGINT,
   coalesce(sum(u.request_count), 0)::BIGINT, coalesce(max(u.latency_p99_us), 0),
-  coalesce(sum(u.slo_miss_count), 0)::BIGINT
+  coalesce(sum(u.slo_miss_count), 0)::BIGINT,
+  coalesce(sum(u.gpu_count) FILTER (u.usage = 'observed'), 0)::BIGINT,
+  coalesce(max(u.mem_mib) FILTER (u.usage = 'observed'), 0)
 FROM chosen AS r LEFT JOIN matched AS u USING (cluster, job_id, submit_s)
 GROUP BY ALL ORDER BY r.start_s, job
 """

@@ -15,10 +15,11 @@ from hami_hpc.contract import constants as c
 _MOST_BYTES = 65536
 _INT64_MAX = 2**63 - 1
 _TYPES = {"int": "BIGINT", "text": "VARCHAR"}
-_NOT_STORED = ("version", "mode", "start", "end")
+_NOT_STORED = ("version", "mode", "start", "end", "history")  # history: up to 17 KB, which no document uses
 # Field of the record (contract.toml, [spool]) -> its type in the store.
 FIELDS = {name: _TYPES[kind] for name, kind in c.SPOOL_FIELDS.items() if name not in _NOT_STORED}
-DEFAULTS = c.SPOOL_DEFAULTS  # for fields that older records, and stores with such records, do not have
+# For fields that older records, and stores with such records, do not have.
+DEFAULTS = {name: value for name, value in c.SPOOL_DEFAULTS.items() if name in FIELDS}
 
 
 class UsageRecordError(ValueError):

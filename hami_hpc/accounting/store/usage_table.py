@@ -58,7 +58,8 @@ def stored(root: Path, manifest: store_files.Manifest) -> str:
     files = manifest.of(store_files.USED)
     if not files:
         return f"({empty})"
-    filled = ", ".join(f"coalesce({name}, {value}) AS {name}" for name, value in DEFAULTS.items())
+    texts = {name: literal(value) if isinstance(value, str) else value for name, value in DEFAULTS.items()}
+    filled = ", ".join(f"coalesce({name}, {value}) AS {name}" for name, value in texts.items())
     return f"(SELECT * REPLACE ({filled}) FROM ({empty} UNION ALL BY NAME FROM {store_files.scan(root, files, empty)}))"
 
 

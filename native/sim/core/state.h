@@ -93,7 +93,9 @@ struct sim_gpu {
 	uint64_t allocations, frees, refusals;
 	uint64_t events; /* changes of used_bytes so far; only grows */
 	uint64_t reclaimed_bytes, reclaimed_processes;
-	uint64_t busy_ns; /* kernels' time, all processes that ever were */
+	uint64_t busy_ns;                              /* kernels' time, all processes that ever were */
+	uint64_t sent_bytes, received_bytes;           /* over PCIe: copies to and from the host */
+	uint64_t peer_sent_bytes, peer_received_bytes; /* over NVLink: copies between GPUs */
 	/* The scheduler: everything up to clock_ns (CLOCK_MONOTONIC) is decided. */
 	uint64_t clock_ns, slice_end_ns;
 	uint32_t current; /* slot that runs, or SIM_NO_SLOT */

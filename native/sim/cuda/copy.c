@@ -76,6 +76,36 @@ static bool lies_on(const void *address, uint32_t gpu)
 	return r && r->kind != REGION_HOST && r->device == gpu;
 }
 
+/* The GPU that the memory at an address is of, or SIM_MAX_GPUS for the host's. With sim.lock held. */
+static uint32_t gpu_of(const void *address)
+{
+	const struct region *r = region_find((uintptr_t)address);
+	return r && r->kind != REGION_HOST ? r->device : SIM_MAX_GPUS;
+}
+
+/* Adds a copy that leaves a GPU, or comes to one, to what NVML shows of its buses. */
+static void count_traffic(const struct movement *m)
+{
+	if (!m->from)
+		return;
+	sim_process_lock();
+	uint32_t to = gpu_of(m->to), from = gpu_of(m->from);
+	sim_process_unlock();
+	if (to == from)
+		return;
+	struct sim_gpu *gpus = sim.view.state->gpu;
+	sim_lock(&sim.view);
+	if (to == SIM_MAX_GPUS)
+		gpus[from].sent_bytes += m->size;
+	else if (from == SIM_MAX_GPUS)
+		gpus[to].received_bytes += m->size;
+	else {
+		gpus[from].peer_sent_bytes += m->size;
+		gpus[to].peer_received_bytes += m->size;
+	}
+	sim_unlock(&sim.view);
+}
+
 static uint64_t time_of(const struct movement *m, uint32_t gpu)
 {
 	const struct sim_model *model = &sim.view.machine.gpu[gpu];
@@ -93,6 +123,7 @@ static CUresult put(CUstream stream, struct movement m, bool wait)
 	if (wait)
 		sim_stream_drain(s);
 	sim_submit_copy(s, time_of(&m, s->context->device));
+	count_traffic(&m);
 	if (atomic_load(&s->callbacks) <= sim_callbacks_done()) {
 		move(&m);
 		return CUDA_SUCCESS;

@@ -114,7 +114,7 @@ def test_from_ingest_to_invoice_report_and_efficiency(site: Path) -> None:
     assert "--gres=vgpu:mem=2304M,cores=11 would have sufficed" in shown
     whole = _run("efficiency", "1", *store).stdout
     assert "held     1 GPU\n" in whole
-    assert "not known: only vGPU jobs leave usage records" in whole
+    assert "not known: no usage record of this job was collected; only nodes with hami-hpc agent write one" in whole
     assert (
         "2 jobs" not in _run("efficiency", "--account", "phys", "--start", "2026-09", "--end", "2026-10", *store).stdout
     )
