@@ -16,4 +16,7 @@ def _place(installed_at: str, in_checkout: str) -> Path:
 
 TEMPLATES = _place(installed.TEMPLATE_DIR, "gres-conf")
 STAGES = _place(installed.STAGE_DIR, "prolog")
+MEASURE = _place(
+    f"{installed.LIB_DIR}/hami-hpc-measure" if installed.STAGE_DIR else "", "build/native/hami-hpc-measure"
+)
 LUA = _place(installed.LUA_DIR, "slurm-plugins/lua")

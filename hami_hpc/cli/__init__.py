@@ -68,6 +68,10 @@ NODE_COMMANDS = {
         "Take one GPU of this node out of service, return it, or list the GPUs.",
     ),
     "doctor": ("hami_hpc.cli.doctor_command", "Check what vGPU jobs need on this node, and say what to do."),
+    "baseline": (
+        "hami_hpc.cli.baseline_command",
+        "Record this node's own figures, or check that they are no worse.",
+    ),
     "agent": (
         "hami_hpc.cli.agent_command",
         "Watch the GPUs of this node: find processes and jobs that take more than they were granted, and act on them "

@@ -34,6 +34,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "prices": ("--rates", ACCOUNTING),
     "accounting store": ("--store", ACCOUNTING),
     "node's name in Slurm": ("--node", frozenset({"render", "reconcile", "doctor", "agent", "gpu", "trace"})),
+    "fewer figures, sooner": ("--quick", frozenset({"baseline"})),
     "which run of a requeued job": ("--run", frozenset({"trace"})),
     "why a GPU is out of service": ("--reason", frozenset({"gpu"})),
     "show, and change nothing": ("--dry-run", frozenset({"render", "forget-node", "reconcile", "qos"})),
@@ -138,7 +139,18 @@ def test_no_help_is_cut_or_wider_than_the_terminal(name: str, columns: int) -> N
 def test_every_help_lists_the_exit_statuses_that_the_command_has(name: str) -> None:
     result = CliRunner().invoke(main, [*name.split(), "--help"])
     listed = re.findall(r"^  (\d)  ", result.stdout.partition("Exit status:")[2], flags=re.M)
-    with_finding = ("render", "forget-node", "metrics", "reconcile", "doctor", "agent", "gpu", "qos", "check-bill")
+    with_finding = (
+        "render",
+        "forget-node",
+        "metrics",
+        "reconcile",
+        "doctor",
+        "agent",
+        "gpu",
+        "qos",
+        "baseline",
+        "check-bill",
+    )
     finding = name in ("", *with_finding)
     assert [int(code) for code in listed] == [*range(3), *([int(ExitCode.FOUND)] if finding else [])]
 
@@ -156,7 +168,7 @@ def test_settings_that_are_not_there_are_an_error_and_no_finding(tmp_path: Path,
     needed = {"usage": ["7"], "bill": ["--month", "2026-09"], "check-bill": ["--month", "2026-09"]}
     needed |= {"collect-usage": ["--input", "/"], "invoice": ["--month", "2026-09"], "efficiency": ["7"]}
     needed |= {"report": ["--month", "2026-09", "--output", str(tmp_path / "r.html")], "render": ["--gpus", "h200"]}
-    needed |= {"qos": ["show"], "explain": ["7"], "gpu": ["list"], "trace": ["7"]}
+    needed |= {"qos": ["show"], "explain": ["7"], "gpu": ["list"], "trace": ["7"], "baseline": ["check"]}
     missing = str(tmp_path / "none.toml")
     result = CliRunner().invoke(main, [name, *needed.get(name, []), "--config", missing])
     # doctor's answer is that the settings are missing: that is what it was asked.

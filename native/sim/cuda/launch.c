@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+enum { CYCLES_A_LOOP = 32 }; /* of hami_hpc_work: eight operations, each after the one before */
+
 static CUresult spin_argument(void **parameters, void **extra, uint64_t *out)
 {
 	const void *at = parameters ? parameters[0] : NULL;
@@ -22,6 +24,11 @@ CUresult sim_kernel_ns(const struct CUfunc_st *f, uint32_t device, void **parame
 	if (f->spins)
 		return spin_argument(parameters, extra, out);
 	*out = sim.view.machine.gpu[device].kernel_ns;
+	if (f->works) {
+		uint64_t loops;
+		SIM_CHECK(spin_argument(parameters, extra, &loops));
+		*out += loops * CYCLES_A_LOOP * 1000 / sim.view.machine.gpu[device].clock_mhz;
+	}
 	return CUDA_SUCCESS;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Modules and functions. Any image will do: it is not looked into, and has every function that is asked for.
- * A function called sim_spin_ns keeps the GPU busy for its first argument, a u64 of nanoseconds; any other
- * runs for the model's kernel_ns.
+ * A function called sim_spin_ns keeps the GPU busy for its first argument, a u64 of nanoseconds;
+ * hami_hpc_work (native/measure) for so many loops at the model's clock; any other for the model's kernel_ns.
  */
 #include "module.h"
 
@@ -64,6 +64,7 @@ static CUresult get_function(struct CUfunc_st **out, struct CUmod_st *m, const c
 		f->module = m;
 		memcpy(f->name, name, strlen(name) + 1);
 		f->spins = strcmp(name, "sim_spin_ns") == 0;
+		f->works = strcmp(name, "hami_hpc_work") == 0;
 		f->next = m->functions;
 		m->functions = f;
 	}

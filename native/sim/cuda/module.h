@@ -15,6 +15,7 @@ struct CUmod_st {
 struct CUfunc_st {
 	uint32_t magic;
 	bool spins; /* sim_spin_ns */
+	bool works; /* hami_hpc_work */
 	int max_dynamic_shared, shared_carveout;
 	struct CUmod_st *module;
 	struct CUfunc_st *next;
