@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import click
@@ -54,7 +54,7 @@ class Answer:
 
     device: Device
     figures: dict[str, float] = field(default_factory=dict)
-    recorded: dict[str, float] = field(default_factory=dict)
+    record: Record | None = None
     skipped: str = ""
     problem: str = ""
     no_record: str = ""
@@ -105,7 +105,7 @@ def check_one(driver: Driver, device: Device, place: Place, recorded: Record | N
     best = best_of(measured)
     worse = worse_figures(recorded.figures, best)
     problem = "; ".join(complaint(figure, recorded.figures[figure.key], best[figure.key]) for figure in worse)
-    return Answer(device, figures=best, recorded=recorded.figures, problem=problem)
+    return Answer(device, figures=best, record=recorded, problem=problem)
 
 
 def _place(settings: Settings, folder: str) -> Place:
@@ -176,11 +176,14 @@ def _show(answers: list[Answer], is_check: bool) -> None:
         if why:
             click.echo(f"  not measured: {why}")
             continue
+        if answer.record:
+            date = time.strftime("%Y-%m-%d %H:%M", time.localtime(answer.record.recorded_unix_s))
+            click.echo(f"  recorded {date} with driver {answer.record.driver}")
         rows = []
         for figure in FIGURES:
             if figure.key in answer.figures:
                 now = text_of(figure, answer.figures[figure.key])
-                before = answer.recorded.get(figure.key)
+                before = answer.record.figures.get(figure.key) if answer.record else None
                 rows.append((f"  {figure.title}", now, "" if before is None else text_of(figure, before)))
         head = ("  FIGURE", "NOW", "RECORDED" if is_check else "")
         click.echo(colours.table_head(table(head, rows, right=(1, 2))))
@@ -192,7 +195,7 @@ def _json(answers: list[Answer]) -> list[dict[str, object]]:
             "uuid": answer.device.uuid,
             "minor": answer.device.minor,
             "figures": answer.figures,
-            "recorded": answer.recorded,
+            "recorded": asdict(answer.record) if answer.record else None,
             "skipped": answer.skipped or None,
             "no_record": answer.no_record or None,
             "problem": answer.problem or None,

@@ -115,7 +115,7 @@ def trace_job(name: str, wanted: int | None, run_dir: str, state_dir: str) -> Tr
     job_id = runs[0].job_id if runs else int(name) if name.isdigit() else 0
     node_runs, hidden = job_times.read_node_runs(run_dir, state_dir, job_id, time.time_ns())
     if not runs and not node_runs:
-        raise Failure(f"nothing is known of job {name}: {slurm_reason}, and this host has no record of it")
+        raise Failure(f"nothing is known of job {name}: this host has no record of it, and {slurm_reason}")
     if not runs:
         number = choose(name, [Run(job_id, name, "", 0, "", None, None, None, "", True)] * len(node_runs), wanted)
         found = node_runs[number - 1]

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from statistics import median
 
 VERSION = 1
 LEAST_PERCENT, MOST_PERCENT, MOST_POINTS = 80, 125, 2
@@ -87,8 +86,8 @@ def best_of(measured: Sequence[Figures]) -> dict[str, float]:
 
 
 def median_of(measured: Sequence[Figures]) -> dict[str, float]:
-    """Returns the median of each figure of several measurements."""
-    return {key: median(figures[key] for figures in measured) for key in measured[0]}
+    """Returns the median of each figure of several measurements (of an even number, the upper one of the two)."""
+    return {key: sorted(figures[key] for figures in measured)[len(measured) // 2] for key in measured[0]}
 
 
 def text_of(figure: Figure, value: float) -> str:

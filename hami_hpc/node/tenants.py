@@ -96,7 +96,9 @@ def make_slices(folder: str, device: Device, caps: Sequence[int]) -> list[str]:
 def _write_slice(folder: str, grant: Grant, turn: Mapping[str, int]) -> str:
     directory = f"{folder}/{device_folder(grant.gpu_uuid)}/{grant.job_id}"
     _remove(directory)
-    os.makedirs(os.path.dirname(f"{directory}/{c.FILE_USAGE}"), 0o755)
+    for path in (os.path.dirname(directory), directory, os.path.dirname(f"{directory}/{c.FILE_USAGE}")):
+        with contextlib.suppress(FileExistsError):  # makedirs would make all but the last as open as the umask lets it
+            os.mkdir(path, 0o755)
     step = f"{directory}/{c.FILE_STEP_LIMITS.format(step_id=0)}"
     record = pack_limits(grant)
     contents = {

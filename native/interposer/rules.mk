@@ -103,7 +103,7 @@ fuzz: fuzzers
 		2>$$f.log || { tail -n 40 $$f.log; exit 1; }; tail -n 1 $$f.log; done
 
 # With a sanitizer: the same tests on that build, less those that only take long.
-INTERPOSER_TESTS := $(addprefix ../tests/native/test_,interposer.py interposer_units.py compute.py latency.py)
+INTERPOSER_TESTS := $(addprefix ../tests/native/test_,interposer.py interposer_units.py compute.py latency.py trace_times.py)
 SLOW_TESTS := any_usage_record or rests_while or two_ or tenants or shares_follow or paused_tenant
 # GCC 12's address sanitizer may hold its allocator's lock in a child forked beside threads: the child's calloc hangs.
 NOT_HERE := $(SLOW_TESTS)$(if $(findstring address,$(SAN)), or a_forked_child_has_a_table)

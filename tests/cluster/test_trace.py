@@ -69,7 +69,7 @@ def test_a_job_without_vgpu_has_slurms_part_and_an_unknown_job_says_so(cluster: 
     assert found["node_part_unknown"] == "the job has no vgpu, so hami_hpc notes nothing of it"
     missing = hami(cluster, USER, "trace", "999999")
     assert missing.status == 1
-    assert "nothing is known of job 999999: Slurm shows no such job" in missing.err
+    assert "nothing is known of job 999999: this host has no record of it, and Slurm shows no such job" in missing.err
 
 
 def test_an_array_names_its_tasks_and_a_requeued_job_has_runs(cluster: Layout) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -54,6 +55,18 @@ def test_tenants_have_what_their_caps_say(machine: tuple[Path, str], tmp_path: P
         lambda found: 85 < sum(found) < 102 and min(found) > 38,
     )
     assert not (tmp_path / "run" / "baseline").exists()
+
+
+def test_nobody_else_can_write_a_tenants_records_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with measuring(str(tmp_path)) as folder:
+            limits = make_slices(folder, Device(0, "GPU-1", "NVIDIA H200", 143155), (50, 50))
+            paths = [Path(folder), *Path(folder).rglob("*")]
+            assert not [path for path in paths if path.stat().st_mode & 0o022]
+            assert [Path(path).exists() for path in limits] == [True, True]
+    finally:
+        os.umask(before)
 
 
 def test_without_the_interposer_it_measures_too(machine: tuple[Path, str]) -> None:

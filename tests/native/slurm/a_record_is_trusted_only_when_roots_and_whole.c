@@ -178,6 +178,28 @@ static void a_steps_record_is_written_whole_and_removed(void)
 	CHECK(record_write_file(dir, "no/such", "", 0) == -ENOENT);
 }
 
+/* When the first step was: that of a later one changes nothing, and a full disk or a link in its place neither. */
+static void the_first_steps_time_is_written_once(void)
+{
+	char line[32] = "";
+	struct stat st;
+	int fd, none = openat(dir, "/nonexistent", O_RDONLY);
+
+	CHECK(symlinkat("/nonexistent", dir, HAMI_FILE_FIRST_STEP) == 0);
+	record_note_first_step(dir, 5);
+	CHECK(access("/nonexistent", F_OK) < 0);
+	CHECK(unlinkat(dir, HAMI_FILE_FIRST_STEP, 0) == 0);
+	record_note_first_step(none, 6);
+	record_note_first_step(dir, 1795354106123456789u);
+	record_note_first_step(dir, 1795354106999999999u);
+	fd = openat(dir, HAMI_FILE_FIRST_STEP, O_RDONLY);
+	CHECK(fd >= 0);
+	CHECK(fstat(fd, &st) == 0 && (st.st_mode & 07777) == 0644);
+	CHECK(read(fd, line, sizeof(line) - 1) == 20 && !strcmp(line, "1795354106123456789\n"));
+	close(fd);
+	CHECK(unlinkat(dir, HAMI_FILE_FIRST_STEP, 0) == 0);
+}
+
 /* The prolog's word on why no step may start: its first line, and only from a file of root's. */
 static void the_prologs_refusal_is_read(void)
 {
@@ -242,6 +264,7 @@ int main(void)
 	the_file_itself_is_checked();
 	the_contents_are_checked();
 	a_steps_record_is_written_whole_and_removed();
+	the_first_steps_time_is_written_once();
 	the_prologs_refusal_is_read();
 	the_prologs_word_on_whole_gpus_is_believed_only_from_root();
 	CHECK(unlinkat(dir, HAMI_FILE_JOB_LIMITS, 0) == 0);
