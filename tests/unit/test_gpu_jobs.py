@@ -61,6 +61,7 @@ def seen(job: GpuJob, **more: object) -> JobState:
         energy_mj=77,
         pcie_bytes=88,
         nvlink_bytes=99,
+        processes=0,
     )._replace(**more)  # type: ignore[arg-type]
 
 
@@ -131,6 +132,20 @@ def test_a_prolog_that_runs_twice_keeps_the_start(node: Node) -> None:
     assert prolog(node) == 0
     assert noted(node) == first
     assert node.spooled() == []
+
+
+def test_a_prolog_that_runs_again_beside_the_jobs_programs_keeps_the_run(node: Node) -> None:
+    """slurmd may forget which jobs it has seen, and run the prolog again before a step."""
+    prolog(node)
+    first = noted(node)._replace(created_unix_ns=noted(node).created_unix_ns - 10**13)
+    gpu_jobs.place(node.settings.run_dir, first)
+    watch(node, seen(first, processes=1))
+    assert prolog(node) == 0
+    assert noted(node) == first
+    watch(node, seen(first, processes=0))
+    assert prolog(node) == 0
+    assert noted(node) != first
+    assert node.spooled() == ["7.json"]
 
 
 def test_the_next_run_of_a_job_whose_epilog_was_killed_leaves_each_its_record(node: Node) -> None:
@@ -232,6 +247,25 @@ def test_a_record_that_can_be_kept_nowhere_is_set_aside_and_reconcile_spools_it(
     assert [(one.action.job_id, one.error) for one in results] == [(7, None)]
     assert node.names() == ["7"]
     assert node.record()["start_unix_ns"] == job.created_unix_ns
+
+
+def test_a_run_before_that_can_be_written_nowhere_does_not_keep_the_next_from_its_note(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prolog(node)
+    first = noted(node)
+    watch(node, seen(first))
+
+    def fail(*_arguments: object) -> None:
+        raise NodeError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(usage_spool, "write", fail)
+        patch.setattr(usage_spool, "keep", fail)
+        assert prolog(node) == 0
+    assert noted(node).created_unix_ns > first.created_unix_ns
+    assert sorted(node.names()) == [f"{job_dirs.ENDED}7-{first.created_unix_ns}", "7"]
+    assert "no space. hami-hpc reconcile will finish this" in capsys.readouterr().err
 
 
 def test_what_was_set_aside_is_finished_by_the_next_epilog_of_a_vgpu_job(node: Node) -> None:
