@@ -157,5 +157,7 @@ class Histories:
         if line.minute < 0:
             return
         with suppress(OSError, ValueError):
+            if line.file is not None and os.fstat(line.file.fd).st_nlink == 0:  # reconcile made the directory anew
+                line.file = _File(job_dirs.job_dir(self.run_dir, job.job_id), job, self.group)
             file = line.file or _File(job_dirs.job_dir(self.run_dir, job.job_id), job, self.group)
             os.pwrite(file.fd, line.row(), place_of(line.minute))

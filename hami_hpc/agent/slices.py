@@ -51,7 +51,11 @@ class Slices:
         cannot be listed."""
         jobs: dict[str, _Job] = {}
         entries = self._entries()
-        self.ended = frozenset(run for name, _key in entries if (run := gpu_jobs.ended_run(name)) is not None)
+        self.ended = frozenset(
+            run
+            for name, _key in entries
+            if name.startswith(job_dirs.ENDED) and (run := gpu_jobs.ended_run(name)) is not None
+        )
         for name, key in entries:
             if name.isdigit():
                 directory = f"{job_dirs.jobs_dir(self.run_dir)}/{name}"

@@ -77,8 +77,8 @@ class SlurmPort:
     def held_by(self, job_id: int) -> frozenset[int] | None:
         """Returns Slurm's indices of the GPUs of a job here, or None as long as slurmctld has not said."""
         asked_at, held, _whole = self._held.get(job_id, (-1e9, None, frozenset()))
-        if held is None and time.monotonic() - asked_at > ASK_AGAIN_S:
-            self._held[job_id] = (time.monotonic(), None, frozenset())
+        if not held and time.monotonic() - asked_at > ASK_AGAIN_S:  # a job that begins may not have its GPUs yet
+            self._held[job_id] = (time.monotonic(), held, frozenset())
             self._later(lambda: self._ask(job_id), f"the GPUs of job {job_id} are not known")
         return held
 

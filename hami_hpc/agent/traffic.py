@@ -12,6 +12,7 @@ import ctypes
 import struct
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 
 # nvmlFieldValue_t: field, scope, time stamp, latency, type of the value, result, value
 _VALUE = struct.Struct("@IIqqII8s")
@@ -40,6 +41,16 @@ FIELDS = (
 )
 
 
+def _is_lacking(module: ModuleType, result: int) -> bool:
+    """Returns whether a result says that the GPU or its driver does not have what was asked for."""
+    return result in (
+        module.NVML_ERROR_NOT_SUPPORTED,
+        module.NVML_ERROR_INVALID_ARGUMENT,
+        module.NVML_ERROR_FUNCTION_NOT_FOUND,
+        module.NVML_ERROR_NO_PERMISSION,
+    )
+
+
 @dataclass
 class Traffic:
     """The counters of one GPU. `pcie_bytes` and `nvlink_bytes` only grow; 0 where the GPU does not count."""
@@ -47,33 +58,34 @@ class Traffic:
     pcie_bytes: int = 0
     nvlink_bytes: int = 0
     _asked: tuple[Field, ...] = FIELDS  # those that the GPU is not known to lack
+    _rows: Any = None  # of these: NVML reads what is asked, and writes the answers, in the same place
     _last: dict[int, tuple[int, int]] = field(default_factory=dict)  # by field: when, and the counter
 
     def update(self, module: ModuleType, handle: object, now_ns: int) -> None:
         """Reads the counters. What the GPU or its driver does not have is not asked for again; never fails."""
         if not self._asked:
             return
-        lacking = (
-            module.NVML_ERROR_NOT_SUPPORTED,
-            module.NVML_ERROR_INVALID_ARGUMENT,
-            module.NVML_ERROR_FUNCTION_NOT_FOUND,
-            module.NVML_ERROR_NO_PERMISSION,
-        )
-        request = b"".join([_VALUE.pack(one.number, one.scope, 0, 0, 0, 0, b"") for one in self._asked])
-        room = ctypes.create_string_buffer(request, len(request))
+        if self._rows is None:
+            request = b"".join([_VALUE.pack(one.number, one.scope, 0, 0, 0, 0, b"") for one in self._asked])
+            self._rows = ctypes.create_string_buffer(request, len(request))
         function = getattr(module.nvmlLib, "nvmlDeviceGetFieldValues", None)
-        result = lacking[0] if function is None else function(handle, len(self._asked), room)
+        result = module.NVML_ERROR_FUNCTION_NOT_FOUND
+        if function is not None:
+            result = function(handle, len(self._asked), self._rows)
         if result != module.NVML_SUCCESS:
-            self._asked = () if result in lacking else self._asked
+            self._asked = () if _is_lacking(module, result) else self._asked
             return
-        known = []
-        for one, row in zip(self._asked, _VALUE.iter_unpack(room.raw), strict=True):
-            width = UNSIGNED.get(row[4], 0)
-            if row[5] == module.NVML_SUCCESS and width:
-                self._count(one, int.from_bytes(row[6][:width], "little"), now_ns)
-            if row[5] not in lacking and (width or row[5] != module.NVML_SUCCESS):
-                known.append(one)
-        self._asked = tuple(known)
+        gone = []
+        for one, (_id, _scope, _at, _latency, kind, row_result, value) in zip(
+            self._asked, _VALUE.iter_unpack(self._rows), strict=True
+        ):
+            width = UNSIGNED.get(kind)
+            if row_result == module.NVML_SUCCESS and width:
+                self._count(one, int.from_bytes(value[:width], "little"), now_ns)
+            elif row_result == module.NVML_SUCCESS or _is_lacking(module, row_result):
+                gone.append(one)
+        if gone:
+            self._asked, self._rows = tuple(one for one in self._asked if one not in gone), None
 
     def _count(self, one: Field, value: int, now_ns: int) -> None:
         before = self._last.get(one.number)

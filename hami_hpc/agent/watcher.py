@@ -211,16 +211,16 @@ class Watcher:
         noted: Iterable[GpuJob],
         gpu_looks: Iterable[GpuLook],
     ) -> Mapping[int, frozenset[str] | None]:
-        """Returns the GPUs, by Slurm, of the jobs without a slice that have processes here or were noted by the
-        prolog."""
+        """Returns the GPUs, by Slurm, of the jobs without a slice that have processes here: by the prolog's note, which
+        has them from the credential, else by slurmctld."""
         with_slice = {one.grant.job_id for one in slices}
-        seen = {one.job_id for one in processes if one.job_id > 0} | {one.job_id for one in noted}
-        jobs = frozenset(seen) - with_slice - whole
-        self.slurm.forget_but(jobs)
+        by_note = {one.job_id: frozenset(one.gpus) for one in noted}
+        jobs = frozenset(one.job_id for one in processes if one.job_id > 0) - with_slice - whole
+        self.slurm.forget_but(jobs | by_note.keys())
         uuids = {one.gpu.slurm_index: one.gpu.uuid for one in gpu_looks}
         held: dict[int, frozenset[str] | None] = {}
         for job_id in jobs:
-            indices = self.slurm.held_by(job_id)
+            indices = by_note.get(job_id) or self.slurm.held_by(job_id)
             held[job_id] = None if indices is None else frozenset(uuids[i] for i in indices if i in uuids)
         return held
 

@@ -148,7 +148,10 @@ def _share(spent: Counters, busy_ns: int, total_ns: int, tenants: int) -> Counte
     """Returns a job's part of what a GPU counted: by its part of the busy time. Energy of an idle GPU is nobody's. What
     an idle GPU moved was moved by the only job that uses it, and is nobody's where there are several."""
     if total_ns:
-        return Counters(*[count * busy_ns // total_ns for count in spent])
+        energy_mj, pcie_bytes, nvlink_bytes = spent
+        return Counters(
+            energy_mj * busy_ns // total_ns, pcie_bytes * busy_ns // total_ns, nvlink_bytes * busy_ns // total_ns
+        )
     return spent._replace(energy_mj=0) if tenants == 1 else Counters()
 
 

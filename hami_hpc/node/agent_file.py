@@ -93,16 +93,20 @@ SELECT job.value ->> 'watched_ns', job.value ->> 'peak_bytes', job.value ->> 'bu
 FROM json_each(?1, '$.{jobs}') AS job
 WHERE ?1 ->> 'boot_id' = ?2 AND job.value ->> 'job_id' = ?3 AND job.value ->> 'created_unix_ns' = ?4
 """
-_GPU_JOB = ", job.value ->> 'gpu_uuid', job.value ->> 'model', job.value ->> 'mem_bytes'"
+_GPU_JOB = """, job.value ->> 'gpu_uuid', job.value ->> 'model', job.value ->> 'mem_bytes',
+  job.value ->> 'processes', ?1 ->> 'boot_time_ns'"""
+FRESH_NS = 15_000_000_000  # the agent's longest period, and a half
 
 
 class SeenGpuJob(NamedTuple):
-    """What the agent saw of one run of a job with whole GPUs. `mem_mib` is of all of them together."""
+    """What the agent saw of one run of a job with whole GPUs. `mem_mib` is of all of them together; `is_running`: the
+    job had processes on a GPU seconds ago."""
 
     observed: Observed
     gpu_uuids: tuple[str, ...]
     model: str
     mem_mib: int
+    is_running: bool
 
 
 def read_observed(run_dir: str, boot_id: str, job_id: int, created_unix_ns: int) -> Observed:
@@ -114,11 +118,13 @@ def read_observed(run_dir: str, boot_id: str, job_id: int, created_unix_ns: int)
 def read_gpu_job(run_dir: str, boot_id: str, job_id: int, created_unix_ns: int) -> SeenGpuJob | None:
     """Returns what the agent saw of one run of a job with whole GPUs; None where it saw nothing. Never fails."""
     row = _row(run_dir, _OBSERVED.format(jobs="gpu_jobs", more=_GPU_JOB), boot_id, job_id, created_unix_ns)
-    *numbers, uuids, model, mem_bytes = row or (None, None, None)
+    *numbers, uuids, model, mem_bytes, processes, looked_ns = row or (None,) * 5
     observed = _observed(tuple(numbers))
-    if observed is None or not (type(uuids) is type(model) is str and uuids and type(mem_bytes) is int):
+    is_typed = type(uuids) is type(model) is str and type(mem_bytes) is type(processes) is type(looked_ns) is int
+    if observed is None or not (is_typed and uuids):
         return None
-    return SeenGpuJob(observed, tuple(uuids.split(",")), model, max(0, mem_bytes) >> 20)
+    is_running = processes > 0 and now_boot_ns() - looked_ns < FRESH_NS
+    return SeenGpuJob(observed, tuple(uuids.split(",")), model, max(0, mem_bytes) >> 20, is_running)
 
 
 def _row(run_dir: str, query: str, boot_id: str, job_id: int, created_unix_ns: int) -> tuple[Any, ...] | None:

@@ -37,16 +37,23 @@ def note(settings: Settings, environment: Mapping[str, str], whole: str = "") ->
     if old is not None:
         if _is_same_run(settings, old, job) and os.path.lexists(f"{directory}/{c.FILE_WHOLE}") == bool(whole):
             return True
-        end(settings, directory, job.created_unix_ns)  # the epilog of the job's run before was killed
+        try:
+            end(settings, directory, job.created_unix_ns)  # the epilog of the job's run before was killed
+        except NodeError as error:  # it is set aside
+            common.report("prolog", f"job {job.job_id}: {error}. hami-hpc reconcile will finish this")
     gpu_jobs.place(settings.run_dir, job, whole)
     return True
 
 
 def _is_same_run(settings: Settings, old: GpuJob, new: GpuJob) -> bool:
-    if not old.is_same(new) or not 0 <= new.created_unix_ns - old.created_unix_ns < TWICE_NS:
+    """Returns whether this prolog is another one of the same run: a run before has no process any more."""
+    if not old.is_same(new):
         return False
     seen = agent_file.read_gpu_job(settings.run_dir, boot.boot_id(), old.job_id, old.created_unix_ns)
-    return seen is None or not (seen.observed.observed_busy_ns or seen.observed.observed_peak_bytes)
+    if seen is not None and seen.is_running:
+        return True
+    is_unused = seen is None or not (seen.observed.observed_busy_ns or seen.observed.observed_peak_bytes)
+    return is_unused and 0 <= new.created_unix_ns - old.created_unix_ns < TWICE_NS
 
 
 def end(settings: Settings, directory: str, end_unix_ns: int) -> None:

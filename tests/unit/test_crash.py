@@ -30,10 +30,13 @@ TRACED = tuple(
         "node/locks",
         "node/mounts",
         "node/job_dirs",
+        "node/history_file",
+        "node/gpu_jobs",
         "node/neighbours",
         "node/usage_spool",
         "stages/prolog",
         "stages/epilog",
+        "stages/gpu_jobs",
     )
 )
 

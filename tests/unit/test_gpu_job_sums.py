@@ -111,6 +111,36 @@ def test_a_job_with_the_whole_node_needs_no_answer_of_slurm(bench: Bench) -> Non
     assert bench.events == []
 
 
+def test_what_the_credential_says_is_what_a_job_may_use(bench: Bench, pids: list[int]) -> None:
+    """Before slurmctld answers, and whatever its answer is: users write into it."""
+    note(bench, (0,))
+    bench.slurm.jobs[9] = FIRST.replace("=a ", "=x Nodes=n CPU_IDs=0 Mem=0 GRES= MinCPUsNode=1 ")
+    bench.slurm.pids = {pids[0]: 9}
+    bench.hold(pids[0], 100, 10.0, gpu=0)
+    known(bench)
+    bench.look(5)
+    assert bench.events == []
+    assert one(bench).gpu_uuid == UUIDS[0], "and the job hides nothing"
+    bench.hold(pids[0], 100, 10.0, gpu=1)
+    bench.look(6)
+    assert bench.kinds() == ["no_grant"]
+
+
+def test_a_job_whose_gpus_slurmctld_does_not_show_yet_is_asked_for_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note(bench, (0,))
+    bench.slurm.jobs[9] = FIRST.replace("gpu:h200:1(IDX:0)", "")
+    known(bench)
+    assert bench.look(3).gpu_jobs == ()
+    bench.slurm.jobs[9] = FIRST
+    known(bench)
+    assert bench.look(3).gpu_jobs == ()
+    monkeypatch.setattr("hami_hpc.agent.slurm_port.ASK_AGAIN_S", 0.0)
+    known(bench)
+    assert one(bench).gpu_uuid == UUIDS[0]
+
+
 def test_a_slurmctld_that_does_not_answer_is_waited_for_and_an_answer_kept(bench: Bench) -> None:
     note(bench)
     bench.slurm.jobs[9] = BOTH

@@ -14,7 +14,7 @@ import pytest
 from agent_states import make_job, make_state
 from harness.mounting import unmount_below
 from node_testbed import GPU_MIB, ROOT, UID, UUIDS, Node, names_in
-from test_crash import age_leftovers, all_lines
+from test_crash import age_leftovers
 from test_whole_node import whole_job
 
 from hami_hpc.accounting.sources import usage_records as spool_reader
@@ -61,6 +61,7 @@ def seen(job: GpuJob, **more: object) -> JobState:
         energy_mj=77,
         pcie_bytes=88,
         nvlink_bytes=99,
+        processes=0,
     )._replace(**more)  # type: ignore[arg-type]
 
 
@@ -131,6 +132,20 @@ def test_a_prolog_that_runs_twice_keeps_the_start(node: Node) -> None:
     assert prolog(node) == 0
     assert noted(node) == first
     assert node.spooled() == []
+
+
+def test_a_prolog_that_runs_again_beside_the_jobs_programs_keeps_the_run(node: Node) -> None:
+    """slurmd may forget which jobs it has seen, and run the prolog again before a step."""
+    prolog(node)
+    first = noted(node)._replace(created_unix_ns=noted(node).created_unix_ns - 10**13)
+    gpu_jobs.place(node.settings.run_dir, first)
+    watch(node, seen(first, processes=1))
+    assert prolog(node) == 0
+    assert noted(node) == first
+    watch(node, seen(first, processes=0))
+    assert prolog(node) == 0
+    assert noted(node) != first
+    assert node.spooled() == ["7.json"]
 
 
 def test_the_next_run_of_a_job_whose_epilog_was_killed_leaves_each_its_record(node: Node) -> None:
@@ -234,6 +249,25 @@ def test_a_record_that_can_be_kept_nowhere_is_set_aside_and_reconcile_spools_it(
     assert node.record()["start_unix_ns"] == job.created_unix_ns
 
 
+def test_a_run_before_that_can_be_written_nowhere_does_not_keep_the_next_from_its_note(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prolog(node)
+    first = noted(node)
+    watch(node, seen(first))
+
+    def fail(*_arguments: object) -> None:
+        raise NodeError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(usage_spool, "write", fail)
+        patch.setattr(usage_spool, "keep", fail)
+        assert prolog(node) == 0
+    assert noted(node).created_unix_ns > first.created_unix_ns
+    assert sorted(node.names()) == [f"{job_dirs.ENDED}7-{first.created_unix_ns}", "7"]
+    assert "no space. hami-hpc reconcile will finish this" in capsys.readouterr().err
+
+
 def test_what_was_set_aside_is_finished_by_the_next_epilog_of_a_vgpu_job(node: Node) -> None:
     prolog(node)
     job = noted(node)
@@ -274,65 +308,6 @@ def test_after_a_reboot_a_note_of_before_makes_no_record(node: Node) -> None:
     agent_file.write(node.settings.run_dir, make_state(gpu_jobs=(seen(noted(node)),), boot_id="another"))
     squared(node)
     assert (node.spooled(), node.names()) == ([], [])
-
-
-def test_an_epilog_killed_at_any_line_leaves_exactly_one_record(node: Node) -> None:
-    def before() -> None:
-        node.clear()
-        node.enter_gpus()
-        prolog(node)
-        watch(node, seen(noted(node)))
-
-    def finish(number: int) -> None:
-        if number % 2:
-            assert [one.error for one in squared(node) if one.error] == []
-        else:
-            epilog(node.settings, 7, had_vgpu=False)
-
-    for line in all_lines(lambda: epilog(node.settings, 7, had_vgpu=False), before):
-        finish(line)
-        assert [name for name in node.spooled() if not name.startswith(".")] == ["7.json"], f"killed at line {line}"
-        assert node.record()["observed_busy_ns"] == 1800 * 10**9
-        squared(node)
-        assert node.names() == [], f"killed at line {line}"
-
-
-def test_an_epilog_killed_at_any_line_before_the_next_run_leaves_each_run_one_record(node: Node) -> None:
-    starts: list[int] = []
-
-    def before() -> None:
-        node.clear()
-        node.enter_gpus()
-        prolog(node)
-        starts[:] = [noted(node).created_unix_ns]
-        watch(node, seen(noted(node)))
-
-    for line in all_lines(lambda: epilog(node.settings, 7, had_vgpu=False), before):
-        assert prolog(node) == 0
-        second = noted(node)
-        watch(node, seen(second))
-        assert node.epilog(7) == 0
-        names = [name for name in node.spooled() if not name.startswith(".")]
-        assert sorted(names) == [f"7-{second.created_unix_ns}.json", "7.json"], f"killed at line {line}"
-        assert node.record()["start_unix_ns"] == starts[0]
-
-
-def test_a_prolog_killed_at_any_line_is_made_good(node: Node) -> None:
-    def before() -> None:
-        node.clear()
-        node.enter_gpus()
-
-    for line in all_lines(lambda: prolog_to_the_end(node), before):
-        assert prolog(node) == 0
-        watch(node, seen(noted(node)))
-        assert node.run("epilog", JOB) == (0, ""), line
-        assert node.spooled() == ["7.json"]
-        squared(node)
-        assert node.names() == []
-
-
-def prolog_to_the_end(node: Node) -> None:
-    assert prolog(node) == 0
 
 
 def test_a_directory_that_a_bug_makes_unusable_is_set_aside_for_an_administrator(

@@ -21,7 +21,8 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.agent_state import JobState
 from hami_hpc.core.gpu_jobs import GpuJob
 from hami_hpc.core.history import FILE_SIZE, MINUTE_NS, ROWS, Head, Minute, pack_head
-from hami_hpc.node import gpu_jobs, history_file
+from hami_hpc.isolation.table import backend_of
+from hami_hpc.node import gpu_jobs, history_file, job_dirs
 
 MIB = 1 << 20
 SECOND = 1_000_000_000
@@ -147,6 +148,16 @@ def test_a_run_that_has_ended_is_forgotten_and_the_next_has_a_file_of_its_own(ru
     assert run.node.prolog(7, mem_mib=1024) == 0
     run.look(10, 900, 50)
     assert run.minutes() == [], "and what is left of the first run is not written into the second"
+
+
+def test_a_directory_that_reconcile_makes_anew_is_written_on(run: Run) -> None:
+    run.look(6, 100, 10)
+    grant = run.node.grants()[7]
+    job_dirs.remove(run.node.settings.run_dir, run.directory)
+    run.look(6, 100, 10)
+    backend_of(grant.mode).prepare(run.node.settings.run_dir, grant)
+    run.look(12, 200, 10)
+    assert [one.mem_mib for one in run.minutes()] == [200]
 
 
 @pytest.mark.parametrize(

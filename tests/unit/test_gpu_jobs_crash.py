@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prolog and epilog of jobs with whole GPUs killed at every line: each run has exactly one usage record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.mounting import unmount_below
+from node_testbed import Node
+from test_crash import all_lines
+from test_gpu_jobs import JOB, noted, prolog, seen, squared, watch
+
+from hami_hpc.stages.epilog import epilog
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node.make(tmp_path / "node")
+    node.config.write_text(node.config.read_text() + "[agent]\n")
+    yield node
+    unmount_below(tmp_path)
+
+
+def test_an_epilog_killed_at_any_line_leaves_exactly_one_record(node: Node) -> None:
+    def before() -> None:
+        node.clear()
+        node.enter_gpus()
+        prolog(node)
+        watch(node, seen(noted(node)))
+
+    def finish(number: int) -> None:
+        if number % 2:
+            assert [one.error for one in squared(node) if one.error] == []
+        else:
+            epilog(node.settings, 7, had_vgpu=False)
+
+    for line in all_lines(lambda: epilog(node.settings, 7, had_vgpu=False), before):
+        finish(line)
+        assert [name for name in node.spooled() if not name.startswith(".")] == ["7.json"], f"killed at line {line}"
+        assert node.record()["observed_busy_ns"] == 1800 * 10**9
+        squared(node)
+        assert node.names() == [], f"killed at line {line}"
+
+
+def test_an_epilog_killed_at_any_line_before_the_next_run_leaves_each_run_one_record(node: Node) -> None:
+    starts: list[int] = []
+
+    def before() -> None:
+        node.clear()
+        node.enter_gpus()
+        prolog(node)
+        starts[:] = [noted(node).created_unix_ns]
+        watch(node, seen(noted(node)))
+
+    for line in all_lines(lambda: epilog(node.settings, 7, had_vgpu=False), before):
+        assert prolog(node) == 0
+        second = noted(node)
+        watch(node, seen(second))
+        assert node.epilog(7) == 0
+        names = [name for name in node.spooled() if not name.startswith(".")]
+        assert sorted(names) == [f"7-{second.created_unix_ns}.json", "7.json"], f"killed at line {line}"
+        assert node.record()["start_unix_ns"] == starts[0]
+
+
+def test_a_prolog_killed_at_any_line_is_made_good(node: Node) -> None:
+    def before() -> None:
+        node.clear()
+        node.enter_gpus()
+
+    for line in all_lines(lambda: prolog_to_the_end(node), before):
+        assert prolog(node) == 0
+        watch(node, seen(noted(node)))
+        assert node.run("epilog", JOB) == (0, ""), line
+        assert node.spooled() == ["7.json"]
+        squared(node)
+        assert node.names() == []
+
+
+def prolog_to_the_end(node: Node) -> None:
+    assert prolog(node) == 0
