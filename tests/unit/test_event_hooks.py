@@ -257,9 +257,13 @@ def test_a_full_run_directory_costs_no_event(place: Path) -> None:
     running.join(5)
 
 
+def wait(release: threading.Event) -> None:
+    release.wait(10)
+
+
 def test_a_slow_hook_delays_no_other(place: Path) -> None:
     release = threading.Event()
-    slow = feed(place, lambda _line: bool(release.wait(10)) and None)
+    slow = feed(place, lambda _line: wait(release))
     seen: list[Line] = []
     quick = Feed(str(place / "state"), str(place / "other"), seen.append, lambda _n: None)
     for one in (slow, quick):
