@@ -91,8 +91,9 @@ def test_a_life_of_the_agent_in_events_and_what_hooks_and_journal_get_of_it(agen
     agent.start()
     state_dir = agent.node.settings.state_dir
     events.write(state_dir, "prolog", "grant", text="job 7 has a slice", job_id=7)
-    agent.machine.state("--xid", 1, 13)
-    agent.wait("gpu_fault")
+    while "gpu_fault" not in agent.kinds():  # NVML tells of no error before the agent waits for it
+        agent.machine.state("--xid", 1, 13)
+        time.sleep(0.2)
     agent.given_kinds(3)
     journal = agent.end()
     assert agent.kinds() == ["started", "grant", "gpu_fault", "ended"]
@@ -100,7 +101,7 @@ def test_a_life_of_the_agent_in_events_and_what_hooks_and_journal_get_of_it(agen
     printed = sorted(json.loads(line)["kind"] for line in journal.splitlines())
     assert printed == ["ended", "gpu_fault", "grant", "started"]
     fault = agent.events()[2]
-    assert (fault["xid"], fault["fault"], fault["times"]) == (13, "application", 1)
+    assert (fault["xid"], fault["fault"], fault["times"] >= 1) == (13, "application", True)
 
     events.write(state_dir, "epilog", "grant_end", text="while the agent is down", job_id=7)
     text = agent.node.config.read_text()
