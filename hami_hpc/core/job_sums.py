@@ -122,7 +122,7 @@ def _next(
         one.grant.latency,
         one.grant.slo_us,
         *one.delays,
-        gpu_fault=old.gpu_fault,
+        old.gpu_fault,
     )
 
 
