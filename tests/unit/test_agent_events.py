@@ -68,9 +68,12 @@ class Agent:
     def given_kinds(self, count: int) -> list[str]:
         """Waits for so many events, and returns the kinds that the hook got."""
         end = time.monotonic() + 20
-        while len(lines := self.given.read_text().splitlines() if self.given.exists() else []) < count:
+        lines: list[str] = []
+        while len(lines) < count:
             assert time.monotonic() < end, lines
             time.sleep(0.05)
+            text = self.given.read_text() if self.given.exists() else ""
+            lines = text.rpartition("\n")[0].splitlines()  # the last one may be half written
         assert all(json.loads(line.partition(" ")[2])["kind"] == line.partition(" ")[0] for line in lines)
         return [line.partition(" ")[0] for line in lines]
 
