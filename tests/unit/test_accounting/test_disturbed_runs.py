@@ -167,7 +167,7 @@ BOTH = {"unbilled_disturbed": True, "unbilled_gpu_fault": True}
     ],
 )
 def test_each_of_the_two_reasons_frees_its_own_runs(
-    tmp_path: Path, terms: dict[str, bool], free: tuple[str, ...]
+    tmp_path: Path, terms: dict[str, Any], free: tuple[str, ...]
 ) -> None:
     root = tmp_path / "s"
     fill(root, [Job(job_id=n, tres=VGPU_HALF, user=user) for n, user in enumerate(("ann", "bob", "eve", "kim"), 1)])
@@ -186,7 +186,7 @@ def test_of_a_run_on_several_gpus_one_fault_suffices_and_the_other_node_may_be_d
     fill(root, [Job(tres=TWO_SLICES)])
     _collect(root, _record(gpu_uuid="GPU-0", gpu_fault=79), _record(gpu_uuid="GPU-1", disturbed_count=1))
     for key in BOTH:
-        others = dict.fromkeys(BOTH, False)
+        others: dict[str, Any] = dict.fromkeys(BOTH, False)
         assert _bill(root, **{**others, key: True}).cost == 0
 
 
