@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from hami_hpc.errors import NodeError
@@ -22,7 +22,7 @@ from hami_hpc.node.event_reader import EventReader, Line, Position
 
 FOLDER = "events"
 WAITING_MAX = 1000
-POLL_S = 0.5
+POLL_S = 1.0
 DROPS_EVERY_S = 60.0  # s between two reports of dropped events
 
 
@@ -39,6 +39,14 @@ def prepare(agent_folder: str) -> str:
     except OSError as error:
         raise NodeError(f"{path} cannot be made: {error.strerror}") from error
     return path
+
+
+def forget_others(path: str, kept: Collection[str]) -> None:
+    """Deletes positions of takers that there are no more: one that comes back begins with the events to come."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(path):
+            if f"{path}/{name}" not in kept:
+                os.unlink(f"{path}/{name}")
 
 
 def read_position(path: str) -> Position | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from hami_hpc.node.fault_table import XID_MAX
 
-WAIT_MS = 200  # after which the thread looks whether it is to end
+WAIT_MS = 500  # after which the thread looks whether it is to end
 BURST, PAUSE_S = 64, 0.02  # of so many events at once the thread rests, whatever a program does
 AGAIN_S, AGAIN_MAX_S = 1.0, 60.0  # after an error of NVML's
 WAKE_S, KEYS_MAX = 5.0, 1000

@@ -116,6 +116,7 @@ def start_feeds(settings: Settings, own: AgentSettings, since_ns: int) -> list[F
         for name in names:
             hook = hooks.Hook(own.events_hooks, name, about_hooks)
             feeds.append(Feed(settings.state_dir, f"{folder}/{name}", hook.take, hook.drop, since_ns))
+    event_feed.forget_others(folder, [feed.path for feed in feeds])
     for feed in feeds:
         feed.start()
     return feeds

@@ -25,7 +25,7 @@ def flat(settings: Settings) -> dict[str, str]:
         if isinstance(value, Mapping):
             for key, inner in value.items():
                 add(f"{name}.{key}" if name else str(key), inner)
-        else:
+        elif value is not None:
             found[name] = str(list(value)) if isinstance(value, tuple | list) else str(value)
 
     add("", settings)

@@ -16,7 +16,8 @@ from hami_hpc.cli.options import command, config_option, format_option, settings
 from hami_hpc.core.out_of_service import free_shards
 from hami_hpc.core.tables import table
 from hami_hpc.errors import NodeError
-from hami_hpc.node import drained_gpus, job_dirs
+from hami_hpc.node import agent_file, drained_gpus, job_dirs
+from hami_hpc.node.boot import boot_id
 from hami_hpc.node.config import Settings
 from hami_hpc.slurm import commands, placeholders
 from hami_hpc.stages import occupy
@@ -25,11 +26,21 @@ from hami_hpc.stages.gpu_service import drain, jobs_on, resume
 REASON_MAX = 200
 
 
+def last_faults(settings: Settings) -> dict[str, str]:
+    """Returns each GPU's last error by UUID, as far as an agent of this boot has seen one and this user may know."""
+    try:
+        state = agent_file.read(settings.run_dir, boot_id())
+    except NodeError:
+        state = None
+    return {gpu.uuid: gpu.last_fault for gpu in state.gpus} if state is not None else {}
+
+
 def rows(settings: Settings, node: placeholders.Node) -> list[dict[str, object]]:
     """Returns the node's GPUs, with what jobs and placeholders hold of them."""
     drained = {gpu.uuid: gpu for gpu in drained_gpus.read(settings.state_dir)}
     gpus = occupy.inventory(settings)
     held = node.holdings()
+    faults = last_faults(settings)
     free = free_shards({gpu.slurm_index: occupy.shards_of(settings, gpu) for gpu in gpus}, held)
     listed = [(gpu.uuid, gpu.minor, gpu.slurm_index) for gpu in gpus]
     lost = [(d.uuid, d.minor, d.slurm_index) for d in drained.values() if d.uuid not in {gpu.uuid for gpu in gpus}]
@@ -46,6 +57,7 @@ def rows(settings: Settings, node: placeholders.Node) -> list[dict[str, object]]
                 "jobs": jobs_on(held, index),
                 "placeholder_jobs": [h.job_id for h in held if h.slurm_index == index and h.is_placeholder],
                 "free_shards": free.get(index, 0),
+                "last_fault": faults.get(uuid, ""),
             }
         )
     return found
@@ -67,9 +79,10 @@ def show(listed: list[dict[str, object]], form: str) -> None:
                 row["free_shards"],
                 row["uuid"],
                 row["reason"],
+                row["last_fault"],
             )
         )
-    head = ("GPU", "STATE", "SINCE", "JOBS", "FREE SHARDS", "UUID", "REASON")
+    head = ("GPU", "STATE", "SINCE", "JOBS", "FREE SHARDS", "UUID", "REASON", "LAST FAULT")
     click.echo(colours.table_head(table(head, cells, right=(0, 3, 4))))
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import click
 from hami_hpc.cli import colours
 from hami_hpc.cli.gpu_view import View, look
 from hami_hpc.cli.options import command, config_option, format_option, settings_of
+from hami_hpc.core.gpu_rows import recent_faults
 from hami_hpc.core.records import MIB
 from hami_hpc.core.tables import table
 
@@ -60,5 +62,8 @@ def ps(form: str, config: Path | None) -> None:
         for row in view.rows
     ]
     click.echo(colours.table_head(table(HEAD, cells, right=RIGHT)))
+    for gpu, second in recent_faults(view.state) if view.state else ():
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+        click.echo(colours.coloured(f"GPU {gpu.minor} reported at {moment}: {gpu.last_fault}", "red"))
     if view.note:
         click.echo(view.note, err=True)

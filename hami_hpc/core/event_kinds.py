@@ -73,7 +73,7 @@ KINDS = {
         ("agent",), ("text",), "The settings that the agent read differ from those that it read before."
     ),
     "memory_over": EventKind(("agent",), _FINDING, "A job's processes hold more memory than it was granted."),
-    "uncounted": EventKind(("agent",), _FINDING, "... more than its interposer counted."),
+    "uncounted": EventKind(("agent",), _FINDING, "A job's processes hold more memory than its interposer counted."),
     "no_interposer": EventKind(("agent",), _FINDING, "A process of a vgpu job runs without the interposer."),
     "time_over": EventKind(("agent",), _FINDING, "A job of policy cap has more of the GPU's time than its share."),
     "wrong_gpu": EventKind(("agent",), _FINDING, "A process of a vgpu job uses another GPU than the job's."),

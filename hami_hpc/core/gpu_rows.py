@@ -10,6 +10,7 @@ from hami_hpc.core.agent_state import AgentState, GpuState
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import Usage
 
+FAULT_SHOWN_NS = 86_400_000_000_000
 STALE_PERIODS = 5  # a state older than this many periods of the agent is said to be old
 
 
@@ -113,6 +114,15 @@ def of_usage(running: Iterable[tuple[Grant, Usage]], now_unix_ns: int, user_name
 def granted_bytes(state: AgentState, gpu: GpuState) -> int:
     """Returns how much of a GPU's memory slices hold."""
     return sum(job.mem_bytes for job in state.jobs if job.gpu_uuid == gpu.uuid)
+
+
+def recent_faults(state: AgentState) -> list[tuple[GpuState, int]]:
+    """Returns the GPUs with an error in the last day, with its time in s since 1970."""
+    return [
+        (gpu, gpu.last_fault_unix_ns // 10**9)
+        for gpu in state.gpus
+        if gpu.last_fault and state.time_unix_ns - gpu.last_fault_unix_ns < FAULT_SHOWN_NS
+    ]
 
 
 def is_stale(state: AgentState, seconds_old: float) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hami_hpc.core.agent_state import OK, AgentState, GpuState
-from hami_hpc.core.gpu_rows import Row, granted_bytes
+from hami_hpc.core.gpu_rows import Row, granted_bytes, recent_faults
 from hami_hpc.core.tables import columns_of, cut
 
 Part = tuple[str, str]  # a text, and the name of its style: "" is plain
@@ -122,7 +122,15 @@ def _gpu_lines(state: AgentState, screen: Screen) -> list[Line]:
             if power:
                 parts.append((f"  {gpu.temperature_c:>3} C {gpu.power_mw // 1000:>4} W", "dim"))
         lines.append(parts)
+    for gpu, second in recent_faults(state):
+        text = f"    GPU {gpu.minor} {_clock(second, screen)} {gpu.last_fault}"
+        lines.append([(cut(text, screen.columns), "red")])
     return lines
+
+
+def _clock(second: int, screen: Screen) -> str:
+    second += screen.utc_offset_s
+    return f"{second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d}"
 
 
 def _gpu_bars(state: AgentState, gpu: GpuState, columns: int, characters: str) -> Line:
@@ -192,8 +200,7 @@ def _event_lines(state: AgentState, screen: Screen) -> list[Line]:
     """Returns the latest events, newest first."""
     lines: list[Line] = []
     for event in reversed(state.events[-EVENTS:]):
-        second = event.time_unix_ns // 1_000_000_000 + screen.utc_offset_s
-        clock = f"{second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d}"
+        clock = _clock(event.time_unix_ns // 1_000_000_000, screen)
         job = f" job {event.job_id}" if event.job_id else ""
         action = f" [{event.action}]" if event.action else ""
         lines.append([(cut(f"{clock} {event.kind}{job}{action}: {event.text}", screen.columns), "dim")])

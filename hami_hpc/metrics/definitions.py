@@ -125,6 +125,13 @@ GPU_OTHER_MEMORY = Metric(
     (*GPU, "owner"),
     "Memory of the processes that belong to no slice, in bytes, from NVML; owner as above.",
 )
+GPU_FAULTS = Metric(
+    "hami_hpc_gpu_faults_total",
+    COUNTER,
+    (*GPU, "xid"),
+    "Errors of this GPU since the agent started. xid is the Xid's code, or the name of a condition that NVML shows, "
+    "such as gpu_lost or ecc_single (docs/agent.md). A code is absent until its first error.",
+)
 
 JOB_INFO = Metric(
     "hami_hpc_job_info",

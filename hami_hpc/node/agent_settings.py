@@ -55,8 +55,8 @@ def read_agent(settings: Settings) -> AgentSettings:
     }
     actions.close()
     faults = _faults(_Table(settings.path, "agent.faults", table.take("faults", {})))
-    hooks = table.directory_or_file("events_hooks", "/") if "events_hooks" in table.left else ""
-    table.known.append("events_hooks")
+    hooks = "" if table.left.get("events_hooks", "") == "" else table.directory_or_file("events_hooks", "/")
+    table.take("events_hooks")
     table.close()
     return AgentSettings(
         period_ms=period_ms,

@@ -29,7 +29,7 @@ from hami_hpc.core.inventory import Gpu, gpu_of_job, make_inventory
 from hami_hpc.core.mixed import check_model
 from hami_hpc.errors import JobError, NodeError
 from hami_hpc.isolation.table import backend_of, check_modes, mode_of_job
-from hami_hpc.node import drained_gpus, events, job_dirs, nvml, stage_times
+from hami_hpc.node import drained_gpus, events, job_dirs, stage_times
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
@@ -177,6 +177,8 @@ def find_gpu(ledger: Ledger, settings: Settings, units: JobUnits) -> Gpu:
     for gpu in ledger.inventory():
         if gpu.slurm_index == units.gpu_index:
             return gpu
+    from hami_hpc.node import nvml  # once a boot
+
     gpus = make_inventory(nvml.read_devices(), settings.gpu_models)
     ledger.set_inventory(gpus)
     return gpu_of_job(gpus, units.gpu_index, units.job_id)

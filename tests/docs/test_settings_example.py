@@ -36,7 +36,7 @@ def test_the_example_is_read_and_means_the_defaults() -> None:
     settings = config.load_settings(str(EXAMPLE))
     defaults = config.parse_settings({"version": 1}, str(EXAMPLE))
     assert settings == defaults._replace(
-        gpu_models={"h200": 143156}, partitions={"gpu": ("h200",)}, agent={"actions": {}}
+        gpu_models={"h200": 143156}, partitions={"gpu": ("h200",)}, agent={"actions": {}, "faults": {}}
     )
     assert read_agent(settings) == read_agent(defaults)
 

@@ -221,7 +221,8 @@ def test_codes_without_end_are_bounded() -> None:
 
 def test_an_unknown_code_is_told_and_no_more() -> None:
     fault = fault_of("4711")
-    assert (fault.whose, fault.actions) == (Whose.UNKNOWN, {FaultAction.LOG, FaultAction.COMMENT})
+    assert fault.whose is Whose.UNKNOWN
+    assert fault.actions == {FaultAction.LOG, FaultAction.COMMENT}
 
 
 def test_without_a_thread_nvml_can_be_closed_at_once() -> None:

@@ -257,9 +257,13 @@ def test_a_full_run_directory_costs_no_event(place: Path) -> None:
     running.join(5)
 
 
+def wait(release: threading.Event) -> None:
+    release.wait(10)
+
+
 def test_a_slow_hook_delays_no_other(place: Path) -> None:
     release = threading.Event()
-    slow = feed(place, lambda _line: bool(release.wait(10)) and None)
+    slow = feed(place, lambda _line: wait(release))
     seen: list[Line] = []
     quick = Feed(str(place / "state"), str(place / "other"), seen.append, lambda _n: None)
     for one in (slow, quick):
@@ -302,3 +306,11 @@ def test_after_a_kill_at_any_moment_at_most_the_event_that_ran_is_given_again(pl
     assert sorted(set(given)) == list(range(max(given) + 1))
     assert len(given) - len(set(given)) <= 10
     assert given == sorted(given)
+
+
+def test_a_hook_that_was_removed_and_comes_back_begins_with_the_events_to_come(tmp_path: Path) -> None:
+    for name in ("kept", "removed", "removed.new"):
+        (tmp_path / name).write_text("1 2 3")
+    event_feed.forget_others(str(tmp_path), [str(tmp_path / "kept")])
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    event_feed.forget_others(str(tmp_path / "nowhere"), [])

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from agent_states import make_state
 from click.testing import CliRunner, Result
 from node_testbed import ROOT, UUIDS, Node, job_environment
 from test_out_of_service import OUT, FakeNode
@@ -15,7 +16,8 @@ from test_out_of_service import OUT, FakeNode
 from hami_hpc.cli import main
 from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.core.out_of_service import PLACEHOLDER_NAME, Holding
-from hami_hpc.node import admin_log, drain, drained_gpus
+from hami_hpc.node import admin_log, agent_file, drain, drained_gpus
+from hami_hpc.node.event_reader import EventReader
 from hami_hpc.slurm import placeholders
 from hami_hpc.stages import gpu_service, occupy, out_of_service
 
@@ -150,3 +152,26 @@ def test_a_refused_job_is_requeued_if_slurm_does_that(
 def test_job_submit_and_the_placeholders_have_the_same_name() -> None:
     lua = (ROOT / "slurm-plugins" / "lua" / "hami_hpc_jobs.lua").read_text()
     assert f'PLACEHOLDER_NAME = "{PLACEHOLDER_NAME}"' in lua
+
+
+def test_list_has_each_gpus_last_error_where_an_agent_saw_one(node: Node, slurm: FakeNode) -> None:
+    assert [row["last_fault"] for row in json.loads(run(node, "list", "--format", "json").output)] == ["", ""]
+    title = "Xid 79: GPU has fallen off the bus"
+    state = make_state(2, 0)
+    gpus = (state.gpus[0]._replace(uuid=UUIDS[0]), state.gpus[1]._replace(uuid=UUIDS[1], last_fault=title))
+    agent_file.make_folder(node.settings.run_dir)
+    agent_file.write(node.settings.run_dir, state._replace(gpus=gpus))
+    assert [row["last_fault"] for row in json.loads(run(node, "list", "--format", "json").output)] == ["", title]
+    assert title in run(node, "list").output.splitlines()[2]
+
+
+def test_what_is_drained_and_resumed_is_an_event_once(node: Node, slurm: FakeNode) -> None:
+    for words in (("drain", "1", "--reason", REASON), ("drain", "1", "--reason", REASON), ("resume", "1")):
+        assert run(node, *words).exit_code == 0
+    run(node, "resume", "1")
+    found = [line.event for line in EventReader(node.settings.state_dir).read() if line.event is not None]
+    assert [(one["kind"], one["source"], one["gpu_uuid"]) for one in found] == [
+        ("gpu_drain", "gpu", UUIDS[1]),
+        ("gpu_resume", "gpu", UUIDS[1]),
+    ]
+    assert all(REASON in one["text"] for one in found)

@@ -109,7 +109,16 @@ def test_each_value_is_in_base_units(node: AgentNode, name: str, labels: dict[st
 def test_every_metric_is_exported_and_nothing_else(node: AgentNode) -> None:
     names = {metric.name for metric in METRICS if metric.kind != HISTOGRAM}
     names |= {f"{m.name}_{part}" for m in METRICS if m.kind == HISTOGRAM for part in ("bucket", "sum", "count")}
-    assert samples_of(node, make_state()._replace(jobs=(make_service(),))).keys() == names
+    state = make_state()
+    faulty = state.gpus[0]._replace(fault_counts=(("79", 1),))
+    assert samples_of(node, state._replace(jobs=(make_service(),), gpus=(faulty,))).keys() == names
+
+
+def test_errors_of_a_gpu_are_counted_by_code_also_while_it_is_lost(node: AgentNode) -> None:
+    state = make_state()
+    faulty = state.gpus[0]._replace(state="lost", fault_counts=(("79", 1), ("thermal_slowdown", 7)))
+    rows = samples_of(node, state._replace(gpus=(faulty, *state.gpus[1:])))["hami_hpc_gpu_faults_total"]
+    assert {dict(labels)["xid"]: value for labels, value in rows.items()} == {"79": 1, "thermal_slowdown": 7}
 
 
 def test_requests_are_exported_of_jobs_that_are_measured_and_of_no_others(node: AgentNode) -> None:

@@ -119,6 +119,15 @@ CASES = [
         lambda state: with_gpu(state, state="lost"),
     ),
     Case(
+        "HamiHpcGpuFault",
+        GPU | {"xid": "79"},
+        f"gpu01: GPU 0 ({GPU['gpu']}) reports a fault of its hardware: 79",
+        "critical",
+        lambda state: with_gpu(state, fault_counts=(("31", 500), ("79", 1), ("thermal_slowdown", 7))),
+        waits=False,
+        fires_at=33,  # it is silent again after 15 minutes without a new one
+    ),
+    Case(
         "HamiHpcGpuMissing",
         {},
         "gpu01: NVML lists 1 GPUs, fewer than within the last day",

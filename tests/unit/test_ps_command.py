@@ -130,3 +130,19 @@ def test_ps_runs_where_rich_is_missing(node: node_testbed.Node, monkeypatch: pyt
     assert top.exit_code == 2
     assert "top needs rich" in top.stderr
     assert "pip install 'hami-hpc[top]'" in top.stderr
+
+
+def test_a_gpus_error_of_the_last_day_is_below_the_jobs(node: node_testbed.Node) -> None:
+    write_state(node)
+    state = make_state(jobs=0)._replace(others=())
+    title, now_ns = "Xid 79: GPU has fallen off the bus", state.time_unix_ns
+    gpus = (
+        state.gpus[0]._replace(last_fault="old", last_fault_unix_ns=now_ns - 90_000 * 10**9),
+        state.gpus[1]._replace(last_fault=title, last_fault_unix_ns=now_ns - 60 * 10**9),
+    )
+    agent_file.write(node.settings.run_dir, state._replace(gpus=gpus))
+    lines = ps(node).stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("GPU 1 reported at ")
+    assert lines[1].endswith(f": {title}")
+    assert json.loads(ps(node, "--format", "json").stdout)["gpus"][1]["last_fault"] == title

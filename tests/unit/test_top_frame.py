@@ -112,3 +112,14 @@ def test_without_an_agent_there_are_jobs_and_the_note_alone() -> None:
     texts = ["".join(text for text, _ in line) for line in shown]
     assert texts[:3] == ["node1  0 jobs", "the agent does not run", ""]
     assert texts[-1] == "no job and no process on these GPUs"
+
+
+def test_a_gpus_last_error_is_below_the_gpus_for_a_day() -> None:
+    state = make_state(8, 3)
+    hour_ns = 3600 * 10**9
+    gpus = [gpu._replace(last_fault="Xid 31: GPU memory page fault" * 3, last_fault_unix_ns=1) for gpu in state.gpus]
+    gpus[1] = gpus[1]._replace(last_fault="Xid 79: GPU has fallen off the bus", last_fault_unix_ns=90 * hour_ns)
+    state = state._replace(gpus=tuple(gpus), time_unix_ns=100 * hour_ns)
+    shown = [line for line in frame(state, Screen(80, 40, BLOCKS)) if "Xid" in line]
+    assert shown == ["    GPU 1 18:00:00 Xid 79: GPU has fallen off the bus"]
+    frame(state._replace(time_unix_ns=2), Screen(20, 10, BLOCKS))

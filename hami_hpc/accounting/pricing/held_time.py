@@ -27,7 +27,7 @@ class Segment:
     """A part of the billed period in which one set of rates is valid.
 
     minimum_s: shortest time billed for a run. unbilled_states: runs that ended in one of these cost nothing.
-    unbilled_disturbed: disturbed runs cost nothing.
+    unbilled_disturbed: disturbed runs cost nothing. unbilled_gpu_fault: nor do those that met a fault of their GPU.
     """
 
     bucket: str
@@ -35,6 +35,7 @@ class Segment:
     minimum_s: int = 0
     unbilled_states: tuple[str, ...] = ()
     unbilled_disturbed: bool = False
+    unbilled_gpu_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class HeldTime:
 
     held_ppm_s: while not suspended. suspended_ppm_s: while suspended. top_up_ppm_s: added up to the minimum time.
     runs: those whose first held second of the whole period is in this segment. billable: not ended in an unbilled
-    state, and not disturbed where that is unbilled.
+    state, and neither disturbed nor hit by a fault of the GPU where that is unbilled.
     """
 
     cluster: str
@@ -117,7 +118,10 @@ FROM timed GROUP BY ALL ORDER BY ALL
 """
 
 _BILLABLE = "NOT list_contains(s.unbilled, state)"
-_BILLABLE_UNLESS_DISTURBED = f"{_BILLABLE} AND NOT (s.unbilled_disturbed AND d.job_id IS NOT NULL)"
+_BILLABLE_UNLESS_DISTURBED = (
+    f"{_BILLABLE} AND NOT (s.unbilled_disturbed AND coalesce(d.disturbed, false)) "
+    "AND NOT (s.unbilled_gpu_fault AND coalesce(d.gpu_fault, false))"
+)
 _DISTURBED = "LEFT JOIN {table} AS d ON d.cluster = r.cluster AND d.job_id = r.job_id AND d.submit_s = r.submit_s"
 
 _LEFT_OUT = """
@@ -156,7 +160,7 @@ def sum_held_time(
         "CREATE OR REPLACE TEMP TABLE segments AS "
         "SELECT unnest($1::BIGINT[]) AS segment, unnest($2::BIGINT[]) AS from_s, unnest($3::BIGINT[]) AS to_s, "
         "unnest($4::BIGINT[]) AS minimum_s, unnest($5::VARCHAR[][]) AS unbilled, "
-        "unnest($6::BOOLEAN[]) AS unbilled_disturbed",
+        "unnest($6::BOOLEAN[]) AS unbilled_disturbed, unnest($7::BOOLEAN[]) AS unbilled_gpu_fault",
         [
             list(range(len(segments))),
             [segment.period.start_s for segment in segments],
@@ -164,6 +168,7 @@ def sum_held_time(
             [segment.minimum_s for segment in segments],
             [list(segment.unbilled_states) for segment in segments],
             [segment.unbilled_disturbed for segment in segments],
+            [segment.unbilled_gpu_fault for segment in segments],
         ],
     )
     _find_shares(con, gpus)

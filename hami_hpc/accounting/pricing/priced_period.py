@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from zoneinfo import ZoneInfo
 
@@ -17,7 +17,7 @@ from hami_hpc.accounting.store.job_records import JobRecords, rejected_lines
 from hami_hpc.accounting.times import Bucket, Period
 
 NO_USAGE = (
-    "there are no usage records here: unbilled_disturbed of rates.toml is not applied, and disturbed runs are billed; "
+    "there are no usage records here: {keys} of rates.toml is not applied, and {runs} runs are billed; "
     "hami-hpc collect-usage reads usage records into the store, and --store names a store that has them"
 )
 
@@ -45,15 +45,21 @@ def price_period(
     span = Period(segments[0].period.start_s, segments[-1].period.end_s)
     disturbed = ""
     gaps: tuple[str, ...] = ()
-    if any(segment.unbilled_disturbed for segment in segments):
-        disturbed, gaps = _disturbed(records, span)
+    runs = {
+        "unbilled_disturbed": ("disturbed", any(segment.unbilled_disturbed for segment in segments)),
+        "unbilled_gpu_fault": ("faulted", any(segment.unbilled_gpu_fault for segment in segments)),
+    }
+    wanted = {key: name for key, (name, is_wanted) in runs.items() if is_wanted}
+    if wanted:
+        disturbed, gaps = _disturbed(records, span, wanted)
     held_times = sum_held_time(records.con, records.source, gpus, segments, disturbed=disturbed)
     priced = price.price(held_times.groups, segments, table, tz)
     return PricedPeriod(segments, held_times, priced, rejected_lines(records, span), gaps)
 
 
-def _disturbed(records: JobRecords, span: Period) -> tuple[str, tuple[str, ...]]:
-    """Returns the table of the disturbed runs (empty text if there are none), and notes."""
+def _disturbed(records: JobRecords, span: Period, wanted: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Returns the table of the runs that may be unbilled (empty text if there are none), and notes. wanted: the keys of
+    the terms that ask for it, each with what its runs are called."""
     if not records.used:
-        return "", (NO_USAGE,)
+        return "", (NO_USAGE.format(keys=" and ".join(wanted), runs=" and ".join(wanted.values())),)
     return (disturbed_runs.TABLE if disturbed_runs.find(records, span) else ""), ()

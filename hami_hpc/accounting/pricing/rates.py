@@ -69,13 +69,14 @@ class Terms:
 
     minimum_s: shortest time billed for a run that held a GPU. suspended_factor: part of the price charged for suspended
     time. unbilled_states: runs that ended in one of these, such as NODE_FAIL, cost nothing. unbilled_disturbed: so do
-    runs with a usage record whose disturbed_count is not 0.
+    runs with a usage record whose disturbed_count is not 0. unbilled_gpu_fault: so do runs whose gpu_fault is not.
     """
 
     minimum_s: int = 0
     suspended_factor: Decimal = Decimal(0)
     unbilled_states: tuple[str, ...] = ()
     unbilled_disturbed: bool = False
+    unbilled_gpu_fault: bool = False
     valid: Validity = Validity()
 
 
@@ -182,7 +183,14 @@ def segments(rates: Rates, buckets: Sequence[Bucket], tz: ZoneInfo) -> tuple[Seg
             terms = rates.terms_on(local_date(start_s, tz))
             period = Period(start_s, end_s)
             result.append(
-                Segment(bucket.label, period, terms.minimum_s, terms.unbilled_states, terms.unbilled_disturbed)
+                Segment(
+                    bucket.label,
+                    period,
+                    terms.minimum_s,
+                    terms.unbilled_states,
+                    terms.unbilled_disturbed,
+                    terms.unbilled_gpu_fault,
+                )
             )
     return tuple(result)
 

@@ -178,6 +178,7 @@ def _terms(table: _Table) -> Terms:
         table.decimal("suspended_factor", "0", "1", 4, "0"),
         table.texts("unbilled_states"),
         table.flag("unbilled_disturbed", False),
+        table.flag("unbilled_gpu_fault", False),
         table.validity(),
     )
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the runs that were disturbed: a usage record of theirs has a disturbed_count above 0 (docs/agent.md)."""
+"""Finds the runs that a site may leave unbilled: a usage record of theirs has a disturbed_count above 0, or a gpu_fault
+(docs/agent.md)."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ _NS = 1_000_000_000
 
 
 def find(records: JobRecords, span: Period) -> int:
-    """Creates the table TABLE of disturbed runs (cluster, job_id, submit_s), with at least those that overlap ``span``.
+    """Creates the table TABLE (cluster, job_id, submit_s, disturbed, gpu_fault) of such runs, with at least those that
+    overlap ``span``; disturbed and gpu_fault say which of the two a run is.
 
     Returns how many there are. ``records.used`` must not be empty.
     """
     con = records.con
     con.execute(
         f"CREATE OR REPLACE TEMP TABLE disturbed_usage AS "
-        f"SELECT cluster, job_id, gpu_uuid, start_unix_ns FROM {records.used} WHERE disturbed_count > 0"
+        f"SELECT cluster, job_id, gpu_uuid, start_unix_ns, disturbed_count > 0 AS disturbed, "
+        f"gpu_fault > 0 AS gpu_fault FROM {records.used} WHERE disturbed_count > 0 OR gpu_fault > 0"
     )
     in_span = (
         f"(SELECT * FROM {records.source} WHERE start_s < {span.end_s} "
@@ -35,7 +38,8 @@ def find(records: JobRecords, span: Period) -> int:
     runs = records.overlapping(around) if records.overlapping else records.source
     con.execute(
         f"CREATE OR REPLACE TEMP TABLE {TABLE} AS "
-        f"SELECT DISTINCT cluster, job_id, submit_s FROM ({assigned(runs, 'disturbed_usage')})"
+        f"SELECT cluster, job_id, submit_s, bool_or(disturbed) AS disturbed, bool_or(gpu_fault) AS gpu_fault "
+        f"FROM ({assigned(runs, 'disturbed_usage')}) GROUP BY ALL"
     )
     (count,) = con.execute(f"SELECT count(*) FROM {TABLE}").fetchone() or (0,)
     return int(count)

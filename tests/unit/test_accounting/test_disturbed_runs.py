@@ -7,12 +7,14 @@ from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
 import pytest
 
 from hami_hpc.accounting.documents.bill import Bill
+from hami_hpc.accounting.pricing import priced_period
 from hami_hpc.accounting.store import job_records, store_files, usage_table
 from hami_hpc.accounting.times import Period
 
@@ -22,6 +24,7 @@ from .test_efficiency import _record, _runs, _spool
 T0 = 1_790_000_000  # 2026-09-21
 END = T0 + 50 * HOUR
 H200 = {"model": "h200", "per_gpu_hour": Decimal(2)}
+NEW = ("disturbed_count", "gpu_fault")
 TWO_SLICES = "gres/vgpu:std=2,gres/vgpu=2,gres/vgpu_cores=100,gres/vgpu_mem=16384"
 
 
@@ -132,12 +135,12 @@ def test_a_usage_table_from_before_the_field_reads_as_never_disturbed(tmp_path: 
     _collect(root, _record(disturbed_count=1))
     manifest = store_files.read_manifest(root)
     (file,) = manifest.of(store_files.USED)
-    new = tuple(name for name in usage_table.USED_COLUMNS if name.startswith("observed_") or name == "disturbed_count")
+    new = tuple(name for name in usage_table.USED_COLUMNS if name.startswith("observed_") or name in NEW)
     old = replace(file, name=f"{store_files.USED}/old.parquet")
     duckdb.execute(f"COPY (SELECT * EXCLUDE ({', '.join(new)}) FROM '{root / file.name}') TO '{root / old.name}'")
     others = tuple(entry for entry in manifest.files if entry.kind != store_files.USED)
     store_files.commit(root, replace(manifest, files=(*others, old)))
-    assert len(new) == 5
+    assert len(new) == 6
     assert _bill(root).cost == Decimal("2.00")
     assert [(run.measured, run.peak_bytes >> 20, run.gpu_busy_s) for run in _runs(root)] == [
         (True, 2000, 720.0),
@@ -149,3 +152,48 @@ def test_a_usage_table_from_before_the_field_reads_as_never_disturbed(tmp_path: 
     records = job_records.from_store(root, None, 256)
     counts = records.con.execute(f"SELECT disturbed_count FROM {records.used} ORDER BY job_id").fetchall()
     assert counts == [(0,), (1,)]
+
+
+BOTH = {"unbilled_disturbed": True, "unbilled_gpu_fault": True}
+
+
+@pytest.mark.parametrize(
+    ("terms", "free"),
+    [
+        ({"unbilled_disturbed": False, "unbilled_gpu_fault": True}, ("bob", "eve")),
+        ({"unbilled_disturbed": True}, ("ann", "eve")),
+        (BOTH, ("ann", "bob", "eve")),
+        ({"unbilled_disturbed": False}, ()),
+    ],
+)
+def test_each_of_the_two_reasons_frees_its_own_runs(
+    tmp_path: Path, terms: dict[str, Any], free: tuple[str, ...]
+) -> None:
+    root = tmp_path / "s"
+    fill(root, [Job(job_id=n, tres=VGPU_HALF, user=user) for n, user in enumerate(("ann", "bob", "eve", "kim"), 1)])
+    _collect(
+        root,
+        _record(1, disturbed_count=1),
+        _record(2, gpu_fault=79),
+        _record(3, disturbed_count=2, gpu_fault=48),
+        _record(4),
+    )
+    assert tuple(user for user, _, cost in _costs(_bill(root, **terms)) if cost == 0) == free
+
+
+def test_of_a_run_on_several_gpus_one_fault_suffices_and_the_other_node_may_be_disturbed(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    fill(root, [Job(tres=TWO_SLICES)])
+    _collect(root, _record(gpu_uuid="GPU-0", gpu_fault=79), _record(gpu_uuid="GPU-1", disturbed_count=1))
+    for key in BOTH:
+        others: dict[str, Any] = dict.fromkeys(BOTH, False)
+        assert _bill(root, **{**others, key: True}).cost == 0
+
+
+def test_without_usage_records_the_note_names_the_keys_that_are_not_applied() -> None:
+    records: Any = SimpleNamespace(used="")
+    wanted = {"unbilled_disturbed": "disturbed", "unbilled_gpu_fault": "faulted"}
+    table, (note,) = priced_period._disturbed(records, Period(T0, END), wanted)
+    assert table == ""
+    assert "unbilled_disturbed and unbilled_gpu_fault of rates.toml is not applied" in note
+    assert "disturbed and faulted runs are billed" in note
