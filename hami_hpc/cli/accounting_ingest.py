@@ -29,7 +29,10 @@ _quiet_option = click.option("--quiet", is_flag=True, help="Print nothing unless
 
 
 @accounting_command("ingest")
-@input_option("Read this file, of sacct -P or sacct --json, instead of asking slurmdbd.")
+@input_option(
+    "Read this file, of sacct --json or sacct -P, instead of asking slurmdbd; - for standard input (may be repeated).",
+    multiple=True,
+)
 @click.option(
     "--source",
     "reader",
@@ -50,7 +53,7 @@ _quiet_option = click.option("--quiet", is_flag=True, help="Print nothing unless
 @click.option("--remove-usage", is_flag=True, hidden=True)
 @site_options
 def ingest(
-    source: Path | None,
+    source: tuple[Path, ...],
     reader: str,
     since: str | None,
     window_days: int,
@@ -84,10 +87,12 @@ def ingest(
             click.echo(
                 f"{step.what}: {counted(counts.rejected, 'line')} left out; hami-hpc bill names what is wrong", err=True
             )
+        for gap in step.gaps:
+            click.echo(gap, err=True)
 
     if source:
         export = ingests.Source(setup.tz, cluster=name or one_cluster(clusters), progress=said)
-        tell(ingests.ingest_file(setup.root, source, export, int(source.stat().st_mtime)))
+        ingests.ingest_files(setup.root, source, export, tell)
         return
     with failing_with(ExitCode.USAGE):
         since_s = parse_instant(since, setup.tz) if since else None

@@ -22,7 +22,7 @@ from hami_hpc.accounting.pricing import rates_file
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
 from hami_hpc.accounting.pricing.gpu_settings import cluster_gpus_of
 from hami_hpc.accounting.pricing.rates import Rates
-from hami_hpc.accounting.sources import sacct, sacct_json
+from hami_hpc.accounting.sources import input_files, sacct, sacct_json
 from hami_hpc.accounting.store import job_records, store_files
 from hami_hpc.accounting.times import Period, month_period, parse_instant, zone
 from hami_hpc.cli.exit_codes import DONE, ExitCode
@@ -161,7 +161,10 @@ def record_options(command: F) -> F:
     for option in (
         clusters_option("Clusters to ask sacct for, as its -M: names, or all.  [default: this one]"),
         click.option("--live", is_flag=True, help="Ask sacct now, although there is a store."),
-        input_option("A file of sacct -P lines with its header, or of sacct --json."),
+        input_option(
+            "A file of sacct --json, or of sacct -P lines with their header; - for standard input (may be repeated).",
+            multiple=True,
+        ),
         click.option("--end", metavar="TIME", help="The first instant no longer billed.  [default: now]"),
         click.option("--start", metavar="TIME", help="The first instant: 2026-11, 2026-11-21 or 2026-11-21T10:30."),
         month_option("A calendar month, 2026-11, instead of --start and --end."),
@@ -177,7 +180,7 @@ class RecordOptions:
     month: str | None
     start: str | None
     end: str | None
-    source: Path | None
+    source: tuple[Path, ...]
     live: bool
     clusters: str
 
@@ -198,16 +201,21 @@ class RecordOptions:
         """Yields the period's records: from --input, else the store, else (no store yet, or --live) from sacct now. A
         store that --store names must exist."""
 
-        def from_export(export: sacct.Export, made_s: int) -> job_records.JobRecords:
-            return job_records.from_export(export, setup.tz, made_s, scratch, setup.usage_root)
-
         with tempfile.TemporaryDirectory(prefix="hami-hpc-") as directory:
             scratch = Path(directory)
             if self.source:
-                export = sacct_json.open_input(self.source, scratch)
-                yield from_export(export, int(self.source.stat().st_mtime))
+                inputs = [self._input(path, scratch / str(number)) for number, path in enumerate(self.source)]
+                cluster = one_cluster(self.clusters)
+                yield job_records.from_exports(inputs, setup.tz, scratch, cluster, setup.usage_root)
             elif self.live or not (setup.root_named or store_files.read_manifest(setup.root).generation):
                 export = sacct.fetch(period, scratch / "sacct", self.clusters)
-                yield from_export(export, int(time.time()))
+                inputs = [job_records.Input(export, "sacct", int(time.time()))]
+                yield job_records.from_exports(inputs, setup.tz, scratch, "", setup.usage_root)
             else:
                 yield job_records.from_store(setup.root, period)
+
+    @staticmethod
+    def _input(path: Path, scratch: Path) -> job_records.Input:
+        made_s = input_files.made_s(path)
+        scratch.mkdir()
+        return job_records.Input(sacct_json.open_input(path, scratch), input_files.shown(path), made_s)

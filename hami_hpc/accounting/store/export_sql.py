@@ -152,7 +152,8 @@ def _read_csv(export: Export) -> str:
     columns = ", ".join(f"{name}: 'VARCHAR'" for name in _raw_names(export))
     return (
         f"read_csv({literal(str(export.path))}, delim={literal(export.delimiter)}, header=true, quote='', escape='', "
-        f"comment='', auto_detect=false, strict_mode=true, null_padding=false, store_rejects=true, rejects_limit=0, "
+        f"comment='', new_line='\\n', auto_detect=false, strict_mode=true, null_padding=false, "
+        f"store_rejects=true, rejects_limit=0, "
         f"columns={{{columns}}})"
     )
 

@@ -16,7 +16,7 @@ from typing import TextIO
 from zoneinfo import ZoneInfo
 
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.sources import pyslurm_source, sacct
+from hami_hpc.accounting.sources import input_files, pyslurm_source, sacct
 from hami_hpc.accounting.sources.sacct import Export
 from hami_hpc.accounting.sources.sacct_json import open_input
 from hami_hpc.accounting.store import export_reader, progress, store_files
@@ -32,11 +32,12 @@ _IDS_PER_CALL = 500
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One committed part of an ingest. what: the file or the time that it covers."""
+    """One committed part of an ingest. what: the file or the time that it covers. gaps: notes on what it lacks."""
 
     what: str
     counts: Counts
     merged: Merged
+    gaps: tuple[str, ...] = ()
 
 
 class Reader(StrEnum):
@@ -77,13 +78,23 @@ class Source:
         return sacct.fetch_jobs(jobs, target, self.clusters, self.sacct)
 
 
-def ingest_file(root: Path, path: Path, source: Source, made_s: int) -> Step:
-    """Reads an export made at ``made_s`` into the store. Raises AccountingError when that fails."""
+def ingest_files(root: Path, paths: Sequence[Path], source: Source, tell: Callable[[Step], None]) -> None:
+    """Reads exports into the store and calls ``tell`` after each. All are opened before the first is stored.
+
+    Raises AccountingError when that fails.
+    """
     with store_files.locked(root), _scratch(root) as scratch:
-        export = open_input(path, scratch)
-        if "Cluster" not in export.columns and not source.cluster:
-            raise AccountingError(f"{path} has no column Cluster; give sacct's name of the cluster with --clusters")
-        return _ingest(root, export, source, made_s, scratch, str(path))
+        exports = []
+        for number, path in enumerate(paths):
+            folder = scratch / f"input-{number}"
+            folder.mkdir()
+            exports.append((input_files.shown(path), input_files.made_s(path), open_input(path, folder)))
+        for name, _, export in exports:
+            if "Cluster" not in export.columns and not source.cluster:
+                raise AccountingError(f"{name} has no column Cluster; give sacct's name of the cluster with --clusters")
+        for name, made_s, export in exports:
+            step = _ingest(root, export, source, made_s, scratch, name)
+            tell(replace(step, gaps=tuple(export.gaps(name))))
 
 
 def ingest_slurmdbd(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.sources.usage_records import DEFAULTS, FIELDS, read_spool
+from hami_hpc.accounting.sources.usage_records import remove as remove_files
 from hami_hpc.accounting.store import store_files
 from hami_hpc.accounting.store.database import connect, literal
 from hami_hpc.accounting.store.store_files import DataFile
@@ -38,7 +39,7 @@ def collect(root: Path, directory: Path, cluster: str, remove: bool) -> Collecte
     if not directory.is_dir():
         raise AccountingError(f"{directory} is not a directory; --input takes a copy of the nodes' usage directories")
     with store_files.locked(root):
-        paths, rows, faults = read_spool(directory)
+        files, rows, faults = read_spool(directory)
         manifest = store_files.read_manifest(root)
         name = f"{store_files.USED}/g{manifest.generation + 1:06d}.parquet"
         before, after = _merge(root, manifest.of(store_files.USED), cluster, rows, root / name)
@@ -46,8 +47,7 @@ def collect(root: Path, directory: Path, cluster: str, remove: bool) -> Collecte
         if after != before:
             store_files.commit(root, replace(manifest, files=(*others, DataFile(store_files.USED, name, "", after))))
         if remove:
-            for path in paths:
-                path.unlink()
+            remove_files(files)
     return Collected(after - before, len(rows) - (after - before), faults)
 
 
