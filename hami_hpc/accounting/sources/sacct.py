@@ -33,64 +33,14 @@ DELIMITER = "\x1f"
 # Columns whose text Slurm or an administrator writes. In any other one (JobName, Comment, WorkDir, SubmitLine, ...) a
 # user may write delimiters and newlines, and so lines of other jobs: sacct -P quotes nothing. Not here are also columns
 # that this hami_hpc does not know.
-SAFE = frozenset(
-    [
-        "account",
-        "alloccpus",
-        "allocnodes",
-        "alloctres",
-        "associd",
-        "cluster",
-        "constraints",
-        "consumedenergy",
-        "consumedenergyraw",
-        "cputime",
-        "cputimeraw",
-        "dbindex",
-        "derivedexitcode",
-        "elapsed",
-        "elapsedraw",
-        "eligible",
-        "end",
-        "exitcode",
-        "flags",
-        "gid",
-        "group",
-        "jobid",
-        "jobidraw",
-        "ncpus",
-        "nnodes",
-        "nodelist",
-        "ntasks",
-        "partition",
-        "planned",
-        "plannedcpu",
-        "plannedcpuraw",
-        "priority",
-        "qos",
-        "qosraw",
-        "reqcpus",
-        "reqmem",
-        "reqnodes",
-        "reqtres",
-        "reserved",
-        "restarts",
-        "resvcpu",
-        "resvcpuraw",
-        "sluid",
-        "start",
-        "state",
-        "submit",
-        "suspended",
-        "systemcpu",
-        "timelimit",
-        "timelimitraw",
-        "totalcpu",
-        "uid",
-        "user",
-        "usercpu",
-    ]
+_SAFE = (
+    "account alloccpus allocnodes alloctres associd cluster constraints consumedenergy consumedenergyraw cputime "
+    "cputimeraw dbindex derivedexitcode elapsed elapsedraw eligible end exitcode flags gid group jobid jobidraw ncpus "
+    "nnodes nodelist ntasks partition planned plannedcpu plannedcpuraw priority qos qosraw reqcpus reqmem reqnodes "
+    "reqtres reserved restarts resvcpu resvcpuraw sluid start state submit suspended systemcpu timelimit timelimitraw "
+    "totalcpu uid user usercpu"
 )
+SAFE = frozenset(_SAFE.split())
 # Optional columns -> what an amount lacks without all of them.
 _AMOUNTS = {
     ("Suspended",): "time for which jobs were suspended is billed, or those jobs are left out",
