@@ -24,7 +24,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "the settings' file": ("--config", ALL - {"forget-node"}),
     "form of what is printed": (
         "--format",
-        ALL - {"render", "forget-node", "metrics", "ingest", "collect-usage", "report", "top"},
+        ALL - {"render", "forget-node", "metrics", "ingest", "collect-usage", "store", "report", "top"},
     ),
     "look once, and end": ("--once", frozenset({"agent", "top"})),
     "file or directory that is written": ("-o --output", frozenset({"render", "forget-node", "invoice", "report"})),
@@ -35,7 +35,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "accounting store": ("--store", ACCOUNTING),
     "node's name in Slurm": ("--node", frozenset({"render", "reconcile", "doctor", "agent", "gpu"})),
     "why a GPU is out of service": ("--reason", frozenset({"gpu"})),
-    "show, and change nothing": ("--dry-run", frozenset({"render", "forget-node", "reconcile", "qos"})),
+    "show, and change nothing": ("--dry-run", frozenset({"render", "forget-node", "reconcile", "qos", "store"})),
     "calendar month": ("--month", frozenset({*PERIOD, "invoice", "report"})),
     "begin of a period": ("--start", frozenset({*PERIOD, "efficiency"})),
     "end of a period": ("--end", frozenset({*PERIOD, "efficiency"})),
@@ -155,7 +155,7 @@ def test_settings_that_are_not_there_are_an_error_and_no_finding(tmp_path: Path,
     needed = {"usage": ["7"], "bill": ["--month", "2026-09"], "check-bill": ["--month", "2026-09"]}
     needed |= {"collect-usage": ["--input", "/"], "invoice": ["--month", "2026-09"], "efficiency": ["7"]}
     needed |= {"report": ["--month", "2026-09", "--output", str(tmp_path / "r.html")], "render": ["--gpus", "h200"]}
-    needed |= {"qos": ["show"], "explain": ["7"], "gpu": ["list"]}
+    needed |= {"qos": ["show"], "explain": ["7"], "gpu": ["list"], "store": ["undo"]}
     missing = str(tmp_path / "none.toml")
     result = CliRunner().invoke(main, [name, *needed.get(name, []), "--config", missing])
     # doctor's answer is that the settings are missing: that is what it was asked.

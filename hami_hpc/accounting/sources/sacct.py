@@ -63,15 +63,22 @@ _SAMPLE_LINES = 100
 class Export:
     """A file of ``sacct -P`` lines. columns: its header, in sacct's spelling; unknown columns keep their name.
 
-    delimiter: '|', sacct's default, or DELIMITER in our own calls. cut_line: the last line if it has no newline, so
-    that more may have followed; else empty.
+    delimiter: '|', sacct's default, or DELIMITER in our own calls. epoch_times: its times are seconds since 1970.
+    is_empty: it has only a header. cut_line: the last line if it has no newline, so that more may have followed; else
+    empty.
     """
 
     path: Path
     columns: tuple[str, ...]
     delimiter: str
     epoch_times: bool
+    is_empty: bool
     cut_line: str
+
+    @property
+    def has_local_times(self) -> bool:
+        """Whether the zone in which it is read matters."""
+        return not (self.epoch_times or self.is_empty)
 
     def gaps(self, name: str) -> list[str]:
         """Returns a note if the export lacks columns that change amounts; else an empty list. name: the input's."""
@@ -137,7 +144,8 @@ def open_export(path: Path, name: str = "") -> Export:
     if fault := _header_fault(columns):
         raise AccountingError(f"{name or path} {fault}; export it with its header line: {EXPORT}")
     rows = [cells for line in sample if len(cells := line.split(delimiter)) == len(columns)]
-    return Export(path, columns, delimiter, _has_epoch_times(rows, columns.index("Submit")), cut_line)
+    epoch_times = _has_epoch_times(rows, columns.index("Submit"))
+    return Export(path, columns, delimiter, epoch_times, not any(line.strip() for line in sample), cut_line)
 
 
 def _header_fault(columns: tuple[str, ...]) -> str:

@@ -44,7 +44,7 @@ REASONS = {
     "line": "the number of fields differs from the header's (truncated, or a '|' inside a field: docs/accounting.md "
     "has the export that cannot have one)",
     "job": "JobIDRaw is not a number",
-    "time": "Submit, Start or End is not a time",
+    "time": "Submit, Start or End is not a time as sacct prints it (unset SLURM_TIME_FORMAT, or set it to %s)",
     "clock": "a local time that does not exist, or exists twice and Elapsed does not decide it (clock change)",
     "negative": "it ended before it started, or Elapsed is negative",
     "duration": "Elapsed or Suspended cannot be parsed",

@@ -7,6 +7,7 @@ Each window is committed separately, so an interrupted ingest continues where it
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,15 +20,17 @@ from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.sources import input_files, pyslurm_source, sacct
 from hami_hpc.accounting.sources.sacct import Export
 from hami_hpc.accounting.sources.sacct_json import open_input
-from hami_hpc.accounting.store import export_reader, progress, store_files
+from hami_hpc.accounting.store import export_reader, progress, store_files, undo
 from hami_hpc.accounting.store.database import connect
 from hami_hpc.accounting.store.export_reader import Counts
 from hami_hpc.accounting.store.merge import Merged, merge
+from hami_hpc.accounting.store.store_files import Ingest
 from hami_hpc.accounting.times import Period, iso_utc
 
 # slurmctld queues records while slurmdbd is down. Reading this much time again finds records that came late.
 OVERLAP_S = 2 * 86400
 _IDS_PER_CALL = 500
+_MOST_NAMES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,18 @@ def ingest_files(root: Path, paths: Sequence[Path], source: Source, tell: Callab
         for name, _, export in exports:
             if "Cluster" not in export.columns and not source.cluster:
                 raise AccountingError(f"{name} has no column Cluster; give sacct's name of the cluster with --clusters")
+        manifest = store_files.read_manifest(root)
+        has_local_times = any(export.has_local_times for _, _, export in exports)
+        if has_local_times and manifest.timezone not in ("", source.tz.key):
+            raise AccountingError(
+                f"the store {root} has local times of {manifest.timezone}, and these would be read in {source.tz.key}: "
+                f"give --timezone {manifest.timezone}, or export with SLURM_TIME_FORMAT=%s or as JSON"
+            )
+        first, *others = (name for name, _, _ in exports)
+        what = ", ".join([first, *others] if len(others) < _MOST_NAMES else [first, f"{len(others)} more files"])
+        entry = undo.begun(manifest, what, int(time.time()))
         for name, made_s, export in exports:
-            step = _ingest(root, export, source, made_s, scratch, name)
+            step, entry = _ingest(root, export, source, made_s, scratch, name, entry)
             tell(replace(step, gaps=tuple(export.gaps(name))))
 
 
@@ -111,21 +124,25 @@ def ingest_slurmdbd(
         if start_s is None:
             raise AccountingError(f"the store {root} was never read from slurmdbd; give the first day with --since")
         start_s = min(start_s, now_s - 1)
+        entry = undo.begun(store_files.read_manifest(root), "slurmdbd", now_s)
         while start_s < now_s:
             period = Period(start_s, min(start_s + window_s, now_s))
             export = source.fetch(period, scratch / "slurmdbd")
-            step = _ingest(root, export, source, now_s, scratch, _days(period), period.end_s)
+            step, entry = _ingest(root, export, source, now_s, scratch, _days(period), entry, period.end_s)
             tell(step)
             start_s = period.end_s
-        return _ask_for_stale(root, source, now_s, scratch, tell)
+        return _ask_for_stale(root, source, now_s, scratch, entry, tell)
 
 
-def _ask_for_stale(root: Path, source: Source, now_s: int, scratch: Path, tell: Callable[[Step], None]) -> int:
+def _ask_for_stale(
+    root: Path, source: Source, now_s: int, scratch: Path, entry: Ingest, tell: Callable[[Step], None]
+) -> int:
     """Reads runs by number that had not ended and that no window returned. Returns how many are still not returned."""
     stale = _stale(root, now_s, source)
     for index in range(0, len(stale), _IDS_PER_CALL):
         export = source.fetch_jobs(stale[index : index + _IDS_PER_CALL], scratch / "slurmdbd")
-        tell(_ingest(root, export, source, now_s, scratch, "runs open before"))
+        step, entry = _ingest(root, export, source, now_s, scratch, "runs open before", entry)
+        tell(step)
     return len(_stale(root, now_s, source)) if stale else 0
 
 
@@ -140,20 +157,37 @@ def _stale(root: Path, now_s: int, source: Source) -> list[int]:
 
 
 def _ingest(
-    root: Path, export: Export, source: Source, made_s: int, scratch: Path, what: str, until_s: int | None = None
-) -> Step:
+    root: Path,
+    export: Export,
+    source: Source,
+    made_s: int,
+    scratch: Path,
+    what: str,
+    entry: Ingest,
+    until_s: int | None = None,
+) -> tuple[Step, Ingest]:
+    """Stores one export. entry: of the ingest that this is a part of. Returns it with this part's counts."""
+    before = store_files.read_manifest(root)
     con = connect(source.memory_mib, spill=scratch)
     try:
         with progress.shown(con, f"{what}: reading", source.progress):
             counts = export_reader.load(con, export, source.tz, source.cluster, made_s, scratch)
         with progress.shown(con, f"{what}: {counts.records} records into the store", source.progress):
-            manifest, merged = merge(con, root, store_files.read_manifest(root))
+            manifest, merged = merge(con, root, before)
     finally:
         con.close()
     if until_s is not None:
         manifest = replace(manifest, read_until_s={**manifest.read_until_s, source.name: until_s})
-    store_files.commit(root, manifest)
-    return Step(what, counts, merged)
+    if export.has_local_times:
+        manifest = replace(manifest, timezone=source.tz.key)
+    entry = replace(
+        entry,
+        added=entry.added + merged.added,
+        changed=entry.changed + merged.changed,
+        rejected=entry.rejected + counts.rejected,
+    )
+    store_files.commit(root, undo.noted(before, manifest, entry))
+    return Step(what, counts, merged), entry
 
 
 def _days(period: Period) -> str:

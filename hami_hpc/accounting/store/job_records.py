@@ -23,7 +23,8 @@ class JobRecords:
 
     read_until_s: up to when the store was read from Slurm; None if the records came from files. used: SQL for the usage
     records; empty if there are none. overlapping: returns SQL for at least the records that overlap another period;
-    None if ``source`` has all records. lacks: notes on what the records do not have that amounts depend on.
+    None if ``source`` has all records. lacks: notes on what the records do not have that amounts depend on. timezone:
+    of the local times in the store; empty if there are none.
     """
 
     con: duckdb.DuckDBPyConnection
@@ -33,6 +34,7 @@ class JobRecords:
     used: str = ""
     overlapping: Callable[[Period], str] | None = None
     lacks: tuple[str, ...] = ()
+    timezone: str = ""
 
 
 def from_store(root: Path, period: Period | None, memory_mib: int = 1024) -> JobRecords:
@@ -51,6 +53,7 @@ def from_store(root: Path, period: Period | None, memory_mib: int = 1024) -> Job
         until_s,
         _used(root, manifest),
         lambda other: store_files.records(root, manifest, other),
+        timezone=manifest.timezone,
     )
 
 
@@ -66,14 +69,22 @@ def read_until(root: Path, tz: ZoneInfo) -> str:
 
 
 def gaps(records: JobRecords, period: Period, tz: ZoneInfo) -> list[str]:
-    """Returns the notes on what the records lack, and one if the store was read from Slurm, but not up to the end of
-    the period."""
-    if records.read_until_s is None or records.read_until_s >= period.end_s:
-        return [*records.lacks]
-    return [
-        *records.lacks,
-        f"the store was read up to {iso_local(records.read_until_s, tz)}: later starts and ends of jobs are not in it",
-    ]
+    """Returns notes: on what the records lack; if the days of the period are of another zone than the local times that
+    were read; if the store was read from Slurm, but not up to the end of the period."""
+    notes = [*records.lacks]
+    if fault := zone_fault(records.timezone, tz):
+        notes.append(fault)
+    if records.read_until_s is not None and records.read_until_s < period.end_s:
+        until = iso_local(records.read_until_s, tz)
+        notes.append(f"the store was read up to {until}: later starts and ends of jobs are not in it")
+    return notes
+
+
+def zone_fault(timezone: str, tz: ZoneInfo) -> str:
+    """Returns a text if the zone of the local times in a store is another one than ``tz``."""
+    if timezone in ("", tz.key):
+        return ""
+    return f"the store has local times of {timezone}, and days and months begin here as in {tz.key}; see --timezone"
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,8 +210,8 @@ def test_dates_of_rates_factors_and_terms_may_be_any_day() -> None:
     day = "from = 2026-10-15\nuntil = 2026-10-16\n"
     entries = ('[[rates]]\nmodel = "a"\nper_gpu_hour = 1\n', '[[factors]]\nuser = "x"\nfactor = 1\n', "[[terms]]\n")
     found = rates("version = 1\n" + "".join(entry + day for entry in entries))
-    dated = (*found.rates, *found.factors, *found.terms)
-    assert {entry.valid for entry in dated} == {Validity(date(2026, 10, 15), date(2026, 10, 16))}
+    valid = [entry.valid for entry in found.rates] + [entry.valid for entry in found.factors]
+    assert {*valid, *(entry.valid for entry in found.terms)} == {Validity(date(2026, 10, 15), date(2026, 10, 16))}
 
 
 def test_first_days_of_months_one_node_named_twice_and_every_state_are_allowed() -> None:
