@@ -47,6 +47,7 @@ _quiet_option = click.option("--quiet", is_flag=True, help="Print nothing unless
     "Clusters to ask for, as sacct's -M: names, or all; with --input: the cluster of lines that name none.  [default: "
     "this one]"
 )
+@click.option("--new-cluster", is_flag=True, help="Let --input be of a cluster that the store has no job of.")
 @_quiet_option
 @click.option("--cluster", "name", default="", hidden=True)
 @click.option("--usage", "spools", type=click.Path(path_type=Path), multiple=True, hidden=True)
@@ -58,6 +59,7 @@ def ingest(
     since: str | None,
     window_days: int,
     clusters: str,
+    new_cluster: bool,
     quiet: bool,
     name: str,
     spools: tuple[Path, ...],
@@ -91,7 +93,9 @@ def ingest(
             click.echo(gap, err=True)
 
     if source:
-        export = ingests.Source(setup.tz, cluster=name or one_cluster(clusters), progress=said)
+        export = ingests.Source(
+            setup.tz, cluster=name or one_cluster(clusters), is_new_cluster=new_cluster, progress=said
+        )
         ingests.ingest_files(setup.root, source, export, tell)
         return
     with failing_with(ExitCode.USAGE):
@@ -105,7 +109,7 @@ def ingest(
 @accounting_command("collect-usage")
 @input_option("A copy of the nodes' usage directories (may be repeated).", required=True, multiple=True)
 @click.option("--remove", is_flag=True, help="Delete the files whose records are in the store.")
-@clusters_option("The cluster that the records are of; needed where two clusters feed one store.")
+@clusters_option("The cluster of records that do not say it, those of an older hami_hpc.")
 @_quiet_option
 @site_options
 def collect_usage(source: tuple[Path, ...], remove: bool, clusters: str, quiet: bool, site: SiteOptions) -> None:

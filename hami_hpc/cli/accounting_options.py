@@ -23,7 +23,7 @@ from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
 from hami_hpc.accounting.pricing.gpu_settings import cluster_gpus_of
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.sources import input_files, sacct, sacct_json
-from hami_hpc.accounting.store import job_records, store_files
+from hami_hpc.accounting.store import clusters, job_records, store_files
 from hami_hpc.accounting.times import Period, month_period, parse_instant, zone
 from hami_hpc.cli.exit_codes import DONE, ExitCode
 from hami_hpc.cli.options import Command, F, Failure, command, config_option, input_option, os_error_text, settings_of
@@ -159,7 +159,10 @@ templates_option = click.option(
 def record_options(command: F) -> F:
     """Adds the options for the period and for the source of its records."""
     for option in (
-        clusters_option("Clusters to ask sacct for, as its -M: names, or all.  [default: this one]"),
+        clusters_option(
+            "Only these clusters: names, or all. With --input also the cluster of lines that name none.  "
+            "[default: all; of sacct: this one]"
+        ),
         click.option("--live", is_flag=True, help="Ask sacct now, although there is a store."),
         input_option(
             "A file of sacct --json, or of sacct -P lines with their header; - for standard input (may be repeated).",
@@ -205,14 +208,22 @@ class RecordOptions:
             scratch = Path(directory)
             if self.source:
                 inputs = [self._input(path, scratch / str(number)) for number, path in enumerate(self.source)]
-                cluster = one_cluster(self.clusters)
-                yield job_records.from_exports(inputs, setup.tz, scratch, cluster, setup.usage_root)
+                cluster = next(iter(self.names)) if len(self.names) == 1 else ""
+                records = job_records.from_exports(inputs, setup.tz, scratch, cluster, setup.usage_root)
+                yield job_records.of_clusters(records, self.names)
             elif self.live or not (setup.root_named or store_files.read_manifest(setup.root).generation):
                 export = sacct.fetch(period, scratch / "sacct", self.clusters)
                 inputs = [job_records.Input(export, "sacct", int(time.time()))]
                 yield job_records.from_exports(inputs, setup.tz, scratch, "", setup.usage_root)
             else:
-                yield job_records.from_store(setup.root, period)
+                records = job_records.from_store(setup.root, period)
+                known = clusters.of_store(setup.root, store_files.read_manifest(setup.root)) if self.names else ()
+                yield job_records.of_clusters(records, self.names, known)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names in --clusters; none for all clusters."""
+        return frozenset(name.strip() for name in self.clusters.split(",") if name.strip() not in ("", "all"))
 
     @staticmethod
     def _input(path: Path, scratch: Path) -> job_records.Input:

@@ -216,8 +216,9 @@ SPOOL_FIELDS: Final[dict[str, str]] = {
     'floor_hit_count': 'int',
     'pause_count': 'int',
     'disturbed_count': 'int',
+    'cluster': 'text',
 }
-SPOOL_DEFAULTS: Final[dict[str, int]] = {'device_oom_count': 0, 'observed_ns': 0, 'observed_peak_bytes': 0, 'observed_busy_ns': 0, 'observed_energy_mj': 0, 'request_count': 0, 'latency_p50_us': 0, 'latency_p99_us': 0, 'latency_sum_ns': 0, 'slo_us': 0, 'slo_miss_count': 0, 'floor_hit_count': 0, 'pause_count': 0, 'disturbed_count': 0}
+SPOOL_DEFAULTS: Final[dict[str, int | str]] = {'device_oom_count': 0, 'observed_ns': 0, 'observed_peak_bytes': 0, 'observed_busy_ns': 0, 'observed_energy_mj': 0, 'request_count': 0, 'latency_p50_us': 0, 'latency_p99_us': 0, 'latency_sum_ns': 0, 'slo_us': 0, 'slo_miss_count': 0, 'floor_hit_count': 0, 'pause_count': 0, 'disturbed_count': 0, 'cluster': ''}
 
 ERROR_PREFIX: Final = 'hami_hpc: '
 GIVEN_MAX: Final = 40

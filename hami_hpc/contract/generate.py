@@ -210,7 +210,7 @@ def make_python(c: dict[str, Any]) -> str:
     lines += ["# field: its type, int or text", "SPOOL_FIELDS: Final[dict[str, str]] = {"]
     lines += [f"    {name!r}: {field['type']!r}," for name, field in spool["fields"].items()]
     defaults = {name: field["default"] for name, field in spool["fields"].items() if "default" in field}
-    lines += ["}", f"SPOOL_DEFAULTS: Final[dict[str, int]] = {defaults!r}"]
+    lines += ["}", f"SPOOL_DEFAULTS: Final[dict[str, int | str]] = {defaults!r}"]
     lines += ["", f"ERROR_PREFIX: Final = {c['errors']['prefix']!r}", f"GIVEN_MAX: Final = {c['errors']['given_max']}"]
     lines.append("ERRORS: Final[dict[str, str]] = {")
     lines += [f"    {k!r}: {v!r}," for k, v in c["errors"]["codes"].items()]

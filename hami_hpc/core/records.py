@@ -240,7 +240,7 @@ NOT_OBSERVED = Observed()
 
 
 def usage_record(
-    grant: Grant, usage: Usage, end_unix_ns: int, observed: Observed = NOT_OBSERVED
+    grant: Grant, usage: Usage, end_unix_ns: int, observed: Observed = NOT_OBSERVED, cluster: str = ""
 ) -> dict[str, int | str]:
     """Returns an ended job's JSON object for the usage spool: contract.toml, [spool]."""
     end_unix_ns = max(end_unix_ns, grant.created_unix_ns)  # the clock may have been set back
@@ -256,5 +256,6 @@ def usage_record(
         "start_unix_ns": grant.created_unix_ns,
         "end_unix_ns": end_unix_ns,
         "usage": usage.state,
+        "cluster": cluster,
     }
     return {name: values[name] for name in c.SPOOL_FIELDS}

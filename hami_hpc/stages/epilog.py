@@ -108,7 +108,8 @@ def spool_usage(settings: Settings, grant: Grant, directory: str, end_unix_ns: i
     usage = backend_of(grant.mode).release(directory, grant, end_unix_ns)
     if usage_spool.is_spooled(settings.state_dir, settings.run_dir, job_id, start_unix_ns):
         return
-    text = usage_spool.to_json(usage_record(grant, usage, end_unix_ns, observed(settings, grant)))
+    record = usage_record(grant, usage, end_unix_ns, observed(settings, grant), common.cluster_name(os.environ))
+    text = usage_spool.to_json(record)
     try:
         usage_spool.write(settings.state_dir, job_id, start_unix_ns, text)
     except NodeError as error:

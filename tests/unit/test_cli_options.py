@@ -47,6 +47,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "what a line of the bill is of": ("--by", frozenset({"bill"})),
     "who asks slurmdbd": ("--source", frozenset({"ingest"})),
     "begin of the first ingest": ("--since", frozenset({"ingest"})),
+    "a cluster is new on purpose": ("--new-cluster", frozenset({"ingest"})),
     "days read at a time": ("--window-days", frozenset({"ingest"})),
     "delete what was read": ("--remove", frozenset({"collect-usage"})),
     "number and keep nothing": ("--draft", frozenset({"invoice"})),

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import TextIO
 from zoneinfo import ZoneInfo
 
-from hami_hpc.accounting.errors import AccountingError
+import duckdb
+
+from hami_hpc.accounting.errors import AccountingError, printable
 from hami_hpc.accounting.sources import input_files, pyslurm_source, sacct
 from hami_hpc.accounting.sources.sacct import Export
 from hami_hpc.accounting.sources.sacct_json import open_input
-from hami_hpc.accounting.store import export_reader, progress, store_files, undo
+from hami_hpc.accounting.store import clusters, export_reader, progress, store_files, undo
 from hami_hpc.accounting.store.database import connect
 from hami_hpc.accounting.store.export_reader import Counts
 from hami_hpc.accounting.store.merge import Merged, merge
@@ -31,6 +33,7 @@ from hami_hpc.accounting.times import Period, iso_utc
 OVERLAP_S = 2 * 86400
 _IDS_PER_CALL = 500
 _MOST_NAMES = 5
+_STALE = "runs open before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,14 @@ class Reader(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where records come from and how to read them. cluster: the name for records without one."""
+    """Where records come from and how to read them.
+
+    cluster: the name for records without one. is_new_cluster: files may be of clusters that the store has no job of.
+    """
 
     tz: ZoneInfo
     cluster: str = ""
+    is_new_cluster: bool = False
     clusters: str = ""  # sacct -M
     reader: Reader = Reader.SACCT
     sacct: str = "sacct"
@@ -141,7 +148,7 @@ def _ask_for_stale(
     stale = _stale(root, now_s, source)
     for index in range(0, len(stale), _IDS_PER_CALL):
         export = source.fetch_jobs(stale[index : index + _IDS_PER_CALL], scratch / "slurmdbd")
-        step, entry = _ingest(root, export, source, now_s, scratch, "runs open before", entry)
+        step, entry = _ingest(root, export, source, now_s, scratch, _STALE, entry)
         tell(step)
     return len(_stale(root, now_s, source)) if stale else 0
 
@@ -172,6 +179,8 @@ def _ingest(
     try:
         with progress.shown(con, f"{what}: reading", source.progress):
             counts = export_reader.load(con, export, source.tz, source.cluster, made_s, scratch)
+        if until_s is None and what != _STALE:
+            _check_clusters(con, root, before, source, what)
         with progress.shown(con, f"{what}: {counts.records} records into the store", source.progress):
             manifest, merged = merge(con, root, before)
     finally:
@@ -188,6 +197,20 @@ def _ingest(
     )
     store_files.commit(root, undo.noted(before, manifest, entry))
     return Step(what, counts, merged), entry
+
+
+def _check_clusters(
+    con: duckdb.DuckDBPyConnection, root: Path, manifest: store_files.Manifest, source: Source, what: str
+) -> None:
+    """Raises AccountingError if ``records``, read from a file, are of a cluster that nobody meant."""
+    names = {row[0] for row in con.execute("SELECT DISTINCT cluster FROM records").fetchall()}
+    if source.cluster and (others := sorted(names - {source.cluster})):
+        raise AccountingError(
+            f"{what} has jobs of cluster {printable(others[0])}, and --clusters says {source.cluster}; "
+            "leave --clusters out"
+        )
+    if not source.is_new_cluster:
+        clusters.refuse_unknown(root, manifest, names, "give --new-cluster with it")
 
 
 def _days(period: Period) -> str:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -12,8 +12,8 @@ import duckdb
 
 from hami_hpc.accounting.errors import AccountingError, printable
 from hami_hpc.accounting.sources import sacct
-from hami_hpc.accounting.store import export_reader, store_files, usage_table
-from hami_hpc.accounting.store.database import connect
+from hami_hpc.accounting.store import clusters, export_reader, store_files, usage_table
+from hami_hpc.accounting.store.database import connect, literal
 from hami_hpc.accounting.times import Period, iso_local
 
 
@@ -123,6 +123,32 @@ def from_exports(
 
 def _union(table: str, count: int) -> str:
     return " UNION ALL ".join(f"FROM {table}_{number}" for number in range(count))
+
+
+def of_clusters(records: JobRecords, names: Collection[str], known: Collection[str] = ()) -> JobRecords:
+    """Returns the records of these clusters only. known: all clusters, where ``records`` are those of a period.
+
+    Raises AccountingError for a name that is not known.
+    """
+    if not names:
+        return records
+    found = known or [
+        row[0] for row in records.con.execute(f"SELECT DISTINCT cluster FROM {records.source}").fetchall()
+    ]
+    if found:
+        clusters.refuse(names, found, "what is billed", "see hami-hpc bill --by cluster")
+    listed = ", ".join(map(literal, sorted(names)))
+
+    def only(source: str) -> str:
+        return f"(SELECT * FROM {source} WHERE cluster IN ({listed}))"
+
+    overlapping = records.overlapping
+    return replace(
+        records,
+        source=only(records.source),
+        rejects=f"(SELECT * FROM {records.rejects} WHERE cluster IN ({listed}) OR coalesce(cluster, '') = '')",
+        overlapping=(lambda other: only(overlapping(other))) if overlapping else None,
+    )
 
 
 def rejected_lines(records: JobRecords, span: Period) -> tuple[str, ...]:

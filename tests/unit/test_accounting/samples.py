@@ -119,7 +119,7 @@ def make_bill(
 def fill(root: Path, *batches: Iterable[Job], observed: int = 1_900_000_000) -> list[ingest.Step]:
     """Ingest each batch as an export of its own."""
     root.mkdir(parents=True, exist_ok=True)
-    source = ingest.Source(zone("UTC"), memory_mib=256)
+    source = ingest.Source(zone("UTC"), is_new_cluster=True, memory_mib=256)
     steps = []
     for batch in batches:
         export = write_export(root.parent / f"{root.name}.export", batch)
