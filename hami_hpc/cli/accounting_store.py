@@ -34,10 +34,8 @@ def store(action: str, dry_run: bool, site: SiteOptions) -> None:
 
 
 def _content(entry: store_files.Ingest) -> str:
-    return (
-        f"{counted(entry.added, 'new run')}, {counted(entry.changed, 'change')} of known ones, "
-        f"{counted(entry.rejected, 'line')} that had been left out"
-    )
+    counts = f"{counted(entry.added, 'new run')}, {entry.changed:,} changed"
+    return f"{counts}, {counted(entry.rejected, 'line')} left out"
 
 
 def _has_newer_invoices(setup: Setup, entry: store_files.Ingest) -> bool:

@@ -56,6 +56,7 @@ EXPORT = (
     f"-o {','.join(ASKED)}"
 )
 _LINE_MAX_BYTES = 65536
+_CHUNK_BYTES = 1 << 20
 _SAMPLE_LINES = 100
 
 
@@ -121,7 +122,20 @@ def _run(call: list[str], target: Path) -> Export:
     if process.returncode:
         message = process.stderr.decode(errors="replace").strip().splitlines()
         raise AccountingError(f"sacct failed ({process.returncode}): {message[-1] if message else 'no message'}")
+    _replace_returns(target)
     return open_export(target)
+
+
+def _replace_returns(path: Path) -> None:
+    """Replaces carriage returns, which end no line of sacct's: DuckDB would not read any line of a file with them.
+
+    A user can write one into the account of a job where associations are not enforced.
+    """
+    with path.open("r+b") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            if b"\r" in chunk:
+                file.seek(-len(chunk), os.SEEK_CUR)
+                file.write(chunk.replace(b"\r", b"?"))
 
 
 def open_export(path: Path, name: str = "") -> Export:

@@ -18,6 +18,7 @@ from hami_hpc.accounting.errors import printable
 from hami_hpc.contract import constants as c
 
 _MOST_BYTES = 65536
+_MOST_FOLDERS_DEEP = 8
 _INT64_MAX = 2**63 - 1
 _TYPES = {"int": "BIGINT", "text": "VARCHAR"}
 _NOT_STORED = ("version", "mode", "start", "end")
@@ -82,8 +83,11 @@ def read_spool(directory: Path) -> tuple[list[SpoolFile], list[tuple[int | str, 
             subfolders.clear()
             continue
         for name in subfolders:
-            if stat.S_ISLNK(os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode):
+            if Path(folder, name).is_symlink():  # os.fwalk does not follow it
                 fault(Path(folder, name), "is a link, and not followed")
+        if len(Path(folder).parts) - len(top.parts) >= _MOST_FOLDERS_DEEP and subfolders:
+            fault(Path(folder), f"is {_MOST_FOLDERS_DEEP} folders deep; the folders in it were not read")
+            subfolders.clear()
         for name in sorted(names):
             if not name.endswith(".json"):
                 continue

@@ -20,7 +20,7 @@ from hami_hpc.accounting.sources import input_files, sacct
 from hami_hpc.accounting.sources.sacct_json import open_input
 from hami_hpc.accounting.store import export_reader
 from hami_hpc.accounting.store.database import connect
-from hami_hpc.accounting.times import zone
+from hami_hpc.accounting.times import Period, zone
 from hami_hpc.cli import main
 
 from .samples import HOUR, Job, export_text
@@ -284,3 +284,17 @@ def test_the_export_that_errors_suggest_is_one_that_is_read() -> None:
         ["bash", "-c", f"printf %s {lines.partition('--delimiter=')[2].split()[0]}"], capture_output=True, check=True
     )
     assert printed.stdout.decode() == sacct.DELIMITER
+
+
+def test_a_carriage_return_that_a_user_wrote_does_not_stop_the_ingest(tmp_path: Path) -> None:
+    """In the account of a job, where associations are not enforced: slurmctld takes any text there."""
+    text = export_text([*JOBS, Job(3, T0, T0, T0 + HOUR, account="a\rb\r")]).replace("|", sacct.DELIMITER)
+    (tmp_path / "lines").write_bytes(text.encode())
+    script = tmp_path / "sacct"
+    script.write_text(f"#!/bin/sh\nexec cat {tmp_path}/lines\n", encoding="utf-8")
+    script.chmod(0o755)
+    export = sacct.fetch(Period(T0, T0 + 1), tmp_path / "out", sacct=str(script))
+    con = connect(256)
+    export_reader.load(con, export, zone("UTC"), "", T0, tmp_path)
+    rows = con.execute("SELECT job_id, account FROM records ORDER BY job_id").fetchall()
+    assert rows == [(1, "phys"), (2, "chem"), (3, "a?b?")]

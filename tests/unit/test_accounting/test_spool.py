@@ -94,6 +94,15 @@ def test_a_linked_folder_is_not_followed_and_the_given_one_may_be_a_link(tmp_pat
     assert len(list((tmp_path / "elsewhere").glob("*.json"))) == 1
 
 
+def test_folders_in_folders_do_not_stop_the_others_from_being_read(tmp_path: Path) -> None:
+    spool = _spool(tmp_path / "u", _record(1))
+    deep = spool / "/".join("a" * 900)
+    deep.mkdir(parents=True)
+    collected = usage_table.collect(tmp_path / "s", spool, "c1", True)
+    assert (collected.added, len(collected.faults)) == (1, 1)
+    assert "is 8 folders deep; the folders in it were not read" in collected.faults[0]
+
+
 def test_a_record_that_took_the_place_of_one_that_was_read_is_not_removed(tmp_path: Path) -> None:
     spool = _spool(tmp_path / "u", _record(1), _record(2), _record(3))
     files, _, _ = usage_records.read_spool(spool)

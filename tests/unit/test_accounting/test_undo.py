@@ -246,7 +246,7 @@ def test_the_command_says_what_it_takes_back(site: Path) -> None:
     manifest = store_files.read_manifest(site / "s")
     dry = _run("store", "undo", "--dry-run", *store)
     said = f"back the ingest of {time.strftime('%Y')}-"
-    counts = f"from {site / 'b'}, {site / 'c'}: 1 new run, 1 change of known ones, 1 line that had been left out\n"
+    counts = f"from {site / 'b'}, {site / 'c'}: 1 new run, 1 changed, 1 line left out\n"
     assert (f"would take {said}" in dry.stdout, counts in dry.stdout) == (True, True), dry.output
     assert store_files.read_manifest(site / "s") == manifest
     done = _run("store", "undo", *store)
