@@ -126,7 +126,7 @@ def cluster_name(environment: Mapping[str, str]) -> str:
 
         try:
             name = files.ConfFile(files.find_slurm_conf(environment)).cluster
-        except (NodeError, OSError):
+        except (NodeError, OSError, ValueError):  # ValueError: text that is not UTF-8
             name = ""
     is_name = name.isascii() and name.replace("-", "").replace("_", "").replace(".", "").isalnum()
     return name.lower() if is_name and len(name) <= CLUSTER_NAME_MAX else ""

@@ -80,6 +80,8 @@ def test_a_record_that_reconcile_writes_has_the_cluster_of_slurm_conf(tmp_path: 
     (tmp_path / "slurm.conf").write_text("include more.conf\n", encoding="utf-8")
     (tmp_path / "more.conf").write_text("ClusterName=Demo\n", encoding="utf-8")
     assert common.cluster_name({"SLURM_CONF": str(tmp_path / "slurm.conf")}) == "demo"
+    (tmp_path / "more.conf").write_bytes(b"ClusterName=\xff\n")
+    assert common.cluster_name({"SLURM_CONF": str(tmp_path / "slurm.conf")}) == ""
     (tmp_path / "more.conf").unlink()
     assert common.cluster_name({"SLURM_CONF": str(tmp_path / "slurm.conf")}) == ""
     assert common.cluster_name({"SLURM_CONF": str(tmp_path / "none"), "SLURM_CLUSTER_NAME": "other"}) == ""

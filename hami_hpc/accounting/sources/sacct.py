@@ -156,7 +156,7 @@ def open_export(path: Path, name: str = "") -> Export:
     delimiter = DELIMITER if DELIMITER in header else "|"
     columns = tuple(known.get(column.lower(), column or "_end") for column in header.split(delimiter))
     if fault := _header_fault(columns):
-        raise AccountingError(f"{name or path} {fault}; export it with its header line: {EXPORT}")
+        raise AccountingError(f"{name or path} {fault}; export it again: {EXPORT}")
     rows = [cells for line in sample if len(cells := line.split(delimiter)) == len(columns)]
     epoch_times = _has_epoch_times(rows, columns.index("Submit"))
     return Export(path, columns, delimiter, epoch_times, not any(line.strip() for line in sample), cut_line)

@@ -47,8 +47,7 @@ def last(root: Path) -> Ingest:
 
 def undo(root: Path) -> Ingest:
     """Takes back the last ingest and returns it. Raises AccountingError."""
-    if not root.is_dir():
-        return last(root)  # raises
+    last(root)  # before the lock, which makes the folders of a store
     with store_files.locked(root):
         entry = last(root)
         manifest = store_files.read_manifest(root)

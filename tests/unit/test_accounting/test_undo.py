@@ -257,6 +257,25 @@ def test_the_command_says_what_it_takes_back(site: Path) -> None:
     assert (last.exit_code, "has no ingest to take back" in last.output) == (1, True)
     assert _run("store", "undo", "--store", site / "none").exit_code == 1
     assert not (site / "none").exists()
+    (site / "folder").mkdir()
+    assert _run("store", "undo", "--store", site / "folder").exit_code == 1
+    assert not list((site / "folder").iterdir())
+
+
+def test_a_full_disk_leaves_it_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "s"
+    fill(root, FIRST, SECOND)
+    before = _content(root)
+
+    def full(*_arguments: object, **_named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space left"):
+            undo.undo(root)
+    assert _content(root) == before
+    assert undo.undo(root).what.endswith("s.export")
 
 
 def test_invoices_that_were_issued_since_are_named(site: Path) -> None:
