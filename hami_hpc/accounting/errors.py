@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error that accounting raises."""
+"""The error that accounting raises, and what its messages quote."""
 
 from __future__ import annotations
 
@@ -10,3 +10,8 @@ class AccountingError(HamiError):
     """An error that the operator must fix. The message says what failed and what to do."""
 
     code = "E_ACCOUNTING"
+
+
+def printable(text: str) -> str:
+    """Returns a text from outside for one line of a message: a '?' for each character that cannot be printed."""
+    return "".join(character if character.isprintable() else "?" for character in text)

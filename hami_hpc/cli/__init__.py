@@ -97,6 +97,10 @@ ACCOUNTING_COMMANDS = {
         "hami_hpc.cli.accounting_ingest",
         "Read into the store what vGPU jobs used, as the nodes' epilogs wrote it.",
     ),
+    "store": (
+        "hami_hpc.cli.accounting_store",
+        "Take back the last ingest: the store has again the job records that it had before.",
+    ),
     "bill": (
         "hami_hpc.cli.accounting_bill",
         "GPU-hours held in a period, and their cost, by account and user (or whatever --by names).",

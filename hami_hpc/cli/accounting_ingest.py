@@ -29,7 +29,10 @@ _quiet_option = click.option("--quiet", is_flag=True, help="Print nothing unless
 
 
 @accounting_command("ingest")
-@input_option("Read this file, of sacct -P or sacct --json, instead of asking slurmdbd.")
+@input_option(
+    "Read this file, of sacct --json or sacct -P, instead of asking slurmdbd; - for standard input (may be repeated).",
+    multiple=True,
+)
 @click.option(
     "--source",
     "reader",
@@ -44,17 +47,19 @@ _quiet_option = click.option("--quiet", is_flag=True, help="Print nothing unless
     "Clusters to ask for, as sacct's -M: names, or all; with --input: the cluster of lines that name none.  [default: "
     "this one]"
 )
+@click.option("--new-cluster", is_flag=True, help="Let --input be of a cluster that the store has no job of.")
 @_quiet_option
 @click.option("--cluster", "name", default="", hidden=True)
 @click.option("--usage", "spools", type=click.Path(path_type=Path), multiple=True, hidden=True)
 @click.option("--remove-usage", is_flag=True, hidden=True)
 @site_options
 def ingest(
-    source: Path | None,
+    source: tuple[Path, ...],
     reader: str,
     since: str | None,
     window_days: int,
     clusters: str,
+    new_cluster: bool,
     quiet: bool,
     name: str,
     spools: tuple[Path, ...],
@@ -84,10 +89,14 @@ def ingest(
             click.echo(
                 f"{step.what}: {counted(counts.rejected, 'line')} left out; hami-hpc bill names what is wrong", err=True
             )
+        for gap in step.gaps:
+            click.echo(gap, err=True)
 
     if source:
-        export = ingests.Source(setup.tz, cluster=name or one_cluster(clusters), progress=said)
-        tell(ingests.ingest_file(setup.root, source, export, int(source.stat().st_mtime)))
+        export = ingests.Source(
+            setup.tz, cluster=name or one_cluster(clusters), is_new_cluster=new_cluster, progress=said
+        )
+        ingests.ingest_files(setup.root, source, export, tell)
         return
     with failing_with(ExitCode.USAGE):
         since_s = parse_instant(since, setup.tz) if since else None
@@ -100,7 +109,7 @@ def ingest(
 @accounting_command("collect-usage")
 @input_option("A copy of the nodes' usage directories (may be repeated).", required=True, multiple=True)
 @click.option("--remove", is_flag=True, help="Delete the files whose records are in the store.")
-@clusters_option("The cluster that the records are of; needed where two clusters feed one store.")
+@clusters_option("The cluster of records that do not say it, those of an older hami_hpc.")
 @_quiet_option
 @site_options
 def collect_usage(source: tuple[Path, ...], remove: bool, clusters: str, quiet: bool, site: SiteOptions) -> None:

@@ -175,6 +175,8 @@ def _issue(
     if period.end_s > time.time() and not draft:
         raise AccountingError(f"{month} is not over; --draft shows what it comes to so far")
     manifest = store_files.read_manifest(setup.root)
+    if (fault := job_records.zone_fault(manifest.timezone, setup.tz)) and not draft:
+        raise AccountingError(fault)
     behind = [name for name, until_s in manifest.read_until_s.items() if until_s < period.end_s]
     if behind and not draft:
         raise AccountingError(

@@ -22,8 +22,8 @@ from hami_hpc.accounting.pricing import rates_file
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
 from hami_hpc.accounting.pricing.gpu_settings import cluster_gpus_of
 from hami_hpc.accounting.pricing.rates import Rates
-from hami_hpc.accounting.sources import sacct, sacct_json
-from hami_hpc.accounting.store import job_records, store_files
+from hami_hpc.accounting.sources import input_files, sacct, sacct_json
+from hami_hpc.accounting.store import clusters, job_records, store_files
 from hami_hpc.accounting.times import Period, month_period, parse_instant, zone
 from hami_hpc.cli.exit_codes import DONE, ExitCode
 from hami_hpc.cli.options import Command, F, Failure, command, config_option, input_option, os_error_text, settings_of
@@ -161,9 +161,15 @@ templates_option = click.option(
 def record_options(command: F) -> F:
     """Adds the options for the period and for the source of its records."""
     for option in (
-        clusters_option("Clusters to ask sacct for, as its -M: names, or all.  [default: this one]"),
+        clusters_option(
+            "Only these clusters: names, or all. With --input also the cluster of lines that name none.  "
+            "[default: all; of sacct: this one]"
+        ),
         click.option("--live", is_flag=True, help="Ask sacct now, although there is a store."),
-        input_option("A file of sacct -P lines with its header, or of sacct --json."),
+        input_option(
+            "A file of sacct --json, or of sacct -P lines with their header; - for standard input (may be repeated).",
+            multiple=True,
+        ),
         click.option("--end", metavar="TIME", help="The first instant no longer billed.  [default: now]"),
         click.option("--start", metavar="TIME", help="The first instant: 2026-11, 2026-11-21 or 2026-11-21T10:30."),
         month_option("A calendar month, 2026-11, instead of --start and --end."),
@@ -179,7 +185,7 @@ class RecordOptions:
     month: str | None
     start: str | None
     end: str | None
-    source: Path | None
+    source: tuple[Path, ...]
     live: bool
     clusters: str
 
@@ -200,16 +206,29 @@ class RecordOptions:
         """Yields the period's records: from --input, else the store, else (no store yet, or --live) from sacct now. A
         store that --store names must exist."""
 
-        def from_export(export: sacct.Export, made_s: int) -> job_records.JobRecords:
-            return job_records.from_export(export, setup.tz, made_s, scratch, setup.usage_root)
-
         with tempfile.TemporaryDirectory(prefix="hami-hpc-") as directory:
             scratch = Path(directory)
             if self.source:
-                export = sacct_json.open_input(self.source, scratch)
-                yield from_export(export, int(self.source.stat().st_mtime))
+                inputs = [self._input(path, scratch / str(number)) for number, path in enumerate(self.source)]
+                cluster = next(iter(self.names)) if len(self.names) == 1 else ""
+                records = job_records.from_exports(inputs, setup.tz, scratch, cluster, setup.usage_root)
+                yield job_records.of_clusters(records, self.names)
             elif self.live or not (setup.root_named or store_files.read_manifest(setup.root).generation):
                 export = sacct.fetch(period, scratch / "sacct", self.clusters)
-                yield from_export(export, int(time.time()))
+                inputs = [job_records.Input(export, "sacct", int(time.time()))]
+                yield job_records.from_exports(inputs, setup.tz, scratch, "", setup.usage_root)
             else:
-                yield job_records.from_store(setup.root, period)
+                records = job_records.from_store(setup.root, period)
+                known = clusters.of_store(setup.root, store_files.read_manifest(setup.root)) if self.names else ()
+                yield job_records.of_clusters(records, self.names, known)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names in --clusters; none for all clusters."""
+        return frozenset(name.strip() for name in self.clusters.split(",") if name.strip() not in ("", "all"))
+
+    @staticmethod
+    def _input(path: Path, scratch: Path) -> job_records.Input:
+        made_s = input_files.made_s(path)
+        scratch.mkdir()
+        return job_records.Input(sacct_json.open_input(path, scratch), input_files.shown(path), made_s)

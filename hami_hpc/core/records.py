@@ -275,6 +275,7 @@ def usage_record(
     times: StageTimes = NO_TIMES,
     gpu_count: int = 1,
     history: str = "",
+    cluster: str = "",
 ) -> dict[str, int | str]:
     """Returns an ended job's JSON object for the usage spool: contract.toml, [spool]."""
     end_unix_ns = max(end_unix_ns, grant.created_unix_ns)  # the clock may have been set back
@@ -293,5 +294,6 @@ def usage_record(
         "usage": usage.state,
         "gpu_count": gpu_count,
         "history": history,
+        "cluster": cluster,
     }
     return {name: values[name] for name in c.SPOOL_FIELDS}

@@ -67,6 +67,11 @@ class ConfFile:
                 raise NodeError(f"{path}, line {number} includes {name}, which does not exist: Slurm would not start")
             self._add_lines(name, included_text, depth + 1)
 
+    @property
+    def cluster(self) -> str:
+        """ClusterName, or an empty text."""
+        return self._cluster
+
     def includes(self, path: str) -> bool:
         """Returns whether the file, or one that it includes, includes `path`."""
         return os.path.realpath(path) in self.included

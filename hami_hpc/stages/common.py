@@ -17,6 +17,8 @@ from hami_hpc.errors import NodeError
 from hami_hpc.node import boot, events, job_dirs, ledger
 from hami_hpc.node.config import Settings, load_settings
 
+CLUSTER_NAME_MAX = 64
+
 
 def store_record(settings: Settings, record: dict[str, int | str]) -> str:
     """Writes the usage record of an ended run to the spool, and returns its path. When that cannot be written, the
@@ -144,6 +146,23 @@ def report(stage: str, message: str) -> str:
 def load(arguments: Sequence[str]) -> Settings:
     """Reads the settings file that the stage's arguments name."""
     return load_settings(parse_arguments(arguments))
+
+
+def cluster_name(environment: Mapping[str, str]) -> str:
+    """Returns Slurm's name of this node's cluster as slurmdbd has it; empty when it is not known. Never fails.
+
+    slurmd tells it to prolog and epilog. A command reads it from slurm.conf.
+    """
+    name = environment.get("SLURM_CLUSTER_NAME", "")
+    if "SLURM_JOB_ID" not in environment:
+        from hami_hpc.slurm import files
+
+        try:
+            name = files.ConfFile(files.find_slurm_conf(environment)).cluster
+        except (NodeError, OSError, ValueError):  # ValueError: text that is not UTF-8
+            name = ""
+    is_name = name.isascii() and name.replace("-", "").replace("_", "").replace(".", "").isalnum()
+    return name.lower() if is_name and len(name) <= CLUSTER_NAME_MAX else ""
 
 
 def now_unix_ns() -> int:

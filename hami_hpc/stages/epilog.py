@@ -160,9 +160,15 @@ def spool_usage(
     usage = backend_of(grant.mode).release(directory, grant, end_unix_ns)
     if usage_spool.is_spooled(settings.state_dir, settings.run_dir, job_id, start_unix_ns):
         return ""
-    times = stage_times.read_times(directory)._replace(epilog_began_unix_ns=epilog_began_unix_ns)
-    history = history_file.read_text(directory, start_unix_ns)
-    record = usage_record(grant, usage, end_unix_ns, observed(settings, grant), times, history=history)
+    record = usage_record(
+        grant,
+        usage,
+        end_unix_ns,
+        observed(settings, grant),
+        stage_times.read_times(directory)._replace(epilog_began_unix_ns=epilog_began_unix_ns),
+        history=history_file.read_text(directory, start_unix_ns),
+        cluster=common.cluster_name(os.environ),
+    )
     # Before the record: after a crash in between it is written again, and never left out.
     kept = {name: record[name] for name in EVENT_FIELDS}
     text = f"job {job_id} has ended on GPU {grant.gpu_minor}"

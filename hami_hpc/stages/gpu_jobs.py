@@ -75,6 +75,7 @@ def end(settings: Settings, directory: str, end_unix_ns: int) -> None:
             seen.observed,
             gpu_count=len(seen.gpu_uuids),
             history=history,
+            cluster=common.cluster_name(os.environ),
         )
         try:
             if not usage_spool.is_spooled(settings.state_dir, settings.run_dir, job.job_id, job.created_unix_ns):

@@ -83,6 +83,7 @@ def test_what_a_job_used_goes_from_its_epilog_to_its_efficiency(cluster: Layout,
     jobs.wait(cluster, lambda: _all_recorded(cluster, [job]), "slurmdbd to have its end", 60)
     spool = cluster.state_dir / "usage"
     jobs.wait(cluster, lambda: (spool / f"{job}.json").exists(), "the epilog to have spooled its usage", 60, job)
+    assert json.loads((spool / f"{job}.json").read_text(encoding="utf-8"))["cluster"] == "demo"
     root = ("--store", str(tmp_path / "store"))
     _hami(cluster, "ingest", "--since", "2026-01-01", "--window-days", "366", *root)
     _hami(cluster, "collect-usage", "--input", str(spool), *root)

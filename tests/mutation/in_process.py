@@ -19,7 +19,6 @@ from hypothesis import settings
 from mutmut.mutation import trampoline
 
 
-
 class _CallStack(threading.local):
     """Stands for mutmut's ContextVar of who calls whom, whose values Python 3.11 frees too early beside threads."""
 

@@ -24,7 +24,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "the settings' file": ("--config", ALL - {"forget-node"}),
     "form of what is printed": (
         "--format",
-        ALL - {"render", "forget-node", "metrics", "ingest", "collect-usage", "report", "top"},
+        ALL - {"render", "forget-node", "metrics", "ingest", "collect-usage", "store", "report", "top"},
     ),
     "look once, and end": ("--once", frozenset({"agent", "top"})),
     "minute by minute": ("--history", frozenset({"usage"})),
@@ -38,7 +38,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "fewer figures, sooner": ("--quick", frozenset({"baseline"})),
     "which run of a requeued job": ("--run", frozenset({"trace"})),
     "why a GPU is out of service": ("--reason", frozenset({"gpu"})),
-    "show, and change nothing": ("--dry-run", frozenset({"render", "forget-node", "reconcile", "qos"})),
+    "show, and change nothing": ("--dry-run", frozenset({"render", "forget-node", "reconcile", "qos", "store"})),
     "calendar month": ("--month", frozenset({*PERIOD, "invoice", "report"})),
     "begin of a period": ("--start", frozenset({*PERIOD, "efficiency"})),
     "end of a period": ("--end", frozenset({*PERIOD, "efficiency"})),
@@ -50,6 +50,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "what a line of the bill is of": ("--by", frozenset({"bill"})),
     "who asks slurmdbd": ("--source", frozenset({"ingest"})),
     "begin of what is read": ("--since", frozenset({"ingest", "events"})),
+    "a cluster is new on purpose": ("--new-cluster", frozenset({"ingest"})),
     "kind of event": ("--kind", frozenset({"events"})),
     "one job's": ("--job", frozenset({"events"})),
     "what comes, too": ("-f --follow", frozenset({"events"})),
@@ -173,6 +174,7 @@ def test_settings_that_are_not_there_are_an_error_and_no_finding(tmp_path: Path,
     needed |= {"collect-usage": ["--input", "/"], "invoice": ["--month", "2026-09"], "efficiency": ["7"]}
     needed |= {"report": ["--month", "2026-09", "--output", str(tmp_path / "r.html")], "render": ["--gpus", "h200"]}
     needed |= {"qos": ["show"], "explain": ["7"], "gpu": ["list"], "trace": ["7"], "baseline": ["check"]}
+    needed |= {"store": ["undo"]}
     missing = str(tmp_path / "none.toml")
     result = CliRunner().invoke(main, [name, *needed.get(name, []), "--config", missing])
     # doctor's answer is that the settings are missing: that is what it was asked.

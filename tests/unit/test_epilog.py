@@ -16,6 +16,7 @@ from node_testbed import UID, UUIDS, Node, job_environment
 
 from hami_hpc.contract import constants as c
 from hami_hpc.node import usage_spool
+from hami_hpc.stages import common
 
 PLAIN = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 
@@ -57,6 +58,38 @@ def test_the_spool_gets_what_the_job_used_and_nothing_is_left_behind(node: Node)
         "throttled_ns": 500,
     }
     node.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize(
+    ("given", "recorded"),
+    [
+        ("demo", "demo"),
+        ("Demo-2.x_y", "demo-2.x_y"),  # slurmdbd has names of clusters in lower case
+        ("", ""),
+        ("a|b", ""),
+        ("a\nb", ""),
+        ("caf\u00e9", ""),
+        ("x" * 65, ""),
+    ],
+)
+def test_the_record_says_which_cluster_it_is_of(node: Node, given: str, recorded: str) -> None:
+    node.prolog(7)
+    assert node.run("epilog", job_environment(7, SLURM_CLUSTER_NAME=given)) == (0, "")
+    assert node.record()["cluster"] == recorded
+
+
+def test_a_record_that_reconcile_writes_has_the_cluster_of_slurm_conf(tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text("include more.conf\n", encoding="utf-8")
+    (tmp_path / "more.conf").write_text("ClusterName=Demo\n", encoding="utf-8")
+    assert common.cluster_name({"SLURM_CONF": str(tmp_path / "slurm.conf")}) == "demo"
+    (tmp_path / "more.conf").write_bytes(b"ClusterName=\xff\n")
+    assert common.cluster_name({"SLURM_CONF": str(tmp_path / "slurm.conf")}) == ""
+    (tmp_path / "more.conf").unlink()
+    assert common.cluster_name({"SLURM_CONF": str(tmp_path / "slurm.conf")}) == ""
+    assert common.cluster_name({"SLURM_CONF": str(tmp_path / "none"), "SLURM_CLUSTER_NAME": "other"}) == ""
+    # In a stage slurmd has said it, and no file is read.
+    inside = {"SLURM_CONF": str(tmp_path / "slurm.conf"), "SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "demo"}
+    assert common.cluster_name(inside) == "demo"
 
 
 def test_processes_that_died_without_cleaning_up_count(node: Node) -> None:

@@ -12,7 +12,7 @@ from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
 from hami_hpc.accounting.pricing.held_time import HeldTimes, Segment, sum_held_time
 from hami_hpc.accounting.pricing.price import Priced
 from hami_hpc.accounting.pricing.rates import Rates
-from hami_hpc.accounting.store import disturbed_runs
+from hami_hpc.accounting.store import disturbed_runs, overlaps
 from hami_hpc.accounting.store.job_records import JobRecords, rejected_lines
 from hami_hpc.accounting.times import Bucket, Period
 
@@ -26,7 +26,8 @@ NO_USAGE = (
 class PricedPeriod:
     """The GPU time held in a period, priced if there are rates.
 
-    rejected: notes on rejected lines. gaps: notes on terms of billing that could not be applied.
+    rejected: notes on rejected lines. gaps: notes on terms of billing that could not be applied, and on
+    runs that are billed twice.
     """
 
     segments: tuple[Segment, ...]
@@ -54,6 +55,7 @@ def price_period(
         disturbed, gaps = _disturbed(records, span, wanted)
     held_times = sum_held_time(records.con, records.source, gpus, segments, disturbed=disturbed)
     priced = price.price(held_times.groups, segments, table, tz)
+    gaps = (*gaps, *overlaps.notes(records, span))
     return PricedPeriod(segments, held_times, priced, rejected_lines(records, span), gaps)
 
 

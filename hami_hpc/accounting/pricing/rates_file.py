@@ -19,12 +19,18 @@ from hami_hpc.accounting.pricing.cluster_gpus import GpuModel
 from hami_hpc.accounting.pricing.gpu_share import Mode
 from hami_hpc.accounting.pricing.rates import Credit, Discount, Factor, Quota, Rate, Rates, Terms, Validity
 from hami_hpc.accounting.sources.hostlist import HostlistError, expand
+from hami_hpc.accounting.times import next_month
 from hami_hpc.contract import constants as contract
 from hami_hpc.node.config import class_name_fault
 
 VERSION = 1
 DEFAULT_PATH = Path("/etc/hami-hpc/rates.toml")
 CONDITIONS = ("cluster", "account", "user", "partition", "qos", "model", "mode", "class")
+# Slurm's states of a run that has ended and may have held a GPU.
+ENDED_STATES = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "RECONFIG_FAIL", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "REVOKED", "SPECIAL_EXIT", "TIMEOUT"),
+)
 MAX_BYTES = 8 << 20
 _T = TypeVar("_T")
 
@@ -71,14 +77,16 @@ def parse_rates(document: Mapping[str, Any], path: str) -> Rates:
         quotas=tuple(_each(top, "quotas", _quota)),
         models={name: _model(name, table) for name, table in gpus.items()},
         partitions={name: tuple(table.texts("gpu_models")) for name, table in _named(top, "partitions").items()},
-        nodes={host: name for name, table in gpus.items() for host in _hosts(table)},
+        nodes=_one_model(path, "node", {name: _hosts(table) for name, table in gpus.items()}),
         gpu_counts={name: table.whole("count", 0, 1, 1_000_000) for name, table in gpus.items() if table.take("count")},
-        aliases={alias: name for name, table in gpus.items() for alias in table.texts("aliases")},
+        aliases=_one_model(path, "alias", {name: table.texts("aliases") for name, table in gpus.items()}),
     )
     top.close()
     _refuse_overlaps(path, "rates", rates.rates, lambda rate: rate.model)
     _refuse_overlaps(path, "terms", rates.terms, lambda _: "")
-    _refuse_overlaps(path, "discounts", rates.discounts, lambda entry: f"{entry.account} {entry.from_gpu_hours}")
+    _refuse_overlaps(
+        path, "discounts", rates.discounts, lambda entry: f"{entry.account} {entry.from_gpu_hours.normalize():f}"
+    )
     return rates
 
 
@@ -139,6 +147,15 @@ class _Table:
             raise AccountingError(f"{self.where}: from {start} is not before until {end}")
         return Validity(start, end)
 
+    def months(self) -> Validity:
+        """Returns the validity of an entry that acts on calendar months as a whole."""
+        valid = self.validity()
+        for key, day in (("from", valid.start), ("until", valid.end)):
+            if day not in (date.min, date.max) and day.day != 1:
+                first = next_month(day) if day.year < date.max.year else day.replace(day=1)
+                raise self.refuse(key, f"the first day of a month, such as {first}: it acts on whole months")
+        return valid
+
     def _day(self, key: str, default: date) -> date:
         value = self.take(key, default)
         if not isinstance(value, date) or isinstance(value, datetime):
@@ -176,16 +193,28 @@ def _terms(table: _Table) -> Terms:
     return Terms(
         table.whole("minimum_s", 0, 0, 86400),
         table.decimal("suspended_factor", "0", "1", 4, "0"),
-        table.texts("unbilled_states"),
+        _states(table),
         table.flag("unbilled_disturbed", False),
         table.flag("unbilled_gpu_fault", False),
         table.validity(),
     )
 
 
+def _states(table: _Table) -> tuple[str, ...]:
+    states = table.texts("unbilled_states")
+    for state in states:
+        if state not in ENDED_STATES:
+            near = difflib.get_close_matches(state.upper(), ENDED_STATES, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(ENDED_STATES)}"
+            raise AccountingError(
+                f"{table.where}: '{state[:40]}' in unbilled_states is no state that ends a run; {hint}"
+            )
+    return states
+
+
 def _discount(table: _Table) -> Discount:
     hours = table.decimal("from_gpu_hours", "0", "1000000000", 4)
-    return Discount(table.text("account", ""), hours, table.decimal("percent", "0", "100", 4), table.validity())
+    return Discount(table.text("account", ""), hours, table.decimal("percent", "0", "100", 4), table.months())
 
 
 def _credit(table: _Table) -> Credit:
@@ -193,14 +222,14 @@ def _credit(table: _Table) -> Credit:
     if not account:
         raise table.refuse("account", "the account that has the credit")
     amount = table.decimal("amount", "0", "1000000000", 4)
-    return Credit(account, amount, table.text("note", ""), table.validity())
+    return Credit(account, amount, table.text("note", ""), table.months())
 
 
 def _quota(table: _Table) -> Quota:
     account, user = table.text("account", ""), table.text("user", "")
     if bool(account) == bool(user):
         raise AccountingError(f"{table.where}: give either account or user")
-    return Quota(account, user, table.decimal("gpu_hours", "0.0001", "1000000000", 4), table.validity())
+    return Quota(account, user, table.decimal("gpu_hours", "0.0001", "1000000000", 4), table.months())
 
 
 def _model(name: str, table: _Table) -> GpuModel:
@@ -219,6 +248,18 @@ def _hosts(table: _Table) -> list[str]:
         return expand(text) if text else []
     except HostlistError as error:
         raise table.refuse("nodes", f"a host list such as gpu[01-16]: {error}") from error
+
+
+def _one_model(path: str, kind: str, named: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Returns name -> GPU model. Raises AccountingError for a name under two models: the price would depend on their
+    order."""
+    models: dict[str, str] = {}
+    for model, names in named.items():
+        for name in names:
+            other = models.setdefault(name, model)
+            if other != model:
+                raise AccountingError(f"{path}: {kind} {name} is under two models, [gpus.{other}] and [gpus.{model}]")
+    return models
 
 
 def _zone(top: _Table) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.errors import AccountingError, printable
 from hami_hpc.accounting.times import Period
 
 # A record without one of these cannot be billed. JobIDRaw and Submit are slurmdbd's own unique key of a job's run.
@@ -28,9 +28,35 @@ OPTIONAL = (
     "Constraints",
 )
 ASKED = tuple(name for name in REQUIRED + OPTIONAL if name != "Elapsed")
-# Not '|', because a constraint may contain it (h200|a100). Nothing that Slurm stores contains this character.
+# Not '|', because a constraint may contain it (h200|a100). No column in SAFE contains this character.
 DELIMITER = "\x1f"
+# Columns whose text Slurm or an administrator writes. In any other one (JobName, Comment, WorkDir, SubmitLine, ...) a
+# user may write delimiters and newlines, and so lines of other jobs: sacct -P quotes nothing. Not here are also columns
+# that this hami_hpc does not know.
+_SAFE = (
+    "account alloccpus allocnodes alloctres associd cluster constraints consumedenergy consumedenergyraw cputime "
+    "cputimeraw dbindex derivedexitcode elapsed elapsedraw eligible end exitcode flags gid group jobid jobidraw ncpus "
+    "nnodes nodelist ntasks partition planned plannedcpu plannedcpuraw priority qos qosraw reqcpus reqmem reqnodes "
+    "reqtres reserved restarts resvcpu resvcpuraw sluid start state submit suspended systemcpu timelimit timelimitraw "
+    "totalcpu uid user usercpu"
+)
+SAFE = frozenset(_SAFE.split())
+# Optional columns -> what an amount lacks without all of them.
+_AMOUNTS = {
+    ("Suspended",): "time for which jobs were suspended is billed, or those jobs are left out",
+    ("ElapsedRaw", "Elapsed"): "runs that had not ended count until the export was made",
+    ("Cluster",): "prices of a cluster are not applied",
+    ("QOS",): "prices of a QoS are not applied",
+    ("NodeList",): "no model of a GPU is known by its node",
+    ("Constraints",): "no model of a slice is known by its constraint",
+}
+EXPORT = (
+    "sacct -a -D --json -S FIRST_DAY -E LAST_DAY, or "
+    "SLURM_TIME_FORMAT=%s sacct -a -D -X -P --noconvert --delimiter=$'\\x1f' -S FIRST_DAY -E LAST_DAY "
+    f"-o {','.join(ASKED)}"
+)
 _LINE_MAX_BYTES = 65536
+_CHUNK_BYTES = 1 << 20
 _SAMPLE_LINES = 100
 
 
@@ -38,15 +64,31 @@ _SAMPLE_LINES = 100
 class Export:
     """A file of ``sacct -P`` lines. columns: its header, in sacct's spelling; unknown columns keep their name.
 
-    delimiter: '|', sacct's default, or DELIMITER in our own calls. cut_line: the last line if it has no newline, so
-    that more may have followed; else empty.
+    delimiter: '|', sacct's default, or DELIMITER in our own calls. epoch_times: its times are seconds since 1970.
+    is_empty: it has only a header. cut_line: the last line if it has no newline, so that more may have followed; else
+    empty.
     """
 
     path: Path
     columns: tuple[str, ...]
     delimiter: str
     epoch_times: bool
+    is_empty: bool
     cut_line: str
+
+    @property
+    def has_local_times(self) -> bool:
+        """Whether the zone in which it is read matters."""
+        return not (self.epoch_times or self.is_empty)
+
+    def gaps(self, name: str) -> list[str]:
+        """Returns a note if the export lacks columns that change amounts; else an empty list. name: the input's."""
+        lacks = [
+            f"{columns[0]} ({effect})"
+            for columns, effect in _AMOUNTS.items()
+            if not any(column in self.columns for column in columns)
+        ]
+        return [f"{name} lacks columns that amounts depend on: {'; '.join(lacks)}"] if lacks else []
 
 
 def command(period: Period, clusters: str = "", sacct: str = "sacct") -> list[str]:
@@ -80,11 +122,27 @@ def _run(call: list[str], target: Path) -> Export:
     if process.returncode:
         message = process.stderr.decode(errors="replace").strip().splitlines()
         raise AccountingError(f"sacct failed ({process.returncode}): {message[-1] if message else 'no message'}")
+    _replace_returns(target)
     return open_export(target)
 
 
-def open_export(path: Path) -> Export:
-    """Reads an export's header and first lines. Raises AccountingError when the file is not an export."""
+def _replace_returns(path: Path) -> None:
+    """Replaces carriage returns, which end no line of sacct's: DuckDB would not read any line of a file with them.
+
+    A user can write one into the account of a job where associations are not enforced.
+    """
+    with path.open("r+b") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            if b"\r" in chunk:
+                file.seek(-len(chunk), os.SEEK_CUR)
+                file.write(chunk.replace(b"\r", b"?"))
+
+
+def open_export(path: Path, name: str = "") -> Export:
+    """Reads an export's header and first lines. Raises AccountingError when the file is not an export.
+
+    name: what messages call it, if that is not its path.
+    """
     try:
         with path.open("rb") as file:
             header = file.readline(_LINE_MAX_BYTES).decode(errors="replace").rstrip("\r\n")
@@ -94,18 +152,30 @@ def open_export(path: Path) -> Export:
             cut_line = file.read().rpartition(b"\n")[2].decode(errors="replace")
     except OSError as error:
         raise AccountingError(f"cannot read {path}: {error.strerror}") from error
-    known = {name.lower(): name for name in REQUIRED + OPTIONAL}
+    known = {column.lower(): column for column in REQUIRED + OPTIONAL}
     delimiter = DELIMITER if DELIMITER in header else "|"
-    columns = tuple(known.get(name.lower(), name or "_end") for name in header.split(delimiter))
-    doubled = sorted({name for name in columns if columns.count(name) > 1})
-    missing = [name for name in REQUIRED if name not in columns]
-    if missing or doubled:
-        fault = f"has no column {', '.join(missing)}" if missing else f"has the column {', '.join(doubled)} twice"
-        raise AccountingError(
-            f"{path} {fault}; export it with its header line: sacct -a -D -X -P --noconvert -o {','.join(ASKED)}"
-        )
+    columns = tuple(known.get(column.lower(), column or "_end") for column in header.split(delimiter))
+    if fault := _header_fault(columns):
+        raise AccountingError(f"{name or path} {fault}; export it again: {EXPORT}")
     rows = [cells for line in sample if len(cells := line.split(delimiter)) == len(columns)]
-    return Export(path, columns, delimiter, _has_epoch_times(rows, columns.index("Submit")), cut_line)
+    epoch_times = _has_epoch_times(rows, columns.index("Submit"))
+    return Export(path, columns, delimiter, epoch_times, not any(line.strip() for line in sample), cut_line)
+
+
+def _header_fault(columns: tuple[str, ...]) -> str:
+    """Returns what is wrong with a header, or an empty text."""
+    if len(columns) == 1 and all(column.lower() in columns[0].lower() for column in REQUIRED):
+        return "has fields that are separated by another character than | or \\x1f"
+    if missing := [column for column in REQUIRED if column not in columns]:
+        return f"has no column {', '.join(missing)}"
+    if doubled := sorted({column for column in columns if columns.count(column) > 1}):
+        return f"has the column {printable(', '.join(doubled))} twice"
+    if unsafe := [column for column in columns if column.lower() not in SAFE and column != "_end"]:
+        return (
+            f"has the column {printable(', '.join(unsafe))[:200]}, in which users may write lines of jobs that are "
+            "not theirs"
+        )
+    return ""
 
 
 def _has_epoch_times(rows: Sequence[Sequence[str]], submit: int) -> bool:

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.errors import AccountingError, printable
+from hami_hpc.accounting.sources import input_files
 from hami_hpc.accounting.sources.sacct import ASKED, DELIMITER, Export, open_export
 
 _MOST_BYTES = 512 << 20
-_ONE_LINE = str.maketrans({DELIMITER: "?", "\n": "?", "\r": "?"})
+_ONE_LINE = str.maketrans({DELIMITER: "?", "\n": "?", "\r": "?", "\0": "?"})
 _UNKNOWN_COUNTS = (None, -2)  # 22.05 writes null, later versions slurm.h's NO_VAL64 as a signed number
 _NO_TIMES = ("", "0", "4294967294")  # the last is NO_VAL: the start of a job that was cancelled before it started
 _STATES_LATER = ("REQUEUED", "RESIZING", "SPECIAL_EXIT", "REQUEUE_HOLD")  # flags that say more than the base state
@@ -24,28 +25,36 @@ _STATES_LATER = ("REQUEUED", "RESIZING", "SPECIAL_EXIT", "REQUEUE_HOLD")  # flag
 
 def open_input(path: Path, scratch: Path) -> Export:
     """Opens a file of ``sacct -P`` lines or of ``sacct --json``. Raises AccountingError when it is neither."""
-    try:
-        with path.open("rb") as file:
-            is_json = file.read(64).lstrip()[:1] == b"{"
-        if not is_json:
-            return open_export(path)
-        if path.stat().st_size > _MOST_BYTES:
-            raise AccountingError(f"{path} is larger than {_MOST_BYTES >> 20} MiB of JSON; export it with sacct -P")
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise AccountingError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise AccountingError(f"{path} is not a complete JSON document: {error}") from error
-    jobs = document.get("jobs")
-    if not isinstance(jobs, list) or not all(isinstance(job, dict) for job in jobs):
-        raise AccountingError(f"{path} has no list of jobs{_complaint(document)}; make it with sacct -a -D --json")
+    name = input_files.shown(path)
+    plain = input_files.prepare(path, scratch)
+    if not input_files.is_json(plain):
+        return open_export(plain, name)
+    jobs = _jobs(plain, name)
     target = scratch / "from-json"
-    with target.open("w", encoding="utf-8") as out:
+    with target.open("w", encoding="utf-8", errors="replace") as out:
         out.write(DELIMITER.join(ASKED) + "\n")
         for job in jobs:
             fields = job_fields(job)
-            out.write(DELIMITER.join(fields[name].translate(_ONE_LINE) for name in ASKED) + "\n")
-    return open_export(target)
+            out.write(DELIMITER.join(fields[field].translate(_ONE_LINE) for field in ASKED) + "\n")
+    return open_export(target, name)
+
+
+def _jobs(path: Path, name: str) -> list[Mapping[str, Any]]:
+    """Returns the jobs of a JSON document. A text that is not UTF-8 is no fault: a user may name a job so."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise AccountingError(f"{name} is larger than {_MOST_BYTES >> 20} MiB of JSON; export it month by month")
+        document = json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)
+    except OSError as error:
+        raise AccountingError(f"cannot read {name}: {error.strerror}") from error
+    except ValueError as error:
+        raise AccountingError(f"{name} is not a complete JSON document: {error}") from error
+    except RecursionError:
+        raise AccountingError(f"{name} is JSON of too many levels, which sacct does not write") from None
+    jobs = document.get("jobs")
+    if not isinstance(jobs, list) or not all(isinstance(job, dict) for job in jobs):
+        raise AccountingError(f"{name} has no list of jobs{_complaint(document)}; make it with sacct -a -D --json")
+    return jobs
 
 
 def job_fields(job: Mapping[str, Any]) -> dict[str, str]:
@@ -79,7 +88,7 @@ def _complaint(document: Mapping[str, Any]) -> str:
     errors = document.get("errors")
     listed = [error for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
     descriptions = [str(error.get("description") or error.get("error")) for error in listed]
-    return f" (sacct says: {'; '.join(descriptions)[:200]})" if descriptions else ""
+    return f" (sacct says: {printable('; '.join(descriptions))[:200]})" if descriptions else ""
 
 
 def _table(job: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 
 import duckdb
 
+from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.sources.sacct import Export
 from hami_hpc.accounting.sources.tres import TresError, parse_alloc_tres
 from hami_hpc.accounting.store import export_sql
@@ -40,9 +41,10 @@ JOB_COLUMNS = {
 }
 # Reasons for rejecting a line, in the order in which they are checked.
 REASONS = {
-    "line": "the number of fields differs from the header's (truncated, or a '|' inside a field)",
+    "line": "the number of fields differs from the header's (truncated, or a '|' inside a field: docs/accounting.md "
+    "has the export that cannot have one)",
     "job": "JobIDRaw is not a number",
-    "time": "Submit, Start or End is not a time",
+    "time": "Submit, Start or End is not a time as sacct prints it (unset SLURM_TIME_FORMAT, or set it to %s)",
     "clock": "a local time that does not exist, or exists twice and Elapsed does not decide it (clock change)",
     "negative": "it ended before it started, or Elapsed is negative",
     "duration": "Elapsed or Suspended cannot be parsed",
@@ -74,7 +76,10 @@ def load(
     scratch: an empty directory on disk, which must exist while ``records`` is read.
     """
     staged, checked = scratch / "staged.parquet", scratch / "checked.parquet"
-    con.execute(export_sql.stage(export, staged))
+    try:
+        con.execute(export_sql.stage(export, staged))
+    except duckdb.InvalidInputException as error:
+        raise AccountingError(f"{export.path} is no list of lines: {str(error).splitlines()[0]}") from error
     (lines,) = one_row(con, f"SELECT count(*) FROM {parquet(staged)}")
     zone_range = _local_range(con, export, staged)
     _parse_tres(con, staged)
@@ -113,8 +118,10 @@ def _parse_tres(con: duckdb.DuckDBPyConnection, staged: Path) -> None:
             fault = str(error)
         for column, value in zip(rows, (text or "", key, fault), strict=True):
             column.append(value)
-    con.execute("CREATE TEMP TABLE parsed AS SELECT unnest($1) AS tres, unnest($2) AS held, unnest($3) AS fault",
-                list(rows))  # fmt: skip
+    con.execute(
+        "CREATE OR REPLACE TEMP TABLE parsed AS SELECT unnest($1) AS tres, unnest($2) AS held, unnest($3) AS fault",
+        list(rows),
+    )
 
 
 def _add_unread_lines(con: duckdb.DuckDBPyConnection, export: Export) -> int:
@@ -131,5 +138,7 @@ def _add_unread_lines(con: duckdb.DuckDBPyConnection, export: Export) -> int:
             "WHERE NOT EXISTS (FROM rejects WHERE reason = 'line' AND ends_with(detail, $1))",
             [export.cut_line[:120]],
         )
+    con.execute("DROP TABLE reject_errors")
+    con.execute("DROP TABLE reject_scans")
     (after,) = one_row(con, "SELECT count(*) FROM rejects")
     return after - before

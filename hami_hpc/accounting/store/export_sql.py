@@ -152,7 +152,8 @@ def _read_csv(export: Export) -> str:
     columns = ", ".join(f"{name}: 'VARCHAR'" for name in _raw_names(export))
     return (
         f"read_csv({literal(str(export.path))}, delim={literal(export.delimiter)}, header=true, quote='', escape='', "
-        f"comment='', auto_detect=false, strict_mode=true, null_padding=false, store_rejects=true, rejects_limit=0, "
+        f"comment='', new_line='\\n', auto_detect=false, strict_mode=true, null_padding=false, "
+        f"store_rejects=true, rejects_limit=0, "
         f"columns={{{columns}}})"
     )
 
@@ -193,7 +194,10 @@ def _time(export: Export, name: str) -> str:
     if name not in export.columns:
         return "NULL::BIGINT"
     raw = _raw(name)
-    return f"TRY_CAST({raw} AS BIGINT)" if export.epoch_times else f"epoch(TRY_CAST({raw} AS TIMESTAMP))::BIGINT"
+    if export.epoch_times:
+        return f"TRY_CAST({raw} AS BIGINT)"
+    # 2026-11-21T10:30:00 and nothing more: DuckDB would apply an offset after it, and the zone would be applied again.
+    return f"CASE WHEN length({raw}) = 19 AND {raw}[17] = ':' THEN epoch(TRY_CAST({raw} AS TIMESTAMP))::BIGINT END"
 
 
 def _duration(export: Export, name: str) -> str:

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import duckdb
 
-from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.errors import AccountingError, printable
 from hami_hpc.accounting.sources import sacct
-from hami_hpc.accounting.store import export_reader, store_files, usage_table
-from hami_hpc.accounting.store.database import connect
+from hami_hpc.accounting.store import clusters, export_reader, store_files, usage_table
+from hami_hpc.accounting.store.database import connect, literal
 from hami_hpc.accounting.times import Period, iso_local
 
 
@@ -23,7 +23,8 @@ class JobRecords:
 
     read_until_s: up to when the store was read from Slurm; None if the records came from files. used: SQL for the usage
     records; empty if there are none. overlapping: returns SQL for at least the records that overlap another period;
-    None if ``source`` has all records.
+    None if ``source`` has all records. lacks: notes on what the records do not have that amounts depend on. timezone:
+    of the local times in the store; empty if there are none.
     """
 
     con: duckdb.DuckDBPyConnection
@@ -32,6 +33,8 @@ class JobRecords:
     read_until_s: int | None = None
     used: str = ""
     overlapping: Callable[[Period], str] | None = None
+    lacks: tuple[str, ...] = ()
+    timezone: str = ""
 
 
 def from_store(root: Path, period: Period | None, memory_mib: int = 1024) -> JobRecords:
@@ -50,6 +53,7 @@ def from_store(root: Path, period: Period | None, memory_mib: int = 1024) -> Job
         until_s,
         _used(root, manifest),
         lambda other: store_files.records(root, manifest, other),
+        timezone=manifest.timezone,
     )
 
 
@@ -65,26 +69,86 @@ def read_until(root: Path, tz: ZoneInfo) -> str:
 
 
 def gaps(records: JobRecords, period: Period, tz: ZoneInfo) -> list[str]:
-    """Returns a note if the store was read from Slurm, but not up to the end of the period; else an empty list."""
-    if records.read_until_s is None or records.read_until_s >= period.end_s:
-        return []
-    return [
-        f"the store was read up to {iso_local(records.read_until_s, tz)}: later starts and ends of jobs are not in it"
-    ]
+    """Returns notes: on what the records lack; if the days of the period are of another zone than the local times that
+    were read; if the store was read from Slurm, but not up to the end of the period."""
+    notes = [*records.lacks]
+    if fault := zone_fault(records.timezone, tz):
+        notes.append(fault)
+    if records.read_until_s is not None and records.read_until_s < period.end_s:
+        until = iso_local(records.read_until_s, tz)
+        notes.append(f"the store was read up to {until}: later starts and ends of jobs are not in it")
+    return notes
 
 
-def from_export(
-    export: sacct.Export, tz: ZoneInfo, made_s: int, scratch: Path, usage_root: Path | None = None
+def zone_fault(timezone: str, tz: ZoneInfo) -> str:
+    """Returns a text if the zone of the local times in a store is another one than ``tz``."""
+    if timezone in ("", tz.key):
+        return ""
+    return f"the store has local times of {timezone}, and days and months begin here as in {tz.key}; see --timezone"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An export that is billed without a store. name: what messages call it. made_s: when it was made."""
+
+    export: sacct.Export
+    name: str
+    made_s: int
+
+
+def from_exports(
+    inputs: Sequence[Input], tz: ZoneInfo, scratch: Path, cluster: str = "", usage_root: Path | None = None
 ) -> JobRecords:
-    """Reads the records of one export. The directory ``scratch`` must exist while they are used.
+    """Reads the records of exports, each run once. The directory ``scratch`` must exist while they are used.
 
-    usage_root: the store that has the usage records, if one has.
+    cluster: the name for records without one. usage_root: the store that has the usage records, if one has.
+    Raises AccountingError when only some exports name clusters: a run would be there under two names.
     """
+    nameless = [entry.name for entry in inputs if "Cluster" not in entry.export.columns]
+    if nameless and not cluster and len(nameless) < len(inputs):
+        raise AccountingError(f"{nameless[0]} has no column Cluster, and others have; give its name with --clusters")
     con = connect(spill=scratch)
-    export_reader.load(con, export, tz, "", made_s, scratch)
-    con.execute(_ONCE)
+    for number, entry in enumerate(inputs):
+        folder = scratch / f"export-{number}"
+        folder.mkdir()
+        export_reader.load(con, entry.export, tz, cluster, entry.made_s, folder)
+        con.execute(f"ALTER VIEW records RENAME TO records_{number}")
+        con.execute(f"ALTER TABLE rejects RENAME TO rejects_{number}")
+    con.execute(_ONCE.format(records=_union("records", len(inputs))))
+    con.execute(f"CREATE TEMP VIEW rejects AS {_union('rejects', len(inputs))}")
     used = _used(usage_root, store_files.read_manifest(usage_root)) if usage_root else ""
-    return JobRecords(con, "once", "rejects", used=used)
+    lacks = tuple(gap for entry in inputs for gap in entry.export.gaps(entry.name))
+    return JobRecords(con, "once", "rejects", used=used, lacks=lacks)
+
+
+def _union(table: str, count: int) -> str:
+    return " UNION ALL ".join(f"FROM {table}_{number}" for number in range(count))
+
+
+def of_clusters(records: JobRecords, names: Collection[str], known: Collection[str] = ()) -> JobRecords:
+    """Returns the records of these clusters only. known: all clusters, where ``records`` are those of a period.
+
+    Raises AccountingError for a name that is not known.
+    """
+    if not names:
+        return records
+    found = known or [
+        row[0] for row in records.con.execute(f"SELECT DISTINCT cluster FROM {records.source}").fetchall()
+    ]
+    if found:
+        clusters.refuse(names, found, "what is billed", "see hami-hpc bill --by cluster")
+    listed = ", ".join(map(literal, sorted(names)))
+
+    def only(source: str) -> str:
+        return f"(SELECT * FROM {source} WHERE cluster IN ({listed}))"
+
+    overlapping = records.overlapping
+    return replace(
+        records,
+        source=only(records.source),
+        rejects=f"(SELECT * FROM {records.rejects} WHERE cluster IN ({listed}) OR coalesce(cluster, '') = '')",
+        overlapping=(lambda other: only(overlapping(other))) if overlapping else None,
+    )
 
 
 def rejected_lines(records: JobRecords, span: Period) -> tuple[str, ...]:
@@ -99,13 +163,14 @@ def rejected_lines(records: JobRecords, span: Period) -> tuple[str, ...]:
     for reason, count, examples in rows:
         more = ", ..." if count > len(examples) else ""
         lines = f"{count:,} line{'' if count == 1 else 's'}"
-        notes.append(f"{lines}: {export_reader.REASONS[reason]} (job {', '.join(examples)}{more})")
+        listed = printable(", ".join(examples))
+        notes.append(f"{lines}: {export_reader.REASONS[reason]} (job {listed}{more})")
     return tuple(notes)
 
 
-# One file may have a run twice (two exports joined). This is the store's rule for which version counts (merge.py).
+# Files may have a run twice (exports of two times). This is the store's rule for which version counts (merge.py).
 _ONCE = """
-CREATE TEMP VIEW once AS FROM records
+CREATE TEMP VIEW once AS FROM ({records})
 QUALIFY row_number() OVER (PARTITION BY cluster, job_id, submit_s
   ORDER BY end_s IS NULL, observed_s DESC, end_s DESC, start_s DESC, suspended_s DESC, held, state, account,
     username) = 1

@@ -8,7 +8,7 @@
     STORE/invoices/…                           issued invoices (invoice_files.py)
 
 A writer holds STORE/.lock, writes new files, and renames the manifest last. A crash leaves only files that nobody reads
-and that the next writer removes.
+and that the next writer removes. Files that an ingest replaced stay as long as it can be taken back (undo.py).
 """
 
 from __future__ import annotations
@@ -57,16 +57,42 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Ingest:
+    """One call of hami-hpc ingest, and what the store had before it: names of files (no usage records), read_until_s,
+    timezone. what: where it read. at_s: when. added, changed: runs. rejected: lines."""
+
+    what: str
+    at_s: int
+    names: tuple[str, ...]
+    read_until_s: Mapping[str, int]
+    timezone: str
+    added: int = 0
+    changed: int = 0
+    rejected: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of the store. read_until_s: source -> up to when it was read, seconds since 1970."""
+    """The contents of the store.
+
+    read_until_s: source -> up to when it was read, seconds since 1970. timezone: of the local times that were read;
+    empty if there were none. ingests: those that can be taken back, the last one last. kept: files that only they name.
+    """
 
     generation: int = 0
     files: tuple[DataFile, ...] = ()
     read_until_s: Mapping[str, int] = field(default_factory=dict)
+    timezone: str = ""
+    ingests: tuple[Ingest, ...] = ()
+    kept: tuple[DataFile, ...] = ()
 
     def of(self, kind: str) -> tuple[DataFile, ...]:
         """Returns the files of one kind."""
         return tuple(file for file in self.files if file.kind == kind)
+
+    def by_name(self) -> dict[str, DataFile]:
+        """Returns all files that must exist, by name."""
+        return {file.name: file for file in (*self.files, *self.kept)}
 
 
 def read_manifest(root: Path) -> Manifest:
@@ -81,8 +107,12 @@ def read_manifest(root: Path) -> Manifest:
     if document.get("version") not in VERSIONS:
         known = " and ".join(map(str, VERSIONS))
         raise AccountingError(f"{path} has version {document.get('version')}; this hami_hpc reads version {known}")
-    files = tuple(DataFile(**{"columns": 1, **entry}) for entry in document["files"])
-    return Manifest(document["generation"], files, document["read_until_s"])
+    files, kept = (
+        tuple(DataFile(**{"columns": 1, **entry}) for entry in document.get(key, ())) for key in ("files", "kept")
+    )
+    ingests = tuple(Ingest(**{**entry, "names": tuple(entry["names"])}) for entry in document.get("ingests", ()))
+    zone_name = document.get("timezone", "")
+    return Manifest(document["generation"], files, document["read_until_s"], zone_name, ingests, kept)
 
 
 @contextmanager
@@ -105,7 +135,9 @@ def locked(root: Path) -> Iterator[None]:
 
 def commit(root: Path, manifest: Manifest) -> Manifest:
     """Writes ``manifest`` as the store's next generation and removes the files that are not in it."""
-    manifest = replace(manifest, generation=manifest.generation + 1)
+    needed = {name for ingest in manifest.ingests for name in ingest.names} - {file.name for file in manifest.files}
+    kept = tuple(file for name, file in manifest.by_name().items() if name in needed)
+    manifest = replace(manifest, generation=manifest.generation + 1, kept=kept)
     for file in manifest.files:
         if file.name.rpartition("/")[2].startswith(f"g{manifest.generation:06d}"):
             _sync(root / file.name)
@@ -114,6 +146,9 @@ def commit(root: Path, manifest: Manifest) -> Manifest:
         "generation": manifest.generation,
         "files": [asdict(file) for file in manifest.files],
         "read_until_s": dict(manifest.read_until_s),
+        "timezone": manifest.timezone,
+        "ingests": [asdict(ingest) for ingest in manifest.ingests],
+        "kept": [asdict(file) for file in manifest.kept],
     }
     temporary = root / ".manifest.json"
     temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -126,7 +161,7 @@ def commit(root: Path, manifest: Manifest) -> Manifest:
 
 def sweep(root: Path, manifest: Manifest) -> None:
     """Removes data files that are not in ``manifest``."""
-    valid_names = {file.name for file in manifest.files}
+    valid_names = manifest.by_name().keys()
     for kind in (JOBS, OPEN, REJECTS, USED):
         for path in (root / kind).rglob("*.parquet"):
             if str(path.relative_to(root)) not in valid_names:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores usage records: what ended vGPU jobs used, read from copies of the nodes' usage spools.
 
-A record is identified by cluster, job, GPU and start, so reading it again changes nothing.
+A record is identified by cluster, job, GPU and start, so reading it again changes nothing. Records of an older
+hami_hpc do not say their cluster; then the caller may.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.sources.usage_records import DEFAULTS, FIELDS, read_spool
-from hami_hpc.accounting.store import store_files
+from hami_hpc.accounting.sources.usage_records import DEFAULTS, FIELDS, SpoolFile, read_spool
+from hami_hpc.accounting.sources.usage_records import remove as remove_files
+from hami_hpc.accounting.store import clusters, store_files
 from hami_hpc.accounting.store.database import connect, literal
 from hami_hpc.accounting.store.store_files import DataFile
 
-USED_COLUMNS = {"cluster": "VARCHAR", **FIELDS}
+USED_COLUMNS = FIELDS
 # A usage record is assigned to a run if it began during the run, or this close to it: clocks of nodes may differ.
 SLACK_S = 60
 
@@ -31,23 +33,25 @@ class Collected:
 
 
 def collect(root: Path, directory: Path, cluster: str, remove: bool) -> Collected:
-    """Reads a spool into the store. remove: deletes the files after their records are stored.
+    """Reads a spool into the store. remove: deletes the files after their records are stored. cluster: of the records
+    that name none; a record that names another one is left out.
 
-    Raises AccountingError when there is no such directory or the store cannot be written.
+    Raises AccountingError when there is no such directory, the store has jobs but none of that cluster, or it cannot be
+    written.
     """
     if not directory.is_dir():
         raise AccountingError(f"{directory} is not a directory; --input takes a copy of the nodes' usage directories")
     with store_files.locked(root):
-        paths, rows, faults = read_spool(directory)
         manifest = store_files.read_manifest(root)
+        clusters.refuse_unknown(root, manifest, {cluster} - {""}, "run hami-hpc ingest for its jobs first")
+        files, rows, faults = _of_cluster(cluster, *read_spool(directory))
         name = f"{store_files.USED}/g{manifest.generation + 1:06d}.parquet"
         before, after = _merge(root, manifest.of(store_files.USED), cluster, rows, root / name)
         others = tuple(file for file in manifest.files if file.kind != store_files.USED)
         if after != before:
             store_files.commit(root, replace(manifest, files=(*others, DataFile(store_files.USED, name, "", after))))
         if remove:
-            for path in paths:
-                path.unlink()
+            remove_files(files)
     return Collected(after - before, len(rows) - (after - before), faults)
 
 
@@ -58,8 +62,8 @@ def stored(root: Path, manifest: store_files.Manifest) -> str:
     files = manifest.of(store_files.USED)
     if not files:
         return f"({empty})"
-    texts = {name: literal(value) if isinstance(value, str) else value for name, value in DEFAULTS.items()}
-    filled = ", ".join(f"coalesce({name}, {value}) AS {name}" for name, value in texts.items())
+    values = {name: literal(value) if isinstance(value, str) else value for name, value in DEFAULTS.items()}
+    filled = ", ".join(f"coalesce({name}, {value}) AS {name}" for name, value in values.items())
     return f"(SELECT * REPLACE ({filled}) FROM ({empty} UNION ALL BY NAME FROM {store_files.scan(root, files, empty)}))"
 
 
@@ -83,6 +87,21 @@ QUALIFY row_number() OVER (PARTITION BY u.job_id, u.gpu_uuid, u.start_unix_ns
 """
 
 
+def _of_cluster(
+    cluster: str, files: Sequence[SpoolFile], rows: Sequence[tuple[int | str, ...]], faults: Sequence[str]
+) -> tuple[list[SpoolFile], list[tuple[int | str, ...]], tuple[str, ...]]:
+    """Returns what read_spool returned, without the records that name another cluster than the given one."""
+    place = list(FIELDS).index("cluster")
+    kept = [(file, row) for file, row in zip(files, rows, strict=True) if not cluster or row[place] in ("", cluster)]
+    kept_paths = {file.path for file, _ in kept}
+    others = [
+        f"{file.path}: is of cluster {row[place]}, and --clusters says {cluster}"
+        for file, row in zip(files, rows, strict=True)
+        if file.path not in kept_paths
+    ]
+    return [file for file, _ in kept], [row for _, row in kept], (*faults, *others)
+
+
 def _merge(
     root: Path, files: Sequence[DataFile], cluster: str, rows: Sequence[tuple[int | str, ...]], target: Path
 ) -> tuple[int, int]:
@@ -92,7 +111,8 @@ def _merge(
         f'unnest(${index}::{kind}[]) AS "{name}"' for index, (name, kind) in enumerate(FIELDS.items(), 1)
     )
     columns = [[row[index] for row in rows] for index in range(len(FIELDS))]
-    con.execute(f"CREATE TEMP TABLE new AS SELECT {literal(cluster)} AS cluster, * FROM (SELECT {selected})", columns)
+    named = f"coalesce(nullif(cluster, ''), {literal(cluster)}) AS cluster"
+    con.execute(f"CREATE TEMP TABLE new AS SELECT * REPLACE ({named}) FROM (SELECT {selected})", columns)
     known = stored(root, store_files.Manifest(files=tuple(files)))
     key = "cluster, job_id, gpu_uuid, start_unix_ns"
     con.execute(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,9 +119,17 @@ def make_bill(
 def fill(root: Path, *batches: Iterable[Job], observed: int = 1_900_000_000) -> list[ingest.Step]:
     """Ingest each batch as an export of its own."""
     root.mkdir(parents=True, exist_ok=True)
-    source = ingest.Source(zone("UTC"), memory_mib=256)
+    source = ingest.Source(zone("UTC"), is_new_cluster=True, memory_mib=256)
     steps = []
     for batch in batches:
         export = write_export(root.parent / f"{root.name}.export", batch)
-        steps.append(ingest.ingest_file(root, export, source, observed))
+        steps.append(ingest_file(root, export, source, observed))
     return steps
+
+
+def ingest_file(root: Path, export: Path, source: ingest.Source, made_s: int) -> ingest.Step:
+    """Ingest one export as if it had been made at ``made_s``."""
+    os.utime(export, (made_s, made_s))
+    steps: list[ingest.Step] = []
+    ingest.ingest_files(root, [export], source, steps.append)
+    return steps[0]

@@ -99,7 +99,7 @@ def test_of_a_run_on_several_nodes_one_disturbed_record_suffices(tmp_path: Path,
 def test_a_record_of_another_cluster_or_of_another_time_frees_nobody(tmp_path: Path) -> None:
     root = tmp_path / "s"
     fill(root, [Job(tres=VGPU_HALF)])
-    _collect(root, _record(disturbed_count=1), cluster="c2")
+    _collect(root, _record(disturbed_count=1) | {"cluster": "c2"}, cluster="")
     _collect(root, _record(start=T0 + HOUR + 61, end=T0 + 2 * HOUR, disturbed_count=1))
     assert _bill(root).cost == Decimal("1.00")
     _collect(root, _record(start=T0 + 2, disturbed_count=1), cluster="")

@@ -85,7 +85,18 @@ def test_the_examples_of_the_document_run_one_after_the_other(machine: Path) -> 
     examples = _examples()
     assert len(_inline()) > 10
     assert {words[0] for words in examples} == {
-        *("ingest", "collect-usage", "bill", "check-bill", "invoice", "balances", "efficiency", "report", "usage")
+        *(
+            "ingest",
+            "store",
+            "collect-usage",
+            "bill",
+            "check-bill",
+            "invoice",
+            "balances",
+            "efficiency",
+            "report",
+            "usage",
+        )
     }
     printed = {}
     for words in examples:

@@ -65,7 +65,7 @@ def test_credits_pay_what_is_owed_the_one_that_ends_first_before_the_others(tmp_
     fill(tmp_path / "s", [_hours(100)])
     credits = [
         {"account": "phys", "amount": 500, "note": "gift"},
-        {"account": "phys", "amount": 100, "note": "grant", "until": date(2026, 10, 31)},
+        {"account": "phys", "amount": 100, "note": "grant", "until": date(2026, 11, 1)},
         {"account": "phys", "amount": 900, "note": "old", "until": date(2026, 9, 1)},
         {"account": "chem", "amount": 900, "note": "theirs"},
     ]

@@ -19,7 +19,7 @@ from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.store import ingest, job_records, store_files, usage_table
 from hami_hpc.accounting.times import Bucket, Period, day_start, local_date, zone
 
-from .samples import GPUS, ONE_H200, VGPU_HALF, Job, rates, write_export
+from .samples import GPUS, ONE_H200, VGPU_HALF, Job, ingest_file, rates, write_export
 from .test_efficiency import _record, _spool
 
 T0 = 1_790_000_000
@@ -90,7 +90,7 @@ def _ask(root: Path, period: Period, prices: Rates = RATES) -> bill.Bill:
 def _fill(root: Path, batches: Sequence[Sequence[Job]]) -> None:
     for batch in batches:
         export = write_export(root.parent / "export", batch)
-        ingest.ingest_file(root, export, ingest.Source(UTC, memory_mib=256), T0 + 10 * SPAN)
+        ingest_file(root, export, ingest.Source(UTC, memory_mib=256), T0 + 10 * SPAN)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

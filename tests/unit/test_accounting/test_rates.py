@@ -12,7 +12,7 @@ import pytest
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.pricing.cluster_gpus import GpuModel
 from hami_hpc.accounting.pricing.rates import Credit, Discount, Factor, Quota, Rate, Rates, Terms, Validity
-from hami_hpc.accounting.pricing.rates_file import parse_rates
+from hami_hpc.accounting.pricing.rates_file import ENDED_STATES, parse_rates
 
 EVERYTHING = """
 version = 1
@@ -168,9 +168,60 @@ def test_what_is_left_out_has_its_default() -> None:
         ),
         ("[gpus.h200]\ntotal_mb = 1", "rates.toml, [gpus.h200]: unknown key 'total_mb'; did you mean total_mib?"),
         ("[partitions.gpu]\nmodels = 1", "[partitions.gpu]: unknown key 'models'; did you mean gpu_models?"),
+        (
+            '[[credits]]\naccount = "a"\namount = 1\nfrom = 2026-10-15',
+            "[[credits]] number 1: from = '2026-10-15'; allowed is the first day of a month, such as 2026-11-01: ",
+        ),
+        (
+            '[[credits]]\naccount = "a"\namount = 1\nuntil = 2026-12-31',
+            "until = '2026-12-31'; allowed is the first day ",
+        ),
+        ("[[discounts]]\nfrom_gpu_hours = 1\npercent = 1\nfrom = 2026-10-02", "allowed is the first day of a month"),
+        ('[[quotas]]\nuser = "a"\ngpu_hours = 1\nuntil = 2026-10-02', "allowed is the first day of a month"),
+        ('[[quotas]]\nuser = "a"\ngpu_hours = 1\nuntil = 9999-12-30', "allowed is the first day of a month"),
+        (
+            "[[discounts]]\nfrom_gpu_hours = 1000\npercent = 5\n[[discounts]]\nfrom_gpu_hours = 1000.0\npercent = 7",
+            "two [[discounts]]  1000 are valid on 0001-01-01",
+        ),
+        (
+            '[[terms]]\nunbilled_states = ["TIMEOUT", "node_fail"]',
+            "[[terms]] number 1: 'node_fail' in unbilled_states is no state that ends a run; did you mean NODE_FAIL?",
+        ),
+        ('[[terms]]\nunbilled_states = ["X"]', "is no state that ends a run; known: BOOT_FAIL, CANCELLED, COMPLETED"),
+        ('[[terms]]\nunbilled_states = ["CANCELLED by 1000"]', "did you mean CANCELLED?"),
+        ('[[terms]]\nunbilled_states = ["RUNNING"]', "'RUNNING' in unbilled_states is no state that ends a run"),
+        (
+            '[gpus.a]\ntotal_mib = 1\nnodes = "n[1-4]"\n[gpus.b]\ntotal_mib = 1\nnodes = "n4,n5"',
+            "rates.toml: node n4 is under two models, [gpus.a] and [gpus.b]",
+        ),
+        (
+            '[gpus.a]\ntotal_mib = 1\naliases = ["big"]\n[gpus.b]\ntotal_mib = 1\naliases = ["big"]',
+            "rates.toml: alias big is under two models, [gpus.a] and [gpus.b]",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_table_and_key(text: str, message: str) -> None:
     with pytest.raises(AccountingError) as caught:
         rates(text if not text or text.startswith("version") else f"version = 1\n{text}")
     assert message in str(caught.value)
+
+
+def test_dates_of_rates_factors_and_terms_may_be_any_day() -> None:
+    """They act on their day: a bill is split there. Discounts, credits and quotas act on whole months."""
+    day = "from = 2026-10-15\nuntil = 2026-10-16\n"
+    entries = ('[[rates]]\nmodel = "a"\nper_gpu_hour = 1\n', '[[factors]]\nuser = "x"\nfactor = 1\n', "[[terms]]\n")
+    found = rates("version = 1\n" + "".join(entry + day for entry in entries))
+    valid = [entry.valid for entry in found.rates] + [entry.valid for entry in found.factors]
+    assert {*valid, *(entry.valid for entry in found.terms)} == {Validity(date(2026, 10, 15), date(2026, 10, 16))}
+
+
+def test_first_days_of_months_one_node_named_twice_and_every_state_are_allowed() -> None:
+    states = ", ".join(f'"{state}"' for state in ENDED_STATES)
+    found = rates(
+        'version = 1\n[[credits]]\naccount = "a"\namount = 1\nfrom = 2026-10-01\nuntil = 2026-12-01\n'
+        '[gpus.a]\ntotal_mib = 1\nnodes = "n1,n1"\n'
+        f"[[terms]]\nunbilled_states = [{states}]\n"
+    )
+    assert found.credits[0].valid == Validity(date(2026, 10, 1), date(2026, 12, 1))
+    assert found.nodes == {"n1": "a"}
+    assert not set(ENDED_STATES) & {"RUNNING", "PENDING", "SUSPENDED"}

@@ -15,7 +15,7 @@ from hami_hpc.accounting.store import ingest, job_records, merge, store_files, u
 from hami_hpc.accounting.store.database import connect
 from hami_hpc.accounting.times import Period, zone
 
-from .samples import GPUS, HOUR, Job, fill, make_bill, write_export
+from .samples import GPUS, HOUR, Job, fill, ingest_file, make_bill, write_export
 
 RECORDS = Path(__file__).parent / "records"
 T0 = 1_790_000_000
@@ -60,7 +60,7 @@ def test_an_old_export_with_a_new_date_does_not_reopen_a_job_that_has_ended(tmp_
     fill(root, [Job(end=T0 + 2 * HOUR)], observed=1_900_000_000)
     columns = tuple(name for name in ASKED if name != "ElapsedRaw")
     (tmp_path / "x").write_text(export_text([Job(end=None, state="RUNNING")], columns), encoding="utf-8")
-    ingest.ingest_file(root, tmp_path / "x", ingest.Source(zone("UTC")), 1_900_000_001)
+    ingest_file(root, tmp_path / "x", ingest.Source(zone("UTC")), 1_900_000_001)
     assert _hours(root) == "2.0000"
 
 
@@ -103,8 +103,8 @@ def test_an_export_that_names_no_cluster_is_not_stored_beside_records_that_do(tm
     root = tmp_path / "store"
     fill(root, [Job()])
     with pytest.raises(AccountingError, match="name of the cluster with --clusters"):
-        ingest.ingest_file(root, tmp_path / "x", ingest.Source(zone("UTC")), T0)
-    step = ingest.ingest_file(root, tmp_path / "x", ingest.Source(zone("UTC"), cluster="c1"), T0)
+        ingest_file(root, tmp_path / "x", ingest.Source(zone("UTC")), T0)
+    step = ingest_file(root, tmp_path / "x", ingest.Source(zone("UTC"), cluster="c1"), T0)
     assert (step.merged.added, step.merged.unchanged) == (0, 1)
 
 
@@ -115,7 +115,7 @@ def test_many_small_ingests_end_in_few_files(tmp_path: Path) -> None:
     manifest = store_files.read_manifest(root)
     assert sum(file.rows for file in manifest.files) == 3 * merge.FILES_PER_MONTH
     assert len(manifest.files) <= merge.FILES_PER_MONTH
-    assert _data_files(root) == {file.name for file in manifest.files}
+    assert _data_files(root) == manifest.by_name().keys()
 
 
 @pytest.mark.parametrize("dies_in", ["_write_new", "_joined", "_merge_rejects", "commit"])
@@ -139,14 +139,14 @@ def test_a_writer_that_dies_leaves_the_store_as_it_was_and_the_next_one_cleans_u
     assert _hours(root) == "1.0000"
     fill(root, [Job(job_id=2)])
     assert _hours(root) == "2.0000"
-    assert _data_files(root) == {file.name for file in store_files.read_manifest(root).files}
+    assert _data_files(root) == store_files.read_manifest(root).by_name().keys()
     assert not list(root.glob(".ingest-*"))
 
 
 def test_two_writers_at_once_are_one_writer_and_one_clear_refusal(tmp_path: Path) -> None:
     export = write_export(tmp_path / "export", [Job()])
     with store_files.locked(tmp_path / "store"), pytest.raises(AccountingError, match="another hami-hpc ingest"):
-        ingest.ingest_file(tmp_path / "store", export, ingest.Source(zone("UTC")), T0)
+        ingest_file(tmp_path / "store", export, ingest.Source(zone("UTC")), T0)
 
 
 def test_a_reject_is_forgotten_once_its_run_is_read_whole(tmp_path: Path) -> None:
