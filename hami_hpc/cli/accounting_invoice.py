@@ -15,8 +15,8 @@ from pathlib import Path
 
 import click
 
+from hami_hpc.accounting.documents import credits, invoice_files
 from hami_hpc.accounting.documents import invoice as invoices
-from hami_hpc.accounting.documents import invoice_files
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.formats import html, tables
 from hami_hpc.accounting.formats.pdf import html_to_pdf, require_weasyprint
@@ -125,8 +125,10 @@ def _with_rates(site: SiteOptions) -> tuple[Setup, Rates]:
 
 def _balances(setup: Setup, prices: Rates, accounts: Sequence[str], form: str) -> str:
     documents = invoice_files.read_all(setup.root)
-    every = invoices.balances(prices, lambda account: invoice_files.used_credit(documents, account, None))
-    found = [balance for balance in every if not accounts or balance.account in accounts]
+    uses = invoice_files.credit_uses(documents)
+    for fault in credits.unknown_uses(prices, uses):
+        click.echo(fault, err=True)
+    found = [b for b in credits.balances(prices, uses) if not accounts or b.account in accounts]
     rows = []
     for balance in found:
         start, end = (
@@ -134,18 +136,18 @@ def _balances(setup: Setup, prices: Rates, accounts: Sequence[str], form: str) -
             for day in (balance.valid.start, balance.valid.end)
         )
         amounts = (f"{amount:.{prices.digits}f}" for amount in (balance.granted, balance.used, balance.left))
-        rows.append([balance.account, balance.note, start, end, *amounts])
-    names = ("account", "note", "from", "until", "granted", "used", "left")
+        rows.append([balance.account, balance.credit, balance.note, start, end, *amounts])
+    names = ("account", "credit", "note", "from", "until", "granted", "used", "left")
     if form == "json":
         return json.dumps(
             [{**dict(zip(names, row, strict=True)), "currency": prices.currency} for row in rows], indent=2
         )
     if not rows:
         return "no credits in rates.toml" + (" for " + ", ".join(accounts) if accounts else "")
-    shown = [[*(cell or "-" for cell in row[:4]), *(html.number(cell) for cell in row[4:])] for row in rows]
+    shown = [[*(cell or "-" for cell in row[:5]), *(html.number(cell) for cell in row[5:])] for row in rows]
     headings = [
-        *(name.capitalize() for name in names[:4]),
-        *(f"{name.capitalize()}, {prices.currency}" for name in names[4:]),
+        *(name.capitalize() for name in names[:5]),
+        *(f"{name.capitalize()}, {prices.currency}" for name in names[5:]),
     ]
     return colours.table_head(tables.table(headings, shown, 3, []))
 
@@ -192,18 +194,19 @@ def _issue(
     issued: list[invoice_files.Document] = []
     with nullcontext() if draft else store_files.locked(setup.root):
         documents = list(invoice_files.read_all(setup.root))
+        credits.refuse_unknown_uses(prices, invoice_files.credit_uses(documents))
         # An account without jobs in the records any more can still have an invoice that needs a credit note.
         issued_before = {d.content.account for d in documents if d.content.month == month}
         known = sorted({*invoices.accounts_of(priced_period.priced), *issued_before})
         _refuse_unknown(accounts, known, month)
         for account in dict.fromkeys(accounts) or known:
 
-            def build(used: Mapping[str, Decimal], account: str = account) -> invoices.Content:
-                return invoices.build(account, first, priced_period.priced, priced_period.segments, prices, used, notes)
+            def build(uses: Mapping[credits.Ref, Decimal], account: str = account) -> invoices.Content:
+                return invoices.build(account, first, priced_period.priced, priced_period.segments, prices, uses, notes)
 
             if draft:
                 current = invoice_files.standing(documents, account, month)
-                content = build(invoice_files.used_credit(documents, account, current))
+                content = build(invoice_files.credit_uses(documents, current))
                 issued.append(
                     invoice_files.Document("DRAFT", 0, invoice_files.INVOICE, "", "not issued", prices.issuer, content)
                 )

@@ -17,7 +17,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from hami_hpc.accounting.documents.invoice import Content, CreditUse, InvoiceLine
+from hami_hpc.accounting.documents.credits import CreditUse, Ref, ref
+from hami_hpc.accounting.documents.invoice import Content, InvoiceLine
 from hami_hpc.accounting.errors import AccountingError
 
 VERSION = 1
@@ -67,17 +68,17 @@ def standing(documents: Sequence[Document], account: str, month: str) -> Documen
     return None
 
 
-def used_credit(documents: Sequence[Document], account: str, but_for: Document | None) -> Mapping[str, Decimal]:
-    """Returns what invoices that are not cancelled, except ``but_for``, used of each of the account's credits."""
+def credit_uses(documents: Sequence[Document], but_for: Document | None = None) -> Mapping[Ref, Decimal]:
+    """Returns what invoices that are not cancelled, except ``but_for``, took from each credit."""
     cancelled = {document.refers_to for document in documents if document.kind == CREDIT_NOTE}
-    used: dict[str, Decimal] = {}
+    uses: dict[Ref, Decimal] = {}
     for document in documents:
         if document.kind != INVOICE or document.number in cancelled or document == but_for:
             continue
-        if document.content.account == account:
-            for use in document.content.credits:
-                used[use.key] = used.get(use.key, Decimal(0)) + Decimal(use.amount)
-    return used
+        for use in document.content.credits:
+            credit = ref(document.content.account, use.key)
+            uses[credit] = uses.get(credit, Decimal(0)) + Decimal(use.amount)
+    return uses
 
 
 def issue(
@@ -85,7 +86,7 @@ def issue(
     documents: list[Document],
     account: str,
     month: str,
-    build: Callable[[Mapping[str, Decimal]], Content],
+    build: Callable[[Mapping[Ref, Decimal]], Content],
     today: str,
     issuer: tuple[str, ...],
     prefix: str,
@@ -93,10 +94,10 @@ def issue(
     """Returns the account's existing invoice for the month, or the documents that are newly issued, in order.
 
     The store must be locked. documents: all existing ones (read_all); new ones are added to it. build: makes the
-    content from what other invoices used of the account's credits.
+    content from what other invoices took from credits.
     """
     current = standing(documents, account, month)
-    content = build(used_credit(documents, account, current))
+    content = build(credit_uses(documents, current))
     if current is not None and digest(current.content) == digest(content):
         return (current,)
 

@@ -94,12 +94,18 @@ class Discount:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """Money that an account may spend from one day until another. Invoices use the credit that ends first."""
+    """Money that an account may spend from one day until another. Invoices use the credit that ends first.
 
+    id: by which invoices know it; no two credits have the same. formerly: texts by which invoices of before the ids
+    name it.
+    """
+
+    id: str
     account: str
     amount: Decimal
     note: str = ""
     valid: Validity = Validity()
+    formerly: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ def parse_rates(document: Mapping[str, Any], path: str) -> Rates:
     _refuse_overlaps(path, "rates", rates.rates, lambda rate: rate.model)
     _refuse_overlaps(path, "terms", rates.terms, lambda _: "")
     _refuse_overlaps(path, "discounts", rates.discounts, lambda entry: f"{entry.account} {entry.from_gpu_hours}")
+    _check_credits(path, rates)
     return rates
 
 
@@ -188,11 +189,28 @@ def _discount(table: _Table) -> Discount:
 
 
 def _credit(table: _Table) -> Credit:
+    name = table.text("id", "", r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+    if not name:
+        raise table.refuse("id", 'a name that stays when note, days or amount are edited, such as "grant-4711"')
     account = table.text("account", "")
     if not account:
         raise table.refuse("account", "the account that has the credit")
     amount = table.decimal("amount", "0", "1000000000", 4)
-    return Credit(account, amount, table.text("note", ""), table.validity())
+    return Credit(name, account, amount, table.text("note", ""), table.validity(), table.texts("formerly"))
+
+
+def _check_credits(path: str, rates: Rates) -> None:
+    """Raises AccountingError for two credits with one id, and for amounts that no invoice can take to the last unit."""
+    seen: set[str] = set()
+    for credit in rates.credits:
+        if credit.id in seen:
+            raise AccountingError(f"{path}: two [[credits]] have the id {credit.id}; give each an id of its own")
+        seen.add(credit.id)
+        if credit.amount != round(credit.amount, rates.digits):
+            raise AccountingError(
+                f"{path}: the credit {credit.id} has amount = {credit.amount}; digits = {rates.digits} allows "
+                f"{rates.digits} digits after the point"
+            )
 
 
 def _quota(table: _Table) -> Quota:

@@ -306,10 +306,10 @@ def test_the_pdf_lies_beside_the_html(site: Path, filled: tuple[str, Path]) -> N
 def test_what_is_left_of_credits_can_be_asked_for(site: Path, filled: tuple[str, Path]) -> None:
     assert _run("balances", *filled).stdout == "no credits in rates.toml\n"
     with (site / "rates.toml").open("a", encoding="utf-8") as file:
-        file.write('[[credits]]\naccount = "phys"\namount = 1200\nnote = "Grant 4711"\nuntil = 2027-01-01\n')
+        file.write('[[credits]]\nid = "g1"\naccount = "phys"\namount = 1200\nnote = "Grant 4711"\nuntil = 2027-01-01\n')
     _run("invoice", "--month", "2026-09", *filled)
     shown = _run("balances", *filled).stdout.splitlines()
-    assert shown[-1].split() == ["phys", "Grant", "4711", "-", "2027-01-01", "1,200.00", "5.00", "1,195.00"]
+    assert shown[-1].split() == ["phys", "g1", "Grant", "4711", "-", "2027-01-01", "1,200.00", "5.00", "1,195.00"]
     (balance,) = json.loads(_run("balances", "--account", "phys", "--format", "json", *filled).stdout)
     assert (balance["left"], balance["currency"], balance["from"]) == ("1195.00", "EUR", "")
     assert "for chem" in _run("balances", "--account", "chem", *filled).stdout

@@ -35,7 +35,12 @@ PRICES = rates(
     rates=[{"model": "h200", "per_gpu_hour": 2}],
     gpus={"h200": {"total_mib": 143156, "count": 40}},
     credits=[
-        {"account": "account-0", "amount": 5, "note": "a note that is long enough to need more than one line " * 3}
+        {
+            "id": "g",
+            "account": "account-0",
+            "amount": 5,
+            "note": "a note that is long enough to need more than one line " * 3,
+        }
     ],
     discounts=[{"from_gpu_hours": 0, "percent": 5}],
     issuer=["University Computing Centre", "1 Example Street"],

@@ -61,7 +61,7 @@ def _document(root: Path, users: int) -> invoice_files.Document:
     priced_period = price_period(records, GPUS, prices, split_days(period, tz), tz)
     records.con.close()
 
-    def build(used: Mapping[str, Decimal]) -> invoice.Content:
+    def build(used: Mapping[tuple[str, str], Decimal]) -> invoice.Content:
         return invoice.build(
             "account-0", date(2026, 9, 1), priced_period.priced, priced_period.segments, prices, used, ["a note"]
         )
