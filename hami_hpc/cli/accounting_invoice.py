@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import date
@@ -15,11 +15,14 @@ from pathlib import Path
 
 import click
 
-from hami_hpc.accounting.documents import credits, invoice_files
+from hami_hpc.accounting.documents import credits, invoice_files, issuing
 from hami_hpc.accounting.documents import invoice as invoices
+from hami_hpc.accounting.documents.invoice_files import Document
+from hami_hpc.accounting.documents.issuing import Issued
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.formats import html, tables
 from hami_hpc.accounting.formats.pdf import html_to_pdf, require_weasyprint
+from hami_hpc.accounting.pricing.price import Priced
 from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.store import job_records, store_files
@@ -95,9 +98,7 @@ def invoice(
         _write_documents(documents, output, pdf, templates)
 
 
-def _write_documents(
-    documents: Sequence[invoice_files.Document], directory: Path, pdf: bool, templates: Path | None
-) -> None:
+def _write_documents(documents: Sequence[Document], directory: Path, pdf: bool, templates: Path | None) -> None:
     for document in documents:
         name = document.number if document.sequence else f"DRAFT-{_file_name(document.content.account)}"
         text = html.invoice(document, templates)
@@ -125,7 +126,7 @@ def _with_rates(site: SiteOptions) -> tuple[Setup, Rates]:
 
 def _balances(setup: Setup, prices: Rates, accounts: Sequence[str], form: str) -> str:
     documents = invoice_files.read_all(setup.root)
-    uses = invoice_files.credit_uses(documents)
+    uses = Issued(documents).credit_uses()
     for fault in credits.unknown_uses(prices, uses):
         click.echo(fault, err=True)
     found = [b for b in credits.balances(prices, uses) if not accounts or b.account in accounts]
@@ -152,7 +153,7 @@ def _balances(setup: Setup, prices: Rates, accounts: Sequence[str], form: str) -
     return colours.table_head(tables.table(headings, shown, 3, []))
 
 
-def _documents_table(documents: Sequence[invoice_files.Document], currency: str) -> str:
+def _documents_table(documents: Sequence[Document], currency: str) -> str:
     rows = [
         [d.number, d.kind, d.content.account or "(none)", d.refers_to or "-", html.number(d.content.total, _sign(d))]
         for d in documents
@@ -162,7 +163,7 @@ def _documents_table(documents: Sequence[invoice_files.Document], currency: str)
     return colours.table_head(tables.table(headings, rows, 1, ["Total", "", "", "", html.number(total)]))
 
 
-def _sign(document: invoice_files.Document) -> int:
+def _sign(document: Document) -> int:
     return -1 if document.kind == invoice_files.CREDIT_NOTE else 1
 
 
@@ -173,15 +174,42 @@ def _file_name(account: str) -> str:
 
 def _issue(
     setup: Setup, prices: Rates, month: str, period: Period, accounts: tuple[str, ...], draft: bool
-) -> list[invoice_files.Document]:
+) -> list[Document]:
+    """Returns each account's documents: those that stand or are new, or its draft."""
     if period.end_s > time.time() and not draft:
         raise AccountingError(f"{month} is not over; --draft shows what it comes to so far")
-    manifest = store_files.read_manifest(setup.root)
-    behind = [name for name, until_s in manifest.read_until_s.items() if until_s < period.end_s]
+    store = store_files.read_manifest(setup.root)
+    behind = [name for name, until_s in store.read_until_s.items() if until_s < period.end_s]
     if behind and not draft:
         raise AccountingError(
             f"the store was read from {behind[0]} only up to within {month}; run hami-hpc ingest first"
         )
+    if not store.generation:
+        raise AccountingError(f"there is no accounting store in {setup.root}; run hami-hpc ingest, or see --store")
+    # Records, rates and documents of one moment: neither an ingest nor another invoice can come between.
+    with nullcontext() if draft else store_files.locked(setup.root):
+        documents = invoice_files.read_all(setup.root)
+        if not draft:
+            invoice_files.settle(setup.root, documents)
+        issued = Issued(documents)
+        credits.refuse_unknown_uses(prices, issued.credit_uses())
+        builders = _builders(setup, prices, month, period, issued, accounts)
+        if draft:
+            return [_draft(issued, account, month, build, prices) for account, build in builders.items()]
+        letterhead = issuing.Letterhead(date.today().isoformat(), prices.issuer, prices.invoice_prefix)
+        shown: list[Document] = []
+        for account, build in builders.items():
+            current = issued.standing(account, month)
+            shown += issuing.issue(issued, account, month, build, letterhead) or ([current] if current else [])
+        if new := issued.documents[len(documents) :]:
+            invoice_files.commit(setup.root, new)
+    return shown
+
+
+def _builders(
+    setup: Setup, prices: Rates, month: str, period: Period, issued: Issued, accounts: Sequence[str]
+) -> dict[str, issuing.Build]:
+    """Returns what makes the content of each account's invoice, for ``accounts`` or else for all of the month."""
     found = job_records.from_store(setup.root, period)
     priced_period = price_period(found, setup.gpus, prices, split_days(period, setup.tz), setup.tz)
     for gap in priced_period.gaps:  # not on the invoices: it would change them all once there are usage records
@@ -191,29 +219,23 @@ def _issue(
         for omitted in priced_period.held_times.left_out
     ]
     first = date.fromisoformat(f"{month}-01")
-    issued: list[invoice_files.Document] = []
-    with nullcontext() if draft else store_files.locked(setup.root):
-        documents = list(invoice_files.read_all(setup.root))
-        credits.refuse_unknown_uses(prices, invoice_files.credit_uses(documents))
-        # An account without jobs in the records any more can still have an invoice that needs a credit note.
-        issued_before = {d.content.account for d in documents if d.content.month == month}
-        known = sorted({*invoices.accounts_of(priced_period.priced), *issued_before})
-        _refuse_unknown(accounts, known, month)
-        for account in dict.fromkeys(accounts) or known:
+    entries: dict[str, list[Priced]] = {}
+    for entry in priced_period.priced:
+        entries.setdefault(entry.group.account, []).append(entry)
+    # An account without jobs in the records any more can still have an invoice that needs a credit note.
+    known = sorted({*entries, *issued.accounts(month)})
+    _refuse_unknown(accounts, known, month)
 
-            def build(uses: Mapping[credits.Ref, Decimal], account: str = account) -> invoices.Content:
-                return invoices.build(account, first, priced_period.priced, priced_period.segments, prices, uses, notes)
+    def builder(account: str) -> issuing.Build:
+        own = entries.get(account, [])
+        return lambda uses: invoices.build(account, first, own, priced_period.segments, prices, uses, notes)
 
-            if draft:
-                current = invoice_files.standing(documents, account, month)
-                content = build(invoice_files.credit_uses(documents, current))
-                issued.append(
-                    invoice_files.Document("DRAFT", 0, invoice_files.INVOICE, "", "not issued", prices.issuer, content)
-                )
-                continue
-            today, prefix = date.today().isoformat(), prices.invoice_prefix
-            issued += invoice_files.issue(setup.root, documents, account, month, build, today, prices.issuer, prefix)
-    return issued
+    return {account: builder(account) for account in dict.fromkeys(accounts) or known}
+
+
+def _draft(issued: Issued, account: str, month: str, build: issuing.Build, prices: Rates) -> Document:
+    content = build(issued.credit_uses(issued.standing(account, month)))
+    return Document("DRAFT", 0, invoice_files.INVOICE, "", "not issued", prices.issuer, content)
 
 
 def _refuse_unknown(accounts: Sequence[str], known: Sequence[str], month: str) -> None:

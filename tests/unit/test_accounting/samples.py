@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hami_hpc.accounting.documents import bill
+from hami_hpc.accounting.documents import bill, invoice_files, issuing
 from hami_hpc.accounting.documents.bill import Bill
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus, GpuModel
 from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.pricing.rates_file import parse_rates
 from hami_hpc.accounting.sources.sacct import ASKED
-from hami_hpc.accounting.store import ingest, job_records
+from hami_hpc.accounting.store import ingest, job_records, store_files
 from hami_hpc.accounting.times import Period, split_days, split_months, zone
 
 HOUR = 3600
@@ -124,3 +124,23 @@ def fill(root: Path, *batches: Iterable[Job], observed: int = 1_900_000_000) -> 
         export = write_export(root.parent / f"{root.name}.export", batch)
         steps.append(ingest.ingest_file(root, export, source, observed))
     return steps
+
+
+def issue_one(
+    root: Path,
+    account: str,
+    build: issuing.Build,
+    today: str = "2026-10-01",
+    issuer: tuple[str, ...] = (),
+    month: str = "2026-09",
+) -> tuple[invoice_files.Document, ...]:
+    """Issues an account's invoice and keeps it, as `hami-hpc invoice` does, or returns the one that stands."""
+    with store_files.locked(root):
+        documents = invoice_files.read_all(root)
+        invoice_files.settle(root, documents)
+        issued = issuing.Issued(documents)
+        standing = issued.standing(account, month)
+        new = issuing.issue(issued, account, month, build, issuing.Letterhead(today, issuer, "HPC"))
+        if new:
+            invoice_files.commit(root, new)
+    return new or ((standing,) if standing else ())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hami_hpc.accounting.documents import bill, credits, invoice, invoice_files
+from hami_hpc.accounting.documents import bill, credits, invoice, invoice_files, issuing
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.formats import tables
 from hami_hpc.accounting.pricing import quota
@@ -22,7 +22,7 @@ from hami_hpc.accounting.pricing.rates_file import load_rates
 from hami_hpc.accounting.store import job_records
 from hami_hpc.accounting.times import Period, month_period, parse_instant, split_days, zone
 
-from .samples import GPUS, HOUR, ONE_H200, VGPU_HALF, Job, fill, make_bill, rates
+from .samples import GPUS, HOUR, ONE_H200, VGPU_HALF, Job, fill, issue_one, make_bill, rates
 
 D = Decimal
 MONTH = date(2026, 9, 1)
@@ -187,9 +187,7 @@ def _issue(
     def build(used: Mapping[credits.Ref, D]) -> invoice.Content:
         return _content(root, prices, used, account)
 
-    return invoice_files.issue(
-        root, list(invoice_files.read_all(root)), account, "2026-09", build, today, ("ClusterGpus",), "HPC"
-    )
+    return issue_one(root, account, build, today, ("ClusterGpus",))
 
 
 def test_issuing_again_gives_the_same_invoice_and_after_a_change_a_credit_note_and_a_new_one(tmp_path: Path) -> None:
@@ -251,7 +249,7 @@ def test_a_balance_is_what_was_granted_less_what_invoices_that_stand_have_taken(
     )
 
     def balances() -> list[tuple[str, str, D, D]]:
-        found = credits.balances(prices, invoice_files.credit_uses(invoice_files.read_all(root)))
+        found = credits.balances(prices, issuing.Issued(invoice_files.read_all(root)).credit_uses())
         return [(b.account, b.note, b.used, b.left) for b in found]
 
     fill(root, [_hours(100)])
@@ -268,7 +266,7 @@ def test_a_credit_is_spent_once_over_the_months(tmp_path: Path) -> None:
     prices = rates(rates=[H200], credits=[{"id": "g", "account": "phys", "amount": 300}])
     fill(root, [_hours(100)])
     _issue(root, prices)
-    assert invoice_files.credit_uses(invoice_files.read_all(root)) == {("", "g"): D("250.00")}
+    assert issuing.Issued(invoice_files.read_all(root)).credit_uses() == {("", "g"): D("250.00")}
 
 
 def test_an_invoice_that_was_edited_or_is_missing_is_noticed(tmp_path: Path) -> None:

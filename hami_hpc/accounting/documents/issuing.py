@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides which documents an account's month needs: none, an invoice, or a credit note and a new invoice. Pure."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from hami_hpc.accounting.documents.credits import Ref, ref
+from hami_hpc.accounting.documents.invoice import Content
+from hami_hpc.accounting.documents.invoice_files import CREDIT_NOTE, INVOICE, Document, content_digest, sealed
+
+Build = Callable[[Mapping[Ref, Decimal]], Content]
+
+
+class Issued:
+    """All issued documents, in order, and what follows from them."""
+
+    def __init__(self, documents: Iterable[Document]) -> None:
+        self.documents: list[Document] = []
+        self._invoices: dict[str, Document] = {}
+        self._standing: dict[tuple[str, str], Document] = {}
+        self._uses: dict[Ref, Decimal] = {}
+        for document in documents:
+            self.add(document)
+
+    def add(self, document: Document) -> None:
+        """Adds the next document."""
+        self.documents.append(document)
+        where = (document.content.account, document.content.month)
+        if document.kind == INVOICE:
+            self._invoices[document.number] = document
+            self._standing[where] = document
+            self._count_uses(document, 1)
+        elif cancelled := self._invoices.get(document.refers_to):
+            if self._standing.get(where) is cancelled:
+                del self._standing[where]
+            self._count_uses(cancelled, -1)
+
+    def standing(self, account: str, month: str) -> Document | None:
+        """Returns the account's invoice for the month that no credit note cancels, or None."""
+        return self._standing.get((account, month))
+
+    def accounts(self, month: str) -> set[str]:
+        """Returns the accounts with a document for the month."""
+        return {document.content.account for document in self.documents if document.content.month == month}
+
+    def credit_uses(self, but_for: Document | None = None) -> Mapping[Ref, Decimal]:
+        """Returns what invoices that are not cancelled, except ``but_for``, took from each credit."""
+        without: dict[Ref, Decimal] = {}
+        for use in but_for.content.credits if but_for else ():
+            credit = ref(but_for.content.account, use.key) if but_for else ("", "")
+            without[credit] = without.get(credit, self._uses[credit]) - Decimal(use.amount)
+        return ChainMap(without, self._uses)
+
+    def _count_uses(self, document: Document, sign: int) -> None:
+        for use in document.content.credits:
+            credit = ref(document.content.account, use.key)
+            self._uses[credit] = self._uses.get(credit, Decimal(0)) + sign * Decimal(use.amount)
+
+
+@dataclass(frozen=True, slots=True)
+class Letterhead:
+    """What new documents have in common. today: the day of issue, ISO."""
+
+    today: str
+    issuer: tuple[str, ...]
+    prefix: str
+
+
+def issue(issued: Issued, account: str, month: str, build: Build, letterhead: Letterhead) -> tuple[Document, ...]:
+    """Adds the documents that the account's month needs to ``issued``, and returns them; none if nothing has changed.
+
+    build: makes the content from what other invoices took from credits.
+    """
+    current = issued.standing(account, month)
+    content = build(issued.credit_uses(current))
+    if current is not None and content_digest(current.content) == content_digest(content):
+        return ()
+    refers_to = current.number if current else ""
+    kinds = [(CREDIT_NOTE, current.content)] if current else []
+    new = []
+    for kind, document_content in [*kinds, (INVOICE, content)]:
+        sequence = len(issued.documents) + 1
+        number = f"{letterhead.prefix}-{letterhead.today[:4]}-{sequence:05d}"
+        document = Document(number, sequence, kind, refers_to, letterhead.today, letterhead.issuer, document_content)
+        issued.add(sealed(document, issued.documents[-1] if issued.documents else None))
+        new.append(issued.documents[-1])
+    return tuple(new)
