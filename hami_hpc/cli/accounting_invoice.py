@@ -6,27 +6,29 @@ from __future__ import annotations
 import difflib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import click
 
-from hami_hpc.accounting.documents import credits, invoice_files, issuing
+from hami_hpc.accounting.documents import credits, invoice_files, issuing, notes
 from hami_hpc.accounting.documents import invoice as invoices
 from hami_hpc.accounting.documents.invoice_files import Document
 from hami_hpc.accounting.documents.issuing import Issued
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.formats import html, tables
 from hami_hpc.accounting.formats.pdf import html_to_pdf, require_weasyprint
+from hami_hpc.accounting.pricing.held_time import facts_by_account
 from hami_hpc.accounting.pricing.price import Priced
 from hami_hpc.accounting.pricing.priced_period import price_period
-from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.pricing.rates import Rates, segments
 from hami_hpc.accounting.store import job_records, store_files
-from hami_hpc.accounting.times import Period, month_period, split_days
+from hami_hpc.accounting.times import Period, month_period, split_days, split_months
 from hami_hpc.cli import colours
 from hami_hpc.cli.accounting_files import make_directory, write_file
 from hami_hpc.cli.accounting_options import (
@@ -214,10 +216,6 @@ def _builders(
     priced_period = price_period(found, setup.gpus, prices, split_days(period, setup.tz), setup.tz)
     for gap in priced_period.gaps:  # not on the invoices: it would change them all once there are usage records
         click.echo(gap, err=True)
-    notes = [
-        f"left out of all invoices: {omitted.runs} jobs: {omitted.reason}"
-        for omitted in priced_period.held_times.left_out
-    ]
     first = date.fromisoformat(f"{month}-01")
     entries: dict[str, list[Priced]] = {}
     for entry in priced_period.priced:
@@ -225,12 +223,36 @@ def _builders(
     # An account without jobs in the records any more can still have an invoice that needs a credit note.
     known = sorted({*entries, *issued.accounts(month)})
     _refuse_unknown(accounts, known, month)
+    said = _notes(found, prices, period, setup.tz, entries)
+    _tell(said, accounts, known)
 
     def builder(account: str) -> issuing.Build:
-        own = entries.get(account, [])
-        return lambda uses: invoices.build(account, first, own, priced_period.segments, prices, uses, notes)
+        own, own_notes = entries.get(account, []), said.get(account, ())
+        return lambda uses: invoices.build(account, first, own, priced_period.segments, prices, uses, own_notes)
 
     return {account: builder(account) for account in dict.fromkeys(accounts) or known}
+
+
+def _notes(
+    found: job_records.JobRecords, prices: Rates, period: Period, tz: ZoneInfo, entries: Mapping[str, Sequence[Priced]]
+) -> dict[str, tuple[str, ...]]:
+    """Returns the notes on each account's own jobs: what a bill of the month would say of them."""
+    whole = segments(prices, split_months(period, tz), tz)
+    edges = sorted({edge for part in whole for edge in (part.period.start_s, part.period.end_s)})
+    rejected = job_records.rejected_by_account(found, period)
+    for note in rejected.pop("", ()):  # nobody knows whose they are
+        click.echo(f"on no invoice, of lines that name no account: {note}", err=True)
+    return notes.by_account(entries, facts_by_account(found.con, edges), rejected)
+
+
+def _tell(said: Mapping[str, Sequence[str]], accounts: Sequence[str], known: Sequence[str]) -> None:
+    """Prints the notes on the accounts concerned, also on those that get no invoice, as all their jobs are left out."""
+    for account, sentences in said.items():
+        if accounts and account not in accounts:
+            continue
+        where = "" if account in known else "no invoice: "
+        for sentence in sentences:
+            click.echo(f"{where}{account or '(none)'}: {sentence}", err=True)
 
 
 def _draft(issued: Issued, account: str, month: str, build: issuing.Build, prices: Rates) -> Document:

@@ -71,15 +71,15 @@ def build(
 ) -> Content:
     """Returns the content of one account's invoice.
 
-    priced: the month's held time by day, of any accounts. uses: what other invoices took from credits.
+    priced: the month's held time by day, of any accounts; what has no rate is not on the invoice. uses: what other
+    invoices took from credits. notes: on the account's own jobs (notes.py), also on those without a rate.
     """
-    entries = [entry for entry in priced if entry.group.account == account]
+    entries = [entry for entry in priced if entry.group.account == account and not entry.problem]
     subtotal = to_money([sum(entry.charge for entry in entries)], rates.digits)[0]
     discount = _discount(entries, account, month, rates)
     credit_uses = _credits(account, month, rates, uses, subtotal + discount)
     total = subtotal + discount - sum((Decimal(use.amount) for use in credit_uses), Decimal(0))
     unbilled = sum(entry.group.held_ppm_s for entry in entries if not entry.group.billable)
-    gaps = sorted({entry.problem for entry in entries if entry.problem})
     return Content(
         account=account,
         month=month.strftime("%Y-%m"),
@@ -95,7 +95,7 @@ def build(
         discount=str(discount),
         credits=credit_uses,
         total=str(total),
-        notes=(*notes, *(f"without a price, and not on this invoice: {gap}" for gap in gaps)),
+        notes=tuple(notes),
     )
 
 
@@ -110,8 +110,6 @@ def _lines(
 ) -> tuple[InvoiceLine, ...]:
     sums: dict[tuple[str, ...], list[int]] = {}
     for entry in entries:
-        if entry.problem:
-            continue
         line = sums.setdefault(labels_of(entry), [0, 0, 0])
         line[0] += entry.group.runs
         line[1] += billed_units(entry)
@@ -133,7 +131,7 @@ def _days(entries: Sequence[Priced], segments: Sequence[Segment]) -> tuple[tuple
 
 
 def _total_hours(entries: Sequence[Priced]) -> int:
-    return sum(billed_units(entry) for entry in entries if not entry.problem)
+    return sum(billed_units(entry) for entry in entries)
 
 
 def _discount(entries: Sequence[Priced], account: str, month: date, rates: Rates) -> Decimal:

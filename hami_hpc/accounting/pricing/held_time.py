@@ -85,6 +85,15 @@ class HeldTimes:
     spread: int
 
 
+@dataclass(frozen=True, slots=True)
+class AccountFacts:
+    """What HeldTimes says of all runs, of one account's: those left out, not ended, and spread."""
+
+    left_out: tuple[LeftOut, ...] = ()
+    still_running: int = 0
+    spread: int = 0
+
+
 _GROUP_COLUMNS = tuple(entry.name for entry in fields(HeldTime))
 
 # A run is counted in a period if it held GPUs in it, or began in it and lasted less than a second.
@@ -121,10 +130,10 @@ _BILLABLE_UNLESS_DISTURBED = f"{_BILLABLE} AND NOT (s.unbilled_disturbed AND d.j
 _DISTURBED = "LEFT JOIN {table} AS d ON d.cluster = r.cluster AND d.job_id = r.job_id AND d.submit_s = r.submit_s"
 
 _LEFT_OUT = """
-SELECT p.problem, count(*), list(coalesce(r.display_id, r.job_id::VARCHAR) ORDER BY r.job_id, r.submit_s)[:5]
+SELECT {account}p.problem, count(*), list(coalesce(r.display_id, r.job_id::VARCHAR) ORDER BY r.job_id, r.submit_s)[:5]
 FROM active AS r JOIN parts AS p
   ON r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features
-WHERE p.problem <> '' GROUP BY 1 ORDER BY 1
+WHERE p.problem <> '' GROUP BY {account}p.problem ORDER BY {account}p.problem
 """
 
 _NOTES = """
@@ -132,6 +141,14 @@ SELECT count(*) FILTER (end_s IS NULL),
   count(*) FILTER (suspended_s > 0 AND EXISTS (
     FROM segments AS s WHERE (s.from_s > start_s AND s.from_s < until_s) OR (s.to_s > start_s AND s.to_s < until_s)))
 FROM active
+"""
+
+_NOTES_BY_ACCOUNT = """
+SELECT account, count(*) FILTER (end_s IS NULL), count(*) FILTER (is_spread) FROM (
+  SELECT *, suspended_s > 0 AND EXISTS (
+    FROM (SELECT unnest($1::BIGINT[]) AS edge_s) WHERE edge_s > start_s AND edge_s < until_s) AS is_spread
+  FROM active)
+WHERE end_s IS NULL OR is_spread GROUP BY 1
 """
 
 
@@ -171,9 +188,26 @@ def sum_held_time(
     joined = _DISTURBED.format(table=disturbed) if disturbed else ""
     rows = con.execute(_GROUPS.format(start=span.start_s, billable=billable, disturbed=joined)).fetchall()
     groups = tuple(_held_time(row) for row in rows)
-    left_out = tuple(LeftOut(row[0], row[1], tuple(row[2])) for row in con.execute(_LEFT_OUT).fetchall())
+    left_out = tuple(
+        LeftOut(row[0], row[1], tuple(row[2])) for row in con.execute(_LEFT_OUT.format(account="")).fetchall()
+    )
     notes = con.execute(_NOTES).fetchone() or (0, 0)
     return HeldTimes(groups, left_out, notes[0], notes[1])
+
+
+def facts_by_account(con: duckdb.DuckDBPyConnection, edges: Sequence[int]) -> dict[str, AccountFacts]:
+    """Returns the facts of each account that has any, of the runs that were last summed by ``con``.
+
+    edges: the instants at which a suspended run has its suspended time spread.
+    """
+    left_out: dict[str, list[LeftOut]] = {}
+    for account, reason, runs, examples in con.execute(_LEFT_OUT.format(account="r.account, ")).fetchall():
+        left_out.setdefault(account, []).append(LeftOut(reason, runs, tuple(examples)))
+    notes = {row[0]: row[1:] for row in con.execute(_NOTES_BY_ACCOUNT, [list(edges)]).fetchall()}
+    return {
+        account: AccountFacts(tuple(left_out.get(account, ())), *notes.get(account, (0, 0)))
+        for account in sorted({*left_out, *notes})
+    }
 
 
 def _held_time(row: tuple[Any, ...]) -> HeldTime:

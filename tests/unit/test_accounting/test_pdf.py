@@ -19,7 +19,7 @@ import pypdfium2
 import pypdfium2.raw as pdfium
 import pytest
 
-from hami_hpc.accounting.documents import invoice, invoice_files
+from hami_hpc.accounting.documents import invoice, invoice_files, notes
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.formats import html
 from hami_hpc.accounting.formats.pdf import html_to_pdf
@@ -61,9 +61,12 @@ def _document(root: Path, users: int) -> invoice_files.Document:
     priced_period = price_period(records, GPUS, prices, split_days(period, tz), tz)
     records.con.close()
 
+    own = [entry for entry in priced_period.priced if entry.group.account == "account-0"]
+    said = notes.by_account({"account-0": own}, {}, {})["account-0"]
+
     def build(used: Mapping[tuple[str, str], Decimal]) -> invoice.Content:
         return invoice.build(
-            "account-0", date(2026, 9, 1), priced_period.priced, priced_period.segments, prices, used, ["a note"]
+            "account-0", date(2026, 9, 1), priced_period.priced, priced_period.segments, prices, used, said
         )
 
     (document,) = issue_one(root, "account-0", build, issuer=prices.issuer)
