@@ -7,7 +7,6 @@ import difflib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import date
 from decimal import Decimal
@@ -49,10 +48,11 @@ _account_option = click.option(
 )
 
 
-@accounting_command("invoice")
+@accounting_command("invoice", found="an invoice stands that would be another one today; it was left as it is")
 @month_option("A calendar month that is over, 2026-10.")
 @_account_option
-@click.option("--draft", is_flag=True, help="Show what would be issued; number and keep nothing.")
+@click.option("--draft", is_flag=True, help="Show what stands, and what would be issued; number and keep nothing.")
+@click.option("--correct", is_flag=True, help="Cancel invoices that would be others today, and issue new ones.")
 @output_option("The directory for the HTML files.", file_okay=False)
 @click.option("--pdf", is_flag=True, help="Write PDF files beside the HTML (needs hami-hpc[pdf]).")
 @templates_option
@@ -63,6 +63,7 @@ def invoice(
     month: str | None,
     accounts: tuple[str, ...],
     draft: bool,
+    correct: bool,
     output: Path | None,
     pdf: bool,
     templates: Path | None,
@@ -72,8 +73,8 @@ def invoice(
 ) -> None:
     """Numbered invoices of a month, one for each account.
 
-    Issuing a month again gives the same invoices; where the records or rates of the month have changed since, a
-    credit note takes the old invoice back and a new one replaces it.
+    Issuing a month again gives the same invoices. Where the records or rates of the month have changed since, the old
+    invoice stands and is named, with the difference; with --correct a credit note cancels it and a new one replaces it.
     """
     if not month and not show_balances:
         raise wrong_usage("say which month: --month 2026-10")
@@ -84,6 +85,8 @@ def invoice(
         return
     with failing_with(ExitCode.USAGE):
         period = month_period(month, setup.tz)
+    if draft and correct:
+        raise wrong_usage("give either --draft, which changes nothing, or --correct")
     # Find out that files cannot be written before numbers are assigned, because that cannot be undone.
     if pdf and not output:
         raise wrong_usage("--pdf needs --output: the directory for the files")
@@ -91,13 +94,23 @@ def invoice(
         require_weasyprint()
     if output:
         make_directory(output)
-    documents = _issue(setup, prices, month, period, accounts, draft)
-    if form == "json":
-        click.echo(json.dumps([asdict(document) for document in documents], indent=2))
+    kept: list[issuing.Proposal] = []
+    if draft:
+        proposals = _drafts(setup, prices, month, period, accounts)
+        documents = [_draft(proposal, prices) for proposal in proposals]
+        shown = _drafts_json(proposals, documents) if form == "json" else _drafts_table(proposals, documents, prices)
     else:
-        click.echo(_documents_table(documents, prices.currency) if documents else f"no GPU job in {month}")
+        documents, kept = _issue(setup, prices, month, period, accounts, correct)
+        shown = json.dumps([asdict(document) for document in documents], indent=2)
+        if form != "json":
+            shown = _documents_table(documents, prices.currency)
+    click.echo(shown if documents or form == "json" else f"no GPU job in {month}")
     if output:
         _write_documents(documents, output, pdf, templates)
+    for proposal in kept:
+        click.echo(_kept_text(proposal, prices), err=True)
+    if kept:
+        raise click.exceptions.Exit(ExitCode.FOUND)
 
 
 def _write_documents(documents: Sequence[Document], directory: Path, pdf: bool, templates: Path | None) -> None:
@@ -175,43 +188,52 @@ def _file_name(account: str) -> str:
 
 
 def _issue(
-    setup: Setup, prices: Rates, month: str, period: Period, accounts: tuple[str, ...], draft: bool
-) -> list[Document]:
-    """Returns each account's documents: those that stand or are new, or its draft."""
-    if period.end_s > time.time() and not draft:
+    setup: Setup, prices: Rates, month: str, period: Period, accounts: tuple[str, ...], correct: bool
+) -> tuple[list[Document], list[issuing.Proposal]]:
+    """Returns each account's documents, those that stand or are new, and what was not corrected."""
+    if period.end_s > time.time():
         raise AccountingError(f"{month} is not over; --draft shows what it comes to so far")
     store = store_files.read_manifest(setup.root)
     behind = [name for name, until_s in store.read_until_s.items() if until_s < period.end_s]
-    if behind and not draft:
+    if behind:
         raise AccountingError(
             f"the store was read from {behind[0]} only up to within {month}; run hami-hpc ingest first"
         )
     if not store.generation:
         raise AccountingError(f"there is no accounting store in {setup.root}; run hami-hpc ingest, or see --store")
     # Records, rates and documents of one moment: neither an ingest nor another invoice can come between.
-    with nullcontext() if draft else store_files.locked(setup.root):
+    with store_files.locked(setup.root):
         documents = invoice_files.read_all(setup.root)
-        if not draft:
-            invoice_files.settle(setup.root, documents)
+        invoice_files.settle(setup.root, documents)
         issued = Issued(documents)
-        credits.refuse_unknown_uses(prices, issued.credit_uses())
-        builders = _builders(setup, prices, month, period, issued, accounts)
-        if draft:
-            return [_draft(issued, account, month, build, prices) for account, build in builders.items()]
         letterhead = issuing.Letterhead(date.today().isoformat(), prices.issuer, prices.invoice_prefix)
         shown: list[Document] = []
-        for account, build in builders.items():
-            current = issued.standing(account, month)
-            shown += issuing.issue(issued, account, month, build, letterhead) or ([current] if current else [])
+        kept: list[issuing.Proposal] = []
+        for account, build in _builders(setup, prices, month, period, issued, accounts).items():
+            proposal = issuing.propose(issued, account, month, build)
+            if proposal.standing and not (correct and proposal.differs):
+                shown.append(proposal.standing)
+                kept += [proposal] if proposal.differs else []
+            else:
+                shown += issuing.issue(issued, proposal, letterhead)
         if new := issued.documents[len(documents) :]:
             invoice_files.commit(setup.root, new)
-    return shown
+    return shown, kept
+
+
+def _drafts(
+    setup: Setup, prices: Rates, month: str, period: Period, accounts: tuple[str, ...]
+) -> list[issuing.Proposal]:
+    issued = Issued(invoice_files.read_all(setup.root))
+    builders = _builders(setup, prices, month, period, issued, accounts)
+    return [issuing.propose(issued, account, month, build) for account, build in builders.items()]
 
 
 def _builders(
     setup: Setup, prices: Rates, month: str, period: Period, issued: Issued, accounts: Sequence[str]
 ) -> dict[str, issuing.Build]:
     """Returns what makes the content of each account's invoice, for ``accounts`` or else for all of the month."""
+    credits.refuse_unknown_uses(prices, issued.credit_uses())
     found = job_records.from_store(setup.root, period)
     priced_period = price_period(found, setup.gpus, prices, split_days(period, setup.tz), setup.tz)
     for gap in priced_period.gaps:  # not on the invoices: it would change them all once there are usage records
@@ -255,9 +277,51 @@ def _tell(said: Mapping[str, Sequence[str]], accounts: Sequence[str], known: Seq
             click.echo(f"{where}{account or '(none)'}: {sentence}", err=True)
 
 
-def _draft(issued: Issued, account: str, month: str, build: issuing.Build, prices: Rates) -> Document:
-    content = build(issued.credit_uses(issued.standing(account, month)))
-    return Document("DRAFT", 0, invoice_files.INVOICE, "", "not issued", prices.issuer, content)
+def _draft(proposal: issuing.Proposal, prices: Rates) -> Document:
+    refers_to = proposal.standing.number if proposal.standing and proposal.differs else ""
+    return Document("DRAFT", 0, invoice_files.INVOICE, refers_to, "not issued", prices.issuer, proposal.content)
+
+
+def _drafts_json(proposals: Sequence[issuing.Proposal], documents: Sequence[Document]) -> str:
+    """Each draft, with the invoice that stands (null if none does) and the difference to it."""
+    entries = []
+    for proposal, document in zip(proposals, documents, strict=True):
+        standing = proposal.standing
+        stands = {"number": standing.number, "total": standing.content.total} if standing else None
+        entries.append({**asdict(document), "stands": stands, "difference": str(proposal.difference)})
+    return json.dumps(entries, indent=2)
+
+
+def _drafts_table(proposals: Sequence[issuing.Proposal], documents: Sequence[Document], prices: Rates) -> str:
+    """The drafts; if an invoice stands for one of them, with what stands and the differences."""
+    if not any(proposal.standing for proposal in proposals):
+        return _documents_table(documents, prices.currency)
+    nothing = Decimal(0).scaleb(-prices.digits)
+    rows, sums = [], [nothing] * 3
+    for proposal in proposals:
+        standing = proposal.standing
+        amounts = [
+            Decimal(standing.content.total) if standing else nothing,
+            Decimal(proposal.content.total),
+            proposal.difference,
+        ]
+        sums = [total + amount for total, amount in zip(sums, amounts, strict=True)]
+        change = "new" if standing is None else "differs" if proposal.differs else "unchanged"
+        numbers = [html.number(amount) for amount in amounts]
+        rows.append([proposal.content.account or "(none)", standing.number if standing else "-", change, *numbers])
+    headings = ["Account", "Stands", "Draft", f"{prices.currency}, stands", f"{prices.currency}, draft", "Difference"]
+    return colours.table_head(tables.table(headings, rows, 3, ["Total", "", "", *map(html.number, sums)]))
+
+
+def _kept_text(proposal: issuing.Proposal, prices: Rates) -> str:
+    standing, content = proposal.standing, proposal.content
+    assert standing is not None
+    return (
+        f"{standing.number} of {content.account or '(none)'} stands with {prices.currency} "
+        f"{html.number(standing.content.total)}; by today's records and rates it would be "
+        f"{html.number(content.total)} (difference {html.number(proposal.difference)}): --draft shows it, --correct "
+        "issues a credit note and a new invoice"
+    )
 
 
 def _refuse_unknown(accounts: Sequence[str], known: Sequence[str], month: str) -> None:

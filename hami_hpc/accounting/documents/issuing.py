@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides which documents an account's month needs: none, an invoice, or a credit note and a new invoice. Pure."""
+"""What an account's month comes to beside the invoice that stands for it, and the documents that change this. Pure."""
 
 from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from hami_hpc.accounting.documents.credits import Ref, ref
 from hami_hpc.accounting.documents.invoice import Content
-from hami_hpc.accounting.documents.invoice_files import CREDIT_NOTE, INVOICE, Document, content_digest, sealed
+from hami_hpc.accounting.documents.invoice_files import CREDIT_NOTE, INVOICE, Document, sealed
 
 Build = Callable[[Mapping[Ref, Decimal]], Content]
 
@@ -70,22 +70,44 @@ class Letterhead:
     prefix: str
 
 
-def issue(issued: Issued, account: str, month: str, build: Build, letterhead: Letterhead) -> tuple[Document, ...]:
-    """Adds the documents that the account's month needs to ``issued``, and returns them; none if nothing has changed.
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What an account's month comes to by today's records and rates, and its invoice that stands, if one does."""
 
-    build: makes the content from what other invoices took from credits.
-    """
-    current = issued.standing(account, month)
-    content = build(issued.credit_uses(current))
-    if current is not None and content_digest(current.content) == content_digest(content):
-        return ()
+    content: Content
+    standing: Document | None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the standing invoice says something else. Its notes, and how credits are called, do not count."""
+        return self.standing is not None and _compared(self.standing.content) != _compared(self.content)
+
+    @property
+    def difference(self) -> Decimal:
+        """What is to be paid by the content beyond the standing invoice."""
+        return Decimal(self.content.total) - (Decimal(self.standing.content.total) if self.standing else 0)
+
+
+def propose(issued: Issued, account: str, month: str, build: Build) -> Proposal:
+    """Returns the proposal. build: makes the content from what other invoices took from credits."""
+    standing = issued.standing(account, month)
+    return Proposal(build(issued.credit_uses(standing)), standing)
+
+
+def issue(issued: Issued, proposal: Proposal, letterhead: Letterhead) -> tuple[Document, ...]:
+    """Adds an invoice of the proposal to ``issued``, after a credit note for the one that stands; returns both."""
+    current = proposal.standing
     refers_to = current.number if current else ""
     kinds = [(CREDIT_NOTE, current.content)] if current else []
     new = []
-    for kind, document_content in [*kinds, (INVOICE, content)]:
+    for kind, content in [*kinds, (INVOICE, proposal.content)]:
         sequence = len(issued.documents) + 1
         number = f"{letterhead.prefix}-{letterhead.today[:4]}-{sequence:05d}"
-        document = Document(number, sequence, kind, refers_to, letterhead.today, letterhead.issuer, document_content)
+        document = Document(number, sequence, kind, refers_to, letterhead.today, letterhead.issuer, content)
         issued.add(sealed(document, issued.documents[-1] if issued.documents else None))
         new.append(issued.documents[-1])
     return tuple(new)
+
+
+def _compared(content: Content) -> Content:
+    return replace(content, notes=(), credits=())

@@ -134,13 +134,14 @@ def issue_one(
     issuer: tuple[str, ...] = (),
     month: str = "2026-09",
 ) -> tuple[invoice_files.Document, ...]:
-    """Issues an account's invoice and keeps it, as `hami-hpc invoice` does, or returns the one that stands."""
+    """Issues an account's invoice and keeps it, as `invoice --correct` does, or returns the one that stands."""
     with store_files.locked(root):
         documents = invoice_files.read_all(root)
         invoice_files.settle(root, documents)
         issued = issuing.Issued(documents)
-        standing = issued.standing(account, month)
-        new = issuing.issue(issued, account, month, build, issuing.Letterhead(today, issuer, "HPC"))
-        if new:
-            invoice_files.commit(root, new)
-    return new or ((standing,) if standing else ())
+        proposal = issuing.propose(issued, account, month, build)
+        if proposal.standing and not proposal.differs:
+            return (proposal.standing,)
+        new = issuing.issue(issued, proposal, issuing.Letterhead(today, issuer, "HPC"))
+        invoice_files.commit(root, new)
+    return new

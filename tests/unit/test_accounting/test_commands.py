@@ -61,7 +61,7 @@ def test_every_accounting_command_has_help_with_its_exit_statuses_and_the_same_o
     result = _run(name, "--help")
     assert (result.exit_code, result.output.startswith(f"Usage: main {name} ")) == (0, True)
     statuses = re.findall(r"^  (\d)  ", result.output.partition("Exit status:")[2], flags=re.M)
-    assert statuses == ["0", "1", "2", *(["3"] if name == "check-bill" else [])]
+    assert statuses == ["0", "1", "2", *(["3"] if name in ("check-bill", "invoice") else [])]
     options = set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", result.output, flags=re.M))
     assert {"--config", "--rates", "--store", "--timezone"} <= options
     assert not options & {"--json", "--out", "--cluster", "--check", "--usage", "--remove-usage", "--balances"}
@@ -144,7 +144,7 @@ def test_a_disturbed_run_is_not_billed_from_the_day_that_its_usage_record_is_col
     assert after.stdout.splitlines()[1:] == ["no,1,1.0000,0.00", "yes,1,1.0000,2.50"]
     assert "no usage records" not in after.stderr
     assert "quota: account phys has held 100 % of 2 GPU-hours" in after.stderr
-    note, second = json.loads(_run("invoice", *month, "--format", "json", *store).stdout)
+    note, second = json.loads(_run("invoice", *month, "--correct", "--format", "json", *store).stdout)
     assert (note["kind"], note["refers_to"], note["content"]["total"]) == ("credit note", first["number"], "5.00")
     content = second["content"]
     assert (content["total"], content["gpu_hours"], content["unbilled_gpu_hours"]) == ("2.50", "1.0000", "1.0000")

@@ -37,7 +37,9 @@ def _issue(root: Path, *accounts: str, total: str = "1.00") -> tuple[Document, .
     invoice_files.settle(root, documents)
     issued = issuing.Issued(documents)
     for account in accounts:
-        issuing.issue(issued, account, "2026-09", lambda _: _content(account, total), LETTERHEAD)  # noqa: B023
+        proposal = issuing.propose(issued, account, "2026-09", lambda _, name=account: _content(name, total))  # type: ignore[misc]
+        if proposal.differs or not proposal.standing:
+            issuing.issue(issued, proposal, LETTERHEAD)
     new = tuple(issued.documents[len(documents) :])
     if new:
         invoice_files.commit(root, new)
