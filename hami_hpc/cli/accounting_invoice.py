@@ -199,6 +199,8 @@ def _issue(
         raise AccountingError(
             f"the store was read from {behind[0]} only up to within {month}; run hami-hpc ingest first"
         )
+    if setup.undated:
+        raise AccountingError(setup.undated)
     if not store.generation:
         raise AccountingError(f"there is no accounting store in {setup.root}; run hami-hpc ingest, or see --store")
     # Records, rates and documents of one moment: neither an ingest nor another invoice can come between.
@@ -236,7 +238,10 @@ def _builders(
     credits.refuse_unknown_uses(prices, issued.credit_uses())
     found = job_records.from_store(setup.root, period)
     priced_period = price_period(found, setup.gpus, prices, split_days(period, setup.tz), setup.tz)
-    for gap in priced_period.gaps:  # not on the invoices: it would change them all once there are usage records
+    for gap in (
+        *setup.gaps,
+        *priced_period.gaps,
+    ):  # not on the invoices: it would change them all once there are usage records
         click.echo(gap, err=True)
     first = date.fromisoformat(f"{month}-01")
     entries: dict[str, list[Priced]] = {}

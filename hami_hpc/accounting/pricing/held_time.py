@@ -98,7 +98,8 @@ _GROUP_COLUMNS = tuple(entry.name for entry in fields(HeldTime))
 
 # A run is counted in a period if it held GPUs in it, or began in it and lasted less than a second.
 _ACTIVE = """
-SELECT *, {host} AS placed_on FROM (SELECT *, coalesce(end_s, greatest(observed_s, start_s)) AS until_s FROM {source})
+SELECT *, {host} AS placed_on, {era} AS era
+FROM (SELECT *, coalesce(end_s, greatest(observed_s, start_s)) AS until_s FROM {source})
 WHERE held <> '' AND start_s < {end} AND (until_s > {start} OR start_s >= {start}) AND {condition}
 """
 
@@ -111,6 +112,7 @@ WITH placed AS (
     end_s IS NOT NULL AND until_s > start_s AND until_s > s.from_s AND until_s <= s.to_s AS ends
   FROM active AS r JOIN parts AS p
     ON r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features
+    AND r.era = p.era
   JOIN segments AS s ON r.start_s < s.to_s AND (r.until_s > s.from_s OR r.start_s >= s.from_s)
   {disturbed}
   WHERE p.problem = ''
@@ -133,6 +135,7 @@ _LEFT_OUT = """
 SELECT {account}p.problem, count(*), list(coalesce(r.display_id, r.job_id::VARCHAR) ORDER BY r.job_id, r.submit_s)[:5]
 FROM active AS r JOIN parts AS p
   ON r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features
+    AND r.era = p.era
 WHERE p.problem <> '' GROUP BY {account}p.problem ORDER BY {account}p.problem
 """
 
@@ -167,7 +170,9 @@ def sum_held_time(
     """
     span = Period(segments[0].period.start_s, segments[-1].period.end_s)
     host = "coalesce(host, '')" if gpus.nodes else "''"
-    active = _ACTIVE.format(source=source, start=span.start_s, end=span.end_s, condition=condition, host=host)
+    active = _ACTIVE.format(
+        source=source, start=span.start_s, end=span.end_s, condition=condition, host=host, era=_era(gpus)
+    )
     con.execute(f"CREATE OR REPLACE TEMP VIEW active AS {active}")
     con.execute(
         "CREATE OR REPLACE TEMP TABLE segments AS "
@@ -216,20 +221,27 @@ def _held_time(row: tuple[Any, ...]) -> HeldTime:
     return HeldTime(**values)
 
 
+def _era(gpus: ClusterGpus) -> str:
+    """Returns SQL for the index of a run's time in gpus.eras(): what a run was granted is decided when it starts."""
+    cases = " ".join(f"WHEN start_s < {until_s} THEN {index}" for index, (until_s, _) in enumerate(gpus.former))
+    return f"CASE {cases} ELSE {len(gpus.former)} END" if cases else "0"
+
+
 def _find_shares(con: duckdb.DuckDBPyConnection, gpus: ClusterGpus) -> None:
     """Creates the table ``parts``: what each distinct kind of run holds, or why it cannot be computed."""
-    kinds = con.execute("SELECT DISTINCT held, partition, placed_on, features FROM active").fetchall()
+    kinds = con.execute("SELECT DISTINCT held, partition, placed_on, features, era FROM active").fetchall()
+    eras = gpus.eras()
     rows: list[tuple[str | int, ...]] = []
-    for held, partition, host, features in kinds:
-        kind = (held, partition, host, features)
+    for held, partition, host, features, era in kinds:
+        kind = (held, partition, host, features, era)
         try:
-            parts = shares_held(AllocatedGpus.from_key(held), partition, host, features, gpus)
+            parts = shares_held(AllocatedGpus.from_key(held), partition, host, features, eras[era])
         except ShareError as error:
             rows.append((*kind, "", "", "", 0, error.reason))
             continue
         rows += [(*kind, part.model, part.mode.value, part.service_class, part.share_ppm, "") for part in parts]
-    names = ("held", "partition", "host", "features", "model", "mode", "class", "share", "problem")
-    types = {name: "BIGINT[]" if name == "share" else "VARCHAR[]" for name in names}
+    names = ("held", "partition", "host", "features", "era", "model", "mode", "class", "share", "problem")
+    types = {name: "BIGINT[]" if name in ("era", "share") else "VARCHAR[]" for name in names}
     selected = ", ".join(f"unnest(${index}::{types[name]}) AS {name}" for index, name in enumerate(names, 1))
     columns = [[row[index] for row in rows] for index in range(len(names))]
     con.execute(f"CREATE OR REPLACE TEMP TABLE parts AS SELECT {selected}", columns)

@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 
 from hami_hpc.accounting.pricing.cluster_gpus import GpuModel
 from hami_hpc.accounting.pricing.held_time import HeldTime, Segment
+from hami_hpc.accounting.store.geometry_file import Geometry
 from hami_hpc.accounting.times import Bucket, Period, day_start, local_date
 
 MICRO = 1_000_000
@@ -119,6 +120,14 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
+class DatedGeometry:
+    """Sizes of slices that runs had which started in a time other than today's settings are of."""
+
+    geometry: Geometry
+    valid: Validity = Validity()
+
+
+@dataclass(frozen=True, slots=True)
 class Rates:
     """The contents of rates.toml.
 
@@ -137,6 +146,7 @@ class Rates:
     discounts: tuple[Discount, ...] = ()
     credits: tuple[Credit, ...] = ()
     quotas: tuple[Quota, ...] = ()
+    geometry: tuple[DatedGeometry, ...] = ()
     models: Mapping[str, GpuModel] = field(default_factory=dict)
     partitions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     nodes: Mapping[str, str] = field(default_factory=dict)

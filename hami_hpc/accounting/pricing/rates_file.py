@@ -17,8 +17,19 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.pricing.cluster_gpus import GpuModel
 from hami_hpc.accounting.pricing.gpu_share import Mode
-from hami_hpc.accounting.pricing.rates import Credit, Discount, Factor, Quota, Rate, Rates, Terms, Validity
+from hami_hpc.accounting.pricing.rates import (
+    Credit,
+    DatedGeometry,
+    Discount,
+    Factor,
+    Quota,
+    Rate,
+    Rates,
+    Terms,
+    Validity,
+)
 from hami_hpc.accounting.sources.hostlist import HostlistError, expand
+from hami_hpc.accounting.store.geometry_file import Geometry
 from hami_hpc.contract import constants as contract
 from hami_hpc.node.config import class_name_fault
 
@@ -69,6 +80,7 @@ def parse_rates(document: Mapping[str, Any], path: str) -> Rates:
         discounts=tuple(_each(top, "discounts", _discount)),
         credits=tuple(_each(top, "credits", _credit)),
         quotas=tuple(_each(top, "quotas", _quota)),
+        geometry=tuple(_each(top, "geometry", _geometry)),
         models={name: _model(name, table) for name, table in gpus.items()},
         partitions={name: tuple(table.texts("gpu_models")) for name, table in _named(top, "partitions").items()},
         nodes={host: name for name, table in gpus.items() for host in _hosts(table)},
@@ -79,6 +91,7 @@ def parse_rates(document: Mapping[str, Any], path: str) -> Rates:
     _refuse_overlaps(path, "rates", rates.rates, lambda rate: rate.model)
     _refuse_overlaps(path, "terms", rates.terms, lambda _: "")
     _refuse_overlaps(path, "discounts", rates.discounts, lambda entry: f"{entry.account} {entry.from_gpu_hours}")
+    _refuse_overlaps(path, "geometry", rates.geometry, lambda _: "")
     _check_credits(path, rates)
     return rates
 
@@ -218,6 +231,12 @@ def _quota(table: _Table) -> Quota:
     if bool(account) == bool(user):
         raise AccountingError(f"{table.where}: give either account or user")
     return Quota(account, user, table.decimal("gpu_hours", "0.0001", "1000000000", 4), table.validity())
+
+
+def _geometry(table: _Table) -> DatedGeometry:
+    shard_mib = table.whole("shard_mib", 0, 1, contract.MEM_MIB_MAX)
+    scaling = table.decimal("memory_scaling", "0.1", "100", 6)
+    return DatedGeometry(Geometry(shard_mib, float(scaling)), table.validity())
 
 
 def _model(name: str, table: _Table) -> GpuModel:

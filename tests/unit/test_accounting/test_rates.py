@@ -112,8 +112,8 @@ def test_what_is_left_out_has_its_default() -> None:
         ("curency = 1", "rates.toml: unknown key 'curency'; did you mean currency?"),
         (
             f"{'x' * 50} = 1",
-            f"rates.toml: unknown key '{'x' * 40}'; known: credits, currency, digits, discounts, factors, gpus, "
-            "invoice_prefix, issuer, partitions, quotas, rates, terms, timezone, version",
+            f"rates.toml: unknown key '{'x' * 40}'; known: credits, currency, digits, discounts, factors, geometry, "
+            "gpus, invoice_prefix, issuer, partitions, quotas, rates, terms, timezone, version",
         ),
         ("rates = 1", "rates.toml: rates = '1'; allowed is tables, each under [[rates]]"),
         ("rates = [1]", "rates.toml, [[rates]] number 1 is not a table"),
