@@ -108,7 +108,7 @@ def invoice(
     if output:
         _write_documents(documents, output, pdf, templates)
     for proposal in kept:
-        click.echo(_kept_text(proposal, prices), err=True)
+        click.echo(_kept_text(proposal), err=True)
     if kept:
         raise click.exceptions.Exit(ExitCode.FOUND)
 
@@ -141,7 +141,7 @@ def _with_rates(site: SiteOptions) -> tuple[Setup, Rates]:
 
 def _balances(setup: Setup, prices: Rates, accounts: Sequence[str], form: str) -> str:
     documents = invoice_files.read_all(setup.root)
-    uses = Issued(documents).credit_uses()
+    uses = Issued(documents).credit_uses(prices.currency)
     for fault in credits.unknown_uses(prices, uses):
         click.echo(fault, err=True)
     found = [b for b in credits.balances(prices, uses) if not accounts or b.account in accounts]
@@ -212,7 +212,7 @@ def _issue(
         shown: list[Document] = []
         kept: list[issuing.Proposal] = []
         for account, build in _builders(setup, prices, month, period, issued, accounts).items():
-            proposal = issuing.propose(issued, account, month, build)
+            proposal = issuing.propose(issued, account, month, prices.currency, build)
             if proposal.standing and not (correct and proposal.differs):
                 shown.append(proposal.standing)
                 kept += [proposal] if proposal.differs else []
@@ -228,14 +228,15 @@ def _drafts(
 ) -> list[issuing.Proposal]:
     issued = Issued(invoice_files.read_all(setup.root))
     builders = _builders(setup, prices, month, period, issued, accounts)
-    return [issuing.propose(issued, account, month, build) for account, build in builders.items()]
+    return [issuing.propose(issued, account, month, prices.currency, build) for account, build in builders.items()]
 
 
 def _builders(
     setup: Setup, prices: Rates, month: str, period: Period, issued: Issued, accounts: Sequence[str]
 ) -> dict[str, issuing.Build]:
     """Returns what makes the content of each account's invoice, for ``accounts`` or else for all of the month."""
-    credits.refuse_unknown_uses(prices, issued.credit_uses())
+    currency = prices.currency
+    credits.refuse_unknown_uses(prices, issued.credit_uses(currency), issued.used_in_others(currency))
     found = job_records.from_store(setup.root, period)
     priced_period = price_period(found, setup.gpus, prices, split_days(period, setup.tz), setup.tz)
     for gap in (
@@ -318,14 +319,16 @@ def _drafts_table(proposals: Sequence[issuing.Proposal], documents: Sequence[Doc
     return colours.table_head(tables.table(headings, rows, 3, ["Total", "", "", *map(html.number, sums)]))
 
 
-def _kept_text(proposal: issuing.Proposal, prices: Rates) -> str:
+def _kept_text(proposal: issuing.Proposal) -> str:
     standing, content = proposal.standing, proposal.content
     assert standing is not None
+    same_money = standing.content.currency == content.currency
+    difference = f" (difference {html.number(proposal.difference)})" if same_money else ""
     return (
-        f"{standing.number} of {content.account or '(none)'} stands with {prices.currency} "
-        f"{html.number(standing.content.total)}; by today's records and rates it would be "
-        f"{html.number(content.total)} (difference {html.number(proposal.difference)}): --draft shows it, --correct "
-        "issues a credit note and a new invoice"
+        f"{standing.number} of {content.account or '(none)'} stands with "
+        f"{standing.content.currency} {html.number(standing.content.total)}; by today's records and rates it would be "
+        f"{content.currency} {html.number(content.total)}{difference}: --draft shows it, --correct issues a credit "
+        "note and a new invoice"
     )
 
 

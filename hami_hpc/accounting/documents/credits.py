@@ -120,10 +120,22 @@ def unknown_uses(rates: Rates, uses: Mapping[Ref, Decimal]) -> tuple[str, ...]:
     return tuple(faults)
 
 
-def refuse_unknown_uses(rates: Rates, uses: Mapping[Ref, Decimal]) -> None:
-    """Raises AccountingError if an invoice took from a credit that is not in rates.toml."""
+def refuse_unknown_uses(rates: Rates, uses: Mapping[Ref, Decimal], elsewhere: Mapping[Ref, str]) -> None:
+    """Raises AccountingError if an invoice took from a credit that is not in rates.toml, or that was in other money.
+
+    elsewhere: the credits that invoices in another currency took from, with that currency.
+    """
     for fault in unknown_uses(rates, uses):
         raise AccountingError(fault)
+    claims = _claims(rates.credits)
+    ids = {credit.id for credit in rates.credits}
+    for (account, key), currency in sorted(elsewhere.items()):
+        if (account, key) in claims or (not account and key in ids):
+            name = claims[account, key][0].id if account else key
+            raise AccountingError(
+                f"invoices in {currency} took from the credit {name}, and rates.toml is in {rates.currency}: remove "
+                "it, and grant what is left of it under a new id"
+            )
 
 
 def _claims(credits: Sequence[Credit]) -> dict[Ref, list[Credit]]:

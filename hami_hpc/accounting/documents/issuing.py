@@ -22,7 +22,7 @@ class Issued:
         self.documents: list[Document] = []
         self._invoices: dict[str, Document] = {}
         self._standing: dict[tuple[str, str], Document] = {}
-        self._uses: dict[Ref, Decimal] = {}
+        self._uses: dict[str, dict[Ref, Decimal]] = {}  # by currency
         for document in documents:
             self.add(document)
 
@@ -47,18 +47,31 @@ class Issued:
         """Returns the accounts with a document for the month."""
         return {document.content.account for document in self.documents if document.content.month == month}
 
-    def credit_uses(self, but_for: Document | None = None) -> Mapping[Ref, Decimal]:
-        """Returns what invoices that are not cancelled, except ``but_for``, took from each credit."""
+    def credit_uses(self, currency: str, but_for: Document | None = None) -> Mapping[Ref, Decimal]:
+        """Returns what invoices in ``currency`` that are not cancelled, except ``but_for``, took from each credit."""
+        uses = self._uses.setdefault(currency, {})
         without: dict[Ref, Decimal] = {}
-        for use in but_for.content.credits if but_for else ():
-            credit = ref(but_for.content.account, use.key) if but_for else ("", "")
-            without[credit] = without.get(credit, self._uses[credit]) - Decimal(use.amount)
-        return ChainMap(without, self._uses)
+        if but_for is not None and but_for.content.currency == currency:
+            for use in but_for.content.credits:
+                credit = ref(but_for.content.account, use.key)
+                without[credit] = without.get(credit, uses[credit]) - Decimal(use.amount)
+        return ChainMap(without, uses)
+
+    def used_in_others(self, currency: str) -> Mapping[Ref, str]:
+        """Returns the credits that invoices in other currencies took from, with one of these currencies."""
+        return {
+            credit: other
+            for other, uses in self._uses.items()
+            if other != currency
+            for credit, amount in uses.items()
+            if amount
+        }
 
     def _count_uses(self, document: Document, sign: int) -> None:
+        uses = self._uses.setdefault(document.content.currency, {})
         for use in document.content.credits:
             credit = ref(document.content.account, use.key)
-            self._uses[credit] = self._uses.get(credit, Decimal(0)) + sign * Decimal(use.amount)
+            uses[credit] = uses.get(credit, Decimal(0)) + sign * Decimal(use.amount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +101,10 @@ class Proposal:
         return Decimal(self.content.total) - (Decimal(self.standing.content.total) if self.standing else 0)
 
 
-def propose(issued: Issued, account: str, month: str, build: Build) -> Proposal:
-    """Returns the proposal. build: makes the content from what other invoices took from credits."""
+def propose(issued: Issued, account: str, month: str, currency: str, build: Build) -> Proposal:
+    """Returns the proposal. build: makes the content from what other invoices in ``currency`` took from credits."""
     standing = issued.standing(account, month)
-    return Proposal(build(issued.credit_uses(standing)), standing)
+    return Proposal(build(issued.credit_uses(currency, standing)), standing)
 
 
 def issue(issued: Issued, proposal: Proposal, letterhead: Letterhead) -> tuple[Document, ...]:

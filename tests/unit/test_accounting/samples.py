@@ -139,7 +139,7 @@ def issue_one(
         documents = invoice_files.read_all(root)
         invoice_files.settle(root, documents)
         issued = issuing.Issued(documents)
-        proposal = issuing.propose(issued, account, month, build)
+        proposal = issuing.propose(issued, account, month, "EUR", build)
         if proposal.standing and not proposal.differs:
             return (proposal.standing,)
         new = issuing.issue(issued, proposal, issuing.Letterhead(today, issuer, "HPC"))

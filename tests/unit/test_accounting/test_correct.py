@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -45,7 +48,7 @@ def test_a_changed_month_leaves_the_invoice_until_correct_is_asked_for(site: Pat
     assert result.exit_code == 3
     (said,) = [line for line in result.stderr.splitlines() if "stands" in line]
     assert said == (
-        "GPU-2026-00002 of phys stands with EUR 25.00; by today's records and rates it would be 30.00 "
+        "GPU-2026-00002 of phys stands with EUR 25.00; by today's records and rates it would be EUR 30.00 "
         "(difference 5.00): --draft shows it, --correct issues a credit note and a new invoice"
     ).replace("2026", said[4:8])
     assert result.stdout.splitlines()[-1].split() == ["Total", "50.00"]
@@ -139,3 +142,35 @@ def test_an_invoice_of_before_the_register_and_the_ids_stands_after_the_upgrade(
 
 def test_draft_and_correct_exclude_each_other(site: Path) -> None:
     assert _run(*MONTH, "--draft", "--correct").exit_code == 2
+
+
+def test_several_that_issue_at_once_give_each_number_once(site: Path) -> None:
+    """Six processes: one that has the lock issues, the others are refused or find the month issued."""
+    store = _ingest(site, *(PHYS.with_(job_id=number, account=f"a{number}") for number in range(1, 30)))
+    words = [sys.executable, "-m", "hami_hpc.cli", *MONTH, "--format", "json", *map(str, store)]
+    processes = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(6)]
+    answers = [(*process.communicate(timeout=120), process.returncode) for process in processes]
+    documents = invoice_files.read_all(store[1])
+    assert [document.sequence for document in documents] == list(range(1, 30))
+    assert {code for _, _, code in answers} <= {0, 1}
+    for out, err, code in answers:
+        if code:
+            assert "is writing to" in err
+        else:
+            assert [entry["number"] for entry in json.loads(out)] == [
+                document.number for document in sorted(documents, key=lambda document: document.content.account)
+            ]
+    assert any(code == 0 for _, _, code in answers)
+
+
+@pytest.mark.parametrize("after_s", [0.6, 0.8, 1.0, 1.2, 1.4])
+def test_a_process_that_is_killed_while_it_issues_leaves_all_or_none(site: Path, after_s: float) -> None:
+    store = _ingest(site, *(PHYS.with_(job_id=number, account=f"a{number}") for number in range(1, 200)))
+    words = [sys.executable, "-m", "hami_hpc.cli", *MONTH, *map(str, store)]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        time.sleep(after_s)
+        process.kill()
+    assert len(invoice_files.read_all(store[1])) in (0, 199)
+    result = _run(*MONTH, *store)
+    assert result.exit_code == 0, result.output
+    assert len(list((store[1] / "invoices").iterdir())) == len(invoice_files.read_all(store[1])) == 199

@@ -108,3 +108,24 @@ def test_nobody_spends_a_credit_twice_by_editing_it_or_by_renaming_its_id(site: 
     _granted(site, note="Grant 4711, second year")
     (second,) = json.loads(_run("invoice", "--month", "2026-10", "--draft", *words).stdout)
     assert second["content"]["total"] == "200.00"
+
+
+def test_a_credit_in_other_money_is_not_spent_anew_when_the_currency_changes(site: Path) -> None:
+    """September in EUR takes 250.00 of 300.00; then rates.toml is in CHF."""
+    months = [T0, T0 + 30 * 24 * HOUR]
+    write_export(site / "export", [Job(i, start, start, start + 100 * HOUR) for i, start in enumerate(months, 1)])
+    store = ("--store", site / "store")
+    assert _run("ingest", "--input", site / "export", *store).exit_code == 0
+    _granted(site)
+    assert _run("invoice", "--month", "2026-09", *store).exit_code == 0
+    text = (site / "rates.toml").read_text(encoding="utf-8")
+    (site / "rates.toml").write_text('currency = "CHF"\n' + text, encoding="utf-8")
+    refused = _run("invoice", "--month", "2026-10", "--draft", *store)
+    assert refused.exit_code == 1
+    assert "invoices in EUR took from the credit grant, and rates.toml is in CHF: remove it" in refused.output
+    text = (site / "rates.toml").read_text(encoding="utf-8").replace('"grant"', '"grant-chf"')
+    (site / "rates.toml").write_text(text, encoding="utf-8")
+    (october,) = json.loads(_run("invoice", "--month", "2026-10", "--draft", "--format", "json", *store).stdout)
+    assert (october["content"]["total"], october["content"]["currency"]) == ("0.00", "CHF")
+    september = _run("invoice", "--month", "2026-09", *store)
+    assert "stands with EUR 0.00; by today's records and rates it would be CHF 0.00: --draft" in september.stderr

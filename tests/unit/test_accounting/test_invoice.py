@@ -249,7 +249,7 @@ def test_a_balance_is_what_was_granted_less_what_invoices_that_stand_have_taken(
     )
 
     def balances() -> list[tuple[str, str, D, D]]:
-        found = credits.balances(prices, issuing.Issued(invoice_files.read_all(root)).credit_uses())
+        found = credits.balances(prices, issuing.Issued(invoice_files.read_all(root)).credit_uses("EUR"))
         return [(b.account, b.note, b.used, b.left) for b in found]
 
     fill(root, [_hours(100)])
@@ -266,7 +266,7 @@ def test_a_credit_is_spent_once_over_the_months(tmp_path: Path) -> None:
     prices = rates(rates=[H200], credits=[{"id": "g", "account": "phys", "amount": 300}])
     fill(root, [_hours(100)])
     _issue(root, prices)
-    assert issuing.Issued(invoice_files.read_all(root)).credit_uses() == {("", "g"): D("250.00")}
+    assert issuing.Issued(invoice_files.read_all(root)).credit_uses("EUR") == {("", "g"): D("250.00")}
 
 
 def test_an_invoice_that_was_edited_or_is_missing_is_noticed(tmp_path: Path) -> None:

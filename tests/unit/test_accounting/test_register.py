@@ -37,7 +37,7 @@ def _issue(root: Path, *accounts: str, total: str = "1.00") -> tuple[Document, .
     invoice_files.settle(root, documents)
     issued = issuing.Issued(documents)
     for account in accounts:
-        proposal = issuing.propose(issued, account, "2026-09", lambda _, name=account: _content(name, total))  # type: ignore[misc]
+        proposal = issuing.propose(issued, account, "2026-09", "EUR", lambda _, name=account: _content(name, total))  # type: ignore[misc]
         if proposal.differs or not proposal.standing:
             issuing.issue(issued, proposal, LETTERHEAD)
     new = tuple(issued.documents[len(documents) :])
@@ -315,3 +315,20 @@ def test_a_reader_beside_a_writer_sees_the_state_before_or_after(root: Path, mon
 def test_one_account_is_issued_as_the_command_does(root: Path) -> None:
     (fourth,) = issue_one(root, "d", lambda _: _content("d"))
     assert (fourth.number, issue_one(root, "d", lambda _: _content("d"))) == ("HPC-2026-00004", (fourth,))
+
+
+def test_many_documents_are_synced_at_once_before_the_register_lets_them_go(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending: list[int] = []
+
+    def sync() -> None:
+        pending.append(len(json.loads((root / "register.json").read_text(encoding="utf-8"))["pending"]))
+        pending.append(len(list((root / "invoices").glob("*.json"))))
+
+    monkeypatch.setattr(os, "sync", sync)
+    _issue(root, *(f"x{number}" for number in range(invoice_files._FEW)))
+    assert pending == []
+    _issue(root, *(f"y{number}" for number in range(invoice_files._FEW + 1)))
+    assert pending == [invoice_files._FEW + 1, 3 + invoice_files._FEW + invoice_files._FEW + 1]
+    assert len(invoice_files.read_all(root)) == 204
