@@ -59,7 +59,7 @@ def bill(by: str, form: str, checked: bool, site: SiteOptions, **given: Any) -> 
     with options.records(setup, period) as records:
         priced_period = price_period(records, setup.gpus, setup.prices, buckets, setup.tz)
         states = _quotas(setup, records, period)
-        gaps = [*priced_period.gaps, *job_records.gaps(records, period, setup.tz)]
+        gaps = [*setup.gaps, *priced_period.gaps, *job_records.gaps(records, period, setup.tz)]
     made = bills.make_bill(
         priced_period.held_times, priced_period.priced, priced_period.segments, dimensions, setup.prices
     )

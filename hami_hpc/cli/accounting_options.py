@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, cast
 from zoneinfo import ZoneInfo
@@ -18,12 +18,11 @@ import click
 import duckdb
 
 from hami_hpc.accounting.errors import AccountingError
-from hami_hpc.accounting.pricing import rates_file
+from hami_hpc.accounting.pricing import gpu_settings, rates_file
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
-from hami_hpc.accounting.pricing.gpu_settings import cluster_gpus_of
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.sources import input_files, sacct, sacct_json
-from hami_hpc.accounting.store import clusters, job_records, store_files
+from hami_hpc.accounting.store import clusters, geometry_file, job_records, store_files
 from hami_hpc.accounting.times import Period, month_period, parse_instant, zone
 from hami_hpc.cli.exit_codes import DONE, ExitCode
 from hami_hpc.cli.options import Command, F, Failure, command, config_option, input_option, os_error_text, settings_of
@@ -68,6 +67,10 @@ def wrong_usage(message: str) -> click.ClickException:
     return Failure(message, ExitCode.USAGE)
 
 
+# The commands that put records into the store, and so know with which sizes of slices these were made.
+_FILL_THE_STORE = ("ingest", "collect-usage")
+
+
 @dataclass(frozen=True, slots=True)
 class SiteOptions:
     """The values of --config, --rates, --store and --timezone."""
@@ -87,19 +90,32 @@ class SiteOptions:
         with failing_with(ExitCode.USAGE):
             tz = zone(self.timezone or (prices.timezone if prices else "UTC"))
         root = self.store or Path(settings.state_dir) / "accounting"
-        return Setup(cluster_gpus_of(settings, prices), prices, tz, root, self.store is not None)
+        remembered = geometry_file.read(root)
+        undated = gpu_settings.undated(settings, prices, tz, remembered)
+        context = click.get_current_context(silent=True)
+        if context and context.info_name in _FILL_THE_STORE and not undated:
+            context.call_on_close(partial(geometry_file.remember, root, gpu_settings.geometry_of(settings, prices, tz)))
+        gpus = gpu_settings.cluster_gpus_of(settings, prices, tz, remembered)
+        return Setup(gpus, prices, tz, root, self.store is not None, undated)
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
     """The data that every command needs: the cluster's GPUs, the site's rates (None without a rates.toml), its time
-    zone, and its store. root_named: the store's path comes from --store."""
+    zone, and its store. root_named: the store's path comes from --store. undated: what to do about sizes of slices
+    that have changed without a date; empty if there is nothing to do."""
 
     gpus: ClusterGpus
     prices: Rates | None
     tz: ZoneInfo
     root: Path
     root_named: bool
+    undated: str = ""
+
+    @property
+    def gaps(self) -> list[str]:
+        """The notes that go with every price."""
+        return [self.undated] if self.undated else []
 
     @property
     def usage_root(self) -> Path | None:

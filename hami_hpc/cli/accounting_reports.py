@@ -167,7 +167,7 @@ def report(month: str, output: Path, templates: Path | None, site: SiteOptions) 
     priced_period = price_period(found, setup.gpus, setup.prices, split_days(period, setup.tz), setup.tz)
     prices = setup.prices or Rates()
     made = bill.make_bill(priced_period.held_times, priced_period.priced, priced_period.segments, ("account",), None)
-    gaps = [*priced_period.gaps, *job_records.gaps(found, period, setup.tz)]
+    gaps = [*setup.gaps, *priced_period.gaps, *job_records.gaps(found, period, setup.tz)]
     notes = tables.notes(made, priced_period.rejected) + gaps
     used = usage_table.stored(setup.root, store_files.read_manifest(setup.root))
     # Efficiency is known only for measured jobs, so the database returns only these.

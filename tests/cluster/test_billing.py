@@ -111,7 +111,7 @@ def test_an_invoice_of_the_month_is_numbered_once_and_replaced_when_a_record_cha
     # An administrator mends the run that had no end: 3 h, 7.50.
     sql(week, f"UPDATE {CLUSTER}_job_table SET time_end = {seconds('2026-10-23T07:00+02:00')} WHERE id_job = 60;")
     hami(week, "ingest", "--input", _export(week, tmp_path), *site)
-    note, second = json.loads(hami(week, *words, *site))
+    note, second = json.loads(hami(week, *words, "--correct", *site))
     assert (note["kind"], note["refers_to"], note["content"]) == ("credit note", first["number"], first["content"])
     assert Decimal(second["content"]["total"]) == Decimal("27.60")
     assert second["refers_to"] == first["number"]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -118,8 +118,8 @@ def make_bill(
         sum(line.runs for line in lines),
         sum(hours, Decimal(0).scaleb(-HOUR_DIGITS)),
         sum((cost for cost in costs if cost is not None), Decimal(0).scaleb(-rates.digits)) if rates else None,
-        _beyond_held(priced) if rates else Decimal(0),
-        _unpriced(priced) if rates else (),
+        beyond_held(priced) if rates else Decimal(0),
+        unpriced(priced) if rates else (),
         held_times.left_out,
         held_times.still_running,
         held_times.spread,
@@ -136,18 +136,32 @@ def to_money(charges: Sequence[int], digits: int) -> list[Decimal]:
     return [Decimal(amount).scaleb(-digits) for amount in apportion(charges, unit(digits))]
 
 
-def _beyond_held(priced: Sequence[Priced]) -> Decimal:
+def beyond_held(priced: Sequence[Priced]) -> Decimal:
+    """Returns the GPU-hours charged in addition to those held."""
     charged = [entry for entry in priced if entry.group.billable and not entry.problem]
     return to_hours([sum(billed_units(entry) - entry.group.held_ppm_s for entry in charged)])[0]
 
 
-def _unpriced(priced: Sequence[Priced]) -> tuple[Unpriced, ...]:
+def unpriced(priced: Sequence[Priced]) -> tuple[Unpriced, ...]:
+    """Returns the GPU time without a rate, by what is missing."""
     sums: dict[str, list[int]] = {}
+    days: dict[str, set[str]] = {}
     for entry in priced:
         if entry.problem:
-            line = sums.setdefault(entry.problem, [0, 0])
+            what, _, day = entry.problem.rpartition(" on ")
+            days.setdefault(what, set()).add(day)
+            line = sums.setdefault(what, [0, 0])
             line[0] += entry.group.runs
             line[1] += entry.group.held_ppm_s
-    problems = sorted(sums)
-    hours = to_hours([sums[problem][1] for problem in problems])
-    return tuple(Unpriced(problem, sums[problem][0], hour) for problem, hour in zip(problems, hours, strict=True))
+    missing = sorted(sums)
+    hours = to_hours([sums[what][1] for what in missing])
+    return tuple(
+        Unpriced(f"{what} on {_days(days[what])}", sums[what][0], hour)
+        for what, hour in zip(missing, hours, strict=True)
+    )
+
+
+def _days(days: Collection[str]) -> str:
+    """Returns the first of some days, and how many there are."""
+    others = len(days) - 1
+    return min(days) + (f" and {others:,} other day{'' if others == 1 else 's'}" if others else "")

@@ -111,10 +111,11 @@ def runs(
     matched = usage_table.assigned("chosen", used)
     rows = con.execute(_RUNS.format(records=records, matched=matched, where=where), list(values)).fetchall()
     result = []
+    eras = gpus.eras()
     for cluster, job, account, user, state, start_s, seconds, held_key, partition, host, features, *use in rows:
         allocated = AllocatedGpus.from_key(held_key)
         try:
-            share = part_shares(shares_held(allocated, partition, host or "", features, gpus))
+            share = part_shares(shares_held(allocated, partition, host or "", features, eras[gpus.era(start_s)]))
         except ShareError:
             share = 0
         slices = max(allocated.vgpu, 1)

@@ -14,9 +14,10 @@ from decimal import Decimal
 from fractions import Fraction
 
 from hami_hpc.accounting.documents.bill import to_hours, to_money
+from hami_hpc.accounting.documents.credits import CreditUse, Ref, take
 from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, Segment
 from hami_hpc.accounting.pricing.price import Priced, billed_units, unit
-from hami_hpc.accounting.pricing.rates import MICRO, Credit, Discount, Rates, Validity
+from hami_hpc.accounting.pricing.rates import MICRO, Discount, Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +27,6 @@ class InvoiceLine:
     labels: tuple[str, ...]
     jobs: int
     gpu_hours: str
-    amount: str
-
-
-@dataclass(frozen=True, slots=True)
-class CreditUse:
-    """The part of a credit that an invoice uses. key: of the credit (credit_key)."""
-
-    key: str
-    note: str
     amount: str
 
 
@@ -63,32 +55,6 @@ class Content:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """A credit, what valid invoices used of it, and the rest, in the currency."""
-
-    account: str
-    note: str
-    valid: Validity
-    granted: Decimal
-    used: Decimal
-    left: Decimal
-
-
-def balances(rates: Rates, used_credit: Callable[[str], Mapping[str, Decimal]]) -> tuple[Balance, ...]:
-    """Returns all credits of all accounts, sorted. used_credit: what an account's invoices used, by credit_key."""
-    result = []
-    for credit in sorted(rates.credits, key=lambda credit: (credit.account, credit.valid.end, credit.valid.start)):
-        used = used_credit(credit.account).get(credit_key(credit), Decimal(0))
-        result.append(Balance(credit.account, credit.note, credit.valid, credit.amount, used, credit.amount - used))
-    return tuple(result)
-
-
-def credit_key(credit: Credit) -> str:
-    """Returns a text that identifies a credit among those of its account."""
-    return f"{credit.valid.start}/{credit.valid.end}/{credit.amount}/{credit.note}"
-
-
 def accounts_of(priced: Sequence[Priced]) -> tuple[str, ...]:
     """Returns the accounts that held GPUs, sorted."""
     return tuple(sorted({entry.group.account for entry in priced}))
@@ -100,21 +66,20 @@ def build(
     priced: Sequence[Priced],
     segments: Sequence[Segment],
     rates: Rates,
-    used_credit: Mapping[str, Decimal],
+    uses: Mapping[Ref, Decimal],
     notes: Sequence[str],
 ) -> Content:
     """Returns the content of one account's invoice.
 
-    priced: the month's held time by day, of any accounts. used_credit: what other invoices used of each credit of the
-    account (by credit_key).
+    priced: the month's held time by day, of any accounts; what has no rate is not on the invoice. uses: what other
+    invoices took from credits. notes: on the account's own jobs (notes.py), also on those without a rate.
     """
-    entries = [entry for entry in priced if entry.group.account == account]
+    entries = [entry for entry in priced if entry.group.account == account and not entry.problem]
     subtotal = to_money([sum(entry.charge for entry in entries)], rates.digits)[0]
     discount = _discount(entries, account, month, rates)
-    credit_uses = _credits(account, month, rates, used_credit, subtotal + discount)
+    credit_uses = _credits(account, month, rates, uses, subtotal + discount)
     total = subtotal + discount - sum((Decimal(use.amount) for use in credit_uses), Decimal(0))
     unbilled = sum(entry.group.held_ppm_s for entry in entries if not entry.group.billable)
-    gaps = sorted({entry.problem for entry in entries if entry.problem})
     return Content(
         account=account,
         month=month.strftime("%Y-%m"),
@@ -130,7 +95,7 @@ def build(
         discount=str(discount),
         credits=credit_uses,
         total=str(total),
-        notes=(*notes, *(f"without a price, and not on this invoice: {gap}" for gap in gaps)),
+        notes=tuple(notes),
     )
 
 
@@ -145,8 +110,6 @@ def _lines(
 ) -> tuple[InvoiceLine, ...]:
     sums: dict[tuple[str, ...], list[int]] = {}
     for entry in entries:
-        if entry.problem:
-            continue
         line = sums.setdefault(labels_of(entry), [0, 0, 0])
         line[0] += entry.group.runs
         line[1] += billed_units(entry)
@@ -168,7 +131,7 @@ def _days(entries: Sequence[Priced], segments: Sequence[Segment]) -> tuple[tuple
 
 
 def _total_hours(entries: Sequence[Priced]) -> int:
-    return sum(billed_units(entry) for entry in entries if not entry.problem)
+    return sum(billed_units(entry) for entry in entries)
 
 
 def _discount(entries: Sequence[Priced], account: str, month: date, rates: Rates) -> Decimal:
@@ -196,15 +159,7 @@ def _tiers(account: str, month: date, rates: Rates) -> list[Discount]:
 
 
 def _credits(
-    account: str, month: date, rates: Rates, used: Mapping[str, Decimal], owed: Decimal
+    account: str, month: date, rates: Rates, uses: Mapping[Ref, Decimal], owed: Decimal
 ) -> tuple[CreditUse, ...]:
-    """Returns what the account's credits pay of ``owed``. The credit that ends first is used first."""
-    uses = []
-    own_credits = [credit for credit in rates.credits if credit.account == account and credit.valid.holds_on(month)]
-    for credit in sorted(own_credits, key=lambda credit: (credit.valid.end, credit.valid.start, credit.note)):
-        key = credit_key(credit)
-        amount = min(owed, credit.amount - used.get(key, Decimal(0)))
-        if amount > 0:
-            uses.append(CreditUse(key, credit.note, str(amount)))
-            owed -= amount
-    return tuple(uses)
+    """Returns what the account's credits that are valid in the month pay of ``owed``."""
+    return take([credit for credit in rates.credits if credit.account == account], month, uses, owed)

@@ -230,7 +230,10 @@ def _wasters(measured: Sequence[RunUse]) -> tuple[Waster, ...]:
     return tuple(sorted(wasters, key=lambda waster: (-waster.wasted_hours, waster.user))[:MOST_ROWS])
 
 
-_SAME_KIND = "r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features"
+_SAME_KIND = (
+    "r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features "
+    "AND r.era = p.era"
+)
 
 # Two step functions of time, the share held and the number of waiting jobs, as one sequence of changes.
 _WANTED = f"""

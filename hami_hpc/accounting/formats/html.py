@@ -11,7 +11,7 @@ from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, S
 from markupsafe import Markup
 
 from hami_hpc.accounting.documents.efficiency import suggestion
-from hami_hpc.accounting.documents.invoice_files import Document, digest
+from hami_hpc.accounting.documents.invoice_files import Document
 from hami_hpc.accounting.documents.month_report import MonthReport
 from hami_hpc.accounting.formats import charts
 from hami_hpc.core.duration import duration
@@ -46,7 +46,7 @@ def invoice(document: Document, templates: Path | None = None) -> str:
     return (
         environment(templates)
         .get_template("invoice.html.j2")
-        .render(document=document, chart=Markup(chart), mode_names=MODE_NAMES, digest=digest(document.content))
+        .render(document=document, chart=Markup(chart), mode_names=MODE_NAMES, digest=document.printed_digest)
     )
 
 

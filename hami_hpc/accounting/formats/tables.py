@@ -12,6 +12,8 @@ from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 from hami_hpc.accounting.documents.bill import Bill
+from hami_hpc.accounting.documents.notes import Facts, grouped, sentences
+from hami_hpc.accounting.documents.notes import counted as counted
 from hami_hpc.accounting.documents.sreport_check import Comparison
 from hami_hpc.accounting.pricing.quota import QuotaState
 from hami_hpc.accounting.times import iso_local
@@ -57,39 +59,10 @@ def bill_table(
     )
 
 
-def grouped(number: Decimal | None) -> str:
-    """Returns a number with thousands separators; empty for None."""
-    return "" if number is None else f"{number:,}"
-
-
-def counted(count: int, what: str) -> str:
-    """Returns a count with its noun: 1 job, 2,000 jobs."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
 def notes(bill: Bill, rejected: Sequence[str], quotas: Sequence[QuotaState] = ()) -> list[str]:
     """Returns what a reader must know beside the lines: omissions, missing prices, estimates, quota warnings."""
     lines: list[str] = [] if bill.lines else ["no GPU job ran in this period"]
-    for omitted in bill.left_out:
-        more = ", ..." if omitted.runs > len(omitted.examples) else ""
-        lines.append(
-            f"left out: {counted(omitted.runs, 'job')}: {omitted.reason} (job {', '.join(omitted.examples)}{more})"
-        )
-    lines += [f"left out: {reject}" for reject in rejected]
-    if bill.beyond_held:
-        lines.append(
-            f"charged in addition to the time held: {grouped(bill.beyond_held)} GPU-hours, "
-            "for runs below the minimum time and for suspended time"
-        )
-    for gap in bill.unpriced:
-        lines.append(f"without a price: {counted(gap.runs, 'job')}, {grouped(gap.gpu_hours)} GPU-hours: {gap.problem}")
-    if bill.still_running:
-        lines.append(f"{counted(bill.still_running, 'job')} had not ended: counted up to when last read")
-    if bill.spread:
-        lines.append(
-            f"{counted(bill.spread, 'suspended job')} across the start or end of the period: "
-            "suspended time spread evenly over the run"
-        )
+    lines += sentences(Facts(bill.left_out, rejected, bill.beyond_held, bill.unpriced, bill.still_running, bill.spread))
     for state in quotas:
         if state.warning:
             lines.append(

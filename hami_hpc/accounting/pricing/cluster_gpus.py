@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from hami_hpc.accounting.store.geometry_file import Geometry
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class ClusterGpus:
     """The site's GPUs.
 
     models: by name. partitions: partition -> its models. nodes: host -> model, for partitions with several models.
-    aliases: other spelling of a model in gres types -> model (``nvidia_h200`` -> ``h200``).
+    aliases: other spelling of a model in gres types -> model (``nvidia_h200`` -> ``h200``). former: other sizes of
+    slices, each with the instant before which runs started that have them, ascending.
     """
 
     models: Mapping[str, GpuModel]
@@ -31,6 +34,19 @@ class ClusterGpus:
     memory_scaling: float = 1.0
     nodes: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    former: tuple[tuple[int, Geometry], ...] = ()
+
+    def eras(self) -> tuple[ClusterGpus, ...]:
+        """Returns the GPUs with the sizes of each time, in the order of ``former``, and last with the present ones."""
+        sizes = [(former.shard_mib, former.memory_scaling) for _, former in self.former]
+        return tuple(
+            replace(self, shard_mib=shard_mib, memory_scaling=scaling, former=())
+            for shard_mib, scaling in [*sizes, (self.shard_mib, self.memory_scaling)]
+        )
+
+    def era(self, start_s: int) -> int:
+        """Returns the index in eras() for a run that started at ``start_s``."""
+        return sum(until_s <= start_s for until_s, _ in self.former)
 
     def usable_mib(self, model: GpuModel) -> int:
         """Returns the memory of one GPU that can be granted, MiB."""

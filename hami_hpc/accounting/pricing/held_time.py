@@ -86,11 +86,21 @@ class HeldTimes:
     spread: int
 
 
+@dataclass(frozen=True, slots=True)
+class AccountFacts:
+    """What HeldTimes says of all runs, of one account's: those left out, not ended, and spread."""
+
+    left_out: tuple[LeftOut, ...] = ()
+    still_running: int = 0
+    spread: int = 0
+
+
 _GROUP_COLUMNS = tuple(entry.name for entry in fields(HeldTime))
 
 # A run is counted in a period if it held GPUs in it, or began in it and lasted less than a second.
 _ACTIVE = """
-SELECT *, {host} AS placed_on FROM (SELECT *, coalesce(end_s, greatest(observed_s, start_s)) AS until_s FROM {source})
+SELECT *, {host} AS placed_on, {era} AS era
+FROM (SELECT *, coalesce(end_s, greatest(observed_s, start_s)) AS until_s FROM {source})
 WHERE held <> '' AND start_s < {end} AND (until_s > {start} OR start_s >= {start}) AND {condition}
 """
 
@@ -103,6 +113,7 @@ WITH placed AS (
     end_s IS NOT NULL AND until_s > start_s AND until_s > s.from_s AND until_s <= s.to_s AS ends
   FROM active AS r JOIN parts AS p
     ON r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features
+    AND r.era = p.era
   JOIN segments AS s ON r.start_s < s.to_s AND (r.until_s > s.from_s OR r.start_s >= s.from_s)
   {disturbed}
   WHERE p.problem = ''
@@ -125,10 +136,11 @@ _BILLABLE_UNLESS_DISTURBED = (
 _DISTURBED = "LEFT JOIN {table} AS d ON d.cluster = r.cluster AND d.job_id = r.job_id AND d.submit_s = r.submit_s"
 
 _LEFT_OUT = """
-SELECT p.problem, count(*), list(coalesce(r.display_id, r.job_id::VARCHAR) ORDER BY r.job_id, r.submit_s)[:5]
+SELECT {account}p.problem, count(*), list(coalesce(r.display_id, r.job_id::VARCHAR) ORDER BY r.job_id, r.submit_s)[:5]
 FROM active AS r JOIN parts AS p
   ON r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features
-WHERE p.problem <> '' GROUP BY 1 ORDER BY 1
+    AND r.era = p.era
+WHERE p.problem <> '' GROUP BY {account}p.problem ORDER BY {account}p.problem
 """
 
 _NOTES = """
@@ -136,6 +148,14 @@ SELECT count(*) FILTER (end_s IS NULL),
   count(*) FILTER (suspended_s > 0 AND EXISTS (
     FROM segments AS s WHERE (s.from_s > start_s AND s.from_s < until_s) OR (s.to_s > start_s AND s.to_s < until_s)))
 FROM active
+"""
+
+_NOTES_BY_ACCOUNT = """
+SELECT account, count(*) FILTER (end_s IS NULL), count(*) FILTER (is_spread) FROM (
+  SELECT *, suspended_s > 0 AND EXISTS (
+    FROM (SELECT unnest($1::BIGINT[]) AS edge_s) WHERE edge_s > start_s AND edge_s < until_s) AS is_spread
+  FROM active)
+WHERE end_s IS NULL OR is_spread GROUP BY 1
 """
 
 
@@ -154,7 +174,9 @@ def sum_held_time(
     """
     span = Period(segments[0].period.start_s, segments[-1].period.end_s)
     host = "coalesce(host, '')" if gpus.nodes else "''"
-    active = _ACTIVE.format(source=source, start=span.start_s, end=span.end_s, condition=condition, host=host)
+    active = _ACTIVE.format(
+        source=source, start=span.start_s, end=span.end_s, condition=condition, host=host, era=_era(gpus)
+    )
     con.execute(f"CREATE OR REPLACE TEMP VIEW active AS {active}")
     con.execute(
         "CREATE OR REPLACE TEMP TABLE segments AS "
@@ -176,9 +198,26 @@ def sum_held_time(
     joined = _DISTURBED.format(table=disturbed) if disturbed else ""
     rows = con.execute(_GROUPS.format(start=span.start_s, billable=billable, disturbed=joined)).fetchall()
     groups = tuple(_held_time(row) for row in rows)
-    left_out = tuple(LeftOut(row[0], row[1], tuple(row[2])) for row in con.execute(_LEFT_OUT).fetchall())
+    left_out = tuple(
+        LeftOut(row[0], row[1], tuple(row[2])) for row in con.execute(_LEFT_OUT.format(account="")).fetchall()
+    )
     notes = con.execute(_NOTES).fetchone() or (0, 0)
     return HeldTimes(groups, left_out, notes[0], notes[1])
+
+
+def facts_by_account(con: duckdb.DuckDBPyConnection, edges: Sequence[int]) -> dict[str, AccountFacts]:
+    """Returns the facts of each account that has any, of the runs that were last summed by ``con``.
+
+    edges: the instants at which a suspended run has its suspended time spread.
+    """
+    left_out: dict[str, list[LeftOut]] = {}
+    for account, reason, runs, examples in con.execute(_LEFT_OUT.format(account="r.account, ")).fetchall():
+        left_out.setdefault(account, []).append(LeftOut(reason, runs, tuple(examples)))
+    notes = {row[0]: row[1:] for row in con.execute(_NOTES_BY_ACCOUNT, [list(edges)]).fetchall()}
+    return {
+        account: AccountFacts(tuple(left_out.get(account, ())), *notes.get(account, (0, 0)))
+        for account in sorted({*left_out, *notes})
+    }
 
 
 def _held_time(row: tuple[Any, ...]) -> HeldTime:
@@ -187,20 +226,27 @@ def _held_time(row: tuple[Any, ...]) -> HeldTime:
     return HeldTime(**values)
 
 
+def _era(gpus: ClusterGpus) -> str:
+    """Returns SQL for the index of a run's time in gpus.eras(): what a run was granted is decided when it starts."""
+    cases = " ".join(f"WHEN start_s < {until_s} THEN {index}" for index, (until_s, _) in enumerate(gpus.former))
+    return f"CASE {cases} ELSE {len(gpus.former)} END" if cases else "0"
+
+
 def _find_shares(con: duckdb.DuckDBPyConnection, gpus: ClusterGpus) -> None:
     """Creates the table ``parts``: what each distinct kind of run holds, or why it cannot be computed."""
-    kinds = con.execute("SELECT DISTINCT held, partition, placed_on, features FROM active").fetchall()
+    kinds = con.execute("SELECT DISTINCT held, partition, placed_on, features, era FROM active").fetchall()
+    eras = gpus.eras()
     rows: list[tuple[str | int, ...]] = []
-    for held, partition, host, features in kinds:
-        kind = (held, partition, host, features)
+    for held, partition, host, features, era in kinds:
+        kind = (held, partition, host, features, era)
         try:
-            parts = shares_held(AllocatedGpus.from_key(held), partition, host, features, gpus)
+            parts = shares_held(AllocatedGpus.from_key(held), partition, host, features, eras[era])
         except ShareError as error:
             rows.append((*kind, "", "", "", 0, error.reason))
             continue
         rows += [(*kind, part.model, part.mode.value, part.service_class, part.share_ppm, "") for part in parts]
-    names = ("held", "partition", "host", "features", "model", "mode", "class", "share", "problem")
-    types = {name: "BIGINT[]" if name == "share" else "VARCHAR[]" for name in names}
+    names = ("held", "partition", "host", "features", "era", "model", "mode", "class", "share", "problem")
+    types = {name: "BIGINT[]" if name in ("era", "share") else "VARCHAR[]" for name in names}
     selected = ", ".join(f"unnest(${index}::{types[name]}) AS {name}" for index, name in enumerate(names, 1))
     columns = [[row[index] for row in rows] for index in range(len(names))]
     con.execute(f"CREATE OR REPLACE TEMP TABLE parts AS SELECT {selected}", columns)

@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 
 from hami_hpc.accounting.pricing.cluster_gpus import GpuModel
 from hami_hpc.accounting.pricing.held_time import HeldTime, Segment
+from hami_hpc.accounting.store.geometry_file import Geometry
 from hami_hpc.accounting.times import Bucket, Period, day_start, local_date
 
 MICRO = 1_000_000
@@ -95,12 +96,18 @@ class Discount:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """Money that an account may spend from one day until another. Invoices use the credit that ends first."""
+    """Money that an account may spend from one day until another. Invoices use the credit that ends first.
 
+    id: by which invoices know it; no two credits have the same. formerly: texts by which invoices of before the ids
+    name it.
+    """
+
+    id: str
     account: str
     amount: Decimal
     note: str = ""
     valid: Validity = Validity()
+    formerly: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,14 @@ class Quota:
     account: str
     user: str
     gpu_hours: Decimal
+    valid: Validity = Validity()
+
+
+@dataclass(frozen=True, slots=True)
+class DatedGeometry:
+    """Sizes of slices that runs had which started in a time other than today's settings are of."""
+
+    geometry: Geometry
     valid: Validity = Validity()
 
 
@@ -132,6 +147,7 @@ class Rates:
     discounts: tuple[Discount, ...] = ()
     credits: tuple[Credit, ...] = ()
     quotas: tuple[Quota, ...] = ()
+    geometry: tuple[DatedGeometry, ...] = ()
     models: Mapping[str, GpuModel] = field(default_factory=dict)
     partitions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     nodes: Mapping[str, str] = field(default_factory=dict)

@@ -17,8 +17,19 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.pricing.cluster_gpus import GpuModel
 from hami_hpc.accounting.pricing.gpu_share import Mode
-from hami_hpc.accounting.pricing.rates import Credit, Discount, Factor, Quota, Rate, Rates, Terms, Validity
+from hami_hpc.accounting.pricing.rates import (
+    Credit,
+    DatedGeometry,
+    Discount,
+    Factor,
+    Quota,
+    Rate,
+    Rates,
+    Terms,
+    Validity,
+)
 from hami_hpc.accounting.sources.hostlist import HostlistError, expand
+from hami_hpc.accounting.store.geometry_file import Geometry
 from hami_hpc.accounting.times import next_month
 from hami_hpc.contract import constants as contract
 from hami_hpc.node.config import class_name_fault
@@ -75,6 +86,7 @@ def parse_rates(document: Mapping[str, Any], path: str) -> Rates:
         discounts=tuple(_each(top, "discounts", _discount)),
         credits=tuple(_each(top, "credits", _credit)),
         quotas=tuple(_each(top, "quotas", _quota)),
+        geometry=tuple(_each(top, "geometry", _geometry)),
         models={name: _model(name, table) for name, table in gpus.items()},
         partitions={name: tuple(table.texts("gpu_models")) for name, table in _named(top, "partitions").items()},
         nodes=_one_model(path, "node", {name: _hosts(table) for name, table in gpus.items()}),
@@ -87,6 +99,8 @@ def parse_rates(document: Mapping[str, Any], path: str) -> Rates:
     _refuse_overlaps(
         path, "discounts", rates.discounts, lambda entry: f"{entry.account} {entry.from_gpu_hours.normalize():f}"
     )
+    _refuse_overlaps(path, "geometry", rates.geometry, lambda _: "")
+    _check_credits(path, rates)
     return rates
 
 
@@ -218,11 +232,28 @@ def _discount(table: _Table) -> Discount:
 
 
 def _credit(table: _Table) -> Credit:
+    name = table.text("id", "", r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+    if not name:
+        raise table.refuse("id", 'a name that stays when note, days or amount are edited, such as "grant-4711"')
     account = table.text("account", "")
     if not account:
         raise table.refuse("account", "the account that has the credit")
     amount = table.decimal("amount", "0", "1000000000", 4)
-    return Credit(account, amount, table.text("note", ""), table.months())
+    return Credit(name, account, amount, table.text("note", ""), table.months(), table.texts("formerly"))
+
+
+def _check_credits(path: str, rates: Rates) -> None:
+    """Raises AccountingError for two credits with one id, and for amounts that no invoice can take to the last unit."""
+    seen: set[str] = set()
+    for credit in rates.credits:
+        if credit.id in seen:
+            raise AccountingError(f"{path}: two [[credits]] have the id {credit.id}; give each an id of its own")
+        seen.add(credit.id)
+        if credit.amount != round(credit.amount, rates.digits):
+            raise AccountingError(
+                f"{path}: the credit {credit.id} has amount = {credit.amount}; digits = {rates.digits} allows "
+                f"{rates.digits} digits after the point"
+            )
 
 
 def _quota(table: _Table) -> Quota:
@@ -230,6 +261,12 @@ def _quota(table: _Table) -> Quota:
     if bool(account) == bool(user):
         raise AccountingError(f"{table.where}: give either account or user")
     return Quota(account, user, table.decimal("gpu_hours", "0.0001", "1000000000", 4), table.months())
+
+
+def _geometry(table: _Table) -> DatedGeometry:
+    shard_mib = table.whole("shard_mib", 0, 1, contract.MEM_MIB_MAX)
+    scaling = table.decimal("memory_scaling", "0.1", "100", 6)
+    return DatedGeometry(Geometry(shard_mib, float(scaling)), table.validity())
 
 
 def _model(name: str, table: _Table) -> GpuModel:

@@ -153,19 +153,30 @@ def of_clusters(records: JobRecords, names: Collection[str], known: Collection[s
 
 def rejected_lines(records: JobRecords, span: Period) -> tuple[str, ...]:
     """Returns a note for each reason for rejected lines, without lines that are known to be outside of the period."""
+    return rejected_by_account(records, span, "''").get("", ())
+
+
+def rejected_by_account(
+    records: JobRecords, span: Period, account: str = "coalesce(account, '')"
+) -> dict[str, tuple[str, ...]]:
+    """Returns the notes of rejected_lines by the account that the lines name; empty text for none.
+
+    account: SQL for it.
+    """
     rows = records.con.execute(
-        f"SELECT reason, count(*), list(coalesce(job_id::VARCHAR, left(detail, 40)) ORDER BY job_id, detail)[:5] "
+        f"SELECT {account}, reason, count(*), "
+        "list(coalesce(job_id::VARCHAR, left(detail, 40)) ORDER BY job_id, detail)[:5] "
         f"FROM {records.rejects} WHERE coalesce(start_s, submit_s, $1) < $2 "
-        "AND coalesce(greatest(end_s, start_s), $1) >= $1 GROUP BY 1 ORDER BY 1",
+        "AND coalesce(greatest(end_s, start_s), $1) >= $1 GROUP BY 1, 2 ORDER BY 1, 2",
         [span.start_s, span.end_s],
     ).fetchall()
-    notes = []
-    for reason, count, examples in rows:
+    notes: dict[str, tuple[str, ...]] = {}
+    for name, reason, count, examples in rows:
         more = ", ..." if count > len(examples) else ""
         lines = f"{count:,} line{'' if count == 1 else 's'}"
-        listed = printable(", ".join(examples))
-        notes.append(f"{lines}: {export_reader.REASONS[reason]} (job {listed}{more})")
-    return tuple(notes)
+        note = f"{lines}: {export_reader.REASONS[reason]} (job {printable(', '.join(examples))}{more})"
+        notes[name] = (*notes.get(name, ()), note)
+    return notes
 
 
 # Files may have a run twice (exports of two times). This is the store's rule for which version counts (merge.py).

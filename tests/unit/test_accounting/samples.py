@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hami_hpc.accounting.documents import bill
+from hami_hpc.accounting.documents import bill, invoice_files, issuing
 from hami_hpc.accounting.documents.bill import Bill
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus, GpuModel
 from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.pricing.rates_file import parse_rates
 from hami_hpc.accounting.sources.sacct import ASKED
-from hami_hpc.accounting.store import ingest, job_records
+from hami_hpc.accounting.store import ingest, job_records, store_files
 from hami_hpc.accounting.times import Period, split_days, split_months, zone
 
 HOUR = 3600
@@ -133,3 +133,24 @@ def ingest_file(root: Path, export: Path, source: ingest.Source, made_s: int) ->
     steps: list[ingest.Step] = []
     ingest.ingest_files(root, [export], source, steps.append)
     return steps[0]
+
+
+def issue_one(
+    root: Path,
+    account: str,
+    build: issuing.Build,
+    today: str = "2026-10-01",
+    issuer: tuple[str, ...] = (),
+    month: str = "2026-09",
+) -> tuple[invoice_files.Document, ...]:
+    """Issues an account's invoice and keeps it, as `invoice --correct` does, or returns the one that stands."""
+    with store_files.locked(root):
+        documents = invoice_files.read_all(root)
+        invoice_files.settle(root, documents)
+        issued = issuing.Issued(documents)
+        proposal = issuing.propose(issued, account, month, "EUR", build)
+        if proposal.standing and not proposal.differs:
+            return (proposal.standing,)
+        new = issuing.issue(issued, proposal, issuing.Letterhead(today, issuer, "HPC"))
+        invoice_files.commit(root, new)
+    return new

@@ -30,6 +30,7 @@ RATES = """version = 1
 model = "h200"
 per_gpu_hour = 2.50
 [[credits]]
+id = "grant-4711"
 account = "physics"
 amount = 1200
 note = "Grant 4711"

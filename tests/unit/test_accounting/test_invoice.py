@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hami_hpc.accounting.documents import bill, invoice, invoice_files
+from hami_hpc.accounting.documents import bill, credits, invoice, invoice_files, issuing
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.formats import tables
 from hami_hpc.accounting.pricing import quota
@@ -22,7 +22,7 @@ from hami_hpc.accounting.pricing.rates_file import load_rates
 from hami_hpc.accounting.store import job_records
 from hami_hpc.accounting.times import Period, month_period, parse_instant, split_days, zone
 
-from .samples import GPUS, HOUR, ONE_H200, VGPU_HALF, Job, fill, make_bill, rates
+from .samples import GPUS, HOUR, ONE_H200, VGPU_HALF, Job, fill, issue_one, make_bill, rates
 
 D = Decimal
 MONTH = date(2026, 9, 1)
@@ -30,7 +30,9 @@ SEPTEMBER = parse_instant("2026-09-01", zone("UTC"))
 H200 = {"model": "h200", "per_gpu_hour": D("2.50")}
 
 
-def _content(root: Path, prices: Rates, used: Mapping[str, D] | None = None, account: str = "phys") -> invoice.Content:
+def _content(
+    root: Path, prices: Rates, used: Mapping[credits.Ref, D] | None = None, account: str = "phys"
+) -> invoice.Content:
     tz = zone(prices.timezone)
     period = month_period("2026-09", tz)
     records = job_records.from_store(root, period, 256)
@@ -63,14 +65,14 @@ def test_an_accounts_own_tiers_replace_the_general_ones(tmp_path: Path) -> None:
 def test_credits_pay_what_is_owed_the_one_that_ends_first_before_the_others(tmp_path: Path) -> None:
     """100 h: 250.00. 'grant' ends in October and pays its 60.00 that are left, 'gift' the rest; 'old' is over."""
     fill(tmp_path / "s", [_hours(100)])
-    credits = [
-        {"account": "phys", "amount": 500, "note": "gift"},
-        {"account": "phys", "amount": 100, "note": "grant", "until": date(2026, 11, 1)},
-        {"account": "phys", "amount": 900, "note": "old", "until": date(2026, 9, 1)},
-        {"account": "chem", "amount": 900, "note": "theirs"},
+    granted = [
+        {"id": "gift", "account": "phys", "amount": 500, "note": "gift"},
+        {"id": "grant", "account": "phys", "amount": 100, "note": "grant", "until": date(2026, 11, 1)},
+        {"id": "old", "account": "phys", "amount": 900, "note": "old", "until": date(2026, 9, 1)},
+        {"id": "theirs", "account": "chem", "amount": 900, "note": "theirs"},
     ]
-    prices = rates(rates=[H200], credits=credits)
-    content = _content(tmp_path / "s", prices, {invoice.credit_key(prices.credits[1]): D("40.00")})
+    prices = rates(rates=[H200], credits=granted)
+    content = _content(tmp_path / "s", prices, {("", "grant"): D("40.00")})
     assert [(use.note, use.amount) for use in content.credits] == [("grant", "60.00"), ("gift", "190.00")]
     assert content.total == "0.00"
 
@@ -182,17 +184,15 @@ def test_quotas_warn_at_three_levels_and_when_they_are_passed(
 def _issue(
     root: Path, prices: Rates, account: str = "phys", today: str = "2026-10-01"
 ) -> tuple[invoice_files.Document, ...]:
-    def build(used: Mapping[str, D]) -> invoice.Content:
+    def build(used: Mapping[credits.Ref, D]) -> invoice.Content:
         return _content(root, prices, used, account)
 
-    return invoice_files.issue(
-        root, list(invoice_files.read_all(root)), account, "2026-09", build, today, ("ClusterGpus",), "HPC"
-    )
+    return issue_one(root, account, build, today, ("ClusterGpus",))
 
 
 def test_issuing_again_gives_the_same_invoice_and_after_a_change_a_credit_note_and_a_new_one(tmp_path: Path) -> None:
     root = tmp_path / "s"
-    prices = rates(rates=[H200], credits=[{"account": "phys", "amount": 100}])
+    prices = rates(rates=[H200], credits=[{"id": "g", "account": "phys", "amount": 100}])
     fill(root, [_hours(100), _hours(10, job_id=9, account="chem")])
     (first,) = _issue(root, prices)
     (other,) = _issue(root, prices, "chem")
@@ -222,13 +222,13 @@ def test_last_years_invoice_is_computed_with_last_years_rates_discounts_and_cred
     then: dict[str, list[dict[str, Any]]] = {
         "rates": [{**H200, "until": new_year}],
         "discounts": [{"from_gpu_hours": 0, "percent": 10, "until": new_year}],
-        "credits": [{"account": "phys", "amount": 50, "until": new_year}],
+        "credits": [{"id": "then", "account": "phys", "amount": 50, "until": new_year}],
         "factors": [],
     }
     later: dict[str, list[dict[str, Any]]] = {
         "rates": [{**H200, "per_gpu_hour": 9, "from": new_year}],
         "discounts": [{"from_gpu_hours": 0, "percent": 50, "from": new_year}],
-        "credits": [{"account": "phys", "amount": 999, "from": new_year}],
+        "credits": [{"id": "later", "account": "phys", "amount": 999, "from": new_year}],
         "factors": [{"account": "phys", "factor": 3, "from": new_year}],
     }
     (first,) = _issue(root, rates(**then))
@@ -243,15 +243,13 @@ def test_a_balance_is_what_was_granted_less_what_invoices_that_stand_have_taken(
     prices = rates(
         rates=[H200],
         credits=[
-            {"account": "phys", "amount": 300, "note": "grant"},
-            {"account": "chem", "amount": D("7.50"), "until": date(2027, 1, 1)},
+            {"id": "grant", "account": "phys", "amount": 300, "note": "grant"},
+            {"id": "c", "account": "chem", "amount": D("7.50"), "until": date(2027, 1, 1)},
         ],
     )
 
     def balances() -> list[tuple[str, str, D, D]]:
-        found = invoice.balances(
-            prices, lambda account: invoice_files.used_credit(invoice_files.read_all(root), account, None)
-        )
+        found = credits.balances(prices, issuing.Issued(invoice_files.read_all(root)).credit_uses("EUR"))
         return [(b.account, b.note, b.used, b.left) for b in found]
 
     fill(root, [_hours(100)])
@@ -265,11 +263,10 @@ def test_a_balance_is_what_was_granted_less_what_invoices_that_stand_have_taken(
 
 def test_a_credit_is_spent_once_over_the_months(tmp_path: Path) -> None:
     root = tmp_path / "s"
-    prices = rates(rates=[H200], credits=[{"account": "phys", "amount": 300}])
+    prices = rates(rates=[H200], credits=[{"id": "g", "account": "phys", "amount": 300}])
     fill(root, [_hours(100)])
     _issue(root, prices)
-    key = invoice.credit_key(prices.credits[0])
-    assert invoice_files.used_credit(invoice_files.read_all(root), "phys", None) == {key: D("250.00")}
+    assert issuing.Issued(invoice_files.read_all(root)).credit_uses("EUR") == {("", "g"): D("250.00")}
 
 
 def test_an_invoice_that_was_edited_or_is_missing_is_noticed(tmp_path: Path) -> None:

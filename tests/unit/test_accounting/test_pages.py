@@ -26,7 +26,7 @@ from hami_hpc.accounting.store import job_records, store_files, usage_table
 from hami_hpc.accounting.times import month_period, parse_instant, split_days, zone
 
 from .paper import assert_on_paper, bars, opened, page_lines
-from .samples import GPUS, HOUR, ONE_H200, VGPU_HALF, Job, fill, rates
+from .samples import GPUS, HOUR, ONE_H200, VGPU_HALF, Job, fill, issue_one, rates
 from .test_efficiency import NS, _record, _spool
 
 UTC = zone("UTC")
@@ -35,7 +35,12 @@ PRICES = rates(
     rates=[{"model": "h200", "per_gpu_hour": 2}],
     gpus={"h200": {"total_mib": 143156, "count": 40}},
     credits=[
-        {"account": "account-0", "amount": 5, "note": "a note that is long enough to need more than one line " * 3}
+        {
+            "id": "g",
+            "account": "account-0",
+            "amount": 5,
+            "note": "a note that is long enough to need more than one line " * 3,
+        }
     ],
     discounts=[{"from_gpu_hours": 0, "percent": 5}],
     issuer=["University Computing Centre", "1 Example Street"],
@@ -156,7 +161,7 @@ def pages(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             "account-0", date(2026, 9, 1), priced_period.priced, priced_period.segments, PRICES, credit, ["a note"]
         )
 
-    (document,) = invoice_files.issue(root, [], "account-0", "2026-09", build, "2026-10-01", PRICES.issuer, "HPC")
+    (document,) = issue_one(root, "account-0", build, issuer=PRICES.issuer)
     return html.report(made, UTC, PRICES.issuer), html.invoice(document)
 
 
@@ -252,7 +257,7 @@ def test_an_issued_invoice_is_rendered_to_the_same_bytes_every_time(tmp_path: Pa
     def build(credit: Any) -> invoice.Content:
         return invoice.build("a<b", date(2026, 9, 1), priced_period.priced, priced_period.segments, PRICES, credit, ())
 
-    (document,) = invoice_files.issue(tmp_path / "s", [], "a<b", "2026-09", build, "2026-10-01", (), "HPC")
+    (document,) = issue_one(tmp_path / "s", "a<b", build)
     (stored,) = invoice_files.read_all(tmp_path / "s")
     assert stored == document
     assert html.invoice(stored) == html.invoice(document)

@@ -19,7 +19,7 @@ import pypdfium2
 import pypdfium2.raw as pdfium
 import pytest
 
-from hami_hpc.accounting.documents import invoice, invoice_files
+from hami_hpc.accounting.documents import invoice, invoice_files, notes
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.formats import html
 from hami_hpc.accounting.formats.pdf import html_to_pdf
@@ -28,7 +28,7 @@ from hami_hpc.accounting.store import job_records
 from hami_hpc.accounting.times import month_period, split_days, zone
 
 from .paper import assert_on_paper, bars, opened, page_words
-from .samples import GPUS, HOUR, ONE_H200, VGPU_HALF, Job, fill
+from .samples import GPUS, HOUR, ONE_H200, VGPU_HALF, Job, fill, issue_one
 from .test_pages import MIG, PRICES, START
 
 BARE = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
@@ -61,12 +61,15 @@ def _document(root: Path, users: int) -> invoice_files.Document:
     priced_period = price_period(records, GPUS, prices, split_days(period, tz), tz)
     records.con.close()
 
-    def build(used: Mapping[str, Decimal]) -> invoice.Content:
+    own = [entry for entry in priced_period.priced if entry.group.account == "account-0"]
+    said = notes.by_account({"account-0": own}, {}, {})["account-0"]
+
+    def build(used: Mapping[tuple[str, str], Decimal]) -> invoice.Content:
         return invoice.build(
-            "account-0", date(2026, 9, 1), priced_period.priced, priced_period.segments, prices, used, ["a note"]
+            "account-0", date(2026, 9, 1), priced_period.priced, priced_period.segments, prices, used, said
         )
 
-    (document,) = invoice_files.issue(root, [], "account-0", "2026-09", build, "2026-10-01", prices.issuer, "HPC")
+    (document,) = issue_one(root, "account-0", build, issuer=prices.issuer)
     return document
 
 
@@ -100,7 +103,7 @@ def test_the_pdf_says_what_the_invoice_says_to_the_last_cent(made: tuple[invoice
         assert html.number(amount) in words
     assert words.count(f"EUR {html.number(shown.total)}") == 2  # at the head and under the sum
     assert "no rate for a100" in words
-    assert invoice_files.digest(shown) in words
+    assert document.digest in words
 
 
 def test_every_page_is_a4_numbered_and_no_letter_leaves_its_paper(made: tuple[invoice_files.Document, bytes]) -> None:

@@ -42,9 +42,11 @@ account = "chem"
 from_gpu_hours = 10.5
 percent = 100
 [[credits]]
+id = "gift-1"
 account = "chem"
 amount = 5
 note = "gift"
+formerly = ["a/b/5/gift"]
 [[quotas]]
 user = "ann"
 gpu_hours = 0.0001
@@ -77,7 +79,7 @@ def test_every_key_arrives_where_it_belongs() -> None:
     assert found.factors == (Factor(where, Decimal("1.500001"), ALWAYS),)
     assert found.terms == (Terms(86400, Decimal("0.25"), ("NODE_FAIL",), True, True, ALWAYS),)
     assert found.discounts == (Discount("chem", Decimal("10.5"), Decimal(100), ALWAYS),)
-    assert found.credits == (Credit("chem", Decimal(5), "gift", ALWAYS),)
+    assert found.credits == (Credit("gift-1", "chem", Decimal(5), "gift", ALWAYS, ("a/b/5/gift",)),)
     assert found.quotas == (Quota("", "ann", Decimal("0.0001"), ALWAYS),)
     assert found.models == {"h200": GpuModel("h200", 1, 64, 1), "a100": GpuModel("a100", 81559, 7, 8)}
     assert found.partitions == {"gpu": ("h200", "a100")}
@@ -111,8 +113,8 @@ def test_what_is_left_out_has_its_default() -> None:
         ("curency = 1", "rates.toml: unknown key 'curency'; did you mean currency?"),
         (
             f"{'x' * 50} = 1",
-            f"rates.toml: unknown key '{'x' * 40}'; known: credits, currency, digits, discounts, factors, gpus, "
-            "invoice_prefix, issuer, partitions, quotas, rates, terms, timezone, version",
+            f"rates.toml: unknown key '{'x' * 40}'; known: credits, currency, digits, discounts, factors, geometry, "
+            "gpus, invoice_prefix, issuer, partitions, quotas, rates, terms, timezone, version",
         ),
         ("rates = 1", "rates.toml: rates = '1'; allowed is tables, each under [[rates]]"),
         ("rates = [1]", "rates.toml, [[rates]] number 1 is not a table"),
@@ -151,7 +153,14 @@ def test_what_is_left_out_has_its_default() -> None:
             "[[discounts]]\nfrom_gpu_hours = 1\npercent = 1\n" * 2,
             "rates.toml: two [[discounts]]  1 are valid on 0001-01-01; set from and until",
         ),
-        ("[[credits]]\namount = 1", "[[credits]] number 1: account is missing; allowed is the account that has the"),
+        ('[[credits]]\nid = "a"\namount = 1', "[[credits]] number 1: account is missing; allowed is the account that"),
+        ('[[credits]]\naccount = "a"\namount = 1', "[[credits]] number 1: id is missing; allowed is a name that stays"),
+        ('[[credits]]\nid = "a/b"\naccount = "a"\namount = 1', "number 1: id = 'a/b'; allowed is a text like [A-Z"),
+        ('[[credits]]\nid = "a"\naccount = "a"\namount = 1\n' * 2, "two [[credits]] have the id a; give each an id"),
+        (
+            '[[credits]]\nid = "a"\naccount = "a"\namount = 1.005',
+            "rates.toml: the credit a has amount = 1.005; digits = 2 allows 2 digits after the point",
+        ),
         ("[[quotas]]\ngpu_hours = 1", "rates.toml, [[quotas]] number 1: give either account or user"),
         ('[[quotas]]\nuser = "a"\naccount = "b"\ngpu_hours = 1', "number 1: give either account or user"),
         ('[[quotas]]\nuser = "a"\ngpu_hours = 0', "gpu_hours = '0'; allowed is a number from 0.0001 to 1000000000"),
