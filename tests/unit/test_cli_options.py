@@ -50,6 +50,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "days read at a time": ("--window-days", frozenset({"ingest"})),
     "delete what was read": ("--remove", frozenset({"collect-usage"})),
     "number and keep nothing": ("--draft", frozenset({"invoice"})),
+    "replace invoices that would be others": ("--correct", frozenset({"invoice"})),
     "PDF beside HTML": ("--pdf", frozenset({"invoice"})),
     "lines at most": ("--limit", frozenset({"efficiency"})),
     "differences from what is there": ("--diff", frozenset({"render", "forget-node"})),
@@ -137,7 +138,18 @@ def test_no_help_is_cut_or_wider_than_the_terminal(name: str, columns: int) -> N
 def test_every_help_lists_the_exit_statuses_that_the_command_has(name: str) -> None:
     result = CliRunner().invoke(main, [*name.split(), "--help"])
     listed = re.findall(r"^  (\d)  ", result.stdout.partition("Exit status:")[2], flags=re.M)
-    with_finding = ("render", "forget-node", "metrics", "reconcile", "doctor", "agent", "gpu", "qos", "check-bill")
+    with_finding = (
+        "render",
+        "forget-node",
+        "metrics",
+        "reconcile",
+        "doctor",
+        "agent",
+        "gpu",
+        "qos",
+        "check-bill",
+        "invoice",
+    )
     finding = name in ("", *with_finding)
     assert [int(code) for code in listed] == [*range(3), *([int(ExitCode.FOUND)] if finding else [])]
 
