@@ -83,6 +83,8 @@ def invoice(
         note_old("invoice --balances", "balances")
         click.echo(_balances(setup, prices, accounts, form))
         return
+    if setup.tz.key != prices.timezone:
+        raise wrong_usage(f"--timezone {setup.tz.key}: invoices are of months in {prices.timezone}, as rates.toml says")
     with failing_with(ExitCode.USAGE):
         period = month_period(month, setup.tz)
     if draft and correct:
@@ -101,9 +103,7 @@ def invoice(
         shown = _drafts_json(proposals, documents) if form == "json" else _drafts_table(proposals, documents, prices)
     else:
         documents, kept = _issue(setup, prices, month, period, accounts, correct)
-        shown = json.dumps([asdict(document) for document in documents], indent=2)
-        if form != "json":
-            shown = _documents_table(documents, prices.currency)
+        shown = _documents_json(documents) if form == "json" else _documents_table(documents, prices.currency)
     click.echo(shown if documents or form == "json" else f"no GPU job in {month}")
     if output:
         _write_documents(documents, output, pdf, templates)
@@ -166,6 +166,10 @@ def _balances(setup: Setup, prices: Rates, accounts: Sequence[str], form: str) -
         *(f"{name.capitalize()}, {prices.currency}" for name in names[5:]),
     ]
     return colours.table_head(tables.table(headings, shown, 3, []))
+
+
+def _documents_json(documents: Sequence[Document]) -> str:
+    return json.dumps([asdict(document) for document in documents], indent=2)
 
 
 def _documents_table(documents: Sequence[Document], currency: str) -> str:

@@ -57,6 +57,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "days read at a time": ("--window-days", frozenset({"ingest"})),
     "delete what was read": ("--remove", frozenset({"collect-usage"})),
     "number and keep nothing": ("--draft", frozenset({"invoice"})),
+    "replace invoices that would be others": ("--correct", frozenset({"invoice"})),
     "PDF beside HTML": ("--pdf", frozenset({"invoice"})),
     "lines at most": ("--limit", frozenset({"efficiency"})),
     "differences from what is there": ("--diff", frozenset({"render", "forget-node"})),
@@ -155,6 +156,7 @@ def test_every_help_lists_the_exit_statuses_that_the_command_has(name: str) -> N
         "qos",
         "baseline",
         "check-bill",
+        "invoice",
     )
     finding = name in ("", *with_finding)
     assert [int(code) for code in listed] == [*range(3), *([int(ExitCode.FOUND)] if finding else [])]

@@ -55,11 +55,6 @@ class Content:
     notes: tuple[str, ...]
 
 
-def accounts_of(priced: Sequence[Priced]) -> tuple[str, ...]:
-    """Returns the accounts that held GPUs, sorted."""
-    return tuple(sorted({entry.group.account for entry in priced}))
-
-
 def build(
     account: str,
     month: date,

@@ -188,6 +188,8 @@ def _read_register(root: Path) -> Register | None:
         register = Register(**{**fields, "pending": tuple(fields["pending"])})
     except FileNotFoundError:
         return None
+    except PermissionError as error:
+        raise AccountingError(f"{path} cannot be read: {error.strerror}") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise AccountingError(f"{path} cannot be read ({error}); restore it from a backup") from error
     if version != REGISTER_VERSION or type(register.sequence) is not int:
@@ -198,7 +200,8 @@ def _read_register(root: Path) -> Register | None:
 def _read_documents(root: Path, register: Register | None) -> tuple[Document, ...]:
     """Returns all documents, with their digests checked one after the other and against the register."""
     folder = root / "invoices"
-    found = [_read_file(path) for path in folder.glob("*.json")] if folder.exists() else []
+    paths = sorted(folder.iterdir()) if folder.exists() else []
+    found = [_read_file(path) for path in paths if path.suffix == ".json" and not path.name.startswith(".")]
     in_files = {raw.get("number") for _, raw in found}
     for raw in register.pending if register else ():
         if isinstance(raw, dict) and raw.get("number") not in in_files:

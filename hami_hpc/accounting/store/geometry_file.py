@@ -27,7 +27,10 @@ class Geometry:
 
 
 def read(root: Path) -> Geometry | None:
-    """Returns what the store remembers, None if nothing. Raises AccountingError for a file that cannot be read."""
+    """Returns what the store remembers; None if nothing, or if the caller may not read the store.
+
+    Raises AccountingError for a damaged file.
+    """
     path = root / "geometry.json"
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -36,8 +39,8 @@ def read(root: Path) -> Geometry | None:
         geometry = Geometry(**fields)
         if type(geometry.shard_mib) is not int or not isinstance(geometry.memory_scaling, float):
             raise ValueError("no numbers")
-    except FileNotFoundError:
-        return None
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None  # who may not read the store makes bills of other records
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise AccountingError(
             f"{path} cannot be read ({error}); restore it, or delete it if shard_mib and memory_scaling are those "

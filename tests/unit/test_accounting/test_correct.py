@@ -174,3 +174,10 @@ def test_a_process_that_is_killed_while_it_issues_leaves_all_or_none(site: Path,
     result = _run(*MONTH, *store)
     assert result.exit_code == 0, result.output
     assert len(list((store[1] / "invoices").iterdir())) == len(invoice_files.read_all(store[1])) == 199
+
+
+def test_invoices_are_of_months_in_the_zone_of_the_rates(site: Path) -> None:
+    store = _ingest(site, PHYS)
+    result = _run(*MONTH, "--timezone", "America/New_York", *store)
+    assert (result.exit_code, "invoices are of months in UTC, as rates.toml says" in result.output) == (2, True)
+    assert _run(*MONTH, "--timezone", "UTC", *store).exit_code == 0

@@ -140,7 +140,7 @@ def test_a_usage_table_from_before_the_field_reads_as_never_disturbed(tmp_path: 
     duckdb.execute(f"COPY (SELECT * EXCLUDE ({', '.join(new)}) FROM '{root / file.name}') TO '{root / old.name}'")
     others = tuple(entry for entry in manifest.files if entry.kind != store_files.USED)
     store_files.commit(root, replace(manifest, files=(*others, old)))
-    assert len(new) == 6
+    assert len(new) == 8
     assert _bill(root).cost == Decimal("2.00")
     assert [(run.measured, run.peak_bytes >> 20, run.gpu_busy_s) for run in _runs(root)] == [
         (True, 2000, 720.0),

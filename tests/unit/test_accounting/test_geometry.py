@@ -175,3 +175,17 @@ def test_efficiency_reckons_with_the_sizes_of_the_day_too(tmp_path: Path, site: 
     assert shares == [501_792, 250_447]
     made = make_bill(root, Period(T0, T0 + 30 * DAY), "account", site=gpus)
     assert made.lines[0].exact == 100 * HOUR * 501_792 + 24 * HOUR * 250_447
+
+
+def test_who_may_not_read_the_store_makes_bills_of_a_file(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_export(site / "export", [BEFORE])
+    original = Path.read_text
+
+    def read_text(path: Path, *words: str, **options: str) -> str:
+        if path.name == "geometry.json":
+            raise PermissionError(13, "Permission denied")
+        return original(path, *words, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    result = _run("bill", "--month", "2026-09", "--input", site / "export", "--format", "json")
+    assert json.loads(result.stdout)["total"]["cost"] == OLD_COST

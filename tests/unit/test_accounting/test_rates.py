@@ -178,11 +178,11 @@ def test_what_is_left_out_has_its_default() -> None:
         ("[gpus.h200]\ntotal_mb = 1", "rates.toml, [gpus.h200]: unknown key 'total_mb'; did you mean total_mib?"),
         ("[partitions.gpu]\nmodels = 1", "[partitions.gpu]: unknown key 'models'; did you mean gpu_models?"),
         (
-            '[[credits]]\naccount = "a"\namount = 1\nfrom = 2026-10-15',
+            '[[credits]]\nid = "a"\naccount = "a"\namount = 1\nfrom = 2026-10-15',
             "[[credits]] number 1: from = '2026-10-15'; allowed is the first day of a month, such as 2026-11-01: ",
         ),
         (
-            '[[credits]]\naccount = "a"\namount = 1\nuntil = 2026-12-31',
+            '[[credits]]\nid = "a"\naccount = "a"\namount = 1\nuntil = 2026-12-31',
             "until = '2026-12-31'; allowed is the first day ",
         ),
         ("[[discounts]]\nfrom_gpu_hours = 1\npercent = 1\nfrom = 2026-10-02", "allowed is the first day of a month"),
@@ -227,7 +227,7 @@ def test_dates_of_rates_factors_and_terms_may_be_any_day() -> None:
 def test_first_days_of_months_one_node_named_twice_and_every_state_are_allowed() -> None:
     states = ", ".join(f'"{state}"' for state in ENDED_STATES)
     found = rates(
-        'version = 1\n[[credits]]\naccount = "a"\namount = 1\nfrom = 2026-10-01\nuntil = 2026-12-01\n'
+        'version = 1\n[[credits]]\nid = "a"\naccount = "a"\namount = 1\nfrom = 2026-10-01\nuntil = 2026-12-01\n'
         '[gpus.a]\ntotal_mib = 1\nnodes = "n1,n1"\n'
         f"[[terms]]\nunbilled_states = [{states}]\n"
     )

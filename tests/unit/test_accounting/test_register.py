@@ -194,6 +194,20 @@ def test_a_store_of_before_the_register_is_read_and_gets_one_with_the_next_invoi
         _file(before, 1).write_bytes(texts[0])
 
 
+def test_an_invoice_of_before_is_corrected_as_others_are(before: Path) -> None:
+    note, new = _issue(before, "a", total="3.00")
+    documents = invoice_files.read_all(before)
+    assert (note.kind, note.refers_to, note.content) == ("credit note", documents[0].number, documents[0].content)
+    assert documents[2:] == (note, new)
+    assert issuing.Issued(documents).standing("a", "2026-09") == new
+
+
+def test_a_copy_beside_the_invoices_is_named(root: Path) -> None:
+    shutil.copy(_file(root, 3), root / "invoices" / "copy.json")
+    with pytest.raises(AccountingError, match=r"copy.json is not the invoice .* keep copies elsewhere"):
+        invoice_files.read_all(root)
+
+
 def test_the_content_of_a_document_of_before_is_still_checked(before: Path) -> None:
     _edit(_file(before, 2), EDITS[4])
     with pytest.raises(AccountingError, match=r"00002.json was changed after it was issued"):
