@@ -79,6 +79,18 @@ def test_a_job_with_whole_gpus_is_summed_over_all_of_them(bench: Bench, pids: li
     assert [event for event in bench.events if event.job_id == 9] == []
 
 
+def test_a_fault_of_one_of_its_gpus_is_the_jobs(bench: Bench) -> None:
+    note(bench)
+    bench.slurm.jobs[9] = BOTH
+    known(bench)
+    assert one(bench).gpu_fault == 0
+    bench.watcher.sums.mark("GPU-elsewhere", 79)
+    bench.watcher.sums.mark(UUIDS[1], 79)
+    bench.watcher.sums.mark(UUIDS[0], 48)
+    assert one(bench).gpu_fault == 79, "the first one stays"
+    assert [job.job_id for job in bench.watcher.sums.on(UUIDS[1])] == [9]
+
+
 def test_a_job_without_a_process_is_watched_too(bench: Bench) -> None:
     note(bench, (0,))
     bench.slurm.jobs[9] = FIRST

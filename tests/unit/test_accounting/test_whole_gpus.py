@@ -93,6 +93,15 @@ def test_no_bill_changes_by_a_cent(tmp_path: Path) -> None:
     assert bills[0][0][2] == Decimal("4.70")
 
 
+@pytest.mark.parametrize(("unbilled", "cost"), [(True, "0.00"), (False, "4.70")])
+def test_a_job_whose_gpu_failed_is_free_where_the_site_says_so(tmp_path: Path, unbilled: bool, cost: str) -> None:
+    terms = [{"unbilled_gpu_fault": unbilled}]
+    prices = rates(rates=[{"model": "h200", "per_gpu_hour": Decimal("2.35")}], terms=terms)
+    fill(tmp_path / "s", [Job(tres=TWO_H200)])
+    usage_table.collect(tmp_path / "s", _spool(tmp_path / "u", record(gpu_fault=79)), "c1", False)
+    assert make_bill(tmp_path / "s", Period(T0, T0 + 50 * HOUR), "user", prices).cost == Decimal(cost)
+
+
 def test_records_of_before_are_read_as_they_were_and_both_kinds_lie_in_one_store(tmp_path: Path) -> None:
     new = ("gpu_count", "observed_pcie_bytes", "observed_nvlink_bytes", "history")
     old = {name: value for name, value in _record(2).items() if name not in new}
