@@ -11,8 +11,10 @@
 
 #define MOST_NS 20000000ll
 
+enum { RESTS, WORKS, GONE };
+
 static struct {
-	_Atomic bool works;
+	_Atomic int keeper;
 	_Atomic uint32_t asked, counted; /* futexes: the keeper's and exit()'s */
 } ending;
 
@@ -34,7 +36,18 @@ static void set(_Atomic uint32_t *word)
 
 void hami_ending_works(bool works)
 {
-	atomic_store(&ending.works, works);
+	atomic_store(&ending.keeper, works ? WORKS : RESTS);
+}
+
+void hami_ending_woken(void)
+{
+	int rests = RESTS;
+	atomic_compare_exchange_strong(&ending.keeper, &rests, WORKS);
+}
+
+void hami_ending_gone(void)
+{
+	atomic_store(&ending.keeper, GONE);
 }
 
 bool hami_ending_sleep(int64_t ns)
@@ -55,7 +68,7 @@ void hami_ending_counted(void)
 
 void hami_ending(void)
 {
-	if (!atomic_load(&ending.works))
+	if (atomic_load(&ending.keeper) != WORKS)
 		return;
 	set(&ending.asked);
 	wait(&ending.counted, MOST_NS);
@@ -63,9 +76,9 @@ void hami_ending(void)
 
 void hami_ending_forked(void)
 {
-	if (!atomic_load(&ending.works) && !atomic_load(&ending.asked))
+	if (atomic_load(&ending.keeper) == RESTS && !atomic_load(&ending.asked))
 		return;
-	atomic_store(&ending.works, false);
+	atomic_store(&ending.keeper, RESTS);
 	atomic_store(&ending.asked, 0);
 	atomic_store(&ending.counted, 0);
 }

@@ -11,6 +11,10 @@
 
 /* For the keeper: whether there may be something to count. */
 void hami_ending_works(bool works);
+/* For a launch that wakes the keeper: there will be, unless nobody keeps any more. */
+void hami_ending_woken(void);
+/* For the keeper: it counts nothing any more. */
+void hami_ending_gone(void);
 /* For the keeper: sleeps for `ns`. True, at once, when exit() waits: the keeper counts, and calls hami_ending_counted(). */
 bool hami_ending_sleep(int64_t ns);
 void hami_ending_counted(void);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "limits/ending.h"
 #include "limits/gate.h"
 #include "region/process.h"
 #include "region/times.h"
@@ -35,8 +36,10 @@ int64_t hami_launch_slow(void *stream, bool per_thread)
 	int64_t begun = flags & HAMI_LAUNCH_TIMED ? hami_clock_steady() : 0;
 	if (flags & HAMI_LAUNCH_GATED)
 		hami_gate_pass(stream, per_thread);
-	if (flags & (HAMI_LAUNCH_GATED | HAMI_LAUNCH_WATCHED))
+	if (flags & (HAMI_LAUNCH_GATED | HAMI_LAUNCH_WATCHED)) {
+		hami_ending_woken();
 		hami_launched_wake();
+	}
 	return begun;
 }
 

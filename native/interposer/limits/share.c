@@ -323,7 +323,6 @@ static int keep(bool pauses)
 			hami_ending_counted();
 		}
 	}
-	hami_ending_works(false);
 	return k.error;
 }
 
@@ -339,6 +338,7 @@ static void resume(void)
 /* Keeps a cap where nothing can be paused. */
 static void gate(void)
 {
+	hami_ending_gone();
 	struct hami_terms terms = hami_terms_read(hami_region()->job, hami_region()->step);
 	if (terms.policy != HAMI_POLICY_CAP || terms.cores_percent >= 100)
 		return;

@@ -37,6 +37,13 @@ static void who_has_nothing_to_count_is_not_waited_for(void)
 	hami_ending_works(true);
 	hami_ending_works(false);
 	CHECK(exit_takes() < 5 * MS);
+	hami_ending_woken();
+	CHECK(exit_takes() >= 20 * MS); /* it will have */
+	hami_ending_forked();
+	hami_ending_gone();
+	hami_ending_woken();
+	CHECK(exit_takes() < 5 * MS);
+	hami_ending_forked();
 }
 
 static void a_keeper_is_waited_for(int64_t answers, int64_t least, int counted)
