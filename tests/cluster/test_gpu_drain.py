@@ -26,7 +26,7 @@ def hami(layout: Layout, *words: str) -> str:
 def listed(layout: Layout) -> dict[int, dict[str, Any]]:
     """Returns the rows of `gpu list` by minor number. Its status is 3 while a drained GPU has free shards."""
     command = ("hami-hpc", "gpu", "list", "--format", "json", "--node", config.NODE)
-    rows: list[dict[str, Any]] = json.loads(jobs.admin(layout, *command))
+    rows: list[dict[str, Any]] = json.loads(jobs.admin(layout, *command, allowed=(0, 3)))
     return {row["minor"]: row for row in rows}
 
 
@@ -42,8 +42,9 @@ def cluster(restored: Layout) -> Iterator[Layout]:
     for name in ("go", "end"):
         (restored.home / USER / name).unlink(missing_ok=True)
     yield restored
+    jobs.admin(restored, "scancel", f"--user={USER}")
     for name in ("go", "end"):
-        (restored.home / USER / name).touch()
+        (restored.home / USER / name).unlink(missing_ok=True)
     for minor in ("0", "1"):
         hami(restored, "resume", minor)
 

@@ -134,9 +134,10 @@ def test_nothing_of_a_tasks_mounts_is_seen_outside(restored: Layout) -> None:
 def test_what_a_user_writes_over_the_charges_is_believed_as_the_security_page_says(cluster: Layout) -> None:
     """If this fails because the second process is refused, take the point out of docs/security.md."""
     script = (
-        "usage=${HAMI_HPC_LIMITS%/*}/shared/usage; cp $usage fresh; slice --use 3000 --until end >first & "
+        "usage=${HAMI_HPC_LIMITS%/*}/shared/usage; cp $usage fresh; slice --use 3000 --until believed >first & "
         "until grep -qs ok first; do sleep 0.1; done; slice --use 3000 >second; echo second $?; "
-        "cat fresh 1<>$usage; slice --use 3000 >third; echo third $?; touch end; wait; rm end first second third fresh"
+        "cat fresh 1<>$usage; slice --use 3000 >third; echo third $?; touch believed; wait; "
+        "rm believed first second third fresh"
     )
     job = jobs.submit(cluster, USER, *REQUEST, script=script)
     jobs.wait_for_state(cluster, job, "COMPLETED")

@@ -73,8 +73,9 @@ def run_as(
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def admin(layout: Layout, *command: str, timeout_s: float = 60.0) -> str:
-    """Runs a command as the administrator and returns what it printed. Raises ClusterError when it fails."""
+def admin(layout: Layout, *command: str, timeout_s: float = 60.0, allowed: tuple[int, ...] = (0,)) -> str:
+    """Runs a command as the administrator and returns what it printed. Raises ClusterError for another status than
+    those allowed."""
     environment = user_environment(layout, "root") | {
         "PATH": f"{CHECKOUT}/.venv/bin:/usr/local/sbin:/usr/sbin:/sbin:{_PATH}",
         "HAMI_HPC_CONFIG": str(layout.site_config),
@@ -82,7 +83,7 @@ def admin(layout: Layout, *command: str, timeout_s: float = 60.0) -> str:
     done = subprocess.run(
         command, env=environment, cwd="/", input="", capture_output=True, text=True, timeout=timeout_s, check=False
     )
-    if done.returncode != 0:
+    if done.returncode not in allowed:
         raise ClusterError(f"{' '.join(command)} ended with status {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
 

@@ -333,7 +333,11 @@ def test_bills_and_invoices_in_another_zone_than_the_records_say_so_or_are_refus
     refused = _run("invoice", "--month", "2025-09", *store)
     assert (refused.exit_code, said in refused.output) == (1, True)
     assert _run("invoice", "--month", "2025-09", "--draft", *store).exit_code == 0
-    assert _run("invoice", "--month", "2025-09", "--timezone", "Europe/Berlin", *store).exit_code == 0
+    other = _run("invoice", "--month", "2025-09", "--timezone", "Europe/Berlin", *store)
+    assert (other.exit_code, "invoices are of months in UTC, as rates.toml says" in other.output) == (2, True)
+    text = (site / "rates.toml").read_text(encoding="utf-8")
+    (site / "rates.toml").write_text(f'timezone = "Europe/Berlin"\n{text}', encoding="utf-8")
+    assert _run("invoice", "--month", "2025-09", *store).exit_code == 0
 
 
 @pytest.mark.parametrize("suffix", ["+0200", "+02:00", "Z", ".5"])
