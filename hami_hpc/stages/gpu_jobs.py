@@ -87,6 +87,15 @@ def end(settings: Settings, directory: str, end_unix_ns: int) -> None:
     job_dirs.remove(settings.run_dir, directory)
 
 
+def end_set_aside(settings: Settings, directory: str) -> None:
+    """As end, for a directory that was set aside when its run ended. No error when another process has finished it."""
+    try:
+        end_unix_ns = job_dirs.ended_unix_ns(directory)
+    except FileNotFoundError:
+        return
+    end(settings, directory, end_unix_ns)
+
+
 def _as_grant(job: GpuJob, seen: SeenGpuJob) -> Grant:
     """Returns the job as a grant of all of its GPUs, which is what a usage record is made of."""
     return Grant(
