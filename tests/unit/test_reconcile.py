@@ -186,17 +186,13 @@ def test_a_job_that_runs_again_while_reconcile_works_keeps_its_directory(
     assert node.spooled() == []
 
 
-@pytest.mark.parametrize("kind", ["slice", "gpus"])
-def test_what_was_set_aside_may_be_finished_by_another_process_meanwhile(node: Node, kind: str) -> None:
+def test_what_was_set_aside_may_be_finished_by_another_process_meanwhile(node: Node) -> None:
     """An epilog has listed the directories and read this one's run; another epilog removes it then."""
-    settings = node.settings
     ended = str(node.jobs / f"{job_dirs.ENDED}7-{GRANT.created_unix_ns}")
-    if kind == "gpus":
-        gpu_job_stages.end_set_aside(settings, ended)
-        return
+    gpu_job_stages.end_set_aside(node.settings, ended)
     node.prolog(8)
-    ledger = common.open_ledger(settings)
-    end_directory(settings, ledger, GRANT, ended)
+    ledger = common.open_ledger(node.settings)
+    end_directory(node.settings, ledger, GRANT, ended)
     ledger.close()
     assert node.spooled() == []
 
