@@ -59,11 +59,11 @@ def test_a_file_system_without_owners_and_modes_loses_no_event_and_no_descriptor
 
     monkeypatch.setattr(os, "fchown", fail)
     monkeypatch.setattr(os, "fchmod", fail)
-    opened = len(os.listdir("/proc/self/fd"))
+    opened = len(list(Path("/proc/self/fd").iterdir()))
     for number in range(3):
         events.write(str(tmp_path), "agent", "started", 12345, text=f"event {number}")
     assert texts(tmp_path) == ["event 0", "event 1", "event 2"]
-    assert (len(os.listdir("/proc/self/fd")), syslog) == (opened, [])
+    assert (len(list(Path("/proc/self/fd").iterdir())), syslog) == (opened, [])
 
 
 @given(st.dictionaries(st.sampled_from(["text", "job_id", "action"]), st.text(max_size=40) | st.integers(0, 2**63 - 1)))
