@@ -143,7 +143,9 @@ def end_directory(settings: Settings, ledger: Ledger, grant: Grant, path: str, s
     model = next((gpu.model for gpu in ledger.inventory() if gpu.uuid == grant.gpu_uuid), "")
     spool_usage(settings, grant._replace(model=model), path, end_unix_ns, source)
     ledger.remove(grant)
-    job_dirs.remove(settings.run_dir, path)
+    present = job_dirs.read_grant(path)
+    if present is not None and present.created_unix_ns == grant.created_unix_ns:  # else it is of the job's next run
+        job_dirs.remove(settings.run_dir, path)
 
 
 def spool_usage(

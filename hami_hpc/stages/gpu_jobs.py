@@ -84,7 +84,8 @@ def end(settings: Settings, directory: str, end_unix_ns: int) -> None:
             if directory == job_dirs.job_dir(settings.run_dir, job.job_id):
                 job_dirs.set_aside(settings.run_dir, job)
             raise
-    job_dirs.remove(settings.run_dir, directory)
+    if gpu_jobs.read(directory) == job:  # else another process has ended the run, and the job's next one has begun
+        job_dirs.remove(settings.run_dir, directory)
 
 
 def end_set_aside(settings: Settings, directory: str) -> None:
