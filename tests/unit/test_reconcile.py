@@ -28,7 +28,6 @@ from hami_hpc.node import events, gpu_jobs, job_dirs, nvml, usage_spool
 from hami_hpc.slurm import commands
 from hami_hpc.stages import common
 from hami_hpc.stages import gpu_jobs as gpu_job_stages
-from hami_hpc.stages import reconcile as reconcile_stage
 from hami_hpc.stages.epilog import end_directory
 from hami_hpc.stages.reconcile import Result, reconcile
 
@@ -172,14 +171,13 @@ def test_a_job_that_runs_again_while_reconcile_works_keeps_its_directory(
         return kind
 
     begin(was, 10**18)
-    plan = reconcile_stage.make_plan
 
     def planned(state: NodeState) -> tuple[Action, ...]:
-        actions = plan(state)
+        actions = make_plan(state)
         begin(becomes, 2 * 10**18)
         return actions
 
-    monkeypatch.setattr(reconcile_stage, "make_plan", planned)
+    monkeypatch.setattr("hami_hpc.stages.reconcile.make_plan", planned)
     (result,) = reconcile(node.settings, lambda: frozenset(), dry_run=False)
     assert (result.action.job_id, result.error) == (7, None)
     assert node.names() == ["7"]
