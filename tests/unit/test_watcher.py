@@ -341,7 +341,7 @@ def test_an_agent_that_starts_again_goes_on_with_its_sums_and_events(bench: Benc
     again = service.make_watcher(bench.node.settings, own, "node1")
     assert again.boot_id == boot.boot_id()
     assert [event.text for event in again.events] == [event.text for event in state.events]
-    assert again.sums.last() == state.jobs
+    assert again.sums.last() == (state.jobs, state.gpu_jobs)
 
 
 def test_every_event_is_counted_by_kind(bench: Bench) -> None:
