@@ -61,9 +61,11 @@ def read_position(path: str) -> Position | None:
 
 def write_position(path: str, position: Position) -> None:
     """Replaces a kept position, whole or not at all. Raises OSError."""
-    with open(f"{path}.new", "w", encoding="ascii") as file:
+    folder, _, name = path.rpartition("/")
+    temporary = f"{folder}/.{name}.new"  # no hook's name begins with a dot
+    with open(temporary, "w", encoding="ascii") as file:
         file.write(" ".join(map(str, position)))
-    os.replace(f"{path}.new", path)
+    os.replace(temporary, path)
 
 
 @dataclass

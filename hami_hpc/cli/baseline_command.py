@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,7 +34,7 @@ from hami_hpc.errors import HamiError, NodeError
 from hami_hpc.node import baseline_file, job_dirs, nvml
 from hami_hpc.node.config import Settings
 from hami_hpc.node.locks import HeldError
-from hami_hpc.node.measure import FULL_S, Driver, Place, UsedError, measure_gpu
+from hami_hpc.node.measure import FULL_S, Driver, Place, UsedError, measure_gpu, numbers_of
 from hami_hpc.node.tenants import measuring
 from hami_hpc.stages import common
 
@@ -108,20 +108,22 @@ def check_one(driver: Driver, device: Device, place: Place, recorded: Record | N
     return Answer(device, figures=best, record=recorded, problem=problem)
 
 
-def _place(settings: Settings, folder: str) -> Place:
-    return Place(settings.run_dir, folder, settings.interposer, str(places.MEASURE), os.environ)
+def _place(settings: Settings, folder: str, devices: Sequence[Device]) -> Place:
+    program = str(places.MEASURE)
+    return Place(settings.run_dir, folder, settings.interposer, program, os.environ, numbers=numbers_of(devices))
 
 
 def record(settings: Settings) -> list[Answer]:
     """Measures the unused GPUs one after the other and writes their figures. Raises NodeError."""
     answers = []
     with measuring(settings.run_dir) as folder, Driver() as driver:
-        place, granted = _place(settings, folder), _grants(settings)
+        devices = nvml.read_devices()
+        place, granted = _place(settings, folder, devices), _grants(settings)
         try:
             records = baseline_file.read_baseline(settings.state_dir)
         except DamagedRecordsError:
             records = {}  # it is replaced
-        for device in nvml.read_devices():
+        for device in devices:
             answer = _guarded(driver, device, granted, lambda one=device: record_one(driver, one, place))  # type: ignore[misc]
             if answer.figures:
                 records[device.uuid] = Record(driver.version(), int(time.time()), answer.figures)
@@ -139,7 +141,8 @@ def check(settings: Settings, quick: bool) -> list[Answer]:
     except DamagedRecordsError as error:
         records, damage = {}, f"{baseline_file.path_of(settings.state_dir)} is damaged: {error}"
     with measuring(settings.run_dir) as folder, Driver() as driver:
-        place, granted = _place(settings, folder), _grants(settings)
+        devices = nvml.read_devices()
+        place, granted = _place(settings, folder, devices), _grants(settings)
 
         def one(device: Device) -> Answer:
             if damage:
@@ -147,7 +150,6 @@ def check(settings: Settings, quick: bool) -> list[Answer]:
             found = records.get(device.uuid)
             return _guarded(driver, device, granted, lambda: check_one(driver, device, place, found, quick))
 
-        devices = nvml.read_devices()
         at_once = max(1, (os.cpu_count() or 1) // CPUS_A_GPU) if quick else 1
         with ThreadPoolExecutor(max_workers=at_once) as pool:
             return list(pool.map(one, devices))

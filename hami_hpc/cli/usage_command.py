@@ -27,8 +27,8 @@ from hami_hpc.node.running_job import read_running
 def usage(job: int, history: bool, form: str, config: Path | None) -> None:
     """What a running vGPU job uses now. Run it on the job's node, as its user or as root.
 
-    With --history what the agent saw of it in each minute, also of a job with whole GPUs, and, for root, of a job that
-    has ended, as long as its usage record is on the node.
+    With --history what the agent saw of it in each minute, also of a job with whole GPUs, and of a job that has ended,
+    as long as its usage record is on the node.
     """
     now_ns = time.time_ns()
     if history:

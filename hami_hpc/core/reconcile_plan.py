@@ -30,13 +30,15 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step of the plan. `text` is the line printed for it, `name` the name of the directory in `jobs/`."""
+    """One step of the plan. `text` is the line printed for it, `name` the name of the directory in `jobs/`, `grant` or
+    `gpu_job` the run that it is of."""
 
     kind: Kind
     text: str
     job_id: int | None = None
     grant: Grant | None = None
     name: str | None = None
+    gpu_job: GpuJob | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ def _directories(state: NodeState) -> Iterable[Action]:
         elif entry.is_ended:
             if entry.gpu_job is not None:
                 text = f"job {entry.gpu_job.job_id}: its usage, set aside when the spool was full, is spooled"
-                yield Action(Kind.RECORD, text, entry.gpu_job.job_id, name=entry.name)
+                yield Action(Kind.RECORD, text, entry.gpu_job.job_id, name=entry.name, gpu_job=entry.gpu_job)
             elif entry.grant is None:
                 text = f"{entry.name}: is removed; it has no limits record, so its usage cannot be assigned to a job"
                 yield Action(Kind.REMOVE_DIRECTORY, text, name=entry.name)
@@ -140,7 +142,7 @@ def _unknown(entry: Directory, job_id: int, is_running: bool) -> Iterable[Action
         yield Action(Kind.SPOOL, text, job_id, entry.grant, entry.name)
     elif entry.gpu_job is not None:
         text = f"job {job_id}: is no longer on this node; its usage is spooled and its run directory removed"
-        yield Action(Kind.RECORD, text, job_id, name=entry.name)
+        yield Action(Kind.RECORD, text, job_id, name=entry.name, gpu_job=entry.gpu_job)
     else:
         text = f"job {job_id}: its run directory is removed; it ended without a grant"
         yield Action(Kind.REMOVE_DIRECTORY, text, job_id, name=entry.name)

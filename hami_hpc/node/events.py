@@ -13,6 +13,7 @@ import fcntl
 import os
 import stat
 import time
+from contextlib import suppress
 
 from hami_hpc.errors import NodeError
 
@@ -97,13 +98,15 @@ def _open(path: str, group: int) -> int:
         except FileNotFoundError:
             os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
             fd = os.open(path, _FLAGS | os.O_CREAT, MODE)
-        os.fchmod(fd, MODE)
+        with suppress(OSError):  # the umask left less
+            os.fchmod(fd, MODE)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
         os.close(fd)
         raise NodeError("it is not a file that root alone can write: move it away")
     if group not in (-1, status.st_gid):
-        os.fchown(fd, -1, group)
+        with suppress(OSError):  # a file system without owners: only root reads it
+            os.fchown(fd, -1, group)
     return fd
 
 

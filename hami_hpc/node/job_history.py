@@ -73,7 +73,9 @@ def _read(path: str, job_id: int) -> JobHistory | None:
         with open(fd, encoding="utf-8", errors="replace") as file:
             record = json.loads(file.read(RECORD_MAX))
     except PermissionError:
-        raise HamiError(f"{path}: only the user of job {job_id} and root can read its usage record") from None
+        raise HamiError(
+            f"{path}: only root can read it, and the job's user where the file system has access control lists"
+        ) from None
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or record.get("job_id") != job_id:

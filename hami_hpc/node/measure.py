@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 
 from hami_hpc.contract import constants as c
-from hami_hpc.core.inventory import Device
+from hami_hpc.core.inventory import Device, make_inventory
 from hami_hpc.errors import HamiError
-from hami_hpc.node import job_dirs, nvml
+from hami_hpc.node import gpu_jobs, job_dirs, nvml
 from hami_hpc.node.tenants import LOOPS, NS, MeasureError, Tenants, make_slices, tenant_environment, was_limited
 
 MIB = 1 << 20
@@ -38,6 +38,7 @@ class Place:
     program: str
     environment: Mapping[str, str]
     pids: set[int] = field(default_factory=set)
+    numbers: Mapping[str, Collection[int]] = field(default_factory=dict)  # of each GPU: numbers_of()
 
 
 class Driver:
@@ -81,8 +82,17 @@ class Driver:
             return False
 
 
-def check_unused(driver: Driver, run_dir: str, uuid: str, own: frozenset[int] = frozenset()) -> None:
-    """Raises UsedError when a job's directory or a process that is not one of `own` is on the GPU.
+def numbers_of(devices: Sequence[Device]) -> dict[str, frozenset[int]]:
+    """Returns the numbers by which Slurm may know each GPU: its place among those that the driver shows, and its minor
+    number, which is its place when none is lost."""
+    return {gpu.uuid: frozenset((gpu.slurm_index, gpu.minor)) for gpu in make_inventory(devices, {})}
+
+
+def check_unused(
+    driver: Driver, run_dir: str, uuid: str, own: frozenset[int] = frozenset(), numbers: Collection[int] = ()
+) -> None:
+    """Raises UsedError when a job's directory or a process that is not one of `own` is on the GPU. `numbers` are those
+    by which the prolog's note of a job with whole GPUs may name it.
 
     Where this runs in a process namespace NVML shows other ids than ours: then their number decides.
     """
@@ -95,18 +105,21 @@ def check_unused(driver: Driver, run_dir: str, uuid: str, own: frozenset[int] = 
         grant = job_dirs.read_grant(directory)
         if grant is not None and grant.gpu_uuid == uuid:
             raise UsedError(f"job {name} holds a part of it")
+        noted = gpu_jobs.read(directory) if grant is None else None
+        if noted is not None and not set(noted.gpus).isdisjoint(numbers):
+            raise UsedError(f"job {name} holds it")
     found = driver.processes(uuid)
     strange = found - own
     if len(found) > len(own) or (strange and not found <= strange):
         raise UsedError(f"{len(found) - len(found & own)} other process(es) use it")
 
 
-def _check_soon(driver: Driver, run_dir: str, uuid: str) -> None:
+def _check_soon(driver: Driver, place: Place, uuid: str) -> None:
     """As check_unused(), but waits a little for processes that have just ended, such as those of the last check."""
     end = time.monotonic() + LINGER_S
     while True:
         try:
-            check_unused(driver, run_dir, uuid)
+            check_unused(driver, place.run_dir, uuid, numbers=place.numbers.get(uuid, ()))
         except UsedError:
             if time.monotonic() >= end:
                 raise
@@ -117,7 +130,7 @@ def _check_soon(driver: Driver, run_dir: str, uuid: str) -> None:
 
 def measure_gpu(driver: Driver, device: Device, place: Place, quick: bool) -> dict[str, float]:
     """Returns the figures of a GPU (core/baseline.py). Raises UsedError and MeasureError."""
-    _check_soon(driver, place.run_dir, device.uuid)
+    _check_soon(driver, place, device.uuid)
     deadline = time.monotonic() + (QUICK_S if quick else FULL_S)
     free_mib = driver.free_mib(device.uuid)
     (alone,) = _work(driver, device, place, (100,), SOON_NS, NS // 2 if quick else NS * 4 // 5, deadline)
@@ -145,7 +158,8 @@ def _work(
 
     def look(own: frozenset[int]) -> None:
         place.pids.update(own)  # also those of the tenants before, which NVML may show for a moment
-        check_unused(driver, place.run_dir, device.uuid, frozenset(place.pids))
+        numbers = place.numbers.get(device.uuid, ())
+        check_unused(driver, place.run_dir, device.uuid, frozenset(place.pids), numbers)
 
     if not os.path.isfile(place.interposer):
         raise MeasureError(f"there is no interposer {place.interposer}: run hami-hpc doctor")

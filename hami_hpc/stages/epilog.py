@@ -127,19 +127,25 @@ def finish_set_aside(settings: Settings, ledger: Ledger) -> None:
         elif os.path.lexists(f"{path}/{c.FILE_GPUS}"):
             from hami_hpc.stages import gpu_jobs
 
-            gpu_jobs.end(settings, path, job_dirs.ended_unix_ns(path))
+            gpu_jobs.end_set_aside(settings, path)
 
 
 def end_directory(settings: Settings, ledger: Ledger, grant: Grant, path: str, source: str = "epilog") -> None:
     """Spools the usage in a directory that was set aside or has no row, then removes its row, if any, and itself.
 
-    Raises NodeError when that is not possible.
+    No error when another process has done so. Raises NodeError when that is not possible.
     """
+    try:
+        end_unix_ns = job_dirs.ended_unix_ns(path)
+    except FileNotFoundError:
+        return
     # A limits record does not contain the GPU's model; the inventory does.
     model = next((gpu.model for gpu in ledger.inventory() if gpu.uuid == grant.gpu_uuid), "")
-    spool_usage(settings, grant._replace(model=model), path, job_dirs.ended_unix_ns(path), source)
+    spool_usage(settings, grant._replace(model=model), path, end_unix_ns, source)
     ledger.remove(grant)
-    job_dirs.remove(settings.run_dir, path)
+    present = job_dirs.read_grant(path)
+    if present is not None and present.created_unix_ns == grant.created_unix_ns:  # else it is of the job's next run
+        job_dirs.remove(settings.run_dir, path)
 
 
 def spool_usage(

@@ -84,7 +84,17 @@ def end(settings: Settings, directory: str, end_unix_ns: int) -> None:
             if directory == job_dirs.job_dir(settings.run_dir, job.job_id):
                 job_dirs.set_aside(settings.run_dir, job)
             raise
-    job_dirs.remove(settings.run_dir, directory)
+    if gpu_jobs.read(directory) == job:  # else another process has ended the run, and the job's next one has begun
+        job_dirs.remove(settings.run_dir, directory)
+
+
+def end_set_aside(settings: Settings, directory: str) -> None:
+    """As end, for a directory that was set aside when its run ended. No error when another process has finished it."""
+    try:
+        end_unix_ns = job_dirs.ended_unix_ns(directory)
+    except FileNotFoundError:
+        return
+    end(settings, directory, end_unix_ns)
 
 
 def _as_grant(job: GpuJob, seen: SeenGpuJob) -> Grant:

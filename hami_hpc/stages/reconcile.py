@@ -22,10 +22,11 @@ from hami_hpc.node import ledger as ledgers
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
+from hami_hpc.stages import gpu_jobs as gpu_job_stages
 from hami_hpc.stages.epilog import end_directory, end_grant
-from hami_hpc.stages.gpu_jobs import end as end_gpu_job
 
 ENDING = (Kind.END, Kind.SPOOL, Kind.RECORD, Kind.REMOVE_DIRECTORY)  # these touch no running job
+OF_DIRECTORY = (Kind.SPOOL, Kind.RECORD, Kind.REMOVE_DIRECTORY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +163,28 @@ def _try(settings: Settings, ledger: Ledger, action: Action) -> str | None:
     return None
 
 
+def _is_still(path: str, action: Action) -> bool:
+    """Returns whether a directory is the one that the plan saw. Else another process has ended that run, and what is
+    there now may be of the job's next one, which began after Slurm was asked."""
+    if not (action.name or "").isdigit():
+        return True
+    grant = job_dirs.read_grant(path)
+    return grant == action.grant and (grant is not None or gpu_jobs.read(path) == action.gpu_job)
+
+
 def _do(settings: Settings, ledger: Ledger, action: Action) -> None:
     path = f"{job_dirs.jobs_dir(settings.run_dir)}/{action.name}"
+    if action.kind in OF_DIRECTORY and not _is_still(path, action):
+        return
     if action.kind is Kind.DROP_VOID:
         ledger.drop_void()
     elif action.kind is Kind.REMOVE_DIRECTORY:
         job_dirs.remove(settings.run_dir, path)
     elif action.kind is Kind.RECORD:
-        is_aside = os.path.basename(path).startswith(job_dirs.ENDED)
-        end_gpu_job(settings, path, job_dirs.ended_unix_ns(path) if is_aside else common.now_unix_ns())
+        if os.path.basename(path).startswith(job_dirs.ENDED):
+            gpu_job_stages.end_set_aside(settings, path)
+        else:
+            gpu_job_stages.end(settings, path, common.now_unix_ns())
     elif action.grant is None:
         return
     elif action.kind is Kind.END:

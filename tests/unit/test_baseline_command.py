@@ -20,6 +20,7 @@ from sim_testbed import SIM, TENANT
 
 from hami_hpc.cli import baseline_command, main
 from hami_hpc.core.baseline import Record, format_records
+from hami_hpc.core.gpu_jobs import GpuJob
 from hami_hpc.node import gpu_jobs, job_dirs
 from hami_hpc.node.measure import UsedError, check_unused
 
@@ -127,7 +128,15 @@ def test_a_gpu_of_a_job_or_of_a_process_is_left_alone(bench: Bench) -> None:
         tenant.communicate()
 
 
-@pytest.mark.parametrize("name", ["job", "whole"])
+def test_a_gpu_that_a_job_holds_whole_is_left_alone_before_its_first_process(bench: Bench) -> None:
+    bench.write()
+    gpu_jobs.place(bench.node.settings.run_dir, GpuJob(7, 1000, (1,), time.time_ns()))
+    status, answers, errors = bench.run("check", "--quick")
+    assert (status, errors) == (0, "")
+    assert [answer["skipped"] for answer in answers] == [None, "job 7 holds it"]
+
+
+@pytest.mark.parametrize("name", ["job", "whole", "gpus"])
 def test_a_job_that_comes_ends_the_measurement_at_once_and_is_no_failure(bench: Bench, name: str) -> None:
     bench.write(alone_per_s=1.0)
     process = bench.start("check")
@@ -137,6 +146,8 @@ def test_a_job_that_comes_ends_the_measurement_at_once_and_is_no_failure(bench: 
         time.sleep(0.01)
     if name == "whole":
         gpu_jobs.place_whole(bench.node.settings.run_dir, 7, "it holds the node")
+    elif name == "gpus":
+        gpu_jobs.place(bench.node.settings.run_dir, GpuJob(7, 1000, (0,), time.time_ns()))
     else:
         assert bench.node.run("prolog", job_environment(7, gpu="0") | bench.environment)[0] == 0
     came = time.monotonic()

@@ -20,7 +20,7 @@ from node_testbed import ROOT
 from hami_hpc.agent import event_feed, hooks
 from hami_hpc.agent.event_feed import Feed, read_position
 from hami_hpc.node import events
-from hami_hpc.node.event_reader import Line
+from hami_hpc.node.event_reader import Line, Position
 
 Reports = list[tuple[str, str, int]]
 
@@ -209,6 +209,13 @@ def test_without_a_position_what_is_older_is_left_out_and_stays_out(place: Path)
 def test_a_damaged_position_counts_as_none(place: Path, text: str) -> None:
     (place / "position").write_text(text)
     assert read_position(str(place / "position")) is None
+
+
+def test_the_position_of_a_hook_is_not_that_of_one_with_new_behind_its_name(place: Path) -> None:
+    event_feed.write_position(str(place / "mail.new"), Position(1, 2, 3))
+    event_feed.write_position(str(place / "mail"), Position(1, 2, 99))
+    assert read_position(str(place / "mail.new")) == Position(1, 2, 3)
+    assert sorted(path.name for path in place.iterdir() if path.is_file()) == ["mail", "mail.new"]
 
 
 def test_a_taker_that_is_too_slow_gets_the_newest_and_what_it_missed_is_counted(

@@ -51,6 +51,21 @@ def write(folder: Path, text: str, **more: int) -> None:
     events.write(str(folder), "agent", "started", text=text, **more)
 
 
+def test_a_file_system_without_owners_and_modes_loses_no_event_and_no_descriptor(
+    tmp_path: Path, syslog: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", fail)
+    monkeypatch.setattr(os, "fchmod", fail)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(3):
+        events.write(str(tmp_path), "agent", "started", 12345, text=f"event {number}")
+    assert texts(tmp_path) == ["event 0", "event 1", "event 2"]
+    assert (len(list(Path("/proc/self/fd").iterdir())), syslog) == (opened, [])
+
+
 @given(st.dictionaries(st.sampled_from(["text", "job_id", "action"]), st.text(max_size=40) | st.integers(0, 2**63 - 1)))
 def test_a_line_is_ascii_and_json_reads_it_back(values: dict[str, int | str]) -> None:
     line = events.to_line(values)

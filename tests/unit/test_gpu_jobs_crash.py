@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness.mounting import unmount_below
@@ -12,7 +13,8 @@ from node_testbed import Node
 from test_crash import all_lines
 from test_gpu_jobs import JOB, noted, prolog, seen, squared, watch
 
-from hami_hpc.stages.epilog import epilog
+from hami_hpc.node import gpu_jobs, job_dirs, usage_spool
+from hami_hpc.stages.epilog import end_gpu_job, epilog
 
 
 @pytest.fixture
@@ -80,3 +82,24 @@ def test_a_prolog_killed_at_any_line_is_made_good(node: Node) -> None:
 
 def prolog_to_the_end(node: Node) -> None:
     assert prolog(node) == 0
+
+
+def test_a_next_run_that_begins_while_the_record_is_written_keeps_its_directory(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two processes that end a run one is slow, and the job's next run begins meanwhile."""
+    prolog(node)
+    first = noted(node)
+    watch(node, seen(first))
+    write = usage_spool.write
+
+    def slow(*arguments: Any) -> str:
+        path = write(*arguments)
+        job_dirs.remove(node.settings.run_dir, str(node.jobs / "7"))
+        gpu_jobs.place(node.settings.run_dir, first._replace(created_unix_ns=first.created_unix_ns + 1))
+        return path
+
+    monkeypatch.setattr(usage_spool, "write", slow)
+    end_gpu_job(node.settings, 7, str(node.jobs / "7"))
+    assert noted(node).created_unix_ns == first.created_unix_ns + 1
+    assert node.spooled() == ["7.json"]

@@ -18,13 +18,17 @@ from hypothesis import strategies as st
 from node_testbed import GPU_MIB, ROOT, UUIDS, Node
 
 from hami_hpc.cli import main
+from hami_hpc.core.gpu_jobs import GpuJob
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Device
 from hami_hpc.core.reconcile_plan import Action, Directory, Kind, NodeState, make_plan
+from hami_hpc.core.records import pack_limits
 from hami_hpc.errors import NodeError
-from hami_hpc.node import events, job_dirs, nvml, usage_spool
+from hami_hpc.node import events, gpu_jobs, job_dirs, nvml, usage_spool
 from hami_hpc.slurm import commands
 from hami_hpc.stages import common
+from hami_hpc.stages import gpu_jobs as gpu_job_stages
+from hami_hpc.stages.epilog import end_directory
 from hami_hpc.stages.reconcile import Result, reconcile
 
 GRANT = Grant(7, 65534, UUIDS[0], 0, GPU_MIB, "h200", 8192, 50, "std", "cap", "share", 10**18)
@@ -144,6 +148,51 @@ def test_a_job_that_starts_while_slurm_is_asked_is_left_alone(node: Node) -> Non
 
     assert reconcile(node.settings, starts_one, dry_run=False) == ()
     node.assert_job_is_ready(9)
+
+
+@pytest.mark.parametrize("was", ["slice", "gpus", "refused"])
+@pytest.mark.parametrize("becomes", ["slice", "gpus"])
+def test_a_job_that_runs_again_while_reconcile_works_keeps_its_directory(
+    node: Node, monkeypatch: pytest.MonkeyPatch, was: str, becomes: str
+) -> None:
+    """Its epilog was killed, and the job's next run begins after squeue has answered."""
+    run_dir = node.settings.run_dir
+
+    def begin(kind: str, start_unix_ns: int) -> str:
+        job_dirs.prepare(run_dir)
+        job_dirs.remove(run_dir, str(node.jobs / "7"))
+        if kind == "slice":
+            grant = GRANT._replace(created_unix_ns=start_unix_ns)
+            job_dirs.place(run_dir, grant, pack_limits(grant))
+        elif kind == "gpus":
+            gpu_jobs.place(run_dir, GpuJob(7, 65534, (0,), start_unix_ns))
+        else:
+            job_dirs.place_refusal(run_dir, 7, "no")
+        return kind
+
+    begin(was, 10**18)
+
+    def planned(state: NodeState) -> tuple[Action, ...]:
+        actions = make_plan(state)
+        begin(becomes, 2 * 10**18)
+        return actions
+
+    monkeypatch.setattr("hami_hpc.stages.reconcile.make_plan", planned)
+    (result,) = reconcile(node.settings, lambda: frozenset(), dry_run=False)
+    assert (result.action.job_id, result.error) == (7, None)
+    assert node.names() == ["7"]
+    assert node.spooled() == []
+
+
+def test_what_was_set_aside_may_be_finished_by_another_process_meanwhile(node: Node) -> None:
+    """An epilog has listed the directories and read this one's run; another epilog removes it then."""
+    ended = str(node.jobs / f"{job_dirs.ENDED}7-{GRANT.created_unix_ns}")
+    gpu_job_stages.end_set_aside(node.settings, ended)
+    node.prolog(8)
+    ledger = common.open_ledger(node.settings)
+    end_directory(node.settings, ledger, GRANT, ended)
+    ledger.close()
+    assert node.spooled() == []
 
 
 def test_a_damaged_ledger_is_replaced(node: Node) -> None:

@@ -59,6 +59,12 @@ def test_all_files_are_written_and_a_second_time_none_changes(node: Node) -> Non
     assert {path: path.stat().st_mtime_ns for path in files_in(node.root / "etc")} == times
 
 
+def test_a_hook_without_memory_left_does_not_end_the_agent(node: Node) -> None:
+    assert render(node).exit_code == 0
+    unit = (node.root / "etc" / "hami-hpc-agent.service").read_text().splitlines()
+    assert {"MemoryMax=256M", "OOMPolicy=continue"} <= set(unit)
+
+
 def test_a_dry_run_prints_the_files_and_writes_nothing(node: Node) -> None:
     done = render(node, "--dry-run")
     assert all(f"/{name} <==" in done.output for name in FILES)

@@ -246,8 +246,11 @@ def test_nobody_reads_the_history_of_anothers_job() -> None:
         assert "only the user of job 7, root and the group of [agent] can read its history" in other.stderr
         assert "MiB" not in other.stdout
         node.epilog(7)
-        own, other = asked_by(UID), asked_by(1234)
-        assert (own.returncode, "5,900 MiB at most" in own.stdout) == (0, True)
-        assert (other.returncode, other.stdout) == (1, "")
-        assert "only the user of job 7 and root can read its usage record" in other.stderr
         unmount_below(Path(folder))
+        own = asked_by(UID)
+        assert own.returncode == 0, own.stderr
+        assert "5,900 MiB at most" in own.stdout
+        other = asked_by(1234)
+        assert other.returncode == 1
+        assert "7.json: only root can read it, and the job's user where" in other.stderr
+        assert "MiB" not in other.stdout
