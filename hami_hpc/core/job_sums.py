@@ -217,9 +217,35 @@ def _next_of_gpus(
     )
 
 
+_NO_USE = JobState(
+    job_id=0,
+    uid=0,
+    created_unix_ns=0,
+    service_class="",
+    policy="none",
+    mode="",
+    gpu_uuid="",
+    gpu_minor=0,
+    mem_bytes=0,
+    cores_percent=0,
+    processes=0,
+    used_bytes=0,
+    peak_bytes=0,
+    busy_percent=0.0,
+    busy_ns=0,
+    energy_mj=0,
+    watched_ns=0,
+    findings=(),
+    disturbed_count=0,
+    accounted_bytes=0,
+    oom_count=0,
+    device_oom_count=0,
+)
+
+
 def _nothing(grant: Grant) -> JobState:
     """Returns the state of a run that was not looked at yet."""
-    return JobState(
+    return _NO_USE._replace(
         job_id=grant.job_id,
         uid=grant.uid,
         created_unix_ns=grant.created_unix_ns,
@@ -230,45 +256,19 @@ def _nothing(grant: Grant) -> JobState:
         gpu_minor=grant.gpu_minor,
         mem_bytes=grant.mem_mib * MIB,
         cores_percent=grant.cores_percent,
-        processes=0,
-        used_bytes=0,
-        peak_bytes=0,
-        busy_percent=0.0,
-        busy_ns=0,
-        energy_mj=0,
-        watched_ns=0,
-        findings=(),
-        disturbed_count=0,
-        accounted_bytes=0,
-        oom_count=0,
-        device_oom_count=0,
     )
 
 
 def _no_use(job: WholeGpus) -> JobState:
     """Returns the state of a job with whole GPUs that was not looked at yet."""
-    return JobState(
+    return _NO_USE._replace(
         job_id=job.job_id,
         uid=job.uid,
         created_unix_ns=job.created_unix_ns,
-        service_class="",
-        policy="none",
         mode=MODE,
         gpu_uuid=",".join(job.gpu_uuids),
         gpu_minor=job.gpu_minor,
         mem_bytes=job.mem_bytes,
         cores_percent=100 * len(job.gpu_uuids),
-        processes=0,
-        used_bytes=0,
-        peak_bytes=0,
-        busy_percent=0.0,
-        busy_ns=0,
-        energy_mj=0,
-        watched_ns=0,
-        findings=(),
-        disturbed_count=0,
-        accounted_bytes=0,
-        oom_count=0,
-        device_oom_count=0,
         model=job.model,
     )
