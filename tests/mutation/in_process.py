@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -66,7 +68,7 @@ def run(node: node_testbed.Node, stage: str, environment: Mapping[str, str]) -> 
     if "LD_LIBRARY_PATH" in environment:
         pytest.skip("needs a program of its own")
     errors = io.StringIO()
-    with contextlib.redirect_stderr(errors):
+    with contextlib.redirect_stderr(errors), mock.patch.dict(os.environ, environment):
         status = MAINS[stage](node.arguments, environment)
     return status, errors.getvalue()
 
