@@ -53,6 +53,7 @@ NOT_HERE: Final = (
     "test_reconcile_is_the_same_command_under_python_m",
     "test_many_who_prepare_at_once_mount_once",
     "test_a_process_that_may_not_mount_knows_it",
+    "test_a_whole_run_has_all_of_roots_times_in_order",  # a stage begins when its process does
     "test_the_example_in_the_document_comes_to_the_lines_that_it_shows",
     "test_every_key_is_in_the_document",
     # They stop a stage at each of its lines, which takes minutes, or start it as a program.
