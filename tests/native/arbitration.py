@@ -65,6 +65,9 @@ class _Use(ctypes.Structure):
         ("saves", ctypes.c_bool),
         ("on_since", ctypes.c_int64),
         ("at", ctypes.c_int64),
+        ("sampled", ctypes.c_bool),
+        ("idle", ctypes.c_bool),
+        ("idle_at", ctypes.c_int64),
     )
 
 

@@ -58,6 +58,37 @@ def test_short_processes_keep_their_cap_together(tmp_path: Path, machine: tuple[
     measured(percent, lambda found: found <= 28)
 
 
+@pytest.mark.parametrize("ms", [5, 30])
+def test_the_making_of_a_context_is_no_use(tmp_path: Path, machine: tuple[Path, str], ms: int) -> None:
+    """What libcuda does before it returns the context is its own; on an H200 that takes longer than many programs."""
+
+    def five() -> float:
+        made = slice_of(tmp_path, machine, 100, "cap")
+        made.extra["HAMI_SIM_FAULTS"] = "sim_context_made=0:delay_us=60000"
+        for _ in range(5):
+            run(made, SERVE, 1, 1000 * ms, 0, "early")
+        return busy_ms(made)
+
+    measured(five, lambda found: 5 * (ms - 2) <= found <= 5 * (ms + 3))
+
+
+def test_a_process_that_is_killed_soon_after_its_first_work_was_counted(
+    tmp_path: Path, machine: tuple[Path, str]
+) -> None:
+    """It had a context, and nothing to do, for some time: what comes then is counted early too."""
+
+    def counted() -> float:
+        made = slice_of(tmp_path, machine, 100, "cap")
+        made.extra["HAMI_SIM_FAULTS"] = "sim_context_made=0:delay_us=60000"
+        for _ in range(5):
+            with subprocess.Popen([SERVE, "1", "5000000", "0", "early"], env=made.environment()) as process:
+                time.sleep(0.100)  # some 40 ms of work
+                process.kill()
+        return busy_ms(made)
+
+    measured(counted, lambda found: found >= 75)
+
+
 def test_a_killed_process_takes_little_with_it(tmp_path: Path, machine: tuple[Path, str]) -> None:
     def counted() -> float:
         made = slice_of(tmp_path, machine, 100, "cap")

@@ -6,18 +6,56 @@ void hami_use_begin(struct hami_use *use, int64_t now)
 	*use = (struct hami_use){.on = true, .saves = true, .on_since = now, .at = now};
 }
 
-/* Returns how much of the stay on the engine that ends at `end` lies after `from`. */
-static int64_t part(const struct hami_use *use, int64_t from, int64_t end)
-{
-	int64_t begin = use->on_since > from ? use->on_since : from;
-	return end > begin ? end - begin : 0;
-}
-
 /* Returns what of a stay up to `end` was spent on saving the context. */
 static int64_t saving(const struct hami_use *use, int64_t end)
 {
 	int64_t most = (end - use->on_since) / 4;
 	return most < 0 || !use->saves ? 0 : most < HAMI_SAVE_NS ? most : HAMI_SAVE_NS;
+}
+
+/*
+ * The time from the last count to this one, cut halfway between two samples: piece i is that of sample i - 1, and the
+ * first that of the last sample of before.
+ */
+struct pieces {
+	size_t count, next;
+	int64_t end[HAMI_USE_SAMPLES + 1];
+	bool idle[HAMI_USE_SAMPLES + 1];
+};
+
+static void cut(struct pieces *p, const struct hami_use *use, const struct hami_switch *switches,
+		size_t switch_count, const struct hami_sample *samples, size_t sample_count, int64_t now)
+{
+	size_t s = 0;
+	bool on = use->on;
+	*p = (struct pieces){.count =
+				     1 + (sample_count < HAMI_USE_SAMPLES ? sample_count : HAMI_USE_SAMPLES)};
+	p->idle[0] = use->idle;
+	for (size_t i = 1; i < p->count; i++) {
+		int64_t at = samples[i - 1].at, before = i > 1 ? samples[i - 2].at : use->idle_at;
+		int64_t middle = i > 1 || use->sampled ? before + (at - before) / 2 : use->at;
+		p->end[i - 1] = middle > use->at ? middle : use->at;
+		for (; s < switch_count && switches[s].at <= at; s++)
+			on = switches[s].on;
+		p->idle[i] = on && !samples[i - 1].outstanding;
+	}
+	p->end[p->count - 1] = now;
+}
+
+/* Returns how much of the time from `from` to `to` is in idle pieces. Later calls are for later times. */
+static int64_t idle_between(struct pieces *p, int64_t from, int64_t to)
+{
+	int64_t idle = 0;
+	for (; p->next < p->count; p->next++) {
+		int64_t end = p->end[p->next] < to ? p->end[p->next] : to;
+		if (end > from) {
+			idle += p->idle[p->next] ? end - from : 0;
+			from = end;
+		}
+		if (p->end[p->next] > to)
+			break;
+	}
+	return idle;
 }
 
 int64_t hami_use_count(struct hami_use *use, const struct hami_switch *switches, size_t switch_count,
@@ -26,25 +64,29 @@ int64_t hami_use_count(struct hami_use *use, const struct hami_switch *switches,
 	if (use->at > now) { /* the clock was set back */
 		use->at = now;
 		use->on_since = use->on_since > now ? now : use->on_since;
+		use->sampled = use->idle = false;
 	}
 	const int64_t from = use->at;
 	int64_t used = 0;
-	size_t sample = 0, idle = 0;
-	for (size_t i = 0; i < switch_count; i++) {
-		const struct hami_switch *s = &switches[i];
-		for (; sample < sample_count && samples[sample].at < s->at; sample++)
-			idle += use->on && !samples[sample].outstanding;
+	struct pieces pieces;
+	cut(&pieces, use, switches, switch_count, samples, sample_count, now);
+	for (size_t i = 0; i <= switch_count; i++) {
+		const int64_t end = i < switch_count ? switches[i].at : now;
+		const int64_t begin = use->on_since > from ? use->on_since : from;
+		if (use->on && end > begin)
+			used += end - begin - idle_between(&pieces, begin, end);
+		if (i == switch_count)
+			break;
 		if (use->on)
-			used += part(use, from, s->at) - saving(use, s->at);
-		use->on = s->on;
-		use->on_since = s->at;
+			used -= saving(use, end);
+		use->on = switches[i].on;
+		use->on_since = end;
 	}
-	for (; sample < sample_count; sample++)
-		idle += use->on && !samples[sample].outstanding;
-	if (use->on)
-		used += part(use, from, now);
-	if (sample_count && now > from)
-		used -= (now - from) / (int64_t)sample_count * (int64_t)idle;
+	if (sample_count) {
+		use->sampled = true;
+		use->idle = pieces.idle[pieces.count - 1];
+		use->idle_at = samples[pieces.count - 2].at;
+	}
 	use->at = now;
 	return used > 0 ? used : 0;
 }

@@ -5,8 +5,9 @@
  *	switches   when the GPU's engine took it on and let it go; none while it is alone there, at work or not
  *	samples    at moments of our choice, whether any of its work was outstanding (at work, or waiting)
  *
- * It used the GPU while it was on the engine with work outstanding. Pure: no clock, no system call. Times in ns
- * of one clock, in order.
+ * It used the GPU while it was on the engine with work outstanding. A sample stands for the time that is nearer to it
+ * than to others, so that it does not matter when is counted. One that was taken while the process was not on the engine
+ * says nothing: then it has been there with work only. Pure: no clock, no system call. Times in ns of one clock, in order.
  */
 #ifndef HAMI_USE_H
 #define HAMI_USE_H
@@ -16,6 +17,8 @@
 
 /* Saving a context that filled an H200 takes so long; it is on the engine meanwhile, and nothing gets done. */
 #define HAMI_SAVE_NS 150000
+/* At most so many samples from count to count. */
+#define HAMI_USE_SAMPLES 128
 
 struct hami_switch {
 	int64_t at;
@@ -31,15 +34,18 @@ struct hami_use {
 	bool on;    /* on the engine after the last switch */
 	bool saves; /* a switch away ends with the context saved: HAMI_SAVE_NS of it do not count */
 	int64_t on_since;
-	int64_t at; /* counted up to here */
+	int64_t at;      /* counted up to here */
+	bool sampled;    /* since it began */
+	bool idle;       /* by the last sample: on the engine with nothing outstanding */
+	int64_t idle_at; /* when that was */
 };
 
 /* Begins at `now`, taking it as on the engine: the first switch tells, and until then it is nobody else. */
 void hami_use_begin(struct hami_use *use, int64_t now);
 
 /*
- * Returns the time used from the last call's `now` to this one's, with the switches and samples in between.
- * Without samples all of its time on the engine counts.
+ * Returns the time used from the last call's `now` to this one's, with the switches and the first HAMI_USE_SAMPLES
+ * samples in between. All time on the engine before the first sample of all is like that sample; without any all counts.
  */
 int64_t hami_use_count(struct hami_use *use, const struct hami_switch *switches, size_t switch_count,
 		       const struct hami_sample *samples, size_t sample_count, int64_t now);

@@ -109,7 +109,12 @@ static CUresult keep_if_fenced(const struct real_cuda *real, CUresult result, co
 	if (!real->name)                                                                                     \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
 	CUresult result = admit(real, device);                                                               \
-	return result == CUDA_SUCCESS ? keep_if_fenced(real, real->name(__VA_ARGS__), context) : result
+	if (result != CUDA_SUCCESS)                                                                          \
+		return result;                                                                               \
+	hami_outstanding_make(true);                                                                         \
+	result = keep_if_fenced(real, real->name(__VA_ARGS__), context);                                     \
+	hami_outstanding_make(false);                                                                        \
+	return result
 
 CUresult CUDAAPI cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
 {
@@ -134,8 +139,10 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	if (!real)
 		return HAMI_REFUSED;
 	CUresult result = admit(real, device);
-	if (result == CUDA_SUCCESS)
-		result = real->cuDevicePrimaryCtxRetain(context, device);
+	if (result != CUDA_SUCCESS)
+		return result;
+	hami_outstanding_make(true);
+	result = real->cuDevicePrimaryCtxRetain(context, device);
 	if (result == CUDA_SUCCESS && !fenced()) {
 		real->cuDevicePrimaryCtxRelease_v2(device);
 		result = HAMI_REFUSED;
@@ -144,6 +151,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 		hami_region_note_context(hami_region());
 		hami_outstanding_add(*context, &primary);
 	}
+	hami_outstanding_make(false);
 	return result;
 }
 
@@ -228,10 +236,12 @@ CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources
 		return HAMI_REFUSED;
 	if (!real->cuGreenCtxCreate)
 		return CUDA_ERROR_NOT_SUPPORTED;
+	hami_outstanding_make(true);
 	CUresult result = real->cuGreenCtxCreate(green, resources, device, flags);
 	if (result == CUDA_SUCCESS && real->cuCtxFromGreenCtx &&
 	    real->cuCtxFromGreenCtx(&context, *green) == CUDA_SUCCESS)
 		hami_outstanding_add(context, *green);
+	hami_outstanding_make(false);
 	return result;
 }
 

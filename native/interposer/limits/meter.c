@@ -14,7 +14,7 @@
 #include "limits/launched.h"
 #include "limits/probe.h"
 
-#define SAMPLES 128
+#define SAMPLES HAMI_USE_SAMPLES
 #define SWITCHES 4096
 #define PAUSE_NS 5000000ll
 #define CONTENDED_NS (2 * HAMI_ROUND_NS)

@@ -27,7 +27,8 @@ static struct {
 	struct known *list;
 	size_t count, room;
 	int captures;
-	int leaving; /* releases under way of the context of leaving_key, which may go at any moment */
+	size_t making; /* contexts under way */
+	int leaving;   /* releases under way of the context of leaving_key, which may go at any moment */
 	const void *leaving_key;
 	bool incomplete; /* a context could not be remembered */
 	uint64_t made;
@@ -88,6 +89,13 @@ void hami_outstanding_add(CUcontext context, const void *key)
 		known.list[i] = (struct known){.key = key, .context = context, .made = ++known.made};
 	if (i < known.count)
 		known.list[i].anew = true;
+	pthread_mutex_unlock(&known.lock);
+}
+
+void hami_outstanding_make(bool begins)
+{
+	pthread_mutex_lock(&known.lock);
+	known.making = begins ? known.making + 1 : known.making - (known.making > 0);
 	pthread_mutex_unlock(&known.lock);
 }
 
@@ -199,7 +207,7 @@ static enum hami_outstanding ask_unlocked(const struct real_cuda *real, size_t i
 static enum hami_outstanding ask_all(const struct real_cuda *real, int groups)
 {
 	enum hami_outstanding answer = HAMI_NOTHING_OUTSTANDING;
-	if (known.captures || known.incomplete || (size_t)groups > known.count)
+	if (known.captures || known.incomplete || (size_t)groups > known.count + known.making)
 		answer = HAMI_OUTSTANDING_UNKNOWN;
 	for (size_t i = 0; i < known.count && !known.ended && !known.captures; i++) {
 		enum hami_outstanding one = ask_unlocked(real, i);
@@ -250,10 +258,10 @@ void hami_outstanding_forked(void)
 		known.asked = NULL;
 		known.answered = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 	}
-	if (!known.list && !known.count && !known.captures && !known.incomplete)
+	if (!known.list && !known.count && !known.captures && !known.making && !known.incomplete)
 		return;
 	known.list = NULL; /* the parent's: another thread may have been changing it */
-	known.count = known.room = 0;
+	known.count = known.room = known.making = 0;
 	known.captures = known.leaving = 0;
 	known.incomplete = false;
 }

@@ -28,6 +28,11 @@ enum hami_outstanding hami_outstanding_look(int groups);
 /* The same on a thread of the application: HAMI_SOMETHING_OUTSTANDING if another thread asks for over 0.1 ms. */
 enum hami_outstanding hami_outstanding_glance(int groups);
 
+/*
+ * Around the making of a context. Until it is added, its compute group is nobody's unknown work: what libcuda does
+ * there to set it up is not the application's.
+ */
+void hami_outstanding_make(bool begins);
 /* A context was made, or is about to go. `key` names it: the context itself, or its green context. */
 void hami_outstanding_add(CUcontext context, const void *key);
 void hami_outstanding_remove(const void *key);

@@ -37,6 +37,7 @@
 #define COUNT_NS HAMI_ROUND_NS         /* between two counts of what was used */
 #define FIT_NS (HAMI_ROUND_NS * 3 / 4) /* between two fits of the timeslice */
 #define IDLE_NS (100 * MS)             /* nothing outstanding for so long: the keeper rests */
+#define IDLE_FIRST_NS (20 * MS)        /* nothing outstanding for so long: what comes is counted early */
 #define REST_NS (100 * MS)             /* between two looks while it rests: for work that is no launch */
 #define SLEEP_NS_LEAST (MS / 20)
 #define REFUSALS_IN_A_ROW 3
@@ -62,7 +63,7 @@ struct keeper {
 	bool open;             /* the channels are enabled */
 	bool shut;             /* the budget says so */
 	int64_t change;        /* steady: the budget says the same until then */
-	int64_t begun;         /* steady: since when it does not rest */
+	int64_t begun;         /* steady: since when it works, after IDLE_FIRST_NS without */
 	int64_t counted, sampled,
 		busy;   /* steady: the last count and sample, and when work was last outstanding */
 	int64_t closed; /* steady: since when it is not open */
@@ -269,7 +270,7 @@ static int64_t count_gap(const struct keeper *k)
 {
 	bool uses = k->open || k->counted - k->closed < HAMI_COUNT_NS_SEVERAL;
 	bool several = k->pauses && uses && hami_region_processes(hami_region()) > 1;
-	int64_t worked = k->counted - k->begun;
+	int64_t worked = k->counted - k->begun; /* negative: not counted since */
 	return several || worked < HAMI_COUNT_NS_SEVERAL ? HAMI_COUNT_NS_SEVERAL : least(worked, COUNT_NS);
 }
 
@@ -279,6 +280,8 @@ static int64_t look(struct keeper *k)
 	int64_t steady = hami_clock_steady(), until;
 	if (k->open && steady >= k->sampled) {
 		if (hami_meter_sample(hami_clock_shared())) {
+			if (steady - k->busy > IDLE_FIRST_NS)
+				k->begun = steady;
 			k->busy = steady;
 			hami_region_note_use(hami_region());
 		}

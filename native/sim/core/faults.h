@@ -8,7 +8,8 @@
  *	                                              an exported symbol cannot vanish from a loaded library
  *
  * NAME is a driver function without its version (cuMemAlloc stands for cuMemAlloc_v2 too), an NVML function,
- * or rm_XXXXXXXX, a control of the simulated kernel in hexadecimal. `after` calls pass before the first
+ * rm_XXXXXXXX, a control of the simulated kernel in hexadecimal, or sim_context_made: where a context has its
+ * channels and is not the application's yet (libcuda spends some 40 ms there on an H200). `after` calls pass before the first
  * fault, and `times` faults happen (default: for ever). CODE is decimal or 0x hexadecimal. `gpu` is for NVML
  * functions with a device: only the calls for that GPU of the machine (0 is the first) count and fail.
  */

@@ -110,6 +110,9 @@ static CUresult create(CUdevice ordinal, unsigned flags, unsigned version, struc
 	c->next = sim.contexts;
 	sim.contexts = c;
 	result = sim_channels_open(c);
+	int code;
+	if (sim.faults.count && faults_hit(&sim.faults, "sim_context_made", &code) && code)
+		result = (CUresult)code;
 	if (result == CUDA_SUCCESS)
 		*out = c;
 	else

@@ -25,6 +25,45 @@ static void alone(void)
 	CHECK(count(NULL, 0, NULL, 0, 10) == 0); /* no time has passed */
 }
 
+/* It does not matter when is counted: after a sample of work, as a keeper does, or in between. */
+static void a_sample_stands_for_the_time_around_it(void)
+{
+	const struct hami_sample first[] = {{AT(0), false}, {AT(10), false}, {AT(20), true}};
+	const struct hami_sample second[] = {{AT(30), true}, {AT(40), false}};
+	hami_use_begin(&use, AT(0));
+	CHECK(count(NULL, 0, first, 3, 20) == 5 * MS);
+	CHECK(count(NULL, 0, NULL, 0, 24) == 4 * MS); /* as it was by the last sample */
+	CHECK(count(NULL, 0, second, 2, 45) == 11 * MS);
+	CHECK(count(NULL, 0, NULL, 0, 50) == 0);
+	hami_use_begin(&use, AT(0));
+	CHECK(count(NULL, 0, NULL, 0, 5) == 5 * MS); /* nothing is known of it */
+}
+
+/* While it is off the engine nothing is known of its work; what a sample there says is no reason to count less. */
+static void samples_off_the_engine_say_nothing(void)
+{
+	const struct hami_switch turns[] = {{AT(2), false}, {AT(8), true}};
+	const struct hami_sample off[] = {{AT(5), false}}, on[] = {{AT(9), false}};
+	hami_use_begin(&use, AT(0));
+	CHECK(hami_use_count(&use, turns, 2, off, 1, AT(10)) == 4 * MS - HAMI_SAVE_NS);
+	hami_use_begin(&use, AT(0));
+	CHECK(hami_use_count(&use, turns, 2, on, 1, AT(10)) == 0);
+	hami_use_begin(&use, AT(0));
+	const struct hami_sample both[] = {{AT(1), true}, {AT(9), false}};
+	/* idle from the middle, where it is off, on */
+	CHECK(hami_use_count(&use, turns, 2, both, 2, AT(10)) == 2 * MS - HAMI_SAVE_NS);
+}
+
+static void more_samples_than_fit(void)
+{
+	static struct hami_sample many[HAMI_USE_SAMPLES + 10];
+	for (int i = 0; i < HAMI_USE_SAMPLES + 10; i++)
+		many[i] = (struct hami_sample){AT(i), i < HAMI_USE_SAMPLES / 2};
+	hami_use_begin(&use, AT(0));
+	int64_t used = hami_use_count(&use, NULL, 0, many, HAMI_USE_SAMPLES + 10, AT(HAMI_USE_SAMPLES + 10));
+	CHECK(used == HAMI_USE_SAMPLES / 2 * MS - MS / 2);
+}
+
 static void beside_others(void)
 {
 	const struct hami_switch turns[] = {{AT(2), false}, {AT(5), true}, {AT(9), false}};
@@ -63,6 +102,9 @@ int main(void)
 {
 	the_clock_is_set_back();
 	alone();
+	a_sample_stands_for_the_time_around_it();
+	samples_off_the_engine_say_nothing();
+	more_samples_than_fit();
 	beside_others();
 	short_turns_are_not_all_saving();
 	return 0;
