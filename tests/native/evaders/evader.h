@@ -5,8 +5,8 @@
  *	MIB SECONDS [PERCENT]
  *
  * takes so much GPU memory, says so in one line, and keeps the GPU busy for PERCENT (default 100) of the time until
- * SECONDS are over. They run on the simulation, whose kernels do nothing but take time. A program that cannot have its
- * memory exits with 1.
+ * SECONDS are over. They run on the simulation, which looks at the kernel's name only, and on a GPU (tests/gpu), which
+ * runs its PTX. A program that cannot have its memory exits with 1.
  */
 #ifndef EVADER_H
 #define EVADER_H
@@ -81,7 +81,25 @@ static inline double now_s(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* A context, and the kernel that takes as many nanoseconds as its argument says. */
+/* A kernel of one thread that takes as many nanoseconds as its argument says. */
+static const char SPIN_PTX[] = ".version 7.0\n"
+			       ".target sm_70\n"
+			       ".address_size 64\n"
+			       ".visible .entry sim_spin_ns(.param .u64 ns)\n"
+			       "{\n"
+			       "	.reg .u64 %r<4>;\n"
+			       "	.reg .pred %p;\n"
+			       "	ld.param.u64 %r1, [ns];\n"
+			       "	mov.u64 %r2, %globaltimer;\n"
+			       "	add.u64 %r1, %r1, %r2;\n"
+			       "again:\n"
+			       "	mov.u64 %r2, %globaltimer;\n"
+			       "	setp.lt.u64 %p, %r2, %r1;\n"
+			       "	@%p bra again;\n"
+			       "	ret;\n"
+			       "}\n";
+
+/* A context, and that kernel. */
 static inline CUfunction start(const struct driver *d)
 {
 	CUcontext context;
@@ -90,7 +108,7 @@ static inline CUfunction start(const struct driver *d)
 	OK(d->cuInit(0));
 	OK(d->cuDevicePrimaryCtxRetain(&context, 0));
 	OK(d->cuCtxSetCurrent(context));
-	OK(d->cuModuleLoadData(&module, "image"));
+	OK(d->cuModuleLoadData(&module, SPIN_PTX));
 	OK(d->cuModuleGetFunction(&kernel, module, "sim_spin_ns"));
 	return kernel;
 }

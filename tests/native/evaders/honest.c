@@ -6,7 +6,8 @@
  *
  *	take and give    pieces of all sizes
  *	contexts         made and destroyed, with memory left in them
- *	children         forked by a process that has a context; they end in three ways, one of them SIGKILL
+ *	children         of a process that has a context, executed anew, as CUDA wants it; they end in three ways, one
+ *	                 of them SIGKILL
  *	threads          that take and give at the same time
  *	churn            short processes, one after the other
  *	exec             of the program itself, while it holds memory
@@ -20,6 +21,7 @@
 #define CONTEXT_MIB 512 /* of the simulated H200 */
 #define THREADS 8
 #define CHILDREN 3
+#define CHILD "child" /* argv[0] of one; then MIB, how it ends, PERCENT */
 
 static struct {
 	size_t mib; /* for memory besides the contexts of parent and children */
@@ -72,13 +74,8 @@ static void contexts(void)
 	}
 }
 
-/* Returns once the child is there; it ends by itself. */
-static pid_t child(size_t mib, int how)
+static int be_child(size_t mib, int how)
 {
-	pid_t pid = fork();
-	CHECK(pid >= 0);
-	if (pid)
-		return pid;
 	open_gpu();
 	CUdeviceptr address = take(mib);
 	work(0.02);
@@ -86,7 +83,22 @@ static pid_t child(size_t mib, int how)
 		OK(cuMemFree(address));
 	if (how == 2)
 		raise(SIGKILL);
-	exit(0);
+	return 0;
+}
+
+/* Returns once the child is there; it ends by itself. */
+static pid_t child(size_t mib, int how)
+{
+	char size[32], way[16], percent[16];
+	pid_t pid = fork();
+	CHECK(pid >= 0);
+	if (pid)
+		return pid;
+	snprintf(size, sizeof size, "%zu", mib);
+	snprintf(way, sizeof way, "%d", how);
+	snprintf(percent, sizeof percent, "%d", self.percent);
+	execl("/proc/self/exe", CHILD, size, way, percent, NULL);
+	CHECK(!"exec");
 }
 
 static void await(pid_t pid)
@@ -134,6 +146,10 @@ static void threads(void)
 int main(int argc, char **argv)
 {
 	char seconds[32], rounds[32];
+	if (argc == 4 && !strcmp(argv[0], CHILD)) {
+		self.percent = percent_of(argc, argv);
+		return be_child(strtoull(argv[1], NULL, 10), atoi(argv[2]));
+	}
 	double end = now_s() + seconds_of(argc, argv);
 	CHECK(mib_of(argc, argv) >= (1 + CHILDREN) * CONTEXT_MIB + 64);
 	self.mib = mib_of(argc, argv) - (1 + CHILDREN) * CONTEXT_MIB;
