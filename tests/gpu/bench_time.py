@@ -3,6 +3,7 @@
 
 Usage: make bench-time [SECTIONS="caps light ..."], as root on a GPU node with nvcc and
 PyTorch. Needs build/native (make build). REPEATS (3) is how often each figure is measured; medians are printed.
+With HAMI_CORE=/path/to/libvgpu.so (built by its own build.sh) caps, light and mixtures measure HAMi-core beside.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/native")]
 
-from conformance import make_slice  # noqa: E402
+from conformance import Slice, make_slice  # noqa: E402
 
+from hami_hpc.contract import constants as c  # noqa: E402
 from hami_hpc.core.grant import Grant  # noqa: E402
 from hami_hpc.core.turns import make_turns  # noqa: E402
 
@@ -32,8 +34,10 @@ REPEATS = int(os.environ.get("REPEATS", "3"))
 SECONDS = float(os.environ.get("SECONDS", "3"))
 FOLDER = Path(tempfile.mkdtemp(prefix="hami-bench-"))
 WORK = Path(os.environ.get("HAMI_BENCH_WORK", str(FOLDER / "work")))
+HAMI_CORE = os.environ.get("HAMI_CORE", "")
+GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "0")  # one, by its number
 UUID = subprocess.run(
-    ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True, check=True
+    ["nvidia-smi", "-i", GPU, "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True, check=True
 ).stdout.split()[0]
 GRANT = Grant(0, 0, UUID, 0, 0, "", 0, 1, "std", "cap", "share", 1)
 Numbers = dict[str, float]
@@ -43,7 +47,7 @@ loops = 0.0
 
 @dataclass(frozen=True)
 class Tenant:
-    """One job: its work, and its terms; without cores it runs natively."""
+    """One job: its work, and its terms; without cores it runs natively. Policy "HAMi-core": under that instead."""
 
     work: tuple[str, ...]
     cores: int = 0
@@ -51,9 +55,15 @@ class Tenant:
     fields: dict[str, int] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
-        global serial
         if not self.cores:
             return dict(os.environ)
+        if self.policy == "HAMi-core":
+            return hami_core(self.cores)
+        return self.slice().environment()
+
+    def slice(self) -> Slice:
+        """Makes a job with these terms."""
+        global serial
         serial += 1
         return make_slice(
             FOLDER / f"job{serial}",
@@ -63,7 +73,7 @@ class Tenant:
             cores_percent=self.cores,
             policy=self.policy,
             fields=self.fields,
-        ).environment()
+        )
 
     def start(self, *more: str, seconds: float = SECONDS) -> subprocess.Popen[str]:
         program = self.work[0]
@@ -72,6 +82,20 @@ class Tenant:
         else:
             command = [str(WORK), program, str(seconds), str(loops), *self.work[1:], *more]
         return subprocess.Popen(command, env=self.environment(), stdout=subprocess.PIPE, text=True)
+
+
+def hami_core(cores: int) -> dict[str, str]:
+    """Returns the environment that HAMi's device plugin gives a container with such a slice."""
+    global serial
+    serial += 1
+    return os.environ | {
+        "LD_PRELOAD": HAMI_CORE,
+        "CUDA_DEVICE_MEMORY_LIMIT": "12000m",
+        "CUDA_DEVICE_SM_LIMIT": str(cores),
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(FOLDER / f"region{serial}"),
+        "GPU_CORE_UTILIZATION_POLICY": "FORCE",
+        "LIBCUDA_LOG_LEVEL": "0",
+    }
 
 
 def answer(process: subprocess.Popen[str]) -> Numbers:
@@ -84,7 +108,7 @@ def answer(process: subprocess.Popen[str]) -> Numbers:
 
 def told(tenants: Sequence[Tenant]) -> list[Tenant]:
     """The tenants with what root writes into their records of the others on the GPU; native ones as they are."""
-    if not all(tenant.cores for tenant in tenants):
+    if not all(tenant.cores and tenant.policy != "HAMi-core" for tenant in tenants):
         return list(tenants)
     grants = [
         GRANT._replace(job_id=number, cores_percent=t.cores, policy=t.policy)._replace(
@@ -137,17 +161,18 @@ KINDS = {
 
 def caps() -> None:
     print("\n## One tenant under a cap, work of every kind, percent of native\n")
-    row("work", *(f"cap {cap}" for cap in (10, 25, 50, 90)))
-    row(*["---"] * 5)
+    row("work", *(f"cap {cap}" for cap in (10, 25, 50, 90)), *["HAMi-core 25"] * bool(HAMI_CORE))
+    row(*["---"] * (5 + bool(HAMI_CORE)))
     for name, work in KINDS.items():
         cells = []
         base = KERNELS if work in (BURSTS, ("contexts",)) else work
         native = median(partial(rate, Tenant(base)))
-        for cap in (10, 25, 50, 90):
+        columns = [(cap, "cap") for cap in (10, 25, 50, 90)] + [(25, "HAMi-core")] * bool(HAMI_CORE)
+        for cap, policy in columns:
             if cap not in (25, 50) and work is not KERNELS:
                 cells.append("")
                 continue
-            runs = [alone(Tenant(work, cap)) for _ in range(REPEATS)]
+            runs = [alone(Tenant(work, cap, policy)) for _ in range(REPEATS)]
             got = 100 * statistics.median(r["rate"] for r in runs) / native
             most = max((100 * r["best"] / native for r in runs if "best" in r), default=0)
             cells.append(f"{got:.2f}" + (f" ({most:.1f})" if most else ""))
@@ -163,8 +188,10 @@ def light() -> None:
     row("", "p50 us", "p99 us", "requests/s", "p99 over native", "rate over native")
     row(*["---"] * 6)
     native = [alone(Tenant(LIGHT)) for _ in range(REPEATS)]
-    capped = [alone(Tenant(LIGHT, 50)) for _ in range(REPEATS)]
-    for name, runs in (("native", native), ("cap 50", capped)):
+    capped = {"cap 50": [alone(Tenant(LIGHT, 50)) for _ in range(REPEATS)]}
+    if HAMI_CORE:
+        capped["HAMi-core 50"] = [alone(Tenant(LIGHT, 50, "HAMi-core")) for _ in range(REPEATS)]
+    for name, runs in {"native": native, **capped}.items():
         p50, p99, rate = (statistics.median(r[k] for r in runs) for k in ("p50", "p99", "rate"))
         base99, base = (statistics.median(r[k] for r in native) for k in ("p99", "rate"))
         row(name, f"{p50:.1f}", f"{p99:.1f}", f"{rate:.0f}", p99 / base99, rate / base)
@@ -187,7 +214,7 @@ def mixtures() -> None:
     row("tenants", "each", "total")
     row(*["---"] * 3)
     native = median(partial(rate, Tenant(KERNELS)))
-    for mixture in MIXTURES:
+    for mixture in (*MIXTURES, *[((50, "HAMi-core"),) * 2, ((25, "HAMi-core"),) * 4] * bool(HAMI_CORE)):
         runs = []
         for _ in range(REPEATS):
             tenants = [Tenant(KERNELS, cores, policy) for cores, policy in mixture]
@@ -330,14 +357,13 @@ def training() -> None:
     row(*(100 * median(partial(steps, cap)) / native for cap in (25, 50, 75, 100)))
 
 
-def keeper_ticks(pid: int) -> int:
-    """The clock ticks that the interposer's threads in process `pid` have taken."""
-    ticks = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        name, _, rest = (task / "stat").read_text().partition(") ")
-        if name.partition("(")[2] in {"hami-share", "hami-probe"}:
-            ticks += sum(int(word) for word in rest.split()[11:13])
-    return ticks
+def keeper_ns(pid: int) -> int:
+    """Returns the CPU time that the interposer's threads in process `pid` have taken."""
+    return sum(
+        int((task / "schedstat").read_text().split()[0])
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        if (task / "comm").read_text().strip() in {"hami-share", "hami-probe"}
+    )
 
 
 def cost() -> None:
@@ -354,13 +380,30 @@ def cost() -> None:
     for name, tenant in tenants.items():
         running = tenant.start(seconds=12)
         time.sleep(3)
-        begin, before = time.monotonic(), keeper_ticks(running.pid)
+        begin, before = time.monotonic(), keeper_ns(running.pid)
         time.sleep(8)
-        ticks = keeper_ticks(running.pid) - before
-        percent = 100 * ticks / os.sysconf("SC_CLK_TCK") / (time.monotonic() - begin)
+        percent = (keeper_ns(running.pid) - before) / 1e7 / (time.monotonic() - begin)
         running.kill()
         running.wait()
         row(name, percent)
+
+
+ENDINGS = ("exit", "_exit", "kill")
+
+
+def endings() -> None:
+    """What is counted of programs that end at once: 10 of 20 ms of work each, one after the other, in one job."""
+    print("\n## Ten programs of 20 ms of work each, cap 25: what their job is charged with\n")
+    row("they end by", "counted ms, of 200")
+    row(*["---"] * 2)
+    for ending in ENDINGS:
+        job = Tenant(KERNELS, 25).slice()
+        for _ in range(10):
+            command = [str(WORK), "once", "1", str(loops), "us=1000", "count=20", f"end={ENDINGS.index(ending)}"]
+            subprocess.run(command, env=job.environment(), check=False)
+        offset, size, *_ = c.USAGE_FIELDS["time_used"]
+        used_ns = int.from_bytes((job.directory / c.FILE_USAGE).read_bytes()[offset : offset + size], "little")
+        row(ending, f"{used_ns / 1e6:.1f}")
 
 
 SECTIONS = {
@@ -373,6 +416,7 @@ SECTIONS = {
     "inference": inference,
     "training": training,
     "cost": cost,
+    "endings": endings,
 }
 
 

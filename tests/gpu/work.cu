@@ -13,6 +13,7 @@
  *   copies               within the device, 256 MiB    memsets   1 GiB
  *   bursts on=300 off=3000   kernels of 1 ms for `on` ms after `off` ms of idling; the rate is within the bursts
  *   steps us=1000 gap=1500   one kernel, waited for; then nothing for `gap` us: a program whose GPU waits for its CPU
+ *   once us=1000 count=20 end=0   so many kernels, waited for; it ends by exit (0), _exit (1) or SIGKILL (2)
  * Kinds that wait for each request; p50, p99, mean (us) from its start to its end, "rate" requests per second:
  *   requests us=13 every=1000 count=1 copy=0   `copy` bytes from the host, then `count` kernels, each `every` us
  *
@@ -23,6 +24,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -85,18 +87,18 @@ __global__ void work(long loops, unsigned int *out)
 		*out = 0; // never: keeps the loop
 }
 
-/* Counts in host memory how far it is, until the host says stop. */
-__global__ void endless(long loops, volatile unsigned long long *count, volatile int *stop, unsigned int *out)
+/* Each block counts its rounds in rounds[blockIdx.x], until the host says stop. */
+__global__ void endless(long loops, volatile unsigned int *rounds, volatile int *stop, unsigned int *out)
 {
 	__shared__ int end;
 	for (end = 0; !end;) {
 		if (turn(loops) == 0x12345678u && loops < 0)
 			*out = 0;
 		__syncthreads();
-		if (threadIdx.x == 0 && blockIdx.x == 0)
-			*count = *count + 1;
-		if (threadIdx.x == 0)
+		if (threadIdx.x == 0) {
+			rounds[blockIdx.x] = rounds[blockIdx.x] + 1;
 			end = *stop;
+		}
 		__syncthreads();
 	}
 }
@@ -337,13 +339,37 @@ static void mapped(volatile unsigned long long **count, volatile int **stop)
 	**stop = 0;
 }
 
+/* The rate is of all blocks: those of one multiprocessor may get more of it than others when they are paused. */
 static void persistent()
 {
-	volatile unsigned long long *count;
+	volatile unsigned long long *unused;
 	volatile int *stop;
-	mapped(&count, &stop);
-	endless<<<blocks, THREADS, 0, new_stream()>>>((long)(100 * loops_per_us), count, stop, nullptr);
-	watch(count, stop);
+	unsigned int *rounds, *seen;
+	size_t bytes = (size_t)blocks * sizeof *rounds;
+	cudaStream_t s = new_stream(), reads = new_stream();
+	std::vector<Mark> marks;
+	double least = 0, most = 0;
+	mapped(&unused, &stop);
+	OK(cudaMalloc(&rounds, bytes));
+	OK(cudaMemset(rounds, 0, bytes));
+	OK(cudaHostAlloc((void **)&seen, bytes, cudaHostAllocDefault));
+	endless<<<blocks, THREADS, 0, s>>>((long)(100 * loops_per_us), rounds, stop, nullptr);
+	double start = now();
+	while (now() < end_at(start)) {
+		usleep(2000);
+		OK(cudaMemcpyAsync(seen, rounds, bytes, cudaMemcpyDeviceToHost, reads));
+		OK(cudaStreamSynchronize(reads));
+		double total = 0;
+		for (int i = 0; i < blocks; i++)
+			total += seen[i];
+		marks.push_back({now(), total / blocks});
+		least = *std::min_element(seen, seen + blocks);
+		most = *std::max_element(seen, seen + blocks);
+	}
+	*stop = 1;
+	OK(cudaDeviceSynchronize());
+	fprintf(stderr, "persistent: rounds of the blocks %.0f to %.0f, block 0 %u\n", least, most, seen[0]);
+	print_rate(marks);
 }
 
 static void tail()
@@ -475,6 +501,18 @@ static int calibrate()
 	return 0;
 }
 
+static void once()
+{
+	cudaStream_t s = new_stream();
+	for (int i = 0; i < (int)get("count", 20); i++)
+		launch(get("us", 1000), s);
+	OK(cudaStreamSynchronize(s));
+	if (get("end", 0) > 1)
+		raise(SIGKILL);
+	if (get("end", 0) > 0)
+		_exit(0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -482,7 +520,8 @@ int main(int argc, char **argv)
 		void (*run)();
 	} kinds[] = {{"kernels", kernels}, {"streams", streams},   {"contexts", contexts}, {"green", green},
 		     {"graph", graph},     {"tail", tail},         {"persistent", persistent}, {"copies", copies},
-		     {"memsets", memsets}, {"bursts", bursts},     {"requests", requests}, {"steps", steps}};
+		     {"memsets", memsets}, {"bursts", bursts},     {"requests", requests}, {"steps", steps},
+		     {"once", once}};
 	cudaDeviceProp p;
 	OK(cudaGetDeviceProperties(&p, 0));
 	blocks = p.multiProcessorCount * (p.maxThreadsPerMultiProcessor / THREADS);
