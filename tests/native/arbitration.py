@@ -78,7 +78,7 @@ class _Slice(ctypes.Structure):
         ("level", ctypes.c_uint32),
         *(
             (name, ctypes.c_int64)
-            for name in ("used", "others", "unused", "tiny", "returns", "met", "thrashed", "wants")
+            for name in ("used", "others", "worked", "unused", "tiny", "returns", "met", "thrashed", "wants")
         ),
         ("doublings", ctypes.c_uint32),
         *((name, ctypes.c_int64) for name in ("yielded", "missed", "wary")),
@@ -97,11 +97,11 @@ class _Seen(ctypes.Structure):
         ("caps", ctypes.c_uint32),
         ("capped", ctypes.c_bool),
         ("others_least_percent", ctypes.c_uint32),
+        ("others_percent", ctypes.c_uint32),
         ("held_back", ctypes.c_bool),
         ("can_yield", ctypes.c_bool),
         *((name, ctypes.c_uint32) for name in ("samples", "outstanding")),
-        ("others", ctypes.c_int64),
-        ("unused", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("others", "worked", "unused")),
         *((name, ctypes.c_uint32) for name in ("tiny", "returns", "met", "pressed", "thrashed")),
     )
 
@@ -139,6 +139,9 @@ _lib.hami_slice_yields.argtypes = (ctypes.POINTER(_Slice),)
 _lib.hami_slice_us.restype, _lib.hami_slice_us.argtypes = _U32, (ctypes.POINTER(_Slice), _U32)
 _lib.hami_slice_others.restype, _lib.hami_slice_others.argtypes = _I64, (ctypes.POINTER(_Slice), _U32)
 _lib.hami_slice_tiny.restype, _lib.hami_slice_tiny.argtypes = _I64, (_I64,)
+_lib.hami_slice_worked.restype, _lib.hami_slice_worked.argtypes = _I64, (_I64,)
+_lib.hami_terms_others_percent.restype = _U32
+_lib.hami_terms_others_percent.argtypes = (ctypes.POINTER(_Terms), _U32)
 _lib.hami_slice_unused.restype, _lib.hami_slice_unused.argtypes = _I64, (_I64, _I64)
 _lib.hami_use_begin.restype, _lib.hami_use_begin.argtypes = None, (ctypes.POINTER(_Use), _I64)
 _lib.hami_use_count.restype = _I64
@@ -228,6 +231,10 @@ class Terms:
         """Returns the timeslice of one of so many processes, us; 0: the driver's own."""
         return int(_lib.hami_terms_timeslice_us(self._struct(), processes))
 
+    def others_percent(self, processes: int = 1) -> int:
+        """Returns the cores of all others together, as one of so many processes sees them; 0: not known."""
+        return int(_lib.hami_terms_others_percent(self._struct(), processes))
+
     def cap(self) -> int:
         """Returns the most that the tenant may use, percent."""
         return int(_lib.hami_terms_cap(self._struct()))
@@ -266,11 +273,13 @@ class Seen:
     caps: int = 0
     capped: bool = False
     others_least_percent: int = 0
+    others_percent: int = 0
     held_back: bool = False
     can_yield: bool = True
     samples: int = 0
     outstanding: int = 0
     others_ns: int = 0
+    worked: int = 0
     unused: int = 0
     tiny: int = 0
     returns: int = 0
@@ -321,6 +330,11 @@ class Slice:
 def slice_tiny_ns(timeslice_ns: int) -> int:
     """Returns how short a stay is tiny for somebody of this timeslice."""
     return int(_lib.hami_slice_tiny(timeslice_ns))
+
+
+def slice_worked(stay_ns: int) -> int:
+    """Returns how much of another's stay was work, ns."""
+    return int(_lib.hami_slice_worked(stay_ns))
 
 
 def slice_unused(stay_ns: int, timeslice_ns: int) -> int:

@@ -36,6 +36,8 @@ ANYTHING = st.builds(
     can_yield=st.booleans(),
     samples=U32,
     outstanding=U32,
+    others_percent=U32 | st.integers(0, 100),
+    worked=I64 | st.integers(0, ROUND),
     unused=I64 | st.integers(0, 10**5),
     tiny=U32,
     returns=U32,
@@ -92,11 +94,28 @@ def test_any_inputs_keep_timeslices_and_steps_within_bounds(seen: list[Seen], co
 
 
 @few
+@given(st.lists(st.integers(1, 100), min_size=2, max_size=20), st.integers(1, 8))
+def test_the_cores_of_the_others_follow_from_the_turns(cores: list[int], processes: int) -> None:
+    for tenant, own in zip(tenants_of([(one, "burst", Load()) for one in cores]), cores, strict=True):
+        length = tenant.terms.turn_length  # permille, rounded down
+        others = tenant.terms.others_percent()
+        assert others <= own * (1000 - length) // length if length else others == 0
+        assert not length or others >= min(own * (999 - length) // (length + 1), 10**9)
+        assert not length or tenant.terms.others_percent(processes) == others + own * (processes - 1) // processes
+
+
+def test_without_turns_nothing_is_known_of_the_others() -> None:
+    for length in (0, 1001, 2**32 - 1):
+        assert a.Terms(50, turn_length=length).others_percent() == 0
+
+
+@few
 @given(I64, I64)
 def test_what_a_stay_left_unused_is_a_part(stay: int, timeslice: int) -> None:
     assert 0 <= a.slice_unused(stay, timeslice) <= 1000
     assert a.slice_unused(timeslice + a.SAVE_NS, timeslice) == 0 or timeslice > 2**62
     assert a.slice_tiny_ns(timeslice) > 0
+    assert stay < 0 or stay * 3 // 4 <= a.slice_worked(stay) <= stay
 
 
 @few
@@ -242,6 +261,23 @@ def test_a_program_with_gaps_gets_much_of_what_it_does_alone(policy: str, work: 
     shares, _ = simulated((50, policy, BUSY), (50, "burst", load), seconds=12)
     assert of_alone(load, shares[1]) >= least
     assert shares[0] >= 46
+
+
+@pytest.mark.parametrize("light", [(10 * US, 8 * US), (13 * US, 987 * US), (200 * US, 300 * US), (MS, 1500 * US)])
+@pytest.mark.parametrize("first_ms", [300, 1300, 1700, 2300, 3700, 7900])
+@pytest.mark.parametrize("small", [10, 40])
+def test_a_program_that_has_little_to_do_while_it_starts_costs_two_seconds(
+    small: int, first_ms: int, light: tuple[int, int]
+) -> None:
+    """Others shorten their timeslices then, which looks like little to do to the one that has started."""
+    starts = Load(plan=lambda now: light if now < first_ms * MS else (5 * MS, 0))
+    tenants = tenants_of([(50, "cap", starts), (small, "burst", BUSY)])
+    gpu = Gpu(tenants)
+    gpu.run((first_ms + 2200) * MS)
+    before = [tenant.worked_ns for tenant in tenants]
+    gpu.run((first_ms + 5200) * MS)
+    shares = [100 * (tenant.worked_ns - was) / (3 * SECOND) for tenant, was in zip(tenants, before, strict=True)]
+    assert sum(shares) >= 97, shares
 
 
 def test_two_launch_bound_programs_do_not_hinder_each_other() -> None:

@@ -24,6 +24,7 @@
 #define TOO_LITTLE_PERCENT 97
 #define FAR_TOO_LITTLE_PERCENT 70
 #define FIT_PERCENT 94
+#define SERVED_PERCENT 94 /* of the others' shares together: what they do besides is their own */
 /*
  * Somebody who is light when others look, and works as long as they yield or while their timeslices are short, must
  * not gain by it. Who misses so much of its share's time by these shares again with long timeslices, and is wary: it
@@ -58,6 +59,7 @@ static void learn(struct hami_slice *slice, const struct hami_seen *seen, int64_
 	if (seen->held_back && slice->used < share)
 		slice->used = share;
 	average(&slice->others, per_second(seen->stays.others, elapsed), elapsed, 2 * MEMORY_NS);
+	average(&slice->worked, per_second(seen->stays.worked, elapsed), elapsed, 2 * MEMORY_NS);
 	average(&slice->unused, per_second(seen->stays.unused, elapsed), elapsed, 2 * MEMORY_NS);
 	average(&slice->tiny, per_second(1000ll * seen->stays.tiny, elapsed), elapsed, 2 * MEMORY_NS);
 	average(&slice->returns, per_second(1000ll * seen->stays.returns, elapsed), elapsed, MEMORY_NS);
@@ -89,11 +91,13 @@ void hami_seen_add(struct hami_seen *seen, const struct hami_seen *later)
 	seen->caps = later->caps;
 	seen->capped = later->capped;
 	seen->others_least_percent = later->others_least_percent;
+	seen->others_percent = later->others_percent;
 	seen->held_back = seen->held_back || later->held_back;
 	seen->can_yield = later->can_yield;
 	seen->samples += later->samples;
 	seen->outstanding += later->outstanding;
 	seen->stays.others += later->stays.others;
+	seen->stays.worked += later->stays.worked;
 	seen->stays.unused += later->stays.unused;
 	seen->stays.tiny += later->stays.tiny;
 	seen->stays.returns += later->stays.returns;
@@ -175,9 +179,12 @@ static void share_on(struct hami_slice *slice, const struct hami_seen *seen, int
 		distrust(slice, WARY_NS_FAR);
 		return;
 	}
-	if (light && enough && !slice->wary)
+	bool served = seen->others_percent &&
+		      slice->worked >= SECOND / 10000 * SERVED_PERCENT *
+					       (seen->others_percent < 100 ? seen->others_percent : 100);
+	if (light && enough && !slice->wary && !served)
 		slice->level += !shortest && slice->level < LEVEL_MOST;
-	else if (slice->used < share / 100 * TOO_LITTLE_PERCENT)
+	else if (served || slice->used < share / 100 * TOO_LITTLE_PERCENT)
 		slice->level -= slice->level > 0;
 	if (slice->level && in_look(seen->now) >= 0) {
 		slice->mode = HAMI_SLICE_LOOKS;
@@ -315,9 +322,14 @@ int64_t hami_slice_tiny(int64_t timeslice)
 	return timeslice / 8 > TINY_NS ? timeslice / 8 : TINY_NS;
 }
 
+int64_t hami_slice_worked(int64_t stay)
+{
+	return stay - (stay / 4 < HAMI_SAVE_NS ? stay / 4 : HAMI_SAVE_NS);
+}
+
 int64_t hami_slice_unused(int64_t stay, int64_t timeslice)
 {
-	int64_t used = stay - (stay / 4 < HAMI_SAVE_NS ? stay / 4 : HAMI_SAVE_NS);
+	int64_t used = hami_slice_worked(stay);
 	timeslice = sensible(timeslice);
 	if (timeslice <= 0 || used >= timeslice)
 		return 0;

@@ -47,6 +47,7 @@
  */
 struct hami_stays {
 	int64_t others; /* time of others' stays together */
+	int64_t worked; /* the sum of hami_slice_worked() of others' stays */
 	int64_t unused; /* the sum of hami_slice_unused() of others' stays */
 	uint32_t tiny;  /* stays of others that were shorter than hami_slice_tiny() */
 	uint32_t returns;
@@ -63,6 +64,7 @@ struct hami_seen {
 	uint32_t caps;                 /* tenants with a cap, this one too */
 	bool capped;                   /* it has a cap */
 	uint32_t others_least_percent; /* fewest cores of another tenant */
+	uint32_t others_percent;       /* cores of the other tenants together; 0: not known */
 	bool held_back;                /* its budget shut it */
 	bool can_yield;                /* it has a turn, and can be paused outside it */
 	uint32_t samples, outstanding; /* how often was looked, and work was outstanding */
@@ -82,7 +84,7 @@ struct hami_slice {
 	bool thrashes;  /* it yields because it and others hinder each other */
 	uint32_t level; /* timeslices are shorter by sqrt(2) to the power of it */
 	/* Averages: ns a second, thousandths a second, and permille. */
-	int64_t used, others, unused, tiny, returns, met, thrashed, wants;
+	int64_t used, others, worked, unused, tiny, returns, met, thrashed, wants;
 	uint32_t doublings;                      /* of the time between two tries */
 	int64_t yielded;                         /* for so long */
 	int64_t missed;                          /* of its share, since it yields or tries to */
@@ -111,6 +113,8 @@ uint32_t hami_slice_us(const struct hami_slice *slice, uint32_t longest_us);
 /* Returns the timeslice of another who shares alike, ns, where `longest_us` is the one of its terms. */
 int64_t hami_slice_others(const struct hami_slice *slice, uint32_t longest_us);
 
+/* Returns how much of a stay of another on the engine was work, ns: not what saved its context. */
+int64_t hami_slice_worked(int64_t stay);
 /*
  * Returns how much of a timeslice a stay of another on the engine left unused, squared, thousandths; both in ns. So a
  * stay that a pause cut short, anywhere, counts a third in the mean, and one of somebody who had little to do nearly one.

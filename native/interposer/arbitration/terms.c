@@ -73,6 +73,15 @@ uint32_t hami_terms_others_timeslice_us(const struct hami_terms *terms)
 	return (terms->others_least_percent < 100 ? terms->others_least_percent : 100) * SLICE_PER_PERCENT;
 }
 
+uint32_t hami_terms_others_percent(const struct hami_terms *terms, uint32_t processes)
+{
+	uint32_t length = terms->turn_length, cores = terms->cores_percent < 100 ? terms->cores_percent : 100;
+	if (!length || length > 1000)
+		return 0;
+	return cores * (1000 - length) / length +
+	       cores * (processes ? processes - 1 : 0) / (processes ? processes : 1);
+}
+
 uint32_t hami_terms_cap(const struct hami_terms *terms)
 {
 	/* Whatever its policy: beside its long slices nobody else gets anything while it has work. */

@@ -191,6 +191,7 @@ static void count(struct keeper *k, int64_t steady)
 				 .caps = k->terms.others_capped + (hami_terms_cap(&k->terms) < 100),
 				 .capped = hami_terms_cap(&k->terms) < 100,
 				 .others_least_percent = k->terms.others_least_percent,
+				 .others_percent = hami_terms_others_percent(&k->terms, k->processes),
 				 .can_yield = k->pauses && k->terms.turn_length};
 	hami_meter_count(shared, &lengths, &seen);
 	struct hami_spent spent = {.since = k->counted,
