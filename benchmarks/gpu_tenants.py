@@ -164,14 +164,15 @@ class Keeper:
         """Shortens or lengthens the timeslice, by what was seen of the others."""
         tenant = self.tenant
         longest, others = tenant.terms.timeslice_us(tenant.processes), tenant.terms.others_timeslice_us()
-        theirs = tenant.slice.others_ns(min(others, longest) if tenant.processes > 1 else others)
+        others = min(others, longest) if tenant.processes > 1 else others
+        theirs = tenant.slice.others_ns(others)
         own = tenant.slice_ns
         time_of_others = worked = unused = tiny = returns = met = pressed = thrashed = 0
         for who, came, left in self.stays[self.stays_told :]:
             if who != tenant.number:
                 left_over = a.slice_unused(left - came, theirs)
                 time_of_others += left - came
-                worked += a.slice_worked(left - came)
+                worked += a.slice_worked(left - came, others * US)
                 unused += left_over
                 tiny += left - came < a.slice_tiny_ns(theirs)
                 self.between.append((left - came, left_over >= a.MUCH))
@@ -192,7 +193,7 @@ class Keeper:
             caps=tenant.terms.others_capped + (self.cap < 100),
             capped=self.cap < 100,
             others_least_percent=tenant.terms.others_least_percent,
-            others_percent=tenant.terms.others_percent(tenant.processes),
+            other_percent=tenant.terms.other_percent(tenant.processes),
             held_back=self.fit_held_back,
             samples=len(self.fit_samples),
             outstanding=outstanding,

@@ -97,7 +97,7 @@ class _Seen(ctypes.Structure):
         ("caps", ctypes.c_uint32),
         ("capped", ctypes.c_bool),
         ("others_least_percent", ctypes.c_uint32),
-        ("others_percent", ctypes.c_uint32),
+        ("other_percent", ctypes.c_uint32),
         ("held_back", ctypes.c_bool),
         ("can_yield", ctypes.c_bool),
         *((name, ctypes.c_uint32) for name in ("samples", "outstanding")),
@@ -139,9 +139,9 @@ _lib.hami_slice_yields.argtypes = (ctypes.POINTER(_Slice),)
 _lib.hami_slice_us.restype, _lib.hami_slice_us.argtypes = _U32, (ctypes.POINTER(_Slice), _U32)
 _lib.hami_slice_others.restype, _lib.hami_slice_others.argtypes = _I64, (ctypes.POINTER(_Slice), _U32)
 _lib.hami_slice_tiny.restype, _lib.hami_slice_tiny.argtypes = _I64, (_I64,)
-_lib.hami_slice_worked.restype, _lib.hami_slice_worked.argtypes = _I64, (_I64,)
-_lib.hami_terms_others_percent.restype = _U32
-_lib.hami_terms_others_percent.argtypes = (ctypes.POINTER(_Terms), _U32)
+_lib.hami_slice_worked.restype, _lib.hami_slice_worked.argtypes = _I64, (_I64, _I64)
+_lib.hami_terms_other_percent.restype = _U32
+_lib.hami_terms_other_percent.argtypes = (ctypes.POINTER(_Terms), _U32)
 _lib.hami_slice_unused.restype, _lib.hami_slice_unused.argtypes = _I64, (_I64, _I64)
 _lib.hami_use_begin.restype, _lib.hami_use_begin.argtypes = None, (ctypes.POINTER(_Use), _I64)
 _lib.hami_use_count.restype = _I64
@@ -231,9 +231,9 @@ class Terms:
         """Returns the timeslice of one of so many processes, us; 0: the driver's own."""
         return int(_lib.hami_terms_timeslice_us(self._struct(), processes))
 
-    def others_percent(self, processes: int = 1) -> int:
-        """Returns the cores of all others together, as one of so many processes sees them; 0: not known."""
-        return int(_lib.hami_terms_others_percent(self._struct(), processes))
+    def other_percent(self, processes: int = 1) -> int:
+        """Returns the cores of the only other tenant; 0: there is none, or are several."""
+        return int(_lib.hami_terms_other_percent(self._struct(), processes))
 
     def cap(self) -> int:
         """Returns the most that the tenant may use, percent."""
@@ -273,7 +273,7 @@ class Seen:
     caps: int = 0
     capped: bool = False
     others_least_percent: int = 0
-    others_percent: int = 0
+    other_percent: int = 0
     held_back: bool = False
     can_yield: bool = True
     samples: int = 0
@@ -332,9 +332,9 @@ def slice_tiny_ns(timeslice_ns: int) -> int:
     return int(_lib.hami_slice_tiny(timeslice_ns))
 
 
-def slice_worked(stay_ns: int) -> int:
+def slice_worked(stay_ns: int, longest_ns: int) -> int:
     """Returns how much of another's stay was work, ns."""
-    return int(_lib.hami_slice_worked(stay_ns))
+    return int(_lib.hami_slice_worked(stay_ns, longest_ns))
 
 
 def slice_unused(stay_ns: int, timeslice_ns: int) -> int:

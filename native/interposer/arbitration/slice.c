@@ -24,7 +24,7 @@
 #define TOO_LITTLE_PERCENT 97
 #define FAR_TOO_LITTLE_PERCENT 70
 #define FIT_PERCENT 94
-#define SERVED_PERCENT 94 /* of the others' shares together: what they do besides is their own */
+#define SERVED_PERCENT 92 /* of the other's share: it needs no shorter timeslices */
 /*
  * Somebody who is light when others look, and works as long as they yield or while their timeslices are short, must
  * not gain by it. Who misses so much of its share's time by these shares again with long timeslices, and is wary: it
@@ -91,7 +91,7 @@ void hami_seen_add(struct hami_seen *seen, const struct hami_seen *later)
 	seen->caps = later->caps;
 	seen->capped = later->capped;
 	seen->others_least_percent = later->others_least_percent;
-	seen->others_percent = later->others_percent;
+	seen->other_percent = later->other_percent;
 	seen->held_back = seen->held_back || later->held_back;
 	seen->can_yield = later->can_yield;
 	seen->samples += later->samples;
@@ -165,6 +165,16 @@ static bool misses(struct hami_slice *slice, const struct hami_seen *seen, int64
 	       slice->missed / 100 > MISSED_NS_MOST / 100 * (share / 1000) / (SECOND / 1000);
 }
 
+/* Returns whether the only other tenant has its share: of all time, or of what the two divided. */
+static bool is_served(const struct hami_slice *slice, int64_t other_percent, int64_t share)
+{
+	const int64_t theirs = SECOND / 100 * (other_percent < 100 ? other_percent : 100);
+	const int64_t divided = (slice->used + slice->worked) / 1000;
+	return theirs && (slice->worked >= theirs / 100 * SERVED_PERCENT ||
+			  slice->worked / 1000 * ((share + theirs) / 1000) >=
+				  divided * (theirs / 100 * SERVED_PERCENT / 1000));
+}
+
 /* Shares: fits the timeslice to the others, and begins to try where that does not suffice. */
 static void share_on(struct hami_slice *slice, const struct hami_seen *seen, int64_t share,
 		     uint32_t longest_us)
@@ -179,9 +189,7 @@ static void share_on(struct hami_slice *slice, const struct hami_seen *seen, int
 		distrust(slice, WARY_NS_FAR);
 		return;
 	}
-	bool served = seen->others_percent &&
-		      slice->worked >= SECOND / 10000 * SERVED_PERCENT *
-					       (seen->others_percent < 100 ? seen->others_percent : 100);
+	bool served = is_served(slice, seen->other_percent, share);
 	if (light && enough && !slice->wary && !served)
 		slice->level += !shortest && slice->level < LEVEL_MOST;
 	else if (served || slice->used < share / 100 * TOO_LITTLE_PERCENT)
@@ -322,14 +330,19 @@ int64_t hami_slice_tiny(int64_t timeslice)
 	return timeslice / 8 > TINY_NS ? timeslice / 8 : TINY_NS;
 }
 
-int64_t hami_slice_worked(int64_t stay)
+static int64_t without_saving(int64_t stay)
 {
 	return stay - (stay / 4 < HAMI_SAVE_NS ? stay / 4 : HAMI_SAVE_NS);
 }
 
+int64_t hami_slice_worked(int64_t stay, int64_t longest)
+{
+	return stay > 0 && stay <= sensible(longest) / 4 * 5 + HAMI_SAVE_NS ? without_saving(stay) : 0;
+}
+
 int64_t hami_slice_unused(int64_t stay, int64_t timeslice)
 {
-	int64_t used = hami_slice_worked(stay);
+	int64_t used = without_saving(stay);
 	timeslice = sensible(timeslice);
 	if (timeslice <= 0 || used >= timeslice)
 		return 0;

@@ -64,7 +64,7 @@ struct hami_seen {
 	uint32_t caps;                 /* tenants with a cap, this one too */
 	bool capped;                   /* it has a cap */
 	uint32_t others_least_percent; /* fewest cores of another tenant */
-	uint32_t others_percent;       /* cores of the other tenants together; 0: not known */
+	uint32_t other_percent;        /* cores of the only other tenant; 0: there are several, or none */
 	bool held_back;                /* its budget shut it */
 	bool can_yield;                /* it has a turn, and can be paused outside it */
 	uint32_t samples, outstanding; /* how often was looked, and work was outstanding */
@@ -113,8 +113,11 @@ uint32_t hami_slice_us(const struct hami_slice *slice, uint32_t longest_us);
 /* Returns the timeslice of another who shares alike, ns, where `longest_us` is the one of its terms. */
 int64_t hami_slice_others(const struct hami_slice *slice, uint32_t longest_us);
 
-/* Returns how much of a stay of another on the engine was work, ns: not what saved its context. */
-int64_t hami_slice_worked(int64_t stay);
+/*
+ * Returns how much of a stay of another on the engine was work, ns: not what saved its context. 0 for one longer than its
+ * longest timeslice: nobody else wanted the engine, and then it is there with work or without.
+ */
+int64_t hami_slice_worked(int64_t stay, int64_t longest);
 /*
  * Returns how much of a timeslice a stay of another on the engine left unused, squared, thousandths; both in ns. So a
  * stay that a pause cut short, anywhere, counts a third in the mean, and one of somebody who had little to do nearly one.

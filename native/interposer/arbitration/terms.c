@@ -73,13 +73,16 @@ uint32_t hami_terms_others_timeslice_us(const struct hami_terms *terms)
 	return (terms->others_least_percent < 100 ? terms->others_least_percent : 100) * SLICE_PER_PERCENT;
 }
 
-uint32_t hami_terms_others_percent(const struct hami_terms *terms, uint32_t processes)
+uint32_t hami_terms_other_percent(const struct hami_terms *terms, uint32_t processes)
 {
-	uint32_t length = terms->turn_length, cores = terms->cores_percent < 100 ? terms->cores_percent : 100;
-	if (!length || length > 1000)
+	uint32_t length = terms->turn_length,
+		 least = terms->others_least_percent < 100 ? terms->others_least_percent : 100;
+	uint32_t cores = terms->cores_percent < 100 ? terms->cores_percent : 100;
+	if (!length || length > 1000 || processes > 1)
 		return 0;
-	return cores * (1000 - length) / length +
-	       cores * (processes ? processes - 1 : 0) / (processes ? processes : 1);
+	/* Turns are in proportion to cores, in whole permille: those of all others, at least. */
+	uint32_t others = cores * (1000 - length) / (length + 1);
+	return others <= least + least / 8 + 1 ? least : 0;
 }
 
 uint32_t hami_terms_cap(const struct hami_terms *terms)

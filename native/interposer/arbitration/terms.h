@@ -46,10 +46,10 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t proces
 uint32_t hami_terms_others_timeslice_us(const struct hami_terms *terms);
 
 /*
- * Returns the cores of all others together, as one of `processes` processes of the tenant sees them: those of its other
- * processes too. Turns are in proportion to cores; 0 where nobody has one.
+ * Returns the cores of the only other tenant, as the turns tell that it is; 0 where there is none, where there are
+ * several, or where the tenant has several processes, which are others to one another.
  */
-uint32_t hami_terms_others_percent(const struct hami_terms *terms, uint32_t processes);
+uint32_t hami_terms_other_percent(const struct hami_terms *terms, uint32_t processes);
 
 /* Returns how much of the GPU's time the tenant may use at most, percent; 100: all of it. */
 uint32_t hami_terms_cap(const struct hami_terms *terms);

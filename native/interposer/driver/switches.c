@@ -196,7 +196,7 @@ static void note_other(const struct rm_switch_record *r, const struct hami_lengt
 		return;
 	int64_t unused = hami_slice_unused(at - came, lengths->others_slice);
 	stays->others += at - came;
-	stays->worked += hami_slice_worked(at - came);
+	stays->worked += hami_slice_worked(at - came, lengths->others_longest);
 	stays->unused += unused;
 	stays->tiny += at - came < hami_slice_tiny(lengths->others_slice);
 	switches.between.count++;

@@ -20,9 +20,9 @@
  * 0, or -errno when the driver does not, or when this process does not know its number there (a PID namespace).
  */
 int hami_switches_open(const struct hami_target *target);
-/* The timeslices of this process and of another who shares alike, ns. */
+/* The timeslices of this process and of another who shares alike, ns; and the other's if nobody shortens it. */
 struct hami_lengths {
-	int64_t own_slice, others_slice;
+	int64_t own_slice, others_slice, others_longest;
 };
 /*
  * Writes this process's switches since the last call to `list`, at most `most`, in order, in ns of

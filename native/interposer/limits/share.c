@@ -183,15 +183,16 @@ static void count(struct keeper *k, int64_t steady)
 	int64_t shared = hami_clock_shared(), wait;
 	struct hami_terms of_job = k->terms; /* the job's share, by the step's policy */
 	of_job.cores_percent = hami_terms_read(hami_region()->job, hami_region()->job).cores_percent;
+	const uint32_t others_us = others_timeslice_us(k);
 	const struct hami_lengths lengths = {.own_slice = 1000ll * k->timeslice,
-					     .others_slice =
-						     hami_slice_others(&k->slice, others_timeslice_us(k))};
+					     .others_slice = hami_slice_others(&k->slice, others_us),
+					     .others_longest = 1000ll * others_us};
 	struct hami_seen seen = {.now = shared,
 				 .elapsed = steady - k->counted,
 				 .caps = k->terms.others_capped + (hami_terms_cap(&k->terms) < 100),
 				 .capped = hami_terms_cap(&k->terms) < 100,
 				 .others_least_percent = k->terms.others_least_percent,
-				 .others_percent = hami_terms_others_percent(&k->terms, k->processes),
+				 .other_percent = hami_terms_other_percent(&k->terms, k->processes),
 				 .can_yield = k->pauses && k->terms.turn_length};
 	hami_meter_count(shared, &lengths, &seen);
 	struct hami_spent spent = {.since = k->counted,
