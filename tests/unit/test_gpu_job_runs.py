@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs with whole GPUs: which prologs are of one run, which record an epilog writes, and what is said when it cannot."""
+"""Jobs with whole GPUs: which prologs are of one run, which record an epilog writes, what is said when it cannot."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from hami_hpc.stages import common, gpu_jobs
 from hami_hpc.stages.epilog import epilog
 
 START = 1_790_000_000 * gpu_jobs.NS
+MINUTE_NS = gpu_jobs.TWICE_NS
 NO_SPACE = "job 7: no space. hami-hpc reconcile will finish this\n"
 
 
@@ -46,7 +47,7 @@ def note_at(node: Node, monkeypatch: pytest.MonkeyPatch, time_unix_ns: int, whol
     return gpu_jobs.note(node.settings, JOB, whole)
 
 
-@pytest.mark.parametrize(("later_ns", "is_same"), [(0, True), (gpu_jobs.TWICE_NS - 1, True), (gpu_jobs.TWICE_NS, False)])
+@pytest.mark.parametrize(("later_ns", "is_same"), [(0, True), (MINUTE_NS - 1, True), (MINUTE_NS, False)])
 def test_a_second_prolog_is_of_the_same_run_for_one_minute(
     node: Node, monkeypatch: pytest.MonkeyPatch, later_ns: int, is_same: bool
 ) -> None:
@@ -98,9 +99,7 @@ def test_the_record_names_the_cluster(node: Node) -> None:
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_an_epilog_that_runs_again_after_its_record_was_written_writes_no_second_one(
-    node: Node, is_full: bool
-) -> None:
+def test_an_epilog_that_runs_again_after_its_record_was_written_writes_no_second_one(node: Node, is_full: bool) -> None:
     node.run("prolog", JOB)
     job = noted(node)
     watch(node, seen(job, energy_mj=1))
@@ -143,7 +142,7 @@ def test_a_prolog_that_can_write_the_record_of_the_run_before_nowhere_says_who_w
 ) -> None:
     note_at(node, monkeypatch, START)
     watch(node, seen(noted(node)))
-    note_at(node, monkeypatch, START + gpu_jobs.TWICE_NS)
+    note_at(node, monkeypatch, START + MINUTE_NS)
     assert capsys.readouterr().err == f"{c.ERROR_PREFIX}prolog: {NO_SPACE}"
 
 
