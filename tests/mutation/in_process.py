@@ -19,6 +19,7 @@ from unittest import mock
 import pytest
 from hypothesis import settings
 from mutmut.mutation import trampoline
+from mutmut.workers.isolation import ForkRunner, MutantResult
 
 
 class _CallStack(threading.local):
@@ -37,7 +38,23 @@ class _CallStack(threading.local):
         self.here = before
 
 
+def wait_for_result(runner: ForkRunner, timeout: float | None = None) -> MutantResult:
+    """As mutmut's, which takes any child that ends for one of its workers: a test may leave others behind."""
+    wait = os.wait
+
+    def wait_for_worker() -> tuple[int, int]:
+        while True:
+            pid, status = wait()
+            if pid in runner._running:
+                return pid, status
+
+    with mock.patch.object(os, "wait", wait_for_worker):
+        return WAIT_FOR_RESULT(runner, timeout)
+
+
 vars(trampoline)["MutmutCallStack"] = _CallStack()
+WAIT_FOR_RESULT: Final = ForkRunner.wait_for_result
+mock.patch.object(ForkRunner, "wait_for_result", wait_for_result).start()
 settings.register_profile("mutation", derandomize=True, database=None, deadline=None, max_examples=30)
 settings.load_profile("mutation")
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("unit", "cluster")]
