@@ -109,9 +109,9 @@ def test_an_epilog_that_runs_again_after_its_record_was_written_writes_no_second
     node.epilog(7)
     shutil.copytree(node.root / "copy", node.jobs / "7")  # killed before it removed the directory
     watch(node, seen(job, energy_mj=2))
+    node.run("epilog", JOB)
     if is_full:
         Path(node.settings.state_dir).unlink()
-    node.run("epilog", JOB)
     node.run("epilog", JOB | {"SLURM_JOB_ID": "8"})
     assert node.spooled() == ["7.json"]
     assert node.record()["observed_energy_mj"] == 1

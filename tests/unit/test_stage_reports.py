@@ -80,6 +80,15 @@ def test_a_grant_and_its_end_are_events_with_all_that_accounting_and_hooks_need(
     assert end == fields | {"kind": "grant_end", "source": "epilog", "text": "job 7 has ended on GPU 0"}
 
 
+def test_what_an_epilog_ends_for_an_earlier_one_is_an_event_of_an_epilog(node: Node) -> None:
+    node.prolog(7)
+    job_dirs.set_aside(node.settings.run_dir, node.grants()[7])
+    node.epilog(8)
+    assert [(event["kind"], event["source"], event["job_id"]) for event in events_of(node)[1:]] == [
+        ("grant_end", "epilog", 7)
+    ]
+
+
 @pytest.mark.parametrize("is_requeued", [True, False])
 def test_a_refused_job_is_an_event_and_a_line_that_say_what_became_of_it(
     node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_requeued: bool
