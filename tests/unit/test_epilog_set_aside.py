@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from node_testbed import GPU_MIB, UUIDS, Node
 from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import Device, make_inventory
 from hami_hpc.core.reconcile_plan import Directory
-from hami_hpc.node import job_dirs, nvml
+from hami_hpc.node import job_dirs, nvml, usage_spool
 from hami_hpc.node.event_reader import EventReader
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
@@ -56,6 +57,39 @@ def test_the_record_of_a_gpu_that_nobody_knows_any_more_has_no_model(node: Node)
     enter_models(node, "first")
     node.epilog(8)
     assert node.record()["model"] == ""
+
+
+@pytest.mark.parametrize(("models", "model"), [(("first", "second"), "second"), (("first",), "")])
+def test_a_row_that_reconcile_restores_has_the_model_of_its_gpu(
+    node: Node, models: tuple[str, ...], model: str
+) -> None:
+    node.prolog(7, gpu="1")
+    ledger = common.open_ledger(node.settings)
+    ledger.remove(ledger.grants()[0])
+    ledger.close()
+    enter_models(node, *models)
+    reconcile(node.settings, lambda: frozenset({7}), dry_run=False)
+    assert node.grants()[7].model == model
+
+
+def test_reconcile_removes_what_a_killed_epilog_left_beside_the_records_that_wait(node: Node) -> None:
+    folder = Path(usage_spool.waiting_dir(node.settings.run_dir))
+    folder.mkdir()
+    (folder / ".7-1").touch()
+    os.utime(folder / ".7-1", (1, 1))
+    reconcile(node.settings, lambda: frozenset(), dry_run=False)
+    assert list(folder.iterdir()) == []
+
+
+def test_reconcile_moves_all_records_that_wait_and_an_epilog_a_part_of_them(node: Node) -> None:
+    for job_id in range(usage_spool.DELIVERED_AT_ONCE + 3):
+        usage_spool.keep(node.settings.run_dir, job_id, 1, '{"start_unix_ns":1}')
+    node.epilog(8)
+    assert len(node.spooled()) == usage_spool.DELIVERED_AT_ONCE
+    for job_id in range(1000, 1000 + usage_spool.DELIVERED_AT_ONCE):
+        usage_spool.keep(node.settings.run_dir, job_id, 1, '{"start_unix_ns":1}')
+    reconcile(node.settings, lambda: frozenset(), dry_run=False)
+    assert len(node.spooled()) == 2 * usage_spool.DELIVERED_AT_ONCE + 3
 
 
 def test_what_reconcile_ends_is_an_event_of_reconcile(node: Node) -> None:
