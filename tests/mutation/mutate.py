@@ -119,8 +119,8 @@ def python_mutants(file: str) -> Iterator[Mutant]:
             yield Mutant(file, function, difference(old, new), f"{module}.{name}")
 
 
-def unnoticed_python(mutants: Iterable[Mutant]) -> list[Mutant]:
-    """Runs mutmut, one change at a time, and returns the changes that no test noticed."""
+def unnoticed_python(mutants: Iterable[Mutant], children: int) -> list[Mutant]:
+    """Runs mutmut, `children` changes at a time, and returns the changes that no test noticed."""
     by_name = {mutant.name: mutant for mutant in mutants}
     if not by_name:
         return []
@@ -135,7 +135,8 @@ def unnoticed_python(mutants: Iterable[Mutant]) -> list[Mutant]:
     (WORK / "mutants/mutmut-stats.json").unlink(missing_ok=True)
     names = sorted(by_name)
     with (WORK / "mutmut.log").open("w") as log:
-        command = [sys.executable, "-c", "from mutmut.__main__ import cli; cli()", "run", "--max-children", "1", *names]
+        mutmut = [sys.executable, "-c", "from mutmut.__main__ import cli; cli()"]
+        command = [*mutmut, "run", "--max-children", str(children), *names]
         environment = os.environ | {"PYTHONPATH": str(plugin)}
         status = subprocess.run(
             command, cwd=WORK, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False
@@ -185,6 +186,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=0, help="how many changes to try; 0: all")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
+    parser.add_argument("--children", type=int, default=1, help="how many changes to try at once")
     parser.add_argument("--only", default="*", help="globs of the files to change, comma-separated")
     given = parser.parse_args()
     WORK.mkdir(parents=True, exist_ok=True)
@@ -204,7 +206,7 @@ def main() -> int:
     python = [mutant for mutant in chosen if mutant.name]
     lua = [mutant for mutant in chosen if not mutant.name]
     missed_lua = lua_mutants.unnoticed((mutant.file, mutant.function, mutant.change) for mutant in lua)
-    unnoticed = unnoticed_python(python) + [Mutant(*found) for found in missed_lua]
+    unnoticed = unnoticed_python(python, given.children) + [Mutant(*found) for found in missed_lua]
     return report(chosen, unnoticed)
 
 
