@@ -142,6 +142,10 @@ def test_what_a_node_lacks_is_named() -> None:
         "4 of its CPUs are free and the job needs 5",
         "24 MiB of its main memory are free and the job needs 25",
     ]
+    nearly = node_of(143156, 256, (6, 559))
+    assert shortages(nearly, size, room_of(nearly, size), Need(559, 1, 1, 1, 1)) == [
+        "it takes 100 % of one GPU, and the emptiest has 98 % free"
+    ]
     drained = replace(node, state="IDLE+DRAIN")
     assert shortages(drained, size, room_of(drained, size), Need(1, 1, 1, 1, 1)) == ["it is idle+drain"]
 

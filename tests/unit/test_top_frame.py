@@ -18,6 +18,7 @@ def frame(state: AgentState, screen: Screen, note: str = "") -> list[str]:
     rows = tuple(gpu_rows.of_state(state, lambda uid: NAMES.get(uid, f"user{uid}")))
     shown = top_frame.frame("node1  2 GPUs", state, rows, note, screen)
     lines = ["".join(text for text, _ in line) for line in shown]
+    assert {style for line in shown for _, style in line} <= {"", "bold", "dim", "red", "green", "yellow", "bold red"}
     assert max(columns_of(line) for line in lines) <= screen.columns, "no line is wider than the terminal"
     if screen.rows:
         assert len(lines) <= screen.rows, "nor are there more than it has"

@@ -88,6 +88,20 @@ def test_every_key_arrives_where_it_belongs() -> None:
     assert found.aliases == {"nvidia_h200": "h200", "big": "h200"}
 
 
+def test_a_time_that_begins_when_another_ends_does_not_overlap_it() -> None:
+    first, second = Validity(date(2026, 1, 1), date(2026, 2, 1)), Validity(date(2026, 2, 1), date(2026, 3, 1))
+    assert not first.overlaps(second)
+    assert not second.overlaps(first)
+    assert first.overlaps(Validity(date(2026, 1, 31), date(2026, 2, 2)))
+
+
+def test_a_scaling_has_at_most_six_digits() -> None:
+    text = "version = 1\n[[geometry]]\nshard_mib = 256\nmemory_scaling = 0.{}\n"
+    assert rates(text.format("500001")).geometry[0].geometry.memory_scaling == 0.500001
+    with pytest.raises(AccountingError, match=r"memory_scaling = '0\.5000001'"):
+        rates(text.format("5000001"))
+
+
 def test_what_is_left_out_has_its_default() -> None:
     found = rates("version = 1\n[[terms]]\n")
     assert (found.currency, found.digits, found.timezone, found.issuer) == ("EUR", 2, "UTC", ())
