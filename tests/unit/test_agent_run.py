@@ -22,6 +22,7 @@ from hami_hpc.agent.watcher import Watcher
 from hami_hpc.core.watch import Action, Kind
 from hami_hpc.node import agent_file
 from hami_hpc.node.event_reader import EventReader
+from hami_hpc.node.fault_table import HARMLESS, GpuFault, Whose
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +91,22 @@ def test_an_agent_that_starts_again_knows_the_last_error_of_each_gpu(node: Node,
     (watcher,) = watchers
     assert watcher.faults is not None
     assert watcher.faults.fields(gpu.uuid)[:2] == ("Xid 79", 5)
+
+
+def test_an_error_of_a_gpu_is_an_event_with_its_code_its_cause_and_how_often_it_came(
+    node: Node, tmp_path: Path
+) -> None:
+    woken: list[bool] = []
+    with watched_node(tmp_path / "watched") as bench:
+        service.watch_faults(bench.watcher, node.settings, "node1", lambda: woken.append(True))
+        assert bench.watcher.faults is not None
+        fault = GpuFault("79", Whose.HARDWARE, HARMLESS, "lost", 79)
+        bench.watcher.faults.event(fault, "text", "GPU-x", "drained", 3)
+        (event,) = bench.events
+        assert event[1:] == ("gpu_fault", 0, "GPU-x", "drained", "text", 79, 3, "hardware")
+        assert bench.watcher.faults.unix_ns == bench.watcher.unix_ns
+        bench.watcher.gpus.fault_events.wake()
+    assert woken == [True]
 
 
 def test_the_end_waits_once_for_all_hooks_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
