@@ -251,6 +251,7 @@ def test_a_usage_file_that_is_none_says_nothing(bench: Bench) -> None:
             path.touch()
         slices, _ = bench.watcher.slices.look()
         assert [one.accounted_bytes for one in slices] == [0, None], what
+        assert slices[1][1:4] == (None, 0, 0), "what is not known is not counted"
         if what == "a folder":
             path.rmdir()
         else:
