@@ -35,7 +35,7 @@ def test_a_driver_without_event_sets_is_named_by_the_function_that_failed() -> N
 
 @pytest.mark.parametrize(
     ("events", "rests"),
-    [("e" * (BURST - 1), 0), ("e" * BURST, 1), ("e" * (2 * BURST), 2), ("e" * (BURST - 1) + "-e", 0)],
+    [("e" * (BURST - 1), 0), ("e" * BURST, 1), ("e" * (2 * BURST), 2), ("e-" + "e" * (BURST - 1), 0)],
 )
 def test_after_many_events_without_a_pause_the_thread_rests(
     monkeypatch: pytest.MonkeyPatch, events: str, rests: int
