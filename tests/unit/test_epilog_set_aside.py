@@ -30,6 +30,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 def set_aside(node: Node, job_id: int, gpu: str = "0") -> None:
     """Leaves the job as an epilog does that could write its record nowhere."""
     node.prolog(job_id, gpu=gpu)
+    node.write_usage(job_id, peak_bytes=4242)
     grant = node.grants()[job_id]
     job_dirs.set_aside(node.settings.run_dir, grant)
     ledger = common.open_ledger(node.settings)
@@ -45,11 +46,12 @@ def enter_models(node: Node, *models: str) -> None:
     ledger.close()
 
 
-def test_its_record_has_the_model_of_its_own_gpu(node: Node) -> None:
+def test_its_record_has_its_usage_and_the_model_of_its_own_gpu(node: Node) -> None:
     set_aside(node, 7, gpu="1")
     enter_models(node, "first", "second")
     node.epilog(8)
-    assert node.record()["model"] == "second"
+    record = node.record()
+    assert (record["model"], record["usage"], record["peak_bytes"]) == ("second", "ok", 4242)
 
 
 def test_the_record_of_a_gpu_that_nobody_knows_any_more_has_no_model(node: Node) -> None:
