@@ -91,10 +91,11 @@ test-unit: setup-test build ## Python and Lua, without a cluster
 SAMPLE ?= 300
 SEED ?= 1
 ONLY ?= *
+CHILDREN ?= 1
 
-mutate: setup-test build ## change the program one token at a time: do the unit tests notice? SAMPLE=300 SEED=1 ONLY='hami_hpc/core/*'
+mutate: setup-test build ## change the program one token at a time: do the unit tests notice? SAMPLE=300 SEED=1 ONLY='hami_hpc/core/*' CHILDREN=1
 	@$(PYTHON) -c 'import mutmut' 2>/dev/null || $(PYTHON) -m pip install --quiet -e '.[mutate]'
-	PYTHONPATH=tests/mutation $(PYTHON) tests/mutation/mutate.py --sample $(SAMPLE) --seed $(SEED) --only '$(ONLY)'
+	PYTHONPATH=tests/mutation $(PYTHON) tests/mutation/mutate.py --sample $(SAMPLE) --seed $(SEED) --only '$(ONLY)' --children $(CHILDREN)
 
 test-cluster: setup-test build ## on a private Slurm of its own, in .cluster-test
 	$(PYTEST) tests -m cluster

@@ -54,7 +54,12 @@ def _open(path: str) -> _File | None:
     if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
         os.close(fd)
         raise NodeError(f"{path} is not a file that root alone can write: move it away, the next event makes it again")
-    return _File(fd, status.st_ino, zlib.crc32(os.pread(fd, MARK_BYTES, 0)))
+    return _File(fd, status.st_ino, _mark(fd))
+
+
+def _mark(fd: int) -> int:
+    """Returns the checksum of the file's first bytes. It stays as it is once the file has a whole event."""
+    return zlib.crc32(os.pread(fd, MARK_BYTES, 0))
 
 
 class EventReader:
@@ -115,14 +120,15 @@ class EventReader:
 def _lines(one: _File, offset: int) -> list[Line]:
     """Returns the whole lines of one chunk. A last line without its end is left for later."""
     data = os.pread(one.fd, CHUNK, offset)
+    mark = _mark(one.fd)  # after the data: the file may have been empty when it was opened
     end = data.rfind(b"\n") + 1
     if not end and len(data) == CHUNK:  # no event is as long
-        return [Line("", None, Position(one.inode, one.mark, offset + CHUNK))]
+        return [Line("", None, Position(one.inode, mark, offset + CHUNK))]
     found = []
     for raw in data[:end].split(b"\n")[:-1]:
         offset += len(raw) + 1
         text = raw.decode("utf-8", "replace")
-        found.append(Line(text, parse(text), Position(one.inode, one.mark, offset)))
+        found.append(Line(text, parse(text), Position(one.inode, mark, offset)))
     return found
 
 

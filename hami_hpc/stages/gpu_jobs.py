@@ -25,10 +25,10 @@ NS = 1_000_000_000
 TWICE_NS = 60 * NS  # a prolog that runs again for the same run does so before any of the job's programs
 
 
-def note(settings: Settings, environment: Mapping[str, str], whole: str = "") -> bool:
-    """Makes the directory of a job with GPUs, if an agent is to watch it. `whole` is the text for SPANK of a job that
-    holds the node. Returns whether the job has such a directory now. Raises NodeError."""
-    job = None if settings.agent is None else of_environment(environment, common.now_unix_ns())
+def note(settings: Settings, environment: Mapping[str, str], whole: str) -> bool:
+    """Makes the directory of a job with GPUs that an agent is to watch. `whole` is the text for SPANK of a job that
+    holds the node, or "". Returns whether the job has such a directory now. Raises NodeError."""
+    job = of_environment(environment, common.now_unix_ns())
     if job is None:
         return False
     job_dirs.prepare(settings.run_dir)

@@ -64,7 +64,7 @@ NOT_RUN = {
     "make test-sanitizers": _TIER,
     "make test-gpu": "needs a real NVIDIA GPU",
     "make test-slurm-versions": "needs debootstrap and Debian's archive, and takes long",
-    "make mutate SAMPLE=150 SEED=2": "takes minutes",
+    "make mutate SAMPLE=300 SEED=7 CHILDREN=2": "takes minutes",
     "make mutate SAMPLE=0 ONLY='hami_hpc/isolation/*'": "takes minutes",
     "make generate": "would write into the checkout; lint and tests/unit/test_contract.py check what it writes",
     ".venv/bin/python -m pytest tests/unit/test_config.py": _TIER,

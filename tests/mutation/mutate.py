@@ -5,8 +5,9 @@ mutmut changes the Python modules that [tool.mutmut] in pyproject.toml names, an
 call the changed function; lua_mutants.py changes the Lua parser. Not changed: module constants, decorated functions and
 classes inside of an `if` (core/values.py), as mutmut cannot, and texts for people: string constants that hold a blank.
 
-The run fails below LEAST_PERCENT, and when a change that nobody noticed is not in accepted.toml. A sample is drawn with
-a fixed seed, so that the same tree gives the same sample. Work and results lie in build/mutation.
+The run fails below LEAST_PERCENT, and when a change that nobody noticed is not in accepted.toml. A test that fails
+before anything is changed is left out; the run goes on, names it, and fails (stats_run.py). A sample is drawn with a
+fixed seed, so that the same tree gives the same sample. Work and results lie in build/mutation.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Final
 
 import lua_mutants
+import stats_run
 from mutmut.mutation.file_mutation import MutatedFile, mutate_file_contents
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -36,7 +38,13 @@ WORK: Final = ROOT / "build/mutation"
 ACCEPTED: Final = Path(__file__).with_name("accepted.toml")
 LEAST_PERCENT: Final = 90
 COPIED: Final = ("hami_hpc", "tests", "accounting", "examples", "prolog", "slurm-plugins", "pyproject.toml")
-SURVIVED, NO_TESTS = 0, 33  # exit statuses in mutmut's results; None is a change that was not tried
+# What tests read besides. A link: mutmut follows none, so that it neither copies nor changes these.
+LINKED: Final = (
+    *("build", "native", "docs", "scripts", "gres-conf", "benchmarks", "Makefile"),
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE"),
+)
+# Exit statuses in mutmut's results; None is a change that was not tried. 5 is pytest's: the tests were left out.
+UNNOTICED: Final = (0, 5, 33)
 
 
 @dataclass(frozen=True, order=True)
@@ -111,29 +119,30 @@ def python_mutants(file: str) -> Iterator[Mutant]:
             yield Mutant(file, function, difference(old, new), f"{module}.{name}")
 
 
-def unnoticed_python(mutants: Iterable[Mutant]) -> list[Mutant]:
-    """Runs mutmut, one change at a time, and returns the changes that no test noticed."""
+def unnoticed_python(mutants: Iterable[Mutant], children: int) -> list[Mutant]:
+    """Runs mutmut, `children` changes at a time, and returns the changes that no test noticed."""
     by_name = {mutant.name: mutant for mutant in mutants}
     if not by_name:
         return []
     copy_tree()
     plugin = WORK / "mutants/tests/mutation"  # there before mutmut starts: Python remembers which folders are missing
     plugin.mkdir(parents=True, exist_ok=True)
-    for built in ("build", "native"):  # what tests read of the simulation
-        link = WORK / "mutants" / built
+    for name in LINKED:
+        link = WORK / "mutants" / name
         if not link.is_symlink():
-            link.symlink_to(ROOT / built)
+            link.symlink_to(ROOT / name)
     # mutmut asks only new tests which functions they call, and would call those of a changed program untested.
     (WORK / "mutants/mutmut-stats.json").unlink(missing_ok=True)
     names = sorted(by_name)
     with (WORK / "mutmut.log").open("w") as log:
-        command = [sys.executable, "-c", "from mutmut.__main__ import cli; cli()", "run", "--max-children", "1", *names]
+        mutmut = [sys.executable, "-c", "from mutmut.__main__ import cli; cli()"]
+        command = [*mutmut, "run", "--max-children", str(children), *names]
         environment = os.environ | {"PYTHONPATH": str(plugin)}
         status = subprocess.run(
             command, cwd=WORK, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False
         ).returncode
     if status != 0:
-        tail = (WORK / "mutmut.log").read_text()[-3000:]
+        tail = stats_run.readable((WORK / "mutmut.log").read_text())[-3000:]
         raise SystemExit(f"{tail}\nmake mutate: mutmut failed with status {status}, see {WORK}/mutmut.log")
     found: dict[str, int | None] = {}
     for file in {mutant.file for mutant in by_name.values()}:
@@ -141,7 +150,7 @@ def unnoticed_python(mutants: Iterable[Mutant]) -> list[Mutant]:
     untried = [name for name in names if found[name] is None]
     if untried:
         raise SystemExit(f"make mutate: {len(untried)} changes were not tried, as {untried[0]}")
-    return [by_name[name] for name in names if found[name] in (SURVIVED, NO_TESTS)]
+    return [by_name[name] for name in names if found[name] in UNNOTICED]
 
 
 def accepted() -> set[Mutant]:
@@ -167,16 +176,21 @@ def report(tried: list[Mutant], unnoticed: list[Mutant]) -> int:
         print(f"not noticed: {mutant.file} {mutant.function}: {mutant.change}")
     if new:
         print(f"{len(new)} changes are neither noticed nor in {ACCEPTED.relative_to(ROOT)}")
-    return 1 if new or percent < LEAST_PERCENT else 0
+    failing = stats_run.failing(WORK / "mutants")
+    for test, reason in failing.items():
+        print(f"fails without a change, so it was left out: {test}: {reason}")
+    return 1 if new or failing or percent < LEAST_PERCENT else 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=0, help="how many changes to try; 0: all")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
+    parser.add_argument("--children", type=int, default=1, help="how many changes to try at once")
     parser.add_argument("--only", default="*", help="globs of the files to change, comma-separated")
     given = parser.parse_args()
     WORK.mkdir(parents=True, exist_ok=True)
+    (WORK / "mutants" / stats_run.FAILING).unlink(missing_ok=True)
     only = given.only.split(",")
 
     def is_wanted(file: str) -> bool:
@@ -192,7 +206,7 @@ def main() -> int:
     python = [mutant for mutant in chosen if mutant.name]
     lua = [mutant for mutant in chosen if not mutant.name]
     missed_lua = lua_mutants.unnoticed((mutant.file, mutant.function, mutant.change) for mutant in lua)
-    unnoticed = unnoticed_python(python) + [Mutant(*found) for found in missed_lua]
+    unnoticed = unnoticed_python(python, given.children) + [Mutant(*found) for found in missed_lua]
     return report(chosen, unnoticed)
 
 

@@ -79,6 +79,24 @@ def test_all_processes_are_listed_however_many(bench: Bench, count: int) -> None
     assert found == tuple(GpuProcess(pid, pid * 10, SECOND // 100) for pid in range(1, count + 1))
 
 
+def test_a_function_that_the_driver_or_its_library_lacks_is_asked_for_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def lacking(handle: object) -> None:
+        asked.append(handle)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    monkeypatch.setattr(bench.nvml, agent_gpus.CLOCKS, lacking, raising=False)
+    for _ in range(3):
+        bench.gpus.look()
+        bench.wait(30)
+    assert len(asked) == 1
+    # The testbed's library has no function of the older name.
+    assert {agent_gpus.CLOCKS, agent_gpus.CLOCKS_OLD} <= bench.gpus.missing
+
+
 def test_a_list_that_is_never_long_enough_is_the_gpus_failure(bench: Bench) -> None:
     bench.nvml.gpus[0].errors[COMPUTE] = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
     assert bench.states() == [FAILED, OK]

@@ -57,6 +57,8 @@ def test_of_two_checks_the_best_and_of_records_the_median_counts() -> None:
     measured = [{"launch_us": 5.0, "alone_per_s": 10.0, "cap25_error": 1.0}, {"launch_us": 4.0, "alone_per_s": 9.0}]
     assert best_of(measured) == {"launch_us": 4.0, "alone_per_s": 10.0, "cap25_error": 1.0}
     assert median_of([{"launch_us": value} for value in (9.0, 1.0, 2.0)]) == {"launch_us": 2.0}
+    assert median_of([{"launch_us": value} for value in (5.0, 9.0, 1.0, 2.0)]) == {"launch_us": 5.0}
+    assert median_of([{"launch_us": value} for value in (5.0, 9.0, 1.0, 2.0, 4.0)]) == {"launch_us": 4.0}
 
 
 def test_figures_have_their_units_and_complaints_both_values() -> None:

@@ -242,11 +242,22 @@ def test_a_taker_that_raises_keeps_nothing_from_the_next_event(place: Path) -> N
         seen.append(line)
         raise RuntimeError
 
-    running = feed(place, take)
+    dropped: list[int] = []
+    running = feed(place, take, dropped.append)
     running.start()
     for number in range(3):
         write(place / "state", f"event {number}")
-    until(lambda: len(seen) == 3)
+    until(lambda: len(seen) == 3 and dropped != [])
+    assert dropped == [1], "the others are reported a minute later"
+    running.end()
+    running.join(5)
+
+
+def test_the_thread_of_a_taker_that_hangs_does_not_keep_the_agent_from_its_end(place: Path) -> None:
+    running = feed(place, lambda _line: None)
+    running.start()
+    assert running._thread is not None
+    assert running._thread.daemon
     running.end()
     running.join(5)
 

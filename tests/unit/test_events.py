@@ -21,7 +21,7 @@ from node_testbed import ROOT, Node, job_environment
 
 from hami_hpc.core.event_kinds import COMMON, FIELDS, KINDS
 from hami_hpc.errors import NodeError
-from hami_hpc.node import admin_log, events
+from hami_hpc.node import admin_log, event_reader, events
 from hami_hpc.node.event_reader import CHUNK, EventReader, parse
 from hami_hpc.stages.reconcile import reconcile
 
@@ -244,6 +244,26 @@ def test_a_reader_goes_on_across_a_rename_and_after_a_restart_without_one_event_
     while lines := reader.read():
         seen += [line.text for line in lines]
     assert [json.loads(text)["text"] for text in seen] == [f"event {number}" for number in range(100)]
+
+
+def test_a_file_that_was_empty_when_it_was_opened_gives_its_events_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer makes the file and then writes to it; a reader may open it in between."""
+    Path(events.path_of(str(tmp_path))).touch(0o640)
+    open_file = event_reader._open
+
+    def open_before_the_first_event(path: str) -> object:
+        file = open_file(path)
+        if file is not None:
+            write(tmp_path, "first")
+        return file
+
+    reader = EventReader(str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(event_reader, "_open", open_before_the_first_event)
+        assert len(reader.read()) == 1
+    assert (reader.read(), reader.missed) == ([], False)
 
 
 def test_a_reader_whose_file_is_gone_says_so_and_begins_with_the_oldest(tmp_path: Path, small: None) -> None:

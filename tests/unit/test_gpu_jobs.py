@@ -352,6 +352,8 @@ def test_a_note_is_read_as_it_was_written() -> None:
     assert from_line(to_line(job)) == job
     assert of_environment(JOB, 3) == GpuJob(7, UID, (0, 1), 3)
     assert of_environment({"SLURM_JOB_ID": "7"}, 3) is None
+    for edge in (GpuJob(0, 0, (0,), 0), GpuJob(2**32 - 1, 2**32 - 1, (1023,), 2**63 - 1)):
+        assert from_line(to_line(edge)) == edge
 
 
 def test_a_note_that_root_did_not_write_is_none(node: Node) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from hami_hpc.core.grant import Grant
-from hami_hpc.core.inventory import Device, Gpu, gpu_of_job, make_inventory, match_model
+from hami_hpc.core.inventory import Device, Gpu, gpu_of_job, indices, make_inventory, match_model
 from hami_hpc.core.mixed import ADVICE, check_model, models_of
 from hami_hpc.errors import JobError, NodeError
 
@@ -39,6 +39,13 @@ def test_slurms_device_index_is_the_rank_by_minor_number() -> None:
     assert gpu_of_job(iter(gpus), 1, 7).uuid == "GPU-5"
     with pytest.raises(NodeError, match=r"job 7 was given GPU 2, but the driver shows 2 GPU\(s\) here"):
         gpu_of_job(iter(gpus), 2, 7)
+
+
+def test_an_index_is_one_that_slurm_can_have() -> None:
+    assert indices("0,1022-1023") == (0, 1022, 1023)
+    for wrong in ("1024", "0-1024"):
+        with pytest.raises(ValueError, match="1024"):
+            indices(wrong)
 
 
 H200 = Gpu(0, 0, "GPU-1", "NVIDIA H200", "h200", 1000)

@@ -335,3 +335,10 @@ def test_a_directory_that_goes_while_it_is_emptied_is_gone(tmp_path: Path, monke
     monkeypatch.setattr(os, "rmdir", twice)
     job_dirs.remove_tree(str(directory))
     assert not directory.exists()
+
+
+def test_a_run_directory_that_cannot_be_made_says_what_failed_and_where(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = f"{tmp_path}/file/run"
+    with pytest.raises(NodeError, match=rf"^making the run directory failed on {path}: Not a directory\. "):
+        job_dirs.prepare(path)

@@ -188,17 +188,19 @@ def test_a_job_on_that_gpu_is_refused_and_one_on_another_or_granted_before_is_no
 
 
 def test_an_epilog_starts_the_filling_for_a_job_of_that_gpu_only(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[float] = []
-    monkeypatch.setattr(occupy, "start_detached", lambda _settings, _environment, wait_s: started.append(wait_s))
+    started: list[object] = []
+    monkeypatch.setattr(occupy, "start_detached", lambda *arguments: started.append(arguments))
     for job, gpu, expected in ((7, "0", 1), (8, "1", 1), (9, "0,1", 2)):
         drained_gpus.write(node.settings.state_dir, ())
         environment = job_environment(job, gpu=gpu)
         drained_gpus.write(node.settings.state_dir, (OUT,))
         assert epilog_main(node.arguments, environment) == 0
         assert len(started) == expected
+        if gpu != "1":
+            assert started[-1] == (node.settings, environment, out_of_service.REGISTERED_WAIT_S)
     no_gpu = {"SLURM_JOB_ID": "10", "SLURM_JOB_UID": "5"}
     assert epilog_main(node.arguments, no_gpu) == 0
-    assert started == [out_of_service.REGISTERED_WAIT_S] * 2
+    assert len(started) == 2
 
 
 class FakeNode(placeholders.Node):

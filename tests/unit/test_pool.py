@@ -142,6 +142,10 @@ def test_what_a_node_lacks_is_named() -> None:
         "4 of its CPUs are free and the job needs 5",
         "24 MiB of its main memory are free and the job needs 25",
     ]
+    nearly = node_of(143156, 256, (6, 559))
+    assert shortages(nearly, size, room_of(nearly, size), Need(559, 1, 1, 1, 1)) == [
+        "it takes 100 % of one GPU, and the emptiest has 98 % free"
+    ]
     drained = replace(node, state="IDLE+DRAIN")
     assert shortages(drained, size, room_of(drained, size), Need(1, 1, 1, 1, 1)) == ["it is idle+drain"]
 
@@ -150,6 +154,61 @@ def test_totals_count_as_free_only_what_starts_jobs() -> None:
     up, down = node_of(143156, 256), node_of(143156, 256, name="node2", state="DOWN")
     (total,) = totals([(node, room_of(node, size_of(node, 256))) for node in (up, down)])
     assert (total.nodes, total.gpus, total.mem_mib, total.free_mib) == (2, 4, 4 * 143156, 2 * 143156)
+
+
+def test_what_a_node_does_not_have_or_has_given_away_is_not_free() -> None:
+    node = node_of(143156, 256, total={"shard": 5}, allocated={"shard": 7})
+    assert (node.free("vgpu_mem"), node.free("shard")) == (0, 0)
+    assert replace(node, total={"shard": 9}).free("shard") == 2
+
+
+def test_a_bound_counts_no_gpu_that_is_held_whole() -> None:
+    taken = {"shard": 500, "vgpu_mem": 1000, "vgpu_cores": 10}
+    node = node_of(143156, 256, None, allocated=taken, whole=frozenset({1}))
+    room = room_of(node, size_of(node, 256))
+    assert (room.mem_mib, room.cores) == (59 * 256, 10)
+    assert room.largest == Slice(59 * 256, 10)
+    none_left = room_of(replace(node, whole=frozenset({0, 1})), size_of(node, 256))
+    assert (none_left.mem_mib, none_left.cores, none_left.largest) == (0, 0, None)
+
+
+def test_the_lowest_cores_that_a_slice_can_have_is_one_percent_and_the_least_memory_one_mib() -> None:
+    node = node_of(143156, 256, allocated={"vgpu_mem": 2 * 143156 - 1, "vgpu_cores": 199})
+    assert largest_slice(size_of(node, 256), 559, node) == Slice(1, 1)
+    for taken in ({"vgpu_mem": 2 * 143156}, {"vgpu_cores": 200}):
+        assert largest_slice(size_of(node, 256), 559, replace(node, allocated=taken)) is None
+    assert largest_slice(size_of(node, 256), 0, node) is None
+
+
+@pytest.mark.parametrize(
+    ("need", "lacks"),
+    [
+        (Need(1, 100, 10, 1, 1), []),
+        (Need(1, 101, 1, 1, 1), ["the node's GPU memory or cores are taken"]),
+        (Need(1, 1, 11, 1, 1), ["the node's GPU memory or cores are taken"]),
+        (Need(18, 1, 1, 1, 1), []),
+        (Need(19, 1, 1, 1, 1), ["its GPUs together have less free"]),
+    ],
+)
+def test_what_a_node_lacks_whose_gpus_are_not_shown_is_told_of_all_of_them(need: Need, lacks: list[str]) -> None:
+    taken = {"shard": 1100, "vgpu_mem": 2 * 143156 - 100, "vgpu_cores": 190}
+    node = node_of(143156, 256, None, allocated=taken)
+    assert shortages(node, size_of(node, 256), room_of(node, size_of(node, 256)), need) == lacks
+
+
+def test_a_total_has_the_largest_slice_of_its_nodes_and_says_whether_it_is_a_bound() -> None:
+    half = node_of(143156, 256, (300, 300), allocated={"shard": 600, "vgpu_mem": 1000})
+    bound = node_of(143156, 256, None, allocated={"shard": 0, "vgpu_mem": 24})
+    other = node_of(80000, 256, model="a100", allocated={})
+    rooms = [(node, room_of(node, size_of(node, 256))) for node in (half, bound, other)]
+    a100, h200 = totals(rooms)
+    assert (a100.model, a100.nodes, a100.allocated_mib, a100.is_exact) == ("a100", 1, 0, True)
+    assert (h200.model, h200.nodes, h200.allocated_mib, h200.is_exact) == ("h200", 2, 1024, False)
+    assert h200.largest == Slice(143156, 100)
+    assert totals(rooms[:1])[0].is_exact
+    nothing = node_of(143156, 256, state="DOWN")
+    (total,) = totals([(nothing, room_of(nothing, size_of(nothing)))])
+    assert (total.largest, total.is_exact) == (None, True)
 
 
 @pytest.fixture

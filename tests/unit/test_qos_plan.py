@@ -224,6 +224,12 @@ def test_only_what_differs_is_written_and_other_limits_stay() -> None:
     assert slurmdbd.rows["normal"]["Priority"] == "0"
 
 
+def test_a_new_qos_gets_no_words_for_what_it_does_not_have() -> None:
+    wanted = read('[qos.lc]\nflags=[]\nmax_wall="none"\npreempt=[]')
+    (command,) = bring(Slurmdbd(), wanted)
+    assert command == ("add", "qos", "name=lc")
+
+
 def test_none_takes_a_limit_away() -> None:
     slurmdbd = Slurmdbd(lc=())
     slurmdbd.rows["lc"] |= {"MaxJobsPU": "3", "MaxWall": "01:00:00", "Flags": "NoDecay", "GrpTRES": "cpu=4,node=2"}

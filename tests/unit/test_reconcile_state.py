@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import time
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from hami_hpc.core.inventory import Device
 from hami_hpc.core.reconcile_plan import Action, Directory, Kind, NodeState
 from hami_hpc.errors import NodeError
 from hami_hpc.node import job_dirs, nvml, usage_spool
+from hami_hpc.node.config import Settings
+from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
 from hami_hpc.stages.reconcile import Result, read_state, reconcile
 
@@ -156,3 +159,26 @@ def test_a_ledger_that_gets_damaged_while_it_is_open_is_replaced_or_told(
     text = "the ledger was damaged (torn); it was renamed, and a new one filled from the run directory"
     assert first == Result(Action(Kind.RESTORE_ROW, text), None)
     assert second.action.kind is Kind.END
+
+
+def test_a_ledger_whose_rows_change_after_it_was_opened_is_made_anew_from_the_run_directory(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.prolog(7)
+    before = node.grants()
+    open_ledger, path = common.open_ledger, Path(node.settings.run_dir) / "ledger.db"
+
+    def open_then_damage(settings: Settings) -> Ledger:
+        monkeypatch.setattr(common, "open_ledger", open_ledger)
+        ledger = open_ledger(settings)
+        connection = sqlite3.connect(path)
+        connection.execute("UPDATE grants SET mem_mib = 1")
+        connection.commit()
+        connection.close()
+        return ledger
+
+    monkeypatch.setattr(common, "open_ledger", open_then_damage)
+    (first,) = reconcile(node.settings, lambda: frozenset({7}), dry_run=False)
+    assert "damaged (the checksum of its rows is wrong)" in first.action.text
+    assert len(list(path.parent.glob("ledger.db.damaged-*"))) == 1
+    assert node.grants() == {7: before[7]._replace(model="")}, "a directory does not say its GPU's model"

@@ -8,6 +8,8 @@ from agent_states import GPU_BYTES, make_event, make_gpu, make_job, make_state
 
 from hami_hpc.core import gpu_rows, top_frame
 from hami_hpc.core.agent_state import AgentState
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.records import MISSING_USAGE
 from hami_hpc.core.tables import columns_of
 from hami_hpc.core.top_frame import ASCII, BLOCKS, Screen, bar
 
@@ -18,6 +20,7 @@ def frame(state: AgentState, screen: Screen, note: str = "") -> list[str]:
     rows = tuple(gpu_rows.of_state(state, lambda uid: NAMES.get(uid, f"user{uid}")))
     shown = top_frame.frame("node1  2 GPUs", state, rows, note, screen)
     lines = ["".join(text for text, _ in line) for line in shown]
+    assert {style for line in shown for _, style in line} <= {"", "bold", "dim", "red", "green", "yellow", "bold red"}
     assert max(columns_of(line) for line in lines) <= screen.columns, "no line is wider than the terminal"
     if screen.rows:
         assert len(lines) <= screen.rows, "nor are there more than it has"
@@ -112,6 +115,13 @@ def test_without_an_agent_there_are_jobs_and_the_note_alone() -> None:
     texts = ["".join(text for text, _ in line) for line in shown]
     assert texts[:3] == ["node1  0 jobs", "the agent does not run", ""]
     assert texts[-1] == "no job and no process on these GPUs"
+
+
+def test_what_jobs_count_themselves_says_nothing_of_how_many_processes_they_have() -> None:
+    grant = Grant(7, 1000, "GPU-1", 0, 1000, "h200", 400, 50, "std", "cap", "share", 1)
+    (row,) = gpu_rows.of_usage([(grant, MISSING_USAGE)], 5, str)
+    assert (row.processes, row.user, row.granted_bytes) == (-1, "1000", 400 << 20)
+    assert row.findings == ("usage record is missing",)
 
 
 def test_a_gpus_last_error_is_below_the_gpus_for_a_day() -> None:

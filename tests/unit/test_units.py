@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from lua_process import read_vectors
 from site_vectors import python_site, tables
 
 from hami_hpc.core.request import MemMib, MemPercent, Request, parse
-from hami_hpc.core.units import Site, Where, capacity, class_of, resolve
+from hami_hpc.core.units import Site, Where, capacity, check_policy, class_of, resolve
 from hami_hpc.errors import RequestError
 
 SITES = {name: python_site(table) for name, table in tables().items()}
@@ -136,6 +138,21 @@ def test_the_largest_gpu_is_the_one_of_the_most_memory_also_among_those_of_as_ma
     with pytest.raises(RequestError) as caught:
         resolve(Request(mem=MemMib(1050)), site, HERE)
     assert caught.value.code == "E_TYPE_NEEDED"
+
+
+def test_a_policy_that_a_class_does_not_allow_names_the_classes_that_do_and_their_qos() -> None:
+    site = replace(
+        SITES[next(iter(SITES))],
+        classes={"lc": ("fast", "faster")},
+        policies={"std": ("burst",), "lc": ("cap",), "be": ("cap",)},
+    )
+    check_policy(site, "std", None)
+    check_policy(site, "lc", "cap")
+    with pytest.raises(RequestError) as caught:
+        check_policy(site, "std", "cap")
+    assert "be (QoS none); lc (QoS fast, faster)" in str(caught.value)
+    with pytest.raises(RequestError, match="policies of class none are missing"):
+        check_policy(site, "none", "cap")
 
 
 def test_a_qos_of_no_class_is_std_and_case_does_not_matter() -> None:

@@ -250,6 +250,7 @@ def test_processes_that_follow_one_another_are_found_although_each_ends_before_i
     found = [(at, one) for at in range(60) for one in incidents.update(at * step, [chain(kind, at, job_id)])]
     at, first = found[0]
     assert first.is_new
+    assert first.suspicion.text == "text; processes like this one follow one another"
     assert at * step <= GRACE_NS[kind] + 2 * SECOND
     assert first.suspicion.processes[0].pid == 100 + at
     assert [one.is_new for _, one in found[1:]] == [False] * (len(found) - 1)

@@ -251,6 +251,7 @@ def test_a_usage_file_that_is_none_says_nothing(bench: Bench) -> None:
             path.touch()
         slices, _ = bench.watcher.slices.look()
         assert [one.accounted_bytes for one in slices] == [0, None], what
+        assert slices[1][1:4] == (None, 0, 0), "what is not known is not counted"
         if what == "a folder":
             path.rmdir()
         else:
@@ -314,3 +315,10 @@ def test_a_flood_of_findings_of_one_job_leaves_room_for_those_of_others(bench: B
     assert [event.job_id for event in bench.events].count(7) == 20
     assert [event.job_id for event in bench.events].count(8) == 1
     assert sorted(command[2] for command in bench.slurm.heard()) == ["7", "8"]
+
+
+def test_a_job_has_as_many_processes_as_its_gpu_lists(bench: Bench, victim: Victim) -> None:
+    assert [job.processes for job in bench.look().jobs] == [0, 0]
+    bench.slurm.pids = {victim.pid: 7}
+    bench.hold(victim.pid, 100)
+    assert [job.processes for job in bench.look().jobs] == [1, 0]

@@ -6,13 +6,14 @@ from __future__ import annotations
 import tomllib
 from datetime import date
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.pricing.cluster_gpus import GpuModel
 from hami_hpc.accounting.pricing.rates import Credit, Discount, Factor, Quota, Rate, Rates, Terms, Validity
-from hami_hpc.accounting.pricing.rates_file import ENDED_STATES, parse_rates
+from hami_hpc.accounting.pricing.rates_file import ENDED_STATES, load_rates, parse_rates
 
 EVERYTHING = """
 version = 1
@@ -86,6 +87,20 @@ def test_every_key_arrives_where_it_belongs() -> None:
     assert found.nodes == {"gpu1": "h200", "gpu2": "h200"}
     assert found.gpu_counts == {"h200": 1}
     assert found.aliases == {"nvidia_h200": "h200", "big": "h200"}
+
+
+def test_a_time_that_begins_when_another_ends_does_not_overlap_it() -> None:
+    first, second = Validity(date(2026, 1, 1), date(2026, 2, 1)), Validity(date(2026, 2, 1), date(2026, 3, 1))
+    assert not first.overlaps(second)
+    assert not second.overlaps(first)
+    assert first.overlaps(Validity(date(2026, 1, 31), date(2026, 2, 2)))
+
+
+def test_a_scaling_has_at_most_six_digits() -> None:
+    text = "version = 1\n[[geometry]]\nshard_mib = 256\nmemory_scaling = 0.{}\n"
+    assert rates(text.format("500001")).geometry[0].geometry.memory_scaling == 0.500001
+    with pytest.raises(AccountingError, match=r"memory_scaling = '0\.5000001'"):
+        rates(text.format("5000001"))
 
 
 def test_what_is_left_out_has_its_default() -> None:
@@ -213,6 +228,17 @@ def test_what_cannot_be_is_refused_by_table_and_key(text: str, message: str) -> 
     with pytest.raises(AccountingError) as caught:
         rates(text if not text or text.startswith("version") else f"version = 1\n{text}")
     assert message in str(caught.value)
+
+
+def test_a_file_of_more_than_8_mib_is_no_file_of_rates(tmp_path: Path) -> None:
+    path = tmp_path / "rates.toml"
+    text = "version = 1\n#"
+    path.write_text(text + "x" * ((8 << 20) - len(text)))
+    assert load_rates(path) == rates("version = 1")
+    with path.open("a") as file:
+        file.write("x")
+    with pytest.raises(AccountingError, match=r"rates\.toml is longer than 8 MiB; give another with --rates"):
+        load_rates(path)
 
 
 def test_dates_of_rates_factors_and_terms_may_be_any_day() -> None:
