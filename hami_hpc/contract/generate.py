@@ -173,6 +173,7 @@ def make_python(c: dict[str, Any]) -> str:
     r = c["request"]
     lines += [f"REQUEST_NAME: Final = {r['name']!r}", f"REQUEST_EXAMPLE: Final = {r['example']!r}"]
     lines += [f"REQUEST_MAX_LENGTH: Final = {r['max_length']}"]
+    lines += [f"{k.upper()}: Final = {r[k]!r}" for k in ("mode_auto", "isolation_hard")]
     lines += [f"{k.upper()}: Final = {v}" for k, v in r["limits"].items()]
     for name, sub in (("KEY_FORM", "form"), ("KEY_EXAMPLE", "example"), ("KEY_DOC", "doc")):
         lines.append(f"{name}: Final[dict[str, str]] = {{")

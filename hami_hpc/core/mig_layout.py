@@ -81,7 +81,8 @@ def slices(start: int, size: int) -> int:
 def whole(profiles: tuple[Profile, ...]) -> Profile | None:
     """Returns the profile that takes the whole GPU, None if there is none among `profiles`."""
     end = max((start + profile.size for profile in profiles for start in profile.starts), default=0)
-    return next((profile for profile in profiles if profile.size == end), None)
+    candidates = (profile for profile in profiles if profile.size == end)
+    return max(candidates, key=lambda profile: profile.compute_slices, default=None)
 
 
 def by_size(profile: Profile) -> tuple[int, int, int, int, str]:

@@ -57,10 +57,10 @@ def shards_of(profiles: tuple[Profile, ...], shards: int, offered: frozenset[str
     bad = unholdable(good)
     best: tuple[int, ...] = ()
     most = -1
-    for compute, memory in _ratios():
+    for compute, memory in ratios():
         total = compute * full.compute_slices + memory * full.size
         parts = [compute * row.compute_slices + memory * row.size for row in rows]
-        weights = _raised([max(1, shards * part // total) for part in parts], shards, good, bad)
+        weights = raised([max(1, shards * part // total) for part in parts], shards, good, bad)
         admitted = count_admitted(weights, shards, good)
         if admitted > most:
             best, most = weights, admitted
@@ -72,14 +72,14 @@ def count_admitted(weights: tuple[int, ...], shards: int, sets: frozenset[Counts
     return sum(_sum(weights, counts) <= shards for counts in sets)
 
 
-def _ratios() -> list[tuple[int, int]]:
+def ratios() -> list[tuple[int, int]]:
     """Returns the weights of a compute slice and a memory slice to try, simple ones first."""
     numbers = range(_RATIO_MAX + 1)
     pairs = [(compute, memory) for compute in numbers for memory in numbers if math.gcd(compute, memory) == 1]
     return sorted(pairs, key=lambda pair: (sum(pair), pair))
 
 
-def _raised(weights: list[int], shards: int, good: frozenset[Counts], bad: frozenset[Counts]) -> tuple[int, ...]:
+def raised(weights: list[int], shards: int, good: frozenset[Counts], bad: frozenset[Counts]) -> tuple[int, ...]:
     """Returns the weights, raised until no set in `bad` fits, each time so that the most sets in `good` still do."""
     now = tuple(weights)
     while True:

@@ -6,9 +6,9 @@
 
 return function(contract, errors)
 	local M = {}
-	local MODES = {}
+	local MODES = {} -- by feature
 	for mode in pairs(contract.request.modes) do
-		MODES[(string.gsub(contract.features.mode, "{mode}", mode))] = true
+		MODES[(string.gsub(contract.features.mode, "{mode}", mode))] = mode
 	end
 	local POLICIES = {} -- by feature
 	for policy in pairs(contract.policies) do
@@ -70,6 +70,30 @@ return function(contract, errors)
 			end
 		end
 		return nil
+	end
+
+	-- Returns the mode that `expression` requires, or nil.
+	function M.mode_of(expression)
+		for _, term in ipairs(M.ours(expression)) do
+			if MODES[term] then
+				return MODES[term]
+			end
+		end
+		return nil
+	end
+
+	-- Refuses an expression that names the feature of another mode than `mode` anywhere, also in an alternative: the prolog
+	-- reads all words of a job's constraint, and its units are those of `mode`.
+	function M.check_modes(expression, mode)
+		for word in string.gmatch(expression or "", "[%w_%-]+") do
+			if MODES[word] and MODES[word] ~= mode then
+				errors.fail("E_MODE_FEATURES", {
+					given = expression,
+					allowed = "mode=" .. mode,
+					example = "--gres=" .. contract.request.name .. ":mem=8G,mode=" .. MODES[word],
+				})
+			end
+		end
 	end
 
 	-- Returns the policies that `expression` requires.

@@ -159,9 +159,14 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		check_lengths(at)
 		refuse_whole_nodes(job, at.partitions, at.parts)
 		request.gpu_type = request.gpu_type or features.type_of(at.features)
+		request.mode = request.mode or features.mode_of(at.features)
 		local result = units.resolve(request, site, at.partitions)
 		local class = at.service_class or class_of(site, at.qos, job.default_qos)
 		local constraint = features.combine(at.features, at.keep or result.features, at.replace)
+		if result.mode then
+			constraint = features.combine(constraint, units.features({}, result.mode))
+			features.check_modes(constraint, result.mode)
+		end
 		for _, policy in ipairs(features.policies_of(constraint)) do
 			units.check_policy(site, class, policy)
 		end
@@ -261,6 +266,7 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 			place(job, parsed, at)
 		elseif current and is_pending and (job.partition or job.features) then
 			current.request.gpu_type = features.type_of(record.features)
+			current.request.mode = features.mode_of(record.features)
 			at.keep = features.ours(record.features)
 			place(job, current, at)
 		end
