@@ -296,7 +296,7 @@ ERRORS: Final[dict[str, str]] = {
     'E_MODE': 'mode={given} is unknown; allowed is {allowed}. Example: {example}',
     'E_MODE_NOT_OFFERED': 'mode={given} is not offered by {where}; offered: {allowed}. Example: {example}',
     'E_MODE_CONFLICT': 'mode={given} and {key} cannot be combined, because {key} asks for a MIG instance; leave one of them out. Example: {example}',
-    'E_MODE_FEATURES': "--constraint={given} names the feature of another mode than the vgpu's, which is {allowed}; choose the mode in the request, and leave vgpu_ features out of --constraint. Example: {example}",
+    'E_MODE_FEATURES': "'{given}' (--constraint or --prefer) names the feature of another mode than the vgpu's, which is {allowed}; choose the mode in the request. Example: {example}",
     'E_MIG_FORM': 'mig={given} is not the name of a MIG profile; allowed is the {allowed}. Example: {example}',
     'E_MIG_NOT_HERE': '{key} needs a MIG instance, and {where} offers none; modes offered: {allowed}. Example: {example}',
     'E_MIG_UNKNOWN': 'mig={given} is not a profile of {where}; its profiles are: {allowed}. Example: {example}',

@@ -62,6 +62,14 @@ return function(contract, errors)
 		return required
 	end
 
+	-- Returns whether two expressions require different features of hami_hpc's.
+	function M.differ(one, other)
+		local first, second = M.ours(one), M.ours(other)
+		table.sort(first)
+		table.sort(second)
+		return table.concat(first, "&") ~= table.concat(second, "&")
+	end
+
 	-- Returns the GPU type that `expression` requires, or nil.
 	function M.type_of(expression)
 		for _, term in ipairs(M.ours(expression)) do
@@ -80,6 +88,14 @@ return function(contract, errors)
 			end
 		end
 		return nil
+	end
+
+	-- Gives a request the GPU type and the mode that `expression` requires, where it says none itself.
+	function M.complete(request, expression)
+		request.gpu_type = request.gpu_type or M.type_of(expression)
+		if not request.mode and not request.mig and not request.isolation then
+			request.mode = M.mode_of(expression)
+		end
 	end
 
 	-- Refuses an expression that names the feature of another mode than `mode` anywhere, also in an alternative: the prolog

@@ -138,8 +138,7 @@ return function(contract, errors, grammar, units, features, settings)
 		grammar.check_length("--constraint", options.constraint or "")
 		local site, reason = settings.read()
 		local wanted = split_list(options.partition)
-		request.gpu_type = request.gpu_type or features.type_of(options.constraint)
-		request.mode = request.mode or features.mode_of(options.constraint)
+		features.complete(request, options.constraint)
 		local succeeded, result
 		if site then
 			-- The client does not know the default partition, so without --partition all partitions must agree.
@@ -178,8 +177,7 @@ return function(contract, errors, grammar, units, features, settings)
 		if site and #wanted > 0 then
 			local request = parsed.request
 			local gpu_type, mode = request.gpu_type, request.mode
-			request.gpu_type = gpu_type or features.type_of(options.constraint)
-			request.mode = mode or features.mode_of(options.constraint)
+			features.complete(request, options.constraint)
 			units.resolve(request, site, wanted)
 			request.gpu_type, request.mode = gpu_type, mode
 		end

@@ -12,14 +12,14 @@ local function write_mig_site(modes)
 	write_site((string.gsub(text, 'modes = %b{}', "modes = " .. (modes or '{ "share", "mig" }'))))
 end
 
-local function mig_test(name, body)
-	test(name, function()
+local function with_mig(body)
+	return function()
 		write_mig_site()
 		body()
-	end)
+	end
 end
 
-mig_test("a job with MIG gets its profile's units and the feature", function()
+test("a job with MIG gets its profile's units and the feature", with_mig(function()
 	local rc, written = submit({ tres_per_node = "gres:vgpu:mem~16G;mode~mig" })
 	equal(rc, 0)
 	equal(written.tres_per_node, SMALL)
@@ -28,18 +28,18 @@ mig_test("a job with MIG gets its profile's units and the feature", function()
 	equal(rc, 0)
 	equal(written.tres_per_node, SMALL .. ",nic:1")
 	equal(written.features, "(a|b)&vgpu_mig")
-end)
+end))
 
-mig_test("every other job says that it shares", function()
+test("every other job says that it shares", with_mig(function()
 	local rc, written = submit({ tres_per_node = "gres:vgpu:mem~8G;cores~50" })
 	equal(rc, 0)
 	equal(written.features, "vgpu_share")
 	rc, written = submit({ tres_per_node = "gres:shard:70" })
 	equal(rc, 0)
 	equal(written.features, "vgpu_share")
-end)
+end))
 
-mig_test("a mode in the constraint is one in the request", function()
+test("a mode in the constraint is one in the request", with_mig(function()
 	local rc, written = submit({ tres_per_node = "gres:vgpu:mem~16G", features = "vgpu_mig&a" })
 	equal(rc, 0)
 	equal(written.tres_per_node, SMALL)
@@ -47,9 +47,9 @@ mig_test("a mode in the constraint is one in the request", function()
 	rc, written = submit({ tres_per_node = "gres:shard:64", features = "vgpu_mig" })
 	equal(rc, 0)
 	equal(written.tres_per_node, SMALL)
-end)
+end))
 
-mig_test("no constraint gives the units of one mode on a node of another", function()
+test("no constraint gives the units of one mode on a node of another", with_mig(function()
 	for _, features in ipairs({ "vgpu_share", "a|vgpu_share", "(vgpu_share|a)", "[vgpu_share*1]", "a,vgpu_share", "!vgpu_share" }) do
 		messages = {}
 		refused(submit({ tres_per_node = "gres:vgpu:mig~1g.18gb", features = features }), "names the feature of another mode")
@@ -59,16 +59,16 @@ mig_test("no constraint gives the units of one mode on a node of another", funct
 		refused(submit({ tres_per_node = "gres:vgpu:mem~1M;cores~1", features = features }), "than the vgpu's, which is mode=share")
 	end
 	messages = {}
-	refused(submit({ tres_per_node = "gres:vgpu:mem~1M;mode~share", features = "vgpu_mig" }), "--constraint=vgpu_mig")
-end)
+	refused(submit({ tres_per_node = "gres:vgpu:mem~1M;mode~share", features = "vgpu_mig" }), "'vgpu_mig&vgpu_share' (--constraint or --prefer)")
+end))
 
-mig_test("other features may look like ours", function()
+test("other features may look like ours", with_mig(function()
 	local rc, written = submit({ tres_per_node = "gres:vgpu:mem~8G;cores~50", features = "vgpu_migrate|my_vgpu_mig" })
 	equal(rc, 0)
 	equal(written.features, "(vgpu_migrate|my_vgpu_mig)&vgpu_share")
-end)
+end))
 
-mig_test("a refusal names the profiles of the partition with their memory, and one that works", function()
+test("a refusal names the profiles of the partition with their memory, and one that works", with_mig(function()
 	refused(
 		submit({ tres_per_node = "gres:vgpu:mem~60G;mode~mig" }),
 		"hami_hpc: no MIG profile of h200 in partition gpu has mem=60G; its profiles are: 1g.18gb (16384M, cores=14), "
@@ -97,7 +97,7 @@ mig_test("a refusal names the profiles of the partition with their memory, and o
 		"mode=share and mig=1g.18gb cannot be combined, because mig=1g.18gb asks for a MIG instance; leave one of them out. "
 			.. "Example: --gres=vgpu:mig=1g.18gb"
 	)
-end)
+end))
 
 test("a site without MIG refuses it, and leaves constraints as they are", function()
 	refused(submit({ tres_per_node = "gres:vgpu:mig~1g.18gb" }), "mig=1g.18gb needs a MIG instance, and this cluster offers none; modes offered: share, mps")
@@ -116,11 +116,11 @@ local function update(fields, old)
 	return hami.job_modify(job, old, PARTS, 1000), written
 end
 
-mig_test("an update keeps the mode that it does not name, and replaces the one that it names", function()
+test("an update keeps the mode that it does not name, and replaces the one that it names", with_mig(function()
 	local rc, written = update({ tres_per_node = "gres:vgpu:mem~30G" }, { tres_per_node = SMALL, features = "vgpu_mig&a" })
 	equal(rc, 0)
 	equal(written.tres_per_node, "gres:shard:140,gres:vgpu:std:1,gres:vgpu_mem:33280,gres:vgpu_cores:28")
-	equal(written.features, nil)
+	equal(written.features, "a&vgpu_mig")
 	rc, written = update({ tres_per_node = "gres:vgpu:mem~8G;cores~50;mode~share" }, { tres_per_node = SMALL, features = "a&vgpu_mig" })
 	equal(rc, 0)
 	equal(written.tres_per_node, UNITS)
@@ -129,9 +129,9 @@ mig_test("an update keeps the mode that it does not name, and replaces the one t
 	equal(rc, 0)
 	equal(written.tres_per_node, SMALL)
 	equal(written.features, "vgpu_mig")
-end)
+end))
 
-mig_test("a new constraint cannot move a job of one mode to nodes of another", function()
+test("a new constraint cannot move a job of one mode to nodes of another", with_mig(function()
 	local rc, written = update({ features = "b" }, { tres_per_node = SMALL, features = "vgpu_mig&a" })
 	equal(rc, 0)
 	equal(written.features, "b&vgpu_mig")
@@ -143,6 +143,40 @@ mig_test("a new constraint cannot move a job of one mode to nodes of another", f
 	rc, written = update({ features = "b" }, { tres_per_node = UNITS }) -- of a job from before the site offered MIG
 	equal(rc, 0)
 	equal(written.features, "b&vgpu_share")
+end))
+
+test("what a job prefers includes its mode, because Slurm uses it in place of the constraint", with_mig(function()
+	local rc, written = submit({ tres_per_node = "gres:vgpu:mem~8G;cores~50", prefer = "a|b" })
+	equal(rc, 0)
+	equal(written.prefer, "(a|b)&vgpu_share")
+	rc, written = submit({ tres_per_node = "gres:vgpu:h200:mig~1g.18gb", prefer = "a", features = "b" })
+	equal(rc, 0)
+	equal(written.prefer, "a&vgpu_mig&vgpu_type_h200")
+	equal(written.features, "b&vgpu_mig&vgpu_type_h200")
+	for _, prefer in ipairs({ "vgpu_mig", "a|vgpu_mig", "vgpu_mig&a" }) do
+		messages = {}
+		refused(submit({ tres_per_node = "gres:vgpu:mem~1M;cores~1", prefer = prefer }), "names the feature of another mode")
+	end
+	messages = {}
+	refused(submit({ tres_per_node = "gres:vgpu:mem~1M", prefer = string.rep("a", 5000) }), "--prefer is 5000 bytes long")
+end))
+
+test("an update cannot leave a job with preferences of another mode", with_mig(function()
+	local rc, written = update({ tres_per_node = "gres:vgpu:mig~1g.18gb" }, { tres_per_node = UNITS, features = "a&vgpu_share" })
+	equal(rc, 0)
+	equal(written.prefer, "a&vgpu_mig")
+	rc, written = update({ tres_per_node = "gres:vgpu:mem~4G" }, { tres_per_node = UNITS, features = "vgpu_share" })
+	equal(rc, 0)
+	equal(written.prefer, nil)
+	rc, written = update({ prefer = "b" }, { tres_per_node = SMALL, features = "vgpu_mig" })
+	equal(rc, 0)
+	equal(written.prefer, "b&vgpu_mig")
+	messages = {}
+	refused(update({ prefer = "a|vgpu_mig" }, { tres_per_node = UNITS, features = "vgpu_share" }), "names the feature of another mode")
+end))
+
+test("a policy in what a job prefers is checked as one in the constraint", function()
+	refused(submit({ tres_per_node = "gres:vgpu", prefer = "vgpu_policy_none" }), "policy=none is not allowed in class std")
 end)
 
 local function client(options)
@@ -150,7 +184,7 @@ local function client(options)
 	return hami.cli_pre_submit(options, 0), options
 end
 
-mig_test("srun outside a job writes the profile's units and the mode, and job_submit finds the same", function()
+test("srun outside a job writes the profile's units and the mode, and job_submit finds the same", with_mig(function()
 	local rc, options = client({ gres = "gres:vgpu:mig=2g.35gb", partition = "gpu" })
 	equal(rc, 0)
 	equal(options.gres, "shard:140,vgpu:1,vgpu_mem:33280,vgpu_cores:28")
@@ -164,25 +198,25 @@ mig_test("srun outside a job writes the profile's units and the mode, and job_su
 	rc, options = client({ gres = "gres:vgpu:mem=16G", partition = "gpu", constraint = "vgpu_mig" })
 	equal(rc, 0)
 	equal(options.gres, "shard:70,vgpu:1,vgpu_mem:16384,vgpu_cores:14")
-end)
+end))
 
-mig_test("srun without the site's table cannot choose a profile", function()
+test("srun without the site's table cannot choose a profile", with_mig(function()
 	os.remove(scratch .. "/hami_hpc_site.lua")
 	for _, text in ipairs({ "mig=1g.18gb", "isolation=hard", "mode=auto" }) do
 		equal(client({ gres = "gres:vgpu:mem=1G,gres:cores=1,gres:" .. text }), -1)
 	end
 	equal(client({ gres = "gres:vgpu:mem=1G,gres:cores=1" }), 0)
-end)
+end))
 
-mig_test("sbatch checks a MIG request early and leaves it to job_submit", function()
+test("sbatch checks a MIG request early and leaves it to job_submit", with_mig(function()
 	local rc, options = client({ type = "sbatch", gres = "gres:vgpu:mig=1g.18gb,gres:isolation=hard", partition = "gpu" })
 	equal(rc, 0)
 	equal(options.gres, "vgpu:mig~1g.18gb;isolation~hard")
 	rc = client({ type = "sbatch", gres = "gres:vgpu:mig=9g.18gb", partition = "gpu" })
 	equal(rc, -1)
-end)
+end))
 
-mig_test("a step takes no more shards than the instance has", function()
+test("a step takes no more shards than the instance has", with_mig(function()
 	local real = os.getenv
 	local job = { SLURM_JOB_ID = "7", HAMI_HPC_MEM_MIB = "16384", HAMI_HPC_CORES = "14", SLURM_JOB_PARTITION = "gpu" }
 	os.getenv = function(name)
@@ -192,7 +226,7 @@ mig_test("a step takes no more shards than the instance has", function()
 	os.getenv = real
 	equal(rc, 0)
 	equal(options.gres, "shard:70,vgpu_mem:16384,vgpu_cores:14")
-end)
+end))
 
 test("a site's table whose profiles are not understood is refused", function()
 	for _, wrong in ipairs({ "7", "{ 7 }", "{ { name = 'a' } }", "{ { name = 'a', mem_mib = 1, mem_percent = 1, cores = 1, shards = 0 } }" }) do
