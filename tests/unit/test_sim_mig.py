@@ -23,7 +23,7 @@ import ctypes, json, os, subprocess, sys
 import pynvml as n
 n.nvmlInit()
 d, a = (n.nvmlDeviceGetHandleByIndex(index) for index in (0, 1))
-SLICES = {19: 0, 20: 0, 15: 0, 14: 1, 9: 2, 5: 3, 0: 4}
+SLICES = {19: 0, 15: 0, 14: 1, 9: 2, 5: 3, 0: 4}
 def on(gpu=d):
     return n.nvmlDeviceSetMigMode(gpu, 1)
 def error(f, *arguments):
@@ -133,12 +133,10 @@ answer = [[one for one in map(lambda number: profile(gpu, number), range(n.NVML_
         ("3g.71gb", 9, 3, 2),
         ("4g.71gb", 5, 4, 1),
         ("7g.141gb", 0, 7, 1),
-        ("1g.18gb+me", 20, 1, 1),
         ("1g.35gb", 15, 1, 4),
     ]
     assert {row[1]: row[4] for row in h200} == {
         19: [[start, 1] for start in range(7)],
-        20: [[start, 1] for start in range(7)],
         15: [[0, 2], [2, 2], [4, 2], [6, 2]],
         14: [[0, 2], [2, 2], [4, 2]],
         9: [[0, 4], [4, 4]],
@@ -201,7 +199,7 @@ answer = [error(n.nvmlDeviceSetMigMode, d, 0), error(n.nvmlDeviceCreateGpuInstan
     assert ask(machine, program, uid=65534) == ["NoPermission"] * 3
 
 
-@pytest.mark.parametrize(("profile", "count"), [(19, 7), (15, 4), (14, 3), (9, 2), (5, 1), (0, 1), (20, 1)])
+@pytest.mark.parametrize(("profile", "count"), [(19, 7), (15, 4), (14, 3), (9, 2), (5, 1), (0, 1)])
 def test_a_gpu_holds_as_many_instances_of_a_profile_as_the_user_guide_says(
     machine: Machine, profile: int, count: int
 ) -> None:

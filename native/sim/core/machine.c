@@ -81,20 +81,22 @@ static const char *parse_starts(const char *p, uint32_t *out)
 	}
 }
 
-/* name:memory_mib:sm_count:id:size:most:starts,... */
+/* name:memory_mib:sm_count,... of a model; of a machine each goes on with :id:size:most:starts. */
 static int parse_mig(const char *value, struct sim_model *m)
 {
 	m->mig_count = 0;
 	for (const char *p = value; *p;) {
 		struct sim_mig_profile *profile = &m->mig[m->mig_count];
-		int used = 0;
+		int used = 0, more = 0;
 		if (m->mig_count == SIM_MAX_MIG_PROFILES ||
-		    sscanf(p, "%15[^:,]:%u:%u:%u:%u:%u:%n", profile->name, &profile->memory_mib,
-			   &profile->sm_count, &profile->id, &profile->size, &profile->most, &used) != 6 ||
-		    !used)
+		    sscanf(p, "%15[^:,]:%u:%u%n", profile->name, &profile->memory_mib, &profile->sm_count,
+			   &used) != 3)
 			return -EINVAL;
 		m->mig_count++;
-		p = parse_starts(p + used, &profile->start_set);
+		p += used;
+		if (sscanf(p, ":%u:%u:%u:%n", &profile->id, &profile->size, &profile->most, &more) == 3 &&
+		    more)
+			p = parse_starts(p + more, &profile->start_set);
 		if (!p || (*p && *p != ','))
 			return -EINVAL;
 		p += *p == ',';

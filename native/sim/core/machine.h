@@ -7,7 +7,7 @@
 
 enum { SIM_MAX_GPUS = 16, SIM_MAX_MIG_PROFILES = 8 };
 
-/* Of GPU instances. The model files say where the numbers come from. */
+/* Of GPU instances. models/mig-placements.tsv says where the numbers come from; they are 0 in a model alone. */
 struct sim_mig_profile {
 	char name[16]; /* 1g.18gb */
 	uint32_t memory_mib;

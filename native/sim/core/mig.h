@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * MIG: GPU instances and the compute instances in them. What a GPU instance may be and where it may lie is the
- * model's (models, with its sources). A GPU instance's id is the lowest free one of those for its size,
+ * model's (models/mig-placements.tsv, with its sources). A GPU instance's id is the lowest free one of those for its size,
  * so ids come back soon; a serial number, from which the UUIDs are made, does not. (Hardware makes UUIDs of version
  * 5, from names: whether they come back there is not known here.)
  *

@@ -78,7 +78,7 @@ nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlRe
 	return NVML_SUCCESS;
 }
 
-/* NVML's number of a profile, by the slices and the suffix of its name. */
+/* NVML's number of a profile. */
 static unsigned number_of(const struct sim_model *m, uint32_t index)
 {
 	static const unsigned of_slices[] = {[1] = NVML_GPU_INSTANCE_PROFILE_1_SLICE,
@@ -88,8 +88,6 @@ static unsigned number_of(const struct sim_model *m, uint32_t index)
 					     [7] = NVML_GPU_INSTANCE_PROFILE_7_SLICE};
 	const struct sim_mig_profile *p = &m->mig[index];
 	uint32_t slices = sim_mig_slices(p);
-	if (strstr(p->name, "+me"))
-		return NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1;
 	if (slices == 1 && p->size == 2)
 		return NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2;
 	return slices < sizeof of_slices / sizeof *of_slices ? of_slices[slices]
