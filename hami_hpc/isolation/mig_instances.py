@@ -54,11 +54,14 @@ def _kept(gpu: MigGpu, grant: Grant) -> Note | None:
 def _made(settings: Settings, gpu: MigGpu, grant: Grant) -> Note:
     state = mig.mode(gpu.nvml, gpu.handle)
     if state is None or not state[0]:
-        raise NodeError(
+        text = (
             f"job {grant.job_id} is to have a MIG instance of GPU {grant.gpu_minor} ({gpu.uuid}), where MIG is "
             f"{'off. Switch it on: hami-hpc mig enable ' + gpu.uuid if state else 'not to be had'}, or remove mig "
             f"from modes in {settings.path} of this node, then run hami-hpc render"
         )
+        if tuple(settings.modes) == ("mig",):  # the node can serve nobody: it would fail job after job
+            raise NodeError(text)
+        raise JobError(f"{text}. A batch job is requeued if it may be", NO_ROOM)  # a user chose this mode
     all_profiles, names = mig.profiles(gpu.nvml, gpu.handle), offered(settings)
     profile = mig_layout.covering(all_profiles, grant.mem_mib, grant.cores_percent, names)
     if profile is None:

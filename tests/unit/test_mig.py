@@ -101,7 +101,15 @@ def test_seven_jobs_fill_a_gpu_and_the_eighth_is_sent_back_without_a_drained_nod
     assert len(bed.instances()) == 7
 
 
-def test_a_gpu_without_mig_drains_the_node_with_what_to_do(bed: MigNode, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_without_mig_sends_a_job_back_that_chose_the_mode(bed: MigNode) -> None:
+    bed.restart()
+    assert bed.prolog(JOB) == 0
+    assert "MIG is off. Switch it on" in (bed.node.jobs / str(JOB) / c.FILE_REFUSED).read_text()
+    assert bed.node.grants() == {}
+
+
+def test_a_node_for_mig_alone_is_drained_where_it_is_off(bed: MigNode, capfd: pytest.CaptureFixture[str]) -> None:
+    bed.node.config.write_text(bed.node.config.read_text().replace('["mig", "share"]', '["mig"]'))
     bed.restart()
     assert bed.prolog(JOB) == 1
     assert "MIG is off. Switch it on: hami-hpc mig enable GPU-" in capfd.readouterr().err
@@ -238,3 +246,38 @@ def test_notes_are_read_as_they_were_written() -> None:
     assert mig_notes.parse(mig_notes.to_bytes(note)) == note
     live = note._replace(state="live", before=(), instance=instance._replace(uuid=""))
     assert mig_notes.parse(mig_notes.to_bytes(live)) == live
+
+
+def findings(bed: MigNode) -> list[tuple[str, str, str]]:
+    from hami_hpc.isolation.table import BACKENDS
+
+    settings = bed.node.settings
+    found = bed.run(lambda: tuple(BACKENDS["mig"].check(settings)))
+    return [(one.what, one.level.name, one.detail) for one in found]
+
+
+def test_doctor_names_gpus_without_mig_others_instances_and_an_open_fence(bed: MigNode) -> None:
+    bed.make_foreign()
+    assert findings(bed) == [
+        ("MIG mode", "OK", "GPU 0: MIG is on"),
+        (
+            "MIG and share",
+            "FAIL",
+            "GPU 0: MIG is on, and modes offers share, too: Slurm may give it to a job of that mode",
+        ),
+        ("MIG instances", "WARN", "GPU 0: 1 instance(s) that hami_hpc did not make take places from jobs"),
+        ("MIG mode", "FAIL", "GPU 1: MIG is off"),
+        (
+            "MIG devices",
+            "WARN",
+            "nvidia-modprobe makes the devices of new instances readable by all, until the prolog has them",
+        ),
+    ]
+    (bed.machine.directory / "params").write_text("Mobile: 4\nModifyDeviceFiles: 0\nDeviceFileUID: 0\n")
+    assert findings(bed)[-1] == ("MIG devices", "OK", "only the prolog makes the devices of instances")
+
+
+def test_doctor_names_profiles_that_a_gpu_does_not_have(bed: MigNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hami_hpc.isolation.mig_checks.offered", lambda settings: frozenset({"1g.5gb", "9g.1gb"}))
+    profiles = [one for one in findings(bed) if one[0] == "MIG profiles"]
+    assert profiles == [("MIG profiles", "FAIL", "GPU 0 has none of mig_profiles: 1g.5gb, 9g.1gb")]
