@@ -29,7 +29,7 @@ class Profile(NamedTuple):
 
 
 class Instance(NamedTuple):
-    """A GPU instance that exists."""
+    """A GPU instance that exists. `uuid` is that of its first compute instance's MIG device, "" without one."""
 
     gi_id: int
     profile_id: int

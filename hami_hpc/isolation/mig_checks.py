@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of `hami-hpc doctor` for mode=mig: the GPUs' mode, the profiles, others' instances, and the fence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hami_hpc.core.finding import Finding, Level, finding
+from hami_hpc.isolation.mig_instances import offered
+from hami_hpc.node import mig_caps, mig_list
+from hami_hpc.node.config import Settings
+
+
+def check(settings: Settings) -> Iterator[Finding]:
+    """Yields the findings of all checks. Raises NodeError when a check cannot be made."""
+    gpus = mig_list.read(settings)
+    names = offered(settings)
+    for gpu in gpus:
+        advice = f"hami-hpc mig enable {gpu.minor}, or take mig out of modes in [vgpu]"
+        detail = f"GPU {gpu.minor}: MIG is {gpu.mode}"
+        yield finding("MIG mode", gpu.mode == "on", detail, advice)
+        if gpu.mode == "on" and "share" in settings.modes:
+            detail = f"GPU {gpu.minor}: MIG is on, and modes offers share, too: Slurm may give it to a job of that mode"
+            yield Finding("MIG and share", Level.FAIL, detail, f"hami-hpc mig disable {gpu.minor}, or correct modes")
+        foreign = [one for one in gpu.instances if one.owner == mig_list.FOREIGN]
+        if foreign:
+            detail = f"GPU {gpu.minor}: {len(foreign)} instance(s) that hami_hpc did not make take places from jobs"
+            advice = "see hami-hpc mig list; nvidia-smi mig -dci, then -dgi, removes them"
+            yield Finding("MIG instances", Level.WARN, detail, advice)
+        if names and gpu.profiles and not any(profile.name in names for profile in gpu.profiles):
+            detail = f"GPU {gpu.minor} has none of mig_profiles: {', '.join(sorted(names))}"
+            advice = f"add to mig_profiles of {', '.join(profile.name for profile in gpu.profiles)}"
+            yield Finding("MIG profiles", Level.FAIL, detail, advice)
+    yield finding(
+        "MIG devices",
+        not mig_caps.modprobe_may_open(),
+        "nvidia-modprobe makes the devices of new instances readable by all, until the prolog has them"
+        if mig_caps.modprobe_may_open()
+        else "only the prolog makes the devices of instances",
+        "options nvidia NVreg_ModifyDeviceFiles=0 in /etc/modprobe.d, then load the driver again (docs/security.md)",
+        Level.WARN,
+    )
