@@ -27,17 +27,17 @@ def profiles_of(settings: Settings, model: str) -> tuple[Profile, ...]:
         raise NodeError(f"{_where(settings, model)}: {error}") from None
 
 
-def profile_name(settings: Settings, model: str, mem_mib: int, cores_percent: int) -> str:
-    """Returns the profile of a job's units. Raises NodeError when the settings of this node offer none like it."""
+def profile_name(settings: Settings, model: str, mem_mib: int, cores_percent: int) -> str | None:
+    """Returns the profile of a job's units; None when these settings offer none like it, as after a change of them.
+
+    Raises NodeError as profiles_of does.
+    """
     profiles = profiles_of(settings, model)
     full = whole(profiles)
     for profile in profiles:
         if full and profile.name and profile.mem_mib == mem_mib and _cores(profile, full) == cores_percent:
             return profile.name
-    raise NodeError(
-        f"{_where(settings, model)} has no profile of {mem_mib} MiB and {cores_percent} % of the compute slices. "
-        "Copy the controller's settings here, and run hami-hpc render"
-    )
+    return None
 
 
 def offered(settings: Settings, model: str) -> tuple[OfferedProfile, ...]:
