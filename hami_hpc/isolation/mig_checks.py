@@ -31,12 +31,12 @@ def check(settings: Settings) -> Iterator[Finding]:
             detail = f"GPU {gpu.minor} has none of mig_profiles: {', '.join(sorted(names))}"
             advice = f"add to mig_profiles of {', '.join(profile.name for profile in gpu.profiles)}"
             yield Finding("MIG profiles", Level.FAIL, detail, advice)
+    may_open = mig_caps.modprobe_may_open(settings.driver_root)
+    detail = "nvidia-modprobe makes the devices of new instances readable by all, until the prolog has them"
     yield finding(
         "MIG devices",
-        not mig_caps.modprobe_may_open(),
-        "nvidia-modprobe makes the devices of new instances readable by all, until the prolog has them"
-        if mig_caps.modprobe_may_open()
-        else "only the prolog makes the devices of instances",
+        not may_open,
+        detail if may_open else "only the prolog makes the devices of instances",
         "options nvidia NVreg_ModifyDeviceFiles=0 in /etc/modprobe.d, then load the driver again (docs/security.md)",
         Level.WARN,
     )

@@ -67,6 +67,7 @@ class Settings(NamedTuple):
     run_dir: str
     state_dir: str
     interposer: str
+    driver_root: str  # where the driver's /proc and /dev are
     classes: Mapping[str, ClassSettings]
     gpu_models: Mapping[str, int]
     partitions: Mapping[str, tuple[str, ...]]
@@ -247,6 +248,7 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         run_dir=paths.directory_or_file("run_dir", c.FILE_RUN_DIR),
         state_dir=paths.directory_or_file("state_dir", c.FILE_STATE_DIR),
         interposer=paths.directory_or_file("interposer", f"{installed.LIB_DIR}/libhami-hpc.so"),
+        driver_root=paths.directory_or_file("driver_root", "/"),
         classes=_classes(path, top.take("classes", {}), models),
         gpu_models=models,
         partitions=_partitions(path, top.take("partitions", {}), models),

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from hami_hpc.errors import NodeError
 
+# Below `root`, which is driver_root of the settings.
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
 DEVICES = "/dev/nvidia-caps"
 MAJORS = "/proc/devices"
@@ -25,20 +26,21 @@ COMPUTE_IDS = 8  # ids of compute instances in a GPU instance
 READ_MAX = 1 << 16
 
 
-def give(gpu_minor: int, gi_id: int, ci_id: int | None, uid: int) -> None:
+def give(root: str, gpu_minor: int, gi_id: int, ci_id: int | None, uid: int) -> None:
     """Makes the device of a GPU instance, or with `ci_id` of a compute instance of it, readable by `uid` alone.
 
     Raises NodeError.
     """
-    access = _access(gpu_minor, gi_id, ci_id)
+    access = _access(root, gpu_minor, gi_id, ci_id)
     try:
         _stop_modprobe(access)
         name = f"nvidia-cap{_field(access, 'DeviceFileMinor')}"
-        os.makedirs(DEVICES, 0o755, exist_ok=True)
-        path, temporary = f"{DEVICES}/{name}", f"{DEVICES}/.{name}"  # of one GPU, whose lock the caller holds
+        folder = _below(root, DEVICES)
+        os.makedirs(folder, 0o755, exist_ok=True)
+        path, temporary = f"{folder}/{name}", f"{folder}/.{name}"  # of one GPU, whose lock the caller holds
         with suppress(FileNotFoundError):
             os.unlink(temporary)
-        make_device(temporary, int(name.removeprefix("nvidia-cap")))
+        _make_device(root, temporary, int(name.removeprefix("nvidia-cap")))
         try:
             os.chown(temporary, uid, 0, follow_symlinks=False)
             os.rename(temporary, path)
@@ -48,58 +50,65 @@ def give(gpu_minor: int, gi_id: int, ci_id: int | None, uid: int) -> None:
     except OSError as error:
         raise NodeError(
             f"the device of MIG instance {gi_id} of GPU {gpu_minor} cannot be given to uid {uid} ({error}): see "
-            f"ls -l {DEVICES} and {access}"
+            f"ls -l {_below(root, DEVICES)} and {access}"
         ) from error
 
 
-def make_device(path: str, minor: int) -> None:
+def _make_device(root: str, path: str, minor: int) -> None:
     """Makes a device of the driver's capabilities that only its owner, root, can read. Raises OSError, NodeError."""
     old = os.umask(0o077)
     try:
-        os.mknod(path, stat.S_IFCHR | MODE, os.makedev(_major(), minor))
+        os.mknod(path, stat.S_IFCHR | MODE, os.makedev(_major(root), minor))
     finally:
         os.umask(old)
 
 
-def _major() -> int:
-    for line in _read(MAJORS).splitlines():
+def _major(root: str) -> int:
+    for line in _read(_below(root, MAJORS)).splitlines():
         words = line.split()
         if len(words) == 2 and words[1] == "nvidia-caps":
             return int(words[0])
-    raise NodeError(f"{MAJORS} has no nvidia-caps: the driver's module was loaded with nv_cap_enable_devfs=0")
+    raise NodeError(
+        f"{_below(root, MAJORS)} has no nvidia-caps: the driver's module was loaded with nv_cap_enable_devfs=0"
+    )
 
 
-def revoke(gpu_minor: int, gi_id: int, uid: int) -> None:
+def revoke(root: str, gpu_minor: int, gi_id: int, uid: int) -> None:
     """Removes the devices of a GPU instance and its compute instances that `give` made for `uid`. The instance must
     still be there. Raises NodeError."""
+    folder = _below(root, DEVICES)
     for ci_id in (None, *range(COMPUTE_IDS)):
-        access = _access(gpu_minor, gi_id, ci_id)
+        access = _access(root, gpu_minor, gi_id, ci_id)
         if not os.path.exists(access):
             continue
         try:
             name = f"nvidia-cap{_field(access, 'DeviceFileMinor')}"
-            path = f"{DEVICES}/{name}"
+            path = f"{folder}/{name}"
             with suppress(FileNotFoundError):
-                os.unlink(f"{DEVICES}/.{name}")
+                os.unlink(f"{folder}/.{name}")
             with suppress(FileNotFoundError):
                 status = os.lstat(path)
                 if status.st_uid == uid and stat.S_IMODE(status.st_mode) == MODE:
                     os.unlink(path)
         except OSError as error:
-            raise NodeError(f"the device of {access} cannot be removed ({error}): see ls -l {DEVICES}") from error
+            raise NodeError(f"the device of {access} cannot be removed ({error}): see ls -l {folder}") from error
 
 
-def modprobe_may_open() -> bool:
+def modprobe_may_open(root: str) -> bool:
     """Returns whether nvidia-modprobe makes devices of new instances readable by all before `give` can stop it."""
-    for line in _read(PARAMETERS).splitlines():
+    for line in _read(_below(root, PARAMETERS)).splitlines():
         if line.split(":")[0] == "ModifyDeviceFiles":
             return line.split(":")[1].strip() != "0"
     return True
 
 
-def _access(gpu_minor: int, gi_id: int, ci_id: int | None) -> str:
+def _below(root: str, path: str) -> str:
+    return root.rstrip("/") + path
+
+
+def _access(root: str, gpu_minor: int, gi_id: int, ci_id: int | None) -> str:
     inner = "" if ci_id is None else f"/ci{ci_id}"
-    return f"{CAPABILITIES}/gpu{gpu_minor}/mig/gi{gi_id}{inner}/access"
+    return f"{_below(root, CAPABILITIES)}/gpu{gpu_minor}/mig/gi{gi_id}{inner}/access"
 
 
 def _stop_modprobe(access: str) -> None:

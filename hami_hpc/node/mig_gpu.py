@@ -24,12 +24,15 @@ TYPE_CHECKING = False  # the prolog imports this, and not typing: docs/adr/021
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from hami_hpc.node.config import Settings
+
 
 class MigGpu:
     """A GPU whose lock this process holds. All functions raise NodeError."""
 
-    def __init__(self, run_dir: str, uuid: str, nvml: ModuleType, handle: object) -> None:
-        self.run_dir, self.uuid, self.nvml, self.handle = run_dir, uuid, nvml, handle
+    def __init__(self, settings: Settings, uuid: str, nvml: ModuleType, handle: object) -> None:
+        self.run_dir, self.driver_root = settings.run_dir, settings.driver_root
+        self.uuid, self.nvml, self.handle = uuid, nvml, handle
 
     def notes(self) -> tuple[Note, ...]:
         return mig_notes.read(self.run_dir, self.uuid)
@@ -62,7 +65,7 @@ class MigGpu:
         try:
 
             def made(gi_id: int, ci_id: int | None) -> None:
-                mig_caps.give(minor, gi_id, ci_id, grant.uid)
+                mig_caps.give(self.driver_root, minor, gi_id, ci_id, grant.uid)
 
             instance = mig.create(self.nvml, self.handle, profile, start, made)
             live = note._replace(state=LIVE, instance=instance, before=())
@@ -79,22 +82,22 @@ class MigGpu:
         if present is not None:
             note = note._replace(state=ENDING, instance=present, before=())
             mig_notes.change(self.run_dir, self.uuid, note)
-            mig_caps.revoke(note.gpu_minor, present.gi_id, note.uid)
+            mig_caps.revoke(self.driver_root, note.gpu_minor, present.gi_id, note.uid)
             mig.destroy(self.nvml, self.handle, present)
         mig_notes.remove(self.run_dir, self.uuid, note)
 
 
 @contextmanager
-def locked(run_dir: str, uuid: str) -> Iterator[MigGpu]:
+def locked(settings: Settings, uuid: str) -> Iterator[MigGpu]:
     """Opens NVML and holds the GPU's lock, with nothing half made left. Raises NodeError."""
-    with mig_notes.locked(run_dir, uuid):
+    with mig_notes.locked(settings.run_dir, uuid):
         nvml = nvml_door.open_nvml()
         try:
             try:
                 handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
             except nvml.NVMLError as error:
                 raise NodeError(f"NVML does not show GPU {uuid} ({error}): see nvidia-smi and dmesg (Xid)") from error
-            gpu = MigGpu(run_dir, uuid, nvml, handle)
+            gpu = MigGpu(settings, uuid, nvml, handle)
             gpu.settle()
             yield gpu
         finally:

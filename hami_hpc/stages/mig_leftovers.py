@@ -57,7 +57,7 @@ def _end(settings: Settings, uuid: str, note: Note) -> str | None:
             with mig_notes.locked(settings.run_dir, uuid):
                 mig_notes.remove(settings.run_dir, uuid, note)
             return None
-        with mig_gpu.locked(settings.run_dir, uuid) as gpu:
+        with mig_gpu.locked(settings, uuid) as gpu:
             if note in gpu.notes():  # else a stage has ended it meanwhile
                 gpu.end(note)
     except NodeError as error:

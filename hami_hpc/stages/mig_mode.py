@@ -24,7 +24,7 @@ def switch(settings: Settings, node: placeholders.Node, word: str, on: bool) -> 
     name = f"GPU {entry.minor} ({entry.uuid})"
     state = "on" if on else "off"
     refuse_jobs(settings, node, entry.uuid, entry.slurm_index, name)
-    with mig_gpu.locked(settings.run_dir, entry.uuid) as gpu:
+    with mig_gpu.locked(settings, entry.uuid) as gpu:
         now = mig.mode(gpu.nvml, gpu.handle)
         if now is None:
             raise NodeError(f"{name} has no MIG: it is of the Ampere generation or later in data center GPUs only")

@@ -26,7 +26,7 @@ from sim_testbed import SIM, Machine
 from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import make_inventory
 from hami_hpc.core.mig_layout import Instance
-from hami_hpc.node import mig, mig_caps
+from hami_hpc.node import mig
 from hami_hpc.node import nvml as nvml_door
 from hami_hpc.stages import common
 from hami_hpc.stages.reconcile import Result, reconcile
@@ -49,15 +49,15 @@ class MigNode:
     @classmethod
     def make(cls, folder: Path, monkeypatch: pytest.MonkeyPatch) -> MigNode:
         machine = sim_testbed.make(folder / "machine")
-        monkeypatch.setattr(mig_caps, "CAPABILITIES", f"{machine.directory}/proc/driver/nvidia/capabilities")
-        monkeypatch.setattr(mig_caps, "DEVICES", f"{machine.directory}/dev/nvidia-caps")
-        monkeypatch.setattr(mig_caps, "PARAMETERS", f"{machine.directory}/params")
-        monkeypatch.setattr(mig_caps, "make_device", lambda path, minor: os.close(os.open(path, os.O_CREAT, 0o400)))
+        (machine.directory / "proc").mkdir()
+        (machine.directory / "proc/devices").write_text("Character devices:\n  1 mem\n238 nvidia-caps\n")
         monkeypatch.setattr("hami_hpc.node.drain.find_scontrol", lambda: None)
         monkeypatch.setattr("hami_hpc.stages.no_room.find_scontrol", lambda: None)
         node = Node.make(folder / "node", with_gpus=False)
         with node.config.open("a") as config:
             config.write('[vgpu]\nmodes = ["mig", "share"]\n')
+        text = node.config.read_text().replace("[paths]", f'[paths]\ndriver_root = "{machine.directory}"')
+        node.config.write_text(text)
         bed = cls(node, machine)
         bed.switch_on()
         bed.enter_gpus()

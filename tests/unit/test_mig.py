@@ -273,7 +273,9 @@ def test_doctor_names_gpus_without_mig_others_instances_and_an_open_fence(bed: M
             "nvidia-modprobe makes the devices of new instances readable by all, until the prolog has them",
         ),
     ]
-    (bed.machine.directory / "params").write_text("Mobile: 4\nModifyDeviceFiles: 0\nDeviceFileUID: 0\n")
+    (bed.machine.directory / "proc/driver/nvidia/params").write_text(
+        "Mobile: 4\nModifyDeviceFiles: 0\nDeviceFileUID: 0\n"
+    )
     assert findings(bed)[-1] == ("MIG devices", "OK", "only the prolog makes the devices of instances")
 
 
