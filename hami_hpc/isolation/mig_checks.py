@@ -6,15 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hami_hpc.core.finding import Finding, Level, finding
-from hami_hpc.isolation.mig_instances import offered
+from hami_hpc.core.mig_layout import Profile, whole
 from hami_hpc.node import mig_caps, mig_list
 from hami_hpc.node.config import Settings
+from hami_hpc.node.mig_list import ListedGpu
+from hami_hpc.node.mig_settings import profiles_of
 
 
 def check(settings: Settings) -> Iterator[Finding]:
     """Yields the findings of all checks. Raises NodeError when a check cannot be made."""
     gpus = mig_list.read(settings)
-    names = offered(settings)
     for gpu in gpus:
         advice = f"hami-hpc mig enable {gpu.minor}, or take mig out of modes in [vgpu]"
         detail = f"GPU {gpu.minor}: MIG is {gpu.mode}"
@@ -27,10 +28,8 @@ def check(settings: Settings) -> Iterator[Finding]:
             detail = f"GPU {gpu.minor}: {len(foreign)} instance(s) that hami_hpc did not make take places from jobs"
             advice = "see hami-hpc mig list; nvidia-smi mig -dci, then -dgi, removes them"
             yield Finding("MIG instances", Level.WARN, detail, advice)
-        if names and gpu.profiles and not any(profile.name in names for profile in gpu.profiles):
-            detail = f"GPU {gpu.minor} has none of mig_profiles: {', '.join(sorted(names))}"
-            advice = f"add to mig_profiles of {', '.join(profile.name for profile in gpu.profiles)}"
-            yield Finding("MIG profiles", Level.FAIL, detail, advice)
+        if gpu.profiles:
+            yield _profiles(settings, gpu)
     may_open = mig_caps.modprobe_may_open(settings.driver_root)
     detail = "nvidia-modprobe makes the devices of new instances readable by all, until the prolog has them"
     yield finding(
@@ -40,3 +39,24 @@ def check(settings: Settings) -> Iterator[Finding]:
         "options nvidia NVreg_ModifyDeviceFiles=0 in /etc/modprobe.d, then load the driver again (docs/security.md)",
         Level.WARN,
     )
+
+
+def _profiles(settings: Settings, gpu: ListedGpu) -> Finding:
+    """Compares the profiles that the settings offer on a GPU with those that NVML lists."""
+    advice = f"write into [gpu_models.{gpu.model or 'NAME'}.mig_profiles] what `hami-hpc mig profiles` prints"
+    if not settings.mig_profiles.get(gpu.model):
+        detail = f"GPU {gpu.minor}: the settings offer no profile of it, so each request for MIG is refused"
+        return Finding("MIG profiles", Level.WARN, detail, advice)
+    offered = profiles_of(settings, gpu.model)
+    known = {profile.name: _numbers(profile, gpu.profiles) for profile in gpu.profiles}
+    wrong = [each.name for each in offered if each.name and _numbers(each, offered) != known.get(each.name)]
+    detail = f"not as the driver lists them: {', '.join(wrong)}" if wrong else "as the driver lists them"
+    return finding("MIG profiles", not wrong, f"GPU {gpu.minor}: {detail}", advice)
+
+
+def _numbers(profile: Profile, profiles: tuple[Profile, ...]) -> tuple[object, ...]:
+    """Returns what the settings say of a profile."""
+    full = whole(profiles)
+    totals = (full.compute_slices, full.size) if full else ()
+    starts = tuple(sorted(profile.starts))
+    return profile.compute_slices, profile.size, profile.mem_mib, profile.instances_max, starts, totals

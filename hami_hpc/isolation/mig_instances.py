@@ -9,10 +9,11 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core import mig_layout
 from hami_hpc.core.grant import Grant
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.node import job_dirs, mig, mig_gpu, mig_notes
+from hami_hpc.node import job_dirs, mig, mig_gpu, mig_notes, mig_settings
 
 TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
 if TYPE_CHECKING:
+    from hami_hpc.core.mig_layout import Profile
     from hami_hpc.node.config import Settings
     from hami_hpc.node.mig_gpu import MigGpu
     from hami_hpc.node.mig_notes import Note
@@ -20,10 +21,9 @@ if TYPE_CHECKING:
 NO_ROOM = "E_MIG_NO_ROOM"
 
 
-def offered(settings: Settings) -> frozenset[str] | None:
-    """Returns the names of the profiles that the site allows; None: all that NVML lists."""
-    names = getattr(settings, "mig_profiles", None)
-    return frozenset(names) if names else None
+def offered(settings: Settings, model: str) -> frozenset[str] | None:
+    """Returns the names of the profiles that the site offers on a model; None: all that NVML lists."""
+    return frozenset(settings.mig_profiles.get(model, ())) or None
 
 
 def prepare(settings: Settings, grant: Grant, limits_record: bytes) -> None:
@@ -62,8 +62,8 @@ def _made(settings: Settings, gpu: MigGpu, grant: Grant) -> Note:
         if tuple(settings.modes) == ("mig",):  # the node can serve nobody: it would fail job after job
             raise NodeError(text)
         raise JobError(f"{text}. A batch job is requeued if it may be", NO_ROOM)  # a user chose this mode
-    all_profiles, names = mig.profiles(gpu.nvml, gpu.handle), offered(settings)
-    profile = mig_layout.covering(all_profiles, grant.mem_mib, grant.cores_percent, names)
+    all_profiles, names = mig.profiles(gpu.nvml, gpu.handle), offered(settings, grant.model)
+    profile = _profile(settings, grant, all_profiles)
     if profile is None:
         known = ", ".join(
             f"{each.name} ({each.mem_mib} MiB)" for each in all_profiles if not names or each.name in names
@@ -85,6 +85,18 @@ def _made(settings: Settings, gpu: MigGpu, grant: Grant) -> Note:
         "A batch job is requeued if it may be; submit any other again",
         NO_ROOM,
     )
+
+
+def _profile(settings: Settings, grant: Grant, profiles: tuple[Profile, ...]) -> Profile | None:
+    """Returns the profile that the job's units are those of; without settings for the GPU's model one that covers them.
+
+    The settings decide, since the job's shards follow from them: a driver that gives the profile a little less memory
+    must not make it a larger one.
+    """
+    if not settings.mig_profiles.get(grant.model):
+        return mig_layout.covering(profiles, grant.mem_mib, grant.cores_percent)
+    name = mig_settings.profile_name(settings, grant.model, grant.mem_mib, grant.cores_percent)
+    return next((profile for profile in profiles if profile.name == name), None)
 
 
 def release(settings: Settings, directory: str, grant: Grant) -> None:

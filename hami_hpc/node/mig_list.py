@@ -6,6 +6,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import NamedTuple
 
+from hami_hpc.core.inventory import match_model
 from hami_hpc.core.mig_layout import Instance, Profile
 from hami_hpc.errors import NodeError
 from hami_hpc.node import boot, mig, mig_notes
@@ -27,11 +28,13 @@ class Listed(NamedTuple):
 
 
 class ListedGpu(NamedTuple):
-    """One GPU. `mode`: on, off, on after a reset, off after a reset, or none where the GPU has no MIG."""
+    """One GPU. `model` is its name in the settings, or "". `mode`: on, off, on after a reset, off after a reset, or
+    none where the GPU has no MIG."""
 
     minor: int
     uuid: str
     name: str
+    model: str
     mode: str
     profiles: tuple[Profile, ...]
     instances: tuple[Listed, ...]
@@ -69,7 +72,15 @@ def _listed_gpu(settings: Settings, nvml: ModuleType, handle: object) -> ListedG
         profile = names[one.profile_id]
         whose, job_id = (OURS, note.job_id) if note else (owner, None)
         listed.append(Listed(one, profile.name, profile.mem_mib, whose, job_id))
-    return ListedGpu(device.minor, device.uuid, device.name, _mode(state), profiles, tuple(listed))
+    return ListedGpu(
+        device.minor,
+        device.uuid,
+        device.name,
+        match_model(device, settings.gpu_models) or "",
+        _mode(state),
+        profiles,
+        tuple(listed),
+    )
 
 
 def _mode(state: tuple[bool, bool] | None) -> str:

@@ -125,7 +125,7 @@ class Renderer:
         if not site.mig:
             self.out.remarks.append(
                 f"modes offers mig, and no [gpu_models.*] of {self.settings.path} has mig_profiles: every request for "
-                "MIG is refused. docs/node.md, 'Nodes with MIG', says what to write there"
+                "MIG is refused. `hami-hpc mig profiles` on a node with such a GPU prints what to write there"
             )
         if len(site.modes) > 1 and not self.settings.mig_nodes:
             self.out.remarks.append(

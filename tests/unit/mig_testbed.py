@@ -20,12 +20,14 @@ from typing import Any, TypeVar
 import pynvml
 import pytest
 import sim_testbed
+from mig_models import profiles_of
 from node_testbed import Node, job_environment
 from sim_testbed import SIM, Machine
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import make_inventory
 from hami_hpc.core.mig_layout import Instance
+from hami_hpc.core.mig_text import settings_lines
 from hami_hpc.node import mig
 from hami_hpc.node import nvml as nvml_door
 from hami_hpc.stages import common
@@ -46,6 +48,12 @@ class MigNode:
     node: Node
     machine: Machine
 
+    def edit(self, old: str, new: str) -> None:
+        """Replaces a text in the settings."""
+        text = self.node.config.read_text()
+        assert old in text
+        self.node.config.write_text(text.replace(old, new))
+
     @classmethod
     def make(cls, folder: Path, monkeypatch: pytest.MonkeyPatch) -> MigNode:
         machine = sim_testbed.make(folder / "machine")
@@ -56,6 +64,7 @@ class MigNode:
         node = Node.make(folder / "node", with_gpus=False)
         with node.config.open("a") as config:
             config.write('[vgpu]\nmodes = ["mig", "share"]\n')
+            config.write("\n".join(["[gpu_models.h200.mig_profiles]", *settings_lines(profiles_of("h200")), ""]))
         text = node.config.read_text().replace("[paths]", f'[paths]\ndriver_root = "{machine.directory}"')
         node.config.write_text(text)
         bed = cls(node, machine)

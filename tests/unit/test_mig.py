@@ -115,8 +115,8 @@ def test_a_node_for_mig_alone_is_drained_where_it_is_off(bed: MigNode, capfd: py
     assert "MIG is off. Switch it on: hami-hpc mig enable GPU-" in capfd.readouterr().err
 
 
-def test_no_profile_for_a_grant_refuses_the_job_and_no_other(bed: MigNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hami_hpc.isolation.mig_instances.offered", lambda settings: frozenset({"1g.18gb"}))
+def test_no_profile_for_a_grant_refuses_the_job_and_no_other(bed: MigNode) -> None:
+    bed.edit('"3g.71gb" =', '"9g.71gb" =')
     assert bed.prolog(JOB, mem_mib=HALF, cores=42) == 0
     assert "but no MIG profile covers" in (bed.node.jobs / str(JOB) / c.FILE_REFUSED).read_text()
     assert bed.node.grants() == {}
@@ -266,7 +266,9 @@ def test_doctor_names_gpus_without_mig_others_instances_and_an_open_fence(bed: M
             "GPU 0: MIG is on, and modes offers share, too: Slurm may give it to a job of that mode",
         ),
         ("MIG instances", "WARN", "GPU 0: 1 instance(s) that hami_hpc did not make take places from jobs"),
+        ("MIG profiles", "OK", "GPU 0: as the driver lists them"),
         ("MIG mode", "FAIL", "GPU 1: MIG is off"),
+        ("MIG profiles", "WARN", "GPU 1: the settings offer no profile of it, so each request for MIG is refused"),
         (
             "MIG devices",
             "WARN",
@@ -279,7 +281,34 @@ def test_doctor_names_gpus_without_mig_others_instances_and_an_open_fence(bed: M
     assert findings(bed)[-1] == ("MIG devices", "OK", "only the prolog makes the devices of instances")
 
 
-def test_doctor_names_profiles_that_a_gpu_does_not_have(bed: MigNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hami_hpc.isolation.mig_checks.offered", lambda settings: frozenset({"1g.5gb", "9g.1gb"}))
+@pytest.mark.parametrize(
+    ("old", "new", "wrong"),
+    [
+        ('"1g.18gb" =', '"9g.18gb" =', "9g.18gb"),
+        ("16384 MiB", "16000 MiB", "1g.18gb"),
+        ("at {0,4}", "at {0,2}", "3g.71gb"),
+        ("at most 3", "at most 2", "2g.35gb"),
+        ("/8 memory", "/9 memory", "1g.18gb, 1g.35gb, 2g.35gb, 3g.71gb, 4g.71gb, 7g.141gb"),
+    ],
+)
+def test_doctor_names_profiles_that_are_not_as_the_driver_lists_them(
+    bed: MigNode, old: str, new: str, wrong: str
+) -> None:
+    bed.edit(old, new)
     profiles = [one for one in findings(bed) if one[0] == "MIG profiles"]
-    assert profiles == [("MIG profiles", "FAIL", "GPU 0 has none of mig_profiles: 1g.5gb, 9g.1gb")]
+    assert profiles[0] == ("MIG profiles", "FAIL", f"GPU 0: not as the driver lists them: {wrong}")
+
+
+def test_doctor_warns_where_no_profile_is_offered(bed: MigNode) -> None:
+    bed.edit(
+        "[gpu_models.h200.mig_profiles]", "[gpu_models.h200x]\ntotal_mib = 999999\n[gpu_models.h200x.mig_profiles]"
+    )
+    profiles = [one for one in findings(bed) if one[0] == "MIG profiles"]
+    assert profiles[0][1] == "WARN"
+    assert "the settings offer no profile of it" in profiles[0][2]
+
+
+def test_a_drivers_smaller_memory_makes_no_larger_instance(bed: MigNode) -> None:
+    bed.edit("16384 MiB", "16400 MiB")
+    assert bed.prolog(JOB, mem_mib=16400) == 0
+    assert [one.profile_id for one in bed.instances()] == [19]

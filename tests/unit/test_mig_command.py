@@ -133,3 +133,14 @@ def test_wrong_words_say_what_is_right(bed: MigNode) -> None:
     assert "this node has no GPU 9" in run(bed, "enable", "9")[1]
     status, output = run(bed, "enable", "1", faults="nvmlDeviceSetMigMode=4")
     assert (status, "run this as root" in output) == (1, True)
+
+
+def test_profiles_are_printed_as_the_settings_have_them(bed: MigNode) -> None:
+    status, output = run(bed, "profiles")
+    assert status == 0
+    h200, other = (table.splitlines() for table in output.strip().split("\n\n"))
+    assert h200[:2] == ["# NVIDIA H200", "[gpu_models.h200.mig_profiles]"]
+    assert h200[2] == '"1g.18gb" = "16384 MiB, 1/7 compute, 1/8 memory at {0,1,2,3,4,5,6}, at most 7"'
+    assert "\n".join(h200[1:]) in bed.node.config.read_text(), "these lines are what the settings of the test have"
+    assert other[1] == "[gpu_models.NAME.mig_profiles]", "the settings have no such model"
+    assert run(bed, "profiles", "0")[0] == 2
