@@ -104,12 +104,33 @@ def test_small_instances_are_placed_where_they_take_no_large_ones_place() -> Non
     assert choose_start(BY_NAME["7g.141gb"], H200, taken_by(("1g.18gb", 6))) is None
 
 
+def test_of_starts_with_as_many_placements_the_one_with_more_sets_is_chosen() -> None:
+    # After slice 6 as many placements remain, but none of a 3g beside others: 14 sets and not 18.
+    assert choose_start(BY_NAME["1g.18gb"], H200, taken_by(("2g.35gb", 0))) == 3
+
+
 def test_only_offered_profiles_count_for_later() -> None:
-    only = frozenset({"1g.18gb", "4g.71gb"})
-    assert choose_start(BY_NAME["1g.18gb"], H200, (), only) == 6
-    taken = taken_by(("1g.18gb", 6), ("1g.18gb", 5), ("1g.18gb", 4))
-    # Where a 4g is offered it is the last to lose its place; where nothing large is, any place will do.
-    assert choose_start(BY_NAME["1g.18gb"], H200, taken, frozenset({"1g.18gb"})) == 3
+    assert choose_start(BY_NAME["2g.35gb"], H200, taken_by(("1g.18gb", 0))) == 2
+    assert choose_start(BY_NAME["2g.35gb"], H200, taken_by(("1g.18gb", 0)), frozenset({"1g.18gb", "1g.35gb"})) == 4
+
+
+def made_up(*rows: tuple[int, int, tuple[int, ...]]) -> tuple[Profile, ...]:
+    """Profiles of compute slices, memory slices and starts; the last row is the whole GPU."""
+    return tuple(Profile(i, f"p{i}", need, size, 1, starts, size, 9) for i, (need, size, starts) in enumerate(rows))
+
+
+def test_what_the_compute_slices_still_allow_counts_for_later_and_nothing_else() -> None:
+    one, any_start = (1, 1, (0, 1, 2, 3)), (0,)
+    enough = made_up(one, (2, 2, (2,)), (3, 4, any_start))
+    assert choose_start(enough[0], enough, ()) == 1  # 2 of 3 compute slices remain: the pair at 2 keeps its place
+    too_few = made_up(one, (3, 2, (2,)), (3, 4, any_start))
+    assert choose_start(too_few[0], too_few, ()) == 3
+
+
+def test_the_smallest_is_the_one_of_the_fewest_memory_slices() -> None:
+    rows = made_up((1, 2, (0,)), (2, 1, (0,)), (2, 2, (0,)))
+    dense = (rows[0]._replace(mem_mib=1000), rows[1]._replace(mem_mib=2000), rows[2]._replace(mem_mib=4000))
+    assert covering(dense, 500, 1) == dense[1]
 
 
 def test_a_profile_that_may_exist_once_is_placed_once() -> None:
@@ -141,6 +162,7 @@ def test_without_the_whole_gpus_profile_the_placements_alone_decide() -> None:
     few = tuple(profile for profile in H200 if profile.name in ("1g.18gb", "2g.35gb"))
     assert whole(few) is None
     assert choose_start(few[0], few, ()) == 6
+    assert choose_start(few[0], H200[:-1], taken_by(("1g.18gb", 0))) == 1
     with pytest.raises(ValueError, match="takes all of it"):
         covering(few, 1, 1)
 

@@ -67,6 +67,26 @@ def test_from_31_shards_a_gpu_the_rule_may_cost_nothing(model: str, shards: int)
     assert count_admitted(tuple(weights.values()), shards, sets) == 78
 
 
+@pytest.mark.parametrize(
+    ("model", "shards", "weights", "admitted_sets"),
+    [
+        ("a100-40", 157, [20, 35, 40, 75, 81, 157], 78),
+        ("h100", 316, [41, 69, 82, 151, 164, 316], 78),
+        ("h200", 559, [70, 139, 140, 279, 280, 559], 78),
+        ("h200", 34, [5, 8, 11, 16, 19, 34], 56),
+        ("a100-40", 9, [2, 3, 4, 5, 6, 9], 27),
+    ],
+)
+def test_the_shards_are_those_that_the_measurements_name(
+    model: str, shards: int, weights: list[int], admitted_sets: int
+) -> None:
+    """docs/benchmarks/mig.md; a change of them changes the units of jobs, and prices."""
+    profiles = profiles_of(model)
+    found = shards_of(profiles, shards)
+    assert list(found.values()) == weights
+    assert count_admitted(tuple(weights), shards, holdable(profiles)) == admitted_sets
+
+
 def test_one_sum_of_memory_and_compute_slices_is_the_exact_rule() -> None:
     """The sum that adr/051 names: compute slices and three times the memory slices, at most 31."""
     rows = offered_profiles(profiles_of("h200"), None)
