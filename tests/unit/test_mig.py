@@ -12,6 +12,7 @@ from mig_testbed import HALF, SMALL, MigNode
 from node_testbed import UID
 
 from hami_hpc.contract import constants as c
+from hami_hpc.metrics.exposition import expose
 from hami_hpc.node import boot, mig_notes
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets only root divide a GPU")
@@ -95,6 +96,7 @@ def test_seven_jobs_fill_a_gpu_and_the_eighth_is_sent_back_without_a_drained_nod
     said = (tmp_path / "said").read_text().splitlines()
     assert said[0].startswith("update JobId=8 AdminComment=hami_hpc: job 8 needs a MIG instance 1g.18gb on GPU 0")
     assert said[1] == "requeue 8"
+    assert "hami_hpc_mig_no_room_total 1.0" in expose(str(bed.node.root / "run")).text.decode()
     assert bed.epilog(8) == 0
     assert bed.epilog(3) == 0
     assert bed.prolog(8) == 0
