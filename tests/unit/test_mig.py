@@ -40,7 +40,7 @@ def test_a_job_has_an_instance_from_prolog_to_epilog_that_its_user_alone_can_ope
     assert bed.notes() == []
     bed.node.assert_nothing_is_held()
     record = json.loads((bed.node.root / "state" / "usage" / f"{JOB}.json").read_text())
-    assert (record["mode"], record["usage"]) == ("mig", "observed")
+    assert (record["mode"], record["usage"]) == ("mig", "missing"), "no agent looked"
 
 
 def test_the_driver_is_told_that_nobody_else_makes_the_devices(bed: MigNode) -> None:
