@@ -13,11 +13,13 @@ from hami_hpc.node import job_dirs, mig, mig_gpu, mig_notes
 
 TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
 if TYPE_CHECKING:
+    from hami_hpc.core.mig_layout import Profile
     from hami_hpc.node.config import Settings
     from hami_hpc.node.mig_gpu import MigGpu
     from hami_hpc.node.mig_notes import Note
 
 NO_ROOM = "E_MIG_NO_ROOM"
+UNITS_MIN_PERCENT = 90  # the settings may say a little less of a profile than NVML
 
 
 def offered(settings: Settings) -> frozenset[str] | None:
@@ -72,6 +74,7 @@ def _made(settings: Settings, gpu: MigGpu, grant: Grant) -> Note:
             f"job {grant.job_id} was given {grant.mem_mib} MiB and {grant.cores_percent} %, but no MIG profile covers "
             f"that of those that the site offers on GPU {grant.gpu_minor}: {known or 'none'}. Submit it again with less"
         )
+    _check_units(grant, profile, all_profiles)
     taken = gpu.instances()
     start = mig_layout.choose_start(profile, all_profiles, taken, names)
     try:
@@ -85,6 +88,20 @@ def _made(settings: Settings, gpu: MigGpu, grant: Grant) -> Note:
         "A batch job is requeued if it may be; submit any other again",
         NO_ROOM,
     )
+
+
+def _check_units(grant: Grant, profile: Profile, profiles: tuple[Profile, ...]) -> None:
+    """Raises JobError when the grant's larger share is much less than the instance's. job_submit makes them equal, but
+    users can write the feature of a mode into --constraint, and would pay for a small slice."""
+    whole = max(each.compute_slices for each in profiles)
+    of_memory = 100 * grant.mem_mib // profile.mem_mib
+    of_compute = grant.cores_percent * whole // profile.compute_slices
+    if max(of_memory, of_compute) < UNITS_MIN_PERCENT:
+        raise JobError(
+            f"job {grant.job_id} holds {grant.mem_mib} MiB and {grant.cores_percent} %, and the smallest MIG instance "
+            f"for that, {profile.name}, has {profile.mem_mib} MiB and {100 * profile.compute_slices // whole} %. "
+            "Ask for mode=mig instead of the node's feature, or for as much as the instance has"
+        )
 
 
 def release(settings: Settings, directory: str, grant: Grant) -> None:

@@ -12,8 +12,9 @@ from mig_testbed import HALF, SMALL, MigNode
 from node_testbed import UID
 
 from hami_hpc.contract import constants as c
+from hami_hpc.errors import NodeError
 from hami_hpc.metrics.exposition import expose
-from hami_hpc.node import boot, mig_notes
+from hami_hpc.node import boot, job_dirs, mig_notes
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets only root divide a GPU")
 JOB = 7
@@ -123,6 +124,43 @@ def test_no_profile_for_a_grant_refuses_the_job_and_no_other(bed: MigNode, monke
     assert "but no MIG profile covers" in (bed.node.jobs / str(JOB) / c.FILE_REFUSED).read_text()
     assert bed.node.grants() == {}
     assert bed.prolog(JOB + 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("mem_mib", "cores", "is_granted"),
+    [(1024, 1, False), (SMALL // 2, 7, False), (1024, 14, True), (SMALL - 1024, 1, True), (HALF, 1, True)],
+)
+def test_nobody_gets_an_instance_for_the_price_of_a_small_slice(
+    bed: MigNode, mem_mib: int, cores: int, is_granted: bool
+) -> None:
+    """A user can write the feature vgpu_mig into --constraint; the units are then those of mode=share."""
+    assert bed.prolog(JOB, mem_mib=mem_mib, cores=cores) == 0
+    assert (JOB in bed.node.grants()) == is_granted
+    assert len(bed.instances()) == int(is_granted)
+    if not is_granted:
+        assert "Ask for mode=mig" in (bed.node.jobs / str(JOB) / c.FILE_REFUSED).read_text()
+
+
+def test_a_directory_that_cannot_be_made_leaves_an_instance_that_the_epilog_ends(
+    bed: MigNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object) -> bool:
+        raise NodeError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hami_hpc.node.job_dirs.place", full)
+        assert bed.prolog(JOB) == 1
+    assert len(bed.instances()) == 1
+    assert bed.epilog(JOB) == 0
+    assert bed.instances() == ()
+
+
+def test_reconcile_restores_a_lost_directory_with_the_instance_that_is_there(bed: MigNode) -> None:
+    assert bed.prolog(JOB) == 0
+    before = bed.instances(), bed.note_of_job(JOB)
+    bed.run(lambda: job_dirs.remove(str(bed.node.root / "run"), str(bed.node.jobs / str(JOB))))
+    bed.reconcile(JOB)
+    assert (bed.instances(), bed.note_of_job(JOB)) == before
 
 
 def test_what_others_made_is_never_touched(bed: MigNode) -> None:
