@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hami_hpc.core.grant import Grant, check_fits
-from hami_hpc.core.records import OBSERVED_USAGE, Usage, pack_limits
+from hami_hpc.core.records import MISSING_USAGE, OBSERVED_USAGE, Usage, pack_limits
 
 TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def release(settings: Settings, directory: str, grant: Grant, end_unix_ns: int) 
     from hami_hpc.isolation import mig_instances
 
     mig_instances.release(settings, directory, grant)
-    return OBSERVED_USAGE
+    return MISSING_USAGE if settings.agent is None else OBSERVED_USAGE
 
 
 def check(settings: Settings) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hami_hpc.node.mig_notes import Note
 
 NO_ROOM = "E_MIG_NO_ROOM"
+UNITS_MIN_PERCENT = 90  # the settings may say a little less of a profile than NVML
 
 
 def offered(settings: Settings, model: str) -> frozenset[str] | None:
@@ -72,6 +73,7 @@ def _made(settings: Settings, gpu: MigGpu, grant: Grant) -> Note:
             f"job {grant.job_id} was given {grant.mem_mib} MiB and {grant.cores_percent} %, but no MIG profile covers "
             f"that of those that the site offers on GPU {grant.gpu_minor}: {known or 'none'}. Submit it again with less"
         )
+    _check_units(grant, profile, all_profiles)
     taken = gpu.instances()
     start = mig_layout.choose_start(profile, all_profiles, taken, names)
     try:
@@ -88,15 +90,29 @@ def _made(settings: Settings, gpu: MigGpu, grant: Grant) -> Note:
 
 
 def _profile(settings: Settings, grant: Grant, profiles: tuple[Profile, ...]) -> Profile | None:
-    """Returns the profile that the job's units are those of; without settings for the GPU's model one that covers them.
+    """Returns the profile that the job's units are those of, by the settings: the job's shards follow from them, and a
+    driver that gives the profile a little less memory must not make it a larger one.
 
-    The settings decide, since the job's shards follow from them: a driver that gives the profile a little less memory
-    must not make it a larger one.
+    For units that the settings do not have (any more) it returns the smallest offered profile that covers them.
     """
-    if not settings.mig_profiles.get(grant.model):
-        return mig_layout.covering(profiles, grant.mem_mib, grant.cores_percent)
     name = mig_settings.profile_name(settings, grant.model, grant.mem_mib, grant.cores_percent)
-    return next((profile for profile in profiles if profile.name == name), None)
+    if name is not None:
+        return next((profile for profile in profiles if profile.name == name), None)
+    return mig_layout.covering(profiles, grant.mem_mib, grant.cores_percent, offered(settings, grant.model))
+
+
+def _check_units(grant: Grant, profile: Profile, profiles: tuple[Profile, ...]) -> None:
+    """Raises JobError when the grant's larger share is much less than the instance's. job_submit makes them equal, but
+    users can write the feature of a mode into --constraint, and would pay for a small slice."""
+    whole = max(each.compute_slices for each in profiles)
+    of_memory = 100 * grant.mem_mib // profile.mem_mib
+    of_compute = grant.cores_percent * whole // profile.compute_slices
+    if max(of_memory, of_compute) < UNITS_MIN_PERCENT:
+        raise JobError(
+            f"job {grant.job_id} holds {grant.mem_mib} MiB and {grant.cores_percent} %, and the smallest MIG instance "
+            f"for that, {profile.name}, has {profile.mem_mib} MiB and {100 * profile.compute_slices // whole} %. "
+            "Ask for mode=mig instead of the node's feature, or for as much as the instance has"
+        )
 
 
 def release(settings: Settings, directory: str, grant: Grant) -> None:

@@ -79,7 +79,8 @@ def set_mode(nvml: ModuleType, handle: object, on: bool) -> str:
     if status == nvml.NVML_SUCCESS:
         return ""
     if status == nvml.NVML_ERROR_IN_USE:
-        return "the GPU is in use: end what uses it (fuser -v /dev/nvidia*; DCGM and monitoring too), then try again"
+        programs = "fuser -v /dev/nvidia* names them; DCGM, monitoring and hami-hpc-agent are among them"
+        return f"the GPU is in use: end the programs that use it ({programs}), then try again"
     if status == nvml.NVML_ERROR_RESET_REQUIRED:
         return "it takes effect after a reset of the GPU (nvidia-smi --gpu-reset) or a restart of the node"
     return f"NVML could not activate it ({nvml.NVMLError(status)}): see dmesg"

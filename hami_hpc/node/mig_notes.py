@@ -26,6 +26,7 @@ NO_UUID = "-"
 BEGUN, LIVE, ENDING = "begun", "live", "ending"
 STATES = (BEGUN, LIVE, ENDING)
 NEW = ".new"
+NO_ROOM_FILE = "mig-no-room"
 
 
 class Note(NamedTuple):
@@ -155,6 +156,26 @@ def sweep(run_dir: str, gpu_uuid: str) -> None:
         for name in os.listdir(path):
             if name.endswith(NEW):
                 os.unlink(f"{path}/{name}")
+
+
+def count_no_room(run_dir: str) -> None:
+    """Counts a job for which there was no place, since the node's start. Never fails."""
+    with suppress(OSError):
+        fd = os.open(
+            f"{run_dir}/{NO_ROOM_FILE}", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
+        )
+        try:
+            os.write(fd, b".")  # the file's size is the number, so that two at once are both counted
+        finally:
+            os.close(fd)
+
+
+def no_room_count(run_dir: str) -> int:
+    """Returns how many were counted."""
+    try:
+        return os.lstat(f"{run_dir}/{NO_ROOM_FILE}").st_size
+    except OSError:
+        return 0
 
 
 def to_bytes(note: Note) -> bytes:

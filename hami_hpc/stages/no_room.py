@@ -7,13 +7,16 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 
+from hami_hpc.node import mig_notes
+from hami_hpc.node.config import Settings
 from hami_hpc.node.drain import find_scontrol, plain
 from hami_hpc.slurm import placeholders
 
 
-def send_back(environment: Mapping[str, str], job_id: int, reason: str) -> bool:
+def send_back(settings: Settings, environment: Mapping[str, str], job_id: int, reason: str) -> bool:
     """Requeues the job, which Slurm starts again after about two minutes, with the reason as its AdminComment. Returns
     whether it was requeued. The node stays in service."""
+    mig_notes.count_no_room(settings.run_dir)
     scontrol = find_scontrol()
     if scontrol is None:
         return False

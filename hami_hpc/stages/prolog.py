@@ -66,7 +66,7 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
         elif error.code == "E_MIG_NO_ROOM":
             from hami_hpc.stages import no_room
 
-            is_requeued = no_room.send_back(environment, job_id, str(error))
+            is_requeued = no_room.send_back(settings, environment, job_id, str(error))
         common.report("prolog", f"{error}. {'It was requeued' if is_requeued else 'Its steps will be refused'}")
         action = "requeued" if is_requeued else "steps refused"
         events.write(settings.state_dir, "prolog", "refused", job_id=job_id, action=action, text=str(error))

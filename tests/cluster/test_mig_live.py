@@ -67,10 +67,8 @@ def by_hand(layout: Layout, call: str) -> None:
 
 
 def test_steps_of_a_job_share_its_instance_and_another_user_cannot_open_it(divided: Layout) -> None:
-    hold = "until [ -e end ]; do sleep 0.2; done"
-    victim = jobs.submit(divided, OTHER, SMALL, script=hold)
-    jobs.wait_for_state(divided, victim, "RUNNING")
-    jobs.wait(divided, lambda: len(instances(divided)) == 1, "the instance")
+    victim = jobs.submit(divided, OTHER, SMALL, script="slice --use 1000 --until end")
+    jobs.wait(divided, lambda: "ok" in jobs.output(divided, OTHER, victim), "the memory in the instance", job=victim)
     (theirs,) = instances(divided)
     assert (theirs["job_id"], theirs["is_ours"], theirs["profile"]) == (victim, True, "1g.18gb")
     script = f"python3 cuda.py; srun python3 cuda.py; CUDA_VISIBLE_DEVICES={theirs['uuid']} python3 cuda.py"
@@ -88,10 +86,11 @@ def test_steps_of_a_job_share_its_instance_and_another_user_cannot_open_it(divid
     assert lines[4].endswith(" []"), "a step without a GPU"
     (divided.home / OTHER / "end").touch()
     jobs.wait_for_state(divided, victim, "COMPLETED")
-    record_path = divided.state_dir / "usage" / f"{attacker}.json"
+    record_path = divided.state_dir / "usage" / f"{victim}.json"
     jobs.wait(divided, record_path.exists, "the usage record", 30)
     record = json.loads(record_path.read_text())
     assert (record["mode"], record["usage"]) == ("mig", "observed")
+    assert record["observed_peak_bytes"] >= 1000 << 20, "the agent found the process in the instance, and its job"
 
 
 def test_a_job_without_a_place_goes_back_to_the_queue_and_the_node_stays(divided: Layout) -> None:

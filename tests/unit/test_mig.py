@@ -12,7 +12,9 @@ from mig_testbed import HALF, SMALL, MigNode
 from node_testbed import UID
 
 from hami_hpc.contract import constants as c
-from hami_hpc.node import boot, mig_notes
+from hami_hpc.errors import NodeError
+from hami_hpc.metrics.exposition import expose
+from hami_hpc.node import boot, job_dirs, mig_notes
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets only root divide a GPU")
 JOB = 7
@@ -39,7 +41,7 @@ def test_a_job_has_an_instance_from_prolog_to_epilog_that_its_user_alone_can_ope
     assert bed.notes() == []
     bed.node.assert_nothing_is_held()
     record = json.loads((bed.node.root / "state" / "usage" / f"{JOB}.json").read_text())
-    assert (record["mode"], record["usage"]) == ("mig", "observed")
+    assert (record["mode"], record["usage"]) == ("mig", "missing"), "no agent looked"
 
 
 def test_the_driver_is_told_that_nobody_else_makes_the_devices(bed: MigNode) -> None:
@@ -95,6 +97,7 @@ def test_seven_jobs_fill_a_gpu_and_the_eighth_is_sent_back_without_a_drained_nod
     said = (tmp_path / "said").read_text().splitlines()
     assert said[0].startswith("update JobId=8 AdminComment=hami_hpc: job 8 needs a MIG instance 1g.18gb on GPU 0")
     assert said[1] == "requeue 8"
+    assert "hami_hpc_mig_no_room_total 1.0" in expose(str(bed.node.root / "run")).text.decode()
     assert bed.epilog(8) == 0
     assert bed.epilog(3) == 0
     assert bed.prolog(8) == 0
@@ -121,6 +124,43 @@ def test_no_profile_for_a_grant_refuses_the_job_and_no_other(bed: MigNode) -> No
     assert "but no MIG profile covers" in (bed.node.jobs / str(JOB) / c.FILE_REFUSED).read_text()
     assert bed.node.grants() == {}
     assert bed.prolog(JOB + 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("mem_mib", "cores", "is_granted"),
+    [(1024, 1, False), (SMALL // 2, 7, False), (1024, 14, True), (SMALL - 1024, 1, True), (HALF, 1, True)],
+)
+def test_nobody_gets_an_instance_for_the_price_of_a_small_slice(
+    bed: MigNode, mem_mib: int, cores: int, is_granted: bool
+) -> None:
+    """A user can write the feature vgpu_mig into --constraint; the units are then those of mode=share."""
+    assert bed.prolog(JOB, mem_mib=mem_mib, cores=cores) == 0
+    assert (JOB in bed.node.grants()) == is_granted
+    assert len(bed.instances()) == int(is_granted)
+    if not is_granted:
+        assert "Ask for mode=mig" in (bed.node.jobs / str(JOB) / c.FILE_REFUSED).read_text()
+
+
+def test_a_directory_that_cannot_be_made_leaves_an_instance_that_the_epilog_ends(
+    bed: MigNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object) -> bool:
+        raise NodeError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hami_hpc.node.job_dirs.place", full)
+        assert bed.prolog(JOB) == 1
+    assert len(bed.instances()) == 1
+    assert bed.epilog(JOB) == 0
+    assert bed.instances() == ()
+
+
+def test_reconcile_restores_a_lost_directory_with_the_instance_that_is_there(bed: MigNode) -> None:
+    assert bed.prolog(JOB) == 0
+    before = bed.instances(), bed.note_of_job(JOB)
+    bed.run(lambda: job_dirs.remove(str(bed.node.root / "run"), str(bed.node.jobs / str(JOB))))
+    bed.reconcile(JOB)
+    assert (bed.instances(), bed.note_of_job(JOB)) == before
 
 
 def test_what_others_made_is_never_touched(bed: MigNode) -> None:
