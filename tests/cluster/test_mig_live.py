@@ -15,6 +15,11 @@ from harness.layout import Layout
 
 USER, OTHER = "games", "news"
 SMALL, WHOLE = "--gres=vgpu:mem=16G,cores=14", "--gres=vgpu:mem=130G,cores=90"
+PROFILES = f"""
+[gpu_models.{config.GPU_MODEL}.mig_profiles]
+"1g.18gb" = "16384 MiB, 1/7 compute, 1/8 memory at {{0,1,2,3,4,5,6}}, at most 7"
+"7g.141gb" = "143104 MiB, 7/7 compute, 8/8 memory at {{0}}, at most 1"
+"""
 # Prints memory (MiB) and multiprocessors of each CUDA device that a process has.
 CUDA = """\
 import ctypes, os
@@ -38,7 +43,7 @@ def divided(restored: Layout) -> Iterator[Layout]:
     settings = config.site_toml(restored).replace(
         "[paths]", f'modes = ["mig"]\n[paths]\ndriver_root = "{restored.machine}"'
     )
-    config.write(restored.site_config, settings)
+    config.write(restored.site_config, settings + PROFILES)
     config.render(restored)
     for name in ("slurmd", "slurmd-cpu", "slurmctld"):
         private_cluster.restart(restored, name)
