@@ -31,7 +31,7 @@ WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -We
 
 .PHONY: help setup setup-test generate build native plugins examples lint test test-native test-sanitizers test-unit mutate \
 	test-cluster test-slurm-versions record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-peers \
-	bench-interposer bench-latency bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop \
+	bench-interposer bench-latency bench-mig bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop \
 	check-places install uninstall clean
 
 help: ## list these targets
@@ -129,10 +129,13 @@ bench-time: build ## the GPU's time on a real GPU: caps, mixtures, latency-criti
 bench-peers: build ## the interposer beside HAMi-core on a real GPU; HAMI_CORE=its libvgpu.so
 	$(PYTHON) tests/gpu/bench_peers.py
 
-bench: bench-prolog bench-accounting bench-metrics bench-agent ## all measurements
+bench: bench-prolog bench-accounting bench-metrics bench-agent bench-mig ## all measurements
 
 bench-latency: build ## what it costs to measure requests of latency-critical jobs, on the simulation
 	$(PYTHON) benchmarks/bench_latency.py
+
+bench-mig: setup-test ## where MIG instances are placed, and the shards that they take, against the best possible
+	$(PYTHON) benchmarks/bench_mig.py
 
 bench-prolog: build ## prolog's and epilog's time, against an empty python3
 	$(PYTHON) benchmarks/bench_prolog.py

@@ -72,6 +72,10 @@ NODE_COMMANDS = {
         "hami_hpc.cli.gpu_command",
         "Take one GPU of this node out of service, return it, or list the GPUs.",
     ),
+    "mig": (
+        "hami_hpc.cli.mig_command",
+        "List this node's MIG instances and whose they are, or switch MIG of one GPU on or off.",
+    ),
     "doctor": ("hami_hpc.cli.doctor_command", "Check what vGPU jobs need on this node, and say what to do."),
     "baseline": (
         "hami_hpc.cli.baseline_command",

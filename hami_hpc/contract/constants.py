@@ -12,6 +12,8 @@ ABI_VERSION: Final = 2
 REQUEST_NAME: Final = 'vgpu'
 REQUEST_EXAMPLE: Final = '--gres=vgpu:mem=8G,cores=50'
 REQUEST_MAX_LENGTH: Final = 4096
+MODE_AUTO: Final = 'auto'
+ISOLATION_HARD: Final = 'hard'
 CORES_MIN: Final = 1
 CORES_MAX: Final = 100
 PERCENT_MIN: Final = 1
@@ -19,10 +21,13 @@ PERCENT_MAX: Final = 100
 MEM_MIB_MAX: Final = 16777216
 SLO_US_MIN: Final = 100
 SLO_US_MAX: Final = 60000000
+MIG_NAME_MAX: Final = 32
 KEY_FORM: Final[dict[str, str]] = {
     'mem': 'whole number with M, G or T, or a percentage',
     'cores': 'whole number from 1 to 100',
-    'mode': 'share, mps or mig',
+    'mode': 'share, mps, mig or auto',
+    'mig': 'name of a MIG profile of the GPU, such as 1g.18gb',
+    'isolation': 'hard',
     'policy': 'cap, burst or none',
     'slo': 'whole number with us, ms or s, from 100us to 60s',
 }
@@ -30,13 +35,17 @@ KEY_EXAMPLE: Final[dict[str, str]] = {
     'mem': 'mem=8G, mem=8192M or mem=50%',
     'cores': 'cores=50',
     'mode': 'mode=share',
+    'mig': 'mig=1g.18gb',
+    'isolation': 'isolation=hard',
     'policy': 'policy=burst',
     'slo': 'slo=10ms',
 }
 KEY_DOC: Final[dict[str, str]] = {
     'mem': "GPU memory of the slice. A percentage is of the GPU's memory, rounded down to whole shards.",
     'cores': "Share of the GPU's time, in percent.",
-    'mode': 'How the node isolates the slice. Without it, a mode that the node offers.',
+    'mode': 'How the node isolates the slice. Without it, the first mode that the site offers. auto: a MIG instance where it wastes little, else a share.',
+    'mig': 'The profile of the MIG instance. Without it, mode=mig takes the smallest profile that covers mem and cores.',
+    'isolation': 'hard: only in a MIG instance, which has memory, cache and compute units of its own.',
     'policy': "How the share of time is kept. Without it, the policy of the job's class; the class also says which are allowed.",
     'slo': 'Longest time that a request of a latency-critical job should take. Longer ones are counted as misses, and of jobs in classes of the same priority the one with the shorter slo comes first. Only in latency-critical classes.',
 }
@@ -56,6 +65,7 @@ DEFAULT_MEM: Final = '25%'
 DEFAULT_CORES: Final = 25
 DEFAULT_BARE_SHARD: Final = 'refuse'
 DEFAULT_MODES: Final = ['share']
+DEFAULT_MIG_WASTE_PERCENT: Final = 20
 GRES_SHARD: Final = 'shard'
 GRES_CLASS: Final = 'vgpu'
 GRES_MEM: Final = 'vgpu_mem'
@@ -81,6 +91,7 @@ FILE_GPUS: Final = 'gpus'
 FILE_RUN_DIR: Final = '/run/hami-hpc'
 FILE_SELF: Final = '/run/hami-hpc/self'
 FILE_SELF_LIMITS: Final = 'step.limits'
+FILE_MIG: Final = 'mig'
 FILE_TIMES: Final = 'times'
 FILE_FIRST_STEP: Final = 'first-step'
 FILE_STATE_DIR: Final = '/var/lib/hami-hpc'
@@ -285,6 +296,14 @@ ERRORS: Final[dict[str, str]] = {
     'E_CORES_RANGE': 'cores={given} is out of range; allowed is a {allowed}. Example: {example}',
     'E_MODE': 'mode={given} is unknown; allowed is {allowed}. Example: {example}',
     'E_MODE_NOT_OFFERED': 'mode={given} is not offered by {where}; offered: {allowed}. Example: {example}',
+    'E_MODE_CONFLICT': 'mode={given} and {key} cannot be combined, because {key} asks for a MIG instance; leave one of them out. Example: {example}',
+    'E_MODE_FEATURES': "'{given}' (--constraint or --prefer) names the feature of another mode than the vgpu's, which is {allowed}; choose the mode in the request. Example: {example}",
+    'E_MIG_FORM': 'mig={given} is not the name of a MIG profile; allowed is the {allowed}. Example: {example}',
+    'E_MIG_NOT_HERE': '{key} needs a MIG instance, and {where} offers none; modes offered: {allowed}. Example: {example}',
+    'E_MIG_UNKNOWN': 'mig={given} is not a profile of {where}; its profiles are: {allowed}. Example: {example}',
+    'E_MIG_TOO_SMALL': '{key} is more than an instance of {given} has. The profiles of {where} are: {allowed}. Example: {example}',
+    'E_MIG_TOO_BIG': 'no MIG profile of {where} has {given}; its profiles are: {allowed}. Example: {example}',
+    'E_ISOLATION': 'isolation={given} is unknown; allowed is {allowed}. Example: {example}',
     'E_POLICY': 'policy={given} is unknown; allowed is {allowed}. Example: {example}',
     'E_POLICY_NOT_ALLOWED': 'policy={given} is not allowed in class {where}, whose policies are: {allowed}. Classes that allow it: {classes}. Example: {example}',
     'E_SLO_FORM': 'slo={given} is not understood; allowed is a {allowed}. Example: {example}',

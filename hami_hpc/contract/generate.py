@@ -115,7 +115,7 @@ def make_c(c: dict[str, Any]) -> str:
         f"#define HAMI_CLASS_{k.upper()} {c['classes'][k]}u"
         for k in ("name_max", "priority_max", "slice_us_min", "slice_us_max")
     ]
-    for key in ("job_limits", "usage", "refused", "whole", "run_dir", "self", "self_limits", "first_step"):
+    for key in ("job_limits", "usage", "refused", "whole", "run_dir", "self", "self_limits", "first_step", "mig"):
         lines.append(f"#define HAMI_FILE_{key.upper()} {c_string(c['files'][key])}")
     step_format = c_string(c["files"]["step_limits"].replace("{step_id}", "%u"))
     lines.append(f"#define HAMI_FILE_STEP_LIMITS_FORMAT {step_format}")
@@ -173,6 +173,7 @@ def make_python(c: dict[str, Any]) -> str:
     r = c["request"]
     lines += [f"REQUEST_NAME: Final = {r['name']!r}", f"REQUEST_EXAMPLE: Final = {r['example']!r}"]
     lines += [f"REQUEST_MAX_LENGTH: Final = {r['max_length']}"]
+    lines += [f"{k.upper()}: Final = {r[k]!r}" for k in ("mode_auto", "isolation_hard")]
     lines += [f"{k.upper()}: Final = {v}" for k, v in r["limits"].items()]
     for name, sub in (("KEY_FORM", "form"), ("KEY_EXAMPLE", "example"), ("KEY_DOC", "doc")):
         lines.append(f"{name}: Final[dict[str, str]] = {{")

@@ -67,6 +67,7 @@ KINDS = {
     "reconciled": EventKind(("reconcile",), ("text", "action"), "hami-hpc reconcile did this, or says what it cannot."),
     "gpu_drain": EventKind(("gpu", "agent"), (*_GPU, "xid"), "A GPU was taken out of service, for this reason."),
     "gpu_resume": EventKind(("gpu",), _GPU, "A GPU was returned to service."),
+    "mig_mode": EventKind(("mig",), _GPU, "hami-hpc mig switched MIG of a GPU on or off."),
     "started": EventKind(("agent",), ("text",), "The agent started."),
     "ended": EventKind(("agent",), ("text",), "The agent was told to end. One that is killed writes nothing."),
     "settings_changed": EventKind(

@@ -3,8 +3,8 @@
 
 Prolog and epilog read the settings at every job, and importing tomllib takes as long as an empty Python start
 (docs/adr/021). This parser accepts only these lines: `[name.name]`, `key = value`, comments, blank lines. Values are
-"text" without escapes, decimal numbers, true, false and one-line lists of texts. It returns None for any other text,
-valid or not; the caller then uses tomllib.
+"text" without escapes, decimal numbers, true, false and one-line lists of texts; a key may be such a text too. It
+returns None for any other text, valid or not; the caller then uses tomllib.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ def read(text: str) -> dict[str, Any] | None:
                 headers.add(header)
                 table = _table(document, header)
             elif line[0] != "#":
-                key, _, rest = line.partition("=")
-                key = key.rstrip(BLANKS)
-                if key in table or not _is_bare(key):
+                key, rest = _key(line)
+                if key in table:
                     return None
                 table[key] = _value(rest.lstrip(BLANKS))
     except _NotPlainError:
@@ -53,6 +52,21 @@ def read(text: str) -> dict[str, Any] | None:
 
 def _is_bare(key: str) -> bool:
     return key != "" and BARE.issuperset(key)
+
+
+def _key(line: str) -> tuple[str, str]:
+    """Returns the key of `key = value`, and what follows the equals sign."""
+    if line[0] == '"':
+        key, rest = _text(line)
+        between, equals, rest = rest.partition("=")
+        if between.strip(BLANKS) or not equals:
+            raise _NotPlainError
+        return key, rest
+    key, _, rest = line.partition("=")
+    key = key.rstrip(BLANKS)
+    if not _is_bare(key):
+        raise _NotPlainError
+    return key, rest
 
 
 def _table(document: dict[str, Any], header: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ _MEM_NEGATIVE: Final = re.compile(r"-[0-9]+[MmGgTt%]?")
 _MEM_FRACTION: Final = re.compile(r"-?[0-9]*\.[0-9]*[MmGgTt%]?")
 _CORES: Final = re.compile(r"(-?)([0-9]+)")
 _SLO: Final = re.compile(r"([0-9]+)(us|ms|s)")
+_MIG: Final = re.compile(r"[1-9][0-9]?g\.[1-9][0-9]*gb([+\-][a-z.]+)?")
 _COUNT: Final = re.compile(r"[+\-]?[0-9]+[KkMmGgTtPp]?")
 _TYPE: Final = re.compile(r"[A-Za-z0-9_\-]+")
 # Slurm looks for "gres:" (22.05) or "gres" (later) anywhere in a list: "x gres:vgpu_mem:9" asks for vgpu_mem.
@@ -67,6 +68,8 @@ class Request:
     mem: MemMib | MemPercent | None = None
     cores: int | None = None
     mode: str | None = None
+    mig: str | None = None  # name of a MIG profile
+    isolation: str | None = None
     policy: str | None = None
     slo: int | None = None  # us
 
@@ -101,8 +104,10 @@ class _Draft:
 
 
 def _example(key: str) -> str:
-    """Returns a request that has `key`."""
+    """Returns a request that has `key`. A MIG profile stands alone: it says how much memory and cores it has."""
     example = contract.REQUEST_EXAMPLE
+    if key == "mig":
+        return f"--gres={contract.REQUEST_NAME}:{contract.KEY_EXAMPLE[key]}"
     return example if f"{key}=" in example else f"{example},{contract.KEY_EXAMPLE[key]}"
 
 
@@ -145,8 +150,25 @@ def _parse_cores(value: str) -> int:
 
 
 def _parse_mode(value: str) -> str:
-    if value not in contract.MODES:
+    if value not in contract.MODES and value != contract.MODE_AUTO:
         raise _bad_value("E_MODE", "mode", value)
+    return value
+
+
+def is_mig_name(text: str) -> bool:
+    """Returns whether a MIG profile can have this name."""
+    return len(text) <= contract.MIG_NAME_MAX and _MIG.fullmatch(text) is not None
+
+
+def _parse_mig(value: str) -> str:
+    if not is_mig_name(value):
+        raise _bad_value("E_MIG_FORM", "mig", value)
+    return value
+
+
+def _parse_isolation(value: str) -> str:
+    if value != contract.ISOLATION_HARD:
+        raise _bad_value("E_ISOLATION", "isolation", value)
     return value
 
 
@@ -192,6 +214,8 @@ _KEYS: Final[Mapping[str, _Key]] = {
     "mem": _Key(_parse_mem, mem_text),
     "cores": _Key(_parse_cores, str),
     "mode": _Key(_parse_mode, str),
+    "mig": _Key(_parse_mig, str),
+    "isolation": _Key(_parse_isolation, str),
     "policy": _Key(_parse_policy, str),
     "slo": _Key(_parse_slo, slo_text),
 }

@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from hami_hpc.contract import constants as contract
+from hami_hpc.core import mig_choice
+from hami_hpc.core.mig_choice import MIG, OfferedProfile
 from hami_hpc.core.request import MemMib, MemPercent, Request, mem_text, parse, slo_text
 from hami_hpc.errors import Refusal, RequestError, request_error, shorten
 
@@ -21,7 +24,8 @@ class Site:
 
     classes: class -> QoS names. policies: class -> what its jobs may ask for. latency: the latency-critical
     classes. gpu_models: name -> memory usable by CUDA, MiB. partitions: name -> its GPU models. qos_enforced: auto
-    (job_submit reads slurm.conf) or yes.
+    (job_submit reads slurm.conf) or yes. mig: GPU model -> the MIG profiles offered, the smallest first.
+    mig_waste_percent: part of an instance that mode=auto may leave unused.
     """
 
     shard_mib: int
@@ -36,6 +40,8 @@ class Site:
     qos_enforced: str = "auto"
     policies: Mapping[str, Sequence[str]] = field(default_factory=dict)
     latency: Sequence[str] | None = None
+    mig: Mapping[str, Sequence[OfferedProfile]] = field(default_factory=dict)
+    mig_waste_percent: int = contract.DEFAULT_MIG_WASTE_PERCENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,7 @@ def _common_capacity(site: Site, models: Sequence[str], request: Request, where:
 
 
 def _default_mem(site: Site, mib: int) -> MemMib | MemPercent:
-    """Returns the site's default, at most the `mib` MiB of a GPU."""
+    """Returns the site's default, at most the `mib` MiB of a GPU or of its largest instance."""
     try:
         parsed = parse(f"{contract.REQUEST_NAME}:mem={site.default_mem}")
     except RequestError as error:
@@ -169,11 +175,11 @@ def of_shards(count: int, gpu_type: str | None, site: Site, where: Where) -> Req
     return replace(request, cores=min(contract.CORES_MAX, max(1, 100 * count // shards)))
 
 
-def features(request: Request) -> tuple[str, ...]:
-    """Returns the node features that a request needs, in a fixed order."""
+def features(request: Request, mode: str | None) -> tuple[str, ...]:
+    """Returns the node features that a request needs in a mode (None: in any), in a fixed order."""
     names = []
-    if request.mode is not None:
-        names.append(contract.FEATURE_MODE.format(mode=request.mode))
+    if mode is not None:
+        names.append(contract.FEATURE_MODE.format(mode=mode))
     if request.gpu_type is not None:
         names.append(contract.FEATURE_TYPE.format(type=request.gpu_type))
     if request.policy is not None:
@@ -214,28 +220,72 @@ def check_slo(site: Site, service_class: str, slo_us: int | None) -> None:
     raise request_error("E_SLO_NOT_ALLOWED", refusal)
 
 
-def resolve(request: Request, site: Site, where: Where) -> Units:
-    """Returns the units of `request` in `where`. Raises RequestError with a contract code if it cannot run there."""
-    models = _candidates(site, request, where)
-    if request.mode is not None and request.mode not in site.modes:
-        refusal = Refusal(
-            given=request.mode, where="this cluster", allowed=_listed(site.modes), example="--gres=vgpu:mem=8G"
-        )
-        raise request_error("E_MODE_NOT_OFFERED", refusal)
+class _Slice(NamedTuple):
+    """What is granted on one GPU."""
+
+    shards: int
+    mem_mib: int
+    cores: int
+
+
+def _share(request: Request, site: Site, models: Sequence[str], where: Where) -> _Slice:
+    """Returns the slice of a request in a mode that divides a GPU's memory and time by shards."""
     mib, shards = _common_capacity(site, models, request, where)
     if shards < 1:
         raise request_error("E_SITE", Refusal(given="shard_mib is more than a GPU has"))
     mem = _default_mem(site, mib) if request.mem is None else request.mem
     cores = site.default_cores if request.cores is None else request.cores
     mem_mib, mem_shards = _mem_units(mem, site, mib, shards)
+    return _Slice(max(mem_shards, 1, shards * cores // 100), mem_mib, cores)
+
+
+def _instance(request: Request, site: Site, models: Sequence[str], where: Where) -> _Slice | RequestError:
+    """Returns the slice that is the MIG instance of a request, or why there is none. Raises RequestError E_SITE."""
+    for model in models:
+        capacity(site, model)  # that it is one of the site's
+    largest = min((site.mig[model][-1].mem_mib for model in models if site.mig.get(model)), default=0)
+    mem, cores = mig_choice.with_defaults(request, _default_mem(site, largest), site.default_cores)
+    sized = replace(request, mem=mem, cores=cores)
+    chosen = mig_choice.choose(sized, site.mig, models, where.text(), site.modes)
+    if isinstance(chosen, RequestError):
+        return chosen
+    return _Slice(chosen.shards, chosen.mem_mib, chosen.cores)
+
+
+def _place(
+    mode: str | None, request: Request, site: Site, models: Sequence[str], where: Where
+) -> tuple[str | None, _Slice]:
+    """Returns the mode that a request gets, which decides for mode=auto, and its slice. Raises RequestError."""
+    if mode not in (MIG, contract.MODE_AUTO):
+        return mode, _share(request, site, models, where)
+    others = [name for name in site.modes if name != MIG]
+    instance = _instance(request, site, models, where) if mode == MIG or MIG in site.modes else None
+    if mode == MIG or not others:
+        if instance is None:
+            raise request_error("E_SITE", Refusal(given="modes is empty"))
+        if isinstance(instance, RequestError):
+            raise instance
+        return MIG, instance
+    share = _share(request, site, models, where)
+    if isinstance(instance, _Slice) and mig_choice.wastes_little(instance.shards, share.shards, site.mig_waste_percent):
+        return MIG, instance
+    return others[0], share
+
+
+def resolve(request: Request, site: Site, where: Where) -> Units:
+    """Returns the units of `request` in `where`. Raises RequestError with a contract code if it cannot run there."""
+    models = _candidates(site, request, where)
+    mode, granted = _place(mig_choice.mode_of(request, site.modes), request, site, models, where)
     service_class = class_of(site, where.qos)
     check_policy(site, service_class, request.policy)
     check_slo(site, service_class, request.slo)
+    # A site with MIG has nodes that isolate in one mode alone, so each job says which.
+    says_mode = request.mode is not None or mode == MIG or MIG in site.modes
     return Units(
-        shards=max(mem_shards, 1, shards * cores // 100),
+        shards=granted.shards,
         service_class=service_class,
-        mem_mib=mem_mib,
-        cores=cores,
-        features=features(request),
+        mem_mib=granted.mem_mib,
+        cores=granted.cores,
+        features=features(request, mode if says_mode else None),
         slo_us=request.slo or 0,
     )

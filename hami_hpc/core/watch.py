@@ -58,6 +58,9 @@ class Action(StrEnum):
     DRAIN = "drain"
 
 
+# Modes in which the hardware limits a job's memory and time, and no interposer counts.
+WITHOUT_INTERPOSER = frozenset({"mig"})
+
 # How long each must hold. The first four are facts about memory maps and bytes; a step's processes, and what Slurm says
 # of a job, may lag behind.
 GRACE_NS: Mapping[Kind, int] = {
@@ -163,7 +166,7 @@ def judge(look: Look, limits: Limits) -> Iterator[Suspicion]:
         elif one.grant.gpu_uuid != gpu:
             text = f"process {process.pid} of job {job_id} uses GPU {gpu}; its slice is on {one.grant.gpu_uuid}"
             yield Suspicion(Kind.WRONG_GPU, job_id, process.pid, gpu, (process,), text)
-        elif process.has_interposer is False:
+        elif process.has_interposer is False and one.grant.mode not in WITHOUT_INTERPOSER:
             text = f"process {process.pid} of job {job_id} runs without the interposer, so nothing limits it"
             yield Suspicion(Kind.NO_INTERPOSER, job_id, process.pid, gpu, (process,), text)
     own = by_slice(look)
@@ -172,13 +175,17 @@ def judge(look: Look, limits: Limits) -> Iterator[Suspicion]:
 
 
 def is_uncounted(one: Slice, processes: tuple[Process, ...], limits: Limits) -> bool:
-    """Returns whether a slice's processes hold more than they counted themselves."""
+    """Returns whether a slice's processes hold more than they counted themselves, where they count."""
+    if one.grant.mode in WITHOUT_INTERPOSER:
+        return False
     used = sum(process.used_bytes for process in processes)
     return one.accounted_bytes is not None and used > one.accounted_bytes + limits.memory_slack_bytes
 
 
 def _memory(one: Slice, processes: tuple[Process, ...], limits: Limits) -> Iterator[Suspicion]:
     grant = one.grant
+    if grant.mode in WITHOUT_INTERPOSER:
+        return
     used = sum([process.used_bytes for process in processes])
     limit = grant.mem_mib * MIB
     if used > limit + limits.memory_slack_bytes:

@@ -18,6 +18,7 @@ from hami_hpc.errors import NodeError
 from hami_hpc.isolation.table import backend_of, check_modes
 from hami_hpc.node import drained_gpus, job_dirs, nvml
 from hami_hpc.node import ledger as ledgers
+from hami_hpc.render.offer import node_modes
 from hami_hpc.slurm import placeholders
 from hami_hpc.stages import occupy
 
@@ -108,9 +109,12 @@ def check_mounts(facts: Facts) -> Iterator[Finding]:
 
 def check_isolation(facts: Facts) -> Iterator[Finding]:
     """Checks that each mode that the settings offer works on this node."""
-    check_modes(facts.settings.modes, facts.settings.path)
-    for mode in facts.settings.modes:
-        yield from backend_of(mode).check(facts.settings)
+    settings = facts.settings
+    check_modes(settings.modes, settings.path)
+    if settings.mig_nodes:
+        settings = settings._replace(modes=node_modes(settings.modes, settings.mig_nodes, facts.node))
+    for mode in settings.modes:
+        yield from backend_of(mode).check(settings)
 
 
 def check_policies(facts: Facts) -> Iterator[Finding]:

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 
 from hami_hpc.contract import constants as c
 from hami_hpc.errors import NodeError
-from hami_hpc.isolation import share
+from hami_hpc.isolation import mig, share
 
 TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
 if TYPE_CHECKING:
     from hami_hpc.isolation.backend import Backend
 
-BACKENDS: Mapping[str, Backend] = {"share": share}  # by mode, see [request.modes] of the contract
+BACKENDS: Mapping[str, Backend] = {"share": share, "mig": mig}  # by mode, see [request.modes] of the contract
 
 
 def backend_of(mode: str) -> Backend:

@@ -245,4 +245,12 @@ JOB_FINDING = Metric(
     "1 for each kind of finding (hami_hpc/core/watch.py) that the agent has about the job now; absent otherwise.",
 )
 
+MIG_NO_ROOM = Metric(
+    "hami_hpc_mig_no_room_total",
+    COUNTER,
+    (),
+    "Jobs that this node's prolog sent back since its start, because a GPU's MIG instances left no place for theirs. "
+    "Absent until the first.",
+)
+
 METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -16,7 +16,7 @@ from hami_hpc.core.agent_state import AgentState
 from hami_hpc.errors import NodeError
 from hami_hpc.metrics.definitions import COUNTER, Metric
 from hami_hpc.metrics.samples import Histograms, Labels, Samples, Status, agent_histograms, agent_samples
-from hami_hpc.node import agent_file, boot
+from hami_hpc.node import agent_file, boot, mig_notes
 
 STALE_PERIODS = 10
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -60,24 +60,25 @@ def _family(metric: Metric, values: dict[Labels, float]) -> Family:
 def expose(run_dir: str) -> Exposition:
     """Returns the metrics of this node now. Whatever is wrong with the state file, the text says so."""
     path = f"{agent_file.folder(run_dir)}/{agent_file.NAME}"
+    no_room = mig_notes.no_room_count(run_dir)
     absent = f"{path}: there is no valid state of this boot. Is the agent running?"
     try:
         state = agent_file.read(run_dir, boot.boot_id())
     except NodeError as error:
-        return Exposition(_text(Status.UNREADABLE), Status.UNREADABLE, str(error))
+        return Exposition(_text(no_room, Status.UNREADABLE), Status.UNREADABLE, str(error))
     if state is None:
-        return Exposition(_text(Status.ABSENT), Status.ABSENT, absent)
+        return Exposition(_text(no_room, Status.ABSENT), Status.ABSENT, absent)
     try:
         age = agent_file.seconds_old(state)
         is_stale = not -1 <= age <= STALE_PERIODS * state.period_ns / 1e9
         status = Status.STALE if is_stale else Status.LOOKING
         problem = f"{path}: the agent last looked {age:.0f} s ago" if is_stale else ""
-        return Exposition(_text(status, state, age), status, problem)
+        return Exposition(_text(no_room, status, state, age), status, problem)
     except (ValueError, TypeError, AttributeError, OverflowError):  # values of other types than the state's
-        return Exposition(_text(Status.ABSENT), Status.ABSENT, absent)
+        return Exposition(_text(no_room, Status.ABSENT), Status.ABSENT, absent)
 
 
-def _text(status: Status, state: AgentState | None = None, age_s: float = 0.0) -> bytes:
+def _text(no_room: int, status: Status, state: AgentState | None = None, age_s: float = 0.0) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(agent_samples(status, state, age_s), agent_histograms(status, state)))
+    registry.register(_Families(agent_samples(status, state, age_s, no_room), agent_histograms(status, state)))
     return generate_latest(registry)

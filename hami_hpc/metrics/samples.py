@@ -38,12 +38,15 @@ class Status(StrEnum):
     UNREADABLE = "unreadable"
 
 
-def agent_samples(status: Status, state: AgentState | None, age_s: float) -> Samples:
+def agent_samples(status: Status, state: AgentState | None, age_s: float, no_room: int = 0) -> Samples:
     """Returns the samples of the agent, and with Status.LOOKING those of GPUs and jobs. `state` is None unless read.
+    `no_room` is what the prologs counted.
 
     Raises ValueError, TypeError or OverflowError for a state whose fields are not of the declared types.
     """
     out: Samples = {metric: {} for metric in d.METRICS if metric.kind != d.HISTOGRAM}
+    if no_room:
+        out[d.MIG_NO_ROOM][()] = float(no_room)
     out[d.AGENT_UP][()] = float(status is Status.LOOKING)
     out[d.AGENT_STATUS] = {(name.value,): float(name is status) for name in Status}
     if state is None:

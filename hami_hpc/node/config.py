@@ -67,11 +67,15 @@ class Settings(NamedTuple):
     run_dir: str
     state_dir: str
     interposer: str
+    driver_root: str  # where the driver's /proc and /dev are
     classes: Mapping[str, ClassSettings]
     gpu_models: Mapping[str, int]
     partitions: Mapping[str, tuple[str, ...]]
     qos: Mapping[str, object]  # [qos.*] as it is written: node/qos_settings.py reads it, and no prolog does
     agent: Mapping[str, object] | None = None  # [agent], likewise for node/agent_settings.py; None: no agent runs here
+    mig_profiles: Mapping[str, Mapping[str, str]] = {}
+    mig_waste_percent: int = c.DEFAULT_MIG_WASTE_PERCENT
+    mig_nodes: tuple[str, ...] = ()  # hostlists of the nodes whose GPUs are in MIG mode
 
     def shards_per_gpu(self, model: str) -> int:
         """Returns the gres/shard units of one GPU of a model (docs/architecture.md, "Units")."""
@@ -90,7 +94,9 @@ class Settings(NamedTuple):
     def site(self) -> Site:
         """Returns the settings that decide requests, in the type that hami_hpc.core uses."""
         from hami_hpc.core.units import Site
+        from hami_hpc.node import mig_settings
 
+        mig = {model: mig_settings.offered(self, model) for model in self.gpu_models} if "mig" in self.modes else {}
         return Site(
             shard_mib=self.shard_mib,
             memory_scaling=self.memory_scaling,
@@ -104,6 +110,8 @@ class Settings(NamedTuple):
             latency=tuple(name for name, entry in self.classes.items() if entry.latency),
             gpu_models=dict(self.gpu_models),
             partitions=dict(self.partitions),
+            mig={model: profiles for model, profiles in mig.items() if profiles},
+            mig_waste_percent=self.mig_waste_percent,
         )
 
 
@@ -226,7 +234,7 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
     scaling = vgpu.take("memory_scaling", c.DEFAULT_MEMORY_SCALING)
     if type(scaling) not in (int, float) or not 0.1 <= scaling <= 1:
         vgpu.refuse("memory_scaling", scaling, "a number from 0.1 to 1, as memory cannot be oversold yet")
-    models = _models(path, top.take("gpu_models", {}))
+    models, mig_profiles = _models(path, top.take("gpu_models", {}))
     settings = Settings(
         path=path,
         shard_mib=vgpu.whole("shard_mib", c.DEFAULT_SHARD_MIB, 1, c.MEM_MIB_MAX),
@@ -240,11 +248,15 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         run_dir=paths.directory_or_file("run_dir", c.FILE_RUN_DIR),
         state_dir=paths.directory_or_file("state_dir", c.FILE_STATE_DIR),
         interposer=paths.directory_or_file("interposer", f"{installed.LIB_DIR}/libhami-hpc.so"),
+        driver_root=paths.directory_or_file("driver_root", "/"),
         classes=_classes(path, top.take("classes", {}), models),
         gpu_models=models,
         partitions=_partitions(path, top.take("partitions", {}), models),
         qos=_Table(path, "qos", top.take("qos", {})).left,
         agent=_agent(path, top.take("agent")),
+        mig_profiles=mig_profiles,
+        mig_waste_percent=vgpu.whole("mig_waste_percent", c.DEFAULT_MIG_WASTE_PERCENT, 0, 100),
+        mig_nodes=vgpu.names("mig_nodes", ()),
     )
     for table in (vgpu, paths, top):
         table.close()
@@ -317,14 +329,19 @@ def class_name_fault(name: str, models: Iterable[str]) -> str:
     return ""
 
 
-def _models(path: str, value: object) -> dict[str, int]:
+def _models(path: str, value: object) -> tuple[dict[str, int], dict[str, dict[str, str]]]:
+    """Returns the MiB of each model, and the MIG profiles of those that have any."""
     table = _Table(path, "gpu_models", value)
     models: dict[str, int] = {}
+    profiles: dict[str, dict[str, str]] = {}
     for name in list(table.left):
         entry = _Table(path, f"gpu_models.{_name(path, 'gpu_models', name)}", table.take(name))
         models[name] = entry.whole("total_mib", 0, 1, c.MEM_MIB_MAX)
+        mig = _Table(path, f"gpu_models.{name}.mig_profiles", entry.take("mig_profiles", {}))
+        listed = {profile: mig.text(profile, "") for profile in list(mig.left)}
+        profiles |= {name: listed} if listed else {}
         entry.close()
-    return models
+    return models, profiles
 
 
 def _partitions(path: str, value: object, models: Mapping[str, int]) -> dict[str, tuple[str, ...]]:

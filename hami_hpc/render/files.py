@@ -14,6 +14,7 @@ import jinja2
 from hami_hpc import places
 from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import Gpu
+from hami_hpc.core.mig_choice import MIG
 from hami_hpc.core.request import Request
 from hami_hpc.core.units import Site, Where, resolve
 from hami_hpc.errors import NodeError
@@ -23,7 +24,7 @@ from hami_hpc.node.qos_settings import read_qos
 from hami_hpc.render import filters, merging, names, on_disk
 from hami_hpc.render.marks import block, blocks, is_ours, marked, with_block
 from hami_hpc.render.merging import Merge
-from hami_hpc.render.offer import NodeOffer, lua_text, make_offer, site_table, tracked_tres
+from hami_hpc.render.offer import NodeOffer, lua_text, make_offer, node_modes, site_table, tracked_tres
 from hami_hpc.slurm import plugstack
 from hami_hpc.slurm.files import ConfFile, calls_one_of, scripts_of
 from hami_hpc.slurm.lines import Setting, settings_of
@@ -100,7 +101,9 @@ class Renderer:
         check_modes(settings.modes, settings.path)
         read_qos(settings)  # what is wrong there shows here too
         check_defaults(site)
-        self.offer: NodeOffer = make_offer(site, gpus)
+        modes = node_modes(settings.modes, settings.mig_nodes, target.node)
+        self.offer: NodeOffer = make_offer(site, gpus, modes)
+        self._remark_mig(site)
         self.model = self.offer.lines[0].model
         self.slurm_conf = ConfFile(target.path("slurm.conf"), (target.path(FRAGMENT),))
         self.site_settings = settings_of(self.slurm_conf.lines)
@@ -114,6 +117,21 @@ class Renderer:
             "device": target.device,
             "spank": target.spank,
         }
+
+    def _remark_mig(self, site: Site) -> None:
+        """Adds remarks on settings that offer MIG and cannot give it."""
+        if MIG not in site.modes:
+            return
+        if not site.mig:
+            self.out.remarks.append(
+                f"modes offers mig, and no [gpu_models.*] of {self.settings.path} has mig_profiles: every request for "
+                "MIG is refused. `hami-hpc mig profiles` on a node with such a GPU prints what to write there"
+            )
+        if len(site.modes) > 1 and not self.settings.mig_nodes:
+            self.out.remarks.append(
+                "modes offers mig beside others, and mig_nodes does not say which nodes have GPUs in MIG mode: every "
+                "node offers every mode, and a job that meets a GPU of the other kind does not start there"
+            )
 
     def render(self) -> Rendered:
         """Returns everything, in the order in which it is printed."""

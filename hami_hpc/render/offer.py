@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core import mixed
 from hami_hpc.core.inventory import Gpu
+from hami_hpc.core.mig_choice import MIG
 from hami_hpc.core.units import Site, capacity
 from hami_hpc.errors import NodeError
+from hami_hpc.slurm.lines import names_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,29 @@ def hostlist(numbers: Iterable[int]) -> str:
     return texts[0] if len(ordered) == 1 else f"[{','.join(texts)}]"
 
 
-def make_offer(site: Site, gpus: Iterable[Gpu]) -> NodeOffer:
-    """Returns what a node with these GPUs offers. Raises NodeError for no GPU, an unknown model, and several models."""
+def node_modes(modes: Sequence[str], mig_nodes: Sequence[str], node: str) -> tuple[str, ...]:
+    """Returns the modes of a node: MIG alone where mig_nodes names it, else the others. Without mig_nodes, all of them.
+
+    A GPU in MIG mode can do nothing else, and Slurm knows features of nodes, not of GPUs. Raises NodeError for a node
+    that would have no mode.
+    """
+    if MIG not in modes or not mig_nodes:
+        return tuple(modes)
+    if any(names_node(hosts, node) for hosts in mig_nodes):
+        return (MIG,)
+    others = tuple(mode for mode in modes if mode != MIG)
+    if not others:
+        raise NodeError(
+            f"modes offers mig alone, and mig_nodes does not name {node}. Add it to mig_nodes, or remove mig_nodes"
+        )
+    return others
+
+
+def make_offer(site: Site, gpus: Iterable[Gpu], modes: Sequence[str] | None = None) -> NodeOffer:
+    """Returns what a node with these GPUs offers in its modes (None: the site's).
+
+    Raises NodeError for no GPU, an unknown model, and several models.
+    """
     by_model: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         if gpu.model not in site.gpu_models:
@@ -95,7 +118,7 @@ def make_offer(site: Site, gpus: Iterable[Gpu]) -> NodeOffer:
             ]
         ),
         features=(
-            *(c.FEATURE_MODE.format(mode=mode) for mode in site.modes),
+            *(c.FEATURE_MODE.format(mode=mode) for mode in (site.modes if modes is None else modes)),
             *(c.FEATURE_TYPE.format(type=line.model) for line in lines),
             *(c.FEATURE_POLICY.format(policy=name) for name in c.POLICIES if name in offered_policies),
         ),
@@ -131,6 +154,13 @@ def lua_text(value: object, indent: str = "") -> str:
     raise TypeError(f"{type(value).__name__} has no Lua form here")
 
 
+def _model_table(site: Site, model: str) -> dict[str, object]:
+    table: dict[str, object] = {"total_mib": site.gpu_models[model]}
+    if site.mig.get(model):
+        table["mig"] = [asdict(profile) for profile in site.mig[model]]
+    return table
+
+
 def site_table(site: Site) -> dict[str, object]:
     """Returns the content of the Lua site table that both filters read."""
     return {
@@ -145,6 +175,7 @@ def site_table(site: Site) -> dict[str, object]:
         "classes": {name: list(qos) for name, qos in site.classes.items()},
         "policies": {name: list(policies) for name, policies in site.policies.items()},
         "latency": list(site.latency or ()),
-        "gpu_models": {name: {"total_mib": total_mib} for name, total_mib in site.gpu_models.items()},
+        "mig_waste_percent": site.mig_waste_percent,
+        "gpu_models": {name: _model_table(site, name) for name in site.gpu_models},
         "partitions": {name: {"gpu_models": list(models)} for name, models in site.partitions.items()},
     }

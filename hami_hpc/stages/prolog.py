@@ -63,6 +63,10 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
             from hami_hpc.stages import out_of_service
 
             is_requeued = out_of_service.send_back(settings, environment, job_id)
+        elif error.code == "E_MIG_NO_ROOM":
+            from hami_hpc.stages import no_room
+
+            is_requeued = no_room.send_back(settings, environment, job_id, str(error))
         common.report("prolog", f"{error}. {'It was requeued' if is_requeued else 'Its steps will be refused'}")
         action = "requeued" if is_requeued else "steps refused"
         events.write(settings.state_dir, "prolog", "refused", job_id=job_id, action=action, text=str(error))
@@ -146,7 +150,11 @@ def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Gra
         )
         check_model(wanted, ledger.inventory(), constraints, settings.memory_scaling)
         grant = ledger.add(wanted, lambda new, live: backend.admit(new, live, settings.memory_scaling))
-        backend.prepare(settings.run_dir, grant)
+        try:
+            backend.prepare(settings, grant)
+        except JobError:
+            ledger.remove(grant)  # nothing is left of it, and its memory is free
+            raise
         common.tell_neighbours("prolog", settings, ledger)
         _write_event(settings, grant)
         return grant

@@ -37,7 +37,7 @@ $(SIM)/lib%.so: $(SIM)/lib%.so.1
 $(SIM)/sim-%: $(SIM)/obj/sim/tools/sim-%.o $(SIM_CORE)
 	$(CC) $(LDSTD) $^ -o $@
 
-$(SIM)/models: $(wildcard sim/models/*.conf)
+$(SIM)/models: $(wildcard sim/models/*.conf sim/models/*.tsv)
 	@mkdir -p $@
 	cp $^ $@/
 	@touch $@

@@ -34,8 +34,8 @@ end
 
 local contract = load_part("contract")
 local errors = load_part("errors")(contract)
-local grammar = load_part("gres")(contract, load_part("request")(contract, errors))
-local units = load_part("units")(contract, errors, grammar)
+local grammar = load_part("gres")(contract, load_part("request")(contract, errors, load_part("keys")(contract, errors)))
+local units = load_part("units")(contract, errors, grammar, load_part("mig")(contract, errors, grammar))
 local features = load_part("features")(contract, errors)
 local settings = load_part("settings")(contract, errors, grammar)
 local slurm_conf = load_part("slurm_conf")(contract, settings)

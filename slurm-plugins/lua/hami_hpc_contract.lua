@@ -6,6 +6,8 @@ return {
   },
   ["request"] = {
     ["name"] = "vgpu",
+    ["mode_auto"] = "auto",
+    ["isolation_hard"] = "hard",
     ["example"] = "--gres=vgpu:mem=8G,cores=50",
     ["max_length"] = 4096,
     ["keys"] = {
@@ -20,9 +22,19 @@ return {
         ["doc"] = "Share of the GPU's time, in percent.",
       },
       ["mode"] = {
-        ["form"] = "share, mps or mig",
+        ["form"] = "share, mps, mig or auto",
         ["example"] = "mode=share",
-        ["doc"] = "How the node isolates the slice. Without it, a mode that the node offers.",
+        ["doc"] = "How the node isolates the slice. Without it, the first mode that the site offers. auto: a MIG instance where it wastes little, else a share.",
+      },
+      ["mig"] = {
+        ["form"] = "name of a MIG profile of the GPU, such as 1g.18gb",
+        ["example"] = "mig=1g.18gb",
+        ["doc"] = "The profile of the MIG instance. Without it, mode=mig takes the smallest profile that covers mem and cores.",
+      },
+      ["isolation"] = {
+        ["form"] = "hard",
+        ["example"] = "isolation=hard",
+        ["doc"] = "hard: only in a MIG instance, which has memory, cache and compute units of its own.",
       },
       ["policy"] = {
         ["form"] = "cap, burst or none",
@@ -43,6 +55,7 @@ return {
       ["mem_mib_max"] = 16777216,
       ["slo_us_min"] = 100,
       ["slo_us_max"] = 60000000,
+      ["mig_name_max"] = 32,
     },
     ["modes"] = {
       ["share"] = 0,
@@ -58,6 +71,7 @@ return {
       ["default_cores"] = 25,
       ["bare_shard"] = "refuse",
       ["modes"] = { "share" },
+      ["mig_waste_percent"] = 20,
     },
   },
   ["gres"] = {
@@ -107,6 +121,14 @@ return {
       ["E_CORES_RANGE"] = "cores={given} is out of range; allowed is a {allowed}. Example: {example}",
       ["E_MODE"] = "mode={given} is unknown; allowed is {allowed}. Example: {example}",
       ["E_MODE_NOT_OFFERED"] = "mode={given} is not offered by {where}; offered: {allowed}. Example: {example}",
+      ["E_MODE_CONFLICT"] = "mode={given} and {key} cannot be combined, because {key} asks for a MIG instance; leave one of them out. Example: {example}",
+      ["E_MODE_FEATURES"] = "'{given}' (--constraint or --prefer) names the feature of another mode than the vgpu's, which is {allowed}; choose the mode in the request. Example: {example}",
+      ["E_MIG_FORM"] = "mig={given} is not the name of a MIG profile; allowed is the {allowed}. Example: {example}",
+      ["E_MIG_NOT_HERE"] = "{key} needs a MIG instance, and {where} offers none; modes offered: {allowed}. Example: {example}",
+      ["E_MIG_UNKNOWN"] = "mig={given} is not a profile of {where}; its profiles are: {allowed}. Example: {example}",
+      ["E_MIG_TOO_SMALL"] = "{key} is more than an instance of {given} has. The profiles of {where} are: {allowed}. Example: {example}",
+      ["E_MIG_TOO_BIG"] = "no MIG profile of {where} has {given}; its profiles are: {allowed}. Example: {example}",
+      ["E_ISOLATION"] = "isolation={given} is unknown; allowed is {allowed}. Example: {example}",
       ["E_POLICY"] = "policy={given} is unknown; allowed is {allowed}. Example: {example}",
       ["E_POLICY_NOT_ALLOWED"] = "policy={given} is not allowed in class {where}, whose policies are: {allowed}. Classes that allow it: {classes}. Example: {example}",
       ["E_SLO_FORM"] = "slo={given} is not understood; allowed is a {allowed}. Example: {example}",
@@ -136,7 +158,7 @@ return {
       ["E_UPDATE"] = "the vgpu request of a job that is not pending cannot be changed; cancel the job and submit it again",
     },
   },
-  ["key_order"] = { "mem", "cores", "mode", "policy", "slo" },
+  ["key_order"] = { "mem", "cores", "mode", "mig", "isolation", "policy", "slo" },
   ["env"] = {
     ["HAMI_HPC_VGPU"] = "number of vGPU slices (1)",
     ["HAMI_HPC_CLASS"] = "name of the class of service (prolog, epilog; in steps set by SPANK)",

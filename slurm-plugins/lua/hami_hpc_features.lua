@@ -6,9 +6,9 @@
 
 return function(contract, errors)
 	local M = {}
-	local MODES = {}
+	local MODES = {} -- by feature
 	for mode in pairs(contract.request.modes) do
-		MODES[(string.gsub(contract.features.mode, "{mode}", mode))] = true
+		MODES[(string.gsub(contract.features.mode, "{mode}", mode))] = mode
 	end
 	local POLICIES = {} -- by feature
 	for policy in pairs(contract.policies) do
@@ -62,6 +62,14 @@ return function(contract, errors)
 		return required
 	end
 
+	-- Returns whether two expressions require different features of hami_hpc's.
+	function M.differ(one, other)
+		local first, second = M.ours(one), M.ours(other)
+		table.sort(first)
+		table.sort(second)
+		return table.concat(first, "&") ~= table.concat(second, "&")
+	end
+
 	-- Returns the GPU type that `expression` requires, or nil.
 	function M.type_of(expression)
 		for _, term in ipairs(M.ours(expression)) do
@@ -70,6 +78,38 @@ return function(contract, errors)
 			end
 		end
 		return nil
+	end
+
+	-- Returns the mode that `expression` requires, or nil.
+	function M.mode_of(expression)
+		for _, term in ipairs(M.ours(expression)) do
+			if MODES[term] then
+				return MODES[term]
+			end
+		end
+		return nil
+	end
+
+	-- Gives a request the GPU type and the mode that `expression` requires, where it says none itself.
+	function M.complete(request, expression)
+		request.gpu_type = request.gpu_type or M.type_of(expression)
+		if not request.mode and not request.mig and not request.isolation then
+			request.mode = M.mode_of(expression)
+		end
+	end
+
+	-- Refuses an expression that names the feature of another mode than `mode` anywhere, also in an alternative: the prolog
+	-- reads all words of a job's constraint, and its units are those of `mode`.
+	function M.check_modes(expression, mode)
+		for word in string.gmatch(expression or "", "[%w_%-]+") do
+			if MODES[word] and MODES[word] ~= mode then
+				errors.fail("E_MODE_FEATURES", {
+					given = expression,
+					allowed = "mode=" .. mode,
+					example = "--gres=" .. contract.request.name .. ":mem=8G,mode=" .. MODES[word],
+				})
+			end
+		end
 	end
 
 	-- Returns the policies that `expression` requires.

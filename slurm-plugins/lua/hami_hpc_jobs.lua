@@ -42,6 +42,7 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 	-- Checks the lengths of the other options that are parsed for a vgpu request.
 	local function check_lengths(at)
 		grammar.check_length("--constraint", at.features or "")
+		grammar.check_length("--prefer", at.prefer or "")
 		grammar.check_length("--partition", table.concat(at.partitions, ","))
 	end
 
@@ -151,6 +152,28 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		return from_srun and grammar.parse_units(text) or parse_request(text)
 	end
 
+	-- Returns `expression` (nil or a --constraint) with the features of a job whose units are `result`.
+	local function with_features(expression, at, result)
+		local combined = features.combine(expression, at.keep or result.features, at.replace)
+		if result.mode then
+			combined = features.combine(combined, units.features({}, result.mode))
+			features.check_modes(combined, result.mode)
+		end
+		return combined
+	end
+
+	-- Returns the value for --prefer, or nil to leave it alone. Slurm tries the preferred features in place of the
+	-- constraint, and signs those that it used, so they include ours. An update does not show what the job prefers. So one
+	-- that changes our features makes that the constraint.
+	local function preferred_features(job, at, result, constraint)
+		if job.prefer and job.prefer ~= "" then
+			return with_features(job.prefer, at, result)
+		elseif at.replace and features.differ(at.old_features, constraint) then
+			return constraint
+		end
+		return nil
+	end
+
 	-- Writes the units of `parsed` into `job`. `at` has the job's partitions, all partitions (parts), the effective
 	-- --constraint (features), and the class (service_class) or the QoS that decides it.
 	local function place(job, parsed, at)
@@ -158,12 +181,15 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		local request = parsed.request
 		check_lengths(at)
 		refuse_whole_nodes(job, at.partitions, at.parts)
-		request.gpu_type = request.gpu_type or features.type_of(at.features)
+		features.complete(request, at.features)
 		local result = units.resolve(request, site, at.partitions)
 		local class = at.service_class or class_of(site, at.qos, job.default_qos)
-		local constraint = features.combine(at.features, at.keep or result.features, at.replace)
-		for _, policy in ipairs(features.policies_of(constraint)) do
-			units.check_policy(site, class, policy)
+		local constraint = with_features(at.features, at, result)
+		local preferred = preferred_features(job, at, result, constraint)
+		for _, expression in ipairs({ constraint or "", preferred or "" }) do
+			for _, policy in ipairs(features.policies_of(expression)) do
+				units.check_policy(site, class, policy)
+			end
 		end
 		units.check_slo(site, class, request.slo_us)
 		local tokens = grammar.job_tokens(result, parsed.prefix, class)
@@ -176,6 +202,9 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		end
 		if constraint and constraint ~= job.features then
 			job.features = constraint
+		end
+		if preferred and preferred ~= job.prefer then
+			job.prefer = preferred
 		end
 		slurm.log_debug("%s", contract.errors.prefix .. grammar.canonical(request) .. " is " .. list)
 	end
@@ -191,7 +220,7 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		if not parsed and not find_shards(job, text) then
 			return -- most jobs of a cluster end here
 		end
-		local at = { parts = parts, partitions = partitions_of(job.partition, parts), features = job.features }
+		local at = { parts = parts, partitions = partitions_of(job.partition, parts), features = job.features, prefer = job.prefer }
 		parsed = parsed or read_bare_shards(job, text, at)
 		if not parsed then
 			return
@@ -245,8 +274,10 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 			partitions = partitions_of(job.partition or record.partition, parts),
 			parts = parts,
 			features = job.features or record.features,
+			prefer = job.prefer,
 			qos = qos_after(job, record),
 			service_class = current and current.service_class,
+			old_features = record.features,
 			replace = true,
 		}
 		refuse_other_options(job, text or "")
@@ -259,8 +290,9 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		if parsed then
 			refuse_conflicts(job)
 			place(job, parsed, at)
-		elseif current and is_pending and (job.partition or job.features) then
+		elseif current and is_pending and (job.partition or job.features or job.prefer) then
 			current.request.gpu_type = features.type_of(record.features)
+			current.request.mode = features.mode_of(record.features)
 			at.keep = features.ours(record.features)
 			place(job, current, at)
 		end

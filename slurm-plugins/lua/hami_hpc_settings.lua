@@ -61,6 +61,26 @@ return function(contract, errors, grammar)
 		return type(value) == "number" and value > 0 and value or default
 	end
 
+	local PROFILE_NUMBERS = { "mem_mib", "mem_percent", "cores", "shards" }
+
+	-- Returns whether this is a list of MIG profiles, as render writes it for a GPU model.
+	local function are_profiles(list)
+		if type(list) ~= "table" then
+			return false
+		end
+		for _, profile in ipairs(list) do
+			if type(profile) ~= "table" or type(profile.name) ~= "string" then
+				return false
+			end
+			for _, key in ipairs(PROFILE_NUMBERS) do
+				if not number_or(profile[key]) then
+					return false
+				end
+			end
+		end
+		return true
+	end
+
 	-- Returns the table with the contract's defaults for what it lacks; nil and a reason if it cannot be used.
 	function M.complete(site)
 		local defaults = contract.site.defaults
@@ -72,6 +92,8 @@ return function(contract, errors, grammar)
 		for model, entry in pairs(site.gpu_models) do
 			if type(entry) ~= "table" or not number_or(entry.total_mib) then
 				return nil, "gpu_models." .. tostring(model) .. " has no total_mib"
+			elseif entry.mig ~= nil and not are_profiles(entry.mig) then
+				return nil, "gpu_models." .. tostring(model) .. ".mig is not understood"
 			end
 		end
 		for name, entry in pairs(site.partitions) do
@@ -89,6 +111,8 @@ return function(contract, errors, grammar)
 			bare_shard = site.bare_shard or defaults.bare_shard,
 			qos_enforced = site.qos_enforced,
 			modes = site.modes or defaults.modes,
+			mig_waste_percent = type(site.mig_waste_percent) == "number" and site.mig_waste_percent
+				or defaults.mig_waste_percent,
 			classes = site.classes or {},
 			policies = site.policies or {},
 			latency = type(site.latency) == "table" and site.latency or nil,

@@ -57,13 +57,19 @@ return function(contract, errors, grammar, units, features, settings)
 
 	-- Returns the shards for a request with mem_mib and cores. If several GPU models are possible, returns the fewest: a
 	-- step with fewer shards still gets exactly its memory and cores, while too many shards could keep it from starting.
-	local function step_shards(request, site, partitions)
-		local fewest
+	-- So there are no more than those of the MIG instance that the job may be.
+	local function step_shards(request, site, partitions, job)
+		local fewest, instance
 		for _, name in ipairs(site and partitions or {}) do
 			for _, model in ipairs((site.partitions[name] or { gpu_models = {} }).gpu_models) do
 				local succeeded, _, shards = pcall(units.capacity, site, model)
 				if succeeded and (not request.gpu_type or request.gpu_type == model) then
 					fewest = math.min(fewest or shards, shards)
+				end
+				for _, profile in ipairs(succeeded and site.gpu_models[model].mig or {}) do
+					if profile.mem_mib == job.mem_mib and profile.cores == job.cores then
+						instance = math.min(instance or profile.shards, profile.shards)
+					end
 				end
 			end
 		end
@@ -71,7 +77,8 @@ return function(contract, errors, grammar, units, features, settings)
 			return 1
 		end
 		local for_mem = math.min(fewest, math.ceil(request.mem_mib / site.shard_mib))
-		return math.max(1, for_mem, math.floor(fewest * request.cores / 100))
+		local shards = math.max(1, for_mem, math.floor(fewest * request.cores / 100))
+		return math.min(shards, instance or shards)
 	end
 
 	-- Translates the request of an srun inside an allocation to units.
@@ -103,7 +110,7 @@ return function(contract, errors, grammar, units, features, settings)
 			fail("E_STEP_TOO_BIG", { key = "cores", given = cores, allowed = string.format("%d", job.cores) })
 		end
 		local step = { gpu_type = request.gpu_type, mem_mib = mem_mib, cores = cores }
-		step.shards = step_shards(step, site, partitions)
+		step.shards = step_shards(step, site, partitions, job)
 		set_gres(options, grammar.step_tokens(step), parsed.others)
 	end
 
@@ -131,7 +138,7 @@ return function(contract, errors, grammar, units, features, settings)
 		grammar.check_length("--constraint", options.constraint or "")
 		local site, reason = settings.read()
 		local wanted = split_list(options.partition)
-		request.gpu_type = request.gpu_type or features.type_of(options.constraint)
+		features.complete(request, options.constraint)
 		local succeeded, result
 		if site then
 			-- The client does not know the default partition, so without --partition all partitions must agree.
@@ -139,13 +146,14 @@ return function(contract, errors, grammar, units, features, settings)
 		else
 			result = errors.new("E_SITE", { given = reason })
 		end
-		if not succeeded and (#wanted > 0 and site or not request.mem_mib or not request.cores) then
+		local needs_site = request.mig or request.isolation or request.mode == contract.request.mode_auto
+		if not succeeded and (#wanted > 0 and site or needs_site or not request.mem_mib or not request.cores) then
 			error(result, 0)
 		elseif not succeeded then
 			result = { shards = 1, mem_mib = request.mem_mib, cores = request.cores, slo_us = request.slo_us }
 		end
 		set_gres(options, grammar.job_tokens(result, ""), parsed.others)
-		add_constraint(options, units.features(request))
+		add_constraint(options, result.features or units.features(request, request.mode))
 	end
 
 	-- Translates bare shards of an srun outside an allocation if the site translates them to a vgpu, because job and step
@@ -168,10 +176,10 @@ return function(contract, errors, grammar, units, features, settings)
 		local wanted = split_list(options.partition)
 		if site and #wanted > 0 then
 			local request = parsed.request
-			local gpu_type = request.gpu_type
-			request.gpu_type = gpu_type or features.type_of(options.constraint)
+			local gpu_type, mode = request.gpu_type, request.mode
+			features.complete(request, options.constraint)
 			units.resolve(request, site, wanted)
-			request.gpu_type = gpu_type
+			request.gpu_type, request.mode = gpu_type, mode
 		end
 		set_gres(options, { grammar.glued(parsed.request) }, parsed.others)
 	end

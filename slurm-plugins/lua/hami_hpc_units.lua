@@ -2,15 +2,13 @@
 -- Translates a request, by the site's table, into the units that Slurm schedules: shards, MiB, percent, class, node
 -- features. hami_hpc/core/units.py is the same in Python; tests/vectors check that both agree.
 
-return function(contract, errors, grammar)
+return function(contract, errors, grammar, mig)
 	local M = {}
 	local fail = errors.fail
 	local floor = math.floor
 
-	-- Returns "h200, a100" for { "h200", "a100" }, "none" for {}.
-	local function listed(names)
-		return #names > 0 and table.concat(names, ", ") or "none"
-	end
+	local listed, contains = mig.listed, mig.contains
+	local MIG, AUTO = "mig", contract.request.mode_auto
 
 	local function sorted_keys(map)
 		local names = {}
@@ -19,15 +17,6 @@ return function(contract, errors, grammar)
 		end
 		table.sort(names)
 		return names
-	end
-
-	local function contains(list, wanted)
-		for _, item in ipairs(list) do
-			if item == wanted then
-				return true
-			end
-		end
-		return false
 	end
 
 	-- Returns "partition gpu" or "partitions a, b".
@@ -130,11 +119,11 @@ return function(contract, errors, grammar)
 		return full
 	end
 
-	-- Returns the node features that a request needs, in a fixed order.
-	function M.features(request)
+	-- Returns the node features that a request needs in a mode (nil: in any), in a fixed order.
+	function M.features(request, mode)
 		local names = {}
-		if request.mode then
-			names[#names + 1] = (string.gsub(contract.features.mode, "{mode}", request.mode))
+		if mode then
+			names[#names + 1] = (string.gsub(contract.features.mode, "{mode}", mode))
 		end
 		if request.gpu_type then
 			names[#names + 1] = (string.gsub(contract.features.type, "{type}", request.gpu_type))
@@ -220,17 +209,8 @@ return function(contract, errors, grammar)
 		})
 	end
 
-	-- Returns { shards, mem_mib, cores, service_class, features, slo_us } of a request in `partitions` (list of names) with `qos`.
-	function M.resolve(request, site, partitions, qos)
-		local models = candidates(site, request, partitions)
-		if request.mode and not contains(site.modes, request.mode) then
-			fail("E_MODE_NOT_OFFERED", {
-				given = request.mode,
-				where = "this cluster",
-				allowed = listed(site.modes),
-				example = "--gres=vgpu:mem=8G",
-			})
-		end
+	-- Returns { shards, mem_mib, cores } of a request in a mode that divides a GPU's memory and time by shards.
+	local function share_of(request, site, models, partitions)
 		local mib, shards = common_capacity(site, models, request, partitions)
 		if shards < 1 then
 			fail("E_SITE", { given = "shard_mib is more than a GPU has" })
@@ -241,8 +221,57 @@ return function(contract, errors, grammar)
 			shards = math.max(mem_shards, 1, floor(shards * full.cores / 100)),
 			mem_mib = mem_mib,
 			cores = full.cores,
+		}
+	end
+
+	-- Returns the profile of the MIG instance of a request, or nil and the refusal.
+	local function instance_of(request, site, models, partitions)
+		for _, model in ipairs(models) do
+			M.capacity(site, model) -- that it is one of the site's
+		end
+		return mig.choose(mig.with_defaults(request, site, models), site, models, M.where_text(partitions))
+	end
+
+	-- Returns the mode that a request gets, which decides for mode=auto, and { shards, mem_mib, cores }.
+	local function granted(mode, request, site, models, partitions)
+		if mode ~= MIG and mode ~= AUTO then
+			return mode, share_of(request, site, models, partitions)
+		end
+		local other, instance, refusal
+		for _, name in ipairs(site.modes) do
+			other = other or name ~= MIG and name or nil
+		end
+		if mode == MIG or contains(site.modes, MIG) then
+			instance, refusal = instance_of(request, site, models, partitions)
+		end
+		if mode == MIG or not other then
+			if not instance then
+				error(refusal or errors.new("E_SITE", { given = "modes is empty" }), 0)
+			end
+			return MIG, instance
+		end
+		local share = share_of(request, site, models, partitions)
+		if instance and mig.wastes_little(instance.shards, share.shards, site.mig_waste_percent) then
+			return MIG, instance
+		end
+		return other, share
+	end
+
+	-- Returns { shards, mem_mib, cores, service_class, mode, features, slo_us } of a request in `partitions` (list of names)
+	-- with `qos`. `mode` is nil where the job's features do not say it.
+	function M.resolve(request, site, partitions, qos)
+		local models = candidates(site, request, partitions)
+		local mode, slice = granted(mig.mode_of(request, site.modes), request, site, models, partitions)
+		if not request.mode and mode ~= MIG and not contains(site.modes, MIG) then
+			mode = nil -- a site with MIG has nodes that isolate in one mode alone, so each job says which
+		end
+		return {
+			shards = slice.shards,
+			mem_mib = slice.mem_mib,
+			cores = slice.cores,
 			service_class = M.class_of(site, qos),
-			features = M.features(request),
+			mode = mode,
+			features = M.features(request, mode),
 			slo_us = request.slo_us,
 		}
 	end

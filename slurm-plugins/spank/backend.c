@@ -7,10 +7,12 @@
 
 #include <stddef.h>
 
+#include "mig.h"
 #include "share.h"
 
 static const struct backend *const backends[] = {
 	[HAMI_MODE_SHARE] = &share_backend,
+	[HAMI_MODE_MIG] = &mig_backend,
 };
 
 enum { BACKENDS = sizeof(backends) / sizeof(backends[0]) };

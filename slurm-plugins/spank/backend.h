@@ -21,6 +21,9 @@ struct backend {
 	/* Sets up one task. Called as root in the task's process, before it changes to the user. */
 	void (*enter_task)(struct step_context *step);
 
+	/* Sets the task's environment. Called as the user in the task's process; may be NULL. */
+	void (*start_task)(struct step_context *step, spank_t spank);
+
 	/* Takes back what begin() gave. Called as root in slurmstepd, after the last task and only after begin(). */
 	void (*end)(const struct step_context *step);
 

@@ -142,6 +142,22 @@ bool record_is_whole(int dir, uid_t owner)
 	return read_line(dir, HAMI_FILE_WHOLE, owner, text, sizeof(text));
 }
 
+bool record_read_mig(int dir, uid_t owner, char uuid[RECORD_MIG_SIZE])
+{
+	static const char characters[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-";
+	char text[1024];
+	size_t length;
+
+	if (!read_line(dir, HAMI_FILE_MIG, owner, text, sizeof(text)) || strncmp(text, "MIG-", 4) != 0)
+		return false;
+	length = strspn(text, characters);
+	if (length < 5 || length >= RECORD_MIG_SIZE || (text[length] != ' ' && text[length] != '\0'))
+		return false;
+	memcpy(uuid, text, length);
+	uuid[length] = '\0';
+	return true;
+}
+
 int record_read_job(int dir, uid_t owner, uint32_t job_id, uint32_t uid, struct hami_limits *limits)
 {
 	/* O_NONBLOCK: a FIFO in its place must not block the step. */

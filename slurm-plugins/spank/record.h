@@ -38,6 +38,14 @@ bool record_read_refusal(int dir, uid_t owner, char *text, size_t size);
 /* Returns whether the prolog recorded in dir that the job holds whole GPUs. owner as below. */
 bool record_is_whole(int dir, uid_t owner);
 
+enum { RECORD_MIG_SIZE = 48 }; /* a MIG device's UUID, with its final NUL */
+
+/*
+ * Reads the UUID of the job's MIG device from the prolog's note in dir. Returns false if there is no such note of
+ * owner's, or no UUID in it. owner as below.
+ */
+bool record_read_mig(int dir, uid_t owner, char uuid[RECORD_MIG_SIZE]);
+
 /*
  * Reads the job's record in dir, which owner must own (0 outside of tests). Returns 0, -errno of a call that
  * failed, or a positive enum record_fault. *limits is valid only after 0.

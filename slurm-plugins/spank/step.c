@@ -285,6 +285,8 @@ void step_start_task(spank_t spank)
 	 * step's record already forbids any allocation. With an empty list programs see no device, instead of
 	 * a device without memory.
 	 */
+	if (!*step.refusal && backend && backend->start_task)
+		backend->start_task(&step, spank);
 	if (!*step.refusal && step.verdict == STEP_WITHOUT_GPU)
 		context_set_env(&step, spank, "CUDA_VISIBLE_DEVICES", "");
 	if (*step.refusal)

@@ -9,6 +9,7 @@ from typing import Any
 from lua_process import VECTORS
 
 from hami_hpc.contract.generate import lua_value
+from hami_hpc.core.mig_choice import OfferedProfile
 from hami_hpc.core.units import Site
 
 
@@ -17,12 +18,17 @@ def tables() -> dict[str, dict[str, Any]]:
 
 
 def python_site(table: dict[str, Any]) -> Site:
-    return Site(bare_shard="allow", **table)
+    mig = {model: [OfferedProfile(**row) for row in rows] for model, rows in table.get("mig", {}).items()}
+    return Site(bare_shard="allow", **{**table, "mig": mig})
 
 
 def lua_site(table: dict[str, Any]) -> str:
     """Returns the site as render writes it to hami_hpc_site.lua."""
     site = {"version": 1, "bare_shard": "allow", **table}
-    site["gpu_models"] = {name: {"total_mib": mib} for name, mib in table["gpu_models"].items()}
+    mig = site.pop("mig", {})
+    site["gpu_models"] = {
+        name: {"total_mib": mib} | ({"mig": mig[name]} if name in mig else {})
+        for name, mib in table["gpu_models"].items()
+    }
     site["partitions"] = {name: {"gpu_models": models} for name, models in table["partitions"].items()}
     return lua_value(site)

@@ -34,7 +34,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "time zone": ("--timezone", ACCOUNTING),
     "prices": ("--rates", ACCOUNTING),
     "accounting store": ("--store", ACCOUNTING),
-    "node's name in Slurm": ("--node", frozenset({"render", "reconcile", "doctor", "agent", "gpu", "trace"})),
+    "node's name in Slurm": ("--node", frozenset({"render", "reconcile", "doctor", "agent", "gpu", "mig", "trace"})),
     "fewer figures, sooner": ("--quick", frozenset({"baseline"})),
     "which run of a requeued job": ("--run", frozenset({"trace"})),
     "why a GPU is out of service": ("--reason", frozenset({"gpu"})),
@@ -175,7 +175,14 @@ def test_settings_that_are_not_there_are_an_error_and_no_finding(tmp_path: Path,
     needed = {"usage": ["7"], "bill": ["--month", "2026-09"], "check-bill": ["--month", "2026-09"]}
     needed |= {"collect-usage": ["--input", "/"], "invoice": ["--month", "2026-09"], "efficiency": ["7"]}
     needed |= {"report": ["--month", "2026-09", "--output", str(tmp_path / "r.html")], "render": ["--gpus", "h200"]}
-    needed |= {"qos": ["show"], "explain": ["7"], "gpu": ["list"], "trace": ["7"], "baseline": ["check"]}
+    needed |= {
+        "qos": ["show"],
+        "explain": ["7"],
+        "gpu": ["list"],
+        "mig": ["list"],
+        "trace": ["7"],
+        "baseline": ["check"],
+    }
     needed |= {"store": ["undo"]}
     missing = str(tmp_path / "none.toml")
     result = CliRunner().invoke(main, [name, *needed.get(name, []), "--config", missing])

@@ -60,7 +60,7 @@ def test_the_prolog_of_a_node_that_offers_more_than_there_is_says_so(
 ) -> None:
     node = Node.make(tmp_path / "node")
     with node.config.open("a") as config:
-        config.write('[vgpu]\nmodes = ["share", "mig"]\n')
+        config.write('[vgpu]\nmodes = ["share", "mps"]\n')
     assert node.prolog(7) == 1
-    assert "modes offers mig" in capsys.readouterr().err
+    assert "modes offers mps" in capsys.readouterr().err
     assert node.grants() == {}

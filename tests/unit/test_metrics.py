@@ -16,7 +16,7 @@ from hami_hpc.errors import NodeError
 from hami_hpc.metrics.definitions import COUNTER, HISTOGRAM, METRICS
 from hami_hpc.metrics.exposition import expose
 from hami_hpc.metrics.samples import OWNERS, Status
-from hami_hpc.node import agent_file
+from hami_hpc.node import agent_file, mig_notes
 
 
 @pytest.fixture
@@ -111,6 +111,7 @@ def test_every_metric_is_exported_and_nothing_else(node: AgentNode) -> None:
     names |= {f"{m.name}_{part}" for m in METRICS if m.kind == HISTOGRAM for part in ("bucket", "sum", "count")}
     state = make_state()
     faulty = state.gpus[0]._replace(fault_counts=(("79", 1),))
+    mig_notes.count_no_room(str(node.run_dir))
     assert samples_of(node, state._replace(jobs=(make_service(),), gpus=(faulty,))).keys() == names
 
 

@@ -38,6 +38,10 @@ latency = true  # or false
 latency = false
 [gpu_models.h200]
 total_mib = 143156
+[gpu_models.h200.mig_profiles]
+"1g.18gb" = "16384 MiB, 1/7 compute, 1/8 memory at {0,1,2,3,4,5,6}, at most 7"  # = 1
+"a = #b"="x"
+""  =  1
 [gpu_models.A100-80_GB]
 total_mib = 81038
 [partitions.gpu]
@@ -74,7 +78,16 @@ NOT_PLAIN = [
     'a = ["x"] y',
     "a = {b = 1}",
     "a.b = 1",
-    '"a" = 1',
+    '"a\\n" = 1',
+    '"a" b = 1',
+    '"a".b = 1',
+    '"a"',
+    '"a" =',
+    '"a = 1',
+    '"""a""" = 1',
+    'a"b" = 1',
+    'a = 1\n"a" = 2',
+    "'a' = 1",
     "a b = 1",
     "ä = 1",
     "= 1",

@@ -301,3 +301,11 @@ def test_looks_before_and_after_a_pause_of_the_agent_are_not_consecutive() -> No
     assert not incidents.update(0, [suspicion()])
     assert not incidents.update(60 * SECOND, [suspicion()])
     assert incidents.update(60 * SECOND + SECOND // 2, [suspicion()])
+
+
+def test_a_job_with_a_mig_instance_needs_no_interposer_and_is_limited_by_the_hardware() -> None:
+    slices = (Slice(grant()._replace(mode="mig"), 0, 0, 0),)
+    own = process(used_mib=4096, has_interposer=False)
+    assert kinds(look(own, slices=slices)) == []
+    elsewhere = process(gpu_uuid=OTHER_GPU, has_interposer=False)
+    assert kinds(look(elsewhere, slices=slices)) == [(Kind.WRONG_GPU, 7, 100)]

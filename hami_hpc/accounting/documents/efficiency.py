@@ -126,7 +126,8 @@ def runs(
             allocated.vgpu_class,
         )
         record_count, damaged_count, peak_bytes, busy_ns, throttled_ns, oom_count, *more = use
-        requests, p99_us, misses, watched, mem_mib = more
+        requests, p99_us, misses, observed_gpus, mem_mib = more
+        watched = 0 if allocated.vgpu else observed_gpus  # of a MIG instance NVML tells the memory and no time
         if watched and not allocated.vgpu:
             per_slice = (0, mem_mib, 0, "")
         result.append(

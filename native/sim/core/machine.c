@@ -69,23 +69,37 @@ static int parse_u32(const char *value, uint32_t *out)
 	return 0;
 }
 
-/* name:memory_mib:sm_count,... */
+/* The starts of placements: 0/2/4. Returns what follows, or NULL. */
+static const char *parse_starts(const char *p, uint32_t *out)
+{
+	for (;; p++) {
+		if (!isdigit((unsigned char)*p))
+			return NULL;
+		*out |= 1u << (*p++ - '0');
+		if (*p != '/')
+			return p;
+	}
+}
+
+/* name:memory_mib:sm_count,... of a model; of a machine each goes on with :id:size:most:starts. */
 static int parse_mig(const char *value, struct sim_model *m)
 {
 	m->mig_count = 0;
 	for (const char *p = value; *p;) {
 		struct sim_mig_profile *profile = &m->mig[m->mig_count];
-		int used = 0;
+		int used = 0, more = 0;
 		if (m->mig_count == SIM_MAX_MIG_PROFILES ||
 		    sscanf(p, "%15[^:,]:%u:%u%n", profile->name, &profile->memory_mib, &profile->sm_count,
 			   &used) != 3)
 			return -EINVAL;
 		m->mig_count++;
 		p += used;
-		if (*p == ',')
-			p++;
-		else if (*p)
+		if (sscanf(p, ":%u:%u:%u:%n", &profile->id, &profile->size, &profile->most, &more) == 3 &&
+		    more)
+			p = parse_starts(p + more, &profile->start_set);
+		if (!p || (*p && *p != ','))
 			return -EINVAL;
+		p += *p == ',';
 	}
 	return 0;
 }

@@ -7,10 +7,15 @@
 
 enum { SIM_MAX_GPUS = 16, SIM_MAX_MIG_PROFILES = 8 };
 
+/* Of GPU instances. models/mig-placements.tsv says where the numbers come from; they are 0 in a model alone. */
 struct sim_mig_profile {
-	char name[16];
+	char name[16]; /* 1g.18gb */
 	uint32_t memory_mib;
 	uint32_t sm_count;
+	uint32_t id;        /* NVML's profile id, not the number by which NVML enumerates profiles */
+	uint32_t size;      /* memory slices that one placement takes */
+	uint32_t most;      /* instances of this profile on a GPU */
+	uint32_t start_set; /* bit: a placement starts at that memory slice */
 };
 
 struct sim_model {

@@ -26,7 +26,9 @@ enum {
 	SIM_MAX_XIDS = 256,      /* kept; the oldest go first */
 	SIM_SWITCHES = 1 << 13,  /* kept of each GPU */
 	SIM_SLOT_CHANNELS = 512, /* compute channels of a process */
-	SIM_VERSION = 4,
+	SIM_VERSION = 5,
+	SIM_MIG_INSTANCES = 14, /* ids of GPU instances on a GPU */
+	SIM_MIG_SLICES = 7,     /* compute slices of a GPU, and so compute instances */
 };
 #define SIM_MAGIC 0x454c494653494d48ull
 #define SIM_LOCK_BASE ((off_t)1 << 40)
@@ -68,7 +70,8 @@ struct sim_slot {
 	uint32_t reuse; /* grows each time the slot is taken */
 	char name[32];
 	struct sim_share gpu[SIM_MAX_GPUS];
-	uint32_t channels; /* entries of channel that were ever in use */
+	uint32_t mig[SIM_MAX_GPUS]; /* the MIG device that the process uses: sim_mig_device(); 0: none */
+	uint32_t channels;          /* entries of channel that were ever in use */
 	struct sim_channel channel[SIM_SLOT_CHANNELS];
 };
 
@@ -87,6 +90,13 @@ struct sim_switch {
 	bool on;
 };
 
+/* A GPU instance of MIG, at its id. See mig.h. */
+struct sim_mig_instance {
+	uint64_t serial;                         /* 0: free; no two instances of a machine have the same */
+	uint32_t profile, start;                 /* index of the model's profiles; first memory slice */
+	uint32_t compute_slices[SIM_MIG_SLICES]; /* of each compute instance, by its id; 0: free */
+};
+
 struct sim_gpu {
 	uint64_t used_bytes; /* sum over the slots */
 	uint64_t peak_bytes; /* largest used_bytes ever; the dead are swept before it grows */
@@ -103,6 +113,8 @@ struct sim_gpu {
 	int32_t nvml_error; /* what NVML's calls for this GPU return; 0: they work */
 	uint32_t trouble;   /* enum sim_trouble, and below it reasons for reduced clocks as NVML's bits */
 	uint64_t pending[SIM_SLOT_WORDS]; /* bit: the slot has work */
+	uint32_t mig_mode, mig_pending;
+	struct sim_mig_instance mig[SIM_MIG_INSTANCES];
 	struct sim_switch engine; /* how whoever is on the engine came to it; slot may be SIM_NO_SLOT */
 	uint64_t switched;        /* entries ever written to switch_log, in order of their times */
 	struct sim_switch switch_log[SIM_SWITCHES];
@@ -141,7 +153,8 @@ struct sim_state {
 	uint64_t clock_offset_ns; /* the GPUs' clocks less CLOCK_MONOTONIC: CLOCK_REALTIME when it was made */
 	uint64_t xids;            /* entries ever written to xid */
 	struct sim_xid xid[SIM_MAX_XIDS];
-	uint32_t news; /* futex: grows with each Xid and each change of a GPU's nvml_error */
+	uint64_t mig_made; /* GPU instances ever made */
+	uint32_t news;     /* futex: grows with each Xid and each change of a GPU's nvml_error */
 	uint32_t reserved;
 	pthread_mutex_t lock;
 	uint64_t live[SIM_SLOT_WORDS]; /* bit: the slot is in use */

@@ -76,7 +76,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 		return CUDA_ERROR_INVALID_VALUE;
 	sim_lock(&sim.view);
 	sim_sweep(&sim.view);
-	uint64_t used = sim.view.state->gpu[c->device].used_bytes;
+	uint64_t used = sim_mig_used(&sim.view, c->device);
 	sim_unlock(&sim.view);
 	*total_bytes = sim_cuda_total(&sim.view.machine.gpu[c->device]);
 	*free_bytes = *total_bytes - used;

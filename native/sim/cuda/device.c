@@ -5,49 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 static const struct sim_model *model_of(CUdevice device)
 {
 	return &sim.view.machine.gpu[sim.visible[device]];
-}
-
-/* The index of the one GPU that `text` names, or SIM_MAX_GPUS. */
-static uint32_t find_gpu(const char *text)
-{
-	const struct sim_machine *m = &sim.view.machine;
-	char *end;
-	unsigned long n = strtoul(text, &end, 10);
-	if (end != text && !*end && *text != '-')
-		return n < m->gpu_count ? (uint32_t)n : SIM_MAX_GPUS;
-	uint32_t index = SIM_MAX_GPUS;
-	for (uint32_t i = 0; i < m->gpu_count; i++)
-		if (strlen(text) > 4 && strncasecmp(m->gpu[i].uuid, text, strlen(text)) == 0)
-			index = index == SIM_MAX_GPUS ? i : SIM_MAX_GPUS;
-	return index;
-}
-
-void sim_read_visible(void)
-{
-	char text[1024];
-	const char *value = getenv("CUDA_VISIBLE_DEVICES");
-	sim.visible_count = 0;
-	if (!value) {
-		for (; sim.visible_count < sim.view.machine.gpu_count; sim.visible_count++)
-			sim.visible[sim.visible_count] = sim.visible_count;
-		return;
-	}
-	snprintf(text, sizeof text, "%s", value);
-	char *rest;
-	for (char *one = strtok_r(text, ", ", &rest); one; one = strtok_r(NULL, ", ", &rest)) {
-		uint32_t gpu = find_gpu(one);
-		for (uint32_t i = 0; i < sim.visible_count; i++)
-			if (sim.visible[i] == gpu)
-				gpu = SIM_MAX_GPUS;
-		if (gpu == SIM_MAX_GPUS)
-			return;
-		sim.visible[sim.visible_count++] = gpu;
-	}
 }
 
 CUresult cuDeviceGetCount(int *count)
@@ -79,29 +40,30 @@ CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 	return CUDA_SUCCESS;
 }
 
-static CUresult get_uuid(CUuuid *uuid, CUdevice device)
+static CUresult get_uuid(CUuuid *uuid, const char *hex)
 {
 	if (!uuid)
 		return CUDA_ERROR_INVALID_VALUE;
-	SIM_CHECK(sim_check_device(device));
 	for (size_t i = 0; i < sizeof uuid->bytes; i++) {
-		char digits[3] = {model_of(device)->uuid_hex[2 * i], model_of(device)->uuid_hex[2 * i + 1],
-				  0};
+		char digits[3] = {hex[2 * i], hex[2 * i + 1], 0};
 		uuid->bytes[i] = (char)strtoul(digits, NULL, 16);
 	}
 	return CUDA_SUCCESS;
 }
 
+/* cuda.h: version 2 returns the UUID of a MIG device, this one that of its GPU. */
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 {
 	SIM_ENTER(cuDeviceGetUuid);
-	return get_uuid(uuid, device);
+	SIM_CHECK(sim_check_device(device));
+	return get_uuid(uuid, model_of(device)->uuid_hex);
 }
 
 CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 {
 	SIM_ENTER(cuDeviceGetUuid_v2);
-	return get_uuid(uuid, device);
+	SIM_CHECK(sim_check_device(device));
+	return get_uuid(uuid, sim.mig ? sim.mig_uuid_hex : model_of(device)->uuid_hex);
 }
 
 CUresult cuDeviceGetLuid(char *luid, unsigned int *mask, CUdevice device)

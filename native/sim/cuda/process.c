@@ -98,6 +98,10 @@ static CUresult init_locked(void)
 			sim.view.dir, -rc, SIM_MAX_SLOTS);
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
+	if (!sim_join_mig()) { /* destroyed meanwhile */
+		sim_fork_child(&sim.view);
+		return CUDA_ERROR_NO_DEVICE;
+	}
 	atomic_store_explicit(&sim.ready, true, memory_order_release);
 	return CUDA_SUCCESS;
 }

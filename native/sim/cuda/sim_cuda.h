@@ -11,6 +11,7 @@
 #include <cuda.h>
 
 #include "../core/faults.h"
+#include "../core/mig.h"
 #include "../core/state.h"
 #include "../core/timeline.h"
 
@@ -116,6 +117,13 @@ struct sim_process {
 	_Atomic uint32_t generation;    /* grows in a forked child: what threads remember is void */
 	uint32_t visible[SIM_MAX_GPUS]; /* CUDA_VISIBLE_DEVICES: ordinal to index of the machine's GPU */
 	uint32_t visible_count;
+	/*
+	 * The MIG device that is the only visible one (0: none), and its serial number and UUID. Its size is what
+	 * view.machine then says of its GPU.
+	 */
+	uint32_t mig;
+	uint64_t mig_serial;
+	char mig_uuid_hex[33];
 	uint64_t next_id;
 	struct CUctx_st *contexts;
 	struct primary primary[SIM_MAX_GPUS];
@@ -132,9 +140,12 @@ CUresult sim_context(struct CUctx_st **out);
 CUresult sim_check_device(CUdevice device);
 /*
  * Reads CUDA_VISIBLE_DEVICES: indices, or UUIDs or their beginnings. Ignores what follows an entry that names
- * no GPU.
+ * no GPU. A MIG device is alone: the one named, or for a GPU that is divided the first that this process may
+ * open.
  */
 void sim_read_visible(void);
+/* Enters the MIG device in the process's slot. False when it is gone. */
+bool sim_join_mig(void);
 bool sim_context_valid(const struct CUctx_st *context);
 
 /* Finds a stream by the application's handle, NULL and the special ones included, in the current context. */

@@ -35,6 +35,23 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device
 	return nvmlDeviceGetHandleByIndex_v2(index, device);
 }
 
+static nvmlReturn_t find_mig_device(const char *uuid, nvmlDevice_t *device)
+{
+	char one[48];
+	*device = NULL;
+	sim_lock(&nvml.view);
+	for (uint32_t g = 0; !*device && g < nvml.view.machine.gpu_count; g++)
+		for (uint32_t mig = 1; !*device && mig <= SIM_MIG_INSTANCES * SIM_MIG_SLICES; mig++) {
+			if (!sim_mig_exists(&nvml.view, g, mig, 0))
+				continue;
+			sim_mig_uuid(&nvml.view, g, mig, one, NULL);
+			if (strcasecmp(uuid, one) == 0)
+				*device = nvml_mig_device(g, mig);
+		}
+	sim_unlock(&nvml.view);
+	return *device ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+}
+
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
 	NVML_ENTER();
@@ -45,7 +62,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 			*device = &nvml.device[i];
 			return nvml_enter_gpu(__func__, i);
 		}
-	return NVML_ERROR_NOT_FOUND;
+	return find_mig_device(uuid, device);
 }
 
 nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *device)
@@ -69,14 +86,27 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *id, nvmlDevice_t *device)
 
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
+	char text[128];
 	NVML_ENTER_DEVICE(device, name);
-	return nvml_copy_text(name, length, device->model->name);
+	if (!device->mig)
+		return nvml_copy_text(name, length, device->model->name);
+	sim_lock(&nvml.view);
+	snprintf(text, sizeof text, "%s MIG %s", device->model->name,
+		 sim_mig_profile_of(&nvml.view, device->index, sim_mig_gi(device->mig))->name);
+	sim_unlock(&nvml.view);
+	return nvml_copy_text(name, length, text);
 }
 
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
 {
+	char text[48];
 	NVML_ENTER_DEVICE(device, uuid);
-	return nvml_copy_text(uuid, length, device->model->uuid);
+	if (!device->mig)
+		return nvml_copy_text(uuid, length, device->model->uuid);
+	sim_lock(&nvml.view);
+	sim_mig_uuid(&nvml.view, device->index, device->mig, text, NULL);
+	sim_unlock(&nvml.view);
+	return nvml_copy_text(uuid, length, text);
 }
 
 nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned int length)

@@ -36,7 +36,16 @@ nvmlReturn_t nvml_enter_device(const char *function, nvmlDevice_t device)
 	for (uint32_t i = 0; i < nvml.view.machine.gpu_count; i++)
 		if (device == &nvml.device[i])
 			return nvml_enter_gpu(function, i);
-	return NVML_ERROR_INVALID_ARGUMENT;
+	uint32_t gpu = nvml_gpu_of_mig(device);
+	if (gpu == SIM_MAX_GPUS)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	result = nvml_enter_gpu(function, gpu);
+	if (result != NVML_SUCCESS)
+		return result;
+	sim_lock(&nvml.view);
+	bool exists = sim_mig_exists(&nvml.view, gpu, device->mig, device->serial);
+	sim_unlock(&nvml.view);
+	return exists ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
 void nvml_sweep(void)
@@ -66,7 +75,7 @@ static nvmlReturn_t init_locked(void)
 		if (sim_open(&nvml.view) != 0 || faults_read(&nvml.faults, nvml.view.dir) != 0)
 			return NVML_ERROR_DRIVER_NOT_LOADED;
 		for (uint32_t i = 0; i < nvml.view.machine.gpu_count; i++)
-			nvml.device[i] = (struct nvmlDevice_st){i, &nvml.view.machine.gpu[i]};
+			nvml.device[i] = (struct nvmlDevice_st){i, &nvml.view.machine.gpu[i], 0, 0};
 		nvml.opened = true;
 	}
 	if (faults_hit(&nvml.faults, "nvmlInit_v2", &code) && code)

@@ -2,21 +2,33 @@
 /* Memory, and the processes that hold it. */
 #include "sim_nvml.h"
 
-static uint64_t used_bytes(uint32_t gpu)
+/* What processes hold of a GPU or of the GPU instance of a MIG device, and what they can hold. */
+static uint64_t used_bytes(nvmlDevice_t device, uint64_t *total)
 {
+	const struct sim_view *v = &nvml.view;
+	uint32_t gi = device->mig ? sim_mig_gi(device->mig) : 0;
 	sim_lock(&nvml.view);
 	nvml_sweep();
-	uint64_t used = nvml.view.state->gpu[gpu].used_bytes;
+	uint64_t used =
+		device->mig ? sim_mig_used_in(v, device->index, gi) : v->state->gpu[device->index].used_bytes;
+	*total = device->mig ? sim_mib(sim_mig_profile_of(v, device->index, gi)->memory_mib)
+			     : sim_mib(device->model->total_mib - device->model->reserved_mib);
 	sim_unlock(&nvml.view);
 	return used;
+}
+
+static uint64_t reserved_bytes(nvmlDevice_t device)
+{
+	return device->mig ? 0 : sim_mib(device->model->reserved_mib);
 }
 
 /* Version 1 counts what the driver keeps for itself as used. */
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
 	NVML_ENTER_DEVICE(device, memory);
-	memory->total = sim_mib(device->model->total_mib);
-	memory->used = used_bytes(device->index) + sim_mib(device->model->reserved_mib);
+	uint64_t total;
+	memory->used = used_bytes(device, &total) + reserved_bytes(device);
+	memory->total = total + reserved_bytes(device);
 	memory->free = memory->total - memory->used;
 	return NVML_SUCCESS;
 }
@@ -26,9 +38,10 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 	NVML_ENTER_DEVICE(device, memory);
 	if (memory->version != nvmlMemory_v2)
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	memory->total = sim_mib(device->model->total_mib);
-	memory->reserved = sim_mib(device->model->reserved_mib);
-	memory->used = used_bytes(device->index);
+	uint64_t total;
+	memory->used = used_bytes(device, &total);
+	memory->reserved = reserved_bytes(device);
+	memory->total = total + memory->reserved;
 	memory->free = memory->total - memory->reserved - memory->used;
 	return NVML_SUCCESS;
 }
@@ -54,16 +67,18 @@ static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned int *count, nvm
 	const struct sim_state *s = nvml.view.state;
 	for (uint32_t i = sim_bit_next(s->live, 0); i != SIM_NO_SLOT; i = sim_bit_next(s->live, i + 1)) {
 		const struct sim_share *share = &s->slot[i].gpu[device->index];
-		if (!share->contexts && !share->used_bytes)
+		uint32_t mig = s->slot[i].mig[device->index];
+		if ((!share->contexts && !share->used_bytes) || (device->mig && device->mig != mig))
 			continue;
 		if (processes < room && v1)
 			v1[processes] = (nvmlProcessInfo_v1_t){.pid = (unsigned)s->slot[i].pid,
 							       .usedGpuMemory = share->used_bytes};
 		else if (processes < room)
-			v2[processes] = (nvmlProcessInfo_v2_t){.pid = (unsigned)s->slot[i].pid,
-							       .usedGpuMemory = share->used_bytes,
-							       .gpuInstanceId = UINT32_MAX,
-							       .computeInstanceId = UINT32_MAX};
+			v2[processes] = (nvmlProcessInfo_v2_t){
+				.pid = (unsigned)s->slot[i].pid,
+				.usedGpuMemory = share->used_bytes,
+				.gpuInstanceId = mig ? sim_mig_gi(mig) : UINT32_MAX,
+				.computeInstanceId = mig ? sim_mig_ci(mig) : UINT32_MAX};
 		processes++;
 	}
 	sim_unlock(&nvml.view);

@@ -58,9 +58,17 @@ unsigned nvml_busy_percent(uint32_t gpu)
 	return percent(busy, WINDOW_NS);
 }
 
+static bool is_divided(nvmlDevice_t device)
+{
+	return __atomic_load_n(&nvml.view.state->gpu[device->index].mig_mode, __ATOMIC_ACQUIRE) ==
+	       NVML_DEVICE_MIG_ENABLE;
+}
+
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
 {
 	NVML_ENTER_DEVICE(device, utilization);
+	if (is_divided(device)) /* nvml.h: not currently supported on MIG-enabled GPUs */
+		return NVML_ERROR_NOT_SUPPORTED;
 	utilization->gpu = nvml_busy_percent(device->index);
 	utilization->memory = 0; /* simulated kernels touch no memory */
 	return NVML_SUCCESS;
@@ -105,6 +113,8 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
 					     unsigned int *count, unsigned long long last_seen_us)
 {
 	NVML_ENTER_DEVICE(device, count);
+	if (is_divided(device)) /* as above */
+		return NVML_ERROR_NOT_SUPPORTED;
 	unsigned room = samples ? *count : 0;
 	if (room < SAMPLES_ROOM) {
 		*count = SAMPLES_ROOM;

@@ -35,6 +35,40 @@ static uint64_t hash(const char *text, uint64_t seed)
 	return h;
 }
 
+/* The next row of mig-placements.tsv: profile, compute, memory, starts, most. */
+static int next_placement(FILE *rows, unsigned *id, unsigned *size, char starts[64], unsigned *most)
+{
+	char line[512];
+	while (fgets(line, sizeof line, rows))
+		if (*line != '#')
+			return sscanf(line, "%u %*u %u %63s %u", id, size, starts, most) == 4 ? 0 : -EINVAL;
+	return -EINVAL;
+}
+
+/* A model's profiles, each with its row of mig-placements.tsv. */
+static int append_mig(FILE *out, const char *models, char *value)
+{
+	char path[PATH_MAX + 32], starts[64], *rest;
+	unsigned id, size, most;
+	const char *separator = "mig=";
+	int rc = 0;
+	snprintf(path, sizeof path, "%s/mig-placements.tsv", models);
+	FILE *rows = fopen(path, "re");
+	if (!rows)
+		return -errno;
+	for (char *one = strtok_r(value, ",\n", &rest); one && !rc; one = strtok_r(NULL, ",\n", &rest)) {
+		rc = next_placement(rows, &id, &size, starts, &most);
+		for (char *p = starts; !rc && (p = strchr(p, ',')); p++)
+			*p = '/';
+		if (!rc)
+			fprintf(out, "%s%s:%u:%u:%u:%s", separator, one, id, size, most, starts);
+		separator = ",";
+	}
+	fputc('\n', out);
+	fclose(rows);
+	return rc;
+}
+
 static int append_model(FILE *out, const char *dir, const char *model, unsigned index)
 {
 	char models[PATH_MAX], path[2 * PATH_MAX], line[512];
@@ -55,11 +89,13 @@ static int append_model(FILE *out, const char *dir, const char *model, unsigned 
 	fprintf(out, "\n[gpu]\nmodel=%s\nminor=%u\nuuid=GPU-%08x-%04x-%04x-%04x-%012llx\n", model, index,
 		(unsigned)(a >> 32), (unsigned)(a >> 16 & 0xffff), (unsigned)(a & 0xffff),
 		(unsigned)(b >> 48), (unsigned long long)(b & 0xffffffffffff));
-	while (fgets(line, sizeof line, in))
-		if (*line != '#' && *line != '\n')
+	while (!rc && fgets(line, sizeof line, in))
+		if (strncmp(line, "mig=", 4) == 0)
+			rc = append_mig(out, models_dir(models, sizeof models), line + 4);
+		else if (*line != '#' && *line != '\n')
 			fputs(line, out);
 	fclose(in);
-	return 0;
+	return rc;
 }
 
 static int write_machine(const char *dir, int count, char **models)

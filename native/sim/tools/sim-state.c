@@ -10,8 +10,12 @@
  * sim-state [DIR] --clocks GPU BITS: NVML shows these reasons for reduced clocks (0x40: heat); 0: none.
  * sim-state [DIR] --pending GPU 1: rows of its memory wait for a reset to be remapped; 0: none.
  *
+ * sim-state [DIR] --restart: as if the machine had restarted: MIG instances are gone, and MIG's mode is as hardware
+ * keeps it.
+ *
  * GPU is the machine's index. All of these print nothing.
  */
+#include "mig.h"
 #include "state.h"
 #include "timeline.h"
 
@@ -149,10 +153,13 @@ static int changes_a_gpu(const char *option)
 int main(int argc, char **argv)
 {
 	int with_runs = 0;
+	int restarts = 0;
 	char **trouble = NULL;
 	for (int i = 1; i < argc && !trouble; i++) {
 		if (strcmp(argv[i], "--runs") == 0)
 			with_runs = 1;
+		else if (strcmp(argv[i], "--restart") == 0)
+			restarts = 1;
 		else if (changes_a_gpu(argv[i]))
 			trouble = argv + i;
 		else if (setenv("HAMI_SIM", argv[i], 1) != 0)
@@ -161,6 +168,12 @@ int main(int argc, char **argv)
 	struct sim_view view;
 	if (sim_open(&view) != 0)
 		return 1;
+	if (restarts) {
+		sim_lock(&view);
+		sim_mig_restart(&view);
+		sim_unlock(&view);
+		return 0;
+	}
 	if (trouble)
 		return make_trouble(&view, trouble[0], trouble[1], trouble[1] ? trouble[2] : NULL);
 	return print_state(&view, with_runs);

@@ -61,6 +61,16 @@ def test_a_job_that_held_memory_and_computed_nothing_was_measured(tmp_path: Path
     assert efficiency.suggestion(run) is None
 
 
+def test_the_time_of_a_mig_instance_is_unknown_and_its_memory_is_not(tmp_path: Path) -> None:
+    """NVML tells no utilisation of a GPU that MIG divides."""
+    fill(tmp_path / "s", [Job(tres=VGPU_HALF)])
+    mig = record(gpus=1, busy_s=0, peak_mib=4096) | {"mode": "mig", "gpu_count": 1}
+    usage_table.collect(tmp_path / "s", _spool(tmp_path / "u", mig), "c1", False)
+    (run,) = _runs(tmp_path / "s")
+    assert (run.measured, run.damaged, run.peak_bytes) == (True, False, 4096 * MIB)
+    assert (run.time_measured, run.gpu_percent, run.wasted_gpu_s) == (False, None, 0.0)
+
+
 def test_a_job_that_used_no_gpu_is_told_so(tmp_path: Path) -> None:
     fill(tmp_path / "s", [Job(tres=TWO_H200)])
     usage_table.collect(tmp_path / "s", _spool(tmp_path / "u", record(busy_s=0, peak_mib=0)), "c1", False)

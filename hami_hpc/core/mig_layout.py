@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MIG instances on one GPU: which profile covers a request, and where an instance is placed. Pure.
+
+A GPU is a row of memory slices. An instance takes `size` of them, from a start that its profile allows, and some of the
+GPU's compute slices. Instances cannot be moved. Profiles come from NVML; nothing here knows a GPU model.
+
+`profiles` are always all that NVML lists for the GPU, because its totals follow from them; `offered` are the names of
+those that the site offers. The MIG prolog imports this: docs/adr/021.
+"""
+
+from __future__ import annotations
+
+from hami_hpc.core.values import NamedTuple
+
+UNLIMITED = 1 << 30  # compute slices of a GPU whose number is not known
+
+
+class Profile(NamedTuple):
+    """A kind of GPU instance. `starts` are the memory slices at which NVML allows one to begin."""
+
+    profile_id: int
+    name: str  # "1g.18gb"
+    compute_slices: int
+    memory_slices: int
+    mem_mib: int
+    starts: tuple[int, ...]
+    size: int  # memory slices that one placement takes
+    instances_max: int
+
+
+class Instance(NamedTuple):
+    """A GPU instance that exists. `uuid` is that of its first compute instance's MIG device, "" without one."""
+
+    gi_id: int
+    profile_id: int
+    start: int
+    size: int
+    uuid: str
+
+
+class Layout:
+    """The placements of some profiles on one GPU, as bit masks of memory slices. `compute` is all that the GPU has."""
+
+    def __init__(self, profiles: tuple[Profile, ...], compute: int) -> None:
+        self.compute = compute
+        self.rows = [
+            (profile.compute_slices, [slices(start, profile.size) for start in profile.starts]) for profile in profiles
+        ]
+        self._sets: dict[tuple[int, int], frozenset[tuple[int, ...]]] = {}
+
+    def placements(self, taken: int, compute: int) -> int:
+        """Returns how many placements of one more instance, over all profiles, the free slices allow."""
+        return sum(
+            not mask & taken
+            for slices_needed, masks in self.rows
+            if slices_needed <= self.compute - compute
+            for mask in masks
+        )
+
+    def sets(self, taken: int = 0, compute: int = 0) -> frozenset[tuple[int, ...]]:
+        """Returns every set of instances that the free slices can hold, each as a count for each profile."""
+        key = (taken, compute)
+        if key not in self._sets:
+            found = {(0,) * len(self.rows)}
+            for index, (slices_needed, masks) in enumerate(self.rows):
+                if slices_needed > self.compute - compute:
+                    continue
+                for mask in masks:
+                    if not mask & taken:
+                        for rest in self.sets(taken | mask, compute + slices_needed):
+                            found.add((*rest[:index], rest[index] + 1, *rest[index + 1 :]))
+            self._sets[key] = frozenset(found)
+        return self._sets[key]
+
+
+def slices(start: int, size: int) -> int:
+    """Returns the memory slices of a placement as a bit mask."""
+    return ((1 << size) - 1) << start
+
+
+def whole(profiles: tuple[Profile, ...]) -> Profile | None:
+    """Returns the profile that takes the whole GPU, None if there is none among `profiles`."""
+    end = max((start + profile.size for profile in profiles for start in profile.starts), default=0)
+    candidates = (profile for profile in profiles if profile.size == end)
+    return max(candidates, key=lambda profile: profile.compute_slices, default=None)
+
+
+def by_size(profile: Profile) -> tuple[int, int, int, int, str]:
+    """Orders profiles from the smallest. Of equal ones the first is the one that fits most often (not "+me")."""
+    return profile.size, profile.compute_slices, profile.mem_mib, -profile.instances_max, profile.name
+
+
+def covering(
+    profiles: tuple[Profile, ...], mem_mib: int, cores_percent: int, offered: frozenset[str] | None = None
+) -> Profile | None:
+    """Returns the smallest profile with that memory and that part of the GPU's compute slices. None: there is none.
+
+    Raises ValueError when `profiles` lacks the whole GPU's, of which cores are a part.
+    """
+    full = whole(profiles)
+    if full is None:
+        raise ValueError("the profiles of a GPU include the one that takes all of it")
+    fits = [
+        profile
+        for profile in profiles
+        if (offered is None or profile.name in offered)
+        and profile.mem_mib >= mem_mib
+        and 100 * profile.compute_slices // full.compute_slices >= cores_percent
+    ]
+    return min(fits, key=by_size, default=None)
+
+
+def legal_starts(profile: Profile, profiles: tuple[Profile, ...], taken: tuple[Instance, ...]) -> tuple[int, ...]:
+    """Returns the starts at which one more instance of `profile` fits beside those that are there, lowest first.
+
+    Instances of a profile that is not among `profiles` count by their memory slices alone; the driver decides then.
+    """
+    compute = {each.profile_id: each.compute_slices for each in profiles}
+    full = whole(profiles)
+    used = sum(compute.get(instance.profile_id, 0) for instance in taken)
+    if full is not None and used + profile.compute_slices > full.compute_slices:
+        return ()
+    if sum(instance.profile_id == profile.profile_id for instance in taken) >= profile.instances_max:
+        return ()
+    mask = _taken_slices(taken)
+    return tuple(start for start in sorted(profile.starts) if not slices(start, profile.size) & mask)
+
+
+def choose_start(
+    profile: Profile,
+    profiles: tuple[Profile, ...],
+    taken: tuple[Instance, ...],
+    offered: frozenset[str] | None = None,
+) -> int | None:
+    """Returns the start at which an instance of `profile` leaves most room for later ones. None: no room.
+
+    Room is the number of placements of one further instance that stay possible, over all offered profiles; among equals
+    the number of sets of instances, and then the highest start (docs/adr/051, docs/benchmarks/mig.md).
+    """
+    starts = legal_starts(profile, profiles, taken)
+    if len(starts) < 2:
+        return starts[0] if starts else None
+    compute = {each.profile_id: each.compute_slices for each in profiles}
+    full = whole(profiles)
+    later = tuple(each for each in profiles if offered is None or each.name in offered)
+    # Without the whole GPU's profile nothing says how many compute slices there are: they limit nothing here then.
+    layout = Layout(later, full.compute_slices if full else UNLIMITED)
+    used = sum(compute.get(instance.profile_id, 0) for instance in taken) + profile.compute_slices
+    mask = _taken_slices(taken)
+
+    def room(start: int) -> tuple[int, int, int]:
+        after = mask | slices(start, profile.size)
+        return layout.placements(after, used), len(layout.sets(after, used)), start
+
+    return max(starts, key=room)
+
+
+def _taken_slices(taken: tuple[Instance, ...]) -> int:
+    mask = 0
+    for instance in taken:
+        mask |= slices(instance.start, instance.size)
+    return mask

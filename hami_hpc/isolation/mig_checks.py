@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of `hami-hpc doctor` for mode=mig: the GPUs' mode, the profiles, others' instances, and the fence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hami_hpc.core.finding import Finding, Level, finding
+from hami_hpc.core.mig_layout import Profile, whole
+from hami_hpc.node import mig_caps, mig_list
+from hami_hpc.node.config import Settings
+from hami_hpc.node.mig_list import ListedGpu
+from hami_hpc.node.mig_settings import profiles_of
+
+
+def check(settings: Settings) -> Iterator[Finding]:
+    """Yields the findings of all checks. Raises NodeError when a check cannot be made."""
+    gpus = mig_list.read(settings)
+    for gpu in gpus:
+        advice = f"hami-hpc mig enable {gpu.minor}, or take mig out of modes in [vgpu]"
+        detail = f"GPU {gpu.minor}: MIG is {gpu.mode}"
+        yield finding("MIG mode", gpu.mode == "on", detail, advice)
+        if gpu.mode == "on" and "share" in settings.modes:
+            detail = f"GPU {gpu.minor}: MIG is on, and modes offers share, too: Slurm may give it to a job of that mode"
+            yield Finding("MIG and share", Level.FAIL, detail, f"hami-hpc mig disable {gpu.minor}, or correct modes")
+        foreign = [one for one in gpu.instances if one.owner == mig_list.FOREIGN]
+        if foreign:
+            detail = f"GPU {gpu.minor}: {len(foreign)} instance(s) that hami_hpc did not make take places from jobs"
+            advice = "see hami-hpc mig list; nvidia-smi mig -dci, then -dgi, removes them"
+            yield Finding("MIG instances", Level.WARN, detail, advice)
+        if gpu.profiles:
+            yield _profiles(settings, gpu)
+    may_open = mig_caps.modprobe_may_open(settings.driver_root)
+    detail = "nvidia-modprobe makes the devices of new instances readable by all, until the prolog has them"
+    yield finding(
+        "MIG devices",
+        not may_open,
+        detail if may_open else "only the prolog makes the devices of instances",
+        "options nvidia NVreg_ModifyDeviceFiles=0 in /etc/modprobe.d, then load the driver again (docs/security.md)",
+        Level.WARN,
+    )
+
+
+def _profiles(settings: Settings, gpu: ListedGpu) -> Finding:
+    """Compares the profiles that the settings offer on a GPU with those that NVML lists."""
+    advice = f"write into [gpu_models.{gpu.model or 'NAME'}.mig_profiles] what `hami-hpc mig profiles` prints"
+    if not settings.mig_profiles.get(gpu.model):
+        detail = f"GPU {gpu.minor}: the settings offer no profile of it, so each request for MIG is refused"
+        return Finding("MIG profiles", Level.WARN, detail, advice)
+    offered = profiles_of(settings, gpu.model)
+    known = {profile.name: _numbers(profile, gpu.profiles) for profile in gpu.profiles}
+    wrong = [each.name for each in offered if each.name and _numbers(each, offered) != known.get(each.name)]
+    detail = f"not as the driver lists them: {', '.join(wrong)}" if wrong else "as the driver lists them"
+    return finding("MIG profiles", not wrong, f"GPU {gpu.minor}: {detail}", advice)
+
+
+def _numbers(profile: Profile, profiles: tuple[Profile, ...]) -> tuple[object, ...]:
+    """Returns what the settings say of a profile."""
+    full = whole(profiles)
+    totals = (full.compute_slices, full.size) if full else ()
+    starts = tuple(sorted(profile.starts))
+    return profile.compute_slices, profile.size, profile.mem_mib, profile.instances_max, starts, totals

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One GPU that is divided by MIG: makes and ends instances of ours, in steps that may stop anywhere.
+
+    note `begun`, instance, its devices, note `live`          make
+    note `ending`, its devices, instance, note removed        end
+
+Whoever holds the GPU's lock first ends what another process left `begun` or `ending`. The lock is one of the GPU and
+not the ledger's: the driver takes its time for an instance, and no other job should wait for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.mig_layout import Instance, Profile
+from hami_hpc.errors import NodeError
+from hami_hpc.node import boot, mig, mig_caps, mig_notes
+from hami_hpc.node import nvml as nvml_door
+from hami_hpc.node.mig_notes import BEGUN, ENDING, LIVE, Note
+
+TYPE_CHECKING = False  # the prolog imports this, and not typing: docs/adr/021
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from hami_hpc.node.config import Settings
+
+
+class MigGpu:
+    """A GPU whose lock this process holds. All functions raise NodeError."""
+
+    def __init__(self, settings: Settings, uuid: str, nvml: ModuleType, handle: object) -> None:
+        self.run_dir, self.driver_root = settings.run_dir, settings.driver_root
+        self.uuid, self.nvml, self.handle = uuid, nvml, handle
+
+    def notes(self) -> tuple[Note, ...]:
+        return mig_notes.read(self.run_dir, self.uuid)
+
+    def instances(self) -> tuple[Instance, ...]:
+        """Returns the GPU's instances, whoever made them; none while MIG is off."""
+        state = mig.mode(self.nvml, self.handle)
+        return mig.instances(self.nvml, self.handle) if state and state[0] else ()
+
+    def settle(self) -> None:
+        """Ends what an interrupted process left half made or half ended."""
+        mig_notes.sweep(self.run_dir, self.uuid)
+        for note in self.notes():
+            if note.state != LIVE:
+                self.end(note)
+
+    def find(self, note: Note) -> Instance | None:
+        """Returns the instance of a note, None where it is gone."""
+        if note.boot_id != boot.boot_id():
+            return None
+        return next((one for one in self.instances() if note.matches(one)), None)
+
+    def make(self, grant: Grant, minor: int, profile: Profile, start: int) -> Note:
+        """Makes an instance for a job and gives it to the job's user. Leaves nothing behind when it fails."""
+        before = tuple(one.gi_id for one in self.instances())
+        place = Instance(-1, profile.profile_id, start, profile.size, "")
+        ids = (grant.job_id, grant.created_unix_ns, grant.uid)
+        note = Note(BEGUN, *ids, minor, boot.boot_id(), place, before)
+        mig_notes.write(self.run_dir, self.uuid, note)
+        try:
+
+            def made(gi_id: int, ci_id: int | None) -> None:
+                mig_caps.give(self.driver_root, minor, gi_id, ci_id, grant.uid)
+
+            instance = mig.create(self.nvml, self.handle, profile, start, made)
+            live = note._replace(state=LIVE, instance=instance, before=())
+            mig_notes.change(self.run_dir, self.uuid, live)
+        except Exception:
+            with suppress(NodeError):  # else the note stays, and whoever has the lock next ends it
+                self.end(note)
+            raise
+        return live
+
+    def end(self, note: Note) -> None:
+        """Takes an instance of ours from its user and destroys it, then removes its note."""
+        present = self.find(note)
+        if present is not None:
+            note = note._replace(state=ENDING, instance=present, before=())
+            mig_notes.change(self.run_dir, self.uuid, note)
+            mig_caps.revoke(self.driver_root, note.gpu_minor, present.gi_id, note.uid)
+            mig.destroy(self.nvml, self.handle, present)
+        mig_notes.remove(self.run_dir, self.uuid, note)
+
+
+@contextmanager
+def locked(settings: Settings, uuid: str) -> Iterator[MigGpu]:
+    """Opens NVML and holds the GPU's lock, with nothing half made left. Raises NodeError."""
+    with mig_notes.locked(settings.run_dir, uuid):
+        nvml = nvml_door.open_nvml()
+        try:
+            try:
+                handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            except nvml.NVMLError as error:
+                raise NodeError(f"NVML does not show GPU {uuid} ({error}): see nvidia-smi and dmesg (Xid)") from error
+            gpu = MigGpu(settings, uuid, nvml, handle)
+            gpu.settle()
+            yield gpu
+        finally:
+            with suppress(nvml.NVMLError):
+                nvml.nvmlShutdown()

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The MIG profiles that the settings offer: [gpu_models.MODEL.mig_profiles]. Checked for render and the filters; of the
+prologs only those of MIG jobs read them.
+"""
+
+from __future__ import annotations
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.mig_layout import Profile, by_size, whole
+from hami_hpc.core.mig_text import read_profiles
+from hami_hpc.errors import NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hami_hpc.core.mig_choice import OfferedProfile
+    from hami_hpc.node.config import Settings
+
+
+def profiles_of(settings: Settings, model: str) -> tuple[Profile, ...]:
+    """Returns the profiles of a model, with the whole GPU's, which may be unoffered and then has no name.
+
+    Raises NodeError for a text that is not understood.
+    """
+    try:
+        return read_profiles(dict(settings.mig_profiles.get(model, {})), settings.gpu_models[model])
+    except ValueError as error:
+        raise NodeError(f"{_where(settings, model)}: {error}") from None
+
+
+def profile_name(settings: Settings, model: str, mem_mib: int, cores_percent: int) -> str | None:
+    """Returns the profile of a job's units; None when these settings offer none like it, as after a change of them.
+
+    Raises NodeError as profiles_of does.
+    """
+    profiles = profiles_of(settings, model)
+    full = whole(profiles)
+    for profile in profiles:
+        if full and profile.name and profile.mem_mib == mem_mib and _cores(profile, full) == cores_percent:
+            return profile.name
+    return None
+
+
+def offered(settings: Settings, model: str) -> tuple[OfferedProfile, ...]:
+    """Returns what requests can have on a model, the smallest first. Raises NodeError for profiles that nobody can."""
+    from hami_hpc.core.mig_choice import OfferedProfile
+    from hami_hpc.core.mig_units import shards_of
+
+    profiles = profiles_of(settings, model)
+    full = whole(profiles)
+    listed = tuple(sorted((each for each in profiles if each.name), key=by_size))
+    if full is None or not listed:
+        return ()
+    _check(settings, model, listed, full)
+    names = frozenset(profile.name for profile in listed)
+    weights = shards_of(profiles, settings.shards_per_gpu(model), names)
+    return tuple(
+        OfferedProfile(
+            name=profile.name,
+            mem_mib=profile.mem_mib,
+            mem_percent=100 * profile.size // full.size,
+            cores=_cores(profile, full),
+            shards=weights[profile.name],
+        )
+        for profile in listed
+    )
+
+
+def _check(settings: Settings, model: str, listed: tuple[Profile, ...], full: Profile) -> None:
+    """Raises NodeError for a wrong name, for more memory than a GPU gives, and for a profile that hides another."""
+    from hami_hpc.core.request import is_mig_name
+
+    where = _where(settings, model)
+    usable_mib = int(settings.gpu_models[model] * settings.memory_scaling)
+    for index, profile in enumerate(listed):
+        if not is_mig_name(profile.name):
+            raise NodeError(f"{where}: {profile.name[: c.GIVEN_MAX]!r} is not the name of a MIG profile")
+        if profile.mem_mib > usable_mib:
+            raise NodeError(
+                f"{where}: {profile.name} has {profile.mem_mib} MiB, and a GPU has {usable_mib} MiB to give "
+                "(total_mib x memory_scaling). Remove the profile, or change these"
+            )
+        for other in listed[:index]:
+            if other.mem_mib >= profile.mem_mib and _cores(other, full) >= _cores(profile, full):
+                raise NodeError(
+                    f"{where}: no job could get {profile.name}, because {other.name} is no larger and has as much "
+                    "memory and compute. Remove one of them"
+                )
+
+
+def _cores(profile: Profile, full: Profile) -> int:
+    return 100 * profile.compute_slices // full.compute_slices
+
+
+def _where(settings: Settings, model: str) -> str:
+    return f"{settings.path}, table [gpu_models.{model}.mig_profiles]"

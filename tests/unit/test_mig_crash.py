@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mode=mig stopped anywhere: killed at each line that changes something, NVML failing at each call, a full disk.
+
+Whatever comes after (the prolog again, the epilog, reconcile) leaves the node right, nothing of ours behind, and the
+instance that an administrator made as it was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mig_testbed import KILLED, MigNode, is_of, mig_environment
+
+from hami_hpc.core.mig_layout import Instance
+from hami_hpc.node import mig_notes
+from hami_hpc.stages.epilog import main as epilog_main
+from hami_hpc.stages.prolog import main as prolog_main
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets only root divide a GPU")
+JOB = 7
+# The functions of hami_hpc that change something; what they call to look at the GPU changes nothing.
+CHANGING = is_of(
+    *("prepare", "release", "_kept", "_made", "make", "made", "end", "settle", "create", "destroy", "_destroy"),
+    *("write", "change", "remove", "sweep", "give", "revoke", "_stop_modprobe"),
+)
+# Each of NVML's calls that prolog and epilog make, with an error that nvml.h gives for it.
+CALLS = {
+    "nvmlInit_v2": 9,  # driver not loaded
+    "nvmlDeviceGetHandleByUUID": 15,  # GPU is lost
+    "nvmlDeviceGetMigMode": 999,  # unknown
+    "nvmlDeviceGetGpuInstanceProfileInfoV": 4,  # no permission
+    "nvmlDeviceGetGpuInstancePossiblePlacements_v2": 999,
+    "nvmlDeviceGetGpuInstances": 999,
+    "nvmlGpuInstanceGetInfo": 999,
+    "nvmlDeviceGetMaxMigDeviceCount": 999,
+    "nvmlDeviceGetMigDeviceHandleByIndex": 999,
+    "nvmlDeviceGetGpuInstanceId": 999,
+    "nvmlDeviceGetComputeInstanceId": 999,
+    "nvmlDeviceGetUUID": 999,
+    "nvmlDeviceCreateGpuInstanceWithPlacement": 24,  # insufficient resources
+    "nvmlGpuInstanceGetComputeInstanceProfileInfoV": 999,
+    "nvmlGpuInstanceCreateComputeInstance": 24,
+    "nvmlComputeInstanceGetInfo_v2": 999,
+    "nvmlDeviceGetGpuInstanceById": 6,  # not found
+    "nvmlGpuInstanceGetComputeInstances": 999,
+    "nvmlComputeInstanceDestroy": 999,
+    "nvmlGpuInstanceDestroy": 999,
+}
+
+
+@pytest.fixture
+def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MigNode:
+    return MigNode.make(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def foreign(bed: MigNode) -> Instance:
+    return bed.make_foreign()
+
+
+def assert_clean(bed: MigNode, foreign: Instance) -> None:
+    assert bed.instances() == (foreign,)
+    assert bed.notes() == []
+    assert set(bed.devices().values()) == {(0, 0o444)}, "those of the foreign instance"
+    bed.node.assert_nothing_is_held()
+
+
+def assert_ready(bed: MigNode, foreign: Instance) -> None:
+    (own,) = set(bed.instances()) - {foreign}
+    assert foreign in bed.instances()
+    assert bed.note_of_job(JOB).split()[0] == own.uuid
+    assert len(bed.notes()) == 1
+    assert sum(mode == 0o400 for _, mode in bed.devices().values()) == 2
+
+
+def by_prolog(bed: MigNode, foreign: Instance) -> None:
+    assert bed.prolog(JOB) == 0
+    assert_ready(bed, foreign)
+    by_epilog(bed, foreign)
+
+
+def by_epilog(bed: MigNode, foreign: Instance) -> None:
+    assert bed.epilog(JOB) == 0
+    by_reconcile(bed, foreign)
+
+
+def by_reconcile(bed: MigNode, foreign: Instance) -> None:
+    assert [result.error for result in bed.reconcile() if result.error] == []
+    assert_clean(bed, foreign)
+
+
+def by_reconcile_of_a_running_job(bed: MigNode, foreign: Instance) -> None:
+    had_grant = JOB in bed.node.grants()
+    assert [result.error for result in bed.reconcile(JOB) if result.error] == []
+    if had_grant:
+        assert_ready(bed, foreign)
+    by_prolog(bed, foreign)
+
+
+def by_the_next_jobs_prolog(bed: MigNode, foreign: Instance) -> None:
+    assert bed.prolog(JOB + 1) == 0
+    assert bed.epilog(JOB + 1) == 0
+    by_reconcile(bed, foreign)
+
+
+def all_lines(bed: MigNode, body: Callable[[], object], before: Callable[[], None], least: int) -> Iterator[int]:
+    """Kills `body` at its first, second, ... line of CHANGING until it ends by itself; `before` is done each time."""
+    line = 1
+    before()
+    while bed.run(body, at_line=line, traced=CHANGING) == KILLED:
+        yield line
+        before()
+        line += 1
+    assert line > least, "hardly any line was traced"
+
+
+@pytest.mark.parametrize(
+    "recovers", [by_prolog, by_epilog, by_reconcile, by_reconcile_of_a_running_job, by_the_next_jobs_prolog]
+)
+def test_a_prolog_killed_at_any_line_leaves_nothing_behind(
+    bed: MigNode, foreign: Instance, recovers: Callable[[MigNode, Instance], None]
+) -> None:
+    def before() -> None:
+        assert bed.instances() == (foreign,)
+
+    for _line in all_lines(bed, lambda: prolog_main(bed.node.arguments, mig_environment(JOB)), before, 60):
+        recovers(bed, foreign)
+    bed.epilog(JOB)
+
+
+@pytest.mark.parametrize("recovers", [by_epilog, by_reconcile, by_the_next_jobs_prolog])
+def test_an_epilog_killed_at_any_line_leaves_nothing_behind(
+    bed: MigNode, foreign: Instance, recovers: Callable[[MigNode, Instance], None]
+) -> None:
+    def before() -> None:
+        assert bed.prolog(JOB) == 0
+
+    for _line in all_lines(bed, lambda: epilog_main(bed.node.arguments, mig_environment(JOB)), before, 30):
+        recovers(bed, foreign)
+
+
+def errors(name: str, code: int, stage: Callable[..., int]) -> Iterator[int]:
+    """Runs a stage with the first, second, ... call of `name` failing, at most MOST_CALLS."""
+    for call in range(MOST_CALLS):
+        assert stage(JOB, faults=f"{name}={code}:after={call}:times=1") in (0, 1)
+        yield call
+
+
+MOST_CALLS = 3
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_prolog_whose_nvml_fails_once_leaves_what_an_epilog_can_end(
+    bed: MigNode, foreign: Instance, name: str
+) -> None:
+    for _call in errors(name, CALLS[name], bed.prolog):
+        by_epilog(bed, foreign)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_epilog_whose_nvml_fails_once_never_fails_and_leaves_the_rest_to_reconcile(
+    bed: MigNode, foreign: Instance, name: str
+) -> None:
+    assert bed.prolog(JOB) == 0
+    for _call in errors(name, CALLS[name], bed.epilog):
+        by_reconcile(bed, foreign)
+        assert bed.prolog(JOB) == 0
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nvml_that_goes_on_failing_loses_nothing(bed: MigNode, foreign: Instance, name: str) -> None:
+    always = f"{name}={CALLS[name]}"
+    assert bed.prolog(JOB, faults=always) in (0, 1)
+    assert bed.epilog(JOB, faults=always) == 0
+    bed.reconcile(faults=always)
+    by_reconcile(bed, foreign)
+
+
+def test_an_instance_in_use_is_kept_until_it_is_free(
+    bed: MigNode, foreign: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hami_hpc.node.mig.IN_USE_WAIT_S", 0.3)
+    assert bed.prolog(JOB) == 0
+    assert bed.epilog(JOB, faults="nvmlComputeInstanceDestroy=19") == 0
+    assert len(bed.instances()) == 2
+    assert bed.notes() != []
+    by_reconcile(bed, foreign)
+
+
+def test_an_instance_in_use_for_a_moment_is_waited_for(bed: MigNode, foreign: Instance) -> None:
+    assert bed.prolog(JOB) == 0
+    assert bed.epilog(JOB, faults="nvmlComputeInstanceDestroy=19:times=3") == 0
+    assert_clean(bed, foreign)
+
+
+@pytest.mark.parametrize("call", ["write", "pwrite"])
+def test_a_full_disk_leaves_no_instance(
+    bed: MigNode, foreign: Instance, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    genuine = getattr(os, call)
+
+    def full(fd: int, data: bytes, *more: int) -> int:
+        if len(data) == mig_notes.SIZE:
+            raise OSError(28, "No space left on device")
+        return int(genuine(fd, data, *more))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        assert bed.prolog(JOB) == 1
+    by_epilog(bed, foreign)
