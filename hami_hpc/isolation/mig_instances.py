@@ -22,10 +22,15 @@ NO_ROOM = "E_MIG_NO_ROOM"
 UNITS_MIN_PERCENT = 90  # the settings may say a little less of a profile than NVML
 
 
-def offered(settings: Settings) -> frozenset[str] | None:
-    """Returns the names of the profiles that the site allows; None: all that NVML lists."""
-    names = getattr(settings, "mig_profiles", None)
+def offered(settings: Settings, model: str) -> frozenset[str] | None:
+    """Returns the names of the profiles that the site offers of a GPU model; None: all that NVML lists."""
+    names = getattr(settings, "mig_profiles", {}).get(model)
     return frozenset(names) if names else None
+
+
+def serves_mig_alone(settings: Settings) -> bool:
+    """Returns whether no job but one of mode=mig can be sent here: users cannot choose the mode of a node then."""
+    return tuple(settings.modes) == ("mig",) or bool(getattr(settings, "mig_nodes", ()))
 
 
 def prepare(settings: Settings, grant: Grant, limits_record: bytes) -> None:
@@ -61,11 +66,14 @@ def _made(settings: Settings, gpu: MigGpu, grant: Grant) -> Note:
             f"{'off. Switch it on: hami-hpc mig enable ' + gpu.uuid if state else 'not to be had'}, or remove mig "
             f"from modes in {settings.path} of this node, then run hami-hpc render"
         )
-        if tuple(settings.modes) == ("mig",):  # the node can serve nobody: it would fail job after job
+        if serves_mig_alone(settings):  # the node can serve nobody: it would fail job after job
             raise NodeError(text)
         raise JobError(f"{text}. A batch job is requeued if it may be", NO_ROOM)  # a user chose this mode
-    all_profiles, names = mig.profiles(gpu.nvml, gpu.handle), offered(settings)
-    profile = mig_layout.covering(all_profiles, grant.mem_mib, grant.cores_percent, names)
+    all_profiles, names = mig.profiles(gpu.nvml, gpu.handle), offered(settings, grant.model)
+    try:
+        profile = mig_layout.covering(all_profiles, grant.mem_mib, grant.cores_percent, names)
+    except ValueError as error:
+        raise NodeError(f"NVML's MIG profiles of GPU {grant.gpu_minor} ({gpu.uuid}): {error}") from error
     if profile is None:
         known = ", ".join(
             f"{each.name} ({each.mem_mib} MiB)" for each in all_profiles if not names or each.name in names

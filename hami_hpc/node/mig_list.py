@@ -6,6 +6,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import NamedTuple
 
+from hami_hpc.core.inventory import match_model
 from hami_hpc.core.mig_layout import Instance, Profile
 from hami_hpc.errors import NodeError
 from hami_hpc.node import boot, mig, mig_notes
@@ -32,6 +33,7 @@ class ListedGpu(NamedTuple):
     minor: int
     uuid: str
     name: str
+    model: str  # of the settings, "" for none
     mode: str
     profiles: tuple[Profile, ...]
     instances: tuple[Listed, ...]
@@ -69,7 +71,8 @@ def _listed_gpu(settings: Settings, nvml: ModuleType, handle: object) -> ListedG
         profile = names[one.profile_id]
         whose, job_id = (OURS, note.job_id) if note else (owner, None)
         listed.append(Listed(one, profile.name, profile.mem_mib, whose, job_id))
-    return ListedGpu(device.minor, device.uuid, device.name, _mode(state), profiles, tuple(listed))
+    model = match_model(device, settings.gpu_models) or ""
+    return ListedGpu(device.minor, device.uuid, device.name, model, _mode(state), profiles, tuple(listed))
 
 
 def _mode(state: tuple[bool, bool] | None) -> str:

@@ -119,7 +119,7 @@ def test_a_node_for_mig_alone_is_drained_where_it_is_off(bed: MigNode, capfd: py
 
 
 def test_no_profile_for_a_grant_refuses_the_job_and_no_other(bed: MigNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hami_hpc.isolation.mig_instances.offered", lambda settings: frozenset({"1g.18gb"}))
+    monkeypatch.setattr("hami_hpc.isolation.mig_instances.offered", lambda settings, model: frozenset({"1g.18gb"}))
     assert bed.prolog(JOB, mem_mib=HALF, cores=42) == 0
     assert "but no MIG profile covers" in (bed.node.jobs / str(JOB) / c.FILE_REFUSED).read_text()
     assert bed.node.grants() == {}
@@ -305,8 +305,8 @@ def test_doctor_names_gpus_without_mig_others_instances_and_an_open_fence(bed: M
             "FAIL",
             "GPU 0: MIG is on, and modes offers share, too: Slurm may give it to a job of that mode",
         ),
-        ("MIG instances", "WARN", "GPU 0: 1 instance(s) that hami_hpc did not make take places from jobs"),
         ("MIG mode", "FAIL", "GPU 1: MIG is off"),
+        ("MIG instances", "WARN", "GPU 0: 1 instance(s) that hami_hpc did not make take places from jobs"),
         (
             "MIG devices",
             "WARN",
@@ -320,6 +320,25 @@ def test_doctor_names_gpus_without_mig_others_instances_and_an_open_fence(bed: M
 
 
 def test_doctor_names_profiles_that_a_gpu_does_not_have(bed: MigNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hami_hpc.isolation.mig_checks.offered", lambda settings: frozenset({"1g.5gb", "9g.1gb"}))
+    monkeypatch.setattr(
+        "hami_hpc.isolation.mig_checks.offered", lambda settings, model: frozenset({"1g.5gb", "9g.1gb"})
+    )
     profiles = [one for one in findings(bed) if one[0] == "MIG profiles"]
     assert profiles == [("MIG profiles", "FAIL", "GPU 0 has none of mig_profiles: 1g.5gb, 9g.1gb")]
+
+
+def test_the_sites_profiles_are_of_the_gpus_model_and_mig_nodes_are_for_mig_alone() -> None:
+    from types import SimpleNamespace
+    from typing import cast
+
+    from hami_hpc.isolation.mig_instances import offered, serves_mig_alone
+    from hami_hpc.node.config import Settings
+
+    site = SimpleNamespace(modes=("share", "mig"), mig_profiles={"h200": {"1g.18gb": "1 of 7"}}, mig_nodes=())
+    settings = cast("Settings", site)
+    assert offered(settings, "h200") == {"1g.18gb"}
+    assert offered(settings, "a100") is None
+    assert not serves_mig_alone(settings)
+    site.mig_nodes = ("gpu[03-04]",)
+    assert serves_mig_alone(settings)
+    assert serves_mig_alone(cast("Settings", SimpleNamespace(modes=("mig",))))
