@@ -336,7 +336,7 @@ def test_the_sites_profiles_are_of_the_gpus_model_and_mig_nodes_are_for_mig_alon
 
     site = SimpleNamespace(modes=("share", "mig"), mig_profiles={"h200": {"1g.18gb": "1 of 7"}}, mig_nodes=())
     settings = cast("Settings", site)
-    assert offered(settings, "h200") == {"1g.18gb"}
+    assert offered(settings, "h200") == frozenset({"1g.18gb"})
     assert offered(settings, "a100") is None
     assert not serves_mig_alone(settings)
     site.mig_nodes = ("gpu[03-04]",)
