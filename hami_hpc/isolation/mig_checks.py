@@ -16,13 +16,13 @@ from hami_hpc.node.mig_settings import profiles_of
 def check(settings: Settings) -> Iterator[Finding]:
     """Yields the findings of all checks. Raises NodeError when a check cannot be made."""
     gpus = mig_list.read(settings)
+    if settings.mig_nodes:  # whole nodes are divided or not, and no job of another mode is sent there
+        detail = ", ".join(f"GPU {gpu.minor}: {gpu.mode}" for gpu in gpus)
+        advice = "hami-hpc mig enable or disable: mig_nodes names whole nodes"
+        yield finding("MIG mode", len({gpu.mode for gpu in gpus}) == 1, f"MIG by GPU: {detail}", advice)
+    else:
+        yield from _modes(settings, gpus)
     for gpu in gpus:
-        advice = f"hami-hpc mig enable {gpu.minor}, or take mig out of modes in [vgpu]"
-        detail = f"GPU {gpu.minor}: MIG is {gpu.mode}"
-        yield finding("MIG mode", gpu.mode == "on", detail, advice)
-        if gpu.mode == "on" and "share" in settings.modes:
-            detail = f"GPU {gpu.minor}: MIG is on, and modes offers share, too: Slurm may give it to a job of that mode"
-            yield Finding("MIG and share", Level.FAIL, detail, f"hami-hpc mig disable {gpu.minor}, or correct modes")
         foreign = [one for one in gpu.instances if one.owner == mig_list.FOREIGN]
         if foreign:
             detail = f"GPU {gpu.minor}: {len(foreign)} instance(s) that hami_hpc did not make take places from jobs"
@@ -60,3 +60,14 @@ def _numbers(profile: Profile, profiles: tuple[Profile, ...]) -> tuple[object, .
     totals = (full.compute_slices, full.size) if full else ()
     starts = tuple(sorted(profile.starts))
     return profile.compute_slices, profile.size, profile.mem_mib, profile.instances_max, starts, totals
+
+
+def _modes(settings: Settings, gpus: tuple[ListedGpu, ...]) -> Iterator[Finding]:
+    """Checks that each GPU can serve each mode that the node offers."""
+    for gpu in gpus:
+        advice = f"hami-hpc mig enable {gpu.minor}, or take mig out of modes in [vgpu]"
+        detail = f"GPU {gpu.minor}: MIG is {gpu.mode}"
+        yield finding("MIG mode", gpu.mode == "on", detail, advice)
+        if gpu.mode == "on" and "share" in settings.modes:
+            detail = f"GPU {gpu.minor}: MIG is on, and modes offers share, too: Slurm may give it to a job of that mode"
+            yield Finding("MIG and share", Level.FAIL, detail, f"hami-hpc mig disable {gpu.minor}, or correct modes")

@@ -27,6 +27,11 @@ def offered(settings: Settings, model: str) -> frozenset[str] | None:
     return frozenset(settings.mig_profiles.get(model, ())) or None
 
 
+def serves_mig_alone(settings: Settings) -> bool:
+    """Returns whether no job but one of mode=mig can be sent here: users cannot choose the mode of a node then."""
+    return tuple(settings.modes) == ("mig",) or bool(settings.mig_nodes)
+
+
 def prepare(settings: Settings, grant: Grant, limits_record: bytes) -> None:
     """Makes the job's instance and its directory. Keeps both when they exist.
 
@@ -60,7 +65,7 @@ def _made(settings: Settings, gpu: MigGpu, grant: Grant) -> Note:
             f"{'off. Switch it on: hami-hpc mig enable ' + gpu.uuid if state else 'not to be had'}, or remove mig "
             f"from modes in {settings.path} of this node, then run hami-hpc render"
         )
-        if tuple(settings.modes) == ("mig",):  # the node can serve nobody: it would fail job after job
+        if serves_mig_alone(settings):  # the node can serve nobody: it would fail job after job
             raise NodeError(text)
         raise JobError(f"{text}. A batch job is requeued if it may be", NO_ROOM)  # a user chose this mode
     all_profiles, names = mig.profiles(gpu.nvml, gpu.handle), offered(settings, grant.model)

@@ -34,7 +34,7 @@ class ListedGpu(NamedTuple):
     minor: int
     uuid: str
     name: str
-    model: str
+    model: str  # of the settings, "" for none
     mode: str
     profiles: tuple[Profile, ...]
     instances: tuple[Listed, ...]
@@ -72,15 +72,8 @@ def _listed_gpu(settings: Settings, nvml: ModuleType, handle: object) -> ListedG
         profile = names[one.profile_id]
         whose, job_id = (OURS, note.job_id) if note else (owner, None)
         listed.append(Listed(one, profile.name, profile.mem_mib, whose, job_id))
-    return ListedGpu(
-        device.minor,
-        device.uuid,
-        device.name,
-        match_model(device, settings.gpu_models) or "",
-        _mode(state),
-        profiles,
-        tuple(listed),
-    )
+    model = match_model(device, settings.gpu_models) or ""
+    return ListedGpu(device.minor, device.uuid, device.name, model, _mode(state), profiles, tuple(listed))
 
 
 def _mode(state: tuple[bool, bool] | None) -> str:

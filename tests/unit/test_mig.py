@@ -305,9 +305,9 @@ def test_doctor_names_gpus_without_mig_others_instances_and_an_open_fence(bed: M
             "FAIL",
             "GPU 0: MIG is on, and modes offers share, too: Slurm may give it to a job of that mode",
         ),
+        ("MIG mode", "FAIL", "GPU 1: MIG is off"),
         ("MIG instances", "WARN", "GPU 0: 1 instance(s) that hami_hpc did not make take places from jobs"),
         ("MIG profiles", "OK", "GPU 0: as the driver lists them"),
-        ("MIG mode", "FAIL", "GPU 1: MIG is off"),
         ("MIG profiles", "WARN", "GPU 1: the settings offer no profile of it, so each request for MIG is refused"),
         (
             "MIG devices",
@@ -352,3 +352,20 @@ def test_a_drivers_smaller_memory_makes_no_larger_instance(bed: MigNode) -> None
     bed.edit("16384 MiB", "16400 MiB")
     assert bed.prolog(JOB, mem_mib=16400) == 0
     assert [one.profile_id for one in bed.instances()] == [19]
+
+
+def test_the_sites_profiles_are_of_the_gpus_model_and_mig_nodes_are_for_mig_alone() -> None:
+    from types import SimpleNamespace
+    from typing import cast
+
+    from hami_hpc.isolation.mig_instances import offered, serves_mig_alone
+    from hami_hpc.node.config import Settings
+
+    site = SimpleNamespace(modes=("share", "mig"), mig_profiles={"h200": {"1g.18gb": "1 of 7"}}, mig_nodes=())
+    settings = cast("Settings", site)
+    assert offered(settings, "h200") == frozenset({"1g.18gb"})
+    assert offered(settings, "a100") is None
+    assert not serves_mig_alone(settings)
+    site.mig_nodes = ("gpu[03-04]",)
+    assert serves_mig_alone(settings)
+    assert serves_mig_alone(cast("Settings", SimpleNamespace(modes=("mig",))))
