@@ -72,6 +72,7 @@ NODE_COMMANDS = {
         "hami_hpc.cli.gpu_command",
         "Take one GPU of this node out of service, return it, or list the GPUs.",
     ),
+    "mps": ("hami_hpc.cli.mps_command", "Show the MPS daemons of this node's jobs, or restart one."),
     "doctor": ("hami_hpc.cli.doctor_command", "Check what vGPU jobs need on this node, and say what to do."),
     "baseline": (
         "hami_hpc.cli.baseline_command",

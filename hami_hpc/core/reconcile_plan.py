@@ -24,6 +24,7 @@ class Kind(Enum):
     RESTORE_ROW = "restore-row"
     REMOVE_DIRECTORY = "remove-directory"
     REMOVE_FILE = "remove-file"
+    DAEMON = "daemon"  # starts, replaces or stops an MPS daemon
     DELIVER = "deliver"  # moves usage records from the run directory to the spool
     PROBLEM = "problem"  # reports what an administrator must decide; changes nothing
 

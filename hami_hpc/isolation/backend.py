@@ -28,13 +28,16 @@ class Backend(Protocol):
     def admit(self, new: Grant, live: tuple[Grant, ...], memory_scaling: float) -> Grant:
         """Returns the grant to enter beside the node's `live` ones. Raises NodeError when it does not fit."""
 
-    def prepare(self, run_dir: str, grant: Grant) -> None:
-        """Sets up what the job's steps need, and publishes the job's directory. Raises NodeError when that fails."""
+    def prepare(self, settings: Settings, grant: Grant) -> None:
+        """Sets up what the job's steps need, and publishes the job's directory.
+
+        Raises NodeError when that fails, and JobError, with nothing left behind, when this job cannot have it.
+        """
 
     def describe(self, grant: Grant) -> bytes:
         """Returns the job's limits record, from which SPANK and the interposer read the slice."""
 
-    def release(self, directory: str, grant: Grant, end_unix_ns: int) -> Usage:
+    def release(self, settings: Settings, directory: str, grant: Grant, end_unix_ns: int) -> Usage:
         """Takes the slice back and returns what the job used, read from `directory` and the GPU.
 
         Raises NodeError when that fails: the directory is then set aside, and reconcile calls this again.

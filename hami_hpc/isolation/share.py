@@ -21,9 +21,9 @@ def admit(new: Grant, live: tuple[Grant, ...], memory_scaling: float) -> Grant:
     return new
 
 
-def prepare(run_dir: str, grant: Grant) -> None:
+def prepare(settings: Settings, grant: Grant) -> None:
     """Creates the job's directory with its limits record and an empty usage file."""
-    job_dirs.place(run_dir, grant, describe(grant))
+    job_dirs.place(settings.run_dir, grant, describe(grant))
 
 
 def describe(grant: Grant) -> bytes:
@@ -31,7 +31,7 @@ def describe(grant: Grant) -> bytes:
     return pack_limits(grant)
 
 
-def release(directory: str, grant: Grant, end_unix_ns: int) -> Usage:
+def release(settings: Settings, directory: str, grant: Grant, end_unix_ns: int) -> Usage:
     """Reads and returns the usage. Frees nothing: slurmd has ended the processes, and the ledger frees the slice."""
     return job_dirs.read_usage(directory, grant, end_unix_ns)
 

@@ -17,7 +17,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from hami_hpc.contract import constants as c
@@ -63,9 +63,8 @@ def _explained(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise NodeError(
-            f"{what} failed on {error.filename}: {error.strerror}. See df, mount and ls -ld there"
-        ) from error
+        text = f"{what} failed on {error.filename}: {error.strerror}. See df, mount and ls -ld there"
+        raise NodeError(text) from error
 
 
 def prepare(run_dir: str) -> None:
@@ -90,25 +89,27 @@ def prepare(run_dir: str) -> None:
     mounts.make_private(jobs_dir(run_dir), f"{run_dir}/{JOBS_LOCK}")
 
 
-def place(run_dir: str, grant: Grant, limits_record: bytes) -> bool:
-    """Creates the job's directory, complete. Returns False when it already exists for the same grant.
+def place(run_dir: str, grant: Grant, limits_record: bytes, files: Mapping[str, bytes] | None = None) -> bool:
+    """Creates the job's directory with the limits record and other `files`, complete. Returns False when it already
+    exists for the same grant, with the same files.
 
     Several processes may do this at a time for one job: one succeeds, the others find its directory. A directory of
     another grant (an earlier run of the job) is removed.
     """
-    target = job_dir(run_dir, grant.job_id)
+    target, added = job_dir(run_dir, grant.job_id), files or {}
+    wanted = {c.FILE_JOB_LIMITS: limits_record, **added}
 
     def exists() -> bool:
-        return read_grant(target) == _without_model(grant) and os.path.lexists(f"{target}/{c.FILE_USAGE}")
+        others = (read_bounded(f"{target}/{name}", len(text), os.geteuid()) == text for name, text in added.items())
+        is_of = read_grant(target) == _without_model(grant) and os.path.lexists(f"{target}/{c.FILE_USAGE}")
+        return is_of and all(others)
 
     def fill(path: str) -> None:
         _make_shared(run_dir, path)
         _create_usage(f"{path}/{c.FILE_USAGE}", grant.uid)
         history_file.make(path, grant.job_id, grant.uid, grant.created_unix_ns, grant.mem_mib, 1)
 
-    if exists():
-        return False
-    return place_files(run_dir, grant.job_id, {c.FILE_JOB_LIMITS: limits_record}, fill, exists)
+    return not exists() and place_files(run_dir, grant.job_id, wanted, fill, exists)
 
 
 def place_files(

@@ -18,7 +18,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from hami_hpc.core.values import NamedTuple
@@ -87,7 +87,7 @@ def leave(program: str, place: Place, member: Member) -> tuple[str, ...]:
 
     No error when there is nothing. Raises MpsError when a process of the daemon cannot be ended.
     """
-    if not os.path.isdir(f"{place.run_dir}/{FOLDER}"):
+    if not any(os.path.lexists(path) for path in (place.pipe, place.log, place.jobs)):
         return ()
     with _locked(place):
         lines = crashes(place, member.created_unix_ns)
@@ -97,11 +97,15 @@ def leave(program: str, place: Place, member: Member) -> tuple[str, ...]:
     return lines
 
 
-def keep_only(program: str, place: Place, kept: frozenset[str]) -> None:
-    """Takes all jobs but those in `kept` (Member.name) from a daemon; stops it when none is left. Raises MpsError."""
+def keep_only(program: str, place: Place, kept: Callable[[], frozenset[str]]) -> None:
+    """Takes all jobs but those of `kept` (Member.name) from a daemon; stops it when none is left. Raises MpsError.
+
+    `kept` is called while no job can come to the daemon or leave it.
+    """
     with _locked(place):
+        names = kept()
         for name in _names(place.jobs):
-            if name not in kept:
+            if name not in names:
                 os.unlink(f"{place.jobs}/{name}")
         _after_change(program, place)
 
@@ -214,6 +218,9 @@ def _enter(place: Place, member: Member) -> None:
     """Notes that the job needs the daemon, in a file that is whole or not there."""
     _make_directory(place.jobs, 0o700)
     new = f"{place.jobs}/{NEW}"
+    for name in _names(place.jobs):
+        if name.startswith(f"{member.job_id}-") and name != member.name:  # an earlier run, whose epilog never came
+            os.unlink(f"{place.jobs}/{name}")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, f"{boot.boot_id()} {member.cores_percent} {member.mem_mib}\n".encode())

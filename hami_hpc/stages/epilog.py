@@ -163,7 +163,7 @@ def spool_usage(
     directory. Raises NodeError when that fails too.
     """
     job_id, start_unix_ns = grant.job_id, grant.created_unix_ns
-    usage = backend_of(grant.mode).release(directory, grant, end_unix_ns)
+    usage = backend_of(grant.mode).release(settings, directory, grant, end_unix_ns)
     if usage_spool.is_spooled(settings.state_dir, settings.run_dir, job_id, start_unix_ns):
         return ""
     record = usage_record(

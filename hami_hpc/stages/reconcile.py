@@ -21,7 +21,7 @@ from hami_hpc.node import events, gpu_jobs, job_dirs, nvml, usage_spool
 from hami_hpc.node import ledger as ledgers
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
-from hami_hpc.stages import common
+from hami_hpc.stages import common, mps_daemons
 from hami_hpc.stages import gpu_jobs as gpu_job_stages
 from hami_hpc.stages.epilog import end_directory, end_grant
 
@@ -58,6 +58,7 @@ def reconcile(settings: Settings, running_jobs: Callable[[], frozenset[int]], dr
             results.append(Result(action, None if dry_run else _try(settings, ledger, action)))
         if not dry_run:
             common.tell_neighbours("reconcile", settings, ledger)
+        results += _daemons(settings, ledger, dry_run)
         results += _leftover_files(settings, dry_run)
         results += _waiting_records(settings, dry_run)
         if not dry_run:
@@ -67,6 +68,12 @@ def reconcile(settings: Settings, running_jobs: Callable[[], frozenset[int]], dr
         return tuple(results)
     finally:
         ledger.close()
+
+
+def _daemons(settings: Settings, ledger: Ledger, dry_run: bool) -> Iterator[Result]:
+    """Makes the MPS daemons agree with the ledger."""
+    for text, error in mps_daemons.repair(settings, ledger, dry_run):
+        yield Result(Action(Kind.DAEMON, text), error)
 
 
 def _leftover_files(settings: Settings, dry_run: bool) -> Iterator[Result]:
@@ -192,7 +199,7 @@ def _do(settings: Settings, ledger: Ledger, action: Action) -> None:
     elif action.kind is Kind.SPOOL:
         end_directory(settings, ledger, action.grant, path, "reconcile")
     elif action.kind is Kind.RESTORE_DIRECTORY:
-        backend_of(action.grant.mode).prepare(settings.run_dir, action.grant)
+        backend_of(action.grant.mode).prepare(settings, action.grant)
     elif action.kind is Kind.RESTORE_ROW:
         model = next((gpu.model for gpu in ledger.inventory() if gpu.uuid == action.grant.gpu_uuid), "")
         ledger.restore(action.grant._replace(model=model))

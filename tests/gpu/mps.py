@@ -305,7 +305,7 @@ def main() -> int:
                 print(f"\n{name} failed: {traceback.format_exc()}")
                 for place in mps.places(str(bench.folder)):
                     with suppress(mps_daemon.MpsError):
-                        mps.keep_only(bench.program, place, frozenset())
+                        mps.keep_only(bench.program, place, frozenset)
             print(f"\n({name}: {time.monotonic() - begin:.0f} s)", flush=True)
     finally:
         end()

@@ -222,7 +222,7 @@ def end() -> None:
         return
     for place in mps.places(str(bench.folder)):
         try:
-            mps.keep_only(bench.program, place, frozenset())
+            mps.keep_only(bench.program, place, frozenset)
         except Exception as error:
             print(f"{place.pipe}: {error}")
     mounts.detach(f"{bench.folder}/mps")
