@@ -78,7 +78,7 @@ class MpsNode(Node):
 
     def controls(self) -> list[str]:
         """Returns the names of the places whose daemon runs."""
-        return sorted(os.path.basename(p.pipe) for p in self.daemons() if not p.is_server)
+        return sorted(p.pipe.rpartition("/")[2] for p in self.daemons() if not p.is_server)
 
     def files(self) -> list[str]:
         """Returns what is in the folder of MPS, but for locks, which stay."""

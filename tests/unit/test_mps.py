@@ -302,8 +302,8 @@ def test_one_server_for_all_users_where_the_site_says_so(monkeypatch: pytest.Mon
 
 def test_jobs_of_an_earlier_boot_do_not_keep_a_daemon(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
     assert node.mps_prolog(7) == 0
-    [name] = os.listdir(node.place().jobs)
-    Path(node.place().jobs, name).write_text("another-boot 50 8192\n")
+    [marker] = Path(node.place().jobs).iterdir()
+    marker.write_text("another-boot 50 8192\n")
     Path(node.place().jobs, "5-5").write_text("another-boot 50 8192\n")
     assert mps.members(node.place()) == ()
     assert node.mps_prolog(8) == 0
