@@ -72,6 +72,11 @@ def _state(folder: str) -> tuple[str, int]:
     return fields[0].decode(), int(fields[19])
 
 
+def _parent(folder: str) -> int:
+    with open(f"{folder}/stat", "rb") as file:
+        return int(file.read(4096).rpartition(b")")[2].split()[1])
+
+
 def _uids(folder: str) -> tuple[int, ...]:
     with open(f"{folder}/status", "rb") as file:
         for line in file:
@@ -115,6 +120,18 @@ def foreign(run_dir_mps: str, found: tuple[Process, ...] | None = None) -> tuple
         for process in (processes() if found is None else found)
         if not process.is_server and not process.pipe.startswith(f"{run_dir_mps}/")
     )
+
+
+def is_jobs_server(pid: int, run_dir_mps: str) -> bool:
+    """Returns whether a process is the server of a daemon that hami_hpc started: its parent is root's daemon."""
+    process = read(pid)
+    if process is None or not process.is_server or not process.pipe.startswith(f"{run_dir_mps}/"):
+        return False
+    try:
+        parent = read(_parent(f"/proc/{pid}"))
+    except (OSError, ValueError, IndexError):
+        return False
+    return parent is not None and not parent.is_server and parent.uid == os.geteuid() and parent.pipe == process.pipe
 
 
 def kill(targets: tuple[Process, ...], within_s: float) -> tuple[Process, ...]:

@@ -32,8 +32,6 @@ FEATURE = "vgpu_mps"
 class MpsNode(Node):
     """A node that offers mode=mps. Its folder is short: a socket's path has at most 107 bytes."""
 
-    multi_user: bool = False
-
     @classmethod
     @contextmanager
     def running(cls, multi_user: bool = False) -> Iterator[MpsNode]:
@@ -42,7 +40,7 @@ class MpsNode(Node):
         folder = Path(tempfile.mkdtemp(prefix="m-", dir="/dev/shm"))
         folder.chmod(0o755)
         try:
-            node = cls.make(folder / "n")
+            node = cls(Node.make(folder / "n").root)
             node.write_settings(multi_user)
             (folder / "sim").mkdir(mode=0o755)
             yield node
