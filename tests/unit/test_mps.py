@@ -416,6 +416,21 @@ def _until(look: object, within_s: float = 10) -> tuple[int, ...]:
     raise AssertionError("it did not come")
 
 
+def test_the_work_of_clients_whose_process_is_gone_is_ended(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the epilog of any job of that daemon; those of jobs that run are left."""
+    assert (node.mps_prolog(7), node.mps_prolog(8)) == (0, 0)
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    asked: list[str] = []
+    real = mps_daemon.ask
+    monkeypatch.setattr(mps_daemon, "servers", lambda *_: (1,))
+    monkeypatch.setattr(mps_daemon, "clients", lambda *_: (gone.pid, os.getpid()))
+    monkeypatch.setattr(mps_daemon, "ask", lambda *words: asked.append(words[2]) or real(*words))
+    assert node.mps_epilog(7) == 0
+    assert [command for command in asked if command.startswith("terminate")] == [f"terminate_client 1 {gone.pid}"]
+    assert node.mps_epilog(8) == 0
+
+
 def test_a_servers_crash_is_a_line_for_the_administrator(node: MpsNode) -> None:
     assert node.mps_prolog(7) == 0
     place, member = node.place(), mps.members(node.place())[0]
