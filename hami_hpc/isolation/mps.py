@@ -48,6 +48,7 @@ def release(settings: Settings, directory: str, grant: Grant, end_unix_ns: int) 
     """Takes the job from its daemon, which ends with its last job, and returns what the job used. Raises NodeError."""
     from hami_hpc.node import mps
 
+    mps.forget(directory)
     for multi_user in (False, True):  # the setting may have been changed while the job ran
         place = mps.place_of(settings.run_dir, grant.gpu_minor, grant.uid, multi_user)
         _warn("epilog", grant, mps.leave(settings.mps_control, place, member_of(grant)))

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.node import acl, boot, locks, mounts, mps_daemon, mps_processes
 from hami_hpc.node.mps_daemon import ALL_USERS, FOLDER, KILL_S, Limits, MpsError, Place
@@ -59,27 +60,52 @@ def hold(program: str, place: Place, gpu_uuid: str, member: Member) -> tuple[str
     mps_daemon.check_program(program)
     with _locked(place):
         _enter(place, member)
-        limits = _limits(members(place))
-        found = mps_processes.processes()
-        daemons = mps_processes.daemons_at(place.pipe, program, found)
-        if len(daemons) == 1 and mps_daemon.answers(program, place):
-            mps_daemon.adjust(program, place, limits)
-            return ()
-        lines = [
-            f"a control daemon of MPS that hami_hpc did not start (process {other.pid}, uid {other.uid}, {other.pipe}) "
-            "is left alone"
-            for other in mps_processes.foreign(f"{place.run_dir}/{FOLDER}", found)
-        ]
-        if daemons:
-            lines.append(f"the MPS daemon of {place.pipe} did not answer and was replaced")
-            if mps_processes.kill(daemons, KILL_S):
-                raise MpsError(f"the MPS daemon of {place.pipe} (process {daemons[0].pid}) cannot be ended: see dmesg")
-        elif os.path.isdir(place.pipe):
-            lines.append(f"the MPS daemon of {place.pipe} had ended and was replaced")
-        # Servers without a daemon stay: other jobs of the user may be their clients. The last job's end ends them.
-        _make_directories(place)
-        mps_daemon.start(program, place, gpu_uuid, limits)
-        return tuple(lines)
+        return _ensure(program, place, gpu_uuid)
+
+
+def repair(program: str, place: Place, gpu_uuid: str) -> tuple[str, ...]:
+    """As hold, for the jobs that need the daemon already. Does nothing where there is none any more."""
+    mps_daemon.check_program(program)
+    with _locked(place):
+        return _ensure(program, place, gpu_uuid) if members(place) else ()
+
+
+def _ensure(program: str, place: Place, gpu_uuid: str) -> tuple[str, ...]:
+    """Gives the daemon its jobs' limits, and replaces one that does not answer. Returns lines as hold does."""
+    limits = _limits(members(place))
+    found = mps_processes.processes()
+    daemons = mps_processes.daemons_at(place.pipe, program, found)
+    if len(daemons) == 1 and mps_daemon.answers(program, place):
+        mps_daemon.adjust(program, place, limits)
+        return ()
+    lines = [
+        f"a control daemon of MPS that hami_hpc did not start (process {other.pid}, uid {other.uid}, {other.pipe}) is "
+        "left alone"
+        for other in mps_processes.foreign(f"{place.run_dir}/{FOLDER}", found)
+    ]
+    if daemons:
+        lines.append(f"the MPS daemon of {place.pipe} did not answer and was replaced")
+        if mps_processes.kill(daemons, KILL_S):
+            raise MpsError(f"the MPS daemon of {place.pipe} (process {daemons[0].pid}) cannot be ended: see dmesg")
+    elif os.path.isdir(place.pipe):
+        lines.append(f"the MPS daemon of {place.pipe} had ended and was replaced")
+    # Servers without a daemon stay: other jobs of the user may be their clients. The last job's end ends them.
+    _make_directories(place)
+    mps_daemon.start(program, place, gpu_uuid, limits)
+    return tuple(lines)
+
+
+def forget(directory: str) -> None:
+    """Removes the note of the daemon from a job's directory, before the job leaves the daemon: from then on reconcile
+    starts none for it. Raises MpsError."""
+    try:
+        os.unlink(f"{directory}/{c.FILE_MPS}")
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise MpsError(
+            f"{directory}/{c.FILE_MPS} cannot be removed ({error.strerror}); see mount and ls -ld"
+        ) from error
 
 
 def leave(program: str, place: Place, member: Member) -> tuple[str, ...]:

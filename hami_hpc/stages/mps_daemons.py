@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation.mps import member_of
-from hami_hpc.node import mps, mps_daemon
+from hami_hpc.node import job_dirs, mps, mps_daemon
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.node.mps_daemon import Place
@@ -43,12 +45,11 @@ def repair(settings: Settings, ledger: Ledger, dry_run: bool) -> Iterator[tuple[
         if not mps_daemon.answers(settings.mps_control, place):
             first = next(grants[name] for name in sorted(members & grants.keys()))
             text = f"MPS daemon of {place.pipe}: it does not answer and is replaced"
-            yield text, None if dry_run else _try(partial(_hold, settings, first, place))
+            yield text, None if dry_run else _try(partial(_repair, settings, first, place))
     for grant in live(ledger):
-        if member_of(grant).name not in seen:
-            place = mps.place_of(settings.run_dir, grant.gpu_minor, grant.uid, settings.mps_multi_user)
+        if member_of(grant).name not in seen and _is_in_use(settings, grant):
             text = f"job {grant.job_id}: its MPS daemon was lost and is started"
-            yield text, None if dry_run else _try(partial(_hold, settings, grant, place))
+            yield text, None if dry_run else _try(partial(_start, settings, grant))
 
 
 def _can_be_of(grant: Grant, place: Place) -> bool:
@@ -59,8 +60,21 @@ def _drop(settings: Settings, ledger: Ledger, place: Place) -> None:
     mps.keep_only(settings.mps_control, place, lambda: frozenset(member_of(grant).name for grant in live(ledger)))
 
 
-def _hold(settings: Settings, grant: Grant, place: Place) -> None:
+def _repair(settings: Settings, grant: Grant, place: Place) -> None:
+    mps.repair(settings.mps_control, place, grant.gpu_uuid)
+
+
+def _is_in_use(settings: Settings, grant: Grant) -> bool:
+    """Returns whether the job's prolog has made its directory and no epilog has released it."""
+    return os.path.lexists(f"{job_dirs.job_dir(settings.run_dir, grant.job_id)}/{c.FILE_MPS}")
+
+
+def _start(settings: Settings, grant: Grant) -> None:
+    """Starts the daemon of a job that runs. An epilog that came meanwhile may have left it before: then it ends."""
+    place = mps.place_of(settings.run_dir, grant.gpu_minor, grant.uid, settings.mps_multi_user)
     mps.hold(settings.mps_control, place, grant.gpu_uuid, member_of(grant))
+    if not _is_in_use(settings, grant):
+        mps.leave(settings.mps_control, place, member_of(grant))
 
 
 def _try(action: Callable[[], None]) -> str | None:

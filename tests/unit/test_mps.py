@@ -425,7 +425,12 @@ def test_the_work_of_clients_whose_process_is_gone_is_ended(node: MpsNode, monke
     real = mps_daemon.ask
     monkeypatch.setattr(mps_daemon, "servers", lambda *_: (1,))
     monkeypatch.setattr(mps_daemon, "clients", lambda *_: (gone.pid, os.getpid()))
-    monkeypatch.setattr(mps_daemon, "ask", lambda *words: asked.append(words[2]) or real(*words))
+
+    def ask_and_note(program: str, place: mps_daemon.Place, command: str, *more: float) -> str:
+        asked.append(command)
+        return real(program, place, command, *more)
+
+    monkeypatch.setattr(mps_daemon, "ask", ask_and_note)
     assert node.mps_epilog(7) == 0
     assert [command for command in asked if command.startswith("terminate")] == [f"terminate_client 1 {gone.pid}"]
     assert node.mps_epilog(8) == 0

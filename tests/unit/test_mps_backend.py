@@ -42,6 +42,13 @@ class Daemons:
         self.silent.discard(place)
         return self.lines
 
+    def repair(self, program: str, place: Place, gpu_uuid: str) -> tuple[str, ...]:
+        self.asked.append(("repair", program, place.user, gpu_uuid))
+        if self.problem:
+            raise MpsError(self.problem)
+        self.silent.discard(place)
+        return ()
+
     def leave(self, program: str, place: Place, member: Member) -> tuple[str, ...]:
         self.asked.append(("leave", program, place.user, member.job_id))
         if self.problem:
@@ -66,7 +73,7 @@ class Daemons:
 @pytest.fixture
 def daemons(monkeypatch: pytest.MonkeyPatch) -> Daemons:
     made = Daemons()
-    for name in ("hold", "leave", "keep_only"):
+    for name in ("hold", "repair", "leave", "keep_only"):
         monkeypatch.setattr(mps, name, getattr(made, name))
     monkeypatch.setattr(mps, "places", lambda _run_dir: tuple(sorted(made.jobs)))
     monkeypatch.setattr(mps, "members", lambda place: tuple(made.jobs.get(place, {}).values()))
@@ -195,8 +202,32 @@ def test_reconcile_replaces_a_silent_daemon_and_starts_a_lost_one(node: Node, da
         f"MPS daemon of {silent.pipe}: it does not answer and is replaced",
         "job 8: its MPS daemon was lost and is started",
     ]
-    assert [one[-1] for one in daemons.asked] == [7, 8]
+    assert daemons.asked[0] == ("repair", PROGRAM, str(UID), UUIDS[0])
+    assert [one[0::4] for one in daemons.asked[1:]] == [("hold", 8)]
     assert done(node, 7, 8) == []
+
+
+def test_reconcile_starts_nothing_for_a_job_that_its_prolog_or_epilog_is_at(node: Node, daemons: Daemons) -> None:
+    assert run(node, prolog_main, 7) == 0
+    daemons.jobs.clear()
+    (node.jobs / "7" / c.FILE_MPS).unlink()  # the epilog has released it, and its row is still there
+    assert done(node, 7) == []
+
+
+def test_a_daemon_that_reconcile_starts_while_the_job_ends_does_not_stay(
+    node: Node, daemons: Daemons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epilog leaves after reconcile has looked, and before it starts the daemon."""
+    assert run(node, prolog_main, 7) == 0
+    daemons.jobs.clear()
+
+    def hold_late(*words: str) -> tuple[str, ...]:
+        (node.jobs / "7" / c.FILE_MPS).unlink()
+        return daemons.hold(*words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mps, "hold", hold_late)
+    assert len(done(node, 7)) == 1
+    assert daemons.jobs == {}
 
 
 def test_reconcile_says_what_it_could_not_do_and_goes_on(node: Node, daemons: Daemons) -> None:
