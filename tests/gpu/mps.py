@@ -97,7 +97,7 @@ def shares() -> None:
 
 
 def _together(name: str, one: Job, two: Job, sms: tuple[float, float]) -> None:
-    begin = f"begin={time.time() + 2.5:.3f}"
+    begin = f"begin={time.time() + 3:.3f}"
     pair = one.start(*work(KERNELS, begin)), two.start(*work(KERNELS, begin))
     row(name, share(answer(pair[0]), sms[0]), share(answer(pair[1]), sms[1]), f"{sms[0]:.0f}, {sms[1]:.0f}")
 
@@ -238,7 +238,7 @@ def latency() -> None:
 
 
 def _beside(name: str, urgent: Job | None, other: Job | None) -> None:
-    begin = f"begin={time.time() + 2.5:.3f}"
+    begin = f"begin={time.time() + 3:.3f}"
     busy = other.start(*work(KERNELS, begin)) if other else start(work(KERNELS, begin), plain())
     lc = urgent.start(*work(LC_A, begin)) if urgent else start(work(LC_A, begin), plain())
     numbers = answer(lc)

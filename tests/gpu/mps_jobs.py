@@ -32,6 +32,7 @@ class Bench:
     """What is the same for all jobs: the folder, the programs, the GPU, and what it does without MPS."""
 
     folder = Path("/nonexistent")
+    programs = Path("/nonexistent")
     work = Path("/nonexistent")
     program = ""
     python = sys.executable
@@ -114,7 +115,7 @@ def work(kind: tuple[str, ...], *more: str, seconds: float = 0) -> tuple[str, ..
 
 
 def client(*arguments: str) -> tuple[str, ...]:
-    return (bench.python, str(bench.folder / CLIENT.name), *arguments)
+    return (bench.python, str(bench.programs / CLIENT.name), *arguments)
 
 
 def answer(process: subprocess.Popen[str]) -> dict[str, float]:
@@ -175,39 +176,47 @@ def _runs(path: str) -> bool:
         return False
 
 
+def _make_folder() -> str:
+    """Makes the run directory, and the one of programs, since /run may be mounted noexec. Returns what was found."""
+    bench.programs = Path(tempfile.mkdtemp(prefix="mps-programs-"))
+    bench.programs.chmod(0o755)
+    for where in ("/run", "/dev/shm", tempfile.gettempdir()):
+        with suppress(OSError):
+            bench.folder = Path(tempfile.mkdtemp(prefix="mps-", dir=where))
+            bench.folder.chmod(0o755)
+            acl.let_enter(str(bench.folder), USER)
+            os.removexattr(bench.folder, "system.posix_acl_access")
+            bench.folder.chmod(0o755)
+            return "access control lists"
+    acl.let_enter = lambda path, _uid: Path(path).chmod(0o711)
+    return "NO ACCESS CONTROL LISTS, so its directories are open to all users"
+
+
 def prepare() -> None:
     """Finds the daemon's program and a directory, and measures the chip without MPS."""
     found = shutil.which(mps_processes.CONTROL_NAME)
     if not found:
         raise SystemExit(f"{mps_processes.CONTROL_NAME} is not in PATH")
-    for where in ("/run", "/dev/shm", tempfile.gettempdir()):
-        with suppress(OSError):
-            bench.folder = Path(tempfile.mkdtemp(prefix="mps-", dir=where))
-            acl.let_enter(str(bench.folder), USER)
-            os.removexattr(bench.folder, "system.posix_acl_access")
-            bench.folder.chmod(0o755)
-            break
-    else:
-        raise SystemExit("no directory has access control lists")
+    lists = _make_folder()
     bench.program = found
     try:
         mps_daemon.check_program(bench.program)
     except mps_daemon.MpsError as error:
         print(f"({error}: its files are copied)")
-        (bench.folder / "bin").mkdir(mode=0o755)
         for name in (mps_processes.CONTROL_NAME, mps_processes.SERVER_NAME):
-            shutil.copy(shutil.which(name) or found, bench.folder / "bin" / name)
-            (bench.folder / "bin" / name).chmod(0o755)
-        bench.program = str(bench.folder / "bin" / mps_processes.CONTROL_NAME)
+            shutil.copy(shutil.which(name) or f"/usr/bin/{name}", bench.programs / name)
+            (bench.programs / name).chmod(0o755)
+        bench.program = str(bench.programs / mps_processes.CONTROL_NAME)
     for source, name in ((os.environ["HAMI_BENCH_WORK"], "work"), (str(CLIENT), CLIENT.name)):
-        shutil.copy(source, bench.folder / name)
-        (bench.folder / name).chmod(0o755)
-    bench.work = bench.folder / "work"
-    bench.python = next(path for path in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3") if _runs(path))
+        shutil.copy(source, bench.programs / name)
+        (bench.programs / name).chmod(0o755)
+    bench.work = bench.programs / "work"
+    pythons = (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3")
+    bench.python = next((path for path in pythons if _runs(path)), sys.executable)
     query = ["nvidia-smi", "--query-gpu=uuid,name,driver_version,compute_mode", "--format=csv,noheader"]
     line = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
     bench.uuid = line.split(",")[0]
-    print(f"{line}; ACLs in {bench.folder}; mounts: {mounts.obstacle() or 'yes'}")
+    print(f"{line}; {bench.folder}: {lists}; mounts: {mounts.obstacle() or 'yes'}; Python of the user: {bench.python}")
     bench.loops = answer(start((str(bench.work), "calibrate"), plain()))["loops_per_us"]
     bench.all_sms = int(answer(start(client("sms"), plain()))["sms"])
     bench.native_rate = answer(start(work(KERNELS), plain()))["rate"]
@@ -227,3 +236,4 @@ def end() -> None:
             print(f"{place.pipe}: {error}")
     mounts.detach(f"{bench.folder}/mps")
     shutil.rmtree(bench.folder, ignore_errors=True)
+    shutil.rmtree(bench.programs, ignore_errors=True)
