@@ -33,6 +33,7 @@ NEW = ".new"
 # A user's connections are lines of the log, so it is alone on a tmpfs. A daemon whose log is full goes on (535).
 LOG_BYTES, LOG_INODES = 1 << 20, 4  # with control.log, server.log and the directory
 MEMBER_MAX = 256
+SHOWN, PIPE_SHOWN = 4, 64  # of daemons of others, whose pipe directories are texts of users
 
 
 class Member(NamedTuple):
@@ -78,11 +79,11 @@ def _ensure(program: str, place: Place, gpu_uuid: str) -> tuple[str, ...]:
     if len(daemons) == 1 and mps_daemon.answers(program, place):
         mps_daemon.adjust(program, place, limits)
         return ()
-    lines = [
-        f"a control daemon of MPS that hami_hpc did not start (process {other.pid}, uid {other.uid}, {other.pipe}) is "
-        "left alone"
-        for other in mps_processes.foreign(f"{place.run_dir}/{FOLDER}", found)
-    ]
+    foreign = mps_processes.foreign(f"{place.run_dir}/{FOLDER}", found)
+    lines = []
+    if foreign:
+        listed = ", ".join(f"process {one.pid} of uid {one.uid} in {one.pipe[:PIPE_SHOWN]}" for one in foreign[:SHOWN])
+        lines.append(f"{len(foreign)} control daemon(s) of MPS that hami_hpc did not start are left alone: {listed}")
     if daemons:
         lines.append(f"the MPS daemon of {place.pipe} did not answer and was replaced")
         if mps_processes.kill(daemons, KILL_S):

@@ -20,7 +20,7 @@ CONTROL_NAME, SERVER_NAME = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 DEFAULT_PIPE = "/tmp/nvidia-mps"
 DELETED = " (deleted)"  # the kernel's mark where a package was updated under a running program
-ENVIRONMENT_MAX = 1 << 20
+ENVIRONMENT_MAX, PIPE_MAX = 1 << 20, 4096
 LOOK_S = 0.01
 
 
@@ -90,7 +90,8 @@ def _pipe(folder: str) -> str:
         for variable in file.read(ENVIRONMENT_MAX).split(b"\0"):
             name, _, value = variable.partition(b"=")
             if name == PIPE_VARIABLE.encode():
-                return os.fsdecode(value)
+                text = os.fsdecode(value)  # a user's own text, which is shown to administrators
+                return "".join(ch if ch.isprintable() else "?" for ch in text[:PIPE_MAX])
     return DEFAULT_PIPE
 
 

@@ -99,22 +99,43 @@ def test_programs_of_a_user_that_look_like_a_daemon_are_none(node: MpsNode) -> N
     place, folder = node.place(), node.root / "mine"
     folder.mkdir()
     copy = folder / mps_processes.CONTROL_NAME
-    shutil.copy(shutil.which("sleep") or "", copy)
+    shutil.copy(shutil.which("tail") or "", copy)
     copy.chmod(0o755)
     environment = {"CUDA_MPS_PIPE_DIRECTORY": place.pipe}
-    fake = subprocess.Popen(["-d", "60"], executable=copy, env=environment, user=UID)
-    roots = subprocess.Popen(["x", "60", "-d"], executable=copy, env=environment, stderr=subprocess.DEVNULL)
+    fake = subprocess.Popen([PROGRAM, "-f", "/dev/null"], executable=copy, env=environment, user=UID)
+    roots = subprocess.Popen([PROGRAM, "-f", "/dev/null"], executable=copy, env=environment)
     time.sleep(0.2)
     try:
         assert [process.pid for process in mps_processes.daemons_at(place.pipe, str(PROGRAM))] == [node.pid()]
-        node.assert_one_daemon(7)
+        assert mps_daemon.answers(str(PROGRAM), place)
         assert node.mps_epilog(7) == 0
-        assert fake.poll() is None, "not ours, so it is not ended"
+        assert (fake.poll(), roots.poll()) == (None, None), "not ours, so they are not ended"
         node.assert_nothing_is_held()
     finally:
         for process in (fake, roots):
             process.kill()
             process.wait()
+
+
+def test_what_a_user_writes_into_a_pipe_directorys_name_is_shown_in_one_plain_line(
+    node: MpsNode, tmp_path: Path
+) -> None:
+    copy = node.root / mps_processes.CONTROL_NAME
+    shutil.copy(shutil.which("tail") or "", copy)
+    text = "/x\n\x1b[2Jhami_hpc: prolog: all is well\udcff" + 9000 * "y"
+    with subprocess.Popen(
+        [PROGRAM, "-f", "/dev/null"], executable=copy, env={"CUDA_MPS_PIPE_DIRECTORY": text}, user=UID
+    ) as fake:
+        time.sleep(0.2)
+        try:
+            [other] = [one for one in mps_processes.foreign("/z") if one.pid == fake.pid]
+            assert other.pipe.startswith("/x??[2Jhami_hpc: prolog: all is well?yyy")
+            assert len(other.pipe) <= mps_processes.PIPE_MAX
+            lines = mps.hold(str(PROGRAM), node.place(), UUIDS[0], MEMBER)
+            assert all(line.isprintable() and len(line) < 1000 for line in lines)
+        finally:
+            fake.kill()
+            mps.leave(str(PROGRAM), node.place(), MEMBER)
 
 
 def test_a_process_with_a_pid_that_was_used_before_is_not_killed() -> None:
