@@ -203,6 +203,7 @@ def _kill(name: str, pid_of: Callable[[Job], int]) -> None:
     with Job(50) as one, Job(50) as two:
         other = one.start(*work(KERNELS, seconds=8))
         wait_for_client(one)
+        time.sleep(1.5)  # it is known as a client before it computes
         os.kill(pid_of(one), signal.SIGKILL)
         time.sleep(0.5)
         begin = time.monotonic()

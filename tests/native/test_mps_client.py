@@ -87,6 +87,18 @@ def test_a_client_that_was_ended_is_told_so(job: tuple[Place, dict[str, str]]) -
     assert "has ended this program's work (CUDA error 810)" in errors
 
 
+def test_a_fault_of_any_client_is_told_as_one_that_may_be_anothers(job: tuple[Place, dict[str, str]]) -> None:
+    """On a GPU all clients of a server get the error of the one that made the fault (docs/benchmarks/mps.md)."""
+    environment = job[1] | {"HAMI_SIM_FAULTS": "cuCtxSynchronize=700"}
+    _out, errors = start(environment, "hold", "64", "0").communicate(timeout=30)
+    assert "or of another client of its MPS server, made a fault, which ends the work of all" in errors
+    del environment["CUDA_MPS_PIPE_DIRECTORY"]
+    out, errors = start(environment, "hold", "64", "0").communicate(timeout=30)
+    assert (json.loads(out)["status"], errors) == (700, ""), "without MPS it is the program's own"
+    others = job[1] | {"HAMI_SIM_FAULTS": "cuCtxSynchronize=701"}
+    assert start(others, "hold", "64", "0").communicate(timeout=30)[1] == "", "no fault"
+
+
 def test_without_mps_nothing_is_said(job: tuple[Place, dict[str, str]]) -> None:
     environment = {name: value for name, value in job[1].items() if name != "CUDA_MPS_PIPE_DIRECTORY"}
     out, errors = start(environment, "sms").communicate(timeout=30)
