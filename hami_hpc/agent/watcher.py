@@ -42,6 +42,7 @@ from hami_hpc.core.watch import (
     too_little_left,
 )
 from hami_hpc.errors import NodeError
+from hami_hpc.node import mps_daemon, mps_processes
 from hami_hpc.node.agent_file import now_boot_ns
 from hami_hpc.node.agent_settings import AgentSettings
 
@@ -97,6 +98,7 @@ class Watcher:
     faults: Faults | None = None
     known_gpus: KnownGpus = field(default_factory=KnownGpus)
     histories: Histories = field(init=False)
+    _mps: str = field(init=False)
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
     _incidents: Incidents = field(default_factory=Incidents)
     _time: TimeWatch = field(default_factory=TimeWatch)
@@ -113,6 +115,7 @@ class Watcher:
 
     def __post_init__(self) -> None:
         self.histories = Histories(self.slices.run_dir, self.settings.group)
+        self._mps = f"{self.slices.run_dir}/{mps_daemon.FOLDER}"
 
     def look(self) -> AgentState:
         """Looks once and acts. A fault of the node (NVML, the run directory) is an event; that look has no GPUs, and
@@ -196,11 +199,11 @@ class Watcher:
             if process.pid in known:
                 started, who = known[process.pid]
                 busy_ns = min(process.busy_ns, step_ns)
-                found.append(
-                    Process(
-                        process.pid, started, who.uid, who.job_id, uuid, process.used_bytes, busy_ns, who.has_interposer
-                    )
-                )
+                # The server of a daemon of mode=mps is of no job; what its clients hold is shown as theirs.
+                is_server = who.job_id == 0 and mps_processes.is_jobs_server(process.pid, self._mps)
+                job_id = -1 if is_server else who.job_id
+                used = process.used_bytes
+                found.append(Process(process.pid, started, who.uid, job_id, uuid, used, busy_ns, who.has_interposer))
         return tuple(found)
 
     def _held(

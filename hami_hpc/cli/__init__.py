@@ -76,6 +76,7 @@ NODE_COMMANDS = {
         "hami_hpc.cli.mig_command",
         "List this node's MIG instances and whose they are, or switch MIG of one GPU on or off.",
     ),
+    "mps": ("hami_hpc.cli.mps_command", "Show the MPS daemons of this node's jobs, or restart one."),
     "doctor": ("hami_hpc.cli.doctor_command", "Check what vGPU jobs need on this node, and say what to do."),
     "baseline": (
         "hami_hpc.cli.baseline_command",

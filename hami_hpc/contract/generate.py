@@ -115,7 +115,18 @@ def make_c(c: dict[str, Any]) -> str:
         f"#define HAMI_CLASS_{k.upper()} {c['classes'][k]}u"
         for k in ("name_max", "priority_max", "slice_us_min", "slice_us_max")
     ]
-    for key in ("job_limits", "usage", "refused", "whole", "run_dir", "self", "self_limits", "first_step", "mig"):
+    for key in (
+        "job_limits",
+        "usage",
+        "refused",
+        "whole",
+        "run_dir",
+        "self",
+        "self_limits",
+        "mps",
+        "mig",
+        "first_step",
+    ):
         lines.append(f"#define HAMI_FILE_{key.upper()} {c_string(c['files'][key])}")
     step_format = c_string(c["files"]["step_limits"].replace("{step_id}", "%u"))
     lines.append(f"#define HAMI_FILE_STEP_LIMITS_FORMAT {step_format}")

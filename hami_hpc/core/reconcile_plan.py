@@ -25,6 +25,7 @@ class Kind(Enum):
     REMOVE_DIRECTORY = "remove-directory"
     REMOVE_FILE = "remove-file"
     REMOVE_INSTANCE = "remove-instance"  # destroys a MIG instance of ours that no job has
+    DAEMON = "daemon"  # starts, replaces or stops an MPS daemon
     DELIVER = "deliver"  # moves usage records from the run directory to the spool
     PROBLEM = "problem"  # reports what an administrator must decide; changes nothing
 

@@ -10,13 +10,17 @@ from collections.abc import Mapping, Sequence
 
 from hami_hpc.contract import constants as c
 from hami_hpc.errors import NodeError
-from hami_hpc.isolation import mig, share
+from hami_hpc.isolation import mig, mps, share
 
 TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
 if TYPE_CHECKING:
     from hami_hpc.isolation.backend import Backend
 
-BACKENDS: Mapping[str, Backend] = {"share": share, "mig": mig}  # by mode, see [request.modes] of the contract
+# By mode, see [request.modes] of the contract.
+BACKENDS: Mapping[str, Backend] = {"share": share, "mps": mps, "mig": mig}
+
+# How the interposer keeps the share of time in modes that keep it themselves: MPS does by multiprocessors.
+POLICY_OF_MODE: Mapping[str, str] = {"mps": "none"}
 
 
 def backend_of(mode: str) -> Backend:

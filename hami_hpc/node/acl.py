@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An access control list by which one user reads a file of root's, whatever group that user is in.
+"""Access control lists by which one user reads a file of root's, or enters a directory, whatever group that user is in.
 
-A file that belonged to the user could be changed, and grown until its directory is full. As the kernel takes it:
+What belonged to the user could be changed, and grown until its directory is full. As the kernel takes it:
 linux/posix_acl_xattr.h and posix_acl.h.
 """
 
@@ -11,21 +11,31 @@ import os
 
 _VERSION, _NO_ID = 2, 0xFFFFFFFF
 _USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
-_READ, _WRITE = 4, 2
+_READ, _WRITE, _ENTER = 4, 2, 1
 
 
 def let_read(fd: int, uid: int) -> None:
     """Lets root write and read the open file, and its group and `uid` read it. Raises OSError where the file system has
     no access control lists, OverflowError for a number that is no uid."""
+    _set(fd, _READ | _WRITE, uid, _READ, group=_READ)
+
+
+def let_enter(path: str, uid: int) -> None:
+    """Lets root do everything in a directory, `uid` list it and use what is in it, and nobody else. Raises as let_read
+    does."""
+    _set(path, _READ | _WRITE | _ENTER, uid, _READ | _ENTER, group=0)
+
+
+def _set(file: int | str, owner: int, uid: int, rights: int, group: int) -> None:
     entries = (
-        (_USER_OBJ, _READ | _WRITE, _NO_ID),
-        (_USER, _READ, uid),
-        (_GROUP_OBJ, _READ, _NO_ID),
-        (_MASK, _READ, _NO_ID),
+        (_USER_OBJ, owner, _NO_ID),
+        (_USER, rights, uid),
+        (_GROUP_OBJ, group, _NO_ID),
+        (_MASK, rights, _NO_ID),
         (_OTHER, 0, _NO_ID),
     )
-    packed = [_little(tag, 2) + _little(rights, 2) + _little(owner, 4) for tag, rights, owner in entries]
-    os.setxattr(fd, "system.posix_acl_access", _little(_VERSION, 4) + b"".join(packed))
+    packed = [_little(tag, 2) + _little(allowed, 2) + _little(whose, 4) for tag, allowed, whose in entries]
+    os.setxattr(file, "system.posix_acl_access", _little(_VERSION, 4) + b"".join(packed))
 
 
 def _little(number: int, size: int) -> bytes:

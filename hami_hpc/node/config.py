@@ -32,6 +32,7 @@ BARE_SHARD = ("refuse", "translate", "allow")
 QOS_ENFORCED = ("auto", "yes")
 DEFAULT_FLOOR, FLOOR_MAX = 5, 50  # percent
 LC_PRIORITY = 100
+MPS_CONTROL = "/usr/bin/nvidia-cuda-mps-control"
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
@@ -76,6 +77,8 @@ class Settings(NamedTuple):
     mig_profiles: Mapping[str, Mapping[str, str]] = {}
     mig_waste_percent: int = c.DEFAULT_MIG_WASTE_PERCENT
     mig_nodes: tuple[str, ...] = ()  # hostlists of the nodes whose GPUs are in MIG mode
+    mps_control: str = MPS_CONTROL
+    mps_multi_user: bool = False  # one MPS server for all users of a GPU
 
     def shards_per_gpu(self, model: str) -> int:
         """Returns the gres/shard units of one GPU of a model (docs/architecture.md, "Units")."""
@@ -234,6 +237,7 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
     scaling = vgpu.take("memory_scaling", c.DEFAULT_MEMORY_SCALING)
     if type(scaling) not in (int, float) or not 0.1 <= scaling <= 1:
         vgpu.refuse("memory_scaling", scaling, "a number from 0.1 to 1, as memory cannot be oversold yet")
+    mps = _Table(path, "mps", top.take("mps", {}))
     models, mig_profiles = _models(path, top.take("gpu_models", {}))
     settings = Settings(
         path=path,
@@ -257,8 +261,10 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         mig_profiles=mig_profiles,
         mig_waste_percent=vgpu.whole("mig_waste_percent", c.DEFAULT_MIG_WASTE_PERCENT, 0, 100),
         mig_nodes=vgpu.names("mig_nodes", ()),
+        mps_control=mps.directory_or_file("control", MPS_CONTROL),
+        mps_multi_user=mps.flag("multi_user", False),
     )
-    for table in (vgpu, paths, top):
+    for table in (vgpu, paths, mps, top):
         table.close()
     for model in models:
         if settings.shards_per_gpu(model) < 1:

@@ -97,6 +97,7 @@ def place(run_dir: str, grant: Grant, limits_record: bytes, files: Mapping[str, 
     another grant (an earlier run of the job) is removed.
     """
     target, added = job_dir(run_dir, grant.job_id), files or {}
+    wanted = {c.FILE_JOB_LIMITS: limits_record, **added}
 
     def exists() -> bool:
         others = (read_bounded(f"{target}/{name}", len(text), os.geteuid()) == text for name, text in added.items())
@@ -108,9 +109,7 @@ def place(run_dir: str, grant: Grant, limits_record: bytes, files: Mapping[str, 
         _create_usage(f"{path}/{c.FILE_USAGE}", grant.uid)
         history_file.make(path, grant.job_id, grant.uid, grant.created_unix_ns, grant.mem_mib, 1)
 
-    if exists():
-        return False
-    return place_files(run_dir, grant.job_id, {c.FILE_JOB_LIMITS: limits_record, **added}, fill, exists)
+    return not exists() and place_files(run_dir, grant.job_id, wanted, fill, exists)
 
 
 def place_files(

@@ -28,7 +28,7 @@ from hami_hpc.core.grant import (
 from hami_hpc.core.inventory import Gpu, gpu_of_job, make_inventory
 from hami_hpc.core.mixed import check_model
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.isolation.table import backend_of, check_modes, mode_of_job
+from hami_hpc.isolation.table import POLICY_OF_MODE, backend_of, check_modes, mode_of_job
 from hami_hpc.node import drained_gpus, events, job_dirs, stage_times
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
@@ -140,7 +140,7 @@ def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Gra
         wanted = make_grant(
             units,
             gpu,
-            policy,
+            POLICY_OF_MODE.get(mode, policy),
             mode,
             now_unix_ns,
             latency=own_class.latency,

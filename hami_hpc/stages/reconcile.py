@@ -21,7 +21,7 @@ from hami_hpc.node import events, gpu_jobs, job_dirs, nvml, usage_spool
 from hami_hpc.node import ledger as ledgers
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
-from hami_hpc.stages import common, mig_leftovers
+from hami_hpc.stages import common, mig_leftovers, mps_daemons
 from hami_hpc.stages import gpu_jobs as gpu_job_stages
 from hami_hpc.stages.epilog import end_directory, end_grant
 
@@ -59,6 +59,7 @@ def reconcile(settings: Settings, running_jobs: Callable[[], frozenset[int]], dr
         if not dry_run:
             common.tell_neighbours("reconcile", settings, ledger)
         results += [Result(*pair) for pair in mig_leftovers.remove(settings, ledger, dry_run)]
+        results += _daemons(settings, ledger, dry_run)
         results += _leftover_files(settings, dry_run)
         results += _waiting_records(settings, dry_run)
         if not dry_run:
@@ -68,6 +69,12 @@ def reconcile(settings: Settings, running_jobs: Callable[[], frozenset[int]], dr
         return tuple(results)
     finally:
         ledger.close()
+
+
+def _daemons(settings: Settings, ledger: Ledger, dry_run: bool) -> Iterator[Result]:
+    """Makes the MPS daemons agree with the ledger."""
+    for text, error in mps_daemons.repair(settings, ledger, dry_run):
+        yield Result(Action(Kind.DAEMON, text), error)
 
 
 def _leftover_files(settings: Settings, dry_run: bool) -> Iterator[Result]:

@@ -3,7 +3,8 @@
 SIM := $(BUILD)/sim
 SIM_LIBS := $(SIM)/libcuda.so.1 $(SIM)/libnvidia-ml.so.1
 SIM_KERNEL := $(SIM)/libhami-sim-kernel.so
-SIM_TOOLS := $(SIM)/sim-machine $(SIM)/sim-state
+SIM_MPS := $(SIM)/nvidia-cuda-mps-control $(SIM)/nvidia-cuda-mps-server
+SIM_TOOLS := $(SIM)/sim-machine $(SIM)/sim-state $(SIM_MPS)
 SIM_CORE := $(patsubst %.c,$(SIM)/obj/%.o,$(wildcard sim/core/*.c))
 SIM_CUDA := $(patsubst %.c,$(SIM)/obj/%.o,$(wildcard sim/cuda/*.c))
 SIM_NVML := $(patsubst %.c,$(SIM)/obj/%.o,$(wildcard sim/nvml/*.c))
@@ -35,6 +36,13 @@ $(SIM)/lib%.so: $(SIM)/lib%.so.1
 	ln -sf $(notdir $<) $@
 
 $(SIM)/sim-%: $(SIM)/obj/sim/tools/sim-%.o $(SIM_CORE)
+	$(CC) $(LDSTD) $^ -o $@
+
+# Programs of their own: nothing of the machine's state is in them.
+$(SIM)/nvidia-cuda-mps-control: $(patsubst %,$(SIM)/obj/sim/mps/%.o,control daemon commands)
+	$(CC) $(LDSTD) $^ -o $@
+
+$(SIM)/nvidia-cuda-mps-server: $(SIM)/obj/sim/mps/server.o
 	$(CC) $(LDSTD) $^ -o $@
 
 $(SIM)/models: $(wildcard sim/models/*.conf sim/models/*.tsv)

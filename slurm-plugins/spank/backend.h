@@ -21,7 +21,10 @@ struct backend {
 	/* Sets up one task. Called as root in the task's process, before it changes to the user. */
 	void (*enter_task)(struct step_context *step);
 
-	/* Sets the task's environment. Called as the user in the task's process; may be NULL. */
+	/*
+	 * Sets what Slurm's gres plugins would overwrite before. Called as the user in the task's process, after Slurm's
+	 * last change of the environment. NULL: nothing.
+	 */
 	void (*start_task)(struct step_context *step, spank_t spank);
 
 	/* Takes back what begin() gave. Called as root in slurmstepd, after the last task and only after begin(). */
@@ -29,7 +32,7 @@ struct backend {
 
 	/*
 	 * Removes what the job inherited if it was submitted from within a slice of this mode. Called as root in
-	 * slurmstepd, for a step without a slice.
+	 * slurmstepd, for a step without a slice, or with one of another mode.
 	 */
 	void (*drop_inherited)(const struct step_context *step, spank_t spank, char **env);
 };
@@ -37,7 +40,7 @@ struct backend {
 /* Returns the backend of a mode (enum HAMI_MODE_*), or NULL if this plugin has none. */
 const struct backend *backend_of(uint32_t mode);
 
-/* Calls drop_inherited() of every backend. */
-void backend_drop_inherited(const struct step_context *step, spank_t spank, char **env);
+/* Calls drop_inherited() of every backend but `own`, which may be NULL. The step's environment may move. */
+void backend_drop_inherited(const struct step_context *step, spank_t spank, const struct backend *own);
 
 #endif

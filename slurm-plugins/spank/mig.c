@@ -21,8 +21,7 @@ static int set_devices(struct step_context *step, spank_t spank)
 static void begin(struct step_context *step, spank_t spank, char **env, int dir,
 		  const struct hami_limits *limits)
 {
-	/* A job that was submitted from within a slice of another mode has what that needed. */
-	backend_drop_inherited(step, spank, env);
+	(void)env;
 	if (step->verdict == STEP_FENCED && !record_read_mig(dir, 0, device)) {
 		context_refuse(step,
 			       "its job's MIG instance is not noted in %s/jobs/%u/" HAMI_FILE_MIG

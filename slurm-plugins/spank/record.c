@@ -135,6 +135,11 @@ bool record_read_refusal(int dir, uid_t owner, char *text, size_t size)
 	return read_line(dir, HAMI_FILE_REFUSED, owner, text, size);
 }
 
+bool record_read_mps(int dir, uid_t owner, char *text, size_t size)
+{
+	return read_line(dir, HAMI_FILE_MPS, owner, text, size);
+}
+
 bool record_is_whole(int dir, uid_t owner)
 {
 	char text[1024];

@@ -35,6 +35,12 @@ int record_open_dir(const char *run_dir, uint32_t job_id);
  */
 bool record_read_refusal(int dir, uid_t owner, char *text, size_t size);
 
+/*
+ * Reads what the prolog wrote of the job's MPS daemon, from dir: its client priority and pipe directory, as one
+ * line. Returns false if there is nothing. owner as below.
+ */
+bool record_read_mps(int dir, uid_t owner, char *text, size_t size);
+
 /* Returns whether the prolog recorded in dir that the job holds whole GPUs. owner as below. */
 bool record_is_whole(int dir, uid_t owner);
 

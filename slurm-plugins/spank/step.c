@@ -170,10 +170,10 @@ static bool refused_by_prolog(int dir)
 	return true;
 }
 
-static void begin_slice(spank_t spank, char **env, int dir, const struct hami_limits *job,
-			const struct step_units *units)
+static void begin_slice(spank_t spank, int dir, const struct hami_limits *job, const struct step_units *units)
 {
 	static const char *const modes[] = HAMI_MODE_NAMES;
+	char **env = NULL;
 	struct hami_limits own;
 
 	backend = backend_of(job->mode);
@@ -186,7 +186,9 @@ static void begin_slice(spank_t spank, char **env, int dir, const struct hami_li
 		return;
 	}
 	step_limits(job, units, step.verdict, step.step_id, unix_ns(), &own);
-	backend->begin(&step, spank, env, dir, &own);
+	backend_drop_inherited(&step, spank, backend);
+	if (spank_get_item(spank, S_JOB_ENV, &env) == ESPANK_SUCCESS)
+		backend->begin(&step, spank, env, dir, &own);
 }
 
 static void begin(spank_t spank, char **env, uint32_t uid)
@@ -216,9 +218,9 @@ static void begin(spank_t spank, char **env, uint32_t uid)
 		refuse_verdict(step.verdict);
 	}
 	if (step.verdict == STEP_FENCED || step.verdict == STEP_WITHOUT_GPU) {
-		begin_slice(spank, env, dir, &job, &units);
+		begin_slice(spank, dir, &job, &units);
 	} else if ((step.verdict == STEP_NOT_OURS || step.verdict == STEP_WHOLE) && !*step.refusal) {
-		backend_drop_inherited(&step, spank, env);
+		backend_drop_inherited(&step, spank, NULL);
 		if (step.verdict == STEP_WHOLE)
 			drop_units(spank);
 	}
@@ -285,10 +287,10 @@ void step_start_task(spank_t spank)
 	 * step's record already forbids any allocation. With an empty list programs see no device, instead of
 	 * a device without memory.
 	 */
-	if (!*step.refusal && backend && backend->start_task)
-		backend->start_task(&step, spank);
 	if (!*step.refusal && step.verdict == STEP_WITHOUT_GPU)
 		context_set_env(&step, spank, "CUDA_VISIBLE_DEVICES", "");
+	else if (!*step.refusal && backend && backend->start_task)
+		backend->start_task(&step, spank);
 	if (*step.refusal)
 		end_task(spank);
 }

@@ -19,6 +19,7 @@ _ACCOUNTING = (
 _STORY = "tests/cluster/test_story.py::test_the_demo_follows_a_request_from_sbatch_to_the_bill"
 _RENDER = "tests/cluster/test_site.py"
 _QOS = "tests/cluster/test_qos.py"
+_MPS = "tests/unit/test_mps_command.py"
 _GPU = "tests/cluster/test_gpu_drain.py"
 _EVENTS = "tests/unit/test_events_command.py"
 BY = {
@@ -37,6 +38,8 @@ BY = {
     "hami-hpc agent --once": "tests/cluster/test_agent.py::test_a_second_agent_is_refused_and_once_shows_what_there_is",
     'hami-hpc gpu drain 3 --reason "Xid 63: row remapping pending"': _GPU,
     "hami-hpc gpu list": _GPU,
+    "hami-hpc mps status": _MPS,
+    "hami-hpc mps restart 0-1000": _MPS,
     "hami-hpc gpu resume 3": _GPU,
     "hami-hpc events --since 1h": _EVENTS,
     "hami-hpc events --job 4711 --format json": _EVENTS,

@@ -153,6 +153,7 @@ def test_every_help_lists_the_exit_statuses_that_the_command_has(name: str) -> N
         "doctor",
         "agent",
         "gpu",
+        "mps",
         "qos",
         "baseline",
         "check-bill",
@@ -183,7 +184,7 @@ def test_settings_that_are_not_there_are_an_error_and_no_finding(tmp_path: Path,
         "trace": ["7"],
         "baseline": ["check"],
     }
-    needed |= {"store": ["undo"]}
+    needed |= {"store": ["undo"], "mps": ["status"]}
     missing = str(tmp_path / "none.toml")
     result = CliRunner().invoke(main, [name, *needed.get(name, []), "--config", missing])
     # doctor's answer is that the settings are missing: that is what it was asked.

@@ -52,20 +52,24 @@ def start_over(node: Node) -> None:
     node.enter_gpus()
 
 
-def run_and_kill(body: Callable[[], None], at_line: int) -> bool:
+def run_and_kill(body: Callable[[], None], at_line: int, *, distinct: bool = False) -> bool:
     """Runs `body` in a child that is killed (SIGKILL) when it reaches its `at_line`-th line of the traced modules.
+    `distinct`: a line counts once, however often it runs.
 
     Returns whether it was killed, False when it ended before. AssertionError when it failed otherwise.
     """
     child = os.fork()
     if child == 0:
         seen = 0
+        known: set[tuple[str, int]] = set()
 
         def trace(frame: FrameType, event: str, _argument: Any) -> Any:
             nonlocal seen
             if not frame.f_code.co_filename.endswith(TRACED):
                 return None
-            if event == "line":
+            line = (frame.f_code.co_filename, frame.f_lineno)
+            if event == "line" and not (distinct and line in known):
+                known.add(line)
                 seen += 1
                 if seen == at_line:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -84,11 +88,11 @@ def run_and_kill(body: Callable[[], None], at_line: int) -> bool:
     return status == signal.SIGKILL
 
 
-def all_lines(body: Callable[[], None], before: Callable[[], None]) -> Iterator[int]:
+def all_lines(body: Callable[[], None], before: Callable[[], None], *, distinct: bool = False) -> Iterator[int]:
     """Kills `body` at line 1, 2, 3, ... until it ends by itself; yields after each kill, with `before` done anew."""
     line = 1
     before()
-    while run_and_kill(body, line):
+    while run_and_kill(body, line, distinct=distinct):
         yield line
         before()
         line += 1

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 
 #include "driver/access.h"
+#include "hooks/mps.h"
 #include "limits/latency.h"
 #include "limits/launched.h"
 
@@ -18,9 +19,9 @@
 		CUresult result = real->name ? real->name(__VA_ARGS__) : CUDA_ERROR_NOT_SUPPORTED;           \
 		if (begun)                                                                                   \
 			hami_latency_launched(begun, result == CUDA_SUCCESS);                                \
-		return result;                                                                               \
+		return hami_mps_seen(result);                                                                \
 	}                                                                                                    \
-	return real->name ? real->name(__VA_ARGS__) : CUDA_ERROR_NOT_SUPPORTED
+	return real->name ? hami_mps_seen(real->name(__VA_ARGS__)) : CUDA_ERROR_NOT_SUPPORTED
 
 #define LAUNCH_KERNEL(name, per_thread)                                                                      \
 	CUresult CUDAAPI name(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,               \

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 
 #include "driver/access.h"
+#include "hooks/mps.h"
 #include "limits/latency.h"
 
 #define WAIT(name, ...)                                                                                      \
@@ -17,7 +18,7 @@
 	CUresult result = real->name(__VA_ARGS__);                                                           \
 	if (__builtin_expect(atomic_load_explicit(&hami_latency_begun, memory_order_relaxed) != 0, 0))       \
 		hami_latency_waited();                                                                       \
-	return result
+	return hami_mps_seen(result)
 
 CUresult CUDAAPI cuStreamSynchronize(CUstream stream)
 {

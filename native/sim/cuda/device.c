@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Devices: which there are, and what they say of themselves. */
+#include "mps.h"
 #include "sim_cuda.h"
 
 #include <stdio.h>
@@ -202,7 +203,7 @@ static int model_attribute(const struct sim_model *m, uint32_t gpu, CUdevice_att
 	case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
 		return (int)m->clock_mhz * 1000;
 	case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-		return (int)m->sm_count;
+		return (int)sim_mps_sms(m->sm_count);
 	case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
 		return (int)sim_pci_bus(gpu);
 	case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:

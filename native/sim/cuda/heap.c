@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "graph.h"
+#include "mps.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,10 @@
 static CUresult count_memory(uint32_t device, uint64_t bytes)
 {
 	sim_lock(&sim.view);
-	int rc = sim_charge(&sim.view, device, bytes);
+	const struct sim_share *own = &sim.view.state->slot[sim.view.slot].gpu[device];
+	/* What the context takes is the server's, and not under the limit. */
+	bool fits = sim_mps_fits(own->used_bytes - own->context_bytes, bytes);
+	int rc = fits ? sim_charge(&sim.view, device, bytes) : -1;
 	sim_unlock(&sim.view);
 	return rc ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Launches, and what can be asked of a function. */
 #include "module.h"
+#include "mps.h"
 
 #include <string.h>
 
@@ -58,6 +59,7 @@ static CUresult launch(CUfunction f, const struct shape *shape, CUstream stream,
 	SIM_CHECK(sim_stream(stream, &s));
 	SIM_CHECK(check_shape(f, shape));
 	SIM_CHECK(sim_kernel_ns(f, s->context->device, parameters, extra, &ns));
+	ns = sim_mps_ns(ns);
 	if (s->capturing)
 		return sim_capture_kernel(s, ns);
 	sim_submit(s, ns);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Initialisation, fork, faults: what every export passes first. */
+#include "mps.h"
 #include "sim_cuda.h"
 
 #include <errno.h>
@@ -26,7 +27,7 @@ CUresult sim_enter(enum api_id id)
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (sim.faults.count && faults_hit(&sim.faults, base_names[id], &code))
 		return (CUresult)code;
-	return CUDA_SUCCESS;
+	return sim_mps_check();
 }
 
 static void before_fork(void)
@@ -55,6 +56,7 @@ static void after_fork_child(void)
 		sim.primary[i] = (struct primary){0};
 	memset(sim.queue, 0, sizeof sim.queue);
 	sim_memory_fork_child();
+	sim_mps_fork_child();
 	sim_channels_fork_child();
 	sim_pools_fork_child();
 	sim_vmm_fork_child();
@@ -102,6 +104,7 @@ static CUresult init_locked(void)
 		sim_fork_child(&sim.view);
 		return CUDA_ERROR_NO_DEVICE;
 	}
+	SIM_CHECK(sim_mps_connect());
 	atomic_store_explicit(&sim.ready, true, memory_order_release);
 	return CUDA_SUCCESS;
 }

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One MPS control daemon: where it is, how it is started, asked and ended. No shell, and a time limit on each call.
+
+The daemon is root's. That of driver 580 takes its settings from root alone; that of 535 takes them from everybody who
+can connect to it, and the access list of its pipe directory leaves that to one user (docs/adr/052).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Mapping
+
+from hami_hpc.core.values import NamedTuple
+from hami_hpc.errors import NodeError
+from hami_hpc.node import mps_processes
+from hami_hpc.node.mps_processes import PIPE_VARIABLE
+
+FOLDER = "mps"
+ALL_USERS = "all"
+START_S, ANSWER_S, QUIT_S, END_S, KILL_S = 10.0, 3.0, 2, 1.0, 3.0
+OUTPUT_MAX = 1 << 16
+# Not passed on to a daemon: what would choose another GPU, another directory, or a program or library of its own.
+DROPPED = ("CUDA_", "NVIDIA_", "HAMI_HPC_", "SLURM_", "SPANK_", "LD_PRELOAD", "PATH")
+SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class MpsError(NodeError):
+    """A control daemon does not do what it should; the message names its pipe directory or its program."""
+
+
+class Place(NamedTuple):
+    """Where one daemon is: `user` is a uid, or ALL_USERS where one server serves everybody on that GPU."""
+
+    run_dir: str
+    gpu_minor: int
+    user: str
+
+    @property
+    def pipe(self) -> str:
+        return f"{self.run_dir}/{FOLDER}/{self.gpu_minor}-{self.user}"
+
+    @property
+    def log(self) -> str:
+        return f"{self.pipe}.log"
+
+    @property
+    def jobs(self) -> str:
+        return f"{self.pipe}.jobs"
+
+
+class Limits(NamedTuple):
+    """What a daemon lets a client have at most. Each client is limited further by its own environment."""
+
+    percent: int
+    mem_mib: int
+
+
+def check_program(program: str) -> None:
+    """Raises MpsError unless `program` is a file that root alone can change, in a directory that root alone can."""
+    real = os.path.realpath(program)
+    for path in (real, os.path.dirname(real)):
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise MpsError(
+                f"{path} cannot be used ({error.strerror}): mode=mps needs NVIDIA's {mps_processes.CONTROL_NAME}. "
+                "Install the driver's package that has it, set control in [mps] of hami-hpc.toml, or take mps out of "
+                "modes in [vgpu]"
+            ) from error
+        if status.st_uid != 0 or status.st_mode & 0o022:
+            raise MpsError(f"{path} can be changed by others than root; run: chown root {path}; chmod go-w {path}")
+
+
+def ask(program: str, place: Place, command: str, timeout_s: float = ANSWER_S) -> str:
+    """Returns what the daemon answers to one command, in one line. Raises MpsError when it does not in time."""
+    status, output = _run([program], _environment(program, place, {}), command, timeout_s)
+    if status is None:
+        raise MpsError(f"the MPS daemon of {place.pipe} does not answer '{command}' within {timeout_s:g} s")
+    if status != 0 and not command.startswith("quit"):  # of quit it says how the servers ended
+        raise MpsError(f"the MPS daemon of {place.pipe} cannot be asked '{command}': {output or f'status {status}'}")
+    return output
+
+
+def answers(program: str, place: Place) -> bool:
+    """Returns whether the daemon is there and answers in time."""
+    try:
+        float(ask(program, place, "get_default_active_thread_percentage"))
+    except (MpsError, ValueError):
+        return False
+    return True
+
+
+def servers(program: str, place: Place) -> tuple[int, ...]:
+    """Returns the process ids of the daemon's servers. Raises MpsError when it does not answer."""
+    return _numbers(ask(program, place, "get_server_list"))
+
+
+def clients(program: str, place: Place, server: int) -> tuple[int, ...]:
+    """Returns the process ids of a server's clients. Raises MpsError when the daemon does not answer."""
+    return _numbers(ask(program, place, f"get_client_list {server}"))
+
+
+def _numbers(answer: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in answer.split() if word.isdecimal())
+
+
+def adjust(program: str, place: Place, limits: Limits) -> None:
+    """Sets what clients that come from now on may have. Those that are connected keep what they had: the driver does
+    not change them. Raises MpsError when the daemon does not take the limits for its next server."""
+    memory = f"{limits.mem_mib}M"
+    ask(program, place, f"set_default_active_thread_percentage {limits.percent}")
+    ask(program, place, f"set_default_device_pinned_mem_limit 0 {memory}")
+    with contextlib.suppress(MpsError):  # a server that ends, or that its user has stopped
+        for server in servers(program, place):
+            ask(program, place, f"set_active_thread_percentage {server} {limits.percent}")
+            ask(program, place, f"set_device_pinned_mem_limit {server} 0 {memory}")
+
+
+def start(program: str, place: Place, gpu_uuid: str, limits: Limits) -> None:
+    """Starts the daemon of one GPU, with these limits from the start. Its directories are there. Raises MpsError."""
+    more = {
+        "CUDA_VISIBLE_DEVICES": gpu_uuid,
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(limits.percent),
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limits.mem_mib}M",
+    }
+    options = ["-d", "-M"] if place.user == ALL_USERS else ["-d"]
+    status, output = _run([program, *options], _environment(program, place, more), "", START_S)
+    if status != 0:
+        mps_processes.kill(mps_processes.daemons_at(place.pipe, program), KILL_S)
+        why = f"did not start within {START_S:g} s" if status is None else f"ended with status {status}"
+        raise MpsError(
+            f"{program} for GPU {place.gpu_minor} {why}: {output or 'it said nothing'}. See {place.log}/control.log, "
+            "nvidia-smi and dmesg"
+        )
+    adjust(program, place, limits)
+
+
+def stop(program: str, place: Place) -> None:
+    """Ends the daemon and its servers: by `quit`, else by SIGKILL. Raises MpsError when one of them does not end."""
+    daemons = mps_processes.daemons_at(place.pipe, program)
+    if daemons:
+        with contextlib.suppress(MpsError):
+            ask(program, place, f"quit -t {QUIT_S}", QUIT_S + ANSWER_S)
+        mps_processes.wait(daemons, END_S)
+    found = mps_processes.processes()
+    rest = mps_processes.daemons_at(place.pipe, program, found) + mps_processes.servers_at(place.pipe, found)
+    left = mps_processes.kill(rest, KILL_S)
+    if left:
+        pids = ", ".join(str(process.pid) for process in left)
+        raise MpsError(
+            f"process {pids} of MPS in {place.pipe} cannot be ended: it waits in the driver; see dmesg (Xid)"
+        )
+
+
+def _run(command: list[str], environment: Mapping[str, str], text: str, timeout_s: float) -> tuple[int | None, str]:
+    """Runs a program and returns its status, None when it took too long, and what it printed in one line.
+
+    The output goes to a file in memory: a daemon may keep a pipe open for as long as it lives.
+    """
+    output = os.memfd_create("mps", os.MFD_CLOEXEC)
+    process = None
+    try:
+        process = subprocess.Popen(
+            command, env=dict(environment), stdin=subprocess.PIPE, stdout=output, stderr=output, cwd="/"
+        )
+        process.communicate(f"{text}\n".encode() if text else None, timeout=timeout_s)
+    except OSError as error:
+        raise MpsError(f"{command[0]} cannot be run: {error.strerror}") from error
+    except subprocess.TimeoutExpired:
+        assert process is not None
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits in the driver
+            process.wait(KILL_S)
+        return None, ""
+    else:
+        printed = os.pread(output, OUTPUT_MAX, 0).decode(errors="replace")
+        return process.returncode, " ".join(printed.split())
+    finally:
+        os.close(output)
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+
+
+def _environment(program: str, place: Place, more: dict[str, str]) -> dict[str, str]:
+    """Returns the environment of the daemon and of the commands for it: the caller's without what is a job's or CUDA's.
+
+    The daemon finds its server by PATH, so only directories of root's are in it.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
+    path = f"{os.path.dirname(os.path.realpath(program))}:{SYSTEM_PATH}"
+    return kept | {"PATH": path, PIPE_VARIABLE: place.pipe, "CUDA_MPS_LOG_DIRECTORY": place.log} | more

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of MPS on this node, found in /proc: control daemons and servers, and whose they are.
+
+A user can name a program, its arguments and its environment as they like. So a daemon counts as ours only if all of its
+uids are root's, its program is the file that the settings name, and its pipe directory, as it was at its start, is the
+one asked for. A server is ours by its program's name and pipe directory; its uid is the job's user.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from hami_hpc.core.values import NamedTuple
+
+CONTROL_NAME, SERVER_NAME = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
+PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+DEFAULT_PIPE = "/tmp/nvidia-mps"
+DELETED = " (deleted)"  # the kernel's mark where a package was updated under a running program
+ENVIRONMENT_MAX, PIPE_MAX = 1 << 20, 4096
+LOOK_S = 0.01
+
+
+class Process(NamedTuple):
+    """A control daemon or a server. `started` and `pid` together name a process for ever."""
+
+    pid: int
+    started: int
+    uid: int
+    is_server: bool
+    program: str
+    pipe: str
+
+
+def processes(root: str = "/proc") -> tuple[Process, ...]:
+    """Returns all control daemons and servers of the node, by pid. A process that ends meanwhile is left out."""
+    pids = sorted(int(name) for name in os.listdir(root) if name.isdigit())
+    return tuple(found for pid in pids if (found := read(pid, root)) is not None)
+
+
+def read(pid: int, root: str = "/proc") -> Process | None:
+    """Returns one process if it is a control daemon or server that runs, else None."""
+    folder = f"{root}/{pid}"
+    try:
+        program = os.readlink(f"{folder}/exe").removesuffix(DELETED)
+        name = program.rpartition("/")[2]
+        if name not in (CONTROL_NAME, SERVER_NAME) or not (name == SERVER_NAME or _is_daemon(folder)):
+            return None
+        state, started = _state(folder)
+        if state in ("Z", "X"):
+            return None
+        uids = _uids(folder)
+        uid = uids[0] if len(set(uids)) == 1 else -1  # -1: a program that changes its user, so nobody's
+        return Process(pid, started, uid, name == SERVER_NAME, program, _pipe(folder))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _is_daemon(folder: str) -> bool:
+    """Returns whether a control program is the daemon and not a command that asks one."""
+    with open(f"{folder}/cmdline", "rb") as file:
+        words = file.read(4096).split(b"\0")
+    return any(word in (b"-d", b"-f", b"--daemon") for word in words[1:])
+
+
+def _state(folder: str) -> tuple[str, int]:
+    with open(f"{folder}/stat", "rb") as file:
+        fields = file.read(4096).rpartition(b")")[2].split()
+    return fields[0].decode(), int(fields[19])
+
+
+def _parent(folder: str) -> int:
+    with open(f"{folder}/stat", "rb") as file:
+        return int(file.read(4096).rpartition(b")")[2].split()[1])
+
+
+def _uids(folder: str) -> tuple[int, ...]:
+    with open(f"{folder}/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"Uid:"):
+                return tuple(int(word) for word in line.split()[1:])
+    return ()
+
+
+def _pipe(folder: str) -> str:
+    with open(f"{folder}/environ", "rb") as file:
+        for variable in file.read(ENVIRONMENT_MAX).split(b"\0"):
+            name, _, value = variable.partition(b"=")
+            if name == PIPE_VARIABLE.encode():
+                text = os.fsdecode(value)  # a user's own text, which is shown to administrators
+                return "".join(ch if ch.isprintable() else "?" for ch in text[:PIPE_MAX])
+    return DEFAULT_PIPE
+
+
+def daemons_at(pipe: str, program: str, found: tuple[Process, ...] | None = None) -> tuple[Process, ...]:
+    """Returns root's control daemons of this pipe directory that run `program`. At most one, but for a fault."""
+    return tuple(
+        process
+        for process in (processes() if found is None else found)
+        if not process.is_server
+        and process.pipe == pipe
+        and process.uid == os.geteuid()
+        and process.program == os.path.realpath(program)
+    )
+
+
+def servers_at(pipe: str, found: tuple[Process, ...] | None = None) -> tuple[Process, ...]:
+    """Returns the servers of this pipe directory, whoever they run as."""
+    return tuple(
+        process for process in (processes() if found is None else found) if process.is_server and process.pipe == pipe
+    )
+
+
+def foreign(run_dir_mps: str, found: tuple[Process, ...] | None = None) -> tuple[Process, ...]:
+    """Returns the control daemons that hami_hpc did not start: those of any pipe directory outside `run_dir_mps`."""
+    return tuple(
+        process
+        for process in (processes() if found is None else found)
+        if not process.is_server and not process.pipe.startswith(f"{run_dir_mps}/")
+    )
+
+
+def is_jobs_server(pid: int, run_dir_mps: str) -> bool:
+    """Returns whether a process is the server of a daemon that hami_hpc started: its parent is root's daemon."""
+    process = read(pid)
+    if process is None or not process.is_server or not process.pipe.startswith(f"{run_dir_mps}/"):
+        return False
+    try:
+        parent = read(_parent(f"/proc/{pid}"))
+    except (OSError, ValueError, IndexError):
+        return False
+    return parent is not None and not parent.is_server and parent.uid == os.geteuid() and parent.pipe == process.pipe
+
+
+def kill(targets: tuple[Process, ...], within_s: float) -> tuple[Process, ...]:
+    """Kills these processes (SIGKILL) if they are still the same ones, and waits. Returns those that did not end."""
+    for process in targets:
+        _signal(process)
+    return wait(targets, within_s)
+
+
+def wait(targets: tuple[Process, ...], within_s: float) -> tuple[Process, ...]:
+    """Waits until these processes have ended. Returns those that had not within the time."""
+    end = time.monotonic() + within_s
+    left = tuple(_alive(targets))
+    while left and time.monotonic() < end:
+        time.sleep(LOOK_S)
+        left = tuple(_alive(left))
+    return left
+
+
+def _alive(targets: tuple[Process, ...], look: Callable[[int], Process | None] = read) -> Iterator[Process]:
+    for process in targets:
+        now = look(process.pid)
+        if now is not None and now.started == process.started:
+            yield process
+
+
+def _signal(process: Process) -> None:
+    """Sends SIGKILL by a descriptor of the process, so that a pid that is used again is no danger."""
+    with suppress(OSError):
+        fd = os.pidfd_open(process.pid)
+        try:
+            now = read(process.pid)
+            if now is not None and now.started == process.started:
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        finally:
+            os.close(fd)

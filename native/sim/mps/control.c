@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The simulated nvidia-cuda-mps-control: `-d` starts the daemon, without options it sends the commands of standard
+ * input to it. Faults: lines "COMMAND hang" or "COMMAND die" of $HAMI_SIM/mps; COMMAND `start` is the daemon's start.
+ */
+#include "control.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+const char *mps_pipe(void)
+{
+	const char *pipe = getenv(MPS_PIPE_VARIABLE);
+	return pipe && *pipe ? pipe : MPS_PIPE_DEFAULT;
+}
+
+void mps_fault(const char *command)
+{
+	char path[2048], line[MPS_LINE], name[128], what[32];
+	const char *machine = getenv("HAMI_SIM");
+	FILE *file;
+
+	if (!machine)
+		return;
+	snprintf(path, sizeof path, "%s/mps", machine);
+	file = fopen(path, "re");
+	if (!file)
+		return;
+	while (fgets(line, sizeof line, file)) {
+		if (sscanf(line, "%127s %31s", name, what) != 2 || strcmp(name, command) != 0)
+			continue;
+		if (strcmp(what, "die") == 0)
+			_exit(1);
+		for (;;) /* hang */
+			pause();
+	}
+	fclose(file);
+}
+
+/* Connects as a user interface: by the socket of the daemon's own user, else by that of all. */
+static int connect_ui(void)
+{
+	static const char *const names[] = {"control_privileged", "control"};
+
+	for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+		struct sockaddr_un address;
+		int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+		if (fd >= 0 && mps_path_address(&address, mps_pipe(), names[i]) == 0 &&
+		    connect(fd, (const struct sockaddr *)&address, sizeof address) == 0 &&
+		    send(fd, "UI\n", 3, MSG_NOSIGNAL) == 3)
+			return fd;
+		if (fd >= 0)
+			close(fd);
+	}
+	return -1;
+}
+
+/* Prints the answer to one command. Returns 1 when the daemon is no longer there. */
+static int print_answer(int fd)
+{
+	char c;
+
+	while (recv(fd, &c, 1, 0) == 1) {
+		if (c == '\0')
+			return 0;
+		putchar(c);
+	}
+	return 1;
+}
+
+static int run_ui(void)
+{
+	char line[MPS_LINE];
+	int fd = connect_ui();
+
+	if (fd < 0) {
+		puts("Cannot find MPS control daemon process");
+		return 1;
+	}
+	while (fgets(line, sizeof line, stdin)) {
+		size_t length = strcspn(line, "\n");
+		int is_quit = strncmp(line, "quit", 4) == 0;
+
+		if (length == 0)
+			continue;
+		line[length] = '\n';
+		if (send(fd, line, length + 1, MSG_NOSIGNAL) < 0)
+			return 1;
+		if (print_answer(fd))
+			return is_quit ? 0 : 1;
+	}
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	int multi_user = 0, daemonize = 0;
+
+	for (int i = 1; i < argc; i++) {
+		if (strcmp(argv[i], "-d") == 0) {
+			daemonize = 1;
+		} else if (strcmp(argv[i], "-M") == 0 || strcmp(argv[i], "-multiuser-server") == 0) {
+			multi_user = 1;
+		} else {
+			printf("Unknown option %s\n", argv[i]);
+			return 1;
+		}
+	}
+	if (!daemonize)
+		return run_ui();
+	if (multi_user && geteuid() != 0) {
+		puts("Only root user may enable -multiuser-server!");
+		return 1;
+	}
+	mps_fault("start");
+	return daemon_run(multi_user);
+}

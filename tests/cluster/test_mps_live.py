@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mode=mps from sbatch to the epilog: each user's jobs on a GPU are clients of one daemon, gone after the last one."""
+
+from __future__ import annotations
+
+import json
+import pwd
+from collections.abc import Iterator
+
+import pytest
+from harness import cluster as private_cluster
+from harness import config, jobs, node
+from harness.accounts import USERS
+from harness.layout import CHECKOUT, Layout
+
+from hami_hpc.contract import constants as c
+from hami_hpc.node import mps_processes
+
+PROGRAM = CHECKOUT / "build/native/sim/nvidia-cuda-mps-control"
+CLIENT = (CHECKOUT / "tests/gpu/mps_client.py").read_text()
+FIRST, SECOND = USERS[:2]
+CONTEXT_MIB = 512  # of the simulation; the interposer counts it, MPS does not
+NAMES = ("PIPE_DIRECTORY", "ACTIVE_THREAD_PERCENTAGE", "PINNED_DEVICE_MEM_LIMIT", "CLIENT_PRIORITY")
+SCRIPT = f"""#!/bin/sh
+cat >client-$SLURM_JOB_ID.py <<'EOT'
+{CLIENT}
+EOT
+env | grep -E '^CUDA_'
+/usr/bin/python3 client-$SLURM_JOB_ID.py take 16384
+echo ready
+srun --overlap --gres=none env | grep -c '^CUDA_MPS_'
+sleep 120
+"""
+
+
+@pytest.fixture
+def with_mps(restored: Layout) -> Iterator[Layout]:
+    """A cluster whose administrator has added mode=mps, as docs/node.md says."""
+    text = config.site_toml(restored).replace("[vgpu]\n", '[vgpu]\nmodes = ["share", "mps"]\n')
+    config.write(restored.site_config, f'{text}[mps]\ncontrol = "{PROGRAM}"\n')
+    config.render(restored)
+    for name in ("slurmd", "slurmctld"):
+        private_cluster.restart(restored, name)
+    yield restored
+    for user in USERS:
+        jobs.admin(restored, "scancel", f"--user={user}")
+    jobs.wait(restored, lambda: not jobs.admin(restored, "squeue", "-h"), "the jobs to end", 60)
+    node.wait_until_clean(restored)
+
+
+def daemons(layout: Layout) -> list[tuple[int, str]]:
+    """Returns pid and place of the control daemons of this cluster."""
+    found = (process for process in mps_processes.processes() if process.pipe.startswith(f"{layout.run_dir}/mps/"))
+    return sorted((process.pid, process.pipe.rpartition("/")[2]) for process in found if not process.is_server)
+
+
+def start(layout: Layout, user: str, request: str) -> tuple[int, dict[str, str], dict[str, float]]:
+    """Starts a job, and returns its id, its variables of CUDA, and what a CUDA process in it got."""
+    job = jobs.submit(layout, user, f"--gres=vgpu:{request},mode=mps", script=SCRIPT)
+    jobs.wait(layout, lambda: "ready" in jobs.output(layout, user, job), "the job's program", 90, job)
+    lines = jobs.output(layout, user, job).splitlines()
+    variables = dict(line.split("=", 1) for line in lines if line.startswith("CUDA_"))
+    return job, variables, json.loads(next(line for line in lines if line.startswith("{")))
+
+
+def ended(layout: Layout, job: int) -> None:
+    jobs.admin(layout, "scancel", str(job))
+    spooled = layout.state_dir / "usage" / f"{job}.json"
+    jobs.wait(layout, spooled.exists, "the epilog", 60, job)
+    assert json.loads(spooled.read_text())["mode"] == "mps"
+
+
+def test_jobs_of_two_users_have_daemons_of_their_own_and_leave_none(with_mps: Layout) -> None:
+    first, variables, got = start(with_mps, FIRST, "mem=8G,cores=75")
+    pipe, percent, memory, priority = (variables[f"CUDA_MPS_{name}"] for name in NAMES)
+    assert pipe == f"{with_mps.run_dir}/mps/0-{pwd.getpwnam(FIRST).pw_uid}"
+    assert (percent, memory, priority) == ("75", "0=8192M", "1")
+    assert variables["CUDA_VISIBLE_DEVICES"].startswith("GPU-")
+    assert (got["sms"], got["taken_mib"]) == (99, 8192 - CONTEXT_MIB)
+    [(pid, place)] = daemons(with_mps)
+
+    second, variables, got = start(with_mps, FIRST, "mem=2G,cores=25")
+    assert (variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], got["sms"], got["taken_mib"]) == (
+        "25",
+        33,
+        2048 - CONTEXT_MIB,
+    )
+    assert daemons(with_mps) == [(pid, place)], "one daemon for the user's two jobs"
+
+    third, variables, _got = start(with_mps, SECOND, "mem=2G,cores=25")
+    assert variables["CUDA_MPS_PIPE_DIRECTORY"] != pipe
+    assert len(daemons(with_mps)) == 2
+    assert jobs.run_as(with_mps, SECOND, ("ls", pipe)).status != 0, "another user's daemon cannot be reached"
+    shown = json.loads(jobs.admin(with_mps, "hami-hpc", "mps", "status", "--format", "json"))
+    assert {(row["state"], *row["jobs"]) for row in shown if row["daemon"]} == {
+        ("answers", first, second),
+        ("answers", third),
+    }
+
+    ended(with_mps, first)
+    assert (pid, place) in daemons(with_mps), "its other job needs it"
+    ended(with_mps, second)
+    ended(with_mps, third)
+    jobs.wait(with_mps, lambda: not daemons(with_mps), "the daemons to end", 30)
+    left = [path.name for path in (with_mps.run_dir / "mps").iterdir() if path.suffix != ".lock"]
+    assert left == []
+
+
+def test_a_step_without_gpu_is_no_client_and_a_plain_job_inherits_nothing(with_mps: Layout) -> None:
+    """A job that was submitted from within one with mode=mps has the variables of a daemon that is not its own."""
+    inner = "#!/bin/sh\nenv | grep -c '^CUDA_MPS_'\nexit 0\n"
+    script = f"#!/bin/sh\nsbatch -W --gres=vgpu:mem=1G,cores=5 -o inner.out <<'EOT'\n{inner}EOT\ncat inner.out\n"
+    job = jobs.submit(with_mps, FIRST, "--gres=vgpu:mem=1G,cores=5,mode=mps", script=script)
+    jobs.wait_for_state(with_mps, job, "COMPLETED")
+    assert jobs.output(with_mps, FIRST, job).splitlines()[-1] == "0"
+
+
+def test_a_job_without_its_daemons_file_is_refused_with_a_reason(with_mps: Layout) -> None:
+    job = jobs.submit(with_mps, FIRST, "--gres=vgpu:mem=1G,cores=5,mode=mps", script="#!/bin/sh\nsleep 3\nsrun true\n")
+    path = with_mps.run_dir / "jobs" / str(job) / c.FILE_MPS
+    jobs.wait(with_mps, path.exists, "the prolog", 60, job)
+    path.unlink()
+    jobs.wait(with_mps, lambda: "has no MPS daemon" in jobs.output(with_mps, FIRST, job), "the reason", 60, job)

@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mode=mps: one daemon per GPU and user, from the first job to the last, with the jobs' limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from mps_testbed import OTHER_UID, PROGRAM, MpsNode, client
+from node_testbed import UID, UUIDS
+
+from hami_hpc.contract import constants as c
+from hami_hpc.isolation.mps import priority_of
+from hami_hpc.node import mps, mps_daemon, mps_processes
+from hami_hpc.node.mps_daemon import MpsError
+from hami_hpc.stages import common
+from hami_hpc.stages.reconcile import reconcile
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[MpsNode]:
+    with MpsNode.running() as made:
+        monkeypatch.setenv("HAMI_SIM", str(made.root.parent / "sim"))
+        monkeypatch.setenv("PATH", f"/nowhere:{os.environ['PATH']}")
+        yield made
+
+
+def ask(node: MpsNode, command: str, uid: int = UID) -> str:
+    return mps_daemon.ask(str(PROGRAM), node.place(uid), command)
+
+
+def test_the_first_job_starts_a_daemon_and_the_last_one_ends_it(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    node.assert_one_daemon(7)
+    pid = node.pid()
+    assert node.mps_prolog(8, mem_mib=4096) == 0
+    node.assert_one_daemon(7, 8)
+    assert node.pid() == pid, "the same daemon"
+    assert node.mps_epilog(7) == 0
+    node.assert_one_daemon(8)
+    assert node.mps_epilog(8) == 0
+    node.assert_no_mps()
+    node.assert_nothing_is_held()
+    assert [node.record(f"{job}.json")["mode"] for job in (7, 8)] == ["mps", "mps"]
+
+
+def test_a_prolog_that_runs_twice_changes_nothing(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    pid = node.pid()
+    assert node.mps_prolog(7) == 0
+    assert node.pid() == pid
+    node.assert_one_daemon(7)
+    assert node.mps_epilog(7) == 0
+    assert node.mps_epilog(7) == 0
+    node.assert_no_mps()
+
+
+def test_each_user_and_each_gpu_has_a_daemon_of_its_own(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    assert node.mps_prolog(8, OTHER_UID) == 0
+    assert node.mps_prolog(9, gpu="1") == 0
+    assert node.controls() == ["0-65533", "0-65534", "1-65534"]
+    assert node.mps_epilog(7) == 0
+    assert node.controls() == ["0-65533", "1-65534"]
+    assert (node.mps_epilog(8, OTHER_UID), node.mps_epilog(9, gpu="1")) == (0, 0)
+    node.assert_no_mps()
+
+
+def test_the_daemon_gives_a_client_what_the_largest_job_has(node: MpsNode) -> None:
+    """Each job's own limits are in its environment; the daemon bounds what a user can make of that."""
+    assert node.mps_prolog(7, mem_mib=2048, HAMI_HPC_CORES="25") == 0
+    assert ask(node, "get_default_active_thread_percentage") == "25.0"
+    assert ask(node, "get_default_device_pinned_mem_limit 0") == "2048M"
+    assert node.mps_prolog(8, mem_mib=8192, HAMI_HPC_CORES="75") == 0
+    assert ask(node, "get_default_active_thread_percentage") == "75.0"
+    assert node.mps_epilog(8) == 0
+    assert ask(node, "get_default_active_thread_percentage") == "25.0"
+    assert ask(node, "get_default_device_pinned_mem_limit 0") == "2048M"
+    assert node.mps_epilog(7) == 0
+
+
+def test_the_daemon_has_one_gpu_and_nothing_of_the_jobs_environment(
+    node: MpsNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_LOG_DIRECTORY", "SLURM_JOB_ID", "SPANK_X", "LD_PRELOAD_X"):
+        monkeypatch.setenv(name, "of-the-job")
+    assert node.mps_prolog(7) == 0
+    environment = dict(
+        part.split("=", 1) for part in Path(f"/proc/{node.pid()}/environ").read_text().split("\0") if "=" in part
+    )
+    assert "of-the-job" not in environment.values()
+    assert environment["CUDA_VISIBLE_DEVICES"] == UUIDS[0]
+    assert environment["PATH"] == f"{PROGRAM.parent}:{mps_daemon.SYSTEM_PATH}", "where it looks for its server"
+    assert node.mps_epilog(7) == 0
+
+
+def test_the_jobs_directory_says_where_its_daemon_is(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    path = node.jobs / "7" / c.FILE_MPS
+    assert path.read_text() == f"1 {node.place().pipe}\n"
+    assert (path.stat().st_uid, stat.S_IMODE(path.stat().st_mode)) == (0, 0o644)
+    grant = node.grants()[7]
+    assert (grant.mode, grant.policy) == ("mps", "none"), "the interposer leaves the time to MPS"
+    assert node.mps_epilog(7) == 0
+
+
+def test_the_priority_follows_the_class(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    grant = node.grants()[7]
+    assert priority_of(grant) == 1
+    assert priority_of(grant._replace(latency=1)) == 0
+    assert priority_of(grant._replace(class_priority=5)) == 0
+    assert node.mps_epilog(7) == 0
+
+
+def test_only_the_user_can_enter_the_pipe_directory_and_nobody_the_logs(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    place = node.place()
+
+    def can(uid: int, *command: str) -> bool:
+        return subprocess.run(command, user=uid, group=uid, extra_groups=[], capture_output=True).returncode == 0
+
+    assert can(UID, "ls", place.pipe)
+    assert not can(OTHER_UID, "ls", place.pipe)
+    assert not can(OTHER_UID, "test", "-e", f"{place.pipe}/control")
+    assert not can(UID, "touch", f"{place.pipe}/x")
+    assert not can(UID, "rm", "-f", f"{place.pipe}/control")
+    for path in (place.log, place.jobs):
+        assert not can(UID, "ls", path)
+    assert node.mps_epilog(7) == 0
+
+
+def test_the_log_cannot_fill_the_nodes_memory(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    size = os.statvfs(node.place().log)
+    assert size.f_blocks * size.f_frsize <= 1 << 20
+    with suppress(OSError), Path(node.place().log, "x").open("wb") as file:
+        file.write(bytes(2 << 20))
+    assert node.mps_prolog(8) == 0
+    node.assert_one_daemon(7, 8)
+    assert (node.mps_epilog(7), node.mps_epilog(8)) == (0, 0)
+    node.assert_no_mps()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_dead_or_hung_daemon_is_replaced_and_its_jobs_are_kept(node: MpsNode, sent: signal.Signals) -> None:
+    assert node.mps_prolog(7) == 0
+    first = node.pid()
+    os.kill(first, sent)
+    assert node.mps_prolog(8) == 0
+    node.assert_one_daemon(7, 8)
+    assert node.pid() != first
+    assert (node.mps_epilog(7), node.mps_epilog(8)) == (0, 0)
+    node.assert_no_mps()
+
+
+def test_a_daemon_that_hangs_on_quit_is_killed(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    node.fault("quit hang")
+    assert node.mps_epilog(7) == 0
+    node.assert_no_mps()
+    node.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("fault", ["start hang", "start die"])
+def test_a_daemon_that_does_not_start_fails_the_prolog_and_leaves_nothing(
+    node: MpsNode, fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mps_daemon, "START_S", 0.5)
+    node.fault(fault)
+    assert node.mps_prolog(7) == 1
+    assert "nvidia-cuda-mps-control for GPU 0" in capsys.readouterr().err
+    assert node.daemons() == ()
+    node.fault()
+    assert node.mps_epilog(7) == 0
+    node.assert_no_mps()
+    node.assert_nothing_is_held()
+
+
+def test_a_daemon_that_dies_when_it_is_asked_is_replaced(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    node.fault("set_default_active_thread_percentage die")
+    assert node.mps_prolog(8) == 1
+    node.fault()
+    assert node.mps_prolog(8) == 0
+    node.assert_one_daemon(7, 8)
+    assert (node.mps_epilog(7), node.mps_epilog(8)) == (0, 0)
+    node.assert_no_mps()
+
+
+def test_a_program_that_is_missing_or_not_roots_is_named(node: MpsNode, capsys: pytest.CaptureFixture[str]) -> None:
+    for program, text in (("/nonexistent/x", "No such file"), (node.root / "x", "can be changed by others")):
+        if program == node.root / "x":
+            (node.root / "x").write_text("")
+            (node.root / "x").chmod(0o777)
+        node.write_settings(program=program)
+        assert node.mps_prolog(7) == 1
+        assert text in capsys.readouterr().err
+        assert node.mps_epilog(7) == 0
+    node.assert_nothing_is_held()
+
+
+def test_a_run_directory_whose_path_is_too_long_is_named(node: MpsNode, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(MpsError, match="too long a path for the sockets"):
+        mps.hold(str(PROGRAM), node.place()._replace(run_dir=str(_deep(node.root))), UUIDS[0], mps.Member(7, 1, 5, 5))
+
+
+def _deep(root: Path) -> Path:
+    deep = root / ("d" * 90)
+    deep.mkdir()
+    return deep
+
+
+def test_a_foreign_daemon_is_left_alone(node: MpsNode, tmp_path: Path) -> None:
+    pipe = node.root / "foreign"
+    pipe.mkdir()
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "PATH": os.environ["PATH"]}
+    subprocess.run([PROGRAM, "-d"], env=environment, check=True, timeout=10)
+    found = mps_processes.daemons_at(str(pipe), str(PROGRAM))
+    try:
+        place = node.place()
+        node.mps_prolog(6)
+        node.mps_epilog(6)
+        lines = mps.hold(str(PROGRAM), place, UUIDS[0], mps.Member(7, 1, 50, 64))
+        assert [line for line in lines if str(found[0].pid) in line and "left alone" in line]
+        mps.leave(str(PROGRAM), place, mps.Member(7, 1, 50, 64))
+        reconcile(node.settings, frozenset, dry_run=False)
+        assert mps_processes.daemons_at(str(pipe), str(PROGRAM)) == found
+    finally:
+        mps_processes.kill(found, 5)
+
+
+def test_two_prologs_and_an_epilog_at_once_leave_one_daemon_or_none(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    for turn in range(8):
+        first, second = 100 + 2 * turn, 101 + 2 * turn
+        stages = [
+            node.start("epilog", sim(node) | node.environment(first - 2 if turn else 7)),
+            node.start("prolog", sim(node) | node.environment(first)),
+            node.start("prolog", sim(node) | node.environment(second)),
+        ]
+        errors = [stage.communicate(timeout=60)[1] for stage in stages]
+        assert [stage.returncode for stage in stages] == [0, 0, 0], errors
+        assert node.mps_epilog(second) == 0
+        node.assert_one_daemon(first)
+    ends = [node.start("epilog", sim(node) | node.environment(100 + 2 * 7)) for _ in range(3)]
+    assert [end.communicate(timeout=60)[1] for end in ends] == ["", "", ""]
+    node.assert_no_mps()
+    node.assert_nothing_is_held()
+
+
+def sim(node: MpsNode) -> dict[str, str]:
+    return {"HAMI_SIM": str(node.root.parent / "sim"), "PATH": "/usr/bin:/bin"}
+
+
+def test_many_jobs_of_one_user_that_come_and_go_leave_nothing(node: MpsNode) -> None:
+    place, failures = node.place(), []
+    assert node.mps_prolog(7) == 0
+
+    def come_and_go(job: int) -> None:
+        for turn in range(10):
+            member = mps.Member(job, turn + 1, 10, 64)
+            try:
+                mps.hold(str(PROGRAM), place, UUIDS[0], member)
+                if not mps_daemon.answers(str(PROGRAM), place):
+                    failures.append(f"job {job}: no answer while it holds its daemon")
+                mps.leave(str(PROGRAM), place, member)
+            except Exception as error:
+                failures.append(repr(error))
+
+    assert node.mps_epilog(7) == 0
+    threads = [threading.Thread(target=come_and_go, args=(1000 + n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    node.assert_no_mps()
+
+
+def test_one_server_for_all_users_where_the_site_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MpsNode.running(multi_user=True) as node:
+        monkeypatch.setenv("HAMI_SIM", str(node.root.parent / "sim"))
+        assert (node.mps_prolog(7), node.mps_prolog(8, OTHER_UID)) == (0, 0)
+        assert node.controls() == ["0-all"]
+        assert "-M" in Path(f"/proc/{node.daemons()[0].pid}/cmdline").read_text().split("\0")
+        assert node.mps_epilog(7) == 0
+        assert node.controls() == ["0-all"]
+        node.write_settings(multi_user=False)  # changed while job 8 runs
+        assert node.mps_epilog(8, OTHER_UID) == 0
+        node.assert_no_mps()
+
+
+def test_jobs_of_an_earlier_boot_do_not_keep_a_daemon(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert node.mps_prolog(7) == 0
+    [marker] = Path(node.place().jobs).iterdir()
+    marker.write_text("another-boot 50 8192\n")
+    Path(node.place().jobs, "5-5").write_text("another-boot 50 8192\n")
+    assert mps.members(node.place()) == ()
+    assert node.mps_prolog(8) == 0
+    node.assert_one_daemon(8)
+    assert node.mps_epilog(8) == 0
+    node.assert_no_mps()
+
+
+def done(node: MpsNode, *running: int) -> list[str]:
+    results = reconcile(node.settings, lambda: frozenset(running), dry_run=False)
+    assert [result.error for result in results if result.error] == []
+    return [result.action.text for result in results if result.action.kind.value == "daemon"]
+
+
+def test_reconcile_does_nothing_when_all_agree(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    assert done(node, 7) == []
+    node.assert_one_daemon(7)
+    assert node.mps_epilog(7) == 0
+
+
+def test_reconcile_ends_a_daemon_whose_jobs_are_gone(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    done(node)
+    node.assert_no_mps()
+    node.assert_nothing_is_held()
+
+
+def test_reconcile_stops_what_a_lost_ledger_row_left(node: MpsNode) -> None:
+    mps.hold(str(PROGRAM), _ready(node), UUIDS[0], mps.Member(7, 1, 50, 64))
+    results = reconcile(node.settings, frozenset, dry_run=True)
+    assert "no job needs it" in json.dumps([result.action.text for result in results])
+    assert len(node.daemons()) == 1, "a dry run changes nothing"
+    assert len(done(node)) == 1
+    node.assert_no_mps()
+
+
+def _ready(node: MpsNode) -> mps_daemon.Place:
+    common.open_ledger(node.settings).close()
+    return node.place()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_reconcile_replaces_a_daemon_that_does_not_answer(node: MpsNode, sent: signal.Signals) -> None:
+    assert node.mps_prolog(7) == 0
+    os.kill(node.pid(), sent)
+    time.sleep(0.1)
+    assert [text for text in done(node, 7) if "does not answer and is replaced" in text]
+    node.assert_one_daemon(7)
+    assert node.mps_epilog(7) == 0
+
+
+def test_reconcile_starts_a_daemon_whose_files_were_lost(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    mps.leave(str(PROGRAM), node.place(), mps.members(node.place())[0])
+    assert [text for text in done(node, 7) if "was lost and is started" in text]
+    node.assert_one_daemon(7)
+    assert node.mps_epilog(7) == 0
+    node.assert_no_mps()
+
+
+def test_a_requeued_job_whose_epilog_never_came_has_one_place(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    assert node.mps_prolog(7, mem_mib=4096) == 0  # its next run
+    node.assert_one_daemon(7)
+    assert len(mps.members(node.place())) == 1
+    assert node.mps_epilog(7) == 0
+    node.assert_no_mps()
+
+
+def test_clients_run_with_the_smaller_of_the_daemons_and_their_own_limits(node: MpsNode) -> None:
+    assert node.mps_prolog(7, mem_mib=1024) == 0
+    machine = node.root.parent / "machine"
+    subprocess.run([PROGRAM.parent / "sim-machine", machine, "h200"], check=True)
+    base = {
+        "HAMI_SIM": str(machine),
+        "LD_LIBRARY_PATH": str(PROGRAM.parent),
+        "CUDA_MPS_PIPE_DIRECTORY": node.place(0).pipe,
+    }
+    member = mps.Member(9, 1, 50, 1024)
+    mps.hold(str(PROGRAM), node.place(0), UUIDS[0], member)
+    try:
+        for own, sms, taken in (
+            ({}, 66, 1024),
+            ({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}, 33, 1024),
+            ({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=64G"}, 66, 1024),
+            ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=512M"}, 66, 512),
+        ):
+            out, errors = client(base | own, "take", "4096").communicate(timeout=30)
+            numbers = json.loads(out)
+            assert (numbers["sms"], numbers["taken_mib"]) == (sms, taken), errors
+        holder = client(base, "hold", "64", "30")
+        [server] = _until(lambda: mps_daemon.servers(str(PROGRAM), node.place(0)))
+        assert _until(lambda: mps_daemon.clients(str(PROGRAM), node.place(0), server)) == (holder.pid,)
+        os.kill(server, signal.SIGKILL)
+        holder.kill()
+        holder.communicate()
+    finally:
+        mps.leave(str(PROGRAM), node.place(0), member)
+    assert node.mps_epilog(7) == 0
+    node.assert_no_mps()
+
+
+def _until(look: object, within_s: float = 10) -> tuple[int, ...]:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if found := look():  # type: ignore[operator]
+            return tuple(found)
+        time.sleep(0.02)
+    raise AssertionError("it did not come")
+
+
+def test_the_work_of_clients_whose_process_is_gone_is_ended(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the epilog of any job of that daemon; those of jobs that run are left."""
+    assert (node.mps_prolog(7), node.mps_prolog(8)) == (0, 0)
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    asked: list[str] = []
+    real = mps_daemon.ask
+    monkeypatch.setattr(mps_daemon, "servers", lambda *_: (1,))
+    monkeypatch.setattr(mps_daemon, "clients", lambda *_: (gone.pid, os.getpid()))
+
+    def ask_and_note(program: str, place: mps_daemon.Place, command: str, *more: float) -> str:
+        asked.append(command)
+        return real(program, place, command, *more)
+
+    monkeypatch.setattr(mps_daemon, "ask", ask_and_note)
+    assert node.mps_epilog(7) == 0
+    assert [command for command in asked if command.startswith("terminate")] == [f"terminate_client 1 {gone.pid}"]
+    assert node.mps_epilog(8) == 0
+
+
+def test_a_servers_crash_is_a_line_for_the_administrator(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    place, member = node.place(), mps.members(node.place())[0]
+    ask(node, f"start_server -uid {UID}")
+    [server] = mps_daemon.servers(str(PROGRAM), place)
+    os.kill(server, signal.SIGKILL)
+    assert _until(lambda: [1] if not mps_daemon.servers(str(PROGRAM), place) else ())
+    assert [line for line in mps.crashes(place, member.created_unix_ns) if f"Server {server} exited" in line]
+    assert mps.crashes(place, time.time_ns() + 5 * 10**9) == ()
+    assert node.mps_epilog(7) == 0

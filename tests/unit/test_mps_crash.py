@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prolog, epilog and reconcile of mode=mps killed at every line: no daemon is leaked, and none is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import test_crash
+from mps_testbed import MpsNode
+
+from hami_hpc.stages.epilog import epilog
+from hami_hpc.stages.prolog import prolog
+from hami_hpc.stages.reconcile import reconcile
+
+JOB, OTHER = 7, 8
+TRACED = tuple(f"hami_hpc/{name}.py" for name in ("isolation/mps", "node/mps", "node/mps_daemon", "stages/mps_daemons"))
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[MpsNode]:
+    monkeypatch.setattr(test_crash, "TRACED", TRACED)
+    with MpsNode.running() as made:
+        monkeypatch.setenv("HAMI_SIM", str(made.root.parent / "sim"))
+        yield made
+
+
+def start_over(node: MpsNode, *jobs: int) -> Callable[[], None]:
+    """The node with these jobs, before what is killed."""
+
+    def before() -> None:
+        for job in (JOB, OTHER):
+            assert node.mps_epilog(job) == 0
+        reconcile(node.settings, frozenset, dry_run=False)
+        node.assert_no_mps()
+        for job in jobs:
+            assert node.mps_prolog(job) == 0
+
+    return before
+
+
+def by_the_prolog(node: MpsNode) -> None:
+    assert node.mps_prolog(JOB) == 0
+    node.assert_one_daemon(JOB, *({OTHER} & node.grants().keys()))
+
+
+def by_the_epilog(node: MpsNode) -> None:
+    assert node.mps_epilog(JOB) == 0
+    assert JOB not in node.grants()
+
+
+def by_reconcile(node: MpsNode) -> None:
+    kept = {OTHER} & node.grants().keys()
+    results = reconcile(node.settings, lambda: frozenset(kept), dry_run=False)
+    assert [result.error for result in results if result.error] == []
+    assert JOB not in node.grants()
+
+
+def by_reconcile_while_it_runs(node: MpsNode) -> None:
+    running = node.grants().keys()
+    results = reconcile(node.settings, lambda: frozenset(running), dry_run=False)
+    assert [result.error for result in results if result.error] == []
+    if running:
+        node.assert_one_daemon(*running)
+
+
+def end_both(node: MpsNode) -> None:
+    """Whatever came before: with the jobs' ends nothing is left."""
+    for job in (JOB, OTHER):
+        assert node.mps_epilog(job) == 0
+    node.assert_no_mps()
+    node.assert_nothing_is_held()
+
+
+def exhaust(
+    node: MpsNode, body: Callable[[], None], before: Callable[[], None], *after: Callable[[MpsNode], None]
+) -> None:
+    """Kills `body` at each line, and lets each of `after` in turn find its way."""
+    for line in test_crash.all_lines(body, before, distinct=True):
+        after[line % len(after)](node)
+        end_both(node)
+
+
+def test_a_first_prolog_killed_at_any_line(node: MpsNode) -> None:
+    settings, environment = node.settings, node.environment(JOB)
+    after = (by_the_prolog, by_the_epilog, by_reconcile, by_reconcile_while_it_runs)
+    exhaust(node, lambda: prolog(settings, environment), start_over(node), *after)
+
+
+def test_a_second_prolog_killed_at_any_line(node: MpsNode) -> None:
+    settings, environment = node.settings, node.environment(JOB)
+    exhaust(node, lambda: prolog(settings, environment), start_over(node, OTHER), by_the_prolog, by_the_epilog)
+
+
+def test_the_last_epilog_killed_at_any_line(node: MpsNode) -> None:
+    settings = node.settings
+    after = (by_the_epilog, by_reconcile)
+    exhaust(node, lambda: epilog(settings, JOB, had_vgpu=True), start_over(node, JOB), *after)
+
+
+def test_an_epilog_beside_another_job_killed_at_any_line(node: MpsNode) -> None:
+    """The other job's daemon goes on, whatever happens to this one's epilog."""
+    settings = node.settings
+
+    def recover(node: MpsNode) -> None:
+        by_the_epilog(node)
+        node.assert_one_daemon(OTHER)
+
+    exhaust(node, lambda: epilog(settings, JOB, had_vgpu=True), start_over(node, JOB, OTHER), recover)
+
+
+def test_reconcile_killed_at_any_line(node: MpsNode) -> None:
+    settings = node.settings
+
+    def body() -> None:
+        reconcile(settings, frozenset, dry_run=False)
+
+    exhaust(node, body, start_over(node, JOB), by_reconcile, by_the_epilog)
