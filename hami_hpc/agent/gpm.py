@@ -22,6 +22,7 @@ ROWS = 512
 MIB = 1 << 20
 MOST_PER_S = 250 * 10**9  # bytes in one direction; PCIe 7.0 with 16 lanes moves 242 GB/s
 SHORTEST_NS = 100_000_000  # nvml.h: the GPU renews what a sample reads each 100 ms
+FAILURES = 3  # one after the other, from which on the GPU's counters are read until rates come again
 LONGEST_NS = 30_000_000_000  # three times the longest period of the agent; beyond it nobody has seen that rates hold
 
 
@@ -51,6 +52,11 @@ class Gpm:
     _samples: list[ctypes.c_void_p] = field(default_factory=list)  # the newest first
     _at_ns: int | None = None  # when the newest was taken; None: there is none to count from
     _was_used: bool = False  # at the look before
+    _failures: int = 0  # since the last rates
+
+    def is_counting(self) -> bool:
+        """Returns whether the bytes of this GPU come from here, and not from its counters."""
+        return bool(self.is_there) and self._failures < FAILURES
 
     def moved(self, module: ModuleType, handle: object, now_ns: int, is_used: bool) -> int:
         """Returns the bytes, sent and received, since the last sample. Takes one if processes use the GPU
@@ -67,7 +73,7 @@ class Gpm:
             return 0
         result = call(module, "nvmlGpmSampleGet", handle, self._samples[1])
         if result != module.NVML_SUCCESS:
-            self._lacks(module, result)
+            self._fail(module, result)
             return 0
         self._samples.reverse()
         before_ns, self._at_ns = self._at_ns, now_ns
@@ -84,23 +90,26 @@ class Gpm:
         for sample in self._samples:
             call(module, "nvmlGpmSampleFree", sample)
         self._samples.clear()
-        self.is_there, self._at_ns, self._was_used = None, None, False
+        self.is_there, self._at_ns, self._was_used, self._failures = None, None, False, 0
 
     def _allocate(self, module: ModuleType) -> bool:
         while len(self._samples) < 2:
             sample = ctypes.c_void_p()
             result = call(module, "nvmlGpmSampleAlloc", ctypes.byref(sample))
             if result != module.NVML_SUCCESS or not sample:
-                self._lacks(module, result)
+                self._fail(module, result)
                 return False
             self._samples.append(sample)
         return True
 
-    def _lacks(self, module: ModuleType, result: int) -> None:
-        """Notes a result that says that this GPU has no GPM although it said so. Another error may pass: samples from
-        before and after a reset may be called invalid, and the GPU's counters would be far too low from then on."""
+    def _fail(self, module: ModuleType, result: int) -> None:
+        """Notes a call that failed. A GPU that lacks what it said it has is not asked again; invalid samples are no
+        sign of that, since those from before and after a reset may be called so."""
         if is_lacking(module, result) and result != module.NVML_ERROR_INVALID_ARGUMENT:
             self.is_there = False
+        self._failures += 1
+        if not self.is_counting():  # the counters have the bytes from now on
+            self._at_ns = None
 
     def _rates(self, module: ModuleType) -> list[float]:
         """Returns the rates, MiB/s, between the two samples; without those that are no rate of a bus."""
@@ -110,15 +119,17 @@ class Gpm:
         asked = ctypes.create_string_buffer(head + rows, _HEAD.size + ROWS * _METRIC.size)
         result = call(module, "nvmlGpmMetricsGet", asked)
         if result != module.NVML_SUCCESS:
-            self._lacks(module, result)
+            self._fail(module, result)
             return []
         rates = []
         for row in range(len(METRICS)):
             _number, row_result, rate, *_texts = _METRIC.unpack_from(asked, _HEAD.size + row * _METRIC.size)
             if row_result != module.NVML_SUCCESS:
-                self._lacks(module, row_result)
-            elif 0 <= rate <= MOST_PER_S / MIB:  # false for what is not a number
+                self._fail(module, row_result)
+                return []
+            if 0 <= rate <= MOST_PER_S / MIB:  # false for what is not a number
                 rates.append(rate)
+        self._failures = 0
         return rates
 
 

@@ -62,7 +62,7 @@ class Traffic:
         its driver does not have is not asked for again."""
         self.pcie_bytes += self._gpm.moved(module, handle, now_ns, is_used)
         asked = tuple([one for one in FIELDS if one.number not in self._lacking])
-        if self._gpm.is_there:
+        if self._gpm.is_counting():
             asked = tuple([one for one in asked if one.is_nvlink])
         if asked != self._asked:
             # A counter that was left out counts anew if it is asked again: GPM counted the bytes in between.

@@ -187,10 +187,42 @@ def test_bytes_are_not_counted_twice_when_the_source_changes(bench: Bench, gpm: 
 def test_a_sample_that_fails_for_a_moment_is_made_up_for(bench: Bench, gpm: FakeGpm, code: int) -> None:
     moved(bench, MIB, gpm=gpm)
     bench.nvml.errors[GET] = code
-    assert [moved(bench, MIB, gpm=gpm) for _ in range(3)] == [0] * 3
+    assert [moved(bench, MIB, gpm=gpm) for _ in range(2)] == [0] * 2
     del bench.nvml.errors[GET]
-    assert moved(bench) == 4 * MIB
+    assert moved(bench) == 3 * MIB
     assert len(gpm.held) == 2
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_INVALID_ARGUMENT])
+@pytest.mark.parametrize("name", [ALLOC, GET, METRICS])
+def test_while_it_fails_time_and_again_the_counters_are_read(bench: Bench, gpm: FakeGpm, name: str, code: int) -> None:
+    """And none of the bytes is counted by both when rates come again. In the second i 1000 x 4^i bytes are moved."""
+    if name != ALLOC:
+        assert [moved(bench, MIB, gpm=gpm) for _ in range(2)] == [0, MIB]
+    bench.nvml.errors[name] = code
+    first, *_, failing, counted = [moved(bench, 1000 * 4**second, gpm=gpm) for second in range(6)]
+    assert counted - failing == 1000 * 4**4
+    del bench.nvml.errors[name]
+    for second in range(6, 9):
+        moved(bench, 1000 * 4**second, gpm=gpm)
+    last = moved(bench, 9 * MIB, gpm=gpm)
+    seconds = round((last - first) / 1000)
+    assert {seconds // 4**second % 4 for second in range(9)} <= {0, 1}
+    assert seconds // 4**8 == 1
+    assert abs(moved(bench, gpm=gpm) - last - 9 * MIB) <= 1
+    asked = bench.nvml.asked_fields.count(TX)
+    moved(bench)
+    assert bench.nvml.asked_fields.count(TX) == asked
+
+
+def test_a_failure_now_and_then_does_not_end_it(bench: Bench, gpm: FakeGpm) -> None:
+    for _ in range(10):
+        moved(bench, MIB, gpm=gpm)
+        bench.nvml.errors[GET] = pynvml.NVML_ERROR_UNKNOWN
+        moved(bench, MIB, gpm=gpm)
+        del bench.nvml.errors[GET]
+    assert moved(bench) == 20 * MIB
+    assert TX not in bench.nvml.asked_fields
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_INVALID_ARGUMENT])
@@ -204,7 +236,7 @@ def test_samples_that_cannot_be_compared_cost_their_time_alone(bench: Bench, gpm
 
 def test_without_room_for_a_sample_nothing_is_counted_until_there_is(bench: Bench, gpm: FakeGpm) -> None:
     bench.nvml.errors[ALLOC] = pynvml.NVML_ERROR_MEMORY
-    assert [moved(bench, MIB, gpm=gpm) for _ in range(3)] == [0] * 3
+    assert [moved(bench, MIB, gpm=gpm) for _ in range(2)] == [0] * 2
     del bench.nvml.errors[ALLOC]
     assert [moved(bench, MIB, gpm=gpm) for _ in range(2)] == [0, MIB]
     assert len(gpm.held) == 2
