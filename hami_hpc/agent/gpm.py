@@ -67,7 +67,7 @@ class Gpm:
         if not self.is_there or not is_wanted:
             self._at_ns = None
             return 0
-        if self._at_ns is not None and 0 <= now_ns - self._at_ns < SHORTEST_NS:
+        if self._at_ns is not None and now_ns - self._at_ns < SHORTEST_NS:
             return 0
         if not self._allocate(module):
             return 0
@@ -77,7 +77,7 @@ class Gpm:
             return 0
         self._samples.reverse()
         before_ns, self._at_ns = self._at_ns, now_ns
-        if before_ns is None or not 0 < now_ns - before_ns <= LONGEST_NS:
+        if before_ns is None or now_ns - before_ns > LONGEST_NS:
             return 0
         return sum([int(rate * MIB * (now_ns - before_ns) / 1e9) for rate in self._rates(module)])
 
@@ -114,7 +114,7 @@ class Gpm:
     def _rates(self, module: ModuleType) -> list[float]:
         """Returns the rates, MiB/s, between the two samples; without those that are no rate of a bus."""
         newer, older = self._samples
-        rows = b"".join([_METRIC.pack(number, 0, 0.0, 0, 0, 0) for number in METRICS])
+        rows = b"".join([struct.pack("@I", number).ljust(_METRIC.size, b"\0") for number in METRICS])
         head = _HEAD.pack(VERSION, len(METRICS), older.value, newer.value)
         asked = ctypes.create_string_buffer(head + rows, _HEAD.size + ROWS * _METRIC.size)
         result = call(module, "nvmlGpmMetricsGet", asked)
@@ -135,7 +135,7 @@ class Gpm:
 
 def _is_supported(module: ModuleType, handle: object) -> bool | None:
     """Returns whether a GPU has GPM; None where that failed for now."""
-    asked = ctypes.create_string_buffer(_SUPPORT.pack(VERSION, 0), _SUPPORT.size)
+    asked = ctypes.create_string_buffer(struct.pack("@I", VERSION), _SUPPORT.size)
     result = call(module, "nvmlGpmQueryDeviceSupport", handle, asked)
     if result != module.NVML_SUCCESS:
         return False if is_lacking(module, result) else None

@@ -94,8 +94,8 @@ def test_a_rate_that_no_bus_has_adds_nothing(bench: Bench, gpm: FakeGpm, rate: f
     assert moved(bench) == 3 * MIB
     gpm.rates.reverse()
     assert moved(bench) == 6 * MIB
-    gpm.rates = [(0, 250e9 / MIB), (0, 0.0)]
-    assert moved(bench) == 6 * MIB + 250 * 10**9
+    gpm.rates = [(0, 250e9 / MIB), (0, 0.5)]
+    assert moved(bench) == 6 * MIB + MIB // 2 + 250 * 10**9
 
 
 def test_counters_that_began_anew_add_nothing_for_that_time(bench: Bench, gpm: FakeGpm) -> None:
@@ -200,8 +200,8 @@ def test_while_it_fails_time_and_again_the_counters_are_read(bench: Bench, gpm: 
     if name != ALLOC:
         assert [moved(bench, MIB, gpm=gpm) for _ in range(2)] == [0, MIB]
     bench.nvml.errors[name] = code
-    first, *_, failing, counted = [moved(bench, 1000 * 4**second, gpm=gpm) for second in range(6)]
-    assert counted - failing == 1000 * 4**4
+    first, *counts = [moved(bench, 1000 * 4**second, gpm=gpm) for second in range(6)]
+    assert [count - first for count in counts] == [0, 0, 16_000, 80_000, 336_000]
     del bench.nvml.errors[name]
     for second in range(6, 9):
         moved(bench, 1000 * 4**second, gpm=gpm)
@@ -220,8 +220,9 @@ def test_a_failure_now_and_then_does_not_end_it(bench: Bench, gpm: FakeGpm) -> N
         moved(bench, MIB, gpm=gpm)
         bench.nvml.errors[GET] = pynvml.NVML_ERROR_UNKNOWN
         moved(bench, MIB, gpm=gpm)
+        moved(bench, MIB, gpm=gpm)
         del bench.nvml.errors[GET]
-    assert moved(bench) == 20 * MIB
+    assert moved(bench) == 30 * MIB
     assert TX not in bench.nvml.asked_fields
 
 
@@ -281,6 +282,26 @@ def test_a_sample_that_cannot_be_freed_is_not_used_again(bench: Bench, gpm: Fake
     bench.wait(60)
     moved(bench, MIB, gpm=gpm)
     assert (moved(bench), gpm.allocated) == (MIB, 4)
+
+
+def test_of_a_gpu_nothing_is_remembered_when_nvml_is_opened_again(bench: Bench, gpm: FakeGpm) -> None:
+    """Neither that processes used it, nor how often calls failed."""
+    gpu = bench.nvml.gpus[0]
+    moved(bench)
+    bench.nvml.errors["nvmlDeviceGetMemoryInfo"] = pynvml.NVML_ERROR_UNKNOWN
+    bench.gpus.look()
+    del bench.nvml.errors["nvmlDeviceGetMemoryInfo"]
+    bench.wait(60)
+    gpu.compute = []
+    moved(bench)
+    assert (bench.opened(), gpm.count(GET)) == (1, 1)
+    gpu.compute = [(7, MIB)]
+    bench.nvml.errors[GET] = pynvml.NVML_ERROR_UNKNOWN
+    for _ in range(2):
+        moved(bench)
+    assert TX not in bench.nvml.asked_fields
+    moved(bench)
+    assert TX in bench.nvml.asked_fields
 
 
 # Looks at a simulated machine before and after copies of 4 GiB and 4 MiB to each of its GPUs; prints what it saw.
