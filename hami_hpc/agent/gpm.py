@@ -14,6 +14,7 @@ from types import ModuleType
 
 VERSION = 1  # NVML_GPM_SUPPORT_VERSION, NVML_GPM_METRICS_GET_VERSION
 METRICS = (20, 21)  # NVML_GPM_METRIC_PCIE_TX_PER_SEC, NVML_GPM_METRIC_PCIE_RX_PER_SEC, MiB/s
+_NUMBER = struct.Struct("@I")  # what each structure begins with: its version, or the number of a metric
 _SUPPORT = struct.Struct("@II")  # nvmlGpmSupport_t: version, whether the GPU has it
 _HEAD = struct.Struct("@IIPP")  # nvmlGpmMetricsGet_t: version, number of metrics, the older and the newer sample
 _METRIC = struct.Struct("@IIdPPP")  # nvmlGpmMetric_t: metric, result, value, its name, long name and unit
@@ -114,9 +115,10 @@ class Gpm:
     def _rates(self, module: ModuleType) -> list[float]:
         """Returns the rates, MiB/s, between the two samples; without those that are no rate of a bus."""
         newer, older = self._samples
-        rows = b"".join([struct.pack("@I", number).ljust(_METRIC.size, b"\0") for number in METRICS])
-        head = _HEAD.pack(VERSION, len(METRICS), older.value, newer.value)
-        asked = ctypes.create_string_buffer(head + rows, _HEAD.size + ROWS * _METRIC.size)
+        asked = ctypes.create_string_buffer(_HEAD.size + ROWS * _METRIC.size)
+        _HEAD.pack_into(asked, 0, VERSION, len(METRICS), older.value, newer.value)
+        for row, number in enumerate(METRICS):
+            _NUMBER.pack_into(asked, _HEAD.size + row * _METRIC.size, number)
         result = call(module, "nvmlGpmMetricsGet", asked)
         if result != module.NVML_SUCCESS:
             self._fail(module, result)
@@ -135,7 +137,7 @@ class Gpm:
 
 def _is_supported(module: ModuleType, handle: object) -> bool | None:
     """Returns whether a GPU has GPM; None where that failed for now."""
-    asked = ctypes.create_string_buffer(struct.pack("@I", VERSION), _SUPPORT.size)
+    asked = ctypes.create_string_buffer(_NUMBER.pack(VERSION), _SUPPORT.size)
     result = call(module, "nvmlGpmQueryDeviceSupport", handle, asked)
     if result != module.NVML_SUCCESS:
         return False if is_lacking(module, result) else None
