@@ -172,6 +172,9 @@ class Gpus:
 
     def _close(self, problem: str, again_ns: int) -> None:
         """Closes NVML. Keeps up to when each GPU's time was counted, for the next opening."""
+        assert self._nvml is not None
+        for one in self._opened:
+            one.traffic.close(self._nvml)
         self._shut, self._nvml = self._nvml, None
         self._problem, self._next_try_ns = problem, self.now_ns() + again_ns
         self._shut_down()
@@ -194,6 +197,7 @@ class Gpus:
             memory = module.nvmlDeviceGetMemoryInfo(one.handle, version=module.nvmlMemory_v2)
             used = _processes(module, one.handle)
         except module.NVMLError as error:
+            one.traffic.forget()
             is_lost = error.value == module.NVML_ERROR_GPU_IS_LOST
             return GpuLook(one.gpu, LOST if is_lost else FAILED, str(error))
         busy = self._busy(module, one)
@@ -210,7 +214,7 @@ class Gpus:
             one.temperature_c = number("nvmlDeviceGetTemperature", module.NVML_TEMPERATURE_GPU)
             one.pending = self._pending(module, one)
         one.energy_mj = number("nvmlDeviceGetTotalEnergyConsumption", otherwise=one.energy_mj)
-        one.traffic.update(module, one.handle, self.now_ns())
+        one.traffic.update(module, one.handle, self.now_ns(), bool(used))
         try:
             busy_percent = float(module.nvmlDeviceGetUtilizationRates(one.handle).gpu)
         except module.NVMLError:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that a GPU moved over PCIe and NVLink, from its counters through nvmlDeviceGetFieldValues.
+"""Bytes that a GPU moved over PCIe and NVLink: PCIe by GPM where the GPU has it (gpm.py), else from its counters, as
+NVLink, through nvmlDeviceGetFieldValues.
 
-nvml.h says of the PCIe counters that their value "can be wrapped", and a driver that is loaded again starts all of them
-anew. So a difference counts only if the bus could have moved as much in the time. nvmlDeviceGetPcieThroughput is not
-called: each call takes 20 ms.
+nvml.h says of the PCIe counters that their value "can be wrapped". Where they have 32 bits, as on an H200, they wrap
+each 0.1 s at full speed, and what they give is a lower bound. A driver that is loaded again starts all counters anew.
+So a difference counts only if the bus could have moved as much in the time. nvmlDeviceGetPcieThroughput is not called:
+each call takes 20 ms.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import struct
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
+
+from hami_hpc.agent.gpm import MOST_PER_S, Gpm, call, is_lacking
 
 # nvmlFieldValue_t: field, scope, time stamp, latency, type of the value, result, value
 _VALUE = struct.Struct("@IIqqII8s")
@@ -32,60 +36,64 @@ class Field:
     is_nvlink: bool
 
 
-# PCIe 7.0 with 16 lanes moves 242 GB/s each way; NVLink 5 900 GB/s, and twice that in the next.
+# NVLink 5 moves 900 GB/s each way, and twice that in the next.
 FIELDS = (
-    Field(197, 0, 1, 250 * 10**9, False),  # NVML_FI_DEV_PCIE_COUNT_TX_BYTES
-    Field(198, 0, 1, 250 * 10**9, False),  # NVML_FI_DEV_PCIE_COUNT_RX_BYTES
+    Field(197, 0, 1, MOST_PER_S, False),  # NVML_FI_DEV_PCIE_COUNT_TX_BYTES
+    Field(198, 0, 1, MOST_PER_S, False),  # NVML_FI_DEV_PCIE_COUNT_RX_BYTES
     Field(138, ALL_LINKS, KIB, 2 * 10**12, True),  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, KiB
     Field(139, ALL_LINKS, KIB, 2 * 10**12, True),  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, KiB
 )
 
 
-def _is_lacking(module: ModuleType, result: int) -> bool:
-    """Returns whether a result says that the GPU or its driver does not have what was asked for."""
-    return result in (
-        module.NVML_ERROR_NOT_SUPPORTED,
-        module.NVML_ERROR_INVALID_ARGUMENT,
-        module.NVML_ERROR_FUNCTION_NOT_FOUND,
-        module.NVML_ERROR_NO_PERMISSION,
-    )
-
-
 @dataclass
 class Traffic:
-    """The counters of one GPU. `pcie_bytes` and `nvlink_bytes` only grow; 0 where the GPU does not count."""
+    """What one GPU moved. `pcie_bytes` and `nvlink_bytes` only grow; 0 where the GPU does not count."""
 
     pcie_bytes: int = 0
     nvlink_bytes: int = 0
-    _asked: tuple[Field, ...] = FIELDS  # those that the GPU is not known to lack
+    _gpm: Gpm = field(default_factory=Gpm)
+    _lacking: set[int] = field(default_factory=set)  # fields that the GPU is known to lack
+    _asked: tuple[Field, ...] = ()  # those in the rows
     _rows: Any = None  # of these: NVML reads what is asked, and writes the answers, in the same place
     _last: dict[int, tuple[int, int]] = field(default_factory=dict)  # by field: when, and the counter
 
-    def update(self, module: ModuleType, handle: object, now_ns: int) -> None:
-        """Reads the counters. What the GPU or its driver does not have is not asked for again; never fails."""
-        if not self._asked:
-            return
-        if self._rows is None:
-            request = b"".join([_VALUE.pack(one.number, one.scope, 0, 0, 0, 0, b"") for one in self._asked])
-            self._rows = ctypes.create_string_buffer(request, len(request))
-        function = getattr(module.nvmlLib, "nvmlDeviceGetFieldValues", None)
-        result = module.NVML_ERROR_FUNCTION_NOT_FOUND
-        if function is not None:
-            result = function(handle, len(self._asked), self._rows)
+    def update(self, module: ModuleType, handle: object, now_ns: int, is_used: bool) -> None:
+        """Counts what was moved since the last look; never fails. `is_used`: processes use the GPU. What the GPU or
+        its driver does not have is not asked for again."""
+        self.pcie_bytes += self._gpm.moved(module, handle, now_ns, is_used)
+        asked = tuple([one for one in FIELDS if one.number not in self._lacking])
+        if self._gpm.is_counting():
+            asked = tuple([one for one in asked if one.is_nvlink])
+        if asked != self._asked:
+            # A counter that was left out counts anew if it is asked again: GPM counted the bytes in between.
+            self._last = {one.number: self._last[one.number] for one in asked if one.number in self._last}
+            request = b"".join([_VALUE.pack(one.number, one.scope, 0, 0, 0, 0, b"") for one in asked])
+            self._asked, self._rows = asked, ctypes.create_string_buffer(request, len(request))
+        if asked:
+            self._read(module, handle, now_ns)
+
+    def forget(self) -> None:
+        """Notes a look that the GPU did not answer: it may be reset before the next one."""
+        self._gpm.forget()
+
+    def close(self, module: ModuleType) -> None:
+        """Gives back what NVML holds for it. Call it before NVML is shut down."""
+        self._gpm.close(module)
+
+    def _read(self, module: ModuleType, handle: object, now_ns: int) -> None:
+        result = call(module, "nvmlDeviceGetFieldValues", handle, len(self._asked), self._rows)
         if result != module.NVML_SUCCESS:
-            self._asked = () if _is_lacking(module, result) else self._asked
+            if is_lacking(module, result):
+                self._lacking |= {one.number for one in self._asked}
             return
-        gone = []
         for one, (_id, _scope, _at, _latency, kind, row_result, value) in zip(
             self._asked, _VALUE.iter_unpack(self._rows), strict=True
         ):
             width = UNSIGNED.get(kind)
             if row_result == module.NVML_SUCCESS and width:
                 self._count(one, int.from_bytes(value[:width], "little"), now_ns)
-            elif row_result == module.NVML_SUCCESS or _is_lacking(module, row_result):
-                gone.append(one)
-        if gone:
-            self._asked, self._rows = tuple(one for one in self._asked if one not in gone), None
+            elif row_result == module.NVML_SUCCESS or is_lacking(module, row_result):
+                self._lacking.add(one.number)
 
     def _count(self, one: Field, value: int, now_ns: int) -> None:
         before = self._last.get(one.number)

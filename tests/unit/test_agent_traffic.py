@@ -83,6 +83,15 @@ def test_what_a_gpu_lacks_is_asked_for_once(bench: Bench) -> None:
     assert [asked.count(one) for one in (TX, RX, LINK_TX, LINK_RX)] == [5, 1, 1, 1]
 
 
+def test_a_call_that_fails_for_good_leaves_out_what_was_lacking_before_too(bench: Bench) -> None:
+    put(bench.nvml.gpus[0], tx=1)
+    moved(bench)
+    bench.nvml.gpus[0].errors[CALL] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    for _ in range(3):
+        moved(bench)
+    assert bench.nvml.calls.count(CALL) == 2
+
+
 @pytest.mark.parametrize(
     ("code", "calls"),
     [

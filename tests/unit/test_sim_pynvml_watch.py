@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
 import sim_testbed
 from sim_testbed import SIM, Machine, end
@@ -284,3 +285,57 @@ def test_a_field_that_is_not_simulated_says_so_in_its_own_row(machine: Machine) 
     fields = "[n.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 1, (n.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, 0)]"
     assert machine.ask(f"[v.nvmlReturn for v in n.nvmlDeviceGetFieldValues(d, {fields})]") == [0, 3, 3]
     assert machine.ask("error(n.nvmlDeviceGetFieldValues, d, [])") == "NVMLError_InvalidArgument"
+
+
+# Asks about the GPU of argument 1 for the rates of PCIe's metrics, of NVLink's and of one that is not simulated, before
+# and after the program on standard input; prints the bytes.
+RATES = """
+import json, subprocess, sys, time, pynvml as n
+n.nvmlInit()
+d = n.nvmlDeviceGetHandleByIndex(int(sys.argv[1]))
+samples = [n.nvmlGpmSampleAlloc(), n.nvmlGpmSampleAlloc()]
+begin = time.monotonic()
+n.nvmlGpmSampleGet(d, samples[0])
+subprocess.run([sys.executable, "-c", sys.stdin.read()], check=True, timeout=60)
+n.nvmlGpmSampleGet(d, samples[1])
+asked = n.c_nvmlGpmMetricsGet_t(version=n.NVML_GPM_METRICS_GET_VERSION, numMetrics=5)
+asked.sample1, asked.sample2 = samples
+for row, metric in zip(asked.metrics, (20, 21, 61, 60, 1)):
+    row.metricId = metric
+n.nvmlGpmMetricsGet(asked)
+seconds = time.monotonic() - begin
+for one in samples:
+    n.nvmlGpmSampleFree(one)
+print(json.dumps([[row.nvmlReturn, row.value * seconds] for row in asked.metrics[:5]]))
+"""
+
+
+def test_performance_monitoring_has_the_rates_of_the_buses(machine: Machine) -> None:
+    command = [sys.executable, "-c", RATES, "0"]
+    run = subprocess.run(command, env=machine.env, input=COPIES, capture_output=True, text=True, timeout=60, check=True)
+    *buses, other = json.loads(run.stdout)
+    assert [result for result, _mib in buses] == [0, 0, 0, 0]
+    assert [mib for _result, mib in buses] == pytest.approx([1, 3, 2, 0], rel=0.3)
+    assert other[0] == pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+def test_gpus_before_hopper_have_no_performance_monitoring(machine: Machine) -> None:
+    supports = "[n.nvmlGpmQueryDeviceSupport(n.nvmlDeviceGetHandleByIndex(i)).isSupportedDevice for i in (0, 1)]"
+    assert machine.ask(supports) == [1, 0]
+    sample = "error(n.nvmlGpmSampleGet, n.nvmlDeviceGetHandleByIndex(1), n.nvmlGpmSampleAlloc())"
+    assert machine.ask(sample) == "NVMLError_NotSupported"
+
+
+def test_samples_that_were_not_read_give_no_rates(machine: Machine) -> None:
+    asked = "n.c_nvmlGpmMetricsGet_t(version=1, numMetrics=1, "
+    asked += "sample1=n.nvmlGpmSampleAlloc(), sample2=n.nvmlGpmSampleAlloc())"
+    assert machine.ask(f"error(n.nvmlGpmMetricsGet, {asked})") == "NVMLError_InvalidArgument"
+
+
+def test_the_counters_of_pcie_wrap_at_32_bits(machine: Machine) -> None:
+    copies = COPIES + (
+        'for _ in range(1024):\n    call("cuMemcpyHtoD_v2", addresses[0], host, ctypes.c_size_t(4 << 20))\n'
+    )
+    subprocess.run([sys.executable, "-c", copies], env=machine.env, check=True, timeout=60)
+    fields = "n.nvmlDeviceGetFieldValues(d, [n.NVML_FI_DEV_PCIE_COUNT_RX_BYTES])"
+    assert machine.ask(f"[(v.valueType, v.value.ullVal) for v in {fields}]") == [[1, 3 << 20]]

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nvmlDeviceGetFieldValues: counters of the bytes that a GPU moved over PCIe and NVLink. Every other field is
- * not supported. The result of each field is in its own row; the call itself succeeds then.
+ * not supported. The result of each field is in its own row; the call itself succeeds then. PCIe's counters
+ * have 32 bits and wrap, as seen on an H200 with driver 580.
  */
 #include "sim_nvml.h"
 
@@ -28,6 +29,12 @@ static const uint64_t *counter_of(const struct sim_gpu *gpu, const nvmlFieldValu
 	}
 }
 
+static bool is_pcie(const nvmlFieldValue_t *field)
+{
+	return field->fieldId == NVML_FI_DEV_PCIE_COUNT_TX_BYTES ||
+	       field->fieldId == NVML_FI_DEV_PCIE_COUNT_RX_BYTES;
+}
+
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
 {
 	NVML_ENTER_DEVICE(device, values);
@@ -43,8 +50,12 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldV
 		values[i].timestamp = (long long)wall.tv_sec * 1000000 + wall.tv_nsec / 1000;
 		values[i].latencyUsec = 0;
 		values[i].nvmlReturn = counter ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
-		values[i].valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
 		values[i].value.ullVal = counter ? *counter / unit : 0;
+		values[i].valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
+		if (is_pcie(&values[i])) {
+			values[i].valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
+			values[i].value.ullVal = (uint32_t)values[i].value.ullVal;
+		}
 	}
 	sim_unlock(&nvml.view);
 	return NVML_SUCCESS;
