@@ -75,7 +75,7 @@ test: setup-test ## every tier that needs no GPU
 	@$(MAKE) build
 	@$(MAKE) test-native
 	@$(MAKE) test-sanitizers
-	PYTHONPATH=tests $(PYTEST) tests -p all_tiers -m "not gpu" -n 3 --dist loadscope --no-loadscope-reorder --durations=15
+	PYTHONPATH=tests $(PYTEST) tests -p all_tiers -m "not gpu" -n 4 --dist loadscope --no-loadscope-reorder --durations=15
 
 test-native: setup-test build ## the C parts' own tests
 	@$(MAKE) -C native test

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pytest plugin for `make test` (-p all_tiers): a skipped test, or a tier of which nothing ran, fails the run.
 
-It also says how tests are divided between workers (-n 3): two have a private Slurm each and run half of its tests,
-which wait most of the time, and the third runs all others meanwhile, file by file. --no-loadscope-reorder lets the
+It also says how tests are divided between workers (-n 4): two have a private Slurm each and run half of its tests,
+which wait most of the time, and two run all others meanwhile, file by file. --no-loadscope-reorder lets the
 first two begin with the cluster's.
 """
 

@@ -12,8 +12,23 @@ from hami_hpc.errors import NodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Protocol
+
     from hami_hpc.core.mig_choice import OfferedProfile
-    from hami_hpc.node.config import Settings
+
+    class Settings(Protocol):
+        """What is needed of node/config.py's settings, which import this module."""
+
+        @property
+        def path(self) -> str: ...
+        @property
+        def gpu_models(self) -> Mapping[str, int]: ...
+        @property
+        def mig_profiles(self) -> Mapping[str, Mapping[str, str]]: ...
+        @property
+        def memory_scaling(self) -> float: ...
+        def shards_per_gpu(self, model: str) -> int: ...
 
 
 def profiles_of(settings: Settings, model: str) -> tuple[Profile, ...]:
