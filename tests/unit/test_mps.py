@@ -374,6 +374,14 @@ def test_a_requeued_job_whose_epilog_never_came_has_one_place(node: MpsNode) -> 
     node.assert_no_mps()
 
 
+def test_a_requeued_job_on_another_gpu_leaves_no_daemon(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    assert node.mps_prolog(7, gpu="1") == 0
+    assert node.controls() == [f"1-{UID}"]
+    assert node.mps_epilog(7) == 0
+    node.assert_no_mps()
+
+
 def test_clients_run_with_the_smaller_of_the_daemons_and_their_own_limits(node: MpsNode) -> None:
     assert node.mps_prolog(7, mem_mib=1024) == 0
     machine = node.root.parent / "machine"
