@@ -19,6 +19,7 @@ from mps_testbed import OTHER_UID, PROGRAM, MpsNode, client
 from node_testbed import UID, UUIDS
 
 from hami_hpc.contract import constants as c
+from hami_hpc.errors import NodeError
 from hami_hpc.isolation.mps import priority_of
 from hami_hpc.node import mps, mps_daemon, mps_processes
 from hami_hpc.node.mps_daemon import MpsError
@@ -338,6 +339,23 @@ def test_reconcile_stops_what_a_lost_ledger_row_left(node: MpsNode) -> None:
     assert "no job needs it" in json.dumps([result.action.text for result in results])
     assert len(node.daemons()) == 1, "a dry run changes nothing"
     assert len(done(node)) == 1
+    node.assert_no_mps()
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_reconcile_stops_no_daemon_of_a_job_whose_row_is_lost(node: MpsNode, dry_run: bool) -> None:
+    assert node.mps_prolog(7) == 0
+    ledger = common.open_ledger(node.settings)
+    ledger.remove(node.grants()[7])
+    ledger.close()
+
+    def silent() -> frozenset[int]:
+        raise NodeError("slurmctld does not answer")
+
+    texts = [result.action.text for result in reconcile(node.settings, silent, dry_run=dry_run)]
+    assert not [text for text in texts if "MPS" in text]
+    node.assert_one_daemon(7)
+    assert node.mps_epilog(7) == 0
     node.assert_no_mps()
 
 
