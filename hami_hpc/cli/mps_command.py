@@ -27,7 +27,7 @@ def rows(settings: Settings) -> list[dict[str, object]]:
     listed: list[dict[str, object]] = []
     for place in places(settings.run_dir):
         jobs = members(place)
-        daemons = mps_processes.daemons_at(place.pipe, settings.mps_control, found)
+        daemons = mps_daemon.daemons(settings.mps_control, place, found)
         listed.append(
             {
                 "daemon": place.pipe.rpartition("/")[2],

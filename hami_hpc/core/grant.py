@@ -68,6 +68,7 @@ SLICE_FIELDS = (
     "cores_percent",
     "service_class",
     "policy",
+    "mode",
     "latency",
     "floor_percent",
     "class_priority",

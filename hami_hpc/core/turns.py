@@ -5,6 +5,9 @@ Jobs divide a common period into turns. They keep to them while a latency-critic
 for at most one timeslice of another job, and where sharing by timeslices serves somebody badly
 (native/interposer/arbitration/slice.h).
 
+A job with mode=mps is never counted as latency-critical: MPS keeps its time, so nothing would hold it to its class's
+floor while the others on its GPU give way.
+
 Latency-critical jobs have an order: higher priority of the class first, then the shorter slo; a job without one has the
 longest. Equal ones have none. A job that others come before has short timeslices
 (native/interposer/arbitration/terms.c).
@@ -22,6 +25,7 @@ PERIOD_PERMILLE = 1000
 # native/interposer/arbitration/terms.c: the timeslice that follows from cores; and the driver's own, of policy none.
 TIMESLICE_US_PER_CORE = 450
 DRIVERS_TIMESLICE_US = 2048
+WITHOUT_FLOOR = frozenset({"mps"})  # modes that keep the time themselves
 
 
 class Turn(NamedTuple):
@@ -45,13 +49,13 @@ def make_turns(live: Iterable[Grant]) -> dict[int, Turn]:
     cores, in the order of job ids; together they fill the period exactly.
     """
     grants = sorted(live, key=lambda grant: grant.job_id)
-    latency_count = sum(grant.latency for grant in grants)
+    latency_count = sum(is_latency(grant) for grant in grants)
     least = _least_of_others(grants)
     above = _above(grants)
     cap_count = sum(grant.policy == "cap" for grant in grants)
     turns = {
         grant.job_id: Turn(
-            latency_others=latency_count - grant.latency,
+            latency_others=latency_count - is_latency(grant),
             turn_begin_permille=0,
             turn_length_permille=0,
             others_least_cores=least[grant.job_id],
@@ -60,7 +64,7 @@ def make_turns(live: Iterable[Grant]) -> dict[int, Turn]:
         )
         for grant in grants
     }
-    others = [grant for grant in grants if not grant.latency]
+    others = [grant for grant in grants if not is_latency(grant)]
     if not 2 <= len(others) <= PERIOD_PERMILLE:
         return turns
     total_percent = sum(grant.cores_percent for grant in others)
@@ -76,12 +80,17 @@ def make_turns(live: Iterable[Grant]) -> dict[int, Turn]:
     return turns
 
 
+def is_latency(grant: Grant) -> bool:
+    """Returns whether the others on its GPU give way to this job."""
+    return bool(grant.latency) and grant.mode not in WITHOUT_FLOOR
+
+
 def _above(grants: Iterable[Grant]) -> dict[int, int]:
     """Returns, by job id, how many latency-critical jobs come before a latency-critical one; 0 for all others."""
     above: dict[tuple[int, int], int] = {}
-    for i, rank in enumerate(sorted(_rank(grant) for grant in grants if grant.latency)):
+    for i, rank in enumerate(sorted(_rank(grant) for grant in grants if is_latency(grant))):
         above.setdefault(rank, i)
-    return {grant.job_id: above[_rank(grant)] if grant.latency else 0 for grant in grants}
+    return {grant.job_id: above[_rank(grant)] if is_latency(grant) else 0 for grant in grants}
 
 
 def _rank(grant: Grant) -> tuple[int, int]:

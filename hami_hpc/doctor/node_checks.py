@@ -13,8 +13,10 @@ from urllib.parse import quote
 from hami_hpc.core import mixed
 from hami_hpc.core.finding import Finding, Level, finding
 from hami_hpc.core.inventory import make_inventory
+from hami_hpc.core.mig_choice import MIG
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
+from hami_hpc.isolation import mig_checks
 from hami_hpc.isolation.table import backend_of, check_modes
 from hami_hpc.node import drained_gpus, job_dirs, nvml
 from hami_hpc.node import ledger as ledgers
@@ -113,6 +115,8 @@ def check_isolation(facts: Facts) -> Iterator[Finding]:
     check_modes(settings.modes, settings.path)
     if settings.mig_nodes:
         settings = settings._replace(modes=node_modes(settings.modes, settings.mig_nodes, facts.node))
+        if MIG not in settings.modes and MIG in facts.settings.modes:
+            yield from mig_checks.check_undivided(settings)
     for mode in settings.modes:
         yield from backend_of(mode).check(settings)
 

@@ -68,6 +68,18 @@ def _modes(settings: Settings, gpus: tuple[ListedGpu, ...]) -> Iterator[Finding]
         advice = f"hami-hpc mig enable {gpu.minor}, or take mig out of modes in [vgpu]"
         detail = f"GPU {gpu.minor}: MIG is {gpu.mode}"
         yield finding("MIG mode", gpu.mode == "on", detail, advice)
-        if gpu.mode == "on" and "share" in settings.modes:
-            detail = f"GPU {gpu.minor}: MIG is on, and modes offers share, too: Slurm may give it to a job of that mode"
-            yield Finding("MIG and share", Level.FAIL, detail, f"hami-hpc mig disable {gpu.minor}, or correct modes")
+        others = [mode for mode in settings.modes if mode != "mig"]
+        for mode in others if gpu.mode == "on" else ():
+            detail = (
+                f"GPU {gpu.minor}: MIG is on, and modes offers {mode}, too: Slurm may give it to a job of that mode"
+            )
+            yield Finding(f"MIG and {mode}", Level.FAIL, detail, f"hami-hpc mig disable {gpu.minor}, or correct modes")
+
+
+def check_undivided(settings: Settings) -> Iterator[Finding]:
+    """Yields a finding for each GPU in MIG mode of a node that `mig_nodes` does not name. Raises NodeError."""
+    for gpu in mig_list.read(settings):
+        if gpu.mode == "on":
+            detail = f"GPU {gpu.minor}: MIG is on, and mig_nodes does not name this node: its jobs cannot use the GPU"
+            advice = f"hami-hpc mig disable {gpu.minor}, or add the node to mig_nodes, then hami-hpc render"
+            yield Finding("MIG mode", Level.FAIL, detail, advice)

@@ -45,15 +45,24 @@ def prepare(settings: Settings, grant: Grant, limits_record: bytes) -> None:
 
 
 def _kept(gpu: MigGpu, grant: Grant) -> Note | None:
-    """Returns the note of the instance that this run of the job has. Ends those of its earlier runs."""
+    """Returns the note of the instance that this run of the job has. Ends those of its earlier runs, but for one that
+    a process still uses: it stays noted, and takes its place."""
     kept = None
     for note in gpu.notes():
         if note.job_id != grant.job_id:
             continue
-        if note.is_of(grant) and gpu.find(note) is not None:
+        if note.is_of(grant) and note.state == mig_notes.LIVE and gpu.find(note) is not None:
             kept = note
-        else:
+            continue
+        try:
             gpu.end(note)
+        except mig.InUseError as error:
+            if note.is_of(grant):  # its epilog was killed; a new note would replace this one
+                raise JobError(
+                    f"job {grant.job_id} cannot start before its last run's MIG instance is free: {error}. "
+                    "A batch job is requeued if it may be; submit any other again",
+                    NO_ROOM,
+                ) from error
     return kept
 
 

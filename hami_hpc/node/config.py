@@ -266,10 +266,27 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
     )
     for table in (vgpu, paths, mps, top):
         table.close()
+    if not settings.modes:
+        vgpu.refuse("modes", [], f"at least one of: {', '.join(c.MODES)}")
+    for hosts in settings.mig_nodes:
+        if not _is_host_list(hosts):
+            vgpu.refuse("mig_nodes", hosts, 'host lists as Slurm writes them, such as "gpu[03-04],gpu7"')
     for model in models:
         if settings.shards_per_gpu(model) < 1:
             raise NodeError(f"{path}: shard_mib = {settings.shard_mib} is more than a whole {model}; make it smaller")
     return settings
+
+
+def _is_host_list(text: str) -> bool:
+    """Returns whether a text can be names of nodes with ranges: another one would name no node, silently."""
+    first, *parts = text.split("[")
+    pieces = [part.partition("]") for part in parts]
+    outside = first + "".join(rest for _, _, rest in pieces)
+    return (
+        all(ranges and bracket and frozenset("0123456789-,").issuperset(ranges) for ranges, bracket, _ in pieces)
+        and (NAME_CHARACTERS | {".", ","}).issuperset(outside)
+        and bool(text)
+    )
 
 
 def _agent(path: str, value: object) -> dict[str, Any] | None:

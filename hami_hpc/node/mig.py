@@ -223,16 +223,16 @@ def _filling_profile(nvml: ModuleType, gpu_instance: object, slices: int) -> int
     )
 
 
-def destroy(nvml: ModuleType, handle: object, instance: Instance) -> None:
+def destroy(nvml: ModuleType, handle: object, instance: Instance, wait_s: float) -> None:
     """Destroys an instance that instances() has returned, unless it has changed since.
 
-    Waits while a process that is ending uses it. Raises InUseError after IN_USE_WAIT_S, NodeError for other failures.
+    Waits while a process that is ending uses it. Raises InUseError after `wait_s`, NodeError for other failures.
     """
     if instance not in instances(nvml, handle):
         return
     with _explained(nvml, f"destroying MIG instance {instance.uuid or instance.gi_id}"):
         gpu_instance = nvml.nvmlDeviceGetGpuInstanceById(handle, instance.gi_id)
-    end = time.monotonic() + IN_USE_WAIT_S
+    end = time.monotonic() + wait_s
     while True:
         try:
             _destroy(nvml, gpu_instance)

@@ -43,11 +43,13 @@ class MigGpu:
         return mig.instances(self.nvml, self.handle) if state and state[0] else ()
 
     def settle(self) -> None:
-        """Ends what an interrupted process left half made or half ended."""
+        """Ends what an interrupted process left half made or half ended. An instance that a process still uses stays,
+        with its note: its user can keep such a process, and no other job shall fail by that."""
         mig_notes.sweep(self.run_dir, self.uuid)
         for note in self.notes():
             if note.state != LIVE:
-                self.end(note)
+                with suppress(mig.InUseError):
+                    self.end(note)
 
     def find(self, note: Note) -> Instance | None:
         """Returns the instance of a note, None where it is gone."""
@@ -77,13 +79,15 @@ class MigGpu:
         return live
 
     def end(self, note: Note) -> None:
-        """Takes an instance of ours from its user and destroys it, then removes its note."""
+        """Takes an instance of ours from its user and destroys it, then removes its note. Raises InUseError while a
+        process uses it, at once where an earlier call has waited for that process."""
         present = self.find(note)
         if present is not None:
+            wait_s = mig.IN_USE_WAIT_S if note.state == LIVE else 0.0
             note = note._replace(state=ENDING, instance=present, before=())
             mig_notes.change(self.run_dir, self.uuid, note)
             mig_caps.revoke(self.driver_root, note.gpu_minor, present.gi_id, note.uid)
-            mig.destroy(self.nvml, self.handle, present)
+            mig.destroy(self.nvml, self.handle, present, wait_s)
         mig_notes.remove(self.run_dir, self.uuid, note)
 
 

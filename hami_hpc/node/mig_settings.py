@@ -47,6 +47,8 @@ def profile_name(settings: Settings, model: str, mem_mib: int, cores_percent: in
 
     Raises NodeError as profiles_of does.
     """
+    if model not in settings.gpu_models:  # renamed there since the node's GPUs were entered in its ledger
+        return None
     profiles = profiles_of(settings, model)
     full = whole(profiles)
     for profile in profiles:

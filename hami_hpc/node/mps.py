@@ -4,6 +4,7 @@
     <run_dir>/mps/GPU-USER/        the daemon's pipe directory: root, 0700, and one user may enter it by an ACL
     <run_dir>/mps/GPU-USER.log/    root, 0700, a tmpfs of 1 MiB: control.log and server.log
     <run_dir>/mps/GPU-USER.jobs/   root, 0700: one file for each job that needs the daemon
+    <run_dir>/mps/GPU-USER.program root, 0600: the file of the daemon's program
     <run_dir>/mps/GPU-USER.lock    held while any of this is changed; stays until the next boot
 
 The daemon runs as root, the server that it starts as the client's user; users can write in none of these directories.
@@ -75,7 +76,7 @@ def _ensure(program: str, place: Place, gpu_uuid: str) -> tuple[str, ...]:
     """Gives the daemon its jobs' limits, and replaces one that does not answer. Returns lines as hold does."""
     limits = _limits(members(place))
     found = mps_processes.processes()
-    daemons = mps_processes.daemons_at(place.pipe, program, found)
+    daemons = mps_daemon.daemons(program, place, found)
     if len(daemons) == 1 and mps_daemon.answers(program, place):
         mps_daemon.adjust(program, place, limits)
         return ()
@@ -92,6 +93,7 @@ def _ensure(program: str, place: Place, gpu_uuid: str) -> tuple[str, ...]:
         lines.append(f"the MPS daemon of {place.pipe} had ended and was replaced")
     # Servers without a daemon stay: other jobs of the user may be their clients. The last job's end ends them.
     _make_directories(place)
+    mps_daemon.note_program(program, place)
     mps_daemon.start(program, place, gpu_uuid, limits)
     return tuple(lines)
 
@@ -146,6 +148,7 @@ def restart(program: str, place: Place, gpu_uuid: str) -> None:
             raise MpsError(f"no job needs the MPS daemon of {place.pipe}. Clear what is left of it: hami-hpc reconcile")
         mps_daemon.stop(program, place)
         _make_directories(place)
+        mps_daemon.note_program(program, place)
         mps_daemon.start(program, place, gpu_uuid, _limits(jobs))
 
 
@@ -204,7 +207,7 @@ def _after_change(program: str, place: Place) -> None:
     if not jobs:
         mps_daemon.stop(program, place)
         _remove(place)
-    elif mps_processes.daemons_at(place.pipe, program):
+    elif mps_daemon.daemons(program, place):
         with contextlib.suppress(MpsError):  # the next prolog replaces a daemon that does not answer
             _end_dead_clients(program, place)
             mps_daemon.adjust(program, place, _limits(jobs))
@@ -304,6 +307,9 @@ def _make_directory(path: str, mode: int) -> None:
 
 
 def _remove(place: Place) -> None:
+    for path in (place.program, place.program + NEW):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
     for path in (place.pipe, place.log, place.jobs):
         _remove_tree(path)
 

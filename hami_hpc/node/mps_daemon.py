@@ -21,8 +21,9 @@ FOLDER = "mps"
 ALL_USERS = "all"
 START_S, ANSWER_S, QUIT_S, END_S, KILL_S = 10.0, 3.0, 2, 1.0, 3.0
 OUTPUT_MAX = 1 << 16
+PATH_MAX = 4096
 # Not passed on to a daemon: what would choose another GPU, another directory, or a program or library of its own.
-DROPPED = ("CUDA_", "NVIDIA_", "HAMI_HPC_", "SLURM_", "SPANK_", "LD_PRELOAD", "PATH")
+DROPPED = ("CUDA_", "NVIDIA_", "HAMI_HPC_", "SLURM_", "SPANK_", "LD_", "PATH")
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -49,6 +50,10 @@ class Place(NamedTuple):
     def jobs(self) -> str:
         return f"{self.pipe}.jobs"
 
+    @property
+    def program(self) -> str:
+        return f"{self.pipe}.program"
+
 
 class Limits(NamedTuple):
     """What a daemon lets a client have at most. Each client is limited further by its own environment."""
@@ -71,6 +76,33 @@ def check_program(program: str) -> None:
             ) from error
         if status.st_uid != 0 or status.st_mode & 0o022:
             raise MpsError(f"{path} can be changed by others than root; run: chown root {path}; chmod go-w {path}")
+
+
+def daemons(
+    program: str, place: Place, found: tuple[mps_processes.Process, ...] | None = None
+) -> tuple[mps_processes.Process, ...]:
+    """Returns the daemons of a place: those that run `program`, and one that an earlier version of the settings, or of
+    the driver's package, started from another file."""
+    real = os.path.realpath(program)
+    try:
+        with open(place.program, "rb") as file:
+            noted = os.fsdecode(file.read(PATH_MAX))
+    except OSError:
+        noted = real
+    programs = (real,) if noted == real else (real, noted)
+    found = mps_processes.processes() if found is None else found
+    return tuple(one for each in programs for one in mps_processes.daemons_at(place.pipe, each, found))
+
+
+def note_program(program: str, place: Place) -> None:
+    """Notes the file of the daemon that is about to be started; no daemon is there. Raises OSError."""
+    new = f"{place.program}.new"
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, os.fsencode(os.path.realpath(program)))
+    finally:
+        os.close(fd)
+    os.rename(new, place.program)
 
 
 def ask(program: str, place: Place, command: str, timeout_s: float = ANSWER_S) -> str:
@@ -128,7 +160,7 @@ def start(program: str, place: Place, gpu_uuid: str, limits: Limits) -> None:
     options = ["-d", "-M"] if place.user == ALL_USERS else ["-d"]
     status, output = _run([program, *options], _environment(program, place, more), "", START_S)
     if status != 0:
-        mps_processes.kill(mps_processes.daemons_at(place.pipe, program), KILL_S)
+        mps_processes.kill(daemons(program, place), KILL_S)
         why = f"did not start within {START_S:g} s" if status is None else f"ended with status {status}"
         raise MpsError(
             f"{program} for GPU {place.gpu_minor} {why}: {output or 'it said nothing'}. See {place.log}/control.log, "
@@ -139,13 +171,13 @@ def start(program: str, place: Place, gpu_uuid: str, limits: Limits) -> None:
 
 def stop(program: str, place: Place) -> None:
     """Ends the daemon and its servers: by `quit`, else by SIGKILL. Raises MpsError when one of them does not end."""
-    daemons = mps_processes.daemons_at(place.pipe, program)
-    if daemons:
+    running = daemons(program, place)
+    if running:
         with contextlib.suppress(MpsError):
             ask(program, place, f"quit -t {QUIT_S}", QUIT_S + ANSWER_S)
-        mps_processes.wait(daemons, END_S)
+        mps_processes.wait(running, END_S)
     found = mps_processes.processes()
-    rest = mps_processes.daemons_at(place.pipe, program, found) + mps_processes.servers_at(place.pipe, found)
+    rest = daemons(program, place, found) + mps_processes.servers_at(place.pipe, found)
     left = mps_processes.kill(rest, KILL_S)
     if left:
         pids = ", ".join(str(process.pid) for process in left)
@@ -157,8 +189,10 @@ def stop(program: str, place: Place) -> None:
 def _run(command: list[str], environment: Mapping[str, str], text: str, timeout_s: float) -> tuple[int | None, str]:
     """Runs a program and returns its status, None when it took too long, and what it printed in one line.
 
-    The output goes to a file in memory: a daemon may keep a pipe open for as long as it lives.
+    The output goes to a file in memory: a daemon may keep a pipe open for as long as it lives. Raises MpsError, also
+    for a program that others than root can change.
     """
+    check_program(command[0])
     output = os.memfd_create("mps", os.MFD_CLOEXEC)
     process = None
     try:

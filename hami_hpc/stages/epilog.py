@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant, parse_id, wants_vgpu
-from hami_hpc.core.records import NOT_OBSERVED, Observed, usage_record
+from hami_hpc.core.records import MISSING_USAGE, NOT_OBSERVED, OBSERVED_USAGE, Observed, usage_record
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation.table import backend_of
 from hami_hpc.node import boot, drained_gpus, events, history_file, job_dirs, stage_times, usage_spool
@@ -166,11 +166,14 @@ def spool_usage(
     usage = backend_of(grant.mode).release(settings, directory, grant, end_unix_ns)
     if usage_spool.is_spooled(settings.state_dir, settings.run_dir, job_id, start_unix_ns):
         return ""
+    seen = observed(settings, grant)
+    if usage == OBSERVED_USAGE and not seen.observed_ns:
+        usage = MISSING_USAGE  # its zeros are not what the job used: no agent looked while it ran
     record = usage_record(
         grant,
         usage,
         end_unix_ns,
-        observed(settings, grant),
+        seen,
         stage_times.read_times(directory)._replace(epilog_began_unix_ns=epilog_began_unix_ns),
         history=history_file.read_text(directory, start_unix_ns),
         cluster=common.cluster_name(os.environ),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hami_hpc.core.reconcile_plan import Action, Kind
 from hami_hpc.errors import NodeError
-from hami_hpc.node import boot, mig_gpu, mig_notes
+from hami_hpc.node import boot, job_dirs, mig_gpu, mig_notes
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.node.mig_notes import LIVE, Note
@@ -16,7 +16,8 @@ from hami_hpc.node.mig_notes import LIVE, Note
 def remove(settings: Settings, ledger: Ledger, dry_run: bool) -> Iterator[tuple[Action, str | None]]:
     """Removes these instances, without `dry_run`. Yields each action with its error, None when it is done.
 
-    Notes are read before the ledger: a prolog enters its grant before it writes a note.
+    Notes are read before the ledger: a prolog enters its grant before it writes a note. A job whose row is lost, and
+    could not be restored, keeps its instance as long as it has its directory.
     """
     try:
         uuids = mig_notes.gpus(settings.run_dir)
@@ -32,7 +33,8 @@ def remove(settings: Settings, ledger: Ledger, dry_run: bool) -> Iterator[tuple[
         except NodeError as error:
             yield Action(Kind.PROBLEM, str(error)), None
             continue
-        held = {(grant.job_id, grant.created_unix_ns) for grant in ledger.grants()}
+        grants = (*ledger.grants(), *job_dirs.placed_grants(settings.run_dir))
+        held = {(grant.job_id, grant.created_unix_ns) for grant in grants}
         for note in notes:
             if note.state != LIVE or (note.job_id, note.created_unix_ns) not in held or is_void(note):
                 error_text = None if dry_run else _end(settings, uuid, note)

@@ -24,6 +24,13 @@ def live(ledger: Ledger) -> tuple[Grant, ...]:
     return tuple(grant for grant in ledger.grants() if grant.mode == MODE)
 
 
+def held(settings: Settings, ledger: Ledger) -> dict[str, Grant]:
+    """Returns the grants with mode=mps by Member.name: the ledger's, and those that only a directory has, whose row is
+    lost and could not be restored. A daemon is not stopped under such a job."""
+    grants = (*job_dirs.placed_grants(settings.run_dir), *live(ledger))
+    return {member_of(grant).name: grant for grant in grants if grant.mode == MODE}
+
+
 def repair(settings: Settings, ledger: Ledger, dry_run: bool) -> Iterator[tuple[str, str | None]]:
     """Makes daemons and ledger agree. Yields what is done, or would be, and why it failed, if it did.
 
@@ -31,8 +38,8 @@ def repair(settings: Settings, ledger: Ledger, dry_run: bool) -> Iterator[tuple[
     """
     seen: set[str] = set()
     for place in mps.places(settings.run_dir):
-        grants = {member_of(grant).name: grant for grant in live(ledger) if _can_be_of(grant, place)}
-        members = {member.name for member in mps.members(place)}
+        members = {member.name for member in mps.members(place)}  # before the ledger: a prolog enters its grant first
+        grants = {name: grant for name, grant in held(settings, ledger).items() if _can_be_of(grant, place)}
         seen |= members & grants.keys()
         if not members & grants.keys():
             text = f"MPS daemon of {place.pipe}: no job needs it; it is stopped and its files are removed"
@@ -57,7 +64,7 @@ def _can_be_of(grant: Grant, place: Place) -> bool:
 
 
 def _drop(settings: Settings, ledger: Ledger, place: Place) -> None:
-    mps.keep_only(settings.mps_control, place, lambda: frozenset(member_of(grant).name for grant in live(ledger)))
+    mps.keep_only(settings.mps_control, place, lambda: frozenset(held(settings, ledger)))
 
 
 def _repair(settings: Settings, grant: Grant, place: Place) -> None:

@@ -148,6 +148,7 @@ def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Gra
             priority=own_class.priority,
             slice_us=own_class.slice_us,
         )
+        _end_other_run(settings, ledger, wanted)
         check_model(wanted, ledger.inventory(), constraints, settings.memory_scaling)
         grant = ledger.add(wanted, lambda new, live: backend.admit(new, live, settings.memory_scaling))
         try:
@@ -160,6 +161,20 @@ def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Gra
         return grant
     finally:
         ledger.close()
+
+
+def _end_other_run(settings: Settings, ledger: Ledger, wanted: Grant) -> None:
+    """Ends a run of this job whose epilog never ran, if it has another slice: its MIG instance, or its place with an
+    MPS daemon, may be of another GPU or mode, where nothing else would release it. Never fails."""
+    old = ledger.grant_of(wanted.job_id)
+    if old is None or old.same_slice(wanted):
+        return
+    from hami_hpc.stages.epilog import end_grant
+
+    try:
+        end_grant(settings, ledger, old, common.now_unix_ns())
+    except Exception as error:
+        common.report("prolog", f"last run of job {old.job_id}: {common.error_text(error)}. Run hami-hpc reconcile")
 
 
 def _write_event(settings: Settings, grant: Grant) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from hami_hpc.core.inventory import make_inventory
 from hami_hpc.core.reconcile_plan import LEFTOVER_AGE_S, Action, Directory, Kind, NodeState, make_plan
-from hami_hpc.errors import NodeError
+from hami_hpc.errors import JobError, NodeError
 from hami_hpc.isolation.table import backend_of
 from hami_hpc.node import events, gpu_jobs, job_dirs, nvml, usage_spool
 from hami_hpc.node import ledger as ledgers
@@ -160,6 +160,8 @@ def _try(settings: Settings, ledger: Ledger, action: Action) -> str | None:
         _do(settings, ledger, action)
     except NodeError as error:
         return str(error)
+    except JobError as error:
+        return f"{error}. A prolog would do so, reconcile does not: requeue or cancel job {action.job_id}"
     except Exception as error:  # a bug in hami_hpc that this entry triggers: set the entry aside, and go on
         text = common.error_text(error)
         if action.kind not in ENDING or action.name is None:

@@ -45,6 +45,16 @@ def test_a_file_with_a_version_alone_means_the_contracts_defaults(tmp_path: Path
         ("version = true", "version = 1 must be there"),
         ("version = 1\nvgp = 1", "unknown key 'vgp'; did you mean vgpu?"),
         ("version = 1\n[vgpu]\nshard_mb = 1", r"table \[vgpu\]: unknown key 'shard_mb'; did you mean shard_mib?"),
+        (
+            "version = 1\n[vgpu]\nmodes = []",
+            "modes = '..' is not understood; allowed is at least one of: share",
+        ),
+        (
+            'version = 1\n[vgpu]\nmig_nodes = ["gpu[03-04"]',
+            "mig_nodes = 'gpu.03-04' is not understood; allowed",
+        ),
+        ('version = 1\n[vgpu]\nmig_nodes = ["gpu3 gpu4"]', "mig_nodes = 'gpu3 gpu4' is not understood"),
+        ('version = 1\n[vgpu]\nmig_nodes = ["gpu[a]"]', "mig_nodes = 'gpu.a.' is not understood"),
         ("version = 1\n[vgpu]\nqqq = 1", "unknown key 'qqq'; known: .*shard_mib"),
         ("version = 1\n[classes.std]\nqoss = []", r"\[classes.std\]: unknown key 'qoss'; did you mean qos?"),
         ("version = 1\n[classes.Gold]", "'Gold' cannot be the name of a class: it has 1 to 15 characters, lower-case"),
@@ -213,3 +223,8 @@ def test_any_document_is_read_or_refused_by_name(document: dict[str, object]) ->
     else:
         said = read.path
     assert "/x.toml" in said
+
+
+def test_host_lists_of_slurm_are_understood() -> None:
+    hosts = ("gpu[03-04,7],n-1.site.org", "gpu7", "rack[1-2]node[1-4]x")
+    assert parse_settings({"version": 1, "vgpu": {"mig_nodes": list(hosts)}}, "x").mig_nodes == hosts

@@ -121,7 +121,7 @@ def test_whole_gpus_are_more_slices_than_one_and_all_cores_of_each_gpu() -> None
         assert not whole_gpus({other: value for other, value in whole.items() if other != name})
 
 
-SLICE = ("job_id", "uid", "gpu_uuid", "mem_mib", "cores_percent", "service_class", "policy")
+SLICE = ("job_id", "uid", "gpu_uuid", "mem_mib", "cores_percent", "service_class", "policy", "mode")
 TERMS = ("latency", "floor_percent", "class_priority", "slice_us", "slo_us")
 
 

@@ -69,6 +69,30 @@ def test_a_requeued_job_whose_epilog_never_ran_has_one_instance(bed: MigNode) ->
     assert bed.instances() == ()
 
 
+def test_a_requeued_job_that_comes_back_in_another_mode_leaves_no_instance(bed: MigNode) -> None:
+    assert bed.prolog(JOB) == 0
+    assert bed.prolog(JOB, SLURM_JOB_CONSTRAINTS="vgpu_share") == 0
+    assert bed.node.grants()[JOB].mode == "share"
+    assert not (bed.node.jobs / str(JOB) / c.FILE_MIG).exists()
+    assert (bed.instances(), bed.notes()) == ((), [])
+    assert bed.prolog(JOB) == 0
+    assert bed.node.grants()[JOB].mode == "mig"
+    assert len(bed.instances()) == 1
+    assert bed.epilog(JOB) == 0
+    assert (bed.instances(), bed.notes()) == ((), [])
+
+
+def test_the_next_run_starts_where_the_last_runs_instance_cannot_be_ended(
+    bed: MigNode, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert bed.prolog(JOB) == 0
+    assert bed.prolog(JOB, faults="nvmlComputeInstanceDestroy=999", SLURM_JOB_CONSTRAINTS="vgpu_share") == 0
+    assert f"last run of job {JOB}: destroying a MIG instance" in capfd.readouterr().err
+    assert bed.node.grants()[JOB].mode == "share"
+    assert bed.epilog(JOB) == 0
+    assert bed.instances() == ()
+
+
 def test_an_instance_that_vanished_is_made_again_for_a_prolog_that_runs_again(bed: MigNode) -> None:
     assert bed.prolog(JOB) == 0
     (old,) = bed.instances()

@@ -8,12 +8,14 @@ instance that an administrator made as it was.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from mig_testbed import KILLED, MigNode, is_of, mig_environment
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core.mig_layout import Instance
 from hami_hpc.node import mig_notes
 from hami_hpc.stages.epilog import main as epilog_main
@@ -21,6 +23,7 @@ from hami_hpc.stages.prolog import main as prolog_main
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets only root divide a GPU")
 JOB = 7
+IN_USE = "nvmlComputeInstanceDestroy=19"
 # The functions of hami_hpc that change something; what they call to look at the GPU changes nothing.
 CHANGING = is_of(
     *("prepare", "release", "_kept", "_made", "make", "made", "end", "settle", "create", "destroy", "_destroy"),
@@ -184,10 +187,46 @@ def test_an_instance_in_use_is_kept_until_it_is_free(
 ) -> None:
     monkeypatch.setattr("hami_hpc.node.mig.IN_USE_WAIT_S", 0.3)
     assert bed.prolog(JOB) == 0
-    assert bed.epilog(JOB, faults="nvmlComputeInstanceDestroy=19") == 0
+    assert bed.epilog(JOB, faults=IN_USE) == 0
     assert len(bed.instances()) == 2
     assert bed.notes() != []
     by_reconcile(bed, foreign)
+
+
+def test_an_instance_that_stays_in_use_fails_no_other_job(
+    bed: MigNode, foreign: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user can keep a process outside of the job that uses the job's instance."""
+    monkeypatch.setattr("hami_hpc.node.mig.IN_USE_WAIT_S", 0.3)
+    assert bed.prolog(JOB) == 0
+    assert bed.epilog(JOB, faults=IN_USE) == 0
+    monkeypatch.setattr("hami_hpc.node.mig.IN_USE_WAIT_S", 60.0)
+    began = time.monotonic()
+    assert bed.prolog(JOB + 1, faults=IN_USE) == 0
+    assert bed.prolog(JOB, faults=IN_USE) == 0, "its next run"
+    assert len(bed.instances()) == 4
+    assert len(bed.notes()) == 3
+    assert time.monotonic() - began < 30, "nobody waits for it again"
+    assert bed.epilog(JOB) == 0
+    assert bed.epilog(JOB + 1) == 0
+    by_reconcile(bed, foreign)
+
+
+def test_a_run_whose_instance_is_still_in_use_is_sent_back_and_keeps_its_note(
+    bed: MigNode, foreign: Instance, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its epilog was killed while it waited, and the next run has the same slice."""
+    assert bed.prolog(JOB) == 0
+    (path,) = (bed.node.root / "run/mig").glob("GPU-*/*")
+    note = mig_notes.parse(path.read_bytes())
+    assert note is not None
+    path.write_bytes(mig_notes.to_bytes(note._replace(state=mig_notes.ENDING)))
+    assert bed.prolog(JOB, faults=IN_USE) == 0
+    assert "cannot start before its last run's MIG instance is free" in capfd.readouterr().err
+    assert (bed.node.jobs / str(JOB) / c.FILE_REFUSED).exists()
+    assert len(bed.notes()) == 1
+    assert bed.node.grants() == {}
+    by_epilog(bed, foreign)
 
 
 def test_an_instance_in_use_for_a_moment_is_waited_for(bed: MigNode, foreign: Instance) -> None:

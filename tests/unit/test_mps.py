@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -19,6 +20,7 @@ from mps_testbed import OTHER_UID, PROGRAM, MpsNode, client
 from node_testbed import UID, UUIDS
 
 from hami_hpc.contract import constants as c
+from hami_hpc.errors import NodeError
 from hami_hpc.isolation.mps import priority_of
 from hami_hpc.node import mps, mps_daemon, mps_processes
 from hami_hpc.node.mps_daemon import MpsError
@@ -91,7 +93,14 @@ def test_the_daemon_gives_a_client_what_the_largest_job_has(node: MpsNode) -> No
 def test_the_daemon_has_one_gpu_and_nothing_of_the_jobs_environment(
     node: MpsNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_LOG_DIRECTORY", "SLURM_JOB_ID", "SPANK_X", "LD_PRELOAD_X"):
+    for name in (
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_MPS_LOG_DIRECTORY",
+        "SLURM_JOB_ID",
+        "SPANK_X",
+        "LD_LIBRARY_PATH",
+        "LD_AUDIT",
+    ):
         monkeypatch.setenv(name, "of-the-job")
     assert node.mps_prolog(7) == 0
     environment = dict(
@@ -207,6 +216,38 @@ def test_a_program_that_is_missing_or_not_roots_is_named(node: MpsNode, capsys: 
         assert text in capsys.readouterr().err
         assert node.mps_epilog(7) == 0
     node.assert_nothing_is_held()
+
+
+def test_a_daemon_outlives_another_path_of_its_program_and_ends_with_its_last_job(node: MpsNode) -> None:
+    """As after an update of the driver's package, or of `control` in the settings: its clients go on."""
+    old = node.root / "old"
+    old.mkdir()
+    for path in (PROGRAM, PROGRAM.with_name(mps_processes.SERVER_NAME)):
+        shutil.copy(path, old)
+    node.write_settings(program=old / PROGRAM.name)
+    assert node.mps_prolog(7) == 0
+    (daemon,) = node.daemons()
+    assert daemon.program == str(old / PROGRAM.name)
+    node.write_settings()
+    assert node.mps_prolog(8) == 0
+    assert node.daemons() == (daemon,), "one daemon, and the same one"
+    assert {member.job_id for member in mps.members(node.place())} == {7, 8}
+    assert node.mps_epilog(7) == 0
+    assert node.mps_epilog(8) == 0
+    node.assert_no_mps()
+
+
+def test_no_program_that_others_can_change_is_run_after_the_prolog_either(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    program = node.root / mps_processes.CONTROL_NAME
+    program.write_text(f"#!/bin/sh\ntouch {node.root}/ran\n")
+    program.chmod(0o777)
+    node.write_settings(program=program)
+    texts = [result.error for result in reconcile(node.settings, lambda: frozenset((7,)), dry_run=False)]
+    assert any("can be changed by others than root" in str(text) for text in texts)
+    assert node.mps_epilog(7) == 0
+    assert not (node.root / "ran").exists()
+    node.assert_no_mps()
 
 
 def test_a_run_directory_whose_path_is_too_long_is_named(node: MpsNode, capsys: pytest.CaptureFixture[str]) -> None:
@@ -341,6 +382,23 @@ def test_reconcile_stops_what_a_lost_ledger_row_left(node: MpsNode) -> None:
     node.assert_no_mps()
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_reconcile_stops_no_daemon_of_a_job_whose_row_is_lost(node: MpsNode, dry_run: bool) -> None:
+    assert node.mps_prolog(7) == 0
+    ledger = common.open_ledger(node.settings)
+    ledger.remove(node.grants()[7])
+    ledger.close()
+
+    def silent() -> frozenset[int]:
+        raise NodeError("slurmctld does not answer")
+
+    texts = [result.action.text for result in reconcile(node.settings, silent, dry_run=dry_run)]
+    assert not [text for text in texts if "MPS" in text]
+    node.assert_one_daemon(7)
+    assert node.mps_epilog(7) == 0
+    node.assert_no_mps()
+
+
 def _ready(node: MpsNode) -> mps_daemon.Place:
     common.open_ledger(node.settings).close()
     return node.place()
@@ -370,6 +428,14 @@ def test_a_requeued_job_whose_epilog_never_came_has_one_place(node: MpsNode) -> 
     assert node.mps_prolog(7, mem_mib=4096) == 0  # its next run
     node.assert_one_daemon(7)
     assert len(mps.members(node.place())) == 1
+    assert node.mps_epilog(7) == 0
+    node.assert_no_mps()
+
+
+def test_a_requeued_job_on_another_gpu_leaves_no_daemon(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    assert node.mps_prolog(7, gpu="1") == 0
+    assert node.controls() == [f"1-{UID}"]
     assert node.mps_epilog(7) == 0
     node.assert_no_mps()
 

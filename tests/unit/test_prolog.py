@@ -79,6 +79,7 @@ def test_a_requeued_job_with_another_slice_replaces_the_old_grant(node: Node) ->
     node.assert_job_is_ready(7)
     assert node.grants()[7].mem_mib == 8192
     assert job_dirs.read_usage(str(node.jobs / "7"), node.grants()[7], 2**62).peak_bytes == 0
+    assert (node.record()["mem_mib"], node.record()["peak_bytes"]) == (4096, 99), "the last run has its record"
 
 
 def test_a_job_without_vgpu_touches_nothing(tmp_path: Path) -> None:

@@ -129,3 +129,16 @@ def test_latency_critical_jobs_have_an_order_by_priority_and_then_by_the_shortes
     assert {i: turns[i].latency_above for i in turns} == {8: 0} | {i: row[2] for i, row in expected.items()}
     alike = make_turns([grant(1, 10, 1), grant(2, 90, 1), grant(3, 10)])
     assert [turn.latency_above for turn in alike.values()] == [0, 0, 0], "nobody comes before an equal one"
+
+
+def test_nobody_gives_way_to_a_job_whose_floor_mps_would_have_to_keep() -> None:
+    """A user with a latency-critical QoS would have the GPU alone by mode=mps: others at 10 us beside MPS's 2048."""
+    lc, of_mps = grant(3, 50, latency=1), grant(4, 50, latency=1, policy="none")._replace(mode="mps")
+    turns = make_turns([of_mps, grant(5, 50), grant(6, 50, policy="cap")])
+    assert [turns[job].latency_others for job in (4, 5, 6)] == [0, 0, 0]
+    assert [turns[job].others_capped for job in (4, 5, 6)] == [1, 1, 0]
+    assert [turns[job].others_least_cores for job in (4, 5, 6)] == [50, 4, 4]
+    assert [turns[job].turn_length_permille for job in (4, 5, 6)] == [333, 333, 334]
+    turns = make_turns([of_mps._replace(class_priority=9), lc])
+    assert (turns[3].latency_above, turns[3].latency_others) == (0, 0)
+    assert (turns[4].latency_above, turns[4].latency_others) == (0, 1)

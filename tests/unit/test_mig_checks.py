@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MIG beside other modes: what doctor says of a GPU in MIG mode, settings that changed, records without an agent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from mig_testbed import MigNode
+
+from hami_hpc.doctor.facts import Facts
+from hami_hpc.doctor.node_checks import check_isolation
+from hami_hpc.isolation import mig_checks
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets only root divide a GPU")
+JOB = 7
+
+
+@pytest.fixture
+def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MigNode:
+    return MigNode.make(tmp_path, monkeypatch)
+
+
+def test_doctor_names_each_mode_that_a_divided_gpu_cannot_serve(bed: MigNode) -> None:
+    bed.edit('["mig", "share"]', '["mig", "share", "mps"]')
+    settings = bed.node.settings
+    found = bed.run(lambda: tuple(mig_checks.check(settings)))
+    assert [one.what for one in found if one.what.startswith("MIG and")] == ["MIG and share", "MIG and mps"]
+
+
+def test_doctor_names_a_divided_gpu_of_a_node_that_is_not_to_be_divided(bed: MigNode) -> None:
+    bed.edit('["mig", "share"]', '["mig", "share"]\nmig_nodes = ["other"]')
+    facts = Facts(bed.node.settings, "this")
+    found = bed.run(lambda: tuple(check_isolation(facts)))
+    assert [(one.level.name, one.detail) for one in found if one.what == "MIG mode"] == [
+        ("FAIL", "GPU 0: MIG is on, and mig_nodes does not name this node: its jobs cannot use the GPU")
+    ]
+
+
+def test_a_model_that_was_renamed_in_the_settings_drains_no_node(bed: MigNode) -> None:
+    bed.node.config.write_text(bed.node.config.read_text().replace("h200", "h200x"))
+    assert bed.prolog(JOB) == 0
+    assert len(bed.instances()) == 1
+    assert bed.epilog(JOB) == 0
+    assert bed.instances() == ()
+
+
+def test_the_record_of_a_job_that_no_agent_saw_does_not_say_that_it_used_nothing(bed: MigNode) -> None:
+    with bed.node.config.open("a") as config:
+        config.write("[agent]\n")
+    assert bed.prolog(JOB) == 0
+    assert bed.epilog(JOB) == 0
+    record = bed.node.record()
+    assert (record["mode"], record["usage"], record["observed_ns"]) == ("mig", "missing", 0)
