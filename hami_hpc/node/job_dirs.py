@@ -300,12 +300,6 @@ def held_grants(run_dir: str, booted_unix_ns: int) -> tuple[Grant, ...]:
     return tuple(sorted(grants, key=lambda grant: grant.job_id))
 
 
-def placed_grants(run_dir: str) -> tuple[Grant, ...]:
-    """Returns the grants of all job directories, also of those without a ledger row. Raises NodeError."""
-    grants = (read_grant(f"{jobs_dir(run_dir)}/{name}") for name in entries(run_dir) if name.isdigit())
-    return tuple(grant for grant in grants if grant is not None)
-
-
 def ended_dir(run_dir: str, grant: Grant | GpuJob) -> str:
     """Returns the path where an ended job's directory waits for reconcile when its usage could not be spooled."""
     return f"{jobs_dir(run_dir)}/{ENDED}{grant.job_id}-{grant.created_unix_ns}"

@@ -167,3 +167,13 @@ def cluster_name(environment: Mapping[str, str]) -> str:
 
 def now_unix_ns() -> int:
     return time.time_ns()
+
+
+def placed_grants(run_dir: str) -> tuple[Grant, ...]:
+    """Returns the grants of all job directories, also of those without a ledger row. Raises NodeError."""
+    grants = (
+        job_dirs.read_grant(f"{job_dirs.jobs_dir(run_dir)}/{name}")
+        for name in job_dirs.entries(run_dir)
+        if name.isdigit()
+    )
+    return tuple(grant for grant in grants if grant is not None)

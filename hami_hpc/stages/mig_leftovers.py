@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from hami_hpc.core.reconcile_plan import Action, Kind
 from hami_hpc.errors import NodeError
-from hami_hpc.node import boot, job_dirs, mig_gpu, mig_notes
+from hami_hpc.node import boot, mig_gpu, mig_notes
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.node.mig_notes import LIVE, Note
+from hami_hpc.stages import common
 
 
 def remove(settings: Settings, ledger: Ledger, dry_run: bool) -> Iterator[tuple[Action, str | None]]:
@@ -33,7 +34,7 @@ def remove(settings: Settings, ledger: Ledger, dry_run: bool) -> Iterator[tuple[
         except NodeError as error:
             yield Action(Kind.PROBLEM, str(error)), None
             continue
-        grants = (*ledger.grants(), *job_dirs.placed_grants(settings.run_dir))
+        grants = (*ledger.grants(), *common.placed_grants(settings.run_dir))
         held = {(grant.job_id, grant.created_unix_ns) for grant in grants}
         for note in notes:
             if note.state != LIVE or (note.job_id, note.created_unix_ns) not in held or is_void(note):

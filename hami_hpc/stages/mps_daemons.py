@@ -15,6 +15,7 @@ from hami_hpc.node import job_dirs, mps, mps_daemon
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.node.mps_daemon import Place
+from hami_hpc.stages import common
 
 MODE = "mps"
 
@@ -27,7 +28,7 @@ def live(ledger: Ledger) -> tuple[Grant, ...]:
 def held(settings: Settings, ledger: Ledger) -> dict[str, Grant]:
     """Returns the grants with mode=mps by Member.name: the ledger's, and those that only a directory has, whose row is
     lost and could not be restored. A daemon is not stopped under such a job."""
-    grants = (*job_dirs.placed_grants(settings.run_dir), *live(ledger))
+    grants = (*common.placed_grants(settings.run_dir), *live(ledger))
     return {member_of(grant).name: grant for grant in grants if grant.mode == MODE}
 
 

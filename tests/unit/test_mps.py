@@ -3,28 +3,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import stat
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from mps_testbed import OTHER_UID, PROGRAM, MpsNode, client
+from mps_testbed import OTHER_UID, PROGRAM, MpsNode
 from node_testbed import UID, UUIDS
 
 from hami_hpc.contract import constants as c
-from hami_hpc.errors import NodeError
 from hami_hpc.isolation.mps import priority_of
 from hami_hpc.node import mps, mps_daemon, mps_processes
 from hami_hpc.node.mps_daemon import MpsError
-from hami_hpc.stages import common
 from hami_hpc.stages.reconcile import reconcile
 
 
@@ -353,76 +349,6 @@ def test_jobs_of_an_earlier_boot_do_not_keep_a_daemon(node: MpsNode, monkeypatch
     node.assert_no_mps()
 
 
-def done(node: MpsNode, *running: int) -> list[str]:
-    results = reconcile(node.settings, lambda: frozenset(running), dry_run=False)
-    assert [result.error for result in results if result.error] == []
-    return [result.action.text for result in results if result.action.kind.value == "daemon"]
-
-
-def test_reconcile_does_nothing_when_all_agree(node: MpsNode) -> None:
-    assert node.mps_prolog(7) == 0
-    assert done(node, 7) == []
-    node.assert_one_daemon(7)
-    assert node.mps_epilog(7) == 0
-
-
-def test_reconcile_ends_a_daemon_whose_jobs_are_gone(node: MpsNode) -> None:
-    assert node.mps_prolog(7) == 0
-    done(node)
-    node.assert_no_mps()
-    node.assert_nothing_is_held()
-
-
-def test_reconcile_stops_what_a_lost_ledger_row_left(node: MpsNode) -> None:
-    mps.hold(str(PROGRAM), _ready(node), UUIDS[0], mps.Member(7, 1, 50, 64))
-    results = reconcile(node.settings, frozenset, dry_run=True)
-    assert "no job needs it" in json.dumps([result.action.text for result in results])
-    assert len(node.daemons()) == 1, "a dry run changes nothing"
-    assert len(done(node)) == 1
-    node.assert_no_mps()
-
-
-@pytest.mark.parametrize("dry_run", [True, False])
-def test_reconcile_stops_no_daemon_of_a_job_whose_row_is_lost(node: MpsNode, dry_run: bool) -> None:
-    assert node.mps_prolog(7) == 0
-    ledger = common.open_ledger(node.settings)
-    ledger.remove(node.grants()[7])
-    ledger.close()
-
-    def silent() -> frozenset[int]:
-        raise NodeError("slurmctld does not answer")
-
-    texts = [result.action.text for result in reconcile(node.settings, silent, dry_run=dry_run)]
-    assert not [text for text in texts if "MPS" in text]
-    node.assert_one_daemon(7)
-    assert node.mps_epilog(7) == 0
-    node.assert_no_mps()
-
-
-def _ready(node: MpsNode) -> mps_daemon.Place:
-    common.open_ledger(node.settings).close()
-    return node.place()
-
-
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-def test_reconcile_replaces_a_daemon_that_does_not_answer(node: MpsNode, sent: signal.Signals) -> None:
-    assert node.mps_prolog(7) == 0
-    os.kill(node.pid(), sent)
-    time.sleep(0.1)
-    assert [text for text in done(node, 7) if "does not answer and is replaced" in text]
-    node.assert_one_daemon(7)
-    assert node.mps_epilog(7) == 0
-
-
-def test_reconcile_starts_a_daemon_whose_files_were_lost(node: MpsNode) -> None:
-    assert node.mps_prolog(7) == 0
-    mps.leave(str(PROGRAM), node.place(), mps.members(node.place())[0])
-    assert [text for text in done(node, 7) if "was lost and is started" in text]
-    node.assert_one_daemon(7)
-    assert node.mps_epilog(7) == 0
-    node.assert_no_mps()
-
-
 def test_a_requeued_job_whose_epilog_never_came_has_one_place(node: MpsNode) -> None:
     assert node.mps_prolog(7) == 0
     assert node.mps_prolog(7, mem_mib=4096) == 0  # its next run
@@ -438,77 +364,3 @@ def test_a_requeued_job_on_another_gpu_leaves_no_daemon(node: MpsNode) -> None:
     assert node.controls() == [f"1-{UID}"]
     assert node.mps_epilog(7) == 0
     node.assert_no_mps()
-
-
-def test_clients_run_with_the_smaller_of_the_daemons_and_their_own_limits(node: MpsNode) -> None:
-    assert node.mps_prolog(7, mem_mib=1024) == 0
-    machine = node.root.parent / "machine"
-    subprocess.run([PROGRAM.parent / "sim-machine", machine, "h200"], check=True)
-    base = {
-        "HAMI_SIM": str(machine),
-        "LD_LIBRARY_PATH": str(PROGRAM.parent),
-        "CUDA_MPS_PIPE_DIRECTORY": node.place(0).pipe,
-    }
-    member = mps.Member(9, 1, 50, 1024)
-    mps.hold(str(PROGRAM), node.place(0), UUIDS[0], member)
-    try:
-        for own, sms, taken in (
-            ({}, 66, 1024),
-            ({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}, 33, 1024),
-            ({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=64G"}, 66, 1024),
-            ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=512M"}, 66, 512),
-        ):
-            out, errors = client(base | own, "take", "4096").communicate(timeout=30)
-            numbers = json.loads(out)
-            assert (numbers["sms"], numbers["taken_mib"]) == (sms, taken), errors
-        holder = client(base, "hold", "64", "30")
-        [server] = _until(lambda: mps_daemon.servers(str(PROGRAM), node.place(0)))
-        assert _until(lambda: mps_daemon.clients(str(PROGRAM), node.place(0), server)) == (holder.pid,)
-        os.kill(server, signal.SIGKILL)
-        holder.kill()
-        holder.communicate()
-    finally:
-        mps.leave(str(PROGRAM), node.place(0), member)
-    assert node.mps_epilog(7) == 0
-    node.assert_no_mps()
-
-
-def _until(look: object, within_s: float = 10) -> tuple[int, ...]:
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        if found := look():  # type: ignore[operator]
-            return tuple(found)
-        time.sleep(0.02)
-    raise AssertionError("it did not come")
-
-
-def test_the_work_of_clients_whose_process_is_gone_is_ended(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the epilog of any job of that daemon; those of jobs that run are left."""
-    assert (node.mps_prolog(7), node.mps_prolog(8)) == (0, 0)
-    with subprocess.Popen(["true"]) as gone:
-        pass
-    asked: list[str] = []
-    real = mps_daemon.ask
-    monkeypatch.setattr(mps_daemon, "servers", lambda *_: (1,))
-    monkeypatch.setattr(mps_daemon, "clients", lambda *_: (gone.pid, os.getpid()))
-
-    def ask_and_note(program: str, place: mps_daemon.Place, command: str, *more: float) -> str:
-        asked.append(command)
-        return real(program, place, command, *more)
-
-    monkeypatch.setattr(mps_daemon, "ask", ask_and_note)
-    assert node.mps_epilog(7) == 0
-    assert [command for command in asked if command.startswith("terminate")] == [f"terminate_client 1 {gone.pid}"]
-    assert node.mps_epilog(8) == 0
-
-
-def test_a_servers_crash_is_a_line_for_the_administrator(node: MpsNode) -> None:
-    assert node.mps_prolog(7) == 0
-    place, member = node.place(), mps.members(node.place())[0]
-    ask(node, f"start_server -uid {UID}")
-    [server] = mps_daemon.servers(str(PROGRAM), place)
-    os.kill(server, signal.SIGKILL)
-    assert _until(lambda: [1] if not mps_daemon.servers(str(PROGRAM), place) else ())
-    assert [line for line in mps.crashes(place, member.created_unix_ns) if f"Server {server} exited" in line]
-    assert mps.crashes(place, time.time_ns() + 5 * 10**9) == ()
-    assert node.mps_epilog(7) == 0

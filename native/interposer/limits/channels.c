@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "driver/libc.h"
 #include "driver/rm_objects.h"
@@ -99,4 +100,12 @@ int hami_channels_timeslice(uint64_t microseconds)
 uint64_t hami_channels_wanted_timeslice(void)
 {
 	return channels.timeslice_us;
+}
+
+void hami_channels_resume(void)
+{
+	for (int i = 0; hami_channels_pause(false) && hami_objects_started(); i++) {
+		struct timespec t = {.tv_sec = i < 100 ? 0 : 1, .tv_nsec = i < 100 ? 10000000 : 0};
+		nanosleep(&t, NULL);
+	}
 }

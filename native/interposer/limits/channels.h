@@ -15,6 +15,8 @@
  * them may be as before. -EAGAIN when that was for channels that have just gone: call again.
  */
 int hami_channels_pause(bool paused);
+/* Resumes them, however often the driver refuses: every 10 ms, and after a second every second. */
+void hami_channels_resume(void);
 /*
  * Sets the timeslice of every compute group now and of those made later, in microseconds; 0 leaves libcuda's.
  * 0, or -errno when the driver refuses.

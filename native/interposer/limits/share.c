@@ -6,7 +6,6 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <time.h>
 
 #include "arbitration/budget.h"
 #include "arbitration/slice.h"
@@ -331,15 +330,6 @@ static int keep(bool pauses)
 	return k.error;
 }
 
-/* Resumes what was paused, however often the driver refuses. */
-static void resume(void)
-{
-	for (int i = 0; hami_channels_pause(false) && hami_objects_started(); i++) {
-		struct timespec t = {.tv_sec = i < 100 ? 0 : 1, .tv_nsec = i < 100 ? 10 * MS : 0};
-		nanosleep(&t, NULL);
-	}
-}
-
 /* Keeps a cap where nothing can be paused. */
 static void gate(void)
 {
@@ -369,7 +359,7 @@ static void *keeper(void *unused)
 	}
 	gate();
 	if (mechanism != HAMI_MECHANISM_GATE)
-		resume();
+		hami_channels_resume();
 	return NULL;
 }
 
