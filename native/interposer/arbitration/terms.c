@@ -39,7 +39,8 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 		.policy = step->policy,
 		.slice_us = step->slice_us,
 		.latency = step->latency != 0,
-		.floor_percent = step->floor_percent,
+		.floor_percent =
+			job->mode == HAMI_MODE_MPS ? 0 : step->floor_percent, /* MPS keeps its time */
 		.latency_others = __atomic_load_n(&job->latency_others, __ATOMIC_RELAXED),
 		.latency_above = __atomic_load_n(&job->latency_above, __ATOMIC_RELAXED),
 		.turn_begin = __atomic_load_n(&job->turn_begin_permille, __ATOMIC_RELAXED),

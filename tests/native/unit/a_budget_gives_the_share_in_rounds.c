@@ -110,6 +110,20 @@ static void strange_terms(void)
 	}
 }
 
+/* A latency-critical job leaves its floor to others by being paused; not where MPS keeps its time. */
+static void floors(void)
+{
+	for (uint32_t mode = HAMI_MODE_SHARE; mode <= HAMI_MODE_MIG; mode++) {
+		struct hami_limits r = {.mode = mode,
+					.policy = HAMI_POLICY_NONE,
+					.cores_percent = 50,
+					.latency = 1,
+					.floor_percent = 5};
+		struct hami_terms t = hami_terms_read(&r, &r);
+		CHECK(hami_terms_cap(&t) == (mode == HAMI_MODE_MPS ? 100 : 95));
+	}
+}
+
 int main(void)
 {
 	for (uint32_t percent = 1; percent < 100; percent++) {
@@ -119,5 +133,6 @@ int main(void)
 		owes_anything(percent);
 	}
 	strange_terms();
+	floors();
 	return 0;
 }
