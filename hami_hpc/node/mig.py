@@ -205,17 +205,21 @@ def create(
         raise
 
 
-def _filling_profile(nvml: ModuleType, gpu_instance: object, slices: int) -> int:
-    """Returns the id of the compute profile that takes all of a GPU instance."""
+def _compute_profiles(nvml: ModuleType, gpu_instance: object) -> Iterator[Any]:
+    """Yields what NVML tells of each profile of compute instances. Raises NVMLError."""
     for number in range(NUMBERS_MAX):
         try:
-            info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gpu_instance, number, 0)
+            yield nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gpu_instance, number, 0)
         except nvml.NVMLError as error:
-            if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
-                continue
             if error.value == nvml.NVML_ERROR_INVALID_ARGUMENT:
-                break
-            raise
+                return
+            if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:
+                raise
+
+
+def _filling_profile(nvml: ModuleType, gpu_instance: object, slices: int) -> int:
+    """Returns the id of the compute profile that takes all of a GPU instance."""
+    for info in _compute_profiles(nvml, gpu_instance):
         if int(info.sliceCount) == slices:
             return int(info.id)
     raise NodeError(
@@ -245,15 +249,7 @@ def destroy(nvml: ModuleType, handle: object, instance: Instance, wait_s: float)
 
 def _destroy(nvml: ModuleType, gpu_instance: object) -> None:
     with _explained(nvml, "destroying a MIG instance"):
-        for number in range(NUMBERS_MAX):
-            try:
-                info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gpu_instance, number, 0)
-            except nvml.NVMLError as error:
-                if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
-                    continue
-                if error.value == nvml.NVML_ERROR_INVALID_ARGUMENT:
-                    break
-                raise
+        for info in _compute_profiles(nvml, gpu_instance):
             for one in _listed(nvml, nvml.nvmlGpuInstanceGetComputeInstances, gpu_instance, int(info.id)):
                 nvml.nvmlComputeInstanceDestroy(one)
         nvml.nvmlGpuInstanceDestroy(gpu_instance)
