@@ -19,11 +19,11 @@ def _hami(layout: Layout, *words: str) -> str:
 
 
 def _sacct(layout: Layout, numbers: list[int]) -> list[list[str]]:
-    """(JobIDRaw, State, ElapsedRaw, Suspended, AllocTRES, Eligible) of every run of the jobs and of their array tasks,
+    """(JobIDRaw, State, ElapsedRaw, Suspended, AllocTRES) of every run of the jobs and of their array tasks,
     as sacct says."""
     listed = jobs.admin(
         layout, "sacct", "-n", "-P", "-X", "-D", "-j", ",".join(map(str, numbers)),
-        "-o", "JobIDRaw,State,ElapsedRaw,Suspended,AllocTRES,Eligible",
+        "-o", "JobIDRaw,State,ElapsedRaw,Suspended,AllocTRES",
     )  # fmt: skip
     return [line.split("|") for line in listed.splitlines()]
 
@@ -58,7 +58,7 @@ def test_jobs_that_ran_in_every_form_are_billed_for_the_time_that_sacct_shows(cl
     )
     jobs.admin(cluster, "scancel", str(requeued))
     everything = [done, failed, array, cancelled, requeued, suspended]
-    jobs.wait(cluster, lambda: _all_recorded(cluster, everything), "slurmdbd to have all ends", 60)
+    jobs.wait_until_recorded(cluster, *everything)
 
     rows = [row for row in _sacct(cluster, everything) if row[4]]
     states = {row[1].split(" ")[0] for row in rows}
@@ -80,7 +80,7 @@ def test_what_a_job_used_goes_from_its_epilog_to_its_efficiency(cluster: Layout,
     assert (now["usage"]["used_bytes"], now["grant"]["mem_mib"], now["usage"]["oom_count"]) == (8192 << 20, 8192, 1)
     release.touch()
     jobs.wait_for_state(cluster, job, "COMPLETED", "FAILED")
-    jobs.wait(cluster, lambda: _all_recorded(cluster, [job]), "slurmdbd to have its end", 60)
+    jobs.wait_until_recorded(cluster, job)
     spool = cluster.state_dir / "usage"
     jobs.wait(cluster, lambda: (spool / f"{job}.json").exists(), "the epilog to have spooled its usage", 60, job)
     assert json.loads((spool / f"{job}.json").read_text(encoding="utf-8"))["cluster"] == "demo"
@@ -97,12 +97,3 @@ def test_what_a_job_used_goes_from_its_epilog_to_its_efficiency(cluster: Layout,
 
 def _elapsed(layout: Layout, job: int) -> int:
     return int(jobs.job_facts(layout, job)["RunTime"].rpartition(":")[2])
-
-
-def _all_recorded(layout: Layout, numbers: list[int]) -> bool:
-    """Until a second or two after a short job slurmdbd may know its end but not when it was eligible, and sacct does
-    not find it by time."""
-    rows = _sacct(layout, numbers)
-    return len({row[0] for row in rows}) >= len(numbers) and not any(
-        row[1] in ("RUNNING", "PENDING", "SUSPENDED", "COMPLETING") or row[5] == "Unknown" for row in rows
-    )

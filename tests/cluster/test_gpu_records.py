@@ -115,12 +115,7 @@ def test_a_job_with_a_whole_gpu_has_a_record_that_efficiency_shows(cluster: Layo
     assert record["observed_busy_ns"] >= 10**9
     assert record["observed_pcie_bytes"] >= MIB
     assert record["history"].startswith("0:")
-    jobs.wait(
-        cluster,
-        lambda: "COMPLETED" in jobs.admin(cluster, "sacct", "-n", "-X", "-j", str(job), "-o", "State"),
-        "slurmdbd to have its end",
-        60,
-    )
+    jobs.wait_until_recorded(cluster, job)
     root = ("--store", str(tmp_path / "store"))
     jobs.admin(cluster, "hami-hpc", "ingest", "--since", "2026-01-01", "--window-days", "366", *root)
     jobs.admin(cluster, "hami-hpc", "collect-usage", "--input", str(cluster.state_dir / "usage"), *root)

@@ -285,16 +285,11 @@ def held(layout: Layout) -> dict[str, int]:
 
 def runs(layout: Layout, numbers: Iterable[int]) -> list[dict[str, str]]:
     """Every run of the jobs, also those before a requeue, as sacct has them."""
-    columns = ("JobIDRaw", "QOS", "State", "Start", "End", "ElapsedRaw", "Eligible")
+    columns = ("JobIDRaw", "QOS", "State", "Start", "End", "ElapsedRaw")
     text = jobs.admin(
         layout, "sacct", "-n", "-P", "-X", "-D", "-j", ",".join(map(str, numbers)), "-o", ",".join(columns)
     )
     return [dict(zip(columns, line.split("|"), strict=True)) for line in text.splitlines()]
-
-
-def is_recorded(rows: list[dict[str, str]], count: int) -> bool:
-    ended = [row for row in rows if row["State"] in ("COMPLETED", "PREEMPTED") and row["Eligible"] != "Unknown"]
-    return len(ended) == len(rows) == count
 
 
 def test_an_lc_job_preempts_the_youngest_be_jobs_that_suffice_and_each_run_is_billed_once(full: Full) -> None:
@@ -314,8 +309,9 @@ def test_an_lc_job_preempts_the_youngest_be_jobs_that_suffice_and_each_run_is_bi
     assert not node.drain_reason(layout)
 
     everything = [*numbers.values(), lc]
-    jobs.wait(layout, lambda: is_recorded(runs(layout, everything), 12), "slurmdbd to have all ends", 60)
+    jobs.wait_until_recorded(layout, *everything, runs=12)
     rows = runs(layout, everything)
+    assert len(rows) == 12
     assert {row["QOS"] for row in rows} == {"std", "be", "lc"}
     for name, number in numbers.items():
         states = [row["State"] for row in rows if row["JobIDRaw"] == str(number)]

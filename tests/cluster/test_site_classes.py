@@ -108,9 +108,6 @@ def test_a_class_of_the_sites_own_is_in_records_environment_sacct_and_bill(own_c
     spooled = own_class.state_dir / "usage" / f"{job}.json"
     jobs.wait(own_class, spooled.exists, "the epilog", 60, job)
     assert json.loads(spooled.read_text())["class"] == "interactive"
-    # A second or two after the end slurmdbd may not know yet when the job was eligible, and sacct does not list it.
-    jobs.wait(
-        own_class, lambda: "Unknown" not in in_sacct(own_class, job, "Eligible,End"), "slurmdbd to have it", 60, job
-    )
+    jobs.wait_until_recorded(own_class, job)
     assert "gres/vgpu:interactive=1" in in_sacct(own_class, job, "AllocTRES")
     assert bill_of_classes(own_class)["interactive"] > 0

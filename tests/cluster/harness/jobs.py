@@ -137,6 +137,23 @@ def wait(
         time.sleep(0.2)
 
 
+def wait_until_recorded(layout: Layout, *numbers: int, runs: int = 0) -> None:
+    """Waits until slurmdbd has every run of these jobs whole: at least ``runs`` runs, at least one of each job.
+
+    Until some seconds after a short job it may know its end and neither its nodes nor when it was eligible, and a query
+    by time does not find it.
+    """
+    columns = ("JobIDRaw", "End", "Eligible")
+    command = ("sacct", "-n", "-P", "-X", "-D", "-j", ",".join(map(str, numbers)), "-o", ",".join(columns))
+
+    def recorded() -> bool:
+        rows = [line.split("|") for line in admin(layout, *command).splitlines()]
+        found = len({row[0] for row in rows}) >= len(numbers) and len(rows) >= runs
+        return found and not any("Unknown" in row for row in rows)
+
+    wait(layout, recorded, f"slurmdbd to have jobs {', '.join(map(str, numbers))}", 60)
+
+
 def evidence(layout: Layout, job: int | str | None = None) -> str:
     """Returns the ends of the logs, which can show why something did not happen."""
     parts = [log_tail(layout.log / f"{name}.log") for name in ("slurmctld", "slurmd")]
