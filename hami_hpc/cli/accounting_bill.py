@@ -58,11 +58,9 @@ def bill(by: str, form: str, checked: bool, site: SiteOptions, **given: Any) -> 
     buckets = split_days(period, setup.tz) if "day" in dimensions else split_months(period, setup.tz)
     with options.records(setup, period) as records:
         priced_period = price_period(records, setup.gpus, setup.prices, buckets, setup.tz)
+        made = bills.make_bill(priced_period, dimensions, setup.prices)
         states = _quotas(setup, records, period)
         gaps = [*setup.gaps, *priced_period.gaps, *job_records.gaps(records, period, setup.tz)]
-    made = bills.make_bill(
-        priced_period.held_times, priced_period.priced, priced_period.segments, dimensions, setup.prices
-    )
     if form == "csv":
         click.echo(tables.bill_csv(made), nl=False)
         for note in (*tables.notes(made, priced_period.rejected, states), *gaps):
@@ -107,4 +105,7 @@ def _quotas(setup: Setup, records: job_records.JobRecords, period: Period) -> tu
     day = local_date(period.end_s - 1, setup.tz).replace(day=1)
     month = month_period(day.strftime("%Y-%m"), setup.tz)
     priced_period = price_period(records, setup.gpus, None, (Bucket("", month),), setup.tz)
-    return quota.quota_states(setup.prices.quotas, priced_period.held_times.groups, day)
+    accounts, users = (
+        {entry.labels[0]: entry.held_ppm_s for entry in priced_period.sums(name)} for name in ("account", "user")
+    )
+    return quota.quota_states(setup.prices.quotas, accounts, users, day)

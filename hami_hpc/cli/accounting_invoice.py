@@ -23,8 +23,7 @@ from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.formats import html, tables
 from hami_hpc.accounting.formats.pdf import html_to_pdf, require_weasyprint
 from hami_hpc.accounting.pricing.held_time import facts_by_account
-from hami_hpc.accounting.pricing.price import Priced
-from hami_hpc.accounting.pricing.priced_period import price_period
+from hami_hpc.accounting.pricing.priced_period import PricedPeriod, price_period
 from hami_hpc.accounting.pricing.rates import Rates, segments
 from hami_hpc.accounting.store import job_records, store_files
 from hami_hpc.accounting.times import Period, month_period, split_days, split_months
@@ -251,24 +250,22 @@ def _builders(
     ):  # not on the invoices: it would change them all once there are usage records
         click.echo(gap, err=True)
     first = date.fromisoformat(f"{month}-01")
-    entries: dict[str, list[Priced]] = {}
-    for entry in priced_period.priced:
-        entries.setdefault(entry.group.account, []).append(entry)
+    times = invoices.account_times(priced_period)
     # An account without jobs in the records any more can still have an invoice that needs a credit note.
-    known = sorted({*entries, *issued.accounts(month)})
+    known = sorted({*times, *issued.accounts(month)})
     _refuse_unknown(accounts, known, month)
-    said = _notes(found, prices, period, setup.tz, entries)
+    said = _notes(found, prices, period, setup.tz, priced_period)
     _tell(said, accounts, known)
 
     def builder(account: str) -> issuing.Build:
-        own, own_notes = entries.get(account, []), said.get(account, ())
+        own, own_notes = times.get(account, invoices.AccountTime()), said.get(account, ())
         return lambda uses: invoices.build(account, first, own, priced_period.segments, prices, uses, own_notes)
 
     return {account: builder(account) for account in dict.fromkeys(accounts) or known}
 
 
 def _notes(
-    found: job_records.JobRecords, prices: Rates, period: Period, tz: ZoneInfo, entries: Mapping[str, Sequence[Priced]]
+    found: job_records.JobRecords, prices: Rates, period: Period, tz: ZoneInfo, priced_period: PricedPeriod
 ) -> dict[str, tuple[str, ...]]:
     """Returns the notes on each account's own jobs: what a bill of the month would say of them."""
     whole = segments(prices, split_months(period, tz), tz)
@@ -276,7 +273,7 @@ def _notes(
     rejected = job_records.rejected_by_account(found, period)
     for note in rejected.pop("", ()):  # nobody knows whose they are
         click.echo(f"on no invoice, of lines that name no account: {note}", err=True)
-    return notes.by_account(entries, facts_by_account(found.con, edges), rejected)
+    return notes.by_account(priced_period, facts_by_account(found.con, edges), rejected)
 
 
 def _tell(said: Mapping[str, Sequence[str]], accounts: Sequence[str], known: Sequence[str]) -> None:

@@ -166,7 +166,7 @@ def report(month: str, output: Path, templates: Path | None, site: SiteOptions) 
     found = job_records.from_store(setup.root, period)
     priced_period = price_period(found, setup.gpus, setup.prices, split_days(period, setup.tz), setup.tz)
     prices = setup.prices or Rates()
-    made = bill.make_bill(priced_period.held_times, priced_period.priced, priced_period.segments, ("account",), None)
+    made = bill.make_bill(priced_period, ("account",), None)
     gaps = [*setup.gaps, *priced_period.gaps, *job_records.gaps(found, period, setup.tz)]
     notes = tables.notes(made, priced_period.rejected) + gaps
     used = usage_table.stored(setup.root, store_files.read_manifest(setup.root))
@@ -174,5 +174,5 @@ def report(month: str, output: Path, templates: Path | None, site: SiteOptions) 
     where = f"end_s >= $1 AND end_s < $2 AND job_id IN (SELECT job_id FROM {used})"
     runs = eff.runs(found.con, found.source, used, setup.gpus, where, [period.start_s, period.end_s])
     read_until_s = found.read_until_s or int(time.time())
-    built = month_report.build(found.con, month, priced_period, prices, runs, notes, read_until_s)
+    built = month_report.build(month, priced_period, prices, runs, notes, read_until_s)
     write_file(output, html.report(built, setup.tz, prices.issuer, templates).encode())

@@ -1,35 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the bill: GPU time held, summed by the given dimensions, with lines that add up to the total. Pure."""
+"""Makes the bill: GPU time held, summed by the given dimensions, with lines that add up to the total."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.pricing.apportion import apportion
-from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, HeldTime, HeldTimes, LeftOut, Segment
-from hami_hpc.accounting.pricing.price import Priced, billed_units, unit
+from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, LeftOut
+from hami_hpc.accounting.pricing.price import FACTOR_UNITS, Sum, unit
+from hami_hpc.accounting.pricing.priced_period import PricedPeriod
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.times import Period
 
 HOUR_DIGITS = 4
 _HOUR_UNIT = PPM_SECONDS_PER_HOUR // 10**HOUR_DIGITS
 
-DIMENSIONS: Mapping[str, Callable[[HeldTime, Sequence[Segment]], str]] = {
-    "cluster": lambda group, _: group.cluster,
-    "account": lambda group, _: group.account,
-    "user": lambda group, _: group.user,
-    "partition": lambda group, _: group.partition,
-    "qos": lambda group, _: group.qos,
-    "model": lambda group, _: group.model,
-    "mode": lambda group, _: group.mode.value,
-    "class": lambda group, _: group.service_class,
-    "billable": lambda group, _: "yes" if group.billable else "no",
-    "day": lambda group, segments: segments[group.segment].bucket,
-    "month": lambda group, segments: segments[group.segment].bucket[: len("2026-11")],
-}
+DIMENSIONS = (
+    "cluster",
+    "account",
+    "user",
+    "partition",
+    "qos",
+    "model",
+    "mode",
+    "class",
+    "billable",
+    "day",
+    "month",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,29 +88,17 @@ def check_dimensions(dimensions: Sequence[str]) -> None:
         raise AccountingError(f"--by names {doubled[0]} twice; name it once")
 
 
-def make_bill(
-    held_times: HeldTimes,
-    priced: Sequence[Priced],
-    segments: Sequence[Segment],
-    dimensions: Sequence[str],
-    rates: Rates | None,
-) -> Bill:
-    """Sums the groups by ``dimensions`` (names in DIMENSIONS), sorted by label. rates: None for a bill without cost."""
+def make_bill(priced_period: PricedPeriod, dimensions: Sequence[str], rates: Rates | None) -> Bill:
+    """Sums the GPU time by ``dimensions`` (names in DIMENSIONS), sorted by label. rates: None for a bill without cost."""
     check_dimensions(dimensions)
-    readers = [DIMENSIONS[name] for name in dimensions]
-    sums: dict[tuple[str, ...], list[int]] = {}
-    for entry in priced:
-        line = sums.setdefault(tuple(reader(entry.group, segments) for reader in readers), [0, 0, 0])
-        line[0] += entry.group.runs
-        line[1] += entry.group.held_ppm_s
-        line[2] += entry.charge
-    labels = sorted(sums)
-    hours = to_hours([sums[label][1] for label in labels])
-    costs = to_money([sums[label][2] for label in labels], rates.digits) if rates else [None] * len(labels)
+    sums = priced_period.sums(*dimensions)
+    hours = to_hours([entry.held_ppm_s for entry in sums])
+    costs = to_money([entry.charge for entry in sums], rates.digits) if rates else [None] * len(sums)
     lines = tuple(
-        Line(label, sums[label][0], hour, sums[label][1], cost)
-        for label, hour, cost in zip(labels, hours, costs, strict=True)
+        Line(entry.labels, entry.runs, hour, entry.held_ppm_s, cost)
+        for entry, hour, cost in zip(sums, hours, costs, strict=True)
     )
+    segments, facts = priced_period.segments, priced_period.facts
     return Bill(
         Period(segments[0].period.start_s, segments[-1].period.end_s),
         tuple(dimensions),
@@ -118,11 +107,11 @@ def make_bill(
         sum(line.runs for line in lines),
         sum(hours, Decimal(0).scaleb(-HOUR_DIGITS)),
         sum((cost for cost in costs if cost is not None), Decimal(0).scaleb(-rates.digits)) if rates else None,
-        beyond_held(priced) if rates else Decimal(0),
-        unpriced(priced) if rates else (),
-        held_times.left_out,
-        held_times.still_running,
-        held_times.spread,
+        billed_hours([sum(entry.beyond for entry in sums)])[0] if rates else Decimal(0),
+        unpriced(priced_period.sums("problem", "since", condition="problem <> ''")) if rates else (),
+        facts.left_out,
+        facts.still_running,
+        facts.spread,
     )
 
 
@@ -131,33 +120,25 @@ def to_hours(exact: Sequence[int]) -> list[Decimal]:
     return [Decimal(hours).scaleb(-HOUR_DIGITS) for hours in apportion(exact, _HOUR_UNIT)]
 
 
+def billed_hours(billed: Sequence[int]) -> list[Decimal]:
+    """Converts billed time (price.Sum) to GPU-hours, rounded so that they add up."""
+    return [Decimal(hours).scaleb(-HOUR_DIGITS) for hours in apportion(billed, _HOUR_UNIT * FACTOR_UNITS)]
+
+
 def to_money(charges: Sequence[int], digits: int) -> list[Decimal]:
     """Converts charges (price.py) to amounts, rounded so that they add up."""
     return [Decimal(amount).scaleb(-digits) for amount in apportion(charges, unit(digits))]
 
 
-def beyond_held(priced: Sequence[Priced]) -> Decimal:
-    """Returns the GPU-hours charged in addition to those held."""
-    charged = [entry for entry in priced if entry.group.billable and not entry.problem]
-    return to_hours([sum(billed_units(entry) - entry.group.held_ppm_s for entry in charged)])[0]
-
-
-def unpriced(priced: Sequence[Priced]) -> tuple[Unpriced, ...]:
-    """Returns the GPU time without a rate, by what is missing."""
-    sums: dict[str, list[int]] = {}
-    days: dict[str, set[str]] = {}
-    for entry in priced:
-        if entry.problem:
-            what, _, day = entry.problem.rpartition(" on ")
-            days.setdefault(what, set()).add(day)
-            line = sums.setdefault(what, [0, 0])
-            line[0] += entry.group.runs
-            line[1] += entry.group.held_ppm_s
-    missing = sorted(sums)
-    hours = to_hours([sums[what][1] for what in missing])
+def unpriced(sums: Iterable[Sum]) -> tuple[Unpriced, ...]:
+    """Returns the GPU time without a rate, by what is missing. sums: by problem and since."""
+    found: dict[str, list[Sum]] = {}
+    for entry in sums:
+        found.setdefault(entry.labels[0], []).append(entry)
+    hours = to_hours([sum(entry.held_ppm_s for entry in entries) for entries in found.values()])
     return tuple(
-        Unpriced(f"{what} on {_days(days[what])}", sums[what][0], hour)
-        for what, hour in zip(missing, hours, strict=True)
+        Unpriced(f"{what} on {_days({entry.labels[1] for entry in entries})}", sum(e.runs for e in entries), hour)
+        for (what, entries), hour in zip(found.items(), hours, strict=True)
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes an account's invoice for a calendar month: lines, volume discount, credits, total. Pure.
+"""Makes an account's invoice for a calendar month: lines, volume discount, credits, total.
 
 Rounding: the subtotal is rounded once, half to even, and divided among the lines (apportion.py); the discount is
 rounded half to even; credits are exact. So lines + discount + credits is exactly the total.
@@ -7,16 +7,17 @@ rounded half to even; credits are exact. So lines + discount + credits is exactl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from fractions import Fraction
 
-from hami_hpc.accounting.documents.bill import to_hours, to_money
+from hami_hpc.accounting.documents.bill import billed_hours, to_hours, to_money
 from hami_hpc.accounting.documents.credits import CreditUse, Ref, take
 from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, Segment
-from hami_hpc.accounting.pricing.price import Priced, billed_units, unit
+from hami_hpc.accounting.pricing.price import FACTOR_UNITS, Sum, unit
+from hami_hpc.accounting.pricing.priced_period import PricedPeriod
 from hami_hpc.accounting.pricing.rates import MICRO, Discount, Rates
 
 
@@ -55,10 +56,38 @@ class Content:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class AccountTime:
+    """What an account held in a month and has a rate: sums by what was held, by user and by day."""
+
+    lines: Sequence[Sum] = ()
+    users: Sequence[Sum] = ()
+    days: Sequence[Sum] = ()
+
+    @property
+    def billed(self) -> int:
+        """All time charged, as price.Sum has it."""
+        return sum(entry.billed for entry in self.lines)
+
+    @property
+    def charge(self) -> int:
+        """The charge of all of it, as price.Sum has it."""
+        return sum(entry.charge for entry in self.lines)
+
+
+def account_times(priced_period: PricedPeriod) -> dict[str, AccountTime]:
+    """Returns the GPU time of each account that has any, also if none of it has a rate. priced_period: by day."""
+    times = {entry.labels[0]: AccountTime([], [], []) for entry in priced_period.sums("account")}
+    for name, by in (("lines", _LINE), ("users", ("user",)), ("days", ("day",))):
+        for entry in priced_period.sums("account", *by, condition="problem = ''"):
+            getattr(times[entry.labels[0]], name).append(entry._replace(labels=entry.labels[1:]))
+    return times
+
+
 def build(
     account: str,
     month: date,
-    priced: Sequence[Priced],
+    held: AccountTime,
     segments: Sequence[Segment],
     rates: Rates,
     uses: Mapping[Ref, Decimal],
@@ -66,25 +95,24 @@ def build(
 ) -> Content:
     """Returns the content of one account's invoice.
 
-    priced: the month's held time by day, of any accounts; what has no rate is not on the invoice. uses: what other
-    invoices took from credits. notes: on the account's own jobs (notes.py), also on those without a rate.
+    held: of the month. segments: of the month, by day. uses: what other invoices took from credits. notes: on the
+    account's own jobs (notes.py), also on those without a rate.
     """
-    entries = [entry for entry in priced if entry.group.account == account and not entry.problem]
-    subtotal = to_money([sum(entry.charge for entry in entries)], rates.digits)[0]
-    discount = _discount(entries, account, month, rates)
+    subtotal = to_money([held.charge], rates.digits)[0]
+    discount = _discount(held, account, month, rates)
     credit_uses = _credits(account, month, rates, uses, subtotal + discount)
     total = subtotal + discount - sum((Decimal(use.amount) for use in credit_uses), Decimal(0))
-    unbilled = sum(entry.group.held_ppm_s for entry in entries if not entry.group.billable)
+    unbilled = sum(entry.held_ppm_s for entry in held.lines if entry.labels[-1] == "no")
     return Content(
         account=account,
         month=month.strftime("%Y-%m"),
         timezone=rates.timezone,
         currency=rates.currency,
-        lines=_lines(entries, rates, _line_labels),
-        users=_lines(entries, rates, lambda entry: (entry.group.user,)),
-        days=_days(entries, segments),
-        jobs=sum(entry.group.runs for entry in entries),
-        gpu_hours=str(to_hours([_total_hours(entries)])[0]),
+        lines=_lines([(_line_labels(entry.labels), entry) for entry in held.lines], rates),
+        users=_lines([(entry.labels, entry) for entry in held.users], rates),
+        days=_days(held, segments),
+        jobs=sum(entry.runs for entry in held.lines),
+        gpu_hours=str(billed_hours([held.billed])[0]),
         unbilled_gpu_hours=str(to_hours([unbilled])[0]),
         subtotal=str(subtotal),
         discount=str(discount),
@@ -94,56 +122,52 @@ def build(
     )
 
 
-def _line_labels(entry: Priced) -> tuple[str, ...]:
-    group = entry.group
-    rate = Decimal(entry.rate or 0) / MICRO
-    return (group.model, group.mode.value, group.service_class, group.partition, f"{rate:.4f}")
+# What a line is by (docs/accounting.md), and whether it cost anything.
+_LINE = ("model", "mode", "class", "partition", "rate", "billable")
 
 
-def _lines(
-    entries: Sequence[Priced], rates: Rates, labels_of: Callable[[Priced], tuple[str, ...]]
-) -> tuple[InvoiceLine, ...]:
+def _line_labels(labels: Sequence[str]) -> tuple[str, ...]:
+    model, mode, service_class, partition, rate, _ = labels
+    return (model, mode, service_class, partition, f"{Decimal(rate) / MICRO:.4f}")
+
+
+def _lines(entries: Sequence[tuple[tuple[str, ...], Sum]], rates: Rates) -> tuple[InvoiceLine, ...]:
     sums: dict[tuple[str, ...], list[int]] = {}
-    for entry in entries:
-        line = sums.setdefault(labels_of(entry), [0, 0, 0])
-        line[0] += entry.group.runs
-        line[1] += billed_units(entry)
+    for labels, entry in entries:
+        line = sums.setdefault(labels, [0, 0, 0])
+        line[0] += entry.runs
+        line[1] += entry.billed
         line[2] += entry.charge
-    labels = sorted(sums)
-    hours = to_hours([sums[label][1] for label in labels])
-    amounts = to_money([sums[label][2] for label in labels], rates.digits)
+    ordered = sorted(sums)
+    hours = billed_hours([sums[labels][1] for labels in ordered])
+    amounts = to_money([sums[labels][2] for labels in ordered], rates.digits)
     return tuple(
-        InvoiceLine(label, sums[label][0], str(hour), str(amount))
-        for label, hour, amount in zip(labels, hours, amounts, strict=True)
+        InvoiceLine(labels, sums[labels][0], str(hour), str(amount))
+        for labels, hour, amount in zip(ordered, hours, amounts, strict=True)
     )
 
 
-def _days(entries: Sequence[Priced], segments: Sequence[Segment]) -> tuple[tuple[str, str], ...]:
-    days: dict[str, int] = {segment.bucket: 0 for segment in segments}
-    for entry in entries:
-        days[segments[entry.group.segment].bucket] += billed_units(entry)
-    return tuple((day, str(hour)) for day, hour in zip(days, to_hours(list(days.values())), strict=True))
+def _days(held: AccountTime, segments: Sequence[Segment]) -> tuple[tuple[str, str], ...]:
+    days = dict.fromkeys((segment.bucket for segment in segments), 0)
+    days.update({entry.labels[0]: entry.billed for entry in held.days})
+    return tuple((day, str(hour)) for day, hour in zip(days, billed_hours(list(days.values())), strict=True))
 
 
-def _total_hours(entries: Sequence[Priced]) -> int:
-    return sum(billed_units(entry) for entry in entries)
-
-
-def _discount(entries: Sequence[Priced], account: str, month: date, rates: Rates) -> Decimal:
+def _discount(held: AccountTime, account: str, month: date, rates: Rates) -> Decimal:
     """Returns the volume discount, as a negative amount.
 
     A tier's percentage applies to the hours in that tier. The discount on the whole charge is the mean percentage over
     the hours, so it does not depend on which hours were expensive.
     """
     tiers = _tiers(account, month, rates)
-    hours = Fraction(_total_hours(entries), PPM_SECONDS_PER_HOUR)
+    hours = Fraction(held.billed, PPM_SECONDS_PER_HOUR * FACTOR_UNITS)
     if not tiers or not hours:
         return Decimal(0).scaleb(-rates.digits)
     discounted_hours = Fraction(0)
     for tier, next_tier in zip(tiers, [*tiers[1:], None], strict=True):
         top = min(hours, Fraction(next_tier.from_gpu_hours)) if next_tier else hours
         discounted_hours += max(Fraction(0), top - Fraction(tier.from_gpu_hours)) * Fraction(tier.percent) / 100
-    exact = sum(entry.charge for entry in entries) * discounted_hours / hours
+    exact = held.charge * discounted_hours / hours
     return -Decimal(round(exact / unit(rates.digits))).scaleb(-rates.digits)
 
 

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import duckdb
 
 from hami_hpc.accounting.documents.efficiency import RunUse
-from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, HeldTime
+from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR
+from hami_hpc.accounting.pricing.price import Sum
 from hami_hpc.accounting.pricing.priced_period import PricedPeriod
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.times import Period
@@ -95,7 +96,6 @@ class MonthReport:
 
 
 def build(
-    con: duckdb.DuckDBPyConnection,
     month: str,
     priced_period: PricedPeriod,
     rates: Rates,
@@ -105,28 +105,28 @@ def build(
 ) -> MonthReport:
     """Returns the report of the period that ``priced_period`` covers, by day.
 
-    con: the connection that priced_period was made with; it must still have the view ``active`` and the table
-    ``parts``. runs: the period's runs with what they used. read_until_s: up to when the records were read; in a month
-    that has not ended, the capacity is counted up to then.
+    runs: the period's runs with what they used. read_until_s: up to when the records were read; in a month that has not
+    ended, the capacity is counted up to then.
     """
     period = Period(priced_period.segments[0].period.start_s, priced_period.segments[-1].period.end_s)
     known = Period(period.start_s, max(period.start_s + 1, min(period.end_s, read_until_s)))
-    groups = priced_period.held_times.groups
+    con = priced_period.con
+    by_account, by_user = priced_period.sums("account"), priced_period.sums("user")
     endings = _endings(con, period)
     measured = [run for run in runs if run.time_measured and not run.damaged]
     days = tuple(dict.fromkeys(segment.bucket for segment in priced_period.segments))
     return MonthReport(
         month=month,
         period=period,
-        jobs=sum(group.runs for group in groups),
-        users=len({group.user for group in groups}),
-        accounts=len({group.account for group in groups}),
-        gpu_hours=_hours(groups),
+        jobs=sum(entry.runs for entry in by_account),
+        users=len(by_user),
+        accounts=len(by_account),
+        gpu_hours=sum(entry.held_ppm_s for entry in by_account) / PPM_SECONDS_PER_HOUR,
         days=days,
         modes=_by_day(priced_period, days),
-        models=_models(con, known, groups, rates),
-        by_account=_largest(groups, lambda group: group.account),
-        by_user=_largest(groups, lambda group: group.user),
+        models=_models(con, known, priced_period.sums("model"), rates),
+        by_account=_largest(by_account),
+        by_user=_largest(by_user),
         waiting=_waiting(con, period),
         endings=endings,
         preempted=next(
@@ -141,29 +141,20 @@ def build(
     )
 
 
-def _hours(groups: Sequence[HeldTime]) -> float:
-    return sum(group.held_ppm_s for group in groups) / PPM_SECONDS_PER_HOUR
-
-
 def _by_day(priced_period: PricedPeriod, days: Sequence[str]) -> tuple[tuple[str, tuple[float, ...]], ...]:
     sums: dict[str, dict[str, int]] = {}
-    for group in priced_period.held_times.groups:
-        mode = sums.setdefault(group.mode.value, dict.fromkeys(days, 0))
-        mode[priced_period.segments[group.segment].bucket] += group.held_ppm_s
+    for entry in priced_period.sums("mode", "day"):
+        mode, day = entry.labels
+        sums.setdefault(mode, dict.fromkeys(days, 0))[day] += entry.held_ppm_s
     return tuple(
         (mode, tuple(held / PPM_SECONDS_PER_HOUR for held in values.values())) for mode, values in sorted(sums.items())
     )
 
 
-def _largest(groups: Sequence[HeldTime], label_of: Callable[[HeldTime], str]) -> tuple[LabelledHours, ...]:
+def _largest(sums: Sequence[Sum]) -> tuple[LabelledHours, ...]:
     """Returns the labels with most GPU-hours, and one line for the rest, so that the lines add up to the total."""
-    sums: dict[str, list[int]] = {}
-    for group in groups:
-        line = sums.setdefault(label_of(group), [0, 0])
-        line[0] += group.runs
-        line[1] += group.held_ppm_s
-    ordered = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
-    rows = [LabelledHours(label, jobs, held / PPM_SECONDS_PER_HOUR) for label, (jobs, held) in ordered]
+    ordered = sorted(sums, key=lambda entry: (-entry.held_ppm_s, entry.labels))
+    rows = [LabelledHours(entry.labels[0], entry.runs, entry.held_ppm_s / PPM_SECONDS_PER_HOUR) for entry in ordered]
     if len(rows) <= MOST_ROWS + 1:
         return tuple(rows)
     rest = rows[MOST_ROWS:]
@@ -174,21 +165,17 @@ def _largest(groups: Sequence[HeldTime], label_of: Callable[[HeldTime], str]) ->
 
 
 def _models(
-    con: duckdb.DuckDBPyConnection, period: Period, groups: Sequence[HeldTime], rates: Rates
+    con: duckdb.DuckDBPyConnection, period: Period, sums: Sequence[Sum], rates: Rates
 ) -> tuple[ModelHours, ...]:
+    held = {entry.labels[0]: (entry.runs, entry.held_ppm_s / PPM_SECONDS_PER_HOUR) for entry in sums}
     models = []
-    for name in sorted({group.model for group in groups} | set(rates.gpu_counts)):
-        model_groups = [group for group in groups if group.model == name]
-        held_hours = _hours(model_groups)
+    for name in sorted({*held, *rates.gpu_counts}):
+        runs, held_hours = held.get(name, (0, 0.0))
         count = rates.gpu_counts.get(name)
         capacity_hours = count * (period.end_s - period.start_s) / 3600 if count else None
         wanted_hours = _wanted_hours(con, period, name, count) if count else None
         percent = 100 * held_hours / capacity_hours if capacity_hours else None
-        models.append(
-            ModelHours(
-                name, sum(group.runs for group in model_groups), held_hours, capacity_hours, percent, wanted_hours
-            )
-        )
+        models.append(ModelHours(name, runs, held_hours, capacity_hours, percent, wanted_hours))
     return tuple(models)
 
 

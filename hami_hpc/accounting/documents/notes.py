@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader of a bill or an invoice must know beside its lines: omissions, missing prices, estimates. Pure."""
+"""What a reader of a bill or an invoice must know beside its lines: omissions, missing prices, estimates."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from hami_hpc.accounting.documents.bill import Unpriced, beyond_held, unpriced
-from hami_hpc.accounting.pricing.held_time import AccountFacts, LeftOut
-from hami_hpc.accounting.pricing.price import Priced
+from hami_hpc.accounting.documents.bill import Unpriced, billed_hours, unpriced
+from hami_hpc.accounting.pricing.held_time import LeftOut, RunFacts
+from hami_hpc.accounting.pricing.price import Sum
+from hami_hpc.accounting.pricing.priced_period import PricedPeriod
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +55,25 @@ def sentences(facts: Facts) -> list[str]:
 
 
 def by_account(
-    entries: Mapping[str, Sequence[Priced]],
-    facts: Mapping[str, AccountFacts],
-    rejected: Mapping[str, Sequence[str]],
+    priced_period: PricedPeriod, facts: Mapping[str, RunFacts], rejected: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[str, ...]]:
     """Returns the sentences of each account that has any, about its own jobs and no others'.
 
-    entries: what each account held. rejected: notes on rejected lines, by the account that they name.
+    facts: on each account's runs. rejected: notes on rejected lines, by the account that they name.
     """
+    beyond = {entry.labels[0]: entry.beyond for entry in priced_period.sums("account") if entry.beyond}
+    gaps: dict[str, list[Sum]] = {}
+    for entry in priced_period.sums("account", "problem", "since", condition="problem <> ''"):
+        gaps.setdefault(entry.labels[0], []).append(entry._replace(labels=entry.labels[1:]))
     result = {}
-    for account in sorted({*entries, *facts, *rejected}):
-        own, priced = facts.get(account, AccountFacts()), entries.get(account, ())
+    for account in sorted({*beyond, *gaps, *facts, *rejected}):
+        own = facts.get(account, RunFacts())
         said = sentences(
             Facts(
                 own.left_out,
                 rejected.get(account, ()),
-                beyond_held(priced),
-                unpriced(priced),
+                billed_hours([beyond.get(account, 0)])[0],
+                unpriced(gaps.get(account, ())),
                 own.still_running,
                 own.spread,
             )

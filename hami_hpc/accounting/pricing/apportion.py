@@ -9,14 +9,15 @@ one unit of its exact value, and every breakdown of one bill has the same total.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 
 
 def apportion(exact: Sequence[int], unit: int) -> list[int]:
     """Returns each exact value in whole units of ``unit``; their sum is the total, rounded half to even."""
     floors = [value // unit for value in exact]
-    missing = round(Fraction(sum(exact), unit)) - sum(floors)
-    by_remainder = sorted(range(len(exact)), key=lambda index: (-(exact[index] % unit), index))
-    for index in by_remainder[:missing]:
-        floors[index] += 1
+    whole, rest = divmod(sum(exact), unit)
+    total = whole + (2 * rest > unit or (2 * rest == unit and whole % 2 == 1))
+    if missing := total - sum(floors):
+        remainders = [value % unit for value in exact]
+        for index in sorted(range(len(exact)), key=remainders.__getitem__, reverse=True)[:missing]:  # stable
+            floors[index] += 1
     return floors

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums the GPU time held in a period: millions of records to a few thousand groups.
+"""Sums the GPU time held in a period: millions of records to a few thousand groups, in the database's table ``held``.
 
 Times are exact: a run is clipped to each segment of the period in whole seconds, shares are whole millionths, and sums
 are of integers. If a suspended run crosses the edge of a segment, its suspended time is spread evenly over the run,
@@ -9,13 +9,12 @@ because Slurm reports only the sum. The parts still add up to the whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import duckdb
 
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
-from hami_hpc.accounting.pricing.gpu_share import Mode, ShareError, shares_held
+from hami_hpc.accounting.pricing.gpu_share import ShareError, shares_held
 from hami_hpc.accounting.sources.tres import AllocatedGpus
 from hami_hpc.accounting.times import Period
 
@@ -39,31 +38,6 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTime:
-    """The GPU time of one group in one segment, in millionths of a GPU times seconds.
-
-    held_ppm_s: while not suspended. suspended_ppm_s: while suspended. top_up_ppm_s: added up to the minimum time.
-    runs: those whose first held second of the whole period is in this segment. billable: not ended in an unbilled
-    state, and neither disturbed nor hit by a fault of the GPU where that is unbilled.
-    """
-
-    cluster: str
-    account: str
-    user: str
-    partition: str
-    qos: str
-    model: str
-    mode: Mode
-    service_class: str
-    segment: int
-    billable: bool
-    runs: int
-    held_ppm_s: int
-    suspended_ppm_s: int
-    top_up_ppm_s: int
-
-
-@dataclass(frozen=True, slots=True)
 class LeftOut:
     """Runs that are not on any line of the bill, and why. examples: a few of their job ids."""
 
@@ -73,29 +47,17 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTimes:
-    """The GPU time of a period.
+class RunFacts:
+    """What a reader must know of the runs of a period, or of one account's.
 
     still_running: number of runs counted up to when they were last read. spread: number of suspended runs that cross an
     edge of a segment.
     """
 
-    groups: tuple[HeldTime, ...]
-    left_out: tuple[LeftOut, ...]
-    still_running: int
-    spread: int
-
-
-@dataclass(frozen=True, slots=True)
-class AccountFacts:
-    """What HeldTimes says of all runs, of one account's: those left out, not ended, and spread."""
-
     left_out: tuple[LeftOut, ...] = ()
     still_running: int = 0
     spread: int = 0
 
-
-_GROUP_COLUMNS = tuple(entry.name for entry in fields(HeldTime))
 
 # A run is counted in a period if it held GPUs in it, or began in it and lasted less than a second.
 _ACTIVE = """
@@ -104,7 +66,12 @@ FROM (SELECT *, coalesce(end_s, greatest(observed_s, start_s)) AS until_s FROM {
 WHERE held <> '' AND start_s < {end} AND (until_s > {start} OR start_s >= {start}) AND {condition}
 """
 
+# The table: one row for each group in each segment, its GPU time in millionths of a GPU times seconds. held_ppm_s: while
+# not suspended. suspended_ppm_s: while suspended. top_up_ppm_s: added up to the minimum time. runs: those whose first
+# held second of the whole period is in this segment. billable: not ended in an unbilled state, and neither disturbed nor
+# hit by a fault of the GPU where that is unbilled.
 _GROUPS = """
+CREATE OR REPLACE TEMP TABLE held AS
 WITH placed AS (
   SELECT r.*, p.model, p.mode, p.class, p.share, s.segment, s.minimum_s,
     {billable} AS billable, until_s - start_s AS wall, until_s - start_s - suspended_s AS net,
@@ -122,10 +89,11 @@ WITH placed AS (
     ELSE net * (b - start_s) // wall - net * (a - start_s) // wall END AS on_s
   FROM placed
 )
-SELECT cluster, account, username, partition, qos, model, mode, class, segment, billable, count(*) FILTER (begins),
-  sum(on_s * share)::HUGEINT, sum((b - a - on_s) * share)::HUGEINT,
-  sum(CASE WHEN ends AND minimum_s > net THEN (minimum_s - net) * share ELSE 0 END)::HUGEINT
-FROM timed GROUP BY ALL ORDER BY ALL
+SELECT cluster, account, username, partition, qos, model, mode, class, segment, billable,
+  count(*) FILTER (begins) AS runs,
+  sum(on_s * share)::HUGEINT AS held_ppm_s, sum((b - a - on_s) * share)::HUGEINT AS suspended_ppm_s,
+  sum(CASE WHEN ends AND minimum_s > net THEN (minimum_s - net) * share ELSE 0 END)::HUGEINT AS top_up_ppm_s
+FROM timed GROUP BY ALL
 """
 
 _BILLABLE = "NOT list_contains(s.unbilled, state)"
@@ -166,10 +134,10 @@ def sum_held_time(
     segments: Sequence[Segment],
     condition: str = "true",
     disturbed: str = "",
-) -> HeldTimes:
-    """Returns the GPU time that the records of ``source`` (a table or table function) held in each segment.
+) -> RunFacts:
+    """Sums the GPU time that the records of ``source`` (a table or table function) held in each segment.
 
-    The segments must follow one another without a gap. condition: SQL that selects records, never a user's text.
+    Creates the tables ``held``, ``segments`` and ``parts`` and the view ``active``. The segments must follow one another without a gap. condition: SQL that selects records, never a user's text.
     disturbed: a table of the disturbed runs, each once (store/disturbed_runs.py); empty if there are none.
     """
     span = Period(segments[0].period.start_s, segments[-1].period.end_s)
@@ -182,7 +150,8 @@ def sum_held_time(
         "CREATE OR REPLACE TEMP TABLE segments AS "
         "SELECT unnest($1::BIGINT[]) AS segment, unnest($2::BIGINT[]) AS from_s, unnest($3::BIGINT[]) AS to_s, "
         "unnest($4::BIGINT[]) AS minimum_s, unnest($5::VARCHAR[][]) AS unbilled, "
-        "unnest($6::BOOLEAN[]) AS unbilled_disturbed, unnest($7::BOOLEAN[]) AS unbilled_gpu_fault",
+        "unnest($6::BOOLEAN[]) AS unbilled_disturbed, unnest($7::BOOLEAN[]) AS unbilled_gpu_fault, "
+        "unnest($8::VARCHAR[]) AS bucket",
         [
             list(range(len(segments))),
             [segment.period.start_s for segment in segments],
@@ -191,21 +160,21 @@ def sum_held_time(
             [list(segment.unbilled_states) for segment in segments],
             [segment.unbilled_disturbed for segment in segments],
             [segment.unbilled_gpu_fault for segment in segments],
+            [segment.bucket for segment in segments],
         ],
     )
     _find_shares(con, gpus)
     billable = _BILLABLE_UNLESS_DISTURBED if disturbed else _BILLABLE
     joined = _DISTURBED.format(table=disturbed) if disturbed else ""
-    rows = con.execute(_GROUPS.format(start=span.start_s, billable=billable, disturbed=joined)).fetchall()
-    groups = tuple(_held_time(row) for row in rows)
+    con.execute(_GROUPS.format(start=span.start_s, billable=billable, disturbed=joined))
     left_out = tuple(
         LeftOut(row[0], row[1], tuple(row[2])) for row in con.execute(_LEFT_OUT.format(account="")).fetchall()
     )
     notes = con.execute(_NOTES).fetchone() or (0, 0)
-    return HeldTimes(groups, left_out, notes[0], notes[1])
+    return RunFacts(left_out, notes[0], notes[1])
 
 
-def facts_by_account(con: duckdb.DuckDBPyConnection, edges: Sequence[int]) -> dict[str, AccountFacts]:
+def facts_by_account(con: duckdb.DuckDBPyConnection, edges: Sequence[int]) -> dict[str, RunFacts]:
     """Returns the facts of each account that has any, of the runs that were last summed by ``con``.
 
     edges: the instants at which a suspended run has its suspended time spread.
@@ -215,15 +184,9 @@ def facts_by_account(con: duckdb.DuckDBPyConnection, edges: Sequence[int]) -> di
         left_out.setdefault(account, []).append(LeftOut(reason, runs, tuple(examples)))
     notes = {row[0]: row[1:] for row in con.execute(_NOTES_BY_ACCOUNT, [list(edges)]).fetchall()}
     return {
-        account: AccountFacts(tuple(left_out.get(account, ())), *notes.get(account, (0, 0)))
+        account: RunFacts(tuple(left_out.get(account, ())), *notes.get(account, (0, 0)))
         for account in sorted({*left_out, *notes})
     }
-
-
-def _held_time(row: tuple[Any, ...]) -> HeldTime:
-    values = dict(zip(_GROUP_COLUMNS, row, strict=True))
-    values["mode"] = Mode(values["mode"])
-    return HeldTime(**values)
 
 
 def _era(gpus: ClusterGpus) -> str:

@@ -1,68 +1,127 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiplies held time by rates, exactly. Pure.
+"""Multiplies held time by rates, exactly, and sums it by whatever a document has lines of.
 
 A charge is an integer in the product of the smallest units: GPU share in millionths, time in seconds, rate in
 millionths of the currency per hour, factor for suspended time in ten-thousandths. Only printed amounts are rounded
-(apportion.py), so charges add up over any breakdown and any division of a period.
+(apportion.py), so charges add up over any breakdown and any division of a period. The database multiplies and sums, in
+integers of 128 bits: a bill of 200,000 accounts needs one row of each here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
+import duckdb
+
 from hami_hpc.accounting.pricing.gpu_share import PPM
-from hami_hpc.accounting.pricing.held_time import HeldTime, Segment
+from hami_hpc.accounting.pricing.held_time import Segment
 from hami_hpc.accounting.pricing.rates import MICRO, RateMissing, Rates, effective_rate
 from hami_hpc.accounting.times import local_date
 
-_FACTOR_UNITS = 10_000
+# The parts of a millionth of a GPU in which billed time is counted.
+FACTOR_UNITS = 10_000
 # Charge units in one unit of the currency (one euro).
-PER_CURRENCY = PPM * 3600 * MICRO * _FACTOR_UNITS
+PER_CURRENCY = PPM * 3600 * MICRO * FACTOR_UNITS
+
+# What can be summed by -> SQL. rate: millionths of the currency per GPU-hour, and the empty text if there is none;
+# problem says why, and day is the first of its time.
+COLUMNS = {
+    "cluster": "cluster",
+    "account": "account",
+    "user": "username",
+    "partition": "partition",
+    "qos": "qos",
+    "model": "model",
+    "mode": "mode",
+    "class": "class",
+    "billable": "if(billable, 'yes', 'no')",
+    "day": "bucket",
+    "month": f"left(bucket, {len('2026-11')})",
+    "rate": "coalesce(rate::VARCHAR, '')",
+    "problem": "problem",
+    "since": "day",
+}
+# A rate depends on these and on the day; of a factor's other names only those that it has.
+_LABELS = ("cluster", "account", "user", "partition", "qos", "model", "mode", "class")
+
+# billed: time charged, in FACTOR_UNITS of a millionth of a GPU, times seconds: the time held, the time added up to the
+# minimum, and the priced part of suspended time. What has no rate is charged nothing.
+_PRICED = """
+CREATE OR REPLACE TEMP VIEW priced AS
+SELECT h.*, s.bucket, r.rate, r.problem, r.day,
+  if(billable, (held_ppm_s + top_up_ppm_s) * {units} + suspended_ppm_s * r.factor, 0)::HUGEINT AS billed,
+  billed * coalesce(r.rate, 0) AS charge
+FROM held AS h JOIN segments AS s USING (segment) JOIN rated AS r ON r.segment = h.segment AND {same}
+"""
+
+_SUMS = """
+SELECT {keys}sum(runs)::BIGINT, sum(held_ppm_s)::HUGEINT, sum(billed)::HUGEINT,
+  sum(if(billable AND problem = '', billed - held_ppm_s * {units}, 0))::HUGEINT, sum(charge)::HUGEINT
+FROM priced WHERE {condition} GROUP BY {positions} ORDER BY {positions}
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Priced:
-    """A group with its price.
+class Sum(NamedTuple):
+    """GPU time with the same labels. held_ppm_s: millionths of a GPU times seconds. billed, beyond: time charged, and
+    what of it was not held, in FACTOR_UNITS of these; what has no rate is not in beyond. charge: in 1/PER_CURRENCY of
+    the currency."""
 
-    rate: millionths of the currency per GPU-hour; None if there is none, and then the charge is 0 and ``problem`` says
-    why. charge: in 1/PER_CURRENCY of the currency.
-    """
-
-    group: HeldTime
-    rate: int | None
+    labels: tuple[str, ...]
+    runs: int
+    held_ppm_s: int
+    billed: int
+    beyond: int
     charge: int
-    suspended_factor: Decimal = Decimal(0)
-    problem: str = ""
 
 
-def price(groups: Sequence[HeldTime], segments: Sequence[Segment], rates: Rates, tz: ZoneInfo) -> tuple[Priced, ...]:
-    """Returns each group's charge at the rates of its segment."""
-    priced = []
-    for group in groups:
-        day = local_date(segments[group.segment].period.start_s, tz)
-        try:
-            rate = effective_rate(rates, group, day)
-        except RateMissing as error:
-            priced.append(Priced(group, None, 0, problem=str(error)))
-            continue
-        factor = rates.terms_on(day).suspended_factor
-        priced.append(Priced(group, rate, _amount(group, factor) * rate if group.billable else 0, factor))
-    return tuple(priced)
-
-
-def billed_units(entry: Priced) -> int:
-    """Returns the time charged, in millionths of a GPU times seconds: the time held, the time added up to the minimum,
-    and the priced part of suspended time (rounded down)."""
-    return _amount(entry.group, entry.suspended_factor) // _FACTOR_UNITS if entry.group.billable else 0
-
-
-def _amount(group: HeldTime, suspended_factor: Decimal) -> int:
-    return (group.held_ppm_s + group.top_up_ppm_s) * _FACTOR_UNITS + group.suspended_ppm_s * int(
-        suspended_factor * _FACTOR_UNITS
+def price(con: duckdb.DuckDBPyConnection, segments: Sequence[Segment], rates: Rates, tz: ZoneInfo) -> None:
+    """Creates the view ``priced``: each group of ``held`` with the charge at the rates of its segment."""
+    named = {label: sorted({f.where[label] for f in rates.factors if label in f.where}) for label in _LABELS}
+    keys = [
+        COLUMNS[label]
+        if label == "model"
+        else f"if(list_contains({_list(values)}, {COLUMNS[label]}), {COLUMNS[label]}, '')"
+        for label, values in named.items()
+    ]
+    names = [f"key_{label}" for label in _LABELS]
+    selected = ", ".join(f"{key} AS {name}" for key, name in zip(keys, names, strict=True))
+    kinds = con.execute(f"SELECT DISTINCT segment, {selected} FROM held").fetchall()
+    rows = [(*kind, *_rated(rates, kind[1:], segments[kind[0]], tz)) for kind in kinds]
+    types = {"segment": "BIGINT", "rate": "BIGINT", "factor": "BIGINT"}
+    columns = ("segment", *names, "rate", "factor", "problem", "day")
+    unnested = ", ".join(f"unnest(${i}::{types.get(name, 'VARCHAR')}[]) AS {name}" for i, name in enumerate(columns, 1))
+    con.execute(
+        f"CREATE OR REPLACE TEMP TABLE rated AS SELECT {unnested}",
+        [[row[i] for row in rows] for i in range(len(columns))],
     )
+    same = " AND ".join(f"{key} = r.{name}" for key, name in zip(keys, names, strict=True))
+    con.execute(_PRICED.format(units=FACTOR_UNITS, same=same))
+
+
+def _rated(rates: Rates, values: Sequence[str], segment: Segment, tz: ZoneInfo) -> tuple[int | None, int, str, str]:
+    """Returns rate, factor of suspended time, problem and day."""
+    day = local_date(segment.period.start_s, tz)
+    factor = int(rates.terms_on(day).suspended_factor * FACTOR_UNITS)
+    try:
+        return effective_rate(rates, dict(zip(_LABELS, values, strict=True)), day), factor, "", day.isoformat()
+    except RateMissing as error:
+        return None, factor, str(error), day.isoformat()
+
+
+def _list(values: Sequence[str]) -> str:
+    quoted = ("'" + value.replace("'", "''") + "'" for value in values)
+    return f"[{', '.join(quoted)}]::VARCHAR[]"
+
+
+def sums(con: duckdb.DuckDBPyConnection, by: Sequence[str], condition: str = "true") -> list[Sum]:
+    """Returns the sums of ``priced`` by these names of COLUMNS, sorted by them. condition: SQL, never a user's text."""
+    count = len(by)
+    keys = "".join(f"{COLUMNS[name]}, " for name in by)
+    positions = ", ".join(map(str, range(1, count + 1)))
+    query = _SUMS.format(keys=keys, units=FACTOR_UNITS, condition=condition, positions=positions)
+    return [Sum(row[:count], *row[count:]) for row in con.execute(query).fetchall()]
 
 
 def unit(digits: int) -> int:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from zoneinfo import ZoneInfo
 
+import duckdb
+
 from hami_hpc.accounting.pricing import price, rates
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
-from hami_hpc.accounting.pricing.held_time import HeldTimes, Segment, sum_held_time
-from hami_hpc.accounting.pricing.price import Priced
+from hami_hpc.accounting.pricing.held_time import RunFacts, Segment, sum_held_time
+from hami_hpc.accounting.pricing.price import Sum
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.store import disturbed_runs, overlaps
 from hami_hpc.accounting.store.job_records import JobRecords, rejected_lines
@@ -24,17 +26,21 @@ NO_USAGE = (
 
 @dataclass(frozen=True, slots=True)
 class PricedPeriod:
-    """The GPU time held in a period, priced if there are rates.
+    """The GPU time held in a period, priced if there are rates. ``con`` has it and must stay open.
 
     rejected: notes on rejected lines. gaps: notes on terms of billing that could not be applied, and on
     runs that are billed twice.
     """
 
+    con: duckdb.DuckDBPyConnection
     segments: tuple[Segment, ...]
-    held_times: HeldTimes
-    priced: tuple[Priced, ...]
+    facts: RunFacts
     rejected: tuple[str, ...] = field(default=())
     gaps: tuple[str, ...] = field(default=())
+
+    def sums(self, *by: str, condition: str = "true") -> list[Sum]:
+        """Returns the sums by these names of price.COLUMNS. condition: SQL, never a user's text."""
+        return price.sums(self.con, by, condition)
 
 
 def price_period(
@@ -53,10 +59,10 @@ def price_period(
     wanted = {key: name for key, (name, is_wanted) in runs.items() if is_wanted}
     if wanted:
         disturbed, gaps = _disturbed(records, span, wanted)
-    held_times = sum_held_time(records.con, records.source, gpus, segments, disturbed=disturbed)
-    priced = price.price(held_times.groups, segments, table, tz)
+    facts = sum_held_time(records.con, records.source, gpus, segments, disturbed=disturbed)
+    price.price(records.con, segments, table, tz)
     gaps = (*gaps, *overlaps.notes(records, span))
-    return PricedPeriod(segments, held_times, priced, rejected_lines(records, span), gaps)
+    return PricedPeriod(records.con, segments, facts, rejected_lines(records, span), gaps)
 
 
 def _disturbed(records: JobRecords, span: Period, wanted: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:

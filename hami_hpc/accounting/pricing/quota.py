@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 
-from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, HeldTime
+from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR
 from hami_hpc.accounting.pricing.rates import Quota
 
 WARN_AT_PERCENT = (75, 85, 95)
@@ -30,17 +30,18 @@ class QuotaState:
     warning: int
 
 
-def quota_states(quotas: Sequence[Quota], groups: Sequence[HeldTime], month: date) -> tuple[QuotaState, ...]:
-    """Returns the state of every quota that is valid on the first of ``month``. groups: those of that month."""
+def quota_states(
+    quotas: Sequence[Quota], accounts: Mapping[str, int], users: Mapping[str, int], month: date
+) -> tuple[QuotaState, ...]:
+    """Returns the state of every quota that is valid on the first of ``month``.
+
+    accounts, users: what each has held in that month, in millionths of a GPU times seconds.
+    """
     states = []
     for quota in quotas:
         if not quota.valid.holds_on(month.replace(day=1)):
             continue
-        held_ppm_s = sum(
-            group.held_ppm_s
-            for group in groups
-            if (group.account == quota.account if quota.account else group.user == quota.user)
-        )
+        held_ppm_s = (accounts if quota.account else users).get(quota.account or quota.user, 0)
         held_hours = Decimal(held_ppm_s) / PPM_SECONDS_PER_HOUR
         percent = int(held_hours * 100 / quota.gpu_hours)
         warning = max((level for level in (*WARN_AT_PERCENT, 100) if percent >= level), default=0)

@@ -12,7 +12,7 @@ from typing import Protocol
 from zoneinfo import ZoneInfo
 
 from hami_hpc.accounting.pricing.cluster_gpus import GpuModel
-from hami_hpc.accounting.pricing.held_time import HeldTime, Segment
+from hami_hpc.accounting.pricing.held_time import Segment
 from hami_hpc.accounting.store.geometry_file import Geometry
 from hami_hpc.accounting.times import Bucket, Period, day_start, local_date
 
@@ -163,25 +163,16 @@ class RateMissing(LookupError):  # noqa: N818 - a result of the lookup, which th
     """There is no rate for this model on this day."""
 
 
-def effective_rate(rates: Rates, group: HeldTime, day: date) -> int:
-    """Returns the price of one GPU-hour of a group on a day, in millionths of the currency, rounded half to even.
+def effective_rate(rates: Rates, labels: Mapping[str, str], day: date) -> int:
+    """Returns the price of one GPU-hour on a day, in millionths of the currency, rounded half to even.
 
-    Raises RateMissing.
+    labels: what was held and by whom, by the names that a factor can have; at least the model. Raises RateMissing.
     """
-    base = next((r for r in rates.rates if r.model == group.model and r.valid.holds_on(day)), None)
+    model = labels["model"]
+    base = next((r for r in rates.rates if r.model == model and r.valid.holds_on(day)), None)
     if base is None:
-        raise RateMissing(f"no rate for {group.model} on {day.isoformat()}")
+        raise RateMissing(f"no rate for {model}")
     price = base.per_gpu_hour
-    labels = {
-        "cluster": group.cluster,
-        "account": group.account,
-        "user": group.user,
-        "partition": group.partition,
-        "qos": group.qos,
-        "model": group.model,
-        "mode": group.mode.value,
-        "class": group.service_class,
-    }
     for factor in rates.factors:
         if factor.valid.holds_on(day) and all(labels[name] == value for name, value in factor.where.items()):
             price *= factor.factor

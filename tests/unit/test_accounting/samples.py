@@ -112,8 +112,9 @@ def make_bill(
     dimensions = by.split(",")
     buckets = split_days(period, tz) if "day" in dimensions else split_months(period, tz)
     priced_period = price_period(records, site, prices, buckets, tz)
+    made = bill.make_bill(priced_period, dimensions, prices)
     records.con.close()
-    return bill.make_bill(priced_period.held_times, priced_period.priced, priced_period.segments, dimensions, prices)
+    return made
 
 
 def fill(root: Path, *batches: Iterable[Job], observed: int = 1_900_000_000) -> list[ingest.Step]:

@@ -37,8 +37,9 @@ def _content(
     period = month_period("2026-09", tz)
     records = job_records.from_store(root, period, 256)
     priced_period = price_period(records, GPUS, prices, split_days(period, tz), tz)
+    own = invoice.account_times(priced_period).get(account, invoice.AccountTime())
     records.con.close()
-    return invoice.build(account, MONTH, priced_period.priced, priced_period.segments, prices, used or {}, ())
+    return invoice.build(account, MONTH, own, priced_period.segments, prices, used or {}, ())
 
 
 def _hours(count: int, **changes: Any) -> Job:
@@ -174,7 +175,10 @@ def test_quotas_warn_at_three_levels_and_when_they_are_passed(
     period = month_period("2026-09", zone("UTC"))
     records = job_records.from_store(tmp_path / "s", period, 256)
     priced_period = price_period(records, GPUS, None, split_days(period, zone("UTC")), zone("UTC"))
-    states = quota.quota_states(prices.quotas, priced_period.held_times.groups, MONTH)
+    accounts, users = (
+        {entry.labels[0]: entry.held_ppm_s for entry in priced_period.sums(name)} for name in ("account", "user")
+    )
+    states = quota.quota_states(prices.quotas, accounts, users, MONTH)
     assert [(state.owner, state.percent, state.warning) for state in states] == [
         ("account phys", percent, warning),
         ("user bob", 0, 0),

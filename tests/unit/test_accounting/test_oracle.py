@@ -17,6 +17,7 @@ from hami_hpc.accounting.documents import bill
 from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.store import ingest, job_records, store_files, usage_table
+from hami_hpc.accounting.store.database import one_row
 from hami_hpc.accounting.times import Bucket, Period, day_start, local_date, zone
 
 from .samples import GPUS, ONE_H200, VGPU_HALF, Job, ingest_file, rates, write_export
@@ -81,10 +82,9 @@ def _oracle(jobs: Sequence[Job], period: Period) -> dict[tuple[str, str], tuple[
 def _ask(root: Path, period: Period, prices: Rates = RATES) -> bill.Bill:
     records = job_records.from_store(root, period, 256)
     priced_period = price_period(records, GPUS, prices, (Bucket("", period),), UTC)
+    made = bill.make_bill(priced_period, ("account", "user"), prices)
     records.con.close()
-    return bill.make_bill(
-        priced_period.held_times, priced_period.priced, priced_period.segments, ("account", "user"), prices
-    )
+    return made
 
 
 def _fill(root: Path, batches: Sequence[Sequence[Job]]) -> None:
@@ -219,13 +219,11 @@ def test_the_parts_of_a_period_cost_what_it_costs_with_changing_prices_suspended
 def _charges(root: Path, period: Period) -> tuple[int, int, int]:
     """(GPU time held, suspended, charge), in the smallest units that there are."""
     records = job_records.from_store(root, period, 256)
-    priced_period = price_period(records, GPUS, CHANGING, (Bucket("", period),), TOKYO)
+    price_period(records, GPUS, CHANGING, (Bucket("", period),), TOKYO)
+    query = "SELECT sum(held_ppm_s)::HUGEINT, sum(suspended_ppm_s)::HUGEINT, sum(charge)::HUGEINT FROM priced"
+    held, suspended, charge = (value or 0 for value in one_row(records.con, query))
     records.con.close()
-    held, suspended = (
-        sum(getattr(group, name) for group in priced_period.held_times.groups)
-        for name in ("held_ppm_s", "suspended_ppm_s")
-    )
-    return held, suspended, sum(entry.charge for entry in priced_period.priced)
+    return held, suspended, charge
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])

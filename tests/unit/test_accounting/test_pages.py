@@ -150,15 +150,14 @@ def pages(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     period = month_period("2026-09", UTC)
     records = job_records.from_store(root, period, 256)
     priced_period = price_period(records, GPUS, PRICES, split_days(period, UTC), UTC)
+    times = invoice.account_times(priced_period)
     table = usage_table.stored(root, store_files.read_manifest(root))
     uses = runs(records.con, records.source, table, GPUS, "true", [])
-    made = month_report.build(
-        records.con, "2026-09", priced_period, PRICES, uses, ["left out: 3 jobs: a reason"], period.end_s
-    )
+    made = month_report.build("2026-09", priced_period, PRICES, uses, ["left out: 3 jobs: a reason"], period.end_s)
 
     def build(credit: Any) -> invoice.Content:
         return invoice.build(
-            "account-0", date(2026, 9, 1), priced_period.priced, priced_period.segments, PRICES, credit, ["a note"]
+            "account-0", date(2026, 9, 1), times["account-0"], priced_period.segments, PRICES, credit, ["a note"]
         )
 
     (document,) = issue_one(root, "account-0", build, issuer=PRICES.issuer)
@@ -253,9 +252,10 @@ def test_an_issued_invoice_is_rendered_to_the_same_bytes_every_time(tmp_path: Pa
     period = month_period("2026-09", UTC)
     records = job_records.from_store(tmp_path / "s", period, 256)
     priced_period = price_period(records, GPUS, PRICES, split_days(period, UTC), UTC)
+    times = invoice.account_times(priced_period)
 
     def build(credit: Any) -> invoice.Content:
-        return invoice.build("a<b", date(2026, 9, 1), priced_period.priced, priced_period.segments, PRICES, credit, ())
+        return invoice.build("a<b", date(2026, 9, 1), times["a<b"], priced_period.segments, PRICES, credit, ())
 
     (document,) = issue_one(tmp_path / "s", "a<b", build)
     (stored,) = invoice_files.read_all(tmp_path / "s")

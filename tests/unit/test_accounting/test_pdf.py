@@ -59,15 +59,12 @@ def _document(root: Path, users: int) -> invoice_files.Document:
     period = month_period("2026-09", tz)
     records = job_records.from_store(root, period, 256)
     priced_period = price_period(records, GPUS, prices, split_days(period, tz), tz)
+    own = invoice.account_times(priced_period)["account-0"]
+    said = notes.by_account(priced_period, {}, {})["account-0"]
     records.con.close()
 
-    own = [entry for entry in priced_period.priced if entry.group.account == "account-0"]
-    said = notes.by_account({"account-0": own}, {}, {})["account-0"]
-
     def build(used: Mapping[tuple[str, str], Decimal]) -> invoice.Content:
-        return invoice.build(
-            "account-0", date(2026, 9, 1), priced_period.priced, priced_period.segments, prices, used, said
-        )
+        return invoice.build("account-0", date(2026, 9, 1), own, priced_period.segments, prices, used, said)
 
     (document,) = issue_one(root, "account-0", build, issuer=prices.issuer)
     return document

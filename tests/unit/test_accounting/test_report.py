@@ -30,7 +30,7 @@ def _report(root: Path, prices: Rates = TWO_H200, until: int = END) -> month_rep
     priced_period = price_period(records, GPUS, prices, split_days(period, UTC), UTC)
     used = usage_table.stored(root, store_files.read_manifest(root))
     uses = runs(records.con, records.source, used, GPUS, "true", [])
-    made = month_report.build(records.con, "2026-09", priced_period, prices, uses, (), until)
+    made = month_report.build("2026-09", priced_period, prices, uses, (), until)
     records.con.close()
     return made
 
