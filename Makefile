@@ -145,6 +145,7 @@ bench-interposer: build ## what the interposer adds to calls and starts, on the 
 
 bench-accounting: setup ## accounting of many jobs
 	$(PYTHON) benchmarks/bench_accounting.py
+	$(PYTHON) benchmarks/bench_accounts.py
 
 bench-metrics: setup-test ## CPU time and memory of the metrics of 8 GPUs and 80 jobs
 	$(PYTHON) benchmarks/bench_metrics.py

@@ -46,10 +46,10 @@ WITH drawn AS (
   SELECT *, submit + wait AS s, submit + wait + length + suspended AS e,
     greatest(ceil(mem_mib / 256.0), floor(559 * percent / 100.0))::BIGINT AS shards FROM shaped
 )
-SELECT id AS JobIDRaw, 'acct' || user_number % 97 AS Account, 'u' || lpad(user_number::VARCHAR, 5, '0') AS User,
+SELECT id AS JobIDRaw, 'acct' || {account} AS Account, 'u' || lpad(user_number::VARCHAR, 5, '0') AS User,
   CASE kind WHEN 'cpu' THEN 'cpu' WHEN 'gpu' THEN model WHEN 'mig' THEN 'mig' ELSE 'h200' END AS Partition,
   state AS State, {time}(submit) AS Submit, {time}(s) AS Start, {time}(e) AS End,
-  'billing=' || cores8 || ',cpu=' || cores8 || CASE kind WHEN 'cpu' THEN ''
+  'billing=' || {billing} || ',cpu=' || cores8 || CASE kind WHEN 'cpu' THEN ''
     WHEN 'gpu' THEN ',gres/gpu:' || model || '=' || n || ',gres/gpu=' || n
     WHEN 'mig' THEN ',gres/gpu:h200_' || ['1g.18gb', '2g.35gb', '3g.71gb'][1 + h % 3] || '=1,gres/gpu=1'
     WHEN 'shard' THEN ',gres/shard=' || 10 * n
@@ -64,13 +64,33 @@ FROM timed
 """
 
 
-def write_export(path: Path, jobs: int, users: int = 2000, months: int = 14, memory_mib: int = 512) -> None:
-    """Write ``jobs`` runs of ``users`` users over ``months`` months, local times of ZONE. Bounded memory."""
+def write_export(
+    path: Path,
+    jobs: int,
+    users: int = 2000,
+    months: int = 14,
+    memory_mib: int = 512,
+    accounts: int = 0,
+    distinct_tres: bool = False,
+) -> None:
+    """Write ``jobs`` runs of ``users`` users over ``months`` months, local times of ZONE. Bounded memory.
+
+    accounts: so many, with equally many jobs; 0 for 97, each of the same users. distinct_tres: no two runs have the
+    same AllocTRES.
+    """
     con = duckdb.connect(config={"memory_limit": f"{memory_mib}MiB", "threads": "2"})
     con.execute(
         f"CREATE MACRO local_text(t) AS strftime(timezone('{ZONE}', to_timestamp(t::BIGINT)), '%Y-%m-%dT%H:%M:%S')"
     )
-    query = _JOBS.format(jobs=jobs, users=users, start=START_S, span=months * MONTH_S, time="local_text")
+    query = _JOBS.format(
+        jobs=jobs,
+        users=users,
+        start=START_S,
+        span=months * MONTH_S,
+        time="local_text",
+        account=f"i % {accounts}" if accounts else "user_number % 97",
+        billing="i" if distinct_tres else "cores8",
+    )
     quoted = str(path).replace("'", "''")
     con.execute(f"COPY ({query}) TO '{quoted}' (FORMAT csv, DELIMITER '|', HEADER, QUOTE '', ESCAPE '')")
     con.close()

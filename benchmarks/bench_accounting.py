@@ -17,6 +17,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,13 +69,15 @@ class Measured:
 
 def run(what: str, records: int, command: list[str], environment: dict[str, str]) -> Measured:
     """Run a command to its end; its output goes nowhere."""
-    began = time.perf_counter()
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - began
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command)} failed ({process.returncode})")
+    with tempfile.TemporaryFile("w+") as said:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=said)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            said.seek(0)
+            raise SystemExit(f"{' '.join(command)} failed ({process.returncode}): {said.read()[-2000:]}")
     return Measured(what, records, seconds, usage.ru_maxrss / 1024)
 
 

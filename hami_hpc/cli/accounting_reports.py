@@ -62,7 +62,7 @@ def efficiency(
         raise wrong_usage("give one of: a job's number, --user, --account")
     setup = site.read()
     if job:
-        runs = _runs_of(setup, "display_id = $1 OR job_id::VARCHAR = $1", [job], None)
+        runs = _runs_of(setup, _OF_JOB, [job], None)
     else:
         with failing_with(ExitCode.USAGE):
             end_s = parse_instant(end, setup.tz) if end else int(time.time())
@@ -76,6 +76,13 @@ def efficiency(
         click.echo(json.dumps([{**asdict(run), "suggestion": eff.suggestion(run)} for run in runs], indent=2))
     else:
         click.echo(_one_run(runs[-1]) if job and len(runs) == 1 else _many_runs(runs, limit))
+
+
+# The number of an array or of a heterogeneous job is also that of all its tasks and components: 100_3, 200+1.
+_OF_JOB = (
+    "display_id = $1 OR job_id::VARCHAR = $1 "
+    "OR starts_with(display_id, $1 || '_') OR starts_with(display_id, $1 || '+')"
+)
 
 
 def _nothing_found(setup: Setup, job: str | None, owner: str, is_user: bool) -> str:

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import NamedTuple
 
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.pricing.apportion import apportion
 from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, LeftOut
-from hami_hpc.accounting.pricing.price import FACTOR_UNITS, Sum, unit
+from hami_hpc.accounting.pricing.price import CHARGED, FACTOR_UNITS, UNPRICED, Sum, unit
 from hami_hpc.accounting.pricing.priced_period import PricedPeriod
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.times import Period
@@ -33,8 +34,7 @@ DIMENSIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One line of a bill. labels: one for each dimension. exact: time held in millionths of a GPU times seconds.
 
     cost: in the currency; None on a bill without rates.
@@ -89,7 +89,7 @@ def check_dimensions(dimensions: Sequence[str]) -> None:
 
 
 def make_bill(priced_period: PricedPeriod, dimensions: Sequence[str], rates: Rates | None) -> Bill:
-    """Sums the GPU time by ``dimensions`` (names in DIMENSIONS), sorted by label. rates: None for a bill without cost."""
+    """Sums the GPU time by ``dimensions`` (names in DIMENSIONS), sorted by label. rates: None for no cost."""
     check_dimensions(dimensions)
     sums = priced_period.sums(*dimensions)
     hours = to_hours([entry.held_ppm_s for entry in sums])
@@ -107,12 +107,16 @@ def make_bill(priced_period: PricedPeriod, dimensions: Sequence[str], rates: Rat
         sum(line.runs for line in lines),
         sum(hours, Decimal(0).scaleb(-HOUR_DIGITS)),
         sum((cost for cost in costs if cost is not None), Decimal(0).scaleb(-rates.digits)) if rates else None,
-        billed_hours([sum(entry.beyond for entry in sums)])[0] if rates else Decimal(0),
-        unpriced(priced_period.sums("problem", "since", condition="problem <> ''")) if rates else (),
+        _beyond_held(priced_period) if rates else Decimal(0),
+        unpriced(priced_period.sums("problem", "since", condition=UNPRICED)) if rates else (),
         facts.left_out,
         facts.still_running,
         facts.spread,
     )
+
+
+def _beyond_held(priced_period: PricedPeriod) -> Decimal:
+    return billed_hours([sum(entry.beyond for entry in priced_period.sums("billable", condition=CHARGED))])[0]
 
 
 def to_hours(exact: Sequence[int]) -> list[Decimal]:

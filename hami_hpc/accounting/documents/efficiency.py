@@ -29,7 +29,8 @@ class RunUse:
     number of vGPU slices; service_class: of these, empty if none. watched_gpus: whole GPUs of which the agent wrote
     records; mem_mib is then the memory of those of one node. peak_bytes: the largest of any slice, or of the whole GPUs
     of any node. gpu_busy_s, throttled_s, oom_count, request_count, slo_miss_count: summed over slices. latency_p99_us:
-    the largest of any slice. gpu_busy_s is the time that its work used, for every policy.
+    the largest of any slice. gpu_busy_s is the time that its work used, for every policy. busiest_s, most_throttled_s:
+    gpu_busy_s and throttled_s of the slice that has most of it.
     """
 
     cluster: str
@@ -54,6 +55,8 @@ class RunUse:
     latency_p99_us: int = 0
     slo_miss_count: int = 0
     watched_gpus: int = 0
+    busiest_s: float = 0.0
+    most_throttled_s: float = 0.0
 
     @property
     def held_gpu_s(self) -> float:
@@ -84,7 +87,8 @@ class RunUse:
 def suggestion(run: RunUse) -> str | None:
     """Returns the --gres that would have been enough, with headroom; None if use is not known or the request was right.
 
-    Does not reduce a value whose limit the run reached (out-of-memory events, or throttled for a tenth of its time).
+    It is what the busiest slice needs, as all slices of a job are equal. Does not reduce a value whose limit the run
+    reached (out-of-memory events, or throttled for a tenth of its time).
     """
     if not run.measured or run.damaged or not run.seconds:
         return None
@@ -94,8 +98,8 @@ def suggestion(run: RunUse) -> str | None:
         return None
     mem_mib = -(-int(run.peak_bytes * HEADROOM) // (_MIB * _MEM_STEP_MIB)) * _MEM_STEP_MIB
     mem_mib = run.mem_mib if run.oom_count else min(run.mem_mib, max(_MEM_STEP_MIB, mem_mib))
-    busy_percent = -(-100 * Fraction(run.gpu_busy_s) * HEADROOM // (run.seconds * run.slices))
-    is_throttled = run.throttled_s > run.seconds * run.slices / 10
+    busy_percent = -(-100 * Fraction(run.busiest_s) * HEADROOM // run.seconds)
+    is_throttled = run.most_throttled_s > run.seconds / 10
     keep_cores = is_throttled or not run.time_measured
     cores = run.cores_percent if keep_cores else min(run.cores_percent, max(1, int(busy_percent)))
     if (mem_mib, cores) == (run.mem_mib, run.cores_percent):
@@ -126,7 +130,7 @@ def runs(
             allocated.vgpu_class,
         )
         record_count, damaged_count, peak_bytes, busy_ns, throttled_ns, oom_count, *more = use
-        requests, p99_us, misses, observed_gpus, mem_mib = more
+        requests, p99_us, misses, observed_gpus, mem_mib, busiest_ns, most_throttled_ns = more
         watched = 0 if allocated.vgpu else observed_gpus  # of a MIG instance NVML tells the memory and no time
         if watched and not allocated.vgpu:
             per_slice = (0, mem_mib, 0, "")
@@ -151,6 +155,8 @@ def runs(
                 p99_us,
                 misses,
                 watched,
+                busiest_ns / 1e9,
+                most_throttled_ns / 1e9,
             )
         )
     return result
@@ -169,7 +175,8 @@ SELECT r.cluster, coalesce(r.display_id, r.job_id::VARCHAR) AS job, r.account, r
   coalesce(sum(u.request_count), 0)::BIGINT, coalesce(max(u.latency_p99_us), 0),
   coalesce(sum(u.slo_miss_count), 0)::BIGINT,
   coalesce(sum(u.gpu_count) FILTER (u.usage = 'observed'), 0)::BIGINT,
-  coalesce(max(u.mem_mib) FILTER (u.usage = 'observed'), 0)
+  coalesce(max(u.mem_mib) FILTER (u.usage = 'observed'), 0),
+  coalesce(max(if(u.gpu_busy_ns > 0, u.gpu_busy_ns, u.observed_busy_ns)), 0), coalesce(max(u.throttled_ns), 0)
 FROM chosen AS r LEFT JOIN matched AS u USING (cluster, job_id, submit_s)
 GROUP BY ALL ORDER BY r.start_s, job
 """

@@ -16,7 +16,7 @@ from fractions import Fraction
 from hami_hpc.accounting.documents.bill import billed_hours, to_hours, to_money
 from hami_hpc.accounting.documents.credits import CreditUse, Ref, take
 from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, Segment
-from hami_hpc.accounting.pricing.price import FACTOR_UNITS, Sum, unit
+from hami_hpc.accounting.pricing.price import FACTOR_UNITS, PRICED, Sum, unit
 from hami_hpc.accounting.pricing.priced_period import PricedPeriod
 from hami_hpc.accounting.pricing.rates import MICRO, Discount, Rates
 
@@ -58,7 +58,8 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class AccountTime:
-    """What an account held in a month and has a rate: sums by what was held, by user and by day."""
+    """What an account held in a month and has a rate: sums by what was held, by user and by day, each with the account
+    as its first label."""
 
     lines: Sequence[Sum] = ()
     users: Sequence[Sum] = ()
@@ -79,8 +80,8 @@ def account_times(priced_period: PricedPeriod) -> dict[str, AccountTime]:
     """Returns the GPU time of each account that has any, also if none of it has a rate. priced_period: by day."""
     times = {entry.labels[0]: AccountTime([], [], []) for entry in priced_period.sums("account")}
     for name, by in (("lines", _LINE), ("users", ("user",)), ("days", ("day",))):
-        for entry in priced_period.sums("account", *by, condition="problem = ''"):
-            getattr(times[entry.labels[0]], name).append(entry._replace(labels=entry.labels[1:]))
+        for entry in priced_period.sums("account", *by, condition=PRICED):
+            getattr(times[entry.labels[0]], name).append(entry)
     return times
 
 
@@ -109,7 +110,7 @@ def build(
         timezone=rates.timezone,
         currency=rates.currency,
         lines=_lines([(_line_labels(entry.labels), entry) for entry in held.lines], rates),
-        users=_lines([(entry.labels, entry) for entry in held.users], rates),
+        users=_lines([(entry.labels[1:], entry) for entry in held.users], rates),
         days=_days(held, segments),
         jobs=sum(entry.runs for entry in held.lines),
         gpu_hours=str(billed_hours([held.billed])[0]),
@@ -127,7 +128,7 @@ _LINE = ("model", "mode", "class", "partition", "rate", "billable")
 
 
 def _line_labels(labels: Sequence[str]) -> tuple[str, ...]:
-    model, mode, service_class, partition, rate, _ = labels
+    _, model, mode, service_class, partition, rate, _ = labels
     return (model, mode, service_class, partition, f"{Decimal(rate) / MICRO:.4f}")
 
 
@@ -149,7 +150,7 @@ def _lines(entries: Sequence[tuple[tuple[str, ...], Sum]], rates: Rates) -> tupl
 
 def _days(held: AccountTime, segments: Sequence[Segment]) -> tuple[tuple[str, str], ...]:
     days = dict.fromkeys((segment.bucket for segment in segments), 0)
-    days.update({entry.labels[0]: entry.billed for entry in held.days})
+    days.update({entry.labels[1]: entry.billed for entry in held.days})
     return tuple((day, str(hour)) for day, hour in zip(days, billed_hours(list(days.values())), strict=True))
 
 

@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from hami_hpc.accounting.documents.bill import Unpriced, billed_hours, unpriced
 from hami_hpc.accounting.pricing.held_time import LeftOut, RunFacts
-from hami_hpc.accounting.pricing.price import Sum
+from hami_hpc.accounting.pricing.price import CHARGED, UNPRICED, Sum
 from hami_hpc.accounting.pricing.priced_period import PricedPeriod
 
 
@@ -61,9 +61,9 @@ def by_account(
 
     facts: on each account's runs. rejected: notes on rejected lines, by the account that they name.
     """
-    beyond = {entry.labels[0]: entry.beyond for entry in priced_period.sums("account") if entry.beyond}
+    beyond = {entry.labels[0]: entry.beyond for entry in priced_period.sums("account", condition=CHARGED)}
     gaps: dict[str, list[Sum]] = {}
-    for entry in priced_period.sums("account", "problem", "since", condition="problem <> ''"):
+    for entry in priced_period.sums("account", "problem", "since", condition=UNPRICED):
         gaps.setdefault(entry.labels[0], []).append(entry._replace(labels=entry.labels[1:]))
     result = {}
     for account in sorted({*beyond, *gaps, *facts, *rejected}):

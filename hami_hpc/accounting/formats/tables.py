@@ -21,20 +21,13 @@ from hami_hpc.accounting.times import iso_local
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: int, total: Sequence[str]) -> str:
     """Returns rows as aligned columns, the last ``numbers`` of them to the right. total: the last row, or empty."""
-    body = [*rows, total] if total else list(rows)
-    widths = [max(len(row[index]) for row in [headings, *body]) for index in range(len(headings))]
+    body = [headings, *rows, total] if total else [headings, *rows]
+    widths = [max(map(len, column)) for column in zip(*body, strict=True)]
     first_number = len(headings) - numbers
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (
-            cell.rjust(width) if index >= first_number else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        return "  ".join(padded).rstrip()
-
+    aligned = "  ".join(f"{{:{'>' if i >= first_number else '<'}{width}}}" for i, width in enumerate(widths))
+    head, *lines = (aligned.format(*row).rstrip() for row in body)
     rule = "  ".join("-" * width for width in widths)
-    lines = [line(headings), rule, *(line(row) for row in rows)]
-    return "\n".join([*lines, rule, line(total)] if total else lines)
+    return "\n".join([head, rule, *lines[:-1], rule, lines[-1]] if total else [head, rule, *lines])
 
 
 def bill_table(

@@ -24,7 +24,8 @@ class ClusterGpus:
     """The site's GPUs.
 
     models: by name. partitions: partition -> its models. nodes: host -> model, for partitions with several models.
-    aliases: other spelling of a model in gres types -> model (``nvidia_h200`` -> ``h200``). former: other sizes of
+    aliases: other spelling of a model in gres types -> model (``nvidia_h200`` -> ``h200``). foreign: partitions whose
+    GPUs hami_hpc does not manage -> shards of one GPU there, 0 if the site does not say. former: other sizes of
     slices, each with the instant before which runs started that have them, ascending.
     """
 
@@ -34,6 +35,7 @@ class ClusterGpus:
     memory_scaling: float = 1.0
     nodes: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    foreign: Mapping[str, int] = field(default_factory=dict)
     former: tuple[tuple[int, Geometry], ...] = ()
 
     def eras(self) -> tuple[ClusterGpus, ...]:

@@ -33,6 +33,12 @@ def cluster_gpus_of(
     )
     if doubled:
         raise AccountingError(f"total_mib of {doubled[0]} differs between {settings.path} and rates.toml; correct one")
+    own = sorted(name for name in extra.shards_per_gpu if name in settings.partitions)
+    if own:
+        raise AccountingError(
+            f"rates.toml: shards_per_gpu of partition {own[0]}, which {settings.path} names: shards of its GPUs have "
+            "shard_mib; remove shards_per_gpu"
+        )
     keeps = remembered is not None and undated(settings, prices, tz, remembered)
     former, current = _eras(extra, remembered if remembered and keeps else _settings_geometry(settings), tz)
     return ClusterGpus(
@@ -42,6 +48,7 @@ def cluster_gpus_of(
         current.memory_scaling,
         extra.nodes,
         extra.aliases,
+        {name: extra.shards_per_gpu.get(name, 0) for name in extra.partitions if name not in settings.partitions},
         former,
     )
 

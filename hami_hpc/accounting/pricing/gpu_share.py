@@ -71,7 +71,7 @@ def shares_held(
         add(model, Mode.VGPU, allocated.vgpu_class, vgpu_share(allocated, gpus.usable_mib(model)))
     elif allocated.shards:
         model = _model("", partition, host, constraint, gpus)
-        add(model, Mode.SHARD, "", Fraction(allocated.shards, gpus.shards(model)))
+        add(model, Mode.SHARD, "", Fraction(allocated.shards, _shards(model, partition, gpus)))
     return tuple(Part(*key, round(share * PPM)) for key, share in sorted(shares.items()))
 
 
@@ -95,6 +95,18 @@ def mig_share(model: GpuModel, slices: int, memory_gb: int) -> Fraction:
     if share > 1:
         raise ShareError(f"MIG profile {slices}g.{memory_gb}gb is larger than a {model.name}")
     return share
+
+
+def _shards(model: GpuModel, partition: str, gpus: ClusterGpus) -> int:
+    """Returns the shards of one GPU in the partition."""
+    if partition not in gpus.foreign:
+        return gpus.shards(model)
+    if not gpus.foreign[partition]:
+        raise ShareError(
+            f"shards of GPUs that hami_hpc does not manage: [partitions.{partition}] of rates.toml has no "
+            "shards_per_gpu"
+        )
+    return gpus.foreign[partition]
 
 
 def _model(name: str, partition: str, host: str, constraint: str, gpus: ClusterGpus) -> GpuModel:

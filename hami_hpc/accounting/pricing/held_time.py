@@ -66,10 +66,10 @@ FROM (SELECT *, coalesce(end_s, greatest(observed_s, start_s)) AS until_s FROM {
 WHERE held <> '' AND start_s < {end} AND (until_s > {start} OR start_s >= {start}) AND {condition}
 """
 
-# The table: one row for each group in each segment, its GPU time in millionths of a GPU times seconds. held_ppm_s: while
-# not suspended. suspended_ppm_s: while suspended. top_up_ppm_s: added up to the minimum time. runs: those whose first
-# held second of the whole period is in this segment. billable: not ended in an unbilled state, and neither disturbed nor
-# hit by a fault of the GPU where that is unbilled.
+# The table ``held``: one row for each group in each segment, with its GPU time in millionths of a GPU times seconds.
+# held_ppm_s: while not suspended. suspended_ppm_s: while suspended. top_up_ppm_s: added up to the minimum time. runs:
+# those whose first held second of the whole period is in this segment. billable: not ended in an unbilled state, and
+# neither disturbed nor hit by a fault of the GPU where that is unbilled.
 _GROUPS = """
 CREATE OR REPLACE TEMP TABLE held AS
 WITH placed AS (
@@ -115,7 +115,7 @@ _NOTES = """
 SELECT count(*) FILTER (end_s IS NULL),
   count(*) FILTER (suspended_s > 0 AND EXISTS (
     FROM segments AS s WHERE (s.from_s > start_s AND s.from_s < until_s) OR (s.to_s > start_s AND s.to_s < until_s)))
-FROM active
+FROM (FROM active WHERE end_s IS NULL OR suspended_s > 0)
 """
 
 _NOTES_BY_ACCOUNT = """
@@ -137,8 +137,9 @@ def sum_held_time(
 ) -> RunFacts:
     """Sums the GPU time that the records of ``source`` (a table or table function) held in each segment.
 
-    Creates the tables ``held``, ``segments`` and ``parts`` and the view ``active``. The segments must follow one another without a gap. condition: SQL that selects records, never a user's text.
-    disturbed: a table of the disturbed runs, each once (store/disturbed_runs.py); empty if there are none.
+    Creates the tables ``held``, ``segments`` and ``parts`` and the view ``active``. The segments must follow one
+    another without a gap. condition: SQL that selects records, never a user's text. disturbed: a table of the disturbed
+    runs, each once (store/disturbed_runs.py); empty if there are none.
     """
     span = Period(segments[0].period.start_s, segments[-1].period.end_s)
     host = "coalesce(host, '')" if gpus.nodes else "''"

@@ -20,7 +20,7 @@ from hami_hpc.accounting.pricing.held_time import Segment
 from hami_hpc.accounting.pricing.rates import MICRO, RateMissing, Rates, effective_rate
 from hami_hpc.accounting.times import local_date
 
-# The parts of a millionth of a GPU in which billed time is counted.
+# How many parts of a millionth of a GPU billed time is counted in.
 FACTOR_UNITS = 10_000
 # Charge units in one unit of the currency (one euro).
 PER_CURRENCY = PPM * 3600 * MICRO * FACTOR_UNITS
@@ -46,8 +46,8 @@ COLUMNS = {
 # A rate depends on these and on the day; of a factor's other names only those that it has.
 _LABELS = ("cluster", "account", "user", "partition", "qos", "model", "mode", "class")
 
-# billed: time charged, in FACTOR_UNITS of a millionth of a GPU, times seconds: the time held, the time added up to the
-# minimum, and the priced part of suspended time. What has no rate is charged nothing.
+# billed: time charged, in 1/FACTOR_UNITS of a millionth of a GPU, times seconds: the time held, the time added up to
+# the minimum, and the priced part of suspended time. What has no rate is charged nothing.
 _PRICED = """
 CREATE OR REPLACE TEMP VIEW priced AS
 SELECT h.*, s.bucket, r.rate, r.problem, r.day,
@@ -56,24 +56,31 @@ SELECT h.*, s.bucket, r.rate, r.problem, r.day,
 FROM held AS h JOIN segments AS s USING (segment) JOIN rated AS r ON r.segment = h.segment AND {same}
 """
 
+# Conditions of sums().
+CHARGED = "billable AND problem = ''"
+PRICED = "problem = ''"
+UNPRICED = "problem <> ''"
+
 _SUMS = """
-SELECT {keys}sum(runs)::BIGINT, sum(held_ppm_s)::HUGEINT, sum(billed)::HUGEINT,
-  sum(if(billable AND problem = '', billed - held_ppm_s * {units}, 0))::HUGEINT, sum(charge)::HUGEINT
+SELECT {keys}sum(runs)::BIGINT, sum(held_ppm_s)::BIGINT, sum(billed)::HUGEINT, sum(charge)::HUGEINT
 FROM priced WHERE {condition} GROUP BY {positions} ORDER BY {positions}
 """
 
 
 class Sum(NamedTuple):
-    """GPU time with the same labels. held_ppm_s: millionths of a GPU times seconds. billed, beyond: time charged, and
-    what of it was not held, in FACTOR_UNITS of these; what has no rate is not in beyond. charge: in 1/PER_CURRENCY of
-    the currency."""
+    """GPU time with the same labels. held_ppm_s: millionths of a GPU times seconds. billed: time charged, in
+    1/FACTOR_UNITS of these. charge: in 1/PER_CURRENCY of the currency."""
 
     labels: tuple[str, ...]
     runs: int
     held_ppm_s: int
     billed: int
-    beyond: int
     charge: int
+
+    @property
+    def beyond(self) -> int:
+        """What of ``billed`` was not held, if all of it is CHARGED."""
+        return self.billed - self.held_ppm_s * FACTOR_UNITS
 
 
 def price(con: duckdb.DuckDBPyConnection, segments: Sequence[Segment], rates: Rates, tz: ZoneInfo) -> None:
@@ -116,11 +123,11 @@ def _list(values: Sequence[str]) -> str:
 
 
 def sums(con: duckdb.DuckDBPyConnection, by: Sequence[str], condition: str = "true") -> list[Sum]:
-    """Returns the sums of ``priced`` by these names of COLUMNS, sorted by them. condition: SQL, never a user's text."""
+    """Returns the sums of ``priced`` by these names of COLUMNS, sorted by them. condition: one of those above."""
     count = len(by)
     keys = "".join(f"{COLUMNS[name]}, " for name in by)
     positions = ", ".join(map(str, range(1, count + 1)))
-    query = _SUMS.format(keys=keys, units=FACTOR_UNITS, condition=condition, positions=positions)
+    query = _SUMS.format(keys=keys, condition=condition, positions=positions)
     return [Sum(row[:count], *row[count:]) for row in con.execute(query).fetchall()]
 
 

@@ -39,7 +39,7 @@ class PricedPeriod:
     gaps: tuple[str, ...] = field(default=())
 
     def sums(self, *by: str, condition: str = "true") -> list[Sum]:
-        """Returns the sums by these names of price.COLUMNS. condition: SQL, never a user's text."""
+        """Returns the sums by these names of price.COLUMNS. condition: one of price.py's."""
         return price.sums(self.con, by, condition)
 
 

@@ -133,7 +133,7 @@ class Rates:
     """The contents of rates.toml.
 
     digits: of the currency's smallest unit (2: cents). gpu_counts: model -> number of GPUs in the cluster, if the site
-    gives it.
+    gives it. shards_per_gpu: partition -> shards of one GPU, if the site gives it.
     """
 
     currency: str = "EUR"
@@ -153,6 +153,7 @@ class Rates:
     nodes: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     gpu_counts: Mapping[str, int] = field(default_factory=dict)
+    shards_per_gpu: Mapping[str, int] = field(default_factory=dict)
 
     def terms_on(self, day: date) -> Terms:
         """Returns the terms of a day; the default Terms() if none are given."""

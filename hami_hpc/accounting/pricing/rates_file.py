@@ -73,7 +73,7 @@ def parse_rates(document: Mapping[str, Any], path: str) -> Rates:
     top = _Table(path, document)
     if top.take("version") != VERSION:
         raise AccountingError(f"{path} needs version = {VERSION}; this hami_hpc reads no other version")
-    gpus = _named(top, "gpus")
+    gpus, partitions = _named(top, "gpus"), _named(top, "partitions")
     rates = Rates(
         currency=top.text("currency", "EUR", r"[A-Z]{3}"),
         digits=top.whole("digits", 2, 0, 4),
@@ -88,7 +88,12 @@ def parse_rates(document: Mapping[str, Any], path: str) -> Rates:
         quotas=tuple(_each(top, "quotas", _quota)),
         geometry=tuple(_each(top, "geometry", _geometry)),
         models={name: _model(name, table) for name, table in gpus.items()},
-        partitions={name: tuple(table.texts("gpu_models")) for name, table in _named(top, "partitions").items()},
+        partitions={name: tuple(table.texts("gpu_models")) for name, table in partitions.items()},
+        shards_per_gpu={
+            name: table.whole("shards_per_gpu", 0, 1, 1_000_000)
+            for name, table in partitions.items()
+            if table.take("shards_per_gpu") is not None
+        },
         nodes=_one_model(path, "node", {name: _hosts(table) for name, table in gpus.items()}),
         gpu_counts={name: table.whole("count", 0, 1, 1_000_000) for name, table in gpus.items() if table.take("count")},
         aliases=_one_model(path, "alias", {name: table.texts("aliases") for name, table in gpus.items()}),
@@ -321,7 +326,7 @@ def _each(top: _Table, key: str, read: Callable[[_Table], _T]) -> Iterable[_T]:
 def _named(top: _Table, key: str) -> dict[str, _Table]:
     values = _Table(f"{top.where}, [{key}]", top.take(key, {})).values
     gpu_keys = ("total_mib", "mig_slices", "mig_memory_slices", "aliases", "nodes", "count")
-    known = {"gpus": gpu_keys, "partitions": ("gpu_models",)}
+    known = {"gpus": gpu_keys, "partitions": ("gpu_models", "shards_per_gpu")}
     tables = {name: _Table(f"{top.where}, [{key}.{name}]", entry) for name, entry in values.items()}
     for table in tables.values():
         table.known.update(known[key])

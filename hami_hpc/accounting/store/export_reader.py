@@ -107,20 +107,43 @@ def _local_range(con: duckdb.DuckDBPyConnection, export: Export, staged: Path) -
 
 
 def _parse_tres(con: duckdb.DuckDBPyConnection, staged: Path) -> None:
-    """Creates the table ``parsed``: each distinct AllocTRES text with what was held, or with its fault."""
-    texts = con.execute(f"SELECT DISTINCT AllocTRES FROM {parquet(staged)}").fetchall()
-    rows: tuple[list[str], list[str], list[str]] = ([], [], [])
-    for (text,) in texts:
-        key, fault = "", ""
-        try:
-            key = parse_alloc_tres(text or "").key()
-        except TresError as error:
-            fault = str(error)
-        for column, value in zip(rows, (text or "", key, fault), strict=True):
-            column.append(value)
+    """Creates the table ``parsed``: each distinct AllocTRES text with what was held, or with its fault.
+
+    Texts that differ only in CPUs, memory and the like are parsed once. A fault names its own text's part.
+    """
     con.execute(
-        "CREATE OR REPLACE TEMP TABLE parsed AS SELECT unnest($1) AS tres, unnest($2) AS held, unnest($3) AS fault",
-        list(rows),
+        "CREATE OR REPLACE TEMP TABLE texts AS SELECT DISTINCT coalesce(AllocTRES, '') AS tres, "
+        f"regexp_replace(tres, '{_NO_GRES}', '\\1\\2=0', 'g') AS kind FROM {parquet(staged)}"
+    )
+    kinds = {kind: _parsed(kind) for (kind,) in con.execute("SELECT DISTINCT kind FROM texts").fetchall()}
+    _keep(con, "kinds", {kind: parsed for kind, parsed in kinds.items() if not parsed[1]})
+    faulty = con.execute("SELECT tres FROM texts ANTI JOIN kinds ON texts.kind = kinds.tres").fetchall()
+    _keep(con, "faulty", {tres: _parsed(tres) for (tres,) in faulty})
+    con.execute(
+        "CREATE OR REPLACE TEMP TABLE parsed AS FROM faulty UNION ALL "
+        "SELECT texts.tres, held, fault FROM texts JOIN kinds ON texts.kind = kinds.tres"
+    )
+    con.execute("DROP TABLE texts")
+
+
+# TRES that are no gres, with a number as Slurm writes it.
+_NO_GRES = r"(^|,)(billing|cpu|energy|mem|node|pages|vmem)=[0-9]+(?:\.[0-9]+)?[KMGTPEZ]?"
+
+
+def _parsed(text: str) -> tuple[str, str]:
+    """Returns what was held, and the fault."""
+    try:
+        return parse_alloc_tres(text).key(), ""
+    except TresError as error:
+        return "", str(error)
+
+
+def _keep(con: duckdb.DuckDBPyConnection, table: str, parsed: dict[str, tuple[str, str]]) -> None:
+    columns = [list(parsed), [held for held, _ in parsed.values()], [fault for _, fault in parsed.values()]]
+    con.execute(
+        f"CREATE OR REPLACE TEMP TABLE {table} AS SELECT unnest($1::VARCHAR[]) AS tres, "
+        "unnest($2::VARCHAR[]) AS held, unnest($3::VARCHAR[]) AS fault",
+        columns,
     )
 
 

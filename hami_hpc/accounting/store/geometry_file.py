@@ -7,6 +7,7 @@ notice that this was forgotten: else jobs of before would be priced as if they h
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -54,13 +55,19 @@ def remember(root: Path, geometry: Geometry) -> None:
     if not (root / "manifest.json").exists() or read(root) == geometry:
         return
     text = json.dumps({"version": VERSION, **asdict(geometry)}) + "\n"
+    with contextlib.suppress(OSError):
+        _replace(root / "geometry.json", text)
+
+
+def _replace(path: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(prefix=".geometry-", dir=path.parent)
     try:
-        handle, name = tempfile.mkstemp(prefix=".geometry-", dir=root)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fchmod(handle, 0o644)
             os.fsync(handle)
-        Path(name).rename(root / "geometry.json")
+        Path(name).rename(path)
     except OSError:
-        return
+        Path(name).unlink()
+        raise

@@ -6,10 +6,8 @@ Each window is committed separately, so an interrupted ingest continues where it
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +25,7 @@ from hami_hpc.accounting.store.database import connect
 from hami_hpc.accounting.store.export_reader import Counts
 from hami_hpc.accounting.store.merge import Merged, merge
 from hami_hpc.accounting.store.store_files import Ingest
+from hami_hpc.accounting.store.temporary import temporary_directory
 from hami_hpc.accounting.times import Period, iso_utc
 
 # slurmctld queues records while slurmdbd is down. Reading this much time again finds records that came late.
@@ -93,7 +92,7 @@ def ingest_files(root: Path, paths: Sequence[Path], source: Source, tell: Callab
 
     Raises AccountingError when that fails.
     """
-    with store_files.locked(root), _scratch(root) as scratch:
+    with store_files.locked(root), temporary_directory(root, ".ingest-") as scratch:
         exports = []
         for number, path in enumerate(paths):
             folder = scratch / f"input-{number}"
@@ -125,7 +124,7 @@ def ingest_slurmdbd(
     Returns the number of lost runs: they had not ended when last read, and slurmdbd no longer has them.
     since_s: where to begin if the store was never read from slurmdbd. Raises AccountingError when reading fails.
     """
-    with store_files.locked(root), _scratch(root) as scratch:
+    with store_files.locked(root), temporary_directory(root, ".ingest-") as scratch:
         until_s = store_files.read_manifest(root).read_until_s.get(source.name)
         start_s = since_s if until_s is None else until_s - OVERLAP_S
         if start_s is None:
@@ -215,10 +214,3 @@ def _check_clusters(
 
 def _days(period: Period) -> str:
     return f"{iso_utc(period.start_s)[:16]} to {iso_utc(period.end_s)[:16]}"
-
-
-@contextmanager
-def _scratch(root: Path) -> Iterator[Path]:
-    """Makes a temporary directory on the store's disk, because an ingest may be too large for a /tmp in memory."""
-    with tempfile.TemporaryDirectory(prefix=".ingest-", dir=root) as directory:
-        yield Path(directory)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,12 +18,13 @@ from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.sources import usage_records
 from hami_hpc.accounting.store import job_records, store_files, usage_table
 from hami_hpc.accounting.times import Period
-from hami_hpc.cli import accounting_reports
+from hami_hpc.cli import accounting_reports, main
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import Observed, Usage, usage_record
 
 from .samples import GPUS, HOUR, VGPU_HALF, Job, fill
 
+SITE = 'version = 1\n[gpu_models.h200]\ntotal_mib = 143156\n[partitions.gpu]\ngpu_models = ["h200"]\n'
 T0 = 1_790_000_000
 NS = 1_000_000_000
 MIB = 1 << 20
@@ -105,6 +107,55 @@ def test_a_suggestion_never_goes_below_what_a_job_ran_into(
     fill(tmp_path / "s", [Job(tres=VGPU_HALF)])
     usage_table.collect(tmp_path / "s", _spool(tmp_path / "u", _record(**changes)), "", False)
     assert efficiency.suggestion(_runs(tmp_path / "s")[0]) == suggested
+
+
+def test_a_suggestion_is_what_the_busiest_slice_needs(tmp_path: Path) -> None:
+    """Two slices of half a GPU for 1 h, one busy for 1440 s (40 %, with a tenth more 44), one for 72 s: their mean,
+    21 %, and with a tenth more 24 %, would delay the first."""
+    two = "gres/vgpu:std=2,gres/vgpu=2,gres/vgpu_cores=100,gres/vgpu_mem=16384"
+    fill(tmp_path / "s", [Job(tres=two)])
+    busy = _record(gpu_busy_ns=1440 * NS, throttled_ns=100 * NS)
+    idle = _record(gpu_uuid="GPU-2", gpu_busy_ns=72 * NS, peak_bytes=100 * MIB)
+    usage_table.collect(tmp_path / "s", _spool(tmp_path / "u", busy, idle), "c1", False)
+    (run,) = _runs(tmp_path / "s")
+    assert (run.gpu_busy_s, run.busiest_s, run.most_throttled_s) == (1512.0, 1440.0, 100.0)
+    assert efficiency.suggestion(run) == "--gres=vgpu:mem=2304M,cores=44"
+
+
+def test_one_slice_that_was_held_back_keeps_the_cores_of_all(tmp_path: Path) -> None:
+    """Held back for 400 s of 3600: more than a tenth, though of two slices together it is less."""
+    two = "gres/vgpu:std=2,gres/vgpu=2,gres/vgpu_cores=100,gres/vgpu_mem=16384"
+    fill(tmp_path / "s", [Job(tres=two)])
+    records = (_record(throttled_ns=400 * NS), _record(gpu_uuid="GPU-2"))
+    usage_table.collect(tmp_path / "s", _spool(tmp_path / "u", *records), "c1", False)
+    assert efficiency.suggestion(_runs(tmp_path / "s")[0]) == "--gres=vgpu:mem=2304M,cores=50"
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        ("100", ["100_1", "100_2", "100_10"]),
+        ("100_1", ["100_1"]),
+        ("101", ["100_1"]),
+        ("200", ["200+0", "200+1"]),
+        ("10", None),
+        ("1001", ["1001"]),
+    ],
+)
+def test_an_array_and_a_heterogeneous_job_are_shown_with_all_their_parts(
+    tmp_path: Path, asked: str, shown: list[str] | None
+) -> None:
+    names = {100: "100_10", 101: "100_1", 102: "100_2", 200: "200+0", 201: "200+1", 1001: "1001"}
+    jobs = [Job(number, tres=VGPU_HALF, name=name) for number, name in names.items()]
+    fill(tmp_path / "s", jobs)
+    command = ["efficiency", asked, "--format", "json", "--store", str(tmp_path / "s")]
+    (tmp_path / "hami-hpc.toml").write_text(SITE, encoding="utf-8")
+    (tmp_path / "hami-hpc.toml").chmod(0o644)
+    done = CliRunner().invoke(main, [*command, "--config", str(tmp_path / "hami-hpc.toml")])
+    if shown is None:
+        assert (done.exit_code, "there is no GPU job 10:" in done.output) == (1, True)
+    else:
+        assert sorted(run["job"] for run in json.loads(done.stdout)) == sorted(shown)
 
 
 def test_each_run_of_a_requeued_job_has_its_own_usage(tmp_path: Path) -> None:

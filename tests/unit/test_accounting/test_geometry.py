@@ -163,6 +163,17 @@ def test_the_times_of_several_geometries_follow_one_another(site: Path) -> None:
     assert [gpus.shard_mib for gpus in gpus.eras()] == [256, 1, 256, 2, 4]
 
 
+def test_the_shards_of_partitions_that_only_the_rates_name_are_not_of_shard_mib(site: Path) -> None:
+    settings = load_settings(str(site / "hami-hpc.toml"))
+    old, new = {"gpu_models": ["a100"]}, {"gpu_models": ["a100"], "shards_per_gpu": 8}
+    gpus = gpu_settings.cluster_gpus_of(settings, rates(partitions={"old": old, "new": new}), UTC)
+    assert gpus.foreign == {"old": 0, "new": 8}
+    (own, *_) = settings.partitions
+    with pytest.raises(Exception, match=rf"rates.toml: shards_per_gpu of partition {own}, which .*; remove"):
+        gpu_settings.cluster_gpus_of(settings, rates(partitions={own: new}), UTC)
+    assert gpu_settings.cluster_gpus_of(settings, rates(partitions={own: old}), UTC).foreign == {}
+
+
 def test_efficiency_reckons_with_the_sizes_of_the_day_too(tmp_path: Path, site: Path) -> None:
     settings = load_settings(str(site / "hami-hpc.toml"))
     entry = {"until": date(2026, 9, 2), "shard_mib": 512, "memory_scaling": 1}

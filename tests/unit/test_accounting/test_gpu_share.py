@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -42,6 +43,15 @@ def test_slices_on_several_nodes_add_up() -> None:
 def test_whole_gpus_and_mig_instances_of_one_job_are_separate_parts() -> None:
     parts = _measured("gres/gpu:h200=1,gres/gpu:h200_3g.71gb=2,gres/gpu=3")
     assert parts == (Part("h200", Mode.WHOLE, "", 1_000_000), Part("h200", Mode.MIG, "", 1_000_000))
+
+
+def test_shards_of_gpus_that_are_not_managed_have_their_own_size_or_are_named() -> None:
+    foreign = replace(GPUS, partitions={"old": ("a100",), "gpu": ("h200",)}, foreign={"old": 8})
+    held = parse_alloc_tres("gres/shard=2")
+    assert shares_held(held, "old", "", "", foreign) == (Part("a100", Mode.SHARD, "", 250_000),)
+    assert shares_held(held, "gpu", "", "", foreign) == (Part("h200", Mode.SHARD, "", round(2_000_000 / 559)),)
+    with pytest.raises(ShareError, match=r"does not manage: \[partitions.old\] of rates.toml has no shards_per_gpu"):
+        shares_held(held, "old", "", "", replace(foreign, foreign={"old": 0}))
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,10 @@ def test_what_is_left_out_has_its_default() -> None:
         ("version = 2", "rates.toml needs version = 1; this hami_hpc reads no other version"),
         ('currency = "euro"', "rates.toml: currency = 'euro'; allowed is a text like [A-Z]{3}"),
         ('issuer = "' + "E" * 50 + '"', f"rates.toml: issuer = '{'E' * 40}'; allowed is a list of texts"),
+        (
+            "[partitions.old]\nshards_per_gpu = 0",
+            "rates.toml, [partitions.old]: shards_per_gpu = '0'; allowed is a whole number from 1 to 1000000",
+        ),
         ("digits = 5", "rates.toml: digits = '5'; allowed is a whole number from 0 to 4"),
         ("digits = -1", "rates.toml: digits = '-1'; allowed is a whole number from 0 to 4"),
         ("digits = true", "rates.toml: digits = 'True'; allowed is a whole number from 0 to 4"),
