@@ -22,9 +22,13 @@ NO_ROOM = "E_MIG_NO_ROOM"
 UNITS_MIN_PERCENT = 90  # the settings may say a little less of a profile than NVML
 
 
-def offered(settings: Settings, model: str) -> frozenset[str] | None:
-    """Returns the names of the profiles that the site offers on a model; None: all that NVML lists."""
-    return frozenset(settings.mig_profiles.get(model, ())) or None
+def offered(settings: Settings, model: str) -> frozenset[str]:
+    """Returns the names of the profiles that the site offers on a model: those that have units, and no other.
+
+    For a model that was renamed in the settings since the GPUs were entered in the ledger it returns those of all.
+    """
+    models = settings.mig_profiles if model not in settings.gpu_models else (model,)
+    return frozenset(name for each in models for name in settings.mig_profiles.get(each, ()))
 
 
 def serves_mig_alone(settings: Settings) -> bool:
@@ -80,12 +84,11 @@ def _made(settings: Settings, gpu: MigGpu, grant: Grant) -> Note:
     all_profiles, names = mig.profiles(gpu.nvml, gpu.handle), offered(settings, grant.model)
     profile = _profile(settings, grant, all_profiles)
     if profile is None:
-        known = ", ".join(
-            f"{each.name} ({each.mem_mib} MiB)" for each in all_profiles if not names or each.name in names
-        )
+        known = ", ".join(f"{each.name} ({each.mem_mib} MiB)" for each in all_profiles if each.name in names)
         raise JobError(
             f"job {grant.job_id} was given {grant.mem_mib} MiB and {grant.cores_percent} %, but no MIG profile covers "
             f"that of those that the site offers on GPU {grant.gpu_minor}: {known or 'none'}. Submit it again with less"
+            + ("" if known else f", or offer profiles of {grant.model} in {settings.path} (mig_profiles)")
         )
     _check_units(grant, profile, all_profiles)
     taken = gpu.instances()
