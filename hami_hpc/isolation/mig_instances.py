@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import os
+import time
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core import mig_layout
 from hami_hpc.core.grant import Grant
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.node import job_dirs, mig, mig_gpu, mig_notes, mig_settings
+from hami_hpc.node import job_dirs, mig, mig_gpu, mig_holds, mig_notes, mig_settings
 
 TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
 if TYPE_CHECKING:
@@ -92,11 +93,17 @@ def _made(settings: Settings, gpu: MigGpu, grant: Grant) -> Note:
         )
     _check_units(grant, profile, all_profiles)
     taken = gpu.instances()
-    start = mig_layout.choose_start(profile, all_profiles, taken, names)
+    held = tuple(kept.hold for kept in mig_holds.read(settings.run_dir, time.time(), gpu.uuid))
+    start = mig_layout.choose_start(profile, all_profiles, taken, names, held)
     try:
         if start is not None:
-            return gpu.make(grant, grant.gpu_minor, profile, start)
+            note = gpu.make(grant, grant.gpu_minor, profile, start)
+            mig_holds.used(settings.run_dir, gpu.uuid, profile.name, start)
+            return note
         cause = f"its {len(taken)} instances leave no place for it"
+        if held and mig_layout.legal_starts(profile, all_profiles, taken):
+            kept_for = ", ".join(sorted({hold.profile for hold in held}))
+            cause = f"the place there is held for {kept_for} by the administrator (hami-hpc mig list)"
     except mig.NoRoomError as error:
         cause = str(error)
     raise JobError(

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import time
 from types import ModuleType
 from typing import NamedTuple
 
 from hami_hpc.core.inventory import match_model
 from hami_hpc.core.mig_layout import Instance, Profile
 from hami_hpc.errors import NodeError
-from hami_hpc.node import boot, mig, mig_notes
+from hami_hpc.node import boot, mig, mig_holds, mig_notes
 from hami_hpc.node import nvml as nvml_door
 from hami_hpc.node.config import Settings
+from hami_hpc.node.mig_holds import Kept
 
 FOREIGN, OURS, UNKNOWN = "not hami_hpc", "hami_hpc", "?"
 
@@ -38,6 +40,7 @@ class ListedGpu(NamedTuple):
     mode: str
     profiles: tuple[Profile, ...]
     instances: tuple[Listed, ...]
+    holds: tuple[Kept, ...] = ()  # places that are kept; none to who may not read them
 
 
 def read(settings: Settings) -> tuple[ListedGpu, ...]:
@@ -73,7 +76,8 @@ def _listed_gpu(settings: Settings, nvml: ModuleType, handle: object) -> ListedG
         whose, job_id = (OURS, note.job_id) if note else (owner, None)
         listed.append(Listed(one, profile.name, profile.mem_mib, whose, job_id))
     model = match_model(device, settings.gpu_models) or ""
-    return ListedGpu(device.minor, device.uuid, device.name, model, _mode(state), profiles, tuple(listed))
+    holds = mig_holds.read(settings.run_dir, time.time(), device.uuid)
+    return ListedGpu(device.minor, device.uuid, device.name, model, _mode(state), profiles, tuple(listed), holds)
 
 
 def _mode(state: tuple[bool, bool] | None) -> str:
