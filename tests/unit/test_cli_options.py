@@ -156,6 +156,7 @@ def test_every_help_lists_the_exit_statuses_that_the_command_has(name: str) -> N
         "doctor",
         "agent",
         "gpu",
+        "mig",
         "mps",
         "qos",
         "baseline",
