@@ -14,15 +14,17 @@ from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.cli.options import command, config_option, format_option, settings_of, this_node_option
 from hami_hpc.core.mig_plan import State
 from hami_hpc.core.mig_text import settings_lines
+from hami_hpc.core.out_of_service import Holding
 from hami_hpc.core.tables import table
 from hami_hpc.errors import NodeError
 from hami_hpc.node import job_dirs, mig_list
 from hami_hpc.node.config import Settings
 from hami_hpc.node.mig_list import ListedGpu
 from hami_hpc.slurm import commands, placeholders
+from hami_hpc.stages.mig_apply import apply, layout_of_file
 from hami_hpc.stages.mig_defragment import defragment
 from hami_hpc.stages.mig_defragment import release as release_holds
-from hami_hpc.stages.mig_mode import switch
+from hami_hpc.stages.mig_mode import Holder, switch
 
 HOLD_MINUTES, HOLD_MINUTES_MAX = 60, 24 * 60
 
@@ -55,7 +57,8 @@ def as_json(gpus: tuple[ListedGpu, ...]) -> str:
                     "mem_mib": row.mem_mib,
                     "start": row.instance.start,
                     "size": row.instance.size,
-                    "is_ours": row.owner == mig_list.OURS,
+                    "is_ours": row.owner in (mig_list.OURS, mig_list.STATIC),
+                    "is_static": row.owner == mig_list.STATIC,
                     "job_id": row.job_id,
                 }
                 for row in gpu.instances
@@ -112,13 +115,41 @@ def profile_lines(gpus: tuple[ListedGpu, ...]) -> str:
 def check_options(action: str, gpu: str | None, form: str, options: dict[str, bool]) -> None:
     """Raises UsageError for an argument or an option that is not of the action. `options`: which others were given."""
     takes_gpu = action in ("enable", "disable")
-    if (gpu is not None) != takes_gpu:
+    if action != "apply" and (gpu is not None) != takes_gpu:
         raise click.UsageError(f"{action} {'needs the UUID or minor number of a GPU' if takes_gpu else 'takes no GPU'}")
     if form != "table" and action not in ("list", "defragment"):
         raise click.UsageError(f"--format is for list and defragment; {action} prints lines of one form")
     for option, is_given in options.items():
-        if is_given and action != "defragment":
-            raise click.UsageError(f"{option} is for defragment, not for {action}")
+        if is_given and action != "defragment" and (option, action) != ("--dry-run", "apply"):
+            actions = "apply and defragment" if option == "--dry-run" else "defragment"
+            raise click.UsageError(f"{option} is for {actions}, not for {action}")
+
+
+class NoNode:
+    """In place of the node as slurmctld shows it, where its name is not known, as early in a boot."""
+
+    def __init__(self, error: NodeError) -> None:
+        self.error = error
+
+    def holdings(self) -> tuple[Holding, ...]:
+        raise self.error
+
+
+def run_apply(settings: Settings, node: str | None, file: str | None, dry_run: bool) -> None:
+    """Makes the layout of a file stand, or the one that was applied last, and prints what was done."""
+    slurm_node: Holder
+    try:
+        name = node or commands.node_name()
+        slurm_node = placeholders.Node(name, placeholders.environment(os.environ))
+    except NodeError as error:
+        if file is not None:  # the file has tables by the node's name
+            raise
+        slurm_node = NoNode(error)
+    layout = None if file is None else layout_of_file(str(Path(file).absolute()), name)
+    for line in apply(settings, slurm_node, layout, dry_run):
+        click.echo(f"{line}{' (dry run)' if dry_run else ''}")
+    if layout is not None:
+        click.echo("After a change: hami-hpc render, restart slurmctld and slurmd, then hami-hpc doctor")
 
 
 def run_defragment(
@@ -137,8 +168,8 @@ def run_defragment(
 
 
 @command("mig", found="defragment: a request has no place although free slices suffice, or a leftover stays")
-@click.argument("action", type=click.Choice(("list", "profiles", "enable", "disable", "defragment")))
-@click.argument("gpu", required=False, metavar="[UUID|MINOR]")
+@click.argument("action", type=click.Choice(("list", "profiles", "enable", "disable", "apply", "defragment")))
+@click.argument("gpu", required=False, metavar="[UUID|MINOR|FILE]")
 @click.option(
     "--demand",
     multiple=True,
@@ -151,7 +182,7 @@ def run_defragment(
     help=f"Of defragment: how long places are held.  [default: {HOLD_MINUTES}]",
 )
 @click.option("--release", is_flag=True, help="Of defragment: end all holds, and do nothing else.")
-@click.option("--dry-run", is_flag=True, help="Of defragment: show the plan; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Of apply and defragment: show what would be done; change nothing.")
 @this_node_option
 @format_option("table", "json", help_text="Of list and defragment. Table: for people; json: for machines.")
 @config_option
@@ -166,7 +197,7 @@ def mig(
     form: str,
     config: Path | None,
 ) -> None:
-    """List this node's MIG instances and whose they are, switch MIG of one GPU on or off, or make room for requests.
+    """List this node's MIG instances and whose they are, switch MIG of a GPU, apply a static layout, or make room.
 
     profiles prints the lines for the settings by which the GPUs' profiles are offered: delete those that nobody should
     get. Profiles that differ in media engines alone are one line.
@@ -174,6 +205,10 @@ def mig(
     enable and disable refuse while a job, a process or (disable) an instance is on the GPU. Take it out of service
     before, so that no job starts meanwhile: hami-hpc gpu drain. Before the Hopper generation the GPU is reset for it.
     From Hopper on the mode is off again after a restart of the node.
+
+    apply makes the static layout of FILE stand, whose instances Slurm gives whole, as gres/gpu of the profile's type;
+    without FILE the one that was applied last, as after a restart. No slice is on a GPU with one. It refuses while jobs
+    or processes use a GPU whose instances have to change. See docs/node.md for the file.
 
     defragment says which requests of the queue this node has no place for although free slices suffice, and after
     which jobs' ends they fit. It removes instances of ours that no job has, and holds these places: other profiles are
@@ -193,6 +228,8 @@ def mig(
     elif action == "list":
         gpus = mig_list.read(settings)
         click.echo(as_json(gpus) if form == "json" else as_table(gpus))
+    elif action == "apply":
+        run_apply(settings, node, gpu, dry_run)
     elif release:
         click.echo(f"{release_holds(settings)} hold(s) ended")
     elif action == "defragment":

@@ -10,7 +10,7 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core import mig_layout
 from hami_hpc.core.grant import Grant
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.node import job_dirs, mig, mig_gpu, mig_holds, mig_notes, mig_settings
+from hami_hpc.node import job_dirs, mig, mig_gpu, mig_holds, mig_notes, mig_settings, mig_static
 
 TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ def _made(settings: Settings, gpu: MigGpu, grant: Grant) -> Note:
         if serves_mig_alone(settings):  # the node can serve nobody: it would fail job after job
             raise NodeError(text)
         raise JobError(f"{text}. A batch job is requeued if it may be", NO_ROOM)  # a user chose this mode
+    if gpu.uuid in mig_static.gpus(settings.state_dir):  # since the prolog looked
+        raise JobError(f"job {grant.job_id}: GPU {grant.gpu_minor} ({gpu.uuid}) has a static MIG layout", NO_ROOM)
     all_profiles, names = mig.profiles(gpu.nvml, gpu.handle), offered(settings, grant.model)
     profile = _profile(settings, grant, all_profiles)
     if profile is None:

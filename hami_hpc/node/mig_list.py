@@ -15,12 +15,12 @@ from hami_hpc.node import nvml as nvml_door
 from hami_hpc.node.config import Settings
 from hami_hpc.node.mig_holds import Kept
 
-FOREIGN, OURS, UNKNOWN = "not hami_hpc", "hami_hpc", "?"
+FOREIGN, OURS, STATIC, UNKNOWN = "not hami_hpc", "hami_hpc", "static layout", "?"
 
 
 class Listed(NamedTuple):
-    """One instance. `owner` is OURS, with the job that it was made for, FOREIGN, or UNKNOWN to who may not read the
-    notes."""
+    """One instance. `owner` is OURS, with the job that it was made for, STATIC, FOREIGN, or UNKNOWN to who may not read
+    the notes."""
 
     instance: Instance
     profile: str
@@ -74,6 +74,8 @@ def _listed_gpu(settings: Settings, nvml: ModuleType, handle: object) -> ListedG
         note = next((note for note in notes if note.boot_id == boot.boot_id() and note.matches(one)), None)
         profile = names[one.profile_id]
         whose, job_id = (OURS, note.job_id) if note else (owner, None)
+        if note and note.is_static:
+            whose, job_id = STATIC, None
         listed.append(Listed(one, profile.name, profile.mem_mib, whose, job_id))
     model = match_model(device, settings.gpu_models) or ""
     holds = mig_holds.read(settings.run_dir, time.time(), device.uuid)

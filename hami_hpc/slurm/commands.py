@@ -61,8 +61,7 @@ def pending_rows(form: str) -> str:
 
 
 def holding_rows(node: str, form: str) -> str:
-    """Returns squeue's lines of the jobs that hold resources on `node`, times in seconds since 1970. Raises NodeError.
-    """
+    """Returns squeue's lines of the jobs that hold resources on `node`, times in s since 1970. Raises NodeError."""
     options = ("--all", "--local", "--noheader", f"--nodelist={node}", f"--states={HOLDING}")
     return _output("squeue", *options, f"--format={form}", time_format="%s")
 

@@ -12,7 +12,7 @@ from hami_hpc.core.mig_plan import NEVER, PlanGpu, Standing, Verdict, Want, plan
 from hami_hpc.core.reconcile_plan import Action
 from hami_hpc.isolation import mig_instances
 from hami_hpc.isolation.table import mode_of_job
-from hami_hpc.node import drained_gpus, events, mig_holds, mig_list, mig_settings
+from hami_hpc.node import drained_gpus, events, mig_holds, mig_list, mig_settings, mig_static
 from hami_hpc.node.config import Settings
 from hami_hpc.node.mig_holds import Kept
 from hami_hpc.slurm import commands, mig_queue
@@ -67,9 +67,9 @@ def release(settings: Settings) -> int:
 
 
 def read_gpus(settings: Settings, ends: dict[int, float], gone: set[int | None]) -> tuple[PlanGpu, ...]:
-    """Returns the GPUs in MIG mode that are in service. `ends` are those of Slurm's jobs here; instances of the jobs
-    `gone` are left out. Raises NodeError."""
-    drained = {one.uuid for one in drained_gpus.read(settings.state_dir)}
+    """Returns the GPUs in MIG mode that are in service for slices. `ends` are those of Slurm's jobs here; instances of
+    the jobs `gone` are left out. Raises NodeError."""
+    drained = {one.uuid for one in drained_gpus.read(settings.state_dir)} | mig_static.gpus(settings.state_dir)
     found = []
     for gpu in mig_list.read(settings):
         if gpu.mode != "on" or gpu.uuid in drained:
