@@ -31,7 +31,7 @@ from hami_hpc.agent.watcher import Watcher
 from hami_hpc.core.agent_state import AgentState, Event
 from hami_hpc.core.job_sums import JobSums
 from hami_hpc.errors import NodeError
-from hami_hpc.node import admin_log, agent_file, boot, events, job_dirs
+from hami_hpc.node import admin_log, agent_file, boot, events, job_dirs, mig_static
 from hami_hpc.node.agent_settings import AgentSettings, read_agent
 from hami_hpc.node.config import Settings
 from hami_hpc.node.event_reader import Line
@@ -72,6 +72,7 @@ def make_watcher(settings: Settings, own: AgentSettings, node: str) -> Watcher:
         slices=Slices(settings.run_dir),
         slurm=slurm,
         emit=lambda event: emit(settings, own.group, event),
+        by_index=lambda uuids: mig_static.by_index(settings.state_dir, uuids),
     )
     last = agent_file.read(settings.run_dir, watcher.boot_id)
     if last is not None:

@@ -94,6 +94,7 @@ class Watcher:
     emit: Callable[[Event], None]
     boot_ns: Callable[[], int] = now_boot_ns
     unix_ns: Callable[[], int] = time.time_ns
+    by_index: Callable[[Mapping[int, str]], Mapping[int, str]] = dict  # GPUs by Slurm's numbers, from those by rank
     sums: JobSums = field(default_factory=JobSums)
     faults: Faults | None = None
     known_gpus: KnownGpus = field(default_factory=KnownGpus)
@@ -220,7 +221,7 @@ class Watcher:
         by_note = {one.job_id: frozenset(one.gpus) for one in noted}
         jobs = frozenset(one.job_id for one in processes if one.job_id > 0) - with_slice - whole
         self.slurm.forget_but(jobs | by_note.keys())
-        uuids = {one.gpu.slurm_index: one.gpu.uuid for one in gpu_looks}
+        uuids = self.by_index({one.gpu.slurm_index: one.gpu.uuid for one in gpu_looks})
         held: dict[int, frozenset[str] | None] = {}
         for job_id in jobs:
             indices = by_note.get(job_id) or self.slurm.held_by(job_id)

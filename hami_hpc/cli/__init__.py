@@ -74,7 +74,7 @@ NODE_COMMANDS = {
     ),
     "mig": (
         "hami_hpc.cli.mig_command",
-        "List this node's MIG instances and whose they are, or switch MIG of one GPU on or off.",
+        "List this node's MIG instances and whose they are, switch MIG of a GPU, apply a static layout, or make room.",
     ),
     "mps": ("hami_hpc.cli.mps_command", "Show the MPS daemons of this node's jobs, or restart one."),
     "doctor": ("hami_hpc.cli.doctor_command", "Check what vGPU jobs need on this node, and say what to do."),

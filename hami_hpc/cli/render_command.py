@@ -18,9 +18,11 @@ from hami_hpc.cli import colours
 from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.cli.options import Failure, command, config_option, node_option, output_option, settings_of
 from hami_hpc.core.inventory import Gpu, make_inventory
+from hami_hpc.core.mig_static import ordered
 from hami_hpc.errors import NodeError
-from hami_hpc.node import nvml
+from hami_hpc.node import mig_static, nvml
 from hami_hpc.node.config import Settings
+from hami_hpc.node.mig_static import device_of
 from hami_hpc.render import forgetting, on_disk
 from hami_hpc.render.files import Rendered, Renderer, Target
 from hami_hpc.render.marks import has_mark
@@ -168,7 +170,10 @@ def render(
     output = output.absolute()
     settings = settings_of(config)
     found = gpus_by_hand(gpus, settings) if gpus else make_inventory(nvml.read_devices(), settings.gpu_models)
-    target = Target(directory=str(output), **named)  # type: ignore[arg-type]  # click fills it from the options
+    slots = () if gpus else mig_static.read(settings.state_dir)
+    found = tuple(gpu for gpu in found if gpu.uuid not in {slot.gpu_uuid for slot in slots})
+    static = tuple((slot.profile, device_of(settings, number)) for number, slot in enumerate(ordered(slots)))
+    target = Target(directory=str(output), static=static, **named)  # type: ignore[arg-type]  # click fills the others
     Renderer(settings, found, target)  # raises errors in settings and GPUs before a directory is made
     _run(output, lambda: Renderer(settings, found, target).render(), dry_run, diff, force)
 

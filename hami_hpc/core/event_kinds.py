@@ -68,6 +68,8 @@ KINDS = {
     "gpu_drain": EventKind(("gpu", "agent"), (*_GPU, "xid"), "A GPU was taken out of service, for this reason."),
     "gpu_resume": EventKind(("gpu",), _GPU, "A GPU was returned to service."),
     "mig_mode": EventKind(("mig",), _GPU, "hami-hpc mig switched MIG of a GPU on or off."),
+    "mig_hold": EventKind(("mig",), _GPU, "hami-hpc mig defragment keeps a place of a GPU for instances of a profile."),
+    "mig_layout": EventKind(("mig",), _GPU, "hami-hpc mig apply changed the static layout of a GPU."),
     "started": EventKind(("agent",), ("text",), "The agent started."),
     "ended": EventKind(("agent",), ("text",), "The agent was told to end. One that is killed writes nothing."),
     "settings_changed": EventKind(

@@ -38,6 +38,15 @@ class Instance(NamedTuple):
     uuid: str
 
 
+class Hold(NamedTuple):
+    """Memory slices that are kept for an instance of one profile, by `hami-hpc mig defragment`."""
+
+    profile: str
+    profile_id: int
+    start: int
+    size: int
+
+
 class Layout:
     """The placements of some profiles on one GPU, as bit masks of memory slices. `compute` is all that the GPU has."""
 
@@ -131,13 +140,22 @@ def choose_start(
     profiles: tuple[Profile, ...],
     taken: tuple[Instance, ...],
     offered: frozenset[str] | None = None,
+    held: tuple[Hold, ...] = (),
 ) -> int | None:
     """Returns the start at which an instance of `profile` leaves most room for later ones. None: no room.
 
     Room is the number of placements of one further instance that stay possible, over all offered profiles; among equals
-    the number of sets of instances, and then the highest start (docs/adr/051, docs/benchmarks/mig.md).
+    the number of sets of instances, and then the highest start (docs/adr/051, docs/benchmarks/mig.md). A place that is
+    held for this profile comes first; those held for others are left out.
     """
     starts = legal_starts(profile, profiles, taken)
+    if held:
+        own = [hold.start for hold in held if hold.profile == profile.name and hold.start in starts]
+        if own:
+            return own[0]
+        held = tuple(hold for hold in held if hold.profile != profile.name)
+        taken = beside(taken, held)
+        starts = tuple(start for start in legal_starts(profile, profiles, taken) if start in starts)
     if len(starts) < 2:
         return starts[0] if starts else None
     compute = {each.profile_id: each.compute_slices for each in profiles}
@@ -153,6 +171,16 @@ def choose_start(
         return layout.placements(after, used), len(layout.sets(after, used)), start
 
     return max(starts, key=room)
+
+
+def overlaps(instance: Instance, hold: Hold) -> bool:
+    return bool(slices(instance.start, instance.size) & slices(hold.start, hold.size))
+
+
+def beside(taken: tuple[Instance, ...], held: tuple[Hold, ...]) -> tuple[Instance, ...]:
+    """Returns the instances that there are to be: those that will stay, and those for which places are held."""
+    stay = tuple(one for one in taken if not any(overlaps(one, hold) for hold in held))
+    return (*stay, *(Instance(-1, hold.profile_id, hold.start, hold.size, "") for hold in held))
 
 
 def _taken_slices(taken: tuple[Instance, ...]) -> int:

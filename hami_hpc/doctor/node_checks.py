@@ -119,6 +119,7 @@ def check_isolation(facts: Facts) -> Iterator[Finding]:
             yield from mig_checks.check_undivided(settings)
     for mode in settings.modes:
         yield from backend_of(mode).check(settings)
+    yield from mig_checks.check_static(facts.settings)
 
 
 def check_policies(facts: Facts) -> Iterator[Finding]:

@@ -10,9 +10,10 @@ from pathlib import Path
 from hami_hpc import places
 from hami_hpc.core import mixed
 from hami_hpc.core.finding import Finding, Level, finding
+from hami_hpc.core.mig_static import types_of
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
-from hami_hpc.node import nvml
+from hami_hpc.node import mig_static, nvml
 from hami_hpc.render import filters, on_disk
 from hami_hpc.render.merging import IMPLIES_ALLOC
 from hami_hpc.slurm import commands, plugstack
@@ -140,14 +141,29 @@ def check_qos(facts: Facts) -> Iterator[Finding]:
 def check_gres(facts: Facts) -> Iterator[Finding]:
     """Checks that Slurm and the driver have the same number of GPUs: Slurm's device numbers are ranks among all."""
     _ = facts.slurm  # raises the same error as in the other checks where Slurm does not answer
-    counted = commands.gpus_by_type(facts.node)
+    slots = mig_static.read(facts.settings.state_dir)
+    wanted = types_of(slots)
+    given = commands.gpus_by_type(facts.node)
+    counted = {name: count for name, count in given.items() if name not in wanted}
+    yield from _static_gres(facts, wanted, given)
     total = sum(counted.values())
     if len(counted) > 1:
         yield Finding("gres.conf", Level.FAIL, f"{facts.node} has gpu of types {', '.join(counted)}", mixed.ADVICE)
         return
-    shown = len(nvml.read_devices())
+    shown = len(nvml.read_devices()) - len({slot.gpu_uuid for slot in slots})
     advice = "run hami-hpc render and restart slurmd: every GPU must be in gres.conf"
     yield finding("gres.conf", total == shown, f"{facts.node} has {total} gpu in Slurm, {shown} in the driver", advice)
+
+
+def _static_gres(facts: Facts, wanted: dict[str, int], given: dict[str, int]) -> Iterator[Finding]:
+    """Checks that Slurm has the instances of the static MIG layout, in the order of their devices."""
+    if not wanted:
+        return
+    detail = ", ".join(f"gpu:{name}:{given.get(name, 0)} of {count}" for name, count in wanted.items())
+    in_order = [name for name in given if name in wanted] == list(wanted) == list(given)[len(given) - len(wanted) :]
+    good = in_order and all(given[name] == count for name, count in wanted.items())
+    advice = f"run hami-hpc render, {RESTART}: the types stand after the GPUs', in this order, because Slurm pairs them"
+    yield finding("static MIG layout", good, f"{facts.node} has {detail} in Slurm", advice)
 
 
 def has_no_gpus(facts: Facts) -> bool:

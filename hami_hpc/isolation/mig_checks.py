@@ -7,15 +7,17 @@ from collections.abc import Iterator
 
 from hami_hpc.core.finding import Finding, Level, finding
 from hami_hpc.core.mig_layout import Profile, whole
-from hami_hpc.node import mig_caps, mig_list
+from hami_hpc.core.mig_static import Slot, ordered
+from hami_hpc.node import mig_caps, mig_list, mig_static
 from hami_hpc.node.config import Settings
-from hami_hpc.node.mig_list import ListedGpu
+from hami_hpc.node.mig_list import Listed, ListedGpu
 from hami_hpc.node.mig_settings import profiles_of
 
 
 def check(settings: Settings) -> Iterator[Finding]:
     """Yields the findings of all checks. Raises NodeError when a check cannot be made."""
-    gpus = mig_list.read(settings)
+    static = mig_static.gpus(settings.state_dir)
+    gpus = tuple(gpu for gpu in mig_list.read(settings) if gpu.uuid not in static)
     if settings.mig_nodes:  # whole nodes are divided or not, and no job of another mode is sent there
         detail = ", ".join(f"GPU {gpu.minor}: {gpu.mode}" for gpu in gpus)
         advice = "hami-hpc mig enable or disable: mig_nodes names whole nodes"
@@ -78,8 +80,37 @@ def _modes(settings: Settings, gpus: tuple[ListedGpu, ...]) -> Iterator[Finding]
 
 def check_undivided(settings: Settings) -> Iterator[Finding]:
     """Yields a finding for each GPU in MIG mode of a node that `mig_nodes` does not name. Raises NodeError."""
+    static = mig_static.gpus(settings.state_dir)
     for gpu in mig_list.read(settings):
-        if gpu.mode == "on":
+        if gpu.mode == "on" and gpu.uuid not in static:
             detail = f"GPU {gpu.minor}: MIG is on, and mig_nodes does not name this node: its jobs cannot use the GPU"
             advice = f"hami-hpc mig disable {gpu.minor}, or add the node to mig_nodes, then hami-hpc render"
             yield Finding("MIG mode", Level.FAIL, detail, advice)
+
+
+def check_static(settings: Settings) -> Iterator[Finding]:
+    """Checks that the instances of the static layout stand, nothing else is on their GPUs, and Slurm's devices are
+    theirs. Raises NodeError."""
+    slots = mig_static.read(settings.state_dir)
+    if not slots:
+        return
+    gpus = {gpu.uuid: gpu for gpu in mig_list.read(settings)}
+    wrong = [f"GPU {slot.minor} ({slot.gpu_uuid}) is not there" for slot in slots if slot.gpu_uuid not in gpus]
+    for number, slot in enumerate(ordered(slots)):
+        rows = gpus[slot.gpu_uuid].instances if slot.gpu_uuid in gpus else ()
+        row = next((one for one in rows if _is_slot(slot, one)), None)
+        path = mig_static.device_of(settings, number)
+        if row is None:
+            wrong.append(f"{slot.profile} at {slot.start} of GPU {slot.minor} does not stand")
+        elif not mig_caps.is_alias(settings.driver_root, path, gpus[slot.gpu_uuid].minor, row.instance.gi_id):
+            wrong.append(f"{path} is not the device of {slot.profile} at {slot.start} of GPU {slot.minor}")
+    for uuid in {slot.gpu_uuid for slot in slots} & gpus.keys():
+        others = [one for one in gpus[uuid].instances if not any(_is_slot(s, one) for s in slots if s.gpu_uuid == uuid)]
+        wrong += [f"instance {one.instance.gi_id} of GPU {gpus[uuid].minor} is not of the layout" for one in others]
+    detail = "; ".join(wrong) or f"{len(slots)} instance(s) stand"
+    yield finding("static MIG layout", not wrong, detail, "run hami-hpc mig apply, and see hami-hpc mig list")
+
+
+def _is_slot(slot: Slot, row: Listed) -> bool:
+    one = row.instance
+    return row.owner == mig_list.STATIC and (one.profile_id, one.start) == (slot.profile_id, slot.start)

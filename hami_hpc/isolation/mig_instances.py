@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import os
+import time
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core import mig_layout
 from hami_hpc.core.grant import Grant
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.node import job_dirs, mig, mig_gpu, mig_notes, mig_settings
+from hami_hpc.node import job_dirs, mig, mig_gpu, mig_holds, mig_notes, mig_settings, mig_static
 
 TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
 if TYPE_CHECKING:
@@ -22,9 +23,13 @@ NO_ROOM = "E_MIG_NO_ROOM"
 UNITS_MIN_PERCENT = 90  # the settings may say a little less of a profile than NVML
 
 
-def offered(settings: Settings, model: str) -> frozenset[str] | None:
-    """Returns the names of the profiles that the site offers on a model; None: all that NVML lists."""
-    return frozenset(settings.mig_profiles.get(model, ())) or None
+def offered(settings: Settings, model: str) -> frozenset[str]:
+    """Returns the names of the profiles that the site offers on a model: those that have units, and no other.
+
+    For a model that was renamed in the settings since the GPUs were entered in the ledger it returns those of all.
+    """
+    models = settings.mig_profiles if model not in settings.gpu_models else (model,)
+    return frozenset(name for each in models for name in settings.mig_profiles.get(each, ()))
 
 
 def serves_mig_alone(settings: Settings) -> bool:
@@ -77,23 +82,30 @@ def _made(settings: Settings, gpu: MigGpu, grant: Grant) -> Note:
         if serves_mig_alone(settings):  # the node can serve nobody: it would fail job after job
             raise NodeError(text)
         raise JobError(f"{text}. A batch job is requeued if it may be", NO_ROOM)  # a user chose this mode
+    if gpu.uuid in mig_static.gpus(settings.state_dir):  # since the prolog looked
+        raise JobError(f"job {grant.job_id}: GPU {grant.gpu_minor} ({gpu.uuid}) has a static MIG layout", NO_ROOM)
     all_profiles, names = mig.profiles(gpu.nvml, gpu.handle), offered(settings, grant.model)
     profile = _profile(settings, grant, all_profiles)
     if profile is None:
-        known = ", ".join(
-            f"{each.name} ({each.mem_mib} MiB)" for each in all_profiles if not names or each.name in names
-        )
+        known = ", ".join(f"{each.name} ({each.mem_mib} MiB)" for each in all_profiles if each.name in names)
         raise JobError(
             f"job {grant.job_id} was given {grant.mem_mib} MiB and {grant.cores_percent} %, but no MIG profile covers "
             f"that of those that the site offers on GPU {grant.gpu_minor}: {known or 'none'}. Submit it again with less"
+            + ("" if known else f", or offer profiles of {grant.model} in {settings.path} (mig_profiles)")
         )
     _check_units(grant, profile, all_profiles)
     taken = gpu.instances()
-    start = mig_layout.choose_start(profile, all_profiles, taken, names)
+    held = tuple(kept.hold for kept in mig_holds.read(settings.run_dir, time.time(), gpu.uuid))
+    start = mig_layout.choose_start(profile, all_profiles, taken, names, held)
     try:
         if start is not None:
-            return gpu.make(grant, grant.gpu_minor, profile, start)
+            note = gpu.make(grant, grant.gpu_minor, profile, start)
+            mig_holds.used(settings.run_dir, gpu.uuid, profile.name, start)
+            return note
         cause = f"its {len(taken)} instances leave no place for it"
+        if held and mig_layout.legal_starts(profile, all_profiles, taken):
+            kept_for = ", ".join(sorted({hold.profile for hold in held}))
+            cause = f"the place there is held for {kept_for} by the administrator (hami-hpc mig list)"
     except mig.NoRoomError as error:
         cause = str(error)
     raise JobError(

@@ -126,7 +126,7 @@ def settings_path(environment: Mapping[str, str]) -> str:
 def load_settings(path: str) -> Settings:
     """Reads and checks the file. Raises NodeError, which names the file and the key, for the first fault."""
     try:
-        return parse_settings(_parse(_read(path)), path)
+        return parse_settings(_parse(read_text(path)), path)
     except OSError as error:
         raise NodeError(
             f"{path} cannot be read ({error.strerror}). Every node needs the site's settings there"
@@ -147,8 +147,11 @@ def _parse(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def _read(path: str) -> str:
-    """Returns the file's text. Root reads only a file that nobody else can write."""
+def read_text(path: str) -> str:
+    """Returns the file's text. Root reads only a file that nobody else can write.
+
+    Raises OSError, NodeError, and ValueError for what is no text.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(fd, "rb") as file:
         status = os.fstat(fd)

@@ -22,14 +22,14 @@ DEVICES = "/dev/nvidia-caps"
 MAJORS = "/proc/devices"
 PARAMETERS = "/proc/driver/nvidia/params"
 MODE = 0o400
+STATIC_MODE = 0o444  # of an instance of a static layout: Slurm's device cgroups decide who opens it
 COMPUTE_IDS = 8  # ids of compute instances in a GPU instance
 READ_MAX = 1 << 16
 
 
-def give(root: str, gpu_minor: int, gi_id: int, ci_id: int | None, uid: int) -> None:
-    """Makes the device of a GPU instance, or with `ci_id` of a compute instance of it, readable by `uid` alone.
-
-    Raises NodeError.
+def give(root: str, gpu_minor: int, gi_id: int, ci_id: int | None, uid: int, mode: int = MODE) -> None:
+    """Makes the device of a GPU instance, or with `ci_id` of a compute instance of it, readable by `uid` alone, or by
+    all with STATIC_MODE. Raises NodeError.
     """
     access = _access(root, gpu_minor, gi_id, ci_id)
     try:
@@ -42,6 +42,8 @@ def give(root: str, gpu_minor: int, gi_id: int, ci_id: int | None, uid: int) -> 
             os.unlink(temporary)
         _make_device(root, temporary, int(name.removeprefix("nvidia-cap")))
         try:
+            if mode != MODE:
+                os.chmod(temporary, mode)
             os.chown(temporary, uid, 0, follow_symlinks=False)
             os.rename(temporary, path)
         except OSError:
@@ -52,6 +54,41 @@ def give(root: str, gpu_minor: int, gi_id: int, ci_id: int | None, uid: int) -> 
             f"the device of MIG instance {gi_id} of GPU {gpu_minor} cannot be given to uid {uid} ({error}): see "
             f"ls -l {_below(root, DEVICES)} and {access}"
         ) from error
+
+
+def place_alias(root: str, path: str, gpu_minor: int, gi_id: int) -> None:
+    """Makes at `path` a second device with the numbers of the one of a GPU instance's first compute instance. Nobody
+    may open it: Slurm reads the numbers. Replaces what is there. Raises NodeError."""
+    access = _first_compute(root, gpu_minor, gi_id)
+    temporary = f"{os.path.dirname(path)}/.{os.path.basename(path)}"
+    try:
+        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        _make_device(root, temporary, _field(access, "DeviceFileMinor"))
+        os.chmod(temporary, 0)
+        os.rename(temporary, path)
+    except OSError as error:
+        raise NodeError(f"{path} cannot be made ({error}): see ls -l there and {access}") from error
+
+
+def _first_compute(root: str, gpu_minor: int, gi_id: int) -> str:
+    """Returns the driver's file of a GPU instance's first compute instance. Raises NodeError."""
+    for ci_id in range(COMPUTE_IDS):
+        access = _access(root, gpu_minor, gi_id, ci_id)
+        if os.path.exists(access):
+            return access
+    raise NodeError(f"{_access(root, gpu_minor, gi_id, 0)} is not there: see nvidia-smi mig -lci")
+
+
+def is_alias(root: str, path: str, gpu_minor: int, gi_id: int) -> bool:
+    """Returns whether `path` is such a device of this GPU instance. Raises NodeError."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    minor = _field(_first_compute(root, gpu_minor, gi_id), "DeviceFileMinor")
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(_major(root), minor)
 
 
 def _make_device(root: str, path: str, minor: int) -> None:
@@ -73,7 +110,7 @@ def _major(root: str) -> int:
     )
 
 
-def revoke(root: str, gpu_minor: int, gi_id: int, uid: int) -> None:
+def revoke(root: str, gpu_minor: int, gi_id: int, uid: int, mode: int = MODE) -> None:
     """Removes the devices of a GPU instance and its compute instances that `give` made for `uid`. The instance must
     still be there. Raises NodeError."""
     folder = _below(root, DEVICES)
@@ -88,7 +125,7 @@ def revoke(root: str, gpu_minor: int, gi_id: int, uid: int) -> None:
                 os.unlink(f"{folder}/.{name}")
             with suppress(FileNotFoundError):
                 status = os.lstat(path)
-                if status.st_uid == uid and stat.S_IMODE(status.st_mode) == MODE:
+                if status.st_uid == uid and stat.S_IMODE(status.st_mode) == mode:
                     os.unlink(path)
         except OSError as error:
             raise NodeError(f"the device of {access} cannot be removed ({error}): see ls -l {folder}") from error

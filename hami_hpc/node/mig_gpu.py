@@ -59,15 +59,22 @@ class MigGpu:
 
     def make(self, grant: Grant, minor: int, profile: Profile, start: int) -> Note:
         """Makes an instance for a job and gives it to the job's user. Leaves nothing behind when it fails."""
+        ids = (grant.job_id, grant.created_unix_ns, grant.uid)
+        return self._make(ids, mig_caps.MODE, minor, profile, start)
+
+    def make_static(self, minor: int, profile: Profile, start: int) -> Note:
+        """Makes an instance of the site's static layout, noted by its start. Leaves nothing behind when it fails."""
+        return self._make((mig_notes.STATIC, start, 0), mig_caps.STATIC_MODE, minor, profile, start)
+
+    def _make(self, ids: tuple[int, int, int], mode: int, minor: int, profile: Profile, start: int) -> Note:
         before = tuple(one.gi_id for one in self.instances())
         place = Instance(-1, profile.profile_id, start, profile.size, "")
-        ids = (grant.job_id, grant.created_unix_ns, grant.uid)
         note = Note(BEGUN, *ids, minor, boot.boot_id(), place, before)
         mig_notes.write(self.run_dir, self.uuid, note)
         try:
 
             def made(gi_id: int, ci_id: int | None) -> None:
-                mig_caps.give(self.driver_root, minor, gi_id, ci_id, grant.uid)
+                mig_caps.give(self.driver_root, minor, gi_id, ci_id, note.uid, mode)
 
             instance = mig.create(self.nvml, self.handle, profile, start, made)
             live = note._replace(state=LIVE, instance=instance, before=())
@@ -86,14 +93,15 @@ class MigGpu:
             wait_s = mig.IN_USE_WAIT_S if note.state == LIVE else 0.0
             note = note._replace(state=ENDING, instance=present, before=())
             mig_notes.change(self.run_dir, self.uuid, note)
-            mig_caps.revoke(self.driver_root, note.gpu_minor, present.gi_id, note.uid)
+            mode = mig_caps.STATIC_MODE if note.is_static else mig_caps.MODE
+            mig_caps.revoke(self.driver_root, note.gpu_minor, present.gi_id, note.uid, mode)
             mig.destroy(self.nvml, self.handle, present, wait_s)
         mig_notes.remove(self.run_dir, self.uuid, note)
 
 
 @contextmanager
-def locked(settings: Settings, uuid: str) -> Iterator[MigGpu]:
-    """Opens NVML and holds the GPU's lock, with nothing half made left. Raises NodeError."""
+def locked(settings: Settings, uuid: str, settle: bool = True) -> Iterator[MigGpu]:
+    """Opens NVML and holds the GPU's lock, with nothing half made left unless `settle` is False. Raises NodeError."""
     with mig_notes.locked(settings.run_dir, uuid):
         nvml = nvml_door.open_nvml()
         try:
@@ -102,7 +110,8 @@ def locked(settings: Settings, uuid: str) -> Iterator[MigGpu]:
             except nvml.NVMLError as error:
                 raise NodeError(f"NVML does not show GPU {uuid} ({error}): see nvidia-smi and dmesg (Xid)") from error
             gpu = MigGpu(settings, uuid, nvml, handle)
-            gpu.settle()
+            if settle:
+                gpu.settle()
             yield gpu
         finally:
             with suppress(nvml.NVMLError):

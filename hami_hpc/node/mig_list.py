@@ -3,22 +3,24 @@
 
 from __future__ import annotations
 
+import time
 from types import ModuleType
 from typing import NamedTuple
 
 from hami_hpc.core.inventory import match_model
 from hami_hpc.core.mig_layout import Instance, Profile
 from hami_hpc.errors import NodeError
-from hami_hpc.node import boot, mig, mig_notes
+from hami_hpc.node import boot, mig, mig_holds, mig_notes
 from hami_hpc.node import nvml as nvml_door
 from hami_hpc.node.config import Settings
+from hami_hpc.node.mig_holds import Kept
 
-FOREIGN, OURS, UNKNOWN = "not hami_hpc", "hami_hpc", "?"
+FOREIGN, OURS, STATIC, UNKNOWN = "not hami_hpc", "hami_hpc", "static layout", "?"
 
 
 class Listed(NamedTuple):
-    """One instance. `owner` is OURS, with the job that it was made for, FOREIGN, or UNKNOWN to who may not read the
-    notes."""
+    """One instance. `owner` is OURS, with the job that it was made for, STATIC, FOREIGN, or UNKNOWN to who may not read
+    the notes."""
 
     instance: Instance
     profile: str
@@ -38,6 +40,7 @@ class ListedGpu(NamedTuple):
     mode: str
     profiles: tuple[Profile, ...]
     instances: tuple[Listed, ...]
+    holds: tuple[Kept, ...] = ()  # places that are kept; none to who may not read them
 
 
 def read(settings: Settings) -> tuple[ListedGpu, ...]:
@@ -71,9 +74,12 @@ def _listed_gpu(settings: Settings, nvml: ModuleType, handle: object) -> ListedG
         note = next((note for note in notes if note.boot_id == boot.boot_id() and note.matches(one)), None)
         profile = names[one.profile_id]
         whose, job_id = (OURS, note.job_id) if note else (owner, None)
+        if note and note.is_static:
+            whose, job_id = STATIC, None
         listed.append(Listed(one, profile.name, profile.mem_mib, whose, job_id))
     model = match_model(device, settings.gpu_models) or ""
-    return ListedGpu(device.minor, device.uuid, device.name, model, _mode(state), profiles, tuple(listed))
+    holds = mig_holds.read(settings.run_dir, time.time(), device.uuid)
+    return ListedGpu(device.minor, device.uuid, device.name, model, _mode(state), profiles, tuple(listed), holds)
 
 
 def _mode(state: tuple[bool, bool] | None) -> str:

@@ -27,6 +27,7 @@ BEGUN, LIVE, ENDING = "begun", "live", "ending"
 STATES = (BEGUN, LIVE, ENDING)
 NEW = ".new"
 NO_ROOM_FILE = "mig-no-room"
+STATIC = 0  # in place of a job's id: the instance is of the site's static layout
 
 
 class Note(NamedTuple):
@@ -41,6 +42,11 @@ class Note(NamedTuple):
     boot_id: str
     instance: Instance
     before: tuple[int, ...] = ()
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it is of the site's static layout: no job's, made and ended by `hami-hpc mig apply` alone."""
+        return self.job_id == STATIC
 
     def is_of(self, grant: Grant) -> bool:
         """Returns whether it is of this run of the job."""

@@ -61,6 +61,7 @@ class Target:
     prolog: str | None
     epilog: str | None
     cgroup: bool
+    static: tuple[tuple[str, str], ...] = ()  # (type, device) of the instances of a static MIG layout
 
     def path(self, name: str) -> str:
         return f"{self.directory}/{name}"
@@ -102,7 +103,8 @@ class Renderer:
         read_qos(settings)  # what is wrong there shows here too
         check_defaults(site)
         modes = node_modes(settings.modes, settings.mig_nodes, target.node)
-        self.offer: NodeOffer = make_offer(site, gpus, modes)
+        counts = {name: sum(name == other for other, _ in target.static) for name, _ in target.static}
+        self.offer: NodeOffer = make_offer(site, gpus, modes, counts)
         self._remark_mig(site)
         self.model = self.offer.lines[0].model
         self.slurm_conf = ConfFile(target.path("slurm.conf"), (target.path(FRAGMENT),))
@@ -116,6 +118,7 @@ class Renderer:
             "node": target.node,
             "device": target.device,
             "spank": target.spank,
+            "static": target.static,
         }
 
     def _remark_mig(self, site: Site) -> None:
@@ -223,7 +226,9 @@ class Renderer:
             site_file = ConfFile(str(path), (self.target.path(GRES),))
             site_lines = merging.site_gres(site_file.lines, self.target.node)
             with_gpus = not any(line.get("Name").lower() == "gpu" for line in site_lines)
-            self.out.merges += merging.merge_gres(site_lines, self.model)
+            self.out.merges += merging.merge_gres(site_lines, self.model, self.target.static)
+            if not with_gpus:
+                self.out.merges += merging.merge_static(site_lines, self.target.node, self.target.static, str(path))
             if not site_file.includes(self.target.path(GRES)):
                 self.out.merges.append(Merge(f"{path}: add the line:", (f"include {GRES}",)))
         head = _template(GRES, self.values)

@@ -8,7 +8,7 @@ administrator gets a line with both values to write.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hami_hpc.contract import constants as c
@@ -141,10 +141,23 @@ def site_gres(lines: Iterable[ConfLine], node: str) -> list[ConfLine]:
     ]
 
 
-def merge_gres(site_lines: Iterable[ConfLine], model: str) -> list[Merge]:
-    """Returns what to change in the site's own gres.conf lines: gpu lines get the Type `model`, others are deleted."""
+def merge_static(
+    site_lines: Iterable[ConfLine], node: str, static: Sequence[tuple[str, str]], path: str
+) -> list[Merge]:
+    """Returns the gpu lines that the site's own gres.conf lacks for the instances (type, device) of a static layout."""
+    there = {(line.get("Type"), line.get("File")) for line in site_lines}
+    lacking = [pair for pair in static if pair not in there]
+    lines = tuple(f"NodeName={node} Name=gpu Type={name} File={device}" for name, device in lacking)
+    return [Merge(f"{path}: add the line(s) of the static MIG layout:", lines)] if lines else []
+
+
+def merge_gres(site_lines: Iterable[ConfLine], model: str, static: Sequence[tuple[str, str]] = ()) -> list[Merge]:
+    """Returns what to change in the site's own gres.conf lines: gpu lines get the Type `model`, others are deleted.
+    Those of `static`, (type, device) of a static MIG layout, stay."""
     merges = []
     for line in site_lines:
+        if (line.get("Type"), line.get("File")) in static:
+            continue
         if line.get("Name").lower() != "gpu":
             merges.append(
                 Merge(f"{line.where}: delete this line; hami-hpc-gres.conf has one for the same gres:", (line.text,))

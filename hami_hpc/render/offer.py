@@ -72,8 +72,11 @@ def node_modes(modes: Sequence[str], mig_nodes: Sequence[str], node: str) -> tup
     return others
 
 
-def make_offer(site: Site, gpus: Iterable[Gpu], modes: Sequence[str] | None = None) -> NodeOffer:
-    """Returns what a node with these GPUs offers in its modes (None: the site's).
+def make_offer(
+    site: Site, gpus: Iterable[Gpu], modes: Sequence[str] | None = None, static: Mapping[str, int] | None = None
+) -> NodeOffer:
+    """Returns what a node with these GPUs offers in its modes (None: the site's). `static` has the MIG instances of a
+    static layout by type, in the order of their devices; their GPUs are not among `gpus`.
 
     Raises NodeError for no GPU, an unknown model, and several models.
     """
@@ -110,6 +113,7 @@ def make_offer(site: Site, gpus: Iterable[Gpu], modes: Sequence[str] | None = No
         gres=",".join(
             [
                 *(f"gpu:{line.model}:{line.count}" for line in lines),
+                *(f"gpu:{name}:{number}" for name, number in (static or {}).items()),
                 f"{c.GRES_SHARD}:{shards}",
                 *(f"{c.GRES_CLASS}:{name}:{shards}" for name in site.classes),
                 f"{c.GRES_MEM}:{mem_mib}",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.pool import Node
+from hami_hpc.core.request import is_mig_name
 from hami_hpc.slurm.lines import names_node, split_list
 
 SQUEUE_FIELDS = ("%A", "%i", "%F", "%K", "%U", "%u", "%T", "%P", "%q", "%M", "%l", "%S", "%V", "%N", "%r")
@@ -97,7 +98,8 @@ def _parse_node(line: str, of_jobs: Sequence[tuple[str, int, int]]) -> Node | No
         facts.setdefault(key, value)  # the free text of Reason and Comment stands after all of them
     total = _gres_counts(facts.get("Gres", ""))
     counted = [_GPU.fullmatch(re.sub(r"\(.*", "", item)) for item in split_list(facts.get("Gres", ""))]
-    gpus = [match for match in counted if match is not None]
+    # A GPU with a static MIG layout has no slices; Slurm shows its instances as gpus, after the others.
+    gpus = [match for match in counted if match is not None and not is_mig_name(match[1] or "")]
     count = sum(int(match[2]) for match in gpus)
     if "NodeName" not in facts or not count or not all(total.get(unit) for unit in _UNITS):
         return None
@@ -147,8 +149,8 @@ def _used(
 ) -> tuple[int, ...] | None:
     """Returns the allocated shards of each GPU, or None where neither GresUsed nor the jobs show them."""
     shown = [pair.split("/") for item in _PER_GPU.findall(gres_used) for pair in item.split(",")]
-    if len(shown) == gpus:
-        return tuple(int(total) if used == "-" else int(used) for used, total in shown)
+    if len(shown) >= gpus:  # the instances of a static MIG layout come after the GPUs, with no shards
+        return tuple(int(total) if used == "-" else int(used) for used, total in shown[:gpus])
     used = [0] * gpus
     for nodes, index, shards in of_jobs:
         if index < gpus and names_node(nodes, node):

@@ -51,6 +51,26 @@ def running_jobs(node: str) -> frozenset[int]:
     return frozenset(int(word) for word in text.split())
 
 
+def pending_rows(form: str) -> str:
+    """Returns squeue's lines of the jobs that wait, a line for each task of an array, the highest priority first.
+
+    Raises NodeError when slurmctld does not answer.
+    """
+    options = ("--all", "--local", "--noheader", "--array", "--states=PENDING", "--sort=-p,i")
+    return _output("squeue", *options, f"--format={form}")
+
+
+def holding_rows(node: str, form: str) -> str:
+    """Returns squeue's lines of the jobs that hold resources on `node`, times in s since 1970. Raises NodeError."""
+    options = ("--all", "--local", "--noheader", f"--nodelist={node}", f"--states={HOLDING}")
+    return _output("squeue", *options, f"--format={form}", time_format="%s")
+
+
+def show_node(node: str) -> str:
+    """Returns what slurmctld shows of one node. Raises NodeError when it does not answer, or does not know the node."""
+    return _output("scontrol", "--local", "--oneliner", "--details", "show", "node", node)
+
+
 def show_nodes() -> str:
     """Returns what slurmctld shows of all nodes to this user. Raises NodeError when it does not answer."""
     return _output("scontrol", "--local", "--oneliner", "--details", "show", "nodes")

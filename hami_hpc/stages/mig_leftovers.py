@@ -37,6 +37,8 @@ def remove(settings: Settings, ledger: Ledger, dry_run: bool) -> Iterator[tuple[
         grants = (*ledger.grants(), *common.placed_grants(settings.run_dir))
         held = {(grant.job_id, grant.created_unix_ns) for grant in grants}
         for note in notes:
+            if note.is_static and note.state == LIVE and not is_void(note):
+                continue
             if note.state != LIVE or (note.job_id, note.created_unix_ns) not in held or is_void(note):
                 error_text = None if dry_run else _end(settings, uuid, note)
                 yield Action(Kind.REMOVE_INSTANCE, _text(uuid, note), note.job_id), error_text
@@ -51,7 +53,8 @@ def _text(uuid: str, note: Note) -> str:
     one = note.instance
     what = one.uuid or f"of profile {one.profile_id} at {one.start}"
     why = "is of an earlier boot" if is_void(note) else "has no job" if note.state == LIVE else "was left half made"
-    return f"job {note.job_id}: its MIG instance {what} of GPU {note.gpu_minor} ({uuid}) {why} and is removed"
+    whose = "the static layout" if note.is_static else f"job {note.job_id}"
+    return f"{whose}: its MIG instance {what} of GPU {note.gpu_minor} ({uuid}) {why} and is removed"
 
 
 def _end(settings: Settings, uuid: str, note: Note) -> str | None:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from hami_hpc.core.inventory import make_inventory
+from hami_hpc.core.out_of_service import Holding
 from hami_hpc.errors import NodeError
 from hami_hpc.node import admin_log, events, mig, mig_gpu, nvml
 from hami_hpc.node.config import Settings
@@ -48,7 +51,13 @@ def switch(settings: Settings, node: placeholders.Node, word: str, on: bool) -> 
     return f"{text}. Check modes in [vgpu] of {settings.path}, then: hami-hpc doctor"
 
 
-def refuse_jobs(settings: Settings, node: placeholders.Node, uuid: str, slurm_index: int, name: str) -> None:
+class Holder(Protocol):
+    """What is needed of a placeholders.Node."""
+
+    def holdings(self) -> tuple[Holding, ...]: ...
+
+
+def refuse_jobs(settings: Settings, node: Holder, uuid: str, slurm_index: int, name: str) -> None:
     """Raises NodeError while a job has a part of the GPU, by the ledger or by slurmctld."""
     ledger = common.open_ledger(settings)
     try:

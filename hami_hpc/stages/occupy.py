@@ -17,7 +17,7 @@ from contextlib import suppress
 from hami_hpc.core.inventory import Gpu, make_inventory
 from hami_hpc.core.out_of_service import DrainedGpu, Holding, free_shards, sizes_to_request
 from hami_hpc.errors import HamiError, NodeError
-from hami_hpc.node import drained_gpus, locks, nvml
+from hami_hpc.node import drained_gpus, locks, mig_static, nvml
 from hami_hpc.node.config import Settings
 from hami_hpc.slurm import placeholders
 from hami_hpc.stages import common
@@ -89,6 +89,12 @@ def inventory(settings: Settings) -> tuple[Gpu, ...]:
 
 
 def shards_of(settings: Settings, gpu: Gpu) -> int:
+    """Returns the shards that Slurm has of a GPU: none of a model without settings, or with a static MIG layout.
+
+    Raises NodeError.
+    """
+    if gpu.uuid in mig_static.gpus(settings.state_dir):
+        return 0
     return settings.shards_per_gpu(gpu.model) if gpu.model in settings.gpu_models else 0
 
 

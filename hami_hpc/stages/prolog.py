@@ -29,7 +29,7 @@ from hami_hpc.core.inventory import Gpu, gpu_of_job, make_inventory
 from hami_hpc.core.mixed import check_model
 from hami_hpc.errors import JobError, NodeError
 from hami_hpc.isolation.table import POLICY_OF_MODE, backend_of, check_modes, mode_of_job
-from hami_hpc.node import drained_gpus, events, job_dirs, stage_times
+from hami_hpc.node import drained_gpus, events, job_dirs, mig_static, stage_times
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
@@ -134,6 +134,8 @@ def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Gra
             from hami_hpc.stages import out_of_service
 
             out_of_service.check(settings, gpu, units.job_id)
+        if os.path.exists(mig_static.path_of(settings.state_dir)):
+            mig_static.check(settings, gpu, units.job_id)
         own_class = settings.class_of_job(units)
         now_unix_ns = common.now_unix_ns()
         policy = policy_of_job(units.job_id, units.service_class, own_class.policy, own_class.policies, constraints)

@@ -21,6 +21,9 @@ _RENDER = "tests/cluster/test_site.py"
 _QOS = "tests/cluster/test_qos.py"
 _MPS = "tests/unit/test_mps_command.py"
 _GPU = "tests/cluster/test_gpu_drain.py"
+_DEFRAGMENT = (
+    "tests/unit/test_mig_defragment.py::test_a_dry_run_says_after_which_job_a_request_fits_and_changes_nothing"
+)
 _EVENTS = "tests/unit/test_events_command.py"
 BY = {
     "sbatch --gres=vgpu:mem=8G,cores=50 train.sh": _STORY,
@@ -38,6 +41,7 @@ BY = {
     "hami-hpc agent --once": "tests/cluster/test_agent.py::test_a_second_agent_is_refused_and_once_shows_what_there_is",
     'hami-hpc gpu drain 3 --reason "Xid 63: row remapping pending"': _GPU,
     "hami-hpc gpu list": _GPU,
+    "hami-hpc mig defragment --dry-run": _DEFRAGMENT,
     "hami-hpc mps status": _MPS,
     "hami-hpc mps restart 0-1000": _MPS,
     "hami-hpc gpu resume 3": _GPU,

@@ -372,6 +372,16 @@ def test_doctor_warns_where_no_profile_is_offered(bed: MigNode) -> None:
     assert "the settings offer no profile of it" in profiles[0][2]
 
 
+def test_a_job_gets_no_profile_of_a_model_that_offers_none(bed: MigNode) -> None:
+    """Its units cannot be those of an instance: slurmctld would admit what the GPU cannot hold."""
+    bed.edit(
+        "[gpu_models.h200.mig_profiles]", "[gpu_models.h200x]\ntotal_mib = 999999\n[gpu_models.h200x.mig_profiles]"
+    )
+    assert bed.prolog(JOB) == 0
+    assert bed.instances() == ()
+    assert "offers on GPU 0: none." in (bed.node.jobs / str(JOB) / "refused").read_text()
+
+
 def test_a_drivers_smaller_memory_makes_no_larger_instance(bed: MigNode) -> None:
     bed.edit("16384 MiB", "16400 MiB")
     assert bed.prolog(JOB, mem_mib=16400) == 0
@@ -386,9 +396,11 @@ def test_the_sites_profiles_are_of_the_gpus_model_and_mig_nodes_are_for_mig_alon
     from hami_hpc.node.config import Settings
 
     site = SimpleNamespace(modes=("share", "mig"), mig_profiles={"h200": {"1g.18gb": "1 of 7"}}, mig_nodes=())
+    site.gpu_models = {"h200": 143104, "a100": 40960}
     settings = cast("Settings", site)
     assert offered(settings, "h200") == frozenset({"1g.18gb"})
-    assert offered(settings, "a100") is None
+    assert offered(settings, "a100") == frozenset(), "no units, so no instance"
+    assert offered(settings, "h200-old-name") == frozenset({"1g.18gb"}), "renamed since the GPUs were entered"
     assert not serves_mig_alone(settings)
     site.mig_nodes = ("gpu[03-04]",)
     assert serves_mig_alone(settings)

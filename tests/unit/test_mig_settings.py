@@ -201,7 +201,13 @@ def test_mig_nodes_divide_the_nodes_by_mode() -> None:
         node_modes(("mig",), hosts, "gpu05")
 
 
-def rendered(settings: Settings, node: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> files.Rendered:
+def rendered(
+    settings: Settings,
+    node: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    static: tuple[tuple[str, str], ...] = (),
+) -> files.Rendered:
     monkeypatch.setattr(files, "check_modes", lambda modes, path: None)  # of backends, which is not this test's subject
     target = Target(
         directory=str(folder),
@@ -213,6 +219,7 @@ def rendered(settings: Settings, node: str, folder: Path, monkeypatch: pytest.Mo
         prolog="/bin/true",
         epilog="/bin/true",
         cgroup=False,
+        static=static,
     )
     return Renderer(settings, (Gpu(0, 0, "GPU-1", "h200", "h200", H200_MIB),), target).render()
 
@@ -227,6 +234,33 @@ def test_render_gives_each_node_the_features_of_its_modes(tmp_path: Path, monkey
         out = rendered(settings, node, tmp_path / "etc", monkeypatch)
         assert feature in out.files["slurm-hami-hpc.conf"]
         assert not about_mig(out)
+
+
+STATIC = (("3g.71gb", "/dev/nvidia_mig/0"), ("1g.18gb", "/dev/nvidia_mig/1"), ("1g.18gb", "/dev/nvidia_mig/2"))
+
+
+def test_render_writes_static_instances_as_gpus_after_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(tmp_path)
+    out = rendered(settings, "gpu1", tmp_path / "etc", monkeypatch, STATIC)
+    assert "Gres=gpu:h200:1,gpu:3g.71gb:1,gpu:1g.18gb:2,shard:559," in out.files["slurm-hami-hpc.conf"]
+    lines = [line for line in out.files["hami-hpc-gres.conf"].splitlines() if " Name=gpu " in line]
+    assert lines == [
+        "NodeName=gpu1 Name=gpu Type=h200 File=/dev/nvidia0",
+        "NodeName=gpu1 Name=gpu Type=3g.71gb File=/dev/nvidia_mig/0",
+        "NodeName=gpu1 Name=gpu Type=1g.18gb File=/dev/nvidia_mig/1",
+        "NodeName=gpu1 Name=gpu Type=1g.18gb File=/dev/nvidia_mig/2",
+    ]
+    (tmp_path / "etc").mkdir(exist_ok=True)
+    (tmp_path / "etc/gres.conf").write_text(f"Name=gpu Type=h200 File=/dev/nvidia0\n{lines[1]}\n")
+    out = rendered(settings, "gpu1", tmp_path / "etc", monkeypatch, STATIC)
+    (merge,) = [merge for merge in out.merges if "static MIG layout" in merge.what]
+    assert merge.lines == tuple(lines[2:])
+    assert not [merge for merge in out.merges if "instead of" in merge.what], "a static line keeps its type"
+    assert " Name=gpu " not in "".join(
+        line for line in out.files["hami-hpc-gres.conf"].splitlines() if not line.startswith("#")
+    )
 
 
 def test_render_remarks_on_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,10 @@ from fractions import Fraction
 import duckdb
 
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
-from hami_hpc.accounting.pricing.gpu_share import PPM, ShareError, part_shares, shares_held
+from hami_hpc.accounting.pricing.gpu_share import PPM, ShareError, part_shares, required_features, shares_held
 from hami_hpc.accounting.sources.tres import AllocatedGpus
 from hami_hpc.accounting.store import usage_table
+from hami_hpc.contract import constants as c
 
 NO_GPU = "no GPU at all"
 # A suggestion is this much larger than the measured use, so that a slightly larger run still fits.
@@ -57,6 +58,7 @@ class RunUse:
     watched_gpus: int = 0
     busiest_s: float = 0.0
     most_throttled_s: float = 0.0
+    mode: str = ""  # that the job's features name
 
     @property
     def held_gpu_s(self) -> float:
@@ -105,7 +107,13 @@ def suggestion(run: RunUse) -> str | None:
     if (mem_mib, cores) == (run.mem_mib, run.cores_percent):
         return None
     mem = f"{mem_mib // 1024}G" if mem_mib % 1024 == 0 else f"{mem_mib}M"
-    return f"--gres=vgpu:mem={mem},cores={cores}"
+    return f"--gres=vgpu:mem={mem},cores={cores}" + (f",mode={run.mode}" if run.mode else "")
+
+
+def _mode_of(features: str) -> str:
+    """Returns the mode that a job's features name, "" for none."""
+    required = required_features(features)
+    return next((mode for mode in c.MODES if c.FEATURE_MODE.format(mode=mode) in required), "")
 
 
 def runs(
@@ -157,6 +165,7 @@ def runs(
                 watched,
                 busiest_ns / 1e9,
                 most_throttled_ns / 1e9,
+                _mode_of(features or ""),
             )
         )
     return result

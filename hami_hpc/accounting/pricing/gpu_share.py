@@ -125,16 +125,17 @@ def _model(name: str, partition: str, host: str, constraint: str, gpus: ClusterG
     return gpus.models[model]
 
 
+def required_features(constraint: str) -> frozenset[str]:
+    """Returns the node features that a job requires, none where it has alternatives."""
+    if any(character in constraint for character in "|[]!"):
+        return frozenset()
+    return frozenset(feature.strip("()*") for feature in constraint.split("&"))
+
+
 def _constrained(constraint: str) -> str:
     """Returns the model that the job's node features require, "" if there are several or alternatives."""
-    if any(character in constraint for character in "|[]!"):
-        return ""
-    types = {
-        feature.strip("()*").removeprefix("vgpu_type_")
-        for feature in constraint.split("&")
-        if feature.strip("()*").startswith("vgpu_type_")
-    }
-    return types.pop() if len(types) == 1 else ""
+    types = [name for name in required_features(constraint) if name.startswith("vgpu_type_")]
+    return types[0].removeprefix("vgpu_type_") if len(types) == 1 else ""
 
 
 def part_shares(parts: Iterable[Part]) -> int:

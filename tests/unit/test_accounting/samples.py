@@ -49,6 +49,7 @@ class Job:
     cluster: str = "c1"
     qos: str = "normal"
     node: str = "n1"
+    constraints: str = ""
 
     def with_(self, **changes: Any) -> Job:
         """This run with some fields changed."""
@@ -76,7 +77,7 @@ class Job:
             "ElapsedRaw": str(wall if self.elapsed is None else self.elapsed),
             "Suspended": clock,
             "NodeList": self.node,
-            "Constraints": "",
+            "Constraints": self.constraints,
         }
 
 

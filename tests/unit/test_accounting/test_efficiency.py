@@ -91,6 +91,16 @@ def test_a_job_is_told_what_it_used_and_which_request_would_have_sufficed(tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("constraints", "mode"),
+    [("vgpu_mig", ",mode=mig"), ("vgpu_mps&vgpu_h200", ",mode=mps"), ("amd", ""), ("[vgpu_mig&vgpu_share]", "")],
+)
+def test_a_suggestion_keeps_the_mode_of_the_job(tmp_path: Path, constraints: str, mode: str) -> None:
+    fill(tmp_path / "s", [Job(tres=VGPU_HALF, constraints=constraints)])
+    usage_table.collect(tmp_path / "s", _spool(tmp_path / "u", _record()), "c1", False)
+    assert efficiency.suggestion(_runs(tmp_path / "s")[0]) == f"--gres=vgpu:mem=2304M,cores=22{mode}"
+
+
+@pytest.mark.parametrize(
     ("changes", "suggested"),
     [
         ({"peak_bytes": 8192 * MIB, "gpu_busy_ns": 1800 * NS}, None),
