@@ -24,6 +24,7 @@ from hami_hpc.agent.faults import Faults
 from hami_hpc.agent.gpu_drains import GpuDrains
 from hami_hpc.agent.gpus import Gpus
 from hami_hpc.agent.known_gpus import KnownGpus
+from hami_hpc.agent.mode_returns import ModeReturns
 from hami_hpc.agent.processes import Processes
 from hami_hpc.agent.slices import Slices
 from hami_hpc.agent.slurm_port import SlurmPort
@@ -177,9 +178,12 @@ def run(settings: Settings, node: str) -> None:
         if changed:
             watcher.event("settings_changed", changed)
         feeds = start_feeds(settings, own, since_ns)
+        modes = ModeReturns(settings, node, report)
+        modes.start()
         gc.freeze()  # what was imported stays: no collection goes through it again
         notify_systemd("READY=1")
         _look_until(end, wake, watcher, settings, own)
+        modes.end()
         watcher.event("ended", "the agent was told to end")
         stop_feeds(feeds)
 

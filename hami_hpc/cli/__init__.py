@@ -72,6 +72,10 @@ NODE_COMMANDS = {
         "hami_hpc.cli.gpu_command",
         "Take one GPU of this node out of service, return it, or list the GPUs.",
     ),
+    "mode": (
+        "hami_hpc.cli.mode_command",
+        "List the modes of isolation that this node offers and how often they failed, or return one to service.",
+    ),
     "mig": (
         "hami_hpc.cli.mig_command",
         "List this node's MIG instances and whose they are, or switch MIG of one GPU on or off.",

@@ -21,6 +21,7 @@ _RENDER = "tests/cluster/test_site.py"
 _QOS = "tests/cluster/test_qos.py"
 _MPS = "tests/unit/test_mps_command.py"
 _GPU = "tests/cluster/test_gpu_drain.py"
+_MODES = "tests/cluster/test_modes_out.py"
 _EVENTS = "tests/unit/test_events_command.py"
 BY = {
     "sbatch --gres=vgpu:mem=8G,cores=50 train.sh": _STORY,
@@ -39,6 +40,8 @@ BY = {
     'hami-hpc gpu drain 3 --reason "Xid 63: row remapping pending"': _GPU,
     "hami-hpc gpu list": _GPU,
     "hami-hpc mps status": _MPS,
+    "hami-hpc mode list": _MODES,
+    "hami-hpc mode resume mig": "tests/unit/test_mode_outages.py::test_mode_list_and_resume",
     "hami-hpc mps restart 0-1000": _MPS,
     "hami-hpc gpu resume 3": _GPU,
     "hami-hpc events --since 1h": _EVENTS,
