@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from harness import cluster as private_cluster
 from harness import config, jobs, node
-from harness.layout import CHECKOUT, Layout
+from harness.layout import CHECKOUT, ClusterError, Layout
 
 USER = "games"
 MPS, SHARE = "--gres=vgpu:mem=4G,cores=10,mode=mps", "--gres=vgpu:mem=4G,cores=10,mode=share"
@@ -38,12 +39,16 @@ def active(layout: Layout) -> list[str]:
     return found[1].split(",")
 
 
+def was_requeued(layout: Layout, job: int) -> bool:
+    return jobs.job_facts(layout, job)["Restarts"] == "1"
+
+
 def test_a_mode_that_fails_three_times_is_out_while_the_node_serves_others(broken_mps: Layout) -> None:
     layout = broken_mps
     waiting = [jobs.submit(layout, USER, MPS, script="true") for _ in range(3)]
     jobs.wait(layout, lambda: "vgpu_mps" not in active(layout), "the mode to be out", 60)
     for job in waiting:
-        jobs.wait(layout, lambda job=job: jobs.job_facts(layout, job)["Restarts"] == "1", "the requeue", 60, job)
+        jobs.wait(layout, partial(was_requeued, layout, job), "the job to be requeued", 60, job)
         assert jobs.state(layout, job) in ("PENDING", "COMPLETING")
     assert "DRAIN" not in jobs.admin(layout, "sinfo", "-h", "-o", "%T").upper()
     assert "vgpu_share" in active(layout)
@@ -51,7 +56,7 @@ def test_a_mode_that_fails_three_times_is_out_while_the_node_serves_others(broke
     jobs.wait_for_state(layout, other, "COMPLETED")
     listed = jobs.admin(layout, "hami-hpc", "mode", "list", allowed=(3,))
     assert re.search(r"^mps +OUT ", listed, re.MULTILINE)
-    with pytest.raises(jobs.ClusterError, match="Requested node configuration is not available"):
+    with pytest.raises(ClusterError, match="Requested node configuration is not available"):
         jobs.submit(layout, USER, MPS, script="true")  # no other node of this cluster has the mode
 
     private_cluster.restart(layout, "slurmctld")
