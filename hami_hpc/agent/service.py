@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from hami_hpc.agent import event_feed, hooks, settings_seen
+from hami_hpc.agent.driver_limits import DriverLimits
 from hami_hpc.agent.event_feed import Feed
 from hami_hpc.agent.fault_events import FaultEvents
 from hami_hpc.agent.faults import Faults
@@ -173,6 +174,9 @@ def run(settings: Settings, node: str) -> None:
         since_ns = boot.booted_unix_ns() if is_first else time.time_ns()
         watcher = make_watcher(settings, own, node)
         watch_faults(watcher, settings, node, wake.set)
+        if own.driver_limits:
+            slack_bytes = own.limits.memory_slack_bytes
+            watcher.driver_limits = DriverLimits(node, slack_bytes, watcher.gpus.opened, report)
         watcher.event("started", f"the agent watches node {node}")
         changed = settings_seen.update(settings)
         if changed:

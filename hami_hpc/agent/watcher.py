@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hami_hpc.agent.driver_limits import DriverLimits
 from hami_hpc.agent.faults import Faults
 from hami_hpc.agent.gpus import GpuLook, Gpus
 from hami_hpc.agent.histories import Histories
@@ -96,6 +97,7 @@ class Watcher:
     unix_ns: Callable[[], int] = time.time_ns
     sums: JobSums = field(default_factory=JobSums)
     faults: Faults | None = None
+    driver_limits: DriverLimits | None = None
     known_gpus: KnownGpus = field(default_factory=KnownGpus)
     histories: Histories = field(init=False)
     _mps: str = field(init=False)
@@ -132,6 +134,8 @@ class Watcher:
             gpu_looks, slices, whole = (), (), frozenset[int]()
         else:
             self._fault("")
+            if self.driver_limits is not None:
+                self.driver_limits.apply(slices)
         processes = self._identify(gpu_looks, step_ns)
         noted = () if self._problem else self.slices.gpu_jobs()
         held = self._held(processes, slices, whole, noted, gpu_looks)
