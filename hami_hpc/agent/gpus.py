@@ -121,6 +121,11 @@ class Gpus:
         missing = (gpu for uuid, gpu in self._seen.items() if uuid not in shown)
         return looks + tuple(GpuLook(gpu, LOST, NOT_SHOWN) for gpu in missing)
 
+    def opened(self, uuid: str) -> tuple[ModuleType, Any] | None:
+        """Returns NVML and the handle of a GPU that it shows now."""
+        handle = next((one.handle for one in self._opened if one.gpu.uuid == uuid), None)
+        return None if self._nvml is None or handle is None else (self._nvml, handle)
+
     def lacking(self) -> tuple[str, ...]:
         """Returns what the driver lacks to tell of errors, one line each."""
         names = self.missing - ({CLOCKS} if CLOCKS_OLD not in self.missing else set())

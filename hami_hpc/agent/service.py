@@ -18,12 +18,14 @@ import time
 from collections.abc import Callable, Iterator
 
 from hami_hpc.agent import event_feed, hooks, settings_seen
+from hami_hpc.agent.driver_limits import DriverLimits
 from hami_hpc.agent.event_feed import Feed
 from hami_hpc.agent.fault_events import FaultEvents
 from hami_hpc.agent.faults import Faults
 from hami_hpc.agent.gpu_drains import GpuDrains
 from hami_hpc.agent.gpus import Gpus
 from hami_hpc.agent.known_gpus import KnownGpus
+from hami_hpc.agent.mode_returns import ModeReturns
 from hami_hpc.agent.processes import Processes
 from hami_hpc.agent.slices import Slices
 from hami_hpc.agent.slurm_port import SlurmPort
@@ -173,14 +175,20 @@ def run(settings: Settings, node: str) -> None:
         since_ns = boot.booted_unix_ns() if is_first else time.time_ns()
         watcher = make_watcher(settings, own, node)
         watch_faults(watcher, settings, node, wake.set)
+        if own.driver_limits:
+            slack_bytes = own.limits.memory_slack_bytes
+            watcher.driver_limits = DriverLimits(node, slack_bytes, watcher.gpus.opened, report)
         watcher.event("started", f"the agent watches node {node}")
         changed = settings_seen.update(settings)
         if changed:
             watcher.event("settings_changed", changed)
         feeds = start_feeds(settings, own, since_ns)
+        modes = ModeReturns(settings, node, report)
+        modes.start()
         gc.freeze()  # what was imported stays: no collection goes through it again
         notify_systemd("READY=1")
         _look_until(end, wake, watcher, settings, own)
+        modes.end()
         watcher.event("ended", "the agent was told to end")
         stop_feeds(feeds)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hami_hpc.agent.driver_limits import DriverLimits
 from hami_hpc.agent.faults import Faults
 from hami_hpc.agent.gpus import GpuLook, Gpus
 from hami_hpc.agent.histories import Histories
@@ -97,6 +98,7 @@ class Watcher:
     by_index: Callable[[Mapping[int, str]], Mapping[int, str]] = dict  # GPUs by Slurm's numbers, from those by rank
     sums: JobSums = field(default_factory=JobSums)
     faults: Faults | None = None
+    driver_limits: DriverLimits | None = None
     known_gpus: KnownGpus = field(default_factory=KnownGpus)
     histories: Histories = field(init=False)
     _mps: str = field(init=False)
@@ -133,6 +135,8 @@ class Watcher:
             gpu_looks, slices, whole = (), (), frozenset[int]()
         else:
             self._fault("")
+            if self.driver_limits is not None:
+                self.driver_limits.apply(slices)
         processes = self._identify(gpu_looks, step_ns)
         noted = () if self._problem else self.slices.gpu_jobs()
         held = self._held(processes, slices, whole, noted, gpu_looks)

@@ -56,6 +56,10 @@ NODE_COMMANDS = {
         "hami_hpc.cli.pool_command",
         "What the cluster has for vGPU jobs, what of it is allocated, and the largest free slice of each node.",
     ),
+    "advise": (
+        "hami_hpc.cli.advise_command",
+        "Say whether MIG, MPS, sharing or a whole GPU suits a workload, and why.",
+    ),
     "explain": (
         "hami_hpc.cli.explain_command",
         "Why a vGPU job waits or where it runs, what it asked for, and what would fit now.",
@@ -71,6 +75,10 @@ NODE_COMMANDS = {
     "gpu": (
         "hami_hpc.cli.gpu_command",
         "Take one GPU of this node out of service, return it, or list the GPUs.",
+    ),
+    "mode": (
+        "hami_hpc.cli.mode_command",
+        "List the modes of isolation that this node offers and how often they failed, or return one to service.",
     ),
     "mig": (
         "hami_hpc.cli.mig_command",

@@ -13,7 +13,15 @@ from hami_hpc.cli import colours
 from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.cli.options import command, config_option, config_path, format_option, this_node_option
 from hami_hpc.core.finding import Finding, Level
-from hami_hpc.doctor import agent_checks, build_checks, class_checks, node_checks, qos_checks, slurm_checks
+from hami_hpc.doctor import (
+    agent_checks,
+    build_checks,
+    class_checks,
+    fence_checks,
+    node_checks,
+    qos_checks,
+    slurm_checks,
+)
 from hami_hpc.doctor.facts import Check, Facts
 from hami_hpc.errors import HamiError
 from hami_hpc.node.config import load_settings
@@ -24,7 +32,7 @@ def checks_for(facts: Facts) -> list[tuple[str, Check]]:
     everywhere: list[tuple[str, Check]] = [*build_checks.CHECKS, *slurm_checks.CHECKS, *qos_checks.CHECKS]
     if slurm_checks.has_no_gpus(facts):
         return everywhere
-    on_gpu_nodes: list[tuple[str, Check]] = [*node_checks.CHECKS, *agent_checks.CHECKS]
+    on_gpu_nodes: list[tuple[str, Check]] = [*node_checks.CHECKS, *agent_checks.CHECKS, *fence_checks.CHECKS]
     return [
         *on_gpu_nodes,
         *everywhere,

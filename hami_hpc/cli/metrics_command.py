@@ -93,13 +93,14 @@ def metrics(
         from hami_hpc.metrics.exposition import expose
     except ModuleNotFoundError as error:
         raise Failure(f"metrics needs {error.name}, which is missing: {INSTALL}") from error
-    run_dir = settings_of(config).run_dir
+    settings = settings_of(config)
+    run_dir, state_dir = settings.run_dir, settings.state_dir
     if listen is not None:
-        _serve(listen, _token(token_file), _Noting(lambda: expose(run_dir)))
+        _serve(listen, _token(token_file), _Noting(lambda: expose(run_dir, state_dir)))
     elif textfile is not None and every is not None:
-        _write_again(textfile, every, _Noting(lambda: expose(run_dir)))
+        _write_again(textfile, every, _Noting(lambda: expose(run_dir, state_dir)))
     else:
-        _print_or_write(textfile, expose(run_dir))
+        _print_or_write(textfile, expose(run_dir, state_dir))
 
 
 def _check(listen: object, token_file: object, textfile: Path | None, every: object) -> None:

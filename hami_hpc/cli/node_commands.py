@@ -112,7 +112,11 @@ def reconcile(form: str, dry_run: bool, node: str | None, config: Path | None) -
     """Make the ledger and the run directory agree with Slurm's jobs and the GPUs. Safe at any time, also with jobs
     running.
     """
-    results = stage.reconcile(settings_of(config), lambda: commands.running_jobs(node or commands.node_name()), dry_run)
+
+    def this_node() -> str:
+        return node or commands.node_name()
+
+    results = stage.reconcile(settings_of(config), lambda: commands.running_jobs(this_node()), dry_run, this_node)
     if form == "json":
         rows = [
             {"action": r.action.kind.value, "job_id": r.action.job_id, "text": r.action.text, "error": r.error}

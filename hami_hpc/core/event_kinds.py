@@ -13,7 +13,7 @@ from typing import NamedTuple
 COMMON = {
     "time_unix_ns": "when, ns since 1970 by this node's clock",
     "kind": "one of the kinds below",
-    "source": "who wrote it: prolog, epilog, reconcile, agent, or gpu (the command)",
+    "source": "who wrote it: prolog, epilog, reconcile, agent, or a command: gpu, mig, mode",
 }
 FIELDS = {
     "text": "one line for people",
@@ -34,6 +34,7 @@ FIELDS = {
     "action": "what was done about it",
     "xid": "code of the GPU's error (docs/events.md has those of conditions that NVML shows)",
     "fault": "whose fault such an error is: application, hardware, driver or unknown",
+    "mode": "the mode of isolation: share, mps or mig",
     "times": "how many there were since the last event of this kind, GPU and code",
 }
 
@@ -67,6 +68,15 @@ KINDS = {
     "reconciled": EventKind(("reconcile",), ("text", "action"), "hami-hpc reconcile did this, or says what it cannot."),
     "gpu_drain": EventKind(("gpu", "agent"), (*_GPU, "xid"), "A GPU was taken out of service, for this reason."),
     "gpu_resume": EventKind(("gpu",), _GPU, "A GPU was returned to service."),
+    "mode_failed": EventKind(
+        ("prolog",), ("text", "job_id", "mode"), "The backend of a mode failed for a job, which went back to the queue."
+    ),
+    "mode_out": EventKind(
+        ("prolog",), ("text", "mode"), "A mode failed repeatedly and was taken out of this node's features for a while."
+    ),
+    "mode_back": EventKind(
+        ("prolog", "reconcile", "agent", "mode"), ("text", "mode"), "A mode is in this node's features again."
+    ),
     "mig_mode": EventKind(("mig",), _GPU, "hami-hpc mig switched MIG of a GPU on or off."),
     "mig_hold": EventKind(("mig",), _GPU, "hami-hpc mig defragment keeps a place of a GPU for instances of a profile."),
     "mig_layout": EventKind(("mig",), _GPU, "hami-hpc mig apply changed the static layout of a GPU."),

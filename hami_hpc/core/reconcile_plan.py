@@ -26,6 +26,7 @@ class Kind(Enum):
     REMOVE_FILE = "remove-file"
     REMOVE_INSTANCE = "remove-instance"  # destroys a MIG instance of ours that no job has
     DAEMON = "daemon"  # starts, replaces or stops an MPS daemon
+    MODE = "mode"  # puts a mode that was out back into the node's features
     DELIVER = "deliver"  # moves usage records from the run directory to the spool
     PROBLEM = "problem"  # reports what an administrator must decide; changes nothing
 

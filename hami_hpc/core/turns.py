@@ -5,8 +5,9 @@ Jobs divide a common period into turns. They keep to them while a latency-critic
 for at most one timeslice of another job, and where sharing by timeslices serves somebody badly
 (native/interposer/arbitration/slice.h).
 
-A job with mode=mps is never counted as latency-critical: MPS keeps its time, so nothing would hold it to its class's
-floor while the others on its GPU give way.
+A job with mode=mps is a client of an MPS server, which has the GPU's time and gives its clients multiprocessors. So all
+clients of one server are one tenant, with the driver's timeslice. Nothing holds a server to a turn or to a class's
+floor: its jobs have no turns, take nothing from those of others, and are never counted as latency-critical.
 
 Latency-critical jobs have an order: higher priority of the class first, then the shorter slo; a job without one has the
 longest. Equal ones have none. A job that others come before has short timeslices
@@ -25,7 +26,7 @@ PERIOD_PERMILLE = 1000
 # native/interposer/arbitration/terms.c: the timeslice that follows from cores; and the driver's own, of policy none.
 TIMESLICE_US_PER_CORE = 450
 DRIVERS_TIMESLICE_US = 2048
-WITHOUT_FLOOR = frozenset({"mps"})  # modes that keep the time themselves
+BY_SERVER = frozenset({"mps"})  # modes whose jobs have the time of a server, which keeps to no turn and to no floor
 
 
 class Turn(NamedTuple):
@@ -42,15 +43,16 @@ class Turn(NamedTuple):
     latency_above: int
 
 
-def make_turns(live: Iterable[Grant]) -> dict[int, Turn]:
+def make_turns(live: Iterable[Grant], one_server: bool = False) -> dict[int, Turn]:
     """Returns the turn of each job, by job id, from the live grants of one GPU.
 
-    Jobs that are not latency-critical have turns when they are at least two. Each turn is in proportion to the job's
-    cores, in the order of job ids; together they fill the period exactly.
+    Jobs that are not latency-critical and keep to turns have some when they are at least two. Each turn is in
+    proportion to the job's cores, in the order of job ids; together they fill the period exactly. `one_server`: all
+    users of the GPU share one MPS server (multi_user in [mps]).
     """
     grants = sorted(live, key=lambda grant: grant.job_id)
     latency_count = sum(is_latency(grant) for grant in grants)
-    least = _least_of_others(grants)
+    least = _least_of_others(grants, one_server)
     above = _above(grants)
     cap_count = sum(grant.policy == "cap" for grant in grants)
     turns = {
@@ -64,7 +66,7 @@ def make_turns(live: Iterable[Grant]) -> dict[int, Turn]:
         )
         for grant in grants
     }
-    others = [grant for grant in grants if not is_latency(grant)]
+    others = [grant for grant in grants if not is_latency(grant) and grant.mode not in BY_SERVER]
     if not 2 <= len(others) <= PERIOD_PERMILLE:
         return turns
     total_percent = sum(grant.cores_percent for grant in others)
@@ -82,7 +84,7 @@ def make_turns(live: Iterable[Grant]) -> dict[int, Turn]:
 
 def is_latency(grant: Grant) -> bool:
     """Returns whether the others on its GPU give way to this job."""
-    return bool(grant.latency) and grant.mode not in WITHOUT_FLOOR
+    return bool(grant.latency) and grant.mode not in BY_SERVER
 
 
 def _above(grants: Iterable[Grant]) -> dict[int, int]:
@@ -98,16 +100,23 @@ def _rank(grant: Grant) -> tuple[int, int]:
     return -grant.class_priority, grant.slo_us or c.SLO_US_MAX + 1
 
 
-def _least_of_others(grants: Sequence[Grant]) -> dict[int, int]:
-    """Returns, by job id, the fewest cores of another job; 0 for one that is alone. Timeslices follow from cores."""
-    cores = [_timeslice_in_cores(grant) for grant in grants]
-    two_least = sorted(cores)[:2]
-    if len(grants) < 2:
-        return {grant.job_id: 0 for grant in grants}
+def _least_of_others(grants: Sequence[Grant], one_server: bool) -> dict[int, int]:
+    """Returns, by job id, the fewest cores of another tenant; 0 without one. Timeslices follow from cores."""
+    cores: dict[tuple[str, int], int] = {}  # by tenant, of which each has one timeslice
+    for grant in grants:
+        cores[_tenant(grant, one_server)] = _timeslice_in_cores(grant)
+    two_least = sorted(cores.items(), key=lambda pair: pair[1])[:2]
     return {
-        grant.job_id: two_least[1] if own == two_least[0] else two_least[0]
-        for grant, own in zip(grants, cores, strict=True)
+        grant.job_id: next((value for tenant, value in two_least if tenant != _tenant(grant, one_server)), 0)
+        for grant in grants
     }
+
+
+def _tenant(grant: Grant, one_server: bool) -> tuple[str, int]:
+    """Returns whose timeslices a job has: its own, or those of its MPS server."""
+    if grant.mode not in BY_SERVER:
+        return "job", grant.job_id
+    return grant.mode, 0 if one_server else grant.uid
 
 
 def _timeslice_in_cores(grant: Grant) -> int:

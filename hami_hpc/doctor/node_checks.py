@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -14,15 +15,16 @@ from hami_hpc.core import mixed
 from hami_hpc.core.finding import Finding, Level, finding
 from hami_hpc.core.inventory import make_inventory
 from hami_hpc.core.mig_choice import MIG
+from hami_hpc.core.mode_outage import feature_of, recent
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation import mig_checks
 from hami_hpc.isolation.table import backend_of, check_modes
-from hami_hpc.node import drained_gpus, job_dirs, nvml
+from hami_hpc.node import boot, drained_gpus, job_dirs, mode_outages, nvml
 from hami_hpc.node import ledger as ledgers
 from hami_hpc.render.offer import node_modes
-from hami_hpc.slurm import placeholders
-from hami_hpc.stages import occupy
+from hami_hpc.slurm import node_features, placeholders
+from hami_hpc.stages import mode_service, occupy
 
 POLICIES = {
     "cap": "a job gets its share of the time and never more; its channels are paused for the rest of it, or its "
@@ -156,6 +158,30 @@ def check_drained(facts: Facts) -> Iterator[Finding]:
             yield Finding(what, Level.WARN, detail, f"hami-hpc gpu resume {gpu.minor} when it is well again")
 
 
+def check_modes_out(facts: Facts) -> Iterator[Finding]:
+    """Reports the modes that are out of the node's features, whether Slurm has them all the same, and failures."""
+    settings = facts.settings
+    outages = mode_outages.read(settings.state_dir)
+    resume = "see the lines on that mode here and hami-hpc events --kind mode_failed; then hami-hpc mode resume"
+    for outage in outages:
+        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(outage.until_unix_s))
+        slurm = mode_service.slurm_of_command(facts.node)
+        _, active = node_features.read(slurm.node, "scontrol", slurm.env)
+        is_active = feature_of(outage.mode) in active
+        detail = f"until {until}: {outage.reason}" + (", but Slurm has its feature" if is_active else "")
+        advice = "hami-hpc reconcile: its prolog refuses the jobs that Slurm starts" if is_active else resume
+        level = Level.FAIL if is_active else Level.WARN
+        yield Finding(f"mode={outage.mode} out of service", level, detail, f"{advice} {outage.mode}".rstrip())
+    failures = mode_outages.read_failures(settings.state_dir)
+    counted = recent(failures, int(time.time()), settings.mode_window_s, boot.boot_id())
+    for mode in dict.fromkeys(each.mode for each in counted):
+        own = [each for each in counted if each.mode == mode]
+        detail = f"{len(own)} of {settings.mode_failures} until it is taken out of service, last: {own[-1].text}"
+        yield Finding(
+            f"mode={mode} failed", Level.WARN, detail, "mend what the failure names, then hami-hpc doctor again"
+        )
+
+
 CHECKS = (
     ("driver", check_driver),
     ("ledger", check_ledger),
@@ -163,4 +189,5 @@ CHECKS = (
     ("mounts", check_mounts),
     ("isolation", check_isolation),
     ("GPUs out of service", check_drained),
+    ("modes out of service", check_modes_out),
 )

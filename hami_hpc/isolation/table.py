@@ -45,6 +45,11 @@ def mode_of_job(modes: Sequence[str], constraints: str) -> str:
 
     `constraints` are the job's features as in its credential: job_submit adds one for each mode=MODE.
     """
-    words = "".join(ch if ch.isalnum() or ch in "_-" else " " for ch in constraints).split()
-    requested = (mode for mode in modes if c.FEATURE_MODE.format(mode=mode) in words)
+    requested = (mode for mode in modes if names_mode(mode, constraints))
     return next(requested, modes[0])
+
+
+def names_mode(mode: str, constraints: str) -> bool:
+    """Returns whether a job's features name the mode, so that Slurm sends it only to nodes that have its feature."""
+    words = "".join(ch if ch.isalnum() or ch in "_-" else " " for ch in constraints).split()
+    return c.FEATURE_MODE.format(mode=mode) in words

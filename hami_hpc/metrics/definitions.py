@@ -253,4 +253,12 @@ MIG_NO_ROOM = Metric(
     "Absent until the first.",
 )
 
+MODE_OUT = Metric(
+    "hami_hpc_mode_out",
+    GAUGE,
+    ("mode",),
+    "1 for each mode (share, mps, mig) that is out of this node's features, because it failed repeatedly. Absent "
+    "otherwise.",
+)
+
 METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -15,8 +15,8 @@ from prometheus_client.registry import Collector
 from hami_hpc.core.agent_state import AgentState
 from hami_hpc.errors import NodeError
 from hami_hpc.metrics.definitions import COUNTER, Metric
-from hami_hpc.metrics.samples import Histograms, Labels, Samples, Status, agent_histograms, agent_samples
-from hami_hpc.node import agent_file, boot, mig_notes
+from hami_hpc.metrics.samples import ByStages, Histograms, Labels, Samples, Status, agent_histograms, agent_samples
+from hami_hpc.node import agent_file, boot, mig_notes, mode_outages
 
 STALE_PERIODS = 10
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -57,28 +57,35 @@ def _family(metric: Metric, values: dict[Labels, float]) -> Family:
     return family
 
 
-def expose(run_dir: str) -> Exposition:
+def expose(run_dir: str, state_dir: str = "") -> Exposition:
     """Returns the metrics of this node now. Whatever is wrong with the state file, the text says so."""
     path = f"{agent_file.folder(run_dir)}/{agent_file.NAME}"
-    no_room = mig_notes.no_room_count(run_dir)
+    stages = ByStages(mig_notes.no_room_count(run_dir), _modes_out(state_dir))
     absent = f"{path}: there is no valid state of this boot. Is the agent running?"
     try:
         state = agent_file.read(run_dir, boot.boot_id())
     except NodeError as error:
-        return Exposition(_text(no_room, Status.UNREADABLE), Status.UNREADABLE, str(error))
+        return Exposition(_text(stages, Status.UNREADABLE), Status.UNREADABLE, str(error))
     if state is None:
-        return Exposition(_text(no_room, Status.ABSENT), Status.ABSENT, absent)
+        return Exposition(_text(stages, Status.ABSENT), Status.ABSENT, absent)
     try:
         age = agent_file.seconds_old(state)
         is_stale = not -1 <= age <= STALE_PERIODS * state.period_ns / 1e9
         status = Status.STALE if is_stale else Status.LOOKING
         problem = f"{path}: the agent last looked {age:.0f} s ago" if is_stale else ""
-        return Exposition(_text(no_room, status, state, age), status, problem)
+        return Exposition(_text(stages, status, state, age), status, problem)
     except (ValueError, TypeError, AttributeError, OverflowError):  # values of other types than the state's
-        return Exposition(_text(no_room, Status.ABSENT), Status.ABSENT, absent)
+        return Exposition(_text(stages, Status.ABSENT), Status.ABSENT, absent)
 
 
-def _text(no_room: int, status: Status, state: AgentState | None = None, age_s: float = 0.0) -> bytes:
+def _modes_out(state_dir: str) -> tuple[str, ...]:
+    try:
+        return tuple(outage.mode for outage in mode_outages.read(state_dir)) if state_dir else ()
+    except NodeError:  # doctor says so
+        return ()
+
+
+def _text(stages: ByStages, status: Status, state: AgentState | None = None, age_s: float = 0.0) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(agent_samples(status, state, age_s, no_room), agent_histograms(status, state)))
+    registry.register(_Families(agent_samples(status, state, age_s, stages), agent_histograms(status, state)))
     return generate_latest(registry)

@@ -38,15 +38,23 @@ class Status(StrEnum):
     UNREADABLE = "unreadable"
 
 
-def agent_samples(status: Status, state: AgentState | None, age_s: float, no_room: int = 0) -> Samples:
+class ByStages(NamedTuple):
+    """What the node's prologs wrote down: jobs sent back for want of a MIG instance, and modes out of service."""
+
+    no_room: int = 0
+    modes_out: tuple[str, ...] = ()
+
+
+def agent_samples(status: Status, state: AgentState | None, age_s: float, by_stages: ByStages | None = None) -> Samples:
     """Returns the samples of the agent, and with Status.LOOKING those of GPUs and jobs. `state` is None unless read.
-    `no_room` is what the prologs counted.
+    `by_stages` is what the prologs wrote down.
 
     Raises ValueError, TypeError or OverflowError for a state whose fields are not of the declared types.
     """
     out: Samples = {metric: {} for metric in d.METRICS if metric.kind != d.HISTOGRAM}
-    if no_room:
-        out[d.MIG_NO_ROOM][()] = float(no_room)
+    if by_stages is not None:
+        out[d.MIG_NO_ROOM] = {(): float(by_stages.no_room)} if by_stages.no_room else {}
+        out[d.MODE_OUT] = {(mode,): 1.0 for mode in by_stages.modes_out}
     out[d.AGENT_UP][()] = float(status is Status.LOOKING)
     out[d.AGENT_STATUS] = {(name.value,): float(name is status) for name in Status}
     if state is None:

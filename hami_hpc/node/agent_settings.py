@@ -39,6 +39,7 @@ class AgentSettings(NamedTuple):
     actions: dict[Kind, Action]
     events_hooks: str = ""  # directory of the site's hooks; "": none
     faults: FaultPolicy = FaultPolicy()
+    driver_limits: bool = True  # whether slices have their limits in the driver, where it has such limits
 
 
 def read_agent(settings: Settings) -> AgentSettings:
@@ -47,6 +48,7 @@ def read_agent(settings: Settings) -> AgentSettings:
     period_ms = table.whole("period_ms", 1000, 200, 10_000)
     slack_mib = table.whole("memory_slack_mib", 64, 0, c.MEM_MIB_MAX)
     group = table.text("group", "")
+    driver_limits = table.flag("driver_limits", True)
     users = table.names("exempt_users", ("root",))
     actions = _Table(settings.path, "agent.actions", table.take("actions", {}))
     chosen = {
@@ -65,6 +67,7 @@ def read_agent(settings: Settings) -> AgentSettings:
         actions=chosen,
         events_hooks=hooks,
         faults=faults,
+        driver_limits=driver_limits,
     )
 
 

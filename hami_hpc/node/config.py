@@ -32,6 +32,8 @@ BARE_SHARD = ("refuse", "translate", "allow")
 QOS_ENFORCED = ("auto", "yes")
 DEFAULT_FLOOR, FLOOR_MAX = 5, 50  # percent
 LC_PRIORITY = 100
+MODE_FAILURES, MODE_WINDOW_S, MODE_OUT_S = 3, 1800, 3600
+DAY_S = 86400
 MPS_CONTROL = "/usr/bin/nvidia-cuda-mps-control"
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
@@ -79,6 +81,9 @@ class Settings(NamedTuple):
     mig_nodes: tuple[str, ...] = ()  # hostlists of the nodes whose GPUs are in MIG mode
     mps_control: str = MPS_CONTROL
     mps_multi_user: bool = False  # one MPS server for all users of a GPU
+    mode_failures: int = MODE_FAILURES  # of a mode's backend, until the mode is out of the node's features; 0: drain
+    mode_window_s: int = MODE_WINDOW_S
+    mode_out_s: int = MODE_OUT_S
 
     def shards_per_gpu(self, model: str) -> int:
         """Returns the gres/shard units of one GPU of a model (docs/architecture.md, "Units")."""
@@ -266,6 +271,9 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         mig_nodes=vgpu.names("mig_nodes", ()),
         mps_control=mps.directory_or_file("control", MPS_CONTROL),
         mps_multi_user=mps.flag("multi_user", False),
+        mode_failures=vgpu.whole("mode_failures", MODE_FAILURES, 0, 100),
+        mode_window_s=vgpu.whole("mode_window_s", MODE_WINDOW_S, 60, DAY_S),
+        mode_out_s=vgpu.whole("mode_out_s", MODE_OUT_S, 60, DAY_S),
     )
     for table in (vgpu, paths, mps, top):
         table.close()

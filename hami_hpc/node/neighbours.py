@@ -28,29 +28,30 @@ class SkippedRecordError(Exception):
     """A record that is left alone. The message says why."""
 
 
-def update(run_dir: str, ledger: Ledger, now_unix_ns: int) -> tuple[str, ...]:
+def update(run_dir: str, ledger: Ledger, now_unix_ns: int, one_server: bool = False) -> tuple[str, ...]:
     """Writes each job's turn, and how many latency-critical jobs are beside and above it, into its limits record.
 
-    Returns a line for each record that was left alone, because root did not write it or it is not there. Raises
-    NodeError when the ledger cannot be read or locked, and OSError when the run directory cannot be opened.
+    `one_server` is as in make_turns. Returns a line for each record that was left alone, because root did not write it
+    or it is not there. Raises NodeError when the ledger cannot be read or locked, and OSError when the run directory
+    cannot be opened.
     """
     with ledger.held_still() as grants:
         if not grants:
             return ()
         jobs = os.open(jobs_dir(run_dir), OPEN_DIR)
         try:
-            return tuple(_update_all(jobs, grants, now_unix_ns))
+            return tuple(_update_all(jobs, grants, now_unix_ns, one_server))
         finally:
             os.close(jobs)
 
 
-def _update_all(jobs: int, grants: Iterable[Grant], now_unix_ns: int) -> list[str]:
+def _update_all(jobs: int, grants: Iterable[Grant], now_unix_ns: int, one_server: bool) -> list[str]:
     by_gpu: dict[str, list[Grant]] = {}
     for grant in grants:
         by_gpu.setdefault(grant.gpu_uuid, []).append(grant)
     skipped = []
     for live in by_gpu.values():
-        turns = make_turns(live)
+        turns = make_turns(live, one_server)
         for grant in live:
             try:
                 _update_record(jobs, grant.job_id, turns[grant.job_id])

@@ -72,7 +72,7 @@ def tell_neighbours(stage: str, settings: Settings, ledger: ledger.Ledger) -> No
     from hami_hpc.node import neighbours
 
     try:
-        lines = neighbours.update(settings.run_dir, ledger, now_unix_ns())
+        lines = neighbours.update(settings.run_dir, ledger, now_unix_ns(), settings.mps_multi_user)
     except Exception as error:
         lines = (f"jobs were not told who is on their GPUs: {error_text(error)}",)
     if lines:

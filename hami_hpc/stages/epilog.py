@@ -25,7 +25,7 @@ from hami_hpc.core.grant import Grant, parse_id, wants_vgpu
 from hami_hpc.core.records import MISSING_USAGE, NOT_OBSERVED, OBSERVED_USAGE, Observed, usage_record
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation.table import backend_of
-from hami_hpc.node import boot, drained_gpus, events, history_file, job_dirs, stage_times, usage_spool
+from hami_hpc.node import boot, drained_gpus, events, history_file, job_dirs, mode_outages, stage_times, usage_spool
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
@@ -219,6 +219,10 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
             from hami_hpc.stages import out_of_service
 
             out_of_service.after_job(settings, environment)
+        if os.path.exists(mode_outages.path_of(settings.state_dir)):
+            from hami_hpc.stages import mode_service
+
+            mode_service.after_job(settings, environment)
 
     return common.run("epilog", arguments, environment, body)
 

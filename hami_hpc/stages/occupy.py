@@ -9,7 +9,6 @@ or adds what the earlier one left.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from hami_hpc.errors import HamiError, NodeError
 from hami_hpc.node import drained_gpus, locks, mig_static, nvml
 from hami_hpc.node.config import Settings
 from hami_hpc.slurm import placeholders
-from hami_hpc.stages import common
+from hami_hpc.stages import common, detached
 
 LOCK = "drained-gpus.lock"
 SETTLE_S = 0.2  # between two looks at first; slurmctld starts jobs within this time where it can
@@ -143,29 +142,7 @@ def _fill(run: Occupation, timeout_s: float, registered: Callable[[], None]) -> 
 def start_detached(settings: Settings, environment: Mapping[str, str], wait_s: float) -> None:
     """Starts this module as a process of its own, which outlives the stage. Waits until slurmctld knows its jobs, but
     at most `wait_s`. Never fails."""
-    import select
-    import subprocess
-
-    from hami_hpc.node.drain import find_scontrol
-
-    program = find_scontrol()
-    env = placeholders.environment(environment, program.rpartition("/")[0] if program else "")
-    env["SLURMD_NODENAME"] = environment.get("SLURMD_NODENAME", "")
-    code = (
-        "import sys; sys.path[:] = sys.argv[1].split(':'); from hami_hpc.stages.occupy import main; "
-        "sys.exit(main(sys.argv[2:]))"
-    )
-    command = (sys.executable, "-I", "-S", "-X", "utf8", "-c", code, ":".join(sys.path), "--config", settings.path)
-    with suppress(OSError):
-        reader, writer = os.pipe()
-        with suppress(OSError):
-            subprocess.Popen(
-                command, env=env, cwd="/", stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )  # fmt: skip
-        os.close(writer)
-        select.select([reader], [], [], wait_s)  # a byte, or the end of the process
-        os.close(reader)
+    detached.start("hami_hpc.stages.occupy", settings, environment, wait_s)
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:

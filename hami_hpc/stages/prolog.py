@@ -28,8 +28,8 @@ from hami_hpc.core.grant import (
 from hami_hpc.core.inventory import Gpu, gpu_of_job, make_inventory
 from hami_hpc.core.mixed import check_model
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.isolation.table import POLICY_OF_MODE, backend_of, check_modes, mode_of_job
-from hami_hpc.node import drained_gpus, events, job_dirs, mig_static, stage_times
+from hami_hpc.isolation.table import POLICY_OF_MODE, backend_of, check_modes, mode_of_job, names_mode
+from hami_hpc.node import drained_gpus, events, job_dirs, mig_static, mode_outages, stage_times
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
@@ -67,6 +67,10 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
             from hami_hpc.stages import no_room
 
             is_requeued = no_room.send_back(settings, environment, job_id, str(error))
+        elif error.code in ("E_BACKEND", "E_MODE_OUT"):
+            from hami_hpc.stages import mode_service
+
+            is_requeued = mode_service.refused(settings, environment, job_id, error)
         common.report("prolog", f"{error}. {'It was requeued' if is_requeued else 'Its steps will be refused'}")
         action = "requeued" if is_requeued else "steps refused"
         events.write(settings.state_dir, "prolog", "refused", job_id=job_id, action=action, text=str(error))
@@ -136,6 +140,10 @@ def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Gra
             out_of_service.check(settings, gpu, units.job_id)
         if os.path.exists(mig_static.path_of(settings.state_dir)):
             mig_static.check(settings, gpu, units.job_id)
+        if os.path.exists(mode_outages.path_of(settings.state_dir)) and ledger.grant_of(units.job_id) is None:
+            from hami_hpc.stages import mode_service
+
+            mode_service.check(settings, mode, units.job_id, constraints)
         own_class = settings.class_of_job(units)
         now_unix_ns = common.now_unix_ns()
         policy = policy_of_job(units.job_id, units.service_class, own_class.policy, own_class.policies, constraints)
@@ -152,12 +160,19 @@ def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Gra
         )
         _end_other_run(settings, ledger, wanted)
         check_model(wanted, ledger.inventory(), constraints, settings.memory_scaling)
+        is_new = ledger.grant_of(units.job_id) is None
         grant = ledger.add(wanted, lambda new, live: backend.admit(new, live, settings.memory_scaling))
         try:
             backend.prepare(settings, grant)
         except JobError:
             ledger.remove(grant)  # nothing is left of it, and its memory is free
             raise
+        except Exception as error:
+            if not (is_new and settings.mode_failures and names_mode(mode, constraints)):
+                raise  # Slurm cannot keep a job that names no mode off this node: it is drained
+            from hami_hpc.stages import mode_service
+
+            raise mode_service.failure(settings, ledger, grant, error) from error
         common.tell_neighbours("prolog", settings, ledger)
         _write_event(settings, grant)
         return grant

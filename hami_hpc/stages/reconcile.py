@@ -17,11 +17,11 @@ from hami_hpc.core.inventory import make_inventory
 from hami_hpc.core.reconcile_plan import LEFTOVER_AGE_S, Action, Directory, Kind, NodeState, make_plan
 from hami_hpc.errors import JobError, NodeError
 from hami_hpc.isolation.table import backend_of
-from hami_hpc.node import events, gpu_jobs, job_dirs, nvml, usage_spool
+from hami_hpc.node import events, gpu_jobs, job_dirs, mode_outages, nvml, usage_spool
 from hami_hpc.node import ledger as ledgers
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
-from hami_hpc.stages import common, mig_leftovers, mps_daemons
+from hami_hpc.stages import common, mig_leftovers, mode_service, mps_daemons
 from hami_hpc.stages import gpu_jobs as gpu_job_stages
 from hami_hpc.stages.epilog import end_directory, end_grant
 
@@ -37,10 +37,16 @@ class Result:
     error: str | None
 
 
-def reconcile(settings: Settings, running_jobs: Callable[[], frozenset[int]], dry_run: bool) -> tuple[Result, ...]:
+def reconcile(
+    settings: Settings,
+    running_jobs: Callable[[], frozenset[int]],
+    dry_run: bool,
+    node: Callable[[], str] | None = None,
+) -> tuple[Result, ...]:
     """Plans the actions and, without `dry_run`, does them. Raises NodeError if ledger or run directory is unreadable.
 
-    A dry run changes nothing on disk: where no ledger exists, it plans from the rows that a new one would have.
+    `node` returns this node's name, to put back modes that are out of its features; None leaves them alone. A dry run
+    changes nothing on disk: where no ledger exists, it plans from the rows that a new one would have.
     """
     ledger = common.read_ledger(settings) if dry_run else common.open_ledger(settings)
     results = []
@@ -61,6 +67,7 @@ def reconcile(settings: Settings, running_jobs: Callable[[], frozenset[int]], dr
         results += [Result(*pair) for pair in mig_leftovers.remove(settings, ledger, dry_run)]
         results += _daemons(settings, ledger, dry_run)
         results += _leftover_files(settings, dry_run)
+        results += _modes(settings, node, dry_run)
         results += _waiting_records(settings, dry_run)
         if not dry_run:
             for result in results:
@@ -75,6 +82,20 @@ def _daemons(settings: Settings, ledger: Ledger, dry_run: bool) -> Iterator[Resu
     """Makes the MPS daemons agree with the ledger."""
     for text, error in mps_daemons.repair(settings, ledger, dry_run):
         yield Result(Action(Kind.DAEMON, text), error)
+
+
+def _modes(settings: Settings, node: Callable[[], str] | None, dry_run: bool) -> Iterator[Result]:
+    """Makes the node's features agree with the modes that are out of service."""
+    if node is None or not os.path.lexists(mode_outages.path_of(settings.state_dir)):
+        return
+    try:
+        slurm = mode_service.slurm_of_command(node())
+        lines = mode_service.due(settings) if dry_run else mode_service.settle(settings, slurm, "reconcile")
+    except NodeError as error:
+        yield Result(Action(Kind.PROBLEM, str(error)), None)
+        return
+    for line in lines:
+        yield Result(Action(Kind.MODE, line), None)
 
 
 def _leftover_files(settings: Settings, dry_run: bool) -> Iterator[Result]:

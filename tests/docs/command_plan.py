@@ -24,6 +24,7 @@ _GPU = "tests/cluster/test_gpu_drain.py"
 _DEFRAGMENT = (
     "tests/unit/test_mig_defragment.py::test_a_dry_run_says_after_which_job_a_request_fits_and_changes_nothing"
 )
+_MODES = "tests/cluster/test_modes_out.py"
 _EVENTS = "tests/unit/test_events_command.py"
 BY = {
     "sbatch --gres=vgpu:mem=8G,cores=50 train.sh": _STORY,
@@ -43,6 +44,9 @@ BY = {
     "hami-hpc gpu list": _GPU,
     "hami-hpc mig defragment --dry-run": _DEFRAGMENT,
     "hami-hpc mps status": _MPS,
+    "hami-hpc mode list": _MODES,
+    "hami-hpc advise --mem 8G --cores 25 --count 12 --trust none": "tests/unit/test_advice.py",
+    "hami-hpc mode resume mig": "tests/unit/test_mode_outages.py::test_mode_list_and_resume",
     "hami-hpc mps restart 0-1000": _MPS,
     "hami-hpc gpu resume 3": _GPU,
     "hami-hpc events --since 1h": _EVENTS,

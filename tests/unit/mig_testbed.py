@@ -60,10 +60,9 @@ class MigNode:
         (machine.directory / "proc").mkdir()
         (machine.directory / "proc/devices").write_text("Character devices:\n  1 mem\n238 nvidia-caps\n")
         monkeypatch.setattr("hami_hpc.node.drain.find_scontrol", lambda: None)
-        monkeypatch.setattr("hami_hpc.stages.no_room.find_scontrol", lambda: None)
         node = Node.make(folder / "node", with_gpus=False)
         with node.config.open("a") as config:
-            config.write('[vgpu]\nmodes = ["mig", "share"]\n')
+            config.write('[vgpu]\nmodes = ["mig", "share"]\nmode_failures = 0\n')
             config.write("\n".join(["[gpu_models.h200.mig_profiles]", *settings_lines(profiles_of("h200")), ""]))
         text = node.config.read_text().replace("[paths]", f'[paths]\ndriver_root = "{machine.directory}"')
         node.config.write_text(text)

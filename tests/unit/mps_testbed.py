@@ -54,7 +54,9 @@ class MpsNode(Node):
     ) -> None:
         base = self.config.read_text().partition("[vgpu]")[0]
         flag = "true" if multi_user else "false"
-        self.config.write_text(f'{base}[vgpu]\nmodes = {modes}\n[mps]\ncontrol = "{program}"\nmulti_user = {flag}\n')
+        self.config.write_text(
+            f'{base}[vgpu]\nmodes = {modes}\nmode_failures = 0\n[mps]\ncontrol = "{program}"\nmulti_user = {flag}\n'
+        )
 
     def place(self, uid: int = UID, gpu: int = 0, multi_user: bool = False) -> Place:
         return mps.place_of(self.settings.run_dir, gpu, uid, multi_user)

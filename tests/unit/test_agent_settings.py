@@ -100,7 +100,8 @@ SLACK = "memory_slack_mib = {} is not understood; allowed is a whole number from
         ("period = 5", "unknown key 'period'; did you mean period_ms?"),
         (
             "xyz = 5",
-            "unknown key 'xyz'; known: period_ms, memory_slack_mib, group, exempt_users, actions, faults, events_hooks",
+            "unknown key 'xyz'; known: period_ms, memory_slack_mib, group, driver_limits, exempt_users, actions, "
+            "faults, events_hooks",
         ),
     ],
 )

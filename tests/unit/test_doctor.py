@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -56,6 +57,8 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Healthy:
     monkeypatch.setattr(share_checks, "USER_NAMESPACES", tmp_path / "max_user_namespaces")
     monkeypatch.setattr(share_checks, "USER_NAMESPACES_OFF", tmp_path / "none")
     monkeypatch.setattr(nvml, "read_devices", lambda: healthy.devices)
+    without_limits = SimpleNamespace(NVMLError=RuntimeError, nvmlShutdown=lambda: None)
+    monkeypatch.setattr(nvml, "open_nvml", lambda: without_limits)
     monkeypatch.setattr(commands, "configuration", lambda: healthy.slurm)
     monkeypatch.setattr(commands, "node_name", lambda: "node1")
     monkeypatch.setattr(commands, "gpus_by_type", lambda _node: healthy.counted)

@@ -12,11 +12,12 @@ import pytest
 from metrics_testbed import CREATED_NS, GIB, SECOND, STARTED_NS, AgentNode, Labels, make_job, make_state, parse, value
 
 from hami_hpc.core.agent_state import AgentState, JobState, OtherProcess, to_json
+from hami_hpc.core.mode_outage import Outage
 from hami_hpc.errors import NodeError
 from hami_hpc.metrics.definitions import COUNTER, HISTOGRAM, METRICS
 from hami_hpc.metrics.exposition import expose
 from hami_hpc.metrics.samples import OWNERS, Status
-from hami_hpc.node import agent_file, mig_notes
+from hami_hpc.node import agent_file, mig_notes, mode_outages
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def make_service() -> JobState:
 
 def samples_of(node: AgentNode, state: AgentState) -> dict[str, dict[Labels, float]]:
     node.write(state)
-    exposition = expose(node.run_dir)
+    exposition = expose(node.run_dir, node.run_dir)
     assert (exposition.status, exposition.problem) == (Status.LOOKING, "")
     return parse(exposition.text)
 
@@ -112,6 +113,7 @@ def test_every_metric_is_exported_and_nothing_else(node: AgentNode) -> None:
     state = make_state()
     faulty = state.gpus[0]._replace(fault_counts=(("79", 1),))
     mig_notes.count_no_room(str(node.run_dir))
+    mode_outages.write(str(node.run_dir), (Outage("mig", 1, 2, "", ""),))
     assert samples_of(node, state._replace(jobs=(make_service(),), gpus=(faulty,))).keys() == names
 
 

@@ -94,7 +94,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def write_settings(node: Node, multi_user: str) -> None:
     base = node.config.read_text().partition("[vgpu]")[0]
     node.config.write_text(
-        f'{base}[vgpu]\nmodes = ["share", "mps"]\n[mps]\ncontrol = "{PROGRAM}"\nmulti_user = {multi_user}\n'
+        f'{base}[vgpu]\nmodes = ["share", "mps"]\nmode_failures = 0\n'
+        f'[mps]\ncontrol = "{PROGRAM}"\nmulti_user = {multi_user}\n'
     )
 
 

@@ -138,7 +138,31 @@ def test_nobody_gives_way_to_a_job_whose_floor_mps_would_have_to_keep() -> None:
     assert [turns[job].latency_others for job in (4, 5, 6)] == [0, 0, 0]
     assert [turns[job].others_capped for job in (4, 5, 6)] == [1, 1, 0]
     assert [turns[job].others_least_cores for job in (4, 5, 6)] == [50, 4, 4]
-    assert [turns[job].turn_length_permille for job in (4, 5, 6)] == [333, 333, 334]
+    assert [turns[job].turn_length_permille for job in (4, 5, 6)] == [0, 500, 500], "nothing holds MPS to a turn"
     turns = make_turns([of_mps._replace(class_priority=9), lc])
     assert (turns[3].latency_above, turns[3].latency_others) == (0, 0)
     assert (turns[4].latency_above, turns[4].latency_others) == (0, 1)
+
+
+def of_mps(job_id: int, cores: int, uid: int = 1) -> Grant:
+    return grant(job_id, cores, policy="none")._replace(mode="mps", uid=uid)
+
+
+def test_clients_of_one_mps_server_are_one_tenant_that_has_no_turn() -> None:
+    share = [grant(1, 20), grant(2, 60)]
+    alone = make_turns(share)
+    clients = [of_mps(3, 10), of_mps(4, 40), of_mps(5, 50)]
+    beside = make_turns([*share, *clients])
+    for job in (1, 2):
+        assert beside[job] == alone[job]._replace(others_least_cores=4), "turns are of those that keep to them"
+    assert [beside[job][1:4] for job in (3, 4, 5)] == [(0, 0, 20)] * 3
+    assert make_turns([*share[:1], *clients])[1] == Turn(0, 0, 0, 4, 0, 0), "it waits for nobody's turn"
+
+
+def test_an_mps_server_is_another_tenants_unless_all_users_have_one() -> None:
+    clients = [of_mps(3, 10), of_mps(4, 40)]
+    assert [turn.others_least_cores for turn in make_turns(clients).values()] == [0, 0]
+    clients.append(of_mps(5, 50, uid=2))
+    assert [turn.others_least_cores for turn in make_turns(clients).values()] == [4, 4, 4]
+    assert [turn.others_least_cores for turn in make_turns(clients, one_server=True).values()] == [0, 0, 0]
+    assert make_turns([*clients, grant(6, 2)], one_server=True)[6].others_least_cores == 4

@@ -2,6 +2,7 @@
 #include "state.h"
 
 #include "channels.h"
+#include "memory_limits.h"
 #include "mig.h"
 #include "timeline.h"
 
@@ -287,12 +288,11 @@ void sim_sweep(struct sim_view *v)
 int sim_room(struct sim_view *v, uint32_t g, uint64_t bytes)
 {
 	struct sim_gpu *gpu = &v->state->gpu[g];
-	uint64_t total =
-		sim_cuda_total(&v->machine.gpu[g]); /* of the MIG device, for a process that has one */
+	uint64_t total = sim_cuda_total(&v->machine.gpu[g]); /* or of its MIG device */
 	/* Sweeping costs system calls: only where the dead would change what is answered or recorded. */
 	if (bytes > total || sim_mig_used(v, g) > total - bytes || gpu->used_bytes + bytes > gpu->peak_bytes)
 		sim_sweep(v);
-	if (bytes > total || sim_mig_used(v, g) > total - bytes) {
+	if (bytes > total || sim_mig_used(v, g) > total - bytes || sim_limit_room(v, g, bytes)) {
 		gpu->refusals++;
 		return -ENOMEM;
 	}
