@@ -79,8 +79,8 @@ NOT_HERE: Final = (
     "test_after_a_prolog_killed_at_any_line_the_neighbours_are_told",
     "test_after_an_epilog_killed_at_any_line_the_neighbours_are_told",
 )
-# Files whose tests start programs, which run unchanged here, judge what mutmut does not change, or stop a process at each
-# of its lines: they take minutes.
+# Files whose tests start programs, which run unchanged here, judge what mutmut does not change, or stop a process at
+# each of its lines: they take minutes.
 FILES_NOT_HERE: Final = (
     *("test_baseline_command.py", "test_cli_*.py", "test_crash.py", "test_doctor.py", "test_gpu_jobs_crash.py"),
     *("test_install.py", "test_ledger_crowd.py", "test_lua_f*.py", "test_metrics*.py", "test_mutation_runs.py"),
