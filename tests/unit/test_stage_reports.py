@@ -14,7 +14,7 @@ from node_testbed import UID, UUIDS, Node, job_environment
 from hami_hpc.contract import constants as c
 from hami_hpc.core.out_of_service import DrainedGpu
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.isolation import share
+from hami_hpc.isolation import share, table
 from hami_hpc.node import admin_log, agent_file, drain, drained_gpus, job_dirs, usage_spool
 from hami_hpc.node.event_reader import EventReader
 from hami_hpc.stages import common, epilog, no_room, out_of_service, prolog, reconcile
@@ -177,6 +177,29 @@ def test_a_stage_that_fails_is_an_event_with_its_line(node: Node, job: str | Non
     (event,) = events_of(node)
     line = f"{c.ERROR_PREFIX}prolog: no space"
     assert event == {"kind": "node_drain", "source": "prolog", "job_id": noted, "text": line}
+
+
+def test_a_mode_that_this_version_lacks_fails_the_prolog_with_the_file_that_offers_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.config.write_text(node.config.read_text() + '[vgpu]\nmodes = ["share", "mps", "mig"]\n')
+    monkeypatch.setattr(table, "BACKENDS", {"share": share})
+    assert node.prolog(7) == 1
+    line = (
+        f"{c.ERROR_PREFIX}prolog: {node.config}: modes offers mps, mig, but this version supports only share. "
+        "Remove it from modes in [vgpu], then run hami-hpc render"
+    )
+    assert capsys.readouterr().err == f"{line}\n"
+    assert events_of(node) == [{"kind": "node_drain", "source": "prolog", "job_id": 7, "text": line}]
+
+
+def test_an_epilog_that_does_not_know_its_job_fails_and_is_an_event(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert epilog.main(node.arguments, {"SLURM_JOB_ID": "x"}) == 1
+    line = capsys.readouterr().err.rstrip("\n")
+    assert line.startswith(f"{c.ERROR_PREFIX}epilog: SLURM_JOB_ID is 'x'")
+    assert events_of(node) == [{"kind": "node_drain", "source": "epilog", "job_id": 0, "text": line}]
 
 
 def test_a_prolog_beside_an_agent_that_has_not_looked_yet_or_for_a_while_says_so(watched: Node, syslog: Syslog) -> None:
