@@ -58,10 +58,11 @@ def test_what_the_agent_marks_is_an_event_with_its_error_and_a_warning(
 
 
 def test_gpus_are_listed_by_number_and_a_new_reason_keeps_the_time_and_the_others(node: Node) -> None:
-    drained_gpus.write(node.settings.state_dir, (OUT._replace(uuid=UUIDS[1], minor=1, slurm_index=1),))
+    lost = OUT._replace(uuid="GPU-0", minor=2, slurm_index=2)
+    drained_gpus.write(node.settings.state_dir, (lost, OUT._replace(uuid=UUIDS[1], minor=1, slurm_index=1)))
     gpu_service.mark(node.settings, "0", "fan")
     gpu_service.mark(node.settings, "1", "row remapping")
-    assert entries(node) == [(UUIDS[0], 0, 0, "fan"), (UUIDS[1], 1, 1, "row remapping")]
+    assert entries(node) == [(UUIDS[0], 0, 0, "fan"), (UUIDS[1], 1, 1, "row remapping"), lost[:4]]
     assert drained_gpus.read(node.settings.state_dir)[1].since_unix_s == OUT.since_unix_s
     assert [(event["source"], "xid" in event) for event in events_of(node)] == [("gpu", False)] * 2
 
