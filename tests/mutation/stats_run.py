@@ -19,6 +19,7 @@ import pytest
 
 FAILING: Final = "failing.jsonl"  # in mutmut's copy of the tree, where the tests run
 RUNS_WITHOUT_CHANGE: Final = ("stats", "")  # of MUTANT_UNDER_TEST, which mutmut sets
+OF_A_CHANGE: Final = "__mutmut_"
 AFTER_THE_LAST: Final = "after the last test"
 
 
@@ -78,11 +79,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_unconfigure(config: pytest.Config) -> Generator[None, object, object]:
-    """Goes on after what pytest finds at its very end: warnings of what tests left open, which are errors here."""
+    """Keeps from mutmut what pytest finds at its very end: warnings of what tests left open, which are errors here."""
     try:
         return (yield)
     except Exception as error:
-        if not is_without_change():
-            raise
-        note(config.rootpath, AFTER_THE_LAST, str(error))
+        if is_without_change():
+            note(config.rootpath, AFTER_THE_LAST, str(error))
+        elif OF_A_CHANGE in os.environ.get("MUTANT_UNDER_TEST", ""):
+            os._exit(pytest.ExitCode.TESTS_FAILED)  # it is noticed; an exception would go on in code of mutmut
         return None

@@ -32,7 +32,7 @@ def run_tests(folder: Path, mutant: str, tests: str = TESTS) -> tuple[int, str]:
         check=False,
         timeout=60,
     )
-    return done.returncode, done.stdout.splitlines()[-1]
+    return done.returncode, done.stdout.strip().rpartition("\n")[2]
 
 
 @pytest.fixture
@@ -86,7 +86,8 @@ def test_what_is_found_open_after_the_last_test_stops_no_run_and_is_named(tmp_pa
     ((where, what),) = stats_run.failing(tmp_path).items()  # type: ignore[attr-defined]
     assert where == "after the last test"
     assert f"name='{tmp_path}/test_it.py'" in what
-    assert run_tests(tmp_path, "module.x_function__mutmut_1", LEAVES_A_FILE_OPEN)[0] != 0
+    assert run_tests(tmp_path, "fail", LEAVES_A_FILE_OPEN)[0] == 0
+    assert run_tests(tmp_path, "module.x_function__mutmut_1", LEAVES_A_FILE_OPEN)[0] == 1
 
 
 def test_what_mutmut_says_is_shown_without_its_progress(stats_run: object) -> None:
