@@ -70,7 +70,7 @@ def fill(settings: Settings, node: placeholders.Node, entry: DrainedGpu) -> str:
             "start (squeue -n hami-hpc-drain). Jobs that Slurm starts there are refused. Run this again"
         )
     jobs = jobs_on(run.held, entry.slurm_index)
-    return f"{name} is out of service: {entry.reason}. {len(jobs)} running job(s) go on{_listed(jobs)}"
+    return f"{name} is out of service: {entry.reason}. {len(jobs)} running job(s) go on{listed(jobs)}"
 
 
 def resume(settings: Settings, node: placeholders.Node, word: str) -> str:
@@ -127,6 +127,7 @@ def jobs_on(held: tuple[Holding, ...], slurm_index: int) -> list[int]:
     return [h.job_id for h in held if h.slurm_index == slurm_index and not h.is_placeholder]
 
 
-def _listed(jobs: list[int]) -> str:
+def listed(jobs: list[int]) -> str:
+    """Returns the first jobs for the end of a clause: ": 7, 8 and 3 more"; "" for none."""
     more = f" and {len(jobs) - 8} more" if len(jobs) > 8 else ""
     return f": {', '.join(map(str, jobs[:8]))}{more}" if jobs else ""

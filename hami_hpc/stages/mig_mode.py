@@ -12,7 +12,7 @@ from hami_hpc.node import admin_log, events, mig, mig_gpu, nvml
 from hami_hpc.node.config import Settings
 from hami_hpc.slurm import placeholders
 from hami_hpc.stages import common, occupy
-from hami_hpc.stages.gpu_service import find, jobs_on
+from hami_hpc.stages.gpu_service import find, jobs_on, listed
 
 LISTED_MAX = 8
 
@@ -36,9 +36,9 @@ def switch(settings: Settings, node: placeholders.Node, word: str, on: bool) -> 
         refuse_processes(gpu, name)
         instances = gpu.instances()
         if instances and not on:
-            listed = ", ".join(one.uuid or str(one.gi_id) for one in instances[:LISTED_MAX])
+            names = ", ".join(one.uuid or str(one.gi_id) for one in instances[:LISTED_MAX])
             raise NodeError(
-                f"{name} has {len(instances)} MIG instance(s): {listed}. Those of ended jobs: hami-hpc reconcile. "
+                f"{name} has {len(instances)} MIG instance(s): {names}. Those of ended jobs: hami-hpc reconcile. "
                 "Others: nvidia-smi mig -dci, then -dgi. See hami-hpc mig list"
             )
         waits_for = mig.set_mode(gpu.nvml, gpu.handle, on)
@@ -66,10 +66,9 @@ def refuse_jobs(settings: Settings, node: Holder, uuid: str, slurm_index: int, n
         ledger.close()
     jobs |= set(jobs_on(node.holdings(), slurm_index))
     if jobs:
-        listed = ", ".join(map(str, sorted(jobs)[:LISTED_MAX])) + (" ..." if len(jobs) > LISTED_MAX else "")
         raise NodeError(
-            f"{name} has {len(jobs)} running job(s): {listed}. Take it out of service and wait for them: hami-hpc gpu "
-            f"drain {uuid} --reason MIG. After the switch: hami-hpc gpu resume {uuid}"
+            f"{name} has {len(jobs)} running job(s){listed(sorted(jobs))}. Take it out of service and wait for them: "
+            f"hami-hpc gpu drain {uuid} --reason MIG. After the switch: hami-hpc gpu resume {uuid}"
         )
 
 
@@ -80,8 +79,8 @@ def refuse_processes(gpu: mig_gpu.MigGpu, name: str) -> None:
     except gpu.nvml.NVMLError as error:
         raise NodeError(f"{name}: NVML does not say which processes use it ({error}): see nvidia-smi") from error
     if pids:
-        listed = ", ".join(map(str, pids[:LISTED_MAX]))
-        raise NodeError(f"{name} is used by process {listed}: end it (ps -fp {pids[0]}), then try again")
+        some = ", ".join(map(str, pids[:LISTED_MAX]))
+        raise NodeError(f"{name} is used by process {some}: end it (ps -fp {pids[0]}), then try again")
 
 
 def _enter_gpus(settings: Settings) -> None:

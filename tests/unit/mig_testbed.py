@@ -123,10 +123,10 @@ class MigNode:
         finally:
             os._exit(status)
 
-    def switch_on(self) -> None:
+    def switch_on(self, index: int = 0) -> None:
         def body() -> None:
             nvml = nvml_door.open_nvml()
-            assert mig.set_mode(nvml, nvml.nvmlDeviceGetHandleByIndex(0), True) == ""
+            assert mig.set_mode(nvml, nvml.nvmlDeviceGetHandleByIndex(index), True) == ""
 
         self.run(body)
 

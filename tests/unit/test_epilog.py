@@ -16,7 +16,7 @@ from node_testbed import UID, UUIDS, Node, job_environment
 
 from hami_hpc.contract import constants as c
 from hami_hpc.node import usage_spool
-from hami_hpc.stages import common
+from hami_hpc.stages import common, epilog
 
 PLAIN = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 
@@ -141,6 +141,15 @@ def test_running_twice_is_harmless_and_keeps_the_record(node: Node) -> None:
     assert node.epilog(7) == 0
     assert node.record() == first
     assert node.spooled() == ["7.json"]
+
+
+def test_the_end_of_a_run_is_a_new_record_once(node: Node) -> None:
+    node.prolog(7)
+    ledger = common.open_ledger(node.settings)
+    grant = node.grants()[7]
+    path = str(node.root / "state" / "usage" / "7.json")
+    assert [epilog.end_grant(node.settings, ledger, grant, time.time_ns()) for _ in range(2)] == [path, ""]
+    ledger.close()
 
 
 def test_an_epilog_without_a_prolog_is_fine(node: Node) -> None:

@@ -38,6 +38,44 @@ def test_doctor_names_a_divided_gpu_of_a_node_that_is_not_to_be_divided(bed: Mig
     ]
 
 
+def found_by(bed: MigNode) -> dict[str, list[tuple[str, str, str]]]:
+    """Level, detail and advice of each finding, by what was looked at."""
+    settings = bed.node.settings
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for one in bed.run(lambda: tuple(mig_checks.check(settings))):
+        found.setdefault(one.what, []).append((one.level.name, one.detail, one.advice))
+    return found
+
+
+def test_doctor_wants_one_mode_of_all_gpus_where_mig_nodes_names_the_node(bed: MigNode) -> None:
+    bed.edit('["mig", "share"]', '["mig", "share"]\nmig_nodes = ["this"]')
+    advice = "hami-hpc mig enable or disable: mig_nodes names whole nodes"
+    assert found_by(bed)["MIG mode"] == [("FAIL", "MIG by GPU: GPU 0: on, GPU 1: off", advice)]
+    bed.switch_on(1)
+    assert found_by(bed)["MIG mode"] == [("OK", "MIG by GPU: GPU 0: on, GPU 1: on", "")]
+    assert "MIG and share" not in found_by(bed)
+
+
+def test_each_finding_says_what_to_do(bed: MigNode) -> None:
+    bed.make_foreign()
+    found = found_by(bed)
+    assert [advice for *_, advice in found["MIG mode"]] == [
+        "",
+        "hami-hpc mig enable 1, or take mig out of modes in [vgpu]",
+    ]
+    assert [advice for *_, advice in found["MIG and share"]] == ["hami-hpc mig disable 0, or correct modes"]
+    assert [advice for *_, advice in found["MIG instances"]] == [
+        "see hami-hpc mig list; nvidia-smi mig -dci, then -dgi, removes them"
+    ]
+    no_profile = "write into [gpu_models.NAME.mig_profiles] what `hami-hpc mig profiles` prints"
+    assert [advice for *_, advice in found["MIG profiles"]] == ["", no_profile]
+    assert [advice for *_, advice in found["MIG devices"]] == [
+        "options nvidia NVreg_ModifyDeviceFiles=0 in /etc/modprobe.d, then load the driver again (docs/security.md)"
+    ]
+    bed.edit("16384 MiB", "16000 MiB")
+    assert found_by(bed)["MIG profiles"][0][2] == no_profile.replace("NAME", "h200")
+
+
 def test_a_model_that_was_renamed_in_the_settings_drains_no_node(bed: MigNode) -> None:
     bed.node.config.write_text(bed.node.config.read_text().replace("h200", "h200x"))
     assert bed.prolog(JOB) == 0

@@ -14,9 +14,11 @@ from test_out_of_service import FakeNode
 
 from hami_hpc.cli import main
 from hami_hpc.core.out_of_service import Holding
-from hami_hpc.node import mig
+from hami_hpc.node import admin_log, mig
 from hami_hpc.node import nvml as nvml_door
+from hami_hpc.node.event_reader import EventReader
 from hami_hpc.slurm import placeholders
+from hami_hpc.stages import common
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets only root divide a GPU")
 JOB = 7
@@ -78,6 +80,61 @@ def test_disable_and_enable_switch_one_gpu_and_can_be_repeated(bed: MigNode) -> 
     assert modes(bed) == [(False, False), (True, True)]
     events = (bed.node.root / "state" / "events.jsonl").read_text()
     assert events.count('"mig_mode"') == 2, "one for each change"
+
+
+def test_a_switch_is_a_line_an_event_and_a_warning_and_the_gpus_are_read_again(
+    bed: MigNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ledger = common.open_ledger(bed.node.settings)
+    ledger.set_inventory(())
+    ledger.close()
+    told = tmp_path / "told"
+    monkeypatch.setattr(admin_log, "to_syslog", lambda level, line: told.write_text(f"{level} {line}"))
+    uuid = bed.run(lambda: nvml_door.read_devices()[1].uuid)
+    name = f"GPU 1 ({uuid})"
+    advice = f"Check modes in [vgpu] of {bed.node.config}, then: hami-hpc doctor"
+    for word, state in (("enable", "on"), ("disable", "off")):
+        assert run(bed, word, uuid) == (0, f"{name}: MIG is {state}. {advice}\n")
+        assert told.read_text() == f"{admin_log.WARNING} {name}: MIG is {state}"
+        event = dict([line.event for line in EventReader(bed.node.settings.state_dir).read() if line.event][-1])
+        del event["time_unix_ns"]
+        text = f"{name}: MIG is {state}"
+        assert event == {"kind": "mig_mode", "source": "mig", "text": text, "gpu_uuid": uuid}
+        assert run(bed, word, "1") == (0, f"{name}: MIG is {state} already\n")
+    ledger = common.open_ledger(bed.node.settings)
+    assert [gpu.minor for gpu in ledger.inventory()] == [0, 1]
+    ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("faults", "text"),
+    [
+        (
+            "nvmlDeviceGetMigMode=3",
+            "has no MIG: it is of the Ampere generation or later in data center GPUs only",
+        ),
+        (
+            "nvmlDeviceGetComputeRunningProcesses_v3=999",
+            "NVML does not say which processes use it (Unknown Error): see nvidia-smi",
+        ),
+    ],
+)
+def test_what_nvml_does_not_say_or_have_switches_nothing(bed: MigNode, faults: str, text: str) -> None:
+    status, output = run(bed, "enable", "1", faults=faults)
+    assert (status, text in output) == (1, True), output
+    assert modes(bed) == [(True, True), (False, False)]
+
+
+def test_of_many_jobs_the_first_eight_are_named(bed: MigNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, listed in ((8, "1, 2, 3, 4, 5, 6, 7, 8."), (9, "1, 2, 3, 4, 5, 6, 7, 8 and 1 more.")):
+        held = [Holding(job_id, 1, 8, False, False) for job_id in range(count, 0, -1)]
+        monkeypatch.setattr(placeholders, "Node", lambda _name, _environment, held=held: FakeNode(*held))
+        uuid = bed.run(lambda: nvml_door.read_devices()[1].uuid)
+        advice = f"Take it out of service and wait for them: hami-hpc gpu drain {uuid} --reason MIG."
+        status, output = run(bed, "enable", "1")
+        assert f"GPU 1 ({uuid}) has {count} running job(s): {listed} {advice}" in output
+        assert f"After the switch: hami-hpc gpu resume {uuid}" in output
+        assert status == 1
 
 
 def test_nothing_is_switched_while_a_job_has_a_part_of_the_gpu(bed: MigNode, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,8 @@ def test_the_daemon_has_one_gpu_and_nothing_of_the_jobs_environment(
     )
     assert "of-the-job" not in environment.values()
     assert environment["CUDA_VISIBLE_DEVICES"] == UUIDS[0]
-    assert environment["PATH"] == f"{PROGRAM.parent}:{mps_daemon.SYSTEM_PATH}", "where it looks for its server"
+    path = f"{PROGRAM.resolve().parent}:{mps_daemon.SYSTEM_PATH}"
+    assert environment["PATH"] == path, "where it looks for its server"
     assert node.mps_epilog(7) == 0
 
 

@@ -165,7 +165,9 @@ def test_the_doctor_finds_missing_programs_lists_and_silent_daemons(
     assert found["MPS directories"].level is Level.FAIL
     assert node.mps_epilog(7) == 0
     node.write_settings(program="/nonexistent/control")
-    assert findings(node, monkeypatch)["MPS programs"].level is Level.FAIL
+    programs = findings(node, monkeypatch)["MPS programs"]
+    assert programs.level is Level.FAIL
+    assert programs.advice == "install the driver's package with the programs of MPS, or set control in [mps]"
 
 
 def test_the_doctor_reports_daemons_of_others_and_leaves_them(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,9 @@ def test_second():
 """
 
 
-def run_tests(folder: Path, mutant: str) -> tuple[int, str]:
+def run_tests(folder: Path, mutant: str, tests: str = TESTS) -> tuple[int, str]:
     """Exit status and last line of pytest, run as mutmut runs it."""
-    (folder / "test_it.py").write_text(TESTS)
+    (folder / "test_it.py").write_text(tests)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-q", "--rootdir=.", "-p", "stats_run", "-p", "no:cacheprovider"],
         cwd=folder,
@@ -32,7 +32,7 @@ def run_tests(folder: Path, mutant: str) -> tuple[int, str]:
         check=False,
         timeout=60,
     )
-    return done.returncode, done.stdout.splitlines()[-1]
+    return done.returncode, done.stdout.strip().rpartition("\n")[2]
 
 
 @pytest.fixture
@@ -68,6 +68,26 @@ def test_a_file_of_tests_that_cannot_be_read_stops_no_run_and_is_named(tmp_path:
     failing = stats_run.failing(tmp_path)  # type: ignore[attr-defined]
     assert sorted(failing) == ["test_bad.py", "test_it.py::test_first"]
     assert "nothing_of_that_name" in failing["test_bad.py"]
+
+
+LEAVES_A_FILE_OPEN = """\
+def test_that_leaves_a_file_open():
+    class Holder:
+        pass
+    holder = Holder()
+    holder.itself = holder  # until Python looks for cycles
+    holder.file = open(__file__)
+"""
+
+
+def test_what_is_found_open_after_the_last_test_stops_no_run_and_is_named(tmp_path: Path, stats_run: object) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    assert run_tests(tmp_path, "stats", LEAVES_A_FILE_OPEN)[0] == 0
+    ((where, what),) = stats_run.failing(tmp_path).items()  # type: ignore[attr-defined]
+    assert where == "after the last test"
+    assert f"name='{tmp_path}/test_it.py'" in what
+    assert run_tests(tmp_path, "fail", LEAVES_A_FILE_OPEN)[0] == 0
+    assert run_tests(tmp_path, "module.x_function__mutmut_1", LEAVES_A_FILE_OPEN)[0] == 1
 
 
 def test_what_mutmut_says_is_shown_without_its_progress(stats_run: object) -> None:

@@ -92,6 +92,12 @@ def test_a_full_gpu_has_nothing_and_an_empty_one_everything() -> None:
     assert room.largest.text == "mem=143156M,cores=100"
 
 
+def test_a_whole_gpu_of_few_shards_has_all_of_its_cores_and_no_more() -> None:
+    node = node_of(2000, 50)
+    assert largest_slice(size_of(node, 50), 40, node) == Slice(2000, 100)
+    assert largest_slice(size_of(node, 50), 39, node) == Slice(1950, 99)
+
+
 def test_a_gpu_that_is_held_whole_and_a_node_that_is_held_whole_have_nothing() -> None:
     node = node_of(143156, 256, whole=frozenset({0}))
     assert [gpu.free_shards for gpu in room_of(node, size_of(node)).gpus] == [0, 559]

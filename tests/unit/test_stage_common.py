@@ -73,8 +73,11 @@ def test_a_fault_of_our_own_comes_with_its_place() -> None:
     def inner() -> None:
         raise KeyError("x")
 
-    with pytest.raises(KeyError) as caught:
+    def outer() -> None:
         inner()
+
+    with pytest.raises(KeyError) as caught:
+        outer()
     line = inner.__code__.co_firstlineno + 1
     assert common.error_text(caught.value) == (
         f"unexpected KeyError: 'x' ({__file__}:{line}). This is a bug in hami_hpc: please report it. "

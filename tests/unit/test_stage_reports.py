@@ -13,10 +13,11 @@ from node_testbed import UID, UUIDS, Node, job_environment
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.out_of_service import DrainedGpu
-from hami_hpc.errors import NodeError
+from hami_hpc.errors import JobError, NodeError
+from hami_hpc.isolation import share, table
 from hami_hpc.node import admin_log, agent_file, drain, drained_gpus, job_dirs, usage_spool
 from hami_hpc.node.event_reader import EventReader
-from hami_hpc.stages import common, epilog, out_of_service, prolog
+from hami_hpc.stages import common, epilog, no_room, out_of_service, prolog, reconcile
 
 Syslog = list[tuple[int, str]]
 
@@ -114,6 +115,52 @@ def test_a_refused_job_is_an_event_and_a_line_that_say_what_became_of_it(
     assert asked == [(node.settings, job_environment(7), 7)]
 
 
+@pytest.mark.parametrize("is_requeued", [True, False])
+def test_a_job_for_which_its_gpu_has_no_place_is_sent_back_with_the_reason_and_holds_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_requeued: bool
+) -> None:
+    asked: list[object] = []
+
+    def no_place(*_arguments: object) -> None:
+        raise JobError("its GPU has no place", "E_MIG_NO_ROOM")
+
+    def send_back(*arguments: object) -> bool:
+        asked.append(arguments)
+        return is_requeued
+
+    monkeypatch.setattr(share, "prepare", no_place)
+    monkeypatch.setattr(no_room, "send_back", send_back)
+    assert node.prolog(7) == 0
+    outcome = "It was requeued" if is_requeued else "Its steps will be refused"
+    assert capsys.readouterr().err == f"{c.ERROR_PREFIX}prolog: its GPU has no place. {outcome}\n"
+    action = "requeued" if is_requeued else "steps refused"
+    assert events_of(node) == [
+        {"kind": "refused", "source": "prolog", "job_id": 7, "action": action, "text": "its GPU has no place"}
+    ]
+    assert asked == [(node.settings, job_environment(7), 7, "its GPU has no place")]
+    assert node.grants() == {}
+
+
+def test_a_last_run_that_cannot_be_ended_is_told_and_the_job_runs(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.prolog(7)
+    old = node.grants()[7]
+    ended: list[tuple[object, ...]] = []
+
+    def end_grant(*arguments: object) -> str:
+        ended.append(arguments)
+        raise NodeError("no space")
+
+    monkeypatch.setattr(epilog, "end_grant", end_grant)
+    assert node.prolog(7, gpu="1") == 0
+    assert capsys.readouterr().err == f"{c.ERROR_PREFIX}prolog: last run of job 7: no space. Run hami-hpc reconcile\n"
+    ((settings, _ledger, grant, end_unix_ns),) = ended
+    assert (settings, grant) == (node.settings, old)
+    assert old.created_unix_ns < int(str(end_unix_ns)) <= time.time_ns()
+    assert node.grants()[7].gpu_uuid == UUIDS[1]
+
+
 def test_a_job_that_is_refused_for_its_own_fault_is_not_requeued(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(out_of_service, "send_back", bug)
     assert node.prolog(7, gpu="0,1") == 0
@@ -130,6 +177,29 @@ def test_a_stage_that_fails_is_an_event_with_its_line(node: Node, job: str | Non
     (event,) = events_of(node)
     line = f"{c.ERROR_PREFIX}prolog: no space"
     assert event == {"kind": "node_drain", "source": "prolog", "job_id": noted, "text": line}
+
+
+def test_a_mode_that_this_version_lacks_fails_the_prolog_with_the_file_that_offers_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.config.write_text(node.config.read_text() + '[vgpu]\nmodes = ["share", "mps", "mig"]\n')
+    monkeypatch.setattr(table, "BACKENDS", {"share": share})
+    assert node.prolog(7) == 1
+    line = (
+        f"{c.ERROR_PREFIX}prolog: {node.config}: modes offers mps, mig, but this version supports only share. "
+        "Remove it from modes in [vgpu], then run hami-hpc render"
+    )
+    assert capsys.readouterr().err == f"{line}\n"
+    assert events_of(node) == [{"kind": "node_drain", "source": "prolog", "job_id": 7, "text": line}]
+
+
+def test_an_epilog_that_does_not_know_its_job_fails_and_is_an_event(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert epilog.main(node.arguments, {"SLURM_JOB_ID": "x"}) == 1
+    line = capsys.readouterr().err.rstrip("\n")
+    assert line.startswith(f"{c.ERROR_PREFIX}epilog: SLURM_JOB_ID is 'x'")
+    assert events_of(node) == [{"kind": "node_drain", "source": "epilog", "job_id": 0, "text": line}]
 
 
 def test_a_prolog_beside_an_agent_that_has_not_looked_yet_or_for_a_while_says_so(watched: Node, syslog: Syslog) -> None:
@@ -206,6 +276,13 @@ def test_jobs_that_could_not_be_told_of_their_neighbours_are_a_warning(
     monkeypatch.setattr(neighbours, "update", lambda *_arguments: ("one", "two"))
     common.tell_neighbours("prolog", node.settings, None)  # type: ignore[arg-type]
     assert syslog[1:] == [(admin_log.WARNING, "prolog: one"), (admin_log.WARNING, "prolog: two")]
+    syslog.clear()
+    node.prolog(7)
+    node.epilog(7)
+    reconcile.reconcile(node.settings, frozenset, dry_run=False)
+    assert [line for level, line in syslog if level == admin_log.WARNING] == [
+        f"{stage}: {text}" for stage in ("prolog", "epilog", "reconcile") for text in ("one", "two")
+    ]
 
 
 def test_a_grant_that_a_bug_keeps_from_its_end_waits_for_an_administrator(

@@ -46,6 +46,14 @@ def test_a_whole_run_has_all_of_roots_times_in_order(node: Node) -> None:
     assert done < time.time_ns()
 
 
+def test_a_record_says_when_its_epilog_began(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.prolog(7)
+    began = time.time_ns() - S
+    monkeypatch.setattr(stage_times, "began_unix_ns", lambda: began)
+    assert node.epilog(7) == 0
+    assert times_of(node)["epilog_began_unix_ns"] == began
+
+
 @pytest.mark.parametrize("shift", [-(2**62), -60 * S, 3600 * S, 2**63])
 def test_what_the_job_says_counts_within_its_run_only(node: Node, shift: int) -> None:
     """A user can write any number there; so can a clock that is set. Neither makes the record damaged."""

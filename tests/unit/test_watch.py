@@ -102,6 +102,31 @@ def test_what_one_look_shows(seen: Look, expected: list[tuple[Kind, int, int]]) 
     assert kinds(seen) == expected
 
 
+@pytest.mark.parametrize(
+    ("seen", "text"),
+    [
+        (look(process(job_id=0)), "process 100 of uid 1000 belongs to no job and uses GPU GPU-1"),
+        (
+            look(process(job_id=8), held={8: frozenset()}),
+            "process 100 of job 8 uses GPU GPU-1, which the job does not hold",
+        ),
+        (look(process(gpu_uuid=OTHER_GPU)), "process 100 of job 7 uses GPU GPU-2; its slice is on GPU-1"),
+        (
+            look(process(has_interposer=False)),
+            "process 100 of job 7 runs without the interposer, so nothing limits it",
+        ),
+        (look(process(used_mib=2000)), "job 7 holds 2000 MiB of GPU GPU-1; granted are 1024 MiB"),
+        (
+            look(process(), slices=counted(5)),
+            "job 7 holds 512 MiB of GPU GPU-1, of which its interposer counted 5 MiB",
+        ),
+    ],
+)
+def test_a_suspicion_says_who_does_what_and_has_the_processes(seen: Look, text: str) -> None:
+    (one,) = judge(seen, LIMITS)
+    assert (one.text, one.processes, one.gpu_uuid) == (text, seen.processes, seen.processes[0].gpu_uuid)
+
+
 def suspicion(kind: Kind = Kind.MEMORY_OVER, job_id: int = 7) -> Suspicion:
     return Suspicion(kind, job_id, 0, GPU, (), "text")
 
@@ -253,8 +278,15 @@ def test_processes_that_follow_one_another_are_found_although_each_ends_before_i
     assert first.suspicion.text == "text; processes like this one follow one another"
     assert at * step <= GRACE_NS[kind] + 2 * SECOND
     assert first.suspicion.processes[0].pid == 100 + at
+    assert first.suspicion.subject == (kind, job_id, 0 if job_id else -1001, GPU), "the job, or the user without one"
     assert [one.is_new for _, one in found[1:]] == [False] * (len(found) - 1)
     assert len(found) > 20  # whoever comes later is acted on at once
+
+
+def test_processes_that_follow_one_another_are_found_by_four_looks_however_long_these_take() -> None:
+    incidents = Incidents()
+    found = [bool(incidents.update(at * SECOND, [chain(Kind.NO_INTERPOSER, at)])) for at in range(4)]
+    assert found == [False, False, False, True]
 
 
 def test_users_without_a_job_are_not_one_chain() -> None:
