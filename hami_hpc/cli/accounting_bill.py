@@ -12,6 +12,7 @@ from hami_hpc.accounting.documents import bill as bills
 from hami_hpc.accounting.documents.sreport_check import compare_records
 from hami_hpc.accounting.formats import tables
 from hami_hpc.accounting.pricing import quota
+from hami_hpc.accounting.pricing.held_time import JOB, NOTHING
 from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.store import job_records
 from hami_hpc.accounting.times import Bucket, Period, local_date, month_period, split_days, split_months
@@ -57,7 +58,8 @@ def bill(by: str, form: str, checked: bool, site: SiteOptions, **given: Any) -> 
         bills.check_dimensions(dimensions)
     buckets = split_days(period, setup.tz) if "day" in dimensions else split_months(period, setup.tz)
     with options.records(setup, period) as records:
-        priced_period = price_period(records, setup.gpus, setup.prices, buckets, setup.tz)
+        detail = JOB if "job" in dimensions else NOTHING
+        priced_period = price_period(records, setup.gpus, setup.prices, buckets, setup.tz, detail)
         made = bills.make_bill(priced_period, dimensions, setup.prices)
         states = _quotas(setup, records, period)
         gaps = [*setup.gaps, *priced_period.gaps, *job_records.gaps(records, period, setup.tz)]

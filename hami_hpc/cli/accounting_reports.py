@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
+from decimal import Decimal
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import click
 
@@ -40,6 +42,7 @@ _MONTH_S = 30 * 86400
 @click.argument("job", required=False)
 @click.option("--user", metavar="NAME", help="This user's jobs, instead of one job.")
 @click.option("--account", metavar="NAME", help="This account's jobs, instead of one job.")
+@month_option("Jobs that ended in a calendar month, 2026-11.")
 @click.option("--start", metavar="TIME", help="Jobs that ended since then.  [default: 30 days before --end]")
 @click.option("--end", metavar="TIME", help="Jobs that ended before.  [default: now]")
 @click.option(
@@ -51,31 +54,48 @@ def efficiency(
     job: str | None,
     user: str | None,
     account: str | None,
+    month: str | None,
     start: str | None,
     end: str | None,
     limit: int,
     form: str,
     site: SiteOptions,
 ) -> None:
-    """What a job (or a user's or account's jobs) used of what it held, and the request that would have sufficed."""
+    """What a job (or a user's or account's jobs) used of what it held, and the request that would have sufficed.
+
+    With rates also what each cost, before discounts and credits of its account.
+    """
     if sum(bool(given) for given in (job, user, account)) != 1:
         raise wrong_usage("give one of: a job's number, --user, --account")
+    if month and (start or end or job):
+        raise wrong_usage("--month goes with --user or --account, and without --start and --end")
     setup = site.read()
     if job:
         runs = _runs_of(setup, _OF_JOB, [job], None)
     else:
         with failing_with(ExitCode.USAGE):
-            end_s = parse_instant(end, setup.tz) if end else int(time.time())
-            period = Period(parse_instant(start, setup.tz) if start else end_s - _MONTH_S, end_s)
+            period = month_period(month, setup.tz) if month else _period(start, end, setup.tz)
         column, value = ("username", user) if user else ("account", account)
         where = f"{column} = $1 AND end_s >= $2 AND end_s < $3"
         runs = _runs_of(setup, where, [value, period.start_s, period.end_s], period)
     if not runs:
         raise AccountingError(_nothing_found(setup, job, user or account or "", bool(user)))
     if form == "json":
-        click.echo(json.dumps([{**asdict(run), "suggestion": eff.suggestion(run)} for run in runs], indent=2))
+        click.echo(json.dumps([_fields(run, setup.prices) for run in runs], indent=2))
+    elif job and len(runs) == 1:
+        click.echo(_one_run(runs[0], setup.prices))
     else:
-        click.echo(_one_run(runs[-1]) if job and len(runs) == 1 else _many_runs(runs, limit))
+        click.echo(_many_runs(runs, limit, setup.prices))
+
+
+def _period(start: str | None, end: str | None, tz: ZoneInfo) -> Period:
+    end_s = parse_instant(end, tz) if end else int(time.time())
+    return Period(parse_instant(start, tz) if start else end_s - _MONTH_S, end_s)
+
+
+def _fields(run: eff.RunUse, prices: Rates | None) -> dict[str, object]:
+    cost = None if run.cost is None else str(run.cost)
+    return {**asdict(run), "cost": cost, "currency": prices and prices.currency, "suggestion": eff.suggestion(run)}
 
 
 # The number of an array or of a heterogeneous job is also that of all its tasks and components: 100_3, 200+1.
@@ -97,10 +117,12 @@ def _runs_of(setup: Setup, where: str, values: list[object], period: Period | No
     """Returns stored runs with their usage. where: a fixed SQL condition with placeholders."""
     found = job_records.from_store(setup.root, period)
     used = usage_table.stored(setup.root, store_files.read_manifest(setup.root))
-    return eff.runs(found.con, found.source, used, setup.gpus, where, values)
+    chosen = eff.choose(found, where, values)
+    costs = eff.costs(chosen, setup.gpus, setup.prices, setup.tz) if setup.prices else None
+    return eff.runs(chosen, used, setup.gpus, costs)
 
 
-def _one_run(run: eff.RunUse) -> str:
+def _one_run(run: eff.RunUse, prices: Rates | None = None) -> str:
     held = f"{run.share_ppm / 1_000_000:g} GPU"
     if run.slices:
         held = f"{run.slices} x {run.mem_mib:,} MiB, {run.cores_percent} % of the GPU's time, class {run.service_class}"
@@ -110,6 +132,9 @@ def _one_run(run: eff.RunUse) -> str:
         f"  held     {held}",
         f"  for      {duration(run.seconds)}, {run.held_gpu_s / 3600:.4f} GPU-hours",
     ]
+    if prices:
+        amount = "not known: no rate" if run.cost is None else f"{prices.currency} {run.cost:,}"
+        lines.append(f"  cost     {amount}, before discounts and credits" if run.cost else f"  cost     {amount}")
     if not run.measured:
         why = "no usage record of this job was collected"
         if not run.slices:
@@ -130,26 +155,41 @@ def _one_run(run: eff.RunUse) -> str:
     return "\n".join([*lines, "", f"  {better} would have sufficed" if better else "  the request fitted"])
 
 
-def _many_runs(runs: list[eff.RunUse], limit: int) -> str:
+def _many_runs(runs: list[eff.RunUse], limit: int, prices: Rates | None) -> str:
+    """Returns a table of the most wasteful runs, those of which the use is not known last, with sums of all."""
     measured = [run for run in runs if run.measured]
     held, used = sum(run.held_gpu_s for run in measured), sum(run.gpu_busy_s for run in measured)
     rows = [
         [
             run.job,
             run.state,
-            eff.suggestion(run) or "as asked",
+            (eff.suggestion(run) or "as asked") if run.measured else "not known",
+            *([_cost(run.cost)] if prices else []),
             f"{run.held_gpu_s / 3600:.2f}",
             _percent(run.gpu_percent),
             _percent(run.mem_percent),
-            str(run.oom_count),
+            str(run.oom_count) if run.measured else "-",
         ]
-        for run in sorted(measured, key=lambda run: -run.wasted_gpu_s)[:limit]
+        for run in sorted(runs, key=lambda run: (not run.measured, -run.wasted_gpu_s, -run.held_gpu_s))[:limit]
     ]
-    headings = ["Job", "State", "Would have sufficed", "GPU-hours", "GPU used", "Memory", "Refused"]
+    cost = [prices.currency] if prices else []
+    headings = ["Job", "State", "Would have sufficed", *cost, "GPU-hours", "GPU used", "Memory", "Refused"]
     share = f"{100 * used / held:.1f} % of {held / 3600:.2f} GPU-hours used" if held else "nothing held"
     unknown = f"; of {len(runs) - len(measured)} more it is not known" if len(runs) > len(measured) else ""
-    shown = colours.table_head(tables.table(headings, rows, 4, []))
-    return f"{shown}\n\n{tables.counted(len(measured), 'job')} measured: {share}{unknown}"
+    shown = colours.table_head(tables.table(headings, rows, 4 + len(cost), []))
+    said = [f"{tables.counted(len(measured), 'job')} measured: {share}{unknown}"]
+    if prices:
+        total = sum((run.cost for run in runs if run.cost is not None), Decimal(0))
+        rest = sum(run.cost is None for run in runs)
+        said.append(
+            f"{tables.counted(len(runs), 'job')} cost {prices.currency} {total:,}, before discounts and credits"
+            + (f"; {tables.counted(rest, 'job')} without a rate" if rest else "")
+        )
+    return "\n".join([shown, "", *said])
+
+
+def _cost(amount: Decimal | None) -> str:
+    return "-" if amount is None else f"{amount:,}"
 
 
 def _percent(value: float | None) -> str:
@@ -179,7 +219,7 @@ def report(month: str, output: Path, templates: Path | None, site: SiteOptions) 
     used = usage_table.stored(setup.root, store_files.read_manifest(setup.root))
     # Efficiency is known only for measured jobs, so the database returns only these.
     where = f"end_s >= $1 AND end_s < $2 AND job_id IN (SELECT job_id FROM {used})"
-    runs = eff.runs(found.con, found.source, used, setup.gpus, where, [period.start_s, period.end_s])
+    runs = eff.runs(eff.choose(found, where, [period.start_s, period.end_s]), used, setup.gpus)
     read_until_s = found.read_until_s or int(time.time())
     built = month_report.build(month, priced_period, prices, runs, notes, read_until_s)
     write_file(output, html.report(built, setup.tz, prices.issuer, templates).encode())

@@ -45,7 +45,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "instances to make room for": ("--demand", frozenset({"mig"})),
     "how long a place is held": ("--hold-minutes", frozenset({"mig"})),
     "end all holds": ("--release", frozenset({"mig"})),
-    "calendar month": ("--month", frozenset({*PERIOD, "invoice", "report"})),
+    "calendar month": ("--month", frozenset({*PERIOD, "invoice", "report", "efficiency"})),
     "begin of a period": ("--start", frozenset({*PERIOD, "efficiency"})),
     "end of a period": ("--end", frozenset({*PERIOD, "efficiency"})),
     "account": ("--account", frozenset({"invoice", "balances", "efficiency"})),

@@ -23,6 +23,7 @@ DIMENSIONS = (
     "cluster",
     "account",
     "user",
+    "job",
     "partition",
     "qos",
     "model",

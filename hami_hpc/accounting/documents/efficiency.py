@@ -3,16 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from fractions import Fraction
+from zoneinfo import ZoneInfo
 
-import duckdb
-
+from hami_hpc.accounting.documents.bill import to_money
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
 from hami_hpc.accounting.pricing.gpu_share import PPM, ShareError, part_shares, required_features, shares_held
+from hami_hpc.accounting.pricing.held_time import RUN
+from hami_hpc.accounting.pricing.price import UNPRICED
+from hami_hpc.accounting.pricing.priced_period import price_period
+from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.sources.tres import AllocatedGpus
 from hami_hpc.accounting.store import usage_table
+from hami_hpc.accounting.store.job_records import JobRecords
+from hami_hpc.accounting.times import Bucket, Period
 from hami_hpc.contract import constants as c
 
 NO_GPU = "no GPU at all"
@@ -31,7 +38,8 @@ class RunUse:
     records; mem_mib is then the memory of those of one node. peak_bytes: the largest of any slice, or of the whole GPUs
     of any node. gpu_busy_s, throttled_s, oom_count, request_count, slo_miss_count: summed over slices. latency_p99_us:
     the largest of any slice. gpu_busy_s is the time that its work used, for every policy. busiest_s, most_throttled_s:
-    gpu_busy_s and throttled_s of the slice that has most of it.
+    gpu_busy_s and throttled_s of the slice that has most of it. cost: before discounts and credits; None if it has no
+    rate.
     """
 
     cluster: str
@@ -59,6 +67,7 @@ class RunUse:
     busiest_s: float = 0.0
     most_throttled_s: float = 0.0
     mode: str = ""  # that the job's features name
+    cost: Decimal | None = None
 
     @property
     def held_gpu_s(self) -> float:
@@ -116,15 +125,41 @@ def _mode_of(features: str) -> str:
     return next((mode for mode in c.MODES if c.FEATURE_MODE.format(mode=mode) in required), "")
 
 
+def choose(records: JobRecords, where: str, values: Sequence[object]) -> JobRecords:
+    """Returns the GPU runs that meet ``where`` (SQL with placeholders for ``values``), in a table of their own."""
+    records.con.execute(
+        f"CREATE OR REPLACE TEMP TABLE chosen AS FROM {records.source} WHERE held <> '' AND {where}", list(values)
+    )
+    return replace(records, source="chosen")
+
+
+def costs(chosen: JobRecords, gpus: ClusterGpus, prices: Rates, tz: ZoneInfo) -> dict[tuple[str, str], Decimal]:
+    """Returns the cost of each of the chosen runs that has a rate, by cluster and run (held_time.RUN)."""
+    span = chosen.con.execute(f"SELECT min(start_s), max({_UNTIL}) FROM {chosen.source}").fetchone() or (None, None)
+    if span[0] is None:
+        return {}
+    period = Period(span[0], max(span) + 1)
+    priced_period = price_period(chosen, gpus, prices, (Bucket("", period),), tz, RUN)
+    sums = priced_period.sums("cluster", "run")
+    amounts = to_money([entry.charge for entry in sums], prices.digits)
+    unpriced = {entry.labels for entry in priced_period.sums("cluster", "run", condition=UNPRICED)}
+    return {
+        (entry.labels[0], entry.labels[1]): amount
+        for entry, amount in zip(sums, amounts, strict=True)
+        if entry.labels not in unpriced
+    }
+
+
 def runs(
-    con: duckdb.DuckDBPyConnection, records: str, used: str, gpus: ClusterGpus, where: str, values: Sequence[object]
+    chosen: JobRecords, used: str, gpus: ClusterGpus, costs: Mapping[tuple[str, str], Decimal] | None = None
 ) -> list[RunUse]:
-    """Returns the GPU runs that meet ``where`` (SQL with placeholders for ``values``), in the order of their start."""
-    matched = usage_table.assigned("chosen", used)
-    rows = con.execute(_RUNS.format(records=records, matched=matched, where=where), list(values)).fetchall()
+    """Returns the chosen runs in the order of their start. used: SQL for the usage records. costs: of the runs."""
+    matched = usage_table.assigned("timed", used)
+    query = _RUNS.format(records=chosen.source, matched=matched, until=_UNTIL, run=RUN)
+    rows = chosen.con.execute(query).fetchall()
     result = []
     eras = gpus.eras()
-    for cluster, job, account, user, state, start_s, seconds, held_key, partition, host, features, *use in rows:
+    for run, cluster, job, account, user, state, start_s, seconds, held_key, partition, host, features, *use in rows:
         allocated = AllocatedGpus.from_key(held_key)
         try:
             share = part_shares(shares_held(allocated, partition, host or "", features, eras[gpus.era(start_s)]))
@@ -166,16 +201,16 @@ def runs(
                 busiest_ns / 1e9,
                 most_throttled_ns / 1e9,
                 _mode_of(features or ""),
+                (costs or {}).get((cluster, run)),
             )
         )
     return result
 
 
+_UNTIL = "coalesce(end_s, observed_s)"
 _RUNS = """
-WITH chosen AS (
-  SELECT *, coalesce(end_s, observed_s) AS until_s FROM {records} WHERE held <> '' AND {where}
-), matched AS ({matched})
-SELECT r.cluster, coalesce(r.display_id, r.job_id::VARCHAR) AS job, r.account, r.username, r.state, r.start_s,
+WITH timed AS (SELECT *, {until} AS until_s FROM {records}), matched AS ({matched})
+SELECT {run}, r.cluster, coalesce(r.display_id, r.job_id::VARCHAR) AS job, r.account, r.username, r.state, r.start_s,
   r.until_s - r.start_s - r.suspended_s,
   r.held, r.partition, r.host, r.features, count(u.start_unix_ns), count(*) FILTER (u.usage NOT IN ('ok', 'observed')),
   coalesce(max(greatest(u.peak_bytes, u.observed_peak_bytes)), 0),
@@ -186,6 +221,6 @@ SELECT r.cluster, coalesce(r.display_id, r.job_id::VARCHAR) AS job, r.account, r
   coalesce(sum(u.gpu_count) FILTER (u.usage = 'observed'), 0)::BIGINT,
   coalesce(max(u.mem_mib) FILTER (u.usage = 'observed'), 0),
   coalesce(max(if(u.gpu_busy_ns > 0, u.gpu_busy_ns, u.observed_busy_ns)), 0), coalesce(max(u.throttled_ns), 0)
-FROM chosen AS r LEFT JOIN matched AS u USING (cluster, job_id, submit_s)
+FROM timed AS r LEFT JOIN matched AS u USING (cluster, job_id, submit_s)
 GROUP BY ALL ORDER BY r.start_s, job
 """

@@ -63,8 +63,13 @@ class RunFacts:
 _ACTIVE = """
 SELECT *, {host} AS placed_on, {era} AS era
 FROM (SELECT *, coalesce(end_s, greatest(observed_s, start_s)) AS until_s FROM {source})
-WHERE held <> '' AND start_s < {end} AND (until_s > {start} OR start_s >= {start}) AND {condition}
+WHERE held <> '' AND start_s < {end} AND (until_s > {start} OR start_s >= {start})
 """
+
+# What can be kept of the runs beside their group -> SQL.
+NOTHING = "''"
+JOB = "coalesce(r.display_id, r.job_id::VARCHAR)"
+RUN = "concat(r.job_id, ' ', r.submit_s)"
 
 # The table ``held``: one row for each group in each segment, with its GPU time in millionths of a GPU times seconds.
 # held_ppm_s: while not suspended. suspended_ppm_s: while suspended. top_up_ppm_s: added up to the minimum time. runs:
@@ -73,7 +78,7 @@ WHERE held <> '' AND start_s < {end} AND (until_s > {start} OR start_s >= {start
 _GROUPS = """
 CREATE OR REPLACE TEMP TABLE held AS
 WITH placed AS (
-  SELECT r.*, p.model, p.mode, p.class, p.share, s.segment, s.minimum_s,
+  SELECT r.*, p.model, p.mode, p.class, p.share, s.segment, s.minimum_s, {detail} AS detail,
     {billable} AS billable, until_s - start_s AS wall, until_s - start_s - suspended_s AS net,
     greatest(start_s, s.from_s) AS a, least(until_s, s.to_s) AS b,
     greatest(start_s, {start}) >= s.from_s AS begins,
@@ -89,7 +94,7 @@ WITH placed AS (
     ELSE net * (b - start_s) // wall - net * (a - start_s) // wall END AS on_s
   FROM placed
 )
-SELECT cluster, account, username, partition, qos, model, mode, class, segment, billable,
+SELECT cluster, account, username, partition, qos, model, mode, class, segment, billable, detail,
   count(*) FILTER (begins) AS runs,
   sum(on_s * share)::HUGEINT AS held_ppm_s, sum((b - a - on_s) * share)::HUGEINT AS suspended_ppm_s,
   sum(CASE WHEN ends AND minimum_s > net THEN (minimum_s - net) * share ELSE 0 END)::HUGEINT AS top_up_ppm_s
@@ -132,20 +137,18 @@ def sum_held_time(
     source: str,
     gpus: ClusterGpus,
     segments: Sequence[Segment],
-    condition: str = "true",
     disturbed: str = "",
+    detail: str = NOTHING,
 ) -> RunFacts:
     """Sums the GPU time that the records of ``source`` (a table or table function) held in each segment.
 
     Creates the tables ``held``, ``segments`` and ``parts`` and the view ``active``. The segments must follow one
-    another without a gap. condition: SQL that selects records, never a user's text. disturbed: a table of the disturbed
-    runs, each once (store/disturbed_runs.py); empty if there are none.
+    another without a gap. disturbed: a table of the disturbed runs, each once (store/disturbed_runs.py); empty if there
+    are none. detail: one of those above.
     """
     span = Period(segments[0].period.start_s, segments[-1].period.end_s)
     host = "coalesce(host, '')" if gpus.nodes else "''"
-    active = _ACTIVE.format(
-        source=source, start=span.start_s, end=span.end_s, condition=condition, host=host, era=_era(gpus)
-    )
+    active = _ACTIVE.format(source=source, start=span.start_s, end=span.end_s, host=host, era=_era(gpus))
     con.execute(f"CREATE OR REPLACE TEMP VIEW active AS {active}")
     con.execute(
         "CREATE OR REPLACE TEMP TABLE segments AS "
@@ -167,7 +170,7 @@ def sum_held_time(
     _find_shares(con, gpus)
     billable = _BILLABLE_UNLESS_DISTURBED if disturbed else _BILLABLE
     joined = _DISTURBED.format(table=disturbed) if disturbed else ""
-    con.execute(_GROUPS.format(start=span.start_s, billable=billable, disturbed=joined))
+    con.execute(_GROUPS.format(start=span.start_s, billable=billable, disturbed=joined, detail=detail))
     left_out = tuple(
         LeftOut(row[0], row[1], tuple(row[2])) for row in con.execute(_LEFT_OUT.format(account="")).fetchall()
     )

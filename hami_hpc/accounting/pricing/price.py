@@ -25,8 +25,8 @@ FACTOR_UNITS = 10_000
 # Charge units in one unit of the currency (one euro).
 PER_CURRENCY = PPM * 3600 * MICRO * FACTOR_UNITS
 
-# What can be summed by -> SQL. rate: millionths of the currency per GPU-hour, and the empty text if there is none;
-# problem says why, and day is the first of its time.
+# What can be summed by -> SQL. job, run: where sum_held_time has kept these. rate: millionths of the currency per
+# GPU-hour, and the empty text if there is none; problem says why, and since is the first day of its time.
 COLUMNS = {
     "cluster": "cluster",
     "account": "account",
@@ -36,6 +36,8 @@ COLUMNS = {
     "model": "model",
     "mode": "mode",
     "class": "class",
+    "job": "detail",
+    "run": "detail",
     "billable": "if(billable, 'yes', 'no')",
     "day": "bucket",
     "month": f"left(bucket, {len('2026-11')})",

@@ -11,7 +11,7 @@ import duckdb
 
 from hami_hpc.accounting.pricing import price, rates
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
-from hami_hpc.accounting.pricing.held_time import RunFacts, Segment, sum_held_time
+from hami_hpc.accounting.pricing.held_time import NOTHING, RunFacts, Segment, sum_held_time
 from hami_hpc.accounting.pricing.price import Sum
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.store import disturbed_runs, overlaps
@@ -44,9 +44,17 @@ class PricedPeriod:
 
 
 def price_period(
-    records: JobRecords, gpus: ClusterGpus, prices: Rates | None, buckets: Sequence[Bucket], tz: ZoneInfo
+    records: JobRecords,
+    gpus: ClusterGpus,
+    prices: Rates | None,
+    buckets: Sequence[Bucket],
+    tz: ZoneInfo,
+    detail: str = NOTHING,
 ) -> PricedPeriod:
-    """Returns the GPU time held in each bucket, priced. The buckets must follow one another without a gap."""
+    """Returns the GPU time held in each bucket, priced. The buckets must follow one another without a gap.
+
+    detail: what can be summed by besides, one of held_time.py's.
+    """
     table = prices or Rates()
     segments = rates.segments(table, buckets, tz)
     span = Period(segments[0].period.start_s, segments[-1].period.end_s)
@@ -59,7 +67,7 @@ def price_period(
     wanted = {key: name for key, (name, is_wanted) in runs.items() if is_wanted}
     if wanted:
         disturbed, gaps = _disturbed(records, span, wanted)
-    facts = sum_held_time(records.con, records.source, gpus, segments, disturbed=disturbed)
+    facts = sum_held_time(records.con, records.source, gpus, segments, disturbed, detail)
     price.price(records.con, segments, table, tz)
     gaps = (*gaps, *overlaps.notes(records, span))
     return PricedPeriod(records.con, segments, facts, rejected_lines(records, span), gaps)

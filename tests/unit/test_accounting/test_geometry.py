@@ -182,7 +182,7 @@ def test_efficiency_reckons_with_the_sizes_of_the_day_too(tmp_path: Path, site: 
     fill(root, [BEFORE, BEFORE.with_(job_id=2, start=T0 + DAY, end=T0 + 2 * DAY)])
     records = job_records.from_store(root, None, 256)
     used = usage_table.stored(root, store_files.read_manifest(root))
-    shares = [run.share_ppm for run in efficiency.runs(records.con, records.source, used, gpus, "true", [])]
+    shares = [run.share_ppm for run in efficiency.runs(efficiency.choose(records, "true", []), used, gpus)]
     assert shares == [501_792, 250_447]
     made = make_bill(root, Period(T0, T0 + 30 * DAY), "account", site=gpus)
     assert made.lines[0].exact == 100 * HOUR * 501_792 + 24 * HOUR * 250_447

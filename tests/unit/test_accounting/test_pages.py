@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from hami_hpc.accounting.documents import invoice, invoice_files, month_report
-from hami_hpc.accounting.documents.efficiency import runs
+from hami_hpc.accounting.documents.efficiency import choose, runs
 from hami_hpc.accounting.formats import charts, html
 from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.store import job_records, store_files, usage_table
@@ -152,7 +152,7 @@ def pages(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     priced_period = price_period(records, GPUS, PRICES, split_days(period, UTC), UTC)
     times = invoice.account_times(priced_period)
     table = usage_table.stored(root, store_files.read_manifest(root))
-    uses = runs(records.con, records.source, table, GPUS, "true", [])
+    uses = runs(choose(records, "true", []), table, GPUS)
     made = month_report.build("2026-09", priced_period, PRICES, uses, ["left out: 3 jobs: a reason"], period.end_s)
 
     def build(credit: Any) -> invoice.Content:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hami_hpc.accounting.documents import month_report
-from hami_hpc.accounting.documents.efficiency import runs
+from hami_hpc.accounting.documents.efficiency import choose, runs
 from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.store import job_records, store_files, usage_table
@@ -29,7 +29,7 @@ def _report(root: Path, prices: Rates = TWO_H200, until: int = END) -> month_rep
     records = job_records.from_store(root, period, 256)
     priced_period = price_period(records, GPUS, prices, split_days(period, UTC), UTC)
     used = usage_table.stored(root, store_files.read_manifest(root))
-    uses = runs(records.con, records.source, used, GPUS, "true", [])
+    uses = runs(choose(records, "true", []), used, GPUS)
     made = month_report.build("2026-09", priced_period, prices, uses, (), until)
     records.con.close()
     return made

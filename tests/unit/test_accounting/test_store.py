@@ -257,7 +257,7 @@ def test_a_store_of_before_is_read_as_it_is(version_1: Path) -> None:
     assert _data_files(version_1) == before
     used = usage_table.stored(version_1, store_files.read_manifest(version_1))
     records = job_records.from_store(version_1, None, 256)
-    (run,) = efficiency.runs(records.con, records.source, used, GPUS, "display_id = $1", ["100_3"])
+    (run,) = efficiency.runs(efficiency.choose(records, "display_id = $1", ["100_3"]), used, GPUS)
     assert (run.job, run.measured) == ("100_3", True)
 
 
