@@ -203,6 +203,8 @@ def _limits(jobs: tuple[Member, ...]) -> Limits:
 
 def _after_change(program: str, place: Place) -> None:
     """Stops the daemon if no job needs it, else lowers its limits and ends what is left of jobs that have ended."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{place.jobs}/{NEW}")  # of a prolog that was killed: whoever writes one holds the lock
     jobs = members(place)
     if not jobs:
         mps_daemon.stop(program, place)

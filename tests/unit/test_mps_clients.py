@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 
 import pytest
 from mps_testbed import PROGRAM, MpsNode, client
@@ -18,11 +17,8 @@ from hami_hpc.node import mps, mps_daemon
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[MpsNode]:
-    with MpsNode.running() as made:
-        monkeypatch.setenv("HAMI_SIM", str(made.root.parent / "sim"))
-        monkeypatch.setenv("PATH", f"/nowhere:{os.environ['PATH']}")
-        yield made
+def node(mps_node: MpsNode) -> MpsNode:
+    return mps_node
 
 
 def ask(node: MpsNode, command: str, uid: int = UID) -> str:
