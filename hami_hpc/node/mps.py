@@ -224,7 +224,8 @@ def _end_dead_clients(program: str, place: Place) -> None:
     """
     for server in mps_daemon.servers(program, place):
         for client in mps_daemon.clients(program, place, server):
-            if client > 0 and client not in mps_processes.numbers():  # read for each: just before it is ended
+            is_gone = client > 0 and not os.path.lexists(f"/proc/{client}")
+            if is_gone and client not in mps_processes.numbers():  # read for each, just before it is ended
                 mps_daemon.ask(program, place, f"terminate_client {server} {client}")
 
 
