@@ -31,7 +31,7 @@ WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -We
 
 .PHONY: help setup setup-test generate build native plugins examples lint test test-native test-sanitizers test-unit mutate \
 	test-cluster test-slurm-versions record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-peers \
-	bench-interposer bench-latency bench-mig bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop \
+	bench-churn bench-interposer bench-latency bench-mig bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop \
 	check-places install uninstall clean
 
 help: ## list these targets
@@ -90,6 +90,7 @@ test-unit: setup-test build ## Python and Lua, without a cluster
 # Not part of `make test`: a sample of 300 takes minutes, all of it hours. SAMPLE=0: all; ONLY: globs of files.
 SAMPLE ?= 300
 SEED ?= 1
+JOBS ?= 1000
 ONLY ?= *
 CHILDREN ?= 1
 
@@ -139,6 +140,9 @@ bench-mig: setup-test ## where MIG instances are placed, and the shards that the
 
 bench-prolog: build ## prolog's and epilog's time, against an empty python3
 	$(PYTHON) benchmarks/bench_prolog.py
+
+bench-churn: build ## many jobs of all modes on a private Slurm with 8 simulated GPUs, with prologs killed at random; JOBS=1000 SEED=1
+	$(PYTHON) benchmarks/bench_churn.py --jobs $(JOBS) --seed $(SEED)
 
 bench-interposer: build ## what the interposer adds to calls and starts, on the simulation
 	$(PYTHON) benchmarks/bench_interposer.py

@@ -6,6 +6,9 @@
 Each round runs every case once, one after the other, so that whatever else the machine does falls on all alike. The
 run directory, with the ledger, lies in memory (/dev/shm), as /run does on a node; the spool lies in TMPDIR. The
 inventory is in the ledger, as in all prologs of a boot but the first.
+
+Modes mps and mig use the simulated control daemon and NVML, so what the real ones take comes on top; the aim is not
+held against them. "first": the job's prolog starts the daemon, and its epilog ends it; "next": another job has it.
 """
 
 from __future__ import annotations
@@ -21,10 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+SIM = ROOT / "build/native/sim"
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/cluster")]
+
+from harness.mounting import unmount_below  # noqa: E402  after the paths to the checkout
 
 from hami_hpc.core.inventory import Device, make_inventory  # noqa: E402  after the path to the checkout
-from hami_hpc.node import job_dirs  # noqa: E402
 from hami_hpc.node.config import load_settings  # noqa: E402
 from hami_hpc.stages import common  # noqa: E402
 
@@ -36,8 +41,19 @@ run_dir = "{memory}/run"
 state_dir = "{root}/state"
 [gpu_models.h200]
 total_mib = 143156
+{profiles}
 [partitions.gpu]
 gpu_models = ["h200"]
+"""
+MODES = """\
+[vgpu]
+modes = ["share", "mps", "mig"]
+[mps]
+control = "{sim}/nvidia-cuda-mps-control"
+"""
+MIG_PROFILES = """\
+[gpu_models.h200.mig_profiles]
+"1g.18gb" = "16384 MiB, 1/7 compute, 1/8 memory at {0,1,2,3,4,5,6}, at most 7"
 """
 
 
@@ -67,7 +83,7 @@ def make_slurm_conf(folder: Path) -> str:
 def make_cases(folder: Path, memory: Path) -> list[Case]:
     """A node with one GPU under `folder` and `memory`, and what to time on it, in the order to run."""
     config = folder / "hami-hpc.toml"
-    config.write_text(SETTINGS.format(root=folder, memory=memory))
+    config.write_text(SETTINGS.format(root=folder, memory=memory, profiles=""))
     settings = load_settings(str(config))
     ledger = common.open_ledger(settings)
     ledger.set_inventory(make_inventory([Device(0, "GPU-bench", "NVIDIA H200", 143156)], settings.gpu_models))
@@ -92,6 +108,47 @@ def make_cases(folder: Path, memory: Path) -> list[Case]:
     ]
 
 
+def make_machine(folder: Path) -> tuple[dict[str, str], str]:
+    """Makes two simulated H200s, the second divided by MIG. Returns variables that find them, and its UUID."""
+    machine = folder / "machine"
+    subprocess.run((f"{SIM}/sim-machine", machine, "h200", "h200"), check=True, stdout=subprocess.DEVNULL)
+    (machine / "proc").mkdir()
+    (machine / "proc/devices").write_text("Character devices:\n238 nvidia-caps\n")
+    found = {"HAMI_SIM": str(machine), "LD_LIBRARY_PATH": str(SIM)}
+    program = "import pynvml as n; n.nvmlInit(); g = n.nvmlDeviceGetHandleByIndex(1); n.nvmlDeviceSetMigMode(g, 1); "
+    program += "print(n.nvmlDeviceGetUUID(g))"
+    command = (sys.executable, "-c", program)
+    done = subprocess.run(command, env=found, check=True, capture_output=True, text=True)
+    return found, done.stdout.strip()
+
+
+def make_mode_cases(folder: Path, memory: Path) -> list[Case]:
+    """The same for the other modes, on a node with two GPUs: one for MPS, and one that MIG divides."""
+    found, uuid = make_machine(folder)
+    config = folder / "modes.toml"
+    text = SETTINGS.format(root=folder, memory=memory / "m", profiles=MIG_PROFILES)
+    config.write_text(text.replace("[paths]", f'{MODES.format(sim=SIM)}[paths]\ndriver_root = "{found["HAMI_SIM"]}"'))
+    settings = load_settings(str(config))
+    ledger = common.open_ledger(settings)
+    devices = [Device(0, "GPU-bench", "NVIDIA H200", 143156), Device(1, uuid, "NVIDIA H200", 143156)]
+    ledger.set_inventory(make_inventory(devices, settings.gpu_models))
+    ledger.close()
+    base = found | {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534", "SLURM_CONF": f"{folder}/slurm.conf"}
+    vgpu = {"HAMI_HPC_VGPU": "1", "HAMI_HPC_CLASS": "std", "HAMI_HPC_MEM_MIB": "16384", "HAMI_HPC_CORES": "14"}
+    mps = base | vgpu | {"SLURM_JOB_GPUS": "0", "SLURM_JOB_CONSTRAINTS": "vgpu_mps"}
+    mig = base | vgpu | {"SLURM_JOB_GPUS": "1", "SLURM_JOB_CONSTRAINTS": "vgpu_mig"}
+    other = mps | {"SLURM_JOB_ID": "8"}
+    prolog, epilog = ((str(ROOT / "prolog" / name), "--config", str(config)) for name in ("prolog", "epilog"))
+    return [
+        Case("prolog, mps, first", prolog, mps, False),
+        Case("prolog, mps, next", prolog, other, False),
+        Case("epilog, mps, next", epilog, other, False),
+        Case("epilog, mps, first", epilog, mps, False),
+        Case("prolog, mig", prolog, mig, False),
+        Case("epilog, mig", epilog, mig, False),
+    ]
+
+
 def timed_ms(case: Case) -> float:
     """Wall milliseconds of one run, which must succeed."""
     begin = time.perf_counter()
@@ -108,14 +165,14 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="hami-bench-") as folder,
         tempfile.TemporaryDirectory(prefix="hami-bench-", dir="/dev/shm") as memory,
     ):
-        cases = make_cases(Path(folder), Path(memory))
+        cases = make_cases(Path(folder), Path(memory)) + make_mode_cases(Path(folder), Path(memory))
         for case in cases:  # compiled modules and page cache
             timed_ms(case)
         times: dict[str, list[float]] = {case.name: [] for case in cases}
         for _ in range(rounds):
             for case in cases:
                 times[case.name].append(timed_ms(case))
-        subprocess.run(("umount", job_dirs.jobs_dir(f"{memory}/run")), check=False)
+        unmount_below(Path(memory))
     empty = statistics.median(times[cases[0].name])
     print(f"{rounds} rounds, {os.cpu_count()} CPUs, Python {sys.version.split()[0]}")
     print(f"{'':24}{'median ms':>10}{'10th':>8}{'90th':>8}{'x empty':>9}")

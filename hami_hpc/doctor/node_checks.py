@@ -20,7 +20,7 @@ from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation import mig_checks
 from hami_hpc.isolation.table import backend_of, check_modes
-from hami_hpc.node import boot, drained_gpus, job_dirs, mode_outages, nvml
+from hami_hpc.node import boot, drained_gpus, mode_outages, nvml, usage_bounds
 from hami_hpc.node import ledger as ledgers
 from hami_hpc.render.offer import node_modes
 from hami_hpc.slurm import node_features, placeholders
@@ -106,7 +106,7 @@ def check_mounts(facts: Facts) -> Iterator[Finding]:
     settings = facts.settings
     if os.geteuid() != 0:
         raise NodeError("only root can try mounts: run this as root")
-    unbounded = job_dirs.unbounded_usage(settings.run_dir)
+    unbounded = usage_bounds.unbounded_usage(settings.run_dir)
     advice = "slurmd and its prolog need CAP_SYS_ADMIN to mount a tmpfs for each job's usage file"
     yield finding("usage files", unbounded is None, unbounded or "cannot grow", advice, Level.WARN)
 

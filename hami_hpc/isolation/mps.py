@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant, check_fits
 from hami_hpc.core.records import Usage, pack_limits
+from hami_hpc.errors import NodeError
 from hami_hpc.node import job_dirs
 
 TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
@@ -45,13 +46,22 @@ def describe(grant: Grant) -> bytes:
 
 
 def release(settings: Settings, directory: str, grant: Grant, end_unix_ns: int) -> Usage:
-    """Takes the job from its daemon, which ends with its last job, and returns what the job used. Raises NodeError."""
+    """Takes the job from its daemon, which ends with its last job, and returns what the job used. Raises NodeError
+    when the job's note of its daemon cannot be removed.
+
+    A daemon that cannot be left or ended (its process waits in the driver, or another holds its lock) holds up nothing
+    else: syslog says so, and reconcile ends it later, which needs neither the grant nor the directory.
+    """
     from hami_hpc.node import mps
 
     mps.forget(directory)
     for multi_user in (False, True):  # the setting may have been changed while the job ran
         place = mps.place_of(settings.run_dir, grant.gpu_minor, grant.uid, multi_user)
-        _warn("epilog", grant, mps.leave(settings.mps_control, place, member_of(grant)))
+        try:
+            lines = mps.leave(settings.mps_control, place, member_of(grant))
+        except NodeError as error:
+            lines = (f"{error}. The job has ended all the same; run hami-hpc reconcile to end its MPS daemon",)
+        _warn("epilog", grant, lines)
     return job_dirs.read_usage(directory, grant, end_unix_ns)
 
 

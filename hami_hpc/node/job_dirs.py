@@ -91,7 +91,7 @@ def prepare(run_dir: str) -> None:
 
 def place(run_dir: str, grant: Grant, limits_record: bytes, files: Mapping[str, bytes] | None = None) -> bool:
     """Creates the job's directory with the limits record and other `files`, complete. Returns False when it already
-    exists for the same grant, with the same files.
+    exists for the same grant; its `files` are made the same then, and its usage is kept.
 
     Several processes may do this at a time for one job: one succeeds, the others find its directory. A directory of
     another grant (an earlier run of the job) is removed.
@@ -100,9 +100,9 @@ def place(run_dir: str, grant: Grant, limits_record: bytes, files: Mapping[str, 
     wanted = {c.FILE_JOB_LIMITS: limits_record, **added}
 
     def exists() -> bool:
-        others = (read_bounded(f"{target}/{name}", len(text), os.geteuid()) == text for name, text in added.items())
-        is_of = read_grant(target) == _without_model(grant) and os.path.lexists(f"{target}/{c.FILE_USAGE}")
-        return is_of and all(others)
+        if read_grant(target) != _without_model(grant) or not os.path.lexists(f"{target}/{c.FILE_USAGE}"):
+            return False
+        return all(_has(target, name, text) for name, text in added.items())
 
     def fill(path: str) -> None:
         _make_shared(run_dir, path)
@@ -110,6 +110,26 @@ def place(run_dir: str, grant: Grant, limits_record: bytes, files: Mapping[str, 
         history_file.make(path, grant.job_id, grant.uid, grant.created_unix_ns, grant.mem_mib, 1)
 
     return not exists() and place_files(run_dir, grant.job_id, wanted, fill, exists)
+
+
+def _has(directory: str, name: str, content: bytes) -> bool:
+    """Gives a job's directory one file, whole or not at all: an epilog that was killed may have removed it, or the job
+    has another MIG instance since. Returns False where that cannot be done, as in a directory that goes meanwhile."""
+    path, new = f"{directory}/{name}", f"{directory}/{NEW}{name}-{os.getpid()}"
+    if read_bounded(path, len(content), os.geteuid()) == content:
+        return True
+    try:
+        fd = _create(new, 0o644)
+        try:
+            _write_all(fd, content)
+        finally:
+            os.close(fd)
+        os.rename(new, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(new)
+        return False
+    return True
 
 
 def place_files(
@@ -158,27 +178,6 @@ def _make_shared(run_dir: str, directory: str) -> None:
 
     cause = mounts.obstacle() or f"mount failed below {jobs_dir(run_dir)}"
     admin_log.to_syslog(admin_log.WARNING, f"prolog: usage files are not bounded, a user can fill {run_dir}: {cause}")
-
-
-def unbounded_usage(run_dir: str) -> str | None:
-    """Returns why a user can fill the run directory with a usage file; None when nobody can. Changes nothing.
-
-    For doctor: checks the directories of the node's present jobs, and whether this process can mount.
-    """
-    jobs = jobs_dir(run_dir)
-    if (obstacle := mounts.obstacle()) is not None:
-        return f"no tmpfs can be mounted here: {obstacle}"
-    names = [
-        name for name in entries(run_dir) if name.isdigit() and os.path.lexists(f"{jobs}/{name}/{c.FILE_JOB_LIMITS}")
-    ]
-    unbounded = [name for name in names if not mounts.is_mount_point(f"{jobs}/{name}/{SHARED}")]
-    if unbounded:
-        return f"the usage file of job {', '.join(unbounded[:8])} has no tmpfs of its own; see syslog"
-    if os.path.isdir(jobs) and mounts.is_mount_point(jobs) and mounts.propagates(jobs):
-        return (
-            f"mounts below {jobs} also appear elsewhere, where a user can stop them. Run: mount --make-private {jobs}"
-        )
-    return None
 
 
 def _create(path: str, mode: int) -> int:

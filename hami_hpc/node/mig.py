@@ -228,14 +228,15 @@ def _filling_profile(nvml: ModuleType, gpu_instance: object, slices: int) -> int
 
 
 def destroy(nvml: ModuleType, handle: object, instance: Instance, wait_s: float) -> None:
-    """Destroys an instance that instances() has returned, unless it has changed since.
+    """Destroys an instance that instances() has returned, unless another has its id since.
 
     Waits while a process that is ending uses it. Raises InUseError after `wait_s`, NodeError for other failures.
     """
-    if instance not in instances(nvml, handle):
-        return
     with _explained(nvml, f"destroying MIG instance {instance.uuid or instance.gi_id}"):
         gpu_instance = nvml.nvmlDeviceGetGpuInstanceById(handle, instance.gi_id)
+        info = nvml.nvmlGpuInstanceGetInfo(gpu_instance)
+    if (info.profileId, info.placement.start, info.placement.size) != instance[1:4]:
+        return
     end = time.monotonic() + wait_s
     while True:
         try:

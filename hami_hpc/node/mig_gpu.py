@@ -38,9 +38,18 @@ class MigGpu:
         return mig_notes.read(self.run_dir, self.uuid)
 
     def instances(self) -> tuple[Instance, ...]:
-        """Returns the GPU's instances, whoever made them; none while MIG is off."""
+        """Returns the GPU's instances, whoever made them; none while MIG is off. Raises NodeError also where NVML says
+        that the GPU has no MIG: an answer that may be of the moment must not make instances look gone."""
+        return mig.instances(self.nvml, self.handle) if self._is_on() else ()
+
+    def _is_on(self) -> bool:
         state = mig.mode(self.nvml, self.handle)
-        return mig.instances(self.nvml, self.handle) if state and state[0] else ()
+        if state is None:
+            raise NodeError(
+                f"NVML says that GPU {self.uuid} has no MIG, so its instances cannot be listed: see nvidia-smi and "
+                "dmesg (Xid). If the driver was replaced while the node ran, restart the node"
+            )
+        return state[0]
 
     def settle(self) -> None:
         """Ends what an interrupted process left half made or half ended. An instance that a process still uses stays,
@@ -52,10 +61,26 @@ class MigGpu:
                     self.end(note)
 
     def find(self, note: Note) -> Instance | None:
-        """Returns the instance of a note, None where it is gone."""
+        """Returns the instance of a note, None where it is gone. Raises NodeError where NVML leaves that open: its
+        note would be removed, and the instance be nobody's."""
         if note.boot_id != boot.boot_id():
             return None
-        return next((one for one in self.instances() if note.matches(one)), None)
+        if not self._is_on():
+            return None
+        present: tuple[Instance, ...] = ()
+        for _look in range(2):  # a profile that NVML left out of its list once
+            present = mig.instances(self.nvml, self.handle)
+            found = next((one for one in present if note.matches(one)), None)
+            if found is not None:
+                return found
+        noted = note.instance
+        has_no_uuid = any(one[:4] == noted[:4] and not one.uuid for one in present)
+        if has_no_uuid or all(one.profile_id != noted.profile_id for one in mig.profiles(self.nvml, self.handle)):
+            raise NodeError(
+                f"NVML does not say whether MIG instance {noted.uuid or f'of profile {noted.profile_id}'} of job "
+                f"{note.job_id} is there: compare nvidia-smi mig -lgi with hami-hpc mig list, and see dmesg (Xid)"
+            )
+        return None
 
     def make(self, grant: Grant, minor: int, profile: Profile, start: int) -> Note:
         """Makes an instance for a job and gives it to the job's user. Leaves nothing behind when it fails."""

@@ -203,6 +203,8 @@ def _limits(jobs: tuple[Member, ...]) -> Limits:
 
 def _after_change(program: str, place: Place) -> None:
     """Stops the daemon if no job needs it, else lowers its limits and ends what is left of jobs that have ended."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{place.jobs}/{NEW}")  # of a prolog that was killed: whoever writes one holds the lock
     jobs = members(place)
     if not jobs:
         mps_daemon.stop(program, place)
@@ -214,10 +216,16 @@ def _after_change(program: str, place: Place) -> None:
 
 
 def _end_dead_clients(program: str, place: Place) -> None:
-    """Ends the work of clients whose process is no more: slurmd ended the job's processes before the epilog."""
+    """Ends the work of clients whose process is no more: slurmd ended the job's processes before the epilog.
+
+    A client can be in a PID namespace, and its number be that of no process, or of another, outside. So nothing is
+    ended whose number any process has in any namespace: it may be a client that runs, of any job, or a number that is
+    used again. 0 is a client in a namespace that the daemon cannot see.
+    """
     for server in mps_daemon.servers(program, place):
         for client in mps_daemon.clients(program, place, server):
-            if not os.path.exists(f"/proc/{client}"):
+            is_gone = client > 0 and not os.path.lexists(f"/proc/{client}")
+            if is_gone and client not in mps_processes.numbers():  # read for each, just before it is ended
                 mps_daemon.ask(program, place, f"terminate_client {server} {client}")
 
 

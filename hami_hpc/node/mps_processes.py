@@ -41,6 +41,21 @@ def processes(root: str = "/proc") -> tuple[Process, ...]:
     return tuple(found for pid in pids if (found := read(pid, root)) is not None)
 
 
+def numbers(root: str = "/proc") -> frozenset[int]:
+    """Returns the pids of all processes of the node: each one's in this PID namespace, and in those that it is in."""
+    found: set[int] = set()
+    for name in os.listdir(root):
+        if not name.isdigit():
+            continue
+        found.add(int(name))
+        with suppress(OSError, ValueError), open(f"{root}/{name}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"NSpid:"):
+                    found.update(map(int, line.split()[1:]))
+                    break
+    return frozenset(found)
+
+
 def read(pid: int, root: str = "/proc") -> Process | None:
     """Returns one process if it is a control daemon or server that runs, else None."""
     folder = f"{root}/{pid}"

@@ -117,17 +117,24 @@ def end_grant(
 
 
 def finish_set_aside(settings: Settings, ledger: Ledger) -> None:
-    """Ends the grants that earlier epilogs set aside. Raises NodeError when that is still not possible."""
+    """Ends the grants that earlier epilogs set aside. Raises the first NodeError, after the others, when that is still
+    not possible of one."""
+    problem = None
     for name in job_dirs.entries(settings.run_dir):
         path = f"{job_dirs.jobs_dir(settings.run_dir)}/{name}"
         if not name.startswith(job_dirs.ENDED):
             continue
-        if (grant := job_dirs.read_grant(path)) is not None:
-            end_directory(settings, ledger, grant, path)
-        elif os.path.lexists(f"{path}/{c.FILE_GPUS}"):
-            from hami_hpc.stages import gpu_jobs
+        try:
+            if (grant := job_dirs.read_grant(path)) is not None:
+                end_directory(settings, ledger, grant, path)
+            elif os.path.lexists(f"{path}/{c.FILE_GPUS}"):
+                from hami_hpc.stages import gpu_jobs
 
-            gpu_jobs.end_set_aside(settings, path)
+                gpu_jobs.end_set_aside(settings, path)
+        except NodeError as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem
 
 
 def end_directory(settings: Settings, ledger: Ledger, grant: Grant, path: str, source: str = "epilog") -> None:

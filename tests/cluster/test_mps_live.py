@@ -14,7 +14,8 @@ from harness.accounts import USERS
 from harness.layout import CHECKOUT, Layout
 
 from hami_hpc.contract import constants as c
-from hami_hpc.node import mps_processes
+from hami_hpc.core.turns import DRIVERS_TIMESLICE_US, TIMESLICE_US_PER_CORE
+from hami_hpc.node import job_dirs, mps_processes
 
 PROGRAM = CHECKOUT / "build/native/sim/nvidia-cuda-mps-control"
 CLIENT = (CHECKOUT / "tests/gpu/mps_client.py").read_text()
@@ -104,6 +105,32 @@ def test_jobs_of_two_users_have_daemons_of_their_own_and_leave_none(with_mps: La
     jobs.wait(with_mps, lambda: not daemons(with_mps), "the daemons to end", 30)
     left = [path.name for path in (with_mps.run_dir / "mps").iterdir() if path.suffix != ".lock"]
     assert left == []
+
+
+def test_a_job_with_a_share_beside_one_with_mps_keeps_its_slice(with_mps: Layout) -> None:
+    """Both have their memory and cores of the GPU by the ledger; MPS's server is one more program there."""
+    share = "env | grep -c '^CUDA_MPS_'; slice --use 1000; echo full; slice --hold 120"
+    beside = jobs.submit(with_mps, FIRST, "--gres=vgpu:mem=8G,cores=50", script=share)
+    jobs.wait(with_mps, lambda: "full" in jobs.output(with_mps, FIRST, beside), "the share's memory", 60, beside)
+    assert jobs.output(with_mps, FIRST, beside).splitlines()[0] == "0", "no client of its user's daemon"
+    client, variables, got = start(with_mps, FIRST, "mem=4G,cores=25")
+    assert (variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], got["taken_mib"]) == ("25", 4096 - CONTEXT_MIB)
+    held = {grant.job_id: grant for grant in node.grants(with_mps)}
+    assert held[beside].gpu_uuid == held[client].gpu_uuid, "Slurm has put both on one GPU"
+    assert (held[beside].mem_mib, held[client].mem_mib) == (8192, 4096)
+    record = job_dirs.read_bounded(f"{with_mps.run_dir}/jobs/{beside}/{c.FILE_JOB_LIMITS}", c.LIMITS_SIZE, 0) or b""
+
+    def told(name: str) -> int:
+        offset, width, _kind = c.LIMITS_FIELDS[name]
+        return int.from_bytes(record[offset : offset + width], "little")
+
+    assert told("turn_length_permille") == 666, "50 of the 75 % that the two hold"
+    assert told("others_least_cores") == DRIVERS_TIMESLICE_US // TIMESLICE_US_PER_CORE, "MPS has the driver's timeslice"
+    third = jobs.submit(with_mps, SECOND, "--gres=vgpu:mem=1G,cores=50,mode=mps", script="true")
+    jobs.wait_for_state(with_mps, third, "COMPLETED")
+    ended(with_mps, client)
+    assert jobs.state(with_mps, beside) == "RUNNING"
+    jobs.admin(with_mps, "scancel", str(beside))
 
 
 def test_a_step_without_gpu_is_no_client_and_a_plain_job_inherits_nothing(with_mps: Layout) -> None:

@@ -6,17 +6,21 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from node_testbed import GPU_MIB, UUIDS, Node
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Device, make_inventory
 from hami_hpc.core.reconcile_plan import Directory
+from hami_hpc.errors import NodeError
 from hami_hpc.node import job_dirs, nvml, usage_spool
+from hami_hpc.node.config import Settings
 from hami_hpc.node.event_reader import EventReader
 from hami_hpc.node.ledger import Ledger
-from hami_hpc.stages import common
+from hami_hpc.stages import common, epilog
 from hami_hpc.stages.reconcile import read_state, reconcile
 
 
@@ -52,6 +56,25 @@ def test_its_record_has_its_usage_and_the_model_of_its_own_gpu(node: Node) -> No
     node.epilog(8)
     record = node.record()
     assert (record["model"], record["usage"], record["peak_bytes"]) == ("second", "ok", 4242)
+
+
+def test_one_that_cannot_be_ended_does_not_hold_up_the_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for job in (6, 7, 8):
+        set_aside(node, job)
+    genuine = epilog.spool_usage
+
+    def spool_usage(settings: Settings, grant: Grant, *more: Any, **named: Any) -> str:
+        if grant.job_id == 7:
+            raise NodeError("job 7's slice cannot be taken back")
+        return genuine(settings, grant, *more, **named)
+
+    monkeypatch.setattr(epilog, "spool_usage", spool_usage)
+    assert node.epilog(9) == 0
+    assert "job 7's slice cannot be taken back" in capsys.readouterr().err
+    assert node.spooled() == ["6.json", "8.json"]
+    assert [name.startswith(".ended-7-") for name in node.names()] == [True]
 
 
 def test_the_record_of_a_gpu_that_nobody_knows_any_more_has_no_model(node: Node) -> None:

@@ -17,7 +17,7 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import pack_limits
 from hami_hpc.errors import NodeError
-from hami_hpc.node import gpu_jobs, job_dirs, mounts
+from hami_hpc.node import gpu_jobs, job_dirs, mounts, usage_bounds
 
 GRANT = Grant(7, 65534, "GPU-1", 0, 143156, "", 8192, 50, "std", "cap", "share", 10**18)
 
@@ -318,7 +318,7 @@ def test_jobs_without_a_file_system_of_their_own_are_named(run_dir: str, monkeyp
     job_dirs.set_aside(run_dir, GRANT._replace(job_id=19))
     monkeypatch.setattr(mounts, "obstacle", lambda: None)
     monkeypatch.setattr(mounts, "is_mount_point", lambda _path: False)
-    assert job_dirs.unbounded_usage(run_dir) == (
+    assert usage_bounds.unbounded_usage(run_dir) == (
         "the usage file of job 11, 12, 13, 14, 15, 16, 17, 18 has no tmpfs of its own; see syslog"
     )
 

@@ -18,7 +18,7 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import USAGE_FILE_SIZE, pack_limits
 from hami_hpc.errors import NodeError
-from hami_hpc.node import admin_log, job_dirs, mounts
+from hami_hpc.node import admin_log, job_dirs, mounts, usage_bounds
 
 GRANT = Grant(7, 65534, "GPU-1", 0, 143156, "", 8192, 50, "std", "cap", "share", 10**18)
 
@@ -74,9 +74,9 @@ def test_a_user_cannot_make_the_usage_file_grow(open_run_dir: str) -> None:
     place(open_run_dir, GRANT)
     path = f"{job_dirs.job_dir(open_run_dir, 7)}/{c.FILE_USAGE}"
     if not can_mount():
-        assert job_dirs.unbounded_usage(open_run_dir) is not None
+        assert usage_bounds.unbounded_usage(open_run_dir) is not None
         return
-    assert job_dirs.unbounded_usage(open_run_dir) is None
+    assert usage_bounds.unbounded_usage(open_run_dir) is None
     refused = as_user(GROW, path, str(USAGE_FILE_SIZE))
     assert refused[:2] == ["ENOSPC", "ENOSPC"]
     assert refused[2] in ("ENOSPC", "EOPNOTSUPP"), "extended attributes take memory too"
@@ -101,7 +101,7 @@ def test_what_is_mounted_does_not_spread_to_other_namespaces(tmp_path: Path) -> 
         assert mounts.propagates(run_dir)
         assert not mounts.propagates(job_dirs.jobs_dir(run_dir))
         assert not mounts.propagates(f"{job_dirs.job_dir(run_dir, 7)}/{job_dirs.SHARED}")
-        assert job_dirs.unbounded_usage(run_dir) is None
+        assert usage_bounds.unbounded_usage(run_dir) is None
     finally:
         subprocess.run(["umount", "--lazy", shared], check=True)
 
@@ -131,7 +131,7 @@ def test_without_mounts_the_job_runs_and_syslog_says_what_is_missing(
     assert lines[0].startswith(f"{admin_log.WARNING} prolog: usage files are not bounded, a user can fill {run_dir}: ")
     assert "there is no /nonexistent/mount" in lines[0]
     assert job_dirs.read_usage(job_dirs.job_dir(run_dir, 7), GRANT, 2 * 10**18).state == "ok"
-    assert "no tmpfs can be mounted" in (job_dirs.unbounded_usage(run_dir) or "")
+    assert "no tmpfs can be mounted" in (usage_bounds.unbounded_usage(run_dir) or "")
     job_dirs.remove(run_dir, job_dirs.job_dir(run_dir, 7))
     assert job_dirs.entries(run_dir) == ()
 

@@ -9,7 +9,6 @@ import signal
 import stat
 import subprocess
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,11 +24,8 @@ from hami_hpc.stages.reconcile import reconcile
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[MpsNode]:
-    with MpsNode.running() as made:
-        monkeypatch.setenv("HAMI_SIM", str(made.root.parent / "sim"))
-        monkeypatch.setenv("PATH", f"/nowhere:{os.environ['PATH']}")
-        yield made
+def node(mps_node: MpsNode) -> MpsNode:
+    return mps_node
 
 
 def ask(node: MpsNode, command: str, uid: int = UID) -> str:

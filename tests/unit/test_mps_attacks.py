@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,10 +24,8 @@ MEMBER = mps.Member(7, 1, 50, 1024)
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[MpsNode]:
-    with MpsNode.running() as made:
-        monkeypatch.setenv("HAMI_SIM", str(made.root.parent / "sim"))
-        yield made
+def node(mps_node: MpsNode) -> MpsNode:
+    return mps_node
 
 
 def as_user(node: MpsNode, command: str, uid: int = UID) -> str:

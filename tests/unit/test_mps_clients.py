@@ -8,21 +8,18 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 
 import pytest
 from mps_testbed import PROGRAM, MpsNode, client
 from node_testbed import UID, UUIDS
 
-from hami_hpc.node import mps, mps_daemon
+from hami_hpc.node import mps, mps_daemon, mps_processes
+from hami_hpc.stages.reconcile import reconcile
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[MpsNode]:
-    with MpsNode.running() as made:
-        monkeypatch.setenv("HAMI_SIM", str(made.root.parent / "sim"))
-        monkeypatch.setenv("PATH", f"/nowhere:{os.environ['PATH']}")
-        yield made
+def node(mps_node: MpsNode) -> MpsNode:
+    return mps_node
 
 
 def ask(node: MpsNode, command: str, uid: int = UID) -> str:
@@ -71,24 +68,77 @@ def _until(look: object, within_s: float = 10) -> tuple[int, ...]:
     raise AssertionError("it did not come")
 
 
-def test_the_work_of_clients_whose_process_is_gone_is_ended(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the epilog of any job of that daemon; those of jobs that run are left."""
+def terminated(node: MpsNode, monkeypatch: pytest.MonkeyPatch, *clients: int) -> list[int]:
+    """Returns which of these clients an epilog ends, of those that the daemon lists."""
     assert (node.mps_prolog(7), node.mps_prolog(8)) == (0, 0)
-    with subprocess.Popen(["true"]) as gone:
-        pass
     asked: list[str] = []
     real = mps_daemon.ask
-    monkeypatch.setattr(mps_daemon, "servers", lambda *_: (1,))
-    monkeypatch.setattr(mps_daemon, "clients", lambda *_: (gone.pid, os.getpid()))
+    with monkeypatch.context() as patch:
+        patch.setattr(mps_daemon, "servers", lambda *_: (1,))
+        patch.setattr(mps_daemon, "clients", lambda *_: clients)
 
-    def ask_and_note(program: str, place: mps_daemon.Place, command: str, *more: float) -> str:
-        asked.append(command)
-        return real(program, place, command, *more)
+        def ask_and_note(program: str, place: mps_daemon.Place, command: str, *more: float) -> str:
+            asked.append(command)
+            return real(program, place, command, *more)
 
-    monkeypatch.setattr(mps_daemon, "ask", ask_and_note)
-    assert node.mps_epilog(7) == 0
-    assert [command for command in asked if command.startswith("terminate")] == [f"terminate_client 1 {gone.pid}"]
+        patch.setattr(mps_daemon, "ask", ask_and_note)
+        assert node.mps_epilog(7) == 0
     assert node.mps_epilog(8) == 0
+    words = [command.split() for command in asked if command.startswith("terminate_client 1 ")]
+    return [int(pid) for _name, _server, pid in words]
+
+
+def test_the_work_of_clients_whose_process_is_gone_is_ended(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the epilog of any job of that daemon; those of jobs that run are left, and so is a number that is used
+    again by whomever."""
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    assert terminated(node, monkeypatch, gone.pid, os.getpid(), 1, 0) == [gone.pid]
+
+
+def test_a_client_in_a_pid_namespace_is_left_alone(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is known by the number that it has there, which is that of no process outside."""
+    taken = " ".join(str(pid) for pid in mps_processes.numbers() if pid < 5000)
+    script = 'while sleep 60 & do case " $0 " in *" $! "*) kill $! ;; *) break ;; esac; done; echo $!; wait'
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script, taken]
+    outer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert outer.stdout is not None
+        number = int(outer.stdout.readline())
+        assert not os.path.lexists(f"/proc/{number}")
+        assert terminated(node, monkeypatch, number) == []
+    finally:
+        outer.kill()
+        outer.communicate()
+    assert terminated(node, monkeypatch, number) == [number], "once it is gone there, too"
+
+
+def test_an_epilog_goes_on_where_a_daemon_cannot_be_left(
+    node: MpsNode, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its process waits in the driver. The job's usage and memory do not wait for it, nor does the other place."""
+    assert node.mps_prolog(7) == 0
+    node.write_usage(7, peak_bytes=4242)
+    left: list[str] = []
+    said: list[str] = []
+    real = mps.leave
+
+    def leave(program: str, place: mps_daemon.Place, member: mps.Member) -> tuple[str, ...]:
+        left.append(place.user)
+        if place.user == str(UID):
+            raise mps_daemon.MpsError("process 5 of MPS cannot be ended")
+        return real(program, place, member)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mps, "leave", leave)
+        patch.setattr("hami_hpc.node.admin_log.to_syslog", lambda _level, line: said.append(line))
+        assert node.mps_epilog(7) == 0
+    assert left == [str(UID), mps_daemon.ALL_USERS]
+    assert [line for line in said if "job 7: process 5 of MPS cannot be ended" in line and "hami-hpc reconcile" in line]
+    node.assert_nothing_is_held()
+    assert node.record()["peak_bytes"] == 4242
+    reconcile(node.settings, frozenset, dry_run=False)
+    node.assert_no_mps()
 
 
 def test_a_servers_crash_is_a_line_for_the_administrator(node: MpsNode) -> None:

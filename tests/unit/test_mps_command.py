@@ -24,10 +24,8 @@ from hami_hpc.node import acl, mps, mps_daemon, mps_processes, nvml
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[MpsNode]:
-    with MpsNode.running() as made:
-        monkeypatch.setenv("HAMI_SIM", str(made.root.parent / "sim"))
-        yield made
+def node(mps_node: MpsNode) -> MpsNode:
+    return mps_node
 
 
 def call(node: MpsNode, *words: str) -> Result:

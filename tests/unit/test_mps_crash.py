@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prolog, epilog and reconcile of mode=mps killed at every line: no daemon is leaked, and none is missing."""
+"""Prolog and epilog of mode=mps killed at every line while another job has the same daemon: it goes on.
+
+test_fault_points.py has a daemon that is started and ended for one job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import test_crash
@@ -18,11 +20,9 @@ TRACED = tuple(f"hami_hpc/{name}.py" for name in ("isolation/mps", "node/mps", "
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[MpsNode]:
+def node(mps_node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> MpsNode:
     monkeypatch.setattr(test_crash, "TRACED", TRACED)
-    with MpsNode.running() as made:
-        monkeypatch.setenv("HAMI_SIM", str(made.root.parent / "sim"))
-        yield made
+    return mps_node
 
 
 def start_over(node: MpsNode, *jobs: int) -> Callable[[], None]:
@@ -56,14 +56,6 @@ def by_reconcile(node: MpsNode) -> None:
     assert JOB not in node.grants()
 
 
-def by_reconcile_while_it_runs(node: MpsNode) -> None:
-    running = node.grants().keys()
-    results = reconcile(node.settings, lambda: frozenset(running), dry_run=False)
-    assert [result.error for result in results if result.error] == []
-    if running:
-        node.assert_one_daemon(*running)
-
-
 def end_both(node: MpsNode) -> None:
     """Whatever came before: with the jobs' ends nothing is left."""
     for job in (JOB, OTHER):
@@ -81,21 +73,9 @@ def exhaust(
         end_both(node)
 
 
-def test_a_first_prolog_killed_at_any_line(node: MpsNode) -> None:
-    settings, environment = node.settings, node.environment(JOB)
-    after = (by_the_prolog, by_the_epilog, by_reconcile, by_reconcile_while_it_runs)
-    exhaust(node, lambda: prolog(settings, environment), start_over(node), *after)
-
-
 def test_a_second_prolog_killed_at_any_line(node: MpsNode) -> None:
     settings, environment = node.settings, node.environment(JOB)
     exhaust(node, lambda: prolog(settings, environment), start_over(node, OTHER), by_the_prolog, by_the_epilog)
-
-
-def test_the_last_epilog_killed_at_any_line(node: MpsNode) -> None:
-    settings = node.settings
-    after = (by_the_epilog, by_reconcile)
-    exhaust(node, lambda: epilog(settings, JOB, had_vgpu=True), start_over(node, JOB), *after)
 
 
 def test_an_epilog_beside_another_job_killed_at_any_line(node: MpsNode) -> None:
@@ -107,12 +87,3 @@ def test_an_epilog_beside_another_job_killed_at_any_line(node: MpsNode) -> None:
         node.assert_one_daemon(OTHER)
 
     exhaust(node, lambda: epilog(settings, JOB, had_vgpu=True), start_over(node, JOB, OTHER), recover)
-
-
-def test_reconcile_killed_at_any_line(node: MpsNode) -> None:
-    settings = node.settings
-
-    def body() -> None:
-        reconcile(settings, frozenset, dry_run=False)
-
-    exhaust(node, body, start_over(node, JOB), by_reconcile, by_the_epilog)

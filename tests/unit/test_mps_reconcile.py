@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 from mps_testbed import PROGRAM, MpsNode
@@ -20,11 +19,8 @@ from hami_hpc.stages.reconcile import reconcile
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[MpsNode]:
-    with MpsNode.running() as made:
-        monkeypatch.setenv("HAMI_SIM", str(made.root.parent / "sim"))
-        monkeypatch.setenv("PATH", f"/nowhere:{os.environ['PATH']}")
-        yield made
+def node(mps_node: MpsNode) -> MpsNode:
+    return mps_node
 
 
 def done(node: MpsNode, *running: int) -> list[str]:

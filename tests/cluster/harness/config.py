@@ -76,8 +76,8 @@ def _install_simulation(layout: Layout) -> None:
     for stale in layout.run_dir.glob("ledger.db*"):
         stale.unlink()
     # Slurm needs a character device for each GPU, and checks only its name and type.
-    for index, device in enumerate(("/dev/null", "/dev/zero")):
-        device_file(layout, index).symlink_to(device)
+    for index in range(GPU_COUNT):
+        device_file(layout, index).symlink_to("/dev/zero" if index % 2 else "/dev/null")
 
 
 def device_file(layout: Layout, index: int) -> Path:
