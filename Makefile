@@ -109,7 +109,7 @@ SLURM_SUITES ?= trixie forky
 IN_CHROOT = SLURM_SRC='$(SLURM_SRC_$(1))' scripts/slurm-chroot $(1)
 
 test-slurm-versions: setup ## plugins, jobs, accounting and QoS on Slurm 24.11 and 26.05, each in a chroot of its Debian release
-	$(foreach suite,$(SLURM_SUITES),\
+	@$(foreach suite,$(SLURM_SUITES),\
 		$(call IN_CHROOT,$(suite)) env HAMI_HPC_RECORD=build/records $(PYTEST) tests/versions/live_*.py; \
 		$(call IN_CHROOT,$(suite)) make native plugins examples >build/$(suite)-build.log 2>&1 || \
 			{ tail -n 5 build/$(suite)-build.log; echo "SLURM_SRC_$(suite)=/path is the place for that source"; exit 1; }; \
