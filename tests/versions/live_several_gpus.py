@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import bare_slurm
 import pytest
 from harness import accounts, config, jobs
+from harness import cluster as private_cluster
 from harness.layout import CHECKOUT, Layout
 
 ROOT = CHECKOUT / "build" / "versions-several"
@@ -66,7 +67,8 @@ def started(layout: Layout, *options: str) -> int:
 def waits(layout: Layout, *options: str) -> bool:
     """Submits a job; returns once Slurm has tried to start it and could not. Raises ClusterError if it starts."""
     job = submit(layout, *options)
-    jobs.wait(layout, lambda: jobs.job_facts(layout, job)["Reason"] == "Resources", "Slurm to try the job", 30, job)
+    tried = ("Resources", "Priority")  # Priority: behind one that waits as well
+    jobs.wait(layout, lambda: jobs.job_facts(layout, job)["Reason"] in tried, "Slurm to try the job", 30, job)
     return jobs.state(layout, job) == "PENDING"
 
 
@@ -97,6 +99,17 @@ def test_one_slice_of_each_type_lies_on_two_gpus_and_both_are_equal(typed: Layou
     assert shards(typed, first) == [{0: 60, 2: 60}]
     assert shards(typed, second) == [{1: 60, 3: 60}]
     assert waits(typed, *PAIR)  # each GPU has 40 left
+
+
+def test_a_restart_of_the_controller_changes_no_slice(typed: Layout) -> None:
+    running = [started(typed, *PAIR), started(typed, *PAIR)]
+    waiting = submit(typed, *PAIR)
+    private_cluster.restart(typed, "slurmctld")
+    assert [shards(typed, job) for job in running] == [[{0: 60, 2: 60}], [{1: 60, 3: 60}]]
+    assert waits(typed, *PAIR)
+    jobs.admin(typed, "scancel", str(running[0]))
+    jobs.wait_for_state(typed, waiting, "RUNNING")
+    assert shards(typed, waiting) == [{0: 60, 2: 60}]
 
 
 def test_a_prolog_is_told_the_gpu_of_the_last_type_alone(typed: Layout) -> None:
