@@ -104,12 +104,17 @@ test-cluster: setup-test build ## on a private Slurm of its own, in .cluster-tes
 test-pyslurm: setup-test build ## records through pyslurm, built from PYSLURM_SOURCE (its GitHub, or a git repository at hand)
 	library=$$(scripts/pyslurm) && PYTHONPATH=$$library $(PYTEST) tests/cluster/live_pyslurm.py
 
-# Not part of `make test`: it needs root, debootstrap and Debian's archive.
-test-slurm-versions: setup ## accounting and QoS on Slurm 24.11 and 26.05, each in a chroot of its Debian release
-	@set -e; for suite in trixie forky; do \
-		scripts/slurm-chroot $$suite env HAMI_HPC_RECORD=build/records .venv/bin/python -m pytest -p no:cacheprovider \
-			tests/versions/live_*.py; \
-	done
+# Not part of `make test`: it needs root, debootstrap and Debian's archive. SLURM_SRC_trixie=/path, SLURM_SRC_forky=/path:
+# the source of that release's Slurm, where the archive does not have it.
+SLURM_SUITES ?= trixie forky
+IN_CHROOT = SLURM_SRC='$(SLURM_SRC_$(1))' scripts/slurm-chroot $(1)
+
+test-slurm-versions: setup ## plugins, jobs, accounting and QoS on Slurm 24.11 and 26.05, each in a chroot of its Debian release
+	@$(foreach suite,$(SLURM_SUITES),\
+		$(call IN_CHROOT,$(suite)) env HAMI_HPC_RECORD=build/records $(PYTEST) tests/versions/live_*.py; \
+		$(call IN_CHROOT,$(suite)) make native plugins examples >build/$(suite)-build.log 2>&1 || \
+			{ tail -n 5 build/$(suite)-build.log; echo "SLURM_SRC_$(suite)=/path is the place for that source"; exit 1; }; \
+		$(call IN_CHROOT,$(suite)) $(PYTEST) tests/cluster --ignore tests/cluster/test_docs.py -n 2 --dist loadscope;)
 
 record-slurm-versions: test-slurm-versions ## keep what sacct printed there, and here, for the unit tests
 	HAMI_HPC_RECORD=build/records $(PYTEST) tests/versions/live_*.py

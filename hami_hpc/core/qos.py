@@ -215,6 +215,19 @@ def compare(wanted: Iterable[Qos], present: Mapping[str, Qos]) -> list[Compared]
     return rows
 
 
+def graced(wanted: Iterable[Qos]) -> list[str]:
+    """Returns the QoS whose jobs others of `wanted` may preempt after a grace time, and that are requeued then."""
+    qos = list(wanted)
+    preempted = {name for each in qos for name in each.preempts}
+    return [
+        each.name
+        for each in qos
+        if each.name in preempted
+        and each.values.get(("grace_time_s", ""), "0") != "0"
+        and each.values.get(("preempt_mode", ""), "cluster") != "cancel"
+    ]
+
+
 def check_circles(wanted: Iterable[Qos], present: Mapping[str, Qos], path: str) -> None:
     """Raises NodeError for QoS that preempt each other in a circle, which slurmdbd refuses."""
     preempts = {name: qos.preempts for name, qos in present.items()}

@@ -29,6 +29,7 @@ _CORES: Final = re.compile(r"(-?)([0-9]+)")
 _SLO: Final = re.compile(r"([0-9]+)(us|ms|s)")
 _MIG: Final = re.compile(r"[1-9][0-9]?g\.[1-9][0-9]*gb([+\-][a-z.]+)?")
 _COUNT: Final = re.compile(r"[+\-]?[0-9]+[KkMmGgTtPp]?")
+_WHOLE_COUNT: Final = re.compile(r"[1-9][0-9]*")
 _TYPE: Final = re.compile(r"[A-Za-z0-9_\-]+")
 # Slurm looks for "gres:" (22.05) or "gres" (later) anywhere in a list: "x gres:vgpu_mem:9" asks for vgpu_mem.
 _HIDDEN: Final = re.compile(
@@ -240,11 +241,19 @@ def _assign(draft: _Draft, piece: str) -> None:
     draft.values[key] = _KEYS[key].parse(value)
 
 
+def _check_count(text: str) -> None:
+    if text != "1":
+        raise request_error("E_COUNT" if _WHOLE_COUNT.fullmatch(text) else "E_COUNT_FORM", Refusal(given=text))
+
+
 def _set_type(draft: _Draft, text: str, body: str) -> None:
     if draft.has_parameters or draft.gpu_type is not None:
         raise request_error("E_FORM", Refusal(given=body))
     if text in _KEYS:
         raise _bad_value("E_VALUE_EMPTY", text, "")
+    if _COUNT.fullmatch(text):
+        _check_count(text)  # vgpu:2;mem=8G
+        raise request_error("E_COUNT_FORM", Refusal(given=body))
     if not _TYPE.fullmatch(text):
         raise request_error("E_TYPE_FORM", Refusal(given=text, example=TYPE_EXAMPLE))
     if text in draft.classes or text in contract.CLASS_NAMES:
@@ -272,8 +281,7 @@ def _feed(draft: _Draft, text: str, body: str) -> None:
         if any(mark in segment for mark in "=~;"):
             _feed_pieces(draft, segment, body)
         elif _COUNT.fullmatch(segment):
-            if segment != "1":
-                raise request_error("E_COUNT", Refusal(given=segment))
+            _check_count(segment)
             draft.has_count = True
         else:
             _set_type(draft, segment, body)

@@ -13,6 +13,8 @@ from hami_hpc.render import qos_lines
 from hami_hpc.slurm import commands
 from hami_hpc.slurm.lines import Setting
 
+SLURM_24_05 = 24 << 16 | 5 << 8
+
 
 def check_qos_set(facts: Facts) -> Iterator[Finding]:
     """Yields nothing where the settings have no [qos.*]. A difference is a warning: vGPU jobs run all the same."""
@@ -36,6 +38,10 @@ def check_qos_set(facts: Facts) -> Iterator[Finding]:
     detail = f"slurmctld runs without: {detail}" if merges else "as the QoS of the settings need them"
     advice = "hami-hpc qos render prints the lines for slurm.conf; then restart slurmctld"
     yield finding("QoS in slurm.conf", not merges, detail, advice, Level.WARN)
+    graced = core.graced(wanted)
+    if graced and version >= SLURM_24_05:
+        detail = f"jobs of {', '.join(graced)} that a grace time has ended run once more after they have completed"
+        yield Finding("grace time of QoS", Level.WARN, detail, "grace_time_s = 0, with this Slurm (docs/qos.md)")
 
 
 CHECKS = (("QoS in slurmdbd", check_qos_set),)

@@ -10,7 +10,7 @@ from the jobs' GRES (`shard:279(IDX:0)`), and taken only if the sum is what Slur
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hami_hpc.contract import constants as c
@@ -23,7 +23,8 @@ SQUEUE_FORMAT = "|".join(SQUEUE_FIELDS)
 NO_VALUES = ("", "(null)", "N/A", "n/a", "None", "Unknown")
 _PER_GPU = re.compile(rf"(?:^|,){c.GRES_SHARD}(?::[^,]*?)?:\d+\(((?:-|\d+)/\d+(?:,(?:-|\d+)/\d+)*)\)")
 _WHOLE = re.compile(r"(?:^|,)gpu(?::[^,]*?)?:\d+\(IDX:([\d,-]+)\)")
-_JOB_SHARDS = re.compile(rf"(?:^|,){c.GRES_SHARD}(?::[^,:(]*)?:(\d+)\(IDX:(\d+)\)")
+_JOB_SHARDS = re.compile(rf"(?:^|,){c.GRES_SHARD}(?::[^,:(]*)?:(\d{{1,18}})\((?:IDX:(\d{{1,9}})|([\d,/-]+))\)")
+_OF_ALL = re.compile(r"(\d{1,18}|-)/\d+")
 _JOB_LINE = re.compile(r"^ {5}Nodes=(\S+) CPU_IDs=\S* Mem=\d+ GRES=(\S*)", re.MULTILINE)
 _GPU = re.compile(r"gpu(?::([^:]+))?:(\d+)")
 _UNITS = (c.GRES_SHARD, c.GRES_MEM, c.GRES_CORES)
@@ -82,8 +83,20 @@ def job_shards(text: str) -> list[tuple[str, int, int]]:
     """Returns (hostlist, GPU, shards) of each job in `scontrol --details show jobs`."""
     found = []
     for nodes, gres in _JOB_LINE.findall(text):
-        found += [(nodes, int(index), int(shards)) for shards, index in _JOB_SHARDS.findall(gres)]
+        found += [(nodes, index, shards) for index, shards in _by_gpu(gres)]
     return found
+
+
+def _by_gpu(gres: str) -> Iterator[tuple[int, int]]:
+    """Yields (GPU, shards) in a job's gres on a node: `shard:279(IDX:1)`, or from 23.11 on `(0/559,279/559)`."""
+    for shards, index, shares in _JOB_SHARDS.findall(gres):
+        if index:
+            yield int(index), int(shards)
+            continue
+        matches = [_OF_ALL.fullmatch(share) for share in shares.split(",")]
+        held = [int(match[1].replace("-", "0")) for match in matches if match is not None]
+        if len(held) == len(matches):
+            yield from ((number, count) for number, count in enumerate(held) if count)
 
 
 def parse_nodes(text: str, of_jobs: Sequence[tuple[str, int, int]]) -> list[Node]:
@@ -187,7 +200,7 @@ def placement(record: str) -> list[tuple[str, tuple[int, ...]]]:
     """Returns (hostlist, GPU indices) of each line of a running job's record."""
     found = []
     for nodes, gres in _JOB_LINE.findall(record):
-        gpus = {int(index) for _, index in _JOB_SHARDS.findall(gres)}
+        gpus = {index for index, _ in _by_gpu(gres)}
         for indices in _WHOLE.findall(gres):
             gpus |= expand(indices)
         found.append((printable(nodes), tuple(sorted(gpus))))

@@ -57,11 +57,24 @@ return function(contract, errors, keys)
 		KEYS[key].parse(state.request, value)
 	end
 
+	local function is_count(text)
+		return string.find(text, "^[+%-]?[0-9]+[KkMmGgTtPp]?$") ~= nil
+	end
+
+	local function check_count(text)
+		if text ~= "1" then
+			fail(string.find(text, "^[1-9][0-9]*$") and "E_COUNT" or "E_COUNT_FORM", { given = text })
+		end
+	end
+
 	local function set_type(state, text, body)
 		if state.has_parameters or state.request.gpu_type then
 			fail("E_FORM", { given = body })
 		elseif KEYS[text] then
 			fail_value("E_VALUE_EMPTY", text, "")
+		elseif is_count(text) then
+			check_count(text) -- vgpu:2;mem=8G
+			fail("E_COUNT_FORM", { given = body })
 		elseif not string.find(text, "^[A-Za-z0-9_%-]+$") then
 			fail("E_TYPE_FORM", { given = text, example = "--gres=vgpu:h200:mem=8G" })
 		elseif state.classes[text] or CLASSES[text] then
@@ -91,10 +104,8 @@ return function(contract, errors, keys)
 				fail("E_FORM", { given = body })
 			elseif string.find(segment, "[=~;]") then
 				feed_pieces(state, segment, body)
-			elseif string.find(segment, "^[+%-]?[0-9]+[KkMmGgTtPp]?$") then
-				if segment ~= "1" then
-					fail("E_COUNT", { given = segment })
-				end
+			elseif is_count(segment) then
+				check_count(segment)
 				state.has_count = true
 			else
 				set_type(state, segment, body)

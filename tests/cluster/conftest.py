@@ -11,14 +11,12 @@ HAMI_HPC_KEEP_CLUSTER=1 leaves it running after the tests, to look at.
 from __future__ import annotations
 
 import fcntl
-import functools
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import agent, jobs, node
+from harness import agent, config, jobs, node
 from harness import cluster as private_cluster
 from harness.accounts import USERS
 from harness.layout import CHECKOUT, Layout
@@ -28,27 +26,19 @@ ROOT = CHECKOUT / (".cluster-test" if WORKER == "gw0" else f".cluster-test-{WORK
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
     mine = [item for item in items if HERE in item.path.parents]
     for item in mine:
         item.add_marker(pytest.mark.cluster)
     of_another = [item for item in mine if not is_for_this_slurm(item)]
     items[:] = [item for item in items if item not in of_another]
-    config.hook.pytest_deselected(items=of_another)
+    session.config.hook.pytest_deselected(items=of_another)
 
 
 def is_for_this_slurm(item: pytest.Item) -> bool:
     """False for a test with the mark slurm_before("23.02") where Slurm is of that release or a later one."""
-    return all(release(mark.args[0]) > release(slurm_version()) for mark in item.iter_markers("slurm_before"))
-
-
-@functools.cache
-def slurm_version() -> str:
-    return subprocess.run(("/usr/sbin/slurmd", "-V"), capture_output=True, text=True, check=True).stdout.split()[-1]
-
-
-def release(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")[:2]]
+    limits = (mark.args[0].split(".") for mark in item.iter_markers("slurm_before"))
+    return all(config.slurm_release() < (int(year), int(month)) for year, month in limits)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from test_requests import H200_MIB, total_mib, units
 USER = "games"
 OURS = "env | sort | grep -E '^(HAMI_HPC|LD_PRELOAD|CUDA_VISIBLE_DEVICES)'"
 SHOW = f"{OURS}; slice --use 16"
+# What srun says of a step that had to wait for the one before it.
+WAITED = re.compile(r"^srun: (Job \S+ step creation temporarily disabled|Step created for) .*\n", re.MULTILINE)
 BOTH = ",".join(str(index) for index in range(GPU_COUNT))
 WHOLE = [
     ("--exclusive",),
@@ -30,7 +33,8 @@ def run(layout: Layout, script: str, *options: str) -> tuple[int, str]:
     """A job that completes; its id and what it printed, as it would on a real node."""
     job = jobs.submit(layout, USER, *options, script=f"exec 2>&1\n{script}")
     jobs.wait_for_state(layout, job, "COMPLETED")
-    return job, jobs.without_simulation(layout, jobs.output(layout, USER, job))
+    text = jobs.without_simulation(layout, jobs.output(layout, USER, job))
+    return job, WAITED.sub("", text)
 
 
 @pytest.mark.parametrize("options", WHOLE, ids=" ".join)

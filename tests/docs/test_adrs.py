@@ -11,7 +11,7 @@ from documents import ROOT, text_of
 
 FOLDER = ROOT / "docs" / "adr"
 SECTIONS = ["Context", "Decision", "Reasons", "Details", "Consequences", "Evidence"]
-HEAD = re.compile(r"# (\d{3})\. (\S.*)\n\nAccepted, (\d{4}-\d\d-\d\d)\.\n\n## ")
+HEAD = re.compile(r"# (\d{3})\. (\S.*)\n\n(Accepted|Proposed), (\d{4}-\d\d-\d\d)\.\n\n## ")
 DECISIONS = sorted(FOLDER.glob("[0-9]*.md"))
 
 
@@ -32,5 +32,6 @@ def test_the_index_has_a_row_for_each_decision() -> None:
     for path in DECISIONS:
         match = HEAD.match(path.read_text(encoding="utf-8"))
         assert match
-        rows.append(f"| [{match[1]}]({path.name}) | {match[2]} | {match[3]} |")
+        date = match[4] if match[3] == "Accepted" else f"{match[4]}, proposed"
+        rows.append(f"| [{match[1]}]({path.name}) | {match[2]} | {date} |")
     assert re.findall(r"^\| \[.*$", text_of("docs/adr/README.md"), re.MULTILINE) == rows

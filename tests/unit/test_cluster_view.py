@@ -105,6 +105,27 @@ def test_a_jobs_record_is_read_without_its_name() -> None:
     assert cluster_view.record_of(JOBS, 1) == ""
 
 
+@pytest.mark.parametrize(
+    ("gres", "placed", "shards"),
+    [
+        ("shard:279(IDX:1)", (1,), [(1, 279)]),  # 22.05
+        ("shard:279(0/559,279/559)", (1,), [(1, 279)]),  # 24.11, 26.05
+        ("shard:h200:279(-/559,279/559)", (1,), [(1, 279)]),
+        ("shard:a:60(60/100,0/100),shard:b:60(0/100,60/100)", (0, 1), [(0, 60), (1, 60)]),
+        ("gpu:h200:1(IDX:2),vgpu:std(CNT:1)", (2,), []),
+        ("shard:1()", (), []),
+        ("shard:1(1/,/1)", (), []),
+        ("shard:1(1/2,--/1)", (), []),
+    ],
+)
+def test_where_a_job_lies_is_read_in_the_forms_of_all_releases(
+    gres: str, placed: tuple[int, ...], shards: list[tuple[int, int]]
+) -> None:
+    record = f"JobId=7 JobName=x\n     Nodes=node1 CPU_IDs=0 Mem=0 GRES={gres}\n"
+    assert cluster_view.placement(record) == [("node1", placed)]
+    assert cluster_view.job_shards(record) == [("node1", *pair) for pair in shards]
+
+
 def test_squeues_lines_are_read_and_others_left_out() -> None:
     line = "17|10_3|10|3|5|games|PENDING|gpu,whole|std|0:00|1:00:00|N/A|2026-11-21T21:18:48||ReqNodeNotAvail, a|b"
     (row,) = cluster_view.parse_squeue(f"{line}\nslurm_load_jobs error\n")

@@ -263,6 +263,29 @@ def test_in_a_checkout_without_git_the_revision_is_unknown(tmp_path: Path) -> No
     assert source.stat().st_mtime_ns == times, "nothing is linked again for the same text"
 
 
+@pytest.mark.parametrize(
+    ("version", "be", "is_warned"),
+    [
+        ("24.11.5", "grace_time_s = 3", True),
+        ("24.5.0", 'grace_time_s = 3\npreempt_mode = "requeue"', True),
+        ("23.11.11", "grace_time_s = 3", False),
+        ("24.11.5", "grace_time_s = 0", False),
+        ("24.11.5", 'grace_time_s = 3\npreempt_mode = "cancel"', False),
+    ],
+)
+def test_a_grace_time_that_slurm_keeps_in_mind_too_long_is_a_warning(
+    healthy: Healthy, monkeypatch: pytest.MonkeyPatch, version: str, be: str, is_warned: bool
+) -> None:
+    monkeypatch.setattr(commands, "qos_rows", lambda _columns: [])
+    healthy.slurm["SLURM_VERSION"] = version
+    tables = f'[qos.lc]\npreempt = ["be"]\ngrace_time_s = 9\n[qos.be]\n{be}\n'
+    healthy.node.config.write_text(healthy.node.config.read_text() + tables)
+    found = healthy.findings().get("grace time of QoS")
+    assert (found is not None) is is_warned
+    if found:
+        assert (found.level, found.detail.split(" that")[0]) == (Level.WARN, "jobs of be")
+
+
 def test_a_slurmdbd_that_is_not_as_the_settings_say_is_a_warning(
     healthy: Healthy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

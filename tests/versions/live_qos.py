@@ -7,19 +7,17 @@ Its shards are Slurm's own, on two device files; none of hami_hpc's plugins is t
 from __future__ import annotations
 
 import json
-import os
-import pwd
 import time
 from collections.abc import Iterator
 
+import bare_slurm
 import pytest
-from harness import accounts, config, daemons, jobs, services
 from harness import cluster as private_cluster
-from harness.layout import CHECKOUT, Layout, open_or_create
+from harness import config, jobs
+from harness.layout import CHECKOUT, Layout
 from test_qos import CLEARED, PIECES, SETTINGS, listed, merge, write_settings
 
 ROOT = CHECKOUT / "build" / "versions-qos"
-SHARDS = 100  # a GPU
 ALL_FIELDS = """\
 preempt_mode = "requeue"
 preempt_exempt_time_s = 5
@@ -69,33 +67,8 @@ node = "none"
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Layout]:
     """All of Slurm's daemons, with two GPUs of 100 shards."""
-    private_cluster.remove(ROOT)
-    layout = open_or_create(ROOT)
-    gres = f"gpu:2,shard:{2 * SHARDS}"
-    config.write(layout.site_config, config.site_toml(layout))
-    config.write(layout.slurm_conf, config.slurm_conf(layout))
-    config.write(layout.etc / "slurm-hami-hpc.conf",
-                 "SelectType=select/cons_tres\nGresTypes=gpu,shard\nAccountingStorageTRES=gres/gpu,gres/shard\n"
-                 f"NodeName={config.NODE} {config.node_parameters(layout)} Gres={gres}\n")  # fmt: skip
-    config.write(layout.etc / "gres.conf",
-                 "".join(f"NodeName={config.NODE} Name=gpu File=/dev/{device}\n"
-                         f"NodeName={config.NODE} Name=shard Count={SHARDS} File=/dev/{device}\n"
-                         for device in ("null", "zero")))  # fmt: skip
-    config.write(layout.etc / "cgroup.conf", config.cgroup_conf())
-    config.write(layout.etc / "slurmdbd.conf", config.slurmdbd_conf(layout), 0o600)
-    config.write(layout.etc / "task_prolog", "#!/bin/sh\n", 0o755)
-    for user in ("root", *accounts.USERS):
-        (layout.home / user).mkdir()
-        os.chown(layout.home / user, pwd.getpwnam(user).pw_uid, -1)
-    services.make_database(layout)
-    try:
-        for name in services.NAMES:
-            daemons.start(layout, services.describe(layout, name))
-            if name == "slurmdbd":
-                accounts.make_accounts(layout)
+    with bare_slurm.running(ROOT, ("", "")) as layout:
         yield layout
-    finally:
-        private_cluster.remove(ROOT)
 
 
 def qos(layout: Layout, *words: str) -> jobs.Done:

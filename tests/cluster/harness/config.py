@@ -8,6 +8,7 @@ a rebuilt library never changes in a process that has it mapped.
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 import subprocess
 from pathlib import Path
@@ -185,14 +186,20 @@ PartitionName=cpu Nodes={CPU_NODE} MaxTime=60 OverSubscribe=NO
 """
 
 
+@functools.cache
+def slurm_release() -> tuple[int, int]:
+    """Returns the release of the installed Slurm, such as (22, 5)."""
+    version = subprocess.run(("/usr/sbin/slurmd", "-V"), capture_output=True, text=True, check=True).stdout.split()[-1]
+    year, month = (int(part) for part in version.split(".")[:2])
+    return year, month
+
+
 def cgroup_conf() -> str:
     """Returns a cgroup.conf with which slurmd does not look for cgroups: a container or chroot may have none.
 
     Slurm has "disabled" from 23.11 on. In older releases the plugin for v1 does not look for cgroups until it is used.
     """
-    release = subprocess.run(("/usr/sbin/slurmd", "-V"), capture_output=True, text=True, check=True).stdout.split()[-1]
-    year, month = (int(part) for part in release.split(".")[:2])
-    return f"CgroupPlugin={'disabled' if (year, month) >= (23, 11) else 'cgroup/v1'}\n"
+    return f"CgroupPlugin={'disabled' if slurm_release() >= (23, 11) else 'cgroup/v1'}\n"
 
 
 def slurmdbd_conf(layout: Layout) -> str:

@@ -97,9 +97,15 @@ def submit(layout: Layout, user: str, *options: str, script: str) -> int:
 
 
 def job_facts(layout: Layout, job: int | str) -> dict[str, str]:
-    """Returns the values of `scontrol show job -d` for one job, by key."""
+    """Returns the values of `scontrol show job -d` for one job, by key.
+
+    TRES is what it holds, or asks for while it is pending. From 23.02 on Slurm shows both, as AllocTRES and ReqTRES.
+    """
     text = admin(layout, "scontrol", "show", "job", "-d", str(job))
-    return dict(re.findall(r"(?:^|\s)([A-Za-z_:/]+)=(\S*)", text))
+    facts = dict(re.findall(r"(?:^|\s)([A-Za-z_:/]+)=(\S*)", text))
+    if "ReqTRES" in facts:
+        facts["TRES"] = facts["ReqTRES"] if facts["AllocTRES"] in ("", "(null)") else facts["AllocTRES"]
+    return facts
 
 
 def state(layout: Layout, job: int | str) -> str:

@@ -94,7 +94,7 @@ def _submit(layout: Layout, user: str, name: str, program: str, *options: str) -
 
 def _scheduled(layout: Layout, job: int) -> str:
     """Returns the lines of `scontrol show job -d` that show the job's allocation."""
-    wanted = ("TRES=", "JOB_GRES=", "Nodes=", "TresPerNode=")
+    wanted = ("TRES=", "AllocTRES=", "JOB_GRES=", "Nodes=", "TresPerNode=")
     lines = [line.strip() for line in jobs.admin(layout, "scontrol", "show", "job", "-d", str(job)).splitlines()]
     return "\n".join(line for line in lines if line.startswith(wanted))
 
