@@ -78,7 +78,7 @@ NOT_RUN = {
     "systemctl restart slurmctld": _SYSTEMD,
     "systemctl restart slurmd": _SYSTEMD,
     "systemctl disable --now hami-hpc-ingest.timer hami-hpc-month.timer": _SYSTEMD,
-    "systemctl disable --now hami-hpc-reconcile.service hami-hpc-agent.service": _SYSTEMD,
+    "systemctl disable --now hami-hpc-reconcile.service hami-hpc-reconcile.timer hami-hpc-agent.service": _SYSTEMD,
     "systemctl enable --now /etc/slurm/hami-hpc-agent.service": _SYSTEMD,
     "systemctl disable --now hami-hpc-metrics.service": _SYSTEMD,
     "export SLURM_INCLUDE_DIR=/usr/include SLURM_LIB_DIR=/usr/lib/x86_64-linux-gnu": _PYSLURM,
