@@ -379,6 +379,10 @@ def test_mode_list_and_resume(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None
 def test_doctor_says_what_is_out_and_whether_slurm_knows(bed: Bed) -> None:
     facts = Facts(bed.node.settings, "node1")
     assert list(node_checks.check_modes_out(facts)) == []
+    (bed.folder / "active").write_text("vgpu_mps,vgpu_type_h200")
+    (found,) = node_checks.check_modes_out(facts)
+    assert (found.level, found.detail.split(":")[0]) == ("WARN", "vgpu_share"), "somebody else's doing"
+    (bed.folder / "active").write_text(AVAILABLE)
     bed.put_out("mps")
     (found,) = node_checks.check_modes_out(facts)
     assert (found.level, found.advice.split("; ")[-1]) == ("WARN", "then hami-hpc mode resume mps")
