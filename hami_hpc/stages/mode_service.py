@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from hami_hpc.core.grant import Grant
-from hami_hpc.core.mode_outage import TEXT_MAX, Failure, Outage, feature_of, features, is_over, recent
+from hami_hpc.core.mode_outage import TEXT_MAX, Failure, Outage, feature_of, features, is_over, public, recent
 from hami_hpc.errors import HamiError, JobError, NodeError
 from hami_hpc.isolation.table import backend_of, names_mode
 from hami_hpc.node import admin_log, boot, drain, events, job_dirs, locks, mode_outages
@@ -116,7 +116,7 @@ def take_out(settings: Settings, slurm: Slurm, mode: str, cause: str) -> None:
     feature."""
     now = int(time.time())
     minutes = settings.mode_window_s // 60
-    outage = Outage(mode, now, now + settings.mode_out_s, boot.boot_id(), _plain(cause))
+    outage = Outage(mode, now, now + settings.mode_out_s, boot.boot_id(), _plain(public(cause)))
     text = (
         f"mode={mode} is out of this node's features until {_clock(outage)}, as it failed {settings.mode_failures} "
         f"times in {minutes} minutes; jobs of other modes go on. Last: {outage.reason}. Next: hami-hpc doctor; when it "

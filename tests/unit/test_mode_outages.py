@@ -21,7 +21,7 @@ from node_testbed import Node, job_environment
 from hami_hpc.agent.mode_returns import ModeReturns
 from hami_hpc.cli import main
 from hami_hpc.contract import constants as c
-from hami_hpc.core.mode_outage import Failure, Outage, features, is_over, recent
+from hami_hpc.core.mode_outage import Failure, Outage, features, is_over, public, recent
 from hami_hpc.doctor import node_checks
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import JobError, NodeError
@@ -372,7 +372,13 @@ def test_mode_list_and_resume(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None
     assert "failures" not in run(bed, "resume", "share").output
     assert run(bed, "resume", "share").exit_code == 1
     assert run(bed, "resume").exit_code == run(bed, "list", "mig").exit_code == 2
+    mode_outages.write_failures(
+        bed.node.settings.state_dir, (Failure("share", int(time.time()), boot.boot_id(), 7, "x"),)
+    )
+    assert Path(mode_outages.failures_path_of(bed.node.settings.state_dir)).stat().st_mode & 0o777 == 0o600
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    (row, _) = json.loads(run(bed, "list", "--format", "json").stdout)
+    assert (row["failures"], row["reason"]) == (0, ""), "they name others' jobs"
     assert "only root" in run(bed, "resume", "share").output
 
 
@@ -476,6 +482,13 @@ def test_features_are_changed_by_name_alone() -> None:
     assert features(available, ("b", "vgpu_mig", "vgpu_mps"), ["mig"], []) == ["vgpu_mps", "b"]
     assert features(available, ("b",), ["mps"], ["mig", "share"]) == ["vgpu_mig", "b"]
     assert features(available, (), ["mig"], ["mig"]) == []
+
+
+def test_an_outage_that_everybody_can_read_names_no_job() -> None:
+    assert (
+        public("job 7 is to have a MIG instance; used by job 812345")
+        == "a job is to have a MIG instance; used by a job"
+    )
 
 
 def test_what_counts_as_over_and_recent() -> None:
