@@ -42,7 +42,7 @@ BY = {
     "hami-hpc mps status": _MPS,
     "hami-hpc mode list": _MODES,
     "hami-hpc advise --mem 8G --cores 25 --count 12 --trust none": "tests/unit/test_advice.py",
-    "hami-hpc mode resume mig": "tests/unit/test_mode_outages.py::test_mode_list_and_resume",
+    "hami-hpc mode resume mig": "tests/unit/test_mode_returns.py::test_mode_list_and_resume",
     "hami-hpc mps restart 0-1000": _MPS,
     "hami-hpc gpu resume 3": _GPU,
     "hami-hpc events --since 1h": _EVENTS,
