@@ -42,7 +42,10 @@ def _model_here(settings: Settings) -> str:
         raise NodeError(f"{error}. On a node without a GPU, name a model of the settings: --gpu MODEL") from error
     if len(models) != 1:
         raise NodeError(f"this node has GPUs of {len(models)} models: name one with --gpu")
-    return models.pop()
+    model = models.pop()
+    if not model:
+        raise NodeError(f"{settings.path} has no [gpu_models.*] for this node's GPU: see hami-hpc doctor, or use --gpu")
+    return model
 
 
 def _workload(mem: str, cores: int, total_mib: int, rest: dict[str, object]) -> Workload:

@@ -26,9 +26,8 @@ from hami_hpc.stages import mode_service
 def rows(settings: Settings) -> list[dict[str, object]]:
     """Returns the modes of the settings, and those that are out without being among them."""
     out = {each.mode: each for each in mode_outages.read(settings.state_dir)}
-    failures = recent(
-        mode_outages.read_failures(settings.state_dir), int(time.time()), settings.mode_window_s, boot_id()
-    )
+    noted = mode_outages.read_failures(settings.state_dir) if os.geteuid() == 0 else ()  # they name jobs
+    failures = recent(noted, int(time.time()), settings.mode_window_s, boot_id())
     found: list[dict[str, object]] = []
     for mode in dict.fromkeys((*settings.modes, *out)):
         own = [each for each in failures if each.mode == mode]

@@ -9,6 +9,7 @@ or the node was restarted.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -50,6 +51,11 @@ def recent(failures: Iterable[Failure], now_unix_s: int, window_s: int, boot_id:
     return tuple(
         each for each in failures if each.boot_id == boot_id and 0 <= now_unix_s - each.time_unix_s <= window_s
     )[-FAILURES_MAX:]
+
+
+def public(text: str) -> str:
+    """Returns a cause without the numbers of jobs, which may be others' to know: everybody can read an outage."""
+    return re.sub(r"\bjob \d+", "a job", text)
 
 
 def is_over(outage: Outage, now_unix_s: int, boot_id: str) -> bool:

@@ -58,8 +58,10 @@ _EXACT = {
         "Wait, or run: scontrol update jobid={job} arraytaskthrottle=N",
     ),
     "BadConstraints": Explained(
-        "No node can ever satisfy what it asks for: GPU type, --constraint, --nodelist or the size of the vgpu.",
-        "Change the request (scontrol update, or scancel and a new sbatch). hami-hpc pool shows what nodes have.",
+        "No node that it may use has what it asks for: GPU type, --constraint, --nodelist, the size of the vgpu, or a "
+        "mode of isolation, which can be out of service for a while.",
+        "Change the request (scontrol update, or scancel and a new sbatch). hami-hpc pool shows what nodes have. If a "
+        "mode is out of service, it starts by itself when the mode is back.",
         True,
     ),
     "PartitionConfig": Explained(

@@ -162,11 +162,17 @@ def check_modes_out(facts: Facts) -> Iterator[Finding]:
     """Reports the modes that are out of the node's features, whether Slurm has them all the same, and failures."""
     settings = facts.settings
     outages = mode_outages.read(settings.state_dir)
+    slurm = mode_service.slurm_of_command(facts.node)
+    available, active = node_features.read(slurm.node, "scontrol", slurm.env)
+    missing = sorted({*map(feature_of, settings.modes)} - {*map(feature_of, (each.mode for each in outages))})
+    missing = [name for name in missing if name in available and name not in active]
+    if missing:
+        detail = f"{', '.join(missing)}: not among the node's active features, and nothing here says why"
+        advice = f"scontrol update nodename={facts.node} activefeatures=..., with all of AvailableFeatures"
+        yield Finding("features of modes", Level.WARN, detail, advice)
     resume = "see the lines on that mode here and hami-hpc events --kind mode_failed; then hami-hpc mode resume"
     for outage in outages:
         until = time.strftime("%Y-%m-%d %H:%M", time.localtime(outage.until_unix_s))
-        slurm = mode_service.slurm_of_command(facts.node)
-        _, active = node_features.read(slurm.node, "scontrol", slurm.env)
         is_active = feature_of(outage.mode) in active
         detail = f"until {until}: {outage.reason}" + (", but Slurm has its feature" if is_active else "")
         advice = "hami-hpc reconcile: its prolog refuses the jobs that Slurm starts" if is_active else resume

@@ -3,7 +3,8 @@
 
 <state_dir>/modes-out.json       the modes that are out of the node's features; no file while there is none: prolog and
                                  epilog look for the file only
-<state_dir>/mode-failures.json   failures of this boot, read and written when a backend fails
+<state_dir>/mode-failures.json   failures of this boot, read and written when a backend fails; for root alone, as it
+                                 names jobs
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def write_failures(state_dir: str, failures: Sequence[Failure]) -> None:
     from hami_hpc.core.mode_outage import to_json
     from hami_hpc.node import root_file
 
-    root_file.write(failures_path_of(state_dir), to_json(failures) if failures else "")
+    root_file.write(failures_path_of(state_dir), to_json(failures) if failures else "", 0o600)
 
 
 def _advice(path: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small files of root's that are replaced whole: what is out of service. Anybody may read them."""
+"""Small files of root's that are replaced whole: what is out of service."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read(path: str, advice: str) -> str | None:
         raise NodeError(f"{path}: {error.strerror}. {advice}") from error
 
 
-def write(path: str, text: str) -> None:
+def write(path: str, text: str, mode: int = 0o644) -> None:
     """Replaces the file, whole or not at all; removes it where there is no text. Raises NodeError."""
     from contextlib import suppress
 
@@ -40,8 +40,9 @@ def write(path: str, text: str) -> None:
                 os.unlink(path)
             return
         os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-        fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         with open(fd, "w", encoding="utf-8") as file:
+            os.fchmod(fd, mode)  # the umask left less, or an interrupted write had another mode
             file.write(text)
             file.flush()
             os.fsync(fd)

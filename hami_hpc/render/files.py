@@ -32,7 +32,12 @@ from hami_hpc.slurm.lines import Setting, settings_of
 GRES = "hami-hpc-gres.conf"
 FRAGMENT = "slurm-hami-hpc.conf"
 SPANK = "plugstack.conf.d/hami-hpc.conf"
-UNITS = ("hami-hpc-reconcile.service", "hami-hpc-agent.service", "hami-hpc-metrics.service")
+UNITS = (
+    "hami-hpc-reconcile.service",
+    "hami-hpc-reconcile.timer",
+    "hami-hpc-agent.service",
+    "hami-hpc-metrics.service",
+)
 WRAPPERS = {"Prolog": "hami-hpc-prolog", "Epilog": "hami-hpc-epilog"}
 REASONS = {
     "GresTypes": "Slurm packs gres/shard onto one GPU; the vgpu gres carry a slice's class, MiB and percent.",

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from hami_hpc.core.grant import Grant
-from hami_hpc.core.mode_outage import TEXT_MAX, Failure, Outage, feature_of, features, is_over, recent
+from hami_hpc.core.mode_outage import TEXT_MAX, Failure, Outage, feature_of, features, is_over, public, recent
 from hami_hpc.errors import HamiError, JobError, NodeError
 from hami_hpc.isolation.table import backend_of, names_mode
 from hami_hpc.node import admin_log, boot, drain, events, job_dirs, locks, mode_outages
@@ -37,6 +37,10 @@ class BackendError(JobError):
     def __init__(self, message: str, mode: str, count: int, cause: str) -> None:
         super().__init__(message)
         self.mode, self.count, self.cause = mode, count, cause
+
+
+class NoFeatureError(NodeError):
+    """The node has no feature of the mode, so that Slurm cannot keep its jobs away."""
 
 
 class ModeOutError(JobError):
@@ -107,11 +111,12 @@ def refused(settings: Settings, environment: Mapping[str, str], job_id: int, err
 
 
 def take_out(settings: Settings, slurm: Slurm, mode: str, cause: str) -> None:
-    """Writes the mode into the file, and removes its feature from the node. Raises NodeError, with the file as it was,
-    when slurmctld does not do that."""
+    """Writes the mode into the file, and removes its feature from the node. Raises NodeError when slurmctld does not do
+    that: the mode stays in the file, as an answer that did not come may have been a yes, unless the node has no such
+    feature."""
     now = int(time.time())
     minutes = settings.mode_window_s // 60
-    outage = Outage(mode, now, now + settings.mode_out_s, boot.boot_id(), _plain(cause))
+    outage = Outage(mode, now, now + settings.mode_out_s, boot.boot_id(), _plain(public(cause)))
     text = (
         f"mode={mode} is out of this node's features until {_clock(outage)}, as it failed {settings.mode_failures} "
         f"times in {minutes} minutes; jobs of other modes go on. Last: {outage.reason}. Next: hami-hpc doctor; when it "
@@ -124,7 +129,8 @@ def take_out(settings: Settings, slurm: Slurm, mode: str, cause: str) -> None:
         try:
             _set_features(slurm, out=[*(other.mode for other in others), mode], back=[], must_have=mode)
         except NodeError as error:
-            mode_outages.write(settings.state_dir, before)
+            if isinstance(error, NoFeatureError):
+                mode_outages.write(settings.state_dir, before)
             raise NodeError(f"mode={mode} cannot be taken out of this node's features ({error}). {cause}") from error
         _forget_failures(settings, mode)
     admin_log.to_syslog(admin_log.ERROR, text)
@@ -195,7 +201,9 @@ def _set_features(slurm: Slurm, out: Sequence[str], back: Sequence[str], must_ha
         raise NodeError("scontrol was not found beside slurmd or in /usr/bin")
     available, active = node_features.read(slurm.node, slurm.scontrol, slurm.env)
     if must_have and feature_of(must_have) not in available:
-        raise NodeError(f"slurmctld knows no feature {feature_of(must_have)} of node {slurm.node}: hami-hpc render")
+        raise NoFeatureError(
+            f"slurmctld knows no feature {feature_of(must_have)} of node {slurm.node}: hami-hpc render"
+        )
     wanted = features(available, active, out, back)
     if sorted(wanted) != sorted(active):
         node_features.set_active(slurm.node, wanted, slurm.scontrol, slurm.env)

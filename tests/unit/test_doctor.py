@@ -26,7 +26,7 @@ from hami_hpc.doctor.build_checks import GRES_PLUGINS, plugin_version
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation import share_checks
 from hami_hpc.node import ldso, mounts, nvml
-from hami_hpc.slurm import commands
+from hami_hpc.slurm import commands, node_features
 from hami_hpc.slurm.plugstack import SPANK_PLUGIN
 
 
@@ -59,6 +59,8 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Healthy:
     monkeypatch.setattr(nvml, "read_devices", lambda: healthy.devices)
     without_limits = SimpleNamespace(NVMLError=RuntimeError, nvmlShutdown=lambda: None)
     monkeypatch.setattr(nvml, "open_nvml", lambda: without_limits)
+    features = (("vgpu_share", "vgpu_type_h200"),) * 2
+    monkeypatch.setattr(node_features, "read", lambda *_arguments: features)
     monkeypatch.setattr(commands, "configuration", lambda: healthy.slurm)
     monkeypatch.setattr(commands, "node_name", lambda: "node1")
     monkeypatch.setattr(commands, "gpus_by_type", lambda _node: healthy.counted)
@@ -168,7 +170,7 @@ def test_doctor_on_a_host_of_several_nodes_is_told_which_it_is(
         raise NodeError("slurm.conf has node1, node2 for host h; say which node this is with --node NAME")
 
     monkeypatch.setattr(commands, "node_name", several)
-    assert not healthy.findings()["gres.conf, classes"].is_ok
+    assert not healthy.findings()["modes out of service, gres.conf, classes"].is_ok
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert "OK    gres.conf: node2 has 2 gpu" in healthy.run(*arguments).output

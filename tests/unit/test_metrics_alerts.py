@@ -17,9 +17,11 @@ from metrics_testbed import GIB, SECOND, AgentNode, make_state, parse
 from promtool import ROOT, promtool, run_rule_tests
 
 from hami_hpc.core.agent_state import AgentState, GpuState, JobState, OtherProcess
+from hami_hpc.core.mode_outage import Outage
 from hami_hpc.core.watch import Kind
 from hami_hpc.metrics.definitions import HISTOGRAM, METRICS
 from hami_hpc.metrics.exposition import expose
+from hami_hpc.node import mode_outages
 
 PARTS = {HISTOGRAM: ("_bucket", "_sum", "_count")}
 SCRAPED = {f"{metric.name}{part}" for metric in METRICS for part in PARTS.get(metric.kind, ("",))}
@@ -82,6 +84,7 @@ class Case:
     is_down: bool = False
     waits: bool = True  # the alert has `for`
     fires_at: int = LATE
+    modes_out: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.alert + "".join(f"-{v}" for k, v in self.labels.items() if k == "kind")
@@ -220,6 +223,13 @@ CASES = [
         fires_at=33,  # it is silent again after ten minutes without a new one
     ),
     Case(
+        "HamiHpcModeOut",
+        {"mode": "mig"},
+        "gpu01: mode=mig failed repeatedly and is out of the node's features",
+        waits=False,
+        modes_out=("mig",),
+    ),
+    Case(
         "HamiHpcJobsDisturbed",
         JOB,
         "gpu01: job 7 of uid 1007 found no memory within its grant, because another held more than its own",
@@ -247,12 +257,13 @@ def alerts() -> list[str]:
     return re.findall(r"- alert: (\w+)", RULES.read_text(encoding="utf-8"))
 
 
-def exposed(folder: Path, state: AgentState) -> dict[str, tuple[str, float]]:
+def exposed(folder: Path, state: AgentState, modes_out: tuple[str, ...] = ()) -> dict[str, tuple[str, float]]:
     """Returns {series without target labels: (metric, value)}."""
     node = AgentNode(folder)
     node.write(state)
+    mode_outages.write(node.run_dir, [Outage(mode, 1, 2, "", "") for mode in modes_out])
     found = {}
-    for name, rows in parse(expose(node.run_dir).text).items():
+    for name, rows in parse(expose(node.run_dir, node.run_dir).text).items():
         for labels, value in rows.items():
             found[",".join([name, *(f'{key}="{text}"' for key, text in sorted(labels))])] = (name, value)
     return found
@@ -260,7 +271,7 @@ def exposed(folder: Path, state: AgentState) -> dict[str, tuple[str, float]]:
 
 def series(folder: Path, instance: str, case: Case) -> list[dict[str, str]]:
     before = exposed(folder / f"{instance}-before", healthy())
-    after = exposed(folder / f"{instance}-after", case.change(healthy()))
+    after = exposed(folder / f"{instance}-after", case.change(healthy()), case.modes_out)
     target = f'job="hami-hpc",instance="{instance}"'
     rows = [{"series": f"up{{{target}}}", "values": f"1x{HEALTHY - 1} {0 if case.is_down else 1}x{FAULTY}"}]
     for key in sorted(before.keys() | after.keys()):

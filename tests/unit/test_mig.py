@@ -405,25 +405,3 @@ def test_the_sites_profiles_are_of_the_gpus_model_and_mig_nodes_are_for_mig_alon
     site.mig_nodes = ("gpu[03-04]",)
     assert serves_mig_alone(settings)
     assert serves_mig_alone(cast("Settings", SimpleNamespace(modes=("mig",))))
-
-
-def test_a_driver_that_makes_no_instance_takes_the_mode_out_and_leaves_nothing(
-    bed: MigNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The default of mode_failures, which this testbed switches off."""
-    bed.edit("mode_failures = 0", "mode_failures = 2")
-    scontrol = tmp_path / "scontrol"
-    features = "AvailableFeatures=vgpu_mig,vgpu_share ActiveFeatures=vgpu_mig,vgpu_share"
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/said\n[ "$1" != --oneliner ] || echo "x {features}"\n')
-    scontrol.chmod(0o755)
-    monkeypatch.setattr("hami_hpc.node.drain.find_scontrol", lambda: str(scontrol))
-    before = bed.instances()
-    for job_id in (1, 2):
-        faults = "nvmlGpuInstanceCreateComputeInstance=999"
-        assert bed.prolog(job_id, faults=faults, SLURMD_NODENAME="node1") == 0, "the node stays in service"
-        assert (bed.instances(), bed.node.grants()) == (before, {})
-    said = (tmp_path / "said").read_text().splitlines()
-    assert "update nodename=node1 activefeatures=vgpu_share" in said
-    assert [line for line in said if line.startswith("requeue")] == ["requeue 1", "requeue 2"]
-    assert bed.prolog(3, SLURM_JOB_CONSTRAINTS="vgpu_share") == 0
-    assert bed.node.grants()[3].mode == "share"

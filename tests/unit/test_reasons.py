@@ -22,7 +22,7 @@ from hami_hpc.core.reasons import explain
             "down, drained",
             "sinfo -R",
         ),
-        ("BadConstraints", "No node can ever", "hami-hpc pool"),
+        ("BadConstraints", "out of service for a while", "hami-hpc pool"),
         ("PartitionConfig", "rule of its partition", "scontrol show partition"),
         ("PartitionTimeLimit", "longer than its partition", "scontrol update jobid=7 timelimit="),
         ("JobHeldUser", "by its user", "scontrol release 7"),

@@ -24,6 +24,7 @@ FILES = [
     "hami-hpc-gres.conf",
     "hami-hpc-metrics.service",
     "hami-hpc-reconcile.service",
+    "hami-hpc-reconcile.timer",
     "hami-hpc-agent.service",
     "hami_hpc_site.lua",
     "plugstack.conf",
