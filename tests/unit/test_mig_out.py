@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mode=mig with a driver that makes no instances: the mode goes out of the node's features (docs/adr/057)."""
+"""mode=mig with a driver that makes no instances: the mode goes out of the node's features (docs/adr/056)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mode that is out of the node's features: how it comes back, who says so, and what a kill leaves (docs/adr/057)."""
+"""A mode that is out of the node's features: how it comes back, who says so, and what a kill leaves (docs/adr/056)."""
 
 from __future__ import annotations
 
