@@ -173,6 +173,12 @@ def render(
     slots = () if gpus else mig_static.read(settings.state_dir)
     found = tuple(gpu for gpu in found if gpu.uuid not in {slot.gpu_uuid for slot in slots})
     static = tuple((slot.profile, device_of(settings, number)) for number, slot in enumerate(ordered(slots)))
+    if static and not static[0][1] > f"{named['device']}9":
+        raise Failure(
+            f"the devices of the static MIG layout, {static[0][1]} and so on, have to come after {named['device']}0 and "
+            "so on by name, because Slurm numbers them so: see --device, and driver_root in the settings",
+            ExitCode.USAGE,
+        )
     target = Target(directory=str(output), static=static, **named)  # type: ignore[arg-type]  # click fills the others
     Renderer(settings, found, target)  # raises errors in settings and GPUs before a directory is made
     _run(output, lambda: Renderer(settings, found, target).render(), dry_run, diff, force)
