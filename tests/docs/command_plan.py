@@ -24,6 +24,7 @@ _GPU = "tests/cluster/test_gpu_drain.py"
 _DEFRAGMENT = (
     "tests/unit/test_mig_defragment.py::test_a_dry_run_says_after_which_job_a_request_fits_and_changes_nothing"
 )
+_STATIC = "tests/unit/test_mig_static.py::test_a_layout_stands_and_a_second_apply_changes_nothing"
 _EVENTS = "tests/unit/test_events_command.py"
 BY = {
     "sbatch --gres=vgpu:mem=8G,cores=50 train.sh": _STORY,
@@ -42,6 +43,8 @@ BY = {
     'hami-hpc gpu drain 3 --reason "Xid 63: row remapping pending"': _GPU,
     "hami-hpc gpu list": _GPU,
     "hami-hpc mig defragment --dry-run": _DEFRAGMENT,
+    "hami-hpc mig apply --dry-run /etc/hami-hpc/mig-layout.toml": _STATIC,
+    "hami-hpc mig apply /etc/hami-hpc/mig-layout.toml": _STATIC,
     "hami-hpc mps status": _MPS,
     "hami-hpc mps restart 0-1000": _MPS,
     "hami-hpc gpu resume 3": _GPU,
