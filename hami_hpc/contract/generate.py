@@ -126,6 +126,7 @@ def make_c(c: dict[str, Any]) -> str:
         "mps",
         "mig",
         "first_step",
+        "mig_static",
     ):
         lines.append(f"#define HAMI_FILE_{key.upper()} {c_string(c['files'][key])}")
     step_format = c_string(c["files"]["step_limits"].replace("{step_id}", "%u"))

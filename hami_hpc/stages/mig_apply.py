@@ -250,6 +250,11 @@ def _do(
             admin_log.to_syslog(admin_log.WARNING, text)
             events.write(settings.state_dir, "mig", "mig_layout", text=text, gpu_uuid=work.gpu.uuid)
     place_devices(settings, slots, standing)
+    first = len(occupy.inventory(settings)) - len(here)
+    uuids = {
+        first + number: standing[slot.gpu_uuid, slot.start].instance.uuid for number, slot in enumerate(ordered(slots))
+    }
+    mig_static.write_devices(settings.run_dir, uuids)
     if leaving:
         mig_static.write(settings.state_dir, slots)
 

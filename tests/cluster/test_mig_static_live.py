@@ -13,7 +13,7 @@ from harness.layout import Layout
 
 USER, OTHER = "games", "news"
 HALF, SMALL = "--gres=gpu:3g.71gb:1", "--gres=gpu:1g.18gb:1"
-SHOW = 'echo "gpus=$SLURM_JOB_GPUS"; until [ -e end ]; do sleep 0.2; done'
+SHOW = 'echo "gpus=$SLURM_JOB_GPUS $CUDA_VISIBLE_DEVICES" $(srun printenv CUDA_VISIBLE_DEVICES); until [ -e end ]; do sleep 0.2; done'
 
 
 def render(layout: Layout) -> None:
@@ -77,7 +77,13 @@ def test_instances_and_slices_of_one_node_go_to_different_jobs(divided: Layout) 
         jobs.wait_for_state(divided, job, "RUNNING")
     late = [jobs.submit(divided, OTHER, request, script="true") for request in (HALF, SMALL, "--gres=vgpu:mem=8G")]
     jobs.wait(divided, lambda: "gpus=" in jobs.output(divided, USER, small[1]), "the output", job=small[1])
-    seen = {job: jobs.output(divided, USER, job).split()[0] for job in (half, *small)}
+    words = {job: jobs.output(divided, USER, job).split() for job in (half, *small)}
+    seen = {job: line[0] for job, line in words.items()}
+    listed = json.loads(jobs.admin(divided, "hami-hpc", "mig", "list", "--format", "json"))[1]["instances"]
+    uuids = {row["uuid"]: row["profile"] for row in listed}
+    for job, line in words.items():
+        assert line[1] == line[2], "batch script and srun"
+        assert uuids.pop(line[1]) == ("3g.71gb" if job == half else "1g.18gb"), "each job has another one"
     assert seen[half] == "gpus=1", "instances have the numbers after the GPU's"
     assert {seen[job] for job in small} == {"gpus=2", "gpus=3"}
     listed = json.loads(jobs.admin(divided, "hami-hpc", "jobs", "--format", "json"))

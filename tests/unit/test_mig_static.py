@@ -90,6 +90,11 @@ def test_a_layout_stands_and_a_second_apply_changes_nothing(bed: MigNode) -> Non
     assert aliases(bed) == [("0", 0), ("1", 0), ("2", 0)], "names for Slurm, which nobody can open"
     assert {mode for _, mode in bed.devices().values()} == {0o444}, "Slurm's cgroups decide who opens these"
     assert findings(bed) == [("OK", "3 instance(s) stand")]
+    rows = [line.split() for line in (bed.node.root / "run/mig-static").read_text().splitlines()]
+    assert [int(number) for number, _ in rows] == [1, 2, 3], "Slurm's numbers, after the GPU with slices"
+    listed = json.loads(run(bed, "list", "--format", "json")[1])[1]["instances"]
+    of_uuid = {row["uuid"]: row["profile"] for row in listed}
+    assert [of_uuid[uuid] for _, uuid in rows] == ["3g.20gb", "2g.10gb", "1g.5gb"]
     before = standing(bed)
     status, output = run(bed, "apply", path)
     assert (status, "stand already" in output, standing(bed)) == (0, True, before)
@@ -137,6 +142,7 @@ def test_a_change_is_refused_in_words_while_jobs_hold_instances(bed: MigNode, mo
     assert [row[0] for row in standing(bed)] == ["2g.10gb"] * 2
     assert run(bed, "apply", layout(bed, "1 = []"))[0] == 0
     assert (standing(bed), aliases(bed), bed.devices()) == ([], [], {})
+    assert not (bed.node.root / "run/mig-static").exists()
     assert not (bed.node.root / "state/mig-layout").exists()
 
 
