@@ -26,6 +26,7 @@ from hami_hpc.stages.gpu_service import find, jobs_on
 
 LOCK = "mig-layout.lock"
 LOCK_S = 10.0
+NOTHING = "no GPU of this node has a static layout"
 
 
 @dataclass(slots=True)
@@ -71,6 +72,8 @@ def apply(
     """
     with _one_at_a_time(settings):
         before = mig_static.read(settings.state_dir)
+        if layout is None and not before:  # as on nodes without a GPU, whose boot unit asks, too
+            return [NOTHING]
         gpus = tuple(sorted(occupy.inventory(settings), key=lambda gpu: gpu.minor))
         wanted = _by_gpu(gpus, _names_of(before) if layout is None else layout)
         _check_order(gpus, wanted)
@@ -84,9 +87,9 @@ def apply(
             slots = ordered(slot for _, work in works for slot in work.slots)
             lines = [line for _, work in works for line in _describe(work)]
             if dry_run:
-                return lines or ["no GPU of this node has a static layout"]
+                return lines or [NOTHING]
             _do(settings, works, before, slots)
-    return lines or ["no GPU of this node has a static layout"]
+    return lines or [NOTHING]
 
 
 @contextmanager

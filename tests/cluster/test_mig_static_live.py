@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A static MIG layout in a live Slurm: its instances are gpus of their profiles' types, the node's other GPU has slices."""
+"""A static MIG layout in a live Slurm: its instances are gpus of types, and the node's other GPU has slices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from harness.layout import Layout
 
 USER, OTHER = "games", "news"
 HALF, SMALL = "--gres=gpu:3g.71gb:1", "--gres=gpu:1g.18gb:1"
-SHOW = 'echo "gpus=$SLURM_JOB_GPUS $CUDA_VISIBLE_DEVICES" $(srun printenv CUDA_VISIBLE_DEVICES); until [ -e end ]; do sleep 0.2; done'
+SHOW = (
+    'echo "gpus=$SLURM_JOB_GPUS $CUDA_VISIBLE_DEVICES" $(srun printenv CUDA_VISIBLE_DEVICES); '
+    "until [ -e end ]; do sleep 0.2; done"
+)
 
 
 def render(layout: Layout) -> None:
