@@ -15,7 +15,7 @@ USER, OTHER = "games", "news"
 HALF, SMALL = "--gres=gpu:3g.71gb:1", "--gres=gpu:1g.18gb:1"
 SHOW = (
     'echo "gpus=$SLURM_JOB_GPUS $CUDA_VISIBLE_DEVICES" $(srun printenv CUDA_VISIBLE_DEVICES); '
-    "until [ -e end ]; do sleep 0.2; done"
+    "until [ -e static-end ]; do sleep 0.2; done"
 )
 
 
@@ -63,7 +63,7 @@ def divided(restored: Layout) -> Iterator[Layout]:
     render(restored)
     yield restored
     for user in (USER, OTHER):
-        (restored.home / user / "end").touch()
+        (restored.home / user / "static-end").touch()
         jobs.admin(restored, "scancel", f"--user={user}")
     jobs.wait(restored, lambda: not jobs.admin(restored, "squeue", "-h"), "the jobs to end", 60)
     path.write_text("version = 1\n")
@@ -79,7 +79,8 @@ def test_instances_and_slices_of_one_node_go_to_different_jobs(divided: Layout) 
     for job in (half, *small, *slices):
         jobs.wait_for_state(divided, job, "RUNNING")
     late = [jobs.submit(divided, OTHER, request, script="true") for request in (HALF, SMALL, "--gres=vgpu:mem=8G")]
-    jobs.wait(divided, lambda: "gpus=" in jobs.output(divided, USER, small[1]), "the output", job=small[1])
+    for user, job in ((USER, half), *((USER, job) for job in small), *((OTHER, job) for job in slices)):
+        jobs.wait(divided, lambda user=user, job=job: "gpus=" in jobs.output(divided, user, job), "the output", job=job)  # type: ignore[misc]
     words = {job: jobs.output(divided, USER, job).split() for job in (half, *small)}
     seen = {job: line[0] for job, line in words.items()}
     listed = json.loads(jobs.admin(divided, "hami-hpc", "mig", "list", "--format", "json"))[1]["instances"]
