@@ -17,7 +17,7 @@ from hami_hpc.core.inventory import Gpu, make_inventory
 from hami_hpc.core.reconcile_plan import Kind
 from hami_hpc.core.records import MIB, Usage
 from hami_hpc.core.tables import table
-from hami_hpc.node import job_dirs, nvml
+from hami_hpc.node import job_dirs, mig_static, nvml
 from hami_hpc.node.config import Settings
 from hami_hpc.slurm import commands
 from hami_hpc.stages import common
@@ -35,8 +35,9 @@ def inventory(form: str, config: Path | None) -> None:
     """This node's GPUs, as the driver shows them and as the settings count them."""
     settings = settings_of(config)
     gpus = make_inventory(nvml.read_devices(), settings.gpu_models)
+    static = mig_static.gpus(settings.state_dir)
     if form == "json":
-        rows = [gpu._asdict() | {"shards": _shards(settings, gpu)} for gpu in gpus]
+        rows = [gpu._asdict() | {"shards": 0 if gpu.uuid in static else _shards(settings, gpu)} for gpu in gpus]
         click.echo(json.dumps(rows, indent=2))
         return
     cells = [
@@ -45,7 +46,7 @@ def inventory(form: str, config: Path | None) -> None:
             gpu.minor,
             gpu.model,
             gpu.total_mib,
-            _shards(settings, gpu) or "not in the settings",
+            "static MIG layout" if gpu.uuid in static else _shards(settings, gpu) or "not in the settings",
             gpu.uuid,
         )
         for gpu in gpus

@@ -18,7 +18,7 @@ from hami_hpc.cli import colours
 from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.cli.options import Failure, command, config_option, node_option, output_option, settings_of
 from hami_hpc.core.inventory import Gpu, make_inventory
-from hami_hpc.core.mig_static import ordered
+from hami_hpc.core.mig_static import Slot, ordered
 from hami_hpc.errors import NodeError
 from hami_hpc.node import mig_static, nvml
 from hami_hpc.node.config import Settings
@@ -45,6 +45,16 @@ def gpus_by_hand(text: str, settings: Settings) -> tuple[Gpu, ...]:
             minor = len(gpus)
             gpus.append(Gpu(minor, minor, "", model, model, settings.gpu_models[model]))
     return tuple(gpus)
+
+
+def static_devices(settings: Settings, slots: tuple[Slot, ...], device: str) -> tuple[tuple[str, str], ...]:
+    """Returns type and device of each instance of a static MIG layout. Exits with ExitCode.USAGE where they would not
+    come after the GPUs' devices, `device` with a number, by name: Slurm numbers them so."""
+    found = tuple((slot.profile, device_of(settings, number)) for number, slot in enumerate(ordered(slots)))
+    if found and found[0][1] <= f"{device}9":
+        message = f"the devices of the static MIG layout ({found[0][1]}) have to come after {device}0 and so on by name"
+        raise Failure(f"{message}, because Slurm numbers them so: see --device, and driver_root", ExitCode.USAGE)
+    return found
 
 
 def is_terminal() -> bool:
@@ -172,7 +182,12 @@ def render(
     found = gpus_by_hand(gpus, settings) if gpus else make_inventory(nvml.read_devices(), settings.gpu_models)
     slots = () if gpus else mig_static.read(settings.state_dir)
     found = tuple(gpu for gpu in found if gpu.uuid not in {slot.gpu_uuid for slot in slots})
-    static = tuple((slot.profile, device_of(settings, number)) for number, slot in enumerate(ordered(slots)))
+    static = static_devices(settings, slots, named["device"])
+    if static and not found:
+        raise Failure(
+            "every GPU of this node has a static MIG layout, so it has no slices and hami_hpc has nothing to write: "
+            "Slurm's own gres.conf has AutoDetect=nvml, or MultipleFiles= for each instance"
+        )
     target = Target(directory=str(output), static=static, **named)  # type: ignore[arg-type]  # click fills the others
     Renderer(settings, found, target)  # raises errors in settings and GPUs before a directory is made
     _run(output, lambda: Renderer(settings, found, target).render(), dry_run, diff, force)

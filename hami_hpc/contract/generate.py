@@ -87,6 +87,21 @@ def c_struct(name: str, layout: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+C_FILES = (  # those that C reads or writes
+    "job_limits",
+    "usage",
+    "refused",
+    "whole",
+    "run_dir",
+    "self",
+    "self_limits",
+    "mps",
+    "mig",
+    "first_step",
+    "mig_static",
+)
+
+
 def make_c(c: dict[str, Any]) -> str:
     """Returns the C header."""
     lines = [
@@ -115,18 +130,7 @@ def make_c(c: dict[str, Any]) -> str:
         f"#define HAMI_CLASS_{k.upper()} {c['classes'][k]}u"
         for k in ("name_max", "priority_max", "slice_us_min", "slice_us_max")
     ]
-    for key in (
-        "job_limits",
-        "usage",
-        "refused",
-        "whole",
-        "run_dir",
-        "self",
-        "self_limits",
-        "mps",
-        "mig",
-        "first_step",
-    ):
+    for key in C_FILES:
         lines.append(f"#define HAMI_FILE_{key.upper()} {c_string(c['files'][key])}")
     step_format = c_string(c["files"]["step_limits"].replace("{step_id}", "%u"))
     lines.append(f"#define HAMI_FILE_STEP_LIMITS_FORMAT {step_format}")

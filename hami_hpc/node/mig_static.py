@@ -3,7 +3,7 @@
 slice may be. Root writes it; it survives a reboot, which the instances do not. There is no file without a layout.
 
 Slurm knows each instance by a device of its own, /dev/nvidia_mig/N: it has the numbers of the compute instance's
-device, so that cgroups fence that, and a name that stays and sorts after those of the GPUs (docs/adr/058).
+device, so that cgroups fence that, and a name that stays and sorts after those of the GPUs (docs/adr/059).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from hami_hpc.contract import constants as c
 from hami_hpc.errors import JobError, NodeError
 
 TYPE_CHECKING = False
@@ -77,6 +78,24 @@ def write(state_dir: str, slots: Sequence[Slot]) -> None:
 def device_of(settings: Settings, number: int) -> str:
     """Returns the device by which Slurm knows the instance of a number in the layout's order."""
     return f"{settings.driver_root.rstrip('/')}{DEVICES}/{number}"
+
+
+def write_devices(run_dir: str, uuids: Mapping[int, str]) -> None:
+    """Writes the file by which SPANK shows a task its instances: the UUID of each by Slurm's number of its device.
+    Removes it when there is none. Raises NodeError."""
+    path = f"{run_dir}/{c.FILE_MIG_STATIC}"
+    try:
+        if not uuids:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            return
+        fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        with open(fd, "w", encoding="ascii") as file:
+            os.fchmod(fd, 0o644)
+            file.writelines(f"{number} {uuid}\n" for number, uuid in uuids.items())
+        os.replace(f"{path}.new", path)
+    except OSError as error:
+        raise NodeError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def gpus(state_dir: str) -> frozenset[str]:

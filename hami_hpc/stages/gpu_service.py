@@ -10,7 +10,7 @@ from collections.abc import Callable
 from hami_hpc.core.inventory import Gpu
 from hami_hpc.core.out_of_service import DrainedGpu, Holding
 from hami_hpc.errors import NodeError
-from hami_hpc.node import admin_log, drained_gpus, events, locks
+from hami_hpc.node import admin_log, drained_gpus, events, locks, mig_static
 from hami_hpc.node.config import Settings
 from hami_hpc.slurm import placeholders
 from hami_hpc.stages import occupy
@@ -62,6 +62,11 @@ def mark(settings: Settings, word: str, reason: str, source: str = "gpu", xid: i
 def fill(settings: Settings, node: placeholders.Node, entry: DrainedGpu) -> str:
     """Holds what is free of a GPU that is marked. Returns and raises as drain does."""
     name = name_of(entry)
+    if entry.uuid in mig_static.gpus(settings.state_dir):
+        raise NodeError(
+            f"{name} is noted as out of service, but Slurm still gives the instances of its static MIG layout, and "
+            "placeholder jobs cannot hold these: drain the node (scontrol update NodeName=... State=DRAIN Reason=...)"
+        )
     run = _occupied(settings, node)
     left = run.free().get(entry.slurm_index, 0)
     if left:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the instances of a static MIG layout stand, for `hami-hpc mig apply` (docs/adr/058).
+"""Makes the instances of a static MIG layout stand, for `hami-hpc mig apply` (docs/adr/059).
 
 Everything is checked first; a refusal leaves the node as it was. Then: what is to stand is written down (from now on no
 slice is made on these GPUs), instances that are not of the layout are ended, missing ones made, their devices placed,
@@ -26,6 +26,7 @@ from hami_hpc.stages.gpu_service import find, jobs_on
 
 LOCK = "mig-layout.lock"
 LOCK_S = 10.0
+NOTHING = "no GPU of this node has a static layout"
 
 
 @dataclass(slots=True)
@@ -71,6 +72,8 @@ def apply(
     """
     with _one_at_a_time(settings):
         before = mig_static.read(settings.state_dir)
+        if layout is None and not before:  # as on nodes without a GPU, whose boot unit asks, too
+            return [NOTHING]
         gpus = tuple(sorted(occupy.inventory(settings), key=lambda gpu: gpu.minor))
         wanted = _by_gpu(gpus, _names_of(before) if layout is None else layout)
         _check_order(gpus, wanted)
@@ -84,9 +87,9 @@ def apply(
             slots = ordered(slot for _, work in works for slot in work.slots)
             lines = [line for _, work in works for line in _describe(work)]
             if dry_run:
-                return lines or ["no GPU of this node has a static layout"]
+                return lines or [NOTHING]
             _do(settings, works, before, slots)
-    return lines or ["no GPU of this node has a static layout"]
+    return lines or [NOTHING]
 
 
 @contextmanager
@@ -250,6 +253,11 @@ def _do(
             admin_log.to_syslog(admin_log.WARNING, text)
             events.write(settings.state_dir, "mig", "mig_layout", text=text, gpu_uuid=work.gpu.uuid)
     place_devices(settings, slots, standing)
+    first = len(occupy.inventory(settings)) - len(here)
+    uuids = {
+        first + number: standing[slot.gpu_uuid, slot.start].instance.uuid for number, slot in enumerate(ordered(slots))
+    }
+    mig_static.write_devices(settings.run_dir, uuids)
     if leaving:
         mig_static.write(settings.state_dir, slots)
 

@@ -38,6 +38,7 @@ enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_FILE_MPS "mps"
 #define HAMI_FILE_MIG "mig"
 #define HAMI_FILE_FIRST_STEP "first-step"
+#define HAMI_FILE_MIG_STATIC "mig-static"
 #define HAMI_FILE_STEP_LIMITS_FORMAT "step-%u.limits"
 #define HAMI_LIMITS_MAGIC 0x314d494c494d4148ull
 #define HAMI_USAGE_MAGIC 0x31455355494d4148ull

@@ -16,6 +16,7 @@
 #include "decide.h"
 #include "record.h"
 #include "refusal.h"
+#include "standing.h"
 
 static struct step_context step;
 
@@ -280,6 +281,35 @@ __attribute__((noreturn)) static void end_task(spank_t spank)
 	_exit(1);
 }
 
+static size_t count(const char *list)
+{
+	size_t commas = 0;
+
+	for (const char *at = list; *at; at++)
+		commas += *at == ',';
+	return commas + 1;
+}
+
+/*
+ * Sets the task's devices to its instances of the node's static MIG layout, if Slurm gave the task all of its step's
+ * GPUs, and all are such instances. CUDA takes them by UUID, and Slurm without NVML knows numbers alone.
+ */
+static void start_standing(spank_t spank)
+{
+	/* A batch script may have inherited the other one from the step that it was submitted in. */
+	const char *name = step.step_id == SLURM_BATCH_SCRIPT ? "SLURM_JOB_GPUS" : "SLURM_STEP_GPUS";
+	char map[STANDING_MAP_SIZE], gpus[2048], visible[2048], uuids[2048];
+
+	if (!standing_read(step.options.run_dir, 0, map) ||
+	    spank_getenv(spank, name, gpus, sizeof(gpus)) != ESPANK_SUCCESS ||
+	    spank_getenv(spank, "CUDA_VISIBLE_DEVICES", visible, sizeof(visible)) != ESPANK_SUCCESS)
+		return;
+	if (count(visible) != count(gpus) || !standing_uuids(map, gpus, uuids, sizeof(uuids)))
+		return;
+	if (context_set_env(&step, spank, "CUDA_VISIBLE_DEVICES", uuids) == 0)
+		context_set_env(&step, spank, "NVIDIA_VISIBLE_DEVICES", uuids);
+}
+
 void step_start_task(spank_t spank)
 {
 	/*
@@ -291,6 +321,8 @@ void step_start_task(spank_t spank)
 		context_set_env(&step, spank, "CUDA_VISIBLE_DEVICES", "");
 	else if (!*step.refusal && backend && backend->start_task)
 		backend->start_task(&step, spank);
+	else if (!*step.refusal && step.verdict == STEP_NOT_OURS)
+		start_standing(spank);
 	if (*step.refusal)
 		end_task(spank);
 }

@@ -25,6 +25,7 @@ _DEFRAGMENT = (
     "tests/unit/test_mig_defragment.py::test_a_dry_run_says_after_which_job_a_request_fits_and_changes_nothing"
 )
 _MODES = "tests/cluster/test_modes_out.py"
+_STATIC = "tests/unit/test_mig_static.py::test_a_layout_stands_and_a_second_apply_changes_nothing"
 _EVENTS = "tests/unit/test_events_command.py"
 BY = {
     "sbatch --gres=vgpu:mem=8G,cores=50 train.sh": _STORY,
@@ -43,6 +44,8 @@ BY = {
     'hami-hpc gpu drain 3 --reason "Xid 63: row remapping pending"': _GPU,
     "hami-hpc gpu list": _GPU,
     "hami-hpc mig defragment --dry-run": _DEFRAGMENT,
+    "hami-hpc mig apply --dry-run /etc/hami-hpc/mig-layout.toml": _STATIC,
+    "hami-hpc mig apply /etc/hami-hpc/mig-layout.toml": _STATIC,
     "hami-hpc mps status": _MPS,
     "hami-hpc mode list": _MODES,
     "hami-hpc advise --mem 8G --cores 25 --count 12 --trust none": "tests/unit/test_advice.py",

@@ -372,16 +372,6 @@ def test_doctor_warns_where_no_profile_is_offered(bed: MigNode) -> None:
     assert "the settings offer no profile of it" in profiles[0][2]
 
 
-def test_a_job_gets_no_profile_of_a_model_that_offers_none(bed: MigNode) -> None:
-    """Its units cannot be those of an instance: slurmctld would admit what the GPU cannot hold."""
-    bed.edit(
-        "[gpu_models.h200.mig_profiles]", "[gpu_models.h200x]\ntotal_mib = 999999\n[gpu_models.h200x.mig_profiles]"
-    )
-    assert bed.prolog(JOB) == 0
-    assert bed.instances() == ()
-    assert "offers on GPU 0: none." in (bed.node.jobs / str(JOB) / "refused").read_text()
-
-
 def test_a_drivers_smaller_memory_makes_no_larger_instance(bed: MigNode) -> None:
     bed.edit("16384 MiB", "16400 MiB")
     assert bed.prolog(JOB, mem_mib=16400) == 0

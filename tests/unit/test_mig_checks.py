@@ -91,3 +91,13 @@ def test_the_record_of_a_job_that_no_agent_saw_does_not_say_that_it_used_nothing
     assert bed.epilog(JOB) == 0
     record = bed.node.record()
     assert (record["mode"], record["usage"], record["observed_ns"]) == ("mig", "missing", 0)
+
+
+def test_a_job_gets_no_profile_of_a_model_that_offers_none(bed: MigNode) -> None:
+    """Its units cannot be those of an instance: slurmctld would admit what the GPU cannot hold."""
+    bed.edit(
+        "[gpu_models.h200.mig_profiles]", "[gpu_models.h200x]\ntotal_mib = 999999\n[gpu_models.h200x.mig_profiles]"
+    )
+    assert bed.prolog(JOB) == 0
+    assert bed.instances() == ()
+    assert "offers on GPU 0: none." in (bed.node.jobs / str(JOB) / "refused").read_text()

@@ -228,7 +228,7 @@ def test_wrong_words_say_what_is_right(bed: MigNode, slurm: Slurm) -> None:
         (("defragment", "--demand", "3g=\N{SUPERSCRIPT TWO}"), "is not understood"),
         (("defragment", "0"), "defragment takes no GPU"),
         (("defragment", "--release", "--dry-run"), "takes none of"),
-        (("list", "--dry-run"), "--dry-run is for defragment, not for list"),
+        (("list", "--dry-run"), "--dry-run is for apply and defragment, not for list"),
         (("enable", "0", "--demand", "x"), "--demand is for defragment"),
         (("defragment", "--hold-minutes", "0"), "1<=x<=1440"),
     ):

@@ -90,6 +90,11 @@ def test_a_layout_stands_and_a_second_apply_changes_nothing(bed: MigNode) -> Non
     assert aliases(bed) == [("0", 0), ("1", 0), ("2", 0)], "names for Slurm, which nobody can open"
     assert {mode for _, mode in bed.devices().values()} == {0o444}, "Slurm's cgroups decide who opens these"
     assert findings(bed) == [("OK", "3 instance(s) stand")]
+    rows = [line.split() for line in (bed.node.root / "run/mig-static").read_text().splitlines()]
+    assert [int(number) for number, _ in rows] == [1, 2, 3], "Slurm's numbers, after the GPU with slices"
+    listed = json.loads(run(bed, "list", "--format", "json")[1])[1]["instances"]
+    of_uuid = {row["uuid"]: row["profile"] for row in listed}
+    assert [of_uuid[uuid] for _, uuid in rows] == ["3g.20gb", "2g.10gb", "1g.5gb"]
     before = standing(bed)
     status, output = run(bed, "apply", path)
     assert (status, "stand already" in output, standing(bed)) == (0, True, before)
@@ -109,6 +114,24 @@ def test_slices_and_reconcile_and_plans_keep_off_a_static_gpu(bed: MigNode) -> N
     assert standing(bed) == before
     assert "static layout" in run(bed, "list")[1]
     assert run(bed, "disable", "1")[0] == 1
+
+
+@needs_root
+def test_a_static_gpu_is_shown_without_shards_and_cannot_be_drained_alone(bed: MigNode) -> None:
+    from hami_hpc.stages import gpu_service
+
+    assert bed.run(do(bed, THREE))
+    settings = bed.node.settings
+    environment = {"HAMI_HPC_CONFIG": str(bed.node.config)}
+    output = bed.run(lambda: CliRunner().invoke(main, ["inventory"], env=environment).output)
+    assert ["static MIG layout" in line for line in output.splitlines()[1:]] == [False, True]
+    with pytest.raises(NodeError, match="placeholder jobs cannot hold these: drain the node"):
+        bed.run(lambda: gpu_service.drain(settings, FakeNode(), "1", "a test"))
+
+
+@needs_root
+def test_a_node_without_a_layout_or_a_driver_has_nothing_to_apply_at_boot(bed: MigNode) -> None:
+    assert run(bed, "apply", faults="nvmlInit_v2=9") == (0, "no GPU of this node has a static layout\n")
 
 
 @needs_root
@@ -137,6 +160,7 @@ def test_a_change_is_refused_in_words_while_jobs_hold_instances(bed: MigNode, mo
     assert [row[0] for row in standing(bed)] == ["2g.10gb"] * 2
     assert run(bed, "apply", layout(bed, "1 = []"))[0] == 0
     assert (standing(bed), aliases(bed), bed.devices()) == ([], [], {})
+    assert not (bed.node.root / "run/mig-static").exists()
     assert not (bed.node.root / "state/mig-layout").exists()
 
 
@@ -327,6 +351,32 @@ def test_devices_of_one_type_are_in_a_row_and_the_notes_come_back_as_written() -
 def test_another_layout_file_is_refused(document: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         read_layout(document)
+
+
+@needs_root
+def test_render_counts_no_shards_of_a_static_gpu_and_refuses_devices_in_a_wrong_order(
+    bed: MigNode, tmp_path: Path
+) -> None:
+    bed.edit("[partitions.gpu]", "[gpu_models.a100]\ntotal_mib = 40000\n[partitions.gpu]")
+    assert bed.run(do(bed, THREE))
+    environment = {"HAMI_HPC_CONFIG": str(bed.node.config)}
+
+    def rendered(device: str) -> tuple[int, str]:
+        words = ["render", "--dry-run", "-o", str(tmp_path / "etc"), "--node", "node1", "--device", device]
+        result = CliRunner().invoke(main, words, env=environment)
+        return result.exit_code, result.output
+
+    status, output = bed.run(lambda: rendered(f"{bed.machine.directory}/dev/nvidia"))
+    assert (status, "Gres=gpu:h200:1,gpu:3g.20gb:1,gpu:2g.10gb:1,gpu:1g.5gb:1,shard:559," in output) == (0, True), (
+        output
+    )
+    status, output = bed.run(lambda: rendered("/zzz/nvidia"))
+    assert (status, "have to come after /zzz/nvidia0 and so on by name" in output) == (2, True)
+    slots = mig_static.read(str(bed.node.root / "state"))
+    uuid = str(json.loads(run(bed, "list", "--format", "json")[1])[0]["uuid"])
+    mig_static.write(str(bed.node.root / "state"), [*slots, slots[0]._replace(gpu_uuid=uuid, minor=0)])
+    status, output = bed.run(lambda: rendered(f"{bed.machine.directory}/dev/nvidia"))
+    assert (status, "every GPU of this node has a static MIG layout" in output) == (1, True)
 
 
 def test_slurms_numbers_of_instances_follow_those_of_the_gpus(tmp_path: Path) -> None:
