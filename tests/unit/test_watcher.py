@@ -80,9 +80,13 @@ def test_a_kill_does_not_wait_for_a_slurmctld_that_does_not_answer(bench: Bench,
     bench.hold(victim.pid, 4096)
     bench.look(2)
     assert victim.poll() is None
+    assert bench.watcher.is_waiting(), "the next look comes soon"
     bench.look()
     assert victim.wait(5) == -signal.SIGKILL
     hang.set()
+    bench.gpus.processes[UUIDS[0]].clear()
+    bench.look(12)
+    assert not bench.watcher.is_waiting()
 
 
 def test_a_process_of_roots_is_never_killed(bench: Bench) -> None:
