@@ -160,6 +160,7 @@ def test_sums_of_time_memory_and_energy(bench: Bench, victim: Victim, other: Vic
     state = bench.look()
     seven, eight = state.jobs
     assert (seven.busy_ns, eight.busy_ns) == (3 * SECOND // 10, 2 * SECOND // 10)
+    assert (seven.busy_percent, eight.busy_percent) == (0.0, 10.0), "in the last second"
     assert (seven.energy_mj, eight.energy_mj) == (3000, 1000 + 4000)
     assert (seven.used_bytes, seven.peak_bytes) == (0, 100 * MIB)
     assert seven.watched_ns == 3 * SECOND
