@@ -60,7 +60,7 @@ class SlowReads:
             if names:
                 self._start()
             self._changed.notify_all()
-            self._changed.wait_for(lambda: names_are_read(names, stuck, self._done), max(0.0, end - time.monotonic()))
+            self._changed.wait_for(lambda: names_are_read(names, stuck, self._done), end - time.monotonic())
             return {one: self._done.pop(one, None) for one in names}
 
     def _start(self) -> None:

@@ -166,9 +166,10 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _job_lines(rows: Sequence[Row], room: int, screen: Screen) -> list[Line]:
-    """Returns a heading and the rows that fit, those with findings first, and how many are left out."""
+    """Returns a heading and the rows that fit, those with findings first, and how many are left out. `room` is for one
+    line at least."""
     ordered = sorted(rows, key=lambda row: not row.findings)
-    shown = ordered if len(ordered) <= room else ordered[: max(0, room - 1)]
+    shown = ordered if len(ordered) <= room else ordered[: room - 1]
     chosen = [index for index, column in enumerate(_COLUMNS) if screen.columns >= column.least]
     texts = [[cut(cell, _COLUMNS[i].most) for i, cell in enumerate(_cells(row))] for row in shown]
     heads = [column.head if screen.columns >= WIDE else column.short for column in _COLUMNS]

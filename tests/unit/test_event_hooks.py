@@ -154,9 +154,16 @@ def test_events_about_hooks_start_no_hook(folder: Path) -> None:
 
 
 def test_copies_of_editors_and_hidden_files_are_no_hooks(folder: Path) -> None:
-    for name in ("b", "a", ".hidden", "a~", "a.bak", "#a#", "a b", "x" * 65, "a.sh"):
+    packagers = ("a.dpkg-old", "a.dpkg-new", "a.rpmsave", "a.rpmnew")
+    for name in ("b", "a", ".hidden", "a~", "a.bak", "a.swp", "#a#", "a b", "x" * 65, "a.sh", *packagers):
         (folder / name).touch()
     assert hooks.names(str(folder)) == ("a", "a.sh", "b")
+
+
+def test_events_that_a_slow_hook_was_not_given_are_reported_with_their_number(folder: Path) -> None:
+    reports: Reports = []
+    hook(folder, "mine", reports).drop(3)
+    assert reports == [("hook_dropped", "hook mine is too slow: it was not given 3 event(s)", 3)]
 
 
 @pytest.fixture

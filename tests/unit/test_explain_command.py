@@ -192,6 +192,9 @@ def test_units_of_several_nodes_are_those_of_one() -> None:
     assert own.service_class == "interactive"
     assert own is not None
     assert own.shards == 0, "what Slurm does not say is not made up"
+    two = decode({"vgpu": 1, "vgpu:be": 1, "vgpu:std": 1, "vgpu_mem": 4096}, "", 1)
+    assert two is not None
+    assert two.service_class == "", "of two none is the job's"
     assert decode({"gpu": 1}, "", 1) is None
     whole_node = {"vgpu": 3354, "vgpu:std": 1118, "vgpu_mem": 286312, "vgpu_cores": 200, "gpu": 2}
     assert decode(whole_node, "", 1) is None, "as Slurm 22.05.8 gives them to a job with --exclusive"

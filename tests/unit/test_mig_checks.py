@@ -76,6 +76,14 @@ def test_each_finding_says_what_to_do(bed: MigNode) -> None:
     assert found_by(bed)["MIG profiles"][0][2] == no_profile.replace("NAME", "h200")
 
 
+def test_units_that_no_profile_has_are_those_of_one_that_the_site_offers(bed: MigNode) -> None:
+    """The settings were changed after the job was submitted."""
+    bed.edit('"1g.35gb" =', '"8g.35gb" =')
+    bed.edit('"2g.35gb" =', '"9g.35gb" =')
+    assert bed.prolog(JOB, mem_mib=20000, cores=14) == 0
+    assert "the smallest MIG instance for that, 3g.71gb, has" in (bed.node.jobs / str(JOB) / "refused").read_text()
+
+
 def test_a_model_that_was_renamed_in_the_settings_drains_no_node(bed: MigNode) -> None:
     bed.node.config.write_text(bed.node.config.read_text().replace("h200", "h200x"))
     assert bed.prolog(JOB) == 0

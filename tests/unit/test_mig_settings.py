@@ -13,12 +13,12 @@ from test_plain_toml import items
 
 from hami_hpc.core import plain_toml
 from hami_hpc.core.inventory import Gpu
-from hami_hpc.core.mig_choice import OfferedProfile
+from hami_hpc.core.mig_choice import OfferedProfile, choose
 from hami_hpc.core.mig_layout import covering
 from hami_hpc.core.mig_text import read_profiles, settings_lines
-from hami_hpc.core.request import parse
+from hami_hpc.core.request import Request, parse
 from hami_hpc.core.units import Where, resolve
-from hami_hpc.errors import NodeError
+from hami_hpc.errors import NodeError, RequestError
 from hami_hpc.node import mig_settings
 from hami_hpc.node.config import Settings, load_settings
 from hami_hpc.render import files
@@ -280,3 +280,19 @@ def test_the_filters_read_the_profiles_that_render_writes(tmp_path: Path, interp
     code = f"local t = {table}\nlocal p = t.gpu_models.h200.mig[2]\nprint(p.name, p.mem_mib, p.shards)"
     done = subprocess.run([require(interpreter), "-e", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1g.35gb", "33280", "139"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "key"),
+    [
+        (Request(), "mode=mig"),
+        (Request(mode="mig"), "mode=mig"),
+        (Request(mode="auto"), "mode=auto"),
+        (Request(mig="1g.18gb"), "mig=1g.18gb"),
+        (Request(isolation="hard", mode="auto"), "isolation=hard"),
+    ],
+)
+def test_what_cannot_be_had_is_named_as_it_was_asked_for(request_: Request, key: str) -> None:
+    refused = choose(request_, {}, ("h200",), "partition gpu", ("mig", "share"))
+    assert isinstance(refused, RequestError)
+    assert str(refused).startswith(f"{key} ") or f" {key} " in str(refused), str(refused)

@@ -137,6 +137,7 @@ def test_the_doctor_finds_nothing_where_all_is_well(node: MpsNode, monkeypatch: 
     assert {what: one.level for what, one in found.items() if what != "MPS daemons of others"} == dict.fromkeys(
         ("MPS programs", "MPS directories", "compute mode of GPU 0", "MPS daemons"), Level.OK
     )
+    assert found["MPS daemons"].detail == "each job's daemon answers"
     assert node.mps_epilog(7) == 0
 
 
@@ -160,6 +161,7 @@ def test_the_doctor_finds_missing_programs_lists_and_silent_daemons(
     monkeypatch.setattr(acl, "let_enter", refuse)
     found = findings(node, monkeypatch)
     assert (found["MPS daemons"].level, found["MPS daemons"].advice) == (Level.FAIL, "hami-hpc reconcile")
+    assert found["MPS daemons"].detail == f"no answer in {node.place().pipe}"
     assert found["MPS directories"].level is Level.FAIL
     assert node.mps_epilog(7) == 0
     node.write_settings(program="/nonexistent/control")

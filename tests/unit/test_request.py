@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lua_process import read_vectors
 
 from hami_hpc.contract import constants as contract
-from hami_hpc.core.request import KEYS, MemMib, MemPercent, Parsed, Request, canonical, parse
+from hami_hpc.core.request import KEYS, MemMib, MemPercent, Parsed, Request, canonical, is_mig_name, parse
 from hami_hpc.errors import RequestError
 
 REQUESTS = st.builds(
@@ -146,3 +146,10 @@ def test_braces_of_the_user_are_not_read_as_placeholders() -> None:
     with pytest.raises(RequestError) as caught:
         parse("vgpu:{allowed}=1")
     assert caught.value.message.startswith("hami_hpc: unknown key '{allowed}' in '{allowed}=1'; the keys of vgpu ")
+
+
+def test_a_profiles_name_has_at_most_so_many_characters() -> None:
+    longest = "1g.18gb+".ljust(contract.MIG_NAME_MAX, "a")
+    assert is_mig_name(longest)
+    assert not is_mig_name(f"{longest}a")
+    assert not is_mig_name("1g.18gb+A")

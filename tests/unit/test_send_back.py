@@ -66,6 +66,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled: object) -> Pa
     scontrol.chmod(0o755)
     for module in (drain, no_room):
         monkeypatch.setattr(module, "find_scontrol", lambda: str(scontrol))
+    monkeypatch.setattr(placeholders, "REQUEUE_TIMEOUT_S", 60)  # on a busy machine
     return folder
 
 

@@ -200,6 +200,23 @@ def test_the_gpus_of_a_job_are_asked_for_beside_the_look_and_once(monkeypatch: p
     assert commands.port.held_by(9) == gpus([2])
 
 
+@pytest.mark.parametrize(("took_s", "asked"), [(0.45, 2), (0.55, 1)])
+def test_listpids_hangs_where_it_takes_half_of_its_time_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch, took_s: float, asked: int
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("hami_hpc.agent.slurm_port.time.monotonic", lambda: now[0])
+    calls: list[tuple[str, ...]] = []
+
+    def run(command: tuple[str, ...], timeout_s: float) -> None:
+        calls.append(command)
+        now[0] += took_s * timeout_s
+
+    port = SlurmPort("node1", lambda _text: None, run)
+    assert [port.listed_pids() for _ in range(2)] == [None, None]
+    assert len(calls) == asked
+
+
 def test_no_look_waits_for_a_slurmctld_that_hangs_and_what_is_too_much_is_reported() -> None:
     hang, begun = threading.Event(), threading.Event()
 

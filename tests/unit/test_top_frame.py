@@ -52,6 +52,13 @@ def test_on_a_narrow_terminal_users_findings_and_use_are_shown() -> None:
     assert any("山田太郎花~" in line for line in lines)
 
 
+def test_where_one_line_is_left_for_jobs_it_says_how_many_there_are() -> None:
+    state = make_state()
+    lines = next(lines for rows in range(4, 24) if "more:" in (lines := frame(state, Screen(80, rows, ASCII)))[-1])
+    assert lines[-2].startswith("GPU")
+    assert lines[-1] == f"and {len(state.jobs) + len(state.others)} more: hami-hpc ps"
+
+
 def test_a_lost_gpu_is_said_to_be() -> None:
     lines = frame(make_state(8, 80), Screen(80, 24, BLOCKS))
     assert "  3 LOST: GPU is lost" in lines
@@ -122,6 +129,9 @@ def test_what_jobs_count_themselves_says_nothing_of_how_many_processes_they_have
     (row,) = gpu_rows.of_usage([(grant, MISSING_USAGE)], 5, str)
     assert (row.processes, row.user, row.granted_bytes) == (-1, "1000", 400 << 20)
     assert row.findings == ("usage record is missing",)
+    counted = MISSING_USAGE._replace(state="ok", gpu_busy_ns=30, used_bytes=5, peak_bytes=9)
+    (row,) = gpu_rows.of_usage([(grant, counted)], 121, str)
+    assert (row.busy_percent, row.used_bytes, row.peak_bytes, row.findings) == (25.0, 5, 9, ())
 
 
 def test_a_gpus_last_error_is_below_the_gpus_for_a_day() -> None:

@@ -14,6 +14,7 @@ from hami_hpc.core.watch import (
     AGAIN_NS,
     CLEAR_NS,
     GRACE_NS,
+    LONGEST_GAP_NS,
     MIB,
     SECOND,
     Incidents,
@@ -200,6 +201,13 @@ def test_time_above_the_share_is_found_grossly_at_once_and_closely_over_half_a_m
     assert times([0] * 50 + [50] * 4 + [0] * 50) == []  # a burst that the duty cycle lets through after idling
 
 
+def test_the_time_of_each_capped_job_is_watched_whoever_is_before_it() -> None:
+    watch = TimeWatch()
+    slices = (Slice(grant(8, policy="burst"), None, 0, 0), Slice(grant(7, policy="cap"), None, 0, 0))
+    looks = [look(process(busy_ns=SECOND), slices=slices, at=at * SECOND) for at in range(10)]
+    assert {found.job_id for one in looks for found in watch.judge(one)} == {7}
+
+
 def test_time_above_the_share_is_said_in_figures() -> None:
     watch = TimeWatch()
     slices = (Slice(grant(cores=25, policy="cap"), None, 0, 0),)
@@ -333,6 +341,9 @@ def test_looks_before_and_after_a_pause_of_the_agent_are_not_consecutive() -> No
     assert not incidents.update(0, [suspicion()])
     assert not incidents.update(60 * SECOND, [suspicion()])
     assert incidents.update(60 * SECOND + SECOND // 2, [suspicion()])
+    slow = Incidents()
+    assert not slow.update(0, [suspicion()])
+    assert slow.update(LONGEST_GAP_NS, [suspicion()]), "as far apart as looks can be"
 
 
 def test_a_job_with_a_mig_instance_needs_no_interposer_and_is_limited_by_the_hardware() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from harness.mounting import unmount_below
@@ -20,7 +21,7 @@ from hami_hpc.agent.gpus import GpuProcess
 from hami_hpc.contract import constants as c
 from hami_hpc.core.agent_state import FAILED, LOST, OK
 from hami_hpc.core.grant import Grant
-from hami_hpc.core.watch import MIB, SECOND, Action, Kind, Slice
+from hami_hpc.core.watch import MIB, SECOND, Action, Incidents, Kind, Slice
 
 
 @pytest.fixture
@@ -80,9 +81,14 @@ def test_a_kill_does_not_wait_for_a_slurmctld_that_does_not_answer(bench: Bench,
     bench.hold(victim.pid, 4096)
     bench.look(2)
     assert victim.poll() is None
+    with mock.patch.object(Incidents, "is_waiting", return_value=False):
+        assert bench.watcher.is_waiting(), "the next look comes soon"
     bench.look()
     assert victim.wait(5) == -signal.SIGKILL
     hang.set()
+    bench.gpus.processes[UUIDS[0]].clear()
+    bench.look(12)
+    assert not bench.watcher.is_waiting()
 
 
 def test_a_process_of_roots_is_never_killed(bench: Bench) -> None:
@@ -156,6 +162,7 @@ def test_sums_of_time_memory_and_energy(bench: Bench, victim: Victim, other: Vic
     state = bench.look()
     seven, eight = state.jobs
     assert (seven.busy_ns, eight.busy_ns) == (3 * SECOND // 10, 2 * SECOND // 10)
+    assert (seven.busy_percent, eight.busy_percent) == (0.0, 10.0), "in the last second"
     assert (seven.energy_mj, eight.energy_mj) == (3000, 1000 + 4000)
     assert (seven.used_bytes, seven.peak_bytes) == (0, 100 * MIB)
     assert seven.watched_ns == 3 * SECOND

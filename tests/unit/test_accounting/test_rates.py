@@ -234,6 +234,14 @@ def test_what_cannot_be_is_refused_by_table_and_key(text: str, message: str) -> 
     assert message in str(caught.value)
 
 
+def test_what_is_wrong_in_a_file_is_said_with_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "rates.toml"
+    path.write_text("version = 9\n")
+    with pytest.raises(AccountingError) as caught:
+        load_rates(path)
+    assert str(caught.value) == f"{path} needs version = 1; this hami_hpc reads no other version"
+
+
 def test_a_file_of_more_than_8_mib_is_no_file_of_rates(tmp_path: Path) -> None:
     path = tmp_path / "rates.toml"
     text = "version = 1\n#"
