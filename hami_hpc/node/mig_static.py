@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hami_hpc.node.config import Settings
 
 NAME = "mig-layout"
-MAX_BYTES = 1 << 20
 DEVICES = "/dev/nvidia_mig"
 
 
@@ -34,22 +33,13 @@ def path_of(state_dir: str) -> str:
 def read(state_dir: str) -> tuple[Slot, ...]:
     """Returns the slots of the applied layout, none without one. Raises NodeError for a file that cannot be read or was
     not written by root: a GPU that may be Slurm's by another way must not be shared."""
-    import stat
-
     from hami_hpc.core.mig_static import from_text
+    from hami_hpc.node import root_file
 
     path = path_of(state_dir)
+    text = root_file.read(path, _advice(path))
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-        with open(fd, encoding="utf-8", errors="replace") as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-                raise NodeError(f"{path} is not a file that root alone can write. {_advice(path)}")
-            return from_text(file.read(MAX_BYTES))
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        raise NodeError(f"{path}: {error.strerror}. {_advice(path)}") from error
+        return () if text is None else from_text(text)
     except ValueError as error:
         raise NodeError(f"{path} is damaged ({error}). {_advice(path)}") from error
 
@@ -57,22 +47,9 @@ def read(state_dir: str) -> tuple[Slot, ...]:
 def write(state_dir: str, slots: Sequence[Slot]) -> None:
     """Replaces the file, whole or not at all; removes it when there is no slot. Raises NodeError."""
     from hami_hpc.core.mig_static import to_text
+    from hami_hpc.node import root_file
 
-    path = path_of(state_dir)
-    try:
-        if not slots:
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-            return
-        os.makedirs(state_dir, 0o755, exist_ok=True)
-        fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        with open(fd, "w", encoding="utf-8") as file:
-            file.write(to_text(slots))
-            file.flush()
-            os.fsync(fd)
-        os.replace(f"{path}.new", path)
-    except OSError as error:
-        raise NodeError(f"{path} cannot be written: {error.strerror}") from error
+    root_file.write(path_of(state_dir), to_text(slots) if slots else "")
 
 
 def device_of(settings: Settings, number: int) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small files of root's that are replaced whole: what is out of service."""
+"""Small files of root's that are replaced whole: modes and GPUs out of service, the static MIG layout."""
 
 from __future__ import annotations
 
