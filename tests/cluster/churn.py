@@ -27,6 +27,7 @@ from harness.layout import CHECKOUT, ClusterError, Layout
 MPS_PROGRAM = CHECKOUT / "build/native/sim/nvidia-cuda-mps-control"
 LOOK_S, RECONCILE_S = 0.2, 3.0
 SUBMITTERS = 4
+HOLDS_S = (0, 1, 4, 8)  # how long jobs keep what they took
 MEMORY, CORES = ("1G", "2G", "4G", "8G", "10%", "25%", "48G"), (2, 5, 5, 10, 10, 20, 40)
 STAGE = """\
 #!/bin/bash
@@ -105,12 +106,14 @@ def install_stages(layout: Layout, kill_percent: float) -> None:
         config.write(layout.etc / stage, text, 0o755)
 
 
-def requests(seed: int, count: int, modes: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], str]]:
+def requests(
+    seed: int, count: int, modes: tuple[str, ...], holds_s: tuple[int, ...] = HOLDS_S
+) -> Iterator[tuple[str, tuple[str, ...], str]]:
     """Yields user, options of sbatch, and script of each job."""
     chance = random.Random(seed)
     for _ in range(count):
         user, mode = chance.choice(USERS), chance.choice(modes)
-        hold = chance.choice(("", " --hold 1", " --hold 4", " --hold 8"))
+        hold = f" --hold {chance.choice(holds_s)}"
         memory, cores = chance.choice(MEMORY), chance.choice(CORES)
         if mode == "gpu":
             yield user, ("--gres=gpu:1",), f"slice --use 100000{hold}"

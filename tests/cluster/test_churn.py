@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many jobs while prologs and epilogs are killed at random: no GPU is granted twice, and nothing is left.
+"""Fifty jobs while prologs and epilogs are killed at random: no GPU is granted twice, and nothing is left.
 
 benchmarks/bench_churn.py does the same with 1,000 jobs, 8 GPUs and the other modes.
 """
@@ -10,14 +10,14 @@ import churn
 from harness import jobs, node
 from harness.layout import Layout
 
-JOBS, SEED, KILL_PERCENT = 60, 5, 10
+JOBS, SEED, KILL_PERCENT = 50, 5, 8
 
 
 def test_jobs_whose_prologs_and_epilogs_are_killed_never_get_more_than_the_gpus_have(restored: Layout) -> None:
     jobs.submit(restored, "games", "--wait", "--gres=vgpu:mem=1G,cores=1", script="true")  # so that a ledger is there
     node.wait_until_clean(restored)
     churn.install_stages(restored, KILL_PERCENT)
-    requests = list(churn.requests(SEED, JOBS, ("share", "share", "share", "gpu")))
+    requests = list(churn.requests(SEED, JOBS, ("share",) * 5 + ("gpu",), holds_s=(0, 1)))
     with churn.recorded(restored) as path, churn.watched(restored) as findings:
         churn.submit_all(restored, requests)
         jobs.wait(restored, lambda: not jobs.admin(restored, "squeue", "-h"), "all jobs to end", 240)

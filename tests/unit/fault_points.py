@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import os
 import signal
 import stat
@@ -145,6 +146,7 @@ def killed_at(body: Callable[[], object], point: int) -> bool:
     """
     child = os.fork()
     if child == 0:
+        gc.disable()  # it would touch, and so copy, all memory of the parent
         status = 1
         try:
             seen = 0

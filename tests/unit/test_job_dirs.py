@@ -46,6 +46,23 @@ def test_a_directory_of_an_earlier_run_is_replaced(run_dir: str) -> None:
     assert job_dirs.entries(run_dir) == ("7",)
 
 
+@pytest.mark.parametrize("before", [None, b"old\n"])
+def test_a_file_that_differs_is_given_to_the_directory_that_is_there_and_its_usage_stays(
+    run_dir: str, before: bytes | None
+) -> None:
+    """An epilog that was killed had removed it, or the run has another MIG instance since."""
+    place(run_dir, GRANT)
+    directory = Path(job_dirs.job_dir(run_dir, 7))
+    usage, changed = directory / c.FILE_USAGE, directory / c.FILE_MPS
+    usage.write_bytes(b"used" + usage.read_bytes()[4:])
+    if before is not None:
+        changed.write_bytes(before)
+    assert job_dirs.place(run_dir, GRANT, pack_limits(GRANT), {c.FILE_MPS: b"1 /pipe\n"}) is False
+    assert changed.read_bytes() == b"1 /pipe\n"
+    assert usage.read_bytes()[:4] == b"used"
+    assert not list(directory.glob(f"{job_dirs.NEW}*"))
+
+
 @pytest.mark.parametrize("is_directory", [True, False])
 def test_whatever_lies_in_the_way_is_replaced(run_dir: str, is_directory: bool) -> None:
     path = Path(job_dirs.job_dir(run_dir, 7))
