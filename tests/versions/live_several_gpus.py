@@ -169,6 +169,8 @@ def test_one_task_per_sharing_gives_each_task_as_much_on_a_gpu_of_its_own(spread
 def test_but_then_a_single_slice_is_spread_as_well(spreading: Layout) -> None:
     started(spreading, "--tres-per-task=gres/shard:50", *EACH_ALONE)
     assert shards(spreading, started(spreading, "--gres=shard:80", HERE)) == [{0: 50, 1: 30}]
+    cancel_all(spreading)
+    assert shards(spreading, started(spreading, "--gres=shard:120", HERE)) == [{0: 100, 1: 20}]
 
 
 @since_23_11
