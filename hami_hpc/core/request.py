@@ -29,7 +29,6 @@ _CORES: Final = re.compile(r"(-?)([0-9]+)")
 _SLO: Final = re.compile(r"([0-9]+)(us|ms|s)")
 _MIG: Final = re.compile(r"[1-9][0-9]?g\.[1-9][0-9]*gb([+\-][a-z.]+)?")
 _COUNT: Final = re.compile(r"[+\-]?[0-9]+[KkMmGgTtPp]?")
-_WHOLE_COUNT: Final = re.compile(r"[1-9][0-9]*")
 _TYPE: Final = re.compile(r"[A-Za-z0-9_\-]+")
 # Slurm looks for "gres:" (22.05) or "gres" (later) anywhere in a list: "x gres:vgpu_mem:9" asks for vgpu_mem.
 _HIDDEN: Final = re.compile(
@@ -113,8 +112,7 @@ def _example(key: str) -> str:
 
 
 def _bad_value(code: str, key: str, value: str) -> RequestError:
-    refusal = Refusal(key=key, given=value, allowed=contract.KEY_FORM[key], example=_example(key))
-    return request_error(code, refusal)
+    return request_error(code, Refusal(key=key, given=value, allowed=contract.KEY_FORM[key], example=_example(key)))
 
 
 def _mem_out_of_range(value: str) -> RequestError:
@@ -144,10 +142,9 @@ def _parse_cores(value: str) -> int:
     match = _CORES.fullmatch(value)
     if not match:
         raise _bad_value("E_CORES_FORM", "cores", value)
-    number = int(match[2])
-    if match[1] or not contract.CORES_MIN <= number <= contract.CORES_MAX:
+    if match[1] or not contract.CORES_MIN <= int(match[2]) <= contract.CORES_MAX:
         raise _bad_value("E_CORES_RANGE", "cores", value)
-    return number
+    return int(match[2])
 
 
 def _parse_mode(value: str) -> str:
@@ -241,9 +238,9 @@ def _assign(draft: _Draft, piece: str) -> None:
     draft.values[key] = _KEYS[key].parse(value)
 
 
-def _check_count(text: str) -> None:
-    if text != "1":
-        raise request_error("E_COUNT" if _WHOLE_COUNT.fullmatch(text) else "E_COUNT_FORM", Refusal(given=text))
+def _bad_count(text: str) -> RequestError:
+    is_several = text.isdigit() and text[0] != "0" and text != "1"
+    return request_error("E_COUNT" if is_several else "E_COUNT_FORM", Refusal(given=text))
 
 
 def _set_type(draft: _Draft, text: str, body: str) -> None:
@@ -252,8 +249,7 @@ def _set_type(draft: _Draft, text: str, body: str) -> None:
     if text in _KEYS:
         raise _bad_value("E_VALUE_EMPTY", text, "")
     if _COUNT.fullmatch(text):
-        _check_count(text)  # vgpu:2;mem=8G
-        raise request_error("E_COUNT_FORM", Refusal(given=body))
+        raise _bad_count(text)  # vgpu:2;mem=8G
     if not _TYPE.fullmatch(text):
         raise request_error("E_TYPE_FORM", Refusal(given=text, example=TYPE_EXAMPLE))
     if text in draft.classes or text in contract.CLASS_NAMES:
@@ -281,7 +277,8 @@ def _feed(draft: _Draft, text: str, body: str) -> None:
         if any(mark in segment for mark in "=~;"):
             _feed_pieces(draft, segment, body)
         elif _COUNT.fullmatch(segment):
-            _check_count(segment)
+            if segment != "1":
+                raise _bad_count(segment)
             draft.has_count = True
         else:
             _set_type(draft, segment, body)
@@ -293,8 +290,7 @@ def _split_prefix(token: str) -> tuple[str, str]:
 
 
 def _name_of(body: str) -> str:
-    match = _NAME.match(body)
-    return match[0] if match else ""
+    return match[0] if (match := _NAME.match(body)) else ""
 
 
 def _tokens(text: str) -> list[str]:

@@ -74,7 +74,7 @@ return function(contract, errors, keys)
 			fail_value("E_VALUE_EMPTY", text, "")
 		elseif is_count(text) then
 			check_count(text) -- vgpu:2;mem=8G
-			fail("E_COUNT_FORM", { given = body })
+			fail("E_COUNT_FORM", { given = text })
 		elseif not string.find(text, "^[A-Za-z0-9_%-]+$") then
 			fail("E_TYPE_FORM", { given = text, example = "--gres=vgpu:h200:mem=8G" })
 		elseif state.classes[text] or CLASSES[text] then
