@@ -124,7 +124,7 @@ def test_a_job_with_a_share_beside_one_with_mps_keeps_its_slice(with_mps: Layout
         offset, width, _kind = c.LIMITS_FIELDS[name]
         return int.from_bytes(record[offset : offset + width], "little")
 
-    assert told("turn_length_permille") == 666, "50 of the 75 % that the two hold"
+    assert told("turn_length_permille") == 0, "the server keeps to no turn, so there is none for the other"
     assert told("others_least_cores") == DRIVERS_TIMESLICE_US // TIMESLICE_US_PER_CORE, "MPS has the driver's timeslice"
     third = jobs.submit(with_mps, SECOND, "--gres=vgpu:mem=1G,cores=50,mode=mps", script="true")
     jobs.wait_for_state(with_mps, third, "COMPLETED")

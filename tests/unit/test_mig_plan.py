@@ -194,7 +194,7 @@ def test_the_plan_is_the_exhaustive_optimum(data: st.DataObject) -> None:
         assert verdict.state is (State.BEHIND if alone else State.FRAGMENTED if suffices else State.FULL)
         if verdict.state is State.FRAGMENTED:
             found = verdict.opening
-            jobs = [row for one in gpus for row in one.standing if found and row.job_id in found.after]
+            jobs = [row for row in found.gpu.standing if row.job_id in found.after] if found else []
             cost = found and (found.end_unix_s, len(jobs), sum(row.instance.size for row in jobs))
             assert cost == best_opening(gpus, name, ahead)
             return  # what comes after depends on where it is held

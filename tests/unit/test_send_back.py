@@ -64,8 +64,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled: object) -> Pa
     scontrol = folder / "scontrol"
     scontrol.write_text(PROGRAM.format(python=os.path.realpath(sys.executable), folder=folder))
     scontrol.chmod(0o755)
-    for module in (drain, no_room):
-        monkeypatch.setattr(module, "find_scontrol", lambda: str(scontrol))
+    monkeypatch.setattr(drain, "find_scontrol", lambda: str(scontrol))
     monkeypatch.setattr(placeholders, "REQUEUE_TIMEOUT_S", 60)  # on a busy machine
     return folder
 
@@ -131,7 +130,6 @@ def test_a_scontrol_that_cannot_be_run_or_found_fails_no_prolog(
 ) -> None:
     (slurm / "scontrol").chmod(0o644)
     assert send_back(node, {}) is False
-    for module in (drain, no_room):
-        monkeypatch.setattr(module, "find_scontrol", lambda: None)
+    monkeypatch.setattr(drain, "find_scontrol", lambda: None)
     assert send_back(node, {}) is False
     assert not (slurm / "calls").exists()
