@@ -153,11 +153,10 @@ def _write_document(folder: Path, raw: _Raw, synced: bool) -> None:
 
 
 def _text(raw: _Raw) -> str:
-    """Returns a document as its file has it: a line for each field, and for each of the content's. json's own indent is
-    ten times as slow, which 20,000 invoices show."""
-    content = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in raw["content"].items())
-    fields = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in raw.items() if name != "content"]
-    return "{\n" + ",\n".join([*fields, f' "content": {{\n{content}\n }}']) + "\n}\n"
+    """Returns a document as its file has it: a line for its content, one for the rest. json's own indent would take ten
+    times as long, which 20,000 invoices show."""
+    rest = {name: value for name, value in raw.items() if name != "content"}
+    return f'{json.dumps(rest)[:-1]},\n "content": {json.dumps(raw["content"])}}}\n'
 
 
 def _write_register(root: Path, register: Register) -> None:

@@ -64,7 +64,7 @@ PRICED = "problem = ''"
 UNPRICED = "problem <> ''"
 
 _SUMS = """
-SELECT {keys}sum(runs)::BIGINT, sum(held_ppm_s)::BIGINT, sum(billed)::HUGEINT, sum(charge)::HUGEINT
+SELECT {keys}sum(runs)::BIGINT, sum(held_ppm_s)::HUGEINT, sum(billed)::HUGEINT, sum(charge)::HUGEINT
 FROM priced WHERE {condition} GROUP BY {positions} ORDER BY {positions}
 """
 
