@@ -20,10 +20,12 @@ from typing import Any, TypeVar
 import pynvml
 import pytest
 import sim_testbed
+from click.testing import CliRunner
 from mig_models import profiles_of
 from node_testbed import Node, job_environment
 from sim_testbed import SIM, Machine
 
+from hami_hpc.cli import main
 from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import make_inventory
 from hami_hpc.core.mig_layout import Instance
@@ -122,6 +124,16 @@ class MigNode:
             status = 0
         finally:
             os._exit(status)
+
+    def command(self, *words: str, faults: str = "") -> tuple[int, str]:
+        """Runs hami-hpc with these words on this node. Returns its exit status and output."""
+        environment = {"HAMI_HPC_CONFIG": str(self.node.config), "HAMI_HPC_NODE": "node1"}
+
+        def body() -> tuple[int, str]:
+            result = CliRunner().invoke(main, words, env=environment)
+            return result.exit_code, result.output
+
+        return self.run(body, faults)
 
     def switch_on(self, index: int = 0) -> None:
         def body() -> None:

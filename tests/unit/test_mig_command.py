@@ -8,11 +8,9 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from mig_testbed import MigNode
 from test_out_of_service import FakeNode
 
-from hami_hpc.cli import main
 from hami_hpc.core.out_of_service import Holding
 from hami_hpc.node import admin_log, mig
 from hami_hpc.node import nvml as nvml_door
@@ -31,13 +29,7 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MigNode:
 
 
 def run(bed: MigNode, *words: str, faults: str = "") -> tuple[int, str]:
-    environment = {"HAMI_HPC_CONFIG": str(bed.node.config), "HAMI_HPC_NODE": "node1"}
-
-    def body() -> tuple[int, str]:
-        result = CliRunner().invoke(main, ["mig", *words], env=environment)
-        return result.exit_code, result.output
-
-    return bed.run(body, faults)
+    return bed.command("mig", *words, faults=faults)
 
 
 def modes(bed: MigNode) -> list[tuple[bool, bool] | None]:

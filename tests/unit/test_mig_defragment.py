@@ -9,10 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from mig_testbed import HALF, KILLED, MigNode
 
-from hami_hpc.cli import main
 from hami_hpc.core.mig_layout import Hold
 from hami_hpc.errors import NodeError
 from hami_hpc.node import job_dirs, mig_holds
@@ -69,13 +67,7 @@ def in_both_halves(bed: MigNode, slurm: Slurm) -> MigNode:
 
 
 def run(bed: MigNode, *words: str) -> tuple[int, str]:
-    environment = {"HAMI_HPC_CONFIG": str(bed.node.config), "HAMI_HPC_NODE": "node1"}
-
-    def body() -> tuple[int, str]:
-        result = CliRunner().invoke(main, ["mig", *words], env=environment)
-        return result.exit_code, result.output
-
-    return bed.run(body)
+    return bed.command("mig", *words)
 
 
 def listed(bed: MigNode, key: str = "instances") -> list[dict[str, object]]:

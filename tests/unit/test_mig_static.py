@@ -38,13 +38,7 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MigNode:
 
 
 def run(bed: MigNode, *words: str, faults: str = "") -> tuple[int, str]:
-    environment = {"HAMI_HPC_CONFIG": str(bed.node.config), "HAMI_HPC_NODE": "node1"}
-
-    def body() -> tuple[int, str]:
-        result = CliRunner().invoke(main, ["mig", *words], env=environment)
-        return result.exit_code, result.output
-
-    return bed.run(body, faults)
+    return bed.command("mig", *words, faults=faults)
 
 
 def write(bed: MigNode, text: str) -> str:

@@ -58,10 +58,17 @@ def running(root: Path, types: Sequence[str], parameters: str = "", nodes: int =
                  f"PrologFlags=Alloc\nProlog={layout.etc}/prolog\n"
                  f"NodeName={config.NODE} {config.node_parameters(layout)} Gres={_gres(types)}\n")  # fmt: skip
     config.write(layout.etc / "gres.conf", _gres_conf(types, layout.machine))
+    config.write(layout.etc / "prolog", f"#!/bin/sh\nenv >{layout.root}/prolog.$SLURM_JOB_ID\n", 0o755)
+    with started(layout):
+        yield layout
+
+
+@contextlib.contextmanager
+def started(layout: Layout) -> Iterator[None]:
+    """Runs all of Slurm's daemons of a layout whose slurm.conf and gres.conf are there, and removes it afterwards."""
     config.write(layout.etc / "cgroup.conf", config.cgroup_conf())
     config.write(layout.etc / "slurmdbd.conf", config.slurmdbd_conf(layout), 0o600)
     config.write(layout.etc / "task_prolog", "#!/bin/sh\n", 0o755)
-    config.write(layout.etc / "prolog", f"#!/bin/sh\nenv >{layout.root}/prolog.$SLURM_JOB_ID\n", 0o755)
     for user in ("root", *accounts.USERS):
         (layout.home / user).mkdir()
         os.chown(layout.home / user, pwd.getpwnam(user).pw_uid, -1)
@@ -71,6 +78,6 @@ def running(root: Path, types: Sequence[str], parameters: str = "", nodes: int =
             daemons.start(layout, services.describe(layout, name))
             if name == "slurmdbd":
                 accounts.make_accounts(layout)
-        yield layout
+        yield
     finally:
-        private_cluster.remove(root)
+        private_cluster.remove(layout.root)

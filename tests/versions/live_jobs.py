@@ -8,17 +8,16 @@ See live_week.py for how this is run and recorded.
 from __future__ import annotations
 
 import json
-import os
-import pwd
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import bare_slurm
 import pytest
 from billed_week import read
-from harness import accounts, config, daemons, jobs, services
 from harness import cluster as private_cluster
+from harness import config, jobs
 from harness.layout import CHECKOUT, Layout, open_or_create
 from live_week import JSON, keep, sacct_into
 from test_billing import hami
@@ -50,21 +49,8 @@ def cluster() -> Iterator[Layout]:
                  f"SelectType=select/cons_tres\nGresTypes=gpu,vgpu,vgpu_mem,vgpu_cores\nAccountingStorageTRES={TRES}\n"
                  f"NodeName={config.NODE} {config.node_parameters(layout)} Gres={gres}\n")  # fmt: skip
     config.write(layout.etc / "gres.conf", _gres_conf())
-    config.write(layout.etc / "cgroup.conf", config.cgroup_conf())
-    config.write(layout.etc / "slurmdbd.conf", config.slurmdbd_conf(layout), 0o600)
-    config.write(layout.etc / "task_prolog", "#!/bin/sh\n", 0o755)
-    for user in ("root", *accounts.USERS):
-        (layout.home / user).mkdir()
-        os.chown(layout.home / user, pwd.getpwnam(user).pw_uid, -1)
-    services.make_database(layout)
-    try:
-        for name in services.NAMES:
-            daemons.start(layout, services.describe(layout, name))
-            if name == "slurmdbd":
-                accounts.make_accounts(layout)
+    with bare_slurm.started(layout):
         yield layout
-    finally:
-        private_cluster.remove(ROOT)
 
 
 def _gres_conf() -> str:
