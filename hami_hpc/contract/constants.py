@@ -13,6 +13,7 @@ REQUEST_NAME: Final = 'vgpu'
 REQUEST_EXAMPLE: Final = '--gres=vgpu:mem=8G,cores=50'
 REQUEST_MAX_LENGTH: Final = 4096
 MODE_AUTO: Final = 'auto'
+CORES_PROPORTIONAL: Final = 'proportional'
 ISOLATION_HARD: Final = 'hard'
 CORES_MIN: Final = 1
 CORES_MAX: Final = 100
@@ -22,7 +23,12 @@ MEM_MIB_MAX: Final = 16777216
 SLO_US_MIN: Final = 100
 SLO_US_MAX: Final = 60000000
 MIG_NAME_MAX: Final = 32
+PRESET_NAME_MAX: Final = 32
+SLICES_MAX: Final = 16
 KEY_FORM: Final[dict[str, str]] = {
+    'preset': "name of one of the site's presets",
+    'count': "whole number from 1 to the site's slices_max",
+    'type': 'GPU type, types with | between them, or ! and the types to avoid',
     'mem': 'whole number with M, G or T, or a percentage',
     'cores': 'whole number from 1 to 100',
     'mode': 'share, mps, mig or auto',
@@ -32,6 +38,9 @@ KEY_FORM: Final[dict[str, str]] = {
     'slo': 'whole number with us, ms or s, from 100us to 60s',
 }
 KEY_EXAMPLE: Final[dict[str, str]] = {
+    'preset': 'preset=inference',
+    'count': 'count=2',
+    'type': 'type=h200|a100 or type=!v100',
     'mem': 'mem=8G, mem=8192M or mem=50%',
     'cores': 'cores=50',
     'mode': 'mode=share',
@@ -41,8 +50,11 @@ KEY_EXAMPLE: Final[dict[str, str]] = {
     'slo': 'slo=10ms',
 }
 KEY_DOC: Final[dict[str, str]] = {
-    'mem': "GPU memory of the slice. A percentage is of the GPU's memory, rounded down to whole shards.",
-    'cores': "Share of the GPU's time, in percent.",
+    'preset': "A request that the site wrote down ([presets.NAME]): mem, cores, mode, policy, slo, type. Keys beside it replace the preset's. Not with a count.",
+    'count': 'Slices on each node of the job, all of this size and each on a GPU of its own. vgpu:2 and vgpu:TYPE:2 are shorter; 1 without it. Only with mode=share.',
+    'type': 'GPU types that the slice may come from: one of those named, or any but those after the !. vgpu:h200 is the same as type=h200. In a shell, quote | and !.',
+    'mem': "GPU memory of the slice. A percentage is of the GPU's memory, rounded down to whole shards; where several models are possible, of the one with the most.",
+    'cores': "Share of the GPU's time, in percent. Where several models are possible it is paid in shards of the one with the most memory, and smaller GPUs without so many are not used.",
     'mode': 'How the node isolates the slice. Without it, the first mode that the site offers. auto: a MIG instance where it wastes little, else a share.',
     'mig': 'The profile of the MIG instance. Without it, mode=mig takes the smallest profile that covers mem and cores.',
     'isolation': 'hard: only in a MIG instance, which has memory, cache and compute units of its own.',
@@ -52,6 +64,7 @@ KEY_DOC: Final[dict[str, str]] = {
 MODES: Final[dict[str, int]] = {'share': 0, 'mps': 1, 'mig': 2}
 POLICIES: Final[dict[str, int]] = {'cap': 0, 'burst': 1, 'none': 2}
 MECHANISMS: Final[dict[str, int]] = {'auto': 0, 'duty': 1, 'slice': 2, 'gate': 3}
+SWAP_STATES: Final[dict[str, int]] = {'gpu': 0, 'host': 1, 'busy': 2, 'contexts': 3, 'shared': 4, 'room': 5, 'driver': 6, 'returning': 7}
 CLASS_NAMES: Final = ('std', 'lc', 'be')
 CLASS_DEFAULT: Final = 'std'
 CLASS_NAME_MAX: Final = 15
@@ -63,14 +76,17 @@ DEFAULT_SHARD_MIB: Final = 256
 DEFAULT_MEMORY_SCALING: Final = 1.0
 DEFAULT_MEM: Final = '25%'
 DEFAULT_CORES: Final = 25
+DEFAULT_MAX_TENANTS: Final = 0
 DEFAULT_BARE_SHARD: Final = 'refuse'
 DEFAULT_MODES: Final = ['share']
 DEFAULT_MIG_WASTE_PERCENT: Final = 20
+DEFAULT_SLICES_MAX: Final = 1
 GRES_SHARD: Final = 'shard'
 GRES_CLASS: Final = 'vgpu'
 GRES_MEM: Final = 'vgpu_mem'
 GRES_CORES: Final = 'vgpu_cores'
 GRES_SLO: Final = 'vgpu_slo'
+PLACES: Final = 'abcdefghijklmnop'
 FEATURE_MODE: Final = 'vgpu_{mode}'
 FEATURE_TYPE: Final = 'vgpu_type_{type}'
 FEATURE_POLICY: Final = 'vgpu_policy_{policy}'
@@ -84,6 +100,10 @@ ENV_LOG: Final = 'HAMI_HPC_LOG'
 FILE_JOB_LIMITS: Final = 'job.limits'
 FILE_USAGE: Final = 'shared/usage'
 FILE_STEP_LIMITS: Final = 'step-{step_id}.limits'
+FILE_SLICE_JOB_LIMITS: Final = 'job.{slice}.limits'
+FILE_SLICE_STEP_LIMITS: Final = 'step-{step_id}.{slice}.limits'
+FILE_SLICE_USAGE: Final = 'shared/usage.{slice}'
+FILE_SELF_SLICE_LIMITS: Final = 'step.{slice}.limits'
 FILE_HISTORY: Final = 'history'
 FILE_REFUSED: Final = 'refused'
 FILE_WHOLE: Final = 'whole'
@@ -91,6 +111,8 @@ FILE_GPUS: Final = 'gpus'
 FILE_RUN_DIR: Final = '/run/hami-hpc'
 FILE_SELF: Final = '/run/hami-hpc/self'
 FILE_SELF_LIMITS: Final = 'step.limits'
+FILE_CONTAINER_PRELOAD: Final = 'container.preload'
+FILE_CONTAINER_MOUNTS: Final = 'container.mounts'
 FILE_MIG: Final = 'mig'
 FILE_MIG_STATIC: Final = 'mig-static'
 FILE_MPS: Final = 'mps'
@@ -102,8 +124,12 @@ SLOT_LOCK_BASE: Final = 1099511627776
 JOB_STEP_ID: Final = 4294967295
 LATENCY_BUCKETS: Final = 42
 LATENCY_LEAST_NS: Final = 64000
+SWAP_NEVER: Final = 0
+SWAP_IN: Final = 1
+SWAP_OUT: Final = 2
+SWAP_SUSPENDED: Final = 3
 
-# Root writes it (the prolog the job's, SPANK a step's), everybody reads it. Both apply: the smaller limit counts.
+# Root writes it (the prolog the job's, SPANK a step's), everybody reads it. Both apply: the smaller limit counts. The record of a step that has all of its job's memory, or time, says no limit of it with mode=share (2^64 - 1 bytes, 100 %), so that the job's counts alone, also after a resize.
 LIMITS_SIZE: Final = 4096
 LIMITS_MAGIC: Final = 0x314D494C494D4148
 # field: (offset, bytes, kind): 'u' unsigned, little-endian; 'a' several u64; 's' text, NUL-padded
@@ -136,6 +162,18 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'others_least_cores': (224, 4, 'u'),
     'others_capped': (228, 4, 'u'),
     'latency_above': (232, 4, 'u'),
+    'beside_slice_us': (236, 4, 'u'),
+    'step_begin_permille': (240, 4, 'u'),
+    'in_step': (244, 4, 'u'),
+    'slice_index': (248, 4, 'u'),
+    'slice_count': (252, 4, 'u'),
+    'max_processes': (256, 4, 'u'),
+    'device_uuid': (260, 48, 's'),
+    'device_percent': (308, 4, 'u'),
+    'asked_mem_bytes': (312, 8, 'u'),
+    'most_mem_bytes': (320, 8, 'u'),
+    'asked_cores_percent': (328, 4, 'u'),
+    'swap': (332, 4, 'u'),
 }
 
 # Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it.
@@ -198,6 +236,9 @@ USAGE_SLOT_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'peak_bytes': (24, 8, 'u'),
     'gpu_busy_ns': (32, 8, 'u'),
     'throttled_ns': (40, 8, 'u'),
+    'swap_state': (48, 4, 'u'),
+    'swap_count': (52, 4, 'u'),
+    'swapped_bytes': (56, 8, 'u'),
 }
 
 # Head of the history file, what the agent saw of the job in each minute. Root writes all of the file; the job's user reads it.
@@ -226,7 +267,7 @@ HISTORY_MINUTE_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'reserved': (12, 4, 'u'),
 }
 
-# The epilog writes it (root, 0640), one file per job; a requeued job's later runs are JOB-START_NS.json.
+# The epilog writes it (root, 0640), one file per job; a requeued job's later runs are JOB-START_NS.json. A job with several slices on the node has one record: numbers are the sums of its slices, but the latencies, which are the longest, and the times, which are the first or the last.
 SPOOL_VERSION: Final = 1
 # field: its type, int or text
 SPOOL_FIELDS: Final[dict[str, str]] = {
@@ -288,7 +329,7 @@ ERRORS: Final[dict[str, str]] = {
     'E_KEY_UNKNOWN': "unknown key '{key}' in '{given}'; the keys of vgpu are {allowed}. Example: {example}",
     'E_KEY_DOUBLE': "'{key}' is given twice ('{given}'); once is allowed. Example: {example}",
     'E_VALUE_EMPTY': '{key} has no value; allowed: {allowed}. Example: {example}',
-    'E_FORM': "'{given}' is not understood; a request is vgpu[:TYPE][:KEY=VALUE,...]. Example: {example}",
+    'E_FORM': "'{given}' is not understood; a request is vgpu[:TYPE][:COUNT][:KEY=VALUE,...]. Example: {example}",
     'E_MEM_FORM': 'mem={given} is not understood; allowed is a {allowed}. Example: {example}',
     'E_MEM_UNIT': 'mem={given} has no unit; allowed is a {allowed}. Example: {example}',
     'E_MEM_FRACTION': 'mem={given} is a fraction; allowed is a {allowed}. Example: --gres=vgpu:mem=1536M instead of 1.5G',
@@ -311,12 +352,21 @@ ERRORS: Final[dict[str, str]] = {
     'E_SLO_FORM': 'slo={given} is not understood; allowed is a {allowed}. Example: {example}',
     'E_SLO_RANGE': 'slo={given} is out of range; allowed is a {allowed}. Example: {example}',
     'E_SLO_NOT_ALLOWED': 'slo={given} needs a latency-critical class, and class {where} is none. Latency-critical classes: {classes}. Example: {example}',
-    'E_COUNT': 'a count of {given} is not supported; a job has one vgpu per node. Ask for a larger share, for more nodes with -N, or for whole GPUs with --gres=gpu:N. Example: {example}',
-    'E_COUNT_FORM': "'{given}' is not a count of vgpus; a job has one per node, so leave it out. Memory is mem=8G, time is cores=50. Example: {example}",
+    'E_COUNT': 'a count of {given} is too high: {allowed}. Ask for fewer, for more nodes with -N, or for whole GPUs with --gres=gpu:N. Example: {example}',
+    'E_COUNT_FORM': "'{given}' is not a count of vgpus; a count is a whole number of at least 1, the slices on each node. Memory is mem=8G, time is cores=50. Example: {example}",
+    'E_COUNT_MODE': 'a count of {given} and {key} cannot be combined, because only mode=share gives a job several vgpus per node; {allowed}. Example: {example}',
+    'E_COUNT_CHANGE': "an update cannot change the count of a job's vgpus from {key} to {given}, because Slurm keeps each gres that an update does not name; cancel the job and submit it again",
+    'E_GPU_TYPES': "'{given}' asks for GPUs of several models, and a node of this cluster has one model. Ask for one of them, or use a heterogeneous job (sbatch ... : ...). Example: --gres=gpu:{allowed}:1",
+    'E_PLACES': "the job's vgpus are on GPUs of the types {given}, and {where} has {allowed}; Slurm cannot change the types of a job. Cancel it and submit it again",
+    'E_PRESET_FORM': 'preset={given} is not the name of a preset; allowed is the {allowed}. Example: {example}',
+    'E_PRESET': "preset={given} is not one of this cluster's presets, which are: {allowed}. Example: {example}",
+    'E_PRESET_COUNT': 'a count of {given} and preset={key} cannot be combined, because a preset is one slice; write the keys of each slice instead. Example: {example}',
     'E_TYPE_FORM': "'{given}' is not a GPU type; a type has only letters, digits, '-' and '_', as in {example}",
     'E_TYPE_UNKNOWN': "GPU type '{given}' is not in {where}; its types are: {allowed}. Example: {example}",
-    'E_TYPE_NEEDED': '{where} has GPUs of several sizes ({allowed}); name one. Example: {example}',
-    'E_DOUBLE_VGPU': "vgpu is requested twice ('{given}'); one vgpu per node is allowed. Example: {example}",
+    'E_TYPE_LIST': "type={given} is not understood; allowed is a {allowed}. Example: --gres='vgpu:mem=8G,type=h200|a100'",
+    'E_TYPE_NONE': 'type={given} leaves no GPU type of {where}; its types are: {allowed}. Example: {example}',
+    'E_TYPE_NEEDED': '{where} has GPUs of several sizes ({allowed}), and this request is not the same on all of them; name one. Example: {example}',
+    'E_DOUBLE_VGPU': "vgpu is requested twice ('{given}'); once is allowed, and vgpu:2 asks for two equal slices. Example: {example}",
     'E_WITH_GPU': "vgpu and '{given}' cannot be combined: a job has either slices or whole GPUs. Use a heterogeneous job (sbatch ... : ...) for both. Example: {example}",
     'E_WITH_SHARD': "vgpu and '{given}' cannot be combined: hami_hpc adds the shards of a vgpu itself. Leave '{given}' out. Example: {example}",
     'E_EXCLUSIVE': 'vgpu and --exclusive cannot be combined: an exclusive job holds whole nodes with all their GPUs, so it would wait forever for a part of one. Leave one of them out. Example: {example}',
@@ -324,13 +374,14 @@ ERRORS: Final[dict[str, str]] = {
     'E_CLASS_NOT_ENFORCED': "the vgpu gets class std and not the class of QoS '{given}', because Slurm does not check here who may use a QoS. Administrator: set AccountingStorageEnforce=associations,qos ({allowed})",
     'E_BARE_SHARD': "'{given}' is not allowed on this cluster, because shards alone limit neither memory nor time; ask for a vgpu. Example: {example}",
     'E_RAW_UNITS': "'{given}' is set by hami_hpc itself and cannot be asked for. Example: {example}",
+    'E_PER_GPU': '--{key}={given} is for whole GPUs and cannot be combined with a vgpu; {allowed}',
     'E_OPTION': '{key}={given} cannot carry a vgpu request; use {example}',
     'E_NO_VGPU_HERE': '{where} has no GPU that hami_hpc manages; partitions with such GPUs: {allowed}. Example: {example}',
     'E_SITE': "this cluster's hami_hpc settings cannot be read ({given}); ask the administrator to run hami-hpc render",
     'E_CLASS_CHANGE': "the QoS '{given}' is of another class than the job's vgpu, and Slurm cannot change a job's class; cancel the job and submit it again",
     'E_STEP_OUTSIDE': 'a step with a vgpu needs a job that has one; submit the job with {example}',
     'E_STEP_TOO_BIG': '{key}={given} is more than the job has ({allowed}); a step cannot have more. Leave {key} out to use all that the job has',
-    'E_FEATURES': '--constraint={given} cannot be combined with the features that the vgpu needs; write a constraint that includes {allowed}',
+    'E_FEATURES': '--constraint={given} cannot be combined with the features that the GPUs asked for need; write a constraint that includes {allowed}',
     'E_INTERNAL': 'the vgpu request could not be handled ({given}); other jobs are not affected. Tell the administrator',
     'E_UPDATE_KEEPS': 'an update to gres={given} would leave parts of the vgpu in the job, because Slurm keeps each gres that an update does not name; name the vgpu too, or cancel the job and submit it again. Example: gres=vgpu:mem=8G,cores=50',
     'E_UPDATE': 'the vgpu request of a job that is not pending cannot be changed; cancel the job and submit it again',

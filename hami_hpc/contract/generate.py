@@ -95,6 +95,8 @@ C_FILES = (  # those that C reads or writes
     "run_dir",
     "self",
     "self_limits",
+    "container_preload",
+    "container_mounts",
     "mps",
     "mig",
     "first_step",
@@ -119,6 +121,7 @@ def make_c(c: dict[str, Any]) -> str:
     tables = {
         "POLICY": c["policies"],
         "MECHANISM": c["mechanisms"],
+        "SWAPPED": c["swap_states"],
         "MODE": c["request"]["modes"],
     }
     for prefix, table in tables.items():
@@ -132,8 +135,10 @@ def make_c(c: dict[str, Any]) -> str:
     ]
     for key in C_FILES:
         lines.append(f"#define HAMI_FILE_{key.upper()} {c_string(c['files'][key])}")
-    step_format = c_string(c["files"]["step_limits"].replace("{step_id}", "%u"))
-    lines.append(f"#define HAMI_FILE_STEP_LIMITS_FORMAT {step_format}")
+    for key, name in c["files"].items():
+        if "{" in name:
+            pattern = c_string(name.replace("{step_id}", "%u").replace("{slice}", "%u"))
+            lines.append(f"#define HAMI_FILE_{key.upper()}_FORMAT {pattern}")
     for name in LAYOUTS:
         layout = c["layout"][name]
         if "magic" in layout:
@@ -173,7 +178,9 @@ def lua_value(value: Any, indent: int = 0) -> str:
 
 def make_lua(c: dict[str, Any]) -> str:
     """Returns the Lua table."""
-    wanted = {k: c[k] for k in ("abi", "request", "site", "gres", "classes", "policies", "features", "errors")}
+    wanted = {
+        k: c[k] for k in ("abi", "request", "site", "gres", "classes", "policies", "places", "features", "errors")
+    }
     wanted["key_order"] = list(c["request"]["keys"])
     wanted["env"] = {k: v["doc"] for k, v in c["env"].items()}
     return f"-- SPDX-License-Identifier: Apache-2.0\n-- {NOTE}\nreturn {lua_value(wanted)}\n"
@@ -188,19 +195,25 @@ def make_python(c: dict[str, Any]) -> str:
     r = c["request"]
     lines += [f"REQUEST_NAME: Final = {r['name']!r}", f"REQUEST_EXAMPLE: Final = {r['example']!r}"]
     lines += [f"REQUEST_MAX_LENGTH: Final = {r['max_length']}"]
-    lines += [f"{k.upper()}: Final = {r[k]!r}" for k in ("mode_auto", "isolation_hard")]
+    lines += [f"{k.upper()}: Final = {r[k]!r}" for k in ("mode_auto", "cores_proportional", "isolation_hard")]
     lines += [f"{k.upper()}: Final = {v}" for k, v in r["limits"].items()]
     for name, sub in (("KEY_FORM", "form"), ("KEY_EXAMPLE", "example"), ("KEY_DOC", "doc")):
         lines.append(f"{name}: Final[dict[str, str]] = {{")
         lines += [f"    {k!r}: {v[sub]!r}," for k, v in r["keys"].items()]
         lines.append("}")
-    tables = {"MODES": r["modes"], "POLICIES": c["policies"], "MECHANISMS": c["mechanisms"]}
+    tables = {
+        "MODES": r["modes"],
+        "POLICIES": c["policies"],
+        "MECHANISMS": c["mechanisms"],
+        "SWAP_STATES": c["swap_states"],
+    }
     for name, table in tables.items():
         lines.append(f"{name}: Final[dict[str, int]] = {table!r}")
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in c["classes"].items()}
     lines += [f"CLASS_{k.upper()}: Final = {v!r}" for k, v in values.items()]
     lines += [f"DEFAULT_{k.removeprefix('default_').upper()}: Final = {v!r}" for k, v in c["site"]["defaults"].items()]
     lines += [f"GRES_{k.upper()}: Final = {v!r}" for k, v in c["gres"].items()]
+    lines.append(f"PLACES: Final = {c['places']['names']!r}")
     lines += [f"FEATURE_{k.upper()}: Final = {v!r}" for k, v in c["features"].items()]
     lines += [f"ENV_{k.removeprefix('HAMI_HPC_')}: Final = {k!r}" for k in c["env"]]
     lines += [f"FILE_{k.upper()}: Final = {v!r}" for k, v in c["files"].items()]
@@ -238,7 +251,9 @@ def make_reference(c: dict[str, Any]) -> str:
     r = c["request"]
     lines = [f"<!-- {NOTE} -->", "# Reference", "", "## The request", "", f"`{r['example']}`", ""]
     lines += ["| key | value | example | meaning |", "|---|---|---|---|"]
-    lines += [f"| `{k}` | {v['form']} | `{v['example']}` | {v['doc']} |" for k, v in r["keys"].items()]
+    for key, entry in r["keys"].items():
+        texts = (entry["form"], f"`{entry['example']}`", entry["doc"])
+        lines.append("| ".join([f"| `{key}` ", *(text.replace("|", "\\|") + " " for text in texts)]) + "|")
     classes = c["classes"]
     lines += ["", "## Classes of service", ""]
     lines += [

@@ -22,6 +22,8 @@ enum { HAMI_POLICY_CAP = 0, HAMI_POLICY_BURST = 1, HAMI_POLICY_NONE = 2 };
 #define HAMI_POLICY_NAMES {"cap", "burst", "none"} /* indexed by the enum above */
 enum { HAMI_MECHANISM_AUTO = 0, HAMI_MECHANISM_DUTY = 1, HAMI_MECHANISM_SLICE = 2, HAMI_MECHANISM_GATE = 3 };
 #define HAMI_MECHANISM_NAMES {"auto", "duty", "slice", "gate"} /* indexed by the enum above */
+enum { HAMI_SWAPPED_GPU = 0, HAMI_SWAPPED_HOST = 1, HAMI_SWAPPED_BUSY = 2, HAMI_SWAPPED_CONTEXTS = 3, HAMI_SWAPPED_SHARED = 4, HAMI_SWAPPED_ROOM = 5, HAMI_SWAPPED_DRIVER = 6, HAMI_SWAPPED_RETURNING = 7 };
+#define HAMI_SWAPPED_NAMES {"gpu", "host", "busy", "contexts", "shared", "room", "driver", "returning"} /* indexed by the enum above */
 enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_MODE_NAMES {"share", "mps", "mig"} /* indexed by the enum above */
 #define HAMI_CLASS_NAME_MAX 15u
@@ -35,11 +37,17 @@ enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_FILE_RUN_DIR "/run/hami-hpc"
 #define HAMI_FILE_SELF "/run/hami-hpc/self"
 #define HAMI_FILE_SELF_LIMITS "step.limits"
+#define HAMI_FILE_CONTAINER_PRELOAD "container.preload"
+#define HAMI_FILE_CONTAINER_MOUNTS "container.mounts"
 #define HAMI_FILE_MPS "mps"
 #define HAMI_FILE_MIG "mig"
 #define HAMI_FILE_FIRST_STEP "first-step"
 #define HAMI_FILE_MIG_STATIC "mig-static"
 #define HAMI_FILE_STEP_LIMITS_FORMAT "step-%u.limits"
+#define HAMI_FILE_SLICE_JOB_LIMITS_FORMAT "job.%u.limits"
+#define HAMI_FILE_SLICE_STEP_LIMITS_FORMAT "step-%u.%u.limits"
+#define HAMI_FILE_SLICE_USAGE_FORMAT "shared/usage.%u"
+#define HAMI_FILE_SELF_SLICE_LIMITS_FORMAT "step.%u.limits"
 #define HAMI_LIMITS_MAGIC 0x314d494c494d4148ull
 #define HAMI_USAGE_MAGIC 0x31455355494d4148ull
 #define HAMI_USAGE_STEP_COUNT 1024u
@@ -50,8 +58,12 @@ enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_JOB_STEP_ID 4294967295ull
 #define HAMI_LATENCY_BUCKETS 42ull
 #define HAMI_LATENCY_LEAST_NS 64000ull
+#define HAMI_SWAP_NEVER 0ull
+#define HAMI_SWAP_IN 1ull
+#define HAMI_SWAP_OUT 2ull
+#define HAMI_SWAP_SUSPENDED 3ull
 
-/* Root writes it (the prolog the job's, SPANK a step's), everybody reads it. Both apply: the smaller limit counts. */
+/* Root writes it (the prolog the job's, SPANK a step's), everybody reads it. Both apply: the smaller limit counts. The record of a step that has all of its job's memory, or time, says no limit of it with mode=share (2^64 - 1 bytes, 100 %), so that the job's counts alone, also after a resize. */
 struct hami_limits {
 	uint64_t magic; /* HAMILIM1, little-endian */
 	uint32_t abi_version; /* abi.version */
@@ -81,7 +93,19 @@ struct hami_limits {
 	uint32_t others_least_cores; /* fewest cores of another job on the GPU, percent; 0: no other job */
 	uint32_t others_capped; /* other jobs on the GPU whose policy is cap */
 	uint32_t latency_above; /* of a latency-critical job: those on the GPU that come before it, by class_priority, then by slo_us; else 0 */
-	uint8_t pad0[3860];
+	uint32_t beside_slice_us; /* timeslice of the job while a job that works in step is on its GPU, us, at most 100000; 0: there is none, or it is this one */
+	uint32_t step_begin_permille; /* of a job that works in step: when it begins in the common period, permille, 0 to 999 */
+	uint32_t in_step; /* 1: the job's slices on its GPUs of this node are open at the same times, for its collectives; 2: those on its other nodes too; else 0 */
+	uint32_t slice_index; /* which of the job's slices on this node the record is of, from 0 */
+	uint32_t slice_count; /* slices of the job on this node, each on a GPU of its own; 0, of an older hami_hpc, is 1 */
+	uint32_t max_processes; /* most processes of the job that use the slice at once, 1 to 2048; 0: any number */
+	char device_uuid[48]; /* the instance, MIG-..., which programs see as their GPU; gpu_uuid is the GPU that it is of */
+	uint32_t device_percent; /* the step's share of the instance's time, 1 to 100; cores_percent is that of the GPU */
+	uint64_t asked_mem_bytes; /* what the job's units say of mem_limit_bytes */
+	uint64_t most_mem_bytes; /* largest mem_limit_bytes since the job began */
+	uint32_t asked_cores_percent; /* what the job's units say of cores_percent */
+	uint32_t swap; /* where the device memory of the job's programs shall be: swap_never: on the GPU, always; swap_in: on the GPU; swap_out: on the host; swap_suspended: on the host, as long as Slurm suspends the job */
+	uint8_t pad0[3760];
 };
 _Static_assert(offsetof(struct hami_limits, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_limits, abi_version) == 8, "abi_version");
@@ -111,6 +135,18 @@ _Static_assert(offsetof(struct hami_limits, turn_length_permille) == 220, "turn_
 _Static_assert(offsetof(struct hami_limits, others_least_cores) == 224, "others_least_cores");
 _Static_assert(offsetof(struct hami_limits, others_capped) == 228, "others_capped");
 _Static_assert(offsetof(struct hami_limits, latency_above) == 232, "latency_above");
+_Static_assert(offsetof(struct hami_limits, beside_slice_us) == 236, "beside_slice_us");
+_Static_assert(offsetof(struct hami_limits, step_begin_permille) == 240, "step_begin_permille");
+_Static_assert(offsetof(struct hami_limits, in_step) == 244, "in_step");
+_Static_assert(offsetof(struct hami_limits, slice_index) == 248, "slice_index");
+_Static_assert(offsetof(struct hami_limits, slice_count) == 252, "slice_count");
+_Static_assert(offsetof(struct hami_limits, max_processes) == 256, "max_processes");
+_Static_assert(offsetof(struct hami_limits, device_uuid) == 260, "device_uuid");
+_Static_assert(offsetof(struct hami_limits, device_percent) == 308, "device_percent");
+_Static_assert(offsetof(struct hami_limits, asked_mem_bytes) == 312, "asked_mem_bytes");
+_Static_assert(offsetof(struct hami_limits, most_mem_bytes) == 320, "most_mem_bytes");
+_Static_assert(offsetof(struct hami_limits, asked_cores_percent) == 328, "asked_cores_percent");
+_Static_assert(offsetof(struct hami_limits, swap) == 332, "swap");
 _Static_assert(sizeof(struct hami_limits) == 4096, "size");
 
 /* Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it. */
@@ -201,7 +237,10 @@ struct hami_usage_slot {
 	uint64_t peak_bytes; /* largest used_bytes so far */
 	uint64_t gpu_busy_ns; /* GPU time used: on the compute engine with work outstanding, ns (gated: what its batches took) */
 	uint64_t throttled_ns; /* time for which the compute limit delayed its work, ns */
-	uint8_t pad0[80];
+	uint32_t swap_state; /* where its device memory is, see [swap_states] */
+	uint32_t swap_count; /* how often it was moved to the host */
+	uint64_t swapped_bytes; /* device memory that is on the host now */
+	uint8_t pad0[64];
 };
 _Static_assert(offsetof(struct hami_usage_slot, state) == 0, "state");
 _Static_assert(offsetof(struct hami_usage_slot, pid) == 4, "pid");
@@ -211,6 +250,9 @@ _Static_assert(offsetof(struct hami_usage_slot, used_bytes) == 16, "used_bytes")
 _Static_assert(offsetof(struct hami_usage_slot, peak_bytes) == 24, "peak_bytes");
 _Static_assert(offsetof(struct hami_usage_slot, gpu_busy_ns) == 32, "gpu_busy_ns");
 _Static_assert(offsetof(struct hami_usage_slot, throttled_ns) == 40, "throttled_ns");
+_Static_assert(offsetof(struct hami_usage_slot, swap_state) == 48, "swap_state");
+_Static_assert(offsetof(struct hami_usage_slot, swap_count) == 52, "swap_count");
+_Static_assert(offsetof(struct hami_usage_slot, swapped_bytes) == 56, "swapped_bytes");
 _Static_assert(sizeof(struct hami_usage_slot) == 128, "size");
 
 /* Head of the history file, what the agent saw of the job in each minute. Root writes all of the file; the job's user reads it. */

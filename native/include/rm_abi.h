@@ -3,7 +3,7 @@
  * NVIDIA's resource manager interface, as much of it as the interposer reads and the simulated kernel
  * answers: requests on /dev/nvidiactl, an ioctl of type 'F' whose number is the request's. Layouts and values
  * are those of the open kernel modules (nv_escape.h, nv-ioctl.h, nvos.h, nvstatuscodes.h, ctrl2080fifo.h,
- * ctrl2080gr.h, ctrl90cd.h, ctrla06c.h, ctrla06f.h, cl90cd.h, cl90cdfecs.h). What the simulation adds of its own is in sim/core/sim_rm.h.
+ * ctrl2080gr.h, ctrl90cd.h, ctrla06c.h, ctrla06f.h, ctrl0000gpu.h, cl0080.h, cl90cd.h, cl90cdfecs.h). What the simulation adds of its own is in sim/core/sim_rm.h.
  *
  * Which driver versions were seen to make which requests: rm_drivers.tsv, beside this file.
  */
@@ -22,6 +22,7 @@ enum {
 	RM_NR_DUP = 0x34,
 	RM_NR_HEAP = 0x4a,
 	RM_NR_MAP = 0x4e,
+	RM_NR_MAP_DMA = 0x57,
 	RM_NR_TRANSFER = 0xd3,
 };
 
@@ -44,6 +45,7 @@ enum {
 #define RM_GROUP_GET_TIMESLICE 0xa06c0104u /* a group: u64 microseconds */
 #define RM_GROUP_PREEMPT 0xa06c0105u       /* a group */
 #define RM_CHANNEL_SCHEDULE 0xa06f0103u    /* a channel */
+#define RM_GPU_OF_UUID 0x274u              /* a client: struct rm_gpu_of_uuid */
 #define RM_DISABLE_CHANNELS 0x2080110bu    /* a subdevice: struct rm_disable_channels */
 
 /* A subdevice: binds an event buffer to its context switches; struct rm_bind_switches, and without reason. */
@@ -65,6 +67,7 @@ enum {
 	RM_INVALID_CLASS = 0x22,
 	RM_INVALID_CLIENT = 0x23,
 	RM_INVALID_OBJECT_HANDLE = 0x33,
+	RM_OBJECT_NOT_FOUND = 0x57,
 	RM_NO_MEMORY = 0x51,
 	RM_NOT_SUPPORTED = 0x56,
 };
@@ -126,6 +129,10 @@ struct rm_map { /* nv_ioctl_nvos33_parameters_with_fd */
 };
 #define RM_MAP_READ_ONLY 1u
 
+struct rm_map_dma { /* the head of NVOS46_PARAMETERS */
+	uint32_t client, device, space, memory;
+};
+
 /* In the flags of a request for memory (NVOS32_ALLOC_FLAGS). */
 #define RM_FLAG_HANDLE_PROVIDED 0x00004000u
 #define RM_FLAG_VIRTUAL 0x00080000u /* addresses alone */
@@ -135,6 +142,16 @@ struct rm_map { /* nv_ioctl_nvos33_parameters_with_fd */
 #define RM_ATTRIBUTE_HOST (1u << 25) /* location: the host's memory */
 #define RM_ATTRIBUTE_PAGE(attributes) ((attributes) >> 23 & 3u)
 enum { RM_PAGE_DEFAULT, RM_PAGE_4K, RM_PAGE_64K, RM_PAGE_2M }; /* default: the driver's choice */
+
+struct rm_device {         /* the head of NV0080_ALLOC_PARAMETERS */
+	uint32_t instance; /* which GPU, by the resource manager's own count */
+};
+
+struct rm_gpu_of_uuid { /* NV0000_CTRL_GPU_GET_UUID_INFO_PARAMS */
+	uint8_t uuid[256];
+	uint32_t flags, gpu, instance, subdevice_instance;
+};
+#define RM_UUID_BINARY 2u /* flags: 16 bytes of uuid count */
 
 struct rm_group { /* NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS */
 	uint32_t error_object, ecc_object, address_space, engine, vgpu;
@@ -251,6 +268,7 @@ _Static_assert(sizeof(struct rm_events_enable) == 8 && sizeof(struct rm_events_g
 _Static_assert(sizeof(struct rm_events_header) == 32, "NV_EVENT_BUFFER_HEADER");
 _Static_assert(sizeof(struct rm_switch_record) == 32, "NV_EVENT_BUFFER_FECS_RECORD_V2");
 _Static_assert(offsetof(struct rm_switch_record, timestamp_ns) == 24, "NV_EVENT_BUFFER_FECS_RECORD_V2");
+_Static_assert(sizeof(struct rm_gpu_of_uuid) == 272, "GPU_GET_UUID_INFO");
 _Static_assert(sizeof(struct rm_free) == 16, "NVOS00");
 _Static_assert(sizeof(struct rm_alloc) == 48 && sizeof(struct rm_alloc_short) == 32, "NVOS64, NVOS21");
 _Static_assert(sizeof(struct rm_control) == 32 && sizeof(struct rm_dup) == 28, "NVOS54, NVOS55");
