@@ -6,22 +6,25 @@
  *
  * The locks, outermost first; a thread takes them only in this order:
  *
- *	gate.lock         over the driver's calls for the events of this process, which may make ioctls
+ *	gates[].lock      over the driver's calls for the events of this process, which may make ioctls
  *	share.lock        over the creation of its threads
- *	known.lock        over nothing else; not held while libcuda is asked
+ *	contexts[].lock   over nothing else; not held while libcuda is asked
  *	lookup.lock       over nothing else
  *	resolved.lock     over the loader's dlsym
  *	region->join      over the region's own lock, which is in memory that the job's processes share: a
  *	                  child holds it as little as any other process, and recovers it as they do
  *	objects.lock      over the locks of the table's shards
  *	shards[].lock     over nothing else
+ *	movables.lock     over nothing else
  *
- * Only gate.lock and resolved.lock are held while the driver or the loader is called.
+ * Only gates[].lock and resolved.lock are held while the driver or the loader is called. Of the locks that there
+ * are one of for each slice (gates, contexts, region->join, the region's own), no thread holds two.
  */
 #include <pthread.h>
 
 #include "base/log.h"
 #include "base/table.h"
+#include "driver/movable.h"
 #include "driver/resolve.h"
 #include "driver/rm_objects.h"
 #include "driver/switches.h"
@@ -29,17 +32,21 @@
 #include "hooks/lookup.h"
 #include "limits/ending.h"
 #include "limits/gate.h"
+#include "limits/hold.h"
 #include "limits/latency.h"
 #include "limits/launched.h"
 #include "limits/meter.h"
 #include "limits/outstanding.h"
 #include "limits/probe.h"
 #include "limits/share.h"
+#include "limits/swap.h"
 #include "region/process.h"
 
 /* Runs in the child, as its only thread: any other thread of the parent may have held any of the locks. */
 static void forked(void)
 {
+	hami_swap_forked();
+	hami_hold_forked();
 	hami_hint_forked();
 	hami_gate_forked();
 	hami_share_forked();
@@ -53,6 +60,7 @@ static void forked(void)
 	hami_lookup_forked();
 	hami_resolve_forked();
 	hami_process_forked();
+	hami_movable_forked();
 	hami_objects_forked();
 	hami_table_forked();
 }

@@ -8,15 +8,17 @@ INTERPOSER_FLAGS := -fPIC -fvisibility=hidden -Iinclude -Iinterposer -isystem $(
 CONFORMANCE := $(patsubst ../tests/native/interposer/%.c,$(BUILD)/conformance/%,$(wildcard ../tests/native/interposer/*.c))
 
 COMPUTE := $(patsubst ../tests/native/compute/%.c,$(BUILD)/compute/%,$(wildcard ../tests/native/compute/*.c))
+# Programs of jobs with several slices.
+SEVERAL := $(patsubst ../tests/native/several/%.c,$(BUILD)/several/%,$(wildcard ../tests/native/several/*.c))
 # Programs that ask the resource manager themselves: no libcuda.
 RM_HEADERS := include/rm_abi.h sim/core/sim_rm.h
 RM := $(patsubst ../tests/native/rm/%.c,$(BUILD)/rm/%,$(wildcard ../tests/native/rm/*.c))
 UNIT_SRC := $(filter-out ../tests/native/unit/fuzz_%,$(wildcard ../tests/native/unit/*.c))
 UNIT := $(patsubst ../tests/native/unit/%.c,$(BUILD)/unit/%,$(UNIT_SRC))
-REGION_PARTS := $(addprefix interposer/region/,record.c trust.c region.c glance.c budget.c latency.c) interposer/arbitration/budget.c
-UNIT_PARTS := interposer/limits/ending.c $(addprefix interposer/arbitration/,slice.c terms.c use.c) $(addprefix interposer/base/,clock.c table.c) $(REGION_PARTS)
+REGION_PARTS := $(addprefix interposer/region/,record.c trust.c region.c slots.c glance.c budget.c latency.c) interposer/arbitration/budget.c
+UNIT_PARTS := interposer/limits/ending.c $(addprefix interposer/arbitration/,slice.c terms.c use.c) $(addprefix interposer/base/,clock.c table.c uuid.c) $(REGION_PARTS)
 UNIT_HEADERS := $(wildcard interposer/*/*.h) include/hami_contract.h
-UNIT_FLAGS := -Iinclude -Iinterposer -DHAMI_LOCK_PATIENCE_MS=100
+UNIT_FLAGS := -Iinclude -Iinterposer -isystem $(CUDA_INC) -DHAMI_LOCK_PATIENCE_MS=100
 FUZZ := $(patsubst ../tests/native/unit/%.c,$(BUILD)/fuzz/%,$(wildcard ../tests/native/unit/fuzz_*.c))
 FUZZ_SECONDS ?= 5
 BENCH := $(addprefix $(BUILD)/bench/,interposer_calls agent_tenant)
@@ -29,9 +31,9 @@ $(ARBITRATION): $(wildcard interposer/arbitration/*.[ch]) include/hami_contract.
 	@mkdir -p $(@D)
 	$(CC) $(CSTD) $(CFLAGS) -fPIC -shared -Wmissing-prototypes -Iinclude -Iinterposer $(filter %.c,$^) -o $@ $(LDSTD)
 
-$(BUILD)/interposer/%.o: interposer/%
+$(BUILD)/interposer/%.o: interposer/% include/old_glibc.h
 	@mkdir -p $(@D)
-	$(CC) $(CSTD) $(CFLAGS) $(INTERPOSER_FLAGS) -MMD -MP -c $< -o $@
+	$(CC) $(CSTD) $(CFLAGS) $(INTERPOSER_FLAGS) -include old_glibc.h -MMD -MP -c $< -o $@
 -include $(INTERPOSER_OBJ:.o=.d)
 
 # Which build it is: asked at each make, and linked again when it changed (scripts/build-info).
@@ -42,13 +44,22 @@ $(BUILD)/build_info.c: force
 $(BUILD)/build_info.o: $(BUILD)/build_info.c
 	$(CC) $(CSTD) $(CFLAGS) -fPIC -c $< -o $@
 
+# Before glibc 2.34 these were libraries of their own; later ones have them, empty, for such programs (include/old_glibc.h).
+OLD_LIBRARIES := $(if $(SAN),,-Wl$(comma)--no-as-needed -l:libpthread.so.0 -l:libdl.so.2)
+
 $(INTERPOSER): $(INTERPOSER_OBJ) $(BUILD)/build_info.o interposer/exports.map
 	$(CC) $(LDSTD) -shared -o $@ $(INTERPOSER_OBJ) $(BUILD)/build_info.o -Wl,--version-script=interposer/exports.map \
-		$(if $(SAN),,-Wl$(comma)-z$(comma)defs) -Wl,-z,relro,-z,now,-soname,libhami-hpc.so -ldl
+		$(if $(SAN),,-Wl$(comma)-z$(comma)defs) -Wl,-z,relro,-z,now,-soname,libhami-hpc.so $(OLD_LIBRARIES) -ldl
 
 # Linked against the simulation for its names only: on a GPU node the loader finds the driver's libraries instead.
 .PHONY: conformance
-conformance: $(CONFORMANCE) $(COMPUTE) $(RM)
+conformance: $(CONFORMANCE) $(COMPUTE) $(SEVERAL) $(RM)
+$(BUILD)/several/%: ../tests/native/several/%.c ../tests/native/several/several.h \
+		../tests/native/interposer/check.h include/hami_hpc.h $(BUILD)/sim/libcuda.so.1 \
+		$(BUILD)/sim/libnvidia-ml.so.1
+	@mkdir -p $(@D)
+	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD) $(BUILD)/sim/libcuda.so.1 \
+		$(BUILD)/sim/libnvidia-ml.so.1
 $(BUILD)/rm/%: ../tests/native/rm/%.c ../tests/native/rm/client.h ../tests/native/interposer/check.h $(RM_HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(CSTD) $(CFLAGS) -isystem $(CUDA_INC) $< -o $@ $(LDSTD)
@@ -89,6 +100,9 @@ $(BUILD)/unit/%: ../tests/native/unit/%.c ../tests/native/unit/check.h $(UNIT_PA
 	@mkdir -p $(@D)
 	$(CC) $(CSTD) $(CFLAGS) $(UNIT_FLAGS) $< $(UNIT_PARTS) -o $@ $(LDSTD)
 
+# It includes what it tests, with a libcuda of its own.
+$(BUILD)/unit/a_capture_waits_for_its_own_gpu: interposer/limits/outstanding.c interposer/base/lock.c
+
 # The same inputs each time; a crash leaves its input beside the log and says how to run it again.
 #   make fuzz FUZZ_SECONDS=600
 .PHONY: fuzz fuzzers
@@ -103,7 +117,8 @@ fuzz: fuzzers
 		2>$$f.log || { tail -n 40 $$f.log; exit 1; }; tail -n 1 $$f.log; done
 
 # With a sanitizer: the same tests on that build, less those that only take long.
-INTERPOSER_TESTS := $(addprefix ../tests/native/test_,interposer.py interposer_units.py compute.py latency.py trace_times.py)
+INTERPOSER_TESTS := $(addprefix ../tests/native/test_,interposer.py interposer_units.py compute.py latency.py \
+	trace_times.py mig_parts.py $(if $(findstring address,$(SAN)),slices_in_one_process.py max_processes.py))
 SLOW_TESTS := any_usage_record or rests_while or two_ or tenants or shares_follow or paused_tenant
 # GCC 12's address sanitizer may hold its allocator's lock in a child forked beside threads: the child's calloc hangs.
 NOT_HERE := $(SLOW_TESTS)$(if $(findstring address,$(SAN)), or a_forked_child_has_a_table)
@@ -119,4 +134,4 @@ test-arbitration: $(ARBITRATION)
 	HAMI_TEST_BUILD=$(BUILD) $(if $(SAN),LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) \
 		$$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 )$(PYTHON) -m pytest -q -p no:cacheprovider \
-		../tests/native/test_arbitration.py
+		../tests/native/test_arbitration.py ../tests/native/test_slices_in_step.py

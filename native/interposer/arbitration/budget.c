@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "arbitration/budget.h"
 
+#define SHUTS_IN_STEP 60u /* percent, from which on; by simulation, tests/native/test_slices_in_step.py */
 #define USED_NS_MOST 86400000000000ll /* of one count, so that nothing overflows */
 
 /* Returns the share, or the nearest that a budget can keep. */
@@ -81,4 +82,22 @@ int64_t hami_budget_wait(int64_t credit, bool shut, bool contended, uint32_t per
 	credit = credit < least ? least : credit > most ? most : credit;
 	int64_t left = shut ? highest(percent) - credit : credit - lowest(contended, percent);
 	return left <= 0 ? 0 : left * 100 / (shut ? percent : 100 - percent);
+}
+
+bool hami_budget_shuts_in_step(uint32_t percent)
+{
+	return percent >= SHUTS_IN_STEP;
+}
+
+int64_t hami_budget_in_step(bool shut, uint32_t duty, uint32_t percent)
+{
+	percent = within(percent);
+	const int64_t early = hami_budget_half(percent) * 3 / 2;
+	if (hami_budget_shuts_in_step(percent))
+		return shut ? 0 : -early;
+	if (shut)
+		return early;
+	if (duty >= 1000 || duty <= 10 * percent + (100 - percent))
+		return 0; /* all of the time, or hardly more than its share */
+	return -(HAMI_ROUND_NS * percent * percent / 10000 * (1000 - duty) / duty);
 }

@@ -56,4 +56,18 @@ bool hami_budget_shut(int64_t credit, bool shut, bool contended, uint32_t percen
 /* Returns how long it takes at least until that can change, ns: 0 or more. */
 int64_t hami_budget_wait(int64_t credit, bool shut, bool contended, uint32_t percent);
 
+/*
+ * A tenant that works in step (terms.h) opens at a common instant, and is shut when its budget says so; one with more of
+ * the time is shut at a common instant, and opens when its budget says so: what its slices measured differently then
+ * changes the longer piece. Returns whether it is the latter.
+ */
+bool hami_budget_shuts_in_step(uint32_t percent);
+/*
+ * Returns what is added to its credit where its budget decides. `duty`: permille of its open time that it uses. What
+ * waits for an instant is decided long before, so that what is used or seen late costs no round. One that opens in step
+ * and uses less than all of the time is shut before it owes as much as others, after ROUND x share / duty, so that it is
+ * ready at the next instant.
+ */
+int64_t hami_budget_in_step(bool shut, uint32_t duty, uint32_t percent);
+
 #endif

@@ -19,12 +19,19 @@
 #define SLICE_LATENCY_BELOW 1000u
 /* What a request waits for at most. It costs nothing while no request is there. */
 #define SLICE_BESIDE_LATENCY 10u
-
 /* Returns the percentage, or the nearest that can be kept, whatever was written. */
 static uint32_t share_of(uint32_t job_percent, uint32_t step_percent)
 {
 	uint32_t least = step_percent < job_percent ? step_percent : job_percent;
 	return least < 1 ? 1 : least > 100 ? 100 : least;
+}
+
+/* Returns a record's share of the device that programs see: a job has all of its MIG instance, a step maybe a part. */
+static uint32_t percent_of(const struct hami_limits *limits)
+{
+	if (limits->mode != HAMI_MODE_MIG)
+		return limits->cores_percent;
+	return limits->device_percent ? limits->device_percent : 100;
 }
 
 static uint32_t within(uint32_t value, uint32_t least, uint32_t most)
@@ -35,18 +42,21 @@ static uint32_t within(uint32_t value, uint32_t least, uint32_t most)
 struct hami_terms hami_terms_read(const struct hami_limits *job, const struct hami_limits *step)
 {
 	return (struct hami_terms){
-		.cores_percent = share_of(job->cores_percent, step->cores_percent),
+		.cores_percent = share_of(percent_of(job), percent_of(step)),
 		.policy = step->policy,
 		.slice_us = step->slice_us,
 		.latency = step->latency != 0,
-		.floor_percent =
-			job->mode == HAMI_MODE_MPS ? 0 : step->floor_percent, /* MPS keeps its time */
+		/* MPS keeps its time, and a MIG instance is nobody else's. */
+		.floor_percent = job->mode == HAMI_MODE_SHARE ? step->floor_percent : 0,
 		.latency_others = __atomic_load_n(&job->latency_others, __ATOMIC_RELAXED),
 		.latency_above = __atomic_load_n(&job->latency_above, __ATOMIC_RELAXED),
 		.turn_begin = __atomic_load_n(&job->turn_begin_permille, __ATOMIC_RELAXED),
 		.turn_length = __atomic_load_n(&job->turn_length_permille, __ATOMIC_RELAXED),
 		.others_capped = __atomic_load_n(&job->others_capped, __ATOMIC_RELAXED),
 		.others_least_percent = __atomic_load_n(&job->others_least_cores, __ATOMIC_RELAXED),
+		.in_step = job->in_step != 0,
+		.step_begin = __atomic_load_n(&job->step_begin_permille, __ATOMIC_RELAXED),
+		.beside_slice_us = __atomic_load_n(&job->beside_slice_us, __ATOMIC_RELAXED),
 	};
 }
 
@@ -61,6 +71,8 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t proces
 		return within(terms->slice_us / parts, HAMI_CLASS_SLICE_US_MIN, HAMI_CLASS_SLICE_US_MAX);
 	if (terms->latency)
 		return SLICE_LATENCY;
+	if (terms->beside_slice_us)
+		return within(terms->beside_slice_us / parts, SLICE_LEAST, HAMI_CLASS_SLICE_US_MAX);
 	if (terms->policy == HAMI_POLICY_NONE)
 		return 0;
 	uint32_t slice = terms->cores_percent * SLICE_PER_PERCENT / parts;
@@ -70,6 +82,8 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t proces
 uint32_t hami_terms_others_timeslice_us(const struct hami_terms *terms)
 {
 	if (terms->latency || terms->latency_others || terms->policy == HAMI_POLICY_NONE)
+		return 0;
+	if (terms->in_step || terms->beside_slice_us)
 		return 0;
 	return (terms->others_least_percent < 100 ? terms->others_least_percent : 100) * SLICE_PER_PERCENT;
 }
@@ -107,4 +121,17 @@ bool hami_terms_turn(const struct hami_terms *terms, bool yields, int64_t now, i
 		into += HAMI_ROUND_NS;
 	*until = now - into + (into < length ? length : HAMI_ROUND_NS);
 	return into < length;
+}
+
+bool hami_terms_open(const struct hami_terms *terms, bool shut, int64_t since, int64_t now, int64_t *until)
+{
+	*until = INT64_MAX;
+	if (!terms->in_step || now < since)
+		return !shut;
+	int64_t into = (since - HAMI_ROUND_NS * (terms->step_begin % 1000) / 1000) % HAMI_ROUND_NS;
+	int64_t instant = into > 0 ? since - into + HAMI_ROUND_NS : since - into;
+	bool is_early = now < instant;
+	if (is_early)
+		*until = instant;
+	return hami_budget_shuts_in_step(hami_terms_cap(terms)) ? !shut || is_early : !shut && !is_early;
 }

@@ -27,6 +27,9 @@ struct hami_terms {
 	uint32_t turn_begin, turn_length; /* permille of HAMI_ROUND_NS; length 0: always open */
 	uint32_t others_least_percent;    /* fewest cores of another tenant; 0: there is none */
 	uint32_t others_capped;           /* other tenants with a cap */
+	bool in_step;                     /* opens, or shuts, at the common instants of its job's slices */
+	uint32_t step_begin;              /* where these are in HAMI_ROUND_NS, permille */
+	uint32_t beside_slice_us; /* timeslice while a tenant that works in step is on the GPU; 0: none is */
 };
 
 /* Reads the terms of a step from its record and the job's. */
@@ -59,5 +62,13 @@ uint32_t hami_terms_cap(const struct hami_terms *terms);
  * works in its turn only where somebody latency-critical is on the GPU, or where it `yields` (slice.h).
  */
 bool hami_terms_turn(const struct hami_terms *terms, bool yields, int64_t now, int64_t *until);
+
+/*
+ * Returns whether a tenant is open whose budget says since `since` that it is `shut`, or no longer; sets when that
+ * changes. One that works in step opens, or where it is open for most of the time shuts, at an instant that is the same
+ * for all slices of its job, on all GPUs and nodes, by the clock that all tenants share: so all are open together, and
+ * what its processes wait for in one another advances.
+ */
+bool hami_terms_open(const struct hami_terms *terms, bool shut, int64_t since, int64_t now, int64_t *until);
 
 #endif

@@ -58,6 +58,12 @@ static int64_t idle_between(struct pieces *p, int64_t from, int64_t to)
 	return idle;
 }
 
+/* Returns the sum, or the most there can be: of times out of order it may be more than 64 bits hold. */
+static int64_t sum(int64_t used, int64_t more, int64_t most)
+{
+	return more > most - used ? most : used + more;
+}
+
 int64_t hami_use_count(struct hami_use *use, const struct hami_switch *switches, size_t switch_count,
 		       const struct hami_sample *samples, size_t sample_count, int64_t now)
 {
@@ -74,7 +80,7 @@ int64_t hami_use_count(struct hami_use *use, const struct hami_switch *switches,
 		const int64_t end = i < switch_count ? switches[i].at : now;
 		const int64_t begin = use->on_since > from ? use->on_since : from;
 		if (use->on && end > begin)
-			used += end - begin - idle_between(&pieces, begin, end);
+			used = sum(used, end - begin - idle_between(&pieces, begin, end), now - from);
 		if (i == switch_count)
 			break;
 		if (use->on)

@@ -156,17 +156,23 @@ struct hami_entry hami_table_take(uint64_t key)
 	return taken;
 }
 
-/* Removes all entries of this owner, or of this client when `owner` is 0. Returns their bytes. */
-static uint64_t take_all(uint64_t owner, uint32_t client)
+static void add(struct hami_sums *sums, uint64_t slices, uint64_t bytes)
 {
-	uint64_t bytes = 0;
+	for (unsigned int i = 0; i < HAMI_SLICES; i++)
+		if (slices >> i & 1)
+			sums->bytes[i] += bytes;
+}
+
+/* Removes all entries of this owner, or of this client when `owner` is 0. */
+static void take_all(uint64_t owner, uint32_t client, struct hami_sums *sums)
+{
 	for (size_t n = 0; n < SHARDS; n++) {
 		struct shard *s = &shards[n];
 		pthread_mutex_lock(&s->lock);
 		for (size_t i = 0; i < s->capacity;) {
 			const struct hami_entry *e = &s->slots[i];
 			if (e->key && (owner ? e->owner == owner : e->key >> 32 == client)) {
-				bytes += let_go(e);
+				add(sums, e->slices, let_go(e));
 				erase(s, i); /* another entry may have moved here: look again */
 			} else {
 				i++;
@@ -174,17 +180,18 @@ static uint64_t take_all(uint64_t owner, uint32_t client)
 		}
 		pthread_mutex_unlock(&s->lock);
 	}
-	return bytes;
 }
 
-uint64_t hami_table_take_owner(uint64_t owner)
+void hami_table_take_owner(uint64_t owner, struct hami_sums *sums)
 {
-	return owner ? take_all(owner, 0) : 0;
+	if (owner)
+		take_all(owner, 0, sums);
 }
 
-uint64_t hami_table_take_client(uint32_t client)
+void hami_table_take_client(uint32_t client, struct hami_sums *sums)
 {
-	return client ? take_all(0, client) : 0;
+	if (client)
+		take_all(0, client, sums);
 }
 
 /* Leaves the parent's entries as they are: another thread may have been changing them. */

@@ -10,11 +10,20 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Slices that a process can have: each is a part of another GPU. A set of them is a mask. */
+enum { HAMI_SLICES = 16 };
+
 struct hami_entry {
-	uint64_t key;   /* never 0 */
-	uint64_t bytes; /* charged */
-	uint64_t owner; /* key of the object that it belongs to and goes with; 0: none */
-	int *holders;   /* of memory under several keys: how many; NULL: this one alone */
+	uint64_t key;    /* never 0 */
+	uint64_t bytes;  /* charged, on each of `slices` */
+	uint64_t owner;  /* key of the object that it belongs to and goes with; 0: none */
+	int *holders;    /* of memory under several keys: how many; NULL: this one alone */
+	uint64_t slices; /* mask */
+};
+
+/* Bytes by slice. */
+struct hami_sums {
+	uint64_t bytes[HAMI_SLICES];
 };
 
 /* Puts the entry, in place of one with the same key. False when memory for it could not be had. */
@@ -24,11 +33,11 @@ void hami_table_expect(uint64_t key);
 /* Removes and returns the entry; key 0 when there is none. Its bytes are 0 while others hold the memory. */
 struct hami_entry hami_table_take(uint64_t key);
 /*
- * Removes all entries of `owner`, or all whose key has `client` in its upper half, and returns the sum of
- * their bytes, without those that others still hold.
+ * Removes all entries of `owner`, or all whose key has `client` in its upper half, and adds their bytes to
+ * *sums, without those that others still hold.
  */
-uint64_t hami_table_take_owner(uint64_t owner);
-uint64_t hami_table_take_client(uint32_t client);
+void hami_table_take_owner(uint64_t owner, struct hami_sums *sums);
+void hami_table_take_client(uint32_t client, struct hami_sums *sums);
 /*
  * One more holder of the entry's memory: copies the entry, to be put under another key or given up. 0;
  * -ENOENT when there is no such entry, -ENOMEM.

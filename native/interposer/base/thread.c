@@ -5,7 +5,7 @@
 #include <signal.h>
 #include <stddef.h>
 
-int hami_thread(void *(*run)(void *))
+int hami_thread(void *(*run)(void *), void *argument)
 {
 	static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
 	sigset_t all, before; /* the application's signals are not for this thread */
@@ -18,7 +18,7 @@ int hami_thread(void *(*run)(void *))
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstacksize(&attributes, 1 << 20);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	int rc = pthread_create(&thread, &attributes, run, NULL);
+	int rc = pthread_create(&thread, &attributes, run, argument);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	pthread_attr_destroy(&attributes);
 	return rc;

@@ -4,9 +4,9 @@
 #define HAMI_THREAD_H
 
 /*
- * Starts a detached thread that gets none of the application's signals, with room for calls into libcuda and NVML.
- * Returns 0 or an error number.
+ * Starts a detached thread that runs run(argument), gets none of the application's signals, and has room for calls
+ * into libcuda and NVML. Returns 0 or an error number.
  */
-int hami_thread(void *(*run)(void *));
+int hami_thread(void *(*run)(void *), void *argument);
 
 #endif

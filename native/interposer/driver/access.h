@@ -5,6 +5,8 @@
  */
 #ifndef HAMI_ACCESS_H
 #define HAMI_ACCESS_H
+#include <stdint.h>
+
 #include "driver/resolve.h"
 
 /*
@@ -15,9 +17,16 @@
 const struct real_cuda *hami_cuda(void);
 #define HAMI_REFUSED CUDA_ERROR_NOT_PERMITTED
 
-/* After a successful cuInit: finds which device is the granted one; logs when CUDA does not show it. */
-void hami_find_device(const struct real_cuda *real);
-/* Returns whether `device` is the granted one. */
-bool hami_device_granted(CUdevice device);
+/* After a successful cuInit: finds which device each slice is on; logs when CUDA shows none of them. */
+void hami_find_devices(const struct real_cuda *real);
+/* Returns the slice that is on `device`; -1 when the device is none of the step's. */
+int hami_slice_of_device(CUdevice device);
+/*
+ * Returns the slice of the current context's device; -1 when there is no such context. In a process with one slice
+ * that is 0, and nobody is asked.
+ */
+int hami_current_slice(const struct real_cuda *real);
+/* Returns the mask of the slices whose devices CUDA shows here. */
+uint32_t hami_visible_slices(void);
 
 #endif

@@ -105,6 +105,10 @@ static struct hami_rm_request read_alloc(struct rm_alloc *a, bool is_long)
 		r.bytes = serialized ? UINT64_MAX : bytes_of(form, params);
 	if (a->class_id == RM_CLASS_GROUP && params && !serialized)
 		r.engine = word(params, offsetof(struct rm_group, engine));
+	if (a->class_id == RM_CLASS_DEVICE)
+		r.instance = serialized ? UINT32_MAX
+			     : params   ? word(params, offsetof(struct rm_device, instance))
+					: 0;
 	return r;
 }
 
@@ -129,6 +133,8 @@ static struct hami_rm_request read_plain(uint32_t number, size_t size, void *arg
 	struct rm_free *f = argument;
 	struct rm_control *c = argument;
 	struct rm_dup *d = argument;
+	struct rm_map *m = argument;
+	struct rm_map_dma *dma = argument;
 	if (number == RM_NR_ALLOC &&
 	    (size == sizeof(struct rm_alloc) || size == sizeof(struct rm_alloc_short)))
 		return read_alloc(argument, size == sizeof(struct rm_alloc));
@@ -143,6 +149,10 @@ static struct hami_rm_request read_plain(uint32_t number, size_t size, void *arg
 						.argument = d,       .status = &d->status};
 	if (number == RM_NR_HEAP && size >= RM_HEAP_HEAD_BYTES)
 		return read_heap(argument);
+	if (number == RM_NR_MAP && size == sizeof *m)
+		return (struct hami_rm_request){HAMI_RM_MAP, .client = m->client, .object = &m->memory};
+	if (number == RM_NR_MAP_DMA && size >= sizeof *dma)
+		return (struct hami_rm_request){HAMI_RM_MAP, .client = dma->client, .object = &dma->memory};
 	return (struct hami_rm_request){HAMI_RM_OTHER};
 }
 

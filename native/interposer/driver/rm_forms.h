@@ -7,15 +7,24 @@
 #define HAMI_RM_FORMS_H
 #include <stdint.h>
 
-/* HAMI_RM_OTHER: a request that needs no accounting. */
-enum hami_rm_kind { HAMI_RM_OTHER, HAMI_RM_MAKE, HAMI_RM_UNMAKE, HAMI_RM_CONTROL, HAMI_RM_DUP };
+/* HAMI_RM_MAP: memory, for the CPU or in addresses of its own. HAMI_RM_OTHER: a request that needs no accounting. */
+enum hami_rm_kind {
+	HAMI_RM_OTHER,
+	HAMI_RM_MAKE,
+	HAMI_RM_UNMAKE,
+	HAMI_RM_CONTROL,
+	HAMI_RM_DUP,
+	HAMI_RM_MAP,
+};
 
 struct hami_rm_request {
 	enum hami_rm_kind kind;
 	uint32_t client, parent;
-	uint32_t class_id;    /* make: of the object */
-	uint32_t engine;      /* make, of a channel group: which it is for; 0 where it is not told */
-	uint32_t *object;     /* where the handle stands; when made, the driver may have chosen it */
+	uint32_t class_id; /* make: of the object */
+	uint32_t engine;   /* make, of a channel group: which it is for; 0 where it is not told */
+	uint32_t instance; /* make, of a device: which GPU's; UINT32_MAX where it cannot be read */
+	uint32_t *
+		object; /* where the handle stands; when made, the driver may have chosen it; map: the memory's */
 	uint32_t *status;     /* where the answer stands */
 	uint64_t bytes;       /* make: of device memory; UINT64_MAX where its size cannot be read */
 	const void *argument; /* control: struct rm_control, dup: struct rm_dup */

@@ -19,7 +19,7 @@ struct hami_object {
 	struct hami_object *next_started, **started; /* not NULL: at work */
 	struct hami_object *subdevice;               /* a device's: one of its children */
 	enum kind kind;
-	int fd;
+	int fd, slice;
 	uint32_t engine;
 };
 
@@ -28,9 +28,11 @@ static struct {
 	struct hami_object **buckets;
 	size_t bucket_count; /* a power of two */
 	size_t count;
-	struct hami_object *started;
-	_Atomic int started_count;
-	_Atomic unsigned int started_ever;
+	struct work {
+		struct hami_object *started;
+		_Atomic int started_count;
+		_Atomic unsigned int started_ever;
+	} work[HAMI_SLICES];
 } objects = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 bool hami_objects_is_client(uint32_t class_id)
@@ -150,15 +152,16 @@ static void take_off(struct hami_object *o)
 
 static bool start(struct hami_object *o)
 {
-	if (o->started)
+	if (o->started || o->slice < 0)
 		return false;
-	o->next_started = objects.started;
+	struct work *work = &objects.work[o->slice];
+	o->next_started = work->started;
 	if (o->next_started)
 		o->next_started->started = &o->next_started;
-	o->started = &objects.started;
-	objects.started = o;
-	objects.started_count++;
-	objects.started_ever++;
+	o->started = &work->started;
+	work->started = o;
+	work->started_count++;
+	work->started_ever++;
 	return true;
 }
 
@@ -169,11 +172,11 @@ static void stop(struct hami_object *o)
 	*o->started = o->next_started;
 	if (o->next_started)
 		o->next_started->started = o->started;
-	objects.started_count--;
+	objects.work[o->slice].started_count--;
 }
 
-/* Forgets `o`, which has no children. Returns the bytes of the memory that belongs to it. */
-static uint64_t bury(struct hami_object *o)
+/* Forgets `o`, which has no children, and the memory that belongs to it. */
+static void bury(struct hami_object *o, struct hami_sums *sums)
 {
 	struct hami_object **at = &objects.buckets[bucket_of(o->key)];
 	while (*at != o)
@@ -182,73 +185,85 @@ static uint64_t bury(struct hami_object *o)
 	objects.count--;
 	take_off(o);
 	stop(o);
-	uint64_t bytes = o->kind == DEVICE || o->kind == SUBDEVICE ? hami_table_take_owner(o->key) : 0;
+	if (o->kind == DEVICE || o->kind == SUBDEVICE)
+		hami_table_take_owner(o->key, sums);
 	free(o);
-	return bytes;
 }
 
 /* Forgets `o` and all below it. The depth is the driver's: client, device, group, channel. */
-static uint64_t bury_tree(struct hami_object *o)
+static void bury_tree(struct hami_object *o, struct hami_sums *sums)
 {
-	uint64_t bytes = 0;
 	while (o->children)
-		bytes += bury_tree(o->children);
-	return bytes + bury(o);
+		bury_tree(o->children, sums);
+	bury(o, sums);
 }
 
-uint64_t hami_objects_free(uint64_t key)
+void hami_objects_free(uint64_t key, struct hami_sums *sums)
 {
 	bool client = (uint32_t)key == key >> 32;
+	*sums = (struct hami_sums){0};
 	pthread_mutex_lock(&objects.lock);
 	struct hami_object *o = find(key);
-	uint64_t bytes = o ? bury_tree(o) : 0;
+	if (o)
+		bury_tree(o, sums);
 	if (client)
-		bytes += hami_table_take_client((uint32_t)key);
+		hami_table_take_client((uint32_t)key, sums);
 	pthread_mutex_unlock(&objects.lock);
-	return bytes;
 }
 
-void hami_objects_add(struct hami_object *o, int fd, uint32_t class_id, uint64_t parent, uint64_t key,
-		      uint32_t engine)
+void hami_objects_add(struct hami_object *o, const struct hami_made *made)
 {
-	o->key = key;
-	o->kind = kind_of(class_id);
-	o->fd = fd;
-	o->engine = engine;
+	const uint32_t client = (uint32_t)(made->key >> 32);
+	struct hami_sums gone = {0}; /* stays charged until the process ends */
+	o->key = made->key;
+	o->kind = kind_of(made->class_id);
+	o->fd = made->fd;
+	o->engine = made->engine;
 	pthread_mutex_lock(&objects.lock);
-	struct hami_object *stale = find(key);
+	struct hami_object *stale = find(o->key);
 	if (stale)
-		bury_tree(stale); /* its client went with its descriptor */
-	struct hami_object *above = o->kind == CLIENT ? NULL : find(parent);
+		bury_tree(stale, &gone); /* its client went with its descriptor */
+	struct hami_object *above = o->kind == CLIENT ? NULL : find(made->parent);
 	if (!above && o->kind != CLIENT)
-		above = find(hami_object_key((uint32_t)(key >> 32), (uint32_t)(key >> 32)));
+		above = find(hami_object_key(client, client));
+	o->slice = o->kind == DEVICE || !above ? made->slice : above->slice;
 	put(o);
 	if (above)
 		hang_below(o, above);
 	pthread_mutex_unlock(&objects.lock);
 }
 
-bool hami_objects_start(uint64_t key, bool surely)
+int hami_objects_slice(uint64_t key)
 {
-	bool fresh = false;
+	pthread_mutex_lock(&objects.lock);
+	const struct hami_object *o = find(key);
+	int slice = o ? o->slice : -1;
+	pthread_mutex_unlock(&objects.lock);
+	return slice;
+}
+
+int hami_objects_start(uint64_t key, bool surely)
+{
+	int fresh = -1;
 	pthread_mutex_lock(&objects.lock);
 	struct hami_object *o = find(key);
 	if (o && o->kind == CHANNEL && o->parent && o->parent->kind == GROUP)
 		o = o->parent;
-	if (o && (o->kind == GROUP || o->kind == CHANNEL) && (surely || o->engine <= RM_ENGINE_COMPUTE_LAST))
-		fresh = start(o);
+	if (o && (o->kind == GROUP || o->kind == CHANNEL) &&
+	    (surely || o->engine <= RM_ENGINE_COMPUTE_LAST) && start(o))
+		fresh = o->slice;
 	pthread_mutex_unlock(&objects.lock);
 	return fresh;
 }
 
-int hami_objects_started(void)
+int hami_objects_started(unsigned int slice)
 {
-	return objects.started_count;
+	return objects.work[slice].started_count;
 }
 
-unsigned int hami_objects_started_ever(void)
+unsigned int hami_objects_started_ever(unsigned int slice)
 {
-	return objects.started_ever;
+	return objects.work[slice].started_ever;
 }
 
 /* Returns the subdevice below the same device as group or channel `o`. */
@@ -260,10 +275,10 @@ static const struct hami_object *subdevice_of(const struct hami_object *o)
 }
 
 /* Counts the groups at work, or the channels below them, and writes them to `list` unless it is NULL. */
-static long collect(bool channels, struct hami_target *list)
+static long collect(const struct work *work, bool channels, struct hami_target *list)
 {
 	long count = 0;
-	for (const struct hami_object *g = objects.started; g; g = g->next_started) {
+	for (const struct hami_object *g = work->started; g; g = g->next_started) {
 		const struct hami_object *s = subdevice_of(g);
 		bool whole = !channels || g->kind == CHANNEL;
 		for (const struct hami_object *o = whole ? g : g->children; o; o = whole ? NULL : o->next) {
@@ -278,38 +293,40 @@ static long collect(bool channels, struct hami_target *list)
 	return count;
 }
 
-static struct hami_target *snapshot(bool channels, long *count)
+static struct hami_target *snapshot(unsigned int slice, bool channels, long *count)
 {
+	const struct work *work = &objects.work[slice];
 	struct hami_target *list = NULL;
 	pthread_mutex_lock(&objects.lock);
-	*count = collect(channels, NULL);
+	*count = collect(work, channels, NULL);
 	if (*count && (list = malloc((size_t)*count * sizeof *list)))
-		collect(channels, list);
+		collect(work, channels, list);
 	else if (*count)
 		*count = -1;
 	pthread_mutex_unlock(&objects.lock);
 	return list;
 }
 
-struct hami_target *hami_objects_channels(long *count)
+struct hami_target *hami_objects_channels(unsigned int slice, long *count)
 {
-	return snapshot(true, count);
+	return snapshot(slice, true, count);
 }
 
-struct hami_target *hami_objects_groups(long *count)
+struct hami_target *hami_objects_groups(unsigned int slice, long *count)
 {
-	return snapshot(false, count);
+	return snapshot(slice, false, count);
 }
 
 void hami_objects_forked(void)
 {
 	hami_lock_renew(&objects.lock);
-	if (!objects.buckets && !objects.bucket_count && !objects.count && !objects.started &&
-	    !objects.started_count)
+	if (!objects.buckets && !objects.bucket_count && !objects.count)
 		return;
 	/* Leaves the parent's objects as they are: another thread may have been changing them. */
 	objects.buckets = NULL;
 	objects.bucket_count = objects.count = 0;
-	objects.started = NULL;
-	objects.started_count = 0;
+	for (unsigned int i = 0; i < HAMI_SLICES; i++) {
+		objects.work[i].started = NULL;
+		objects.work[i].started_count = 0;
+	}
 }

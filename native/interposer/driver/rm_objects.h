@@ -2,6 +2,7 @@
 /*
  * The resource manager's objects of this process that matter for pausing, as a tree below each client, found
  * by handle whatever their number. Memory objects are in the table (base/table.h), by the same keys.
+ * A device is on the GPU of a slice, and so is all below it.
  *
  * Thread-safe, not async-signal-safe: one lock, never held over an ioctl; the table's locks are taken inside
  * it. A forked child starts with none: its descriptors are the parent's clients.
@@ -11,6 +12,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "base/table.h"
 
 struct hami_object;
 
@@ -27,20 +30,28 @@ bool hami_objects_is_work(uint32_t class_id);
 struct hami_object *hami_object_new(void);
 void hami_object_drop(struct hami_object *object);
 
-/* Adds the object. `fd` owns the client: controls must go through it. `engine`: a group's, 0 when unknown. */
-void hami_objects_add(struct hami_object *object, int fd, uint32_t class_id, uint64_t parent, uint64_t key,
-		      uint32_t engine);
-/* Forgets the object and all below it. Returns the bytes that were charged for memory below it. */
-uint64_t hami_objects_free(uint64_t key);
+/* What there is to know of a new object. */
+struct hami_made {
+	int fd; /* owns the client: controls must go through it */
+	uint32_t class_id;
+	uint32_t engine; /* a group's; 0 when unknown */
+	int slice;       /* a device's; -1: on no slice's GPU */
+	uint64_t parent, key;
+};
+void hami_objects_add(struct hami_object *object, const struct hami_made *made);
+/* Forgets the object and all below it. Sets *sums to what was charged for memory below it. */
+void hami_objects_free(uint64_t key, struct hami_sums *sums);
+/* Returns the slice of the device that the object is, or lies below; -1 where there is none, or it is not known. */
+int hami_objects_slice(uint64_t key);
 
 /*
  * Marks a group, or a channel, as at work on the compute engine: from now on it is paused with the others.
- * `surely`: whatever engine its group is for. True when it was not marked before.
+ * `surely`: whatever engine its group is for. Returns its slice when it was not marked before, else -1.
  */
-bool hami_objects_start(uint64_t key, bool surely);
-/* Return how many groups (and channels without one) are at work; how many ever were. */
-int hami_objects_started(void);
-unsigned int hami_objects_started_ever(void);
+int hami_objects_start(uint64_t key, bool surely);
+/* Return how many groups (and channels without one) of a slice are at work; how many ever were. */
+int hami_objects_started(unsigned int slice);
+unsigned int hami_objects_started_ever(unsigned int slice);
 
 /* Where a control goes, and what it names: a channel or a group. */
 struct hami_target {
@@ -48,11 +59,11 @@ struct hami_target {
 	uint32_t client, subdevice, object;
 };
 /*
- * Return all channels, or all groups, at work; NULL with *count 0 when there is none, -1 when memory cannot
+ * Return all channels, or all groups, of a slice at work; NULL with *count 0 when there is none, -1 when memory cannot
  * be had. Those that one control may name together are neighbours in the list. The caller frees it.
  */
-struct hami_target *hami_objects_channels(long *count);
-struct hami_target *hami_objects_groups(long *count);
+struct hami_target *hami_objects_channels(unsigned int slice, long *count);
+struct hami_target *hami_objects_groups(unsigned int slice, long *count);
 
 /* In a forked child: forgets all objects, whose lock another thread may have held. */
 void hami_objects_forked(void);

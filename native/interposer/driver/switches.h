@@ -3,7 +3,7 @@
  * When the GPU's compute engine took on a context and when it let it go, as the resource manager records it for any
  * user (docs/adr/045-the-gpus-own-scheduler.md): exactly for this process; of other users without saying whose.
  *
- * For one thread, the keeper's: no lock. Not async-signal-safe.
+ * For one thread of each slice, its keeper's: no lock. Not async-signal-safe.
  */
 #ifndef HAMI_SWITCHES_H
 #define HAMI_SWITCHES_H
@@ -19,7 +19,7 @@
  * Begins to record, through a descriptor and client of this process; `target` as from hami_objects_channels().
  * 0, or -errno when the driver does not, or when this process does not know its number there (a PID namespace).
  */
-int hami_switches_open(const struct hami_target *target);
+int hami_switches_open(unsigned int slice, const struct hami_target *target);
 /* The timeslices of this process and of another who shares alike, ns; and the other's if nobody shortens it. */
 struct hami_lengths {
 	int64_t own_slice, others_slice, others_longest;
@@ -29,8 +29,8 @@ struct hami_lengths {
  * hami_clock_shared(), and adds to *stays. Returns how many switches; -ESTALE when the client has gone: open again.
  * -ENODATA when records were lost.
  */
-long hami_switches_read(struct hami_switch *list, size_t most, const struct hami_lengths *lengths,
-			struct hami_stays *stays);
+long hami_switches_read(unsigned int slice, struct hami_switch *list, size_t most,
+			const struct hami_lengths *lengths, struct hami_stays *stays);
 /* In a forked child: forgets the parent's. */
 void hami_switches_forked(void);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hooks of initialisation, device size, and contexts: only the granted GPU takes a context. */
+/* Hooks of initialisation, device size, and contexts: only the GPUs of the slices take a context. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -7,8 +7,11 @@
 #include "base/log.h"
 #include "base/secure.h"
 #include "driver/access.h"
+#include "limits/charge.h"
 #include "limits/ending.h"
+#include "limits/hold.h"
 #include "limits/outstanding.h"
+#include "limits/swap.h"
 #include "region/glance.h"
 #include "region/process.h"
 #include "region/times.h"
@@ -17,6 +20,7 @@ static pthread_once_t end = PTHREAD_ONCE_INIT;
 
 static void at_end(void)
 {
+	hami_swap_end();
 	hami_ending();
 	hami_outstanding_end();
 }
@@ -37,9 +41,10 @@ CUresult CUDAAPI cuInit(unsigned int flags)
 	if (!real)
 		return HAMI_REFUSED;
 	hami_process_before_driver();
+	hami_swap_prepare();
 	CUresult result = real->cuInit(flags);
 	if (result == CUDA_SUCCESS) {
-		hami_find_device(real);
+		hami_find_devices(real);
 		pthread_once(&end, watch_end);
 	}
 	return result;
@@ -51,23 +56,27 @@ CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 	if (!real)
 		return HAMI_REFUSED;
 	CUresult result = real->cuDeviceTotalMem_v2(bytes, device);
-	if (result == CUDA_SUCCESS && hami_device_granted(device)) {
+	int slice = hami_slice_of_device(device);
+	if (result == CUDA_SUCCESS && slice >= 0) {
 		struct hami_view view;
-		hami_region_view(hami_region(), &view);
+		hami_region_view(hami_slice_region((unsigned int)slice), &view);
 		if (view.limit < *bytes)
 			*bytes = (size_t)view.limit;
 	}
 	return result;
 }
 
-static const char primary = 0; /* its address names the primary context */
+static const char primary = 0; /* its address names the primary context of each slice's device */
 
-/* Refuses any GPU but the granted one. */
-static CUresult admit(const struct real_cuda *real, CUdevice device)
+/* Refuses any GPU but those of the slices, and a process more than may use the slice. Sets *slice. */
+static CUresult admit(const struct real_cuda *real, CUdevice device, unsigned int *slice)
 {
 	CUuuid uuid;
-	if (hami_device_granted(device))
-		return CUDA_SUCCESS;
+	int its = hami_slice_of_device(device);
+	if (its >= 0) {
+		*slice = (unsigned int)its;
+		return hami_slice_join(*slice) ? HAMI_REFUSED : CUDA_SUCCESS;
+	}
 	CUresult result = real->cuDeviceGetUuid_v2(&uuid, device);
 	if (hami_is_secure())
 		hami_refuse_secure();
@@ -75,12 +84,12 @@ static CUresult admit(const struct real_cuda *real, CUdevice device)
 }
 
 /*
- * Returns whether memory was charged. A context takes memory, so if nothing was charged after the first one,
- * this driver gets its memory in a way that the interposer does not see, and the limit would not hold.
+ * Returns whether memory was charged on the slice. A context takes memory, so if nothing was charged after the first
+ * one, this driver gets its memory in a way that the interposer does not see, and the limit would not hold.
  */
-static bool fenced(void)
+static bool fenced(unsigned int slice)
 {
-	if (hami_region_own(hami_region()))
+	if (hami_region_own(hami_slice_region(slice)))
 		return true;
 	hami_log(0, "this driver's requests for memory are not understood, so its memory cannot be limited "
 		    "and the GPU stays closed; tell the administrator: hami-hpc doctor\n");
@@ -88,15 +97,17 @@ static bool fenced(void)
 }
 
 /* Destroys a new context whose memory was not charged. */
-static CUresult keep_if_fenced(const struct real_cuda *real, CUresult result, const CUcontext *context)
+static CUresult keep_if_fenced(const struct real_cuda *real, unsigned int slice, CUresult result,
+			       const CUcontext *context)
 {
-	if (result == CUDA_SUCCESS && !fenced()) {
+	if (result == CUDA_SUCCESS && !fenced(slice)) {
 		real->cuCtxDestroy_v2(*context);
 		return HAMI_REFUSED;
 	}
 	if (result == CUDA_SUCCESS) {
-		hami_region_note_context(hami_region());
-		hami_outstanding_add(*context, *context);
+		hami_region_note_context(hami_slice_region(slice));
+		hami_outstanding_add(slice, *context, *context);
+		hami_swap_begin();
 	}
 	return result;
 }
@@ -108,12 +119,13 @@ static CUresult keep_if_fenced(const struct real_cuda *real, CUresult result, co
 		return HAMI_REFUSED;                                                                         \
 	if (!real->name)                                                                                     \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
-	CUresult result = admit(real, device);                                                               \
+	unsigned int slice;                                                                                  \
+	CUresult result = admit(real, device, &slice);                                                       \
 	if (result != CUDA_SUCCESS)                                                                          \
 		return result;                                                                               \
-	hami_outstanding_make(true);                                                                         \
-	result = keep_if_fenced(real, real->name(__VA_ARGS__), context);                                     \
-	hami_outstanding_make(false);                                                                        \
+	hami_outstanding_make(slice, true);                                                                  \
+	result = keep_if_fenced(real, slice, real->name(__VA_ARGS__), context);                              \
+	hami_outstanding_make(slice, false);                                                                 \
 	return result
 
 CUresult CUDAAPI cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
@@ -138,20 +150,22 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	const struct real_cuda *real = hami_cuda();
 	if (!real)
 		return HAMI_REFUSED;
-	CUresult result = admit(real, device);
+	unsigned int slice;
+	CUresult result = admit(real, device, &slice);
 	if (result != CUDA_SUCCESS)
 		return result;
-	hami_outstanding_make(true);
+	hami_outstanding_make(slice, true);
 	result = real->cuDevicePrimaryCtxRetain(context, device);
-	if (result == CUDA_SUCCESS && !fenced()) {
+	if (result == CUDA_SUCCESS && !fenced(slice)) {
 		real->cuDevicePrimaryCtxRelease_v2(device);
 		result = HAMI_REFUSED;
 	}
 	if (result == CUDA_SUCCESS) {
-		hami_region_note_context(hami_region());
-		hami_outstanding_add(*context, &primary);
+		hami_region_note_context(hami_slice_region(slice));
+		hami_outstanding_add(slice, *context, &primary);
+		hami_swap_begin();
 	}
-	hami_outstanding_make(false);
+	hami_outstanding_make(slice, false);
 	return result;
 }
 
@@ -162,8 +176,11 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 		return HAMI_REFUSED;                                                                         \
 	if (!real->name)                                                                                     \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
+	hami_hold_enter(HAMI_HOLD_WORK);                                                                     \
 	hami_outstanding_remove(key);                                                                        \
-	return real->name(__VA_ARGS__)
+	CUresult result = real->name(__VA_ARGS__);                                                           \
+	hami_hold_leave(HAMI_HOLD_WORK);                                                                     \
+	return result
 
 CUresult CUDAAPI cuCtxDestroy(CUcontext context)
 {
@@ -186,13 +203,15 @@ static CUresult released(const struct real_cuda *real, CUdevice device, bool res
 {
 	unsigned int flags;
 	int active = 0;
-	if (!hami_device_granted(device))
+	int slice = hami_slice_of_device(device);
+	if (slice < 0)
 		return result;
 	if (!real->cuDevicePrimaryCtxGetState ||
 	    real->cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS)
 		active = 0;
 	/* One that was reset has none of its events, retained or not. */
-	hami_outstanding_leave(&primary, false, !active || (reset && result == CUDA_SUCCESS));
+	hami_outstanding_leave((unsigned int)slice, &primary, false,
+			       !active || (reset && result == CUDA_SUCCESS));
 	return result;
 }
 
@@ -203,9 +222,13 @@ static CUresult released(const struct real_cuda *real, CUdevice device, bool res
 		return HAMI_REFUSED;                                                                         \
 	if (!real->name)                                                                                     \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
-	if (hami_device_granted(device))                                                                     \
-		hami_outstanding_leave(&primary, true, false);                                               \
-	return released(real, device, reset, real->name(device))
+	int slice = hami_slice_of_device(device);                                                            \
+	hami_hold_enter(HAMI_HOLD_WORK);                                                                     \
+	if (slice >= 0)                                                                                      \
+		hami_outstanding_leave((unsigned int)slice, &primary, true, false);                          \
+	CUresult result = released(real, device, reset, real->name(device));                                 \
+	hami_hold_leave(HAMI_HOLD_WORK);                                                                     \
+	return result
 
 CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice device)
 {
@@ -236,12 +259,15 @@ CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources
 		return HAMI_REFUSED;
 	if (!real->cuGreenCtxCreate)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	hami_outstanding_make(true);
+	int slice = hami_slice_of_device(device);
+	if (slice < 0) /* it has no primary context: the driver's own error */
+		return real->cuGreenCtxCreate(green, resources, device, flags);
+	hami_outstanding_make((unsigned int)slice, true);
 	CUresult result = real->cuGreenCtxCreate(green, resources, device, flags);
 	if (result == CUDA_SUCCESS && real->cuCtxFromGreenCtx &&
 	    real->cuCtxFromGreenCtx(&context, *green) == CUDA_SUCCESS)
-		hami_outstanding_add(context, *green);
-	hami_outstanding_make(false);
+		hami_outstanding_add((unsigned int)slice, context, *green);
+	hami_outstanding_make((unsigned int)slice, false);
 	return result;
 }
 

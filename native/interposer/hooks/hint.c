@@ -38,7 +38,7 @@ EXPORTED int hami_hint_end(void)
 		return -EINVAL;
 	int64_t took = hami_clock_steady() - hint.begun;
 	hint.begun = 0;
-	hami_region_add_request(hami_region(), (uint64_t)took, hint.deadline_us);
+	hami_region_add_request(hami_latency_region(), (uint64_t)took, hint.deadline_us);
 	return 0;
 }
 

@@ -5,20 +5,29 @@
  * work.
  */
 #include <errno.h>
+#include <limits.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/secure.h"
 #include "base/table.h"
 #include "driver/libc.h"
+#include "driver/movable.h"
 #include "driver/rm_forms.h"
+#include "driver/rm_gpu.h"
 #include "driver/rm_objects.h"
 #include "limits/channels.h"
 #include "limits/charge.h"
+#include "limits/hold.h"
 #include "limits/share.h"
+#include "region/process.h"
 #include "rm_abi.h"
+
+#define UVM_NAME "/nvidia-uvm"
 
 static int refuse(const struct hami_rm_request *r)
 {
@@ -41,19 +50,39 @@ static void put_memory(struct hami_entry entry, const struct hami_rm_request *r)
 		hami_log(0, "no memory to remember an allocation; it stays charged until the process ends\n");
 }
 
+/* Returns the slice of an object; -1 when it is on no slice's GPU. With one slice, everything is its. */
+static int slice_of(uint32_t client, uint32_t object)
+{
+	return hami_slice_count() > 1 ? hami_objects_slice(hami_object_key(client, object)) : 0;
+}
+
+/* The same for an object that has just been made: a device's, which those below it inherit. */
+static int slice_of_new(int fd, const struct hami_rm_request *r)
+{
+	if (hami_slice_count() <= 1)
+		return 0;
+	return r->class_id == RM_CLASS_DEVICE ? hami_rm_gpu_slice(fd, r->client, r->instance) : -1;
+}
+
 static int watch_memory(int fd, unsigned long request, void *argument, const struct hami_rm_request *r)
 {
-	if (hami_memory_charge(r->bytes))
+	int slice = slice_of(r->client, r->parent);
+	if (slice < 0 || hami_memory_charge(hami_only((unsigned int)slice), r->bytes))
 		return refuse(r);
+	const uint32_t slices = hami_only((unsigned int)slice);
 	hami_table_expect(hami_object_key(r->client, *r->object));
+	struct hami_movable asked;
+	const bool moves = hami_movable_tracked() && hami_movable_read(request, argument, &asked);
 	int rc = hami_real_ioctl()(fd, request, argument);
 	int saved = errno;
 	if (!rc && !*r->status) {
-		put_memory((struct hami_entry){.bytes = r->bytes}, r);
+		put_memory((struct hami_entry){.bytes = r->bytes, .slices = slices}, r);
+		if (moves)
+			hami_movable_made(fd, *r->object, &asked);
 	} else {
-		hami_memory_release(r->bytes);
+		hami_memory_release(slices, r->bytes);
 		if (!rc && *r->status == RM_NO_MEMORY)
-			hami_memory_lacking(r->bytes);
+			hami_memory_lacking(slices, r->bytes);
 	}
 	errno = saved;
 	return rc;
@@ -65,6 +94,8 @@ static int watch_object(int fd, unsigned long request, void *argument, const str
 		hami_refuse_secure();
 		return refuse(r);
 	}
+	if (hami_objects_is_work(r->class_id) && slice_of(r->client, r->parent) < 0)
+		return refuse(r);
 	struct hami_object *object = hami_object_new();
 	if (!object) {
 		hami_log(0, "no memory to remember a channel by, which could then not be paused; "
@@ -73,13 +104,26 @@ static int watch_object(int fd, unsigned long request, void *argument, const str
 	}
 	int rc = hami_real_ioctl()(fd, request, argument);
 	int saved = errno;
-	if (!rc && !*r->status)
-		hami_objects_add(object, fd, r->class_id, hami_object_key(r->client, r->parent), key_of(r),
-				 r->engine);
-	else
+	if (!rc && !*r->status) {
+		struct hami_made made = {.fd = fd,
+					 .class_id = r->class_id,
+					 .engine = r->engine,
+					 .parent = hami_object_key(r->client, r->parent),
+					 .key = key_of(r),
+					 .slice = slice_of_new(fd, r)};
+		hami_objects_add(object, &made);
+	} else {
 		hami_object_drop(object);
+	}
 	errno = saved;
 	return rc;
+}
+
+static void unmake_object(uint64_t key)
+{
+	struct hami_sums sums;
+	hami_objects_free(key, &sums);
+	hami_memory_release_sums(&sums);
 }
 
 static int watch_unmake(int fd, unsigned long request, void *argument, const struct hami_rm_request *r)
@@ -88,10 +132,13 @@ static int watch_unmake(int fd, unsigned long request, void *argument, const str
 	int rc = hami_real_ioctl()(fd, request, argument);
 	int saved = errno;
 	if (!rc && !*r->status) {
+		if (hami_movable_tracked())
+			hami_movable_gone((uint32_t)(key >> 32), (uint32_t)key);
 		struct hami_entry memory = hami_table_take(key);
-		uint64_t bytes = memory.key ? memory.bytes : hami_objects_free(key);
-		if (bytes)
-			hami_memory_release(bytes);
+		if (memory.key)
+			hami_memory_release((uint32_t)memory.slices, memory.bytes);
+		else
+			unmake_object(key);
 	}
 	errno = saved;
 	return rc;
@@ -105,6 +152,8 @@ static int watch_dup(int fd, unsigned long request, void *argument, const struct
 {
 	const struct rm_dup *d = r->argument;
 	struct hami_entry copy;
+	if (hami_movable_tracked())
+		hami_movable_fix(d->client_from, d->object_from);
 	int shared = hami_table_share(hami_object_key(d->client_from, d->object_from), &copy);
 	if (shared == -ENOMEM) {
 		hami_log(0, "no memory to remember an allocation's second handle by; it is refused\n");
@@ -115,7 +164,7 @@ static int watch_dup(int fd, unsigned long request, void *argument, const struct
 	if (!shared && !rc && !*r->status)
 		put_memory(copy, r);
 	else if (!shared)
-		hami_memory_release(hami_table_unshare(&copy));
+		hami_memory_release((uint32_t)copy.slices, hami_table_unshare(&copy));
 	errno = saved;
 	return rc;
 }
@@ -125,16 +174,73 @@ static int watch_control(int fd, unsigned long request, void *argument, const st
 	const struct rm_control *c = r->argument;
 	bool timeslice = c->command == RM_GROUP_SET_TIMESLICE && c->size == sizeof(uint64_t) && c->params;
 	bool work = timeslice || c->command == RM_GROUP_SCHEDULE || c->command == RM_CHANNEL_SCHEDULE;
-	uint64_t wanted = hami_channels_wanted_timeslice();
+	int slice = timeslice ? slice_of(c->client, c->object) : -1;
+	uint64_t wanted = slice < 0 ? 0 : hami_channels_wanted_timeslice((unsigned int)slice);
 	if (timeslice && wanted)
 		memcpy((void *)(uintptr_t)c->params, &wanted, sizeof wanted);
 	int rc = hami_real_ioctl()(fd, request, argument);
 	int saved = errno;
 	/* libcuda sets a timeslice on its compute group and on no other. */
-	if (work && !rc && !c->status && hami_objects_start(hami_object_key(c->client, c->object), timeslice))
-		hami_share_begin();
+	int begun = work && !rc && !c->status
+			    ? hami_objects_start(hami_object_key(c->client, c->object), timeslice)
+			    : -1;
+	if (begun >= 0)
+		hami_share_begin((unsigned int)begun);
 	errno = saved;
 	return rc;
+}
+
+static bool is_uvm(int fd)
+{
+	char link[32], path[PATH_MAX];
+	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+	ssize_t length = readlink(link, path, sizeof path);
+	const ssize_t name = sizeof UVM_NAME - 1;
+	return length >= name && memcmp(path + length - name, UVM_NAME, (size_t)name) == 0;
+}
+
+/* Follows how memory that may be moved is mapped. */
+static int watch_uvm(int fd, unsigned long request, void *argument)
+{
+	hami_hold_enter(HAMI_HOLD_MEMORY);
+	const struct uvm_free before =
+		*(const struct uvm_free *)argument; /* base and length come first in all three */
+	int rc = hami_real_ioctl()(fd, request, argument);
+	int saved = errno;
+	if (!rc && is_uvm(fd)) {
+		if (request == UVM_MAP_EXTERNAL)
+			hami_movable_mapped(fd, argument);
+		else
+			hami_movable_unmapped(before.base, before.length);
+	}
+	hami_hold_leave(HAMI_HOLD_MEMORY);
+	errno = saved;
+	return rc;
+}
+
+static int watch(int fd, unsigned long request, void *argument, const struct hami_rm_request *r)
+{
+	switch (r->kind) {
+	case HAMI_RM_MAKE:
+		if (r->bytes)
+			return watch_memory(fd, request, argument, r);
+		if (hami_objects_keep(r->class_id))
+			return watch_object(fd, request, argument, r);
+		break;
+	case HAMI_RM_UNMAKE:
+		return watch_unmake(fd, request, argument, r);
+	case HAMI_RM_DUP:
+		return watch_dup(fd, request, argument, r);
+	case HAMI_RM_CONTROL:
+		return watch_control(fd, request, argument, r);
+	case HAMI_RM_MAP:
+		if (hami_movable_tracked())
+			hami_movable_fix(r->client, *r->object);
+		break;
+	case HAMI_RM_OTHER:
+		break;
+	}
+	return hami_real_ioctl()(fd, request, argument);
 }
 
 __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, ...)
@@ -143,24 +249,18 @@ __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, 
 	va_start(arguments, request);
 	void *argument = va_arg(arguments, void *);
 	va_end(arguments);
+	const bool tracked = hami_movable_tracked();
+	if (tracked && argument &&
+	    (request == UVM_MAP_EXTERNAL || request == UVM_UNMAP_EXTERNAL || request == UVM_FREE))
+		return watch_uvm(fd, request, argument);
 	if (_IOC_TYPE(request) != 'F' || !argument)
 		return hami_real_ioctl()(fd, request, argument);
 	const struct hami_rm_request r = hami_rm_read(request, argument);
-	switch (r.kind) {
-	case HAMI_RM_MAKE:
-		if (r.bytes)
-			return watch_memory(fd, request, argument, &r);
-		if (hami_objects_keep(r.class_id))
-			return watch_object(fd, request, argument, &r);
-		break;
-	case HAMI_RM_UNMAKE:
-		return watch_unmake(fd, request, argument, &r);
-	case HAMI_RM_DUP:
-		return watch_dup(fd, request, argument, &r);
-	case HAMI_RM_CONTROL:
-		return watch_control(fd, request, argument, &r);
-	case HAMI_RM_OTHER:
-		break;
-	}
-	return hami_real_ioctl()(fd, request, argument);
+	const bool holds = tracked && (r.kind == HAMI_RM_UNMAKE || (r.kind == HAMI_RM_MAKE && r.bytes));
+	if (holds)
+		hami_hold_enter(HAMI_HOLD_MEMORY);
+	int rc = watch(fd, request, argument, &r);
+	if (holds)
+		hami_hold_leave(HAMI_HOLD_MEMORY);
+	return rc;
 }

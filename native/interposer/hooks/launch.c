@@ -14,11 +14,12 @@
 	const struct real_cuda *real = hami_cuda();                                                          \
 	if (__builtin_expect(!real, 0))                                                                      \
 		return HAMI_REFUSED;                                                                         \
-	if (__builtin_expect(atomic_load_explicit(&hami_launch_flag, memory_order_relaxed), 0)) {            \
+	if (__builtin_expect(atomic_load_explicit(&hami_launch_flag, memory_order_relaxed) != 0, 0)) {       \
 		int64_t begun = hami_launch_slow((void *)(stream), per_thread);                              \
 		CUresult result = real->name ? real->name(__VA_ARGS__) : CUDA_ERROR_NOT_SUPPORTED;           \
 		if (begun)                                                                                   \
 			hami_latency_launched(begun, result == CUDA_SUCCESS);                                \
+		hami_launch_slow_end((void *)(stream), per_thread);                                          \
 		return hami_mps_seen(result);                                                                \
 	}                                                                                                    \
 	return real->name ? hami_mps_seen(real->name(__VA_ARGS__)) : CUDA_ERROR_NOT_SUPPORTED

@@ -37,10 +37,16 @@ static int by_address(const void *a, const void *b)
 	return (x->real > y->real) - (x->real < y->real);
 }
 
+/* Puts the pair in its place. Not by qsort(): that allocates, and a sanitizer's allocator may hang in a forked child. */
 static void add_pair(void *real, void *hook)
 {
-	if (real)
-		lookup.pairs[lookup.count++] = (struct pair){real, hook};
+	size_t at = lookup.count;
+	if (!real)
+		return;
+	while (at > 0 && lookup.pairs[at - 1].real > real)
+		at--;
+	memmove(&lookup.pairs[at + 1], &lookup.pairs[at], (lookup.count++ - at) * sizeof *lookup.pairs);
+	lookup.pairs[at] = (struct pair){real, hook};
 }
 
 /* Pairs the functions of a library that has been resolved with their hooks, once. lookup.lock is held. */
@@ -56,7 +62,6 @@ static void add_pairs(const struct real_cuda *cuda, const struct real_nvml *nvml
 #include "hooks.def"
 		lookup.nvml = nvml;
 	}
-	qsort(lookup.pairs, lookup.count, sizeof *lookup.pairs, by_address);
 }
 
 /*

@@ -2,8 +2,8 @@
 /*
  * Hooks of what tells the application how much memory there is, and of managed memory. Device memory is
  * charged where libcuda asks the resource manager for it (ioctl.c); only managed memory is not asked for
- * there, as it can move to the host. It may all be on the device, so all of it is charged when it is
- * allocated.
+ * there, as it can move to the host. It may all be on one device, whichever of those that the process sees, so all of
+ * it is charged on each of them when it is allocated.
  */
 #include <stdatomic.h>
 
@@ -11,6 +11,7 @@
 #include "base/table.h"
 #include "driver/access.h"
 #include "limits/charge.h"
+#include "limits/hold.h"
 #include "region/process.h"
 
 #define BLOCK (2ull << 20) /* the driver's unit of managed memory */
@@ -29,10 +30,11 @@ CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 	if (!real)
 		return HAMI_REFUSED;
 	CUresult result = real->cuMemGetInfo_v2(free_bytes, total_bytes);
-	if (result != CUDA_SUCCESS || !hami_region())
+	int slice = result == CUDA_SUCCESS && hami_region() ? hami_current_slice(real) : -1;
+	if (slice < 0)
 		return result;
 	struct hami_view view;
-	hami_region_view(hami_region(), &view);
+	hami_region_view(hami_slice_region((unsigned int)slice), &view);
 	*total_bytes = smaller(*total_bytes, view.limit);
 	*free_bytes = smaller(*free_bytes, view.free);
 	return result;
@@ -44,14 +46,16 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned 
 	if (!real)
 		return HAMI_REFUSED;
 	uint64_t charge = bytes > UINT64_MAX - BLOCK ? UINT64_MAX : (bytes + BLOCK - 1) / BLOCK * BLOCK;
-	if (hami_memory_charge(charge))
+	const uint32_t visible = hami_slice_count() > 1 ? hami_visible_slices() : 0;
+	const uint32_t slices = visible ? visible : hami_only(0);
+	if (hami_memory_charge(slices, charge))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = real->cuMemAllocManaged(address, bytes, flags);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY)
-		hami_memory_lacking(charge);
+		hami_memory_lacking(slices, charge);
 	if (result != CUDA_SUCCESS)
-		hami_memory_release(charge);
-	else if (!hami_table_put((struct hami_entry){.key = *address, .bytes = charge}))
+		hami_memory_release(slices, charge);
+	else if (!hami_table_put((struct hami_entry){.key = *address, .bytes = charge, .slices = slices}))
 		hami_log(0, "no memory to remember an allocation; it stays charged until the process ends\n");
 	else
 		atomic_fetch_add_explicit(&managed_count, 1, memory_order_relaxed);
@@ -65,6 +69,7 @@ CUresult CUDAAPI cuMemFree_v2(CUdeviceptr address)
 	if (!real)
 		return HAMI_REFUSED;
 	struct hami_entry managed = {0};
+	hami_hold_enter(HAMI_HOLD_WORK);
 	if (address && atomic_load_explicit(&managed_count, memory_order_relaxed))
 		managed = hami_table_take(address);
 	CUresult result = real->cuMemFree_v2(address);
@@ -72,8 +77,9 @@ CUresult CUDAAPI cuMemFree_v2(CUdeviceptr address)
 		hami_table_put(managed);
 	} else if (managed.key) {
 		atomic_fetch_sub_explicit(&managed_count, 1, memory_order_relaxed);
-		hami_memory_release(managed.bytes);
+		hami_memory_release((uint32_t)managed.slices, managed.bytes);
 	}
+	hami_hold_leave(HAMI_HOLD_WORK);
 	return result;
 }
 

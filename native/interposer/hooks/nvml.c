@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hooks of NVML, which show a job its slice: of the granted GPU, the memory that the job may hold and holds,
+ * Hooks of NVML, which show a job its slices: of the GPU of each, the memory that the job may hold and holds,
  * and the job's own processes. For other GPUs, and in processes without limits, NVML answers for itself.
  */
 #include <string.h>
@@ -9,16 +9,15 @@
 #include "driver/resolve.h"
 #include "region/process.h"
 
-/* Returns the region when `device` is the granted GPU, else NULL. */
+/* Returns the region of the slice on `device`; NULL when it is the GPU of none. */
 static struct hami_region *granted(const struct real_nvml *real, nvmlDevice_t device)
 {
 	char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
-	struct hami_region *region = hami_region();
-	if (!region || !real->nvmlDeviceGetUUID ||
-	    real->nvmlDeviceGetUUID(device, uuid, sizeof uuid) != NVML_SUCCESS ||
-	    strcmp(uuid, region->job->gpu_uuid) != 0)
+	if (!hami_region() || !real->nvmlDeviceGetUUID ||
+	    real->nvmlDeviceGetUUID(device, uuid, sizeof uuid) != NVML_SUCCESS)
 		return NULL;
-	return region;
+	int slice = hami_slice_of_uuid(uuid);
+	return slice < 0 ? NULL : hami_slice_region((unsigned int)slice);
 }
 
 nvmlReturn_t DECLDIR nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)

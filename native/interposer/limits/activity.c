@@ -7,22 +7,22 @@
 #include "driver/resolve.h"
 #include "region/process.h"
 
-/* Finds the granted GPU in NVML; false when there is no NVML. */
-static bool granted_device(const struct real_nvml *nvml, nvmlDevice_t *device)
+/* Finds the slice's GPU in NVML; false when there is no NVML. */
+static bool granted_device(const struct real_nvml *nvml, unsigned int slice, nvmlDevice_t *device)
 {
 	return nvml && nvml->nvmlInit_v2 && nvml->nvmlDeviceGetHandleByUUID &&
 	       nvml->nvmlInit_v2() == NVML_SUCCESS &&
-	       nvml->nvmlDeviceGetHandleByUUID(hami_region()->job->gpu_uuid, device) == NVML_SUCCESS;
+	       nvml->nvmlDeviceGetHandleByUUID(hami_slice_uuid(slice), device) == NVML_SUCCESS;
 }
 
-bool hami_gpu_used_lately(void)
+bool hami_gpu_used_lately(unsigned int slice)
 {
 	const struct real_nvml *nvml = hami_resolve_nvml();
 	nvmlDevice_t device;
 	nvmlUtilization_t whole;
 	nvmlProcessUtilizationSample_t samples[256];
 	unsigned int count = sizeof samples / sizeof *samples;
-	if (!granted_device(nvml, &device))
+	if (!granted_device(nvml, slice, &device))
 		return true;
 	if (nvml->nvmlDeviceGetUtilizationRates &&
 	    nvml->nvmlDeviceGetUtilizationRates(device, &whole) == NVML_SUCCESS && whole.gpu == 0)

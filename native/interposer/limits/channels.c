@@ -11,7 +11,7 @@
 #include "rm_abi.h"
 
 static struct {
-	_Atomic uint64_t timeslice_us; /* 0: libcuda's own */
+	_Atomic uint64_t timeslice_us[HAMI_SLICES]; /* 0: libcuda's own */
 } channels;
 
 /*
@@ -46,15 +46,17 @@ static int forget_if_stale(int rc, const struct hami_target *target)
 {
 	if (rc != -ESTALE)
 		return rc;
-	hami_memory_release(hami_objects_free(hami_object_key(target->client, target->client)));
+	struct hami_sums sums;
+	hami_objects_free(hami_object_key(target->client, target->client), &sums);
+	hami_memory_release_sums(&sums);
 	return 0;
 }
 
-static int pause_all(bool paused)
+static int pause_all(unsigned int slice, bool paused)
 {
 	long count;
 	int rc = 0;
-	struct hami_target *targets = hami_objects_channels(&count);
+	struct hami_target *targets = hami_objects_channels(slice, &count);
 	for (long i = 0; i < count;) {
 		const struct hami_target *first = &targets[i];
 		struct rm_disable_channels list = {.disable = paused};
@@ -72,20 +74,20 @@ static int pause_all(bool paused)
 	return count < 0 ? -ENOMEM : rc;
 }
 
-int hami_channels_pause(bool paused)
+int hami_channels_pause(unsigned int slice, bool paused)
 {
-	int rc = pause_all(paused);
+	int rc = pause_all(slice, paused);
 	for (int i = 0; rc == -EAGAIN && i < 3; i++)
-		rc = pause_all(paused);
+		rc = pause_all(slice, paused);
 	return rc;
 }
 
-int hami_channels_timeslice(uint64_t microseconds)
+int hami_channels_timeslice(unsigned int slice, uint64_t microseconds)
 {
 	long count;
 	int rc = 0;
-	channels.timeslice_us = microseconds;
-	struct hami_target *groups = hami_objects_groups(&count);
+	channels.timeslice_us[slice] = microseconds;
+	struct hami_target *groups = hami_objects_groups(slice, &count);
 	for (long i = 0; i < count && microseconds; i++) {
 		uint64_t value = microseconds;
 		int error = send_control(&groups[i], groups[i].object, RM_GROUP_SET_TIMESLICE, &value,
@@ -97,14 +99,14 @@ int hami_channels_timeslice(uint64_t microseconds)
 	return count < 0 ? -ENOMEM : rc;
 }
 
-uint64_t hami_channels_wanted_timeslice(void)
+uint64_t hami_channels_wanted_timeslice(unsigned int slice)
 {
-	return channels.timeslice_us;
+	return channels.timeslice_us[slice];
 }
 
-void hami_channels_resume(void)
+void hami_channels_resume(unsigned int slice)
 {
-	for (int i = 0; hami_channels_pause(false) && hami_objects_started(); i++) {
+	for (int i = 0; hami_channels_pause(slice, false) && hami_objects_started(slice); i++) {
 		struct timespec t = {.tv_sec = i < 100 ? 0 : 1, .tv_nsec = i < 100 ? 10000000 : 0};
 		nanosleep(&t, NULL);
 	}

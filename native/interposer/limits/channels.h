@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two controls on this process's own channels that the share is kept with: pausing them, and setting the
- * timeslice of their group. The driver grants both to any user on his own objects.
+ * The two controls on this process's own channels on a slice's GPU that the share is kept with: pausing them, and
+ * setting the timeslice of their group. The driver grants both to any user on his own objects.
  *
  * Thread-safe, not async-signal-safe. No lock is held over an ioctl; no lock here, so no fork handler.
  */
@@ -14,15 +14,15 @@
  * Pauses (true) or resumes the channels of every compute group. 0, or -errno when the driver refuses; then some of
  * them may be as before. -EAGAIN when that was for channels that have just gone: call again.
  */
-int hami_channels_pause(bool paused);
+int hami_channels_pause(unsigned int slice, bool paused);
 /* Resumes them, however often the driver refuses: every 10 ms, and after a second every second. */
-void hami_channels_resume(void);
+void hami_channels_resume(unsigned int slice);
 /*
  * Sets the timeslice of every compute group now and of those made later, in microseconds; 0 leaves libcuda's.
  * 0, or -errno when the driver refuses.
  */
-int hami_channels_timeslice(uint64_t microseconds);
+int hami_channels_timeslice(unsigned int slice, uint64_t microseconds);
 /* Returns the timeslice that a compute group gets when libcuda asks for one; 0: what libcuda asks for. */
-uint64_t hami_channels_wanted_timeslice(void);
+uint64_t hami_channels_wanted_timeslice(unsigned int slice);
 
 #endif

@@ -32,6 +32,28 @@ static struct {
 	_Atomic int64_t waited; /* how long the last request took, if the application waited for it; else 0 */
 } latency;
 
+/* Asks of all GPUs: nothing is outstanding when nothing is on any. */
+static enum hami_outstanding ask(enum hami_outstanding (*one)(unsigned int slice, int groups))
+{
+	enum hami_outstanding answer = HAMI_NOTHING_OUTSTANDING;
+	for (unsigned int i = 0; i < hami_slice_count(); i++) {
+		enum hami_outstanding its = one(i, hami_objects_started(i));
+		if (its == HAMI_SOMETHING_OUTSTANDING)
+			return its;
+		if (its == HAMI_OUTSTANDING_UNKNOWN)
+			answer = its;
+	}
+	return answer;
+}
+
+struct hami_region *hami_latency_region(void)
+{
+	for (unsigned int i = 1; i < hami_slice_count() && !hami_objects_started_ever(0); i++)
+		if (hami_objects_started_ever(i))
+			return hami_slice_region(i);
+	return hami_region();
+}
+
 static enum hami_outstanding noted(enum hami_outstanding answer)
 {
 	if (answer == HAMI_OUTSTANDING_UNKNOWN)
@@ -45,7 +67,7 @@ static void finish(int64_t begun, int64_t now)
 	if (!atomic_compare_exchange_strong(&hami_latency_begun, &begun, 0) || atomic_load(&latency.ended))
 		return;
 	if (!atomic_load(&latency.spoilt))
-		hami_region_add_request(hami_region(), (uint64_t)(now - begun), 0);
+		hami_region_add_request(hami_latency_region(), (uint64_t)(now - begun), 0);
 	hami_launched_time(true);
 }
 
@@ -72,7 +94,7 @@ void hami_latency_waited(void)
 	int64_t begun = atomic_load(&hami_latency_begun), now = hami_clock_steady();
 	if (!begun)
 		return;
-	enum hami_outstanding answer = noted(hami_outstanding_glance(hami_objects_started()));
+	enum hami_outstanding answer = noted(ask(hami_outstanding_glance));
 	if (answer == HAMI_NOTHING_OUTSTANDING) {
 		atomic_store(&latency.waited, now - begun);
 		finish(begun, now);
@@ -95,7 +117,7 @@ static void catch_up(int64_t now)
 {
 	int64_t none = 0;
 	atomic_store(&latency.spoilt, false);
-	if (hami_outstanding_look(hami_objects_started()) == HAMI_SOMETHING_OUTSTANDING &&
+	if (ask(hami_outstanding_look) == HAMI_SOMETHING_OUTSTANDING &&
 	    atomic_compare_exchange_strong(&hami_latency_begun, &none, now))
 		hami_launched_time(false);
 }
@@ -109,7 +131,7 @@ static void follow(int64_t begun)
 		if (atomic_load(&hami_latency_begun) != begun)
 			return;
 		int64_t now = hami_clock_steady();
-		enum hami_outstanding answer = noted(hami_outstanding_look(hami_objects_started()));
+		enum hami_outstanding answer = noted(ask(hami_outstanding_look));
 		if (answer == HAMI_NOTHING_OUTSTANDING) {
 			finish(begun, now);
 			catch_up(now);
@@ -150,7 +172,7 @@ void hami_latency_watch(void)
 {
 	if (latency.running || !hami_region()->step->latency || atomic_load(&latency.ended))
 		return;
-	int rc = hami_thread(measure);
+	int rc = hami_thread(measure, NULL);
 	latency.running = !rc;
 	if (rc)
 		hami_log(0, "no thread to measure how long requests take (error %d)\n", rc);

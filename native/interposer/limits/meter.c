@@ -13,6 +13,7 @@
 #include "limits/activity.h"
 #include "limits/launched.h"
 #include "limits/probe.h"
+#include "region/process.h"
 
 #define SAMPLES HAMI_USE_SAMPLES
 #define SWITCHES 4096
@@ -21,165 +22,178 @@
 #define LOOK_AGAIN_NS HAMI_NS_PER_S /* for the driver's records, when they could not be had */
 #define LAUNCH_LASTS_NS (2 * HAMI_NS_PER_S)
 
-static struct {
+static struct meter {
 	struct hami_use use;
 	struct hami_sample samples[SAMPLES];
 	size_t sample_count;
 	struct hami_switch own[SAMPLES]; /* without the driver's: when the channels were opened and paused */
 	size_t own_count;
-	bool told;         /* the driver tells the switches */
-	int error;         /* why it does not; said once */
-	int64_t asked;     /* steady: when it was last asked to */
-	int64_t looked;    /* steady: when NVML was last asked */
-	bool used_lately;  /* its answer */
-	int64_t launched;  /* steady: when a launch was last noticed */
-	int64_t paused;    /* since when the channels are; 0: they are open */
-	int64_t resumed;   /* when they were last opened */
-	int64_t contended; /* when others last took the engine from it */
-} meter;
+	bool told;                             /* the driver tells the switches */
+	int error;                             /* why it does not; said once */
+	int64_t asked;                         /* steady: when it was last asked to */
+	int64_t looked;                        /* steady: when NVML was last asked */
+	bool used_lately;                      /* its answer */
+	int64_t launched;                      /* steady: when a launch was last noticed */
+	int64_t paused;                        /* since when the channels are; 0: they are open */
+	int64_t resumed;                       /* when they were last opened */
+	int64_t contended;                     /* when others last took the engine from it */
+	struct hami_switch switches[SWITCHES]; /* of the last read */
+} meters[HAMI_SLICES];
 
-static struct hami_switch switches[SWITCHES];
+static unsigned int slice_of(const struct meter *m)
+{
+	return (unsigned int)(m - meters);
+}
 
 /* Takes the process as on the engine, unless its channels are paused. */
-static void begin(int64_t now)
+static void begin(struct meter *m, int64_t now)
 {
-	hami_use_begin(&meter.use, now);
-	meter.use.on = !meter.paused;
+	hami_use_begin(&m->use, now);
+	m->use.on = !m->paused;
 }
 
 /* Asks the driver to tell the switches, by the first of this process's channels. */
-static void listen(int64_t now)
+static void listen(struct meter *m, int64_t now)
 {
 	long count;
 	int64_t steady = hami_clock_steady();
-	if (meter.told || (meter.asked && steady - meter.asked < LOOK_AGAIN_NS))
+	if (m->told || (m->asked && steady - m->asked < LOOK_AGAIN_NS))
 		return;
-	meter.asked = steady;
-	struct hami_target *targets = hami_objects_channels(&count);
+	m->asked = steady;
+	struct hami_target *targets = hami_objects_channels(slice_of(m), &count);
 	if (count > 0) {
-		int rc = hami_switches_open(&targets[0]);
-		meter.told = rc == 0;
-		if (rc && rc != meter.error)
+		int rc = hami_switches_open(slice_of(m), &targets[0]);
+		m->told = rc == 0;
+		if (rc && rc != m->error)
 			hami_log(
 				1,
-				"the driver does not tell when this process was at work (error %d); beside others "
-				"all of its open time counts\n",
-				-rc);
-		meter.error = rc;
+				"the driver does not tell when this process was at work%s (error %d); beside "
+				"others all of its open time counts\n",
+				hami_slice_place(slice_of(m)), -rc);
+		m->error = rc;
 		if (!rc)
-			begin(now);
+			begin(m, now);
 	}
 	free(targets);
 }
 
-void hami_meter_begin(int64_t now)
+void hami_meter_begin(unsigned int slice, int64_t now)
 {
-	listen(now);
+	struct meter *m = &meters[slice];
+	listen(m, now);
 	static const struct hami_lengths none = {0};
 	struct hami_stays ignored = {0};
-	if (meter.told)
-		hami_switches_read(switches, SWITCHES, &none, &ignored);
-	begin(now);
-	meter.sample_count = meter.own_count = 0;
+	if (m->told)
+		hami_switches_read(slice_of(m), m->switches, SWITCHES, &none, &ignored);
+	begin(m, now);
+	m->sample_count = m->own_count = 0;
 }
 
 /*
  * Where libcuda cannot tell: work is taken as outstanding for two seconds after a launch, and as long as NVML
  * sees some.
  */
-static bool guess(void)
+static bool guess(struct meter *m)
 {
 	int64_t steady = hami_clock_steady();
-	if (hami_launched())
-		meter.launched = steady;
-	if (meter.launched && steady - meter.launched < LAUNCH_LASTS_NS)
+	if (hami_launched(slice_of(m)))
+		m->launched = steady;
+	if (m->launched && steady - m->launched < LAUNCH_LASTS_NS)
 		return true;
-	if (!meter.looked || steady - meter.looked > LOOK_AGAIN_NS) {
-		meter.looked = steady;
-		meter.used_lately = hami_gpu_used_lately();
+	if (!m->looked || steady - m->looked > LOOK_AGAIN_NS) {
+		m->looked = steady;
+		m->used_lately = hami_gpu_used_lately(slice_of(m));
 	}
-	return meter.used_lately;
+	return m->used_lately;
 }
 
-bool hami_meter_sample(int64_t now)
+bool hami_meter_sample(unsigned int slice, int64_t now)
 {
-	enum hami_outstanding answer = hami_probe(hami_objects_started());
+	struct meter *m = &meters[slice];
+	enum hami_outstanding answer = hami_probe(slice, hami_objects_started(slice));
 	bool outstanding =
-		answer == HAMI_OUTSTANDING_UNKNOWN ? guess() : answer == HAMI_SOMETHING_OUTSTANDING;
-	if (meter.sample_count < SAMPLES)
-		meter.samples[meter.sample_count++] =
-			(struct hami_sample){.at = now, .outstanding = outstanding};
+		answer == HAMI_OUTSTANDING_UNKNOWN ? guess(m) : answer == HAMI_SOMETHING_OUTSTANDING;
+	if (m->sample_count < SAMPLES)
+		m->samples[m->sample_count++] = (struct hami_sample){.at = now, .outstanding = outstanding};
 	return outstanding;
 }
 
-void hami_meter_opened(bool open, int64_t now)
+void hami_meter_opened(unsigned int slice, bool open, int64_t now)
 {
-	meter.paused = open ? 0 : now;
-	meter.resumed = open ? now : meter.resumed;
-	if (!meter.told && meter.own_count < SAMPLES)
-		meter.own[meter.own_count++] = (struct hami_switch){.at = now, .on = open};
+	struct meter *m = &meters[slice];
+	m->paused = open ? 0 : now;
+	m->resumed = open ? now : m->resumed;
+	if (!m->told && m->own_count < SAMPLES)
+		m->own[m->own_count++] = (struct hami_switch){.at = now, .on = open};
 }
 
 /*
  * A pause takes the process off the engine, and the driver tells so within PAUSE_NS. Where it does not, that is
  * said here, lest time be counted that nobody can use.
  */
-static long end_paused(long count, int64_t now)
+static long end_paused(struct meter *m, long count, int64_t now)
 {
-	if (meter.paused > now)
-		meter.paused = now - PAUSE_NS - 1; /* the clock was set back */
-	bool on = count ? switches[count - 1].on : meter.use.on;
-	if (on && meter.paused && now - meter.paused > PAUSE_NS && count < SWITCHES)
-		switches[count++] = (struct hami_switch){.at = meter.paused + PAUSE_NS, .on = false};
+	if (m->paused > now)
+		m->paused = now - PAUSE_NS - 1; /* the clock was set back */
+	bool on = count ? m->switches[count - 1].on : m->use.on;
+	if (on && m->paused && now - m->paused > PAUSE_NS && count < SWITCHES)
+		m->switches[count++] = (struct hami_switch){.at = m->paused + PAUSE_NS, .on = false};
 	return count;
 }
 
 /* Notes when the engine was last taken from this process by others: a stay that ended with the channels open. */
-static void note_contention(long count)
+static void note_contention(struct meter *m, long count)
 {
 	for (long i = 0; i < count; i++)
-		if (!switches[i].on && (!meter.paused || switches[i].at < meter.paused) &&
-		    switches[i].at - meter.resumed > PAUSE_NS)
-			meter.contended = switches[i].at;
+		if (!m->switches[i].on && (!m->paused || m->switches[i].at < m->paused) &&
+		    m->switches[i].at - m->resumed > PAUSE_NS)
+			m->contended = m->switches[i].at;
 }
 
-bool hami_meter_contended(int64_t now)
+bool hami_meter_contended(unsigned int slice, int64_t now)
 {
-	return meter.told && now - meter.contended < CONTENDED_NS;
+	struct meter *m = &meters[slice];
+	return m->told && now - m->contended < CONTENDED_NS;
 }
 
-void hami_meter_count(int64_t now, const struct hami_lengths *lengths, struct hami_seen *seen)
+void hami_meter_count(unsigned int slice, int64_t now, const struct hami_lengths *lengths,
+		      struct hami_seen *seen)
 {
-	listen(now);
+	struct meter *m = &meters[slice];
+	listen(m, now);
 	seen->stays = (struct hami_stays){0};
-	seen->samples = (uint32_t)meter.sample_count;
+	seen->samples = (uint32_t)m->sample_count;
 	seen->outstanding = 0;
-	for (size_t i = 0; i < meter.sample_count; i++)
-		seen->outstanding += meter.samples[i].outstanding;
-	long count = meter.told ? hami_switches_read(switches, SWITCHES, lengths, &seen->stays) : 0;
-	if (count >= 0 && meter.told) {
-		note_contention(count);
-		count = end_paused(count, now);
+	for (size_t i = 0; i < m->sample_count; i++)
+		seen->outstanding += m->samples[i].outstanding;
+	long count =
+		m->told ? hami_switches_read(slice_of(m), m->switches, SWITCHES, lengths, &seen->stays) : 0;
+	if (count >= 0 && m->told) {
+		note_contention(m, count);
+		count = end_paused(m, count, now);
 	}
 	if (count <
 	    0) { /* the client has gone, or records were lost: all of the time counts, and begins anew */
-		meter.told = count == -ENODATA;
-		seen->used = hami_use_count(&meter.use, NULL, 0, meter.samples, meter.sample_count, now);
-		begin(now);
+		m->told = count == -ENODATA;
+		seen->used = hami_use_count(&m->use, NULL, 0, m->samples, m->sample_count, now);
+		begin(m, now);
 	} else {
-		const struct hami_switch *list = meter.told ? switches : meter.own;
-		size_t length = meter.told ? (size_t)count : meter.own_count;
-		meter.use.saves = meter.told;
-		seen->used = hami_use_count(&meter.use, list, length, meter.samples, meter.sample_count, now);
+		const struct hami_switch *list = m->told ? m->switches : m->own;
+		size_t length = m->told ? (size_t)count : m->own_count;
+		m->use.saves = m->told;
+		seen->used = hami_use_count(&m->use, list, length, m->samples, m->sample_count, now);
 	}
-	meter.sample_count = meter.own_count = 0;
+	m->sample_count = m->own_count = 0;
 }
 
 void hami_meter_forked(void)
 {
-	if (!meter.told && !meter.asked)
-		return;
-	meter.told = false;
-	meter.asked = meter.paused = 0;
-	meter.sample_count = meter.own_count = 0;
+	for (unsigned int i = 0; i < HAMI_SLICES; i++) {
+		struct meter *m = &meters[i];
+		if (!m->told && !m->asked)
+			continue;
+		m->told = false;
+		m->asked = m->paused = 0;
+		m->sample_count = m->own_count = 0;
+	}
 }

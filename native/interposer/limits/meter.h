@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Measures how much of the GPU's time this process uses: by the engine's switches where the driver tells them,
+ * Measures how much of the time of a slice's GPU this process uses: by the engine's switches where the driver tells them,
  * else by when its channels were open; and by samples of whether work is outstanding.
  *
- * For one thread, the keeper's: no lock. Not async-signal-safe. Times in ns of hami_clock_shared().
+ * For one thread of each slice, its keeper's: no lock. Not async-signal-safe. Times in ns of hami_clock_shared().
  */
 #ifndef HAMI_METER_H
 #define HAMI_METER_H
@@ -13,18 +13,19 @@
 #include "driver/switches.h"
 
 /* Begins at `now`. Call again after an idle time that is not to be counted. */
-void hami_meter_begin(int64_t now);
+void hami_meter_begin(unsigned int slice, int64_t now);
 /* Takes a sample. Returns whether work is outstanding; true where that cannot be known. */
-bool hami_meter_sample(int64_t now);
+bool hami_meter_sample(unsigned int slice, int64_t now);
 /* The channels were opened, or paused. */
-void hami_meter_opened(bool open, int64_t now);
+void hami_meter_opened(unsigned int slice, bool open, int64_t now);
 /*
  * Sets what happened since the last call: what this process used, its samples, and who stayed on the engine. Of
  * *seen it leaves `elapsed` and `held_back` alone.
  */
-void hami_meter_count(int64_t now, const struct hami_lengths *lengths, struct hami_seen *seen);
+void hami_meter_count(unsigned int slice, int64_t now, const struct hami_lengths *lengths,
+		      struct hami_seen *seen);
 /* Returns whether others have interrupted this process in the last HAMI_ROUND_NS or so; false when not told. */
-bool hami_meter_contended(int64_t now);
+bool hami_meter_contended(unsigned int slice, int64_t now);
 /* In a forked child. */
 void hami_meter_forked(void);
 

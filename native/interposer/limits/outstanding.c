@@ -7,9 +7,12 @@
 
 #include "base/clock.h"
 #include "base/lock.h"
+#include "base/table.h"
 #include "driver/access.h"
+#include "region/process.h"
 
 #define END_NS 200000000l
+#define OTHERS_NS 5000000l
 #define GLANCE_NS 100000l /* a look of another thread takes some 10 us */
 
 struct known {
@@ -22,7 +25,7 @@ struct known {
 	uint64_t made; /* its number among all: an entry of the same key may take its place */
 };
 
-static struct {
+static struct contexts {
 	pthread_mutex_t lock;
 	struct known *list;
 	size_t count, room;
@@ -34,119 +37,152 @@ static struct {
 	uint64_t made;
 	const void *asked; /* the key of the context that libcuda is being asked about, without the lock */
 	pthread_cond_t answered;
-	_Atomic bool ended;
-} known = {.lock = PTHREAD_MUTEX_INITIALIZER, .answered = PTHREAD_COND_INITIALIZER};
+} contexts[HAMI_SLICES] = {
+	[0 ... HAMI_SLICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER, .answered = PTHREAD_COND_INITIALIZER}};
 
-static bool leaving(const void *key)
+static _Atomic bool ended; /* libcuda is asked nothing any more */
+
+static bool leaving(const struct contexts *c, const void *key)
 {
-	return known.leaving && known.leaving_key == key;
+	return c->leaving && c->leaving_key == key;
 }
 
 /* Waits until libcuda is not being asked about a context; NULL: about none. The lock is held. */
-static void wait_for_answer(const void *key)
+static void wait_for_answer(struct contexts *c, const void *key)
 {
-	while (known.asked && (!key || known.asked == key))
-		pthread_cond_wait(&known.answered, &known.lock);
+	while (c->asked && (!key || c->asked == key))
+		pthread_cond_wait(&c->answered, &c->lock);
 }
 
-/* Takes the lock when libcuda is being asked about nothing. Returns false, without it, after `most` ns. */
-static bool lock_unasked(long most)
+static struct timespec after(long ns)
 {
-	struct timespec until;
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_nsec += most;
-	until.tv_sec += until.tv_nsec / HAMI_NS_PER_S;
-	until.tv_nsec %= HAMI_NS_PER_S;
-	if (pthread_mutex_timedlock(&known.lock, &until))
+	struct timespec t;
+	clock_gettime(CLOCK_REALTIME, &t);
+	t.tv_nsec += ns;
+	t.tv_sec += t.tv_nsec / HAMI_NS_PER_S;
+	t.tv_nsec %= HAMI_NS_PER_S;
+	return t;
+}
+
+/* Takes the lock when libcuda is being asked about nothing. Returns false, without it, at `until`. */
+static bool lock_unasked(struct contexts *c, const struct timespec *until)
+{
+	if (pthread_mutex_timedlock(&c->lock, until))
 		return false;
-	while (known.asked)
-		if (pthread_cond_timedwait(&known.answered, &known.lock, &until)) {
-			pthread_mutex_unlock(&known.lock);
+	while (c->asked)
+		if (pthread_cond_timedwait(&c->answered, &c->lock, until)) {
+			pthread_mutex_unlock(&c->lock);
 			return false;
 		}
 	return true;
 }
 
-void hami_outstanding_add(CUcontext context, const void *key)
+void hami_outstanding_add(unsigned int slice, CUcontext context, const void *key)
 {
-	pthread_mutex_lock(&known.lock);
+	struct contexts *c = &contexts[slice];
+	pthread_mutex_lock(&c->lock);
 	size_t i = 0;
-	while (i < known.count && known.list[i].key != key)
+	while (i < c->count && c->list[i].key != key)
 		i++;
-	if (i == known.count && known.count == known.room) {
-		size_t room = known.room ? 2 * known.room : 8;
-		struct known *list = realloc(known.list, room * sizeof *list);
-		known.incomplete = known.incomplete || !list;
+	if (i == c->count && c->count == c->room) {
+		size_t room = c->room ? 2 * c->room : 8;
+		struct known *list = realloc(c->list, room * sizeof *list);
+		c->incomplete = c->incomplete || !list;
 		if (list) {
-			known.list = list;
-			known.room = room;
+			c->list = list;
+			c->room = room;
 		}
 	}
-	if (i == known.count && known.count < known.room)
-		known.list[known.count++] =
-			(struct known){.key = key, .context = context, .made = ++known.made};
-	else if (i < known.count && (leaving(key) || known.list[i].context != context))
-		known.list[i] = (struct known){.key = key, .context = context, .made = ++known.made};
-	if (i < known.count)
-		known.list[i].anew = true;
-	pthread_mutex_unlock(&known.lock);
+	if (i == c->count && c->count < c->room)
+		c->list[c->count++] = (struct known){.key = key, .context = context, .made = ++c->made};
+	else if (i < c->count && (leaving(c, key) || c->list[i].context != context))
+		c->list[i] = (struct known){.key = key, .context = context, .made = ++c->made};
+	if (i < c->count)
+		c->list[i].anew = true;
+	pthread_mutex_unlock(&c->lock);
 }
 
-void hami_outstanding_make(bool begins)
+void hami_outstanding_make(unsigned int slice, bool begins)
 {
-	pthread_mutex_lock(&known.lock);
-	known.making = begins ? known.making + 1 : known.making - (known.making > 0);
-	pthread_mutex_unlock(&known.lock);
+	struct contexts *c = &contexts[slice];
+	pthread_mutex_lock(&c->lock);
+	c->making = begins ? c->making + 1 : c->making - (c->making > 0);
+	pthread_mutex_unlock(&c->lock);
+}
+
+static void remove_from(struct contexts *c, const void *key)
+{
+	pthread_mutex_lock(&c->lock);
+	wait_for_answer(c, key);
+	for (size_t i = 0; i < c->count; i++)
+		if (c->list[i].key == key) {
+			c->list[i] = c->list[--c->count];
+			break;
+		}
+	pthread_mutex_unlock(&c->lock);
 }
 
 void hami_outstanding_remove(const void *key)
 {
-	pthread_mutex_lock(&known.lock);
-	wait_for_answer(key);
-	for (size_t i = 0; i < known.count; i++)
-		if (known.list[i].key == key) {
-			known.list[i] = known.list[--known.count];
-			break;
-		}
-	pthread_mutex_unlock(&known.lock);
+	for (unsigned int i = 0; i < hami_slice_count(); i++)
+		remove_from(&contexts[i], key);
 }
 
-void hami_outstanding_leave(const void *key, bool begins, bool gone)
+void hami_outstanding_leave(unsigned int slice, const void *key, bool begins, bool gone)
 {
-	pthread_mutex_lock(&known.lock);
-	known.leaving += begins ? 1 : -1;
-	known.leaving_key = key;
+	struct contexts *c = &contexts[slice];
+	pthread_mutex_lock(&c->lock);
+	c->leaving += begins ? 1 : -1;
+	c->leaving_key = key;
 	if (begins)
-		wait_for_answer(key);
-	for (size_t i = 0; i < known.count; i++) {
-		struct known *k = &known.list[i];
+		wait_for_answer(c, key);
+	for (size_t i = 0; i < c->count; i++) {
+		struct known *k = &c->list[i];
 		if (k->key != key)
 			continue;
-		if (begins && known.leaving == 1) {
+		if (begins && c->leaving == 1) {
 			k->anew = false;
 		} else if (!begins && gone && !k->anew) {
-			*k = known.list[--known.count];
+			*k = c->list[--c->count];
 			break;
 		}
 	}
-	pthread_mutex_unlock(&known.lock);
+	pthread_mutex_unlock(&c->lock);
+}
+
+/*
+ * Lets libcuda answer what it is being asked, as long as that takes on the GPU of the capture. A recording of another
+ * GPU's context does not spoil it, and may take as long as that GPU's work, which may wait for what is captured now.
+ */
+static void capture(struct contexts *c, bool begins, bool own)
+{
+	const struct timespec until = after(OTHERS_NS);
+	pthread_mutex_lock(&c->lock);
+	c->captures += begins ? 1 : c->captures > 0 ? -1 : 0;
+	if (begins && own)
+		wait_for_answer(c, NULL);
+	while (begins && !own && c->asked)
+		if (pthread_cond_timedwait(&c->answered, &c->lock, &until))
+			break;
+	pthread_mutex_unlock(&c->lock);
 }
 
 void hami_outstanding_capture(bool begins)
 {
-	pthread_mutex_lock(&known.lock);
-	known.captures += begins ? 1 : known.captures > 0 ? -1 : 0;
-	if (begins)
-		wait_for_answer(NULL);
-	pthread_mutex_unlock(&known.lock);
+	const struct real_cuda *real = hami_resolved_cuda();
+	const int own = real ? hami_current_slice(real) : -1;
+	for (unsigned int i = 0; i < hami_slice_count(); i++)
+		capture(&contexts[i], begins, own < 0 || (unsigned int)own == i);
 }
 
 void hami_outstanding_end(void)
 {
-	known.ended = true;
+	const struct timespec until = after(END_NS);
+	ended = true;
 	/* Lets a recording that is being made end, unless that takes as long as what the GPU runs. */
-	if (lock_unasked(END_NS))
-		pthread_mutex_unlock(&known.lock);
+	for (unsigned int i = 0; i < hami_slice_count(); i++)
+		if (lock_unasked(&contexts[i], &until))
+			pthread_mutex_unlock(&contexts[i].lock);
 }
 
 /* Makes the event that stands for the context's work. */
@@ -184,33 +220,33 @@ static enum hami_outstanding ask(const struct real_cuda *real, struct known *k)
  * Asks about the context of one entry. The lock is held, but not while libcuda is asked: whoever makes an end of this
  * context, or begins a capture, waits, and nobody else. Entries may move meanwhile, and another may take its place.
  */
-static enum hami_outstanding ask_unlocked(const struct real_cuda *real, size_t i)
+static enum hami_outstanding ask_unlocked(struct contexts *c, const struct real_cuda *real, size_t i)
 {
-	struct known one = known.list[i];
-	if (leaving(one.key))
+	struct known one = c->list[i];
+	if (leaving(c, one.key))
 		return HAMI_OUTSTANDING_UNKNOWN;
-	known.asked = one.key;
-	pthread_mutex_unlock(&known.lock);
+	c->asked = one.key;
+	pthread_mutex_unlock(&c->lock);
 	enum hami_outstanding answer = ask(real, &one);
-	pthread_mutex_lock(&known.lock);
-	known.asked = NULL;
-	pthread_cond_broadcast(&known.answered);
-	for (size_t j = 0; j < known.count; j++)
-		if (known.list[j].made == one.made) {
-			one.anew = known.list[j].anew;
-			known.list[j] = one;
+	pthread_mutex_lock(&c->lock);
+	c->asked = NULL;
+	pthread_cond_broadcast(&c->answered);
+	for (size_t j = 0; j < c->count; j++)
+		if (c->list[j].made == one.made) {
+			one.anew = c->list[j].anew;
+			c->list[j] = one;
 		}
 	return answer;
 }
 
-/* Asks of all contexts. known.lock is held. */
-static enum hami_outstanding ask_all(const struct real_cuda *real, int groups)
+/* Asks of all contexts of a slice. Its lock is held. */
+static enum hami_outstanding ask_all(struct contexts *c, const struct real_cuda *real, int groups)
 {
 	enum hami_outstanding answer = HAMI_NOTHING_OUTSTANDING;
-	if (known.captures || known.incomplete || (size_t)groups > known.count + known.making)
+	if (c->captures || c->incomplete || (size_t)groups > c->count + c->making)
 		answer = HAMI_OUTSTANDING_UNKNOWN;
-	for (size_t i = 0; i < known.count && !known.ended && !known.captures; i++) {
-		enum hami_outstanding one = ask_unlocked(real, i);
+	for (size_t i = 0; i < c->count && !ended && !c->captures; i++) {
+		enum hami_outstanding one = ask_unlocked(c, real, i);
 		if (one == HAMI_SOMETHING_OUTSTANDING) {
 			answer = one;
 			break;
@@ -221,47 +257,64 @@ static enum hami_outstanding ask_all(const struct real_cuda *real, int groups)
 	return answer;
 }
 
-static enum hami_outstanding look(int groups, bool waits)
+static enum hami_outstanding look(struct contexts *c, int groups, bool waits)
 {
 	const struct real_cuda *real = hami_resolved_cuda();
 	if (!real || !real->cuCtxRecordEvent || !real->cuEventQuery || !real->cuCtxPushCurrent_v2 ||
 	    !real->cuCtxPopCurrent_v2)
 		return HAMI_OUTSTANDING_UNKNOWN;
-	if (known.ended) /* NVML is not asked any more either */
+	if (ended) /* NVML is not asked any more either */
 		return HAMI_SOMETHING_OUTSTANDING;
 	/* One at a time: the events are one set. */
 	if (waits) {
-		pthread_mutex_lock(&known.lock);
-		wait_for_answer(NULL);
-	} else if (!lock_unasked(GLANCE_NS)) {
-		return HAMI_SOMETHING_OUTSTANDING;
+		pthread_mutex_lock(&c->lock);
+		wait_for_answer(c, NULL);
+	} else {
+		const struct timespec until = after(GLANCE_NS);
+		if (!lock_unasked(c, &until))
+			return HAMI_SOMETHING_OUTSTANDING;
 	}
-	enum hami_outstanding answer = ask_all(real, groups);
-	pthread_mutex_unlock(&known.lock);
+	enum hami_outstanding answer = ask_all(c, real, groups);
+	pthread_mutex_unlock(&c->lock);
 	return answer;
 }
 
-enum hami_outstanding hami_outstanding_look(int groups)
+enum hami_outstanding hami_outstanding_look(unsigned int slice, int groups)
 {
-	return look(groups, true);
+	return look(&contexts[slice], groups, true);
 }
 
-enum hami_outstanding hami_outstanding_glance(int groups)
+enum hami_outstanding hami_outstanding_glance(unsigned int slice, int groups)
 {
-	return look(groups, false);
+	return look(&contexts[slice], groups, false);
+}
+
+CUcontext hami_outstanding_only(unsigned int slice)
+{
+	struct contexts *c = &contexts[slice];
+	pthread_mutex_lock(&c->lock);
+	CUcontext only = c->count == 1 && !c->making && !c->incomplete ? c->list[0].context : NULL;
+	pthread_mutex_unlock(&c->lock);
+	return only;
+}
+
+static void forget(struct contexts *c)
+{
+	hami_lock_renew(&c->lock);
+	if (c->asked) { /* by a thread that the child has not */
+		c->asked = NULL;
+		c->answered = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+	}
+	if (!c->list && !c->count && !c->captures && !c->making && !c->incomplete)
+		return;
+	c->list = NULL; /* the parent's: another thread may have been changing it */
+	c->count = c->room = c->making = 0;
+	c->captures = c->leaving = 0;
+	c->incomplete = false;
 }
 
 void hami_outstanding_forked(void)
 {
-	hami_lock_renew(&known.lock);
-	if (known.asked) { /* by a thread that the child has not */
-		known.asked = NULL;
-		known.answered = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
-	}
-	if (!known.list && !known.count && !known.captures && !known.making && !known.incomplete)
-		return;
-	known.list = NULL; /* the parent's: another thread may have been changing it */
-	known.count = known.room = known.making = 0;
-	known.captures = known.leaving = 0;
-	known.incomplete = false;
+	for (unsigned int i = 0; i < HAMI_SLICES; i++)
+		forget(&contexts[i]);
 }

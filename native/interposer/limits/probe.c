@@ -10,72 +10,78 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/table.h"
 
 #define PATIENCE_NS 5000000ll
 
-static struct {
+static struct probe {
 	bool running;           /* the thread exists in this process */
 	_Atomic uint32_t asked; /* futex: 1 from the question to the answer */
 	_Atomic int groups;
 	_Atomic int answer;
-} probe;
+} probes[HAMI_SLICES];
 
-static void wait_while(uint32_t value, const struct timespec *most)
+static void wait_while(struct probe *probe, uint32_t value, const struct timespec *most)
 {
-	syscall(SYS_futex, &probe.asked, FUTEX_WAIT_PRIVATE, value, most, NULL, 0);
+	syscall(SYS_futex, &probe->asked, FUTEX_WAIT_PRIVATE, value, most, NULL, 0);
 }
 
-static void set_asked(uint32_t value)
+static void set_asked(struct probe *probe, uint32_t value)
 {
-	atomic_store(&probe.asked, value);
-	syscall(SYS_futex, &probe.asked, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+	atomic_store(&probe->asked, value);
+	syscall(SYS_futex, &probe->asked, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-static void *answer(void *unused)
+static void *answer(void *of_slice)
 {
+	struct probe *probe = of_slice;
+	const unsigned int slice = (unsigned int)(probe - probes);
 	pthread_setname_np(pthread_self(), "hami-probe");
 	for (;;) {
-		while (!atomic_load(&probe.asked))
-			wait_while(0, NULL);
-		atomic_store(&probe.answer, (int)hami_outstanding_look(atomic_load(&probe.groups)));
-		set_asked(0);
+		while (!atomic_load(&probe->asked))
+			wait_while(probe, 0, NULL);
+		atomic_store(&probe->answer, (int)hami_outstanding_look(slice, atomic_load(&probe->groups)));
+		set_asked(probe, 0);
 	}
-	return unused;
+	return NULL;
 }
 
 /* Signals are blocked as in the keeper, which starts it. */
-static bool start(void)
+static bool start(struct probe *probe)
 {
 	pthread_t thread;
 	pthread_attr_t attributes;
 	pthread_attr_init(&attributes);
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstacksize(&attributes, 1 << 20); /* libcuda is called on it */
-	probe.running = pthread_create(&thread, &attributes, answer, NULL) == 0;
+	probe->running = pthread_create(&thread, &attributes, answer, probe) == 0;
 	pthread_attr_destroy(&attributes);
-	return probe.running;
+	return probe->running;
 }
 
-enum hami_outstanding hami_probe(int groups)
+enum hami_outstanding hami_probe(unsigned int slice, int groups)
 {
-	if (!probe.running && !start())
-		return hami_outstanding_look(groups);
-	if (atomic_load(&probe.asked)) /* before, and not answered yet */
+	struct probe *probe = &probes[slice];
+	if (!probe->running && !start(probe))
+		return hami_outstanding_look(slice, groups);
+	if (atomic_load(&probe->asked)) /* before, and not answered yet */
 		return HAMI_SOMETHING_OUTSTANDING;
-	atomic_store(&probe.groups, groups);
-	set_asked(1);
-	for (int64_t end = hami_clock_steady() + PATIENCE_NS, left; atomic_load(&probe.asked);) {
+	atomic_store(&probe->groups, groups);
+	set_asked(probe, 1);
+	for (int64_t end = hami_clock_steady() + PATIENCE_NS, left; atomic_load(&probe->asked);) {
 		if ((left = end - hami_clock_steady()) <= 0)
 			return HAMI_SOMETHING_OUTSTANDING;
-		wait_while(1, &(struct timespec){.tv_nsec = left});
+		wait_while(probe, 1, &(struct timespec){.tv_nsec = left});
 	}
-	return (enum hami_outstanding)atomic_load(&probe.answer);
+	return (enum hami_outstanding)atomic_load(&probe->answer);
 }
 
 void hami_probe_forked(void)
 {
-	if (!probe.running)
-		return;
-	probe.running = false;
-	atomic_store(&probe.asked, 0);
+	for (unsigned int i = 0; i < HAMI_SLICES; i++) {
+		if (!probes[i].running)
+			continue;
+		probes[i].running = false;
+		atomic_store(&probes[i].asked, 0);
+	}
 }

@@ -13,6 +13,17 @@ struct budget {
 	uint64_t *hits; /* counts how often it shuts; NULL: nobody counts */
 };
 
+/* Returns the credit by which to decide. */
+static int64_t deciding(const struct budget *b, int64_t credit, bool shut, const struct hami_spent *spent)
+{
+	return credit + (spent->in_step ? hami_budget_in_step(shut, spent->duty, b->cap) : 0);
+}
+
+static bool contended(const struct hami_spent *spent)
+{
+	return spent->contended && !spent->in_step;
+}
+
 /*
  * Returns the word after this process's use, and the credit that it leaves. The clock is read after the word: what is
  * further ahead of it than a budget can be is a user's own number, not another process's later look.
@@ -23,7 +34,8 @@ static uint64_t next(const struct budget *b, uint64_t word, const struct hami_sp
 		.since = spent->since, .now = spent->clock(), .used = spent->used, .several = b->several};
 	int64_t full_at = hami_budget_use((int64_t)(word & ~SHUT), &count, b->cap);
 	*credit = hami_budget_credit(full_at, count.now, b->several, b->cap);
-	bool shut = hami_budget_shut(*credit, word & SHUT, spent->contended, b->cap);
+	bool shut = hami_budget_shut(deciding(b, *credit, word & SHUT, spent), word & SHUT, contended(spent),
+				     b->cap);
 	return ((uint64_t)full_at & ~SHUT) | (shut ? SHUT : 0);
 }
 
@@ -39,7 +51,8 @@ static bool spend(const struct budget *b, const struct hami_spent *spent, int64_
 					      __ATOMIC_ACQUIRE));
 	if (!(before & SHUT) && (after & SHUT) && b->hits)
 		__atomic_fetch_add(b->hits, 1, __ATOMIC_RELAXED);
-	int64_t until = hami_budget_wait(credit, after & SHUT, spent->contended, b->cap);
+	int64_t until = hami_budget_wait(deciding(b, credit, after & SHUT, spent), after & SHUT,
+					 contended(spent), b->cap);
 	*wait = until < *wait ? until : *wait;
 	return after & SHUT;
 }

@@ -9,7 +9,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/table.h"
 #include "region/trust.h"
+
+#define ENDING ".limits" /* of the names of records */
 
 /* Maps the record `name` in directory `dir`; both must be root's. */
 static int map_limits(const struct hami_viewer *viewer, int dir, const char *name,
@@ -35,7 +38,8 @@ static int map_limits(const struct hami_viewer *viewer, int dir, const char *nam
 		return rc;
 	const struct hami_limits *limits = map;
 	if (limits->magic != HAMI_LIMITS_MAGIC || limits->abi_version != HAMI_ABI_VERSION ||
-	    limits->record_size != sizeof *limits || !memchr(limits->gpu_uuid, 0, sizeof limits->gpu_uuid))
+	    limits->record_size != sizeof *limits || !memchr(limits->gpu_uuid, 0, sizeof limits->gpu_uuid) ||
+	    !memchr(limits->device_uuid, 0, sizeof limits->device_uuid))
 		rc = -EPROTO;
 	else if (!hami_viewer_is(viewer, limits->uid))
 		rc = -EPERM;
@@ -75,21 +79,44 @@ fail:
 	return rc;
 }
 
-/* Maps both limits records, which must be of one job, and of the one that the directory's name says. */
-static int map_records(struct hami_region *region, int dir, const char *directory, const char *name)
+/* Writes the name of a slice's record, of which slice 0's is `name`. */
+static int name_of(const char *name, unsigned int slice, char *out, size_t size)
+{
+	const char *end = strstr(name, ENDING);
+	if (slice && (!end || end[sizeof ENDING - 1]))
+		return -EINVAL;
+	int n = slice ? snprintf(out, size, "%.*s.%u" ENDING, (int)(end - name), name, slice)
+		      : snprintf(out, size, "%s", name);
+	return n < (int)size ? 0 : -ENAMETOOLONG;
+}
+
+/* Maps both limits records of a slice, which must be of one job, and of the one that the directory's name says. */
+static int map_records(struct hami_region *region, int dir, const char *directory, const char *name,
+		       unsigned int slice)
 {
 	struct hami_viewer viewer;
 	const char *slash = strrchr(directory, '/');
-	char number[16];
+	char number[16], of_job[32], of_step[256];
 	int rc = hami_viewer_read(&viewer);
 	if (!rc)
 		rc = hami_viewer_trusts(&viewer, dir);
 	if (!rc)
-		rc = map_limits(&viewer, dir, HAMI_FILE_JOB_LIMITS, &region->job);
+		rc = name_of(HAMI_FILE_JOB_LIMITS, slice, of_job, sizeof of_job);
 	if (!rc)
-		rc = map_limits(&viewer, dir, name, &region->step);
+		rc = name_of(name, slice, of_step, sizeof of_step);
+	if (!rc)
+		rc = map_limits(&viewer, dir, of_job, &region->job);
+	if (!rc)
+		rc = map_limits(&viewer, dir, of_step, &region->step);
 	if (rc)
 		return rc;
+	if (region->job->slice_index != slice || region->step->slice_index != slice)
+		return -EXDEV;
+	if (region->job->slice_count > HAMI_SLICES || (slice && slice >= region->job->slice_count))
+		return -EPROTO;
+	if (region->step->mode != region->job->mode ||
+	    (region->step->mode == HAMI_MODE_MIG && !region->step->device_uuid[0]))
+		return -EPROTO;
 	if (region->step->job_id != region->job->job_id ||
 	    strcmp(region->step->gpu_uuid, region->job->gpu_uuid) != 0)
 		return -EPROTO;
@@ -99,7 +126,7 @@ static int map_records(struct hami_region *region, int dir, const char *director
 	return 0;
 }
 
-int hami_region_open(struct hami_region *region, const char *limits_path)
+int hami_region_open(struct hami_region *region, const char *limits_path, unsigned int slice)
 {
 	*region = (struct hami_region){.fd = -1, .slot = -1, .join = PTHREAD_MUTEX_INITIALIZER};
 	const char *slash = strrchr(limits_path, '/');
@@ -107,15 +134,17 @@ int hami_region_open(struct hami_region *region, const char *limits_path)
 		return -EINVAL;
 	char directory[sizeof region->usage_path];
 	int length = (int)(slash - limits_path);
-	int n = snprintf(region->usage_path, sizeof region->usage_path, "%.*s/" HAMI_FILE_USAGE, length,
-			 limits_path);
+	int n = slice ? snprintf(region->usage_path, sizeof region->usage_path,
+				 "%.*s/" HAMI_FILE_SLICE_USAGE_FORMAT, length, limits_path, slice)
+		      : snprintf(region->usage_path, sizeof region->usage_path, "%.*s/" HAMI_FILE_USAGE,
+				 length, limits_path);
 	if (n >= (int)sizeof region->usage_path)
 		return -ENAMETOOLONG;
 	snprintf(directory, sizeof directory, "%.*s", length, limits_path);
 	int dir = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (dir < 0)
 		return -errno;
-	int rc = map_records(region, dir, directory, slash + 1);
+	int rc = map_records(region, dir, directory, slash + 1, slice);
 	close(dir);
 	if (!rc)
 		rc = map_usage(region);

@@ -9,17 +9,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "region/slots.h"
+
 #define CONTENDED 0x80000000u /* in usage.lock: somebody sleeps */
 #define SPINS 200
 #define PATIENCE_NS 2000000 /* how long a waiter sleeps before it asks whether the owner lives */
-
-/*
- * For words that somebody reads without the lock, to show or to plan by: never torn, and no order promised.
- * Writers hold the lock, so PLUS needs no atomic addition.
- */
-#define PEEK(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
-#define POKE(word, value) __atomic_store_n(&(word), value, __ATOMIC_RELAXED)
-#define PLUS(word, value) POKE(word, (word) + (value))
 
 static int slot_lock(int fd, int command, uint32_t slot, struct flock *lock)
 {
@@ -41,44 +35,19 @@ static bool slot_alive(const struct hami_region *region, uint32_t slot)
 	return lock.l_type != F_UNLCK;
 }
 
+#define LIMIT_TRIES 100000 /* about a millisecond */
+
+/* Root may be killed while the record's sequence is odd, and nobody waits for that: a limit is one aligned word. */
 static uint64_t limit_bytes(const struct hami_limits *limits)
 {
-	for (;;) {
+	uint64_t bytes = 0;
+	for (int tries = 0; tries < LIMIT_TRIES; tries++) {
 		uint64_t before = __atomic_load_n(&limits->sequence, __ATOMIC_ACQUIRE);
-		uint64_t bytes = __atomic_load_n(&limits->mem_limit_bytes, __ATOMIC_ACQUIRE);
+		bytes = __atomic_load_n(&limits->mem_limit_bytes, __ATOMIC_ACQUIRE);
 		if (!(before & 1) && before == __atomic_load_n(&limits->sequence, __ATOMIC_ACQUIRE))
-			return bytes;
+			break;
 	}
-}
-
-/* Returns the slot's step; NULL when a user wrote another number there. Reads the number once. */
-static struct hami_usage_step *step_of(struct hami_usage_file *u, const struct hami_usage_slot *slot)
-{
-	uint32_t row = __atomic_load_n(&slot->step_row, __ATOMIC_RELAXED);
-	return row < HAMI_USAGE_STEP_COUNT ? &u->steps[row] : NULL;
-}
-
-/* Computes the sums from the slots: the dead owner of the lock may not have finished them. */
-static void recompute(struct hami_usage_file *u)
-{
-	uint64_t total = 0;
-	uint32_t processes = 0;
-	for (uint32_t i = 0; i < HAMI_USAGE_STEP_COUNT; i++) {
-		POKE(u->steps[i].used_bytes, 0);
-		POKE(u->steps[i].processes, 0);
-	}
-	for (uint32_t i = 0; i < HAMI_USAGE_SLOT_COUNT; i++) {
-		const struct hami_usage_slot *s = &u->slots[i];
-		struct hami_usage_step *step = step_of(u, s);
-		if (s->state != 1 || !step)
-			continue;
-		total += s->used_bytes;
-		PLUS(step->used_bytes, s->used_bytes);
-		PLUS(step->processes, 1);
-		processes++;
-	}
-	POKE(u->head.used_bytes, total);
-	POKE(u->head.processes, processes);
+	return bytes;
 }
 
 static int futex(uint32_t *word, int op, uint32_t value, const struct timespec *timeout)
@@ -117,7 +86,7 @@ static int wait_for_lock(struct hami_region *region, uint32_t *word, uint32_t mi
 			continue;
 		if (__atomic_compare_exchange_n(word, &seen, mine | CONTENDED, false, __ATOMIC_ACQUIRE,
 						__ATOMIC_RELAXED)) {
-			recompute(region->usage);
+			hami_slots_recompute(region->usage);
 			return 0;
 		}
 	}
@@ -146,64 +115,11 @@ static void unlock_region(struct hami_region *region)
 		futex(word, FUTEX_WAKE, 1, NULL);
 }
 
-/* Sets up a slot that holds nothing yet. The lock is held. */
-static void fill(struct hami_usage_slot *s, uint32_t state, uint32_t pid, uint32_t row)
-{
-	POKE(s->pid, pid);
-	POKE(s->step_row, row);
-	POKE(s->used_bytes, 0);
-	POKE(s->gpu_busy_ns, 0);
-	POKE(s->throttled_ns, 0);
-	s->peak_bytes = 0;
-	s->reserved = 0;
-	POKE(s->state, state);
-}
-
-/* Moves the slot's totals to the head and returns its memory. The lock is held. */
-static void clear_slot(struct hami_usage_file *u, struct hami_usage_slot *s)
-{
-	if (s->state != 1)
-		return;
-	u->head.reclaimed_bytes += s->used_bytes;
-	u->head.gpu_busy_ns += s->gpu_busy_ns;
-	u->head.throttled_ns += s->throttled_ns;
-	PLUS(u->head.used_bytes, -s->used_bytes);
-	PLUS(u->head.processes, -1u);
-	struct hami_usage_step *step = step_of(u, s);
-	if (step) {
-		PLUS(step->used_bytes, -s->used_bytes);
-		PLUS(step->processes, -1u);
-	}
-	fill(s, 0, 0, 0);
-}
-
 static void sweep(struct hami_region *region)
 {
 	for (uint32_t i = 0; i < HAMI_USAGE_SLOT_COUNT; i++)
 		if (region->usage->slots[i].state && !slot_alive(region, i))
-			clear_slot(region->usage, &region->usage->slots[i]);
-}
-
-/* Returns the row of this step, or makes it one; UINT32_MAX when all are taken. The lock is held. */
-static uint32_t step_row(struct hami_usage_file *u, const struct hami_limits *step)
-{
-	uint32_t free_row = UINT32_MAX;
-	for (uint32_t i = 0; i < HAMI_USAGE_STEP_COUNT; i++) {
-		if (u->steps[i].processes && u->steps[i].step_id == step->step_id)
-			return i;
-		if (!u->steps[i].processes &&
-		    (free_row == UINT32_MAX || u->steps[i].step_id == step->step_id))
-			free_row = i;
-	}
-	if (free_row != UINT32_MAX) {
-		struct hami_usage_step *row = &u->steps[free_row];
-		if (row->step_id != step->step_id) /* the same one goes on with what it owes */
-			row->time_full_at = row->peak_bytes = row->oom_count = 0;
-		POKE(row->step_id, step->step_id);
-		POKE(row->cores_percent, step->cores_percent);
-		POKE(row->used_bytes, 0);
-	}
-	return free_row;
+			hami_slot_clear(region->usage, &region->usage->slots[i]);
 }
 
 /* Fills slot `i`, whose byte lock this process has just taken. */
@@ -213,16 +129,11 @@ static int fill_slot(struct hami_region *region, uint32_t i)
 	int rc = lock_region(region);
 	if (rc)
 		return rc;
-	clear_slot(u, &u->slots[i]); /* a dead predecessor's */
-	sweep(region);               /* timeslices are divided among the processes that live */
-	uint32_t row = step_row(u, region->step);
-	if (row != UINT32_MAX) {
-		fill(&u->slots[i], 1, (uint32_t)getpid(), row);
-		PLUS(u->steps[row].processes, 1);
-		PLUS(u->head.processes, 1);
-	}
+	hami_slot_clear(u, &u->slots[i]); /* a dead predecessor's */
+	sweep(region);                    /* max_processes, and timeslices, count the processes that live */
+	rc = hami_slot_take(u, &u->slots[i], (uint32_t)getpid(), region->step, region->job->max_processes);
 	unlock_region(region);
-	return row == UINT32_MAX ? -EUSERS : 0;
+	return rc;
 }
 
 /*
@@ -259,7 +170,7 @@ static int take_slot(struct hami_region *region)
 	return -EUSERS;
 }
 
-static int join_region(struct hami_region *region)
+int hami_region_join(struct hami_region *region)
 {
 	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) >= 0)
 		return 0;
@@ -299,25 +210,47 @@ static void add(struct hami_region *region, struct hami_usage_step *step, struct
 		head->peak_bytes = head->used_bytes;
 }
 
+/*
+ * Adds bytes if they fit, also after they were added: a job that becomes smaller has its limit lowered first, and what it
+ * uses is read after that, so one of both sees the other.
+ */
+static bool add_if_fits(struct hami_region *region, struct hami_usage_step *step,
+			struct hami_usage_slot *slot, uint64_t bytes)
+{
+	struct hami_usage *head = &region->usage->head;
+	const uint64_t job_peak = head->peak_bytes, step_peak = step->peak_bytes, own_peak = slot->peak_bytes;
+	if (!fits(region, step, bytes))
+		return false;
+	add(region, step, slot, bytes);
+	__atomic_fetch_add(&head->used_bytes, 0, __ATOMIC_SEQ_CST); /* before the limits are read again */
+	if (fits(region, step, 0))
+		return true;
+	PLUS(slot->used_bytes, -bytes);
+	PLUS(step->used_bytes, -bytes);
+	PLUS(head->used_bytes, -bytes);
+	POKE(head->peak_bytes, job_peak);
+	POKE(step->peak_bytes, step_peak);
+	POKE(slot->peak_bytes, own_peak);
+	return false;
+}
+
 int hami_region_charge(struct hami_region *region, uint64_t bytes)
 {
-	int rc = join_region(region);
+	int rc = hami_region_join(region);
 	if (rc)
 		return rc;
 	rc = lock_region(region);
 	if (rc)
 		return rc;
 	struct hami_usage_slot *slot = &region->usage->slots[region->slot];
-	struct hami_usage_step *step = step_of(region->usage, slot);
+	struct hami_usage_step *step = hami_slot_step(region->usage, slot);
 	if (!step) {
 		unlock_region(region);
 		return -EPROTO;
 	}
 	if (!fits(region, step, bytes))
 		sweep(region);
-	if (fits(region, step, bytes)) {
-		add(region, step, slot, bytes);
-	} else {
+	if (!add_if_fits(region, step, slot, bytes)) {
 		step->oom_count++;
 		region->usage->head.oom_count++;
 		rc = -ENOMEM;
@@ -339,7 +272,7 @@ void hami_region_release(struct hami_region *region, uint64_t bytes)
 					    __ATOMIC_RELAXED));
 	if (rc)
 		return; /* the sums stay too high until they are computed again, which is the safe side */
-	struct hami_usage_step *step = step_of(region->usage, slot);
+	struct hami_usage_step *step = hami_slot_step(region->usage, slot);
 	if (step)
 		PLUS(step->used_bytes, -given);
 	PLUS(region->usage->head.used_bytes, -given);
@@ -362,7 +295,7 @@ void hami_region_view(struct hami_region *region, struct hami_view *view)
 		if (u->head.used_bytes != slot->used_bytes)
 			sweep(region); /* others hold memory, or died holding it */
 		job_used = u->head.used_bytes;
-		const struct hami_usage_step *step = step_of(u, slot);
+		const struct hami_usage_step *step = hami_slot_step(u, slot);
 		if (step)
 			step_used = step->used_bytes;
 		unlock_region(region);

@@ -45,9 +45,13 @@ struct hami_view {
 };
 
 /*
- * Charges `bytes`. 0, or -ENOMEM when a limit forbids it, -EUSERS when no slot is left, -ETIMEDOUT when a
- * live process does not let go of the record, another -errno.
+ * Makes this process one of those that use the slice, until it ends. 0, also when it is one; -EDQUOT when as many others
+ * use it as may, -EUSERS when no slot is left, -ETIMEDOUT when a live process does not let go of the record, another
+ * -errno.
  */
+int hami_region_join(struct hami_region *region);
+
+/* Joins, then charges `bytes`. 0, or an error of hami_region_join, or -ENOMEM when a limit forbids it. */
 int hami_region_charge(struct hami_region *region, uint64_t bytes);
 
 /* Gives back what an earlier charge took, and no more than this process holds. */

@@ -11,7 +11,7 @@
  * rm_XXXXXXXX, a control of the simulated kernel in hexadecimal, or sim_context_made: where a context has its
  * channels and is not the application's yet (libcuda spends some 40 ms there on an H200). `after` calls pass before the first
  * fault, and `times` faults happen (default: for ever). CODE is decimal or 0x hexadecimal. `gpu` is for NVML
- * functions with a device: only the calls for that GPU of the machine (0 is the first) count and fail.
+ * functions with a device and for controls: only the calls for that GPU of the machine (0 is the first) count and fail.
  */
 #ifndef SIM_FAULTS_H
 #define SIM_FAULTS_H

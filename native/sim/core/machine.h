@@ -64,6 +64,18 @@ static inline uint64_t sim_mib(uint64_t mib)
 	return mib << 20;
 }
 
+static inline uint8_t sim_nibble(char digit)
+{
+	return (uint8_t)(digit <= '9' ? digit - '0' : (digit | 0x20) - 'a' + 10);
+}
+
+/* The GPU's UUID as the kernel's requests have it. */
+static inline void sim_uuid_bytes(const struct sim_model *m, uint8_t out[16])
+{
+	for (int i = 0; i < 16; i++)
+		out[i] = (uint8_t)(sim_nibble(m->uuid_hex[2 * i]) << 4 | sim_nibble(m->uuid_hex[2 * i + 1]));
+}
+
 /* Bytes that CUDA can hand out on this GPU. */
 static inline uint64_t sim_cuda_total(const struct sim_model *m)
 {

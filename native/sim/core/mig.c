@@ -220,6 +220,13 @@ uint64_t sim_mig_used(const struct sim_view *v, uint32_t g)
 	return own ? sim_mig_used_in(v, g, sim_mig_gi(own)) : v->state->gpu[g].used_bytes;
 }
 
+uint64_t sim_mig_total(const struct sim_view *v, uint32_t g)
+{
+	uint32_t own = v->slot == SIM_NO_SLOT ? 0 : v->state->slot[v->slot].mig[g];
+	return own ? sim_mib(sim_mig_profile_of(v, g, sim_mig_gi(own))->memory_mib)
+		   : sim_cuda_total(&v->machine.gpu[g]);
+}
+
 static uint64_t mix(uint64_t h, uint64_t with)
 {
 	h = (h ^ with) * 0x9e3779b97f4a7c15ull;

@@ -61,6 +61,9 @@ bool sim_mig_exists(const struct sim_view *view, uint32_t gpu, uint32_t device, 
 /* Whether a process runs on the GPU, in whatever part of it. */
 bool sim_mig_in_use(struct sim_view *view, uint32_t gpu);
 
+/* Bytes that this process can be given: of its GPU instance, or without one of the GPU. */
+uint64_t sim_mig_total(const struct sim_view *view, uint32_t gpu);
+
 /* What processes hold of the memory of this process's GPU instance; without one, of the GPU. */
 uint64_t sim_mig_used(const struct sim_view *view, uint32_t gpu);
 

@@ -285,10 +285,10 @@ void sim_sweep(struct sim_view *v)
 	}
 }
 
-int sim_room(struct sim_view *v, uint32_t g, uint64_t bytes)
+static int look_for_room(struct sim_view *v, uint32_t g, uint64_t bytes)
 {
 	struct sim_gpu *gpu = &v->state->gpu[g];
-	uint64_t total = sim_cuda_total(&v->machine.gpu[g]); /* or of its MIG device */
+	uint64_t total = sim_mig_total(v, g);
 	/* Sweeping costs system calls: only where the dead would change what is answered or recorded. */
 	if (bytes > total || sim_mig_used(v, g) > total - bytes || gpu->used_bytes + bytes > gpu->peak_bytes)
 		sim_sweep(v);
@@ -303,7 +303,7 @@ int sim_charge(struct sim_view *v, uint32_t g, uint64_t bytes)
 {
 	struct sim_gpu *gpu = &v->state->gpu[g];
 	struct sim_share *share = &v->state->slot[v->slot].gpu[g];
-	int rc = sim_room(v, g, bytes);
+	int rc = look_for_room(v, g, bytes);
 	if (rc)
 		return rc;
 	set_used(gpu, share, share->used_bytes + bytes);

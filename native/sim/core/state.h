@@ -26,7 +26,7 @@ enum {
 	SIM_MAX_XIDS = 256,      /* kept; the oldest go first */
 	SIM_SWITCHES = 1 << 13,  /* kept of each GPU */
 	SIM_SLOT_CHANNELS = 512, /* compute channels of a process */
-	SIM_VERSION = 5,
+	SIM_VERSION = 6,
 	SIM_MIG_INSTANCES = 14, /* ids of GPU instances on a GPU */
 	SIM_MIG_SLICES = 7,     /* compute slices of a GPU, and so compute instances */
 };
@@ -200,8 +200,6 @@ void sim_sweep(struct sim_view *view);
 /* Charges bytes to this process's slot on gpu. 0, or -ENOMEM when the GPU has not as much left. */
 int sim_charge(struct sim_view *view, uint32_t gpu, uint64_t bytes);
 void sim_uncharge(struct sim_view *view, uint32_t gpu, uint64_t bytes);
-/* Whether sim_charge would take so much; counts a refusal as it does. */
-int sim_room(struct sim_view *view, uint32_t gpu, uint64_t bytes);
 
 /* Records an Xid error of gpu, for those that wait for NVML's events. */
 void sim_put_xid(struct sim_view *view, uint32_t gpu, uint32_t code);

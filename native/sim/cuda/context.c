@@ -81,7 +81,7 @@ static void destroy(struct CUctx_st *c)
 		}
 	sim_channels_close(c);
 	heap_destroy(&c->heap);
-	sim_memory_uncharge(c->device, sim_mib(sim.view.machine.gpu[c->device].context_mib));
+	sim_context_memory_give(c);
 	count_context(c->device, -1);
 }
 
@@ -92,15 +92,16 @@ static CUresult create(CUdevice ordinal, unsigned flags, unsigned version, struc
 	struct CUctx_st *c = calloc(1, sizeof *c);
 	if (!c)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult result = sim_memory_charge(device, sim_mib(sim.view.machine.gpu[device].context_mib));
+	c->device = device;
+	CUresult result = sim_context_memory_take(c);
 	if (result != CUDA_SUCCESS) {
 		free(c);
 		return result;
 	}
 	count_context(device, 1);
 	c->magic = SIM_CONTEXT_MAGIC;
+	pthread_mutex_init(&c->issuing, NULL);
 	c->ordinal = ordinal;
-	c->device = device;
 	c->flags = flags;
 	c->version = version;
 	c->id = ++sim.next_id;

@@ -120,6 +120,7 @@ static CUresult put(CUstream stream, struct movement m, bool wait)
 {
 	struct CUstream_st *s;
 	SIM_CHECK(sim_stream_live(stream, &s));
+	sim_await_launches(s->context);
 	if (wait)
 		sim_stream_drain(s);
 	sim_submit_copy(s, time_of(&m, s->context->device));

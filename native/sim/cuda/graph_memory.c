@@ -2,7 +2,6 @@
 #include "graph.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
 
 struct amounts {
 	uint64_t used, used_high, reserved, reserved_high;
@@ -53,7 +52,11 @@ CUresult graph_memory_use(struct graph_memory *m)
 	if (m->in_use)
 		return CUDA_ERROR_INVALID_VALUE; /* launched again before it was freed */
 	if (!m->charged) {
-		SIM_CHECK(sim_memory_charge(m->gpu, m->region->bytes));
+		SIM_CHECK(sim_memory_take(&m->region->memory, m->gpu, m->region->bytes, MEMORY_PROGRAM));
+		if (!region_map(m->region)) {
+			sim_memory_give(&m->region->memory, 0);
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		}
 		m->charged = true;
 		add(&amounts->reserved, &amounts->reserved_high, m->region->bytes);
 	}
@@ -65,7 +68,9 @@ CUresult graph_memory_use(struct graph_memory *m)
 static void uncharge(struct graph_memory *m)
 {
 	if (m->charged) {
-		sim_memory_uncharge(m->gpu, m->region->bytes);
+		region_unmap(m->region);
+		sim_memory_give(&m->region->memory, 0);
+		madvise((void *)m->region->base, m->region->bytes, MADV_DONTNEED);
 		pool.gpu[m->gpu].reserved -= m->region->bytes;
 	}
 	m->charged = false;

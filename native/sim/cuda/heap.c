@@ -1,44 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "graph.h"
-#include "mps.h"
 
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-
-/* Managed memory is not the kernel's to give: it is counted, and not asked for. */
-static CUresult count_memory(uint32_t device, uint64_t bytes)
-{
-	sim_lock(&sim.view);
-	const struct sim_share *own = &sim.view.state->slot[sim.view.slot].gpu[device];
-	/* What the context takes is the server's, and not under the limit. */
-	bool fits = sim_mps_fits(own->used_bytes - own->context_bytes, bytes);
-	int rc = fits ? sim_charge(&sim.view, device, bytes) : -1;
-	sim_unlock(&sim.view);
-	return rc ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
-}
-
-static void uncount_memory(uint32_t device, uint64_t bytes)
-{
-	sim_lock(&sim.view);
-	sim_uncharge(&sim.view, device, bytes);
-	sim_unlock(&sim.view);
-}
-
-CUresult sim_memory_charge(uint32_t device, uint64_t bytes)
-{
-	SIM_CHECK(sim_rm_memory_take(device, bytes));
-	CUresult result = count_memory(device, bytes);
-	if (result != CUDA_SUCCESS)
-		sim_rm_memory_give(device, bytes);
-	return result;
-}
-
-void sim_memory_uncharge(uint32_t device, uint64_t bytes)
-{
-	uncount_memory(device, bytes);
-	sim_rm_memory_give(device, bytes);
-}
 
 static void list_add(struct region **head, struct region *r)
 {
@@ -67,20 +30,35 @@ static void count_used(struct heap *h, uint64_t bytes)
 		h->used_high = h->used;
 }
 
-/* A charged region. */
+static void shrink(struct heap *h, struct region *r)
+{
+	h->reserved -= r->bytes;
+	free(r->used);
+	free(r->length);
+	r->used = NULL;
+	r->length = NULL;
+	region_unmap(r);
+	sim_memory_give(&r->memory, r->shared_id);
+	region_give(r);
+}
+
+/* A region with memory. */
 static CUresult grow(struct heap *h, size_t bytes, enum region_kind kind, struct region **out)
 {
-	CUresult result = (h->managed ? count_memory : sim_memory_charge)(h->device, bytes);
+	enum memory_use use = h->managed ? MEMORY_MANAGED : MEMORY_PROGRAM;
+	struct device_memory memory;
+	CUresult result = sim_memory_take(&memory, h->device, bytes, use);
 	if (result != CUDA_SUCCESS && h->keep && h->reserved > h->used) {
 		heap_trim(h, 0);
-		result = sim_memory_charge(h->device, bytes);
+		result = sim_memory_take(&memory, h->device, bytes, use);
 	}
 	SIM_CHECK(result);
 	struct region *r = region_take(bytes, PROT_READ | PROT_WRITE);
 	if (!r) {
-		(h->managed ? uncount_memory : sim_memory_uncharge)(h->device, bytes);
+		sim_memory_give(&memory, 0);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	r->memory = memory;
 	r->managed = h->managed;
 	r->kind = kind;
 	r->heap = h;
@@ -91,25 +69,10 @@ static CUresult grow(struct heap *h, size_t bytes, enum region_kind kind, struct
 	if (h->reserved > h->reserved_high)
 		h->reserved_high = h->reserved;
 	*out = r;
-	return CUDA_SUCCESS;
-}
-
-static void shrink(struct heap *h, struct region *r)
-{
-	h->reserved -= r->bytes;
-	free(r->used);
-	free(r->length);
-	r->used = NULL;
-	r->length = NULL;
-	if (r->shared_id) {
-		sim_lock(&sim.view);
-		sim_shared_leave(&sim.view, r->shared_id);
-		sim_unlock(&sim.view);
-		sim_rm_memory_give(h->device, r->bytes);
-	} else {
-		(r->managed ? uncount_memory : sim_memory_uncharge)(h->device, r->bytes);
-	}
-	region_give(r);
+	if (region_map(r))
+		return CUDA_SUCCESS;
+	shrink(h, r);
+	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* The first run of n free granules, or UINT32_MAX. */
@@ -200,8 +163,10 @@ static CUresult alloc_whole(struct heap *h, size_t size, CUdeviceptr *out)
 
 CUresult heap_alloc_whole(struct heap *h, size_t size, CUdeviceptr *out)
 {
+	struct device_memory memory;
 	if (size > sim_cuda_total(&sim.view.machine.gpu[h->device]))
-		return sim_memory_charge(h->device, size); /* refused, before rounding it up can overflow */
+		return sim_memory_take(&memory, h->device, size,
+				       MEMORY_PROGRAM); /* refused, before rounding it up can overflow */
 	return alloc_whole(h, size, out);
 }
 
@@ -250,7 +215,7 @@ CUresult heap_free(CUdeviceptr address)
 CUresult heap_range(CUdeviceptr address, uintptr_t *base, size_t *size, struct region **region)
 {
 	struct region *r = region_find((uintptr_t)address);
-	if (!r || r->kind == REGION_HOST)
+	if (!r || r->kind == REGION_HOST || r->kind == REGION_CONTEXT)
 		return CUDA_ERROR_NOT_FOUND;
 	*region = r;
 	*base = r->base;

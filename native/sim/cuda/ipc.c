@@ -83,6 +83,7 @@ static CUresult offer(struct region *r)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	r->shared_id = id;
+	sim_memory_share(&r->memory, id);
 	return CUDA_SUCCESS;
 }
 

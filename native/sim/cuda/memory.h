@@ -14,7 +14,9 @@
  */
 #ifndef SIM_MEMORY_H
 #define SIM_MEMORY_H
-#include "sim_cuda.h"
+#include "device_memory.h"
+
+#include <sys/mman.h>
 
 #define FRAME_BYTES ((size_t)2 << 20)
 #define GRANULE_BYTES ((size_t)512)
@@ -27,6 +29,7 @@ enum region_kind {
 	REGION_RESERVED, /* cuMemAddressReserve */
 	REGION_IPC,      /* another process's, opened here */
 	REGION_GRAPH,    /* an allocation node's */
+	REGION_CONTEXT,  /* a context's own */
 };
 
 struct region {
@@ -37,11 +40,12 @@ struct region {
 	uint32_t device;
 	struct CUctx_st *context; /* NULL for a pool's */
 	struct heap *heap;
-	unsigned flags;     /* of host memory */
-	bool managed;       /* cuMemAllocManaged */
-	bool touched;       /* something was copied into it */
-	bool shared_mapped; /* backed by a file that other processes open */
-	uint64_t shared_id; /* its row in the shared table, or 0 */
+	struct device_memory memory; /* that is mapped here; not of reservations and others' memory */
+	unsigned flags;              /* of host memory */
+	bool managed;                /* cuMemAllocManaged */
+	bool touched;                /* something was copied into it */
+	bool shared_mapped;          /* backed by a file that other processes open */
+	uint64_t shared_id;          /* its row in the shared table, or 0 */
 	uint64_t buffer_id;
 	/* blocks only */
 	uint64_t *used;   /* bit: granule taken */
@@ -53,6 +57,10 @@ struct region {
 /* Address space of bytes (a multiple of FRAME_BYTES), known to region_find. NULL when there is none. */
 struct region *region_take(size_t bytes, int protection);
 void region_give(struct region *region);
+/* Maps the region's memory at its addresses; false when it cannot be. */
+bool region_map(struct region *region);
+/* The same away. Before the memory goes. */
+void region_unmap(struct region *region);
 /* The region that holds address, or NULL. */
 struct region *region_find(uintptr_t address);
 

@@ -57,7 +57,7 @@ static void after_fork_child(void)
 	memset(sim.queue, 0, sizeof sim.queue);
 	sim_memory_fork_child();
 	sim_mps_fork_child();
-	sim_channels_fork_child();
+	sim_rm_fork_child();
 	sim_pools_fork_child();
 	sim_vmm_fork_child();
 	sim_graph_fork_child();

@@ -130,6 +130,19 @@ void region_give(struct region *r)
 	space.spare_count++;
 }
 
+bool region_map(struct region *r)
+{
+	size_t bytes = r->memory.bytes < r->bytes ? r->memory.bytes : r->bytes;
+	return !r->memory.object ||
+	       (sim_range_make(r->base, r->bytes) && sim_memory_map(&r->memory, r->base, bytes));
+}
+
+void region_unmap(struct region *r)
+{
+	if (r->memory.object)
+		sim_range_free(r->base, r->bytes);
+}
+
 struct region *region_find(uintptr_t address)
 {
 	struct region **slot = frame_slot(address, false);

@@ -31,6 +31,7 @@ enum api_id {
 	API_COUNT
 };
 
+enum { SIM_CONTEXT_OBJECTS = 3 };
 enum { SIM_LIMITS = CU_LIMIT_PERSISTING_L2_CACHE_SIZE + 1 };
 
 struct CUstream_st {
@@ -75,6 +76,8 @@ struct CUctx_st {
 	_Atomic uint64_t blocking_position; /* end of the last work that the NULL stream waits for */
 	_Atomic uint64_t last_position;     /* end of the last work in any stream */
 	struct rm_context *rm;
+	struct region *own[SIM_CONTEXT_OBJECTS]; /* memory that the context takes for itself, or NULL */
+	pthread_mutex_t issuing;                 /* see sim_submit */
 	size_t limit[SIM_LIMITS];
 	bool limit_set[SIM_LIMITS];
 	CUfunc_cache cache_config;
@@ -192,8 +195,14 @@ void sim_pools_fork_child(void);
  */
 bool sim_device_range(CUdeviceptr address, size_t size, bool write);
 
-/* A launch into stream. */
+/*
+ * A launch into stream. One that finds the launch queue full waits, and holds the context's mutex `issuing` while it
+ * does; copies and fills wait for that mutex, as for the driver's own. Nothing is locked after it but the shared
+ * mutex, and nobody waits for it with another one held.
+ */
 void sim_submit(struct CUstream_st *stream, uint64_t length_ns);
+/* Returns when no launch of the context waits for room in the queue. */
+void sim_await_launches(struct CUctx_st *context);
 /* Work that no kernel launch asked for. */
 void sim_submit_copy(struct CUstream_st *stream, uint64_t length_ns);
 /* The stream ends at `end`, if it did not end later already. */
@@ -212,7 +221,7 @@ void sim_context_drain(struct CUctx_st *context);
 /* The context's channels (channels.c). With sim.lock held. */
 CUresult sim_channels_open(struct CUctx_st *context);
 void sim_channels_close(struct CUctx_st *context);
-void sim_channels_fork_child(void);
+void sim_rm_fork_child(void);
 
 /* In a forked child: forgets the parent's regions. */
 void sim_memory_fork_child(void);
@@ -221,15 +230,9 @@ void sim_graph_fork_child(void);
 void sim_ipc_fork_child(void);
 void sim_host_fork_child(void);
 
-/* Charges bytes of device memory to this process, or gives them back. Takes the shared mutex. */
-/*
- * What libcuda asks the kernel for before it counts, and gives back after (channels.c): bytes in whole 2 MiB.
- * Nothing where no simulated kernel answers.
- */
-CUresult sim_rm_memory_take(uint32_t gpu, uint64_t bytes);
-void sim_rm_memory_give(uint32_t gpu, uint64_t bytes);
-CUresult sim_memory_charge(uint32_t device, uint64_t bytes);
-void sim_memory_uncharge(uint32_t device, uint64_t bytes);
+/* The memory that a context takes for itself (context_memory.c). With sim.lock held. */
+CUresult sim_context_memory_take(struct CUctx_st *context);
+void sim_context_memory_give(struct CUctx_st *context);
 
 #define SIM_ENTER(symbol)                                                                                    \
 	do {                                                                                                 \

@@ -51,8 +51,17 @@ static void submit(struct CUstream_st *s, uint64_t length_ns, unsigned launches)
 		sim_settle_events(gpu);
 	sim_unlock(&sim.view);
 	sim_stream_extend(s, end);
-	if (full)
-		timeline_wait(&sim.view, gpu, before);
+	if (!full)
+		return;
+	pthread_mutex_lock(&s->context->issuing);
+	timeline_wait(&sim.view, gpu, before);
+	pthread_mutex_unlock(&s->context->issuing);
+}
+
+void sim_await_launches(struct CUctx_st *c)
+{
+	pthread_mutex_lock(&c->issuing);
+	pthread_mutex_unlock(&c->issuing);
 }
 
 void sim_submit(struct CUstream_st *s, uint64_t length_ns)

@@ -31,14 +31,13 @@ void vmm_release(struct physical *p)
 {
 	if (--p->references)
 		return;
-	sim_lock(&sim.view);
-	if (p->shared)
+	if (p->imported) {
+		sim_lock(&sim.view);
 		sim_shared_leave(&sim.view, p->id);
-	else
-		sim_uncharge(&sim.view, p->gpu, p->bytes);
-	sim_unlock(&sim.view);
-	if (!p->imported)
-		sim_rm_memory_give(p->gpu, p->bytes);
+		sim_unlock(&sim.view);
+	} else {
+		sim_memory_give(&p->memory, p->shared ? p->id : 0);
+	}
 	for (struct physical **at = &handles; *at; at = &(*at)->next)
 		if (*at == p) {
 			*at = p->next;
@@ -90,8 +89,8 @@ static struct physical *add_handle(int fd, uint64_t id, uint32_t gpu, uint64_t b
 	return p;
 }
 
-/* With sim.lock held and the memory charged. */
-static CUresult create(uint32_t gpu, size_t bytes, const CUmemAllocationProp *properties,
+/* With sim.lock held. */
+static CUresult create(const struct device_memory *memory, const CUmemAllocationProp *properties,
 		       CUmemGenericAllocationHandle *out)
 {
 	char name[64];
@@ -101,13 +100,14 @@ static CUresult create(uint32_t gpu, size_t bytes, const CUmemAllocationProp *pr
 	snprintf(name, sizeof name, FILE_NAME "%" PRIu64, id);
 	int fd = memfd_create(name, MFD_CLOEXEC);
 	struct physical *p = NULL;
-	if (fd >= 0 && ftruncate(fd, (off_t)bytes) == 0)
-		p = add_handle(fd, id, gpu, bytes);
+	if (fd >= 0 && ftruncate(fd, (off_t)memory->bytes) == 0)
+		p = add_handle(fd, id, memory->gpu, memory->bytes);
 	if (!p) {
 		if (fd >= 0)
 			close(fd);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	p->memory = *memory;
 	p->properties = *properties;
 	*out = (CUmemGenericAllocationHandle)(uintptr_t)p;
 	return CUDA_SUCCESS;
@@ -121,12 +121,13 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
 	if (!handle || !bytes || flags || bytes % FRAME_BYTES)
 		return CUDA_ERROR_INVALID_VALUE;
 	SIM_CHECK(check_properties(properties, &gpu));
-	SIM_CHECK(sim_memory_charge(gpu, bytes));
+	struct device_memory memory;
+	SIM_CHECK(sim_memory_take(&memory, gpu, bytes, MEMORY_PROGRAM));
 	sim_process_lock();
-	CUresult result = create(gpu, bytes, properties, handle);
+	CUresult result = create(&memory, properties, handle);
 	sim_process_unlock();
 	if (result != CUDA_SUCCESS)
-		sim_memory_uncharge(gpu, bytes);
+		sim_memory_give(&memory, 0);
 	return result;
 }
 
@@ -161,6 +162,7 @@ static CUresult export_fd(struct physical *p, int *out)
 		sim_unlock(&sim.view);
 		if (!p->shared)
 			return CUDA_ERROR_OUT_OF_MEMORY;
+		sim_memory_share(&p->memory, p->id);
 	}
 	*out = fcntl(p->fd, F_DUPFD_CLOEXEC, 0);
 	return *out >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;

@@ -9,6 +9,7 @@ struct physical {
 	uint64_t id;
 	uint64_t bytes;
 	uint32_t gpu;
+	struct device_memory memory; /* not of what is imported */
 	int fd;
 	unsigned references; /* handles not yet released, and mappings */
 	bool imported;       /* another process asked the kernel for it */

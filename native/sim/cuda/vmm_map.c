@@ -3,7 +3,6 @@
 #include "vmm.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
 
 static struct mapping *mappings; /* guarded by sim.lock */
 
@@ -21,6 +20,10 @@ CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CU
 		r->kind = REGION_RESERVED;
 		r->size = size;
 		*out = r->base;
+	}
+	if (r && !sim_range_make(r->base, size)) {
+		region_give(r);
+		r = NULL;
 	}
 	sim_process_unlock();
 	return r ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -41,8 +44,10 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
 	struct region *r = region_find((uintptr_t)address);
 	bool ok =
 		r && r->kind == REGION_RESERVED && r->base == address && r->size == size && !has_mappings(r);
-	if (ok)
+	if (ok) {
+		sim_range_free(r->base, size);
 		region_give(r);
+	}
 	sim_process_unlock();
 	return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -62,7 +67,9 @@ static CUresult map(struct region *r, uintptr_t address, size_t size, struct phy
 	struct mapping *m = calloc(1, sizeof *m);
 	if (!m)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (mmap((void *)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, p->fd, 0) == MAP_FAILED) {
+	/* First in the kernel: it opens the pages, which are closed until cuMemSetAccess. */
+	if (!sim_memory_map(&p->memory, address, size) ||
+	    mmap((void *)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, p->fd, 0) == MAP_FAILED) {
 		free(m);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
@@ -113,6 +120,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 			at = &m->next;
 			continue;
 		}
+		sim_memory_unmap(&m->physical->memory, m->address, m->bytes);
 		/* Over the mapping, so that no other thread's mmap gets the address in between. */
 		if (mmap((void *)m->address, m->bytes, PROT_NONE,
 			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libhami-sim-kernel.so: the `ioctl` that answers for the simulated /dev/nvidiactl ($HAMI_SIM/nvidiactl).
- * Preload it behind an interposer: LD_PRELOAD="libhami-hpc.so libhami-sim-kernel.so". Every other
- * descriptor's calls go on to the real kernel.
+ * libhami-sim-kernel.so: the `ioctl` that answers for the simulated /dev/nvidiactl ($HAMI_SIM/nvidiactl) and
+ * /dev/nvidia-uvm ($HAMI_SIM/nvidia-uvm, whose requests uvm.c answers). Preload it behind an interposer:
+ * LD_PRELOAD="libhami-hpc.so libhami-sim-kernel.so". Every other descriptor's calls go on to the real kernel.
  *
  * As on the GPU (driver 580): a process is paused when all of its compute channels are disabled, running
  * kernels included; pausing and resuming take pause_us and resume_us of the model, in the call; disabling
@@ -11,9 +11,8 @@
  * of its client and channels. Faults named rm_COMMAND (rm_2080110b=0x1b)
  * become the control's status.
  *
- * Device memory is the kernel's to give: it refuses with NV_ERR_NO_MEMORY what the GPU has no room for. What
- * libcuda asks for is in libcuda's own books (the state's sums); what a program asks for by ioctl is charged
- * here, whatever the form.
+ * Device memory is the kernel's to give, in whatever form it is asked for: each object is charged to the process
+ * while it exists, and NV_ERR_NO_MEMORY says that the GPU has no room. libcuda counts managed memory by itself.
  */
 #include "../core/channels.h"
 #include "../core/faults.h"
@@ -21,6 +20,7 @@
 #include "channels.h"
 #include "events.h"
 #include "memory.h"
+#include "uvm.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -39,8 +39,8 @@ static struct {
 	bool opened, failed;
 	struct sim_view view;
 	struct faults faults;
-	struct stat control_file;
-} kernel = {.lock = PTHREAD_MUTEX_INITIALIZER};
+	struct stat control_file, uvm_file;
+} kernel = {.lock = PTHREAD_MUTEX_INITIALIZER, .view = {.fd = -1, .slot_fd = -1, .slot = SIM_NO_SLOT}};
 
 static void before_fork(void)
 {
@@ -56,6 +56,7 @@ static void after_fork_child(void)
 {
 	objects_forget();
 	events_forget();
+	uvm_forget();
 	sim_fork_child(&kernel.view);
 	pthread_mutex_unlock(&kernel.lock);
 }
@@ -80,18 +81,20 @@ static bool ready(void)
 	if (!dir)
 		return false;
 	snprintf(path, sizeof path, "%.3000s/nvidiactl", dir);
-	if (stat(path, &kernel.control_file) != 0 || sim_open(&kernel.view) != 0 ||
+	if (stat(path, &kernel.control_file) != 0)
+		return false;
+	snprintf(path, sizeof path, "%.3000s/nvidia-uvm", dir);
+	if (stat(path, &kernel.uvm_file) != 0 || sim_open(&kernel.view) != 0 ||
 	    faults_read(&kernel.faults, kernel.view.dir) != 0)
 		return false;
 	kernel.failed = false;
 	return kernel.opened = true;
 }
 
-static bool is_control_file(int fd)
+static bool is_file(int fd, const struct stat *file)
 {
 	struct stat st;
-	return fstat(fd, &st) == 0 && st.st_dev == kernel.control_file.st_dev &&
-	       st.st_ino == kernel.control_file.st_ino;
+	return fstat(fd, &st) == 0 && st.st_dev == file->st_dev && st.st_ino == file->st_ino;
 }
 
 static void sleep_until(uint64_t at_ns)
@@ -138,7 +141,8 @@ static uint32_t allocate(int fd, struct rm_alloc *a)
 		return events_allocate(fd, a);
 	if (a->class_id == RM_CLASS_CLIENT)
 		status = make_client(parameter, a->params != 0);
-	else if (a->class_id == RM_CLASS_DEVICE && parameter >= kernel.view.machine.gpu_count)
+	if (a->class_id == RM_CLASS_DEVICE &&
+	    (parameter = sim_rm_instance(kernel.view.machine.gpu_count, parameter)) == UINT32_MAX)
 		status = RM_INVALID_ARGUMENT;
 	if (status == RM_OK)
 		status = objects_add(a, fd, a->class_id == RM_CLASS_CLIENT ? new_client() : parameter, &o);
@@ -171,6 +175,24 @@ static uint32_t timeslice(struct object *group, const struct rm_control *c)
 	return status;
 }
 
+static uint32_t gpu_of_uuid(const struct object *client, const struct rm_control *c)
+{
+	struct rm_gpu_of_uuid *p = (struct rm_gpu_of_uuid *)(uintptr_t)c->params;
+	char hex[33];
+	if (client->class_id != RM_CLASS_CLIENT || c->size != sizeof *p || !p || p->flags != RM_UUID_BINARY)
+		return RM_INVALID_ARGUMENT;
+	for (int i = 0; i < 16; i++)
+		snprintf(hex + 2 * i, 3, "%02x", p->uuid[i]);
+	for (uint32_t gpu = 0; gpu < kernel.view.machine.gpu_count; gpu++)
+		if (strcmp(hex, kernel.view.machine.gpu[gpu].uuid_hex) == 0) {
+			p->gpu = 0x100 * (gpu + 1);
+			p->instance = sim_rm_instance(kernel.view.machine.gpu_count, gpu);
+			p->subdevice_instance = 0;
+			return RM_OK;
+		}
+	return RM_OBJECT_NOT_FOUND;
+}
+
 /* With the mutex held. *effect is when the caller gets its answer. */
 static uint32_t control(int fd, const struct rm_control *c, uint64_t *effect)
 {
@@ -180,6 +202,8 @@ static uint32_t control(int fd, const struct rm_control *c, uint64_t *effect)
 	if (!o)
 		return RM_INVALID_OBJECT_HANDLE;
 	switch (c->command) {
+	case RM_GPU_OF_UUID:
+		return gpu_of_uuid(o, c);
 	case RM_DISABLE_CHANNELS:
 		return channels_disable(&kernel.view, o, c, effect);
 	case RM_GROUP_SET_TIMESLICE:
@@ -190,6 +214,8 @@ static uint32_t control(int fd, const struct rm_control *c, uint64_t *effect)
 			return RM_INVALID_ARGUMENT;
 		*(struct rm_sim_channels *)(uintptr_t)c->params = channels_sums(&kernel.view, o->gpu);
 		return RM_OK;
+	case RM_SIM_SHARE:
+		return memory_share(o, c);
 	case RM_BIND_SWITCHES:
 	case RM_BIND_SWITCHES_V1:
 		return events_bind(&kernel.view, o, c);
@@ -207,13 +233,24 @@ static uint32_t control(int fd, const struct rm_control *c, uint64_t *effect)
 	}
 }
 
+/* Faults of the GPU that the control's object is on. */
+static bool hit_gpu(const char *name, int fd, const struct rm_control *c, int *code)
+{
+	pthread_mutex_lock(&kernel.lock);
+	const struct object *o = objects_find(c->client, c->object, fd);
+	uint32_t gpu = o ? o->gpu : 0;
+	pthread_mutex_unlock(&kernel.lock);
+	return o && faults_hit_gpu(&kernel.faults, name, gpu, code);
+}
+
 static void answer_control(int fd, struct rm_control *c)
 {
 	char name[32];
 	int code = 0;
 	uint64_t effect = 0;
 	snprintf(name, sizeof name, "rm_%08x", c->command);
-	if (kernel.faults.count && faults_hit(&kernel.faults, name, &code) && code) {
+	if (kernel.faults.count && (faults_hit(&kernel.faults, name, &code) || hit_gpu(name, fd, c, &code)) &&
+	    code) {
 		c->status = (uint32_t)code;
 		return;
 	}
@@ -236,10 +273,10 @@ static void give(const struct object *o)
 
 static uint32_t free_object(int fd, uint32_t client, uint32_t handle)
 {
-	if (handle >= RM_MEMORY_HANDLES && handle < RM_CLIENT_HANDLES)
-		return RM_OK;
+	const struct object *o = objects_find(client, handle, fd);
+	bool is_memory = o && class_is_memory(o->class_id);
 	uint32_t status = objects_free(client, handle, fd, give);
-	if (status == RM_OK)
+	if (status == RM_OK && !is_memory)
 		channels_settle(&kernel.view);
 	return status;
 }
@@ -252,7 +289,7 @@ static uint32_t answer_heap(int fd, struct rm_heap *h)
 
 static uint32_t answer_map(int fd, const struct rm_map *m)
 {
-	return m->fd != fd && is_control_file(m->fd) ? events_map(fd, m) : RM_INVALID_ARGUMENT;
+	return m->fd != fd && is_file(m->fd, &kernel.control_file) ? events_map(fd, m) : RM_INVALID_ARGUMENT;
 }
 
 static uint32_t allocate_short(int fd, struct rm_alloc_short *s)
@@ -317,12 +354,15 @@ __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, 
 	va_start(arguments, request);
 	void *argument = va_arg(arguments, void *);
 	va_end(arguments);
-	if (_IOC_TYPE(request) == 'F' && argument) {
+	bool control_request = _IOC_TYPE(request) == 'F', uvm_request = uvm_is_request(request);
+	if (argument && (control_request || uvm_request)) {
 		pthread_mutex_lock(&kernel.lock);
-		bool mine = ready() && is_control_file(fd);
+		bool mine = ready() && is_file(fd, control_request ? &kernel.control_file : &kernel.uvm_file);
+		if (mine && uvm_request)
+			uvm_answer(&kernel.view, fd, request, argument);
 		pthread_mutex_unlock(&kernel.lock);
 		if (mine)
-			return answer(fd, request, argument);
+			return uvm_request ? 0 : answer(fd, request, argument);
 	}
 	return (int)syscall(SYS_ioctl, fd, request, argument);
 }

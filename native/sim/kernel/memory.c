@@ -3,20 +3,34 @@
 
 #include <stdlib.h>
 
-/* Room on the GPU, taken (`keep`) or only looked for. */
-static uint32_t take_memory(struct sim_view *view, uint32_t gpu, uint64_t bytes, bool keep)
+static uint32_t take_memory(struct sim_view *view, uint32_t gpu, uint64_t bytes)
 {
 	sim_lock(view);
-	int rc = keep ? sim_charge(view, gpu, bytes) : sim_room(view, gpu, bytes);
+	int rc = sim_charge(view, gpu, bytes);
 	sim_unlock(view);
 	return rc ? RM_NO_MEMORY : RM_OK;
 }
 
+/* From the slot that was charged: another client of this process may have brought another one since. */
 void memory_give(struct sim_view *view, const struct memory *memory)
 {
+	uint32_t slot = view->slot;
 	sim_lock(view);
-	sim_uncharge(view, memory->gpu, memory->bytes);
+	view->slot = memory->slot;
+	if (memory->shared_id)
+		sim_shared_leave(view, memory->shared_id);
+	else
+		sim_uncharge(view, memory->gpu, memory->bytes);
+	view->slot = slot;
 	sim_unlock(view);
+}
+
+uint32_t memory_share(const struct object *o, const struct rm_control *c)
+{
+	if (!o->memory || c->size != sizeof(uint64_t) || !c->params)
+		return RM_INVALID_ARGUMENT;
+	o->memory->shared_id = *(const uint64_t *)(uintptr_t)c->params;
+	return RM_OK;
 }
 
 /* Of the class that `a` names; the driver's own rules for where it may lie. */
@@ -29,21 +43,18 @@ uint32_t memory_allocate(struct sim_view *view, int fd, struct rm_alloc *a)
 	if (!p || !p->size || is_virtual != (a->class_id == RM_CLASS_VIRTUAL_MEMORY) ||
 	    (!is_virtual && on_host != (a->class_id == RM_CLASS_HOST_MEMORY)))
 		return RM_INVALID_ARGUMENT;
-	const struct object *parent = objects_find(a->client, a->parent, fd);
-	if (!parent)
+	if (!objects_find(a->client, a->parent, fd))
 		return RM_INVALID_OBJECT_HANDLE;
-	bool libcudas = a->object >= RM_MEMORY_HANDLES && a->object < RM_CLIENT_HANDLES;
-	if (libcudas && a->class_id == RM_CLASS_DEVICE_MEMORY)
-		return take_memory(view, parent->gpu, p->size, false);
 	uint32_t status = objects_add(a, fd, 0, &o);
 	if (status != RM_OK || a->class_id != RM_CLASS_DEVICE_MEMORY) {
 		if (status == RM_OK)
 			a->object = o->handle;
 		return status;
 	}
-	status = take_memory(view, o->gpu, p->size, true);
-	if (status == RM_OK && (o->memory = malloc(sizeof *o->memory)))
-		*o->memory = (struct memory){.bytes = p->size, .gpu = o->gpu, .holders = 1};
+	status = take_memory(view, o->gpu, p->size);
+	if (status == RM_OK && (o->memory = calloc(1, sizeof *o->memory)))
+		*o->memory =
+			(struct memory){.bytes = p->size, .gpu = o->gpu, .holders = 1, .slot = view->slot};
 	if (status != RM_OK)
 		objects_free(o->client, o->handle, fd, NULL);
 	else

@@ -10,6 +10,8 @@ uint32_t memory_allocate(struct sim_view *view, int fd, struct rm_alloc *request
 uint32_t memory_heap(struct sim_view *view, int fd, struct rm_heap *request);
 /* A second handle for memory. */
 uint32_t memory_dup(int fd, struct rm_dup *request);
+/* Answers RM_SIM_SHARE. */
+uint32_t memory_share(const struct object *object, const struct rm_control *request);
 /* Nobody holds it any more. */
 void memory_give(struct sim_view *view, const struct memory *memory);
 

@@ -2,6 +2,7 @@
 #include "objects.h"
 
 #include "events.h"
+#include "uvm.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -119,6 +120,7 @@ static void free_tree(struct object *o, void (*gone)(const struct object *object
 	bool last = o->memory && --o->memory->holders == 0;
 	if (gone && (last || (object_is_channel(o) && o->compute)))
 		gone(o);
+	uvm_object_freed(o, last);
 	if (last)
 		free(o->memory);
 	events_free(o);

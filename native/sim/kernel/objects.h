@@ -8,10 +8,16 @@
 #include "../core/sim_rm.h"
 #include "../core/state.h"
 
+struct place;
+
 /* Device memory; several objects may hold it. */
 struct memory {
 	uint64_t bytes;
 	uint32_t gpu, holders;
+	uint32_t slot; /* that is charged for it */
+	uint64_t
+		shared_id; /* its row in the state's table of shared allocations, which is charged then; or 0 */
+	struct place *places; /* where it is mapped, or was (uvm.c) */
 };
 
 struct object {

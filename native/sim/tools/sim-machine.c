@@ -124,6 +124,15 @@ static int make_open_dir(const char *path, mode_t mode)
 	return chmod(path, mode) == 0 ? 0 : -errno;
 }
 
+/* Stands for a device file of /dev, which everybody may open. */
+static int make_device_file(const char *dir, const char *name)
+{
+	char path[PATH_MAX];
+	snprintf(path, sizeof path, "%.3000s/%s", dir, name);
+	FILE *file = fopen(path, "we");
+	return !file || fclose(file) != 0 || chmod(path, 0666) != 0 ? -errno : 0;
+}
+
 static int make_machine(const char *name, int count, char **models)
 {
 	char dir[PATH_MAX], path[PATH_MAX];
@@ -144,11 +153,8 @@ static int make_machine(const char *name, int count, char **models)
 	rc = sim_state_create(dir, (uint32_t)count);
 	if (rc)
 		return rc;
-	snprintf(path, sizeof path, "%.3000s/nvidiactl", dir);
-	FILE *control = fopen(path, "we");
-	if (!control || fclose(control) != 0 || chmod(path, 0666) != 0)
-		return -errno;
-	return 0;
+	rc = make_device_file(dir, "nvidiactl");
+	return rc ? rc : make_device_file(dir, "nvidia-uvm");
 }
 
 int main(int argc, char **argv)

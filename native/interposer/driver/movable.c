@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "driver/movable.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "base/lock.h"
+
+enum { BUCKETS = 1024 };
+
+struct entry {
+	struct hami_movable movable;
+	uint32_t mappings;
+	bool fixed;
+	struct entry *next;
+};
+
+static struct {
+	pthread_mutex_t lock;
+	_Atomic bool tracked;
+	uint64_t serial;
+	size_t count;
+	struct entry *buckets[BUCKETS];
+} movables = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static struct entry **bucket(uint32_t client, uint32_t handle)
+{
+	return &movables.buckets[(client * 31 + handle) % BUCKETS];
+}
+
+/* With the lock held. */
+static struct entry *find(uint32_t client, uint32_t handle)
+{
+	struct entry *e = *bucket(client, handle);
+	while (e && (e->movable.request.client != client || e->movable.request.object != handle))
+		e = e->next;
+	return e;
+}
+
+void hami_movable_track(void)
+{
+	movables.tracked = true;
+}
+
+bool hami_movable_tracked(void)
+{
+	return movables.tracked;
+}
+
+bool hami_movable_read(unsigned long number, const void *argument, struct hami_movable *out)
+{
+	const struct rm_alloc *a = argument;
+	if (_IOC_NR(number) != RM_NR_ALLOC || _IOC_SIZE(number) != sizeof *a || a->rights || a->flags ||
+	    !a->params)
+		return false;
+	const size_t size = a->size ? a->size : sizeof out->params; /* 0: the class's own */
+	if (size < sizeof out->params.head || size > sizeof out->params)
+		return false;
+	*out = (struct hami_movable){.request = *a};
+	memcpy(&out->params, (const void *)(uintptr_t)a->params, size);
+	return true;
+}
+
+void hami_movable_made(int fd, uint32_t handle, const struct hami_movable *asked)
+{
+	struct entry *e = malloc(sizeof *e);
+	if (!e)
+		return; /* it stays on the GPU */
+	*e = (struct entry){.movable = *asked};
+	e->movable.fd = fd;
+	e->movable.request.object = handle;
+	pthread_mutex_lock(&movables.lock);
+	struct entry **head = bucket(asked->request.client, handle);
+	e->movable.serial = ++movables.serial;
+	e->next = *head;
+	*head = e;
+	movables.count++;
+	pthread_mutex_unlock(&movables.lock);
+}
+
+void hami_movable_fix(uint32_t client, uint32_t handle)
+{
+	pthread_mutex_lock(&movables.lock);
+	struct entry *e = find(client, handle);
+	if (e)
+		e->fixed = true;
+	pthread_mutex_unlock(&movables.lock);
+}
+
+/* Takes the entry out of its bucket. With the lock held. */
+static void drop(struct entry **place)
+{
+	struct entry *gone = *place;
+	*place = gone->next;
+	movables.count--;
+	free(gone);
+}
+
+/* Drops all of a client, or all below a device. With the lock held. */
+static void drop_below(uint32_t client, uint32_t handle)
+{
+	for (size_t i = 0; i < BUCKETS && movables.count; i++)
+		for (struct entry **e = &movables.buckets[i]; *e;) {
+			const struct rm_alloc *r = &(*e)->movable.request;
+			if (r->client == client && (client == handle || r->parent == handle))
+				drop(e);
+			else
+				e = &(*e)->next;
+		}
+}
+
+void hami_movable_gone(uint32_t client, uint32_t handle)
+{
+	pthread_mutex_lock(&movables.lock);
+	struct entry **e = bucket(client, handle);
+	while (*e && ((*e)->movable.request.client != client || (*e)->movable.request.object != handle))
+		e = &(*e)->next;
+	if (*e)
+		drop(e);
+	else
+		drop_below(client, handle);
+	pthread_mutex_unlock(&movables.lock);
+}
+
+void hami_movable_mapped(int uvm_fd, const void *argument)
+{
+	struct uvm_map_external m;
+	/* The structure of an older driver is shorter: what lies behind it may not be ours to read. */
+	struct iovec to = {&m, sizeof m}, from = {(void *)(uintptr_t)argument, sizeof m};
+	if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != (ssize_t)sizeof m)
+		return;
+	pthread_mutex_lock(&movables.lock);
+	struct entry *e = find(m.client, m.memory);
+	if (e) {
+		e->mappings++;
+		e->fixed = e->fixed || e->mappings > 1 || m.offset || m.count != 1 || m.status;
+		e->movable.uvm_fd = uvm_fd;
+		e->movable.control_fd = m.control_fd;
+		e->movable.base = m.base;
+		e->movable.length = m.length;
+		e->movable.gpu = m.gpu[0];
+	}
+	pthread_mutex_unlock(&movables.lock);
+}
+
+void hami_movable_unmapped(uint64_t base, uint64_t length)
+{
+	pthread_mutex_lock(&movables.lock);
+	for (size_t i = 0; i < BUCKETS && movables.count; i++)
+		for (struct entry *e = movables.buckets[i]; e; e = e->next)
+			if (e->mappings && (e->movable.base - base < length || e->movable.base == base))
+				e->mappings--;
+	pthread_mutex_unlock(&movables.lock);
+}
+
+struct hami_movable *hami_movable_list(uint64_t least, size_t *count)
+{
+	*count = 0;
+	pthread_mutex_lock(&movables.lock);
+	struct hami_movable *list = movables.count ? calloc(movables.count, sizeof *list) : NULL;
+	for (size_t i = 0; i < BUCKETS && list; i++)
+		for (const struct entry *e = movables.buckets[i]; e; e = e->next)
+			if (e->mappings == 1 && !e->fixed &&
+			    e->movable.length == e->movable.params.head.size && e->movable.length >= least)
+				list[(*count)++] = e->movable;
+	pthread_mutex_unlock(&movables.lock);
+	return list;
+}
+
+bool hami_movable_same(const struct hami_movable *movable)
+{
+	pthread_mutex_lock(&movables.lock);
+	const struct entry *e = find(movable->request.client, movable->request.object);
+	bool same = e && e->movable.serial == movable->serial && e->mappings == 1 && !e->fixed;
+	pthread_mutex_unlock(&movables.lock);
+	return same;
+}
+
+void hami_movable_forked(void)
+{
+	hami_lock_renew(&movables.lock);
+	if (!movables.tracked)
+		return;
+	movables.tracked =
+		false; /* the parent's objects: their memory is left, as another thread may have held the lock */
+	movables.count = 0;
+	memset(movables.buckets, 0, sizeof movables.buckets);
+}

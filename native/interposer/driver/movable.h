@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What it takes to free an object of this process's device memory and to make it again, with the same handle at the same
+ * addresses, without the application noticing (docs/adr/077): the request that made it, as libcuda wrote it, and how
+ * UVM maps it. An object that anything else was done with (mapped for the CPU, given a second handle, mapped twice or in
+ * part) is fixed: it stays where it is.
+ *
+ * Nothing is kept before hami_movable_track(). Thread-safe, not async-signal-safe: one lock, held over no call. A forked
+ * child starts with none.
+ */
+#ifndef HAMI_MOVABLE_H
+#define HAMI_MOVABLE_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "rm_abi.h"
+#include "uvm_abi.h"
+
+struct hami_movable {
+	uint64_t serial; /* no other has it: an object of the same handle may follow */
+	int fd;          /* owns the client */
+	struct rm_alloc request;
+	struct rm_memory_params params;
+	int uvm_fd, control_fd;
+	uint64_t base, length;
+	struct uvm_attributes gpu;
+};
+
+/* From now on; return whether. */
+void hami_movable_track(void);
+bool hami_movable_tracked(void);
+
+/* Copies what a request for device memory asks for, before it is made. False: it is of a form that is not kept. */
+bool hami_movable_read(unsigned long number, const void *argument, struct hami_movable *out);
+/* The request was answered: the object has this handle. */
+void hami_movable_made(int fd, uint32_t handle, const struct hami_movable *asked);
+/* Something was done with the object that a new one would not know of. */
+void hami_movable_fix(uint32_t client, uint32_t handle);
+/* The object is no more; `handle` may be its client, its parent, or any other object. */
+void hami_movable_gone(uint32_t client, uint32_t handle);
+
+/* UVM mapped, or unmapped. `argument` as in the ioctl, which succeeded. */
+void hami_movable_mapped(int uvm_fd, const void *argument);
+void hami_movable_unmapped(uint64_t base, uint64_t length);
+
+/*
+ * Returns copies of all objects of at least that size that can be moved; NULL when there is none, or no memory for it. The
+ * caller frees them.
+ */
+struct hami_movable *hami_movable_list(uint64_t least, size_t *count);
+/* Returns whether the object is still there, and still as it was. */
+bool hami_movable_same(const struct hami_movable *movable);
+
+/* In a forked child. */
+void hami_movable_forked(void);
+
+#endif

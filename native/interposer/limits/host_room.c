@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "limits/host_room.h"
+
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Reads the beginning of a file as text; "" when it cannot be read. */
+static void read_text(const char *path, char *text, size_t size)
+{
+	ssize_t length = -1;
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd >= 0) {
+		length = read(fd, text, size - 1);
+		close(fd);
+	}
+	text[length > 0 ? length : 0] = '\0';
+}
+
+/* Returns the number in a file; UINT64_MAX when there is none ("max", or no such file). */
+static uint64_t read_number(const char *path)
+{
+	char text[32];
+	read_text(path, text, sizeof text);
+	return *text >= '0' && *text <= '9' ? strtoull(text, NULL, 10) : UINT64_MAX;
+}
+
+static uint64_t machine_room(void)
+{
+	static const char name[] = "MemAvailable:";
+	char text[4096];
+	read_text("/proc/meminfo", text, sizeof text);
+	const char *line = strstr(text, name);
+	return line ? strtoull(line + sizeof name - 1, NULL, 10) << 10 : UINT64_MAX;
+}
+
+/* Returns the room below a directory of cgroups and all above it, up to `root`, whose length is `least`. */
+static uint64_t cgroup_room(char *path, size_t least, const char *limit_name, const char *used_name)
+{
+	uint64_t room = UINT64_MAX;
+	for (size_t length = strlen(path); length > least; length = (size_t)(strrchr(path, '/') - path)) {
+		char file[4200];
+		path[length] = '\0';
+		snprintf(file, sizeof file, "%.4000s/%s", path, limit_name);
+		uint64_t limit = read_number(file);
+		snprintf(file, sizeof file, "%.4000s/%s", path, used_name);
+		uint64_t used = read_number(file);
+		if (limit != UINT64_MAX && used != UINT64_MAX) {
+			uint64_t left = limit > used ? limit - used : 0;
+			room = left < room ? left : room;
+		}
+	}
+	return room;
+}
+
+static uint64_t cgroups_room(void)
+{
+	static const char v1[] = "/sys/fs/cgroup/memory", v2[] = "/sys/fs/cgroup";
+	char text[8192], path[4100], *rest = text;
+	uint64_t room = UINT64_MAX;
+	read_text("/proc/self/cgroup", text, sizeof text);
+	for (char *line; (line = strsep(&rest, "\n"));) {
+		const char *name = strchr(line, ':'), *own = name ? strchr(name + 1, ':') : NULL;
+		if (!own || own[1] != '/')
+			continue;
+		const bool is_v2 = own == name + 1, is_v1 = strncmp(name, ":memory:", 8) == 0;
+		if (!is_v1 && !is_v2)
+			continue;
+		snprintf(path, sizeof path, "%s%.4000s", is_v2 ? v2 : v1, own[2] ? own + 1 : "");
+		uint64_t left = is_v2 ? cgroup_room(path, sizeof v2 - 1, "memory.max", "memory.current")
+				      : cgroup_room(path, sizeof v1 - 1, "memory.limit_in_bytes",
+						    "memory.usage_in_bytes");
+		room = left < room ? left : room;
+	}
+	return room;
+}
+
+uint64_t hami_host_room(void)
+{
+	uint64_t machine = machine_room(), cgroups = cgroups_room();
+	return machine < cgroups ? machine : cgroups;
+}

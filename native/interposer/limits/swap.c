@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "limits/swap.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "driver/access.h"
+#include "driver/libc.h"
+#include "driver/movable.h"
+#include "driver/rm_objects.h"
+#include "limits/hold.h"
+#include "limits/host_room.h"
+#include "limits/launched.h"
+#include "limits/outstanding.h"
+#include "limits/transfer.h"
+#include "region/process.h"
+
+#define MS 1000000ll
+#define LOOK_NS (20 * MS)   /* between two looks at the record */
+#define RETRY_NS (200 * MS) /* after a move that did not succeed */
+#define PATIENCE_NS (2 * HAMI_NS_PER_S)
+#define LEAST_BYTES                                                                                          \
+	(4ull << 20) /* smaller objects stay: some are libcuda's own, which the GPU reads at any time */
+
+/* What was moved. */
+static struct swap {
+	_Atomic bool running, ended, shared, moving, away; /* away: the objects are not on the GPU */
+	uint32_t state;                                    /* HAMI_SWAPPED_* as last told */
+	struct hami_movable *objects;
+	struct hami_piece *pieces; /* of the objects, in their order */
+	size_t count;
+	char *arena;
+	size_t bytes; /* of the arena */
+	uint64_t moved;
+	CUcontext context; /* in which it was copied; none is made or destroyed meanwhile */
+} swap;
+
+static int64_t now(void)
+{
+	return hami_clock_steady();
+}
+
+static void rest(int64_t ns)
+{
+	nanosleep(&(struct timespec){.tv_sec = ns / HAMI_NS_PER_S, .tv_nsec = ns % HAMI_NS_PER_S}, NULL);
+}
+
+static void tell(uint32_t state, uint64_t bytes)
+{
+	struct hami_region *region = hami_slice_region(0);
+	int32_t slot = __atomic_load_n(&region->slot, __ATOMIC_ACQUIRE);
+	if (slot < 0)
+		return;
+	struct hami_usage_slot *own = &region->usage->slots[slot];
+	if (state == HAMI_SWAPPED_HOST && swap.state != state && swap.state != HAMI_SWAPPED_RETURNING)
+		__atomic_fetch_add(&own->swap_count, 1, __ATOMIC_RELAXED);
+	__atomic_store_n(&own->swapped_bytes, bytes, __ATOMIC_RELAXED);
+	__atomic_store_n(&own->swap_state, state, __ATOMIC_SEQ_CST);
+	swap.state = state;
+}
+
+/* ---- the driver's side: one object ---- */
+
+static bool unmap(const struct hami_movable *m)
+{
+	struct uvm_unmap_external request = {.base = m->base, .length = m->length};
+	memcpy(request.gpu_uuid, m->gpu.gpu_uuid, sizeof request.gpu_uuid);
+	return !hami_real_ioctl()(m->uvm_fd, UVM_UNMAP_EXTERNAL, &request) && !request.status;
+}
+
+static bool unmake(const struct hami_movable *m)
+{
+	struct rm_free f = {
+		.client = m->request.client, .parent = m->request.parent, .object = m->request.object};
+	return !hami_real_ioctl()(m->fd, RM_REQUEST(RM_NR_FREE, struct rm_free), &f) && !f.status;
+}
+
+static bool map(const struct hami_movable *m)
+{
+	static struct uvm_map_external request; /* 9 KB; one thread */
+	request = (struct uvm_map_external){.base = m->base,
+					    .length = m->length,
+					    .count = 1,
+					    .control_fd = m->control_fd,
+					    .client = m->request.client,
+					    .memory = m->request.object};
+	request.gpu[0] = m->gpu;
+	return !hami_real_ioctl()(m->uvm_fd, UVM_MAP_EXTERNAL, &request) && !request.status;
+}
+
+/* Returns a status of the resource manager; the object is mapped when that is RM_OK. */
+static uint32_t make(const struct hami_movable *m)
+{
+	struct rm_memory_params params = m->params;
+	struct rm_alloc a = m->request;
+	a.params = (uint64_t)(uintptr_t)&params;
+	a.status = RM_OK;
+	if (hami_real_ioctl()(m->fd, RM_REQUEST(RM_NR_ALLOC, struct rm_alloc), &a))
+		return RM_NOT_SUPPORTED;
+	if (a.status == RM_OK && !map(m))
+		return RM_INVALID_ARGUMENT;
+	return a.status;
+}
+
+/* ---- out ---- */
+
+/* Waits until the GPU has done all that the process gave it. */
+static bool drained(void)
+{
+	const int64_t end = now() + PATIENCE_NS;
+	while (hami_outstanding_look(0, hami_objects_started(0)) != HAMI_NOTHING_OUTSTANDING) {
+		if (now() >= end)
+			return false;
+		rest(MS / 2);
+	}
+	return true;
+}
+
+static void forget(void)
+{
+	if (swap.arena)
+		munmap(swap.arena, swap.bytes);
+	free(swap.objects);
+	free(swap.pieces);
+	swap.arena = NULL;
+	swap.objects = NULL;
+	swap.pieces = NULL;
+	swap.count = 0;
+	swap.bytes = 0;
+}
+
+/* Makes room on the host for all objects that can be moved. Returns HAMI_SWAPPED_HOST, or why there is none. */
+static uint32_t plan(void)
+{
+	swap.objects = hami_movable_list(LEAST_BYTES, &swap.count);
+	swap.pieces = calloc(swap.count ? swap.count : 1, sizeof *swap.pieces);
+	for (size_t i = 0; i < swap.count; i++)
+		swap.bytes += swap.objects[i].length;
+	if (!swap.pieces || swap.bytes > hami_host_room())
+		return HAMI_SWAPPED_ROOM;
+	if (!swap.bytes)
+		return HAMI_SWAPPED_HOST;
+	void *arena = mmap(NULL, swap.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (arena == MAP_FAILED)
+		return HAMI_SWAPPED_ROOM;
+	madvise(arena, swap.bytes, MADV_HUGEPAGE);
+	swap.arena = arena;
+	size_t at = 0;
+	for (size_t i = 0; i < swap.count; at += swap.objects[i++].length)
+		swap.pieces[i] = (struct hami_piece){.device = swap.objects[i].base,
+						     .host = swap.arena + at,
+						     .bytes = swap.objects[i].length};
+	return HAMI_SWAPPED_HOST;
+}
+
+/* The memory could not be had again, or its content: the program cannot go on. */
+static void lose(const char *what)
+{
+	hami_log(0,
+		 "device memory that was moved to the host cannot be brought back (%s); the program ends\n",
+		 what);
+	abort();
+}
+
+/* Frees what was copied. Keeps the objects that are gone from the GPU, and forgets the others. */
+static uint64_t free_copied(void)
+{
+	uint64_t bytes = 0;
+	size_t kept = 0;
+	for (size_t i = 0; i < swap.count; i++) {
+		const struct hami_movable m = swap.objects[i];
+		if (swap.pieces[i].failed || !hami_movable_same(&m))
+			continue;
+		if (!unmap(&m))
+			continue;
+		if (!unmake(&m)) {
+			if (!map(&m))
+				lose("it was unmapped and could neither be freed nor mapped");
+			continue;
+		}
+		bytes += m.length;
+		swap.objects[kept] = m;
+		swap.pieces[kept].device = swap.pieces[i].device;
+		swap.pieces[kept].host = swap.pieces[i].host;
+		swap.pieces[kept].bytes = swap.pieces[i].bytes;
+		swap.pieces[kept++].failed = false;
+	}
+	swap.count = kept;
+	return bytes;
+}
+
+/* Gives back what the device's pools keep without need: nobody can copy what is not allocated. */
+static void trim_pools(const struct real_cuda *real, CUcontext context)
+{
+	CUcontext before;
+	CUdevice device;
+	CUmemoryPool pool;
+	if (!real->cuMemPoolTrimTo || !real->cuDeviceGetMemPool || !real->cuDeviceGetDefaultMemPool ||
+	    real->cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+		return;
+	if (real->cuCtxGetDevice(&device) == CUDA_SUCCESS) {
+		if (real->cuDeviceGetMemPool(&pool, device) == CUDA_SUCCESS)
+			real->cuMemPoolTrimTo(pool, 0);
+		if (real->cuDeviceGetDefaultMemPool(&pool, device) == CUDA_SUCCESS)
+			real->cuMemPoolTrimTo(pool, 0);
+	}
+	real->cuCtxPopCurrent_v2(&before);
+}
+
+/* Moves the memory to the host, with the process's work held. Returns HAMI_SWAPPED_*. */
+static uint32_t move_held(const struct real_cuda *real, CUcontext context)
+{
+	if (!drained())
+		return HAMI_SWAPPED_BUSY;
+	trim_pools(real, context);
+	uint32_t state = plan();
+	if (state != HAMI_SWAPPED_HOST)
+		return state;
+	if (swap.count && !hami_transfer(real, context, swap.pieces, swap.count, true))
+		return HAMI_SWAPPED_DRIVER;
+	if (!hami_hold_close(HAMI_HOLD_MEMORY, PATIENCE_NS))
+		return HAMI_SWAPPED_BUSY;
+	swap.moved = free_copied();
+	swap.away = true;
+	tell(HAMI_SWAPPED_HOST, swap.moved);
+	return HAMI_SWAPPED_HOST;
+}
+
+static uint32_t move_out(const struct real_cuda *real)
+{
+	CUcontext context = hami_slice_count() == 1 ? hami_outstanding_only(0) : NULL;
+	if (!context)
+		return HAMI_SWAPPED_CONTEXTS;
+	if (!hami_hold_close(HAMI_HOLD_WORK, PATIENCE_NS))
+		return HAMI_SWAPPED_BUSY;
+	swap.context = context;
+	uint32_t state = swap.shared ? HAMI_SWAPPED_SHARED : move_held(real, context);
+	if (state != HAMI_SWAPPED_HOST) {
+		forget();
+		hami_hold_open(HAMI_HOLD_WORK);
+	}
+	return state;
+}
+
+/* ---- in ---- */
+
+/* Makes all objects again, or none: returns RM_OK, RM_NO_MEMORY when the GPU has no room, or the driver's refusal. */
+static uint32_t make_all(void)
+{
+	for (size_t i = 0; i < swap.count; i++) {
+		uint32_t status = make(&swap.objects[i]);
+		if (status == RM_OK)
+			continue;
+		while (status == RM_NO_MEMORY && i--)
+			if (!unmap(&swap.objects[i]) || !unmake(&swap.objects[i]))
+				status = RM_INVALID_ARGUMENT;
+		return status;
+	}
+	return RM_OK;
+}
+
+static bool move_in(const struct real_cuda *real)
+{
+	uint32_t status = make_all();
+	if (status == RM_NO_MEMORY)
+		return false;
+	if (status != RM_OK)
+		lose("the driver refused it");
+	hami_hold_open(HAMI_HOLD_MEMORY);
+	while (swap.count && !hami_transfer(real, swap.context, swap.pieces, swap.count, false))
+		rest(RETRY_NS); /* the host is out of memory, or of threads */
+	for (size_t i = 0; i < swap.count; i++)
+		if (swap.pieces[i].failed)
+			lose("a copy failed");
+	forget();
+	swap.away = false;
+	hami_hold_open(HAMI_HOLD_WORK);
+	return true;
+}
+
+/* ---- the thread ---- */
+
+static bool shall_be_away(void)
+{
+	const uint32_t wanted = __atomic_load_n(&hami_slice_region(0)->job->swap, __ATOMIC_SEQ_CST);
+	return wanted == HAMI_SWAP_OUT || wanted == HAMI_SWAP_SUSPENDED;
+}
+
+/*
+ * Says that the memory comes back, before it does. Returns false when it shall stay after all: root, who says so first and
+ * looks at the state then, has seen either this, and waits, or that the memory is on the host, and it stays there.
+ * (The store of the state and the load of the record are sequentially consistent.)
+ */
+static bool may_return(void)
+{
+	tell(HAMI_SWAPPED_RETURNING, swap.moved);
+	return !shall_be_away();
+}
+
+/* Does what the record says. Returns when to look again, ns from now. */
+static int64_t follow(const struct real_cuda *real)
+{
+	const int64_t begun = now();
+	const bool out = shall_be_away();
+	if (out == swap.away) {
+		const uint32_t state = out ? HAMI_SWAPPED_HOST : HAMI_SWAPPED_GPU;
+		if (swap.state != state)
+			tell(state, out ? swap.moved : 0);
+		return LOOK_NS;
+	}
+	if (out) {
+		uint32_t state = move_out(real);
+		if (!swap.away) {
+			tell(state, 0);
+			return RETRY_NS +
+			       (now() -
+				begun); /* a program that is busy is held for half of the time at most */
+		}
+	} else if (!may_return()) {
+		return 0;
+	} else if (!move_in(real)) {
+		return RETRY_NS;
+	} else {
+		tell(HAMI_SWAPPED_GPU, 0);
+	}
+	hami_log(1, "%llu MiB moved to the %s in %lld ms\n", (unsigned long long)swap.moved >> 20,
+		 out ? "host" : "GPU", (long long)((now() - begun) / MS));
+	return LOOK_NS;
+}
+
+static void *mover(void *nothing)
+{
+	const struct real_cuda *real = hami_resolved_cuda();
+	pthread_setname_np(pthread_self(), "hami-swap");
+	hami_hold_pass();
+	while (real && !swap.ended) {
+		swap.moving = true;
+		int64_t gap = swap.ended ? LOOK_NS : follow(real);
+		swap.moving = false;
+		rest(gap);
+	}
+	return nothing;
+}
+
+void hami_swap_prepare(void)
+{
+	if (hami_slice_count() != 1 || hami_movable_tracked() ||
+	    hami_slice_region(0)->job->swap == HAMI_SWAP_NEVER)
+		return;
+	hami_movable_track();
+	hami_launched_hold();
+}
+
+void hami_swap_begin(void)
+{
+	if (!hami_movable_tracked() || atomic_exchange(&swap.running, true))
+		return;
+	int rc = hami_thread(mover, NULL);
+	if (rc)
+		hami_log(0, "no thread to move the device memory (%s); it stays on the GPU\n", strerror(rc));
+}
+
+void hami_swap_share(void)
+{
+	swap.shared = true;
+}
+
+/*
+ * libcuda gives back its objects one by one when the process ends, and hangs over some that are not there. So they are
+ * made again, without their content; as long as the GPU has no room, the process waits as its calls did.
+ */
+void hami_swap_end(void)
+{
+	const int64_t end = now() + PATIENCE_NS;
+	swap.ended = true;
+	while (swap.moving && now() < end)
+		rest(MS);
+	while (swap.away && !swap.moving && make_all() == RM_NO_MEMORY)
+		rest(RETRY_NS);
+	hami_hold_open(HAMI_HOLD_MEMORY);
+	hami_hold_open(HAMI_HOLD_WORK);
+}
+
+void hami_swap_forked(void)
+{
+	if (!swap.running)
+		return;
+	memset(&swap, 0, sizeof swap);
+}

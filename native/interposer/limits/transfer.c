@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "limits/transfer.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <string.h>
+
+#include "limits/hold.h"
+
+#define CHUNK (32ull << 20)
+enum { WORKERS_MOST = 8 };
+
+struct transfer {
+	const struct real_cuda *real;
+	CUcontext context;
+	struct hami_piece *pieces;
+	size_t count;
+	bool to_host;
+	_Atomic size_t next;   /* chunk, of all pieces' */
+	_Atomic size_t worked; /* threads that could */
+};
+
+static size_t chunks_of(const struct hami_piece *piece)
+{
+	return (piece->bytes + CHUNK - 1) / CHUNK;
+}
+
+static bool copy(const struct transfer *t, CUdeviceptr device, char *host, char *buffer, size_t bytes,
+		 CUstream stream)
+{
+	if (!t->to_host)
+		memcpy(buffer, host, bytes);
+	CUresult result = t->to_host ? t->real->cuMemcpyDtoHAsync_v2(buffer, device, bytes, stream)
+				     : t->real->cuMemcpyHtoDAsync_v2(device, buffer, bytes, stream);
+	if (result != CUDA_SUCCESS || t->real->cuStreamSynchronize(stream) != CUDA_SUCCESS)
+		return false;
+	if (t->to_host)
+		memcpy(host, buffer, bytes);
+	return true;
+}
+
+/* Copies chunks until there is none left. */
+static void copy_chunks(struct transfer *t, char *buffer, CUstream stream)
+{
+	size_t piece = 0, first = 0; /* the first chunk of that piece */
+	for (;;) {
+		size_t chunk = t->next++;
+		while (piece < t->count && chunk >= first + chunks_of(&t->pieces[piece]))
+			first += chunks_of(&t->pieces[piece++]);
+		if (piece == t->count)
+			return;
+		struct hami_piece *p = &t->pieces[piece];
+		size_t at = (chunk - first) * CHUNK, bytes = p->bytes - at < CHUNK ? p->bytes - at : CHUNK;
+		if (!p->failed && !copy(t, p->device + at, p->host + at, buffer, bytes, stream))
+			p->failed = true;
+	}
+}
+
+static void *worker(void *argument)
+{
+	struct transfer *t = argument;
+	const struct real_cuda *real = t->real;
+	CUcontext before;
+	CUstream stream;
+	void *buffer;
+	hami_hold_pass();
+	if (real->cuCtxPushCurrent_v2(t->context) != CUDA_SUCCESS)
+		return NULL;
+	if (real->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS) {
+		if (real->cuMemHostAlloc(&buffer, CHUNK, 0) == CUDA_SUCCESS) {
+			t->worked++;
+			copy_chunks(t, buffer, stream);
+			real->cuMemFreeHost(buffer);
+		}
+		real->cuStreamDestroy_v2(stream);
+	}
+	real->cuCtxPopCurrent_v2(&before);
+	return NULL;
+}
+
+bool hami_transfer(const struct real_cuda *real, CUcontext context, struct hami_piece *pieces, size_t count,
+		   bool to_host)
+{
+	struct transfer t = {
+		.real = real, .context = context, .pieces = pieces, .count = count, .to_host = to_host};
+	pthread_t threads[WORKERS_MOST];
+	cpu_set_t cpus;
+	int wanted = sched_getaffinity(0, sizeof cpus, &cpus) ? 1 : CPU_COUNT(&cpus), started = 0;
+	while (started < WORKERS_MOST && started < wanted &&
+	       !pthread_create(&threads[started], NULL, worker, &t))
+		started++;
+	for (int i = 0; i < started; i++)
+		pthread_join(threads[i], NULL);
+	if (!started)
+		worker(&t);
+	return t.worked > 0;
+}
