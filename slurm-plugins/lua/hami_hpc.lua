@@ -28,26 +28,59 @@ local RETURN_CODES = { E_UPDATE = 2073, E_CLASS_CHANGE = 2073 } -- ESLURM_JOB_NO
 local source = string.gsub(debug.getinfo(1, "S").source, "^@", "")
 local directory = string.match(source, "^(.*/)") or "./"
 
+-- The script that Slurm runs is beside slurm.conf, and so is the site's table.
+local script_directory, script
+for level = 2, 8 do
+	local info = debug.getinfo(level, "S")
+	local path, name = string.match(info and info.source or "", "^@(.*)/([^/]*)$")
+	if name == "job_submit.lua" or name == "cli_filter.lua" then
+		script_directory, script = path, name
+	end
+end
+
 local function load_part(name)
 	return dofile(directory .. "hami_hpc_" .. name .. ".lua")
 end
 
-local contract = load_part("contract")
-local errors = load_part("errors")(contract)
-local grammar = load_part("gres")(contract, load_part("request")(contract, errors, load_part("keys")(contract, errors)))
-local units = load_part("units")(contract, errors, grammar, load_part("mig")(contract, errors, grammar))
-local features = load_part("features")(contract, errors)
-local settings = load_part("settings")(contract, errors, grammar)
-local slurm_conf = load_part("slurm_conf")(contract, settings)
-local jobs = load_part("jobs")(contract, errors, grammar, units, features, settings, slurm_conf)
-local steps = load_part("steps")(contract, errors, grammar, units, features, settings)
+-- A part that is loaded when something of it is first used: most jobs need none, and most requests only some, and each
+-- sbatch would wait for all of them.
+local parts = {}
+local function part(name, ...)
+	local given, loaded = { ... }, nil
+	local function load()
+		if not loaded then
+			local made = load_part(name)
+			loaded = type(made) == "function" and made((unpack or table.unpack)(given)) or made
+		end
+		return loaded
+	end
+	parts[#parts + 1] = load
+	return setmetatable({}, {
+		__index = function(_, key)
+			return load()[key]
+		end,
+	})
+end
 
--- The script that Slurm runs is beside slurm.conf, and so is the site's table.
-for level = 2, 8 do
-	local info = debug.getinfo(level, "S")
-	local path = info and string.match(info.source, "^@(.*)/[^/]*$")
-	if path and string.find(info.source, "/job_submit%.lua$") or path and string.find(info.source, "/cli_filter%.lua$") then
-		settings.script_directory = path
+local contract = part("contract")
+local errors = part("errors", contract)
+local grammar = part("gres", contract, part("request", contract, errors, part("keys", contract, errors)))
+local places = part("places", contract, errors)
+local mig = part("mig", contract, errors, grammar)
+local models = part("models", contract, errors, grammar, mig)
+local units = part("units", contract, errors, grammar, mig, places, models)
+local features = part("features", contract, errors)
+local settings = part("settings", contract, errors, grammar, script_directory)
+local slurm_conf = part("slurm_conf", contract, settings)
+local whole = part("whole", contract, errors, grammar, features, settings)
+local jobs = part("jobs", contract, errors, grammar, units, features, settings, slurm_conf, whole)
+local step_places = part("step_places", contract, grammar)
+local steps = part("steps", contract, errors, grammar, units, features, settings, whole, step_places)
+
+-- slurmctld runs for months, and has all parts from the start: those of a later version would not fit.
+if script == "job_submit.lua" then
+	for _, load in ipairs(parts) do
+		load()
 	end
 end
 
@@ -79,6 +112,20 @@ local function refuse_in_client(refusal)
 	return slurm.ERROR
 end
 
+-- The options of sbatch, salloc and srun in which a vgpu request may stand, --gres the first.
+local OPTIONS = { "gres", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task" }
+
+-- Returns whether a command names a vgpu, or one of its units, anywhere.
+local function mentions_vgpu(options)
+	for _, name in ipairs(OPTIONS) do
+		local value = options[name]
+		if value and string.find(value, "vgpu", 1, true) then
+			return true
+		end
+	end
+	return false
+end
+
 local M = { slurm_conf = slurm_conf, grammar = grammar, units = units, features = features, settings = settings, errors = errors }
 
 -- For slurm_job_submit. Call it after the code that sets the job's partition or QoS.
@@ -99,12 +146,15 @@ function M.job_modify(job_desc, job_rec, part_list, _modify_uid)
 	end, refuse_in_controller)
 end
 
--- For slurm_cli_pre_submit.
+-- For slurm_cli_pre_submit. srun has work to do for steps of all jobs with parts of a GPU.
 function M.cli_pre_submit(options, _offset)
+	if options.type ~= "srun" and not mentions_vgpu(options) then
+		return slurm.SUCCESS
+	end
 	return guarded(function()
 		steps.pre_submit(options)
 	end, function()
-		return steps.concerns(options)
+		return mentions_vgpu(options)
 	end, refuse_in_client)
 end
 

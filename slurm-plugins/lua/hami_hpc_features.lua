@@ -16,13 +16,28 @@ return function(contract, errors)
 	end
 	local TYPE_HEAD = string.match(contract.features.type, "^[^{]*")
 
+	-- Returns the GPU types of "(vgpu_type_a|vgpu_type_b)", or of the same in brackets, which gives all nodes of a job one of
+	-- them; nil for another term.
+	local function types_of_group(term)
+		local inside = string.match(term, "^%((.*)%)$") or string.match(term, "^%[(.*)%]$")
+		local types = {}
+		for word in string.gmatch(inside and inside .. "|" or "", "([^|]*)|") do
+			local name = string.sub(word, 1, #TYPE_HEAD) == TYPE_HEAD and string.sub(word, #TYPE_HEAD + 1)
+			if not name or not string.find(name, "^[%w_%-]+$") then
+				return nil
+			end
+			types[#types + 1] = name
+		end
+		return inside and types or nil
+	end
+
 	-- Returns "mode", "policy" or "type" for a feature of hami_hpc's, nil for the site's own.
 	local function kind_of(term)
 		if MODES[term] then
 			return "mode"
 		elseif POLICIES[term] then
 			return "policy"
-		elseif string.sub(term, 1, #TYPE_HEAD) == TYPE_HEAD then
+		elseif string.sub(term, 1, #TYPE_HEAD) == TYPE_HEAD or types_of_group(term) then
 			return "type"
 		end
 		return nil
@@ -49,8 +64,8 @@ return function(contract, errors)
 		return terms, has_or
 	end
 
-	-- Returns hami_hpc's features that `expression` (nil or a --constraint) requires, in order, without those in
-	-- alternatives.
+	-- Returns hami_hpc's features that `expression` (nil or a --constraint) requires, in order: without those in
+	-- alternatives, but for a choice of GPU types, which is one term.
 	function M.ours(expression)
 		local required = {}
 		local terms, has_or = split(expression or "")
@@ -73,7 +88,7 @@ return function(contract, errors)
 	-- Returns the GPU type that `expression` requires, or nil.
 	function M.type_of(expression)
 		for _, term in ipairs(M.ours(expression)) do
-			if kind_of(term) == "type" then
+			if kind_of(term) == "type" and not types_of_group(term) then
 				return string.sub(term, #TYPE_HEAD + 1)
 			end
 		end
@@ -90,9 +105,23 @@ return function(contract, errors)
 		return nil
 	end
 
-	-- Gives a request the GPU type and the mode that `expression` requires, where it says none itself.
+	-- Returns the GPU types that `expression` leaves to choose from, as the value of the key type, or nil.
+	local function types_of(expression)
+		for _, term in ipairs(M.ours(expression)) do
+			local types = types_of_group(term)
+			if types then
+				return table.concat(types, "|")
+			end
+		end
+		return nil
+	end
+
+	-- Gives a request the GPU type or types and the mode that `expression` requires, where it says none itself.
 	function M.complete(request, expression)
-		request.gpu_type = request.gpu_type or M.type_of(expression)
+		if not request.gpu_type and not request.type then
+			request.gpu_type = M.type_of(expression)
+			request.type = not request.gpu_type and types_of(expression) or nil
+		end
 		if not request.mode and not request.mig and not request.isolation then
 			request.mode = M.mode_of(expression)
 		end
@@ -152,6 +181,7 @@ return function(contract, errors)
 		local present, missing = {}, {}
 		for _, term in ipairs(M.ours(base)) do
 			present[term] = true
+			present["(" .. string.sub(term, 2, -2) .. ")"] = types_of_group(term) and true or nil
 		end
 		for _, term in ipairs(wanted) do
 			if not present[term] then

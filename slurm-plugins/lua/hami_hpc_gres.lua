@@ -13,23 +13,40 @@ return function(contract, grammar)
 		return string.format("%s%s:%d", prefix, name, count)
 	end
 
+	-- Returns the shards of each slice as tokens: several slices have a type each, one slice has none.
+	local function shard_tokens(units, prefix)
+		local tokens = {}
+		for i, place in ipairs(units.places or {}) do
+			tokens[i] = token(prefix, GRES.shard .. ":" .. place, units.shards)
+		end
+		if #tokens == 0 then
+			tokens[1] = token(prefix, GRES.shard, units.shards)
+		end
+		return tokens
+	end
+
 	-- Returns a job's units as tokens with `prefix`. Without `class`, which the client does not decide, vgpu has no type.
 	function M.job_tokens(units, prefix, class)
-		local tokens = {
-			token(prefix, GRES.shard, units.shards),
-			prefix .. GRES.class .. (class and ":" .. class or "") .. ":1",
-			token(prefix, GRES.mem, units.mem_mib),
-			token(prefix, GRES.cores, units.cores),
-		}
+		local tokens = shard_tokens(units, prefix)
+		tokens[#tokens + 1] = token(prefix, GRES.class .. (class and ":" .. class or ""), units.count or 1)
+		tokens[#tokens + 1] = token(prefix, GRES.mem, units.mem_mib)
+		tokens[#tokens + 1] = token(prefix, GRES.cores, units.cores)
 		if units.slo_us then
 			tokens[#tokens + 1] = token(prefix, GRES.slo, units.slo_us)
 		end
 		return tokens
 	end
 
-	-- Returns a step's units as tokens, without vgpu: the job has only one, and its steps must be able to run at once.
+	-- Returns a step's units as tokens. Without vgpu where the job has one slice, because its steps must be able to run at
+	-- once; `units.count` is nil there.
 	function M.step_tokens(units)
-		return { token("", GRES.shard, units.shards), token("", GRES.mem, units.mem_mib), token("", GRES.cores, units.cores) }
+		local tokens = shard_tokens(units, "")
+		if units.count then
+			tokens[#tokens + 1] = token("", GRES.class, units.count)
+		end
+		tokens[#tokens + 1] = token("", GRES.mem, units.mem_mib)
+		tokens[#tokens + 1] = token("", GRES.cores, units.cores)
+		return tokens
 	end
 
 	-- Returns whether the list names vgpu_mem, vgpu_cores, vgpu_slo or one of `classes` (a table by name). Steps may; Slurm limits
@@ -43,34 +60,72 @@ return function(contract, grammar)
 			or (head ~= nil and classes[head] ~= nil)
 	end
 
-	-- Returns true and the class for "vgpu", "vgpu:1" or, if with_class, "vgpu:std:1"; else false. With_class is for what
+	-- Returns the count and the class for "vgpu", "vgpu:2" or, if with_class, "vgpu:std:2"; else nil. With_class is for what
 	-- Slurm has of a job, whose class the settings may have lost since.
 	local function read_class(body, with_class)
-		local rest = string.sub(body, #NAME + 1)
-		if rest == "" or string.find(rest, "^[:=]1$") then
-			return true, nil
+		local head, digits = string.match(body, "^(.-)[:=]([0-9]+)$")
+		local count = tonumber(digits or "1")
+		local rest = string.sub(head or body, #NAME + 1)
+		if count < 1 or count > limits.slices_max then
+			return nil
+		elseif rest == "" then
+			return count
 		end
-		local class = string.match(rest, "^:" .. CLASS .. "[:=]1$") or string.match(rest, "^:" .. CLASS .. "$")
+		local class = string.match(rest, "^:" .. CLASS .. "$")
 		if with_class and class and #class <= contract.classes.name_max then
-			return true, class
+			return count, class
 		end
-		return false, nil
+		return nil
 	end
 
-	-- Parses units: returns { request = { mem_mib, cores, slo_us }, service_class, others, prefix }, or nil if `text` is not the
-	-- complete form that job_tokens writes (plus other gres). Ignores shards, because they follow from the rest.
+	-- Returns the types of the shards in a list, in its order: "" for shards without one.
+	function M.shard_types(text)
+		local types = {}
+		for token in string.gmatch(#text > contract.request.max_length and "" or text, "[^,]+") do
+			local _, body = grammar.split_prefix(token)
+			if grammar.name_of(body) == GRES.shard then
+				types[#types + 1] = string.match(body, "^%w+:(%a%w*)") or ""
+			end
+		end
+		return types
+	end
+
+	-- Divides the sums of several slices. Returns whether they are equal slices, each with a shard type of its own.
+	local function divide(parsed, count, text)
+		local request, types, seen = parsed.request, M.shard_types(text), {}
+		for _, name in ipairs(types) do
+			if seen[name] or not string.find(contract.places.names, name, 1, true) or #name ~= 1 then
+				return false
+			end
+			seen[name] = true
+		end
+		if #types ~= count or request.mem_mib % count ~= 0 or request.cores % count ~= 0 then
+			return false
+		end
+		request.mem_mib, request.cores, request.count = request.mem_mib / count, request.cores / count, count
+		parsed.places = types
+		return true
+	end
+
+	-- Parses units: returns { request = { count, mem_mib, cores, slo_us }, service_class, places, others, prefix }, or nil if
+	-- `text` is not the complete form that job_tokens writes (plus other gres). `request` is of each slice. `places` are the
+	-- types of several slices. Ignores the number of shards, because it follows from the rest.
 	function M.parse_units(text, with_class)
 		if not string.find(text, GRES.mem, 1, true) or #text > contract.request.max_length then
 			return nil
 		end
-		local request, parsed = {}, { others = {} }
+		local request, parsed, slices = {}, { others = {} }, nil
 		for token in string.gmatch(text, "[^,]+") do
 			local prefix, body = grammar.split_prefix(token)
 			local name = grammar.name_of(body)
 			local count = tonumber(string.match(body, "^[a-z_]+[:=]([0-9]+)$"))
 			if name == GRES.class then
-				local is_valid, class = read_class(body, with_class)
-				if not is_valid or parsed.prefix then
+				local class
+				if parsed.prefix then
+					return nil
+				end
+				slices, class = read_class(body, with_class)
+				if not slices then
 					return nil
 				end
 				parsed.prefix, parsed.service_class = prefix, class
@@ -88,17 +143,22 @@ return function(contract, grammar)
 				parsed.others[#parsed.others + 1] = token
 			end
 		end
-		local mem, cores = request.mem_mib, request.cores
-		if not parsed.prefix or not mem or mem < 1 or mem > limits.mem_mib_max then
+		parsed.request = request
+		if not parsed.prefix or not request.mem_mib or not request.cores then
 			return nil
-		elseif not cores or cores < limits.cores_min or cores > limits.cores_max then
+		elseif slices > 1 and not divide(parsed, slices, text) then
+			return nil
+		end
+		local mem, cores = request.mem_mib, request.cores
+		if mem < 1 or mem > limits.mem_mib_max then
+			return nil
+		elseif cores < limits.cores_min or cores > limits.cores_max then
 			return nil
 		end
 		local slo = request.slo_us
 		if slo and (slo < limits.slo_us_min or slo > limits.slo_us_max) then
 			return nil
 		end
-		parsed.request = request
 		return parsed
 	end
 
@@ -145,8 +205,5 @@ return function(contract, grammar)
 		return M.carries_in_gpu(text) or grammar.mentions(text)
 	end
 
-	for name, value in pairs(grammar) do
-		M[name] = value
-	end
-	return M
+	return setmetatable(M, { __index = grammar })
 end

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 -- job_submit and job_modify, in slurmctld: check a job's request and translate it into the units that are scheduled.
 
-return function(contract, errors, grammar, units, features, settings, slurm_conf)
+return function(contract, errors, grammar, units, features, settings, slurm_conf, whole)
 	local M = {}
 	local fail = errors.fail
 	local GRES = contract.gres
@@ -9,6 +9,8 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 	local EXCLUSIVE = 0 -- JOB_SHARED_NONE in job_desc.shared, and max_share of a partition with OverSubscribe=EXCLUSIVE
 	local SPANK_ENV_MAX = 32768 -- bytes; the kernel starts no program with 131,072 in one variable
 	local PLACEHOLDER_NAME = "hami-hpc-drain" -- root's jobs that hold a GPU out of service: docs/adr/028
+	local TURNS = 720720 -- that all numbers of places up to 16 divide
+	local turn = 0 -- of the places of the next job with several slices; a restart of slurmctld begins again
 	local STATE_FLAGS = 256 -- job_state: the state is in the low byte, flags are in the higher ones
 
 	-- The fields in which Slurm stores the values of other options.
@@ -24,6 +26,15 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 			items[#items + 1] = item
 		end
 		return items
+	end
+
+	-- Returns the fields of a job in which it can ask for gres. Slurm makes a string for each reading of one.
+	local function gres_fields(job)
+		local fields = { tres_per_node = job.tres_per_node }
+		for _, row in ipairs(OTHER_FIELDS) do
+			fields[row[1]] = job[row[1]]
+		end
+		return fields
 	end
 
 	-- Refuses vgpu in an option other than --gres, and names the option that works.
@@ -174,6 +185,27 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		return nil
 	end
 
+	-- Returns the number of the first place for a job with `count` slices (nil: one): each such job begins where the one
+	-- before it ended. job_submit knows no job id.
+	local function next_turn(count)
+		local first = turn
+		turn = (turn + (count or 0)) % TURNS
+		return first
+	end
+
+	-- Returns the places that a job has already and keeps: those that the client gave srun's job and step, or those of a
+	-- pending job. nil: it has none, or srun's are not there.
+	local function places_kept(parsed, at, site)
+		local request = parsed.request
+		if at.places and request.count then
+			units.check_places(request, site, at.partitions, at.places)
+			return at.places
+		elseif parsed.places and units.has_places(request, site, at.partitions, parsed.places) then
+			return parsed.places
+		end
+		return nil
+	end
+
 	-- Writes the units of `parsed` into `job`. `at` has the job's partitions, all partitions (parts), the effective
 	-- --constraint (features), and the class (service_class) or the QoS that decides it.
 	local function place(job, parsed, at)
@@ -181,8 +213,14 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		local request = parsed.request
 		check_lengths(at)
 		refuse_whole_nodes(job, at.partitions, at.parts)
+		units.apply_preset(request, site)
 		features.complete(request, at.features)
 		local result = units.resolve(request, site, at.partitions)
+		local places = places_kept(parsed, at, site)
+		if not places and request.count then
+			result = units.resolve(request, site, at.partitions, nil, next_turn(request.count))
+		end
+		result.places = places or result.places
 		local class = at.service_class or class_of(site, at.qos, job.default_qos)
 		local constraint = with_features(at.features, at, result)
 		local preferred = preferred_features(job, at, result, constraint)
@@ -213,15 +251,19 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		if submit_uid == 0 and job.user_id == 0 and job.name == PLACEHOLDER_NAME then
 			return
 		end
-		local text = job.tres_per_node or ""
+		local asked = gres_fields(job)
+		local text = asked.tres_per_node or ""
 		check_spank_env(job)
-		refuse_other_options(job, text)
+		refuse_other_options(asked, text)
 		local parsed = parse_job(text, job.script == nil)
-		if not parsed and not find_shards(job, text) then
+		if not parsed and not find_shards(asked, text) then
+			if whole.names_type(asked) then
+				whole.translate(job, partitions_of(job.partition, parts), job.features)
+			end
 			return -- most jobs of a cluster end here
 		end
 		local at = { parts = parts, partitions = partitions_of(job.partition, parts), features = job.features, prefer = job.prefer }
-		parsed = parsed or read_bare_shards(job, text, at)
+		parsed = parsed or read_bare_shards(asked, text, at)
 		if not parsed then
 			return
 		end
@@ -241,6 +283,15 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		return job.qos or record.qos
 	end
 
+	-- Refuses an update that would leave a job shards of other types than those of its new slices.
+	local function refuse_other_count(old, count)
+		local types = grammar.shard_types(old)
+		local has_one = #types == 1 and types[1] == ""
+		if #types > 0 and (#types ~= count or has_one ~= (count == 1)) then
+			fail("E_COUNT_CHANGE", { key = tostring(#types), given = tostring(count) })
+		end
+	end
+
 	-- Refuses updates that would leave parts of a vgpu. Slurm merges an update into a pending job's request: a gres or
 	-- type that the update does not name stays (tried on 22.05). So a class cannot be changed, and gres=shard:1 would
 	-- leave a job its vgpu_mem with a single shard.
@@ -251,6 +302,9 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		end
 		if text and not parsed then
 			fail("E_UPDATE_KEEPS", { given = text })
+		end
+		if parsed then
+			refuse_other_count(record.tres_per_node, parsed.request.count or 1)
 		end
 		local qos = qos_after(job, record)
 		if current and job.qos and class_of(settings.need(), qos, job.default_qos) ~= current.service_class then
@@ -277,6 +331,7 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 			prefer = job.prefer,
 			qos = qos_after(job, record),
 			service_class = current and current.service_class,
+			places = current and current.places,
 			old_features = record.features,
 			replace = true,
 		}
@@ -286,15 +341,18 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 			fail("E_UPDATE")
 		elseif grammar.mentions(old) then
 			refuse_merges(job, record, text, parsed, current)
+		elseif parsed then
+			refuse_other_count(old, parsed.request.count or 1)
 		end
 		if parsed then
 			refuse_conflicts(job)
 			place(job, parsed, at)
 		elseif current and is_pending and (job.partition or job.features or job.prefer) then
-			current.request.gpu_type = features.type_of(record.features)
-			current.request.mode = features.mode_of(record.features)
+			features.complete(current.request, record.features)
 			at.keep = features.ours(record.features)
 			place(job, current, at)
+		elseif whole.names_type(gres_fields(job)) then
+			whole.translate(job, at.partitions, at.features, true)
 		end
 	end
 

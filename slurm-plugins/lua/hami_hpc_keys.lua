@@ -16,13 +16,13 @@ return function(contract, errors)
 		limits.percent_max
 	)
 
-	-- Returns a request that has `key`. A MIG profile stands alone: it says how much memory and how many cores it has.
+	-- Returns a request that has `key`. A MIG profile and a preset stand alone: they say how much memory and cores.
 	local function example_with(key)
-		local example = rules.example
-		if key == "mig" then
-			return "--gres=" .. rules.name .. ":" .. rules.keys.mig.example
+		local example, of_key = rules.example, string.gsub(rules.keys[key].example, " or .*", "")
+		if key == "mig" or key == "preset" then
+			return "--gres=" .. rules.name .. ":" .. of_key
 		end
-		return string.find(example, key .. "=", 1, true) and example or example .. "," .. rules.keys[key].example
+		return string.find(example, key .. "=", 1, true) and example or example .. "," .. of_key
 	end
 
 	function M.fail_value(code, key, value)
@@ -50,6 +50,47 @@ return function(contract, errors)
 			request.mem_percent = number
 		else
 			fail("E_MEM_RANGE", { given = value, allowed = MEM_RANGE })
+		end
+	end
+
+	-- One slice is no count, so that a request has one form.
+	local function parse_count(request, value)
+		if not string.find(value, "^[1-9][0-9]*$") then
+			fail("E_COUNT_FORM", { given = value })
+		elseif #value > 2 or tonumber(value) > limits.slices_max then
+			fail("E_COUNT", { given = value, allowed = "slices_max can be " .. limits.slices_max .. " at most" })
+		end
+		request.count = tonumber(value) > 1 and tonumber(value) or nil
+	end
+
+	local function parse_preset(request, value)
+		if #value > limits.preset_name_max or not string.find(value, "^[A-Za-z0-9_%-]+$") then
+			M.fail_value("E_PRESET_FORM", "preset", value)
+		end
+		request.preset = value
+	end
+
+	-- Returns the names in the value of `type`, and whether they are those to avoid.
+	function M.types_in(value)
+		local names, negation, list = {}, string.match(value, "^(!?)(.*)$")
+		for name in string.gmatch(list .. "|", "([^|]*)|") do
+			names[#names + 1] = name
+		end
+		return names, negation == "!"
+	end
+
+	-- One type is what vgpu:TYPE asks for, so that a request has one form.
+	local function parse_type(request, value)
+		local names, is_negated = M.types_in(value)
+		for _, name in ipairs(names) do
+			if not string.find(name, "^[A-Za-z0-9_%-]+$") then
+				M.fail_value("E_TYPE_LIST", "type", value)
+			end
+		end
+		if #names == 1 and not is_negated then
+			request.gpu_type = value
+		else
+			request.type = value
 		end
 	end
 
@@ -134,6 +175,24 @@ return function(contract, errors)
 
 	-- One row for each key of the contract: `parse` reads the value into the request, `text` returns it (nil: not set).
 	M.KEYS = {
+		preset = {
+			parse = parse_preset,
+			text = function(request)
+				return request.preset
+			end,
+		},
+		type = {
+			parse = parse_type,
+			text = function(request)
+				return request.type
+			end,
+		},
+		count = {
+			parse = parse_count,
+			text = function(request)
+				return request.count and string.format("%d", request.count)
+			end,
+		},
 		mem = { parse = parse_mem, text = mem_text },
 		cores = {
 			parse = parse_cores,

@@ -166,7 +166,8 @@ return function(contract, errors, grammar)
 				sized.mem_mib = site.default_request.mem_mib and math.min(site.default_request.mem_mib, largest or 0)
 				sized.mem_percent = site.default_request.mem_percent
 			end
-			sized.cores = request.cores or site.default_cores
+			local default = site.default_cores ~= contract.request.cores_proportional and site.default_cores or nil
+			sized.cores = request.cores or default -- nil: the instance has the cores of its memory
 		end
 		return sized
 	end

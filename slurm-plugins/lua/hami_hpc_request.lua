@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 -- The grammar of a vgpu request. hami_hpc/core/request.py is the same in Python; tests/vectors check that both agree.
 --
---   vgpu[:TYPE][:KEY=VALUE{,|;}...][:1]     as users write it
+--   vgpu[:TYPE][:COUNT][:KEY=VALUE{,|;}...]  as users write it; COUNT may also be last
 --   vgpu[:[TYPE;]KEY~VALUE;...]             as the client's filter rewrites it for Slurm's own parsers, which count
 --                                           colons and read what follows the last = as a number
 --
@@ -23,6 +23,7 @@ return function(contract, errors, keys)
 	local KEYS, fail_value = keys.KEYS, keys.fail_value
 
 	M.slo_text = keys.slo_text
+	M.types_in = keys.types_in
 
 	-- Splits "gres:vgpu:1" into "gres:" and "vgpu:1"; the prefix may be "".
 	function M.split_prefix(token)
@@ -36,6 +37,19 @@ return function(contract, errors, keys)
 	-- Returns the name of a gres token ("gpu" of "gpu:a100:2").
 	function M.name_of(body)
 		return string.match(body, "^[A-Za-z0-9_.%-]*")
+	end
+
+	local function is_count(text)
+		return string.find(text, "^[+%-]?[0-9]+[KkMmGgTtPp]?$") ~= nil
+	end
+
+	-- Refuses a value of `type` that vgpu:TYPE could not say either: a key, a count or a class is no GPU type.
+	local function check_type(state, value, piece)
+		if KEYS[value] or is_count(value) then
+			fail_value("E_TYPE_LIST", "type", value)
+		elseif state.classes[value] or CLASSES[value] then
+			fail("E_RAW_UNITS", { given = piece })
+		end
 	end
 
 	-- Reads one KEY=VALUE into `state`.
@@ -52,29 +66,25 @@ return function(contract, errors, keys)
 			fail("E_KEY_DOUBLE", { key = key, given = piece })
 		elseif value == "" then
 			fail_value("E_VALUE_EMPTY", key, "")
+		elseif key == "type" and state.request.gpu_type then
+			fail("E_KEY_DOUBLE", { key = key, given = state.request.gpu_type .. " and " .. piece })
 		end
 		state.seen[key] = true
 		KEYS[key].parse(state.request, value)
-	end
-
-	local function is_count(text)
-		return string.find(text, "^[+%-]?[0-9]+[KkMmGgTtPp]?$") ~= nil
-	end
-
-	local function check_count(text)
-		if text ~= "1" then
-			fail(string.find(text, "^[1-9][0-9]*$") and "E_COUNT" or "E_COUNT_FORM", { given = text })
+		if key == "type" then
+			check_type(state, value, piece)
 		end
 	end
 
+	-- Reads what stands without a key: the type, or the count.
 	local function set_type(state, text, body)
-		if state.has_parameters or state.request.gpu_type then
+		if is_count(text) then
+			assign(state, "count=" .. text)
+			return
+		elseif state.has_parameters or state.request.gpu_type or state.seen.count then
 			fail("E_FORM", { given = body })
 		elseif KEYS[text] then
 			fail_value("E_VALUE_EMPTY", text, "")
-		elseif is_count(text) then
-			check_count(text) -- vgpu:2;mem=8G
-			fail("E_COUNT_FORM", { given = text })
 		elseif not string.find(text, "^[A-Za-z0-9_%-]+$") then
 			fail("E_TYPE_FORM", { given = text, example = "--gres=vgpu:h200:mem=8G" })
 		elseif state.classes[text] or CLASSES[text] then
@@ -83,7 +93,7 @@ return function(contract, errors, keys)
 		state.request.gpu_type = text
 	end
 
-	-- Reads pieces between semicolons; the first may be the type.
+	-- Reads pieces between semicolons; the first may be the type or the count.
 	local function feed_pieces(state, segment, body)
 		for piece in string.gmatch(segment .. ";", "([^;]*);") do
 			if piece ~= "" and not state.has_parameters and not string.find(piece, "[=~]") then
@@ -100,13 +110,8 @@ return function(contract, errors, keys)
 		for segment in string.gmatch(text .. ":", "([^:]*):") do
 			if segment == "" then
 				fail("E_EMPTY", { given = body })
-			elseif state.has_count then
-				fail("E_FORM", { given = body })
 			elseif string.find(segment, "[=~;]") then
 				feed_pieces(state, segment, body)
-			elseif is_count(segment) then
-				check_count(segment)
-				state.has_count = true
 			else
 				set_type(state, segment, body)
 			end
@@ -200,7 +205,7 @@ return function(contract, errors, keys)
 	end
 
 	-- Parses a whole gres list. Returns nil if it has nothing of hami_hpc's, else
-	--   { request = { gpu_type, mem_mib | mem_percent, cores, mode, policy, slo_us }, others = { tokens }, prefix = "" | "gres:" | "gres/" }
+	--   { request = { preset, gpu_type | type, count, mem_mib | mem_percent, cores, mode, policy, slo_us }, others = { tokens }, prefix = "" | "gres:" | "gres/" }
 	-- `classes` is a table by the names of the site's classes: no user may write one, as it is the type of the units.
 	-- Raises a refusal (errors.fail).
 	function M.parse(text, classes)
@@ -231,6 +236,12 @@ return function(contract, errors, keys)
 		end
 		if state.conflict then
 			fail(state.conflict[1], { given = state.conflict[2] })
+		elseif state.request.preset and state.request.count then
+			fail("E_PRESET_COUNT", {
+				given = string.format("%d", state.request.count),
+				key = state.request.preset,
+				example = "--gres=vgpu:2:mem=8G,cores=50",
+			})
 		end
 		return { request = state.request, others = state.others, prefix = state.prefix }
 	end

@@ -3,7 +3,7 @@
 --
 -- The table is read for each vgpu request, so that a change takes effect at once and other jobs are not delayed.
 
-return function(contract, errors, grammar)
+return function(contract, errors, grammar, script_directory)
 	local M = {}
 	local VERSION = 1
 	local FILE = "hami_hpc_site.lua"
@@ -21,8 +21,8 @@ return function(contract, errors, grammar)
 		if conf and conf ~= "" then
 			paths[1] = directory_of(conf)
 		end
-		if M.script_directory then
-			paths[#paths + 1] = M.script_directory
+		if script_directory then
+			paths[#paths + 1] = script_directory
 		end
 		paths[#paths + 1] = "/etc/slurm"
 		return paths
@@ -32,11 +32,11 @@ return function(contract, errors, grammar)
 	-- beside its slurm.conf.
 	function M.slurm_conf_paths()
 		local paths, conf = {}, os.getenv("SLURM_CONF")
-		if M.script_directory then
-			if conf and directory_of(conf) == M.script_directory then
+		if script_directory then
+			if conf and directory_of(conf) == script_directory then
 				paths[1] = conf
 			end
-			paths[#paths + 1] = M.script_directory .. "/slurm.conf"
+			paths[#paths + 1] = script_directory .. "/slurm.conf"
 		end
 		if conf and conf ~= "" then
 			paths[#paths + 1] = conf
@@ -81,6 +81,22 @@ return function(contract, errors, grammar)
 		return true
 	end
 
+	-- Returns the requests of the presets by name; nil and a reason if one is not understood.
+	local function read_presets(texts)
+		local presets = {}
+		if type(texts) ~= "table" then
+			return nil, "presets is not understood"
+		end
+		for name, text in pairs(texts) do
+			local succeeded, parsed = pcall(grammar.parse, contract.request.name .. ":" .. tostring(text))
+			if not succeeded or not parsed or parsed.request.preset or parsed.request.count then
+				return nil, "presets." .. tostring(name) .. " = " .. tostring(text) .. " is not understood"
+			end
+			presets[name] = parsed.request
+		end
+		return presets
+	end
+
 	-- Returns the table with the contract's defaults for what it lacks; nil and a reason if it cannot be used.
 	function M.complete(site)
 		local defaults = contract.site.defaults
@@ -99,15 +115,29 @@ return function(contract, errors, grammar)
 		for name, entry in pairs(site.partitions) do
 			if type(entry) ~= "table" or type(entry.gpu_models) ~= "table" then
 				return nil, "partitions." .. tostring(name) .. " has no gpu_models"
+			elseif entry.gpus ~= nil and not number_or(entry.gpus) then
+				return nil, "partitions." .. tostring(name) .. ".gpus is not understood"
 			end
 		end
 		if number_or(site.memory_scaling, 1) > 1 then
 			return nil, "memory_scaling = " .. site.memory_scaling .. " is above 1, and memory cannot be oversold yet"
 		end
+		local slices_max = site.slices_max or defaults.slices_max
+		if not number_or(slices_max) or slices_max % 1 ~= 0 or slices_max > contract.request.limits.slices_max then
+			return nil, "slices_max = " .. tostring(slices_max) .. " is not understood"
+		end
+		local presets, reason = read_presets(site.presets or {})
+		if not presets then
+			return nil, reason
+		end
 		local full = {
+			slices_max = slices_max,
 			shard_mib = number_or(site.shard_mib, defaults.shard_mib),
 			memory_scaling = number_or(site.memory_scaling, defaults.memory_scaling),
-			default_cores = number_or(site.default_cores, defaults.default_cores),
+			default_cores = site.default_cores == contract.request.cores_proportional and site.default_cores
+				or number_or(site.default_cores, defaults.default_cores),
+			max_tenants = number_or(site.max_tenants, defaults.max_tenants),
+			presets = presets,
 			bare_shard = site.bare_shard or defaults.bare_shard,
 			qos_enforced = site.qos_enforced,
 			modes = site.modes or defaults.modes,

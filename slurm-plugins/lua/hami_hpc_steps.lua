@@ -6,10 +6,16 @@
 -- token, "vgpu:mem~8G;cores~50", which job_submit translates. Steps do not pass through job_submit, so they are
 -- translated here; slurmctld limits them to the job's units, whatever the client sends.
 
-return function(contract, errors, grammar, units, features, settings)
+return function(contract, errors, grammar, units, features, settings, whole, step_places)
 	local M = {}
 	local fail = errors.fail
 	local GRES = contract.gres
+	-- Slurm takes these for jobs with gres/gpu alone, and refuses others without a reason.
+	local PER_GPU = {
+		{ "cpus-per-gpu", "ask for CPUs with --cpus-per-task=N" },
+		{ "mem-per-gpu", "ask for memory of the node with --mem=16G" },
+		{ "gpu-freq", "leave it out" },
+	}
 	local OTHER_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task" }
 
 	local function split_list(text)
@@ -34,25 +40,75 @@ return function(contract, errors, grammar, units, features, settings)
 		return id and string.match(id, "^[0-9]+")
 	end
 
-	-- Returns mem_mib, cores and partition of the job, or nil if it has no vgpu. Reads them from the environment in a step
-	-- of the job, else (in the shell of salloc, or for srun --jobid) from slurmctld.
-	local function job_units(job_id)
+	-- Returns a number from 0 to `below` - 1 that differs from one command to the next.
+	local function any_number(below)
+		local seed = os.time()
+		for digits in string.gmatch(tostring({}) .. os.clock(), "%d+") do
+			seed = (seed * 31 + tonumber(digits)) % 2147483647
+		end
+		return seed % below
+	end
+
+	-- Returns the units of the job as the environment in a step of it has them, or nil: count, and mem_mib, cores and shards
+	-- of each slice. The shards may be missing.
+	local function units_here(job_id)
 		local mem_mib = tonumber(os.getenv("HAMI_HPC_MEM_MIB") or "")
 		local cores = tonumber(os.getenv("HAMI_HPC_CORES") or "")
-		if mem_mib and cores and os.getenv("SLURM_JOB_ID") == job_id then
-			return { mem_mib = mem_mib, cores = cores, partition = os.getenv("SLURM_JOB_PARTITION") }
+		local count = tonumber(os.getenv("HAMI_HPC_VGPU") or "1") or 1
+		local shards = tonumber(os.getenv("SLURM_SHARDS_ON_NODE") or "")
+		if not mem_mib or not cores or os.getenv("SLURM_JOB_ID") ~= job_id then
+			return nil
+		elseif count < 1 or mem_mib % count ~= 0 or cores % count ~= 0 then
+			return nil
+		end
+		return {
+			count = count,
+			mem_mib = mem_mib / count,
+			cores = cores / count,
+			shards = shards and shards % count == 0 and shards / count or nil,
+			partition = os.getenv("SLURM_JOB_PARTITION"),
+		}
+	end
+
+	-- Returns count, mem_mib, cores, shards (nil: not known) and partition of the job, or nil if it has no vgpu. Reads them
+	-- from the environment in a step of the job, else (in the shell of salloc, or for srun --jobid) from slurmctld. That
+	-- alone knows the types of several slices (places).
+	local function job_units(job_id, with_places)
+		local here = not with_places and units_here(job_id)
+		if here then
+			return here
 		end
 		local pipe = io.popen("scontrol -o show job " .. job_id .. " 2>/dev/null", "r")
 		local line = pipe and pipe:read("*l") or ""
 		if pipe then
 			pipe:close()
 		end
-		local units_of_job = grammar.parse_units(string.match(line, " TresPerNode=(%S+)") or "", true)
+		local list = string.match(line, " TresPerNode=(%S+)") or ""
+		local units_of_job = grammar.parse_units(list, true)
 		if not units_of_job then
 			return nil
 		end
-		local partition = string.match(line, " Partition=(%S+)")
-		return { mem_mib = units_of_job.request.mem_mib, cores = units_of_job.request.cores, partition = partition }
+		local request = units_of_job.request
+		return {
+			count = request.count or 1,
+			mem_mib = request.mem_mib,
+			cores = request.cores,
+			shards = tonumber(string.match(list, GRES.shard .. ":%a[:=]([0-9]+)") or ""),
+			places = units_of_job.places,
+			partition = string.match(line, " Partition=(%S+)"),
+		}
+	end
+
+	-- Gives a step of a job with several slices whole ones, so that each slice is of one step at a time. slurmctld finds a
+	-- GPU for one slice itself; several need their types, and a GPU has only one.
+	local function place_step(step, job, job_id, count)
+		step.count = count
+		step.mem_mib, step.cores = step.mem_mib * count, step.cores * count
+		if count == 1 then
+			return
+		end
+		local names = (job.places and job or job_units(job_id, true) or {}).places or {}
+		step.places = count < job.count and step_places.choose(job_id, names, count, settings.classes()) or names
 	end
 
 	-- Returns the shards for a request with mem_mib and cores. If several GPU models are possible, returns the fewest: a
@@ -93,14 +149,25 @@ return function(contract, errors, grammar, units, features, settings)
 			fail("E_STEP_OUTSIDE")
 		end
 		local request = parsed.request
+		local count = request.count or 1
+		if count > job.count then
+			fail("E_STEP_TOO_BIG", { key = "count", given = count, allowed = string.format("%d", job.count) })
+		end
 		local site, reason = settings.read()
 		local partitions = split_list(job.partition)
+		if not site and request.preset then
+			fail("E_SITE", { given = reason })
+		elseif request.preset then
+			units.apply_preset(request, site)
+		end
 		local mem_mib = request.mem_mib or job.mem_mib
 		if request.mem_percent then
 			if not site then
 				fail("E_SITE", { given = reason })
 			end
-			mem_mib = units.resolve({ gpu_type = request.gpu_type, mem_percent = request.mem_percent, cores = 1 }, site, partitions).mem_mib
+			local of_gpu = { gpu_type = request.gpu_type, type = request.type, mem_percent = request.mem_percent, cores = 1 }
+			units.check_percentages(of_gpu, site, partitions)
+			mem_mib = units.resolve(of_gpu, site, partitions).mem_mib
 		end
 		local cores = request.cores or job.cores
 		if mem_mib > job.mem_mib then
@@ -110,7 +177,12 @@ return function(contract, errors, grammar, units, features, settings)
 			fail("E_STEP_TOO_BIG", { key = "cores", given = cores, allowed = string.format("%d", job.cores) })
 		end
 		local step = { gpu_type = request.gpu_type, mem_mib = mem_mib, cores = cores }
-		step.shards = step_shards(step, site, partitions, job)
+		if job.count > 1 then
+			step.shards = job.shards or step_shards(job, site, partitions, job)
+			place_step(step, job, job_id, count)
+		else
+			step.shards = step_shards(step, site, partitions, job)
+		end
 		set_gres(options, grammar.step_tokens(step), parsed.others)
 	end
 
@@ -130,6 +202,18 @@ return function(contract, errors, grammar, units, features, settings)
 		return names
 	end
 
+	-- Returns the units of a request of srun that may be in any partition of the site, as it names none. The step asks for as
+	-- few shards as the job can have in any of them: with more than the job has it would not start.
+	local function resolve_anywhere(request, site)
+		local partitions, turn = all_partitions(site), any_number(site.slices_max)
+		units.check_percentages(request, site, partitions)
+		local result = units.resolve(request, site, partitions, nil, turn)
+		for _, name in ipairs(partitions) do
+			result.shards = math.min(result.shards, units.resolve(request, site, { name }, nil, turn).shards)
+		end
+		return result
+	end
+
 	-- Translates the request of an srun outside an allocation to units, because Slurm uses one list for the job and its
 	-- step. job_submit reads them back and computes the shards again; the constraint carries mode, policy and
 	-- type.
@@ -138,15 +222,23 @@ return function(contract, errors, grammar, units, features, settings)
 		grammar.check_length("--constraint", options.constraint or "")
 		local site, reason = settings.read()
 		local wanted = split_list(options.partition)
+		if site then
+			units.apply_preset(request, site)
+		end
 		features.complete(request, options.constraint)
 		local succeeded, result
 		if site then
-			-- The client does not know the default partition, so without --partition all partitions must agree.
-			succeeded, result = pcall(units.resolve, request, site, #wanted > 0 and wanted or all_partitions(site))
+			-- The client does not know the default partition, so without --partition all partitions must allow it.
+			if #wanted > 0 then
+				succeeded, result = pcall(units.resolve, request, site, wanted, nil, any_number(site.slices_max))
+			else
+				succeeded, result = pcall(resolve_anywhere, request, site)
+			end
 		else
 			result = errors.new("E_SITE", { given = reason })
 		end
-		local needs_site = request.mig or request.isolation or request.mode == contract.request.mode_auto
+		local needs_site = request.count or request.mig or request.isolation or request.mode == contract.request.mode_auto
+		needs_site = needs_site or request.preset or request.type
 		if not succeeded and (#wanted > 0 and site or needs_site or not request.mem_mib or not request.cores) then
 			error(result, 0)
 		elseif not succeeded then
@@ -175,13 +267,24 @@ return function(contract, errors, grammar, units, features, settings)
 		grammar.check_length("--constraint", options.constraint or "")
 		local wanted = split_list(options.partition)
 		if site and #wanted > 0 then
-			local request = parsed.request
-			local gpu_type, mode = request.gpu_type, request.mode
+			local request = {} -- job_submit gets what was written
+			for key, value in pairs(parsed.request) do
+				request[key] = value
+			end
+			units.apply_preset(request, site)
 			features.complete(request, options.constraint)
 			units.resolve(request, site, wanted)
-			request.gpu_type, request.mode = gpu_type, mode
 		end
 		set_gres(options, { grammar.glued(parsed.request) }, parsed.others)
+	end
+
+	local function check_per_gpu(options)
+		for _, row in ipairs(PER_GPU) do
+			local value = options[row[1]]
+			if value and value ~= "0" then -- an unset number is 0
+				fail("E_PER_GPU", { key = row[1], given = value, allowed = row[2] })
+			end
+		end
 	end
 
 	function M.pre_submit(options)
@@ -191,16 +294,24 @@ return function(contract, errors, grammar, units, features, settings)
 				fail("E_OPTION", { key = "--" .. name, given = value })
 			end
 		end
+		local is_srun = options.type == "srun"
+		local job_id = is_srun and job_of(options)
+		if is_srun then
+			local partitions = split_list(job_id and os.getenv("SLURM_JOB_PARTITION") or options.partition)
+			local wanted = whole.translate_srun(options, partitions)
+			if not job_id then
+				add_constraint(options, wanted)
+			end
+		end
 		local text = options.gres
 		if not text then
 			return
 		end
-		local is_srun = options.type == "srun"
-		local job_id = is_srun and job_of(options)
 		if not grammar.mentions(text) then
 			return is_srun and not job_id and translate_srun_shards(options, text)
 		end
 		grammar.check_length("--gres", text)
+		check_per_gpu(options)
 		if job_id then
 			return translate_step(options, text, job_id)
 		end
@@ -213,15 +324,6 @@ return function(contract, errors, grammar, units, features, settings)
 		else
 			glue_job(options, parsed)
 		end
-	end
-
-	-- Returns whether this command mentions vgpu. Used only after an internal error.
-	function M.concerns(options)
-		local all = options.gres or ""
-		for _, name in ipairs(OTHER_OPTIONS) do
-			all = all .. (options[name] or "")
-		end
-		return string.find(all, contract.request.name, 1, true) ~= nil
 	end
 
 	return M

@@ -2,98 +2,13 @@
 -- Translates a request, by the site's table, into the units that Slurm schedules: shards, MiB, percent, class, node
 -- features. hami_hpc/core/units.py is the same in Python; tests/vectors check that both agree.
 
-return function(contract, errors, grammar, mig)
-	local M = {}
+return function(contract, errors, grammar, mig, places, models)
+	local M = setmetatable({}, { __index = models })
 	local fail = errors.fail
 	local floor = math.floor
 
 	local listed, contains = mig.listed, mig.contains
-	local MIG, AUTO = "mig", contract.request.mode_auto
-
-	local function sorted_keys(map)
-		local names = {}
-		for name in pairs(map) do
-			names[#names + 1] = name
-		end
-		table.sort(names)
-		return names
-	end
-
-	-- Returns "partition gpu" or "partitions a, b".
-	function M.where_text(partitions)
-		return (#partitions == 1 and "partition " or "partitions ") .. errors.shorten(table.concat(partitions, ", "))
-	end
-
-	-- Returns the MiB of one GPU of `model` that can be granted, and its number of shards.
-	-- Rounds both down, so that shards * shard_mib never exceeds the MiB.
-	function M.capacity(site, model)
-		local entry = site.gpu_models[model]
-		if not entry then
-			fail("E_SITE", { given = "gpu_models." .. model .. " is missing" })
-		end
-		local mib = floor(entry.total_mib * site.memory_scaling)
-		return mib, floor(mib / site.shard_mib)
-	end
-
-	-- Returns the models that a request may run on: the type asked for, or every model of the partitions.
-	local function candidates(site, request, partitions)
-		local models = {}
-		for _, name in ipairs(partitions) do
-			local partition = site.partitions[name]
-			if not partition or #partition.gpu_models == 0 then
-				local allowed = listed(sorted_keys(site.partitions))
-				fail("E_NO_VGPU_HERE", { where = M.where_text({ name }), allowed = allowed })
-			elseif request.gpu_type and not contains(partition.gpu_models, request.gpu_type) then
-				fail("E_TYPE_UNKNOWN", {
-					given = request.gpu_type,
-					where = M.where_text({ name }),
-					allowed = listed(partition.gpu_models),
-					example = "--gres=vgpu:" .. partition.gpu_models[1] .. ":mem=8G",
-				})
-			end
-			for _, model in ipairs(partition.gpu_models) do
-				if not contains(models, model) then
-					models[#models + 1] = model
-				end
-			end
-		end
-		return request.gpu_type and { request.gpu_type } or models
-	end
-
-	local function fail_type_needed(models, partitions)
-		fail("E_TYPE_NEEDED", {
-			where = M.where_text(partitions),
-			allowed = listed(models),
-			example = "--gres=vgpu:" .. models[1] .. ":mem=8G",
-		})
-	end
-
-	-- Returns the MiB and shards per GPU that are valid for all of `models`.
-	local function common_capacity(site, models, request, partitions)
-		local smallest, largest, largest_model, shards
-		local differ = false
-		for _, model in ipairs(models) do
-			local mib, count = M.capacity(site, model)
-			differ = differ or (shards ~= nil and shards ~= count)
-			shards = shards and math.min(shards, count) or count
-			smallest = smallest and math.min(smallest, mib) or mib
-			if not largest or mib > largest then
-				largest, largest_model = mib, model
-			end
-		end
-		if request.mem_mib and request.mem_mib > largest then
-			fail("E_MEM_TOO_BIG", {
-				given = string.match(grammar.canonical({ mem_mib = request.mem_mib }), "mem=(.*)$"),
-				where = M.where_text(partitions),
-				model = largest_model,
-				allowed = string.format("%dM", largest),
-				example = string.format("--gres=vgpu:mem=%dM", largest),
-			})
-		elseif differ or (request.mem_mib and request.mem_mib > smallest) then
-			fail_type_needed(models, partitions)
-		end
-		return smallest, shards
-	end
+	local MIG, AUTO, SHARE = "mig", contract.request.mode_auto, "share"
 
 	-- Returns the MiB granted and the shards for a request's mem on a GPU of `mib` MiB and `shards` shards.
 	local function mem_units(request, site, mib, shards)
@@ -108,26 +23,25 @@ return function(contract, errors, grammar, mig)
 	end
 
 	-- Returns mem and cores of the request, with the site's defaults for what it lacks. A default in MiB is at most the
-	-- `mib` MiB of the GPU.
+	-- `mib` MiB of the GPU. Without cores where the site's default is proportional.
 	local function with_defaults(request, site, mib)
 		local full = { mem_mib = request.mem_mib, mem_percent = request.mem_percent, cores = request.cores }
 		if not full.mem_mib and not full.mem_percent then
 			full.mem_mib = site.default_request.mem_mib and math.min(site.default_request.mem_mib, mib)
 			full.mem_percent = site.default_request.mem_percent
 		end
-		full.cores = full.cores or site.default_cores
+		full.cores = full.cores or site.default_cores ~= contract.request.cores_proportional and site.default_cores or nil
 		return full
 	end
 
-	-- Returns the node features that a request needs in a mode (nil: in any), in a fixed order.
-	function M.features(request, mode)
+	-- Returns the node features that a request needs in a mode (nil: in any), in a fixed order. `allowed` are the models
+	-- that it may run on.
+	function M.features(request, mode, allowed)
 		local names = {}
 		if mode then
 			names[#names + 1] = (string.gsub(contract.features.mode, "{mode}", mode))
 		end
-		if request.gpu_type then
-			names[#names + 1] = (string.gsub(contract.features.type, "{type}", request.gpu_type))
-		end
+		names[#names + 1] = models.type_feature(request, allowed or { request.gpu_type })
 		if request.policy then
 			names[#names + 1] = (string.gsub(contract.features.policy, "{policy}", request.policy))
 		end
@@ -137,7 +51,7 @@ return function(contract, errors, grammar, mig)
 	-- Returns the class of service of a QoS (nil or "": none); std if no class names it. Ignores case, as Slurm does.
 	function M.class_of(site, qos)
 		local wanted = string.lower(qos or "")
-		for _, class in ipairs(sorted_keys(site.classes)) do
+		for _, class in ipairs(models.sorted_keys(site.classes)) do
 			for _, name in ipairs(site.classes[class]) do
 				if string.lower(name) == wanted then
 					return class
@@ -151,7 +65,7 @@ return function(contract, errors, grammar, mig)
 	-- least to those of 1 % of a GPU's time.
 	function M.of_shards(count, gpu_type, site, partitions)
 		local request = { gpu_type = gpu_type, mem_mib = count * site.shard_mib }
-		local _, shards = common_capacity(site, candidates(site, request, partitions), request, partitions)
+		local _, shards = models.largest(site, models.candidates(site, request, partitions), request, partitions)
 		request.cores = math.min(100, math.max(1, floor(100 * count / shards)))
 		return request
 	end
@@ -165,7 +79,7 @@ return function(contract, errors, grammar, mig)
 			fail("E_SITE", { given = "policies of class " .. class .. " are missing" })
 		end
 		local classes = {}
-		for _, name in ipairs(sorted_keys(site.policies)) do
+		for _, name in ipairs(models.sorted_keys(site.policies)) do
 			if contains(site.policies[name], policy) then
 				classes[#classes + 1] = name .. " (QoS " .. listed(site.classes[name] or {}) .. ")"
 			end
@@ -210,39 +124,42 @@ return function(contract, errors, grammar, mig)
 	end
 
 	-- Returns { shards, mem_mib, cores } of a request in a mode that divides a GPU's memory and time by shards.
-	local function share_of(request, site, models, partitions)
-		local mib, shards = common_capacity(site, models, request, partitions)
+	local function share_of(request, site, allowed, partitions)
+		local mib, shards = models.largest(site, allowed, request, partitions)
 		if shards < 1 then
 			fail("E_SITE", { given = "shard_mib is more than a GPU has" })
 		end
 		local full = with_defaults(request, site, mib)
-		local mem_mib, mem_shards = mem_units(full, site, mib, shards)
-		return {
-			shards = math.max(mem_shards, 1, floor(shards * full.cores / 100)),
-			mem_mib = mem_mib,
-			cores = full.cores,
-		}
+		local mem_mib, needed = mem_units(full, site, mib, shards)
+		if site.max_tenants > 0 then
+			-- That many fit, and one more does not.
+			needed = math.max(needed, floor(shards / site.max_tenants), floor(shards / (site.max_tenants + 1)) + 1)
+		end
+		local cores = full.cores or math.min(100, math.max(1, floor(100 * needed / shards)))
+		return { shards = math.max(needed, 1, floor(shards * cores / 100)), mem_mib = mem_mib, cores = cores }
 	end
 
 	-- Returns the profile of the MIG instance of a request, or nil and the refusal.
-	local function instance_of(request, site, models, partitions)
-		for _, model in ipairs(models) do
+	local function instance_of(request, site, allowed, partitions)
+		for _, model in ipairs(allowed) do
 			M.capacity(site, model) -- that it is one of the site's
 		end
-		return mig.choose(mig.with_defaults(request, site, models), site, models, M.where_text(partitions))
+		return mig.choose(mig.with_defaults(request, site, allowed), site, allowed, M.where_text(partitions))
 	end
 
 	-- Returns the mode that a request gets, which decides for mode=auto, and { shards, mem_mib, cores }.
-	local function granted(mode, request, site, models, partitions)
-		if mode ~= MIG and mode ~= AUTO then
-			return mode, share_of(request, site, models, partitions)
+	local function granted(mode, request, site, allowed, partitions)
+		if request.count then
+			return SHARE, share_of(request, site, allowed, partitions)
+		elseif mode ~= MIG and mode ~= AUTO then
+			return mode, share_of(request, site, allowed, partitions)
 		end
 		local other, instance, refusal
 		for _, name in ipairs(site.modes) do
 			other = other or name ~= MIG and name or nil
 		end
 		if mode == MIG or contains(site.modes, MIG) then
-			instance, refusal = instance_of(request, site, models, partitions)
+			instance, refusal = instance_of(request, site, allowed, partitions)
 		end
 		if mode == MIG or not other then
 			if not instance then
@@ -250,29 +167,60 @@ return function(contract, errors, grammar, mig)
 			end
 			return MIG, instance
 		end
-		local share = share_of(request, site, models, partitions)
+		local share = share_of(request, site, allowed, partitions)
 		if instance and mig.wastes_little(instance.shards, share.shards, site.mig_waste_percent) then
 			return MIG, instance
 		end
 		return other, share
 	end
 
-	-- Returns { shards, mem_mib, cores, service_class, mode, features, slo_us } of a request in `partitions` (list of names)
-	-- with `qos`. `mode` is nil where the job's features do not say it.
-	function M.resolve(request, site, partitions, qos)
-		local models = candidates(site, request, partitions)
-		local mode, slice = granted(mig.mode_of(request, site.modes), request, site, models, partitions)
-		if not request.mode and mode ~= MIG and not contains(site.modes, MIG) then
-			mode = nil -- a site with MIG has nodes that isolate in one mode alone, so each job says which
+	-- Returns from how many places a request may choose in `partitions`. Refuses a count that no node there has.
+	function M.places_of(request, site, partitions)
+		local gpus = {}
+		for i, name in ipairs(partitions) do
+			gpus[i] = { M.where_text({ name }), site.partitions[name] and site.partitions[name].gpus or 0 }
 		end
+		return places.check_count(request, site.slices_max, gpus)
+	end
+
+	-- Returns whether a job whose slices are on GPUs of the types `names` can have them in `partitions`.
+	function M.has_places(request, site, partitions, names)
+		return places.are_among(names, M.places_of(request, site, partitions))
+	end
+
+	-- Refuses the types that a job has already where `partitions` do not have them: Slurm cannot change them.
+	function M.check_places(request, site, partitions, names)
+		places.check_kept(names, M.places_of(request, site, partitions), M.where_text(partitions))
+	end
+
+	-- Returns { shards, mem_mib, cores, service_class, mode, features, slo_us, count, places } of a request in `partitions`
+	-- (list of names) with `qos`. `mode` is nil where the job's features do not say it. `shards` are those of each slice,
+	-- `mem_mib` and `cores` the sums of `count` slices. Of more places than the request needs it takes those from number
+	-- `turn` (nil: 0) on, so that jobs are spread over them; one slice has none.
+	function M.resolve(request, site, partitions, qos, turn)
+		M.apply_preset(request, site)
+		local allowed = models.candidates(site, request, partitions)
+		local places_here = M.places_of(request, site, partitions)
+		places.check_mode(request, site.modes)
+		local mode, slice = granted(mig.mode_of(request, site.modes), request, site, allowed, partitions)
+		local is_only_mode = #site.modes == 1 and site.modes[1] == SHARE
+		if request.mode or mode == MIG or contains(site.modes, MIG) or request.count and not is_only_mode then
+			-- A site with MIG has nodes that isolate in one mode alone, so each job says which. Several slices are only
+			-- of mode=share, whatever the node's first mode is.
+		else
+			mode = nil
+		end
+		local count = request.count or 1
 		return {
 			shards = slice.shards,
-			mem_mib = slice.mem_mib,
-			cores = slice.cores,
+			mem_mib = slice.mem_mib * count,
+			cores = slice.cores * count,
 			service_class = M.class_of(site, qos),
 			mode = mode,
-			features = M.features(request, mode),
+			features = M.features(request, mode, allowed),
 			slo_us = request.slo_us,
+			count = count,
+			places = places.chosen(request.count, places_here, turn or 0),
 		}
 	end
 

@@ -12,8 +12,9 @@
 /* Each function reports a failure with context_refuse(); then no task of the step starts. */
 struct backend {
 	/*
-	 * Gives the step the slice that limits describes. Called as root in slurmstepd, before any task. dir is
-	 * the job's directory, env the step's environment; setting a variable may move env.
+	 * Gives the step the step->slice_count slices that limits[] describe, of which only mode=share has more than
+	 * one. Called as root in slurmstepd, before any task. dir is the job's directory, env the step's environment;
+	 * setting a variable may move env.
 	 */
 	void (*begin)(struct step_context *step, spank_t spank, char **env, int dir,
 		      const struct hami_limits *limits);

@@ -5,6 +5,7 @@
 
 #include <limits.h>
 #include <slurm/spank.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "decide.h"
@@ -14,7 +15,9 @@
 struct step_context {
 	struct options options;
 	uint32_t job_id, step_id;
+	uint32_t slice_count; /* of the job on this node */
 	enum step_verdict verdict;
+	bool is_part;                  /* it has less than its job: step_is_part() */
 	char refusal[PATH_MAX + 1024]; /* why no task may start; "" if tasks may start */
 };
 

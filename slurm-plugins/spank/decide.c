@@ -61,7 +61,7 @@ int step_units_parse(char **env, struct step_units *units)
 
 	units->gpus = gpus && *gpus && strcmp(gpus, "0") != 0;
 	if (rc == 0)
-		rc = parse_optional(env, HAMI_ENV_VGPU, &units->vgpu, &ignored);
+		rc = parse_optional(env, HAMI_ENV_VGPU, &units->vgpu, &units->slices);
 	if (rc == 0)
 		rc = parse_optional(env, HAMI_ENV_MEM_MIB, &units->mem, &units->mem_mib);
 	if (rc == 0)
@@ -104,13 +104,40 @@ enum step_verdict step_decide(const struct step_units *units, enum job_kind kind
 	return units->shards && !bare_shards_allowed ? STEP_BARE_SHARDS : STEP_NOT_OURS;
 }
 
+/* Returns a share of the GPU as one of the MIG instance that is the job's: whole percent, at least 1. */
+static uint32_t device_percent(uint32_t step_percent, uint32_t job_percent)
+{
+	uint32_t percent = job_percent ? (uint32_t)(100ull * step_percent / job_percent) : 100;
+
+	return percent < 1 ? 1 : percent;
+}
+
+/* Returns the job's record as it was before it was resized: a step's units are parts of its job's, which stay. */
+static struct hami_limits job_as_asked(const struct hami_limits *job)
+{
+	struct hami_limits asked = *job;
+
+	if (job->asked_mem_bytes) {
+		asked.mem_limit_bytes = job->asked_mem_bytes;
+		asked.cores_percent = job->asked_cores_percent;
+	}
+	asked.asked_mem_bytes = asked.most_mem_bytes = asked.asked_cores_percent = 0;
+	return asked;
+}
+
 void step_limits(const struct hami_limits *job, const struct step_units *units, enum step_verdict verdict,
 		 uint32_t step_id, uint64_t created_unix_ns, struct hami_limits *step)
 {
 	/* A larger count of MiB does not fit 64 bits of bytes, so it is not below the job's limit. */
 	const uint64_t max_mib = UINT64_MAX >> 20;
+	const uint64_t slices = units->vgpu && units->slices > 1 ? units->slices : 1;
+	const uint64_t mem_mib = units->mem_mib / slices;
+	/* A step that holds fewer cores than slices has the least of each. */
+	const uint64_t cores = units->cores_percent < slices ? 1 : units->cores_percent / slices;
 
-	*step = *job;
+	const struct hami_limits asked = job_as_asked(job);
+
+	*step = asked;
 	step->step_id = step_id;
 	step->sequence = 0;
 	step->created_unix_ns = created_unix_ns;
@@ -125,8 +152,20 @@ void step_limits(const struct hami_limits *job, const struct step_units *units, 
 		step->mem_limit_bytes = 0;
 		return;
 	}
-	if (units->mem && units->mem_mib <= max_mib && units->mem_mib << 20 < job->mem_limit_bytes)
-		step->mem_limit_bytes = units->mem_mib << 20;
-	if (units->cores && units->cores_percent < job->cores_percent)
-		step->cores_percent = (uint32_t)units->cores_percent;
+	/* What its job has is then said by the job's record alone, which a resize changes while the step runs. */
+	if (job->mode == HAMI_MODE_SHARE) {
+		step->mem_limit_bytes = UINT64_MAX;
+		step->cores_percent = 100;
+	}
+	if (units->mem && mem_mib <= max_mib && mem_mib << 20 < asked.mem_limit_bytes)
+		step->mem_limit_bytes = mem_mib << 20;
+	if (units->cores && cores < asked.cores_percent)
+		step->cores_percent = (uint32_t)cores;
+	if (job->mode == HAMI_MODE_MIG && step_is_part(job, step))
+		step->device_percent = device_percent(step->cores_percent, job->cores_percent);
+}
+
+bool step_is_part(const struct hami_limits *job, const struct hami_limits *step)
+{
+	return step->mem_limit_bytes < job->mem_limit_bytes || step->cores_percent < job->cores_percent;
 }

@@ -14,8 +14,9 @@
  */
 struct step_units {
 	bool gpus, shards, vgpu, mem, cores; /* the step holds some */
-	uint64_t mem_mib;                    /* where mem */
-	uint64_t cores_percent;              /* where cores */
+	uint64_t slices;                     /* where vgpu */
+	uint64_t mem_mib;                    /* where mem: of all its slices on this node */
+	uint64_t cores_percent;              /* where cores: the same */
 };
 
 /* Parses env, a NULL-terminated array of NAME=VALUE. Returns 0, or -EINVAL if a value is not a number. */
@@ -49,10 +50,15 @@ enum step_verdict step_decide(const struct step_units *units, enum job_kind kind
 			      bool bare_shards_allowed);
 
 /*
- * Writes the step's record to *step: the smaller of what the step holds and what the job has. created_unix_ns
- * is the present time.
+ * Writes the step's record of one of its job's slices to *step: what the step holds for each of its slices, where that
+ * is less than the slice of the job. Where it is not, the record says no limit (UINT64_MAX, 100 %) with mode=share, and
+ * what the job has with others: the job's record holds as well. created_unix_ns is the present time. With mode=mig
+ * device_percent is set for a part, and device_uuid is left to the caller.
  */
 void step_limits(const struct hami_limits *job, const struct step_units *units, enum step_verdict verdict,
 		 uint32_t step_id, uint64_t created_unix_ns, struct hami_limits *step);
+
+/* Returns whether a step's record is of less memory or less time than its job has. */
+bool step_is_part(const struct hami_limits *job, const struct hami_limits *step);
 
 #endif

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "container.h"
 #include "record.h"
 
 static const char HOST_LIST[] = "/etc/ld.so.preload";
@@ -51,27 +52,40 @@ static int make_directory(const char *path)
 	return st.st_uid != 0 || (st.st_mode & (S_IWGRP | S_IWOTH)) ? -EPERM : 0;
 }
 
+/* Writes the name of a slice's mount point, in the job's directory, to name. */
+static void self_name(char *name, size_t size, uint32_t slice)
+{
+	if (slice == 0)
+		snprintf(name, size, "%s", HAMI_FILE_SELF_LIMITS);
+	else
+		snprintf(name, size, HAMI_FILE_SELF_SLICE_LIMITS_FORMAT, slice);
+}
+
 /*
- * Makes the mount point of the job's directory, and in that directory the mount point of the step's record.
- * The latter is made once and never replaced: replacing a file on which another step's namespace has a mount
+ * Makes the mount point of the job's directory, and in that directory those of the step's records. The latter
+ * are made once and never replaced: replacing a file on which another step's namespace has a mount
  * would remove that mount.
  */
-static int make_mount_points(int dir)
+static int make_mount_points(int dir, uint32_t slice_count)
 {
+	char name[64];
 	int fd, rc = make_directory(HAMI_FILE_RUN_DIR);
 
 	if (rc == 0)
 		rc = make_directory(HAMI_FILE_SELF);
 	if (rc < 0)
 		return rc;
-	fd = openat(dir, HAMI_FILE_SELF_LIMITS, O_RDONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
-	if (fd < 0)
-		return -errno;
-	close(fd);
+	for (uint32_t slice = 0; slice < slice_count; slice++) {
+		self_name(name, sizeof(name), slice);
+		fd = openat(dir, name, O_RDONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+		if (fd < 0)
+			return -errno;
+		close(fd);
+	}
 	return 0;
 }
 
-int ldso_prepare(int dir, const struct options *opt, char *error, size_t size)
+int ldso_prepare(int dir, const struct options *opt, uint32_t slice_count, char *error, size_t size)
 {
 	char list[LIST_MAX];
 	int n = snprintf(list, sizeof(list), "%s\n", opt->interposer);
@@ -93,7 +107,9 @@ int ldso_prepare(int dir, const struct options *opt, char *error, size_t size)
 	}
 	rc = record_write_file(dir, JOB_LIST, list, (size_t)length);
 	if (rc == 0)
-		rc = make_mount_points(dir);
+		rc = container_write(dir, opt);
+	if (rc == 0)
+		rc = make_mount_points(dir, slice_count);
 	if (rc < 0) {
 		snprintf(error, size,
 			 "the files for preload=ldso cannot be written below %s and " HAMI_FILE_SELF
@@ -116,9 +132,10 @@ static int bind(const char *from, const char *to, char *error, size_t size)
 	return -1;
 }
 
-int ldso_enter(const struct options *opt, uint32_t job_id, uint32_t step_id, char *error, size_t size)
+int ldso_enter(const struct options *opt, uint32_t job_id, uint32_t step_id, uint32_t slice_count,
+	       char *error, size_t size)
 {
-	char job[PATH_MAX - 64], from[PATH_MAX];
+	char job[PATH_MAX - 64], from[PATH_MAX], to[sizeof(HAMI_FILE_SELF) + 64], name[64];
 
 	if (unshare(CLONE_NEWNS) < 0) {
 		snprintf(error, size,
@@ -141,9 +158,14 @@ int ldso_enter(const struct options *opt, uint32_t job_id, uint32_t step_id, cha
 	snprintf(job, sizeof(job), "%s/jobs/%u", opt->run_dir, job_id);
 	if (bind(job, HAMI_FILE_SELF, error, size) < 0)
 		return -1;
-	snprintf(from, sizeof(from), "%s/" HAMI_FILE_STEP_LIMITS_FORMAT, job, step_id);
-	if (bind(from, HAMI_FILE_SELF "/" HAMI_FILE_SELF_LIMITS, error, size) < 0)
-		return -1;
+	for (uint32_t slice = 0; slice < slice_count; slice++) {
+		record_step_name(name, sizeof(name), step_id, slice);
+		snprintf(from, sizeof(from), "%s/%s", job, name);
+		self_name(name, sizeof(name), slice);
+		snprintf(to, sizeof(to), HAMI_FILE_SELF "/%s", name);
+		if (bind(from, to, error, size) < 0)
+			return -1;
+	}
 	snprintf(from, sizeof(from), "%s/%s", job, JOB_LIST);
 	return bind(from, HOST_LIST, error, size);
 }

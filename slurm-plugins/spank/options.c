@@ -9,8 +9,11 @@
 
 static int set_path(const char **to, const char *value)
 {
-	/* Spaces and colons are separators in LD_PRELOAD and ld.so.preload. */
-	if (value[0] != '/' || strpbrk(value, " \t:"))
+	/*
+	 * Spaces and colons are separators in LD_PRELOAD and ld.so.preload, commas in lists of binds, and backslashes
+	 * have a meaning there and in files such as fstab(5).
+	 */
+	if (value[0] != '/' || strpbrk(value, " \t:,\\"))
 		return -EINVAL;
 	*to = value;
 	return 0;
@@ -24,6 +27,16 @@ static int set_run_dir(struct options *opt, const char *value)
 static int set_interposer(struct options *opt, const char *value)
 {
 	return set_path(&opt->interposer, value);
+}
+
+static int set_stages(struct options *opt, const char *value)
+{
+	return set_path(&opt->stages, value);
+}
+
+static int set_config(struct options *opt, const char *value)
+{
+	return set_path(&opt->config, value);
 }
 
 static int set_preload(struct options *opt, const char *value)
@@ -54,10 +67,12 @@ static const struct {
 	int (*set)(struct options *opt, const char *value);
 	const char *allowed;
 } table[] = {
-	{"run_dir", set_run_dir, "an absolute path without spaces and colons"},
-	{"interposer", set_interposer, "an absolute path without spaces and colons"},
+	{"run_dir", set_run_dir, "an absolute path without spaces, colons, commas and backslashes"},
+	{"interposer", set_interposer, "an absolute path without spaces, colons, commas and backslashes"},
 	{"preload", set_preload, "env or ldso"},
 	{"bare_shard", set_bare_shard, "refuse, translate or allow"},
+	{"stages", set_stages, "an absolute path without spaces, colons, commas and backslashes"},
+	{"config", set_config, "an absolute path without spaces, colons, commas and backslashes"},
 };
 
 static int set_one(const char *argument, struct options *opt, char *error, size_t size)
@@ -73,15 +88,21 @@ static int set_one(const char *argument, struct options *opt, char *error, size_
 			 table[i].allowed);
 		return -EINVAL;
 	}
-	snprintf(error, size,
-		 "%s in plugstack.conf is unknown; known are run_dir=, interposer=, preload= and bare_shard=",
-		 argument);
+	snprintf(
+		error, size,
+		"%s in plugstack.conf is unknown; known are run_dir=, interposer=, preload=, bare_shard=, stages= "
+		"and config=",
+		argument);
 	return -EINVAL;
 }
 
 int options_parse(int argc, char **argv, struct options *opt, char *error, size_t size)
 {
-	*opt = (struct options){HAMI_FILE_RUN_DIR, DEFAULT_INTERPOSER, PRELOAD_LDSO, BARE_SHARD_REFUSE};
+	*opt = (struct options){.run_dir = HAMI_FILE_RUN_DIR,
+				.interposer = DEFAULT_INTERPOSER,
+				.preload = PRELOAD_LDSO,
+				.bare_shard = BARE_SHARD_REFUSE,
+				.stages = DEFAULT_STAGES};
 	for (int i = 0; i < argc; i++) {
 		if (set_one(argv[i], opt, error, size) < 0)
 			return -EINVAL;

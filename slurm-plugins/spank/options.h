@@ -19,10 +19,13 @@ struct options {
 	const char *interposer; /* absolute path of the library; default DEFAULT_INTERPOSER */
 	enum preload_mode preload;
 	enum bare_shard bare_shard; /* what to do with a step with shards in a job without vGPU */
+	const char *stages;         /* absolute path of the directory with `resize`; default DEFAULT_STAGES */
+	const char *config;         /* absolute path of the settings; NULL: the installation's */
 };
 
-#ifndef DEFAULT_INTERPOSER /* the Makefile defines it, below the installation's LIBDIR */
+#ifndef DEFAULT_INTERPOSER /* the Makefile defines both, by the installation's LIBDIR and LIBEXECDIR */
 #define DEFAULT_INTERPOSER "/usr/lib/hami-hpc/libhami-hpc.so"
+#define DEFAULT_STAGES "/usr/libexec/hami-hpc"
 #endif
 
 /*

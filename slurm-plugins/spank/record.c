@@ -53,7 +53,14 @@ int record_open_dir(const char *run_dir, uint32_t job_id)
 	return dir < 0 ? -errno : dir;
 }
 
-enum record_fault record_check(const struct hami_limits *limits, uint32_t job_id, uint32_t uid)
+uint32_t record_slice_count(const struct hami_limits *limits)
+{
+	return limits->slice_count ? limits->slice_count : 1;
+}
+
+/* Checks the contents of a record of any slice. */
+static enum record_fault check_slice(const struct hami_limits *limits, uint32_t job_id, uint32_t uid,
+				     uint32_t slice)
 {
 	static const char *const policies[] = HAMI_POLICY_NAMES;
 	static const char *const modes[] = HAMI_MODE_NAMES;
@@ -70,10 +77,17 @@ enum record_fault record_check(const struct hami_limits *limits, uint32_t job_id
 	    limits->latency > 1 || limits->floor_percent > 99 || !hami_is_class_name(limits->class_name) ||
 	    limits->class_priority > HAMI_CLASS_PRIORITY_MAX || limits->slice_us > HAMI_CLASS_SLICE_US_MAX ||
 	    limits->policy >= sizeof(policies) / sizeof(policies[0]) ||
-	    limits->mode >= sizeof(modes) / sizeof(modes[0]) ||
+	    limits->mode >= sizeof(modes) / sizeof(modes[0]) || limits->slice_count > RECORD_SLICES_MAX ||
+	    limits->slice_index >= record_slice_count(limits) || limits->asked_cores_percent > 100 ||
+	    !limits->asked_mem_bytes != !limits->asked_cores_percent ||
 	    !memchr(limits->gpu_uuid, '\0', sizeof(limits->gpu_uuid)))
 		return RECORD_VALUES;
-	return RECORD_OK;
+	return limits->slice_index == slice ? RECORD_OK : RECORD_IDENTITY;
+}
+
+enum record_fault record_check(const struct hami_limits *limits, uint32_t job_id, uint32_t uid)
+{
+	return check_slice(limits, job_id, uid, 0);
 }
 
 static int check_file(int fd, uid_t owner)
@@ -163,11 +177,23 @@ bool record_read_mig(int dir, uid_t owner, char uuid[RECORD_MIG_SIZE])
 	return true;
 }
 
-int record_read_job(int dir, uid_t owner, uint32_t job_id, uint32_t uid, struct hami_limits *limits)
+void record_job_name(char *name, size_t size, uint32_t slice)
 {
+	if (slice == 0)
+		snprintf(name, size, "%s", HAMI_FILE_JOB_LIMITS);
+	else
+		snprintf(name, size, HAMI_FILE_SLICE_JOB_LIMITS_FORMAT, slice);
+}
+
+static int read_record(int dir, uid_t owner, uint32_t job_id, uint32_t uid, uint32_t slice,
+		       struct hami_limits *limits)
+{
+	char name[64];
+	int fd, rc;
+
+	record_job_name(name, sizeof(name), slice);
 	/* O_NONBLOCK: a FIFO in its place must not block the step. */
-	int fd = openat(dir, HAMI_FILE_JOB_LIMITS, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-	int rc;
+	fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 
 	if (fd < 0)
 		return errno == ELOOP ? RECORD_NOT_A_FILE : -errno;
@@ -175,8 +201,24 @@ int record_read_job(int dir, uid_t owner, uint32_t job_id, uint32_t uid, struct 
 	if (rc == 0)
 		rc = read_stable(fd, limits);
 	if (rc == 0)
-		rc = (int)record_check(limits, job_id, uid);
+		rc = (int)check_slice(limits, job_id, uid, slice);
 	close(fd);
+	return rc;
+}
+
+int record_read_job(int dir, uid_t owner, uint32_t job_id, uint32_t uid, struct hami_limits *limits)
+{
+	return read_record(dir, owner, job_id, uid, 0, limits);
+}
+
+int record_read_slice(int dir, uid_t owner, const struct hami_limits *first, uint32_t slice,
+		      struct hami_limits *limits)
+{
+	int rc = read_record(dir, owner, first->job_id, first->uid, slice, limits);
+
+	if (rc == 0 && (limits->created_unix_ns != first->created_unix_ns ||
+			limits->slice_count != first->slice_count || limits->mode != first->mode))
+		return RECORD_IDENTITY;
 	return rc;
 }
 
@@ -221,16 +263,19 @@ int record_write_file(int dir, const char *name, const void *data, size_t size)
 	return rc;
 }
 
-static void step_name(char *name, size_t size, uint32_t step_id)
+void record_step_name(char *name, size_t size, uint32_t step_id, uint32_t slice)
 {
-	snprintf(name, size, HAMI_FILE_STEP_LIMITS_FORMAT, step_id);
+	if (slice == 0)
+		snprintf(name, size, HAMI_FILE_STEP_LIMITS_FORMAT, step_id);
+	else
+		snprintf(name, size, HAMI_FILE_SLICE_STEP_LIMITS_FORMAT, step_id, slice);
 }
 
 int record_write_step(int dir, const struct hami_limits *limits)
 {
 	char name[64];
 
-	step_name(name, sizeof(name), limits->step_id);
+	record_step_name(name, sizeof(name), limits->step_id, limits->slice_index);
 	return record_write_file(dir, name, limits, sizeof(*limits));
 }
 
@@ -243,11 +288,11 @@ void record_note_first_step(int dir, uint64_t unix_ns)
 		record_write_file(dir, HAMI_FILE_FIRST_STEP, line, (size_t)n);
 }
 
-int record_remove_step(int dir, uint32_t step_id)
+int record_remove_step(int dir, uint32_t step_id, uint32_t slice)
 {
 	char name[64];
 
-	step_name(name, sizeof(name), step_id);
+	record_step_name(name, sizeof(name), step_id, slice);
 	if (unlinkat(dir, name, 0) < 0 && errno != ENOENT)
 		return -errno;
 	return 0;

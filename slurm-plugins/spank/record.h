@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-/* Limits records on disk: <run_dir>/jobs/<job id>/{job.limits,step-N.limits}. Does not use Slurm. */
+/*
+ * Limits records on disk: <run_dir>/jobs/<job id>/{job.limits,step-N.limits}, and of slice I, from 1 on, of a job with
+ * several {job.I.limits,step-N.I.limits}. Does not use Slurm.
+ */
 #ifndef HAMI_SPANK_RECORD_H
 #define HAMI_SPANK_RECORD_H
 
@@ -58,13 +61,29 @@ bool record_read_mig(int dir, uid_t owner, char uuid[RECORD_MIG_SIZE]);
  */
 int record_read_job(int dir, uid_t owner, uint32_t job_id, uint32_t uid, struct hami_limits *limits);
 
-/* Checks the contents of a record, which may be any bytes. Returns an enum record_fault. */
+enum { RECORD_SLICES_MAX = 16 }; /* slices_max of the contract */
+
+/* Returns how many slices the job of a record has on this node; a record of an older hami_hpc has 0 for one. */
+uint32_t record_slice_count(const struct hami_limits *limits);
+
+/*
+ * Reads the record of one of the job's later slices, 1 to count - 1, as record_read_job does. It must be of the same
+ * run as that of slice 0, `first`.
+ */
+int record_read_slice(int dir, uid_t owner, const struct hami_limits *first, uint32_t slice,
+		      struct hami_limits *limits);
+
+/* Writes the name of a slice's record of the job, or of its step, to name. */
+void record_job_name(char *name, size_t size, uint32_t slice);
+void record_step_name(char *name, size_t size, uint32_t step_id, uint32_t slice);
+
+/* Checks the contents of a record of slice 0, which may be any bytes. Returns an enum record_fault. */
 enum record_fault record_check(const struct hami_limits *limits, uint32_t job_id, uint32_t uid);
 
 /* Writes data to dir/name by a temporary file and a rename; all can read it. Returns 0 or -errno. */
 int record_write_file(int dir, const char *name, const void *data, size_t size);
 
-/* Writes the step's record beside the job's. Returns 0 or -errno. */
+/* Writes the step's record of one slice beside the job's. Returns 0 or -errno. */
 int record_write_step(int dir, const struct hami_limits *limits);
 
 /*
@@ -73,7 +92,7 @@ int record_write_step(int dir, const struct hami_limits *limits);
  */
 void record_note_first_step(int dir, uint64_t unix_ns);
 
-/* Removes the step's record, if it exists. Returns 0 or -errno. */
-int record_remove_step(int dir, uint32_t step_id);
+/* Removes the step's record of one slice, if it exists. Returns 0 or -errno. */
+int record_remove_step(int dir, uint32_t step_id, uint32_t slice);
 
 #endif

@@ -11,11 +11,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "container.h"
 #include "ldso.h"
 #include "preload.h"
 #include "record.h"
 
-/* True when begin() has written the step's record. */
+/* True when begin() has written the step's records. */
 static bool record_written;
 
 /*
@@ -45,42 +46,103 @@ static int check_interposer(struct step_context *step)
 	return 0;
 }
 
+/* Sets a variable to what is left of it, or removes it if nothing is left. Frees rest. */
+static void set_rest(spank_t spank, const char *name, char *rest)
+{
+	if (rest && *rest)
+		spank_setenv(spank, name, rest, 1);
+	else
+		spank_unsetenv(spank, name);
+	free(rest);
+}
+
+/* The same for binds of containers, whose files are not there in a step without limits: Apptainer would fail. */
+static void drop_binds(const struct step_context *step, spank_t spank)
+{
+	for (size_t i = 0; i < 2; i++) {
+		char **env = NULL; /* setting a variable may have moved it */
+		const char *old = NULL;
+
+		if (spank_get_item(spank, S_JOB_ENV, &env) == ESPANK_SUCCESS)
+			old = env_value(env, container_variables[i]);
+		if (container_binds_has(old, &step->options))
+			set_rest(spank, container_variables[i], container_binds_without(old, &step->options));
+	}
+}
+
 /* Removes what a job submitted from a vGPU job inherits. It would apply limits of a record that is gone. */
 static void drop_inherited(const struct step_context *step, spank_t spank, char **env)
 {
 	const char *old = env_value(env, "LD_PRELOAD");
-	char *rest;
 
-	if (!env_value(env, HAMI_ENV_LIMITS) && !preload_has(old, step->options.interposer))
-		return;
-	rest = preload_without(old, step->options.interposer);
-	if (rest && *rest)
-		spank_setenv(spank, "LD_PRELOAD", rest, 1);
-	else
-		spank_unsetenv(spank, "LD_PRELOAD");
+	if (env_value(env, HAMI_ENV_LIMITS) || preload_has(old, step->options.interposer)) {
+		set_rest(spank, "LD_PRELOAD", preload_without(old, step->options.interposer));
+		spank_unsetenv(spank, HAMI_ENV_LIMITS);
+		spank_unsetenv(spank, HAMI_ENV_CLASS);
+	}
+	drop_binds(step, spank);
+}
+
+/*
+ * Sets LD_PRELOAD. With preload=ldso only if the user has libraries in it, which ours then comes before: ld.so loads
+ * the others first. Else it stays unset, because programs of an image with another C library, such as Alpine's, fail
+ * with ours in it, while nothing but glibc reads /etc/ld.so.preload.
+ */
+static int set_preload(struct step_context *step, spank_t spank, const char *old)
+{
+	const char *library = step->options.interposer;
+	char *rest = preload_without(old, library), *preload = NULL;
+	int rc;
+
+	if (rest && !*rest && step->options.preload == PRELOAD_LDSO) {
+		set_rest(spank, "LD_PRELOAD", rest);
+		return 0;
+	}
+	if (rest)
+		preload = preload_with(rest, library);
+	rc = context_set_env(step, spank, "LD_PRELOAD", preload);
+	free(preload);
 	free(rest);
-	spank_unsetenv(spank, HAMI_ENV_LIMITS);
-	spank_unsetenv(spank, HAMI_ENV_CLASS);
+	return rc;
+}
+
+/* What one of both programs is told by its own variable, the other one takes too where it has none. */
+static void set_binds(const struct step_context *step, spank_t spank)
+{
+	const char *old[2];
+	char *value[2], **env = NULL; /* read anew: setting other variables may have moved it */
+
+	if (spank_get_item(spank, S_JOB_ENV, &env) != ESPANK_SUCCESS)
+		return;
+	for (size_t i = 0; i < 2; i++)
+		old[i] = env_value(env, container_variables[i]);
+	for (size_t i = 0; i < 2; i++)
+		value[i] = container_binds_with(old[i] ? old[i] : old[1 - i], &step->options);
+	for (size_t i = 0; i < 2; i++) {
+		if (!value[i] || spank_setenv(spank, container_variables[i], value[i], 1) != ESPANK_SUCCESS)
+			slurm_error(
+				"hami_hpc: job %u step %u: %s is too long to bind the limits into containers of "
+				"Apptainer; they will not be limited",
+				step->job_id, step->step_id, container_variables[i]);
+		free(value[i]);
+	}
 }
 
 static int set_step_env(struct step_context *step, spank_t spank, char **env,
 			const struct hami_limits *limits)
 {
 	char path[PATH_MAX];
-	char *preload;
 	int rc;
 
 	snprintf(path, sizeof(path), "%s/jobs/%u/" HAMI_FILE_STEP_LIMITS_FORMAT, step->options.run_dir,
 		 step->job_id, step->step_id);
-	/* Read env before variables are set, because that may move it. */
-	preload = preload_with(env_value(env, "LD_PRELOAD"), step->options.interposer);
-	/* Set with preload=ldso too: containers have an /etc of their own, and some pass LD_PRELOAD on. */
-	rc = context_set_env(step, spank, "LD_PRELOAD", preload);
-	free(preload);
+	rc = set_preload(step, spank, env_value(env, "LD_PRELOAD"));
 	if (rc == 0)
 		rc = context_set_env(step, spank, HAMI_ENV_LIMITS, path);
 	if (rc == 0)
 		rc = context_set_env(step, spank, HAMI_ENV_CLASS, limits->class_name);
+	if (rc == 0 && step->options.preload == PRELOAD_LDSO)
+		set_binds(step, spank);
 	return rc;
 }
 
@@ -91,17 +153,20 @@ static void begin(struct step_context *step, spank_t spank, char **env, int dir,
 
 	if (check_interposer(step) < 0)
 		return;
-	rc = record_write_step(dir, limits);
-	if (rc < 0) {
-		context_refuse(
-			step,
-			"its limits record could not be written to %s/jobs/%u (%s). Administrator: make room",
-			step->options.run_dir, step->job_id, strerror(-rc));
-		return;
+	record_written = true; /* also if one of them fails: end() removes the others */
+	/* That of slice 0 is the last: programs find the others by it. */
+	for (uint32_t slice = step->slice_count; slice-- > 0;) {
+		rc = record_write_step(dir, &limits[slice]);
+		if (rc < 0) {
+			context_refuse(step,
+				       "its limits record could not be written to %s/jobs/%u (%s). "
+				       "Administrator: make room",
+				       step->options.run_dir, step->job_id, strerror(-rc));
+			return;
+		}
 	}
-	record_written = true;
 	if (step->options.preload == PRELOAD_LDSO &&
-	    ldso_prepare(dir, &step->options, step->refusal, sizeof(step->refusal)) < 0)
+	    ldso_prepare(dir, &step->options, step->slice_count, step->refusal, sizeof(step->refusal)) < 0)
 		return;
 	if (set_step_env(step, spank, env, limits) == 0)
 		record_note_first_step(dir, limits->created_unix_ns);
@@ -110,7 +175,8 @@ static void begin(struct step_context *step, spank_t spank, char **env, int dir,
 static void enter_task(struct step_context *step)
 {
 	if (record_written && step->options.preload == PRELOAD_LDSO)
-		ldso_enter(&step->options, step->job_id, step->step_id, step->refusal, sizeof(step->refusal));
+		ldso_enter(&step->options, step->job_id, step->step_id, step->slice_count, step->refusal,
+			   sizeof(step->refusal));
 }
 
 static void end(const struct step_context *step)
@@ -122,11 +188,14 @@ static void end(const struct step_context *step)
 	dir = record_open_dir(step->options.run_dir, step->job_id);
 	if (dir < 0)
 		return; /* the epilog has removed it all */
-	rc = record_remove_step(dir, step->step_id);
-	if (rc < 0)
-		slurm_error(
-			"hami_hpc: job %u step %u: its limits record could not be removed (%s); the epilog will.",
-			step->job_id, step->step_id, strerror(-rc));
+	for (uint32_t slice = 0; slice < step->slice_count; slice++) {
+		rc = record_remove_step(dir, step->step_id, slice);
+		if (rc < 0)
+			slurm_error(
+				"hami_hpc: job %u step %u: its limits record could not be removed (%s); the "
+				"epilog will.",
+				step->job_id, step->step_id, strerror(-rc));
+	}
 	close(dir);
 }
 

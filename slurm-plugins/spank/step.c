@@ -16,12 +16,18 @@
 #include "decide.h"
 #include "record.h"
 #include "refusal.h"
-#include "standing.h"
+#include "resize.h"
+#include "standing_task.h"
+#include "torch.h"
 
 static struct step_context step;
 
 static const struct backend *backend; /* of the step's slice; NULL if it has none */
 static bool requeue_at_end;           /* requeue the job when its step has ended */
+static enum bind_mode bind_mode;      /* --vgpu-bind */
+static bool sets_torch;               /* --vgpu-torch */
+static const char *new_size;          /* --vgpu-resize; NULL without */
+static char resized[1024];            /* what root's program says of it, for the user */
 
 static int note_plugin(struct dl_phdr_info *info, size_t size, void *is_loaded)
 {
@@ -171,11 +177,31 @@ static bool refused_by_prolog(int dir)
 	return true;
 }
 
+/* Reads the record of a later slice of the job. Returns whether it can be trusted; else refuses the step. */
+static bool read_slice(int dir, const struct hami_limits *job, uint32_t slice, struct hami_limits *limits)
+{
+	int rc = record_read_slice(dir, 0, job, slice, limits);
+	char name[64];
+
+	if (rc == 0)
+		return true;
+	record_job_name(name, sizeof(name), slice);
+	context_refuse(
+		&step,
+		"its job's limits record %s/jobs/%u/%s %s. Administrator: run hami-hpc reconcile, then start "
+		"the step again",
+		step.options.run_dir, step.job_id, name,
+		rc > 0 ? record_fault((enum record_fault)rc) : strerror(-rc));
+	return false;
+}
+
 static void begin_slice(spank_t spank, int dir, const struct hami_limits *job, const struct step_units *units)
 {
 	static const char *const modes[] = HAMI_MODE_NAMES;
+	static struct hami_limits own[RECORD_SLICES_MAX];
+	struct hami_limits of_job = *job;
+	const uint64_t now = unix_ns();
 	char **env = NULL;
-	struct hami_limits own;
 
 	backend = backend_of(job->mode);
 	if (!backend) {
@@ -186,10 +212,25 @@ static void begin_slice(spank_t spank, int dir, const struct hami_limits *job, c
 			modes[job->mode]);
 		return;
 	}
-	step_limits(job, units, step.verdict, step.step_id, unix_ns(), &own);
+	step.slice_count = record_slice_count(job);
+	for (uint32_t slice = 0; slice < step.slice_count; slice++) {
+		if (slice > 0 && !read_slice(dir, job, slice, &of_job))
+			return;
+		step_limits(&of_job, units, step.verdict, step.step_id, now, &own[slice]);
+	}
+	step.is_part = step_is_part(job, &own[0]);
 	backend_drop_inherited(&step, spank, backend);
 	if (spank_get_item(spank, S_JOB_ENV, &env) == ESPANK_SUCCESS)
-		backend->begin(&step, spank, env, dir, &own);
+		backend->begin(&step, spank, env, dir, own);
+}
+
+/* Resizes the step's job. Refuses the step if that fails. */
+static void resize(enum job_kind kind, uint32_t uid)
+{
+	if (kind != JOB_SLICE)
+		context_refuse(&step, "its job has no vGPU on this node that could be resized");
+	else if (resize_run(&step.options, step.job_id, uid, new_size, resized, sizeof(resized)) < 0)
+		context_refuse(&step, "%s", resized);
 }
 
 static void begin(spank_t spank, char **env, uint32_t uid)
@@ -218,7 +259,10 @@ static void begin(spank_t spank, char **env, uint32_t uid)
 					   step.options.bare_shard == BARE_SHARD_ALLOW);
 		refuse_verdict(step.verdict);
 	}
-	if (step.verdict == STEP_FENCED || step.verdict == STEP_WITHOUT_GPU) {
+	/* A batch step has it only of a variable that its user made: sbatch does not know the option. */
+	if (kind >= 0 && new_size && !*step.refusal && step.step_id != SLURM_BATCH_SCRIPT)
+		resize((enum job_kind)kind, uid);
+	if ((step.verdict == STEP_FENCED || step.verdict == STEP_WITHOUT_GPU) && !*step.refusal) {
 		begin_slice(spank, dir, &job, &units);
 	} else if ((step.verdict == STEP_NOT_OURS || step.verdict == STEP_WHOLE) && !*step.refusal) {
 		backend_drop_inherited(&step, spank, NULL);
@@ -247,6 +291,13 @@ void step_begin(spank_t spank, int argc, char **argv)
 	}
 	if (step.step_id == SLURM_EXTERN_CONT)
 		return; /* runs no program of the user */
+	if (sets_torch && bind_mode == BIND_SINGLE) {
+		context_refuse(
+			&step,
+			"--vgpu-torch and --vgpu-bind=single exclude each other: programs take the GPU with the "
+			"number LOCAL_RANK, and each task would see one GPU only. Leave --vgpu-bind out");
+		return;
+	}
 	if (options_parse(argc, argv, &step.options, error, sizeof(error)) == 0) {
 		begin(spank, env, uid);
 		return;
@@ -265,13 +316,21 @@ void step_enter_task(void)
 		backend->enter_task(&step);
 }
 
-/* Ends this task's process. Only the first task of the node prints the reason, which is the same for all. */
-__attribute__((noreturn)) static void end_task(spank_t spank)
+/* What is to be said for a step is the same for all its tasks, of which the node's first one says it. */
+static bool is_first_task(spank_t spank)
 {
 	int local_id = 0;
 
 	spank_get_item(spank, S_TASK_ID, &local_id);
-	if (local_id == 0)
+	return local_id == 0;
+}
+
+/* Ends this task's process, with the reason. */
+__attribute__((noreturn)) static void end_task(spank_t spank)
+{
+	if (is_first_task(spank) && new_size)
+		slurm_error("hami_hpc: job %u is not resized: %s.", step.job_id, step.refusal);
+	else if (is_first_task(spank))
 		slurm_error("hami_hpc: job %u step %u is not started: %s.", step.job_id, step.step_id,
 			    step.refusal);
 	/*
@@ -281,33 +340,31 @@ __attribute__((noreturn)) static void end_task(spank_t spank)
 	_exit(1);
 }
 
-static size_t count(const char *list)
+void step_set_bind(enum bind_mode mode)
 {
-	size_t commas = 0;
-
-	for (const char *at = list; *at; at++)
-		commas += *at == ',';
-	return commas + 1;
+	bind_mode = mode;
 }
 
-/*
- * Sets the task's devices to its instances of the node's static MIG layout, if Slurm gave the task all of its step's
- * GPUs, and all are such instances. CUDA takes them by UUID, and Slurm without NVML knows numbers alone.
- */
-static void start_standing(spank_t spank)
+void step_set_torch(void)
 {
-	/* A batch script may have inherited the other one from the step that it was submitted in. */
-	const char *name = step.step_id == SLURM_BATCH_SCRIPT ? "SLURM_JOB_GPUS" : "SLURM_STEP_GPUS";
-	char map[STANDING_MAP_SIZE], gpus[2048], visible[2048], uuids[2048];
+	sets_torch = true;
+}
 
-	if (!standing_read(step.options.run_dir, 0, map) ||
-	    spank_getenv(spank, name, gpus, sizeof(gpus)) != ESPANK_SUCCESS ||
-	    spank_getenv(spank, "CUDA_VISIBLE_DEVICES", visible, sizeof(visible)) != ESPANK_SUCCESS)
-		return;
-	if (count(visible) != count(gpus) || !standing_uuids(map, gpus, uuids, sizeof(uuids)))
-		return;
-	if (context_set_env(&step, spank, "CUDA_VISIBLE_DEVICES", uuids) == 0)
-		context_set_env(&step, spank, "NVIDIA_VISIBLE_DEVICES", uuids);
+void step_set_size(const char *text)
+{
+	new_size = text;
+}
+
+/* Leaves the task one GPU of its step, for --vgpu-bind=single. Which GPUs it can open stays Slurm's matter. */
+static void start_bound(spank_t spank)
+{
+	char devices[2048], one[256];
+	int local_id = 0;
+
+	if (spank_get_item(spank, S_TASK_ID, &local_id) == ESPANK_SUCCESS && local_id >= 0 &&
+	    spank_getenv(spank, "CUDA_VISIBLE_DEVICES", devices, sizeof(devices)) == ESPANK_SUCCESS &&
+	    bind_choose(devices, (unsigned int)local_id, one, sizeof(one)) == 0)
+		context_set_env(&step, spank, "CUDA_VISIBLE_DEVICES", one);
 }
 
 void step_start_task(spank_t spank)
@@ -322,9 +379,15 @@ void step_start_task(spank_t spank)
 	else if (!*step.refusal && backend && backend->start_task)
 		backend->start_task(&step, spank);
 	else if (!*step.refusal && step.verdict == STEP_NOT_OURS)
-		start_standing(spank);
+		standing_start_task(&step, spank);
+	else if (!*step.refusal && step.verdict == STEP_FENCED && bind_mode == BIND_SINGLE)
+		start_bound(spank);
+	if (!*step.refusal && sets_torch && step.step_id != SLURM_BATCH_SCRIPT)
+		torch_start_task(&step, spank);
 	if (*step.refusal)
 		end_task(spank);
+	if (*resized && is_first_task(spank))
+		resize_tell(resized);
 }
 
 void step_end(void)

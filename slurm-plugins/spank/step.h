@@ -5,6 +5,7 @@
 
 #include <slurm/spank.h>
 
+#include "bind.h"
 #include "options.h"
 
 /*
@@ -12,6 +13,11 @@
  * exist. Never fails: it keeps a refusal for step_start_task().
  */
 void step_begin(spank_t spank, int argc, char **argv);
+
+/* Keep what --vgpu-bind, --vgpu-torch and --vgpu-resize say. Called before step_begin(), if the option was given. */
+void step_set_bind(enum bind_mode mode);
+void step_set_torch(void);
+void step_set_size(const char *text);
 
 /* Sets up the isolation in a task's process. Called as root. Keeps a failure as a refusal. */
 void step_enter_task(void);
