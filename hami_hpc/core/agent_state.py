@@ -37,8 +37,10 @@ class GpuState(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """One slice, or a job with whole GPUs: mode gpu, gpu_uuid all of them separated by commas, busy_percent of the time
-    of all. The first fields are of its grant, the last but three are what the job counted itself (bounded)."""
+    """One slice, of which a job can have several on the node, each on a GPU of its own. Or a job with whole GPUs: mode
+    gpu, gpu_uuid all of them separated by commas, busy_percent of the time of all.
+
+    The first fields are of its grant, the last but three are what the job counted itself (bounded)."""
 
     job_id: int
     uid: int
@@ -50,7 +52,7 @@ class JobState(NamedTuple):
     gpu_minor: int
     mem_bytes: int
     cores_percent: int
-    processes: int  # on any GPU, at the last look
+    processes: int  # on any GPU but those of the job's other slices, at the last look
     used_bytes: int  # NVML's sum over its processes
     peak_bytes: int
     busy_percent: float  # of the GPU's time, in the last period
@@ -118,10 +120,6 @@ class AgentState(NamedTuple):
     started_unix_ns: int = 0  # when the agent started; 0: not said
     event_counts: tuple[tuple[str, int], ...] = ()  # by kind, since the agent started
     gpu_jobs: tuple[JobState, ...] = ()  # the jobs with whole GPUs
-
-    def job(self, job_id: int, created_unix_ns: int) -> JobState | None:
-        """Returns the state of one run of a job."""
-        return next((j for j in self.jobs if (j.job_id, j.created_unix_ns) == (job_id, created_unix_ns)), None)
 
 
 _LISTS = {"gpus": GpuState, "jobs": JobState, "others": OtherProcess, "events": Event, "gpu_jobs": JobState}

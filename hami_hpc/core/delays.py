@@ -6,10 +6,12 @@ The job's own processes write it, so each number is bounded, and no content make
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from hami_hpc.contract import constants as c
 from hami_hpc.core.values import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 INT64_MAX = (1 << 63) - 1  # the largest number that SQLite, JSON readers and Parquet take
 _ROOT_2_PER_MILLION = 1_414_214

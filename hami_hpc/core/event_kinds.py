@@ -13,7 +13,7 @@ from typing import NamedTuple
 COMMON = {
     "time_unix_ns": "when, ns since 1970 by this node's clock",
     "kind": "one of the kinds below",
-    "source": "who wrote it: prolog, epilog, reconcile, agent, or a command: gpu, mig, mode",
+    "source": "who wrote it: prolog, epilog, reconcile, agent, resize, swap, or a command: gpu, mig, mode",
 }
 FIELDS = {
     "text": "one line for people",
@@ -32,7 +32,7 @@ FIELDS = {
     "oom_count": "requests refused because of a limit",
     "gpu_fault": "Xid code of a fault of the GPU that the job met; 0: none",
     "action": "what was done about it",
-    "xid": "code of the GPU's error (docs/events.md has those of conditions that NVML shows)",
+    "xid": "code of the GPU's error; of conditions that NVML shows gpu_lost has 79, ecc_double 48, others 0",
     "fault": "whose fault such an error is: application, hardware, driver or unknown",
     "mode": "the mode of isolation: share, mps or mig",
     "times": "how many there were since the last event of this kind, GPU and code",
@@ -54,13 +54,25 @@ _ALL = ("prolog", "epilog", "reconcile", "agent", "gpu")
 
 KINDS = {
     "grant": EventKind(
-        ("prolog",), (*_GRANT, "class", "mem_mib", "cores", "policy"), "A job was granted its slice of a GPU."
+        ("prolog",),
+        (*_GRANT, "class", "mem_mib", "cores", "policy"),
+        "A job was granted a slice of a GPU; of several slices each has an event.",
+    ),
+    "resize": EventKind(
+        ("resize",),
+        (*_GRANT, "mem_mib", "cores"),
+        "A running job's slice has another size from now on; of several slices each has an event.",
+    ),
+    "swap": EventKind(
+        ("swap",),
+        _GRANT,
+        "The device memory of a running job's programs was moved to the host, or back to the GPU; or stays, and why.",
     ),
     "refused": EventKind(("prolog",), ("text", "job_id", "action"), "A job was refused: no step of it may start."),
     "grant_end": EventKind(
         ("epilog", "reconcile"),
         (*_GRANT, "end_unix_ns", "usage", "peak_bytes", "gpu_busy_ns", "oom_count", "gpu_fault"),
-        "A grant ended, with the job's use in short.",
+        "A job's grant ended, with its use in short; gpu_uuid has the GPUs of all its slices, separated by commas.",
     ),
     "node_drain": EventKind(
         ("prolog", "epilog", "agent"), ("text", "job_id"), "hami_hpc drained this node, for this reason."
@@ -89,6 +101,7 @@ KINDS = {
     "uncounted": EventKind(("agent",), _FINDING, "A job's processes hold more memory than its interposer counted."),
     "no_interposer": EventKind(("agent",), _FINDING, "A process of a vgpu job runs without the interposer."),
     "time_over": EventKind(("agent",), _FINDING, "A job of policy cap has more of the GPU's time than its share."),
+    "processes_over": EventKind(("agent",), _FINDING, "More processes use a job's slice than its class allows."),
     "wrong_gpu": EventKind(("agent",), _FINDING, "A process of a vgpu job uses another GPU than the job's."),
     "no_grant": EventKind(("agent",), _FINDING, "A process uses a GPU that its job does not hold."),
     "no_job": EventKind(("agent",), _FINDING, "A process of no job uses a GPU."),

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a Grant, a job's slice of a GPU of this node, from the environment of prolog and epilog. Pure."""
+"""Makes a job's Grants, one for each of its slices of a GPU of this node, from the environment of prolog and epilog.
+
+Pure. Most jobs have one slice. Those with several have as many GPUs, and the same of each (docs/adr/055)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
 from hami_hpc.contract import constants as c
-from hami_hpc.core.inventory import Gpu
+from hami_hpc.core.inventory import MAX_INDEX, Gpu
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import JobError, NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 CLASS_FIRST = frozenset("abcdefghijklmnopqrstuvwxyz")
 CLASS_REST = CLASS_FIRST | frozenset("0123456789_")
@@ -17,7 +21,10 @@ UINT32_MAX = 0xFFFFFFFF
 
 
 class JobUnits(NamedTuple):
-    """The units that Slurm's credential gives the job on this node. `gpu_index` is Slurm's device index."""
+    """The units that Slurm's credential gives the job on this node: MiB and percent of each slice.
+
+    `gpu_index` is Slurm's index of the GPU of a single slice; of several slices Slurm tells the prolog one GPU alone.
+    """
 
     job_id: int
     uid: int
@@ -26,14 +33,21 @@ class JobUnits(NamedTuple):
     mem_mib: int
     cores_percent: int
     slo_us: int = 0  # 0: none was asked for
+    slice_count: int = 1
+    node_count: int = 1
 
 
 class Grant(NamedTuple):
     """One job's slice of one GPU of this node. `created_unix_ns` tells two grants of the same job id apart.
 
+    The grants of a job with several slices differ in `slice_index` and in what is its GPU's, and in nothing else.
+
     `latency` is 1 for a latency-critical job, which leaves `floor_percent` of the GPU's time to others; else both are
     0. `class_priority` and `slice_us` are those of the job's class; `slice_us` 0: it follows from the job's cores.
     `slo_us` is what the job asked for, 0 for none.
+
+    `mem_mib` and `cores_percent` are what it has now. The last three fields are of a job that was resized, else 0: what
+    its units say, and the most memory that it had.
     """
 
     job_id: int
@@ -53,10 +67,45 @@ class Grant(NamedTuple):
     class_priority: int = 0
     slice_us: int = 0
     slo_us: int = 0
+    slice_index: int = 0  # in the order of Slurm's indices of the GPUs
+    slice_count: int = 1
+    in_step: int = 0  # core/in_step.py: whether its slices work in step, and whether on other nodes too
+    max_processes: int = 0  # processes that may use the slice at once; 0: any number
+    asked_mem_mib: int = 0
+    asked_cores_percent: int = 0
+    most_mem_mib: int = 0
 
     def same_slice(self, other: Grant) -> bool:
-        """Returns whether both give the same user the same piece of the same GPU. Ignores when each was made."""
-        return all(getattr(self, name) == getattr(other, name) for name in SLICE_FIELDS)
+        """Returns whether both are of the same user and units, on the same GPU. Ignores when each was made, and
+        whether it was resized since."""
+        one, two = self.asked(), other.asked()
+        return all(getattr(one, name) == getattr(two, name) for name in SLICE_FIELDS)
+
+    def asked(self) -> Grant:
+        """Returns the grant as it was before it was resized."""
+        if not self.asked_mem_mib:
+            return self
+        return self._replace(
+            mem_mib=self.asked_mem_mib,
+            cores_percent=self.asked_cores_percent,
+            asked_mem_mib=0,
+            asked_cores_percent=0,
+            most_mem_mib=0,
+        )
+
+    def resized(self, mem_mib: int, cores_percent: int) -> Grant:
+        """Returns the grant with another size."""
+        return self._replace(
+            mem_mib=mem_mib,
+            cores_percent=cores_percent,
+            asked_mem_mib=self.asked().mem_mib,
+            asked_cores_percent=self.asked().cores_percent,
+            most_mem_mib=max(self.most_mem(), mem_mib),
+        )
+
+    def most_mem(self) -> int:
+        """Returns the most MiB that it had since it was made."""
+        return self.most_mem_mib or self.mem_mib
 
 
 # What makes a slice: not when it was granted, nor what follows from the GPU or from other grants.
@@ -74,7 +123,40 @@ SLICE_FIELDS = (
     "class_priority",
     "slice_us",
     "slo_us",
+    "slice_index",
+    "slice_count",
+    "in_step",
+    "max_processes",
 )
+
+
+def same_slices(one: Sequence[Grant], other: Sequence[Grant]) -> bool:
+    """Returns whether both lists, in the order of the slices, give the same slices. Ignores when each was made."""
+    return len(one) == len(other) and all(a.same_slice(b) for a, b in zip(one, other, strict=True))
+
+
+def by_job(grants: Iterable[Grant]) -> dict[int, tuple[Grant, ...]]:
+    """Returns the slices of each job in their order, by job id."""
+    jobs: dict[int, list[Grant]] = {}
+    for grant in sorted(grants, key=lambda one: (one.job_id, one.slice_index)):
+        jobs.setdefault(grant.job_id, []).append(grant)
+    return {job_id: tuple(slices) for job_id, slices in jobs.items()}
+
+
+def total(grants: Sequence[Grant]) -> Grant:
+    """Returns all slices of a job as one grant, as usage records have it: GPUs separated by commas, sums of MiB and
+    percent. A single slice is returned as it is."""
+    if len(grants) == 1:
+        return grants[0]
+    return grants[0]._replace(
+        gpu_uuid=",".join(grant.gpu_uuid for grant in grants),
+        gpu_total_mib=sum(grant.gpu_total_mib for grant in grants),
+        mem_mib=sum(grant.mem_mib for grant in grants),
+        cores_percent=sum(grant.cores_percent for grant in grants),
+        asked_mem_mib=sum(grant.asked_mem_mib for grant in grants),
+        asked_cores_percent=sum(grant.asked_cores_percent for grant in grants),
+        most_mem_mib=sum(grant.most_mem_mib for grant in grants),
+    )
 
 
 def is_class_name(text: str) -> bool:
@@ -100,23 +182,33 @@ def parse_id(environment: Mapping[str, str], name: str) -> int:
 def whole_gpus(environment: Mapping[str, str]) -> str:
     """Returns Slurm's list of the GPUs of a job that holds the whole node (--exclusive, OverSubscribe=EXCLUSIVE).
 
-    Returns "" for any other job. Slurm gives a whole-node job all units of every gres except shards: more than the one
-    vgpu that a slice has, and all cores of each of its GPUs. These values come from the signed credential.
+    Returns "" for any other job. Slurm gives a whole-node job all units of every gres except shards: all cores of each
+    of its GPUs, and as many vgpu as the node has shards, once for each class. A job with several slices can have as
+    many cores, but at most c.SLICES_MAX vgpu. A node can have so few vgpu too; but its whole count of vgpu_slo is then
+    above the largest slo as soon as it has two shards, without which no job has two slices. These values come from the
+    signed credential. SLURM_JOB_GPUS lists the GPUs of the last type alone where a node's GPUs are of several types;
+    the job has all of them then.
     """
     vgpu, cores = environment.get(c.ENV_VGPU, ""), environment.get(c.ENV_CORES, "")
-    gpus = environment.get("SLURM_JOB_GPUS", "")
-    if not all(text.isascii() and text.isdigit() and len(text) <= 12 for text in (vgpu, cores)):
+    gpus, slo = environment.get("SLURM_JOB_GPUS", ""), environment.get(c.ENV_SLO_US, "") or "0"
+    if not all(text.isascii() and text.isdigit() for text in (vgpu, cores, slo)):
         return ""
-    if not gpus or int(vgpu) <= 1 or int(cores) != c.CORES_MAX * len(gpus.split(",")):
+    if max(len(vgpu), len(cores)) > 12 or len(slo) > 18:
         return ""
-    return gpus
+    gpu_count, rest = divmod(int(cores), c.CORES_MAX)
+    listed = len(gpus.split(","))
+    if not gpus or rest or int(vgpu) <= 1 or not listed <= gpu_count <= MAX_INDEX:
+        return ""
+    if int(vgpu) <= c.SLICES_MAX and int(slo) <= c.SLO_US_MAX:
+        return ""
+    return gpus if listed == gpu_count else ",".join(map(str, range(gpu_count)))
 
 
 def parse_units(environment: Mapping[str, str]) -> JobUnits | None:
     """Returns the job's units, or None for a job without vgpu.
 
     Raises NodeError when the variables are incomplete or malformed (a plugin is missing or of another version), and
-    JobError when they are well-formed but ask for what a node cannot give (several slices, several GPUs).
+    JobError when they are well-formed but ask for what a node cannot give (slices that are not equal, too many).
     """
     if not wants_vgpu(environment):
         return None
@@ -142,15 +234,23 @@ def parse_units(environment: Mapping[str, str]) -> JobUnits | None:
             f"job {job_id}: {c.ENV_CLASS} is '{service_class[: c.GIVEN_MAX]}', not the name of a class. The gres "
             "plugins set it: check them with hami-hpc doctor",
         )
+    slice_count = _count(job_id, int(numbers[c.ENV_VGPU]))
     return JobUnits(
         job_id=job_id,
         uid=parse_id(environment, "SLURM_JOB_UID"),
-        gpu_index=_one_gpu(environment.get("SLURM_JOB_GPUS", ""), job_id, int(numbers[c.ENV_VGPU])),
+        gpu_index=_gpu_index(environment.get("SLURM_JOB_GPUS", ""), job_id, slice_count),
         service_class=service_class,
-        mem_mib=_in_range(job_id, c.ENV_MEM_MIB, int(numbers[c.ENV_MEM_MIB]), c.MEM_MIB_MAX),
-        cores_percent=_in_range(job_id, c.ENV_CORES, int(numbers[c.ENV_CORES]), c.CORES_MAX),
+        mem_mib=_of_each(job_id, c.ENV_MEM_MIB, int(numbers[c.ENV_MEM_MIB]), slice_count, c.MEM_MIB_MAX),
+        cores_percent=_of_each(job_id, c.ENV_CORES, int(numbers[c.ENV_CORES]), slice_count, c.CORES_MAX),
         slo_us=_slo(job_id, environment.get(c.ENV_SLO_US, "")),
+        slice_count=slice_count,
+        node_count=_node_count(environment.get("SLURM_JOB_NUM_NODES", "")),
     )
+
+
+def _node_count(text: str) -> int:
+    """Returns the nodes of the job; 1 where this Slurm does not say, as nobody's limits depend on it."""
+    return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) <= 9 else 1
 
 
 def _slo(job_id: int, text: str) -> int:
@@ -165,16 +265,33 @@ def _slo(job_id: int, text: str) -> int:
     return int(text)
 
 
-def _in_range(job_id: int, name: str, value: int, most: int) -> int:
-    if not 1 <= value <= most:
+def _count(job_id: int, slices: int) -> int:
+    if not 1 <= slices <= c.SLICES_MAX:
         raise JobError(
-            f"job {job_id}: {name}={value} is out of range; allowed is 1 to {most}. Example: {c.REQUEST_EXAMPLE}",
+            f"job {job_id} has {slices} vgpu on this node; allowed is 1 to {c.SLICES_MAX}. Use more nodes (-N) or "
+            f"larger slices. Example: {c.REQUEST_EXAMPLE}",
         )
-    return value
+    return slices
 
 
-def _one_gpu(listed: str, job_id: int, slices: int) -> int:
-    """Returns Slurm's index of the job's only GPU, from SLURM_JOB_GPUS."""
+def _of_each(job_id: int, name: str, value: int, slices: int, most: int) -> int:
+    """Returns what each slice has of the job's units, which are the sum of all."""
+    if value % slices:
+        raise JobError(
+            f"job {job_id}: {name}={value} cannot be divided equally among {slices} slices. Ask for the same of each: "
+            f"--gres=vgpu:{slices}:mem=8G,cores=50",
+        )
+    if not 1 <= value // slices <= most:
+        of_all = "" if slices == 1 else f" for {slices} slices"
+        raise JobError(
+            f"job {job_id}: {name}={value}{of_all} is out of range; allowed is {slices} to {most * slices}. "
+            f"Example: {c.REQUEST_EXAMPLE}",
+        )
+    return value // slices
+
+
+def _gpu_index(listed: str, job_id: int, slices: int) -> int:
+    """Returns Slurm's index of the GPU of a single slice, from SLURM_JOB_GPUS; of several slices that of the last."""
     if not listed:
         raise NodeError(
             f"job {job_id} has a vgpu but no GPU (SLURM_JOB_GPUS is not set): gres.conf needs gpu and shard lines with "
@@ -183,12 +300,12 @@ def _one_gpu(listed: str, job_id: int, slices: int) -> int:
     indices = listed.split(",")
     if not all(index.isascii() and index.isdigit() for index in indices):
         raise NodeError(f"job {job_id}: SLURM_JOB_GPUS is '{listed[: c.GIVEN_MAX]}', not a list of device indices")
-    if len(indices) != 1 or slices != 1:
+    if len(indices) > slices:
         raise JobError(
-            f"job {job_id} has {slices} vgpu on {len(indices)} GPU(s) of this node; one slice of one GPU is supported. "
+            f"job {job_id} has {slices} vgpu on {len(indices)} GPU(s) of this node; a slice is on one GPU. "
             f"Use more nodes (-N) or a larger slice. Example: {c.REQUEST_EXAMPLE}",
         )
-    return int(indices[0])
+    return int(indices[-1])
 
 
 def policy_of_job(job_id: int, service_class: str, own_policy: str, allowed: Sequence[str], constraints: str) -> str:
@@ -220,8 +337,12 @@ def make_grant(
     floor: int = 0,
     priority: int = 0,
     slice_us: int = 0,
+    slice_index: int = 0,
+    in_step: int = 0,
+    max_processes: int = 0,
 ) -> Grant:
-    """Returns the grant of `units` on `gpu`. What follows the time, `floor` in percent, is of the job's class.
+    """Returns the grant of `units` on `gpu`. What follows the time, `floor` in percent, is of the job's class, but
+    `slice_index`, which of the job's slices it is, and `in_step`, of core/in_step.py.
 
     Raises JobError for an slo in a class that is not latency-critical.
     """
@@ -248,17 +369,22 @@ def make_grant(
         class_priority=priority,
         slice_us=slice_us,
         slo_us=units.slo_us,
+        slice_index=slice_index,
+        slice_count=units.slice_count,
+        in_step=in_step,
+        max_processes=max_processes,
     )
 
 
 def check_fits(grant: Grant, live: Iterable[Grant], memory_scaling: float) -> None:
-    """Raises NodeError when `grant` and the live grants of its GPU together exceed the GPU's memory."""
+    """Raises NodeError when `grant` and the live grants of its GPU together exceed the GPU's memory: with the code
+    E_HELD where it would fit without them."""
     others = [other for other in live if other.gpu_uuid == grant.gpu_uuid and other.job_id != grant.job_id]
     capacity_mib = int(grant.gpu_total_mib * memory_scaling)
     granted_mib = sum(other.mem_mib for other in others)
     if grant.mem_mib <= capacity_mib - granted_mib:
         return
-    if not others:
+    if grant.mem_mib > capacity_mib:
         raise NodeError(
             f"job {grant.job_id} was given {grant.mem_mib} MiB of GPU {grant.gpu_minor} ({grant.gpu_uuid}), which has "
             f"{capacity_mib} MiB. total_mib of {grant.model} in hami-hpc.toml is too large for this node: "
@@ -270,4 +396,5 @@ def check_fits(grant: Grant, live: Iterable[Grant], memory_scaling: float) -> No
         f"job {grant.job_id} needs {grant.mem_mib} MiB of GPU {grant.gpu_minor} ({grant.gpu_uuid}), but "
         f"{granted_mib} of {capacity_mib} MiB are held ({holders}{more}). "
         "If those jobs have ended, run: hami-hpc reconcile",
+        "E_HELD",
     )

@@ -14,8 +14,8 @@ INDENT = "  "
 
 
 def chart(minutes: Sequence[Minute], mem_mib: int, gpu_count: int, columns: int, characters: str) -> list[str]:
-    """Returns the lines for these minutes, of which there is at least one, in order. `mem_mib`: what the job may hold,
-    0 where that is not known; `columns`: of the terminal."""
+    """Returns the lines for these minutes, of which there is at least one, in order. `mem_mib`: what the job was given,
+    0 where that is not known; a resized job may have held more. `columns`: of the terminal."""
     first, last = minutes[0].minute, minutes[-1].minute
     room = max(LEAST_COLUMNS, columns) - len(INDENT) - 2
     step = -(-(last - first + 1) // room)
@@ -24,9 +24,9 @@ def chart(minutes: Sequence[Minute], mem_mib: int, gpu_count: int, columns: int,
         groups[(one.minute - first) // step].append(one)
     peak_mib = max(one.mem_mib for one in minutes)
     mean = sum(one.percent for one in minutes) / len(minutes)
-    of = f", of {mem_mib:,} MiB" if mem_mib else ""
+    of = f", of {mem_mib:,} MiB" if mem_mib >= peak_mib and mem_mib else ""
     gpus = "its GPU" if gpu_count <= 1 else f"its {gpu_count} GPUs"
-    top_mib = mem_mib or peak_mib
+    top_mib = max(mem_mib, peak_mib)
     axis = _axis(first, last + 1, len(groups))
     return [
         f"{INDENT}memory{of}: {peak_mib:,} MiB at most",

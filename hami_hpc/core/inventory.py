@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 MAX_INDEX = 1023  # Slurm's own limit is MAX_GRES_BITMAP, 1024
 

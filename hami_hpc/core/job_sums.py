@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ LONGEST_STEP_NS = 2_000_000_000
 COUNT_MAX = 1 << 40  # a user writes the counts that this one is computed from
 
 Run = tuple[int, int]  # job id and created_unix_ns
+SliceRun = tuple[int, int, str]  # the same and the slice's GPU; of a job with whole GPUs all of them
 
 
 class Counters(NamedTuple):
@@ -39,10 +40,11 @@ class Part(NamedTuple):
 
 @dataclass
 class JobSums:
-    """The sums of each running job. Give it the jobs of the last state file when the agent starts again."""
+    """The sums of each slice of a running job, and of each job with whole GPUs. Give it the jobs of the last state file
+    when the agent starts again."""
 
-    _states: dict[Run, JobState] = field(default_factory=dict)
-    _gpu_states: dict[Run, JobState] = field(default_factory=dict)
+    _states: dict[SliceRun, JobState] = field(default_factory=dict)
+    _gpu_states: dict[SliceRun, JobState] = field(default_factory=dict)
     _counters: dict[str, Counters] = field(default_factory=dict)
 
     @classmethod
@@ -69,42 +71,41 @@ class JobSums:
         look: Look,
         step_ns: int,
         counters: Mapping[str, Counters],
-        findings: frozenset[tuple[Kind, int]],
-        disturbed: Mapping[int, int],
+        findings: frozenset[tuple[Kind, int, str]],
+        disturbed: Mapping[SliceKey, int],
     ) -> tuple[tuple[JobState, ...], tuple[JobState, ...]]:
         """Returns the states of every slice, and of every job with whole GPUs. `step_ns` is the time since the last
-        look, at most LONGEST_STEP_NS, `counters` those of each GPU, `disturbed` the refused allocations since then that
-        were somebody else's fault, by job."""
-        counts: dict[int, int] = {}
-        for process in look.processes:
-            counts[process.job_id] = counts.get(process.job_id, 0) + 1
-        parts = self._parts(look, counters)
-        kinds: dict[int, list[str]] = {}
-        for kind, job_id in findings:
-            kinds.setdefault(job_id, []).append(kind.value)
-        states: dict[Run, JobState] = {}
+        look, at most LONGEST_STEP_NS, `counters` those of each GPU, `findings` what is open, by kind, job and GPU, and
+        `disturbed` the refused allocations since then that were somebody else's fault, by slice."""
+        parts, counts = self._parts(look, counters), _counts(look)
+        own_gpus: dict[int, set[str]] = {}
+        for one in look.slices:
+            own_gpus.setdefault(one.grant.job_id, set()).add(one.grant.gpu_uuid)
+        states: dict[SliceRun, JobState] = {}
         for one in look.slices:
             grant = one.grant
-            run = (grant.job_id, grant.created_unix_ns)
+            others = own_gpus[grant.job_id] - {grant.gpu_uuid}
+            run = (grant.job_id, grant.created_unix_ns, grant.gpu_uuid)
             states[run] = _next(
                 self._states.get(run) or _nothing(grant),
                 one,
                 parts.get(slice_key(grant), NO_PART),
-                counts.get(grant.job_id, 0),
+                sum([n for gpu, n in counts.get(grant.job_id, {}).items() if gpu not in others]),
                 step_ns,
-                tuple(sorted(kinds.get(grant.job_id, ()))),
-                disturbed.get(grant.job_id, 0),
+                _kinds(findings, grant.job_id, others),
+                disturbed.get(slice_key(grant), 0),
             )
         self._states = states
-        self._gpu_states = {run: state for run, state in self._gpu_states.items() if run in look.ended} | {
-            (job.job_id, job.created_unix_ns): _next_of_gpus(
-                self._gpu_states.get((job.job_id, job.created_unix_ns)) or _no_use(job),
+        now = {(job.job_id, job.created_unix_ns, ",".join(job.gpu_uuids)): job for job in look.gpu_jobs}
+        self._gpu_states = {run: state for run, state in self._gpu_states.items() if run[:2] in look.ended} | {
+            run: _next_of_gpus(
+                self._gpu_states.get(run) or _no_use(job),
                 [parts.get((job.job_id, uuid), NO_PART) for uuid in job.gpu_uuids],
-                counts.get(job.job_id, 0),
+                sum(counts.get(job.job_id, {}).values()),
                 step_ns,
-                tuple(sorted(kinds.get(job.job_id, ()))),
+                _kinds(findings, job.job_id, ()),
             )
-            for job in look.gpu_jobs
+            for run, job in now.items()
         }
         return self.last()
 
@@ -133,8 +134,47 @@ def _is_on(state: JobState, gpu_uuid: str) -> bool:
     return gpu_uuid in state.gpu_uuid.split(",")
 
 
-def _by_run(jobs: Iterable[JobState]) -> dict[Run, JobState]:
-    return {(job.job_id, job.created_unix_ns): job for job in jobs}
+def _by_run(jobs: Iterable[JobState]) -> dict[SliceRun, JobState]:
+    return {(job.job_id, job.created_unix_ns, job.gpu_uuid): job for job in jobs}
+
+
+def _counts(look: Look) -> dict[int, dict[str, int]]:
+    """Returns how many processes each job has on each GPU."""
+    counts: dict[int, dict[str, int]] = {}
+    for process in look.processes:
+        of_job = counts.setdefault(process.job_id, {})
+        of_job[process.gpu_uuid] = of_job.get(process.gpu_uuid, 0) + 1
+    return counts
+
+
+def _kinds(findings: Iterable[tuple[Kind, int, str]], job_id: int, others: Collection[str]) -> tuple[str, ...]:
+    """Returns what is found of a job now, but what is found on the GPUs of its other slices."""
+    return tuple(sorted({kind.value for kind, of, gpu in findings if of == job_id and gpu not in others}))
+
+
+def merged(jobs: Iterable[JobState]) -> list[JobState]:
+    """Returns one state for each run: the slices of a job as one, with sums, and the GPUs separated by commas."""
+    runs: dict[Run, list[JobState]] = {}
+    for job in jobs:
+        runs.setdefault((job.job_id, job.created_unix_ns), []).append(job)
+    return [slices[0] if len(slices) == 1 else _merged(slices) for slices in runs.values()]
+
+
+_SUMS = (
+    *("mem_bytes", "cores_percent", "processes", "used_bytes", "peak_bytes", "busy_ns", "energy_mj", "disturbed_count"),
+    *("accounted_bytes", "oom_count", "device_oom_count", "pcie_bytes", "nvlink_bytes"),
+)
+
+
+def _merged(slices: list[JobState]) -> JobState:
+    return slices[0]._replace(
+        gpu_uuid=",".join(one.gpu_uuid for one in slices),
+        watched_ns=max(one.watched_ns for one in slices),
+        busy_percent=round(sum(one.busy_percent for one in slices) / len(slices), 1),
+        findings=tuple(sorted({kind for one in slices for kind in one.findings})),
+        gpu_fault=next((one.gpu_fault for one in slices if one.gpu_fault), 0),
+        **{name: sum(getattr(one, name) for one in slices) for name in _SUMS},
+    )
 
 
 NO_PART = Part(0, 0, Counters())
@@ -174,8 +214,8 @@ def _next(
         old.mode,
         old.gpu_uuid,
         old.gpu_minor,
-        old.mem_bytes,
-        old.cores_percent,
+        one.grant.mem_mib * MIB,
+        one.grant.cores_percent,
         processes,
         part.used_bytes,
         max(part.used_bytes, old.peak_bytes),
@@ -185,7 +225,7 @@ def _next(
         step_ns + old.watched_ns,
         findings,
         min(disturbed + old.disturbed_count, COUNT_MAX),
-        min(one.accounted_bytes or 0, old.mem_bytes),
+        min(one.accounted_bytes or 0, one.grant.mem_mib * MIB),
         one.oom_count,
         one.device_oom_count,
         one.grant.latency,

@@ -6,12 +6,16 @@ slurmctld runs the same rules in Lua, slurm-plugins/lua/hami_hpc_mig.lua; tests/
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hami_hpc.contract import constants as contract
-from hami_hpc.core.request import MemMib, MemPercent, Request, canonical
+from hami_hpc.core.request import Request, canonical
+from hami_hpc.core.request_keys import MemMib, MemPercent
 from hami_hpc.errors import Refusal, RequestError, request_error
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 MIG = "mig"
 Mem = MemMib | MemPercent | None
@@ -76,7 +80,7 @@ def choose(
     return choices[0]
 
 
-def with_defaults(request: Request, mem: MemMib | MemPercent, cores: int) -> tuple[Mem, int | None]:
+def with_defaults(request: Request, mem: MemMib | MemPercent, cores: int | None) -> tuple[Mem, int | None]:
     """Returns the mem and cores that an instance needs: the site's defaults where the request does not say its size.
 
     mode=auto may also become a share, so it needs as much as that would get.

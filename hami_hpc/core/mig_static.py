@@ -5,10 +5,12 @@ of the profile's type. Pure. The prolog of a node that has one imports this: doc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
 from hami_hpc.core.mig_layout import Profile, by_size, slices, whole
 from hami_hpc.core.values import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 VERSION = 1
 HEAD = f"hami-hpc static MIG layout {VERSION}"

@@ -8,12 +8,14 @@ a node. If one is in service anyway, a job that got the wrong GPU is refused and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Gpu
 from hami_hpc.errors import JobError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ADVICE = (
     "Slurm cannot be told which model a slice comes from. Give every node GPUs of one model, or keep hami_hpc's lines "
@@ -29,12 +31,13 @@ def models_of(gpus: Iterable[Gpu]) -> tuple[str, ...]:
 def check_model(grant: Grant, gpus: Iterable[Gpu], constraints: str, memory_scaling: float) -> None:
     """Raises JobError when the grant's GPU is of a model that its job did not ask for, or too small on a mixed node.
 
-    `constraints` are the job's features as in its credential: job_submit adds one for each vgpu:MODEL. On a node with
+    `constraints` are the job's features as in its credential: job_submit adds one for vgpu:MODEL, and a choice of them
+    for type=. On a node with
     one model, a slice larger than its GPU is an error in the settings; grant.check_fits reports that.
     """
     models = models_of(gpus)
-    requested = _models_in(constraints)
-    if requested and grant.model not in requested:
+    requested = next((models for models in _required(constraints) if grant.model not in models), None)
+    if requested:
         raise JobError(
             f"job {grant.job_id} asked for {' or '.join(sorted(requested))} and was given GPU {grant.gpu_minor} "
             f"({grant.model}). {_cause(models)}"
@@ -46,11 +49,26 @@ def check_model(grant: Grant, gpus: Iterable[Gpu], constraints: str, memory_scal
         )
 
 
-def _models_in(constraints: str) -> set[str]:
-    """Returns the models that features such as `vgpu_share&vgpu_type_h200` name: {"h200"}."""
-    prefix = c.FEATURE_TYPE.format(type="")
-    words = "".join(ch if ch.isalnum() or ch in "_-" else " " for ch in constraints).split()
-    return {word.removeprefix(prefix) for word in words if word.startswith(prefix)}
+def _required(constraints: str) -> list[set[str]]:
+    """Returns the sets of models of which a job with these features has to get one each: [{"h200", "a100"}] for
+    `vgpu_share&(vgpu_type_h200|vgpu_type_a100)`. A model that is an alternative to another feature is not required."""
+    prefix, depth, terms, has_or = c.FEATURE_TYPE.format(type=""), 0, [""], False
+    for ch in constraints:
+        depth += (ch in "([") - (ch in ")]")
+        has_or = has_or or (ch == "|" and depth == 0)
+        if ch in "&," and depth == 0:
+            terms.append("")
+        else:
+            terms[-1] += ch
+    if has_or and len(terms) > 1:
+        return []  # read from left to right: `a&b|c` requires none of them. job_submit's own features are never there
+    required = []
+    for term in terms:
+        words = [word.partition("*")[0] for word in term.strip("()[]").split("|")]
+        models = [word.removeprefix(prefix) for word in words if word.startswith(prefix)]
+        if len(models) == len(words) and all(ch.isalnum() or ch in "_-" for model in models for ch in model):
+            required.append(set(models))
+    return required
 
 
 def _cause(models: tuple[str, ...]) -> str:

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.values import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 VERSION = 1
 TEXT_MAX = 400

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
 
 from hami_hpc.core.inventory import indices
 from hami_hpc.core.values import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
 
 VERSION = 1
 PLACEHOLDER_NAME = "hami-hpc-drain"  # job_submit knows this name too: slurm-plugins/lua/hami_hpc_jobs.lua

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hami_hpc.core.request import MemMib, mem_text
+from hami_hpc.core.request_keys import MemMib, mem_text
 
 # Parts of a node's state in which it starts no job. A node in a reservation takes the reservation's jobs only.
 _UNUSABLE_TEXT = (
@@ -47,7 +47,8 @@ class Node:
     """A node with vGPUs as Slurm shows it.
 
     `used` is (allocated shards) of each GPU by Slurm's index, None where Slurm does not show it. `whole` has the
-    indices of GPUs that jobs hold whole. Memory of GPUs is in MiB, as is that of the node.
+    indices of GPUs that jobs hold whole. Memory of GPUs is in MiB, as is that of the node. `places` are the types of
+    the GPUs where jobs may have several slices.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Node:
     cpus_allocated: int
     memory_mib: int
     memory_allocated_mib: int
+    places: tuple[str, ...] = ()
 
     @property
     def is_usable(self) -> bool:
@@ -157,13 +159,15 @@ def _cores_of(size: Size, shards: int, node: Node) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a job needs of each of its nodes: units of its slice, CPUs and memory."""
+    """What a job needs of each of its nodes: shards of each slice, units of all slices, CPUs and memory. `places` are
+    the types of the GPUs of several slices."""
 
     shards: int
     mem_mib: int
     cores: int
     cpus: int
     memory_mib: int
+    places: tuple[str, ...] = ()
 
 
 def shortages(node: Node, size: Size, room: Room, need: Need) -> list[str]:
@@ -172,12 +176,14 @@ def shortages(node: Node, size: Size, room: Room, need: Need) -> list[str]:
         return [f"it is {node.state_text}"]
     found = []
     largest_free = max((gpu.free_shards for gpu in room.gpus), default=None)
-    if largest_free is not None and largest_free < need.shards:
+    if need.places:
+        found += _places_short(node, size, room, need)
+    elif largest_free is not None and largest_free < need.shards:
         needed, emptiest = -(-100 * need.shards // size.shards), 100 * largest_free // size.shards
         found.append(f"it takes {needed} % of one GPU, and the emptiest has {emptiest} % free")
     if node.free("vgpu_mem") < need.mem_mib or node.free("vgpu_cores") < need.cores:
         found.append("the node's GPU memory or cores are taken")
-    if largest_free is None and node.free("shard") < need.shards:
+    if largest_free is None and node.free("shard") < need.shards * max(1, len(need.places)):
         found.append("its GPUs together have less free")
     free_cpus = node.cpus - node.cpus_allocated
     if free_cpus < need.cpus:
@@ -185,6 +191,20 @@ def shortages(node: Node, size: Size, room: Room, need: Need) -> list[str]:
     free_mib = node.memory_mib - node.memory_allocated_mib
     if free_mib < need.memory_mib:
         found.append(f"{free_mib} MiB of its main memory are free and the job needs {need.memory_mib}")
+    return found
+
+
+def _places_short(node: Node, size: Size, room: Room, need: Need) -> list[str]:
+    """Returns what a node lacks for several slices, of which each needs a GPU of its own type."""
+    found = []
+    needed = -(-100 * need.shards // size.shards)
+    for place in need.places:
+        free = [gpu.free_shards for gpu in room.gpus if node.places[gpu.index : gpu.index + 1] == (place,)]
+        if place not in node.places:
+            found.append(f"it has no GPU of type {place}, and the job's slices are on types {', '.join(need.places)}")
+        elif free and max(free) < need.shards:
+            emptiest = 100 * max(free) // size.shards
+            found.append(f"a slice takes {needed} % of a GPU of type {place}, and the emptiest has {emptiest} % free")
     return found
 
 

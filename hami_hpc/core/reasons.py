@@ -168,7 +168,7 @@ _THINGS = {
     "energy": "energy",
     "license": "licences",
     "bb": "burst buffer",
-    "billing": "billing units",
+    "billing": "billing units (1000 are a GPU where the administrator uses hami-hpc quota)",
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hami_hpc.core.gpu_jobs import GpuJob
-from hami_hpc.core.grant import Grant
+from hami_hpc.core.grant import Grant, by_job, total
 
 LEFTOVER_AGE_S = 60  # a prolog needs milliseconds between making `.new-*` and renaming it
 
@@ -26,6 +26,7 @@ class Kind(Enum):
     REMOVE_FILE = "remove-file"
     REMOVE_INSTANCE = "remove-instance"  # destroys a MIG instance of ours that no job has
     DAEMON = "daemon"  # starts, replaces or stops an MPS daemon
+    RESUME = "resume"  # lets the memory of a job come back that Slurm has resumed
     MODE = "mode"  # puts a mode that was out back into the node's features
     DELIVER = "deliver"  # moves usage records from the run directory to the spool
     PROBLEM = "problem"  # reports what an administrator must decide; changes nothing
@@ -33,25 +34,25 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step of the plan. `text` is the line printed for it, `name` the name of the directory in `jobs/`, `grant` or
-    `gpu_job` the run that it is of."""
+    """One step of the plan. `text` is the line printed for it, `name` the name of the directory in `jobs/`, `grants`
+    (the job's slices) or `gpu_job` the run that it is of."""
 
     kind: Kind
     text: str
     job_id: int | None = None
-    grant: Grant | None = None
+    grants: tuple[Grant, ...] = ()
     name: str | None = None
     gpu_job: GpuJob | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """One entry of `jobs/`. `job_id` is set if the name is a job id; `grant` is read from the limits record, and
-    `gpu_job` from the note of a job with whole GPUs."""
+    """One entry of `jobs/`. `job_id` is set if the name is a job id; `grants` are read from the limits records of the
+    job's slices, and `gpu_job` from the note of a job with whole GPUs."""
 
     name: str
     job_id: int | None
-    grant: Grant | None
+    grants: tuple[Grant, ...]
     is_ended: bool
     age_s: float
     is_bad: bool = False
@@ -78,33 +79,51 @@ class NodeState:
 def make_plan(state: NodeState) -> tuple[Action, ...]:
     """Returns the actions that make the sources in `state` agree, none if they do. Applying them twice is harmless."""
     return (
-        *(_void(grant) for grant in state.void),
+        *(_void(grants) for grants in by_job(state.void).values()),
         *_directories(state),  # before rows: spools usage that was set aside before its row is ended
         *_rows(state),
         *_problems(state),
     )
 
 
-def _void(grant: Grant) -> Action:
-    text = f"job {grant.job_id}: its grant of {grant.mem_mib} MiB is of an earlier boot and is dropped"
-    return Action(Kind.DROP_VOID, text, grant.job_id, grant)
+def _void(grants: tuple[Grant, ...]) -> Action:
+    job_id = grants[0].job_id
+    text = f"job {job_id}: its grant of {total(grants).mem_mib} MiB is of an earlier boot and is dropped"
+    return Action(Kind.DROP_VOID, text, job_id, grants)
 
 
 def _rows(state: NodeState) -> Iterable[Action]:
     if state.running is None:
         return
-    on_disk = {entry.job_id: entry.grant for entry in state.directories if entry.job_id is not None}
-    for grant in state.rows:
-        job_id = grant.job_id
+    on_disk = {entry.job_id: entry.grants for entry in state.directories if entry.job_id is not None}
+    for job_id, grants in by_job(state.rows).items():
         if job_id not in state.running:
-            text = (
-                f"job {job_id}: is no longer on this node; "
-                f"its {grant.mem_mib} MiB of GPU {grant.gpu_minor} are free again"
-            )
-            yield Action(Kind.END, text, job_id, grant, str(job_id))
-        elif (other := on_disk.get(job_id)) is None or other.created_unix_ns != grant.created_unix_ns:
+            free = ", ".join(f"{grant.mem_mib} MiB of GPU {grant.gpu_minor}" for grant in grants)
+            text = f"job {job_id}: is no longer on this node; its {free} are free again"
+            yield Action(Kind.END, text, job_id, grants, str(job_id))
+            continue
+        written = on_disk.get(job_id, ())
+        if not written or written[0].created_unix_ns != grants[0].created_unix_ns:
             text = f"job {job_id}: its run directory was lost and is restored"
-            yield Action(Kind.RESTORE_DIRECTORY, text, job_id, grant)
+            yield Action(Kind.RESTORE_DIRECTORY, text, job_id, grants)
+        elif len(grants) < grants[0].slice_count:
+            yield _lost_slices(grants)
+        elif len(written) < len(grants):
+            text = (
+                f"job {job_id}: the limits records of {len(grants) - len(written)} slice(s) were lost and are restored"
+            )
+            yield Action(Kind.RESTORE_DIRECTORY, text, job_id, grants)
+
+
+def _lost_slices(grants: tuple[Grant, ...]) -> Action:
+    """Returns the problem of a job whose rows were made again from a directory that lacks records of slices."""
+    job_id, known = grants[0].job_id, ", ".join(str(grant.gpu_minor) for grant in grants)
+    text = (
+        f"job {job_id}: only {len(grants)} of its {grants[0].slice_count} slices are known, on GPU {known}; the limits "
+        f"records of the others were lost together with the ledger. Requeue or cancel the job: other jobs may be "
+        "granted the same memory"
+    )
+    return Action(Kind.PROBLEM, text, job_id)
 
 
 def _directories(state: NodeState) -> Iterable[Action]:
@@ -120,12 +139,13 @@ def _directories(state: NodeState) -> Iterable[Action]:
             if entry.gpu_job is not None:
                 text = f"job {entry.gpu_job.job_id}: its usage, set aside when the spool was full, is spooled"
                 yield Action(Kind.RECORD, text, entry.gpu_job.job_id, name=entry.name, gpu_job=entry.gpu_job)
-            elif entry.grant is None:
+            elif not entry.grants:
                 text = f"{entry.name}: is removed; it has no limits record, so its usage cannot be assigned to a job"
                 yield Action(Kind.REMOVE_DIRECTORY, text, name=entry.name)
             else:
-                text = f"job {entry.grant.job_id}: its usage, set aside when the spool was full, is spooled"
-                yield Action(Kind.SPOOL, text, entry.grant.job_id, entry.grant, entry.name)
+                job_id = entry.grants[0].job_id
+                text = f"job {job_id}: its usage, set aside when the spool was full, is spooled"
+                yield Action(Kind.SPOOL, text, job_id, entry.grants, entry.name)
         elif entry.job_id is None:
             if entry.age_s >= LEFTOVER_AGE_S:
                 text = f"{entry.name}: is removed; an interrupted prolog or epilog left it"
@@ -137,12 +157,12 @@ def _directories(state: NodeState) -> Iterable[Action]:
 def _unknown(entry: Directory, job_id: int, is_running: bool) -> Iterable[Action]:
     """Yields the actions for a job's directory without a ledger row."""
     if is_running:
-        if entry.grant is not None:
+        if entry.grants:
             text = f"job {job_id}: runs here but is not in the ledger; it is restored from its run directory"
-            yield Action(Kind.RESTORE_ROW, text, job_id, entry.grant)
-    elif entry.grant is not None:
+            yield Action(Kind.RESTORE_ROW, text, job_id, entry.grants)
+    elif entry.grants:
         text = f"job {job_id}: is no longer on this node; its usage is spooled and its run directory removed"
-        yield Action(Kind.SPOOL, text, job_id, entry.grant, entry.name)
+        yield Action(Kind.SPOOL, text, job_id, entry.grants, entry.name)
     elif entry.gpu_job is not None:
         text = f"job {job_id}: is no longer on this node; its usage is spooled and its run directory removed"
         yield Action(Kind.RECORD, text, job_id, name=entry.name, gpu_job=entry.gpu_job)

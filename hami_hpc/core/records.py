@@ -7,18 +7,21 @@ none of it is trusted: every number is bounded, and no content makes a function 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from hami_hpc.contract import constants as c
 from hami_hpc.core.delays import INT64_MAX, parse_delays, quantile_us
 from hami_hpc.core.grant import Grant, is_class_name
+from hami_hpc.core.in_step import ON_SEVERAL_NODES
 from hami_hpc.core.values import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Fields = Mapping[str, tuple[int, int, str]]
 
 MIB = 1 << 20
 USAGE_FILE_SIZE = c.USAGE_SIZE + c.USAGE_STEP_SIZE * c.USAGE_STEP_COUNT + c.USAGE_SLOT_SIZE * c.USAGE_SLOT_COUNT
 _SLOTS_AT = c.USAGE_SIZE + c.USAGE_STEP_SIZE * c.USAGE_STEP_COUNT
-
-Fields = Mapping[str, tuple[int, int, str]]
 
 
 class Usage(NamedTuple):
@@ -49,6 +52,16 @@ DAMAGED_USAGE = Usage("damaged", 0, 0, 0, 0, 0)
 OBSERVED_USAGE = Usage("observed", 0, 0, 0, 0, 0)
 
 
+def limits_file(slice_index: int) -> str:
+    """Returns the name of a slice's limits record in its job's directory."""
+    return c.FILE_SLICE_JOB_LIMITS.format(slice=slice_index) if slice_index else c.FILE_JOB_LIMITS
+
+
+def usage_file(slice_index: int) -> str:
+    """Returns the path of a slice's usage file in its job's directory."""
+    return c.FILE_SLICE_USAGE.format(slice=slice_index) if slice_index else c.FILE_USAGE
+
+
 def _pack(fields: Fields, size: int, values: Mapping[str, int | str]) -> bytes:
     """Returns `size` bytes with `values` at their offsets, zeros elsewhere. Raises ValueError when one does not fit."""
     record = bytearray(size)
@@ -66,8 +79,9 @@ def _number(data: bytes, fields: Fields, name: str, base: int = 0) -> int:
     return int.from_bytes(data[base + offset : base + offset + width], "little")
 
 
-def pack_limits(grant: Grant) -> bytes:
-    """Returns the job's limits record of a grant, as of a job that is alone on its GPU (see node/neighbours.py)."""
+def pack_limits(grant: Grant, swap: int = c.SWAP_NEVER) -> bytes:
+    """Returns the job's limits record of a grant, as of a job that is alone on its GPU (see node/neighbours.py).
+    `swap`: whether its programs' memory may be moved."""
     values: dict[str, int | str] = {
         "magic": c.LIMITS_MAGIC,
         "abi_version": c.ABI_VERSION,
@@ -77,9 +91,7 @@ def pack_limits(grant: Grant) -> bytes:
         "step_id": c.JOB_STEP_ID,
         "uid": grant.uid,
         "gpu_minor": grant.gpu_minor,
-        "mem_limit_bytes": grant.mem_mib * MIB,
         "gpu_total_bytes": grant.gpu_total_mib * MIB,
-        "cores_percent": grant.cores_percent,
         "policy": c.POLICIES[grant.policy],
         "mode": c.MODES[grant.mode],
         "created_unix_ns": grant.created_unix_ns,
@@ -90,8 +102,25 @@ def pack_limits(grant: Grant) -> bytes:
         "latency": grant.latency,
         "floor_percent": grant.floor_percent,
         "slo_us": grant.slo_us,
+        "slice_index": grant.slice_index,
+        "slice_count": grant.slice_count,
+        "in_step": grant.in_step,
+        "max_processes": grant.max_processes,
+        "swap": swap,
+        **size_fields(grant),
     }
     return _pack(c.LIMITS_FIELDS, c.LIMITS_SIZE, values)
+
+
+def size_fields(grant: Grant) -> dict[str, int]:
+    """Returns the fields of a slice's limits record that a resize changes."""
+    return {
+        "mem_limit_bytes": grant.mem_mib * MIB,
+        "cores_percent": grant.cores_percent,
+        "asked_mem_bytes": grant.asked_mem_mib * MIB,
+        "asked_cores_percent": grant.asked_cores_percent,
+        "most_mem_bytes": grant.most_mem_mib * MIB,
+    }
 
 
 def parse_limits(data: bytes, model: str = "") -> Grant | None:
@@ -114,7 +143,8 @@ def parse_limits(data: bytes, model: str = "") -> Grant | None:
     mode = named(c.MODES, "mode")
     if number("step_id") != c.JOB_STEP_ID or not (is_class_name(service_class) and policy and mode and uuid):
         return None
-    if number("created_unix_ns") > INT64_MAX:
+    slice_index, slice_count = number("slice_index"), number("slice_count") or 1
+    if number("created_unix_ns") > INT64_MAX or not slice_index < slice_count <= c.SLICES_MAX:
         return None
     return Grant(
         job_id=number("job_id"),
@@ -134,6 +164,13 @@ def parse_limits(data: bytes, model: str = "") -> Grant | None:
         class_priority=number("class_priority"),
         slice_us=number("slice_us"),
         slo_us=number("slo_us"),
+        slice_index=slice_index,
+        slice_count=slice_count,
+        in_step=min(number("in_step"), ON_SEVERAL_NODES),
+        max_processes=number("max_processes"),
+        asked_mem_mib=number("asked_mem_bytes") // MIB,
+        asked_cores_percent=number("asked_cores_percent"),
+        most_mem_mib=number("most_mem_bytes") // MIB,
     )
 
 
@@ -172,7 +209,7 @@ def parse_usage(data: bytes, mem_limit_bytes: int, elapsed_ns: int, start_unix_n
     ):
         return DAMAGED_USAGE
     gpu_busy_ns, throttled_ns = number("gpu_busy_ns"), number("throttled_ns")
-    for base in _slots_in_use(data):
+    for base in slots_in_use(data):
         gpu_busy_ns += _number(data, c.USAGE_SLOT_FIELDS, "gpu_busy_ns", base)
         throttled_ns += _number(data, c.USAGE_SLOT_FIELDS, "throttled_ns", base)
     stated = (
@@ -203,6 +240,26 @@ def parse_usage(data: bytes, mem_limit_bytes: int, elapsed_ns: int, start_unix_n
     )
 
 
+def total_usage(usages: Sequence[Usage]) -> Usage:
+    """Returns what the slices of a job used together: sums, but of delays the longest, and of times the first and the
+    last. It is "ok" when all are, and "missing" when all are; else "damaged", since a part is not known."""
+    if len(usages) == 1:
+        return usages[0]
+    states = {usage.state for usage in usages}
+    values: dict[str, int] = {}
+    for name in Usage._fields[1:]:
+        numbers = [getattr(usage, name) for usage in usages]
+        if name in _FIRST_OF_SLICES:
+            values[name] = min([number for number in numbers if number], default=0)
+        else:
+            values[name] = min(max(numbers) if name in _MOST_OF_SLICES else sum(numbers), INT64_MAX)
+    return Usage(states.pop() if len(states) == 1 else "damaged", **values)
+
+
+_FIRST_OF_SLICES = frozenset({"first_context_unix_ns", "first_launch_unix_ns"})
+_MOST_OF_SLICES = frozenset({"latency_p50_us", "latency_p99_us", "last_use_unix_ns"})
+
+
 class Counts(NamedTuple):
     """What the head of a usage file states, bounded: bytes held now, and allocations refused by limit and by GPU."""
 
@@ -228,7 +285,7 @@ def parse_usage_head(data: bytes) -> Counts | None:
     return Counts(*[min(count, INT64_MAX) for count in counts])
 
 
-def _slots_in_use(data: bytes) -> list[int]:
+def slots_in_use(data: bytes) -> list[int]:
     """Returns the offsets of the slots in use. Checks one byte of all slots at a time, because most slots are free."""
     offset, width, _kind = c.USAGE_SLOT_FIELDS["state"]
     used: set[int] = set()
@@ -286,6 +343,7 @@ def usage_record(
         **times._asdict(),
         "version": c.SPOOL_VERSION,
         "class": grant.service_class,
+        "mem_mib": grant.most_mem(),
         "cores": grant.cores_percent,
         "start": grant.created_unix_ns // 1_000_000_000,
         "end": end_unix_ns // 1_000_000_000,

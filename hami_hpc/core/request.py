@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The grammar of a vgpu request within a whole --gres list.
 
-    vgpu[:TYPE][:KEY=VALUE{,|;}...][:1]     as users write it
+    vgpu[:TYPE][:COUNT][:KEY=VALUE{,|;}...]  as users write it; COUNT may also be last
     vgpu[:[TYPE;]KEY~VALUE;...]             as the client's filter rewrites it for Slurm's own parsers
 
 Slurm runs the same grammar in Lua, slurm-plugins/lua/hami_hpc_request.lua; tests/vectors and a differential fuzz test
@@ -12,24 +12,23 @@ check that both agree. Slurm's client splits a list at commas and prefixes each 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from hami_hpc.contract import constants as contract
-from hami_hpc.errors import Refusal, RequestError, request_error
+from hami_hpc.core.request_keys import (
+    KEYS,
+    TYPE,
+    MemMib,
+    MemPercent,
+    bad_value,
+    types_in,
+)
+from hami_hpc.errors import Refusal, request_error
 
-_MIB: Final = {"M": 1, "G": 1024, "T": 1024 * 1024}
-_US: Final = {"us": 1, "ms": 1000, "s": 1_000_000}
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]*")
-_MEM: Final = re.compile(r"([0-9]+)([MmGgTt%]?)")
-_MEM_NEGATIVE: Final = re.compile(r"-[0-9]+[MmGgTt%]?")
-_MEM_FRACTION: Final = re.compile(r"-?[0-9]*\.[0-9]*[MmGgTt%]?")
-_CORES: Final = re.compile(r"(-?)([0-9]+)")
-_SLO: Final = re.compile(r"([0-9]+)(us|ms|s)")
-_MIG: Final = re.compile(r"[1-9][0-9]?g\.[1-9][0-9]*gb([+\-][a-z.]+)?")
 _COUNT: Final = re.compile(r"[+\-]?[0-9]+[KkMmGgTtPp]?")
-_TYPE: Final = re.compile(r"[A-Za-z0-9_\-]+")
 # Slurm looks for "gres:" (22.05) or "gres" (later) anywhere in a list: "x gres:vgpu_mem:9" asks for vgpu_mem.
 _HIDDEN: Final = re.compile(
     rf"gres[:/]?({contract.REQUEST_NAME}|{contract.GRES_MEM}|{contract.GRES_CORES}|{contract.GRES_SLO})"
@@ -42,22 +41,7 @@ _ASSIGNMENT: Final = re.compile(r"([^=~]*)[=~](.*)")
 _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e]")
 _RAW: Final = frozenset({contract.GRES_MEM, contract.GRES_CORES, contract.GRES_SLO})
 _CONFLICTS: Final = {"gpu": "E_WITH_GPU", "mps": "E_WITH_GPU", contract.GRES_SHARD: "E_WITH_SHARD"}
-_MEM_RANGE: Final = f"1M to {contract.MEM_MIB_MAX // _MIB['T']}T, or {contract.PERCENT_MIN}% to {contract.PERCENT_MAX}%"
 TYPE_EXAMPLE: Final = "--gres=vgpu:h200:mem=8G"
-
-
-@dataclass(frozen=True, slots=True)
-class MemMib:
-    """An absolute amount of GPU memory, MiB."""
-
-    mib: int
-
-
-@dataclass(frozen=True, slots=True)
-class MemPercent:
-    """A share of the GPU's memory, 1 to 100."""
-
-    percent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +49,9 @@ class Request:
     """What a user asks for. None means the site's default (mem, cores) or no preference (the others)."""
 
     gpu_type: str | None = None
+    preset: str | None = None
+    type: str | None = None  # several GPU types, or those to avoid; a single one is gpu_type
+    count: int | None = None  # slices on a node, 2 or more
     mem: MemMib | MemPercent | None = None
     cores: int | None = None
     mode: str | None = None
@@ -100,157 +87,46 @@ class _Draft:
     gpu_type: str | None = None
     values: dict[str, Any] = field(default_factory=dict)  # by key, for the fields of Request
     has_parameters: bool = False
-    has_count: bool = False
-
-
-def _example(key: str) -> str:
-    """Returns a request that has `key`. A MIG profile stands alone: it says how much memory and cores it has."""
-    example = contract.REQUEST_EXAMPLE
-    if key == "mig":
-        return f"--gres={contract.REQUEST_NAME}:{contract.KEY_EXAMPLE[key]}"
-    return example if f"{key}=" in example else f"{example},{contract.KEY_EXAMPLE[key]}"
-
-
-def _bad_value(code: str, key: str, value: str) -> RequestError:
-    return request_error(code, Refusal(key=key, given=value, allowed=contract.KEY_FORM[key], example=_example(key)))
-
-
-def _mem_out_of_range(value: str) -> RequestError:
-    return request_error("E_MEM_RANGE", Refusal(given=value, allowed=_MEM_RANGE))
-
-
-def _parse_mem(value: str) -> MemMib | MemPercent:
-    match = _MEM.fullmatch(value)
-    if not match:
-        if _MEM_NEGATIVE.fullmatch(value):
-            raise _mem_out_of_range(value)
-        is_fraction = _MEM_FRACTION.fullmatch(value) and any("0" <= c <= "9" for c in value)
-        raise _bad_value("E_MEM_FRACTION" if is_fraction else "E_MEM_FORM", "mem", value)
-    number, unit = int(match[1]), match[2].upper()
-    if unit == "":
-        raise _bad_value("E_MEM_UNIT", "mem", value)
-    if unit == "%":
-        if not contract.PERCENT_MIN <= number <= contract.PERCENT_MAX:
-            raise _mem_out_of_range(value)
-        return MemPercent(number)
-    if not 1 <= number * _MIB[unit] <= contract.MEM_MIB_MAX:
-        raise _mem_out_of_range(value)
-    return MemMib(number * _MIB[unit])
-
-
-def _parse_cores(value: str) -> int:
-    match = _CORES.fullmatch(value)
-    if not match:
-        raise _bad_value("E_CORES_FORM", "cores", value)
-    if match[1] or not contract.CORES_MIN <= int(match[2]) <= contract.CORES_MAX:
-        raise _bad_value("E_CORES_RANGE", "cores", value)
-    return int(match[2])
-
-
-def _parse_mode(value: str) -> str:
-    if value not in contract.MODES and value != contract.MODE_AUTO:
-        raise _bad_value("E_MODE", "mode", value)
-    return value
-
-
-def is_mig_name(text: str) -> bool:
-    """Returns whether a MIG profile can have this name."""
-    return len(text) <= contract.MIG_NAME_MAX and _MIG.fullmatch(text) is not None
-
-
-def _parse_mig(value: str) -> str:
-    if not is_mig_name(value):
-        raise _bad_value("E_MIG_FORM", "mig", value)
-    return value
-
-
-def _parse_isolation(value: str) -> str:
-    if value != contract.ISOLATION_HARD:
-        raise _bad_value("E_ISOLATION", "isolation", value)
-    return value
-
-
-def _parse_policy(value: str) -> str:
-    if value not in contract.POLICIES:
-        raise _bad_value("E_POLICY", "policy", value)
-    return value
-
-
-def _parse_slo(value: str) -> int:
-    match = _SLO.fullmatch(value)
-    if not match:
-        raise _bad_value("E_SLO_FORM", "slo", value)
-    slo_us = int(match[1]) * _US[match[2]]
-    if not contract.SLO_US_MIN <= slo_us <= contract.SLO_US_MAX:
-        raise _bad_value("E_SLO_RANGE", "slo", value)
-    return slo_us
-
-
-def slo_text(slo_us: int) -> str:
-    """Returns an slo as text with the largest unit that divides it: 10ms, 1500us, 1s."""
-    unit = next((u for u in ("s", "ms") if slo_us % _US[u] == 0), "us")
-    return f"{slo_us // _US[unit]}{unit}"
-
-
-def mem_text(mem: MemMib | MemPercent) -> str:
-    """Returns a mem value as text with the largest unit that divides it: 8G, 1536M, 50%."""
-    if isinstance(mem, MemPercent):
-        return f"{mem.percent}%"
-    unit = next((u for u in ("T", "G") if mem.mib % _MIB[u] == 0), "M")
-    return f"{mem.mib // _MIB[unit]}{unit}"
-
-
-class _Key(NamedTuple):
-    """How the value of one key is parsed from a request and written as text."""
-
-    parse: Callable[[str], Any]
-    text: Callable[[Any], str]
-
-
-# One row for each key of the contract, in its order; each is a field of Request by the same name.
-_KEYS: Final[Mapping[str, _Key]] = {
-    "mem": _Key(_parse_mem, mem_text),
-    "cores": _Key(_parse_cores, str),
-    "mode": _Key(_parse_mode, str),
-    "mig": _Key(_parse_mig, str),
-    "isolation": _Key(_parse_isolation, str),
-    "policy": _Key(_parse_policy, str),
-    "slo": _Key(_parse_slo, slo_text),
-}
-KEYS: Final = tuple(_KEYS)
 
 
 def _assign(draft: _Draft, piece: str) -> None:
     """Reads one KEY=VALUE into `draft`."""
     match = _ASSIGNMENT.fullmatch(piece)
     if not match:
-        if piece in _KEYS:
-            raise _bad_value("E_VALUE_EMPTY", piece, "")
+        if piece in KEYS:
+            raise bad_value("E_VALUE_EMPTY", piece, "")
         raise request_error("E_FORM", Refusal(given=piece))
     key, value = match[1], match[2]
-    if key not in _KEYS:
-        allowed = ", ".join(_KEYS)
-        raise request_error("E_KEY_UNKNOWN", Refusal(key=key, given=piece, allowed=allowed))
+    if key not in KEYS:
+        raise request_error("E_KEY_UNKNOWN", Refusal(key=key, given=piece, allowed=", ".join(KEYS)))
     if key in draft.values:
         raise request_error("E_KEY_DOUBLE", Refusal(key=key, given=piece))
     if value == "":
-        raise _bad_value("E_VALUE_EMPTY", key, "")
-    draft.values[key] = _KEYS[key].parse(value)
+        raise bad_value("E_VALUE_EMPTY", key, "")
+    if key == "type" and draft.gpu_type is not None:
+        raise request_error("E_KEY_DOUBLE", Refusal(key=key, given=f"{draft.gpu_type} and {piece}"))
+    draft.values[key] = KEYS[key].parse(value)
+    if key == "type":
+        _check_type(draft, value, piece)
 
 
-def _bad_count(text: str) -> RequestError:
-    is_several = text.isdigit() and text[0] != "0" and text != "1"
-    return request_error("E_COUNT" if is_several else "E_COUNT_FORM", Refusal(given=text))
+def _check_type(draft: _Draft, value: str, piece: str) -> None:
+    """Refuses what vgpu:TYPE could not say either: a key, a count or a class is no GPU type."""
+    if value in KEYS or _COUNT.fullmatch(value):
+        raise bad_value("E_TYPE_LIST", "type", value)
+    if value in draft.classes or value in contract.CLASS_NAMES:
+        raise request_error("E_RAW_UNITS", Refusal(given=piece))
 
 
-def _set_type(draft: _Draft, text: str, body: str) -> None:
-    if draft.has_parameters or draft.gpu_type is not None:
-        raise request_error("E_FORM", Refusal(given=body))
-    if text in _KEYS:
-        raise _bad_value("E_VALUE_EMPTY", text, "")
+def _set_type_or_count(draft: _Draft, text: str, body: str) -> None:
     if _COUNT.fullmatch(text):
-        raise _bad_count(text)  # vgpu:2;mem=8G
-    if not _TYPE.fullmatch(text):
+        _assign(draft, f"count={text}")
+        return
+    if draft.has_parameters or draft.gpu_type is not None or "count" in draft.values:
+        raise request_error("E_FORM", Refusal(given=body))
+    if text in KEYS:
+        raise bad_value("E_VALUE_EMPTY", text, "")
+    if not TYPE.fullmatch(text):
         raise request_error("E_TYPE_FORM", Refusal(given=text, example=TYPE_EXAMPLE))
     if text in draft.classes or text in contract.CLASS_NAMES:
         raise request_error("E_RAW_UNITS", Refusal(given=body))
@@ -258,10 +134,10 @@ def _set_type(draft: _Draft, text: str, body: str) -> None:
 
 
 def _feed_pieces(draft: _Draft, segment: str, body: str) -> None:
-    """Reads pieces between semicolons; the first may be the type."""
+    """Reads pieces between semicolons; the first may be the type or the count."""
     for piece in segment.split(";"):
         if piece and not draft.has_parameters and "=" not in piece and "~" not in piece:
-            _set_type(draft, piece, body)
+            _set_type_or_count(draft, piece, body)
         else:
             _assign(draft, piece)
         draft.has_parameters = True
@@ -272,16 +148,10 @@ def _feed(draft: _Draft, text: str, body: str) -> None:
     for segment in text.split(":"):
         if segment == "":
             raise request_error("E_EMPTY", Refusal(given=body))
-        if draft.has_count:
-            raise request_error("E_FORM", Refusal(given=body))
         if any(mark in segment for mark in "=~;"):
             _feed_pieces(draft, segment, body)
-        elif _COUNT.fullmatch(segment):
-            if segment != "1":
-                raise _bad_count(segment)
-            draft.has_count = True
         else:
-            _set_type(draft, segment, body)
+            _set_type_or_count(draft, segment, body)
 
 
 def _split_prefix(token: str) -> tuple[str, str]:
@@ -324,10 +194,23 @@ def _check_other(body: str) -> tuple[str, str] | None:
     Raises E_FORM for a key without its vgpu and for what Slurm might read as another gres (see _HIDDEN).
     """
     match = _STRAY_KEY.match(body)
-    if (match[1] if match else body) in _KEYS or "gres" in body:
+    if (match[1] if match else body) in KEYS or "gres" in body:
         raise request_error("E_FORM", Refusal(given=body))
     code = _CONFLICTS.get(_name_of(body))
     return (code, body) if code else None
+
+
+def _request_of(draft: _Draft) -> Request:
+    """Returns the request of a complete draft. One type is what vgpu:TYPE asks for, so that a request has one form."""
+    request = Request(draft.gpu_type, **draft.values)
+    if request.preset is not None and request.count is not None:
+        example = "--gres=vgpu:2:mem=8G,cores=50"
+        refusal = Refusal(given=str(request.count), key=request.preset, example=example)
+        raise request_error("E_PRESET_COUNT", refusal)
+    names, is_negated = types_in(request.type or "")
+    if request.type is None or is_negated or len(names) > 1:
+        return request
+    return replace(request, gpu_type=request.type, type=None)
 
 
 def parse(text: str, classes: Collection[str] = ()) -> Parsed | None:
@@ -340,13 +223,12 @@ def parse(text: str, classes: Collection[str] = ()) -> Parsed | None:
     if not _mentions(data):
         return None
     if len(data) > contract.REQUEST_MAX_LENGTH:
-        allowed = str(contract.REQUEST_MAX_LENGTH)
-        raise request_error("E_TOO_LONG", Refusal(key="--gres", given=str(len(data)), allowed=allowed))
+        refusal = Refusal(key="--gres", given=str(len(data)), allowed=str(contract.REQUEST_MAX_LENGTH))
+        raise request_error("E_TOO_LONG", refusal)
     if _UNPRINTABLE.search(data):
         raise request_error("E_CHARS", Refusal(given=text))
     draft: _Draft | None = None
-    request_prefix = ""
-    is_open = False
+    request_prefix, is_open = "", False
     others: list[str] = []
     conflict: tuple[str, str] | None = None
     for token in _tokens(data):
@@ -357,8 +239,8 @@ def parse(text: str, classes: Collection[str] = ()) -> Parsed | None:
             request_prefix, is_open = prefix, True
         elif name in _RAW:
             raise request_error("E_RAW_UNITS", Refusal(given=body))
-        elif draft is not None and is_open and (_KEY_VALUE.match(body) or body in _KEYS):
-            _feed(draft, body + "=" if body in _KEYS else body, body)
+        elif draft is not None and is_open and (_KEY_VALUE.match(body) or body in KEYS):
+            _feed(draft, body + "=" if body in KEYS else body, body)
         elif body:
             other_conflict = _check_other(body)
             conflict = conflict or other_conflict
@@ -367,7 +249,7 @@ def parse(text: str, classes: Collection[str] = ()) -> Parsed | None:
     if conflict:
         raise request_error(conflict[0], Refusal(given=conflict[1]))
     assert draft is not None  # _mentions found vgpu, and a raw unit would have raised
-    return Parsed(Request(draft.gpu_type, **draft.values), tuple(others), request_prefix)
+    return Parsed(_request_of(draft), tuple(others), request_prefix)
 
 
 def parse_shards(text: str) -> Shards | None:
@@ -394,7 +276,7 @@ def parse_shards(text: str) -> Shards | None:
 
 def canonical(request: Request) -> str:
     """Returns the canonical text of `request`; parsing it gives the same request."""
-    values = ((key, getattr(request, key)) for key in _KEYS)
-    parts = [f"{key}={_KEYS[key].text(value)}" for key, value in values if value is not None]
+    values = ((key, getattr(request, key)) for key in KEYS)
+    parts = [f"{key}={KEYS[key].text(value)}" for key, value in values if value is not None]
     head = contract.REQUEST_NAME if request.gpu_type is None else f"{contract.REQUEST_NAME}:{request.gpu_type}"
     return f"{head}:{';'.join(parts)}" if parts else head

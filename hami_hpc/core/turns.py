@@ -9,6 +9,8 @@ A job with mode=mps is a client of an MPS server, which has the GPU's time and g
 clients of one server are one tenant, with the driver's timeslice. Nothing holds a server to a turn or to a class's
 floor: its jobs have no turns, take nothing from those of others, and are never counted as latency-critical.
 
+A job with mode=mig has a MIG instance to itself, with compute units of its own: nobody is beside it.
+
 Latency-critical jobs have an order: higher priority of the class first, then the shorter slo; a job without one has the
 longest. Equal ones have none. A job that others come before has short timeslices
 (native/interposer/arbitration/terms.c).
@@ -16,16 +18,20 @@ longest. Equal ones have none. A job that others come before has short timeslice
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
+from hami_hpc.core.in_step import slices_beside
 from hami_hpc.core.values import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 PERIOD_PERMILLE = 1000
 # native/interposer/arbitration/terms.c: the timeslice that follows from cores; and the driver's own, of policy none.
 TIMESLICE_US_PER_CORE = 450
 DRIVERS_TIMESLICE_US = 2048
+ALONE = frozenset({"mig"})  # modes whose jobs share no compute units with others
 BY_SERVER = frozenset({"mps"})  # modes whose jobs have the time of a server, which keeps to no turn and to no floor
 
 
@@ -41,20 +47,29 @@ class Turn(NamedTuple):
     others_least_cores: int
     others_capped: int
     latency_above: int
+    beside_slice_us: int = 0
+    step_begin_permille: int = 0
 
 
-def make_turns(live: Iterable[Grant], one_server: bool = False) -> dict[int, Turn]:
+NOBODY_BESIDE = Turn(0, 0, 0, 0, 0, 0)
+
+
+def make_turns(
+    live: Iterable[Grant], one_server: bool = False, begins: Mapping[int, int] | None = None
+) -> dict[int, Turn]:
     """Returns the turn of each job, by job id, from the live grants of one GPU.
 
     Jobs that are not latency-critical and keep to turns have some when they are at least two. Each turn is in
     proportion to the job's cores, in the order of job ids; together they fill the period exactly. `one_server`: all
-    users of the GPU share one MPS server (multi_user in [mps]).
+    users of the GPU share one MPS server (multi_user in [mps]). `begins` are those of make_begins, of the whole node.
     """
-    grants = sorted(live, key=lambda grant: grant.job_id)
+    everybody = sorted(live, key=lambda grant: grant.job_id)
+    grants = [grant for grant in everybody if grant.mode not in ALONE]
     latency_count = sum(is_latency(grant) for grant in grants)
     least = _least_of_others(grants, one_server)
     above = _above(grants)
     cap_count = sum(grant.policy == "cap" for grant in grants)
+    beside = slices_beside(grants)
     turns = {
         grant.job_id: Turn(
             latency_others=latency_count - is_latency(grant),
@@ -63,9 +78,12 @@ def make_turns(live: Iterable[Grant], one_server: bool = False) -> dict[int, Tur
             others_least_cores=least[grant.job_id],
             others_capped=cap_count - (grant.policy == "cap"),
             latency_above=above[grant.job_id],
+            beside_slice_us=beside[grant.job_id],
+            step_begin_permille=(begins or {}).get(grant.job_id, 0),
         )
         for grant in grants
     }
+    turns |= {grant.job_id: NOBODY_BESIDE for grant in everybody if grant.mode in ALONE}
     others = [grant for grant in grants if not is_latency(grant) and grant.mode not in BY_SERVER]
     if not 2 <= len(others) <= PERIOD_PERMILLE:
         return turns

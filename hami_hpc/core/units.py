@@ -6,62 +6,28 @@ slurmctld runs the same rules in Lua, slurm-plugins/lua/hami_hpc_units.lua; test
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hami_hpc.contract import constants as contract
 from hami_hpc.core import mig_choice
-from hami_hpc.core.mig_choice import MIG, OfferedProfile
-from hami_hpc.core.request import MemMib, MemPercent, Request, mem_text, parse, slo_text
-from hami_hpc.errors import Refusal, RequestError, request_error, shorten
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """The site's settings that decide requests.
-
-    classes: class -> QoS names. policies: class -> what its jobs may ask for. latency: the latency-critical
-    classes. gpu_models: name -> memory usable by CUDA, MiB. partitions: name -> its GPU models. qos_enforced: auto
-    (job_submit reads slurm.conf) or yes. mig: GPU model -> the MIG profiles offered, the smallest first.
-    mig_waste_percent: part of an instance that mode=auto may leave unused.
-    """
-
-    shard_mib: int
-    memory_scaling: float
-    default_mem: str
-    default_cores: int
-    bare_shard: str
-    modes: Sequence[str]
-    classes: Mapping[str, Sequence[str]]
-    gpu_models: Mapping[str, int]
-    partitions: Mapping[str, Sequence[str]]
-    qos_enforced: str = "auto"
-    policies: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    latency: Sequence[str] | None = None
-    mig: Mapping[str, Sequence[OfferedProfile]] = field(default_factory=dict)
-    mig_waste_percent: int = contract.DEFAULT_MIG_WASTE_PERCENT
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """Where a request is to run: the partitions it may go to, which must all allow it, and its QoS (None: none)."""
-
-    partitions: tuple[str, ...]
-    qos: str | None = None
-
-    def text(self) -> str:
-        noun = "partition " if len(self.partitions) == 1 else "partitions "
-        return noun + shorten(", ".join(self.partitions))
+from hami_hpc.core.gpu_choice import Where, candidates, capacity, largest, type_feature, with_preset
+from hami_hpc.core.mig_choice import MIG
+from hami_hpc.core.places import SHARE, check_count, check_mode, chosen
+from hami_hpc.core.request import Request, parse
+from hami_hpc.core.request_keys import MemMib, MemPercent, slo_text
+from hami_hpc.core.site import Site
+from hami_hpc.errors import Refusal, RequestError, request_error
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """One node's slice in Slurm's units: gres/shard, gres/vgpu's class, gres/vgpu_mem (MiB), gres/vgpu_cores (percent),
-    and gres/vgpu_slo (us) unless `slo_us` is 0.
+    """The slices on one node in Slurm's units: gres/shard, gres/vgpu's class, gres/vgpu_mem (MiB), gres/vgpu_cores
+    (percent), and gres/vgpu_slo (us) unless `slo_us` is 0.
 
-    `features` are the node features that the job needs, all of them.
+    `features` are the node features that the job needs, all of them. `shards` are those of each slice; `mem_mib` and
+    `cores` the sums of `count` slices. `places` are the types of the GPUs of several slices; one slice has none.
     """
 
     shards: int
@@ -70,18 +36,8 @@ class Units:
     cores: int
     features: tuple[str, ...]
     slo_us: int = 0
-
-
-def capacity(site: Site, model: str) -> tuple[int, int]:
-    """Returns the MiB of one GPU of `model` that can be granted, and its shards.
-
-    Rounds both down, so that shards * shard_mib never exceeds the MiB. Raises RequestError E_SITE for an unknown model.
-    """
-    total_mib = site.gpu_models.get(model)
-    if total_mib is None:
-        raise request_error("E_SITE", Refusal(given=f"gpu_models.{model} is missing"))
-    mib = math.floor(total_mib * site.memory_scaling)
-    return mib, mib // site.shard_mib
+    count: int = 1
+    places: tuple[str, ...] = ()
 
 
 def class_of(site: Site, qos: str | None) -> str:
@@ -97,51 +53,6 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _candidates(site: Site, request: Request, where: Where) -> list[str]:
-    """Returns the models a request may run on: the type asked for, or every model of the partitions, each once."""
-    models: dict[str, None] = {}
-    for name in where.partitions:
-        partition_models = site.partitions.get(name, ())
-        place = Where((name,)).text()
-        if not partition_models:
-            allowed = _listed(sorted(site.partitions))
-            raise request_error("E_NO_VGPU_HERE", Refusal(where=place, allowed=allowed))
-        if request.gpu_type is not None and request.gpu_type not in partition_models:
-            example = f"--gres=vgpu:{partition_models[0]}:mem=8G"
-            refusal = Refusal(given=request.gpu_type, where=place, allowed=_listed(partition_models), example=example)
-            raise request_error("E_TYPE_UNKNOWN", refusal)
-        models.update(dict.fromkeys(partition_models))
-    return list(models) if request.gpu_type is None else [request.gpu_type]
-
-
-def _too_big(mem: MemMib, where: Where, model: str, mib: int) -> RequestError:
-    refusal = Refusal(
-        given=mem_text(mem),
-        where=where.text(),
-        model=model,
-        allowed=f"{mib}M",
-        example=f"--gres=vgpu:mem={mib}M",
-    )
-    return request_error("E_MEM_TOO_BIG", refusal)
-
-
-def _common_capacity(site: Site, models: Sequence[str], request: Request, where: Where) -> tuple[int, int]:
-    """Returns the MiB and shards per GPU that are valid for all of `models`."""
-    sizes = {model: capacity(site, model) for model in models}
-    smallest = min(mib for mib, _ in sizes.values())
-    largest_model = max(sizes, key=lambda model: sizes[model][0])
-    largest = sizes[largest_model][0]
-    asked = request.mem.mib if isinstance(request.mem, MemMib) else 0
-    if isinstance(request.mem, MemMib) and asked > largest:
-        raise _too_big(request.mem, where, largest_model, largest)
-    shards = {count for _, count in sizes.values()}
-    if len(shards) > 1 or asked > smallest:
-        example = f"--gres=vgpu:{models[0]}:mem=8G"
-        refusal = Refusal(where=where.text(), allowed=_listed(models), example=example)
-        raise request_error("E_TYPE_NEEDED", refusal)
-    return smallest, shards.pop()
-
-
 def _default_mem(site: Site, mib: int) -> MemMib | MemPercent:
     """Returns the site's default, at most the `mib` MiB of a GPU or of its largest instance."""
     try:
@@ -154,15 +65,15 @@ def _default_mem(site: Site, mib: int) -> MemMib | MemPercent:
     return MemMib(min(mem.mib, mib)) if isinstance(mem, MemMib) else mem
 
 
-def _mem_units(mem: MemMib | MemPercent, site: Site, mib: int, shards: int) -> tuple[int, int]:
-    """Returns the MiB granted and the shards for `mem` on a GPU of `mib` MiB and `shards` shards."""
+def mem_units(mem: MemMib | MemPercent, shard_mib: int, mib: int, shards: int) -> tuple[int, int]:
+    """Returns the MiB granted and the shards for `mem` on a GPU of `mib` MiB and `shards` shards of `shard_mib`."""
     if isinstance(mem, MemMib):
         # A GPU has up to one shard of memory more than its whole shards; a request for that takes all shards.
-        return mem.mib, min(shards, -(-mem.mib // site.shard_mib))
+        return mem.mib, min(shards, -(-mem.mib // shard_mib))
     if mem.percent == contract.PERCENT_MAX:
         return mib, shards
     count = max(1, shards * mem.percent // 100)
-    return count * site.shard_mib, count
+    return count * shard_mib, count
 
 
 def of_shards(count: int, gpu_type: str | None, site: Site, where: Where) -> Request:
@@ -171,17 +82,17 @@ def of_shards(count: int, gpu_type: str | None, site: Site, where: Where) -> Req
     It resolves to the same number of shards, but at least to those of 1 % of a GPU's time.
     """
     request = Request(gpu_type=gpu_type, mem=MemMib(count * site.shard_mib))
-    _, shards = _common_capacity(site, _candidates(site, request, where), request, where)
+    _, shards = largest(site, candidates(site, request, where), request, where)
     return replace(request, cores=min(contract.CORES_MAX, max(1, 100 * count // shards)))
 
 
-def features(request: Request, mode: str | None) -> tuple[str, ...]:
-    """Returns the node features that a request needs in a mode (None: in any), in a fixed order."""
+def features(request: Request, mode: str | None, models: Sequence[str]) -> tuple[str, ...]:
+    """Returns the node features that a request needs in a mode (None: in any), in a fixed order. `models` are those
+    that it may run on."""
     names = []
     if mode is not None:
         names.append(contract.FEATURE_MODE.format(mode=mode))
-    if request.gpu_type is not None:
-        names.append(contract.FEATURE_TYPE.format(type=request.gpu_type))
+    names += type_feature(request, models)
     if request.policy is not None:
         names.append(contract.FEATURE_POLICY.format(policy=request.policy))
     return tuple(names)
@@ -228,23 +139,39 @@ class _Slice(NamedTuple):
     cores: int
 
 
+def least_shards(shards: int, max_tenants: int) -> int:
+    """Returns the fewest shards of a slice on a GPU with `shards` on which `max_tenants` slices fit, and one more does
+    not; 0: any number may. Where no number is both, as few as keep out one more."""
+    if not max_tenants:
+        return 0
+    return max(shards // max_tenants, shards // (max_tenants + 1) + 1)
+
+
 def _share(request: Request, site: Site, models: Sequence[str], where: Where) -> _Slice:
     """Returns the slice of a request in a mode that divides a GPU's memory and time by shards."""
-    mib, shards = _common_capacity(site, models, request, where)
+    mib, shards = largest(site, models, request, where)
     if shards < 1:
         raise request_error("E_SITE", Refusal(given="shard_mib is more than a GPU has"))
     mem = _default_mem(site, mib) if request.mem is None else request.mem
-    cores = site.default_cores if request.cores is None else request.cores
-    mem_mib, mem_shards = _mem_units(mem, site, mib, shards)
-    return _Slice(max(mem_shards, 1, shards * cores // 100), mem_mib, cores)
+    mem_mib, needed = mem_units(mem, site.shard_mib, mib, shards)
+    needed = max(needed, least_shards(shards, site.max_tenants))
+    cores = _default_cores(site) if request.cores is None else request.cores
+    if cores is None:
+        cores = min(contract.CORES_MAX, max(1, 100 * needed // shards))
+    return _Slice(max(needed, 1, shards * cores // 100), mem_mib, cores)
+
+
+def _default_cores(site: Site) -> int | None:
+    """Returns the site's default; None where it follows from the memory."""
+    return site.default_cores if isinstance(site.default_cores, int) else None
 
 
 def _instance(request: Request, site: Site, models: Sequence[str], where: Where) -> _Slice | RequestError:
     """Returns the slice that is the MIG instance of a request, or why there is none. Raises RequestError E_SITE."""
     for model in models:
         capacity(site, model)  # that it is one of the site's
-    largest = min((site.mig[model][-1].mem_mib for model in models if site.mig.get(model)), default=0)
-    mem, cores = mig_choice.with_defaults(request, _default_mem(site, largest), site.default_cores)
+    most_mib = min((site.mig[model][-1].mem_mib for model in models if site.mig.get(model)), default=0)
+    mem, cores = mig_choice.with_defaults(request, _default_mem(site, most_mib), _default_cores(site))
     sized = replace(request, mem=mem, cores=cores)
     chosen = mig_choice.choose(sized, site.mig, models, where.text(), site.modes)
     if isinstance(chosen, RequestError):
@@ -256,6 +183,8 @@ def _place(
     mode: str | None, request: Request, site: Site, models: Sequence[str], where: Where
 ) -> tuple[str | None, _Slice]:
     """Returns the mode that a request gets, which decides for mode=auto, and its slice. Raises RequestError."""
+    if request.count is not None:
+        return SHARE, _share(request, site, models, where)
     if mode not in (MIG, contract.MODE_AUTO):
         return mode, _share(request, site, models, where)
     others = [name for name in site.modes if name != MIG]
@@ -272,20 +201,32 @@ def _place(
     return others[0], share
 
 
-def resolve(request: Request, site: Site, where: Where) -> Units:
-    """Returns the units of `request` in `where`. Raises RequestError with a contract code if it cannot run there."""
-    models = _candidates(site, request, where)
+def resolve(request: Request, site: Site, where: Where, turn: int = 0) -> Units:
+    """Returns the units of `request` in `where`. Raises RequestError with a contract code if it cannot run there.
+
+    Of more places than the request needs it takes those from number `turn` on, so that jobs are spread over them.
+    """
+    request = with_preset(request, site.presets)
+    models = candidates(site, request, where)
+    gpus = {Where((name,)).text(): site.partition_gpus.get(name, 0) for name in where.partitions}
+    places_here = check_count(request, site.slices_max, gpus)
+    check_mode(request, site.modes)
     mode, granted = _place(mig_choice.mode_of(request, site.modes), request, site, models, where)
     service_class = class_of(site, where.qos)
     check_policy(site, service_class, request.policy)
     check_slo(site, service_class, request.slo)
     # A site with MIG has nodes that isolate in one mode alone, so each job says which.
     says_mode = request.mode is not None or mode == MIG or MIG in site.modes
+    # Several slices are only of mode=share, whatever the node's first mode is.
+    says_mode = says_mode or (request.count is not None and list(site.modes) != [SHARE])
+    count = request.count or 1
     return Units(
         shards=granted.shards,
         service_class=service_class,
-        mem_mib=granted.mem_mib,
-        cores=granted.cores,
-        features=features(request, mode if says_mode else None),
+        mem_mib=granted.mem_mib * count,
+        cores=granted.cores * count,
+        features=features(request, mode if says_mode else None, models),
         slo_us=request.slo or 0,
+        count=count,
+        places=chosen(request.count, places_here, turn),
     )

@@ -11,7 +11,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple as NamedTuple
 else:
-    from operator import itemgetter
+    try:
+        from _operator import itemgetter  # operator's own, without the rest of that module
+    except ImportError:
+        from operator import itemgetter
 
     class NamedTuple(tuple):
         """Base of immutable records: a subclass names its fields by annotations, with defaults for the last ones."""

@@ -42,6 +42,7 @@ class Kind(StrEnum):
     UNCOUNTED = "uncounted"
     NO_INTERPOSER = "no_interposer"
     TIME_OVER = "time_over"
+    PROCESSES_OVER = "processes_over"
     WRONG_GPU = "wrong_gpu"
     NO_GRANT = "no_grant"
     NO_JOB = "no_job"
@@ -62,13 +63,14 @@ class Action(StrEnum):
 WITHOUT_INTERPOSER = frozenset({"mig"})
 
 # How long each must hold. The first four are facts about memory maps and bytes; a step's processes, and what Slurm says
-# of a job, may lag behind.
+# of a job, may lag behind. NVML may show one that ends beside the one that took its place.
 GRACE_NS: Mapping[Kind, int] = {
     Kind.MEMORY_OVER: SECOND // 4,
     Kind.UNCOUNTED: 3 * SECOND // 4,
     Kind.NO_INTERPOSER: SECOND // 4,
     Kind.WRONG_GPU: SECOND // 4,
     Kind.TIME_OVER: 0,  # its windows are the grace
+    Kind.PROCESSES_OVER: SECOND,
     Kind.NO_GRANT: 3 * SECOND,
     Kind.NO_JOB: 3 * SECOND,
 }
@@ -148,30 +150,38 @@ class Suspicion(NamedTuple):
 
 def judge(look: Look, limits: Limits) -> Iterator[Suspicion]:
     """Yields what one look shows, time excepted (TimeWatch)."""
-    slices = {one.grant.job_id: one for one in look.slices}
+    of_job: dict[int, list[Grant]] = {}
+    for one in look.slices:
+        of_job.setdefault(one.grant.job_id, []).append(one.grant)
     for process in look.processes:
         job_id, gpu = process.job_id, process.gpu_uuid
-        one = slices.get(job_id)
+        grants = of_job.get(job_id, [])
         if job_id in look.whole or job_id < 0:
             continue
         if job_id == 0:
             if process.uid not in limits.exempt_uids:
                 text = f"process {process.pid} of uid {process.uid} belongs to no job and uses GPU {gpu}"
                 yield Suspicion(Kind.NO_JOB, 0, process.pid, gpu, (process,), text)
-        elif one is None:
+        elif not grants:
             gpus = look.held.get(job_id)
             if gpus is not None and gpu not in gpus:
                 text = f"process {process.pid} of job {job_id} uses GPU {gpu}, which the job does not hold"
                 yield Suspicion(Kind.NO_GRANT, job_id, process.pid, gpu, (process,), text)
-        elif one.grant.gpu_uuid != gpu:
-            text = f"process {process.pid} of job {job_id} uses GPU {gpu}; its slice is on {one.grant.gpu_uuid}"
+        elif all(grant.gpu_uuid != gpu for grant in grants):
+            if len(grants) < grants[0].slice_count:
+                continue  # a record was lost, so that the GPU may be that slice's; reconcile puts it back
+            where = "its slice is on" if len(grants) == 1 else "its slices are on"
+            own_gpus = ", ".join(grant.gpu_uuid for grant in grants)
+            text = f"process {process.pid} of job {job_id} uses GPU {gpu}; {where} {own_gpus}"
             yield Suspicion(Kind.WRONG_GPU, job_id, process.pid, gpu, (process,), text)
-        elif process.has_interposer is False and one.grant.mode not in WITHOUT_INTERPOSER:
+        elif process.has_interposer is False and grants[0].mode not in WITHOUT_INTERPOSER:
             text = f"process {process.pid} of job {job_id} runs without the interposer, so nothing limits it"
             yield Suspicion(Kind.NO_INTERPOSER, job_id, process.pid, gpu, (process,), text)
     own = by_slice(look)
     for one in look.slices:
-        yield from _memory(one, own.get(slice_key(one.grant), ()), limits)
+        processes = own.get(slice_key(one.grant), ())
+        yield from _memory(one, processes, limits)
+        yield from _too_many(one.grant, processes)
 
 
 def is_uncounted(one: Slice, processes: tuple[Process, ...], limits: Limits) -> bool:
@@ -201,6 +211,20 @@ def _memory(one: Slice, processes: tuple[Process, ...], limits: Limits) -> Itera
         yield Suspicion(Kind.UNCOUNTED, grant.job_id, 0, grant.gpu_uuid, processes, text)
 
 
+def _too_many(grant: Grant, processes: tuple[Process, ...]) -> Iterator[Suspicion]:
+    """Yields the processes of a slice that began after as many others as may use it."""
+    most = grant.max_processes
+    if not most or len(processes) <= most or grant.mode in WITHOUT_INTERPOSER:
+        return
+    users = sorted((one for one in processes if one.used_bytes), key=lambda one: (one.started, one.pid))
+    if len(users) > most:
+        text = (
+            f"job {grant.job_id} has {len(users)} processes on GPU {grant.gpu_uuid}; class {grant.service_class} "
+            f"allows {most} (max_processes)"
+        )
+        yield Suspicion(Kind.PROCESSES_OVER, grant.job_id, 0, grant.gpu_uuid, tuple(users[most:]), text)
+
+
 SliceKey = tuple[int, str]  # job id and GPU
 
 
@@ -218,9 +242,11 @@ def by_slice(look: Look) -> dict[SliceKey, tuple[Process, ...]]:
 
 @dataclass
 class TimeWatch:
-    """Means of each capped job's GPU time over TIME_WINDOWS."""
+    """Means of each capped slice's GPU time over TIME_WINDOWS."""
 
-    _history: dict[tuple[int, int], deque[tuple[int, int]]] = field(default_factory=dict)
+    # of each slice: the time, what it used until then, and what it might use, ns; and its share at the last look
+    _history: dict[tuple[int, int, str], deque[tuple[int, int, float]]] = field(default_factory=dict)
+    _shares: dict[tuple[int, int, str], int] = field(default_factory=dict)
 
     def judge(self, look: Look) -> Iterator[Suspicion]:
         """Yields jobs of policy cap whose processes had more of the GPU's time than their share."""
@@ -230,36 +256,43 @@ class TimeWatch:
             grant = one.grant
             if grant.policy != "cap":
                 continue
-            key = (grant.job_id, grant.created_unix_ns)
+            key = (grant.job_id, grant.created_unix_ns, grant.gpu_uuid)
             live.add(key)
             processes = own.get(slice_key(grant), ())
             past = self._history.setdefault(key, deque())
-            total = (past[-1][1] if past else 0) + sum([process.busy_ns for process in processes])
-            past.append((look.boot_ns, total))
-            over = _time_over(past, grant.cores_percent)
+            then, used, allowed = past[-1] if past else (look.boot_ns, 0, 0.0)
+            # A resized slice is judged by the shares that it had; of a look with two by the larger.
+            share = max(grant.cores_percent, self._shares.get(key, 0))
+            self._shares[key] = grant.cores_percent
+            used += sum([process.busy_ns for process in processes])
+            past.append((look.boot_ns, used, allowed + share / 100 * (look.boot_ns - then)))
+            over = _time_over(past)
             while past[-1][0] - past[0][0] > TIME_WINDOWS[-1][0]:
                 past.popleft()
             if over is not None:
                 text = (
                     f"job {grant.job_id} had {over[0]:.0f} % of the time of GPU {grant.gpu_uuid} over "
-                    f"{over[1] / SECOND:.1f} s; its share is {grant.cores_percent} %"
+                    f"{over[1] / SECOND:.1f} s; its share is {over[2]:.0f} %"
                 )
                 yield Suspicion(Kind.TIME_OVER, grant.job_id, 0, grant.gpu_uuid, processes, text)
         for key in self._history.keys() - live:
             del self._history[key]
+            del self._shares[key]
 
 
-def _time_over(past: deque[tuple[int, int]], share: int) -> tuple[float, int] | None:
-    """Returns the mean, percent, and the length of the first window that exceeds the share; None when none does."""
-    now, total = past[-1]
+def _time_over(past: deque[tuple[int, int, float]]) -> tuple[float, int, float] | None:
+    """Returns the mean, percent, the length of the first window that exceeds the share, and the mean share in it; None
+    when none does."""
+    now, used, allowed = past[-1]
     for window, points in TIME_WINDOWS:
         older = bisect_right(past, now - window, key=itemgetter(0))
         if not older:
             return None
-        start = past[older - 1]
-        percent = (total - start[1]) / (now - start[0]) * 100
+        then, used_then, allowed_then = past[older - 1]
+        percent = (used - used_then) / (now - then) * 100
+        share = (allowed - allowed_then) / (now - then) * 100
         if percent > share + points:
-            return percent, now - start[0]
+            return percent, now - then, share
     return None
 
 
@@ -338,9 +371,10 @@ class Incidents:
                 text = f"{members[0].text}; processes like this one follow one another"
                 yield Suspicion(kind, job_id, owner, gpu_uuid, processes, text)
 
-    def open(self) -> frozenset[tuple[Kind, int]]:
-        """Returns kind and job of what was confirmed and is not cleared."""
-        return frozenset(subject[:2] for subject, case in self._cases.items() if case.acted_ns is not None)
+    def open(self) -> frozenset[tuple[Kind, int, str]]:
+        """Returns kind, job and GPU of what was confirmed and is not cleared."""
+        cases = self._cases.items()
+        return frozenset((kind, job, gpu) for (kind, job, _, gpu), case in cases if case.acted_ns is not None)
 
     def is_waiting(self) -> bool:
         """Returns whether a suspicion waits for its second look: the agent looks sooner then."""

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device memory of running programs that is moved to the host and back: what their processes say of it. Pure.
+
+The processes write that themselves (docs/adr/077), so it is for people to read, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.records import USAGE_FILE_SIZE, slots_in_use
+
+WORDS = {number: word for word, number in c.SWAP_STATES.items()}
+# Why a process's memory stays on the GPU; the words are those of contract.toml, [swap_states].
+REASONS = {
+    "busy": "its work on the GPU does not end within 2 s, or a stream is being captured",
+    "contexts": "it has several CUDA contexts",
+    "shared": "it shares device memory with other processes (CUDA IPC, exported handles)",
+    "room": "the host, or the job's memory limit (--mem), has no room for it",
+    "driver": "the GPU's driver refuses",
+}
+
+
+# What each order makes of the record's field. An administrator's stands above Slurm's: what they moved out stays there.
+ORDERS = {
+    "out": {c.SWAP_IN: c.SWAP_OUT, c.SWAP_SUSPENDED: c.SWAP_OUT},
+    "in": {c.SWAP_OUT: c.SWAP_IN, c.SWAP_SUSPENDED: c.SWAP_IN},
+    "suspend": {c.SWAP_IN: c.SWAP_SUSPENDED},
+    "resume": {c.SWAP_SUSPENDED: c.SWAP_IN},
+}
+AWAY = ("host", "returning")
+NO_ANSWER = "it does not answer (is it stopped?)"
+TRIED_S = 1.0  # after which a reason that will not go away counts
+
+
+class Process(NamedTuple):
+    """One process of the job: its slot, its id (in its own PID namespace), where its memory is, and the bytes on the
+    host."""
+
+    slot: int
+    pid: int
+    state: str
+    bytes: int
+
+
+def processes(data: bytes) -> list[Process]:
+    """Returns the processes in the bytes of a usage file, whatever they are; those that have died are among them."""
+    if len(data) != USAGE_FILE_SIZE:
+        return []
+
+    def number(name: str, base: int) -> int:
+        offset, width, _kind = c.USAGE_SLOT_FIELDS[name]
+        return int.from_bytes(data[base + offset : base + offset + width], "little")
+
+    first = USAGE_FILE_SIZE - c.USAGE_SLOT_COUNT * c.USAGE_SLOT_SIZE
+    return [
+        Process(
+            (base - first) // c.USAGE_SLOT_SIZE,
+            number("pid", base),
+            WORDS.get(number("swap_state", base), "gpu"),
+            number("swapped_bytes", base),
+        )
+        for base in slots_in_use(data)
+    ]
+
+
+def is_done(found: Iterable[Process], *, out: bool) -> bool:
+    """Returns whether the memory of all is where it should be; what is about to come back is nowhere."""
+    return all(process.state == "host" if out else process.state not in AWAY for process in found)
+
+
+def will_not_move(found: Iterable[Process]) -> bool:
+    """Returns whether a process stays on the GPU for a reason that waiting does not change."""
+    return any(process.state in REASONS and process.state != "busy" for process in found)
+
+
+def seconds_for(mib: int) -> float:
+    """Returns how long a suspension waits for so much memory to leave, s: three times what an H200 needs, and some for
+    the work on the GPU to end. What slurmd starts meanwhile waits too, however hostile the job is."""
+    return 5 + mib / 8192
+
+
+def stays(job_id: int, found: Iterable[Process]) -> str:
+    """Returns which memory of a suspended job stays on the GPU and why, in one line."""
+    late = [process for process in found if process.state != "host"]
+    more = f", and {len(late) - 1} more" if len(late) > 1 else ""
+    reason = REASONS.get(late[0].state, NO_ANSWER)
+    return f"job {job_id} is suspended, and device memory of process {late[0].pid}{more} stays on the GPU: {reason}"
+
+
+def line(job_id: int, found: Sequence[Process], *, out: bool, until: str) -> str:
+    """Returns what was done, in one line; `until` says what brings the memory back."""
+    if not found:
+        return f"job {job_id} has no process on the GPU; those that come {'wait' if out else 'run'}"
+    count = f"{len(found)} process{'es' if len(found) > 1 else ''}"
+    if not out:
+        return f"job {job_id}: the memory of {count} is on the GPU"
+    mib = sum(process.bytes for process in found) >> 20
+    return f"job {job_id}: {mib} MiB of {count} moved to the host; they wait until {until}"
+
+
+def failure(job_id: int, found: Iterable[Process], *, out: bool) -> str:
+    """Returns why the memory of some processes is not where it should be, in one line."""
+    late = [process for process in found if (process.state != "host" if out else process.state in AWAY)]
+    if not out:
+        mib = sum(process.bytes for process in late) >> 20
+        waits = f"{mib} MiB of {len(late)} processes"
+        return f"job {job_id}: the GPU has no room yet for {waits}; they come as soon as it has"
+    first = late[0]
+    more = f", and {len(late) - 1} more" if len(late) > 1 else ""
+    reason = REASONS.get(first.state, NO_ANSWER)
+    return f"job {job_id} was not moved: process {first.pid}{more}: {reason}. It goes on as before"
