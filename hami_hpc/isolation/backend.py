@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of a mode of isolation. Each module that table.py lists has these functions.
 
+`grants` are the slices of one job in their order; more than one only in the modes of table.py's WITH_SEVERAL_SLICES.
+
 Prolog, epilog and reconcile call them as root, in this order for one job:
 
     admit      pure; within the ledger's transaction
@@ -28,17 +30,17 @@ class Backend(Protocol):
     def admit(self, new: Grant, live: tuple[Grant, ...], memory_scaling: float) -> Grant:
         """Returns the grant to enter beside the node's `live` ones. Raises NodeError when it does not fit."""
 
-    def prepare(self, settings: Settings, grant: Grant) -> None:
+    def prepare(self, settings: Settings, grants: tuple[Grant, ...]) -> None:
         """Sets up what the job's steps need, and publishes the job's directory.
 
         Raises NodeError when that fails, and JobError, with nothing left behind, when this job cannot have it.
         """
 
     def describe(self, grant: Grant) -> bytes:
-        """Returns the job's limits record, from which SPANK and the interposer read the slice."""
+        """Returns the limits record of one slice, from which SPANK and the interposer read it."""
 
-    def release(self, settings: Settings, directory: str, grant: Grant, end_unix_ns: int) -> Usage:
-        """Takes the slice back and returns what the job used, read from `directory` and the GPU.
+    def release(self, settings: Settings, directory: str, grants: tuple[Grant, ...], end_unix_ns: int) -> Usage:
+        """Takes the slices back and returns what the job used, read from `directory` and the GPU.
 
         Raises NodeError when that fails: the directory is then set aside, and reconcile calls this again.
         """

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from hami_hpc.core.finding import Finding, Level, finding
 from hami_hpc.core.mig_layout import Profile, whole
 from hami_hpc.core.mig_static import Slot, ordered
+from hami_hpc.isolation import share_checks
 from hami_hpc.node import mig_caps, mig_list, mig_static
 from hami_hpc.node.config import Settings
 from hami_hpc.node.mig_list import Listed, ListedGpu
@@ -16,6 +17,8 @@ from hami_hpc.node.mig_settings import profiles_of
 
 def check(settings: Settings) -> Iterator[Finding]:
     """Yields the findings of all checks. Raises NodeError when a check cannot be made."""
+    if not {"share", "mps"} & set(settings.modes):  # the interposer limits steps with a part of an instance
+        yield from share_checks.check(settings)
     static = mig_static.gpus(settings.state_dir)
     gpus = tuple(gpu for gpu in mig_list.read(settings) if gpu.uuid not in static)
     if settings.mig_nodes:  # whole nodes are divided or not, and no job of another mode is sent there

@@ -10,7 +10,7 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core import mig_layout
 from hami_hpc.core.grant import Grant
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.node import job_dirs, mig, mig_gpu, mig_holds, mig_notes, mig_settings, mig_static
+from hami_hpc.node import job_dirs, mig, mig_gpu, mig_holds, mig_notes, mig_settings, mig_static, nvml
 
 TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ def prepare(settings: Settings, grant: Grant, limits_record: bytes) -> None:
     Raises JobError with the code NO_ROOM when the GPU's instances leave no place, JobError when no profile covers the
     grant, NodeError when the node cannot make one.
     """
-    with mig_gpu.locked(settings, grant.gpu_uuid) as gpu:
+    with mig_gpu.locked(settings, grant.gpu_uuid, open_nvml=nvml.open_for_mig) as gpu:
         note = _kept(gpu, grant) or _made(settings, gpu, grant)
         content = {c.FILE_MIG: mig_notes.to_bytes(note)}
-        job_dirs.place(settings.run_dir, grant, limits_record, content)
+        job_dirs.place(settings.run_dir, (grant,), (limits_record,), content)
 
 
 def _kept(gpu: MigGpu, grant: Grant) -> Note | None:
@@ -145,7 +145,7 @@ def release(settings: Settings, directory: str, grant: Grant) -> None:
     """Destroys the job's instance, if it has one."""
     path = f"{directory}/{c.FILE_MIG}"
     if mig_notes.read(settings.run_dir, grant.gpu_uuid) or os.path.lexists(path):
-        with mig_gpu.locked(settings, grant.gpu_uuid) as gpu:
+        with mig_gpu.locked(settings, grant.gpu_uuid, open_nvml=nvml.open_for_mig) as gpu:
             copy = mig_notes.parse(job_dirs.read_bounded(path, mig_notes.SIZE, os.geteuid()))
             own = [note for note in gpu.notes() if note.is_of(grant)]
             if not own and copy is not None and copy.is_of(grant):  # the note was lost, and the directory has it

@@ -7,8 +7,6 @@ interposer limits the memory of the job's processes together, and leaves the tim
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant, check_fits
 from hami_hpc.core.records import Usage, pack_limits
@@ -17,6 +15,8 @@ from hami_hpc.node import job_dirs
 
 TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hami_hpc.core.finding import Finding
     from hami_hpc.node.config import Settings
     from hami_hpc.node.mps import Member
@@ -30,14 +30,15 @@ def admit(new: Grant, live: tuple[Grant, ...], memory_scaling: float) -> Grant:
     return new
 
 
-def prepare(settings: Settings, grant: Grant) -> None:
+def prepare(settings: Settings, grants: tuple[Grant, ...]) -> None:
     """Makes sure that a daemon that answers is there, and creates the job's directory. Raises NodeError."""
     from hami_hpc.node import mps  # here, and not for jobs of other modes: it starts programs
 
+    (grant,) = grants
     place = mps.place_of(settings.run_dir, grant.gpu_minor, grant.uid, settings.mps_multi_user)
     _warn("prolog", grant, mps.hold(settings.mps_control, place, grant.gpu_uuid, member_of(grant)))
     content = {c.FILE_MPS: f"{priority_of(grant)} {place.pipe}\n".encode()}
-    job_dirs.place(settings.run_dir, grant, describe(grant), content)
+    job_dirs.place(settings.run_dir, grants, [describe(grant)], content)
 
 
 def describe(grant: Grant) -> bytes:
@@ -45,15 +46,16 @@ def describe(grant: Grant) -> bytes:
     return pack_limits(grant)
 
 
-def release(settings: Settings, directory: str, grant: Grant, end_unix_ns: int) -> Usage:
+def release(settings: Settings, directory: str, grants: tuple[Grant, ...], end_unix_ns: int) -> Usage:
     """Takes the job from its daemon, which ends with its last job, and returns what the job used. Raises NodeError
     when the job's note of its daemon cannot be removed.
 
     A daemon that cannot be left or ended (its process waits in the driver, or another holds its lock) holds up nothing
     else: syslog says so, and reconcile ends it later, which needs neither the grant nor the directory.
     """
-    from hami_hpc.node import mps
+    from hami_hpc.node import mps, usage_files
 
+    grant = grants[0]
     mps.forget(directory)
     for multi_user in (False, True):  # the setting may have been changed while the job ran
         place = mps.place_of(settings.run_dir, grant.gpu_minor, grant.uid, multi_user)
@@ -62,7 +64,7 @@ def release(settings: Settings, directory: str, grant: Grant, end_unix_ns: int) 
         except NodeError as error:
             lines = (f"{error}. The job has ended all the same; run hami-hpc reconcile to end its MPS daemon",)
         _warn("epilog", grant, lines)
-    return job_dirs.read_usage(directory, grant, end_unix_ns)
+    return usage_files.read_total(directory, grants, end_unix_ns)
 
 
 def check(settings: Settings) -> Iterator[Finding]:

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant, check_fits
 from hami_hpc.core.records import Usage, pack_limits
 from hami_hpc.node import job_dirs
 
 TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hami_hpc.core.finding import Finding
     from hami_hpc.node.config import Settings
 
@@ -21,9 +22,11 @@ def admit(new: Grant, live: tuple[Grant, ...], memory_scaling: float) -> Grant:
     return new
 
 
-def prepare(settings: Settings, grant: Grant) -> None:
-    """Creates the job's directory with its limits record and an empty usage file."""
-    job_dirs.place(settings.run_dir, grant, describe(grant))
+def prepare(settings: Settings, grants: tuple[Grant, ...]) -> None:
+    """Creates the job's directory with a limits record and an empty usage file for each slice."""
+    allowed = len(grants) == 1 and settings.classes[grants[0].service_class].swap
+    swap = c.SWAP_IN if allowed else c.SWAP_NEVER
+    job_dirs.place(settings.run_dir, grants, [pack_limits(grant, swap) for grant in grants])
 
 
 def describe(grant: Grant) -> bytes:
@@ -31,9 +34,11 @@ def describe(grant: Grant) -> bytes:
     return pack_limits(grant)
 
 
-def release(settings: Settings, directory: str, grant: Grant, end_unix_ns: int) -> Usage:
-    """Reads and returns the usage. Frees nothing: slurmd has ended the processes, and the ledger frees the slice."""
-    return job_dirs.read_usage(directory, grant, end_unix_ns)
+def release(settings: Settings, directory: str, grants: tuple[Grant, ...], end_unix_ns: int) -> Usage:
+    """Reads and returns the usage. Frees nothing: slurmd has ended the processes, and the ledger frees the slices."""
+    from hami_hpc.node import usage_files  # here, and not in prologs
+
+    return usage_files.read_total(directory, grants, end_unix_ns)
 
 
 def check(settings: Settings) -> Iterator[Finding]:

@@ -6,18 +6,21 @@ slurm-plugins/spank/backend.c has the part of each backend that runs in steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from hami_hpc.contract import constants as c
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation import mig, mps, share
 
 TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from hami_hpc.isolation.backend import Backend
 
 # By mode, see [request.modes] of the contract.
 BACKENDS: Mapping[str, Backend] = {"share": share, "mps": mps, "mig": mig}
+
+# Modes in which a job can have several slices of a node, each on a GPU of its own.
+WITH_SEVERAL_SLICES = frozenset({"share"})
 
 # How the interposer keeps the share of time in modes that keep it themselves: MPS does by multiprocessors.
 POLICY_OF_MODE: Mapping[str, str] = {"mps": "none"}

@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 import stat
 import time
-from contextlib import closing, suppress
 
 from hami_hpc.core.agent_state import AgentState, from_json, to_json
+from hami_hpc.core.contexts import closing, suppress
 from hami_hpc.core.records import NOT_OBSERVED, Observed
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import NodeError
@@ -84,7 +84,8 @@ def read(run_dir: str, boot_id: str) -> AgentState | None:
     return state if state is not None and state.boot_id == boot_id else None
 
 
-# In the order of Observed's fields. SQLite reads JSON too, and prolog and epilog have loaded it (docs/adr/021).
+# In the order of Observed's fields. SQLite reads JSON too, and prolog and epilog have loaded it (docs/adr/021). A row
+# for each slice of the run; of a job with whole GPUs there is one.
 _OBSERVED = """
 SELECT job.value ->> 'watched_ns', job.value ->> 'peak_bytes', job.value ->> 'busy_ns', job.value ->> 'energy_mj',
   coalesce(job.value ->> 'pcie_bytes', 0), coalesce(job.value ->> 'nvlink_bytes', 0), job.value ->> 'disturbed_count',
@@ -110,15 +111,21 @@ class SeenGpuJob(NamedTuple):
 
 
 def read_observed(run_dir: str, boot_id: str, job_id: int, created_unix_ns: int) -> Observed:
-    """Returns what the agent saw of one run of a job; nothing where the file does not say. Never fails."""
-    row = _row(run_dir, _OBSERVED.format(jobs="jobs", more=""), boot_id, job_id, created_unix_ns)
-    return _observed(row) or NOT_OBSERVED
+    """Returns what the agent saw of one run of a job, of all its slices together; nothing where the file does not say.
+    Never fails."""
+    rows = _rows(run_dir, _OBSERVED.format(jobs="jobs", more=""), boot_id, job_id, created_unix_ns)
+    slices = [one for one in map(_observed, rows) if one is not None]
+    if len(slices) != len(rows) or not slices:
+        return NOT_OBSERVED
+    both = Observed(*map(sum, zip(*slices, strict=True)))
+    fault = next((one.gpu_fault for one in slices if one.gpu_fault), 0)
+    return both._replace(observed_ns=max(one.observed_ns for one in slices), gpu_fault=fault)
 
 
 def read_gpu_job(run_dir: str, boot_id: str, job_id: int, created_unix_ns: int) -> SeenGpuJob | None:
     """Returns what the agent saw of one run of a job with whole GPUs; None where it saw nothing. Never fails."""
-    row = _row(run_dir, _OBSERVED.format(jobs="gpu_jobs", more=_GPU_JOB), boot_id, job_id, created_unix_ns)
-    *numbers, uuids, model, mem_bytes, processes, looked_ns = row or (None,) * 5
+    rows = _rows(run_dir, _OBSERVED.format(jobs="gpu_jobs", more=_GPU_JOB), boot_id, job_id, created_unix_ns)
+    *numbers, uuids, model, mem_bytes, processes, looked_ns = rows[0] if rows else (None,) * 5
     observed = _observed(tuple(numbers))
     is_typed = type(uuids) is type(model) is str and type(mem_bytes) is type(processes) is type(looked_ns) is int
     if observed is None or not (is_typed and uuids):
@@ -127,16 +134,13 @@ def read_gpu_job(run_dir: str, boot_id: str, job_id: int, created_unix_ns: int) 
     return SeenGpuJob(observed, tuple(uuids.split(",")), model, max(0, mem_bytes) >> 20, is_running)
 
 
-def _row(run_dir: str, query: str, boot_id: str, job_id: int, created_unix_ns: int) -> tuple[Any, ...] | None:
+def _rows(run_dir: str, query: str, boot_id: str, job_id: int, created_unix_ns: int) -> list[tuple[Any, ...]]:
     try:
         text = _text(run_dir)
         with closing(sqlite3.connect(":memory:")) as connection:
-            row: tuple[Any, ...] | None = connection.execute(
-                query, (text or "{}", boot_id, job_id, created_unix_ns)
-            ).fetchone()
-            return row
+            return connection.execute(query, (text or "{}", boot_id, job_id, created_unix_ns)).fetchall()
     except (NodeError, sqlite3.Error):
-        return None
+        return []
 
 
 def _observed(row: tuple[Any, ...] | None) -> Observed | None:

@@ -13,6 +13,7 @@ from hami_hpc.errors import NodeError
 from hami_hpc.node import fault_table
 from hami_hpc.node.config import Settings, _Table
 from hami_hpc.node.fault_table import HARMLESS, Actions, FaultAction, FaultPolicy, Whose
+from hami_hpc.node.settings_lines import where
 
 # No action here ends a program: a site turns that on (docs/agent.md).
 DEFAULT_ACTIONS = {
@@ -20,6 +21,7 @@ DEFAULT_ACTIONS = {
     Kind.UNCOUNTED: Action.LOG,  # memory shared by IPC, too, outlives the process that it was counted for
     Kind.NO_INTERPOSER: Action.WARN,
     Kind.TIME_OVER: Action.LOG,
+    Kind.PROCESSES_OVER: Action.WARN,
     Kind.WRONG_GPU: Action.WARN,
     Kind.NO_GRANT: Action.LOG,
     Kind.NO_JOB: Action.LOG,
@@ -89,7 +91,7 @@ def _faults(table: _Table) -> FaultPolicy:
             by_code[code] = chosen
         else:
             known = f"{', '.join(Whose)}, xid_N, {', '.join(conditions)}"
-            raise NodeError(f"{table.where}: unknown key {key[: c.GIVEN_MAX]!r}; known: {known}")
+            raise NodeError(f"{where(table.path, table.name, key)}: unknown key {key[: c.GIVEN_MAX]!r}; known: {known}")
         if whose is Whose.APPLICATION and chosen - HARMLESS:
             table.refuse(
                 key,
@@ -104,7 +106,9 @@ def _gid(path: str, name: str) -> int:
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
-        raise NodeError(f"{path}, table [agent]: group = '{name[: c.GIVEN_MAX]}' does not exist on this node") from None
+        raise NodeError(
+            f"{where(path, 'agent', 'group')}: group = '{name[: c.GIVEN_MAX]}' does not exist on this node"
+        ) from None
 
 
 def _uid(path: str, name: str) -> int:
@@ -112,5 +116,6 @@ def _uid(path: str, name: str) -> int:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
         raise NodeError(
-            f"{path}, table [agent]: exempt_users has '{name[: c.GIVEN_MAX]}', who does not exist on this node"
+            f"{where(path, 'agent', 'exempt_users')}: exempt_users has '{name[: c.GIVEN_MAX]}', who does not exist on "
+            "this node"
         ) from None

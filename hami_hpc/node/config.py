@@ -7,26 +7,23 @@ plain_toml cannot read, and difflib only to write an error message.
 
 from __future__ import annotations
 
-import os
-import stat
-from collections.abc import Iterable, Mapping
-
 from hami_hpc import installed
 from hami_hpc.contract import constants as c
 from hami_hpc.core import plain_toml
-from hami_hpc.core.grant import is_class_name
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import NodeError
+from hami_hpc.node import settings_faults
+from hami_hpc.node.settings_text import read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
     from hami_hpc.core.grant import JobUnits
-    from hami_hpc.core.units import Site
+    from hami_hpc.core.site import Site
 
 VERSION = 1
-MAX_BYTES = 1 << 20
 PRELOADS = ("env", "ldso")
 BARE_SHARD = ("refuse", "translate", "allow")
 QOS_ENFORCED = ("auto", "yes")
@@ -34,8 +31,11 @@ DEFAULT_FLOOR, FLOOR_MAX = 5, 50  # percent
 LC_PRIORITY = 100
 MODE_FAILURES, MODE_WINDOW_S, MODE_OUT_S = 3, 1800, 3600
 DAY_S = 86400
+TENANTS_MAX = 1024
+GPUS_MAX = 1024  # of a node; Slurm's own limit is MAX_GRES_BITMAP
 MPS_CONTROL = "/usr/bin/nvidia-cuda-mps-control"
-NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+NAME_CHARACTERS = settings_faults.NAME_CHARACTERS
+class_name_fault = settings_faults.class_name
 
 
 class ClassSettings(NamedTuple):
@@ -44,6 +44,8 @@ class ClassSettings(NamedTuple):
     `policies` are those that a job may ask for; `policy` is that of a job that asks for none. `floor` is the percentage
     of the GPU's time that its latency-critical jobs leave to others, 0 for a class that is not. `slice_us` is the
     timeslice of its jobs on the GPU, 0: it follows from their cores. `priority` orders latency-critical classes.
+    `max_processes` is how many processes may use a slice at once, 0: any number. `swap` is whether root may move the
+    device memory of its jobs to the host while they run (docs/adr/077).
     """
 
     qos: tuple[str, ...]
@@ -53,6 +55,8 @@ class ClassSettings(NamedTuple):
     floor: int
     slice_us: int = 0
     priority: int = 0
+    max_processes: int = 0
+    swap: bool = False
 
 
 class Settings(NamedTuple):
@@ -62,7 +66,7 @@ class Settings(NamedTuple):
     shard_mib: int
     memory_scaling: float
     default_mem: str
-    default_cores: int
+    default_cores: int | str
     bare_shard: str
     qos_enforced: str
     preload: str
@@ -84,6 +88,11 @@ class Settings(NamedTuple):
     mode_failures: int = MODE_FAILURES  # of a mode's backend, until the mode is out of the node's features; 0: drain
     mode_window_s: int = MODE_WINDOW_S
     mode_out_s: int = MODE_OUT_S
+    slices_max: int = c.DEFAULT_SLICES_MAX  # most slices of a job on a node; above 1 the types of GPUs are places
+    partition_gpus: Mapping[str, int] = {}  # of those that say it: GPUs of the largest node
+    max_tenants: int = c.DEFAULT_MAX_TENANTS  # most slices on a GPU; 0: any number
+    presets: Mapping[str, object] = {}  # [presets.*] as it is written: node/preset_settings.py reads it
+    placement: Mapping[str, object] = {}  # [placement], likewise for node/placement_settings.py
 
     def shards_per_gpu(self, model: str) -> int:
         """Returns the gres/shard units of one GPU of a model (docs/architecture.md, "Units")."""
@@ -101,8 +110,8 @@ class Settings(NamedTuple):
 
     def site(self) -> Site:
         """Returns the settings that decide requests, in the type that hami_hpc.core uses."""
-        from hami_hpc.core.units import Site
-        from hami_hpc.node import mig_settings
+        from hami_hpc.core.site import Site
+        from hami_hpc.node import mig_settings, preset_settings
 
         mig = {model: mig_settings.offered(self, model) for model in self.gpu_models} if "mig" in self.modes else {}
         return Site(
@@ -120,12 +129,16 @@ class Settings(NamedTuple):
             partitions=dict(self.partitions),
             mig={model: profiles for model, profiles in mig.items() if profiles},
             mig_waste_percent=self.mig_waste_percent,
+            slices_max=self.slices_max,
+            partition_gpus=dict(self.partition_gpus),
+            max_tenants=self.max_tenants,
+            presets=preset_settings.read_presets(self),
         )
 
 
 def settings_path(environment: Mapping[str, str]) -> str:
     """Returns the path for commands that people run: $HAMI_HPC_CONFIG, else the default. Not for prolog and epilog."""
-    return environment.get("HAMI_HPC_CONFIG") or c.FILE_CONFIG
+    return environment.get("HAMI_HPC_CONFIG") or installed.CONFIG or c.FILE_CONFIG
 
 
 def load_settings(path: str) -> Settings:
@@ -152,31 +165,15 @@ def _parse(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def read_text(path: str) -> str:
-    """Returns the file's text. Root reads only a file that nobody else can write.
-
-    Raises OSError, NodeError, and ValueError for what is no text.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-            raise NodeError(f"{path} is not a regular file of at most {MAX_BYTES} bytes")
-        if os.geteuid() == 0 and (status.st_uid != 0 or status.st_mode & 0o022):
-            raise NodeError(
-                f"{path} belongs to uid {status.st_uid} with mode {stat.S_IMODE(status.st_mode):04o}: root reads only "
-                f"settings that root alone can write. Run: chown root {path}; chmod 0644 {path}",
-            )
-        return file.read(MAX_BYTES).decode()
-
-
 class _Table:
     """A TOML table while it is read: each key is taken once, and close() refuses the keys that are left, by name."""
 
     def __init__(self, path: str, name: str, value: object) -> None:
-        self.where = f"{path}, table [{name}]" if name else path
+        self.path, self.name = path, name
         if not isinstance(value, dict):
-            raise NodeError(f"{self.where} is not a table")
+            from hami_hpc.node.settings_lines import where
+
+            raise NodeError(f"{where(path, name)} is not a table")
         self.left: dict[str, Any] = dict(value)
         self.known: list[str] = []
 
@@ -221,16 +218,16 @@ class _Table:
         return tuple(value)
 
     def refuse(self, key: str, value: object, allowed: str) -> None:
-        raise NodeError(f"{self.where}: {key} = {str(value)[: c.GIVEN_MAX]!r} is not understood; allowed is {allowed}")
+        from hami_hpc.node.settings_lines import refused
+
+        raise refused(self.path, self.name, key, value, allowed)
 
     def close(self) -> None:
         """Raises NodeError when a key was not taken. The message names the first such key and the nearest known one."""
         for key in self.left:
-            import difflib
+            from hami_hpc.node.settings_lines import unknown
 
-            near = difflib.get_close_matches(key, self.known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(self.known)}"
-            raise NodeError(f"{self.where}: unknown key {key[: c.GIVEN_MAX]!r}; {hint}")
+            raise unknown(self.path, self.name, key, self.known)
 
 
 def parse_settings(document: Mapping[str, object], path: str) -> Settings:
@@ -247,12 +244,14 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         vgpu.refuse("memory_scaling", scaling, "a number from 0.1 to 1, as memory cannot be oversold yet")
     mps = _Table(path, "mps", top.take("mps", {}))
     models, mig_profiles = _models(path, top.take("gpu_models", {}))
+    partitions, partition_gpus = _partitions(path, top.take("partitions", {}), models)
+    max_processes = vgpu.whole("max_processes", 0, 0, c.USAGE_SLOT_COUNT)
     settings = Settings(
         path=path,
         shard_mib=vgpu.whole("shard_mib", c.DEFAULT_SHARD_MIB, 1, c.MEM_MIB_MAX),
         memory_scaling=float(scaling),
         default_mem=vgpu.text("default_mem", c.DEFAULT_MEM),
-        default_cores=vgpu.whole("default_cores", c.DEFAULT_CORES, c.CORES_MIN, c.CORES_MAX),
+        default_cores=_default_cores(vgpu),
         bare_shard=vgpu.text("bare_shard", c.DEFAULT_BARE_SHARD, BARE_SHARD),
         qos_enforced=vgpu.text("qos_enforced", "auto", QOS_ENFORCED),
         preload=vgpu.text("preload", "ldso", PRELOADS),
@@ -261,9 +260,9 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         state_dir=paths.directory_or_file("state_dir", c.FILE_STATE_DIR),
         interposer=paths.directory_or_file("interposer", f"{installed.LIB_DIR}/libhami-hpc.so"),
         driver_root=paths.directory_or_file("driver_root", "/"),
-        classes=_classes(path, top.take("classes", {}), models),
+        classes=_classes(path, top.take("classes", {}), models, max_processes),
         gpu_models=models,
-        partitions=_partitions(path, top.take("partitions", {}), models),
+        partitions=partitions,
         qos=_Table(path, "qos", top.take("qos", {})).left,
         agent=_agent(path, top.take("agent")),
         mig_profiles=mig_profiles,
@@ -274,13 +273,21 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         mode_failures=vgpu.whole("mode_failures", MODE_FAILURES, 0, 100),
         mode_window_s=vgpu.whole("mode_window_s", MODE_WINDOW_S, 60, DAY_S),
         mode_out_s=vgpu.whole("mode_out_s", MODE_OUT_S, 60, DAY_S),
+        slices_max=vgpu.whole("slices_max", c.DEFAULT_SLICES_MAX, 1, c.SLICES_MAX),
+        partition_gpus=partition_gpus,
+        max_tenants=vgpu.whole("max_tenants", c.DEFAULT_MAX_TENANTS, 0, TENANTS_MAX),
+        presets=_Table(path, "presets", top.take("presets", {})).left,
+        placement=_Table(path, "placement", top.take("placement", {})).left,
     )
     for table in (vgpu, paths, mps, top):
         table.close()
     if not settings.modes:
         vgpu.refuse("modes", [], f"at least one of: {', '.join(c.MODES)}")
+    fault = settings_faults.places(settings.slices_max, settings.modes, models)
+    if fault:
+        vgpu.refuse("slices_max", settings.slices_max, fault)
     for hosts in settings.mig_nodes:
-        if not _is_host_list(hosts):
+        if not settings_faults.is_host_list(hosts):
             vgpu.refuse("mig_nodes", hosts, 'host lists as Slurm writes them, such as "gpu[03-04],gpu7"')
     for model in models:
         if settings.shards_per_gpu(model) < 1:
@@ -288,16 +295,12 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
     return settings
 
 
-def _is_host_list(text: str) -> bool:
-    """Returns whether a text can be names of nodes with ranges: another one would name no node, silently."""
-    first, *parts = text.split("[")
-    pieces = [part.partition("]") for part in parts]
-    outside = first + "".join(rest for _, _, rest in pieces)
-    return (
-        all(ranges and bracket and frozenset("0123456789-,").issuperset(ranges) for ranges, bracket, _ in pieces)
-        and (NAME_CHARACTERS | {".", ","}).issuperset(outside)
-        and bool(text)
-    )
+def _default_cores(vgpu: _Table) -> int | str:
+    value = vgpu.take("default_cores", c.DEFAULT_CORES)
+    if value != c.CORES_PROPORTIONAL and (type(value) is not int or not c.CORES_MIN <= value <= c.CORES_MAX):
+        least, most = c.CORES_MIN, c.CORES_MAX
+        vgpu.refuse("default_cores", value, f'a whole number from {least} to {most}, or "{c.CORES_PROPORTIONAL}"')
+    return value  # type: ignore[no-any-return]
 
 
 def _agent(path: str, value: object) -> dict[str, Any] | None:
@@ -310,15 +313,19 @@ def _name(path: str, table: str, name: str) -> str:
     return name
 
 
-def _classes(path: str, value: object, models: Iterable[str]) -> dict[str, ClassSettings]:
+def _classes(path: str, value: object, models: Iterable[str], max_processes: int) -> dict[str, ClassSettings]:
     table = _Table(path, "classes", value)
     classes: dict[str, ClassSettings] = {}
     owner: dict[str, str] = {}
     for name in dict.fromkeys((*c.CLASS_NAMES, *table.left)):
         fault = class_name_fault(name, models)
         if fault:
-            raise NodeError(f"{path}, table [classes]: {name[: c.GIVEN_MAX]!r} cannot be the name of a class: {fault}")
-        classes[name] = _class(_Table(path, f"classes.{name}", table.take(name, {})), name)
+            from hami_hpc.node.settings_lines import where
+
+            raise NodeError(
+                f"{where(path, 'classes', name)}: {name[: c.GIVEN_MAX]!r} cannot be the name of a class: {fault}"
+            )
+        classes[name] = _class(_Table(path, f"classes.{name}", table.take(name, {})), name, max_processes)
         for qos in classes[name].qos:
             if owner.setdefault(qos.lower(), name) != name:
                 raise NodeError(
@@ -327,7 +334,7 @@ def _classes(path: str, value: object, models: Iterable[str]) -> dict[str, Class
     return classes
 
 
-def _class(entry: _Table, name: str) -> ClassSettings:
+def _class(entry: _Table, name: str, max_processes: int) -> ClassSettings:
     policy = entry.text("policy", "cap" if name == c.CLASS_DEFAULT else "burst", c.POLICIES)
     latency = entry.flag("latency", name == "lc")
     floor = entry.whole("floor", DEFAULT_FLOOR, 0, FLOOR_MAX)
@@ -340,27 +347,13 @@ def _class(entry: _Table, name: str) -> ClassSettings:
         entry.refuse("slice_us", slice_us, allowed)
     priority = entry.whole("priority", LC_PRIORITY if name == "lc" else 0, 0, c.CLASS_PRIORITY_MAX)
     qos_names = entry.names("qos", () if name == c.CLASS_DEFAULT else (name,))
+    processes = entry.whole("max_processes", max_processes, 0, c.USAGE_SLOT_COUNT)
+    swap = entry.flag("swap", False)
+    if swap and latency:
+        entry.refuse("swap", swap, "false: a latency-critical job is never moved")
     entry.close()
-    return ClassSettings(qos_names, policy, policies, latency, floor if latency else 0, slice_us, priority)
-
-
-def class_name_fault(name: str, models: Iterable[str]) -> str:
-    """Returns why a class cannot have this name, "" if it can: it is a gres type, and stands where users write others.
-
-    Slurm looks for "gres" anywhere in a list of gres (core/request.py).
-    """
-    if not is_class_name(name):
-        return (
-            f"it has 1 to {c.CLASS_NAME_MAX} characters, lower-case letters, digits and '_', and begins with a letter. "
-            "Example: [classes.interactive]"
-        )
-    if name in c.KEY_FORM:
-        return f"{name} is a key of a request (vgpu:{c.KEY_EXAMPLE[name].split(',')[0].split(' ')[0]})"
-    if name in c.CLASS_RESERVED or "gres" in name:
-        return "Slurm reads it as something else in a list of gres"
-    if name in models:
-        return f"[gpu_models.{name}] has it, and vgpu:{name} could mean either"
-    return ""
+    floor = floor if latency else 0
+    return ClassSettings(qos_names, policy, policies, latency, floor, slice_us, priority, processes, swap)
 
 
 def _models(path: str, value: object) -> tuple[dict[str, int], dict[str, dict[str, str]]]:
@@ -378,11 +371,17 @@ def _models(path: str, value: object) -> tuple[dict[str, int], dict[str, dict[st
     return models, profiles
 
 
-def _partitions(path: str, value: object, models: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+def _partitions(
+    path: str, value: object, models: Mapping[str, int]
+) -> tuple[dict[str, tuple[str, ...]], dict[str, int]]:
+    """Returns the models of each partition, and the GPUs of its largest node, of those that say it."""
     table = _Table(path, "partitions", value)
     partitions: dict[str, tuple[str, ...]] = {}
+    gpus: dict[str, int] = {}
     for name in list(table.left):
         entry = _Table(path, f"partitions.{name}", table.take(name))
         partitions[name] = entry.names("gpu_models", (), models)
+        count = entry.whole("gpus", 0, 0, GPUS_MAX)
+        gpus |= {name: count} if count else {}
         entry.close()
-    return partitions
+    return partitions, gpus

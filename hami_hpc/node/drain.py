@@ -11,8 +11,12 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+
+from hami_hpc.core.contexts import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 TIMEOUT_S = 5.0
 REASON_MAX = 400

@@ -13,8 +13,8 @@ import fcntl
 import os
 import stat
 import time
-from contextlib import suppress
 
+from hami_hpc.core.contexts import suppress
 from hami_hpc.errors import NodeError
 
 NAME = "events.jsonl"

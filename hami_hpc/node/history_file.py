@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import stat
 import time
-from contextlib import suppress
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core.contexts import suppress
 from hami_hpc.core.history import FILE_SIZE, Head, Minute, pack_head, parse_file, parse_head, to_text
 from hami_hpc.node import acl
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The run directory: <run_dir>/jobs/<job id>/ with job.limits (owned by root) and shared/usage (owned by the user).
 
-Root owns the directories, so users can change only the content, size and mode of their own usage file. That file is
-alone on a tmpfs of exactly its size, so it cannot use up the node's memory. Where nothing can be mounted it is in a
-plain directory, and syslog says so. Root opens it without following links or blocking, reads a bounded number of bytes,
-never maps it, and trusts nothing in it.
+A job with several slices has both files for each: job.1.limits, shared/usage.1 and so on (docs/architecture.md).
+
+Root owns the directories, so users can change only the content, size and mode of their own usage files. These are alone
+on a tmpfs of exactly their size, so they cannot use up the node's memory. Where nothing can be mounted they are in a
+plain directory, and syslog says so. Root opens them without following links or blocking, reads a bounded number of
+bytes, never maps them, and trusts nothing in them.
 
 A complete directory gets its job id as its name by one rename. Other names in `jobs/` begin with a dot: `.new-*` is
 being built, `.gone-*` is being removed, `.ended-*` has usage that could not be written to the spool or a row that could
@@ -17,27 +19,24 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 
 from hami_hpc.contract import constants as c
-from hami_hpc.core.grant import Grant
+from hami_hpc.core.contexts import contextmanager, suppress
+from hami_hpc.core.grant import Grant, total
 from hami_hpc.core.records import (
-    DAMAGED_USAGE,
-    MISSING_USAGE,
     USAGE_FILE_SIZE,
-    Usage,
     empty_usage_head,
+    limits_file,
     pack_limits,
     parse_limits,
-    parse_usage,
+    usage_file,
 )
 from hami_hpc.errors import NodeError
 from hami_hpc.node import history_file, mounts
 
-TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hami_hpc.core.gpu_jobs import GpuJob
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 SELF = "self"  # SPANK's ldso mode mounts a job's directory here, in the task's mount namespace
 ENDED = ".ended-"
@@ -46,7 +45,7 @@ NEW = ".new-"
 GONE = ".gone-"
 ATTEMPTS = 20
 SHARED, _, USAGE_NAME = c.FILE_USAGE.rpartition("/")
-SHARED_INODES = 2  # the tmpfs's root and the usage file
+SHARED_INODES = 1  # the tmpfs's root, besides the usage files
 JOBS_LOCK = "jobs.lock"
 
 
@@ -59,7 +58,7 @@ def job_dir(run_dir: str, job_id: int) -> str:
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -72,7 +71,7 @@ def prepare(run_dir: str) -> None:
 
     Raises NodeError when somebody else than root can write there.
     """
-    with _explained("making the run directory"):
+    with explained("making the run directory"):
         for path in (run_dir, jobs_dir(run_dir), f"{run_dir}/{SELF}"):
             try:
                 os.makedirs(path, 0o755)
@@ -89,27 +88,37 @@ def prepare(run_dir: str) -> None:
     mounts.make_private(jobs_dir(run_dir), f"{run_dir}/{JOBS_LOCK}")
 
 
-def place(run_dir: str, grant: Grant, limits_record: bytes, files: Mapping[str, bytes] | None = None) -> bool:
-    """Creates the job's directory with the limits record and other `files`, complete. Returns False when it already
-    exists for the same grant; its `files` are made the same then, and its usage is kept.
+def place(
+    run_dir: str, grants: Sequence[Grant], limits_records: Sequence[bytes], files: Mapping[str, bytes] | None = None
+) -> bool:
+    """Creates the job's directory with the limits record of each of its slices and other `files`, complete. Returns
+    False when it already exists for the same grants; its `files` are made the same then, and its usage is kept.
 
     Several processes may do this at a time for one job: one succeeds, the others find its directory. A directory of
-    another grant (an earlier run of the job) is removed.
+    other grants (an earlier run of the job) is removed. Records of slices other than the first are put back in place.
     """
-    target, added = job_dir(run_dir, grant.job_id), files or {}
-    wanted = {c.FILE_JOB_LIMITS: limits_record, **added}
+    first, added = grants[0], files or {}
+    target = job_dir(run_dir, first.job_id)
+    records = {limits_file(i): record for i, record in enumerate(limits_records)}
 
     def exists() -> bool:
-        if read_grant(target) != _without_model(grant) or not os.path.lexists(f"{target}/{c.FILE_USAGE}"):
+        if not _is_of(read_grant(target), first):
             return False
+        if not all(os.path.lexists(f"{target}/{usage_file(grant.slice_index)}") for grant in grants):
+            return False
+        for grant, (name, record) in zip(grants[1:], list(records.items())[1:], strict=True):
+            if not _is_of(read_grant(target, grant.slice_index), grant) and not _has(target, name, record):
+                return False
         return all(_has(target, name, text) for name, text in added.items())
 
     def fill(path: str) -> None:
-        _make_shared(run_dir, path)
-        _create_usage(f"{path}/{c.FILE_USAGE}", grant.uid)
-        history_file.make(path, grant.job_id, grant.uid, grant.created_unix_ns, grant.mem_mib, 1)
+        _make_shared(run_dir, path, len(grants))
+        for grant in grants:
+            _create_usage(f"{path}/{usage_file(grant.slice_index)}", grant.uid)
+        whole = total(grants)
+        history_file.make(path, first.job_id, first.uid, first.created_unix_ns, whole.mem_mib, len(grants))
 
-    return not exists() and place_files(run_dir, grant.job_id, wanted, fill, exists)
+    return not exists() and place_files(run_dir, first.job_id, {**records, **added}, fill, exists)
 
 
 def _has(directory: str, name: str, content: bytes) -> bool:
@@ -137,7 +146,7 @@ def place_files(
 ) -> bool:
     """Creates a job's directory with these files, then what `fill` adds, complete or not at all. Returns False when,
     by `exists`, another process has made it meanwhile. Any other directory of the job is removed."""
-    with _explained(f"making the run directory of job {job_id}"):
+    with explained(f"making the run directory of job {job_id}"):
         built = _build(run_dir, job_id, files, fill)
         return _publish(run_dir, built, job_dir(run_dir, job_id), exists)
 
@@ -167,12 +176,13 @@ def _build(run_dir: str, job_id: int, files: dict[str, bytes], fill: Callable[[s
     return path
 
 
-def _make_shared(run_dir: str, directory: str) -> None:
-    """Creates the directory of the usage file, on a tmpfs with room for this one file only."""
+def _make_shared(run_dir: str, directory: str, count: int) -> None:
+    """Creates the directory of the usage files, on a tmpfs with room for so many of them only."""
     path = f"{directory}/{SHARED}"
     os.mkdir(path, 0o755)
     os.chmod(path, 0o755)
-    if mounts.is_mount_point(jobs_dir(run_dir)) and mounts.mount_bounded(path, USAGE_FILE_SIZE, SHARED_INODES):
+    size = USAGE_FILE_SIZE * count
+    if mounts.is_mount_point(jobs_dir(run_dir)) and mounts.mount_bounded(path, size, SHARED_INODES + count):
         return
     from hami_hpc.node import admin_log
 
@@ -221,6 +231,11 @@ def _publish(run_dir: str, built: str, target: str, exists: Callable[[], bool]) 
     raise NodeError(f"{target} was removed {ATTEMPTS} times and appeared again: another program than hami_hpc makes it")
 
 
+def _is_of(written: Grant | None, grant: Grant) -> bool:
+    """Returns whether a record is of this grant, whatever size the slice was resized to."""
+    return written is not None and written.asked() == _without_model(grant).asked()
+
+
 def _without_model(grant: Grant) -> Grant:
     """Returns the grant as its limits record has it, which does not contain the model."""
     parsed = parse_limits(pack_limits(grant))
@@ -250,26 +265,29 @@ def read_bounded(path: str, most: int, want_uid: int | None) -> bytes | None:
         os.close(fd)
 
 
-def read_grant(directory: str) -> Grant | None:
-    """Returns the grant of a job's directory, or None when the directory has none that root wrote."""
-    data = read_bounded(f"{directory}/{c.FILE_JOB_LIMITS}", c.LIMITS_SIZE, os.geteuid())
-    return None if data is None else parse_limits(data)
+def read_grant(directory: str, slice_index: int = 0, owner: int | None = None) -> Grant | None:
+    """Returns the grant of one slice of a job's directory, or None when the directory has none that `owner` (None: this
+    process's user, root) wrote.
 
-
-def read_usage(directory: str, grant: Grant, now_unix_ns: int) -> Usage:
-    """Returns the job's usage so far: "missing" when the file cannot be read, "damaged" when its content is invalid.
-
-    Never fails: a file that a user wrote must not stop the prolog, the epilog or reconcile.
+    That of slice 0 has what makes the run: job, user and creation time.
     """
-    data = read_bounded(f"{directory}/{c.FILE_USAGE}", USAGE_FILE_SIZE, None)
-    if data is None:
-        data = read_bounded(f"{directory}/{USAGE_NAME}", USAGE_FILE_SIZE, None)  # the path in older versions
-    if data is None:
-        return MISSING_USAGE
-    try:
-        return parse_usage(data, grant.mem_mib << 20, now_unix_ns - grant.created_unix_ns, grant.created_unix_ns)
-    except Exception:  # a bug in hami_hpc that this content triggers: only this usage is lost
-        return DAMAGED_USAGE
+    uid = os.geteuid() if owner is None else owner
+    data = read_bounded(f"{directory}/{limits_file(slice_index)}", c.LIMITS_SIZE, uid)
+    grant = None if data is None else parse_limits(data)
+    return grant if grant is not None and grant.slice_index == slice_index else None
+
+
+def read_grants(directory: str, owner: int | None = None) -> tuple[Grant, ...]:
+    """Returns the grants of a job's directory in the order of the slices; none where slice 0 has none.
+
+    Other slices whose record is missing, or of another run than slice 0's, are left out.
+    """
+    first = read_grant(directory, 0, owner)
+    if first is None:
+        return ()
+    run = (first.job_id, first.uid, first.created_unix_ns, first.slice_count)
+    others = (read_grant(directory, i, owner) for i in range(1, first.slice_count))
+    return first, *(one for one in others if one and (one.job_id, one.uid, one.created_unix_ns, one.slice_count) == run)
 
 
 def entries(run_dir: str) -> tuple[str, ...]:
@@ -283,60 +301,25 @@ def entries(run_dir: str) -> tuple[str, ...]:
 
 
 def held_grants(run_dir: str, booted_unix_ns: int) -> tuple[Grant, ...]:
-    """Returns the grants of the job directories made in this boot, by job id.
+    """Returns the grants of the job directories made in this boot, by job id and slice.
 
     A directory whose tmpfs is mounted is of this boot, even if the clock was set since: the kernel computes the boot
     time from the clock.
     """
-    grants = []
+    grants: list[Grant] = []
     for name in entries(run_dir):
         directory = f"{jobs_dir(run_dir)}/{name}"
-        grant = read_grant(directory) if name.isdigit() else None
-        if grant is not None and (
-            grant.created_unix_ns >= booted_unix_ns or mounts.has_file_system(f"{directory}/{SHARED}")
-        ):
-            grants.append(grant)
-    return tuple(sorted(grants, key=lambda grant: grant.job_id))
-
-
-def ended_dir(run_dir: str, grant: Grant | GpuJob) -> str:
-    """Returns the path where an ended job's directory waits for reconcile when its usage could not be spooled."""
-    return f"{jobs_dir(run_dir)}/{ENDED}{grant.job_id}-{grant.created_unix_ns}"
-
-
-def set_aside(run_dir: str, grant: Grant | GpuJob) -> None:
-    """Renames an ended job's directory to the name under which reconcile looks for its usage."""
-    what = f"setting aside the run directory of job {grant.job_id}"
-    with _explained(what), suppress(FileNotFoundError):  # it does not exist, or was set aside before
-        os.rename(job_dir(run_dir, grant.job_id), ended_dir(run_dir, grant))
-
-
-def set_bad(run_dir: str, name: str) -> str:
-    """Renames an entry of `jobs/` that cannot be handled, so that it is not tried again. Returns its new name."""
-    bad = f"{BAD}{name.lstrip('.')}-{time.time_ns()}"
-    with _explained(f"setting aside {name}"), suppress(FileNotFoundError):
-        os.rename(f"{jobs_dir(run_dir)}/{name}", f"{jobs_dir(run_dir)}/{bad}")
-    return bad
+        slices = read_grants(directory) if name.isdigit() else ()
+        if slices and (slices[0].created_unix_ns >= booted_unix_ns or mounts.has_file_system(f"{directory}/{SHARED}")):
+            grants.extend(slices)
+    return tuple(sorted(grants, key=lambda grant: (grant.job_id, grant.slice_index)))
 
 
 def ended_grants(run_dir: str) -> tuple[Grant, ...]:
-    """Returns the grants of jobs that have ended, but whose rows may still be in the ledger."""
+    """Returns a grant of each job that has ended, but whose rows may still be in the ledger."""
     names = (name for name in entries(run_dir) if name.startswith((ENDED, BAD)))
     grants = (read_grant(f"{jobs_dir(run_dir)}/{name}") for name in names)
     return tuple(grant for grant in grants if grant is not None)
-
-
-def ended_unix_ns(directory: str) -> int:
-    """Returns when a directory was set aside: the rename was the last change of its inode's ctime."""
-    return os.stat(directory).st_ctime_ns
-
-
-def remove_grant(run_dir: str, grant: Grant) -> None:
-    """Removes the directory of a grant. Keeps that of a newer grant of the same job id."""
-    directory = job_dir(run_dir, grant.job_id)
-    present = read_grant(directory)
-    if present is None or present.created_unix_ns == grant.created_unix_ns:
-        remove(run_dir, directory)
 
 
 def remove(run_dir: str, directory: str) -> None:
@@ -366,22 +349,30 @@ def remove_tree(directory: str) -> None:
         return
     except OSError as error:
         raise NodeError(f"{directory} cannot be removed ({error.strerror}); see mount and ls -ld") from error
-    with _explained("removing a run directory"):
+    with explained("removing a run directory"):
         for name in names:
             path = f"{directory}/{name}"
-            if name == USAGE_NAME:
+            if name.startswith(USAGE_NAME):
                 _empty(path)
             try:
                 os.unlink(path)
             except FileNotFoundError:
                 continue
             except IsADirectoryError:
-                _empty(f"{path}/{USAGE_NAME}")
+                for shared_name in (USAGE_NAME, *_more_usage(path)):
+                    _empty(f"{path}/{shared_name}")
                 if not mounts.detach(path):  # anything may be mounted there, so delete nothing in it
                     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path) from None
                 remove_tree(path)
         with suppress(FileNotFoundError):
             os.rmdir(directory)
+
+
+def _more_usage(shared: str) -> list[str]:
+    """Returns the names of the usage files of slices other than the first."""
+    with suppress(OSError):
+        return [name for name in os.listdir(shared) if name.startswith(f"{USAGE_NAME}.")]
+    return []
 
 
 def _empty(path: str) -> None:

@@ -7,16 +7,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.delays import INT64_MAX
-from hami_hpc.core.records import parse_limits
 from hami_hpc.core.start_trace import OF_NODE
 from hami_hpc.errors import HamiError
-from hami_hpc.node import job_dirs, stage_times, usage_spool
+from hami_hpc.node import job_dirs, stage_times, usage_files, usage_spool
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MOST_BYTES = 65536
 LONGEST_EPILOG_NS = 3600 * 1_000_000_000
@@ -51,12 +53,12 @@ def read_node_runs(run_dir: str, state_dir: str, job_id: int, now_unix_ns: int) 
         else:
             hidden = PRIVATE
     directory = job_dirs.job_dir(run_dir, job_id)
-    data = job_dirs.read_bounded(f"{directory}/{c.FILE_JOB_LIMITS}", c.LIMITS_SIZE, want_uid=0)
-    grant = parse_limits(data) if data is not None else None
+    grants = job_dirs.read_grants(directory, owner=0)
+    grant = grants[0] if grants else None
     if grant is not None and os.geteuid() not in (0, grant.uid):
         hidden = PRIVATE
     elif grant is not None and grant.created_unix_ns not in (run.start_unix_ns for run in runs):
-        usage = job_dirs.read_usage(directory, grant, now_unix_ns)
+        usage = usage_files.read_total(directory, grants, now_unix_ns)
         times = {**stage_times.read_times(directory)._asdict(), **usage._asdict()}
         reasons = {"epilog_began": RUNS_STILL, "epilog_done": RUNS_STILL}
         runs.append(NodeRun(grant.created_unix_ns, grant.uid, True, _known(times), reasons))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's ledger: an SQLite file, <run_dir>/ledger.db, that records which job holds how much of which GPU.
+"""The node's ledger: an SQLite file, <run_dir>/ledger.db, that records which job holds how much of which GPU, in a row
+for each slice. The rows of one job are written and deleted together, never some of them.
 
 Every write is one transaction that begins IMMEDIATE, so two prologs never decide on the same state. The file uses
 SQLite's rollback journal: every wait in it obeys the busy timeout, and the next process that opens the file rolls back
@@ -22,21 +23,25 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
 
-from hami_hpc.core.grant import Grant
+from hami_hpc.core.contexts import contextmanager, suppress
+from hami_hpc.core.grant import Grant, same_slices
 from hami_hpc.core.inventory import Gpu
 from hami_hpc.errors import NodeError
 from hami_hpc.node import locks
 from hami_hpc.node.sqlite import sqlite3
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
 FILE_NAME = "ledger.db"
 LOCK_NAME = "ledger.lock"
 NEW = ".new"
 SIDE_FILES = ("-journal", "-wal", "-shm")
-# 3: application_id is a checksum; 4: latency, floor_percent, and no phase; 5: class_priority, slice_us, slo_us
-SCHEMA_VERSION = 5
+# 3: application_id is a checksum; 4: latency, floor_percent, and no phase; 5: class_priority, slice_us, slo_us;
+# 6: a row for each slice; 7: max_processes; 8: what a resized job asked for
+SCHEMA_VERSION = 8
 LOOK_AGAIN_S = 0.2
 BUSY_TIMEOUT_S = 30.0  # generous: a transaction takes a millisecond, and giving up drains the node
 ATTEMPTS = 10
@@ -46,7 +51,7 @@ GARBLED = (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMAT
 GRANT_COLUMNS = tuple(f'"{name}"' for name in Grant._fields)
 GPU_COLUMNS = tuple(f'"{name}"' for name in Gpu._fields)
 SCHEMA = (
-    f"CREATE TABLE grants (boot_id, {', '.join(GRANT_COLUMNS)}, PRIMARY KEY (job_id))",
+    f"CREATE TABLE grants (boot_id, {', '.join(GRANT_COLUMNS)}, PRIMARY KEY (job_id, slice_index))",
     f"CREATE TABLE gpus (boot_id, {', '.join(GPU_COLUMNS)}, PRIMARY KEY (minor))",
     # The version again, for a reader that finds a newer user_version than its own: every later schema keeps this table.
     "CREATE TABLE version (number)",
@@ -97,17 +102,17 @@ class Ledger:
                     self._connection.execute("ROLLBACK")
 
     def grants(self) -> tuple[Grant, ...]:
-        """Returns the grants of this boot, by job id."""
-        query = f"SELECT {', '.join(GRANT_COLUMNS)} FROM grants WHERE boot_id = ? ORDER BY job_id"
-        with explained(self.path):
-            return tuple(Grant(*row) for row in self._connection.execute(query, (self._boot_id,)))
+        """Returns the grants of this boot, by job id and slice."""
+        return self._rows("boot_id = ?", self._boot_id)
 
-    def grant_of(self, job_id: int) -> Grant | None:
-        """Returns the grant of one job, or None when it has none in this boot."""
-        query = f"SELECT {', '.join(GRANT_COLUMNS)} FROM grants WHERE boot_id = ? AND job_id = ?"
+    def grants_of(self, job_id: int) -> tuple[Grant, ...]:
+        """Returns the slices of one job in their order; none when it has none in this boot."""
+        return self._rows("boot_id = ? AND job_id = ?", self._boot_id, job_id)
+
+    def _rows(self, condition: str, *values: str | int) -> tuple[Grant, ...]:
+        query = f"SELECT {', '.join(GRANT_COLUMNS)} FROM grants WHERE {condition} ORDER BY job_id, slice_index"
         with explained(self.path):
-            row = self._connection.execute(query, (self._boot_id, job_id)).fetchone()
-        return Grant(*row) if row else None
+            return tuple(Grant(*row) for row in self._connection.execute(query, values))
 
     @contextmanager
     def held_still(self) -> Iterator[tuple[Grant, ...]]:
@@ -122,39 +127,67 @@ class Ledger:
 
     def void_grants(self) -> tuple[Grant, ...]:
         """Returns the grants of other boots that no writer has dropped yet."""
-        query = f"SELECT {', '.join(GRANT_COLUMNS)} FROM grants WHERE boot_id != ? ORDER BY job_id"
-        with explained(self.path):
-            return tuple(Grant(*row) for row in self._connection.execute(query, (self._boot_id,)))
+        return self._rows("boot_id != ?", self._boot_id)
 
     def drop_void(self) -> None:
         """Drops grants of other boots."""
         with self._write():
             pass
 
-    def add(self, grant: Grant, decide: Callable[[Grant, tuple[Grant, ...]], Grant]) -> Grant:
-        """Enters a grant and returns the one that the ledger now has for its job.
+    def add(self, grants: Sequence[Grant], decide: Callable[[Grant, tuple[Grant, ...]], Grant]) -> tuple[Grant, ...]:
+        """Enters all slices of one job, or none, and returns those that the ledger now has for it.
 
-        If the job already has the same slice, its grant is returned unchanged (a prolog that ran twice). Another slice
-        of the same job id (a requeued job whose epilog never ran) is replaced. `decide` takes the grant and the other
-        live ones, and returns the grant to enter, or raises.
+        If the job already has the same slices, they are returned unchanged (a prolog that ran twice). Other slices of
+        the same job id (a requeued job whose epilog never ran) are replaced. `decide` takes each grant and the live
+        ones of other jobs, and returns the grant to enter, or raises.
         """
+        job_id = grants[0].job_id
         with self._write() as connection:
             live = self.grants()
-            old = next((other for other in live if other.job_id == grant.job_id), None)
-            if old is not None and old.same_slice(grant):
+            old = tuple(other for other in live if other.job_id == job_id)
+            if same_slices(old, grants):
                 return old
-            grant = decide(grant, tuple(other for other in live if other.job_id != grant.job_id))
-            _insert(connection, self._boot_id, (grant,))
-        return grant
+            others = tuple(other for other in live if other.job_id != job_id)
+            entered = tuple(decide(grant, others) for grant in grants)
+            if old:  # of a run with more slices some would stay
+                connection.execute("DELETE FROM grants WHERE job_id = ?", (job_id,))
+            _insert(connection, self._boot_id, entered)
+        return entered
 
-    def restore(self, grant: Grant) -> None:
-        """Enters a grant that the run directory has and the ledger lost. Keeps an existing row of its job id."""
+    def resize(
+        self,
+        grants: Sequence[Grant],
+        decide: Callable[[Grant, tuple[Grant, ...]], Grant],
+        first_do: Callable[[tuple[Grant, ...], tuple[Grant, ...]], None] | None = None,
+    ) -> tuple[Grant, ...]:
+        """Enters all slices of a job with another size, or none, and returns them. `decide` is as in add. What else a
+        grant says is that of the row now: another resize may have been first. `first_do` takes the old and the new
+        slices, while no other process can write; nothing is entered when it raises.
+
+        Raises NodeError when the job has other slices by now, because that run has ended.
+        """
+        first = grants[0]
         with self._write() as connection:
-            if self.grant_of(grant.job_id) is None:
-                _insert(connection, self._boot_id, (grant,))
+            live = self.grants()
+            old = tuple(other for other in live if other.job_id == first.job_id)
+            if not same_slices(old, grants) or old[0].created_unix_ns != first.created_unix_ns:
+                raise NodeError(f"job {first.job_id} ended meanwhile: nothing was changed")
+            others = tuple(other for other in live if other.job_id != first.job_id)
+            new = [now.resized(one.mem_mib, one.cores_percent) for now, one in zip(old, grants, strict=True)]
+            entered = tuple(decide(grant, others) for grant in new)
+            if first_do is not None:
+                first_do(old, entered)
+            _insert(connection, self._boot_id, entered)
+        return entered
+
+    def restore(self, grants: Sequence[Grant]) -> None:
+        """Enters the slices that the run directory has of one job and the ledger lost. Keeps existing rows of it."""
+        with self._write() as connection:
+            if grants and not self.grants_of(grants[0].job_id):
+                _insert(connection, self._boot_id, grants)
 
     def remove(self, grant: Grant) -> None:
-        """Deletes a grant's row. Keeps that of a newer grant of the same job id."""
+        """Deletes the rows of all slices of a grant's job. Keeps those of a newer run of the same job id."""
         with self._write() as connection:
             connection.execute(
                 "DELETE FROM grants WHERE job_id = ? AND created_unix_ns = ?", (grant.job_id, grant.created_unix_ns)
@@ -192,7 +225,7 @@ class Ledger:
 def _checksum(connection: sqlite3.Connection) -> int:
     """Returns the CRC-32 of all rows, as a signed number, which is the type of application_id."""
     crc = 0
-    for table, columns, key in (("grants", GRANT_COLUMNS, "job_id"), ("gpus", GPU_COLUMNS, "minor")):
+    for table, columns, key in (("grants", GRANT_COLUMNS, "job_id, slice_index"), ("gpus", GPU_COLUMNS, "minor")):
         for row in connection.execute(f"SELECT boot_id, {', '.join(columns)} FROM {table} ORDER BY {key}"):
             crc = zlib.crc32(repr(row).encode(), crc)
     return crc - (1 << 32) if crc >> 31 else crc

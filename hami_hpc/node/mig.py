@@ -2,22 +2,21 @@
 """The only door to NVML's calls about MIG: profiles, GPU instances, the mode.
 
 An instance is a GPU instance with one compute instance that fills it, which programs see as one MIG device. What NVML
-says is turned into NodeErrors that name the call; `nvml` is the module that node/nvml.py opens, `handle` a GPU of it.
+says is turned into NodeErrors that name the call; `nvml` is a module that node/nvml.py opens, `handle` a GPU of it.
 No hardware has seen this: docs/status.md.
 """
 
 from __future__ import annotations
 
-import ctypes
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 
+from hami_hpc.core.contexts import contextmanager, suppress
 from hami_hpc.core.mig_layout import Instance, Profile
 from hami_hpc.errors import NodeError
 
 TYPE_CHECKING = False  # the prolog imports this, and not typing: docs/adr/021
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from types import ModuleType
     from typing import Any
 
@@ -89,16 +88,7 @@ def set_mode(nvml: ModuleType, handle: object, on: bool) -> str:
 def profiles(nvml: ModuleType, handle: object) -> tuple[Profile, ...]:
     """Returns all profiles of GPU instances that NVML lists for the GPU, in NVML's order. Raises NodeError."""
     found = []
-    for number in range(NUMBERS_MAX):
-        try:
-            info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number)
-        except nvml.NVMLError as error:
-            if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
-                continue
-            if error.value == nvml.NVML_ERROR_INVALID_ARGUMENT:  # nvml.h: there are no further numbers
-                break
-            with _explained(nvml, f"reading MIG profile {number}"):
-                raise
+    for info in _listed_profiles(nvml, handle):
         starts, size = _placements(nvml, handle, int(info.id))
         if starts:
             name = info.name.decode() if isinstance(info.name, bytes) else str(info.name)
@@ -117,13 +107,27 @@ def profiles(nvml: ModuleType, handle: object) -> tuple[Profile, ...]:
     return tuple(found)
 
 
+def _listed_profiles(nvml: ModuleType, handle: object) -> Iterator[Any]:
+    """Yields what NVML tells of each profile of GPU instances. Raises NodeError."""
+    for number in range(NUMBERS_MAX):
+        try:
+            yield nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number)
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
+                continue
+            if error.value == nvml.NVML_ERROR_INVALID_ARGUMENT:  # nvml.h: there are no further numbers
+                return
+            with _explained(nvml, f"reading MIG profile {number}"):
+                raise
+
+
 def _placements(nvml: ModuleType, handle: object, profile_id: int) -> tuple[tuple[int, ...], int]:
     """Returns where an instance of a profile may begin, and how many memory slices it takes."""
-    count = ctypes.c_uint(0)
+    count = nvml.c_uint(0)
     with _explained(nvml, f"reading the placements of MIG profile {profile_id}"):
-        nvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, None, ctypes.byref(count))
+        nvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, None, nvml.byref(count))
         room = (nvml.c_nvmlGpuInstancePlacement_t * max(count.value, 1))()
-        nvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, room, ctypes.byref(count))
+        nvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, room, nvml.byref(count))
     rows = list(room)[: count.value]
     return tuple(sorted(int(row.start) for row in rows)), int(rows[0].size) if rows else 0
 
@@ -132,9 +136,9 @@ def instances(nvml: ModuleType, handle: object) -> tuple[Instance, ...]:
     """Returns all GPU instances of a GPU with MIG on, whoever made them, by id. Raises NodeError."""
     uuids = device_uuids(nvml, handle)
     found = []
-    for profile in profiles(nvml, handle):
-        with _explained(nvml, f"listing the instances of MIG profile {profile.name}"):
-            for one in _listed(nvml, nvml.nvmlDeviceGetGpuInstances, handle, profile.profile_id):
+    for profile in _listed_profiles(nvml, handle):
+        with _explained(nvml, f"listing the instances of MIG profile {int(profile.id)}"):
+            for one in _listed(nvml, nvml.nvmlDeviceGetGpuInstances, handle, int(profile.id)):
                 info = nvml.nvmlGpuInstanceGetInfo(one)
                 gi_id, place = int(info.id), info.placement
                 found.append(
@@ -147,8 +151,8 @@ def _listed(nvml: ModuleType, function: Callable[..., object], of: object, profi
     """Returns the handles of the GPU instances or compute instances of one profile."""
     is_compute = function is nvml.nvmlGpuInstanceGetComputeInstances
     kind = nvml.c_nvmlComputeInstance_t if is_compute else nvml.c_nvmlGpuInstance_t
-    room, count = (kind * INSTANCES_MAX)(), ctypes.c_uint(INSTANCES_MAX)
-    function(of, profile_id, room, ctypes.byref(count))
+    room, count = (kind * INSTANCES_MAX)(), nvml.c_uint(INSTANCES_MAX)
+    function(of, profile_id, room, nvml.byref(count))
     return list(room)[: count.value]
 
 
@@ -186,7 +190,7 @@ def create(
     what = f"making a MIG instance {profile.name} at {start}"
     with _explained(nvml, what):
         place = nvml.c_nvmlGpuInstancePlacement_t(start, profile.size)
-        gpu_instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, profile.profile_id, ctypes.byref(place))
+        gpu_instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, profile.profile_id, nvml.byref(place))
     try:
         with _explained(nvml, what):
             gi_id = int(nvml.nvmlGpuInstanceGetInfo(gpu_instance).id)

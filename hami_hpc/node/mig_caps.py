@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
 
+from hami_hpc.core.contexts import suppress
 from hami_hpc.errors import NodeError
 
 # Below `root`, which is driver_root of the settings.

@@ -10,9 +10,7 @@ not the ledger's: the driver takes its time for an instance, and no other job sh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-
+from hami_hpc.core.contexts import contextmanager, suppress
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.mig_layout import Instance, Profile
 from hami_hpc.errors import NodeError
@@ -22,6 +20,7 @@ from hami_hpc.node.mig_notes import BEGUN, ENDING, LIVE, Note
 
 TYPE_CHECKING = False  # the prolog imports this, and not typing: docs/adr/021
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
     from hami_hpc.node.config import Settings
@@ -125,10 +124,12 @@ class MigGpu:
 
 
 @contextmanager
-def locked(settings: Settings, uuid: str, settle: bool = True) -> Iterator[MigGpu]:
+def locked(
+    settings: Settings, uuid: str, settle: bool = True, open_nvml: Callable[[], ModuleType] | None = None
+) -> Iterator[MigGpu]:
     """Opens NVML and holds the GPU's lock, with nothing half made left unless `settle` is False. Raises NodeError."""
     with mig_notes.locked(settings.run_dir, uuid):
-        nvml = nvml_door.open_nvml()
+        nvml = (open_nvml or nvml_door.open_nvml)()
         try:
             try:
                 handle = nvml.nvmlDeviceGetHandleByUUID(uuid)

@@ -8,8 +8,8 @@ be read holds nothing, so that no job fails by it. The prolog of each MIG job re
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 
+from hami_hpc.core.contexts import suppress
 from hami_hpc.core.mig_layout import Hold
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import NodeError

@@ -9,15 +9,18 @@ with its holder. Instances do not survive a restart of the node: a note of anoth
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 
+from hami_hpc.core.contexts import contextmanager, suppress
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.mig_layout import Instance
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import NodeError
 from hami_hpc.node import locks
 from hami_hpc.node.job_dirs import read_bounded
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FOLDER = "mig"
 LOCK_TIMEOUT_S = 60.0  # the driver may take seconds for an instance, and seven jobs may start at once

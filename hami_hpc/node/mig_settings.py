@@ -84,23 +84,24 @@ def offered(settings: Settings, model: str) -> tuple[OfferedProfile, ...]:
 
 def _check(settings: Settings, model: str, listed: tuple[Profile, ...], full: Profile) -> None:
     """Raises NodeError for a wrong name, for more memory than a GPU gives, and for a profile that hides another."""
-    from hami_hpc.core.request import is_mig_name
+    from hami_hpc.core.request_keys import is_mig_name
 
-    where = _where(settings, model)
     usable_mib = int(settings.gpu_models[model] * settings.memory_scaling)
     for index, profile in enumerate(listed):
         if not is_mig_name(profile.name):
-            raise NodeError(f"{where}: {profile.name[: c.GIVEN_MAX]!r} is not the name of a MIG profile")
+            raise NodeError(
+                f"{_where(settings, model, profile)}: {profile.name[: c.GIVEN_MAX]!r} is not the name of a MIG profile"
+            )
         if profile.mem_mib > usable_mib:
             raise NodeError(
-                f"{where}: {profile.name} has {profile.mem_mib} MiB, and a GPU has {usable_mib} MiB to give "
-                "(total_mib x memory_scaling). Remove the profile, or change these"
+                f"{_where(settings, model, profile)}: {profile.name} has {profile.mem_mib} MiB, and a GPU has "
+                f"{usable_mib} MiB to give (total_mib x memory_scaling). Remove the profile, or change these"
             )
         for other in listed[:index]:
             if other.mem_mib >= profile.mem_mib and _cores(other, full) >= _cores(profile, full):
                 raise NodeError(
-                    f"{where}: no job could get {profile.name}, because {other.name} is no larger and has as much "
-                    "memory and compute. Remove one of them"
+                    f"{_where(settings, model, profile)}: no job could get {profile.name}, because {other.name} is no "
+                    "larger and has as much memory and compute. Remove one of them"
                 )
 
 
@@ -108,5 +109,7 @@ def _cores(profile: Profile, full: Profile) -> int:
     return 100 * profile.compute_slices // full.compute_slices
 
 
-def _where(settings: Settings, model: str) -> str:
-    return f"{settings.path}, table [gpu_models.{model}.mig_profiles]"
+def _where(settings: Settings, model: str, profile: Profile | None = None) -> str:
+    from hami_hpc.node.settings_lines import where
+
+    return where(settings.path, f"gpu_models.{model}.mig_profiles", profile.name if profile else "")

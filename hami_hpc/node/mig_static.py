@@ -9,9 +9,9 @@ device, so that cgroups fence that, and a name that stays and sorts after those 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core.contexts import suppress
 from hami_hpc.errors import JobError, NodeError
 
 TYPE_CHECKING = False
@@ -55,6 +55,13 @@ def write(state_dir: str, slots: Sequence[Slot]) -> None:
 def device_of(settings: Settings, number: int) -> str:
     """Returns the device by which Slurm knows the instance of a number in the layout's order."""
     return f"{settings.driver_root.rstrip('/')}{DEVICES}/{number}"
+
+
+def devices(settings: Settings, slots: Sequence[Slot]) -> tuple[tuple[str, str], ...]:
+    """Returns type and device of each instance of a layout, in Slurm's order."""
+    from hami_hpc.core.mig_static import ordered
+
+    return tuple((slot.profile, device_of(settings, number)) for number, slot in enumerate(ordered(tuple(slots))))
 
 
 def write_devices(run_dir: str, uuids: Mapping[int, str]) -> None:

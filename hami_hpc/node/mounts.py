@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mounts of the run directory: `jobs` is a private mount, and below it each job has one small tmpfs.
 
-mount(8) and umount(8) are started with an empty environment: two milliseconds each, where importing ctypes for the
-system calls would cost eight.
+A job's tmpfs is mounted and detached by the system calls (mount_calls.py). Where these cannot be called, and once a
+boot for `jobs`, mount(8) and umount(8) are started, with an empty environment.
 
 Why `jobs` is private: on a host with shared mounts (systemd's default) a new mount also appears in every slave mount
 namespace, and mount(2) fails with ENOSPC when one of these namespaces is full (fs.mount-max). Any user can make such a
@@ -12,8 +12,8 @@ namespace and fill it. Nothing propagates from a private mount.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 
+from hami_hpc.core.contexts import suppress
 from hami_hpc.errors import NodeError
 from hami_hpc.node import locks
 
@@ -83,8 +83,13 @@ def make_private(path: str, lock_path: str) -> bool:
 
 def mount_bounded(path: str, size_bytes: int, inodes: int) -> bool:
     """Mounts a tmpfs of that size on a directory. Returns whether it is mounted."""
-    options = f"size={size_bytes},nr_inodes={inodes},mode=0755,nosuid,nodev,noexec"
-    _run(MOUNT, *QUICK, "-t", "tmpfs", "-o", options, "hami-hpc", path)
+    from hami_hpc.node import mount_calls
+
+    options = f"size={size_bytes},nr_inodes={inodes},mode=0755"
+    if mount_calls.are_usable:
+        mount_calls.mount_tmpfs(path, options)
+    else:
+        _run(MOUNT, *QUICK, "-t", "tmpfs", "-o", f"{options},nosuid,nodev,noexec", "hami-hpc", path)
     return has_file_system(path)
 
 
@@ -97,7 +102,12 @@ def detach(path: str) -> bool:
     for _ in range(STACKED_AT_MOST):
         if not is_mount_point(path):
             return True
-        _run(UMOUNT, *QUICK, "-l", path)
+        from hami_hpc.node import mount_calls
+
+        if mount_calls.are_usable:
+            mount_calls.detach(path)
+        else:
+            _run(UMOUNT, *QUICK, "-l", path)
     return not is_mount_point(path)
 
 

@@ -14,18 +14,19 @@ what the next call for the same place completes (docs/adr/052).
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core.contexts import contextmanager, suppress
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.node import acl, boot, locks, mounts, mps_daemon, mps_processes
 from hami_hpc.node.mps_daemon import ALL_USERS, FOLDER, KILL_S, Limits, MpsError, Place
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 SOCKET_MAX = 107  # bytes of a Unix socket's path: sun_path of <sys/un.h>, less its NUL
 LONGEST_NAME = "/control_privileged"
@@ -77,8 +78,7 @@ def _ensure(program: str, place: Place, gpu_uuid: str) -> tuple[str, ...]:
     limits = _limits(members(place))
     found = mps_processes.processes()
     daemons = mps_daemon.daemons(program, place, found)
-    if len(daemons) == 1 and mps_daemon.answers(program, place):
-        mps_daemon.adjust(program, place, limits)
+    if len(daemons) == 1 and mps_daemon.takes(program, place, limits):
         return ()
     foreign = mps_processes.foreign(f"{place.run_dir}/{FOLDER}", found)
     lines = []
@@ -120,7 +120,7 @@ def leave(program: str, place: Place, member: Member) -> tuple[str, ...]:
         return ()
     with _locked(place):
         lines = crashes(place, member.created_unix_ns)
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             os.unlink(f"{place.jobs}/{member.name}")
         _after_change(program, place)
     return lines
@@ -169,7 +169,7 @@ def members(place: Place) -> tuple[Member, ...]:
     for name in _names(place.jobs):
         if name.startswith(NEW):
             continue
-        with contextlib.suppress(OSError, ValueError), open(f"{place.jobs}/{name}", encoding="ascii") as file:
+        with suppress(OSError, ValueError), open(f"{place.jobs}/{name}", encoding="ascii") as file:
             job_id, created = name.split("-")
             boot_id, percent, mem_mib = file.read(MEMBER_MAX).split()
             if boot_id == this_boot:
@@ -203,26 +203,25 @@ def _limits(jobs: tuple[Member, ...]) -> Limits:
 
 def _after_change(program: str, place: Place) -> None:
     """Stops the daemon if no job needs it, else lowers its limits and ends what is left of jobs that have ended."""
-    with contextlib.suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         os.unlink(f"{place.jobs}/{NEW}")  # of a prolog that was killed: whoever writes one holds the lock
     jobs = members(place)
     if not jobs:
         mps_daemon.stop(program, place)
         _remove(place)
-    elif mps_daemon.daemons(program, place):
-        with contextlib.suppress(MpsError):  # the next prolog replaces a daemon that does not answer
-            _end_dead_clients(program, place)
-            mps_daemon.adjust(program, place, _limits(jobs))
+    elif os.path.lexists(place.pipe):
+        with suppress(MpsError):  # the next prolog replaces a daemon that is gone or does not answer
+            _end_dead_clients(program, place, mps_daemon.adjust(program, place, _limits(jobs)))
 
 
-def _end_dead_clients(program: str, place: Place) -> None:
+def _end_dead_clients(program: str, place: Place, servers: tuple[int, ...]) -> None:
     """Ends the work of clients whose process is no more: slurmd ended the job's processes before the epilog.
 
     A client can be in a PID namespace, and its number be that of no process, or of another, outside. So nothing is
     ended whose number any process has in any namespace: it may be a client that runs, of any job, or a number that is
     used again. 0 is a client in a namespace that the daemon cannot see.
     """
-    for server in mps_daemon.servers(program, place):
+    for server in servers:
         for client in mps_daemon.clients(program, place, server):
             is_gone = client > 0 and not os.path.lexists(f"/proc/{client}")
             if is_gone and client not in mps_processes.numbers():  # read for each, just before it is ended
@@ -304,7 +303,7 @@ def _make_log(place: Place) -> None:
 
 def _make_directory(path: str, mode: int) -> None:
     """Makes a directory of root's. Raises MpsError when somebody else made it."""
-    with contextlib.suppress(FileExistsError):
+    with suppress(FileExistsError):
         os.mkdir(path, mode)
         os.chmod(path, mode)
     status = os.lstat(path)
@@ -316,19 +315,32 @@ def _make_directory(path: str, mode: int) -> None:
 
 def _remove(place: Place) -> None:
     for path in (place.program, place.program + NEW):
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             os.unlink(path)
     for path in (place.pipe, place.log, place.jobs):
         _remove_tree(path)
 
 
 def _remove_tree(path: str) -> None:
+    """Removes one of the directories, which have files and sockets alone. Follows no links."""
     mounts.detach(path)
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(path)
+    try:
+        for name in os.listdir(path):
+            with suppress(FileNotFoundError):
+                os.unlink(f"{path}/{name}")
+        os.rmdir(path)
+    except FileNotFoundError:
+        pass
+    except (
+        OSError
+    ):  # a directory in it, which no daemon that was tried makes: the module needs as long as a small prolog
+        import shutil
+
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
 
 
 def _names(folder: str) -> tuple[str, ...]:
-    with contextlib.suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         return tuple(sorted(os.listdir(folder)))
     return ()

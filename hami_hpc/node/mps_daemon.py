@@ -7,20 +7,21 @@ can connect to it, and the access list of its pipe directory leaves that to one 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
-from collections.abc import Mapping
 
+from hami_hpc.core.contexts import suppress
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import NodeError
-from hami_hpc.node import mps_processes
+from hami_hpc.node import mps_processes, programs
 from hami_hpc.node.mps_processes import PIPE_VARIABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 FOLDER = "mps"
 ALL_USERS = "all"
 START_S, ANSWER_S, QUIT_S, END_S, KILL_S = 10.0, 3.0, 2, 1.0, 3.0
-OUTPUT_MAX = 1 << 16
 PATH_MAX = 4096
 # Not passed on to a daemon: what would choose another GPU, another directory, or a program or library of its own.
 DROPPED = ("CUDA_", "NVIDIA_", "HAMI_HPC_", "SLURM_", "SPANK_", "LD_", "PATH")
@@ -105,13 +106,16 @@ def note_program(program: str, place: Place) -> None:
     os.rename(new, place.program)
 
 
-def ask(program: str, place: Place, command: str, timeout_s: float = ANSWER_S) -> str:
-    """Returns what the daemon answers to one command, in one line. Raises MpsError when it does not in time."""
+def ask(program: str, place: Place, command: str, timeout_s: float | None = None) -> str:
+    """Returns what the daemon answers to a command, or to several in lines of their own, in one line. Raises MpsError
+    when it does not in time, ANSWER_S if no other is given."""
+    timeout_s = ANSWER_S if timeout_s is None else timeout_s
     status, output = _run([program], _environment(program, place, {}), command, timeout_s)
+    asked = command.replace("\n", "', '")
     if status is None:
-        raise MpsError(f"the MPS daemon of {place.pipe} does not answer '{command}' within {timeout_s:g} s")
+        raise MpsError(f"the MPS daemon of {place.pipe} does not answer '{asked}' within {timeout_s:g} s")
     if status != 0 and not command.startswith("quit"):  # of quit it says how the servers ended
-        raise MpsError(f"the MPS daemon of {place.pipe} cannot be asked '{command}': {output or f'status {status}'}")
+        raise MpsError(f"the MPS daemon of {place.pipe} cannot be asked '{asked}': {output or f'status {status}'}")
     return output
 
 
@@ -138,16 +142,42 @@ def _numbers(answer: str) -> tuple[int, ...]:
     return tuple(int(word) for word in answer.split() if word.isdecimal())
 
 
-def adjust(program: str, place: Place, limits: Limits) -> None:
+def takes(program: str, place: Place, limits: Limits) -> bool:
+    """Returns whether the daemon is there and has taken these limits in time."""
+    try:
+        adjust(program, place, limits)
+    except MpsError:
+        return False
+    return True
+
+
+def adjust(program: str, place: Place, limits: Limits) -> tuple[int, ...]:
     """Sets what clients that come from now on may have. Those that are connected keep what they had: the driver does
-    not change them. Raises MpsError when the daemon does not take the limits for its next server."""
-    memory = f"{limits.mem_mib}M"
-    ask(program, place, f"set_default_active_thread_percentage {limits.percent}")
-    ask(program, place, f"set_default_device_pinned_mem_limit 0 {memory}")
-    with contextlib.suppress(MpsError):  # a server that ends, or that its user has stopped
-        for server in servers(program, place):
-            ask(program, place, f"set_active_thread_percentage {server} {limits.percent}")
-            ask(program, place, f"set_device_pinned_mem_limit {server} 0 {memory}")
+    not change them. Returns the process ids of the daemon's servers. Raises MpsError when the daemon does not take the
+    limits for its next server."""
+    running = _set_defaults(program, place, limits)
+    with suppress(MpsError):  # a server that ends, or that its user has stopped
+        for server in running:
+            percent = f"set_active_thread_percentage {server} {limits.percent}"
+            ask(program, place, f"{percent}\nset_device_pinned_mem_limit {server} 0 {limits.mem_mib}M")
+    return running
+
+
+def _set_defaults(program: str, place: Place, limits: Limits) -> tuple[int, ...]:
+    """Sets the limits of the next server, and returns the servers, by one call of the program: it answers the commands
+    in their order, the first by its number, the second by nothing (tried with driver 535, simulated for the others).
+    Where that is not what it answers, each command is a call of its own."""
+    percent = f"set_default_active_thread_percentage {limits.percent}"
+    memory = f"set_default_device_pinned_mem_limit 0 {limits.mem_mib}M"
+    number, *others = ask(program, place, f"{percent}\n{memory}\nget_server_list").split() or ("",)
+    if number == f"{limits.percent:.1f}" and all(word.isdecimal() for word in others):
+        return tuple(map(int, others))
+    ask(program, place, percent)
+    ask(program, place, memory)
+    try:
+        return servers(program, place)
+    except MpsError:
+        return ()
 
 
 def start(program: str, place: Place, gpu_uuid: str, limits: Limits) -> None:
@@ -171,12 +201,14 @@ def start(program: str, place: Place, gpu_uuid: str, limits: Limits) -> None:
 
 def stop(program: str, place: Place) -> None:
     """Ends the daemon and its servers: by `quit`, else by SIGKILL. Raises MpsError when one of them does not end."""
-    running = daemons(program, place)
-    if running:
-        with contextlib.suppress(MpsError):
+    if os.path.lexists(place.pipe):
+        with suppress(MpsError):  # there is no daemon, or it does not listen
             ask(program, place, f"quit -t {QUIT_S}", QUIT_S + ANSWER_S)
+    found = mps_processes.processes()  # which takes as long as the node has processes
+    running = daemons(program, place, found)
+    if running:  # it may have started a server since
         mps_processes.wait(running, END_S)
-    found = mps_processes.processes()
+        found = mps_processes.processes()
     rest = daemons(program, place, found) + mps_processes.servers_at(place.pipe, found)
     left = mps_processes.kill(rest, KILL_S)
     if left:
@@ -189,33 +221,14 @@ def stop(program: str, place: Place) -> None:
 def _run(command: list[str], environment: Mapping[str, str], text: str, timeout_s: float) -> tuple[int | None, str]:
     """Runs a program and returns its status, None when it took too long, and what it printed in one line.
 
-    The output goes to a file in memory: a daemon may keep a pipe open for as long as it lives. Raises MpsError, also
-    for a program that others than root can change.
+    Raises MpsError, also for a program that others than root can change.
     """
     check_program(command[0])
-    output = os.memfd_create("mps", os.MFD_CLOEXEC)
-    process = None
     try:
-        process = subprocess.Popen(
-            command, env=dict(environment), stdin=subprocess.PIPE, stdout=output, stderr=output, cwd="/"
-        )
-        process.communicate(f"{text}\n".encode() if text else None, timeout=timeout_s)
+        status, printed = programs.run(command, environment, f"{text}\n" if text else "", timeout_s)
     except OSError as error:
         raise MpsError(f"{command[0]} cannot be run: {error.strerror}") from error
-    except subprocess.TimeoutExpired:
-        assert process is not None
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits in the driver
-            process.wait(KILL_S)
-        return None, ""
-    else:
-        printed = os.pread(output, OUTPUT_MAX, 0).decode(errors="replace")
-        return process.returncode, " ".join(printed.split())
-    finally:
-        os.close(output)
-        if process is not None and process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+    return status, " ".join(printed.split())
 
 
 def _environment(program: str, place: Place, more: dict[str, str]) -> dict[str, str]:

@@ -9,19 +9,22 @@ one asked for. A server is ours by its program's name and pipe directory; its ui
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
 
+from hami_hpc.core.contexts import suppress
 from hami_hpc.core.values import NamedTuple
+from hami_hpc.node import programs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 CONTROL_NAME, SERVER_NAME = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 DEFAULT_PIPE = "/tmp/nvidia-mps"
 DELETED = " (deleted)"  # the kernel's mark where a package was updated under a running program
 ENVIRONMENT_MAX, PIPE_MAX = 1 << 20, 4096
-LOOK_S = 0.01
+LOOK_S, PAUSE_S = 0.01, 0.1
 
 
 class Process(NamedTuple):
@@ -37,8 +40,25 @@ class Process(NamedTuple):
 
 def processes(root: str = "/proc") -> tuple[Process, ...]:
     """Returns all control daemons and servers of the node, by pid. A process that ends meanwhile is left out."""
-    pids = sorted(int(name) for name in os.listdir(root) if name.isdigit())
-    return tuple(found for pid in pids if (found := read(pid, root)) is not None)
+    pids = []
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in os.listdir(folder):
+            if name.isdigit():
+                try:
+                    program = os.readlink(f"{name}/exe", dir_fd=folder)
+                except OSError:  # one of the kernel's, or one that has ended
+                    continue
+                if _is_named(program):
+                    pids.append(int(name))
+    finally:
+        os.close(folder)
+    return tuple(found for pid in sorted(pids) if (found := read(pid, root)) is not None)
+
+
+def _is_named(program: str) -> bool:
+    """Returns whether a program has the name of a control program or server. Of all processes few have."""
+    return program.removesuffix(DELETED).endswith((f"/{CONTROL_NAME}", f"/{SERVER_NAME}"))
 
 
 def numbers(root: str = "/proc") -> frozenset[int]:
@@ -161,10 +181,26 @@ def wait(targets: tuple[Process, ...], within_s: float) -> tuple[Process, ...]:
     """Waits until these processes have ended. Returns those that had not within the time."""
     end = time.monotonic() + within_s
     left = tuple(_alive(targets))
-    while left and time.monotonic() < end:
-        time.sleep(LOOK_S)
+    while left and (remaining_s := end - time.monotonic()) > 0:
+        _pause(left, min(remaining_s, PAUSE_S))
         left = tuple(_alive(left))
     return left
+
+
+def _pause(targets: tuple[Process, ...], most_s: float) -> None:
+    """Waits until one of these processes ends, which the kernel tells at once, but no longer than `most_s`."""
+    fds: list[int] = []
+    try:
+        for process in targets:
+            fds.append(os.pidfd_open(process.pid))
+        programs.wait_for(fds, most_s)
+    except ProcessLookupError:
+        return
+    except OSError:  # a kernel before 5.3, or no descriptor is left
+        time.sleep(min(most_s, LOOK_S))
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 def _alive(targets: tuple[Process, ...], look: Callable[[int], Process | None] = read) -> Iterator[Process]:
@@ -176,6 +212,8 @@ def _alive(targets: tuple[Process, ...], look: Callable[[int], Process | None] =
 
 def _signal(process: Process) -> None:
     """Sends SIGKILL by a descriptor of the process, so that a pid that is used again is no danger."""
+    import signal  # which imports enum, and is not needed where all ends as it should
+
     with suppress(OSError):
         fd = os.pidfd_open(process.pid)
         try:

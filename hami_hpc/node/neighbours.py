@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells each job who else is on its GPU: changes fields of the limits records that exist, in place.
+"""Tells each job who else is on its GPU, and how large its slice is now: changes fields of the limits records that
+exist, in place.
 
 Interposers read them at work. Readers see `sequence` odd while a record is changed. Each call computes the fields of
 all jobs of the node from the ledger, so the next prolog, epilog or reconcile makes good what a killed one left. The
@@ -10,16 +11,23 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core.contexts import suppress
 from hami_hpc.core.grant import Grant
+from hami_hpc.core.in_step import make_begins
+from hami_hpc.core.records import limits_file, size_fields
 from hami_hpc.core.turns import Turn, make_turns
 from hami_hpc.node.job_dirs import jobs_dir
 from hami_hpc.node.ledger import Ledger
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
 # A job without a record for longer than this had its prolog killed; before, its prolog may still be at work.
 RECORD_DUE_NS = 60 * 10**9
+SIZE_FIELDS = ("mem_limit_bytes", "cores_percent", "asked_mem_bytes", "asked_cores_percent", "most_mem_bytes")
 OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 OPEN_RECORD = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -29,7 +37,8 @@ class SkippedRecordError(Exception):
 
 
 def update(run_dir: str, ledger: Ledger, now_unix_ns: int, one_server: bool = False) -> tuple[str, ...]:
-    """Writes each job's turn, and how many latency-critical jobs are beside and above it, into its limits record.
+    """Writes each slice's turn and size, and how many latency-critical jobs are beside and above it, into its limits
+    record.
 
     `one_server` is as in make_turns. Returns a line for each record that was left alone, because root did not write it
     or it is not there. Raises NodeError when the ledger cannot be read or locked, and OSError when the run directory
@@ -46,62 +55,104 @@ def update(run_dir: str, ledger: Ledger, now_unix_ns: int, one_server: bool = Fa
 
 
 def _update_all(jobs: int, grants: Iterable[Grant], now_unix_ns: int, one_server: bool) -> list[str]:
+    grants = tuple(grants)
+    begins = make_begins(grants)
     by_gpu: dict[str, list[Grant]] = {}
     for grant in grants:
         by_gpu.setdefault(grant.gpu_uuid, []).append(grant)
     skipped = []
     for live in by_gpu.values():
-        turns = make_turns(live, one_server)
+        turns = make_turns(live, one_server, begins)
         for grant in live:
+            name = limits_file(grant.slice_index)
             try:
-                _update_record(jobs, grant.job_id, turns[grant.job_id])
+                _update_record(jobs, grant, name, turns[grant.job_id])
             except FileNotFoundError:
                 if now_unix_ns - grant.created_unix_ns > RECORD_DUE_NS:
-                    skipped.append(f"job {grant.job_id} has a grant and no {c.FILE_JOB_LIMITS}: run hami-hpc reconcile")
+                    skipped.append(f"job {grant.job_id} has a grant and no {name}: run hami-hpc reconcile")
             except (OSError, SkippedRecordError) as error:
                 reason = error.strerror if isinstance(error, OSError) else error
-                skipped.append(f"{c.FILE_JOB_LIMITS} of job {grant.job_id} was left as it is: {reason}")
+                skipped.append(f"{name} of job {grant.job_id} was left as it is: {reason}")
     return skipped
 
 
-def _update_record(jobs: int, job_id: int, turn: Turn) -> None:
+def _update_record(jobs: int, grant: Grant, name: str, turn: Turn) -> None:
     """Changes one record. Raises SkippedRecordError for one that root did not write for this job, and OSError."""
-    directory = os.open(str(job_id), OPEN_DIR, dir_fd=jobs)
+    _change_record(jobs, grant, name, size_fields(grant) | turn._asdict())
+
+
+def write_sizes(run_dir: str, grants: Iterable[Grant]) -> None:
+    """Writes the sizes of one job's slices alone, for a caller that has the ledger's transaction. Raises
+    SkippedRecordError as update's lines say it, and OSError."""
+    jobs = os.open(jobs_dir(run_dir), OPEN_DIR)
     try:
-        record = os.open(c.FILE_JOB_LIMITS, OPEN_RECORD, dir_fd=directory)
+        for grant in grants:
+            _change_record(jobs, grant, limits_file(grant.slice_index), size_fields(grant))
+    finally:
+        os.close(jobs)
+
+
+def write_swap(run_dir: str, grant: Grant, swap: int) -> None:
+    """Writes where the device memory of a job's programs shall be, for a caller that has the ledger's lock. Raises
+    SkippedRecordError and OSError."""
+    jobs = os.open(jobs_dir(run_dir), OPEN_DIR)
+    try:
+        _change_record(jobs, grant, limits_file(grant.slice_index), {"swap": swap})
+    finally:
+        os.close(jobs)
+
+
+def _change_record(jobs: int, grant: Grant, name: str, values: Mapping[str, int]) -> None:
+    directory = os.open(str(grant.job_id), OPEN_DIR, dir_fd=jobs)
+    try:
+        record = os.open(name, OPEN_RECORD, dir_fd=directory)
+        try:
+            _change(directory, record, _checked(record, grant), values)
+        finally:
+            os.close(record)
     finally:
         os.close(directory)
-    try:
-        _change(record, _checked(record, job_id), turn)
-    finally:
-        os.close(record)
 
 
-def _checked(record: int, job_id: int) -> bytes:
-    """Returns the record's bytes. Raises SkippedRecordError when it is not root's record of this job."""
+def _checked(record: int, grant: Grant) -> bytes:
+    """Returns the record's bytes. Raises SkippedRecordError when it is not root's record of this slice."""
     status = os.fstat(record)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise SkippedRecordError("it is not a file that only root can write")
     if status.st_size != c.LIMITS_SIZE:
         raise SkippedRecordError(f"it has {status.st_size} bytes, not {c.LIMITS_SIZE}")
     data = os.pread(record, c.LIMITS_SIZE, 0)
-    head = [_number(data, name) for name in ("magic", "abi_version", "record_size", "job_id", "step_id")]
-    if len(data) != c.LIMITS_SIZE or head != [c.LIMITS_MAGIC, c.ABI_VERSION, c.LIMITS_SIZE, job_id, c.JOB_STEP_ID]:
+    head = [_number(data, name) for name in ("magic", "abi_version", "record_size", "job_id", "step_id", "slice_index")]
+    of_slice = [c.LIMITS_MAGIC, c.ABI_VERSION, c.LIMITS_SIZE, grant.job_id, c.JOB_STEP_ID, grant.slice_index]
+    if len(data) != c.LIMITS_SIZE or head != of_slice:
         raise SkippedRecordError("it is not this job's record, or one of another version of hami_hpc")
     return data
 
 
-def _change(record: int, data: bytes, turn: Turn) -> None:
-    """Writes the fields that differ, with `sequence` odd meanwhile. An odd one is that of a process that was killed."""
-    changed = [(name, value) for name, value in turn._asdict().items() if _number(data, name) != value]
+def _change(directory: int, record: int, data: bytes, values: Mapping[str, int]) -> None:
+    """Writes the fields that differ, with `sequence` odd meanwhile. An odd one is that of a process that was killed.
+
+    Where a size changes the job's directory gets a new time, by which the agent reads the record again: before, for a
+    process that is killed in between, and after, for one that is slow.
+    """
+    changed = [(name, value) for name, value in values.items() if _number(data, name) != value]
     sequence = _number(data, "sequence")
     if not changed and sequence % 2 == 0:
         return
     odd = sequence | 1
+    is_resized = bool(sequence % 2) or any(name in SIZE_FIELDS for name, _value in changed)
     _write(record, "sequence", odd)
+    _touch(directory, is_resized)
     for name, value in changed:
         _write(record, name, value)
+    _touch(directory, is_resized)
     _write(record, "sequence", (odd + 1) & 0xFFFFFFFFFFFFFFFF)
+
+
+def _touch(directory: int, is_resized: bool) -> None:
+    if is_resized:
+        with suppress(OSError):  # the records matter more
+            os.utime(directory)
 
 
 def _number(data: bytes, name: str) -> int:

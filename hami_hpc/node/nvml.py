@@ -7,10 +7,13 @@ What the GPUs do is read by hami_hpc/agent/gpus.py.
 from __future__ import annotations
 
 import sys
-from types import ModuleType
 
 from hami_hpc.core.inventory import Device
 from hami_hpc.errors import NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
 
 MIB = 1 << 20
 
@@ -35,7 +38,18 @@ def _pynvml() -> ModuleType:
 
 def open_nvml() -> ModuleType:
     """Returns pynvml, initialised; call its nvmlShutdown() at the end. Raises NodeError with advice."""
-    nvml = _pynvml()
+    return _initialised(_pynvml())
+
+
+def open_for_mig() -> ModuleType:
+    """As open_nvml, with what the stages of node/mig.py and mig_gpu.py call alone, which is there sooner; pynvml where
+    the C module of ctypes is not what it was."""
+    from hami_hpc.node import nvml_mig
+
+    return _initialised(nvml_mig if nvml_mig.is_usable else _pynvml())
+
+
+def _initialised(nvml: ModuleType) -> ModuleType:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from hami_hpc.contract import constants as c
 from hami_hpc.core import qos as core
 from hami_hpc.core.qos import NONE, Field, Kind, Qos
-from hami_hpc.core.request import MemMib, parse
+from hami_hpc.core.request import parse
+from hami_hpc.core.request_keys import MemMib
 from hami_hpc.errors import NodeError, RequestError
 from hami_hpc.node.config import Settings, _Table
+from hami_hpc.node.settings_lines import where
 
 # Slurm keeps numbers in 32 bits and has the two largest for "none" and "not set".
 NUMBER_MAX = 2**32 - 3
@@ -27,8 +29,8 @@ def read_qos(settings: Settings) -> tuple[Qos, ...]:
     for name, value in settings.qos.items():
         if not NAME.fullmatch(name):
             raise NodeError(
-                f"{path}: '{name}' in [qos] is no name of a QoS: small letters (as Slurm keeps them), digits, '-', '_' "
-                "and '.' only"
+                f"{where(path, 'qos', name)}: '{name}' is no name of a QoS: small letters (as Slurm keeps them), "
+                "digits, '-', '_' and '.' only"
             )
         found.append(_qos(path, name, value))
     core.check_circles(found, {}, path)

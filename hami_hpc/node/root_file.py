@@ -32,7 +32,7 @@ def read(path: str, advice: str) -> str | None:
 
 def write(path: str, text: str, mode: int = 0o644) -> None:
     """Replaces the file, whole or not at all; removes it where there is no text. Raises NodeError."""
-    from contextlib import suppress
+    from hami_hpc.core.contexts import suppress
 
     try:
         if not text:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core.contexts import suppress
 from hami_hpc.core.delays import INT64_MAX
 from hami_hpc.core.records import StageTimes
 from hami_hpc.node.job_dirs import read_bounded

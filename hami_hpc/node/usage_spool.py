@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from contextlib import closing, suppress
 
+from hami_hpc.core.contexts import closing, suppress
 from hami_hpc.errors import NodeError
 from hami_hpc.node import acl
 from hami_hpc.node.sqlite import sqlite3
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 DIRECTORY = "usage"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.pool import Node
-from hami_hpc.core.request import is_mig_name
+from hami_hpc.core.request_keys import is_mig_name
 from hami_hpc.slurm.lines import names_node, split_list
 
 SQUEUE_FIELDS = ("%A", "%i", "%F", "%K", "%U", "%u", "%T", "%P", "%q", "%M", "%l", "%S", "%V", "%N", "%r")
@@ -114,6 +114,7 @@ def _parse_node(line: str, of_jobs: Sequence[tuple[str, int, int]]) -> Node | No
     # A GPU with a static MIG layout has no slices; Slurm shows its instances as gpus, after the others.
     gpus = [match for match in counted if match is not None and not is_mig_name(match[1] or "")]
     count = sum(int(match[2]) for match in gpus)
+    types = tuple(match[1] or "" for match in gpus for _ in range(int(match[2])))
     if "NodeName" not in facts or not count or not all(total.get(unit) for unit in _UNITS):
         return None
     allocated = tres(facts.get("AllocTRES", ""))
@@ -123,7 +124,7 @@ def _parse_node(line: str, of_jobs: Sequence[tuple[str, int, int]]) -> Node | No
         name=facts["NodeName"],
         state=facts.get("State", "UNKNOWN"),
         reason=printable(reason[1].strip()) if reason else "",
-        model=",".join(sorted({match[1] or "" for match in gpus})) or "gpu",
+        model=_model(types, _words(facts.get("ActiveFeatures", ""))),
         gpus=count,
         partitions=_words(facts.get("Partitions", "")),
         features=_words(facts.get("ActiveFeatures", "")),
@@ -135,7 +136,20 @@ def _parse_node(line: str, of_jobs: Sequence[tuple[str, int, int]]) -> Node | No
         cpus_allocated=_number(facts, "CPUAlloc"),
         memory_mib=_number(facts, "RealMemory"),
         memory_allocated_mib=_number(facts, "AllocMem"),
+        places=types if _are_places(types) else (),
     )
+
+
+def _are_places(types: Sequence[str]) -> bool:
+    """Returns whether the types of a node's GPUs are places, where jobs may have several slices (docs/adr/055)."""
+    return all(len(name) == 1 and name in c.PLACES for name in types)
+
+
+def _model(types: Sequence[str], features: Sequence[str]) -> str:
+    """Returns the model of a node's GPUs: their type, or, where the types are places, the feature's."""
+    prefix = c.FEATURE_TYPE.format(type="")
+    models = {name.removeprefix(prefix) for name in features if name.startswith(prefix)}
+    return ",".join(sorted(models if models and _are_places(types) else set(types))) or "gpu"
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs Slurm's commands and parses their output. Not for prolog and epilog, which never ask the controller."""
+"""Runs Slurm's commands and parses their output. Not for prolog and epilog, whose PATH may have none."""
 
 from __future__ import annotations
 
@@ -42,13 +42,26 @@ def node_name() -> str:
     return names[0]
 
 
+def hostnames(hostlist: str) -> list[str]:
+    """Returns the names in a hostlist such as gpu[1-8,11]. Raises NodeError when scontrol cannot be run."""
+    return _output("scontrol", "show", "hostnames", hostlist).split()
+
+
+def holding_options(node: str) -> tuple[str, ...]:
+    """Returns squeue's options for the jobs that hold resources on `node`."""
+    # --all: jobs of hidden partitions hold GPUs too. --local: job ids of another cluster mean other jobs.
+    return ("--all", "--local", "--noheader", f"--nodelist={node}", f"--states={HOLDING}")
+
+
 def running_jobs(node: str) -> frozenset[int]:
     """Returns the ids of the jobs that hold resources on `node`. Raises NodeError when slurmctld does not answer."""
-    # --all: jobs of hidden partitions hold GPUs too. --local: job ids of another cluster mean other jobs.
-    text = _output(
-        "squeue", "--all", "--local", "--noheader", f"--nodelist={node}", f"--states={HOLDING}", "--format=%A"
-    )
-    return frozenset(int(word) for word in text.split())
+    return frozenset(int(word) for word in holding_rows(node, "%A").split())
+
+
+def suspended_jobs(node: str) -> frozenset[int]:
+    """Returns the ids of the jobs on `node` that Slurm suspends. Raises NodeError when slurmctld does not answer."""
+    options = ("--all", "--local", "--noheader", f"--nodelist={node}", "--states=SUSPENDED")
+    return frozenset(int(word) for word in _output("squeue", *options, "--format=%A").split())
 
 
 def pending_rows(form: str) -> str:
@@ -62,8 +75,7 @@ def pending_rows(form: str) -> str:
 
 def holding_rows(node: str, form: str) -> str:
     """Returns squeue's lines of the jobs that hold resources on `node`, times in s since 1970. Raises NodeError."""
-    options = ("--all", "--local", "--noheader", f"--nodelist={node}", f"--states={HOLDING}")
-    return _output("squeue", *options, f"--format={form}", time_format="%s")
+    return _output("squeue", *holding_options(node), f"--format={form}", time_format="%s")
 
 
 def show_node(node: str) -> str:
@@ -111,6 +123,14 @@ def version() -> int:
     return version_of(_output("scontrol", "--version").split()[-1])
 
 
+def known_version() -> int | None:
+    """Returns the same; None where this machine has none of Slurm's commands."""
+    try:
+        return version()
+    except NodeError:
+        return None
+
+
 def version_of(text: str) -> int:
     """Returns the SLURM_VERSION_NUMBER of `22.05.8`. Raises NodeError for text of another form."""
     parts = text.split("-")[0].split(".")
@@ -152,12 +172,27 @@ def qos_names() -> frozenset[str]:
 
 def qos_rows(columns: Sequence[str]) -> list[dict[str, str]]:
     """Returns each QoS that slurmdbd has, by column. Raises NodeError when it does not answer."""
-    text = _sacctmgr("--noheader", "--parsable2", "--readonly", "list", "qos", f"format={','.join(columns)}")
+    return _sacctmgr_rows(columns, "qos")
+
+
+def association_rows(cluster: str, columns: Sequence[str]) -> list[dict[str, str]]:
+    """Returns the accounts of a cluster and their users, without those of one partition. Raises NodeError likewise."""
+    rows = _sacctmgr_rows([*columns, "Partition"], "associations", f"cluster={cluster}")
+    return [row for row in rows if not row.pop("Partition")]
+
+
+def _sacctmgr_rows(columns: Sequence[str], *what: str) -> list[dict[str, str]]:
+    text = _sacctmgr("--noheader", "--parsable2", "--readonly", "list", *what, f"format={','.join(columns)}")
     rows = [line.split("|") for line in text.splitlines()]
     wrong = next((row for row in rows if len(row) != len(columns)), None)
     if wrong is not None:
-        raise NodeError(f"sacctmgr list qos printed '{'|'.join(wrong)}', which is not understood")
+        raise NodeError(f"sacctmgr list {what[0]} printed '{'|'.join(wrong)}', which is not understood")
     return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def show_limits() -> str:
+    """Returns the accounts, users and QoS with what they use of each limit. Raises NodeError without slurmctld."""
+    return _output("scontrol", "--local", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos")
 
 
 def change_accounting(words: Sequence[str]) -> None:

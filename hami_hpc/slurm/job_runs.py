@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hami_hpc.contract import constants as c
 from hami_hpc.errors import NodeError
@@ -106,7 +106,20 @@ def parse_sacct(text: str) -> list[Run]:
                 has_vgpu=_VGPU.search(allocated or asked) is not None,
             )
         )
-    return sorted(runs, key=_order)
+    return _whole_runs(sorted(runs, key=_order))
+
+
+def _whole_runs(rows: list[Run]) -> list[Run]:
+    """Returns runs: slurmdbd has several rows of one that gave up nodes, each submitted when the one before ended."""
+    runs: list[Run] = []
+    for row in rows:
+        before = runs[-1] if runs else None
+        if before and before.job_id == row.job_id and before.state == "RESIZING":
+            times = (before.submitted_s, before.eligible_s, before.started_s)
+            runs[-1] = replace(row, submitted_s=times[0], eligible_s=times[1], started_s=times[2])
+        else:
+            runs.append(row)
+    return runs
 
 
 def _seconds(text: str) -> int | None:

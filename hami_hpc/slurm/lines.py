@@ -13,12 +13,14 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from hami_hpc.core.node_names import names_node as names_node
+from hami_hpc.core.node_names import split_list as split_list
+
 BLANKS = " \t\n\v\f\r"  # isspace() in the C locale, in which the daemons read
 # keyvalue_pattern of parse_config.c: an operator before `=` is read, and counts in other files than these.
 PAIR = re.compile(
     r"""[ \t-\r]*([A-Za-z0-9_.]+)[ \t-\r]*[-*+/]?=[ \t-\r]*(?:"([^"]*)"|([^ \t-\r]+))(?=[ \t-\r]|$)""", re.ASCII
 )
-MAX_DIGITS = 18
 # First keys of lines that describe an object (nodes, a partition, a gres) and hold no settings.
 OBJECT_KEYS = frozenset({"nodename", "partitionname", "nodeset", "downnodes", "frontendname", "slurmctldhost", "name"})
 
@@ -104,32 +106,3 @@ def settings_of(lines: Iterable[ConfLine]) -> dict[str, list[Setting]]:
         for key, value in line.pairs:
             settings.setdefault(key.lower(), []).append(Setting(value, line.where))
     return settings
-
-
-def split_list(text: str) -> list[str]:
-    """Splits `gpu:h200:2(S:0,1),shard:8` at the commas outside of parentheses and brackets."""
-    return [item for item in re.split(r",(?![^(\[]*[)\]])", text) if item]
-
-
-def names_node(expression: str, node: str) -> bool:
-    """Returns whether a NodeName= value such as `gpu[01-16],rack[1-2]node[1-4]` names `node`, without expanding it."""
-    return any(_part_names(part, node) for part in split_list(expression))
-
-
-def _part_names(part: str, node: str) -> bool:
-    texts_and_ranges = re.split(r"\[([^\]]*)\]", part)
-    pattern = "".join(r"(\d+)" if index % 2 else re.escape(text) for index, text in enumerate(texts_and_ranges))
-    match = re.fullmatch(pattern, node)
-    return match is not None and all(map(_in_ranges, match.groups(), texts_and_ranges[1::2]))
-
-
-def _in_ranges(number: str, ranges: str) -> bool:
-    """Returns whether a number such as `7` is in `1-8,12`. `07` is not: it names another node."""
-    for piece in ranges.split(","):
-        first, _, last = piece.partition("-")
-        numbers = (first, last or first, number)
-        if not all(text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS for text in numbers):
-            continue
-        if int(first) <= int(number) <= int(last or first):
-            return str(int(number)).zfill(len(first)) == number
-    return False

@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
+from hami_hpc.core.contexts import suppress
 from hami_hpc.core.out_of_service import PLACEHOLDER_NAME, Holding, holdings, node_lines
 from hami_hpc.errors import NodeError
 
@@ -148,10 +148,13 @@ class Node:
 
 
 def requeue(job_id: int, scontrol: str, env: Mapping[str, str]) -> bool:
-    """Puts a batch job back into the queue; returns False for a job that Slurm does not requeue."""
+    """Puts a batch job back into the queue; returns False for a job that Slurm does not requeue.
+
+    A job that has ended is left alone, or it would run again: on several nodes a short one may end while a prolog runs.
+    """
     try:
         done = subprocess.run(
-            (scontrol, "requeue", str(job_id)),
+            (scontrol, "requeue", "incomplete", str(job_id)),
             env=dict(env),
             capture_output=True,
             timeout=REQUEUE_TIMEOUT_S,

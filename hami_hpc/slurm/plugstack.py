@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SPANK_PLUGIN = "spank_hami_hpc.so"
 REQUIRED = "required"

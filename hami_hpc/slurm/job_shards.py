@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks slurmctld how many shards of which GPUs of a node a job has."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+from hami_hpc.core.shards_shown import name_of_job, shards_of_node
+from hami_hpc.errors import NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ANSWER_S = 5.0  # for one answer; a prolog waits for it
+BOUND_S = 15.0  # for all of them
+PAUSE_S = 0.5
+
+
+def read(scontrol: str, env: Mapping[str, str], job_id: int, node: str) -> dict[int, int]:
+    """Returns GPU index on `node` -> shards of the job, as slurmctld shows them. Asks again until BOUND_S have passed.
+
+    `env` is the environment of Slurm's commands. Raises NodeError with the reason when slurmctld does not say.
+    """
+    name, is_named, end = str(job_id), False, time.monotonic() + BOUND_S
+    while True:
+        try:
+            text = _answer(end, env, scontrol, "--all", "--local", "--details", "show", "job", name)
+            return shards_of_node(text, node, job_id)
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            problem = _reason(error)
+            if isinstance(error, ValueError) and not is_named:  # an array's id is also that of one of its tasks
+                is_named, name = True, _name(end, env, scontrol, job_id)
+                if name != str(job_id):
+                    continue
+        if time.monotonic() + PAUSE_S >= end:
+            raise NodeError(problem)
+        time.sleep(PAUSE_S)
+
+
+def _name(end: float, env: Mapping[str, str], scontrol: str, job_id: int) -> str:
+    """Returns what names exactly this job to scontrol; its id where squeue does not answer."""
+    squeue = f"{scontrol.rpartition('/')[0]}/squeue"
+    options = ("--all", "--local", "--noheader", f"--jobs={job_id}", "--format=%A %F %K")
+    try:
+        return name_of_job(_answer(end, env, squeue, *options), job_id)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return str(job_id)
+
+
+def _answer(end: float, env: Mapping[str, str], *command: str) -> str:
+    """Returns what a command prints. Raises OSError, SubprocessError, and ValueError for text that is not UTF-8."""
+    left_s = max(0.1, min(ANSWER_S, end - time.monotonic()))
+    done = subprocess.run(command, env=dict(env), capture_output=True, timeout=left_s, check=True, cwd="/")
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        text = error.stderr.decode("utf-8", "replace").strip() or f"status {error.returncode}"
+        return "; ".join(text.splitlines())[:200]
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"no answer within {error.timeout:.0f} s"
+    return str(error)
