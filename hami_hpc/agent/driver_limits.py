@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives each slice's cgroup its memory limit in the driver, where the driver has such limits (docs/adr/058).
+"""Gives the cgroup of each slice's job its memory limit on the slice's GPU in the driver, where the driver has such
+limits (docs/adr/058).
 
-Once for each run of a job, at the first look that finds its cgroup. A job is limited by its interposer before and
-without; where NVML lacks the functions, nothing is done.
+Once for each slice of a run, at the first look that finds its cgroup, and again when the slice was resized. A job is
+limited by its interposer before and without; where NVML lacks the functions, nothing is done.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from hami_hpc.core.watch import Slice
 from hami_hpc.node import memory_limits
 
+SliceRun = tuple[int, int, str]  # job id, created_unix_ns and GPU
 AGAIN_LOOKS = 60  # after the driver refused a limit
 
 
@@ -30,14 +32,14 @@ class DriverLimits:
     report: Callable[[str], None]
     root: str = memory_limits.ROOT
     is_absent: bool = False
-    _done: dict[tuple[int, int], int] = field(default_factory=dict)  # by run of a job: inode of its cgroup
-    _later: dict[tuple[int, int], int] = field(default_factory=dict)  # looks until a refused one is tried again
+    _done: dict[SliceRun, tuple[int, int]] = field(default_factory=dict)  # inode of its job's cgroup, and MiB
+    _later: dict[SliceRun, int] = field(default_factory=dict)  # looks until a refused one is tried again
     _told: set[str] = field(default_factory=set)
 
     def apply(self, slices: Iterable[Slice]) -> None:
         """Sets what is not set yet. Never fails."""
-        grants = {(one.grant.job_id, one.grant.created_unix_ns): one.grant for one in slices}
-        self._done = {run: inode for run, inode in self._done.items() if run in grants}
+        grants = {(one.grant.job_id, one.grant.created_unix_ns, one.grant.gpu_uuid): one.grant for one in slices}
+        self._done = {run: done for run, done in self._done.items() if run in grants}
         self._later = {run: looks - 1 for run, looks in self._later.items() if run in grants and looks > 1}
         for run, grant in grants.items():
             if self.is_absent:
@@ -46,11 +48,11 @@ class DriverLimits:
                 continue
             path = memory_limits.cgroup_of_job(self.node, grant.job_id, self.root)
             inode = _inode(path) if path else 0
-            if not path or not inode or self._done.get(run) == inode:
+            if not path or not inode or self._done.get(run) == (inode, grant.mem_mib):
                 continue
             problem = self._set(grant.gpu_uuid, path, (grant.mem_mib << 20) + self.slack_bytes)
             if problem is None:
-                self._done[run] = inode
+                self._done[run] = (inode, grant.mem_mib)
                 continue
             self._later[run] = AGAIN_LOOKS
             if problem and problem not in self._told:

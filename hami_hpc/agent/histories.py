@@ -26,7 +26,7 @@ from hami_hpc.core.history import (
     parse_minute,
     place_of,
 )
-from hami_hpc.core.job_sums import LONGEST_STEP_NS, Run
+from hami_hpc.core.job_sums import LONGEST_STEP_NS, Run, merged
 from hami_hpc.node import job_dirs
 
 WRITE_NS = 5_000_000_000  # how often the row of the present minute is written
@@ -114,7 +114,7 @@ class Histories:
         """Takes one look's states. Never fails."""
         lines: dict[Run, _Line] = {}
         absent: dict[Run, int] = {}
-        for job in () if self.is_off else jobs:
+        for job in [] if self.is_off else merged(jobs):
             run = (job.job_id, job.created_unix_ns)
             line = self._lines.get(run)
             if line is None:

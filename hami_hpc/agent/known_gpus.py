@@ -34,9 +34,11 @@ class KnownGpus:
         whole_nodes: frozenset[int],
         gpu_looks: tuple[GpuLook, ...],
         whole_of: Callable[[int], frozenset[int] | None],
+        whole_here: Callable[[int], frozenset[int]] = lambda _job_id: frozenset(),
     ) -> tuple[WholeGpus, ...]:
-        """Returns the noted jobs whose GPUs are known. `whole_nodes` are those that hold all of the node, `whole_of`
-        asks Slurm. On a node with MIG none is: Slurm's indices are those of the parts there."""
+        """Returns the noted jobs whose GPUs are known. `whole_nodes` are those that hold all of the node. `whole_of`
+        asks Slurm, and so does `whole_here`, for GPUs that the note may lack. On a node with MIG none is: Slurm's
+        indices are those of the parts there."""
         is_mig = any(one.is_mig for one in gpu_looks)
         gpus = {one.gpu.slurm_index: one for one in gpu_looks}
         known: dict[Run, WholeGpus] = {}
@@ -45,7 +47,9 @@ class KnownGpus:
             found = self._known.get(run)
             if found is None and gpus and not is_mig:
                 held = frozenset(job.gpus) if job.job_id in whole_nodes else whole_of(job.job_id)
-                looks = [gpus[index] for index in job.gpus if index in (held or ()) and index in gpus]
+                more = whole_here(job.job_id)
+                noted_gpus = [index for index in job.gpus if index in (held or ())]
+                looks = [gpus[index] for index in sorted({*noted_gpus, *more}) if index in gpus]
                 found = _whole_gpus(job, looks) if looks else None
             if found is not None:
                 known[run] = found

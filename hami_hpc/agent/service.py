@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from hami_hpc.agent import event_feed, hooks, settings_seen
+from hami_hpc.agent import event_feed, hooks, left_jobs, mode_returns, resumed_jobs, settings_seen
 from hami_hpc.agent.driver_limits import DriverLimits
 from hami_hpc.agent.event_feed import Feed
 from hami_hpc.agent.fault_events import FaultEvents
@@ -25,7 +25,6 @@ from hami_hpc.agent.faults import Faults
 from hami_hpc.agent.gpu_drains import GpuDrains
 from hami_hpc.agent.gpus import Gpus
 from hami_hpc.agent.known_gpus import KnownGpus
-from hami_hpc.agent.mode_returns import ModeReturns
 from hami_hpc.agent.processes import Processes
 from hami_hpc.agent.slices import Slices
 from hami_hpc.agent.slurm_port import SlurmPort
@@ -65,7 +64,7 @@ def report(text: str) -> None:
 
 def make_watcher(settings: Settings, own: AgentSettings, node: str) -> Watcher:
     """Returns a watcher of this node that goes on with the sums of the last state file."""
-    slurm = SlurmPort(node, report)
+    slurm = SlurmPort(node, report, has_places=settings.slices_max > 1)
     watcher = Watcher(
         settings=own,
         boot_id=boot.boot_id(),
@@ -183,12 +182,18 @@ def run(settings: Settings, node: str) -> None:
         if changed:
             watcher.event("settings_changed", changed)
         feeds = start_feeds(settings, own, since_ns)
-        modes = ModeReturns(settings, node, report)
-        modes.start()
+        beside = (
+            mode_returns.make(settings, node, report),
+            left_jobs.make(settings, node, SlurmPort(node, report).listed_pids, report),
+            resumed_jobs.make(settings, node, report),
+        )
+        for repeated in beside:
+            repeated.start()
         gc.freeze()  # what was imported stays: no collection goes through it again
         notify_systemd("READY=1")
         _look_until(end, wake, watcher, settings, own)
-        modes.end()
+        for repeated in beside:
+            repeated.end()
         watcher.event("ended", "the agent was told to end")
         stop_feeds(feeds)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -12,34 +13,40 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.delays import parse_delays
 from hami_hpc.core.gpu_jobs import GpuJob
 from hami_hpc.core.grant import Grant
-from hami_hpc.core.records import parse_usage_head
+from hami_hpc.core.records import parse_usage_head, usage_file
 from hami_hpc.core.watch import Slice
 from hami_hpc.errors import NodeError
 from hami_hpc.node import gpu_jobs, job_dirs
 
-# (inode, ctime in ns) of a job's directory, which a requeued job's prolog makes again, maybe with the same inode
+# (inode, ctime in ns) of a job's directory, which a requeued job's prolog makes again, maybe with the same inode, and
+# whose ctime a resize changes after the records
 Key = tuple[int, int]
+# Two changes within a tick of the kernel's clock have the same ctime: what was read so soon is read again.
+SETTLED_NS = 50_000_000
 
 
 @dataclass
 class _Job:
-    """A job's directory: its grant, or the note of a job with whole GPUs, and its usage file once that was opened."""
+    """A job's directory: the grants of its slices, or the note of a job with whole GPUs, and each slice's usage file
+    once that was opened. `settled`: nothing can have changed since without another key."""
 
     key: Key
-    grant: Grant | None
+    settled: bool
+    grants: tuple[Grant, ...]
     gpu_job: GpuJob | None = None
-    usage: KeptFile | None = None
+    usage: dict[int, KeptFile] = field(default_factory=dict)
 
 
 def _read(key: Key, directory: str) -> _Job:
-    grant = job_dirs.read_grant(directory)
-    return _Job(key, grant, gpu_jobs.read(directory) if grant is None else None)
+    settled = abs(time.time_ns() - key[1]) > SETTLED_NS
+    grants = job_dirs.read_grants(directory)
+    return _Job(key, settled, grants, None if grants else gpu_jobs.read(directory))
 
 
 @dataclass
 class Slices:
-    """Reads each job's grant once, and the head of its usage file at each look. The epilog unmounts the file lazily, so
-    keeping it open delays nothing."""
+    """Reads each job's grants when its directory changed, and the heads of its usage files at each look. The epilog
+    unmounts the files lazily, so keeping them open delays nothing."""
 
     run_dir: str
     # runs that were set aside, at the last look: job id and start
@@ -47,8 +54,8 @@ class Slices:
     _jobs: dict[str, _Job] = field(default_factory=dict)
 
     def look(self) -> tuple[tuple[Slice, ...], frozenset[int]]:
-        """Returns the slices by job id, and the jobs that hold the whole node. Raises NodeError when the run directory
-        cannot be listed."""
+        """Returns the slices by job id and number, and the jobs that hold the whole node. Raises NodeError when the run
+        directory cannot be listed."""
         jobs: dict[str, _Job] = {}
         entries = self._entries()
         self.ended = frozenset(
@@ -60,11 +67,12 @@ class Slices:
             if name.isdigit():
                 directory = f"{job_dirs.jobs_dir(self.run_dir)}/{name}"
                 old = self._jobs.get(name)
-                jobs[name] = old if old is not None and old.key == key else _read(key, directory)
+                jobs[name] = old if old is not None and old.settled and old.key == key else _read(key, directory)
         self._jobs = jobs
-        slices = tuple(self._slice(job, job.grant) for job in jobs.values() if job.grant is not None)
-        whole = (name for name, job in jobs.items() if job.grant is None and self._is_whole(name))
-        return tuple(sorted(slices, key=lambda one: one.grant.job_id)), frozenset(map(int, whole))
+        slices = [self._slice(job, grant) for job in jobs.values() for grant in job.grants]
+        whole = (name for name, job in jobs.items() if not job.grants and self._is_whole(name))
+        slices.sort(key=lambda one: (one.grant.job_id, one.grant.slice_index))
+        return tuple(slices), frozenset(map(int, whole))
 
     def gpu_jobs(self) -> tuple[GpuJob, ...]:
         """Returns the runs of the last look that the prolog noted as jobs with GPUs, by job id."""
@@ -94,14 +102,17 @@ class Slices:
         return Slice(grant, None, 0, 0) if job is None else self._slice(job, grant)
 
     def _slice(self, job: _Job, grant: Grant) -> Slice:
+        number = grant.slice_index
+        file = job.usage.pop(number, None)
         try:
-            file = job.usage or KeptFile(f"{job_dirs.job_dir(self.run_dir, grant.job_id)}/{c.FILE_USAGE}")
+            file = file or KeptFile(f"{job_dirs.job_dir(self.run_dir, grant.job_id)}/{usage_file(number)}")
             head = file.read(c.USAGE_SIZE)
             counts = parse_usage_head(head)
         except OSError:
-            counts, job.usage = None, None
+            counts = None
         else:
-            job.usage = file if len(self._jobs) <= KEPT_MAX else None
+            if len(self._jobs) <= KEPT_MAX:
+                job.usage[number] = file
         if counts is None:
             return Slice(grant, None, 0, 0)
         return Slice(grant, counts.used_bytes, counts.oom_count, counts.device_oom_count, parse_delays(head))

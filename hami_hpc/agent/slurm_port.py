@@ -7,6 +7,7 @@ through one thread; those that it cannot keep up with are left out, and reported
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import re
 import subprocess
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from hami_hpc.core.shards_shown import whole_gpus_of_node
 from hami_hpc.node.drain import plain
 
 LOCAL_TIMEOUT_S = 1.0
@@ -51,10 +53,12 @@ class SlurmPort:
     node: str
     report: Callable[[str], None]
     run: Callable[[tuple[str, ...], float], str | None] = run_command
+    has_places: bool = False  # the types of GPUs are places: a prolog may be told only some of a job's (docs/adr/055)
     _list_after: float = 0.0
     _hangs: int = 0  # of listpids, one after the other
     # by job: when Slurm was asked, and its answer: the GPUs of the job, and those that it holds whole
     _held: dict[int, tuple[float, frozenset[int] | None, frozenset[int]]] = field(default_factory=dict)
+    _whole_here: dict[int, frozenset[int]] = field(default_factory=dict)  # by job, where its text is not ambiguous
     _ending: set[int] = field(default_factory=set)
     _waiting: queue.Queue[Callable[[], None]] = field(default_factory=lambda: queue.Queue(WAITING_MAX))
     _thread: threading.Thread | None = None
@@ -65,7 +69,10 @@ class SlurmPort:
         start = time.monotonic()
         if start < self._list_after:
             return None
-        pids = parse_listpids(self.run(("scontrol", "listpids"), LOCAL_TIMEOUT_S) or "")
+        # By name, since a host with several slurmds is several nodes; without it for a --node that Slurm has not.
+        pids = self._listpids("*", self.node)
+        if pids is not None and not pids:
+            pids = self._listpids()
         now = time.monotonic()
         # A step that begins or ends may not answer for a moment. Where it always hangs, the looks go on.
         hangs = pids is None and now - start > LOCAL_TIMEOUT_S / 2
@@ -73,6 +80,9 @@ class SlurmPort:
         if hangs:
             self._list_after = now + min(LIST_AGAIN_S, 2.0 ** (self._hangs - 2))
         return pids
+
+    def _listpids(self, *words: str) -> dict[int, int] | None:
+        return parse_listpids(self.run(("scontrol", "listpids", *words), LOCAL_TIMEOUT_S) or "")
 
     def held_by(self, job_id: int) -> frozenset[int] | None:
         """Returns Slurm's indices of the GPUs of a job here, or None as long as slurmctld has not said."""
@@ -86,16 +96,24 @@ class SlurmPort:
         """Returns the GPUs that the job holds whole (parse_whole); None as long as slurmctld has not said."""
         return None if self.held_by(job_id) is None else self._held[job_id][2]
 
+    def whole_here(self, job_id: int) -> frozenset[int]:
+        """Returns the GPUs of this node that the job holds whole by slurmctld alone; none where it has not said, or
+        where the job's text is ambiguous."""
+        return self._whole_here.get(job_id, frozenset()) if self.held_by(job_id) is not None else frozenset()
+
     def forget_but(self, jobs: frozenset[int]) -> None:
         """Forgets the jobs that are not in `jobs`: their ids may come back."""
         for job_id in self._held.keys() - jobs:
             del self._held[job_id]
+            self._whole_here.pop(job_id, None)
 
     def _ask(self, job_id: int) -> None:
         text = self.run(("scontrol", "--oneliner", "--details", "show", "job", str(job_id)), TIMEOUT_S)
         # an array's id shows all of its tasks; a text without the job says nothing of it
         for line in (text or "").splitlines():
             if line.startswith(f"JobId={job_id} "):
+                with contextlib.suppress(ValueError):
+                    self._whole_here[job_id] = whole_gpus_of_node(line, self.node)
                 self._held[job_id] = (time.monotonic(), parse_held(line), parse_whole(line))
 
     def warn(self, job_id: int, text: str) -> threading.Event:
@@ -142,7 +160,8 @@ class SlurmPort:
     def requeue(self, job_id: int) -> None:
         """Puts a job back into the queue. Slurm requeues batch jobs that allow it, and no others."""
         self._later(
-            lambda: self._tell(("scontrol", "requeue", self._name(job_id))), f"job {job_id} could not be requeued"
+            lambda: self._tell(("scontrol", "requeue", "incomplete", self._name(job_id))),
+            f"job {job_id} could not be requeued",
         )
 
     def _name(self, job_id: int) -> str:

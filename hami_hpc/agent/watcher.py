@@ -33,6 +33,7 @@ from hami_hpc.core.watch import (
     Look,
     Process,
     Slice,
+    SliceKey,
     Suspicion,
     Throttle,
     TimeWatch,
@@ -148,7 +149,9 @@ class Watcher:
         self._execute(boot_ns)
         disturbed = self._disturbed(look, gpu_looks, wanted)
         if not self._problem:  # else what was seen before stays
-            known = self.known_gpus.update(noted, whole, gpu_looks, self.slurm.whole_of)
+            slurm = self.slurm
+            more = (slurm.whole_here,) if slurm.has_places else ()
+            known = self.known_gpus.update(noted, whole, gpu_looks, slurm.whole_of, *more)
             look = look._replace(gpu_jobs=known, ended=self.slices.ended)
             jobs, gpu_jobs = self.sums.update(look, step_ns, _counters(gpu_looks), self._incidents.open(), disturbed)
             self.histories.update((*jobs, *gpu_jobs), boot_ns)
@@ -228,14 +231,17 @@ class Watcher:
         uuids = self.by_index({one.gpu.slurm_index: one.gpu.uuid for one in gpu_looks})
         held: dict[int, frozenset[str] | None] = {}
         for job_id in jobs:
-            indices = by_note.get(job_id) or self.slurm.held_by(job_id)
+            indices = by_note.get(job_id)
+            if not indices or self.slurm.has_places:
+                by_slurm = self.slurm.held_by(job_id)
+                indices = None if by_slurm is None else by_slurm | (indices or frozenset())
             held[job_id] = None if indices is None else frozenset(uuids[i] for i in indices if i in uuids)
         return held
 
     def _recounted(self, look: Look) -> Look:
         """Returns the look with the most that each suspicious slice counts within some milliseconds. Programs take and
         give memory between the moment of NVML's number and that of their own."""
-        counts = {one.grant.job_id: one for one in look.slices}
+        counts = {slice_key(one.grant): one for one in look.slices}
         own, limits = by_slice(look), self.settings.limits
         for _ in range(RECOUNTS):
             suspects = [one for one in counts.values() if is_uncounted(one, own.get(slice_key(one.grant), ()), limits)]
@@ -245,7 +251,7 @@ class Watcher:
             for one in suspects:
                 again = self.slices.slice_of(one.grant)
                 if (again.accounted_bytes or 0) > (one.accounted_bytes or 0):
-                    counts[one.grant.job_id] = one._replace(accounted_bytes=again.accounted_bytes)
+                    counts[slice_key(one.grant)] = one._replace(accounted_bytes=again.accounted_bytes)
         return look._replace(slices=tuple(counts.values()))
 
     def _act(self, incident: Incident) -> None:
@@ -293,20 +299,22 @@ class Watcher:
         }[action]
         return f"hami_hpc: {one.text}. {end}"
 
-    def _disturbed(self, look: Look, gpu_looks: Iterable[GpuLook], suspicions: Iterable[Suspicion]) -> dict[int, int]:
-        """Returns, by job, the allocations that the GPU refused since the last look because another took too much."""
-        before = {one.grant.job_id: one for one in self._last[1].slices} if self._last else {}
+    def _disturbed(
+        self, look: Look, gpu_looks: Iterable[GpuLook], suspicions: Iterable[Suspicion]
+    ) -> dict[SliceKey, int]:
+        """Returns, by slice, the allocations that its GPU refused since the last look because another took too much."""
+        before = {slice_key(one.grant): one for one in self._last[1].slices} if self._last else {}
         free = {one.gpu.uuid: one.total_bytes - one.used_bytes for one in gpu_looks if one.state == OK}
         takers = [one for one in suspicions if one.kind in TAKES_FROM_OTHERS]
         counts = {}
         for one in look.slices:
             grant = one.grant
-            old = before.get(grant.job_id)
+            old = before.get(slice_key(grant))
             refused = one.device_oom_count - old.device_oom_count if old and old.grant == grant else 0
             # A user's own jobs disturb nobody: the site may not bill who was disturbed.
             others = [t for t in takers if t.gpu_uuid == grant.gpu_uuid and t.processes[0].uid != grant.uid]
             if refused > 0 and others and too_little_left(one, look, free.get(grant.gpu_uuid, 0)):
-                counts[grant.job_id] = refused
+                counts[slice_key(grant)] = refused
                 who = f"job {others[0].job_id}" if others[0].job_id else "a process of no job"
                 text = (
                     f"job {grant.job_id} found no memory on GPU {grant.gpu_uuid} within its grant, because {who} holds "

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
 
+from hami_hpc import installed
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.errors import NodeError
 from hami_hpc.node import boot, events, job_dirs, ledger
 from hami_hpc.node.config import Settings, load_settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 CLUSTER_NAME_MAX = 64
 
@@ -45,7 +49,7 @@ def store_record(settings: Settings, record: dict[str, int | str]) -> str:
 def parse_arguments(arguments: Sequence[str]) -> str:
     """Returns the settings' path from `[--config PATH]`. Raises NodeError for any other arguments."""
     if not arguments:
-        return c.FILE_CONFIG
+        return installed.CONFIG or c.FILE_CONFIG
     if len(arguments) == 2 and arguments[0] == "--config" and arguments[1].startswith("/"):
         return arguments[1]
     raise NodeError(f"arguments {list(arguments)} are not valid; allowed is --config /absolute/path")
@@ -171,9 +175,5 @@ def now_unix_ns() -> int:
 
 def placed_grants(run_dir: str) -> tuple[Grant, ...]:
     """Returns the grants of all job directories, also of those without a ledger row. Raises NodeError."""
-    grants = (
-        job_dirs.read_grant(f"{job_dirs.jobs_dir(run_dir)}/{name}")
-        for name in job_dirs.entries(run_dir)
-        if name.isdigit()
-    )
-    return tuple(grant for grant in grants if grant is not None)
+    names = (name for name in job_dirs.entries(run_dir) if name.isdigit())
+    return tuple(grant for name in names for grant in job_dirs.read_grants(f"{job_dirs.jobs_dir(run_dir)}/{name}"))

@@ -8,8 +8,8 @@ import select
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 
+from hami_hpc.core.contexts import suppress
 from hami_hpc.node import drain
 from hami_hpc.node.config import Settings
 from hami_hpc.slurm import placeholders

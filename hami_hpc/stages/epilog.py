@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epilog: writes the job's usage to the spool, then removes its ledger row, then its run directory.
+"""Epilog: writes the job's usage to the spool, then removes its ledger rows, then its run directory.
 
 In this order a kill at any line loses nothing, and a second run finishes the rest. The epilog kills no process: slurmd
 ends the job's processes before it starts the epilog.
@@ -18,17 +18,30 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
 
 from hami_hpc.contract import constants as c
-from hami_hpc.core.grant import Grant, parse_id, wants_vgpu
+from hami_hpc.core.grant import Grant, parse_id, total, wants_vgpu
 from hami_hpc.core.records import MISSING_USAGE, NOT_OBSERVED, OBSERVED_USAGE, Observed, usage_record
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation.table import backend_of
-from hami_hpc.node import boot, drained_gpus, events, history_file, job_dirs, mode_outages, stage_times, usage_spool
+from hami_hpc.node import (
+    boot,
+    drained_gpus,
+    ended_dirs,
+    events,
+    history_file,
+    job_dirs,
+    mode_outages,
+    stage_times,
+    usage_spool,
+)
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 # Of a usage record, what the event `grant_end` has.
 EVENT_FIELDS = (
@@ -49,11 +62,11 @@ def epilog(settings: Settings, job_id: int, had_vgpu: bool) -> None:
     try:
         ledger = common.open_ledger(settings)
         try:
-            grant = ledger.grant_of(job_id) or job_dirs.read_grant(directory)
-            if grant is None:  # the job was refused, or no prolog ran
+            grants = ledger.grants_of(job_id) or job_dirs.read_grants(directory)
+            if not grants:  # the job was refused, or no prolog ran
                 job_dirs.remove(settings.run_dir, directory)
             else:
-                record = end_grant(settings, ledger, grant, common.now_unix_ns(), epilog_began_unix_ns=began_unix_ns)
+                record = end_grants(settings, ledger, grants, common.now_unix_ns(), epilog_began_unix_ns=began_unix_ns)
             finish_set_aside(settings, ledger)
         finally:
             common.tell_neighbours("epilog", settings, ledger)
@@ -75,44 +88,46 @@ def end_gpu_job(settings: Settings, job_id: int, directory: str) -> None:
         except NodeError as error:
             common.report("epilog", f"job {job_id}: {error}. hami-hpc reconcile will finish this")
         except Exception as error:  # a bug in hami_hpc: only this job's directory waits for an administrator
-            bad_name = job_dirs.set_bad(settings.run_dir, str(job_id))
+            bad_name = ended_dirs.set_bad(settings.run_dir, str(job_id))
             common.report("epilog", f"job {job_id}: {common.error_text(error)}; its run directory is now {bad_name}")
     except NodeError as error:
         common.report("epilog", f"job {job_id}: {error}")
 
 
-def end_grant(
+def end_grants(
     settings: Settings,
     ledger: Ledger,
-    grant: Grant,
+    grants: tuple[Grant, ...],
     end_unix_ns: int,
     source: str = "epilog",
     epilog_began_unix_ns: int = 0,
 ) -> str:
-    """Spools the usage of one grant, and removes its row and its directory. Returns the new record's path, or "".
+    """Spools the usage of one job's slices, and removes their rows and the directory. Returns the new record's path, or
+    "".
 
     Raises NodeError when a part of this has to wait; the memory is freed also then, if the ledger can be written. The
-    row is removed before the directory, because a directory without a row does not block other jobs.
+    rows are removed before the directory, because a directory without rows does not block other jobs.
     """
-    ended_dir = job_dirs.ended_dir(settings.run_dir, grant)
+    grant = grants[0]
+    ended_dir = ended_dirs.ended_dir(settings.run_dir, grant)
     problem, record = None, ""
     try:
         if os.path.lexists(ended_dir):  # an earlier epilog could not spool it
-            spool_usage(settings, grant, ended_dir, job_dirs.ended_unix_ns(ended_dir), source)
+            spool_usage(settings, grants, ended_dir, ended_dirs.ended_unix_ns(ended_dir), source)
         else:
             directory = job_dirs.job_dir(settings.run_dir, grant.job_id)
-            record = spool_usage(settings, grant, directory, end_unix_ns, source, epilog_began_unix_ns)
+            record = spool_usage(settings, grants, directory, end_unix_ns, source, epilog_began_unix_ns)
     except NodeError as error:
-        job_dirs.set_aside(settings.run_dir, grant)
+        ended_dirs.set_aside(settings.run_dir, grant)
         problem = error
     except Exception as error:  # a bug in hami_hpc: only this job's directory waits for an administrator
-        bad_name = job_dirs.set_bad(settings.run_dir, str(grant.job_id))
+        bad_name = ended_dirs.set_bad(settings.run_dir, str(grant.job_id))
         problem = NodeError(f"{common.error_text(error)}; its run directory is now {bad_name}")
     ledger.remove(grant)
     if problem is not None:
         raise problem
     job_dirs.remove(settings.run_dir, ended_dir)
-    job_dirs.remove_grant(settings.run_dir, grant)
+    ended_dirs.remove_grant(settings.run_dir, grant)
     return record
 
 
@@ -125,8 +140,8 @@ def finish_set_aside(settings: Settings, ledger: Ledger) -> None:
         if not name.startswith(job_dirs.ENDED):
             continue
         try:
-            if (grant := job_dirs.read_grant(path)) is not None:
-                end_directory(settings, ledger, grant, path)
+            if grants := job_dirs.read_grants(path):
+                end_directory(settings, ledger, grants, path)
             elif os.path.lexists(f"{path}/{c.FILE_GPUS}"):
                 from hami_hpc.stages import gpu_jobs
 
@@ -137,40 +152,44 @@ def finish_set_aside(settings: Settings, ledger: Ledger) -> None:
         raise problem
 
 
-def end_directory(settings: Settings, ledger: Ledger, grant: Grant, path: str, source: str = "epilog") -> None:
-    """Spools the usage in a directory that was set aside or has no row, then removes its row, if any, and itself.
+def end_directory(
+    settings: Settings, ledger: Ledger, grants: tuple[Grant, ...], path: str, source: str = "epilog"
+) -> None:
+    """Spools the usage of a directory for which the ledger has no rows, then removes its rows, if any, and itself.
 
     No error when another process has done so. Raises NodeError when that is not possible.
     """
     try:
-        end_unix_ns = job_dirs.ended_unix_ns(path)
+        end_unix_ns = ended_dirs.ended_unix_ns(path)
     except FileNotFoundError:
         return
     # A limits record does not contain the GPU's model; the inventory does.
-    model = next((gpu.model for gpu in ledger.inventory() if gpu.uuid == grant.gpu_uuid), "")
-    spool_usage(settings, grant._replace(model=model), path, end_unix_ns, source)
-    ledger.remove(grant)
+    models = {gpu.uuid: gpu.model for gpu in ledger.inventory()}
+    named = tuple(grant._replace(model=models.get(grant.gpu_uuid, "")) for grant in grants)
+    spool_usage(settings, named, path, end_unix_ns, source)
+    ledger.remove(grants[0])
     present = job_dirs.read_grant(path)
-    if present is not None and present.created_unix_ns == grant.created_unix_ns:  # else it is of the job's next run
+    if present is not None and present.created_unix_ns == grants[0].created_unix_ns:  # else of the job's next run
         job_dirs.remove(settings.run_dir, path)
 
 
 def spool_usage(
     settings: Settings,
-    grant: Grant,
+    grants: tuple[Grant, ...],
     directory: str,
     end_unix_ns: int,
     source: str = "epilog",
     epilog_began_unix_ns: int = 0,
 ) -> str:
-    """Releases the slice and spools the usage read from `directory`, unless this run of the job has a record already.
-    Writes the event `grant_end`, too.
+    """Releases the job's slices and spools the usage read from `directory`, unless this run of the job has a record
+    already. Writes the event `grant_end`, too.
 
     Returns the path of the record in the spool, or "". When the spool cannot be written, the record waits in the run
     directory. Raises NodeError when that fails too.
     """
+    grant = total(grants)
     job_id, start_unix_ns = grant.job_id, grant.created_unix_ns
-    usage = backend_of(grant.mode).release(settings, directory, grant, end_unix_ns)
+    usage = backend_of(grant.mode).release(settings, directory, grants, end_unix_ns)
     if usage_spool.is_spooled(settings.state_dir, settings.run_dir, job_id, start_unix_ns):
         return ""
     seen = observed(settings, grant)
@@ -182,13 +201,14 @@ def spool_usage(
         end_unix_ns,
         seen,
         stage_times.read_times(directory)._replace(epilog_began_unix_ns=epilog_began_unix_ns),
+        gpu_count=len(grants),
         history=history_file.read_text(directory, start_unix_ns),
         cluster=common.cluster_name(os.environ),
     )
     # Before the record: after a crash in between it is written again, and never left out.
     kept = {name: record[name] for name in EVENT_FIELDS}
-    text = f"job {job_id} has ended on GPU {grant.gpu_minor}"
-    events.write(settings.state_dir, source, "grant_end", text=text, **kept)
+    minors = ", ".join(str(one.gpu_minor) for one in grants)
+    events.write(settings.state_dir, source, "grant_end", text=f"job {job_id} has ended on GPU {minors}", **kept)
     return common.store_record(settings, record)
 
 
@@ -203,16 +223,18 @@ def observed(settings: Settings, grant: Grant) -> Observed:
 
 def leave_for_reconcile(settings: Settings, directory: str) -> None:
     """Saves the usage if that is possible, and sets the directory aside. Reconcile does later what fails here."""
-    grant = job_dirs.read_grant(directory)
-    if grant is None:
+    grants = job_dirs.read_grants(directory)
+    if not grants:
         return
     try:
         try:
-            spool_usage(settings, grant, directory, common.now_unix_ns())
+            spool_usage(settings, grants, directory, common.now_unix_ns())
         finally:
-            job_dirs.set_aside(settings.run_dir, grant)
+            ended_dirs.set_aside(settings.run_dir, grants[0])
     except Exception as error:
-        common.report("epilog", f"job {grant.job_id}: {common.error_text(error)}. hami-hpc reconcile will finish this")
+        common.report(
+            "epilog", f"job {grants[0].job_id}: {common.error_text(error)}. hami-hpc reconcile will finish this"
+        )
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:

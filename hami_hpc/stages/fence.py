@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from hami_hpc.errors import NodeError
 from hami_hpc.slurm import plugstack
 from hami_hpc.stages import common
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def check_spank(environment: Mapping[str, str]) -> None:

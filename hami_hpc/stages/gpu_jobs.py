@@ -9,17 +9,20 @@ record is written once for each run, as its name and `start_unix_ns` are those o
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.gpu_jobs import MODE, GpuJob, of_environment
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import OBSERVED_USAGE, usage_record
 from hami_hpc.errors import NodeError
-from hami_hpc.node import agent_file, boot, gpu_jobs, history_file, job_dirs, usage_spool
+from hami_hpc.node import agent_file, boot, ended_dirs, gpu_jobs, history_file, job_dirs, usage_spool
 from hami_hpc.node.agent_file import SeenGpuJob
 from hami_hpc.node.config import Settings
 from hami_hpc.stages import common
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 NS = 1_000_000_000
 TWICE_NS = 60 * NS  # a prolog that runs again for the same run does so before any of the job's programs
@@ -82,7 +85,7 @@ def end(settings: Settings, directory: str, end_unix_ns: int) -> None:
                 common.store_record(settings, record)
         except NodeError:
             if directory == job_dirs.job_dir(settings.run_dir, job.job_id):
-                job_dirs.set_aside(settings.run_dir, job)
+                ended_dirs.set_aside(settings.run_dir, job)
             raise
     if gpu_jobs.read(directory) == job:  # else another process has ended the run, and the job's next one has begun
         job_dirs.remove(settings.run_dir, directory)
@@ -91,7 +94,7 @@ def end(settings: Settings, directory: str, end_unix_ns: int) -> None:
 def end_set_aside(settings: Settings, directory: str) -> None:
     """As end, for a directory that was set aside when its run ended. No error when another process has finished it."""
     try:
-        end_unix_ns = job_dirs.ended_unix_ns(directory)
+        end_unix_ns = ended_dirs.ended_unix_ns(directory)
     except FileNotFoundError:
         return
     end(settings, directory, end_unix_ns)

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from hami_hpc.core.inventory import Gpu
 from hami_hpc.core.mig_static import Slot, arrange, ordered, read_layout
 from hami_hpc.errors import NodeError
-from hami_hpc.node import admin_log, config, events, locks, mig, mig_caps, mig_gpu, mig_notes, mig_static
+from hami_hpc.node import admin_log, events, locks, mig, mig_caps, mig_gpu, mig_notes, mig_static
 from hami_hpc.node.config import Settings
 from hami_hpc.node.mig_gpu import MigGpu
 from hami_hpc.node.mig_notes import Note
+from hami_hpc.node.settings_text import read_text
 from hami_hpc.slurm.lines import names_node
 from hami_hpc.stages import mig_mode, occupy
 from hami_hpc.stages.gpu_service import find, jobs_on
@@ -51,7 +52,7 @@ def layout_of_file(path: str, node: str) -> dict[str, tuple[str, ...]]:
     import tomllib
 
     try:
-        tables = read_layout(tomllib.loads(config.read_text(path)))
+        tables = read_layout(tomllib.loads(read_text(path)))
     except OSError as error:
         raise NodeError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

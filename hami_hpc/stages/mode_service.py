@@ -11,8 +11,8 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 
+from hami_hpc.core.contexts import contextmanager, suppress
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.mode_outage import TEXT_MAX, Failure, Outage, feature_of, features, is_over, public, recent
 from hami_hpc.errors import HamiError, JobError, NodeError
@@ -73,14 +73,15 @@ def check(settings: Settings, mode: str, job_id: int, constraints: str) -> None:
         raise ModeOutError(f"{text}. A batch job is requeued if it may be; submit any other again")
 
 
-def failure(settings: Settings, ledger: Ledger, grant: Grant, error: Exception) -> BackendError:
-    """Counts a failed backend, takes back what it made for the grant, and returns the job's error.
+def failure(settings: Settings, ledger: Ledger, grants: tuple[Grant, ...], error: Exception) -> BackendError:
+    """Counts a failed backend, takes back what it made for the job, and returns the job's error.
 
     Raises NodeError where the failure cannot be counted: the node is drained then.
     """
+    grant = grants[0]
     directory = job_dirs.job_dir(settings.run_dir, grant.job_id)
     with suppress(Exception):  # reconcile finds what is left: nothing has this grant any more
-        backend_of(grant.mode).release(settings, directory, grant, common.now_unix_ns())
+        backend_of(grant.mode).release(settings, directory, grants, common.now_unix_ns())
     text = common.error_text(error)[:TEXT_MAX]
     now, boot_id = int(time.time()), boot.boot_id()
     new = Failure(grant.mode, now, boot_id, grant.job_id, text)

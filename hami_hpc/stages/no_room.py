@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from hami_hpc.node import mig_notes
 from hami_hpc.node.config import Settings
 from hami_hpc.stages import send_back as jobs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def send_back(settings: Settings, environment: Mapping[str, str], job_id: int, reason: str) -> bool:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
+from hami_hpc.core.contexts import suppress
 from hami_hpc.core.inventory import Gpu, make_inventory
 from hami_hpc.core.out_of_service import DrainedGpu, Holding, free_shards, sizes_to_request
 from hami_hpc.errors import HamiError, NodeError

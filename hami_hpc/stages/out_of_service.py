@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import Gpu, indices
 from hami_hpc.core.out_of_service import DrainedGpu
 from hami_hpc.errors import HamiError, JobError
 from hami_hpc.node import drained_gpus
 from hami_hpc.node.config import Settings
 from hami_hpc.stages import common
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 REGISTERED_WAIT_S = 5.0  # that an epilog waits until slurmctld knows the placeholder jobs
 
@@ -49,8 +52,12 @@ def after_job(settings: Settings, environment: Mapping[str, str]) -> None:
     drained: set[int] = {gpu.slurm_index for gpu in _read(settings, "epilog")}
     try:
         held = set(indices(environment.get("SLURM_JOB_GPUS", "")))
+        # Where GPUs have types that are places it may lack some of the job's (docs/adr/055).
+        held |= drained if settings.slices_max > 1 else set()
     except ValueError:  # not set: the job held no GPU
         return
+    if environment.get(c.ENV_VGPU, "1") != "1":  # of several slices SLURM_JOB_GPUS has one GPU
+        held |= drained
     if drained & held:
         from hami_hpc.stages import occupy
 

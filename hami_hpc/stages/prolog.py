@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prolog: enters a grant for the job's allocation in the ledger and creates the job's run directory.
+"""Prolog: enters a grant for each slice of the job in the ledger and creates the job's run directory.
 
-It is idempotent and can be killed at any line: the ledger row is written first, so no allocation is forgotten, and the
-directory appears by one rename. A fault of the node fails the prolog, and slurmd drains the node. A fault of the job
-must not drain it, and Slurm has no exit status for that: the job gets a run directory without limits but with the file
-`refused`, the SPANK plugin refuses its steps with that message, and the node stays up. A job that holds the whole node
-gets a run directory with the file `whole` instead: its steps are not limited, and it has no grant. On a node with an
-agent the start of a job with whole GPUs is noted for its usage record (docs/adr/048).
+It is idempotent and can be killed at any line: the ledger's rows are written first, so no allocation is forgotten, and
+the directory appears by one rename. A fault of the node fails the prolog, and slurmd drains the node. A fault of the
+job must not drain it, and Slurm has no exit status for that: the job gets a run directory without limits but with the
+file `refused`, the SPANK plugin refuses its steps with that message, and the node stays up. A job that holds the
+whole node gets a run directory with the file `whole` instead: its steps are not limited, and it has no grant. On a node
+with an agent the start of a job with whole GPUs is noted for its usage record (docs/adr/048).
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
 
 from hami_hpc.core.grant import (
     Grant,
@@ -22,20 +21,34 @@ from hami_hpc.core.grant import (
     parse_id,
     parse_units,
     policy_of_job,
+    same_slices,
     wants_vgpu,
     whole_gpus,
 )
+from hami_hpc.core.in_step import kind_of
 from hami_hpc.core.inventory import Gpu, gpu_of_job, make_inventory
 from hami_hpc.core.mixed import check_model
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.isolation.table import POLICY_OF_MODE, backend_of, check_modes, mode_of_job, names_mode
+from hami_hpc.isolation.table import (
+    POLICY_OF_MODE,
+    WITH_SEVERAL_SLICES,
+    backend_of,
+    check_modes,
+    mode_of_job,
+    names_mode,
+)
 from hami_hpc.node import drained_gpus, events, job_dirs, mig_static, mode_outages, stage_times
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
 from hami_hpc.stages.fence import check_spank
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
 AGENT_SILENT_S = 60
+NO_ROOM = ("E_HELD", "E_MIG_NO_ROOM")
 
 
 def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
@@ -44,6 +57,7 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
     gpus = whole_gpus(environment)
     if gpus:
         job_id = parse_id(environment, "SLURM_JOB_ID")
+        environment = {**environment, "SLURM_JOB_GPUS": gpus}
         whole_node(settings, environment, job_id, f"job {job_id} holds the whole node with GPU {gpus}: no limits")
         return
     try:
@@ -52,7 +66,7 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
             return
         check_spank(environment)
         warn_of_silent_agent(settings)
-        grant_job(settings, units, environment.get("SLURM_JOB_CONSTRAINTS", ""))
+        grant_or_make_room(settings, units, environment)
         stage_times.note_prolog(job_dirs.job_dir(settings.run_dir, units.job_id))
     except JobError as error:
         job_id = parse_id(environment, "SLURM_JOB_ID")
@@ -67,6 +81,10 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
             from hami_hpc.stages import no_room
 
             is_requeued = no_room.send_back(settings, environment, job_id, str(error))
+        elif error.code == "E_UNEQUAL":
+            from hami_hpc.stages import send_back
+
+            is_requeued = send_back.requeue(environment, job_id, str(error))
         elif error.code in ("E_BACKEND", "E_MODE_OUT"):
             from hami_hpc.stages import mode_service
 
@@ -124,74 +142,129 @@ def warn_of_silent_agent(settings: Settings) -> None:
         admin_log.to_syslog(admin_log.WARNING, f"prolog: the agent {since}: {advice}")
 
 
-def grant_job(settings: Settings, units: JobUnits, constraints: str = "") -> Grant:
-    """Enters the grant and creates its directory. Keeps both when they exist already."""
+def grant_or_make_room(settings: Settings, units: JobUnits, environment: Mapping[str, str]) -> None:
+    """Grants the job its slices as grant_job does, and raises as it does. Where others' leave no room, those of jobs
+    that slurmctld does not have on this node any more are ended first."""
+    try:
+        grant_job(settings, units, environment)
+    except (NodeError, JobError) as error:
+        if error.code not in NO_ROOM:
+            raise
+        from hami_hpc.stages import make_room  # asks slurmctld
+
+        if not make_room.of_gone_jobs(settings, environment):
+            raise
+        grant_job(settings, units, environment)
+
+
+def grant_job(settings: Settings, units: JobUnits, environment: Mapping[str, str]) -> tuple[Grant, ...]:
+    """Enters the job's grants and creates its directory. Keeps both when they exist already."""
+    constraints = environment.get("SLURM_JOB_CONSTRAINTS", "")
     check_modes(settings.modes, settings.path)
     mode = mode_of_job(settings.modes, constraints)
     backend = backend_of(mode)
+    indices = indices_of(units, mode, environment)
     ledger = common.open_ledger(settings)
     try:
         for ended in job_dirs.ended_grants(settings.run_dir):  # epilogs could not delete these rows
             ledger.remove(ended)
-        gpu = find_gpu(ledger, settings, units)
-        if os.path.exists(drained_gpus.path_of(settings.state_dir)) and ledger.grant_of(units.job_id) is None:
-            from hami_hpc.stages import out_of_service
-
-            out_of_service.check(settings, gpu, units.job_id)
-        if os.path.exists(mig_static.path_of(settings.state_dir)):
-            mig_static.check(settings, gpu, units.job_id)
-        if os.path.exists(mode_outages.path_of(settings.state_dir)) and ledger.grant_of(units.job_id) is None:
-            from hami_hpc.stages import mode_service
-
-            mode_service.check(settings, mode, units.job_id, constraints)
-        own_class = settings.class_of_job(units)
-        now_unix_ns = common.now_unix_ns()
-        policy = policy_of_job(units.job_id, units.service_class, own_class.policy, own_class.policies, constraints)
-        wanted = make_grant(
-            units,
-            gpu,
-            POLICY_OF_MODE.get(mode, policy),
-            mode,
-            now_unix_ns,
-            latency=own_class.latency,
-            floor=own_class.floor,
-            priority=own_class.priority,
-            slice_us=own_class.slice_us,
-        )
+        gpus = find_gpus(ledger, settings, units.job_id, indices)
+        _check_service(settings, ledger, units.job_id, gpus, mode, constraints)
+        wanted = _wanted(settings, units, gpus, mode, constraints)
         _end_other_run(settings, ledger, wanted)
-        check_model(wanted, ledger.inventory(), constraints, settings.memory_scaling)
-        is_new = ledger.grant_of(units.job_id) is None
-        grant = ledger.add(wanted, lambda new, live: backend.admit(new, live, settings.memory_scaling))
+        for grant in wanted:
+            check_model(grant, ledger.inventory(), constraints, settings.memory_scaling)
+        is_new = not ledger.grants_of(units.job_id)
+        grants = ledger.add(wanted, lambda new, live: backend.admit(new, live, settings.memory_scaling))
         try:
-            backend.prepare(settings, grant)
+            backend.prepare(settings, grants)
         except JobError:
-            ledger.remove(grant)  # nothing is left of it, and its memory is free
+            ledger.remove(grants[0])  # nothing is left of it, and its memory is free
             raise
         except Exception as error:
             if not (is_new and settings.mode_failures and names_mode(mode, constraints)):
                 raise  # Slurm cannot keep a job that names no mode off this node: it is drained
             from hami_hpc.stages import mode_service
 
-            raise mode_service.failure(settings, ledger, grant, error) from error
+            raise mode_service.failure(settings, ledger, grants, error) from error
         common.tell_neighbours("prolog", settings, ledger)
-        _write_event(settings, grant)
-        return grant
+        for grant in grants:
+            _write_event(settings, grant)
+        return grants
     finally:
         ledger.close()
 
 
-def _end_other_run(settings: Settings, ledger: Ledger, wanted: Grant) -> None:
-    """Ends a run of this job whose epilog never ran, if it has another slice: its MIG instance, or its place with an
-    MPS daemon, may be of another GPU or mode, where nothing else would release it. Never fails."""
-    old = ledger.grant_of(wanted.job_id)
-    if old is None or old.same_slice(wanted):
+def indices_of(units: JobUnits, mode: str, environment: Mapping[str, str]) -> tuple[int, ...]:
+    """Returns Slurm's indices of the GPUs of the job's slices. Raises JobError for slices that are not to run."""
+    if units.slice_count == 1:
+        return (units.gpu_index,)
+    if mode not in WITH_SEVERAL_SLICES:
+        raise JobError(
+            f"job {units.job_id} has {units.slice_count} slices with mode={mode}, which gives one slice of a node to a "
+            f"job; several are possible with {', '.join(sorted(WITH_SEVERAL_SLICES))}. Submit it again with mode=share"
+        )
+    from hami_hpc.stages import several_gpus  # asks slurmctld
+
+    return several_gpus.indices(units, environment)
+
+
+def _check_service(
+    settings: Settings, ledger: Ledger, job_id: int, gpus: Sequence[Gpu], mode: str, constraints: str
+) -> None:
+    """Raises JobError when a GPU, or the mode, is out of service. Of a job that has its grants already only a static
+    MIG layout is checked."""
+    if os.path.exists(drained_gpus.path_of(settings.state_dir)) and not ledger.grants_of(job_id):
+        from hami_hpc.stages import out_of_service
+
+        for gpu in gpus:
+            out_of_service.check(settings, gpu, job_id)
+    if os.path.exists(mig_static.path_of(settings.state_dir)):
+        for gpu in gpus:
+            mig_static.check(settings, gpu, job_id)
+    if os.path.exists(mode_outages.path_of(settings.state_dir)) and not ledger.grants_of(job_id):
+        from hami_hpc.stages import mode_service
+
+        mode_service.check(settings, mode, job_id, constraints)
+
+
+def _wanted(settings: Settings, units: JobUnits, gpus: Sequence[Gpu], mode: str, constraints: str) -> tuple[Grant, ...]:
+    """Returns the grants of the job's units, one on each GPU."""
+    own_class = settings.class_of_job(units)
+    now_unix_ns = common.now_unix_ns()
+    policy = policy_of_job(units.job_id, units.service_class, own_class.policy, own_class.policies, constraints)
+    kept = POLICY_OF_MODE.get(mode, policy)
+    return tuple(
+        make_grant(
+            units,
+            gpu,
+            kept,
+            mode,
+            now_unix_ns,
+            latency=own_class.latency,
+            floor=own_class.floor,
+            priority=own_class.priority,
+            slice_us=own_class.slice_us,
+            slice_index=slice_index,
+            in_step=kind_of(units.slice_count, units.node_count, mode, kept),
+            max_processes=own_class.max_processes,
+        )
+        for slice_index, gpu in enumerate(gpus)
+    )
+
+
+def _end_other_run(settings: Settings, ledger: Ledger, wanted: tuple[Grant, ...]) -> None:
+    """Ends a run of this job whose epilog never ran, if it has other slices: its MIG instance, or its place with an MPS
+    daemon, may be of another GPU or mode, where nothing else would release it. Never fails."""
+    old = ledger.grants_of(wanted[0].job_id)
+    if not old or same_slices(old, wanted):
         return
-    from hami_hpc.stages.epilog import end_grant
+    from hami_hpc.stages.epilog import end_grants
 
     try:
-        end_grant(settings, ledger, old, common.now_unix_ns())
+        end_grants(settings, ledger, old, common.now_unix_ns())
     except Exception as error:
-        common.report("prolog", f"last run of job {old.job_id}: {common.error_text(error)}. Run hami-hpc reconcile")
+        common.report("prolog", f"last run of job {old[0].job_id}: {common.error_text(error)}. Run hami-hpc reconcile")
 
 
 def _write_event(settings: Settings, grant: Grant) -> None:
@@ -212,16 +285,17 @@ def _write_event(settings: Settings, grant: Grant) -> None:
     )
 
 
-def find_gpu(ledger: Ledger, settings: Settings, units: JobUnits) -> Gpu:
-    """Returns the job's GPU from the ledger's inventory, read from NVML once a boot and when a GPU is unknown."""
-    for gpu in ledger.inventory():
-        if gpu.slurm_index == units.gpu_index:
-            return gpu
+def find_gpus(ledger: Ledger, settings: Settings, job_id: int, indices: Sequence[int]) -> tuple[Gpu, ...]:
+    """Returns the GPUs with these indices from the ledger's inventory, read from NVML once a boot and when one is
+    unknown."""
+    known = {gpu.slurm_index: gpu for gpu in ledger.inventory()}
+    if all(index in known for index in indices):
+        return tuple(known[index] for index in indices)
     from hami_hpc.node import nvml  # once a boot
 
     gpus = make_inventory(nvml.read_devices(), settings.gpu_models)
     ledger.set_inventory(gpus)
-    return gpu_of_job(gpus, units.gpu_index, units.job_id)
+    return tuple(gpu_of_job(gpus, index, job_id) for index in indices)
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:

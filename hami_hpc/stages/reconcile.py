@@ -17,13 +17,14 @@ from hami_hpc.core.inventory import make_inventory
 from hami_hpc.core.reconcile_plan import LEFTOVER_AGE_S, Action, Directory, Kind, NodeState, make_plan
 from hami_hpc.errors import JobError, NodeError
 from hami_hpc.isolation.table import backend_of
-from hami_hpc.node import events, gpu_jobs, job_dirs, mode_outages, nvml, usage_spool
+from hami_hpc.node import ended_dirs, events, gpu_jobs, job_dirs, mode_outages, nvml, usage_spool
 from hami_hpc.node import ledger as ledgers
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
-from hami_hpc.stages import common, mig_leftovers, mode_service, mps_daemons
+from hami_hpc.slurm import commands
+from hami_hpc.stages import common, mig_leftovers, mode_service, mps_daemons, suspend
 from hami_hpc.stages import gpu_jobs as gpu_job_stages
-from hami_hpc.stages.epilog import end_directory, end_grant
+from hami_hpc.stages.epilog import end_directory, end_grants
 
 ENDING = (Kind.END, Kind.SPOOL, Kind.RECORD, Kind.REMOVE_DIRECTORY)  # these touch no running job
 OF_DIRECTORY = (Kind.SPOOL, Kind.RECORD, Kind.REMOVE_DIRECTORY)
@@ -45,7 +46,8 @@ def reconcile(
 ) -> tuple[Result, ...]:
     """Plans the actions and, without `dry_run`, does them. Raises NodeError if ledger or run directory is unreadable.
 
-    `node` returns this node's name, to put back modes that are out of its features; None leaves them alone. A dry run
+    `node` returns this node's name, to put back modes that are out of its features, and the memory of jobs that Slurm
+    has resumed; None leaves them alone. A dry run
     changes nothing on disk: where no ledger exists, it plans from the rows that a new one would have.
     """
     ledger = common.read_ledger(settings) if dry_run else common.open_ledger(settings)
@@ -68,6 +70,7 @@ def reconcile(
         results += _daemons(settings, ledger, dry_run)
         results += _leftover_files(settings, dry_run)
         results += _modes(settings, node, dry_run)
+        results += _resumed(settings, node, dry_run)
         results += _waiting_records(settings, dry_run)
         if not dry_run:
             for result in results:
@@ -96,6 +99,19 @@ def _modes(settings: Settings, node: Callable[[], str] | None, dry_run: bool) ->
         return
     for line in lines:
         yield Result(Action(Kind.MODE, line), None)
+
+
+def _resumed(settings: Settings, node: Callable[[], str] | None, dry_run: bool) -> Iterator[Result]:
+    """Lets the memory of jobs come back that Slurm has resumed while nobody here heard of it."""
+    if node is None:
+        return
+    try:
+        for job_id in suspend.forgotten(settings, lambda: commands.suspended_jobs(node())):
+            text = f"job {job_id}: Slurm has resumed it; its memory comes back to the GPU"
+            if dry_run or suspend.resume(settings, job_id):
+                yield Result(Action(Kind.RESUME, text, job_id), None)
+    except NodeError as error:
+        yield Result(Action(Kind.PROBLEM, f"memory of jobs that were suspended: {error}"), None)
 
 
 def _leftover_files(settings: Settings, dry_run: bool) -> Iterator[Result]:
@@ -170,9 +186,9 @@ def _directory(run_dir: str, name: str) -> Directory:
         age_s = time.time() - os.lstat(path).st_mtime
     except OSError:
         age_s = 0.0  # it was removed meanwhile
-    grant = job_dirs.read_grant(path) if is_ended or job_id is not None else None
-    gpu_job = gpu_jobs.read(path) if grant is None and (is_ended or job_id is not None) else None
-    return Directory(name, job_id, grant, is_ended, age_s, is_bad, gpu_job)
+    grants = job_dirs.read_grants(path) if is_ended or job_id is not None else ()
+    gpu_job = gpu_jobs.read(path) if not grants and (is_ended or job_id is not None) else None
+    return Directory(name, job_id, grants, is_ended, age_s, is_bad, gpu_job)
 
 
 def _try(settings: Settings, ledger: Ledger, action: Action) -> str | None:
@@ -188,7 +204,7 @@ def _try(settings: Settings, ledger: Ledger, action: Action) -> str | None:
         if action.kind not in ENDING or action.name is None:
             return text
         try:
-            return f"{text}; it is now {job_dirs.set_bad(settings.run_dir, action.name)}"
+            return f"{text}; it is now {ended_dirs.set_bad(settings.run_dir, action.name)}"
         except NodeError as failure:
             return f"{text}; {failure}"
     return None
@@ -199,8 +215,8 @@ def _is_still(path: str, action: Action) -> bool:
     there now may be of the job's next one, which began after Slurm was asked."""
     if not (action.name or "").isdigit():
         return True
-    grant = job_dirs.read_grant(path)
-    return grant == action.grant and (grant is not None or gpu_jobs.read(path) == action.gpu_job)
+    grants = job_dirs.read_grants(path)
+    return grants == action.grants and (bool(grants) or gpu_jobs.read(path) == action.gpu_job)
 
 
 def _do(settings: Settings, ledger: Ledger, action: Action) -> None:
@@ -216,14 +232,14 @@ def _do(settings: Settings, ledger: Ledger, action: Action) -> None:
             gpu_job_stages.end_set_aside(settings, path)
         else:
             gpu_job_stages.end(settings, path, common.now_unix_ns())
-    elif action.grant is None:
+    elif not action.grants:
         return
     elif action.kind is Kind.END:
-        end_grant(settings, ledger, action.grant, common.now_unix_ns(), "reconcile")
+        end_grants(settings, ledger, action.grants, common.now_unix_ns(), "reconcile")
     elif action.kind is Kind.SPOOL:
-        end_directory(settings, ledger, action.grant, path, "reconcile")
+        end_directory(settings, ledger, action.grants, path, "reconcile")
     elif action.kind is Kind.RESTORE_DIRECTORY:
-        backend_of(action.grant.mode).prepare(settings, action.grant)
+        backend_of(action.grants[0].mode).prepare(settings, action.grants)
     elif action.kind is Kind.RESTORE_ROW:
-        model = next((gpu.model for gpu in ledger.inventory() if gpu.uuid == action.grant.gpu_uuid), "")
-        ledger.restore(action.grant._replace(model=model))
+        models = {gpu.uuid: gpu.model for gpu in ledger.inventory()}
+        ledger.restore([grant._replace(model=models.get(grant.gpu_uuid, "")) for grant in action.grants])

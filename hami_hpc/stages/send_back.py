@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
-from contextlib import suppress
 
+from hami_hpc.core.contexts import suppress
 from hami_hpc.node import drain
 from hami_hpc.slurm import placeholders
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def requeue(environment: Mapping[str, str], job_id: int, reason: str) -> bool:

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves the device memory of a running job's programs to the host, or back (docs/adr/077). Run by root on the node."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import struct
+import time
+from collections.abc import Mapping
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core import swap as rules
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.records import USAGE_FILE_SIZE, usage_file
+from hami_hpc.errors import JobError, NodeError
+from hami_hpc.node import events, job_dirs, neighbours
+from hami_hpc.node.config import Settings
+from hami_hpc.stages import common
+
+STAGE = "swap"
+LOOK_S = 0.02
+F_OFD_GETLK = 36
+FLOCK = struct.Struct("hh4xqqi4x")  # struct flock
+
+
+def swap(settings: Settings, job_id: int, *, out: bool, wait_s: float) -> str:
+    """Moves the memory of all processes of the job on this node, and returns one line about it when that is done.
+
+    Raises JobError when the job cannot be moved, or a process of it is not within `wait_s`: then all of it stays on the
+    GPU. Raises NodeError for what is wrong with the node; also when memory that should come back has not yet.
+    """
+    grant = movable(settings, job_id)
+    before, after = order(settings, grant, rules.ORDERS["out" if out else "in"])
+    if not out and before == c.SWAP_SUSPENDED:
+        return f"job {job_id} is suspended: its memory comes back when Slurm resumes it"
+    found = wait(settings, grant, out=out, wait_s=wait_s)
+    if not rules.is_done(found, out=out):
+        if out:
+            order(settings, grant, {after: before})
+            raise JobError(rules.failure(job_id, found, out=out))
+        raise NodeError(rules.failure(job_id, found, out=out))
+    text = rules.line(job_id, found, out=out, until=f"hami-hpc swap in {job_id}")
+    write_event(settings, grant, text)
+    return text
+
+
+def wait(settings: Settings, grant: Grant, *, out: bool, wait_s: float) -> list[rules.Process]:
+    """Returns the job's live processes once their memory is where it should be, or as they are when that cannot be, or
+    after `wait_s`."""
+    begun = time.monotonic()
+    while not rules.is_done(found := _processes(settings, grant), out=out):
+        waited = time.monotonic() - begun
+        if waited >= wait_s or (out and waited >= rules.TRIED_S and rules.will_not_move(found)):
+            break
+        time.sleep(LOOK_S)
+    return found
+
+
+def movable(settings: Settings, job_id: int) -> Grant:
+    """Returns the job's only slice. Raises JobError when there is none that may be moved."""
+    grants = job_dirs.read_grants(job_dirs.job_dir(settings.run_dir, job_id), owner=0)
+    if not grants:
+        raise JobError(f"job {job_id} has no vGPU on this node")
+    if len(grants) > 1:
+        raise JobError(f"job {job_id} has slices on {len(grants)} GPUs of this node, and such a job is not moved")
+    if grants[0].mode != "share":
+        raise JobError(f"job {job_id} has mode={grants[0].mode}, and only mode=share can be moved")
+    if wanted(settings, job_id) == c.SWAP_NEVER:
+        name = grants[0].service_class
+        raise JobError(
+            f"job {job_id} cannot be moved: its class {name} did not allow it when the job began. "
+            f"For later jobs: swap = true in [classes.{name}] of {settings.path}"
+        )
+    return grants[0]
+
+
+def order(settings: Settings, grant: Grant, change: Mapping[int, int]) -> tuple[int, int]:
+    """Says in the job's record where the memory shall be: what `change` makes of what it says, if that is there.
+    Returns what it said and what it says. Raises JobError when the job has ended, NodeError."""
+    ledger = common.open_ledger(settings)
+    try:
+        with ledger.held_still() as live:
+            if not any(one.job_id == grant.job_id for one in live):
+                raise JobError(f"job {grant.job_id} has ended")
+            before = wanted(settings, grant.job_id)
+            after = change.get(before, before)
+            if after != before:
+                neighbours.write_swap(settings.run_dir, grant, after)
+            return before, after
+    except (OSError, neighbours.SkippedRecordError) as error:
+        raise NodeError(f"the limits record of job {grant.job_id} cannot be changed ({error})") from error
+    finally:
+        ledger.close()
+
+
+def wanted(settings: Settings, job_id: int) -> int:
+    """Returns where the job's record says that its memory shall be."""
+    path = f"{job_dirs.job_dir(settings.run_dir, job_id)}/{c.FILE_JOB_LIMITS}"
+    record = job_dirs.read_bounded(path, c.LIMITS_SIZE, 0)
+    offset, width, _kind = c.LIMITS_FIELDS["swap"]
+    return int.from_bytes(record[offset : offset + width], "little") if record is not None else c.SWAP_NEVER
+
+
+def _processes(settings: Settings, grant: Grant) -> list[rules.Process]:
+    """Returns the job's live processes: those that hold the lock of their slot. The file is its user's."""
+    path = f"{job_dirs.job_dir(settings.run_dir, grant.job_id)}/{usage_file(grant.slice_index)}"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return []
+        found = rules.processes(os.pread(fd, USAGE_FILE_SIZE, 0))
+        return [process for process in found if _is_locked(fd, c.SLOT_LOCK_BASE + process.slot)]
+    except OSError:
+        return []
+    finally:
+        os.close(fd)
+
+
+def _is_locked(fd: int, byte: int) -> bool:
+    answer = fcntl.fcntl(fd, F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+    return bool(FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+def write_event(settings: Settings, grant: Grant, text: str) -> None:
+    events.write(
+        settings.state_dir,
+        STAGE,
+        "swap",
+        text=text,
+        job_id=grant.job_id,
+        uid=grant.uid,
+        gpu_uuid=grant.gpu_uuid,
+        start_unix_ns=grant.created_unix_ns,
+    )
