@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import NamedTuple
 
+from hami_hpc.accounting.documents.charged import ResourceCharge, RuleCredit, resource_charges, rule_credits
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.pricing.apportion import apportion
 from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, LeftOut
-from hami_hpc.accounting.pricing.price import CHARGED, FACTOR_UNITS, UNPRICED, Sum, unit
+from hami_hpc.accounting.pricing.price import ALL, BY_RULE, CHARGED, FACTOR_UNITS, OF_RESOURCES, UNPRICED, Sum, unit
 from hami_hpc.accounting.pricing.priced_period import PricedPeriod
-from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.pricing.rates import Rates, Terms
 from hami_hpc.accounting.times import Period
 
 HOUR_DIGITS = 4
@@ -29,6 +30,7 @@ DIMENSIONS = (
     "model",
     "mode",
     "class",
+    "window",
     "billable",
     "day",
     "month",
@@ -62,7 +64,8 @@ class Bill:
     """A bill. The lines' gpu_hours and cost add up exactly to the totals (apportion.py).
 
     beyond_held: GPU-hours charged in addition to those held: up to the minimum time of a run, and the priced part of
-    suspended time.
+    suspended time. credited: what credit rules take off the cost. resources: what of the cost is for CPUs, memory and
+    licences.
     """
 
     period: Period
@@ -77,6 +80,13 @@ class Bill:
     left_out: tuple[LeftOut, ...]
     still_running: int
     spread: int
+    credited: tuple[RuleCredit, ...] = ()
+    resources: tuple[ResourceCharge, ...] = ()
+
+    @property
+    def net(self) -> Decimal | None:
+        """The cost after credits by rule; None on a bill without rates."""
+        return None if self.cost is None else self.cost + sum(Decimal(entry.amount) for entry in self.credited)
 
 
 def check_dimensions(dimensions: Sequence[str]) -> None:
@@ -92,7 +102,7 @@ def check_dimensions(dimensions: Sequence[str]) -> None:
 def make_bill(priced_period: PricedPeriod, dimensions: Sequence[str], rates: Rates | None) -> Bill:
     """Sums the GPU time by ``dimensions`` (names in DIMENSIONS), sorted by label. rates: None for no cost."""
     check_dimensions(dimensions)
-    sums = priced_period.sums(*dimensions)
+    sums = priced_period.sums(*dimensions, numbers=("held_ppm_s", "charge"))
     hours = to_hours([entry.held_ppm_s for entry in sums])
     costs = to_money([entry.charge for entry in sums], rates.digits) if rates else [None] * len(sums)
     lines = tuple(
@@ -108,12 +118,23 @@ def make_bill(priced_period: PricedPeriod, dimensions: Sequence[str], rates: Rat
         sum(line.runs for line in lines),
         sum(hours, Decimal(0).scaleb(-HOUR_DIGITS)),
         sum((cost for cost in costs if cost is not None), Decimal(0).scaleb(-rates.digits)) if rates else None,
-        _beyond_held(priced_period) if rates else Decimal(0),
+        _beyond_held(priced_period) if rates and any(map(_charges_more, rates.terms)) else Decimal(0),
         unpriced(priced_period.sums("problem", "since", condition=UNPRICED)) if rates else (),
         facts.left_out,
         facts.still_running,
         facts.spread,
+        rule_credits(priced_period.sums("rule", condition=BY_RULE, numbers=ALL), rates)
+        if rates and rates.credit_rules
+        else (),
+        resource_charges(priced_period.sums("model", "mode", condition=OF_RESOURCES, numbers=ALL), rates)
+        if rates and rates.resources
+        else (),
     )
+
+
+def _charges_more(terms: Terms) -> bool:
+    """Returns whether terms charge time that was not held."""
+    return bool(terms.minimum_s or terms.suspended_factor)
 
 
 def _beyond_held(priced_period: PricedPeriod) -> Decimal:

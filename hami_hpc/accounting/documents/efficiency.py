@@ -33,13 +33,14 @@ _MEM_STEP_MIB = 256
 class RunUse:
     """One run: what it held (GPU-seconds, share of one GPU, MiB and percent per slice), and what it used of that.
 
-    measured: there is a usage record, of whole GPUs one for each of them; else the values of use mean nothing. slices:
-    number of vGPU slices; service_class: of these, empty if none. watched_gpus: whole GPUs of which the agent wrote
-    records; mem_mib is then the memory of those of one node. peak_bytes: the largest of any slice, or of the whole GPUs
-    of any node. gpu_busy_s, throttled_s, oom_count, request_count, slo_miss_count: summed over slices. latency_p99_us:
-    the largest of any slice. gpu_busy_s is the time that its work used, for every policy. busiest_s, most_throttled_s:
-    gpu_busy_s and throttled_s of the slice that has most of it. cost: before discounts and credits; None if it has no
-    rate.
+    measured: there is a usage record, of whole GPUs one for each of them; else the values of use mean nothing. Of a job
+    that changed its nodes while it ran none is measured: its records are of all its time, and Slurm has two runs.
+    slices: number of vGPU slices; service_class: of these, empty if none. watched_gpus: whole GPUs of which the agent
+    wrote records; mem_mib is then the memory of those of one node. peak_bytes: the largest of any record, which is of
+    a slice, of the slices of a node (slices_per_node), or of its whole GPUs. gpu_busy_s, throttled_s, oom_count,
+    request_count, slo_miss_count: summed over slices. latency_p99_us: the largest of any slice. gpu_busy_s is the
+    time that its work used, for every policy. busiest_s, most_throttled_s: gpu_busy_s and throttled_s of the record
+    that has most of it. cost: before discounts and credits; None if it has no rate.
     """
 
     cluster: str
@@ -68,6 +69,7 @@ class RunUse:
     most_throttled_s: float = 0.0
     mode: str = ""  # that the job's features name
     cost: Decimal | None = None
+    slices_per_node: int = 1
 
     @property
     def held_gpu_s(self) -> float:
@@ -92,13 +94,15 @@ class RunUse:
     @property
     def mem_percent(self) -> float | None:
         """Peak of held memory, percent; None if it is not known."""
-        return 100 * self.peak_bytes / (self.mem_mib * _MIB) if self.measured and self.mem_mib else None
+        held_bytes = self.mem_mib * _MIB * self.slices_per_node
+        return 100 * self.peak_bytes / held_bytes if self.measured and held_bytes else None
 
 
 def suggestion(run: RunUse) -> str | None:
     """Returns the --gres that would have been enough, with headroom; None if use is not known or the request was right.
 
-    It is what the busiest slice needs, as all slices of a job are equal. Does not reduce a value whose limit the run
+    It is what the busiest slice needs, as all slices of a job are equal. Of several slices on a node the sums alone are
+    known, and one of them may have had all of it. Does not reduce a value whose limit the run
     reached (out-of-memory events, or throttled for a tenth of its time).
     """
     if not run.measured or run.damaged or not run.seconds:
@@ -116,7 +120,8 @@ def suggestion(run: RunUse) -> str | None:
     if (mem_mib, cores) == (run.mem_mib, run.cores_percent):
         return None
     mem = f"{mem_mib // 1024}G" if mem_mib % 1024 == 0 else f"{mem_mib}M"
-    return f"--gres=vgpu:mem={mem},cores={cores}" + (f",mode={run.mode}" if run.mode else "")
+    count = f":{run.slices_per_node}" if run.slices_per_node > 1 else ""
+    return f"--gres=vgpu{count}:mem={mem},cores={cores}" + (f",mode={run.mode}" if run.mode else "")
 
 
 def _mode_of(features: str) -> str:
@@ -165,18 +170,19 @@ def runs(
             share = part_shares(shares_held(allocated, partition, host or "", features, eras[gpus.era(start_s)]))
         except ShareError:
             share = 0
+        record_count, damaged_count, peak_bytes, busy_ns, throttled_ns, oom_count, *more = use
+        requests, p99_us, misses, observed_gpus, had_mib, had_cores, busiest_ns, most_throttled_ns, *more = more
+        per_node, is_resized = more
         slices = max(allocated.vgpu, 1)
-        per_slice = (
+        per_slice = (  # a resized job may have had more than Slurm's counts
             allocated.vgpu,
-            allocated.vgpu_mem_mib // slices,
-            allocated.vgpu_cores_percent // slices,
+            max(allocated.vgpu_mem_mib // slices, had_mib // per_node if allocated.vgpu else 0),
+            max(allocated.vgpu_cores_percent // slices, had_cores // per_node if allocated.vgpu else 0),
             allocated.vgpu_class,
         )
-        record_count, damaged_count, peak_bytes, busy_ns, throttled_ns, oom_count, *more = use
-        requests, p99_us, misses, observed_gpus, mem_mib, busiest_ns, most_throttled_ns = more
         watched = 0 if allocated.vgpu else observed_gpus  # of a MIG instance NVML tells the memory and no time
         if watched and not allocated.vgpu:
-            per_slice = (0, mem_mib, 0, "")
+            per_slice = (0, had_mib, 0, "")
         result.append(
             RunUse(
                 cluster,
@@ -188,7 +194,7 @@ def runs(
                 seconds,
                 share,
                 *per_slice,
-                bool(record_count) and (allocated.vgpu > 0 or watched * PPM >= share),
+                bool(record_count) and not is_resized and (allocated.vgpu > 0 or watched * PPM >= share),
                 bool(damaged_count),
                 peak_bytes,
                 busy_ns / 1e9,
@@ -202,6 +208,7 @@ def runs(
                 most_throttled_ns / 1e9,
                 _mode_of(features or ""),
                 (costs or {}).get((cluster, run)),
+                per_node if allocated.vgpu else 1,
             )
         )
     return result
@@ -209,7 +216,12 @@ def runs(
 
 _UNTIL = "coalesce(end_s, observed_s)"
 _RUNS = """
-WITH timed AS (SELECT *, {until} AS until_s FROM {records}), matched AS ({matched})
+WITH resized AS (
+  SELECT DISTINCT cluster, job_id FROM {records} WHERE state = 'RESIZING'
+), timed AS (
+  SELECT *, {until} AS until_s, (cluster, job_id) IN (SELECT (cluster, job_id) FROM resized) AS is_resized
+  FROM {records}
+), matched AS ({matched})
 SELECT {run}, r.cluster, coalesce(r.display_id, r.job_id::VARCHAR) AS job, r.account, r.username, r.state, r.start_s,
   r.until_s - r.start_s - r.suspended_s,
   r.held, r.partition, r.host, r.features, count(u.start_unix_ns), count(*) FILTER (u.usage NOT IN ('ok', 'observed')),
@@ -219,8 +231,9 @@ SELECT {run}, r.cluster, coalesce(r.display_id, r.job_id::VARCHAR) AS job, r.acc
   coalesce(sum(u.request_count), 0)::BIGINT, coalesce(max(u.latency_p99_us), 0),
   coalesce(sum(u.slo_miss_count), 0)::BIGINT,
   coalesce(sum(u.gpu_count) FILTER (u.usage = 'observed'), 0)::BIGINT,
-  coalesce(max(u.mem_mib) FILTER (u.usage = 'observed'), 0),
-  coalesce(max(if(u.gpu_busy_ns > 0, u.gpu_busy_ns, u.observed_busy_ns)), 0), coalesce(max(u.throttled_ns), 0)
+  coalesce(max(u.mem_mib), 0), coalesce(max(u.cores), 0),
+  coalesce(max(if(u.gpu_busy_ns > 0, u.gpu_busy_ns, u.observed_busy_ns)), 0), coalesce(max(u.throttled_ns), 0),
+  greatest(coalesce(max(u.gpu_count) FILTER (u.usage <> 'observed'), 1), 1), r.is_resized
 FROM timed AS r LEFT JOIN matched AS u USING (cluster, job_id, submit_s)
 GROUP BY ALL ORDER BY r.start_s, job
 """

@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
+from hami_hpc.accounting.documents.billing import Billing
 from hami_hpc.accounting.documents.credits import Ref, ref
 from hami_hpc.accounting.documents.invoice import Content
 from hami_hpc.accounting.documents.invoice_files import CREDIT_NOTE, INVOICE, Document, sealed
+from hami_hpc.accounting.store import anonymous
 
 Build = Callable[[Mapping[Ref, Decimal]], Content]
+# What finance.toml adds to a content; None without one.
+Bill = Callable[[Content], Billing | None]
 
 
 class Issued:
@@ -76,11 +80,12 @@ class Issued:
 
 @dataclass(frozen=True, slots=True)
 class Letterhead:
-    """What new documents have in common. today: the day of issue, ISO."""
+    """What new documents have in common. today: the day of issue, ISO. due_days: from then on, to pay."""
 
     today: str
     issuer: tuple[str, ...]
     prefix: str
+    due_days: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,38 +94,67 @@ class Proposal:
 
     content: Content
     standing: Document | None
+    billing: Billing | None = None
 
     @property
     def differs(self) -> bool:
-        """Whether the standing invoice says something else. Its notes, and how credits are called, do not count."""
-        return self.standing is not None and _compared(self.standing.content) != _compared(self.content)
+        """Whether the standing invoice says something else. Its notes, how credits are called, and to whom it is
+        addressed do not count."""
+        if self.standing is None:
+            return False
+        old, new, nameless = self.standing.content, self.content, _is_nameless(self.content)
+        is_same = _compared(old, nameless) == _compared(new, nameless)
+        return not is_same or _taxed(self.standing.billing) != _taxed(self.billing)
+
+    @property
+    def payable(self) -> str:
+        """What is to be paid by it, with tax."""
+        return self.billing.payable if self.billing else self.content.total
 
     @property
     def difference(self) -> Decimal:
-        """What is to be paid by the content beyond the standing invoice."""
-        return Decimal(self.content.total) - (Decimal(self.standing.content.total) if self.standing else 0)
+        """What is to be paid by it beyond the standing invoice."""
+        return Decimal(self.payable) - (Decimal(self.standing.payable) if self.standing else 0)
 
 
-def propose(issued: Issued, account: str, month: str, currency: str, build: Build) -> Proposal:
+def propose(
+    issued: Issued, account: str, month: str, currency: str, build: Build, bill: Bill | None = None
+) -> Proposal:
     """Returns the proposal. build: makes the content from what other invoices in ``currency`` took from credits."""
     standing = issued.standing(account, month)
-    return Proposal(build(issued.credit_uses(currency, standing)), standing)
+    content = build(issued.credit_uses(currency, standing))
+    return Proposal(content, standing, bill(content) if bill else None)
 
 
 def issue(issued: Issued, proposal: Proposal, letterhead: Letterhead) -> tuple[Document, ...]:
     """Adds an invoice of the proposal to ``issued``, after a credit note for the one that stands; returns both."""
     current = proposal.standing
     refers_to = current.number if current else ""
-    kinds = [(CREDIT_NOTE, current.content)] if current else []
+    kinds = [(CREDIT_NOTE, current.content, current.billing)] if current else []
     new = []
-    for kind, content in [*kinds, (INVOICE, proposal.content)]:
+    for kind, content, billing in [*kinds, (INVOICE, proposal.content, proposal.billing)]:
         sequence = len(issued.documents) + 1
         number = f"{letterhead.prefix}-{letterhead.today[:4]}-{sequence:05d}"
         document = Document(number, sequence, kind, refers_to, letterhead.today, letterhead.issuer, content)
+        if billing:
+            days = letterhead.due_days if kind == INVOICE else None
+            document = replace(document, billing=replace(billing, due="").due_after(letterhead.today, days))
         issued.add(sealed(document, issued.documents[-1] if issued.documents else None))
         new.append(issued.documents[-1])
     return tuple(new)
 
 
-def _compared(content: Content) -> Content:
-    return replace(content, notes=(), credits=())
+def _compared(content: Content, nameless: bool) -> Content:
+    compared = replace(content, notes=(), credits=(), discount_steps=())
+    return replace(compared, users=()) if nameless else compared
+
+
+def _is_nameless(content: Content) -> bool:
+    """Whether the store no longer has all the users' names, so that an invoice of before lists other users."""
+    names = [line.labels[0] for line in content.users]
+    return any(name == anonymous.PRUNED or name.startswith(anonymous.PREFIX) for name in names)
+
+
+def _taxed(billing: Billing | None) -> tuple[str, str]:
+    """Returns what of an invoice's tax makes another invoice of it."""
+    return (billing.tax_category, billing.tax) if billing and billing.tax_category else ("", "")

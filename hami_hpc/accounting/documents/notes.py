@@ -61,7 +61,8 @@ def by_account(
 
     facts: on each account's runs. rejected: notes on rejected lines, by the account that they name.
     """
-    beyond = {entry.labels[0]: entry.beyond for entry in priced_period.sums("account", condition=CHARGED)}
+    billed = priced_period.sums("account", condition=CHARGED, numbers=("held_ppm_s", "billed"))
+    beyond = {entry.labels[0]: entry.beyond for entry in billed}
     gaps: dict[str, list[Sum]] = {}
     for entry in priced_period.sums("account", "problem", "since", condition=UNPRICED):
         gaps.setdefault(entry.labels[0], []).append(entry._replace(labels=entry.labels[1:]))

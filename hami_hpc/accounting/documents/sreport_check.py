@@ -152,6 +152,10 @@ def reasons_for(
         f"SELECT cluster, account, username, count(*) FROM {records.rejects} "
         f"WHERE coalesce(start_s, 0) < {period.end_s} AND coalesce(end_s, {period.end_s}) > {period.start_s}",
     )
+    resized = _counts(
+        records.con,
+        "SELECT cluster, account, username, count(DISTINCT job_id) FROM checked_runs WHERE state = 'RESIZING'",
+    )
     users = {(cluster, account, user) for cluster, account, user, _ in sreport}
     reasons: dict[Key, list[str]] = {}
     for key in keys:
@@ -165,6 +169,11 @@ def reasons_for(
             key_reasons.append(f"{count} lines of the user are left out of the bill (hami-hpc bill lists them)")
         if count := open_runs.get((cluster, account, user)):
             key_reasons.append(f"{count} jobs of the user had not ended: the records count them up to when last read")
+        if count := resized.get((cluster, account, user)):
+            key_reasons.append(
+                f"{count} jobs of the user gave up nodes while they ran: sreport counts their time before that again "
+                "with the nodes they kept"
+            )
         if (cluster, account, user) not in users:
             if user.startswith("uid:"):
                 key_reasons.append("the user has no association in slurmdbd (deleted): sreport leaves such jobs out")

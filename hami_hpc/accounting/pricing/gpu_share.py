@@ -14,6 +14,7 @@ from fractions import Fraction
 
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus, GpuModel
 from hami_hpc.accounting.sources.tres import AllocatedGpus, parse_mig
+from hami_hpc.contract import constants as c
 
 PPM = 1_000_000
 
@@ -111,6 +112,8 @@ def _shards(model: GpuModel, partition: str, gpus: ClusterGpus) -> int:
 
 def _model(name: str, partition: str, host: str, constraint: str, gpus: ClusterGpus) -> GpuModel:
     """Returns the GPU model: the recorded one, else the node's, the constraint's, or the partition's only one."""
+    if len(name) == 1 and name in c.PLACES and name not in gpus.models:
+        name = ""  # the type says where on its node the GPU is: docs/adr/055
     model = gpus.aliases.get(name, name) or gpus.nodes.get(host, "") or _constrained(constraint)
     if not model:
         if partition not in gpus.partitions:

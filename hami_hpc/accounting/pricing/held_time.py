@@ -8,33 +8,19 @@ because Slurm reports only the sum. The parts still add up to the whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import duckdb
 
+from hami_hpc.accounting.pricing import billing_sql
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
 from hami_hpc.accounting.pricing.gpu_share import ShareError, shares_held
+from hami_hpc.accounting.pricing.segment import Segment
 from hami_hpc.accounting.sources.tres import AllocatedGpus
 from hami_hpc.accounting.times import Period
 
 PPM_SECONDS_PER_HOUR = 3_600_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A part of the billed period in which one set of rates is valid.
-
-    minimum_s: shortest time billed for a run. unbilled_states: runs that ended in one of these cost nothing.
-    unbilled_disturbed: disturbed runs cost nothing. unbilled_gpu_fault: nor do those that met a fault of their GPU.
-    """
-
-    bucket: str
-    period: Period
-    minimum_s: int = 0
-    unbilled_states: tuple[str, ...] = ()
-    unbilled_disturbed: bool = False
-    unbilled_gpu_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +45,26 @@ class RunFacts:
     spread: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What beside GPU time, rates and plain terms a sum depends on.
+
+    disturbed: a table of the disturbed runs, each once (store/disturbed_runs.py); empty if there are none. rules: SQL
+    conditions of the credit rules, by index, the one that counts first first. resources: the priced ones.
+    """
+
+    disturbed: str = ""
+    rules: Mapping[int, str] = field(default_factory=dict)
+    resources: tuple[str, ...] = ()
+
+
+NO_EXTRAS = Extras()
+
 # A run is counted in a period if it held GPUs in it, or began in it and lasted less than a second.
 _ACTIVE = """
 SELECT *, {host} AS placed_on, {era} AS era
 FROM (SELECT *, coalesce(end_s, greatest(observed_s, start_s)) AS until_s FROM {source})
-WHERE held <> '' AND start_s < {end} AND (until_s > {start} OR start_s >= {start})
+WHERE {kept}start_s < {end} AND (until_s > {start} OR start_s >= {start})
 """
 
 # What can be kept of the runs beside their group -> SQL.
@@ -74,38 +75,49 @@ RUN = "concat(r.job_id, ' ', r.submit_s)"
 # The table ``held``: one row for each group in each segment, with its GPU time in millionths of a GPU times seconds.
 # held_ppm_s: while not suspended. suspended_ppm_s: while suspended. top_up_ppm_s: added up to the minimum time. runs:
 # those whose first held second of the whole period is in this segment. billable: not ended in an unbilled state, and
-# neither disturbed nor hit by a fault of the GPU where that is unbilled.
+# neither disturbed nor hit by a fault of the GPU where that is unbilled. rule: index of the credit rule, or -1.
+# is_gpu: whether it is of GPUs; else model names the resource, and for a share of a GPU stands a number of it.
 _GROUPS = """
-CREATE OR REPLACE TEMP TABLE held AS
 WITH placed AS (
-  SELECT r.*, p.model, p.mode, p.class, p.share, s.segment, s.minimum_s, {detail} AS detail,
-    {billable} AS billable, until_s - start_s AS wall, until_s - start_s - suspended_s AS net,
+  SELECT r.*, {what}, s.number AS segment, {minimum} AS minimum_s, {detail} AS detail,
+    {billable} AS billable, {rule} AS rule, until_s - start_s AS wall, until_s - start_s - suspended_s AS net,
     greatest(start_s, s.from_s) AS a, least(until_s, s.to_s) AS b,
-    greatest(start_s, {start}) >= s.from_s AS begins,
-    end_s IS NOT NULL AND until_s > start_s AND until_s > s.from_s AND until_s <= s.to_s AS ends
-  FROM active AS r JOIN parts AS p
-    ON r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features
-    AND r.era = p.era
+    {counts}greatest(start_s, {start}) >= s.from_s AS begins,
+    end_s IS NOT NULL AND state <> 'RESIZING' AND until_s > start_s AND until_s > s.from_s AND until_s <= s.to_s
+      AS ends
+  FROM {runs}
   JOIN segments AS s ON r.start_s < s.to_s AND (r.until_s > s.from_s OR r.start_s >= s.from_s)
-  {disturbed}
-  WHERE p.problem = ''
+  {joined}
+  WHERE {condition}
 ), timed AS (
   SELECT *, CASE WHEN suspended_s = 0 THEN b - a
     ELSE net * (b - start_s) // wall - net * (a - start_s) // wall END AS on_s
   FROM placed
 )
-SELECT cluster, account, username, partition, qos, model, mode, class, segment, billable, detail,
-  count(*) FILTER (begins) AS runs,
+SELECT cluster, account, username, partition, qos, model, mode, class, segment, billable, rule, detail,
+  {is_gpu} AS is_gpu, count(*) FILTER (begins) AS runs,
   sum(on_s * share)::HUGEINT AS held_ppm_s, sum((b - a - on_s) * share)::HUGEINT AS suspended_ppm_s,
   sum(CASE WHEN ends AND minimum_s > net THEN (minimum_s - net) * share ELSE 0 END)::HUGEINT AS top_up_ppm_s
 FROM timed GROUP BY ALL
 """
 
-_BILLABLE = "NOT list_contains(s.unbilled, state)"
-_BILLABLE_UNLESS_DISTURBED = (
-    f"{_BILLABLE} AND NOT (s.unbilled_disturbed AND coalesce(d.disturbed, false)) "
-    "AND NOT (s.unbilled_gpu_fault AND coalesce(d.gpu_fault, false))"
-)
+_OF_GPUS = {
+    "what": "p.model, p.mode, p.class, p.share",
+    "runs": """active AS r JOIN parts AS p
+    ON r.held = p.held AND r.partition = p.partition AND r.placed_on = p.host AND r.features = p.features
+    AND r.era = p.era""",
+    "condition": "p.problem = ''",
+    "counts": "",
+    "is_gpu": "true",
+}
+# p: a struct, so that the conditions of terms and rules are the same text for both.
+_OF_RESOURCES = {
+    "what": "p.model, p.mode, p.class, p.share",
+    "condition": "p.share > 0",
+    "counts": "p.counts AND ",
+    "is_gpu": "false",
+}
+
 _DISTURBED = "LEFT JOIN {table} AS d ON d.cluster = r.cluster AND d.job_id = r.job_id AND d.submit_s = r.submit_s"
 
 _LEFT_OUT = """
@@ -120,14 +132,14 @@ _NOTES = """
 SELECT count(*) FILTER (end_s IS NULL),
   count(*) FILTER (suspended_s > 0 AND EXISTS (
     FROM segments AS s WHERE (s.from_s > start_s AND s.from_s < until_s) OR (s.to_s > start_s AND s.to_s < until_s)))
-FROM (FROM active WHERE end_s IS NULL OR suspended_s > 0)
+FROM (FROM counted WHERE end_s IS NULL OR suspended_s > 0)
 """
 
 _NOTES_BY_ACCOUNT = """
 SELECT account, count(*) FILTER (end_s IS NULL), count(*) FILTER (is_spread) FROM (
   SELECT *, suspended_s > 0 AND EXISTS (
     FROM (SELECT unnest($1::BIGINT[]) AS edge_s) WHERE edge_s > start_s AND edge_s < until_s) AS is_spread
-  FROM active)
+  FROM counted)
 WHERE end_s IS NULL OR is_spread GROUP BY 1
 """
 
@@ -137,45 +149,62 @@ def sum_held_time(
     source: str,
     gpus: ClusterGpus,
     segments: Sequence[Segment],
-    disturbed: str = "",
+    extras: Extras = NO_EXTRAS,
     detail: str = NOTHING,
 ) -> RunFacts:
     """Sums the GPU time that the records of ``source`` (a table or table function) held in each segment.
 
-    Creates the tables ``held``, ``segments`` and ``parts`` and the view ``active``. The segments must follow one
-    another without a gap. disturbed: a table of the disturbed runs, each once (store/disturbed_runs.py); empty if there
-    are none. detail: one of those above.
+    Creates the tables ``held``, ``segments`` and ``parts`` and the views ``active`` (runs with GPUs) and ``counted``
+    (all that are charged). The segments must follow one another without a gap. detail: one of those above.
     """
     span = Period(segments[0].period.start_s, segments[-1].period.end_s)
     host = "coalesce(host, '')" if gpus.nodes else "''"
-    active = _ACTIVE.format(source=source, start=span.start_s, end=span.end_s, host=host, era=_era(gpus))
-    con.execute(f"CREATE OR REPLACE TEMP VIEW active AS {active}")
+    for view, kept in (("active", "held <> '' AND "), ("active_all", "")):
+        query = _ACTIVE.format(source=source, start=span.start_s, end=span.end_s, host=host, era=_era(gpus), kept=kept)
+        con.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS {query}")
+    _keep_segments(con, segments)
+    _find_shares(con, gpus)
+    common = {
+        "start": span.start_s,
+        "detail": detail,
+        "minimum": billing_sql.minimum(segments),
+        "billable": billing_sql.billable(segments, bool(extras.disturbed)),
+        "rule": billing_sql.rule(extras.rules),
+        "joined": _DISTURBED.format(table=extras.disturbed) if extras.disturbed else "",
+    }
+    con.execute(f"CREATE OR REPLACE TEMP TABLE held AS {_GROUPS.format(**common, **_OF_GPUS)}")
+    charged = "active"
+    if extras.resources:
+        runs = f"{billing_sql.resource_runs(extras.resources)} AS r"
+        con.execute(f"INSERT INTO held {_GROUPS.format(**common, **_OF_RESOURCES, runs=runs)}")
+        charged = "active_all"
+    con.execute(f"CREATE OR REPLACE TEMP VIEW counted AS FROM {charged}")
+    left_out = tuple(
+        LeftOut(row[0], row[1], tuple(row[2])) for row in con.execute(_LEFT_OUT.format(account="")).fetchall()
+    )
+    notes = con.execute(_NOTES).fetchone() or (0, 0)
+    return RunFacts(left_out, notes[0], notes[1])
+
+
+def _keep_segments(con: duckdb.DuckDBPyConnection, segments: Sequence[Segment]) -> None:
     con.execute(
         "CREATE OR REPLACE TEMP TABLE segments AS "
-        "SELECT unnest($1::BIGINT[]) AS segment, unnest($2::BIGINT[]) AS from_s, unnest($3::BIGINT[]) AS to_s, "
+        "SELECT unnest($1::BIGINT[]) AS number, unnest($2::BIGINT[]) AS from_s, unnest($3::BIGINT[]) AS to_s, "
         "unnest($4::BIGINT[]) AS minimum_s, unnest($5::VARCHAR[][]) AS unbilled, "
         "unnest($6::BOOLEAN[]) AS unbilled_disturbed, unnest($7::BOOLEAN[]) AS unbilled_gpu_fault, "
-        "unnest($8::VARCHAR[]) AS bucket",
+        "unnest($8::BIGINT[][]) AS rules, unnest($9::BIGINT[]) AS cases",
         [
-            list(range(len(segments))),
+            [segment.number for segment in segments],
             [segment.period.start_s for segment in segments],
             [segment.period.end_s for segment in segments],
             [segment.minimum_s for segment in segments],
             [list(segment.unbilled_states) for segment in segments],
             [segment.unbilled_disturbed for segment in segments],
             [segment.unbilled_gpu_fault for segment in segments],
-            [segment.bucket for segment in segments],
+            [list(segment.rules) for segment in segments],
+            billing_sql.case_numbers(segments),
         ],
     )
-    _find_shares(con, gpus)
-    billable = _BILLABLE_UNLESS_DISTURBED if disturbed else _BILLABLE
-    joined = _DISTURBED.format(table=disturbed) if disturbed else ""
-    con.execute(_GROUPS.format(start=span.start_s, billable=billable, disturbed=joined, detail=detail))
-    left_out = tuple(
-        LeftOut(row[0], row[1], tuple(row[2])) for row in con.execute(_LEFT_OUT.format(account="")).fetchall()
-    )
-    notes = con.execute(_NOTES).fetchone() or (0, 0)
-    return RunFacts(left_out, notes[0], notes[1])
 
 
 def facts_by_account(con: duckdb.DuckDBPyConnection, edges: Sequence[int]) -> dict[str, RunFacts]:

@@ -10,18 +10,22 @@ integers of 128 bits: a bill of 200,000 accounts needs one row of each here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 import duckdb
 
 from hami_hpc.accounting.pricing.gpu_share import PPM
-from hami_hpc.accounting.pricing.held_time import Segment
-from hami_hpc.accounting.pricing.rates import MICRO, RateMissing, Rates, effective_rate
+from hami_hpc.accounting.pricing.rates import MICRO, RateMissing, Rates, effective_rate, resource_rate
+from hami_hpc.accounting.pricing.segment import Segment
+from hami_hpc.accounting.store.database import columns, halves, joined
 from hami_hpc.accounting.times import local_date
 
 # How many parts of a millionth of a GPU billed time is counted in.
 FACTOR_UNITS = 10_000
+# How many parts of a percent a credit rule's percentage is counted in.
+_PERCENT_UNITS = 10_000
 # Charge units in one unit of the currency (one euro).
 PER_CURRENCY = PPM * 3600 * MICRO * FACTOR_UNITS
 
@@ -41,6 +45,8 @@ COLUMNS = {
     "billable": "if(billable, 'yes', 'no')",
     "day": "bucket",
     "month": f"left(bucket, {len('2026-11')})",
+    "window": "win",
+    "rule": "rule::VARCHAR",
     "rate": "coalesce(rate::VARCHAR, '')",
     "problem": "problem",
     "since": "day",
@@ -50,44 +56,66 @@ _LABELS = ("cluster", "account", "user", "partition", "qos", "model", "mode", "c
 
 # billed: time charged, in 1/FACTOR_UNITS of a millionth of a GPU, times seconds: the time held, the time added up to
 # the minimum, and the priced part of suspended time. What has no rate is charged nothing.
+# amount: the same of GPUs and of resources. credited: what credit rules take off the charge.
 _PRICED = """
 CREATE OR REPLACE TEMP VIEW priced AS
-SELECT h.*, s.bucket, r.rate, r.problem, r.day,
-  if(billable, (held_ppm_s + top_up_ppm_s) * {units} + suspended_ppm_s * r.factor, 0)::HUGEINT AS billed,
-  billed * coalesce(r.rate, 0) AS charge
-FROM held AS h JOIN segments AS s USING (segment) JOIN rated AS r ON r.segment = h.segment AND {same}
+SELECT h.* {replaced}, r.bucket, r.win, r.rate, r.problem, r.day,
+  if(billable, (h.held_ppm_s + top_up_ppm_s) * {units} + suspended_ppm_s * r.factor, 0)::HUGEINT AS amount,
+  {billed} AS billed, amount * coalesce(r.rate, 0) AS charge, {credited} AS credited
+FROM held AS h JOIN rated AS r ON r.segment = h.segment AND r.is_gpu = h.is_gpu AND {same}
 """
+_GPU_ONLY = {"replaced": "REPLACE (if(h.is_gpu, held_ppm_s, 0) AS held_ppm_s)", "billed": "if(h.is_gpu, amount, 0)"}
+_GPUS_AND_NOTHING_ELSE = {"replaced": "", "billed": "amount"}
 
 # Conditions of sums().
 CHARGED = "billable AND problem = ''"
 PRICED = "problem = ''"
 UNPRICED = "problem <> ''"
+OF_GPUS = "is_gpu"
+OF_RESOURCES = "NOT is_gpu"
+BY_RULE = "rule >= 0 AND billable AND problem = ''"
 
 _SUMS = """
-SELECT {keys}sum(runs)::BIGINT, sum(held_ppm_s)::HUGEINT, sum(billed)::HUGEINT, sum(charge)::HUGEINT
+SELECT {keys}sum(runs)::BIGINT{numbers}
 FROM priced WHERE {condition} GROUP BY {positions} ORDER BY {positions}
 """
+# Numbers of a Sum, beside its runs: those that most documents have, and all. Each takes its time to fetch.
+USUAL = ("held_ppm_s", "billed", "charge")
+ALL = (*USUAL, "credited", "amount")
 
 
 class Sum(NamedTuple):
     """GPU time with the same labels. held_ppm_s: millionths of a GPU times seconds. billed: time charged, in
-    1/FACTOR_UNITS of these. charge: in 1/PER_CURRENCY of the currency."""
+    1/FACTOR_UNITS of these. charge: in 1/PER_CURRENCY of the currency. credited: what credit rules take off it. amount:
+    as billed, and of resources the number of them instead of GPUs."""
 
     labels: tuple[str, ...]
     runs: int
     held_ppm_s: int
     billed: int
     charge: int
+    credited: int = 0
+    amount: int = 0
 
     @property
     def beyond(self) -> int:
         """What of ``billed`` was not held, if all of it is CHARGED."""
         return self.billed - self.held_ppm_s * FACTOR_UNITS
 
+    def plus(self, other: Sum) -> Sum:
+        """Returns both together, with the labels of the first."""
+        return Sum(self.labels, *(one + two for one, two in zip(self[1:], other[1:], strict=True)))
+
 
 def price(con: duckdb.DuckDBPyConnection, segments: Sequence[Segment], rates: Rates, tz: ZoneInfo) -> None:
     """Creates the view ``priced``: each group of ``held`` with the charge at the rates of its segment."""
-    named = {label: sorted({f.where[label] for f in rates.factors if label in f.where}) for label in _LABELS}
+    conditions = [
+        *(entry.where for entry in rates.factors),
+        *(entry.where for entry in rates.rates),
+        *(entry.where for entry in rates.resources),
+        *(entry.where for entry in rates.terms),
+    ]
+    named = {label: sorted({where[label] for where in conditions if label in where}) for label in _LABELS}
     keys = [
         COLUMNS[label]
         if label == "model"
@@ -96,27 +124,44 @@ def price(con: duckdb.DuckDBPyConnection, segments: Sequence[Segment], rates: Ra
     ]
     names = [f"key_{label}" for label in _LABELS]
     selected = ", ".join(f"{key} AS {name}" for key, name in zip(keys, names, strict=True))
-    kinds = con.execute(f"SELECT DISTINCT segment, {selected} FROM held").fetchall()
-    rows = [(*kind, *_rated(rates, kind[1:], segments[kind[0]], tz)) for kind in kinds]
-    types = {"segment": "BIGINT", "rate": "BIGINT", "factor": "BIGINT"}
-    columns = ("segment", *names, "rate", "factor", "problem", "day")
+    kinds = con.execute(f"SELECT DISTINCT segment, is_gpu, {selected} FROM held").fetchall()
+    by_number: dict[int, Segment] = {}
+    for segment in segments:
+        by_number.setdefault(segment.number, segment)
+    rows = [(*kind, *_rated(rates, kind[1], kind[2:], by_number[kind[0]], tz)) for kind in kinds]
+    types = {"segment": "BIGINT", "is_gpu": "BOOLEAN", "rate": "BIGINT", "factor": "BIGINT"}
+    columns = ("segment", "is_gpu", *names, "rate", "factor", "problem", "day", "bucket", "win")
     unnested = ", ".join(f"unnest(${i}::{types.get(name, 'VARCHAR')}[]) AS {name}" for i, name in enumerate(columns, 1))
     con.execute(
         f"CREATE OR REPLACE TEMP TABLE rated AS SELECT {unnested}",
         [[row[i] for row in rows] for i in range(len(columns))],
     )
     same = " AND ".join(f"{key} = r.{name}" for key, name in zip(keys, names, strict=True))
-    con.execute(_PRICED.format(units=FACTOR_UNITS, same=same))
+    shape = _GPU_ONLY if rates.resources else _GPUS_AND_NOTHING_ELSE
+    con.execute(_PRICED.format(units=FACTOR_UNITS, same=same, credited=_credited(rates), **shape))
 
 
-def _rated(rates: Rates, values: Sequence[str], segment: Segment, tz: ZoneInfo) -> tuple[int | None, int, str, str]:
-    """Returns rate, factor of suspended time, problem and day."""
+def _credited(rates: Rates) -> str:
+    """Returns SQL for what the rule of a group takes off its charge, in whole charge units."""
+    cases = " ".join(
+        f"WHEN {index} THEN charge * {int(rule.percent * _PERCENT_UNITS)} // {100 * _PERCENT_UNITS}"
+        for index, rule in enumerate(rates.credit_rules)
+    )
+    return f"(CASE rule {cases} ELSE 0 END)::HUGEINT" if cases else "0"
+
+
+def _rated(
+    rates: Rates, is_gpu: bool, values: Sequence[str], segment: Segment, tz: ZoneInfo
+) -> tuple[int | None, int, str, str, str, str]:
+    """Returns rate, factor of suspended time, problem, day, bucket and window."""
     day = local_date(segment.period.start_s, tz)
-    factor = int(rates.terms_on(day).suspended_factor * FACTOR_UNITS)
+    labels = {**dict(zip(_LABELS, values, strict=True)), "window": segment.window}
+    factor = int(rates.terms_on(day, labels).suspended_factor * FACTOR_UNITS)
+    rest = (day.isoformat(), segment.bucket, segment.window)
     try:
-        return effective_rate(rates, dict(zip(_LABELS, values, strict=True)), day), factor, "", day.isoformat()
+        return (effective_rate if is_gpu else resource_rate)(rates, labels, day), factor, "", *rest
     except RateMissing as error:
-        return None, factor, str(error), day.isoformat()
+        return None, factor, str(error), *rest
 
 
 def _list(values: Sequence[str]) -> str:
@@ -124,13 +169,23 @@ def _list(values: Sequence[str]) -> str:
     return f"[{', '.join(quoted)}]::VARCHAR[]"
 
 
-def sums(con: duckdb.DuckDBPyConnection, by: Sequence[str], condition: str = "true") -> list[Sum]:
-    """Returns the sums of ``priced`` by these names of COLUMNS, sorted by them. condition: one of those above."""
+def sums(
+    con: duckdb.DuckDBPyConnection, by: Sequence[str], condition: str = "true", numbers: Sequence[str] = USUAL
+) -> list[Sum]:
+    """Returns the sums of ``priced`` by these names of COLUMNS, sorted by them. condition: one of those above.
+
+    numbers: of ALL; those that are not asked for are 0.
+    """
+    if condition == UNPRICED and not con.execute("FROM rated WHERE problem <> '' LIMIT 1").fetchall():
+        return []
     count = len(by)
     keys = "".join(f"{COLUMNS[name]}, " for name in by)
     positions = ", ".join(map(str, range(1, count + 1)))
-    query = _SUMS.format(keys=keys, condition=condition, positions=positions)
-    return [Sum(row[:count], *row[count:]) for row in con.execute(query).fetchall()]
+    asked = "".join(f", {halves(f'sum({name})')}" for name in numbers)
+    found = columns(con, _SUMS.format(keys=keys, numbers=asked, condition=condition, positions=positions))
+    labels, runs, parts = zip(*found[:count], strict=True), found[count], found[count + 1 :]
+    whole = dict(zip(numbers, map(joined, parts[::2], parts[1::2]), strict=True))
+    return list(map(Sum, labels, runs, *(whole.get(name, repeat(0)) for name in ALL)))
 
 
 def unit(digits: int) -> int:

@@ -3,23 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from zoneinfo import ZoneInfo
 
 import duckdb
 
 from hami_hpc.accounting.pricing import price, rates
+from hami_hpc.accounting.pricing.billing_sql import rule_condition
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
-from hami_hpc.accounting.pricing.held_time import NOTHING, RunFacts, Segment, sum_held_time
+from hami_hpc.accounting.pricing.held_time import NOTHING, Extras, RunFacts, sum_held_time
 from hami_hpc.accounting.pricing.price import Sum
 from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.pricing.segment import Segment
 from hami_hpc.accounting.store import disturbed_runs, overlaps
 from hami_hpc.accounting.store.job_records import JobRecords, rejected_lines
 from hami_hpc.accounting.times import Bucket, Period
 
 NO_USAGE = (
-    "there are no usage records here: {keys} of rates.toml is not applied, and {runs} runs are billed; "
+    "there are no usage records here: {keys} of rates.toml is not applied, and {effect}; "
     "hami-hpc collect-usage reads usage records into the store, and --store names a store that has them"
 )
 
@@ -38,9 +40,9 @@ class PricedPeriod:
     rejected: tuple[str, ...] = field(default=())
     gaps: tuple[str, ...] = field(default=())
 
-    def sums(self, *by: str, condition: str = "true") -> list[Sum]:
-        """Returns the sums by these names of price.COLUMNS. condition: one of price.py's."""
-        return price.sums(self.con, by, condition)
+    def sums(self, *by: str, condition: str = "true", numbers: Sequence[str] = price.USUAL) -> list[Sum]:
+        """Returns the sums as price.sums does."""
+        return price.sums(self.con, by, condition, numbers)
 
 
 def price_period(
@@ -58,24 +60,50 @@ def price_period(
     table = prices or Rates()
     segments = rates.segments(table, buckets, tz)
     span = Period(segments[0].period.start_s, segments[-1].period.end_s)
-    disturbed = ""
-    gaps: tuple[str, ...] = ()
-    runs = {
-        "unbilled_disturbed": ("disturbed", any(segment.unbilled_disturbed for segment in segments)),
-        "unbilled_gpu_fault": ("faulted", any(segment.unbilled_gpu_fault for segment in segments)),
+    disturbed, gaps = _disturbed(records, table, segments, span)
+    resources = tuple(dict.fromkeys(entry.resource for entry in table.resources))
+    rules = {
+        index: rule_condition(rule.on, int(rule.from_percent * 10_000), rule.where, bool(disturbed))
+        for index, rule in sorted(enumerate(table.credit_rules), key=lambda entry: -entry[1].percent)
     }
-    wanted = {key: name for key, (name, is_wanted) in runs.items() if is_wanted}
-    if wanted:
-        disturbed, gaps = _disturbed(records, span, wanted)
-    facts = sum_held_time(records.con, records.source, gpus, segments, disturbed, detail)
+    extras = Extras(disturbed, rules, resources)
+    facts = sum_held_time(records.con, records.source, gpus, segments, extras, detail)
     price.price(records.con, segments, table, tz)
-    gaps = (*gaps, *overlaps.notes(records, span))
+    gaps = (*gaps, *overlaps.notes(records, span), *_unknown_resources(records, resources))
     return PricedPeriod(records.con, segments, facts, rejected_lines(records, span), gaps)
 
 
-def _disturbed(records: JobRecords, span: Period, wanted: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """Returns the table of the runs that may be unbilled (empty text if there are none), and notes. wanted: the keys of
-    the terms that ask for it, each with what its runs are called."""
-    if not records.used:
-        return "", (NO_USAGE.format(keys=" and ".join(wanted), runs=" and ".join(wanted.values())),)
-    return (disturbed_runs.TABLE if disturbed_runs.find(records, span) else ""), ()
+def _disturbed(
+    records: JobRecords, table: Rates, segments: Sequence[Segment], span: Period
+) -> tuple[str, tuple[str, ...]]:
+    """Returns the table of what usage records say of runs that prices depend on (empty text if there are none or no
+    price does), and notes."""
+    terms = [*segments, *(case for segment in segments for case in segment.cases)]
+    wanted = {
+        key: name
+        for key, name in (("unbilled_disturbed", "disturbed"), ("unbilled_gpu_fault", "faulted"))
+        if any(getattr(entry, key) for entry in terms)
+    }
+    rules = [table.credit_rules[index].on for segment in segments for index in segment.rules]
+    by_rule = sorted({on for on in rules if on != "node_fault"})
+    if not (wanted or by_rule):
+        return "", ()
+    if records.used:
+        return (disturbed_runs.TABLE if disturbed_runs.find(records, span) else ""), ()
+    keys = [*wanted, *(f"[[credit_rules]] on {on}" for on in by_rule)]
+    runs = " and ".join(wanted.values())
+    effect = f"{runs} runs are billed" if wanted else "nothing is credited by it"
+    return "", (NO_USAGE.format(keys=" and ".join(keys), effect=effect),)
+
+
+def _unknown_resources(records: JobRecords, resources: Sequence[str]) -> tuple[str, ...]:
+    """Returns a note if there are runs of which the store does not know the priced resources."""
+    if not resources:
+        return ()
+    row = records.con.execute("SELECT count(*) FROM counted WHERE cpus IS NULL").fetchone()
+    if not row or not row[0]:
+        return ()
+    return (
+        f"of {row[0]:,} job{'' if row[0] == 1 else 's'} CPUs, memory and licences are not known, and not charged: an "
+        "older hami_hpc read them; hami-hpc ingest --input FILE, of an export, reads them again",
+    )

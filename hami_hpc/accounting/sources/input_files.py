@@ -68,7 +68,7 @@ def prepare(path: Path, scratch: Path) -> Path:
         plain = _regular(path, scratch)
         head = _head(plain)
         if head.startswith(_GZIP):
-            plain = _written(_unzipped(plain, name), scratch / "unpacked", name)
+            plain = _written(_begun(_unzipped(plain, name), name), scratch / "unpacked", name)
             head = _head(plain)
         _refuse_others(head, name)
         if encoding := _UTF_16.get(head[:2]):
@@ -86,15 +86,42 @@ def prepare(path: Path, scratch: Path) -> Path:
 def _regular(path: Path, scratch: Path) -> Path:
     """Returns the input as a regular file."""
     if path == STANDARD_INPUT:
-        return _written(_read(sys.stdin.buffer), scratch / "standard-input", shown(path))
+        return _written(_begun(_read(sys.stdin.buffer), shown(path)), scratch / "standard-input", shown(path))
     mode = path.stat().st_mode
     if stat.S_ISREG(mode):
         return path
     if stat.S_ISFIFO(mode):
         with path.open("rb") as pipe:
-            return _written(_read(pipe), scratch / "pipe", str(path))
+            return _written(_begun(_read(pipe), str(path)), scratch / "pipe", str(path))
     kind = "a directory" if stat.S_ISDIR(mode) else "a device or socket"
     raise AccountingError(f"{path} is {kind}, and no export; give --input once for each file, or - for standard input")
+
+
+def _begun(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """Yields the chunks, if the first may begin an export: what has no end is not copied until the disk is full."""
+    first = next(filter(None, chunks), b"")
+    try:
+        text = zlib.decompressobj(wbits=31).decompress(first, _CHUNK_BYTES) if first.startswith(_GZIP) else first
+    except zlib.error as error:
+        raise _damaged(name, error) from error
+    if text:
+        _refuse_others(text, name)
+        if not text.startswith(tuple(_UTF_16)):
+            _refuse_nul(text, name)
+            is_short = len(first) < _CHUNK_BYTES  # then what is missing is named when all of it has been read
+            if not (is_short or text.lstrip()[:1] == b"{" or _HEADER_WORD in text.lower()):
+                raise AccountingError(f"{name} has no header line with JobIDRaw in its first MiB; {EXPORT_AGAIN}")
+    yield first
+    yield from chunks
+
+
+def _damaged(name: str, error: zlib.error) -> AccountingError:
+    return AccountingError(f"{name} is a damaged gzip file ({error}); copy or export it again")
+
+
+def _refuse_nul(chunk: bytes, name: str) -> None:
+    if b"\0" in chunk:
+        raise AccountingError(f"{name} has NUL characters: no text in UTF-8, or a damaged file; {EXPORT_AGAIN}")
 
 
 def _refuse_others(head: bytes, name: str) -> None:
@@ -114,8 +141,7 @@ def _check_lines(path: Path, name: str) -> bool:
     before = b""
     headers = 0
     for chunk in _chunks(path):
-        if b"\0" in chunk:
-            raise AccountingError(f"{name} has NUL characters: no text in UTF-8, or a damaged file; {EXPORT_AGAIN}")
+        _refuse_nul(chunk, name)
         has_returns = has_returns or b"\r" in chunk
         lower = before + chunk.lower()
         headers += lower.count(_HEADER_WORD)
@@ -160,7 +186,7 @@ def _unzipped(path: Path, name: str) -> Iterator[bytes]:
                 yield unpacker.decompress(rest, _CHUNK_BYTES)
                 rest = unpacker.unconsumed_tail or unpacker.unused_data
     except zlib.error as error:
-        raise AccountingError(f"{name} is a damaged gzip file ({error}); copy or export it again") from error
+        raise _damaged(name, error) from error
     if not unpacker.eof:
         raise AccountingError(f"{name} is half a gzip file: its end is missing; copy or export it again")
 

@@ -26,8 +26,10 @@ OPTIONAL = (
     "Suspended",
     "NodeList",
     "Constraints",
+    "ConsumedEnergyRaw",
 )
-ASKED = tuple(name for name in REQUIRED + OPTIONAL if name != "Elapsed")
+# AllocTRES has a job's energy too.
+ASKED = tuple(name for name in REQUIRED + OPTIONAL if name not in ("Elapsed", "ConsumedEnergyRaw"))
 # Not '|', because a constraint may contain it (h200|a100). No column in SAFE contains this character.
 DELIMITER = "\x1f"
 # Columns whose text Slurm or an administrator writes. In any other one (JobName, Comment, WorkDir, SubmitLine, ...) a

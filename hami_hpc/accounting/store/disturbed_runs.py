@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the runs that a site may leave unbilled: a usage record of theirs has a disturbed_count above 0, or a gpu_fault
-(docs/agent.md)."""
+"""Finds the runs that a site may leave unbilled or credit: a usage record of theirs has a disturbed_count above 0, a
+gpu_fault, or requests that missed their target (docs/agent.md)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _NS = 1_000_000_000
 
 
 def find(records: JobRecords, span: Period) -> int:
-    """Creates the table TABLE (cluster, job_id, submit_s, disturbed, gpu_fault) of such runs, with at least those that
-    overlap ``span``; disturbed and gpu_fault say which of the two a run is.
+    """Creates the table TABLE (cluster, job_id, submit_s, disturbed, gpu_fault, slo_miss_ppm) of such runs, with at
+    least those that overlap ``span``. slo_miss_ppm: of all requests of the run, those that missed, in millionths,
+    rounded down.
 
     Returns how many there are. ``records.used`` must not be empty.
     """
@@ -22,7 +23,10 @@ def find(records: JobRecords, span: Period) -> int:
     con.execute(
         f"CREATE OR REPLACE TEMP TABLE disturbed_usage AS "
         f"SELECT cluster, job_id, gpu_uuid, start_unix_ns, disturbed_count > 0 AS disturbed, "
-        f"gpu_fault > 0 AS gpu_fault FROM {records.used} WHERE disturbed_count > 0 OR gpu_fault > 0"
+        f"gpu_fault > 0 AS gpu_fault, request_count, slo_miss_count FROM {records.used} "
+        # A run may have records without a miss beside one with misses, and their requests count.
+        f"WHERE job_id IN (SELECT job_id FROM {records.used} "
+        "WHERE disturbed_count > 0 OR gpu_fault > 0 OR slo_miss_count > 0)"
     )
     in_span = (
         f"(SELECT * FROM {records.source} WHERE start_s < {span.end_s} "
@@ -38,7 +42,8 @@ def find(records: JobRecords, span: Period) -> int:
     runs = records.overlapping(around) if records.overlapping else records.source
     con.execute(
         f"CREATE OR REPLACE TEMP TABLE {TABLE} AS "
-        f"SELECT cluster, job_id, submit_s, bool_or(disturbed) AS disturbed, bool_or(gpu_fault) AS gpu_fault "
+        f"SELECT cluster, job_id, submit_s, bool_or(disturbed) AS disturbed, bool_or(gpu_fault) AS gpu_fault, "
+        "(sum(slo_miss_count)::HUGEINT * 1000000 // greatest(1, sum(request_count)))::HUGEINT AS slo_miss_ppm "
         f"FROM ({assigned(runs, 'disturbed_usage')}) GROUP BY ALL"
     )
     (count,) = con.execute(f"SELECT count(*) FROM {TABLE}").fetchone() or (0,)

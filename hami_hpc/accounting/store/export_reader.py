@@ -38,6 +38,10 @@ JOB_COLUMNS = {
     "host": "VARCHAR",  # the first node
     "features": "VARCHAR",
     "observed_s": "BIGINT",  # when the record was read from Slurm
+    "energy_j": "BIGINT",  # as Slurm measured it; NULL if it did not
+    "cpus": "BIGINT",  # of all its nodes; with the next two NULL in files of an older hami_hpc
+    "mem_mib": "BIGINT",  # of its nodes, not of GPUs
+    "licenses": "VARCHAR",  # name=count;name=count
 }
 # Reasons for rejecting a line, in the order in which they are checked.
 REASONS = {
@@ -109,25 +113,61 @@ def _local_range(con: duckdb.DuckDBPyConnection, export: Export, staged: Path) -
 def _parse_tres(con: duckdb.DuckDBPyConnection, staged: Path) -> None:
     """Creates the table ``parsed``: each distinct AllocTRES text with what was held, or with its fault.
 
-    Texts that differ only in CPUs, memory and the like are parsed once. A fault names its own text's part.
+    Texts that differ only in CPUs, memory and the like, or in numbers that are kept as they are, are parsed once: in
+    these numbers all of a kind have 1. A fault names its own text's part.
     """
     con.execute(
-        "CREATE OR REPLACE TEMP TABLE texts AS SELECT DISTINCT coalesce(AllocTRES, '') AS tres, "
-        f"regexp_replace(tres, '{_NO_GRES}', '\\1\\2=0', 'g') AS kind FROM {parquet(staged)}"
+        "CREATE OR REPLACE TEMP TABLE texts AS SELECT tres, "
+        f"regexp_replace(regexp_replace(tres, '{_NO_GRES}', '\\1\\2=0', 'g'), '{_KEPT}', '\\1=1\\2', 'g') AS kind "
+        f"FROM (SELECT DISTINCT coalesce(AllocTRES, '') AS tres FROM {parquet(staged)})"
     )
     kinds = {kind: _parsed(kind) for (kind,) in con.execute("SELECT DISTINCT kind FROM texts").fetchall()}
     _keep(con, "kinds", {kind: parsed for kind, parsed in kinds.items() if not parsed[1]})
     faulty = con.execute("SELECT tres FROM texts ANTI JOIN kinds ON texts.kind = kinds.tres").fetchall()
     _keep(con, "faulty", {tres: _parsed(tres) for (tres,) in faulty})
     con.execute(
-        "CREATE OR REPLACE TEMP TABLE parsed AS FROM faulty UNION ALL "
-        "SELECT texts.tres, held, fault FROM texts JOIN kinds ON texts.kind = kinds.tres"
+        "CREATE OR REPLACE TEMP TABLE parsed AS SELECT tres, held, fault, "
+        f"{_CPUS} AS cpus, {_MEM_MIB} AS mem_mib, {_LICENSES} AS licenses FROM (FROM faulty UNION ALL "
+        f"SELECT texts.tres, {_OWN_NUMBERS} AS held, fault FROM texts JOIN kinds ON texts.kind = kinds.tres)"
     )
     con.execute("DROP TABLE texts")
 
 
 # TRES that are no gres, with a number as Slurm writes it.
 _NO_GRES = r"(^|,)(billing|cpu|energy|mem|node|pages|vmem)=[0-9]+(?:\.[0-9]+)?[KMGTPEZ]?"
+
+# Gres of which the parser only asks whether there are any, and of which there may be as many numbers as runs. Numbers
+# of ten digits and more are left to it (tres.py refuses them).
+_KEPT = "(gres/vgpu_mem|gres/shard)=[1-9][0-9]{0,8}(,|$)"
+# What a text holds, from what its kind holds with 1 for these numbers (AllocatedGpus.key; no type has a semicolon).
+_OWN_NUMBERS = (
+    "replace(if(held = 'shard=1' OR ends_with(held, ';shard=1'), "
+    "left(held, -1) || regexp_extract(texts.tres, '(?:^|,)gres/shard=0*([0-9]+)', 1), held), ';mem=1;', "
+    "';mem=' || regexp_extract(texts.tres, '(?:^|,)gres/vgpu_mem=0*([0-9]+)', 1) || ';')"
+)
+
+
+# What a run held beside GPUs, in texts that the parser has accepted. Memory without a suffix is in MiB.
+_CPUS = "TRY_CAST(regexp_extract(tres, '(?:^|,)cpu=([0-9]+)', 1) AS BIGINT)"
+_MEM = "regexp_extract(tres, '(?:^|,)mem=([0-9]+(?:\\.[0-9]+)?)([KMGTPEZ]?)', ['n', 'unit'])"
+_MEM_MIB = (
+    f"TRY_CAST(ceil(TRY_CAST({_MEM}.n AS DECIMAL(27, 6)) * CASE {_MEM}.unit "
+    "WHEN 'K' THEN 0.0009765625::DECIMAL(11, 10) WHEN 'G' THEN 1024 WHEN 'T' THEN 1048576 "
+    "WHEN 'P' THEN 1073741824 ELSE 1 END) AS BIGINT)"
+)
+_LICENSES = (
+    "if(contains(tres, 'license/'), "
+    "array_to_string(list_sort(regexp_extract_all(tres, '(?:^|,)license/([^=,]+=[0-9]+)', 1)), ';'), '')"
+)
+
+
+def beside_gpus(con: duckdb.DuckDBPyConnection, tres: str) -> tuple[int, int, str]:
+    """Returns CPUs, MiB of the nodes' memory and licences in an AllocTRES text."""
+    row = con.execute(
+        f"SELECT coalesce({_CPUS}, 0), coalesce({_MEM_MIB}, 0), {_LICENSES} FROM (SELECT $1 AS tres)", [tres]
+    ).fetchone()
+    assert row is not None
+    return row[0], row[1], row[2]
 
 
 def _parsed(text: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from hami_hpc.accounting.store.database import literal, parquet
 
 _NO_TIME = "('', 'Unknown', 'None', 'N/A')"
 _DAY_S = 86400
+_NO_VALUE = 0xFFFFFFFE  # Slurm's NO_VAL; NO_VAL64 is beyond a BIGINT
 # A run in one of these states may have no end yet.
 OPEN_STATES = ("RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "PENDING", "REQUEUED", "STOPPED", "SIGNALING",
                "STAGE_OUT", "CONFIGURING", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REVOKED")  # fmt: skip
@@ -48,6 +49,7 @@ def stage(export: Export, target: Path) -> str:
         f"{_username(export)} AS username",
         *(f"{_text(export, name)} AS {name}" for name in ("Account", "Partition", "QOS", "State", "AllocTRES")),
         *(f"{_text(export, name)} AS {name}" for name in ("NodeList", "Constraints", "Cluster")),
+        f"{_energy(export)} AS energy_j",
         *times,
         f"({bad_times}) AS time_bad",
         f"{_duration(export, elapsed)} AS elapsed_s",
@@ -82,16 +84,22 @@ WITH zoned AS (
   SELECT *, CASE WHEN fold = 2 THEN start_late ELSE start_early END AS start_s,
     CASE WHEN fold = 1 THEN end_late ELSE end_early END AS end_s
   FROM folded
+), begun AS (
+  -- A job that goes on with fewer nodes has one record more, submitted then, whose start may still be the job's.
+  SELECT *, CASE WHEN submit_s BETWEEN start_s AND coalesce(end_s, submit_s) THEN submit_s ELSE start_s END AS began_s
+  FROM placed
 )
 SELECT coalesce(nullif(Cluster, ''), {cluster}) AS cluster, job_id,
   display_id, coalesce(Account, '') AS account, username,
   coalesce(Partition, '') AS partition, coalesce(QOS, '') AS qos, state_word AS state, submit_s, eligible_s,
-  start_s, end_s, suspended0_s AS suspended_s, coalesce(held, '') AS held,
+  began_s AS start_s, end_s, least(suspended0_s, coalesce(end_s, start_s + wall_s) - began_s) AS suspended_s,
+  coalesce(held, '') AS held,
   CASE WHEN contains(NodeList, '[')
     THEN regexp_replace(NodeList, '^([^\\[,]*)(?:\\[([^\\],-]*)[^\\]]*\\]([^,\\[]*))?.*$', '\\1\\2\\3')
     ELSE split_part(NodeList, ',', 1) END AS host,
   CASE WHEN held = '' THEN '' ELSE coalesce(Constraints, '') END AS features,
-  CASE WHEN end_s IS NULL THEN coalesce(start_s + wall_s, {observed_s}) ELSE {observed_s} END AS observed_s,
+  CASE WHEN end_s IS NULL THEN coalesce(start_s + wall_s, {observed_s}) ELSE {observed_s} END AS observed_s, energy_j,
+  coalesce(cpus, 0) AS cpus, coalesce(mem_mib, 0) AS mem_mib, coalesce(licenses, '') AS licenses,
   CASE
     WHEN is_step THEN 'step'
     WHEN job_id IS NULL THEN 'job'
@@ -117,7 +125,7 @@ SELECT coalesce(nullif(Cluster, ''), {cluster}) AS cluster, job_id,
       || coalesce(end_t::VARCHAR, '-') || ', elapsed ' || coalesce(elapsed_s::VARCHAR, '-') || ' s, suspended '
       || suspended0_s || ' s'
   END AS detail
-FROM placed LEFT JOIN parsed ON coalesce(placed.AllocTRES, '') = parsed.tres
+FROM begun LEFT JOIN parsed ON coalesce(begun.AllocTRES, '') = parsed.tres
 ) TO {checked} (FORMAT parquet, COMPRESSION snappy)
 """
 
@@ -188,6 +196,14 @@ def _username(export: Export) -> str:
         f"CASE WHEN {user} BETWEEN '0' AND ':' AND regexp_full_match({user}, '[0-9]+') THEN 'uid:' || {user} "
         f"ELSE coalesce(nullif({user}, ''), 'uid:' || nullif({uid}, ''), '(unknown)') END"
     )
+
+
+def _energy(export: Export) -> str:
+    """Returns joules, NULL where Slurm did not measure: it then prints nothing, 0, or a number that means no value."""
+    allocated = f"regexp_extract({_text(export, 'AllocTRES')}, '(?:^|,)energy=([0-9]+)(?:,|$)', 1)"
+    known = (f"TRY_CAST({text} AS BIGINT)" for text in (allocated, _text(export, "ConsumedEnergyRaw")))
+    measured = (f"CASE WHEN {number} NOT IN (0, {_NO_VALUE}) THEN {number} END" for number in known)
+    return f"coalesce({', '.join(measured)})"
 
 
 def _time(export: Export, name: str) -> str:

@@ -113,7 +113,7 @@ def ingest_files(root: Path, paths: Sequence[Path], source: Source, tell: Callab
         entry = undo.begun(manifest, what, int(time.time()))
         for name, made_s, export in exports:
             step, entry = _ingest(root, export, source, made_s, scratch, name, entry)
-            tell(replace(step, gaps=tuple(export.gaps(name))))
+            tell(replace(step, gaps=(*export.gaps(name), *step.gaps)))
 
 
 def ingest_slurmdbd(
@@ -178,6 +178,7 @@ def _ingest(
     try:
         with progress.shown(con, f"{what}: reading", source.progress):
             counts = export_reader.load(con, export, source.tz, source.cluster, made_s, scratch)
+        left_out = _leave_out(con, before.anonymous_before_s)
         if until_s is None and what != _STALE:
             _check_clusters(con, root, before, source, what)
         with progress.shown(con, f"{what}: {counts.records} records into the store", source.progress):
@@ -195,7 +196,22 @@ def _ingest(
         rejected=entry.rejected + counts.rejected,
     )
     store_files.commit(root, undo.noted(before, manifest, entry))
-    return Step(what, counts, merged), entry
+    return Step(what, counts, merged, left_out), entry
+
+
+def _leave_out(con: duckdb.DuckDBPyConnection, before_s: int) -> tuple[str, ...]:
+    """Leaves out what ended before the store's names were taken out: it is there already, under other numbers."""
+    if not before_s:
+        return ()
+    kept = f"coalesce(end_s, start_s) >= {before_s}"
+    row = con.execute(f"SELECT count(*) FROM records WHERE NOT {kept}").fetchone()
+    con.execute("ALTER VIEW records RENAME TO all_records")
+    con.execute(f"CREATE TEMP VIEW records AS FROM all_records WHERE {kept}")
+    con.execute(f"DELETE FROM rejects WHERE greatest(end_s, start_s, submit_s) < {before_s}")
+    if not row or not row[0]:
+        return ()
+    runs = "1 run" if row[0] == 1 else f"{row[0]:,} runs"
+    return (f"left out: {runs} of before {iso_utc(before_s)}, up to when the store has no users' names",)
 
 
 def _check_clusters(

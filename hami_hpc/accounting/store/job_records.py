@@ -44,6 +44,13 @@ def from_store(root: Path, period: Period | None, memory_mib: int = 1024) -> Job
         raise AccountingError(
             f"there is no accounting store in {root}; run hami-hpc ingest, or see --store and --input"
         )
+    return of_manifest(root, manifest, period, memory_mib)
+
+
+def of_manifest(
+    root: Path, manifest: store_files.Manifest, period: Period | None, memory_mib: int = 1024
+) -> JobRecords:
+    """Returns the records of a manifest that overlap ``period``; all for None."""
     con = connect(memory_mib)
     until_s = min(manifest.read_until_s.values(), default=None)
     return JobRecords(

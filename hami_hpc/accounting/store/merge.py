@@ -23,7 +23,7 @@ _KEY = "cluster, job_id, submit_s"
 _COLUMNS = ", ".join(JOB_COLUMNS)
 _NEWEST_FIRST = (
     "end_s IS NULL, observed_s DESC, end_s DESC, start_s DESC, suspended_s DESC, held, state, account, username, "
-    "partition, qos, display_id, host, features, eligible_s"
+    "partition, qos, display_id, host, features, eligible_s, cpus, mem_mib, licenses"
 )
 # 202611, or 0 for a run that has not ended. A number, because comparing numbers is many times faster than text.
 _MONTH = "coalesce(year(make_timestamp(end_s * 1000000)) * 100 + month(make_timestamp(end_s * 1000000)), 0)"
@@ -100,7 +100,7 @@ def _rewrite_losers(
             f"SELECT {_COLUMNS} FROM {store_files.job_rows(root, (file,))} "
             f"ANTI JOIN (FROM losers WHERE origin = {literal(path)}) USING ({_KEY})"
         )
-        files += _write(con, root, query, file.month, f"g{generation:06d}-r{index}")
+        files += write_rows(con, root, query, file.month, f"g{generation:06d}-r{index}")
     return files
 
 
@@ -126,7 +126,7 @@ def _write_new(con: duckdb.DuckDBPyConnection, root: Path, generation: int) -> l
             f"(SELECT {_KEY} FROM clash UNION SELECT {_KEY} FROM twice) USING ({_KEY}) "
             f"UNION ALL SELECT {_COLUMNS} FROM ranked WHERE place = 1 AND origin = '' AND {chosen}"
         )
-        files += _write(con, root, query, month, f"g{generation:06d}")
+        files += write_rows(con, root, query, month, f"g{generation:06d}")
     return files
 
 
@@ -148,7 +148,7 @@ def _joined(con: duckdb.DuckDBPyConnection, root: Path, files: list[DataFile], g
             result += group
             continue
         query = f"SELECT {_COLUMNS} FROM {store_files.job_rows(root, group)}"
-        result += _write(con, root, query, month, f"g{generation:06d}-j")
+        result += write_rows(con, root, query, month, f"g{generation:06d}-j")
     return result
 
 
@@ -171,7 +171,8 @@ def _merge_rejects(
     return (DataFile(store_files.REJECTS, name, "", rows),)
 
 
-def _write(con: duckdb.DuckDBPyConnection, root: Path, query: str, month: str, stem: str) -> list[DataFile]:
+def write_rows(con: duckdb.DuckDBPyConnection, root: Path, query: str, month: str, stem: str) -> list[DataFile]:
+    """Writes the job records of a query to a file of the month. Returns the file, nothing if there are no records."""
     name = f"{_folder(month)}/{stem}.parquet"
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     con.execute(f"COPY ({query}) TO {literal(str(root / name))} (FORMAT parquet, COMPRESSION zstd)")

@@ -24,15 +24,20 @@ from pathlib import Path
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.store.database import literal
 from hami_hpc.accounting.store.export_reader import JOB_COLUMNS
+from hami_hpc.accounting.store.synced_files import sync
 from hami_hpc.accounting.times import Period
 
-VERSION = 2
+# Version 3 has what an older hami_hpc must not read again (anonymous.py). A store without that is of version 2.
+VERSION, VERSION_ANONYMOUS = 2, 3
 # The versions that this hami_hpc reads; in version 1 all job files have columns of version 1.
-VERSIONS = (1, 2)
+VERSIONS = (1, 2, 3)
 # The version of the columns of job files. Older files are not rewritten but read with their own column names
 # (version -> {present name: name in that version}).
-COLUMNS_VERSION = 2
+COLUMNS_VERSION = 3
 _OLD_COLUMNS: Mapping[int, Mapping[str, str]] = {1: {"display_id": "job_name"}}
+# Columns that older files do not have -> the version that has them first. They are NULL there.
+_ADDED: Mapping[str, int] = {"energy_j": 3, "cpus": 3, "mem_mib": 3, "licenses": 3}
+_ANONYMOUS = ("pruned_before_s", "pseudonyms_before_s", "key_mark")
 OPEN = "open"
 JOBS = "jobs"
 REJECTS = "rejects"
@@ -77,6 +82,8 @@ class Manifest:
 
     read_until_s: source -> up to when it was read, seconds since 1970. timezone: of the local times that were read;
     empty if there were none. ingests: those that can be taken back, the last one last. kept: files that only they name.
+    pruned_before_s, pseudonyms_before_s: runs that ended before have no names, or pseudonyms; 0 for never. key_mark: by
+    which the key of the pseudonyms is known.
     """
 
     generation: int = 0
@@ -85,6 +92,14 @@ class Manifest:
     timezone: str = ""
     ingests: tuple[Ingest, ...] = ()
     kept: tuple[DataFile, ...] = ()
+    pruned_before_s: int = 0
+    pseudonyms_before_s: int = 0
+    key_mark: str = ""
+
+    @property
+    def anonymous_before_s(self) -> int:
+        """What ended before this instant is not read again."""
+        return max(self.pruned_before_s, self.pseudonyms_before_s)
 
     def of(self, kind: str) -> tuple[DataFile, ...]:
         """Returns the files of one kind."""
@@ -112,7 +127,8 @@ def read_manifest(root: Path) -> Manifest:
     )
     ingests = tuple(Ingest(**{**entry, "names": tuple(entry["names"])}) for entry in document.get("ingests", ()))
     zone_name = document.get("timezone", "")
-    return Manifest(document["generation"], files, document["read_until_s"], zone_name, ingests, kept)
+    anonymous = {name: document[name] for name in _ANONYMOUS if name in document}
+    return Manifest(document["generation"], files, document["read_until_s"], zone_name, ingests, kept, **anonymous)
 
 
 @contextmanager
@@ -140,21 +156,22 @@ def commit(root: Path, manifest: Manifest) -> Manifest:
     manifest = replace(manifest, generation=manifest.generation + 1, kept=kept)
     for file in manifest.files:
         if file.name.rpartition("/")[2].startswith(f"g{manifest.generation:06d}"):
-            _sync(root / file.name)
+            sync(root / file.name)
     document = {
-        "version": VERSION,
+        "version": VERSION_ANONYMOUS if manifest.anonymous_before_s else VERSION,
         "generation": manifest.generation,
         "files": [asdict(file) for file in manifest.files],
         "read_until_s": dict(manifest.read_until_s),
         "timezone": manifest.timezone,
         "ingests": [asdict(ingest) for ingest in manifest.ingests],
         "kept": [asdict(file) for file in manifest.kept],
+        **({name: getattr(manifest, name) for name in _ANONYMOUS} if manifest.anonymous_before_s else {}),
     }
     temporary = root / ".manifest.json"
     temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    _sync(temporary)
+    sync(temporary)
     temporary.rename(root / "manifest.json")
-    _sync(root)
+    sync(root)
     sweep(root, manifest)
     return manifest
 
@@ -183,7 +200,11 @@ def job_rows(root: Path, files: Sequence[DataFile], with_origin: bool = False) -
     selects = []
     for version in sorted({file.columns for file in files}):
         old_names = _OLD_COLUMNS.get(version, {})
-        columns = ", ".join(f"{old_names[name]} AS {name}" if name in old_names else name for name in JOB_COLUMNS)
+        added = {name: f"NULL::{kind}" for name, kind in JOB_COLUMNS.items() if version < _ADDED.get(name, 0)}
+        columns = ", ".join(
+            f"{source} AS {name}" if (source := old_names.get(name) or added.get(name)) else name
+            for name in JOB_COLUMNS
+        )
         names = ", ".join(literal(str(root / file.name)) for file in files if file.columns == version)
         option = ", filename = true" if with_origin else ""
         selects.append(f"SELECT {columns}{origin} FROM read_parquet([{names}]{option}, hive_partitioning = false)")
@@ -212,11 +233,3 @@ def rejects(root: Path, manifest: Manifest) -> str:
         "NULL::VARCHAR AS username, NULL::BIGINT AS job_id, NULL::BIGINT AS submit_s, "
         "NULL::BIGINT AS start_s, NULL::BIGINT AS end_s, NULL::VARCHAR AS detail WHERE false",
     )
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

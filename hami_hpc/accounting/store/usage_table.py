@@ -46,7 +46,10 @@ def collect(root: Path, directory: Path, cluster: str, remove: bool) -> Collecte
         clusters.refuse_unknown(root, manifest, {cluster} - {""}, "run hami-hpc ingest for its jobs first")
         files, rows, faults = _of_cluster(cluster, *read_spool(directory))
         name = f"{store_files.USED}/g{manifest.generation + 1:06d}.parquet"
-        before, after = _merge(root, manifest.of(store_files.USED), cluster, rows, root / name)
+        # What ended before the store's names were taken out is there already, under other numbers.
+        place, from_ns = list(FIELDS).index("end_unix_ns"), manifest.anonymous_before_s * 1_000_000_000
+        new = [row for row in rows if int(row[place]) >= from_ns]
+        before, after = _merge(root, manifest.of(store_files.USED), cluster, new, root / name)
         others = tuple(file for file in manifest.files if file.kind != store_files.USED)
         if after != before:
             store_files.commit(root, replace(manifest, files=(*others, DataFile(store_files.USED, name, "", after))))

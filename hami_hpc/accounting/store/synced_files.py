@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that must be on the disk before something else is done."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+def write_new(path: Path, text: str, synced: bool) -> None:
+    """Writes a new file, also where a writer that died has left one; never through a link. synced: waits until it is on
+    the disk."""
+    try:
+        handle = os.open(path, _NEW, 0o640)
+    except FileExistsError:
+        path.unlink()
+        handle = os.open(path, _NEW, 0o640)
+    try:
+        rest = text.encode()
+        while rest:  # a large text is written in parts, and so is one for which the disk has too little room
+            rest = rest[os.write(handle, rest) :]
+        if synced:
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a directory, are on the disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
