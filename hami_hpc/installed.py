@@ -15,3 +15,5 @@ LIB_DIR: Final[str] = "/usr/lib/hami-hpc"
 LUA_DIR: Final[str] = ""  # the Lua filters; empty: the checkout's
 STAGE_DIR: Final[str] = ""  # prolog and epilog; empty: the checkout's
 TEMPLATE_DIR: Final[str] = ""  # the templates of render; empty: the checkout's
+CONFIG: Final[str] = ""  # the settings' file; empty: the contract's
+ACCOUNTING_DIR: Final[str] = ""  # where a package of accounting has its requirements; empty: beside the node's

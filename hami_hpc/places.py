@@ -20,3 +20,6 @@ MEASURE = _place(
     f"{installed.LIB_DIR}/hami-hpc-measure" if installed.STAGE_DIR else "", "build/native/hami-hpc-measure"
 )
 LUA = _place(installed.LUA_DIR, "slurm-plugins/lua")
+# The hooks of container runtimes, each in a folder of its runtime's name, and the program that those of OCI call.
+HOOKS = Path(installed.TEMPLATE_DIR).parent if installed.TEMPLATE_DIR else ROOT / "containers"
+OCI_MOUNTS = _place(f"{installed.STAGE_DIR}/oci-mounts" if installed.STAGE_DIR else "", "containers/oci_mounts.py")

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hami_hpc import installed
+from hami_hpc.contract.constants import FILE_CONFIG
 from hami_hpc.errors import HamiError
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ NODE_COMMANDS = {
         "Delete the lines that render wrote for a node that is gone, and show the site's lines that still name it.",
     ),
     "inventory": (
-        "hami_hpc.cli.node_commands",
+        "hami_hpc.cli.inventory_command",
         "This node's GPUs, as the driver shows them and as the settings count them.",
     ),
     "jobs": ("hami_hpc.cli.node_commands", "The grants on this node, with what the jobs use of them right now."),
@@ -68,6 +70,14 @@ NODE_COMMANDS = {
         "hami_hpc.cli.trace_command",
         "Where the time of a job's start went: each step with its time, and the milliseconds since the one before.",
     ),
+    "resize": (
+        "hami_hpc.cli.resize_command",
+        "Give the slices of a running job another size: more or less memory, time, or both.",
+    ),
+    "swap": (
+        "hami_hpc.cli.swap_command",
+        "Move the device memory of a running job's programs to the host, or back to the GPU.",
+    ),
     "reconcile": (
         "hami_hpc.cli.node_commands",
         "Make the ledger and the run directory agree with Slurm's jobs and the GPUs.",
@@ -99,6 +109,10 @@ NODE_COMMANDS = {
         "hami_hpc.cli.qos_command",
         "Compare the QoS of the settings with slurmdbd's, or write them there.",
     ),
+    "quota": (
+        "hami_hpc.cli.quota_command",
+        "Compare the quotas of accounts with slurmdbd's, or write them there.",
+    ),
 }
 # The same for the commands that need hami-hpc[accounting], which nodes do not have.
 ACCOUNTING_COMMANDS = {
@@ -112,7 +126,7 @@ ACCOUNTING_COMMANDS = {
     ),
     "store": (
         "hami_hpc.cli.accounting_store",
-        "Take back the last ingest: the store has again the job records that it had before.",
+        "Take back the last ingest, or take users' names out of the store.",
     ),
     "bill": (
         "hami_hpc.cli.accounting_bill",
@@ -127,6 +141,14 @@ ACCOUNTING_COMMANDS = {
         "hami_hpc.cli.accounting_invoice",
         "Credits of each account: granted, used by invoices that stand, and left.",
     ),
+    "ledger": (
+        "hami_hpc.cli.accounting_finance",
+        "All invoices and credit notes, with their tax, and what of them is paid.",
+    ),
+    "balance": (
+        "hami_hpc.cli.accounting_balance",
+        "What an account has left of its budgets and credits, and when it will be used up.",
+    ),
     "efficiency": (
         "hami_hpc.cli.accounting_reports",
         "What a job (or a user's or account's jobs) used of what it held, and the request that would have sufficed.",
@@ -134,7 +156,10 @@ ACCOUNTING_COMMANDS = {
     "report": ("hami_hpc.cli.accounting_reports", "The monthly cluster report: one self-contained HTML file."),
 }
 COMMANDS = {**NODE_COMMANDS, **ACCOUNTING_COMMANDS}
-INSTALL_ACCOUNTING = "pip install 'hami-hpc[accounting]'"
+INSTALL_ACCOUNTING = "pip install 'hami-hpc[accounting]', or the package hami-hpc-accounting"
+
+if installed.ACCOUNTING_DIR:
+    sys.path.append(installed.ACCOUNTING_DIR)  # after the node's: it replaces none of them
 
 
 def has_accounting() -> bool:
@@ -253,7 +278,17 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool)
         ctx.exit()
 
 
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+HELP = f"""Pieces of a GPU for Slurm: what this node holds, what its jobs use, and what is billed for it.
+
+Settings: {installed.CONFIG or FILE_CONFIG}, or the file that $HAMI_HPC_CONFIG names.
+"""
+
+
+@click.command(
+    cls=LazyGroup,
+    help=HELP,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.option(
     "--version",
     is_flag=True,
@@ -263,7 +298,4 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool)
     help="Show which build this is.",
 )
 def main() -> None:
-    """Pieces of a GPU for Slurm: what this node holds, what its jobs use, and what is billed for it.
-
-    Settings: /etc/hami-hpc/hami-hpc.toml, or the file that $HAMI_HPC_CONFIG names.
-    """
+    """Runs the command that the arguments name."""

@@ -4,19 +4,23 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import click
 
+from hami_hpc.accounting.documents import balance
 from hami_hpc.accounting.documents import bill as bills
+from hami_hpc.accounting.documents import energy as energies
 from hami_hpc.accounting.documents.sreport_check import compare_records
 from hami_hpc.accounting.formats import tables
-from hami_hpc.accounting.pricing import quota
+from hami_hpc.accounting.pricing import budget, quota
 from hami_hpc.accounting.pricing.held_time import JOB, NOTHING
 from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.store import job_records
 from hami_hpc.accounting.times import Bucket, Period, local_date, month_period, split_days, split_months
 from hami_hpc.cli import colours
+from hami_hpc.cli.accounting_finance import finance_option, read_finance
 from hami_hpc.cli.accounting_options import (
     RecordOptions,
     Setup,
@@ -39,10 +43,14 @@ from hami_hpc.cli.options import format_option, note_old
     show_default=True,
     help="What the lines are of, separated by commas: " + ", ".join(bills.DIMENSIONS) + ".",
 )
+@click.option("--energy", "with_energy", is_flag=True, help="Also the energy of the jobs, its cost and CO2.")
+@finance_option
 @format_option("table", "csv", "json")
 @click.option("--check", "checked", is_flag=True, hidden=True)
 @site_options
-def bill(by: str, form: str, checked: bool, site: SiteOptions, **given: Any) -> None:
+def bill(
+    by: str, with_energy: bool, finance: Path | None, form: str, checked: bool, site: SiteOptions, **given: Any
+) -> None:
     """GPU-hours held in a period, and their cost, by account and user (or whatever --by names).
 
     Records come from --input, else from the store that `hami-hpc ingest` keeps, else from sacct.
@@ -56,20 +64,30 @@ def bill(by: str, form: str, checked: bool, site: SiteOptions, **given: Any) -> 
     dimensions = tuple(name.strip() for name in by.split(","))
     with failing_with(ExitCode.USAGE):
         bills.check_dimensions(dimensions)
+        if with_energy:
+            energies.check_dimensions(dimensions)
+    rules = read_finance(site, finance)
     buckets = split_days(period, setup.tz) if "day" in dimensions else split_months(period, setup.tz)
     with options.records(setup, period) as records:
         detail = JOB if "job" in dimensions else NOTHING
         priced_period = price_period(records, setup.gpus, setup.prices, buckets, setup.tz, detail)
         made = bills.make_bill(priced_period, dimensions, setup.prices)
-        states = _quotas(setup, records, period)
         gaps = [*setup.gaps, *priced_period.gaps, *job_records.gaps(records, period, setup.tz)]
+        states = _quotas(setup, records, period)
+        gaps += _budgets(setup, records, period)
+        energy = None
+        if with_energy:
+            price_period(records, setup.gpus, setup.prices, buckets, setup.tz)  # of this period, after the quotas'
+            digits = setup.prices.digits if setup.prices else 2
+            energy = energies.measure(records, period, setup.tz, dimensions, rules, digits)
+            gaps.append(energy.note())
     if form == "csv":
-        click.echo(tables.bill_csv(made), nl=False)
-        for note in (*tables.notes(made, priced_period.rejected, states), *gaps):
+        click.echo(tables.bill_csv(made, energy), nl=False)
+        for note in (*tables.charged_lines(made), *tables.notes(made, priced_period.rejected, states), *gaps):
             click.echo(note, err=True)
     else:
         write = tables.bill_json if form == "json" else tables.bill_table
-        text = write(made, setup.tz, priced_period.rejected, states, gaps)
+        text = write(made, setup.tz, priced_period.rejected, states, gaps, energy)
         click.echo(text if form == "json" else colours.table_head(text), nl=False)
 
 
@@ -111,3 +129,13 @@ def _quotas(setup: Setup, records: job_records.JobRecords, period: Period) -> tu
         {entry.labels[0]: entry.held_ppm_s for entry in priced_period.sums(name)} for name in ("account", "user")
     )
     return quota.quota_states(setup.prices.quotas, accounts, users, day)
+
+
+def _budgets(setup: Setup, records: job_records.JobRecords, period: Period) -> list[str]:
+    """Returns a warning for each limit of a budget that is nearly used at the end of the period, or now if that is
+    earlier. Exports have only their own time: budgets are those of a store."""
+    if not setup.prices or not setup.prices.budgets or records.overlapping is None:
+        return []
+    until_s = max(period.start_s + 1, min(period.end_s, int(time.time())))
+    found = balance.budget_states(records, setup.gpus, setup.prices, setup.tz, until_s)
+    return [budget.sentence(state) for state in found if state.warning]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from hashlib import sha256
 from pathlib import Path
 
 import click
@@ -21,6 +22,14 @@ def make_directory(path: Path) -> None:
             pass
     except OSError as error:
         raise AccountingError(f"{path} cannot be written to: {error.strerror}; see --output") from error
+
+
+def file_name(account: str) -> str:
+    """Returns an account's name for a file's name, with each unsuitable character replaced by its code."""
+    name = "".join(letter if letter.isalnum() or letter in "-_" else f"%{ord(letter):02X}" for letter in account)
+    if len(name.encode()) <= 200:
+        return name
+    return f"{name.encode()[:100].decode(errors='ignore')}-{sha256(account.encode()).hexdigest()[:16]}"
 
 
 def write_file(path: Path, content: bytes) -> None:

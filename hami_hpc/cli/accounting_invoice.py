@@ -7,7 +7,7 @@ import difflib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -21,14 +21,26 @@ from hami_hpc.accounting.documents.invoice_files import Document
 from hami_hpc.accounting.documents.issuing import Issued
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.formats import html, tables
-from hami_hpc.accounting.formats.pdf import html_to_pdf, require_weasyprint
-from hami_hpc.accounting.pricing.held_time import facts_by_account
+from hami_hpc.accounting.pricing import discount
+from hami_hpc.accounting.pricing.finance import Finance
+from hami_hpc.accounting.pricing.held_time import RUN, facts_by_account
 from hami_hpc.accounting.pricing.priced_period import PricedPeriod, price_period
 from hami_hpc.accounting.pricing.rates import Rates, segments
 from hami_hpc.accounting.store import job_records, store_files
 from hami_hpc.accounting.times import Period, month_period, split_days, split_months
 from hami_hpc.cli import colours
-from hami_hpc.cli.accounting_files import make_directory, write_file
+from hami_hpc.cli.accounting_annex import write_annexes
+from hami_hpc.cli.accounting_documents import file_names, prepare, write_documents
+from hami_hpc.cli.accounting_finance import (
+    PAID,
+    UNPAID,
+    bill_by,
+    finance_option,
+    note_payments,
+    read_finance,
+    refuse_unfit,
+    site_templates,
+)
 from hami_hpc.cli.accounting_options import (
     Setup,
     SiteOptions,
@@ -48,24 +60,36 @@ _account_option = click.option(
 
 
 @accounting_command("invoice", found="an invoice stands that would be another one today; it was left as it is")
+@click.argument("action", required=False, type=click.Choice((PAID, UNPAID)))
+@click.argument("numbers", metavar="[NUMBERS]", nargs=-1)
+@click.option("--date", "day", metavar="DAY", help="Of paid: the day on which the money came, 2026-11-21.")
 @month_option("A calendar month that is over, 2026-10.")
 @_account_option
 @click.option("--draft", is_flag=True, help="Show what stands, and what would be issued; number and keep nothing.")
 @click.option("--correct", is_flag=True, help="Cancel invoices that would be others today, and issue new ones.")
 @output_option("The directory for the HTML files.", file_okay=False)
 @click.option("--pdf", is_flag=True, help="Write PDF files beside the HTML (needs hami-hpc[pdf]).")
+@click.option("--annex", "with_annex", is_flag=True, help="Write the jobs of each invoice beside the HTML, as CSV.")
+@click.option("--ubl", "e_invoice", is_flag=True, help="Write e-invoices beside the HTML (EN 16931, UBL 2.1).")
 @templates_option
+@finance_option
 @format_option("table", "json")
 @click.option("--balances", "show_balances", is_flag=True, hidden=True)
 @site_options
 def invoice(
+    action: str | None,
+    numbers: tuple[str, ...],
+    day: str | None,
     month: str | None,
     accounts: tuple[str, ...],
     draft: bool,
     correct: bool,
     output: Path | None,
     pdf: bool,
+    with_annex: bool,
+    e_invoice: bool,
     templates: Path | None,
+    finance: Path | None,
     form: str,
     show_balances: bool,
     site: SiteOptions,
@@ -74,7 +98,13 @@ def invoice(
 
     Issuing a month again gives the same invoices. Where the records or rates of the month have changed since, the old
     invoice stands and is named, with the difference; with --correct a credit note cancels it and a new one replaces it.
+
+    hami-hpc invoice paid NUMBER --date DAY notes that an invoice is paid, unpaid NUMBER that it is not; hami-hpc ledger
+    lists both.
     """
+    if action:
+        note_payments(site, action, numbers, day)
+        return
     if not month and not show_balances:
         raise wrong_usage("say which month: --month 2026-10")
     setup, prices = _with_rates(site)
@@ -88,37 +118,40 @@ def invoice(
         period = month_period(month, setup.tz)
     if draft and correct:
         raise wrong_usage("give either --draft, which changes nothing, or --correct")
-    # Find out that files cannot be written before numbers are assigned, because that cannot be undone.
-    if pdf and not output:
-        raise wrong_usage("--pdf needs --output: the directory for the files")
-    if pdf:
-        require_weasyprint()
-    if output:
-        make_directory(output)
+    prepare(output, pdf=pdf, annex=with_annex, ubl=e_invoice)
+    job = _Job(setup, prices, month, period, accounts, read_finance(site, finance), e_invoice)
     kept: list[issuing.Proposal] = []
     if draft:
-        proposals = _drafts(setup, prices, month, period, accounts)
+        proposals = _drafts(job)
         documents = [_draft(proposal, prices) for proposal in proposals]
         shown = _drafts_json(proposals, documents) if form == "json" else _drafts_table(proposals, documents, prices)
     else:
-        documents, kept = _issue(setup, prices, month, period, accounts, correct)
+        documents, kept = _issue(job, correct)
         shown = _documents_json(documents) if form == "json" else _documents_table(documents, prices.currency)
     click.echo(shown if documents or form == "json" else f"no GPU job in {month}")
     if output:
-        _write_documents(documents, output, pdf, templates)
+        named = file_names(documents)
+        write_documents(named, output, pdf, e_invoice, site_templates(site, templates))
+        if with_annex:
+            write_annexes(named, output, setup, prices, period)
     for proposal in kept:
         click.echo(_kept_text(proposal), err=True)
     if kept:
         raise click.exceptions.Exit(ExitCode.FOUND)
 
 
-def _write_documents(documents: Sequence[Document], directory: Path, pdf: bool, templates: Path | None) -> None:
-    for document in documents:
-        name = document.number if document.sequence else f"DRAFT-{_file_name(document.content.account)}"
-        text = html.invoice(document, templates)
-        write_file(directory / f"{name}.html", text.encode())
-        if pdf:
-            write_file(directory / f"{name}.pdf", html_to_pdf(text))
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is to be issued, or drafted: the invoices of a month. accounts: none for all. e_invoice: each document must
+    be one that EN 16931 allows."""
+
+    setup: Setup
+    prices: Rates
+    month: str
+    period: Period
+    accounts: tuple[str, ...]
+    finance: Finance
+    e_invoice: bool
 
 
 @accounting_command("balances")
@@ -173,10 +206,10 @@ def _documents_json(documents: Sequence[Document]) -> str:
 
 def _documents_table(documents: Sequence[Document], currency: str) -> str:
     rows = [
-        [d.number, d.kind, d.content.account or "(none)", d.refers_to or "-", html.number(d.content.total, _sign(d))]
+        [d.number, d.kind, d.content.account or "(none)", d.refers_to or "-", html.number(d.payable, _sign(d))]
         for d in documents
     ]
-    total = sum((Decimal(d.content.total) * _sign(d) for d in documents), Decimal(0))
+    total = sum((Decimal(d.payable) * _sign(d) for d in documents), Decimal(0))
     headings = ["Number", "Kind", "Account", "Refers to", currency]
     return colours.table_head(tables.table(headings, rows, 1, ["Total", "", "", "", html.number(total)]))
 
@@ -185,15 +218,9 @@ def _sign(document: Document) -> int:
     return -1 if document.kind == invoice_files.CREDIT_NOTE else 1
 
 
-def _file_name(account: str) -> str:
-    """Returns an account's name for a file's name, with each unsuitable character replaced by its code."""
-    return "".join(letter if letter.isalnum() or letter in "-_" else f"%{ord(letter):02X}" for letter in account)
-
-
-def _issue(
-    setup: Setup, prices: Rates, month: str, period: Period, accounts: tuple[str, ...], correct: bool
-) -> tuple[list[Document], list[issuing.Proposal]]:
+def _issue(job: _Job, correct: bool) -> tuple[list[Document], list[issuing.Proposal]]:
     """Returns each account's documents, those that stand or are new, and what was not corrected."""
+    setup, prices, month, period = job.setup, job.prices, job.month, job.period
     if period.end_s > time.time():
         raise AccountingError(f"{month} is not over; --draft shows what it comes to so far")
     store = store_files.read_manifest(setup.root)
@@ -213,33 +240,38 @@ def _issue(
         documents = invoice_files.read_all(setup.root)
         invoice_files.settle(setup.root, documents)
         issued = Issued(documents)
-        letterhead = issuing.Letterhead(date.today().isoformat(), prices.issuer, prices.invoice_prefix)
+        letterhead = issuing.Letterhead(
+            date.today().isoformat(), prices.issuer, prices.invoice_prefix, job.finance.due_days
+        )
         shown: list[Document] = []
         kept: list[issuing.Proposal] = []
-        for account, build in _builders(setup, prices, month, period, issued, accounts).items():
-            proposal = issuing.propose(issued, account, month, prices.currency, build)
+        bill = bill_by(job.finance)
+        for account, build in _builders(job, issued).items():
+            proposal = issuing.propose(issued, account, month, prices.currency, build, bill)
             if proposal.standing and not (correct and proposal.differs):
                 shown.append(proposal.standing)
                 kept += [proposal] if proposal.differs else []
             else:
                 shown += issuing.issue(issued, proposal, letterhead)
+        if job.e_invoice:
+            refuse_unfit(shown)
         if new := issued.documents[len(documents) :]:
             invoice_files.commit(setup.root, new)
     return shown, kept
 
 
-def _drafts(
-    setup: Setup, prices: Rates, month: str, period: Period, accounts: tuple[str, ...]
-) -> list[issuing.Proposal]:
-    issued = Issued(invoice_files.read_all(setup.root))
-    builders = _builders(setup, prices, month, period, issued, accounts)
-    return [issuing.propose(issued, account, month, prices.currency, build) for account, build in builders.items()]
+def _drafts(job: _Job) -> list[issuing.Proposal]:
+    issued = Issued(invoice_files.read_all(job.setup.root))
+    bill = bill_by(job.finance)
+    return [
+        issuing.propose(issued, account, job.month, job.prices.currency, build, bill)
+        for account, build in _builders(job, issued).items()
+    ]
 
 
-def _builders(
-    setup: Setup, prices: Rates, month: str, period: Period, issued: Issued, accounts: Sequence[str]
-) -> dict[str, issuing.Build]:
-    """Returns what makes the content of each account's invoice, for ``accounts`` or else for all of the month."""
+def _builders(job: _Job, issued: Issued) -> dict[str, issuing.Build]:
+    """Returns what makes the content of each account's invoice, for the job's accounts or else for all of the month."""
+    setup, prices, month, period, accounts = job.setup, job.prices, job.month, job.period, job.accounts
     currency = prices.currency
     credits.refuse_unknown_uses(prices, issued.credit_uses(currency), issued.used_in_others(currency))
     found = job_records.from_store(setup.root, period)
@@ -250,12 +282,15 @@ def _builders(
     ):  # not on the invoices: it would change them all once there are usage records
         click.echo(gap, err=True)
     first = date.fromisoformat(f"{month}-01")
-    times = invoices.account_times(priced_period)
+    times = invoices.account_times(priced_period, prices)
     # An account without jobs in the records any more can still have an invoice that needs a credit note.
     known = sorted({*times, *issued.accounts(month)})
     _refuse_unknown(accounts, known, month)
     said = _notes(found, prices, period, setup.tz, priced_period)
     _tell(said, accounts, known)
+    if discount.needs_runs(prices, first):
+        whole = split_months(period, setup.tz)
+        invoices.add_runs(times, price_period(found, setup.gpus, prices, whole, setup.tz, RUN))
 
     def builder(account: str) -> issuing.Build:
         own, own_notes = times.get(account, invoices.AccountTime()), said.get(account, ())
@@ -288,7 +323,10 @@ def _tell(said: Mapping[str, Sequence[str]], accounts: Sequence[str], known: Seq
 
 def _draft(proposal: issuing.Proposal, prices: Rates) -> Document:
     refers_to = proposal.standing.number if proposal.standing and proposal.differs else ""
-    return Document("DRAFT", 0, invoice_files.INVOICE, refers_to, "not issued", prices.issuer, proposal.content)
+    return Document(
+        "DRAFT", 0, invoice_files.INVOICE, refers_to, "not issued", prices.issuer, proposal.content,
+        billing=proposal.billing,
+    )  # fmt: skip
 
 
 def _drafts_json(proposals: Sequence[issuing.Proposal], documents: Sequence[Document]) -> str:
@@ -296,7 +334,7 @@ def _drafts_json(proposals: Sequence[issuing.Proposal], documents: Sequence[Docu
     entries = []
     for proposal, document in zip(proposals, documents, strict=True):
         standing = proposal.standing
-        stands = {"number": standing.number, "total": standing.content.total} if standing else None
+        stands = {"number": standing.number, "total": standing.payable} if standing else None
         entries.append({**asdict(document), "stands": stands, "difference": str(proposal.difference)})
     return json.dumps(entries, indent=2)
 
@@ -310,8 +348,8 @@ def _drafts_table(proposals: Sequence[issuing.Proposal], documents: Sequence[Doc
     for proposal in proposals:
         standing = proposal.standing
         amounts = [
-            Decimal(standing.content.total) if standing else nothing,
-            Decimal(proposal.content.total),
+            Decimal(standing.payable) if standing else nothing,
+            Decimal(proposal.payable),
             proposal.difference,
         ]
         sums = [total + amount for total, amount in zip(sums, amounts, strict=True)]
@@ -329,8 +367,8 @@ def _kept_text(proposal: issuing.Proposal) -> str:
     difference = f" (difference {html.number(proposal.difference)})" if same_money else ""
     return (
         f"{standing.number} of {content.account or '(none)'} stands with "
-        f"{standing.content.currency} {html.number(standing.content.total)}; by today's records and rates it would be "
-        f"{content.currency} {html.number(content.total)}{difference}: --draft shows it, --correct issues a credit "
+        f"{standing.content.currency} {html.number(standing.payable)}; by today's records and rates it would be "
+        f"{content.currency} {html.number(proposal.payable)}{difference}: --draft shows it, --correct issues a credit "
         "note and a new invoice"
     )
 

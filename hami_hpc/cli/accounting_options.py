@@ -136,9 +136,7 @@ class Setup:
     def usage_root(self) -> Path | None:
         """The store whose usage records go with job records that come from elsewhere: the one that --store names, if
         the rates need them."""
-        needed = self.prices is not None and any(
-            terms.unbilled_disturbed or terms.unbilled_gpu_fault for terms in self.prices.terms
-        )
+        needed = self.prices is not None and self.prices.needs_usage
         return self.root if needed and self.root_named else None
 
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import time
 from dataclasses import asdict
 from decimal import Decimal
@@ -12,15 +14,19 @@ from zoneinfo import ZoneInfo
 
 import click
 
+from hami_hpc.accounting.documents import balance, bill, hierarchy, month_report, user_pages
 from hami_hpc.accounting.documents import efficiency as eff
+from hami_hpc.accounting.documents import energy as energies
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.formats import html, tables
 from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.sources import account_tree
 from hami_hpc.accounting.store import job_records, store_files, usage_table
-from hami_hpc.accounting.times import Period, month_period, parse_instant, split_days
+from hami_hpc.accounting.times import Period, local_date, month_period, parse_instant, split_days, split_months
 from hami_hpc.cli import colours
-from hami_hpc.cli.accounting_files import write_file
+from hami_hpc.cli.accounting_files import make_directory, write_file
+from hami_hpc.cli.accounting_finance import finance_option, read_finance, site_templates
 from hami_hpc.cli.accounting_options import (
     Setup,
     SiteOptions,
@@ -63,10 +69,12 @@ def efficiency(
 ) -> None:
     """What a job (or a user's or account's jobs) used of what it held, and the request that would have sufficed.
 
-    With rates also what each cost, before discounts and credits of its account.
+    With rates also what each cost, before discounts and credits of its account. With --month alone: your own jobs.
     """
+    if month and not (job or user or account):
+        user = pwd.getpwuid(os.getuid()).pw_name
     if sum(bool(given) for given in (job, user, account)) != 1:
-        raise wrong_usage("give one of: a job's number, --user, --account")
+        raise wrong_usage("give one of: a job's number, --user, --account, or only --month for your own jobs")
     if month and (start or end or job):
         raise wrong_usage("--month goes with --user or --account, and without --start and --end")
     setup = site.read()
@@ -199,27 +207,83 @@ def _percent(value: float | None) -> str:
 @accounting_command("report")
 @month_option("A calendar month, 2026-11.", required=True)
 @output_option("The HTML file to write.", required=True)
+@click.option(
+    "--tree",
+    metavar="FILE",
+    help=f"The accounts' tree: what '{' '.join(account_tree.COMMAND)}' printed; {account_tree.ASK} runs that.",
+)
+@click.option(
+    "--users", type=click.Path(path_type=Path, file_okay=False), help="The directory for a page of each user."
+)
 @templates_option
+@finance_option
 @site_options
-def report(month: str, output: Path, templates: Path | None, site: SiteOptions) -> None:
-    """The monthly cluster report: one self-contained HTML file."""
-    from hami_hpc.accounting.documents import bill, month_report
+def report(
+    month: str,
+    output: Path,
+    tree: str | None,
+    users: Path | None,
+    templates: Path | None,
+    finance: Path | None,
+    site: SiteOptions,
+) -> None:
+    """The monthly cluster report: one self-contained HTML file.
 
+    --tree adds the hierarchy of accounts, with users below their accounts; --users writes a page for each user.
+    """
     setup = site.read()
     with failing_with(ExitCode.USAGE):
         period = month_period(month, setup.tz)
     if period.start_s > time.time():
         raise AccountingError(f"{month} has not begun; give a month that has")
+    branches = account_tree.read(tree) if tree else {}
+    if users:
+        make_directory(users)
+    # A month that is not over would only seem to be less than the one before.
+    previous = _month_before(setup, period) if period.end_s <= time.time() else None
     found = job_records.from_store(setup.root, period)
-    priced_period = price_period(found, setup.gpus, setup.prices, split_days(period, setup.tz), setup.tz)
     prices = setup.prices or Rates()
-    made = bill.make_bill(priced_period, ("account",), None)
-    gaps = [*setup.gaps, *priced_period.gaps, *job_records.gaps(found, period, setup.tz)]
-    notes = tables.notes(made, priced_period.rejected) + gaps
     used = usage_table.stored(setup.root, store_files.read_manifest(setup.root))
     # Efficiency is known only for measured jobs, so the database returns only these.
     where = f"end_s >= $1 AND end_s < $2 AND job_id IN (SELECT job_id FROM {used})"
-    runs = eff.runs(eff.choose(found, where, [period.start_s, period.end_s]), used, setup.gpus)
+    chosen = eff.choose(found, where, [period.start_s, period.end_s])
+    costs = eff.costs(chosen, setup.gpus, setup.prices, setup.tz) if setup.prices else None
+    runs = eff.runs(chosen, used, setup.gpus, costs)
+    until_s = max(period.start_s + 1, min(period.end_s, int(time.time())))
+    budgets = balance.budget_states(found, setup.gpus, prices, setup.tz, until_s) if prices.budgets else []
+    # Last, because the report asks for more of it.
+    priced_period = price_period(found, setup.gpus, setup.prices, split_days(period, setup.tz), setup.tz)
+    made = bill.make_bill(priced_period, ("account",), setup.prices)
+    gaps = [*setup.gaps, *priced_period.gaps, *job_records.gaps(found, period, setup.tz)]
+    notes = tables.notes(made, priced_period.rejected) + tables.charged_lines(made) + gaps
     read_until_s = found.read_until_s or int(time.time())
-    built = month_report.build(month, priced_period, prices, runs, notes, read_until_s)
-    write_file(output, html.report(built, setup.tz, prices.issuer, templates).encode())
+    built = month_report.build(
+        month, priced_period, prices, runs, notes, read_until_s, previous, setup.prices is not None, budgets
+    )
+    rules = read_finance(site, finance)
+    energy = energies.measure(found, period, setup.tz, ("account",), rules, prices.digits)
+    own_templates = site_templates(site, templates)
+    shares = hierarchy.shares(priced_period.sums("cluster", "account", "user"), setup.prices)
+    currency = setup.prices.currency if setup.prices else ""
+    sections = [html.energy_section(energy, prices.currency, own_templates)]
+    if tree or users:
+        rows = hierarchy.rows(shares, branches)
+        sections.insert(0, html.tree_section(rows, currency, own_templates))
+    write_file(output, html.report(built, setup.tz, prices.issuer, own_templates, sections).encode())
+    if users:
+        days = split_days(period, setup.tz)
+        pages = user_pages.build(month, shares, priced_period.sums("user", "day"), [d.label for d in days], runs)
+        for page in pages:
+            text = html.user_page(page, currency, prices.issuer, own_templates)
+            write_file(users / page.file_name, text.encode("utf-8", "replace"))
+
+
+def _month_before(setup: Setup, period: Period) -> tuple[str, month_report.Sums] | None:
+    """Returns the month before and its sums; None if the store has no job in it."""
+    name = local_date(period.start_s - 1, setup.tz).strftime("%Y-%m")
+    before = month_period(name, setup.tz)
+    found = job_records.from_store(setup.root, before)
+    made = price_period(found, setup.gpus, setup.prices, split_months(before, setup.tz), setup.tz)
+    sums = month_report.sums_of(made, setup.prices)
+    found.con.close()
+    return (name, sums) if sums.accounts else None

@@ -13,7 +13,8 @@ from hami_hpc.cli.options import command, config_option, format_option, settings
 from hami_hpc.core.advice import Advice, Hardware, Kernels, Trust, Workload
 from hami_hpc.core.advice import advise as ways_for
 from hami_hpc.core.inventory import make_inventory
-from hami_hpc.core.request import MemMib, parse
+from hami_hpc.core.request import parse
+from hami_hpc.core.request_keys import MemMib
 from hami_hpc.errors import NodeError, shorten
 from hami_hpc.node import nvml
 from hami_hpc.node.config import Settings

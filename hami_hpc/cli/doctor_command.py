@@ -17,6 +17,7 @@ from hami_hpc.doctor import (
     agent_checks,
     build_checks,
     class_checks,
+    container_checks,
     fence_checks,
     node_checks,
     qos_checks,
@@ -35,6 +36,7 @@ def checks_for(facts: Facts) -> list[tuple[str, Check]]:
     on_gpu_nodes: list[tuple[str, Check]] = [*node_checks.CHECKS, *agent_checks.CHECKS, *fence_checks.CHECKS]
     return [
         *on_gpu_nodes,
+        *container_checks.CHECKS,
         *everywhere,
         ("gres.conf", slurm_checks.check_gres),
         ("classes", class_checks.check_classes),

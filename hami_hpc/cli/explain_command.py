@@ -18,7 +18,7 @@ from hami_hpc.core import pool as pool_of
 from hami_hpc.core import reasons
 from hami_hpc.core.asked import Asked, decode, has_features, needed_features
 from hami_hpc.core.pool import Need, Node, Room, Size
-from hami_hpc.core.request import slo_text
+from hami_hpc.core.request_keys import slo_text
 from hami_hpc.errors import NodeError
 from hami_hpc.node.config import Settings
 from hami_hpc.slurm import cluster_view, commands
@@ -74,12 +74,14 @@ def _asked_line(job: Job) -> str:
     if asked is None:
         return "no vGPU, so that hami_hpc does not limit it"
     nodes = f" on each of {asked.nodes} nodes" if asked.nodes > 1 else ""
-    extra = [f"type {asked.gpu_type}"] if asked.gpu_type else []
+    slices = f"{asked.count} slices on as many GPUs{nodes}, each with " if asked.count > 1 else ""
+    types = asked.gpu_type or asked.types.replace("|", " or ")
+    extra = [f"type {types}"] if types else []
     extra += [f"mode {asked.mode}"] if asked.mode else []
     extra += [f"policy {asked.policy}"] if asked.policy else []
     extra += [f"requests within {slo_text(asked.slo_us)}"] if asked.slo_us else []
     return (
-        f"{asked.mem_mib:,} MiB of GPU memory and {asked.cores} % of a GPU's time{nodes}, "
+        f"{slices}{asked.mem_mib:,} MiB of GPU memory and {asked.cores} % of a GPU's time{'' if slices else nodes}, "
         f"{', '.join([f'class {asked.service_class}', *extra])} ({asked.request})"
     )
 
@@ -102,7 +104,9 @@ def need_of(job: Job, asked: Asked) -> Need:
     units = cluster_view.tres(job.value("ReqTRES") or job.value("TRES"))
     cpus = job.value("NumCPUs").partition("-")[0]
     per_node = -(-int(cpus) // asked.nodes) if cpus.isdigit() else 1
-    return Need(asked.shards, asked.mem_mib, asked.cores, max(1, per_node), units.get("mem", 0) // asked.nodes)
+    memory_mib = units.get("mem", 0) // asked.nodes
+    count = asked.count
+    return Need(asked.shards, count * asked.mem_mib, count * asked.cores, max(1, per_node), memory_mib, asked.places)
 
 
 def _fit_lines(job: Job, asked: Asked, rooms: Rooms) -> list[str]:
@@ -150,8 +154,10 @@ def _running(job: Job, settings: Settings | None) -> list[tuple[str, str]]:
     lines = [("where", "; ".join(places) or job.row.nodes)]
     end = job.value("EndTime")
     if job.asked is not None:
-        lines.append(("memory", f"requests beyond {job.asked.mem_mib:,} MiB fail with CUDA's out of memory"))
-        lines.append(("time", _time_text(job.asked, settings)))
+        each = " on a GPU" if job.asked.count > 1 else ""
+        lines.append(("memory", f"requests beyond {job.asked.mem_mib:,} MiB{each} fail with CUDA's out of memory"))
+        lines.append(("time", _time_text(job.asked, settings) + (", on each of its GPUs" if each else "")))
+        lines += _processes(job.asked, settings)
     lines.append(("ends", f"{end or 'without limit'} at the latest (time limit {job.row.time_limit})"))
     if job.asked is not None and job.row.state == "RUNNING":
         use = f"srun --jobid={job.row.job_id} --overlap --gres=none hami-hpc usage {job.row.job_id}"
@@ -171,6 +177,13 @@ def _time_text(asked: Asked, settings: Settings | None) -> str:
     if policy == "none":
         return f"not limited: the GPU divides its time among the jobs (policy none{of})"
     return f"{asked.cores} % of the GPU, by the policy of class {asked.service_class}"
+
+
+def _processes(asked: Asked, settings: Settings | None) -> list[tuple[str, str]]:
+    own_class = settings.classes.get(asked.service_class) if settings else None
+    most = own_class.max_processes if own_class and asked.mode != "mig" else 0
+    text = f"at most {most} use a slice at once (max_processes of class {asked.service_class}); one more gets no GPU"
+    return [("processes", text)] if most else []
 
 
 def _ended(job: Job) -> list[tuple[str, str]]:

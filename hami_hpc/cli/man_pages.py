@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import click
 
 from hami_hpc.cli import COMMANDS, INSTALL_ACCOUNTING, exit_codes, main
 from hami_hpc.cli.options import Command
 from hami_hpc.contract import constants as contract
+from hami_hpc.node.config import settings_path
 
 Row = tuple[str, str]
 
+CONFIG = settings_path({})
 FILES: tuple[Row, ...] = (
-    (contract.FILE_CONFIG, "The site's settings. Every setting is in docs/architecture.md of hami_hpc's source."),
-    ("/etc/hami-hpc/rates.toml", "Prices, quotas and credits, for the commands of accounting."),
+    (CONFIG, "The site's settings. Every setting is in docs/architecture.md of hami_hpc's source."),
+    (str(Path(CONFIG).with_name("rates.toml")), "Prices, quotas and credits, for the commands of accounting."),
+    (str(Path(CONFIG).with_name("finance.toml")), "Recipients, tax and terms of invoices, and what energy costs."),
     (contract.FILE_RUN_DIR, "The ledger and the directories of running jobs: [paths] run_dir of the settings."),
     (
         contract.FILE_STATE_DIR,
@@ -24,7 +28,7 @@ FILES: tuple[Row, ...] = (
     ),
 )
 ENVIRONMENT: tuple[Row, ...] = (
-    ("HAMI_HPC_CONFIG", f"The settings' file, instead of {contract.FILE_CONFIG}. --config overrides it."),
+    ("HAMI_HPC_CONFIG", f"The settings' file, instead of {CONFIG}. --config overrides it."),
     ("HAMI_HPC_NODE", "This node's name in Slurm, on a host that is several nodes. --node overrides it."),
     ("SLURM_CONF", "slurm.conf, as for Slurm's own commands."),
     ("NO_COLOR", "When not empty: no colour on a terminal. There is none in pipes and files in any case."),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands about this node: inventory, jobs, reconcile."""
+"""Commands about this node: jobs, reconcile."""
 
 from __future__ import annotations
 
@@ -13,46 +13,13 @@ from hami_hpc.cli import colours
 from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.cli.options import command, config_option, format_option, settings_of, this_node_option
 from hami_hpc.core.grant import Grant
-from hami_hpc.core.inventory import Gpu, make_inventory
 from hami_hpc.core.reconcile_plan import Kind
 from hami_hpc.core.records import MIB, Usage
 from hami_hpc.core.tables import table
-from hami_hpc.node import job_dirs, mig_static, nvml
-from hami_hpc.node.config import Settings
+from hami_hpc.node import job_dirs, usage_files
 from hami_hpc.slurm import commands
 from hami_hpc.stages import common
 from hami_hpc.stages import reconcile as stage
-
-
-def _shards(settings: Settings, gpu: Gpu) -> int:
-    return settings.shards_per_gpu(gpu.model) if gpu.model in settings.gpu_models else 0
-
-
-@command("inventory")
-@format_option("table", "json")
-@config_option
-def inventory(form: str, config: Path | None) -> None:
-    """This node's GPUs, as the driver shows them and as the settings count them."""
-    settings = settings_of(config)
-    gpus = make_inventory(nvml.read_devices(), settings.gpu_models)
-    static = mig_static.gpus(settings.state_dir)
-    if form == "json":
-        rows = [gpu._asdict() | {"shards": 0 if gpu.uuid in static else _shards(settings, gpu)} for gpu in gpus]
-        click.echo(json.dumps(rows, indent=2))
-        return
-    cells = [
-        (
-            gpu.slurm_index,
-            gpu.minor,
-            gpu.model,
-            gpu.total_mib,
-            "static MIG layout" if gpu.uuid in static else _shards(settings, gpu) or "not in the settings",
-            gpu.uuid,
-        )
-        for gpu in gpus
-    ]
-    shown = table(("INDEX", "MINOR", "MODEL", "MIB", "SHARDS", "UUID"), cells, right=(0, 1, 3, 4))
-    click.echo(colours.table_head(shown))
 
 
 @command("jobs")
@@ -67,7 +34,7 @@ def jobs(form: str, config: Path | None) -> None:
     finally:
         ledger.close()
     now = time.time_ns()
-    used = [job_dirs.read_usage(job_dirs.job_dir(settings.run_dir, grant.job_id), grant, now) for grant in grants]
+    used = [usage_files.read_usage(job_dirs.job_dir(settings.run_dir, grant.job_id), grant, now) for grant in grants]
     if form == "json":
         click.echo(json.dumps([_job_json(*pair) for pair in zip(grants, used, strict=True)], indent=2))
         return

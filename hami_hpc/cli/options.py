@@ -122,7 +122,7 @@ this_node_option = node_option(
 config_option = click.option(
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
-    help=f"The settings.  [default: $HAMI_HPC_CONFIG, else {contract.FILE_CONFIG}]",
+    help=f"The settings.  [default: $HAMI_HPC_CONFIG, else {settings_path({})}]",
 )
 
 

@@ -13,9 +13,11 @@ import click
 from hami_hpc.cli import colours
 from hami_hpc.cli.options import Failure, command, config_option, config_path, format_option
 from hami_hpc.core import pool as core
+from hami_hpc.core.gpu_choice import preset_text
 from hami_hpc.core.pool import Node, Room, Size, Slice
 from hami_hpc.core.tables import table
 from hami_hpc.node.config import Settings, load_settings
+from hami_hpc.node.preset_settings import read_presets
 from hami_hpc.slurm import cluster_view, commands
 
 NO_SLICE = "none"
@@ -97,6 +99,14 @@ def _show(rooms: list[tuple[Node, Size, Room]], with_gpus: bool) -> None:
         )
 
 
+def _show_presets(settings: Settings | None) -> None:
+    """Prints what users can ask for by name, where this machine has the site's settings."""
+    presets = read_presets(settings) if settings else {}
+    if presets:
+        rows = [(f"vgpu:preset={name}", preset_text(each).replace(";", ",")) for name, each in sorted(presets.items())]
+        click.echo("\n" + colours.table_head(table(("PRESET", "STANDS FOR"), rows)))
+
+
 def _show_totals(rooms: list[tuple[Node, Size, Room]]) -> None:
     sums = core.totals([(node, room) for node, _, room in rooms])
     rows = [(s.model, s.nodes, s.gpus, s.mem_mib, s.allocated_mib, s.free_mib, _total_text(s)) for s in sums]
@@ -146,7 +156,8 @@ def pool(nodes: tuple[str, ...], form: str, config: Path | None) -> None:
     Names of nodes show each of their GPUs. A slice takes the larger of its memory and its share of the time, so that
     less can be free than the difference of total and allocated.
     """
-    rooms = read_rooms(settings_here(config))
+    settings = settings_here(config)
+    rooms = read_rooms(settings)
     unknown = sorted(set(nodes) - {node.name for node, _, _ in rooms})
     if unknown:
         raise Failure(f"Slurm shows no node with vGPUs of the name {', '.join(unknown)}; sinfo -N lists all nodes")
@@ -157,3 +168,4 @@ def pool(nodes: tuple[str, ...], form: str, config: Path | None) -> None:
         click.echo("Slurm shows no node with vGPUs (gres shard, vgpu_mem and vgpu_cores) to this user")
     else:
         _show(shown, with_gpus=bool(nodes))
+        _show_presets(settings)

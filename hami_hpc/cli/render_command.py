@@ -10,26 +10,31 @@ import difflib
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from hami_hpc.cli import colours
 from hami_hpc.cli.exit_codes import ExitCode
+from hami_hpc.cli.inventory_command import read_inventories
 from hami_hpc.cli.options import Failure, command, config_option, node_option, output_option, settings_of
+from hami_hpc.core.cpu_cores import shape_of
 from hami_hpc.core.inventory import Gpu, make_inventory
-from hami_hpc.core.mig_static import Slot, ordered
+from hami_hpc.core.node_inventory import near_of
 from hami_hpc.errors import NodeError
-from hami_hpc.node import mig_static, nvml
-from hami_hpc.node.config import Settings
-from hami_hpc.node.mig_static import device_of
-from hami_hpc.render import forgetting, on_disk
-from hami_hpc.render.files import Rendered, Renderer, Target
+from hami_hpc.node import cpus, mig_static, nvml, nvml_places
+from hami_hpc.node.config import Settings, settings_path
+from hami_hpc.node.placement_settings import read_placement
+from hami_hpc.render import forgetting, near, on_disk, placement_lines
+from hami_hpc.render.files import Rendered, Renderer, Target, render_nodes
 from hami_hpc.render.marks import has_mark
 from hami_hpc.render.merging import Merge
 from hami_hpc.render.on_disk import State
+from hami_hpc.slurm import commands
 
 DEVICE = "/dev/nvidia"
+SLURM_DIR = Path(settings_path({})).parents[1] / "slurm"  # /etc/slurm, unless hami_hpc has another SYSCONFDIR
 
 
 def gpus_by_hand(text: str, settings: Settings) -> tuple[Gpu, ...]:
@@ -47,14 +52,42 @@ def gpus_by_hand(text: str, settings: Settings) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def static_devices(settings: Settings, slots: tuple[Slot, ...], device: str) -> tuple[tuple[str, str], ...]:
-    """Returns type and device of each instance of a static MIG layout. Exits with ExitCode.USAGE where they would not
-    come after the GPUs' devices, `device` with a number, by name: Slurm numbers them so."""
-    found = tuple((slot.profile, device_of(settings, number)) for number, slot in enumerate(ordered(slots)))
-    if found and found[0][1] <= f"{device}9":
-        message = f"the devices of the static MIG layout ({found[0][1]}) have to come after {device}0 and so on by name"
+def check_static(static: tuple[tuple[str, str], ...], device: str) -> None:
+    """Exits with ExitCode.USAGE where the devices of a static MIG layout would not come after the GPUs' devices,
+    `device` with a number, by name: Slurm numbers them so."""
+    if static and static[0][1] <= f"{device}9":
+        message = (
+            f"the devices of the static MIG layout ({static[0][1]}) have to come after {device}0 and so on by name"
+        )
         raise Failure(f"{message}, because Slurm numbers them so: see --device, and driver_root", ExitCode.USAGE)
-    return found
+
+
+def targets_here(settings: Settings, gpus: str | None, common: Target) -> list[tuple[tuple[Gpu, ...], Target]]:
+    """Returns this node, or the one that --node and --gpus describe."""
+    found = gpus_by_hand(gpus, settings) if gpus else make_inventory(nvml.read_devices(), settings.gpu_models)
+    slots = () if gpus else mig_static.read(settings.state_dir)
+    if not gpus:
+        here = cpus.read_cpus()
+        around = nvml_places.read_surroundings()
+        common = replace(common, near=near_of(found, around, here), shape=shape_of(here))
+    found = tuple(gpu for gpu in found if gpu.uuid not in {slot.gpu_uuid for slot in slots})
+    return [(found, replace(common, static=mig_static.devices(settings, slots)))]
+
+
+def targets_of(settings: Settings, inventories: Iterable[Path], common: Target) -> list[tuple[tuple[Gpu, ...], Target]]:
+    """Returns the nodes of the inventories, without those that have no GPU for slices."""
+    targets = []
+    for each in read_inventories(inventories):
+        found = make_inventory(each.devices, settings.gpu_models)
+        found = tuple(gpu for gpu in found if gpu.uuid not in each.static_uuids)
+        if found:
+            target = replace(common, node=each.node, static=each.static, near=each.near, shape=each.shape)
+            targets.append((found, target))
+        else:
+            click.echo(f"note: node {each.node} has no GPU for slices, and nothing is written for it")
+    if not targets:
+        raise NodeError("no node of the inventories has a GPU for slices; is the NVIDIA driver loaded there?")
+    return targets
 
 
 def is_terminal() -> bool:
@@ -126,7 +159,7 @@ def write(output: Path, rendered: Rendered, force: bool) -> None:
     done="nothing is left to merge (--dry-run: shown; --diff: no file would change)",
     found="written, and lines are left to merge by hand (--diff: a file would change)",
 )
-@output_option("The directory of slurm.conf.", file_okay=False, default=Path("/etc/slurm"), show_default=True)
+@output_option("The directory of slurm.conf.", file_okay=False, default=SLURM_DIR, show_default=True)
 @click.option("--dry-run", is_flag=True, help="Print the files and what is left to merge; write nothing.")
 @click.option("--diff", is_flag=True, help="Show what would change; write nothing.")
 @click.option("--force", is_flag=True, help="Replace files of hami_hpc's that were edited; a copy is kept.")
@@ -134,9 +167,13 @@ def write(output: Path, rendered: Rendered, force: bool) -> None:
 @click.option(
     "--gpus", metavar="MODEL:COUNT", help="The node's GPUs, such as h200:2.  [default: those that NVML shows here]"
 )
-@node_option(
-    "The node's name in Slurm.  [default: this host's name]",
-    default=lambda: socket.gethostname().partition(".")[0],
+@node_option("The node's name in Slurm.  [default: this host's name]")
+@click.option(
+    "--inventory",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Nodes, each as hami-hpc inventory --format json printed it there; a file, or a directory of *.json.",
 )
 @click.option(
     "--node-parameters",
@@ -170,27 +207,35 @@ def render(
     force: bool,
     config: Path | None,
     gpus: str | None,
+    node: str | None,
+    inventory: tuple[Path, ...],
     **named: str,
 ) -> None:
     """Write hami_hpc's parts of slurm.conf, gres.conf and plugstack.conf for this node, and the filters' site table.
 
     Only files of hami_hpc's own are written; what has to go into the site's own files is printed. Each further node's
-    run adds its lines.
+    run adds its lines; with --inventory one run has the lines of all nodes.
     """
     output = output.absolute()
     settings = settings_of(config)
-    found = gpus_by_hand(gpus, settings) if gpus else make_inventory(nvml.read_devices(), settings.gpu_models)
-    slots = () if gpus else mig_static.read(settings.state_dir)
-    found = tuple(gpu for gpu in found if gpu.uuid not in {slot.gpu_uuid for slot in slots})
-    static = static_devices(settings, slots, named["device"])
-    if static and not found:
-        raise Failure(
-            "every GPU of this node has a static MIG layout, so it has no slices and hami_hpc has nothing to write: "
-            "Slurm's own gres.conf has AutoDetect=nvml, or MultipleFiles= for each instance"
-        )
-    target = Target(directory=str(output), static=static, **named)  # type: ignore[arg-type]  # click fills the others
-    Renderer(settings, found, target)  # raises errors in settings and GPUs before a directory is made
-    _run(output, lambda: Renderer(settings, found, target).render(), dry_run, diff, force)
+    if inventory and (gpus or node is not None):
+        raise click.UsageError("--inventory says which nodes there are and their GPUs; leave --gpus and --node out")
+    version = commands.known_version()
+    placement_lines.check_release(read_placement(settings), version, settings.path)
+    node = socket.gethostname().partition(".")[0] if node is None else node
+    common = Target(directory=str(output), node=node, **named)  # type: ignore[arg-type]  # click fills the others
+    targets = targets_of(settings, inventory, common) if inventory else targets_here(settings, gpus, common)
+    if not near.are_links_used(version):
+        targets = [(found, replace(target, near=near.without_links(target.near))) for found, target in targets]
+    for found, target in targets:
+        check_static(target.static, target.device)
+        if target.static and not found:
+            raise Failure(
+                "every GPU of this node has a static MIG layout, so it has no slices and hami_hpc has nothing to "
+                "write: Slurm's own gres.conf has AutoDetect=nvml, or MultipleFiles= for each instance"
+            )
+        Renderer(settings, found, target)  # raises errors in settings and GPUs before a directory is made
+    _run(output, lambda: render_nodes(settings, targets), dry_run, diff, force)
 
 
 @command(
@@ -199,7 +244,7 @@ def render(
     found="written, and lines of the site's still name the node (--diff: a file would change)",
 )
 @click.argument("node")
-@output_option("The directory of slurm.conf.", file_okay=False, default=Path("/etc/slurm"), show_default=True)
+@output_option("The directory of slurm.conf.", file_okay=False, default=SLURM_DIR, show_default=True)
 @click.option("--dry-run", is_flag=True, help="Print the files and what still names the node; write nothing.")
 @click.option("--diff", is_flag=True, help="Show what would change; write nothing.")
 @click.option("--force", is_flag=True, help="Replace files of hami_hpc's that were edited; a copy is kept.")

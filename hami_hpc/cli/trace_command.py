@@ -68,7 +68,7 @@ def runs_of(name: str) -> tuple[list[Run], str]:
     shown = sorted({run.shown for run in runs}, key=lambda text: (len(text), text))
     if len({run.job_id for run in runs}) > 1 or any("[" in text for text in shown):
         some = ", ".join(shown[:TASKS_SHOWN]) + (", ..." if len(shown) > TASKS_SHOWN else "")
-        raise Failure(f"job {name} is an array or has several parts, and trace shows one: name one of {some}")
+        raise Failure(f"job {name} is an array or has several parts, and one is wanted here: name one of {some}")
     return runs, "" if runs else "Slurm shows no such job to this user"
 
 

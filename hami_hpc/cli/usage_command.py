@@ -12,9 +12,13 @@ from pathlib import Path
 
 import click
 
+from hami_hpc.cli import has_accounting
 from hami_hpc.cli.options import command, config_option, format_option, settings_of
 from hami_hpc.core import history_chart
 from hami_hpc.core.duration import duration, requests
+from hami_hpc.core.grant import Grant, total
+from hami_hpc.core.records import Usage, total_usage
+from hami_hpc.errors import HamiError
 from hami_hpc.node import job_history
 from hami_hpc.node.running_job import read_running
 
@@ -27,6 +31,8 @@ from hami_hpc.node.running_job import read_running
 def usage(job: int, history: bool, form: str, config: Path | None) -> None:
     """What a running vGPU job uses now. Run it on the job's node, as its user or as root.
 
+    Where the node has rates.toml and hami-hpc[accounting], also what it has cost so far, slice by slice.
+
     With --history what the agent saw of it in each minute, also of a job with whole GPUs, and of a job that has ended,
     as long as its usage record is on the node.
     """
@@ -35,14 +41,22 @@ def usage(job: int, history: bool, form: str, config: Path | None) -> None:
         settings = settings_of(config)
         _show_history(job_history.find(settings.run_dir, settings.state_dir, job), form, now_ns)
         return
-    grant, used = read_running(settings_of(config).run_dir, job, now_ns)
+    slices = read_running(settings_of(config).run_dir, job, now_ns)
     if form == "json":
-        click.echo(
-            json.dumps({"job_id": job, "grant": grant._asdict(), "usage": used._asdict(), "now_unix_ns": now_ns})
-        )
+        rows = [{"grant": grant._asdict(), "usage": used._asdict()} for grant, used in slices]
+        whole, used_of_all = total([grant for grant, _ in slices]), total_usage([used for _, used in slices])
+        both = {"grant": whole._asdict(), "usage": used_of_all._asdict()}
+        click.echo(json.dumps({"job_id": job, **both, "slices": rows, "now_unix_ns": now_ns}))
         return
+    for number, (grant, used) in enumerate(slices):
+        if number:
+            click.echo("")
+        _show_slice(grant, used, now_ns, config)
+
+
+def _show_slice(grant: Grant, used: Usage, now_ns: int, config: Path | None) -> None:
     seconds = (now_ns - grant.created_unix_ns) / 1e9
-    click.echo(f"Job {job}, running for {duration(seconds)} on {grant.gpu_uuid}\n")
+    click.echo(f"Job {grant.job_id}, running for {duration(seconds)} on {grant.gpu_uuid}\n")
     now_mib, peak_mib = used.used_bytes >> 20, used.peak_bytes >> 20
     click.echo(f"  memory   {now_mib:,} of {grant.mem_mib:,} MiB now, {peak_mib:,} MiB at most")
     busy_percent = used.gpu_busy_ns / seconds / 1e7
@@ -53,8 +67,24 @@ def usage(job: int, history: bool, form: str, config: Path | None) -> None:
         click.echo(f"  GPU full {used.device_oom_count} requests within the limits found no memory: others held it")
     if used.request_count:
         click.echo(f"  requests {requests(used.request_count, used.latency_p99_us, used.slo_miss_count)}")
+    if cost := _cost(config, grant, now_ns // 1_000_000_000):
+        click.echo(f"  cost     {cost}")
     if used.state != "ok":
         click.echo("  the job's usage record is damaged; the figures are bounds")
+
+
+def _cost(config: Path | None, grant: Grant, now_s: int) -> str:
+    """Returns what a slice has cost so far, or why that is not known; empty on a node without rates.toml or without
+    hami-hpc[accounting]."""
+    settings = settings_of(config)
+    if not Path(settings.path).with_name("rates.toml").exists() or not has_accounting():
+        return ""
+    from hami_hpc.cli import accounting_cost
+
+    try:
+        return accounting_cost.so_far(config, grant, now_s)
+    except (HamiError, OSError) as error:
+        return f"not known: {error}"
 
 
 def _show_history(found: job_history.JobHistory, form: str, now_ns: int) -> None:

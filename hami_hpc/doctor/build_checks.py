@@ -3,19 +3,30 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from hami_hpc import builds, installed
 from hami_hpc.core.finding import Finding, Level, finding
+from hami_hpc.doctor import elf
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
 from hami_hpc.slurm import commands, plugstack
 from hami_hpc.slurm.plugstack import SPANK_PLUGIN
 
+TASK_PLUGIN = "task_hami_hpc.so"
 GRES_PLUGINS = ("gres_vgpu.so", "gres_vgpu_mem.so", "gres_vgpu_cores.so", "gres_vgpu_slo.so")
+
+
+def moves_suspended(facts: Facts) -> bool:
+    """Returns whether TaskPlugin of slurm.conf names task/hami_hpc."""
+    named = facts.slurm.get("TaskPlugin", "").split(",")
+    return "hami_hpc" in (name.strip().removeprefix("task/") for name in named)
+
+
+def plugins_of(facts: Facts) -> tuple[str, ...]:
+    """Returns the plugins that this cluster's Slurm loads."""
+    return (*GRES_PLUGINS, SPANK_PLUGIN, *((TASK_PLUGIN,) if moves_suspended(facts) else ()))
 
 
 def find_plugin(facts: Facts, name: str) -> Path | None:
@@ -29,9 +40,9 @@ def find_plugin(facts: Facts, name: str) -> Path | None:
 
 
 def check_plugins(facts: Facts) -> Iterator[Finding]:
-    """Checks that Slurm finds the gres and SPANK plugins, and that their version is exactly the running Slurm's."""
+    """Checks that Slurm finds the plugins, and that their version is exactly the running Slurm's."""
     wanted = commands.version_of(facts.slurm.get("SLURM_VERSION", ""))
-    for name in (*GRES_PLUGINS, SPANK_PLUGIN):
+    for name in plugins_of(facts):
         path = find_plugin(facts, name)
         if path is None:
             where = ", ".join(facts.slurm.get("PluginDir", "").split(":"))
@@ -48,18 +59,7 @@ def plugin_version(path: Path) -> int:
 
     Raises NodeError when the file has no such symbol.
     """
-    command = ["readelf", "--wide", "--dyn-syms", "--section-headers", str(path)]
-    readelf = subprocess.run(command, capture_output=True, text=True, check=False)
-    symbol = re.search(
-        r"([0-9a-f]{16})\s+4\s+OBJECT\s+GLOBAL\s+\S+\s+(\d+)\s+(?:plugin|spank_plugin)_version\b", readelf.stdout
-    )
-    if readelf.returncode != 0 or symbol is None:
-        raise NodeError(f"{path} has no plugin_version; it is not a Slurm plugin, or readelf (binutils) is missing")
-    section = re.search(rf"\[\s*{symbol[2]}\]\s+\S+\s+\S+\s+([0-9a-f]+)\s+([0-9a-f]+)\s", readelf.stdout)
-    if section is None:
-        raise NodeError(f"{path} cannot be read as an ELF file")
-    offset = int(symbol[1], 16) - int(section[1], 16) + int(section[2], 16)
-    return int.from_bytes(path.read_bytes()[offset : offset + 4], "little")
+    return elf.number_of(path, ("plugin_version", "spank_plugin_version"))
 
 
 def check_builds(facts: Facts) -> Iterator[Finding]:
@@ -67,7 +67,7 @@ def check_builds(facts: Facts) -> Iterator[Finding]:
     own = builds.build_text()
     yield Finding("build", Level.OK, own)
     paths = [Path(facts.settings.interposer)]
-    paths += [path for name in (*GRES_PLUGINS, SPANK_PLUGIN) if (path := find_plugin(facts, name)) is not None]
+    paths += [path for name in plugins_of(facts) if (path := find_plugin(facts, name)) is not None]
     stamps: dict[str, list[str]] = {}
     for path in paths:
         if not path.exists():

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from hami_hpc import places
+from hami_hpc.contract import constants as c
 from hami_hpc.core import mixed
 from hami_hpc.core.finding import Finding, Level, finding
 from hami_hpc.core.mig_static import types_of
+from hami_hpc.core.places import of_gpus
+from hami_hpc.doctor.build_checks import moves_suspended
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
 from hami_hpc.node import mig_static, nvml
@@ -20,6 +24,7 @@ from hami_hpc.slurm import commands, plugstack
 from hami_hpc.slurm.files import ConfFile, calls_one_of, scripts_of
 from hami_hpc.slurm.lines import settings_of
 
+SLURM_24_11 = commands.version_of("24.11.0")  # slurmd asks its task plugins no more
 RESTART = "then restart slurmctld and slurmd"
 
 
@@ -59,6 +64,21 @@ def check_devices(facts: Facts) -> Iterator[Finding]:
     tracking = facts.slurm.get("ProctrackType", "")
     advice = f"slurm.conf: ProctrackType=proctrack/cgroup, {RESTART}: a daemon of a job outlives it without"
     yield finding("ProctrackType", tracking == "proctrack/cgroup", tracking, advice, Level.WARN)
+
+
+def check_suspend(facts: Facts) -> Iterator[Finding]:
+    """Checks that slurmd tells root of jobs that are suspended, where there are jobs whose memory can leave the GPU."""
+    moved = [name for name, one in facts.settings.classes.items() if one.swap]
+    if not moved:
+        return
+    of_class = f"of class {', '.join(moved)}"
+    asks = commands.version_of(facts.slurm.get("SLURM_VERSION", "")) < SLURM_24_11
+    good = moves_suspended(facts) and asks
+    detail = f"the memory of suspended jobs {of_class} {'leaves' if good else 'stays on'} the GPU"
+    advice = f"slurm.conf: add task/hami_hpc to TaskPlugin, {RESTART}, if Slurm shall suspend jobs"
+    if not asks:
+        advice = "this Slurm asks no plugin before it suspends: run hami-hpc swap out JOB before scontrol suspend JOB"
+    yield finding("swap", good, detail, advice, Level.WARN)
 
 
 def check_spank(facts: Facts) -> Iterator[Finding]:
@@ -147,12 +167,32 @@ def check_gres(facts: Facts) -> Iterator[Finding]:
     counted = {name: count for name, count in given.items() if name not in wanted}
     yield from _static_gres(facts, wanted, given)
     total = sum(counted.values())
-    if len(counted) > 1:
+    if facts.settings.slices_max > 1 or set(counted) <= set(c.PLACES) - set(facts.settings.gpu_models):
+        yield from _places(facts, counted, wanted)
+    elif len(counted) > 1:
         yield Finding("gres.conf", Level.FAIL, f"{facts.node} has gpu of types {', '.join(counted)}", mixed.ADVICE)
         return
     shown = len(nvml.read_devices()) - len({slot.gpu_uuid for slot in slots})
     advice = "run hami-hpc render and restart slurmd: every GPU must be in gres.conf"
     yield finding("gres.conf", total == shown, f"{facts.node} has {total} gpu in Slurm, {shown} in the driver", advice)
+
+
+def _places(facts: Facts, given: dict[str, int], static: dict[str, int]) -> Iterator[Finding]:
+    """Checks the types of a node's GPUs where they are places, or were before slices_max became 1."""
+    slices_max = facts.settings.slices_max
+    if static and slices_max > 1:
+        detail = f"slices_max = {slices_max} and the static MIG layout here do not go together"
+        advice = "slices_max = 1, or hami-hpc mig apply without the layout: a whole GPU could be an instance otherwise"
+        yield Finding("types of GPUs", Level.FAIL, detail, advice)
+        return
+    wanted = Counter(of_gpus(sum(given.values()), slices_max))
+    if not given or list(wanted.items()) == list(given.items()):
+        return
+    shown = ", ".join(f"gpu:{name}:{count}" for name, count in given.items())
+    needed = ", ".join(f"gpu:{name}:{count}" for name, count in wanted.items() if name) or "gpu:MODEL:COUNT"
+    detail = f"{facts.node} has {shown} in Slurm, and slices_max = {slices_max} needs {needed}"
+    advice = f"run hami-hpc render on every node, {RESTART} (docs/node.md says what has to end before)"
+    yield Finding("types of GPUs", Level.FAIL, detail, advice)
 
 
 def _static_gres(facts: Facts, wanted: dict[str, int], given: dict[str, int]) -> Iterator[Finding]:
@@ -183,6 +223,7 @@ def has_no_gpus(facts: Facts) -> bool:
 CHECKS = (
     ("slurm.conf", check_keys),
     ("devices", check_devices),
+    ("swap", check_suspend),
     ("plugstack.conf", check_spank),
     ("stages", check_stages),
     ("filters", check_filters),

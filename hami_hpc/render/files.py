@@ -5,29 +5,34 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import jinja2
 
 from hami_hpc import places
 from hami_hpc.contract import constants as c
+from hami_hpc.core.cpu_cores import CpuShape
+from hami_hpc.core.gpu_choice import Where
 from hami_hpc.core.inventory import Gpu
 from hami_hpc.core.mig_choice import MIG
+from hami_hpc.core.node_inventory import Near
 from hami_hpc.core.request import Request
-from hami_hpc.core.units import Site, Where, resolve
-from hami_hpc.errors import NodeError
+from hami_hpc.core.site import Site
+from hami_hpc.core.units import resolve
+from hami_hpc.errors import NodeError, RequestError
 from hami_hpc.isolation.table import check_modes
 from hami_hpc.node.config import Settings
+from hami_hpc.node.placement_settings import read_placement
 from hami_hpc.node.qos_settings import read_qos
-from hami_hpc.render import filters, merging, names, on_disk
+from hami_hpc.render import filters, merging, names, near, on_disk, placement_lines
 from hami_hpc.render.marks import block, blocks, is_ours, marked, with_block
 from hami_hpc.render.merging import Merge
 from hami_hpc.render.offer import NodeOffer, lua_text, make_offer, node_modes, site_table, tracked_tres
+from hami_hpc.render.spank_paths import spank_paths
+from hami_hpc.render.templates import Templates
 from hami_hpc.slurm import plugstack
 from hami_hpc.slurm.files import ConfFile, calls_one_of, scripts_of
-from hami_hpc.slurm.lines import Setting, settings_of
+from hami_hpc.slurm.lines import Setting, parse_line, settings_of
 
 GRES = "hami-hpc-gres.conf"
 FRAGMENT = "slurm-hami-hpc.conf"
@@ -67,6 +72,8 @@ class Target:
     epilog: str | None
     cgroup: bool
     static: tuple[tuple[str, str], ...] = ()  # (type, device) of the instances of a static MIG layout
+    near: Mapping[int, Near] = field(default_factory=dict)  # by minor number; empty where nobody asked the driver
+    shape: CpuShape | None = None
 
     def path(self, name: str) -> str:
         return f"{self.directory}/{name}"
@@ -84,17 +91,38 @@ class Rendered:
     files: dict[str, str] = field(default_factory=dict)
     merges: list[Merge] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    own_remarks: list[str] = field(default_factory=list)  # of the node
 
     def add(self, name: str, content: str) -> None:
         self.files[name] = marked(content, "--" if name.endswith(".lua") else "#")
 
 
-class Renderer:
-    """Renders the files of one node. Raises NodeError when GPUs and settings disagree or a file cannot be read."""
+def render_nodes(settings: Settings, nodes: Sequence[tuple[tuple[Gpu, ...], Target]]) -> Rendered:
+    """Renders the files of several nodes, which differ in these alone: each node's lines are added to those before."""
+    whole = Rendered()
+    for gpus, target in nodes:
+        one = Renderer(settings, gpus, target, whole.files).render()
+        whole.files |= one.files
+        whole.merges += [merge for merge in one.merges if merge not in whole.merges]
+        named = [f"{target.node}: {remark}" if len(nodes) > 1 else remark for remark in one.own_remarks]
+        whole.remarks += [remark for remark in (*named, *one.remarks) if remark not in whole.remarks]
+    return whole
 
-    def __init__(self, settings: Settings, gpus: tuple[Gpu, ...], target: Target) -> None:
+
+class Renderer:
+    """Renders the files of one node. Raises NodeError when GPUs and settings disagree or a file cannot be read.
+
+    `earlier` are files that this run has rendered for other nodes, and writes later.
+    """
+
+    def __init__(
+        self, settings: Settings, gpus: tuple[Gpu, ...], target: Target, earlier: Mapping[str, str] | None = None
+    ) -> None:
         self.settings, self.target = settings, target
+        self.earlier = earlier or {}
         self.out = Rendered()
+        self.templates = Templates(settings.path)
+        self.out.remarks += self.templates.remarks()
         names.check_node("--node", target.node)
         for option, path in (("--output", target.directory), ("--config", settings.path), ("--device", target.device)):
             names.check_path(option, path)
@@ -106,11 +134,13 @@ class Renderer:
         site = settings.site()
         check_modes(settings.modes, settings.path)
         read_qos(settings)  # what is wrong there shows here too
+        self.placement = read_placement(settings)
         check_defaults(site)
         modes = node_modes(settings.modes, settings.mig_nodes, target.node)
         counts = {name: sum(name == other for other, _ in target.static) for name, _ in target.static}
         self.offer: NodeOffer = make_offer(site, gpus, modes, counts)
         self._remark_mig(site)
+        self._remark_places(site)
         self.model = self.offer.lines[0].model
         self.slurm_conf = ConfFile(target.path("slurm.conf"), (target.path(FRAGMENT),))
         self.site_settings = settings_of(self.slurm_conf.lines)
@@ -123,6 +153,7 @@ class Renderer:
             "node": target.node,
             "device": target.device,
             "spank": target.spank,
+            "paths": spank_paths(settings.path),
             "static": target.static,
         }
 
@@ -141,9 +172,20 @@ class Renderer:
                 "node offers every mode, and a job that meets a GPU of the other kind does not start there"
             )
 
+    def _remark_places(self, site: Site) -> None:
+        """Adds a remark on a node with fewer GPUs than jobs may have slices, of whose size job_submit knows nothing."""
+        gpus = sum(line.count for line in self.offer.lines)
+        unknown = [name for name in site.partitions if name not in site.partition_gpus]
+        if gpus < site.slices_max and unknown:
+            self.out.own_remarks.append(
+                f"this node has {gpus} GPU(s) and slices_max is {site.slices_max}. Where no node of a partition "
+                f"({', '.join(unknown)}) has more, write gpus = {gpus} in its [partitions.*]: jobs could ask for GPUs "
+                "that no node there has"
+            )
+
     def render(self) -> Rendered:
         """Returns everything, in the order in which it is printed."""
-        self.out.add("hami_hpc_site.lua", _template("hami_hpc_site.lua", self.values))
+        self.out.add("hami_hpc_site.lua", self.templates.render("hami_hpc_site.lua", self.values))
         self._stages()
         self._slurm_conf()
         self._gres()
@@ -151,7 +193,7 @@ class Renderer:
         if self.slurm_conf.exists:
             self._filters()
         for unit in UNITS:
-            self.out.add(unit, _template(unit, self.values))
+            self.out.add(unit, self.templates.render(unit, self.values))
         if self.target.cgroup:
             self._cgroup()
         return self.out
@@ -163,7 +205,7 @@ class Renderer:
                 script = places.STAGES / stage
                 if not script.exists():
                     raise NodeError(f"{script} does not exist. Install hami_hpc again (make install)")
-                self.out.add(name, _template("stage.sh", self.values | {"stage": key, "script": script}))
+                self.out.add(name, self.templates.render("stage.sh", self.values | {"stage": key, "script": script}))
         writable = on_disk.open_to_others(Path(self.target.directory))
         if os.geteuid() == 0 and writable is not None:
             self.out.remarks.append(
@@ -194,7 +236,11 @@ class Renderer:
             )
         elif not self.slurm_conf.includes(self.target.path(FRAGMENT)):
             self.out.merges.append(Merge(f"{self.slurm_conf.path}: add the line:", (f"include {FRAGMENT}",)))
-        head = _template("slurm-hami-hpc.conf", self.values | {"keys": keys, "reasons": REASONS})
+        head = self.templates.render("slurm-hami-hpc.conf", self.values | {"keys": keys, "reasons": REASONS})
+        if self.slurm_conf.exists:
+            lines, partitions, path = self.slurm_conf.lines, self.settings.partitions, self.slurm_conf.path
+            self.out.merges += placement_lines.merge_lines(self.placement, self.site_settings, lines, partitions, path)
+            self.out.remarks += placement_lines.remarks(self.placement, lines, partitions)
         self.out.add(FRAGMENT, self._with_nodes(head))
 
     def _stage_key(self, key: str, keys: dict[str, str]) -> None:
@@ -206,9 +252,13 @@ class Renderer:
         elif not any(calls_one_of(path, programs) for path in scripts):
             self.out.merges.append(merging.merge_stage(key, program, settings[-1], self.target.directory))
 
+    def _there(self, name: str) -> str:
+        """Returns one of hami_hpc's files with the blocks of the nodes that it has so far."""
+        return self.earlier.get(name) or on_disk.read(Path(self.target.path(name))) or ""
+
     def _with_nodes(self, head: str) -> str:
         """Returns the fragment with a NodeName line for each node that slurm.conf itself does not have."""
-        old = on_disk.read(Path(self.target.path(FRAGMENT))) or ""
+        old = self._there(FRAGMENT)
         for name, text in blocks(old).items():
             if merging.node_line(self.slurm_conf.lines, name) is not None:
                 old = old.replace(text.rstrip(), "")
@@ -217,38 +267,62 @@ class Renderer:
             merge = merging.merge_node(site_line, self.offer.gres, self.offer.features)
             self.out.merges += [merge] if merge else []
             return with_block(head, old, self.target.node, "")
-        words = (f"NodeName={self.target.node}", self.target.node_parameters, f"Gres={self.offer.gres}")
+        words = (f"NodeName={self.target.node}", self._node_parameters(), f"Gres={self.offer.gres}")
         line = " ".join([*(word for word in words if word), f"Feature={','.join(self.offer.features)}"])
         return with_block(head, old, self.target.node, block(self.target.node, line))
+
+    def _node_parameters(self) -> str:
+        """Returns those given; where they say nothing of CPUs and Cores= needs it, the machine's too."""
+        given = self.target.node_parameters
+        return near.with_cpus(given, self.target.shape) if self.placement.has_cores else given
+
+    def _can_have_cores(self, with_gpus: bool) -> bool:
+        """Returns whether Cores= can be written for this node; adds a remark where it cannot."""
+        node, own = self.target.node, list(self.slurm_conf.lines)
+        if merging.node_line(own, node) is None:
+            own.append(parse_line("", 0, f"NodeName={node} {self._node_parameters()}"))
+        places = [self.target.near.get(minor, Near()) for line in self.offer.lines for minor in line.gpus]
+        why = near.obstacle(node, places, self.target.shape, near.cpu_words(own, node))
+        if not why and not with_gpus:
+            why = f"Cores= is left out for {node}, whose gpu lines in gres.conf are the site's: add it there"
+        self.out.own_remarks += [why] if why else []
+        return not why
 
     def _gres(self) -> None:
         path = Path(self.target.path("gres.conf"))
         current = on_disk.read(path)
         with_gpus = True
         if current is None or is_ours(current):
-            self.out.add("gres.conf", _template("gres.conf", self.values))
+            self.out.add("gres.conf", self.templates.render("gres.conf", self.values))
         else:
             site_file = ConfFile(str(path), (self.target.path(GRES),))
             site_lines = merging.site_gres(site_file.lines, self.target.node)
-            with_gpus = not any(line.get("Name").lower() == "gpu" for line in site_lines)
-            self.out.merges += merging.merge_gres(site_lines, self.model, self.target.static)
+            with_places = self.settings.slices_max > 1
+            with_gpus = with_places or not any(line.get("Name").lower() == "gpu" for line in site_lines)
+            model = "" if with_places else self.model
+            self.out.merges += merging.merge_gres(site_lines, model, self.target.static)
             if not with_gpus:
                 self.out.merges += merging.merge_static(site_lines, self.target.node, self.target.static, str(path))
             if not site_file.includes(self.target.path(GRES)):
                 self.out.merges.append(Merge(f"{path}: add the line:", (f"include {GRES}",)))
-        head = _template(GRES, self.values)
-        lines = _template("node-gres", self.values | {"with_gpus": with_gpus})
-        old = on_disk.read(Path(self.target.path(GRES))) or ""
+        head = self.templates.render(GRES, self.values)
+        with_cores = self.placement.has_cores and self._can_have_cores(with_gpus)
+        # Links= counts all GPUs, and those with a static MIG layout have no line.
+        place = self.target.near if not self.target.static else near.without_links(self.target.near)
+        runs = {line.gpu_type: near.runs_of(line, place, with_cores) for line in self.offer.lines}
+        values = self.values | {"with_gpus": with_gpus, "runs": runs}
+        lines = self.templates.render("node-gres", values)
+        old = self._there(GRES)
         self.out.add(GRES, with_block(head, old, self.target.node, block(self.target.node, lines)))
 
     def _spank(self) -> None:
-        content = _template("plugstack-hami-hpc.conf", self.values)
+        content = self.templates.render("plugstack-hami-hpc.conf", self.values)
         self.out.add(SPANK, content)
         settings = self.site_settings.get("plugstackconfig")
         path = settings[-1].value if settings else self.target.path("plugstack.conf")
         current = on_disk.read(Path(path))
         if path == self.target.path("plugstack.conf") and (current is None or is_ours(current)):
-            self.out.add("plugstack.conf", _template("plugstack.conf", self.values))
+            self.out.add("plugstack.conf", self.templates.render("plugstack.conf", self.values))
             return
         if "\r" in (current or ""):
             what = f"{path} ends lines with CR LF, and Slurm takes the CR for a part of the last word. Run:"
@@ -291,29 +365,29 @@ class Renderer:
         path = Path(self.target.path("cgroup.conf"))
         current = on_disk.read(path)
         if current is None or is_ours(current):
-            self.out.add("cgroup.conf", _template("cgroup.conf", self.values))
+            self.out.add("cgroup.conf", self.templates.render("cgroup.conf", self.values))
             return
         settings: Mapping[str, list[Setting]] = settings_of(ConfFile(str(path)).lines)
         if not settings.get("constraindevices") or settings["constraindevices"][-1].value.lower() != "yes":
             self.out.merges.append(Merge(f"{path}: set:", ("ConstrainDevices=yes",)))
 
 
-def _template(name: str, values: Mapping[str, object]) -> str:
-    if not (places.TEMPLATES / f"{name}.j2").exists():
-        raise NodeError(f"{places.TEMPLATES}/{name}.j2 does not exist. Install hami_hpc again (make install)")
-    # No escaping, because the output is not HTML. StrictUndefined: a name without a value is an error, not "".
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(places.TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    return environment.get_template(f"{name}.j2").render(values)
-
-
 def check_defaults(site: Site) -> None:
-    """Resolves a bare `vgpu` for each partition and model, so that a wrong default fails here and not at a submit."""
+    """Resolves a bare `vgpu` for each partition and model, and each preset, so that a wrong one fails here and not at a
+    submit."""
     for partition, models in site.partitions.items():
         for model in models:
             resolve(Request(gpu_type=model), site, Where((partition,)))
+    for name, preset in site.presets.items():
+        faults = [_fault_of(replace(preset, policy=None, slo=None), site, partition) for partition in site.partitions]
+        if faults and all(faults):
+            raise NodeError(f"preset {name} fits no partition: {faults[0]}")
+
+
+def _fault_of(request: Request, site: Site, partition: str) -> str:
+    """Returns why a request is refused in a partition, "" where it is not. Its class may still refuse its policy."""
+    try:
+        resolve(request, site, Where((partition,)))
+    except RequestError as error:
+        return str(error).removeprefix(c.ERROR_PREFIX)
+    return ""

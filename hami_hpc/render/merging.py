@@ -153,12 +153,13 @@ def merge_static(
 
 def merge_gres(site_lines: Iterable[ConfLine], model: str, static: Sequence[tuple[str, str]] = ()) -> list[Merge]:
     """Returns what to change in the site's own gres.conf lines: gpu lines get the Type `model`, others are deleted.
-    Those of `static`, (type, device) of a static MIG layout, stay."""
+    With "" gpu lines are deleted as well: the GPUs of a node have several types then. Those of `static`, (type, device)
+    of a static MIG layout, stay."""
     merges = []
     for line in site_lines:
         if (line.get("Type"), line.get("File")) in static:
             continue
-        if line.get("Name").lower() != "gpu":
+        if line.get("Name").lower() != "gpu" or not model:
             merges.append(
                 Merge(f"{line.where}: delete this line; hami-hpc-gres.conf has one for the same gres:", (line.text,))
             )

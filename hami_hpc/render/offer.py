@@ -7,22 +7,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from hami_hpc.contract import constants as c
-from hami_hpc.core import mixed
+from hami_hpc.core import mixed, places
+from hami_hpc.core.gpu_choice import capacity, preset_text
 from hami_hpc.core.inventory import Gpu
 from hami_hpc.core.mig_choice import MIG
-from hami_hpc.core.units import Site, capacity
+from hami_hpc.core.site import Site
 from hami_hpc.errors import NodeError
 from hami_hpc.slurm.lines import names_node
 
 
 @dataclass(frozen=True, slots=True)
 class GpuLine:
-    """One gpu and one shard line of gres.conf: all GPUs of one model. `minors` is a Slurm hostlist."""
+    """One gpu and one shard line of gres.conf: all GPUs of one type. `minors` is a Slurm hostlist."""
 
     model: str
     minors: str
     count: int
     shards: int
+    place: str = ""  # the gres type of its GPUs and shards where jobs may have several slices; else it is the model
+    gpus: tuple[int, ...] = ()  # their minor numbers, in order
+
+    @property
+    def gpu_type(self) -> str:
+        return self.place or self.model
+
+    @property
+    def shard_type(self) -> str:
+        return f":{self.place}" if self.place else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +103,15 @@ def make_offer(
         raise NodeError("this node has no GPU. To render for another node, name its GPUs: --gpus h200:2")
     if len(by_model) > 1:
         raise NodeError(f"this node has GPUs of {len(by_model)} models ({', '.join(sorted(by_model))}). {mixed.ADVICE}")
-    lines = []
-    mem_mib = 0
-    for model, members in sorted(by_model.items()):
-        mib, shards = capacity(site, model)
-        mem_mib += mib * len(members)
-        lines.append(
-            GpuLine(model, hostlist(gpu.minor for gpu in members), len(members), shards * len(members)),
+    ((model, members),) = by_model.items()
+    mib, shards_each = capacity(site, model)
+    mem_mib = mib * len(members)
+    lines = _lines(model, members, shards_each, site.slices_max)
+    if site.slices_max > 1 and static:
+        raise NodeError(
+            f"slices_max = {site.slices_max} and a static MIG layout ({', '.join(static)}) do not go together: jobs "
+            "ask for whole GPUs without a type then, and could be given an instance. Set slices_max = 1, or take the "
+            "layout away (hami-hpc mig apply)"
         )
     shards = sum(line.shards for line in lines)
     count = sum(line.count for line in lines)
@@ -112,9 +125,9 @@ def make_offer(
         slo_us=slo_us,
         gres=",".join(
             [
-                *(f"gpu:{line.model}:{line.count}" for line in lines),
+                *(f"gpu:{line.gpu_type}:{line.count}" for line in lines),
                 *(f"gpu:{name}:{number}" for name, number in (static or {}).items()),
-                f"{c.GRES_SHARD}:{shards}",
+                *_shard_gres(lines),
                 *(f"{c.GRES_CLASS}:{name}:{shards}" for name in site.classes),
                 f"{c.GRES_MEM}:{mem_mib}",
                 f"{c.GRES_CORES}:{100 * count}",
@@ -123,14 +136,31 @@ def make_offer(
         ),
         features=(
             *(c.FEATURE_MODE.format(mode=mode) for mode in (site.modes if modes is None else modes)),
-            *(c.FEATURE_TYPE.format(type=line.model) for line in lines),
+            c.FEATURE_TYPE.format(type=model),
             *(c.FEATURE_POLICY.format(policy=name) for name in c.POLICIES if name in offered_policies),
         ),
     )
 
 
+def _lines(model: str, gpus: Sequence[Gpu], shards: int, slices_max: int) -> tuple[GpuLine, ...]:
+    """Returns a line for each type, in the order of the GPUs: Slurm pairs types and devices by their order."""
+    ordered = sorted(gpus, key=lambda gpu: gpu.slurm_index)
+    by_place: dict[str, list[int]] = {}
+    for gpu, place in zip(ordered, places.of_gpus(len(ordered), slices_max), strict=True):
+        by_place.setdefault(place, []).append(gpu.minor)
+    return tuple(
+        GpuLine(model, hostlist(minors), len(minors), shards * len(minors), place, tuple(minors))
+        for place, minors in by_place.items()
+    )
+
+
+def _shard_gres(lines: Sequence[GpuLine]) -> list[str]:
+    return [f"{c.GRES_SHARD}{line.shard_type}:{line.shards}" for line in lines]
+
+
 def tracked_tres(models: Iterable[str], classes: Iterable[str]) -> str:
-    """Returns the value for AccountingStorageTRES: what slurmdbd must store for the bill."""
+    """Returns the value for AccountingStorageTRES: what slurmdbd must store for the bill. `models`: those that are gres
+    types."""
     names = ["gpu", *(f"gpu:{model}" for model in sorted(models)), c.GRES_SHARD, c.GRES_CLASS]
     names += [f"{c.GRES_CLASS}:{name}" for name in classes] + [c.GRES_MEM, c.GRES_CORES]
     return ",".join(f"gres/{name}" for name in names)
@@ -165,6 +195,13 @@ def _model_table(site: Site, model: str) -> dict[str, object]:
     return table
 
 
+def _partition_table(site: Site, name: str) -> dict[str, object]:
+    table: dict[str, object] = {"gpu_models": list(site.partitions[name])}
+    if name in site.partition_gpus:
+        table["gpus"] = site.partition_gpus[name]
+    return table
+
+
 def site_table(site: Site) -> dict[str, object]:
     """Returns the content of the Lua site table that both filters read."""
     return {
@@ -180,6 +217,9 @@ def site_table(site: Site) -> dict[str, object]:
         "policies": {name: list(policies) for name, policies in site.policies.items()},
         "latency": list(site.latency or ()),
         "mig_waste_percent": site.mig_waste_percent,
+        "slices_max": site.slices_max,
+        "max_tenants": site.max_tenants,
+        "presets": {name: preset_text(request) for name, request in site.presets.items()},
         "gpu_models": {name: _model_table(site, name) for name in site.gpu_models},
-        "partitions": {name: {"gpu_models": list(models)} for name, models in site.partitions.items()},
+        "partitions": {name: _partition_table(site, name) for name in site.partitions},
     }

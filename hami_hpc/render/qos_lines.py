@@ -6,7 +6,7 @@ Without the three parameters Slurm preempts the oldest job, or jobs on a GPU whe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hami_hpc.core.qos import LIMITS, Qos
 from hami_hpc.render.merging import Merge
@@ -22,9 +22,14 @@ Site = Mapping[str, Sequence[Setting]]
 
 def merge_lines(wanted: Sequence[Qos], site: Site, version: int, path: str) -> list[Merge]:
     """Returns what is left to write into slurm.conf, whose settings are `site`; new keys are for the file `path`."""
+    return merge_pairs(needed_pairs(wanted, site, version), site, path)
+
+
+def merge_pairs(pairs: Iterable[tuple[str, str]], site: Site, path: str) -> list[Merge]:
+    """Returns a merge for each key that the site sets otherwise, and one with the keys that it lacks."""
     merges: list[Merge] = []
     new: list[str] = []
-    for key, value in _lines(wanted, site, version):
+    for key, value in pairs:
         given = site.get(key.lower())
         if not given:
             new.append(pair_text(key, value))
@@ -37,11 +42,17 @@ def merge_lines(wanted: Sequence[Qos], site: Site, version: int, path: str) -> l
     return merges
 
 
-def _lines(wanted: Sequence[Qos], site: Site, version: int) -> list[tuple[str, str]]:
-    """Returns each key with the value that serves the site and the QoS: the site's own where that is enough."""
+def needed_pairs(
+    wanted: Sequence[Qos], site: Site, version: int, account_limits: bool = False
+) -> list[tuple[str, str]]:
+    """Returns each key with the value that serves the site and the QoS: the site's own where that is enough.
+
+    account_limits: accounts have limits, too.
+    """
     lines: list[tuple[str, str]] = []
-    if wanted:
-        needed = ["associations", *(["limits"] if has_limits(wanted) else []), "qos"]
+    if wanted or account_limits:
+        limits = ["limits"] if account_limits or has_limits(wanted) else []
+        needed = ["associations", *limits, *(["qos"] if wanted else [])]
         lines.append(("AccountingStorageEnforce", _enforce(_value(site, "AccountingStorageEnforce"), needed)))
     if not any(qos.preempts for qos in wanted):
         return lines
