@@ -14,7 +14,9 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 PYTEST := $(PYTHON) -m pytest -p no:cacheprovider
 CLUSTER := PYTHONPATH=tests/cluster $(PYTHON) -m harness
-CLUSTER_DIR ?= .cluster
+# Of the demo: nodes with GPUs, each with a slurmd. A cluster for each number, .cluster-4 and so on.
+NODES ?= 1
+CLUSTER_DIR ?= .cluster$(if $(filter-out 1,$(NODES)),-$(NODES))
 CUDA_INC = $(firstword $(wildcard $(VENV)/lib/python3*/site-packages/nvidia/cu13/include))
 
 # Where `make install` installs files; all paths are below DESTDIR, if that is set.
@@ -25,14 +27,17 @@ LIBEXECDIR ?= $(PREFIX)/libexec/hami-hpc
 DATADIR ?= $(PREFIX)/share/hami-hpc
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 PLUGINDIR ?= /usr/lib/$(shell $(CC) -print-multiarch)/slurm-wlm
+# Where the plugins are built, whose files name LIBDIR: a build for another LIBDIR may go elsewhere.
+PLUGIN_BUILD ?= $(CURDIR)/build/slurm-plugins
 ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
+TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
-.PHONY: help setup setup-test generate build native plugins examples lint test test-native test-sanitizers test-unit mutate \
-	test-cluster test-slurm-versions record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-peers \
-	bench-churn bench-interposer bench-latency bench-mig bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop \
-	check-places install uninstall clean
+.PHONY: help setup setup-test generate build native plugins examples lint test test-native sanitized test-sanitizers test-with-address test-with-thread test-unit mutate \
+	test-cluster test-packages test-matrix record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-collectives bench-peers \
+	bench-churn bench-nodes bench-fair-share bench-submit bench-interposer bench-latency bench-mig bench-packing bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop docs \
+	check-places install uninstall packages-tree deb rpm dist dist-node dist-controller dist-accounting clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
@@ -52,7 +57,7 @@ native:
 	@$(MAKE) -C native
 
 plugins:
-	@$(MAKE) -C slurm-plugins LIBDIR=$(LIBDIR)
+	@$(MAKE) -C slurm-plugins BUILD='$(PLUGIN_BUILD)' LIBDIR=$(LIBDIR) LIBEXECDIR=$(LIBEXECDIR)
 
 examples: build/examples/slice
 
@@ -66,23 +71,35 @@ lint: setup-test ## contract up to date, ruff, mypy, clang-format, shell syntax
 	$(VENV)/bin/mypy
 	git ls-files -z --cached --others --exclude-standard -- 'native/*.[ch]' 'slurm-plugins/*.[ch]' 'tests/*.[ch]' \
 		'examples/*.[ch]' 'benchmarks/*.[ch]' ':!native/include/hami_contract.h' | xargs -0 clang-format --dry-run --Werror
-	for script in scripts/setup scripts/build-info scripts/install scripts/uninstall scripts/slurm-source scripts/slurm-chroot scripts/pyslurm scripts/check-time-model prolog/prolog prolog/epilog \
-		accounting/ingest accounting/month .ci/run; do sh -n "$$script"; done
+	for script in scripts/setup scripts/build-info scripts/install scripts/in-use scripts/uninstall scripts/use-python scripts/slurm-source scripts/slurm-chroot scripts/pyslurm scripts/check-time-model tests/temporary-directory prolog/prolog prolog/epilog prolog/resize prolog/suspend containers/enroot/50-hami-hpc.sh \
+		accounting/ingest accounting/month .ci/run scripts/hami_packages/install scripts/hami_packages/maintainer/* \
+		tests/packages/make-base; do sh -n "$$script"; done
+
+# Daemons, clocks and a loaded machine: three tests of a run may fail once. Each is named at the end, with how it failed.
+SECOND_TRY := --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
 
 # One recipe, so that the order does not depend on how make is called, and the last line is pytest's count.
 test: setup-test ## every tier that needs no GPU
-	@$(MAKE) lint
-	@$(MAKE) build
+	@$(MAKE) -j$(shell nproc) --output-sync=target lint build sanitized
 	@$(MAKE) test-native
 	@$(MAKE) test-sanitizers
-	PYTHONPATH=tests $(PYTEST) tests -p all_tiers -m "not gpu" -n 4 --dist loadscope --no-loadscope-reorder --durations=15
+	$(PYTEST) tests/native -m quiet $(SECOND_TRY)
+	TMPDIR=$$(tests/temporary-directory) PYTHONPATH=tests $(PYTEST) tests -p all_tiers -m "not gpu and not quiet" -n 5 --dist loadscope --durations=15 $(SECOND_TRY)
 
 test-native: setup-test build ## the C parts' own tests
 	@$(MAKE) -C native test
 
-test-sanitizers: setup-test ## the same under address and undefined-behaviour sanitizers
-	@$(MAKE) -C native SAN=address,undefined test
-	@$(MAKE) -C native SAN=thread test-interposer
+sanitized: # builds what test-sanitizers runs
+	@$(MAKE) -C native SAN=address,undefined all
+	@$(MAKE) -C native SAN=thread all
+
+test-sanitizers: setup-test ## the same with address, undefined-behaviour and thread sanitizers, side by side
+	@$(MAKE) -j2 --output-sync=target test-with-address test-with-thread
+
+test-with-address:
+	@PYTEST_ADDOPTS='$(SECOND_TRY)' $(MAKE) -C native SAN=address,undefined test
+test-with-thread:
+	@PYTEST_ADDOPTS='$(SECOND_TRY)' $(MAKE) -C native SAN=thread test-interposer
 
 test-unit: setup-test build ## Python and Lua, without a cluster
 	$(PYTEST) tests -m "not gpu and not cluster"
@@ -105,23 +122,37 @@ test-pyslurm: setup-test build ## records through pyslurm, built from PYSLURM_SO
 	library=$$(scripts/pyslurm) && PYTHONPATH=$$library $(PYTEST) tests/cluster/live_pyslurm.py
 
 # Not part of `make test`: it needs root, debootstrap and Debian's archive. SLURM_SRC_trixie=/path, SLURM_SRC_forky=/path:
-# the source of that release's Slurm, where the archive does not have it.
-SLURM_SUITES ?= trixie forky
-IN_CHROOT = SLURM_SRC='$(SLURM_SRC_$(1))' scripts/slurm-chroot $(1)
+# the source of that release's Slurm, where the archive does not have it. MATRIX: some of the files.
+SLURM_SRC_trixie ?=
+SLURM_SRC_forky ?=
+SLURM_SUITES ?= here trixie forky
+MATRIX ?= $(filter-out tests/cluster/test_docs.py tests/cluster/test_mpi.py,$(wildcard tests/cluster/test_*.py)) \
+	$(wildcard tests/versions/live_*.py)
+IN_CHROOT = $(if $(filter-out here,$(1)),SLURM_SRC='$(SLURM_SRC_$(1))' scripts/slurm-chroot $(1))
+MATRIX_RESULT = $(if $(filter-out here,$(1)),build/chroot/$(1)/checkout/)build/matrix.tsv
 
-test-slurm-versions: setup ## plugins, jobs, accounting and QoS on Slurm 24.11 and 26.05, each in a chroot of its Debian release
-	@$(foreach suite,$(SLURM_SUITES),\
-		$(call IN_CHROOT,$(suite)) env HAMI_HPC_RECORD=build/records $(PYTEST) tests/versions/live_*.py; \
+test-matrix: setup-test build ## the cluster tier on each Slurm: 22.05 here, 24.11 and 26.05 in chroots; SLURM_SUITES=forky MATRIX=tests/cluster/test_quota.py
+	@bad=0; $(foreach suite,$(SLURM_SUITES),\
 		$(call IN_CHROOT,$(suite)) make native plugins examples >build/$(suite)-build.log 2>&1 || \
 			{ tail -n 5 build/$(suite)-build.log; echo "SLURM_SRC_$(suite)=/path is the place for that source"; exit 1; }; \
-		$(call IN_CHROOT,$(suite)) $(PYTEST) tests/cluster --ignore tests/cluster/test_docs.py -n 2 --dist loadscope;)
+		$(call IN_CHROOT,$(suite)) env HAMI_HPC_RECORD=build/records $(PYTHON) tests/versions/matrix.py run build/matrix.tsv $(MATRIX) || bad=1;) \
+	$(PYTHON) tests/versions/matrix.py table $(foreach suite,$(SLURM_SUITES),$(call MATRIX_RESULT,$(suite))); exit $$bad
 
-record-slurm-versions: test-slurm-versions ## keep what sacct printed there, and here, for the unit tests
-	HAMI_HPC_RECORD=build/records $(PYTEST) tests/versions/live_*.py
+record-slurm-versions: MATRIX = $(wildcard tests/versions/live_*.py)
+record-slurm-versions: test-matrix ## keep what sacct printed on each Slurm for the unit tests
 	@records=tests/unit/test_accounting/records; \
 	cp build/records/* $$records/22.05; \
 	cp build/chroot/trixie/checkout/build/records/* $$records/24.11; \
 	cp build/chroot/forky/checkout/build/records/* $$records/26.05
+
+# Not part of `make test`: it needs root, debootstrap and Debian's archive, and makes accounting's package of 125 MB.
+ALONE = unshare --net --mount --propagation private --pid --fork --kill-child --mount-proc
+
+test-packages: ZSHDIR = $(PREFIX)/share/zsh/vendor-completions
+test-packages: setup-test deb ## the Debian packages, tarballs and RPMs in a fresh chroot without network
+	tests/packages/make-base build/packages-base/root
+	@$(PACKAGE) tar --role node
+	$(ALONE) $(PYTEST) tests/packages/live_*.py
 
 test-gpu: build ## on a machine with a real NVIDIA GPU
 	HAMI_TEST_GPU=1 $(PYTEST) tests/native/test_interposer.py tests/gpu -rs
@@ -131,6 +162,9 @@ bench-gpu: build ## the interposer on a real GPU, side by side with native
 
 bench-time: build ## the GPU's time on a real GPU: caps, mixtures, latency-critical jobs; SECTIONS="caps latency"
 	$(PYTHON) tests/gpu/bench_time.py $(SECTIONS)
+
+bench-collectives: build ## all-reduces and DDP training on two real GPUs under limits; CASES="cap 25;cap 50"
+	$(PYTHON) tests/gpu/bench_collectives.py
 
 bench-peers: build ## the interposer beside HAMi-core on a real GPU; HAMI_CORE=its libvgpu.so
 	$(PYTHON) tests/gpu/bench_peers.py
@@ -143,11 +177,23 @@ bench-latency: build ## what it costs to measure requests of latency-critical jo
 bench-mig: setup-test ## where MIG instances are placed, and the shards that they take, against the best possible
 	$(PYTHON) benchmarks/bench_mig.py
 
+bench-packing: setup-test ## slices packed by the dominant share, against an exact packer, whole GPUs and MIG, in a simulation; FILE=trace.csv
+	$(PYTHON) benchmarks/bench_packing.py $(if $(FILE),--trace '$(FILE)')
+
 bench-prolog: build ## prolog's and epilog's time, against an empty python3
 	$(PYTHON) benchmarks/bench_prolog.py
 
 bench-churn: build ## many jobs of all modes on a private Slurm with 8 simulated GPUs, with prologs killed at random; JOBS=1000 SEED=1
 	$(PYTHON) benchmarks/bench_churn.py --jobs $(JOBS) --seed $(SEED)
+
+bench-nodes: build ## mixed jobs of 1, 2, 4 slices on 1 or 2 of six simulated nodes at once, against an exact packer; JOBS=200 SEED=1
+	$(PYTHON) benchmarks/bench_nodes.py --jobs $(if $(filter command line environment,$(origin JOBS)),$(JOBS),200) --seed $(SEED)
+
+bench-fair-share: build ## two accounts with shares of 2:1 want all GPUs of a private Slurm, for 30 minutes
+	$(PYTHON) benchmarks/bench_fair_share.py
+
+bench-submit: build ## sbatch and scheduling cycles with the filters and plugins, beside a Slurm without; 1,000 nodes, 10,000 jobs
+	$(PYTHON) benchmarks/bench_submit.py
 
 bench-interposer: build ## what the interposer adds to calls and starts, on the simulation
 	$(PYTHON) benchmarks/bench_interposer.py
@@ -168,14 +214,22 @@ sim-time: build ## the study of how a GPU's time is shared: tables and charts of
 check-time-model: setup-test ## spin checks the model of the keepers that share a GPU
 	@scripts/check-time-model
 
-demo: ## start a private Slurm with two simulated H200s and follow one request through it
+# The generator prints a notice about its own next release before each build.
+docs: ## the documents as a site, with search, in build/site: open build/site/index.html, or serve the folder
+	@scripts/setup docs
+	@mkdir -p build
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict >build/docs.log 2>&1 || \
+		{ grep -v '^INFO' build/docs.log >&2; exit 1; }
+	@echo "build/site/index.html"
+
+demo: ## start a private Slurm with two simulated H200s and follow one request through it; NODES=4: over several nodes
 	@scripts/setup
 	@echo "Building (log: build/build.log)"
 	@$(MAKE) build >build/build.log 2>&1 || { tail -n 30 build/build.log; echo "make build failed" >&2; exit 1; }
 	@echo "Starting the private cluster in $(CLUSTER_DIR)"
-	@$(CLUSTER) story --dir $(CLUSTER_DIR)
+	@$(CLUSTER) story --dir $(CLUSTER_DIR) --nodes $(NODES)
 	@printf '\nThe cluster keeps running. Point a shell at it with:   . %s/env\nStop it with:                         %s\n' \
-		"$(CLUSTER_DIR)" "make demo-stop"
+		"$(CLUSTER_DIR)" "make demo-stop$(if $(filter-out 1,$(NODES)), NODES=$(NODES))"
 
 demo-stop: ## stop the demo's cluster
 	@if [ -x $(PYTHON) ]; then $(CLUSTER) down --dir $(CLUSTER_DIR); else echo "nothing was running"; fi
@@ -185,14 +239,45 @@ PIP_INSTALL ?= .[accounting]
 
 PLACES = DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' SYSCONFDIR='$(SYSCONFDIR)' LIBDIR='$(LIBDIR)' \
 	LIBEXECDIR='$(LIBEXECDIR)' DATADIR='$(DATADIR)' UNITDIR='$(UNITDIR)' PLUGINDIR='$(PLUGINDIR)' ZSHDIR='$(ZSHDIR)' \
-	PIP_INSTALL='$(PIP_INSTALL)'
+	TMPFILESDIR='$(TMPFILESDIR)' PIP_INSTALL='$(PIP_INSTALL)'
 
 check-places:
 	@$(PLACES) scripts/install check
 
 install: check-places build ## install; honours DESTDIR, PREFIX and SYSCONFDIR
-	@$(MAKE) -C slurm-plugins install DESTDIR='$(DESTDIR)' LIBDIR='$(LIBDIR)' PLUGINDIR='$(PLUGINDIR)'
+	@$(MAKE) -C slurm-plugins install BUILD='$(PLUGIN_BUILD)' DESTDIR='$(DESTDIR)' LIBDIR='$(LIBDIR)' LIBEXECDIR='$(LIBEXECDIR)' PLUGINDIR='$(PLUGINDIR)'
 	@$(PLACES) scripts/install
+
+# Packages are made from what `make install` puts below build/packages/installed, with the system's Python.
+PACKAGES := $(CURDIR)/build/packages
+VERSION ?=
+PACKAGE_PIP ?= .[metrics,top]
+PACKAGE = $(PLACES) DESTDIR='$(PACKAGES)/installed' PLUGIN_BUILD='$(PLUGIN_BUILD)' PYTHONPATH=scripts \
+	$(PYTHON) -m hami_packages --version '$(VERSION)' --target '$(PACKAGES)'
+
+packages-tree: check-places build
+	@rm -rf $(PACKAGES)/installed
+	@PATH=/usr/bin:/bin:$$PATH $(MAKE) install DESTDIR='$(PACKAGES)/installed' PIP_INSTALL='$(PACKAGE_PIP)' \
+		ZSHDIR='$(ZSHDIR)' >/dev/null
+
+deb: ZSHDIR = $(PREFIX)/share/zsh/vendor-completions
+deb: packages-tree ## Debian packages for the installed Slurm, in build/packages; VERSION=1.2.3
+	@$(PACKAGE) deb
+
+rpm: packages-tree ## RPMs for the installed Slurm, in build/packages; without rpmbuild their spec alone
+	@$(PACKAGE) rpm
+
+dist: packages-tree ## all three tarballs, in build/packages
+	@$(PACKAGE) tar
+
+dist-node: packages-tree ## the tarball for nodes with GPUs
+	@$(PACKAGE) tar --role node
+
+dist-controller: packages-tree ## the tarball for controller and login hosts
+	@$(PACKAGE) tar --role controller
+
+dist-accounting: packages-tree ## the tarball for the machine that makes bills
+	@$(PACKAGE) tar --role accounting
 
 uninstall: ## remove the installed files; with FORCE=1 also while vgpu jobs run or Slurm's files name them
 	@DESTDIR='$(DESTDIR)' SYSCONFDIR='$(SYSCONFDIR)' LIBDIR='$(LIBDIR)' FORCE='$(FORCE)' scripts/uninstall
