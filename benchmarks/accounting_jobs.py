@@ -16,6 +16,10 @@ START_S = 1_735_689_600  # 2025-01-01T00:00:00Z
 MONTH_S = 2_629_746
 ZONE = "Europe/Berlin"
 
+_KIND = """CASE WHEN u_kind < 0.33 THEN 'cpu' WHEN u_kind < 0.66 THEN 'gpu' WHEN u_kind < 0.90 THEN 'vgpu'
+      WHEN u_kind < 0.97 THEN 'mig' ELSE 'shard' END"""
+_MEM_MIB = "[4096, 8192, 12288, 16384, 24576, 32768, 49152, 71578][1 + (h >> 8) % 8]"
+_PERCENT = "[5, 10, 20, 25, 30, 50, 75, 100][1 + (h >> 16) % 8]"
 _JOBS = """
 WITH drawn AS (
   SELECT i, 1000000 + i AS id,
@@ -30,15 +34,14 @@ WITH drawn AS (
     least(604800, (20 * exp(9.5 * u_time * u_time))::BIGINT + h % 7) AS length,
     CASE WHEN u_wait < 0.4 THEN h % 5 ELSE (3 * exp(9 * u_wait * u_wait))::BIGINT END AS wait,
     CASE WHEN u_size < 0.6 THEN 1 WHEN u_size < 0.75 THEN 2 WHEN u_size < 0.9 THEN 4 ELSE 8 END AS n,
-    CASE WHEN u_kind < 0.33 THEN 'cpu' WHEN u_kind < 0.66 THEN 'gpu' WHEN u_kind < 0.90 THEN 'vgpu'
-      WHEN u_kind < 0.97 THEN 'mig' ELSE 'shard' END AS kind,
+    {kind} AS kind,
     CASE WHEN u_state < 0.74 THEN 'COMPLETED' WHEN u_state < 0.86 THEN 'FAILED'
       WHEN u_state < 0.93 THEN 'CANCELLED by ' || (20000 + h % 2000)
       WHEN u_state < 0.97 THEN 'TIMEOUT' WHEN u_state < 0.985 THEN 'OUT_OF_MEMORY'
       WHEN u_state < 0.995 THEN 'PREEMPTED' ELSE 'NODE_FAIL' END AS state,
     CASE WHEN h % 200 = 0 THEN h % 900 ELSE 0 END AS suspended,
-    2 + 2 * (h % 8) AS cores8, [4096, 8192, 12288, 16384, 24576, 32768, 49152, 71578][1 + (h >> 8) % 8] AS mem_mib,
-    [5, 10, 20, 25, 30, 50, 75, 100][1 + (h >> 16) % 8] AS percent,
+    2 + 2 * (h % 8) AS cores8, {mem_mib} AS mem_mib,
+    {percent} AS percent,
     ['std', 'std', 'lc', 'be'][1 + (h >> 24) % 4] AS cls, ['h200', 'a100'][1 + (h >> 28) % 2] AS model,
     1 + (h >> 32) % 120 AS node
   FROM drawn
@@ -71,12 +74,12 @@ def write_export(
     months: int = 14,
     memory_mib: int = 512,
     accounts: int = 0,
-    distinct_tres: bool = False,
+    distinct: str = "",
 ) -> None:
     """Write ``jobs`` runs of ``users`` users over ``months`` months, local times of ZONE. Bounded memory.
 
-    accounts: so many, with equally many jobs; 0 for 97, each of the same users. distinct_tres: no two runs have the
-    same AllocTRES.
+    accounts: so many, with equally many jobs; 0 for 97, each of the same users. distinct: in what no two runs have the
+    same AllocTRES: in their ``billing``, or as ``slices`` that differ in memory and time; empty for neither.
     """
     con = duckdb.connect(config={"memory_limit": f"{memory_mib}MiB", "threads": "2"})
     con.execute(
@@ -89,7 +92,10 @@ def write_export(
         span=months * MONTH_S,
         time="local_text",
         account=f"i % {accounts}" if accounts else "user_number % 97",
-        billing="i" if distinct_tres else "cores8",
+        billing="i" if distinct == "billing" else "cores8",
+        kind="'vgpu'" if distinct == "slices" else _KIND,
+        mem_mib="1 + i % 143000" if distinct == "slices" else _MEM_MIB,
+        percent="1 + i // 143000" if distinct == "slices" else _PERCENT,
     )
     quoted = str(path).replace("'", "''")
     con.execute(f"COPY ({query}) TO '{quoted}' (FORMAT csv, DELIMITER '|', HEADER, QUOTE '', ESCAPE '')")

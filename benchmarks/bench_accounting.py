@@ -54,11 +54,12 @@ factor = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One process: wall time and the most memory that it had resident."""
+    """One process: wall time, CPU time of all its threads, and the most memory that it had resident."""
 
     what: str
     records: int
     seconds: float
+    cpu_s: float
     resident_mib: float
 
     @property
@@ -78,7 +79,36 @@ def run(what: str, records: int, command: list[str], environment: dict[str, str]
         if process.returncode:
             said.seek(0)
             raise SystemExit(f"{' '.join(command)} failed ({process.returncode}): {said.read()[-2000:]}")
-    return Measured(what, records, seconds, usage.ru_maxrss / 1024)
+    return Measured(what, records, seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+def middle(entries: list[Measured]) -> Measured:
+    """The medians of several processes that did the same, with the most memory of all."""
+    return Measured(
+        entries[0].what,
+        entries[0].records,
+        statistics.median(entry.seconds for entry in entries),
+        statistics.median(entry.cpu_s for entry in entries),
+        max(entry.resident_mib for entry in entries),
+    )
+
+
+def site(directory: Path, partitions: str = "") -> dict[str, str]:
+    """Write the settings and rates; return the environment for hami-hpc, with compiled modules as an installation has
+    them, whatever the caller's environment says."""
+    config = directory / "hami-hpc.toml"
+    config.write_text(SITE + partitions, encoding="utf-8")
+    config.chmod(0o644)
+    (directory / "rates.toml").write_text(RATES, encoding="utf-8")
+    own = {
+        "HAMI_HPC_CONFIG": str(config),
+        "PYTHONPATH": str(CHECKOUT),
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(directory / "pycache"),
+    }
+    environment = {**os.environ, **own}
+    run("start", 0, [sys.executable, "-m", "hami_hpc.cli", "bill", "--help"], environment)
+    return environment
 
 
 def head(source: Path, target: Path, records: int) -> Path:
@@ -91,14 +121,10 @@ def head(source: Path, target: Path, records: int) -> Path:
 
 def measure(directory: Path, jobs: int, users: int, plain_records: int) -> list[Measured]:
     """All steps; the pandas script before and after the ingest of the whole, so that drift shows."""
-    config = directory / "hami-hpc.toml"
-    config.write_text(SITE, encoding="utf-8")
-    config.chmod(0o644)
-    (directory / "rates.toml").write_text(RATES, encoding="utf-8")
+    environment = site(directory)
     export = directory / "export"
     print(f"generating {jobs:,} jobs", file=sys.stderr)
     write_export(export, jobs, users)
-    environment = {**os.environ, "HAMI_HPC_CONFIG": str(config), "PYTHONPATH": str(CHECKOUT)}
     hami = [sys.executable, "-m", "hami_hpc.cli"]
     part = head(export, directory / "part", plain_records)
     plain = [sys.executable, str(Path(__file__).with_name("plain_pandas.py")), str(part)]
@@ -113,9 +139,7 @@ def measure(directory: Path, jobs: int, users: int, plain_records: int) -> list[
         command = [*hami, "ingest", "--quiet", "--input", str(source), "--store", str(store)]
         found.append(run("ingest", records, command, environment))
         bill = [*hami, "bill", "--month", MONTH, "--store", str(store)]
-        bills = [run("monthly bill", records, bill, environment) for _ in range(5)]
-        middle = statistics.median(entry.seconds for entry in bills)
-        found.append(Measured("monthly bill", records, middle, max(entry.resident_mib for entry in bills)))
+        found.append(middle([run("monthly bill", records, bill, environment) for _ in range(5)]))
     found.append(
         run(
             "ingest again",
@@ -147,14 +171,15 @@ def judge(found: list[Measured], jobs: int) -> list[str]:
 def table(found: list[Measured]) -> str:
     """What was measured, as Markdown."""
     plain = max(entry.per_second for entry in found if entry.what == "pandas, plain")
-    lines = ["| step | records in file or store | wall, s | records/s | times plain pandas | resident, MiB |"]
-    lines.append("|---|--:|--:|--:|--:|--:|")
+    lines = ["| step | records in file or store | wall, s | CPU, s | records/s | times plain pandas | resident, MiB |"]
+    lines.append("|---|--:|--:|--:|--:|--:|--:|")
     for entry in found:
         rate, times = f"{entry.per_second:,.0f}", f"{entry.per_second / plain:.1f}"
         if entry.what == "monthly bill":
             rate, times = "", ""
         lines.append(
-            f"| {entry.what} | {entry.records:,} | {entry.seconds:.2f} | {rate} | {times} | {entry.resident_mib:,.0f} |"
+            f"| {entry.what} | {entry.records:,} | {entry.seconds:.2f} | {entry.cpu_s:.2f} | {rate} | {times} "
+            f"| {entry.resident_mib:,.0f} |"
         )
     return "\n".join(lines)
 
@@ -176,11 +201,11 @@ def main() -> int:
     ingests = [entry for entry in found if entry.what == "ingest"]
     labels = [f"{entry.records / 1e6:g} million" for entry in ingests]
     drawn = charts.bars(
-        "Time of ingest by number of records", "s", labels, [("", [entry.seconds for entry in ingests])]
+        "CPU time of ingest by number of records", "s", labels, [("", [entry.cpu_s for entry in ingests])]
     )
     (arguments.directory / "growth.svg").write_text(drawn, encoding="utf-8")
     if not arguments.keep:
-        for name in ("export", "part", "some", "store"):
+        for name in ("export", "part", "some", "store", "pycache"):
             path = arguments.directory / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     missed = judge(found, arguments.jobs)

@@ -4,56 +4,50 @@
     python benchmarks/bench_accounts.py --directory build/bench-accounts
 
 Prints a table and exits 1 when a target is missed: a bill of 200,000 accounts in 2 s of wall time, 20,000 invoices in
-10 s (drafts, and issued), an ingest of a million distinct texts in 5 s. Medians of three; each is a process of its own.
+10 s (drafts, and issued), an ingest of a million distinct texts in 5 s, whether they differ in what is billed or in the
+memory of a slice. Medians of three; each is a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
-import statistics
 import sys
 from pathlib import Path
 
 from accounting_jobs import write_export
-from bench_accounting import CHECKOUT, RATES, SITE, Measured, run
+from bench_accounting import CHECKOUT, Measured, middle, run, site
 
 MONTH = "2025-01"
 REPEATS = 3
 ACCOUNTS, INVOICES, TEXTS = 200_000, 20_000, 1_000_000
-TARGETS_S = {"bill": 2.0, "drafts": 10.0, "invoices": 10.0, "ingest": 5.0}
+TARGETS_S = {"ingest": 5.0, "ingest, slices": 5.0, "bill": 2.0, "drafts": 10.0, "invoices": 10.0}
 
 
 def measure(directory: Path) -> dict[str, list[Measured]]:
     """What was measured, by the name of its target."""
-    config = directory / "hami-hpc.toml"
-    config.write_text(SITE + '[partitions.mig]\ngpu_models = ["h200"]\n', encoding="utf-8")
-    config.chmod(0o644)
-    (directory / "rates.toml").write_text(RATES, encoding="utf-8")
-    environment = {**os.environ, "HAMI_HPC_CONFIG": str(config), "PYTHONPATH": str(CHECKOUT)}
+    environment = site(directory, '[partitions.mig]\ngpu_models = ["h200"]\n')
     hami = [sys.executable, "-m", "hami_hpc.cli"]
-    export, store, copy = (directory / name for name in ("export", "store", "copy"))
+    export, store = directory / "export", directory / "store"
 
-    def ingested(jobs: int, accounts: int, distinct_tres: bool) -> Measured:
+    def ingested(jobs: int, accounts: int, distinct: str = "", what: str = "ingest") -> Measured:
         shutil.rmtree(store, ignore_errors=True)
         command = [*hami, "ingest", "--quiet", "--input", str(export), "--store", str(store)]
-        write_export(export, jobs, months=1, accounts=accounts, distinct_tres=distinct_tres)
-        return run("ingest", jobs, command, environment)
+        write_export(export, jobs, months=1, accounts=accounts, distinct=distinct)
+        return run(what, jobs, command, environment)
 
     def timed(what: str, count: int, *words: str, root: Path = store) -> Measured:
         return run(what, count, [*hami, *words, "--month", MONTH, "--store", str(root)], environment)
 
-    found = {"ingest": [ingested(TEXTS, 0, True) for _ in range(REPEATS)]}
-    ingested(5 * ACCOUNTS, ACCOUNTS, False)
+    found = {"ingest": [ingested(TEXTS, 0, "billing") for _ in range(REPEATS)]}
+    found["ingest, slices"] = [ingested(TEXTS, 0, "slices", "ingest, slices") for _ in range(REPEATS)]
+    ingested(5 * ACCOUNTS, ACCOUNTS)
     found["bill"] = [timed("bill", ACCOUNTS, "bill", "--by", "account") for _ in range(REPEATS)]
-    ingested(20 * INVOICES, INVOICES, False)
+    ingested(20 * INVOICES, INVOICES)
     found["drafts"] = [timed("drafts", INVOICES, "invoice", "--draft") for _ in range(REPEATS)]
-    found["invoices"] = []
-    for _ in range(REPEATS):
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(store, copy)
-        found["invoices"].append(timed("invoices", INVOICES, "invoice", root=copy))
+    # A store for each, all removed at the end: ext4 makes files slowly for a while after as many were removed.
+    copies = [shutil.copytree(store, directory / f"copy-{number}") for number in range(REPEATS)]
+    found["invoices"] = [timed("invoices", INVOICES, "invoice", root=copy) for copy in copies]
     return found
 
 
@@ -64,13 +58,15 @@ def main() -> int:
     directory.mkdir(parents=True, exist_ok=True)
     found = measure(directory)
     shutil.rmtree(directory)
-    print("| | count | wall, s | target, s | resident, MiB |\n|---|--:|--:|--:|--:|")
+    print("| | count | wall, s | target, s | CPU, s | resident, MiB |\n|---|--:|--:|--:|--:|--:|")
     missed = False
-    for name, entries in found.items():
-        seconds = statistics.median(entry.seconds for entry in entries)
-        resident = max(entry.resident_mib for entry in entries)
-        missed |= seconds > TARGETS_S[name]
-        print(f"| {name} | {entries[0].records:,} | {seconds:.2f} | {TARGETS_S[name]:g} | {resident:,.0f} |")
+    for name, target_s in TARGETS_S.items():
+        entry = middle(found[name])
+        missed |= entry.seconds > target_s
+        print(
+            f"| {name} | {entry.records:,} | {entry.seconds:.2f} | {target_s:g} | {entry.cpu_s:.2f} "
+            f"| {entry.resident_mib:,.0f} |"
+        )
     return 1 if missed else 0
 
 

@@ -14,6 +14,7 @@ import argparse
 import datetime
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -75,6 +76,7 @@ def make_job(folder: Path) -> Slice:
     machine, model = folder / "sim", folder / "models"
     model.mkdir()
     text = (BUILD / "sim/models/h200.conf").read_text()
+    shutil.copy(BUILD / "sim/models/mig-placements.tsv", model)
     (model / "large.conf").write_text(re.sub(r"(?m)^total_mib=\d+", f"total_mib={TOTAL_MIB}", text))
     environment = os.environ | {"HAMI_SIM_MODELS": str(model)}
     subprocess.run([str(BUILD / "sim/sim-machine"), str(machine), "large"], env=environment, check=True)

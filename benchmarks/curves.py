@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from hami_hpc.accounting.formats.charts import COLOURS, nice_ceiling
@@ -58,7 +58,9 @@ def curves(title: str, x_unit: str, y_unit: str, series: Sequence[Series], logar
     )
 
 
-def _scale(values: Sequence[float], logarithmic: bool, first: float, last: float):
+def _scale(
+    values: Sequence[float], logarithmic: bool, first: float, last: float
+) -> tuple[Callable[[float], float], list[float]]:
     """Returns the place of a value, and the values at which there are marks."""
     if not logarithmic:
         top = nice_ceiling(max(values))

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU time of one sbatch with parts of hami_hpc's client side left out: the SPANK plugin, the filter, its modules."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from harness import jobs
+from harness.layout import Layout
+
+USER = "games"
+JOBS, ROUNDS = 30, 6
+SPANK = "plugstack.conf.d/hami-hpc.conf"
+EMPTY_FILTER = "".join(
+    f"function slurm_cli_{name}() return slurm.SUCCESS end\n"
+    for name in ("setup_defaults", "pre_submit", "post_submit")
+)
+
+
+def without_filter(etc: Path) -> None:
+    fragment = etc / "slurm-hami-hpc.conf"
+    fragment.write_text(fragment.read_text().replace("CliFilterPlugins=lua\n", ""))
+
+
+def without_spank(etc: Path) -> None:
+    (etc / SPANK).write_text("")
+    without_filter(etc)
+
+
+def empty_filter(etc: Path) -> None:
+    (etc / "cli_filter.lua").write_text(f"{EMPTY_FILTER}return slurm.SUCCESS\n")
+
+
+def filters_of(checkout: Path) -> Callable[[Path], None]:
+    def copy(etc: Path) -> None:
+        for script in (checkout / "slurm-plugins" / "lua").glob("*.lua"):
+            shutil.copy(script, etc / script.name)
+
+    return copy
+
+
+def variants(before: Path | None) -> dict[str, Callable[[Path], None]]:
+    found: dict[str, Callable[[Path], None]] = {
+        "no filter, no SPANK plugin": without_spank,
+        "no filter, our SPANK plugin": without_filter,
+        "an empty `cli_filter.lua`, our SPANK plugin": empty_filter,
+        "ours": lambda _etc: None,
+    }
+    return found | ({"ours, before": filters_of(before)} if before else {})
+
+
+def client_conf(layout: Layout, number: int, change: Callable[[Path], None]) -> Path:
+    """Returns slurm.conf in a copy of the cluster's configuration that only clients read."""
+    etc = layout.public / f"etc-client{number}"
+    shutil.rmtree(etc, ignore_errors=True)
+    shutil.copytree(layout.etc, etc)
+    for file in etc.rglob("*"):
+        if file.is_file():
+            file.write_text(file.read_text().replace(f"{layout.etc}/", f"{etc}/"))
+    change(etc)
+    return etc / "slurm.conf"
+
+
+def sbatch_ms(layout: Layout, conf: Path, *options: str) -> float:
+    """Returns the CPU time of one sbatch of JOBS, ms. Raises CalledProcessError where one is refused."""
+    jobs.write_script(layout, USER, "job.sh", "#!/bin/sh\nsleep 600\n")
+    words = " ".join(f"'{option}'" for option in ("--parsable", "--hold", "--output=/dev/null", *options))
+    loop = f"set -e; for i in $(seq {JOBS}); do sbatch {words} job.sh >/dev/null; done"
+    command = ("setpriv", "--reuid", USER, "--regid", USER, "--clear-groups", "sh", "-c", loop)
+    environment = jobs.user_environment(layout, USER) | {"SLURM_CONF": str(conf)}
+    before = os.times()
+    subprocess.run(command, env=environment, cwd=layout.home / USER, check=True)
+    after = os.times()
+    own = after.children_user + after.children_system - before.children_user - before.children_system
+    return 1000 * own / JOBS
+
+
+def report(layout: Layout, before: Path | None) -> None:
+    """Prints medians of ROUNDS, in turns, for a CPU job and, where the filter is ours, half a GPU."""
+    changes = variants(before)
+    confs = {name: client_conf(layout, number, change) for number, (name, change) in enumerate(changes.items())}
+    kinds = {"a CPU job": ("--partition=cpu",), "half a GPU": ("--gres=vgpu:mem=8G,cores=50",)}
+    took: dict[tuple[str, str], list[float]] = {}
+    for _ in range(ROUNDS):
+        for name, conf in confs.items():
+            for kind, options in kinds.items():
+                if kind == "a CPU job" or name.startswith("ours"):
+                    took.setdefault((name, kind), []).append(sbatch_ms(layout, conf, *options))
+        jobs.admin(layout, "scancel", f"--user={USER}")
+    print(f"| client's configuration | {', CPU ms | '.join(kinds)}, CPU ms |\n|---|---|---|")
+    for name in confs:
+        cells = [f"{statistics.median(took[name, kind]):.2f}" if (name, kind) in took else "" for kind in kinds]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    print()
