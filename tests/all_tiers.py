@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pytest plugin for `make test` (-p all_tiers): a skipped test, or a tier of which nothing ran, fails the run.
 
-It also says how tests are divided between workers (-n 4): two have a private Slurm each and run half of its tests,
-which wait most of the time, and two run all others meanwhile, file by file. --no-loadscope-reorder lets the
-first two begin with the cluster's.
+It also says how tests are divided between workers (-n 5), file by file: CLUSTERS of them have a private Slurm each and
+take the cluster's tests, which wait most of the time, and the rest all others meanwhile.
 """
 
 from __future__ import annotations
@@ -18,9 +17,15 @@ from xdist.scheduler import LoadScopeScheduling
 REQUIRED = ("unit", "docs", "cluster")  # folders of tests/; the C parts' own tests are run by make before
 HERE = Path(__file__).resolve().parent
 
+CLUSTERS = 3
 CLUSTER = "tests/cluster/"
-# Files that take half of the cluster tier's time.
-FIRST_HALF = frozenset({"test_agent.py", "test_gpu_drain.py", "test_qos.py"})
+LONG = (  # a minute and more each, so they begin: a long file that begins last keeps one worker busy and four idle
+    *(f"{CLUSTER}{name}.py" for name in ("test_qos", "test_several_slices", "test_several_nodes")),
+    *(f"tests/unit/{name}.py" for name in ("test_fault_points", "test_neighbours", "test_crash")),
+    *("tests/unit/test_accounting/test_oracle.py", "tests/native/test_time_model.py", "tests/unit/test_lua_fuzz.py"),
+    *("tests/native/test_time_study.py", "tests/unit/test_gpu_jobs_crash.py", "tests/unit/test_install.py"),
+    *("tests/unit/test_mig_crash.py", "tests/unit/test_accounting/test_privacy.py", "tests/unit/test_lua_filters.py"),
+)
 
 _passed: Counter[str] = Counter()
 _skipped: list[str] = []
@@ -50,15 +55,36 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"FAILED: {nodeid} was skipped, and make test allows no skips")
 
 
-class TwoClusters(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Gives each half of the cluster's tests to one worker, and the others file by file to whichever is free."""
+class SomeClusters(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives each worker that is free the next file: the first CLUSTERS of them the cluster's as long as there are any,
+    the others all but those."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        if not path.startswith(CLUSTER):
-            return path
-        return f"{CLUSTER} {path.rpartition('/')[2] in FIRST_HALF}"
+        return nodeid.partition("::")[0]
+
+    def _next_file(self, node: Any) -> str | None:
+        has_cluster = self.nodes.index(node) < CLUSTERS
+        ours = [path for path in self.workqueue if path.startswith(CLUSTER) == has_cluster]
+        if not ours and has_cluster:
+            return min(self.workqueue, key=_rank, default=None)
+        return min(ours, key=_rank, default=None)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        path = self._next_file(node)
+        if path is not None:
+            self.workqueue.move_to_end(path, last=False)
+            super()._assign_work_unit(node)
+
+    def _reschedule(self, node: Any) -> None:
+        if not node.shutting_down and self._next_file(node) is None:
+            node.shutdown()
+        else:
+            super()._reschedule(node)
+
+
+def _rank(path: str) -> int:
+    return LONG.index(path) if path in LONG else len(LONG)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    return TwoClusters(config, log)
+    return SomeClusters(config, log)

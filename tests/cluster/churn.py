@@ -219,19 +219,19 @@ def recorded(layout: Layout) -> Iterator[Path]:
 def over_grants(layout: Layout, path: Path) -> list[str]:
     """Replays all that the triggers wrote, and returns each moment at which a GPU was granted more than it has."""
     totals = {gpu.uuid: gpu.total_bytes // node.MIB for gpu in node.gpus(layout)}
-    held: dict[int, tuple[str, int, int]] = {}
+    held: dict[tuple[int, str], tuple[str, int, int]] = {}  # a job may have slices on several GPUs
     problems = []
     with closing(sqlite3.connect(path, timeout=30)) as ledger:
         rows = ledger.execute("SELECT * FROM test_churn ORDER BY rowid").fetchall()
     for sign, job, uuid, mem_mib, cores in rows:
         if sign < 0:
-            held.pop(job, None)
+            held.pop((job, uuid), None)
             continue
-        held[job] = (uuid, mem_mib, cores)
+        held[job, uuid] = (uuid, mem_mib, cores)
         beside = [grant for grant in held.values() if grant[0] == uuid]
         if sum(grant[1] for grant in beside) > totals[uuid] or sum(grant[2] for grant in beside) > 100:
             problems.append(f"job {job}: GPU {uuid} has {beside}")
-    return problems + [f"job {job} was never taken back" for job in held]
+    return problems + [f"job {job} was never taken back" for job, _ in held]
 
 
 def left_over(layout: Layout) -> list[str]:

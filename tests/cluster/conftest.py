@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
     mine = [item for item in items if HERE in item.path.parents]
     for item in mine:
         item.add_marker(pytest.mark.cluster)
-    of_another = [item for item in mine if not is_for_this_slurm(item)]
+    of_another = [item for item in mine if not (is_for_this_slurm(item) and is_for_these_mounts(item))]
     items[:] = [item for item in items if item not in of_another]
     session.config.hook.pytest_deselected(items=of_another)
 
@@ -39,6 +39,11 @@ def is_for_this_slurm(item: pytest.Item) -> bool:
     """False for a test with the mark slurm_before("23.02") where Slurm is of that release or a later one."""
     limits = (mark.args[0].split(".") for mark in item.iter_markers("slurm_before"))
     return all(config.slurm_release() < (int(year), int(month)) for year, month in limits)
+
+
+def is_for_these_mounts(item: pytest.Item) -> bool:
+    """False for a test with the mark ldso where tasks cannot have mounts of their own (test_preload.py has that)."""
+    return item.get_closest_marker("ldso") is None or config.preload_mode() == "ldso"
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ USER = "games"
 # What the scripts in the documents run: a program that uses CUDA.
 PROGRAM = "import subprocess\nsubprocess.run(['slice', '--use', '16'], check=True)\n"
 # doctor finds fault with a cluster without cgroups, and with nothing else: test_doctor_live.py.
-STATUS = {"hami-hpc doctor": 3}
+STATUS = {"hami-hpc resize 4712 mem=100G": 1, "hami-hpc doctor": 3}
 
 
 @dataclass

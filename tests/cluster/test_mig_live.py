@@ -13,6 +13,8 @@ from harness import cluster as private_cluster
 from harness import config, jobs
 from harness.layout import Layout
 
+from hami_hpc.contract import constants as c
+
 USER, OTHER = "games", "news"
 SMALL, WHOLE = "--gres=vgpu:mem=16G,cores=14", "--gres=vgpu:mem=130G,cores=90"
 PROFILES = f"""
@@ -34,6 +36,24 @@ if cuda.cuInit(0) == 0:
 print(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("NVIDIA_VISIBLE_DEVICES"), found, flush=True)
 """
 
+# Takes the memory that CUDA shows, of so many MiB, and says what the step's record and the driver gave it.
+PART = """\
+import ctypes, os, struct, sys
+cuda, size, address, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_size_t(), ctypes.c_uint64(), ctypes.c_void_p()
+free, total, mib, taken = ctypes.c_size_t(), ctypes.c_size_t(), 1 << 20, 0
+assert cuda.cuInit(0) == 0
+assert cuda.cuDeviceTotalMem_v2(ctypes.byref(size), 0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+assert size.value == total.value == int(sys.argv[1]) * mib, (size.value, total.value)
+while cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(2 * mib)) == 0:
+    taken += 2 * mib
+is_all = free.value - 2 * mib < taken <= free.value
+percent = struct.unpack_from("<I", open(os.environ["HAMI_HPC_LIMITS"], "rb").read(), DEVICE_PERCENT)[0]
+print(f"{sys.argv[1]}: {'all of it and no more' if is_all else (taken, free.value)}, {percent} %", flush=True)
+""".replace("DEVICE_PERCENT", str(c.LIMITS_FIELDS["device_percent"][0]))
+
 
 @pytest.fixture
 def divided(restored: Layout) -> Iterator[Layout]:
@@ -51,6 +71,7 @@ def divided(restored: Layout) -> Iterator[Layout]:
         assert "MIG is on" in jobs.admin(restored, "hami-hpc", "mig", "enable", gpu, "--node", "node1")
     for user in (USER, OTHER):
         (restored.home / user / "cuda.py").write_text(CUDA)
+        (restored.home / user / "part.py").write_text(PART)
     yield restored
     for user in (USER, OTHER):
         jobs.admin(restored, "scancel", f"--user={user}")
@@ -96,6 +117,21 @@ def test_steps_of_a_job_share_its_instance_and_another_user_cannot_open_it(divid
     record = json.loads(record_path.read_text())
     assert (record["mode"], record["usage"]) == ("mig", "observed")
     assert record["observed_peak_bytes"] >= 1000 << 20, "the agent found the process in the instance, and its job"
+
+
+def test_steps_with_parts_of_an_instance_are_limited_to_them(divided: Layout) -> None:
+    """Memory to the byte and half of the instance's time each, beside a step that has all of it, not limited."""
+    part = "srun --exact --overlap -n1 --gres=vgpu:mem={mem},cores=7 {program}"
+    script = "srun python3 cuda.py; "
+    script += part.format(mem="4G", program="python3 part.py 4096") + "; "
+    script += f"({part.format(mem='12G', program='python3 part.py 12288')}) & "
+    script += part.format(mem="4G", program="python3 part.py 4096") + "; wait; srun --gres=none python3 cuda.py"
+    job = jobs.submit(divided, USER, SMALL, script=script)
+    jobs.wait_for_state(divided, job, "COMPLETED")
+    lines = jobs.output(divided, USER, job).splitlines()
+    assert lines[0].endswith(" [(16384, 16)]"), "all of the instance, and no interposer"
+    assert sorted(lines[1:4]) == ["12288: all of it and no more, 50 %", *["4096: all of it and no more, 50 %"] * 2]
+    assert lines[4].endswith(" []"), "a step without a GPU"
 
 
 def test_a_job_without_a_place_goes_back_to_the_queue_and_the_node_stays(divided: Layout) -> None:

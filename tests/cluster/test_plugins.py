@@ -79,9 +79,10 @@ def test_a_step_that_asked_for_no_gpu_gets_none(cluster: Layout) -> None:
 
 
 def test_a_steps_record_goes_with_the_step(cluster: Layout) -> None:
-    job = jobs.submit(
-        cluster, USER, *REQUEST, script='srun -n1 true; srun -n1 true; cd "$(dirname "$HAMI_HPC_LIMITS")"; ls step-*'
-    )
+    # srun can be back before the last of slurmstepd has run.
+    until_one = "for i in $(seq 50); do set -- step-*; [ $# -gt 1 ] || break; sleep 0.1; done; ls step-*"
+    script = f'srun -n1 true; srun -n1 true; cd "$(dirname "$HAMI_HPC_LIMITS")"; {until_one}'
+    job = jobs.submit(cluster, USER, *REQUEST, script=script)
     jobs.wait_for_state(cluster, job, "COMPLETED")
     assert jobs.output(cluster, USER, job).split() == ["step-4294967291.limits"]
 

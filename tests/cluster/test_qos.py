@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from harness import cluster as private_cluster
 from harness import daemons, jobs, node, services
 from harness.config import slurm_release, write
 from harness.layout import CHECKOUT, Layout
+from harness.merging import merge
 
 SETTINGS = """\
 [qos.std]
@@ -67,16 +67,6 @@ def settled(restored: Layout) -> Iterator[Layout]:
         write_settings(restored, CLEARED)
         cleared = qos(restored, "apply")
         assert cleared.status == 0, cleared.text
-
-
-def merge(layout: Layout, printed: str) -> None:
-    """Writes into slurm.conf what `qos render` prints, by the letter."""
-    text = layout.slurm_conf.read_text()
-    for line, old, new in re.findall(r"^# \S+, line (\d+): instead of (.*) write:\n(.*)$", printed, re.MULTILINE):
-        assert text.splitlines()[int(line) - 1] == old
-        text = text.replace(old, new, 1)
-    added = re.search(r"^# \S+: add:\n((?:\w+=.*\n)+)", printed, re.MULTILINE)
-    write(layout.slurm_conf, text + (added[1] if added else ""))
 
 
 def settle(layout: Layout, text: str) -> None:

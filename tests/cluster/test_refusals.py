@@ -46,7 +46,7 @@ BAD = [
     ("vgpu:mem=8G,cores=50:2", "2"),
     ("vgpu:2", "one vgpu per node"),
     ("vgpu:2:mem=8G,cores=50", "whole GPUs with --gres=gpu:N"),
-    ("vgpu:99999999999999999999", "one vgpu per node"),
+    ("vgpu:99999999999999999999", "slices_max can be 16 at most"),
     ("vgpu:0", "'0' is not a count of vgpus"),
     ("vgpu:-1:mem=8G", "'-1' is not a count of vgpus"),
     ("vgpu:8G", "Memory is mem=8G"),

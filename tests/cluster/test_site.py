@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from harness import cluster as private_cluster
-from harness import config, daemons, jobs, services
+from harness import config, daemons, jobs, merging, services
 from harness.jobs import Done
 from harness.layout import CHECKOUT, Layout
 
@@ -59,6 +59,7 @@ def site_conf(layout: Layout) -> str:
     """The private cluster's slurm.conf as a site would have it that has never heard of hami_hpc."""
     etc = layout.etc
     text = config.slurm_conf(layout).replace(f"include {etc}/slurm-hami-hpc.conf\n", "")
+    text = text.replace("TaskPlugin=task/hami_hpc\n", "TaskPlugin=task/none\n")
     text = re.sub(r"NodeName=.*\n|PartitionName=cpu.*\n", "", text)
     text = text.replace("Nodes=node1 ", "Nodes=node1,cpu1 ")
     text = text.replace(f"{layout.root}/slurmctld\n", f"{layout.root}/slurmctld-site\n")
@@ -186,45 +187,6 @@ def render(layout: Layout, node: str) -> Done:
     return jobs.run_as(layout, "root", command, environment)
 
 
-def follow(output: str) -> None:
-    """Does by the letter what render printed."""
-    for what, body in re.findall(r"^ +\d+\. (.*)\n((?: {9}.*\n)+)", output, re.MULTILINE):
-        lines = [line[9:] for line in body.splitlines()]
-        commands = [line for line in lines if line.startswith(("mkdir ", "printf ", "chmod ", "ln "))]
-        for command in commands:
-            subprocess.run(["sh", "-c", command], check=True)
-        rest = [line for line in lines if line not in commands]
-        if added := re.match(r"(\S+): add the line", what):
-            with Path(added[1]).open("a") as file:
-                file.write(rest[0] + "\n")
-        elif lua := re.match(r"(\S+\.lua) does not call", what):
-            add_to_filter(Path(lua[1]), rest)
-        elif place := re.match(r"(\S+), line (\d+)", what):
-            replace_line(Path(place[1]), int(place[2]), what, rest)
-        else:
-            pytest.fail(f"nobody could follow this: {what}\n{body}")
-
-
-def replace_line(path: Path, number: int, what: str, rest: list[str]) -> None:
-    lines = path.read_text().splitlines()
-    if "delete this line" in what:
-        lines[number - 1] = ""
-    elif "in NodeName=" in what:
-        kept = [word for word in lines[number - 1].split() if not word.startswith(("Gres=", "Feature="))]
-        lines[number - 1] = " ".join([*kept, *rest])
-    else:
-        lines[number - 1] = rest[0]
-    path.write_text("\n".join(lines) + "\n")
-
-
-def add_to_filter(path: Path, lines: list[str]) -> None:
-    text = path.read_text().replace("-- top", lines[0])
-    for index, line in enumerate(lines):
-        if call := re.match(r"local rc = hami\.(\w+)\(", line):
-            text = text.replace(f"-- here: {call[1]}\n", f"{line}\n{lines[index + 1]}\n")
-    path.write_text(text)
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -245,7 +207,7 @@ def test_step_4_leaves_a_site_as_it_was_and_the_printed_lines_bring_vgpu_beside_
         assert_the_sites_own_things_work(site, node, "--gres=gpu:1")
 
     for node in NODES:
-        follow(render(site, node).out)
+        merging.follow(render(site, node).out)
     for node in NODES:
         done = render(site, node)
         assert done.status == 0, done.text
@@ -264,8 +226,9 @@ def test_the_prolog_wants_the_spank_line_and_takes_jobs_when_it_is_back(restored
     job = jobs.submit(restored, USER, VGPU, script="echo it ran")
     jobs.wait(restored, lambda: "drain" in node_state(restored), "the node to drain", 60, job)
     assert "it ran" not in jobs.output(restored, USER, job)
-    log = (restored.log / "slurmd.log").read_text()
-    assert f"{restored.etc}/plugstack.conf has no line for spank_hami_hpc.so" in log
+    told = f"{restored.etc}/plugstack.conf has no line for spank_hami_hpc.so"
+    log = restored.log / "slurmd.log"  # slurmd writes what a prolog said once it has ended
+    jobs.wait(restored, lambda: told in log.read_text(), "slurmd to log the prolog's line", 30, job)
     path.write_text(text)
     jobs.admin(restored, "scontrol", "update", "nodename=node1", "state=resume")
     jobs.admin(restored, "scancel", str(job))

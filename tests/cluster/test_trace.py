@@ -36,9 +36,11 @@ def times(answer: dict[str, Any]) -> dict[str, int]:
 def test_an_ended_job_has_every_step_in_order(cluster: Layout) -> None:
     program = cluster.home / USER / "spin_for"
     shutil.copy(CHECKOUT / "build/native/compute/spin_for", program)
-    job = jobs.submit(cluster, USER, REQUEST, script=f"sleep 1\nsrun {program} 300 1000\nsleep 6")
-    jobs.wait(cluster, lambda: "first_launch" in times(traced(cluster, job)), "the first kernel", 30, job)
+    job = jobs.submit(cluster, USER, REQUEST, script=f"sleep 1\nsrun {program} 300 1000\necho used\nsleep 6")
+    # Until then its last use goes on.
+    jobs.wait(cluster, lambda: "used" in jobs.output(cluster, USER, job), "the end of the program", 30, job)
     running = traced(cluster, job)
+    assert "first_launch" in times(running)
     assert times(hami_json(cluster, USER, "trace", str(job))) == times(running)
     assert running["state"] == "RUNNING"
     ends = {step["step"]: step["unknown"] for step in running["steps"][-2:]}

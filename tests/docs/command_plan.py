@@ -9,7 +9,7 @@ NOT_RUN                  nothing does, for the reason given; test_commands.py ch
 
 from __future__ import annotations
 
-CLUSTER_DOCUMENTS = ("docs/researchers.md", "docs/upgrade.md")
+CLUSTER_DOCUMENTS = ("docs/guide.md", "docs/researchers.md", "docs/upgrade.md")
 CLUSTER_WORDS = ("sbatch", "srun", "salloc", "squeue", "scontrol", "scancel", "hami-hpc")
 FOLDER_DOCUMENTS = ("docs/images/README.md",)
 
@@ -18,8 +18,13 @@ _ACCOUNTING = (
 )
 _STORY = "tests/cluster/test_story.py::test_the_demo_follows_a_request_from_sbatch_to_the_bill"
 _RENDER = "tests/cluster/test_site.py"
+_SEVERAL = "tests/cluster/test_several_slices.py"
+_TYPES = "tests/cluster/test_mixed_models.py::test_types_of_a_request_are_a_choice_of_nodes"
 _QOS = "tests/cluster/test_qos.py"
+_QUOTA = "tests/unit/test_quota_command.py"
+_INVENTORY = "tests/unit/test_node_inventory.py"
 _MPS = "tests/unit/test_mps_command.py"
+_SWAP = "tests/cluster/test_swap_live.py::test_a_job_leaves_the_gpu_and_comes_back"
 _GPU = "tests/cluster/test_gpu_drain.py"
 _DEFRAGMENT = (
     "tests/unit/test_mig_defragment.py::test_a_dry_run_says_after_which_job_a_request_fits_and_changes_nothing"
@@ -27,9 +32,14 @@ _DEFRAGMENT = (
 _MODES = "tests/cluster/test_modes_out.py"
 _STATIC = "tests/unit/test_mig_static.py::test_a_layout_stands_and_a_second_apply_changes_nothing"
 _EVENTS = "tests/unit/test_events_command.py"
+_DEBIAN = "tests/packages/live_debian.py"
 BY = {
     "sbatch --gres=vgpu:mem=8G,cores=50 train.sh": _STORY,
     "scontrol show job -d 1": _STORY,
+    "sbatch --gres=vgpu:2:mem=8G,cores=50 train.sh": _SEVERAL,
+    "sbatch --nodes=2 --gres=vgpu:h200:2:mem=8G,cores=50 train.sh": _SEVERAL,
+    "sbatch --gres='vgpu:type=h200|a100,mem=8G,cores=50' train.sh": _TYPES,
+    "sbatch --gres='vgpu:type=!h200,mem=8G,cores=50' train.sh": _TYPES,
     "sbatch --qos=lc --gres=vgpu:mem=25%,cores=30 serve.sh": _STORY,
     "sbatch --gres=vgpu:mem=200G,cores=50 train.sh": _STORY,
     "hami-hpc jobs": _STORY,
@@ -37,12 +47,21 @@ BY = {
     "test_doctor_in_a_shell_that_read_the_clusters_env_misses_cgroups_alone",
     "hami-hpc render --diff -o /etc/slurm": _RENDER,
     "hami-hpc render -o /etc/slurm": _RENDER,
+    "hami-hpc inventory --format json --node gpu01": _INVENTORY,
+    "hami-hpc render --diff --inventory /tmp/inventories -o /etc/slurm": _INVENTORY,
+    "hami-hpc render --inventory /tmp/inventories -o /etc/slurm": _INVENTORY,
     "hami-hpc qos show": _QOS,
     "hami-hpc qos apply --dry-run": _QOS,
     "hami-hpc qos apply": _QOS,
+    "hami-hpc quota apply --dry-run": _QUOTA,
+    "hami-hpc quota apply": _QUOTA,
+    "hami-hpc quota render": _QUOTA,
+    "hami-hpc quota show": _QUOTA,
     "hami-hpc agent --once": "tests/cluster/test_agent.py::test_a_second_agent_is_refused_and_once_shows_what_there_is",
     'hami-hpc gpu drain 3 --reason "Xid 63: row remapping pending"': _GPU,
     "hami-hpc gpu list": _GPU,
+    "hami-hpc swap out 4711": _SWAP,
+    "hami-hpc swap in 4711": _SWAP,
     "hami-hpc mig defragment --dry-run": _DEFRAGMENT,
     "hami-hpc mig apply --dry-run /etc/hami-hpc/mig-layout.toml": _STATIC,
     "hami-hpc mig apply /etc/hami-hpc/mig-layout.toml": _STATIC,
@@ -57,19 +76,28 @@ BY = {
     "hami-hpc events --follow --kind gpu_fault": _EVENTS,
     "make sim-time": "tests/native/test_time_study.py::"
     "test_the_claims_of_the_study_hold_and_a_seed_gives_the_same_bytes",
+    "make deb": _DEBIAN,
+    "apt-get install ./hami-hpc-common_*.deb ./hami-hpc-slurm_*.deb ./hami-hpc-node_*.deb": _DEBIAN,
+    "make dist-node": "tests/packages/live_tarball.py",
+    "tar -xzf hami-hpc-node-VERSION-slurm22.05.8-x86_64.tar.gz": "tests/packages/live_tarball.py",
+    "./hami-hpc-node-VERSION-slurm22.05.8-x86_64/install": "tests/packages/live_tarball.py",
     "make install": "tests/unit/test_install.py",
-    "make uninstall": "tests/unit/test_install.py",
+    "make uninstall": "tests/unit/test_uninstall.py",
 }
 # Every example of docs/accounting.md that begins with hami-hpc.
 BY_DOCUMENT = {"docs/accounting.md": ("hami-hpc", _ACCOUNTING)}
 
+_CHROOTS = "needs debootstrap and Debian's archive, and takes half an hour a release"
 _SYSTEMD = "needs a site's systemd and Slurm's own services"
 _PYSLURM = "compiles pyslurm for minutes; make test-pyslurm does it"
 _TIER = "is what runs the tests, or a tier of them"
 NOT_RUN = {
     "make demo": "test_story.py tells the same story on the tests' cluster, which the demo's would be a second of",
+    "make demo NODES=4": "test_several_nodes.py tells the same story on its cluster of two nodes",
+    "make demo-stop NODES=4": "as make demo-stop",
     "make demo-stop": "stops the demo's cluster; the tests' cluster is stopped by the same function",
     "make build": "every other test needs what it builds",
+    "make docs": "tests/docs/test_documents_site.py builds the same site; the target installs mkdocs before",
     "make lint": _TIER,
     "make test": _TIER,
     "make test-unit": _TIER,
@@ -77,7 +105,12 @@ NOT_RUN = {
     "make test-native": _TIER,
     "make test-sanitizers": _TIER,
     "make test-gpu": "needs a real NVIDIA GPU",
-    "make test-slurm-versions": "needs debootstrap and Debian's archive, and takes long",
+    "make test-packages": "needs debootstrap and Debian's archive, and takes minutes",
+    "systemctl enable hami-hpc-reconcile.service": _SYSTEMD,
+    "systemctl enable --now hami-hpc-agent.service": _SYSTEMD,
+    "make test-matrix": _CHROOTS,
+    "make test-matrix SLURM_SRC_forky=/usr/src/slurm-26.05.5": _CHROOTS,
+    "make test-matrix SLURM_SUITES=trixie MATRIX=tests/cluster/test_quota.py": _CHROOTS,
     "make mutate SAMPLE=300 SEED=7 CHILDREN=2": "takes minutes",
     "make mutate SAMPLE=0 ONLY='hami_hpc/isolation/*'": "takes minutes",
     "make generate": "would write into the checkout; lint and tests/unit/test_contract.py check what it writes",

@@ -89,3 +89,8 @@ def links(document: str) -> list[str]:
     """Targets of links and pictures."""
     text = re.sub(r"`[^`\n]+`", "", without_blocks(document))
     return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def links_with_text(document: str) -> list[tuple[str, str]]:
+    """(text, target) of links."""
+    return re.findall(r"\[([^]]*)\]\(([^)\s]+)\)", without_blocks(document))

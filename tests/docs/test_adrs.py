@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from documents import ROOT, text_of
+from documents import ROOT, documents, links_with_text, text_of
 
 FOLDER = ROOT / "docs" / "adr"
 SECTIONS = ["Context", "Decision", "Reasons", "Details", "Consequences", "Evidence"]
@@ -35,3 +35,11 @@ def test_the_index_has_a_row_for_each_decision() -> None:
         date = match[4] if match[3] == "Accepted" else f"{match[4]}, proposed"
         rows.append(f"| [{match[1]}]({path.name}) | {match[2]} | {date} |")
     assert re.findall(r"^\| \[.*$", text_of("docs/adr/README.md"), re.MULTILINE) == rows
+
+
+@pytest.mark.parametrize("document", documents())
+def test_a_link_that_names_a_decision_leads_to_it(document: str) -> None:
+    for text, target in links_with_text(document):
+        named, there = re.fullmatch(r"(?:ADR |adr/)?(\d{3})", text), re.search(r"(?:^|/)(\d{3})-[\w-]+\.md", target)
+        if named and there:
+            assert named[1] == there[1], f"{document}: [{text}]({target})"

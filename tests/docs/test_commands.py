@@ -26,7 +26,19 @@ COMMANDS = sorted({*all_commands()})
 SLURM = ("sbatch", "srun", "salloc", "squeue", "scancel", "sinfo")
 UNITS = ROOT / "accounting" / "systemd", ROOT / "gres-conf"
 # The first words of commands that are not hami_hpc's, Slurm's or make's.
-OTHERS = {".", "export", "pip", "git", "systemctl", "scontrol", "chromium", ".venv/bin/python"}
+OTHERS = {
+    "apt-get",
+    "tar",
+    "./hami-hpc-node-VERSION-slurm22.05.8-x86_64/install",
+    ".",
+    "export",
+    "pip",
+    "git",
+    "systemctl",
+    "scontrol",
+    "chromium",
+    ".venv/bin/python",
+}
 FOLDERS = "accounting|benchmarks|docs|examples|gres-conf|hami_hpc|native|prolog|scripts|slurm-plugins|tests"
 FILE = re.compile(rf"(?<![\w/.])(?:{FOLDERS})/[\w./-]*\w")
 PLACEHOLDERS = {"DIR": "/", "FILE": "file", "JOB": "4711", "NAME": "name"}
@@ -37,7 +49,8 @@ def makefile() -> tuple[frozenset[str], frozenset[str]]:
     """(targets, variables) of the Makefile."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = re.findall(r"^([a-z][a-z-]*):", text, re.MULTILINE)
-    return frozenset(targets), frozenset(re.findall(r"\$\((?:or )?([A-Z_]+)\)", text))
+    variables = re.findall(r"\$\((?:or )?([A-Z_]+)\)", text) + re.findall(r"^(\w+) \?=", text, re.MULTILINE)
+    return frozenset(targets), frozenset(variables)
 
 
 @functools.cache

@@ -37,9 +37,9 @@ def test_the_names_within_files_that_the_table_gives_exist() -> None:
         ("hami_hpc/contract/contract.toml", "[request.modes]"),
         ("hami_hpc/contract/contract.toml", "[layout.usage]"),
         ("hami_hpc/contract/contract.toml", "[spool"),
-        ("hami_hpc/core/request.py", "_KEYS: "),
+        ("hami_hpc/core/request_keys.py", "KEYS: "),
         ("hami_hpc/core/request.py", "class Request:"),
-        ("hami_hpc/core/units.py", "class Site"),
+        ("hami_hpc/core/site.py", "class Site"),
         ("pyproject.toml", "\nbuild = ["),
     ):
         assert name in (ROOT / path).read_text(encoding="utf-8"), f"{path}: {name}"

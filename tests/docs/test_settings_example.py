@@ -13,6 +13,7 @@ from documents import ROOT
 from hami_hpc.core import plain_toml
 from hami_hpc.node import config
 from hami_hpc.node.agent_settings import read_agent
+from hami_hpc.node.placement_settings import read_placement
 
 EXAMPLE = ROOT / "examples" / "hami-hpc.toml"
 TEXT = EXAMPLE.read_text(encoding="utf-8")
@@ -44,7 +45,8 @@ def test_the_example_is_read_and_means_the_defaults() -> None:
 def test_what_it_shows_behind_a_hash_is_the_default() -> None:
     shown = config.parse_settings(tomllib.loads(KEY.sub("", TEXT)), str(EXAMPLE))
     loaded = config.load_settings(str(EXAMPLE))
-    assert shown._replace(agent=None) == loaded._replace(agent=None)
+    assert shown._replace(agent=None, placement={}) == loaded._replace(agent=None)
+    assert read_placement(shown) == read_placement(loaded)
     assert read_agent(shown) == read_agent(loaded)
 
 
@@ -59,21 +61,22 @@ def test_it_has_every_key_that_the_parser_asks_for(monkeypatch: pytest.MonkeyPat
     take = config._Table.take
 
     def noted(table: config._Table, key: str, default: object = None) -> Any:
-        match = re.search(r"\[([\w.]+)\]$", table.where)
-        name = re.sub(r"^(gpu_models|partitions)\.\w+$", r"\1.*", match[1] if match else "")
+        name = re.sub(r"^(gpu_models|partitions)\.\w+$", r"\1.*", table.name)
         asked.add((name, "*" if name in ("gpu_models", "partitions") else key))
         return take(table, key, default)
 
     monkeypatch.setattr(config._Table, "take", noted)
     document = tomllib.loads(KEY.sub("", TEXT))
-    read_agent(config.parse_settings(document, str(EXAMPLE)))
+    settings = config.parse_settings(document, str(EXAMPLE))
+    read_agent(settings)
+    read_placement(settings)
     assert keys(document) == asked
 
 
 def test_every_key_has_a_comment() -> None:
     uncommented = re.findall(r"^#?(\w+) = [^#\n]*$", TEXT, re.MULTILINE)
     # Of these the lines above the table say what they are, for all three classes.
-    assert set(uncommented) == {"qos", "policy", "policies", "latency", "floor", "priority", "slice_us"}
+    assert set(uncommented) == set(config.ClassSettings._fields)
 
 
 @pytest.mark.parametrize("text", [TEXT, KEY.sub("", TEXT)])

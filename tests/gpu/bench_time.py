@@ -8,139 +8,35 @@ With HAMI_CORE=/path/to/libvgpu.so (built by its own build.sh) caps, light and m
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/native")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/native"), str(ROOT / "tests/gpu")]
 
-from conformance import Slice, make_slice  # noqa: E402
+from tenants import (  # noqa: E402
+    HAMI_CORE,
+    REPEATS,
+    SECONDS,
+    Numbers,
+    Tenant,
+    alone,
+    answer,
+    median,
+    prepare,
+    rate,
+    row,
+    together,
+    told,
+    work_command,
+)
 
 from hami_hpc.contract import constants as c  # noqa: E402
-from hami_hpc.core.grant import Grant  # noqa: E402
-from hami_hpc.core.turns import make_turns  # noqa: E402
-
-REPEATS = int(os.environ.get("REPEATS", "3"))
-SECONDS = float(os.environ.get("SECONDS", "3"))
-FOLDER = Path(tempfile.mkdtemp(prefix="hami-bench-"))
-WORK = Path(os.environ.get("HAMI_BENCH_WORK", str(FOLDER / "work")))
-HAMI_CORE = os.environ.get("HAMI_CORE", "")
-GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "0")  # one, by its number
-UUID = subprocess.run(
-    ["nvidia-smi", "-i", GPU, "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True, check=True
-).stdout.split()[0]
-GRANT = Grant(0, 0, UUID, 0, 0, "", 0, 1, "std", "cap", "share", 1)
-Numbers = dict[str, float]
-serial = 0
-loops = 0.0
-
-
-@dataclass(frozen=True)
-class Tenant:
-    """One job: its work, and its terms; without cores it runs natively. Policy "HAMi-core": under that instead."""
-
-    work: tuple[str, ...]
-    cores: int = 0
-    policy: str = "cap"
-    fields: dict[str, int] = field(default_factory=dict)
-
-    def environment(self) -> dict[str, str]:
-        if not self.cores:
-            return dict(os.environ)
-        if self.policy == "HAMi-core":
-            return hami_core(self.cores)
-        return self.slice().environment()
-
-    def slice(self) -> Slice:
-        """Makes a job with these terms."""
-        global serial
-        serial += 1
-        return make_slice(
-            FOLDER / f"job{serial}",
-            None,
-            UUID,
-            job_mib=12000,
-            cores_percent=self.cores,
-            policy=self.policy,
-            fields=self.fields,
-        )
-
-    def start(self, *more: str, seconds: float = SECONDS) -> subprocess.Popen[str]:
-        program = self.work[0]
-        if program.endswith(".py"):
-            command = [shutil.which("python3") or "python3", str(ROOT / "tests/gpu" / program), *self.work[1:], *more]
-        else:
-            command = [str(WORK), program, str(seconds), str(loops), *self.work[1:], *more]
-        return subprocess.Popen(command, env=self.environment(), stdout=subprocess.PIPE, text=True)
-
-
-def hami_core(cores: int) -> dict[str, str]:
-    """Returns the environment that HAMi's device plugin gives a container with such a slice."""
-    global serial
-    serial += 1
-    return os.environ | {
-        "LD_PRELOAD": HAMI_CORE,
-        "CUDA_DEVICE_MEMORY_LIMIT": "12000m",
-        "CUDA_DEVICE_SM_LIMIT": str(cores),
-        "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(FOLDER / f"region{serial}"),
-        "GPU_CORE_UTILIZATION_POLICY": "FORCE",
-        "LIBCUDA_LOG_LEVEL": "0",
-    }
-
-
-def answer(process: subprocess.Popen[str]) -> Numbers:
-    out, _ = process.communicate(timeout=180)
-    if process.returncode:
-        raise SystemExit(f"{process.args!r} ended with {process.returncode}")
-    numbers: Numbers = json.loads(out)
-    return numbers
-
-
-def told(tenants: Sequence[Tenant]) -> list[Tenant]:
-    """The tenants with what root writes into their records of the others on the GPU; native ones as they are."""
-    if not all(tenant.cores and tenant.policy != "HAMi-core" for tenant in tenants):
-        return list(tenants)
-    grants = [
-        GRANT._replace(job_id=number, cores_percent=t.cores, policy=t.policy)._replace(
-            latency=t.fields.get("latency", 0), slo_us=t.fields.get("slo_us", 0)
-        )
-        for number, t in enumerate(tenants)
-    ]
-    turns = make_turns(grants)
-    return [replace(t, fields=t.fields | turns[number]._asdict()) for number, t in enumerate(tenants)]
-
-
-def alone(tenant: Tenant) -> Numbers:
-    return answer(tenant.start())
-
-
-def rate(tenant: Tenant) -> float:
-    return alone(tenant)["rate"]
-
-
-def together(tenants: Sequence[Tenant], *more: str) -> list[Numbers]:
-    begin = time.time() + 2.0 + 0.5 * len(tenants)  # contexts are made one after the other
-    running = [t.start(f"begin={begin:.3f}", *more) for t in told(tenants)]
-    return [answer(p) for p in running]
-
-
-def median(of: Callable[[], float]) -> float:
-    return statistics.median(of() for _ in range(REPEATS))
-
-
-def row(*cells: object) -> None:
-    print("| " + " | ".join(f"{x:.2f}" if isinstance(x, float) else str(x) for x in cells) + " |", flush=True)
-
 
 KERNELS = ("kernels",)
 BURSTS = ("bursts", "on=300", "off=1500")
@@ -399,7 +295,7 @@ def endings() -> None:
     for ending in ENDINGS:
         job = Tenant(KERNELS, 25).slice()
         for _ in range(10):
-            command = [str(WORK), "once", "1", str(loops), "us=1000", "count=20", f"end={ENDINGS.index(ending)}"]
+            command = work_command("once", 1, "us=1000", "count=20", f"end={ENDINGS.index(ending)}")
             subprocess.run(command, env=job.environment(), check=False)
         offset, size, *_ = c.USAGE_FIELDS["time_used"]
         used_ns = int.from_bytes((job.directory / c.FILE_USAGE).read_bytes()[offset : offset + size], "little")
@@ -421,17 +317,13 @@ SECTIONS = {
 
 
 def main() -> None:
-    global loops
-    if not WORK.exists():
-        build = ["nvcc", "-O2", "-std=c++17", "-rdc=true", "-arch=native", str(ROOT / "tests/gpu/work.cu")]
-        subprocess.run([*build, "-o", str(WORK), "-lcuda", "-lcudadevrt"], check=True)
+    prepare()
     gpu = subprocess.run(
         ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout.strip()
-    loops = answer(subprocess.Popen([str(WORK), "calibrate"], stdout=subprocess.PIPE, text=True))["loops_per_us"]
     print(f"{gpu}; medians of {REPEATS}")
     for name in sys.argv[1:] or list(SECTIONS):
         begin = time.monotonic()

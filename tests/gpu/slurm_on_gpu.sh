@@ -40,6 +40,21 @@ env -i PATH="$PATH" LD_LIBRARY_PATH="${LD_LIBRARY_PATH-}" python3 -c "
 import os, torch
 print('without LD_PRELOAD' if 'LD_PRELOAD' not in os.environ else '?', 'torch sees', torch.cuda.mem_get_info()[1] >> 20, 'MiB')"
 srun --gres=vgpu:mem=4G,cores=25 python3 -c "import torch; print('a step of 4 GiB sees', torch.cuda.mem_get_info()[1] >> 20, 'MiB')"
+mkfifo /tmp/ask."$SLURM_JOB_ID"
+python3 -c "
+import sys, torch
+for line in sys.stdin:
+    print(line.strip(), 'torch sees', torch.cuda.mem_get_info()[1] >> 20, 'MiB', flush=True)" </tmp/ask."$SLURM_JOB_ID" &
+exec 9>/tmp/ask."$SLURM_JOB_ID"
+echo 'before resize' >&9
+sleep 5
+for size in mem=40G,cores=25 mem=800G mem=6G; do
+	srun --overlap --gres=none --ntasks-per-node=1 --vgpu-resize=$size true
+	echo "after resize $size" >&9
+done
+exec 9>&-
+wait
+rm /tmp/ask."$SLURM_JOB_ID"
 EOF
 	rm -f /tmp/shown /tmp/job.out
 	say "sbatch --gres=vgpu:mem=8G,cores=50 job.sh"

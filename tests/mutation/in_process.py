@@ -87,6 +87,7 @@ FILES_NOT_HERE: Final = (
     *("test_baseline_command.py", "test_cli_*.py", "test_crash.py", "test_doctor.py", "test_fault_points.py"),
     *("test_gpu_jobs_crash.py",),
     *("test_install.py", "test_ledger_crowd.py", "test_lua_f*.py", "test_metrics*.py", "test_mutation_runs.py"),
+    *("test_packages.py", "test_uninstall.py"),
     *("test_mps_crash.py", "test_native_layers.py", "test_qos_command.py", "test_render*.py"),
     *("test_rm_drivers.py", "test_rooms.py", "test_run_directory.py", "test_sim_*.py", "test_slurm_lines.py"),
     *("test_stage_imports.py",),

@@ -50,6 +50,9 @@ class _Terms(ctypes.Structure):
         ("turn_length", ctypes.c_uint32),
         ("others_least_percent", ctypes.c_uint32),
         ("others_capped", ctypes.c_uint32),
+        ("in_step", ctypes.c_bool),
+        ("step_begin", ctypes.c_uint32),
+        ("beside_slice_us", ctypes.c_uint32),
     )
 
 
@@ -124,11 +127,15 @@ _lib.hami_budget_credit.argtypes = (_I64, _I64, ctypes.c_bool, _U32)
 _lib.hami_budget_shut.restype = ctypes.c_bool
 _lib.hami_budget_shut.argtypes = (_I64, ctypes.c_bool, ctypes.c_bool, _U32)
 _lib.hami_budget_wait.restype, _lib.hami_budget_wait.argtypes = _I64, (_I64, ctypes.c_bool, ctypes.c_bool, _U32)
+_lib.hami_budget_in_step.restype = _I64
+_lib.hami_budget_in_step.argtypes = (ctypes.c_bool, _U32, _U32)
 _lib.hami_terms_timeslice_us.restype = _U32
 _lib.hami_terms_timeslice_us.argtypes = (ctypes.POINTER(_Terms), _U32)
 _lib.hami_terms_cap.restype, _lib.hami_terms_cap.argtypes = _U32, (ctypes.POINTER(_Terms),)
 _lib.hami_terms_turn.restype = ctypes.c_bool
 _lib.hami_terms_turn.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, ctypes.POINTER(_I64))
+_lib.hami_terms_open.restype = ctypes.c_bool
+_lib.hami_terms_open.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, _I64, ctypes.POINTER(_I64))
 _lib.hami_terms_others_timeslice_us.restype = _U32
 _lib.hami_terms_others_timeslice_us.argtypes = (ctypes.POINTER(_Terms),)
 _lib.hami_slice_step.restype = None
@@ -168,6 +175,11 @@ def budget_shut(credit_ns: int, shut: bool, percent: int, contended: bool = Fals
 def budget_wait(credit_ns: int, shut: bool, percent: int, contended: bool = False) -> int:
     """Returns how long, ns, that stays so at least."""
     return int(_lib.hami_budget_wait(credit_ns, shut, contended, percent))
+
+
+def budget_in_step(shut: bool, duty_permille: int, percent: int) -> int:
+    """Returns what is added to the credit, ns, of a tenant that works in step, where its budget decides."""
+    return int(_lib.hami_budget_in_step(shut, duty_permille, percent))
 
 
 @dataclass
@@ -211,6 +223,9 @@ class Terms:
     others_capped: int = 0
     slice_us: int = 0
     latency_above: int = 0
+    in_step: bool = False
+    step_begin: int = 0
+    beside_slice_us: int = 0
 
     def _struct(self) -> _Terms:
         return _Terms(
@@ -225,6 +240,9 @@ class Terms:
             self.turn_length,
             self.others_least_percent,
             self.others_capped,
+            self.in_step,
+            self.step_begin,
+            self.beside_slice_us,
         )
 
     def timeslice_us(self, processes: int = 1) -> int:
@@ -242,6 +260,11 @@ class Terms:
     def others_timeslice_us(self) -> int:
         """Returns the shortest timeslice of the others, us; 0: timeslices are fixed."""
         return int(_lib.hami_terms_others_timeslice_us(self._struct()))
+
+    def open(self, shut: bool, since_ns: int, now_ns: int) -> tuple[bool, int]:
+        """Returns whether the tenant is open whose budget says ``shut``, or not, since then, and when that changes."""
+        until = _I64()
+        return bool(_lib.hami_terms_open(self._struct(), shut, since_ns, now_ns, until)), until.value
 
     def turn(self, now_ns: int, yields: bool = False) -> tuple[bool, int]:
         """Returns whether the tenant may work at ``now_ns`` of the common clock, and when that changes."""

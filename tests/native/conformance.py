@@ -21,6 +21,7 @@ PROGRAMS = BUILD / "conformance"
 INTERPOSER = BUILD / "libhami-hpc.so"
 REAL_GPU = os.environ.get("HAMI_TEST_GPU") == "1"
 MIB = 1 << 20
+NO_LIMIT = (1 << 64) - 1
 JOB = 4711
 SANITIZERS = {"native-address-undefined": "libasan.so", "native-thread": "libtsan.so"}
 
@@ -42,12 +43,14 @@ SANITIZER_OPTIONS = {
 }
 
 
-def put(record: bytes, values: Mapping[str, int]) -> bytes:
-    """`record` (a limits record) with some of its numbers replaced."""
+def put(record: bytes, values: Mapping[str, int | str]) -> bytes:
+    """`record` (a limits record) with some of its fields replaced."""
     out = bytearray(record)
     for name, value in values.items():
         offset, size, _kind = c.LIMITS_FIELDS[name]
-        out[offset : offset + size] = value.to_bytes(size, "little")
+        raw = value.encode().ljust(size, b"\0") if isinstance(value, str) else value.to_bytes(size, "little")
+        assert len(raw) == size
+        out[offset : offset + size] = raw
     return bytes(out)
 
 
@@ -65,6 +68,11 @@ class Slice:
     @property
     def limits(self) -> Path:
         return self.directory / c.FILE_STEP_LIMITS.format(step_id=self.step_id)
+
+    def usage(self) -> dict[str, int]:
+        """The numbers in the head of the job's usage file."""
+        data = (self.directory / c.FILE_USAGE).read_bytes()
+        return {k: int.from_bytes(data[o : o + n], "little") for k, (o, n, _kind) in c.USAGE_FIELDS.items()}
 
     def environment(self, *, preload: bool = True) -> dict[str, str]:
         out = {k: v for k, v in os.environ.items() if not k.startswith(("HAMI_", "LD_PRELOAD"))}
@@ -109,11 +117,14 @@ def make_slice(
     service_class: str = "std",
     gpu_total_mib: int = 143155,
     uid: int | None = None,
-    fields: Mapping[str, int] | None = None,
+    mode: str = "share",
+    fields: Mapping[str, int | str] | None = None,
+    step_fields: Mapping[str, int | str] | None = None,
 ) -> Slice:
     """Writes what prolog and SPANK write; an existing job directory only gets the step's record.
 
-    `fields` are more of the records' numbers, by name (contract.toml, [layout.limits]).
+    `fields` are more of what both records have, `step_fields` of the step's alone, by name (contract.toml,
+    [layout.limits]).
     """
     directory = directory / str(JOB)
     directory.mkdir(parents=True, exist_ok=True)
@@ -128,7 +139,7 @@ def make_slice(
         cores_percent=cores_percent,
         service_class=service_class,
         policy=policy,
-        mode="share",
+        mode=mode,
         created_unix_ns=1,
     )
     record = put(pack_limits(grant), fields or {})
@@ -139,8 +150,11 @@ def make_slice(
         with (directory / c.FILE_USAGE).open("wb") as usage:
             usage.write(empty_usage_head())
             usage.truncate(USAGE_FILE_SIZE)
-    step = {"step_id": step_id, "mem_limit_bytes": made.limit_mib * MIB}
-    made.limits.write_bytes(put(record, step | {"cores_percent": step_cores_percent or cores_percent}))
+    # A step that has all of its job says no limit with mode=share: slurm-plugins/spank/decide.c, step_limits().
+    of_job = (NO_LIMIT, 100) if mode == "share" else (job_mib * MIB, cores_percent)
+    step = {"step_id": step_id, "mem_limit_bytes": of_job[0] if step_mib is None else step_mib * MIB}
+    step["cores_percent"] = step_cores_percent or of_job[1]
+    made.limits.write_bytes(put(record, {**step, **(step_fields or {})}))
     for path in (directory / c.FILE_JOB_LIMITS, made.limits):
         path.chmod(0o644)
     return made

@@ -390,6 +390,7 @@ def test_a_process_alone_that_is_idle_at_all_samples_has_used_nothing(count: int
 
 
 @given(st.lists(st.tuples(TIME, st.booleans()), max_size=20), st.lists(st.tuples(TIME, st.booleans())), TIME, TIME)
+@example([(2**62, False), (0, True), (2**62, False), (0, True), (2**62, False)], [], 0, 2**62)
 def test_times_out_of_order_and_out_of_range_are_survived(
     switches: list[tuple[int, bool]], samples: list[tuple[int, bool]], begin: int, now: int
 ) -> None:

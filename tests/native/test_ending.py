@@ -45,6 +45,7 @@ def test_a_short_process_counts_whole(tmp_path: Path, machine: tuple[Path, str],
     measured(five, lambda found: 5 * (ms - 2) <= found <= 5 * (ms + 3))
 
 
+@pytest.mark.quiet
 def test_short_processes_keep_their_cap_together(tmp_path: Path, machine: tuple[Path, str]) -> None:
     """One after the other, each with 20 ms of work: each ends before it would be counted in its course."""
 

@@ -22,6 +22,7 @@ from hami_hpc.core.records import USAGE_FILE_SIZE
 
 NOT_UNDER_A_PLAIN_SLICE = {
     "errors_are_the_drivers",
+    "nvml_shows_the_part_of_an_instance",
     "the_edge_holds_under_threads",
     "what_fits_is_never_refused",
     "without_limits_the_gpu_stays_closed",

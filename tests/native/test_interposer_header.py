@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conformance import ROOT
+from hook_names import hook_names
 
 INTERPOSER_DIR = ROOT / "native/interposer"
 ALLOCATES = re.compile(
@@ -66,8 +67,7 @@ def rows(path: Path) -> dict[str, tuple[str, str]]:
 
 
 def hooked() -> set[str]:
-    text = (INTERPOSER_DIR / "hooks.def").read_text()
-    return set(re.findall(r"^CUDA\((cu\w+)\)$", text, re.MULTILINE))
+    return set(hook_names("CUDA"))
 
 
 def test_the_header_is_read_whole() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conformance import BUILD, INTERPOSER, PROGRAMS, REAL_GPU, make_slice
+from several_slices import make_job, make_machine
 
 from hami_hpc.contract import constants as c
 
@@ -50,6 +51,32 @@ def test_the_environment_cannot_change_the_limits(environment: str, tmp_path: Pa
     command = own_mounts()
     if not command:  # no rights to mount: root's files themselves, for as long as it takes
         mount, remove = f"cp -a {own.directory}/. {SELF}; cp {own.limits} {SELF}/step.limits", f"rm -r {SELF}/*"
+    script = f"set -e; {mount}; set +e; LD_PRELOAD='{preload}' {program}; status=$?; {remove}; exit $status"
+    result = subprocess.run(
+        [*command, "sh", "-c", script], env=variables, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_slice_is_found_there(tmp_path: Path, mount_point: None) -> None:
+    machine = make_machine(tmp_path / "sim", 2)
+    job = make_job(tmp_path, machine, [0, 1], limits_mib=(4096, 2048), step_id=7)
+    variables = job.environment()
+    del variables[c.ENV_LIMITS]
+    preload = variables.pop("LD_PRELOAD")
+    names = [c.FILE_SELF_LIMITS, c.FILE_SELF_SLICE_LIMITS.format(slice=1)]
+    bound = [(job.path("step", index), SELF / name) for index, name in enumerate(names)]
+    for _record, place in bound:
+        (job.first.directory / place.name).touch()
+    mount = f"mount --bind {job.first.directory} {SELF}; "
+    mount += "; ".join(f"mount --bind {record} {place}" for record, place in bound)
+    remove = "true"
+    command = own_mounts()
+    if not command:
+        mount = f"cp -a {job.first.directory}/. {SELF}; "
+        mount += "; ".join(f"cp {record} {place}" for record, place in bound)
+        remove = f"rm -r {SELF}/*"
+    program = str(BUILD / "several/each_gpu_ends_at_its_own_limit")
     script = f"set -e; {mount}; set +e; LD_PRELOAD='{preload}' {program}; status=$?; {remove}; exit $status"
     result = subprocess.run(
         [*command, "sh", "-c", script], env=variables, capture_output=True, text=True, timeout=60, check=False

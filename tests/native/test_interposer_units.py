@@ -32,6 +32,14 @@ def test_an_exit_waits_for_the_last_count() -> None:
     run("an_exit_waits_for_the_last_count")
 
 
+def test_a_capture_waits_for_its_own_gpu() -> None:
+    run("a_capture_waits_for_its_own_gpu")
+
+
+def test_uuids_are_read() -> None:
+    run("uuids_are_read")
+
+
 def test_a_table_finds_what_was_put() -> None:
     run("a_table_finds_what_was_put")
 

@@ -102,7 +102,17 @@ def test_only_latency_critical_jobs_are_measured(tmp_path: Path, machine: tuple[
 def test_nothing_is_measured_where_the_driver_cannot_tell(
     tmp_path: Path, machine: tuple[Path, str], fault: str
 ) -> None:
-    assert served(tmp_path, machine, 20, 1000, 1000, "wait", faults=fault).buckets == ()
+    for _ in range(5):
+        try:
+            assert served(tmp_path, machine, 20, 1000, 1000, "wait", faults=fault).buckets == ()
+        except AssertionError as error:
+            if "cuEventCreate(&done" not in str(
+                error
+            ):  # the keeper's event came first, and the program's had the fault
+                raise
+        else:
+            return
+    pytest.fail("the program's own event never came before the keeper's")
 
 
 def test_a_capture_spoils_no_more_than_the_request_it_is_in(tmp_path: Path, machine: tuple[Path, str]) -> None:

@@ -116,13 +116,14 @@ def test_a_driver_that_hangs_ends_at_the_deadline(machine: tuple[Path, str]) -> 
 def test_it_ends_with_its_parent(machine: tuple[Path, str]) -> None:
     code = (
         "import subprocess, sys; p = subprocess.Popen([sys.argv[1], '1'], stdin=subprocess.PIPE);"
-        "print(p.pid, flush=True); sys.stdin.read()"
+        "print(p.pid, file=sys.stderr, flush=True); sys.stdin.read()"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code, PROGRAM], env=simulated(machine), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    command = [sys.executable, "-c", code, PROGRAM]
+    pipe = subprocess.PIPE
+    parent = subprocess.Popen(command, env=simulated(machine), stdin=pipe, stdout=pipe, stderr=pipe)
     assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
+    assert parent.stderr is not None
+    pid = int(parent.stderr.readline())
     while b"ready" not in parent.stdout.readline():
         pass
     parent.kill()

@@ -70,7 +70,9 @@ class Healthy:
         agent_file.write(self.node.settings.run_dir, state)
 
     def write(self, name: str, text: str) -> None:
-        (self.base / name).write_text(text)
+        path = self.base / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
 def build_library(path: Path, version: int, stamp: str = BUILD) -> None:
@@ -90,6 +92,13 @@ def add_an_a100(healthy: Healthy) -> None:
 def add_a_class(healthy: Healthy) -> None:
     settings = healthy.node.config
     settings.write_text(settings.read_text() + "[classes.interactive]\nqos = []\n")
+
+
+def swap_without_plugin(healthy: Healthy) -> None:
+    settings = healthy.node.config
+    text = settings.read_text()
+    assert "[classes.be]" not in text
+    settings.write_text(text + "[classes.be]\nswap = true\n")
 
 
 # The fault -> how to make it, the name of the finding that reports it, its level, and words of it.
@@ -121,6 +130,18 @@ BROKEN: dict[str, Broken] = {
         "plugstack.conf",
         Level.FAIL,
         "run_dir=/other, interposer=(not there)",
+    ),
+    "classes that move and nobody who says so": (
+        swap_without_plugin,
+        "swap",
+        Level.WARN,
+        "the memory of suspended jobs of class be stays on the GPU",
+    ),
+    "a task plugin that is not installed": (
+        lambda h: h.slurm.update(TaskPlugin="task/cgroup,task/hami_hpc"),
+        "task_hami_hpc.so",
+        Level.FAIL,
+        "not found in /nowhere",
     ),
     "no task/cgroup": (lambda h: h.slurm.update(TaskPlugin="task/affinity"), "TaskPlugin", Level.FAIL, "task/cgroup"),
     "no ConstrainDevices": (
@@ -193,6 +214,30 @@ BROKEN: dict[str, Broken] = {
         "user namespaces",
         Level.WARN,
         "sysctl user.max_user_namespaces=0",
+    ),
+    "apptainer.conf without binds of users": (
+        lambda h: h.write("root/etc/apptainer/apptainer.conf", "user bind control = no\nbind path = /etc/hosts\n"),
+        "apptainer",
+        Level.WARN,
+        "bind path = /run/hami-hpc/self/container.preload:/etc/ld.so.preload, bind path = ",
+    ),
+    "enroot without the hook": (
+        lambda h: h.write("root/etc/enroot/hooks.d/10-home.sh", "#!/bin/sh\n"),
+        "enroot",
+        Level.WARN,
+        "ln -s ",
+    ),
+    "oci.conf without oci-mounts": (
+        lambda h: h.write("etc/oci.conf", '# oci-mounts\nRunTimeRun="runc run --bundle %b %j"\n'),
+        "oci.conf",
+        Level.WARN,
+        "%b &&",
+    ),
+    "podman without the hook": (
+        lambda h: h.write("root/usr/bin/podman", ""),
+        "podman",
+        Level.WARN,
+        "hooks_dir = ",
     ),
     "no ld.so.preload": (lambda h: (h.base / "ld.so.preload").unlink(), "preload", Level.FAIL, "touch"),
     "two models": (

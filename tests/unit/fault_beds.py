@@ -22,7 +22,7 @@ from unittest.mock import patch
 import pynvml
 from mig_testbed import MigNode, mig_environment
 from mps_testbed import MpsNode
-from node_testbed import GPU_MIB, UID, Node, job_environment, names_in
+from node_testbed import GPU_MIB, UID, UUIDS, Node, job_environment, names_in, pair_environment
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
@@ -91,10 +91,11 @@ class Bed:
         self.is_ending = False
 
     def grants(self) -> dict[int, Grant]:
-        """Returns the ledger's rows, read without hami_hpc's own checks of the file."""
+        """Returns the ledger's row of each job's first slice, read without hami_hpc's own checks of the file."""
         columns = ", ".join(Grant._fields)
         with closing(sqlite3.connect(self.node.root / "run/ledger.db", timeout=10)) as database:
-            return {row[0]: Grant(*row) for row in database.execute(f"SELECT {columns} FROM grants ORDER BY job_id")}
+            rows = database.execute(f"SELECT {columns} FROM grants ORDER BY job_id, slice_index DESC")
+            return {row[0]: Grant(*row) for row in rows}
 
     def step(self, name: str) -> None:
         """Does what can follow a fault, and checks what it has to bring about."""
@@ -181,7 +182,7 @@ def _tree(folder: Path) -> Iterator[tuple[object, ...]]:
         is_file = stat.S_ISREG(status.st_mode)
         is_mount = not is_file and mounts.is_mount_point(str(path))
         content: object = None
-        if path.name == c.FILE_JOB_LIMITS:
+        if path.name.startswith("job.") and path.name.endswith(".limits"):
             content = _limits(path.read_bytes())
         elif (
             note := mig_notes.parse(path.read_bytes() if is_file and status.st_size == mig_notes.SIZE else None)
@@ -213,7 +214,8 @@ class MpsBed(Bed):
         assert isinstance(self.node, MpsNode)
         if job == JOB:
             place = self.node.place()
-            assert self.node.controls() == [Path(place.pipe).name]
+            wanted = [Path(place.pipe).name]
+            assert self.node.settled_controls(wanted) == wanted
             assert [member.job_id for member in mps.members(place)] == [job]
             assert (self.node.jobs / str(job) / c.FILE_MPS).exists()
 
@@ -249,6 +251,35 @@ class MigBed(Bed):
         grant = self.grants()[job]
         notes = [note for note in mig_notes.read(self.node.settings.run_dir, grant.gpu_uuid) if note.job_id == job]
         assert [note.state for note in notes] == [mig_notes.LIVE]
+
+
+@dataclass
+class PairBed(Bed):
+    """The job that faults concern has two slices, the first on the GPU of the job beside."""
+
+    def environment(self, job: int) -> dict[str, str]:
+        return job_environment(job) if job == BESIDE else pair_environment(job)
+
+    def rows(self) -> list[tuple[int, int, str]]:
+        with closing(sqlite3.connect(self.node.root / "run/ledger.db", timeout=10)) as database:
+            return database.execute("SELECT job_id, slice_index, gpu_uuid FROM grants ORDER BY 1, 2").fetchall()
+
+    def more(self) -> tuple[object, ...]:
+        return (tuple(self.rows()),)
+
+    def check(self) -> None:
+        """All slices of the job are granted, or none, whatever was killed."""
+        super().check()
+        assert [row[1:] for row in self.rows() if row[0] == JOB] in ([], list(enumerate(UUIDS)))
+
+    def assert_ready(self, job: int) -> None:
+        super().assert_ready(job)
+        if job == JOB:
+            written = job_dirs.read_grants(str(self.node.jobs / str(job)))
+            assert [(one.slice_index, one.gpu_uuid) for one in written] == list(enumerate(UUIDS))
+            assert {one.created_unix_ns for one in written} == {self.grants()[job].created_unix_ns}
+            status = (self.node.jobs / str(job) / "shared/usage.1").stat()
+            assert (status.st_uid, status.st_size) == (UID, USAGE_FILE_SIZE)
 
 
 def explore(bed: Bed, prepare: Callable[[], None], fault: Callable[[int], bool], least: int = 10) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import gc
 import os
 import signal
 import stat
@@ -17,13 +16,14 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pynvml
+from forked import fork
 
-from hami_hpc.node import ledger, mounts
+from hami_hpc.node import ledger, mount_calls, mounts, nvml_mig
 from hami_hpc.node.sqlite import sqlite3
 
 OF_FILES = (
@@ -37,6 +37,7 @@ OF_INSTANCES = (
     *("nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"),
     *("nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy"),
 )
+NVML = (pynvml, nvml_mig)  # what opens NVML: prolog and epilog by the second
 LEDGER_ERRORS = {errno.ENOSPC: sqlite3.SQLITE_FULL, errno.EROFS: sqlite3.SQLITE_READONLY}
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -50,12 +51,16 @@ def reaching(reach: Reach) -> Iterator[None]:
     with ExitStack() as stack:
         for name in OF_FILES:
             stack.enter_context(patch.object(os, name, _of_file(name, getattr(os, name), reach)))
-        for name in OF_INSTANCES:
-            stack.enter_context(patch.object(pynvml, name, _before(name, getattr(pynvml, name), reach)))
-        popen, send_signal = subprocess.Popen, signal.pidfd_send_signal
+        for module in NVML:
+            for name in OF_INSTANCES:
+                stack.enter_context(patch.object(module, name, _before(name, getattr(module, name), reach)))
+        popen, spawn, send_signal = subprocess.Popen, os.posix_spawn, signal.pidfd_send_signal
+        stack.enter_context(patch.object(os, "posix_spawn", _before_and_after("spawn", spawn, reach)))
         stack.enter_context(patch.object(subprocess, "Popen", _before_and_after("Popen", popen, reach)))
         stack.enter_context(patch.object(signal, "pidfd_send_signal", _before("kill", send_signal, reach)))
         stack.enter_context(patch.object(mounts, "_run", _before("mount", mount_at_once, reach)))
+        for name in ("mount_tmpfs", "detach"):
+            stack.enter_context(patch.object(mount_calls, name, _before("mount", getattr(mount_calls, name), reach)))
         stack.enter_context(patch.object(ledger, "sqlite3", _ledgers_sqlite(reach)))
         yield
 
@@ -91,10 +96,11 @@ def _of_file(name: str, genuine: Callable[..., Any], reach: Reach) -> Callable[.
 
 
 def _path_of(name: str, arguments: tuple[Any, ...]) -> str:
-    """Returns the path that a call changes; "" for a pipe and the like."""
+    """Returns the path that a call changes; "" for a pipe and the like, and for a file in memory."""
     if name in BY_DESCRIPTOR and isinstance(arguments[0], int):
         is_file = stat.S_ISREG(os.fstat(arguments[0]).st_mode)
-        return str(Path(f"/proc/self/fd/{arguments[0]}").readlink()) if is_file else ""
+        path = str(Path(f"/proc/self/fd/{arguments[0]}").readlink()) if is_file else ""
+        return "" if path.startswith("/memfd:") else path
     return os.fsdecode(arguments[0])
 
 
@@ -144,9 +150,8 @@ def killed_at(body: Callable[[], object], point: int) -> bool:
 
     AssertionError when it failed otherwise.
     """
-    child = os.fork()
+    child = fork()
     if child == 0:
-        gc.disable()  # it would touch, and so copy, all memory of the parent
         status = 1
         try:
             seen = 0
@@ -190,23 +195,23 @@ def nvml_failing_at(body: Callable[[], object], code: int, is_for_good: bool, po
     it has fewer."""
     seen = 0
 
-    def failing(genuine: Callable[..., Any]) -> Callable[..., Any]:
+    def failing(module: ModuleType, genuine: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
             nonlocal seen
             seen += 1
             if seen == point or (seen > point and is_for_good):
-                raise pynvml.NVMLError(code)
+                raise module.NVMLError(code)
             return genuine(*arguments, **named)
 
         return call
 
+    kinds = ("nvmlDevice", "nvmlGpu", "nvmlCompute", "nvmlInit")
     with ExitStack() as stack:
-        for name in dir(pynvml):
-            genuine = getattr(pynvml, name)
-            if isinstance(genuine, FunctionType) and name.startswith(
-                ("nvmlDevice", "nvmlGpu", "nvmlCompute", "nvmlInit")
-            ):
-                stack.enter_context(patch.object(pynvml, name, failing(genuine)))
+        for module in NVML:
+            for name in dir(module):
+                genuine = getattr(module, name)
+                if isinstance(genuine, FunctionType) and name.startswith(kinds):
+                    stack.enter_context(patch.object(module, name, failing(module, genuine)))
         stack.enter_context(patch.object(mounts, "_run", mount_at_once))
         body()
     return seen >= point

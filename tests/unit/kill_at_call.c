@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -64,7 +65,11 @@ WRAP(int, link, (const char *from, const char *to), (from, to))
 WRAP(int, posix_spawn,
      (pid_t * pid, const char *path, const posix_spawn_file_actions_t *actions,
       const posix_spawnattr_t *attributes, char *const argv[], char *const envp[]),
-     (pid, path, actions, attributes, argv, envp)) /* of mount and umount */
+     (pid, path, actions, attributes, argv, envp))
+WRAP(int, mount,
+     (const char *from, const char *at, const char *type, unsigned long flags, const void *options),
+     (from, at, type, flags, options))
+WRAP(int, umount2, (const char *at, int flags), (at, flags))
 WRAP(int, rename, (const char *from, const char *to), (from, to))
 WRAP(int, chmod, (const char *path, mode_t mode), (path, mode))
 WRAP(int, fchmod, (int fd, mode_t mode), (fd, mode))

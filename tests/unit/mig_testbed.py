@@ -21,6 +21,7 @@ import pynvml
 import pytest
 import sim_testbed
 from click.testing import CliRunner
+from forked import fork
 from mig_models import profiles_of
 from node_testbed import Node, job_environment
 from sim_testbed import SIM, Machine
@@ -77,7 +78,7 @@ class MigNode:
         """Returns what `body` returns in a child that uses this machine's NVML, or raises what it raised. With
         `at_line` the child is killed at that line of the traced code; KILLED is returned then."""
         receive, send = os.pipe()
-        child = os.fork()
+        child = fork()
         if child == 0:
             os.close(receive)
             self._be_the_child(body, faults, at_line, traced, send)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,6 +80,13 @@ class MpsNode(Node):
     def controls(self) -> list[str]:
         """Returns the names of the places whose daemon runs."""
         return sorted(p.pipe.rpartition("/")[2] for p in self.daemons() if not p.is_server)
+
+    def settled_controls(self, wanted: list[str]) -> list[str]:
+        """Returns controls() once it is `wanted`, or as it is after 5 s: a daemon is two processes while it begins."""
+        end = time.monotonic() + 5
+        while (found := self.controls()) != wanted and time.monotonic() < end:
+            time.sleep(0.01)
+        return found
 
     def files(self) -> list[str]:
         """Returns what is in the folder of MPS, but for locks, which stay."""

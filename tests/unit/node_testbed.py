@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
@@ -57,6 +58,18 @@ def job_environment(job_id: int, mem_mib: int = 8192, gpu: str = "0", **more: st
     return environment | more
 
 
+def pair_environment(job_id: int, **more: str) -> dict[str, str]:
+    """Returns the environment of a job with two slices of 8 GiB and 50 %: sums, and the GPU of the last of them."""
+    units = {c.ENV_VGPU: "2", c.ENV_MEM_MIB: "16384", c.ENV_CORES: "100", "SLURMD_NODENAME": "n1"}
+    return job_environment(job_id, gpu="1") | units | more
+
+
+@functools.lru_cache(maxsize=8)
+def settings_of(path: str, _text: str) -> Settings:
+    """Reads the settings once for each text: tests that kill a process at each line ask for them thousands of times."""
+    return load_settings(path)
+
+
 @dataclass(frozen=True)
 class Node:
     """Settings, ledger and run directory of a node with two H200s, all below `root`."""
@@ -85,7 +98,7 @@ class Node:
 
     @property
     def settings(self) -> Settings:
-        return load_settings(str(self.config))
+        return settings_of(str(self.config), self.config.read_text())
 
     def enter_gpus(self) -> None:
         settings = self.settings

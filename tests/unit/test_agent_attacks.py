@@ -51,6 +51,19 @@ def test_the_list_of_a_node_without_steps_is_empty_and_that_of_a_step_that_does_
         assert parse_listpids(run_command((str(program), "listpids"), 5) or "") == expected
 
 
+def test_a_host_that_is_several_nodes_is_asked_for_the_processes_of_this_one() -> None:
+    asked: list[tuple[str, ...]] = []
+    head = "PID JOBID STEPID LOCALID GLOBALID\n"
+
+    def run(command: tuple[str, ...], _timeout_s: float) -> str:
+        asked.append(command[1:])
+        return head + {"node2": "12 7 0 0 0\n", "listpids": "11 7 0 0 0\n"}.get(command[-1], "")
+
+    assert SlurmPort("node2", print, run).listed_pids() == {12: 7}
+    assert asked == [("listpids", "*", "node2")]
+    assert SlurmPort("misspelt", print, run).listed_pids() == {11: 7}, "nobody is without a job for a wrong --node"
+
+
 ARRAY = (
     "JobId=2 ArrayJobId=2 ArrayTaskId=3 JobState=RUNNING Nodes=node1 CPU_IDs=0 Mem=0 GRES=gpu:h200:1(IDX:0) \n"
     "JobId=3 ArrayJobId=2 ArrayTaskId=1 JobState=RUNNING Nodes=node1 CPU_IDs=0 Mem=0 GRES=gpu:h200:1(IDX:1) \n"

@@ -49,9 +49,12 @@ class FaultBench:
         state: AgentState = self.bench.look()
         return state
 
-    def told(self) -> list[tuple[str, str]]:
+    def told(self) -> list[tuple[str, ...]]:
         """Returns (how, job) of everything that Slurm was told."""
-        return [(words[1], words[2]) for words in self.bench.slurm.heard()]
+        return [
+            (" ".join(words[1:-1]), words[-1]) if words[1] == "requeue" else words[1:3]
+            for words in self.bench.slurm.heard()
+        ]
 
 
 @pytest.fixture
@@ -134,7 +137,7 @@ def test_requeue_is_asked_once_for_each_run(faults: FaultBench) -> None:
     faults.bench.look()
     for _ in range(3):
         faults.report("48")
-    assert faults.told() == [("requeue", "7"), ("requeue", "8")]
+    assert faults.told() == [("requeue incomplete", "7"), ("requeue incomplete", "8")]
     assert faults.drained == []
 
 

@@ -108,7 +108,7 @@ SLACK = "memory_slack_mib = {} is not understood; allowed is a whole number from
 def test_a_wrong_value_is_refused_with_its_place(node: Node, text: str, message: str) -> None:
     with pytest.raises(NodeError) as caught:
         read(node, f"[agent]\n{text}")
-    assert str(caught.value) == f"{node.config}, table [agent]: {message}"
+    assert re.fullmatch(rf"{node.config}, line \d+, table \[agent\]: {re.escape(message)}", str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_wrong_value_is_refused_with_its_place(node: Node, text: str, message:
 def test_a_wrong_action_is_refused_with_its_place(node: Node, text: str, message: str) -> None:
     with pytest.raises(NodeError) as caught:
         read(node, f"[agent.actions]\n{text}")
-    assert str(caught.value) == f"{node.config}, table [agent.actions]: {message}"
+    assert re.fullmatch(rf"{node.config}, line \d+, table \[agent.actions\]: {re.escape(message)}", str(caught.value))
 
 
 def test_actions_that_are_no_table_are_refused(node: Node) -> None:

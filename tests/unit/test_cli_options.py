@@ -24,7 +24,8 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "the settings' file": ("--config", ALL - {"forget-node"}),
     "form of what is printed": (
         "--format",
-        ALL - {"render", "forget-node", "metrics", "ingest", "collect-usage", "store", "report", "top"},
+        ALL
+        - {"render", "forget-node", "metrics", "ingest", "collect-usage", "store", "report", "top", "resize", "swap"},
     ),
     "look once, and end": ("--once", frozenset({"agent", "top"})),
     "minute by minute": ("--history", frozenset({"usage"})),
@@ -36,20 +37,27 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "accounting store": ("--store", ACCOUNTING),
     "node's name in Slurm": (
         "--node",
-        frozenset({"render", "reconcile", "doctor", "agent", "gpu", "mode", "mig", "trace"}),
+        frozenset({"render", "inventory", "reconcile", "doctor", "agent", "gpu", "mode", "mig", "trace", "resize"}),
     ),
+    "nodes' GPUs, as inventory prints them": ("--inventory", frozenset({"render"})),
     "fewer figures, sooner": ("--quick", frozenset({"baseline"})),
     "which run of a requeued job": ("--run", frozenset({"trace"})),
+    "how long to wait": ("--wait", frozenset({"swap"})),
     "why a GPU is out of service": ("--reason", frozenset({"gpu"})),
-    "show, and change nothing": ("--dry-run", frozenset({"render", "forget-node", "reconcile", "qos", "store", "mig"})),
+    "show, and change nothing": (
+        "--dry-run",
+        frozenset({"render", "forget-node", "resize", "reconcile", "qos", "quota", "store", "mig"}),
+    ),
+    "quotas of accounts": ("--quotas", frozenset({"quota"})),
     "instances to make room for": ("--demand", frozenset({"mig"})),
     "how long a place is held": ("--hold-minutes", frozenset({"mig"})),
     "end all holds": ("--release", frozenset({"mig"})),
-    "calendar month": ("--month", frozenset({*PERIOD, "invoice", "report", "efficiency"})),
+    "calendar month": ("--month", frozenset({*PERIOD, "invoice", "ledger", "report", "efficiency"})),
     "begin of a period": ("--start", frozenset({*PERIOD, "efficiency"})),
     "end of a period": ("--end", frozenset({*PERIOD, "efficiency"})),
-    "account": ("--account", frozenset({"invoice", "balances", "efficiency"})),
+    "account": ("--account", frozenset({"invoice", "ledger", "balances", "efficiency"})),
     "user": ("--user", frozenset({"efficiency"})),
+    "jobs of an invoice": ("--annex", frozenset({"invoice"})),
     "a site's own templates": ("--templates", frozenset({"invoice", "report"})),
     "print nothing when all is well": ("--quiet", frozenset({"ingest", "collect-usage"})),
     "ask sacct although there is a store": ("--live", PERIOD),
@@ -64,6 +72,14 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "delete what was read": ("--remove", frozenset({"collect-usage"})),
     "number and keep nothing": ("--draft", frozenset({"invoice"})),
     "replace invoices that would be others": ("--correct", frozenset({"invoice"})),
+    "recipients, tax and energy": ("--finance", frozenset({"invoice", "ledger", "bill", "report"})),
+    "energy of jobs": ("--energy", frozenset({"bill"})),
+    "day of a payment": ("--date", frozenset({"invoice"})),
+    "e-invoices beside HTML": ("--ubl", frozenset({"invoice"})),
+    "end of what is without names": ("--before", frozenset({"store"})),
+    "key of pseudonyms": ("--key", frozenset({"store"})),
+    "tree of accounts": ("--tree", frozenset({"report"})),
+    "pages of users": ("--users", frozenset({"report"})),
     "PDF beside HTML": ("--pdf", frozenset({"invoice"})),
     "lines at most": ("--limit", frozenset({"efficiency"})),
     "differences from what is there": ("--diff", frozenset({"render", "forget-node"})),
@@ -91,7 +107,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
 # Other words for a meaning of the table, so that no second spelling passes as a new meaning.
 SYNONYMS = re.compile(
     r"--(json|csv|out|outfile|output-(file|dir)|conf|settings|in|infile|file|from|to|cluster|tz|time-zone|zone|begin|"
-    r"stop|until|accounts|users|price|prices|nodes|node-name|nodelist|dryrun|noop|silent|template)"
+    r"stop|until|accounts|price|prices|nodes|node-name|nodelist|dryrun|noop|silent|template)"
 )
 OLD_SPELLINGS = {"bill": {"--check"}, "invoice": {"--balances"}, "ingest": {"--cluster", "--usage", "--remove-usage"}}
 
@@ -170,6 +186,7 @@ def test_every_help_lists_the_exit_statuses_that_the_command_has(name: str) -> N
         "mode",
         "mps",
         "qos",
+        "quota",
         "baseline",
         "check-bill",
         "invoice",
@@ -193,6 +210,7 @@ def test_settings_that_are_not_there_are_an_error_and_no_finding(tmp_path: Path,
     needed |= {"report": ["--month", "2026-09", "--output", str(tmp_path / "r.html")], "render": ["--gpus", "h200"]}
     needed |= {
         "qos": ["show"],
+        "quota": ["show"],
         "explain": ["7"],
         "gpu": ["list"],
         "mig": ["list"],
@@ -200,8 +218,10 @@ def test_settings_that_are_not_there_are_an_error_and_no_finding(tmp_path: Path,
         "advise": ["--mem", "8G", "--cores", "10"],
         "trace": ["7"],
         "baseline": ["check"],
+        "resize": ["7", "mem=8G"],
+        "swap": ["out", "7"],
     }
-    needed |= {"store": ["undo"], "mps": ["status"]}
+    needed |= {"store": ["undo"], "mps": ["status"], "balance": ["a"]}
     missing = str(tmp_path / "none.toml")
     result = CliRunner().invoke(main, [name, *needed.get(name, []), "--config", missing])
     # doctor's answer is that the settings are missing: that is what it was asked.

@@ -59,7 +59,7 @@ def completed(share: Path, *words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (("re",), ["render", "reconcile", "report"]),
+        (("re",), ["render", "resize", "reconcile", "report"]),
         (("che",), ["check-bill"]),
         (("",), list(COMMANDS)),
         (("nosuch",), [""]),

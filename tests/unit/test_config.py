@@ -18,7 +18,7 @@ from hami_hpc.core.grant import JobUnits
 from hami_hpc.errors import NodeError
 from hami_hpc.node.config import ClassSettings, Settings, load_settings, parse_settings, settings_path
 
-CLASS_KEYS = ("qos", "policy", "policies", "latency", "floor", "priority", "slice_us")
+CLASS_KEYS = ("qos", "policy", "policies", "latency", "floor", "priority", "slice_us", "max_processes", "swap")
 
 
 def load(tmp_path: Path, text: str) -> Settings:
@@ -67,6 +67,9 @@ def test_a_file_with_a_version_alone_means_the_contracts_defaults(tmp_path: Path
         ("version = 1\n[classes.h200]\n[gpu_models.h200]\ntotal_mib = 9999", r"'h200' .*\[gpu_models.h200\] has it"),
         ("version = 1\n[gpu_models.be]\ntotal_mib = 9999", r"'be' .*\[gpu_models.be\] has it"),
         ("version = 1\n[classes.gold]\nslice_us = 9", "slice_us = '9' .* 0 .it follows from cores. or .* 10 to 100000"),
+        ("version = 1\n[vgpu]\nmax_processes = -1", "max_processes = '-1' is not understood; .* from 0 to 2048"),
+        ("version = 1\n[classes.gold]\nmax_processes = 2049", "max_processes = '2049' is not understood"),
+        ("version = 1\n[classes.gold]\nmax_processes = true", "max_processes = 'True' is not understood"),
         ("version = 1\n[classes.gold]\nslice_us = 100001", "slice_us = '100001' is not understood"),
         ("version = 1\n[classes.gold]\npriority = 1001", "priority = '1001' .* whole number from 0 to 1000"),
         ("version = 1\n[classes.gold]\nqos = ['LC']", r"QoS 'LC' is in \[classes.lc\] and \[classes.gold\]"),
@@ -118,12 +121,19 @@ def test_a_site_has_as_many_classes_as_it_names_and_always_the_three(tmp_path: P
     text = "version = 1\n[classes.interactive]\nlatency = true\nslice_us = 500\npriority = 1000\n[classes.x]\nqos = []"
     settings = load(tmp_path, text)
     assert list(settings.classes) == ["std", "lc", "be", "interactive", "x"]
-    assert settings.classes["interactive"] == (("interactive",), "burst", ("burst",), True, 5, 500, 1000)
-    assert settings.classes["x"] == ((), "burst", ("burst",), False, 0, 0, 0)
-    assert settings.classes["lc"] == (("lc",), "burst", ("burst",), True, 5, 0, 100)
-    assert settings.classes["std"] == ((), "cap", ("cap",), False, 0, 0, 0)
+    assert settings.classes["interactive"] == (("interactive",), "burst", ("burst",), True, 5, 500, 1000, 0, False)
+    assert settings.classes["x"] == ((), "burst", ("burst",), False, 0, 0, 0, 0, False)
+    assert settings.classes["lc"] == (("lc",), "burst", ("burst",), True, 5, 0, 100, 0, False)
+    assert settings.classes["std"] == ((), "cap", ("cap",), False, 0, 0, 0, 0, False)
     assert settings.site().classes["interactive"] == ("interactive",)
     assert settings.site().policies["x"] == ("burst",)
+
+
+def test_a_class_has_as_many_processes_as_it_says_else_as_all_have(tmp_path: Path) -> None:
+    classes = load(tmp_path, "version = 1\n[vgpu]\nmax_processes = 8\n[classes.be]\nmax_processes = 1").classes
+    assert {name: entry.max_processes for name, entry in classes.items()} == {"std": 8, "lc": 8, "be": 1}
+    classes = load(tmp_path, "version = 1\n[vgpu]\nmax_processes = 2048\n[classes.lc]\nmax_processes = 0").classes
+    assert {name: entry.max_processes for name, entry in classes.items()} == {"std": 2048, "lc": 0, "be": 2048}
 
 
 def test_the_document_has_each_key_of_a_class_and_an_example_that_is_read(tmp_path: Path) -> None:

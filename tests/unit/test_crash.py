@@ -14,6 +14,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from fault_beds import quick
+from forked import fork
 from node_testbed import GPU_MIB, ROOT, Node, job_environment
 
 from hami_hpc.core.reconcile_plan import LEFTOVER_AGE_S
@@ -49,7 +51,8 @@ def node(tmp_path: Path) -> Node:
 def start_over(node: Node) -> None:
     """The node as before any job, its GPUs known."""
     node.clear()
-    node.enter_gpus()
+    with quick():
+        node.enter_gpus()
 
 
 def run_and_kill(body: Callable[[], None], at_line: int, *, distinct: bool = False) -> bool:
@@ -58,7 +61,7 @@ def run_and_kill(body: Callable[[], None], at_line: int, *, distinct: bool = Fal
 
     Returns whether it was killed, False when it ended before. AssertionError when it failed otherwise.
     """
-    child = os.fork()
+    child = fork()
     if child == 0:
         seen = 0
         known: set[tuple[str, int]] = set()
@@ -148,6 +151,7 @@ AFTER_PROLOG = (
 AFTER_EPILOG = (assert_epilog_recovers, assert_reconcile_recovers)
 
 
+@pytest.mark.own_process
 def test_a_prolog_killed_at_any_line_is_made_good(node: Node) -> None:
     settings = node.settings
     for line in all_lines(lambda: prolog(settings, job_environment(JOB)), lambda: start_over(node)):
@@ -170,6 +174,7 @@ def with_used_job(node: Node) -> Callable[[], None]:
     return before
 
 
+@pytest.mark.own_process
 def test_an_epilog_killed_at_any_line_is_made_good_and_loses_no_usage(node: Node) -> None:
     settings = node.settings
     for line in all_lines(lambda: epilog(settings, JOB, had_vgpu=True), with_used_job(node)):

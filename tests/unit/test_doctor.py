@@ -12,16 +12,17 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
-from doctor_testbed import BROKEN, BUILD, Healthy, build_library
+from doctor_testbed import BROKEN, BUILD, Healthy, build_library, swap_without_plugin
 from node_testbed import GPU_MIB, ROOT, UUIDS, Node
 
 from hami_hpc import builds
 from hami_hpc.cli import main
 from hami_hpc.cli.doctor_command import examine
 from hami_hpc.cli.exit_codes import ExitCode
-from hami_hpc.core import qos
+from hami_hpc.core import qos, quota
 from hami_hpc.core.finding import Level
 from hami_hpc.core.inventory import Device
+from hami_hpc.doctor import container_checks
 from hami_hpc.doctor.build_checks import GRES_PLUGINS, plugin_version
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation import share_checks
@@ -50,6 +51,7 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Healthy:
     assert CliRunner().invoke(main, command).exit_code == 0
     healthy.write("ld.so.preload", "")
     healthy.write("max_user_namespaces", "0\n")
+    monkeypatch.setattr(container_checks, "ROOT", tmp_path / "root")
     monkeypatch.setattr(share_checks, "LD_SO_PRELOAD", tmp_path / "ld.so.preload")
     monkeypatch.setattr(mounts, "obstacle", lambda: None)  # where the tests cannot mount: test_job_dirs_mounts.py
     obstacle = ldso.obstacle  # where the tests' own root directory is no mount point there is one: test_ldso.py
@@ -110,6 +112,15 @@ def test_doctor_names_what_was_taken_away_and_what_to_do(healthy: Healthy, name:
     assert failing == ({what} if level is Level.FAIL else set()), "nothing else is blamed"
     assert healthy.run().exit_code == (ExitCode.FOUND if level is Level.FAIL else 0)
     assert all(one.advice for one in findings.values() if not one.is_ok)
+
+
+def test_a_task_plugin_that_this_slurm_never_asks_moves_nothing(healthy: Healthy) -> None:
+    swap_without_plugin(healthy)
+    healthy.slurm.update(SLURM_VERSION="24.11.5", TaskPlugin="task/cgroup,task/hami_hpc")
+    found = healthy.findings()["swap"]
+    assert found.level is Level.WARN
+    assert found.detail == "the memory of suspended jobs of class be stays on the GPU"
+    assert "run hami-hpc swap out JOB before scontrol suspend JOB" in found.advice
 
 
 def test_an_installed_command_of_another_build_than_its_libraries_fails(
@@ -310,3 +321,24 @@ def test_a_slurmdbd_that_is_not_as_the_settings_say_is_a_warning(
     healthy.slurm |= {"PreemptType": "preempt/qos", "PreemptMode": "REQUEUE", "SchedulerParameters": parameters}
     assert {found.level for what, found in healthy.findings().items() if what.startswith("QoS")} == {Level.OK}
     assert healthy.run().exit_code == ExitCode.DONE
+
+
+def test_a_slurmdbd_that_is_not_as_the_quotas_say_is_a_warning(
+    healthy: Healthy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "quotas in slurmdbd" not in healthy.findings(), "without quotas.toml nothing is wanted"
+    row = dict.fromkeys(quota.COLUMNS, "") | {"Account": "physics", "Fairshare": "1"}
+    monkeypatch.setattr(commands, "association_rows", lambda _cluster, _columns: [row])
+    monkeypatch.setattr(commands, "qos_rows", lambda _columns: [])
+    quotas = healthy.node.config.with_name("quotas.toml")
+    healthy.slurm["AccountingStorageEnforce"] = "associations,qos"
+    quotas.write_text("version = 1\n[accounts.physics]\ngpus = 2\n[accounts.vision]\ngpus = 1\n")
+    found = healthy.findings()
+    assert found["quotas in slurmdbd"].level is Level.WARN
+    assert "account vision is not there; sacctmgr --immediate modify account" in found["quotas in slurmdbd"].detail
+    assert found["quotas in slurm.conf"].level is Level.WARN
+    row["GrpTRES"] = "billing=2000"
+    quotas.write_text("version = 1\n[accounts.physics]\ngpus = 2\n")
+    healthy.slurm["AccountingStorageEnforce"] = "associations,limits,qos"
+    after = healthy.findings()
+    assert after["quotas in slurmdbd"].level is after["quotas in slurm.conf"].level is Level.OK

@@ -57,7 +57,7 @@ def test_an_epilog_that_fails_gives_slurm_the_reason(node: Node, scontrol: Path)
 
 def test_nothing_is_called_when_all_is_well_or_the_job_is_at_fault(node: Node, scontrol: Path) -> None:
     assert node.prolog(7, **SLURM) == 0
-    assert node.prolog(8, **SLURM, **{c.ENV_VGPU: "2"}) == 0
+    assert node.prolog(8, **SLURM, **{c.ENV_CORES: "101"}) == 0
     assert node.epilog(7, **SLURM) == 0
     assert node.epilog(8, **SLURM) == 0
     assert called(scontrol) == []

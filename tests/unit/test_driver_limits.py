@@ -239,7 +239,7 @@ def test_doctor_says_for_which_slices_they_stand(machine: Machine, root: Path, t
         "\nfrom hami_hpc.stages import common\n"
         f"ledger = common.open_ledger(load_settings({str(config)!r}))\n"
         f"for job in (7, 8):\n    one = grant(job).grant._replace(gpu_uuid={uuid!r}, uid=1)\n"
-        "    ledger.add(one, lambda new, live: new)\nledger.close()\nagent.apply([grant(7)])\n"
+        "    ledger.add((one,), lambda new, live: new)\nledger.close()\nagent.apply([grant(7)])\n"
     )
     assert run_with(machine, root, DOCTOR + enter, f"said({str(config)!r})") == [
         ["WARN", "stand for 1 of 2 slice(s), not for job 8"]
@@ -250,3 +250,8 @@ def test_doctor_says_for_which_slices_they_stand(machine: Machine, root: Path, t
     faulty = Machine(machine.directory, machine.env | {"HAMI_SIM_FAULTS": "nvmlDeviceGetMemoryLimits_v1=6"})
     (found,) = run_with(faulty, root, DOCTOR, f"said({str(config)!r})")
     assert (found[0], "NVML says" in found[1]) == ("WARN", True)
+
+
+def test_a_resized_job_has_its_new_limit_at_the_next_look(machine: Machine, root: Path) -> None:
+    looks = "[agent.apply([grant(7)]), hard(7), agent.apply([grant(7, 16384)]), hard(7), agent.apply([grant(7, 2048)])]"
+    assert run(machine, root, f"[{looks}, hard(7)]") == [[None, 8192 + 64, None, 16384 + 64, None], 2048 + 64]

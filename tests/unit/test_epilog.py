@@ -148,7 +148,7 @@ def test_the_end_of_a_run_is_a_new_record_once(node: Node) -> None:
     ledger = common.open_ledger(node.settings)
     grant = node.grants()[7]
     path = str(node.root / "state" / "usage" / "7.json")
-    assert [epilog.end_grant(node.settings, ledger, grant, time.time_ns()) for _ in range(2)] == [path, ""]
+    assert [epilog.end_grants(node.settings, ledger, (grant,), time.time_ns()) for _ in range(2)] == [path, ""]
     ledger.close()
 
 

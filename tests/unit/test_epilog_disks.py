@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from node_testbed import GPU_MIB, Node, job_environment, names_in
 
 from hami_hpc.contract import constants as c
-from hami_hpc.node import job_dirs, ledger, usage_spool
+from hami_hpc.node import ended_dirs, job_dirs, ledger, usage_spool
 from hami_hpc.stages.epilog import spool_usage
 from hami_hpc.stages.reconcile import reconcile
 
@@ -97,7 +97,7 @@ def test_a_run_that_has_a_record_keeps_it(node: Node) -> None:
     node.write_usage(7, peak_bytes=5)
     grant = node.grants()[7]
     for later_ns in (10, 20):
-        spool_usage(node.settings, grant, str(node.jobs / "7"), grant.created_unix_ns + later_ns)
+        spool_usage(node.settings, (grant,), str(node.jobs / "7"), grant.created_unix_ns + later_ns)
     assert node.spooled() == ["7.json"]
     assert node.record()["end_unix_ns"] == grant.created_unix_ns + 10
 
@@ -109,7 +109,7 @@ def test_a_record_that_waits_is_written_once(node: Node) -> None:
     grant = node.grants()[7]
     settings = node.settings
     in_the_way = break_spool(node)
-    spool_usage(settings, grant, str(node.jobs / "7"), grant.created_unix_ns + 10)
+    spool_usage(settings, (grant,), str(node.jobs / "7"), grant.created_unix_ns + 10)
     in_the_way.unlink()
     assert node.epilog(7) == 0
     assert node.spooled() == ["7.json"]
@@ -301,7 +301,7 @@ def test_a_read_only_run_directory_fails_prologs_and_no_epilog(tmp_path: Path, t
 def test_a_job_that_was_set_aside_and_has_its_row_still_is_ended_with_its_usage(node: Node) -> None:
     node.prolog(7)
     node.write_usage(7, peak_bytes=77)
-    job_dirs.set_aside(node.settings.run_dir, node.grants()[7])
+    ended_dirs.set_aside(node.settings.run_dir, node.grants()[7])
     assert node.epilog(7) == 0
     assert (node.record()["peak_bytes"], node.record()["model"]) == (77, "h200")
     node.assert_nothing_is_held()

@@ -16,7 +16,7 @@ from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Device, make_inventory
 from hami_hpc.core.reconcile_plan import Directory
 from hami_hpc.errors import NodeError
-from hami_hpc.node import job_dirs, nvml, usage_spool
+from hami_hpc.node import ended_dirs, job_dirs, nvml, usage_spool
 from hami_hpc.node.config import Settings
 from hami_hpc.node.event_reader import EventReader
 from hami_hpc.node.ledger import Ledger
@@ -36,7 +36,7 @@ def set_aside(node: Node, job_id: int, gpu: str = "0") -> None:
     node.prolog(job_id, gpu=gpu)
     node.write_usage(job_id, peak_bytes=4242)
     grant = node.grants()[job_id]
-    job_dirs.set_aside(node.settings.run_dir, grant)
+    ended_dirs.set_aside(node.settings.run_dir, grant)
     ledger = common.open_ledger(node.settings)
     ledger.remove(grant)
     ledger.close()
@@ -65,10 +65,10 @@ def test_one_that_cannot_be_ended_does_not_hold_up_the_others(
         set_aside(node, job)
     genuine = epilog.spool_usage
 
-    def spool_usage(settings: Settings, grant: Grant, *more: Any, **named: Any) -> str:
-        if grant.job_id == 7:
+    def spool_usage(settings: Settings, grants: tuple[Grant, ...], *more: Any, **named: Any) -> str:
+        if grants[0].job_id == 7:
             raise NodeError("job 7's slice cannot be taken back")
-        return genuine(settings, grant, *more, **named)
+        return genuine(settings, grants, *more, **named)
 
     monkeypatch.setattr(epilog, "spool_usage", spool_usage)
     assert node.epilog(9) == 0
@@ -159,13 +159,13 @@ def test_reconcile_reads_no_grant_of_a_directory_that_is_not_whole_or_waits_for_
         shutil.copytree(node.jobs / "7", node.jobs / name)
         (node.jobs / name / c.FILE_GPUS).write_text("job=7 uid=5 gpus=0 start_unix_ns=1\n")
     found = {entry.name: entry for entry in directories(node)}
-    assert found.pop("7").grant == node.grants()[7]._replace(model="")
-    assert [(entry.grant, entry.gpu_job, entry.job_id) for entry in found.values()] == [(None, None, None)] * 2
+    assert found.pop("7").grants == (node.grants()[7]._replace(model=""),)
+    assert [(entry.grants, entry.gpu_job, entry.job_id) for entry in found.values()] == [((), None, None)] * 2
 
 
 def test_a_directory_with_a_grant_is_of_no_other_run(node: Node) -> None:
     node.prolog(7)
     (node.jobs / "7" / c.FILE_GPUS).write_text("job=7 uid=5 gpus=0 start_unix_ns=1\n")
     (entry,) = directories(node)
-    assert entry.grant is not None
+    assert entry.grants
     assert entry.gpu_job is None

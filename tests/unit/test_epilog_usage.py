@@ -62,7 +62,7 @@ def test_numbers_of_an_old_job_that_no_record_can_hold_are_bounded(node: Node) -
     ledger = common.open_ledger(node.settings)
     old = node.grants()[7]._replace(created_unix_ns=time.time_ns() - 60 * 86400 * 10**9)
     ledger.remove(node.grants()[7])
-    ledger.restore(old)
+    ledger.restore((old,))
     ledger.close()
     limits = node.jobs / "7" / c.FILE_JOB_LIMITS
     limits.write_bytes(pack_limits(old))
@@ -80,7 +80,7 @@ def test_a_clock_that_was_set_back_gives_a_record_that_accounting_takes(node: No
     ledger = common.open_ledger(node.settings)
     later = node.grants()[7]._replace(created_unix_ns=time.time_ns() + 10**12)
     ledger.remove(node.grants()[7])
-    ledger.restore(later)
+    ledger.restore((later,))
     ledger.close()
     assert node.epilog(7) == 0
     found = node.record()

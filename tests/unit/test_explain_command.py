@@ -175,6 +175,15 @@ def test_where_nodes_are_hidden_the_rest_is_explained(tmp_path: Path, monkeypatc
     assert json.loads(explain(tmp_path, "17", "--format", "json").stdout)[0]["may_use"] is None
 
 
+@pytest.mark.parametrize(("settings", "most"), [("", ""), ("max_processes = 3", "3"), ("max_processes = 0", "")])
+def test_how_many_processes_may_use_a_slice_is_shown(tmp_path: Path, settings: str, most: str) -> None:
+    config = node_testbed.Node.make(tmp_path, with_gpus=False).config
+    config.write_text(f"{config.read_text()}[classes.std]\n{settings}\n")
+    shown = CliRunner().invoke(main, ["explain", "14"], env={"HAMI_HPC_CONFIG": str(config)}).stdout
+    text = f"at most {most} use a slice at once (max_processes of class std); one more gets no GPU"
+    assert (text in shown, "max_processes" in shown) == (bool(most), bool(most))
+
+
 def test_json_has_the_same_for_machines(tmp_path: Path) -> None:
     (told,) = json.loads(explain(tmp_path, "17", "--format", "json").stdout)
     assert (told["state"], told["reason"], told["asked"]["mem_mib"]) == ("PENDING", "Resources", 102400)
@@ -207,3 +216,16 @@ def test_a_constraint_with_more_than_and_is_not_judged() -> None:
     assert has_features(("a",), "a")
     assert not has_features(("a",), "a&b")
     assert has_features(("a",), "[b*2]")
+
+
+def test_a_choice_of_gpu_types_is_read() -> None:
+    features = "rack1&(vgpu_type_h200|vgpu_type_a100)&vgpu_share"
+    assert needed_features(features) == ("rack1", "vgpu_share")
+    assert has_features(("rack1", "vgpu_share", "vgpu_type_a100"), features)
+    assert not has_features(("rack1", "vgpu_share", "vgpu_type_v100"), features)
+    assert has_features(("rack1",), "(rack1)")
+    for other in ("(a|b)&vgpu_share", "vgpu_type_h200|vgpu_type_a100", "(vgpu_type_h200|a)", "(vgpu_type_h200*2)"):
+        assert needed_features(other) is None
+    asked = decode({"vgpu": 1, "vgpu_mem": 8192, "vgpu_cores": 50, "shard": 279, "vgpu:std": 1}, features, 1)
+    assert asked is not None
+    assert asked.request == "vgpu:type=h200|a100,mem=8G,cores=50,mode=share"

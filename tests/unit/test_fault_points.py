@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from fault_beds import BESIDE, Bed, MigBed, MpsBed, explore, quick
+from fault_beds import BESIDE, Bed, MigBed, MpsBed, PairBed, explore, quick
 from fault_points import failing_from, killed_at, nvml_failing_at
 from mig_testbed import MigNode
 from mps_testbed import MpsNode
@@ -36,6 +36,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
             mig_node.run(lambda: start(MigBed(mig_node.node, bed=mig_node)))
         elif mode == "share":
             start(Bed(Node.make(tmp_path / "node")))
+        elif mode == "two slices":
+            monkeypatch.setattr("hami_hpc.stages.several_gpus._shards", lambda _job_id, _environment: {0: 32, 1: 32})
+            start(PairBed(Node.make(tmp_path / "node")))
         else:
             mps_node = stack.enter_context(MpsNode.running())
             monkeypatch.setenv("HAMI_SIM", str(mps_node.root.parent / "sim"))
@@ -48,7 +51,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         yield run
 
 
-MODES = pytest.mark.parametrize("mode", ["share", "mig", "mps"])
+MODES = pytest.mark.parametrize("mode", ["share", "two slices", "mig", "mps"])
 
 
 def stages(bed: Bed) -> Iterator[tuple[str, Callable[[], None], Callable[[], object]]]:
@@ -58,6 +61,7 @@ def stages(bed: Bed) -> Iterator[tuple[str, Callable[[], None], Callable[[], obj
     yield "reconcile", bed.with_job, partial(bed.run_reconcile, BESIDE)
 
 
+@pytest.mark.own_process
 @MODES
 def test_stages_killed_at_any_fault_point(mode: str, make: Callable[..., None]) -> None:
     def body(bed: Bed) -> None:
@@ -79,10 +83,11 @@ def on_bad_disk(name: str, folder: str, run: Callable[[], object]) -> None:
     [
         ("share", errno.ENOSPC, ("run", "state")),
         ("share", errno.EROFS, ("run", "state")),
+        ("two slices", errno.ENOSPC, ("run",)),
         ("mig", errno.EROFS, ("run",)),
         ("mps", errno.EROFS, ("run",)),
     ],
-    ids=["share, full", "share, read-only", "mig, read-only", "mps, read-only"],
+    ids=["share, full", "share, read-only", "two slices, full", "mig, read-only", "mps, read-only"],
 )
 def test_stages_on_a_disk_that_fails_from_any_fault_point_on(
     mode: str, code: int, folders: tuple[str, ...], make: Callable[..., None]

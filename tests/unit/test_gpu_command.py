@@ -145,7 +145,7 @@ def test_a_refused_job_is_requeued_if_slurm_does_that(
     monkeypatch.setattr(occupy, "start_detached", lambda _settings, _environment, wait_s: started.append(wait_s))
     environment = job_environment(7, SLURMD_NODENAME="node1")
     assert out_of_service.send_back(node.settings, environment, 7) == (status == 0)
-    assert (tmp_path / "scontrol.called").read_text() == "requeue 7\n"
+    assert (tmp_path / "scontrol.called").read_text() == "requeue incomplete 7\n"
     assert started == [0.0]
 
 

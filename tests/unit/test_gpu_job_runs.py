@@ -16,7 +16,7 @@ from test_whole_node import whole_job
 from hami_hpc.contract import constants as c
 from hami_hpc.core.history import Minute, pack_minute, place_of
 from hami_hpc.errors import NodeError
-from hami_hpc.node import agent_file, job_dirs, usage_spool
+from hami_hpc.node import agent_file, ended_dirs, usage_spool
 from hami_hpc.stages import common, gpu_jobs
 from hami_hpc.stages.epilog import epilog
 
@@ -160,7 +160,7 @@ def test_a_bug_in_the_end_of_a_run_is_reported_with_the_directory_that_waits(
 
     monkeypatch.setattr(agent_file, "read_gpu_job", fail)
     if not can_rename:
-        monkeypatch.setattr(job_dirs, "set_bad", read_only)
+        monkeypatch.setattr(ended_dirs, "set_bad", read_only)
     epilog(node.settings, 7, had_vgpu=False)
     reported = capsys.readouterr().err
     if can_rename:

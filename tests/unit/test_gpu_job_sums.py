@@ -18,7 +18,7 @@ from hami_hpc.agent.known_gpus import KnownGpus
 from hami_hpc.core.agent_state import LOST, OK, JobState
 from hami_hpc.core.gpu_jobs import GpuJob
 from hami_hpc.core.watch import MIB, SECOND, Action, Kind, Limits
-from hami_hpc.node import agent_file, boot, gpu_jobs, history_file, job_dirs
+from hami_hpc.node import agent_file, boot, ended_dirs, gpu_jobs, history_file, job_dirs
 from hami_hpc.node.agent_settings import AgentSettings
 
 START = 10**18
@@ -222,12 +222,12 @@ def test_what_was_seen_of_a_run_stays_until_its_record_is_written(bench: Bench, 
     known(bench)
     before = one(bench)
     run_dir = bench.node.settings.run_dir
-    job_dirs.set_aside(run_dir, GpuJob(9, UID, (0, 1), START))
+    ended_dirs.set_aside(run_dir, GpuJob(9, UID, (0, 1), START))
     note(bench, start=START + 1)
     bench.look()
     first, second = sorted(bench.look().gpu_jobs, key=lambda job: job.created_unix_ns)
     assert (first, second.created_unix_ns, second.busy_ns > 0) == (before, START + 1, True)
-    job_dirs.remove(run_dir, job_dirs.ended_dir(run_dir, GpuJob(9, UID, (0, 1), START)))
+    job_dirs.remove(run_dir, ended_dirs.ended_dir(run_dir, GpuJob(9, UID, (0, 1), START)))
     assert one(bench).created_unix_ns == START + 1
 
 
@@ -249,6 +249,40 @@ def test_an_agent_that_starts_again_goes_on_without_asking(bench: Bench, pids: l
     bench.slurm._held.clear()
     bench.slurm.is_up = False
     assert one(bench).busy_ns == before.busy_ns + 2 * (SECOND // 2)
+
+
+TYPED = BOTH.replace("gpu:h200:2(IDX:0-1)", "gpu:a:1(IDX:0),gpu:b:1(IDX:1)")
+
+
+def test_where_types_are_places_slurm_says_which_gpus_a_prolog_was_not_told_of(bench: Bench, pids: list[int]) -> None:
+    """From 23.02 on SLURM_JOB_GPUS of a prolog has the GPUs of the last type alone (docs/adr/055)."""
+    bench.slurm.has_places = True
+    note(bench, (1,))
+    bench.slurm.jobs[9] = TYPED
+    bench.slurm.pids = {pids[0]: 9}
+    bench.hold(pids[0], 100, 10.0, gpu=0)
+    known(bench)
+    bench.look(5)
+    assert bench.events == [], "the job may use what Slurm gave it"
+    assert (one(bench).gpu_uuid, one(bench).cores_percent) == (",".join(UUIDS), 200)
+
+
+def test_a_text_that_is_ambiguous_adds_no_gpu_and_hides_none(bench: Bench, pids: list[int]) -> None:
+    bench.slurm.has_places = True
+    note(bench, (1,))
+    bench.slurm.jobs[9] = TYPED.replace("=a ", "=x   Nodes=node1 CPU_IDs=0 Mem=0 GRES=gpu:a:1(IDX:0) MinCPUsNode=1 ")
+    known(bench)
+    assert one(bench).gpu_uuid == UUIDS[1]
+
+
+def test_where_types_are_places_nobody_is_judged_before_slurm_has_answered(bench: Bench, pids: list[int]) -> None:
+    bench.slurm.has_places = True
+    bench.slurm.is_up = False
+    note(bench, (1,))
+    bench.slurm.pids = {pids[0]: 9}
+    bench.hold(pids[0], 100, 10.0, gpu=0)
+    bench.look(5)
+    assert bench.events == []
 
 
 def test_with_mig_slurms_indices_are_those_of_parts_and_nobody_is_watched() -> None:

@@ -24,7 +24,7 @@ from hami_hpc.core.gpu_jobs import GpuJob, from_line, of_environment, to_line
 from hami_hpc.core.history import Minute, pack_minute, place_of
 from hami_hpc.core.reconcile_plan import Kind
 from hami_hpc.errors import NodeError
-from hami_hpc.node import agent_file, gpu_jobs, job_dirs, usage_spool
+from hami_hpc.node import agent_file, ended_dirs, gpu_jobs, job_dirs, usage_spool
 from hami_hpc.stages.epilog import epilog
 from hami_hpc.stages.prolog import main as prolog_main
 from hami_hpc.stages.reconcile import Result, reconcile
@@ -272,7 +272,7 @@ def test_what_was_set_aside_is_finished_by_the_next_epilog_of_a_vgpu_job(node: N
     prolog(node)
     job = noted(node)
     watch(node, seen(job))
-    job_dirs.set_aside(node.settings.run_dir, job)
+    ended_dirs.set_aside(node.settings.run_dir, job)
     assert node.prolog(8) == 0
     assert node.epilog(8) == 0
     assert node.record()["usage"] == "observed"

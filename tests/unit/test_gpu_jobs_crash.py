@@ -25,6 +25,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     unmount_below(tmp_path)
 
 
+@pytest.mark.own_process
 def test_an_epilog_killed_at_any_line_leaves_exactly_one_record(node: Node) -> None:
     def before() -> None:
         node.clear()
@@ -46,6 +47,7 @@ def test_an_epilog_killed_at_any_line_leaves_exactly_one_record(node: Node) -> N
         assert node.names() == [], f"killed at line {line}"
 
 
+@pytest.mark.own_process
 def test_an_epilog_killed_at_any_line_before_the_next_run_leaves_each_run_one_record(node: Node) -> None:
     starts: list[int] = []
 
@@ -66,6 +68,7 @@ def test_an_epilog_killed_at_any_line_before_the_next_run_leaves_each_run_one_re
         assert node.record()["start_unix_ns"] == starts[0]
 
 
+@pytest.mark.own_process
 def test_a_prolog_killed_at_any_line_is_made_good(node: Node) -> None:
     def before() -> None:
         node.clear()

@@ -66,12 +66,21 @@ def test_a_job_that_got_another_model_than_it_asked_for_is_refused() -> None:
     assert refusal(1, (H200, A100), "vgpu_type_h200") == asked.format("h200", MIXED)
     assert refusal(1, (A100,), "x&vgpu_type_h200") == asked.format("h200", PLAIN)
     assert refusal(1, (A100,), "[vgpu_type_h-20|vgpu_type_b_2]") == asked.format("b_2 or h-20", PLAIN)
+    choice = asked.format("b or h200", PLAIN)
+    assert refusal(1, (A100,), "vgpu_share&(vgpu_type_h200|vgpu_type_b)") == choice
+    assert refusal(1, (A100,), "(vgpu_type_h200|vgpu_type_a100)&vgpu_type_h200,x") == asked.format("h200", PLAIN)
     for constraints in (
         "",
         "vgpu_share",
         "vgpu_type_h200|vgpu_type_a100",
         "xvgpu_type_h200",
         "vgpu_share&vgpu_type_a100*2",
+        "(vgpu_type_h200|vgpu_type_a100)&vgpu_share",
+        "vgpu_type_h200|rack1",  # a node of rack1 may have any model
+        "(vgpu_type_h200|rack1)&vgpu_share",
+        "(vgpu_type_h200&rack1)|rack2",
+        "vgpu_type_h200&rack1|rack2",
+        "(vgpu_type_h200&rack1|rack2)&vgpu_type_a100",
     ):
         check_model(GRANT, (H200, A100), constraints, 1.0)
 

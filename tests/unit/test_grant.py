@@ -9,12 +9,15 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import (
     Grant,
     JobUnits,
+    by_job,
     check_fits,
     is_class_name,
     make_grant,
     parse_id,
     parse_units,
     policy_of_job,
+    same_slices,
+    total,
     wants_vgpu,
     whole_gpus,
 )
@@ -70,7 +73,13 @@ def test_a_job_without_vgpu_has_no_units() -> None:
         ({"SLURM_JOB_GPUS": f"1,{DIGIT}"}, NodeError, f"job 7: SLURM_JOB_GPUS is '1,{DIGIT}', not a list"),
         ({"SLURM_JOB_GPUS": "x" * 500}, NodeError, f"'{'x' * c.GIVEN_MAX}', not a list of device indices"),
         ({"SLURM_JOB_GPUS": "1,2"}, JobError, "job 7 has 1 vgpu on 2 GPU"),
-        ({c.ENV_VGPU: "2"}, JobError, "job 7 has 2 vgpu on 1 GPU"),
+        ({"SLURM_JOB_GPUS": "1,2,3", c.ENV_VGPU: "2"}, JobError, "job 7 has 2 vgpu on 3 GPU"),
+        ({c.ENV_VGPU: "0"}, JobError, "job 7 has 0 vgpu on this node; allowed is 1 to 16"),
+        ({c.ENV_VGPU: "17"}, JobError, "job 7 has 17 vgpu on this node; allowed is 1 to 16"),
+        ({c.ENV_VGPU: "2", c.ENV_MEM_MIB: "8191"}, JobError, f"{c.ENV_MEM_MIB}=8191 cannot be divided equally among 2"),
+        ({c.ENV_VGPU: "2", c.ENV_CORES: "51"}, JobError, f"{c.ENV_CORES}=51 cannot be divided equally among 2 slices"),
+        ({c.ENV_VGPU: "2", c.ENV_CORES: "202"}, JobError, "=202 for 2 slices is out of range; allowed is 2 to 200"),
+        ({c.ENV_VGPU: "2", c.ENV_MEM_MIB: "0"}, JobError, f"{c.ENV_MEM_MIB}=0 for 2 slices is out of range"),
         ({"SLURM_JOB_UID": ""}, NodeError, "SLURM_JOB_UID is ''"),
     ],
 )
@@ -98,31 +107,71 @@ def test_ids_are_32_bit_numbers_and_zero_is_one() -> None:
         parse_id({"A": "x" * 500}, "A")
 
 
-def test_whole_gpus_are_more_slices_than_one_and_all_cores_of_each_gpu() -> None:
-    whole = {c.ENV_VGPU: "2", c.ENV_CORES: "200", "SLURM_JOB_GPUS": "0,1"}
-    assert whole_gpus(whole) == "0,1"
-    assert whole_gpus({c.ENV_VGPU: "8", c.ENV_CORES: "100", "SLURM_JOB_GPUS": "5"}) == "5"
-    most = "1" * 12
-    assert whole_gpus(whole | {c.ENV_VGPU: most}) == "0,1", "12 digits are a number"
+WHOLE = {c.ENV_VGPU: "1118", c.ENV_CORES: "200", "SLURM_JOB_GPUS": "0,1"}
+
+
+def test_whole_gpus_are_more_vgpu_than_any_job_has_slices_and_all_cores_of_each_gpu() -> None:
+    assert whole_gpus(WHOLE) == "0,1"
+    assert whole_gpus({c.ENV_VGPU: "17", c.ENV_CORES: "100", "SLURM_JOB_GPUS": "5"}) == "5"
+    assert whole_gpus(WHOLE | {c.ENV_VGPU: "1" * 12}) == "0,1", "12 digits are a number"
+    assert whole_gpus(WHOLE | {"SLURM_JOB_GPUS": "2,3", c.ENV_CORES: "400"}) == "0,1,2,3", "2,3 are those of a type"
     for name, text in (
         (c.ENV_VGPU, "1"),
+        (c.ENV_VGPU, "2"),
+        (c.ENV_VGPU, "16"),
         (c.ENV_VGPU, ""),
         (c.ENV_VGPU, LONG),
         (c.ENV_VGPU, DIGIT),
+        (c.ENV_CORES, "100"),
         (c.ENV_CORES, "199"),
         (c.ENV_CORES, "201"),
         (c.ENV_CORES, ""),
         (c.ENV_CORES, "x"),
+        (c.ENV_SLO_US, "x"),
         ("SLURM_JOB_GPUS", ""),
-        ("SLURM_JOB_GPUS", "0"),
     ):
-        assert whole_gpus(whole | {name: text}) == "", f"{name}={text}"
-        assert not whole_gpus({c.ENV_VGPU: "2", c.ENV_CORES: "100"})
-        assert not whole_gpus({other: value for other, value in whole.items() if other != name})
+        assert whole_gpus(WHOLE | {name: text}) == "", f"{name}={text}"
+    for name in WHOLE:
+        assert not whole_gpus({other: value for other, value in WHOLE.items() if other != name})
 
 
-SLICE = ("job_id", "uid", "gpu_uuid", "mem_mib", "cores_percent", "service_class", "policy", "mode")
-TERMS = ("latency", "floor_percent", "class_priority", "slice_us", "slo_us")
+def test_a_node_of_few_shards_is_told_by_its_whole_count_of_slo() -> None:
+    """A node has as many vgpu_slo as its shards times the largest slo, of which no slice has more than one."""
+    few = WHOLE | {c.ENV_VGPU: "2"}
+    assert whole_gpus(few | {c.ENV_SLO_US: str(2 * c.SLO_US_MAX)}) == "0,1"
+    assert whole_gpus(few | {c.ENV_SLO_US: str(c.SLO_US_MAX)}) == "", "two slices of all cores, with the largest slo"
+    assert whole_gpus(few) == ""
+
+
+@pytest.mark.parametrize("count", [2, 3, 16])
+def test_several_slices_have_equal_parts_of_the_jobs_units(count: int) -> None:
+    job = JOB | {c.ENV_VGPU: str(count), c.ENV_MEM_MIB: str(count * 8192), c.ENV_CORES: str(count * 100)}
+    assert whole_gpus(job) == "", "all cores of as many GPUs are no whole node"
+    units = parse_units(job | {c.ENV_SLO_US: "5000"})
+    assert units is not None
+    assert (units.slice_count, units.mem_mib, units.cores_percent, units.slo_us) == (count, 8192, 100, 5000)
+
+
+def test_the_slices_of_a_job_are_one_grant_in_its_usage_record() -> None:
+    other = GRANT._replace(gpu_uuid="GPU-2", gpu_minor=4, slice_index=1, slice_count=2)
+    first = GRANT._replace(slice_count=2)
+    both = total((first, other))
+    assert (both.gpu_uuid, both.mem_mib) == (f"{GRANT.gpu_uuid},GPU-2", 2 * GRANT.mem_mib)
+    assert both.cores_percent == 2 * GRANT.cores_percent
+    assert (both.job_id, both.gpu_minor) == (GRANT.job_id, GRANT.gpu_minor)
+    assert total((GRANT,)) is GRANT
+    assert by_job((other, first)) == {7: (first, other)}
+    assert same_slices((first, other), (first, other._replace(created_unix_ns=1)))
+    assert not same_slices((first, other), (first,))
+    assert not same_slices((first, other), (other, first))
+
+
+# asked_mem_mib: of a resized slice, what it asked for is compared.
+SLICE = ("job_id", "uid", "gpu_uuid", "mem_mib", "cores_percent", "service_class", "policy", "mode", "asked_mem_mib")
+TERMS = (
+    *("latency", "floor_percent", "class_priority", "slice_us", "slo_us", "slice_index", "slice_count", "in_step"),
+    "max_processes",
+)
 
 
 @pytest.mark.parametrize("name", Grant._fields)

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""make install: everything works from the place it was given, and nothing there names another one.
-
-make uninstall: nothing of ours is left, nothing of others' gone, and nothing that still needs it breaks.
-"""
+"""make install: everything works from the place it was given, and nothing there names another one."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -16,25 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from install_testbed import make_install, seed_venv
 from node_testbed import ROOT, Node, job_environment
 
 DEFAULT = b"/usr/lib/hami-hpc", b"/usr/libexec/hami-hpc", b"/usr/share/hami-hpc"
-# The rest of what pip fetches for accounting is not what is tested here.
-PIP = f"--no-deps {ROOT}"
-PLUGSTACK = "etc/slurm/plugstack.conf"
-# What stands on a machine beside an installation: Slurm's own, the site's settings and filter, accounting's data.
-OTHERS = {
-    "etc/slurm/slurm.conf": "ClusterName=site\nJobSubmitPlugins=lua\nGresTypes=gpu,shard\n# vgpu\n",
-    "etc/slurm/cli_filter.lua": "-- the site's own\n",
-    PLUGSTACK: "include plugstack.conf.d/*.conf\n",
-    "etc/hami-hpc/hami-hpc.toml": "version = 1\n",
-    "etc/hami-hpc/rates.toml": "version = 1\n",
-    "var/lib/hami-hpc/usage/7.json": "{}",
-    "var/lib/hami-hpc/accounting/manifest.json": "{}",
-    "usr/lib/plugins/gres_gpu.so": "Slurm's",
-    "usr/bin/sbatch": "Slurm's",
-}
-WITH_OTHERS = {"PLUGINDIR": "/usr/lib/plugins"}
 
 
 @dataclass(frozen=True)
@@ -55,21 +36,6 @@ class Installation:
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def make_install(pip: str = PIP, **places: str) -> str:
-    command = ["make", "install", f"PIP_INSTALL={pip}", *(f"{name}={value}" for name, value in places.items())]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def seed_venv(venv: Path, packages: Path | None = None) -> None:
-    """The installation's venv beforehand, with this checkout's Python packages, or those given, in reach."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    packages = packages or next(Path(sys.prefix).glob("lib/python3*/site-packages"))
-    own = next(venv.glob("lib/python3*/site-packages"))
-    (own / "checkout.pth").write_text(f"{packages}\n")
-
-
 def run_epilogs(prefix: Path, said: list[str], until: threading.Event) -> None:
     command = (str(prefix / "libexec/hami-hpc/epilog"), "--config", "/nonexistent/hami-hpc.toml")
     while not until.is_set():
@@ -77,27 +43,35 @@ def run_epilogs(prefix: Path, said: list[str], until: threading.Event) -> None:
         said.append(done.stderr)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _own_plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The plugins name LIBDIR: those for a test's own lie in a folder of this file, and others' tests see no change."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLUGIN_BUILD", str(tmp_path_factory.mktemp("plugins")))
+        yield
+
+
 @pytest.fixture(scope="module")
-def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     base = tmp_path_factory.mktemp("install")
     prefix = base / "opt"
     seed_venv(prefix / "lib/hami-hpc/venv")
     places = {"PREFIX": str(prefix), "SYSCONFDIR": str(base / "etc"), "PLUGINDIR": str(prefix / "slurm")}
+    make_install(**places)
+    (base / "etc/slurm/cli_filter.lua").write_text("-- the site's own\n")
+    template = base / "etc/hami-hpc/gres-conf/cgroup.conf.j2"
+    template.parent.mkdir(parents=True)
+    template.write_text("# {{ node }}: the site's own\nConstrainDevices=yes\n")
+    epilogs: list[str] = []
+    is_installed = threading.Event()
+    runner = threading.Thread(target=run_epilogs, args=(prefix, epilogs, is_installed))
+    runner.start()
     try:
-        make_install(**places)
-        (base / "etc/slurm/cli_filter.lua").write_text("-- the site's own\n")
-        epilogs: list[str] = []
-        is_installed = threading.Event()
-        runner = threading.Thread(target=run_epilogs, args=(prefix, epilogs, is_installed))
-        runner.start()
-        try:
-            printed = make_install(**places)
-        finally:
-            is_installed.set()
-            runner.join()
-        yield Installation(prefix, printed, epilogs)
+        printed = make_install(**places)
     finally:
-        subprocess.run(["make", "plugins"], cwd=ROOT, check=True, capture_output=True)  # as the other tests know them
+        is_installed.set()
+        runner.join()
+    return Installation(prefix, printed, epilogs)
 
 
 def named_elsewhere(folder: Path) -> list[str]:
@@ -124,6 +98,21 @@ def test_the_command_runs_from_there_and_knows_its_build(installation: Installat
     assert where.startswith(str(installation.prefix))
 
 
+def test_settings_are_read_from_sysconfdir(installation: Installation) -> None:
+    etc = installation.prefix.parent / "etc"
+    hami = str(installation.file("bin/hami-hpc"))
+    shown = {name: "".join(installation.run(hami, *name, "--help").stdout.split()) for name in ((), ("render",))}
+    assert f"Settings:{etc}/hami-hpc/hami-hpc.toml," in shown[()]
+    assert f"[default:{etc}/slurm]" in shown[("render",)]
+    said = installation.run(hami, "inventory").stderr
+    assert f"{etc}/hami-hpc/hami-hpc.toml cannot be read" in said
+    stage = installation.run(str(installation.file("libexec/hami-hpc/epilog")), SLURM_JOB_ID="7")
+    assert f"{etc}/hami-hpc/hami-hpc.toml cannot be read" in stage.stderr
+    assert f":-{etc}/hami-hpc/rates.toml" in installation.file("libexec/hami-hpc/month").read_text()
+    assert f":-{etc}/hami-hpc/hami-hpc.toml" in installation.file("libexec/hami-hpc/in-use").read_text()
+    assert f"HAMI_HPC_CONFIG={etc}/" in installation.file("lib/systemd/system/hami-hpc-agent.service").read_text()
+
+
 def test_prolog_epilog_and_render_work_from_there(installation: Installation, tmp_path: Path) -> None:
     node = Node.make(tmp_path / "node")
     etc = tmp_path / "etc"
@@ -139,6 +128,33 @@ def test_prolog_epilog_and_render_work_from_there(installation: Installation, tm
         ran = installation.run(str(wrapper), **job_environment(7))
         assert (ran.returncode, ran.stderr) == (0, "")
         assert (7 in node.grants()) == (stage == "prolog")
+
+
+def test_the_units_of_nodes_are_those_that_render_writes(installation: Installation, tmp_path: Path) -> None:
+    """make install writes them for the settings' usual place; render for those that it was given."""
+    node = Node.make(tmp_path / "node")
+    hami = str(installation.file("bin/hami-hpc"))
+    done = installation.run(
+        hami, "render", "--config", str(node.config), "--gpus", "h200:2", "-o", str(tmp_path / "etc")
+    )
+    assert done.returncode == 0, done.stderr
+    usual = f"{installation.prefix.parent}/etc/hami-hpc/hami-hpc.toml"
+    for name in ("agent.service", "metrics.service", "reconcile.service", "reconcile.timer"):
+        rendered = (tmp_path / "etc" / f"hami-hpc-{name}").read_text().replace(str(node.config), usual)
+        mark, _, text = rendered.partition("\n")
+        assert "sha256" in mark.lower() or "render" in mark
+        assert installation.file(f"lib/systemd/system/hami-hpc-{name}").read_text() == text
+    assert installation.file("lib/tmpfiles.d/hami-hpc.conf").exists()
+
+
+def test_make_install_refuses_a_place_that_a_package_has(tmp_path: Path) -> None:
+    (tmp_path / "usr/lib/hami-hpc").mkdir(parents=True)
+    (tmp_path / "usr/lib/hami-hpc/packaged").write_text("hami-hpc-common 0.1.0\n")
+    command = ["make", "install", f"DESTDIR={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "is of a package or tarball" in done.stderr
+    assert done.stdout == ""
 
 
 def test_stages_that_start_while_hami_hpc_is_installed_again_are_whole(installation: Installation) -> None:
@@ -161,6 +177,20 @@ def test_installing_again_keeps_the_sites_own_filters(installation: Installation
     assert own.read_text() == "-- the site's own\n"
     assert f"kept {own}" in installation.printed
     assert not list(installation.prefix.rglob("*.new*")), "nothing half-written is left"
+
+
+def test_installing_again_keeps_a_template_that_the_site_edited_and_render_uses_it(
+    installation: Installation, tmp_path: Path
+) -> None:
+    place = installation.prefix.parent / "etc/hami-hpc"
+    assert (place / "gres-conf/cgroup.conf.j2").read_text().startswith("# {{ node }}: the site's own\n")
+    settings = Node.make(tmp_path / "node", with_gpus=False).config
+    (place / "site.toml").write_text(settings.read_text())
+    words = ("--config", str(place / "site.toml"), "--gpus", "h200:2", "--node", "n1", "--cgroup", "-o", str(tmp_path))
+    (place / "gres-conf").chmod(0o755)
+    done = installation.run(str(installation.file("bin/hami-hpc")), "render", *words)
+    assert f"note: {place}/gres-conf/cgroup.conf.j2 is used instead of" in done.stdout, done.stderr
+    assert "# n1: the site's own\n" in (tmp_path / "cgroup.conf").read_text()
 
 
 def test_man_pages_and_completion_lie_where_man_and_shells_look(installation: Installation) -> None:
@@ -193,128 +223,6 @@ def test_destdir_goes_before_every_place_and_into_no_file(installation: Installa
     assert not any(str(tmp_path) in path.read_text() for path in stages)
 
 
-def uninstall(places: dict[str, str], **environment: str) -> subprocess.CompletedProcess[str]:
-    command = ["make", "uninstall", *(f"{name}={value}" for name, value in places.items())]
-    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False)
-
-
-def files(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What pip installs of this checkout, built once."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
-    subprocess.run(command, check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
-    return f"--no-deps --no-index {built}"
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Path:
-    """A DESTDIR with others' files; job_submit is Slurm's own until hami_hpc is installed."""
-    for name, text in OTHERS.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    return tmp_path
-
-
-def test_what_install_brings_uninstall_takes_away_and_nothing_else_twice(machine: Path, wheel: str) -> None:
-    places = {"DESTDIR": str(machine), **WITH_OTHERS}
-    conf = machine / "etc/slurm/slurm.conf"
-    without_lua = conf.read_text().replace("JobSubmitPlugins=lua\n", "")
-    conf.write_text(without_lua)
-    before = files(machine)
-    for _ in range(2):
-        seed_venv(machine / "usr/lib/hami-hpc/venv")
-        stale = machine / "usr/share/hami-hpc/template-of-before"
-        stale.parent.mkdir(parents=True)
-        stale.write_text("ours")
-        line = f"{hashlib.sha256(b'ours').hexdigest()}  /usr/share/hami-hpc/{stale.name}\n"
-        (machine / "usr/lib/hami-hpc/manifest").write_text(line)
-        make_install(wheel, **places)
-        installed = set(files(machine)) - set(before)
-        assert not stale.exists()
-        assert {"usr/lib/plugins/spank_hami_hpc.so", "etc/slurm/job_submit.lua", "usr/bin/hami-hpc"} <= installed
-        assert "etc/hami-hpc/hami-hpc.toml.example" in installed
-        done = uninstall(places)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert files(machine) == before
-        assert not list((machine / "usr").rglob("*hami*"))
-    again = uninstall(places)
-    assert (again.returncode, files(machine)) == (0, before)
-    assert "nothing is installed" in again.stdout
-
-
-def test_nothing_is_removed_while_slurms_or_systemds_files_name_it_and_what_was_changed_stays(
-    machine: Path, wheel: str
-) -> None:
-    places = {"DESTDIR": str(machine), **WITH_OTHERS}
-    seed_venv(machine / "usr/lib/hami-hpc/venv")
-    make_install(wheel, **places)
-    fragment = machine / "etc/slurm/plugstack.conf.d/hami-hpc.conf"
-    fragment.parent.mkdir()
-    fragment.write_text("# hami_hpc\nrequired spank_hami_hpc.so\n")
-    wants = machine / "etc/systemd/system/timers.target.wants"
-    wants.mkdir(parents=True)
-    (wants / "hami-hpc-ingest.timer").symlink_to("/usr/lib/systemd/system/hami-hpc-ingest.timer")
-    edited, beside = machine / "usr/libexec/hami-hpc/ingest", machine / "usr/share/hami-hpc/note"
-    edited.write_text("#!/bin/sh\n# the site's own way to fetch\n")
-    beside.write_text("the site's")
-    before = files(machine)
-    done = uninstall(places)
-    assert done.returncode != 0
-    assert files(machine) == before
-    for line in (
-        f"{machine}/etc/slurm/slurm.conf:2:JobSubmitPlugins=lua",
-        f"{fragment}:2:required spank_hami_hpc.so",
-        str(wants / "hami-hpc-ingest.timer"),
-    ):
-        assert line in done.stderr.splitlines()
-    assert not any("slurm.conf:3" in line or "slurm.conf:4" in line for line in done.stderr.splitlines())
-
-    done = uninstall({**places, "FORCE": "1"})
-    assert done.returncode == 0
-    assert f"kept {edited}: it was changed" in done.stdout
-    kept = {str(path.relative_to(machine)): path.read_bytes() for path in (edited, beside, fragment)}
-    assert files(machine) == {**{name: text.encode() for name, text in OTHERS.items()}, **kept}
-
-
-def test_nothing_is_removed_while_vgpu_jobs_run_on_the_node(tmp_path: Path) -> None:
-    node = Node.make(tmp_path / "node")
-    library = tmp_path / "lib/hami-hpc"
-    seed_venv(library / "venv")
-    (pth,) = library.rglob("checkout.pth")
-    pth.write_text(f"{ROOT}\n")
-    (library / "libhami-hpc.so").write_text("ours")
-    digest = hashlib.sha256(b"ours").hexdigest()
-    (library / "manifest").write_text(f"{digest}  {library}/libhami-hpc.so\n")
-    places = {"LIBDIR": str(library), "SYSCONFDIR": str(tmp_path / "etc")}
-    assert node.prolog(7) == 0
-    before = files(library)
-    done = uninstall(places, HAMI_HPC_CONFIG=str(node.config))
-    assert done.returncode != 0
-    assert done.stderr.splitlines()[:2] == [
-        "vgpu jobs run on this node. Drain it (scontrol update nodename=... state=drain) and wait for:",
-        "7",
-    ]
-    assert files(library) == before
-    assert node.epilog(7) == 0
-
-    pth.write_text("/nowhere\n")
-    done = uninstall(places, HAMI_HPC_CONFIG=str(node.config))
-    assert "(unknown: the settings cannot be read)" in done.stderr
-    assert done.returncode != 0
-    pth.write_text(f"{ROOT}\n")
-
-    done = uninstall(places, HAMI_HPC_CONFIG=str(node.config))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert not library.exists()
-    assert (node.root / "state/usage/7.json").exists()
-
-
 @pytest.mark.parametrize(
     "places",
     [{"DESTDIR": "relative"}, {"PREFIX": "relative"}, {"PREFIX": "/a|b"}, {"LIBDIR": "/a b"}, {"PLUGINDIR": "/a&b"}],
@@ -345,13 +253,13 @@ def test_an_installation_that_was_stopped_is_finished_by_the_next_whatever_the_u
         make_install(PREFIX="/opt/x", DESTDIR=str(root), PLUGINDIR="/opt/x/slurm", LIBEXECDIR="/opt/x/stages")
     finally:
         os.umask(before)
-        subprocess.run(["make", "plugins"], cwd=ROOT, check=True, capture_output=True)
     assert sorted(path.name for path in (root / "opt/x/slurm").iterdir()) == [
         "gres_vgpu.so",
         "gres_vgpu_cores.so",
         "gres_vgpu_mem.so",
         "gres_vgpu_slo.so",
         "spank_hami_hpc.so",
+        "task_hami_hpc.so",
     ]
     header = root / "opt/x/include/hami_hpc.h"
     program = tmp_path / "service.c"

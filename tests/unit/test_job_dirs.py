@@ -17,13 +17,13 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import pack_limits
 from hami_hpc.errors import NodeError
-from hami_hpc.node import gpu_jobs, job_dirs, mounts, usage_bounds
+from hami_hpc.node import ended_dirs, gpu_jobs, job_dirs, mounts, usage_bounds, usage_files
 
 GRANT = Grant(7, 65534, "GPU-1", 0, 143156, "", 8192, 50, "std", "cap", "share", 10**18)
 
 
 def place(run_dir: str, grant: Grant) -> bool:
-    return job_dirs.place(run_dir, grant, pack_limits(grant))
+    return job_dirs.place(run_dir, (grant,), (pack_limits(grant),))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_file_that_differs_is_given_to_the_directory_that_is_there_and_its_usa
     usage.write_bytes(b"used" + usage.read_bytes()[4:])
     if before is not None:
         changed.write_bytes(before)
-    assert job_dirs.place(run_dir, GRANT, pack_limits(GRANT), {c.FILE_MPS: b"1 /pipe\n"}) is False
+    assert job_dirs.place(run_dir, (GRANT,), (pack_limits(GRANT),), {c.FILE_MPS: b"1 /pipe\n"}) is False
     assert changed.read_bytes() == b"1 /pipe\n"
     assert usage.read_bytes()[:4] == b"used"
     assert not list(directory.glob(f"{job_dirs.NEW}*"))
@@ -92,7 +92,7 @@ def test_a_usage_file_that_is_no_regular_file_is_missing_usage(run_dir: str, kin
         os.mkfifo(path)
     elif kind == "directory":
         path.mkdir()
-    assert job_dirs.read_usage(directory, GRANT, 2 * 10**18).state == "missing"
+    assert usage_files.read_usage(directory, GRANT, 2 * 10**18).state == "missing"
     job_dirs.remove(run_dir, directory)
     assert job_dirs.entries(run_dir) == ()
     assert Path("/etc/passwd").stat().st_size > 0
@@ -111,9 +111,9 @@ def test_nothing_below_a_link_is_removed(run_dir: str, tmp_path: Path) -> None:
 
 def test_removing_an_older_grant_leaves_the_directory_of_a_newer_one(run_dir: str) -> None:
     place(run_dir, GRANT)
-    job_dirs.remove_grant(run_dir, GRANT._replace(created_unix_ns=1))
+    ended_dirs.remove_grant(run_dir, GRANT._replace(created_unix_ns=1))
     assert job_dirs.entries(run_dir) == ("7",)
-    job_dirs.remove_grant(run_dir, GRANT)
+    ended_dirs.remove_grant(run_dir, GRANT)
     assert job_dirs.entries(run_dir) == ()
 
 
@@ -141,8 +141,8 @@ def test_a_usage_file_that_cannot_be_parsed_is_damaged(run_dir: str, monkeypatch
         raise OverflowError("too much")
 
     place(run_dir, GRANT)
-    monkeypatch.setattr(job_dirs, "parse_usage", fails)
-    assert job_dirs.read_usage(job_dirs.job_dir(run_dir, 7), GRANT, 2 * 10**18).state == "damaged"
+    monkeypatch.setattr(usage_files, "parse_usage", fails)
+    assert usage_files.read_usage(job_dirs.job_dir(run_dir, 7), GRANT, 2 * 10**18).state == "damaged"
 
 
 def test_a_directory_of_an_older_hami_hpc_shows_its_usage_and_is_removed(run_dir: str) -> None:
@@ -153,7 +153,7 @@ def test_a_directory_of_an_older_hami_hpc_shows_its_usage_and_is_removed(run_dir
     (directory / c.FILE_USAGE).unlink(missing_ok=True)
     (directory / job_dirs.SHARED).rmdir()
     (directory / "usage").write_bytes(data)
-    assert job_dirs.read_usage(str(directory), GRANT, 2 * 10**18).state == "ok"
+    assert usage_files.read_usage(str(directory), GRANT, 2 * 10**18).state == "ok"
     job_dirs.remove(run_dir, str(directory))
     assert job_dirs.entries(run_dir) == ()
 
@@ -267,23 +267,23 @@ def test_a_mark_of_whole_gpus_is_made_once_for_each_message(run_dir: str) -> Non
 def test_what_is_set_aside_has_its_jobs_id_and_time_in_its_name(run_dir: str) -> None:
     place(run_dir, GRANT)
     aside = f"{run_dir}/jobs/.ended-7-{10**18}"
-    assert job_dirs.ended_dir(run_dir, GRANT) == aside
-    job_dirs.set_aside(run_dir, GRANT)
-    job_dirs.set_aside(run_dir, GRANT)
+    assert ended_dirs.ended_dir(run_dir, GRANT) == aside
+    ended_dirs.set_aside(run_dir, GRANT)
+    ended_dirs.set_aside(run_dir, GRANT)
     assert job_dirs.entries(run_dir) == (Path(aside).name,)
-    assert job_dirs.ended_unix_ns(aside) == Path(aside).stat().st_ctime_ns
+    assert ended_dirs.ended_unix_ns(aside) == Path(aside).stat().st_ctime_ns
     place(run_dir, GRANT)
     with pytest.raises(NodeError, match="setting aside the run directory of job 7 failed on"):
-        job_dirs.set_aside(run_dir, GRANT)
-    bad = job_dirs.set_bad(run_dir, Path(aside).name)
+        ended_dirs.set_aside(run_dir, GRANT)
+    bad = ended_dirs.set_bad(run_dir, Path(aside).name)
     assert bad.startswith(f".bad-ended-7-{10**18}-")
     assert job_dirs.entries(run_dir) == (bad, "7")
     place(run_dir, GRANT._replace(job_id=8))
     assert job_dirs.ended_grants(run_dir) == (GRANT,), "not those of jobs that are here"
-    assert job_dirs.set_bad(run_dir, "gone").startswith(".bad-gone-")
+    assert ended_dirs.set_bad(run_dir, "gone").startswith(".bad-gone-")
     (Path(run_dir) / "jobs" / "a").write_text("")
     with pytest.raises(NodeError, match="setting aside a/b failed on"):
-        job_dirs.set_bad(run_dir, "a/b")
+        ended_dirs.set_bad(run_dir, "a/b")
 
 
 def test_held_are_the_grants_of_this_boot_in_the_order_of_their_ids(
@@ -332,7 +332,7 @@ def test_jobs_without_a_file_system_of_their_own_are_named(run_dir: str, monkeyp
     for job_id in range(10, 20):
         place(run_dir, GRANT._replace(job_id=job_id))
     (Path(run_dir) / "jobs" / "10" / c.FILE_JOB_LIMITS).unlink()
-    job_dirs.set_aside(run_dir, GRANT._replace(job_id=19))
+    ended_dirs.set_aside(run_dir, GRANT._replace(job_id=19))
     monkeypatch.setattr(mounts, "obstacle", lambda: None)
     monkeypatch.setattr(mounts, "is_mount_point", lambda _path: False)
     assert usage_bounds.unbounded_usage(run_dir) == (

@@ -18,13 +18,13 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import USAGE_FILE_SIZE, pack_limits
 from hami_hpc.errors import NodeError
-from hami_hpc.node import admin_log, job_dirs, mounts, usage_bounds
+from hami_hpc.node import admin_log, job_dirs, mount_calls, mounts, usage_bounds, usage_files
 
 GRANT = Grant(7, 65534, "GPU-1", 0, 143156, "", 8192, 50, "std", "cap", "share", 10**18)
 
 
 def place(run_dir: str, grant: Grant) -> bool:
-    return job_dirs.place(run_dir, grant, pack_limits(grant))
+    return job_dirs.place(run_dir, (grant,), (pack_limits(grant),))
 
 
 GROW = """
@@ -130,7 +130,7 @@ def test_without_mounts_the_job_runs_and_syslog_says_what_is_missing(
     assert len(lines) == 1
     assert lines[0].startswith(f"{admin_log.WARNING} prolog: usage files are not bounded, a user can fill {run_dir}: ")
     assert "there is no /nonexistent/mount" in lines[0]
-    assert job_dirs.read_usage(job_dirs.job_dir(run_dir, 7), GRANT, 2 * 10**18).state == "ok"
+    assert usage_files.read_usage(job_dirs.job_dir(run_dir, 7), GRANT, 2 * 10**18).state == "ok"
     assert "no tmpfs can be mounted" in (usage_bounds.unbounded_usage(run_dir) or "")
     job_dirs.remove(run_dir, job_dirs.job_dir(run_dir, 7))
     assert job_dirs.entries(run_dir) == ()
@@ -164,6 +164,7 @@ def test_what_is_bound_below_a_job_directory_is_unmounted_and_stays(
     subprocess.run(["mount", "--bind", kept, directory / "bound"], check=True)
     try:
         with monkeypatch.context() as patch:
+            patch.setattr(mount_calls, "detach", lambda path: None)
             patch.setattr(mounts, "UMOUNT", "/nonexistent/umount")
             with pytest.raises(NodeError, match=f"failed on {directory}/bound: Device or resource busy"):
                 job_dirs.remove_tree(str(directory))

@@ -45,12 +45,12 @@ def state(tmp_path: Path) -> str:
 
 def test_a_grant_is_there_after_reopening(state: str) -> None:
     ledger = open_ledger(state, "boot", nobody)
-    assert ledger.add(GRANT, fine) == GRANT
+    assert ledger.add((GRANT,), fine) == (GRANT,)
     ledger.close()
     again = open_ledger(state, "boot", nobody)
     assert again.grants() == (GRANT,)
-    assert again.grant_of(7) == GRANT
-    assert again.grant_of(8) is None
+    assert again.grants_of(7) == (GRANT,)
+    assert again.grants_of(8) == ()
     again.close()
 
 
@@ -61,10 +61,10 @@ def test_only_root_can_read_it(state: str) -> None:
 
 def test_the_same_slice_keeps_its_first_time_and_another_one_replaces_it(state: str) -> None:
     ledger = open_ledger(state, "boot", nobody)
-    ledger.add(GRANT, fine)
-    assert ledger.add(GRANT._replace(created_unix_ns=2 * 10**18), fine) == GRANT
+    ledger.add((GRANT,), fine)
+    assert ledger.add((GRANT._replace(created_unix_ns=2 * 10**18),), fine) == (GRANT,)
     other = GRANT._replace(mem_mib=1, created_unix_ns=3 * 10**18)
-    assert ledger.add(other, fine) == other
+    assert ledger.add((other,), fine) == (other,)
     assert ledger.grants() == (other,)
     ledger.close()
 
@@ -75,15 +75,15 @@ def test_a_check_that_fails_leaves_no_row(state: str) -> None:
 
     ledger = open_ledger(state, "boot", nobody)
     with pytest.raises(NodeError, match="no"):
-        ledger.add(GRANT, refuse)
+        ledger.add((GRANT,), refuse)
     assert ledger.grants() == ()
-    assert ledger.add(GRANT, fine) == GRANT, "and no transaction is left open"
+    assert ledger.add((GRANT,), fine) == (GRANT,), "and no transaction is left open"
     ledger.close()
 
 
 def test_removing_a_grant_leaves_a_newer_one_of_the_same_job(state: str) -> None:
     ledger = open_ledger(state, "boot", nobody)
-    ledger.add(GRANT, fine)
+    ledger.add((GRANT,), fine)
     ledger.remove(GRANT._replace(created_unix_ns=1))
     assert ledger.grants() == (GRANT,)
     ledger.remove(GRANT)
@@ -93,7 +93,7 @@ def test_removing_a_grant_leaves_a_newer_one_of_the_same_job(state: str) -> None
 
 def test_grants_and_gpus_of_another_boot_are_void(state: str) -> None:
     old = open_ledger(state, "old boot", nobody)
-    old.add(GRANT, fine)
+    old.add((GRANT,), fine)
     old.set_inventory([Gpu(0, 0, "GPU-1", "NVIDIA H200", "h200", GPU_MIB)])
     old.close()
     new = open_ledger(state, "new boot", nobody)
@@ -106,7 +106,7 @@ def test_grants_and_gpus_of_another_boot_are_void(state: str) -> None:
         seen.append(live)
         return new
 
-    new.add(GRANT._replace(job_id=8), look)
+    new.add((GRANT._replace(job_id=8),), look)
     assert seen == [()], "they hold nothing"
     assert new.void_grants() == ()
     new.close()
@@ -170,10 +170,10 @@ def test_a_ledger_held_by_another_process_is_waited_for_and_then_named(
     blocker = sqlite3.connect(f"{state}/ledger.db", isolation_level=None, check_same_thread=False)
     blocker.execute("BEGIN IMMEDIATE")
     with pytest.raises(NodeError, match=r"another process has held it .* fuser"):
-        ledger.add(GRANT, fine)
+        ledger.add((GRANT,), fine)
     release = threading.Timer(0.05, lambda: blocker.execute("ROLLBACK"))
     release.start()
-    assert ledger.add(GRANT, fine) == GRANT
+    assert ledger.add((GRANT,), fine) == (GRANT,)
     release.join()
     blocker.close()
     ledger.close()

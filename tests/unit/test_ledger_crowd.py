@@ -20,6 +20,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from forked import fork
 from node_testbed import GPU_MIB, names_in
 
 from hami_hpc.core.grant import Grant
@@ -105,13 +106,13 @@ def enter_and_leave(run_dir: str, job_id: int) -> None:
     mine = HELD._replace(job_id=job_id, created_unix_ns=time.time_ns())
     ledger = open_ledger(run_dir, "boot", held)
     try:
-        ledger.add(mine, lambda new, _live: new)
+        ledger.add((mine,), lambda new, _live: new)
     finally:
         ledger.close()
     ledger = open_ledger(run_dir, "boot", held)
     try:
-        assert ledger.grant_of(job_id) == mine, "the row was written into a file that is no longer the ledger"
-        assert ledger.grant_of(HELD.job_id) == HELD, "what the run directory shows was lost"
+        assert ledger.grants_of(job_id) == (mine,), "the row was written into a file that is no longer the ledger"
+        assert ledger.grants_of(HELD.job_id) == (HELD,), "what the run directory shows was lost"
         ledger.remove(mine)
     finally:
         ledger.close()
@@ -121,7 +122,7 @@ def started(count: int, body: Callable[[int], None]) -> list[int]:
     """Forks `count` processes that run `body(number)` and end with status 0, or 1 and a traceback."""
     children = []
     for number in range(count):
-        child = os.fork()
+        child = fork()
         if child == 0:
             status = 1
             try:

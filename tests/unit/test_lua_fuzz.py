@@ -12,14 +12,16 @@ from lua_process import INTERPRETERS, LuaProcess, read_vectors
 from site_vectors import lua_site, python_site, tables
 from test_lua_vectors import python_shards
 
+from hami_hpc.core.gpu_choice import Where, capacity
 from hami_hpc.core.request import canonical, parse, parse_shards
-from hami_hpc.core.units import Site, Where, capacity, resolve
+from hami_hpc.core.site import Site
+from hami_hpc.core.units import least_shards, resolve
 from hami_hpc.errors import RequestError
 
 VECTORS = [row[0] for row in read_vectors("requests.tsv", 3)]
 WORDS = """
 vgpu vgpu: vgpu_mem vgpu_cores vgpu_slo gres: gres/ gres gpu shard mps nic mem cores mode policy slo us ms s
-mig isolation share auto hard 1g .18gb +me cap std h200
+type preset | ! h200|a100 !v100 inference mig isolation share auto hard 1g .18gb +me cap std h200
 gold be = ~ : ; , % . - + 0 1 8 50 100 16T 8G 8192M 1.5G 99999999999999999999 {key}
 mem=8G mem=0% mem=101% cores=50 cores=101 mode=mps policy=none slo=10ms slo=99us slo=9007199254740993s
 """
@@ -70,17 +72,19 @@ def test_lua_and_python_parse_alike(lua: LuaProcess, text: str, classes: tuple[s
     assert answer == python_parse(text, classes)
 
 
-def python_resolve(text: str, site: Site, where: Where) -> list[str]:
+def python_resolve(text: str, site: Site, where: Where, turn: int = 0) -> list[str]:
     parsed = parse(text)
     assert parsed is not None
     try:
-        units = resolve(parsed.request, site, where)
+        units = resolve(parsed.request, site, where, turn)
     except RequestError as error:
         return ["error", error.code, error.message]
     numbers = [str(units.shards), units.service_class, str(units.mem_mib), str(units.cores)]
-    return ["ok", *numbers, ",".join(units.features), *([str(units.slo_us)] if units.slo_us else [])]
+    places = [f"{units.count}x{''.join(units.places)}"] if units.count > 1 else []
+    return ["ok", *numbers, ",".join(units.features), *([str(units.slo_us)] if units.slo_us else []), *places]
 
 
+PRESETS = {"one": "mem=8G;cores=7;policy=cap", "two": "type=a|b;mem=50%;mode=auto;slo=10ms"}
 CLASSES: list[dict[str, list[str]]] = [{"std": []}, {"std": ["x"], "lc": ["Y"]}, {"std": [], "gold": ["Y"]}]
 CLASS_POLICIES = [{}, {"std": ["cap"], "lc": ["burst", "none"]}, {"std": ["cap", "burst"], "gold": ["none"]}]
 
@@ -94,7 +98,7 @@ def mig_profiles() -> st.SearchStrategy[list[dict[str, object]]]:
         "cores": st.sampled_from([14, 42, 100]),
         "shards": st.sampled_from([1, 20, 150]),
     }
-    return st.lists(st.fixed_dictionaries(row), max_size=3)
+    return st.lists(st.fixed_dictionaries(row), max_size=3, unique_by=lambda profile: profile["name"])
 
 
 @st.composite
@@ -105,7 +109,9 @@ def site_tables(draw: st.DrawFn) -> dict[str, object]:
         "shard_mib": draw(st.integers(1, 5000)),
         "memory_scaling": draw(st.floats(0.01, 1.0)),
         "default_mem": draw(st.sampled_from(["25%", "8G", "1T", "1%"])),
-        "default_cores": draw(st.integers(1, 100)),
+        "default_cores": draw(st.integers(1, 100) | st.just("proportional")),
+        "max_tenants": draw(st.sampled_from([0, 0, 1, 7, 48])),
+        "presets": draw(st.sampled_from([{}, PRESETS])),
         "modes": draw(st.lists(st.sampled_from(["share", "mps", "mig"]), unique=True)),
         "mig": draw(st.dictionaries(st.sampled_from(["a", "b", "c"]), mig_profiles())),
         "mig_waste_percent": draw(st.integers(0, 100)),
@@ -114,6 +120,8 @@ def site_tables(draw: st.DrawFn) -> dict[str, object]:
         "latency": draw(st.sampled_from([["lc"], [], ["lc", "gold"]])),
         "gpu_models": models,
         "partitions": draw(st.dictionaries(st.sampled_from(["p", "q"]), names)),
+        "slices_max": draw(st.integers(1, 16)),
+        "partition_gpus": draw(st.dictionaries(st.sampled_from(["p", "q"]), st.integers(1, 16))),
     }
 
 
@@ -121,9 +129,12 @@ SIZES = st.sampled_from(["", "mem=1M", "mem=50%", "mem=100%", "mem=7000M"]) | st
     "mem={}M".format
 )
 CORES = st.just("") | st.integers(1, 100).map("cores={}".format)
-TYPES = st.sampled_from(["", ":a", ":b"])
+TYPES = st.sampled_from(["", "", ":a", ":b"])
+TYPE_LISTS = st.sampled_from(["", "", "", "type=a|b", "type=b|a|c", "type=!a", "type=!b|c", "type=a|z", "type=c"])
+PRESET_KEYS = st.sampled_from(["", "", "", "preset=one", "preset=two", "preset=none"])
 MODES = st.sampled_from(["", "mode=share", "mode=mig", "mode=auto"])
 MIG = st.sampled_from(["", "", "", "mig=1g.5gb", "mig=2g.10gb", "isolation=hard", "mig=7g.40gb;isolation=hard"])
+COUNTS = st.sampled_from(["", ""]) | st.integers(1, 18).map("count={}".format)
 SLOS = st.sampled_from(["", "", "slo=100us", "slo=1500us", "slo=10ms", "slo=60s"])
 POLICIES = st.sampled_from(["", "policy=cap", "policy=burst", "policy=none"])
 
@@ -131,18 +142,23 @@ POLICIES = st.sampled_from(["", "policy=cap", "policy=burst", "policy=none"])
 @FUZZ_SITES
 @given(
     table=site_tables(),
-    parts=st.tuples(SIZES, CORES, MODES, MIG, POLICIES, SLOS),
+    parts=st.tuples(PRESET_KEYS, COUNTS, TYPE_LISTS, SIZES, CORES, MODES, MIG, POLICIES, SLOS),
     gpu_type=TYPES,
     partitions=st.sampled_from(["p", "p,q"]),
+    turn=st.integers(0, 720719),
 )
 def test_lua_and_python_count_alike(
-    lua: LuaProcess, table: dict[str, object], parts: tuple[str, ...], gpu_type: str, partitions: str
+    lua: LuaProcess, table: dict[str, object], parts: tuple[str, ...], gpu_type: str, partitions: str, turn: int
 ) -> None:
     pieces = ";".join(part for part in parts if part)
     text = f"vgpu{gpu_type}:{pieces}" if pieces else f"vgpu{gpu_type}"
     assert lua.ask("site", lua_site(table)) == ["ok"]
-    answer = lua.ask("resolve", text, partitions, "y")
-    assert answer == python_resolve(text, python_site(table), Where(tuple(partitions.split(",")), "y"))
+    answer = lua.ask("resolve", text, partitions, "y", str(turn))
+    try:
+        expected = python_resolve(text, python_site(table), Where(tuple(partitions.split(",")), "y"), turn)
+    except RequestError as error:  # a count that no site allows
+        expected = ["error", error.code, error.message]
+    assert answer == expected
 
 
 SHARD_WORDS = "shard: shard= shard gres: gres/ , 0 1 7 99 : = nic:1 gpu mps K - h200"
@@ -162,8 +178,10 @@ def test_lua_and_python_see_the_same_vgpu_in_bare_shards(
     shards = parse_shards(text)
     if answer[0] == "ok" and shards is not None and site.modes[:1] != ["mig"]:
         # As many again, but no less than the smallest vgpu, which has 1 % of the time.
-        whole = min(capacity(site, model)[1] for model in ([gpu_type] if gpu_type else site.partitions["p"]))
-        assert int(answer[2]) == max(shards.count, whole // 100)
+        models = [gpu_type] if gpu_type else site.partitions["p"]
+        sizes = [capacity(site, model) for model in models]
+        whole = max(count for mib, count in sizes if mib >= shards.count * site.shard_mib)
+        assert int(answer[2]) == max(shards.count, whole // 100, 1, least_shards(whole, site.max_tenants))
 
 
 def test_the_fuzz_starts_from_sites_that_both_accept(lua: LuaProcess) -> None:

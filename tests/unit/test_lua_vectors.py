@@ -11,8 +11,10 @@ from lua_process import INTERPRETERS, LuaProcess, read_vectors
 from site_vectors import lua_site, python_site, tables
 
 from hami_hpc.contract import constants as contract
+from hami_hpc.core.gpu_choice import Where
 from hami_hpc.core.request import canonical, parse, parse_shards
-from hami_hpc.core.units import Site, Where, of_shards, resolve
+from hami_hpc.core.site import Site
+from hami_hpc.core.units import of_shards, resolve
 from hami_hpc.errors import RequestError
 
 

@@ -120,7 +120,7 @@ def test_seven_jobs_fill_a_gpu_and_the_eighth_is_sent_back_without_a_drained_nod
     assert "its 7 instances leave no place for it" in (bed.node.jobs / "8" / c.FILE_REFUSED).read_text()
     said = (tmp_path / "said").read_text().splitlines()
     assert said[0].startswith("update JobId=8 AdminComment=hami_hpc: job 8 needs a MIG instance 1g.18gb on GPU 0")
-    assert said[1] == "requeue 8"
+    assert said[1] == "requeue incomplete 8"
     assert "hami_hpc_mig_no_room_total 1.0" in expose(str(bed.node.root / "run")).text.decode()
     assert bed.epilog(8) == 0
     assert bed.epilog(3) == 0

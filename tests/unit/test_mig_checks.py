@@ -109,3 +109,10 @@ def test_a_job_gets_no_profile_of_a_model_that_offers_none(bed: MigNode) -> None
     assert bed.prolog(JOB) == 0
     assert bed.instances() == ()
     assert "offers on GPU 0: none." in (bed.node.jobs / str(JOB) / "refused").read_text()
+
+
+def test_doctor_looks_at_the_interposer_where_no_other_mode_does(bed: MigNode) -> None:
+    """Steps with a part of an instance need it (docs/adr/068). With mode=share its findings are not said twice."""
+    assert "interposer" not in found_by(bed)
+    bed.edit('["mig", "share"]', '["mig"]')
+    assert {"interposer", "preload", "user namespaces"} <= found_by(bed).keys()

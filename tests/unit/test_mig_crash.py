@@ -98,6 +98,7 @@ def all_lines(bed: MigNode, body: Callable[[], object], before: Callable[[], Non
     assert line > least, "hardly any line was traced"
 
 
+@pytest.mark.own_process
 def test_the_next_jobs_prolog_ends_what_a_prolog_killed_at_any_line_left(bed: MigNode, foreign: Instance) -> None:
     def before() -> None:
         assert bed.instances() == (foreign,)
@@ -107,6 +108,7 @@ def test_the_next_jobs_prolog_ends_what_a_prolog_killed_at_any_line_left(bed: Mi
     bed.epilog(JOB)
 
 
+@pytest.mark.own_process
 def test_the_next_jobs_prolog_ends_what_an_epilog_killed_at_any_line_left(bed: MigNode, foreign: Instance) -> None:
     def before() -> None:
         assert bed.prolog(JOB) == 0

@@ -31,6 +31,6 @@ def test_a_driver_that_makes_no_instance_takes_the_mode_out_and_leaves_nothing(
         assert (bed.instances(), bed.node.grants()) == (before, {})
     said = (tmp_path / "said").read_text().splitlines()
     assert "update nodename=node1 activefeatures=vgpu_share" in said
-    assert [line for line in said if line.startswith("requeue")] == ["requeue 1", "requeue 2"]
+    assert [line for line in said if line.startswith("requeue")] == ["requeue incomplete 1", "requeue incomplete 2"]
     assert bed.prolog(3, SLURM_JOB_CONSTRAINTS="vgpu_share") == 0
     assert bed.node.grants()[3].mode == "share"

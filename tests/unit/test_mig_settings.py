@@ -3,21 +3,25 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from lua_process import INTERPRETERS, require
 from mig_models import NAMES, profiles_of
 from test_plain_toml import items
 
 from hami_hpc.core import plain_toml
+from hami_hpc.core.gpu_choice import Where
 from hami_hpc.core.inventory import Gpu
 from hami_hpc.core.mig_choice import OfferedProfile, choose
 from hami_hpc.core.mig_layout import covering
-from hami_hpc.core.mig_text import read_profiles, settings_lines
+from hami_hpc.core.mig_text import read_profiles, settings_lines, split
 from hami_hpc.core.request import Request, parse
-from hami_hpc.core.units import Where, resolve
+from hami_hpc.core.units import resolve
 from hami_hpc.errors import NodeError, RequestError
 from hami_hpc.node import mig_settings
 from hami_hpc.node.config import Settings, load_settings
@@ -158,7 +162,9 @@ def test_wrong_profiles_are_refused_with_what_is_allowed(tmp_path: Path, line: s
     with pytest.raises(NodeError) as caught:
         settings.site()
     assert said in str(caught.value)
-    assert f"{settings.path}, table [gpu_models.h200.mig_profiles]: " in str(caught.value)
+    assert re.match(
+        rf"{re.escape(settings.path)}, line \d+, table \[gpu_models.h200.mig_profiles\]: ", str(caught.value)
+    )
 
 
 @pytest.mark.parametrize(
@@ -296,3 +302,19 @@ def test_what_cannot_be_had_is_named_as_it_was_asked_for(request_: Request, key:
     refused = choose(request_, {}, ("h200",), "partition gpu", ("mig", "share"))
     assert isinstance(refused, RequestError)
     assert str(refused).startswith(f"{key} ") or f" {key} " in str(refused), str(refused)
+
+
+PATTERN = r"(\d{1,8}) MiB, (\d{1,3})/(\d{1,3}) compute, (\d{1,3})/(\d{1,3}) memory at \{(\d[\d,]*)\}, at most (\d{1,3})"
+
+
+@given(
+    st.sampled_from(range(len(LINES))),
+    st.lists(st.tuples(st.integers(0, 80), st.text("0123456789,/{}Mab٣²- \n", max_size=3))),
+)
+def test_a_profiles_text_is_split_as_by_a_pattern(line: int, changes: list[tuple[int, str]]) -> None:
+    """Texts of the settings, with some characters replaced."""
+    text = LINES[line].partition(" = ")[2].strip('"')
+    for at, new in changes:
+        text = text[:at] + new + text[at + len(new) :]
+    match = re.fullmatch(PATTERN, text, re.ASCII)
+    assert split(text) == (list(match.groups()) if match else None)

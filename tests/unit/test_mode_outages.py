@@ -31,7 +31,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_third_failure_takes_the_mode_out_of_the_nodes_features(bed: Bed, logged: list[str]) -> None:
     for job_id in (7, 8, 9):
         assert bed.prolog(job_id) == 0, "slurmd drains the node for any other status"
-        assert f"requeue {job_id}" in bed.said()
+        assert f"requeue incomplete {job_id}" in bed.said()
         assert REASON in (bed.node.jobs / str(job_id) / c.FILE_REFUSED).read_text()
         assert bed.active() == (AVAILABLE if job_id < 9 else "vgpu_mps,vgpu_type_h200")
     assert bed.node.grants() == {}, "nothing is held for jobs that went back"
@@ -142,7 +142,7 @@ def test_jobs_that_slurm_sends_to_a_mode_that_is_out_go_back_and_others_run(
     bed.put_out("mps")
     assert bed.prolog(7, mode="mps") == 0
     assert "mode=mps, which is out of service on this node until" in (bed.node.jobs / "7" / c.FILE_REFUSED).read_text()
-    assert (bed.said()[-1], started) == ("requeue 7", [mode_service.MODULE])
+    assert (bed.said()[-1], started) == ("requeue incomplete 7", [mode_service.MODULE])
     assert bed.prolog(8) == 0
     assert list(bed.node.grants()) == [8]
     (bed.folder / "interactive").touch()

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from forked import fork
 from mode_testbed import AVAILABLE, REASON, Bed, bed, broken
 
-from hami_hpc.agent.mode_returns import ModeReturns
+from hami_hpc.agent import mode_returns
 from hami_hpc.cli import main
 from hami_hpc.core.mode_outage import Failure, Outage, features, is_over, public, recent
 from hami_hpc.doctor import node_checks
@@ -67,16 +68,16 @@ def test_a_mode_is_still_out_while_slurmctld_does_not_answer(bed: Bed) -> None:
 
 def test_the_agent_puts_a_mode_back_and_reports_a_problem_once(bed: Bed) -> None:
     lines: list[str] = []
-    agent = ModeReturns(bed.node.settings, "node1", lines.append)
-    agent.settle()
+    agent = mode_returns.make(bed.node.settings, "node1", lines.append)
+    agent.once()
     assert bed.said() == [], "nothing is asked while no mode is out"
     bed.put_out("mps", 0)
     (bed.folder / "down").touch()
-    agent.settle()
-    agent.settle()
+    agent.once()
+    agent.once()
     assert len(lines) == 1
     (bed.folder / "down").unlink()
-    agent.settle()
+    agent.once()
     assert (bed.active(), bed.outages()) == (AVAILABLE, {})
 
 
@@ -183,7 +184,7 @@ def test_a_metric_names_the_modes_that_are_out(bed: Bed) -> None:
 
 def in_child(body: Callable[[], object], at_line: int) -> bool:
     """Runs `body` in a child that is killed at that line of the traced modules; returns whether it was."""
-    child = os.fork()
+    child = fork()
     if child == 0:
         seen = 0
 
@@ -207,6 +208,7 @@ def in_child(body: Callable[[], object], at_line: int) -> bool:
     return status == signal.SIGKILL
 
 
+@pytest.mark.own_process
 @pytest.mark.usefixtures("broken")
 def test_a_prolog_killed_at_any_line_leaves_what_the_next_one_finishes(bed: Bed) -> None:
     """The third failure: after the kill the next failing job finds the mode out, or takes it out."""
@@ -233,6 +235,7 @@ def test_a_prolog_killed_at_any_line_leaves_what_the_next_one_finishes(bed: Bed)
     assert line > 60
 
 
+@pytest.mark.own_process
 def test_the_return_of_a_mode_that_is_killed_at_any_line_is_finished_by_the_next(bed: Bed) -> None:
     line = 0
     while True:

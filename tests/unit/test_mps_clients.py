@@ -74,7 +74,7 @@ def terminated(node: MpsNode, monkeypatch: pytest.MonkeyPatch, *clients: int) ->
     asked: list[str] = []
     real = mps_daemon.ask
     with monkeypatch.context() as patch:
-        patch.setattr(mps_daemon, "servers", lambda *_: (1,))
+        patch.setattr(mps_daemon, "adjust", lambda *_: (1,))
         patch.setattr(mps_daemon, "clients", lambda *_: clients)
 
         def ask_and_note(program: str, place: mps_daemon.Place, command: str, *more: float) -> str:

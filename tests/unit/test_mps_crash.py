@@ -73,11 +73,13 @@ def exhaust(
         end_both(node)
 
 
+@pytest.mark.own_process
 def test_a_second_prolog_killed_at_any_line(node: MpsNode) -> None:
     settings, environment = node.settings, node.environment(JOB)
     exhaust(node, lambda: prolog(settings, environment), start_over(node, OTHER), by_the_prolog, by_the_epilog)
 
 
+@pytest.mark.own_process
 def test_an_epilog_beside_another_job_killed_at_any_line(node: MpsNode) -> None:
     """The other job's daemon goes on, whatever happens to this one's epilog."""
     settings = node.settings

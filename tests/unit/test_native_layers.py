@@ -15,13 +15,21 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from hook_names import hook_names
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERPOSER = ROOT / "native/interposer"
 OBJECTS = ROOT / "build/native/interposer"
 # Lowest first; a file uses its own layer and those before it. native/include lies below all of them.
 LAYERS = ("arbitration", "base", "region", "driver", "limits", "hooks", "fork.c")
-SHARED = {"hooks.def", "rm_abi.h", "hami_contract.h", "hami_hpc.h"}  # tables and layouts, for every layer
+SHARED = {
+    "hooks.def",
+    "held.def",
+    "rm_abi.h",
+    "uvm_abi.h",
+    "hami_contract.h",
+    "hami_hpc.h",
+}  # tables and layouts, for every layer
 # Whose handler resets the locks of a module that has its lock in another one's struct.
 HANDLER_OF = {"region/region": "region/process"}
 # Functions of header files that programs of users include: declared there, with bodies for programs.
@@ -93,8 +101,7 @@ def interposer() -> Interposer:
 
 def hooks() -> set[str]:
     """What the application's linker sees: declared by cuda.h, nvml.h and the C library."""
-    names = re.findall(r"^(?:CUDA|NVML)\((\w+)\)$", (INTERPOSER / "hooks.def").read_text(), re.MULTILINE)
-    return {*names, "dlsym", "ioctl"}
+    return {*hook_names(), "dlsym", "ioctl"}
 
 
 def outside_of_braces(text: str) -> str:

@@ -182,11 +182,13 @@ def assert_repaired(node: Node, number_of_kill: int) -> None:
     assert found == both, f"killed at {number_of_kill}, then {repair.__name__}"
 
 
+@pytest.mark.own_process
 def test_after_a_prolog_killed_at_any_line_the_neighbours_are_told(node: Node) -> None:
     for line in all_lines(lambda: prolog(node.settings, environment(LC)), with_jobs(node, FIRST, SECOND)):
         assert_repaired(node, line)
 
 
+@pytest.mark.own_process
 def test_after_an_epilog_killed_at_any_line_the_neighbours_are_told(node: Node) -> None:
     jobs = with_jobs(node, FIRST, SECOND, LC)
     for line in all_lines(lambda: epilog(node.settings, LC, had_vgpu=True), jobs):

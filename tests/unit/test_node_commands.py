@@ -14,7 +14,7 @@ from node_testbed import GPU_MIB, ROOT, UUIDS, Node
 
 from hami_hpc.cli import main
 from hami_hpc.core.inventory import Device
-from hami_hpc.node import nvml
+from hami_hpc.node import nvml, nvml_places
 from hami_hpc.slurm import commands
 
 
@@ -42,8 +42,11 @@ def test_jobs_shows_limit_and_use_of_each_grant(node: Node) -> None:
     assert [(row["oom_count"], row["device_oom_count"]) for row in rows] == [(3, 4), (0, 0)]
 
 
-def test_inventory_shows_slurms_index_model_and_shards(node: Node) -> None:
-    rows = json.loads(run(node, "inventory", "--format", "json").output)
+def test_inventory_shows_slurms_index_model_and_shards(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml_places, "read_surroundings", dict)
+    printed = json.loads(run(node, "inventory", "--format", "json", "--node", "n1").output)
+    rows = printed["gpus"]
+    assert printed["node"] == "n1"
     assert [(row["slurm_index"], row["model"], row["total_mib"], row["shards"]) for row in rows] == [
         (0, "h200", GPU_MIB, 559),
         (1, "h200", GPU_MIB, 559),

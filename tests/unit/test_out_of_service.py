@@ -203,6 +203,21 @@ def test_an_epilog_starts_the_filling_for_a_job_of_that_gpu_only(node: Node, mon
     assert len(started) == 2
 
 
+def test_where_types_are_places_each_job_with_a_gpu_may_have_held_that_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 23.02 on SLURM_JOB_GPUS lacks GPUs there (docs/adr/055)."""
+    started: list[object] = []
+    monkeypatch.setattr(occupy, "start_detached", lambda *arguments: started.append(arguments))
+    drained_gpus.write(node.settings.state_dir, (OUT,))
+    several = node.settings._replace(slices_max=2)
+    out_of_service.after_job(several, {"SLURM_JOB_GPUS": "1"})
+    assert len(started) == 1
+    out_of_service.after_job(several, {})
+    out_of_service.after_job(node.settings, {"SLURM_JOB_GPUS": "1"})
+    assert len(started) == 1
+
+
 class FakeNode(placeholders.Node):
     """Slurm with two GPUs: starts what waits at the second look, on the GPU that `pick` chooses."""
 

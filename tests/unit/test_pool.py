@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 from test_cluster_view import JOBS, NODES
 
 from hami_hpc.cli import main
+from hami_hpc.core.gpu_choice import Where
 from hami_hpc.core.pool import Need, Node, Slice, largest_slice, room_of, shortages, size_of, totals
-from hami_hpc.core.request import MemMib, Request
-from hami_hpc.core.units import Site, Where, resolve
+from hami_hpc.core.request import Request
+from hami_hpc.core.request_keys import MemMib
+from hami_hpc.core.site import Site
+from hami_hpc.core.units import resolve
 from hami_hpc.errors import NodeError
 from hami_hpc.slurm import cluster_view, commands
 
@@ -244,6 +247,19 @@ def test_pool_shows_nodes_and_with_a_name_each_gpu(tmp_path: Path) -> None:
     ]
     (row,) = json.loads(pool(tmp_path, "--format", "json").stdout)
     assert row["free_by_gpu"][0] == {"index": 0, "free_shards": 113, "largest": {"mem_mib": 28928, "cores": 20}}
+
+
+@pytest.mark.usefixtures("slurm")
+def test_pool_shows_the_presets_of_the_settings(tmp_path: Path) -> None:
+    config = node_testbed.Node.make(tmp_path).config
+    with Path(config).open("a") as file:
+        file.write('[presets.inference]\nmem = "8G"\ncores = 25\n[presets.any]\ntype = "!h200"\n')
+    lines = CliRunner().invoke(main, ["pool", "--config", str(config)]).stdout.splitlines()
+    assert [line.split() for line in lines[-3:]] == [
+        ["PRESET", "STANDS", "FOR"],
+        ["vgpu:preset=any", "type=!h200"],
+        ["vgpu:preset=inference", "mem=8G,cores=25"],
+    ]
 
 
 @pytest.mark.usefixtures("slurm")

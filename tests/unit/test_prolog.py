@@ -13,7 +13,7 @@ from node_testbed import GPU_MIB, ROOT, UUIDS, Node, job_environment
 from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import Device
 from hami_hpc.core.records import parse_limits
-from hami_hpc.node import job_dirs, nvml
+from hami_hpc.node import nvml, usage_files
 
 
 @pytest.fixture
@@ -51,11 +51,12 @@ def test_the_limits_record_says_what_the_contract_lays_out(node: Node) -> None:
 
 def test_a_class_of_the_sites_own_is_in_the_record_the_ledger_and_the_usage_record(node: Node) -> None:
     text = '[classes.interactive]\npolicy = "none"\nlatency = true\nfloor = 9\nslice_us = 700\npriority = 300\n'
+    text += "max_processes = 2\n"
     node.config.write_text(node.config.read_text() + text)
     assert node.prolog(7, **{c.ENV_CLASS: "interactive"}) == 0
     grant = node.grants()[7]
     assert (grant.service_class, grant.policy, grant.latency, grant.floor_percent) == ("interactive", "none", 1, 9)
-    assert (grant.slice_us, grant.class_priority) == (700, 300)
+    assert (grant.slice_us, grant.class_priority, grant.max_processes) == (700, 300, 2)
     assert parse_limits((node.jobs / "7" / c.FILE_JOB_LIMITS).read_bytes(), model="h200") == grant
     assert node.epilog(7) == 0
     assert json.loads((Path(node.settings.state_dir) / "usage" / "7.json").read_text())["class"] == "interactive"
@@ -78,7 +79,7 @@ def test_a_requeued_job_with_another_slice_replaces_the_old_grant(node: Node) ->
     assert node.prolog(7, mem_mib=8192, gpu="1") == 0
     node.assert_job_is_ready(7)
     assert node.grants()[7].mem_mib == 8192
-    assert job_dirs.read_usage(str(node.jobs / "7"), node.grants()[7], 2**62).peak_bytes == 0
+    assert usage_files.read_usage(str(node.jobs / "7"), node.grants()[7], 2**62).peak_bytes == 0
     assert (node.record()["mem_mib"], node.record()["peak_bytes"]) == (4096, 99), "the last run has its record"
 
 

@@ -107,7 +107,7 @@ def test_the_settings_are_read_into_slurms_units_and_forms() -> None:
         ("[qos.lc.max_tres_per_user]\nvgpu_mem = '50%'", 'a whole number or a size such as "40G", or "none"'),
         ("[qos.lc.max_tres_per_user]\nvgpu_mem = '4G,cores=3'", "is not understood"),
         ("[qos.lc.max_tres_per_user]\nvgpu = '4'", 'a whole number, or "none"'),
-        ("[qos.LC]\npriority = 1", "'LC' in .qos. is no name of a QoS: small letters"),
+        ("[qos.LC]\npriority = 1", "'LC' is no name of a QoS: small letters"),
         ("[qos]\nlc = 3", r"table \[qos.lc\] is not a table"),
         ("qos = 3", r"\[qos\] is not a table"),
         (

@@ -163,7 +163,7 @@ def test_a_job_that_runs_again_while_reconcile_works_keeps_its_directory(
         job_dirs.remove(run_dir, str(node.jobs / "7"))
         if kind == "slice":
             grant = GRANT._replace(created_unix_ns=start_unix_ns)
-            job_dirs.place(run_dir, grant, pack_limits(grant))
+            job_dirs.place(run_dir, (grant,), (pack_limits(grant),))
         elif kind == "gpus":
             gpu_jobs.place(run_dir, GpuJob(7, 65534, (0,), start_unix_ns))
         else:
@@ -190,7 +190,7 @@ def test_what_was_set_aside_may_be_finished_by_another_process_meanwhile(node: N
     gpu_job_stages.end_set_aside(node.settings, ended)
     node.prolog(8)
     ledger = common.open_ledger(node.settings)
-    end_directory(node.settings, ledger, GRANT, ended)
+    end_directory(node.settings, ledger, (GRANT,), ended)
     ledger.close()
     assert node.spooled() == []
 
@@ -219,7 +219,7 @@ def plan(
 
 
 def directory(grant: Grant) -> Directory:
-    return Directory(str(grant.job_id), grant.job_id, grant, False, 0.0)
+    return Directory(str(grant.job_id), grant.job_id, (grant,), False, 0.0)
 
 
 def test_a_gpu_that_is_gone_is_a_problem_for_a_person() -> None:
@@ -238,7 +238,7 @@ def test_a_gpu_that_is_given_twice_is_a_problem_for_a_person() -> None:
 @pytest.mark.parametrize(("age_s", "kinds"), [(5.0, []), (600.0, [Kind.REMOVE_DIRECTORY])])
 def test_half_made_directories_are_removed_when_no_prolog_can_be_at_them(age_s: float, kinds: list[Kind]) -> None:
     for name in (".new-7-1-1", ".gone-1-1"):
-        assert [action.kind for action in plan((), (Directory(name, None, None, False, age_s),))] == kinds
+        assert [action.kind for action in plan((), (Directory(name, None, (), False, age_s),))] == kinds
 
 
 JOBS = st.frozensets(st.integers(1, 6))

@@ -17,7 +17,8 @@ AGED = float(LEFTOVER_AGE_S)
 
 
 def directory(grant: Grant | None, name: str = "7", **given: bool) -> Directory:
-    return Directory(name, int(name) if name.isdigit() else None, grant, given.get("is_ended", False), 0.0)
+    grants = () if grant is None else (grant,)
+    return Directory(name, int(name) if name.isdigit() else None, grants, given.get("is_ended", False), 0.0)
 
 
 def state(
@@ -35,11 +36,11 @@ ENDED = directory(GRANT, ".ended-7-1", is_ended=True)
 UNMARKED = directory(None, ".ended-7-1", is_ended=True)
 NEWER = GRANT._replace(created_unix_ns=GRANT.created_unix_ns + 1)
 RESTORE_ROW = Action(
-    Kind.RESTORE_ROW, "job 7: runs here but is not in the ledger; it is restored from its run directory", 7, GRANT
+    Kind.RESTORE_ROW, "job 7: runs here but is not in the ledger; it is restored from its run directory", 7, (GRANT,)
 )
-RESTORE_DIRECTORY = Action(Kind.RESTORE_DIRECTORY, "job 7: its run directory was lost and is restored", 7, GRANT)
+RESTORE_DIRECTORY = Action(Kind.RESTORE_DIRECTORY, "job 7: its run directory was lost and is restored", 7, (GRANT,))
 SPOOL = Action(
-    Kind.SPOOL, "job 7: is no longer on this node; its usage is spooled and its run directory removed", 7, GRANT, "7"
+    Kind.SPOOL, "job 7: is no longer on this node; its usage is spooled and its run directory removed", 7, (GRANT,), "7"
 )
 NO_SLURM = (
     "Slurm did not list the jobs of this node, so no grant was ended. Run hami-hpc reconcile again when it does{}"
@@ -52,11 +53,11 @@ PLANS: dict[str, tuple[NodeState, list[Action]]] = {
     "all is well": (state((GRANT,), (directory(GRANT),)), []),
     "a row of another boot": (
         state(void=(GRANT,)),
-        [Action(Kind.DROP_VOID, "job 7: its grant of 400 MiB is of an earlier boot and is dropped", 7, GRANT)],
+        [Action(Kind.DROP_VOID, "job 7: its grant of 400 MiB is of an earlier boot and is dropped", 7, (GRANT,))],
     ),
     "the job has left": (
         state((GRANT,), (directory(GRANT),), NOBODY),
-        [Action(Kind.END, f"job 7: {LEFT} 400 MiB of GPU 3 are free again", 7, GRANT, "7")],
+        [Action(Kind.END, f"job 7: {LEFT} 400 MiB of GPU 3 are free again", 7, (GRANT,), "7")],
     ),
     "no directory": (state((GRANT,)), [RESTORE_DIRECTORY]),
     "a directory without a record": (state((GRANT,), (directory(None),)), [RESTORE_DIRECTORY]),
@@ -70,7 +71,11 @@ PLANS: dict[str, tuple[NodeState, list[Action]]] = {
     ),
     "set aside by an epilog": (
         state((), (ENDED,)),
-        [Action(Kind.SPOOL, "job 7: its usage, set aside when the spool was full, is spooled", 7, GRANT, ENDED.name)],
+        [
+            Action(
+                Kind.SPOOL, "job 7: its usage, set aside when the spool was full, is spooled", 7, (GRANT,), ENDED.name
+            )
+        ],
     ),
     "set aside without a record": (
         state((), (UNMARKED,)),
@@ -83,7 +88,7 @@ PLANS: dict[str, tuple[NodeState, list[Action]]] = {
         ],
     ),
     "set aside for a person": (
-        state((), (Directory(".bad-7-1", None, None, False, AGED, is_bad=True),)),
+        state((), (Directory(".bad-7-1", None, (), False, AGED, is_bad=True),)),
         [
             Action(
                 Kind.PROBLEM,
@@ -94,7 +99,7 @@ PLANS: dict[str, tuple[NodeState, list[Action]]] = {
         ],
     ),
     "half made, and old": (
-        state((), (Directory(".new-7-1", None, None, False, AGED),)),
+        state((), (Directory(".new-7-1", None, (), False, AGED),)),
         [
             Action(
                 Kind.REMOVE_DIRECTORY,
@@ -103,7 +108,7 @@ PLANS: dict[str, tuple[NodeState, list[Action]]] = {
             )
         ],
     ),
-    "half made, and new": (state((), (Directory(".new-7-1", None, None, False, AGED - 0.001),)), []),
+    "half made, and new": (state((), (Directory(".new-7-1", None, (), False, AGED - 0.001),)), []),
     "Slurm is silent": (
         state((GRANT,), (directory(OTHER, "8"),), None),
         [Action(Kind.PROBLEM, NO_SLURM.format(""))],
@@ -130,7 +135,7 @@ PLANS: dict[str, tuple[NodeState, list[Action]]] = {
     ),
     "a GPU is gone with a job that has left": (
         state((GRANT,), (directory(GRANT),), NOBODY, capacity_mib={}),
-        [Action(Kind.END, f"job 7: {LEFT} 400 MiB of GPU 3 are free again", 7, GRANT, "7")],
+        [Action(Kind.END, f"job 7: {LEFT} 400 MiB of GPU 3 are free again", 7, (GRANT,), "7")],
     ),
 }
 

@@ -15,7 +15,7 @@ from node_testbed import GPU_MIB, UUIDS, Node
 from hami_hpc.core.inventory import Device
 from hami_hpc.core.reconcile_plan import Action, Directory, Kind, NodeState
 from hami_hpc.errors import NodeError
-from hami_hpc.node import job_dirs, nvml, usage_spool
+from hami_hpc.node import ended_dirs, job_dirs, nvml, usage_spool
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.stages import common
@@ -63,21 +63,21 @@ def test_the_state_is_what_ledger_directories_slurm_and_driver_say(node: Node) -
         ("7", 7, False, False),
         ("x", None, False, False),
     ]
-    assert [entry.grant for entry in state.directories] == [None] * 4 + [row._replace(model=""), None]
+    assert [entry.grants for entry in state.directories] == [()] * 4 + [(row._replace(model=""),), ()]
     assert all(499 < entry.age_s < 600 for entry in state.directories if entry.name != "7")
 
 
 def test_an_ended_directory_shows_its_grant(node: Node) -> None:
     node.prolog(7)
     grant = node.grants()[7]._replace(model="")
-    job_dirs.set_aside(node.settings.run_dir, grant)
+    ended_dirs.set_aside(node.settings.run_dir, grant)
     (entry,) = state_of(node).directories
-    assert (entry.grant, entry.is_ended) == (grant, True)
+    assert (entry.grants, entry.is_ended) == ((grant,), True)
 
 
 def test_a_directory_that_goes_while_it_is_read_is_of_no_age(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_dirs, "entries", lambda _run_dir: (".new-1",))
-    assert state_of(node).directories == (Directory(".new-1", None, None, False, 0.0),)
+    assert state_of(node).directories == (Directory(".new-1", None, (), False, 0.0),)
 
 
 def test_who_does_not_answer_is_named_with_the_reason(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

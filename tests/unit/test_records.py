@@ -45,6 +45,13 @@ ANY_GRANT = st.builds(
     class_priority=st.integers(0, c.CLASS_PRIORITY_MAX),
     slice_us=st.integers(0, c.CLASS_SLICE_US_MAX),
     slo_us=st.integers(0, c.SLO_US_MAX),
+    slice_index=st.just(0),
+    slice_count=st.integers(1, c.SLICES_MAX),
+    in_step=st.integers(0, 2),
+    max_processes=st.integers(0, c.USAGE_SLOT_COUNT),
+    asked_mem_mib=st.integers(0, 1 << 40),
+    asked_cores_percent=st.integers(0, 100),
+    most_mem_mib=st.integers(0, 1 << 40),
 )
 GRANT = Grant(7, 65534, "GPU-1", 0, 143156, "", 8192, 50, "std", "cap", "share", 10**18)
 LIMIT_BYTES, ELAPSED_NS = 8192 << 20, 10**9
@@ -55,6 +62,23 @@ def test_a_limits_record_reads_back_as_the_grant_it_was_made_of(grant: Grant) ->
     record = pack_limits(grant)
     assert len(record) == c.LIMITS_SIZE
     assert parse_limits(record) == grant
+
+
+def with_numbers(**values: int) -> bytes:
+    record = bytearray(pack_limits(GRANT))
+    for name, value in values.items():
+        offset, width, _kind = c.LIMITS_FIELDS[name]
+        record[offset : offset + width] = value.to_bytes(width, "little")
+    return bytes(record)
+
+
+def test_a_record_of_an_older_version_is_of_the_only_slice() -> None:
+    assert parse_limits(with_numbers(slice_count=0)) == GRANT
+
+
+@pytest.mark.parametrize(("index", "count"), [(1, 0), (1, 1), (2, 2), (0, 17), (16, 17), (2**32 - 1, 2**32 - 1)])
+def test_a_slice_that_its_job_cannot_have_is_no_record(index: int, count: int) -> None:
+    assert parse_limits(with_numbers(slice_index=index, slice_count=count)) is None
 
 
 @given(st.binary(max_size=2 * c.LIMITS_SIZE))
@@ -161,6 +185,7 @@ def test_a_limits_record_is_refused_by_its_length_before_anything_in_it_is_read(
 def test_the_limits_record_lies_as_the_contract_says() -> None:
     grant = GRANT._replace(gpu_minor=3, policy="burst", service_class="be")
     grant = grant._replace(latency=1, floor_percent=5, class_priority=77, slice_us=1234, slo_us=10_000)
+    grant = grant._replace(max_processes=3)
     record = pack_limits(grant)
     expected = {
         "magic": c.LIMITS_MAGIC,
@@ -183,6 +208,7 @@ def test_the_limits_record_lies_as_the_contract_says() -> None:
         "latency": 1,
         "floor_percent": 5,
         "slo_us": 10_000,
+        "max_processes": 3,
         "latency_others": 0,
         "latency_above": 0,
         "turn_begin_permille": 0,

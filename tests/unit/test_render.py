@@ -16,7 +16,7 @@ from node_testbed import GPU_MIB, ROOT, Node
 
 from hami_hpc.cli import main
 from hami_hpc.core.inventory import Gpu
-from hami_hpc.core.units import Site
+from hami_hpc.core.site import Site
 from hami_hpc.render.offer import hostlist, lua_text, make_offer
 
 FILES = [

@@ -37,8 +37,8 @@ def requests_in_code() -> set[str]:
     requests = {f"{number} {selector}" for number, selector in re.findall(r"\{(RM_NR_\w+), (RM_\w+),", FORMS)}
     requests |= {f"RM_NR_HEAP {name}" for name in re.findall(r"function == (RM_HEAP_\w+)", FORMS)}
     requests |= set(re.findall(r"(?:number|plain) == (RM_NR_\w+)", FORMS))
-    commands = set(re.findall(r"#define (RM_\w+) 0x(?:a06c|a06f|2080|90cd)\w{4}u", ABI))
-    requests |= {f"RM_NR_ALLOC {name}" for name in re.findall(r"allocate\w*\((RM_CLASS_\w+)", SWITCHES)}
+    commands = set(re.findall(r"#define (RM_\w+) 0x(?:274|(?:a06c|a06f|2080|90cd)\w{4})u", ABI))
+    requests |= {f"RM_NR_ALLOC {name}" for name in re.findall(r"allocate\w*\(s, (RM_CLASS_\w+)", SWITCHES)}
     requests |= set(re.findall(r"RM_REQUEST\((RM_NR_MAP)\b", SWITCHES))
     layers = [ROOT / "native/interposer" / layer for layer in ("driver", "hooks", "limits")]
     text = "".join(path.read_text() for layer in layers for path in layer.glob("*.c"))

@@ -78,7 +78,7 @@ def test_scontrol_is_asked_with_nothing_of_the_jobs_environment(node: Node, slur
     given = job_environment(7, SLURM_CONF="/c", SLURMD_NODENAME="node1", LD_PRELOAD="/evil", PATH="/a:/b")
     assert send_back(node, given) is True
     asked = calls(slurm)
-    assert asked[-1][0] == ["requeue", "7"]
+    assert asked[-1][0] == ["requeue", "incomplete", "7"]
     for _, environment in asked:
         kept = {name: environment.get(name) for name in ("SLURM_CONF", "PATH", "LD_PRELOAD", "SLURM_JOB_ID")}
         assert kept == {"SLURM_CONF": "/c", "PATH": "/a:/b", "LD_PRELOAD": None, "SLURM_JOB_ID": None}
@@ -92,7 +92,7 @@ def test_a_job_without_a_place_is_told_why_and_counted_and_its_gpu_is_not_filled
     (update, _), (requeue, _) = calls(slurm)
     assert update[:2] == ["update", "JobId=7"]
     assert update[2] == f"AdminComment=hami_hpc: {drain.plain(REASON)}"
-    assert requeue == ["requeue", "7"]
+    assert requeue == ["requeue", "incomplete", "7"]
     assert mig_notes.no_room_count(node.settings.run_dir) == 1
     assert filled == []
     assert capfd.readouterr() == ("", ""), "what scontrol prints is no line of the prolog's"

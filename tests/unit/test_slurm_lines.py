@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from forked import fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,7 +64,7 @@ def as_slurm_reads(path: Path) -> dict[str, str] | None:
     """The values of KEYS, or None for a file that Slurm refuses or dies of: a child asks."""
     library()
     from_child, to_parent = os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         faulthandler.disable()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the parser prints what it refuses

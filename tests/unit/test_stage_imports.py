@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from harness.mounting import can_mount
+from mig_testbed import MigNode, mig_environment
+from mps_testbed import MpsNode
 from node_testbed import ROOT, Node, job_environment
+from sim_testbed import SIM
 
 from hami_hpc.core import plain_toml
 from hami_hpc.errors import NodeError
@@ -32,6 +36,12 @@ SABOTAGE = {
     "nothing": "",
     "there is no _sqlite3": "sys.modules['_sqlite3'] = None",
     "_sqlite3 lacks a name": "import _sqlite3, sqlite3; del _sqlite3.SQLITE_NOTADB",
+}
+# Where nothing stands in for functools while the C module is imported.
+GENUINE = {
+    "functools was imported": "import functools",
+    "a Python that was not tried": "sys.version_info = (3, 99, 0)",
+    "no class of lru_cache": "import _functools; del _functools._lru_cache_wrapper",
 }
 
 
@@ -64,21 +74,68 @@ def test_prolog_and_epilog_work_with_sqlites_c_module_and_with_the_package(
     node.assert_nothing_is_held()
 
 
-def test_a_prolog_and_an_epilog_import_no_slow_module(node: Node) -> None:
-    """Of a whole run, the second of a job id too: its record of usage is there already."""
-    slow = (
-        "typing re enum dataclasses inspect ast tomllib json datetime sqlite3 pathlib argparse glob subprocess "
-        "asyncio click jinja2 pandas numpy pynvml"
-    ) + (" syslog" if can_mount() else "")  # a node that cannot bound usage files warns at each job
+@pytest.mark.parametrize("reason", ["", *GENUINE])
+def test_the_ledger_works_with_what_stands_in_for_functools_and_without(node: Node, reason: str) -> None:
+    code = (
+        f"import sys\n{GENUINE.get(reason, '')}\nsys.path.append(sys.argv[1])\n"
+        "from hami_hpc.stages import epilog, prolog\n"
+        "assert [stage.main(sys.argv[2:]) for stage in (prolog, epilog, prolog, epilog)] == [0] * 4\n"
+        "print('functools' in sys.modules)\n"
+        "import functools\n"
+        "assert functools.lru_cache(2)(len)('abc') == 3 and functools.partial(len, 'ab')() == 2\n"
+        "from hami_hpc.node.sqlite import sqlite3\n"
+        "connection = sqlite3.connect(':memory:', cached_statements=3)\n"
+        "for number in range(20): assert connection.execute(f'SELECT {number}, ?', (1,)).fetchone() == (number, 1)\n"
+        "connection.execute('CREATE TABLE t (x)'); connection.execute('INSERT INTO t VALUES (1)')\n"
+        "assert connection.execute('SELECT x FROM t').fetchall() == connection.execute('SELECT x FROM t').fetchall()\n"
+        "connection.close()"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code, str(ROOT), *node.arguments]
+    done = subprocess.run(command, env=job_environment(7), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == [str(bool(reason))]
+    assert len(node.spooled()) == 2
+
+
+SLOW = (
+    "typing re enum dataclasses inspect ast tomllib json datetime sqlite3 pathlib argparse glob subprocess shutil "
+    "signal asyncio click jinja2 pandas numpy ctypes pynvml "
+    "collections contextlib functools operator itertools types keyword reprlib"
+)
+
+
+def imported(arguments: list[str], environment: dict[str, str], slow: str) -> str:
+    """Returns which of these modules are imported by two whole runs, the second of a job id that has a record."""
     code = (
         "import sys; sys.path.append(sys.argv[1]); from hami_hpc.stages import epilog, prolog\n"
         "assert [stage.main(sys.argv[3:]) for stage in (prolog, epilog, prolog, epilog)] == [0] * 4\n"
         "print(' '.join(name for name in sys.argv[2].split() if name in sys.modules))"
     )
-    command = [sys.executable, "-I", "-S", "-c", code, str(ROOT), slow, *node.arguments]
-    done = subprocess.run(command, env=job_environment(7), capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+    command = [sys.executable, "-I", "-S", "-c", code, str(ROOT), slow, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_prolog_and_an_epilog_import_no_slow_module(node: Node) -> None:
+    slow = SLOW + (" syslog" if can_mount() else "")  # a node that cannot bound usage files warns at each job
+    assert imported(node.arguments, job_environment(7), slow) == ""
     assert len(node.spooled()) == 2
+
+
+def test_those_of_a_job_with_mps_import_none_either(mps_node: MpsNode) -> None:
+    assert imported(mps_node.arguments, mps_node.environment(7), SLOW) == ""
+    mps_node.assert_no_mps()
+    assert len(mps_node.spooled()) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets only root divide a GPU")
+def test_those_of_a_job_with_mig_import_none_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bed = MigNode.make(tmp_path, monkeypatch)
+    simulation = {"HAMI_SIM": str(bed.machine.directory), "LD_LIBRARY_PATH": str(SIM)}
+    assert imported(bed.node.arguments, mig_environment(7) | simulation, SLOW) == ""
+    assert bed.instances() == ()
+    assert len(bed.node.spooled()) == 2
 
 
 @pytest.fixture

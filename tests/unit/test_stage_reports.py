@@ -15,7 +15,7 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.out_of_service import DrainedGpu
 from hami_hpc.errors import JobError, NodeError
 from hami_hpc.isolation import share, table
-from hami_hpc.node import admin_log, agent_file, drain, drained_gpus, job_dirs, usage_spool
+from hami_hpc.node import admin_log, agent_file, drain, drained_gpus, ended_dirs, job_dirs, usage_spool
 from hami_hpc.node.event_reader import EventReader
 from hami_hpc.stages import common, epilog, no_room, out_of_service, prolog, reconcile
 
@@ -83,7 +83,7 @@ def test_a_grant_and_its_end_are_events_with_all_that_accounting_and_hooks_need(
 
 def test_what_an_epilog_ends_for_an_earlier_one_is_an_event_of_an_epilog(node: Node) -> None:
     node.prolog(7)
-    job_dirs.set_aside(node.settings.run_dir, node.grants()[7])
+    ended_dirs.set_aside(node.settings.run_dir, node.grants()[7])
     node.epilog(8)
     assert [(event["kind"], event["source"], event["job_id"]) for event in events_of(node)[1:]] == [
         ("grant_end", "epilog", 7)
@@ -148,15 +148,15 @@ def test_a_last_run_that_cannot_be_ended_is_told_and_the_job_runs(
     old = node.grants()[7]
     ended: list[tuple[object, ...]] = []
 
-    def end_grant(*arguments: object) -> str:
+    def end_grants(*arguments: object) -> str:
         ended.append(arguments)
         raise NodeError("no space")
 
-    monkeypatch.setattr(epilog, "end_grant", end_grant)
+    monkeypatch.setattr(epilog, "end_grants", end_grants)
     assert node.prolog(7, gpu="1") == 0
     assert capsys.readouterr().err == f"{c.ERROR_PREFIX}prolog: last run of job 7: no space. Run hami-hpc reconcile\n"
-    ((settings, _ledger, grant, end_unix_ns),) = ended
-    assert (settings, grant) == (node.settings, old)
+    ((settings, _ledger, grants, end_unix_ns),) = ended
+    assert (settings, grants) == (node.settings, (old,))
     assert old.created_unix_ns < int(str(end_unix_ns)) <= time.time_ns()
     assert node.grants()[7].gpu_uuid == UUIDS[1]
 

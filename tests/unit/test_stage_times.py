@@ -6,11 +6,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import fork
 from node_testbed import ROOT, UID, Node, job_environment, names_in
 
 from hami_hpc.contract import constants as c
@@ -103,7 +105,7 @@ def test_a_process_began_when_the_kernel_started_it() -> None:
     before = time.time_ns()
     done = subprocess.run([sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, check=True)
     began, later = map(int, done.stdout.split())
-    assert before - 20_000_000 <= began <= later - 290_000_000
+    assert before - 60_000_000 <= began <= later - 290_000_000
 
 
 def test_without_proc_a_stage_began_now(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +118,7 @@ def test_without_proc_a_stage_began_now(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def read_as(uid: int, path: Path) -> bool:
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
             os.setgroups([])
@@ -130,8 +132,10 @@ def read_as(uid: int, path: Path) -> bool:
 
 def test_a_record_can_be_read_by_its_user_and_by_no_other(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    for parent in (tmp_path, *list(tmp_path.parents)[:2]):
-        parent.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path(tempfile.gettempdir()):
+            break
+        folder.chmod(0o755)
     path = Path(usage_spool.write(str(state), 7, 1, f'{{"job_id":7,"uid":{UID},"start_unix_ns":1}}'))
     status = path.stat()
     assert (status.st_uid, status.st_mode & 0o777) == (0, 0o640)

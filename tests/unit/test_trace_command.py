@@ -84,6 +84,25 @@ def test_sacct_lines_become_runs_and_others_are_left_out() -> None:
     assert (other.state, other.started_s, other.has_vgpu) == ("CANCELLED", None, False)
 
 
+def test_the_rows_of_a_run_that_gave_up_nodes_are_one_run() -> None:
+    row = "7|7|alice|1000|{}|{}|{}|1001|{}|gres/vgpu=1|"
+    rows = [
+        row.format("REQUEUED", 900, 900, "node9"),
+        row.format("RESIZING", 1000, 1000, "node[1-3]"),
+        row.format("RESIZING", 1020, 1020, "node[1-2]"),
+        row.format("RUNNING", 1030, 1030, "node1"),
+        row.format("RESIZING", 1000, 1000, "node8").replace("7|7|", "8|8|"),
+    ]
+    runs = parse_sacct("\n".join(rows))
+    shown = [(run.job_id, run.state, run.submitted_s, run.eligible_s, run.started_s, run.nodes) for run in runs]
+    assert shown == [
+        (7, "REQUEUED", 900, 900, 1001, "node9"),
+        (7, "RUNNING", 1000, 1000, 1001, "node1"),
+        (8, "RESIZING", 1000, 1000, 1001, "node8"),
+    ]
+    assert len(merged(runs, [replace(RUN, nodes="node1")])) == 3, "slurmctld has the submission of the whole run"
+
+
 def test_slurmctld_has_the_last_word_on_a_run_that_it_knows() -> None:
     """slurmdbd hears of a job seconds later; its first row has no user."""
     old, late = replace(RUN, state="REQUEUED", submitted_s=900), replace(RUN, eligible_s=None)

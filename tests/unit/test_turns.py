@@ -166,3 +166,14 @@ def test_an_mps_server_is_another_tenants_unless_all_users_have_one() -> None:
     assert [turn.others_least_cores for turn in make_turns(clients).values()] == [4, 4, 4]
     assert [turn.others_least_cores for turn in make_turns(clients, one_server=True).values()] == [0, 0, 0]
     assert make_turns([*clients, grant(6, 2)], one_server=True)[6].others_least_cores == 4
+
+
+def test_nobody_is_beside_a_job_with_a_mig_instance() -> None:
+    """Instances have compute units of their own, whatever else is on the GPU, and whoever is latency-critical there."""
+    alone = Turn(0, 0, 0, 0, 0, 0)
+    divided = [grant(job_id, 14, latency=job_id % 2, policy="cap")._replace(mode="mig") for job_id in range(1, 8)]
+    assert make_turns(divided) == {one.job_id: alone for one in divided}
+    shares = [grant(11, 30), grant(12, 30)]  # a GPU whose mode was switched, before its last shares ended
+    turns = make_turns([*divided, *shares])
+    assert [turns[one.job_id] for one in shares] == [make_turns(shares)[one.job_id] for one in shares]
+    assert turns[1] == alone

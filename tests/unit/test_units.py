@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from lua_process import read_vectors
 from site_vectors import python_site, tables
 
-from hami_hpc.core.request import MemMib, MemPercent, Request, parse
-from hami_hpc.core.units import Site, Where, capacity, check_policy, class_of, resolve
+from hami_hpc.core.gpu_choice import Where, capacity
+from hami_hpc.core.request import Request, parse
+from hami_hpc.core.request_keys import MemMib, MemPercent
+from hami_hpc.core.site import Site
+from hami_hpc.core.units import check_policy, class_of, resolve
 from hami_hpc.errors import RequestError
 
 SITES = {name: python_site(table) for name, table in tables().items()}
@@ -53,7 +56,8 @@ def test_counts_each_vector_as_written(text: str, site: str, partitions: str, qo
     units = resolve(parsed.request, SITES[site], where)
     features = ",".join(units.features) or "-"
     slo = f" {units.slo_us}" if units.slo_us else ""
-    assert f"{units.shards} {units.service_class} {units.mem_mib} {units.cores} {features}{slo}" == expected
+    places = f" {units.count}x{''.join(units.places)}" if units.count > 1 else ""
+    assert f"{units.shards} {units.service_class} {units.mem_mib} {units.cores} {features}{slo}{places}" == expected
 
 
 @given(ONE_MODEL_SITES, st.data())

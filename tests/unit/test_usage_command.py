@@ -112,7 +112,7 @@ def test_a_running_job_is_told_what_it_uses_now(
     node = Node.make(tmp_path)
     grant = Grant(5, 1001, "GPU-1", 0, 143156, "h200", 8192, 50, "std", "cap", "share", 1_000_000_000_000)
     used = Usage(state, 1024 * MIB, 2048 * MIB, 3, 25_000_000_000, 7_000_000_000)
-    monkeypatch.setattr(usage_command, "read_running", lambda run_dir, job, now_ns: (grant, used))
+    monkeypatch.setattr(usage_command, "read_running", lambda run_dir, job, now_ns: [(grant, used)])
     monkeypatch.setattr(time, "time_ns", lambda: 1_100_000_000_000)
     result: Result = CliRunner().invoke(main, ["usage", "5"], env={"HAMI_HPC_CONFIG": str(node.config)})
     lines = result.stdout.splitlines()

@@ -128,6 +128,36 @@ def test_a_suspicion_says_who_does_what_and_has_the_processes(seen: Look, text: 
     assert (one.text, one.processes, one.gpu_uuid) == (text, seen.processes, seen.processes[0].gpu_uuid)
 
 
+def limited(most: int, mode: str = "share") -> tuple[Slice, ...]:
+    return (Slice(grant()._replace(max_processes=most, mode=mode), None, 0, 0),)
+
+
+@pytest.mark.parametrize(
+    ("seen", "surplus"),
+    [
+        (look(process(1), process(2), slices=limited(0)), []),
+        (look(process(1), process(2), slices=limited(2)), []),
+        (look(process(9, started=1), process(1, started=2), process(2, started=3), slices=limited(1)), [1, 2]),
+        (look(process(3), process(1), process(2), slices=limited(2)), [3]),
+        # others' processes, those on another GPU, and those that hold nothing do not count
+        (look(process(1), process(2, job_id=8), slices=limited(1)), []),
+        (look(process(1), process(2, job_id=-1), slices=limited(1)), []),
+        (look(process(1), process(2, used_mib=0), slices=limited(1)), []),
+        (look(process(1), process(2), slices=limited(1, "mig")), []),
+        (look(process(1), process(2), slices=limited(1, "mps")), [2]),
+    ],
+)
+def test_processes_that_began_after_as_many_as_may_use_a_slice_are_found(seen: Look, surplus: list[int]) -> None:
+    found = [one for one in judge(seen, LIMITS) if one.kind is Kind.PROCESSES_OVER]
+    assert [process.pid for one in found for process in one.processes] == surplus
+    assert [(one.job_id, one.pid, one.gpu_uuid) for one in found] == [(7, 0, GPU)] * bool(surplus)
+
+
+def test_a_finding_of_too_many_processes_says_how_many_and_why() -> None:
+    (one,) = judge(look(process(1, used_mib=1), process(2, used_mib=1), slices=limited(1)), LIMITS)
+    assert one.text == "job 7 has 2 processes on GPU GPU-1; class std allows 1 (max_processes)"
+
+
 def suspicion(kind: Kind = Kind.MEMORY_OVER, job_id: int = 7) -> Suspicion:
     return Suspicion(kind, job_id, 0, GPU, (), "text")
 
@@ -140,7 +170,7 @@ def test_a_suspicion_is_confirmed_by_a_second_look_after_its_grace(kind: Kind) -
     assert incidents.update(GRACE_NS[kind] - 1, [suspicion(kind)]) == []
     (incident,) = incidents.update(GRACE_NS[kind], [suspicion(kind)])
     assert incident.is_new
-    assert incidents.open() == {(kind, 7)}
+    assert {(found, job) for found, job, _gpu in incidents.open()} == {(kind, 7)}
     assert not incidents.is_waiting()
 
 
@@ -206,6 +236,28 @@ def test_the_time_of_each_capped_job_is_watched_whoever_is_before_it() -> None:
     slices = (Slice(grant(8, policy="burst"), None, 0, 0), Slice(grant(7, policy="cap"), None, 0, 0))
     looks = [look(process(busy_ns=SECOND), slices=slices, at=at * SECOND) for at in range(10)]
     assert {found.job_id for one in looks for found in watch.judge(one)} == {7}
+
+
+def times_of_resized(shares: Sequence[int], used: Sequence[float], step_ns: int = SECOND) -> list[int]:
+    """Returns the looks at which a job that has these shares one after the other is above them."""
+    watch, found = TimeWatch(), []
+    for number, (share, percent) in enumerate(zip(shares, used, strict=True)):
+        one = Slice(grant(cores=share, policy="cap"), None, 0, 0)
+        own = process(busy_ns=int(percent * step_ns / 100))
+        if list(watch.judge(look(own, slices=(one,), at=number * step_ns))):
+            found.append(number)
+    return found
+
+
+def test_a_resized_job_is_judged_by_the_shares_that_it_had() -> None:
+    assert times_of_resized([100] * 40 + [20] * 40, [100] * 41 + [20] * 39) == []
+    assert times_of_resized([20] * 40 + [100] * 40, [20] * 40 + [100] * 40) == []
+    assert times_of_resized([100] * 40 + [20] * 40, [100] * 80)[0] <= 44
+
+
+def test_who_resizes_its_job_at_each_look_is_found_all_the_same() -> None:
+    assert times_of_resized([25, 24] * 10, [100] * 20)[0] <= 4
+    assert times_of_resized([25, 24] * 30, [40] * 60)[0] == 30
 
 
 def test_time_above_the_share_is_said_in_figures() -> None:

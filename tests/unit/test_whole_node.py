@@ -89,8 +89,10 @@ def test_reconcile_leaves_a_running_jobs_mark_and_removes_an_ended_ones(node: No
         {c.ENV_VGPU: "1"},
         {c.ENV_CORES: "100"},
         {c.ENV_CORES: "199"},
-        {"SLURM_JOB_GPUS": "0"},
         {"SLURM_JOB_GPUS": ""},
+        {"SLURM_JOB_GPUS": "0,1,2"},
+        {c.ENV_VGPU: "2"},
+        {c.ENV_VGPU: "16", c.ENV_CORES: "1600"},
         {c.ENV_VGPU: "-5"},
         {c.ENV_VGPU: ""},
         {c.ENV_CORES: "9" * 40},
@@ -103,8 +105,7 @@ def test_units_that_are_not_all_of_a_nodes_mark_nothing(node: Node, given: dict[
     assert not (node.jobs / "7" / c.FILE_WHOLE).exists()
 
 
-def test_a_node_of_one_gpu_with_one_shard_is_told_from_its_whole_slice(node: Node) -> None:
-    """The class's units are as many as shards: only their sum over the three classes tells."""
+def test_a_node_of_one_gpu_is_told_from_its_whole_slice(node: Node) -> None:
     one_gpu = {"SLURM_JOB_GPUS": "0", c.ENV_CORES: "100", c.ENV_MEM_MIB: str(GPU_MIB)}
-    assert whole_gpus(whole_job(7, **one_gpu, **{c.ENV_VGPU: "3"})) == "0"
+    assert whole_gpus(whole_job(7, **one_gpu)) == "0"
     assert whole_gpus(whole_job(7, **one_gpu, **{c.ENV_VGPU: "1"})) == ""

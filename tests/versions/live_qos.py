@@ -15,7 +15,8 @@ import pytest
 from harness import cluster as private_cluster
 from harness import config, jobs
 from harness.layout import CHECKOUT, Layout
-from test_qos import CLEARED, PIECES, SETTINGS, listed, merge, write_settings
+from harness.merging import merge
+from test_qos import CLEARED, PIECES, SETTINGS, listed, write_settings
 
 ROOT = CHECKOUT / "build" / "versions-qos"
 ALL_FIELDS = """\

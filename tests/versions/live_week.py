@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accounting on the Slurm at hand, whatever its version: slurmdbd's own answers, as text and as JSON.
 
-`make test-slurm-versions` runs this in a chroot of each Debian release; pytest collects it only where it is named.
+`make test-matrix` runs this in a chroot of each Debian release; pytest collects it only where it is named.
 The private cluster is one without simulated GPUs or plugins of ours: accounting reads records, and needs neither.
 
 HAMI_HPC_RECORD=DIRECTORY keeps what sacct printed there (tests/unit/test_accounting/records).

@@ -12,9 +12,9 @@ from hami_hpc.core.watch import Kind
 from .layout import Layout
 
 
-def log_size(layout: Layout) -> int:
-    """Returns the present end of the agent's output."""
-    return (layout.log / "agent.out").stat().st_size
+def log_size(layout: Layout, name: str = "agent") -> int:
+    """Returns the present end of an agent's output."""
+    return (layout.log / f"{name}.out").stat().st_size
 
 
 def event_of(line: dict[str, Any]) -> Event:
@@ -23,9 +23,9 @@ def event_of(line: dict[str, Any]) -> Event:
     return Event(**{name: value for name, value in values.items() if name in Event._fields})
 
 
-def events_since(layout: Layout, start: int) -> list[Event]:
+def events_since(layout: Layout, start: int, name: str = "agent") -> list[Event]:
     """Returns the findings that the agent printed after this end, each with its kind."""
-    with (layout.log / "agent.out").open("rb") as file:
+    with (layout.log / f"{name}.out").open("rb") as file:
         file.seek(start)
         lines = file.read().decode().splitlines()
     events = [event_of(json.loads(line)) for line in lines if line.startswith("{")]

@@ -11,11 +11,11 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from . import accounts, config, daemons, services
-from .layout import ClusterError, Layout, is_usable, open_or_create, remembered, with_new_ports
+from .layout import ClusterError, Layout, Machine, is_usable, open_or_create, remembered, with_new_ports
 
 
 @contextlib.contextmanager
@@ -27,19 +27,21 @@ def _locked(root: Path) -> Iterator[None]:
         yield
 
 
-def up(root: Path) -> Layout:
+def up(root: Path, machines: Sequence[Machine] | None = None) -> Layout:
     """Starts the daemons that do not run, restarts those that do not answer, and installs files that were rebuilt.
 
+    machines: the nodes with GPUs of a new cluster, None for one node with config.GPU_COUNT of them.
     Raises ClusterError with the log of the daemon that failed.
     """
     with _locked(root):
         _stop_stray(root)
-        layout = _usable_ports(open_or_create(root))
+        layout = _usable_ports(open_or_create(root, machines))
         changed = config.install(layout)
         _make_homes(layout)
         services.make_database(layout)
-        for name in services.ALL:
-            stale = _read_old_settings(layout) if name == "agent" else changed and name in services.SLURM
+        for name in services.all_daemons(layout):
+            is_agent = name in services.agents(layout)
+            stale = _read_old_settings(layout, name) if is_agent else changed and name in services.slurm_daemons(layout)
             _start_or_repair(layout, name, restart=stale)
             if name == "slurmdbd":
                 accounts.make_accounts(layout)
@@ -49,18 +51,23 @@ def up(root: Path) -> Layout:
         return layout
 
 
-def _read_old_settings(layout: Layout) -> bool:
+def _read_old_settings(layout: Layout, agent: str) -> bool:
     """Returns whether the agent was started before its settings were written. No other daemon reads them."""
-    started = layout.pids / "agent"
-    return started.exists() and started.stat().st_mtime_ns < layout.site_config.stat().st_mtime_ns
+    started = layout.pids / agent
+    settings = layout.at(services.agents(layout)[agent]).site_config
+    return started.exists() and started.stat().st_mtime_ns < settings.stat().st_mtime_ns
 
 
 def _stop_stray(root: Path) -> None:
     """Ends daemons whose public directory or cluster.json is gone, because they cannot be repaired."""
     layout = remembered(root)
     if layout is None or not is_usable(layout):
-        for name in reversed(services.ALL):
-            daemons.stop(_without_public(root), name)
+        _stop_all(_without_public(root))
+
+
+def _stop_all(layout: Layout) -> list[str]:
+    """Stops every daemon that was started in this directory. Returns the names of those that were running."""
+    return [name for name in reversed(services.started_daemons(layout.root)) if daemons.stop(layout, name)]
 
 
 def _without_public(root: Path) -> Layout:
@@ -75,10 +82,10 @@ def down(root: Path) -> list[str]:
         return []
     with _locked(root):
         layout = remembered(root) or _without_public(root)
-        running = {name for name in services.ALL if daemons.running_pid(layout, name)}
-        if is_usable(layout) and {"slurmctld", *config.NODES} <= running:
+        running = {name for name in services.all_daemons(layout) if daemons.running_pid(layout, name)}
+        if is_usable(layout) and {"slurmctld", *layout.slurmds} <= running:
             _end_jobs(layout)
-        return [name for name in reversed(services.ALL) if daemons.stop(layout, name)]
+        return _stop_all(layout)
 
 
 def remove(root: Path) -> None:
@@ -92,9 +99,10 @@ def remove(root: Path) -> None:
 
 
 def unmount(layout: Layout) -> None:
-    """Unmounts the mounts of prologs in the run directory, the innermost first."""
+    """Unmounts the mounts of prologs in the run directories, the innermost first."""
+    folders = tuple(f"{layout.at(node).run_dir}/" for node in layout.gpu_nodes)
     mount_points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    below = [point for point in reversed(mount_points) if point.startswith(f"{layout.run_dir}/")]
+    below = [point for point in reversed(mount_points) if point.startswith(folders)]
     if below:
         subprocess.run(("umount", "--lazy", *below), check=True)
 
@@ -113,7 +121,7 @@ def _usable_ports(layout: Layout) -> Layout:
     """Returns the layout, with new ports if another program listens on one of its ports."""
     for name, port in layout.ports.items():
         if daemons.running_pid(layout, name) is None and _is_taken(port):
-            for daemon in reversed(services.SLURM):
+            for daemon in reversed(services.slurm_daemons(layout)):
                 daemons.stop(layout, daemon)
             return with_new_ports(layout)
     return layout
@@ -147,14 +155,14 @@ def restart(layout: Layout, name: str, how: signal.Signals = signal.SIGTERM) -> 
 
 def _wait_for_nodes(layout: Layout, timeout_s: float = 60.0) -> None:
     if not daemons.wait_until(lambda: services.nodes_answer(layout), timeout_s):
-        logs = "\n".join(daemons.log_tail(layout.log / f"{name}.log") for name in ("slurmctld", *config.NODES))
+        logs = "\n".join(daemons.log_tail(layout.log / f"{name}.log") for name in ("slurmctld", *layout.slurmds))
         raise ClusterError(f"slurmctld has not heard from all nodes in {timeout_s:.0f} s\n{logs}")
 
 
 def _return_nodes(layout: Layout) -> None:
     """Resumes drained or down nodes, because a demo has no administrator who does."""
     environment = services.clean_environment(layout)
-    for node in config.NODES.values():
+    for node in layout.slurmds.values():
         state = services.answer(("sinfo", "-h", "-N", "-n", node, "-o", "%T"), environment) or ""
         if any(word in state for word in ("drain", "down", "fail")):
             services.succeeds(("scontrol", "update", f"nodename={node}", "state=resume"), environment)

@@ -13,32 +13,21 @@ import socket
 import subprocess
 from pathlib import Path
 
+from hami_hpc.contract import constants as c
 from hami_hpc.node import ldso
 
-from .layout import CHECKOUT, ClusterError, Layout
+from . import several
+from .files import write as write
+from .layout import CHECKOUT, CPU_NODE, FIRST_NODE, ClusterError, Layout, Machine
 
-NODES = {"slurmd": "node1", "slurmd-cpu": "cpu1"}  # the node with the GPUs, and one without
-NODE, CPU_NODE = NODES["slurmd"], NODES["slurmd-cpu"]
+NODE = FIRST_NODE
 GPU_MODEL = "h200"
-GPU_COUNT = 2
+GPU_COUNT = 2  # of a cluster with one node
+GPU_MIB = {GPU_MODEL: 143156, "h100": 81008, "a100-80": 81250, "a100-40": 40383}  # what CUDA can use
 PARTITION = "gpu"
 PYTHON = CHECKOUT / ".venv" / "bin" / "python"
 _LUA = CHECKOUT / "slurm-plugins" / "lua"
 _BUILD = CHECKOUT / "build"
-
-
-def write(path: Path, content: str | bytes, mode: int = 0o644) -> bool:
-    """Writes a file whole; returns whether it was new or different."""
-    data = content.encode() if isinstance(content, str) else content
-    if path.exists() and path.read_bytes() == data and path.stat().st_mode & 0o777 == mode:
-        return False
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    temporary.touch(mode=0o600)
-    temporary.write_bytes(data)
-    temporary.chmod(mode)
-    temporary.rename(path)
-    return True
 
 
 def _copy(source: Path, target: Path, mode: int = 0o644) -> bool:
@@ -54,7 +43,8 @@ def install(layout: Layout) -> bool:
     if not plugins:
         raise ClusterError(f"{_BUILD}/slurm-plugins holds no plugin; run make build")
     changed = [_copy(plugin, layout.plugins / plugin.name) for plugin in plugins]
-    _install_simulation(layout)
+    for node in layout.gpu_nodes:
+        _install_simulation(layout.at(node))
     _copy(_BUILD / "native" / "libhami-hpc.so", layout.interposer)
     _copy(_BUILD / "examples" / "slice", layout.bin / "slice", 0o755)
     for script in sorted(_LUA.glob("*.lua")):
@@ -69,7 +59,8 @@ def _install_simulation(layout: Layout) -> None:
         _copy(sim / library, layout.driver / library)
     if (layout.machine / "machine.conf").exists():
         return
-    command = (str(sim / "sim-machine"), str(layout.machine), *([GPU_MODEL] * GPU_COUNT))
+    model, gpus = machine_of(layout)
+    command = (str(sim / "sim-machine"), str(layout.machine), *([model] * gpus))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ClusterError(f"{' '.join(command)} failed: {done.stdout}{done.stderr}")
@@ -77,8 +68,14 @@ def _install_simulation(layout: Layout) -> None:
     for stale in layout.run_dir.glob("ledger.db*"):
         stale.unlink()
     # Slurm needs a character device for each GPU, and checks only its name and type.
-    for index in range(GPU_COUNT):
+    for index in range(gpus):
         device_file(layout, index).symlink_to("/dev/zero" if index % 2 else "/dev/null")
+
+
+def machine_of(layout: Layout) -> Machine:
+    """Returns the GPUs of the layout's node."""
+    machines = layout.machines or (Machine(GPU_MODEL, GPU_COUNT),)
+    return machines[layout.gpu_nodes.index(layout.node)]
 
 
 def device_file(layout: Layout, index: int) -> Path:
@@ -104,11 +101,16 @@ def preload_mode() -> str:
 
 
 def site_toml(layout: Layout) -> str:
-    """Returns the settings of a site with one partition of H200s (docs/architecture.md, "The site's settings")."""
+    """Returns the settings of a site with one partition of H200s, or of the several nodes' models. A job may have as
+    many slices as the largest of several nodes has GPUs (docs/architecture.md, "The site's settings")."""
+    models = list(dict.fromkeys(machine.model for machine in layout.machines)) or [GPU_MODEL]
+    named = ", ".join(f'"{model}"' for model in models)
+    sizes = "".join(f"[gpu_models.{model}]\ntotal_mib = {GPU_MIB[model]}\n" for model in models)
+    slices = f"slices_max = {max(machine.gpus for machine in layout.machines)}\n" if layout.machines else ""
     return f"""\
 version = 1
 [vgpu]
-shard_mib = 256
+{slices}shard_mib = 256
 preload = "{preload_mode()}"
 [paths]
 run_dir = "{layout.run_dir}"
@@ -124,19 +126,17 @@ policy = "burst"
 qos = ["be"]
 policy = "burst"
 policies = ["burst", "cap"]
-[gpu_models.{GPU_MODEL}]
-total_mib = 143156
-[partitions.{PARTITION}]
-gpu_models = ["{GPU_MODEL}"]
+{sizes}[partitions.{PARTITION}]
+gpu_models = [{named}]
 [partitions.whole]
-gpu_models = ["{GPU_MODEL}"]
+gpu_models = [{named}]
 [agent]
 """
 
 
 def slurm_conf(layout: Layout) -> str:
     """Returns the private cluster's slurm.conf without hami_hpc's part, which `hami-hpc render` writes beside it."""
-    root, ports = layout.root, layout.ports
+    root, ports, gpu_nodes = layout.root, layout.ports, ",".join(layout.gpu_nodes)
     return f"""\
 # Written by tests/cluster/harness for a private cluster; changes are lost at the next start.
 ClusterName=demo
@@ -155,7 +155,7 @@ SlurmdLogFile={layout.log}/slurmd.%n.log
 
 # Nothing here may depend on cgroups, systemd or PMIx: the cluster runs in containers and chroots too.
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/hami_hpc
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 SwitchType=switch/none
@@ -180,10 +180,10 @@ AccountingStorageEnforce=associations,qos
 
 include {layout.etc}/slurm-hami-hpc.conf
 NodeName={CPU_NODE} NodeHostname={_hostname()} NodeAddr=127.0.0.1 Port={ports["slurmd-cpu"]} CPUs=16 RealMemory=1024
-PartitionName={PARTITION} Nodes={NODE} Default=YES MaxTime=60 OverSubscribe=NO
-PartitionName=whole Nodes={NODE} MaxTime=60 OverSubscribe=EXCLUSIVE
+PartitionName={PARTITION} Nodes={gpu_nodes} Default=YES MaxTime=60 OverSubscribe=NO
+PartitionName=whole Nodes={gpu_nodes} MaxTime=60 OverSubscribe=EXCLUSIVE
 PartitionName=cpu Nodes={CPU_NODE} MaxTime=60 OverSubscribe=NO
-"""
+{several.SLURM_CONF_LINE if layout.machines else ""}"""
 
 
 @functools.cache
@@ -227,32 +227,39 @@ def _hostname() -> str:
 def _stage_script(layout: Layout, stage: str) -> str:
     """Returns a wrapper of prolog or epilog: Prolog= and Epilog= take no arguments, and the environment is empty."""
     driver = "".join(f"export {name}='{value}'\n" for name, value in driver_environment(layout).items())
-    return f"#!/bin/sh\n{driver}exec '{CHECKOUT}/prolog/{stage}' --config '{layout.site_config}'\n"
+    own = several.dispatch(layout, stage)
+    return f"#!/bin/sh\n{own}{driver}exec '{CHECKOUT}/prolog/{stage}' --config '{layout.site_config}'\n"
 
 
 def _task_prolog(layout: Layout) -> str:
     """Returns TaskProlog, which prints the variables that slurmstepd adds to the task's environment."""
     lines = (f"echo 'export {name}={value}'\n" for name, value in driver_environment(layout).items())
-    # The simulated kernel is preloaded after the other libraries, here the interposer that SPANK preloads.
+    # The simulated kernel is preloaded after the interposer. That one is in /etc/ld.so.preload of a limited task, whose
+    # libraries ld.so loads after those of LD_PRELOAD.
     kernel = simulated_kernel(layout)
-    preload = f"""case ":$LD_PRELOAD:" in
+    preload = f"""[ -n "$LD_PRELOAD" ] || [ ! -e {c.FILE_SELF}/{c.FILE_SELF_LIMITS} ] || LD_PRELOAD={layout.interposer}
+case ":$LD_PRELOAD:" in
 *":{kernel}:"*) ;;
 *) echo "export LD_PRELOAD=${{LD_PRELOAD:+$LD_PRELOAD:}}{kernel}" ;;
 esac
 """
-    return "#!/bin/sh\n" + "".join(lines) + preload + f'echo "export PATH=$PATH:{layout.bin}"\n'
+    own = several.dispatch(layout, "task_prolog")
+    return f"#!/bin/sh\n{own}" + "".join(lines) + preload + f'echo "export PATH=$PATH:{layout.bin}"\n'
 
 
 def _write_configuration(layout: Layout) -> list[bool]:
     etc = layout.etc
-    write(layout.site_config, site_toml(layout))
-    write(etc / "task_prolog", _task_prolog(layout), 0o755)
-    for stage in ("prolog", "epilog"):
-        write(etc / stage, _stage_script(layout, stage), 0o755)
+    nodes = [layout.at(name) for name in layout.gpu_nodes]
+    for node in nodes:
+        write(node.site_config, site_toml(node))
+        write(node.etc / "task_prolog", _task_prolog(node), 0o755)
+        for stage in ("prolog", "epilog"):
+            write(node.etc / stage, _stage_script(node, stage), 0o755)
     changed = [write(etc / "slurm.conf", slurm_conf(layout))]
     changed.append(write(etc / "cgroup.conf", cgroup_conf()))
     changed.append(write(etc / "slurmdbd.conf", slurmdbd_conf(layout), 0o600))
-    return [*changed, render(layout)]
+    changed += [render(node) for node in nodes]
+    return [*changed, *(several.write_own(node) for node in nodes[1:])]
 
 
 def _slurm_plugin_dir() -> Path:
@@ -264,22 +271,24 @@ def _slurm_plugin_dir() -> Path:
 
 
 def node_parameters(layout: Layout) -> str:
-    """Returns the GPU node's line of slurm.conf without its name and gres."""
-    return f"NodeHostname={_hostname()} NodeAddr=127.0.0.1 Port={layout.ports['slurmd']} CPUs=256 RealMemory=1024"
+    """Returns the node's line of slurm.conf without its name and gres."""
+    port = next(layout.ports[name] for name, node in layout.slurmds.items() if node == layout.node)
+    return f"NodeHostname={_hostname()} NodeAddr=127.0.0.1 Port={port} CPUs=256 RealMemory=1024"
 
 
 def render(layout: Layout) -> bool:
-    """Runs `hami-hpc render` as an administrator would, on the GPUs that the simulated NVML shows."""
+    """Runs `hami-hpc render` as an administrator would, on the GPUs that the simulated NVML shows, for this node."""
+    shared = layout.at(NODE)
     command = (
-        *(str(PYTHON.with_name("hami-hpc")), "render", "--output", str(layout.etc), "--node", NODE),
+        *(str(PYTHON.with_name("hami-hpc")), "render", "--output", str(shared.etc), "--node", layout.node),
         *("--node-parameters", node_parameters(layout)),
         *("--device", str(device_file(layout, 0)).removesuffix("0")),
         *("--plugin-dir", f"{_slurm_plugin_dir()}:{layout.plugins}"),
         *("--spank", str(layout.plugins / "spank_hami_hpc.so")),
-        *("--prolog", str(layout.etc / "prolog"), "--epilog", str(layout.etc / "epilog")),
+        *("--prolog", str(shared.etc / "prolog"), "--epilog", str(shared.etc / "epilog")),
         "--force",  # replaces files that a test has edited
     )
-    environment = {"PATH": "/usr/bin:/bin", "HAMI_HPC_CONFIG": str(layout.site_config), **driver_environment(layout)}
+    environment = {"PATH": "/usr/bin:/bin", "HAMI_HPC_CONFIG": str(shared.site_config), **driver_environment(layout)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ClusterError(f"{' '.join(command)} failed: {done.stdout}{done.stderr}")

@@ -16,6 +16,7 @@ from .config import driver_environment, simulated_kernel
 from .daemons import log_tail
 from .layout import CHECKOUT, ClusterError, Layout
 
+_WAITED = re.compile(r"^srun: (Job \S+ step creation temporarily disabled\b|Step created for ).*\n", re.MULTILINE)
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"})
 
@@ -171,7 +172,11 @@ def evidence(layout: Layout, job: int | str | None = None) -> str:
 
 
 def output(layout: Layout, user: str, job: int | str) -> str:
-    """Returns the job's output so far."""
+    """Returns the job's output so far, without what srun says of a step that waited for the one before it."""
+    return _WAITED.sub("", whole_output(layout, user, job))
+
+
+def whole_output(layout: Layout, user: str, job: int | str) -> str:
     path = layout.home / user / f"slurm-{job}.out"
     return path.read_text(errors="replace") if path.exists() else ""
 
@@ -179,7 +184,9 @@ def output(layout: Layout, user: str, job: int | str) -> str:
 def without_simulation(layout: Layout, text: str) -> str:
     """Returns a job's environment as it is on a real node, without the preload of the simulated kernel."""
     kernel = str(simulated_kernel(layout))
-    return text.replace(f"LD_PRELOAD={kernel}\n", "").replace(f":{kernel}", "")
+    for alone in (kernel, f"{layout.interposer}:{kernel}"):
+        text = text.replace(f"LD_PRELOAD={alone}\n", "")
+    return text.replace(f":{kernel}", "")
 
 
 def write_script(layout: Layout, user: str, name: str, text: str) -> Path:

@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
 import subprocess
 import tempfile
 from pathlib import Path
+
+MNT_DETACH = 2
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @functools.cache
@@ -22,6 +27,6 @@ def unmount_below(folder: Path) -> None:
     """Unmounts everything below a folder, the innermost first."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     mount_points = [line.split()[4] for line in lines]
-    below = [point for point in reversed(mount_points) if point.startswith(f"{folder}/")]
-    if below:
-        subprocess.run(["umount", "--lazy", *below], check=True)
+    for point in reversed(mount_points):
+        if point.startswith(f"{folder}/") and _libc.umount2(os.fsencode(point), MNT_DETACH) != 0:
+            raise OSError(ctypes.get_errno(), "umount2", point)

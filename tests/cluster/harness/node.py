@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import jobs
-from .config import NODE
 from .layout import CHECKOUT, Layout
 
 MIB = 1 << 20
@@ -87,8 +86,8 @@ def grants(layout: Layout) -> list[Granted]:
 
 
 def drain_reason(layout: Layout) -> str:
-    """Returns why the node with the GPUs takes no jobs; empty when it takes jobs."""
-    text = jobs.admin(layout, "sinfo", "-h", "-N", "-n", NODE, "-o", "%T %E")
+    """Returns why the layout's node takes no jobs; empty when it takes jobs."""
+    text = jobs.admin(layout, "sinfo", "-h", "-N", "-n", layout.node, "-o", "%T %E")
     state, _, reason = text.strip().partition(" ")
     return reason if "drain" in state or "down" in state else ""
 

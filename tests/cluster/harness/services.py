@@ -1,24 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemons of a private cluster: munged, MariaDB, slurmdbd, slurmctld, a slurmd for each of two nodes, the agent."""
+"""The daemons of a private cluster: munged, MariaDB, slurmdbd, slurmctld, a slurmd for each node, an agent for each
+node with GPUs."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 from hami_hpc.node import agent_file, boot
 
-from .config import NODES, PYTHON, driver_environment
+from .config import PYTHON, driver_environment
 from .daemons import Daemon
-from .layout import ClusterError, Layout
+from .layout import CHECKOUT, ClusterError, Layout
 
-# In the order of their start; they are stopped in reverse.
-SLURM = ("slurmdbd", "slurmctld", *NODES)
-NAMES = ("munged", "mariadbd", *SLURM)
-ALL = (*NAMES, "agent")
+_KINDS = ("munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd", "agent")
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def slurm_daemons(layout: Layout) -> tuple[str, ...]:
+    """Returns the names of Slurm's daemons in the order of their start; they are stopped in reverse."""
+    return ("slurmdbd", "slurmctld", *layout.slurmds)
+
+
+def all_daemons(layout: Layout) -> tuple[str, ...]:
+    """Returns the names of all daemons in the order of their start."""
+    return ("munged", "mariadbd", *slurm_daemons(layout), *agents(layout))
+
+
+def agents(layout: Layout) -> dict[str, str]:
+    """Returns the nodes with GPUs by the names of their agents."""
+    slurmds = {name: node for name, node in layout.slurmds.items() if node in layout.gpu_nodes}
+    return {name.replace("slurmd", "agent"): node for name, node in slurmds.items()}
+
+
+def started_daemons(root: Path) -> list[str]:
+    """Returns the names of the daemons that were started here, also by a layout that is gone, as they started."""
+    folder = root / "pids"
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    return sorted(names, key=lambda name: (_KINDS.index(name.partition("-")[0]), name))
 
 
 def clean_environment(layout: Layout) -> dict[str, str]:
@@ -132,19 +154,28 @@ def describe(layout: Layout, name: str) -> Daemon:
         return Daemon(
             name, ("/usr/sbin/slurmctld", "-D"), lambda: succeeds(("scontrol", "ping"), environment), environment
         )
-    if name in NODES:
-        command = ("/usr/sbin/slurmd", "-D", "-N", NODES[name], "-L", f"{layout.log}/{name}.log")
-        return Daemon(name, command, lambda: nodes_answer(layout, NODES[name]), environment)
-    if name == "agent":
-        return _agent(layout, environment)
-    raise ClusterError(f"there is no daemon '{name}'; there are {', '.join(NAMES)}")
+    if name in layout.slurmds:
+        node = layout.slurmds[name]
+        command = ("/usr/sbin/slurmd", "-D", "-N", node, "-L", f"{layout.log}/{name}.log")
+        # slurmd's steps and its prolog read slurm.conf where slurmd does.
+        own = _gpu_node_environment(layout.at(node)) if node in layout.gpu_nodes else environment
+        return Daemon(name, command, lambda: nodes_answer(layout, node), own)
+    if name in agents(layout):
+        return _agent(layout.at(agents(layout)[name]), name)
+    raise ClusterError(f"there is no daemon '{name}'; there are {', '.join(all_daemons(layout))}")
 
 
-def _agent(layout: Layout, environment: dict[str, str]) -> Daemon:
+def _gpu_node_environment(layout: Layout) -> dict[str, str]:
+    """Returns the environment of a GPU node's slurmd, with what task/hami_hpc needs where nothing is installed."""
+    here = {"HAMI_HPC_STAGES": str(CHECKOUT / "prolog"), "HAMI_HPC_CONFIG": str(layout.site_config)}
+    return clean_environment(layout) | here
+
+
+def _agent(layout: Layout, name: str) -> Daemon:
     command = (
         str(PYTHON.with_name("hami-hpc")),
         "agent",
-        f"--node={NODES['slurmd']}",
+        f"--node={layout.node}",
         f"--config={layout.site_config}",
     )
     started_ns = agent_file.now_boot_ns()
@@ -153,12 +184,12 @@ def _agent(layout: Layout, environment: dict[str, str]) -> Daemon:
         state = agent_file.read(str(layout.run_dir), boot.boot_id())
         return state is not None and state.boot_time_ns > started_ns
 
-    return Daemon("agent", command, has_looked, environment | driver_environment(layout))
+    return Daemon(name, command, has_looked, clean_environment(layout) | driver_environment(layout))
 
 
 def nodes_answer(layout: Layout, *names: str) -> bool:
     """Returns whether these nodes (default: all) have registered. Until then slurmctld refuses jobs for their GPUs."""
-    command = ("sinfo", "--noheader", "--Node", "--format=%T", f"--nodes={','.join(names or NODES.values())}")
+    command = ("sinfo", "--noheader", "--Node", "--format=%T", f"--nodes={','.join(names or layout.slurmds.values())}")
     states = (answer(command, clean_environment(layout)) or "").split()
     # A trailing '*' means that slurmctld has no answer from slurmd. A drained node counts: an administrator or a prolog
     # has drained it.

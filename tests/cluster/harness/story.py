@@ -7,34 +7,22 @@ Each step checks its output and fails with the logs, so the demo is also a test.
 from __future__ import annotations
 
 import re
-import textwrap
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 from . import jobs, node
 from .config import GPU_COUNT, NODE
 from .layout import ClusterError, Layout
+from .telling import StoryJob, billed, cancel_own, expect, heading, say, scheduled, show, submit
 
-_WIDTH = 112
 _SCRIPTS = ("train.sh", "serve.sh", "whole.sh", "later.sh")
-
-
-@dataclass(frozen=True, slots=True)
-class StoryJob:
-    """A job of the demo, and the file that ends it."""
-
-    job: int
-    user: str
-    release: Path
 
 
 def tell(layout: Layout) -> None:
     """Runs the whole demo on a running cluster. Raises ClusterError at the first step that fails."""
     began_unix_s = int(time.time())
-    _cancel_own(layout)
+    cancel_own(layout, _SCRIPTS)
     version = jobs.admin(layout, "sinfo", "--version").split()[-1]
-    _say(f"A private Slurm {version} is up, with {GPU_COUNT} simulated NVIDIA H200s on its node {NODE}.")
+    say(f"A private Slurm {version} is up, with {GPU_COUNT} simulated NVIDIA H200s on its node {NODE}.")
     busy = jobs.admin(layout, "squeue", "-h", "-o", "%i (%u)").split("\n")[:-1]
     if busy:
         raise ClusterError(
@@ -49,54 +37,11 @@ def tell(layout: Layout) -> None:
         _refused(layout)
         _live_usage(layout)
         _release(layout, first, second, whole, waiting)
-        _billed(layout, began_unix_s, [first, second, whole, waiting])
+        text = billed(layout, 10, began_unix_s, [first, second, whole, waiting])
+        for name in ("physics", "vision", "games", "news"):
+            expect(layout, f"the bill names {name}", name in text)
     finally:
-        _cancel_own(layout)
-
-
-def _cancel_own(layout: Layout) -> None:
-    """Cancels jobs that a failed or interrupted demo has left in the queue."""
-    for name in _SCRIPTS:
-        jobs.admin(layout, "scancel", f"--name={name}")
-    jobs.wait(layout, lambda: not jobs.admin(layout, "squeue", "-h", f"--name={','.join(_SCRIPTS)}"), "old jobs to end")
-
-
-def _heading(number: int, text: str) -> None:
-    print(f"\n{number}. {text}\n{'-' * (len(text) + 3)}", flush=True)
-
-
-def _say(text: str) -> None:
-    print(textwrap.fill(text, _WIDTH), flush=True)
-
-
-def _show(text: str) -> None:
-    print(textwrap.indent(text.rstrip("\n"), "    "), flush=True)
-
-
-def _expect(layout: Layout, what: str, holds: bool, job: int | None = None) -> None:
-    if not holds:
-        raise ClusterError(f"the demo expected that {what}; it is not so\n{jobs.evidence(layout, job)}")
-
-
-def _submit(layout: Layout, user: str, name: str, program: str, *options: str) -> StoryJob:
-    """Submits a job and prints the user's command. The job runs until its release file exists."""
-    release = layout.home / user / f"{name}.release"
-    release.unlink(missing_ok=True)
-    script = jobs.write_script(layout, user, f"{name}.sh", f"#!/bin/sh\n{program.format(until=release)}\n")
-    command = ("sbatch", *options, script.name)
-    _show(f"{user}$ {' '.join(command)}")
-    done = jobs.run_as(layout, user, command)
-    _show(done.text)
-    if done.status != 0:
-        raise ClusterError(f"that was refused, with status {done.status}\n{jobs.evidence(layout)}")
-    return StoryJob(int(done.out.split()[-1]), user, release)
-
-
-def _scheduled(layout: Layout, job: int) -> str:
-    """Returns the lines of `scontrol show job -d` that show the job's allocation."""
-    wanted = ("TRES=", "AllocTRES=", "JOB_GRES=", "Nodes=", "TresPerNode=")
-    lines = [line.strip() for line in jobs.admin(layout, "scontrol", "show", "job", "-d", str(job)).splitlines()]
-    return "\n".join(line for line in lines if line.startswith(wanted))
+        cancel_own(layout, _SCRIPTS)
 
 
 def gpu_indices(layout: Layout, job: int) -> set[int]:
@@ -117,42 +62,42 @@ def gpu_indices(layout: Layout, job: int) -> set[int]:
 
 
 def _request_and_schedule(layout: Layout) -> StoryJob:
-    _heading(1, "The request: 8 GiB of a GPU's memory, half of its time")
-    first = _submit(layout, "games", "train", "slice --until {until}", "--gres=vgpu:mem=8G,cores=50")
+    heading(1, "The request: 8 GiB of a GPU's memory, half of its time")
+    first = submit(layout, "games", "train", "slice --until {until}", "--gres=vgpu:mem=8G,cores=50")
     jobs.wait_for_state(layout, first.job, "RUNNING")
-    _heading(2, "What Slurm scheduled: shares of one GPU, in units of its own")
-    _show(f"$ scontrol show job -d {first.job}")
-    _show(_scheduled(layout, first.job))
+    heading(2, "What Slurm scheduled: shares of one GPU, in units of its own")
+    show(f"$ scontrol show job -d {first.job}")
+    show(scheduled(layout, first.job))
     tres = jobs.job_facts(layout, first.job)["TRES"]
     for unit in ("gres/vgpu_mem=8192", "gres/vgpu_cores=50", "gres/shard=279", "gres/vgpu=1"):
-        _expect(layout, f"job {first.job} holds {unit} (it holds {tres})", unit in tres, first.job)
+        expect(layout, f"job {first.job} holds {unit} (it holds {tres})", unit in tres, first.job)
     return first
 
 
 def _seen_by_the_program(layout: Layout, first: StoryJob) -> None:
-    _heading(3, "What the program in the job saw: a GPU of 8192 MiB, and CUDA's own error beyond")
+    heading(3, "What the program in the job saw: a GPU of 8192 MiB, and CUDA's own error beyond")
 
     def printed() -> bool:
-        _expect(layout, "the program runs", jobs.state(layout, first.job) == "RUNNING", first.job)
+        expect(layout, "the program runs", jobs.state(layout, first.job) == "RUNNING", first.job)
         return "CUDA says" in jobs.output(layout, first.user, first.job)
 
     jobs.wait(layout, printed, "the program to reach its limit", 30, first.job)
     text = jobs.output(layout, first.user, first.job)
-    _show(text)
+    show(text)
     for words in ("8192 MiB in total", "8192 of 8192 MiB in use", "CUDA_ERROR_OUT_OF_MEMORY"):
-        _expect(layout, f"the program printed '{words}'", words in text, first.job)
+        expect(layout, f"the program printed '{words}'", words in text, first.job)
 
 
 def _packed(layout: Layout, first: StoryJob) -> StoryJob:
-    _heading(4, "A second job, of another user and a latency-critical class, on the same GPU")
-    second = _submit(
+    heading(4, "A second job, of another user and a latency-critical class, on the same GPU")
+    second = submit(
         layout, "news", "serve", "slice --use 4096 --until {until}", "--qos=lc", "--gres=vgpu:mem=25%,cores=30"
     )
     jobs.wait_for_state(layout, second.job, "RUNNING")
-    _show(_scheduled(layout, second.job))
+    show(scheduled(layout, second.job))
     mine, theirs = gpu_indices(layout, first.job), gpu_indices(layout, second.job)
-    _say(f"Job {first.job} is on GPU {_list(mine)}, job {second.job} on GPU {_list(theirs)}.")
-    _expect(layout, "both jobs share one GPU", mine == theirs and len(mine) == 1, second.job)
+    say(f"Job {first.job} is on GPU {_list(mine)}, job {second.job} on GPU {_list(theirs)}.")
+    expect(layout, "both jobs share one GPU", mine == theirs and len(mine) == 1, second.job)
     return second
 
 
@@ -161,17 +106,17 @@ def _list(numbers: set[int]) -> str:
 
 
 def _whole_gpu(layout: Layout) -> StoryJob:
-    _heading(5, "Whole GPUs as ever: the other one goes to a job that knows nothing of vgpu")
+    heading(5, "Whole GPUs as ever: the other one goes to a job that knows nothing of vgpu")
     program = "while [ ! -e {until} ]; do sleep 0.2; done"
-    whole = _submit(layout, "news", "whole", program, "--gres=gpu:h200:1")
+    whole = submit(layout, "news", "whole", program, "--gres=gpu:h200:1")
     jobs.wait_for_state(layout, whole.job, "RUNNING")
-    _say(f"Job {whole.job} is on GPU {_list(gpu_indices(layout, whole.job))}.")
+    say(f"Job {whole.job} is on GPU {_list(gpu_indices(layout, whole.job))}.")
     return whole
 
 
 def _must_wait(layout: Layout) -> StoryJob:
-    _heading(6, "A job that fits beside nobody has to wait")
-    waiting = _submit(layout, "games", "later", "slice --use 1024 --until {until}", "--gres=vgpu:mem=8G,cores=60")
+    heading(6, "A job that fits beside nobody has to wait")
+    waiting = submit(layout, "games", "later", "slice --use 1024 --until {until}", "--gres=vgpu:mem=8G,cores=60")
     reason = ""
 
     def explained() -> bool:
@@ -180,57 +125,37 @@ def _must_wait(layout: Layout) -> StoryJob:
         return reason not in ("", "None")
 
     jobs.wait(layout, explained, "squeue to tell why the job waits", 30, waiting.job)
-    _show("games$ squeue")
-    _show(jobs.run_as(layout, "games", ("squeue", "-o", "%.6i %.8j %.8u %.4q %.10T %.12r %b")).out)
-    _expect(layout, f"job {waiting.job} waits for resources (reason: {reason})", reason == "Resources", waiting.job)
-    _say(f"Reason {reason}: no GPU has 60 % left. The job starts when a neighbour ends.")
+    show("games$ squeue")
+    show(jobs.run_as(layout, "games", ("squeue", "-o", "%.6i %.8j %.8u %.4q %.10T %.12r %b")).out)
+    expect(layout, f"job {waiting.job} waits for resources (reason: {reason})", reason == "Resources", waiting.job)
+    say(f"Reason {reason}: no GPU has 60 % left. The job starts when a neighbour ends.")
     return waiting
 
 
 def _refused(layout: Layout) -> None:
-    _heading(7, "A request that cannot be, refused at once")
+    heading(7, "A request that cannot be, refused at once")
     for request, word in (("vgpu:mem=200G,cores=50", "mem=200G"), ("vgpu:mem=8G,cores=150", "cores=150")):
         command = ("sbatch", f"--gres={request}", "train.sh")
-        _show(f"games$ {' '.join(command)}")
+        show(f"games$ {' '.join(command)}")
         done = jobs.run_as(layout, "games", command)
-        _show(done.text)
-        _expect(layout, f"{request} is refused with a message", done.status != 0 and word in done.text)
+        show(done.text)
+        expect(layout, f"{request} is refused with a message", done.status != 0 and word in done.text)
 
 
 def _live_usage(layout: Layout) -> None:
-    _heading(8, "On the node: what is granted, and used")
-    _show("# hami-hpc jobs")
-    _show(jobs.admin(layout, "hami-hpc", "jobs"))
+    heading(8, "On the node: what is granted, and used")
+    show("# hami-hpc jobs")
+    show(jobs.admin(layout, "hami-hpc", "jobs"))
 
 
 def _release(layout: Layout, first: StoryJob, second: StoryJob, whole: StoryJob, waiting: StoryJob) -> None:
-    _heading(9, "The first job ends, the waiting one starts")
+    heading(9, "The first job ends, the waiting one starts")
     first.release.touch()
     jobs.wait_for_state(layout, waiting.job, "RUNNING")
-    _say(f"Job {waiting.job} got GPU {_list(gpu_indices(layout, waiting.job))}.")
+    say(f"Job {waiting.job} got GPU {_list(gpu_indices(layout, waiting.job))}.")
     for demo_job in (second, whole, waiting):
         demo_job.release.touch()
     for demo_job in (first, second, whole, waiting):
         jobs.wait_for_state(layout, demo_job.job, "COMPLETED")
     node.wait_until_clean(layout)
-    _say("All jobs have ended. No grant, no region and no GPU memory is left behind.")
-
-
-def _billed(layout: Layout, began_unix_s: int, demo_jobs: list[StoryJob]) -> None:
-    _heading(10, "The bill: GPU-hours, from Slurm's own records")
-    # By time, as the bill asks: a query by job number has a job's end some tenths of a second earlier.
-    sacct = ("sacct", "-a", "-D", "-n", "-X", "-P", "-o", "JobIDRaw,State", "-S", f"uts{began_unix_s}")
-
-    def recorded() -> bool:
-        lines = set(jobs.admin(layout, *sacct).splitlines())
-        return {f"{demo_job.job}|COMPLETED" for demo_job in demo_jobs} <= lines
-
-    jobs.wait(layout, recorded, "sacct to know that the jobs ended", 30)
-    stamp = "%Y-%m-%dT%H:%M:%S"
-    start, end = time.gmtime(began_unix_s), time.gmtime(time.time() + 1)
-    command = ("hami-hpc", "bill", "--start", time.strftime(stamp, start), "--end", time.strftime(stamp, end))
-    _show(f"# {' '.join(command)}")
-    text = jobs.admin(layout, *command)
-    _show(text)
-    for name in ("physics", "vision", "games", "news"):
-        _expect(layout, f"the bill names {name}", name in text)
+    say("All jobs have ended. No grant, no region and no GPU memory is left behind.")

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The keepers of processes on a GPU: the steps of region/budget.c and limits/share.c, with any process killed, started
+ * The keepers of processes on a GPU: the steps of region/budget.c and limits/keeper.c, with any process killed, started
  * or stopped (SIGSTOP) between any two steps.
  *
  *	-DSTOPS=0            two processes of one job, which share its budget; -DPROCESSES=3: three

@@ -33,16 +33,21 @@ static struct hami_limits good(void)
 	return limits;
 }
 
-static void put(const void *data, size_t size, mode_t mode)
+static void put_as(const char *name, const void *data, size_t size, mode_t mode)
 {
 	int fd;
 
-	unlinkat(dir, HAMI_FILE_JOB_LIMITS, 0);
-	fd = openat(dir, HAMI_FILE_JOB_LIMITS, O_WRONLY | O_CREAT | O_EXCL, 0600);
+	unlinkat(dir, name, 0);
+	fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL, 0600);
 	CHECK(fd >= 0);
 	CHECK(write(fd, data, size) == (ssize_t)size);
 	CHECK(fchmod(fd, mode) == 0);
 	CHECK(close(fd) == 0);
+}
+
+static void put(const void *data, size_t size, mode_t mode)
+{
+	put_as(HAMI_FILE_JOB_LIMITS, data, size, mode);
 }
 
 static int read_back(void)
@@ -146,6 +151,10 @@ static void the_contents_are_checked(void)
 	CHECK_FIELD(latency, 2, RECORD_VALUES);
 	CHECK_FIELD(floor_percent, 99, RECORD_OK);
 	CHECK_FIELD(floor_percent, 100, RECORD_VALUES);
+	CHECK_FIELD(slice_count, 1, RECORD_OK);
+	CHECK_FIELD(slice_count, RECORD_SLICES_MAX, RECORD_OK);
+	CHECK_FIELD(slice_count, RECORD_SLICES_MAX + 1, RECORD_VALUES);
+	CHECK_FIELD(slice_index, 1, RECORD_VALUES);
 	CHECK_FIELD(sequence, 2, RECORD_OK);
 	CHECK_FIELD(sequence, 1, RECORD_UNSTABLE);
 	the_class_is_a_name();
@@ -153,6 +162,37 @@ static void the_contents_are_checked(void)
 	CHECK(read_changed(&limits) == RECORD_VALUES);
 	for (int fault = RECORD_OK; fault <= RECORD_UNSTABLE; fault++)
 		CHECK(*record_fault((enum record_fault)fault));
+}
+
+/* A later slice's record: of the same run as slice 0's, of its own number, and nobody else's. */
+static void the_records_of_later_slices_agree_with_the_first(void)
+{
+	struct hami_limits first = good(), other = good(), got;
+
+	CHECK(record_slice_count(&first) == 1); /* of an older hami_hpc, which wrote 0 */
+	first.slice_count = other.slice_count = 2;
+	other.slice_index = 1;
+	CHECK(record_read_slice(dir, me, &first, 1, &got) == -ENOENT);
+	put_as("job.1.limits", &other, sizeof(other), 0644);
+	CHECK(record_read_slice(dir, me, &first, 1, &got) == 0 && got.slice_index == 1);
+	CHECK(record_read_slice(dir, me + 1, &first, 1, &got) == RECORD_OWNER);
+	put_as("job.1.limits", &first, sizeof(first), 0644); /* a copy of slice 0's */
+	CHECK(record_read_slice(dir, me, &first, 1, &got) == RECORD_IDENTITY);
+	put(&other, sizeof(other), 0644);
+	CHECK(read_back() == RECORD_IDENTITY);
+	for (int change = 0; change < 5; change++) {
+		struct hami_limits wrong = other;
+
+		wrong.created_unix_ns += change == 0;
+		wrong.slice_count += change == 1;
+		wrong.job_id += change == 2;
+		wrong.uid += change == 3;
+		wrong.mode += change == 4;
+		put_as("job.1.limits", &wrong, sizeof(wrong), 0644);
+		CHECK(record_read_slice(dir, me, &first, 1, &got) == RECORD_IDENTITY);
+	}
+	CHECK(unlinkat(dir, "job.1.limits", 0) == 0);
+	put(&first, sizeof(first), 0644);
 }
 
 static void a_steps_record_is_written_whole_and_removed(void)
@@ -172,9 +212,15 @@ static void a_steps_record_is_written_whole_and_removed(void)
 	CHECK(read(fd, &got, sizeof(got)) == (ssize_t)sizeof(got));
 	CHECK(memcmp(&got, &limits, sizeof(got)) == 0);
 	close(fd);
-	CHECK(record_remove_step(dir, limits.step_id) == 0);
-	CHECK(record_remove_step(dir, limits.step_id) == 0);
+	limits.slice_count = 2;
+	limits.slice_index = 1;
+	CHECK(record_write_step(dir, &limits) == 0);
+	CHECK(record_remove_step(dir, limits.step_id, 0) == 0);
+	CHECK(record_remove_step(dir, limits.step_id, 0) == 0);
 	CHECK(openat(dir, "step-4294967291.limits", O_RDONLY) < 0 && errno == ENOENT);
+	CHECK(faccessat(dir, "step-4294967291.1.limits", R_OK, 0) == 0);
+	CHECK(record_remove_step(dir, limits.step_id, 1) == 0);
+	CHECK(faccessat(dir, "step-4294967291.1.limits", R_OK, 0) < 0);
 	CHECK(record_write_file(dir, "no/such", "", 0) == -ENOENT);
 }
 
@@ -263,6 +309,7 @@ int main(void)
 	CHECK(dir >= 0);
 	the_file_itself_is_checked();
 	the_contents_are_checked();
+	the_records_of_later_slices_agree_with_the_first();
 	a_steps_record_is_written_whole_and_removed();
 	the_first_steps_time_is_written_once();
 	the_prologs_refusal_is_read();

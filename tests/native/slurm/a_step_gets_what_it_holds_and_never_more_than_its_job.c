@@ -115,6 +115,12 @@ static void every_refusal_says_what_to_do(void)
 	}
 }
 
+/* What a step's record says where it has all of its job: with mode=share the job's record alone limits it then. */
+static bool has_all(const struct hami_limits *step)
+{
+	return step->mem_limit_bytes == UINT64_MAX && step->cores_percent == 100;
+}
+
 static void the_smaller_limit_wins(void)
 {
 	struct hami_limits job = {
@@ -132,23 +138,134 @@ static void the_smaller_limit_wins(void)
 	units.mem_mib = 8193;
 	units.cores_percent = 51;
 	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
-	CHECK(step.mem_limit_bytes == 8ull << 30 && step.cores_percent == 50);
+	CHECK(has_all(&step));
 
 	/* Counts whose bytes overflow 64 bits, down to 0 or to something small, are no smaller limit. */
 	units.mem_mib = 1ull << 44;
 	units.cores_percent = (1ull << 32) + 1;
 	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
-	CHECK(step.mem_limit_bytes == 8ull << 30 && step.cores_percent == 50);
+	CHECK(has_all(&step));
 	units.mem_mib = UINT64_MAX;
 	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
-	CHECK(step.mem_limit_bytes == 8ull << 30);
+	CHECK(step.mem_limit_bytes == UINT64_MAX);
 
 	units = (struct step_units){.shards = true, .vgpu = true};
 	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
-	CHECK(step.mem_limit_bytes == 8ull << 30 && step.cores_percent == 50);
+	CHECK(has_all(&step));
 
 	step_limits(&job, &units, STEP_WITHOUT_GPU, 3, 99, &step);
 	CHECK(step.mem_limit_bytes == 0 && step.cores_percent == 50);
+}
+
+/* The environment has the sums of the step's slices; each record has what one of them is. */
+static void a_step_with_several_slices_has_its_part_in_each(void)
+{
+	struct hami_limits job = {.job_id = 7,
+				  .step_id = HAMI_JOB_STEP_ID,
+				  .mem_limit_bytes = 8ull << 30,
+				  .cores_percent = 50,
+				  .slice_index = 1,
+				  .slice_count = 2};
+	struct step_units units = {.shards = true, .vgpu = true, .mem = true, .cores = true, .slices = 2};
+	struct hami_limits step;
+
+	units.mem_mib = 2 * 8192;
+	units.cores_percent = 100;
+	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+	CHECK(has_all(&step));
+	CHECK(step.slice_index == 1 && step.slice_count == 2);
+
+	units.mem_mib = 2 * 4096;
+	units.cores_percent = 20;
+	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+	CHECK(step.mem_limit_bytes == 4ull << 30 && step.cores_percent == 10);
+
+	/* A step of one slice that asks for the sum of both gets no more than the job has of each. */
+	units.slices = 1;
+	units.mem_mib = 2 * 8192;
+	units.cores_percent = 100;
+	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+	CHECK(has_all(&step));
+
+	/* Units that are less than one of each; a count that no step holds. */
+	units.slices = UINT64_MAX;
+	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+	CHECK(step.mem_limit_bytes == 0 && step.cores_percent == 1);
+	units = (struct step_units){.shards = true, .vgpu = true, .slices = 2};
+	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+	CHECK(has_all(&step));
+	CHECK(parse("HAMI_HPC_VGPU=2", "A=", "B=", "C=").slices == 2);
+}
+
+/* A step's units are parts of what its job asked for, whatever that has been resized to since. */
+static void a_step_of_a_resized_job_has_its_part_of_what_was_asked(void)
+{
+	struct hami_limits job = {.job_id = 7,
+				  .step_id = HAMI_JOB_STEP_ID,
+				  .mem_limit_bytes = 16ull << 30,
+				  .cores_percent = 20};
+	struct step_units units = {.shards = true, .vgpu = true, .mem = true, .cores = true, .slices = 1};
+	struct hami_limits step;
+
+	job.asked_mem_bytes = 8ull << 30;
+	job.asked_cores_percent = 50;
+	job.most_mem_bytes = 32ull << 30;
+	units.mem_mib = 8192;
+	units.cores_percent = 50;
+	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+	CHECK(has_all(&step));
+	CHECK(!step.asked_mem_bytes && !step.asked_cores_percent && !step.most_mem_bytes);
+
+	units.mem_mib = 4096;
+	units.cores_percent = 30;
+	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+	CHECK(step.mem_limit_bytes == 4ull << 30 && step.cores_percent == 30);
+}
+
+/* Modes whose slices are fixed keep what the job has in each step's record. */
+static void a_step_of_another_mode_has_what_its_job_has(void)
+{
+	static const uint32_t modes[] = {HAMI_MODE_MPS, HAMI_MODE_MIG};
+	struct step_units units = {.shards = true, .vgpu = true};
+	struct hami_limits step;
+
+	for (size_t i = 0; i < 2; i++) {
+		struct hami_limits job = {
+			.mode = modes[i], .mem_limit_bytes = 8ull << 30, .cores_percent = 50};
+
+		step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+		CHECK(step.mem_limit_bytes == 8ull << 30 && step.cores_percent == 50);
+	}
+}
+
+/* Of a MIG instance programs see the instance alone, so a step's share of the GPU becomes one of that. */
+static void a_part_of_an_instance_has_a_share_of_the_instances_time(void)
+{
+	struct hami_limits job = {
+		.job_id = 7, .mode = HAMI_MODE_MIG, .mem_limit_bytes = 16ull << 30, .cores_percent = 14};
+	struct step_units units = {.shards = true, .vgpu = true, .mem = true, .cores = true};
+	struct hami_limits step;
+	static const struct {
+		uint64_t mem_mib, cores;
+		uint32_t percent; /* 0: it has all, and nothing but the hardware limits it */
+	} cases[] = {{8192, 7, 50}, {8192, 14, 100},  {16384, 14, 0},   {16384, 5, 35},
+		     {16384, 1, 7}, {1 << 20, 99, 0}, {16383, 99, 100}, {1, 13, 92}};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		units.mem_mib = cases[i].mem_mib;
+		units.cores_percent = cases[i].cores;
+		step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+		CHECK(step.device_percent == cases[i].percent);
+		CHECK(step_is_part(&job, &step) == (cases[i].percent != 0));
+		CHECK(step.device_uuid[0] == '\0');
+	}
+	job.cores_percent = 100; /* a step's least share is 1 */
+	units.cores_percent = 1;
+	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+	CHECK(step.device_percent == 1);
+	job.mode = HAMI_MODE_SHARE;
+	step_limits(&job, &units, STEP_FENCED, 3, 99, &step);
+	CHECK(step.device_percent == 0 && step_is_part(&job, &step));
 }
 
 static void a_step_is_as_latency_critical_as_its_job_and_its_record_has_no_turns(void)
@@ -178,6 +295,10 @@ int main(void)
 	a_step_of_a_job_with_whole_gpus_is_not_limited();
 	every_refusal_says_what_to_do();
 	the_smaller_limit_wins();
+	a_step_of_a_resized_job_has_its_part_of_what_was_asked();
+	a_step_of_another_mode_has_what_its_job_has();
+	a_step_with_several_slices_has_its_part_in_each();
+	a_part_of_an_instance_has_a_share_of_the_instances_time();
 	a_step_is_as_latency_critical_as_its_job_and_its_record_has_no_turns();
 	return 0;
 }

@@ -58,6 +58,15 @@ static int task(const char *limit)
 	CHECK(found);
 	fclose(maps);
 	CHECK(fd >= 0 && read(fd, &limits, sizeof(limits)) == (ssize_t)sizeof(limits));
+	close(fd);
+	if (strcmp(limit, "300") == 0) { /* the step with two slices */
+		struct hami_limits other;
+
+		fd = open(HAMI_FILE_SELF "/step.1.limits", O_RDONLY);
+		CHECK(fd >= 0 && read(fd, &other, sizeof(other)) == (ssize_t)sizeof(other));
+		CHECK(other.mem_limit_bytes == 301 && other.slice_index == 1);
+		close(fd);
+	}
 	CHECK(limits.mem_limit_bytes == strtoull(limit, NULL, 10));
 	CHECK(access(HAMI_FILE_SELF "/" HAMI_FILE_JOB_LIMITS, R_OK) == 0);
 	get(HAMI_FILE_SELF "/shared/usage", line, sizeof(line)); /* on a mount of its own */
@@ -78,7 +87,7 @@ static void refused_where_root_is_no_mount(const struct options *opt)
 	CHECK(pid >= 0);
 	if (pid == 0) {
 		CHECK(chroot(RUN) == 0 && chdir("/") == 0);
-		CHECK(ldso_enter(opt, JOB, 0, error, sizeof(error)) < 0);
+		CHECK(ldso_enter(opt, JOB, 0, 1, error, sizeof(error)) < 0);
 		CHECK(strstr(error, "slurmd's root directory must be a mount point"));
 		CHECK(strstr(error, "preload = \"env\""));
 		_exit(0);
@@ -90,13 +99,13 @@ static void refused_where_root_is_no_mount(const struct options *opt)
  * said. */
 static bool refused_without_rights(void)
 {
-	const struct options opt = {RUN, MARK, PRELOAD_LDSO, BARE_SHARD_REFUSE};
+	const struct options opt = {.run_dir = RUN, .interposer = MARK, .preload = PRELOAD_LDSO};
 	char error[PATH_MAX + 256] = "";
 
 	if (unshare(CLONE_NEWNS) == 0)
 		return false;
 	CHECK(errno == EPERM);
-	CHECK(ldso_enter(&opt, JOB, 0, error, sizeof(error)) < 0);
+	CHECK(ldso_enter(&opt, JOB, 0, 1, error, sizeof(error)) < 0);
 	CHECK(strstr(error, "its mount namespace cannot be made") && strstr(error, "CAP_SYS_ADMIN"));
 	CHECK(strstr(error, "preload = \"env\""));
 	return true;
@@ -135,7 +144,8 @@ static void own_etc_and_run(const char *library)
 }
 
 /* A task of the step: root's part, then the user without an environment. Returns its exit status. */
-static int run_task(const struct options *opt, const char *program, uint32_t step_id, const char *limit)
+static int run_task(const struct options *opt, const char *program, uint32_t step_id, uint32_t slices,
+		    const char *limit)
 {
 	char *argv[] = {(char *)program, (char *)"task", (char *)limit, NULL}, *env[] = {NULL};
 	char error[PATH_MAX + 256] = "";
@@ -148,7 +158,7 @@ static int run_task(const struct options *opt, const char *program, uint32_t ste
 		int executable = open(program, O_RDONLY | O_CLOEXEC);
 
 		CHECK(executable >= 0);
-		if (ldso_enter(opt, JOB, step_id, error, sizeof(error)) < 0) {
+		if (ldso_enter(opt, JOB, step_id, slices, error, sizeof(error)) < 0) {
 			fprintf(stderr, "%s\n", error);
 			_exit(2);
 		}
@@ -160,35 +170,42 @@ static int run_task(const struct options *opt, const char *program, uint32_t ste
 	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-static void write_step(int dir, uint32_t step_id, uint64_t limit)
+static void write_step(int dir, uint32_t step_id, uint32_t slice, uint64_t limit)
 {
-	struct hami_limits limits = {
-		.magic = HAMI_LIMITS_MAGIC, .step_id = step_id, .mem_limit_bytes = limit};
+	struct hami_limits limits = {.magic = HAMI_LIMITS_MAGIC,
+				     .step_id = step_id,
+				     .slice_index = slice,
+				     .mem_limit_bytes = limit};
 
 	CHECK(record_write_step(dir, &limits) == 0);
 }
 
 static void fence(const char *library, const char *program)
 {
-	const struct options opt = {RUN, MARK, PRELOAD_LDSO, BARE_SHARD_REFUSE};
+	const struct options opt = {.run_dir = RUN, .interposer = MARK, .preload = PRELOAD_LDSO};
 	char error[PATH_MAX + 256] = "", list[64];
 	int dir;
 
 	own_etc_and_run(library);
 	dir = record_open_dir(RUN, JOB);
 	CHECK(dir >= 0);
-	write_step(dir, 0, 100);
-	write_step(dir, 1, 200);
+	write_step(dir, 0, 0, 100);
+	write_step(dir, 1, 0, 200);
+	write_step(dir, 3, 0, 300);
+	write_step(dir, 3, 1, 301);
 
-	CHECK(ldso_prepare(dir, &opt, error, sizeof(error)) < 0);
+	CHECK(ldso_prepare(dir, &opt, 1, error, sizeof(error)) < 0);
 	CHECK(strstr(error, "touch /etc/ld.so.preload") && strstr(error, "preload = \"env\""));
-	CHECK(run_task(&opt, program, 0, "100") == 2); /* not prepared: not entered */
+	CHECK(run_task(&opt, program, 0, 1, "100") == 2); /* not prepared: not entered */
 	put("/etc/ld.so.preload", "# the site's own list\n");
-	CHECK(ldso_prepare(dir, &opt, error, sizeof(error)) == 0);
-	CHECK(run_task(&opt, program, 0, "100") == 0);
-	CHECK(ldso_prepare(dir, &opt, error, sizeof(error)) == 0); /* the job's next step */
-	CHECK(run_task(&opt, program, 1, "200") == 0);
-	CHECK(run_task(&opt, program, 2, "0") == 2); /* no record, no task */
+	CHECK(ldso_prepare(dir, &opt, 1, error, sizeof(error)) == 0);
+	CHECK(run_task(&opt, program, 0, 1, "100") == 0);
+	CHECK(ldso_prepare(dir, &opt, 1, error, sizeof(error)) == 0); /* the job's next step */
+	CHECK(run_task(&opt, program, 1, 1, "200") == 0);
+	CHECK(run_task(&opt, program, 2, 1, "0") == 2);   /* no record, no task */
+	CHECK(run_task(&opt, program, 3, 2, "300") == 2); /* its second slice is not prepared */
+	CHECK(ldso_prepare(dir, &opt, 2, error, sizeof(error)) == 0);
+	CHECK(run_task(&opt, program, 3, 2, "300") == 0);
 	refused_where_root_is_no_mount(&opt);
 
 	/* Outside of the tasks nothing has changed. */

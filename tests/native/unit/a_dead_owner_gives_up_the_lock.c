@@ -42,7 +42,7 @@ static void dies(int how)
 int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
-	CHECK(hami_region_open(&region, argv[1]) == 0);
+	CHECK(hami_region_open(&region, argv[1], 0) == 0);
 	CHECK(hami_region_charge(&region, 100 * MIB) == 0);
 	struct hami_usage_file *u = region.usage;
 	for (int how = 0; how < 4; how++) {

@@ -79,7 +79,7 @@ static void a_live_owner_that_stands_still(void)
 int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
-	CHECK(hami_region_open(&region, argv[1]) == 0);
+	CHECK(hami_region_open(&region, argv[1], 0) == 0);
 	the_next_in_a_dead_owners_place();
 	set_lock((uint32_t)region.slot + 1); /* its own name, though it does not hold the lock */
 	CHECK(hami_region_charge(&region, 1 * MIB) == -ETIMEDOUT);

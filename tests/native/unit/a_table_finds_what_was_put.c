@@ -24,7 +24,8 @@ static void against_a_model(void)
 		if (rand_r(&seed) % 3) {
 			model[i] = (struct hami_entry){.key = key_of(i),
 						       .bytes = (uint64_t)rand_r(&seed),
-						       .owner = owners[rand_r(&seed) % 4]};
+						       .owner = owners[rand_r(&seed) % 4],
+						       .slices = (uint64_t)rand_r(&seed) & 0xffff};
 			CHECK(hami_table_put(model[i]));
 		} else {
 			struct hami_entry got = hami_table_take(key_of(i));
@@ -32,13 +33,16 @@ static void against_a_model(void)
 			model[i] = (struct hami_entry){0};
 		}
 		if (n % 50000 == 0) {
-			uint64_t sum = 0;
+			struct hami_sums sums = {0}, taken = {0};
 			for (unsigned int k = 0; k < KEYS; k++)
 				if (model[k].key && model[k].owner == owners[1]) {
-					sum += model[k].bytes;
+					for (unsigned int s = 0; s < HAMI_SLICES; s++)
+						sums.bytes[s] +=
+							model[k].slices >> s & 1 ? model[k].bytes : 0;
 					model[k] = (struct hami_entry){0};
 				}
-			CHECK(hami_table_take_owner(owners[1]) == sum);
+			hami_table_take_owner(owners[1], &taken);
+			CHECK(memcmp(&sums, &taken, sizeof sums) == 0);
 		}
 	}
 	for (unsigned int i = 0; i < KEYS; i++)
@@ -50,12 +54,16 @@ static void *work(void *number)
 	uint64_t base = (uint64_t)(uintptr_t)number << 40;
 	for (int round = 0; round < 20; round++) {
 		for (uint64_t i = 1; i <= 1000; i++)
-			CHECK(hami_table_put((struct hami_entry){
-				.key = base + i * 512, .bytes = i, .owner = (uint64_t)(uintptr_t)number}));
+			CHECK(hami_table_put((struct hami_entry){.key = base + i * 512,
+								 .bytes = i,
+								 .owner = (uint64_t)(uintptr_t)number,
+								 .slices = 1}));
 		for (uint64_t i = 1; i <= 1000; i++)
 			CHECK(hami_table_take(base + i * 512).bytes == i);
 	}
-	CHECK(hami_table_take_owner((uint64_t)(uintptr_t)number) == 0);
+	struct hami_sums sums = {0};
+	hami_table_take_owner((uint64_t)(uintptr_t)number, &sums);
+	CHECK(sums.bytes[0] == 0);
 	return NULL;
 }
 

@@ -161,7 +161,7 @@ static void one_after_another(const char *limits, int64_t used, uint32_t process
 	CHECK(pid >= 0);
 	if (!pid) {
 		int64_t wait;
-		CHECK(hami_region_open(&region, limits) == 0);
+		CHECK(hami_region_open(&region, limits, 0) == 0);
 		CHECK(hami_region_charge(&region, 1) == 0);
 		CHECK(hami_region_step_processes(&region) == processes);
 		CHECK(hami_region_spend(&region, &SPENT(used, 100, 20), &wait) == paused);
@@ -177,7 +177,7 @@ int main(int argc, char **argv)
 	one_after_another(argv[1], 0, 1, false);
 	one_after_another(argv[1], 100 * MS, 1, true);
 	one_after_another(argv[1], 0, 1, true);
-	CHECK(hami_region_open(&region, argv[1]) == 0);
+	CHECK(hami_region_open(&region, argv[1], 0) == 0);
 	CHECK(hami_region_charge(&region, 1) == 0);
 	caps_hold();
 	the_sum_holds();

@@ -71,7 +71,7 @@ int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
 	every_time_has_a_row();
-	CHECK(hami_region_open(&region, argv[1]) == 0);
+	CHECK(hami_region_open(&region, argv[1], 0) == 0);
 	what_two_threads_add_is_all_there();
 	a_deadline_counts_before_the_slo();
 	return 0;

@@ -85,11 +85,63 @@ function submit(fields, parts)
 	return hami.job_submit(job, parts or PARTS, 1000), written, job
 end
 
+-- Takes the only message, and returns it.
 function refused(rc, part, wanted_rc)
 	equal(rc, wanted_rc or INVALID_GRES, "return code")
 	equal(#messages, 1, "number of messages")
 	if not string.find(messages[1], part, 1, true) then
 		error("message is: " .. messages[1], 2)
+	end
+	local message = messages[1]
+	messages = {}
+	return message
+end
+
+-- An update of a pending job of the partition gpu, if `held` says nothing else.
+function modify(fields, held)
+	held.job_state = held.job_state or 0
+	held.partition = held.partition or "gpu"
+	local job, written = record(fields)
+	return hami.job_modify(job, held, PARTS, 1000), written
+end
+
+function pre_submit(fields)
+	fields.type = fields.type or "sbatch"
+	local options, written = record(fields)
+	return hami.cli_pre_submit(options, 0), written
+end
+
+function client_refused(rc, part)
+	equal(rc, -1, "return code")
+	equal(#logged, 1, "number of messages")
+	if not string.find(logged[1], part, 1, true) then
+		error("message is: " .. logged[1], 2)
+	end
+	logged = {}
+end
+
+local real_getenv, real_popen = os.getenv, io.popen
+
+-- Runs `body` in a step of job 7: with these variables, and what scontrol prints; nil: it must not be asked. `shown` may
+-- also be a table of what each command prints.
+function in_job(environment, shown, body)
+	os.getenv = function(name)
+		return environment[name] or (name == "SLURM_CONF" and real_getenv(name) or nil)
+	end
+	io.popen = function(command)
+		local of_command = type(shown) == "table" and shown or { ["scontrol -o show job 7 2>/dev/null"] = shown }
+		assert(of_command[command], "this was asked: " .. command)
+		return {
+			read = function()
+				return of_command[command]
+			end,
+			close = function() end,
+		}
+	end
+	local good, problem = pcall(body)
+	os.getenv, io.popen = real_getenv, real_popen
+	if not good then
+		error(problem, 0)
 	end
 end
 

@@ -1,21 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
 -- cli_pre_submit. The names used are filters.lua's.
 
-local function pre_submit(fields)
-	fields.type = fields.type or "sbatch"
-	local options, written = record(fields)
-	return hami.cli_pre_submit(options, 0), written
-end
-
-local function client_refused(rc, part)
-	equal(rc, -1, "return code")
-	equal(#logged, 1, "number of messages")
-	if not string.find(logged[1], part, 1, true) then
-		error("message is: " .. logged[1], 2)
-	end
-	logged = {}
-end
-
 test("the client's filter glues a job's request into one token", function()
 	for _, kind in ipairs({ "sbatch", "salloc", "scrontab" }) do
 		local rc, written = pre_submit({ type = kind, gres = "gres:nic:1,gres:vgpu:h200:mem=8G,gres:cores=50,gres:mode=mps" })
@@ -44,6 +29,23 @@ test("the client's filter refuses early what it can see", function()
 	client_refused(pre_submit({ gres = "vgpu", gpus = "2" }), "'gpu:2' cannot be combined")
 	client_refused(pre_submit({ ["gpus-per-node"] = "vgpu:mem=8G" }), "--gpus-per-node=vgpu:mem=8G cannot carry")
 	client_refused(pre_submit({ ["tres-per-task"] = "gres/vgpu:mem=8G" }), "--tres-per-task=gres/vgpu:mem=8G cannot carry")
+end)
+
+test("options that count whole GPUs are refused with what to use instead", function()
+	local advice = {
+		["cpus-per-gpu"] = "--cpus-per-gpu=4 is for whole GPUs and cannot be combined with a vgpu; ask for CPUs with --cpus-per-task=N",
+		["mem-per-gpu"] = "ask for memory of the node with --mem=16G",
+		["gpu-freq"] = "a vgpu; leave it out",
+	}
+	for name, words in pairs(advice) do
+		for _, kind in ipairs({ "sbatch", "salloc", "srun" }) do
+			client_refused(pre_submit({ type = kind, gres = "vgpu:mem=8G", partition = "gpu", [name] = "4" }), words)
+			local rc = pre_submit({ type = kind, gres = "vgpu:mem=8G", partition = "gpu", [name] = "0" })
+			equal(rc, 0, "Slurm's value of an option that is not given")
+			rc = pre_submit({ type = kind, gres = "gpu:1", [name] = "4" })
+			equal(rc, 0, "without a vgpu")
+		end
+	end
 end)
 
 test("without a site table the client's filter only glues", function()
@@ -93,29 +95,6 @@ test("srun outside an allocation with bare shards gets a vgpu's units where the 
 	untouched(written)
 	client_refused(pre_submit({ type = "srun", gres = "shard:560", partition = "gpu" }), "the largest, h200")
 end)
-
-local real_getenv, real_popen = os.getenv, io.popen
-
--- Runs `body` in a step of a job: with the variables of the gres plugins, or with what scontrol prints.
-local function in_job(environment, shown, body)
-	os.getenv = function(name)
-		return environment[name] or (name == "SLURM_CONF" and real_getenv(name) or nil)
-	end
-	io.popen = function(command)
-		equal(command, "scontrol -o show job 7 2>/dev/null")
-		return {
-			read = function()
-				return shown
-			end,
-			close = function() end,
-		}
-	end
-	local good, problem = pcall(body)
-	os.getenv, io.popen = real_getenv, real_popen
-	if not good then
-		error(problem, 0)
-	end
-end
 
 local IN_STEP = { SLURM_JOB_ID = "7", HAMI_HPC_MEM_MIB = "8192", HAMI_HPC_CORES = "50", SLURM_JOB_PARTITION = "gpu" }
 

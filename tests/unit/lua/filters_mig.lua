@@ -101,9 +101,7 @@ end))
 
 test("a site without MIG refuses it, and leaves constraints as they are", function()
 	refused(submit({ tres_per_node = "gres:vgpu:mig~1g.18gb" }), "mig=1g.18gb needs a MIG instance, and this cluster offers none; modes offered: share, mps")
-	messages = {}
 	refused(submit({ tres_per_node = "gres:vgpu:mode~mig" }), "mode=mig is not offered by this cluster; offered: share, mps")
-	messages = {}
 	local rc, written = submit({ tres_per_node = "gres:vgpu:mode~auto;mem~8G;cores~50" })
 	equal(rc, 0)
 	equal(written.tres_per_node, UNITS)
@@ -138,7 +136,6 @@ test("a new constraint cannot move a job of one mode to nodes of another", with_
 	equal(written.tres_per_node, SMALL)
 	messages = {}
 	refused(update({ features = "b|vgpu_share" }, { tres_per_node = SMALL, features = "vgpu_mig" }), "names the feature of another mode")
-	messages = {}
 	refused(update({ features = "b|vgpu_mig" }, { tres_per_node = UNITS, features = "vgpu_share" }), "names the feature of another mode")
 	rc, written = update({ features = "b" }, { tres_per_node = UNITS }) -- of a job from before the site offered MIG
 	equal(rc, 0)

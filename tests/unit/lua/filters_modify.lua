@@ -1,13 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
 -- job_modify. The names used are filters.lua's.
 
-local function modify(fields, held)
-	held.job_state = held.job_state or 0
-	held.partition = held.partition or "gpu"
-	local job, written = record(fields)
-	return hami.job_modify(job, held, PARTS, 1000), written
-end
-
 test("an update of a pending job's request is translated", function()
 	local rc, written = modify({ tres_per_node = "gres:vgpu:mem=8G,gres:cores=50" }, { tres_per_node = "gres:nic:1", qos = "be" })
 	equal(rc, 0)
@@ -92,7 +85,6 @@ test("an update keeps the policy that it does not name, and replaces one that it
 	equal(written.features, "a&vgpu_policy_none")
 	held = { tres_per_node = UNITS, features = "a", qos = "" }
 	refused(modify({ tres_per_node = "gres:vgpu:policy=none" }, held), "policy=none is not allowed in class std")
-	messages = {}
 	refused(modify({ features = "vgpu_policy_none" }, held), "policy=none is not allowed in class std")
 end)
 
@@ -129,7 +121,6 @@ end)
 
 test("a vgpu job is not made exclusive, nor moved to where jobs get whole nodes", function()
 	refused(modify({ shared = 0 }, { tres_per_node = UNITS }), "vgpu and --exclusive")
-	messages = {}
 	PARTS.small = { flag_default = 0, max_share = 0 }
 	local rc = modify({ partition = "small" }, { tres_per_node = UNITS })
 	PARTS.small = nil

@@ -20,11 +20,9 @@ end)
 
 test("a policy in the constraint is checked as one in the request", function()
 	refused(submit({ tres_per_node = "gres:vgpu", features = "a&vgpu_policy_none" }), "policy=none is not allowed in class std")
-	messages = {}
 	local from_srun = { tres_per_node = "gres:shard:1,gres:vgpu:1,gres:vgpu_mem:8192,gres:vgpu_cores:50" }
 	from_srun.features = "vgpu_policy_burst"
 	refused(hami.job_submit(record(from_srun), PARTS, 1000), "policy=burst is not allowed in class std")
-	messages = {}
 	local rc = submit({ tres_per_node = "gres:vgpu", features = "vgpu_policy_none", qos = "be" })
 	equal(rc, 0)
 end)
@@ -32,6 +30,5 @@ end)
 test("a policy is refused where the site's table is of an older render", function()
 	write_site((string.gsub(string.gsub(SITE, "BARE", "refuse"), "policies = %b{},", "")))
 	refused(submit({ tres_per_node = "gres:vgpu:policy~cap" }), "policies of class std are missing")
-	messages = {}
 	equal(submit({ tres_per_node = "gres:vgpu" }), 0)
 end)

@@ -67,3 +67,61 @@ test("a job without vgpu costs a few field reads", function()
 	equal(rc, 0)
 	assert(reads <= 9, reads .. " field reads")
 end)
+
+-- Runs `act` with a module that was loaded as the script `name`; returns the parts that are loaded then.
+local function parts_loaded(name, act)
+	local script = scratch .. "/" .. name
+	local file = assert(io.open(script, "w"))
+	file:write(string.format("local hami = dofile(%q)\nreturn hami\n", modules .. "/hami_hpc.lua"))
+	file:close()
+	local plain, loaded = dofile, {}
+	dofile = function(path)
+		loaded[#loaded + 1] = string.match(path, "/hami_hpc_([a-z_]+)%.lua$")
+		return plain(path)
+	end
+	local succeeded, problem = pcall(function()
+		act(plain(script))
+	end)
+	dofile = plain
+	os.remove(script)
+	assert(succeeded, problem)
+	return loaded
+end
+
+test("sbatch without vgpu loads no part of the module, and one with vgpu only what it needs", function()
+	local plain = parts_loaded("cli_filter.lua", function(fresh)
+		equal(fresh.cli_pre_submit({ type = "sbatch", gres = "gpu:1", gpus = "2" }, 0), 0)
+		equal(fresh.cli_pre_submit({ type = "salloc" }, 0), 0)
+	end)
+	equal(#plain, 0)
+	local loaded = {}
+	local options = { type = "sbatch", gres = "vgpu:mem=8G,cores=50" }
+	for _, name in ipairs(parts_loaded("cli_filter.lua", function(fresh)
+		equal(fresh.cli_pre_submit(options, 0), 0)
+	end)) do
+		assert(not loaded[name], name .. " is loaded twice")
+		loaded[name] = true
+	end
+	equal(options.gres, "vgpu:mem~8G;cores~50")
+	assert(loaded.request and not loaded.jobs and not loaded.units and not loaded.mig)
+end)
+
+test("slurmctld has all parts from the start, and an upgrade under it changes nothing", function()
+	local loaded = parts_loaded("job_submit.lua", function(fresh)
+		dofile = function(path)
+			error("after the start " .. path .. " was loaded")
+		end
+		equal(fresh.job_submit(batch({ tres_per_node = "gres:vgpu:mem~8G" }), PARTS, 1000), 0)
+	end)
+	local there = io.popen("ls " .. modules .. "/hami_hpc_*.lua | wc -l")
+	equal(#loaded, tonumber(there:read("*a")))
+	there:close()
+end)
+
+test("the word by which a command is passed over is the contract's", function()
+	local contract = dofile(modules .. "/hami_hpc_contract.lua")
+	equal(contract.request.name, "vgpu")
+	for _, name in ipairs({ contract.gres.mem, contract.gres.cores, contract.gres.slo }) do
+		assert(string.find(name, "vgpu", 1, true))
+	end
+end)

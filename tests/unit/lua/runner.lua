@@ -5,7 +5,7 @@
 --   token GRES NAME                -> none | ok TOKEN
 --   site LUA_TABLE                 -> ok | error - REASON
 --   shards GRES PARTITIONS TYPE    -> none | ok CANONICAL SHARDS PREFIX OTHERS | error CODE MESSAGE   (in the last site)
---   resolve GRES PARTITIONS QOS    -> ok SHARDS CLASS MIB CORES FEATURES [SLO_US] | error CODE MESSAGE      (in the last site)
+--   resolve GRES PARTITIONS QOS TURN -> ok SHARDS CLASS MIB CORES FEATURES [SLO_US] [PLACES] | error CODE MESSAGE      (in the last site)
 
 slurm = { SUCCESS = 0, ERROR = -1 }
 local hami = dofile(arg[1] .. "/hami_hpc.lua")
@@ -53,14 +53,15 @@ function commands.site(text)
 	return site and "ok" or "error\t-\t" .. reason
 end
 
-function commands.resolve(gres, partitions, qos)
+function commands.resolve(gres, partitions, qos, turn)
 	local request = grammar.parse(gres).request
-	local units = hami.units.resolve(request, site, list(partitions), qos)
+	local units = hami.units.resolve(request, site, list(partitions), qos, tonumber(turn))
 	hami.units.check_policy(site, units.service_class, request.policy)
 	hami.units.check_slo(site, units.service_class, request.slo_us)
 	local numbers = string.format("ok\t%d\t%s\t%d\t%d", units.shards, units.service_class, units.mem_mib, units.cores)
 	local slo = units.slo_us and string.format("\t%d", units.slo_us) or ""
-	return numbers .. "\t" .. table.concat(units.features, ",") .. slo
+	local places = units.count > 1 and "\t" .. units.count .. "x" .. table.concat(units.places) or ""
+	return numbers .. "\t" .. table.concat(units.features, ",") .. slo .. places
 end
 
 function commands.shards(gres, partitions, gpu_type)
@@ -79,7 +80,7 @@ for line in io.lines() do
 	for field in string.gmatch(line .. "\t", "([^\t]*)\t") do
 		fields[#fields + 1] = #fields == 0 and field or from_hex(field)
 	end
-	local good, answer = pcall(commands[fields[1]], fields[2], fields[3], fields[4])
+	local good, answer = pcall(commands[fields[1]], fields[2], fields[3], fields[4], fields[5])
 	if not good then
 		answer = type(answer) == "table" and "error\t" .. answer.code .. "\t" .. answer.message
 			or "error\tBUG\t" .. string.gsub(tostring(answer), "%s", " ")

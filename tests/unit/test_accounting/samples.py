@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner, Result
+
 from hami_hpc.accounting.documents import bill, invoice_files, issuing
 from hami_hpc.accounting.documents.bill import Bill
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus, GpuModel
@@ -18,6 +20,7 @@ from hami_hpc.accounting.pricing.rates_file import parse_rates
 from hami_hpc.accounting.sources.sacct import ASKED
 from hami_hpc.accounting.store import ingest, job_records, store_files
 from hami_hpc.accounting.times import Period, split_days, split_months, zone
+from hami_hpc.cli import main
 
 HOUR = 3600
 VGPU_HALF = (
@@ -79,6 +82,17 @@ class Job:
             "NodeList": self.node,
             "Constraints": self.constraints,
         }
+
+
+def write_settings(site: Path) -> None:
+    """Writes a site's hami-hpc.toml: one partition, of H200s."""
+    text = 'version = 1\n[gpu_models.h200]\ntotal_mib = 143156\n[partitions.gpu]\ngpu_models = ["h200"]\n'
+    (site / "hami-hpc.toml").write_text(text, encoding="utf-8")
+
+
+def run(site: Path, *words: str) -> Result:
+    """Runs hami-hpc with a site's settings and store."""
+    return CliRunner().invoke(main, [*words, "--config", str(site / "hami-hpc.toml"), "--store", str(site / "store")])
 
 
 def export_text(jobs: Iterable[Job], columns: tuple[str, ...] = ASKED) -> str:

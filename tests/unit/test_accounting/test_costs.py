@@ -74,6 +74,17 @@ def test_each_run_has_its_cost(tmp_path: Path, job: str, amounts: list[str | Non
     assert lines[job].endswith(str(sum(Decimal(amount or "0.00") for amount in amounts)))
 
 
+def test_two_slices_cost_twice_one_slice_and_are_billed_once(tmp_path: Path) -> None:
+    """By hand: two halves of an H200 for 1 h at 2.50 a GPU-hour are 2.50, and their shards are not billed besides."""
+    two = "gres/shard:a=279,gres/shard:b=279,gres/shard=558,gres/vgpu:std=2,gres/vgpu=2"
+    two += ",gres/vgpu_cores=100,gres/vgpu_mem=16384"
+    fill(tmp_path / "s", [Job(1, tres=two), Job(2, tres=VGPU_HALF)])
+    runs = json.loads(_cli(tmp_path, "efficiency", "1", "--format", "json").stdout)
+    assert [run["cost"] for run in runs] == ["2.50"]
+    bill = _cli(tmp_path, "bill", "--month", "2026-09", "--by", "job", "--format", "csv").stdout.splitlines()
+    assert [line.rpartition(",")[2] for line in bill if line[:2] in ("1,", "2,")] == ["2.50", "1.25"]
+
+
 def test_a_users_month_shows_every_job_with_its_cost_and_what_would_have_sufficed(tmp_path: Path) -> None:
     shown = _cli(_priced(tmp_path), "efficiency", "--user", "ann", "--month", "2026-09").output
     lines = [line.split() for line in shown.splitlines()]

@@ -15,6 +15,7 @@ import pytest
 
 from hami_hpc.accounting.documents.bill import Bill
 from hami_hpc.accounting.pricing import priced_period
+from hami_hpc.accounting.pricing.segment import Segment
 from hami_hpc.accounting.store import job_records, store_files, usage_table
 from hami_hpc.accounting.times import Period
 
@@ -192,8 +193,9 @@ def test_of_a_run_on_several_gpus_one_fault_suffices_and_the_other_node_may_be_d
 
 def test_without_usage_records_the_note_names_the_keys_that_are_not_applied() -> None:
     records: Any = SimpleNamespace(used="")
-    wanted = {"unbilled_disturbed": "disturbed", "unbilled_gpu_fault": "faulted"}
-    table, (note,) = priced_period._disturbed(records, Period(T0, END), wanted)
+    span = Period(T0, END)
+    segment = Segment("", span, unbilled_disturbed=True, unbilled_gpu_fault=True)
+    table, (note,) = priced_period._disturbed(records, rates(), [segment], span)
     assert table == ""
     assert "unbilled_disturbed and unbilled_gpu_fault of rates.toml is not applied" in note
     assert "disturbed and faulted runs are billed" in note

@@ -26,6 +26,7 @@ DOCUMENT = (ROOT / "docs" / "accounting.md").read_text(encoding="utf-8")
 COLLECTED = "/var/lib/hami-hpc/collected"
 T0 = 1_792_396_800  # 2026-10-19T08:00:00Z
 RATES = """version = 1
+issuer = ["Computing Centre"]
 [[rates]]
 model = "h200"
 per_gpu_hour = 2.50
@@ -36,7 +37,7 @@ amount = 1200
 note = "Grant 4711"
 """
 # Values for what an inline command leaves open.
-PLACEHOLDERS = {"DIR": "/", "FILE": "file", "JOB": "4711"}
+PLACEHOLDERS = {"ACCOUNT": "physics", "DIR": "/", "FILE": "file", "JOB": "4711"}
 
 
 def _examples() -> list[list[str]]:
@@ -68,6 +69,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "sacct": f"cat {tmp_path}/slurmdbd",
         "sreport": "echo 'c1|physics|games|gres/vgpu|7200'; echo 'c1|vision|news|gres/gpu|3600'",
         "sinfo": "echo node1",
+        "sacctmgr": "printf 'c1|root||\nc1|physics|root|\nc1|physics||games\n'",
         "rsync": f'for target; do :; done; mkdir -p "$target"; cp {tmp_path}/collected/*.json "$target"',
         "hami-hpc": f'exec {sys.executable} -m hami_hpc.cli "$@"',
     }
@@ -94,6 +96,8 @@ def test_the_examples_of_the_document_run_one_after_the_other(machine: Path) -> 
             "check-bill",
             "invoice",
             "balances",
+            "ledger",
+            "balance",
             "efficiency",
             "report",
             "usage",
@@ -114,7 +118,7 @@ def test_the_examples_of_the_document_run_one_after_the_other(machine: Path) -> 
     assert "would have sufficed" in printed["efficiency 4711"]
     assert "Job 4711, running for" in printed["usage 4711"]
     assert not list((machine / "collected").iterdir())
-    assert {path.suffix for path in (machine / "invoices").iterdir()} == {".html", ".pdf"}
+    assert {path.suffix for path in (machine / "invoices").iterdir()} == {".html", ".pdf", ".csv"}
     assert (machine / "report.html").exists()
 
 

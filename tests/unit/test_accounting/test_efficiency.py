@@ -65,6 +65,18 @@ def test_requests_of_slices_are_summed_and_the_slowest_one_is_shown(tmp_path: Pa
     assert "requests 15; 99 of 100 took at most 0.90 ms; 3 took longer than they should" in said
 
 
+def test_what_a_resized_job_had_is_what_it_used_a_part_of(tmp_path: Path) -> None:
+    """Slurm's counts stay those of its request; the records have the most memory and the last share."""
+    root = tmp_path / "s"
+    fill(root, [Job(tres=VGPU_HALF)])
+    record = _record(peak_bytes=30 * 1024 * MIB) | {"mem_mib": 32768, "cores": 20}
+    usage_table.collect(root, _spool(tmp_path / "u", record), "c1", False)
+    (run,) = _runs(root)
+    assert (run.mem_mib, run.cores_percent) == (32768, 50)
+    assert run.mem_percent == pytest.approx(100 * 30 / 32)
+    assert efficiency.suggestion(run) == "--gres=vgpu:mem=32G,cores=22"
+
+
 def _spool(directory: Path, *records: dict[str, Any]) -> Path:
     directory.mkdir(exist_ok=True)
     for index, record in enumerate(records):
@@ -132,6 +144,20 @@ def test_a_suggestion_is_what_the_busiest_slice_needs(tmp_path: Path) -> None:
     assert efficiency.suggestion(run) == "--gres=vgpu:mem=2304M,cores=44"
 
 
+def test_of_two_slices_on_a_node_one_may_have_used_all_that_was_used(tmp_path: Path) -> None:
+    """One record for both, with sums: 4000 of 2 x 8192 MiB at their peak. A slice with 4608 MiB has room for all of it
+    and a tenth more; the time, 1440 s of an hour, is 40 % of one GPU, and with a tenth more 44."""
+    two = "gres/vgpu:std=2,gres/vgpu=2,gres/vgpu_cores=100,gres/vgpu_mem=16384"
+    fill(tmp_path / "s", [Job(tres=two)])
+    record = _record(gpu_uuid="GPU-1,GPU-2", peak_bytes=4000 * MIB, gpu_busy_ns=1440 * NS)
+    record |= {"gpu_count": 2, "mem_mib": 16384, "cores": 100}
+    usage_table.collect(tmp_path / "s", _spool(tmp_path / "u", record), "c1", False)
+    (run,) = _runs(tmp_path / "s")
+    assert (run.slices, run.slices_per_node, run.held_gpu_s) == (2, 2, 3600.0)
+    assert (run.gpu_percent, run.mem_percent) == (40.0, 100 * 4000 / 16384)
+    assert efficiency.suggestion(run) == "--gres=vgpu:2:mem=4608M,cores=44"
+
+
 def test_one_slice_that_was_held_back_keeps_the_cores_of_all(tmp_path: Path) -> None:
     """Held back for 400 s of 3600: more than a tenth, though of two slices together it is less."""
     two = "gres/vgpu:std=2,gres/vgpu=2,gres/vgpu_cores=100,gres/vgpu_mem=16384"
@@ -176,6 +202,18 @@ def test_each_run_of_a_requeued_job_has_its_own_usage(tmp_path: Path) -> None:
     records = (_record(end=T0 + 20, gpu_busy_ns=5 * NS), _record(start=T0 + 41, end=T0 + 100, gpu_busy_ns=30 * NS))
     usage_table.collect(root, _spool(tmp_path / "u", *records), "c1", False)
     assert [run.gpu_busy_s for run in _runs(root)] == [5.0, 30.0]
+
+
+def test_what_a_job_used_is_not_set_against_a_part_of_its_time(tmp_path: Path) -> None:
+    """Job 1 gave up a node after 20 s, so that slurmdbd has two records of it, and its node one of its whole time."""
+    root = tmp_path / "s"
+    first = Job(tres=VGPU_HALF, submit=T0, start=T0, end=T0 + 20, state="RESIZING")
+    rest = Job(tres=VGPU_HALF, submit=T0 + 20, start=T0, end=T0 + 48)
+    fill(root, [first, rest, Job(2, tres=VGPU_HALF, submit=T0 + 1, start=T0 + 1, end=T0 + 48)])
+    records = (_record(start=T0, end=T0 + 48), _record(start=T0 + 1, end=T0 + 48, job_id=2))
+    usage_table.collect(root, _spool(tmp_path / "u", *records), "c1", False)
+    shown = [(run.job, run.measured, run.gpu_percent is None) for run in _runs(root)]
+    assert shown == [("1", False, True), ("2", True, False), ("1", False, True)]
 
 
 def test_a_job_on_two_nodes_adds_up_time_and_keeps_the_larger_peak(tmp_path: Path) -> None:
@@ -267,9 +305,9 @@ def test_sreport_and_the_records_are_compared_key_by_key_and_to_the_second(tmp_p
     period = Period(T0 - T0 % HOUR, T0 - T0 % HOUR + 10 * HOUR)
     start = period.start_s
     jobs = [
-        Job(start=start, end=start + HOUR),
-        Job(job_id=2, start=start, end=start + HOUR, tres=VGPU_HALF, user="bob"),
-        Job(job_id=3, start=start, end=start + 2 * HOUR, suspended=HOUR, user="eve"),
+        Job(submit=start, start=start, end=start + HOUR),
+        Job(job_id=2, submit=start, start=start, end=start + HOUR, tres=VGPU_HALF, user="bob"),
+        Job(job_id=3, submit=start, start=start, end=start + 2 * HOUR, suspended=HOUR, user="eve"),
     ]
     fill(tmp_path / "s", jobs)
     records = job_records.from_store(tmp_path / "s", period, 256)

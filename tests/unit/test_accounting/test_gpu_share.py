@@ -40,6 +40,31 @@ def test_slices_on_several_nodes_add_up() -> None:
     assert _measured("gres/vgpu:lc=3,gres/vgpu=3,gres/vgpu_cores=75,gres/vgpu_mem=3000")[0].share_ppm == 750_000
 
 
+# As sacct 22.05.8 prints it of vgpu:2:mem=8G,cores=50 on one node, and where the site tracks the types as well.
+TWO = "gres/shard=558,gres/vgpu:std=2,gres/vgpu=2,gres/vgpu_cores=100,gres/vgpu_mem=16384,node=1"
+TWO_TYPED = f"gres/shard:a=279,gres/shard:b=279,{TWO}"
+
+
+@pytest.mark.parametrize("text", [TWO, TWO_TYPED])
+def test_two_slices_on_a_node_are_twice_the_share_of_one(text: str) -> None:
+    """By hand: 2 x 50 % of the time are a GPU, and 2 x 8192 of 143156 MiB are 11 %; the larger is held."""
+    assert _measured(text) == (Part("h200", Mode.VGPU, "std", 1_000_000),)
+    of_two_nodes = "gres/shard=1116,gres/vgpu:std=4,gres/vgpu=4,gres/vgpu_cores=200,gres/vgpu_mem=32768,node=2"
+    assert _measured(of_two_nodes) == (Part("h200", Mode.VGPU, "std", 2_000_000),)
+
+
+def test_two_slices_that_are_large_in_memory_are_twice_that_share() -> None:
+    """By hand: 2 x 71578 of 143156 MiB are a GPU, and 2 x 10 % of the time are a fifth of one."""
+    text = "gres/shard=560,gres/vgpu:std=2,gres/vgpu=2,gres/vgpu_cores=20,gres/vgpu_mem=143156,node=1"
+    assert _measured(text) == (Part("h200", Mode.VGPU, "std", 1_000_000),)
+
+
+def test_a_type_that_is_a_place_names_no_model() -> None:
+    typed = "gres/gpu:a=1,gres/gpu:b=1,gres/gpu=2"
+    assert _measured(typed, "mixed", features="vgpu_type_a100") == (Part("a100", Mode.WHOLE, "", 2_000_000),)
+    assert _measured("gres/gpu=2", "mixed", features="vgpu_type_h200") == (Part("h200", Mode.WHOLE, "", 2_000_000),)
+
+
 def test_whole_gpus_and_mig_instances_of_one_job_are_separate_parts() -> None:
     parts = _measured("gres/gpu:h200=1,gres/gpu:h200_3g.71gb=2,gres/gpu=3")
     assert parts == (Part("h200", Mode.WHOLE, "", 1_000_000), Part("h200", Mode.MIG, "", 1_000_000))

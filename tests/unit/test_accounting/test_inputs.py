@@ -6,11 +6,13 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -158,9 +160,45 @@ def test_what_is_no_file_is_not_read(site: Path, given: str, says: str) -> None:
 
 def test_a_packed_file_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_files, "MOST_BYTES", 1 << 30)
-    (tmp_path / "x").write_bytes(packed(bytes(3 << 20)) * 400)
+    (tmp_path / "x").write_bytes(packed(TEXT.encode()) + packed(b"\n" * (3 << 20)) * 400)
     with pytest.raises(AccountingError, match="has more than 1 GiB of text"):
         open_input(tmp_path / "x", tmp_path)
+
+
+ENDLESS: list[tuple[bytes, str]] = [
+    (b"\0", "has NUL characters: no text in UTF-8"),
+    (b"y\n", "has no header line with JobIDRaw in its first MiB"),
+    (b"\xfd7zXZ\x00", "is packed by xz, and no export"),
+    (b"\x1f\x8b", "is a damaged gzip file"),
+    (packed(b"\0" * 4096), "has NUL characters: no text in UTF-8"),
+    (packed(b"y\n" * 4096), "has no header line with JobIDRaw in its first MiB"),
+    (b"\xff\xfe\0\0", "is text in UTF-32"),
+]
+
+
+@pytest.mark.parametrize(("repeated", "says"), ENDLESS)
+@pytest.mark.parametrize("by", ["standard input", "a pipe"])
+def test_what_never_ends_is_refused_by_how_it_begins(
+    site: Path, monkeypatch: pytest.MonkeyPatch, repeated: bytes, says: str, by: str
+) -> None:
+    """A writer that never stops, and is killed when nobody reads: not a GiB of it reaches the disk."""
+    monkeypatch.setattr(input_files, "MOST_BYTES", 64 << 20)
+    os.mkfifo(site / "pipe")
+    (site / "scratch").mkdir()
+    program = f"import sys\nwhile True: sys.stdout.buffer.write({repeated!r} * 256)"
+    given = input_files.STANDARD_INPUT if by == "standard input" else site / "pipe"
+    name = re.escape(input_files.shown(given))
+    with (
+        (site / "pipe").open("r+b", buffering=0) as pipe,
+        subprocess.Popen([sys.executable, "-c", program], stdout=pipe, stderr=subprocess.DEVNULL) as writer,
+        (site / "pipe").open("rb") as reader,
+    ):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=reader))
+        try:
+            with pytest.raises(AccountingError, match=f"{name} {says}"):
+                input_files.prepare(given, site / "scratch")
+        finally:
+            writer.kill()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from datetime import date
 from decimal import Decimal
@@ -132,8 +133,9 @@ def test_what_is_left_out_has_its_default() -> None:
         ("curency = 1", "rates.toml: unknown key 'curency'; did you mean currency?"),
         (
             f"{'x' * 50} = 1",
-            f"rates.toml: unknown key '{'x' * 40}'; known: credits, currency, digits, discounts, factors, geometry, "
-            "gpus, invoice_prefix, issuer, partitions, quotas, rates, terms, timezone, version",
+            f"rates.toml: unknown key '{'x' * 40}'; known: budgets, credit_rules, credits, currency, digits, "
+            "discounts, factors, geometry, gpus, invoice_prefix, issuer, partitions, quotas, rates, resources, terms, "
+            "timezone, version, windows",
         ),
         ("rates = 1", "rates.toml: rates = '1'; allowed is tables, each under [[rates]]"),
         ("rates = [1]", "rates.toml, [[rates]] number 1 is not a table"),
@@ -272,3 +274,13 @@ def test_first_days_of_months_one_node_named_twice_and_every_state_are_allowed()
     assert found.credits[0].valid == Validity(date(2026, 10, 1), date(2026, 12, 1))
     assert found.nodes == {"n1": "a"}
     assert not set(ENDED_STATES) & {"RUNNING", "PENDING", "SUSPENDED"}
+
+
+def test_the_example_holds_with_all_that_is_commented_out_of_it() -> None:
+    text = (Path(__file__).resolve().parents[3] / "accounting" / "rates.toml").read_text(encoding="utf-8")
+    found = rates(re.sub(r"^# (\[\[\w+\]\]|\w+ = [^a-z\n].*)$", r"\1", text, flags=re.MULTILINE))
+    assert [entry.name for entry in found.windows] == ["night"]
+    assert [entry.resource for entry in found.resources] == ["cpu", "mem", "license/matlab"]
+    assert [entry.on for entry in found.credit_rules] == ["node_fault", "slo_miss"]
+    assert (len(found.budgets), len(found.geometry), found.terms[1].where) == (1, 1, {"mode": "mig"})
+    assert found.rates[-1].where == {"partition": "interactive"}

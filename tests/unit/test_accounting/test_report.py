@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from hami_hpc.accounting.documents import month_report
-from hami_hpc.accounting.documents.efficiency import choose, runs
-from hami_hpc.accounting.pricing.priced_period import price_period
+from hami_hpc.accounting.documents.efficiency import choose, costs, runs
+from hami_hpc.accounting.formats import html
+from hami_hpc.accounting.pricing.priced_period import PricedPeriod, price_period
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.store import job_records, store_files, usage_table
 from hami_hpc.accounting.times import month_period, parse_instant, split_days, zone
@@ -71,7 +73,7 @@ def test_waiting_is_from_eligible_to_start_of_the_runs_that_began(tmp_path: Path
     earlier = Job(9, T0 - 90_000, T0 - 10, T0 + HOUR)  # began before the month: its wait is August's
     fill(tmp_path / "s", [*jobs, earlier])
     (line,) = _report(tmp_path / "s").waiting
-    assert (line.partition, line.jobs, line.median_s, line.longest_s) == ("gpu", 4, 15.0, 130.0)
+    assert (line.label, line.jobs, line.median_s, line.longest_s) == ("gpu", 4, 15.0, 130.0)
     assert line.p95_s == pytest.approx(113.5)
 
 
@@ -142,3 +144,57 @@ def test_a_month_without_a_job_is_a_report_with_nothing_in_it(tmp_path: Path) ->
     assert (made.jobs, made.gpu_hours, made.waiting, made.endings, made.wasters) == (0, 0, (), (), ())
     assert made.preempted.jobs == 0
     assert [(model.name, model.percent, model.wanted_hours) for model in made.models] == [("h200", 0.0, 0.0)]
+
+
+def test_costs_are_compared_with_the_month_before(tmp_path: Path) -> None:
+    """August: ann 100 h of an H200, chem 50 h. September: ann 150 h at 2.00, dora 10 h: 320.00 after 300.00, + 6.7 %;
+    phys 300.00 after 200.00, + 50 %. Whoever had jobs in August only is a line too."""
+    start = T0 - 20 * DAY
+    august = [Job(11, start, start, start + 100 * HOUR), Job(12, start, start, start + 50 * HOUR, account="chem")]
+    late = _job(2, 0, 10, user="dora").with_(account="bio")
+    fill(tmp_path / "s", [*august, _job(1, 0, 150), late])
+    priced = rates(rates=[{"model": "h200", "per_gpu_hour": 2}], gpus={"h200": {"total_mib": 143156, "count": 2}})
+    before = _priced(tmp_path / "s", "2026-08", priced)
+    then = month_report.sums_of(before, priced)
+    before.con.close()
+    now = _priced(tmp_path / "s", "2026-09", priced)
+    made = month_report.build("2026-09", now, priced, (), (), END, ("2026-08", then), True)
+    now.con.close()
+    assert (made.total.cost, made.currency, made.models[0].cost) == (Decimal("320.00"), "EUR", Decimal("320.00"))
+    assert made.total.change_percent == pytest.approx(100 * 20 / 300)
+    lines = {line.label: (line.cost, line.before and line.before.cost, line.change_percent) for line in made.by_account}
+    assert lines == {
+        "phys": (Decimal("300.00"), Decimal("200.00"), 50.0),
+        "bio": (Decimal("20.00"), Decimal(0), None),
+        "chem": (Decimal(0), Decimal("100.00"), -100.0),
+    }
+    page = html.report(made, UTC)
+    assert "EUR 320.00</b>before discounts and credits, +6.7 % from 2026-08" in page
+    assert '<td class="n">300.00</td>' in page
+    assert '<td class="n">+50.0 %</td>' in page
+
+
+def test_accounts_that_waited_longest_come_first_and_waste_has_its_cost(tmp_path: Path) -> None:
+    """Waits of 10 s and 30 s, and of an hour. ann held half a GPU for 1 h, 1.00, and used 40 % of it: 0.60."""
+    jobs = [_job(1, DAY, 1, 10, VGPU_HALF), _job(2, DAY, 1, 30), _job(3, DAY, 1, HOUR).with_(account="chem")]
+    root = tmp_path / "s"
+    fill(root, jobs)
+    usage_table.collect(root, _spool(tmp_path / "u", _record(1, T0 + DAY, T0 + DAY + HOUR)), "c1", False)
+    priced = rates(rates=[{"model": "h200", "per_gpu_hour": 2}])
+    records = job_records.from_store(root, month_period("2026-09", UTC), 256)
+    used = usage_table.stored(root, store_files.read_manifest(root))
+    chosen = choose(records, "true", [])
+    uses = runs(chosen, used, GPUS, costs(chosen, GPUS, priced, UTC))
+    now = price_period(records, GPUS, priced, split_days(month_period("2026-09", UTC), UTC), UTC)
+    made = month_report.build("2026-09", now, priced, uses, (), END, None, True)
+    records.con.close()
+    assert [(line.label, line.median_s) for line in made.waiting_accounts] == [("chem", 3600.0), ("phys", 20.0)]
+    (waster,) = made.wasters
+    assert round(waster.wasted_cost or Decimal(0), 2) == Decimal("0.60")
+    assert "Not used, EUR" in html.report(made, UTC)
+
+
+def _priced(root: Path, month: str, prices: Rates) -> PricedPeriod:
+    period = month_period(month, UTC)
+    records = job_records.from_store(root, period, 256)
+    return price_period(records, GPUS, prices, split_days(period, UTC), UTC)

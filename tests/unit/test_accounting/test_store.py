@@ -264,7 +264,8 @@ def test_a_store_of_before_is_read_as_it_is(version_1: Path) -> None:
 def test_a_store_of_before_is_written_on_and_its_files_stay_until_they_are_replaced(version_1: Path) -> None:
     array = [Job(job_id=job, name=name) for job, name in ((8, ""), (301, "300_1"))]
     (step,) = fill(version_1, [*array, Job(job_id=200, name="200+0", end=T0 + 2 * HOUR)])
-    assert (step.merged.added, step.merged.changed, step.merged.unchanged) == (2, 0, 1)
+    # Job 200 changes once: files of before have no CPUs, memory and licences.
+    assert (step.merged.added, step.merged.changed, step.merged.unchanged) == (2, 1, 0)
     versions = {file.columns for file in store_files.read_manifest(version_1).of(store_files.JOBS)}
     assert versions == {1, store_files.COLUMNS_VERSION}
     assert _display_ids(version_1) == [*OLD_IDS[:2], (8, None), *OLD_IDS[2:], (301, "300_1")]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from forked import fork
 
 from hami_hpc.accounting.documents import invoice_files
 from hami_hpc.accounting.errors import AccountingError
@@ -187,7 +188,7 @@ def test_a_kill_at_any_line_leaves_it_done_or_not_done(tmp_path: Path) -> None:
 
 def _undo_killed_at(root: Path, line: int) -> int:
     """Takes back the last ingest in a process that is killed before its ``line``-th line of the store's modules."""
-    child = os.fork()
+    child = fork()
     if not child:
         left = line
 

@@ -21,6 +21,9 @@ static struct {
 	uint64_t timeslice_us;
 } watch;
 
+/* Told of each request for memory and of its mappings (swap.h). */
+static void (*watch_memory)(int fd, unsigned long request, const void *argument);
+
 static int forward(int fd, unsigned long request, void *argument)
 {
 	static int (*next)(int, unsigned long, ...);
@@ -32,6 +35,8 @@ static int forward(int fd, unsigned long request, void *argument)
 /* Memory comes and goes with whatever the program does; most tests are about the rest. */
 static bool is_memory(unsigned long request, const void *argument)
 {
+	if (_IOC_TYPE(request) != 'F')
+		return true;
 	if (_IOC_NR(request) == RM_NR_ALLOC)
 		return ((const struct rm_alloc *)argument)->class_id == RM_CLASS_DEVICE_MEMORY;
 	return _IOC_NR(request) == RM_NR_FREE &&
@@ -46,8 +51,11 @@ int ioctl(int fd, unsigned long request, ...)
 	void *argument = va_arg(arguments, void *);
 	va_end(arguments);
 	int rc = forward(fd, request, argument);
-	if (_IOC_TYPE(request) != 'F' || rc || is_memory(request, argument))
+	if (rc || is_memory(request, argument)) {
+		if (!rc && watch_memory)
+			watch_memory(fd, request, argument);
 		return rc;
+	}
 	if (_IOC_NR(request) == RM_NR_ALLOC) {
 		const struct rm_alloc *a = argument;
 		CHECK(_IOC_SIZE(request) == 48 && a->status == 0 && watch.objects < 512);

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that Slurm suspends and resumes: their device memory leaves the GPU before they stop, and comes back."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import cluster as private_cluster
+from harness import config, jobs, services
+from harness.config import PARTITION
+from harness.layout import Layout
+from test_resize_live import USER, end, running
+from test_swap_live import BE, allocated, moving, used_mib
+from test_views import hami
+
+__all__ = ["moving"]
+pytestmark = pytest.mark.slurm_before("24.11")  # which asks no task plugin (docs/adr/078)
+
+MIB = 300  # of each program that moves
+USING = f"rm -f go\nslice --use {MIB} --until go"
+TURN_S = 5  # the shortest that Slurm allows
+CPUS = "--cpus-per-task=200"  # of the node's 256: two such jobs never run at the same time
+
+
+def order(layout: Layout, word: str, job: int) -> None:
+    jobs.admin(layout, "scontrol", word, str(job))
+
+
+def is_at_most(layout: Layout, mib: int) -> None:
+    jobs.wait(layout, lambda: used_mib(layout) <= mib, f"the GPUs to hold at most {mib} MiB")
+
+
+def is_again(layout: Layout, mib: int) -> None:
+    jobs.wait(layout, lambda: used_mib(layout) == mib, f"the GPUs to hold {mib} MiB again")
+
+
+def go(layout: Layout) -> None:
+    """Lets the programs of the user's jobs end."""
+    (layout.home / USER / "go").touch()
+
+
+def state_of(job: int, layout: Layout) -> list[str]:
+    """Returns the letters of the job's processes in ps, but for slurmstepd: T is stopped."""
+    found = []
+    for pid in jobs.admin(layout, "scontrol", "listpids", str(job), allowed=(0, 1)).splitlines()[1:]:
+        status = Path(f"/proc/{pid.split()[0]}/stat")
+        if status.exists():
+            found.append(status.read_text().rpartition(") ")[2][0])
+    return found
+
+
+def test_a_suspended_jobs_memory_leaves_the_gpu_and_comes_back(moving: Layout) -> None:
+    """Three times, with a program that the script's shell started and one of a step."""
+    script = f"rm -f go\nslice --use {MIB} --until go &\nsrun -n1 --overlap slice --use {MIB} --until go"
+    job = running(moving, script, "--qos=be", "--gres=vgpu:mem=8G,cores=50")
+    jobs.wait(moving, lambda: jobs.output(moving, USER, job).count("ok") == 2, "both allocations")
+    held = used_mib(moving)
+    for _ in range(3):
+        order(moving, "suspend", job)
+        jobs.wait_for_state(moving, job, "SUSPENDED")
+        is_at_most(moving, held - 2 * MIB)
+        jobs.wait(moving, lambda: "T" in state_of(job, moving), "the programs to be stopped")
+        order(moving, "resume", job)
+        is_again(moving, held)
+    go(moving)
+    end(moving, job)
+    record = json.loads((moving.state_dir / f"usage/{job}.json").read_text())
+    assert record["usage"] == "ok"
+
+
+def test_memory_of_other_classes_stays_and_slurmds_log_says_why(moving: Layout) -> None:
+    job = running(moving, USING, "--gres=vgpu:mem=8G,cores=50")
+    allocated(moving, job)
+    held = used_mib(moving)
+    order(moving, "suspend", job)
+    jobs.wait(moving, lambda: "T" in state_of(job, moving), "the programs to be stopped")
+    assert used_mib(moving) == held
+    said = f"job {job} is suspended, and its device memory stays on the GPU: job {job} cannot be moved: its class"
+    assert f"hami_hpc: {said}" in (moving.log / "slurmd.log").read_text()
+    order(moving, "resume", job)
+    go(moving)
+    end(moving, job)
+
+
+def test_a_suspended_job_can_be_cancelled(moving: Layout) -> None:
+    job = running(moving, f"slice --use {MIB} --hold 600", *BE)
+    allocated(moving, job)
+    held = used_mib(moving)
+    order(moving, "suspend", job)
+    is_at_most(moving, held - MIB)
+    jobs.admin(moving, "scancel", str(job))
+    jobs.wait_for_state(moving, job, "CANCELLED")
+    is_at_most(moving, 0)
+
+
+def test_a_job_suspended_before_its_programs_use_the_gpu_is_not_on_it(moving: Layout) -> None:
+    """Its prolog has ended, its program begins while the job is suspended for the first time."""
+    job = running(moving, f"rm -f go\nuntil [ -e begin ]; do sleep 0.1; done\nslice --use {MIB} --until go", *BE)
+    order(moving, "suspend", job)
+    jobs.wait(moving, lambda: "T" in state_of(job, moving), "the script to be stopped")
+    order(moving, "resume", job)
+    (moving.home / USER / "begin").touch()
+    allocated(moving, job)
+    (moving.home / USER / "begin").unlink()
+    go(moving)
+    end(moving, job)
+
+
+def test_what_an_administrator_moved_out_is_not_slurms_to_bring_back(moving: Layout) -> None:
+    job = running(moving, USING, *BE)
+    allocated(moving, job)
+    held = used_mib(moving)
+    assert hami(moving, "root", "swap", "out", str(job)).status == 0
+    order(moving, "suspend", job)
+    jobs.wait(moving, lambda: "T" in state_of(job, moving), "the programs to be stopped")
+    order(moving, "resume", job)
+    jobs.wait(moving, lambda: "T" not in state_of(job, moving), "the programs to go on")
+    time.sleep(1)
+    assert used_mib(moving) <= held - MIB
+    assert hami(moving, "root", "swap", "in", str(job)).status == 0
+    go(moving)
+    end(moving, job)
+
+
+def test_a_resume_that_root_was_not_told_of(moving: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when slurmd is killed between the two: here, a slurmd that does not find root's program."""
+    job = running(moving, USING, *BE)
+    allocated(moving, job)
+    held = used_mib(moving)
+    order(moving, "suspend", job)
+    is_at_most(moving, held - MIB)
+    jobs.wait(moving, lambda: "T" in state_of(job, moving), "the programs to be stopped")
+    with monkeypatch.context() as deaf:
+        deaf.setattr(services, "_gpu_node_environment", services.clean_environment)
+        private_cluster.restart(moving, "slurmd", signal.SIGKILL)
+    order(moving, "resume", job)
+    said = "/usr/libexec/hami-hpc/suspend is not there (No such file or directory). Administrator: install hami_hpc"
+    jobs.wait(moving, lambda: said in (moving.log / "slurmd.log").read_text(), "slurmd to say so")
+    assert used_mib(moving) <= held - MIB
+    private_cluster.restart(moving, "slurmd")
+    done = hami(moving, "root", "reconcile", "--node", moving.node)
+    assert done.out == f"job {job}: Slurm has resumed it; its memory comes back to the GPU\n", done.text
+    is_again(moving, held)
+    go(moving)
+    end(moving, job)
+
+
+# ---------------------------------------------------------------------------------------------------- preemption
+
+
+@pytest.fixture
+def gang(moving: Layout) -> Iterator[Layout]:
+    """The cluster, where jobs of the partition `high` suspend those of `low`, and two of `low` take turns."""
+    settings, conf = moving.site_config.read_text(), moving.slurm_conf.read_text()
+    models = settings.partition(f"[partitions.{PARTITION}]\n")[2].partition("\n")[0]
+    moving.site_config.write_text(f"{settings}[partitions.low]\n{models}\n[partitions.high]\n{models}\n")
+    config.render(moving)
+    lines = ["PreemptType=preempt/partition_prio", "PreemptMode=SUSPEND,GANG", f"SchedulerTimeSlice={TURN_S}"]
+    for name, tier, sharing in (("low", 1, "FORCE:2"), ("high", 10, "FORCE:1")):
+        line = f"PartitionName={name} Nodes={moving.node} PriorityTier={tier} MaxTime=60 OverSubscribe={sharing}"
+        lines.append(line)
+    config.write(moving.slurm_conf, conf + "\n".join(lines) + "\n")
+    restart(moving)
+    yield moving
+    jobs.admin(moving, "scancel", f"--user={USER}")
+    jobs.wait(moving, lambda: not jobs.admin(moving, "squeue", "-h"), "all jobs to be gone")
+    moving.site_config.write_text(settings)
+    config.write(moving.slurm_conf, conf)
+    config.render(moving)
+    restart(moving)
+
+
+def restart(layout: Layout) -> None:
+    for name in ("slurmctld", *layout.slurmds):
+        private_cluster.restart(layout, name)
+    jobs.wait(layout, lambda: services.nodes_answer(layout), "the nodes to answer")
+
+
+def start(layout: Layout, partition: str, script: str, *options: str) -> int:
+    words = (f"--partition={partition}", CPUS, "--gres=vgpu:mem=8G,cores=20", *options)
+    return jobs.submit(layout, USER, *words, script=script)
+
+
+def test_the_memory_of_a_preempted_job_leaves_for_that_time(gang: Layout) -> None:
+    low = start(gang, "low", USING, "--qos=be")
+    allocated(gang, low)
+    held = used_mib(gang)
+    high = start(gang, "high", "until [ -e end ]; do sleep 0.2; done")
+    jobs.wait_for_state(gang, high, "RUNNING")
+    jobs.wait_for_state(gang, low, "SUSPENDED")
+    is_at_most(gang, held - MIB)
+    (gang.home / USER / "end").touch()
+    jobs.wait_for_state(gang, high, "COMPLETED")
+    (gang.home / USER / "end").unlink()
+    is_again(gang, held)
+    go(gang)
+    jobs.wait_for_state(gang, low, "COMPLETED")
+
+
+def test_two_jobs_take_turns_on_the_gpu(gang: Layout) -> None:
+    """Each turn is Slurm's; both come to their end, and the memory of both was on the host at times."""
+    (gang.home / USER / "go").unlink(missing_ok=True)
+    both = [start(gang, "low", f"slice --use {MIB} --until go", "--qos=be") for _ in range(2)]
+    log = gang.log / "slurmd.log"
+    moved = [f"hami_hpc: job {job}: {MIB} MiB of 1 process moved" for job in both]
+    jobs.wait(gang, lambda: all(log.read_text().count(line) >= 2 for line in moved), "two turns of each", 120)
+    go(gang)
+    for job in both:
+        jobs.wait_for_state(gang, job, "COMPLETED", timeout_s=120)
+    for job in both:
+        record = json.loads((gang.state_dir / f"usage/{job}.json").read_text())
+        assert record["usage"] == "ok"

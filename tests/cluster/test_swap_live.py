@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hami-hpc swap` on real Slurm: a best-effort job's memory leaves the GPU and comes back under its running program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from harness import agent, jobs
+from harness.layout import CHECKOUT, Layout
+from test_resize_live import USER, end, running
+from test_views import hami
+
+BE = ("--qos=be", "--gres=vgpu:mem=8G,cores=50")
+
+
+@pytest.fixture
+def moving(restored: Layout) -> Iterator[Layout]:
+    """The cluster, with best-effort jobs that may be moved."""
+    before = restored.site_config.read_text()
+    restored.site_config.write_text(before.replace("[classes.be]\n", "[classes.be]\nswap = true\n"))
+    yield restored
+    restored.site_config.write_text(before)
+
+
+def used_mib(layout: Layout) -> int:
+    """What all processes hold of the simulated GPUs."""
+    state = CHECKOUT / "build/native/sim/sim-state"
+    out = subprocess.run([state, layout.machine], check=True, capture_output=True, text=True).stdout
+    return sum(int(gpu["used_bytes"]) for gpu in json.loads(out)["gpus"]) >> 20
+
+
+def allocated(layout: Layout, job: int) -> None:
+    jobs.wait(layout, lambda: "ok" in jobs.output(layout, USER, job), "the allocation")
+
+
+def test_a_job_leaves_the_gpu_and_comes_back(moving: Layout) -> None:
+    job = running(moving, "rm -f go\nslice --use 1000 --until go", *BE)
+    allocated(moving, job)
+    held = used_mib(moving)
+    done = hami(moving, "root", "swap", "out", str(job))
+    assert done.status == 0, done.text
+    assert done.out.startswith(f"job {job}: 100"), done.out
+    assert done.out.endswith(f" MiB of 1 process moved to the host; they wait until hami-hpc swap in {job}\n")
+    assert used_mib(moving) <= held - 1000
+    done = hami(moving, "root", "swap", "in", str(job))
+    assert done.status == 0, done.text
+    assert done.out == f"job {job}: the memory of 1 process is on the GPU\n"
+    assert used_mib(moving) == held
+    (moving.home / USER / "go").touch()
+    end(moving, job)
+    kinds = [event.kind for event in agent.events_since(moving, 0)]
+    assert kinds == [] or "swap" not in kinds, "no finding"
+
+
+def test_others_are_told_why_they_stay(moving: Layout) -> None:
+    std = running(moving, "rm -f go\nslice --use 500 --until go", "--gres=vgpu:mem=2G,cores=10")
+    allocated(moving, std)
+    for words, said in (
+        (
+            ("root", "out", std),
+            f"job {std} cannot be moved: its class std did not allow it when the job began",
+        ),
+        (("root", "out", 4_000_000), "job 4000000 has no vGPU on this node"),
+        ((USER, "out", std), "only root can move a job's memory: run this as root on the job's node"),
+    ):
+        user, direction, job = words
+        done = hami(moving, str(user), "swap", str(direction), str(job))
+        assert done.status == 1, done.text
+        assert said in done.err, done.text
+    (moving.home / USER / "go").touch()
+    end(moving, std)
+
+
+def test_a_job_whose_memory_is_away_can_be_cancelled(moving: Layout) -> None:
+    job = running(moving, "slice --use 1000 --hold 600", *BE)
+    allocated(moving, job)
+    assert hami(moving, "root", "swap", "out", str(job)).status == 0
+    jobs.admin(moving, "scancel", str(job))
+    jobs.wait_for_state(moving, job, "CANCELLED")
+    assert used_mib(moving) == 0
+    record = json.loads((moving.state_dir / f"usage/{job}.json").read_text())
+    assert record["usage"] == "ok"

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device memory that is moved to the host and back under running programs, on a real GPU: nothing of it changes.
+
+Run by `make test-gpu`, as root; skipped where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "native"))
+from conformance import REAL_GPU
+from swapped import FAMILIES, SHARE, Swapped
+from test_frameworks import need
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not REAL_GPU, reason="needs a GPU: HAMI_TEST_GPU=1")]
+
+# Says "ready", then for each line of its input does one round of work and prints what it found.
+TORCH = """
+import sys, torch
+torch.manual_seed(0)
+held = [torch.randint(0, 255, (n << 20,), dtype=torch.uint8, device="cuda") for n in (1, 3, 64, 700, 2048)]
+sums = [int(t.to(torch.int64).sum()) for t in held[:4]]
+x = torch.randn(2048, 2048, device="cuda")
+static = torch.zeros(1 << 20, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    static += 1
+torch.cuda.synchronize()
+print("ready")
+for n, line in enumerate(sys.stdin, 1):
+    graph.replay()
+    assert float(static[7]) == n, (float(static[7]), n)
+    assert [int(t.to(torch.int64).sum()) for t in held[:4]] == sums
+    y = (x @ x).sum()
+    held.append(torch.full((50 << 20,), n, dtype=torch.uint8, device="cuda"))
+    assert all(int(t[-1]) == i for i, t in enumerate(held[5:], 1))
+    print(f"round {n} {float(y)}")
+"""
+
+
+def gpu_used_mib() -> int:
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
+
+
+def make(directory: Path) -> Swapped:
+    query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    uuid = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+    return Swapped.make(directory, None, uuid)
+
+
+@pytest.mark.parametrize("allocator", ["", "backend:cudaMallocAsync", "expandable_segments:True"])
+def test_pytorch_goes_on_as_if_nothing_had_been(allocator: str, tmp_path: Path) -> None:
+    need("torch")
+    base = gpu_used_mib()
+    job = make(tmp_path / "job")
+    if allocator:
+        job.made.extra["PYTORCH_CUDA_ALLOC_CONF"] = allocator
+    with job.start(TORCH) as program:
+        held = gpu_used_mib() - base
+        for n in range(1, 4):
+            seconds, state = job.move(out=True)
+            left = gpu_used_mib() - base
+            print(f"{allocator or 'native'}: {held} MiB; {state} in {seconds:.2f} s, {left} MiB left")
+            assert state == "host"
+            assert left <= (1000 if "Async" in allocator else 700)
+            back, state = job.move(out=False)
+            assert state == "gpu"
+            print(f"in again in {back:.2f} s; {program.ask()}")
+            assert job.slot()["swap_count"] == n
+        program.end()
+
+
+def test_memory_of_each_family_keeps_its_content(tmp_path: Path) -> None:
+    base = gpu_used_mib()
+    job = make(tmp_path / "job")
+    with job.start(FAMILIES) as program:
+        held = gpu_used_mib() - base
+        for n in range(1, 3):
+            assert job.move(out=True)[1] == "host"
+            print(f"families: {held} MiB, {gpu_used_mib() - base} left, {job.slot()['swapped_bytes'] >> 20} MiB moved")
+            assert job.move(out=False)[1] == "gpu"
+            assert program.ask() == f"round {n}"
+        program.end()
+
+
+def test_a_program_waits_while_its_memory_is_away_and_goes_on(tmp_path: Path) -> None:
+    job = make(tmp_path / "job")
+    with job.start(FAMILIES) as program:
+        assert job.move(out=True)[1] == "host"
+        program.tell()
+        time.sleep(2)
+        assert job.move(out=False)[1] == "gpu"
+        assert program.answer() == "round 1"
+        program.end()
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_a_program_whose_memory_is_away_can_end_and_be_killed(kills: bool, tmp_path: Path) -> None:
+    base = gpu_used_mib()
+    job = make(tmp_path / "job")
+    with job.start(FAMILIES) as program:
+        assert job.move(out=True)[1] == "host"
+        if not kills:
+            program.end()
+    time.sleep(1)
+    assert gpu_used_mib() - base < 50
+
+
+LOSSES = """
+import sys, hashlib, torch
+torch.manual_seed(0)
+layers = [layer for _ in range(6) for layer in (torch.nn.Linear(2048, 2048), torch.nn.GELU(), torch.nn.Dropout(0.1))]
+model = torch.nn.Sequential(*layers).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+data = torch.randn(4096, 2048, device="cuda")
+ballast = torch.randint(0, 255, (8 << 30,), dtype=torch.uint8, device="cuda")
+digest = hashlib.sha256()
+print("ready")
+for _ in range(int(sys.argv[1])):
+    optimizer.zero_grad(set_to_none=True)
+    loss = model(data).square().mean()
+    loss.backward()
+    optimizer.step()
+    digest.update(loss.detach().cpu().numpy().tobytes())
+print(digest.hexdigest(), int(ballast[:: 4096].to(torch.int64).sum()))
+"""
+
+
+def test_losses_of_a_training_that_is_moved_at_random_are_bit_identical(tmp_path: Path) -> None:
+    need("torch")
+    found = []
+    for number, moves in enumerate((0, 20)):
+        job = make(tmp_path / f"job{number}")
+        with job.start(LOSSES, "800") as program:
+            chance = random.Random(7)
+            states = []
+            for _ in range(moves):
+                time.sleep(chance.random() / 10)
+                states += [job.move(out=True)[1], job.move(out=False)[1]]
+            assert states == ["host", "gpu"] * moves
+            found.append(program.end(200))
+            print(moves, job.slot()["swap_count"], found[-1].strip()[:30])
+    assert found[0] == found[1]
+
+
+def test_a_program_that_shares_its_memory_is_not_moved(tmp_path: Path) -> None:
+    job = make(tmp_path / "job")
+    with job.start(FAMILIES.replace('print("ready")', SHARE + 'print("ready")')) as program:
+        assert job.move(out=True, patience_s=1)[1] == "shared"
+        assert program.ask() == "round 1"
+        program.end()

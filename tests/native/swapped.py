@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job whose device memory is moved to the host and back while it runs, on the simulation or a real GPU."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from conformance import Slice, make_slice, put
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.records import USAGE_FILE_SIZE
+
+SLOTS_AT = c.USAGE_SIZE + c.USAGE_STEP_COUNT * c.USAGE_STEP_SIZE
+WORDS = {number: word for word, number in c.SWAP_STATES.items()}
+
+# Has memory of each family with content of its own. Says "ready", then for each line of its input compares all of it.
+FAMILIES = """
+import sys, ctypes
+cu = ctypes.CDLL("libcuda.so.1")
+def ok(result):
+    assert result == 0, result
+P, S, U64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
+ctx, stream = P(), P()
+ok(cu.cuInit(0)); ok(cu.cuCtxCreate_v2(ctypes.byref(ctx), 0, 0)); ok(cu.cuStreamCreate(ctypes.byref(stream), 1))
+class Props(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("handles", ctypes.c_int), ("loc", ctypes.c_int), ("id", ctypes.c_int),
+                ("win", P), ("flags", ctypes.c_ubyte * 8)]
+class Access(ctypes.Structure):
+    _fields_ = [("loc", ctypes.c_int), ("id", ctypes.c_int), ("flags", ctypes.c_int)]
+class Array(ctypes.Structure):
+    _fields_ = [("w", S), ("h", S), ("f", ctypes.c_int), ("c", ctypes.c_uint)]
+MIB = 1 << 20
+def plain(n):
+    a = U64(); ok(cu.cuMemAlloc_v2(ctypes.byref(a), S(n))); return a.value
+def pool(n):
+    a = U64(); ok(cu.cuMemAllocAsync(ctypes.byref(a), S(n), stream)); return a.value
+def vmm(n):
+    a, h = U64(), U64(); p = Props(1, 0, 1, 0, None)
+    ok(cu.cuMemAddressReserve(ctypes.byref(a), S(n), S(0), U64(0), U64(0)))
+    for at in range(0, n, 32 * MIB):
+        ok(cu.cuMemCreate(ctypes.byref(h), S(32 * MIB), ctypes.byref(p), U64(0)))
+        ok(cu.cuMemMap(U64(a.value + at), S(32 * MIB), S(0), h, U64(0)))
+        ok(cu.cuMemRelease(h))
+    access = Access(1, 0, 3)
+    ok(cu.cuMemSetAccess(a, S(n), ctypes.byref(access), S(1)))
+    return a.value
+def managed(n):
+    a = U64(); ok(cu.cuMemAllocManaged(ctypes.byref(a), S(n), 1)); return a.value
+made = {}
+for name, make in dict(plain=plain, pool=pool, vmm=vmm, managed=managed).items():
+    for i, n in enumerate((1 * MIB, 5 * MIB + 512, 24 * MIB, 60 * MIB)):
+        n = (n + 32 * MIB - 1) // (32 * MIB) * 32 * MIB if make is vmm else n
+        made[name, i] = make(n), n
+small = [plain(1000) for _ in range(100)]
+array, desc = P(), Array(1024, 1024, 0x20, 1)
+ok(cu.cuArrayCreate_v2(ctypes.byref(array), ctypes.byref(desc)))
+def fill(a, n, seed):
+    data = bytes([(seed * 37 + 11 * k) % 256 for k in range(251)])
+    data = (data * (n // 251 + 1))[:n]
+    ok(cu.cuMemcpyHtoD_v2(U64(a), data, S(n))); return data
+want = {key: fill(a, n, i) for i, (key, (a, n)) in enumerate(made.items())}
+want_small = [fill(a, 1000, i) for i, a in enumerate(small)]
+texels = bytes(range(256)) * 16
+arrays = hasattr(cu, "cuMemcpyHtoA_v2")  # the simulation copies none
+if arrays:
+    ok(cu.cuMemcpyHtoA_v2(array, S(0), texels, S(4096)))
+def read(a, n):
+    out = ctypes.create_string_buffer(n); ok(cu.cuMemcpyDtoH_v2(out, U64(a), S(n))); return out.raw
+def check():
+    for key, (a, n) in made.items():
+        assert read(a, n) == want[key], key
+    assert [read(a, 1000) for a in small] == want_small
+    out = ctypes.create_string_buffer(4096)
+    if arrays:
+        ok(cu.cuMemcpyAtoH_v2(out, array, S(0), S(4096)))
+        assert out.raw == texels
+check()
+print("ready")
+for n, line in enumerate(sys.stdin, 1):
+    check(); print(f"round {n}")
+"""
+
+# To be put before its "ready".
+SHARE = """
+handle = (ctypes.c_char * 64)()
+ok(cu.cuIpcGetMemHandle(ctypes.byref(handle), U64(made["plain", 2][0])))
+"""
+
+
+class Program:
+    """A running program; killed where a test fails."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> Program:
+        assert self.answer() == "ready"
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def answer(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def tell(self, line: str = "") -> None:
+        assert self.process.stdin
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def ask(self, line: str = "") -> str:
+        self.tell(line)
+        return self.answer()
+
+    def end(self, timeout_s: float = 60) -> str:
+        """Lets it come to its end; returns the rest of its output."""
+        out, _ = self.process.communicate(timeout=timeout_s)
+        assert self.process.returncode == 0
+        return out
+
+
+@dataclass(frozen=True)
+class Swapped:
+    made: Slice
+
+    @classmethod
+    def make(
+        cls, directory: Path, machine: Path | None, uuid: str, *, mib: int = 120_000, swap: int = c.SWAP_IN
+    ) -> Swapped:
+        return cls(make_slice(directory, machine, uuid, job_mib=mib, policy="none", fields={"swap": swap}))
+
+    def start(self, code: str, *arguments: str) -> Program:
+        """Runs Python code that prints "ready"."""
+        python = sys.executable if self.made.machine else shutil.which("python3") or sys.executable
+        return Program([python, "-u", "-c", code, *arguments], self.made.environment())
+
+    def slot(self) -> dict[str, int]:
+        """The slot of the job's only process; zeros when there is none."""
+        data = (self.made.directory / c.FILE_USAGE).read_bytes()
+        found = dict.fromkeys(c.USAGE_SLOT_FIELDS, 0)
+        for at in range(SLOTS_AT, USAGE_FILE_SIZE, c.USAGE_SLOT_SIZE):
+            if any(data[at : at + 4]):
+                for name, (offset, size, _kind) in c.USAGE_SLOT_FIELDS.items():
+                    found[name] = int.from_bytes(data[at + offset : at + offset + size], "little")
+        return found
+
+    def order(self, swap: int) -> None:
+        record = self.made.directory / c.FILE_JOB_LIMITS
+        with record.open("r+b") as out:
+            out.write(put(record.read_bytes(), {"swap": swap}))
+
+    def move(self, *, out: bool, patience_s: float = 60) -> tuple[float, str]:
+        """Moves the memory; returns the seconds that it took, and where it is ([swap_states])."""
+        begin = time.monotonic()
+        self.order(c.SWAP_OUT if out else c.SWAP_IN)
+        wanted = "host" if out else "gpu"
+        while (state := WORDS[self.slot()["swap_state"]]) != wanted and time.monotonic() < begin + patience_s:
+            time.sleep(0.002)
+        return time.monotonic() - begin, state
