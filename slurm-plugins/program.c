@@ -47,7 +47,7 @@ static int64_t now_ms(void)
 }
 
 /* Becomes the program, with an environment in which nothing is the user's. Only async-signal-safe calls. */
-__attribute__((noreturn)) static void become(char *const argv[], char *const env[], int output)
+__attribute__((noreturn)) static void become(char *const argv[], char *const env[], int input, int output)
 {
 	struct sigaction action = {.sa_handler = SIG_DFL};
 	int null = open("/dev/null", O_RDWR);
@@ -58,7 +58,8 @@ __attribute__((noreturn)) static void become(char *const argv[], char *const env
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	setpgid(0, 0);
-	if (null < 0 || dup2(null, 0) < 0 || dup2(output, 1) < 0 || dup2(null, 2) < 0 || chdir("/") < 0)
+	if (null < 0 || dup2(input < 0 ? null : input, 0) < 0 || dup2(output < 0 ? null : output, 1) < 0 ||
+	    dup2(null, 2) < 0 || chdir("/") < 0)
 		_exit(126);
 	umask(022);
 #ifdef SYS_close_range
@@ -117,27 +118,44 @@ static char *inherited(const char *name, char *text, size_t size)
 	return text;
 }
 
-int program_run(const char *const argv[], int seconds, char *line, size_t size)
+/* Starts the program, if only root can have written it. Returns its process, or -1 with what is wrong in line[size]. */
+static pid_t start(const char *const argv[], int input, int output, char *line, size_t size)
 {
 	char conf[PATH_MAX + 16], node[320];
 	char *env[4] = {"PATH=/usr/sbin:/usr/bin:/sbin:/bin",
 			inherited("SLURMD_NODENAME", node, sizeof(node))};
-	bool answered;
-	int ends[2], status;
 	pid_t child;
 
 	if (getenv("SLURM_CONF"))
 		env[2] = inherited("SLURM_CONF", conf, sizeof(conf));
 	if (check_program(argv[0], line, size) < 0)
 		return -1;
-	if (pipe2(ends, O_CLOEXEC) < 0 || (child = fork()) < 0) {
+	child = fork();
+	if (child == 0)
+		become((char *const *)argv, env, input, output);
+	if (child < 0)
+		snprintf(line, size, "%s cannot be started (%s)", argv[0], strerror(errno));
+	else
+		setpgid(child, child);
+	return child;
+}
+
+int program_run(const char *const argv[], int seconds, char *line, size_t size)
+{
+	bool answered;
+	int ends[2], status;
+	pid_t child;
+
+	if (pipe2(ends, O_CLOEXEC) < 0) {
 		snprintf(line, size, "%s cannot be started (%s)", argv[0], strerror(errno));
 		return -1;
 	}
-	if (child == 0)
-		become((char *const *)argv, env, ends[1]);
-	setpgid(child, child);
+	child = start(argv, -1, ends[1], line, size);
 	close(ends[1]);
+	if (child < 0) {
+		close(ends[0]);
+		return -1;
+	}
 	answered = read_line(ends[0], seconds, line, size);
 	if (!answered)
 		kill(-child, SIGKILL);
@@ -153,4 +171,22 @@ int program_run(const char *const argv[], int seconds, char *line, size_t size)
 		snprintf(line, size, "%s ended with status %d. Administrator: see syslog on this node",
 			 argv[0], status);
 	return -1;
+}
+
+pid_t program_start(const char *const argv[], int *input, char *line, size_t size)
+{
+	int ends[2];
+	pid_t child;
+
+	if (pipe2(ends, O_CLOEXEC) < 0) {
+		snprintf(line, size, "%s cannot be started (%s)", argv[0], strerror(errno));
+		return -1;
+	}
+	child = start(argv, ends[0], -1, line, size);
+	close(ends[0]);
+	if (child < 0)
+		close(ends[1]);
+	else
+		*input = ends[1];
+	return child;
 }

@@ -4,6 +4,7 @@
 #define HAMI_PROGRAM_H
 
 #include <stddef.h>
+#include <sys/types.h>
 
 /*
  * Runs argv[0], which must be a file of root that only root can write, as root, and waits for it, `seconds` at most; then
@@ -14,5 +15,11 @@
  * what is wrong. Thread-safe. The caller must not wait for children of others, nor ignore SIGCHLD.
  */
 int program_run(const char *const argv[], int seconds, char *line, size_t size);
+
+/*
+ * Starts it likewise and does not wait: it is the caller's child. Returns its process id, and in *input what the caller can
+ * write to its standard input; or -1, with what is wrong in line[size].
+ */
+pid_t program_start(const char *const argv[], int *input, char *line, size_t size);
 
 #endif

@@ -8,7 +8,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core import swap as rules
@@ -46,13 +46,22 @@ def swap(settings: Settings, job_id: int, *, out: bool, wait_s: float) -> str:
     return text
 
 
-def wait(settings: Settings, grant: Grant, *, out: bool, wait_s: float) -> list[rules.Process]:
+def wait(
+    settings: Settings,
+    grant: Grant,
+    *,
+    out: bool,
+    wait_s: float,
+    see: Callable[[list[rules.Process]], bool] | None = None,
+) -> list[rules.Process]:
     """Returns the job's live processes once their memory is where it should be, or as they are when that cannot be, or
-    after `wait_s`."""
+    after `wait_s`. `see` is called with them at each look before, and ends the waiting by False."""
     begun = time.monotonic()
     while not rules.is_done(found := _processes(settings, grant), out=out):
         waited = time.monotonic() - begun
         if waited >= wait_s or (out and waited >= rules.TRIED_S and rules.will_not_move(found)):
+            break
+        if see is not None and not see(found):
             break
         time.sleep(LOOK_S)
     return found

@@ -15,6 +15,8 @@
  *                          refused job ends as FAILED. (If init or user_init fails, a batch job ends as
  *                          COMPLETED with exit code 0, the node is drained, and srun returns 0: tried on
  *                          22.05.8.) No code of the user runs before it.
+ *   task_post_fork         root, in slurmstepd, when Slurm's tracking knows the task, which has not begun.
+ *   task_exit              root, in slurmstepd, for each task that ended.
  *   exit                   root, after the last task: removes the record.
  */
 #include <slurm/slurm.h>
@@ -130,6 +132,22 @@ int slurm_spank_task_init(spank_t spank, int argc, char **argv)
 	(void)argc;
 	(void)argv;
 	step_start_task(spank);
+	return 0;
+}
+
+int slurm_spank_task_post_fork(spank_t spank, int argc, char **argv)
+{
+	(void)argc;
+	(void)argv;
+	step_task_forked(spank);
+	return 0;
+}
+
+int slurm_spank_task_exit(spank_t spank, int argc, char **argv)
+{
+	(void)argc;
+	(void)argv;
+	step_task_ended(spank);
 	return 0;
 }
 

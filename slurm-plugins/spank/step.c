@@ -18,6 +18,7 @@
 #include "refusal.h"
 #include "resize.h"
 #include "standing_task.h"
+#include "suspension.h"
 #include "torch.h"
 
 static struct step_context step;
@@ -264,6 +265,8 @@ static void begin(spank_t spank, char **env, uint32_t uid)
 		resize((enum job_kind)kind, uid);
 	if ((step.verdict == STEP_FENCED || step.verdict == STEP_WITHOUT_GPU) && !*step.refusal) {
 		begin_slice(spank, dir, &job, &units);
+		if (!*step.refusal)
+			suspension_begin(&step, &job);
 	} else if ((step.verdict == STEP_NOT_OURS || step.verdict == STEP_WHOLE) && !*step.refusal) {
 		backend_drop_inherited(&step, spank, NULL);
 		if (step.verdict == STEP_WHOLE)
@@ -390,8 +393,28 @@ void step_start_task(spank_t spank)
 		resize_tell(resized);
 }
 
+/* Slurm calls it in a process of its own, with this memory, if LaunchParameters has ContainSpank. */
+void step_task_forked(spank_t spank)
+{
+	pid_t pid = 0;
+
+	if (is_first_task(spank) && spank_get_item(spank, S_TASK_PID, &pid) == ESPANK_SUCCESS)
+		suspension_task(pid);
+}
+
+void step_task_ended(spank_t spank)
+{
+	static uint32_t ended;
+	uint32_t count = 0;
+
+	ended++;
+	if (spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &count) == ESPANK_SUCCESS && ended >= count)
+		suspension_end();
+}
+
 void step_end(void)
 {
+	suspension_end();
 	/* Must be before slurmstepd reports the step's end, which is the job's end for a batch job. */
 	if (requeue_at_end)
 		requeue();

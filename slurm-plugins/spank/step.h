@@ -28,6 +28,10 @@ void step_enter_task(void);
  */
 void step_start_task(spank_t spank);
 
+/* Called in slurmstepd, as root: a task's process is there and has not begun; a task has ended. */
+void step_task_forked(spank_t spank);
+void step_task_ended(spank_t spank);
+
 /* Takes back what step_begin() gave the step. Called as root, after the last task. */
 void step_end(void);
 

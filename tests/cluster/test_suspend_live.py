@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that Slurm suspends and resumes: their device memory leaves the GPU before they stop, and comes back."""
+"""Jobs that Slurm suspends and resumes: their device memory leaves the GPU before they stop, and comes back.
+
+Here hami-hpc-watch sees it, a process of root's in each step; task/hami_hpc is not configured (test_suspend_asked.py).
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -19,7 +23,6 @@ from test_swap_live import BE, allocated, moving, used_mib
 from test_views import hami
 
 __all__ = ["moving"]
-pytestmark = pytest.mark.slurm_before("24.11")  # which asks no task plugin (docs/adr/078)
 
 MIB = 300  # of each program that moves
 USING = f"rm -f go\nslice --use {MIB} --until go"
@@ -42,6 +45,29 @@ def is_again(layout: Layout, mib: int) -> None:
 def go(layout: Layout) -> None:
     """Lets the programs of the user's jobs end."""
     (layout.home / USER / "go").touch()
+
+
+def events(layout: Layout) -> str:
+    return (layout.state_dir / "events.jsonl").read_text()
+
+
+def watches(job: int) -> list[int]:
+    """Returns the processes in the job's steps that see Slurm's signals."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0].endswith(b"/hami-hpc-watch") and words[1:3] == [b"--job", str(job).encode()]:
+            found.append(int(path.parent.name))
+    return found
+
+
+def in_step(pid: int) -> bool:
+    """Returns whether the process is slurmstepd's child; the one that runs root's program has no parent but init."""
+    parent = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1]
+    return parent != "1"
 
 
 def state_of(job: int, layout: Layout) -> list[str]:
@@ -73,16 +99,80 @@ def test_a_suspended_jobs_memory_leaves_the_gpu_and_comes_back(moving: Layout) -
     assert record["usage"] == "ok"
 
 
-def test_memory_of_other_classes_stays_and_slurmds_log_says_why(moving: Layout) -> None:
-    job = running(moving, USING, "--gres=vgpu:mem=8G,cores=50")
+def test_a_program_that_handles_sigtstp_itself_is_moved_too(moving: Layout) -> None:
+    """The script's own handler runs, and a program that ignores the signal is not disturbed."""
+    script = f"""rm -f go
+trap 'echo told' TSTP
+env --ignore-signal=TSTP slice --use {MIB} --until go &
+slice --use {MIB} --until go &
+until wait; do :; done"""
+    job = running(moving, script, *BE)
+    jobs.wait(moving, lambda: jobs.output(moving, USER, job).count("ok") == 2, "both allocations")
+    held = used_mib(moving)
+    order(moving, "suspend", job)
+    is_at_most(moving, held - 2 * MIB)
+    jobs.wait(moving, lambda: set(state_of(job, moving)) == {"T"}, "all programs to be stopped")
+    order(moving, "resume", job)
+    is_again(moving, held)
+    jobs.wait(moving, lambda: "told" in jobs.output(moving, USER, job), "the handler")
+    go(moving)
+    end(moving, job)
+
+
+def test_suspensions_one_upon_another_end_where_slurm_ends(moving: Layout) -> None:
+    """Each order comes as soon as the one before has reached the programs, wherever their memory is then."""
+    job = running(moving, USING, *BE)
     allocated(moving, job)
+    held = used_mib(moving)
+    for _ in range(5):
+        order(moving, "suspend", job)
+        jobs.wait(moving, lambda: "T" in state_of(job, moving), "the programs to be stopped")
+        order(moving, "resume", job)
+        jobs.wait(moving, lambda: "T" not in state_of(job, moving), "the programs to go on")
+    is_again(moving, held)
+    go(moving)
+    end(moving, job)
+
+
+def test_the_watch_is_roots_ends_with_its_step_and_holds_up_nobody(moving: Layout) -> None:
+    """Only jobs whose memory can be moved have one; its death leaves the job as it is without one."""
+    std = running(moving, "rm -f go\nslice --use 100 --until go", "--gres=vgpu:mem=2G,cores=10")
+    each = 'for of in /proc/[0-9]*; do [ "$(cat $of/comm)" != hami-hpc-watch ] || kill -s KILL ${of#/proc/}; done'
+    job = running(moving, f"({each}) 2>errors\nsrun -n1 --overlap true\n{USING}", *BE)
+    allocated(moving, job)
+    assert watches(std) == []
+    seen = watches(job)
+    assert len(seen) == 2, "one in the batch step, one outside"
+    assert all(Path(f"/proc/{pid}").stat().st_uid == 0 for pid in seen)
+    assert "not permitted" in (moving.home / USER / "errors").read_text()
+    os.kill(next(pid for pid in seen if in_step(pid)), signal.SIGKILL)
+    jobs.wait(moving, lambda: watches(job) == [], "the other one to end too")
     held = used_mib(moving)
     order(moving, "suspend", job)
     jobs.wait(moving, lambda: "T" in state_of(job, moving), "the programs to be stopped")
     assert used_mib(moving) == held
-    said = f"job {job} is suspended, and its device memory stays on the GPU: job {job} cannot be moved: its class"
-    assert f"hami_hpc: {said}" in (moving.log / "slurmd.log").read_text()
     order(moving, "resume", job)
+    go(moving)
+    end(moving, job)
+    end(moving, std)
+
+
+def test_a_resume_that_nobody_heard_of(moving: Layout) -> None:
+    """The watch is killed while its job is suspended; reconcile, and the agent, ask slurmctld."""
+    job = running(moving, USING, *BE)
+    allocated(moving, job)
+    held = used_mib(moving)
+    order(moving, "suspend", job)
+    is_at_most(moving, held - MIB)
+    jobs.wait(moving, lambda: "T" in state_of(job, moving), "the programs to be stopped")
+    for pid in watches(job):
+        os.kill(pid, signal.SIGKILL)
+    order(moving, "resume", job)
+    jobs.wait(moving, lambda: "T" not in state_of(job, moving), "the programs to go on")
+    assert used_mib(moving) <= held - MIB
+    done = hami(moving, "root", "reconcile", "--node", moving.node)
+    assert done.out == f"job {job}: Slurm has resumed it; its memory comes back to the GPU\n", done.text
+    is_again(moving, held)
     go(moving)
     end(moving, job)
 
@@ -123,29 +213,6 @@ def test_what_an_administrator_moved_out_is_not_slurms_to_bring_back(moving: Lay
     time.sleep(1)
     assert used_mib(moving) <= held - MIB
     assert hami(moving, "root", "swap", "in", str(job)).status == 0
-    go(moving)
-    end(moving, job)
-
-
-def test_a_resume_that_root_was_not_told_of(moving: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when slurmd is killed between the two: here, a slurmd that does not find root's program."""
-    job = running(moving, USING, *BE)
-    allocated(moving, job)
-    held = used_mib(moving)
-    order(moving, "suspend", job)
-    is_at_most(moving, held - MIB)
-    jobs.wait(moving, lambda: "T" in state_of(job, moving), "the programs to be stopped")
-    with monkeypatch.context() as deaf:
-        deaf.setattr(services, "_gpu_node_environment", services.clean_environment)
-        private_cluster.restart(moving, "slurmd", signal.SIGKILL)
-    order(moving, "resume", job)
-    said = "/usr/libexec/hami-hpc/suspend is not there (No such file or directory). Administrator: install hami_hpc"
-    jobs.wait(moving, lambda: said in (moving.log / "slurmd.log").read_text(), "slurmd to say so")
-    assert used_mib(moving) <= held - MIB
-    private_cluster.restart(moving, "slurmd")
-    done = hami(moving, "root", "reconcile", "--node", moving.node)
-    assert done.out == f"job {job}: Slurm has resumed it; its memory comes back to the GPU\n", done.text
-    is_again(moving, held)
     go(moving)
     end(moving, job)
 
@@ -206,9 +273,8 @@ def test_two_jobs_take_turns_on_the_gpu(gang: Layout) -> None:
     """Each turn is Slurm's; both come to their end, and the memory of both was on the host at times."""
     (gang.home / USER / "go").unlink(missing_ok=True)
     both = [start(gang, "low", f"slice --use {MIB} --until go", "--qos=be") for _ in range(2)]
-    log = gang.log / "slurmd.log"
-    moved = [f"hami_hpc: job {job}: {MIB} MiB of 1 process moved" for job in both]
-    jobs.wait(gang, lambda: all(log.read_text().count(line) >= 2 for line in moved), "two turns of each", 120)
+    moved = [f"job {job}: {MIB} MiB of 1 process moved to the host; they wait until Slurm resumes it" for job in both]
+    jobs.wait(gang, lambda: all(events(gang).count(line) >= 2 for line in moved), "two turns of each", 120)
     go(gang)
     for job in both:
         jobs.wait_for_state(gang, job, "COMPLETED", timeout_s=120)

@@ -35,7 +35,7 @@ unpack() {
 
 configure() {
 	mkdir -p /etc/slurm /etc/hami-hpc /usr/lib/hami-hpc /run/munge /var/lib/hami-hpc /var/spool/slurmctld /var/spool/slurmd
-	cp "$checkout"/build/native/libhami-hpc.so /usr/lib/hami-hpc/
+	cp "$checkout"/build/native/libhami-hpc.so "$checkout"/build/native/hami-hpc-watch /usr/lib/hami-hpc/
 	cp "$checkout"/build/slurm-plugins/*.so /usr/lib/x86_64-linux-gnu/slurm-wlm/
 	cp "$checkout"/slurm-plugins/lua/*.lua /etc/slurm/
 	[ -e /etc/ld.so.preload ] || : >/etc/ld.so.preload # as make install does

@@ -38,6 +38,7 @@ CONTENTS = {
     "node": {
         "/usr/lib/hami-hpc/libhami-hpc.so",
         "/usr/lib/hami-hpc/hami-hpc-measure",
+        "/usr/lib/hami-hpc/hami-hpc-watch",
         "/usr/libexec/hami-hpc/oci-mounts",
         "/usr/share/hami-hpc/enroot/50-hami-hpc.sh",
         "/usr/share/hami-hpc/podman/hami-hpc.json",

@@ -46,6 +46,7 @@ def install(layout: Layout) -> bool:
     for node in layout.gpu_nodes:
         _install_simulation(layout.at(node))
     _copy(_BUILD / "native" / "libhami-hpc.so", layout.interposer)
+    _copy(_BUILD / "native" / "hami-hpc-watch", layout.interposer.parent / "hami-hpc-watch", 0o755)
     _copy(_BUILD / "examples" / "slice", layout.bin / "slice", 0o755)
     for script in sorted(_LUA.glob("*.lua")):
         _copy(script, layout.etc / script.name)
@@ -155,7 +156,7 @@ SlurmdLogFile={layout.log}/slurmd.%n.log
 
 # Nothing here may depend on cgroups, systemd or PMIx: the cluster runs in containers and chroots too.
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/hami_hpc
+TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 SwitchType=switch/none

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * hami-hpc-watch: tells root when Slurm suspends and resumes a step (docs/adr/079).
+ *
+ *   hami-hpc-watch --job ID --program PATH [--config PATH]
+ *
+ * The SPANK plugin starts it in slurmstepd, for each step whose device memory can be moved, and writes the id of the step's
+ * first task to its standard input. To Slurm it is a process of the step then: it gets SIGTSTP some time before all of them
+ * are stopped (PreemptParameters=suspend_grace_time), and SIGCONT when they go on. At each of these it has PROGRAM run, by
+ * a second process outside of the step, which nobody stops: what that does may hold locks of the node.
+ *
+ * Both are root's, so the job's user cannot signal them. They end when slurmstepd closes their standard input.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <syslog.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cgroup.h"
+
+#define PROGRAM_SECONDS 60 /* it gives an order and does not wait */
+
+static const char *job, *program, *config;
+
+/* ---- outside of the step ---- */
+
+/* Waits for the program; ends it when it takes too long. SIGCHLD is blocked, so that it can be waited for. */
+static void wait_for(pid_t child)
+{
+	const struct timespec patience = {.tv_sec = PROGRAM_SECONDS};
+	sigset_t ended;
+	int status = 0;
+
+	sigemptyset(&ended);
+	sigaddset(&ended, SIGCHLD);
+	while (waitpid(child, &status, WNOHANG) == 0) {
+		if (sigtimedwait(&ended, NULL, &patience) < 0 && errno == EAGAIN) {
+			syslog(LOG_ERR, "job %s: %s did not end within %d s", job, program, PROGRAM_SECONDS);
+			kill(child, SIGKILL);
+			waitpid(child, &status, 0);
+			return;
+		}
+	}
+	if (status)
+		syslog(LOG_ERR, "job %s: %s ended with status %#x", job, program, (unsigned int)status);
+}
+
+static void run(const char *direction)
+{
+	const char *const argv[] = {program, direction, "--job", job, config ? "--config" : NULL,
+				    config,  NULL};
+	pid_t child = fork();
+
+	if (child < 0) {
+		syslog(LOG_ERR, "job %s: %s cannot be started: %m", job, program);
+	} else if (child == 0) {
+		sigset_t none;
+		sigemptyset(&none);
+		sigprocmask(SIG_SETMASK, &none, NULL);
+		execv(program, (char *const *)argv);
+		_exit(127);
+	} else {
+		wait_for(child);
+	}
+}
+
+/* Follows what the process in the step writes. Of what has come meanwhile, the last counts. */
+__attribute__((noreturn)) static void follow(int orders)
+{
+	char all[256];
+	ssize_t n;
+
+	while ((n = read(orders, all, sizeof all)) > 0 || (n < 0 && errno == EINTR))
+		if (n > 0)
+			run(all[n - 1] == 'o' ? "out-soon" : "in");
+	_exit(0);
+}
+
+/* Starts follow() in a process that has nothing of slurmstepd's or the step's: no parent, session or descriptor. */
+static int start_follower(void)
+{
+	int ends[2], status = 1;
+	pid_t child;
+
+	if (pipe2(ends, O_CLOEXEC) < 0 || (child = fork()) < 0)
+		return -1;
+	if (child == 0) {
+		int null = open("/dev/null", O_RDWR);
+		close(ends[1]);
+		if (null < 0 || setsid() < 0 || dup2(null, STDIN_FILENO) < 0)
+			_exit(1);
+		switch (fork()) {
+		case 0:
+			follow(ends[0]);
+		case -1:
+			_exit(1);
+		default:
+			_exit(0);
+		}
+	}
+	close(ends[0]);
+	waitpid(child, &status, 0);
+	if (status == 0)
+		return ends[1];
+	close(ends[1]);
+	return -1;
+}
+
+/* ---- in the step ---- */
+
+/* Reads the number of a process from standard input, up to a newline. Returns 0 when slurmstepd closes it before. */
+static pid_t read_task(void)
+{
+	char text[16];
+	size_t length = 0;
+
+	while (length < sizeof text - 1) {
+		ssize_t n = read(STDIN_FILENO, text + length, 1);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return 0;
+		if (text[length] == '\n')
+			break;
+		length++;
+	}
+	text[length] = '\0';
+	return (pid_t)atoi(text);
+}
+
+static void watch(int signals, int orders)
+{
+	struct pollfd waiting[] = {{.fd = signals, .events = POLLIN}, {.fd = STDIN_FILENO, .events = POLLIN}};
+	struct signalfd_siginfo came;
+
+	for (;;) {
+		if (poll(waiting, 2, -1) < 0 && errno != EINTR)
+			return;
+		if (waiting[0].revents && read(signals, &came, sizeof came) == (ssize_t)sizeof came) {
+			const char order = came.ssi_signo == SIGTSTP ? 'o' : 'i';
+			if (write(orders, &order, 1) < 0 && errno == EPIPE)
+				return;
+		} else if (waiting[1].revents) {
+			return; /* slurmstepd closed it: the step has ended */
+		}
+	}
+}
+
+static bool parse(int argc, char **argv)
+{
+	for (int i = 1; i + 1 < argc; i += 2) {
+		if (!strcmp(argv[i], "--job"))
+			job = argv[i + 1];
+		else if (!strcmp(argv[i], "--program"))
+			program = argv[i + 1];
+		else if (!strcmp(argv[i], "--config"))
+			config = argv[i + 1];
+		else
+			return false;
+	}
+	return argc % 2 && job && program;
+}
+
+int main(int argc, char **argv)
+{
+	int orders, signals;
+	sigset_t all, wanted;
+	pid_t task;
+
+	if (!parse(argc, argv)) {
+		fputs("usage: hami-hpc-watch --job ID --program PATH [--config PATH]\n"
+		      "hami_hpc's SPANK plugin starts it.\n",
+		      stderr);
+		return 2;
+	}
+	openlog("hami-hpc-watch", LOG_PID, LOG_DAEMON);
+	sigfillset(&all);
+	sigprocmask(SIG_SETMASK, &all, NULL);
+	sigemptyset(&wanted);
+	sigaddset(&wanted, SIGTSTP);
+	sigaddset(&wanted, SIGCONT);
+	if ((signals = signalfd(-1, &wanted, SFD_CLOEXEC)) < 0 || (orders = start_follower()) < 0) {
+		syslog(LOG_ERR, "job %s: its memory stays on the GPU when Slurm suspends it: %m", job);
+		return 1;
+	}
+	if (!(task = read_task()))
+		return 0;
+	if (cgroup_join(task) < 0) {
+		syslog(LOG_ERR,
+		       "job %s: its memory stays on the GPU when Slurm suspends it: the cgroup of process %d: %m",
+		       job, (int)task);
+		return 1;
+	}
+	watch(signals, orders);
+	return 0;
+}
