@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -215,6 +216,48 @@ def test_what_an_administrator_moved_out_is_not_slurms_to_bring_back(moving: Lay
     assert hami(moving, "root", "swap", "in", str(job)).status == 0
     go(moving)
     end(moving, job)
+
+
+# ---------------------------------------------------------------------------------------------- with cgroups
+
+
+@pytest.fixture
+def frozen(moving: Layout, tmp_path: Path) -> Iterator[Layout]:
+    """The cluster with proctrack/cgroup, as sites have it: SIGTSTP reaches slurmstepd's own children alone, and
+    the step is frozen and not stopped. The machine's hierarchy of version 1 serves, or one for this test."""
+    mount = Path("/sys/fs/cgroup")
+    if not (mount / "freezer/tasks").exists():
+        mount = tmp_path
+        (mount / "freezer").mkdir()
+        subprocess.run(["mount", "-t", "cgroup", "-o", "freezer", "none", str(mount / "freezer")], check=True)
+    conf, cgroups = moving.slurm_conf.read_text(), (moving.etc / "cgroup.conf").read_text()
+    config.write(moving.slurm_conf, conf.replace("proctrack/linuxproc", "proctrack/cgroup"))
+    config.write(moving.etc / "cgroup.conf", f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={mount}\n")
+    restart(moving)
+    yield moving
+    config.write(moving.slurm_conf, conf)
+    config.write(moving.etc / "cgroup.conf", cgroups)
+    restart(moving)
+    if mount == tmp_path:
+        subprocess.run(["umount", str(mount / "freezer")], check=True)
+
+
+@pytest.mark.slurm_before("24.11")  # in the chroots of later releases nothing is prepared for cgroups
+def test_a_frozen_jobs_memory_leaves_the_gpu(frozen: Layout) -> None:
+    """A step's own program, which SIGTSTP would stop at once, and one of the script, which it does not reach."""
+    script = f"rm -f go\nslice --use {MIB} --until go &\nsrun -n1 --overlap slice --use {MIB} --until go"
+    job = running(frozen, script, "--qos=be", "--gres=vgpu:mem=8G,cores=50")
+    jobs.wait(frozen, lambda: jobs.output(frozen, USER, job).count("ok") == 2, "both allocations")
+    held = used_mib(frozen)
+    assert len({Path(f"/proc/{pid}/cgroup").read_text() for pid in watches(job)}) > 2, "in the steps and outside"
+    for _ in range(2):
+        order(frozen, "suspend", job)
+        is_at_most(frozen, held - 2 * MIB)
+        jobs.wait(frozen, lambda: set(state_of(job, frozen)) <= {"D", "T"}, "the steps to be frozen")
+        order(frozen, "resume", job)
+        is_again(frozen, held)
+    go(frozen)
+    end(frozen, job)
 
 
 # ---------------------------------------------------------------------------------------------------- preemption
