@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from hami_hpc import places
 from hami_hpc.contract import constants as c
-from hami_hpc.core import mixed
+from hami_hpc.core import mixed, swap
 from hami_hpc.core.finding import Finding, Level, finding
 from hami_hpc.core.mig_static import types_of
 from hami_hpc.core.places import of_gpus
@@ -24,7 +26,9 @@ from hami_hpc.slurm import commands, plugstack
 from hami_hpc.slurm.files import ConfFile, calls_one_of, scripts_of
 from hami_hpc.slurm.lines import settings_of
 
+SLURM_23_11 = commands.version_of("23.11.0")  # suspend_grace_time
 SLURM_24_11 = commands.version_of("24.11.0")  # slurmd asks its task plugins no more
+GRACE_S = 2  # Slurm's default
 RESTART = "then restart slurmctld and slurmd"
 
 
@@ -67,18 +71,29 @@ def check_devices(facts: Facts) -> Iterator[Finding]:
 
 
 def check_suspend(facts: Facts) -> Iterator[Finding]:
-    """Checks that slurmd tells root of jobs that are suspended, where there are jobs whose memory can leave the GPU."""
+    """Checks that Slurm gives the memory of suspended jobs the time to leave, where there are jobs whose memory can."""
     moved = [name for name, one in facts.settings.classes.items() if one.swap]
     if not moved:
         return
-    of_class = f"of class {', '.join(moved)}"
-    asks = commands.version_of(facts.slurm.get("SLURM_VERSION", "")) < SLURM_24_11
-    good = moves_suspended(facts) and asks
-    detail = f"the memory of suspended jobs {of_class} {'leaves' if good else 'stays on'} the GPU"
-    advice = f"slurm.conf: add task/hami_hpc to TaskPlugin, {RESTART}, if Slurm shall suspend jobs"
-    if not asks:
-        advice = "this Slurm asks no plugin before it suspends: run hami-hpc swap out JOB before scontrol suspend JOB"
-    yield finding("swap", good, detail, advice, Level.WARN)
+    version = commands.version_of(facts.slurm.get("SLURM_VERSION", ""))
+    of_class = f"suspended jobs of class {', '.join(moved)}"
+    if moves_suspended(facts) and version < SLURM_24_11:
+        yield finding("swap", True, f"{of_class}: slurmd waits until their memory has left the GPU", "")
+        return
+    has_s = _grace_s(facts) if version >= SLURM_23_11 else GRACE_S
+    largest_mib = max(facts.settings.gpu_models.values(), default=0)
+    needs_s = math.ceil(swap.seconds_for(largest_mib))
+    advice = f"slurm.conf: PreemptParameters=suspend_grace_time={needs_s}, enough for {largest_mib} MiB, {RESTART}"
+    if version < SLURM_23_11:
+        advice = f"slurm.conf: add task/hami_hpc to TaskPlugin, {RESTART}, if Slurm shall suspend jobs"
+    detail = f"{of_class}: their memory has {has_s} s to leave the GPU, what is late stays"
+    yield finding("swap", has_s >= needs_s, detail, advice, Level.WARN)
+
+
+def _grace_s(facts: Facts) -> int:
+    """Returns for how long Slurm lets a job's programs go on after SIGTSTP, s."""
+    found = re.search(r"suspend_grace_time=([0-9]+)", facts.slurm.get("PreemptParameters", ""), re.IGNORECASE)
+    return int(found[1]) if found else GRACE_S
 
 
 def check_spank(facts: Facts) -> Iterator[Finding]:

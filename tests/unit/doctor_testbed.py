@@ -131,11 +131,11 @@ BROKEN: dict[str, Broken] = {
         Level.FAIL,
         "run_dir=/other, interposer=(not there)",
     ),
-    "classes that move and nobody who says so": (
+    "classes that move and no time for it": (
         swap_without_plugin,
         "swap",
         Level.WARN,
-        "the memory of suspended jobs of class be stays on the GPU",
+        "suspended jobs of class be: their memory has 2 s to leave the GPU, what is late stays",
     ),
     "a task plugin that is not installed": (
         lambda h: h.slurm.update(TaskPlugin="task/cgroup,task/hami_hpc"),
