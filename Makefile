@@ -35,7 +35,7 @@ TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
 .PHONY: help setup setup-test generate build native plugins examples lint test test-native sanitized test-sanitizers test-with-address test-with-thread test-unit mutate \
-	test-cluster test-packages test-matrix record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-collectives bench-peers \
+	test-cluster test-packages test-matrix record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-collectives bench-peers bench-suspend \
 	bench-churn bench-nodes bench-fair-share bench-submit bench-interposer bench-latency bench-mig bench-packing bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop docs \
 	check-places install uninstall packages-tree deb rpm dist dist-node dist-controller dist-accounting clean
 
@@ -168,6 +168,9 @@ bench-collectives: build ## all-reduces and DDP training on two real GPUs under 
 
 bench-peers: build ## the interposer beside HAMi-core on a real GPU; HAMI_CORE=its libvgpu.so
 	$(PYTHON) tests/gpu/bench_peers.py
+
+bench-suspend: build ## jobs that Slurm suspends on a real GPU, as root on a machine without Slurm; DEBS=folder (tests/gpu/slurm_on_gpu.sh download)
+	tests/gpu/suspend_on_gpu.sh
 
 bench: bench-prolog bench-accounting bench-metrics bench-agent bench-mig ## all measurements
 

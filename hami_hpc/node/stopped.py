@@ -14,7 +14,7 @@ STATUS_MAX = 4096
 def let_go_on(pid: int, uid: int) -> bool:
     """Lets a stopped process of the user go on, and returns whether it did. `pid` may be the user's own word: whatever
     it is, this does no more than the user could. A process in a PID namespace of its own is left alone."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, OverflowError):
         fd = _pidfd(pid)
         try:
             if not _is_stopped(pid, uid):

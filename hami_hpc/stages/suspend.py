@@ -8,6 +8,7 @@ Whatever happens here, Slurm stops the job's programs and continues them; memory
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 
 from hami_hpc.contract import constants as c
@@ -18,6 +19,7 @@ from hami_hpc.node.config import Settings
 from hami_hpc.stages import common, swap
 
 STAGE = "suspend"
+LET_GO_ON_S = 1.0  # after SIGTSTP; Slurm's default is to stop all after 2 s
 
 
 def suspend(settings: Settings, job_id: int, ordered: Callable[[], None] = lambda: None) -> str:
@@ -33,11 +35,14 @@ def suspend(settings: Settings, job_id: int, ordered: Callable[[], None] = lambd
         return f"job {job_id} is suspended, and its device memory stays on the GPU: {error}"
     ordered()
 
+    begun, let_go = time.monotonic(), set[int]()
+
     def see(found: Sequence[rules.Process]) -> bool:
-        """SIGTSTP stops a program that does not handle it, and a stopped program moves nothing."""
-        for process in found:
-            if process.state != "host":
-                stopped.let_go_on(process.pid, grant.uid)
+        """SIGTSTP stops a program that does not handle it, and a stopped program moves nothing. Once, and soon after
+        SIGTSTP: what stops it later is Slurm, and final."""
+        if time.monotonic() - begun < LET_GO_ON_S:
+            away = {process.pid for process in found if process.state != "host"}
+            let_go.update(pid for pid in away - let_go if stopped.let_go_on(pid, grant.uid))
         return swap.wanted(settings, job_id) == after
 
     found = swap.wait(settings, grant, out=True, wait_s=rules.seconds_for(grant.mem_mib), see=see)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -22,6 +24,7 @@ pytestmark = [
     pytest.mark.skipif(bool(sanitizer()), reason="Python is not built with sanitizers"),
 ]
 Machine = tuple[Path, str]
+KILLS = int(os.environ.get("HAMI_SWAP_KILLS", "8"))
 
 
 def test_memory_of_each_family_keeps_its_content(tmp_path: Path, machine: Machine) -> None:
@@ -135,14 +138,20 @@ def test_threads_that_use_their_memory_all_the_time_notice_nothing(tmp_path: Pat
 
 
 def test_killed_at_any_moment_nothing_of_it_is_left(tmp_path: Path, machine: Machine) -> None:
+    """Out and in, stopped and continued as Slurm does, each at random, and killed at some moment of it."""
     chance = random.Random(3)
-    for n in range(8):
+    for n in range(KILLS):
         job = Swapped.make(tmp_path / f"job{n}", *machine)
         with job.start(HOLDER, "512") as program:
-            job.order(2)
-            time.sleep(chance.random() / 2)
-            job.order(chance.choice((1, 2)))
-            time.sleep(chance.random() / 4)
+            for order in chance.choices((c.SWAP_OUT, c.SWAP_SUSPENDED, c.SWAP_IN), k=chance.randrange(1, 4)):
+                job.order(order)
+                time.sleep(chance.random() / 4)
+                if chance.random() < 0.5:
+                    program.process.send_signal(signal.SIGSTOP)
+                    time.sleep(chance.random() / 50)
+                    program.process.send_signal(signal.SIGCONT)
+            if chance.random() < 0.3:
+                program.process.send_signal(signal.SIGSTOP)
             program.process.kill()
             program.process.wait(10)
         assert used_mib(machine) == 0, n

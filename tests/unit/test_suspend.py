@@ -3,20 +3,29 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
-from node_testbed import ROOT, UUIDS, Node
+from node_testbed import ROOT, UID, UUIDS, Node
 
 from hami_hpc.agent import resumed_jobs
 from hami_hpc.cli import main as command
 from hami_hpc.contract import constants as c
+from hami_hpc.core import swap as rules
 from hami_hpc.core.inventory import Device
 from hami_hpc.core.reconcile_plan import Kind
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.node import nvml
+from hami_hpc.node import nvml, stopped
 from hami_hpc.slurm import commands
 from hami_hpc.stages import suspend, swap
 from hami_hpc.stages.reconcile import reconcile
@@ -181,3 +190,120 @@ def test_the_program_is_a_stage(node: Node) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"})
     assert (done.returncode, done.stdout, done.stderr) == (0, f"job {JOB} has no process on the GPU{GONE}\n", "")
     assert CliRunner().invoke(command, ["swap", "in", "0"]).exit_code == 2
+
+
+# ---------------------------------------------------------------------------------------------- stopped programs
+
+
+class Program:
+    """A program of the job's user that does nothing."""
+
+    def __init__(self, uid: int = UID) -> None:
+        self.process = subprocess.Popen(["sleep", "600"], user=uid)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+
+    def is_stopped(self) -> bool:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2][0] == "T"
+
+
+@pytest.fixture
+def program() -> Iterator[Program]:
+    made = Program()
+    yield made
+    made.process.kill()
+    made.process.wait()
+
+
+def test_only_a_stopped_process_of_that_user_is_let_go_on(program: Program) -> None:
+    assert not stopped.let_go_on(program.pid, UID), "it runs"
+    program.stop()
+    assert not stopped.let_go_on(program.pid, UID + 1)
+    assert program.is_stopped()
+    assert stopped.let_go_on(program.pid, UID)
+    assert not program.is_stopped()
+
+
+@pytest.mark.parametrize("pid", [0, -1, 1, 2**22 + 1, 2**31, 2**40])
+def test_no_word_of_a_user_reaches_another_process(pid: int, program: Program) -> None:
+    program.stop()
+    assert not stopped.let_go_on(pid, UID)
+    assert program.is_stopped()
+
+
+def test_a_kernel_without_pidfds_does_as_well(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", unknown)
+    program.stop()
+    assert stopped.let_go_on(program.pid, UID)
+    assert not program.is_stopped()
+
+
+def test_a_stopped_program_goes_on_once_and_slurms_own_stop_is_final(
+    node: Node, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays = [rules.Process(0, program.pid, "gpu", 0)]
+    monkeypatch.setattr(swap, "_processes", lambda *_: stays)
+    monkeypatch.setattr(rules, "seconds_for", lambda _mib: 1.5)
+    program.stop()
+    seen: list[str] = []
+
+    def look(_seconds: float) -> None:
+        if not program.is_stopped() and not seen:
+            seen.append("goes on")
+            program.stop()
+        time.sleep(0.01)
+
+    monkeypatch.setattr(swap, "time", SimpleNamespace(monotonic=time.monotonic, sleep=look))
+    text = suspend.suspend(node.settings, JOB)
+    assert seen == ["goes on"]
+    assert program.is_stopped()
+    assert text.endswith("stays on the GPU: it does not answer (is it stopped?)")
+
+
+def test_a_program_that_is_stopped_late_stays_so(node: Node, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swap, "_processes", lambda *_: [rules.Process(0, program.pid, "gpu", 0)])
+    monkeypatch.setattr(rules, "seconds_for", lambda _mib: suspend.LET_GO_ON_S + 0.5)
+    late = threading.Timer(suspend.LET_GO_ON_S + 0.1, program.stop)
+    late.start()
+    suspend.suspend(node.settings, JOB)
+    late.join()
+    assert program.is_stopped()
+
+
+def test_waiting_ends_when_the_job_goes_on(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said of a suspension that is over."""
+    monkeypatch.setattr(swap, "_processes", lambda *_: [rules.Process(0, 2**22 + 1, "gpu", 0)])
+    monkeypatch.setattr(rules, "seconds_for", lambda _mib: 60.0)
+    resume = threading.Timer(0.2, suspend.resume, (node.settings, JOB))
+    resume.start()
+    assert suspend.suspend(node.settings, JOB) == ""
+    resume.join()
+
+
+def test_out_soon_returns_when_the_job_is_told(node: Node) -> None:
+    """The process that waits is another, which ends by itself."""
+    words = (
+        sys.executable,
+        "-c",
+        "import sys; from hami_hpc.stages import suspend; sys.exit(suspend.main(sys.argv[1:]))",
+    )
+    arguments = ("out-soon", "--job", str(JOB), "--config", str(node.config))
+    done = subprocess.run([*words, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert swap.wanted(node.settings, JOB) == c.SWAP_SUSPENDED
+    assert f"job {JOB} has no process" in events(node)
+
+
+def test_what_both_plugins_tell_is_said_once(node: Node) -> None:
+    assert suspend.suspend(node.settings, JOB)
+    assert suspend.suspend(node.settings, JOB) == ""
+    assert events(node).count(f"job {JOB} has no process") == 1
