@@ -159,6 +159,13 @@ def _running(job: Job, settings: Settings | None) -> list[tuple[str, str]]:
         lines.append(("time", _time_text(job.asked, settings) + (", on each of its GPUs" if each else "")))
         lines += _processes(job.asked, settings)
     lines.append(("ends", f"{end or 'without limit'} at the latest (time limit {job.row.time_limit})"))
+    if job.row.state == "SUSPENDED":
+        lines.append(
+            (
+                "stopped",
+                "by Slurm until it resumes the job; this time neither counts nor costs, and the vGPU stays its own",
+            )
+        )
     if job.asked is not None and job.row.state == "RUNNING":
         use = f"srun --jobid={job.row.job_id} --overlap --gres=none hami-hpc usage {job.row.job_id}"
         lines.append(("uses now", use))

@@ -14,12 +14,12 @@ import click
 
 from hami_hpc.cli import has_accounting
 from hami_hpc.cli.options import command, config_option, format_option, settings_of
-from hami_hpc.core import history_chart
+from hami_hpc.core import history_chart, swap
 from hami_hpc.core.duration import duration, requests
 from hami_hpc.core.grant import Grant, total
 from hami_hpc.core.records import Usage, total_usage
 from hami_hpc.errors import HamiError
-from hami_hpc.node import job_history
+from hami_hpc.node import job_history, swapped
 from hami_hpc.node.running_job import read_running
 
 
@@ -46,7 +46,8 @@ def usage(job: int, history: bool, form: str, config: Path | None) -> None:
         rows = [{"grant": grant._asdict(), "usage": used._asdict()} for grant, used in slices]
         whole, used_of_all = total([grant for grant, _ in slices]), total_usage([used for _, used in slices])
         both = {"grant": whole._asdict(), "usage": used_of_all._asdict()}
-        click.echo(json.dumps({"job_id": job, **both, "slices": rows, "now_unix_ns": now_ns}))
+        moved = _moved(settings_of(config).run_dir, slices[0][0])
+        click.echo(json.dumps({"job_id": job, **both, "slices": rows, "moved": moved, "now_unix_ns": now_ns}))
         return
     for number, (grant, used) in enumerate(slices):
         if number:
@@ -54,11 +55,19 @@ def usage(job: int, history: bool, form: str, config: Path | None) -> None:
         _show_slice(grant, used, now_ns, config)
 
 
+def _moved(run_dir: str, grant: Grant) -> dict[str, object]:
+    """Returns where the memory of the job's programs is; jobs with several slices are not moved."""
+    order, found = swapped.order_of(run_dir, grant.job_id), swapped.processes(run_dir, grant)
+    return {"text": swap.for_user(order, found), "processes": [process._asdict() for process in found]}
+
+
 def _show_slice(grant: Grant, used: Usage, now_ns: int, config: Path | None) -> None:
     seconds = (now_ns - grant.created_unix_ns) / 1e9
     click.echo(f"Job {grant.job_id}, running for {duration(seconds)} on {grant.gpu_uuid}\n")
     now_mib, peak_mib = used.used_bytes >> 20, used.peak_bytes >> 20
     click.echo(f"  memory   {now_mib:,} of {grant.mem_mib:,} MiB now, {peak_mib:,} MiB at most")
+    if moved := _moved(settings_of(config).run_dir, grant)["text"]:
+        click.echo(f"           {moved}")
     busy_percent = used.gpu_busy_ns / seconds / 1e7
     busy = duration(used.gpu_busy_ns / 1e9)
     click.echo(f"  GPU      busy for {busy}: {busy_percent:.1f} % of the GPU, of {grant.cores_percent} % held")

@@ -32,17 +32,19 @@ ORDERS = {
 }
 AWAY = ("host", "returning")
 NO_ANSWER = "it does not answer (is it stopped?)"
+UNTIL = {c.SWAP_OUT: "root brings it back (hami-hpc swap in)", c.SWAP_SUSPENDED: "Slurm resumes the job"}
 TRIED_S = 1.0  # after which a reason that will not go away counts
 
 
 class Process(NamedTuple):
-    """One process of the job: its slot, its id (in its own PID namespace), where its memory is, and the bytes on the
-    host."""
+    """One process of the job: its slot, its id (in its own PID namespace), where its memory is, the bytes on the host,
+    and how often it was moved there."""
 
     slot: int
     pid: int
     state: str
     bytes: int
+    times: int = 0
 
 
 def processes(data: bytes) -> list[Process]:
@@ -61,6 +63,7 @@ def processes(data: bytes) -> list[Process]:
             number("pid", base),
             WORDS.get(number("swap_state", base), "gpu"),
             number("swapped_bytes", base),
+            number("swap_count", base),
         )
         for base in slots_in_use(data)
     ]
@@ -112,3 +115,21 @@ def failure(job_id: int, found: Iterable[Process], *, out: bool) -> str:
     more = f", and {len(late) - 1} more" if len(late) > 1 else ""
     reason = REASONS.get(first.state, NO_ANSWER)
     return f"job {job_id} was not moved: process {first.pid}{more}: {reason}. It goes on as before"
+
+
+def for_user(order: int, found: Sequence[Process]) -> str:
+    """Returns where the memory of a running job is, in one line; "" for one whose memory was never moved."""
+    times = max((process.times for process in found), default=0)
+    so_far = f"moved to the host {times} time{'' if times == 1 else 's'} so far"
+    away = [process for process in found if process.state in AWAY]
+    mib = sum(process.bytes for process in away) >> 20
+    of = f"{mib:,} MiB of {len(away)} process{'' if len(away) == 1 else 'es'}"
+    if order not in UNTIL:
+        if away:
+            return f"{of} come back as soon as the GPU has room"
+        return f"on the GPU, {so_far}" if times else ""
+    if away:
+        return f"{of} on the host until {UNTIL[order]}, {so_far}"
+    if found:
+        return f"on the GPU though it should leave: process {found[0].pid}: {REASONS.get(found[0].state, NO_ANSWER)}"
+    return f"programs that use the GPU wait until {UNTIL[order]}"

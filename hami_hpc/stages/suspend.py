@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from hami_hpc.contract import constants as c
 from hami_hpc.core import swap as rules
 from hami_hpc.errors import HamiError, JobError
-from hami_hpc.node import job_dirs, stopped
+from hami_hpc.node import job_dirs, stopped, swapped
 from hami_hpc.node.config import Settings
 from hami_hpc.stages import common, swap
 
@@ -43,10 +43,10 @@ def suspend(settings: Settings, job_id: int, ordered: Callable[[], None] = lambd
         if time.monotonic() - begun < LET_GO_ON_S:
             away = {process.pid for process in found if process.state != "host"}
             let_go.update(pid for pid in away - let_go if stopped.let_go_on(pid, grant.uid))
-        return swap.wanted(settings, job_id) == after
+        return swapped.order_of(settings.run_dir, job_id) == after
 
     found = swap.wait(settings, grant, out=True, wait_s=rules.seconds_for(grant.mem_mib), see=see)
-    if before == after == c.SWAP_SUSPENDED or swap.wanted(settings, job_id) != after:
+    if before == after == c.SWAP_SUSPENDED or swapped.order_of(settings.run_dir, job_id) != after:
         return ""
     if rules.is_done(found, out=True):
         until = "Slurm resumes it" if after == c.SWAP_SUSPENDED else f"hami-hpc swap in {job_id}"
@@ -88,7 +88,7 @@ def forgotten(settings: Settings, suspended_jobs: Callable[[], frozenset[int]]) 
     raise NodeError. A job is suspended in slurmctld before its node hears of it."""
     names = job_dirs.entries(settings.run_dir)
     jobs = (int(name) for name in names if name.isascii() and name.isdigit())
-    away = [job for job in jobs if swap.wanted(settings, job) == c.SWAP_SUSPENDED]
+    away = [job for job in jobs if swapped.order_of(settings.run_dir, job) == c.SWAP_SUSPENDED]
     still = suspended_jobs() if away else frozenset()
     return tuple(sorted(job for job in away if job not in still))
 

@@ -3,26 +3,19 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import stat
-import struct
 import time
 from collections.abc import Callable, Mapping
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core import swap as rules
 from hami_hpc.core.grant import Grant
-from hami_hpc.core.records import USAGE_FILE_SIZE, usage_file
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.node import events, job_dirs, neighbours
+from hami_hpc.node import events, job_dirs, neighbours, swapped
 from hami_hpc.node.config import Settings
 from hami_hpc.stages import common
 
 STAGE = "swap"
 LOOK_S = 0.02
-F_OFD_GETLK = 36
-FLOCK = struct.Struct("hh4xqqi4x")  # struct flock
 
 
 def swap(settings: Settings, job_id: int, *, out: bool, wait_s: float) -> str:
@@ -57,7 +50,7 @@ def wait(
     """Returns the job's live processes once their memory is where it should be, or as they are when that cannot be, or
     after `wait_s`. `see` is called with them at each look before, and ends the waiting by False."""
     begun = time.monotonic()
-    while not rules.is_done(found := _processes(settings, grant), out=out):
+    while not rules.is_done(found := swapped.processes(settings.run_dir, grant), out=out):
         waited = time.monotonic() - begun
         if waited >= wait_s or (out and waited >= rules.TRIED_S and rules.will_not_move(found)):
             break
@@ -76,7 +69,7 @@ def movable(settings: Settings, job_id: int) -> Grant:
         raise JobError(f"job {job_id} has slices on {len(grants)} GPUs of this node, and such a job is not moved")
     if grants[0].mode != "share":
         raise JobError(f"job {job_id} has mode={grants[0].mode}, and only mode=share can be moved")
-    if wanted(settings, job_id) == c.SWAP_NEVER:
+    if swapped.order_of(settings.run_dir, job_id) == c.SWAP_NEVER:
         name = grants[0].service_class
         raise JobError(
             f"job {job_id} cannot be moved: its class {name} did not allow it when the job began. "
@@ -93,7 +86,7 @@ def order(settings: Settings, grant: Grant, change: Mapping[int, int]) -> tuple[
         with ledger.held_still() as live:
             if not any(one.job_id == grant.job_id for one in live):
                 raise JobError(f"job {grant.job_id} has ended")
-            before = wanted(settings, grant.job_id)
+            before = swapped.order_of(settings.run_dir, grant.job_id)
             after = change.get(before, before)
             if after != before:
                 neighbours.write_swap(settings.run_dir, grant, after)
@@ -102,37 +95,6 @@ def order(settings: Settings, grant: Grant, change: Mapping[int, int]) -> tuple[
         raise NodeError(f"the limits record of job {grant.job_id} cannot be changed ({error})") from error
     finally:
         ledger.close()
-
-
-def wanted(settings: Settings, job_id: int) -> int:
-    """Returns where the job's record says that its memory shall be."""
-    path = f"{job_dirs.job_dir(settings.run_dir, job_id)}/{c.FILE_JOB_LIMITS}"
-    record = job_dirs.read_bounded(path, c.LIMITS_SIZE, 0)
-    offset, width, _kind = c.LIMITS_FIELDS["swap"]
-    return int.from_bytes(record[offset : offset + width], "little") if record is not None else c.SWAP_NEVER
-
-
-def _processes(settings: Settings, grant: Grant) -> list[rules.Process]:
-    """Returns the job's live processes: those that hold the lock of their slot. The file is its user's."""
-    path = f"{job_dirs.job_dir(settings.run_dir, grant.job_id)}/{usage_file(grant.slice_index)}"
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        return []
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return []
-        found = rules.processes(os.pread(fd, USAGE_FILE_SIZE, 0))
-        return [process for process in found if _is_locked(fd, c.SLOT_LOCK_BASE + process.slot)]
-    except OSError:
-        return []
-    finally:
-        os.close(fd)
-
-
-def _is_locked(fd: int, byte: int) -> bool:
-    answer = fcntl.fcntl(fd, F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
-    return bool(FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
 def write_event(settings: Settings, grant: Grant, text: str) -> None:

@@ -92,8 +92,13 @@ def test_a_suspended_jobs_memory_leaves_the_gpu_and_comes_back(moving: Layout) -
         jobs.wait_for_state(moving, job, "SUSPENDED")
         is_at_most(moving, held - 2 * MIB)
         jobs.wait(moving, lambda: "T" in state_of(job, moving), "the programs to be stopped")
+        said = f"{2 * MIB} MiB of 2 processes on the host until Slurm resumes the job"
+        told = hami(moving, "root", "usage", str(job))
+        assert said in told.out, told.text
+        assert "  stopped    by Slurm until it resumes the job" in hami(moving, "root", "explain", str(job)).out
         order(moving, "resume", job)
         is_again(moving, held)
+    assert "on the GPU, moved to the host 3 times so far" in hami(moving, "root", "usage", str(job)).out
     go(moving)
     end(moving, job)
     record = json.loads((moving.state_dir / f"usage/{job}.json").read_text())

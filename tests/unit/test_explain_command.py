@@ -125,6 +125,13 @@ def test_an_ended_job_is_told_why(tmp_path: Path, slurm: dict[int, str]) -> None
     assert said["used"] == "hami-hpc efficiency 14"
 
 
+def test_a_suspended_job_is_told_so(tmp_path: Path, slurm: dict[int, str]) -> None:
+    slurm[14] = slurm[14].replace("RUNNING", "SUSPENDED")
+    said = lines(tmp_path, 14)
+    assert said["stopped"].startswith("by Slurm until it resumes the job")
+    assert "uses now" not in said, "a step of it would not start"
+
+
 def test_only_its_user_and_root_get_a_job_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 5)
     assert explain(tmp_path, "14").exit_code == 0

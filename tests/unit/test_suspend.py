@@ -25,7 +25,7 @@ from hami_hpc.core import swap as rules
 from hami_hpc.core.inventory import Device
 from hami_hpc.core.reconcile_plan import Kind
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.node import nvml, stopped
+from hami_hpc.node import nvml, stopped, swapped
 from hami_hpc.slurm import commands
 from hami_hpc.stages import suspend, swap
 from hami_hpc.stages.reconcile import reconcile
@@ -61,11 +61,11 @@ def events(node: Node) -> str:
 
 def test_slurmd_says_out_and_in(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(node, "out", JOB, capsys) == (0, f"job {JOB} has no process on the GPU{GONE}\n")
-    assert swap.wanted(node.settings, JOB) == c.SWAP_SUSPENDED
-    assert swap.wanted(node.settings, OTHER) == c.SWAP_IN
+    assert swapped.order_of(node.settings.run_dir, JOB) == c.SWAP_SUSPENDED
+    assert swapped.order_of(node.settings.run_dir, OTHER) == c.SWAP_IN
     assert f"job {JOB} has no process" in events(node)
     assert run(node, "in", JOB, capsys) == (0, f"job {JOB} goes on: its memory comes back to the GPU\n")
-    assert swap.wanted(node.settings, JOB) == c.SWAP_IN
+    assert swapped.order_of(node.settings.run_dir, JOB) == c.SWAP_IN
     assert run(node, "in", JOB, capsys) == (0, ""), "nothing to do"
 
 
@@ -75,7 +75,7 @@ def test_other_jobs_are_left_alone_and_named(node: Node, capsys: pytest.CaptureF
     assert text.startswith(
         f"job {STAYS} is suspended, and its device memory stays on the GPU: job {STAYS} cannot be moved"
     )
-    assert swap.wanted(node.settings, STAYS) == c.SWAP_NEVER
+    assert swapped.order_of(node.settings.run_dir, STAYS) == c.SWAP_NEVER
     assert run(node, "in", STAYS, capsys) == (0, "")
     assert [run(node, word, 4711, capsys) for word in ("out", "in")] == [(0, "")] * 2, "no job of ours"
 
@@ -84,14 +84,14 @@ def test_what_an_administrator_moved_out_stays_there(node: Node) -> None:
     assert swap.swap(node.settings, JOB, out=True, wait_s=1).endswith(GONE)
     assert suspend.suspend(node.settings, JOB)
     assert suspend.resume(node.settings, JOB) == ""
-    assert swap.wanted(node.settings, JOB) == c.SWAP_OUT
+    assert swapped.order_of(node.settings.run_dir, JOB) == c.SWAP_OUT
 
 
 def test_an_administrator_who_brings_a_suspended_job_in_is_told(node: Node) -> None:
     suspend.suspend(node.settings, JOB)
     said = swap.swap(node.settings, JOB, out=False, wait_s=1)
     assert said == f"job {JOB} is suspended: its memory comes back when Slurm resumes it"
-    assert swap.wanted(node.settings, JOB) == c.SWAP_IN
+    assert swapped.order_of(node.settings.run_dir, JOB) == c.SWAP_IN
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_record_that_is_no_record_is_nobodys(node: Node, capsys: pytest.Captur
     status, text = run(node, "out", JOB, capsys)
     assert (status, text.count("\n")) == (0, 0), "nothing of ours is there"
     path.write_bytes(whole)
-    assert swap.wanted(node.settings, JOB) == c.SWAP_IN
+    assert swapped.order_of(node.settings.run_dir, JOB) == c.SWAP_IN
 
 
 def suspends(monkeypatch: pytest.MonkeyPatch, *jobs: int) -> None:
@@ -132,10 +132,10 @@ def test_a_resume_that_nobody_heard_of_is_made_up_for(node: Node, monkeypatch: p
     jobs = lambda: frozenset({JOB, OTHER, STAYS})  # noqa: E731
     dry = reconcile(node.settings, jobs, dry_run=True, node=lambda: "n1")
     assert [(one.action.kind, one.action.job_id) for one in dry] == [(Kind.RESUME, JOB)]
-    assert swap.wanted(node.settings, JOB) == c.SWAP_SUSPENDED
+    assert swapped.order_of(node.settings.run_dir, JOB) == c.SWAP_SUSPENDED
     done = reconcile(node.settings, jobs, dry_run=False, node=lambda: "n1")
     assert [(one.action.kind, one.action.job_id) for one in done] == [(Kind.RESUME, JOB)]
-    assert [swap.wanted(node.settings, job) for job in (JOB, OTHER)] == [c.SWAP_IN, c.SWAP_SUSPENDED]
+    assert [swapped.order_of(node.settings.run_dir, job) for job in (JOB, OTHER)] == [c.SWAP_IN, c.SWAP_SUSPENDED]
     assert reconcile(node.settings, jobs, dry_run=False, node=lambda: "n1") == ()
 
 
@@ -147,7 +147,7 @@ def test_the_agent_makes_up_for_it_too(node: Node, monkeypatch: pytest.MonkeyPat
     suspend.suspend(node.settings, JOB)
     agent.once()
     assert lines == [f"job {JOB} goes on: its memory comes back to the GPU"]
-    assert swap.wanted(node.settings, JOB) == c.SWAP_IN
+    assert swapped.order_of(node.settings.run_dir, JOB) == c.SWAP_IN
 
 
 def test_slurmctld_is_asked_only_about_such_jobs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_slurmctld_is_asked_only_about_such_jobs(node: Node, monkeypatch: pytest
     (problem,) = reconcile(node.settings, jobs, dry_run=False, node=lambda: "n1")
     assert problem.action.kind is Kind.PROBLEM
     assert problem.action.text == "memory of jobs that were suspended: slurmctld does not answer"
-    assert swap.wanted(node.settings, JOB) == c.SWAP_SUSPENDED
+    assert swapped.order_of(node.settings.run_dir, JOB) == c.SWAP_SUSPENDED
 
 
 def test_squeue_is_asked_about_all_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_a_stopped_program_goes_on_once_and_slurms_own_stop_is_final(
     node: Node, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stays = [rules.Process(0, program.pid, "gpu", 0)]
-    monkeypatch.setattr(swap, "_processes", lambda *_: stays)
+    monkeypatch.setattr(swapped, "processes", lambda *_: stays)
     monkeypatch.setattr(rules, "seconds_for", lambda _mib: 1.5)
     program.stop()
     seen: list[str] = []
@@ -270,7 +270,7 @@ def test_a_stopped_program_goes_on_once_and_slurms_own_stop_is_final(
 
 
 def test_a_program_that_is_stopped_late_stays_so(node: Node, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swap, "_processes", lambda *_: [rules.Process(0, program.pid, "gpu", 0)])
+    monkeypatch.setattr(swapped, "processes", lambda *_: [rules.Process(0, program.pid, "gpu", 0)])
     monkeypatch.setattr(rules, "seconds_for", lambda _mib: suspend.LET_GO_ON_S + 0.5)
     late = threading.Timer(suspend.LET_GO_ON_S + 0.1, program.stop)
     late.start()
@@ -281,7 +281,7 @@ def test_a_program_that_is_stopped_late_stays_so(node: Node, program: Program, m
 
 def test_waiting_ends_when_the_job_goes_on(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is said of a suspension that is over."""
-    monkeypatch.setattr(swap, "_processes", lambda *_: [rules.Process(0, 2**22 + 1, "gpu", 0)])
+    monkeypatch.setattr(swapped, "processes", lambda *_: [rules.Process(0, 2**22 + 1, "gpu", 0)])
     monkeypatch.setattr(rules, "seconds_for", lambda _mib: 60.0)
     resume = threading.Timer(0.2, suspend.resume, (node.settings, JOB))
     resume.start()
@@ -299,7 +299,7 @@ def test_out_soon_returns_when_the_job_is_told(node: Node) -> None:
     arguments = ("out-soon", "--job", str(JOB), "--config", str(node.config))
     done = subprocess.run([*words, *arguments], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert swap.wanted(node.settings, JOB) == c.SWAP_SUSPENDED
+    assert swapped.order_of(node.settings.run_dir, JOB) == c.SWAP_SUSPENDED
     assert f"job {JOB} has no process" in events(node)
 
 

@@ -115,3 +115,40 @@ def test_an_administrators_order_stands_above_slurms() -> None:
 def test_a_process_that_says_nothing_may_be_stopped() -> None:
     said = swap.failure(7, [process("gpu")], out=True)
     assert said == "job 7 was not moved: process 7: it does not answer (is it stopped?). It goes on as before"
+
+
+@pytest.mark.parametrize(
+    ("order", "found", "text"),
+    [
+        (c.SWAP_NEVER, [], ""),
+        (c.SWAP_IN, [process("gpu")], ""),
+        (c.SWAP_IN, [process("gpu")._replace(times=1)], "on the GPU, moved to the host 1 time so far"),
+        (c.SWAP_IN, [process("returning", 2048)], "2,048 MiB of 1 process come back as soon as the GPU has room"),
+        (
+            c.SWAP_SUSPENDED,
+            [process("host", 1024), process("host", 1)._replace(times=3)],
+            "1,025 MiB of 2 processes on the host until Slurm resumes the job, moved to the host 3 times so far",
+        ),
+        (
+            c.SWAP_OUT,
+            [process("host", 5)._replace(times=1)],
+            "5 MiB of 1 process on the host until root brings it back (hami-hpc swap in), "
+            "moved to the host 1 time so far",
+        ),
+        (c.SWAP_OUT, [], "programs that use the GPU wait until root brings it back (hami-hpc swap in)"),
+        (
+            c.SWAP_SUSPENDED,
+            [process("shared", pid=41)],
+            "on the GPU though it should leave: process 41: "
+            "it shares device memory with other processes (CUDA IPC, exported handles)",
+        ),
+        (
+            c.SWAP_SUSPENDED,
+            [process("gpu", pid=41)],
+            f"on the GPU though it should leave: process 41: {swap.NO_ANSWER}",
+        ),
+        (4711, [process("gpu")], ""),
+    ],
+)
+def test_the_user_is_told_where_the_memory_is(order: int, found: list[swap.Process], text: str) -> None:
+    assert swap.for_user(order, found) == text
