@@ -8,24 +8,23 @@ Whatever happens here, Slurm stops the job's programs and continues them; memory
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core import swap as rules
+from hami_hpc.core.grant import Grant
 from hami_hpc.errors import HamiError, JobError
-from hami_hpc.node import job_dirs, stopped, swapped
+from hami_hpc.node import job_dirs, swapped
 from hami_hpc.node.config import Settings
 from hami_hpc.stages import common, swap
 
 STAGE = "suspend"
-LET_GO_ON_S = 1.0  # after SIGTSTP; Slurm's default is to stop all after 2 s
 
 
-def suspend(settings: Settings, job_id: int, ordered: Callable[[], None] = lambda: None) -> str:
-    """Moves the memory of all processes of the job on this node to the host, before they are stopped. Returns one line
-    about it, "" for a job without a vGPU here, and for what was said before. `ordered` is called when the job's
-    programs are told, before this waits for them. Raises NodeError."""
+def suspend(settings: Settings, job_id: int) -> str:
+    """Moves the memory of all processes of the job on this node to the host, before they are stopped, and waits until
+    it has left. Returns one line about it, "" for a job without a vGPU here, and for what was ordered before. Raises
+    NodeError."""
     if not job_dirs.read_grants(job_dirs.job_dir(settings.run_dir, job_id), owner=0):
         return ""
     try:
@@ -33,38 +32,38 @@ def suspend(settings: Settings, job_id: int, ordered: Callable[[], None] = lambd
         before, after = swap.order(settings, grant, rules.ORDERS["suspend"])
     except JobError as error:
         return f"job {job_id} is suspended, and its device memory stays on the GPU: {error}"
-    ordered()
-
-    begun, let_go = time.monotonic(), set[int]()
-
-    def see(found: Sequence[rules.Process]) -> bool:
-        """SIGTSTP stops a program that does not handle it, and a stopped program moves nothing. Once, and soon after
-        SIGTSTP: what stops it later is Slurm, and final."""
-        if time.monotonic() - begun < LET_GO_ON_S:
-            away = {process.pid for process in found if process.state != "host"}
-            let_go.update(pid for pid in away - let_go if stopped.let_go_on(pid, grant.uid))
-        return swapped.order_of(settings.run_dir, job_id) == after
-
-    found = swap.wait(settings, grant, out=True, wait_s=rules.seconds_for(grant.mem_mib), see=see)
-    if before == after == c.SWAP_SUSPENDED or swapped.order_of(settings.run_dir, job_id) != after:
-        return ""
-    if rules.is_done(found, out=True):
-        until = "Slurm resumes it" if after == c.SWAP_SUSPENDED else f"hami-hpc swap in {job_id}"
-        text = rules.line(job_id, found, out=True, until=until)
-    else:
-        text = rules.stays(job_id, found)
-    swap.write_event(settings, grant, text)
-    return text
+    return "" if before == after == c.SWAP_SUSPENDED else _wait(settings, grant, after)
 
 
 def suspend_soon(settings: Settings, job_id: int) -> str:
-    """Does the same, and this process ends when the job's programs are told; another waits for them."""
+    """Orders the same. A process of its own waits for what this order, and no earlier one, moves."""
+    try:
+        grant = swap.movable(settings, job_id)
+        before, after = swap.order(settings, grant, rules.ORDERS["suspend"])
+    except JobError:
+        return ""
+    if before != after and os.fork() == 0:
+        _wait(settings, grant, after)
+    return ""
 
-    def leave() -> None:
-        if os.fork():
-            os._exit(0)
 
-    return suspend(settings, job_id, leave)
+def _wait(settings: Settings, grant: Grant, order: int) -> str:
+    """Waits until the job's memory has left, or will not, or the order has changed. Returns, and writes as an event,
+    what left or why not; "" when the order has changed."""
+
+    def stands(_found: Sequence[rules.Process]) -> bool:
+        return swapped.order_of(settings.run_dir, grant.job_id) == order
+
+    found = swap.wait(settings, grant, out=True, wait_s=rules.seconds_for(grant.mem_mib), see=stands)
+    if not stands(found):
+        return ""
+    if rules.is_done(found, out=True):
+        until = "Slurm resumes it" if order == c.SWAP_SUSPENDED else f"hami-hpc swap in {grant.job_id}"
+        text = rules.line(grant.job_id, found, out=True, until=until)
+    else:
+        text = rules.stays(grant.job_id, found)
+    swap.write_event(settings, grant, text)
+    return text
 
 
 def resume(settings: Settings, job_id: int) -> str:

@@ -12,4 +12,10 @@
  */
 int cgroup_join(pid_t other);
 
+/*
+ * Takes this process out of the cgroups that Slurm made for a job, in which slurmstepd stands too: Slurm removes them when
+ * the job ends, and with version 2 counts and kills what is in them. Changes nothing where it cannot.
+ */
+void cgroup_leave_job(void);
+
 #endif

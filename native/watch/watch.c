@@ -26,8 +26,12 @@
 #include <unistd.h>
 
 #include "cgroup.h"
+#include "step.h"
 
 #define PROGRAM_SECONDS 60 /* it gives an order and does not wait */
+#define LOOK_MS                                                                                              \
+	50 /* between two looks for stopped programs; shorter than any pause of Slurm's, of whole seconds */
+#define LOOKS 10
 
 static const char *job, *program, *config;
 
@@ -100,6 +104,7 @@ static int start_follower(void)
 			_exit(1);
 		switch (fork()) {
 		case 0:
+			cgroup_leave_job();
 			follow(ends[0]);
 		case -1:
 			_exit(1);
@@ -137,16 +142,26 @@ static pid_t read_task(void)
 	return (pid_t)atoi(text);
 }
 
+/*
+ * SIGTSTP stops a program that does not handle it, and a stopped program moves nothing. So those of the step go on that are
+ * stopped soon after it. What stops them later is Slurm, and final: it stops this process too, which says nothing then.
+ */
 static void watch(int signals, int orders)
 {
 	struct pollfd waiting[] = {{.fd = signals, .events = POLLIN}, {.fd = STDIN_FILENO, .events = POLLIN}};
 	struct signalfd_siginfo came;
+	int looks = 0;
 
 	for (;;) {
-		if (poll(waiting, 2, -1) < 0 && errno != EINTR)
+		int found = poll(waiting, 2, looks ? LOOK_MS : -1);
+		if (found < 0 && errno != EINTR)
 			return;
-		if (waiting[0].revents && read(signals, &came, sizeof came) == (ssize_t)sizeof came) {
+		if (found == 0) {
+			step_go_on(getppid());
+			looks--;
+		} else if (waiting[0].revents && read(signals, &came, sizeof came) == (ssize_t)sizeof came) {
 			const char order = came.ssi_signo == SIGTSTP ? 'o' : 'i';
+			looks = came.ssi_signo == SIGTSTP ? LOOKS : 0;
 			if (write(orders, &order, 1) < 0 && errno == EPIPE)
 				return;
 		} else if (waiting[1].revents) {

@@ -236,6 +236,7 @@ static void resize(enum job_kind kind, uint32_t uid)
 
 static void begin(spank_t spank, char **env, uint32_t uid)
 {
+	char line[1024];
 	struct hami_limits job;
 	struct step_units units;
 	int dir, kind;
@@ -265,8 +266,10 @@ static void begin(spank_t spank, char **env, uint32_t uid)
 		resize((enum job_kind)kind, uid);
 	if ((step.verdict == STEP_FENCED || step.verdict == STEP_WITHOUT_GPU) && !*step.refusal) {
 		begin_slice(spank, dir, &job, &units);
-		if (!*step.refusal)
-			suspension_begin(&step, &job);
+		if (!*step.refusal &&
+		    suspension_begin(&step.options, step.job_id, &job, line, sizeof(line)) < 0)
+			slurm_error("hami_hpc: job %u keeps its device memory when it is suspended: %s",
+				    step.job_id, line);
 	} else if ((step.verdict == STEP_NOT_OURS || step.verdict == STEP_WHOLE) && !*step.refusal) {
 		backend_drop_inherited(&step, spank, NULL);
 		if (step.verdict == STEP_WHOLE)

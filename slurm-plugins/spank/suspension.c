@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 #include "suspension.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <signal.h>
-#include <slurm/spank.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "program.h"
+
+#define END_LOOKS 50 /* half a second */
 
 static pid_t watch; /* 0: none */
 static int to_watch = -1;
@@ -23,27 +24,26 @@ static void watch_path(const char *interposer, char *path, size_t size)
 	snprintf(path, size, "%.*s/hami-hpc-watch", (int)(end - interposer), interposer);
 }
 
-void suspension_begin(const struct step_context *step, const struct hami_limits *job)
+int suspension_begin(const struct options *opt, uint32_t job_id, const struct hami_limits *job, char *line,
+		     size_t size)
 {
-	char path[PATH_MAX], program[PATH_MAX], id[16], line[1024];
+	char path[PATH_MAX], program[PATH_MAX], id[16];
 	const char *argv[8] = {path, "--job", id, "--program", program};
 	pid_t started;
 
 	if (job->swap == HAMI_SWAP_NEVER || job->mode != HAMI_MODE_SHARE)
-		return;
-	if (step->options.config) {
+		return 0;
+	if (opt->config) {
 		argv[5] = "--config";
-		argv[6] = step->options.config;
+		argv[6] = opt->config;
 	}
-	watch_path(step->options.interposer, path, sizeof(path));
-	snprintf(program, sizeof(program), "%s/suspend", step->options.stages);
-	snprintf(id, sizeof(id), "%u", step->job_id);
-	started = program_start(argv, &to_watch, line, sizeof(line));
+	watch_path(opt->interposer, path, sizeof(path));
+	snprintf(program, sizeof(program), "%s/suspend", opt->stages);
+	snprintf(id, sizeof(id), "%u", job_id);
+	started = program_start(argv, &to_watch, line, size);
 	if (started > 0)
 		watch = started;
-	else
-		slurm_error("hami_hpc: job %u keeps its device memory when it is suspended: %s", step->job_id,
-			    line);
+	return started > 0 ? 0 : -1;
 }
 
 void suspension_task(pid_t task)
@@ -54,12 +54,20 @@ void suspension_task(pid_t task)
 
 void suspension_end(void)
 {
+	const struct timespec look = {.tv_nsec = 10 * 1000 * 1000};
+
 	if (!watch)
 		return;
+	/*
+	 * It ends when it can read. Slurm waits for any child, so its number may long be another's: only one that is
+	 * still ours is killed, since a stopped one reads nothing. With contain_spank it is not ours here. A frozen one
+	 * does not even end when it is killed, so nobody waits for it for long.
+	 */
+	dprintf(to_watch, "\n");
 	close(to_watch);
-	kill(watch, SIGKILL);
-	/* Slurm may have waited for it already, as for any child. */
-	while (waitpid(watch, NULL, 0) < 0 && errno == EINTR)
-		continue;
+	for (int looks = 0; waitpid(watch, NULL, WNOHANG) == 0 && looks < END_LOOKS; looks++) {
+		kill(watch, SIGKILL);
+		nanosleep(&look, NULL);
+	}
 	watch = 0;
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -27,6 +28,7 @@ __all__ = ["moving"]
 
 MIB = 300  # of each program that moves
 USING = f"rm -f go\nslice --use {MIB} --until go"
+CGROUPS = re.compile(r"^CgroupMountpoint=(.*)$", re.MULTILINE)
 TURN_S = 5  # the shortest that Slurm allows
 CPUS = "--cpus-per-task=200"  # of the node's 256: two such jobs never run at the same time
 
@@ -121,6 +123,47 @@ until wait; do :; done"""
     order(moving, "resume", job)
     is_again(moving, held)
     jobs.wait(moving, lambda: "told" in jobs.output(moving, USER, job), "the handler")
+    go(moving)
+    end(moving, job)
+
+
+# Has a stream capture open, so that its memory cannot leave, and counts.
+BUSY = """
+import ctypes, os, time
+cu, context, stream, memory = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
+assert cu.cuInit(0) == 0 and cu.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+assert cu.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(20 << 20)) == 0
+assert cu.cuStreamCreate(ctypes.byref(stream), 1) == 0 and cu.cuStreamBeginCapture_v2(stream, 0) == 0
+print("ok", flush=True)
+count = 0
+while not os.path.exists("go"):
+    count += 1
+    open("count" + os.environ["SLURM_STEP_ID"], "w").write(str(count))
+    time.sleep(0.05)
+"""
+
+
+def test_programs_whose_memory_stays_are_stopped_all_the_same(moving: Layout) -> None:
+    """Ten steps: slurmd stops eight at a time, so that the first are stopped before the last are told."""
+    home = moving.home / USER
+    (home / "busy.py").write_text(BUSY)
+    script = "rm -f go count*\nfor step in 1 2 3 4 5 6 7 8 9 10; do srun --overlap -n1 python3 busy.py & done"
+    job = running(moving, script, *BE)
+    jobs.wait(moving, lambda: jobs.output(moving, USER, job).count("ok") == 10, "all programs")
+    assert all(path.read_text() for path in home.glob("count*"))
+    order(moving, "suspend", job)
+    jobs.wait(moving, lambda: "T" in state_of(job, moving), "the first steps to be stopped")
+    jobs.wait(moving, lambda: set(state_of(job, moving)) == {"T"}, "all steps to be stopped")
+    for _ in range(3):
+        counts = [path.read_text() for path in sorted(home.glob("count*"))]
+        time.sleep(1)
+        assert [path.read_text() for path in sorted(home.glob("count*"))] == counts
+    order(moving, "resume", job)
+    jobs.wait(
+        moving,
+        lambda: all(path.read_text() != count for path, count in zip(sorted(home.glob("count*")), counts, strict=True)),
+        "all programs to go on",
+    )
     go(moving)
     end(moving, job)
 
@@ -261,8 +304,13 @@ def test_a_frozen_jobs_memory_leaves_the_gpu(frozen: Layout) -> None:
         jobs.wait(frozen, lambda: set(state_of(job, frozen)) <= {"D", "T"}, "the steps to be frozen")
         order(frozen, "resume", job)
         is_again(frozen, held)
-    go(frozen)
+    order(frozen, "suspend", job)
+    jobs.wait(frozen, lambda: set(state_of(job, frozen)) <= {"D", "T"}, "the steps to be frozen")
+    go(frozen)  # it ends while root's program lets its memory come back
+    order(frozen, "resume", job)
     end(frozen, job)
+    freezer = Path(CGROUPS.search((frozen.etc / "cgroup.conf").read_text())[1]) / "freezer"  # type: ignore[index]
+    jobs.wait(frozen, lambda: not list(freezer.glob(f"slurm*/uid_*/job_{job}")), "its cgroups to be removed")
 
 
 # ---------------------------------------------------------------------------------------------------- preemption

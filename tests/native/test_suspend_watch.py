@@ -116,6 +116,40 @@ def test_a_stopped_watch_has_given_its_order_and_goes_on_later(step: Step) -> No
     until(lambda: step.said() == [OUT, IN], "the second order")
 
 
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "T"
+
+
+def test_programs_that_sigtstp_stops_go_on_and_what_slurm_stops_later_stays(step: Step) -> None:
+    """A task, and what a task started; not a program of another slurmstepd's."""
+    step.begin()
+    shell = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+    assert shell.stdout is not None
+    inner = int(shell.stdout.readline())
+    stranger = int(
+        subprocess.run(["setsid", "sh", "-c", "sleep 600 >&- & echo $!"], stdout=subprocess.PIPE, check=True).stdout
+    )
+    pids = [step.task.pid, inner]
+    try:
+        for pid in (*pids, stranger):
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.3)
+        assert all(map(is_stopped, pids)), "nobody has sent the watch a signal"
+        step.send(signal.SIGTSTP)
+        until(lambda: not any(map(is_stopped, pids)), "the programs to go on")
+        assert is_stopped(stranger)
+        time.sleep(1)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.5)
+        assert all(map(is_stopped, pids)), "the last word is Slurm's"
+    finally:
+        for pid in (inner, stranger):
+            os.kill(pid, signal.SIGKILL)
+        shell.wait()
+        shell.stdout.close()
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_it_ends_with_slurmstepd(step: Step, begun: bool) -> None:
     until(lambda: len(step.followers()) == 1, "the second process")
@@ -238,3 +272,42 @@ def test_it_stands_in_its_tasks_cgroup_and_the_other_process_does_not(step: Step
         state.write_text(thawed)
     until(lambda: step.said() == [OUT, IN], "the order after the thaw")
     step.close()
+
+
+@pytest.mark.parametrize("job", ["job_7", "sAB12CD"])  # 26.05 may name it by its SLUID
+def test_with_version_2_it_leaves_tasks_and_steps_their_own_cgroups(job: str, tmp_path: Path) -> None:
+    """Slurm takes a task for ended whose cgroup is empty (srun --wait-for-children), and ends what is in a step's."""
+    there = mounted(CGROUP2) or tmp_path / "cgroup2"
+    if there == tmp_path / "cgroup2":
+        there.mkdir()
+        subprocess.run(["mount", "-t", CGROUP2, "none", str(there)], check=True)
+    home = there / own(CGROUP2, os.getpid()).lstrip("/")
+    scope = home / f"hami-scope-{os.getpid()}"
+    folder = scope / job / "step_0"
+    for name in ("slurm", "user/task_0", "user/task_special"):
+        (folder / name).mkdir(parents=True)
+    (scope / "system").mkdir()
+    (folder / "slurm/cgroup.procs").write_text("0")
+    try:
+        step = Step(tmp_path)
+        (folder / "user/task_0/cgroup.procs").write_text(str(step.task.pid))
+        step.begin()
+        until(lambda: own(CGROUP2, step.watch.pid).endswith("/user/task_special"), "it to join")
+        until(lambda: own(CGROUP2, step.followers()[0]).endswith(f"/{scope.name}/system"), "the other to leave")
+        step.task.kill()
+        step.task.wait()
+        until(lambda: "populated 0" in (folder / "user/task_0/cgroup.events").read_text(), "the task's to be empty")
+        step.close()
+    finally:
+        (home / "cgroup.procs").write_text("0")
+        for path in sorted(scope.rglob("*/"), reverse=True):
+            until(lambda path=path: removed(path), f"{path} to be empty")  # type: ignore[misc]
+        scope.rmdir()
+        if there == tmp_path / "cgroup2":
+            subprocess.run(["umount", str(there)], check=True)
+
+
+def removed(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+    return not folder.exists()

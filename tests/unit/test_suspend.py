@@ -3,20 +3,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
-from node_testbed import ROOT, UID, UUIDS, Node
+from node_testbed import ROOT, UUIDS, Node
 
 from hami_hpc.agent import resumed_jobs
 from hami_hpc.cli import main as command
@@ -25,7 +20,7 @@ from hami_hpc.core import swap as rules
 from hami_hpc.core.inventory import Device
 from hami_hpc.core.reconcile_plan import Kind
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.node import nvml, stopped, swapped
+from hami_hpc.node import nvml, swapped
 from hami_hpc.slurm import commands
 from hami_hpc.stages import suspend, swap
 from hami_hpc.stages.reconcile import reconcile
@@ -192,91 +187,7 @@ def test_the_program_is_a_stage(node: Node) -> None:
     assert CliRunner().invoke(command, ["swap", "in", "0"]).exit_code == 2
 
 
-# ---------------------------------------------------------------------------------------------- stopped programs
-
-
-class Program:
-    """A program of the job's user that does nothing."""
-
-    def __init__(self, uid: int = UID) -> None:
-        self.process = subprocess.Popen(["sleep", "600"], user=uid)
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
-
-    def is_stopped(self) -> bool:
-        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2][0] == "T"
-
-
-@pytest.fixture
-def program() -> Iterator[Program]:
-    made = Program()
-    yield made
-    made.process.kill()
-    made.process.wait()
-
-
-def test_only_a_stopped_process_of_that_user_is_let_go_on(program: Program) -> None:
-    assert not stopped.let_go_on(program.pid, UID), "it runs"
-    program.stop()
-    assert not stopped.let_go_on(program.pid, UID + 1)
-    assert program.is_stopped()
-    assert stopped.let_go_on(program.pid, UID)
-    assert not program.is_stopped()
-
-
-@pytest.mark.parametrize("pid", [0, -1, 1, 2**22 + 1, 2**31, 2**40])
-def test_no_word_of_a_user_reaches_another_process(pid: int, program: Program) -> None:
-    program.stop()
-    assert not stopped.let_go_on(pid, UID)
-    assert program.is_stopped()
-
-
-def test_a_kernel_without_pidfds_does_as_well(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(_pid: int) -> int:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(os, "pidfd_open", unknown)
-    program.stop()
-    assert stopped.let_go_on(program.pid, UID)
-    assert not program.is_stopped()
-
-
-def test_a_stopped_program_goes_on_once_and_slurms_own_stop_is_final(
-    node: Node, program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stays = [rules.Process(0, program.pid, "gpu", 0)]
-    monkeypatch.setattr(swapped, "processes", lambda *_: stays)
-    monkeypatch.setattr(rules, "seconds_for", lambda _mib: 1.5)
-    program.stop()
-    seen: list[str] = []
-
-    def look(_seconds: float) -> None:
-        if not program.is_stopped() and not seen:
-            seen.append("goes on")
-            program.stop()
-        time.sleep(0.01)
-
-    monkeypatch.setattr(swap, "time", SimpleNamespace(monotonic=time.monotonic, sleep=look))
-    text = suspend.suspend(node.settings, JOB)
-    assert seen == ["goes on"]
-    assert program.is_stopped()
-    assert text.endswith("stays on the GPU: it does not answer (is it stopped?)")
-
-
-def test_a_program_that_is_stopped_late_stays_so(node: Node, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swapped, "processes", lambda *_: [rules.Process(0, program.pid, "gpu", 0)])
-    monkeypatch.setattr(rules, "seconds_for", lambda _mib: suspend.LET_GO_ON_S + 0.5)
-    late = threading.Timer(suspend.LET_GO_ON_S + 0.1, program.stop)
-    late.start()
-    suspend.suspend(node.settings, JOB)
-    late.join()
-    assert program.is_stopped()
+# ---------------------------------------------------------------------------------------------------- waiting
 
 
 def test_waiting_ends_when_the_job_goes_on(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,6 +212,22 @@ def test_out_soon_returns_when_the_job_is_told(node: Node) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert swapped.order_of(node.settings.run_dir, JOB) == c.SWAP_SUSPENDED
     assert f"job {JOB} has no process" in events(node)
+
+
+def test_one_process_waits_however_often_a_job_is_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step has a watch, and a user can send SIGTSTP as often as they like."""
+    forks: list[int] = []
+
+    def fork() -> int:
+        forks.append(1)
+        return 4711
+
+    monkeypatch.setattr(os, "fork", fork)
+    for _ in range(3):
+        assert suspend.suspend_soon(node.settings, JOB) == ""
+    assert forks == [1]
+    assert suspend.suspend_soon(node.settings, STAYS) == suspend.suspend_soon(node.settings, 4711) == ""
+    assert forks == [1]
 
 
 def test_what_both_plugins_tell_is_said_once(node: Node) -> None:
