@@ -70,7 +70,7 @@ FLAGS = (
     *("DenyOnLimit", "EnforceUsageThreshold", "NoDecay", "NoReserve", "OverPartQOS", "PartitionMaxNodes"),
     *("PartitionMinNodes", "PartitionTimeLimit", "RequiresReservation", "UsageFactorSafe"),
 )
-# Not suspend: a suspended job keeps its slice's memory and gres.
+# Not suspend: a suspended job keeps its shards, even where its memory leaves the GPU.
 MODES = ("cluster", "requeue", "cancel")
 TRES = {
     **{name: f"gres/{name}" for name in (c.GRES_CLASS, c.GRES_MEM, c.GRES_CORES, c.GRES_SHARD, "gpu")},
