@@ -100,7 +100,8 @@ def test_a_suspended_jobs_memory_leaves_the_gpu_and_comes_back(moving: Layout) -
         assert "  stopped    by Slurm until it resumes the job" in hami(moving, "root", "explain", str(job)).out
         order(moving, "resume", job)
         is_again(moving, held)
-    assert "on the GPU, moved to the host 3 times so far" in hami(moving, "root", "usage", str(job)).out
+    said = "on the GPU, moved to the host 3 times so far"
+    jobs.wait(moving, lambda: said in hami(moving, "root", "usage", str(job)).out, "the content to be back")
     go(moving)
     end(moving, job)
     record = json.loads((moving.state_dir / f"usage/{job}.json").read_text())
