@@ -11,7 +11,7 @@
 
 #include "program.h"
 
-#define END_LOOKS 50 /* half a second */
+#define END_LOOKS 1000 /* half a second */
 
 static pid_t watch; /* 0: none */
 static int to_watch = -1;
@@ -54,7 +54,7 @@ void suspension_task(pid_t task)
 
 void suspension_end(void)
 {
-	const struct timespec look = {.tv_nsec = 10 * 1000 * 1000};
+	const struct timespec look = {.tv_nsec = 500 * 1000};
 
 	if (!watch)
 		return;
