@@ -84,12 +84,12 @@ def state_of(job: int, layout: Layout) -> list[str]:
 
 
 def test_a_suspended_jobs_memory_leaves_the_gpu_and_comes_back(moving: Layout) -> None:
-    """Three times, with a program that the script's shell started and one of a step."""
+    """Twice, with a program that the script's shell started and one of a step."""
     script = f"rm -f go\nslice --use {MIB} --until go &\nsrun -n1 --overlap slice --use {MIB} --until go"
     job = running(moving, script, "--qos=be", "--gres=vgpu:mem=8G,cores=50")
     jobs.wait(moving, lambda: jobs.output(moving, USER, job).count("ok") == 2, "both allocations")
     held = used_mib(moving)
-    for _ in range(3):
+    for _ in range(2):
         order(moving, "suspend", job)
         jobs.wait_for_state(moving, job, "SUSPENDED")
         is_at_most(moving, held - 2 * MIB)
@@ -100,7 +100,7 @@ def test_a_suspended_jobs_memory_leaves_the_gpu_and_comes_back(moving: Layout) -
         assert "  stopped    by Slurm until it resumes the job" in hami(moving, "root", "explain", str(job)).out
         order(moving, "resume", job)
         is_again(moving, held)
-    said = "on the GPU, moved to the host 3 times so far"
+    said = "on the GPU, moved to the host 2 times so far"
     jobs.wait(moving, lambda: said in hami(moving, "root", "usage", str(job)).out, "the content to be back")
     go(moving)
     end(moving, job)
@@ -174,7 +174,7 @@ def test_suspensions_one_upon_another_end_where_slurm_ends(moving: Layout) -> No
     job = running(moving, USING, *BE)
     allocated(moving, job)
     held = used_mib(moving)
-    for _ in range(5):
+    for _ in range(3):
         order(moving, "suspend", job)
         jobs.wait(moving, lambda: "T" in state_of(job, moving), "the programs to be stopped")
         order(moving, "resume", job)
