@@ -16,6 +16,7 @@
 #include "decide.h"
 #include "record.h"
 #include "refusal.h"
+#include "requeue.h"
 #include "resize.h"
 #include "standing_task.h"
 #include "suspension.h"
@@ -24,7 +25,6 @@
 static struct step_context step;
 
 static const struct backend *backend; /* of the step's slice; NULL if it has none */
-static bool requeue_at_end;           /* requeue the job when its step has ended */
 static enum bind_mode bind_mode;      /* --vgpu-bind */
 static bool sets_torch;               /* --vgpu-torch */
 static const char *new_size;          /* --vgpu-resize; NULL without */
@@ -58,64 +58,9 @@ static uint64_t unix_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-#if SLURM_VERSION_NUMBER < SLURM_VERSION_NUM(23, 2, 0)
-/* A job without a record fails after this many restarts, because then the cause is another one. */
-enum { MAX_REQUEUES = 10 };
-
-/* Asks slurmctld for the job's restarts. SPANK has an item for them, but this Slurm never sets it. */
-static uint32_t restarts_of(uint32_t job_id)
-{
-	job_info_msg_t *info = NULL;
-	uint32_t restarts = 0;
-
-	if (slurm_load_job(&info, job_id, SHOW_ALL) == SLURM_SUCCESS && info && info->record_count > 0)
-		restarts = info->job_array[0].restart_cnt;
-	if (info)
-		slurm_free_job_info_msg(info);
-	return restarts;
-}
-
-/*
- * Requeues a job whose prolog slurmd did not run. This slurmd may treat a job that starts again within two
- * minutes of its last run as that same run, and then runs no prolog (docs/adr/018). The job is not at fault,
- * and runs when it is started later.
- */
-static bool slurmd_skipped_the_prolog(void)
-{
-	uint32_t restarts = restarts_of(step.job_id);
-
-	if (restarts == 0 || restarts > MAX_REQUEUES)
-		return false;
-	requeue_at_end = true;
-	context_refuse(
-		&step,
-		"slurmd did not run its prolog, because it was started within two minutes of its last "
-		"run's end. It is requeued and starts again after two minutes; you need not do anything. "
-		"Administrator: do not change a requeued job's start time. Slurm 23.02 and later do not "
-		"have this fault");
-	return true;
-}
-
-static void requeue(void)
-{
-	if (slurm_requeue(step.job_id, 0) != SLURM_SUCCESS)
-		slurm_error("hami_hpc: job %u could not be requeued (%s). Administrator: scontrol requeue %u",
-			    step.job_id, slurm_strerror(slurm_get_errno()), step.job_id);
-}
-#else
-static bool slurmd_skipped_the_prolog(void)
-{
-	return false;
-}
-
-static void requeue(void)
-{
-}
-#endif
-
 static void refuse_verdict(enum step_verdict verdict)
 {
-	if (verdict == STEP_NO_RECORD && slurmd_skipped_the_prolog())
+	if (verdict == STEP_NO_RECORD && requeue_skipped_prolog(&step))
 		return;
 	refusal_write(verdict, step.options.run_dir, step.job_id, step.refusal, sizeof(step.refusal));
 }
@@ -419,8 +364,7 @@ void step_end(void)
 {
 	suspension_end();
 	/* Must be before slurmstepd reports the step's end, which is the job's end for a batch job. */
-	if (requeue_at_end)
-		requeue();
+	requeue_at_end(&step);
 	if (backend)
 		backend->end(&step);
 }
