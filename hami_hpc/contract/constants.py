@@ -64,7 +64,7 @@ KEY_DOC: Final[dict[str, str]] = {
 MODES: Final[dict[str, int]] = {'share': 0, 'mps': 1, 'mig': 2}
 POLICIES: Final[dict[str, int]] = {'cap': 0, 'burst': 1, 'none': 2}
 MECHANISMS: Final[dict[str, int]] = {'auto': 0, 'duty': 1, 'slice': 2, 'gate': 3}
-SWAP_STATES: Final[dict[str, int]] = {'gpu': 0, 'host': 1, 'busy': 2, 'contexts': 3, 'shared': 4, 'room': 5, 'driver': 6, 'returning': 7}
+SWAP_STATES: Final[dict[str, int]] = {'gpu': 0, 'host': 1, 'busy': 2, 'contexts': 3, 'shared': 4, 'room': 5, 'driver': 6, 'returning': 7, 'wanted': 8}
 CLASS_NAMES: Final = ('std', 'lc', 'be')
 CLASS_DEFAULT: Final = 'std'
 CLASS_NAME_MAX: Final = 15
@@ -128,6 +128,8 @@ SWAP_NEVER: Final = 0
 SWAP_IN: Final = 1
 SWAP_OUT: Final = 2
 SWAP_SUSPENDED: Final = 3
+SWAP_TURN: Final = 4
+SWAP_WAIT: Final = 5
 
 # Root writes it (the prolog the job's, SPANK a step's), everybody reads it. Both apply: the smaller limit counts. The record of a step that has all of its job's memory, or time, says no limit of it with mode=share (2^64 - 1 bytes, 100 %), so that the job's counts alone, also after a resize.
 LIMITS_SIZE: Final = 4096

@@ -30,7 +30,11 @@ ORDERS = {
     "suspend": {c.SWAP_IN: c.SWAP_SUSPENDED},
     "resume": {c.SWAP_SUSPENDED: c.SWAP_IN},
 }
-AWAY = ("host", "returning")
+# Orders by which the job's memory is not on the GPU.
+OFF = (c.SWAP_OUT, c.SWAP_SUSPENDED, c.SWAP_TURN, c.SWAP_WAIT)
+LEFT_MIB = 1024  # at most, of each process whose memory was moved: contexts and what is libcuda's own
+ON_HOST = ("host", "wanted")
+AWAY = (*ON_HOST, "returning")
 NO_ANSWER = "it does not answer (is it stopped?)"
 UNTIL = {c.SWAP_OUT: "root brings it back (hami-hpc swap in)", c.SWAP_SUSPENDED: "Slurm resumes the job"}
 TRIED_S = 1.0  # after which a reason that will not go away counts
@@ -71,7 +75,13 @@ def processes(data: bytes) -> list[Process]:
 
 def is_done(found: Iterable[Process], *, out: bool) -> bool:
     """Returns whether the memory of all is where it should be; what is about to come back is nowhere."""
-    return all(process.state == "host" if out else process.state not in AWAY for process in found)
+    return all(process.state in ON_HOST if out else process.state not in AWAY for process in found)
+
+
+def is_off(order: int, used_bytes: int, process_count: int) -> bool:
+    """Returns whether a job's memory is off the GPU: root ordered it, and NVML shows no more than what stays of each
+    process. What the job itself says does not count."""
+    return order in OFF and used_bytes <= process_count * LEFT_MIB << 20
 
 
 def will_not_move(found: Iterable[Process]) -> bool:
@@ -87,7 +97,7 @@ def seconds_for(mib: int) -> float:
 
 def stays(job_id: int, found: Iterable[Process]) -> str:
     """Returns which memory of a suspended job stays on the GPU and why, in one line."""
-    late = [process for process in found if process.state != "host"]
+    late = [process for process in found if process.state not in ON_HOST]
     more = f", and {len(late) - 1} more" if len(late) > 1 else ""
     reason = REASONS.get(late[0].state, NO_ANSWER)
     return f"job {job_id} is suspended, and device memory of process {late[0].pid}{more} stays on the GPU: {reason}"
@@ -106,7 +116,7 @@ def line(job_id: int, found: Sequence[Process], *, out: bool, until: str) -> str
 
 def failure(job_id: int, found: Iterable[Process], *, out: bool) -> str:
     """Returns why the memory of some processes is not where it should be, in one line."""
-    late = [process for process in found if (process.state != "host" if out else process.state in AWAY)]
+    late = [process for process in found if (process.state not in ON_HOST if out else process.state in AWAY)]
     if not out:
         mib = sum(process.bytes for process in late) >> 20
         waits = f"{mib} MiB of {len(late)} processes"

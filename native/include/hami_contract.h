@@ -22,8 +22,8 @@ enum { HAMI_POLICY_CAP = 0, HAMI_POLICY_BURST = 1, HAMI_POLICY_NONE = 2 };
 #define HAMI_POLICY_NAMES {"cap", "burst", "none"} /* indexed by the enum above */
 enum { HAMI_MECHANISM_AUTO = 0, HAMI_MECHANISM_DUTY = 1, HAMI_MECHANISM_SLICE = 2, HAMI_MECHANISM_GATE = 3 };
 #define HAMI_MECHANISM_NAMES {"auto", "duty", "slice", "gate"} /* indexed by the enum above */
-enum { HAMI_SWAPPED_GPU = 0, HAMI_SWAPPED_HOST = 1, HAMI_SWAPPED_BUSY = 2, HAMI_SWAPPED_CONTEXTS = 3, HAMI_SWAPPED_SHARED = 4, HAMI_SWAPPED_ROOM = 5, HAMI_SWAPPED_DRIVER = 6, HAMI_SWAPPED_RETURNING = 7 };
-#define HAMI_SWAPPED_NAMES {"gpu", "host", "busy", "contexts", "shared", "room", "driver", "returning"} /* indexed by the enum above */
+enum { HAMI_SWAPPED_GPU = 0, HAMI_SWAPPED_HOST = 1, HAMI_SWAPPED_BUSY = 2, HAMI_SWAPPED_CONTEXTS = 3, HAMI_SWAPPED_SHARED = 4, HAMI_SWAPPED_ROOM = 5, HAMI_SWAPPED_DRIVER = 6, HAMI_SWAPPED_RETURNING = 7, HAMI_SWAPPED_WANTED = 8 };
+#define HAMI_SWAPPED_NAMES {"gpu", "host", "busy", "contexts", "shared", "room", "driver", "returning", "wanted"} /* indexed by the enum above */
 enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_MODE_NAMES {"share", "mps", "mig"} /* indexed by the enum above */
 #define HAMI_CLASS_NAME_MAX 15u
@@ -62,6 +62,8 @@ enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_SWAP_IN 1ull
 #define HAMI_SWAP_OUT 2ull
 #define HAMI_SWAP_SUSPENDED 3ull
+#define HAMI_SWAP_TURN 4ull
+#define HAMI_SWAP_WAIT 5ull
 
 /* Root writes it (the prolog the job's, SPANK a step's), everybody reads it. Both apply: the smaller limit counts. The record of a step that has all of its job's memory, or time, says no limit of it with mode=share (2^64 - 1 bytes, 100 %), so that the job's counts alone, also after a resize. */
 struct hami_limits {
@@ -104,7 +106,7 @@ struct hami_limits {
 	uint64_t asked_mem_bytes; /* what the job's units say of mem_limit_bytes */
 	uint64_t most_mem_bytes; /* largest mem_limit_bytes since the job began */
 	uint32_t asked_cores_percent; /* what the job's units say of cores_percent */
-	uint32_t swap; /* where the device memory of the job's programs shall be: swap_never: on the GPU, always; swap_in: on the GPU; swap_out: on the host; swap_suspended: on the host, as long as Slurm suspends the job */
+	uint32_t swap; /* where the device memory of the job's programs shall be: swap_never: on the GPU, always; swap_in: on the GPU; swap_out: on the host; swap_suspended: on the host, as long as Slurm suspends the job; swap_turn: on the host, until it is the job's turn; swap_wait: as swap_never, once the GPU has room for the job: until then none of its programs may begin to use it */
 	uint8_t pad0[3760];
 };
 _Static_assert(offsetof(struct hami_limits, magic) == 0, "magic");
