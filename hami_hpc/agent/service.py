@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from hami_hpc.agent import event_feed, hooks, left_jobs, mode_returns, resumed_jobs, settings_seen
+from hami_hpc.agent import event_feed, hooks, left_jobs, mode_returns, resumed_jobs, settings_seen, turns_taken
 from hami_hpc.agent.driver_limits import DriverLimits
 from hami_hpc.agent.event_feed import Feed
 from hami_hpc.agent.fault_events import FaultEvents
@@ -182,11 +182,14 @@ def run(settings: Settings, node: str) -> None:
         if changed:
             watcher.event("settings_changed", changed)
         feeds = start_feeds(settings, own, since_ns)
-        beside = (
+        beside = [
             mode_returns.make(settings, node, report),
             left_jobs.make(settings, node, SlurmPort(node, report).listed_pids, report),
             resumed_jobs.make(settings, node, report),
-        )
+        ]
+        if settings.memory_scaling > 1:
+            watcher.turns = turns_taken.TurnsTaken(settings, watcher.last_look)
+            beside.append(turns_taken.make(watcher.turns, report))
         for repeated in beside:
             repeated.start()
         gc.freeze()  # what was imported stays: no collection goes through it again

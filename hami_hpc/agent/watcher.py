@@ -20,6 +20,7 @@ from hami_hpc.agent.known_gpus import KnownGpus
 from hami_hpc.agent.processes import Processes
 from hami_hpc.agent.slices import Slices
 from hami_hpc.agent.slurm_port import SlurmPort
+from hami_hpc.agent.turns_taken import Place, TurnsTaken
 from hami_hpc.core.agent_state import OK, AgentState, Event, GpuState, OtherProcess
 from hami_hpc.core.gpu_jobs import GpuJob
 from hami_hpc.core.job_sums import LONGEST_STEP_NS, Counters, JobSums
@@ -100,6 +101,7 @@ class Watcher:
     sums: JobSums = field(default_factory=JobSums)
     faults: Faults | None = None
     driver_limits: DriverLimits | None = None
+    turns: TurnsTaken | None = None  # where memory is oversold
     known_gpus: KnownGpus = field(default_factory=KnownGpus)
     histories: Histories = field(init=False)
     _mps: str = field(init=False)
@@ -141,7 +143,8 @@ class Watcher:
         processes = self._identify(gpu_looks, step_ns)
         noted = () if self._problem else self.slices.gpu_jobs()
         held = self._held(processes, slices, whole, noted, gpu_looks)
-        look = self._recounted(Look(boot_ns, processes, slices, whole, held))
+        may_hold = {} if self.turns is None else self.turns.may_hold
+        look = self._recounted(Look(boot_ns, processes, slices, whole, held, may_hold=may_hold))
         suspicions = [*judge(look, self.settings.limits), *self._time.judge(look)]
         wanted = [one for one in suspicions if self.settings.actions[one.kind] is not Action.IGNORE]
         for incident in self._incidents.update(boot_ns, wanted):
@@ -169,7 +172,7 @@ class Watcher:
             boot_time_ns=boot_ns,
             period_ns=self.settings.period_ms * 1_000_000,
             looks=self._looks,
-            gpus=tuple(_gpu_state(one, self.faults) for one in gpu_looks),
+            gpus=tuple(_gpu_state(one, self.faults, self.turns) for one in gpu_looks),
             jobs=jobs,
             gpu_jobs=gpu_jobs,
             others=tuple(_other(one, step_ns) for one in processes if one.job_id not in slice_jobs),
@@ -180,7 +183,12 @@ class Watcher:
 
     def is_waiting(self) -> bool:
         """Returns whether the next look should come soon: to confirm a suspicion, or to act."""
-        return bool(self._sentences) or self._incidents.is_waiting()
+        is_moving = self.turns is not None and self.turns.is_moving
+        return is_moving or bool(self._sentences) or self._incidents.is_waiting()
+
+    def last_look(self) -> Look | None:
+        """Returns what the last look saw, for other threads; None before the first, and where it saw nothing."""
+        return None if self._last is None or self._problem else self._last[1]
 
     def event(
         self,
@@ -352,7 +360,8 @@ def _counters(gpu_looks: Iterable[GpuLook]) -> dict[str, Counters]:
     }
 
 
-def _gpu_state(one: GpuLook, faults: Faults | None) -> GpuState:
+def _gpu_state(one: GpuLook, faults: Faults | None, turns: TurnsTaken | None) -> GpuState:
+    place = turns.places.get(one.gpu.uuid, Place()) if turns is not None else Place()
     title, time_ns, counts = faults.fields(one.gpu.uuid) if faults else ("", 0, ())
     return GpuState(
         uuid=one.gpu.uuid,
@@ -369,6 +378,8 @@ def _gpu_state(one: GpuLook, faults: Faults | None) -> GpuState:
         last_fault=title,
         last_fault_unix_ns=time_ns,
         fault_counts=counts,
+        pressure=place.level,
+        waiting=place.waiting,
     )
 
 

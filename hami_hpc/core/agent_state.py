@@ -34,6 +34,8 @@ class GpuState(NamedTuple):
     last_fault: str = ""  # title of the GPU's last error, in node/xids.tsv
     last_fault_unix_ns: int = 0
     fault_counts: tuple[tuple[str, int], ...] = ()  # by code, since the agent started
+    pressure: int = 0  # where memory is oversold: how many of the limits of core/residents.py are reached, 0 to 3
+    waiting: int = 0  # and how many jobs wait for their turn
 
 
 class JobState(NamedTuple):

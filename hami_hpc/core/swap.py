@@ -24,10 +24,11 @@ REASONS = {
 
 
 # What each order makes of the record's field. An administrator's stands above Slurm's: what they moved out stays there.
+# Where memory is oversold, what goes on waits for its turn.
 ORDERS = {
-    "out": {c.SWAP_IN: c.SWAP_OUT, c.SWAP_SUSPENDED: c.SWAP_OUT},
+    "out": {c.SWAP_IN: c.SWAP_OUT, c.SWAP_SUSPENDED: c.SWAP_OUT, c.SWAP_TURN: c.SWAP_OUT},
     "in": {c.SWAP_OUT: c.SWAP_IN, c.SWAP_SUSPENDED: c.SWAP_IN},
-    "suspend": {c.SWAP_IN: c.SWAP_SUSPENDED},
+    "suspend": {c.SWAP_IN: c.SWAP_SUSPENDED, c.SWAP_TURN: c.SWAP_SUSPENDED},
     "resume": {c.SWAP_SUSPENDED: c.SWAP_IN},
 }
 # Orders by which the job's memory is not on the GPU.
@@ -36,7 +37,12 @@ LEFT_MIB = 1024  # at most, of each process whose memory was moved: contexts and
 ON_HOST = ("host", "wanted")
 AWAY = (*ON_HOST, "returning")
 NO_ANSWER = "it does not answer (is it stopped?)"
-UNTIL = {c.SWAP_OUT: "root brings it back (hami-hpc swap in)", c.SWAP_SUSPENDED: "Slurm resumes the job"}
+UNTIL = {
+    c.SWAP_OUT: "root brings it back (hami-hpc swap in)",
+    c.SWAP_SUSPENDED: "Slurm resumes the job",
+    c.SWAP_TURN: "it is the job's turn",
+    c.SWAP_WAIT: "the GPU has room for the job",
+}
 TRIED_S = 1.0  # after which a reason that will not go away counts
 
 
@@ -49,6 +55,11 @@ class Process(NamedTuple):
     state: str
     bytes: int
     times: int = 0
+
+
+def change(word: str, *, oversold: bool) -> dict[int, int]:
+    """Returns what an order makes of each value of the record's field."""
+    return {old: c.SWAP_TURN if oversold and new == c.SWAP_IN else new for old, new in ORDERS[word].items()}
 
 
 def processes(data: bytes) -> list[Process]:

@@ -76,6 +76,9 @@ GRACE_NS: Mapping[Kind, int] = {
 }
 
 
+SliceKey = tuple[int, str]  # job id and GPU
+
+
 class Process(NamedTuple):
     """A process on one GPU. `started` tells two processes of one pid apart; `job_id` is 0 for none, -1 if unknown."""
 
@@ -123,6 +126,7 @@ class Look(NamedTuple):
     held: Mapping[int, frozenset[str] | None]
     gpu_jobs: tuple[WholeGpus, ...] = ()
     ended: frozenset[tuple[int, int]] = frozenset()
+    may_hold: Mapping[SliceKey, int] = {}  # bytes, of slices whose memory is on the host
 
 
 class Limits(NamedTuple):
@@ -181,6 +185,7 @@ def judge(look: Look, limits: Limits) -> Iterator[Suspicion]:
     for one in look.slices:
         processes = own.get(slice_key(one.grant), ())
         yield from _memory(one, processes, limits)
+        yield from _came_back(one.grant, processes, look.may_hold.get(slice_key(one.grant)), limits)
         yield from _too_many(one.grant, processes)
 
 
@@ -211,6 +216,19 @@ def _memory(one: Slice, processes: tuple[Process, ...], limits: Limits) -> Itera
         yield Suspicion(Kind.UNCOUNTED, grant.job_id, 0, grant.gpu_uuid, processes, text)
 
 
+def _came_back(
+    grant: Grant, processes: tuple[Process, ...], may_hold: int | None, limits: Limits
+) -> Iterator[Suspicion]:
+    """Yields a slice that holds more than it did when its memory had left, though its turn has not come."""
+    used = sum([process.used_bytes for process in processes])
+    if may_hold is not None and used > may_hold + limits.memory_slack_bytes:
+        text = (
+            f"job {grant.job_id} holds {used // MIB} MiB of GPU {grant.gpu_uuid}; until its turn comes it may hold "
+            f"{may_hold // MIB} MiB, as its memory is on the host"
+        )
+        yield Suspicion(Kind.MEMORY_OVER, grant.job_id, 0, grant.gpu_uuid, processes, text)
+
+
 def _too_many(grant: Grant, processes: tuple[Process, ...]) -> Iterator[Suspicion]:
     """Yields the processes of a slice that began after as many others as may use it."""
     most = grant.max_processes
@@ -223,9 +241,6 @@ def _too_many(grant: Grant, processes: tuple[Process, ...]) -> Iterator[Suspicio
             f"allows {most} (max_processes)"
         )
         yield Suspicion(Kind.PROCESSES_OVER, grant.job_id, 0, grant.gpu_uuid, tuple(users[most:]), text)
-
-
-SliceKey = tuple[int, str]  # job id and GPU
 
 
 def slice_key(grant: Grant) -> SliceKey:

@@ -30,8 +30,9 @@ class Backend(Protocol):
     def admit(self, new: Grant, live: tuple[Grant, ...], memory_scaling: float) -> Grant:
         """Returns the grant to enter beside the node's `live` ones. Raises NodeError when it does not fit."""
 
-    def prepare(self, settings: Settings, grants: tuple[Grant, ...]) -> None:
-        """Sets up what the job's steps need, and publishes the job's directory.
+    def prepare(self, settings: Settings, grants: tuple[Grant, ...], live: tuple[Grant, ...]) -> None:
+        """Sets up what the job's steps need, and publishes the job's directory. `live`: all grants of the node, these
+        among them, read after they were entered.
 
         Raises NodeError when that fails, and JobError, with nothing left behind, when this job cannot have it.
         """

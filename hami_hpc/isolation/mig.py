@@ -25,7 +25,7 @@ def admit(new: Grant, live: tuple[Grant, ...], memory_scaling: float) -> Grant:
     return new
 
 
-def prepare(settings: Settings, grants: tuple[Grant, ...]) -> None:
+def prepare(settings: Settings, grants: tuple[Grant, ...], _live: tuple[Grant, ...]) -> None:
     """Makes the job's instance and its directory. Keeps both when they exist.
 
     Raises JobError with the code E_MIG_NO_ROOM when the GPU's instances leave no place, JobError when no profile covers

@@ -30,7 +30,7 @@ def admit(new: Grant, live: tuple[Grant, ...], memory_scaling: float) -> Grant:
     return new
 
 
-def prepare(settings: Settings, grants: tuple[Grant, ...]) -> None:
+def prepare(settings: Settings, grants: tuple[Grant, ...], _live: tuple[Grant, ...]) -> None:
     """Makes sure that a daemon that answers is there, and creates the job's directory. Raises NodeError."""
     from hami_hpc.node import mps  # here, and not for jobs of other modes: it starts programs
 

@@ -31,6 +31,7 @@ DEFAULT_FLOOR, FLOOR_MAX = 5, 50  # percent
 LC_PRIORITY = 100
 MODE_FAILURES, MODE_WINDOW_S, MODE_OUT_S = 3, 1800, 3600
 DAY_S = 86400
+TURN_S = 60
 TENANTS_MAX = 1024
 GPUS_MAX = 1024  # of a node; Slurm's own limit is MAX_GRES_BITMAP
 MPS_CONTROL = "/usr/bin/nvidia-cuda-mps-control"
@@ -91,6 +92,7 @@ class Settings(NamedTuple):
     slices_max: int = c.DEFAULT_SLICES_MAX  # most slices of a job on a node; above 1 the types of GPUs are places
     partition_gpus: Mapping[str, int] = {}  # of those that say it: GPUs of the largest node
     max_tenants: int = c.DEFAULT_MAX_TENANTS  # most slices on a GPU; 0: any number
+    turn_s: int = TURN_S  # least length of a turn on a GPU whose memory is oversold
     presets: Mapping[str, object] = {}  # [presets.*] as it is written: node/preset_settings.py reads it
     placement: Mapping[str, object] = {}  # [placement], likewise for node/placement_settings.py
 
@@ -275,6 +277,7 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         mode_out_s=vgpu.whole("mode_out_s", MODE_OUT_S, 60, DAY_S),
         slices_max=vgpu.whole("slices_max", c.DEFAULT_SLICES_MAX, 1, c.SLICES_MAX),
         partition_gpus=partition_gpus,
+        turn_s=vgpu.whole("turn_s", TURN_S, 1, DAY_S),
         max_tenants=vgpu.whole("max_tenants", c.DEFAULT_MAX_TENANTS, 0, TENANTS_MAX),
         presets=_Table(path, "presets", top.take("presets", {})).left,
         placement=_Table(path, "placement", top.take("placement", {})).left,

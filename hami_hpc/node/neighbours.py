@@ -36,17 +36,25 @@ class SkippedRecordError(Exception):
     """A record that is left alone. The message says why."""
 
 
-def update(run_dir: str, ledger: Ledger, now_unix_ns: int, one_server: bool = False) -> tuple[str, ...]:
+def update(
+    run_dir: str, ledger: Ledger, now_unix_ns: int, one_server: bool = False, oversold: bool = False
+) -> tuple[str, ...]:
     """Writes each slice's turn and size, and how many latency-critical jobs are beside and above it, into its limits
     record.
 
-    `one_server` is as in make_turns. Returns a line for each record that was left alone, because root did not write it
+    `one_server` is as in make_turns. `oversold`: jobs whose memory is off the GPU count as gone, and are told when they
+    come back. Returns a line for each record that was left alone, because root did not write it
     or it is not there. Raises NodeError when the ledger cannot be read or locked, and OSError when the run directory
     cannot be opened.
     """
     with ledger.held_still() as grants:
         if not grants:
             return ()
+        if oversold:
+            from hami_hpc.core.swap import OFF  # most nodes need neither
+            from hami_hpc.node.swapped import order_of
+
+            grants = tuple(one for one in grants if order_of(run_dir, one.job_id) not in OFF)
         jobs = os.open(jobs_dir(run_dir), OPEN_DIR)
         try:
             return tuple(_update_all(jobs, grants, now_unix_ns, one_server))

@@ -76,7 +76,8 @@ def tell_neighbours(stage: str, settings: Settings, ledger: ledger.Ledger) -> No
     from hami_hpc.node import neighbours
 
     try:
-        lines = neighbours.update(settings.run_dir, ledger, now_unix_ns(), settings.mps_multi_user)
+        oversold = settings.memory_scaling > 1
+        lines = neighbours.update(settings.run_dir, ledger, now_unix_ns(), settings.mps_multi_user, oversold)
     except Exception as error:
         lines = (f"jobs were not told who is on their GPUs: {error_text(error)}",)
     if lines:

@@ -177,7 +177,7 @@ def grant_job(settings: Settings, units: JobUnits, environment: Mapping[str, str
         is_new = not ledger.grants_of(units.job_id)
         grants = ledger.add(wanted, lambda new, live: backend.admit(new, live, settings.memory_scaling))
         try:
-            backend.prepare(settings, grants)
+            backend.prepare(settings, grants, ledger.grants())
         except JobError:
             ledger.remove(grants[0])  # nothing is left of it, and its memory is free
             raise

@@ -239,7 +239,7 @@ def _do(settings: Settings, ledger: Ledger, action: Action) -> None:
     elif action.kind is Kind.SPOOL:
         end_directory(settings, ledger, action.grants, path, "reconcile")
     elif action.kind is Kind.RESTORE_DIRECTORY:
-        backend_of(action.grants[0].mode).prepare(settings, action.grants)
+        backend_of(action.grants[0].mode).prepare(settings, action.grants, ledger.grants())
     elif action.kind is Kind.RESTORE_ROW:
         models = {gpu.uuid: gpu.model for gpu in ledger.inventory()}
         ledger.restore([grant._replace(model=models.get(grant.gpu_uuid, "")) for grant in action.grants])

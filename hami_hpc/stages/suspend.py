@@ -29,7 +29,7 @@ def suspend(settings: Settings, job_id: int) -> str:
         return ""
     try:
         grant = swap.movable(settings, job_id)
-        before, after = swap.order(settings, grant, rules.ORDERS["suspend"])
+        before, after = swap.order(settings, grant, swap.change_of(settings, "suspend"))
     except JobError as error:
         return f"job {job_id} is suspended, and its device memory stays on the GPU: {error}"
     return "" if before == after == c.SWAP_SUSPENDED else _wait(settings, grant, after)
@@ -39,7 +39,7 @@ def suspend_soon(settings: Settings, job_id: int) -> str:
     """Orders the same. A process of its own waits for what this order, and no earlier one, moves."""
     try:
         grant = swap.movable(settings, job_id)
-        before, after = swap.order(settings, grant, rules.ORDERS["suspend"])
+        before, after = swap.order(settings, grant, swap.change_of(settings, "suspend"))
     except JobError:
         return ""
     if before != after and os.fork() == 0:
@@ -71,12 +71,13 @@ def resume(settings: Settings, job_id: int) -> str:
     line about it, "" for a job whose memory was not moved for Slurm. Raises NodeError."""
     try:
         grant = swap.movable(settings, job_id)
-        before, after = swap.order(settings, grant, rules.ORDERS["resume"])
+        before, after = swap.order(settings, grant, swap.change_of(settings, "resume"))
     except JobError:
         return ""
     if before == after:
         return ""
-    text = f"job {job_id} goes on: its memory comes back to the GPU"
+    when = f" when {rules.UNTIL[after]}" if after == c.SWAP_TURN else ""
+    text = f"job {job_id} goes on: its memory comes back to the GPU{when}"
     swap.write_event(settings, grant, text)
     return text
 

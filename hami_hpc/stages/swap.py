@@ -25,10 +25,12 @@ def swap(settings: Settings, job_id: int, *, out: bool, wait_s: float) -> str:
     GPU. Raises NodeError for what is wrong with the node; also when memory that should come back has not yet.
     """
     grant = movable(settings, job_id)
-    before, after = order(settings, grant, rules.ORDERS["out" if out else "in"])
+    before, after = order(settings, grant, change_of(settings, "out" if out else "in"))
     if not out and before == c.SWAP_SUSPENDED:
         return f"job {job_id} is suspended: its memory comes back when Slurm resumes it"
     found = wait(settings, grant, out=out, wait_s=wait_s)
+    if after == c.SWAP_TURN and not found:
+        return f"job {job_id} has no process on the GPU; those that come wait until {rules.UNTIL[after]}"
     if not rules.is_done(found, out=out):
         if out:
             order(settings, grant, {after: before})
@@ -69,13 +71,18 @@ def movable(settings: Settings, job_id: int) -> Grant:
         raise JobError(f"job {job_id} has slices on {len(grants)} GPUs of this node, and such a job is not moved")
     if grants[0].mode != "share":
         raise JobError(f"job {job_id} has mode={grants[0].mode}, and only mode=share can be moved")
-    if swapped.order_of(settings.run_dir, job_id) == c.SWAP_NEVER:
+    if swapped.order_of(settings.run_dir, job_id) in (c.SWAP_NEVER, c.SWAP_WAIT):
         name = grants[0].service_class
         raise JobError(
             f"job {job_id} cannot be moved: its class {name} did not allow it when the job began. "
             f"For later jobs: swap = true in [classes.{name}] of {settings.path}"
         )
     return grants[0]
+
+
+def change_of(settings: Settings, word: str) -> dict[int, int]:
+    """Returns what an order makes of each value of a job's record on this node."""
+    return rules.change(word, oversold=settings.memory_scaling > 1)
 
 
 def order(settings: Settings, grant: Grant, change: Mapping[int, int]) -> tuple[int, int]:

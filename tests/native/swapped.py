@@ -162,7 +162,7 @@ class Swapped:
         """Moves the memory; returns the seconds that it took, and where it is ([swap_states])."""
         begin = time.monotonic()
         self.order(c.SWAP_OUT if out else c.SWAP_IN)
-        wanted = "host" if out else "gpu"
-        while (state := WORDS[self.slot()["swap_state"]]) != wanted and time.monotonic() < begin + patience_s:
+        wanted = ("host", "wanted") if out else ("gpu",)
+        while (state := WORDS[self.slot()["swap_state"]]) not in wanted and time.monotonic() < begin + patience_s:
             time.sleep(0.002)
-        return time.monotonic() - begin, state
+        return time.monotonic() - begin, "host" if state == "wanted" else state

@@ -155,7 +155,7 @@ def test_a_directory_that_reconcile_makes_anew_is_written_on(run: Run) -> None:
     grant = run.node.grants()[7]
     job_dirs.remove(run.node.settings.run_dir, run.directory)
     run.look(6, 100, 10)
-    backend_of(grant.mode).prepare(run.node.settings, (grant,))
+    backend_of(grant.mode).prepare(run.node.settings, (grant,), ())
     run.look(12, 200, 10)
     assert [one.mem_mib for one in run.minutes()] == [200]
 

@@ -123,6 +123,7 @@ static CUresult keep_if_fenced(const struct real_cuda *real, unsigned int slice,
 	CUresult result = admit(real, device, &slice);                                                       \
 	if (result != CUDA_SUCCESS)                                                                          \
 		return result;                                                                               \
+	hami_swap_await();                                                                                   \
 	hami_outstanding_make(slice, true);                                                                  \
 	result = keep_if_fenced(real, slice, real->name(__VA_ARGS__), context);                              \
 	hami_outstanding_make(slice, false);                                                                 \
@@ -154,6 +155,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	CUresult result = admit(real, device, &slice);
 	if (result != CUDA_SUCCESS)
 		return result;
+	hami_swap_await();
 	hami_outstanding_make(slice, true);
 	result = real->cuDevicePrimaryCtxRetain(context, device);
 	if (result == CUDA_SUCCESS && !fenced(slice)) {

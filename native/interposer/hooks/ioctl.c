@@ -24,6 +24,7 @@
 #include "limits/charge.h"
 #include "limits/hold.h"
 #include "limits/share.h"
+#include "limits/swap.h"
 #include "region/process.h"
 #include "rm_abi.h"
 
@@ -67,6 +68,7 @@ static int slice_of_new(int fd, const struct hami_rm_request *r)
 static int watch_memory(int fd, unsigned long request, void *argument, const struct hami_rm_request *r)
 {
 	int slice = slice_of(r->client, r->parent);
+	hami_swap_await(); /* of programs that need no context */
 	if (slice < 0 || hami_memory_charge(hami_only((unsigned int)slice), r->bytes))
 		return refuse(r);
 	const uint32_t slices = hami_only((unsigned int)slice);
@@ -129,7 +131,10 @@ static void unmake_object(uint64_t key)
 static int watch_unmake(int fd, unsigned long request, void *argument, const struct hami_rm_request *r)
 {
 	uint64_t key = key_of(r);
-	int rc = hami_real_ioctl()(fd, request, argument);
+	const bool absent = hami_swap_absent(key);
+	if (absent)
+		*r->status = RM_OK;
+	int rc = absent ? 0 : hami_real_ioctl()(fd, request, argument);
 	int saved = errno;
 	if (!rc && !*r->status) {
 		if (hami_movable_tracked())
@@ -205,7 +210,10 @@ static int watch_uvm(int fd, unsigned long request, void *argument)
 	hami_hold_enter(HAMI_HOLD_MEMORY);
 	const struct uvm_free before =
 		*(const struct uvm_free *)argument; /* base and length come first in all three */
-	int rc = hami_real_ioctl()(fd, request, argument);
+	const bool absent = request == UVM_UNMAP_EXTERNAL && hami_swap_absent_at(before.base) && is_uvm(fd);
+	if (absent)
+		((struct uvm_unmap_external *)argument)->status = RM_OK;
+	int rc = absent ? 0 : hami_real_ioctl()(fd, request, argument);
 	int saved = errno;
 	if (!rc && is_uvm(fd)) {
 		if (request == UVM_MAP_EXTERNAL)

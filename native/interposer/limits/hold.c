@@ -14,7 +14,7 @@
 
 static struct hold {
 	_Atomic uint32_t closed; /* futex */
-	_Atomic uint32_t inside;
+	_Atomic uint32_t inside, waiting;
 } holds[HAMI_HOLDS];
 
 static __thread bool passes __attribute__((tls_model("initial-exec")));
@@ -33,8 +33,10 @@ void hami_hold_enter(enum hami_hold what)
 		atomic_fetch_add(&hold->inside, 1);
 		if (!atomic_load(&hold->closed))
 			return;
+		atomic_fetch_add(&hold->waiting, 1);
 		atomic_fetch_sub(&hold->inside, 1);
 		syscall(SYS_futex, &hold->closed, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
+		atomic_fetch_sub(&hold->waiting, 1);
 	}
 }
 
@@ -64,13 +66,20 @@ void hami_hold_open(enum hami_hold what)
 	syscall(SYS_futex, &holds[what].closed, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
+bool hami_hold_waits(enum hami_hold what)
+{
+	return atomic_load(&holds[what].waiting) != 0;
+}
+
 void hami_hold_forked(void)
 {
 	passes = false;
 	for (int i = 0; i < HAMI_HOLDS; i++) {
-		if (!atomic_load(&holds[i].closed) && !atomic_load(&holds[i].inside))
+		if (!atomic_load(&holds[i].closed) && !atomic_load(&holds[i].inside) &&
+		    !atomic_load(&holds[i].waiting))
 			continue;
 		atomic_store(&holds[i].closed, 0);
 		atomic_store(&holds[i].inside, 0);
+		atomic_store(&holds[i].waiting, 0);
 	}
 }

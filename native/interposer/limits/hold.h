@@ -23,6 +23,9 @@ void hami_hold_pass(void);
 bool hami_hold_close(enum hami_hold what, int64_t most);
 void hami_hold_open(enum hami_hold what);
 
+/* Returns whether a call waits. */
+bool hami_hold_waits(enum hami_hold what);
+
 /* In a forked child. */
 void hami_hold_forked(void);
 

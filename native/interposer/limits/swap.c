@@ -27,6 +27,7 @@
 #define MS 1000000ll
 #define LOOK_NS (20 * MS)   /* between two looks at the record */
 #define RETRY_NS (200 * MS) /* after a move that did not succeed */
+#define QUIET_NS HAMI_NS_PER_S /* for which a program waits for its turn without a word */
 #define PATIENCE_NS (2 * HAMI_NS_PER_S)
 #define LEAST_BYTES                                                                                          \
 	(4ull << 20) /* smaller objects stay: some are libcuda's own, which the GPU reads at any time */
@@ -34,6 +35,8 @@
 /* What was moved. */
 static struct swap {
 	_Atomic bool running, ended, shared, moving, away; /* away: the objects are not on the GPU */
+	_Atomic bool begun;                                /* it may take memory */
+	_Atomic bool absent;                               /* the process ends without its objects */
 	uint32_t state;                                    /* HAMI_SWAPPED_* as last told */
 	struct hami_movable *objects;
 	struct hami_piece *pieces; /* of the objects, in their order */
@@ -61,7 +64,8 @@ static void tell(uint32_t state, uint64_t bytes)
 	if (slot < 0)
 		return;
 	struct hami_usage_slot *own = &region->usage->slots[slot];
-	if (state == HAMI_SWAPPED_HOST && swap.state != state && swap.state != HAMI_SWAPPED_RETURNING)
+	if (state == HAMI_SWAPPED_HOST && swap.state != HAMI_SWAPPED_WANTED &&
+	    swap.state != HAMI_SWAPPED_RETURNING)
 		__atomic_fetch_add(&own->swap_count, 1, __ATOMIC_RELAXED);
 	__atomic_store_n(&own->swapped_bytes, bytes, __ATOMIC_RELAXED);
 	__atomic_store_n(&own->swap_state, state, __ATOMIC_SEQ_CST);
@@ -289,10 +293,15 @@ static bool move_in(const struct real_cuda *real)
 
 /* ---- the thread ---- */
 
+static uint32_t order(void)
+{
+	return __atomic_load_n(&hami_slice_region(0)->job->swap, __ATOMIC_SEQ_CST);
+}
+
 static bool shall_be_away(void)
 {
-	const uint32_t wanted = __atomic_load_n(&hami_slice_region(0)->job->swap, __ATOMIC_SEQ_CST);
-	return wanted == HAMI_SWAP_OUT || wanted == HAMI_SWAP_SUSPENDED;
+	const uint32_t wanted = order();
+	return wanted == HAMI_SWAP_OUT || wanted == HAMI_SWAP_SUSPENDED || wanted == HAMI_SWAP_TURN;
 }
 
 /*
@@ -312,7 +321,10 @@ static int64_t follow(const struct real_cuda *real)
 	const int64_t begun = now();
 	const bool out = shall_be_away();
 	if (out == swap.away) {
-		const uint32_t state = out ? HAMI_SWAPPED_HOST : HAMI_SWAPPED_GPU;
+		const bool waits = hami_hold_waits(HAMI_HOLD_WORK) || hami_hold_waits(HAMI_HOLD_MEMORY);
+		const uint32_t state = !out    ? HAMI_SWAPPED_GPU
+				       : waits ? HAMI_SWAPPED_WANTED
+					       : HAMI_SWAPPED_HOST;
 		if (swap.state != state)
 			tell(state, out ? swap.moved : 0);
 		return LOOK_NS;
@@ -354,10 +366,29 @@ static void *mover(void *nothing)
 void hami_swap_prepare(void)
 {
 	if (hami_slice_count() != 1 || hami_movable_tracked() ||
-	    hami_slice_region(0)->job->swap == HAMI_SWAP_NEVER)
+	    order() == HAMI_SWAP_NEVER || order() == HAMI_SWAP_WAIT)
 		return;
 	hami_movable_track();
 	hami_launched_hold();
+}
+
+void hami_swap_await(void)
+{
+	bool told = false;
+	if (swap.begun)
+		return;
+	for (const int64_t begun = now(); hami_slice_count() == 1 && !swap.ended; rest(LOOK_NS)) {
+		if (!shall_be_away() && order() != HAMI_SWAP_WAIT)
+			break;
+		if (!hami_region_join(hami_slice_region(0)))
+			tell(HAMI_SWAPPED_WANTED, 0);
+		if (!told && now() - begun >= QUIET_NS)
+			hami_log(0, "waiting for the job's turn on the GPU, whose memory other jobs hold\n");
+		told = told || now() - begun >= QUIET_NS;
+	}
+	if (swap.state == HAMI_SWAPPED_WANTED)
+		tell(HAMI_SWAPPED_GPU, 0);
+	swap.begun = true;
 }
 
 void hami_swap_begin(void)
@@ -375,8 +406,8 @@ void hami_swap_share(void)
 }
 
 /*
- * libcuda gives back its objects one by one when the process ends, and hangs over some that are not there. So they are
- * made again, without their content; as long as the GPU has no room, the process waits as its calls did.
+ * libcuda gives back its objects one by one when the process ends, and hangs over the answer that one is not there. So it
+ * is told that they are given back now (hami_swap_absent). The GPU may have no room for them, nor be the job's to use.
  */
 void hami_swap_end(void)
 {
@@ -384,15 +415,30 @@ void hami_swap_end(void)
 	swap.ended = true;
 	while (swap.moving && now() < end)
 		rest(MS);
-	while (swap.away && !swap.moving && make_all() == RM_NO_MEMORY)
-		rest(RETRY_NS);
+	swap.absent = swap.away && !swap.moving;
 	hami_hold_open(HAMI_HOLD_MEMORY);
 	hami_hold_open(HAMI_HOLD_WORK);
 }
 
+bool hami_swap_absent(uint64_t key)
+{
+	for (size_t i = 0; swap.absent && i < swap.count; i++)
+		if (hami_object_key(swap.objects[i].request.client, swap.objects[i].request.object) == key)
+			return true;
+	return false;
+}
+
+bool hami_swap_absent_at(uint64_t base)
+{
+	for (size_t i = 0; swap.absent && i < swap.count; i++)
+		if (swap.objects[i].base == base)
+			return true;
+	return false;
+}
+
 void hami_swap_forked(void)
 {
-	if (!swap.running)
+	if (!swap.running && !swap.begun)
 		return;
 	memset(&swap, 0, sizeof swap);
 }

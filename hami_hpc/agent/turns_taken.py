@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets jobs take turns on GPUs whose memory is oversold (docs/adr/080): reads who is there, and writes the orders that
+core/residents.py decides into the jobs' records.
+
+It works beside the agent's looks and on what the last one saw. Nothing is kept on disk: after a restart the records say
+who is on the GPU, and turns begin anew. While no agent runs everybody stays where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hami_hpc.agent.repeated import Repeated
+from hami_hpc.contract import constants as c
+from hami_hpc.core import residents, swap
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.residents import Order, Tenant
+from hami_hpc.core.watch import MIB, Look, Process, SliceKey, by_slice, slice_key
+from hami_hpc.node import swapped
+from hami_hpc.node.agent_file import now_boot_ns
+from hami_hpc.node.config import Settings
+from hami_hpc.stages import common, turns
+
+PERIOD_S = 0.25
+SECOND = 1_000_000_000
+
+
+class Known(NamedTuple):
+    """What is remembered of a run: its order, since when it is known to be so, when it last used the GPU's time, and
+    until when it is not asked to leave."""
+
+    created_unix_ns: int
+    order: int
+    since_ns: int
+    used_ns: int
+    stays_until_ns: int = 0
+
+
+class Place(NamedTuple):
+    """What others are shown of a GPU: the level of its pressure, and how many jobs wait for their turn."""
+
+    level: int = 0
+    waiting: int = 0
+
+
+@dataclass
+class TurnsTaken:
+    """`seen` returns the agent's last look. The clock is replaced in tests."""
+
+    settings: Settings
+    seen: Callable[[], Look | None]
+    boot_ns: Callable[[], int] = now_boot_ns
+    # Of jobs whose memory has left: the bytes that they may hold. And what there is to be told of each GPU.
+    may_hold: dict[SliceKey, int] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
+    is_moving: bool = False  # somebody is about to leave, or to come: looks should be frequent
+    _known: dict[int, Known] = field(default_factory=dict)
+    _last_look_ns: int = 0
+
+    def once(self) -> str:
+        """Decides for each GPU, and writes what changes. Returns "", or what is wrong."""
+        look = self.seen()
+        if look is None:
+            return ""
+        now_ns = self.boot_ns()
+        grants = [one.grant for one in look.slices if one.grant.mode == "share" and one.grant.slice_count == 1]
+        self._remember(look, grants, now_ns)
+        may_hold: dict[SliceKey, int] = {}
+        places: dict[str, Place] = {}
+        given: dict[str, tuple[list[Grant], list[Order]]] = {}
+        is_moving = False
+        for uuid in sorted({grant.gpu_uuid for grant in grants}):
+            here = [grant for grant in grants if grant.gpu_uuid == uuid]
+            tenants = [self._tenant(look, grant, now_ns) for grant in here]
+            others = sum(p.used_bytes for p in look.processes if p.gpu_uuid == uuid and not _is_of(p, here)) // MIB
+            total_mib = here[0].gpu_total_mib
+            orders = residents.decide(tenants, total_mib, others, self.settings.turn_s)
+            may_hold |= _may_hold(here, tenants)
+            waiting = sum(t.wants and t.order in (c.SWAP_TURN, c.SWAP_WAIT) for t in tenants)
+            places[uuid] = Place(residents.level(tenants, total_mib, others), waiting)
+            is_moving = is_moving or bool(orders or waiting)
+            given |= {uuid: (here, orders)} if orders else {}
+        comes = {order.job_id for _here, orders in given.values() for order in orders}
+        # Before those that come may take more.
+        self.may_hold = {key: most for key, most in may_hold.items() if key[0] not in comes}
+        self.places, self.is_moving = places, is_moving
+        for here, orders in given.values():
+            self._give(here, orders, now_ns)
+        return ""
+
+    def _remember(self, look: Look, grants: Iterable[Grant], now_ns: int) -> None:
+        """Notes each run's order as its record has it now, and whether it used the GPU since the last look."""
+        busy = {key: sum(p.busy_ns for p in processes) for key, processes in by_slice(look).items()}
+        is_new_look = look.boot_ns != self._last_look_ns
+        self._last_look_ns = look.boot_ns
+        known = {}
+        for grant in grants:
+            order = swapped.order_of(self.settings.run_dir, grant.job_id)
+            old = self._known.get(grant.job_id)
+            if old is None or old.created_unix_ns != grant.created_unix_ns:
+                old = Known(grant.created_unix_ns, order, now_ns, now_ns)
+            if old.order != order:
+                old = old._replace(order=order, since_ns=now_ns)
+            if is_new_look and busy.get(slice_key(grant), 0):
+                old = old._replace(used_ns=now_ns)
+            known[grant.job_id] = old
+        self._known = known
+
+    def _tenant(self, look: Look, grant: Grant, now_ns: int) -> Tenant:
+        known = self._known[grant.job_id]
+        processes = [p for p in look.processes if _is_of(p, [grant])]
+        used_bytes = sum(process.used_bytes for process in processes)
+        own = swapped.processes(self.settings.run_dir, grant)
+        # NVML's number of before the order says nothing, and a process that has not answered may yet take memory.
+        is_away = (
+            look.boot_ns > known.since_ns
+            and swap.is_off(known.order, used_bytes, len(processes))
+            and swap.is_done(own, out=True)
+        )
+        return Tenant(
+            job_id=grant.job_id,
+            mem_mib=grant.mem_mib,
+            cores=grant.cores_percent,
+            order=known.order,
+            since_s=(now_ns - known.since_ns) / SECOND,
+            used_mib=-(-used_bytes // MIB),
+            is_away=is_away,
+            wants=any(process.state == "wanted" for process in own),
+            idle_s=(now_ns - known.used_ns) / SECOND,
+            latency=bool(grant.latency),
+            priority=grant.class_priority,
+            stays=now_ns < known.stays_until_ns,
+        )
+
+    def _give(self, here: Sequence[Grant], orders: Sequence[Order], now_ns: int) -> None:
+        """Writes the orders. One that cannot be written is decided upon again."""
+        for order in turns.give(self.settings, here, orders):
+            known = self._known[order.job_id]
+            if known.order == c.SWAP_TURN and order.order == c.SWAP_IN and order.why == residents.CANNOT_LEAVE:
+                known = known._replace(stays_until_ns=now_ns + int(residents.STAYS_S * SECOND))
+            self._known[order.job_id] = known._replace(order=order.order, since_ns=self.boot_ns())
+
+
+def _is_of(process: Process, grants: Iterable[Grant]) -> bool:
+    return any((process.job_id, process.gpu_uuid) == slice_key(grant) for grant in grants)
+
+
+def _may_hold(here: Iterable[Grant], tenants: Iterable[Tenant]) -> dict[SliceKey, int]:
+    """Returns the bytes that each job may hold whose memory has left: what is there, which no call of it can add to."""
+    return {
+        slice_key(grant): tenant.used_mib * MIB
+        for grant, tenant in zip(here, tenants, strict=True)
+        if tenant.is_away and not tenant.is_on
+    }
+
+
+def make(taken: TurnsTaken, report: Callable[[str], None]) -> Repeated:
+    """Returns the work, which first sees to what a killed agent left: the jobs that are on a GPU know of each other."""
+
+    def see_to_neighbours() -> None:
+        ledger = common.open_ledger(taken.settings)
+        try:
+            common.tell_neighbours("agent", taken.settings, ledger)
+        finally:
+            ledger.close()
+
+    has_begun = False
+
+    def work() -> str:
+        nonlocal has_begun
+        if not has_begun:
+            see_to_neighbours()
+            has_begun = True
+        return taken.once()
+
+    return Repeated("turns on an oversold GPU", PERIOD_S, work, report)

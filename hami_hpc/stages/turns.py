@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes into jobs' records that their turn on an oversold GPU has come, or is over (docs/adr/080). By the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core import swap as rules
+from hami_hpc.core.grant import Grant
+from hami_hpc.core.residents import CANNOT_LEAVE, Order
+from hami_hpc.errors import NodeError
+from hami_hpc.node import neighbours, swapped
+from hami_hpc.node.config import Settings
+from hami_hpc.stages import common, swap
+
+STAGE = "turns"
+# What each order follows; another one, of an administrator's or Slurm's, came first and stands.
+BEFORE = {c.SWAP_TURN: c.SWAP_IN, c.SWAP_IN: c.SWAP_TURN, c.SWAP_NEVER: c.SWAP_WAIT}
+
+
+def give(settings: Settings, grants: Sequence[Grant], orders: Iterable[Order]) -> list[Order]:
+    """Writes the orders, and tells all jobs who is on their GPU now. Returns those that were written: not those of jobs
+    that have ended, or whose record says something else by now. Raises NodeError."""
+    by_job = {grant.job_id: grant for grant in grants}
+    given: list[Order] = []
+    ledger = common.open_ledger(settings)
+    try:
+        with ledger.held_still() as live:
+            runs = {(grant.job_id, grant.created_unix_ns) for grant in live}
+            for order in orders:
+                grant = by_job[order.job_id]
+                is_expected = swapped.order_of(settings.run_dir, order.job_id) == BEFORE[order.order]
+                if is_expected and (grant.job_id, grant.created_unix_ns) in runs:
+                    neighbours.write_swap(settings.run_dir, grant, order.order)
+                    given.append(order)
+        if given:
+            common.tell_neighbours(STAGE, settings, ledger)
+    except (OSError, neighbours.SkippedRecordError) as error:
+        raise NodeError(f"a limits record cannot be changed ({error})") from error
+    finally:
+        ledger.close()
+    for order in given:
+        swap.write_event(settings, by_job[order.job_id], _line(settings, by_job[order.job_id], order))
+    return given
+
+
+def _line(settings: Settings, grant: Grant, order: Order) -> str:
+    if order.why == CANNOT_LEAVE:
+        found = swapped.processes(settings.run_dir, grant)
+        late = [process for process in found if process.state not in rules.ON_HOST]
+        reason = rules.REASONS.get(late[0].state, rules.NO_ANSWER) if late else "NVML shows memory that nobody counts"
+        return f"job {grant.job_id} did not leave GPU {grant.gpu_minor} when its turn was over: {reason}. It stays"
+    verb = "leaves" if order.order == c.SWAP_TURN else "may use"
+    return f"job {grant.job_id} {verb} GPU {grant.gpu_minor}: {order.why}"
