@@ -23,8 +23,8 @@ CORES_OF_GPU = 100
 # Part of the GPU's memory that is in use, percent, and for how long a job may keep its memory then without using the
 # GPU, s. The last also holds as soon as somebody waits.
 PRESSURE = ((75, 600.0), (85, 60.0), (95, 10.0))
-# A turn lasts so many s for each GiB: to leave and to come back takes 0.1 s (docs/benchmarks/suspend.md), which is 4 %.
-TURN_S_PER_GIB = 2.5
+# A turn lasts so many s for each GiB: to leave and to come back takes 0.1 s (docs/benchmarks/suspend.md), which is 3 %.
+TURN_S_PER_GIB = 3.0
 STAYS_S = 600.0  # for which a job that could not leave is not asked again
 CANNOT_LEAVE = "it cannot leave"
 ON = (c.SWAP_NEVER, c.SWAP_IN)

@@ -19,6 +19,8 @@ from conformance import REAL_GPU
 from swapped import FAMILIES, SHARE, Swapped
 from test_frameworks import need
 
+from hami_hpc.contract import constants as c
+
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not REAL_GPU, reason="needs a GPU: HAMI_TEST_GPU=1")]
 
 # Says "ready", then for each line of its input does one round of work and prints what it found.
@@ -112,6 +114,48 @@ def test_a_program_whose_memory_is_away_can_end_and_be_killed(kills: bool, tmp_p
             program.end()
     time.sleep(1)
     assert gpu_used_mib() - base < 50
+
+
+def test_a_program_that_ends_while_its_memory_is_away_needs_no_room(tmp_path: Path) -> None:
+    """Each of 20 ends within seconds, at its own exit, with memory of every family and a graph that is not there."""
+    need("torch")
+    base = gpu_used_mib()
+    ends = TORCH.replace(
+        "for n, line in", "sys.stdin.readline(); import ctypes; ctypes.CDLL(None).exit(0)\nfor n, line in"
+    )
+    for n in range(20):
+        job = make(tmp_path / f"job{n}")
+        with job.start(FAMILIES if n % 4 else ends) as program:
+            assert job.move(out=True)[1] == "host"
+            begun = time.monotonic()
+            program.end()
+            took = time.monotonic() - begun
+        assert took < 5
+        time.sleep(0.5)
+        assert gpu_used_mib() - base < 50
+        print(f"ended in {took:.2f} s")
+
+
+def test_a_program_that_has_not_begun_waits_for_its_turn(tmp_path: Path) -> None:
+    job = make(tmp_path / "job")
+    job.order(c.SWAP_TURN)
+    base = gpu_used_mib()
+    code = TORCH.replace("import sys, torch", 'print("ready"); import sys, torch')
+    with job.start(code) as program:
+        end = time.monotonic() + 60
+        while job.slot()["swap_state"] != c.SWAP_STATES["wanted"]:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        time.sleep(1)
+        assert gpu_used_mib() - base < 10
+        job.order(c.SWAP_IN)
+        assert program.answer() == "ready"  # its second
+        assert gpu_used_mib() - base > 2800
+        assert program.ask().startswith("round 1")
+        assert job.move(out=True)[1] == "host"
+        assert job.move(out=False)[1] == "gpu"
+        assert program.ask().startswith("round 2")
+        program.end()
 
 
 LOSSES = """
