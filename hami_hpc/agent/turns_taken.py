@@ -23,7 +23,7 @@ from hami_hpc.node.agent_file import now_boot_ns
 from hami_hpc.node.config import Settings
 from hami_hpc.stages import common, turns
 
-PERIOD_S = 0.25
+PERIOD_S = 0.5
 SECOND = 1_000_000_000
 
 
@@ -80,7 +80,7 @@ class TurnsTaken:
             may_hold |= _may_hold(here, tenants)
             waiting = sum(t.wants and t.order in (c.SWAP_TURN, c.SWAP_WAIT) for t in tenants)
             places[uuid] = Place(residents.level(tenants, total_mib, others), waiting)
-            is_moving = is_moving or bool(orders or waiting)
+            is_moving = is_moving or bool(orders) or any(not t.is_on and not t.is_away for t in tenants)
             given |= {uuid: (here, orders)} if orders else {}
         comes = {order.job_id for _here, orders in given.values() for order in orders}
         # Before those that come may take more.
@@ -112,7 +112,7 @@ class TurnsTaken:
         known = self._known[grant.job_id]
         processes = [p for p in look.processes if _is_of(p, [grant])]
         used_bytes = sum(process.used_bytes for process in processes)
-        own = swapped.processes(self.settings.run_dir, grant)
+        own = swapped.processes(self.settings.run_dir, grant) if known.order in swap.OFF else []
         # NVML's number of before the order says nothing, and a process that has not answered may yet take memory.
         is_away = (
             look.boot_ns > known.since_ns

@@ -149,8 +149,8 @@ def for_user(order: int, found: Sequence[Process]) -> str:
         if away:
             return f"{of} come back as soon as the GPU has room"
         return f"on the GPU, {so_far}" if times else ""
-    if away:
+    if away and (mib or times):
         return f"{of} on the host until {UNTIL[order]}, {so_far}"
-    if found:
+    if found and not away:
         return f"on the GPU though it should leave: process {found[0].pid}: {REASONS.get(found[0].state, NO_ANSWER)}"
     return f"programs that use the GPU wait until {UNTIL[order]}"

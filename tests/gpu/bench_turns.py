@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that take turns on the oversold GPU of the Slurm that turns_on_gpu.sh started; prints docs/benchmarks/turns.md.
+
+Sections: solo, turns, urgent, idle; all without an argument. $TRAIN_S: for how long one training job runs alone, about.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from bench_suspend import SETTINGS, WORK, Gpu, changed, run, wait
+
+TRAIN_S = int(os.environ.get("TRAIN_S", "110"))
+JOBS = 4
+GIB = 20  # of each: the host has to hold three of them
+PATIENCE_S = 570.0
+
+# Trains a fixed number of steps with so many GiB of ballast. Says when it is about to use the GPU, has, and is done.
+TRAIN = """
+import sys, time, hashlib
+import torch
+torch.manual_seed(0)
+def say(word): print(f"{word} {time.time():.3f}", flush=True)
+say("asks")
+layers = [layer for _ in range(6) for layer in (torch.nn.Linear(4096, 4096), torch.nn.GELU(), torch.nn.Dropout(0.1))]
+model = torch.nn.Sequential(*layers).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+data = torch.randn(8192, 4096, device="cuda")
+ballast = [torch.randint(0, 255, (1 << 30,), dtype=torch.uint8, device="cuda") for _ in range(int(sys.argv[1]))]
+torch.cuda.synchronize()
+say("begins")
+digest, begun, steps = hashlib.sha256(), time.monotonic(), 0
+most = int(sys.argv[2])
+while steps < most if most > 0 else time.monotonic() - begun < -most:
+    for _ in range(10):
+        optimizer.zero_grad(set_to_none=True)
+        loss = model(data).square().mean()
+        loss.backward()
+        optimizer.step()
+    steps += 10
+    digest.update(loss.detach().cpu().numpy().tobytes())
+    if steps % 1000 == 0:
+        say(f"at {steps}")
+torch.cuda.synchronize()
+sums = sum(int(t.sum()) for t in ballast)
+say(f"done {steps} {digest.hexdigest()[:16]} {sums}")
+"""
+
+# A notebook: holds memory, and uses the GPU when the file `cell` is there.
+NOTEBOOK = """
+import pathlib, sys, time, torch
+def say(word): print(f"{word} {time.time():.3f}", flush=True)
+held = [torch.randint(0, 255, (1 << 30,), dtype=torch.uint8, device="cuda") for _ in range(int(sys.argv[1]))]
+sums = [int(t.sum()) for t in held]
+say("begins")
+for number in (1, 2):
+    while not pathlib.Path(f"cell{number}").exists():
+        time.sleep(0.02)
+    say("asks")
+    same = [int(t.sum()) for t in held] == sums
+    say("same" if same else "CHANGED")
+"""
+
+
+class Job:
+    def __init__(self, name: str, program: str, *arguments: object, mem: str) -> None:
+        self.out = WORK / f"{name}.out"
+        self.out.unlink(missing_ok=True)
+        script, batch = WORK / f"{name}.py", WORK / f"{name}.sh"
+        script.write_text(program)
+        batch.write_text(f"#!/bin/bash\n{sys.executable} {script} {' '.join(map(str, arguments))}\n")
+        gres = f"--gres=vgpu:mem={mem},cores=100"
+        self.submitted = time.time()
+        self.id = run("sbatch", "--parsable", gres, f"--output={self.out}", f"--chdir={WORK}", str(batch))
+
+    def lines(self, word: str) -> list[list[str]]:
+        text = self.out.read_text() if self.out.exists() else ""
+        return [line.split() for line in text.splitlines() if line.startswith(word)]
+
+    def when(self, word: str, patience_s: float = PATIENCE_S) -> float:
+        """Returns the time at which the job said the word last; waits for it."""
+        if wait(lambda: bool(self.lines(word)), patience_s) is None:
+            sys.exit(f"job {self.id} did not say {word}: {self.out.read_text()[-2000:]}")
+        return float(self.lines(word)[-1][-1])
+
+    def is_gone(self) -> bool:
+        return run("squeue", "-h", "-j", self.id, "--states=all", "-o", "%T") not in ("RUNNING", "PENDING", "COMPLETING")
+
+    def end(self) -> None:
+        run("scancel", self.id)
+        wait(self.is_gone, 60)
+
+
+def solo() -> None:
+    """One training alone: how many steps are about TRAIN_S, and how long so many take."""
+    first = Job("calibrate", TRAIN, GIB, -20, mem="40G")
+    took = first.when("done") - first.when("begins")
+    steps = int(first.lines("done")[0][1])
+    wait(first.is_gone, 60)
+    most = int(steps / took * TRAIN_S) // 1000 * 1000
+    job = Job("solo", TRAIN, GIB, most, mem="40G")
+    seconds = job.when("done") - job.when("begins")
+    whole = job.when("done") - job.when("asks")
+    wait(job.is_gone, 60)
+    (WORK / "solo").write_text(f"{most} {seconds} {job.lines('done')[0][2]} {job.lines('done')[0][3]} {whole}")
+    print(f"alone: {most} steps in {seconds:.2f} s, {whole:.2f} s with the beginning", flush=True)
+
+
+def turns() -> None:
+    """Four at once, each of which wants the whole GPU's time, so that one is on it at a time."""
+    most, seconds, digest, sums, whole = (WORK / "solo").read_text().split()
+    jobs = [Job(f"turn{n}", TRAIN, GIB, most, mem="40G") for n in range(JOBS)]
+    ends = [job.when("done") for job in jobs]
+    begins = [job.when("begins") for job in jobs]
+    took = max(ends) - min(job.when("asks") for job in jobs)
+    for n, job in enumerate(jobs):
+        done = job.lines("done")[0]
+        same = "same" if (done[2], done[3]) == (digest, sums) else "CHANGED"
+        print(f"  job {n}: on the GPU {begins[n] - min(begins):.1f} s after the first, done {ends[n] - min(begins):.1f} s after; {same}")
+        used = run("grep", "-c", f"job {job.id} leaves GPU", "/var/lib/hami-hpc/events.jsonl")
+        print(f"    left the GPU {used} times", flush=True)
+    total = JOBS * float(whole)
+    print(f"four at once: {took:.2f} s; one after the other {total:.2f} s; ratio {took / total:.4f}", flush=True)
+    for job in jobs:
+        wait(job.is_gone, 60)
+
+
+def urgent(gpu: Gpu) -> None:
+    """A job that is never moved needs the memory of one that can be: how long until it computes, and what that costs."""
+    alone = []
+    with changed(SETTINGS, "swap = true\nqos = []", "swap = false\nqos = []", restart=False):
+        for n in range(2):
+            job = Job(f"alone{n}", TRAIN, 1, -2, mem="60G")
+            alone.append(job.when("begins") - job.when("asks"))
+            wait(job.is_gone, 60)
+    _, _, digest, sums, _ = (WORK / "solo").read_text().split() if (WORK / "solo").exists() else ("0",) * 5
+    base = Job("base", TRAIN, 24, -40, mem="100G")
+    base.when("begins")
+    time.sleep(5)
+    beside = []
+    for n in range(3):
+        with changed(SETTINGS, "swap = true\nqos = []", "swap = false\nqos = []", restart=False):
+            job = Job(f"urgent{n}", TRAIN, 1, -2, mem="60G")
+            beside.append(job.when("begins") - job.when("asks"))
+            used = gpu.used()
+            wait(job.is_gone, 60)
+        print(f"  with 24 GiB of another to move: {beside[-1]:.2f} s, then {used} MiB in use", flush=True)
+        time.sleep(8)
+    print(f"to the first work of a job that is never moved: alone {[f'{s:.2f}' for s in alone]} s", flush=True)
+    base.when("done")
+    wait(base.is_gone, 60)
+    del digest, sums
+
+
+def idle() -> None:
+    """A notebook that sleeps gives its memory to one that needs it, and has it back at its next call."""
+    for number in (1, 2):
+        (WORK / f"cell{number}").unlink(missing_ok=True)
+    notebook = Job("notebook", NOTEBOOK, 24, mem="60G")
+    notebook.when("begins")
+    time.sleep(12)
+    other = Job("other", TRAIN, 4, -10, mem="100G")
+    print(f"another begins {other.when('begins') - other.when('asks'):.2f} s after it asked", flush=True)
+    (WORK / "cell1").touch()
+    other.when("done")
+    notebook.when("same")
+    print(f"the notebook's call of meanwhile: {notebook.when('same') - notebook.when('asks'):.2f} s, until the other's end", flush=True)
+    wait(other.is_gone, 60)
+    run("python3", "-m", "hami_hpc.cli", "swap", "out", notebook.id)
+    run("python3", "-m", "hami_hpc.cli", "swap", "in", notebook.id, "--wait=0") if False else None
+    (WORK / "cell2").touch()
+    time.sleep(1)
+    notebook.end()
+
+
+def main() -> None:
+    WORK.mkdir(exist_ok=True)
+    WORK.chmod(0o777)
+    gpu = Gpu()
+    sections = sys.argv[1:] or ["solo", "turns", "urgent", "idle"]
+    for name in sections:
+        print(f"\n## {name}", flush=True)
+        {"solo": solo, "turns": turns, "urgent": lambda: urgent(gpu), "idle": idle}[name]()
+
+
+if __name__ == "__main__":
+    main()
