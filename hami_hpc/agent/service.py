@@ -188,7 +188,7 @@ def run(settings: Settings, node: str) -> None:
             resumed_jobs.make(settings, node, report),
         ]
         if settings.memory_scaling > 1:
-            watcher.turns = turns_taken.TurnsTaken(settings, watcher.last_look)
+            watcher.turns = turns_taken.TurnsTaken(settings, watcher.last_look, hurry=wake.set)
             beside.append(turns_taken.make(watcher.turns, report))
         for repeated in beside:
             repeated.start()

@@ -52,6 +52,7 @@ class TurnsTaken:
     settings: Settings
     seen: Callable[[], Look | None]
     boot_ns: Callable[[], int] = now_boot_ns
+    hurry: Callable[[], None] = lambda: None  # has the agent look at once
     # Of jobs whose memory has left: the bytes that they may hold. And what there is to be told of each GPU.
     may_hold: dict[SliceKey, int] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
@@ -85,9 +86,11 @@ class TurnsTaken:
         comes = {order.job_id for _here, orders in given.values() for order in orders}
         # Before those that come may take more.
         self.may_hold = {key: most for key, most in may_hold.items() if key[0] not in comes}
-        self.places, self.is_moving = places, is_moving
+        begins, self.places, self.is_moving = is_moving and not self.is_moving, places, is_moving
         for here, orders in given.values():
             self._give(here, orders, now_ns)
+        if begins:
+            self.hurry()
         return ""
 
     def _remember(self, look: Look, grants: Iterable[Grant], now_ns: int) -> None:

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent and the node's stages do on a GPU whose memory is oversold: orders in the records of real directories,
+by made-up looks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from node_testbed import GPU_MIB, UUIDS, Node
+
+from hami_hpc.agent.turns_taken import TurnsTaken, make
+from hami_hpc.contract import constants as c
+from hami_hpc.core import residents
+from hami_hpc.core.residents import Order
+from hami_hpc.core.swap import Process as Program
+from hami_hpc.core.watch import MIB, SECOND, Kind, Limits, Look, Process, Slice, judge
+from hami_hpc.errors import JobError
+from hami_hpc.node import neighbours, swapped
+from hami_hpc.stages import suspend, swap, turns
+
+FIRST, SECOND_JOB, STAYS = 7, 8, 9
+LARGE = "100000"
+OVERSOLD = "version = 1\n[agent]\n[vgpu]\nmemory_scaling = 3\nturn_s = 60\n"
+NO_LIMITS = Limits(memory_slack_bytes=100 * MIB, exempt_uids=frozenset())
+
+
+@dataclass
+class Site:
+    """A node, what NVML shows of each job, what its programs say, and the time."""
+
+    node: Node
+    used_mib: dict[int, int] = field(default_factory=dict)
+    busy: set[int] = field(default_factory=set)
+    says: dict[int, list[str]] = field(default_factory=dict)
+    now_s: float = 1000.0
+    last: Look | None = None
+
+    def __post_init__(self) -> None:
+        self.turns = TurnsTaken(self.node.settings, lambda: self.last, lambda: int(self.now_s * SECOND))
+
+    def begin(self, job: int, mem: str = LARGE, service_class: str = "be", cores: str = "10") -> int:
+        """Runs the prolog, and returns the order with which the job begins."""
+        assert self.node.prolog(job, HAMI_HPC_CLASS=service_class, HAMI_HPC_MEM_MIB=mem, HAMI_HPC_CORES=cores) == 0
+        return self.order(job)
+
+    def order(self, job: int) -> int:
+        return swapped.order_of(self.node.settings.run_dir, job)
+
+    def look(self, after_s: float = 1.0) -> None:
+        """Time passes, the agent looks, and decides."""
+        self.now_s += after_s
+        grants = self.node.grants().values()
+        processes = tuple(
+            Process(job * 10, 1, 65534, job, UUIDS[0], mib * MIB, SECOND if job in self.busy else 0, True)
+            for job, mib in self.used_mib.items()
+        )
+        slices = tuple(Slice(grant, None, 0, 0) for grant in grants)
+        self.last = Look(int(self.now_s * SECOND), processes, slices, frozenset(), {})
+        self.now_s += 0.1
+        assert self.turns.once() == ""
+
+    def events(self) -> list[str]:
+        path = Path(self.node.settings.state_dir) / "events.jsonl"
+        return [json.loads(line)["text"] for line in path.read_text().splitlines() if '"swap"' in line]
+
+    def leaves(self, job: int) -> None:
+        self.used_mib[job], self.says[job] = 600, ["host"]
+
+    def comes(self, job: int) -> None:
+        self.used_mib[job], self.says[job] = 90_000, ["gpu"]
+        self.busy = {job}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    node = Node.make(tmp_path / "node")
+    text = node.config.read_text().replace("version = 1\n", OVERSOLD)
+    node.config.write_text(text + "[classes.be]\nswap = true\n")
+    made = Site(node)
+
+    def said(_run_dir: str, grant: object) -> list[Program]:
+        job = grant.job_id  # type: ignore[attr-defined]
+        return [Program(0, job * 10, word, 0) for word in made.says.get(job, [])]
+
+    monkeypatch.setattr(swapped, "processes", said)
+    return made
+
+
+def both(site: Site) -> None:
+    """Two jobs of which one fits, and which is on the GPU."""
+    assert site.begin(FIRST) == c.SWAP_IN
+    site.comes(FIRST)
+    assert site.begin(SECOND_JOB) == c.SWAP_TURN
+    site.says[SECOND_JOB] = ["wanted"]
+
+
+def test_two_jobs_take_turns(site: Site) -> None:
+    both(site)
+    site.look()
+    site.look(residents.turn_s(100_000, 60) - 10)
+    assert (site.order(FIRST), site.order(SECOND_JOB)) == (c.SWAP_IN, c.SWAP_TURN)
+    site.look(10)
+    assert (site.order(FIRST), site.order(SECOND_JOB)) == (c.SWAP_TURN, c.SWAP_TURN)
+    assert site.turns.is_moving
+    site.look()
+    assert site.order(SECOND_JOB) == c.SWAP_TURN, "the memory of the first is still there"
+    site.leaves(FIRST)
+    site.look()
+    assert (site.order(FIRST), site.order(SECOND_JOB)) == (c.SWAP_TURN, c.SWAP_IN)
+    site.comes(SECOND_JOB)
+    site.look()
+    assert not site.turns.is_moving
+    site.says[FIRST] = ["wanted"]
+    site.look(residents.turn_s(100_000, 60))
+    assert site.order(SECOND_JOB) == c.SWAP_TURN
+    minor = site.node.grants()[FIRST].gpu_minor
+    assert site.events() == [
+        f"job {FIRST} leaves GPU {minor}: for job {SECOND_JOB}",
+        f"job {SECOND_JOB} may use GPU {minor}: the GPU has room for it",
+        f"job {SECOND_JOB} leaves GPU {minor}: for job {FIRST}",
+    ]
+
+
+def test_what_nvml_showed_before_an_order_says_nothing_of_after_it(site: Site) -> None:
+    both(site)
+    site.used_mib[FIRST] = 10
+    site.look()
+    site.look(1000)
+    assert site.order(FIRST) == c.SWAP_TURN
+    site.says[FIRST] = ["host"]
+    assert site.turns.once() == ""  # on what was seen before the order
+    assert site.order(SECOND_JOB) == c.SWAP_TURN
+    site.look()
+    assert site.order(SECOND_JOB) == c.SWAP_IN
+
+
+def test_a_program_that_has_not_answered_is_not_away_whatever_nvml_shows(site: Site) -> None:
+    both(site)
+    site.look()
+    site.look(1000)
+    site.used_mib[FIRST], site.says[FIRST] = 10, ["host", "gpu"]
+    site.look()
+    assert site.order(SECOND_JOB) == c.SWAP_TURN
+    site.says[FIRST] = ["host", "host"]
+    site.look()
+    assert site.order(SECOND_JOB) == c.SWAP_IN
+
+
+def test_what_a_program_says_does_not_make_room(site: Site) -> None:
+    both(site)
+    site.look()
+    site.look(1000)
+    site.says[FIRST] = ["host"]  # and holds 90,000 MiB
+    site.look()
+    assert site.order(SECOND_JOB) == c.SWAP_TURN
+
+
+def test_one_that_does_not_leave_stays_and_its_reason_is_said(site: Site) -> None:
+    both(site)
+    site.look()
+    site.look(1000)
+    assert site.order(FIRST) == c.SWAP_TURN
+    site.says[FIRST] = ["busy"]
+    site.look(60)
+    assert site.order(FIRST) == c.SWAP_IN
+    assert "did not leave GPU 0 when its turn was over: its work on the GPU does not end" in site.events()[-1]
+    site.look(residents.STAYS_S - 10)
+    assert site.order(FIRST) == c.SWAP_IN
+    site.look(11)
+    assert site.order(FIRST) == c.SWAP_TURN
+
+
+def test_a_job_that_is_never_moved_waits_only_until_there_is_room(site: Site) -> None:
+    assert site.begin(FIRST) == c.SWAP_IN
+    site.comes(FIRST)
+    assert site.begin(STAYS, service_class="std") == c.SWAP_WAIT
+    site.look()
+    assert site.order(FIRST) == c.SWAP_IN, "no program of it wants the GPU yet"
+    site.says[STAYS] = ["wanted"]
+    site.look()
+    assert site.order(FIRST) == c.SWAP_TURN
+    site.leaves(FIRST)
+    site.look()
+    assert site.order(STAYS) == c.SWAP_NEVER
+    site.comes(STAYS)
+    site.says[FIRST] = ["wanted"]
+    site.look(100_000)
+    assert (site.order(FIRST), site.order(STAYS)) == (c.SWAP_TURN, c.SWAP_NEVER)
+    assert site.node.epilog(STAYS) == 0
+    del site.used_mib[STAYS]
+    site.look()
+    assert site.order(FIRST) == c.SWAP_IN
+
+
+def test_jobs_that_are_away_have_no_part_in_the_gpus_time(site: Site) -> None:
+    """Two caps of 60 % never meet: each is told that it is alone."""
+    site.begin(FIRST, cores="60", service_class="be")
+    site.comes(FIRST)
+    site.begin(SECOND_JOB, mem="1000", cores="60")
+
+    def turn(job: int) -> tuple[int, int]:
+        record = (site.node.jobs / str(job) / c.FILE_JOB_LIMITS).read_bytes()
+        found = []
+        for name in ("turn_begin_permille", "turn_length_permille"):
+            offset, width, _kind = c.LIMITS_FIELDS[name]
+            found.append(int.from_bytes(record[offset : offset + width], "little"))
+        return found[0], found[1]
+
+    assert site.order(SECOND_JOB) == c.SWAP_TURN
+    assert turn(FIRST) == (0, 0)
+    site.begin(10, mem="1000", cores="20")
+    assert site.order(10) == c.SWAP_TURN, "with all of them there is no room"
+    site.says[10] = ["wanted"]
+    site.look()
+    site.look()
+    assert site.order(10) == c.SWAP_IN
+    assert turn(FIRST) == (0, 750)
+    assert turn(10) == (750, 250)
+
+
+def test_what_was_suspended_or_moved_by_hand_comes_back_in_its_turn(site: Site) -> None:
+    both(site)
+    site.look()
+    site.says[FIRST] = ["host"]
+    assert suspend.main(("out", "--job", str(FIRST), "--config", str(site.node.config))) == 0
+    assert site.order(FIRST) == c.SWAP_SUSPENDED
+    site.leaves(FIRST)
+    site.look()
+    site.look()
+    assert site.order(SECOND_JOB) == c.SWAP_IN
+    site.comes(SECOND_JOB)
+    assert suspend.main(("in", "--job", str(FIRST), "--config", str(site.node.config))) == 0
+    assert site.order(FIRST) == c.SWAP_TURN
+    site.says[FIRST] = ["host"]
+    assert swap.swap(site.node.settings, FIRST, out=True, wait_s=0).startswith(f"job {FIRST}: 0 MiB")
+    assert site.order(FIRST) == c.SWAP_OUT
+    site.look()
+    site.look(10_000)
+    assert site.order(SECOND_JOB) == c.SWAP_IN
+    site.says[FIRST] = []
+    text = swap.swap(site.node.settings, FIRST, out=False, wait_s=0)
+    assert text == f"job {FIRST} has no process on the GPU; those that come wait until it is the job's turn"
+    assert site.order(FIRST) == c.SWAP_TURN
+    site.begin(STAYS, service_class="std")
+    with pytest.raises(JobError, match="cannot be moved"):
+        swap.swap(site.node.settings, STAYS, out=True, wait_s=0)
+
+
+def test_an_order_of_others_stands(site: Site) -> None:
+    """Between the look and the order an administrator moved the job, or it ended and began again."""
+    both(site)
+    site.look()
+    site.now_s += 1000
+    site.says[FIRST] = ["host"]
+    grants = [site.node.grants()[FIRST]]
+    assert swap.swap(site.node.settings, FIRST, out=True, wait_s=0)
+    assert turns.give(site.node.settings, grants, [Order(FIRST, c.SWAP_TURN, "")]) == []
+    assert site.order(FIRST) == c.SWAP_OUT
+    assert (
+        turns.give(site.node.settings, [grants[0]._replace(created_unix_ns=1)], [Order(FIRST, c.SWAP_TURN, "")]) == []
+    )
+
+
+def test_a_job_that_holds_memory_though_it_is_away_is_found(site: Site) -> None:
+    both(site)
+    site.look()
+    site.look(1000)
+    site.leaves(FIRST)
+    site.look()
+    assert site.turns.may_hold == {(FIRST, UUIDS[0]): 600 * MIB}
+    assert site.last is not None
+    seen = site.last._replace(may_hold=site.turns.may_hold)
+    assert list(judge(seen, NO_LIMITS)) == []
+    more = tuple(one._replace(used_bytes=800 * MIB) if one.job_id == FIRST else one for one in seen.processes)
+    (found,) = judge(seen._replace(processes=more), NO_LIMITS)
+    assert (found.kind, found.job_id) == (Kind.MEMORY_OVER, FIRST)
+    assert "holds 800 MiB" in found.text
+    assert "until its turn comes it may hold 600 MiB" in found.text
+
+
+def test_before_a_job_may_come_back_nothing_is_said_of_what_it_may_hold(site: Site) -> None:
+    both(site)
+    site.look()
+    site.look(1000)
+    site.leaves(FIRST)
+    site.look()
+    site.comes(SECOND_JOB)
+    site.says[FIRST] = ["wanted"]
+    site.look(1000)
+    assert (FIRST, UUIDS[0]) in site.turns.may_hold
+    site.leaves(SECOND_JOB)
+    site.look()
+    assert site.order(FIRST) == c.SWAP_IN
+    assert (FIRST, UUIDS[0]) not in site.turns.may_hold
+
+
+def test_a_new_agent_sees_to_what_a_killed_one_left(site: Site) -> None:
+    """Killed between the order and the word to the neighbours: the job that came back has no turn of the GPU's time."""
+    site.begin(FIRST, mem="1000", cores="60")
+    site.begin(SECOND_JOB, mem="1000", cores="40")
+    grant = site.node.grants()[SECOND_JOB]
+    neighbours.write_swap(site.node.settings.run_dir, grant, c.SWAP_OUT)
+    assert site.node.prolog(10, HAMI_HPC_CLASS="be", HAMI_HPC_MEM_MIB="1000", HAMI_HPC_CORES="1") == 0
+    neighbours.write_swap(site.node.settings.run_dir, grant, c.SWAP_IN)
+
+    def length(job: int) -> int:
+        record = (site.node.jobs / str(job) / c.FILE_JOB_LIMITS).read_bytes()
+        offset, width, _kind = c.LIMITS_FIELDS["turn_length_permille"]
+        return int.from_bytes(record[offset : offset + width], "little")
+
+    assert length(FIRST) == 0, "it is told that it is alone"
+    reported: list[str] = []
+    make(site.turns, reported.append).once()
+    assert reported == []
+    assert length(FIRST) == 600
+
+
+def test_others_memory_and_small_gpus_count(site: Site) -> None:
+    both(site)
+    site.used_mib[0] = GPU_MIB - 90_000  # of no job
+    site.look()
+    site.look(1000)
+    assert site.order(FIRST) == c.SWAP_IN, "even without the first there is no room for the second"
