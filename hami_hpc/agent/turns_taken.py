@@ -25,16 +25,18 @@ from hami_hpc.stages import common, turns
 
 PERIOD_S = 0.5
 SECOND = 1_000_000_000
+QUIET_NS = 3 * SECOND  # without a sample of NVML's of its work, until a job's own processes are asked
 
 
 class Known(NamedTuple):
-    """What is remembered of a run: its order, since when it is known to be so, when it last used the GPU's time, and
-    until when it is not asked to leave."""
+    """What is remembered of a run: its order, since when it is known to be so, when it last used the GPU's time, the
+    time that its processes say they used, and until when it is not asked to leave."""
 
     created_unix_ns: int
     order: int
     since_ns: int
     used_ns: int
+    busy_ns: int = 0
     stays_until_ns: int = 0
 
 
@@ -108,8 +110,17 @@ class TurnsTaken:
                 old = old._replace(order=order, since_ns=now_ns)
             if is_new_look and busy.get(slice_key(grant), 0):
                 old = old._replace(used_ns=now_ns)
+            elif order == c.SWAP_IN and now_ns - old.used_ns >= QUIET_NS:
+                old = self._heard(grant, old, now_ns)
             known[grant.job_id] = old
         self._known = known
+
+    def _heard(self, grant: Grant, known: Known, now_ns: int) -> Known:
+        """Asks the job's own processes, of which one may use too little for NVML to show. A lie wins a full turn."""
+        busy_ns = sum(process.busy_ns for process in swapped.processes(self.settings.run_dir, grant))
+        if busy_ns == known.busy_ns:
+            return known
+        return known._replace(busy_ns=busy_ns, used_ns=now_ns)
 
     def _tenant(self, look: Look, grant: Grant, now_ns: int) -> Tenant:
         known = self._known[grant.job_id]

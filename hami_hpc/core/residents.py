@@ -106,6 +106,8 @@ def decide(tenants: Sequence[Tenant], total_mib: int, others_mib: int = 0, least
     ]
     returned = {order.job_id for order in orders}
     tenants = [t._replace(order=c.SWAP_IN, stays=True) if t.job_id in returned else t for t in tenants]
+    # Its record was lost and made again while it was on the GPU, where nobody else has its place.
+    orders += [Order(t.job_id, c.SWAP_NEVER, "it is there") for t in tenants if _is_there(t)]
     room = _Room(
         total_mib - others_mib - sum(tenant.held_mib for tenant in tenants),
         CORES_OF_GPU - sum(tenant.held_cores for tenant in tenants),
@@ -186,6 +188,10 @@ def _victims(tenant: Tenant, room: _Room, movable: Sequence[Tenant], least_turn_
         if room.after(fewer).fits(tenant):
             victims = fewer
     return victims
+
+
+def _is_there(tenant: Tenant) -> bool:
+    return tenant.order == c.SWAP_WAIT and not tenant.is_away and tenant.since_s > seconds_for(tenant.mem_mib)
 
 
 def _is_idle(tenant: Tenant) -> bool:

@@ -48,13 +48,14 @@ TRIED_S = 1.0  # after which a reason that will not go away counts
 
 class Process(NamedTuple):
     """One process of the job: its slot, its id (in its own PID namespace), where its memory is, the bytes on the host,
-    and how often it was moved there."""
+    how often it was moved there, and the GPU's time that it used, ns."""
 
     slot: int
     pid: int
     state: str
     bytes: int
     times: int = 0
+    busy_ns: int = 0
 
 
 def change(word: str, *, oversold: bool) -> dict[int, int]:
@@ -79,6 +80,7 @@ def processes(data: bytes) -> list[Process]:
             WORDS.get(number("swap_state", base), "gpu"),
             number("swapped_bytes", base),
             number("swap_count", base),
+            number("gpu_busy_ns", base),
         )
         for base in slots_in_use(data)
     ]

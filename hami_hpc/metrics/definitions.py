@@ -125,6 +125,16 @@ GPU_OTHER_MEMORY = Metric(
     (*GPU, "owner"),
     "Memory of the processes that belong to no slice, in bytes, from NVML; owner as above.",
 )
+GPU_PRESSURE = Metric(
+    "hami_hpc_gpu_memory_pressure_level",
+    GAUGE,
+    GPU,
+    "Where memory is oversold: 0, or 1, 2 and 3 when 75, 85 and 95 % of the GPU's memory are in use. From 1 on jobs "
+    "that do not use the GPU leave it, the sooner the higher it is.",
+)
+GPU_WAITING = Metric(
+    "hami_hpc_gpu_waiting_jobs", GAUGE, GPU, "Where memory is oversold: jobs of which a program waits for its turn."
+)
 GPU_FAULTS = Metric(
     "hami_hpc_gpu_faults_total",
     COUNTER,

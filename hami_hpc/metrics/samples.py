@@ -100,6 +100,8 @@ def _add_gpu(out: Samples, gpu: GpuState, jobs: list[JobState]) -> None:
     out[d.GPU_MEMORY_GRANTED][labels] = float(sum(job.mem_bytes for job in jobs))
     out[d.GPU_SHARE_GRANTED][labels] = sum(job.cores_percent for job in jobs) / 100
     out[d.GPU_JOBS][labels] = float(len(jobs))
+    out[d.GPU_PRESSURE][labels] = float(gpu.pressure)
+    out[d.GPU_WAITING][labels] = float(gpu.waiting)
     for code, count in gpu.fault_counts:
         out[d.GPU_FAULTS][*labels, code] = float(count)
     if gpu.state != OK:

@@ -97,7 +97,9 @@ def order(settings: Settings, grant: Grant, change: Mapping[int, int]) -> tuple[
             after = change.get(before, before)
             if after != before:
                 neighbours.write_swap(settings.run_dir, grant, after)
-            return before, after
+        if after != before and settings.memory_scaling > 1:  # who is away has no part in the GPU's time
+            common.tell_neighbours(STAGE, settings, ledger)
+        return before, after
     except (OSError, neighbours.SkippedRecordError) as error:
         raise NodeError(f"the limits record of job {grant.job_id} cannot be changed ({error})") from error
     finally:

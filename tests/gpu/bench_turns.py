@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 
 from bench_suspend import SETTINGS, WORK, Gpu, changed, run, wait
 
 TRAIN_S = int(os.environ.get("TRAIN_S", "110"))
+EVENTS = Path("/var/lib/hami-hpc/events.jsonl")
 JOBS = 4
 GIB = 20  # of each: the host has to hold three of them
 PATIENCE_S = 570.0
@@ -86,7 +88,11 @@ class Job:
         return float(self.lines(word)[-1][-1])
 
     def is_gone(self) -> bool:
-        return run("squeue", "-h", "-j", self.id, "--states=all", "-o", "%T") not in ("RUNNING", "PENDING", "COMPLETING")
+        return run("squeue", "-h", "-j", self.id, "--states=all", "-o", "%T") not in (
+            "RUNNING",
+            "PENDING",
+            "COMPLETING",
+        )
 
     def end(self) -> None:
         run("scancel", self.id)
@@ -110,48 +116,48 @@ def solo() -> None:
 
 def turns() -> None:
     """Four at once, each of which wants the whole GPU's time, so that one is on it at a time."""
-    most, seconds, digest, sums, whole = (WORK / "solo").read_text().split()
+    most, _, digest, sums, whole = (WORK / "solo").read_text().split()
     jobs = [Job(f"turn{n}", TRAIN, GIB, most, mem="40G") for n in range(JOBS)]
     ends = [job.when("done") for job in jobs]
     begins = [job.when("begins") for job in jobs]
-    took = max(ends) - min(job.when("asks") for job in jobs)
+    first = min(job.when("asks") for job in jobs)
     for n, job in enumerate(jobs):
         done = job.lines("done")[0]
-        same = "same" if (done[2], done[3]) == (digest, sums) else "CHANGED"
-        print(f"  job {n}: on the GPU {begins[n] - min(begins):.1f} s after the first, done {ends[n] - min(begins):.1f} s after; {same}")
-        used = run("grep", "-c", f"job {job.id} leaves GPU", "/var/lib/hami-hpc/events.jsonl")
-        print(f"    left the GPU {used} times", flush=True)
-    total = JOBS * float(whole)
-    print(f"four at once: {took:.2f} s; one after the other {total:.2f} s; ratio {took / total:.4f}", flush=True)
+        same = "the same" if (done[2], done[3]) == (digest, sums) else "CHANGED"
+        left = EVENTS.read_text().count(f"job {job.id} leaves GPU")
+        print(f"| {n} | {begins[n] - first:.1f} | {ends[n] - first:.1f} | {left} | {same} |", flush=True)
+    took, total = max(ends) - first, JOBS * float(whole)
+    print(f"four at once {took:.2f} s, one after the other {total:.2f} s, ratio {took / total:.4f}", flush=True)
     for job in jobs:
         wait(job.is_gone, 60)
 
 
-def urgent(gpu: Gpu) -> None:
-    """A job that is never moved needs the memory of one that can be: how long until it computes, and what that costs."""
-    alone = []
+def never_moved(name: str, mem: str) -> Job:
+    """Starts a job that is never moved, and returns it once it has used the GPU."""
     with changed(SETTINGS, "swap = true\nqos = []", "swap = false\nqos = []", restart=False):
-        for n in range(2):
-            job = Job(f"alone{n}", TRAIN, 1, -2, mem="60G")
-            alone.append(job.when("begins") - job.when("asks"))
-            wait(job.is_gone, 60)
-    _, _, digest, sums, _ = (WORK / "solo").read_text().split() if (WORK / "solo").exists() else ("0",) * 5
+        job = Job(name, TRAIN, 1, -2, mem=mem)
+        job.when("begins")
+    return job
+
+
+def urgent(gpu: Gpu) -> None:
+    """A job that is never moved needs the room of one that can be: how long until it computes."""
+    for n in range(2):
+        job = never_moved(f"alone{n}", "60G")
+        print(
+            f"alone: {job.when('begins') - job.when('asks'):.2f} s from its first call to its first result", flush=True
+        )
+        wait(job.is_gone, 60)
     base = Job("base", TRAIN, 24, -40, mem="100G")
     base.when("begins")
-    time.sleep(5)
-    beside = []
     for n in range(3):
-        with changed(SETTINGS, "swap = true\nqos = []", "swap = false\nqos = []", restart=False):
-            job = Job(f"urgent{n}", TRAIN, 1, -2, mem="60G")
-            beside.append(job.when("begins") - job.when("asks"))
-            used = gpu.used()
-            wait(job.is_gone, 60)
-        print(f"  with 24 GiB of another to move: {beside[-1]:.2f} s, then {used} MiB in use", flush=True)
         time.sleep(8)
-    print(f"to the first work of a job that is never moved: alone {[f'{s:.2f}' for s in alone]} s", flush=True)
+        job = never_moved(f"urgent{n}", "60G")
+        took, used = job.when("begins") - job.when("asks"), gpu.used()
+        print(f"with 24 GiB of another in its place: {took:.2f} s; then {used} MiB in use", flush=True)
+        wait(job.is_gone, 60)
     base.when("done")
     wait(base.is_gone, 60)
-    del digest, sums
 
 
 def idle() -> None:
@@ -162,17 +168,15 @@ def idle() -> None:
     notebook.when("begins")
     time.sleep(12)
     other = Job("other", TRAIN, 4, -10, mem="100G")
-    print(f"another begins {other.when('begins') - other.when('asks'):.2f} s after it asked", flush=True)
-    (WORK / "cell1").touch()
+    print(f"another begins {other.when('begins') - other.when('asks'):.2f} s after its first call", flush=True)
     other.when("done")
-    notebook.when("same")
-    print(f"the notebook's call of meanwhile: {notebook.when('same') - notebook.when('asks'):.2f} s, until the other's end", flush=True)
     wait(other.is_gone, 60)
-    run("python3", "-m", "hami_hpc.cli", "swap", "out", notebook.id)
-    run("python3", "-m", "hami_hpc.cli", "swap", "in", notebook.id, "--wait=0") if False else None
-    (WORK / "cell2").touch()
-    time.sleep(1)
-    notebook.end()
+    for number in (1, 2):
+        (WORK / f"cell{number}").touch()
+        wait(lambda count=number: len(notebook.lines("same")) == count, 60)  # type: ignore[misc]
+        asked, done = (float(notebook.lines(word)[-1][-1]) for word in ("asks", "same"))
+        print(f"the notebook's call {number}: {done - asked:.2f} s", flush=True)
+    wait(notebook.is_gone, 60)
 
 
 def main() -> None:

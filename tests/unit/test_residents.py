@@ -116,6 +116,13 @@ def test_one_that_does_not_leave_in_time_stays_and_is_not_asked_again_soon() -> 
     assert said(on(1, 100_000, LATE, stays=True), new(2, 100_000), off(3, 30_000)) == [(3, c.SWAP_IN)]
 
 
+def test_one_whose_record_was_made_again_while_it_was_on_the_gpu_is_there() -> None:
+    """reconcile knows only that there is no room for all."""
+    there = on(1, 100_000, 60, order=c.SWAP_WAIT)
+    assert said(there, off(2, 60_000)) == [(1, c.SWAP_NEVER)]
+    assert said(there._replace(since_s=1), off(2, 60_000)) == []
+
+
 def test_under_pressure_those_leave_that_do_not_use_the_gpu() -> None:
     for used, idle_s, leaves in (
         (100_000, 5000, False),

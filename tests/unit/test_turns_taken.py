@@ -35,6 +35,7 @@ class Site:
     used_mib: dict[int, int] = field(default_factory=dict)
     busy: set[int] = field(default_factory=set)
     says: dict[int, list[str]] = field(default_factory=dict)
+    counted_ns: int = 0
     now_s: float = 1000.0
     last: Look | None = None
 
@@ -83,7 +84,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
     def said(_run_dir: str, grant: object) -> list[Program]:
         job = grant.job_id  # type: ignore[attr-defined]
-        return [Program(0, job * 10, word, 0) for word in made.says.get(job, [])]
+        return [Program(0, job * 10, word, 0, 0, made.counted_ns) for word in made.says.get(job, [])]
 
     monkeypatch.setattr(swapped, "processes", said)
     return made
@@ -324,3 +325,19 @@ def test_others_memory_and_small_gpus_count(site: Site) -> None:
     site.look()
     site.look(1000)
     assert site.order(FIRST) == c.SWAP_IN, "even without the first there is no room for the second"
+
+
+def test_who_uses_too_little_for_nvml_to_show_is_not_idle(site: Site) -> None:
+    both(site)
+    site.busy = set()
+    site.look()
+    for _ in range(30):
+        site.counted_ns += 1000
+        site.look()
+    assert site.order(FIRST) == c.SWAP_IN
+    for _ in range(5):
+        site.look()
+    assert site.order(FIRST) == c.SWAP_IN
+    for _ in range(9):
+        site.look()
+    assert site.order(FIRST) == c.SWAP_TURN
