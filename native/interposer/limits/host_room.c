@@ -37,9 +37,33 @@ static uint64_t machine_room(void)
 	return line ? strtoull(line + sizeof name - 1, NULL, 10) << 10 : UINT64_MAX;
 }
 
-/* Returns the room below a directory of cgroups and all above it, up to `root`, whose length is `least`. */
-static uint64_t cgroup_room(char *path, size_t least, const char *limit_name, const char *used_name)
+/* Returns a number of a memory.stat in `text`; 0 when it is not there. */
+static uint64_t stat_of(const char *text, const char *name)
 {
+	const size_t length = strlen(name);
+	for (const char *line = text; line; line = strchr(line, '\n')) {
+		line += *line == '\n';
+		if (strncmp(line, name, length) == 0)
+			return strtoull(line + length, NULL, 10);
+	}
+	return 0;
+}
+
+/* Returns what the kernel would take back first: pages of files, and an arena that is kept (limits/swap.c). */
+static uint64_t reclaimable(const char *directory, bool is_v2)
+{
+	char file[4200], text[8192];
+	snprintf(file, sizeof file, "%.4000s/memory.stat", directory);
+	read_text(file, text, sizeof text);
+	return stat_of(text, is_v2 ? "inactive_file " : "total_inactive_file ") +
+	       stat_of(text, is_v2 ? "active_file " : "total_active_file ");
+}
+
+/* Returns the room below a directory of cgroups and all above it, up to `root`, whose length is `least`. */
+static uint64_t cgroup_room(char *path, size_t least, bool is_v2)
+{
+	const char *limit_name = is_v2 ? "memory.max" : "memory.limit_in_bytes";
+	const char *used_name = is_v2 ? "memory.current" : "memory.usage_in_bytes";
 	uint64_t room = UINT64_MAX;
 	for (size_t length = strlen(path); length > least; length = (size_t)(strrchr(path, '/') - path)) {
 		char file[4200];
@@ -49,6 +73,8 @@ static uint64_t cgroup_room(char *path, size_t least, const char *limit_name, co
 		snprintf(file, sizeof file, "%.4000s/%s", path, used_name);
 		uint64_t used = read_number(file);
 		if (limit != UINT64_MAX && used != UINT64_MAX) {
+			const uint64_t again = reclaimable(path, is_v2);
+			used -= again < used ? again : used;
 			uint64_t left = limit > used ? limit - used : 0;
 			room = left < room ? left : room;
 		}
@@ -70,9 +96,7 @@ static uint64_t cgroups_room(void)
 		if (!is_v1 && !is_v2)
 			continue;
 		snprintf(path, sizeof path, "%s%.4000s", is_v2 ? v2 : v1, own[2] ? own + 1 : "");
-		uint64_t left = is_v2 ? cgroup_room(path, sizeof v2 - 1, "memory.max", "memory.current")
-				      : cgroup_room(path, sizeof v1 - 1, "memory.limit_in_bytes",
-						    "memory.usage_in_bytes");
+		uint64_t left = cgroup_room(path, is_v2 ? sizeof v2 - 1 : sizeof v1 - 1, is_v2);
 		room = left < room ? left : room;
 	}
 	return room;

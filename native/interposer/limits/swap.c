@@ -42,7 +42,7 @@ static struct swap {
 	struct hami_piece *pieces; /* of the objects, in their order */
 	size_t count;
 	char *arena;
-	size_t bytes; /* of the arena */
+	size_t room, bytes; /* of the arena: all, and what is in it */
 	uint64_t moved;
 	CUcontext context; /* in which it was copied; none is made or destroyed meanwhile */
 } swap;
@@ -129,17 +129,36 @@ static bool drained(void)
 	return true;
 }
 
+/* The arena is kept, as finding so many pages is half of the way out; the kernel takes them when others need memory. */
 static void forget(void)
 {
 	if (swap.arena)
-		munmap(swap.arena, swap.bytes);
+		madvise(swap.arena, swap.room, MADV_FREE);
 	free(swap.objects);
 	free(swap.pieces);
-	swap.arena = NULL;
 	swap.objects = NULL;
 	swap.pieces = NULL;
 	swap.count = 0;
 	swap.bytes = 0;
+}
+
+/* Sees to an arena of at least `bytes`. */
+static bool have_arena(size_t bytes)
+{
+	if (swap.room >= bytes)
+		return true;
+	if (swap.arena)
+		munmap(swap.arena, swap.room);
+	swap.room = 0;
+	swap.arena = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (swap.arena == MAP_FAILED) {
+		swap.arena = NULL;
+		return false;
+	}
+	swap.room = bytes;
+	madvise(swap.arena, bytes, MADV_HUGEPAGE);
+	madvise(swap.arena, bytes, MADV_DONTFORK);
+	return true;
 }
 
 /* Makes room on the host for all objects that can be moved. Returns HAMI_SWAPPED_HOST, or why there is none. */
@@ -153,11 +172,8 @@ static uint32_t plan(void)
 		return HAMI_SWAPPED_ROOM;
 	if (!swap.bytes)
 		return HAMI_SWAPPED_HOST;
-	void *arena = mmap(NULL, swap.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (arena == MAP_FAILED)
+	if (!have_arena(swap.bytes))
 		return HAMI_SWAPPED_ROOM;
-	madvise(arena, swap.bytes, MADV_HUGEPAGE);
-	swap.arena = arena;
 	size_t at = 0;
 	for (size_t i = 0; i < swap.count; at += swap.objects[i++].length)
 		swap.pieces[i] = (struct hami_piece){.device = swap.objects[i].base,

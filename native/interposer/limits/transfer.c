@@ -7,8 +7,8 @@
 
 #include "limits/hold.h"
 
-#define CHUNK (32ull << 20)
-enum { WORKERS_MOST = 8 };
+#define CHUNK (4ull << 20) /* so small that much of a buffer stays in the CPU's caches between its two copies */
+enum { WORKERS_MOST = 16 };
 
 struct transfer {
 	const struct real_cuda *real;
