@@ -167,6 +167,7 @@ def test_what_is_left_out_has_its_default() -> None:
         ('[[factors]]\nuser = "x"\nfactor = 1001', "factor = '1001'; allowed is a number from 0 to 1000"),
         ("[[terms]]\nminimum_s = 86401", "minimum_s = '86401'; allowed is a whole number from 0 to 86400"),
         ("[[terms]]\nsuspended_factor = 1.1", "suspended_factor = '1.1'; allowed is a number from 0 to 1"),
+        ('[[terms]]\nsuspended_factor = "half"', "suspended_factor = 'half'; allowed is a number from 0 to 1"),
         ("[[terms]]\nunbilled_disturbed = 1", "number 1: unbilled_disturbed = '1'; allowed is true or false"),
         ("[[terms]]\nunbilled_disturbd = true", "unknown key 'unbilled_disturbd'; did you mean unbilled_disturbed?"),
         ("[[discounts]]\nfrom_gpu_hours = 1\npercent = 101", "percent = '101'; allowed is a number from 0 to 100"),
