@@ -79,7 +79,7 @@ def test_every_key_arrives_where_it_belongs() -> None:
     assert found.rates == (Rate("h200", Decimal(1000000), year),)
     where = {"user": "ann", "mode": "mig", "class": "lc"}
     assert found.factors == (Factor(where, Decimal("1.500001"), ALWAYS),)
-    assert found.terms == (Terms(86400, Decimal("0.25"), ("NODE_FAIL",), True, True, ALWAYS),)
+    assert found.terms == (Terms(86400, Decimal("0.25"), Decimal(1), ("NODE_FAIL",), True, True, ALWAYS),)
     assert found.discounts == (Discount("chem", Decimal("10.5"), Decimal(100), ALWAYS),)
     assert found.credits == (Credit("gift-1", "chem", Decimal(5), "gift", ALWAYS, ("a/b/5/gift",)),)
     assert found.quotas == (Quota("", "ann", Decimal("0.0001"), ALWAYS),)
@@ -108,7 +108,7 @@ def test_what_is_left_out_has_its_default() -> None:
     found = rates("version = 1\n[[terms]]\n")
     assert (found.currency, found.digits, found.timezone, found.issuer) == ("EUR", 2, "UTC", ())
     assert found.invoice_prefix == "GPU"
-    assert found.terms == (Terms(0, Decimal(0), (), False, False, ALWAYS),)
+    assert found.terms == (Terms(0, Decimal(0), Decimal(1), (), False, False, ALWAYS),)
     assert (found.rates, found.factors, found.discounts, found.credits, found.quotas) == ((),) * 5
     assert (found.models, found.partitions, found.nodes, found.gpu_counts, found.aliases) == ({},) * 5
 
