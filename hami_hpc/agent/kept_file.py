@@ -22,6 +22,6 @@ class KeptFile:
         if hasattr(self, "_fd"):
             os.close(self._fd)
 
-    def read(self, size: int) -> bytes:
-        """Returns the first `size` bytes, or fewer where the file ends."""
-        return os.pread(self._fd, size, 0)
+    def read(self, size: int, offset: int = 0) -> bytes:
+        """Returns `size` bytes from `offset` on, or fewer where the file ends."""
+        return os.pread(self._fd, size, offset)

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from hami_hpc.agent.kept_file import KEPT_MAX, KeptFile
 from hami_hpc.contract import constants as c
 from hami_hpc.core.delays import parse_delays
 from hami_hpc.core.gpu_jobs import GpuJob
 from hami_hpc.core.grant import Grant
-from hami_hpc.core.records import parse_usage_head, usage_file
+from hami_hpc.core.records import limits_file, parse_usage_head, usage_file
 from hami_hpc.core.watch import Slice
 from hami_hpc.errors import NodeError
 from hami_hpc.node import gpu_jobs, job_dirs
@@ -21,32 +23,49 @@ from hami_hpc.node import gpu_jobs, job_dirs
 # (inode, ctime in ns) of a job's directory, which a requeued job's prolog makes again, maybe with the same inode, and
 # whose ctime a resize changes after the records
 Key = tuple[int, int]
+T = TypeVar("T")
 # Two changes within a tick of the kernel's clock have the same ctime: what was read so soon is read again.
 SETTLED_NS = 50_000_000
+_ORDER_AT, _ORDER_SIZE, _ = c.LIMITS_FIELDS["swap"]
 
 
 @dataclass
 class _Job:
-    """A job's directory: the grants of its slices, or the note of a job with whole GPUs, and each slice's usage file
-    once that was opened. `settled`: nothing can have changed since without another key."""
+    """A job's directory: the grants of its slices, or the note of a job with whole GPUs, and the files of them that are
+    kept open, by name. `settled`: nothing can have changed since without another key, but the orders of slices that are
+    `movable`, which root writes into their limits records in place."""
 
     key: Key
     settled: bool
     grants: tuple[Grant, ...]
     gpu_job: GpuJob | None = None
-    usage: dict[int, KeptFile] = field(default_factory=dict)
+    movable: frozenset[int] = frozenset()
+    kept: dict[str, KeptFile] = field(default_factory=dict)
 
 
 def _read(key: Key, directory: str) -> _Job:
     settled = abs(time.time_ns() - key[1]) > SETTLED_NS
     grants = job_dirs.read_grants(directory)
-    return _Job(key, settled, grants, None if grants else gpu_jobs.read(directory))
+    movable = frozenset(one.slice_index for one in grants if _is_movable(f"{directory}/{limits_file(one.slice_index)}"))
+    return _Job(key, settled, grants, None if grants else gpu_jobs.read(directory), movable)
+
+
+def _is_movable(path: str) -> bool:
+    """Returns whether root may order a slice's memory off the GPU. A record with c.SWAP_NEVER keeps that."""
+    try:
+        return _order(KeptFile(path)) != c.SWAP_NEVER
+    except OSError:  # it has ended meanwhile
+        return False
+
+
+def _order(file: KeptFile) -> int:
+    return int.from_bytes(file.read(_ORDER_SIZE, _ORDER_AT), "little")
 
 
 @dataclass
 class Slices:
-    """Reads each job's grants when its directory changed, and the heads of its usage files at each look. The epilog
-    unmounts the files lazily, so keeping them open delays nothing."""
+    """Reads each job's grants when its directory changed, and at each look the heads of its usage files, and the orders
+    of those that may be moved. The epilog unmounts the files lazily, so keeping them open delays nothing."""
 
     run_dir: str
     # runs that were set aside, at the last look: job id and start
@@ -102,17 +121,23 @@ class Slices:
         return Slice(grant, None, 0, 0) if job is None else self._slice(job, grant)
 
     def _slice(self, job: _Job, grant: Grant) -> Slice:
-        number = grant.slice_index
-        file = job.usage.pop(number, None)
+        number, order = grant.slice_index, c.SWAP_NEVER
+        if number in job.movable:
+            with suppress(OSError):
+                order = self._read(job, grant, limits_file(number), _order)
         try:
-            file = file or KeptFile(f"{job_dirs.job_dir(self.run_dir, grant.job_id)}/{usage_file(number)}")
-            head = file.read(c.USAGE_SIZE)
+            head = self._read(job, grant, usage_file(number), lambda file: file.read(c.USAGE_SIZE))
             counts = parse_usage_head(head)
         except OSError:
             counts = None
-        else:
-            if len(self._jobs) <= KEPT_MAX:
-                job.usage[number] = file
         if counts is None:
-            return Slice(grant, None, 0, 0)
-        return Slice(grant, counts.used_bytes, counts.oom_count, counts.device_oom_count, parse_delays(head))
+            return Slice(grant, None, 0, 0, order=order)
+        return Slice(grant, counts.used_bytes, counts.oom_count, counts.device_oom_count, parse_delays(head), order)
+
+    def _read(self, job: _Job, grant: Grant, name: str, read: Callable[[KeptFile], T]) -> T:
+        """Returns what `read` reads of a job's file, which stays open then. Raises OSError."""
+        file = job.kept.pop(name, None) or KeptFile(f"{job_dirs.job_dir(self.run_dir, grant.job_id)}/{name}")
+        content = read(file)
+        if len(self._jobs) <= KEPT_MAX:
+            job.kept[name] = file
+        return content

@@ -17,10 +17,18 @@ from hami_hpc.cli.accounting_options import SiteOptions
 from hami_hpc.core.grant import Grant
 from hami_hpc.slurm import cluster_view, commands
 
+# What usage records say that prices depend on (store/disturbed_runs.py). What else there is of it counts at the end.
+_USED = (
+    "CREATE TEMP TABLE used AS SELECT '' AS cluster, $1::BIGINT AS job_id, $2 AS gpu_uuid, "
+    "$3::BIGINT * 1000000000 AS start_unix_ns, 0 AS disturbed_count, 0 AS gpu_fault, 0 AS request_count, "
+    "0 AS slo_miss_count, $4::BIGINT AS off_gpu_ns"
+)
 
-def so_far(config: Path | None, grant: Grant, now_s: int) -> str:
+
+def so_far(config: Path | None, grant: Grant, now_s: int, off_gpu_ns: int | None) -> str:
     """Returns what a slice has cost up to now, before discounts and credits: a currency and an amount, or why it is not
-    known; empty if there are no rates. Slurm is asked for account, partition, QoS, CPUs and memory.
+    known; empty if there are no rates. Slurm is asked for account, partition, QoS, CPUs and memory. off_gpu_ns: time in
+    which its memory was off the GPU; None where that is not known.
 
     Raises HamiError when Slurm or the settings cannot be read.
     """
@@ -61,9 +69,10 @@ def so_far(config: Path | None, grant: Grant, now_s: int) -> str:
         "CREATE TEMP TABLE nothing AS SELECT '' AS reason, '' AS account, 0 AS job_id, 0 AS submit_s, 0 AS start_s, "
         "0 AS end_s, '' AS detail WHERE false"
     )
+    con.execute(_USED, [grant.job_id, grant.gpu_uuid, start_s, off_gpu_ns or 0])
     period = Period(start_s, max(start_s + 1, now_s))
     priced_period = price_period(
-        JobRecords(con, "job", "nothing"), setup.gpus, setup.prices, [Bucket("", period)], setup.tz
+        JobRecords(con, "job", "nothing", used="used"), setup.gpus, setup.prices, [Bucket("", period)], setup.tz
     )
     sums = priced_period.sums("cluster")
     if left_out := priced_period.facts.left_out:
@@ -72,4 +81,6 @@ def so_far(config: Path | None, grant: Grant, now_s: int) -> str:
         return f"not known: {gap[0].labels[0]}"
     amount = to_money([sum(entry.charge for entry in sums)], setup.prices.digits)[0]
     con.close()
-    return f"{setup.prices.currency} {amount:,} so far, before discounts and credits"
+    spares = any(terms.off_gpu_factor != 1 for terms in setup.prices.terms)
+    whole = ", with any time off the GPU at the whole price" if spares and off_gpu_ns is None else ""
+    return f"{setup.prices.currency} {amount:,} so far, before discounts and credits{whole}"

@@ -140,6 +140,10 @@ def _one_run(run: eff.RunUse, prices: Rates | None = None) -> str:
         f"  held     {held}",
         f"  for      {duration(run.seconds)}, {run.held_gpu_s / 3600:.4f} GPU-hours",
     ]
+    if run.off_gpu_s:
+        lines.append(
+            f"  off GPU  {duration(run.off_gpu_s)} of it: moved to the host by root's order, and not counted as unused"
+        )
     if prices:
         amount = "not known: no rate" if run.cost is None else f"{prices.currency} {run.cost:,}"
         lines.append(f"  cost     {amount}, before discounts and credits" if run.cost else f"  cost     {amount}")
@@ -166,7 +170,8 @@ def _one_run(run: eff.RunUse, prices: Rates | None = None) -> str:
 def _many_runs(runs: list[eff.RunUse], limit: int, prices: Rates | None) -> str:
     """Returns a table of the most wasteful runs, those of which the use is not known last, with sums of all."""
     measured = [run for run in runs if run.measured]
-    held, used = sum(run.held_gpu_s for run in measured), sum(run.gpu_busy_s for run in measured)
+    held, used = sum(run.on_gpu_s for run in measured), sum(run.gpu_busy_s for run in measured)
+    off = sum(run.held_gpu_s for run in measured) - held
     rows = [
         [
             run.job,
@@ -183,6 +188,7 @@ def _many_runs(runs: list[eff.RunUse], limit: int, prices: Rates | None) -> str:
     cost = [prices.currency] if prices else []
     headings = ["Job", "State", "Would have sufficed", *cost, "GPU-hours", "GPU used", "Memory", "Refused"]
     share = f"{100 * used / held:.1f} % of {held / 3600:.2f} GPU-hours used" if held else "nothing held"
+    share += f", and {off / 3600:.2f} held off the GPU" if off else ""
     unknown = f"; of {len(runs) - len(measured)} more it is not known" if len(runs) > len(measured) else ""
     shown = colours.table_head(tables.table(headings, rows, 4 + len(cost), []))
     said = [f"{tables.counted(len(measured), 'job')} measured: {share}{unknown}"]

@@ -19,7 +19,7 @@ from hami_hpc.core.duration import duration, requests
 from hami_hpc.core.grant import Grant, total
 from hami_hpc.core.records import Usage, total_usage
 from hami_hpc.errors import HamiError
-from hami_hpc.node import job_history, swapped
+from hami_hpc.node import agent_file, boot, job_history, swapped
 from hami_hpc.node.running_job import read_running
 
 
@@ -39,20 +39,27 @@ def usage(job: int, history: bool, form: str, config: Path | None) -> None:
     now_ns = time.time_ns()
     if history:
         settings = settings_of(config)
-        _show_history(job_history.find(settings.run_dir, settings.state_dir, job), form, now_ns)
+        found = job_history.find(settings.run_dir, settings.state_dir, job)
+        if not found.end_unix_ns and (
+            off := agent_file.read_off_gpu(settings.run_dir, boot.boot_id(), job, found.start_unix_ns)
+        ):
+            found = found._replace(off_gpu_ns=sum(off.values()))
+        _show_history(found, form, now_ns)
         return
-    slices = read_running(settings_of(config).run_dir, job, now_ns)
+    run_dir = settings_of(config).run_dir
+    slices = read_running(run_dir, job, now_ns)
+    off_gpu = agent_file.read_off_gpu(run_dir, boot.boot_id(), job, slices[0][0].created_unix_ns)
     if form == "json":
         rows = [{"grant": grant._asdict(), "usage": used._asdict()} for grant, used in slices]
         whole, used_of_all = total([grant for grant, _ in slices]), total_usage([used for _, used in slices])
         both = {"grant": whole._asdict(), "usage": used_of_all._asdict()}
-        moved = _moved(settings_of(config).run_dir, slices[0][0])
+        moved = {**_moved(run_dir, slices[0][0]), "off_gpu_ns": None if off_gpu is None else sum(off_gpu.values())}
         click.echo(json.dumps({"job_id": job, **both, "slices": rows, "moved": moved, "now_unix_ns": now_ns}))
         return
     for number, (grant, used) in enumerate(slices):
         if number:
             click.echo("")
-        _show_slice(grant, used, now_ns, config)
+        _show_slice(grant, used, now_ns, config, None if off_gpu is None else off_gpu.get(grant.gpu_uuid))
 
 
 def _moved(run_dir: str, grant: Grant) -> dict[str, object]:
@@ -61,13 +68,15 @@ def _moved(run_dir: str, grant: Grant) -> dict[str, object]:
     return {"text": swap.for_user(order, found), "processes": [process._asdict() for process in found]}
 
 
-def _show_slice(grant: Grant, used: Usage, now_ns: int, config: Path | None) -> None:
+def _show_slice(grant: Grant, used: Usage, now_ns: int, config: Path | None, off_gpu_ns: int | None) -> None:
     seconds = (now_ns - grant.created_unix_ns) / 1e9
     click.echo(f"Job {grant.job_id}, running for {duration(seconds)} on {grant.gpu_uuid}\n")
     now_mib, peak_mib = used.used_bytes >> 20, used.peak_bytes >> 20
     click.echo(f"  memory   {now_mib:,} of {grant.mem_mib:,} MiB now, {peak_mib:,} MiB at most")
     if moved := _moved(settings_of(config).run_dir, grant)["text"]:
         click.echo(f"           {moved}")
+    if off_gpu_ns:
+        click.echo(f"           off the GPU for {duration(off_gpu_ns / 1e9)} so far")
     busy_percent = used.gpu_busy_ns / seconds / 1e7
     busy = duration(used.gpu_busy_ns / 1e9)
     click.echo(f"  GPU      busy for {busy}: {busy_percent:.1f} % of the GPU, of {grant.cores_percent} % held")
@@ -76,13 +85,13 @@ def _show_slice(grant: Grant, used: Usage, now_ns: int, config: Path | None) -> 
         click.echo(f"  GPU full {used.device_oom_count} requests within the limits found no memory: others held it")
     if used.request_count:
         click.echo(f"  requests {requests(used.request_count, used.latency_p99_us, used.slo_miss_count)}")
-    if cost := _cost(config, grant, now_ns // 1_000_000_000):
+    if cost := _cost(config, grant, now_ns // 1_000_000_000, off_gpu_ns):
         click.echo(f"  cost     {cost}")
     if used.state != "ok":
         click.echo("  the job's usage record is damaged; the figures are bounds")
 
 
-def _cost(config: Path | None, grant: Grant, now_s: int) -> str:
+def _cost(config: Path | None, grant: Grant, now_s: int, off_gpu_ns: int | None) -> str:
     """Returns what a slice has cost so far, or why that is not known; empty on a node without rates.toml or without
     hami-hpc[accounting]."""
     settings = settings_of(config)
@@ -91,7 +100,7 @@ def _cost(config: Path | None, grant: Grant, now_s: int) -> str:
     from hami_hpc.cli import accounting_cost
 
     try:
-        return accounting_cost.so_far(config, grant, now_s)
+        return accounting_cost.so_far(config, grant, now_s, off_gpu_ns)
     except (HamiError, OSError) as error:
         return f"not known: {error}"
 
@@ -103,6 +112,8 @@ def _show_history(found: job_history.JobHistory, form: str, now_ns: int) -> None
         return
     seconds = max(0, (found.end_unix_ns or now_ns) - found.start_unix_ns) / 1e9
     click.echo(f"Job {found.job_id}, {'ran' if found.end_unix_ns else 'running'} for {duration(seconds)}\n")
+    if found.off_gpu_ns:
+        click.echo(f"  off the GPU for {duration(found.off_gpu_ns / max(1, found.gpu_count) / 1e9)}")
     if not found.minutes:
         click.echo("  the agent (hami-hpc agent) has seen no minute of it")
         return

@@ -299,6 +299,7 @@ SPOOL_FIELDS: Final[dict[str, str]] = {
     'observed_energy_mj': 'int',
     'observed_pcie_bytes': 'int',
     'observed_nvlink_bytes': 'int',
+    'off_gpu_ns': 'int',
     'request_count': 'int',
     'latency_p50_us': 'int',
     'latency_p99_us': 'int',
@@ -319,7 +320,7 @@ SPOOL_FIELDS: Final[dict[str, str]] = {
     'history': 'text',
     'cluster': 'text',
 }
-SPOOL_DEFAULTS: Final[dict[str, int | str]] = {'gpu_count': 1, 'device_oom_count': 0, 'observed_ns': 0, 'observed_peak_bytes': 0, 'observed_busy_ns': 0, 'observed_energy_mj': 0, 'observed_pcie_bytes': 0, 'observed_nvlink_bytes': 0, 'request_count': 0, 'latency_p50_us': 0, 'latency_p99_us': 0, 'latency_sum_ns': 0, 'slo_us': 0, 'slo_miss_count': 0, 'floor_hit_count': 0, 'pause_count': 0, 'disturbed_count': 0, 'prolog_began_unix_ns': 0, 'prolog_done_unix_ns': 0, 'first_step_unix_ns': 0, 'first_context_unix_ns': 0, 'first_launch_unix_ns': 0, 'last_use_unix_ns': 0, 'epilog_began_unix_ns': 0, 'gpu_fault': 0, 'history': '', 'cluster': ''}
+SPOOL_DEFAULTS: Final[dict[str, int | str]] = {'gpu_count': 1, 'device_oom_count': 0, 'observed_ns': 0, 'observed_peak_bytes': 0, 'observed_busy_ns': 0, 'observed_energy_mj': 0, 'observed_pcie_bytes': 0, 'observed_nvlink_bytes': 0, 'off_gpu_ns': 0, 'request_count': 0, 'latency_p50_us': 0, 'latency_p99_us': 0, 'latency_sum_ns': 0, 'slo_us': 0, 'slo_miss_count': 0, 'floor_hit_count': 0, 'pause_count': 0, 'disturbed_count': 0, 'prolog_began_unix_ns': 0, 'prolog_done_unix_ns': 0, 'first_step_unix_ns': 0, 'first_context_unix_ns': 0, 'first_launch_unix_ns': 0, 'last_use_unix_ns': 0, 'epilog_began_unix_ns': 0, 'gpu_fault': 0, 'history': '', 'cluster': ''}
 
 ERROR_PREFIX: Final = 'hami_hpc: '
 GIVEN_MAX: Final = 40

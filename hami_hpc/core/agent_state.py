@@ -78,6 +78,8 @@ class JobState(NamedTuple):
     pcie_bytes: int = 0  # that its GPUs moved, by its part of their busy time
     nvlink_bytes: int = 0
     model: str = ""  # of a job with whole GPUs
+    off_gpu_ns: int = 0  # of watched_ns, time in which its memory was off the GPU by root's order
+    place: str = "gpu"  # where its memory is: "host" while it is off the GPU by root's order
 
 
 class OtherProcess(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hami_hpc.core import swap
 from hami_hpc.core.agent_state import JobState
 from hami_hpc.core.gpu_jobs import MODE
 from hami_hpc.core.grant import Grant
@@ -94,6 +95,8 @@ class JobSums:
                 step_ns,
                 _kinds(findings, grant.job_id, others),
                 disturbed.get(slice_key(grant), 0),
+                grant.gpu_uuid in counters
+                and _is_off(one, parts.get(slice_key(grant), NO_PART), counts.get(grant.job_id, {})),
             )
         self._states = states
         now = {(job.job_id, job.created_unix_ns, ",".join(job.gpu_uuids)): job for job in look.gpu_jobs}
@@ -147,6 +150,12 @@ def _counts(look: Look) -> dict[int, dict[str, int]]:
     return counts
 
 
+def _is_off(one: Slice, part: Part, counts: Mapping[str, int]) -> bool:
+    """Returns whether a slice's memory is off its GPU, which answers. Programs that work there are not off it, however
+    little memory each of them holds."""
+    return not part.busy_ns and swap.is_off(one.order, part.used_bytes, counts.get(one.grant.gpu_uuid, 0))
+
+
 def _kinds(findings: Iterable[tuple[Kind, int, str]], job_id: int, others: Collection[str]) -> tuple[str, ...]:
     """Returns what is found of a job now, but what is found on the GPUs of its other slices."""
     return tuple(sorted({kind.value for kind, of, gpu in findings if of == job_id and gpu not in others}))
@@ -162,7 +171,7 @@ def merged(jobs: Iterable[JobState]) -> list[JobState]:
 
 _SUMS = (
     *("mem_bytes", "cores_percent", "processes", "used_bytes", "peak_bytes", "busy_ns", "energy_mj", "disturbed_count"),
-    *("accounted_bytes", "oom_count", "device_oom_count", "pcie_bytes", "nvlink_bytes"),
+    *("accounted_bytes", "oom_count", "device_oom_count", "pcie_bytes", "nvlink_bytes", "off_gpu_ns"),
 )
 
 
@@ -173,6 +182,7 @@ def _merged(slices: list[JobState]) -> JobState:
         busy_percent=round(sum(one.busy_percent for one in slices) / len(slices), 1),
         findings=tuple(sorted({kind for one in slices for kind in one.findings})),
         gpu_fault=next((one.gpu_fault for one in slices if one.gpu_fault), 0),
+        place="host" if all(one.place == "host" for one in slices) else "gpu",
         **{name: sum(getattr(one, name) for one in slices) for name in _SUMS},
     )
 
@@ -203,6 +213,7 @@ def _next(
     step_ns: int,
     findings: tuple[str, ...],
     disturbed: int,
+    is_off: bool,
 ) -> JobState:
     busy = min(part.busy_ns, step_ns)
     return JobState(
@@ -235,6 +246,8 @@ def _next(
         pcie_bytes=part.spent.pcie_bytes + old.pcie_bytes,
         nvlink_bytes=part.spent.nvlink_bytes + old.nvlink_bytes,
         model=old.model,
+        off_gpu_ns=(step_ns if is_off else 0) + old.off_gpu_ns,
+        place="host" if is_off else "gpu",
     )
 
 

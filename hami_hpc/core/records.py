@@ -307,6 +307,7 @@ class Observed(NamedTuple):
     observed_nvlink_bytes: int = 0
     disturbed_count: int = 0
     gpu_fault: int = 0
+    off_gpu_ns: int = 0
 
 
 NOT_OBSERVED = Observed()

@@ -16,6 +16,7 @@ from enum import StrEnum
 from operator import itemgetter
 from typing import NamedTuple
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core.delays import NO_DELAYS, Delays
 from hami_hpc.core.grant import Grant
 
@@ -93,13 +94,15 @@ class Process(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """A grant, and what its job counted itself: None where its record cannot be read or is damaged."""
+    """A grant, and what its job counted itself: None where its record cannot be read or is damaged. `order`: where its
+    memory shall be by root's record, one of c.SWAP_*."""
 
     grant: Grant
     accounted_bytes: int | None
     oom_count: int
     device_oom_count: int
     delays: Delays = NO_DELAYS
+    order: int = c.SWAP_NEVER
 
 
 class WholeGpus(NamedTuple):

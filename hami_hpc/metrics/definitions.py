@@ -189,6 +189,12 @@ JOB_WATCHED = Metric(
     JOB,
     "Time between the agent's first look at the job and its last, in seconds.",
 )
+JOB_OFF_GPU = Metric(
+    "hami_hpc_job_off_gpu_seconds_total",
+    COUNTER,
+    JOB,
+    "Of the time watched, that in which the job's memory was off the GPU by root's order, in seconds.",
+)
 JOB_ENERGY = Metric(
     "hami_hpc_job_energy_joules_total",
     COUNTER,

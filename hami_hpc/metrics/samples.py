@@ -148,6 +148,7 @@ def _add_job(out: Samples, job: JobState) -> None:
     out[d.JOB_BUSY][labels] = job.busy_percent / 100
     out[d.JOB_BUSY_SECONDS][labels] = job.busy_ns / NS
     out[d.JOB_WATCHED][labels] = job.watched_ns / NS
+    out[d.JOB_OFF_GPU][labels] = job.off_gpu_ns / NS
     out[d.JOB_ENERGY][labels] = job.energy_mj / MILLI
     out[d.JOB_PROCESSES][labels] = float(job.processes)
     out[d.JOB_REFUSED][*labels, "grant"] = float(job.oom_count)

@@ -89,7 +89,7 @@ def read(run_dir: str, boot_id: str) -> AgentState | None:
 _OBSERVED = """
 SELECT job.value ->> 'watched_ns', job.value ->> 'peak_bytes', job.value ->> 'busy_ns', job.value ->> 'energy_mj',
   coalesce(job.value ->> 'pcie_bytes', 0), coalesce(job.value ->> 'nvlink_bytes', 0), job.value ->> 'disturbed_count',
-  coalesce(job.value ->> 'gpu_fault', 0)
+  coalesce(job.value ->> 'gpu_fault', 0), coalesce(job.value ->> 'off_gpu_ns', 0)
   {more}
 FROM json_each(?1, '$.{jobs}') AS job
 WHERE ?1 ->> 'boot_id' = ?2 AND job.value ->> 'job_id' = ?3 AND job.value ->> 'created_unix_ns' = ?4
@@ -120,6 +120,20 @@ def read_observed(run_dir: str, boot_id: str, job_id: int, created_unix_ns: int)
     both = Observed(*map(sum, zip(*slices, strict=True)))
     fault = next((one.gpu_fault for one in slices if one.gpu_fault), 0)
     return both._replace(observed_ns=max(one.observed_ns for one in slices), gpu_fault=fault)
+
+
+def read_off_gpu(run_dir: str, boot_id: str, job_id: int, created_unix_ns: int) -> dict[str, int] | None:
+    """Returns how long the memory of a running job was off each of its slices' GPUs, ns, by the GPU's UUID; None where
+    this user may not know, or the agent did not see the job."""
+    try:
+        state = read(run_dir, boot_id)
+    except NodeError:
+        return None
+    jobs = state.jobs if state is not None else ()
+    seen = {
+        one.gpu_uuid: one.off_gpu_ns for one in jobs if (one.job_id, one.created_unix_ns) == (job_id, created_unix_ns)
+    }
+    return seen or None
 
 
 def read_gpu_job(run_dir: str, boot_id: str, job_id: int, created_unix_ns: int) -> SeenGpuJob | None:

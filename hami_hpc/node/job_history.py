@@ -15,7 +15,8 @@ RECORD_MAX = 65536
 
 
 class JobHistory(NamedTuple):
-    """The time line of one run. `end_unix_ns` is 0 while it runs; `gpu_count` and `mem_mib` 0 while not known."""
+    """The time line of one run. `end_unix_ns` is 0 while it runs; `gpu_count` and `mem_mib` 0 while not known.
+    `off_gpu_ns` is the time in which its memory was off the GPU, of all slices together; None: not known."""
 
     job_id: int
     start_unix_ns: int
@@ -23,6 +24,7 @@ class JobHistory(NamedTuple):
     gpu_count: int
     mem_mib: int
     minutes: tuple[Minute, ...]
+    off_gpu_ns: int | None = None
 
 
 def find(run_dir: str, state_dir: str, job_id: int) -> JobHistory:
@@ -87,4 +89,5 @@ def _read(path: str, job_id: int) -> JobHistory | None:
     )
     if minutes is None or not all(type(number) is int for number in (start, end, gpus, mem_mib)):
         return None
-    return JobHistory(job_id, start, end, gpus, mem_mib, minutes)
+    off_gpu_ns = record.get("off_gpu_ns")
+    return JobHistory(job_id, start, end, gpus, mem_mib, minutes, off_gpu_ns if type(off_gpu_ns) is int else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,9 @@ from harness import agent, jobs
 from harness.layout import CHECKOUT, Layout
 from test_resize_live import USER, end, running
 from test_views import hami
+
+from hami_hpc.core.agent_state import JobState
+from hami_hpc.node import agent_file, boot
 
 BE = ("--qos=be", "--gres=vgpu:mem=8G,cores=50")
 
@@ -32,6 +36,13 @@ def used_mib(layout: Layout) -> int:
     return sum(int(gpu["used_bytes"]) for gpu in json.loads(out)["gpus"]) >> 20
 
 
+def seen(layout: Layout, job: int) -> JobState:
+    """What the agent last saw of a job."""
+    state = agent_file.read(str(layout.run_dir), boot.boot_id())
+    assert state is not None
+    return next(one for one in state.jobs if one.job_id == job)
+
+
 def allocated(layout: Layout, job: int) -> None:
     jobs.wait(layout, lambda: "ok" in jobs.output(layout, USER, job), "the allocation")
 
@@ -45,12 +56,21 @@ def test_a_job_leaves_the_gpu_and_comes_back(moving: Layout) -> None:
     assert done.out.startswith(f"job {job}: 100"), done.out
     assert done.out.endswith(f" MiB of 1 process moved to the host; they wait until hami-hpc swap in {job}\n")
     assert used_mib(moving) <= held - 1000
+    left_s = time.monotonic()
+    jobs.wait(moving, lambda: seen(moving, job).place == "host", "the agent")
+    time.sleep(2)
+    done = hami(moving, "root", "usage", str(job))
+    assert "  off the GPU for 00:00:0" in done.out, done.text
     done = hami(moving, "root", "swap", "in", str(job))
     assert done.status == 0, done.text
     assert done.out == f"job {job}: the memory of 1 process is on the GPU\n"
+    away_s = time.monotonic() - left_s
     assert used_mib(moving) == held
+    jobs.wait(moving, lambda: seen(moving, job).place == "gpu", "the agent")
     (moving.home / USER / "go").touch()
     end(moving, job)
+    off_s = json.loads((moving.state_dir / f"usage/{job}.json").read_text())["off_gpu_ns"] / 1e9
+    assert 1.5 <= off_s <= away_s + 1.5, f"the agent looks each second, and the memory was away for {away_s:.1f} s"
     kinds = [event.kind for event in agent.events_since(moving, 0)]
     assert kinds == [] or "swap" not in kinds, "no finding"
 

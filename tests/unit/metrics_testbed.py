@@ -42,6 +42,7 @@ def make_job(job_id: int = 7, gpu: int = 0, finding: tuple[str, ...] = ()) -> Jo
         busy_ns=90 * SECOND,
         energy_mj=40_500,
         watched_ns=300 * SECOND,
+        off_gpu_ns=75 * SECOND,
         findings=finding,
         disturbed_count=3,
         accounted_bytes=5 * GIB,

@@ -41,6 +41,7 @@ def write_state(node: Node, boot_id: str | None = None) -> None:
             "disturbed_count": 17,
             "findings": (),
             "gpu_fault": 79,
+            "off_gpu_ns": 18,
         }
     )
     run_dir = node.settings.run_dir
@@ -58,7 +59,7 @@ def test_the_epilog_adds_what_the_agent_saw(node: Node) -> None:
     node.prolog(7)
     write_state(node)
     assert node.run("epilog", job_environment(7)) == (0, "")
-    assert observed(node) == (11, 12, 13, 14, 15, 16, 17, 79)
+    assert observed(node) == (11, 12, 13, 14, 15, 16, 17, 79, 18)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ def samples_of(node: AgentNode, state: AgentState) -> dict[str, dict[Labels, flo
         ("hami_hpc_job_busy_ratio", {}, 0.25),
         ("hami_hpc_job_busy_seconds_total", {}, 90),
         ("hami_hpc_job_watched_seconds_total", {}, 300),
+        ("hami_hpc_job_off_gpu_seconds_total", {}, 75),
         ("hami_hpc_job_energy_joules_total", {}, 40.5),
         ("hami_hpc_job_processes", {}, 2),
         ("hami_hpc_job_refused_allocations_total", {"reason": "grant"}, 4),

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from agent_states import make_job, make_state
 from click.testing import CliRunner, Result
 from harness.mounting import unmount_below
 from node_testbed import ROOT, UID, UUIDS, Node
@@ -23,6 +24,7 @@ from hami_hpc.core.duration import duration
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.history import Minute, pack_minute, place_of
 from hami_hpc.core.records import Usage
+from hami_hpc.node import agent_file
 
 MIB = 1 << 20
 # What hami-hpc[accounting] and [pdf] install; and none of accounting's own modules has to be there either.
@@ -181,6 +183,34 @@ def test_the_samples_of_a_history_as_json(tmp_path: Path) -> None:
     ended = json.loads(on_a_node(node, "usage", "7", "--history", "--json").stdout)
     assert ended["minutes"] == told["minutes"]
     assert ended["end_unix_ns"] > ended["start_unix_ns"] == told["start_unix_ns"]
+
+
+def saw(node: Node, off_gpu_ns: int) -> None:
+    """Writes what the agent saw of job 7."""
+    grant = node.grants()[7]
+    job = make_job(7, 0, gpu_uuid=grant.gpu_uuid, created_unix_ns=grant.created_unix_ns, off_gpu_ns=off_gpu_ns)
+    agent_file.make_folder(node.settings.run_dir)
+    agent_file.write(node.settings.run_dir, make_state(jobs=0)._replace(jobs=(job, make_job(8, 0, off_gpu_ns=1))))
+
+
+def test_time_off_the_gpu_is_told_of_a_running_job_and_of_one_that_has_ended(tmp_path: Path) -> None:
+    node = Node.make(tmp_path)
+    node.config.write_text(node.config.read_text() + "[agent]\n")
+    assert node.prolog(7) == 0
+    ways = (("usage", "7"), ("usage", "7", "--history"))
+    assert not any("off the GPU" in on_a_node(node, *way).stdout for way in ways)
+    assert json.loads(on_a_node(node, "usage", "7", "--json").stdout)["moved"]["off_gpu_ns"] is None, "not known"
+    saw(node, 0)
+    assert not any("off the GPU" in on_a_node(node, *way).stdout for way in ways)
+    assert json.loads(on_a_node(node, "usage", "7", "--json").stdout)["moved"]["off_gpu_ns"] == 0
+    saw(node, 75_000_000_000)
+    assert "\n           off the GPU for 00:01:15 so far\n" in on_a_node(node, "usage", "7").stdout
+    assert "\n  off the GPU for 00:01:15\n" in on_a_node(node, "usage", "7", "--history").stdout
+    assert json.loads(on_a_node(node, "usage", "7", "--json").stdout)["moved"]["off_gpu_ns"] == 75_000_000_000
+    put_minutes(node, 7, *HOUR)
+    assert node.epilog(7) == 0
+    assert "\n  off the GPU for 00:01:15\n" in on_a_node(node, "usage", "7", "--history").stdout
+    assert json.loads(on_a_node(node, "usage", "7", "--history", "--json").stdout)["off_gpu_ns"] == 75_000_000_000
 
 
 def test_of_the_runs_of_a_job_the_last_one_is_drawn(tmp_path: Path) -> None:

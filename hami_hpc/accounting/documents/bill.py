@@ -64,8 +64,8 @@ class Bill:
     """A bill. The lines' gpu_hours and cost add up exactly to the totals (apportion.py).
 
     beyond_held: GPU-hours charged in addition to those held: up to the minimum time of a run, and the priced part of
-    suspended time. credited: what credit rules take off the cost. resources: what of the cost is for CPUs, memory and
-    licences.
+    suspended time. off_gpu: GPU-hours held and not charged because memory was off the GPU. credited: what credit rules
+    take off the cost. resources: what of the cost is for CPUs, memory and licences.
     """
 
     period: Period
@@ -82,6 +82,7 @@ class Bill:
     spread: int
     credited: tuple[RuleCredit, ...] = ()
     resources: tuple[ResourceCharge, ...] = ()
+    off_gpu: Decimal = Decimal(0)
 
     @property
     def net(self) -> Decimal | None:
@@ -129,6 +130,7 @@ def make_bill(priced_period: PricedPeriod, dimensions: Sequence[str], rates: Rat
         resource_charges(priced_period.sums("model", "mode", condition=OF_RESOURCES, numbers=ALL), rates)
         if rates and rates.resources
         else (),
+        _off_gpu(priced_period) if rates and any(terms.off_gpu_factor != 1 for terms in rates.terms) else Decimal(0),
     )
 
 
@@ -138,7 +140,13 @@ def _charges_more(terms: Terms) -> bool:
 
 
 def _beyond_held(priced_period: PricedPeriod) -> Decimal:
-    return billed_hours([sum(entry.beyond for entry in priced_period.sums("billable", condition=CHARGED))])[0]
+    sums = priced_period.sums("billable", condition=CHARGED, numbers=("held_ppm_s", "billed", "spared"))
+    return billed_hours([sum(entry.beyond for entry in sums)])[0]
+
+
+def _off_gpu(priced_period: PricedPeriod) -> Decimal:
+    sums = priced_period.sums("billable", condition=CHARGED, numbers=("spared",))
+    return billed_hours([sum(entry.spared for entry in sums)])[0]
 
 
 def to_hours(exact: Sequence[int]) -> list[Decimal]:

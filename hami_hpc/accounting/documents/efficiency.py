@@ -40,7 +40,8 @@ class RunUse:
     a slice, of the slices of a node (slices_per_node), or of its whole GPUs. gpu_busy_s, throttled_s, oom_count,
     request_count, slo_miss_count: summed over slices. latency_p99_us: the largest of any slice. gpu_busy_s is the
     time that its work used, for every policy. busiest_s, most_throttled_s: gpu_busy_s and throttled_s of the record
-    that has most of it. cost: before discounts and credits; None if it has no rate.
+    that has most of it. off_gpu_s: of seconds, those in which its memory was off the GPU, of all slices on
+    average. cost: before discounts and credits; None if it has no rate.
     """
 
     cluster: str
@@ -70,11 +71,17 @@ class RunUse:
     mode: str = ""  # that the job's features name
     cost: Decimal | None = None
     slices_per_node: int = 1
+    off_gpu_s: float = 0.0
 
     @property
     def held_gpu_s(self) -> float:
         """GPU-seconds held: active time times share."""
         return self.seconds * self.share_ppm / PPM
+
+    @property
+    def on_gpu_s(self) -> float:
+        """GPU-seconds held while its memory was on the GPU: what it could use."""
+        return (self.seconds - self.off_gpu_s) * self.share_ppm / PPM
 
     @property
     def time_measured(self) -> bool:
@@ -83,13 +90,13 @@ class RunUse:
 
     @property
     def wasted_gpu_s(self) -> float:
-        """GPU-seconds held and not used; 0 if the use is not known."""
-        return max(0.0, self.held_gpu_s - self.gpu_busy_s) if self.time_measured else 0.0
+        """GPU-seconds that it could use and did not; 0 if the use is not known."""
+        return max(0.0, self.on_gpu_s - self.gpu_busy_s) if self.time_measured else 0.0
 
     @property
     def gpu_percent(self) -> float | None:
-        """Used of held GPU time, percent; None if it is not known."""
-        return 100 * self.gpu_busy_s / self.held_gpu_s if self.time_measured and self.held_gpu_s else None
+        """Used of the GPU time that it could use, percent; None if it is not known."""
+        return 100 * self.gpu_busy_s / self.on_gpu_s if self.time_measured and self.on_gpu_s else None
 
     @property
     def mem_percent(self) -> float | None:
@@ -105,7 +112,8 @@ def suggestion(run: RunUse) -> str | None:
     known, and one of them may have had all of it. Does not reduce a value whose limit the run
     reached (out-of-memory events, or throttled for a tenth of its time).
     """
-    if not run.measured or run.damaged or not run.seconds:
+    seconds = run.seconds - run.off_gpu_s
+    if not run.measured or run.damaged or seconds <= 0:
         return None
     if not (run.peak_bytes or run.gpu_busy_s or run.oom_count):
         return NO_GPU
@@ -113,8 +121,8 @@ def suggestion(run: RunUse) -> str | None:
         return None
     mem_mib = -(-int(run.peak_bytes * HEADROOM) // (_MIB * _MEM_STEP_MIB)) * _MEM_STEP_MIB
     mem_mib = run.mem_mib if run.oom_count else min(run.mem_mib, max(_MEM_STEP_MIB, mem_mib))
-    busy_percent = -(-100 * Fraction(run.busiest_s) * HEADROOM // run.seconds)
-    is_throttled = run.most_throttled_s > run.seconds / 10
+    busy_percent = -(-100 * Fraction(run.busiest_s) * HEADROOM // Fraction(seconds))
+    is_throttled = run.most_throttled_s > seconds / 10
     keep_cores = is_throttled or not run.time_measured
     cores = run.cores_percent if keep_cores else min(run.cores_percent, max(1, int(busy_percent)))
     if (mem_mib, cores) == (run.mem_mib, run.cores_percent):
@@ -172,7 +180,7 @@ def runs(
             share = 0
         record_count, damaged_count, peak_bytes, busy_ns, throttled_ns, oom_count, *more = use
         requests, p99_us, misses, observed_gpus, had_mib, had_cores, busiest_ns, most_throttled_ns, *more = more
-        per_node, is_resized = more
+        per_node, off_ns, suspended_s, is_resized = more
         slices = max(allocated.vgpu, 1)
         per_slice = (  # a resized job may have had more than Slurm's counts
             allocated.vgpu,
@@ -209,6 +217,7 @@ def runs(
                 _mode_of(features or ""),
                 (costs or {}).get((cluster, run)),
                 per_node if allocated.vgpu else 1,
+                max(0.0, min(seconds, off_ns / slices / 1e9 - suspended_s)) if allocated.vgpu else 0.0,
             )
         )
     return result
@@ -233,7 +242,8 @@ SELECT {run}, r.cluster, coalesce(r.display_id, r.job_id::VARCHAR) AS job, r.acc
   coalesce(sum(u.gpu_count) FILTER (u.usage = 'observed'), 0)::BIGINT,
   coalesce(max(u.mem_mib), 0), coalesce(max(u.cores), 0),
   coalesce(max(if(u.gpu_busy_ns > 0, u.gpu_busy_ns, u.observed_busy_ns)), 0), coalesce(max(u.throttled_ns), 0),
-  greatest(coalesce(max(u.gpu_count) FILTER (u.usage <> 'observed'), 1), 1), r.is_resized
+  greatest(coalesce(max(u.gpu_count) FILTER (u.usage <> 'observed'), 1), 1),
+  coalesce(sum(u.off_gpu_ns), 0)::BIGINT, r.suspended_s, r.is_resized
 FROM timed AS r LEFT JOIN matched AS u USING (cluster, job_id, submit_s)
 GROUP BY ALL ORDER BY r.start_s, job
 """

@@ -99,7 +99,8 @@ class Waster:
 class MonthReport:
     """The report of a month.
 
-    measured_jobs: runs whose use is known; they held measured_hours and used used_hours. total: of all jobs, with the
+    measured_jobs: runs whose use is known; they held measured_hours, off_gpu_hours of them while their memory was
+    off the GPU, and used used_hours. total: of all jobs, with the
     month before. currency: empty without rates. has_resources: whether jobs without GPUs are in it, because CPUs,
     memory or licences have a price. waiting_accounts: those that waited longest, by their median.
     """
@@ -128,6 +129,7 @@ class MonthReport:
     before: str = ""
     currency: str = ""
     has_resources: bool = False
+    off_gpu_hours: float = 0.0
     waiting_accounts: tuple[Waiting, ...] = ()
     budgets: tuple[BudgetState, ...] = ()
 
@@ -191,6 +193,7 @@ def build(
         ),
         measured_jobs=len(measured),
         measured_hours=sum(run.held_gpu_s for run in measured) / 3600,
+        off_gpu_hours=sum(run.held_gpu_s - run.on_gpu_s for run in measured) / 3600,
         used_hours=sum(run.gpu_busy_s for run in measured) / 3600,
         wasters=_wasters(measured),
         wasted_runs=tuple(sorted(measured, key=lambda run: -run.wasted_gpu_s)[:MOST_ROWS]),

@@ -26,6 +26,7 @@ class Facts:
     unpriced: Sequence[Unpriced] = ()
     still_running: int = 0
     spread: int = 0
+    off_gpu: Decimal = Decimal(0)
 
 
 def sentences(facts: Facts) -> list[str]:
@@ -41,6 +42,10 @@ def sentences(facts: Facts) -> list[str]:
         lines.append(
             f"charged in addition to the time held: {grouped(facts.beyond_held)} GPU-hours, "
             "for runs below the minimum time and for suspended time"
+        )
+    if facts.off_gpu:
+        lines.append(
+            f"not charged of the time held: {grouped(facts.off_gpu)} GPU-hours, in which jobs' memory was off the GPU"
         )
     for gap in facts.unpriced:
         lines.append(f"without a price: {counted(gap.runs, 'job')}, {grouped(gap.gpu_hours)} GPU-hours: {gap.problem}")
@@ -61,8 +66,9 @@ def by_account(
 
     facts: on each account's runs. rejected: notes on rejected lines, by the account that they name.
     """
-    billed = priced_period.sums("account", condition=CHARGED, numbers=("held_ppm_s", "billed"))
+    billed = priced_period.sums("account", condition=CHARGED, numbers=("held_ppm_s", "billed", "spared"))
     beyond = {entry.labels[0]: entry.beyond for entry in billed}
+    spared = {entry.labels[0]: entry.spared for entry in billed}
     gaps: dict[str, list[Sum]] = {}
     for entry in priced_period.sums("account", "problem", "since", condition=UNPRICED):
         gaps.setdefault(entry.labels[0], []).append(entry._replace(labels=entry.labels[1:]))
@@ -77,6 +83,7 @@ def by_account(
                 unpriced(gaps.get(account, ())),
                 own.still_running,
                 own.spread,
+                billed_hours([spared.get(account, 0)])[0],
             )
         )
         if said:

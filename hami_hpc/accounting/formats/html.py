@@ -91,7 +91,7 @@ def user_page(page: UserPage, currency: str, issuer: tuple[str, ...] = (), templ
     by_day = charts.bars(
         f"GPU-hours by day in {page.month}", "GPU-hours", days, [("", [float(hours) for _, hours in page.days])]
     )
-    held, used = sum(run.held_gpu_s for run in page.runs), sum(run.gpu_busy_s for run in page.runs)
+    held, used = sum(run.on_gpu_s for run in page.runs), sum(run.gpu_busy_s for run in page.runs)
     costs = [share.cost for share in page.shares if share.cost is not None]
     return (
         environment(templates)
@@ -134,6 +134,7 @@ def report(
         "held and not used",
         [(waster.user, min(waster.used_hours, waster.gpu_hours), waster.gpu_hours) for waster in content.wasters[:10]],
     )
+    on_gpu_hours = round(content.measured_hours - content.off_gpu_hours, 9)
     return (
         environment(templates)
         .get_template("report.html.j2")
@@ -145,7 +146,7 @@ def report(
             issuer=issuer,
             by_day=Markup(by_day),
             wasters=Markup(wasters),
-            used_percent=100 * content.used_hours / content.measured_hours if content.measured_hours else None,
+            used_percent=100 * content.used_hours / on_gpu_hours if on_gpu_hours else None,
             suggestion=suggestion,
             duration=duration,
             sections=[Markup(section) for section in sections],

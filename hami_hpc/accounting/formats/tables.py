@@ -93,7 +93,8 @@ def charged_lines(bill: Bill) -> list[str]:
 def notes(bill: Bill, rejected: Sequence[str], quotas: Sequence[QuotaState] = ()) -> list[str]:
     """Returns what a reader must know beside the lines: omissions, missing prices, estimates, quota warnings."""
     lines: list[str] = [] if bill.lines else ["no GPU job ran in this period"]
-    lines += sentences(Facts(bill.left_out, rejected, bill.beyond_held, bill.unpriced, bill.still_running, bill.spread))
+    facts = (bill.left_out, rejected, bill.beyond_held, bill.unpriced, bill.still_running, bill.spread, bill.off_gpu)
+    lines += sentences(Facts(*facts))
     for state in quotas:
         if state.warning:
             lines.append(
@@ -186,6 +187,7 @@ def bill_json(
         "total_after_credits": None if bill.net is None else str(bill.net),
         "resources": [asdict(entry) for entry in bill.resources],
         "charged_beside_held_gpu_hours": str(bill.beyond_held),
+        "off_gpu_not_charged_gpu_hours": str(bill.off_gpu),
         "left_out": [
             {"jobs": omitted.runs, "reason": omitted.reason, "examples": list(omitted.examples)}
             for omitted in bill.left_out

@@ -15,12 +15,13 @@ import duckdb
 
 from hami_hpc.accounting.pricing import billing_sql
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
-from hami_hpc.accounting.pricing.gpu_share import ShareError, shares_held
+from hami_hpc.accounting.pricing.gpu_share import Mode, Part, ShareError, shares_held
 from hami_hpc.accounting.pricing.segment import Segment
 from hami_hpc.accounting.sources.tres import AllocatedGpus
 from hami_hpc.accounting.times import Period
 
 PPM_SECONDS_PER_HOUR = 3_600_000_000
+_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ JOB = "coalesce(r.display_id, r.job_id::VARCHAR)"
 RUN = "concat(r.job_id, ' ', r.submit_s)"
 
 # The table ``held``: one row for each group in each segment, with its GPU time in millionths of a GPU times seconds.
-# held_ppm_s: while not suspended. suspended_ppm_s: while suspended. top_up_ppm_s: added up to the minimum time. runs:
+# held_ppm_s: while not suspended. off_ppm_s: of it, while the memory was off the GPU, spread evenly over held_ppm_s of
+# the whole run. suspended_ppm_s: while suspended. top_up_ppm_s: added up to the minimum time. runs:
 # those whose first held second of the whole period is in this segment. billable: not ended in an unbilled state, and
 # neither disturbed nor hit by a fault of the GPU where that is unbilled. rule: index of the credit rule, or -1.
 # is_gpu: whether it is of GPUs; else model names the resource, and for a share of a GPU stands a number of it.
@@ -82,21 +84,26 @@ WITH placed AS (
   SELECT r.*, {what}, s.number AS segment, {minimum} AS minimum_s, {detail} AS detail,
     {billable} AS billable, {rule} AS rule, until_s - start_s AS wall, until_s - start_s - suspended_s AS net,
     greatest(start_s, s.from_s) AS a, least(until_s, s.to_s) AS b,
-    {counts}greatest(start_s, {start}) >= s.from_s AS begins,
+    {off} AS off_s, {counts}greatest(start_s, {start}) >= s.from_s AS begins,
     end_s IS NOT NULL AND state <> 'RESIZING' AND until_s > start_s AND until_s > s.from_s AND until_s <= s.to_s
       AS ends
   FROM {runs}
   JOIN segments AS s ON r.start_s < s.to_s AND (r.until_s > s.from_s OR r.start_s >= s.from_s)
   {joined}
   WHERE {condition}
-), timed AS (
-  SELECT *, CASE WHEN suspended_s = 0 THEN b - a
-    ELSE net * (b - start_s) // wall - net * (a - start_s) // wall END AS on_s
+), spread AS (
+  SELECT *, CASE WHEN suspended_s = 0 THEN a - start_s ELSE net * (a - start_s) // wall END AS on_until_a,
+    CASE WHEN suspended_s = 0 THEN b - start_s ELSE net * (b - start_s) // wall END AS on_until_b
   FROM placed
+), timed AS (
+  SELECT *, on_until_b - on_until_a AS on_s,
+    CASE WHEN off_s = 0 THEN 0 ELSE off_s * on_until_b // net - off_s * on_until_a // net END AS off_on_s
+  FROM spread
 )
 SELECT cluster, account, username, partition, qos, model, mode, class, segment, billable, rule, detail,
   {is_gpu} AS is_gpu, count(*) FILTER (begins) AS runs,
-  sum(on_s * share)::HUGEINT AS held_ppm_s, sum((b - a - on_s) * share)::HUGEINT AS suspended_ppm_s,
+  sum(on_s * share)::HUGEINT AS held_ppm_s, sum(off_on_s * share)::HUGEINT AS off_ppm_s,
+  sum((b - a - on_s) * share)::HUGEINT AS suspended_ppm_s,
   sum(CASE WHEN ends AND minimum_s > net THEN (minimum_s - net) * share ELSE 0 END)::HUGEINT AS top_up_ppm_s
 FROM timed GROUP BY ALL
 """
@@ -115,8 +122,16 @@ _OF_RESOURCES = {
     "what": "p.model, p.mode, p.class, p.share",
     "condition": "p.share > 0",
     "counts": "p.counts AND ",
+    "off": "0",
     "is_gpu": "false",
 }
+
+# Seconds of a run off the GPU while it was not suspended, of all slices on average: the least that they can be, because
+# it is not recorded when the memory was away, and suspended time has another price.
+_OFF = (
+    f"if(p.slices > 0, greatest(least(coalesce(d.off_gpu_ns, 0) // ({_NS} * greatest(p.slices, 1)), until_s - start_s) "
+    "- suspended_s, 0), 0)"
+)
 
 _DISTURBED = "LEFT JOIN {table} AS d ON d.cluster = r.cluster AND d.job_id = r.job_id AND d.submit_s = r.submit_s"
 
@@ -172,7 +187,8 @@ def sum_held_time(
         "rule": billing_sql.rule(extras.rules),
         "joined": _DISTURBED.format(table=extras.disturbed) if extras.disturbed else "",
     }
-    con.execute(f"CREATE OR REPLACE TEMP TABLE held AS {_GROUPS.format(**common, **_OF_GPUS)}")
+    off = _OFF if extras.disturbed else "0"
+    con.execute(f"CREATE OR REPLACE TEMP TABLE held AS {_GROUPS.format(**common, **_OF_GPUS, off=off)}")
     charged = "active"
     if extras.resources:
         runs = f"{billing_sql.resource_runs(extras.resources)} AS r"
@@ -238,11 +254,19 @@ def _find_shares(con: duckdb.DuckDBPyConnection, gpus: ClusterGpus) -> None:
         try:
             parts = shares_held(AllocatedGpus.from_key(held), partition, host, features, eras[era])
         except ShareError as error:
-            rows.append((*kind, "", "", "", 0, error.reason))
+            rows.append((*kind, "", "", "", 0, 0, error.reason))
             continue
-        rows += [(*kind, part.model, part.mode.value, part.service_class, part.share_ppm, "") for part in parts]
-    names = ("held", "partition", "host", "features", "era", "model", "mode", "class", "share", "problem")
-    types = {name: "BIGINT[]" if name in ("era", "share") else "VARCHAR[]" for name in names}
+        rows += [
+            (*kind, part.model, part.mode.value, part.service_class, part.share_ppm, _slices(held, part), "")
+            for part in parts
+        ]
+    names = ("held", "partition", "host", "features", "era", "model", "mode", "class", "share", "slices", "problem")
+    types = {name: "BIGINT[]" if name in ("era", "share", "slices") else "VARCHAR[]" for name in names}
     selected = ", ".join(f"unnest(${index}::{types[name]}) AS {name}" for index, name in enumerate(names, 1))
     columns = [[row[index] for row in rows] for index in range(len(names))]
     con.execute(f"CREATE OR REPLACE TEMP TABLE parts AS SELECT {selected}", columns)
+
+
+def _slices(held: str, part: Part) -> int:
+    """Returns the number of slices of a part; 0 of what hami_hpc does not divide."""
+    return AllocatedGpus.from_key(held).vgpu if part.mode is Mode.VGPU else 0

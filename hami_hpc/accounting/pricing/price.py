@@ -2,9 +2,9 @@
 """Multiplies held time by rates, exactly, and sums it by whatever a document has lines of.
 
 A charge is an integer in the product of the smallest units: GPU share in millionths, time in seconds, rate in
-millionths of the currency per hour, factor for suspended time in ten-thousandths. Only printed amounts are rounded
-(apportion.py), so charges add up over any breakdown and any division of a period. The database multiplies and sums, in
-integers of 128 bits: a bill of 200,000 accounts needs one row of each here.
+millionths of the currency per hour, factors for suspended time and time off the GPU in ten-thousandths. Only printed
+amounts are rounded (apportion.py), so charges add up over any breakdown and any division of a period. The database
+multiplies and sums, in integers of 128 bits: a bill of 200,000 accounts needs one row of each here.
 """
 
 from __future__ import annotations
@@ -54,13 +54,15 @@ COLUMNS = {
 # A rate depends on these and on the day; of a factor's other names only those that it has.
 _LABELS = ("cluster", "account", "user", "partition", "qos", "model", "mode", "class")
 
-# billed: time charged, in 1/FACTOR_UNITS of a millionth of a GPU, times seconds: the time held, the time added up to
-# the minimum, and the priced part of suspended time. What has no rate is charged nothing.
+# billed: time charged, in 1/FACTOR_UNITS of a millionth of a GPU, times seconds: the time held, without what is spared,
+# the time added up to the minimum, and the priced part of suspended time. What has no rate is charged nothing.
+# spared: the part of the time off the GPU that is not charged.
 # amount: the same of GPUs and of resources. credited: what credit rules take off the charge.
 _PRICED = """
 CREATE OR REPLACE TEMP VIEW priced AS
 SELECT h.* {replaced}, r.bucket, r.win, r.rate, r.problem, r.day,
-  if(billable, (h.held_ppm_s + top_up_ppm_s) * {units} + suspended_ppm_s * r.factor, 0)::HUGEINT AS amount,
+  if(billable, off_ppm_s * ({units} - r.off_factor), 0)::HUGEINT AS spared,
+  if(billable, (h.held_ppm_s + top_up_ppm_s) * {units} + suspended_ppm_s * r.factor - spared, 0)::HUGEINT AS amount,
   {billed} AS billed, amount * coalesce(r.rate, 0) AS charge, {credited} AS credited
 FROM held AS h JOIN rated AS r ON r.segment = h.segment AND r.is_gpu = h.is_gpu AND {same}
 """
@@ -81,13 +83,14 @@ FROM priced WHERE {condition} GROUP BY {positions} ORDER BY {positions}
 """
 # Numbers of a Sum, beside its runs: those that most documents have, and all. Each takes its time to fetch.
 USUAL = ("held_ppm_s", "billed", "charge")
-ALL = (*USUAL, "credited", "amount")
+ALL = (*USUAL, "credited", "amount", "spared")
 
 
 class Sum(NamedTuple):
     """GPU time with the same labels. held_ppm_s: millionths of a GPU times seconds. billed: time charged, in
     1/FACTOR_UNITS of these. charge: in 1/PER_CURRENCY of the currency. credited: what credit rules take off it. amount:
-    as billed, and of resources the number of them instead of GPUs."""
+    as billed, and of resources the number of them instead of GPUs. spared: as billed, time held and not charged because
+    memory was off the GPU."""
 
     labels: tuple[str, ...]
     runs: int
@@ -96,11 +99,12 @@ class Sum(NamedTuple):
     charge: int
     credited: int = 0
     amount: int = 0
+    spared: int = 0
 
     @property
     def beyond(self) -> int:
-        """What of ``billed`` was not held, if all of it is CHARGED."""
-        return self.billed - self.held_ppm_s * FACTOR_UNITS
+        """What of ``billed`` was not held, if all of it is CHARGED. It takes ``spared``, too."""
+        return self.billed + self.spared - self.held_ppm_s * FACTOR_UNITS
 
     def plus(self, other: Sum) -> Sum:
         """Returns both together, with the labels of the first."""
@@ -129,8 +133,8 @@ def price(con: duckdb.DuckDBPyConnection, segments: Sequence[Segment], rates: Ra
     for segment in segments:
         by_number.setdefault(segment.number, segment)
     rows = [(*kind, *_rated(rates, kind[1], kind[2:], by_number[kind[0]], tz)) for kind in kinds]
-    types = {"segment": "BIGINT", "is_gpu": "BOOLEAN", "rate": "BIGINT", "factor": "BIGINT"}
-    columns = ("segment", "is_gpu", *names, "rate", "factor", "problem", "day", "bucket", "win")
+    types = {"segment": "BIGINT", "is_gpu": "BOOLEAN", "rate": "BIGINT", "factor": "BIGINT", "off_factor": "BIGINT"}
+    columns = ("segment", "is_gpu", *names, "rate", "factor", "off_factor", "problem", "day", "bucket", "win")
     unnested = ", ".join(f"unnest(${i}::{types.get(name, 'VARCHAR')}[]) AS {name}" for i, name in enumerate(columns, 1))
     con.execute(
         f"CREATE OR REPLACE TEMP TABLE rated AS SELECT {unnested}",
@@ -152,16 +156,17 @@ def _credited(rates: Rates) -> str:
 
 def _rated(
     rates: Rates, is_gpu: bool, values: Sequence[str], segment: Segment, tz: ZoneInfo
-) -> tuple[int | None, int, str, str, str, str]:
-    """Returns rate, factor of suspended time, problem, day, bucket and window."""
+) -> tuple[int | None, int, int, str, str, str, str]:
+    """Returns rate, factors of suspended time and of time off the GPU, problem, day, bucket and window."""
     day = local_date(segment.period.start_s, tz)
     labels = {**dict(zip(_LABELS, values, strict=True)), "window": segment.window}
-    factor = int(rates.terms_on(day, labels).suspended_factor * FACTOR_UNITS)
+    terms = rates.terms_on(day, labels)
+    factors = int(terms.suspended_factor * FACTOR_UNITS), int(terms.off_gpu_factor * FACTOR_UNITS)
     rest = (day.isoformat(), segment.bucket, segment.window)
     try:
-        return (effective_rate if is_gpu else resource_rate)(rates, labels, day), factor, "", *rest
+        return (effective_rate if is_gpu else resource_rate)(rates, labels, day), *factors, "", *rest
     except RateMissing as error:
-        return None, factor, str(error), *rest
+        return None, *factors, str(error), *rest
 
 
 def _list(values: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
 from hami_hpc.accounting.pricing.held_time import NOTHING, Extras, RunFacts, sum_held_time
 from hami_hpc.accounting.pricing.price import Sum
 from hami_hpc.accounting.pricing.rates import Rates
-from hami_hpc.accounting.pricing.segment import Segment
+from hami_hpc.accounting.pricing.segment import Segment, TermsCase
 from hami_hpc.accounting.store import disturbed_runs, overlaps
 from hami_hpc.accounting.store.job_records import JobRecords, rejected_lines
 from hami_hpc.accounting.times import Bucket, Period
@@ -78,21 +78,24 @@ def _disturbed(
 ) -> tuple[str, tuple[str, ...]]:
     """Returns the table of what usage records say of runs that prices depend on (empty text if there are none or no
     price does), and notes."""
-    terms = [*segments, *(case for segment in segments for case in segment.cases)]
+    terms: list[Segment | TermsCase] = [*segments, *(case for segment in segments for case in segment.cases)]
     wanted = {
         key: name
         for key, name in (("unbilled_disturbed", "disturbed"), ("unbilled_gpu_fault", "faulted"))
         if any(getattr(entry, key) for entry in terms)
     }
+    spares = any(entry.spares_off_gpu for entry in terms)
     rules = [table.credit_rules[index].on for segment in segments for index in segment.rules]
     by_rule = sorted({on for on in rules if on != "node_fault"})
-    if not (wanted or by_rule):
+    if not (wanted or by_rule or spares):
         return "", ()
     if records.used:
         return (disturbed_runs.TABLE if disturbed_runs.find(records, span) else ""), ()
-    keys = [*wanted, *(f"[[credit_rules]] on {on}" for on in by_rule)]
+    keys = [*wanted, *(["off_gpu_factor"] if spares else []), *(f"[[credit_rules]] on {on}" for on in by_rule)]
     runs = " and ".join(wanted.values())
-    effect = f"{runs} runs are billed" if wanted else "nothing is credited by it"
+    effects = [f"{runs} runs are billed"] if wanted else []
+    effects += ["time off the GPU costs the whole price"] if spares else []
+    effect = " and ".join(effects) or "nothing is credited by it"
     return "", (NO_USAGE.format(keys=" and ".join(keys), effect=effect),)
 
 

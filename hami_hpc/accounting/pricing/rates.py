@@ -101,14 +101,15 @@ class Terms:
     """Terms of billing.
 
     minimum_s: shortest time billed for a run that held a GPU. suspended_factor: part of the price charged for suspended
-    time. unbilled_states: runs that ended in one of these, such as NODE_FAIL, cost nothing. unbilled_disturbed: so do
-    runs with a usage record whose disturbed_count is not 0. unbilled_gpu_fault: so do runs whose gpu_fault is not.
-    where: conditions (model, mode, partition). given: the keys that the entry gives; of one with conditions the others
-    are those of the entry without.
+    time. off_gpu_factor: the same for time held while the memory was off the GPU. unbilled_states: runs that ended in
+    one of these, such as NODE_FAIL, cost nothing. unbilled_disturbed: so do runs with a usage record whose
+    disturbed_count is not 0. unbilled_gpu_fault: so do runs whose gpu_fault is not. where: conditions (model, mode,
+    partition). given: the keys that the entry gives; of one with conditions the others are those of the entry without.
     """
 
     minimum_s: int = 0
     suspended_factor: Decimal = Decimal(0)
+    off_gpu_factor: Decimal = Decimal(1)
     unbilled_states: tuple[str, ...] = ()
     unbilled_disturbed: bool = False
     unbilled_gpu_fault: bool = False
@@ -225,9 +226,9 @@ class Rates:
     @property
     def needs_usage(self) -> bool:
         """Whether prices depend on usage records."""
-        return any(terms.unbilled_disturbed or terms.unbilled_gpu_fault for terms in self.terms) or any(
-            rule.on != "node_fault" for rule in self.credit_rules
-        )
+        return any(
+            terms.unbilled_disturbed or terms.unbilled_gpu_fault or terms.off_gpu_factor != 1 for terms in self.terms
+        ) or any(rule.on != "node_fault" for rule in self.credit_rules)
 
 
 OfAccount = TypeVar("OfAccount", Credit, Discount)
@@ -309,11 +310,19 @@ def _segment(rates: Rates, number: int, label: str, period: Period, window: str,
         window,
         tuple(_case(terms.where, rates.terms_on(day, terms.where)) for terms in special),
         tuple(index for index, rule in enumerate(rates.credit_rules) if rule.valid.holds_on(day)),
+        plain.off_gpu_factor != 1,
     )
 
 
 def _case(where: Mapping[str, str], terms: Terms) -> TermsCase:
-    return TermsCase(where, terms.minimum_s, terms.unbilled_states, terms.unbilled_disturbed, terms.unbilled_gpu_fault)
+    return TermsCase(
+        where,
+        terms.minimum_s,
+        terms.unbilled_states,
+        terms.unbilled_disturbed,
+        terms.unbilled_gpu_fault,
+        terms.off_gpu_factor != 1,
+    )
 
 
 def _all_dated(rates: Rates) -> Iterable[Dated]:

@@ -119,13 +119,16 @@ def _factor(table: Table) -> Factor:
     return Factor(where, table.decimal("factor", "0", "1000", 6), table.validity())
 
 
-_TERMS_KEYS = ("minimum_s", "suspended_factor", "unbilled_states", "unbilled_disturbed", "unbilled_gpu_fault")
+_TERMS_KEYS = (
+    *("minimum_s", "suspended_factor", "off_gpu_factor", "unbilled_states", "unbilled_disturbed", "unbilled_gpu_fault"),
+)
 
 
 def _terms(table: Table) -> Terms:
     return Terms(
         table.whole("minimum_s", 0, 0, 86400),
         table.decimal("suspended_factor", "0", "1", 4, "0"),
+        table.decimal("off_gpu_factor", "0", "1", 4, "1"),
         _states(table),
         table.flag("unbilled_disturbed", False),
         table.flag("unbilled_gpu_fault", False),

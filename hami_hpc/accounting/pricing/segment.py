@@ -18,6 +18,7 @@ class TermsCase:
     unbilled_states: tuple[str, ...]
     unbilled_disturbed: bool
     unbilled_gpu_fault: bool
+    spares_off_gpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class Segment:
     minimum_s: shortest time billed for a run. unbilled_states: runs that ended in one of these cost nothing.
     unbilled_disturbed: disturbed runs cost nothing. unbilled_gpu_fault: nor do those that met a fault of their GPU.
     number: of all segments with the same prices in the same bucket; their time is summed together. window: the time
-    window that it is in, empty for none. cases: terms of certain runs, the first that fits. rules: indexes of the
-    credit rules that hold.
+    window that it is in, empty for none. spares_off_gpu: time off the GPU does not cost the whole price. cases: terms
+    of certain runs, the first that fits. rules: indexes of the credit rules that hold.
     """
 
     bucket: str
@@ -41,3 +42,4 @@ class Segment:
     window: str = ""
     cases: tuple[TermsCase, ...] = ()
     rules: tuple[int, ...] = ()
+    spares_off_gpu: bool = False

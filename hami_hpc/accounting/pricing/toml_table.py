@@ -62,8 +62,9 @@ class Table:
 
     def decimal(self, key: str, least: str, most: str, digits: int, default: str | None = None) -> Decimal:
         value = self.take(key, default)
-        number = Decimal(value) if type(value) in (int, str) and str(value) else value
-        if not isinstance(number, Decimal) or isinstance(self.values.get(key), str) or not number.is_finite():
+        is_default = key not in self.values
+        number = Decimal(value) if type(value) is int or (is_default and type(value) is str) else value
+        if not isinstance(number, Decimal) or not number.is_finite():
             raise self.refuse(key, f"a number from {least} to {most}")
         if not Decimal(least) <= number <= Decimal(most) or number != round(number, digits):
             raise self.refuse(key, f"a number from {least} to {most} with at most {digits} digits after the point")

@@ -61,17 +61,19 @@ def test_a_number_that_two_halves_cannot_hold_is_refused() -> None:
 
 @pytest.mark.parametrize("numbers", [(), ("billed",), price.USUAL, price.ALL])
 @settings(deadline=None)
-@given(rows=st.lists(st.tuples(st.sampled_from(["a", "b", "ä"]), *[st.integers(0, 10**34)] * 5), max_size=12))
+@given(
+    rows=st.lists(st.tuples(st.sampled_from(["a", "b", "ä"]), *[st.integers(0, 10**34)] * len(price.ALL)), max_size=12)
+)
 def test_sums_are_those_of_the_database(numbers: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     con = duckdb.connect()
     con.execute(
         "CREATE TABLE priced (account VARCHAR, runs BIGINT, " + ", ".join(f"{n} HUGEINT" for n in price.ALL) + ")"
     )
     if rows:
-        con.executemany("INSERT INTO priced VALUES (?, 1, ?, ?, ?, ?, ?)", rows)
+        con.executemany(f"INSERT INTO priced VALUES (?, 1{', ?' * len(price.ALL)})", rows)
     expected: dict[str, list[int]] = {}
     for account, *values in rows:
-        line = expected.setdefault(account, [0] * 6)
+        line = expected.setdefault(account, [0] * (1 + len(price.ALL)))
         for index, value in enumerate((1, *values)):
             line[index] += value
     asked = [1, *(int(name in numbers) for name in price.ALL)]
@@ -106,7 +108,7 @@ _KINDS = st.tuples(st.sampled_from("hab"), st.sampled_from(["gpu", "cpu", "mem"]
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.one_of(_KINDS, st.tuples(st.text())), st.builds(Sum, st.just(()), *[WHOLE] * 6))))
+@given(st.lists(st.tuples(st.one_of(_KINDS, st.tuples(st.text())), st.builds(Sum, st.just(()), *[WHOLE] * 7))))
 def test_lines_are_those_of_the_plain_form(entries: list[tuple[tuple[str, ...], Sum]]) -> None:
     assert invoice._lines(entries, Rates()) == _plain_lines(entries, Rates())
 

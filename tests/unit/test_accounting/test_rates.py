@@ -79,7 +79,7 @@ def test_every_key_arrives_where_it_belongs() -> None:
     assert found.rates == (Rate("h200", Decimal(1000000), year),)
     where = {"user": "ann", "mode": "mig", "class": "lc"}
     assert found.factors == (Factor(where, Decimal("1.500001"), ALWAYS),)
-    assert found.terms == (Terms(86400, Decimal("0.25"), ("NODE_FAIL",), True, True, ALWAYS),)
+    assert found.terms == (Terms(86400, Decimal("0.25"), Decimal(1), ("NODE_FAIL",), True, True, ALWAYS),)
     assert found.discounts == (Discount("chem", Decimal("10.5"), Decimal(100), ALWAYS),)
     assert found.credits == (Credit("gift-1", "chem", Decimal(5), "gift", ALWAYS, ("a/b/5/gift",)),)
     assert found.quotas == (Quota("", "ann", Decimal("0.0001"), ALWAYS),)
@@ -108,7 +108,7 @@ def test_what_is_left_out_has_its_default() -> None:
     found = rates("version = 1\n[[terms]]\n")
     assert (found.currency, found.digits, found.timezone, found.issuer) == ("EUR", 2, "UTC", ())
     assert found.invoice_prefix == "GPU"
-    assert found.terms == (Terms(0, Decimal(0), (), False, False, ALWAYS),)
+    assert found.terms == (Terms(0, Decimal(0), Decimal(1), (), False, False, ALWAYS),)
     assert (found.rates, found.factors, found.discounts, found.credits, found.quotas) == ((),) * 5
     assert (found.models, found.partitions, found.nodes, found.gpu_counts, found.aliases) == ({},) * 5
 
@@ -167,6 +167,7 @@ def test_what_is_left_out_has_its_default() -> None:
         ('[[factors]]\nuser = "x"\nfactor = 1001', "factor = '1001'; allowed is a number from 0 to 1000"),
         ("[[terms]]\nminimum_s = 86401", "minimum_s = '86401'; allowed is a whole number from 0 to 86400"),
         ("[[terms]]\nsuspended_factor = 1.1", "suspended_factor = '1.1'; allowed is a number from 0 to 1"),
+        ('[[terms]]\nsuspended_factor = "half"', "suspended_factor = 'half'; allowed is a number from 0 to 1"),
         ("[[terms]]\nunbilled_disturbed = 1", "number 1: unbilled_disturbed = '1'; allowed is true or false"),
         ("[[terms]]\nunbilled_disturbd = true", "unknown key 'unbilled_disturbd'; did you mean unbilled_disturbed?"),
         ("[[discounts]]\nfrom_gpu_hours = 1\npercent = 101", "percent = '101'; allowed is a number from 0 to 100"),

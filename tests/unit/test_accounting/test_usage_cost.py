@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from node_testbed import Node
 
 from hami_hpc.cli import main
+from hami_hpc.node import agent_file
 
 from .samples import HOUR, VGPU_HALF, Job, fill
 from .test_costs import RATES as PRICES
@@ -72,6 +73,29 @@ def test_a_running_job_shows_what_it_has_cost(
     monkeypatch.setattr(time, "time_ns", lambda: now * 10**9)
     _slurm(tmp_path, f"cat <<'E'\n{RECORD.format(start=now - 2 * HOUR, account=account)}E")
     assert f"  cost     EUR {amount} so far, before discounts and credits\n" in _usage()
+
+
+@pytest.mark.parametrize(
+    ("off_gpu_s", "said"),
+    [
+        (0, "2.80 so far, before discounts and credits\n"),
+        (HOUR, "2.05 so far, before discounts and credits\n"),
+        (9 * HOUR, "1.30 so far, before discounts and credits\n"),
+        (None, "2.80 so far, before discounts and credits, with any time off the GPU at the whole price\n"),
+    ],
+)
+def test_time_off_the_gpu_costs_its_part(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off_gpu_s: int | None, said: str
+) -> None:
+    """2 h of half an H200 at 2.00, and 0.80 for CPUs; an hour off the GPU at a quarter is 0.75 less."""
+    (node.root / "rates.toml").write_text(RATES + "[[terms]]\noff_gpu_factor = 0.25\n", encoding="utf-8")
+    now = int(time.time())
+    monkeypatch.setattr(time, "time_ns", lambda: now * 10**9)
+    _slurm(tmp_path, f"cat <<'E'\n{RECORD.format(start=now - 2 * HOUR, account='chem')}E")
+    grant = node.grants()[7]
+    off = None if off_gpu_s is None else {grant.gpu_uuid: off_gpu_s * 10**9}
+    monkeypatch.setattr(agent_file, "read_off_gpu", lambda *_: off)
+    assert f"  cost     EUR {said}" in _usage()
 
 
 def test_what_is_not_known_is_said_and_without_rates_there_is_no_line(node: Node, tmp_path: Path) -> None:
