@@ -40,7 +40,8 @@ class RunUse:
     a slice, of the slices of a node (slices_per_node), or of its whole GPUs. gpu_busy_s, throttled_s, oom_count,
     request_count, slo_miss_count: summed over slices. latency_p99_us: the largest of any slice. gpu_busy_s is the
     time that its work used, for every policy. busiest_s, most_throttled_s: gpu_busy_s and throttled_s of the record
-    that has most of it. cost: before discounts and credits; None if it has no rate.
+    that has most of it. cost: before discounts and credits; None if it has no rate. granted_ppm: the part of a GPU
+    that it could use, which is more than it held where memory is oversold; 0: as much as it held.
     """
 
     cluster: str
@@ -70,6 +71,7 @@ class RunUse:
     mode: str = ""  # that the job's features name
     cost: Decimal | None = None
     slices_per_node: int = 1
+    granted_ppm: int = 0
 
     @property
     def held_gpu_s(self) -> float:
@@ -82,14 +84,22 @@ class RunUse:
         return self.measured and (self.gpu_busy_s > 0 or not self.peak_bytes or self.watched_gpus > 0)
 
     @property
+    def used_gpu_s(self) -> float:
+        """GPU-seconds used of those held. A busy second of an oversold GPU is the part of it that is held of what was
+        granted, so that who uses all that was granted has used all that was held."""
+        if self.granted_ppm in (0, self.share_ppm):
+            return self.gpu_busy_s
+        return self.gpu_busy_s * self.share_ppm / self.granted_ppm
+
+    @property
     def wasted_gpu_s(self) -> float:
         """GPU-seconds held and not used; 0 if the use is not known."""
-        return max(0.0, self.held_gpu_s - self.gpu_busy_s) if self.time_measured else 0.0
+        return max(0.0, self.held_gpu_s - self.used_gpu_s) if self.time_measured else 0.0
 
     @property
     def gpu_percent(self) -> float | None:
         """Used of held GPU time, percent; None if it is not known."""
-        return 100 * self.gpu_busy_s / self.held_gpu_s if self.time_measured and self.held_gpu_s else None
+        return 100 * self.used_gpu_s / self.held_gpu_s if self.time_measured and self.held_gpu_s else None
 
     @property
     def mem_percent(self) -> float | None:
@@ -166,10 +176,12 @@ def runs(
     eras = gpus.eras()
     for run, cluster, job, account, user, state, start_s, seconds, held_key, partition, host, features, *use in rows:
         allocated = AllocatedGpus.from_key(held_key)
+        where = (partition, host or "", features, eras[gpus.era(start_s)])
         try:
-            share = part_shares(shares_held(allocated, partition, host or "", features, eras[gpus.era(start_s)]))
+            share = part_shares(shares_held(allocated, *where))
+            granted = part_shares(shares_held(allocated, *where, of_slice=True))
         except ShareError:
-            share = 0
+            share = granted = 0
         record_count, damaged_count, peak_bytes, busy_ns, throttled_ns, oom_count, *more = use
         requests, p99_us, misses, observed_gpus, had_mib, had_cores, busiest_ns, most_throttled_ns, *more = more
         per_node, is_resized = more
@@ -209,6 +221,7 @@ def runs(
                 _mode_of(features or ""),
                 (costs or {}).get((cluster, run)),
                 per_node if allocated.vgpu else 1,
+                granted,
             )
         )
     return result
