@@ -170,7 +170,7 @@ def _one_run(run: eff.RunUse, prices: Rates | None = None) -> str:
 def _many_runs(runs: list[eff.RunUse], limit: int, prices: Rates | None) -> str:
     """Returns a table of the most wasteful runs, those of which the use is not known last, with sums of all."""
     measured = [run for run in runs if run.measured]
-    held, used = sum(run.on_gpu_s for run in measured), sum(run.gpu_busy_s for run in measured)
+    held, used = sum(run.on_gpu_s for run in measured), sum(run.used_gpu_s for run in measured)
     off = sum(run.held_gpu_s for run in measured) - held
     rows = [
         [

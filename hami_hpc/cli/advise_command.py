@@ -33,7 +33,7 @@ def hardware_of(settings: Settings, model: str | None) -> Hardware:
         raise NodeError(f"--gpu {model} is no GPU model of {settings.path}. Its models: {known}")
     profiles = profiles_of(settings, model) if settings.mig_profiles.get(model) else ()
     total_mib = settings.gpu_models[model]
-    return Hardware(model, total_mib, int(total_mib * settings.memory_scaling), tuple(settings.modes), profiles)
+    return Hardware(model, total_mib, settings.gpu_size(model).slice_mib, tuple(settings.modes), profiles)
 
 
 def _model_here(settings: Settings) -> str:

@@ -27,7 +27,7 @@ HEAD = ("INDEX", "MINOR", "MODEL", "MIB", "SHARDS", "UUID")
 def _shards(settings: Settings, gpu: Gpu, static: frozenset[str]) -> int:
     if gpu.uuid in static or gpu.model not in settings.gpu_models:
         return 0
-    return settings.shards_per_gpu(gpu.model)
+    return settings.gpu_size(gpu.model).sold_shards
 
 
 @command("inventory")

@@ -43,7 +43,8 @@ def read_rooms(settings: Settings | None) -> list[tuple[Node, Size, Room]]:
         nodes = cluster_view.parse_nodes(text, cluster_view.job_shards(commands.show_jobs()))
     found = []
     for node in nodes:
-        size = core.size_of(node, settings.shard_mib if settings else 0)
+        known = settings.gpu_size(node.model) if settings and node.model in settings.gpu_models else None
+        size = core.size_of(node, settings.shard_mib if settings else 0, known)
         found.append((node, size, core.room_of(node, size)))
     return found
 
@@ -133,7 +134,8 @@ def node_json(node: Node, size: Size, room: Room) -> dict[str, object]:
         "partitions": list(node.partitions),
         "gpus": node.gpus,
         "gpus_held_whole": sorted(node.whole),
-        "shards_per_gpu": size.shards,
+        "shards_per_gpu": size.sold_shards,
+        "shards_of_largest_slice": size.shards,
         "mem_mib": node.total["vgpu_mem"],
         "allocated_mem_mib": node.allocated.get("vgpu_mem", 0),
         "free_mem_mib": room.mem_mib,

@@ -98,7 +98,7 @@ def render(wanted: Quotas, settings: Settings) -> bool:
     conf = ConfFile(path)
     site = lines.settings_of(conf.lines)
     shards = {
-        name: [settings.shards_per_gpu(model) for model in models] for name, models in settings.partitions.items()
+        name: [settings.gpu_size(model).sold_shards for model in models] for name, models in settings.partitions.items()
     }
     merges = [
         *quota_lines.merge_lines(wanted, site, commands.version(), path),

@@ -212,6 +212,7 @@ def make_python(c: dict[str, Any]) -> str:
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in c["classes"].items()}
     lines += [f"CLASS_{k.upper()}: Final = {v!r}" for k, v in values.items()]
     lines += [f"DEFAULT_{k.removeprefix('default_').upper()}: Final = {v!r}" for k, v in c["site"]["defaults"].items()]
+    lines += [f"{k.upper()}: Final = {v!r}" for k, v in c["site"]["oversold"].items()]
     lines += [f"GRES_{k.upper()}: Final = {v!r}" for k, v in c["gres"].items()]
     lines.append(f"PLACES: Final = {c['places']['names']!r}")
     lines += [f"FEATURE_{k.upper()}: Final = {v!r}" for k, v in c["features"].items()]

@@ -50,7 +50,8 @@ class Workload:
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """One GPU model, and what the site offers on it. `profiles` are those of MIG that requests may have, with the whole
-    GPU's; () where the site has none. `modes` are the site's. `shared_mib` is what all slices of a GPU may have."""
+    GPU's; () where the site has none. `modes` are the site's. `shared_mib` is what the slices of a GPU may have without
+    taking turns, and what one of them may have at most."""
 
     model: str
     total_mib: int

@@ -6,7 +6,6 @@ slurmctld runs the same rules in Lua, slurm-plugins/lua/hami_hpc_models.lua; tes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +13,7 @@ from hami_hpc.contract import constants as contract
 from hami_hpc.core.request import Request, canonical
 from hami_hpc.core.request_keys import MemMib, mem_text, types_in
 from hami_hpc.core.site import Site
+from hami_hpc.core.sizes import GpuSize, gpu_size
 from hami_hpc.errors import Refusal, RequestError, request_error, shorten
 
 
@@ -29,16 +29,21 @@ class Where:
         return noun + shorten(", ".join(self.partitions))
 
 
-def capacity(site: Site, model: str) -> tuple[int, int]:
-    """Returns the MiB of one GPU of `model` that can be granted, and its shards.
-
-    Rounds both down, so that shards * shard_mib never exceeds the MiB. Raises RequestError E_SITE for an unknown model.
-    """
+def size_of(site: Site, model: str) -> GpuSize:
+    """Returns the sizes of one GPU of `model`. Raises RequestError E_SITE for an unknown model."""
     total_mib = site.gpu_models.get(model)
     if total_mib is None:
         raise request_error("E_SITE", Refusal(given=f"gpu_models.{model} is missing"))
-    mib = math.floor(total_mib * site.memory_scaling)
-    return mib, mib // site.shard_mib
+    return gpu_size(total_mib, site.memory_scaling, site.shard_mib)
+
+
+def capacity(site: Site, model: str) -> tuple[int, int]:
+    """Returns the MiB of one GPU of `model` that can be granted to one slice, and its shards.
+
+    Rounds both down, so that shards * shard_mib never exceeds the MiB. Raises RequestError E_SITE for an unknown model.
+    """
+    size = size_of(site, model)
+    return size.slice_mib, size.slice_shards
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -116,6 +121,22 @@ def largest(site: Site, models: Sequence[str], request: Request, where: Where) -
         refusal = Refusal(where=where.text(), allowed=_listed(models), example=_example_of(models))
         raise request_error("E_TYPE_NEEDED", refusal)
     return min(mib for mib, count in fitting if count == shards), shards
+
+
+def sold_shards(site: Site, models: Sequence[str], shards: int) -> int:
+    """Returns the most shards that Slurm has of a GPU of those `models` whose largest slice has `shards` shards."""
+    sizes = [size_of(site, model) for model in models]
+    return max(size.sold_shards for size in sizes if size.slice_shards == shards)
+
+
+def check_every_model(site: Site, models: Sequence[str], mem_mib: int, shards: int, where: Where) -> None:
+    """Raises RequestError when Slurm could place a slice of `mem_mib` MiB and `shards` shards on a GPU of which no
+    slice may have so much memory. An oversold GPU has more shards for all slices than one slice of it may have."""
+    for model in models:
+        size = size_of(site, model)
+        if size.slice_mib < mem_mib and shards <= size.sold_shards:
+            refusal = Refusal(where=where.text(), allowed=_listed(models), example=_example_of(models))
+            raise request_error("E_TYPE_NEEDED", refusal)
 
 
 def type_feature(request: Request, models: Sequence[str]) -> tuple[str, ...]:

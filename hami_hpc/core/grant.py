@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import MAX_INDEX, Gpu
+from hami_hpc.core.sizes import is_oversold, largest_mib, sold_mib
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import JobError, NodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 CLASS_FIRST = frozenset("abcdefghijklmnopqrstuvwxyz")
 CLASS_REST = CLASS_FIRST | frozenset("0123456789_")
@@ -179,15 +180,18 @@ def parse_id(environment: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def whole_gpus(environment: Mapping[str, str]) -> str:
+def whole_gpus(environment: Mapping[str, str], cores_of_gpu: Collection[int] = (c.CORES_MAX,)) -> str:
     """Returns Slurm's list of the GPUs of a job that holds the whole node (--exclusive, OverSubscribe=EXCLUSIVE).
+
+    `cores_of_gpu` is how many cores a GPU has for all its slices: more than 100 where its memory is oversold, and then
+    a number for each of the site's models (Settings.cores_of_gpu).
 
     Returns "" for any other job. Slurm gives a whole-node job all units of every gres except shards: all cores of each
     of its GPUs, and as many vgpu as the node has shards, once for each class. A job with several slices can have as
     many cores, but at most c.SLICES_MAX vgpu. A node can have so few vgpu too; but its whole count of vgpu_slo is then
     above the largest slo as soon as it has two shards, without which no job has two slices. These values come from the
     signed credential. SLURM_JOB_GPUS lists the GPUs of the last type alone where a node's GPUs are of several types;
-    the job has all of them then.
+    the job has all of them then. A site that oversells memory has no such nodes.
     """
     vgpu, cores = environment.get(c.ENV_VGPU, ""), environment.get(c.ENV_CORES, "")
     gpus, slo = environment.get("SLURM_JOB_GPUS", ""), environment.get(c.ENV_SLO_US, "") or "0"
@@ -195,13 +199,15 @@ def whole_gpus(environment: Mapping[str, str]) -> str:
         return ""
     if max(len(vgpu), len(cores)) > 12 or len(slo) > 18:
         return ""
-    gpu_count, rest = divmod(int(cores), c.CORES_MAX)
+    if not gpus or int(vgpu) <= 1 or (int(vgpu) <= c.SLICES_MAX and int(slo) <= c.SLO_US_MAX):
+        return ""
     listed = len(gpus.split(","))
-    if not gpus or rest or int(vgpu) <= 1 or not listed <= gpu_count <= MAX_INDEX:
+    if int(cores) in {listed * each for each in cores_of_gpu} and listed <= MAX_INDEX:
+        return gpus
+    gpu_count, rest = divmod(int(cores), c.CORES_MAX)
+    if rest or set(cores_of_gpu) != {c.CORES_MAX} or not listed < gpu_count <= MAX_INDEX:
         return ""
-    if int(vgpu) <= c.SLICES_MAX and int(slo) <= c.SLO_US_MAX:
-        return ""
-    return gpus if listed == gpu_count else ",".join(map(str, range(gpu_count)))
+    return ",".join(map(str, range(gpu_count)))
 
 
 def parse_units(environment: Mapping[str, str]) -> JobUnits | None:
@@ -377,17 +383,19 @@ def make_grant(
 
 
 def check_fits(grant: Grant, live: Iterable[Grant], memory_scaling: float) -> None:
-    """Raises NodeError when `grant` and the live grants of its GPU together exceed the GPU's memory: with the code
-    E_HELD where it would fit without them."""
+    """Raises NodeError when `grant` is larger than a slice of its GPU can be, or when it and the live grants of the GPU
+    together exceed what the GPU has for all slices: with the code E_HELD where it would fit without them."""
     others = [other for other in live if other.gpu_uuid == grant.gpu_uuid and other.job_id != grant.job_id]
-    capacity_mib = int(grant.gpu_total_mib * memory_scaling)
+    most_mib = largest_mib(grant.gpu_total_mib, memory_scaling)
+    capacity_mib = sold_mib(grant.gpu_total_mib, memory_scaling)
     granted_mib = sum(other.mem_mib for other in others)
-    if grant.mem_mib <= capacity_mib - granted_mib:
+    if grant.mem_mib <= min(most_mib, capacity_mib - granted_mib):
         return
-    if grant.mem_mib > capacity_mib:
+    if grant.mem_mib > most_mib:
+        for_one = " for one slice" if is_oversold(memory_scaling) else ""
         raise NodeError(
             f"job {grant.job_id} was given {grant.mem_mib} MiB of GPU {grant.gpu_minor} ({grant.gpu_uuid}), which has "
-            f"{capacity_mib} MiB. total_mib of {grant.model} in hami-hpc.toml is too large for this node: "
+            f"{most_mib} MiB{for_one}. total_mib of {grant.model} in hami-hpc.toml is too large for this node: "
             "compare with hami-hpc inventory",
         )
     holders = ", ".join(f"job {other.job_id}: {other.mem_mib} MiB" for other in others[:8])

@@ -11,6 +11,7 @@ from __future__ import annotations
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Gpu
+from hami_hpc.core.sizes import largest_mib
 from hami_hpc.errors import JobError
 
 TYPE_CHECKING = False
@@ -42,7 +43,7 @@ def check_model(grant: Grant, gpus: Iterable[Gpu], constraints: str, memory_scal
             f"job {grant.job_id} asked for {' or '.join(sorted(requested))} and was given GPU {grant.gpu_minor} "
             f"({grant.model}). {_cause(models)}"
         )
-    if len(models) > 1 and grant.mem_mib > int(grant.gpu_total_mib * memory_scaling):
+    if len(models) > 1 and grant.mem_mib > largest_mib(grant.gpu_total_mib, memory_scaling):
         raise JobError(
             f"job {grant.job_id} has {grant.mem_mib} MiB and was given GPU {grant.gpu_minor} ({grant.model}, "
             f"{grant.gpu_total_mib} MiB). {_cause(models)}"

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hami_hpc.contract.constants import CORES_MAX
 from hami_hpc.core.request_keys import MemMib, mem_text
+from hami_hpc.core.sizes import GpuSize
 
 # Parts of a node's state in which it starts no job. A node in a reservation takes the reservation's jobs only.
 _UNUSABLE_TEXT = (
@@ -35,11 +37,16 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One GPU of a node in vGPU units. `shard_mib` is a lower bound where the site's settings were not readable."""
+    """One GPU of a node in vGPU units. `shard_mib` is a lower bound where the site's settings were not readable.
+
+    `mem_mib` and `shards` are those of the largest slice, 100 % of the GPU; `sold_shards` are those of all its slices,
+    which are more where memory is oversold.
+    """
 
     mem_mib: int
     shards: int
     shard_mib: int
+    sold_shards: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +116,23 @@ class Room:
         return bool(self.gpus)
 
 
-def size_of(node: Node, shard_mib: int = 0) -> Size:
-    """Returns the size of one of the node's GPUs. `shard_mib` is the site's, 0 where it is not known.
+def size_of(node: Node, shard_mib: int = 0, known: GpuSize | None = None) -> Size:
+    """Returns the size of one of the node's GPUs. `shard_mib` is the site's, 0 where it is not known; `known` is the
+    size of the node's model by the site's settings.
 
-    From shards = floor(mem / shard_mib) follows shard_mib > mem / (shards + 1), a bound that gives away the least.
+    From shards = floor(mem / shard_mib) follows shard_mib > mem / (shards + 1), a bound that gives away the least. So
+    does cores = ceil(100 * sold shards / shards of the largest slice), where a GPU has more than 100 cores.
     """
-    mem_mib, shards = node.total["vgpu_mem"] // node.gpus, node.total["shard"] // node.gpus
-    if shard_mib and mem_mib // shard_mib == shards:
-        return Size(mem_mib, shards, shard_mib)
-    return Size(mem_mib, shards, mem_mib // (shards + 1) + 1)
+    sold_mib, sold_shards = node.total["vgpu_mem"] // node.gpus, node.total["shard"] // node.gpus
+    cores = node.total["vgpu_cores"] // node.gpus
+    if shard_mib and known and known[2:] == (sold_mib, sold_shards, cores):
+        return Size(known.slice_mib, known.slice_shards, shard_mib, sold_shards)
+    if not shard_mib or sold_mib // shard_mib != sold_shards:
+        shard_mib = sold_mib // (sold_shards + 1) + 1
+    if cores <= CORES_MAX:
+        return Size(sold_mib, sold_shards, shard_mib, sold_shards)
+    shards = max(1, -(-CORES_MAX * sold_shards // cores))
+    return Size(shards * shard_mib, shards, shard_mib, sold_shards)
 
 
 def largest_slice(size: Size, free_shards: int, node: Node) -> Slice | None:
@@ -135,12 +150,12 @@ def room_of(node: Node, size: Size) -> Room:
     if not node.is_usable or node.cpus_allocated >= node.cpus:
         return Room(0, 0, None, tuple(GpuRoom(index, 0, None) for index in range(node.gpus)))
     if node.used is None:
-        free = node.free("shard") - size.shards * len(node.whole)
+        free = node.free("shard") - size.sold_shards * len(node.whole)
         at_most = largest_slice(size, min(size.shards, free), node)
         return Room(_mem_of(size, max(0, free), node), _cores_of(size, max(0, free), node), at_most, ())
     gpus = []
     for index, used in enumerate(node.used):
-        free = 0 if index in node.whole else max(0, size.shards - used)
+        free = 0 if index in node.whole else max(0, size.sold_shards - used)
         gpus.append(GpuRoom(index, free, largest_slice(size, free, node)))
     slices = [gpu.largest for gpu in gpus if gpu.largest is not None]
     largest = max(slices, key=lambda found: (found.mem_mib, found.cores), default=None)

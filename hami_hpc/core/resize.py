@@ -7,12 +7,14 @@ and everybody else's slices leave all of those alone. So both can grow up to wha
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.request import Parsed, Request, parse
 from hami_hpc.core.request_keys import MemMib, MemPercent
+from hami_hpc.core.sizes import is_oversold
 from hami_hpc.core.units import mem_units
 from hami_hpc.errors import JobError, shorten
 
@@ -31,7 +33,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The GPU of a slice: its shards, those that the job holds of it, and its MiB for slices."""
+    """The GPU of a slice: shards and MiB of its largest slice, and the shards that the job holds of it."""
 
     shards: int
     held: int
@@ -85,6 +87,23 @@ def _most(grant: Grant, gpu: Gpu) -> tuple[int, int]:
     if gpu.held >= gpu.shards:
         return max(gpu.mib, asked.mem_mib), c.CORES_MAX
     return max(gpu.held * gpu.shard_mib, asked.mem_mib), max(c.CORES_MAX * gpu.held // gpu.shards, asked.cores_percent)
+
+
+def check_growth(old: Sequence[Grant], new: Sequence[Grant], live: Iterable[Grant], memory_scaling: float) -> None:
+    """Raises JobError when a slice is to have more memory on a GPU that is oversold: the memory of all its jobs must be
+    on the GPU itself then, because the job that grows is not asked to leave it first. `live` are all grants."""
+    if not is_oversold(memory_scaling):
+        return
+    grants = tuple(live)
+    for before, after in zip(old, new, strict=True):
+        others = [one.mem_mib for one in grants if one.gpu_uuid == after.gpu_uuid and one.job_id != after.job_id]
+        granted_mib = after.mem_mib + sum(others)
+        if after.mem_mib > before.mem_mib and granted_mib > after.gpu_total_mib:
+            raise JobError(
+                f"GPU {after.gpu_minor}'s memory is oversold, and growing needs room on the GPU itself: with mem="
+                f"{after.mem_mib}M for job {after.job_id} its jobs would have {granted_mib} of {after.gpu_total_mib} "
+                "MiB. Try again when others have ended, or submit the job again for a larger slice"
+            )
 
 
 def check_used(new: Grant, used_bytes: int) -> None:

@@ -12,7 +12,16 @@ from typing import NamedTuple
 
 from hami_hpc.contract import constants as contract
 from hami_hpc.core import mig_choice
-from hami_hpc.core.gpu_choice import Where, candidates, capacity, largest, type_feature, with_preset
+from hami_hpc.core.gpu_choice import (
+    Where,
+    candidates,
+    capacity,
+    check_every_model,
+    largest,
+    sold_shards,
+    type_feature,
+    with_preset,
+)
 from hami_hpc.core.mig_choice import MIG
 from hami_hpc.core.places import SHARE, check_count, check_mode, chosen
 from hami_hpc.core.request import Request, parse
@@ -140,8 +149,8 @@ class _Slice(NamedTuple):
 
 
 def least_shards(shards: int, max_tenants: int) -> int:
-    """Returns the fewest shards of a slice on a GPU with `shards` on which `max_tenants` slices fit, and one more does
-    not; 0: any number may. Where no number is both, as few as keep out one more."""
+    """Returns the fewest shards of a slice on a GPU of which Slurm has `shards`, so that `max_tenants` slices fit, and
+    one more does not; 0: any number may. Where no number is both, as few as keep out one more."""
     if not max_tenants:
         return 0
     return max(shards // max_tenants, shards // (max_tenants + 1) + 1)
@@ -154,11 +163,13 @@ def _share(request: Request, site: Site, models: Sequence[str], where: Where) ->
         raise request_error("E_SITE", Refusal(given="shard_mib is more than a GPU has"))
     mem = _default_mem(site, mib) if request.mem is None else request.mem
     mem_mib, needed = mem_units(mem, site.shard_mib, mib, shards)
-    needed = max(needed, least_shards(shards, site.max_tenants))
+    needed = max(needed, least_shards(sold_shards(site, models, shards), site.max_tenants))
     cores = _default_cores(site) if request.cores is None else request.cores
     if cores is None:
         cores = min(contract.CORES_MAX, max(1, 100 * needed // shards))
-    return _Slice(max(needed, 1, shards * cores // 100), mem_mib, cores)
+    needed = max(needed, 1, shards * cores // 100)
+    check_every_model(site, models, mem_mib, needed, where)
+    return _Slice(needed, mem_mib, cores)
 
 
 def _default_cores(site: Site) -> int | None:

@@ -51,7 +51,9 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
             detail = f"has {gpu.total_mib} MiB, but the settings give {gpu.model} {model_mib} MiB"
             yield Finding(what, Level.FAIL, detail, advice)
         else:
-            detail = f"{gpu.model}, {gpu.total_mib} MiB, {settings.shards_per_gpu(gpu.model)} shards"
+            size = settings.gpu_size(gpu.model)
+            oversold = f", a slice has {size.slice_shards} at most" if size.slice_shards < size.sold_shards else ""
+            detail = f"{gpu.model}, {gpu.total_mib} MiB, {size.sold_shards} shards{oversold}"
             yield Finding(what, Level.OK, detail)
     models = mixed.models_of(gpus)
     if len(models) > 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from hami_hpc import installed
 from hami_hpc.contract import constants as c
 from hami_hpc.core import plain_toml
+from hami_hpc.core.sizes import GpuSize, gpu_size
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import NodeError
 from hami_hpc.node import settings_faults
@@ -96,9 +97,13 @@ class Settings(NamedTuple):
     presets: Mapping[str, object] = {}  # [presets.*] as it is written: node/preset_settings.py reads it
     placement: Mapping[str, object] = {}  # [placement], likewise for node/placement_settings.py
 
-    def shards_per_gpu(self, model: str) -> int:
-        """Returns the gres/shard units of one GPU of a model (docs/architecture.md, "Units")."""
-        return int(self.gpu_models[model] * self.memory_scaling) // self.shard_mib
+    def gpu_size(self, model: str) -> GpuSize:
+        """Returns the sizes of one GPU of a model: of its largest slice, and of what Slurm has of it."""
+        return gpu_size(self.gpu_models[model], self.memory_scaling, self.shard_mib)
+
+    def cores_of_gpu(self) -> frozenset[int]:
+        """Returns gres/vgpu_cores of one GPU: one number for each model that differs in it."""
+        return frozenset(self.gpu_size(model).sold_cores for model in self.gpu_models) or frozenset((c.CORES_MAX,))
 
     def class_of_job(self, units: JobUnits) -> ClassSettings:
         """Returns the class of a job. Raises NodeError for one that these settings do not have."""
@@ -242,8 +247,8 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
     vgpu = _Table(path, "vgpu", top.take("vgpu", {}))
     paths = _Table(path, "paths", top.take("paths", {}))
     scaling = vgpu.take("memory_scaling", c.DEFAULT_MEMORY_SCALING)
-    if type(scaling) not in (int, float) or not 0.1 <= scaling <= 1:
-        vgpu.refuse("memory_scaling", scaling, "a number from 0.1 to 1, as memory cannot be oversold yet")
+    if type(scaling) not in (int, float) or not 0.1 <= scaling <= c.MEMORY_SCALING_MAX:
+        vgpu.refuse("memory_scaling", scaling, f"a number from 0.1 to {c.MEMORY_SCALING_MAX:g}")
     mps = _Table(path, "mps", top.take("mps", {}))
     models, mig_profiles = _models(path, top.take("gpu_models", {}))
     partitions, partition_gpus = _partitions(path, top.take("partitions", {}), models)
@@ -289,11 +294,15 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
     fault = settings_faults.places(settings.slices_max, settings.modes, models)
     if fault:
         vgpu.refuse("slices_max", settings.slices_max, fault)
+    has_agent, has_swap = settings.agent is not None, any(entry.swap for entry in settings.classes.values())
+    fault = settings_faults.oversold(float(scaling), has_agent, settings.modes, settings.slices_max, has_swap)
+    if fault:
+        vgpu.refuse("memory_scaling", scaling, fault)
     for hosts in settings.mig_nodes:
         if not settings_faults.is_host_list(hosts):
             vgpu.refuse("mig_nodes", hosts, 'host lists as Slurm writes them, such as "gpu[03-04],gpu7"')
     for model in models:
-        if settings.shards_per_gpu(model) < 1:
+        if settings.gpu_size(model).slice_shards < 1:
             raise NodeError(f"{path}: shard_mib = {settings.shard_mib} is more than a whole {model}; make it smaller")
     return settings
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from hami_hpc.core.mig_choice import OfferedProfile
+    from hami_hpc.core.sizes import GpuSize
 
     class Settings(Protocol):
         """What is needed of node/config.py's settings, which import this module."""
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
         def gpu_models(self) -> Mapping[str, int]: ...
         @property
         def mig_profiles(self) -> Mapping[str, Mapping[str, str]]: ...
-        @property
-        def memory_scaling(self) -> float: ...
-        def shards_per_gpu(self, model: str) -> int: ...
+        def gpu_size(self, model: str) -> GpuSize: ...
 
 
 def profiles_of(settings: Settings, model: str) -> tuple[Profile, ...]:
@@ -69,7 +68,7 @@ def offered(settings: Settings, model: str) -> tuple[OfferedProfile, ...]:
         return ()
     _check(settings, model, listed, full)
     names = frozenset(profile.name for profile in listed)
-    weights = shards_of(profiles, settings.shards_per_gpu(model), names)
+    weights = shards_of(profiles, settings.gpu_size(model).slice_shards, names)
     return tuple(
         OfferedProfile(
             name=profile.name,
@@ -86,7 +85,7 @@ def _check(settings: Settings, model: str, listed: tuple[Profile, ...], full: Pr
     """Raises NodeError for a wrong name, for more memory than a GPU gives, and for a profile that hides another."""
     from hami_hpc.core.request_keys import is_mig_name
 
-    usable_mib = int(settings.gpu_models[model] * settings.memory_scaling)
+    usable_mib = settings.gpu_size(model).slice_mib
     for index, profile in enumerate(listed):
         if not is_mig_name(profile.name):
             raise NodeError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import is_class_name
+from hami_hpc.core.sizes import is_oversold
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +34,24 @@ def places(slices_max: int, modes: Sequence[str], models: Iterable[str]) -> str:
         return '1, or "share" in modes: in other modes a job has one slice per node'
     clash = [model for model in models if len(model) == 1 and model in c.PLACES]
     return f"1, or another name for [gpu_models.{clash[0]}]: GPUs have types from a on then" if clash else ""
+
+
+def oversold(memory_scaling: float, has_agent: bool, modes: Sequence[str], slices_max: int, has_swap: bool) -> str:
+    """Returns what is allowed instead where the memory of GPUs cannot be oversold, "" where it can, or is not.
+
+    `has_swap`: whether a class has swap = true.
+    """
+    if not is_oversold(memory_scaling):
+        return ""
+    if not has_agent:
+        return "at most 1 without the table [agent]: the agent lets jobs take turns on a GPU"
+    if tuple(modes) != ("share",):
+        return 'at most 1 unless modes = ["share"]: in other modes jobs cannot take turns on a GPU'
+    if slices_max != 1:
+        return "at most 1 unless slices_max = 1: jobs with several slices cannot take turns on a GPU"
+    if not has_swap:
+        return "at most 1 unless a class has swap = true: no job could leave the GPU to another"
+    return ""
 
 
 def class_name(name: str, models: Iterable[str]) -> str:

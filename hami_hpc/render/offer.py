@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core import mixed, places
-from hami_hpc.core.gpu_choice import capacity, preset_text
+from hami_hpc.core.gpu_choice import preset_text, size_of
 from hami_hpc.core.inventory import Gpu
 from hami_hpc.core.mig_choice import MIG
 from hami_hpc.core.site import Site
@@ -38,7 +38,9 @@ class GpuLine:
 
 @dataclass(frozen=True, slots=True)
 class NodeOffer:
-    """A node's gres and features. `shards` is also the count of each vgpu class: a slice takes at least one shard.
+    """A node's gres and features: what is sold of its GPUs, which is more than they have where memory is oversold.
+
+    `shards` is also the count of each vgpu class: a slice takes at least one shard.
 
     `slo_us` is so large that jobs with an slo never wait for it: shards times the largest slo.
     """
@@ -104,9 +106,9 @@ def make_offer(
     if len(by_model) > 1:
         raise NodeError(f"this node has GPUs of {len(by_model)} models ({', '.join(sorted(by_model))}). {mixed.ADVICE}")
     ((model, members),) = by_model.items()
-    mib, shards_each = capacity(site, model)
-    mem_mib = mib * len(members)
-    lines = _lines(model, members, shards_each, site.slices_max)
+    size = size_of(site, model)
+    mem_mib = size.sold_mib * len(members)
+    lines = _lines(model, members, size.sold_shards, site.slices_max)
     if site.slices_max > 1 and static:
         raise NodeError(
             f"slices_max = {site.slices_max} and a static MIG layout ({', '.join(static)}) do not go together: jobs "
@@ -114,14 +116,14 @@ def make_offer(
             "layout away (hami-hpc mig apply)"
         )
     shards = sum(line.shards for line in lines)
-    count = sum(line.count for line in lines)
+    cores_percent = size.sold_cores * sum(line.count for line in lines)
     slo_us = shards * c.SLO_US_MAX
     offered_policies = {name for policies in site.policies.values() for name in policies}
     return NodeOffer(
         lines=tuple(lines),
         shards=shards,
         mem_mib=mem_mib,
-        cores_percent=100 * count,
+        cores_percent=cores_percent,
         slo_us=slo_us,
         gres=",".join(
             [
@@ -130,7 +132,7 @@ def make_offer(
                 *_shard_gres(lines),
                 *(f"{c.GRES_CLASS}:{name}:{shards}" for name in site.classes),
                 f"{c.GRES_MEM}:{mem_mib}",
-                f"{c.GRES_CORES}:{100 * count}",
+                f"{c.GRES_CORES}:{cores_percent}",
                 f"{c.GRES_SLO}:{slo_us}",
             ]
         ),

@@ -94,7 +94,7 @@ def shards_of(settings: Settings, gpu: Gpu) -> int:
     """
     if gpu.uuid in mig_static.gpus(settings.state_dir):
         return 0
-    return settings.shards_per_gpu(gpu.model) if gpu.model in settings.gpu_models else 0
+    return settings.gpu_size(gpu.model).sold_shards if gpu.model in settings.gpu_models else 0
 
 
 def occupy(

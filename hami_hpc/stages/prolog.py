@@ -54,7 +54,7 @@ NO_ROOM = ("E_HELD", "E_MIG_NO_ROOM")
 def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
     """Grants the job of `environment` its slice. Raises NodeError for a fault of the node; a JobError becomes the
     message with which the job's steps are refused."""
-    gpus = whole_gpus(environment)
+    gpus = whole_gpus(environment, settings.cores_of_gpu())
     if gpus:
         job_id = parse_id(environment, "SLURM_JOB_ID")
         environment = {**environment, "SLURM_JOB_GPUS": gpus}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from hami_hpc.core.inventory import make_inventory
 from hami_hpc.core.reconcile_plan import LEFTOVER_AGE_S, Action, Directory, Kind, NodeState, make_plan
+from hami_hpc.core.sizes import sold_mib
 from hami_hpc.errors import JobError, NodeError
 from hami_hpc.isolation.table import backend_of
 from hami_hpc.node import ended_dirs, events, gpu_jobs, job_dirs, mode_outages, nvml, usage_spool
@@ -166,7 +167,7 @@ def read_state(settings: Settings, ledger: Ledger, running_jobs: Callable[[], fr
     capacity: dict[str, int] | None
     try:
         gpus = make_inventory(nvml.read_devices(), settings.gpu_models)
-        capacity = {gpu.uuid: int(gpu.total_mib * settings.memory_scaling) for gpu in gpus}
+        capacity = {gpu.uuid: sold_mib(gpu.total_mib, settings.memory_scaling) for gpu in gpus}
     except NodeError as error:
         capacity, driver_problem = None, str(error)
     running: frozenset[int] | None

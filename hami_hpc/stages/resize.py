@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from hami_hpc.core import resize as rules
 from hami_hpc.core.grant import Grant
+from hami_hpc.core.sizes import gpu_size
 from hami_hpc.errors import HamiError, JobError, NodeError
 from hami_hpc.isolation.table import backend_of
 from hami_hpc.node import drain, events, job_dirs, neighbours, usage_files
@@ -44,6 +45,7 @@ def resize(
         gpus = _gpus(settings, ledger, old, shards)
         new = tuple(rules.resized(grant, size, gpu) for grant, gpu in zip(old, gpus, strict=True))
         _check_used(settings, new)
+        rules.check_growth(old, new, ledger.grants(), settings.memory_scaling)
         if dry_run:
             return _line(old, new, "could have")
         new = _enter(settings, ledger, new)
@@ -89,10 +91,10 @@ def _gpus(settings: Settings, ledger: Ledger, grants: Sequence[Grant], shards: M
     own = [gpus[grant.gpu_uuid] for grant in grants]
     return [
         rules.Gpu(
-            shards=settings.shards_per_gpu(gpu.model),
+            shards=settings.gpu_size(gpu.model).slice_shards,
             held=shards[gpu.slurm_index],
             shard_mib=settings.shard_mib,
-            mib=int(gpu.total_mib * settings.memory_scaling),
+            mib=gpu_size(gpu.total_mib, settings.memory_scaling, settings.shard_mib).slice_mib,
         )
         for gpu in own
     ]
@@ -115,6 +117,7 @@ def _enter(settings: Settings, ledger: Ledger, grants: Sequence[Grant]) -> tuple
     backend = backend_of(grants[0].mode)
 
     def lower(old: tuple[Grant, ...], new: tuple[Grant, ...]) -> None:
+        rules.check_growth(old, new, ledger.grants(), settings.memory_scaling)
         if new[0].mem_mib >= old[0].mem_mib:
             return
         try:

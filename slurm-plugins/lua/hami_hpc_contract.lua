@@ -93,6 +93,10 @@ return {
       ["mig_waste_percent"] = 20,
       ["slices_max"] = 1,
     },
+    ["oversold"] = {
+      ["memory_scaling_max"] = 3.0,
+      ["oversold_part"] = 0.9,
+    },
   },
   ["gres"] = {
     ["shard"] = "shard",

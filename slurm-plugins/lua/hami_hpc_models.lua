@@ -22,15 +22,22 @@ return function(contract, errors, grammar, mig)
 		return (#partitions == 1 and "partition " or "partitions ") .. errors.shorten(table.concat(partitions, ", "))
 	end
 
-	-- Returns the MiB of one GPU of `model` that can be granted, and its number of shards.
-	-- Rounds both down, so that shards * shard_mib never exceeds the MiB.
+	-- Returns the MiB of one GPU of `model` that can be granted to one slice, the shards of these, and the shards that
+	-- Slurm has of the GPU for all slices, which are more where memory is oversold. hami_hpc/core/sizes.py says more.
+	-- Rounds all down, so that shards * shard_mib never exceeds the MiB.
 	function M.capacity(site, model)
 		local entry = site.gpu_models[model]
 		if not entry then
 			fail("E_SITE", { given = "gpu_models." .. model .. " is missing" })
 		end
-		local mib = floor(entry.total_mib * site.memory_scaling)
-		return mib, floor(mib / site.shard_mib)
+		local sold_mib = floor(entry.total_mib * site.memory_scaling)
+		local sold = floor(sold_mib / site.shard_mib)
+		if site.memory_scaling <= 1 then
+			return sold_mib, sold, sold
+		end
+		local mib = floor(entry.total_mib * contract.site.oversold.oversold_part)
+		local shards = floor(mib / site.shard_mib)
+		return shards < 1 and mib or shards * site.shard_mib, shards, sold
 	end
 
 	local function fail_unknown_type(given, where, allowed)
@@ -100,24 +107,25 @@ return function(contract, errors, grammar, mig)
 	end
 
 	-- Returns the MiB and the shards of a GPU of the model with the most shards, of those with at least the MiB that the
-	-- request names; of several such models, the fewest MiB. Percentages are of this GPU.
+	-- request names; of several such models, the fewest MiB. Percentages are of this GPU. The third result are the shards
+	-- that Slurm has of it, of several such models the most.
 	--
 	-- Slurm has one number of shards for a job, whatever GPU it gets, and none of a GPU with fewer. So many of this GPU's
 	-- are at least the same part of each other one.
 	function M.largest(site, models, request, partitions)
-		local largest, smaller, mib, shards
+		local largest, smaller, mib, shards, sold
 		for _, model in ipairs(models) do
 			local size = { model = model }
-			size.mib, size.shards = M.capacity(site, model)
+			size.mib, size.shards, size.sold = M.capacity(site, model)
 			if not largest or size.mib > largest.mib then
 				largest = size
 			end
 			if request.mem_mib and size.mib < request.mem_mib then
 				smaller = math.max(smaller or 0, size.shards)
 			elseif not shards or size.shards > shards then
-				mib, shards = size.mib, size.shards
+				mib, shards, sold = size.mib, size.shards, size.sold
 			elseif size.shards == shards then
-				mib = math.min(mib, size.mib)
+				mib, sold = math.min(mib, size.mib), math.max(sold, size.sold)
 			end
 		end
 		if not shards then
@@ -126,7 +134,18 @@ return function(contract, errors, grammar, mig)
 			-- A model has as many shards and less memory: a slice of all shards must not get it.
 			M.fail_type_needed(models, partitions)
 		end
-		return mib, shards
+		return mib, shards, sold
+	end
+
+	-- Refuses a slice that Slurm could place on a GPU of which no slice may have so much memory: an oversold GPU has more
+	-- shards for all slices than one slice of it may have.
+	function M.check_every_model(site, models, slice, partitions)
+		for _, model in ipairs(models) do
+			local mib, _, sold = M.capacity(site, model)
+			if mib < slice.mem_mib and slice.shards <= sold then
+				M.fail_type_needed(models, partitions)
+			end
+		end
 	end
 
 	function M.fail_type_needed(models, partitions)

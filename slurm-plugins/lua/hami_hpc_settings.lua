@@ -119,8 +119,9 @@ return function(contract, errors, grammar, script_directory)
 				return nil, "partitions." .. tostring(name) .. ".gpus is not understood"
 			end
 		end
-		if number_or(site.memory_scaling, 1) > 1 then
-			return nil, "memory_scaling = " .. site.memory_scaling .. " is above 1, and memory cannot be oversold yet"
+		local scaling_max = contract.site.oversold.memory_scaling_max
+		if number_or(site.memory_scaling, 1) > scaling_max then
+			return nil, string.format("memory_scaling = %s is above %g", site.memory_scaling, scaling_max)
 		end
 		local slices_max = site.slices_max or defaults.slices_max
 		if not number_or(slices_max) or slices_max % 1 ~= 0 or slices_max > contract.request.limits.slices_max then

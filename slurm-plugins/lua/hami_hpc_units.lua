@@ -125,7 +125,7 @@ return function(contract, errors, grammar, mig, places, models)
 
 	-- Returns { shards, mem_mib, cores } of a request in a mode that divides a GPU's memory and time by shards.
 	local function share_of(request, site, allowed, partitions)
-		local mib, shards = models.largest(site, allowed, request, partitions)
+		local mib, shards, sold = models.largest(site, allowed, request, partitions)
 		if shards < 1 then
 			fail("E_SITE", { given = "shard_mib is more than a GPU has" })
 		end
@@ -133,10 +133,12 @@ return function(contract, errors, grammar, mig, places, models)
 		local mem_mib, needed = mem_units(full, site, mib, shards)
 		if site.max_tenants > 0 then
 			-- That many fit, and one more does not.
-			needed = math.max(needed, floor(shards / site.max_tenants), floor(shards / (site.max_tenants + 1)) + 1)
+			needed = math.max(needed, floor(sold / site.max_tenants), floor(sold / (site.max_tenants + 1)) + 1)
 		end
 		local cores = full.cores or math.min(100, math.max(1, floor(100 * needed / shards)))
-		return { shards = math.max(needed, 1, floor(shards * cores / 100)), mem_mib = mem_mib, cores = cores }
+		local slice = { shards = math.max(needed, 1, floor(shards * cores / 100)), mem_mib = mem_mib, cores = cores }
+		models.check_every_model(site, allowed, slice, partitions)
+		return slice
 	end
 
 	-- Returns the profile of the MIG instance of a request, or nil and the refusal.

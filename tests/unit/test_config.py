@@ -21,6 +21,21 @@ from hami_hpc.node.config import ClassSettings, Settings, load_settings, parse_s
 CLASS_KEYS = ("qos", "policy", "policies", "latency", "floor", "priority", "slice_us", "max_processes", "swap")
 
 
+OVERSOLD = """
+version = 1
+[vgpu]
+memory_scaling = 3
+shard_mib = 150
+modes = ['share']
+slices_max = 1
+[agent]
+[classes.be]
+swap = true
+[gpu_models.h200]
+total_mib = 200
+"""
+
+
 def load(tmp_path: Path, text: str) -> Settings:
     path = tmp_path / "hami-hpc.toml"
     path.write_text(text)
@@ -81,9 +96,17 @@ def test_a_file_with_a_version_alone_means_the_contracts_defaults(tmp_path: Path
         ("version = 1\n[vgpu]\nshard_mib = 0", "shard_mib = '0' .* whole number from 1"),
         ("version = 1\n[vgpu]\nshard_mib = true", "whole number"),
         ("version = 1\n[vgpu]\nshard_mib = 1.5", "whole number"),
-        ("version = 1\n[vgpu]\nmemory_scaling = nan", "a number from 0.1 to 1,"),
-        ("version = 1\n[vgpu]\nmemory_scaling = 1.01", "from 0.1 to 1, as memory cannot be oversold yet"),
-        ("version = 1\n[vgpu]\nmemory_scaling = 2", "from 0.1 to 1, as memory cannot be oversold yet"),
+        ("version = 1\n[vgpu]\nmemory_scaling = nan", "a number from 0.1 to 3$"),
+        ("version = 1\n[vgpu]\nmemory_scaling = 0.09", "a number from 0.1 to 3$"),
+        ("version = 1\n[vgpu]\nmemory_scaling = 3.01", "a number from 0.1 to 3$"),
+        ("version = 1\n[vgpu]\nmemory_scaling = true", "a number from 0.1 to 3$"),
+        ("version = 1\n[vgpu]\nmemory_scaling = 1.01", r"allowed is at most 1 without the table \[agent\]"),
+        (OVERSOLD.replace("[agent]", ""), r"memory_scaling = '3' .* at most 1 without the table \[agent\]"),
+        (OVERSOLD.replace("'share'", "'share', 'mps'"), r'at most 1 unless modes = \["share"\]: in other modes'),
+        (OVERSOLD.replace("'share'", "'mig'"), r'at most 1 unless modes = \["share"\]'),
+        (OVERSOLD.replace("slices_max = 1", "slices_max = 2"), "at most 1 unless slices_max = 1: jobs with several"),
+        (OVERSOLD.replace("true", "false"), "at most 1 unless a class has swap = true: no job could leave"),
+        (OVERSOLD.replace("= 150", "= 181"), "shard_mib = 181 is more than a whole h200"),
         ("version = 1\n[vgpu]\nbare_shard = 'perhaps'", '"refuse" or "translate" or "allow"'),
         ("version = 1\n[vgpu]\nqos_enforced = true", '"auto" or "yes"'),
         ("version = 1\n[vgpu]\nmodes = ['vgpu']", "a list of: share, mps, mig"),
@@ -103,6 +126,21 @@ def test_a_wrong_file_is_refused_with_file_key_and_remedy(tmp_path: Path, text: 
     with pytest.raises(NodeError, match=said) as caught:
         load(tmp_path, text)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_memory_can_be_oversold_where_jobs_can_take_turns(tmp_path: Path) -> None:
+    """By hand: 90 % of 200 MiB hold one shard of 150 MiB, and 600 MiB hold four."""
+    settings = load(tmp_path, OVERSOLD)
+    assert settings.memory_scaling == 3.0
+    assert settings.gpu_size("h200") == (150, 1, 600, 4, 400)
+    assert settings.cores_of_gpu() == {400}
+    assert settings.site().memory_scaling == 3.0
+
+
+def test_every_gpu_has_100_cores_where_memory_is_not_oversold(tmp_path: Path) -> None:
+    models = "".join(f"\n[gpu_models.m{mib}]\ntotal_mib = {mib}" for mib in (999, 143156))
+    assert load(tmp_path, f"version = 1\n[vgpu]\nmemory_scaling = 0.7{models}").cores_of_gpu() == {100}
+    assert load(tmp_path, "version = 1").cores_of_gpu() == {100}
 
 
 def test_only_a_latency_critical_class_has_a_floor_and_lc_alone_is_one_by_default(tmp_path: Path) -> None:

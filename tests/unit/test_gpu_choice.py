@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from site_vectors import python_site, tables
 
-from hami_hpc.core.gpu_choice import Where, capacity, preset_text
+from hami_hpc.core.gpu_choice import Where, capacity, preset_text, size_of
 from hami_hpc.core.request import Request, parse
 from hami_hpc.core.request_keys import MemMib, MemPercent
 from hami_hpc.core.site import Site
@@ -34,7 +34,7 @@ SITES = st.builds(
     ),
     totals=st.dictionaries(st.sampled_from(MODELS), st.integers(300, 6000), min_size=1),
     shard=st.integers(1, 300),
-    scaling=st.floats(0.5, 1.0),
+    scaling=st.floats(0.5, 1.0) | st.floats(1.0, 3.0),
     tenants=st.sampled_from([0, 0, 1, 3, 7]),
     cores=st.integers(1, 100) | st.just("proportional"),
 )
@@ -55,13 +55,13 @@ def test_a_slice_fits_each_gpu_with_as_many_shards_and_has_its_part_of_the_time(
         units = resolve(request, site, HERE)
     except RequestError:
         assume(False)
-    sizes = [capacity(site, model) for model in models_of(site, units.features)]
-    can_land = [(mib, shards) for mib, shards in sizes if shards >= units.shards]
+    sizes = [size_of(site, model) for model in models_of(site, units.features)]
+    can_land = [size for size in sizes if size.sold_shards >= units.shards]
     assert can_land, "Slurm would never start it"
-    for mib, shards in can_land:
+    for mib, shards, _, sold_shards, _ in can_land:
         assert units.mem_mib <= mib
         assert units.shards >= shards * units.cores // 100
-        assert not site.max_tenants or units.shards * (site.max_tenants + 1) > shards
+        assert not site.max_tenants or units.shards * (site.max_tenants + 1) > sold_shards
         if isinstance(request.mem, MemPercent):
             assert units.mem_mib >= min(mib, max(1, shards * request.mem.percent // 100) * site.shard_mib)
 
@@ -71,7 +71,7 @@ def test_jobs_that_slurm_puts_on_one_gpu_never_pass_its_memory_or_its_tenants(
     site: Site, wanted: list[Request]
 ) -> None:
     for model in site.gpu_models:
-        mib, free = capacity(site, model)
+        _, _, mib, free, _ = size_of(site, model)
         tenants = mem_mib = 0
         for request in wanted:
             try:

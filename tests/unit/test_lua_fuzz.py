@@ -12,7 +12,8 @@ from lua_process import INTERPRETERS, LuaProcess, read_vectors
 from site_vectors import lua_site, python_site, tables
 from test_lua_vectors import python_shards
 
-from hami_hpc.core.gpu_choice import Where, capacity
+from hami_hpc.contract import constants as contract
+from hami_hpc.core.gpu_choice import Where, size_of
 from hami_hpc.core.request import canonical, parse, parse_shards
 from hami_hpc.core.site import Site
 from hami_hpc.core.units import least_shards, resolve
@@ -107,7 +108,7 @@ def site_tables(draw: st.DrawFn) -> dict[str, object]:
     names = st.lists(st.sampled_from(["a", "b", "c"]), max_size=3, unique=True)
     return {
         "shard_mib": draw(st.integers(1, 5000)),
-        "memory_scaling": draw(st.floats(0.01, 1.0)),
+        "memory_scaling": draw(st.floats(0.01, 1.0) | st.floats(1.0, contract.MEMORY_SCALING_MAX)),
         "default_mem": draw(st.sampled_from(["25%", "8G", "1T", "1%"])),
         "default_cores": draw(st.integers(1, 100) | st.just("proportional")),
         "max_tenants": draw(st.sampled_from([0, 0, 1, 7, 48])),
@@ -179,9 +180,11 @@ def test_lua_and_python_see_the_same_vgpu_in_bare_shards(
     if answer[0] == "ok" and shards is not None and site.modes[:1] != ["mig"]:
         # As many again, but no less than the smallest vgpu, which has 1 % of the time.
         models = [gpu_type] if gpu_type else site.partitions["p"]
-        sizes = [capacity(site, model) for model in models]
-        whole = max(count for mib, count in sizes if mib >= shards.count * site.shard_mib)
-        assert int(answer[2]) == max(shards.count, whole // 100, 1, least_shards(whole, site.max_tenants))
+        sizes = [size_of(site, model) for model in models]
+        fitting = [size for size in sizes if size.slice_mib >= shards.count * site.shard_mib]
+        whole = max(size.slice_shards for size in fitting)
+        sold = max(size.sold_shards for size in fitting if size.slice_shards == whole)
+        assert int(answer[2]) == max(shards.count, whole // 100, 1, least_shards(sold, site.max_tenants))
 
 
 def test_the_fuzz_starts_from_sites_that_both_accept(lua: LuaProcess) -> None:

@@ -73,12 +73,12 @@ def test_lua_counts_each_vector_as_python_does_and_as_written(lua: LuaProcess) -
             assert answer == ["error", expected, caught.value.message], text
 
 
-def test_a_site_table_that_oversells_memory_is_refused(lua: LuaProcess) -> None:
+def test_a_site_table_that_sells_more_than_three_times_the_memory_is_refused(lua: LuaProcess) -> None:
     table = dict(tables()["one"])
-    assert lua.ask("site", lua_site(table | {"memory_scaling": 1.0})) == ["ok"]
-    answer = lua.ask("site", lua_site(table | {"memory_scaling": 1.01}))
+    assert lua.ask("site", lua_site(table | {"memory_scaling": 3.0})) == ["ok"]
+    answer = lua.ask("site", lua_site(table | {"memory_scaling": 3.01}))
     assert answer[0] == "error"
-    assert "memory_scaling = 1.01 is above 1" in answer[-1]
+    assert "memory_scaling = 3.01 is above 3" in answer[-1]
 
 
 def python_shards(text: str, site: Site, partitions: str, gpu_type: str) -> list[str]:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from lua_process import read_vectors
 from site_vectors import python_site, tables
 
-from hami_hpc.core.gpu_choice import Where, capacity
+from hami_hpc.core.gpu_choice import Where, capacity, size_of
 from hami_hpc.core.request import Request, parse
 from hami_hpc.core.request_keys import MemMib, MemPercent
 from hami_hpc.core.site import Site
+from hami_hpc.core.sizes import gpu_size
 from hami_hpc.core.units import check_policy, class_of, resolve
 from hami_hpc.errors import RequestError
 
@@ -62,18 +63,40 @@ def test_counts_each_vector_as_written(text: str, site: str, partitions: str, qo
 
 @given(ONE_MODEL_SITES, st.data())
 def test_slices_whose_shards_fit_one_gpu_never_pass_its_memory(site: Site, data: st.DataObject) -> None:
-    mib, shards = capacity(site, "gpu")
+    mib, shards, sold_mib, sold_shards, sold_cores = size_of(site, "gpu")
     assume(shards >= 1)
     mems = st.none() | st.builds(MemMib, st.integers(1, mib)) | st.builds(MemPercent, st.integers(1, 100))
     requests = data.draw(st.lists(st.builds(request_for, mems, st.none() | st.integers(1, 100)), max_size=40))
-    taken = granted = 0
+    taken = granted = whole_slices = 0
     for request in requests:
         units = resolve(request, site, HERE)
         assert 1 <= units.shards <= shards
-        if taken + units.shards <= shards:
+        assert units.mem_mib <= mib
+        if taken + units.shards <= sold_shards:
             taken += units.shards
             granted += units.mem_mib
-    assert granted <= mib
+            whole_slices += units.shards == shards
+    assert granted <= sold_mib
+    assert 100 * whole_slices <= sold_cores, "cores keep no job out whose shards fit"
+
+
+def test_an_oversold_gpu_has_so_many_shards_and_cores_and_a_slice_the_rest_of_what_stays() -> None:
+    """By hand: 90 % of 143156 MiB are 128840, 503 shards of 256 MiB; three times 143156 MiB are 1677 shards, and 100
+    of the time for each 503 of them are 333.4."""
+    assert size_of(SITES["oversold"], "h200") == (128768, 503, 429468, 1677, 334)
+    assert size_of(SITES["one"], "h200") == (143156, 559, 143156, 559, 100)
+    assert size_of(SITES["scaled"], "a40") == (36864, 36, 36864, 36, 100)
+    barely = python_site({**tables()["one"], "memory_scaling": 1.0001})
+    assert size_of(barely, "h200") == (128768, 503, 143170, 559, 112)
+
+
+@pytest.mark.parametrize("scaling", [1.5, 2.5, 3.0])
+@pytest.mark.parametrize("shard_mib", [256, 512, 3001])
+def test_slices_of_all_shards_never_pass_what_is_sold(scaling: float, shard_mib: int) -> None:
+    """What the largest slice had beyond its whole shards would be sold once more with each of them."""
+    size = gpu_size(9999, scaling, shard_mib)
+    assert size.slice_mib == size.slice_shards * shard_mib <= 9999 * 0.9
+    assert size.sold_shards // size.slice_shards * size.slice_mib <= size.sold_mib
 
 
 @pytest.mark.parametrize(("percent", "count"), [(50, 2), (25, 4), (20, 5), (10, 10), (33, 3), (1, 100), (100, 1)])

@@ -41,7 +41,8 @@ class RunUse:
     request_count, slo_miss_count: summed over slices. latency_p99_us: the largest of any slice. gpu_busy_s is the
     time that its work used, for every policy. busiest_s, most_throttled_s: gpu_busy_s and throttled_s of the record
     that has most of it. off_gpu_s: of seconds, those in which its memory was off the GPU, of all slices on
-    average. cost: before discounts and credits; None if it has no rate.
+    average. cost: before discounts and credits; None if it has no rate. granted_ppm: the part of a GPU that it could
+    use, which is more than it held where memory is oversold; 0: as much as it held.
     """
 
     cluster: str
@@ -72,6 +73,7 @@ class RunUse:
     cost: Decimal | None = None
     slices_per_node: int = 1
     off_gpu_s: float = 0.0
+    granted_ppm: int = 0
 
     @property
     def held_gpu_s(self) -> float:
@@ -89,14 +91,22 @@ class RunUse:
         return self.measured and (self.gpu_busy_s > 0 or not self.peak_bytes or self.watched_gpus > 0)
 
     @property
+    def used_gpu_s(self) -> float:
+        """GPU-seconds used of those held. A busy second of an oversold GPU is the part of it that is held of what was
+        granted, so that who uses all that was granted has used all that was held."""
+        if self.granted_ppm in (0, self.share_ppm):
+            return self.gpu_busy_s
+        return self.gpu_busy_s * self.share_ppm / self.granted_ppm
+
+    @property
     def wasted_gpu_s(self) -> float:
         """GPU-seconds that it could use and did not; 0 if the use is not known."""
-        return max(0.0, self.on_gpu_s - self.gpu_busy_s) if self.time_measured else 0.0
+        return max(0.0, self.on_gpu_s - self.used_gpu_s) if self.time_measured else 0.0
 
     @property
     def gpu_percent(self) -> float | None:
         """Used of the GPU time that it could use, percent; None if it is not known."""
-        return 100 * self.gpu_busy_s / self.on_gpu_s if self.time_measured and self.on_gpu_s else None
+        return 100 * self.used_gpu_s / self.on_gpu_s if self.time_measured and self.on_gpu_s else None
 
     @property
     def mem_percent(self) -> float | None:
@@ -174,10 +184,12 @@ def runs(
     eras = gpus.eras()
     for run, cluster, job, account, user, state, start_s, seconds, held_key, partition, host, features, *use in rows:
         allocated = AllocatedGpus.from_key(held_key)
+        where = (partition, host or "", features, eras[gpus.era(start_s)])
         try:
-            share = part_shares(shares_held(allocated, partition, host or "", features, eras[gpus.era(start_s)]))
+            share = part_shares(shares_held(allocated, *where))
+            granted = part_shares(shares_held(allocated, *where, of_slice=True))
         except ShareError:
-            share = 0
+            share = granted = 0
         record_count, damaged_count, peak_bytes, busy_ns, throttled_ns, oom_count, *more = use
         requests, p99_us, misses, observed_gpus, had_mib, had_cores, busiest_ns, most_throttled_ns, *more = more
         per_node, off_ns, suspended_s, is_resized = more
@@ -218,6 +230,7 @@ def runs(
                 (costs or {}).get((cluster, run)),
                 per_node if allocated.vgpu else 1,
                 max(0.0, min(seconds, off_ns / slices / 1e9 - suspended_s)) if allocated.vgpu else 0.0,
+                granted,
             )
         )
     return result

@@ -194,7 +194,7 @@ def build(
         measured_jobs=len(measured),
         measured_hours=sum(run.held_gpu_s for run in measured) / 3600,
         off_gpu_hours=sum(run.held_gpu_s - run.on_gpu_s for run in measured) / 3600,
-        used_hours=sum(run.gpu_busy_s for run in measured) / 3600,
+        used_hours=sum(run.used_gpu_s for run in measured) / 3600,
         wasters=_wasters(measured),
         wasted_runs=tuple(sorted(measured, key=lambda run: -run.wasted_gpu_s)[:MOST_ROWS]),
         notes=tuple(notes),
@@ -297,7 +297,7 @@ def _wasters(measured: Sequence[RunUse]) -> tuple[Waster, ...]:
     costs: dict[str, Decimal] = {}
     for run in measured:
         line = sums.setdefault(run.user, [0, 0.0, 0.0, 0.0])
-        for index, value in enumerate((1, run.held_gpu_s / 3600, run.gpu_busy_s / 3600, run.wasted_gpu_s / 3600)):
+        for index, value in enumerate((1, run.held_gpu_s / 3600, run.used_gpu_s / 3600, run.wasted_gpu_s / 3600)):
             line[index] += value
         if run.cost is not None and run.held_gpu_s:
             part = run.cost * Decimal(run.wasted_gpu_s / run.held_gpu_s)

@@ -91,7 +91,7 @@ def user_page(page: UserPage, currency: str, issuer: tuple[str, ...] = (), templ
     by_day = charts.bars(
         f"GPU-hours by day in {page.month}", "GPU-hours", days, [("", [float(hours) for _, hours in page.days])]
     )
-    held, used = sum(run.on_gpu_s for run in page.runs), sum(run.gpu_busy_s for run in page.runs)
+    held, used = sum(run.on_gpu_s for run in page.runs), sum(run.used_gpu_s for run in page.runs)
     costs = [share.cost for share in page.shares if share.cost is not None]
     return (
         environment(templates)

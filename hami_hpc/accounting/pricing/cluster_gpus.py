@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from hami_hpc.accounting.store.geometry_file import Geometry
+from hami_hpc.core.sizes import GpuSize, gpu_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,6 @@ class ClusterGpus:
         """Returns the index in eras() for a run that started at ``start_s``."""
         return sum(until_s <= start_s for until_s, _ in self.former)
 
-    def usable_mib(self, model: GpuModel) -> int:
-        """Returns the memory of one GPU that can be granted, MiB."""
-        return int(model.total_mib * self.memory_scaling)
-
-    def shards(self, model: GpuModel) -> int:
-        """Returns the shards of one GPU (docs/architecture.md, Units)."""
-        return int(model.total_mib * self.memory_scaling / self.shard_mib)
+    def size(self, model: GpuModel) -> GpuSize:
+        """Returns the sizes of one GPU: of its largest slice, and of all that is sold of it."""
+        return gpu_size(model.total_mib, self.memory_scaling, self.shard_mib)

@@ -15,6 +15,7 @@ from fractions import Fraction
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus, GpuModel
 from hami_hpc.accounting.sources.tres import AllocatedGpus, parse_mig
 from hami_hpc.contract import constants as c
+from hami_hpc.core.sizes import GpuSize
 
 PPM = 1_000_000
 
@@ -47,11 +48,18 @@ class Part:
 
 
 def shares_held(
-    allocated: AllocatedGpus, partition: str, host: str, constraint: str, gpus: ClusterGpus
+    allocated: AllocatedGpus,
+    partition: str,
+    host: str,
+    constraint: str,
+    gpus: ClusterGpus,
+    *,
+    of_slice: bool = False,
 ) -> tuple[Part, ...]:
     """Returns the parts of a run, one per GPU model and mode.
 
-    partition: in which it ran. host: its first node. constraint: the node features it asked for.
+    partition: in which it ran. host: its first node. constraint: the node features it asked for. of_slice: as in
+    vgpu_share.
     Raises ShareError when the model, its size, or the partition is not in the site's settings.
     """
     shares: dict[tuple[str, Mode, str], Fraction] = {}
@@ -69,19 +77,24 @@ def shares_held(
             add(model, Mode.MIG, "", count * mig_share(model, mig.slices, mig.memory_gb))
     if allocated.vgpu:
         model = _model("", partition, host, constraint, gpus)
-        add(model, Mode.VGPU, allocated.vgpu_class, vgpu_share(allocated, gpus.usable_mib(model)))
+        add(model, Mode.VGPU, allocated.vgpu_class, vgpu_share(allocated, gpus.size(model), of_slice=of_slice))
     elif allocated.shards:
         model = _model("", partition, host, constraint, gpus)
-        add(model, Mode.SHARD, "", Fraction(allocated.shards, _shards(model, partition, gpus)))
+        add(model, Mode.SHARD, "", Fraction(allocated.shards, _shards(model, partition, gpus, of_slice)))
     return tuple(Part(*key, round(share * PPM)) for key, share in sorted(shares.items()))
 
 
-def vgpu_share(allocated: AllocatedGpus, usable_mib: int) -> Fraction:
-    """Returns the dominant share of a vGPU job: the larger of its shares of memory and of time, over all nodes."""
-    share = max(Fraction(allocated.vgpu_mem_mib, usable_mib), Fraction(allocated.vgpu_cores_percent, 100))
-    if share > allocated.vgpu:
+def vgpu_share(allocated: AllocatedGpus, size: GpuSize, *, of_slice: bool = False) -> Fraction:
+    """Returns the dominant share of a vGPU job: the larger of its shares of memory and of time, over all nodes.
+
+    It is the share of what is sold of a GPU, so that all slices of a GPU hold no more than the GPU; with ``of_slice``
+    that of a GPU's largest slice. Both are the same unless memory is oversold.
+    """
+    mem_mib, cores = allocated.vgpu_mem_mib, allocated.vgpu_cores_percent
+    granted = max(Fraction(mem_mib, size.slice_mib), Fraction(cores, c.CORES_MAX))
+    if granted > allocated.vgpu:
         raise ShareError(f"holds more of a GPU than {allocated.vgpu} vgpu can have; check total_mib")
-    return share
+    return granted if of_slice else max(Fraction(mem_mib, size.sold_mib), Fraction(cores, size.sold_cores))
 
 
 def mig_share(model: GpuModel, slices: int, memory_gb: int) -> Fraction:
@@ -98,10 +111,11 @@ def mig_share(model: GpuModel, slices: int, memory_gb: int) -> Fraction:
     return share
 
 
-def _shards(model: GpuModel, partition: str, gpus: ClusterGpus) -> int:
-    """Returns the shards of one GPU in the partition."""
+def _shards(model: GpuModel, partition: str, gpus: ClusterGpus, of_slice: bool) -> int:
+    """Returns the shards of one GPU in the partition, or with ``of_slice`` of its largest slice."""
     if partition not in gpus.foreign:
-        return gpus.shards(model)
+        size = gpus.size(model)
+        return size.slice_shards if of_slice else size.sold_shards
     if not gpus.foreign[partition]:
         raise ShareError(
             f"shards of GPUs that hami_hpc does not manage: [partitions.{partition}] of rates.toml has no "

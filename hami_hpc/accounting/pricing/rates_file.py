@@ -184,7 +184,7 @@ def _quota(table: Table) -> Quota:
 
 def _geometry(table: Table) -> DatedGeometry:
     shard_mib = table.whole("shard_mib", 0, 1, contract.MEM_MIB_MAX)
-    scaling = table.decimal("memory_scaling", "0.1", "100", 6)
+    scaling = table.decimal("memory_scaling", "0.1", f"{contract.MEMORY_SCALING_MAX:g}", 6)
     return DatedGeometry(Geometry(shard_mib, float(scaling)), table.validity())
 
 

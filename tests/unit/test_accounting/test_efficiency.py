@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from hami_hpc.accounting.documents import efficiency, sreport_check
 from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
 from hami_hpc.accounting.sources import usage_records
 from hami_hpc.accounting.store import job_records, store_files, usage_table
 from hami_hpc.accounting.times import Period
@@ -84,10 +85,25 @@ def _spool(directory: Path, *records: dict[str, Any]) -> Path:
     return directory
 
 
-def _runs(root: Path, where: str = "true") -> list[efficiency.RunUse]:
+def _runs(root: Path, where: str = "true", gpus: ClusterGpus = GPUS) -> list[efficiency.RunUse]:
     found = job_records.from_store(root, None, 256)
     used = usage_table.stored(root, store_files.read_manifest(root))
-    return efficiency.runs(efficiency.choose(found, where, []), used, GPUS)
+    return efficiency.runs(efficiency.choose(found, where, []), used, gpus)
+
+
+def test_what_a_job_used_of_an_oversold_gpu_is_a_part_of_what_it_was_granted(tmp_path: Path) -> None:
+    """Granted: half of the time for 1 h. Of the 334 % of the time that are sold of the GPU these are 50: it holds
+    0.1497 GPUs, 538.92 s. Busy 720 s: 40 % of what was granted, so 40 % of what it held."""
+    root = tmp_path / "s"
+    fill(root, [Job(tres=VGPU_HALF)])
+    usage_table.collect(root, _spool(tmp_path / "u", _record()), "c1", False)
+    (run,) = _runs(root, gpus=replace(GPUS, memory_scaling=3.0))
+    assert (run.share_ppm, run.granted_ppm) == (149_701, 500_000)
+    assert run.gpu_percent == pytest.approx(40.0)
+    assert run.mem_percent == 100 * 2000 / 8192
+    assert run.used_gpu_s == pytest.approx(0.4 * run.held_gpu_s)
+    assert run.wasted_gpu_s == pytest.approx(0.6 * run.held_gpu_s)
+    assert efficiency.suggestion(run) == "--gres=vgpu:mem=2304M,cores=22"
 
 
 def test_a_job_is_told_what_it_used_and_which_request_would_have_sufficed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hami_hpc.accounting.pricing.apportion import apportion
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus, GpuModel
-from hami_hpc.accounting.pricing.gpu_share import Mode, Part, ShareError, mig_share, shares_held
+from hami_hpc.accounting.pricing.gpu_share import Mode, Part, ShareError, mig_share, shares_held, vgpu_share
 from hami_hpc.accounting.sources.tres import AllocatedGpus, parse_alloc_tres
 
 H200 = GpuModel("h200", 143156)
@@ -57,6 +57,54 @@ def test_two_slices_that_are_large_in_memory_are_twice_that_share() -> None:
     """By hand: 2 x 71578 of 143156 MiB are a GPU, and 2 x 10 % of the time are a fifth of one."""
     text = "gres/shard=560,gres/vgpu:std=2,gres/vgpu=2,gres/vgpu_cores=20,gres/vgpu_mem=143156,node=1"
     assert _measured(text) == (Part("h200", Mode.VGPU, "std", 1_000_000),)
+
+
+# Three times the memory of an H200 is sold: 1677 shards, of which the largest slice has 503, and 334 of the time.
+OVERSOLD = replace(GPUS, memory_scaling=3.0)
+
+
+@pytest.mark.parametrize(
+    ("mem_mib", "cores", "share"),
+    [
+        (128768, 1, Fraction(128768, 429468)),
+        (128768, 100, Fraction(128768, 429468)),
+        (8192, 100, Fraction(100, 334)),
+        (64384, 25, Fraction(64384, 429468)),
+    ],
+)
+def test_a_slice_of_an_oversold_gpu_holds_its_part_of_what_is_sold(mem_mib: int, cores: int, share: Fraction) -> None:
+    held = parse_alloc_tres(f"gres/vgpu:std=1,gres/vgpu=1,gres/vgpu_cores={cores},gres/vgpu_mem={mem_mib}")
+    part = Part("h200", Mode.VGPU, "std", round(share * 10**6))
+    assert shares_held(held, "gpu", "", "", OVERSOLD) == (part,)
+    granted = max(Fraction(mem_mib, 128768), Fraction(cores, 100))
+    assert shares_held(held, "gpu", "", "", OVERSOLD, of_slice=True)[0].share_ppm == round(granted * 10**6)
+    shards = shares_held(AllocatedGpus(shards=503), "gpu", "", "", OVERSOLD)
+    assert shards == (Part("h200", Mode.SHARD, "", round(Fraction(503 * 10**6, 1677))),)
+    whole = shares_held(parse_alloc_tres("gres/gpu=2"), "gpu", "", "", OVERSOLD)
+    assert whole == (Part("h200", Mode.WHOLE, "", 2_000_000),)
+
+
+def test_a_slice_larger_than_any_of_an_oversold_gpu_is_named() -> None:
+    for mem_mib, cores in ((128769, 1), (8192, 101)):
+        held = AllocatedGpus(vgpu_class="std", vgpu=1, vgpu_mem_mib=mem_mib, vgpu_cores_percent=cores)
+        with pytest.raises(ShareError, match="check total_mib"):
+            shares_held(held, "gpu", "", "", OVERSOLD)
+
+
+@given(st.floats(1.01, 3.0), st.lists(st.tuples(st.integers(1, 128768), st.integers(1, 100)), max_size=60))
+def test_all_slices_that_slurm_places_on_an_oversold_gpu_hold_no_more_than_the_gpu(
+    scaling: float, wanted: list[tuple[int, int]]
+) -> None:
+    """But for less than a shard of each, as cores are rounded down to shards."""
+    size = replace(GPUS, memory_scaling=scaling).size(H200)
+    taken, held = 0, []
+    for mem_mib, cores in wanted:
+        shards = max(-(-mem_mib // 256), size.slice_shards * cores // 100)
+        if taken + shards <= size.sold_shards:
+            taken += shards
+            held.append(AllocatedGpus(vgpu_class="std", vgpu=1, vgpu_mem_mib=mem_mib, vgpu_cores_percent=cores))
+    shares = [vgpu_share(one, size) for one in held]
+    assert sum(shares) <= Fraction(size.sold_shards + len(held), size.sold_shards)
 
 
 def test_a_type_that_is_a_place_names_no_model() -> None:

@@ -102,6 +102,9 @@ def test_a_scaling_has_at_most_six_digits() -> None:
     assert rates(text.format("500001")).geometry[0].geometry.memory_scaling == 0.500001
     with pytest.raises(AccountingError, match=r"memory_scaling = '0\.5000001'"):
         rates(text.format("5000001"))
+    assert rates(text.replace("0.{}", "3")).geometry[0].geometry.memory_scaling == 3.0
+    with pytest.raises(AccountingError, match=r"memory_scaling = '3\.1'.* from 0\.1 to 3"):
+        rates(text.replace("0.{}", "3.1"))
 
 
 def test_what_is_left_out_has_its_default() -> None:
