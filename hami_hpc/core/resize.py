@@ -90,14 +90,21 @@ def _most(grant: Grant, gpu: Gpu) -> tuple[int, int]:
 
 
 def check_growth(old: Sequence[Grant], new: Sequence[Grant], live: Iterable[Grant], memory_scaling: float) -> None:
-    """Raises JobError when a slice is to have more memory on a GPU that is oversold: the memory of all its jobs must be
-    on the GPU itself then, because the job that grows is not asked to leave it first. `live` are all grants."""
+    """Raises JobError when a slice is to have more memory, or cores, of a GPU that is oversold: those of all its jobs
+    must be on the GPU itself then, because the job that grows is not asked to leave it first. `live` are all grants."""
     if not is_oversold(memory_scaling):
         return
     grants = tuple(live)
     for before, after in zip(old, new, strict=True):
-        others = [one.mem_mib for one in grants if one.gpu_uuid == after.gpu_uuid and one.job_id != after.job_id]
-        granted_mib = after.mem_mib + sum(others)
+        others = [one for one in grants if one.gpu_uuid == after.gpu_uuid and one.job_id != after.job_id]
+        granted_mib = after.mem_mib + sum(one.mem_mib for one in others)
+        cores = after.cores_percent + sum(one.cores_percent for one in others)
+        if after.cores_percent > before.cores_percent and cores > c.CORES_MAX:
+            raise JobError(
+                f"GPU {after.gpu_minor} is oversold, and growing needs room on the GPU itself: with cores="
+                f"{after.cores_percent} for job {after.job_id} its jobs would have {cores} % of it. Try again when "
+                "others have ended, or submit the job again for a larger slice"
+            )
         if after.mem_mib > before.mem_mib and granted_mib > after.gpu_total_mib:
             raise JobError(
                 f"GPU {after.gpu_minor}'s memory is oversold, and growing needs room on the GPU itself: with mem="

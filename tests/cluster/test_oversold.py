@@ -46,7 +46,8 @@ BE = "--qos=be"
 
 
 def restart(layout: Layout) -> None:
-    for name in ("slurmctld", *layout.slurmds, "agent"):
+    # A node that reports less than slurmctld expects is drained, so slurmd is first.
+    for name in (*layout.slurmds, "slurmctld", "agent"):
         private_cluster.restart(layout, name)
     jobs.wait(layout, lambda: services.nodes_answer(layout), "the nodes to answer")
 

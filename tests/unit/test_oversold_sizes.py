@@ -230,12 +230,16 @@ def test_a_job_grows_only_into_memory_that_the_gpu_itself_has(resized: Node, dry
     assert resized.grants()[7].mem_mib == (8192 if dry_run else room_mib)
 
 
-def test_a_job_shrinks_and_its_time_grows_however_much_is_sold(resized: Node) -> None:
+def test_a_job_shrinks_however_much_is_sold_and_grows_only_where_all_jobs_fit(resized: Node) -> None:
     for job_id in (8, 9):
         assert resized.prolog(job_id, mem_mib=SLICE_MIB) == 0
-    assert resize(resized, "mem=4G,cores=90").startswith("job 7 has 4096 MiB and 90 %")
+    assert resize(resized, "mem=4G,cores=40").startswith("job 7 has 4096 MiB and 40 %")
     with pytest.raises(JobError, match="growing needs room"):
         resize(resized, "mem=8G")
+    with pytest.raises(JobError, match="growing needs room.*with cores=41 for job 7 its jobs would have 141 % of it"):
+        resize(resized, "cores=41")
+    assert resized.epilog(8) == 0
+    assert resize(resized, "cores=50").startswith("job 7 has 4096 MiB and 50 %")
 
 
 # --- what is free
