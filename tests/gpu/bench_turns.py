@@ -43,8 +43,6 @@ while steps < most if most > 0 else time.monotonic() - begun < -most:
         optimizer.step()
     steps += 10
     digest.update(loss.detach().cpu().numpy().tobytes())
-    if steps % 1000 == 0:
-        say(f"at {steps}")
 torch.cuda.synchronize()
 sums = sum(int(t.sum()) for t in ballast)
 say(f"done {steps} {digest.hexdigest()[:16]} {sums}")
@@ -73,7 +71,7 @@ class Job:
         script, batch = WORK / f"{name}.py", WORK / f"{name}.sh"
         script.write_text(program)
         batch.write_text(f"#!/bin/bash\n{sys.executable} {script} {' '.join(map(str, arguments))}\n")
-        gres = f"--gres=vgpu:mem={mem},cores=100"
+        gres = f"--gres=vgpu:mem={mem},cores=80"  # one at a time, and four in Slurm
         self.submitted = time.time()
         self.id = run("sbatch", "--parsable", gres, f"--output={self.out}", f"--chdir={WORK}", str(batch))
 
@@ -101,11 +99,11 @@ class Job:
 
 def solo() -> None:
     """One training alone: how many steps are about TRAIN_S, and how long so many take."""
-    first = Job("calibrate", TRAIN, GIB, -20, mem="40G")
+    first = Job("calibrate", TRAIN, GIB, -8, mem="40G")
     took = first.when("done") - first.when("begins")
     steps = int(first.lines("done")[0][1])
     wait(first.is_gone, 60)
-    most = int(steps / took * TRAIN_S) // 1000 * 1000
+    most = int(steps / took * TRAIN_S) // 10 * 10
     job = Job("solo", TRAIN, GIB, most, mem="40G")
     seconds = job.when("done") - job.when("begins")
     whole = job.when("done") - job.when("asks")

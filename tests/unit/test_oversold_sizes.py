@@ -236,7 +236,7 @@ def test_a_job_shrinks_however_much_is_sold_and_grows_only_where_all_jobs_fit(re
     assert resize(resized, "mem=4G,cores=40").startswith("job 7 has 4096 MiB and 40 %")
     with pytest.raises(JobError, match="growing needs room"):
         resize(resized, "mem=8G")
-    with pytest.raises(JobError, match="growing needs room.*with cores=41 for job 7 its jobs would have 141 % of it"):
+    with pytest.raises(JobError, match=r"growing needs room.*with cores=41 for job 7 its jobs would have 141 % of it"):
         resize(resized, "cores=41")
     assert resized.epilog(8) == 0
     assert resize(resized, "cores=50").startswith("job 7 has 4096 MiB and 50 %")

@@ -25,8 +25,8 @@
 #include "region/process.h"
 
 #define MS 1000000ll
-#define LOOK_NS (20 * MS)   /* between two looks at the record */
-#define RETRY_NS (200 * MS) /* after a move that did not succeed */
+#define LOOK_NS (20 * MS)      /* between two looks at the record */
+#define RETRY_NS (200 * MS)    /* after a move that did not succeed */
 #define QUIET_NS HAMI_NS_PER_S /* for which a program waits for its turn without a word */
 #define PATIENCE_NS (2 * HAMI_NS_PER_S)
 #define LEAST_BYTES                                                                                          \
@@ -381,8 +381,8 @@ static void *mover(void *nothing)
 
 void hami_swap_prepare(void)
 {
-	if (hami_slice_count() != 1 || hami_movable_tracked() ||
-	    order() == HAMI_SWAP_NEVER || order() == HAMI_SWAP_WAIT)
+	if (hami_slice_count() != 1 || hami_movable_tracked() || order() == HAMI_SWAP_NEVER ||
+	    order() == HAMI_SWAP_WAIT)
 		return;
 	hami_movable_track();
 	hami_launched_hold();
