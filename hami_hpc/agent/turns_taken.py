@@ -25,6 +25,7 @@ from hami_hpc.stages import common, turns
 
 PERIOD_S = 0.5
 SECOND = 1_000_000_000
+MOST_LEFT = 8  # a job is off the GPU that holds no more than such a part of what it was granted
 QUIET_NS = 3 * SECOND  # without a sample of NVML's of its work, until a job's own processes are asked
 
 
@@ -130,7 +131,7 @@ class TurnsTaken:
         # NVML's number of before the order says nothing, and a process that has not answered may yet take memory.
         is_away = (
             look.boot_ns > known.since_ns
-            and swap.is_off(known.order, used_bytes, len(processes))
+            and (swap.is_off(known.order, used_bytes, len(processes)) or _has_mostly_left(known, grant, used_bytes))
             and swap.is_done(own, out=True)
         )
         return Tenant(
@@ -159,6 +160,12 @@ class TurnsTaken:
 
 def _is_of(process: Process, grants: Iterable[Grant]) -> bool:
     return any((process.job_id, process.gpu_uuid) == slice_key(grant) for grant in grants)
+
+
+def _has_mostly_left(known: Known, grant: Grant, used_bytes: int) -> bool:
+    """Returns whether a job may be off the GPU that has more than usual there that cannot leave, as arrays and managed
+    memory cannot: what it holds counts, and its place is the others'."""
+    return known.order in swap.OFF and used_bytes <= grant.mem_mib * MIB // MOST_LEFT
 
 
 def _may_hold(here: Iterable[Grant], tenants: Iterable[Tenant]) -> dict[SliceKey, int]:

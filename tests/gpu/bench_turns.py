@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs that take turns on the oversold GPU of the Slurm that turns_on_gpu.sh started; prints docs/benchmarks/turns.md.
 
-Sections: solo, turns, urgent, idle; all without an argument. $TRAIN_S: for how long one training job runs alone, about.
+Sections: solo, turns, urgent, idle; all without an argument. $TRAIN_S: for how long one training job runs alone, about;
+$GIB: what it holds.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import sys
 import time
@@ -16,7 +19,8 @@ from bench_suspend import SETTINGS, WORK, Gpu, changed, run, wait
 TRAIN_S = int(os.environ.get("TRAIN_S", "110"))
 EVENTS = Path("/var/lib/hami-hpc/events.jsonl")
 JOBS = 4
-GIB = 20  # of each: the host has to hold three of them
+GIB = int(os.environ.get("GIB", "20"))  # of each: the host has to hold three of them
+MEM = f"{GIB + 12}G"  # the model, its optimizer and what it computes are 6 GiB
 PATIENCE_S = 570.0
 
 # Trains a fixed number of steps with so many GiB of ballast. Says when it is about to use the GPU, has, and is done.
@@ -80,8 +84,9 @@ class Job:
         return [line.split() for line in text.splitlines() if line.startswith(word)]
 
     def when(self, word: str, patience_s: float = PATIENCE_S) -> float:
-        """Returns the time at which the job said the word last; waits for it."""
-        if wait(lambda: bool(self.lines(word)), patience_s) is None:
+        """Returns the time at which the job said the word last; waits for it. A job that ends without is an error."""
+        wait(lambda: bool(self.lines(word)) or self.is_gone(), patience_s)
+        if not self.lines(word):
             sys.exit(f"job {self.id} did not say {word}: {self.out.read_text()[-2000:]}")
         return float(self.lines(word)[-1][-1])
 
@@ -99,12 +104,12 @@ class Job:
 
 def solo() -> None:
     """One training alone: how many steps are about TRAIN_S, and how long so many take."""
-    first = Job("calibrate", TRAIN, GIB, -8, mem="40G")
+    first = Job("calibrate", TRAIN, GIB, -8, mem=MEM)
     took = first.when("done") - first.when("begins")
     steps = int(first.lines("done")[0][1])
     wait(first.is_gone, 60)
     most = int(steps / took * TRAIN_S) // 10 * 10
-    job = Job("solo", TRAIN, GIB, most, mem="40G")
+    job = Job("solo", TRAIN, GIB, most, mem=MEM)
     seconds = job.when("done") - job.when("begins")
     whole = job.when("done") - job.when("asks")
     wait(job.is_gone, 60)
@@ -115,7 +120,7 @@ def solo() -> None:
 def turns() -> None:
     """Four at once, each of which wants the whole GPU's time, so that one is on it at a time."""
     most, _, digest, sums, whole = (WORK / "solo").read_text().split()
-    jobs = [Job(f"turn{n}", TRAIN, GIB, most, mem="40G") for n in range(JOBS)]
+    jobs = [Job(f"turn{n}", TRAIN, GIB, most, mem=MEM) for n in range(JOBS)]
     ends = [job.when("done") for job in jobs]
     begins = [job.when("begins") for job in jobs]
     first = min(job.when("asks") for job in jobs)
@@ -124,6 +129,16 @@ def turns() -> None:
         same = "the same" if (done[2], done[3]) == (digest, sums) else "CHANGED"
         left = EVENTS.read_text().count(f"job {job.id} leaves GPU")
         print(f"| {n} | {begins[n] - first:.1f} | {ends[n] - first:.1f} | {left} | {same} |", flush=True)
+    changes = [json.loads(line) for line in EVENTS.read_text().splitlines() if '"swap"' in line]
+    changes = [(event["time_unix_ns"] / 1e9, event["text"]) for event in changes if event["time_unix_ns"] / 1e9 > first]
+    gaps = [
+        after - before
+        for (before, leaves), (after, comes) in itertools.pairwise(changes)
+        if " leaves " in leaves and " may use " in comes
+    ]
+    print(
+        f"from a job's order to leave until the next may come, s: {', '.join(f'{gap:.2f}' for gap in gaps)}", flush=True
+    )
     took, total = max(ends) - first, JOBS * float(whole)
     print(f"four at once {took:.2f} s, one after the other {total:.2f} s, ratio {took / total:.4f}", flush=True)
     for job in jobs:
@@ -140,16 +155,16 @@ def never_moved(name: str, mem: str) -> Job:
 
 def urgent(gpu: Gpu) -> None:
     """A job that is never moved needs the room of one that can be: how long until it computes."""
-    for n in range(2):
+    for n in range(1):
         job = never_moved(f"alone{n}", "60G")
         print(
             f"alone: {job.when('begins') - job.when('asks'):.2f} s from its first call to its first result", flush=True
         )
         wait(job.is_gone, 60)
-    base = Job("base", TRAIN, 24, -40, mem="100G")
+    base = Job("base", TRAIN, 24, -25, mem="100G")
     base.when("begins")
-    for n in range(3):
-        time.sleep(8)
+    for n in range(2):
+        time.sleep(6)
         job = never_moved(f"urgent{n}", "60G")
         took, used = job.when("begins") - job.when("asks"), gpu.used()
         print(f"with 24 GiB of another in its place: {took:.2f} s; then {used} MiB in use", flush=True)

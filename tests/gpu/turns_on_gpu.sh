@@ -3,7 +3,7 @@
 #
 # Jobs that take turns on a real GPU whose memory is oversold, under a real Slurm and the agent (docs/benchmarks/turns.md).
 # As root, on a machine that nobody else uses; slurm_here.sh says what it writes and needs. SECTIONS: which parts of
-# bench_turns.py.
+# bench_turns.py; TURN_S: turn_s of the settings.
 set -eu -o pipefail
 # shellcheck source=tests/gpu/slurm_here.sh
 . "$(dirname "$0")/slurm_here.sh"
@@ -15,7 +15,7 @@ policy = "burst"
 qos = ["be"]
 [agent]'
 # There is no slurmdbd, so no QoS: all jobs are of class std, which bench_turns.py lets be moved or not.
-sed -i 's/^shard_mib = 256/&\nmemory_scaling = 3/; /^\[classes.std\]/a swap = true' /etc/hami-hpc/hami-hpc.toml
+sed -i 's/^shard_mib = 256/&\nmemory_scaling = 3\nturn_s = '"${TURN_S-60}"'/; /^\[classes.std\]/a swap = true' /etc/hami-hpc/hami-hpc.toml
 sed -i 's/^policy = "cap"/policy = "burst"/' /etc/hami-hpc/hami-hpc.toml
 (cd "$checkout" && python3 -m hami_hpc.cli render --output /etc/slurm --node "$here" \
 	--node-parameters "NodeAddr=127.0.0.1 CPUs=16 RealMemory=1024" \

@@ -159,6 +159,25 @@ def test_what_a_program_says_does_not_make_room(site: Site) -> None:
     assert site.order(SECOND_JOB) == c.SWAP_TURN
 
 
+def test_one_of_which_more_stays_than_usual_has_left_and_that_counts(site: Site) -> None:
+    both(site)
+    site.look()
+    site.look(1000)
+    site.leaves(FIRST)
+    site.used_mib[FIRST] = 12_501
+    site.look()
+    assert site.order(SECOND_JOB) == c.SWAP_TURN
+    site.used_mib[FIRST] = 12_500
+    site.look()
+    assert site.order(SECOND_JOB) == c.SWAP_IN
+    site.comes(SECOND_JOB)
+    assert site.begin(10, mem="40000") == c.SWAP_TURN
+    site.says[10] = ["wanted"]
+    for _ in range(3):
+        site.look()
+    assert site.order(10) == c.SWAP_TURN, "100,000 and 40,000 MiB would fit without what the first holds"
+
+
 def test_one_that_does_not_leave_stays_and_its_reason_is_said(site: Site) -> None:
     both(site)
     site.look()

@@ -7,7 +7,7 @@
 
 #include "limits/hold.h"
 
-#define CHUNK (4ull << 20) /* small, so that a buffer stays in the CPU's caches between its two copies */
+#define CHUNK (8ull << 20) /* small, so that a buffer stays in the CPU's caches between its two copies */
 enum { WORKERS_MOST = 16 };
 
 struct transfer {
