@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from hami_hpc.core.agent_state import OK
 from hami_hpc.core.finding import Finding, Level, finding
+from hami_hpc.core.inventory import make_inventory
+from hami_hpc.core.sizes import is_oversold, sold_mib
 from hami_hpc.doctor.facts import Facts
-from hami_hpc.node import agent_file, boot
+from hami_hpc.node import agent_file, boot, nvml
 from hami_hpc.node.agent_settings import read_agent
 
 SILENT_PERIODS = 10
@@ -26,12 +29,16 @@ def check_agent(facts: Facts) -> Iterator[Finding]:
     advice = "systemctl status hami-hpc-agent; journalctl -u hami-hpc-agent"
     state = agent_file.read(settings.run_dir, boot.boot_id())
     if state is None:
-        yield Finding("agent", Level.FAIL, "has not looked in this boot", advice)
+        yield Finding("agent", Level.FAIL, f"has not looked in this boot{_waits(facts)}", advice)
         return
     age_s = agent_file.seconds_old(state)
     actions = ", ".join(f"{kind.value}: {action.value}" for kind, action in own.actions.items())
     is_alive = age_s <= SILENT_PERIODS * own.period_ms / 1000
-    detail = f"pid {state.pid}, {len(state.jobs)} slice(s); {actions}" if is_alive else f"silent for {age_s:.0f} s"
+    detail = (
+        f"pid {state.pid}, {len(state.jobs)} slice(s); {actions}"
+        if is_alive
+        else f"silent for {age_s:.0f} s{_waits(facts)}"
+    )
     yield finding("agent", is_alive, detail, advice)
     if is_alive and not state.gpus:
         yield Finding("agent", Level.FAIL, "sees no GPU", f"nvidia-smi; {advice}")
@@ -41,4 +48,21 @@ def check_agent(facts: Facts) -> Iterator[Finding]:
             yield Finding(f"agent, GPU {gpu.minor}", Level.FAIL, f"{gpu.state}: {gpu.detail}", advice)
 
 
-CHECKS = (("agent", check_agent),)
+def _waits(facts: Facts) -> str:
+    return "; jobs wait for their turn until it does" if is_oversold(facts.settings.memory_scaling) else ""
+
+
+def check_host_memory(facts: Facts) -> Iterator[Finding]:
+    """Warns where the host cannot hold what jobs have to move off GPUs whose memory is oversold."""
+    settings = facts.settings
+    if not is_oversold(settings.memory_scaling):
+        return
+    gpus = make_inventory(nvml.read_devices(), settings.gpu_models)
+    moved_mib = sum(sold_mib(gpu.total_mib, settings.memory_scaling) - gpu.total_mib for gpu in gpus)
+    host_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    detail = f"{host_mib} MiB; up to {moved_mib} MiB of GPU memory are on the host while jobs wait for their turn"
+    advice = f"jobs that find no room stay on the GPU: lower memory_scaling in {settings.path}, or add memory"
+    yield finding("host memory", host_mib > moved_mib, detail, advice, Level.WARN)
+
+
+CHECKS = (("agent", check_agent), ("host memory", check_host_memory))

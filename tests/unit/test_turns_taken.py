@@ -14,11 +14,15 @@ from node_testbed import GPU_MIB, UUIDS, Node
 from hami_hpc.agent.turns_taken import TurnsTaken, make
 from hami_hpc.contract import constants as c
 from hami_hpc.core import residents
+from hami_hpc.core.finding import Level
+from hami_hpc.core.inventory import Device
 from hami_hpc.core.residents import Order
 from hami_hpc.core.swap import Process as Program
 from hami_hpc.core.watch import MIB, SECOND, Kind, Limits, Look, Process, Slice, judge
+from hami_hpc.doctor import agent_checks
+from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import JobError
-from hami_hpc.node import neighbours, swapped
+from hami_hpc.node import neighbours, nvml, swapped
 from hami_hpc.stages import suspend, swap, turns
 
 FIRST, SECOND_JOB, STAYS = 7, 8, 9
@@ -360,3 +364,23 @@ def test_who_uses_too_little_for_nvml_to_show_is_not_idle(site: Site) -> None:
     for _ in range(9):
         site.look()
     assert site.order(FIRST) == c.SWAP_TURN
+
+
+def test_doctor_says_what_turns_need(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = tuple(Device(index, uuid, "NVIDIA H200", GPU_MIB) for index, uuid in enumerate(UUIDS))
+    monkeypatch.setattr(nvml, "read_devices", lambda: devices)
+    pages = {"SC_PHYS_PAGES": 4 * GPU_MIB + 1, "SC_PAGE_SIZE": MIB}
+    monkeypatch.setattr(agent_checks.os, "sysconf", lambda name: pages[name])
+    facts = Facts(site.node.settings)
+    (agent,) = agent_checks.check_agent(facts)
+    assert (agent.level, agent.detail) == (
+        Level.FAIL,
+        "has not looked in this boot; jobs wait for their turn until it does",
+    )
+    (memory,) = agent_checks.check_host_memory(facts)
+    assert memory.level == Level.OK
+    pages["SC_PHYS_PAGES"] -= 1
+    (memory,) = agent_checks.check_host_memory(facts)
+    assert memory.level == Level.WARN
+    assert f"up to {4 * GPU_MIB} MiB of GPU memory" in memory.detail
+    assert list(agent_checks.check_host_memory(Facts(site.node.settings._replace(memory_scaling=1.0)))) == []
