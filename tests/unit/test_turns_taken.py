@@ -5,6 +5,7 @@ by made-up looks."""
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -370,7 +371,7 @@ def test_doctor_says_what_turns_need(site: Site, monkeypatch: pytest.MonkeyPatch
     devices = tuple(Device(index, uuid, "NVIDIA H200", GPU_MIB) for index, uuid in enumerate(UUIDS))
     monkeypatch.setattr(nvml, "read_devices", lambda: devices)
     pages = {"SC_PHYS_PAGES": 4 * GPU_MIB + 1, "SC_PAGE_SIZE": MIB}
-    monkeypatch.setattr(agent_checks.os, "sysconf", lambda name: pages[name])
+    monkeypatch.setattr(os, "sysconf", lambda name: pages[name])
     facts = Facts(site.node.settings)
     (agent,) = agent_checks.check_agent(facts)
     assert (agent.level, agent.detail) == (
