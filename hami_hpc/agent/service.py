@@ -187,7 +187,7 @@ def run(settings: Settings, node: str) -> None:
             left_jobs.make(settings, node, SlurmPort(node, report).listed_pids, report),
             resumed_jobs.make(settings, node, report),
         ]
-        if settings.memory_scaling > 1:
+        if settings.memory_scaling > 1 or turns_taken.are_left(settings):
             watcher.turns = turns_taken.TurnsTaken(settings, watcher.last_look, hurry=wake.set)
             beside.append(turns_taken.make(watcher.turns, report))
         for repeated in beside:

@@ -18,7 +18,7 @@ from hami_hpc.core import residents, swap
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.residents import Order, Tenant
 from hami_hpc.core.watch import MIB, Look, Process, SliceKey, by_slice, slice_key
-from hami_hpc.node import swapped
+from hami_hpc.node import job_dirs, swapped
 from hami_hpc.node.agent_file import now_boot_ns
 from hami_hpc.node.config import Settings
 from hami_hpc.stages import common, turns
@@ -31,7 +31,7 @@ QUIET_NS = 3 * SECOND  # without a sample of NVML's of its work, until a job's o
 
 class Known(NamedTuple):
     """What is remembered of a run: its order, since when it is known to be so, when it last used the GPU's time, the
-    time that its processes say they used, and until when it is not asked to leave."""
+    time that its processes say they used, until when it is not asked to leave, and since when a program of it waits."""
 
     created_unix_ns: int
     order: int
@@ -39,6 +39,8 @@ class Known(NamedTuple):
     used_ns: int
     busy_ns: int = 0
     stays_until_ns: int = 0
+    asked_ns: int = 0
+    left_mib: int | None = None  # what it held at least since its memory had left; None: it has not, since the order
 
 
 class Place(NamedTuple):
@@ -71,17 +73,17 @@ class TurnsTaken:
         now_ns = self.boot_ns()
         grants = [one.grant for one in look.slices if one.grant.mode == "share" and one.grant.slice_count == 1]
         self._remember(look, grants, now_ns)
-        may_hold: dict[SliceKey, int] = {}
+        may_hold = {key: most for key, most in self.may_hold.items() if key[1] in look.silent}
         places: dict[str, Place] = {}
         given: dict[str, tuple[list[Grant], list[Order]]] = {}
         is_moving = False
-        for uuid in sorted({grant.gpu_uuid for grant in grants}):
+        for uuid in sorted({grant.gpu_uuid for grant in grants} - look.silent):
             here = [grant for grant in grants if grant.gpu_uuid == uuid]
             tenants = [self._tenant(look, grant, now_ns) for grant in here]
             others = sum(p.used_bytes for p in look.processes if p.gpu_uuid == uuid and not _is_of(p, here)) // MIB
             total_mib = here[0].gpu_total_mib
             orders = residents.decide(tenants, total_mib, others, self.settings.turn_s)
-            may_hold |= _may_hold(here, tenants)
+            may_hold |= self._may_hold(here)
             waiting = sum(t.wants and t.order in (c.SWAP_TURN, c.SWAP_WAIT) for t in tenants)
             places[uuid] = Place(residents.level(tenants, total_mib, others), waiting)
             is_moving = is_moving or bool(orders) or any(not t.is_on and not t.is_away for t in tenants)
@@ -90,11 +92,10 @@ class TurnsTaken:
         # Before those that come may take more.
         self.may_hold = {key: most for key, most in may_hold.items() if key[0] not in comes}
         begins, self.places, self.is_moving = is_moving and not self.is_moving, places, is_moving
-        for here, orders in given.values():
-            self._give(here, orders, now_ns)
+        problems = [self._give(here, orders, now_ns) for here, orders in given.values()]
         if begins:
             self.hurry()
-        return ""
+        return next(filter(None, problems), "")
 
     def _remember(self, look: Look, grants: Iterable[Grant], now_ns: int) -> None:
         """Notes each run's order as its record has it now, and whether it used the GPU since the last look."""
@@ -108,7 +109,7 @@ class TurnsTaken:
             if old is None or old.created_unix_ns != grant.created_unix_ns:
                 old = Known(grant.created_unix_ns, order, now_ns, now_ns)
             if old.order != order:
-                old = old._replace(order=order, since_ns=now_ns)
+                old = old._replace(order=order, since_ns=now_ns, left_mib=None)
             if is_new_look and busy.get(slice_key(grant), 0):
                 old = old._replace(used_ns=now_ns)
             elif order == c.SWAP_IN and now_ns - old.used_ns >= QUIET_NS:
@@ -129,33 +130,52 @@ class TurnsTaken:
         used_bytes = sum(process.used_bytes for process in processes)
         own = swapped.processes(self.settings.run_dir, grant) if known.order in swap.OFF else []
         # NVML's number of before the order says nothing, and a process that has not answered may yet take memory.
-        is_away = (
+        # Once it has left others have its place, so no word of its own brings it back: what it takes is a finding.
+        used_mib = -(-used_bytes // MIB)
+        is_away = known.left_mib is not None or (
             look.boot_ns > known.since_ns
             and (swap.is_off(known.order, used_bytes, len(processes)) or _has_mostly_left(known, grant, used_bytes))
             and swap.is_done(own, out=True)
         )
+        wants = any(process.state == "wanted" for process in own)
+        known = known._replace(asked_ns=(known.asked_ns or now_ns) if wants else 0)
+        if is_away:
+            left_mib = used_mib if known.left_mib is None else min(known.left_mib, used_mib)
+            known = known._replace(left_mib=left_mib)
+        self._known[grant.job_id] = known
         return Tenant(
             job_id=grant.job_id,
             mem_mib=grant.mem_mib,
             cores=grant.cores_percent,
             order=known.order,
             since_s=(now_ns - known.since_ns) / SECOND,
-            used_mib=-(-used_bytes // MIB),
+            used_mib=used_mib,
             is_away=is_away,
-            wants=any(process.state == "wanted" for process in own),
+            wants=wants,
+            waits_s=(now_ns - known.asked_ns) / SECOND if wants else 0.0,
             idle_s=(now_ns - known.used_ns) / SECOND,
             latency=bool(grant.latency),
             priority=grant.class_priority,
             stays=now_ns < known.stays_until_ns,
+            processes=len(processes),
         )
 
-    def _give(self, here: Sequence[Grant], orders: Sequence[Order], now_ns: int) -> None:
-        """Writes the orders. One that cannot be written is decided upon again."""
-        for order in turns.give(self.settings, here, orders):
+    def _give(self, here: Sequence[Grant], orders: Sequence[Order], now_ns: int) -> str:
+        """Writes the orders. One that cannot be written is decided upon again. Returns "", or what is wrong."""
+        given, problem = turns.give(self.settings, here, orders)
+        for order in given:
             known = self._known[order.job_id]
             if known.order == c.SWAP_TURN and order.order == c.SWAP_IN and order.why == residents.CANNOT_LEAVE:
                 known = known._replace(stays_until_ns=now_ns + int(residents.STAYS_S * SECOND))
-            self._known[order.job_id] = known._replace(order=order.order, since_ns=self.boot_ns())
+            self._known[order.job_id] = known._replace(
+                order=order.order, since_ns=self.boot_ns(), left_mib=None, asked_ns=0
+            )
+        return problem
+
+    def _may_hold(self, here: Iterable[Grant]) -> dict[SliceKey, int]:
+        """Returns the bytes that each job may hold whose memory has left: no call of it can add to the least since."""
+        left = {slice_key(grant): self._known[grant.job_id].left_mib for grant in here}
+        return {key: mib * MIB for key, mib in left.items() if mib is not None}
 
 
 def _is_of(process: Process, grants: Iterable[Grant]) -> bool:
@@ -168,13 +188,10 @@ def _has_mostly_left(known: Known, grant: Grant, used_bytes: int) -> bool:
     return known.order in swap.OFF and used_bytes <= grant.mem_mib * MIB // MOST_LEFT
 
 
-def _may_hold(here: Iterable[Grant], tenants: Iterable[Tenant]) -> dict[SliceKey, int]:
-    """Returns the bytes that each job may hold whose memory has left: what is there, which no call of it can add to."""
-    return {
-        slice_key(grant): tenant.used_mib * MIB
-        for grant, tenant in zip(here, tenants, strict=True)
-        if tenant.is_away and not tenant.is_on
-    }
+def are_left(settings: Settings) -> bool:
+    """Returns whether jobs wait for a turn that began when this node's memory was oversold."""
+    names = (name for name in job_dirs.entries(settings.run_dir) if name.isascii() and name.isdigit())
+    return any(swapped.order_of(settings.run_dir, int(name)) in (c.SWAP_TURN, c.SWAP_WAIT) for name in names)
 
 
 def make(taken: TurnsTaken, report: Callable[[str], None]) -> Repeated:

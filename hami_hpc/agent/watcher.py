@@ -144,7 +144,8 @@ class Watcher:
         noted = () if self._problem else self.slices.gpu_jobs()
         held = self._held(processes, slices, whole, noted, gpu_looks)
         may_hold = {} if self.turns is None else self.turns.may_hold
-        look = self._recounted(Look(boot_ns, processes, slices, whole, held, may_hold=may_hold))
+        silent = frozenset(one.gpu.uuid for one in gpu_looks if one.state != OK)
+        look = self._recounted(Look(boot_ns, processes, slices, whole, held, may_hold=may_hold, silent=silent))
         suspicions = [*judge(look, self.settings.limits), *self._time.judge(look)]
         wanted = [one for one in suspicions if self.settings.actions[one.kind] is not Action.IGNORE]
         for incident in self._incidents.update(boot_ns, wanted):

@@ -50,6 +50,8 @@ class Tenant(NamedTuple):
     latency: bool = False
     priority: int = 0
     stays: bool = False
+    processes: int = 1  # of which NVML shows memory
+    waits_s: float = 0.0  # for how long a program of it has waited
 
     @property
     def is_on(self) -> bool:
@@ -99,20 +101,24 @@ def turn_s(mem_mib: int, least_s: float) -> float:
 
 def decide(tenants: Sequence[Tenant], total_mib: int, others_mib: int = 0, least_turn_s: float = 60.0) -> list[Order]:
     """Returns the orders that change on one GPU. `others_mib` is the memory of processes that are no tenant's."""
+    # Where others have its place it had left, whatever it says now, and waits for its turn.
+    has_place = _free(tenants, total_mib, others_mib).is_enough
     orders = [
         Order(tenant.job_id, c.SWAP_IN, CANNOT_LEAVE)
         for tenant in tenants
-        if tenant.order == c.SWAP_TURN and not tenant.is_away and tenant.since_s > seconds_for(tenant.mem_mib)
+        if has_place and tenant.order == c.SWAP_TURN and not tenant.is_away and _is_late(tenant)
     ]
     returned = {order.job_id for order in orders}
     tenants = [t._replace(order=c.SWAP_IN, stays=True) if t.job_id in returned else t for t in tenants]
     # Its record was lost and made again while it was on the GPU, where nobody else has its place.
-    orders += [Order(t.job_id, c.SWAP_NEVER, "it is there") for t in tenants if _is_there(t)]
-    room = _Room(
-        total_mib - others_mib - sum(tenant.held_mib for tenant in tenants),
-        CORES_OF_GPU - sum(tenant.held_cores for tenant in tenants),
-    )
-    leaving = [t for t in tenants if t.order in (c.SWAP_OUT, c.SWAP_SUSPENDED, c.SWAP_TURN) and not t.is_away]
+    orders += [Order(t.job_id, c.SWAP_NEVER, "it is there") for t in tenants if has_place and _is_there(t)]
+    room = _free(tenants, total_mib, others_mib)
+    # One that an administrator or Slurm sent away, and that has not left by now, may never leave.
+    leaving = [
+        t
+        for t in tenants
+        if t.order in (c.SWAP_OUT, c.SWAP_SUSPENDED, c.SWAP_TURN) and not t.is_away and not _is_late(t)
+    ]
     coming = sorted((t for t in tenants if t.order in (c.SWAP_TURN, c.SWAP_WAIT) and t.wants and t.is_away), key=_place)
     movable = [t for t in tenants if t.order == c.SWAP_IN and not t.stays]
     gone: set[int] = set()
@@ -146,18 +152,30 @@ class _Room(NamedTuple):
     mib: int
     cores: int
 
+    @property
+    def is_enough(self) -> bool:
+        return self.mib >= 0 and self.cores >= 0
+
     def fits(self, tenant: Tenant) -> bool:
-        return tenant.mem_mib - tenant.used_mib <= self.mib and tenant.cores <= self.cores
+        return max(tenant.mem_mib - tenant.used_mib, 0) <= self.mib and tenant.cores <= self.cores
 
     def before(self, tenant: Tenant) -> _Room:
         """Returns what is left when it has come."""
-        return _Room(self.mib - tenant.mem_mib + tenant.used_mib, self.cores - tenant.cores)
+        return _Room(self.mib - max(tenant.mem_mib - tenant.used_mib, 0), self.cores - tenant.cores)
 
     def after(self, tenants: Iterable[Tenant]) -> _Room:
         """Returns what there is when they have left, but for what stays of them."""
         tenants = tuple(tenants)
-        mib = sum(t.held_mib - min(t.used_mib, LEFT_OF_ONE_MIB) for t in tenants)
+        mib = sum(t.held_mib - min(t.used_mib, LEFT_OF_ONE_MIB * max(t.processes, 1)) for t in tenants)
         return _Room(self.mib + mib, self.cores + sum(t.held_cores for t in tenants))
+
+
+def _free(tenants: Iterable[Tenant], total_mib: int, others_mib: int) -> _Room:
+    tenants = tuple(tenants)
+    return _Room(
+        total_mib - others_mib - sum(tenant.held_mib for tenant in tenants),
+        CORES_OF_GPU - sum(tenant.held_cores for tenant in tenants),
+    )
 
 
 LEFT_OF_ONE_MIB = 700  # what stays of a job with one process, as far as is known before it has left
@@ -167,7 +185,7 @@ def _place(tenant: Tenant) -> tuple[bool, bool, float, int]:
     """Returns the place in the row: those that are never moved first, of these the latency-critical; then who has
     waited longest, where the wait of a class with a higher priority counts more."""
     is_new = tenant.order == c.SWAP_WAIT
-    return not is_new, not (is_new and tenant.latency), -tenant.since_s * (1 + tenant.priority), tenant.job_id
+    return not is_new, not (is_new and tenant.latency), -tenant.waits_s * (1 + tenant.priority), tenant.job_id
 
 
 def _victims(tenant: Tenant, room: _Room, movable: Sequence[Tenant], least_turn_s: float) -> list[Tenant] | None:
@@ -191,7 +209,11 @@ def _victims(tenant: Tenant, room: _Room, movable: Sequence[Tenant], least_turn_
 
 
 def _is_there(tenant: Tenant) -> bool:
-    return tenant.order == c.SWAP_WAIT and not tenant.is_away and tenant.since_s > seconds_for(tenant.mem_mib)
+    return tenant.order == c.SWAP_WAIT and not tenant.is_away and _is_late(tenant)
+
+
+def _is_late(tenant: Tenant) -> bool:
+    return tenant.since_s > seconds_for(tenant.mem_mib)
 
 
 def _is_idle(tenant: Tenant) -> bool:

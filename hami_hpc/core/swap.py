@@ -27,7 +27,7 @@ REASONS = {
 # Where memory is oversold, what goes on waits for its turn.
 ORDERS = {
     "out": {c.SWAP_IN: c.SWAP_OUT, c.SWAP_SUSPENDED: c.SWAP_OUT, c.SWAP_TURN: c.SWAP_OUT},
-    "in": {c.SWAP_OUT: c.SWAP_IN, c.SWAP_SUSPENDED: c.SWAP_IN},
+    "in": {c.SWAP_OUT: c.SWAP_IN, c.SWAP_SUSPENDED: c.SWAP_IN, c.SWAP_TURN: c.SWAP_IN},
     "suspend": {c.SWAP_IN: c.SWAP_SUSPENDED, c.SWAP_TURN: c.SWAP_SUSPENDED},
     "resume": {c.SWAP_SUSPENDED: c.SWAP_IN},
 }

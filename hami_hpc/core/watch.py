@@ -130,6 +130,7 @@ class Look(NamedTuple):
     gpu_jobs: tuple[WholeGpus, ...] = ()
     ended: frozenset[tuple[int, int]] = frozenset()
     may_hold: Mapping[SliceKey, int] = {}  # bytes, of slices whose memory is on the host
+    silent: frozenset[str] = frozenset()  # GPUs that did not answer, of which nothing was seen
 
 
 class Limits(NamedTuple):
@@ -272,7 +273,8 @@ class TimeWatch:
         own = by_slice(look)
         for one in look.slices:
             grant = one.grant
-            if grant.policy != "cap":
+            is_away = slice_key(grant) in look.may_hold  # it has no part in the GPU's time then
+            if grant.policy != "cap" and not is_away:
                 continue
             key = (grant.job_id, grant.created_unix_ns, grant.gpu_uuid)
             live.add(key)
@@ -280,8 +282,9 @@ class TimeWatch:
             past = self._history.setdefault(key, deque())
             then, used, allowed = past[-1] if past else (look.boot_ns, 0, 0.0)
             # A resized slice is judged by the shares that it had; of a look with two by the larger.
-            share = max(grant.cores_percent, self._shares.get(key, 0))
-            self._shares[key] = grant.cores_percent
+            own_share = 0 if is_away else grant.cores_percent
+            share = max(own_share, self._shares.get(key, own_share))
+            self._shares[key] = own_share
             used += sum([process.busy_ns for process in processes])
             past.append((look.boot_ns, used, allowed + share / 100 * (look.boot_ns - then)))
             over = _time_over(past)

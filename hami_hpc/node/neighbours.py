@@ -17,7 +17,7 @@ from hami_hpc.core.contexts import suppress
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.in_step import make_begins
 from hami_hpc.core.records import limits_file, size_fields
-from hami_hpc.core.turns import Turn, make_turns
+from hami_hpc.core.turns import make_turns
 from hami_hpc.node.job_dirs import jobs_dir
 from hami_hpc.node.ledger import Ledger
 
@@ -54,10 +54,14 @@ def update(
             from hami_hpc.core.swap import OFF  # most nodes need neither
             from hami_hpc.node.swapped import order_of
 
-            grants = tuple(one for one in grants if order_of(run_dir, one.job_id) not in OFF)
+            away = tuple(one for one in grants if order_of(run_dir, one.job_id) in OFF)
+            grants = tuple(one for one in grants if one not in away)
+        else:
+            away = ()
         jobs = os.open(jobs_dir(run_dir), OPEN_DIR)
         try:
-            return tuple(_update_all(jobs, grants, now_unix_ns, one_server))
+            skipped = [line for one in away for line in _update_one(jobs, one, now_unix_ns, size_fields(one))]
+            return (*skipped, *_update_all(jobs, grants, now_unix_ns, one_server))
         finally:
             os.close(jobs)
 
@@ -68,25 +72,26 @@ def _update_all(jobs: int, grants: Iterable[Grant], now_unix_ns: int, one_server
     by_gpu: dict[str, list[Grant]] = {}
     for grant in grants:
         by_gpu.setdefault(grant.gpu_uuid, []).append(grant)
-    skipped = []
+    skipped: list[str] = []
     for live in by_gpu.values():
         turns = make_turns(live, one_server, begins)
         for grant in live:
-            name = limits_file(grant.slice_index)
-            try:
-                _update_record(jobs, grant, name, turns[grant.job_id])
-            except FileNotFoundError:
-                if now_unix_ns - grant.created_unix_ns > RECORD_DUE_NS:
-                    skipped.append(f"job {grant.job_id} has a grant and no {name}: run hami-hpc reconcile")
-            except (OSError, SkippedRecordError) as error:
-                reason = error.strerror if isinstance(error, OSError) else error
-                skipped.append(f"{name} of job {grant.job_id} was left as it is: {reason}")
+            skipped += _update_one(jobs, grant, now_unix_ns, size_fields(grant) | turns[grant.job_id]._asdict())
     return skipped
 
 
-def _update_record(jobs: int, grant: Grant, name: str, turn: Turn) -> None:
-    """Changes one record. Raises SkippedRecordError for one that root did not write for this job, and OSError."""
-    _change_record(jobs, grant, name, size_fields(grant) | turn._asdict())
+def _update_one(jobs: int, grant: Grant, now_unix_ns: int, values: Mapping[str, int]) -> list[str]:
+    """Changes one record. Returns a line when it was left alone."""
+    name = limits_file(grant.slice_index)
+    try:
+        _change_record(jobs, grant, name, values)
+    except FileNotFoundError:
+        if now_unix_ns - grant.created_unix_ns > RECORD_DUE_NS:
+            return [f"job {grant.job_id} has a grant and no {name}: run hami-hpc reconcile"]
+    except (OSError, SkippedRecordError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        return [f"{name} of job {grant.job_id} was left as it is: {reason}"]
+    return []
 
 
 def write_sizes(run_dir: str, grants: Iterable[Grant]) -> None:

@@ -28,12 +28,16 @@ def swap(settings: Settings, job_id: int, *, out: bool, wait_s: float) -> str:
     before, after = order(settings, grant, change_of(settings, "out" if out else "in"))
     if not out and before == c.SWAP_SUSPENDED:
         return f"job {job_id} is suspended: its memory comes back when Slurm resumes it"
+    if not out and after == c.SWAP_TURN and swapped.processes(settings.run_dir, grant):
+        return f"job {job_id}: its memory comes back when {rules.UNTIL[after]}"
     found = wait(settings, grant, out=out, wait_s=wait_s)
     if after == c.SWAP_TURN and not found:
         return f"job {job_id} has no process on the GPU; those that come wait until {rules.UNTIL[after]}"
     if not rules.is_done(found, out=out):
         if out:
-            order(settings, grant, {after: before})
+            # Others may have its place by now: the agent gives it back, if it is still there.
+            back = c.SWAP_TURN if settings.memory_scaling > 1 and before == c.SWAP_IN else before
+            order(settings, grant, {after: back})
             raise JobError(rules.failure(job_id, found, out=out))
         raise NodeError(rules.failure(job_id, found, out=out))
     text = rules.line(job_id, found, out=out, until=f"hami-hpc swap in {job_id}")

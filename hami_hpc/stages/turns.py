@@ -9,7 +9,6 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core import swap as rules
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.residents import CANNOT_LEAVE, Order
-from hami_hpc.errors import NodeError
 from hami_hpc.node import neighbours, swapped
 from hami_hpc.node.config import Settings
 from hami_hpc.stages import common, swap
@@ -19,11 +18,13 @@ STAGE = "turns"
 BEFORE = {c.SWAP_TURN: c.SWAP_IN, c.SWAP_IN: c.SWAP_TURN, c.SWAP_NEVER: c.SWAP_WAIT}
 
 
-def give(settings: Settings, grants: Sequence[Grant], orders: Iterable[Order]) -> list[Order]:
+def give(settings: Settings, grants: Sequence[Grant], orders: Iterable[Order]) -> tuple[list[Order], str]:
     """Writes the orders, and tells all jobs who is on their GPU now. Returns those that were written: not those of jobs
-    that have ended, or whose record says something else by now. Raises NodeError."""
+    that have ended, or whose record says something else by now; and "", or why one could not be written. Raises
+    NodeError where the ledger cannot be read."""
     by_job = {grant.job_id: grant for grant in grants}
     given: list[Order] = []
+    problem = ""
     ledger = common.open_ledger(settings)
     try:
         with ledger.held_still() as live:
@@ -32,17 +33,18 @@ def give(settings: Settings, grants: Sequence[Grant], orders: Iterable[Order]) -
                 grant = by_job[order.job_id]
                 is_expected = swapped.order_of(settings.run_dir, order.job_id) == BEFORE[order.order]
                 if is_expected and (grant.job_id, grant.created_unix_ns) in runs:
-                    neighbours.write_swap(settings.run_dir, grant, order.order)
-                    given.append(order)
+                    try:
+                        neighbours.write_swap(settings.run_dir, grant, order.order)
+                        given.append(order)
+                    except (OSError, neighbours.SkippedRecordError) as error:
+                        problem = f"the limits record of job {grant.job_id} cannot be changed ({error})"
         if given:
             common.tell_neighbours(STAGE, settings, ledger)
-    except (OSError, neighbours.SkippedRecordError) as error:
-        raise NodeError(f"a limits record cannot be changed ({error})") from error
     finally:
         ledger.close()
     for order in given:
         swap.write_event(settings, by_job[order.job_id], _line(settings, by_job[order.job_id], order))
-    return given
+    return given, problem
 
 
 def _line(settings: Settings, grant: Grant, order: Order) -> str:

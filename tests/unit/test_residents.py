@@ -23,7 +23,14 @@ def on(job_id: int, mem_mib: int, since_s: float = LATE, **more: object) -> Tena
 
 
 def off(job_id: int, mem_mib: int, since_s: float = 1.0, **more: object) -> Tenant:
-    fields = {"cores": 10, "order": c.SWAP_TURN, "used_mib": 600, "is_away": True, "wants": True} | more
+    fields = {
+        "cores": 10,
+        "order": c.SWAP_TURN,
+        "used_mib": 600,
+        "is_away": True,
+        "wants": True,
+        "waits_s": since_s,
+    } | more
     return Tenant(job_id, mem_mib, since_s=since_s, **fields)  # type: ignore[arg-type]
 
 
@@ -123,6 +130,62 @@ def test_one_whose_record_was_made_again_while_it_was_on_the_gpu_is_there() -> N
     assert said(there._replace(since_s=1), off(2, 60_000)) == []
 
 
+def test_one_that_was_sent_away_and_stays_is_in_nobodys_way() -> None:
+    """An administrator's order, or Slurm's suspension, that could not be followed."""
+    stuck = on(1, 100_000, order=c.SWAP_SUSPENDED)
+    assert said(stuck, off(2, 100_000, 500), off(3, 30_000, 400)) == [(3, c.SWAP_IN)]
+    stuck = on(1, 60_000, order=c.SWAP_OUT)
+    assert said(stuck, on(2, 70_000), off(3, 60_000, 500)) == [(2, c.SWAP_TURN)]
+
+
+def test_nobody_leaves_for_one_that_what_stays_of_them_keeps_off() -> None:
+    many = on(1, 100_000, processes=30)
+    assert said(many, off(2, 125_000, 500, used_mib=0)) == []
+    assert said(on(1, 100_000), off(2, 125_000, 500, used_mib=0)) == [(1, c.SWAP_TURN)]
+
+
+def test_one_that_holds_more_than_it_was_granted_makes_no_room() -> None:
+    assert said(off(1, 500, 50, used_mib=900), off(2, 140_000, 40, used_mib=0)) == [(1, c.SWAP_IN)]
+
+
+TENANTS = st.builds(
+    Tenant,
+    job_id=st.just(0),
+    mem_mib=st.sampled_from([500, 1000, 10_000, 30_000, 60_000, 100_000, 126_000]),
+    cores=st.integers(1, 100),
+    order=st.sampled_from([c.SWAP_NEVER, c.SWAP_IN, c.SWAP_TURN, c.SWAP_WAIT, c.SWAP_OUT, c.SWAP_SUSPENDED]),
+    since_s=st.sampled_from([0.0, 1.0, 20.0, 70.0, 400.0, 1e5]),
+    used_mib=st.sampled_from([0, 600, 5000, 100_500]),
+    is_away=st.booleans(),
+    wants=st.booleans(),
+    idle_s=st.sampled_from([0.0, 11.0, 61.0, 601.0]),
+    latency=st.booleans(),
+    priority=st.integers(0, 3),
+    stays=st.booleans(),
+    processes=st.integers(0, 3),
+    waits_s=st.sampled_from([0.0, 5.0, 500.0]),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(TENANTS, min_size=1, max_size=8), st.sampled_from([0, 20_000]))
+def test_whatever_is_seen_nobody_comes_without_room_and_orders_do_not_contradict(
+    drawn: list[Tenant], others: int
+) -> None:
+    tenants = [t._replace(job_id=n, is_away=t.is_away and not t.is_on) for n, t in enumerate(drawn, 1)]
+    orders = decide(tenants, TOTAL, others)
+    by_id = {tenant.job_id: tenant for tenant in tenants}
+    assert len({order.job_id for order in orders}) == len(orders)
+    for order in orders:
+        before = {c.SWAP_TURN: c.SWAP_IN, c.SWAP_IN: c.SWAP_TURN, c.SWAP_NEVER: c.SWAP_WAIT}[order.order]
+        assert by_id[order.job_id].order == before
+    come = {order.job_id for order in orders if order.order in residents.ON}
+    after = [t._replace(order=c.SWAP_IN) if t.job_id in come else t for t in tenants]
+    if come:
+        assert others + sum(tenant.held_mib for tenant in after) <= TOTAL
+        assert sum(tenant.held_cores for tenant in after) <= 100
+
+
 def test_under_pressure_those_leave_that_do_not_use_the_gpu() -> None:
     for used, idle_s, leaves in (
         (100_000, 5000, False),
@@ -211,6 +274,7 @@ class Job:
             used_mib=self.used_mib,
             is_away=away,
             wants=away and self.is_busy(now_s),
+            waits_s=self.waited_s,
             idle_s=now_s - self.idle_since_s,
         )
 

@@ -8,23 +8,24 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from node_testbed import GPU_MIB, UUIDS, Node
 
-from hami_hpc.agent.turns_taken import TurnsTaken, make
+from hami_hpc.agent.turns_taken import TurnsTaken, are_left, make
 from hami_hpc.contract import constants as c
 from hami_hpc.core import residents
 from hami_hpc.core.finding import Level
 from hami_hpc.core.inventory import Device
 from hami_hpc.core.residents import Order
 from hami_hpc.core.swap import Process as Program
-from hami_hpc.core.watch import MIB, SECOND, Kind, Limits, Look, Process, Slice, judge
+from hami_hpc.core.watch import MIB, SECOND, Kind, Limits, Look, Process, Slice, Suspicion, TimeWatch, judge
 from hami_hpc.doctor import agent_checks
 from hami_hpc.doctor.facts import Facts
-from hami_hpc.errors import JobError
+from hami_hpc.errors import JobError, NodeError
 from hami_hpc.node import neighbours, nvml, swapped
-from hami_hpc.stages import suspend, swap, turns
+from hami_hpc.stages import common, resize, suspend, swap, turns
 
 FIRST, SECOND_JOB, STAYS = 7, 8, 9
 LARGE = "100000"
@@ -43,6 +44,7 @@ class Site:
     counted_ns: int = 0
     now_s: float = 1000.0
     last: Look | None = None
+    silent: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.turns = TurnsTaken(self.node.settings, lambda: self.last, lambda: int(self.now_s * SECOND))
@@ -64,7 +66,7 @@ class Site:
             for job, mib in self.used_mib.items()
         )
         slices = tuple(Slice(grant, None, 0, 0) for grant in grants)
-        self.last = Look(int(self.now_s * SECOND), processes, slices, frozenset(), {})
+        self.last = Look(int(self.now_s * SECOND), processes, slices, frozenset(), {}, silent=self.silent)
         self.now_s += 0.1
         assert self.turns.once() == ""
 
@@ -282,10 +284,11 @@ def test_an_order_of_others_stands(site: Site) -> None:
     site.says[FIRST] = ["host"]
     grants = [site.node.grants()[FIRST]]
     assert swap.swap(site.node.settings, FIRST, out=True, wait_s=0)
-    assert turns.give(site.node.settings, grants, [Order(FIRST, c.SWAP_TURN, "")]) == []
+    assert turns.give(site.node.settings, grants, [Order(FIRST, c.SWAP_TURN, "")]) == ([], "")
     assert site.order(FIRST) == c.SWAP_OUT
-    assert (
-        turns.give(site.node.settings, [grants[0]._replace(created_unix_ns=1)], [Order(FIRST, c.SWAP_TURN, "")]) == []
+    assert turns.give(site.node.settings, [grants[0]._replace(created_unix_ns=1)], [Order(FIRST, c.SWAP_TURN, "")]) == (
+        [],
+        "",
     )
 
 
@@ -385,3 +388,157 @@ def test_doctor_says_what_turns_need(site: Site, monkeypatch: pytest.MonkeyPatch
     assert memory.level == Level.WARN
     assert f"up to {4 * GPU_MIB} MiB of GPU memory" in memory.detail
     assert list(agent_checks.check_host_memory(Facts(site.node.settings._replace(memory_scaling=1.0)))) == []
+
+
+# ---- what its user may write, and what a node may meet
+
+
+def away(site: Site) -> None:
+    """The first has left, and the second is on the GPU with 100 of its 143 GB."""
+    both(site)
+    site.look()
+    site.look(1000)
+    site.leaves(FIRST)
+    site.look()
+    site.comes(SECOND_JOB)
+    site.look(30)
+    assert (site.order(FIRST), site.order(SECOND_JOB)) == (c.SWAP_TURN, c.SWAP_IN)
+
+
+def test_no_word_of_a_process_wins_a_place_that_others_have(site: Site) -> None:
+    away(site)
+    site.says[FIRST] = ["gpu"]
+    site.look()
+    site.look(100)
+    assert (site.order(FIRST), site.order(SECOND_JOB)) == (c.SWAP_TURN, c.SWAP_IN)
+    new_agent = TurnsTaken(site.node.settings, lambda: site.last, lambda: int(site.now_s * SECOND))
+    site.turns = new_agent
+    site.look()
+    site.look(100)
+    assert (site.order(FIRST), site.order(SECOND_JOB)) == (c.SWAP_TURN, c.SWAP_IN)
+
+
+def test_no_word_of_a_process_begins_a_job_that_has_no_room(site: Site) -> None:
+    assert site.begin(FIRST) == c.SWAP_IN
+    site.comes(FIRST)
+    assert site.begin(STAYS, service_class="std") == c.SWAP_WAIT
+    site.look()
+    site.says[STAYS] = ["gpu"]
+    site.look(100)
+    site.look(100)
+    assert site.order(STAYS) == c.SWAP_WAIT
+
+
+def test_memory_that_is_taken_while_away_wins_no_place_and_is_found(site: Site) -> None:
+    away(site)
+    before = dict(site.turns.may_hold)
+    for mib in (690, 780, 870, 50_000):
+        site.used_mib[FIRST] = mib
+        site.look()
+        assert site.order(FIRST) == c.SWAP_TURN
+        assert site.turns.may_hold == before, "the least that it held"
+
+
+def test_work_while_away_is_found_under_any_policy(site: Site) -> None:
+    away(site)
+    site.busy = {FIRST}
+    watch, found = TimeWatch(), list[Suspicion]()
+    for _ in range(6):
+        may = dict(site.turns.may_hold)
+        site.look()
+        assert site.last is not None
+        found += watch.judge(site.last._replace(may_hold=may))
+    assert [one.kind for one in found][:1] == [Kind.TIME_OVER]
+    assert "its share is 0 %" in found[0].text
+
+
+def test_one_damaged_record_does_not_stop_the_others(site: Site) -> None:
+    both(site)
+    site.begin(10, mem="1000")
+    path = site.node.jobs / str(FIRST) / c.FILE_JOB_LIMITS
+    data = bytearray(path.read_bytes())
+    data[c.LIMITS_FIELDS["step_id"][0]] ^= 1
+    path.write_bytes(bytes(data))
+    orders = [Order(FIRST, c.SWAP_TURN, "x"), Order(10, c.SWAP_IN, "y")]
+    given, problem = turns.give(site.node.settings, list(site.node.grants().values()), orders)
+    assert [order.job_id for order in given] == [10]
+    assert problem.startswith(f"the limits record of job {FIRST} cannot be changed (it is not this job's record")
+
+
+def test_turns_go_on_where_memory_is_no_longer_oversold_until_nobody_waits(site: Site) -> None:
+    away(site)
+    text = site.node.config.read_text().replace("memory_scaling = 3\nturn_s = 60\n", "")
+    site.node.config.write_text(text)
+    assert are_left(site.node.settings)
+    site.says[FIRST] = ["host"]
+    with pytest.raises(NodeError, match="the GPU has no room yet"):
+        swap.swap(site.node.settings, FIRST, out=False, wait_s=0)
+    assert site.order(FIRST) == c.SWAP_IN, "by hand at once"
+    assert not are_left(site.node.settings)
+
+
+def test_a_failed_swap_out_does_not_take_a_place_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory leaves just as root gives up, and others have the place."""
+    both(site)
+    site.look()
+    site.says[FIRST] = ["busy"]
+    real = swap.wait
+
+    def late(*words: Any, **more: Any) -> list[Program]:
+        found = real(*words, **more)
+        site.leaves(FIRST)
+        site.look()
+        site.look()
+        assert site.order(SECOND_JOB) == c.SWAP_IN
+        return found
+
+    monkeypatch.setattr(swap, "wait", late)
+    with pytest.raises(JobError):
+        swap.swap(site.node.settings, FIRST, out=True, wait_s=0)
+    assert site.order(FIRST) == c.SWAP_TURN
+
+
+def test_of_a_gpu_that_does_not_answer_nothing_is_decided(site: Site) -> None:
+    away(site)
+    site.begin(10, mem="40000")
+    site.says[10] = ["wanted"]
+    site.used_mib[0] = 30_000
+    site.look()
+    assert site.order(10) == c.SWAP_TURN
+    held = dict(site.turns.may_hold)
+    site.used_mib.clear()
+    site.silent = frozenset({UUIDS[0]})
+    site.look()
+    assert site.order(10) == c.SWAP_TURN
+    assert site.turns.may_hold == held
+
+
+def test_a_job_that_is_away_can_be_resized(site: Site) -> None:
+    away(site)
+    ledger = common.open_ledger(site.node.settings)
+    try:
+        (grant,) = ledger.grants_of(FIRST)
+        new = resize._enter(site.node.settings, ledger, (grant.resized(grant.mem_mib, 5),))
+        resize._see_to_records(site.node.settings, ledger, new)
+    finally:
+        ledger.close()
+
+
+def test_swap_in_says_whose_turn_it_is(site: Site) -> None:
+    away(site)
+    text = swap.swap(site.node.settings, FIRST, out=False, wait_s=0)
+    assert text == f"job {FIRST}: its memory comes back when it is the job's turn"
+
+
+def test_who_sleeps_has_not_waited(site: Site) -> None:
+    """A notebook that was away for hours asks after one that has waited for minutes."""
+    away(site)
+    site.begin(10)
+    site.says[10] = ["wanted"]
+    site.look(100)
+    site.says[FIRST] = ["wanted"]
+    site.look(1000)
+    assert site.order(SECOND_JOB) == c.SWAP_TURN
+    site.leaves(SECOND_JOB)
+    site.look()
+    assert (site.order(10), site.order(FIRST)) == (c.SWAP_IN, c.SWAP_TURN)

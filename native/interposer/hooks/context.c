@@ -107,8 +107,8 @@ static CUresult keep_if_fenced(const struct real_cuda *real, unsigned int slice,
 	if (result == CUDA_SUCCESS) {
 		hami_region_note_context(hami_slice_region(slice));
 		hami_outstanding_add(slice, *context, *context);
-		hami_swap_begin();
 	}
+	hami_swap_begin(); /* also without one: the process has a slot, and answers */
 	return result;
 }
 
@@ -165,8 +165,8 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	if (result == CUDA_SUCCESS) {
 		hami_region_note_context(hami_slice_region(slice));
 		hami_outstanding_add(slice, *context, &primary);
-		hami_swap_begin();
 	}
+	hami_swap_begin();
 	hami_outstanding_make(slice, false);
 	return result;
 }

@@ -298,6 +298,15 @@ CUcontext hami_outstanding_only(unsigned int slice)
 	return only;
 }
 
+bool hami_outstanding_none(unsigned int slice)
+{
+	struct contexts *c = &contexts[slice];
+	pthread_mutex_lock(&c->lock);
+	const bool none = !c->count && !c->making && !c->incomplete;
+	pthread_mutex_unlock(&c->lock);
+	return none;
+}
+
 static void forget(struct contexts *c)
 {
 	hami_lock_renew(&c->lock);

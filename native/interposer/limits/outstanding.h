@@ -31,6 +31,9 @@ enum hami_outstanding hami_outstanding_glance(unsigned int slice, int groups);
 /* Returns the only context on a slice's GPU; NULL where there is none, or several. */
 CUcontext hami_outstanding_only(unsigned int slice);
 
+/* Returns whether the process has no context on the slice's GPU, and makes none. */
+bool hami_outstanding_none(unsigned int slice);
+
 /*
  * Around the making of a context. Until it is added, its compute group is nobody's unknown work: what libcuda does
  * there to set it up is not the application's.

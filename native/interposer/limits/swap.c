@@ -241,8 +241,11 @@ static uint32_t move_held(const struct real_cuda *real, CUcontext context)
 {
 	if (!drained())
 		return HAMI_SWAPPED_BUSY;
-	trim_pools(real, context);
+	if (context)
+		trim_pools(real, context);
 	uint32_t state = plan();
+	if (state == HAMI_SWAPPED_HOST && swap.count && !context)
+		return HAMI_SWAPPED_CONTEXTS;
 	if (state != HAMI_SWAPPED_HOST)
 		return state;
 	if (swap.count && !hami_transfer(real, context, swap.pieces, swap.count, true))
@@ -258,7 +261,8 @@ static uint32_t move_held(const struct real_cuda *real, CUcontext context)
 static uint32_t move_out(const struct real_cuda *real)
 {
 	CUcontext context = hami_slice_count() == 1 ? hami_outstanding_only(0) : NULL;
-	if (!context)
+	/* A program whose context is gone, or could not be made, has nothing to move and is in nobody's way. */
+	if (!context && (hami_slice_count() != 1 || !hami_outstanding_none(0) || hami_objects_started(0)))
 		return HAMI_SWAPPED_CONTEXTS;
 	if (!hami_hold_close(HAMI_HOLD_WORK, PATIENCE_NS))
 		return HAMI_SWAPPED_BUSY;
@@ -393,18 +397,19 @@ void hami_swap_await(void)
 	bool told = false;
 	if (swap.begun)
 		return;
-	for (const int64_t begun = now(); hami_slice_count() == 1 && !swap.ended; rest(LOOK_NS)) {
+	/* First it can be seen, then it looks: root sees this process, or it sees root's order. */
+	if (hami_slice_count() == 1 && order() != HAMI_SWAP_NEVER)
+		hami_region_join(hami_slice_region(0));
+	for (const int64_t begun = now(); hami_slice_count() == 1 && !swap.ended && !swap.begun; rest(LOOK_NS)) {
 		if (!shall_be_away() && order() != HAMI_SWAP_WAIT)
 			break;
-		if (!hami_region_join(hami_slice_region(0)))
-			tell(HAMI_SWAPPED_WANTED, 0);
+		tell(HAMI_SWAPPED_WANTED, 0);
 		if (!told && now() - begun >= QUIET_NS)
 			hami_log(0, "waiting for the job's turn on the GPU, whose memory other jobs hold\n");
 		told = told || now() - begun >= QUIET_NS;
 	}
-	if (swap.state == HAMI_SWAPPED_WANTED)
+	if (!atomic_exchange(&swap.begun, true) && swap.state == HAMI_SWAPPED_WANTED)
 		tell(HAMI_SWAPPED_GPU, 0);
-	swap.begun = true;
 }
 
 void hami_swap_begin(void)
@@ -436,9 +441,16 @@ void hami_swap_end(void)
 	hami_hold_open(HAMI_HOLD_WORK);
 }
 
+/* Also when a move that took longer than the end waited for has come to its end. */
+bool hami_swap_ends_away(void)
+{
+	return swap.absent || (swap.ended && swap.away && !swap.moving);
+}
+
 bool hami_swap_absent(uint64_t key)
 {
-	for (size_t i = 0; swap.absent && i < swap.count; i++)
+	const size_t count = hami_swap_ends_away() ? swap.count : 0;
+	for (size_t i = 0; i < count; i++)
 		if (hami_object_key(swap.objects[i].request.client, swap.objects[i].request.object) == key)
 			return true;
 	return false;
@@ -446,7 +458,8 @@ bool hami_swap_absent(uint64_t key)
 
 bool hami_swap_absent_at(uint64_t base)
 {
-	for (size_t i = 0; swap.absent && i < swap.count; i++)
+	const size_t count = hami_swap_ends_away() ? swap.count : 0;
+	for (size_t i = 0; i < count; i++)
 		if (swap.objects[i].base == base)
 			return true;
 	return false;

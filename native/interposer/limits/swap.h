@@ -27,6 +27,9 @@ void hami_swap_share(void);
 void hami_swap_end(void);
 /* Returns whether the object with this key, or what was mapped at this address, is gone from the GPU for good. */
 bool hami_swap_absent(uint64_t key);
+
+/* Whether the process ends while its memory is away: it is given no more. */
+bool hami_swap_ends_away(void);
 bool hami_swap_absent_at(uint64_t base);
 
 /* In a forked child. */

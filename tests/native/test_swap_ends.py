@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that begin, end, or have no context, at odd moments of a move of their memory, on the simulation."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conformance import REAL_GPU, sanitizer
+from swapped import Program, Swapped
+from test_compute import machine
+from test_swap import HOLDER, START, Machine, used_mib
+
+from hami_hpc.contract import constants as c
+
+__all__ = ["machine"]  # the fixture
+pytestmark = [
+    pytest.mark.skipif(REAL_GPU, reason="on a real GPU: tests/gpu/test_swapped.py"),
+    pytest.mark.skipif(bool(sanitizer()), reason="Python is not built with sanitizers"),
+]
+
+# Holds some GiB, and has a kernel of MS at its end.
+ENDS = (
+    START
+    + """
+module, kernel = P(), P()
+ok(cu.cuModuleLoadData(ctypes.byref(module), b"sim"))
+ok(cu.cuModuleGetFunction(ctypes.byref(kernel), module, b"sim_spin_ns"))
+held = [alloc(256) for _ in range(16)]
+def spin(ms):
+    ns = U64(ms * 1000000)
+    params = (P * 1)(ctypes.cast(ctypes.byref(ns), P))
+    ok(cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, params, None))
+spin(1)
+print("ready")
+sys.stdin.readline()
+spin(int(sys.argv[1]))
+print("spun")
+sys.stdin.readline()
+"""
+)
+IDLE = """
+print("ready")
+sys.stdin.readline()
+print("on")
+sys.stdin.readline()
+"""
+DESTROYED = START + "a = alloc(64); ok(cu.cuCtxDestroy_v2(ctx))" + IDLE
+REFUSED = START.replace(
+    "ok(cu.cuCtxCreate_v2(ctypes.byref(ctx), 0, 0))", "assert cu.cuCtxCreate_v2(ctypes.byref(ctx), 0, 0)"
+)
+EXIT_HANDLER = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+static int (*alloc)(unsigned long long *, size_t);
+static void late(void)
+{
+	unsigned long long a;
+	printf("late %s\n", alloc(&a, 512u << 20) ? "refused" : "given");
+	fflush(stdout);
+}
+int main(void)
+{
+	char line[9];
+	void *ctx, *cu = dlopen("libcuda.so.1", RTLD_NOW);
+	unsigned long long a;
+	atexit(late);
+	alloc = (int (*)(unsigned long long *, size_t))dlsym(cu, "cuMemAlloc_v2");
+	if (((int (*)(unsigned))dlsym(cu, "cuInit"))(0) ||
+	    ((int (*)(void **, unsigned, int))dlsym(cu, "cuCtxCreate_v2"))(&ctx, 0, 0) || alloc(&a, 64 << 20))
+		return 1;
+	printf("ready\n");
+	fflush(stdout);
+	return fgets(line, sizeof line, stdin) ? 0 : 2;
+}
+"""
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.1, 0.5, 1.2])
+def test_a_program_may_end_in_the_middle_of_a_move_out(late_s: float, tmp_path: Path, machine: Machine) -> None:
+    job = Swapped.make(tmp_path / "job", *machine)
+    with job.start(ENDS, "1000") as program:
+        assert program.ask() == "spun"
+        job.order(c.SWAP_OUT)
+        time.sleep(late_s)
+        program.end()
+    assert used_mib(machine) == 0
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.02, 0.3])
+def test_a_program_may_end_in_the_middle_of_a_move_in(late_s: float, tmp_path: Path, machine: Machine) -> None:
+    job = Swapped.make(tmp_path / "job", *machine)
+    with job.start(ENDS, "1") as program:
+        assert program.ask() == "spun"
+        assert job.move(out=True)[1] == "host"
+        job.order(c.SWAP_IN)
+        time.sleep(late_s)
+        program.end()
+    assert used_mib(machine) == 0
+
+
+def test_a_program_that_was_killed_while_away_leaves_nothing_to_the_next(tmp_path: Path, machine: Machine) -> None:
+    job = Swapped.make(tmp_path / "job", *machine)
+    with job.start(HOLDER, "256") as program:
+        assert job.move(out=True)[1] == "host"
+        program.process.kill()
+        program.process.wait(10)
+    job.order(c.SWAP_IN)
+    with job.start(HOLDER, "256") as program:
+        time.sleep(0.5)
+        slot = job.slot()
+        assert (slot["swap_state"], slot["swapped_bytes"]) == (c.SWAP_STATES["gpu"], 0)
+        assert program.ask() == "freed"
+        program.end()
+
+
+@pytest.mark.parametrize("code", [DESTROYED, REFUSED + IDLE])
+def test_a_program_without_a_context_is_in_nobodys_way(code: str, tmp_path: Path, machine: Machine) -> None:
+    """Its context was destroyed, or the limit left no room for it."""
+    job = Swapped.make(tmp_path / "job", *machine, mib=120_000 if code == DESTROYED else 64)
+    with job.start(code) as program:
+        assert job.move(out=True, patience_s=3)[1] == "host"
+        assert job.move(out=False, patience_s=3)[1] == "gpu"
+        assert program.ask() == "on"
+        program.end()
+
+
+def test_an_exit_handler_gets_no_memory_while_the_job_is_away(tmp_path: Path, machine: Machine) -> None:
+    (tmp_path / "late.c").write_text(EXIT_HANDLER)
+    subprocess.run(["cc", "-o", tmp_path / "late", tmp_path / "late.c", "-ldl"], check=True)
+    job = Swapped.make(tmp_path / "job", *machine)
+    with Program([str(tmp_path / "late")], job.made.environment()) as program:
+        assert job.move(out=True)[1] == "host"
+        assert program.ask() == "late refused"
+        program.end()
+    job.order(c.SWAP_IN)
+    with Program([str(tmp_path / "late")], job.made.environment()) as program:
+        assert program.ask() == "late given"
+        program.end()
