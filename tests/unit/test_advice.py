@@ -68,6 +68,11 @@ def test_users_who_distrust_each_other_share_nothing_by_a_library() -> None:
     assert found[SHARE].request == "", "nothing to paste for what does not fit"
 
 
+def test_what_separates_instances_speaks_for_mig() -> None:
+    speaks = {reason.topic: reason.is_for for reason in by_way(SMALL)[MIG].reasons}
+    assert (speaks["isolation"], speaks["fault"]) == (True, True)
+
+
 def test_a_mig_profile_covers_both_and_the_rest_of_it_is_said() -> None:
     (reason,) = (r for r in by_way(Workload(8192, 10))[MIG].reasons if r.topic == "granularity")
     assert reason.text == "1g.18gb has 16384 MiB and 14 %: 8192 MiB and 4 % more than asked for"

@@ -8,7 +8,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import pynvml
 import pytest
@@ -158,6 +159,16 @@ def test_nvml_that_fails_as_a_whole_is_opened_again_after_a_while_and_not_before
         bench.gpus.look()
     bench.now_ns += 1
     assert bench.states() == [OK, OK]
+
+
+def test_a_gpus_handle_is_given_while_nvml_is_open_and_shows_the_gpu(bench: Bench) -> None:
+    assert bench.gpus.opened("GPU-b") is None, "nothing was opened yet"
+    bench.gpus.look()
+    assert bench.gpus.opened("GPU-b") == (cast(ModuleType, bench.nvml), bench.nvml.gpus[1])
+    assert bench.gpus.opened("GPU-c") is None
+    bench.nvml.errors["nvmlDeviceGetMemoryInfo"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    bench.gpus.look()
+    assert bench.gpus.opened("GPU-b") is None, "a handle of a closed NVML is of no use"
 
 
 def test_gpus_that_are_all_lost_are_no_failure_of_nvml(bench: Bench) -> None:

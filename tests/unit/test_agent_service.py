@@ -7,8 +7,11 @@ import json
 import os
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from node_testbed import UID
@@ -68,6 +71,25 @@ def test_a_state_that_cannot_be_written_is_said_once(bench: Bench, monkeypatch: 
     in_the_way.unlink()
     agent_file.make_folder(run_dir)
     assert not service._write(run_dir, state, -1, was_full)
+
+
+@pytest.mark.parametrize(
+    ("period_ms", "waits_s"), [(1000, [service.SOON_S, 1.0]), (100, [0.1, 0.1])], ids=["usual", "shorter than soon"]
+)
+def test_the_look_that_confirms_a_suspicion_comes_soon(bench: Bench, period_ms: int, waits_s: list[float]) -> None:
+    end, waited = threading.Event(), list[float]()
+    agent_file.make_folder(bench.node.settings.run_dir)
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 2:
+            end.set()
+
+    wake = SimpleNamespace(clear=lambda: None, wait=wait)
+    watcher = SimpleNamespace(look=bench.watcher.look, is_waiting=lambda: not waited)
+    own = bench.watcher.settings._replace(period_ms=period_ms)
+    service._look_until(end, cast(Any, wake), cast(Any, watcher), bench.node.settings, own)
+    assert waited == waits_s
 
 
 @pytest.mark.parametrize("address", ["{}/socket", "@{}"])

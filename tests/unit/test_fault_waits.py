@@ -54,6 +54,23 @@ def test_after_many_events_without_a_pause_the_thread_rests(
     assert pauses == [PAUSE_S] * rests
 
 
+def test_errors_are_counted_by_gpu_and_code_until_they_are_taken() -> None:
+    xid = pynvml.nvmlEventTypeXidCriticalError
+    coming = iter([("a", 31), ("b", 79), ("a", 31)])
+    handles = {"a": object(), "b": object()}
+
+    def wait(_events: object, _wait_ms: int) -> SimpleNamespace:
+        for name, code in coming:
+            return SimpleNamespace(device=handles[name], eventType=xid, eventData=code)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+    waiting = FaultEvents()
+    names = {id(handle): f"GPU-{name}" for name, handle in handles.items()}
+    waiting._receive(nvml(nvmlEventSetWait_v2=wait), "set", names, threading.Event(), WAIT_MS)
+    assert waiting.take() == {("GPU-a", "31"): 2, ("GPU-b", "79"): 1}
+    assert waiting.take() == {}
+
+
 def test_when_other_gpus_can_be_registered_the_old_set_is_read_to_its_end_and_freed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -45,6 +45,15 @@ def test_the_units_are_those_of_the_environment() -> None:
         assert parse_units(JOB | {name: "1"}) is not None
 
 
+@pytest.mark.parametrize(
+    ("text", "count"), [("1", 1), ("3", 3), ("", 1), ("0", 1), ("-2", 1), (DIGIT, 1), ("9" * 9, 10**9 - 1), (LONG, 1)]
+)
+def test_a_job_has_as_many_nodes_as_slurm_says_and_one_where_it_says_none(text: str, count: int) -> None:
+    units = parse_units(JOB | {"SLURM_JOB_NUM_NODES": text})
+    assert units is not None
+    assert units.node_count == count
+
+
 @pytest.mark.parametrize("name", [c.ENV_VGPU, c.ENV_CLASS, c.ENV_MEM_MIB, c.ENV_CORES])
 def test_any_one_variable_makes_it_a_vgpu_job_and_one_without_the_others_is_the_nodes_fault(name: str) -> None:
     assert wants_vgpu({name: "1"})

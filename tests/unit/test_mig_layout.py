@@ -156,6 +156,7 @@ def test_an_instance_of_a_profile_that_nvml_does_not_list_takes_its_memory_slice
     foreign = Instance(7, 1234, 0, 4, "MIG-7")
     assert legal_starts(BY_NAME["1g.18gb"], H200, (foreign,)) == (4, 5, 6)
     assert choose_start(BY_NAME["4g.71gb"], H200, (foreign,)) is None
+    assert choose_start(BY_NAME["1g.18gb"], H200, (foreign,)) == 6
 
 
 def test_without_the_whole_gpus_profile_the_placements_alone_decide() -> None:

@@ -25,6 +25,7 @@ from hami_hpc.core.reconcile_plan import Action, Directory, Kind, NodeState, mak
 from hami_hpc.core.records import pack_limits
 from hami_hpc.errors import NodeError
 from hami_hpc.node import events, gpu_jobs, job_dirs, nvml, usage_spool
+from hami_hpc.node.event_reader import EventReader
 from hami_hpc.slurm import commands
 from hami_hpc.stages import common
 from hami_hpc.stages import gpu_jobs as gpu_job_stages
@@ -355,6 +356,9 @@ def test_what_cannot_be_handled_is_set_aside_and_the_rest_is_done(
     first, second = reconcile(node.settings, lambda: frozenset(), dry_run=False)
     assert "unexpected OverflowError" in (first.error or "")
     assert second.error is None
+    told = [line.event for line in EventReader(node.settings.state_dir).read() if line.event is not None]
+    done = [event["action"] for event in told if event["kind"] == "reconciled"]
+    assert done == [f"failed: {first.error}", second.action.kind.value]
     assert node.spooled() == ["8.json"]
     assert [name.startswith(f"{job_dirs.BAD}7-") for name in node.names()] == [True]
     assert node.grants() == {}

@@ -105,6 +105,19 @@ def test_what_is_wrong_with_the_node_is_said_in_one_line(node: Node, capsys: pyt
     assert text.count("\n") == 1
 
 
+def test_a_bug_is_said_in_one_line_that_names_the_job_and_the_place(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_arguments: object) -> str:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(suspend, "resume", fails)
+    status, text = run(node, "in", JOB, capsys)
+    assert status == 1
+    assert text.startswith(f"hami_hpc: suspend: job {JOB}: unexpected ZeroDivisionError: division by zero ({__file__}:")
+    assert text.count("\n") == 1
+
+
 def test_a_record_that_is_no_record_is_nobodys(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     path = node.jobs / str(JOB) / c.FILE_JOB_LIMITS
     whole = path.read_bytes()

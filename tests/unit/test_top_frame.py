@@ -117,6 +117,16 @@ def test_power_model_and_peak_are_shown_where_there_is_room() -> None:
     assert "PEAK" not in "".join(frame(make_state(8, 1), Screen(80, 24, BLOCKS)))
 
 
+def test_bars_begin_below_their_heading_however_long_the_models_name_is() -> None:
+    head, *lines = frame(make_state(8, 1), Screen(120, 24, ASCII))[1:10]
+    shown = [line for line in lines if "LOST" not in line]
+    assert len({line[4:24].rstrip() for line in shown}) == 2, "a short name and a long one"
+    for line in shown:
+        before, bar_begins = line[: head.index("MEMORY")], line[head.index("MEMORY")]
+        assert before.endswith("  ")
+        assert bar_begins in ASCII
+
+
 def test_without_an_agent_there_are_jobs_and_the_note_alone() -> None:
     shown = top_frame.frame("node1  0 jobs", None, [], "the agent does not run", Screen(60, 24, BLOCKS))
     texts = ["".join(text for text, _ in line) for line in shown]

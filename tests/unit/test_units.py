@@ -16,7 +16,7 @@ from hami_hpc.core.request import Request, parse
 from hami_hpc.core.request_keys import MemMib, MemPercent
 from hami_hpc.core.site import Site
 from hami_hpc.core.sizes import gpu_size
-from hami_hpc.core.units import check_policy, class_of, resolve
+from hami_hpc.core.units import check_policy, check_slo, class_of, resolve
 from hami_hpc.errors import RequestError
 
 SITES = {name: python_site(table) for name, table in tables().items()}
@@ -180,6 +180,14 @@ def test_a_policy_that_a_class_does_not_allow_names_the_classes_that_do_and_thei
     assert "be (QoS none); lc (QoS fast, faster)" in str(caught.value)
     with pytest.raises(RequestError, match="policies of class none are missing"):
         check_policy(site, "none", "cap")
+
+
+def test_an_slo_that_a_class_may_not_have_names_the_latency_critical_classes_and_their_qos() -> None:
+    site = replace(SITES["one"], classes={"std": (), "lc": ("lc", "fast")}, latency=("lc", "rt"))
+    with pytest.raises(RequestError) as caught:
+        check_slo(site, "std", 10_000)
+    assert "Latency-critical classes: lc (QoS lc, fast); rt (QoS none)." in str(caught.value)
+    assert "--qos=lc --gres=vgpu:mem=8G,cores=50,slo=10ms" in str(caught.value)
 
 
 def test_a_qos_of_no_class_is_std_and_case_does_not_matter() -> None:

@@ -265,6 +265,12 @@ def test_a_usage_file_that_is_none_says_nothing(bench: Bench) -> None:
             path.unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize("name", ["9", "left"])
+def test_a_link_to_itself_among_the_jobs_hides_no_job(bench: Bench, name: str) -> None:
+    (bench.node.jobs / name).symlink_to(name)
+    assert [job.job_id for job in bench.look().jobs] == [7, 8]
+
+
 def test_a_slice_that_is_read_again_has_what_it_counts_now_and_nothing_once_it_has_ended(bench: Bench) -> None:
     slices = bench.watcher.slices
     ((first, *_), _) = slices.look()
