@@ -70,7 +70,7 @@ int main(void)
 	atexit(late);
 	alloc = (int (*)(unsigned long long *, size_t))dlsym(cu, "cuMemAlloc_v2");
 	if (((int (*)(unsigned))dlsym(cu, "cuInit"))(0) ||
-	    ((int (*)(void **, unsigned, int))dlsym(cu, "cuCtxCreate_v2"))(&ctx, 0, 0) || alloc(&a, 64 << 20))
+		((int (*)(void **, unsigned, int))dlsym(cu, "cuCtxCreate_v2"))(&ctx, 0, 0) || alloc(&a, 64 << 20))
 		return 1;
 	printf("ready\n");
 	fflush(stdout);
