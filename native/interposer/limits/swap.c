@@ -400,7 +400,8 @@ void hami_swap_await(void)
 	/* First it can be seen, then it looks: root sees this process, or it sees root's order. */
 	if (hami_slice_count() == 1 && order() != HAMI_SWAP_NEVER)
 		hami_region_join(hami_slice_region(0));
-	for (const int64_t begun = now(); hami_slice_count() == 1 && !swap.ended && !swap.begun; rest(LOOK_NS)) {
+	for (const int64_t begun = now(); hami_slice_count() == 1 && !swap.ended && !swap.begun;
+	     rest(LOOK_NS)) {
 		if (!shall_be_away() && order() != HAMI_SWAP_WAIT)
 			break;
 		tell(HAMI_SWAPPED_WANTED, 0);
