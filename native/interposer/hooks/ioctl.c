@@ -69,7 +69,8 @@ static int watch_memory(int fd, unsigned long request, void *argument, const str
 {
 	int slice = slice_of(r->client, r->parent);
 	hami_swap_await(); /* of programs that need no context */
-	if (slice < 0 || hami_swap_ends_away() || hami_memory_charge(hami_only((unsigned int)slice), r->bytes))
+	if (slice < 0 || hami_swap_ends_away() ||
+	    hami_memory_charge(hami_only((unsigned int)slice), r->bytes))
 		return refuse(r);
 	const uint32_t slices = hami_only((unsigned int)slice);
 	hami_table_expect(hami_object_key(r->client, *r->object));
