@@ -29,6 +29,7 @@ LOOKS = 2  # consecutive looks that confirm a suspicion
 LOOKS_UNCOUNTED = 5
 # (window, points above the share): a mean over the window that exceeds share + points is time above the share.
 TIME_WINDOWS = ((3 * SECOND // 2, 30), (30 * SECOND, 10))
+LAG_NS = 3 * SECOND  # NVML's samples of a GPU's time are of about a second, and come later
 # Processes that each end before they are confirmed: how much longer a job or user must show such ones, at a third of
 # the looks or more.
 CHAIN_NS = 5 * SECOND // 4
@@ -266,14 +267,16 @@ class TimeWatch:
     # of each slice: the time, what it used until then, and what it might use, ns; and its share at the last look
     _history: dict[tuple[int, int, str], deque[tuple[int, int, float]]] = field(default_factory=dict)
     _shares: dict[tuple[int, int, str], int] = field(default_factory=dict)
+    _away_ns: dict[SliceKey, int] = field(default_factory=dict)
 
     def judge(self, look: Look) -> Iterator[Suspicion]:
-        """Yields jobs of policy cap whose processes had more of the GPU's time than their share."""
+        """Yields jobs of policy cap, and jobs that are off the GPU, whose processes had more of its time than their
+        share."""
         live = set()
         own = by_slice(look)
         for one in look.slices:
             grant = one.grant
-            is_away = slice_key(grant) in look.may_hold  # it has no part in the GPU's time then
+            is_away = self._is_long_away(look, slice_key(grant))  # it has no part in the GPU's time then
             if grant.policy != "cap" and not is_away:
                 continue
             key = (grant.job_id, grant.created_unix_ns, grant.gpu_uuid)
@@ -299,6 +302,11 @@ class TimeWatch:
         for key in self._history.keys() - live:
             del self._history[key]
             del self._shares[key]
+        self._away_ns = {key: ns for key, ns in self._away_ns.items() if key in look.may_hold}
+
+    def _is_long_away(self, look: Look, key: SliceKey) -> bool:
+        """Returns whether the slice has been off the GPU for so long that no sample of its work before is shown now."""
+        return key in look.may_hold and look.boot_ns - self._away_ns.setdefault(key, look.boot_ns) >= LAG_NS
 
 
 def _time_over(past: deque[tuple[int, int, float]]) -> tuple[float, int, float] | None:
