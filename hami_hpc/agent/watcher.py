@@ -24,6 +24,7 @@ from hami_hpc.agent.turns_taken import Place, TurnsTaken
 from hami_hpc.core.agent_state import OK, AgentState, Event, GpuState, OtherProcess
 from hami_hpc.core.gpu_jobs import GpuJob
 from hami_hpc.core.job_sums import LONGEST_STEP_NS, Counters, JobSums
+from hami_hpc.core.time_watch import TimeWatch
 from hami_hpc.core.watch import (
     CLEAR_NS,
     SECOND,
@@ -37,7 +38,6 @@ from hami_hpc.core.watch import (
     SliceKey,
     Suspicion,
     Throttle,
-    TimeWatch,
     by_slice,
     is_uncounted,
     judge,

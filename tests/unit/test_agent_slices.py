@@ -16,7 +16,8 @@ from hami_hpc.agent.driver_limits import DriverLimits
 from hami_hpc.contract import constants as c
 from hami_hpc.core.agent_state import JobState
 from hami_hpc.core.job_sums import JobSums, merged
-from hami_hpc.core.watch import MIB, SECOND, Limits, Process, Slice, TimeWatch, judge
+from hami_hpc.core.time_watch import TimeWatch
+from hami_hpc.core.watch import MIB, SECOND, Limits, Process, Slice, judge
 from hami_hpc.metrics.samples import newest_runs
 from hami_hpc.node import agent_file, boot, history_file, job_dirs, memory_limits
 from hami_hpc.stages.prolog import main as prolog_main

@@ -20,7 +20,8 @@ from hami_hpc.core.finding import Level
 from hami_hpc.core.inventory import Device
 from hami_hpc.core.residents import Order
 from hami_hpc.core.swap import Process as Program
-from hami_hpc.core.watch import MIB, SECOND, Kind, Limits, Look, Process, Slice, Suspicion, TimeWatch, judge
+from hami_hpc.core.time_watch import TimeWatch
+from hami_hpc.core.watch import MIB, SECOND, Kind, Limits, Look, Process, Slice, Suspicion, judge
 from hami_hpc.doctor import agent_checks
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import JobError, NodeError

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hami_hpc.core.grant import Grant
+from hami_hpc.core.time_watch import TimeWatch
 from hami_hpc.core.watch import (
     AGAIN_NS,
     CLEAR_NS,
@@ -25,7 +26,6 @@ from hami_hpc.core.watch import (
     Slice,
     Suspicion,
     Throttle,
-    TimeWatch,
     judge,
     too_little_left,
 )
