@@ -5,8 +5,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,7 +14,9 @@
 #include "driver/access.h"
 #include "driver/libc.h"
 #include "driver/movable.h"
+#include "driver/remake.h"
 #include "driver/rm_objects.h"
+#include "limits/arena.h"
 #include "limits/hold.h"
 #include "limits/host_room.h"
 #include "limits/launched.h"
@@ -41,8 +41,8 @@ static struct swap {
 	struct hami_movable *objects;
 	struct hami_piece *pieces; /* of the objects, in their order */
 	size_t count;
-	char *arena;
-	size_t room, bytes; /* of the arena: all, and what is in it */
+	struct hami_arena arena;
+	size_t bytes; /* of what is in it */
 	uint64_t moved;
 	CUcontext context; /* in which it was copied; none is made or destroyed meanwhile */
 } swap;
@@ -72,49 +72,6 @@ static void tell(uint32_t state, uint64_t bytes)
 	swap.state = state;
 }
 
-/* ---- the driver's side: one object ---- */
-
-static bool unmap(const struct hami_movable *m)
-{
-	struct uvm_unmap_external request = {.base = m->base, .length = m->length};
-	memcpy(request.gpu_uuid, m->gpu.gpu_uuid, sizeof request.gpu_uuid);
-	return !hami_real_ioctl()(m->uvm_fd, UVM_UNMAP_EXTERNAL, &request) && !request.status;
-}
-
-static bool unmake(const struct hami_movable *m)
-{
-	struct rm_free f = {
-		.client = m->request.client, .parent = m->request.parent, .object = m->request.object};
-	return !hami_real_ioctl()(m->fd, RM_REQUEST(RM_NR_FREE, struct rm_free), &f) && !f.status;
-}
-
-static bool map(const struct hami_movable *m)
-{
-	static struct uvm_map_external request; /* 9 KB; one thread */
-	request = (struct uvm_map_external){.base = m->base,
-					    .length = m->length,
-					    .count = 1,
-					    .control_fd = m->control_fd,
-					    .client = m->request.client,
-					    .memory = m->request.object};
-	request.gpu[0] = m->gpu;
-	return !hami_real_ioctl()(m->uvm_fd, UVM_MAP_EXTERNAL, &request) && !request.status;
-}
-
-/* Returns a status of the resource manager; the object is mapped when that is RM_OK. */
-static uint32_t make(const struct hami_movable *m)
-{
-	struct rm_memory_params params = m->params;
-	struct rm_alloc a = m->request;
-	a.params = (uint64_t)(uintptr_t)&params;
-	a.status = RM_OK;
-	if (hami_real_ioctl()(m->fd, RM_REQUEST(RM_NR_ALLOC, struct rm_alloc), &a))
-		return RM_NOT_SUPPORTED;
-	if (a.status == RM_OK && !map(m))
-		return RM_INVALID_ARGUMENT;
-	return a.status;
-}
-
 /* ---- out ---- */
 
 /* Waits until the GPU has done all that the process gave it. */
@@ -129,36 +86,15 @@ static bool drained(void)
 	return true;
 }
 
-/* The arena is kept, as finding so many pages is half of the way out; the kernel takes them when others need memory. */
 static void forget(void)
 {
-	if (swap.arena)
-		madvise(swap.arena, swap.room, MADV_FREE);
+	hami_arena_give_back(&swap.arena);
 	free(swap.objects);
 	free(swap.pieces);
 	swap.objects = NULL;
 	swap.pieces = NULL;
 	swap.count = 0;
 	swap.bytes = 0;
-}
-
-/* Sees to an arena of at least `bytes`. */
-static bool have_arena(size_t bytes)
-{
-	if (swap.room >= bytes)
-		return true;
-	if (swap.arena)
-		munmap(swap.arena, swap.room);
-	swap.room = 0;
-	swap.arena = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (swap.arena == MAP_FAILED) {
-		swap.arena = NULL;
-		return false;
-	}
-	swap.room = bytes;
-	madvise(swap.arena, bytes, MADV_HUGEPAGE);
-	madvise(swap.arena, bytes, MADV_DONTFORK);
-	return true;
 }
 
 /* Makes room on the host for all objects that can be moved. Returns HAMI_SWAPPED_HOST, or why there is none. */
@@ -172,12 +108,12 @@ static uint32_t plan(void)
 		return HAMI_SWAPPED_ROOM;
 	if (!swap.bytes)
 		return HAMI_SWAPPED_HOST;
-	if (!have_arena(swap.bytes))
+	if (!hami_arena_have(&swap.arena, swap.bytes))
 		return HAMI_SWAPPED_ROOM;
 	size_t at = 0;
 	for (size_t i = 0; i < swap.count; at += swap.objects[i++].length)
 		swap.pieces[i] = (struct hami_piece){.device = swap.objects[i].base,
-						     .host = swap.arena + at,
+						     .host = swap.arena.memory + at,
 						     .bytes = swap.objects[i].length};
 	return HAMI_SWAPPED_HOST;
 }
@@ -200,10 +136,10 @@ static uint64_t free_copied(void)
 		const struct hami_movable m = swap.objects[i];
 		if (swap.pieces[i].failed || !hami_movable_same(&m))
 			continue;
-		if (!unmap(&m))
+		if (!hami_remake_unmap(&m))
 			continue;
-		if (!unmake(&m)) {
-			if (!map(&m))
+		if (!hami_remake_free(&m)) {
+			if (!hami_remake_map(&m))
 				lose("it was unmapped and could neither be freed nor mapped");
 			continue;
 		}
@@ -281,11 +217,11 @@ static uint32_t move_out(const struct real_cuda *real)
 static uint32_t make_all(void)
 {
 	for (size_t i = 0; i < swap.count; i++) {
-		uint32_t status = make(&swap.objects[i]);
+		uint32_t status = hami_remake_make(&swap.objects[i]);
 		if (status == RM_OK)
 			continue;
 		while (status == RM_NO_MEMORY && i--)
-			if (!unmap(&swap.objects[i]) || !unmake(&swap.objects[i]))
+			if (!hami_remake_unmap(&swap.objects[i]) || !hami_remake_free(&swap.objects[i]))
 				status = RM_INVALID_ARGUMENT;
 		return status;
 	}

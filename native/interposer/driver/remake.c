@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "driver/remake.h"
+
+#include <string.h>
+#include <sys/ioctl.h>
+
+#include "driver/libc.h"
+
+bool hami_remake_unmap(const struct hami_movable *m)
+{
+	struct uvm_unmap_external request = {.base = m->base, .length = m->length};
+	memcpy(request.gpu_uuid, m->gpu.gpu_uuid, sizeof request.gpu_uuid);
+	return !hami_real_ioctl()(m->uvm_fd, UVM_UNMAP_EXTERNAL, &request) && !request.status;
+}
+
+bool hami_remake_free(const struct hami_movable *m)
+{
+	struct rm_free f = {
+		.client = m->request.client, .parent = m->request.parent, .object = m->request.object};
+	return !hami_real_ioctl()(m->fd, RM_REQUEST(RM_NR_FREE, struct rm_free), &f) && !f.status;
+}
+
+bool hami_remake_map(const struct hami_movable *m)
+{
+	static struct uvm_map_external request; /* 9 KB; one thread */
+	request = (struct uvm_map_external){.base = m->base,
+					    .length = m->length,
+					    .count = 1,
+					    .control_fd = m->control_fd,
+					    .client = m->request.client,
+					    .memory = m->request.object};
+	request.gpu[0] = m->gpu;
+	return !hami_real_ioctl()(m->uvm_fd, UVM_MAP_EXTERNAL, &request) && !request.status;
+}
+
+uint32_t hami_remake_make(const struct hami_movable *m)
+{
+	struct rm_memory_params params = m->params;
+	struct rm_alloc a = m->request;
+	a.params = (uint64_t)(uintptr_t)&params;
+	a.status = RM_OK;
+	if (hami_real_ioctl()(m->fd, RM_REQUEST(RM_NR_ALLOC, struct rm_alloc), &a))
+		return RM_NOT_SUPPORTED;
+	if (a.status == RM_OK && !hami_remake_map(m))
+		return RM_INVALID_ARGUMENT;
+	return a.status;
+}
