@@ -4,106 +4,26 @@ by made-up looks."""
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import pytest
-from node_testbed import GPU_MIB, UUIDS, Node
+from node_testbed import GPU_MIB, UUIDS
+from turns_testbed import FIRST, NO_LIMITS, SECOND_JOB, STAYS, Site, both, site
 
-from hami_hpc.agent.turns_taken import TurnsTaken, are_left, make
+from hami_hpc.agent.turns_taken import make
 from hami_hpc.contract import constants as c
 from hami_hpc.core import residents
 from hami_hpc.core.finding import Level
 from hami_hpc.core.inventory import Device
 from hami_hpc.core.residents import Order
-from hami_hpc.core.swap import Process as Program
-from hami_hpc.core.time_watch import TimeWatch
-from hami_hpc.core.watch import MIB, SECOND, Kind, Limits, Look, Process, Slice, Suspicion, judge
+from hami_hpc.core.watch import MIB, Kind, judge
 from hami_hpc.doctor import agent_checks
 from hami_hpc.doctor.facts import Facts
-from hami_hpc.errors import JobError, NodeError
-from hami_hpc.node import neighbours, nvml, swapped
-from hami_hpc.stages import common, resize, suspend, swap, turns
+from hami_hpc.errors import JobError
+from hami_hpc.node import neighbours, nvml
+from hami_hpc.stages import suspend, swap, turns
 
-FIRST, SECOND_JOB, STAYS = 7, 8, 9
-LARGE = "100000"
-OVERSOLD = "version = 1\n[agent]\n[vgpu]\nmemory_scaling = 3\nturn_s = 60\n"
-NO_LIMITS = Limits(memory_slack_bytes=100 * MIB, exempt_uids=frozenset())
-
-
-@dataclass
-class Site:
-    """A node, what NVML shows of each job, what its programs say, and the time."""
-
-    node: Node
-    used_mib: dict[int, int] = field(default_factory=dict)
-    busy: set[int] = field(default_factory=set)
-    says: dict[int, list[str]] = field(default_factory=dict)
-    counted_ns: int = 0
-    now_s: float = 1000.0
-    last: Look | None = None
-    silent: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        self.turns = TurnsTaken(self.node.settings, lambda: self.last, lambda: int(self.now_s * SECOND))
-
-    def begin(self, job: int, mem: str = LARGE, service_class: str = "be", cores: str = "10") -> int:
-        """Runs the prolog, and returns the order with which the job begins."""
-        assert self.node.prolog(job, HAMI_HPC_CLASS=service_class, HAMI_HPC_MEM_MIB=mem, HAMI_HPC_CORES=cores) == 0
-        return self.order(job)
-
-    def order(self, job: int) -> int:
-        return swapped.order_of(self.node.settings.run_dir, job)
-
-    def look(self, after_s: float = 1.0) -> None:
-        """Time passes, the agent looks, and decides."""
-        self.now_s += after_s
-        grants = self.node.grants().values()
-        processes = tuple(
-            Process(job * 10, 1, 65534, job, UUIDS[0], mib * MIB, SECOND if job in self.busy else 0, True)
-            for job, mib in self.used_mib.items()
-        )
-        slices = tuple(Slice(grant, None, 0, 0) for grant in grants)
-        self.last = Look(int(self.now_s * SECOND), processes, slices, frozenset(), {}, silent=self.silent)
-        self.now_s += 0.1
-        assert self.turns.once() == ""
-
-    def events(self) -> list[str]:
-        path = Path(self.node.settings.state_dir) / "events.jsonl"
-        return [json.loads(line)["text"] for line in path.read_text().splitlines() if '"swap"' in line]
-
-    def leaves(self, job: int) -> None:
-        self.used_mib[job], self.says[job] = 600, ["host"]
-
-    def comes(self, job: int) -> None:
-        self.used_mib[job], self.says[job] = 90_000, ["gpu"]
-        self.busy = {job}
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    node = Node.make(tmp_path / "node")
-    text = node.config.read_text().replace("version = 1\n", OVERSOLD)
-    node.config.write_text(text + "[classes.be]\nswap = true\n")
-    made = Site(node)
-
-    def said(_run_dir: str, grant: object) -> list[Program]:
-        job = grant.job_id  # type: ignore[attr-defined]
-        return [Program(0, job * 10, word, 0, 0, made.counted_ns) for word in made.says.get(job, [])]
-
-    monkeypatch.setattr(swapped, "processes", said)
-    return made
-
-
-def both(site: Site) -> None:
-    """Two jobs of which one fits, and which is on the GPU."""
-    assert site.begin(FIRST) == c.SWAP_IN
-    site.comes(FIRST)
-    assert site.begin(SECOND_JOB) == c.SWAP_TURN
-    site.says[SECOND_JOB] = ["wanted"]
+__all__ = ["site"]  # the fixture
 
 
 def test_two_jobs_take_turns(site: Site) -> None:
@@ -389,158 +309,3 @@ def test_doctor_says_what_turns_need(site: Site, monkeypatch: pytest.MonkeyPatch
     assert memory.level == Level.WARN
     assert f"up to {4 * GPU_MIB} MiB of GPU memory" in memory.detail
     assert list(agent_checks.check_host_memory(Facts(site.node.settings._replace(memory_scaling=1.0)))) == []
-
-
-# ---- what its user may write, and what a node may meet
-
-
-def away(site: Site) -> None:
-    """The first has left, and the second is on the GPU with 100 of its 143 GB."""
-    both(site)
-    site.look()
-    site.look(1000)
-    site.leaves(FIRST)
-    site.look()
-    site.comes(SECOND_JOB)
-    site.look(30)
-    assert (site.order(FIRST), site.order(SECOND_JOB)) == (c.SWAP_TURN, c.SWAP_IN)
-
-
-def test_no_word_of_a_process_wins_a_place_that_others_have(site: Site) -> None:
-    away(site)
-    site.says[FIRST] = ["gpu"]
-    site.look()
-    site.look(100)
-    assert (site.order(FIRST), site.order(SECOND_JOB)) == (c.SWAP_TURN, c.SWAP_IN)
-    new_agent = TurnsTaken(site.node.settings, lambda: site.last, lambda: int(site.now_s * SECOND))
-    site.turns = new_agent
-    site.look()
-    site.look(100)
-    assert (site.order(FIRST), site.order(SECOND_JOB)) == (c.SWAP_TURN, c.SWAP_IN)
-
-
-def test_no_word_of_a_process_begins_a_job_that_has_no_room(site: Site) -> None:
-    assert site.begin(FIRST) == c.SWAP_IN
-    site.comes(FIRST)
-    assert site.begin(STAYS, service_class="std") == c.SWAP_WAIT
-    site.look()
-    site.says[STAYS] = ["gpu"]
-    site.look(100)
-    site.look(100)
-    assert site.order(STAYS) == c.SWAP_WAIT
-
-
-def test_memory_that_is_taken_while_away_wins_no_place_and_is_found(site: Site) -> None:
-    away(site)
-    before = dict(site.turns.may_hold)
-    for mib in (690, 780, 870, 50_000):
-        site.used_mib[FIRST] = mib
-        site.look()
-        assert site.order(FIRST) == c.SWAP_TURN
-        assert site.turns.may_hold == before, "the least that it held"
-
-
-def test_work_while_away_is_found_under_any_policy(site: Site) -> None:
-    away(site)
-    site.busy = {FIRST}
-    watch, found = TimeWatch(), list[Suspicion]()
-    for n in range(8):
-        may = dict(site.turns.may_hold)
-        site.look()
-        assert site.last is not None
-        found += watch.judge(site.last._replace(may_hold=may))
-        assert n > 2 or not found, "samples of before come later"
-    assert [one.kind for one in found][:1] == [Kind.TIME_OVER]
-    assert "its share is 0 %" in found[0].text
-
-
-def test_one_damaged_record_does_not_stop_the_others(site: Site) -> None:
-    both(site)
-    site.begin(10, mem="1000")
-    path = site.node.jobs / str(FIRST) / c.FILE_JOB_LIMITS
-    data = bytearray(path.read_bytes())
-    data[c.LIMITS_FIELDS["step_id"][0]] ^= 1
-    path.write_bytes(bytes(data))
-    orders = [Order(FIRST, c.SWAP_TURN, "x"), Order(10, c.SWAP_IN, "y")]
-    given, problem = turns.give(site.node.settings, list(site.node.grants().values()), orders)
-    assert [order.job_id for order in given] == [10]
-    assert problem.startswith(f"the limits record of job {FIRST} cannot be changed (it is not this job's record")
-
-
-def test_turns_go_on_where_memory_is_no_longer_oversold_until_nobody_waits(site: Site) -> None:
-    away(site)
-    text = site.node.config.read_text().replace("memory_scaling = 3\nturn_s = 60\n", "")
-    site.node.config.write_text(text)
-    assert are_left(site.node.settings)
-    site.says[FIRST] = ["host"]
-    with pytest.raises(NodeError, match="the GPU has no room yet"):
-        swap.swap(site.node.settings, FIRST, out=False, wait_s=0)
-    assert site.order(FIRST) == c.SWAP_IN, "by hand at once"
-    assert not are_left(site.node.settings)
-
-
-def test_a_failed_swap_out_does_not_take_a_place_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory leaves just as root gives up, and others have the place."""
-    both(site)
-    site.look()
-    site.says[FIRST] = ["busy"]
-    real = swap.wait
-
-    def late(*words: Any, **more: Any) -> list[Program]:
-        found = real(*words, **more)
-        site.leaves(FIRST)
-        site.look()
-        site.look()
-        assert site.order(SECOND_JOB) == c.SWAP_IN
-        return found
-
-    monkeypatch.setattr(swap, "wait", late)
-    with pytest.raises(JobError):
-        swap.swap(site.node.settings, FIRST, out=True, wait_s=0)
-    assert site.order(FIRST) == c.SWAP_TURN
-
-
-def test_of_a_gpu_that_does_not_answer_nothing_is_decided(site: Site) -> None:
-    away(site)
-    site.begin(10, mem="40000")
-    site.says[10] = ["wanted"]
-    site.used_mib[0] = 30_000
-    site.look()
-    assert site.order(10) == c.SWAP_TURN
-    held = dict(site.turns.may_hold)
-    site.used_mib.clear()
-    site.silent = frozenset({UUIDS[0]})
-    site.look()
-    assert site.order(10) == c.SWAP_TURN
-    assert site.turns.may_hold == held
-
-
-def test_a_job_that_is_away_can_be_resized(site: Site) -> None:
-    away(site)
-    ledger = common.open_ledger(site.node.settings)
-    try:
-        (grant,) = ledger.grants_of(FIRST)
-        new = resize._enter(site.node.settings, ledger, (grant.resized(grant.mem_mib, 5),))
-        resize._see_to_records(site.node.settings, ledger, new)
-    finally:
-        ledger.close()
-
-
-def test_swap_in_says_whose_turn_it_is(site: Site) -> None:
-    away(site)
-    text = swap.swap(site.node.settings, FIRST, out=False, wait_s=0)
-    assert text == f"job {FIRST}: its memory comes back when it is the job's turn"
-
-
-def test_who_sleeps_has_not_waited(site: Site) -> None:
-    """A notebook that was away for hours asks after one that has waited for minutes."""
-    away(site)
-    site.begin(10)
-    site.says[10] = ["wanted"]
-    site.look(100)
-    site.says[FIRST] = ["wanted"]
-    site.look(1000)
-    assert site.order(SECOND_JOB) == c.SWAP_TURN
-    site.leaves(SECOND_JOB)
-    site.look()
-    assert (site.order(10), site.order(FIRST)) == (c.SWAP_IN, c.SWAP_TURN)
