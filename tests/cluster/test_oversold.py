@@ -45,9 +45,9 @@ print("same", flush=True)
 BE = "--qos=be"
 
 
-def restart(layout: Layout) -> None:
-    # A node that reports less than slurmctld expects is drained, so slurmd is first.
-    for name in (*layout.slurmds, "slurmctld", "agent"):
+def restart(layout: Layout, *, grows: bool) -> None:
+    # A node that reports less than slurmctld expects is drained: slurmd is first where its GPUs have more, else last.
+    for name in (*layout.slurmds, "slurmctld", "agent") if grows else ("slurmctld", *layout.slurmds, "agent"):
         private_cluster.restart(layout, name)
     jobs.wait(layout, lambda: services.nodes_answer(layout), "the nodes to answer")
 
@@ -60,7 +60,7 @@ def _oversold(_session_cluster: Layout) -> Iterator[Layout]:
     text = text.replace("[classes.be]\n", "[classes.be]\nswap = true\n")
     config.write(layout.site_config, text)
     config.render(layout)
-    restart(layout)
+    restart(layout, grows=True)
     # One GPU, so that all jobs meet.
     (other,) = [gpu for gpu in gpus(layout) if gpu["minor"] == 1]
     done = hami(layout, "root", "gpu", "drain", str(other["uuid"]), "--node", layout.node, "--reason", "test")
@@ -70,7 +70,7 @@ def _oversold(_session_cluster: Layout) -> Iterator[Layout]:
     assert done.status == 0, done.text
     config.write(layout.site_config, before)
     config.render(layout)
-    restart(layout)
+    restart(layout, grows=False)
 
 
 def gpus(layout: Layout) -> list[dict[str, object]]:
