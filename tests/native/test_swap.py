@@ -8,13 +8,12 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from conformance import BUILD, REAL_GPU, make_slice, sanitizer
-from swapped import FAMILIES, Program, Swapped
+from swapped import FAMILIES, Swapped
 from test_compute import machine
 
 from hami_hpc.contract import constants as c
@@ -347,79 +346,3 @@ def test_a_program_that_has_not_begun_waits_for_its_turn(
         program.tell()
         program.end()
     assert capfd.readouterr().err.count("waiting for the job's turn on the GPU") == 1
-
-
-GROW = (
-    START
-    + """
-held = []
-def fill(mib):
-    a = alloc(mib); data = bytes([len(held) + 1]) * (mib << 20)
-    ok(cu.cuMemcpyHtoD_v2(a, data, S(mib << 20))); held.append((a, data))
-def check():
-    for a, data in held:
-        back = ctypes.create_string_buffer(len(data)); ok(cu.cuMemcpyDtoH_v2(back, a, S(len(data))))
-        assert back.raw == data
-fill(40)
-print("ready")
-for line in sys.stdin:
-    if line.strip() == "less":
-        ok(cu.cuMemFree_v2(held.pop()[0]))
-    else:
-        fill(24)
-    check(); print("same")
-"""
-)
-
-
-def test_the_hosts_memory_fits_what_is_moved_each_time(tmp_path: Path, machine: Machine) -> None:
-    """It is kept between two moves, and the kernel may take it meanwhile: what it held then is never read."""
-    job = Swapped.make(tmp_path / "job", *machine)
-    with job.start(GROW) as program:
-        for word, mib in (("more", 64), ("more", 88), ("less", 64), ("less", 40), ("more", 64), ("more", 88)):
-            assert program.ask(word) == "same"
-            assert job.move(out=True)[1] == "host"
-            assert job.slot()["swapped_bytes"] >> 20 == mib
-            assert job.move(out=False)[1] == "gpu"
-            assert mib - 8 <= lazily_freed_mib(program) <= 96, "it is the kernel's to take, and it is one"
-        program.end()
-
-
-def lazily_freed_mib(program: Program) -> int:
-    text = Path(f"/proc/{program.process.pid}/smaps_rollup").read_text()
-    return int(text.split("\nLazyFree:")[1].split()[0]) >> 10
-
-
-FAKE = """
-mount -t tmpfs none /sys/fs/cgroup && mkdir -p "/sys/fs/cgroup/$1" && cp "$2"/memory.* "/sys/fs/cgroup/$1/" &&
-mount --bind "$2/cgroup" /proc/$$/cgroup && shift 2 && exec "$@"
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs mounts")
-@pytest.mark.parametrize(
-    ("version", "files_mib", "state"), [(1, 0, "room"), (1, 900, "host"), (2, 0, "room"), (2, 900, "host")]
-)
-def test_pages_of_files_are_no_reason_to_have_no_room(
-    version: int, files_mib: int, state: str, tmp_path: Path, machine: Machine
-) -> None:
-    """A job's limit counts what the kernel keeps of the files that it read, and takes back before anything else."""
-    limit, used = (("max", "current"), ("limit_in_bytes", "usage_in_bytes"))[version == 1]
-    names, line, below = (("", "0::/job\n", "job"), ("total_", "7:cpu,memory:/x\n4:memory:/job\n", "memory/job"))[
-        version == 1
-    ]
-    (tmp_path / "cgroup").write_text(line)
-    (tmp_path / f"memory.{limit}").write_text(f"{1 << 30}\n")
-    (tmp_path / f"memory.{used}").write_text(f"{(1 << 30) - (100 << 20)}\n")
-    file = files_mib << 19
-    (tmp_path / "memory.stat").write_text(f"anon 5\n{names}inactive_file {file}\n{names}active_file {file}\n")
-    job = Swapped.make(tmp_path / "job", *machine)
-    program = Program(
-        ["unshare", "--mount", "sh", "-c", FAKE, "sh", below, str(tmp_path), sys.executable, "-u", "-c", HOLDER, "256"],
-        job.made.environment(),
-    )
-    with program:
-        assert job.move(out=True, patience_s=2)[1] == state
-        assert job.move(out=False)[1] == "gpu"
-        assert program.ask() == "freed"
-        program.end()
