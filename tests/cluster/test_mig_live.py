@@ -12,8 +12,10 @@ import pytest
 from harness import cluster as private_cluster
 from harness import config, jobs
 from harness.layout import Layout
+from test_swap_live import agent_sees
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core.agent_state import JobState
 
 USER, OTHER = "games", "news"
 SMALL, WHOLE = "--gres=vgpu:mem=16G,cores=14", "--gres=vgpu:mem=130G,cores=90"
@@ -86,6 +88,10 @@ def instances(layout: Layout) -> list[dict[str, Any]]:
     return [row | {"minor": gpu["minor"]} for gpu in listed for row in gpu["instances"]]
 
 
+def has_its_memory(job: JobState) -> bool:
+    return job.used_bytes >= 1000 << 20
+
+
 def by_hand(layout: Layout, call: str) -> None:
     """Does an administrator's call of NVML for each GPU."""
     program = f"import pynvml as n; n.nvmlInit(); [n.{call} for gpu in map(n.nvmlDeviceGetHandleByIndex, (0, 1))]"
@@ -93,7 +99,7 @@ def by_hand(layout: Layout, call: str) -> None:
 
 
 def test_steps_of_a_job_share_its_instance_and_another_user_cannot_open_it(divided: Layout) -> None:
-    victim = jobs.submit(divided, OTHER, SMALL, script="slice --use 1000 --until end")
+    victim = jobs.submit(divided, OTHER, SMALL, script="rm -f end\nslice --use 1000 --until end")
     jobs.wait(divided, lambda: "ok" in jobs.output(divided, OTHER, victim), "the memory in the instance", job=victim)
     (theirs,) = instances(divided)
     assert (theirs["job_id"], theirs["is_ours"], theirs["profile"]) == (victim, True, "1g.18gb")
@@ -110,6 +116,7 @@ def test_steps_of_a_job_share_its_instance_and_another_user_cannot_open_it(divid
     assert lines[2].endswith(" []"), "another user's instance cannot be opened"
     assert lines[3].endswith(" [(16384, 16)]"), "the only one that may be opened"
     assert lines[4].endswith(" []"), "a step without a GPU"
+    jobs.wait(divided, lambda: agent_sees(divided, victim, has_its_memory), "the agent to see the memory", job=victim)
     (divided.home / OTHER / "end").touch()
     jobs.wait_for_state(divided, victim, "COMPLETED")
     record_path = divided.state_dir / "usage" / f"{victim}.json"
