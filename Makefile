@@ -35,7 +35,7 @@ TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
 .PHONY: help setup setup-test generate build native plugins examples lint test test-native sanitized test-sanitizers test-with-address test-with-thread test-unit mutate \
-	test-cluster test-oversold test-packages test-matrix record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-collectives bench-peers bench-suspend bench-turns \
+	test-cluster test-packages test-matrix record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-collectives bench-peers bench-suspend bench-turns \
 	bench-churn bench-nodes bench-fair-share bench-submit bench-interposer bench-latency bench-mig bench-packing bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop docs \
 	check-places install uninstall packages-tree deb rpm dist dist-node dist-controller dist-accounting clean
 
@@ -114,10 +114,6 @@ CHILDREN ?= 1
 mutate: setup-test build ## change the program one token at a time: do the unit tests notice? SAMPLE=300 SEED=1 ONLY='hami_hpc/core/*' CHILDREN=1
 	@$(PYTHON) -c 'import mutmut' 2>/dev/null || $(PYTHON) -m pip install --quiet -e '.[mutate]'
 	PYTHONPATH=tests/mutation $(PYTHON) tests/mutation/mutate.py --sample $(SAMPLE) --seed $(SEED) --only '$(ONLY)' --children $(CHILDREN)
-
-test-oversold: setup-test build ## jobs on GPUs whose memory is oversold, on a private Slurm of its own: none other shares it
-	$(PYTEST) tests/cluster/live_oversold_node.py
-	$(PYTEST) tests/cluster/live_oversold.py
 
 test-cluster: setup-test build ## on a private Slurm of its own, in .cluster-test
 	$(PYTEST) tests -m cluster
