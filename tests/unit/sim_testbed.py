@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,20 +47,25 @@ class Machine:
 
     def ask(self, program: str) -> Any:
         """What `program`, with pynvml as n and its first device as d, prints as JSON."""
+        return self.ask_after(lambda: None, program)
+
+    def ask_after(self, act: Callable[[], object], program: str) -> Any:
+        """The same of right after `act`: Python and NVML have started before it."""
         prelude = (
             "import json, pynvml as n\nn.nvmlInit()\nd = n.nvmlDeviceGetHandleByIndex(0)\n"
             "def error(f, *a):\n    try:\n        f(*a)\n"
             "    except n.NVMLError as e:\n        return type(e).__name__\n"
+            "print('ready', flush=True)\ninput()\n"
         )
-        run = subprocess.run(
-            [sys.executable, "-c", f"{prelude}print(json.dumps({program}))"],
-            env=self.env,
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        return json.loads(run.stdout)
+        command = [sys.executable, "-c", f"{prelude}print(json.dumps({program}))"]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, env=self.env, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as asking:
+            assert asking.stdout is not None
+            if asking.stdout.readline() == "ready\n":
+                act()
+            out, errors = asking.communicate("\n", timeout=60)
+        assert asking.returncode == 0, errors
+        return json.loads(out)
 
     def state(self, *arguments: object) -> str:
         """What sim-state prints of this machine."""

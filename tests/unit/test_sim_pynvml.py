@@ -83,15 +83,20 @@ def test_a_killed_process_is_gone_at_the_next_look(machine: Machine, tenant: sub
 
 def test_utilisation_is_what_the_kernels_took(machine: Machine, tenant: subprocess.Popen[str]) -> None:
     assert machine.ask("n.nvmlDeviceGetUtilizationRates(d).gpu") == 0
-    assert tenant.stdin is not None
-    assert tenant.stdout is not None
-    tenant.stdin.write("400\n")
-    tenant.stdin.flush()
-    assert tenant.stdout.readline() == "done\n"
-    # The last second, seen a Python start later: at most 40 %, and most of it still in the window.
-    assert 10 <= machine.ask("n.nvmlDeviceGetUtilizationRates(d).gpu") <= 40
-    samples = machine.ask("[[s.pid, s.smUtil] for s in n.nvmlDeviceGetProcessUtilization(d, 0)]")
-    assert [pid for pid, _ in samples] == [tenant.pid]
+    orders, answers = tenant.stdin, tenant.stdout
+    assert orders is not None
+    assert answers is not None
+
+    def work() -> None:
+        orders.write("400\n")
+        orders.flush()
+        assert answers.readline() == "done\n"
+
+    rate = "n.nvmlDeviceGetUtilizationRates(d).gpu"
+    samples = "[[s.pid, s.smUtil] for s in n.nvmlDeviceGetProcessUtilization(d, 0)]"
+    percent, rows = machine.ask_after(work, f"[{rate}, {samples}]")
+    assert 10 <= percent <= 40, "of the last second"
+    assert [pid for pid, _ in rows] == [tenant.pid]
 
 
 @pytest.mark.parametrize(
