@@ -34,9 +34,14 @@ RESTART = "then restart slurmctld and slurmd"
 
 def check_keys(facts: Facts) -> Iterator[Finding]:
     """Checks the settings of Slurm that vgpu jobs depend on."""
+    types = facts.slurm.get("GresTypes", "")
+    names = types.split(",")
+    advice = "include slurm-hami-hpc.conf, which hami-hpc render writes"
+    if "vgpu_cores" in names:
+        advice = "run hami-hpc render again: jobs cannot ask for slo= without"
+    good = "vgpu_cores" in names and "vgpu_slo" in names
+    yield finding("GresTypes", good, types or "not set", f"slurm.conf: {advice}, {RESTART}")
     for key, word, why in (
-        ("GresTypes", "vgpu_cores", "include slurm-hami-hpc.conf, which hami-hpc render writes"),
-        ("GresTypes", "vgpu_slo", "run hami-hpc render again: jobs cannot ask for slo= without"),
         ("SelectType", "select/cons_tres", "SelectType=select/cons_tres"),
         ("JobSubmitPlugins", "lua", "JobSubmitPlugins=lua"),
         ("CliFilterPlugins", "lua", "CliFilterPlugins=lua"),

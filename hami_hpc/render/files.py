@@ -267,6 +267,9 @@ class Renderer:
             merge = merging.merge_node(site_line, self.offer.gres, self.offer.features)
             self.out.merges += [merge] if merge else []
             return with_block(head, old, self.target.node, "")
+        conf, node = self.slurm_conf, self.target.node
+        remark = merging.unnamed_remark(conf.path, conf.lines, node, FRAGMENT)
+        self.out.own_remarks += [remark] if remark and not self.target.node_parameters else []
         words = (f"NodeName={self.target.node}", self._node_parameters(), f"Gres={self.offer.gres}")
         line = " ".join([*(word for word in words if word), f"Feature={','.join(self.offer.features)}"])
         return with_block(head, old, self.target.node, block(self.target.node, line))

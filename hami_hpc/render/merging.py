@@ -116,6 +116,19 @@ def node_line(lines: Iterable[ConfLine], node: str) -> NodeLine | None:
     return None
 
 
+def unnamed_remark(path: str, lines: Iterable[ConfLine], node: str, fragment: str) -> str:
+    """Returns a remark where slurm.conf at `path` has NodeName lines, and none for `node`; else ""."""
+    named = (line for line in lines if line.kind == "nodename" and line.get("NodeName").upper() != "DEFAULT")
+    other = next(named, None)
+    if other is None:
+        return ""
+    return (
+        f"{path} has no NodeName={node} ({other.where} has {other.get('NodeName')}), so {fragment} adds that node, "
+        "with one CPU unless --node-parameters says more. If it has another name in Slurm, run "
+        f"hami-hpc forget-node {node}, then this command again with --node NAME"
+    )
+
+
 def merge_node(site: NodeLine, gres: str, features: Iterable[str]) -> Merge | None:
     """Returns what to change in the site's NodeName line; None when nothing."""
     other_gres = [item for item in split_list(site.gres) if item.partition(":")[0] not in GRES_NAMES]

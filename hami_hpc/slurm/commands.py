@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Sequence
 
 from hami_hpc.errors import NodeError
+from hami_hpc.slurm.failure import failed
 
 TIMEOUT_S = 60
 # Every state in which a job still holds its resources on the node.
@@ -27,8 +28,7 @@ def _output(*command: str, time_format: str = "") -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NodeError(f"{command[0]} cannot be run ({error}). Is Slurm installed here and slurmctld up?") from error
     if process.returncode != 0:
-        message = (process.stderr or process.stdout).strip().replace("\n", "; ")
-        raise NodeError(f"{' '.join(command)} failed: {message}. Is slurmctld up (scontrol ping)?")
+        raise failed(command, process.stderr or process.stdout)
     return process.stdout
 
 

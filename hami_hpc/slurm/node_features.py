@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from hami_hpc.errors import NodeError
+from hami_hpc.slurm.failure import failed
 
 TIMEOUT_S = 5  # a prolog waits for it, twice
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -45,6 +46,5 @@ def _run(scontrol: str, env: Mapping[str, str], *words: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NodeError(f"scontrol cannot be run or does not answer ({error})") from error
     if done.returncode != 0:
-        message = " ".join((done.stderr or done.stdout).split())
-        raise NodeError(f"scontrol {' '.join(words)} failed: {message}. Is slurmctld up (scontrol ping)?")
+        raise failed(("scontrol", *words), done.stderr or done.stdout)
     return done.stdout

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from hami_hpc.core.contexts import suppress
 from hami_hpc.core.out_of_service import PLACEHOLDER_NAME, Holding, holdings, node_lines
 from hami_hpc.errors import NodeError
+from hami_hpc.slurm.failure import failed
 
 TIMEOUT_S = 60
 REQUEUE_TIMEOUT_S = 5  # a prolog waits for it
@@ -142,8 +143,7 @@ class Node:
                 f"{command[0]} cannot be run ({error}). Is Slurm installed here and slurmctld up?"
             ) from error
         if done.returncode != 0:
-            message = (done.stderr or done.stdout).strip().replace("\n", "; ")
-            raise NodeError(f"{' '.join(command)} failed: {message}. Is slurmctld up (scontrol ping)?")
+            raise failed(command, done.stderr or done.stdout)
         return done.stdout
 
 

@@ -219,6 +219,15 @@ def test_a_node_that_is_gone_is_forgotten(node: Node) -> None:
     assert snapshot(etc)[str(etc / "hami-hpc-gres.conf")][0] == before[str(etc / "hami-hpc-gres.conf")][0]
 
 
+def test_a_node_that_the_sites_slurm_conf_does_not_name_is_pointed_out(node: Node, site: Path) -> None:
+    said = f"note: {site}/slurm.conf has no NodeName=login7 ({site}/slurm.conf, line 9 has node[1-4]), so "
+    done = render(node, name="login7")
+    assert said in done.output
+    assert "run hami-hpc forget-node login7, then this command again with --node NAME" in done.output
+    assert "has no NodeName" not in render(node, "--node-parameters", "CPUs=64", name="login7").output
+    assert "has no NodeName" not in render(node).output
+
+
 def test_forgetting_keeps_an_edited_file_and_takes_no_list_of_nodes(node: Node) -> None:
     render(node)
     path = node.root / "etc" / "hami-hpc-gres.conf"
