@@ -228,7 +228,7 @@ def test_accounting_is_installed_alone_beside_the_commands(fresh: Machine) -> No
     assert "GPU-hours" in fresh.check("hami-hpc", "bill", "--help")
     assert fresh.path("/usr/share/man/man1/hami-hpc-bill.1").exists()
     assert not fresh.path(f"{LIBRARY}/libhami-hpc.so").exists()
-    fresh.path("/etc/hami-hpc").mkdir()
+    fresh.path("/etc/hami-hpc").mkdir(exist_ok=True)
     fresh.path("/etc/hami-hpc/hami-hpc.toml").write_text("version = 1\n")
     export = fresh.run("sh", "-c", "echo '{}' | hami-hpc bill --month 2026-10 --input -")
     assert export.returncode == 1
@@ -240,7 +240,7 @@ def test_accounting_is_installed_alone_beside_the_commands(fresh: Machine) -> No
 
 def test_a_controller_needs_nothing_of_a_node(fresh: Machine) -> None:
     install(fresh, "common", "slurm")
-    fresh.path("/etc/hami-hpc").mkdir()
+    fresh.path("/etc/hami-hpc").mkdir(exist_ok=True)
     fresh.path("/etc/hami-hpc/hami-hpc.toml").write_text(
         'version = 1\n[gpu_models.h200]\ntotal_mib = 143156\n[partitions.gpu]\ngpu_models = ["h200"]\n'
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from chroots import SETTINGS, Machine, machine
 from made_packages import BASE, NEXT, NODE, PACKAGES, packages_of
+from merged import merge
 
 VGPU = "--gres=vgpu:mem=8G,cores=25"
 SLURM_CONF = """\
@@ -134,23 +135,7 @@ def bring_hami(site: Site) -> None:
     site.on.prepare_node()
     render = ("hami-hpc", "render", "--gpus", "h200:1", "--node", "n1", "--device", "/srv/gpu/nvidia")
     printed = site.on.run(*render).stdout
-    for what, body in re.findall(r"^ +\d+\. (.*)\n((?: {9}.*\n)+)", printed, re.MULTILINE):
-        lines = [line[9:] for line in body.splitlines()]
-        if added := re.match(r"(\S+): add the line", what):
-            path = site.on.path(added[1])
-            path.write_text(path.read_text() + lines[0] + "\n")
-        elif place := re.match(r"(\S+), line (\d+)", what):
-            path, number = site.on.path(place[1]), int(place[2]) - 1
-            text = path.read_text().splitlines()
-            if "in NodeName=" in what:
-                kept = [word for word in text[number].split() if not word.startswith(("Gres=", "Feature="))]
-                text[number] = " ".join([*kept, *lines])
-            else:
-                text[number] = lines[0]
-            path.write_text("\n".join(text) + "\n")
-        else:
-            for line in lines:
-                site.on.check("sh", "-c", line)
+    merge(site.on.root, printed, site.on.check)
     again = site.on.run(*render)
     assert again.returncode == 0, printed + again.stdout
     # Slurm keeps these TRES in slurmdbd alone, which is not here.
