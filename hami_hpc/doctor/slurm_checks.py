@@ -29,6 +29,7 @@ from hami_hpc.slurm.lines import settings_of
 SLURM_23_11 = commands.version_of("23.11.0")  # suspend_grace_time
 SLURM_24_11 = commands.version_of("24.11.0")  # slurmd asks its task plugins no more
 GRACE_S = 2  # Slurm's default
+SLURMDBD = "accounting_storage/slurmdbd"
 RESTART = "then restart slurmctld and slurmd"
 
 
@@ -163,10 +164,18 @@ def check_filters(facts: Facts) -> Iterator[Finding]:
 
 
 def check_qos(facts: Facts) -> Iterator[Finding]:
-    """Checks that Slurm enforces QoS, which select classes: otherwise any user picks class and price by --qos=be."""
+    """Checks that Slurm enforces QoS, which select classes (docs/adr/017), and that slurmdbd, if there is one, has
+    those of the settings."""
     enforced = facts.slurm.get("AccountingStorageEnforce", "").lower().split(",")
     good = bool({"qos", "all"} & set(enforced))
-    advice = f"slurm.conf: AccountingStorageEnforce=associations,limits,qos, {RESTART}: any user picks a class without"
+    has_slurmdbd = facts.slurm.get("AccountingStorageType", SLURMDBD).lower() == SLURMDBD
+    trusts = facts.settings.qos_enforced != "auto"  # then job_submit does not look
+    why = "any user picks a class without" if trusts else "every vGPU job is of class std without"
+    advice = f"slurm.conf: AccountingStorageEnforce=associations,limits,qos, {RESTART}: {why}"
+    if not (good or trusts or has_slurmdbd):
+        detail = "this cluster has no slurmdbd, so every vGPU job is of class std"
+        yield Finding("AccountingStorageEnforce", Level.WARN, detail, f"for other classes slurmdbd; {advice}")
+        return
     yield finding("AccountingStorageEnforce", good, ",".join(enforced), advice)
     wanted = {qos: name for name, entry in facts.settings.classes.items() for qos in entry.qos}
     if not wanted:

@@ -58,8 +58,7 @@ def test_the_steps_of_the_admin_page_make_a_service(machine: Booted) -> None:
     found = dict(re.findall(r"^(?:OK|WARN|FAIL) +([^:]+): (.*)$", said, re.MULTILINE))
     assert found["agent"].startswith("pid "), said
     fails = set(re.findall(r"^FAIL +([^:]+):", said, re.MULTILINE))
-    # Of this machine, which has neither cgroups of its own nor slurmdbd.
-    assert fails == {"TaskPlugin", "ConstrainDevices", "AccountingStorageEnforce", "QoS"}, said
+    assert fails == {"TaskPlugin", "ConstrainDevices"}, said  # this machine has no cgroups for Slurm
 
 
 def test_a_job_has_its_slice_and_the_services_see_it(machine: Booted) -> None:

@@ -201,7 +201,7 @@ BROKEN: dict[str, Broken] = {
         lambda h: h.slurm.update(AccountingStorageEnforce="associations,limits"),
         "AccountingStorageEnforce",
         Level.FAIL,
-        "any user picks a class",
+        "every vGPU job is of class std",
     ),
     "a QoS that slurmdbd lacks": (
         lambda h: setattr(h, "qos", frozenset({"lc"})),

@@ -255,6 +255,21 @@ def test_slurmdbd_that_does_not_answer_is_a_finding_of_its_own(
     assert (findings["QoS"].level, findings["QoS"].detail) == (Level.FAIL, "sacctmgr failed: slurmdbd is down")
 
 
+def test_without_checked_qos_doctor_says_who_gets_which_class(healthy: Healthy) -> None:
+    healthy.slurm["AccountingStorageEnforce"] = "none"
+    found = healthy.findings()["AccountingStorageEnforce"]
+    assert (found.level, "every vGPU job is of class std without" in found.advice) == (Level.FAIL, True)
+    healthy.slurm["AccountingStorageType"] = "accounting_storage/none"
+    findings = healthy.findings()
+    assert findings["AccountingStorageEnforce"].level is Level.WARN
+    assert findings["AccountingStorageEnforce"].detail.startswith("this cluster has no slurmdbd")
+    assert "QoS" not in findings, "nobody asks slurmdbd"
+    text = healthy.node.config.read_text()
+    healthy.node.config.write_text(text.replace("[vgpu]\n", '[vgpu]\nqos_enforced = "yes"\n', 1))
+    found = healthy.findings()["AccountingStorageEnforce"]
+    assert (found.level, "any user picks a class without" in found.advice) == (Level.FAIL, True)
+
+
 def test_doctor_without_settings_says_only_that(tmp_path: Path) -> None:
     (one,) = examine(str(tmp_path / "none.toml"))
     assert "cannot be read" in one.detail
