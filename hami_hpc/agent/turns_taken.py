@@ -14,13 +14,15 @@ from typing import NamedTuple
 
 from hami_hpc.agent.repeated import Repeated
 from hami_hpc.contract import constants as c
-from hami_hpc.core import residents, swap
+from hami_hpc.core import residents, standing, swap
+from hami_hpc.core.agent_state import Standing
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.residents import Order, Tenant
 from hami_hpc.core.watch import MIB, Look, Process, SliceKey, by_slice, slice_key
 from hami_hpc.node import job_dirs, swapped
 from hami_hpc.node.agent_file import now_boot_ns
 from hami_hpc.node.config import Settings
+from hami_hpc.node.turn_notes import TurnNotes
 from hami_hpc.stages import common, turns
 
 PERIOD_S = 0.5
@@ -40,6 +42,7 @@ class Known(NamedTuple):
     busy_ns: int = 0
     stays_until_ns: int = 0
     asked_ns: int = 0
+    why: str = ""  # it could not leave
     left_mib: int | None = None  # what it held at least since its memory had left; None: it has not, since the order
 
 
@@ -61,9 +64,14 @@ class TurnsTaken:
     # Of jobs whose memory has left: the bytes that they may hold. And what there is to be told of each GPU.
     may_hold: dict[SliceKey, int] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
+    standings: tuple[Standing, ...] = ()
     is_moving: bool = False  # somebody is about to leave, or to come: looks should be frequent
     _known: dict[int, Known] = field(default_factory=dict)
     _last_look_ns: int = 0
+    _notes: TurnNotes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._notes = TurnNotes(self.settings.run_dir)
 
     def once(self) -> str:
         """Decides for each GPU, and writes what changes. Returns "", or what is wrong."""
@@ -77,6 +85,7 @@ class TurnsTaken:
         places: dict[str, Place] = {}
         given: dict[str, tuple[list[Grant], list[Order]]] = {}
         is_moving = False
+        standings = [one for one in self.standings if one.gpu_uuid in look.silent]
         for uuid in sorted({grant.gpu_uuid for grant in grants} - look.silent):
             here = [grant for grant in grants if grant.gpu_uuid == uuid]
             tenants = [self._tenant(look, grant, now_ns) for grant in here]
@@ -88,11 +97,17 @@ class TurnsTaken:
             places[uuid] = Place(residents.level(tenants, total_mib, others), waiting)
             is_moving = is_moving or bool(orders) or any(not t.is_on and not t.is_away for t in tenants)
             given |= {uuid: (here, orders)} if orders else {}
+            standings += self._standings(here, standing.after(tenants, orders), others, now_ns)
         comes = {order.job_id for _here, orders in given.values() for order in orders}
         # Before those that come may take more.
         self.may_hold = {key: most for key, most in may_hold.items() if key[0] not in comes}
+        self.standings = tuple(standings)
         begins, self.places, self.is_moving = is_moving and not self.is_moving, places, is_moving
         problems = [self._give(here, orders, now_ns) for here, orders in given.values()]
+        uids = {grant.job_id: grant.uid for grant in grants}
+        self._notes.update(
+            {one: uids[one.job_id] for one in standings if one.state != standing.ON and one.job_id in uids}
+        )
         if begins:
             self.hurry()
         return next(filter(None, problems), "")
@@ -160,13 +175,28 @@ class TurnsTaken:
             processes=len(processes),
         )
 
+    def _standings(
+        self, here: Sequence[Grant], tenants: Sequence[Tenant], others_mib: int, now_ns: int
+    ) -> list[Standing]:
+        """Returns where the jobs of one GPU stand, for people."""
+        known = {grant.job_id: self._known[grant.job_id] for grant in here}
+        moments = {
+            job_id: standing.Moment(one.created_unix_ns, one.since_ns, one.asked_ns, one.why)
+            for job_id, one in known.items()
+        }
+        placed = standing.places(tenants, here[0].gpu_total_mib, others_mib, self.settings.turn_s)
+        old = {one.job_id: one for one in self.standings}
+        return standing.standings(here[0].gpu_uuid, tenants, placed, moments, old, now_ns)
+
     def _give(self, here: Sequence[Grant], orders: Sequence[Order], now_ns: int) -> str:
         """Writes the orders. One that cannot be written is decided upon again. Returns "", or what is wrong."""
         given, problem = turns.give(self.settings, here, orders)
         for order in given:
             known = self._known[order.job_id]
             if known.order == c.SWAP_TURN and order.order == c.SWAP_IN and order.why == residents.CANNOT_LEAVE:
-                known = known._replace(stays_until_ns=now_ns + int(residents.STAYS_S * SECOND))
+                stays_until_ns = now_ns + int(residents.STAYS_S * SECOND)
+                why = turns.why_it_stays(self.settings, next(one for one in here if one.job_id == order.job_id))
+                known = known._replace(stays_until_ns=stays_until_ns, why=why)
             self._known[order.job_id] = known._replace(
                 order=order.order, since_ns=self.boot_ns(), left_mib=None, asked_ns=0
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from hami_hpc.cli import colours
+from hami_hpc.cli import colours, turn_view
 from hami_hpc.cli.options import Failure, command, config_option, format_option
 from hami_hpc.cli.pool_command import node_json, read_rooms, settings_here
 from hami_hpc.core import pool as pool_of
@@ -158,6 +158,7 @@ def _running(job: Job, settings: Settings | None) -> list[tuple[str, str]]:
         lines.append(("memory", f"requests beyond {job.asked.mem_mib:,} MiB{each} fail with CUDA's out of memory"))
         lines.append(("time", _time_text(job.asked, settings) + (", on each of its GPUs" if each else "")))
         lines += _processes(job.asked, settings)
+        lines += [("turn" if not at else "", text) for at, text in enumerate(_turns(job, settings))]
     lines.append(("ends", f"{end or 'without limit'} at the latest (time limit {job.row.time_limit})"))
     if job.row.state == "SUSPENDED":
         lines.append(
@@ -170,6 +171,33 @@ def _running(job: Job, settings: Settings | None) -> list[tuple[str, str]]:
         use = f"srun --jobid={job.row.job_id} --overlap --gres=none hami-hpc usage {job.row.job_id}"
         lines.append(("uses now", use))
     return lines
+
+
+def _turns(job: Job, settings: Settings | None) -> list[str]:
+    """Returns where a running job stands on each of its oversold GPUs; nothing where none is oversold. Its user's own
+    step asks the nodes."""
+    asked = job.asked
+    if asked is None or asked.count > 1 or asked.mode not in ("", "share") or not _is_oversold(job, settings):
+        return []
+    if job.row.state != "RUNNING":
+        return []
+    own = turn_view.here(settings, job.row.job_id) if asked.nodes == 1 else None
+    if own is not None:
+        return [own]
+    if os.geteuid() == job.row.uid and (answers := turn_view.asked(job.row.job_id, asked.nodes)):
+        return answers if asked.nodes > 1 else [answers[0].partition(": ")[2]]
+    return [f"its GPU's memory is oversold, so it may wait for its turn: hami-hpc usage {job.row.job_id} on its node"]
+
+
+def _is_oversold(job: Job, settings: Settings | None) -> bool:
+    if settings is not None:
+        return settings.memory_scaling > 1
+    try:
+        rooms = read_rooms(None)
+    except NodeError:
+        return False
+    own = [size for node, size, _room in rooms if names_node(job.row.nodes, node.name)]
+    return any(size.sold_shards > size.shards for size in own)
 
 
 def _time_text(asked: Asked, settings: Settings | None) -> str:
@@ -217,7 +245,7 @@ def _head(job: Job) -> str:
     return f"Job {row.shown} ({where}) is {row.state.lower()}, after {row.elapsed}"
 
 
-def _json(job: Job, rooms: Rooms | None) -> dict[str, object]:
+def _json(job: Job, rooms: Rooms | None, settings: Settings | None) -> dict[str, object]:
     words = reasons.explain(job.row.reason, job.row.shown)
     is_waiting = job.row.state in WAITING
     fits = []
@@ -230,6 +258,7 @@ def _json(job: Job, rooms: Rooms | None) -> dict[str, object]:
         "asked": asdict(job.asked) | {"request": job.asked.request} if job.asked else None,
         "placed": [{"nodes": nodes, "gpus": gpus} for nodes, gpus in cluster_view.placement(job.record)],
         "may_use": None if rooms is None else fits,
+        "turns": _turns(job, settings) if job.row.state in RUNNING else [],
     }
 
 
@@ -254,7 +283,7 @@ def explain(job: str, form: str, config: Path | None) -> None:
         click.echo(f"what would fit now is not known: {error}", err=True)
         rooms = None
     if form == "json":
-        click.echo(json.dumps([_json(part, rooms) for part in jobs], indent=2))
+        click.echo(json.dumps([_json(part, rooms, settings) for part in jobs], indent=2))
         return
     for number, part in enumerate(jobs):
         click.echo(("\n" if number else "") + colours.coloured(_head(part), bold=True))

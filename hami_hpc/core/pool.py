@@ -135,6 +135,14 @@ def size_of(node: Node, shard_mib: int = 0, known: GpuSize | None = None) -> Siz
     return Size(shards * shard_mib, shards, shard_mib, sold_shards)
 
 
+def sold_percents(node: Node, size: Size) -> dict[int, int]:
+    """Returns the shards that are allocated of each GPU as a part of those of the largest slice, percent by index:
+    above 100 jobs may take turns. Nothing where memory is not oversold, or Slurm does not show each GPU."""
+    if size.sold_shards <= size.shards or node.used is None:
+        return {}
+    return {index: 100 * used // size.shards for index, used in enumerate(node.used) if index not in node.whole}
+
+
 def largest_slice(size: Size, free_shards: int, node: Node) -> Slice | None:
     """Returns the largest slice that fits `free_shards` shards of a GPU; None when none does."""
     if free_shards < 1:

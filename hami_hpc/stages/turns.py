@@ -47,11 +47,16 @@ def give(settings: Settings, grants: Sequence[Grant], orders: Iterable[Order]) -
     return given, problem
 
 
+def why_it_stays(settings: Settings, grant: Grant) -> str:
+    """Returns why the job's memory did not leave the GPU, as its programs say."""
+    found = swapped.processes(settings.run_dir, grant)
+    late = [process for process in found if process.state not in rules.ON_HOST]
+    return rules.REASONS.get(late[0].state, rules.NO_ANSWER) if late else "NVML shows memory that nobody counts"
+
+
 def _line(settings: Settings, grant: Grant, order: Order) -> str:
     if order.why == CANNOT_LEAVE:
-        found = swapped.processes(settings.run_dir, grant)
-        late = [process for process in found if process.state not in rules.ON_HOST]
-        reason = rules.REASONS.get(late[0].state, rules.NO_ANSWER) if late else "NVML shows memory that nobody counts"
+        reason = why_it_stays(settings, grant)
         return f"job {grant.job_id} did not leave GPU {grant.gpu_minor} when its turn was over: {reason}. It stays"
     verb = "leaves" if order.order == c.SWAP_TURN else "may use"
     return f"job {grant.job_id} {verb} GPU {grant.gpu_minor}: {order.why}"
