@@ -29,7 +29,9 @@ PERIOD_S = 0.5  # while somebody is about to leave or to come, and where looks a
 CALM_NS = 1_000_000_000  # else there is a decision in so much time, or at each look
 SECOND = 1_000_000_000
 MOST_LEFT = 8  # a job is off the GPU that holds no more than such a part of what it was granted
+NOTED_SLACK_MIB = 100  # by which NVML's numbers of one process differ from time to time
 FEW = 64  # programs of a job that is away that are asked each time; of more, so many each second
+OLD_NS = 30 * SECOND  # nothing is decided on what was seen before: NVML hangs. Looks are 10 s apart at most
 QUIET_NS = 3 * SECOND  # without a sample of NVML's of its work, until a job's own processes are asked
 
 
@@ -76,16 +78,18 @@ class TurnsTaken:
     _said: str = ""
     _own: Mapping[SliceKey, tuple[Process, ...]] = field(default_factory=dict)  # of the look that is decided upon
     _notes: TurnNotes = field(init=False)
+    _kept: dict[int, Standing] | None = None  # what an earlier agent noted
 
     def __post_init__(self) -> None:
         self._notes = TurnNotes(self.settings.run_dir)
 
     def once(self) -> str:
         """Decides for each GPU, and writes what changes. Returns "", or what is wrong."""
-        look = self.seen()
-        if look is None:
+        look, now_ns = self.seen(), self.boot_ns()
+        if look is None or now_ns - look.boot_ns > OLD_NS:
             return ""
-        now_ns = self.boot_ns()
+        if self._kept is None:
+            self._kept = self._notes.kept()
         self._own = by_slice(look)
         grants = [one.grant for one in look.slices if one.grant.mode == "share" and one.grant.slice_count == 1]
         self._remember(look, grants, now_ns)
@@ -110,16 +114,23 @@ class TurnsTaken:
         comes = {order.job_id for _here, orders in given.values() for order in orders}
         # Before those that come may take more.
         self.may_hold = {key: most for key, most in may_hold.items() if key[0] not in comes}
-        self.standings = tuple(standings)
+        before, self.standings = {one.job_id: one for one in self.standings}, tuple(standings)
         begins, self.places, self.is_moving = is_moving and not self.is_moving, places, is_moving
+        # Who has left is noted before others have their place; who comes has come at the next time.
+        told = [
+            before.get(one.job_id, one) if one.job_id in comes and one.state == standing.ON else one
+            for one in standings
+        ]
+        self._note(told, grants)
         problems = [self._give(here, orders, now_ns) for here, orders in given.values()]
-        uids = {grant.job_id: grant.uid for grant in grants}
-        self._notes.update(
-            {one: uids[one.job_id] for one in standings if one.state != standing.ON and one.job_id in uids}
-        )
         if begins:
             self.hurry()
         return next(filter(None, problems), "")
+
+    def _note(self, standings: Iterable[Standing], grants: Iterable[Grant]) -> None:
+        uids = {grant.job_id: grant.uid for grant in grants}
+        away = [one for one in standings if one.state != standing.ON and one.job_id in uids]
+        self._notes.update({one: uids[one.job_id] for one in away})
 
     def if_due(self) -> str:
         """Does the same, unless nothing is new since the last time, which is not long ago; returns what it returned."""
@@ -170,6 +181,7 @@ class TurnsTaken:
         # NVML's number of before the order says nothing, and a process that has not answered may yet take memory.
         # Once it has left others have its place, so no word of its own brings it back: what it takes is a finding.
         used_mib = -(-used_bytes // MIB)
+        known = self._as_noted(grant, known, used_mib)
         is_away = known.left_mib is not None or (
             look.boot_ns > known.since_ns
             and (swap.is_off(known.order, used_bytes, len(processes)) or _has_mostly_left(known, grant, used_bytes))
@@ -197,6 +209,17 @@ class TurnsTaken:
             processes=len(processes),
         )
 
+    def _as_noted(self, grant: Grant, known: Known, used_mib: int) -> Known:
+        """Returns what is known of a job, with what an earlier agent noted: that its memory had left. That counts where
+        it still holds as little; else its programs came back while nobody looked."""
+        note = (self._kept or {}).pop(grant.job_id, None)
+        if note is None or known.order not in swap.OFF or note.created_unix_ns != grant.created_unix_ns:
+            return known
+        if note.left_mib < 0 or used_mib > note.left_mib + NOTED_SLACK_MIB:
+            return known
+        self._known[grant.job_id] = known = known._replace(left_mib=note.left_mib)
+        return known
+
     def _words(self, grant: Grant, known: Known, now_ns: int) -> tuple[swap.Process, ...]:
         """Returns what the programs of a job that leaves, or is away, say. Of one that is away and has many, what they
         said some seconds ago: no user makes this work long by processes that all wait."""
@@ -214,7 +237,7 @@ class TurnsTaken:
         """Returns where the jobs of one GPU stand, for people."""
         known = {grant.job_id: self._known[grant.job_id] for grant in here}
         moments = {
-            job_id: standing.Moment(one.created_unix_ns, one.since_ns, one.asked_ns, one.why)
+            job_id: standing.Moment(one.created_unix_ns, one.since_ns, one.asked_ns, one.why, one.left_mib)
             for job_id, one in known.items()
         }
         placed = standing.places(tenants, here[0].gpu_total_mib, others_mib, self.settings.turn_s)
@@ -223,7 +246,8 @@ class TurnsTaken:
 
     def _give(self, here: Sequence[Grant], orders: Sequence[Order], now_ns: int) -> str:
         """Writes the orders. One that cannot be written is decided upon again. Returns "", or what is wrong."""
-        given, problem = turns.give(self.settings, here, orders)
+        decided_on = {grant.job_id: self._known[grant.job_id].order for grant in here}
+        given, problem = turns.give(self.settings, here, orders, decided_on)
         for order in given:
             known = self._known[order.job_id]
             if known.order == c.SWAP_TURN and order.order == c.SWAP_IN and order.why == residents.CANNOT_LEAVE:

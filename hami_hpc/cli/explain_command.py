@@ -20,6 +20,7 @@ from hami_hpc.core.asked import Asked, decode, has_features, needed_features
 from hami_hpc.core.pool import Need, Node, Room, Size
 from hami_hpc.core.request_keys import slo_text
 from hami_hpc.errors import NodeError
+from hami_hpc.node import turn_notes
 from hami_hpc.node.config import Settings
 from hami_hpc.slurm import cluster_view, commands
 from hami_hpc.slurm.cluster_view import NO_VALUES, JobRow
@@ -191,7 +192,7 @@ def _turns(job: Job, settings: Settings | None) -> list[str]:
 
 def _is_oversold(job: Job, settings: Settings | None) -> bool:
     if settings is not None:
-        return settings.memory_scaling > 1
+        return turn_notes.are_taken(settings)
     try:
         rooms = read_rooms(None)
     except NodeError:

@@ -40,7 +40,7 @@ def user_name(uid: int) -> str:
     return "".join(character if character.isprintable() else "?" for character in name)
 
 
-def look(run_dir: str, is_oversold: bool = False) -> View:
+def look(run_dir: str, has_turns: bool = False) -> View:
     """Returns what the user who runs this may see. Never more of others' jobs than squeue shows them: nothing but sums,
     unless the agent's state file is readable for them."""
     uid = os.geteuid()
@@ -59,7 +59,7 @@ def look(run_dir: str, is_oversold: bool = False) -> View:
         return View(state, seconds_old, tuple(gpu_rows.of_state(state, user_name)), note)
     now_ns = time.time_ns()
     running = read_all_running(run_dir, uid, now_ns)
-    shared = [grant for grant, _usage in running if is_oversold and grant.mode == "share"]
+    shared = [grant for grant, _usage in running if has_turns and grant.mode == "share"]
     standings = {grant.job_id: turn_notes.standing_of(run_dir, grant) for grant in shared}
     rows = gpu_rows.of_usage(running, now_ns, user_name, standings)
     whose = "the vGPU jobs" if uid == 0 else "your own vGPU jobs"

@@ -18,7 +18,7 @@ from hami_hpc.core import standing
 from hami_hpc.core.gpu_rows import Row, gpu_line, recent_faults
 from hami_hpc.core.records import MIB
 from hami_hpc.core.tables import table
-from hami_hpc.node import agent_file
+from hami_hpc.node import agent_file, turn_notes
 
 HEAD_TEXT = "GPU|JOB|PROCESSES|USER|CLASS|CORES %|BUSY %|GRANTED MIB|USED MIB|PEAK MIB|FINDINGS"
 HEAD = tuple(HEAD_TEXT.split("|"))
@@ -52,7 +52,7 @@ def ps(form: str, config: Path | None) -> None:
     vGPU jobs on this node.
     """
     settings = settings_of(config)
-    view = look(settings.run_dir, settings.memory_scaling > 1)
+    view = look(settings.run_dir, turn_notes.are_taken(settings))
     if form == "json":
         click.echo(json.dumps(_json(view), indent=2))
         return

@@ -20,7 +20,7 @@ from hami_hpc.cli.gpu_view import View, look
 from hami_hpc.cli.options import command, config_option, settings_of
 from hami_hpc.core import top_frame
 from hami_hpc.core.top_frame import Line, Screen
-from hami_hpc.node import agent_file
+from hami_hpc.node import agent_file, turn_notes
 from hami_hpc.node.config import Settings
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _wait(has_keys: bool, seconds: float) -> bool:
 
 
 def _look(settings: Settings) -> View:
-    return look(settings.run_dir, settings.memory_scaling > 1)
+    return look(settings.run_dir, turn_notes.are_taken(settings))
 
 
 def _stop(_signal: int, _frame: object) -> None:

@@ -83,7 +83,7 @@ def of_node(settings: Settings | None, name: str) -> tuple[list[str], list[dict[
     """Returns lines about the turns on this node, and the same for machines, if `name` is this node and the agent's
     state is readable; else nothing."""
     own = os.environ.get("HAMI_HPC_NODE") or socket.gethostname().partition(".")[0]
-    if settings is None or settings.memory_scaling <= 1 or name != own:
+    if settings is None or name != own or not turn_notes.are_taken(settings):
         return [], []
     view = look(settings.run_dir)
     if view.state is None:

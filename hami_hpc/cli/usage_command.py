@@ -76,7 +76,7 @@ def _moved(settings: Settings, grant: Grant) -> dict[str, object]:
     slices are not moved."""
     order, found = swapped.order_of(settings.run_dir, grant.job_id), swapped.processes(settings.run_dir, grant)
     moved = {"text": swap.for_user(order, found), "processes": [process._asdict() for process in found]}
-    if settings.memory_scaling <= 1 or grant.mode != "share":
+    if not turn_notes.are_taken(settings) or grant.mode != "share":
         return {**moved, "standing": None}
     one = turn_notes.standing_of(settings.run_dir, grant)
     if one.state == standing.LEAVES:  # what has not left yet has no reason to be told

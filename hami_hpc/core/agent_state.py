@@ -110,6 +110,7 @@ class Standing(NamedTuple):
     lacks_mib: int = 0
     lacks_cores: int = 0
     why: str = ""
+    left_mib: int = -1  # what it held of the GPU at least since its memory had left; -1: it has not
 
 
 class OtherProcess(NamedTuple):

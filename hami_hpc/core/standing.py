@@ -49,6 +49,7 @@ class Moment(NamedTuple):
     since_boot_ns: int  # of its order
     asked_boot_ns: int  # since when a program of it waits; 0: none does
     why: str
+    left_mib: int | None = None
 
 
 TOLD = (WAITS, ROOM, STAYS)  # what ps and top say in a sentence
@@ -91,6 +92,7 @@ def standings(
                 lacks_mib=place.lacks_mib,
                 lacks_cores=place.lacks_cores,
                 why=moment.why if place.state == STAYS else "",
+                left_mib=-1 if moment.left_mib is None or tenant.is_on else moment.left_mib,
             )
         )
     return found
@@ -262,6 +264,6 @@ def to_table(standing: Standing, now_boot_ns: int) -> dict[str, object]:
     """Returns the standing for machines: times as s before and from now, None where they are not known."""
     since_s = (now_boot_ns - standing.since_boot_ns) / 1e9 if standing.since_boot_ns else None
     due_s = max(0.0, (standing.due_boot_ns - now_boot_ns) / 1e9) if standing.due_boot_ns else None
-    left_out = ("job_id", "created_unix_ns", "gpu_uuid", "since_boot_ns", "due_boot_ns")
+    left_out = ("job_id", "created_unix_ns", "gpu_uuid", "since_boot_ns", "due_boot_ns", "left_mib")
     kept = {name: value for name, value in standing._asdict().items() if name not in left_out}
     return {**kept, "since_s": since_s, "due_s": due_s, "text": text(standing, now_boot_ns)}

@@ -3,7 +3,8 @@
 not on its GPU, and read by that job's user through an access control list. Only where memory is oversold.
 
 The agent's state file has the same for root and the group of [agent]. The folder's time says when the agent decided
-last. Nothing here decides anything: a note that cannot be written is left out.
+last. A note that cannot be written is left out. A new agent learns from the notes whose memory had left, and nothing
+else of them decides anything.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from hami_hpc.core.agent_state import Standing, standing_from_json, standing_to_
 from hami_hpc.core.grant import Grant
 from hami_hpc.errors import NodeError
 from hami_hpc.node import acl, boot, swapped
+from hami_hpc.node.config import Settings
 
 FOLDER = "turns"
 MAX_BYTES = 4096
@@ -36,6 +38,16 @@ class TurnNotes:
     run_dir: str
     _written: dict[str, Standing] = field(default_factory=dict)
     _is_clean: bool = False
+
+    def kept(self) -> dict[int, Standing]:
+        """Returns the notes of this boot that an earlier agent left, by job id. Never fails."""
+        found = {}
+        with suppress(OSError, NodeError):
+            for name in os.listdir(folder(self.run_dir)):
+                one = _read(f"{folder(self.run_dir)}/{name}", os.geteuid())
+                if one is not None and name == str(one.job_id):
+                    found[one.job_id] = one
+        return found
 
     def update(self, standings: dict[Standing, int]) -> None:
         """Makes the folder have these standings, each with the uid of its job, and no others. Never fails."""
@@ -61,8 +73,7 @@ class TurnNotes:
         for name, (one, uid) in wanted.items():
             if self._written.get(name) != one:
                 self._replace(f"{path}/{name}", name, one, uid)
-        if wanted:
-            os.utime(path)
+        os.utime(path)
 
     def _replace(self, path: str, name: str, one: Standing, uid: int) -> None:
         """Writes one note. Where that fails (the disk is full) there is none, rather than an old one. Raises NodeError,
@@ -100,18 +111,22 @@ def _write(path: str, text: str, uid: int) -> None:
     os.replace(new, path)
 
 
+def _read(path: str, owner: int) -> Standing | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, encoding="utf-8", errors="replace") as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != owner:
+                return None
+            return standing_from_json(file.read(MAX_BYTES), boot.boot_id())
+    except (OSError, NodeError):
+        return None
+
+
 def read(run_dir: str, grant: Grant) -> Standing | None:
     """Returns where a running job stands by its note; None where there is none that this user may read, for a job that
     is on its GPU, and where no agent has decided for a while. Never fails."""
-    try:
-        fd = os.open(f"{folder(run_dir)}/{grant.job_id}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, encoding="utf-8", errors="replace") as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != 0:
-                return None
-            one = standing_from_json(file.read(MAX_BYTES), boot.boot_id())
-    except (OSError, NodeError):
-        return None
+    one = _read(f"{folder(run_dir)}/{grant.job_id}", 0)
     if one is None or (one.job_id, one.created_unix_ns) != (grant.job_id, grant.created_unix_ns):
         return None
     return one if seconds_silent(run_dir) <= SILENT_S else None
@@ -128,6 +143,12 @@ def standing_of(run_dir: str, grant: Grant) -> Standing:
         return note
     wants = any(process.state == "wanted" for process in swapped.processes(run_dir, grant))
     return standing.by_order(grant, order, wants)
+
+
+def are_taken(settings: Settings) -> bool:
+    """Returns whether jobs of this node take turns, or did in this boot: those that wait go on when memory is not
+    oversold any more."""
+    return settings.memory_scaling > 1 or os.path.isdir(folder(settings.run_dir))
 
 
 def seconds_silent(run_dir: str) -> float:

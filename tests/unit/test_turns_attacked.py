@@ -79,7 +79,10 @@ def test_one_damaged_record_does_not_stop_the_others(site: Site) -> None:
     data[c.LIMITS_FIELDS["step_id"][0]] ^= 1
     path.write_bytes(bytes(data))
     orders = [Order(FIRST, c.SWAP_TURN, "x"), Order(10, c.SWAP_IN, "y")]
-    given, problem = turns.give(site.node.settings, list(site.node.grants().values()), orders)
+    grants = list(site.node.grants().values())
+    given, problem = turns.give(
+        site.node.settings, grants, orders, {one.job_id: site.order(one.job_id) for one in grants}
+    )
     assert [order.job_id for order in given] == [10]
     assert problem.startswith(f"the limits record of job {FIRST} cannot be changed (it is not this job's record")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -285,6 +286,8 @@ def test_one_whose_turn_is_over_just_now_is_not_asked_why_it_is_still_there(row:
 def test_on_a_node_that_is_not_oversold_nothing_is_said_of_turns(row: Site) -> None:
     text = row.node.config.read_text().replace("memory_scaling = 3\nturn_s = 60\n", "")
     row.node.config.write_text(text)
+    assert "TURN" in run(row, "ps").stdout, "who waits goes on waiting"
+    shutil.rmtree(notes(row))
     assert json.loads(run(row, "usage", str(FIRST), "--format", "json").stdout)["moved"]["standing"] is None
     assert "TURN" not in run(row, "ps").stdout
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs of a job say of their memory: those that hold the lock of their slot, whatever else the file has."""
+"""What programs say of their memory: those that hold the lock of their slot, whatever else the job's file has."""
 
 from __future__ import annotations
 
