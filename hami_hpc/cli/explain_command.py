@@ -107,7 +107,9 @@ def need_of(job: Job, asked: Asked) -> Need:
     per_node = -(-int(cpus) // asked.nodes) if cpus.isdigit() else 1
     memory_mib = units.get("mem", 0) // asked.nodes
     count = asked.count
-    return Need(asked.shards, count * asked.mem_mib, count * asked.cores, max(1, per_node), memory_mib, asked.places)
+    fixed = cluster_view.fixed_asked(job.value("TresPerNode"))
+    mem_mib, cores = count * asked.mem_mib, count * asked.cores
+    return Need(asked.shards, mem_mib, cores, max(1, per_node), memory_mib, asked.places, fixed)
 
 
 def _fit_lines(job: Job, asked: Asked, rooms: Rooms) -> list[str]:

@@ -16,6 +16,7 @@ from hami_hpc.core import mixed, swap
 from hami_hpc.core.finding import Finding, Level, finding
 from hami_hpc.core.mig_static import types_of
 from hami_hpc.core.places import of_gpus
+from hami_hpc.core.sizes import is_oversold
 from hami_hpc.doctor.build_checks import moves_suspended
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
@@ -34,7 +35,9 @@ RESTART = "then restart slurmctld and slurmd"
 
 def check_keys(facts: Facts) -> Iterator[Finding]:
     """Checks the settings of Slurm that vgpu jobs depend on."""
+    fixed = ("GresTypes", "vgpu_fixed", "run hami-hpc render again: jobs of classes that are never moved cannot start")
     for key, word, why in (
+        *([fixed] if is_oversold(facts.settings.memory_scaling) else []),
         ("GresTypes", "vgpu_cores", "include slurm-hami-hpc.conf, which hami-hpc render writes"),
         ("GresTypes", "vgpu_slo", "run hami-hpc render again: jobs cannot ask for slo= without"),
         ("SelectType", "select/cons_tres", "SelectType=select/cons_tres"),
