@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core import standing
 from hami_hpc.core.agent_state import Standing, standing_from_json, standing_to_json
 from hami_hpc.core.grant import Grant
@@ -22,7 +23,7 @@ from hami_hpc.errors import NodeError
 from hami_hpc.node import acl, boot, swapped
 from hami_hpc.node.config import Settings
 
-FOLDER = "turns"
+FOLDER = c.FILE_TURNS
 MAX_BYTES = 4096
 SILENT_S = 15.0  # after which nobody decides: twenty times the agent's period, and a slow disk
 

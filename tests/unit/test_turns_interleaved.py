@@ -64,6 +64,11 @@ def requeue(world: World, job: int) -> None:
     world.begin(job, mem_mib)
 
 
+def ended(world: World, job: int) -> None:
+    if job in world.mem_mib:
+        world.end(job)
+
+
 def squared(world: World, _job: int) -> None:
     running = frozenset(world.mem_mib)
     results = reconcile.reconcile(world.site.node.settings, lambda: running, dry_run=False)
@@ -131,7 +136,7 @@ def settle(world: World) -> None:
     raise AssertionError(f"of {sorted(world.mem_mib)} only {sorted(had)} have had their turn")
 
 
-@pytest.mark.parametrize("act", ACTIONS)
+@pytest.mark.parametrize("act", [*ACTIONS, ended])
 @pytest.mark.parametrize("point", ["before", "between", "after"])
 def test_anything_between_two_steps_of_a_change_leaves_turns_whole(
     site: Site, monkeypatch: pytest.MonkeyPatch, act: Act, point: str

@@ -271,3 +271,35 @@ def test_a_note_of_another_run_or_of_one_that_came_says_nothing(site: Site) -> N
     for old in ("created_unix_ns", "boot_id"):
         path.write_text(path.read_text().replace(f'"{old}":', f'"{old}":1,"x":', 1))
         assert turn_notes.TurnNotes(site.node.settings.run_dir).kept().keys() <= {SECOND_JOB}
+
+
+def test_a_job_that_hides_its_processes_is_not_away_while_nvml_shows_its_memory(site: Site) -> None:
+    """Nothing in its usage file: its user has emptied it, or runs without the interposer."""
+    both(site)
+    site.look()
+    site.look(TURN_S)
+    site.says[FIRST] = []
+    for _ in range(3):
+        site.look()
+        assert site.order(SECOND_JOB) == c.SWAP_TURN
+    site.look(30)
+    assert site.order(FIRST) == c.SWAP_IN
+    assert site.events()[-1].endswith("NVML shows memory that nobody counts. It stays")
+    assert_fits(site)
+
+
+def test_where_memory_is_not_oversold_any_more_those_that_wait_have_no_part_in_the_gpus_time(site: Site) -> None:
+    site.begin(FIRST, cores="60")
+    site.comes(FIRST)
+    assert site.begin(SECOND_JOB, mem="1000", cores="60") == c.SWAP_TURN
+    site.look()
+    text = site.node.config.read_text().replace("memory_scaling = 3\nturn_s = 60\n", "")
+    site.node.config.write_text(text)
+    ledger_of_node = common.open_ledger(site.node.settings)
+    try:
+        common.tell_neighbours("test", site.node.settings, ledger_of_node)
+    finally:
+        ledger_of_node.close()
+    record = (site.node.jobs / str(FIRST) / c.FILE_JOB_LIMITS).read_bytes()
+    offset, width, _kind = c.LIMITS_FIELDS["turn_length_permille"]
+    assert int.from_bytes(record[offset : offset + width], "little") == 0, "it is told that it is alone"
