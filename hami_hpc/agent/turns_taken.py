@@ -116,11 +116,11 @@ class TurnsTaken:
         self.may_hold = {key: most for key, most in may_hold.items() if key[0] not in comes}
         before, self.standings = {one.job_id: one for one in self.standings}, tuple(standings)
         begins, self.places, self.is_moving = is_moving and not self.is_moving, places, is_moving
-        # Who has left is noted before others have their place; who comes has come at the next time.
-        told = [
-            before.get(one.job_id, one) if one.job_id in comes and one.state == standing.ON else one
-            for one in standings
-        ]
+        # Who has left is noted before others have their place, and no more once it may come back itself.
+        comes = {
+            order.job_id for _here, orders in given.values() for order in orders if order.order in standing.ON_ORDERS
+        }
+        told = [before.get(one.job_id, one)._replace(left_mib=-1) if one.job_id in comes else one for one in standings]
         self._note(told, grants)
         problems = [self._give(here, orders, now_ns) for here, orders in given.values()]
         if begins:

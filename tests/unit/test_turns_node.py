@@ -303,3 +303,24 @@ def test_where_memory_is_not_oversold_any_more_those_that_wait_have_no_part_in_t
     record = (site.node.jobs / str(FIRST) / c.FILE_JOB_LIMITS).read_bytes()
     offset, width, _kind = c.LIMITS_FIELDS["turn_length_permille"]
     assert int.from_bytes(record[offset : offset + width], "little") == 0, "it is told that it is alone"
+
+
+def test_who_may_come_back_is_not_noted_as_away_before_its_order_says_so(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that is killed in between leaves nothing by which the next one takes it for away while it comes."""
+    both(site)
+    site.look()
+    site.look(TURN_S)
+    site.leaves(FIRST)
+    noted: list[int] = []
+
+    def killed(*_words: object) -> None:
+        notes = turn_notes.TurnNotes(site.node.settings.run_dir).kept()
+        noted.extend(notes[job].left_mib for job in (FIRST, SECOND_JOB))
+        raise NodeError("killed")
+
+    monkeypatch.setattr(turns, "give", killed)
+    with pytest.raises(NodeError, match="killed"):
+        site.look()
+    assert noted == [600, -1], "the one that left, and the one that is about to come"
