@@ -227,7 +227,7 @@ def _fixed_short(node: Node, size: Size, need: Need) -> list[str]:
     bound = node.total.get(c.GRES_FIXED, 0)
     if not need.fixed or not bound or node.fixed_used is None or bound - node.fixed_used >= need.fixed:
         return []
-    left, taken = (100 * shards // size.shards for shards in (bound - node.fixed_used, need.fixed))
+    left, taken = 100 * (bound - node.fixed_used) // size.shards, -(-100 * need.fixed // size.shards)
     text = f"those there leave {left} % of one, and this takes {taken} %"
     return [f"jobs that are never moved must fit its GPUs at once: {text}"]
 

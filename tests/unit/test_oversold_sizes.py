@@ -351,7 +351,7 @@ def test_a_job_that_is_never_moved_waits_for_others_that_are_not() -> None:
     assert pool.shortages(node, size, room, fits) == []
     (short,) = pool.shortages(node, size, room, replace(fits, fixed=127))
     assert short == (
-        "jobs that are never moved must fit its GPUs at once: those there leave 25 % of one, and this takes 25 %"
+        "jobs that are never moved must fit its GPUs at once: those there leave 25 % of one, and this takes 26 %"
     )
     assert pool.shortages(node, size, room, replace(fits, fixed=0)) == [], "one that can be moved takes turns"
     (older,) = cluster_view.parse_nodes(line.replace("vgpu_fixed", "other"), [])
