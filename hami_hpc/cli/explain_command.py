@@ -30,6 +30,7 @@ JOB = re.compile(r"[0-9]{1,10}(_[0-9]{1,10}|\+[0-9]{1,5})?")
 RUNNING = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "STOPPED"})
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 NODES_SHOWN = 8
+ASKED_MOST = 4  # running jobs of an array whose nodes are asked where they stand; of others the command is shown
 Rooms = list[tuple[Node, Size, Room]]
 
 
@@ -149,7 +150,7 @@ def _pending(job: Job, rooms: Rooms | None) -> list[tuple[str, str]]:
     return lines
 
 
-def _running(job: Job, settings: Settings | None) -> list[tuple[str, str]]:
+def _running(job: Job, settings: Settings | None, may_ask: bool) -> list[tuple[str, str]]:
     places = [
         f"{nodes}, GPU {','.join(map(str, gpus))}" if gpus else nodes
         for nodes, gpus in cluster_view.placement(job.record)
@@ -161,7 +162,7 @@ def _running(job: Job, settings: Settings | None) -> list[tuple[str, str]]:
         lines.append(("memory", f"requests beyond {job.asked.mem_mib:,} MiB{each} fail with CUDA's out of memory"))
         lines.append(("time", _time_text(job.asked, settings) + (", on each of its GPUs" if each else "")))
         lines += _processes(job.asked, settings)
-        lines += [("turn" if not at else "", text) for at, text in enumerate(_turns(job, settings))]
+        lines += [("turn" if not at else "", text) for at, text in enumerate(_turns(job, settings, may_ask))]
     lines.append(("ends", f"{end or 'without limit'} at the latest (time limit {job.row.time_limit})"))
     if job.row.state == "SUSPENDED":
         lines.append(
@@ -176,18 +177,18 @@ def _running(job: Job, settings: Settings | None) -> list[tuple[str, str]]:
     return lines
 
 
-def _turns(job: Job, settings: Settings | None) -> list[str]:
-    """Returns where a running job stands on each of its oversold GPUs; nothing where none is oversold. Its user's own
-    step asks the nodes."""
+def _turns(job: Job, settings: Settings | None, may_ask: bool) -> list[str]:
+    """Returns where a running job stands on each of its oversold GPUs; nothing where none is oversold. Where it
+    `may_ask`, its user's own step asks the nodes."""
     asked = job.asked
-    if asked is None or asked.count > 1 or asked.mode not in ("", "share") or not _is_oversold(job, settings):
+    if asked is None or asked.count > 1 or asked.mode not in ("", "share") or job.row.state != "RUNNING":
         return []
-    if job.row.state != "RUNNING":
+    if (settings is None and not may_ask) or not _is_oversold(job, settings):
         return []
     own = turn_view.here(settings, job.row.job_id) if asked.nodes == 1 else None
     if own is not None:
         return [own]
-    if os.geteuid() == job.row.uid and (answers := turn_view.asked(job.row.job_id, asked.nodes)):
+    if may_ask and os.geteuid() == job.row.uid and (answers := turn_view.asked(job.row.job_id, asked.nodes)):
         return answers if asked.nodes > 1 else [answers[0].partition(": ")[2]]
     return [f"its GPU's memory is oversold, so it may wait for its turn: hami-hpc usage {job.row.job_id} on its node"]
 
@@ -232,12 +233,12 @@ def _ended(job: Job) -> list[tuple[str, str]]:
     return [*lines, ("exit code", job.value("ExitCode")), ("used", f"hami-hpc efficiency {job.row.job_id}")]
 
 
-def lines_of(job: Job, rooms: Rooms | None, settings: Settings | None) -> list[tuple[str, str]]:
+def lines_of(job: Job, rooms: Rooms | None, settings: Settings | None, may_ask: bool = True) -> list[tuple[str, str]]:
     """Returns (label, text) of everything there is to say of a job."""
     asked = [("asked", _asked_line(job))]
     if job.row.state in WAITING:
         return asked + _pending(job, rooms)
-    return asked + (_running(job, settings) if job.row.state in RUNNING else _ended(job))
+    return asked + (_running(job, settings, may_ask) if job.row.state in RUNNING else _ended(job))
 
 
 def _head(job: Job) -> str:
@@ -248,7 +249,7 @@ def _head(job: Job) -> str:
     return f"Job {row.shown} ({where}) is {row.state.lower()}, after {row.elapsed}"
 
 
-def _json(job: Job, rooms: Rooms | None, settings: Settings | None) -> dict[str, object]:
+def _json(job: Job, rooms: Rooms | None, settings: Settings | None, may_ask: bool) -> dict[str, object]:
     words = reasons.explain(job.row.reason, job.row.shown)
     is_waiting = job.row.state in WAITING
     fits = []
@@ -261,7 +262,7 @@ def _json(job: Job, rooms: Rooms | None, settings: Settings | None) -> dict[str,
         "asked": asdict(job.asked) | {"request": job.asked.request} if job.asked else None,
         "placed": [{"nodes": nodes, "gpus": gpus} for nodes, gpus in cluster_view.placement(job.record)],
         "may_use": None if rooms is None else fits,
-        "turns": _turns(job, settings) if job.row.state in RUNNING else [],
+        "turns": _turns(job, settings, may_ask) if job.row.state in RUNNING else [],
     }
 
 
@@ -285,10 +286,11 @@ def explain(job: str, form: str, config: Path | None) -> None:
     except NodeError as error:  # PrivateData=nodes: the rest of the answer is not less true for it
         click.echo(f"what would fit now is not known: {error}", err=True)
         rooms = None
+    asked = [part for part in jobs if part.row.state == "RUNNING"][:ASKED_MOST]
     if form == "json":
-        click.echo(json.dumps([_json(part, rooms, settings) for part in jobs], indent=2))
+        click.echo(json.dumps([_json(part, rooms, settings, part in asked) for part in jobs], indent=2))
         return
     for number, part in enumerate(jobs):
         click.echo(("\n" if number else "") + colours.coloured(_head(part), bold=True))
-        for label, text in lines_of(part, rooms, settings):
+        for label, text in lines_of(part, rooms, settings, part in asked):
             click.echo(f"  {label:9}  {text}")

@@ -343,6 +343,25 @@ def test_explain_elsewhere_asks_the_node_as_the_jobs_user(
 
 
 @pytest.mark.usefixtures("slurm")
+def test_of_an_array_the_nodes_of_a_few_tasks_are_asked(row: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids: list[int] = []
+
+    def asked(job_id: int, _nodes: int) -> list[str]:
+        ids.append(job_id)
+        return ["node1: waits"]
+
+    lines = "\n".join(QUEUE.format(number) for number in range(20, 40))
+    monkeypatch.setattr(commands, "queue_rows", lambda _job, _form: lines)
+    monkeypatch.setattr(turn_view, "here", lambda *_words: None)
+    monkeypatch.setattr(turn_view, "asked", asked)
+    monkeypatch.setattr(os, "geteuid", lambda: USER)
+    shown = run(row, "explain", "20").stdout
+    assert ids == [20, 21, 22, 23]
+    assert shown.count("  turn       waits\n") == 4
+    assert shown.count("it may wait for its turn: hami-hpc usage ") == 16
+
+
+@pytest.mark.usefixtures("slurm")
 def test_pool_says_where_jobs_take_turns_and_on_its_own_node_who(row: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     oversold = NODES.replace("shard:h200:1118", "shard:h200:3354").replace("vgpu_mem:286312", "vgpu_mem:858936")
     oversold = oversold.replace("vgpu_cores:200", "vgpu_cores:668")
