@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the agent costs on a node with 8 GPUs and 80 tenants: CPU time, memory, time of a look.
 
-    .venv/bin/python benchmarks/bench_agent.py [--gpus 8] [--tenants 80] [--seconds 60] [--profile]
+    .venv/bin/python benchmarks/bench_agent.py [--gpus 8] [--tenants 80] [--seconds 60] [--profile] [--oversold]
 
 As root. Each tenant is a process under the interposer that holds memory of a simulated GPU and runs a kernel each
 second; the prolog made its job's run directory, and a script in place of scontrol says whose job it is. The agent and
 `hami-hpc metrics`, scraped each 15 s, run as processes of their own; their CPU time and memory are read from /proc.
-After that, the same looks are timed one by one in another process. Then all of it again without tenants.
+With --oversold the GPUs' memory is sold three times, and each tenant has 36 GiB: three are on a GPU, and the others
+wait for their turn. No turn ends meanwhile. After that, the same looks are timed one by one in another process. Then
+all of it again without tenants.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ BUILD = ROOT / "build/native"
 CPU_PERCENT, MEMORY_MIB = 1.0, 60.0  # the budget of agent and metrics together
 SCRAPE_SECONDS = 15
 GPU_MIB, JOB_MIB, TENANT_MIB = 143156, 12288, 4096
+OVERSOLD_JOB_MIB, ON_GPU = 36864, 3
 KERNEL_MS, PERIOD_MS = 30, 1000
 SETTINGS = """\
 version = 1
@@ -56,6 +59,14 @@ total_mib = 143156
 [partitions.gpu]
 gpu_models = ["h200"]
 """
+OVERSOLD = """\
+[agent]
+[vgpu]
+memory_scaling = 3
+turn_s = 600
+[classes.be]
+swap = true
+"""
 SCONTROL = '#!/bin/sh\n[ "$1" = listpids ] && cat {folder}/pids\n'
 
 
@@ -65,6 +76,7 @@ class Node:
 
     folder: Path
     gpus: int
+    is_oversold: bool = False
 
     @property
     def config(self) -> Path:
@@ -74,7 +86,8 @@ class Node:
         machine = self.folder / "sim"
         subprocess.run([str(BUILD / "sim/sim-machine"), str(machine), *["h200"] * self.gpus], check=True)
         uuids = re.findall(r"uuid=(GPU-\S+)", (machine / "machine.conf").read_text())
-        self.config.write_text(SETTINGS.format(folder=self.folder))
+        text = SETTINGS.format(folder=self.folder)
+        self.config.write_text(text + OVERSOLD if self.is_oversold else text)
         settings = load_settings(str(self.config))
         ledger = common.open_ledger(settings)
         devices = [Device(minor, uuid, "NVIDIA H200", GPU_MIB) for minor, uuid in enumerate(uuids)]
@@ -116,8 +129,8 @@ class Node:
             "SLURM_JOB_UID": "0",
             "SLURM_JOB_GPUS": str(gpu),
             c.ENV_VGPU: "1",
-            c.ENV_CLASS: "std",
-            c.ENV_MEM_MIB: str(JOB_MIB),
+            c.ENV_CLASS: "be" if self.is_oversold else "std",
+            c.ENV_MEM_MIB: str(OVERSOLD_JOB_MIB if self.is_oversold else JOB_MIB),
             c.ENV_CORES: "10",
         }
         assert prolog_main(["--config", str(self.config)], request) == 0
@@ -131,7 +144,8 @@ class Node:
             text=True,
         )
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        if not self.is_oversold or (job_id - 1000) // self.gpus < ON_GPU:  # else it waits for its turn
+            assert process.stdout.readline() == "ready\n"
         return process
 
 
@@ -239,15 +253,20 @@ def report(node: Node, options: argparse.Namespace, tenants: int) -> bool:
     assert held is not None
     busy = re.findall(r"(?m)^hami_hpc_job_busy_seconds_total\{.*\} (\S+)", text)
     assert len(busy) == tenants, f"{len(busy)} jobs of {tenants}"
-    assert all(float(one) > 0 for one in busy), "a tenant that ran was not seen"
+    on_gpus = min(tenants, node.gpus * ON_GPU) if node.is_oversold else tenants
+    assert sum(float(one) > 0 for one in busy) == on_gpus, "a tenant that ran was not seen"
     assert "hami_hpc_job_finding{" not in text, "a tenant that does no harm was found"
     state = node.folder / "run/agent/state.json"
+    standings = [one["state"] for one in json.loads(state.read_text())["standings"]]
+    waiting = tenants - on_gpus
+    assert standings.count("waits") == waiting, standings
     size = state.stat().st_size / 1024
     looks = time_looks(node, options.looks)
     walls, cpus = ([one[i] for one in looks] for i in (0, 1))
     percent = {name: one.cpu_s / options.seconds * 100 for name, one in (("agent", agent), ("metrics", metrics))}
     children = agent.children_s / options.seconds * 100
-    print(f"\n{node.gpus} GPUs, {tenants} tenants, {options.seconds:.0f} s, load {os.getloadavg()[0]:.1f}")
+    which = f", {waiting} of which wait for their turn" if node.is_oversold else ""
+    print(f"\n{node.gpus} GPUs, {tenants} tenants{which}, {options.seconds:.0f} s, load {os.getloadavg()[0]:.1f}")
     print(f"{'':10}{'% of a core':>12}{'RSS MiB':>10}{'PSS MiB':>10}")
     for name, one in (("agent", agent), ("metrics", metrics)):
         print(f"{name:10}{percent[name]:12.2f}{one.rss_mib:10.1f}{one.pss_mib:10.1f}")
@@ -277,6 +296,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--looks", type=int, default=30)
     parser.add_argument("--profile", action="store_true", help="where a look's time goes, by cProfile")
+    parser.add_argument("--oversold", action="store_true", help="the memory of the GPUs is sold three times")
     options = parser.parse_args()
     kept = []
     for tenants in dict.fromkeys((options.tenants, 0)):
@@ -284,7 +304,7 @@ def main() -> int:
             folder = Path(tempfile.mkdtemp(prefix="hami-bench-", dir="/dev/shm"))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             stack.callback(unmount_below, folder)
-            node = Node(folder, options.gpus)
+            node = Node(folder, options.gpus, options.oversold)
             node.make()
             with node.tenants(tenants):
                 kept.append(report(node, options, tenants))

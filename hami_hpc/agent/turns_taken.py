@@ -8,24 +8,30 @@ who is on the GPU, and turns begin anew. While no agent runs everybody stays whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hami_hpc.agent.repeated import Repeated
 from hami_hpc.contract import constants as c
-from hami_hpc.core import residents, swap
+from hami_hpc.core import residents, standing, swap
+from hami_hpc.core.agent_state import Standing
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.residents import Order, Tenant
 from hami_hpc.core.watch import MIB, Look, Process, SliceKey, by_slice, slice_key
 from hami_hpc.node import job_dirs, swapped
 from hami_hpc.node.agent_file import now_boot_ns
 from hami_hpc.node.config import Settings
+from hami_hpc.node.turn_notes import TurnNotes
 from hami_hpc.stages import common, turns
 
-PERIOD_S = 0.5
+PERIOD_S = 0.5  # while somebody is about to leave or to come, and where looks are rarer than decisions
+CALM_NS = 1_000_000_000  # else there is a decision in so much time, or at each look
 SECOND = 1_000_000_000
 MOST_LEFT = 8  # a job is off the GPU that holds no more than such a part of what it was granted
+NOTED_SLACK_MIB = 100  # by which NVML's numbers of one process differ from time to time
+FEW = 64  # programs of a job that is away that are asked each time; of more, so many each second
+OLD_NS = 30 * SECOND  # nothing is decided on what was seen before: NVML hangs. Looks are 10 s apart at most
 QUIET_NS = 3 * SECOND  # without a sample of NVML's of its work, until a job's own processes are asked
 
 
@@ -40,6 +46,9 @@ class Known(NamedTuple):
     busy_ns: int = 0
     stays_until_ns: int = 0
     asked_ns: int = 0
+    why: str = ""  # it could not leave
+    words: tuple[swap.Process, ...] = ()  # of its many programs, and until when they are not asked again
+    words_until_ns: int = 0
     left_mib: int | None = None  # what it held at least since its memory had left; None: it has not, since the order
 
 
@@ -61,26 +70,39 @@ class TurnsTaken:
     # Of jobs whose memory has left: the bytes that they may hold. And what there is to be told of each GPU.
     may_hold: dict[SliceKey, int] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
+    standings: tuple[Standing, ...] = ()
     is_moving: bool = False  # somebody is about to leave, or to come: looks should be frequent
     _known: dict[int, Known] = field(default_factory=dict)
     _last_look_ns: int = 0
+    _decided_ns: int = 0
+    _said: str = ""
+    _own: Mapping[SliceKey, tuple[Process, ...]] = field(default_factory=dict)  # of the look that is decided upon
+    _notes: TurnNotes = field(init=False)
+    _kept: dict[int, Standing] | None = None  # what an earlier agent noted
+
+    def __post_init__(self) -> None:
+        self._notes = TurnNotes(self.settings.run_dir)
 
     def once(self) -> str:
         """Decides for each GPU, and writes what changes. Returns "", or what is wrong."""
-        look = self.seen()
-        if look is None:
+        look, now_ns = self.seen(), self.boot_ns()
+        if look is None or now_ns - look.boot_ns > OLD_NS:
             return ""
-        now_ns = self.boot_ns()
+        if self._kept is None:
+            self._kept = self._notes.kept()
+        self._own = by_slice(look)
         grants = [one.grant for one in look.slices if one.grant.mode == "share" and one.grant.slice_count == 1]
         self._remember(look, grants, now_ns)
         may_hold = {key: most for key, most in self.may_hold.items() if key[1] in look.silent}
         places: dict[str, Place] = {}
         given: dict[str, tuple[list[Grant], list[Order]]] = {}
         is_moving = False
+        standings = [one for one in self.standings if one.gpu_uuid in look.silent]
         for uuid in sorted({grant.gpu_uuid for grant in grants} - look.silent):
             here = [grant for grant in grants if grant.gpu_uuid == uuid]
             tenants = [self._tenant(look, grant, now_ns) for grant in here]
-            others = sum(p.used_bytes for p in look.processes if p.gpu_uuid == uuid and not _is_of(p, here)) // MIB
+            here_keys = set(map(slice_key, here))
+            others = self._used(key for key in self._own if key[1] == uuid and key not in here_keys)
             total_mib = here[0].gpu_total_mib
             orders = residents.decide(tenants, total_mib, others, self.settings.turn_s)
             may_hold |= self._may_hold(here)
@@ -88,18 +110,44 @@ class TurnsTaken:
             places[uuid] = Place(residents.level(tenants, total_mib, others), waiting)
             is_moving = is_moving or bool(orders) or any(not t.is_on and not t.is_away for t in tenants)
             given |= {uuid: (here, orders)} if orders else {}
+            standings += self._standings(here, standing.after(tenants, orders), others, now_ns)
         comes = {order.job_id for _here, orders in given.values() for order in orders}
         # Before those that come may take more.
         self.may_hold = {key: most for key, most in may_hold.items() if key[0] not in comes}
+        before, self.standings = {one.job_id: one for one in self.standings}, tuple(standings)
         begins, self.places, self.is_moving = is_moving and not self.is_moving, places, is_moving
+        # Who has left is noted before others have their place, and no more once it may come back itself.
+        comes = {
+            order.job_id for _here, orders in given.values() for order in orders if order.order in standing.ON_ORDERS
+        }
+        told = [before.get(one.job_id, one)._replace(left_mib=-1) if one.job_id in comes else one for one in standings]
+        self._note(told, grants)
         problems = [self._give(here, orders, now_ns) for here, orders in given.values()]
         if begins:
             self.hurry()
         return next(filter(None, problems), "")
 
+    def _note(self, standings: Iterable[Standing], grants: Iterable[Grant]) -> None:
+        uids = {grant.job_id: grant.uid for grant in grants}
+        away = [one for one in standings if one.state != standing.ON and one.job_id in uids]
+        self._notes.update({one: uids[one.job_id] for one in away})
+
+    def if_due(self) -> str:
+        """Does the same, unless nothing is new since the last time, which is not long ago; returns what it returned."""
+        look, now_ns = self.seen(), self.boot_ns()
+        is_calm = not self.is_moving and look is not None and look.boot_ns == self._last_look_ns
+        if not (is_calm and 0 <= now_ns - self._decided_ns < CALM_NS):
+            self._decided_ns = now_ns
+            self._said = self.once()
+        return self._said
+
+    def _used(self, keys: Iterable[SliceKey]) -> int:
+        """Returns the MiB that NVML showed of these jobs' processes."""
+        return sum(process.used_bytes for key in keys for process in self._own[key]) // MIB
+
     def _remember(self, look: Look, grants: Iterable[Grant], now_ns: int) -> None:
         """Notes each run's order as its record has it now, and whether it used the GPU since the last look."""
-        busy = {key: sum(p.busy_ns for p in processes) for key, processes in by_slice(look).items()}
+        busy = {key: sum(p.busy_ns for p in processes) for key, processes in self._own.items()}
         is_new_look = look.boot_ns != self._last_look_ns
         self._last_look_ns = look.boot_ns
         known = {}
@@ -109,7 +157,7 @@ class TurnsTaken:
             if old is None or old.created_unix_ns != grant.created_unix_ns:
                 old = Known(grant.created_unix_ns, order, now_ns, now_ns)
             if old.order != order:
-                old = old._replace(order=order, since_ns=now_ns, left_mib=None)
+                old = old._replace(order=order, since_ns=now_ns, left_mib=None, words_until_ns=0)
             if is_new_look and busy.get(slice_key(grant), 0):
                 old = old._replace(used_ns=now_ns)
             elif order == c.SWAP_IN and now_ns - old.used_ns >= QUIET_NS:
@@ -126,23 +174,24 @@ class TurnsTaken:
 
     def _tenant(self, look: Look, grant: Grant, now_ns: int) -> Tenant:
         known = self._known[grant.job_id]
-        processes = [p for p in look.processes if _is_of(p, [grant])]
+        processes = self._own.get(slice_key(grant), ())
         used_bytes = sum(process.used_bytes for process in processes)
-        own = swapped.processes(self.settings.run_dir, grant) if known.order in swap.OFF else []
+        own = self._words(grant, known, now_ns) if known.order in swap.OFF else ()
+        known = self._known[grant.job_id]
         # NVML's number of before the order says nothing, and a process that has not answered may yet take memory.
         # Once it has left others have its place, so no word of its own brings it back: what it takes is a finding.
         used_mib = -(-used_bytes // MIB)
+        known = self._as_noted(grant, known, used_mib)
         is_away = known.left_mib is not None or (
             look.boot_ns > known.since_ns
             and (swap.is_off(known.order, used_bytes, len(processes)) or _has_mostly_left(known, grant, used_bytes))
             and swap.is_done(own, out=True)
         )
         wants = any(process.state == "wanted" for process in own)
-        known = known._replace(asked_ns=(known.asked_ns or now_ns) if wants else 0)
-        if is_away:
-            left_mib = used_mib if known.left_mib is None else min(known.left_mib, used_mib)
-            known = known._replace(left_mib=left_mib)
-        self._known[grant.job_id] = known
+        asked_ns = (known.asked_ns or now_ns) if wants else 0
+        left_mib = min(used_mib, used_mib if known.left_mib is None else known.left_mib) if is_away else known.left_mib
+        if (asked_ns, left_mib) != (known.asked_ns, known.left_mib):
+            known = self._known[grant.job_id] = known._replace(asked_ns=asked_ns, left_mib=left_mib)
         return Tenant(
             job_id=grant.job_id,
             mem_mib=grant.mem_mib,
@@ -160,15 +209,53 @@ class TurnsTaken:
             processes=len(processes),
         )
 
+    def _as_noted(self, grant: Grant, known: Known, used_mib: int) -> Known:
+        """Returns what is known of a job, with what an earlier agent noted: that its memory had left. That counts where
+        it still holds as little; else its programs came back while nobody looked."""
+        note = (self._kept or {}).pop(grant.job_id, None)
+        if note is None or known.order not in swap.OFF or note.created_unix_ns != grant.created_unix_ns:
+            return known
+        if note.left_mib < 0 or used_mib > note.left_mib + NOTED_SLACK_MIB:
+            return known
+        self._known[grant.job_id] = known = known._replace(left_mib=note.left_mib)
+        return known
+
+    def _words(self, grant: Grant, known: Known, now_ns: int) -> tuple[swap.Process, ...]:
+        """Returns what the programs of a job that leaves, or is away, say. Of one that is away and has many, what they
+        said some seconds ago: no user makes this work long by processes that all wait."""
+        if known.left_mib is not None and now_ns < known.words_until_ns:
+            return known.words
+        words = tuple(swapped.processes(self.settings.run_dir, grant))
+        if len(words) > FEW:
+            until_ns = now_ns + len(words) * SECOND // FEW
+            self._known[grant.job_id] = known._replace(words=words, words_until_ns=until_ns)
+        return words
+
+    def _standings(
+        self, here: Sequence[Grant], tenants: Sequence[Tenant], others_mib: int, now_ns: int
+    ) -> list[Standing]:
+        """Returns where the jobs of one GPU stand, for people."""
+        known = {grant.job_id: self._known[grant.job_id] for grant in here}
+        moments = {
+            job_id: standing.Moment(one.created_unix_ns, one.since_ns, one.asked_ns, one.why, one.left_mib)
+            for job_id, one in known.items()
+        }
+        placed = standing.places(tenants, here[0].gpu_total_mib, others_mib, self.settings.turn_s)
+        old = {one.job_id: one for one in self.standings}
+        return standing.standings(here[0].gpu_uuid, tenants, placed, moments, old, now_ns)
+
     def _give(self, here: Sequence[Grant], orders: Sequence[Order], now_ns: int) -> str:
         """Writes the orders. One that cannot be written is decided upon again. Returns "", or what is wrong."""
-        given, problem = turns.give(self.settings, here, orders)
+        decided_on = {grant.job_id: self._known[grant.job_id].order for grant in here}
+        given, problem = turns.give(self.settings, here, orders, decided_on)
         for order in given:
             known = self._known[order.job_id]
             if known.order == c.SWAP_TURN and order.order == c.SWAP_IN and order.why == residents.CANNOT_LEAVE:
-                known = known._replace(stays_until_ns=now_ns + int(residents.STAYS_S * SECOND))
+                stays_until_ns = now_ns + int(residents.STAYS_S * SECOND)
+                why = turns.why_it_stays(self.settings, next(one for one in here if one.job_id == order.job_id))
+                known = known._replace(stays_until_ns=stays_until_ns, why=why)
             self._known[order.job_id] = known._replace(
-                order=order.order, since_ns=self.boot_ns(), left_mib=None, asked_ns=0
+                order=order.order, since_ns=self.boot_ns(), left_mib=None, asked_ns=0, words_until_ns=0
             )
         return problem
 
@@ -176,10 +263,6 @@ class TurnsTaken:
         """Returns the bytes that each job may hold whose memory has left: no call of it can add to the least since."""
         left = {slice_key(grant): self._known[grant.job_id].left_mib for grant in here}
         return {key: mib * MIB for key, mib in left.items() if mib is not None}
-
-
-def _is_of(process: Process, grants: Iterable[Grant]) -> bool:
-    return any((process.job_id, process.gpu_uuid) == slice_key(grant) for grant in grants)
 
 
 def _has_mostly_left(known: Known, grant: Grant, used_bytes: int) -> bool:
@@ -211,6 +294,6 @@ def make(taken: TurnsTaken, report: Callable[[str], None]) -> Repeated:
         if not has_begun:
             see_to_neighbours()
             has_begun = True
-        return taken.once()
+        return taken.if_due()
 
     return Repeated("turns on an oversold GPU", PERIOD_S, work, report)

@@ -180,6 +180,7 @@ class Watcher:
             events=tuple(self.events),
             started_unix_ns=self._started_unix_ns,
             event_counts=tuple(self._counts.items()),
+            standings=() if self.turns is None else self.turns.standings,
         )
 
     def is_waiting(self) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from hami_hpc.cli import colours
+from hami_hpc.cli import colours, turn_view
 from hami_hpc.cli.options import Failure, command, config_option, format_option
 from hami_hpc.cli.pool_command import node_json, read_rooms, settings_here
 from hami_hpc.core import pool as pool_of
@@ -20,6 +20,7 @@ from hami_hpc.core.asked import Asked, decode, has_features, needed_features
 from hami_hpc.core.pool import Need, Node, Room, Size
 from hami_hpc.core.request_keys import slo_text
 from hami_hpc.errors import NodeError
+from hami_hpc.node import turn_notes
 from hami_hpc.node.config import Settings
 from hami_hpc.slurm import cluster_view, commands
 from hami_hpc.slurm.cluster_view import NO_VALUES, JobRow
@@ -29,6 +30,7 @@ JOB = re.compile(r"[0-9]{1,10}(_[0-9]{1,10}|\+[0-9]{1,5})?")
 RUNNING = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "STOPPED"})
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 NODES_SHOWN = 8
+ASKED_MOST = 4  # running jobs of an array whose nodes are asked where they stand; of others the command is shown
 Rooms = list[tuple[Node, Size, Room]]
 
 
@@ -106,7 +108,9 @@ def need_of(job: Job, asked: Asked) -> Need:
     per_node = -(-int(cpus) // asked.nodes) if cpus.isdigit() else 1
     memory_mib = units.get("mem", 0) // asked.nodes
     count = asked.count
-    return Need(asked.shards, count * asked.mem_mib, count * asked.cores, max(1, per_node), memory_mib, asked.places)
+    fixed = cluster_view.fixed_asked(job.value("TresPerNode"))
+    mem_mib, cores = count * asked.mem_mib, count * asked.cores
+    return Need(asked.shards, mem_mib, cores, max(1, per_node), memory_mib, asked.places, fixed)
 
 
 def _fit_lines(job: Job, asked: Asked, rooms: Rooms) -> list[str]:
@@ -146,7 +150,7 @@ def _pending(job: Job, rooms: Rooms | None) -> list[tuple[str, str]]:
     return lines
 
 
-def _running(job: Job, settings: Settings | None) -> list[tuple[str, str]]:
+def _running(job: Job, settings: Settings | None, may_ask: bool) -> list[tuple[str, str]]:
     places = [
         f"{nodes}, GPU {','.join(map(str, gpus))}" if gpus else nodes
         for nodes, gpus in cluster_view.placement(job.record)
@@ -158,6 +162,7 @@ def _running(job: Job, settings: Settings | None) -> list[tuple[str, str]]:
         lines.append(("memory", f"requests beyond {job.asked.mem_mib:,} MiB{each} fail with CUDA's out of memory"))
         lines.append(("time", _time_text(job.asked, settings) + (", on each of its GPUs" if each else "")))
         lines += _processes(job.asked, settings)
+        lines += [("turn" if not at else "", text) for at, text in enumerate(_turns(job, settings, may_ask))]
     lines.append(("ends", f"{end or 'without limit'} at the latest (time limit {job.row.time_limit})"))
     if job.row.state == "SUSPENDED":
         lines.append(
@@ -170,6 +175,33 @@ def _running(job: Job, settings: Settings | None) -> list[tuple[str, str]]:
         use = f"srun --jobid={job.row.job_id} --overlap --gres=none hami-hpc usage {job.row.job_id}"
         lines.append(("uses now", use))
     return lines
+
+
+def _turns(job: Job, settings: Settings | None, may_ask: bool) -> list[str]:
+    """Returns where a running job stands on each of its oversold GPUs; nothing where none is oversold. Where it
+    `may_ask`, its user's own step asks the nodes."""
+    asked = job.asked
+    if asked is None or asked.count > 1 or asked.mode not in ("", "share") or job.row.state != "RUNNING":
+        return []
+    if (settings is None and not may_ask) or not _is_oversold(job, settings):
+        return []
+    own = turn_view.here(settings, job.row.job_id) if asked.nodes == 1 else None
+    if own is not None:
+        return [own]
+    if may_ask and os.geteuid() == job.row.uid and (answers := turn_view.asked(job.row.job_id, asked.nodes)):
+        return answers if asked.nodes > 1 else [answers[0].partition(": ")[2]]
+    return [f"its GPU's memory is oversold, so it may wait for its turn: hami-hpc usage {job.row.job_id} on its node"]
+
+
+def _is_oversold(job: Job, settings: Settings | None) -> bool:
+    if settings is not None:
+        return turn_notes.are_taken(settings)
+    try:
+        rooms = read_rooms(None)
+    except NodeError:
+        return False
+    own = [size for node, size, _room in rooms if names_node(job.row.nodes, node.name)]
+    return any(size.sold_shards > size.shards for size in own)
 
 
 def _time_text(asked: Asked, settings: Settings | None) -> str:
@@ -201,12 +233,12 @@ def _ended(job: Job) -> list[tuple[str, str]]:
     return [*lines, ("exit code", job.value("ExitCode")), ("used", f"hami-hpc efficiency {job.row.job_id}")]
 
 
-def lines_of(job: Job, rooms: Rooms | None, settings: Settings | None) -> list[tuple[str, str]]:
+def lines_of(job: Job, rooms: Rooms | None, settings: Settings | None, may_ask: bool = True) -> list[tuple[str, str]]:
     """Returns (label, text) of everything there is to say of a job."""
     asked = [("asked", _asked_line(job))]
     if job.row.state in WAITING:
         return asked + _pending(job, rooms)
-    return asked + (_running(job, settings) if job.row.state in RUNNING else _ended(job))
+    return asked + (_running(job, settings, may_ask) if job.row.state in RUNNING else _ended(job))
 
 
 def _head(job: Job) -> str:
@@ -217,7 +249,7 @@ def _head(job: Job) -> str:
     return f"Job {row.shown} ({where}) is {row.state.lower()}, after {row.elapsed}"
 
 
-def _json(job: Job, rooms: Rooms | None) -> dict[str, object]:
+def _json(job: Job, rooms: Rooms | None, settings: Settings | None, may_ask: bool) -> dict[str, object]:
     words = reasons.explain(job.row.reason, job.row.shown)
     is_waiting = job.row.state in WAITING
     fits = []
@@ -230,6 +262,7 @@ def _json(job: Job, rooms: Rooms | None) -> dict[str, object]:
         "asked": asdict(job.asked) | {"request": job.asked.request} if job.asked else None,
         "placed": [{"nodes": nodes, "gpus": gpus} for nodes, gpus in cluster_view.placement(job.record)],
         "may_use": None if rooms is None else fits,
+        "turns": _turns(job, settings, may_ask) if job.row.state in RUNNING else [],
     }
 
 
@@ -253,10 +286,11 @@ def explain(job: str, form: str, config: Path | None) -> None:
     except NodeError as error:  # PrivateData=nodes: the rest of the answer is not less true for it
         click.echo(f"what would fit now is not known: {error}", err=True)
         rooms = None
+    asked = [part for part in jobs if part.row.state == "RUNNING"][:ASKED_MOST]
     if form == "json":
-        click.echo(json.dumps([_json(part, rooms) for part in jobs], indent=2))
+        click.echo(json.dumps([_json(part, rooms, settings, part in asked) for part in jobs], indent=2))
         return
     for number, part in enumerate(jobs):
         click.echo(("\n" if number else "") + colours.coloured(_head(part), bold=True))
-        for label, text in lines_of(part, rooms, settings):
+        for label, text in lines_of(part, rooms, settings, part in asked):
             click.echo(f"  {label:9}  {text}")

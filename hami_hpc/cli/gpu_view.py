@@ -12,7 +12,7 @@ from hami_hpc.core import gpu_rows
 from hami_hpc.core.agent_state import AgentState
 from hami_hpc.core.gpu_rows import Row
 from hami_hpc.errors import NodeError
-from hami_hpc.node import agent_file
+from hami_hpc.node import agent_file, turn_notes
 from hami_hpc.node.boot import boot_id
 from hami_hpc.node.running_job import read_all_running
 
@@ -40,9 +40,9 @@ def user_name(uid: int) -> str:
     return "".join(character if character.isprintable() else "?" for character in name)
 
 
-def look(run_dir: str) -> View:
-    """Returns what the user who runs this may see. Never more of others' jobs than squeue shows them: nothing, unless
-    the agent's state file is readable for them."""
+def look(run_dir: str, has_turns: bool = False) -> View:
+    """Returns what the user who runs this may see. Never more of others' jobs than squeue shows them: nothing but sums,
+    unless the agent's state file is readable for them."""
     uid = os.geteuid()
     try:
         state = agent_file.read(run_dir, boot_id())
@@ -58,7 +58,10 @@ def look(run_dir: str) -> View:
             )
         return View(state, seconds_old, tuple(gpu_rows.of_state(state, user_name)), note)
     now_ns = time.time_ns()
-    rows = gpu_rows.of_usage(read_all_running(run_dir, uid, now_ns), now_ns, user_name)
+    running = read_all_running(run_dir, uid, now_ns)
+    shared = [grant for grant, _usage in running if has_turns and grant.mode == "share"]
+    standings = {grant.job_id: turn_notes.standing_of(run_dir, grant) for grant in shared}
+    rows = gpu_rows.of_usage(running, now_ns, user_name, standings)
     whose = "the vGPU jobs" if uid == 0 else "your own vGPU jobs"
     note = f"{why}: shown are {whose} here, as they count themselves; busy is since each began"
     return View(None, 0.0, tuple(rows), note)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from hami_hpc.cli import colours
+from hami_hpc.cli import colours, turn_view
 from hami_hpc.cli.options import Failure, command, config_option, config_path, format_option
 from hami_hpc.core import pool as core
 from hami_hpc.core.gpu_choice import preset_text
@@ -80,14 +80,7 @@ def _show(rooms: list[tuple[Node, Size, Room]], with_gpus: bool) -> None:
     rows = [_node_row(node, room) for node, _, room in rooms]
     click.echo(colours.table_head(table(HEAD, rows, right=RIGHT)))
     if with_gpus:
-        cells = [
-            (node.name, gpu.index, "held whole" if gpu.index in node.whole else gpu.free_shards, _gpu_text(gpu.largest))
-            for node, _, room in rooms
-            for gpu in room.gpus
-        ]
-        click.echo(
-            "\n" + colours.table_head(table(("NODE", "GPU", "FREE SHARDS", "LARGEST FREE SLICE"), cells, (1, 2)))
-        )
+        _show_gpus(rooms)
     if len(rooms) > 1:
         _show_totals(rooms)
     for node, _, _room in rooms:
@@ -98,6 +91,31 @@ def _show(rooms: list[tuple[Node, Size, Room]], with_gpus: bool) -> None:
         click.echo(
             f"\nSlurm does not show how full each GPU of {', '.join(unclear)} is: the slices are bounds, not offers"
         )
+
+
+def _show_gpus(rooms: list[tuple[Node, Size, Room]]) -> None:
+    """Prints a line for each GPU; of oversold ones also how much of them is allocated."""
+    sold = {node.name: core.sold_percents(node, size) for node, size, _ in rooms}
+    head, right = ("NODE", "GPU", "FREE SHARDS", "LARGEST FREE SLICE"), (1, 2)
+    cells: list[tuple[object, ...]] = [
+        (node.name, gpu.index, "held whole" if gpu.index in node.whole else gpu.free_shards, _gpu_text(gpu.largest))
+        for node, _, room in rooms
+        for gpu in room.gpus
+    ]
+    if any(sold.values()):
+        head, right = (*head[:3], "SOLD %", *head[3:]), (1, 2, 3)  # type: ignore[assignment]
+        cells = [(*cell[:3], sold[str(cell[0])].get(int(str(cell[1])), "-"), *cell[3:]) for cell in cells]
+    click.echo("\n" + colours.table_head(table(head, cells, right)))
+
+
+def _show_turns(rooms: list[tuple[Node, Size, Room]], settings: Settings | None) -> None:
+    """Prints on which GPUs jobs take turns; of this node also who is on them, where the agent's state is readable."""
+    lines = turn_view.sold_lines((node, size) for node, size, _ in rooms)
+    for node, _, _ in rooms:
+        here, _table = turn_view.of_node(settings, node.name)
+        lines += [f"on {node.name}, by its agent:", *here] if here else []
+    if lines:
+        click.echo("\n" + "\n".join(lines))
 
 
 def _show_presets(settings: Settings | None) -> None:
@@ -144,6 +162,7 @@ def node_json(node: Node, size: Size, room: Room) -> dict[str, object]:
         "free_cores": room.cores,
         "largest_slice": asdict(room.largest) if room.largest else None,
         "largest_slice_is_exact": room.is_exact,
+        "sold_percent_by_gpu": {str(index): sold for index, sold in core.sold_percents(node, size).items()},
         "free_by_gpu": [asdict(gpu) for gpu in room.gpus],
     }
 
@@ -165,9 +184,11 @@ def pool(nodes: tuple[str, ...], form: str, config: Path | None) -> None:
         raise Failure(f"Slurm shows no node with vGPUs of the name {', '.join(unknown)}; sinfo -N lists all nodes")
     shown = [row for row in rooms if not nodes or row[0].name in nodes]
     if form == "json":
-        click.echo(json.dumps([node_json(*row) for row in shown], indent=2))
+        tables = [node_json(*row) | {"turns": turn_view.of_node(settings, row[0].name)[1]} for row in shown]
+        click.echo(json.dumps(tables, indent=2))
     elif not shown:
         click.echo("Slurm shows no node with vGPUs (gres shard, vgpu_mem and vgpu_cores) to this user")
     else:
         _show(shown, with_gpus=bool(nodes))
+        _show_turns(shown, settings)
         _show_presets(settings)

@@ -20,6 +20,8 @@ from hami_hpc.cli.gpu_view import View, look
 from hami_hpc.cli.options import command, config_option, settings_of
 from hami_hpc.core import top_frame
 from hami_hpc.core.top_frame import Line, Screen
+from hami_hpc.node import agent_file, turn_notes
+from hami_hpc.node.config import Settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,7 +78,11 @@ def _screen(console: Console, is_live: bool) -> Screen:
     encoding = (getattr(sys.stdout, "encoding", "") or "ascii").lower().replace("-", "")
     characters = top_frame.BLOCKS if encoding.startswith("utf") else top_frame.ASCII
     return Screen(
-        max(20, console.width), max(4, console.height) if is_live else 0, characters, time.localtime().tm_gmtoff
+        max(20, console.width),
+        max(4, console.height) if is_live else 0,
+        characters,
+        time.localtime().tm_gmtoff,
+        agent_file.now_boot_ns(),
     )
 
 
@@ -110,11 +116,15 @@ def _wait(has_keys: bool, seconds: float) -> bool:
     return False
 
 
+def _look(settings: Settings) -> View:
+    return look(settings.run_dir, turn_notes.are_taken(settings))
+
+
 def _stop(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _live(console: Console, run_dir: str) -> None:
+def _live(console: Console, settings: Settings) -> None:
     """Shows a frame each second until q, Ctrl-C, SIGTERM or SIGHUP; then the terminal is as it was before."""
     from rich.live import Live
 
@@ -123,7 +133,7 @@ def _live(console: Console, run_dir: str) -> None:
     try:
         with _keys() as has_keys, Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(_text(lines_of(look(run_dir), _screen(console, True), True)), refresh=True)
+                live.update(_text(lines_of(_look(settings), _screen(console, True), True)), refresh=True)
                 if _wait(has_keys, PERIOD_S):
                     return
     except KeyboardInterrupt:
@@ -139,12 +149,12 @@ def top(once: bool, config: Path | None) -> None:
     Bars: used, then granted and not used, then neither. Asked is the job's share of the GPU's time, got what it had in
     the agent's last period. Who sees what is as in hami-hpc ps.
     """
-    run_dir = settings_of(config).run_dir
+    settings = settings_of(config)
     try:
         console = _console()
     except ModuleNotFoundError as error:
         raise click.UsageError(f"top needs {error.name}, which is missing: {INSTALL}; or run hami-hpc ps") from error
     if once or not console.is_terminal or console.is_dumb_terminal:
-        console.print(_text(lines_of(look(run_dir), _screen(console, False), False)), soft_wrap=True)
+        console.print(_text(lines_of(_look(settings), _screen(console, False), False)), soft_wrap=True)
     else:
-        _live(console, run_dir)
+        _live(console, settings)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import sys
 import time
 from pathlib import Path
@@ -14,12 +15,13 @@ import click
 
 from hami_hpc.cli import has_accounting
 from hami_hpc.cli.options import command, config_option, format_option, settings_of
-from hami_hpc.core import history_chart, swap
+from hami_hpc.core import history_chart, standing, swap
 from hami_hpc.core.duration import duration, requests
 from hami_hpc.core.grant import Grant, total
 from hami_hpc.core.records import Usage, total_usage
 from hami_hpc.errors import HamiError
-from hami_hpc.node import agent_file, boot, job_history, swapped
+from hami_hpc.node import agent_file, boot, job_history, swapped, turn_notes
+from hami_hpc.node.config import Settings
 from hami_hpc.node.running_job import read_running
 
 
@@ -46,15 +48,18 @@ def usage(job: int, history: bool, form: str, config: Path | None) -> None:
             found = found._replace(off_gpu_ns=sum(off.values()))
         _show_history(found, form, now_ns)
         return
-    run_dir = settings_of(config).run_dir
+    settings = settings_of(config)
+    run_dir = settings.run_dir
     slices = read_running(run_dir, job, now_ns)
     off_gpu = agent_file.read_off_gpu(run_dir, boot.boot_id(), job, slices[0][0].created_unix_ns)
     if form == "json":
         rows = [{"grant": grant._asdict(), "usage": used._asdict()} for grant, used in slices]
         whole, used_of_all = total([grant for grant, _ in slices]), total_usage([used for _, used in slices])
         both = {"grant": whole._asdict(), "usage": used_of_all._asdict()}
-        moved = {**_moved(run_dir, slices[0][0]), "off_gpu_ns": None if off_gpu is None else sum(off_gpu.values())}
-        click.echo(json.dumps({"job_id": job, **both, "slices": rows, "moved": moved, "now_unix_ns": now_ns}))
+        moved = {**_moved(settings, slices[0][0]), "off_gpu_ns": None if off_gpu is None else sum(off_gpu.values())}
+        click.echo(
+            json.dumps({"job_id": job, "host": _host(), **both, "slices": rows, "moved": moved, "now_unix_ns": now_ns})
+        )
         return
     for number, (grant, used) in enumerate(slices):
         if number:
@@ -62,10 +67,21 @@ def usage(job: int, history: bool, form: str, config: Path | None) -> None:
         _show_slice(grant, used, now_ns, config, None if off_gpu is None else off_gpu.get(grant.gpu_uuid))
 
 
-def _moved(run_dir: str, grant: Grant) -> dict[str, object]:
-    """Returns where the memory of the job's programs is; jobs with several slices are not moved."""
-    order, found = swapped.order_of(run_dir, grant.job_id), swapped.processes(run_dir, grant)
-    return {"text": swap.for_user(order, found), "processes": [process._asdict() for process in found]}
+def _host() -> str:
+    return socket.gethostname().partition(".")[0]
+
+
+def _moved(settings: Settings, grant: Grant) -> dict[str, object]:
+    """Returns where the memory of the job's programs is, and where the job stands on an oversold GPU; jobs with several
+    slices are not moved."""
+    order, found = swapped.order_of(settings.run_dir, grant.job_id), swapped.processes(settings.run_dir, grant)
+    moved = {"text": swap.for_user(order, found), "processes": [process._asdict() for process in found]}
+    if not turn_notes.are_taken(settings) or grant.mode != "share":
+        return {**moved, "standing": None}
+    one = turn_notes.standing_of(settings.run_dir, grant)
+    if one.state == standing.LEAVES:  # what has not left yet has no reason to be told
+        moved["text"] = standing.text(one, agent_file.now_boot_ns())
+    return {**moved, "standing": standing.to_table(one, agent_file.now_boot_ns())}
 
 
 def _show_slice(grant: Grant, used: Usage, now_ns: int, config: Path | None, off_gpu_ns: int | None) -> None:
@@ -73,8 +89,12 @@ def _show_slice(grant: Grant, used: Usage, now_ns: int, config: Path | None, off
     click.echo(f"Job {grant.job_id}, running for {duration(seconds)} on {grant.gpu_uuid}\n")
     now_mib, peak_mib = used.used_bytes >> 20, used.peak_bytes >> 20
     click.echo(f"  memory   {now_mib:,} of {grant.mem_mib:,} MiB now, {peak_mib:,} MiB at most")
-    if moved := _moved(settings_of(config).run_dir, grant)["text"]:
-        click.echo(f"           {moved}")
+    moved = _moved(settings_of(config), grant)
+    if moved["text"]:
+        click.echo(f"           {moved['text']}")
+    turn = moved["standing"]
+    if isinstance(turn, dict) and turn["state"] in standing.TOLD:
+        click.echo(f"  turn     {turn['text']}")
     if off_gpu_ns:
         click.echo(f"           off the GPU for {duration(off_gpu_ns / 1e9)} so far")
     busy_percent = used.gpu_busy_ns / seconds / 1e7

@@ -82,6 +82,37 @@ class JobState(NamedTuple):
     place: str = "gpu"  # where its memory is: "host" while it is off the GPU by root's order
 
 
+class Standing(NamedTuple):
+    """Where one slice stands on a GPU whose memory is oversold. Of others' jobs it has sums alone. Times are of
+    CLOCK_BOOTTIME. `state`, one of core/standing.py:
+
+    on: it may use the GPU. stays: so it may, as it could not leave; `why` says why. leaves: its turn is over, and its
+    memory is not away yet. waits: for its turn, or until others have left. room: until others have ended, as even
+    without those that can be moved there is too little. away: off the GPU, and none of its programs asks for it. out,
+    suspended: moved out by an administrator, or for Slurm's suspension.
+
+    `place` is that in the row of `waiting` jobs, 1 for the next, 0 for one that is not in it. `due_boot_ns`: when its
+    turn comes at the latest if those before it leave when they should and nobody more urgent comes; 0: not known.
+    `lacks_mib` and `lacks_cores` say what is missing in `room`. `on_gpu` counts the jobs on the GPU, `unmovable`
+    those of them that are never moved or could not leave.
+    """
+
+    job_id: int
+    created_unix_ns: int
+    gpu_uuid: str
+    state: str
+    since_boot_ns: int
+    place: int = 0
+    waiting: int = 0
+    due_boot_ns: int = 0
+    on_gpu: int = 0
+    unmovable: int = 0
+    lacks_mib: int = 0
+    lacks_cores: int = 0
+    why: str = ""
+    left_mib: int = -1  # what it held of the GPU at least since its memory had left; -1: it has not
+
+
 class OtherProcess(NamedTuple):
     """A process on a GPU that belongs to no slice. `job_id` is 0 for a process of no job, -1 while Slurm
     has not said whose it is."""
@@ -124,9 +155,17 @@ class AgentState(NamedTuple):
     started_unix_ns: int = 0  # when the agent started; 0: not said
     event_counts: tuple[tuple[str, int], ...] = ()  # by kind, since the agent started
     gpu_jobs: tuple[JobState, ...] = ()  # the jobs with whole GPUs
+    standings: tuple[Standing, ...] = ()  # of the slices, where memory is oversold
 
 
-_LISTS = {"gpus": GpuState, "jobs": JobState, "others": OtherProcess, "events": Event, "gpu_jobs": JobState}
+_LISTS = {
+    "gpus": GpuState,
+    "jobs": JobState,
+    "others": OtherProcess,
+    "events": Event,
+    "gpu_jobs": JobState,
+    "standings": Standing,
+}
 
 
 def to_json(state: AgentState) -> str:
@@ -137,6 +176,27 @@ def to_json(state: AgentState) -> str:
     for name in _LISTS:
         table[name] = [row._asdict() for row in table[name]]
     return json.dumps(table, separators=(",", ":"), check_circular=False)
+
+
+def standing_to_json(standing: Standing, boot_id: str) -> str:
+    """Returns the text of one job's note (node/turn_notes.py)."""
+    import json
+
+    return json.dumps({"version": VERSION, "boot_id": boot_id, **standing._asdict()}, separators=(",", ":"))
+
+
+def standing_from_json(text: str, boot_id: str) -> Standing | None:
+    """Returns the standing in a note; None for one of another boot or version, or that was cut off."""
+    import json
+
+    try:
+        table = json.loads(text)
+        if (table.pop("version"), table.pop("boot_id")) != (VERSION, boot_id):
+            return None
+        standing = Standing(**table)
+        return standing if _is_typed(standing) else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
 
 
 _TYPES = {"int": (int,), "str": (str,), "float": (int, float)}
@@ -156,7 +216,8 @@ def from_json(text: str) -> AgentState | None:
         table = json.loads(text)
         if table.pop("version") != VERSION:
             return None
-        table.setdefault("gpu_jobs", [])
+        for name in ("gpu_jobs", "standings"):
+            table.setdefault(name, [])
         for name, kind in _LISTS.items():
             table[name] = tuple(kind(**row) for row in table[name])
         for name in ("jobs", "gpu_jobs"):
@@ -169,7 +230,7 @@ def from_json(text: str) -> AgentState | None:
         )
         table["event_counts"] = tuple((kind, count) for kind, count in table.get("event_counts", ()))
         state = AgentState(**table)
-        rows = (state, *state.gpus, *state.jobs, *state.gpu_jobs, *state.others, *state.events)
+        rows = (state, *(row for name in _LISTS for row in getattr(state, name)))
         return state if all(map(_is_typed, rows)) else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

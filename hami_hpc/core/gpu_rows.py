@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from hami_hpc.core.agent_state import AgentState, GpuState
+from hami_hpc.core import standing
+from hami_hpc.core.agent_state import AgentState, GpuState, Standing
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import Usage
 
@@ -34,6 +35,7 @@ class Row:
     used_bytes: int
     peak_bytes: int
     findings: tuple[str, ...]
+    standing: Standing | None = None  # where memory is oversold
 
     @property
     def process_text(self) -> str:
@@ -47,6 +49,7 @@ class Row:
 def of_state(state: AgentState, user_name: Callable[[int], str]) -> list[Row]:
     """Returns the rows of everything that the agent saw, by GPU; processes without a slice after the jobs."""
     minors = {gpu.uuid: gpu.minor for gpu in state.gpus}
+    standings = {(one.job_id, one.created_unix_ns, one.gpu_uuid): one for one in state.standings}
     rows = [
         Row(
             gpu=job.gpu_minor,
@@ -62,6 +65,7 @@ def of_state(state: AgentState, user_name: Callable[[int], str]) -> list[Row]:
             used_bytes=job.used_bytes,
             peak_bytes=job.peak_bytes,
             findings=job.findings,
+            standing=standings.get((job.job_id, job.created_unix_ns, job.gpu_uuid)),
         )
         for job in state.jobs
     ]
@@ -86,8 +90,14 @@ def of_state(state: AgentState, user_name: Callable[[int], str]) -> list[Row]:
     return sorted(rows, key=lambda row: (row.gpu, row.pid > 0, row.job_id, row.pid))
 
 
-def of_usage(running: Iterable[tuple[Grant, Usage]], now_unix_ns: int, user_name: Callable[[int], str]) -> list[Row]:
-    """Returns the rows of jobs from the run directory: what they count themselves."""
+def of_usage(
+    running: Iterable[tuple[Grant, Usage]],
+    now_unix_ns: int,
+    user_name: Callable[[int], str],
+    standings: Mapping[int, Standing] | None = None,
+) -> list[Row]:
+    """Returns the rows of jobs from the run directory: what they count themselves. `standings`: by job id, where memory
+    is oversold."""
     rows = []
     for grant, usage in running:
         elapsed_ns = max(1, now_unix_ns - grant.created_unix_ns)
@@ -106,9 +116,17 @@ def of_usage(running: Iterable[tuple[Grant, Usage]], now_unix_ns: int, user_name
                 used_bytes=usage.used_bytes,
                 peak_bytes=usage.peak_bytes,
                 findings=() if usage.state == "ok" else (f"usage record is {usage.state}",),
+                standing=(standings or {}).get(grant.job_id),
             )
         )
     return sorted(rows, key=lambda row: (row.gpu, row.job_id))
+
+
+def gpu_line(rows: Iterable[Row], gpu: GpuState) -> str:
+    """Returns how the jobs of an oversold GPU stand, in one line; "" where none does."""
+    counts = standing.counts(row.standing for row in rows if row.standing and row.standing.gpu_uuid == gpu.uuid)
+    used = f"{100 * gpu.used_bytes // max(1, gpu.total_bytes)} % of its memory in use"
+    return f"GPU {gpu.minor}: {counts}; {used}, pressure {gpu.pressure}/3" if counts else ""
 
 
 def granted_bytes(state: AgentState, gpu: GpuState) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hami_hpc.contract import constants as c
 from hami_hpc.contract.constants import CORES_MAX
 from hami_hpc.core.request_keys import MemMib, mem_text
 from hami_hpc.core.sizes import GpuSize
@@ -55,7 +56,8 @@ class Node:
 
     `used` is (allocated shards) of each GPU by Slurm's index, None where Slurm does not show it. `whole` has the
     indices of GPUs that jobs hold whole. Memory of GPUs is in MiB, as is that of the node. `places` are the types of
-    the GPUs where jobs may have several slices.
+    the GPUs where jobs may have several slices. `fixed_used` has the shards of jobs that are never moved off oversold
+    GPUs, None where Slurm does not show them; `total` has their bound.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Node:
     memory_mib: int
     memory_allocated_mib: int
     places: tuple[str, ...] = ()
+    fixed_used: int | None = None
 
     @property
     def is_usable(self) -> bool:
@@ -135,6 +138,14 @@ def size_of(node: Node, shard_mib: int = 0, known: GpuSize | None = None) -> Siz
     return Size(shards * shard_mib, shards, shard_mib, sold_shards)
 
 
+def sold_percents(node: Node, size: Size) -> dict[int, int]:
+    """Returns the shards that are allocated of each GPU as a part of those of the largest slice, percent by index:
+    above 100 jobs may take turns. Nothing where memory is not oversold, or Slurm does not show each GPU."""
+    if size.sold_shards <= size.shards or node.used is None:
+        return {}
+    return {index: 100 * used // size.shards for index, used in enumerate(node.used) if index not in node.whole}
+
+
 def largest_slice(size: Size, free_shards: int, node: Node) -> Slice | None:
     """Returns the largest slice that fits `free_shards` shards of a GPU; None when none does."""
     if free_shards < 1:
@@ -175,7 +186,7 @@ def _cores_of(size: Size, shards: int, node: Node) -> int:
 @dataclass(frozen=True, slots=True)
 class Need:
     """What a job needs of each of its nodes: shards of each slice, units of all slices, CPUs and memory. `places` are
-    the types of the GPUs of several slices."""
+    the types of the GPUs of several slices, `fixed` the shards that are never moved."""
 
     shards: int
     mem_mib: int
@@ -183,6 +194,7 @@ class Need:
     cpus: int
     memory_mib: int
     places: tuple[str, ...] = ()
+    fixed: int = 0
 
 
 def shortages(node: Node, size: Size, room: Room, need: Need) -> list[str]:
@@ -200,6 +212,7 @@ def shortages(node: Node, size: Size, room: Room, need: Need) -> list[str]:
         found.append("the node's GPU memory or cores are taken")
     if largest_free is None and node.free("shard") < need.shards * max(1, len(need.places)):
         found.append("its GPUs together have less free")
+    found += _fixed_short(node, size, need)
     free_cpus = node.cpus - node.cpus_allocated
     if free_cpus < need.cpus:
         found.append(f"{free_cpus} of its CPUs are free and the job needs {need.cpus}")
@@ -207,6 +220,16 @@ def shortages(node: Node, size: Size, room: Room, need: Need) -> list[str]:
     if free_mib < need.memory_mib:
         found.append(f"{free_mib} MiB of its main memory are free and the job needs {need.memory_mib}")
     return found
+
+
+def _fixed_short(node: Node, size: Size, need: Need) -> list[str]:
+    """Returns whether the jobs that are never moved leave a node too little: they must fit its GPUs all at once."""
+    bound = node.total.get(c.GRES_FIXED, 0)
+    if not need.fixed or not bound or node.fixed_used is None or bound - node.fixed_used >= need.fixed:
+        return []
+    left, taken = 100 * (bound - node.fixed_used) // size.shards, -(-100 * need.fixed // size.shards)
+    text = f"those there leave {left} % of one, and this takes {taken} %"
+    return [f"jobs that are never moved must fit its GPUs at once: {text}"]
 
 
 def _places_short(node: Node, size: Size, room: Room, need: Need) -> list[str]:

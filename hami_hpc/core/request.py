@@ -31,7 +31,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]*")
 _COUNT: Final = re.compile(r"[+\-]?[0-9]+[KkMmGgTtPp]?")
 # Slurm looks for "gres:" (22.05) or "gres" (later) anywhere in a list: "x gres:vgpu_mem:9" asks for vgpu_mem.
 _HIDDEN: Final = re.compile(
-    rf"gres[:/]?({contract.REQUEST_NAME}|{contract.GRES_MEM}|{contract.GRES_CORES}|{contract.GRES_SLO})"
+    rf"gres[:/]?({contract.REQUEST_NAME}|{contract.GRES_MEM}|{contract.GRES_CORES}|{contract.GRES_SLO}|{contract.GRES_FIXED})"
     r"(?![A-Za-z0-9_.\-])"
 )
 _SHARDS: Final = re.compile(rf"{contract.GRES_SHARD}(?:[:=]([0-9]{{1,6}}))?")
@@ -39,7 +39,7 @@ _STRAY_KEY: Final = re.compile(r"([a-z]+)=")
 _KEY_VALUE: Final = re.compile(r"[^:=]*=")
 _ASSIGNMENT: Final = re.compile(r"([^=~]*)[=~](.*)")
 _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e]")
-_RAW: Final = frozenset({contract.GRES_MEM, contract.GRES_CORES, contract.GRES_SLO})
+_RAW: Final = frozenset({contract.GRES_MEM, contract.GRES_CORES, contract.GRES_SLO, contract.GRES_FIXED})
 _CONFLICTS: Final = {"gpu": "E_WITH_GPU", "mps": "E_WITH_GPU", contract.GRES_SHARD: "E_WITH_SHARD"}
 TYPE_EXAMPLE: Final = "--gres=vgpu:h200:mem=8G"
 

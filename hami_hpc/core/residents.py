@@ -102,24 +102,24 @@ def turn_s(mem_mib: int, least_s: float) -> float:
 def decide(tenants: Sequence[Tenant], total_mib: int, others_mib: int = 0, least_turn_s: float = 60.0) -> list[Order]:
     """Returns the orders that change on one GPU. `others_mib` is the memory of processes that are no tenant's."""
     # Where others have its place it had left, whatever it says now, and waits for its turn.
-    has_place = _free(tenants, total_mib, others_mib).is_enough
+    has_place = free_room(tenants, total_mib, others_mib).is_enough
     orders = [
         Order(tenant.job_id, c.SWAP_IN, CANNOT_LEAVE)
         for tenant in tenants
-        if has_place and tenant.order == c.SWAP_TURN and not tenant.is_away and _is_late(tenant)
+        if has_place and tenant.order == c.SWAP_TURN and not tenant.is_away and is_late(tenant)
     ]
     returned = {order.job_id for order in orders}
     tenants = [t._replace(order=c.SWAP_IN, stays=True) if t.job_id in returned else t for t in tenants]
     # Its record was lost and made again while it was on the GPU, where nobody else has its place.
     orders += [Order(t.job_id, c.SWAP_NEVER, "it is there") for t in tenants if has_place and _is_there(t)]
-    room = _free(tenants, total_mib, others_mib)
+    room = free_room(tenants, total_mib, others_mib)
     # One that an administrator or Slurm sent away, and that has not left by now, may never leave.
     leaving = [
         t
         for t in tenants
-        if t.order in (c.SWAP_OUT, c.SWAP_SUSPENDED, c.SWAP_TURN) and not t.is_away and not _is_late(t)
+        if t.order in (c.SWAP_OUT, c.SWAP_SUSPENDED, c.SWAP_TURN) and not t.is_away and not is_late(t)
     ]
-    coming = sorted((t for t in tenants if t.order in (c.SWAP_TURN, c.SWAP_WAIT) and t.wants and t.is_away), key=_place)
+    coming = row_of(tenants)
     movable = [t for t in tenants if t.order == c.SWAP_IN and not t.stays]
     gone: set[int] = set()
     is_blocked = False
@@ -132,7 +132,7 @@ def decide(tenants: Sequence[Tenant], total_mib: int, others_mib: int = 0, least
             orders.append(Order(tenant.job_id, c.SWAP_NEVER if is_new else c.SWAP_IN, "the GPU has room for it"))
             room = room.before(tenant)
             continue
-        victims = _victims(tenant, room.after(leaving), left, least_turn_s)
+        victims = victims_for(tenant, room.after(leaving), left, least_turn_s)
         if victims is None:
             is_blocked = True
             break  # the next in the row would take what it waits for
@@ -146,7 +146,7 @@ def decide(tenants: Sequence[Tenant], total_mib: int, others_mib: int = 0, least
     return orders + [Order(t.job_id, c.SWAP_TURN, "it does not use the GPU") for t in idle]
 
 
-class _Room(NamedTuple):
+class Room(NamedTuple):
     """What nobody holds."""
 
     mib: int
@@ -159,26 +159,32 @@ class _Room(NamedTuple):
     def fits(self, tenant: Tenant) -> bool:
         return max(tenant.mem_mib - tenant.used_mib, 0) <= self.mib and tenant.cores <= self.cores
 
-    def before(self, tenant: Tenant) -> _Room:
+    def before(self, tenant: Tenant) -> Room:
         """Returns what is left when it has come."""
-        return _Room(self.mib - max(tenant.mem_mib - tenant.used_mib, 0), self.cores - tenant.cores)
+        return Room(self.mib - max(tenant.mem_mib - tenant.used_mib, 0), self.cores - tenant.cores)
 
-    def after(self, tenants: Iterable[Tenant]) -> _Room:
+    def after(self, tenants: Iterable[Tenant]) -> Room:
         """Returns what there is when they have left, but for what stays of them."""
         tenants = tuple(tenants)
         mib = sum(t.held_mib - min(t.used_mib, LEFT_OF_ONE_MIB * max(t.processes, 1)) for t in tenants)
-        return _Room(self.mib + mib, self.cores + sum(t.held_cores for t in tenants))
+        return Room(self.mib + mib, self.cores + sum(t.held_cores for t in tenants))
 
 
-def _free(tenants: Iterable[Tenant], total_mib: int, others_mib: int) -> _Room:
+def free_room(tenants: Iterable[Tenant], total_mib: int, others_mib: int) -> Room:
+    """Returns what nobody holds of a GPU."""
     tenants = tuple(tenants)
-    return _Room(
+    return Room(
         total_mib - others_mib - sum(tenant.held_mib for tenant in tenants),
         CORES_OF_GPU - sum(tenant.held_cores for tenant in tenants),
     )
 
 
 LEFT_OF_ONE_MIB = 700  # what stays of a job with one process, as far as is known before it has left
+
+
+def row_of(tenants: Iterable[Tenant]) -> list[Tenant]:
+    """Returns those that wait for the GPU, the next one first."""
+    return sorted((t for t in tenants if t.order in (c.SWAP_TURN, c.SWAP_WAIT) and t.wants and t.is_away), key=_place)
 
 
 def _place(tenant: Tenant) -> tuple[bool, bool, float, int]:
@@ -188,7 +194,7 @@ def _place(tenant: Tenant) -> tuple[bool, bool, float, int]:
     return not is_new, not (is_new and tenant.latency), -tenant.waits_s * (1 + tenant.priority), tenant.job_id
 
 
-def _victims(tenant: Tenant, room: _Room, movable: Sequence[Tenant], least_turn_s: float) -> list[Tenant] | None:
+def victims_for(tenant: Tenant, room: Room, movable: Sequence[Tenant], least_turn_s: float) -> list[Tenant] | None:
     """Returns who leaves so that there is room for the tenant: nobody where enough are about to leave anyway. None when
     those that have not had their turn yet would have to."""
     is_new = tenant.order == c.SWAP_WAIT
@@ -209,10 +215,11 @@ def _victims(tenant: Tenant, room: _Room, movable: Sequence[Tenant], least_turn_
 
 
 def _is_there(tenant: Tenant) -> bool:
-    return tenant.order == c.SWAP_WAIT and not tenant.is_away and _is_late(tenant)
+    return tenant.order == c.SWAP_WAIT and not tenant.is_away and is_late(tenant)
 
 
-def _is_late(tenant: Tenant) -> bool:
+def is_late(tenant: Tenant) -> bool:
+    """Returns whether its order is older than leaving takes."""
     return tenant.since_s > seconds_for(tenant.mem_mib)
 
 

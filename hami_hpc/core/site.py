@@ -21,7 +21,8 @@ class Site:
     mig_waste_percent: part of an instance that mode=auto may leave unused. slices_max: most slices of a job on a node.
     partition_gpus: partition -> GPUs of its largest node, where that is known. max_tenants: most slices on a GPU,
     0: any number. presets: name -> what it stands for. default_cores may be "proportional": the part of the GPU's
-    shards that the slice has.
+    shards that the slice has. fixed: the classes whose jobs are never moved off an oversold GPU; none of a site
+    whose memory is not oversold.
     """
 
     shard_mib: int
@@ -42,3 +43,4 @@ class Site:
     partition_gpus: Mapping[str, int] = field(default_factory=dict)
     max_tenants: int = contract.DEFAULT_MAX_TENANTS
     presets: Mapping[str, Request] = field(default_factory=dict)
+    fixed: Sequence[str] = ()

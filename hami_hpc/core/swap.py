@@ -12,6 +12,7 @@ from typing import NamedTuple
 from hami_hpc.contract import constants as c
 from hami_hpc.core.records import USAGE_FILE_SIZE, slots_in_use
 
+FIRST_SLOT_AT = USAGE_FILE_SIZE - c.USAGE_SLOT_COUNT * c.USAGE_SLOT_SIZE
 WORDS = {number: word for word, number in c.SWAP_STATES.items()}
 # Why a process's memory stays on the GPU; the words are those of contract.toml, [swap_states].
 REASONS = {
@@ -67,23 +68,33 @@ def processes(data: bytes) -> list[Process]:
     """Returns the processes in the bytes of a usage file, whatever they are; those that have died are among them."""
     if len(data) != USAGE_FILE_SIZE:
         return []
+    slots = ((base - FIRST_SLOT_AT) // c.USAGE_SLOT_SIZE for base in slots_in_use(data))
+    found = (process(slot, data[slot_at(slot) : slot_at(slot + 1)]) for slot in slots)
+    return [one for one in found if one is not None]
 
-    def number(name: str, base: int) -> int:
+
+def slot_at(slot: int) -> int:
+    """Returns where a slot begins in a usage file."""
+    return FIRST_SLOT_AT + slot * c.USAGE_SLOT_SIZE
+
+
+def process(slot: int, data: bytes) -> Process | None:
+    """Returns the process in the bytes of one slot, whatever they are; None for a slot that is free, or cut off."""
+
+    def number(name: str) -> int:
         offset, width, _kind = c.USAGE_SLOT_FIELDS[name]
-        return int.from_bytes(data[base + offset : base + offset + width], "little")
+        return int.from_bytes(data[offset : offset + width], "little")
 
-    first = USAGE_FILE_SIZE - c.USAGE_SLOT_COUNT * c.USAGE_SLOT_SIZE
-    return [
-        Process(
-            (base - first) // c.USAGE_SLOT_SIZE,
-            number("pid", base),
-            WORDS.get(number("swap_state", base), "gpu"),
-            number("swapped_bytes", base),
-            number("swap_count", base),
-            number("gpu_busy_ns", base),
-        )
-        for base in slots_in_use(data)
-    ]
+    if len(data) != c.USAGE_SLOT_SIZE or not number("state"):
+        return None
+    return Process(
+        slot,
+        number("pid"),
+        WORDS.get(number("swap_state"), "gpu"),
+        number("swapped_bytes"),
+        number("swap_count"),
+        number("gpu_busy_ns"),
+    )
 
 
 def is_done(found: Iterable[Process], *, out: bool) -> bool:

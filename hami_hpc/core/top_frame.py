@@ -6,14 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hami_hpc.core import standing
 from hami_hpc.core.agent_state import OK, AgentState, GpuState
-from hami_hpc.core.gpu_rows import Row, granted_bytes, recent_faults
+from hami_hpc.core.gpu_rows import Row, gpu_line, granted_bytes, recent_faults
 from hami_hpc.core.tables import columns_of, cut
 
 Part = tuple[str, str]  # a text, and the name of its style: "" is plain
 Line = list[Part]
 BLOCKS, ASCII = "█▒·", "#=."  # used, granted and not used, neither
 EVENTS = 3
+TOLD = 3  # jobs of which more is said than fits the table
 GIB = 1 << 30
 
 
@@ -25,6 +27,7 @@ class Screen:
     rows: int
     bar: str
     utc_offset_s: int = 0  # of the times that are shown
+    boot_ns: int = 0  # CLOCK_BOOTTIME, from which times of turns are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class _Column:
 _COLUMNS = (
     _Column("GPU", "GPU", True, 0, 4),
     _Column("JOB", "JOB", True, 0, 10),
+    _Column("TURN", "TURN", False, 0, 14),
     _Column("PROC", "PROC", True, 90, 11),
     _Column("USER", "USER", False, 0, 12),
     _Column("CLASS", "CLASS", False, 70, 5),
@@ -51,6 +55,9 @@ _COLUMNS = (
     _Column("PEAK", "PEAK", True, 90, 8),
     _Column("FINDINGS", "FINDINGS", False, 0, 200),
 )
+TURN_AT = 2  # this column is shown where memory is oversold; on less than TURNS_WIDE columns in the place of CLASS
+CLASS_AT = 5
+TURNS_WIDE = 100
 WIDE = 80
 
 
@@ -68,6 +75,7 @@ def frame(head: str, state: AgentState | None, rows: Sequence[Row], note: str, s
         lines += [[(text, "yellow")] for text in _wrapped(note, screen.columns)]
     if state is not None:
         lines += _gpu_lines(state, screen)
+        lines += _turn_lines(state, rows, screen)
     events = _event_lines(state, screen) if state is not None else []
     room = screen.rows - len(lines) - 2 - len(events) if screen.rows else len(rows)
     if room < min(len(rows), EVENTS):  # jobs come before events where both do not fit
@@ -149,10 +157,25 @@ def _gpu_bars(state: AgentState, gpu: GpuState, columns: int, characters: str) -
     ]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _turn_lines(state: AgentState, rows: Sequence[Row], screen: Screen) -> list[Line]:
+    """Returns a line for each oversold GPU, and for the first jobs that could not leave it, or have no room."""
+    lines: list[Line] = []
+    for gpu in state.gpus:
+        if text := gpu_line(rows, gpu):
+            lines.append([(cut(text, screen.columns), "yellow" if gpu.pressure else "")])
+    told = [row for row in rows if row.standing is not None and row.standing.state in (standing.STAYS, standing.ROOM)]
+    for row in told[:TOLD]:
+        assert row.standing is not None
+        text = f"job {row.job_id} {standing.text(row.standing, screen.boot_ns)}"
+        lines += [[(part, "yellow")] for part in _wrapped(text, screen.columns)]
+    return lines
+
+
+def _cells(row: Row, boot_ns: int) -> tuple[str, ...]:
     return (
         str(row.gpu) if row.gpu >= 0 else "?",
         row.job_text,
+        standing.cell(row.standing, boot_ns) if row.standing else "-",
         row.process_text,
         row.user,
         row.service_class,
@@ -170,8 +193,12 @@ def _job_lines(rows: Sequence[Row], room: int, screen: Screen) -> list[Line]:
     line at least."""
     ordered = sorted(rows, key=lambda row: not row.findings)
     shown = ordered if len(ordered) <= room else ordered[: room - 1]
-    chosen = [index for index, column in enumerate(_COLUMNS) if screen.columns >= column.least]
-    texts = [[cut(cell, _COLUMNS[i].most) for i, cell in enumerate(_cells(row))] for row in shown]
+    has_turns = any(row.standing for row in rows)
+    left_out = (TURN_AT,) if not has_turns else (CLASS_AT,) if screen.columns < TURNS_WIDE else ()
+    chosen = [
+        index for index, column in enumerate(_COLUMNS) if screen.columns >= column.least and index not in left_out
+    ]
+    texts = [[cut(cell, _COLUMNS[i].most) for i, cell in enumerate(_cells(row, screen.boot_ns))] for row in shown]
     heads = [column.head if screen.columns >= WIDE else column.short for column in _COLUMNS]
     widths = {i: max(columns_of(row[i]) for row in (heads, *texts)) for i in chosen}
 

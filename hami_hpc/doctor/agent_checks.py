@@ -11,10 +11,11 @@ from hami_hpc.core.finding import Finding, Level, finding
 from hami_hpc.core.inventory import make_inventory
 from hami_hpc.core.sizes import is_oversold, sold_mib
 from hami_hpc.doctor.facts import Facts
-from hami_hpc.node import agent_file, boot, nvml
+from hami_hpc.node import agent_file, boot, nvml, turn_notes
 from hami_hpc.node.agent_settings import read_agent
 
 SILENT_PERIODS = 10
+TURNS_SILENT_S = 60.0  # it may wait for 30 s for the ledger
 
 
 def check_agent(facts: Facts) -> Iterator[Finding]:
@@ -40,6 +41,13 @@ def check_agent(facts: Facts) -> Iterator[Finding]:
         else f"silent for {age_s:.0f} s{_waits(facts)}"
     )
     yield finding("agent", is_alive, detail, advice)
+    if (
+        is_alive
+        and is_oversold(settings.memory_scaling)
+        and turn_notes.seconds_silent(settings.run_dir) > TURNS_SILENT_S
+    ):
+        detail = "does not decide whose turn it is: it began before memory_scaling was above 1, or NVML hangs"
+        yield Finding("agent, turns", Level.FAIL, detail, "systemctl restart hami-hpc-agent")
     if is_alive and not state.gpus:
         yield Finding("agent", Level.FAIL, "sees no GPU", f"nvidia-smi; {advice}")
     for gpu in state.gpus if is_alive else ():

@@ -16,6 +16,7 @@ from hami_hpc.core import mixed, swap
 from hami_hpc.core.finding import Finding, Level, finding
 from hami_hpc.core.mig_static import types_of
 from hami_hpc.core.places import of_gpus
+from hami_hpc.core.sizes import is_oversold
 from hami_hpc.doctor.build_checks import moves_suspended
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
@@ -35,13 +36,7 @@ RESTART = "then restart slurmctld and slurmd"
 
 def check_keys(facts: Facts) -> Iterator[Finding]:
     """Checks the settings of Slurm that vgpu jobs depend on."""
-    types = facts.slurm.get("GresTypes", "")
-    names = types.split(",")
-    advice = "include slurm-hami-hpc.conf, which hami-hpc render writes"
-    if "vgpu_cores" in names:
-        advice = "run hami-hpc render again: jobs cannot ask for slo= without"
-    good = "vgpu_cores" in names and "vgpu_slo" in names
-    yield finding("GresTypes", good, types or "not set", f"slurm.conf: {advice}, {RESTART}")
+    yield _gres_types(facts)
     for key, word, why in (
         ("SelectType", "select/cons_tres", "SelectType=select/cons_tres"),
         ("JobSubmitPlugins", "lua", "JobSubmitPlugins=lua"),
@@ -58,6 +53,19 @@ def check_keys(facts: Facts) -> Iterator[Finding]:
     detail = "nohold_on_prolog_fail is set" if good else "a job whose prolog fails is held until somebody releases it"
     advice = "add nohold_on_prolog_fail to SchedulerParameters: such a job starts on another node by itself"
     yield finding("SchedulerParameters", good, detail, advice, Level.WARN)
+
+
+def _gres_types(facts: Facts) -> Finding:
+    given = facts.slurm.get("GresTypes", "")
+    needs = {
+        "vgpu_cores": "include slurm-hami-hpc.conf, which hami-hpc render writes",
+        "vgpu_slo": "run hami-hpc render again: jobs cannot ask for slo= without",
+    }
+    if is_oversold(facts.settings.memory_scaling):
+        needs["vgpu_fixed"] = "run hami-hpc render again: jobs of classes that are never moved cannot start"
+    lacking = [advice for name, advice in needs.items() if name not in given.split(",")]
+    advice = f"slurm.conf: {lacking[0]}, {RESTART}" if lacking else ""
+    return finding("GresTypes", not lacking, given or "not set", advice)
 
 
 def check_devices(facts: Facts) -> Iterator[Finding]:

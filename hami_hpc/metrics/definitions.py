@@ -135,6 +135,19 @@ GPU_PRESSURE = Metric(
 GPU_WAITING = Metric(
     "hami_hpc_gpu_waiting_jobs", GAUGE, GPU, "Where memory is oversold: jobs of which a program waits for its turn."
 )
+GPU_ROOMLESS = Metric(
+    "hami_hpc_gpu_jobs_without_room",
+    GAUGE,
+    GPU,
+    "Where memory is oversold: those of the waiting jobs for which even moving all that can be moved leaves too "
+    "little, so that they wait until others end.",
+)
+GPU_STAYING = Metric(
+    "hami_hpc_gpu_jobs_that_stay",
+    GAUGE,
+    GPU,
+    "Where memory is oversold: jobs that could not leave the GPU when their turn was over; hami-hpc top says why.",
+)
 GPU_FAULTS = Metric(
     "hami_hpc_gpu_faults_total",
     COUNTER,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from hami_hpc.core.agent_state import FAILED, LOST, OK, AgentState, GpuState, JobState
 from hami_hpc.core.delays import BOUNDS_NS
+from hami_hpc.core.standing import ROOM, STAYS
 from hami_hpc.metrics import definitions as d
 from hami_hpc.metrics.definitions import Metric
 
@@ -74,6 +75,9 @@ def agent_samples(status: Status, state: AgentState | None, age_s: float, by_sta
     jobs = newest_runs(state.jobs)
     for gpu in state.gpus:
         _add_gpu(out, gpu, [job for job in jobs if job.gpu_uuid == gpu.uuid])
+        stands = [one.state for one in state.standings if one.gpu_uuid == gpu.uuid]
+        out[d.GPU_ROOMLESS][_gpu_labels(gpu)] = float(stands.count(ROOM))
+        out[d.GPU_STAYING][_gpu_labels(gpu)] = float(stands.count(STAYS))
     _add_others(out, state)
     for job in jobs:
         _add_job(out, job)

@@ -140,6 +140,7 @@ class Settings(NamedTuple):
             partition_gpus=dict(self.partition_gpus),
             max_tenants=self.max_tenants,
             presets=preset_settings.read_presets(self),
+            fixed=tuple(name for name, entry in self.classes.items() if self.memory_scaling > 1 and not entry.swap),
         )
 
 

@@ -27,23 +27,39 @@ def order_of(run_dir: str, job_id: int) -> int:
 
 
 def processes(run_dir: str, grant: Grant) -> list[rules.Process]:
-    """Returns the job's live processes: those that hold the lock of their slot. The file is its user's."""
+    """Returns the job's live processes: those that hold the lock of their slot. The file is its user's.
+
+    The locks are asked for first: a job has few, and its file has room for 2,048 processes.
+    """
     path = f"{job_dirs.job_dir(run_dir, grant.job_id)}/{usage_file(grant.slice_index)}"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
         return []
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != USAGE_FILE_SIZE:
             return []
-        found = rules.processes(os.pread(fd, USAGE_FILE_SIZE, 0))
-        return [process for process in found if _is_locked(fd, c.SLOT_LOCK_BASE + process.slot)]
+        slots = ((slot, os.pread(fd, c.USAGE_SLOT_SIZE, rules.slot_at(slot))) for slot in _locked(fd))
+        found = (rules.process(slot, data) for slot, data in slots)
+        return [process for process in found if process is not None]
     except OSError:
         return []
     finally:
         os.close(fd)
 
 
-def _is_locked(fd: int, byte: int) -> bool:
-    answer = fcntl.fcntl(fd, F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
-    return bool(FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+def _locked(fd: int) -> list[int]:
+    """Returns the slots whose lock somebody holds. The kernel tells of one lock in a range, any of them."""
+    ranges, slots = [(0, c.USAGE_SLOT_COUNT)], list[int]()
+    while ranges:
+        first, end = ranges.pop()
+        asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, c.SLOT_LOCK_BASE + first, end - first, 0)
+        kind, _whence, start, length, _pid = FLOCK.unpack(fcntl.fcntl(fd, F_OFD_GETLK, asked))
+        if kind == fcntl.F_UNLCK:
+            continue
+        held = max(first, start - c.SLOT_LOCK_BASE)
+        held_end = min(end, start - c.SLOT_LOCK_BASE + length) if length else end  # 0: up to the end of the file
+        slots += range(held, held_end)
+        ranges += [part for part in ((first, held), (held_end, end)) if part[0] < part[1]]
+    return sorted(slots)

@@ -214,8 +214,9 @@ class Renderer:
             )
 
     def _slurm_conf(self) -> None:
+        fixed = f",{c.GRES_FIXED}" if self.offer.fixed else ""
         wanted = {
-            "GresTypes": f"gpu,{c.GRES_SHARD},{c.GRES_CLASS},{c.GRES_MEM},{c.GRES_CORES},{c.GRES_SLO}",
+            "GresTypes": f"gpu,{c.GRES_SHARD},{c.GRES_CLASS},{c.GRES_MEM},{c.GRES_CORES},{c.GRES_SLO}{fixed}",
             "SelectType": "select/cons_tres",
             "JobSubmitPlugins": "lua",
             "CliFilterPlugins": "lua",

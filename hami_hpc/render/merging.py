@@ -25,7 +25,7 @@ LISTS = {
 }
 # Flags of PrologFlags that also set Alloc (prolog_str2flags in Slurm).
 IMPLIES_ALLOC = ("alloc", "contain", "x11")
-GRES_NAMES = ("gpu", c.GRES_SHARD, c.GRES_CLASS, c.GRES_MEM, c.GRES_CORES, c.GRES_SLO)
+GRES_NAMES = ("gpu", c.GRES_SHARD, c.GRES_CLASS, c.GRES_MEM, c.GRES_CORES, c.GRES_SLO, c.GRES_FIXED)
 
 
 @dataclass(frozen=True, slots=True)

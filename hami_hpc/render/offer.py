@@ -12,6 +12,7 @@ from hami_hpc.core.gpu_choice import preset_text, size_of
 from hami_hpc.core.inventory import Gpu
 from hami_hpc.core.mig_choice import MIG
 from hami_hpc.core.site import Site
+from hami_hpc.core.sizes import is_oversold
 from hami_hpc.errors import NodeError
 from hami_hpc.slurm.lines import names_node
 
@@ -42,7 +43,8 @@ class NodeOffer:
 
     `shards` is also the count of each vgpu class: a slice takes at least one shard.
 
-    `slo_us` is so large that jobs with an slo never wait for it: shards times the largest slo.
+    `slo_us` is so large that jobs with an slo never wait for it: shards times the largest slo. `fixed` bounds the
+    slices that are never moved where memory is oversold: the shards of the GPUs' largest slices; else 0.
     """
 
     lines: tuple[GpuLine, ...]
@@ -50,6 +52,7 @@ class NodeOffer:
     mem_mib: int
     cores_percent: int
     slo_us: int
+    fixed: int
     gres: str
     features: tuple[str, ...]
 
@@ -118,6 +121,7 @@ def make_offer(
     shards = sum(line.shards for line in lines)
     cores_percent = size.sold_cores * sum(line.count for line in lines)
     slo_us = shards * c.SLO_US_MAX
+    fixed = size.slice_shards * len(members) if is_oversold(site.memory_scaling) else 0
     offered_policies = {name for policies in site.policies.values() for name in policies}
     return NodeOffer(
         lines=tuple(lines),
@@ -125,6 +129,7 @@ def make_offer(
         mem_mib=mem_mib,
         cores_percent=cores_percent,
         slo_us=slo_us,
+        fixed=fixed,
         gres=",".join(
             [
                 *(f"gpu:{line.gpu_type}:{line.count}" for line in lines),
@@ -134,6 +139,7 @@ def make_offer(
                 f"{c.GRES_MEM}:{mem_mib}",
                 f"{c.GRES_CORES}:{cores_percent}",
                 f"{c.GRES_SLO}:{slo_us}",
+                *([f"{c.GRES_FIXED}:{fixed}"] if fixed else []),
             ]
         ),
         features=(
@@ -221,6 +227,7 @@ def site_table(site: Site) -> dict[str, object]:
         "mig_waste_percent": site.mig_waste_percent,
         "slices_max": site.slices_max,
         "max_tenants": site.max_tenants,
+        "fixed": list(site.fixed),
         "presets": {name: preset_text(request) for name, request in site.presets.items()},
         "gpu_models": {name: _model_table(site, name) for name in site.gpu_models},
         "partitions": {name: _partition_table(site, name) for name in site.partitions},

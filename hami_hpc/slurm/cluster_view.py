@@ -27,6 +27,8 @@ _JOB_SHARDS = re.compile(rf"(?:^|,){c.GRES_SHARD}(?::[^,:(]*)?:(\d{{1,18}})\((?:
 _OF_ALL = re.compile(r"(\d{1,18}|-)/\d+")
 _JOB_LINE = re.compile(r"^ {5}Nodes=(\S+) CPU_IDs=\S* Mem=\d+ GRES=(\S*)", re.MULTILINE)
 _GPU = re.compile(r"gpu(?::([^:]+))?:(\d+)")
+_FIXED_USED = re.compile(rf"(?:^|,){c.GRES_FIXED}:(\d{{1,18}})(?![\d.])")
+_FIXED_ASKED = re.compile(rf"\b{c.GRES_FIXED}[:=](\d{{1,18}})\b")
 _UNITS = (c.GRES_SHARD, c.GRES_MEM, c.GRES_CORES)
 
 
@@ -137,7 +139,14 @@ def _parse_node(line: str, of_jobs: Sequence[tuple[str, int, int]]) -> Node | No
         memory_mib=_number(facts, "RealMemory"),
         memory_allocated_mib=_number(facts, "AllocMem"),
         places=types if _are_places(types) else (),
+        fixed_used=int(fixed[1]) if (fixed := _FIXED_USED.search(used)) else None,
     )
+
+
+def fixed_asked(tres_per_node: str) -> int:
+    """Returns how many shards that are never moved a job's TresPerNode has, 0 for none."""
+    match = _FIXED_ASKED.search(tres_per_node)
+    return int(match[1]) if match else 0
 
 
 def _are_places(types: Sequence[str]) -> bool:
@@ -166,7 +175,7 @@ def _gres_counts(gres: str) -> dict[str, int]:
     counts: dict[str, int] = {}
     for item in split_list(gres):
         match = re.fullmatch(r"([a-z_]+)(?::[^:]*)?:(\d+)", re.sub(r"\(.*", "", item))
-        if match is not None and match[1] in _UNITS:
+        if match is not None and match[1] in (*_UNITS, c.GRES_FIXED):
             counts[match[1]] = counts.get(match[1], 0) + int(match[2])
     return counts
 

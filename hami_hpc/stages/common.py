@@ -7,6 +7,7 @@ sets from the signed credential, and take the settings' path as an argument.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -76,7 +77,8 @@ def tell_neighbours(stage: str, settings: Settings, ledger: ledger.Ledger) -> No
     from hami_hpc.node import neighbours
 
     try:
-        oversold = settings.memory_scaling > 1
+        # Who waits when memory is not oversold any more goes on waiting for a turn.
+        oversold = settings.memory_scaling > 1 or os.path.isdir(f"{settings.run_dir}/{c.FILE_TURNS}")
         lines = neighbours.update(settings.run_dir, ledger, now_unix_ns(), settings.mps_multi_user, oversold)
     except Exception as error:
         lines = (f"jobs were not told who is on their GPUs: {error_text(error)}",)

@@ -18,6 +18,7 @@
 #define HAMI_GRES_MEM "vgpu_mem"
 #define HAMI_GRES_CORES "vgpu_cores"
 #define HAMI_GRES_SLO "vgpu_slo"
+#define HAMI_GRES_FIXED "vgpu_fixed"
 enum { HAMI_POLICY_CAP = 0, HAMI_POLICY_BURST = 1, HAMI_POLICY_NONE = 2 };
 #define HAMI_POLICY_NAMES {"cap", "burst", "none"} /* indexed by the enum above */
 enum { HAMI_MECHANISM_AUTO = 0, HAMI_MECHANISM_DUTY = 1, HAMI_MECHANISM_SLICE = 2, HAMI_MECHANISM_GATE = 3 };

@@ -104,6 +104,7 @@ return {
     ["mem"] = "vgpu_mem",
     ["cores"] = "vgpu_cores",
     ["slo"] = "vgpu_slo",
+    ["fixed"] = "vgpu_fixed",
   },
   ["classes"] = {
     ["names"] = { "std", "lc", "be" },

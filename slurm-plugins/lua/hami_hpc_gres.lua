@@ -34,6 +34,9 @@ return function(contract, grammar)
 		if units.slo_us then
 			tokens[#tokens + 1] = token(prefix, GRES.slo, units.slo_us)
 		end
+		if units.fixed then
+			tokens[#tokens + 1] = token(prefix, GRES.fixed, units.fixed)
+		end
 		return tokens
 	end
 
@@ -49,7 +52,7 @@ return function(contract, grammar)
 		return tokens
 	end
 
-	-- Returns whether the list names vgpu_mem, vgpu_cores, vgpu_slo or one of `classes` (a table by name). Steps may; Slurm limits
+	-- Returns whether the list names vgpu_mem, vgpu_cores, vgpu_slo, vgpu_fixed or one of `classes` (a table by name). Steps may; Slurm limits
 	-- them to the job's.
 	function M.has_raw_units(text, classes)
 		local token = grammar.find_token(text, NAME)
@@ -57,6 +60,7 @@ return function(contract, grammar)
 		return grammar.find_token(text, GRES.mem) ~= nil
 			or grammar.find_token(text, GRES.cores) ~= nil
 			or grammar.find_token(text, GRES.slo) ~= nil
+			or grammar.find_token(text, GRES.fixed) ~= nil
 			or (head ~= nil and classes[head] ~= nil)
 	end
 
@@ -109,7 +113,7 @@ return function(contract, grammar)
 
 	-- Parses units: returns { request = { count, mem_mib, cores, slo_us }, service_class, places, others, prefix }, or nil if
 	-- `text` is not the complete form that job_tokens writes (plus other gres). `request` is of each slice. `places` are the
-	-- types of several slices. Ignores the number of shards, because it follows from the rest.
+	-- types of several slices. Ignores the number of shards, and those that are never moved: they follow from the rest.
 	function M.parse_units(text, with_class)
 		if not string.find(text, GRES.mem, 1, true) or #text > contract.request.max_length then
 			return nil
@@ -139,7 +143,7 @@ return function(contract, grammar)
 				return nil
 			elseif string.find(body, "gres", 1, true) then
 				return nil -- see is_hidden in hami_hpc_request.lua
-			elseif name ~= GRES.shard then
+			elseif name ~= GRES.shard and name ~= GRES.fixed then
 				parsed.others[#parsed.others + 1] = token
 			end
 		end

@@ -230,6 +230,7 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 			end
 		end
 		units.check_slo(site, class, request.slo_us)
+		result.fixed = units.fixed_shards(site, class, result.shards)
 		local tokens = grammar.job_tokens(result, parsed.prefix, class)
 		for _, token in ipairs(parsed.others) do
 			tokens[#tokens + 1] = token

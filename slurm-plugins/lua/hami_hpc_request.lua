@@ -13,7 +13,10 @@ return function(contract, errors, keys)
 	local fail = errors.fail
 	local rules = contract.request
 	local NAME = rules.name
-	local RAW = { [contract.gres.mem] = true, [contract.gres.cores] = true, [contract.gres.slo] = true }
+	local RAW = {}
+	for _, name in ipairs({ "mem", "cores", "slo", "fixed" }) do
+		RAW[contract.gres[name]] = true
+	end
 	local WHOLE = { gpu = "E_WITH_GPU", mps = "E_WITH_GPU", [contract.gres.shard] = "E_WITH_SHARD" }
 	local CLASSES = {} -- that each site has
 	for _, name in ipairs(contract.classes.names) do

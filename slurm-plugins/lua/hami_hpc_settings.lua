@@ -146,6 +146,7 @@ return function(contract, errors, grammar, script_directory)
 				or defaults.mig_waste_percent,
 			classes = site.classes or {},
 			policies = site.policies or {},
+			fixed = type(site.fixed) == "table" and site.fixed or {},
 			latency = type(site.latency) == "table" and site.latency or nil,
 			gpu_models = site.gpu_models,
 			partitions = site.partitions,

@@ -123,6 +123,11 @@ return function(contract, errors, grammar, mig, places, models)
 		})
 	end
 
+	-- Returns the shards that a job of `class` holds of those that are never moved off an oversold GPU, or nil: it is moved.
+	function M.fixed_shards(site, class, shards)
+		return contains(site.fixed, class) and shards or nil
+	end
+
 	-- Returns { shards, mem_mib, cores } of a request in a mode that divides a GPU's memory and time by shards.
 	local function share_of(request, site, allowed, partitions)
 		local mib, shards, sold = models.largest(site, allowed, request, partitions)

@@ -61,6 +61,7 @@ BY = {
     'hami-hpc gpu drain 3 --reason "Xid 63: row remapping pending"': _GPU,
     "hami-hpc gpu list": _GPU,
     "hami-hpc swap out 4711": _SWAP,
+    "hami-hpc ps": "tests/unit/test_turns_seen.py::test_ps_shows_root_all_turns_and_what_waits_for_what",
     "hami-hpc swap in 4711": _SWAP,
     "hami-hpc mig defragment --dry-run": _DEFRAGMENT,
     "hami-hpc mig apply --dry-run /etc/hami-hpc/mig-layout.toml": _STATIC,

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conformance import BUILD, REAL_GPU, make_slice, sanitizer
+from conformance import BUILD, REAL_GPU, make_slice
 from swapped import FAMILIES, Swapped
 from test_compute import machine
 
@@ -21,7 +21,6 @@ from hami_hpc.contract import constants as c
 __all__ = ["machine"]  # the fixture
 pytestmark = [
     pytest.mark.skipif(REAL_GPU, reason="on a real GPU: tests/gpu/test_swapped.py"),
-    pytest.mark.skipif(bool(sanitizer()), reason="Python is not built with sanitizers"),
 ]
 Machine = tuple[Path, str]
 KILLS = int(os.environ.get("HAMI_SWAP_KILLS", "8"))

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conformance import REAL_GPU, sanitizer
+from conformance import REAL_GPU
 from swapped import Program, Swapped
 from test_compute import machine
 from test_swap import HOLDER, START, Machine, used_mib
@@ -18,7 +18,6 @@ from hami_hpc.contract import constants as c
 __all__ = ["machine"]  # the fixture
 pytestmark = [
     pytest.mark.skipif(REAL_GPU, reason="on a real GPU: tests/gpu/test_swapped.py"),
-    pytest.mark.skipif(bool(sanitizer()), reason="Python is not built with sanitizers"),
 ]
 
 # Holds some GiB, and has a kernel of MS at its end.

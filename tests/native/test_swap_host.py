@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conformance import REAL_GPU, sanitizer
+from conformance import REAL_GPU
 from swapped import Program, Swapped
 from test_compute import machine
 from test_swap import HOLDER, START, Machine
@@ -16,7 +16,6 @@ from test_swap import HOLDER, START, Machine
 __all__ = ["machine"]  # the fixture
 pytestmark = [
     pytest.mark.skipif(REAL_GPU, reason="on a real GPU: tests/gpu/test_swapped.py"),
-    pytest.mark.skipif(bool(sanitizer()), reason="Python is not built with sanitizers"),
 ]
 
 GROW = (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from metrics_testbed import CREATED_NS, GIB, SECOND, STARTED_NS, AgentNode, Labels, make_job, make_state, parse, value
 
-from hami_hpc.core.agent_state import AgentState, JobState, OtherProcess, to_json
+from hami_hpc.core.agent_state import AgentState, JobState, OtherProcess, Standing, to_json
 from hami_hpc.core.mode_outage import Outage
 from hami_hpc.errors import NodeError
 from hami_hpc.metrics.definitions import COUNTER, HISTOGRAM, METRICS
@@ -295,3 +295,13 @@ def test_a_user_who_may_not_read_the_state_is_told_so(node: AgentNode, monkeypat
 
     monkeypatch.setattr(agent_file, "read", refuse)
     assert "only root" in check_down(node, Status.UNREADABLE)
+
+
+def test_jobs_that_wait_for_room_or_could_not_leave_are_counted_by_gpu(node: AgentNode) -> None:
+    state = make_state(2)
+    first, second = (gpu.uuid for gpu in state.gpus)
+    states = ((first, "room"), (first, "room"), (first, "stays"), (first, "waits"), (second, "stays"))
+    standings = tuple(Standing(100 + n, 1, gpu, word, 1) for n, (gpu, word) in enumerate(states))
+    found = samples_of(node, state._replace(standings=standings))
+    for name, counts in (("without_room", (2, 0)), ("that_stay", (1, 1))):
+        assert tuple(value(found, f"hami_hpc_gpu_jobs_{name}", minor=minor) for minor in ("0", "1")) == counts

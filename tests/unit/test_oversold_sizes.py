@@ -72,10 +72,15 @@ def test_slurm_has_three_times_the_memory_of_each_gpu(node: Node) -> None:
         "NodeName=node1 Name=vgpu_mem Count=858936",
         "NodeName=node1 Name=vgpu_cores Count=668",
         f"NodeName=node1 Name=vgpu_slo Count={3354 * 60_000_000}",
+        "NodeName=node1 Name=vgpu_fixed Count=1006 Flags=CountOnly",
     ]
     slurm = (node.root / "etc" / "slurm-hami-hpc.conf").read_text()
+    assert "GresTypes=gpu,shard,vgpu,vgpu_mem,vgpu_cores,vgpu_slo,vgpu_fixed\n" in slurm
+    assert ",vgpu_fixed:1006 " in slurm
     assert "Gres=gpu:h200:2,shard:3354,vgpu:std:3354,vgpu:lc:3354,vgpu:be:3354,vgpu_mem:858936,vgpu_cores:668," in slurm
-    assert '["memory_scaling"] = 3.0,' in (node.root / "etc" / "hami_hpc_site.lua").read_text()
+    site = (node.root / "etc" / "hami_hpc_site.lua").read_text()
+    assert '["memory_scaling"] = 3.0,' in site
+    assert '["fixed"] = { "std", "lc" },' in site, "be can be moved"
 
 
 def test_the_shards_that_slurm_has_are_those_of_placeholders_and_inventory(node: Node) -> None:
@@ -329,3 +334,27 @@ def test_explain_and_pool_say_both_numbers_of_shards() -> None:
     printed = json.loads(json.dumps(node_json(shown(), SIZE, pool.room_of(shown(), SIZE))))
     assert (printed["shards_per_gpu"], printed["shards_of_largest_slice"]) == (SOLD_SHARDS, SLICE_SHARDS)
     assert printed["free_mem_mib"] == 2 * SOLD_SHARDS * 256
+
+
+def test_a_job_that_is_never_moved_waits_for_others_that_are_not() -> None:
+    """What Slurm shows of a node with two oversold GPUs, of whose 1,006 shards for such jobs 880 are taken."""
+    line = (
+        "NodeName=node1 Gres=gpu:h200:2,shard:h200:3354,vgpu:lc:3354,vgpu_mem:858936,vgpu_cores:668,vgpu_fixed:1006 "
+        "GresUsed=gpu:h200:0(IDX:N/A),shard:h200:880(880/1677,0/1677),vgpu_mem:225280,vgpu_fixed:880 State=MIXED "
+        "CPUTot=64 CPUAlloc=2 RealMemory=1000 AllocMem=0 AllocTRES=cpu=2,gres/shard=880,gres/vgpu_mem=225280"
+    )
+    (node,) = cluster_view.parse_nodes(line, [])
+    assert (node.total["vgpu_fixed"], node.fixed_used) == (1006, 880)
+    size = pool.size_of(node)
+    room = pool.room_of(node, size)
+    fits = pool.Need(126, 1000, 1, 1, 1, fixed=126)
+    assert pool.shortages(node, size, room, fits) == []
+    (short,) = pool.shortages(node, size, room, replace(fits, fixed=127))
+    assert short == (
+        "jobs that are never moved must fit its GPUs at once: those there leave 25 % of one, and this takes 26 %"
+    )
+    assert pool.shortages(node, size, room, replace(fits, fixed=0)) == [], "one that can be moved takes turns"
+    (older,) = cluster_view.parse_nodes(line.replace("vgpu_fixed", "other"), [])
+    assert pool.shortages(older, size, room, replace(fits, fixed=1000)) == []
+    assert cluster_view.fixed_asked("gres:shard:4,gres:vgpu_fixed:400") == 400
+    assert cluster_view.fixed_asked("gres:shard:4") == 0

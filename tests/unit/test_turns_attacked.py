@@ -11,11 +11,13 @@ from turns_testbed import FIRST, SECOND_JOB, STAYS, Site, away, both, site
 
 from hami_hpc.agent.turns_taken import TurnsTaken, are_left
 from hami_hpc.contract import constants as c
+from hami_hpc.core.grant import Grant
 from hami_hpc.core.residents import Order
 from hami_hpc.core.swap import Process as Program
 from hami_hpc.core.time_watch import TimeWatch
 from hami_hpc.core.watch import SECOND, Kind, Suspicion
 from hami_hpc.errors import JobError, NodeError
+from hami_hpc.node import swapped
 from hami_hpc.stages import common, resize, swap, turns
 
 __all__ = ["site"]  # the fixture
@@ -77,7 +79,10 @@ def test_one_damaged_record_does_not_stop_the_others(site: Site) -> None:
     data[c.LIMITS_FIELDS["step_id"][0]] ^= 1
     path.write_bytes(bytes(data))
     orders = [Order(FIRST, c.SWAP_TURN, "x"), Order(10, c.SWAP_IN, "y")]
-    given, problem = turns.give(site.node.settings, list(site.node.grants().values()), orders)
+    grants = list(site.node.grants().values())
+    given, problem = turns.give(
+        site.node.settings, grants, orders, {one.job_id: site.order(one.job_id) for one in grants}
+    )
     assert [order.job_id for order in given] == [10]
     assert problem.startswith(f"the limits record of job {FIRST} cannot be changed (it is not this job's record")
 
@@ -159,3 +164,58 @@ def test_who_sleeps_has_not_waited(site: Site) -> None:
     site.leaves(SECOND_JOB)
     site.look()
     assert (site.order(10), site.order(FIRST)) == (c.SWAP_IN, c.SWAP_TURN)
+
+
+def test_a_thousand_processes_that_wait_are_not_asked_all_the_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking one takes some microseconds, and the agent has a hundredth of a core."""
+    away(site)
+    site.says[FIRST] = ["host"] * 1000
+    asked: list[int] = []
+    words = swapped.processes
+
+    def counted(run_dir: str, grant: Grant) -> list[Program]:
+        found = words(run_dir, grant)
+        asked.append(len(found))
+        return found
+
+    monkeypatch.setattr(swapped, "processes", counted)
+    for _ in range(60):
+        site.look(0.5)
+    assert sum(n for n in asked if n == 1000) <= 5000, "of 60,000"
+    site.says[FIRST] = ["wanted"] * 1000
+    for _ in range(40):
+        site.look(0.5)
+    assert {one.job_id: one.state for one in site.turns.standings}[FIRST] == "waits", "and they are heard"
+
+
+def test_a_job_that_leaves_is_asked_each_time_however_many_it_is(site: Site) -> None:
+    both(site)
+    site.look()
+    site.says[FIRST] = ["host"] * 999 + ["gpu"]
+    site.look(1000)
+    site.leaves(FIRST)
+    site.says[FIRST] = ["host"] * 999 + ["gpu"]
+    site.look(0.5)
+    assert site.order(SECOND_JOB) == c.SWAP_TURN
+    site.says[FIRST] = ["host"] * 1000
+    site.look(0.5)
+    assert site.order(SECOND_JOB) == c.SWAP_IN
+
+
+def test_while_nothing_moves_decisions_are_rarer_but_each_look_has_one(site: Site) -> None:
+    away(site)
+    decided: list[int] = []
+    once = site.turns.once
+    site.turns.once = lambda: decided.append(1) or once()  # type: ignore[method-assign, func-returns-value]
+    site.now_s += 10
+    for _ in range(6):
+        site.now_s += 0.5
+        site.turns.if_due()
+    assert len(decided) == 3
+    assert site.last is not None
+    site.last = site.last._replace(boot_ns=int(site.now_s * SECOND))
+    site.turns.if_due()
+    assert len(decided) == 4
+    site.turns.is_moving = True
+    site.turns.if_due()
+    assert len(decided) == 5

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from agent_states import make_state
 from node_testbed import GPU_MIB, UUIDS
 from turns_testbed import FIRST, NO_LIMITS, SECOND_JOB, STAYS, Site, both, site
 
@@ -20,7 +21,7 @@ from hami_hpc.core.watch import MIB, Kind, judge
 from hami_hpc.doctor import agent_checks
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import JobError
-from hami_hpc.node import neighbours, nvml
+from hami_hpc.node import agent_file, neighbours, nvml
 from hami_hpc.stages import suspend, swap, turns
 
 __all__ = ["site"]  # the fixture
@@ -205,12 +206,13 @@ def test_an_order_of_others_stands(site: Site) -> None:
     site.says[FIRST] = ["host"]
     grants = [site.node.grants()[FIRST]]
     assert swap.swap(site.node.settings, FIRST, out=True, wait_s=0)
-    assert turns.give(site.node.settings, grants, [Order(FIRST, c.SWAP_TURN, "")]) == ([], "")
+    leaves = [Order(FIRST, c.SWAP_TURN, "")]
+    second = site.node.grants()[SECOND_JOB]
+    decided_on = {FIRST: c.SWAP_IN, SECOND_JOB: c.SWAP_TURN}
+    assert turns.give(site.node.settings, [*grants, second], leaves, decided_on) == ([], "")
     assert site.order(FIRST) == c.SWAP_OUT
-    assert turns.give(site.node.settings, [grants[0]._replace(created_unix_ns=1)], [Order(FIRST, c.SWAP_TURN, "")]) == (
-        [],
-        "",
-    )
+    old = [grants[0]._replace(created_unix_ns=1), second]
+    assert turns.give(site.node.settings, old, leaves, decided_on) == ([], "")
 
 
 def test_a_job_that_holds_memory_though_it_is_away_is_found(site: Site) -> None:
@@ -292,6 +294,7 @@ def test_who_uses_too_little_for_nvml_to_show_is_not_idle(site: Site) -> None:
 
 
 def test_doctor_says_what_turns_need(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    both(site)
     devices = tuple(Device(index, uuid, "NVIDIA H200", GPU_MIB) for index, uuid in enumerate(UUIDS))
     monkeypatch.setattr(nvml, "read_devices", lambda: devices)
     pages = {"SC_PHYS_PAGES": 4 * GPU_MIB + 1, "SC_PAGE_SIZE": MIB}
@@ -302,6 +305,13 @@ def test_doctor_says_what_turns_need(site: Site, monkeypatch: pytest.MonkeyPatch
         Level.FAIL,
         "has not looked in this boot; jobs wait for their turn until it does",
     )
+    alive = make_state()
+    monkeypatch.setattr(agent_file, "read", lambda *_words: alive)
+    agent, turns_of_it = list(agent_checks.check_agent(facts))[:2]
+    assert (agent.level, turns_of_it.what, turns_of_it.level) == (Level.OK, "agent, turns", Level.FAIL)
+    assert "it began before memory_scaling was above 1" in turns_of_it.detail
+    site.look()
+    assert [one.what for one in agent_checks.check_agent(facts)] == ["agent"]
     (memory,) = agent_checks.check_host_memory(facts)
     assert memory.level == Level.OK
     pages["SC_PHYS_PAGES"] -= 1

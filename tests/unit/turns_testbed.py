@@ -4,20 +4,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from node_testbed import UUIDS, Node
+from node_testbed import GPU_MIB, UUIDS, Node
 
 from hami_hpc.agent.turns_taken import TurnsTaken
 from hami_hpc.contract import constants as c
+from hami_hpc.core import residents
+from hami_hpc.core.grant import Grant
 from hami_hpc.core.swap import Process as Program
 from hami_hpc.core.watch import MIB, SECOND, Limits, Look, Process, Slice
 from hami_hpc.node import swapped
 
 FIRST, SECOND_JOB, STAYS = 7, 8, 9
 LARGE = "100000"
+ON = (c.SWAP_NEVER, c.SWAP_IN)
+TURN_S = residents.turn_s(100_000, 60) + 1
 OVERSOLD = "version = 1\n[agent]\n[vgpu]\nmemory_scaling = 3\nturn_s = 60\n"
 NO_LIMITS = Limits(memory_slack_bytes=100 * MIB, exempt_uids=frozenset())
 
@@ -34,6 +39,7 @@ class Site:
     now_s: float = 1000.0
     last: Look | None = None
     silent: frozenset[str] = frozenset()
+    grants: Callable[[], dict[int, Grant]] | None = None  # what the agent finds there; None: those of the ledger
 
     def __post_init__(self) -> None:
         self.turns = TurnsTaken(self.node.settings, lambda: self.last, lambda: int(self.now_s * SECOND))
@@ -49,7 +55,7 @@ class Site:
     def look(self, after_s: float = 1.0) -> None:
         """Time passes, the agent looks, and decides."""
         self.now_s += after_s
-        grants = self.node.grants().values()
+        grants = self.grants().values() if self.grants else self.node.grants().values()
         processes = tuple(
             Process(job * 10, 1, 65534, job, UUIDS[0], mib * MIB, SECOND if job in self.busy else 0, True)
             for job, mib in self.used_mib.items()
@@ -73,7 +79,11 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    node = Node.make(tmp_path / "node")
+    return said_by(Node.make(tmp_path / "node"), monkeypatch)
+
+
+def said_by(node: Node, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """Returns the site of a node, whose programs say what the site has for them."""
     text = node.config.read_text().replace("version = 1\n", OVERSOLD)
     node.config.write_text(text + "[classes.be]\nswap = true\n")
     made = Site(node)
@@ -104,3 +114,17 @@ def away(site: Site) -> None:
     site.comes(SECOND_JOB)
     site.look(30)
     assert (site.order(FIRST), site.order(SECOND_JOB)) == (c.SWAP_TURN, c.SWAP_IN)
+
+
+def agent_of(site: Site) -> TurnsTaken:
+    return TurnsTaken(site.node.settings, lambda: site.last, lambda: int(site.now_s * SECOND))
+
+
+def assert_fits(site: Site) -> None:
+    """Who may use the GPU has what was asked for, beside what NVML shows of the others."""
+    grants = {job: grant for job, grant in site.node.grants().items() if grant.gpu_uuid == UUIDS[0]}
+    on = {job for job in grants if site.order(job) in ON}
+    held = sum(max(grants[job].mem_mib, site.used_mib.get(job, 0)) for job in on)
+    held += sum(mib for job, mib in site.used_mib.items() if job not in on)
+    assert held <= GPU_MIB, {job: (site.order(job), site.used_mib.get(job), site.says.get(job)) for job in grants}
+    assert sum(grants[job].cores_percent for job in on) <= 100
