@@ -166,6 +166,27 @@ def test_each_gpu_takes_three_jobs_with_all_of_it_and_then_small_ones(both: Layo
         submit(both, f"--gres=vgpu:mem={SLICE_MIB + 1}M")
 
 
+def test_what_is_never_moved_waits_in_the_queue_for_room_and_others_start(both: Layout) -> None:
+    """Two latency-critical jobs with all of a GPU each; a third one would wait on the GPU for its whole time limit."""
+
+    def whole(qos: str) -> int:
+        return jobs.submit(both, USER, qos, "--gres=vgpu:mem=100%,cores=100", script="sleep 300")
+
+    first, second = whole("--qos=lc"), whole("--qos=lc")
+    for job in (first, second):
+        jobs.wait_for_state(both, job, "RUNNING")
+    movable = whole("--qos=be")
+    jobs.wait_for_state(both, movable, "RUNNING")
+    third = whole("--qos=lc")
+    tried = ("Resources", "Priority")
+    jobs.wait(both, lambda: jobs.job_facts(both, third)["Reason"] in tried, "Slurm to try the job", 30, third)
+    assert jobs.job_facts(both, third)["JobState"] == "PENDING"
+    told = hami(both, "root", "explain", str(third)).out
+    assert "never moved" in told, told
+    jobs.admin(both, "scancel", str(first))
+    jobs.wait_for_state(both, third, "RUNNING")
+
+
 def test_a_job_with_the_whole_node_has_whole_gpus(both: Layout) -> None:
     job = submit(both, "--exclusive")
     jobs.wait_for_state(both, job, "RUNNING")
@@ -185,6 +206,10 @@ def test_jobs_take_turns_and_each_keeps_its_memory(one_gpu: Layout) -> None:
     log = (one_gpu.state_dir / "events.jsonl").read_text()
     for job in ids:
         assert f"job {job} leaves GPU" in log
+    shown = json.loads(jobs.admin(one_gpu, "hami-hpc", "ps", "--format", "json"))
+    assert len(shown) >= len(ids), shown
+    table = jobs.admin(one_gpu, "hami-hpc", "ps")
+    assert "TURN" in table.splitlines()[0], table
     waiting = [hami(one_gpu, "root", "usage", str(job)).out for job in ids]
     assert sum("until it is the job's turn" in text for text in waiting) == 2, waiting
     assert gpus(one_gpu)[0]["waiting"] == 2
