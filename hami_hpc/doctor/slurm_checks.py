@@ -21,6 +21,7 @@ from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
 from hami_hpc.node import mig_static, nvml
 from hami_hpc.render import filters, on_disk
+from hami_hpc.render.filters import FOR_ALL, FOR_OURS, client_plugins
 from hami_hpc.render.merging import IMPLIES_ALLOC
 from hami_hpc.slurm import commands, plugstack
 from hami_hpc.slurm.files import ConfFile, calls_one_of, scripts_of
@@ -39,11 +40,10 @@ def check_keys(facts: Facts) -> Iterator[Finding]:
         ("GresTypes", "vgpu_slo", "run hami-hpc render again: jobs cannot ask for slo= without"),
         ("SelectType", "select/cons_tres", "SelectType=select/cons_tres"),
         ("JobSubmitPlugins", "lua", "JobSubmitPlugins=lua"),
-        ("CliFilterPlugins", "lua", "CliFilterPlugins=lua"),
     ):
         value = facts.slurm.get(key, "")
-        good = word in value.removeprefix("cli_filter/").split(",")
-        yield finding(key, good, value or "not set", f"slurm.conf: {why}, {RESTART}")
+        yield finding(key, word in value.split(","), value or "not set", f"slurm.conf: {why}, {RESTART}")
+    yield _client_plugin(facts)
     flags = facts.slurm.get("PrologFlags", "")
     good = any(flag.strip().lower() in IMPLIES_ALLOC for flag in flags.split(","))
     yield finding("PrologFlags", good, flags or "not set", f"slurm.conf: PrologFlags=Alloc, {RESTART}")
@@ -52,6 +52,21 @@ def check_keys(facts: Facts) -> Iterator[Finding]:
     detail = "nohold_on_prolog_fail is set" if good else "a job whose prolog fails is held until somebody releases it"
     advice = "add nohold_on_prolog_fail to SchedulerParameters: such a job starts on another node by itself"
     yield finding("SchedulerParameters", good, detail, advice, Level.WARN)
+
+
+def _client_plugin(facts: Facts) -> Finding:
+    """Checks that one plugin runs cli_filter.lua: for every command if that has rules of the site's."""
+    value = facts.slurm.get("CliFilterPlugins", "")
+    named = [name for name in client_plugins(value) if name in (FOR_ALL, FOR_OURS)]
+    path, ours = f"{facts.conf_dir}/cli_filter.lua", places.LUA / "cli_filter.lua"
+    script, shipped = on_disk.read(Path(path)), on_disk.read(ours)
+    calls_us = script is not None and not filters.missing_calls("cli_filter.lua", script)  # check_filters says if not
+    if named == [FOR_OURS] and calls_us and filters.has_rules_of_its_own(script or "", shipped or script or ""):
+        detail = f"{value} runs {path} for vgpu requests alone, and that has rules of its own"
+        advice = f"slurm.conf: CliFilterPlugins=lua; if nobody needs the rules: install -m 0644 {ours} {path}"
+        return Finding("CliFilterPlugins", Level.FAIL, detail, advice)
+    advice = "slurm.conf: CliFilterPlugins=hami_hpc, or lua where cli_filter.lua has rules of its own; not both"
+    return finding("CliFilterPlugins", len(named) == 1, value or "not set", advice)
 
 
 def check_devices(facts: Facts) -> Iterator[Finding]:

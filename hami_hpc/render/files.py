@@ -48,7 +48,7 @@ REASONS = {
     "GresTypes": "Slurm packs gres/shard onto one GPU; the vgpu gres carry a slice's class, MiB and percent.",
     "SelectType": "Only cons_tres schedules gpu and shard.",
     "JobSubmitPlugins": "Translates --gres=vgpu:mem=8G,cores=50 to those gres, in slurmctld.",
-    "CliFilterPlugins": "Checks requests and rewrites them for Slurm's parsers, in the user's command.",
+    "CliFilterPlugins": "Checks requests and rewrites them for Slurm's parsers, in users' commands: on every host.",
     "PrologFlags": "Alloc: the prolog runs on every node when the job starts, not when its first step starts.",
     "AccountingStorageTRES": "What slurmdbd stores for the bill.",
     "PluginDir": "The directories of the plugins.",
@@ -218,7 +218,7 @@ class Renderer:
             "GresTypes": f"gpu,{c.GRES_SHARD},{c.GRES_CLASS},{c.GRES_MEM},{c.GRES_CORES},{c.GRES_SLO}",
             "SelectType": "select/cons_tres",
             "JobSubmitPlugins": "lua",
-            "CliFilterPlugins": "lua",
+            "CliFilterPlugins": self._client_plugin(),
             "PrologFlags": "Alloc",
             "AccountingStorageTRES": tracked_tres(self.settings.gpu_models, self.settings.classes),
         }
@@ -242,6 +242,12 @@ class Renderer:
             self.out.merges += placement_lines.merge_lines(self.placement, self.site_settings, lines, partitions, path)
             self.out.remarks += placement_lines.remarks(self.placement, lines, partitions)
         self.out.add(FRAGMENT, self._with_nodes(head))
+
+    def _client_plugin(self) -> str:
+        own = self.site_settings.get("clifilterplugins", [])
+        script = on_disk.read(Path(self.target.path("cli_filter.lua")))
+        shipped = on_disk.read(places.LUA / "cli_filter.lua")
+        return filters.client_plugin(own[-1].value if own else "", script, shipped)
 
     def _stage_key(self, key: str, keys: dict[str, str]) -> None:
         program, settings = self.target.stage(key), self.site_settings.get(key.lower(), [])
