@@ -2,13 +2,14 @@
 """Submissions and scheduling with hami_hpc's filters and plugins, beside a Slurm without them.
 
     .venv/bin/python benchmarks/bench_submit.py [--jobs 10000] [--nodes 1000] [--dir DIRECTORY]
+    .venv/bin/python benchmarks/bench_submit.py --cycles --on with --on fine
     .venv/bin/python benchmarks/bench_submit.py --clients [--before CHECKOUT]
 
 As root. Private Slurms, each with one node of two simulated GPUs and `nodes` configured ones that are down: without
 hami_hpc (gres/shard alone), the same with Lua filters that do nothing, with hami_hpc, and with shards of 1 MiB. Four
 loops call sbatch at once, in turns on all clusters: a plain CPU job, and half a GPU (bare shards without hami_hpc, vgpu
 with it). Then `jobs` jobs wait on each for a GPU that is held, and sdiag says how long slurmctld's cycles take. Status
-1 where a plain job's rate with hami_hpc is below 0.95 of that with filters that do nothing.
+1 where a plain job's rate with hami_hpc is below 0.95 of that without.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,7 @@ EMPTY_SCRIPTS = {
     "cli_filter.lua": ("slurm_cli_setup_defaults", "slurm_cli_pre_submit", "slurm_cli_post_submit"),
     "job_submit.lua": ("slurm_job_submit", "slurm_job_modify"),
 }
+PLACES = {"stock": STOCK, "empty": EMPTY, "with": OURS, "fine": FINE}
 USER = "games"
 SCRIPT = "#!/bin/sh\nsleep 600\n"
 PLAIN = "--partition=cpu"
@@ -78,18 +80,22 @@ def empty_filters(layout: Layout) -> None:
 
 
 @contextlib.contextmanager
-def clusters(folder: Path, nodes: int) -> Iterator[dict[str, Layout]]:
+def clusters(folder: Path, nodes: int, places: Sequence[str]) -> Iterator[dict[str, Layout]]:
     with contextlib.ExitStack() as stack:
         layouts = {}
-        for name, place in ((STOCK, "stock"), (EMPTY, "empty")):
-            layouts[name] = stack.enter_context(bare_slurm.running(folder / place, ("", "")))
-        empty_filters(layouts[EMPTY])
-        for name, place in ((OURS, "with"), (FINE, "fine")):
+        for place, name in PLACES.items():
             root = folder / place
-            stack.callback(cluster.remove, root)
-            cluster.remove(root)
-            layouts[name] = cluster.up(root)
-        few_mib(layouts[FINE])
+            if place not in places:
+                continue
+            if name in (STOCK, EMPTY):
+                layouts[name] = stack.enter_context(bare_slurm.running(root, ("", "")))
+            else:
+                stack.callback(cluster.remove, root)
+                cluster.remove(root)
+                layouts[name] = cluster.up(root)
+        for name, change in ((EMPTY, empty_filters), (FINE, few_mib)):
+            if name in layouts:
+                change(layouts[name])
         for layout in layouts.values():
             add_nodes(layout, nodes)
         yield layouts
@@ -149,7 +155,7 @@ def costs(layouts: dict[str, Layout], options: Callable[[str], str]) -> dict[str
 
 
 def report_costs(layouts: dict[str, Layout]) -> float:
-    """Prints a table for each kind of job; returns how a plain job's rate is beside that with empty filters."""
+    """Prints a table for each kind of job; returns how a plain job's rate is beside that without hami_hpc."""
     found = []
     kinds: tuple[tuple[str, Callable[[str], str]], ...] = (
         ("A CPU job", lambda _name: PLAIN),
@@ -162,7 +168,7 @@ def report_costs(layouts: dict[str, Layout]) -> float:
             ratios = [cost.rate / measured[other].rate for other in (EMPTY, STOCK)]
             cells = [f"{cost.rate:.0f}", *(f"{ratio:.2f}" for ratio in ratios)]
             print(f"| {name} | {' | '.join(cells)} | {cost.sbatch_ms:.2f} | {cost.slurmctld_ms:.2f} |", flush=True)
-        found.append(measured[OURS].rate / measured[EMPTY].rate)
+        found.append(measured[OURS].rate / measured[STOCK].rate)
         print()
     return found[0]
 
@@ -177,6 +183,14 @@ def cycles(layout: Layout, wait_s: float = 60) -> str:
     return f"{' | '.join(f'{int(mean) / 1000:.1f}' for mean in means[:2])} | {depth[0] if depth else '-'}"
 
 
+def memory_mib(layout: Layout) -> float:
+    """Returns slurmctld's resident memory."""
+    status = Path(f"/proc/{daemons.running_pid(layout, 'slurmctld')}/status").read_text()
+    resident = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
+    assert resident is not None
+    return int(resident[1]) / 1024
+
+
 def check_waiting(layout: Layout) -> None:
     """Raises SystemExit where the jobs wait for anything but room: then a cycle has less to do."""
     reasons = set(jobs.admin(layout, "squeue", "-h", f"--user={USER}", "-o", "%r").splitlines())
@@ -185,21 +199,24 @@ def check_waiting(layout: Layout) -> None:
 
 
 def report_cycles(layouts: dict[str, Layout], count: int) -> None:
-    print(f"| {count} jobs wait | main cycle, ms | backfill, ms | jobs looked at |\n|---|---|---|---|")
+    print(f"| {count} jobs wait | submitted, /s | main cycle, ms | backfill, ms | jobs looked at | slurmctld, MiB |")
+    print("|---" * 6 + "|")
     for name, layout in layouts.items():
         for _ in range(2):  # both GPUs are held
             jobs.submit(layout, "root", "--gres=gpu:1", "--time=30", script="sleep 1800")
-        submit(layout, count, HALF[name], "--time=10", "--output=/dev/null")
+        cost = submit(layout, count, HALF[name], "--time=10", "--output=/dev/null")
         check_waiting(layout)
-        print(f"| {name} | {cycles(layout)} |", flush=True)
+        print(f"| {name} | {cost.rate:.0f} | {cycles(layout)} | {memory_mib(layout):.0f} |", flush=True)
         jobs.admin(layout, "scancel", f"--user={USER}", timeout_s=300)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=10000)
+    parser.add_argument("--jobs", type=int, default=10000, help="that wait while cycles are measured; 0: none are")
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--dir", type=Path, default=ROOT / "build/submit-clusters")
+    parser.add_argument("--cycles", action="store_true", help="only the cycles")
+    parser.add_argument("--on", action="append", choices=PLACES, help="with --cycles: these Slurms alone")
     parser.add_argument("--clients", action="store_true", help="only the CPU time of sbatch, with parts left out")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="with --clients: this one's filters, too")
     options = parser.parse_args()
@@ -211,9 +228,10 @@ def main() -> int:
         finally:
             cluster.remove(options.dir)
         return 0
-    with clusters(options.dir, options.nodes) as layouts:
-        ratio = report_costs(layouts)
-        report_cycles(layouts, options.jobs)
+    with clusters(options.dir, options.nodes, options.on or list(PLACES)) as layouts:
+        ratio = LEAST if options.cycles else report_costs(layouts)
+        if options.jobs:
+            report_cycles(layouts, options.jobs)
     return 0 if ratio >= LEAST else 1
 
 

@@ -14,7 +14,7 @@ from harness import jobs
 from harness.layout import Layout
 
 USER = "games"
-JOBS, ROUNDS = 30, 6
+JOBS, ROUNDS = 30, 11
 SPANK = "plugstack.conf.d/hami-hpc.conf"
 EMPTY_FILTER = "".join(
     f"function slurm_cli_{name}() return slurm.SUCCESS end\n"
@@ -22,9 +22,18 @@ EMPTY_FILTER = "".join(
 )
 
 
-def without_filter(etc: Path) -> None:
+OURS = "ours"
+
+
+def name_filter(etc: Path, line: str) -> None:
     fragment = etc / "slurm-hami-hpc.conf"
-    fragment.write_text(fragment.read_text().replace("CliFilterPlugins=lua\n", ""))
+    text = fragment.read_text()
+    assert "CliFilterPlugins=hami_hpc\n" in text
+    fragment.write_text(text.replace("CliFilterPlugins=hami_hpc\n", line))
+
+
+def without_filter(etc: Path) -> None:
+    name_filter(etc, "")
 
 
 def without_spank(etc: Path) -> None:
@@ -32,12 +41,18 @@ def without_spank(etc: Path) -> None:
     without_filter(etc)
 
 
+def with_lua(etc: Path) -> None:
+    name_filter(etc, "CliFilterPlugins=lua\n")
+
+
 def empty_filter(etc: Path) -> None:
+    with_lua(etc)
     (etc / "cli_filter.lua").write_text(f"{EMPTY_FILTER}return slurm.SUCCESS\n")
 
 
 def filters_of(checkout: Path) -> Callable[[Path], None]:
     def copy(etc: Path) -> None:
+        with_lua(etc)
         for script in (checkout / "slurm-plugins" / "lua").glob("*.lua"):
             shutil.copy(script, etc / script.name)
 
@@ -48,10 +63,11 @@ def variants(before: Path | None) -> dict[str, Callable[[Path], None]]:
     found: dict[str, Callable[[Path], None]] = {
         "no filter, no SPANK plugin": without_spank,
         "no filter, our SPANK plugin": without_filter,
-        "an empty `cli_filter.lua`, our SPANK plugin": empty_filter,
-        "ours": lambda _etc: None,
+        "`CliFilterPlugins=lua` with an empty script, our SPANK plugin": empty_filter,
+        f"{OURS}, `CliFilterPlugins=lua`": with_lua,
+        f"{OURS}, `CliFilterPlugins=hami_hpc`": lambda _etc: None,
     }
-    return found | ({"ours, before": filters_of(before)} if before else {})
+    return found | ({f"{OURS}, before": filters_of(before)} if before else {})
 
 
 def client_conf(layout: Layout, number: int, change: Callable[[Path], None]) -> Path:
@@ -89,7 +105,7 @@ def report(layout: Layout, before: Path | None) -> None:
     for _ in range(ROUNDS):
         for name, conf in confs.items():
             for kind, options in kinds.items():
-                if kind == "a CPU job" or name.startswith("ours"):
+                if kind == "a CPU job" or name.startswith(OURS):
                     took.setdefault((name, kind), []).append(sbatch_ms(layout, conf, *options))
         jobs.admin(layout, "scancel", f"--user={USER}")
     print(f"| client's configuration | {', CPU ms | '.join(kinds)}, CPU ms |\n|---|---|---|")
