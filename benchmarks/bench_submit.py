@@ -125,13 +125,12 @@ def submit(layout: Layout, count: int, *options: str) -> Cost:
     loop = f"set -e; for i in $(seq {count // LANES}); do sbatch --parsable {words} {script} >/dev/null; done"
     command = ("setpriv", "--reuid", USER, "--regid", USER, "--clear-groups", "sh", "-c", loop)
     environment = jobs.user_environment(layout, USER)
-    began, before, children = time.monotonic(), cpu_s(layout), os.times()
+    began, before, children = time.monotonic(), cpu_s(layout), client_costs.children_s()
     running = [subprocess.Popen(command, env=environment, cwd=layout.home / USER) for _ in range(LANES)]
     ended = [process.wait(900) for process in running]
     if any(ended):
         raise SystemExit(f"sbatch {words} was refused")
-    took, after = time.monotonic() - began, os.times()
-    own = after.children_user + after.children_system - children.children_user - children.children_system
+    took, own = time.monotonic() - began, client_costs.children_s() - children
     return Cost(count / took, 1000 * own / count, 1000 * (cpu_s(layout) - before) / count)
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -14,7 +14,7 @@ from harness import jobs
 from harness.layout import Layout
 
 USER = "games"
-JOBS, ROUNDS = 30, 11
+JOBS, ROUNDS = 4, 80
 SPANK = "plugstack.conf.d/hami-hpc.conf"
 EMPTY_FILTER = "".join(
     f"function slurm_cli_{name}() return slurm.SUCCESS end\n"
@@ -70,6 +70,12 @@ def variants(before: Path | None) -> dict[str, Callable[[Path], None]]:
     return found | ({f"{OURS}, before": filters_of(before)} if before else {})
 
 
+def children_s() -> float:
+    """Returns the CPU time of all programs that this process has waited for. os.times() has ticks of 10 ms."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def client_conf(layout: Layout, number: int, change: Callable[[Path], None]) -> Path:
     """Returns slurm.conf in a copy of the cluster's configuration that only clients read."""
     etc = layout.public / f"etc-client{number}"
@@ -89,15 +95,18 @@ def sbatch_ms(layout: Layout, conf: Path, *options: str) -> float:
     loop = f"set -e; for i in $(seq {JOBS}); do sbatch {words} job.sh >/dev/null; done"
     command = ("setpriv", "--reuid", USER, "--regid", USER, "--clear-groups", "sh", "-c", loop)
     environment = jobs.user_environment(layout, USER) | {"SLURM_CONF": str(conf)}
-    before = os.times()
+    before = children_s()
     subprocess.run(command, env=environment, cwd=layout.home / USER, check=True)
-    after = os.times()
-    own = after.children_user + after.children_system - before.children_user - before.children_system
-    return 1000 * own / JOBS
+    return 1000 * (children_s() - before) / JOBS
+
+
+def undisturbed(times: list[float]) -> float:
+    """Returns the mean of the lower half: what other work on the machine adds is in the upper one."""
+    return statistics.mean(sorted(times)[: len(times) // 2])
 
 
 def report(layout: Layout, before: Path | None) -> None:
-    """Prints medians of ROUNDS, in turns, for a CPU job and, where the filter is ours, half a GPU."""
+    """Prints the CPU time of a CPU job and, where the filter is ours, half a GPU, in ROUNDS of all."""
     changes = variants(before)
     confs = {name: client_conf(layout, number, change) for number, (name, change) in enumerate(changes.items())}
     kinds = {"a CPU job": ("--partition=cpu",), "half a GPU": ("--gres=vgpu:mem=8G,cores=50",)}
@@ -110,6 +119,6 @@ def report(layout: Layout, before: Path | None) -> None:
         jobs.admin(layout, "scancel", f"--user={USER}")
     print(f"| client's configuration | {', CPU ms | '.join(kinds)}, CPU ms |\n|---|---|---|")
     for name in confs:
-        cells = [f"{statistics.median(took[name, kind]):.2f}" if (name, kind) in took else "" for kind in kinds]
+        cells = [f"{undisturbed(took[name, kind]):.2f}" if (name, kind) in took else "" for kind in kinds]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
     print()
