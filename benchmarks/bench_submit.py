@@ -35,7 +35,7 @@ from harness import cluster, config, daemons, jobs  # noqa: E402
 from harness.files import write  # noqa: E402
 from harness.layout import Layout  # noqa: E402
 
-LEAST, LANES, BATCH, ROUNDS = 0.95, 4, 40, 15
+LEAST, LANES, BATCH, ROUNDS = 0.95, 4, 40, 40
 STOCK, EMPTY, OURS, FINE = "without hami_hpc", "with empty filters", "with hami_hpc", "with shards of 1 MiB"
 EMPTY_SCRIPTS = {
     "cli_filter.lua": ("slurm_cli_setup_defaults", "slurm_cli_pre_submit", "slurm_cli_post_submit"),
@@ -134,23 +134,24 @@ def submit(layout: Layout, count: int, *options: str) -> Cost:
     return Cost(count / took, 1000 * own / count, 1000 * (cpu_s(layout) - before) / count)
 
 
-def costs(layouts: dict[str, Layout], options: Callable[[str], str]) -> dict[str, Cost]:
-    """Returns the medians on each cluster, in turns; the jobs are cancelled after each turn."""
+def costs(layouts: dict[str, Layout], options: Callable[[str], str]) -> dict[str, list[Cost]]:
+    """Returns the costs of each turn on each cluster. Each round begins with another one, as a cluster is still busy
+    with its cancelled jobs when the next one's turn begins."""
     seen: dict[str, list[Cost]] = {name: [] for name in layouts}
+    order = list(layouts)
     for number in range(ROUNDS + 1):
-        for name, layout in layouts.items():
-            cost = submit(layout, BATCH, options(name), *HELD)
+        order.append(order.pop(0))
+        for name in order:
+            cost = submit(layouts[name], BATCH, options(name), *HELD)
             if number:  # the first fills caches
                 seen[name].append(cost)
-            jobs.admin(layout, "scancel", f"--user={USER}")
-    return {
-        name: Cost(
-            statistics.median(cost.rate for cost in each),
-            statistics.median(cost.sbatch_ms for cost in each),
-            statistics.mean(cost.slurmctld_ms for cost in each),  # few ticks of the clock each
-        )
-        for name, each in seen.items()
-    }
+            jobs.admin(layouts[name], "scancel", f"--user={USER}")
+    return seen
+
+
+def rate_beside(seen: dict[str, list[Cost]], name: str, other: str) -> float:
+    """Returns the median of the ratios within a round: both had the same other work beside them, more or less."""
+    return statistics.median(own.rate / its.rate for own, its in zip(seen[name], seen[other], strict=True))
 
 
 def report_costs(layouts: dict[str, Layout]) -> float:
@@ -162,12 +163,14 @@ def report_costs(layouts: dict[str, Layout]) -> float:
     )
     for what, options in kinds:
         print(f"| {what} | /s | to empty filters | to none | sbatch, CPU ms | slurmctld, CPU ms |\n{'|---' * 6}|")
-        measured = costs(layouts, options)
-        for name, cost in measured.items():
-            ratios = [cost.rate / measured[other].rate for other in (EMPTY, STOCK)]
-            cells = [f"{cost.rate:.0f}", *(f"{ratio:.2f}" for ratio in ratios)]
-            print(f"| {name} | {' | '.join(cells)} | {cost.sbatch_ms:.2f} | {cost.slurmctld_ms:.2f} |", flush=True)
-        found.append(measured[OURS].rate / measured[STOCK].rate)
+        seen = costs(layouts, options)
+        for name, each in seen.items():
+            cells = [f"{statistics.median(cost.rate for cost in each):.0f}"]
+            cells += [f"{rate_beside(seen, name, other):.2f}" for other in (EMPTY, STOCK)]
+            cells.append(f"{client_costs.undisturbed([cost.sbatch_ms for cost in each]):.2f}")
+            cells.append(f"{statistics.mean(cost.slurmctld_ms for cost in each):.2f}")  # few ticks of the clock each
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        found.append(rate_beside(seen, OURS, STOCK))
         print()
     return found[0]
 
