@@ -2,13 +2,14 @@
 """Submissions and scheduling with hami_hpc's filters and plugins, beside a Slurm without them.
 
     .venv/bin/python benchmarks/bench_submit.py [--jobs 10000] [--nodes 1000] [--dir DIRECTORY]
+    .venv/bin/python benchmarks/bench_submit.py --cycles --on with --on fine
     .venv/bin/python benchmarks/bench_submit.py --clients [--before CHECKOUT]
 
 As root. Private Slurms, each with one node of two simulated GPUs and `nodes` configured ones that are down: without
 hami_hpc (gres/shard alone), the same with Lua filters that do nothing, with hami_hpc, and with shards of 1 MiB. Four
 loops call sbatch at once, in turns on all clusters: a plain CPU job, and half a GPU (bare shards without hami_hpc, vgpu
 with it). Then `jobs` jobs wait on each for a GPU that is held, and sdiag says how long slurmctld's cycles take. Status
-1 where a plain job's rate with hami_hpc is below 0.95 of that with filters that do nothing.
+1 where a plain job's rate with hami_hpc is below 0.95 of that without.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,12 +35,13 @@ from harness import cluster, config, daemons, jobs  # noqa: E402
 from harness.files import write  # noqa: E402
 from harness.layout import Layout  # noqa: E402
 
-LEAST, LANES, BATCH, ROUNDS = 0.95, 4, 40, 15
+LEAST, LANES, BATCH, ROUNDS = 0.95, 4, 40, 40
 STOCK, EMPTY, OURS, FINE = "without hami_hpc", "with empty filters", "with hami_hpc", "with shards of 1 MiB"
 EMPTY_SCRIPTS = {
     "cli_filter.lua": ("slurm_cli_setup_defaults", "slurm_cli_pre_submit", "slurm_cli_post_submit"),
     "job_submit.lua": ("slurm_job_submit", "slurm_job_modify"),
 }
+PLACES = {"stock": STOCK, "empty": EMPTY, "with": OURS, "fine": FINE}
 USER = "games"
 SCRIPT = "#!/bin/sh\nsleep 600\n"
 PLAIN = "--partition=cpu"
@@ -78,18 +80,22 @@ def empty_filters(layout: Layout) -> None:
 
 
 @contextlib.contextmanager
-def clusters(folder: Path, nodes: int) -> Iterator[dict[str, Layout]]:
+def clusters(folder: Path, nodes: int, places: Sequence[str]) -> Iterator[dict[str, Layout]]:
     with contextlib.ExitStack() as stack:
         layouts = {}
-        for name, place in ((STOCK, "stock"), (EMPTY, "empty")):
-            layouts[name] = stack.enter_context(bare_slurm.running(folder / place, ("", "")))
-        empty_filters(layouts[EMPTY])
-        for name, place in ((OURS, "with"), (FINE, "fine")):
+        for place, name in PLACES.items():
             root = folder / place
-            stack.callback(cluster.remove, root)
-            cluster.remove(root)
-            layouts[name] = cluster.up(root)
-        few_mib(layouts[FINE])
+            if place not in places:
+                continue
+            if name in (STOCK, EMPTY):
+                layouts[name] = stack.enter_context(bare_slurm.running(root, ("", "")))
+            else:
+                stack.callback(cluster.remove, root)
+                cluster.remove(root)
+                layouts[name] = cluster.up(root)
+        for name, change in ((EMPTY, empty_filters), (FINE, few_mib)):
+            if name in layouts:
+                change(layouts[name])
         for layout in layouts.values():
             add_nodes(layout, nodes)
         yield layouts
@@ -119,37 +125,37 @@ def submit(layout: Layout, count: int, *options: str) -> Cost:
     loop = f"set -e; for i in $(seq {count // LANES}); do sbatch --parsable {words} {script} >/dev/null; done"
     command = ("setpriv", "--reuid", USER, "--regid", USER, "--clear-groups", "sh", "-c", loop)
     environment = jobs.user_environment(layout, USER)
-    began, before, children = time.monotonic(), cpu_s(layout), os.times()
+    began, before, children = time.monotonic(), cpu_s(layout), client_costs.children_s()
     running = [subprocess.Popen(command, env=environment, cwd=layout.home / USER) for _ in range(LANES)]
     ended = [process.wait(900) for process in running]
     if any(ended):
         raise SystemExit(f"sbatch {words} was refused")
-    took, after = time.monotonic() - began, os.times()
-    own = after.children_user + after.children_system - children.children_user - children.children_system
+    took, own = time.monotonic() - began, client_costs.children_s() - children
     return Cost(count / took, 1000 * own / count, 1000 * (cpu_s(layout) - before) / count)
 
 
-def costs(layouts: dict[str, Layout], options: Callable[[str], str]) -> dict[str, Cost]:
-    """Returns the medians on each cluster, in turns; the jobs are cancelled after each turn."""
+def costs(layouts: dict[str, Layout], options: Callable[[str], str]) -> dict[str, list[Cost]]:
+    """Returns the costs of each turn on each cluster. Each round begins with another one, as a cluster is still busy
+    with its cancelled jobs when the next one's turn begins."""
     seen: dict[str, list[Cost]] = {name: [] for name in layouts}
+    order = list(layouts)
     for number in range(ROUNDS + 1):
-        for name, layout in layouts.items():
-            cost = submit(layout, BATCH, options(name), *HELD)
+        order.append(order.pop(0))
+        for name in order:
+            cost = submit(layouts[name], BATCH, options(name), *HELD)
             if number:  # the first fills caches
                 seen[name].append(cost)
-            jobs.admin(layout, "scancel", f"--user={USER}")
-    return {
-        name: Cost(
-            statistics.median(cost.rate for cost in each),
-            statistics.median(cost.sbatch_ms for cost in each),
-            statistics.mean(cost.slurmctld_ms for cost in each),  # few ticks of the clock each
-        )
-        for name, each in seen.items()
-    }
+            jobs.admin(layouts[name], "scancel", f"--user={USER}")
+    return seen
+
+
+def rate_beside(seen: dict[str, list[Cost]], name: str, other: str) -> float:
+    """Returns the median of the ratios within a round: both had the same other work beside them, more or less."""
+    return statistics.median(own.rate / its.rate for own, its in zip(seen[name], seen[other], strict=True))
 
 
 def report_costs(layouts: dict[str, Layout]) -> float:
-    """Prints a table for each kind of job; returns how a plain job's rate is beside that with empty filters."""
+    """Prints a table for each kind of job; returns how a plain job's rate is beside that without hami_hpc."""
     found = []
     kinds: tuple[tuple[str, Callable[[str], str]], ...] = (
         ("A CPU job", lambda _name: PLAIN),
@@ -157,12 +163,14 @@ def report_costs(layouts: dict[str, Layout]) -> float:
     )
     for what, options in kinds:
         print(f"| {what} | /s | to empty filters | to none | sbatch, CPU ms | slurmctld, CPU ms |\n{'|---' * 6}|")
-        measured = costs(layouts, options)
-        for name, cost in measured.items():
-            ratios = [cost.rate / measured[other].rate for other in (EMPTY, STOCK)]
-            cells = [f"{cost.rate:.0f}", *(f"{ratio:.2f}" for ratio in ratios)]
-            print(f"| {name} | {' | '.join(cells)} | {cost.sbatch_ms:.2f} | {cost.slurmctld_ms:.2f} |", flush=True)
-        found.append(measured[OURS].rate / measured[EMPTY].rate)
+        seen = costs(layouts, options)
+        for name, each in seen.items():
+            cells = [f"{statistics.median(cost.rate for cost in each):.0f}"]
+            cells += [f"{rate_beside(seen, name, other):.2f}" for other in (EMPTY, STOCK)]
+            cells.append(f"{client_costs.undisturbed([cost.sbatch_ms for cost in each]):.2f}")
+            cells.append(f"{statistics.mean(cost.slurmctld_ms for cost in each):.2f}")  # few ticks of the clock each
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        found.append(rate_beside(seen, OURS, STOCK))
         print()
     return found[0]
 
@@ -177,6 +185,14 @@ def cycles(layout: Layout, wait_s: float = 60) -> str:
     return f"{' | '.join(f'{int(mean) / 1000:.1f}' for mean in means[:2])} | {depth[0] if depth else '-'}"
 
 
+def memory_mib(layout: Layout) -> float:
+    """Returns slurmctld's resident memory."""
+    status = Path(f"/proc/{daemons.running_pid(layout, 'slurmctld')}/status").read_text()
+    resident = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
+    assert resident is not None
+    return int(resident[1]) / 1024
+
+
 def check_waiting(layout: Layout) -> None:
     """Raises SystemExit where the jobs wait for anything but room: then a cycle has less to do."""
     reasons = set(jobs.admin(layout, "squeue", "-h", f"--user={USER}", "-o", "%r").splitlines())
@@ -185,21 +201,24 @@ def check_waiting(layout: Layout) -> None:
 
 
 def report_cycles(layouts: dict[str, Layout], count: int) -> None:
-    print(f"| {count} jobs wait | main cycle, ms | backfill, ms | jobs looked at |\n|---|---|---|---|")
+    print(f"| {count} jobs wait | submitted, /s | main cycle, ms | backfill, ms | jobs looked at | slurmctld, MiB |")
+    print("|---" * 6 + "|")
     for name, layout in layouts.items():
         for _ in range(2):  # both GPUs are held
             jobs.submit(layout, "root", "--gres=gpu:1", "--time=30", script="sleep 1800")
-        submit(layout, count, HALF[name], "--time=10", "--output=/dev/null")
+        cost = submit(layout, count, HALF[name], "--time=10", "--output=/dev/null")
         check_waiting(layout)
-        print(f"| {name} | {cycles(layout)} |", flush=True)
+        print(f"| {name} | {cost.rate:.0f} | {cycles(layout)} | {memory_mib(layout):.0f} |", flush=True)
         jobs.admin(layout, "scancel", f"--user={USER}", timeout_s=300)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=10000)
+    parser.add_argument("--jobs", type=int, default=10000, help="that wait while cycles are measured; 0: none are")
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--dir", type=Path, default=ROOT / "build/submit-clusters")
+    parser.add_argument("--cycles", action="store_true", help="only the cycles")
+    parser.add_argument("--on", action="append", choices=PLACES, help="with --cycles: these Slurms alone")
     parser.add_argument("--clients", action="store_true", help="only the CPU time of sbatch, with parts left out")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="with --clients: this one's filters, too")
     options = parser.parse_args()
@@ -211,9 +230,10 @@ def main() -> int:
         finally:
             cluster.remove(options.dir)
         return 0
-    with clusters(options.dir, options.nodes) as layouts:
-        ratio = report_costs(layouts)
-        report_cycles(layouts, options.jobs)
+    with clusters(options.dir, options.nodes, options.on or list(PLACES)) as layouts:
+        ratio = LEAST if options.cycles else report_costs(layouts)
+        if options.jobs:
+            report_cycles(layouts, options.jobs)
     return 0 if ratio >= LEAST else 1
 
 

@@ -11,10 +11,13 @@ from hami_hpc.core.finding import Finding, Level, finding
 from hami_hpc.doctor import elf
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
+from hami_hpc.render.filters import FOR_OURS, client_plugins
 from hami_hpc.slurm import commands, plugstack
 from hami_hpc.slurm.plugstack import SPANK_PLUGIN
 
 TASK_PLUGIN = "task_hami_hpc.so"
+FILTER_PLUGIN = "cli_filter_hami_hpc.so"
+SLURMS_FILTER = "cli_filter_lua.so"
 GRES_PLUGINS = ("gres_vgpu.so", "gres_vgpu_mem.so", "gres_vgpu_cores.so", "gres_vgpu_slo.so")
 
 
@@ -26,7 +29,9 @@ def moves_suspended(facts: Facts) -> bool:
 
 def plugins_of(facts: Facts) -> tuple[str, ...]:
     """Returns the plugins that this cluster's Slurm loads."""
-    return (*GRES_PLUGINS, SPANK_PLUGIN, *((TASK_PLUGIN,) if moves_suspended(facts) else ()))
+    filtering = FOR_OURS in client_plugins(facts.slurm.get("CliFilterPlugins", ""))
+    some = ((FILTER_PLUGIN, filtering), (TASK_PLUGIN, moves_suspended(facts)))
+    return (*GRES_PLUGINS, SPANK_PLUGIN, *(name for name, is_loaded in some if is_loaded))
 
 
 def find_plugin(facts: Facts, name: str) -> Path | None:
@@ -52,6 +57,9 @@ def check_plugins(facts: Facts) -> Iterator[Finding]:
         version = plugin_version(path)
         advice = "rebuild it against the installed Slurm (make -C slurm-plugins) and restart slurmd"
         yield finding(name, version == wanted, f"{path}, for Slurm {commands.version_text(version)}", advice)
+    if find_plugin(facts, SLURMS_FILTER) is None:
+        advice = "install Slurm's Lua plugins (Debian: slurm-wlm-basic-plugins): vgpu requests are refused on this host"
+        yield Finding(SLURMS_FILTER, Level.FAIL, "Slurm's cli_filter/lua is not in PluginDir", advice)
 
 
 def plugin_version(path: Path) -> int:

@@ -22,6 +22,7 @@ from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
 from hami_hpc.node import mig_static, nvml
 from hami_hpc.render import filters, on_disk
+from hami_hpc.render.filters import FOR_ALL, FOR_OURS, client_plugins
 from hami_hpc.render.merging import IMPLIES_ALLOC
 from hami_hpc.slurm import commands, plugstack
 from hami_hpc.slurm.files import ConfFile, calls_one_of, scripts_of
@@ -40,11 +41,10 @@ def check_keys(facts: Facts) -> Iterator[Finding]:
     for key, word, why in (
         ("SelectType", "select/cons_tres", "SelectType=select/cons_tres"),
         ("JobSubmitPlugins", "lua", "JobSubmitPlugins=lua"),
-        ("CliFilterPlugins", "lua", "CliFilterPlugins=lua"),
     ):
         value = facts.slurm.get(key, "")
-        good = word in value.removeprefix("cli_filter/").split(",")
-        yield finding(key, good, value or "not set", f"slurm.conf: {why}, {RESTART}")
+        yield finding(key, word in value.split(","), value or "not set", f"slurm.conf: {why}, {RESTART}")
+    yield _client_plugin(facts)
     flags = facts.slurm.get("PrologFlags", "")
     good = any(flag.strip().lower() in IMPLIES_ALLOC for flag in flags.split(","))
     yield finding("PrologFlags", good, flags or "not set", f"slurm.conf: PrologFlags=Alloc, {RESTART}")
@@ -66,6 +66,21 @@ def _gres_types(facts: Facts) -> Finding:
     lacking = [advice for name, advice in needs.items() if name not in given.split(",")]
     advice = f"slurm.conf: {lacking[0]}, {RESTART}" if lacking else ""
     return finding("GresTypes", not lacking, given or "not set", advice)
+
+
+def _client_plugin(facts: Facts) -> Finding:
+    """Checks that one plugin runs cli_filter.lua: for every command if that has rules of the site's."""
+    value = facts.slurm.get("CliFilterPlugins", "")
+    named = [name for name in client_plugins(value) if name in (FOR_ALL, FOR_OURS)]
+    path, ours = f"{facts.conf_dir}/cli_filter.lua", places.LUA / "cli_filter.lua"
+    script, shipped = on_disk.read(Path(path)), on_disk.read(ours)
+    calls_us = script is not None and not filters.missing_calls("cli_filter.lua", script)  # check_filters says if not
+    if named == [FOR_OURS] and calls_us and filters.has_rules_of_its_own(script or "", shipped or script or ""):
+        detail = f"{value} runs {path} for vgpu requests alone, and that has rules of its own"
+        advice = f"slurm.conf: CliFilterPlugins=lua; if nobody needs the rules: install -m 0644 {ours} {path}"
+        return Finding("CliFilterPlugins", Level.FAIL, detail, advice)
+    advice = "slurm.conf: CliFilterPlugins=hami_hpc, or lua where cli_filter.lua has rules of its own; not both"
+    return finding("CliFilterPlugins", len(named) == 1, value or "not set", advice)
 
 
 def check_devices(facts: Facts) -> Iterator[Finding]:

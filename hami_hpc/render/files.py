@@ -6,25 +6,23 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hami_hpc import places
 from hami_hpc.contract import constants as c
 from hami_hpc.core.cpu_cores import CpuShape
-from hami_hpc.core.gpu_choice import Where
 from hami_hpc.core.inventory import Gpu
 from hami_hpc.core.mig_choice import MIG
 from hami_hpc.core.node_inventory import Near
-from hami_hpc.core.request import Request
 from hami_hpc.core.site import Site
-from hami_hpc.core.units import resolve
-from hami_hpc.errors import NodeError, RequestError
+from hami_hpc.errors import NodeError
 from hami_hpc.isolation.table import check_modes
 from hami_hpc.node.config import Settings
 from hami_hpc.node.placement_settings import read_placement
 from hami_hpc.node.qos_settings import read_qos
 from hami_hpc.render import filters, merging, names, near, on_disk, placement_lines
+from hami_hpc.render.defaults import check_defaults
 from hami_hpc.render.marks import block, blocks, is_ours, marked, with_block
 from hami_hpc.render.merging import Merge
 from hami_hpc.render.offer import NodeOffer, lua_text, make_offer, node_modes, site_table, tracked_tres
@@ -48,7 +46,7 @@ REASONS = {
     "GresTypes": "Slurm packs gres/shard onto one GPU; the vgpu gres carry a slice's class, MiB and percent.",
     "SelectType": "Only cons_tres schedules gpu and shard.",
     "JobSubmitPlugins": "Translates --gres=vgpu:mem=8G,cores=50 to those gres, in slurmctld.",
-    "CliFilterPlugins": "Checks requests and rewrites them for Slurm's parsers, in the user's command.",
+    "CliFilterPlugins": "Checks requests and rewrites them for Slurm's parsers, in users' commands: on every host.",
     "PrologFlags": "Alloc: the prolog runs on every node when the job starts, not when its first step starts.",
     "AccountingStorageTRES": "What slurmdbd stores for the bill.",
     "PluginDir": "The directories of the plugins.",
@@ -219,7 +217,7 @@ class Renderer:
             "GresTypes": f"gpu,{c.GRES_SHARD},{c.GRES_CLASS},{c.GRES_MEM},{c.GRES_CORES},{c.GRES_SLO}{fixed}",
             "SelectType": "select/cons_tres",
             "JobSubmitPlugins": "lua",
-            "CliFilterPlugins": "lua",
+            "CliFilterPlugins": self._client_plugin(),
             "PrologFlags": "Alloc",
             "AccountingStorageTRES": tracked_tres(self.settings.gpu_models, self.settings.classes),
         }
@@ -243,6 +241,12 @@ class Renderer:
             self.out.merges += placement_lines.merge_lines(self.placement, self.site_settings, lines, partitions, path)
             self.out.remarks += placement_lines.remarks(self.placement, lines, partitions)
         self.out.add(FRAGMENT, self._with_nodes(head))
+
+    def _client_plugin(self) -> str:
+        own = self.site_settings.get("clifilterplugins", [])
+        script = on_disk.read(Path(self.target.path("cli_filter.lua")))
+        shipped = on_disk.read(places.LUA / "cli_filter.lua")
+        return filters.client_plugin(own[-1].value if own else "", script, shipped)
 
     def _stage_key(self, key: str, keys: dict[str, str]) -> None:
         program, settings = self.target.stage(key), self.site_settings.get(key.lower(), [])
@@ -374,24 +378,3 @@ class Renderer:
         settings: Mapping[str, list[Setting]] = settings_of(ConfFile(str(path)).lines)
         if not settings.get("constraindevices") or settings["constraindevices"][-1].value.lower() != "yes":
             self.out.merges.append(Merge(f"{path}: set:", ("ConstrainDevices=yes",)))
-
-
-def check_defaults(site: Site) -> None:
-    """Resolves a bare `vgpu` for each partition and model, and each preset, so that a wrong one fails here and not at a
-    submit."""
-    for partition, models in site.partitions.items():
-        for model in models:
-            resolve(Request(gpu_type=model), site, Where((partition,)))
-    for name, preset in site.presets.items():
-        faults = [_fault_of(replace(preset, policy=None, slo=None), site, partition) for partition in site.partitions]
-        if faults and all(faults):
-            raise NodeError(f"preset {name} fits no partition: {faults[0]}")
-
-
-def _fault_of(request: Request, site: Site, partition: str) -> str:
-    """Returns why a request is refused in a partition, "" where it is not. Its class may still refuse its policy."""
-    try:
-        resolve(request, site, Where((partition,)))
-    except RequestError as error:
-        return str(error).removeprefix(c.ERROR_PREFIX)
-    return ""

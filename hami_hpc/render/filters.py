@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that a job_submit.lua or cli_filter.lua calls hami_hpc's functions, and gives the lines to add. Pure."""
+"""Checks that a job_submit.lua or cli_filter.lua calls hami_hpc's functions, and gives the lines to add; which plugin
+runs cli_filter.lua. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +15,43 @@ CALLS = {
     "cli_filter.lua": {"cli_pre_submit": "hami.cli_pre_submit(options, offset)"},
 }
 LOADS = re.compile(r"hami_hpc\.lua")
+# In CliFilterPlugins: Slurm's own, which runs cli_filter.lua for every command; ours, for those that can concern it.
+FOR_ALL, FOR_OURS = "lua", "hami_hpc"
+
+
+def _code(text: str) -> str:
+    """Returns a Lua script without comments."""
+    text = re.sub(r"--\[\[.*?\]\]", "", text, flags=re.DOTALL)
+    return re.sub(r"--[^\n]*", "", text)
 
 
 def missing_calls(name: str, text: str) -> list[str]:
     """Returns the functions of hami_hpc.lua that the filter `name` with this text does not call."""
-    code = re.sub(r"--\[\[.*?\]\]", "", text, flags=re.DOTALL)
-    code = re.sub(r"--[^\n]*", "", code)
+    code = _code(text)
     if not LOADS.search(code):
         return list(CALLS[name])
     return [function for function in CALLS[name] if not re.search(rf"\.{function}\s*\(", code)]
+
+
+def client_plugins(value: str) -> list[str]:
+    """Returns the names in a value of CliFilterPlugins."""
+    return [name.strip().removeprefix("cli_filter/") for name in value.split(",") if name.strip()]
+
+
+def has_rules_of_its_own(script: str, shipped: str) -> bool:
+    """Returns whether a cli_filter.lua does anything that the one that hami_hpc installs does not."""
+    return _code(script).split() != _code(shipped).split()
+
+
+def client_plugin(site_value: str, script: str | None, shipped: str | None) -> str:
+    """Returns the plugin that is to run cli_filter.lua.
+
+    That is Slurm's own where the site names it, or has rules in its script, which must see every command. `site_value`
+    is CliFilterPlugins of the site's own lines, `script` its cli_filter.lua, `shipped` hami_hpc's; None: there is none.
+    """
+    if FOR_ALL in client_plugins(site_value) or shipped is None:
+        return FOR_ALL
+    return FOR_ALL if script is not None and has_rules_of_its_own(script, shipped) else FOR_OURS
 
 
 def lines_for(name: str, lua_dir: str) -> tuple[str, ...]:

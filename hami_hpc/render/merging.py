@@ -55,6 +55,8 @@ def merge_keys(wanted: Mapping[str, str], site: Mapping[str, list[Setting]]) -> 
 def _union(site: str, wanted: str, separator: str, key: str) -> str:
     items = [item.strip() for item in site.split(separator) if item.strip()]
     present = {item.lower() for item in items}
+    if key.endswith("Plugins"):  # Slurm takes cli_filter/lua for lua
+        present |= {item.rpartition("/")[2] for item in present}
     for item in wanted.split(separator):
         if item.lower() in present or (key == "PrologFlags" and item == "Alloc" and present & set(IMPLIES_ALLOC)):
             continue

@@ -44,13 +44,14 @@ end
 
 -- A part that is loaded when something of it is first used: most jobs need none, and most requests only some, and each
 -- sbatch would wait for all of them.
-local parts = {}
+local parts, is_loaded = {}, {}
 local function part(name, ...)
 	local given, loaded = { ... }, nil
 	local function load()
 		if not loaded then
 			local made = load_part(name)
 			loaded = type(made) == "function" and made((unpack or table.unpack)(given)) or made
+			is_loaded[name] = true
 		end
 		return loaded
 	end
@@ -75,7 +76,8 @@ local slurm_conf = part("slurm_conf", contract, settings)
 local whole = part("whole", contract, errors, grammar, features, settings)
 local jobs = part("jobs", contract, errors, grammar, units, features, settings, slurm_conf, whole)
 local step_places = part("step_places", contract, grammar)
-local steps = part("steps", contract, errors, grammar, units, features, settings, whole, step_places)
+local steps = part("steps", contract, errors, grammar, units, features, settings, step_places)
+local client = part("client", errors, grammar, units, features, settings, whole, steps)
 
 -- slurmctld runs for months, and has all parts from the start: those of a later version would not fit.
 if script == "job_submit.lua" then
@@ -87,6 +89,9 @@ end
 -- Runs `act` and returns Slurm's result code. Passes a refusal to `refuse`. Logs any other error, and then refuses only
 -- if `concerns` returns true or fails.
 local function guarded(act, concerns, refuse)
+	if is_loaded.settings then
+		settings.forget()
+	end
 	local succeeded, problem = pcall(act)
 	if succeeded then
 		return slurm.SUCCESS
@@ -115,11 +120,11 @@ end
 -- The options of sbatch, salloc and srun in which a vgpu request may stand, --gres the first.
 local OPTIONS = { "gres", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task" }
 
--- Returns whether a command names a vgpu, or one of its units, anywhere.
-local function mentions_vgpu(options)
+-- Returns whether a command names `word` anywhere: a vgpu, or one of its units, if that is "vgpu".
+local function mentions(options, word)
 	for _, name in ipairs(OPTIONS) do
 		local value = options[name]
-		if value and string.find(value, "vgpu", 1, true) then
+		if value and string.find(value, word, 1, true) then
 			return true
 		end
 	end
@@ -146,15 +151,16 @@ function M.job_modify(job_desc, job_rec, part_list, _modify_uid)
 	end, refuse_in_controller)
 end
 
--- For slurm_cli_pre_submit. srun has work to do for steps of all jobs with parts of a GPU.
+-- For slurm_cli_pre_submit. srun also has bare shards, and GPUs of a type, to translate. The plugin
+-- cli_filter_hami_hpc.so passes over the same commands as this function.
 function M.cli_pre_submit(options, _offset)
-	if options.type ~= "srun" and not mentions_vgpu(options) then
+	if not mentions(options, options.type == "srun" and "" or "vgpu") then
 		return slurm.SUCCESS
 	end
 	return guarded(function()
-		steps.pre_submit(options)
+		client.pre_submit(options)
 	end, function()
-		return mentions_vgpu(options)
+		return mentions(options, "vgpu")
 	end, refuse_in_client)
 end
 

@@ -284,5 +284,14 @@ return function(contract, errors, keys)
 		return bodies
 	end
 
+	-- Returns the list for --gres of these tokens and then the others, without prefixes.
+	function M.joined(first, others)
+		local tokens = M.without_prefixes(others)
+		for i, token in ipairs(first) do
+			table.insert(tokens, i, token)
+		end
+		return table.concat(tokens, ",")
+	end
+
 	return M
 end

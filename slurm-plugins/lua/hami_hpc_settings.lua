@@ -1,13 +1,14 @@
 -- SPDX-License-Identifier: Apache-2.0
 -- Reads the site's table, hami_hpc_site.lua beside slurm.conf (written by `hami-hpc render`).
 --
--- The table is read for each vgpu request, so that a change takes effect at once and other jobs are not delayed.
+-- The table is read once for each vgpu request, so that a change takes effect at once and other jobs are not delayed.
 
 return function(contract, errors, grammar, script_directory)
 	local M = {}
 	local VERSION = 1
 	local FILE = "hami_hpc_site.lua"
 	local last_good
+	local current -- what was read for the request at hand
 
 	local function directory_of(path)
 		return string.match(path, "^(.*)/[^/]*$") or "."
@@ -160,9 +161,7 @@ return function(contract, errors, grammar, script_directory)
 		return full
 	end
 
-	-- Returns the site's table, or nil and a reason. The third result is true if there is no such file, as on a login node
-	-- without it.
-	function M.read()
+	local function read_table()
 		local path = find_table()
 		if not path then
 			return nil, FILE .. " not found", true
@@ -179,6 +178,18 @@ return function(contract, errors, grammar, script_directory)
 			last_good = site
 		end
 		return site, reason
+	end
+
+	-- Returns the site's table, or nil and a reason. The third result is true if there is no such file, as on a login node
+	-- without it.
+	function M.read()
+		current = current or { read_table() }
+		return current[1], current[2], current[3]
+	end
+
+	-- The next request begins: the table is read again when it is needed.
+	function M.forget()
+		current = nil
 	end
 
 	-- Returns a table by the names of the site's classes, as far as they are known.

@@ -1,22 +1,11 @@
 -- SPDX-License-Identifier: Apache-2.0
--- The filter in the client (sbatch, salloc, srun): rewrites requests for Slurm's parsers, checks them early, and
--- translates the requests of steps.
---
--- Slurm's clients would refuse "vgpu:mem=8G,cores=50"; slurm_cli_pre_submit runs before that check. A job gets one
--- token, "vgpu:mem~8G;cores~50", which job_submit translates. Steps do not pass through job_submit, so they are
--- translated here; slurmctld limits them to the job's units, whatever the client sends.
+-- What srun asks for, translated to units in the client: steps do not pass through job_submit, and srun's own job has one
+-- list with its step. slurmctld limits steps to the job's units, whatever the client sends.
 
-return function(contract, errors, grammar, units, features, settings, whole, step_places)
+return function(contract, errors, grammar, units, features, settings, step_places)
 	local M = {}
 	local fail = errors.fail
 	local GRES = contract.gres
-	-- Slurm takes these for jobs with gres/gpu alone, and refuses others without a reason.
-	local PER_GPU = {
-		{ "cpus-per-gpu", "ask for CPUs with --cpus-per-task=N" },
-		{ "mem-per-gpu", "ask for memory of the node with --mem=16G" },
-		{ "gpu-freq", "leave it out" },
-	}
-	local OTHER_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task" }
 
 	local function split_list(text)
 		local items = {}
@@ -26,16 +15,8 @@ return function(contract, errors, grammar, units, features, settings, whole, ste
 		return items
 	end
 
-	local function set_gres(options, first, others)
-		local tokens = grammar.without_prefixes(others)
-		for i, token in ipairs(first) do
-			table.insert(tokens, i, token)
-		end
-		options.gres = table.concat(tokens, ",")
-	end
-
 	-- Returns the id of the job in which srun starts a step, as text; nil if srun submits a job of its own.
-	local function job_of(options)
+	function M.job_of(options)
 		local id = string.match(options.jobid or "", "^[0-9][0-9_+]*$") or os.getenv("SLURM_JOB_ID")
 		return id and string.match(id, "^[0-9]+")
 	end
@@ -138,7 +119,7 @@ return function(contract, errors, grammar, units, features, settings, whole, ste
 	end
 
 	-- Translates the request of an srun inside an allocation to units.
-	local function translate_step(options, text, job_id)
+	function M.translate_step(options, text, job_id)
 		local classes = settings.classes()
 		if grammar.has_raw_units(text, classes) then
 			return
@@ -183,10 +164,10 @@ return function(contract, errors, grammar, units, features, settings, whole, ste
 		else
 			step.shards = step_shards(step, site, partitions, job)
 		end
-		set_gres(options, grammar.step_tokens(step), parsed.others)
+		options.gres = grammar.joined(grammar.step_tokens(step), parsed.others)
 	end
 
-	local function add_constraint(options, wanted)
+	function M.add_constraint(options, wanted)
 		local constraint = features.combine(options.constraint, wanted)
 		if constraint and constraint ~= options.constraint then
 			options.constraint = constraint
@@ -217,7 +198,7 @@ return function(contract, errors, grammar, units, features, settings, whole, ste
 	-- Translates the request of an srun outside an allocation to units, because Slurm uses one list for the job and its
 	-- step. job_submit reads them back and computes the shards again; the constraint carries mode, policy and
 	-- type.
-	local function translate_srun_job(options, parsed)
+	function M.translate_job(options, parsed)
 		local request = parsed.request
 		grammar.check_length("--constraint", options.constraint or "")
 		local site, reason = settings.read()
@@ -244,13 +225,13 @@ return function(contract, errors, grammar, units, features, settings, whole, ste
 		elseif not succeeded then
 			result = { shards = 1, mem_mib = request.mem_mib, cores = request.cores, slo_us = request.slo_us }
 		end
-		set_gres(options, grammar.job_tokens(result, ""), parsed.others)
-		add_constraint(options, result.features or units.features(request, request.mode))
+		options.gres = grammar.joined(grammar.job_tokens(result, ""), parsed.others)
+		M.add_constraint(options, result.features or units.features(request, request.mode))
 	end
 
 	-- Translates bare shards of an srun outside an allocation if the site translates them to a vgpu, because job and step
 	-- need its units. Leaves all other cases to job_submit and to Slurm.
-	local function translate_srun_shards(options, text)
+	function M.translate_shards(options, text)
 		local shards = grammar.find_token(text, GRES.shard) and grammar.parse_shards(text)
 		local site = shards and settings.read()
 		if not site or site.bare_shard ~= "translate" then
@@ -259,71 +240,7 @@ return function(contract, errors, grammar, units, features, settings, whole, ste
 		local wanted = split_list(options.partition)
 		local partitions = #wanted > 0 and wanted or all_partitions(site)
 		shards.request = units.of_shards(shards.count, features.type_of(options.constraint), site, partitions)
-		translate_srun_job(options, shards)
-	end
-
-	local function glue_job(options, parsed)
-		local site = settings.read()
-		grammar.check_length("--constraint", options.constraint or "")
-		local wanted = split_list(options.partition)
-		if site and #wanted > 0 then
-			local request = {} -- job_submit gets what was written
-			for key, value in pairs(parsed.request) do
-				request[key] = value
-			end
-			units.apply_preset(request, site)
-			features.complete(request, options.constraint)
-			units.resolve(request, site, wanted)
-		end
-		set_gres(options, { grammar.glued(parsed.request) }, parsed.others)
-	end
-
-	local function check_per_gpu(options)
-		for _, row in ipairs(PER_GPU) do
-			local value = options[row[1]]
-			if value and value ~= "0" then -- an unset number is 0
-				fail("E_PER_GPU", { key = row[1], given = value, allowed = row[2] })
-			end
-		end
-	end
-
-	function M.pre_submit(options)
-		for _, name in ipairs(OTHER_OPTIONS) do
-			local value = options[name]
-			if value and grammar.carries(value) then
-				fail("E_OPTION", { key = "--" .. name, given = value })
-			end
-		end
-		local is_srun = options.type == "srun"
-		local job_id = is_srun and job_of(options)
-		if is_srun then
-			local partitions = split_list(job_id and os.getenv("SLURM_JOB_PARTITION") or options.partition)
-			local wanted = whole.translate_srun(options, partitions)
-			if not job_id then
-				add_constraint(options, wanted)
-			end
-		end
-		local text = options.gres
-		if not text then
-			return
-		end
-		if not grammar.mentions(text) then
-			return is_srun and not job_id and translate_srun_shards(options, text)
-		end
-		grammar.check_length("--gres", text)
-		check_per_gpu(options)
-		if job_id then
-			return translate_step(options, text, job_id)
-		end
-		local parsed = grammar.parse(text, settings.classes())
-		local gpus = options.gpus or options["gpus-per-node"] or options["gpus-per-task"] or options["gpus-per-socket"]
-		if gpus then
-			fail("E_WITH_GPU", { given = "gpu:" .. gpus })
-		elseif is_srun then
-			translate_srun_job(options, parsed)
-		else
-			glue_job(options, parsed)
-		end
+		M.translate_job(options, shards)
 	end
 
 	return M

@@ -89,7 +89,7 @@ def test_a_partition_without_gpus_is_named_with_those_that_have_some(cluster: La
 def test_a_client_without_our_filter_is_refused_by_the_controller(cluster: Layout) -> None:
     """The filter runs in the user's process and can be left out; job_submit cannot."""
     text = cluster.slurm_conf.read_text()
-    fragment = (cluster.etc / "slurm-hami-hpc.conf").read_text().replace("CliFilterPlugins=lua", "")
+    fragment = (cluster.etc / "slurm-hami-hpc.conf").read_text().replace("CliFilterPlugins=hami_hpc", "")
     text = "\n".join(line for line in text.splitlines() if not line.startswith("include ")) + "\n" + fragment
     own = jobs.write_script(cluster, "games", "own-slurm.conf", text)
     (cluster.home / "games" / "gres.conf").write_text((cluster.etc / "gres.conf").read_text())

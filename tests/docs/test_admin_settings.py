@@ -16,7 +16,7 @@ from hami_hpc.node.agent_settings import read_agent
 from hami_hpc.node.config import Settings, parse_settings
 from hami_hpc.node.qos_settings import read_qos
 from hami_hpc.node.quota_settings import read_quotas
-from hami_hpc.render.files import check_defaults
+from hami_hpc.render.defaults import check_defaults
 from hami_hpc.render.offer import make_offer
 
 SIZES = {"10 GPUs": 8, "100 GPUs": 96, "500 GPUs": 512}

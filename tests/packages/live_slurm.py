@@ -147,7 +147,8 @@ def test_a_job_runs_through_an_upgrade_of_the_packages(site: Site) -> None:
     bring_hami(site)
     doctor = site.on.run("hami-hpc", "doctor", "--node", "n1").stdout
     release = site.on.check("slurmd", "-V").split()[-1]
-    for name in ("gres_vgpu", "gres_vgpu_mem", "gres_vgpu_cores", "gres_vgpu_slo", "spank_hami_hpc"):
+    gres = ("gres_vgpu", "gres_vgpu_mem", "gres_vgpu_cores", "gres_vgpu_slo")
+    for name in (*gres, "spank_hami_hpc", "cli_filter_hami_hpc"):
         line = rf"OK +{name}\.so: .*, for Slurm {re.escape(release)}$"
         assert re.search(line, doctor, re.MULTILINE), doctor
     assert re.search(r"OK +builds: ", doctor), doctor

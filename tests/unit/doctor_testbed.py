@@ -25,7 +25,7 @@ SLURM = {
     "SelectType": "select/cons_tres",
     "PrologFlags": "Alloc",
     "JobSubmitPlugins": "lua",
-    "CliFilterPlugins": "lua",
+    "CliFilterPlugins": "hami_hpc",
     "TaskPlugin": "task/affinity,task/cgroup",
     "ProctrackType": "proctrack/cgroup",
     "SchedulerParameters": "nohold_on_prolog_fail",
@@ -92,6 +92,11 @@ def add_an_a100(healthy: Healthy) -> None:
 def add_a_class(healthy: Healthy) -> None:
     settings = healthy.node.config
     settings.write_text(settings.read_text() + "[classes.interactive]\nqos = []\n")
+
+
+def add_a_rule(healthy: Healthy) -> None:
+    script = healthy.etc / "cli_filter.lua"
+    script.write_text(script.read_text().replace("\treturn hami.cli", '\toptions.comment = "x"\n\treturn hami.cli'))
 
 
 def swap_without_plugin(healthy: Healthy) -> None:
@@ -190,6 +195,36 @@ BROKEN: dict[str, Broken] = {
         "cli_filter.lua",
         Level.FAIL,
         "does not call cli_pre_submit",
+    ),
+    "a cli_filter.lua with rules that would not run for every command": (
+        add_a_rule,
+        "CliFilterPlugins",
+        Level.FAIL,
+        "for vgpu requests alone, and that has rules of its own",
+    ),
+    "no plugin in CliFilterPlugins that runs cli_filter.lua": (
+        lambda h: h.slurm.update(CliFilterPlugins="cli_filter/syslog"),
+        "CliFilterPlugins",
+        Level.FAIL,
+        "CliFilterPlugins=hami_hpc, or lua",
+    ),
+    "two plugins that run cli_filter.lua": (
+        lambda h: h.slurm.update(CliFilterPlugins="cli_filter/lua,cli_filter/hami_hpc"),
+        "CliFilterPlugins",
+        Level.FAIL,
+        "not both",
+    ),
+    "a filter plugin that is not installed": (
+        lambda h: (h.base / "plugins/cli_filter_hami_hpc.so").unlink(),
+        "cli_filter_hami_hpc.so",
+        Level.FAIL,
+        "not found in /nowhere",
+    ),
+    "no Lua plugin of Slurm's": (
+        lambda h: (h.base / "plugins/cli_filter_lua.so").unlink(),
+        "cli_filter_lua.so",
+        Level.FAIL,
+        "slurm-wlm-basic-plugins",
     ),
     "lua not in JobSubmitPlugins": (
         lambda h: h.slurm.update(JobSubmitPlugins="all_partitions"),

@@ -23,7 +23,7 @@ from hami_hpc.core import qos, quota
 from hami_hpc.core.finding import Level
 from hami_hpc.core.inventory import Device
 from hami_hpc.doctor import container_checks
-from hami_hpc.doctor.build_checks import GRES_PLUGINS, plugin_version
+from hami_hpc.doctor.build_checks import FILTER_PLUGIN, GRES_PLUGINS, SLURMS_FILTER, plugin_version
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation import share_checks
 from hami_hpc.node import ldso, mounts, nvml
@@ -36,7 +36,7 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Healthy:
     node = Node.make(tmp_path / "node")
     healthy = Healthy(node, tmp_path)
     healthy.etc.mkdir()
-    for name in (*GRES_PLUGINS, SPANK_PLUGIN):
+    for name in (*GRES_PLUGINS, SPANK_PLUGIN, FILTER_PLUGIN, SLURMS_FILTER):
         build_library(tmp_path / "plugins" / name, 0x160508)
     shutil.copy(tmp_path / "plugins" / SPANK_PLUGIN, tmp_path / "libhami-hpc.so")
     extra = f'[vgpu]\nbare_shard = "refuse"\npreload = "ldso"\n[paths]\ninterposer = "{tmp_path}/libhami-hpc.so"'

@@ -254,6 +254,7 @@ def test_an_installation_that_was_stopped_is_finished_by_the_next_whatever_the_u
     finally:
         os.umask(before)
     assert sorted(path.name for path in (root / "opt/x/slurm").iterdir()) == [
+        "cli_filter_hami_hpc.so",
         "gres_vgpu.so",
         "gres_vgpu_cores.so",
         "gres_vgpu_mem.so",

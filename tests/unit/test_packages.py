@@ -31,7 +31,7 @@ PARTS = ("common", "slurm", "node", "accounting")
 CONTENTS = {
     "slurm": {
         *(f"{PLUGINS}/{name}.so" for name in ("gres_vgpu", "gres_vgpu_cores", "gres_vgpu_mem", "gres_vgpu_slo")),
-        *(f"{PLUGINS}/{name}_hami_hpc.so" for name in ("spank", "task")),
+        *(f"{PLUGINS}/{name}_hami_hpc.so" for name in ("spank", "task", "cli_filter")),
         *(f"/usr/lib/hami-hpc/lua/{path.name}" for path in (ROOT / "slurm-plugins/lua").glob("*.lua")),
         *(f"/usr/share/doc/hami-hpc-slurm/{name}" for name in ("COPYING", "LICENSE", "copyright")),
     },

@@ -57,7 +57,7 @@ def test_plugins_are_compiled_again_for_another_slurm_and_only_then(build: Build
     first, second = build.tree("first"), build.tree("second")
     everything = build.compiled(first)
     assert everything.count("gres_counted.c") == 4
-    assert {"spank_hami_hpc.c", "task_hami_hpc.c"} <= set(everything)
+    assert {"spank_hami_hpc.c", "task_hami_hpc.c", "cli_filter_hami_hpc.c"} <= set(everything)
     assert build.compiled(first) == []
     assert build.compiled(second) == everything
     newer = (build.folder / "out" / "gres_vgpu.o").stat().st_mtime + 5

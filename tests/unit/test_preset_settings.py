@@ -10,7 +10,7 @@ from hami_hpc.core.request import Request
 from hami_hpc.core.request_keys import MemMib
 from hami_hpc.errors import NodeError
 from hami_hpc.node.config import Settings, parse_settings
-from hami_hpc.render.files import check_defaults
+from hami_hpc.render.defaults import check_defaults
 from hami_hpc.render.offer import lua_text, site_table
 
 TOML = {

@@ -68,6 +68,7 @@ test("the names of the classes are known while the table is broken, if it was no
 	with_class(function()
 		equal(hami.settings.classes().interactive_2, true)
 		write_site("return {")
+		hami.settings.forget()
 		equal(hami.settings.classes().interactive_2, true)
 		equal(hami.settings.classes().std, true)
 	end)

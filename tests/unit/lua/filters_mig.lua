@@ -228,6 +228,7 @@ end))
 test("a site's table whose profiles are not understood is refused", function()
 	for _, wrong in ipairs({ "7", "{ 7 }", "{ { name = 'a' } }", "{ { name = 'a', mem_mib = 1, mem_percent = 1, cores = 1, shards = 0 } }" }) do
 		write_site((string.gsub(string.gsub(SITE, "BARE", "refuse"), "{ total_mib = 143156 }", "{ total_mib = 143156, mig = " .. wrong .. " }")))
+		hami.settings.forget()
 		local site, reason = hami.settings.read()
 		equal(site, nil)
 		equal(reason, "gpu_models.h200.mig is not understood")

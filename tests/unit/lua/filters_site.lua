@@ -92,6 +92,7 @@ test("sbatch without vgpu loads no part of the module, and one with vgpu only wh
 	local plain = parts_loaded("cli_filter.lua", function(fresh)
 		equal(fresh.cli_pre_submit({ type = "sbatch", gres = "gpu:1", gpus = "2" }, 0), 0)
 		equal(fresh.cli_pre_submit({ type = "salloc" }, 0), 0)
+		equal(fresh.cli_pre_submit({ type = "srun", constraint = "ib" }, 0), 0)
 	end)
 	equal(#plain, 0)
 	local loaded = {}
@@ -103,7 +104,21 @@ test("sbatch without vgpu loads no part of the module, and one with vgpu only wh
 		loaded[name] = true
 	end
 	equal(options.gres, "vgpu:mem~8G;cores~50")
-	assert(loaded.request and not loaded.jobs and not loaded.units and not loaded.mig)
+	assert(loaded.request and not loaded.jobs and not loaded.units and not loaded.mig and not loaded.steps)
+end)
+
+test("the site's table is read once for a request, and again for the next one", function()
+	local plain, reads = loadfile, 0
+	loadfile = function(path)
+		reads = reads + 1
+		return plain(path)
+	end
+	for requests = 1, 3 do
+		equal(hami.job_submit(batch({ tres_per_node = "gres:vgpu:mem~8G;cores~50" }), PARTS, 1000), 0)
+		equal(hami.cli_pre_submit({ type = "sbatch", gres = "vgpu:mem=8G", partition = "small" }, 0), 0)
+		equal(reads, 2 * requests)
+	end
+	loadfile = plain
 end)
 
 test("slurmctld has all parts from the start, and an upgrade under it changes nothing", function()

@@ -110,6 +110,7 @@ test("presets that are not understood make the site's table invalid", function()
 	local text = string.gsub(SITE, "BARE", "refuse")
 	for _, presets in ipairs({ '"x"', '{ x = "mem=8" }', '{ x = "preset=y" }', '{ x = "count=2" }', "{ x = {} }" }) do
 		write_site((string.gsub(text, "version = 1,", "version = 1, presets = " .. presets .. ",")))
+		hami.settings.forget()
 		local site, reason = hami.settings.read()
 		equal(site, nil, "site")
 		assert(string.find(reason, "presets", 1, true), reason)

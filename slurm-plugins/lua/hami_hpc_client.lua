@@ -1,0 +1,91 @@
+-- SPDX-License-Identifier: Apache-2.0
+-- The filter in the client (sbatch, salloc, srun): rewrites requests for Slurm's parsers, and checks them early.
+--
+-- Slurm's clients would refuse "vgpu:mem=8G,cores=50"; slurm_cli_pre_submit runs before that check. A job gets one
+-- token, "vgpu:mem~8G;cores~50", which job_submit translates. What srun asks for is translated here (hami_hpc_steps.lua).
+
+return function(errors, grammar, units, features, settings, whole, steps)
+	local M = {}
+	local fail = errors.fail
+	-- Slurm takes these for jobs with gres/gpu alone, and refuses others without a reason.
+	local PER_GPU = {
+		{ "cpus-per-gpu", "ask for CPUs with --cpus-per-task=N" },
+		{ "mem-per-gpu", "ask for memory of the node with --mem=16G" },
+		{ "gpu-freq", "leave it out" },
+	}
+	local OTHER_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task" }
+
+	local function split_list(text)
+		local items = {}
+		for item in string.gmatch(text or "", "[^,]+") do
+			items[#items + 1] = item
+		end
+		return items
+	end
+
+	local function glue_job(options, parsed)
+		local site = settings.read()
+		grammar.check_length("--constraint", options.constraint or "")
+		local wanted = split_list(options.partition)
+		if site and #wanted > 0 then
+			local request = {} -- job_submit gets what was written
+			for key, value in pairs(parsed.request) do
+				request[key] = value
+			end
+			units.apply_preset(request, site)
+			features.complete(request, options.constraint)
+			units.resolve(request, site, wanted)
+		end
+		options.gres = grammar.joined({ grammar.glued(parsed.request) }, parsed.others)
+	end
+
+	local function check_per_gpu(options)
+		for _, row in ipairs(PER_GPU) do
+			local value = options[row[1]]
+			if value and value ~= "0" then -- an unset number is 0
+				fail("E_PER_GPU", { key = row[1], given = value, allowed = row[2] })
+			end
+		end
+	end
+
+	function M.pre_submit(options)
+		for _, name in ipairs(OTHER_OPTIONS) do
+			local value = options[name]
+			if value and grammar.carries(value) then
+				fail("E_OPTION", { key = "--" .. name, given = value })
+			end
+		end
+		local is_srun = options.type == "srun"
+		local job_id = is_srun and steps.job_of(options)
+		if is_srun then
+			local partitions = split_list(job_id and os.getenv("SLURM_JOB_PARTITION") or options.partition)
+			local wanted = whole.translate_srun(options, partitions)
+			if not job_id then
+				steps.add_constraint(options, wanted)
+			end
+		end
+		local text = options.gres
+		if not text then
+			return
+		end
+		if not grammar.mentions(text) then
+			return is_srun and not job_id and steps.translate_shards(options, text)
+		end
+		grammar.check_length("--gres", text)
+		check_per_gpu(options)
+		if job_id then
+			return steps.translate_step(options, text, job_id)
+		end
+		local parsed = grammar.parse(text, settings.classes())
+		local gpus = options.gpus or options["gpus-per-node"] or options["gpus-per-task"] or options["gpus-per-socket"]
+		if gpus then
+			fail("E_WITH_GPU", { given = "gpu:" .. gpus })
+		elseif is_srun then
+			steps.translate_job(options, parsed)
+		else
+			glue_job(options, parsed)
+		end
+	end
+
+	return M
+end
