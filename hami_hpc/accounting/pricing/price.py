@@ -9,7 +9,7 @@ multiplies and sums, in integers of 128 bits: a bill of 200,000 accounts needs o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import repeat
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 import duckdb
 
 from hami_hpc.accounting.pricing.gpu_share import PPM
+from hami_hpc.accounting.pricing.held_time import LABELS
 from hami_hpc.accounting.pricing.rates import MICRO, RateMissing, Rates, effective_rate, resource_rate
 from hami_hpc.accounting.pricing.segment import Segment
 from hami_hpc.accounting.store.database import columns, halves, joined
@@ -112,19 +113,17 @@ class Sum(NamedTuple):
 
 
 def price(con: duckdb.DuckDBPyConnection, segments: Sequence[Segment], rates: Rates, tz: ZoneInfo) -> None:
-    """Creates the view ``priced``: each group of ``held`` with the charge at the rates of its segment."""
-    conditions = [
-        *(entry.where for entry in rates.factors),
-        *(entry.where for entry in rates.rates),
-        *(entry.where for entry in rates.resources),
-        *(entry.where for entry in rates.terms),
-    ]
-    named = {label: sorted({where[label] for where in conditions if label in where}) for label in _LABELS}
+    """Creates the view ``priced``: each group of ``held`` with the charge at the rates of its segment.
+
+    ``held`` must have the labels that needed() returns.
+    """
     keys = [
         COLUMNS[label]
         if label == "model"
         else f"if(list_contains({_list(values)}, {COLUMNS[label]}), {COLUMNS[label]}, '')"
-        for label, values in named.items()
+        if values
+        else "''"
+        for label, values in _named(rates).items()
     ]
     names = [f"key_{label}" for label in _LABELS]
     selected = ", ".join(f"{key} AS {name}" for key, name in zip(keys, names, strict=True))
@@ -143,6 +142,27 @@ def price(con: duckdb.DuckDBPyConnection, segments: Sequence[Segment], rates: Ra
     same = " AND ".join(f"{key} = r.{name}" for key, name in zip(keys, names, strict=True))
     shape = _GPU_ONLY if rates.resources else _GPUS_AND_NOTHING_ELSE
     con.execute(_PRICED.format(units=FACTOR_UNITS, same=same, credited=_credited(rates), **shape))
+
+
+def _named(rates: Rates) -> dict[str, list[str]]:
+    """Returns for each label that a price may depend on the values that prices name."""
+    conditions = [
+        *(entry.where for entry in rates.factors),
+        *(entry.where for entry in rates.rates),
+        *(entry.where for entry in rates.resources),
+        *(entry.where for entry in rates.terms),
+    ]
+    return {label: sorted({where[label] for where in conditions if label in where}) for label in _LABELS}
+
+
+def needed(by: Collection[str], rates: Rates) -> frozenset[str]:
+    """Returns which of held_time.LABELS must be kept apart for sums by these names of COLUMNS.
+
+    All, where rules credit runs: what a rule takes off is rounded for each group.
+    """
+    if rates.credit_rules:
+        return LABELS
+    return LABELS & {*by, *(label for label, values in _named(rates).items() if values)}
 
 
 def _credited(rates: Rates) -> str:
