@@ -118,7 +118,7 @@ def _parse_tres(con: duckdb.DuckDBPyConnection, staged: Path) -> None:
     """
     con.execute(f"CREATE OR REPLACE TEMP TABLE texts AS SELECT tres, bare FROM {_without_varying(staged)}")
     con.execute(
-        f"CREATE OR REPLACE TEMP TABLE bares AS SELECT *, regexp_replace(tres, '{_NO_GRES}', '\\1\\2=0', 'g') AS kind "
+        f"CREATE OR REPLACE TEMP TABLE bares AS SELECT *, regexp_replace(tres, '{_NO_GRES}', '\\1\\2=0Z', 'g') AS kind "
         "FROM (SELECT bare, bare[2:-2] AS tres FROM (SELECT DISTINCT bare FROM texts))"
     )
     kinds = {kind: _parsed(kind) for (kind,) in con.execute("SELECT DISTINCT kind FROM bares").fetchall()}
@@ -136,7 +136,8 @@ def _parse_tres(con: duckdb.DuckDBPyConnection, staged: Path) -> None:
     )
 
 
-# TRES that are no gres, with a number as Slurm writes it.
+# TRES that are no gres, with a number as Slurm writes it. It becomes one with a suffix, so that what is no number (1K9,
+# 1.5.6) becomes none.
 _NO_GRES = r"(^|,)(billing|cpu|energy|mem|node|pages|vmem)=[0-9]+(?:\.[0-9]+)?[KMGTPEZ]?"
 
 # Numbers of which there may be as many as runs: of no gres, and of gres of which the parser only asks whether there are

@@ -17,7 +17,7 @@ from hami_hpc.accounting.store import export_reader
 _NUMBERS = st.one_of(
     st.integers(0, 12).map(str),
     st.integers(0, 10**12).map(str),
-    st.sampled_from(["01", "1G", "1.5", "8192M", "", "x", "1x", "1 "]),
+    st.sampled_from(["01", "1G", "1.5", "8192M", "", "x", "1x", "1 ", "1K9", "1.5.6", "1KK"]),
 )
 _NAMES = st.sampled_from(
     ["gres/vgpu_mem", "gres/shard", "gres/vgpu_cores", "gres/vgpu", "gres/vgpu:std", "gres/vgpu:be", "gres/gpu",
@@ -74,6 +74,13 @@ def test_each_text_has_the_cpus_memory_and_licences_that_it_has_alone(tmp_path: 
 )
 def test_zeros_before_a_number_change_nothing(tmp_path: Path, text: str) -> None:
     assert _parsed(tmp_path, [text]) == {text: export_reader._parsed(text)}
+
+
+@pytest.mark.parametrize("number", ["12K9", "1.5.6", "1KK", "1K.5", "1."])
+@pytest.mark.parametrize("name", ["billing", "cpu", "energy", "mem", "node"])
+def test_a_number_with_more_behind_it_is_none(tmp_path: Path, name: str, number: str) -> None:
+    text = f"{name}={number},gres/gpu=1"
+    assert _parsed(tmp_path, [text]) == {text: ("", f"'{name}={number}' is not NAME=NUMBER")}
 
 
 def test_a_million_numbers_are_no_million_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
