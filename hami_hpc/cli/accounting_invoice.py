@@ -256,8 +256,18 @@ def _issue(job: _Job, correct: bool) -> tuple[list[Document], list[issuing.Propo
         if job.e_invoice:
             refuse_unfit(shown)
         if new := issued.documents[len(documents) :]:
-            invoice_files.commit(setup.root, new)
+            _keep(setup.root, new)
     return shown, kept
+
+
+def _keep(root: Path, new: Sequence[Document]) -> None:
+    try:
+        invoice_files.commit(root, new)
+    except OSError as error:  # of the register, which decides on all of them
+        raise AccountingError(
+            f"{error.filename or root} cannot be written ({error.strerror}): make room, and run this again; it issues "
+            "what is not issued yet, and no number twice"
+        ) from error
 
 
 def _drafts(job: _Job) -> list[issuing.Proposal]:
