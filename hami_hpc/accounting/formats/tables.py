@@ -16,18 +16,23 @@ from hami_hpc.accounting.documents.energy import NONE, EnergySum, EnergyUse
 from hami_hpc.accounting.documents.notes import Facts, grouped, sentences
 from hami_hpc.accounting.documents.notes import counted as counted
 from hami_hpc.accounting.documents.sreport_check import Comparison
+from hami_hpc.accounting.errors import printable
 from hami_hpc.accounting.pricing.quota import QuotaState
 from hami_hpc.accounting.times import iso_local
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: int, total: Sequence[str]) -> str:
-    """Returns rows as aligned columns, the last ``numbers`` of them to the right. total: the last row, or empty."""
+    """Returns rows as aligned columns, the last ``numbers`` of them to the right. total: the last row, or empty.
+
+    Where users may name any account, a name may have commands for the terminal: they are shown as '?'.
+    """
     body = [headings, *rows, total] if total else [headings, *rows]
     widths = [max(map(len, column)) for column in zip(*body, strict=True)]
     first_number = len(headings) - numbers
     # With %, because str.format takes twice as long, which 200,000 lines show.
     aligned = "  ".join(f"%{'' if i >= first_number else '-'}{width}s" for i, width in enumerate(widths))
-    head, *lines = map(str.rstrip, map(aligned.__mod__, map(tuple, body)))
+    shown = map(aligned.__mod__, map(tuple, body))
+    head, *lines = [(row if row.isprintable() else printable(row)).rstrip() for row in shown]
     rule = "  ".join("-" * width for width in widths)
     return "\n".join([head, rule, *lines[:-1], rule, lines[-1]] if total else [head, rule, *lines])
 

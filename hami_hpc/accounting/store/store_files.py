@@ -148,7 +148,7 @@ def locked(root: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise AccountingError(
-                f"another hami-hpc ingest is writing to {root}; try again when it has ended"
+                f"another hami-hpc ingest, invoice or the like is writing to {root}; try again when it has ended"
             ) from error
         try:
             yield
