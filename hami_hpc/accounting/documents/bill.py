@@ -104,12 +104,12 @@ def check_dimensions(dimensions: Sequence[str]) -> None:
 def make_bill(priced_period: PricedPeriod, dimensions: Sequence[str], rates: Rates | None) -> Bill:
     """Sums the GPU time by ``dimensions`` (names in DIMENSIONS), sorted by label. rates: None for no cost."""
     check_dimensions(dimensions)
-    sums = priced_period.sums(*dimensions, numbers=("held_ppm_s", "charge"))
     # By column, and totals from whole units: line by line takes twice as long, which 200,000 lines show.
-    labels, runs, held, _, charges, *_ = zip(*sums, strict=True) if sums else ((),) * len(Sum._fields)
+    labels, runs, numbers = priced_period.sums_by_column(*dimensions, numbers=("held_ppm_s", "charge"))
+    held = numbers["held_ppm_s"]
     hour_units = apportion(held, _HOUR_UNIT)
-    cost_units = apportion(charges, unit(rates.digits)) if rates else []
-    costs: Iterable[Decimal | None] = _decimals(cost_units, rates.digits) if rates else repeat(None, len(sums))
+    cost_units = apportion(numbers["charge"], unit(rates.digits)) if rates else []
+    costs: Iterable[Decimal | None] = _decimals(cost_units, rates.digits) if rates else repeat(None, len(held))
     lines = tuple(map(Line, labels, runs, _decimals(hour_units, HOUR_DIGITS), held, costs))
     segments, facts = priced_period.segments, priced_period.facts
     return Bill(

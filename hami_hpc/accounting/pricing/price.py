@@ -201,16 +201,23 @@ def sums(
 
     numbers: of ALL; those that are not asked for are 0.
     """
+    labels, runs, whole = sums_by_column(con, by, condition, numbers)
+    return list(map(Sum, labels, runs, *(whole.get(name, repeat(0)) for name in ALL)))
+
+
+def sums_by_column(
+    con: duckdb.DuckDBPyConnection, by: Sequence[str], condition: str, numbers: Sequence[str]
+) -> tuple[list[tuple[str, ...]], list[int], dict[str, list[int]]]:
+    """Returns labels, runs, and by name the numbers that are asked for, of what sums() returns."""
     if condition == UNPRICED and not con.execute("FROM rated WHERE problem <> '' LIMIT 1").fetchall():
-        return []
+        return [], [], {name: [] for name in numbers}
     count = len(by)
     keys = "".join(f"{COLUMNS[name]}, " for name in by)
     positions = ", ".join(map(str, range(1, count + 1)))
     asked = "".join(f", {halves(f'sum({name})')}" for name in numbers)
     found = columns(con, _SUMS.format(keys=keys, numbers=asked, condition=condition, positions=positions))
     labels, runs, parts = zip(*found[:count], strict=True), found[count], found[count + 1 :]
-    whole = dict(zip(numbers, map(joined, parts[::2], parts[1::2]), strict=True))
-    return list(map(Sum, labels, runs, *(whole.get(name, repeat(0)) for name in ALL)))
+    return list(labels), runs, dict(zip(numbers, map(joined, parts[::2], parts[1::2]), strict=True))
 
 
 def unit(digits: int) -> int:

@@ -44,6 +44,12 @@ class PricedPeriod:
         """Returns the sums as price.sums does."""
         return price.sums(self.con, by, condition, numbers)
 
+    def sums_by_column(
+        self, *by: str, numbers: Sequence[str]
+    ) -> tuple[list[tuple[str, ...]], list[int], dict[str, list[int]]]:
+        """Returns the sums as price.sums_by_column does."""
+        return price.sums_by_column(self.con, by, "true", numbers)
+
 
 def price_period(
     records: JobRecords,
