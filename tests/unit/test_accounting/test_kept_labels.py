@@ -16,7 +16,8 @@ from hami_hpc.accounting.pricing.priced_period import PricedPeriod, price_period
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.store import job_records
 from hami_hpc.accounting.times import month_period, split_months, zone
-from tests.unit.test_accounting.samples import GPUS, HOUR, ONE_H200, VGPU_HALF, Job, fill, rates
+
+from .samples import GPUS, HOUR, ONE_H200, VGPU_HALF, Job, fill, rates
 
 UTC = zone("UTC")
 START = 1_790_000_000  # in September 2026
