@@ -70,7 +70,7 @@ def bill(
     buckets = split_days(period, setup.tz) if "day" in dimensions else split_months(period, setup.tz)
     with options.records(setup, period) as records:
         detail = JOB if "job" in dimensions else NOTHING
-        priced_period = price_period(records, setup.gpus, setup.prices, buckets, setup.tz, detail)
+        priced_period = price_period(records, setup.gpus, setup.prices, buckets, setup.tz, detail, dimensions)
         made = bills.make_bill(priced_period, dimensions, setup.prices)
         gaps = [*setup.gaps, *priced_period.gaps, *job_records.gaps(records, period, setup.tz)]
         states = _quotas(setup, records, period)

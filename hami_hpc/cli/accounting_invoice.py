@@ -19,7 +19,7 @@ from hami_hpc.accounting.documents import credits, invoice_files, issuing, notes
 from hami_hpc.accounting.documents import invoice as invoices
 from hami_hpc.accounting.documents.invoice_files import Document
 from hami_hpc.accounting.documents.issuing import Issued
-from hami_hpc.accounting.errors import AccountingError
+from hami_hpc.accounting.errors import AccountingError, printable
 from hami_hpc.accounting.formats import html, tables
 from hami_hpc.accounting.pricing import discount
 from hami_hpc.accounting.pricing.finance import Finance
@@ -256,8 +256,18 @@ def _issue(job: _Job, correct: bool) -> tuple[list[Document], list[issuing.Propo
         if job.e_invoice:
             refuse_unfit(shown)
         if new := issued.documents[len(documents) :]:
-            invoice_files.commit(setup.root, new)
+            _keep(setup.root, new)
     return shown, kept
+
+
+def _keep(root: Path, new: Sequence[Document]) -> None:
+    try:
+        invoice_files.commit(root, new)
+    except OSError as error:  # of the register, which decides on all of them
+        raise AccountingError(
+            f"{error.filename or root} cannot be written ({error.strerror}): make room, and run this again; it issues "
+            "what is not issued yet, and no number twice"
+        ) from error
 
 
 def _drafts(job: _Job) -> list[issuing.Proposal]:
@@ -318,7 +328,7 @@ def _tell(said: Mapping[str, Sequence[str]], accounts: Sequence[str], known: Seq
             continue
         where = "" if account in known else "no invoice: "
         for sentence in sentences:
-            click.echo(f"{where}{account or '(none)'}: {sentence}", err=True)
+            click.echo(f"{where}{printable(account) or '(none)'}: {sentence}", err=True)
 
 
 def _draft(proposal: issuing.Proposal, prices: Rates) -> Document:
@@ -366,7 +376,7 @@ def _kept_text(proposal: issuing.Proposal) -> str:
     same_money = standing.content.currency == content.currency
     difference = f" (difference {html.number(proposal.difference)})" if same_money else ""
     return (
-        f"{standing.number} of {content.account or '(none)'} stands with "
+        f"{standing.number} of {printable(content.account) or '(none)'} stands with "
         f"{standing.content.currency} {html.number(standing.payable)}; by today's records and rates it would be "
         f"{content.currency} {html.number(proposal.payable)}{difference}: --draft shows it, --correct issues a credit "
         "note and a new invoice"

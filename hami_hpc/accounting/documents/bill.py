@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import repeat
 from typing import NamedTuple
 
 from hami_hpc.accounting.documents.charged import ResourceCharge, RuleCredit, resource_charges, rule_credits
@@ -103,22 +104,22 @@ def check_dimensions(dimensions: Sequence[str]) -> None:
 def make_bill(priced_period: PricedPeriod, dimensions: Sequence[str], rates: Rates | None) -> Bill:
     """Sums the GPU time by ``dimensions`` (names in DIMENSIONS), sorted by label. rates: None for no cost."""
     check_dimensions(dimensions)
-    sums = priced_period.sums(*dimensions, numbers=("held_ppm_s", "charge"))
-    hours = to_hours([entry.held_ppm_s for entry in sums])
-    costs = to_money([entry.charge for entry in sums], rates.digits) if rates else [None] * len(sums)
-    lines = tuple(
-        Line(entry.labels, entry.runs, hour, entry.held_ppm_s, cost)
-        for entry, hour, cost in zip(sums, hours, costs, strict=True)
-    )
+    # By column, and totals from whole units: line by line takes twice as long, which 200,000 lines show.
+    labels, runs, numbers = priced_period.sums_by_column(*dimensions, numbers=("held_ppm_s", "charge"))
+    held = numbers["held_ppm_s"]
+    hour_units = apportion(held, _HOUR_UNIT)
+    cost_units = apportion(numbers["charge"], unit(rates.digits)) if rates else []
+    costs: Iterable[Decimal | None] = _decimals(cost_units, rates.digits) if rates else repeat(None, len(held))
+    lines = tuple(map(Line, labels, runs, _decimals(hour_units, HOUR_DIGITS), held, costs))
     segments, facts = priced_period.segments, priced_period.facts
     return Bill(
         Period(segments[0].period.start_s, segments[-1].period.end_s),
         tuple(dimensions),
         rates.currency if rates else "",
         lines,
-        sum(line.runs for line in lines),
-        sum(hours, Decimal(0).scaleb(-HOUR_DIGITS)),
-        sum((cost for cost in costs if cost is not None), Decimal(0).scaleb(-rates.digits)) if rates else None,
+        sum(runs),
+        Decimal(sum(hour_units)).scaleb(-HOUR_DIGITS),
+        Decimal(sum(cost_units)).scaleb(-rates.digits) if rates else None,
         _beyond_held(priced_period) if rates and any(map(_charges_more, rates.terms)) else Decimal(0),
         unpriced(priced_period.sums("problem", "since", condition=UNPRICED)) if rates else (),
         facts.left_out,
@@ -151,17 +152,23 @@ def _off_gpu(priced_period: PricedPeriod) -> Decimal:
 
 def to_hours(exact: Sequence[int]) -> list[Decimal]:
     """Converts millionths of a GPU times seconds to GPU-hours, rounded so that they add up."""
-    return [Decimal(hours).scaleb(-HOUR_DIGITS) for hours in apportion(exact, _HOUR_UNIT)]
+    return _decimals(apportion(exact, _HOUR_UNIT), HOUR_DIGITS)
 
 
 def billed_hours(billed: Sequence[int]) -> list[Decimal]:
     """Converts billed time (price.Sum) to GPU-hours, rounded so that they add up."""
-    return [Decimal(hours).scaleb(-HOUR_DIGITS) for hours in apportion(billed, _HOUR_UNIT * FACTOR_UNITS)]
+    return _decimals(apportion(billed, _HOUR_UNIT * FACTOR_UNITS), HOUR_DIGITS)
 
 
 def to_money(charges: Sequence[int], digits: int) -> list[Decimal]:
     """Converts charges (price.py) to amounts, rounded so that they add up."""
-    return [Decimal(amount).scaleb(-digits) for amount in apportion(charges, unit(digits))]
+    return _decimals(apportion(charges, unit(digits)), digits)
+
+
+def _decimals(units: Iterable[int], digits: int) -> list[Decimal]:
+    """Returns whole units as numbers with so many digits after the point."""
+    smallest = Decimal(1).scaleb(-digits)
+    return [number * smallest for number in units]
 
 
 def unpriced(sums: Iterable[Sum]) -> tuple[Unpriced, ...]:

@@ -11,23 +11,28 @@ from dataclasses import asdict
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
-from hami_hpc.accounting.documents.bill import Bill
+from hami_hpc.accounting.documents.bill import Bill, Line
 from hami_hpc.accounting.documents.energy import NONE, EnergySum, EnergyUse
 from hami_hpc.accounting.documents.notes import Facts, grouped, sentences
 from hami_hpc.accounting.documents.notes import counted as counted
 from hami_hpc.accounting.documents.sreport_check import Comparison
+from hami_hpc.accounting.errors import printable
 from hami_hpc.accounting.pricing.quota import QuotaState
 from hami_hpc.accounting.times import iso_local
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: int, total: Sequence[str]) -> str:
-    """Returns rows as aligned columns, the last ``numbers`` of them to the right. total: the last row, or empty."""
+    """Returns rows as aligned columns, the last ``numbers`` of them to the right. total: the last row, or empty.
+
+    Where users may name any account, a name may have commands for the terminal: they are shown as '?'.
+    """
     body = [headings, *rows, total] if total else [headings, *rows]
     widths = [max(map(len, column)) for column in zip(*body, strict=True)]
     first_number = len(headings) - numbers
     # With %, because str.format takes twice as long, which 200,000 lines show.
     aligned = "  ".join(f"%{'' if i >= first_number else '-'}{width}s" for i, width in enumerate(widths))
-    head, *lines = [(aligned % tuple(row)).rstrip() for row in body]
+    shown = map(aligned.__mod__, map(tuple, body))
+    head, *lines = [(row if row.isprintable() else printable(row)).rstrip() for row in shown]
     rule = "  ".join("-" * width for width in widths)
     return "\n".join([head, rule, *lines[:-1], rule, lines[-1]] if total else [head, rule, *lines])
 
@@ -45,13 +50,13 @@ def bill_table(
     headings = [*("QoS" if name == "qos" else name.capitalize() for name in bill.dimensions), "Jobs", "GPU-hours"]
     total = ["Total", *[""] * (len(bill.dimensions) - 1), f"{bill.runs:,}", grouped(bill.gpu_hours)]
     # Column by column, which takes half as long as line by line: 200,000 lines show it.
-    labels = zip(*(line.labels for line in bill.lines), strict=True)
-    columns = [[label or "-" for label in column] for column in labels]
-    columns += [f"{line.runs:,}" for line in bill.lines], [f"{line.gpu_hours:,}" for line in bill.lines]
+    label_lists, runs, hours, _, costs = zip(*bill.lines, strict=True) if bill.lines else ((),) * len(Line._fields)
+    columns = [[label or "-" for label in column] for column in zip(*label_lists, strict=True)]
+    columns += [f"{count:,}" for count in runs], [f"{hour:,}" for hour in hours]
     if money:
         headings.append(bill.currency)
         total.append(grouped(bill.cost))
-        columns.append([grouped(line.cost) for line in bill.lines])
+        columns.append(list(map(grouped, costs)))
     numbers = 3 if money else 2
     if energy:
         added = energy_headings(energy, bill.currency)

@@ -8,7 +8,7 @@ because Slurm reports only the sum. The parts still add up to the whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import duckdb
@@ -61,6 +61,10 @@ class Extras:
 
 NO_EXTRAS = Extras()
 
+# What runs of one kind can be kept apart by beside their kind -> column. Each makes more groups.
+_COLUMNS = {"cluster": "cluster", "account": "account", "user": "username", "partition": "partition", "qos": "qos"}
+LABELS = frozenset(_COLUMNS)
+
 # A run is counted in a period if it held GPUs in it, or began in it and lasted less than a second.
 _ACTIVE = """
 SELECT *, {host} AS placed_on, {era} AS era
@@ -100,7 +104,7 @@ WITH placed AS (
     CASE WHEN off_s = 0 THEN 0 ELSE off_s * on_until_b // net - off_s * on_until_a // net END AS off_on_s
   FROM spread
 )
-SELECT cluster, account, username, partition, qos, model, mode, class, segment, billable, rule, detail,
+SELECT {labels}model, mode, class, segment, billable, rule, detail,
   {is_gpu} AS is_gpu, count(*) FILTER (begins) AS runs,
   sum(on_s * share)::HUGEINT AS held_ppm_s, sum(off_on_s * share)::HUGEINT AS off_ppm_s,
   sum((b - a - on_s) * share)::HUGEINT AS suspended_ppm_s,
@@ -166,11 +170,13 @@ def sum_held_time(
     segments: Sequence[Segment],
     extras: Extras = NO_EXTRAS,
     detail: str = NOTHING,
+    labels: Collection[str] = LABELS,
 ) -> RunFacts:
     """Sums the GPU time that the records of ``source`` (a table or table function) held in each segment.
 
     Creates the tables ``held``, ``segments`` and ``parts`` and the views ``active`` (runs with GPUs) and ``counted``
-    (all that are charged). The segments must follow one another without a gap. detail: one of those above.
+    (all that are charged). The segments must follow one another without a gap. detail: one of those above. labels:
+    those of LABELS that ``held`` has.
     """
     span = Period(segments[0].period.start_s, segments[-1].period.end_s)
     host = "coalesce(host, '')" if gpus.nodes else "''"
@@ -182,6 +188,7 @@ def sum_held_time(
     common = {
         "start": span.start_s,
         "detail": detail,
+        "labels": "".join(f"{column}, " for label, column in _COLUMNS.items() if label in labels),
         "minimum": billing_sql.minimum(segments),
         "billable": billing_sql.billable(segments, bool(extras.disturbed)),
         "rule": billing_sql.rule(extras.rules),

@@ -9,7 +9,7 @@ multiplies and sums, in integers of 128 bits: a bill of 200,000 accounts needs o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import repeat
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 import duckdb
 
 from hami_hpc.accounting.pricing.gpu_share import PPM
+from hami_hpc.accounting.pricing.held_time import LABELS
 from hami_hpc.accounting.pricing.rates import MICRO, RateMissing, Rates, effective_rate, resource_rate
 from hami_hpc.accounting.pricing.segment import Segment
 from hami_hpc.accounting.store.database import columns, halves, joined
@@ -112,19 +113,17 @@ class Sum(NamedTuple):
 
 
 def price(con: duckdb.DuckDBPyConnection, segments: Sequence[Segment], rates: Rates, tz: ZoneInfo) -> None:
-    """Creates the view ``priced``: each group of ``held`` with the charge at the rates of its segment."""
-    conditions = [
-        *(entry.where for entry in rates.factors),
-        *(entry.where for entry in rates.rates),
-        *(entry.where for entry in rates.resources),
-        *(entry.where for entry in rates.terms),
-    ]
-    named = {label: sorted({where[label] for where in conditions if label in where}) for label in _LABELS}
+    """Creates the view ``priced``: each group of ``held`` with the charge at the rates of its segment.
+
+    ``held`` must have the labels that needed() returns.
+    """
     keys = [
         COLUMNS[label]
         if label == "model"
         else f"if(list_contains({_list(values)}, {COLUMNS[label]}), {COLUMNS[label]}, '')"
-        for label, values in named.items()
+        if values
+        else "''"
+        for label, values in _named(rates).items()
     ]
     names = [f"key_{label}" for label in _LABELS]
     selected = ", ".join(f"{key} AS {name}" for key, name in zip(keys, names, strict=True))
@@ -143,6 +142,27 @@ def price(con: duckdb.DuckDBPyConnection, segments: Sequence[Segment], rates: Ra
     same = " AND ".join(f"{key} = r.{name}" for key, name in zip(keys, names, strict=True))
     shape = _GPU_ONLY if rates.resources else _GPUS_AND_NOTHING_ELSE
     con.execute(_PRICED.format(units=FACTOR_UNITS, same=same, credited=_credited(rates), **shape))
+
+
+def _named(rates: Rates) -> dict[str, list[str]]:
+    """Returns for each label that a price may depend on the values that prices name."""
+    conditions = [
+        *(entry.where for entry in rates.factors),
+        *(entry.where for entry in rates.rates),
+        *(entry.where for entry in rates.resources),
+        *(entry.where for entry in rates.terms),
+    ]
+    return {label: sorted({where[label] for where in conditions if label in where}) for label in _LABELS}
+
+
+def needed(by: Collection[str], rates: Rates) -> frozenset[str]:
+    """Returns which of held_time.LABELS must be kept apart for sums by these names of COLUMNS.
+
+    All, where rules credit runs: what a rule takes off is rounded for each group.
+    """
+    if rates.credit_rules:
+        return LABELS
+    return LABELS & {*by, *(label for label, values in _named(rates).items() if values)}
 
 
 def _credited(rates: Rates) -> str:
@@ -181,16 +201,23 @@ def sums(
 
     numbers: of ALL; those that are not asked for are 0.
     """
+    labels, runs, whole = sums_by_column(con, by, condition, numbers)
+    return list(map(Sum, labels, runs, *(whole.get(name, repeat(0)) for name in ALL)))
+
+
+def sums_by_column(
+    con: duckdb.DuckDBPyConnection, by: Sequence[str], condition: str, numbers: Sequence[str]
+) -> tuple[list[tuple[str, ...]], list[int], dict[str, list[int]]]:
+    """Returns labels, runs, and by name the numbers that are asked for, of what sums() returns."""
     if condition == UNPRICED and not con.execute("FROM rated WHERE problem <> '' LIMIT 1").fetchall():
-        return []
+        return [], [], {name: [] for name in numbers}
     count = len(by)
     keys = "".join(f"{COLUMNS[name]}, " for name in by)
     positions = ", ".join(map(str, range(1, count + 1)))
     asked = "".join(f", {halves(f'sum({name})')}" for name in numbers)
     found = columns(con, _SUMS.format(keys=keys, numbers=asked, condition=condition, positions=positions))
     labels, runs, parts = zip(*found[:count], strict=True), found[count], found[count + 1 :]
-    whole = dict(zip(numbers, map(joined, parts[::2], parts[1::2]), strict=True))
-    return list(map(Sum, labels, runs, *(whole.get(name, repeat(0)) for name in ALL)))
+    return list(labels), runs, dict(zip(numbers, map(joined, parts[::2], parts[1::2]), strict=True))
 
 
 def unit(digits: int) -> int:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from zoneinfo import ZoneInfo
 
@@ -12,7 +12,7 @@ import duckdb
 from hami_hpc.accounting.pricing import price, rates
 from hami_hpc.accounting.pricing.billing_sql import rule_condition
 from hami_hpc.accounting.pricing.cluster_gpus import ClusterGpus
-from hami_hpc.accounting.pricing.held_time import NOTHING, Extras, RunFacts, sum_held_time
+from hami_hpc.accounting.pricing.held_time import LABELS, NOTHING, Extras, RunFacts, sum_held_time
 from hami_hpc.accounting.pricing.price import Sum
 from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.pricing.segment import Segment, TermsCase
@@ -44,6 +44,12 @@ class PricedPeriod:
         """Returns the sums as price.sums does."""
         return price.sums(self.con, by, condition, numbers)
 
+    def sums_by_column(
+        self, *by: str, numbers: Sequence[str]
+    ) -> tuple[list[tuple[str, ...]], list[int], dict[str, list[int]]]:
+        """Returns the sums as price.sums_by_column does."""
+        return price.sums_by_column(self.con, by, "true", numbers)
+
 
 def price_period(
     records: JobRecords,
@@ -52,10 +58,12 @@ def price_period(
     buckets: Sequence[Bucket],
     tz: ZoneInfo,
     detail: str = NOTHING,
+    by: Collection[str] | None = None,
 ) -> PricedPeriod:
     """Returns the GPU time held in each bucket, priced. The buckets must follow one another without a gap.
 
-    detail: what can be summed by besides, one of held_time.py's.
+    detail: what can be summed by besides, one of held_time.py's. by: the only labels of held_time.LABELS that will be
+    summed by (others then raise an error of the database); None for all. Fewer take less time.
     """
     table = prices or Rates()
     segments = rates.segments(table, buckets, tz)
@@ -67,7 +75,8 @@ def price_period(
         for index, rule in sorted(enumerate(table.credit_rules), key=lambda entry: -entry[1].percent)
     }
     extras = Extras(disturbed, rules, resources)
-    facts = sum_held_time(records.con, records.source, gpus, segments, extras, detail)
+    labels = LABELS if by is None else price.needed(by, table)
+    facts = sum_held_time(records.con, records.source, gpus, segments, extras, detail, labels)
     price.price(records.con, segments, table, tz)
     gaps = (*gaps, *overlaps.notes(records, span), *_unknown_resources(records, resources))
     return PricedPeriod(records.con, segments, facts, rejected_lines(records, span), gaps)

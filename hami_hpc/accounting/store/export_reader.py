@@ -111,39 +111,77 @@ def _local_range(con: duckdb.DuckDBPyConnection, export: Export, staged: Path) -
 
 
 def _parse_tres(con: duckdb.DuckDBPyConnection, staged: Path) -> None:
-    """Creates the table ``parsed``: each distinct AllocTRES text with what was held, or with its fault.
+    """Creates the view ``parsed``: each distinct AllocTRES text with what was held, or with its fault.
 
     Texts that differ only in CPUs, memory and the like, or in numbers that are kept as they are, are parsed once: in
     these numbers all of a kind have 1. A fault names its own text's part.
     """
+    con.execute(f"CREATE OR REPLACE TEMP TABLE texts AS SELECT tres, bare FROM {_without_varying(staged)}")
     con.execute(
-        "CREATE OR REPLACE TEMP TABLE texts AS SELECT tres, "
-        f"regexp_replace(regexp_replace(tres, '{_NO_GRES}', '\\1\\2=0', 'g'), '{_KEPT}', '\\1=1\\2', 'g') AS kind "
-        f"FROM (SELECT DISTINCT coalesce(AllocTRES, '') AS tres FROM {parquet(staged)})"
+        f"CREATE OR REPLACE TEMP TABLE bares AS SELECT *, regexp_replace(tres, '{_NO_GRES}', '\\1\\2=0Z', 'g') AS kind "
+        "FROM (SELECT bare, bare[2:-2] AS tres FROM (SELECT DISTINCT bare FROM texts))"
     )
-    kinds = {kind: _parsed(kind) for (kind,) in con.execute("SELECT DISTINCT kind FROM texts").fetchall()}
+    kinds = {kind: _parsed(kind) for (kind,) in con.execute("SELECT DISTINCT kind FROM bares").fetchall()}
     _keep(con, "kinds", {kind: parsed for kind, parsed in kinds.items() if not parsed[1]})
-    faulty = con.execute("SELECT tres FROM texts ANTI JOIN kinds ON texts.kind = kinds.tres").fetchall()
+    con.execute(
+        f"CREATE OR REPLACE TEMP TABLE read AS SELECT bare, {_PIECES}, {_CPUS} AS cpus, {_MEM_MIB} AS mem_mib, "
+        f"{_LICENSES} AS licenses FROM (SELECT bares.*, held FROM bares JOIN kinds ON bares.kind = kinds.tres)"
+    )
+    faulty = con.execute("SELECT tres FROM texts ANTI JOIN read USING (bare)").fetchall()
     _keep(con, "faulty", {tres: _parsed(tres) for (tres,) in faulty})
     con.execute(
-        "CREATE OR REPLACE TEMP TABLE parsed AS SELECT tres, held, fault, "
-        f"{_CPUS} AS cpus, {_MEM_MIB} AS mem_mib, {_LICENSES} AS licenses FROM (FROM faulty UNION ALL "
-        f"SELECT texts.tres, {_OWN_NUMBERS} AS held, fault FROM texts JOIN kinds ON texts.kind = kinds.tres)"
+        f"CREATE OR REPLACE TEMP VIEW parsed AS SELECT tres, {_JOINED} AS held, '' AS fault, cpus, mem_mib, licenses "
+        "FROM texts JOIN read USING (bare) "
+        "UNION ALL SELECT tres, held, fault, NULL, NULL, NULL FROM faulty"
     )
-    con.execute("DROP TABLE texts")
 
 
-# TRES that are no gres, with a number as Slurm writes it.
+# TRES that are no gres, with a number as Slurm writes it. It becomes one with a suffix, so that what is no number (1K9,
+# 1.5.6) becomes none.
 _NO_GRES = r"(^|,)(billing|cpu|energy|mem|node|pages|vmem)=[0-9]+(?:\.[0-9]+)?[KMGTPEZ]?"
 
-# Gres of which the parser only asks whether there are any, and of which there may be as many numbers as runs. Numbers
-# of ten digits and more are left to it (tres.py refuses them).
-_KEPT = "(gres/vgpu_mem|gres/shard)=[1-9][0-9]{0,8}(,|$)"
-# What a text holds, from what its kind holds with 1 for these numbers (AllocatedGpus.key; no type has a semicolon).
-_OWN_NUMBERS = (
-    "replace(if(held = 'shard=1' OR ends_with(held, ';shard=1'), "
-    "left(held, -1) || regexp_extract(texts.tres, '(?:^|,)gres/shard=0*([0-9]+)', 1), held), ';mem=1;', "
-    "';mem=' || regexp_extract(texts.tres, '(?:^|,)gres/vgpu_mem=0*([0-9]+)', 1) || ';')"
+# Numbers of which there may be as many as runs: of no gres, and of gres of which the parser only asks whether there are
+# any. Gres numbers of ten digits and more are left to it (tres.py refuses them).
+_VARYING = {
+    "billing": "[0-9]+",
+    "energy": "[0-9]+",
+    "gres/shard": "[1-9][0-9]{0,8}",
+    "gres/vgpu_mem": "[1-9][0-9]{0,8}",
+}
+
+
+def _without_varying(staged: Path) -> str:
+    """Returns SQL for each distinct text (tres), and for it between commas with 1 for the varying numbers (bare).
+
+    A search for each name, without groups, takes a quarter of the time of one with groups for all names.
+    """
+    source = f"(SELECT DISTINCT coalesce(AllocTRES, '') AS tres FROM {parquet(staged)})"
+    source = f"(SELECT tres, concat(',', tres, ',') AS bare FROM {source})"
+    for name, number in _VARYING.items():
+        replaced = f"regexp_replace(bare, ',{name}={number},', ',{name}=1,')"
+        chosen = f"CASE WHEN contains(bare, ',{name}=') THEN {replaced} ELSE bare END"
+        source = f"(SELECT tres, {chosen} AS bare FROM {source})"
+    return source
+
+
+# What a kind holds (AllocatedGpus.key; no type has a semicolon) in two pieces: each ends where a text's own number is
+# to follow, if it has one.
+_PIECES = """
+contains(held, ';mem=1;') AS has_mem, held = 'shard=1' OR ends_with(held, ';shard=1') AS has_shards,
+if(has_mem, split_part(held, ';mem=1;', 1) || ';mem=', '') AS first_piece,
+if(has_mem, ';' || split_part(held, ';mem=1;', 2), held) AS rest,
+if(has_shards, left(rest, -1), rest) AS second_piece"""
+
+
+def _own(name: str) -> str:
+    """Returns SQL for the number that a text has after this name, which it has once: after a comma, or at its start
+    (where instr gives 0)."""
+    return f"split_part(substr(tres, instr(tres, ',{name}=') + {len(name) + 2}), ',', 1)::UINTEGER"
+
+
+_JOINED = (
+    f"concat(first_piece, CASE WHEN has_mem THEN {_own('gres/vgpu_mem')} END, "
+    f"second_piece, CASE WHEN has_shards THEN {_own('gres/shard')} END)"
 )
 
 

@@ -17,14 +17,14 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.store.database import literal
 from hami_hpc.accounting.store.export_reader import JOB_COLUMNS
-from hami_hpc.accounting.store.synced_files import sync
+from hami_hpc.accounting.store.synced_files import sync, write_new
 from hami_hpc.accounting.times import Period
 
 # Version 3 has what an older hami_hpc must not read again (anonymous.py). A store without that is of version 2.
@@ -133,7 +133,10 @@ def read_manifest(root: Path) -> Manifest:
 
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """Locks the store for one writer, and creates it if needed. Raises AccountingError when another holds the lock."""
+    """Locks the store for one writer, and creates it if needed. Raises AccountingError when another holds the lock.
+
+    When the writer fails, its files that no manifest has are removed.
+    """
     try:
         for kind in (JOBS, OPEN, REJECTS, USED):
             (root / kind).mkdir(parents=True, exist_ok=True)
@@ -141,12 +144,30 @@ def locked(root: Path) -> Iterator[None]:
     except OSError as error:
         raise AccountingError(f"the store {root} cannot be written ({error.strerror}); see --store") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise AccountingError(f"another hami-hpc ingest is writing to {root}; try again when it has ended") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise AccountingError(
+                f"another hami-hpc ingest, invoice or the like is writing to {root}; try again when it has ended"
+            ) from error
+        try:
+            yield
+        except Exception:
+            _remove_unfinished(root)
+            raise
     finally:
         os.close(lock)
+
+
+def _remove_unfinished(root: Path) -> None:
+    """Removes the data files of a writer that failed: on a full disk nobody else could write until they are gone.
+
+    Nothing, if there is no manifest: then nobody knows which files are valid.
+    """
+    with suppress(OSError, AccountingError):
+        manifest = read_manifest(root)
+        if manifest.generation:
+            sweep(root, manifest)
 
 
 def commit(root: Path, manifest: Manifest) -> Manifest:
@@ -168,8 +189,7 @@ def commit(root: Path, manifest: Manifest) -> Manifest:
         **({name: getattr(manifest, name) for name in _ANONYMOUS} if manifest.anonymous_before_s else {}),
     }
     temporary = root / ".manifest.json"
-    temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    sync(temporary)
+    write_new(temporary, json.dumps(document, indent=1) + "\n", synced=True, mode=0o644)
     temporary.rename(root / "manifest.json")
     sync(root)
     sweep(root, manifest)

@@ -5,18 +5,23 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .samples import HOUR, ONE_H200, VGPU_HALF, Job, write_export
+from hami_hpc.accounting.store import job_records
+from hami_hpc.accounting.times import month_period, zone
+
+from .samples import HOUR, ONE_H200, VGPU_HALF, Job, fill, write_export
 from .test_commands import RATES, T0, _run, site
 
 __all__ = ["site"]  # the fixture
 D = Decimal
 DAY = 24 * HOUR
+MONTHS = ("2026-07", "2026-08", "2026-09", "2026-10")
 A100 = ONE_H200.replace("h200", "a100")
 MORE_RATES = "[[terms]]\nminimum_s = 60\nsuspended_factor = 0.5\nunbilled_states = ['NODE_FAIL']\n[gpus.a100]\n" \
     "total_mib = 40337\n[partitions.old]\ngpu_models = ['a100']\n"  # fmt: skip
@@ -115,3 +120,14 @@ def test_sums_are_those_of_the_lines_and_the_chart_counts_what_the_table_counts(
         assert sum(D(line["amount"]) for line in lines) == D(content["subtotal"])
     assert sum(D(hours) for _, hours in content["days"]) == D(content["gpu_hours"])
     assert content["unbilled_gpu_hours"] == "2.0000"
+
+
+@pytest.mark.parametrize("day", ["2026-08-20", "2026-09-05"])
+def test_a_run_without_a_known_end_is_named_in_each_month_that_it_may_reach(tmp_path: Path, day: str) -> None:
+    start = int(datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp())
+    fill(tmp_path / "store", [Job(job_id=7, submit=start, start=start, end=None, elapsed=5), Job(job_id=8)])
+    records = job_records.from_store(tmp_path / "store", None, 256)
+    notes = {month: job_records.rejected_lines(records, month_period(month, zone("UTC"))) for month in MONTHS}
+    records.con.close()
+    assert {month: len(found) for month, found in notes.items()} == {month: int(month >= day[:7]) for month in MONTHS}
+    assert all("End is unknown" in note and "(job 7)" in note for found in notes.values() for note in found)

@@ -272,7 +272,7 @@ def test_a_full_disk_leaves_it_not_done(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        patch.setattr(os, "write", full)
         with pytest.raises(OSError, match="No space left"):
             undo.undo(root)
     assert _content(root) == before
