@@ -47,7 +47,7 @@ JOB_COLUMNS = {
 REASONS = {
     "line": "the number of fields differs from the header's (truncated, or a '|' inside a field: docs/accounting.md "
     "has the export that cannot have one)",
-    "job": "JobIDRaw is not a number",
+    "job": "JobIDRaw is not the number of a job",
     "time": "Submit, Start or End is not a time as sacct prints it (unset SLURM_TIME_FORMAT, or set it to %s)",
     "clock": "a local time that does not exist, or exists twice and Elapsed does not decide it (clock change)",
     "negative": "it ended before it started, or Elapsed is negative",

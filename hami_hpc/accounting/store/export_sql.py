@@ -43,10 +43,11 @@ def stage(export: Export, target: Path) -> str:
     )
     elapsed = "ElapsedRaw" if "ElapsedRaw" in export.columns else "Elapsed"
     job = _raw("JobIDRaw")
+    number = f"TRY_CAST({job} AS UINTEGER)::BIGINT"  # Slurm's numbers have 32 bits
     selected = [
-        f"TRY_CAST({job} AS BIGINT) AS job_id",
+        f"{number} AS job_id",
         f"contains({job}, '.') AS is_step",
-        f"CASE WHEN TRY_CAST({job} AS BIGINT) IS NULL THEN {job} END AS odd_id",
+        f"CASE WHEN {number} IS NULL THEN {job} END AS odd_id",
         # Most jobs have their number as JobID; NULL saves a second column of text.
         f"nullif(nullif({_text(export, 'JobID')}, {job}), '') AS display_id",
         f"{_username(export)} AS username",

@@ -48,6 +48,14 @@ def _local_export(path: Path, *rows: tuple[int, str, str, str]) -> Path:
     return path
 
 
+@pytest.mark.parametrize("number", [-5, 1 << 32])
+def test_a_number_that_no_job_has_is_named(tmp_path: Path, number: int) -> None:
+    counts, rows, rejects = _load(write_export(tmp_path / "x", [Job(job_id=number), Job(job_id=(1 << 32) - 3)]))
+    assert rejects == {"job": [None]}
+    assert [row[0] for row in rows] == [(1 << 32) - 3]
+    assert counts.rejected == 1
+
+
 @pytest.mark.parametrize(
     ("job", "reason"),
     [
