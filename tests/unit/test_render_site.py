@@ -191,34 +191,6 @@ def test_each_nodes_run_adds_or_replaces_its_own_lines(node: Node) -> None:
     assert (etc / "hami-hpc-gres.conf").read_text().count("Name=gpu") == 2
 
 
-def test_a_node_that_is_gone_is_forgotten(node: Node) -> None:
-    etc = node.root / "etc"
-    for number in ("node10", "node1", "node2"):
-        render(node, name=number)
-    (etc / "slurm.conf").write_text(
-        "include slurm-hami-hpc.conf\nNodeName=node[3-4]\nPartitionName=gpu Nodes=node[1-4]\n"
-    )
-    before = snapshot(etc)
-    shown = forget(node, "node1", "--diff")
-    assert "-NodeName=node1 Name=vgpu_cores Count=200" in shown.output
-    assert snapshot(etc) == before
-    done = forget(node, "node1")
-    assert done.exit_code == 3
-    assert f"{etc}/slurm.conf, line 3 still names node1. Take it out of:" in done.output
-    assert merged(done.output) == ["PartitionName=gpu Nodes=node[1-4]"]
-    for name in ("slurm-hami-hpc.conf", "hami-hpc-gres.conf"):
-        text = (etc / name).read_text()
-        assert is_ours(text)
-        assert re.findall(r"^# --- node (\S+)$", text, re.MULTILINE) == ["node10", "node2"]
-        assert "node1 " not in text
-    after = snapshot(etc)
-    unknown = forget(node, "node9")
-    assert (unknown.exit_code, unknown.output) == (0, f"note: nothing in {etc} names node9\n")
-    assert snapshot(etc) == after
-    render(node, name="node1")
-    assert snapshot(etc)[str(etc / "hami-hpc-gres.conf")][0] == before[str(etc / "hami-hpc-gres.conf")][0]
-
-
 def test_a_node_that_the_sites_slurm_conf_does_not_name_is_pointed_out(node: Node, site: Path) -> None:
     said = f"note: {site}/slurm.conf has no NodeName=login7 ({site}/slurm.conf, line 9 has node[1-4]), so "
     done = render(node, name="login7")
@@ -226,22 +198,6 @@ def test_a_node_that_the_sites_slurm_conf_does_not_name_is_pointed_out(node: Nod
     assert "run hami-hpc forget-node login7, then this command again with --node NAME" in done.output
     assert "has no NodeName" not in render(node, "--node-parameters", "CPUs=64", name="login7").output
     assert "has no NodeName" not in render(node).output
-
-
-def test_forgetting_keeps_an_edited_file_and_takes_no_list_of_nodes(node: Node) -> None:
-    render(node)
-    path = node.root / "etc" / "hami-hpc-gres.conf"
-    path.write_text(path.read_text() + "# edited\n")
-    before = snapshot(node.root / "etc")
-    assert "was edited since render wrote it" in forget(node, "node1").output
-    assert forget(node, "node[1-2]").exit_code == 1
-    assert snapshot(node.root / "etc") == before
-    assert forget(node, "node1", "--force").exit_code == 0
-    assert "NodeName" not in path.read_text()
-
-
-def forget(node: Node, name: str, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["forget-node", name, "-o", str(node.root / "etc"), *arguments])
 
 
 def test_two_runs_at_once_lose_no_node(node: Node) -> None:
