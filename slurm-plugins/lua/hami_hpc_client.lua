@@ -15,18 +15,10 @@ return function(errors, grammar, units, features, settings, whole, steps)
 	}
 	local OTHER_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task" }
 
-	local function split_list(text)
-		local items = {}
-		for item in string.gmatch(text or "", "[^,]+") do
-			items[#items + 1] = item
-		end
-		return items
-	end
-
 	local function glue_job(options, parsed)
 		local site = settings.read()
 		grammar.check_length("--constraint", options.constraint or "")
-		local wanted = split_list(options.partition)
+		local wanted = grammar.split_list(options.partition)
 		if site and #wanted > 0 then
 			local request = {} -- job_submit gets what was written
 			for key, value in pairs(parsed.request) do
@@ -58,7 +50,7 @@ return function(errors, grammar, units, features, settings, whole, steps)
 		local is_srun = options.type == "srun"
 		local job_id = is_srun and steps.job_of(options)
 		if is_srun then
-			local partitions = split_list(job_id and os.getenv("SLURM_JOB_PARTITION") or options.partition)
+			local partitions = grammar.split_list(job_id and os.getenv("SLURM_JOB_PARTITION") or options.partition)
 			local wanted = whole.translate_srun(options, partitions)
 			if not job_id then
 				steps.add_constraint(options, wanted)

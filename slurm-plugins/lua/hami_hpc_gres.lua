@@ -9,6 +9,15 @@ return function(contract, grammar)
 	local MAX_DIGITS = 6 -- of a count of shards; no GPU has that many
 	local CLASS = "([a-z][a-z0-9_]*)"
 
+	-- Returns the items of a list with commas; none of nil.
+	function M.split_list(text)
+		local items = {}
+		for item in string.gmatch(text or "", "[^,]+") do
+			items[#items + 1] = item
+		end
+		return items
+	end
+
 	local function token(prefix, name, count)
 		return string.format("%s%s:%d", prefix, name, count)
 	end

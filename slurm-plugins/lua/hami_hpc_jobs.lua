@@ -20,14 +20,6 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		{ "tres_per_task", "--gpus-per-task or --tres-per-task" },
 	}
 
-	local function split_list(text)
-		local items = {}
-		for item in string.gmatch(text or "", "[^,]+") do
-			items[#items + 1] = item
-		end
-		return items
-	end
-
 	-- Returns the fields of a job in which it can ask for gres. Slurm makes a string for each reading of one.
 	local function gres_fields(job)
 		local fields = { tres_per_node = job.tres_per_node }
@@ -113,7 +105,7 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 
 	-- Returns the names of the partitions a job may run in: those asked for, else the default one.
 	local function partitions_of(wanted, parts)
-		local names = split_list(wanted)
+		local names = grammar.split_list(wanted)
 		if #names == 0 then
 			for name, part in pairs(parts or {}) do
 				if part.flag_default == 1 then

@@ -7,14 +7,6 @@ return function(contract, errors, grammar, units, features, settings, step_place
 	local fail = errors.fail
 	local GRES = contract.gres
 
-	local function split_list(text)
-		local items = {}
-		for item in string.gmatch(text or "", "[^,]+") do
-			items[#items + 1] = item
-		end
-		return items
-	end
-
 	-- Returns the id of the job in which srun starts a step, as text; nil if srun submits a job of its own.
 	function M.job_of(options)
 		local id = string.match(options.jobid or "", "^[0-9][0-9_+]*$") or os.getenv("SLURM_JOB_ID")
@@ -135,7 +127,7 @@ return function(contract, errors, grammar, units, features, settings, step_place
 			fail("E_STEP_TOO_BIG", { key = "count", given = count, allowed = string.format("%d", job.count) })
 		end
 		local site, reason = settings.read()
-		local partitions = split_list(job.partition)
+		local partitions = grammar.split_list(job.partition)
 		if not site and request.preset then
 			fail("E_SITE", { given = reason })
 		elseif request.preset then
@@ -202,7 +194,7 @@ return function(contract, errors, grammar, units, features, settings, step_place
 		local request = parsed.request
 		grammar.check_length("--constraint", options.constraint or "")
 		local site, reason = settings.read()
-		local wanted = split_list(options.partition)
+		local wanted = grammar.split_list(options.partition)
 		if site then
 			units.apply_preset(request, site)
 		end
@@ -237,7 +229,7 @@ return function(contract, errors, grammar, units, features, settings, step_place
 		if not site or site.bare_shard ~= "translate" then
 			return
 		end
-		local wanted = split_list(options.partition)
+		local wanted = grammar.split_list(options.partition)
 		local partitions = #wanted > 0 and wanted or all_partitions(site)
 		shards.request = units.of_shards(shards.count, features.type_of(options.constraint), site, partitions)
 		M.translate_job(options, shards)
