@@ -34,13 +34,17 @@ TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
-.PHONY: help setup setup-test generate build native plugins examples lint test test-native sanitized test-sanitizers test-with-address test-with-thread test-unit mutate \
+.PHONY: help needs-root setup setup-test generate build native plugins examples lint test test-native sanitized test-sanitizers test-with-address test-with-thread test-unit mutate \
 	test-cluster test-packages test-matrix record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-collectives bench-peers bench-suspend bench-turns \
 	bench-churn bench-nodes bench-fair-share bench-submit bench-interposer bench-latency bench-mig bench-packing bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop docs \
 	check-places install uninstall packages-tree deb rpm dist dist-node dist-controller dist-accounting clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
+
+# make names the target that was asked for in MAKECMDGOALS.
+needs-root:
+	@[ "$$(id -u)" -eq 0 ] || { echo "make $(MAKECMDGOALS): a private Slurm starts jobs of several users, which needs root: sudo make $(MAKECMDGOALS)" >&2; exit 1; }
 
 setup: ## install what is missing: Debian packages (as root) and .venv
 	@scripts/setup
@@ -79,7 +83,7 @@ lint: setup-test ## contract up to date, ruff, mypy, clang-format, shell syntax
 SECOND_TRY := --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks
 
 # One recipe, so that the order does not depend on how make is called, and the last line is pytest's count.
-test: setup-test ## every tier that needs no GPU
+test: needs-root setup-test ## every tier that needs no GPU
 	@$(MAKE) -j$(shell nproc) --output-sync=target lint build sanitized
 	@$(MAKE) test-native
 	@$(MAKE) test-sanitizers
@@ -228,7 +232,7 @@ docs: ## the documents as a site, with search, in build/site: open build/site/in
 		{ grep -v '^INFO' build/docs.log >&2; exit 1; }
 	@echo "build/site/index.html"
 
-demo: ## start a private Slurm with two simulated H200s and follow one request through it; NODES=4: over several nodes
+demo: needs-root ## start a private Slurm with two simulated H200s and follow one request through it; NODES=4: over several nodes
 	@scripts/setup
 	@echo "Building (log: build/build.log)"
 	@$(MAKE) build >build/build.log 2>&1 || { tail -n 30 build/build.log; echo "make build failed" >&2; exit 1; }
