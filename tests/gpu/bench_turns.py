@@ -18,7 +18,7 @@ from bench_suspend import SETTINGS, WORK, Gpu, changed, run, wait
 
 TRAIN_S = int(os.environ.get("TRAIN_S", "110"))
 EVENTS = Path("/var/lib/hami-hpc/events.jsonl")
-JOBS = 4
+JOBS = int(os.environ.get("JOBS", "4"))
 GIB = int(os.environ.get("GIB", "20"))  # of each: the host has to hold three of them
 MEM = f"{GIB + 12}G"  # the model, its optimizer and what it computes are 6 GiB
 PATIENCE_S = 570.0
