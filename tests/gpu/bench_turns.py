@@ -140,7 +140,7 @@ def turns() -> None:
         f"from a job's order to leave until the next may come, s: {', '.join(f'{gap:.2f}' for gap in gaps)}", flush=True
     )
     took, total = max(ends) - first, JOBS * float(whole)
-    print(f"four at once {took:.2f} s, one after the other {total:.2f} s, ratio {took / total:.4f}", flush=True)
+    print(f"{JOBS} at once {took:.2f} s, one after the other {total:.2f} s, ratio {took / total:.4f}", flush=True)
     for job in jobs:
         wait(job.is_gone, 60)
 
