@@ -153,11 +153,11 @@ class Keeper:
         budget = self.budget
         if self.tenant.forges_credit:
             budget.full_at = 0
-        credit = budget.use(since, now, used)
+        budget.use(since, now, used)
         contended = now - self.interrupted < CONTENDED_NS
-        self.shut = budget.shut = a.budget_shut(credit, budget.shut, self.cap, contended)
+        self.shut = budget.decide(contended)
         self.held_back = self.held_back or self.shut
-        self.change = now + min(S, a.budget_wait(credit, self.shut, self.cap, contended))
+        self.change = now + min(S, a.budget_wait(budget.credit, self.shut, self.cap, contended))
         self.gap = max(SAMPLE_NS_LEAST, min(SAMPLE_NS_MOST, a.budget_half(self.cap) // 4))
 
     def _fit(self, now: int) -> None:

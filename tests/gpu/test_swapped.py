@@ -52,10 +52,10 @@ def gpu_used_mib() -> int:
     return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
-def make(directory: Path) -> Swapped:
+def make(directory: Path, *, mib: int = 120_000) -> Swapped:
     query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
     uuid = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
-    return Swapped.make(directory, None, uuid)
+    return Swapped.make(directory, None, uuid, mib=mib)
 
 
 @pytest.mark.parametrize("allocator", ["", "backend:cudaMallocAsync", "expandable_segments:True"])

@@ -15,7 +15,9 @@
  *   steps us=1000 gap=1500   one kernel, waited for; then nothing for `gap` us: a program whose GPU waits for its CPU
  *   once us=1000 count=20 end=0   so many kernels, waited for; it ends by exit (0), _exit (1) or SIGKILL (2)
  * Kinds that wait for each request; p50, p99, mean (us) from its start to its end, "rate" requests per second:
- *   requests us=13 every=1000 count=1 copy=0   `copy` bytes from the host, then `count` kernels, each `every` us
+ *   requests us=13 every=1000 count=1 copy=0   `copy` bytes from the host, then `count` kernels, each `every` us;
+ *                        list=1: also each one's start (us of CLOCK_REALTIME) and length to standard error;
+ *                        phase=US: the first begins when so much of a 50 ms of CLOCK_REALTIME has passed
  *
  * SECONDS are measured; warm=S (default 0.5) before and after are left out. begin=T (s since 1970) measures from that
  * time on, so that tenants that start at different times are measured while all of them run. LOOPS is what calibrate
@@ -87,7 +89,8 @@ __global__ void work(long loops, unsigned int *out)
 		*out = 0; // never: keeps the loop
 }
 
-/* Each block counts its rounds in rounds[blockIdx.x], until the host says stop. */
+/* Each block counts its rounds in rounds[blockIdx.x], until the host says stop; all on the device, as 264 blocks that read
+ * the host's memory wait for one another longer than a round takes. */
 __global__ void endless(long loops, volatile unsigned int *rounds, volatile int *stop, unsigned int *out)
 {
 	__shared__ int end;
@@ -342,14 +345,14 @@ static void mapped(volatile unsigned long long **count, volatile int **stop)
 /* The rate is of all blocks: those of one multiprocessor may get more of it than others when they are paused. */
 static void persistent()
 {
-	volatile unsigned long long *unused;
-	volatile int *stop;
+	int *stop;
 	unsigned int *rounds, *seen;
 	size_t bytes = (size_t)blocks * sizeof *rounds;
 	cudaStream_t s = new_stream(), reads = new_stream();
 	std::vector<Mark> marks;
 	double least = 0, most = 0;
-	mapped(&unused, &stop);
+	OK(cudaMalloc(&stop, sizeof *stop));
+	OK(cudaMemset(stop, 0, sizeof *stop));
 	OK(cudaMalloc(&rounds, bytes));
 	OK(cudaMemset(rounds, 0, bytes));
 	OK(cudaHostAlloc((void **)&seen, bytes, cudaHostAllocDefault));
@@ -366,9 +369,10 @@ static void persistent()
 		least = *std::min_element(seen, seen + blocks);
 		most = *std::max_element(seen, seen + blocks);
 	}
-	*stop = 1;
-	OK(cudaDeviceSynchronize());
 	fprintf(stderr, "persistent: rounds of the blocks %.0f to %.0f, block 0 %u\n", least, most, seen[0]);
+	seen[0] = 1;
+	OK(cudaMemcpyAsync(stop, seen, sizeof *stop, cudaMemcpyHostToDevice, reads));
+	OK(cudaDeviceSynchronize());
 	print_rate(marks);
 }
 
@@ -447,7 +451,14 @@ static void requests()
 	}
 	launch(us, s);
 	OK(cudaStreamSynchronize(s));
-	std::vector<double> took;
+	std::vector<double> took, begun;
+	double phase = get("phase", -1) * 1e-6;
+	if (phase >= 0) {
+		timespec t;
+		clock_gettime(CLOCK_REALTIME, &t);
+		double wait = phase - fmod(t.tv_nsec * 1e-9, 0.05);
+		usleep((useconds_t)((wait < 0 ? wait + 0.05 : wait) * 1e6));
+	}
 	double start = now(), next = start, from = std::max(start + warm, begin_at), to = from + seconds;
 	while (now() < to) {
 		while (now() < next)
@@ -460,9 +471,16 @@ static void requests()
 			launch(us, s);
 		OK(cudaStreamSynchronize(s));
 		double end = now();
-		if (begin >= from)
+		if (begin >= from) {
 			took.push_back((end - begin) * 1e6);
+			begun.push_back(begin);
+		}
 	}
+	timespec t;
+	clock_gettime(CLOCK_REALTIME, &t);
+	const double ahead = t.tv_sec + t.tv_nsec * 1e-9 - now();
+	for (size_t i = 0; get("list", 0) > 0 && i < took.size(); i++)
+		fprintf(stderr, "%.0f %.1f\n", (begun[i] + ahead) * 1e6, took[i]);
 	print_requests(took, took.size() / (now() - from));
 }
 

@@ -124,6 +124,9 @@ _lib.hami_budget_half.restype, _lib.hami_budget_half.argtypes = _I64, (_U32,)
 _lib.hami_budget_use.restype = _lib.hami_budget_credit.restype = _I64
 _lib.hami_budget_use.argtypes = (_I64, ctypes.POINTER(_Count), _U32)
 _lib.hami_budget_credit.argtypes = (_I64, _I64, ctypes.c_bool, _U32)
+_lib.hami_budget_rested.restype = ctypes.c_bool
+_lib.hami_budget_rested.argtypes = (_I64, ctypes.POINTER(_Count))
+_lib.hami_budget_repaid.restype, _lib.hami_budget_repaid.argtypes = _I64, (_I64, _I64, _U32)
 _lib.hami_budget_shut.restype = ctypes.c_bool
 _lib.hami_budget_shut.argtypes = (_I64, ctypes.c_bool, ctypes.c_bool, _U32)
 _lib.hami_budget_wait.restype, _lib.hami_budget_wait.argtypes = _I64, (_I64, ctypes.c_bool, ctypes.c_bool, _U32)
@@ -191,10 +194,12 @@ class Budget:
     full_at: int = 0
     now: int = 0  # of the last count
     shut: bool = False  # for those who keep it here
+    rested: bool = False
 
     def use(self, since_ns: int, now_ns: int, used_ns: int) -> int:
         """Takes what a process used between two counts of its own. Returns the credit, ns."""
         count = _Count(since_ns, now_ns, used_ns, self.several)
+        self.rested = self.rested or bool(_lib.hami_budget_rested(self.full_at, count))
         self.full_at = int(_lib.hami_budget_use(self.full_at, count, self.percent))
         self.now = now_ns
         return self.credit
@@ -202,6 +207,14 @@ class Budget:
     def go_on(self, elapsed_ns: int, used_ns: int) -> int:
         """The same for the only process, after so much time."""
         return self.use(self.now, self.now + elapsed_ns, used_ns)
+
+    def decide(self, contended: bool = False) -> bool:
+        """Decides whether its processes are paused, as region/budget.c does."""
+        shut = budget_shut(self.credit, self.shut, self.percent, contended)
+        if shut and not self.shut and self.rested and not contended:
+            self.full_at = int(_lib.hami_budget_repaid(self.full_at, self.now, self.percent))
+        self.shut, self.rested = shut, self.rested and not shut
+        return shut
 
     @property
     def credit(self) -> int:

@@ -140,6 +140,44 @@ def test_one_piece_of_a_whole_share_is_run_without_a_pause(percent: int) -> None
         assert a.budget_shut(budget.go_on(piece + longer, piece + longer), False, percent) == shut
 
 
+@given(PERCENT, st.integers(150, 5000))
+def test_a_burst_after_idling_has_its_share_and_no_more(percent: int, idle_ms: int) -> None:
+    """By the end of each piece and of each pause it is as far above its share as it is below: on average it has it."""
+    tick, began = MS // 20, idle_ms * MS
+    budget, used, above = a.Budget(percent), 0, []
+    first = budget.use(0, began, 0)
+    assert first == a.budget_half(percent)
+    budget.use(began, began, 0)
+    for at in range(tick, 8 * a.ROUND_NS, tick):
+        mine = 0 if budget.shut else tick
+        used += mine
+        budget.go_on(tick, mine)
+        budget.decide()
+        if at > 2 * a.ROUND_NS:
+            above.append(used - at * percent / 100)
+    assert abs((max(above) + min(above)) / 2) < a.budget_half(percent) / 4 + tick
+
+
+@given(PERCENT, st.lists(st.booleans(), min_size=1, max_size=6))
+def test_only_the_first_pause_after_a_rest_gives_back_what_was_saved_up(percent: int, rests: list[bool]) -> None:
+    """It is longer by half of the credit."""
+    tick = MS // 20
+    usual = (2 * a.budget_half(percent) - sum(early(percent))) * 100 / percent
+    longer = a.budget_half(percent) * 100 / percent
+    budget = a.Budget(percent, full_at=a.ROUND_NS, now=a.ROUND_NS)
+    for rest in rests:
+        if rest:
+            since = budget.now + 4 * a.ROUND_NS
+            budget.use(since, since, 0)
+        while not budget.decide():
+            budget.go_on(tick, tick)
+        begun = budget.now
+        while budget.decide():
+            budget.go_on(tick, 0)
+        pause = budget.now - begun
+        assert abs(pause - usual - rest * longer) <= tick * (100 / percent + 1)
+
+
 @given(PERCENT, st.lists(st.tuples(INT64, TIME, INT64), min_size=1, max_size=20), st.booleans(), st.booleans())
 @settings(deadline=None)
 def test_nobody_is_shut_for_longer_than_the_most_whatever_numbers_came_in(

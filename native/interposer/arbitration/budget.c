@@ -36,6 +36,17 @@ int64_t hami_budget_use(int64_t full_at, const struct hami_count *count, uint32_
 	return full_at < longest ? full_at : longest;
 }
 
+bool hami_budget_rested(int64_t full_at, const struct hami_count *count)
+{
+	return between(0, full_at, INT64_MAX - HAMI_ROUND_NS) + HAMI_ROUND_NS <= count->since;
+}
+
+int64_t hami_budget_repaid(int64_t full_at, int64_t now, uint32_t percent)
+{
+	const struct hami_count saved = {.since = now, .now = now, .used = hami_budget_half(percent)};
+	return hami_budget_use(full_at, &saved, percent);
+}
+
 int64_t hami_budget_credit(int64_t full_at, int64_t now, bool several, uint32_t percent)
 {
 	const int64_t least = now - (several ? HAMI_COUNT_NS_SEVERAL : 0);

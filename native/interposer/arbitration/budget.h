@@ -6,7 +6,8 @@
  *
  *	one that wants everything runs percent of each HAMI_ROUND_NS, in one piece;
  *	one that uses less than percent stays near +half and is never shut;
- *	after idling the first piece is as long as any other.
+ *	after idling the first piece is as long as any other, and the pause after it longer: what was saved up, +half, is
+ *	given back, so that a burst has its share and no more. Not where others interrupt, nor in step.
  *
  * One that others interrupt (`contended`) is shut at -3 half: the GPU gives it its turns, which may be uneven, and
  * most such tenants get no more than their share anyway.
@@ -51,6 +52,10 @@ struct hami_count {
 int64_t hami_budget_use(int64_t full_at, const struct hami_count *count, uint32_t percent);
 /* Returns the credit at `now`. */
 int64_t hami_budget_credit(int64_t full_at, int64_t now, bool several, uint32_t percent);
+/* Returns whether nothing was used for a round before the count, with a full budget. */
+bool hami_budget_rested(int64_t full_at, const struct hami_count *count);
+/* Returns `full_at` without the credit that was saved up before a tenant that had rested was shut for the first time. */
+int64_t hami_budget_repaid(int64_t full_at, int64_t now, uint32_t percent);
 /* Returns whether the tenant is shut at this credit, if it was `shut` before. */
 bool hami_budget_shut(int64_t credit, bool shut, bool contended, uint32_t percent);
 /* Returns how long it takes at least until that can change, ns: 0 or more. */

@@ -4,7 +4,10 @@
 #include "arbitration/budget.h"
 #include "region/glance.h"
 
-#define SHUT 1ull /* in the word: its processes are paused */
+/* In the word: its processes are paused; it had rested, and was not paused since. */
+#define SHUT 1ull
+#define RESTED 2ull
+#define FLAGS (SHUT | RESTED)
 
 struct budget {
 	uint64_t *word;
@@ -32,11 +35,18 @@ static uint64_t next(const struct budget *b, uint64_t word, const struct hami_sp
 {
 	const struct hami_count count = {
 		.since = spent->since, .now = spent->clock(), .used = spent->used, .several = b->several};
-	int64_t full_at = hami_budget_use((int64_t)(word & ~SHUT), &count, b->cap);
+	const int64_t before = (int64_t)(word & ~FLAGS);
+	const bool was_shut = word & SHUT;
+	const bool rested = word & RESTED || hami_budget_rested(before, &count);
+	int64_t full_at = hami_budget_use(before, &count, b->cap);
 	*credit = hami_budget_credit(full_at, count.now, b->several, b->cap);
-	bool shut = hami_budget_shut(deciding(b, *credit, word & SHUT, spent), word & SHUT, contended(spent),
-				     b->cap);
-	return ((uint64_t)full_at & ~SHUT) | (shut ? SHUT : 0);
+	const bool shut =
+		hami_budget_shut(deciding(b, *credit, was_shut, spent), was_shut, contended(spent), b->cap);
+	if (shut && !was_shut && rested && !spent->contended && !spent->in_step) {
+		full_at = hami_budget_repaid(full_at, count.now, b->cap);
+		*credit = hami_budget_credit(full_at, count.now, b->several, b->cap);
+	}
+	return ((uint64_t)full_at & ~FLAGS) | (shut ? SHUT : 0) | (rested && !shut ? RESTED : 0);
 }
 
 static bool spend(const struct budget *b, const struct hami_spent *spent, int64_t *wait)

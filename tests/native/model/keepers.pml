@@ -25,7 +25,8 @@
  *	  kept as ages, with an upper end: the clock has no absolute value. `full_at` is kept as the credit that it means,
  *	  which grows by itself up to CREDIT_MOST.
  *	- A look takes no time and comes on time unless its process is stopped; opening and pausing are immediate.
- *	- Each look counts; in share.c one at the end of a turn does not. Keepers do not rest.
+ *	- Each look counts; in keeper.c one at the end of a turn does not. Keepers do not rest, so nobody gives back after
+ *	  the first piece what was saved up while idle (RESTED of the word).
  *	- One open process uses each tick, or none. Measured use is what was used. Uncounted use of a stopped process
  *	  has an upper end, above what the clamp lets through.
  *	- Nobody is contended. Steps' own budgets are left out: they have the same word and the same steps.
