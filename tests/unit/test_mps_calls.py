@@ -45,16 +45,17 @@ def test_each_stage_starts_the_control_program_once_besides_the_daemon(
     started = calls(monkeypatch)
     asked = "set_default_active_thread_percentage 50\nset_default_device_pinned_mem_limit 0 8192M\nget_server_list\n"
     assert node.mps_prolog(7) == 0
-    assert started == ["-d", asked]
-    started.clear()
-    assert node.mps_prolog(8) == 0
-    assert started == [asked]
-    started.clear()
-    assert node.mps_epilog(7) == 0
-    assert started == [asked]
-    started.clear()
-    assert node.mps_epilog(8) == 0
-    assert started == ["quit -t 2\n"]
+    assert started == ["-d -S", "-d", asked], "the first one of a boot asks for static partitions, too"
+    for stage, job, wanted in (
+        (node.mps_epilog, 7, ["quit -t 2\n"]),
+        (node.mps_prolog, 7, ["-d", asked]),
+        (node.mps_prolog, 8, [asked]),
+        (node.mps_epilog, 7, [asked]),
+        (node.mps_epilog, 8, ["quit -t 2\n"]),
+    ):
+        started.clear()
+        assert stage(job) == 0
+        assert started == wanted
 
 
 @pytest.mark.parametrize("answer", ["", "50 %", "hello", "50.0 server 7"])

@@ -35,7 +35,7 @@ def test_clients_run_with_the_smaller_of_the_daemons_and_their_own_limits(node: 
         "LD_LIBRARY_PATH": str(PROGRAM.parent),
         "CUDA_MPS_PIPE_DIRECTORY": node.place(0).pipe,
     }
-    member = mps.Member(9, 1, 50, 1024)
+    member = mps_daemon.Member(9, 1, 50, 1024)
     mps.hold(str(PROGRAM), node.place(0), UUIDS[0], member)
     try:
         for own, sms, taken in (
@@ -123,7 +123,7 @@ def test_an_epilog_goes_on_where_a_daemon_cannot_be_left(
     said: list[str] = []
     real = mps.leave
 
-    def leave(program: str, place: mps_daemon.Place, member: mps.Member) -> tuple[str, ...]:
+    def leave(program: str, place: mps_daemon.Place, member: mps_daemon.Member) -> tuple[str, ...]:
         left.append(place.user)
         if place.user == str(UID):
             raise mps_daemon.MpsError("process 5 of MPS cannot be ended")
@@ -148,6 +148,6 @@ def test_a_servers_crash_is_a_line_for_the_administrator(node: MpsNode) -> None:
     [server] = mps_daemon.servers(str(PROGRAM), place)
     os.kill(server, signal.SIGKILL)
     assert _until(lambda: [1] if not mps_daemon.servers(str(PROGRAM), place) else ())
-    assert [line for line in mps.crashes(place, member.created_unix_ns) if f"Server {server} exited" in line]
-    assert mps.crashes(place, time.time_ns() + 5 * 10**9) == ()
+    assert [line for line in mps_daemon.crashes(place, member.created_unix_ns) if f"Server {server} exited" in line]
+    assert mps_daemon.crashes(place, time.time_ns() + 5 * 10**9) == ()
     assert node.mps_epilog(7) == 0
