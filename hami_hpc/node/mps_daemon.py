@@ -25,7 +25,7 @@ FOLDER = "mps"
 ALL_USERS = "all"
 STATIC = "-S"  # the option by which a control program of driver 590 and later has static partitions
 START_S, ANSWER_S, QUIT_S, END_S, KILL_S = 10.0, 3.0, 2, 1.0, 3.0
-PATH_MAX = 4096
+PATH_MAX, SAID_MAX = 4096, 80
 # A user's connections are lines of the log, so it is alone on a tmpfs. A daemon whose log is full goes on (535).
 LOG_BYTES, LOG_INODES = 1 << 20, 4  # with control.log, server.log and the directory
 SOCKET_MAX = 107  # bytes of a Unix socket's path: sun_path of <sys/un.h>, less its NUL
@@ -237,6 +237,9 @@ def start(program: str, place: Place, gpu_uuid: str, limits: Limits) -> None:
             f"{program} for GPU {place.gpu_minor} {why}: {output or 'it said nothing'}. See {place.log}/control.log, "
             "nvidia-smi and dmesg"
         )
+    if static and not daemons(program, place):  # 580 prints its help for an option that it does not know, and ends by 0
+        said = "".join(ch if ch.isprintable() else " " for ch in output[:SAID_MAX])
+        raise MpsError(f"{program} does not start a daemon with {STATIC}: {said.strip() or 'it said nothing'}")
     adjust(program, place, limits)
 
 

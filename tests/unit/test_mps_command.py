@@ -169,7 +169,7 @@ def test_the_doctor_says_whether_jobs_have_partitions(node: MpsNode, monkeypatch
     assert "not tried in this boot" in said()
     assert (node.mps_prolog(7), node.mps_epilog(7)) == (0, 0)
     assert "percentages of the multiprocessors: " in said()
-    assert "Unknown option -S" in said()
+    assert "does not start a daemon with -S: Unrecognized option" in said()
     Path(node.settings.run_dir, "mps-no-partitions").unlink()
     node.set_driver()
     assert node.mps_prolog(7) == 0

@@ -136,7 +136,7 @@ def test_without_partitions_jobs_have_percentages_as_before(node: MpsNode, lines
     assert is_dynamic(node, 7)
     assert ask(node, "get_default_active_thread_percentage") == "50.0"
     why = mps_partitions.why_not(str(PROGRAM), node.settings.run_dir)
-    assert ("Unknown option -S" in why) == (refused_by == "the program")
+    assert ("does not start a daemon with -S: Unrecognized option" in why) == (refused_by == "the program")
     end(node, 7)
     assert [line for line in lines if "partition" in line] == []
 

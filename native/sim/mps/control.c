@@ -118,8 +118,9 @@ int main(int argc, char **argv)
 			   partitions_known()) {
 			is_static = 1;
 		} else {
-			printf("Unknown option %s\n", argv[i]);
-			return 1;
+			/* As 580.159 has it, a NUL for the option's name, and no error. */
+			printf("Unrecognized option %c\nCUDA MPS Control for Linux/Unix/QNX.\n", '\0');
+			return 0;
 		}
 	}
 	if (!daemonize)
