@@ -129,7 +129,8 @@ def test_with_a_driver_that_has_them_each_jobs_steps_have_its_partition(with_par
     second, variables, got = start(site, FIRST, "mem=2G,cores=50")
     assert variables["CUDA_MPS_SM_PARTITION"] != mine
     assert got["sms"] == 56
-    [shown] = json.loads(jobs.admin(site, "hami-hpc", "mps", "status", "--format", "json"))
+    rows = json.loads(jobs.admin(site, "hami-hpc", "mps", "status", "--format", "json"))
+    [shown] = [row for row in rows if row["daemon"]]
     assert (shown["state"], shown["chunks"]) == ("answers", {str(first): 8, str(second): 7})
     ended(site, first)
     ended(site, second)
@@ -148,7 +149,7 @@ def test_a_job_for_which_no_chunk_is_free_waits_in_the_queue_and_the_node_stays(
         60,
         waits,
     )
-    assert jobs.state(site, waits) == "PENDING"
+    jobs.wait_for_state(site, waits, "PENDING")
     assert "drain" not in jobs.admin(site, "sinfo", "-h", "-o", "%T")
     jobs.admin(site, "scancel", str(waits))
     for job in small:
