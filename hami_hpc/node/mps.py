@@ -129,8 +129,8 @@ def _settle(program: str, place: Place, gpu_uuid: str, new: str = "") -> tuple[s
         left = mps_partitions.settle(program, place, gpu_uuid, jobs, new, lambda job: _write_job(place, job))
     except MpsError as error:
         if len(jobs) > 1:
-            if isinstance(error, mps_partitions.NoChunksError):
-                _drop(program, place, new)
+            if new:
+                _wait_in_queue(program, place, new, error)
             raise
         left = {jobs[0].name: str(error)}
     if not left:
@@ -141,15 +141,20 @@ def _settle(program: str, place: Place, gpu_uuid: str, new: str = "") -> tuple[s
         mps_daemon.stop(program, place)
         _begin(program, place, gpu_uuid, static=False)
     elif new in left:
-        _drop(program, place, new)
-        raise mps_partitions.NoChunksError(f"job {new.partition('-')[0]} gets no multiprocessors of its own: {why}")
+        _wait_in_queue(program, place, new, MpsError(why))
     return lines
 
 
-def _drop(program: str, place: Place, name: str) -> None:
-    """Takes a job that cannot have its partition from a daemon again."""
+def _wait_in_queue(program: str, place: Place, name: str, why: MpsError) -> None:
+    """Takes a job that cannot have its partition from a daemon again. Raises NoChunksError."""
+    from hami_hpc.node import mps_partitions
+
     _unlink_job(place, name)
     _after_change(program, place)
+    if isinstance(why, mps_partitions.NoChunksError):
+        raise why
+    _give_up(program, place, str(why))  # the next daemon has percentages
+    raise mps_partitions.NoChunksError(f"job {name.partition('-')[0]} gets no multiprocessors of its own: {why}")
 
 
 def forget(directory: str) -> None:

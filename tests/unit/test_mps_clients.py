@@ -59,6 +59,37 @@ def test_clients_run_with_the_smaller_of_the_daemons_and_their_own_limits(node: 
     node.assert_no_mps()
 
 
+def test_a_client_sees_its_partition_and_without_one_gets_no_context(node: MpsNode) -> None:
+    """With a driver that has static SM partitions. What a client with an id of nobody is told is a guess."""
+    node.set_driver()
+    machine = node.root.parent / "machine"
+    subprocess.run([PROGRAM.parent / "sim-machine", machine, "h200"], check=True)
+    place = node.place(0)
+    members = [mps_daemon.Member(job, 1, cores, 1024) for job, cores in ((1, 50), (2, 20))]
+    for member in members:
+        mps.hold(str(PROGRAM), place, UUIDS[0], member, static=True)
+    base = {
+        "HAMI_SIM": str(machine),
+        "LD_LIBRARY_PATH": str(PROGRAM.parent),
+        "CUDA_MPS_PIPE_DIRECTORY": place.pipe,
+    }
+    own, other = ({"CUDA_MPS_SM_PARTITION": member.partition} for member in mps.members(place))
+    try:
+        for given, name, wanted in (
+            (own, "sms", 64),
+            (own | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}, "sms", 64),
+            (other, "sms", 24),
+            ({}, "status", 915),
+            ({"CUDA_MPS_SM_PARTITION": f"{UUIDS[0]}/none"}, "status", 915),
+        ):
+            out, errors = client(base | given, "take", "2048").communicate(timeout=30)
+            assert json.loads(out)[name] == wanted, errors
+    finally:
+        for member in members:
+            mps.leave(str(PROGRAM), place, member)
+    node.assert_no_mps()
+
+
 def _until(look: object, within_s: float = 10) -> tuple[int, ...]:
     end = time.monotonic() + within_s
     while time.monotonic() < end:

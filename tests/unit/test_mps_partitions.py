@@ -5,7 +5,6 @@ The daemon is the simulated one: no hardware at hand has such a driver (docs/adr
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -15,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from mps_testbed import OTHER_UID, PROGRAM, MpsNode, client
+from mps_testbed import OTHER_UID, PROGRAM, MpsNode
 from node_testbed import UID, UUIDS
 
 from hami_hpc.node import admin_log, mps, mps_daemon, mps_partitions
-from hami_hpc.node.mps_daemon import Member, Place
+from hami_hpc.node.mps_daemon import Place
 from hami_hpc.stages.reconcile import reconcile
 
 REFUSED = "Failed to fulfill the requested SM partition"
@@ -252,6 +251,22 @@ def test_a_daemon_that_refuses_beside_others_sends_the_job_back_and_the_others_g
     end(node, 8)
 
 
+def test_a_daemon_that_hangs_over_a_partition_sends_the_job_back_and_is_replaced_by_the_next_prolog(
+    node: MpsNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hami_hpc.stages.send_back.requeue", lambda *_: True)
+    monkeypatch.setattr(mps_partitions, "ANSWER_S", 0.7)
+    monkeypatch.setattr(mps_daemon, "ANSWER_S", 0.7)
+    assert start(node, 7, 50) == 0
+    node.fault("sm_partition hang")
+    assert start(node, 8, 25) == 0, "the node stays in service"
+    assert node.grants().keys() == {7}
+    node.fault()
+    assert start(node, 8, 25) == 0
+    assert is_dynamic(node, 7, 8)
+    end(node, 7, 8)
+
+
 def test_a_partition_of_nobody_is_removed_by_whoever_comes_next(node: MpsNode) -> None:
     """A prolog was killed after it was made; or a user made one, if the driver lets them."""
     assert start(node, 7, 25) == 0
@@ -327,21 +342,10 @@ def test_a_partition_in_use_at_the_epilog_is_removed_later(node: MpsNode) -> Non
     end(node, 8)
 
 
-def environment(node: MpsNode, job: int, **more: str) -> dict[str, str]:
-    """Returns the environment of a client, as a step has it."""
-    machine = node.root.parent / "machine"
-    if not machine.exists():
-        subprocess.run([PROGRAM.parent / "sim-machine", machine, "h200"], check=True)
-    [member] = [one for one in mps.members(node.place(0)) or mps.members(node.place()) if one.job_id == job]
-    base = {"HAMI_SIM": str(machine), "LD_LIBRARY_PATH": str(PROGRAM.parent)}
-    place = node.place(0) if mps.members(node.place(0)) else node.place()
-    return base | {"CUDA_MPS_PIPE_DIRECTORY": place.pipe, "CUDA_MPS_SM_PARTITION": member.partition} | more
-
-
 @contextmanager
 def connected(node: MpsNode, job: int) -> Iterator[subprocess.Popen[str]]:
     """Keeps a partition in use, by what a client says to the daemon (native/sim/mps/mps.h)."""
-    partition = environment(node, job)["CUDA_MPS_SM_PARTITION"]
+    [partition] = [one.partition for one in mps.members(node.place()) if one.job_id == job]
     script = (
         "import socket, sys, time\ns = socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1] + '/control')\n"
         "s.send(('CLIENT ' + sys.argv[2] + '\\n').encode())\nprint(s.recv(99), flush=True)\ntime.sleep(60)\n"
@@ -352,29 +356,6 @@ def connected(node: MpsNode, job: int) -> Iterator[subprocess.Popen[str]]:
         assert "SERVER" in process.stdout.readline()
         yield process
         process.kill()
-
-
-def test_a_client_sees_its_partition_and_without_one_gets_no_context(node: MpsNode) -> None:
-    place = node.place(0)
-    members = [Member(job, 1, cores, 1024) for job, cores in ((1, 50), (2, 20))]
-    for member in members:
-        mps.hold(str(PROGRAM), place, UUIDS[0], member, static=True)
-    try:
-        own, other = environment(node, 1), environment(node, 2)
-        for given, wanted in (
-            (own, {"sms": 64}),
-            (own | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}, {"sms": 64}),
-            (other, {"sms": 24}),
-            (own | {"CUDA_MPS_SM_PARTITION": ""}, {"status": 915}),
-            (own | {"CUDA_MPS_SM_PARTITION": f"{UUIDS[0]}/none"}, {"status": 915}),
-        ):
-            out, errors = client(given, "take", "2048").communicate(timeout=30)
-            numbers = json.loads(out)
-            assert {name: numbers.get(name) for name in wanted} == wanted, errors
-    finally:
-        for member in members:
-            mps.leave(str(PROGRAM), place, member)
-    node.assert_no_mps()
 
 
 def test_a_full_disk_while_a_partition_is_noted_leaves_none(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
