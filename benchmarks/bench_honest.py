@@ -3,9 +3,10 @@
 
     .venv/bin/python benchmarks/bench_honest.py [--minutes 60] [--at-once 3] [--seed 1] [--dir DIRECTORY]
 
-As root. Each finding's action is to kill. Jobs come and go: tests/native/evaders/honest.c takes and gives memory in every
-way, forks, executes and is killed; others hold memory, run steps with a part of their job, end at once, are cancelled, or
-get another size while they run. Prints what ran; status 1 where anything was found, or a job ended as it should not.
+As root. Each finding's action is to kill. Jobs come and go: tests/native/evaders/honest.c takes and gives memory in
+every way, forks, executes and is killed; others hold memory, run steps with a part of their job, end at once, are
+cancelled, or get another size while they run. Prints what ran; status 1 where anything was found, or a job ended as it
+should not.
 """
 
 from __future__ import annotations

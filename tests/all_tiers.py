@@ -25,7 +25,7 @@ LONG = (  # a minute and more each, so they begin: a long file that begins last 
     *("tests/unit/test_accounting/test_oracle.py", "tests/native/test_time_model.py", "tests/unit/test_lua_fuzz.py"),
     *("tests/native/test_time_study.py", "tests/unit/test_gpu_jobs_crash.py", "tests/unit/test_install.py"),
     *("tests/unit/test_mig_crash.py", "tests/unit/test_accounting/test_privacy.py", "tests/unit/test_lua_filters.py"),
-    *("tests/unit/test_turns_killed.py", "tests/unit/test_turns_interleaved.py"),
+    *("tests/unit/test_turns_killed.py", "tests/unit/test_turns_interleaved.py", "tests/unit/test_mps_crash.py"),
 )
 
 _passed: Counter[str] = Counter()

@@ -39,6 +39,7 @@ def rows(settings: Settings) -> list[dict[str, object]]:
                 "jobs": [job.job_id for job in jobs],
                 "percent": max((job.cores_percent for job in jobs), default=0),
                 "mem_mib": max((job.mem_mib for job in jobs), default=0),
+                "chunks": {job.job_id: job.chunks for job in jobs} if mps_daemon.is_static(place) else None,
                 "pipe": place.pipe,
             }
         )
@@ -54,6 +55,7 @@ def rows(settings: Settings) -> list[dict[str, object]]:
                 "jobs": [],
                 "percent": 0,
                 "mem_mib": 0,
+                "chunks": None,
                 "pipe": other.pipe,
             }
         )
@@ -84,14 +86,20 @@ def show(listed: list[dict[str, object]], form: str) -> None:
             _joined(row["jobs"]),
             row["percent"] or "-",
             row["mem_mib"] or "-",
+            _chunks(row["chunks"]),
             _joined(row["pids"]),
             _joined(row["server_pids"]),
             row["pipe"],
         )
         for row in listed
     ]
-    head = ("DAEMON", "GPU", "USER", "STATE", "JOBS", "MOST %", "MOST MIB", "PID", "SERVER", "PIPE DIRECTORY")
+    head = ("DAEMON", "GPU", "USER", "STATE", "JOBS", "MOST %", "MOST MIB", "CHUNKS", "PID", "SERVER", "PIPE DIRECTORY")
     click.echo(colours.table_head(table(head, cells, right=(1, 5, 6))))
+
+
+def _chunks(of_jobs: object) -> str:
+    """Returns the chunks of each job's static SM partition; "-" for a daemon without."""
+    return "+".join(map(str, of_jobs.values())) or "0" if isinstance(of_jobs, dict) else "-"
 
 
 def _joined(numbers: object) -> str:
@@ -111,7 +119,7 @@ def _restart(settings: Settings, name: str) -> str:
     of_jobs = [grants[key] for job in members(place) if (key := (job.job_id, job.created_unix_ns)) in grants]
     if not of_jobs:
         raise MpsError(f"no job of the ledger needs the MPS daemon {name}; run hami-hpc reconcile")
-    restart(settings.mps_control, place, of_jobs[0].gpu_uuid)
+    restart(settings.mps_control, place, of_jobs[0].gpu_uuid, settings.mps_static)
     return f"the MPS daemon {name} was restarted; programs that were its clients end with an error of CUDA"
 
 

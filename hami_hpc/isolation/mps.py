@@ -10,7 +10,7 @@ from __future__ import annotations
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant, check_fits
 from hami_hpc.core.records import Usage, pack_limits
-from hami_hpc.errors import NodeError
+from hami_hpc.errors import JobError, NodeError
 from hami_hpc.node import job_dirs
 
 TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from hami_hpc.core.finding import Finding
     from hami_hpc.node.config import Settings
-    from hami_hpc.node.mps import Member
+    from hami_hpc.node.mps_daemon import Member
 
+NO_CHUNKS = "E_MPS_NO_CHUNKS"  # of hami_hpc/node/mps_partitions.py
 NORMAL, BELOW_NORMAL = 0, 1  # client priorities of MPS: there are no others
 
 
@@ -31,12 +32,20 @@ def admit(new: Grant, live: tuple[Grant, ...], memory_scaling: float) -> Grant:
 
 
 def prepare(settings: Settings, grants: tuple[Grant, ...], _live: tuple[Grant, ...]) -> None:
-    """Makes sure that a daemon that answers is there, and creates the job's directory. Raises NodeError."""
+    """Makes sure that a daemon that answers is there, with a partition for the job where the driver has them, and
+    creates the job's directory. Raises NodeError, and JobError with the code NO_CHUNKS when jobs of the same daemon
+    have what its partition needs."""
     from hami_hpc.node import mps  # here, and not for jobs of other modes: it starts programs
 
     (grant,) = grants
     place = mps.place_of(settings.run_dir, grant.gpu_minor, grant.uid, settings.mps_multi_user)
-    _warn("prolog", grant, mps.hold(settings.mps_control, place, grant.gpu_uuid, member_of(grant)))
+    try:
+        lines = mps.hold(settings.mps_control, place, grant.gpu_uuid, member_of(grant), settings.mps_static)
+    except NodeError as error:
+        if error.code != NO_CHUNKS:
+            raise
+        raise JobError(f"{error}. A batch job is requeued if it may be", NO_CHUNKS) from error
+    _warn("prolog", grant, lines)
     content = {c.FILE_MPS: f"{priority_of(grant)} {place.pipe}\n".encode()}
     job_dirs.place(settings.run_dir, grants, [describe(grant)], content)
 
@@ -76,7 +85,7 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 def member_of(grant: Grant) -> Member:
     """Returns a grant as a daemon's job."""
-    from hami_hpc.node.mps import Member
+    from hami_hpc.node.mps_daemon import Member
 
     return Member(grant.job_id, grant.created_unix_ns, grant.cores_percent, grant.mem_mib)
 

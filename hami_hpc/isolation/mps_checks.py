@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from hami_hpc.core.finding import Finding, Level, finding
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation import share_checks
-from hami_hpc.node import acl, mps, mps_daemon, mps_processes, nvml
+from hami_hpc.node import acl, mps, mps_daemon, mps_partitions, mps_processes, nvml
 from hami_hpc.node.config import Settings
 
 NOBODY = 65534
@@ -22,6 +23,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     if "share" not in settings.modes:  # the interposer counts the memory here too
         yield from share_checks.check(settings)
     yield from _program(settings)
+    yield from _partitions(settings)
     yield from _directory(settings)
     yield from _compute_modes()
     yield from _daemons(settings)
@@ -39,6 +41,22 @@ def _program(settings: Settings) -> Iterator[Finding]:
         problem = str(error)
     advice = "install the driver's package with the programs of MPS, or set control in [mps]"
     yield finding("MPS programs", not problem, problem or settings.mps_control, advice)
+
+
+def _partitions(settings: Settings) -> Iterator[Finding]:
+    """Says whether jobs have SM partitions of their own, as far as that was tried in this boot."""
+    if not settings.mps_static:
+        return
+    why = ""
+    with suppress(OSError):
+        why = mps_partitions.why_not(settings.mps_control, settings.run_dir)
+    if why:
+        detail = f"jobs have percentages of the multiprocessors: {why}"
+    elif any(mps_daemon.is_static(place) for place in mps.places(settings.run_dir)):
+        detail = "jobs have SM partitions of their own"
+    else:
+        detail = "not tried in this boot: the next job's prolog asks the control program"
+    yield Finding("MPS partitions", Level.OK, detail)
 
 
 def _directory(settings: Settings) -> Iterator[Finding]:

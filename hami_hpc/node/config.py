@@ -29,13 +29,11 @@ PRELOADS = ("env", "ldso")
 BARE_SHARD = ("refuse", "translate", "allow")
 QOS_ENFORCED = ("auto", "yes")
 DEFAULT_FLOOR, FLOOR_MAX = 5, 50  # percent
-LC_PRIORITY = 100
 MODE_FAILURES, MODE_WINDOW_S, MODE_OUT_S = 3, 1800, 3600
-DAY_S = 86400
-TURN_S = 60
-TENANTS_MAX = 1024
+DAY_S, TURN_S = 86400, 60
+LC_PRIORITY, TENANTS_MAX = 100, 1024
 GPUS_MAX = 1024  # of a node; Slurm's own limit is MAX_GRES_BITMAP
-MPS_CONTROL = "/usr/bin/nvidia-cuda-mps-control"
+MPS_CONTROL, MPS_STATIC = "/usr/bin/nvidia-cuda-mps-control", ("auto", "never")
 NAME_CHARACTERS = settings_faults.NAME_CHARACTERS
 class_name_fault = settings_faults.class_name
 
@@ -87,6 +85,7 @@ class Settings(NamedTuple):
     mig_nodes: tuple[str, ...] = ()  # hostlists of the nodes whose GPUs are in MIG mode
     mps_control: str = MPS_CONTROL
     mps_multi_user: bool = False  # one MPS server for all users of a GPU
+    mps_static: bool = False  # a job has an SM partition of its own where the driver has them
     mode_failures: int = MODE_FAILURES  # of a mode's backend, until the mode is out of the node's features; 0: drain
     mode_window_s: int = MODE_WINDOW_S
     mode_out_s: int = MODE_OUT_S
@@ -278,6 +277,7 @@ def parse_settings(document: Mapping[str, object], path: str) -> Settings:
         mig_nodes=vgpu.names("mig_nodes", ()),
         mps_control=mps.directory_or_file("control", MPS_CONTROL),
         mps_multi_user=mps.flag("multi_user", False),
+        mps_static=mps.text("static_partitions", "never", MPS_STATIC) == "auto",
         mode_failures=vgpu.whole("mode_failures", MODE_FAILURES, 0, 100),
         mode_window_s=vgpu.whole("mode_window_s", MODE_WINDOW_S, 60, DAY_S),
         mode_out_s=vgpu.whole("mode_out_s", MODE_OUT_S, 60, DAY_S),

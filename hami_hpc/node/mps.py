@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """MPS daemons as jobs need them, one per GPU and user: started for the first job, stopped after the last.
 
-    <run_dir>/mps/GPU-USER/        the daemon's pipe directory: root, 0700, and one user may enter it by an ACL
+    <run_dir>/mps/GPU-USER/        the daemon's pipe directory: root, 0700, and one user may enter it by an ACL; with
+                                   partition-JOB-CREATED, root, 0600, for each job with a static SM partition: its name
     <run_dir>/mps/GPU-USER.log/    root, 0700, a tmpfs of 1 MiB: control.log and server.log
     <run_dir>/mps/GPU-USER.jobs/   root, 0700: one file for each job that needs the daemon
-    <run_dir>/mps/GPU-USER.program root, 0600: the file of the daemon's program
+    <run_dir>/mps/GPU-USER.program root, 0600: the file of the daemon's program, and whether it has static partitions
     <run_dir>/mps/GPU-USER.lock    held while any of this is changed; stays until the next boot
 
 The daemon runs as root, the server that it starts as the client's user; users can write in none of these directories.
@@ -15,65 +16,51 @@ what the next call for the same place completes (docs/adr/052).
 from __future__ import annotations
 
 import os
-import stat
-import time
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.contexts import contextmanager, suppress
-from hami_hpc.core.values import NamedTuple
-from hami_hpc.node import acl, boot, locks, mounts, mps_daemon, mps_processes
-from hami_hpc.node.mps_daemon import ALL_USERS, FOLDER, KILL_S, Limits, MpsError, Place
+from hami_hpc.node import boot, locks, mps_daemon, mps_processes
+from hami_hpc.node.mps_daemon import ALL_USERS, FOLDER, KILL_S, Limits, Member, MpsError, Place, crashes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SOCKET_MAX = 107  # bytes of a Unix socket's path: sun_path of <sys/un.h>, less its NUL
-LONGEST_NAME = "/control_privileged"
-LOCK_S = 60.0  # longer than a call that replaces a daemon and one that stops it take at worst
-NEW = ".new"
-# A user's connections are lines of the log, so it is alone on a tmpfs. A daemon whose log is full goes on (535).
-LOG_BYTES, LOG_INODES = 1 << 20, 4  # with control.log, server.log and the directory
+LOCK_S = 120.0  # longer than a call that replaces a daemon and one that stops it take at worst
+NEW, PARTITION = ".new", "partition-"  # the latter also in slurm-plugins/spank/record.c
 MEMBER_MAX = 256
 SHOWN, PIPE_SHOWN = 4, 64  # of daemons of others, whose pipe directories are texts of users
-
-
-class Member(NamedTuple):
-    """A job that needs a daemon, and its limits."""
-
-    job_id: int
-    created_unix_ns: int
-    cores_percent: int
-    mem_mib: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.job_id}-{self.created_unix_ns}"
 
 
 def place_of(run_dir: str, gpu_minor: int, uid: int, multi_user: bool) -> Place:
     return Place(run_dir, gpu_minor, ALL_USERS if multi_user else str(uid))
 
 
-def hold(program: str, place: Place, gpu_uuid: str, member: Member) -> tuple[str, ...]:
-    """Makes sure that a daemon that answers is there for this job. Returns lines about what had to be repaired.
+def hold(program: str, place: Place, gpu_uuid: str, member: Member, static: bool = False) -> tuple[str, ...]:
+    """Makes sure that a daemon that answers is there for this job; with `static` one that gives each of its jobs a
+    partition, where the driver has that. Returns lines about what had to be repaired.
 
-    Safe to call again, and beside others for the same place. Raises MpsError when no daemon can be had.
+    Safe to call again, and beside others for the same place. Raises MpsError when no daemon can be had, NoChunksError,
+    with nothing left of the job, when others have what its partition needs.
     """
     mps_daemon.check_program(program)
     with _locked(place):
         _enter(place, member)
-        return _ensure(program, place, gpu_uuid)
+        lines = _ensure(program, place, gpu_uuid, static)
+        return lines + _settle(program, place, gpu_uuid, member.name) if mps_daemon.is_static(place) else lines
 
 
-def repair(program: str, place: Place, gpu_uuid: str) -> tuple[str, ...]:
+def repair(program: str, place: Place, gpu_uuid: str, static: bool = False) -> tuple[str, ...]:
     """As hold, for the jobs that need the daemon already. Does nothing where there is none any more."""
     mps_daemon.check_program(program)
     with _locked(place):
-        return _ensure(program, place, gpu_uuid) if members(place) else ()
+        if not members(place):
+            return ()
+        lines = _ensure(program, place, gpu_uuid, static)
+        return lines + _settle(program, place, gpu_uuid) if mps_daemon.is_static(place) else lines
 
 
-def _ensure(program: str, place: Place, gpu_uuid: str) -> tuple[str, ...]:
+def _ensure(program: str, place: Place, gpu_uuid: str, static: bool) -> tuple[str, ...]:
     """Gives the daemon its jobs' limits, and replaces one that does not answer. Returns lines as hold does."""
     limits = _limits(members(place))
     found = mps_processes.processes()
@@ -92,10 +79,82 @@ def _ensure(program: str, place: Place, gpu_uuid: str) -> tuple[str, ...]:
     elif os.path.isdir(place.pipe):
         lines.append(f"the MPS daemon of {place.pipe} had ended and was replaced")
     # Servers without a daemon stay: other jobs of the user may be their clients. The last job's end ends them.
-    _make_directories(place)
+    return (*lines, *_begin(program, place, gpu_uuid, static))
+
+
+def _begin(program: str, place: Place, gpu_uuid: str, static: bool) -> tuple[str, ...]:
+    """Starts a daemon where there is none; with static partitions where that is wanted and the program has them, which
+    it is asked once in a boot (mps_partitions.why_not). Returns lines as hold does. Raises MpsError."""
+    limits, why, knows_option = _limits(members(place)), "", False
+    if static:
+        from hami_hpc.node import mps_partitions
+
+        if not mps_partitions.why_not(program, place.run_dir):
+            mps_daemon.make_directories(place)
+            mps_daemon.note_program(program, place, static=True)
+            try:
+                mps_daemon.start(program, place, gpu_uuid, limits)
+                knows_option = True
+                seen = mps_partitions.listing(program, place)
+                if seen is not None and seen.total > 0:
+                    return ()
+                why = "it lists no chunks of multiprocessors"
+            except MpsError as error:
+                why = str(error)
+            if mps_daemon.daemons(program, place):
+                mps_daemon.stop(program, place)
+    mps_daemon.make_directories(place)
     mps_daemon.note_program(program, place)
     mps_daemon.start(program, place, gpu_uuid, limits)
-    return tuple(lines)
+    lines = _give_up(program, place, why) if why else ()
+    return lines if knows_option else ()  # a program without the option, of driver 580 or older, is nothing to tell
+
+
+def _give_up(program: str, place: Place, why: str) -> tuple[str, ...]:
+    """Notes that this program gives no partitions, if that can be written. Returns the line about it."""
+    from hami_hpc.node import mps_partitions
+
+    with suppress(OSError):
+        mps_partitions.note_why_not(program, place.run_dir, why)
+    return (f"jobs with mode=mps have percentages of the multiprocessors and no partitions of their own: {why}",)
+
+
+def _settle(program: str, place: Place, gpu_uuid: str, new: str = "") -> tuple[str, ...]:
+    """Gives the jobs of a daemon their partitions. Where it makes none, and no job of it has one, it is replaced by one
+    without; else what runs goes on, and the job `new` (Member.name) waits. Returns lines and raises as hold does."""
+    from hami_hpc.node import mps_partitions
+
+    jobs = members(place)
+    try:
+        left = mps_partitions.settle(program, place, gpu_uuid, jobs, new, lambda job: _write_job(place, job))
+    except MpsError as error:
+        if len(jobs) > 1:
+            if new:
+                _wait_in_queue(program, place, new, error)
+            raise
+        left = {jobs[0].name: str(error)}
+    if not left:
+        return ()
+    why = next(iter(left.values()))
+    lines = _give_up(program, place, why)
+    if len(left) == len(jobs):
+        mps_daemon.stop(program, place)
+        _begin(program, place, gpu_uuid, static=False)
+    elif new in left:
+        _wait_in_queue(program, place, new, MpsError(why))
+    return lines
+
+
+def _wait_in_queue(program: str, place: Place, name: str, why: MpsError) -> None:
+    """Takes a job that cannot have its partition from a daemon again. Raises NoChunksError."""
+    from hami_hpc.node import mps_partitions
+
+    _unlink_job(place, name)
+    _after_change(program, place)
+    if isinstance(why, mps_partitions.NoChunksError):
+        raise why
+    _give_up(program, place, str(why))  # the next daemon has percentages
+    raise mps_partitions.NoChunksError(f"job {name.partition('-')[0]} gets no multiprocessors of its own: {why}")
 
 
 def forget(directory: str) -> None:
@@ -120,8 +179,7 @@ def leave(program: str, place: Place, member: Member) -> tuple[str, ...]:
         return ()
     with _locked(place):
         lines = crashes(place, member.created_unix_ns)
-        with suppress(FileNotFoundError):
-            os.unlink(f"{place.jobs}/{member.name}")
+        _unlink_job(place, member.name)
         _after_change(program, place)
     return lines
 
@@ -135,11 +193,11 @@ def keep_only(program: str, place: Place, kept: Callable[[], frozenset[str]]) ->
         names = kept()
         for name in _names(place.jobs):
             if name not in names:
-                os.unlink(f"{place.jobs}/{name}")
+                _unlink_job(place, name)
         _after_change(program, place)
 
 
-def restart(program: str, place: Place, gpu_uuid: str) -> None:
+def restart(program: str, place: Place, gpu_uuid: str, static: bool = False) -> None:
     """Replaces a daemon and its servers, whose clients lose their contexts. Raises MpsError when that fails."""
     mps_daemon.check_program(program)
     with _locked(place):
@@ -147,9 +205,9 @@ def restart(program: str, place: Place, gpu_uuid: str) -> None:
         if not jobs:
             raise MpsError(f"no job needs the MPS daemon of {place.pipe}. Clear what is left of it: hami-hpc reconcile")
         mps_daemon.stop(program, place)
-        _make_directories(place)
-        mps_daemon.note_program(program, place)
-        mps_daemon.start(program, place, gpu_uuid, _limits(jobs))
+        _begin(program, place, gpu_uuid, static)
+        if mps_daemon.is_static(place):
+            _settle(program, place, gpu_uuid)
 
 
 def places(run_dir: str) -> tuple[Place, ...]:
@@ -171,30 +229,17 @@ def members(place: Place) -> tuple[Member, ...]:
             continue
         with suppress(OSError, ValueError), open(f"{place.jobs}/{name}", encoding="ascii") as file:
             job_id, created = name.split("-")
-            boot_id, percent, mem_mib = file.read(MEMBER_MAX).split()
+            boot_id, percent, mem_mib, *own = file.read(MEMBER_MAX).split()
             if boot_id == this_boot:
-                jobs.append(Member(int(job_id), int(created), int(percent), int(mem_mib)))
+                chunks, partition = (int(own[0]), _partition(place, name)) if own else (0, "")
+                jobs.append(Member(int(job_id), int(created), int(percent), int(mem_mib), chunks, partition))
     return tuple(jobs)
 
 
-def crashes(place: Place, since_unix_ns: int) -> tuple[str, ...]:
-    """Returns the lines of the daemon's log, from that time on, that say that a server crashed."""
-    since = time.strftime("[%Y-%m-%d %H:%M:%S", time.localtime(since_unix_ns // 1_000_000_000))
-    return tuple(
-        f"MPS of GPU {place.gpu_minor}: {line}"
-        for line in _tail(f"{place.log}/control.log").splitlines()
-        if line >= since
-        and ("fatal exception" in line or ("exited with status" in line and not line.rstrip().endswith("status 0")))
-    )
-
-
-def _tail(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_BYTES))
-            return file.read(LOG_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
+def _partition(place: Place, name: str) -> str:
+    with suppress(OSError), open(f"{place.pipe}/{PARTITION}{name}", encoding="ascii") as file:
+        return file.read(MEMBER_MAX).strip()
+    return ""
 
 
 def _limits(jobs: tuple[Member, ...]) -> Limits:
@@ -208,10 +253,14 @@ def _after_change(program: str, place: Place) -> None:
     jobs = members(place)
     if not jobs:
         mps_daemon.stop(program, place)
-        _remove(place)
+        mps_daemon.remove(place)
     elif os.path.lexists(place.pipe):
         with suppress(MpsError):  # the next prolog replaces a daemon that is gone or does not answer
             _end_dead_clients(program, place, mps_daemon.adjust(program, place, _limits(jobs)))
+            if mps_daemon.is_static(place):
+                from hami_hpc.node import mps_partitions
+
+                mps_partitions.tidy(program, place, jobs)
 
 
 def _end_dead_clients(program: str, place: Place, servers: tuple[int, ...]) -> None:
@@ -232,7 +281,7 @@ def _end_dead_clients(program: str, place: Place, servers: tuple[int, ...]) -> N
 def _locked(place: Place) -> Iterator[None]:
     """Holds the lock of one place. Raises locks.HeldError, and MpsError when its file cannot be made."""
     with _explained(place):
-        _make_directory(f"{place.run_dir}/{FOLDER}", 0o711)
+        mps_daemon.make_directory(f"{place.run_dir}/{FOLDER}", 0o711)
         fd = locks.acquire(f"{place.pipe}.lock", exclusive=True, timeout_s=LOCK_S)
         try:
             yield
@@ -252,92 +301,40 @@ def _explained(place: Place) -> Iterator[None]:
 
 
 def _enter(place: Place, member: Member) -> None:
-    """Notes that the job needs the daemon, in a file that is whole or not there."""
-    _make_directory(place.jobs, 0o700)
-    new = f"{place.jobs}/{NEW}"
+    """Notes that the job needs the daemon, and keeps its partition where it has one."""
+    mps_daemon.make_directory(place.jobs, 0o700)
     for name in _names(place.jobs):
         if name.startswith(f"{member.job_id}-") and name != member.name:  # an earlier run, whose epilog never came
-            os.unlink(f"{place.jobs}/{name}")
+            _unlink_job(place, name)
+    same = [one for one in members(place) if one.name == member.name]
+    _write_job(place, member._replace(chunks=same[0].chunks) if same else member)
+
+
+def _write_job(place: Place, member: Member) -> None:
+    """Writes a job's file, and that which names its partition, where it has one, for SPANK. That is in the pipe
+    directory, which each daemon has anew, as its partitions."""
+    own = f" {member.chunks}" if member.chunks else ""
+    text = f"{boot.boot_id()} {member.cores_percent} {member.mem_mib}{own}\n"
+    _write(place, f"{place.jobs}/{member.name}", text)
+    if member.partition:
+        _write(place, f"{place.pipe}/{PARTITION}{member.name}", f"{member.partition}\n")
+
+
+def _write(place: Place, path: str, text: str) -> None:
+    """Writes a file that is whole or not there."""
+    new = f"{place.jobs}/{NEW}"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, f"{boot.boot_id()} {member.cores_percent} {member.mem_mib}\n".encode())
+        os.write(fd, text.encode())
     finally:
         os.close(fd)
-    os.rename(new, f"{place.jobs}/{member.name}")
+    os.rename(new, path)
 
 
-def _make_directories(place: Place) -> None:
-    """Makes the directories of a daemon anew, without files of an earlier one. Raises MpsError where nobody but root
-    could use it."""
-    if len(os.fsencode(place.pipe + LONGEST_NAME)) > SOCKET_MAX:
-        raise MpsError(f"{place.pipe} is too long a path for the sockets of MPS: choose a shorter run_dir in [paths]")
-    _remove_tree(place.pipe)
-    _make_log(place)
-    os.mkdir(place.pipe, 0o700)
-    os.chmod(place.pipe, 0o711 if place.user == ALL_USERS else 0o700)
-    if place.user not in (ALL_USERS, "0"):
-        try:
-            acl.let_enter(place.pipe, int(place.user))
-        except OSError as error:
-            raise MpsError(
-                f"{place.pipe} cannot be opened to uid {place.user} alone ({error.strerror}): mode=mps needs a run_dir "
-                "on a file system with access control lists, as tmpfs has them"
-            ) from error
-
-
-def _make_log(place: Place) -> None:
-    """Makes the log directory, on a tmpfs of its own where that is possible."""
-    folder = f"{place.run_dir}/{FOLDER}"
-    mounts.make_private(folder, f"{folder}.lock")
-    _make_directory(place.log, 0o700)
-    if mounts.is_mount_point(place.log):
-        return
-    if mounts.is_mount_point(folder) and mounts.mount_bounded(place.log, LOG_BYTES, LOG_INODES):
-        os.chmod(place.log, 0o700)
-    else:
-        from hami_hpc.node import admin_log
-
-        cause = mounts.obstacle() or "mount failed"
-        admin_log.to_syslog(admin_log.WARNING, f"{place.log} is not bounded, a user can fill {folder}: {cause}")
-
-
-def _make_directory(path: str, mode: int) -> None:
-    """Makes a directory of root's. Raises MpsError when somebody else made it."""
-    with suppress(FileExistsError):
-        os.mkdir(path, mode)
-        os.chmod(path, mode)
-    status = os.lstat(path)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise MpsError(
-            f"{path} is not a directory that only root can write: move it away, the next prolog makes it again"
-        )
-
-
-def _remove(place: Place) -> None:
-    for path in (place.program, place.program + NEW):
+def _unlink_job(place: Place, name: str) -> None:
+    for path in (f"{place.pipe}/{PARTITION}{name}", f"{place.jobs}/{name}"):
         with suppress(FileNotFoundError):
             os.unlink(path)
-    for path in (place.pipe, place.log, place.jobs):
-        _remove_tree(path)
-
-
-def _remove_tree(path: str) -> None:
-    """Removes one of the directories, which have files and sockets alone. Follows no links."""
-    mounts.detach(path)
-    try:
-        for name in os.listdir(path):
-            with suppress(FileNotFoundError):
-                os.unlink(f"{path}/{name}")
-        os.rmdir(path)
-    except FileNotFoundError:
-        pass
-    except (
-        OSError
-    ):  # a directory in it, which no daemon that was tried makes: the module needs as long as a small prolog
-        import shutil
-
-        with suppress(FileNotFoundError):
-            shutil.rmtree(path)
 
 
 def _names(folder: str) -> tuple[str, ...]:

@@ -8,11 +8,13 @@ can connect to it, and the access list of its pipe directory leaves that to one 
 from __future__ import annotations
 
 import os
+import stat
+import time
 
 from hami_hpc.core.contexts import suppress
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import NodeError
-from hami_hpc.node import mps_processes, programs
+from hami_hpc.node import acl, mounts, mps_processes, programs
 from hami_hpc.node.mps_processes import PIPE_VARIABLE
 
 TYPE_CHECKING = False
@@ -21,8 +23,13 @@ if TYPE_CHECKING:
 
 FOLDER = "mps"
 ALL_USERS = "all"
+STATIC = "-S"  # the option by which a control program of driver 590 and later has static partitions
 START_S, ANSWER_S, QUIT_S, END_S, KILL_S = 10.0, 3.0, 2, 1.0, 3.0
-PATH_MAX = 4096
+PATH_MAX, SAID_MAX = 4096, 80
+# A user's connections are lines of the log, so it is alone on a tmpfs. A daemon whose log is full goes on (535).
+LOG_BYTES, LOG_INODES = 1 << 20, 4  # with control.log, server.log and the directory
+SOCKET_MAX = 107  # bytes of a Unix socket's path: sun_path of <sys/un.h>, less its NUL
+LONGEST_NAME = "/control_privileged"
 # Not passed on to a daemon: what would choose another GPU, another directory, or a program or library of its own.
 DROPPED = ("CUDA_", "NVIDIA_", "HAMI_HPC_", "SLURM_", "SPANK_", "LD_", "PATH")
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -56,6 +63,21 @@ class Place(NamedTuple):
         return f"{self.pipe}.program"
 
 
+class Member(NamedTuple):
+    """A job that needs a daemon, its limits, and, where the daemon has static partitions, its own: GPU-UUID/ID."""
+
+    job_id: int
+    created_unix_ns: int
+    cores_percent: int
+    mem_mib: int
+    chunks: int = 0
+    partition: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.job_id}-{self.created_unix_ns}"
+
+
 class Limits(NamedTuple):
     """What a daemon lets a client have at most. Each client is limited further by its own environment."""
 
@@ -87,7 +109,7 @@ def daemons(
     real = os.path.realpath(program)
     try:
         with open(place.program, "rb") as file:
-            noted = os.fsdecode(file.read(PATH_MAX))
+            noted = os.fsdecode(file.read(PATH_MAX)).partition("\0")[0]
     except OSError:
         noted = real
     programs = (real,) if noted == real else (real, noted)
@@ -95,15 +117,23 @@ def daemons(
     return tuple(one for each in programs for one in mps_processes.daemons_at(place.pipe, each, found))
 
 
-def note_program(program: str, place: Place) -> None:
-    """Notes the file of the daemon that is about to be started; no daemon is there. Raises OSError."""
+def note_program(program: str, place: Place, static: bool = False) -> None:
+    """Notes the file of the daemon that is about to be started, and whether it is started with static partitions; no
+    daemon is there. Raises OSError."""
     new = f"{place.program}.new"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, os.fsencode(os.path.realpath(program)))
+        os.write(fd, os.fsencode(os.path.realpath(program) + (f"\0{STATIC}" if static else "")))
     finally:
         os.close(fd)
     os.rename(new, place.program)
+
+
+def is_static(place: Place) -> bool:
+    """Returns whether the place's daemon was started with static partitions, whatever the settings say now."""
+    with suppress(OSError), open(place.program, "rb") as file:
+        return file.read(PATH_MAX + len(STATIC) + 1).endswith(b"\0" + STATIC.encode())
+    return False
 
 
 def ask(program: str, place: Place, command: str, timeout_s: float | None = None) -> str:
@@ -121,6 +151,12 @@ def ask(program: str, place: Place, command: str, timeout_s: float | None = None
 
 def answers(program: str, place: Place) -> bool:
     """Returns whether the daemon is there and answers in time."""
+    if is_static(place):
+        from hami_hpc.node import mps_partitions
+
+        with suppress(MpsError):
+            return mps_partitions.listing(program, place) is not None
+        return False
     try:
         float(ask(program, place, "get_default_active_thread_percentage"))
     except (MpsError, ValueError):
@@ -148,31 +184,36 @@ def takes(program: str, place: Place, limits: Limits) -> bool:
         adjust(program, place, limits)
     except MpsError:
         return False
-    return True
+    return not is_static(place) or answers(program, place)
 
 
 def adjust(program: str, place: Place, limits: Limits) -> tuple[int, ...]:
     """Sets what clients that come from now on may have. Those that are connected keep what they had: the driver does
     not change them. Returns the process ids of the daemon's servers. Raises MpsError when the daemon does not take the
     limits for its next server."""
-    running = _set_defaults(program, place, limits)
+    static = is_static(place)
+    running = _set_defaults(program, place, limits, static)
     with suppress(MpsError):  # a server that ends, or that its user has stopped
         for server in running:
-            percent = f"set_active_thread_percentage {server} {limits.percent}"
-            ask(program, place, f"{percent}\nset_device_pinned_mem_limit {server} 0 {limits.mem_mib}M")
+            percent = "" if static else f"set_active_thread_percentage {server} {limits.percent}\n"
+            ask(program, place, f"{percent}set_device_pinned_mem_limit {server} 0 {limits.mem_mib}M")
     return running
 
 
-def _set_defaults(program: str, place: Place, limits: Limits) -> tuple[int, ...]:
+def _set_defaults(program: str, place: Place, limits: Limits, static: bool) -> tuple[int, ...]:
     """Sets the limits of the next server, and returns the servers, by one call of the program: it answers the commands
     in their order, the first by its number, the second by nothing (tried with driver 535, simulated for the others).
-    Where that is not what it answers, each command is a call of its own."""
-    percent = f"set_default_active_thread_percentage {limits.percent}"
+    Where that is not what it answers, each command is a call of its own. A daemon with static partitions is told
+    nothing of percentages: NVIDIA says that they do not apply there, and if they did, a job would have a part of its
+    part."""
+    percent = "" if static else f"set_default_active_thread_percentage {limits.percent}\n"
     memory = f"set_default_device_pinned_mem_limit 0 {limits.mem_mib}M"
-    number, *others = ask(program, place, f"{percent}\n{memory}\nget_server_list").split() or ("",)
-    if number == f"{limits.percent:.1f}" and all(word.isdecimal() for word in others):
+    words = ask(program, place, f"{percent}{memory}\nget_server_list").split()
+    others = words if static else words[1:]
+    if (static or words[:1] == [f"{limits.percent:.1f}"]) and all(word.isdecimal() for word in others):
         return tuple(map(int, others))
-    ask(program, place, percent)
+    if percent:
+        ask(program, place, percent.rstrip())
     ask(program, place, memory)
     try:
         return servers(program, place)
@@ -181,13 +222,13 @@ def _set_defaults(program: str, place: Place, limits: Limits) -> tuple[int, ...]
 
 
 def start(program: str, place: Place, gpu_uuid: str, limits: Limits) -> None:
-    """Starts the daemon of one GPU, with these limits from the start. Its directories are there. Raises MpsError."""
-    more = {
-        "CUDA_VISIBLE_DEVICES": gpu_uuid,
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(limits.percent),
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limits.mem_mib}M",
-    }
-    options = ["-d", "-M"] if place.user == ALL_USERS else ["-d"]
+    """Starts the daemon of one GPU, with these limits from the start, as its note says (note_program). Its directories
+    are there. Raises MpsError."""
+    static = is_static(place)
+    more = {"CUDA_VISIBLE_DEVICES": gpu_uuid, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limits.mem_mib}M"}
+    if not static:
+        more["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(limits.percent)
+    options = ["-d", *(["-M"] if place.user == ALL_USERS else []), *([STATIC] if static else [])]
     status, output = _run([program, *options], _environment(program, place, more), "", START_S)
     if status != 0:
         mps_processes.kill(daemons(program, place), KILL_S)
@@ -196,7 +237,30 @@ def start(program: str, place: Place, gpu_uuid: str, limits: Limits) -> None:
             f"{program} for GPU {place.gpu_minor} {why}: {output or 'it said nothing'}. See {place.log}/control.log, "
             "nvidia-smi and dmesg"
         )
+    if static and not daemons(program, place):  # 580 prints its help for an option that it does not know, and ends by 0
+        said = "".join(ch if ch.isprintable() else " " for ch in output[:SAID_MAX])
+        raise MpsError(f"{program} does not start a daemon with {STATIC}: {said.strip() or 'it said nothing'}")
     adjust(program, place, limits)
+
+
+def crashes(place: Place, since_unix_ns: int) -> tuple[str, ...]:
+    """Returns the lines of the daemon's log, from that time on, that say that a server crashed."""
+    since = time.strftime("[%Y-%m-%d %H:%M:%S", time.localtime(since_unix_ns // 1_000_000_000))
+    return tuple(
+        f"MPS of GPU {place.gpu_minor}: {line}"
+        for line in _tail(f"{place.log}/control.log").splitlines()
+        if line >= since
+        and ("fatal exception" in line or ("exited with status" in line and not line.rstrip().endswith("status 0")))
+    )
+
+
+def _tail(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_BYTES))
+            return file.read(LOG_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def stop(program: str, place: Place) -> None:
@@ -239,3 +303,77 @@ def _environment(program: str, place: Place, more: dict[str, str]) -> dict[str, 
     kept = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
     path = f"{os.path.dirname(os.path.realpath(program))}:{SYSTEM_PATH}"
     return kept | {"PATH": path, PIPE_VARIABLE: place.pipe, "CUDA_MPS_LOG_DIRECTORY": place.log} | more
+
+
+def make_directories(place: Place) -> None:
+    """Makes the directories of a daemon anew, without files of an earlier one. Raises MpsError where nobody but root
+    could use it."""
+    if len(os.fsencode(place.pipe + LONGEST_NAME)) > SOCKET_MAX:
+        raise MpsError(f"{place.pipe} is too long a path for the sockets of MPS: choose a shorter run_dir in [paths]")
+    _remove_tree(place.pipe)
+    _make_log(place)
+    os.mkdir(place.pipe, 0o700)
+    os.chmod(place.pipe, 0o711 if place.user == ALL_USERS else 0o700)
+    if place.user not in (ALL_USERS, "0"):
+        try:
+            acl.let_enter(place.pipe, int(place.user))
+        except OSError as error:
+            raise MpsError(
+                f"{place.pipe} cannot be opened to uid {place.user} alone ({error.strerror}): mode=mps needs a run_dir "
+                "on a file system with access control lists, as tmpfs has them"
+            ) from error
+
+
+def _make_log(place: Place) -> None:
+    """Makes the log directory, on a tmpfs of its own where that is possible."""
+    folder = f"{place.run_dir}/{FOLDER}"
+    mounts.make_private(folder, f"{folder}.lock")
+    make_directory(place.log, 0o700)
+    if mounts.is_mount_point(place.log):
+        return
+    if mounts.is_mount_point(folder) and mounts.mount_bounded(place.log, LOG_BYTES, LOG_INODES):
+        os.chmod(place.log, 0o700)
+    else:
+        from hami_hpc.node import admin_log
+
+        cause = mounts.obstacle() or "mount failed"
+        admin_log.to_syslog(admin_log.WARNING, f"{place.log} is not bounded, a user can fill {folder}: {cause}")
+
+
+def make_directory(path: str, mode: int) -> None:
+    """Makes a directory of root's. Raises MpsError when somebody else made it."""
+    with suppress(FileExistsError):
+        os.mkdir(path, mode)
+        os.chmod(path, mode)
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise MpsError(
+            f"{path} is not a directory that only root can write: move it away, the next prolog makes it again"
+        )
+
+
+def remove(place: Place) -> None:
+    for path in (place.program, f"{place.program}.new"):
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+    for path in (place.pipe, place.log, place.jobs):
+        _remove_tree(path)
+
+
+def _remove_tree(path: str) -> None:
+    """Removes one of the directories, which have files and sockets alone. Follows no links."""
+    mounts.detach(path)
+    try:
+        for name in os.listdir(path):
+            with suppress(FileNotFoundError):
+                os.unlink(f"{path}/{name}")
+        os.rmdir(path)
+    except FileNotFoundError:
+        pass
+    except (
+        OSError
+    ):  # a directory in it, which no daemon that was tried makes: the module needs as long as a small prolog
+        import shutil
+
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)

@@ -54,6 +54,10 @@ def repair(settings: Settings, ledger: Ledger, dry_run: bool) -> Iterator[tuple[
             first = next(grants[name] for name in sorted(members & grants.keys()))
             text = f"MPS daemon of {place.pipe}: it does not answer and is replaced"
             yield text, None if dry_run else _try(partial(_repair, settings, first, place))
+        elif mps_daemon.is_static(place) and _differs(settings, place):
+            first = next(grants[name] for name in sorted(members & grants.keys()))
+            text = f"MPS daemon of {place.pipe}: its SM partitions are not those of its jobs; they are made to agree"
+            yield text, None if dry_run else _try(partial(_repair, settings, first, place))
     for grant in live(ledger):
         if member_of(grant).name not in seen and _is_in_use(settings, grant):
             text = f"job {grant.job_id}: its MPS daemon was lost and is started"
@@ -68,8 +72,17 @@ def _drop(settings: Settings, ledger: Ledger, place: Place) -> None:
     mps.keep_only(settings.mps_control, place, lambda: frozenset(held(settings, ledger)))
 
 
+def _differs(settings: Settings, place: Place) -> bool:
+    from hami_hpc.node import mps_partitions
+
+    try:
+        return mps_partitions.differ(settings.mps_control, place, mps.members(place))
+    except NodeError:  # it has ended since: the next reconcile replaces it
+        return False
+
+
 def _repair(settings: Settings, grant: Grant, place: Place) -> None:
-    mps.repair(settings.mps_control, place, grant.gpu_uuid)
+    mps.repair(settings.mps_control, place, grant.gpu_uuid, settings.mps_static)
 
 
 def _is_in_use(settings: Settings, grant: Grant) -> bool:
@@ -80,7 +93,7 @@ def _is_in_use(settings: Settings, grant: Grant) -> bool:
 def _start(settings: Settings, grant: Grant) -> None:
     """Starts the daemon of a job that runs. An epilog that came meanwhile may have left it before: then it ends."""
     place = mps.place_of(settings.run_dir, grant.gpu_minor, grant.uid, settings.mps_multi_user)
-    mps.hold(settings.mps_control, place, grant.gpu_uuid, member_of(grant))
+    mps.hold(settings.mps_control, place, grant.gpu_uuid, member_of(grant), settings.mps_static)
     if not _is_in_use(settings, grant):
         mps.leave(settings.mps_control, place, member_of(grant))
 

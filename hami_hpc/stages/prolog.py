@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 AGENT_SILENT_S = 60
-NO_ROOM = ("E_HELD", "E_MIG_NO_ROOM")
+NO_ROOM = ("E_HELD", "E_MIG_NO_ROOM", "E_MPS_NO_CHUNKS")
 
 
 def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
@@ -81,7 +81,7 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
             from hami_hpc.stages import no_room
 
             is_requeued = no_room.send_back(settings, environment, job_id, str(error))
-        elif error.code == "E_UNEQUAL":
+        elif error.code in ("E_UNEQUAL", "E_MPS_NO_CHUNKS"):
             from hami_hpc.stages import send_back
 
             is_requeued = send_back.requeue(environment, job_id, str(error))

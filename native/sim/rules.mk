@@ -39,7 +39,7 @@ $(SIM)/sim-%: $(SIM)/obj/sim/tools/sim-%.o $(SIM_CORE)
 	$(CC) $(LDSTD) $^ -o $@
 
 # Programs of their own: nothing of the machine's state is in them.
-$(SIM)/nvidia-cuda-mps-control: $(patsubst %,$(SIM)/obj/sim/mps/%.o,control daemon commands)
+$(SIM)/nvidia-cuda-mps-control: $(patsubst %,$(SIM)/obj/sim/mps/%.o,control daemon commands partitions)
 	$(CC) $(LDSTD) $^ -o $@
 
 $(SIM)/nvidia-cuda-mps-server: $(SIM)/obj/sim/mps/server.o

@@ -13,10 +13,11 @@ static const char PIPE[] = "CUDA_MPS_PIPE_DIRECTORY";
 static const char PERCENT[] = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 static const char MEMORY[] = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 static const char PRIORITY[] = "CUDA_MPS_CLIENT_PRIORITY";
+static const char PARTITION[] = "CUDA_MPS_SM_PARTITION";
 /* A job's own settings of these would replace what the step is given, or make each context count apart. */
 static const char LOG[] = "CUDA_MPS_LOG_DIRECTORY";
 static const char PER_CONTEXT[] = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING";
-static const char *const variables[] = {PIPE, PERCENT, MEMORY, PRIORITY, LOG, PER_CONTEXT};
+static const char *const variables[] = {PIPE, PERCENT, MEMORY, PRIORITY, PARTITION, LOG, PER_CONTEXT};
 
 /* The step's GPU, as its daemon has it alone; "" if begin() gave the step none. */
 static char gpu_uuid[sizeof(((struct hami_limits *)0)->gpu_uuid) + 1];
@@ -30,12 +31,23 @@ static bool is_ours(const struct step_context *step, const char *pipe)
 	return pipe && n > 0 && (size_t)n < sizeof(folder) && strncmp(pipe, folder, (size_t)n) == 0;
 }
 
+/* Reads the name of the job's static SM partition. The step's own record does not say when the job's was written. */
+static bool read_partition(int dir, const char *pipe, const struct hami_limits *limits, char *text,
+			   size_t size)
+{
+	struct hami_limits job;
+
+	return record_read_job(dir, 0, limits->job_id, limits->uid, &job) == 0 &&
+	       record_read_partition(pipe, 0, &job, text, size);
+}
+
 /* Sets the step's variables from "PRIORITY PIPE" of the job's directory and from the step's limits. */
-static void set_client(struct step_context *step, spank_t spank, const char *line,
+static void set_client(struct step_context *step, spank_t spank, int dir, const char *line,
 		       const struct hami_limits *limits)
 {
-	char percent[16], memory[48], priority[2] = {line[0], '\0'};
+	char percent[16], memory[48], priority[2] = {line[0], '\0'}, partition[RECORD_PARTITION_SIZE];
 	const char *pipe = line[0] && line[1] == ' ' ? line + 2 : "";
+	bool has_partition;
 
 	if ((line[0] != '0' && line[0] != '1') || !is_ours(step, pipe)) {
 		context_refuse(
@@ -49,10 +61,14 @@ static void set_client(struct step_context *step, spank_t spank, const char *lin
 	snprintf(percent, sizeof(percent), "%u", limits->cores_percent);
 	/* 0: the daemon has this GPU alone, so it is the first of its clients. */
 	snprintf(memory, sizeof(memory), "0=%lluM", (unsigned long long)(limits->mem_limit_bytes >> 20));
+	/* In its own partition a percentage would be of no use, or of the partition: NVIDIA says the former. */
+	has_partition = read_partition(dir, pipe, limits, partition, sizeof(partition));
 	spank_unsetenv(spank, LOG);
 	spank_unsetenv(spank, PER_CONTEXT);
+	spank_unsetenv(spank, has_partition ? PERCENT : PARTITION);
 	if (context_set_env(step, spank, PIPE, pipe) == 0 &&
-	    context_set_env(step, spank, PERCENT, percent) == 0 &&
+	    context_set_env(step, spank, has_partition ? PARTITION : PERCENT,
+			    has_partition ? partition : percent) == 0 &&
 	    context_set_env(step, spank, MEMORY, memory) == 0)
 		context_set_env(step, spank, PRIORITY, priority);
 	snprintf(gpu_uuid, sizeof(gpu_uuid), "%.*s", (int)sizeof(limits->gpu_uuid), limits->gpu_uuid);
@@ -67,7 +83,7 @@ static void begin(struct step_context *step, spank_t spank, char **env, int dir,
 	if (*step->refusal || step->verdict != STEP_FENCED)
 		return;
 	if (record_read_mps(dir, 0, line, sizeof(line)))
-		set_client(step, spank, line, limits);
+		set_client(step, spank, dir, line, limits);
 	else
 		context_refuse(
 			step,

@@ -154,6 +154,19 @@ bool record_read_mps(int dir, uid_t owner, char *text, size_t size)
 	return read_line(dir, HAMI_FILE_MPS, owner, text, size);
 }
 
+bool record_read_partition(const char *pipe, uid_t owner, const struct hami_limits *job, char *text,
+			   size_t size)
+{
+	char path[PATH_MAX];
+	int n = snprintf(path, sizeof(path), "%s/partition-%u-%llu", pipe, job->job_id,
+			 (unsigned long long)job->created_unix_ns);
+	size_t length = strnlen(job->gpu_uuid, sizeof(job->gpu_uuid));
+
+	return n > 0 && (size_t)n < sizeof(path) && read_line(AT_FDCWD, path, owner, text, size) &&
+	       strlen(text) < size - 1 && length > 0 && strncmp(text, job->gpu_uuid, length) == 0 &&
+	       text[length] == '/';
+}
+
 bool record_is_whole(int dir, uid_t owner)
 {
 	char text[1024];

@@ -107,6 +107,56 @@ def test_jobs_of_two_users_have_daemons_of_their_own_and_leave_none(with_mps: La
     assert left == []
 
 
+@pytest.fixture
+def with_partitions(with_mps: Layout) -> Iterator[Layout]:
+    """The same with a driver that has static SM partitions (docs/adr/087)."""
+    file = with_mps.machine / "mps-static"
+    config.write(with_mps.site_config, with_mps.site_config.read_text() + 'static_partitions = "auto"\n')
+    file.write_text("15 8 132\n")
+    note = with_mps.run_dir / "mps-no-partitions"
+    note.unlink(missing_ok=True)
+    yield with_mps
+    file.unlink()
+    note.unlink(missing_ok=True)
+
+
+def test_with_a_driver_that_has_them_each_jobs_steps_have_its_partition(with_partitions: Layout) -> None:
+    site = with_partitions
+    first, variables, got = start(site, FIRST, "mem=4G,cores=50")
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in variables
+    mine = variables["CUDA_MPS_SM_PARTITION"]
+    assert mine.startswith(variables["CUDA_VISIBLE_DEVICES"] + "/")
+    assert (got["sms"], got["taken_mib"]) == (64, 4096 - CONTEXT_MIB)
+    second, variables, got = start(site, FIRST, "mem=2G,cores=50")
+    assert variables["CUDA_MPS_SM_PARTITION"] != mine
+    assert got["sms"] == 56
+    rows = json.loads(jobs.admin(site, "hami-hpc", "mps", "status", "--format", "json"))
+    [shown] = [row for row in rows if row["daemon"]]
+    assert (shown["state"], shown["chunks"]) == ("answers", {str(first): 8, str(second): 7})
+    ended(site, first)
+    ended(site, second)
+    jobs.wait(site, lambda: not daemons(site), "the daemons to end", 30)
+
+
+def test_a_job_for_which_no_chunk_is_free_waits_in_the_queue_and_the_node_stays(with_partitions: Layout) -> None:
+    site = with_partitions
+    (site.machine / "mps-static").write_text("2 8 132\n")
+    small = [start(site, FIRST, "mem=1G,cores=5")[0] for _ in range(2)]
+    waits = jobs.submit(site, FIRST, "--gres=vgpu:mem=1G,cores=50,mode=mps", script=SCRIPT)
+    jobs.wait(
+        site,
+        lambda: "chunks of multiprocessors" in jobs.admin(site, "scontrol", "show", "job", str(waits)),
+        "the reason in its comment",
+        60,
+        waits,
+    )
+    jobs.wait_for_state(site, waits, "PENDING")
+    assert "drain" not in jobs.admin(site, "sinfo", "-h", "-o", "%T")
+    jobs.admin(site, "scancel", str(waits))
+    for job in small:
+        ended(site, job)
+
+
 def test_a_job_with_a_share_beside_one_with_mps_keeps_its_slice(with_mps: Layout) -> None:
     """Both have their memory and cores of the GPU by the ledger; MPS's server is one more program there."""
     share = "env | grep -c '^CUDA_MPS_'; slice --use 1000; echo full; slice --hold 120"

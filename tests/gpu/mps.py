@@ -164,7 +164,7 @@ def faults() -> None:
         wait_for_client(two)
         numbers = answer(one.start(*client("fault")))
         after = answer(other)
-        crashed = mps.crashes(one.place, one.member.created_unix_ns)
+        crashed = mps_daemon.crashes(one.place, one.member.created_unix_ns)
         third = answer(one.start(*client("sms")))
         row(f"a client stores to an illegal address ({say(numbers, 'fault')})", say(after, "rate"), say(third, "sms"))
         row("... what the log says", "; ".join(crashed)[-300:] or "-", log_tail(one.place))

@@ -66,7 +66,7 @@ class Job:
         bench.serial += 1
         self.uid, self.cores, self.mem_mib, self.priority = uid, cores, mem_mib, priority
         self.place = mps.place_of(str(bench.folder), 0, uid, multi_user)
-        self.member = mps.Member(bench.serial, time.time_ns(), cores, mem_mib)
+        self.member = mps_daemon.Member(bench.serial, time.time_ns(), cores, mem_mib)
 
     def __enter__(self) -> Job:
         self.lines = mps.hold(bench.program, self.place, bench.uuid, self.member)

@@ -23,7 +23,7 @@ from hami_hpc.node.mps_daemon import Place
 pytestmark = pytest.mark.skipif(REAL_GPU, reason="tests/gpu/mps.py is for a real GPU")
 PROGRAM = str(BUILD / "sim/nvidia-cuda-mps-control")
 CLIENT = str(ROOT / "tests/gpu/mps_client.py")
-MEMBER = mps.Member(1, 1, 50, 8192)
+MEMBER = mps_daemon.Member(1, 1, 50, 8192)
 CONTEXT_MIB = 512
 
 
@@ -112,6 +112,28 @@ def test_a_fault_of_any_client_is_told_as_one_that_may_be_anothers(job: tuple[Pl
     assert (json.loads(out)["status"], errors) == (700, ""), "without MPS it is the program's own"
     others = job[1] | {"HAMI_SIM_FAULTS": "cuCtxSynchronize=701"}
     assert start(others, "hold", "64", "0").communicate(timeout=30)[1] == "", "no fault"
+
+
+@pytest.mark.parametrize("partition", ["", "the job's", "another"])
+def test_a_program_without_its_partition_gets_no_context_and_one_line(
+    job: tuple[Place, dict[str, str]], partition: str
+) -> None:
+    """With a driver that has static SM partitions (simulated: docs/adr/087)."""
+    place, environment = job
+    uuid = environment["CUDA_VISIBLE_DEVICES"]
+    mps.leave(PROGRAM, place, MEMBER)
+    Path(os.environ["HAMI_SIM"], "mps-static").write_text("15 8 132\n")
+    mps.hold(PROGRAM, place, uuid, MEMBER, static=True)
+    [member] = mps.members(place)
+    named = {"": {}, "the job's": {"CUDA_MPS_SM_PARTITION": member.partition}}
+    given = named.get(partition, {"CUDA_MPS_SM_PARTITION": f"{uuid}/none"})
+    out, errors = start(environment | given, "take", "64").communicate(timeout=30)
+    if partition == "the job's":
+        assert (json.loads(out)["sms"], errors) == (64, "")
+    else:
+        assert json.loads(out)["status"] == 915
+        assert "this one names none that are there; leave that variable as the step has it (CUDA error 915)" in errors
+        assert len(errors.splitlines()) == 1
 
 
 def test_without_mps_nothing_is_said(job: tuple[Place, dict[str, str]]) -> None:

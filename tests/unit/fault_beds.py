@@ -21,13 +21,13 @@ from unittest.mock import patch
 
 import pynvml
 from mig_testbed import MigNode, mig_environment
-from mps_testbed import MpsNode
+from mps_testbed import PROGRAM, MpsNode
 from node_testbed import GPU_MIB, UID, UUIDS, Node, job_environment, names_in, pair_environment
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import USAGE_FILE_SIZE
-from hami_hpc.node import job_dirs, mig, mig_notes, mounts, mps
+from hami_hpc.node import job_dirs, mig, mig_notes, mounts, mps, mps_partitions
 from hami_hpc.node import nvml as nvml_door
 from hami_hpc.stages.epilog import main as epilog_main
 from hami_hpc.stages.prolog import main as prolog_main
@@ -217,6 +217,10 @@ class MpsBed(Bed):
             wanted = [Path(place.pipe).name]
             assert self.node.settled_controls(wanted) == wanted
             assert [member.job_id for member in mps.members(place)] == [job]
+            if (self.node.root.parent / "sim/mps-static").exists():
+                seen = mps_partitions.listing(str(PROGRAM), place)
+                assert seen is not None
+                assert seen.partitions == {mps_partitions.id_of(one): 8 for one in mps.members(place)}
             assert (self.node.jobs / str(job) / c.FILE_MPS).exists()
 
     def more(self) -> tuple[object, ...]:

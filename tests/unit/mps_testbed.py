@@ -27,6 +27,8 @@ PROGRAM = sim_testbed.SIM / "nvidia-cuda-mps-control"
 CLIENT = ROOT / "tests/gpu/mps_client.py"
 OTHER_UID = 65533
 FEATURE = "vgpu_mps"
+AUTO = 'static_partitions = "auto"'
+CHUNKS = 15  # of an H200: 132 multiprocessors in chunks of 8, and 12 that are in none
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,19 @@ class MpsNode(Node):
             shutil.rmtree(folder)
 
     def write_settings(
-        self, multi_user: bool = False, modes: str = '["share", "mps"]', program: object = PROGRAM
+        self, multi_user: bool = False, modes: str = '["share", "mps"]', program: object = PROGRAM, more: str = AUTO
     ) -> None:
         base = self.config.read_text().partition("[vgpu]")[0]
         flag = "true" if multi_user else "false"
         self.config.write_text(
             f'{base}[vgpu]\nmodes = {modes}\nmode_failures = 0\n[mps]\ncontrol = "{program}"\nmulti_user = {flag}\n'
+            f"{more}\n"
         )
+
+    def set_driver(self, chunks: int = CHUNKS) -> None:
+        """Gives the simulated control program static SM partitions, as that of driver 590 and later has them: of a GPU
+        with 132 multiprocessors in chunks of 8."""
+        (self.root.parent / "sim" / "mps-static").write_text(f"{chunks} 8 132\n")
 
     def place(self, uid: int = UID, gpu: int = 0, multi_user: bool = False) -> Place:
         return mps.place_of(self.settings.run_dir, gpu, uid, multi_user)

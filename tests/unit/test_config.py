@@ -110,6 +110,7 @@ def test_a_file_with_a_version_alone_means_the_contracts_defaults(tmp_path: Path
         ("version = 1\n[vgpu]\nbare_shard = 'perhaps'", '"refuse" or "translate" or "allow"'),
         ("version = 1\n[vgpu]\nqos_enforced = true", '"auto" or "yes"'),
         ("version = 1\n[vgpu]\nmodes = ['vgpu']", "a list of: share, mps, mig"),
+        ("version = 1\n[mps]\nstatic_partitions = 'always'", '"auto" or "never"'),
         ("version = 1\n[vgpu]\ndefault_cores = 101", "whole number from 1 to 100"),
         ("version = 1\n[paths]\nrun_dir = 'run'", "absolute path"),
         ("version = 1\n[paths]\nrun_dir = '/a b'", "absolute path without spaces"),

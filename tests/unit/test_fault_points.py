@@ -42,6 +42,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         else:
             mps_node = stack.enter_context(MpsNode.running())
             monkeypatch.setenv("HAMI_SIM", str(mps_node.root.parent / "sim"))
+            if mode == "mps, partitions":
+                mps_node.set_driver()
             bed = MpsBed(mps_node)
             start(bed)
             assert bed.epilog(BESIDE) == 0
@@ -51,7 +53,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         yield run
 
 
-MODES = pytest.mark.parametrize("mode", ["share", "two slices", "mig", "mps"])
+MODES = pytest.mark.parametrize("mode", ["share", "two slices", "mig", "mps", "mps, partitions"])
 
 
 def stages(bed: Bed) -> Iterator[tuple[str, Callable[[], None], Callable[[], object]]]:
@@ -86,8 +88,9 @@ def on_bad_disk(name: str, folder: str, run: Callable[[], object]) -> None:
         ("two slices", errno.ENOSPC, ("run",)),
         ("mig", errno.EROFS, ("run",)),
         ("mps", errno.EROFS, ("run",)),
+        ("mps, partitions", errno.ENOSPC, ("run",)),
     ],
-    ids=["share, full", "share, read-only", "two slices, full", "mig, read-only", "mps, read-only"],
+    ids=["share, full", "share, read-only", "two slices, full", "mig, read-only", "mps, read-only", "partitions, full"],
 )
 def test_stages_on_a_disk_that_fails_from_any_fault_point_on(
     mode: str, code: int, folders: tuple[str, ...], make: Callable[..., None]

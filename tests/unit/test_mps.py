@@ -245,7 +245,9 @@ def test_no_program_that_others_can_change_is_run_after_the_prolog_either(node: 
 
 def test_a_run_directory_whose_path_is_too_long_is_named(node: MpsNode, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(MpsError, match="too long a path for the sockets"):
-        mps.hold(str(PROGRAM), node.place()._replace(run_dir=str(_deep(node.root))), UUIDS[0], mps.Member(7, 1, 5, 5))
+        mps.hold(
+            str(PROGRAM), node.place()._replace(run_dir=str(_deep(node.root))), UUIDS[0], mps_daemon.Member(7, 1, 5, 5)
+        )
 
 
 def _deep(root: Path) -> Path:
@@ -264,9 +266,9 @@ def test_a_foreign_daemon_is_left_alone(node: MpsNode, tmp_path: Path) -> None:
         place = node.place()
         node.mps_prolog(6)
         node.mps_epilog(6)
-        lines = mps.hold(str(PROGRAM), place, UUIDS[0], mps.Member(7, 1, 50, 64))
+        lines = mps.hold(str(PROGRAM), place, UUIDS[0], mps_daemon.Member(7, 1, 50, 64))
         assert [line for line in lines if str(found[0].pid) in line and "left alone" in line]
-        mps.leave(str(PROGRAM), place, mps.Member(7, 1, 50, 64))
+        mps.leave(str(PROGRAM), place, mps_daemon.Member(7, 1, 50, 64))
         reconcile(node.settings, frozenset, dry_run=False)
         assert mps_processes.daemons_at(str(pipe), str(PROGRAM)) == found
     finally:
@@ -302,7 +304,7 @@ def test_many_jobs_of_one_user_that_come_and_go_leave_nothing(node: MpsNode) -> 
 
     def come_and_go(job: int) -> None:
         for turn in range(10):
-            member = mps.Member(job, turn + 1, 10, 64)
+            member = mps_daemon.Member(job, turn + 1, 10, 64)
             try:
                 mps.hold(str(PROGRAM), place, UUIDS[0], member)
                 if not mps_daemon.answers(str(PROGRAM), place):

@@ -20,7 +20,7 @@ from hami_hpc.node import acl, locks, mps, mps_daemon, mps_processes
 from hami_hpc.node.mps_daemon import MpsError
 from hami_hpc.stages.reconcile import reconcile
 
-MEMBER = mps.Member(7, 1, 50, 1024)
+MEMBER = mps_daemon.Member(7, 1, 50, 1024)
 
 
 @pytest.fixture

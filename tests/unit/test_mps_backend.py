@@ -15,8 +15,7 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import Device
 from hami_hpc.isolation.table import backend_of
 from hami_hpc.node import admin_log, mps, mps_daemon, nvml
-from hami_hpc.node.mps import Member
-from hami_hpc.node.mps_daemon import MpsError, Place
+from hami_hpc.node.mps_daemon import Member, MpsError, Place
 from hami_hpc.stages.epilog import main as epilog_main
 from hami_hpc.stages.prolog import main as prolog_main
 from hami_hpc.stages.reconcile import reconcile
@@ -34,7 +33,8 @@ class Daemons:
     lines: tuple[str, ...] = ()
     problem: str = ""
 
-    def hold(self, program: str, place: Place, gpu_uuid: str, member: Member) -> tuple[str, ...]:
+    def hold(self, program: str, place: Place, gpu_uuid: str, member: Member, static: bool) -> tuple[str, ...]:
+        assert not static, "the default of the settings"
         self.asked.append(("hold", program, place.user, gpu_uuid, member.job_id))
         if self.problem:
             raise MpsError(self.problem)
@@ -42,7 +42,8 @@ class Daemons:
         self.silent.discard(place)
         return self.lines
 
-    def repair(self, program: str, place: Place, gpu_uuid: str) -> tuple[str, ...]:
+    def repair(self, program: str, place: Place, gpu_uuid: str, static: bool) -> tuple[str, ...]:
+        assert not static
         self.asked.append(("repair", program, place.user, gpu_uuid))
         if self.problem:
             raise MpsError(self.problem)

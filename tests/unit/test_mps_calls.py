@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from mps_testbed import PROGRAM, MpsNode
+from node_testbed import UUIDS
 
 from hami_hpc.node import mps_daemon, mps_processes, programs
 
@@ -45,16 +46,35 @@ def test_each_stage_starts_the_control_program_once_besides_the_daemon(
     started = calls(monkeypatch)
     asked = "set_default_active_thread_percentage 50\nset_default_device_pinned_mem_limit 0 8192M\nget_server_list\n"
     assert node.mps_prolog(7) == 0
-    assert started == ["-d", asked]
-    started.clear()
-    assert node.mps_prolog(8) == 0
-    assert started == [asked]
-    started.clear()
-    assert node.mps_epilog(7) == 0
-    assert started == [asked]
-    started.clear()
-    assert node.mps_epilog(8) == 0
-    assert started == ["quit -t 2\n"]
+    assert started == ["-d -S", "-d", asked], "the first one of a boot asks for static partitions, too"
+    for stage, job, wanted in (
+        (node.mps_epilog, 7, ["quit -t 2\n"]),
+        (node.mps_prolog, 7, ["-d", asked]),
+        (node.mps_prolog, 8, [asked]),
+        (node.mps_epilog, 7, [asked]),
+        (node.mps_epilog, 8, ["quit -t 2\n"]),
+    ):
+        started.clear()
+        assert stage(job) == 0
+        assert started == wanted
+
+
+def test_with_partitions_a_prolog_starts_it_three_times_more_and_an_epilog_twice(
+    node: MpsNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.set_driver()
+    started = calls(monkeypatch)
+    asked, table = "set_default_device_pinned_mem_limit 0 8192M\nget_server_list\n", "lspart\n"
+    for stage, job, wanted in (
+        (node.mps_prolog, 7, ["-d -S", asked, table, table, f"sm_partition add {UUIDS[0]} 8\nlspart\n"]),
+        (node.mps_prolog, 8, [asked, table, table, f"sm_partition add {UUIDS[0]} 7\nlspart\n"]),
+        (node.mps_prolog, 8, [asked, table, table]),
+        (node.mps_epilog, 7, [asked, table, "sm_partition rm"]),
+        (node.mps_epilog, 8, ["quit -t 2\n"]),
+    ):
+        started.clear()
+        assert stage(job) == 0
+        assert [one[:15] if "_partition rm" in one else one for one in started] == wanted
 
 
 @pytest.mark.parametrize("answer", ["", "50 %", "hello", "50.0 server 7"])

@@ -35,7 +35,7 @@ def test_clients_run_with_the_smaller_of_the_daemons_and_their_own_limits(node: 
         "LD_LIBRARY_PATH": str(PROGRAM.parent),
         "CUDA_MPS_PIPE_DIRECTORY": node.place(0).pipe,
     }
-    member = mps.Member(9, 1, 50, 1024)
+    member = mps_daemon.Member(9, 1, 50, 1024)
     mps.hold(str(PROGRAM), node.place(0), UUIDS[0], member)
     try:
         for own, sms, taken in (
@@ -56,6 +56,37 @@ def test_clients_run_with_the_smaller_of_the_daemons_and_their_own_limits(node: 
     finally:
         mps.leave(str(PROGRAM), node.place(0), member)
     assert node.mps_epilog(7) == 0
+    node.assert_no_mps()
+
+
+def test_a_client_sees_its_partition_and_without_one_gets_no_context(node: MpsNode) -> None:
+    """With a driver that has static SM partitions. What a client with an id of nobody is told is a guess."""
+    node.set_driver()
+    machine = node.root.parent / "machine"
+    subprocess.run([PROGRAM.parent / "sim-machine", machine, "h200"], check=True)
+    place = node.place(0)
+    members = [mps_daemon.Member(job, 1, cores, 1024) for job, cores in ((1, 50), (2, 20))]
+    for member in members:
+        mps.hold(str(PROGRAM), place, UUIDS[0], member, static=True)
+    base = {
+        "HAMI_SIM": str(machine),
+        "LD_LIBRARY_PATH": str(PROGRAM.parent),
+        "CUDA_MPS_PIPE_DIRECTORY": place.pipe,
+    }
+    own, other = ({"CUDA_MPS_SM_PARTITION": member.partition} for member in mps.members(place))
+    try:
+        for given, name, wanted in (
+            (own, "sms", 64),
+            (own | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}, "sms", 64),
+            (other, "sms", 24),
+            ({}, "status", 915),
+            ({"CUDA_MPS_SM_PARTITION": f"{UUIDS[0]}/none"}, "status", 915),
+        ):
+            out, errors = client(base | given, "take", "2048").communicate(timeout=30)
+            assert json.loads(out)[name] == wanted, errors
+    finally:
+        for member in members:
+            mps.leave(str(PROGRAM), place, member)
     node.assert_no_mps()
 
 
@@ -123,7 +154,7 @@ def test_an_epilog_goes_on_where_a_daemon_cannot_be_left(
     said: list[str] = []
     real = mps.leave
 
-    def leave(program: str, place: mps_daemon.Place, member: mps.Member) -> tuple[str, ...]:
+    def leave(program: str, place: mps_daemon.Place, member: mps_daemon.Member) -> tuple[str, ...]:
         left.append(place.user)
         if place.user == str(UID):
             raise mps_daemon.MpsError("process 5 of MPS cannot be ended")
@@ -148,6 +179,6 @@ def test_a_servers_crash_is_a_line_for_the_administrator(node: MpsNode) -> None:
     [server] = mps_daemon.servers(str(PROGRAM), place)
     os.kill(server, signal.SIGKILL)
     assert _until(lambda: [1] if not mps_daemon.servers(str(PROGRAM), place) else ())
-    assert [line for line in mps.crashes(place, member.created_unix_ns) if f"Server {server} exited" in line]
-    assert mps.crashes(place, time.time_ns() + 5 * 10**9) == ()
+    assert [line for line in mps_daemon.crashes(place, member.created_unix_ns) if f"Server {server} exited" in line]
+    assert mps_daemon.crashes(place, time.time_ns() + 5 * 10**9) == ()
     assert node.mps_epilog(7) == 0

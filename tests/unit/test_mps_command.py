@@ -56,6 +56,27 @@ def test_status_shows_each_daemon_with_its_jobs_and_limits(node: MpsNode) -> Non
         assert node.mps_epilog(job, uid) == 0
 
 
+def test_status_shows_the_chunks_of_each_job_where_it_has_a_partition(node: MpsNode) -> None:
+    assert node.mps_prolog(6, OTHER_UID) == 0
+    [row] = rows(node)
+    assert row["chunks"] is None
+    assert "CHUNKS" in call(node, "status").stdout
+    assert node.mps_epilog(6, OTHER_UID) == 0
+    node.set_driver()
+    Path(node.settings.run_dir, "mps-no-partitions").unlink()
+    assert (node.mps_prolog(7), node.mps_prolog(8, mem_mib=2048)) == (0, 0)
+    [row] = rows(node)
+    assert (row["state"], row["chunks"]) == ("answers", {"7": 8, "8": 7})
+    assert " 8+7 " in call(node, "status").stdout
+    node.fault("lspart hang")
+    assert [row["state"] for row in rows(node)] == ["hangs"]
+    node.fault()
+    assert call(node, "restart", "0-65534").exit_code == 0
+    assert [row["chunks"] for row in rows(node)] == [{"7": 8, "8": 7}]
+    assert (node.mps_epilog(7), node.mps_epilog(8)) == (0, 0)
+    node.assert_no_mps()
+
+
 @pytest.mark.parametrize(("sent", "state"), [(signal.SIGSTOP, "hangs"), (signal.SIGKILL, "ended")])
 def test_status_says_what_is_wrong_and_restart_mends_it(node: MpsNode, sent: signal.Signals, state: str) -> None:
     assert node.mps_prolog(7) == 0
@@ -90,7 +111,7 @@ def test_restart_names_the_daemons_that_there_are(node: MpsNode) -> None:
 
 
 def test_what_is_left_over_is_shown_and_not_restarted(node: MpsNode) -> None:
-    member = mps.Member(5, 5, 5, 5)
+    member = mps_daemon.Member(5, 5, 5, 5)
     mps.hold(str(PROGRAM), node.place(), "GPU-x", member)
     wrong = call(node, "restart", "0-65534")
     assert (wrong.exit_code, "run hami-hpc reconcile" in wrong.stderr) == (1, True)
@@ -135,10 +156,27 @@ def test_the_doctor_finds_nothing_where_all_is_well(node: MpsNode, monkeypatch: 
     assert node.mps_prolog(7) == 0
     found = findings(node, monkeypatch)
     assert {what: one.level for what, one in found.items() if what != "MPS daemons of others"} == dict.fromkeys(
-        ("MPS programs", "MPS directories", "compute mode of GPU 0", "MPS daemons"), Level.OK
+        ("MPS programs", "MPS partitions", "MPS directories", "compute mode of GPU 0", "MPS daemons"), Level.OK
     )
     assert found["MPS daemons"].detail == "each job's daemon answers"
     assert node.mps_epilog(7) == 0
+
+
+def test_the_doctor_says_whether_jobs_have_partitions(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said() -> str:
+        return findings(node, monkeypatch)["MPS partitions"].detail
+
+    assert "not tried in this boot" in said()
+    assert (node.mps_prolog(7), node.mps_epilog(7)) == (0, 0)
+    assert "percentages of the multiprocessors: " in said()
+    assert "does not start a daemon with -S: Unrecognized option" in said()
+    Path(node.settings.run_dir, "mps-no-partitions").unlink()
+    node.set_driver()
+    assert node.mps_prolog(7) == 0
+    assert said() == "jobs have SM partitions of their own"
+    assert node.mps_epilog(7) == 0
+    node.write_settings(more='static_partitions = "never"')
+    assert "MPS partitions" not in findings(node, monkeypatch)
 
 
 @pytest.mark.parametrize(("mode", "level"), [(2, Level.FAIL), (3, Level.WARN)])

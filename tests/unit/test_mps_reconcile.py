@@ -44,7 +44,7 @@ def test_reconcile_ends_a_daemon_whose_jobs_are_gone(node: MpsNode) -> None:
 
 
 def test_reconcile_stops_what_a_lost_ledger_row_left(node: MpsNode) -> None:
-    mps.hold(str(PROGRAM), _ready(node), UUIDS[0], mps.Member(7, 1, 50, 64))
+    mps.hold(str(PROGRAM), _ready(node), UUIDS[0], mps_daemon.Member(7, 1, 50, 64))
     results = reconcile(node.settings, frozenset, dry_run=True)
     assert "no job needs it" in json.dumps([result.action.text for result in results])
     assert len(node.daemons()) == 1, "a dry run changes nothing"

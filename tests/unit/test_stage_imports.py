@@ -123,7 +123,10 @@ def test_a_prolog_and_an_epilog_import_no_slow_module(node: Node) -> None:
     assert len(node.spooled()) == 2
 
 
-def test_those_of_a_job_with_mps_import_none_either(mps_node: MpsNode) -> None:
+@pytest.mark.parametrize("has_partitions", [False, True])
+def test_those_of_a_job_with_mps_import_none_either(mps_node: MpsNode, has_partitions: bool) -> None:
+    if has_partitions:
+        mps_node.set_driver()
     assert imported(mps_node.arguments, mps_node.environment(7), SLOW) == ""
     mps_node.assert_no_mps()
     assert len(mps_node.spooled()) == 2

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/secure.h"
 #include "driver/access.h"
+#include "hooks/mps.h"
 #include "limits/charge.h"
 #include "limits/ending.h"
 #include "limits/hold.h"
@@ -107,6 +108,8 @@ static CUresult keep_if_fenced(const struct real_cuda *real, unsigned int slice,
 	if (result == CUDA_SUCCESS) {
 		hami_region_note_context(hami_slice_region(slice));
 		hami_outstanding_add(slice, *context, *context);
+	} else {
+		hami_mps_say(result);
 	}
 	hami_swap_begin(); /* also without one: the process has a slot, and answers */
 	return result;
@@ -165,6 +168,8 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	if (result == CUDA_SUCCESS) {
 		hami_region_note_context(hami_slice_region(slice));
 		hami_outstanding_add(slice, *context, &primary);
+	} else {
+		hami_mps_say(result);
 	}
 	hami_swap_begin();
 	hami_outstanding_make(slice, false);

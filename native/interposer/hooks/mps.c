@@ -22,6 +22,9 @@ static const char *reason(CUresult result)
 		return "the MPS server of this job has ended this program's work";
 	case CUDA_ERROR_MPS_RPC_FAILURE:
 		return "the MPS server of this job has ended, and this program's work on the GPU with it";
+	case CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION:
+		return "the MPS server of this job gives each program the multiprocessors that CUDA_MPS_SM_PARTITION "
+		       "names, and this one names none that are there; leave that variable as the step has it";
 	case CUDA_ERROR_ILLEGAL_ADDRESS:
 	case CUDA_ERROR_LAUNCH_TIMEOUT:
 	case CUDA_ERROR_ASSERT:

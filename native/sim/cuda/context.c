@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "memory.h"
+#include "mps.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -89,6 +90,7 @@ static void destroy(struct CUctx_st *c)
 static CUresult create(CUdevice ordinal, unsigned flags, unsigned version, struct CUctx_st **out)
 {
 	uint32_t device = sim.visible[ordinal];
+	SIM_CHECK(sim_mps_context());
 	struct CUctx_st *c = calloc(1, sizeof *c);
 	if (!c)
 		return CUDA_ERROR_OUT_OF_MEMORY;

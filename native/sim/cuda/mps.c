@@ -19,6 +19,8 @@ static struct {
 	int control, server; /* connections, -1: no client of MPS */
 	double percent;
 	uint64_t limit_bytes; /* of each GPU; 0: none */
+	unsigned sms;         /* of its static partition; 0: the daemon has none */
+	CUresult refused;     /* what a context gets */
 } mps = {.control = -1, .server = -1, .percent = 100};
 
 static int connect_path(const char *pipe)
@@ -57,7 +59,7 @@ static void own_limits(void)
 	unsigned long long value;
 	char unit;
 
-	if (own > 0 && own < mps.percent)
+	if (own > 0 && own < mps.percent && !mps.sms)
 		mps.percent = own;
 	if (memory && sscanf(memory, "%u=%llu%c", &gpu, &value, &unit) == 3 && (unit == 'G' || unit == 'M')) {
 		uint64_t bytes = (uint64_t)value << (unit == 'G' ? 30 : 20);
@@ -68,7 +70,7 @@ static void own_limits(void)
 
 CUresult sim_mps_connect(void)
 {
-	const char *pipe = getenv(MPS_PIPE_VARIABLE);
+	const char *pipe = getenv(MPS_PIPE_VARIABLE), *partition = getenv("CUDA_MPS_SM_PARTITION");
 	char text[MPS_LINE];
 	size_t used = 0;
 	int pid, priority, code;
@@ -78,14 +80,20 @@ CUresult sim_mps_connect(void)
 	mps.control = pipe && *pipe ? connect_path(pipe) : -1;
 	if (mps.control < 0)
 		return CUDA_SUCCESS;
-	if (send(mps.control, "CLIENT\n", 7, MSG_NOSIGNAL) != 7)
+	int length = snprintf(text, sizeof text, "CLIENT %.256s\n", partition ? partition : "");
+	if (send(mps.control, text, (size_t)length, MSG_NOSIGNAL) != length)
 		return CUDA_ERROR_MPS_CONNECTION_FAILED;
 	while (used < sizeof text && recv(mps.control, text + used, 1, 0) == 1 && text[used])
 		used++;
 	if (used == sizeof text ||
-	    sscanf(text, "SERVER %d %lf %d %llu", &pid, &mps.percent, &priority, &bytes) != 4)
-		return sscanf(text, "ERROR %d", &code) == 1 ? (CUresult)code
-							    : CUDA_ERROR_MPS_CONNECTION_FAILED;
+	    sscanf(text, "SERVER %d %lf %d %llu %u", &pid, &mps.percent, &priority, &bytes, &mps.sms) != 5) {
+		if (sscanf(text, "ERROR %d", &code) != 1)
+			return CUDA_ERROR_MPS_CONNECTION_FAILED;
+		if (code != CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION)
+			return (CUresult)code;
+		mps.refused = code; /* cuInit succeeds: NVIDIA says that a context fails */
+		return CUDA_SUCCESS;
+	}
 	mps.limit_bytes = bytes;
 	own_limits();
 	mps.server = connect_server(pid);
@@ -105,6 +113,11 @@ CUresult sim_mps_check(void)
 						: CUDA_ERROR_MPS_RPC_FAILURE;
 }
 
+CUresult sim_mps_context(void)
+{
+	return mps.refused;
+}
+
 uint64_t sim_mps_ns(uint64_t alone_ns)
 {
 	return mps.server < 0 ? alone_ns : (uint64_t)((double)alone_ns * 100 / mps.percent);
@@ -112,7 +125,7 @@ uint64_t sim_mps_ns(uint64_t alone_ns)
 
 uint32_t sim_mps_sms(uint32_t sms)
 {
-	uint32_t part = (uint32_t)((double)sms * mps.percent / 100);
+	uint32_t part = mps.sms ? mps.sms : (uint32_t)((double)sms * mps.percent / 100);
 
 	return mps.server < 0 ? sms : part > 1 ? part : 1;
 }
@@ -132,4 +145,6 @@ void sim_mps_fork_child(void)
 		close(mps.control);
 	mps.server = mps.control = -1;
 	mps.percent = 100;
+	mps.sms = 0;
+	mps.refused = CUDA_SUCCESS;
 }

@@ -10,6 +10,9 @@ CUresult sim_mps_connect(void);
 /* CUDA_SUCCESS, or what a client is told whose server has ended or that was terminated. */
 CUresult sim_mps_check(void);
 
+/* CUDA_SUCCESS, or why this client can have no context: it names no static SM partition that its daemon has. */
+CUresult sim_mps_context(void);
+
 /* How long a kernel takes that takes alone_ns on the whole GPU. */
 uint64_t sim_mps_ns(uint64_t alone_ns);
 

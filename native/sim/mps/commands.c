@@ -195,6 +195,10 @@ void command(nfds_t i, const char *line)
 		of_server(i, &rest) ? percent_command(i, rest, &d.server_percent) : (void)0;
 	else if (word(line, "set_device_pinned_mem_limit", &rest))
 		of_server(i, &rest) ? memory_command(i, rest, d.server_mem) : (void)0;
+	else if (d.is_static && word(line, "lspart", &rest))
+		list_partitions(i);
+	else if (d.is_static && word(line, "sm_partition", &rest))
+		may_change(i) ? partition_command(i, rest) : (void)0;
 	else if (!word(line, "quit", &rest))
 		privileged(i, line);
 	else if (d.of[i].uid != d.uid && d.of[i].uid != 0)

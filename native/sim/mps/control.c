@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The simulated nvidia-cuda-mps-control: `-d` starts the daemon, without options it sends the commands of standard
- * input to it. Faults: lines "COMMAND hang" or "COMMAND die" of $HAMI_SIM/mps; COMMAND `start` is the daemon's start.
+ * input to it. Faults: lines "COMMAND hang" or "COMMAND die" of $HAMI_SIM/mps; COMMAND `start` is the daemon's start,
+ * `start-static` that with -S; "sm_partition refuse". With $HAMI_SIM/mps-static it knows -S (partitions.c).
  */
-#include "control.h"
+#include "daemon.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,27 +17,36 @@ const char *mps_pipe(void)
 	return pipe && *pipe ? pipe : MPS_PIPE_DEFAULT;
 }
 
-void mps_fault(const char *command)
+/* Returns whether this fault of a command is wanted. */
+static bool is_wanted(const char *command, const char *fault)
 {
 	char path[2048], line[MPS_LINE], name[128], what[32];
 	const char *machine = getenv("HAMI_SIM");
+	bool found = false;
 	FILE *file;
 
-	if (!machine)
-		return;
-	snprintf(path, sizeof path, "%s/mps", machine);
-	file = fopen(path, "re");
+	snprintf(path, sizeof path, "%s/mps", machine ? machine : "");
+	file = machine ? fopen(path, "re") : NULL;
 	if (!file)
-		return;
-	while (fgets(line, sizeof line, file)) {
-		if (sscanf(line, "%127s %31s", name, what) != 2 || strcmp(name, command) != 0)
-			continue;
-		if (strcmp(what, "die") == 0)
-			_exit(1);
-		for (;;) /* hang */
-			pause();
-	}
+		return false;
+	while (!found && fgets(line, sizeof line, file))
+		found = sscanf(line, "%127s %31s", name, what) == 2 && strcmp(name, command) == 0 &&
+			strcmp(what, fault) == 0;
 	fclose(file);
+	return found;
+}
+
+void mps_fault(const char *command)
+{
+	if (is_wanted(command, "die"))
+		_exit(1);
+	while (is_wanted(command, "hang"))
+		pause();
+}
+
+bool mps_refused(const char *command)
+{
+	return is_wanted(command, "refuse");
 }
 
 /* Connects as a user interface: by the socket of the daemon's own user, else by that of all. */
@@ -97,16 +107,20 @@ static int run_ui(void)
 
 int main(int argc, char **argv)
 {
-	int multi_user = 0, daemonize = 0;
+	int multi_user = 0, daemonize = 0, is_static = 0;
 
 	for (int i = 1; i < argc; i++) {
 		if (strcmp(argv[i], "-d") == 0) {
 			daemonize = 1;
 		} else if (strcmp(argv[i], "-M") == 0 || strcmp(argv[i], "-multiuser-server") == 0) {
 			multi_user = 1;
+		} else if ((strcmp(argv[i], "-S") == 0 || strcmp(argv[i], "--static-partitioning") == 0) &&
+			   partitions_known()) {
+			is_static = 1;
 		} else {
-			printf("Unknown option %s\n", argv[i]);
-			return 1;
+			/* As 580.159 has it, a NUL for the option's name, and no error. */
+			printf("Unrecognized option %c\nCUDA MPS Control for Linux/Unix/QNX.\n", '\0');
+			return 0;
 		}
 	}
 	if (!daemonize)
@@ -116,5 +130,7 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	mps_fault("start");
-	return daemon_run(multi_user);
+	if (is_static)
+		mps_fault("start-static");
+	return daemon_run(multi_user, is_static);
 }

@@ -111,6 +111,13 @@ bool start_server(unsigned uid)
 /* Gives a waiting client its server, or lets it wait while the server is another user's. */
 static void serve(nfds_t i)
 {
+	const struct partition *own = partition_of(d.of[i].partition);
+
+	if (d.is_static && !own) {
+		answer(i, "ERROR 915"); /* CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION */
+		d.of[i].kind = NEW;
+		return;
+	}
 	if (!start_server(d.of[i].uid)) {
 		if (!d.server)
 			answer(i, "ERROR 805");
@@ -120,7 +127,9 @@ static void serve(nfds_t i)
 	}
 	d.of[i].kind = CLIENT;
 	note("NEW CLIENT %d from user %u: Server already exists", d.of[i].pid, d.of[i].uid);
-	answer(i, "SERVER %d %f %d %llu", d.server, d.server_percent, d.priority, d.server_mem[0]);
+	answer(i, "SERVER %d %f %d %llu %u", d.server,
+	       own ? 100.0 * own->chunks * d.chunk_sms / d.all_sms : d.server_percent, d.priority,
+	       d.server_mem[0], own ? own->chunks * d.chunk_sms : 0);
 }
 
 static void one_line(nfds_t i, const char *line)
@@ -130,7 +139,8 @@ static void one_line(nfds_t i, const char *line)
 	} else if (strcmp(line, "UI") == 0) {
 		note("NEW UI");
 		d.of[i].kind = UI;
-	} else if (strcmp(line, "CLIENT") == 0) {
+	} else if (strncmp(line, "CLIENT ", 7) == 0) {
+		snprintf(d.of[i].partition, sizeof d.of[i].partition, "%.127s", line + 7);
 		d.of[i].kind = WAITING_CLIENT;
 	}
 }
@@ -253,7 +263,7 @@ static int make_files(void)
 	return 0;
 }
 
-int daemon_run(int multi_user)
+int daemon_run(int multi_user, int is_static)
 {
 	int pair[2];
 	char status = 1;
@@ -273,6 +283,7 @@ int daemon_run(int multi_user)
 	umask(0);
 	signal(SIGPIPE, SIG_IGN);
 	d.multi_user = multi_user != 0;
+	d.is_static = is_static != 0;
 	d.uid = geteuid();
 	read_environment();
 	status = (char)make_files();

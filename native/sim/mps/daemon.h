@@ -7,7 +7,7 @@
 
 #include "control.h"
 
-enum { CONNECTIONS = 128, LISTENERS = 2, GPUS = 16 };
+enum { CONNECTIONS = 128, LISTENERS = 2, GPUS = 16, PARTITIONS = 32 };
 
 enum kind { NEW, UI, WAITING_CLIENT, CLIENT };
 
@@ -17,10 +17,16 @@ struct connection {
 	unsigned uid;
 	char line[MPS_LINE];
 	size_t used;
+	char partition[128]; /* a client's CUDA_MPS_SM_PARTITION; "": it has none */
+};
+
+struct partition {
+	char id[48];
+	unsigned chunks;
 };
 
 struct mps_daemon {
-	bool multi_user, quitting;
+	bool multi_user, quitting, is_static;
 	unsigned uid;
 	double percent, server_percent;
 	int priority;
@@ -32,6 +38,9 @@ struct mps_daemon {
 	struct pollfd fd[LISTENERS + CONNECTIONS];
 	struct connection of[LISTENERS + CONNECTIONS];
 	nfds_t count;
+	unsigned chunks, chunk_sms, all_sms; /* of the GPU, where the program knows static partitions */
+	struct partition partitions[PARTITIONS];
+	unsigned partition_count, partition_serial;
 };
 extern struct mps_daemon d;
 
@@ -54,6 +63,16 @@ void reap(bool block);
 
 /* Ends the server within the time, then this process; timeout_s -1: once there are no clients. */
 void quit(int timeout_s);
+
+/* Returns whether $HAMI_SIM/mps-static is there ("CHUNKS SMS-OF-A-CHUNK SMS"): a program of driver 590 or later. */
+bool partitions_known(void);
+
+/* Returns the partition that "GPU-.../ID" names, or NULL. */
+const struct partition *partition_of(const char *name);
+
+/* Obeys "sm_partition ..." and "lspart" of connection i. */
+void partition_command(nfds_t i, const char *rest);
+void list_partitions(nfds_t i);
 
 /* Obeys one command of connection i. */
 void command(nfds_t i, const char *line);

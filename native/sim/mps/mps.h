@@ -4,8 +4,8 @@
  * not public, so this is another one; the files, modes, commands, answers and privileges are as seen with
  * nvidia-cuda-mps-control 535.261.03 and as the strings of 580.178.04 and its manual page say (docs/adr/052).
  *
- * A connection begins with one line: "UI" for commands, "CLIENT" for a CUDA process. The daemon answers a client
- * "SERVER pid percent priority bytes" or "ERROR code"; each answer ends with a NUL. A client then connects to the
+ * A connection begins with one line: "UI" for commands, "CLIENT partition" for a CUDA process. The daemon answers a
+ * client "SERVER pid percent priority bytes multiprocessors" (0: not static) or "ERROR code"; each answer ends with a NUL. A client then connects to the
  * server and keeps both connections for its life: the server says 'T' before it closes one that was terminated.
  */
 #ifndef SIM_MPS_H

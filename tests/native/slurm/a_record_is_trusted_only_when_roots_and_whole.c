@@ -270,6 +270,45 @@ static void the_prologs_refusal_is_read(void)
 	CHECK(unlinkat(dir, HAMI_FILE_REFUSED, 0) == 0);
 }
 
+/* Root's file of a job in the pipe directory of its MPS daemon: it names a partition of the job's own GPU, or none. */
+static void a_partition_is_read_from_roots_file_of_the_job(void)
+{
+	static const struct {
+		const char *line;
+		bool is_partition;
+	} cases[] = {
+		{"GPU-1/D/79e+/gw==\n", true}, {"GPU-2/D\n", false}, {"GPU-1\n", false},
+		{"GPU-11/D\n", false},         {"", false},
+	};
+	struct hami_limits limits = {
+		.job_id = 42, .created_unix_ns = 1795354106123456789u, .gpu_uuid = "GPU-1"};
+	char pipe[] = "/tmp/partition-XXXXXX", path[64], text[RECORD_PARTITION_SIZE];
+
+	CHECK(mkdtemp(pipe) != NULL);
+	snprintf(path, sizeof(path), "%s/partition-42-1795354106123456789", pipe);
+	CHECK(!record_read_partition(pipe, me, &limits, text, sizeof(text)));
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+
+		CHECK(fd >= 0 && write(fd, cases[i].line, strlen(cases[i].line)) >= 0 && close(fd) == 0);
+		CHECK(record_read_partition(pipe, me, &limits, text, sizeof(text)) == cases[i].is_partition);
+		if (!cases[i].is_partition)
+			continue;
+		CHECK_TEXT(text, "GPU-1/D/79e+/gw==");
+		CHECK(!record_read_partition(pipe, me, &limits, text, 17)); /* no part of a name */
+		CHECK(!record_read_partition(pipe, me + 1, &limits, text, sizeof(text)));
+		limits.created_unix_ns++; /* of another run of the job */
+		CHECK(!record_read_partition(pipe, me, &limits, text, sizeof(text)));
+		limits.created_unix_ns--;
+		CHECK(chmod(path, 0606) == 0);
+		CHECK(!record_read_partition(pipe, me, &limits, text, sizeof(text)));
+		CHECK(chmod(path, 0600) == 0);
+	}
+	CHECK(unlink(path) == 0 && symlink("/etc/hostname", path) == 0);
+	CHECK(!record_read_partition(pipe, me, &limits, text, sizeof(text)));
+	CHECK(unlink(path) == 0 && rmdir(pipe) == 0);
+}
+
 /* Its word that the job holds whole GPUs is believed under the same conditions: it takes the fence away. */
 static void the_prologs_word_on_whole_gpus_is_believed_only_from_root(void)
 {
@@ -313,6 +352,7 @@ int main(void)
 	a_steps_record_is_written_whole_and_removed();
 	the_first_steps_time_is_written_once();
 	the_prologs_refusal_is_read();
+	a_partition_is_read_from_roots_file_of_the_job();
 	the_prologs_word_on_whole_gpus_is_believed_only_from_root();
 	CHECK(unlinkat(dir, HAMI_FILE_JOB_LIMITS, 0) == 0);
 	/* Nothing is left over: no temporary file either. */
