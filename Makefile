@@ -36,7 +36,7 @@ WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -We
 
 .PHONY: help needs-root setup setup-test generate build native plugins examples lint test test-native sanitized test-sanitizers test-with-address test-with-thread test-unit mutate \
 	test-cluster test-packages test-matrix record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-collectives bench-peers bench-suspend bench-turns \
-	bench-churn bench-nodes bench-fair-share bench-submit bench-interposer bench-latency bench-mig bench-packing bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop docs \
+	bench-churn bench-honest bench-nodes bench-fair-share bench-submit bench-interposer bench-latency bench-mig bench-packing bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop docs \
 	check-places install uninstall packages-tree deb rpm dist dist-node dist-controller dist-accounting clean
 
 help: ## list these targets
@@ -195,6 +195,9 @@ bench-prolog: build ## prolog's and epilog's time, against an empty python3
 
 bench-churn: build ## many jobs of all modes on a private Slurm with 8 simulated GPUs, with prologs killed at random; JOBS=1000 SEED=1
 	$(PYTHON) benchmarks/bench_churn.py --jobs $(JOBS) --seed $(SEED)
+
+bench-honest: build setup-test ## honest programs under the strictest settings of the agent for an hour; MINUTES=60
+	$(PYTHON) benchmarks/bench_honest.py --minutes $(or $(MINUTES),60)
 
 bench-nodes: build ## mixed jobs of 1, 2, 4 slices on 1 or 2 of six simulated nodes at once, against an exact packer; JOBS=200 SEED=1
 	$(PYTHON) benchmarks/bench_nodes.py --jobs $(if $(filter command line environment,$(origin JOBS)),$(JOBS),200) --seed $(SEED)

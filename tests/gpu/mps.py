@@ -22,6 +22,7 @@ from pathlib import Path
 from mps_jobs import (
     KERNELS,
     LC_A,
+    LC_B,
     USER,
     Job,
     answer,
@@ -34,6 +35,7 @@ from mps_jobs import (
     prepare,
     row,
     say,
+    script,
     share,
     sms_of,
     start,
@@ -46,6 +48,9 @@ from hami_hpc.core.delays import INT64_MAX
 from hami_hpc.core.records import USAGE_FILE_SIZE, parse_usage
 from hami_hpc.node import job_dirs, mps, mps_daemon, mps_processes
 from hami_hpc.node.mps_daemon import Place
+
+# PyTorch's programs of bench_time.py; the training has begun after so many seconds, and goes on for longer than the other.
+INFER, TRAIN, TRAIN_BEGINS_S = ("infer.py", "4"), ("train.py", "14"), 6
 
 
 def times() -> None:
@@ -222,29 +227,48 @@ def _kill(name: str, pid_of: Callable[[Job], int]) -> None:
     row("... all jobs have left", "-", f"{len(found)} processes of MPS")
 
 
+LOADS = {"(a) 1 MiB H2D + 100 us, 250/s": LC_A, "(b) 20 x 100 us, 50/s": LC_B, "(c) PyTorch inference, 50/s": INFER}
+
+
 def latency() -> None:
-    head("(a) 1 MiB H2D + 100 us, 250/s", "beside", "p50 us", "p99 us", "best effort, percent of the chip")
-    numbers = answer(start(work(LC_A), plain()))
-    row("nobody, no MPS", numbers.get("p50", say(numbers)), numbers.get("p99", ""), "")
-    _beside("stock timeslices, no MPS", None, None)
-    for be_cores in (50, 75):
-        for priority in (0, 1):
-            with Job(100) as urgent, Job(be_cores, priority=priority) as other:
-                if be_cores == 50 and priority == 0:
-                    numbers = answer(urgent.start(*work(LC_A)))
-                    row("nobody, MPS", numbers.get("p50", say(numbers)), numbers.get("p99", ""), "")
-                _beside(f"{be_cores} %, priority {priority}", urgent, other)
-    with Job(100) as urgent, Job(75, uid=USER) as other:
-        _beside("75 % of another user's daemon", urgent, other)
+    for name, load in LOADS.items():
+        head(name, "beside", "p50 us", "p99 us", "best effort, percent of the chip, or training steps/s")
+        _alone("nobody, no MPS", load, None)
+        _beside("stock timeslices, no MPS", load, None, None)
+        for be_cores in (50, 75):
+            for priority in (0, 1):
+                with Job(100) as urgent, Job(be_cores, priority=priority) as other:
+                    if be_cores == 50 and priority == 0:
+                        _alone("nobody, MPS", load, urgent)
+                    _beside(f"{be_cores} %, priority {priority}", load, urgent, other)
+        if load is not INFER:  # the user may not read root's PyTorch
+            with Job(100) as urgent, Job(75, uid=USER) as other:
+                _beside("75 % of another user's daemon", load, urgent, other)
 
 
-def _beside(name: str, urgent: Job | None, other: Job | None) -> None:
+def _alone(name: str, load: tuple[str, ...], urgent: Job | None) -> None:
+    numbers = answer(_urgent(load, urgent))
+    row(name, numbers.get("p50", say(numbers)), numbers.get("p99", ""), "")
+
+
+def _urgent(load: tuple[str, ...], job: Job | None, *more: str) -> subprocess.Popen[str]:
+    command = script(*load) if load is INFER else work(load, *more)
+    return job.start(*command) if job else start(command, plain())
+
+
+def _beside(name: str, load: tuple[str, ...], urgent: Job | None, other: Job | None) -> None:
     begin = f"begin={time.time() + 3:.3f}"
-    busy = other.start(*work(KERNELS, begin)) if other else start(work(KERNELS, begin), plain())
-    lc = urgent.start(*work(LC_A, begin)) if urgent else start(work(LC_A, begin), plain())
-    numbers = answer(lc)
-    sms = sms_of(other) if other else bench.all_sms
-    row(name, numbers.get("p50", say(numbers)), numbers.get("p99", ""), share(answer(busy), sms))
+    busy_work = script(*TRAIN) if load is INFER else work(KERNELS, begin)
+    busy = other.start(*busy_work) if other else start(busy_work, plain())
+    if load is INFER:
+        time.sleep(TRAIN_BEGINS_S)
+    numbers = answer(_urgent(load, urgent, begin))
+    if load is INFER:
+        out, errors = busy.communicate()
+        left: object = out.strip() or errors.strip()[-160:]
+    else:
+        left = share(answer(busy), sms_of(other) if other else bench.all_sms)
+    row(name, numbers.get("p50", say(numbers)), numbers.get("p99", ""), left)
 
 
 def interposer() -> None:

@@ -24,6 +24,7 @@ SECONDS = float(os.environ.get("SECONDS", "2.5"))
 USER = 65534
 CLIENT = Path(__file__).with_name("mps_client.py")
 LC_A = ("requests", "us=100", "every=4000", f"copy={1 << 20}")  # as in bench_time.py
+LC_B = ("requests", "us=100", "count=20", "every=20000")
 KERNELS = ("kernels",)
 ANSWER_S = 40.0
 
@@ -112,6 +113,11 @@ def start(command: tuple[str, ...], environment: dict[str, str], uid: int = 0) -
 
 def work(kind: tuple[str, ...], *more: str, seconds: float = 0) -> tuple[str, ...]:
     return (str(bench.work), kind[0], str(seconds or SECONDS), str(bench.loops), *kind[1:], *more)
+
+
+def script(name: str, *arguments: str) -> tuple[str, ...]:
+    """A program with PyTorch, which root's Python has."""
+    return (sys.executable, str(CLIENT.with_name(name)), *arguments)
 
 
 def client(*arguments: str) -> tuple[str, ...]:
