@@ -49,7 +49,7 @@ from hami_hpc.core.records import USAGE_FILE_SIZE, parse_usage
 from hami_hpc.node import job_dirs, mps, mps_daemon, mps_processes
 from hami_hpc.node.mps_daemon import Place
 
-# PyTorch's programs of bench_time.py; the training has begun after so many seconds, and goes on for longer than the other.
+# PyTorch's programs of bench_time.py; the training has begun after so many seconds, and outlasts the other.
 INFER, TRAIN, TRAIN_BEGINS_S = ("infer.py", "4"), ("train.py", "14"), 6
 
 
