@@ -21,7 +21,7 @@ from hami_hpc.isolation.table import check_modes
 from hami_hpc.node.config import Settings
 from hami_hpc.node.placement_settings import read_placement
 from hami_hpc.node.qos_settings import read_qos
-from hami_hpc.render import filters, merging, names, near, on_disk, placement_lines
+from hami_hpc.render import filters, merging, names, near, on_disk, placement_lines, tenants
 from hami_hpc.render.defaults import check_defaults
 from hami_hpc.render.marks import block, blocks, composed, is_ours, marked
 from hami_hpc.render.merging import Merge
@@ -193,6 +193,7 @@ class Renderer:
         self._stages()
         self._slurm_conf()
         self._gres()
+        self._tenants()
         self._spank()
         if self.slurm_conf.exists:
             self._filters()
@@ -330,6 +331,12 @@ class Renderer:
         runs = {line.gpu_type: near.runs_of(line, place, with_cores) for line in self.offer.lines}
         values = self.values | {"with_gpus": with_gpus, "runs": runs}
         self._add_block(GRES, head, self.templates.render("node-gres", values))
+
+    def _tenants(self) -> None:
+        node, static = self.target.node, self.target.static
+        self._add_block(
+            tenants.FILE, tenants.HEAD, tenants.of_node(self.settings, self.offer, node, static, self.slurm_conf.lines)
+        )
 
     def _spank(self) -> None:
         content = self.templates.render("plugstack-hami-hpc.conf", self.values)

@@ -55,6 +55,10 @@ def has_mark(text: str) -> bool:
     return MARK_LINE.search("\n".join(text.split("\n", MARK_WITHIN)[:MARK_WITHIN]) + "\n") is not None
 
 
+def without_mark(text: str) -> str:
+    return MARK_LINE.sub("", text, count=1) if has_mark(text) else text
+
+
 def block(node: str, lines: str) -> str:
     """Returns the lines of one node, or of the nodes of a host list, under their heading."""
     return f"{BLOCK.format(node=node)}\n{lines.rstrip()}\n"
@@ -101,5 +105,5 @@ def without_block(text: str, node: str) -> str | None:
     by_node = blocks(text)
     if by_node.pop(node, None) is None:
         return None
-    content = MARK_LINE.sub("", text, count=1) if has_mark(text) else text
+    content = without_mark(text)
     return composed(content[: next(BLOCK_LINE.finditer(content)).start()], by_node)
