@@ -201,12 +201,14 @@ def start(program: str, place: Place, gpu_uuid: str, limits: Limits) -> None:
 
 def stop(program: str, place: Place) -> None:
     """Ends the daemon and its servers: by `quit`, else by SIGKILL. Raises MpsError when one of them does not end."""
+    noted = daemons(program, place, mps_processes.noted(place.pipe))
     if os.path.lexists(place.pipe):
         with suppress(MpsError):  # there is no daemon, or it does not listen
             ask(program, place, f"quit -t {QUIT_S}", QUIT_S + ANSWER_S)
+    mps_processes.wait(noted, END_S)
     found = mps_processes.processes()  # which takes as long as the node has processes
     running = daemons(program, place, found)
-    if running:  # it may have started a server since
+    if running and not noted:  # it may have started a server since
         mps_processes.wait(running, END_S)
         found = mps_processes.processes()
     rest = daemons(program, place, found) + mps_processes.servers_at(place.pipe, found)
