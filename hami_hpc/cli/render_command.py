@@ -28,9 +28,10 @@ from hami_hpc.node.config import Settings, settings_path
 from hami_hpc.node.placement_settings import read_placement
 from hami_hpc.render import forgetting, near, on_disk, placement_lines
 from hami_hpc.render.files import Rendered, Renderer, Target, render_nodes
-from hami_hpc.render.marks import has_mark
+from hami_hpc.render.marks import has_mark, without_mark
 from hami_hpc.render.merging import Merge
 from hami_hpc.render.on_disk import State
+from hami_hpc.render.tenants import FILE as TENANTS
 from hami_hpc.slurm import commands
 
 DEVICE = "/dev/nvidia"
@@ -162,6 +163,7 @@ def write(output: Path, rendered: Rendered, force: bool) -> None:
 @output_option("The directory of slurm.conf.", file_okay=False, default=SLURM_DIR, show_default=True)
 @click.option("--dry-run", is_flag=True, help="Print the files and what is left to merge; write nothing.")
 @click.option("--diff", is_flag=True, help="Show what would change; write nothing.")
+@click.option("--tenants", is_flag=True, help="Print who may land on which GPUs; write nothing.")
 @click.option("--force", is_flag=True, help="Replace files of hami_hpc's that were edited; a copy is kept.")
 @config_option
 @click.option(
@@ -204,6 +206,7 @@ def render(
     output: Path,
     dry_run: bool,
     diff: bool,
+    tenants: bool,
     force: bool,
     config: Path | None,
     gpus: str | None,
@@ -235,6 +238,9 @@ def render(
                 "write: Slurm's own gres.conf has AutoDetect=nvml, or MultipleFiles= for each instance"
             )
         Renderer(settings, found, target)  # raises errors in settings and GPUs before a directory is made
+    if tenants:
+        click.echo(without_mark(render_nodes(settings, targets).files[TENANTS]), nl=False)
+        return
     _run(output, lambda: render_nodes(settings, targets), dry_run, diff, force)
 
 

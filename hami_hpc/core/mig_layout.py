@@ -55,7 +55,12 @@ class Layout:
         self.rows = [
             (profile.compute_slices, [slices(start, profile.size) for start in profile.starts]) for profile in profiles
         ]
-        self._sets: dict[tuple[int, int], frozenset[tuple[int, ...]]] = {}
+        self._end = max((start + profile.size for profile in profiles for start in profile.starts), default=0)
+        self._at: list[list[tuple[int, int, int]]] = [[] for _ in range(self._end)]  # by start: row, its slices, size
+        for index, profile in enumerate(profiles):
+            for start in profile.starts:
+                self._at[start].append((index, profile.compute_slices, profile.size))
+        self._sets: dict[tuple[int, int, int], frozenset[tuple[int, ...]]] = {}
 
     def placements(self, taken: int, compute: int) -> int:
         """Returns how many placements of one more instance, over all profiles, the free slices allow."""
@@ -68,16 +73,19 @@ class Layout:
 
     def sets(self, taken: int = 0, compute: int = 0) -> frozenset[tuple[int, ...]]:
         """Returns every set of instances that the free slices can hold, each as a count for each profile."""
-        key = (taken, compute)
+        return self._sets_from(0, taken, compute)
+
+    def _sets_from(self, start: int, taken: int, compute: int) -> frozenset[tuple[int, ...]]:
+        """As sets, of the slices from `start` on: what is left of it has been decided. `taken` begins at `start`."""
+        if start >= self._end:
+            return frozenset(((0,) * len(self.rows),))
+        key = (start, taken, compute)
         if key not in self._sets:
-            found = {(0,) * len(self.rows)}
-            for index, (slices_needed, masks) in enumerate(self.rows):
-                if slices_needed > self.compute - compute:
-                    continue
-                for mask in masks:
-                    if not mask & taken:
-                        for rest in self.sets(taken | mask, compute + slices_needed):
-                            found.add((*rest[:index], rest[index] + 1, *rest[index + 1 :]))
+            found = set(self._sets_from(start + 1, taken >> 1, compute))
+            for index, slices_needed, size in self._at[start]:
+                if slices_needed <= self.compute - compute and not taken & ((1 << size) - 1):
+                    for rest in self._sets_from(start + size, taken >> size, compute + slices_needed):
+                        found.add((*rest[:index], rest[index] + 1, *rest[index + 1 :]))
             self._sets[key] = frozenset(found)
         return self._sets[key]
 
@@ -166,11 +174,10 @@ def choose_start(
     used = sum(compute.get(instance.profile_id, 0) for instance in taken) + profile.compute_slices
     mask = _taken_slices(taken)
 
-    def room(start: int) -> tuple[int, int, int]:
-        after = mask | slices(start, profile.size)
-        return layout.placements(after, used), len(layout.sets(after, used)), start
-
-    return max(starts, key=room)
+    after = {start: mask | slices(start, profile.size) for start in starts}
+    single = {start: layout.placements(taken_then, used) for start, taken_then in after.items()}
+    best = [start for start in starts if single[start] == max(single.values())]
+    return max(best, key=lambda start: (len(layout.sets(after[start], used)), start)) if len(best) > 1 else best[0]
 
 
 def overlaps(instance: Instance, hold: Hold) -> bool:

@@ -32,6 +32,6 @@ def _in_ranges(number: str, ranges: str) -> bool:
         numbers = (first, last or first, number)
         if not all(text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS for text in numbers):
             continue
-        if int(first) <= int(number) <= int(last or first):
-            return str(int(number)).zfill(len(first)) == number
+        if int(first) <= int(number) <= int(last or first) and str(int(number)).zfill(len(first)) == number:
+            return True
     return False

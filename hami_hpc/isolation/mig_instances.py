@@ -10,7 +10,7 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core import mig_layout
 from hami_hpc.core.grant import Grant
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.node import job_dirs, mig, mig_gpu, mig_holds, mig_notes, mig_settings, mig_static, nvml
+from hami_hpc.node import job_dirs, mig, mig_gpu, mig_notes, nvml
 
 TYPE_CHECKING = False  # prolog and epilog import this, and not typing: docs/adr/021
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ def _kept(gpu: MigGpu, grant: Grant) -> Note | None:
 
 
 def _made(settings: Settings, gpu: MigGpu, grant: Grant) -> Note:
+    from hami_hpc.node import mig_holds, mig_static  # here: the epilog needs neither
+
     state = mig.mode(gpu.nvml, gpu.handle)
     if state is None or not state[0]:
         text = (
@@ -121,6 +123,8 @@ def _profile(settings: Settings, grant: Grant, profiles: tuple[Profile, ...]) ->
 
     For units that the settings do not have (any more) it returns the smallest offered profile that covers them.
     """
+    from hami_hpc.node import mig_settings
+
     name = mig_settings.profile_name(settings, grant.model, grant.mem_mib, grant.cores_percent)
     if name is not None:
         return next((profile for profile in profiles if profile.name == name), None)

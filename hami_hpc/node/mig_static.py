@@ -33,13 +33,16 @@ def path_of(state_dir: str) -> str:
 def read(state_dir: str) -> tuple[Slot, ...]:
     """Returns the slots of the applied layout, none without one. Raises NodeError for a file that cannot be read or was
     not written by root: a GPU that may be Slurm's by another way must not be shared."""
-    from hami_hpc.core.mig_static import from_text
     from hami_hpc.node import root_file
 
     path = path_of(state_dir)
     text = root_file.read(path, _advice(path))
+    if text is None:  # as on most nodes: the prolog of each MIG job looks
+        return ()
+    from hami_hpc.core.mig_static import from_text
+
     try:
-        return () if text is None else from_text(text)
+        return from_text(text)
     except ValueError as error:
         raise NodeError(f"{path} is damaged ({error}). {_advice(path)}") from error
 

@@ -63,10 +63,15 @@ def repair(program: str, place: Place, gpu_uuid: str, static: bool = False) -> t
 def _ensure(program: str, place: Place, gpu_uuid: str, static: bool) -> tuple[str, ...]:
     """Gives the daemon its jobs' limits, and replaces one that does not answer. Returns lines as hold does."""
     limits = _limits(members(place))
-    found = mps_processes.processes()
+    found = mps_processes.noted(place.pipe)  # where it is enough, no other process is looked at
+    has_all = not mps_daemon.daemons(program, place, found)
+    found = mps_processes.processes() if has_all else found
     daemons = mps_daemon.daemons(program, place, found)
     if len(daemons) == 1 and mps_daemon.takes(program, place, limits):
         return ()
+    if not has_all:
+        found = mps_processes.processes()
+        daemons = mps_daemon.daemons(program, place, found)
     foreign = mps_processes.foreign(f"{place.run_dir}/{FOLDER}", found)
     lines = []
     if foreign:
@@ -227,10 +232,10 @@ def members(place: Place) -> tuple[Member, ...]:
     for name in _names(place.jobs):
         if name.startswith(NEW):
             continue
-        with suppress(OSError, ValueError), open(f"{place.jobs}/{name}", encoding="ascii") as file:
+        with suppress(OSError, ValueError), open(f"{place.jobs}/{name}", "rb") as file:
             job_id, created = name.split("-")
-            boot_id, percent, mem_mib, *own = file.read(MEMBER_MAX).split()
-            if boot_id == this_boot:
+            boot_id, percent, mem_mib, *own = file.read(MEMBER_MAX).split()  # of bytes: a codec takes time to import
+            if boot_id == this_boot.encode():
                 chunks, partition = (int(own[0]), _partition(place, name)) if own else (0, "")
                 jobs.append(Member(int(job_id), int(created), int(percent), int(mem_mib), chunks, partition))
     return tuple(jobs)

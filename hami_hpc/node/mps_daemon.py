@@ -25,6 +25,7 @@ FOLDER = "mps"
 ALL_USERS = "all"
 STATIC = "-S"  # the option by which a control program of driver 590 and later has static partitions
 START_S, ANSWER_S, QUIT_S, END_S, KILL_S = 10.0, 3.0, 2, 1.0, 3.0
+STATIC_ANSWER_S = 10.0  # the first command for partitions initialises CUDA in the daemon
 PATH_MAX, SAID_MAX = 4096, 80
 # A user's connections are lines of the log, so it is alone on a tmpfs. A daemon whose log is full goes on (535).
 LOG_BYTES, LOG_INODES = 1 << 20, 4  # with control.log, server.log and the directory
@@ -152,10 +153,10 @@ def ask(program: str, place: Place, command: str, timeout_s: float | None = None
 def answers(program: str, place: Place) -> bool:
     """Returns whether the daemon is there and answers in time."""
     if is_static(place):
-        from hami_hpc.node import mps_partitions
+        from hami_hpc.core import mps_chunks
 
         with suppress(MpsError):
-            return mps_partitions.listing(program, place) is not None
+            return mps_chunks.parse(ask(program, place, "lspart", STATIC_ANSWER_S)) is not None
         return False
     try:
         float(ask(program, place, "get_default_active_thread_percentage"))
@@ -265,12 +266,14 @@ def _tail(path: str) -> str:
 
 def stop(program: str, place: Place) -> None:
     """Ends the daemon and its servers: by `quit`, else by SIGKILL. Raises MpsError when one of them does not end."""
+    noted = daemons(program, place, mps_processes.noted(place.pipe))
     if os.path.lexists(place.pipe):
         with suppress(MpsError):  # there is no daemon, or it does not listen
             ask(program, place, f"quit -t {QUIT_S}", QUIT_S + ANSWER_S)
+    mps_processes.wait(noted, END_S)
     found = mps_processes.processes()  # which takes as long as the node has processes
     running = daemons(program, place, found)
-    if running:  # it may have started a server since
+    if running and not noted:  # it may have started a server since
         mps_processes.wait(running, END_S)
         found = mps_processes.processes()
     rest = daemons(program, place, found) + mps_processes.servers_at(place.pipe, found)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 
 from hami_hpc.core.contexts import suppress
-from hami_hpc.core.values import NamedTuple
+from hami_hpc.core.mps_chunks import Listing, chunks_of, parse
 from hami_hpc.node import mps_daemon
 from hami_hpc.node.mps_daemon import Member, MpsError, Place
 
@@ -22,9 +22,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-ANSWER_S = 10.0  # the first command for partitions initialises CUDA in the daemon
-COUNT_DIGITS, ID_MAX = 4, 128
-ID_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=_-")
 NOTE_MAX = 4096
 
 
@@ -34,68 +31,9 @@ class NoChunksError(MpsError):
     code = "E_MPS_NO_CHUNKS"
 
 
-class Listing(NamedTuple):
-    """What `lspart` says of the daemon's GPU: its name there, chunks, and the chunks of each partition by its id."""
-
-    gpu: str
-    free: int
-    used: int
-    partitions: dict[str, int]
-
-    @property
-    def total(self) -> int:
-        return self.free + self.used
-
-
-def chunks_of(cores_percent: int, total: int, others: Iterable[tuple[int, int]]) -> int:
-    """Returns how many of a GPU's chunks a job with these cores gets, beside jobs with (cores, chunks).
-
-    Whole chunks, rounded down; one more where the sum of what jobs have beyond their cores stays below one chunk with
-    it. So whoever comes or goes, as long as all cores are at most 100 and each job's are worth a chunk, what is free
-    suffices for the rounded-down chunks of the cores that no job has. One chunk at least.
-    """
-    whole, rest = divmod(cores_percent * total, 100)
-    beyond = sum(max(0, chunks * 100 - cores * total) for cores, chunks in others)
-    if rest and beyond + 100 - rest < 100:
-        whole += 1
-    return max(1, whole)
-
-
-def parse(answer: str) -> Listing | None:
-    """Returns what an answer with the table of `lspart` says; None where there is no such table.
-
-    A row begins with the GPU's UUID or the beginning of it. Documented are empty cells as '-', seen in use were rows
-    without them: both are read, and whatever stands around the table is not.
-    """
-    rows: list[list[str]] = []
-    for word in answer.split():
-        if word.startswith("GPU-"):
-            rows.append([word])
-        elif rows and word != "-":
-            rows[-1].append(word)
-    found: Listing | None = None
-    for gpu, *cells in rows:
-        counts = [int(cell) for cell in cells if _is_count(cell)]
-        if "/" in gpu or not cells or not counts:
-            continue
-        if _is_count(cells[0]) and found is None and len(counts) > 1:
-            found = Listing(gpu, counts[0], counts[1], {})
-        elif found is not None and _is_id(cells[0]):
-            found.partitions[cells[0]] = counts[0]
-    return found
-
-
-def _is_count(cell: str) -> bool:
-    return cell.isdecimal() and len(cell) <= COUNT_DIGITS
-
-
-def _is_id(cell: str) -> bool:
-    return not _is_count(cell) and len(cell) <= ID_MAX and ID_LETTERS.issuperset(cell)
-
-
 def listing(program: str, place: Place) -> Listing | None:
     """Returns the daemon's partitions; None where it has none to give. Raises MpsError when it does not answer."""
-    return parse(mps_daemon.ask(program, place, "lspart", ANSWER_S))
+    return parse(mps_daemon.ask(program, place, "lspart", mps_daemon.STATIC_ANSWER_S))
 
 
 def id_of(job: Member) -> str:
@@ -138,7 +76,7 @@ def settle(
 def tidy(program: str, place: Place, jobs: Iterable[Member]) -> Listing:
     """Removes the partitions that are in no job's file, and returns what is there then. One that a client still uses
     stays until the next call. Raises MpsError."""
-    seen = _listed(place, mps_daemon.ask(program, place, "lspart", ANSWER_S))
+    seen = _listed(place, mps_daemon.ask(program, place, "lspart", mps_daemon.STATIC_ANSWER_S))
     strangers = seen.partitions.keys() - {id_of(job) for job in jobs}
     for one in sorted(strangers):
         seen = _remove(program, place, seen, one)
@@ -153,7 +91,7 @@ def differ(program: str, place: Place, jobs: Iterable[Member]) -> bool:
 
 def _add(program: str, place: Place, before: Listing, gpu_uuid: str, chunks: int) -> tuple[Listing, str, str]:
     """Makes a partition. Returns what is there then, and its id, or "" and what the daemon said. Raises MpsError."""
-    answer = mps_daemon.ask(program, place, f"sm_partition add {gpu_uuid} {chunks}\nlspart", ANSWER_S)
+    answer = mps_daemon.ask(program, place, f"sm_partition add {gpu_uuid} {chunks}\nlspart", mps_daemon.STATIC_ANSWER_S)
     seen = _listed(place, answer)
     new = seen.partitions.keys() - before.partitions.keys()
     if len(new) == 1 and seen.partitions[next(iter(new))] == chunks:
@@ -164,7 +102,9 @@ def _add(program: str, place: Place, before: Listing, gpu_uuid: str, chunks: int
 
 
 def _remove(program: str, place: Place, seen: Listing, one: str) -> Listing:
-    return _listed(place, mps_daemon.ask(program, place, f"sm_partition rm {seen.gpu} {one}\nlspart", ANSWER_S))
+    return _listed(
+        place, mps_daemon.ask(program, place, f"sm_partition rm {seen.gpu} {one}\nlspart", mps_daemon.STATIC_ANSWER_S)
+    )
 
 
 def _listed(place: Place, answer: str) -> Listing:

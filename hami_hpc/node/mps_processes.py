@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CONTROL_NAME, SERVER_NAME = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+PID_FILE, PID_MAX = f"{CONTROL_NAME}.pid", 32
 DEFAULT_PIPE = "/tmp/nvidia-mps"
 DELETED = " (deleted)"  # the kernel's mark where a package was updated under a running program
 ENVIRONMENT_MAX, PIPE_MAX = 1 << 20, 4096
@@ -54,6 +55,18 @@ def processes(root: str = "/proc") -> tuple[Process, ...]:
     finally:
         os.close(folder)
     return tuple(found for pid in sorted(pids) if (found := read(pid, root)) is not None)
+
+
+def noted(pipe: str) -> tuple[Process, ...]:
+    """Returns the process whose number a daemon (580) has left in its pipe directory, where root alone can write, if
+    that is a control daemon or server; none without the file. All else has to be asked of it as of any other: the file
+    spares looking at each process of the node."""
+    try:
+        with open(f"{pipe}/{PID_FILE}", "rb") as file:
+            process = read(int(file.read(PID_MAX)))
+    except (OSError, ValueError):
+        return ()
+    return () if process is None else (process,)
 
 
 def _is_named(program: str) -> bool:

@@ -21,9 +21,9 @@ from hami_hpc.isolation.table import check_modes
 from hami_hpc.node.config import Settings
 from hami_hpc.node.placement_settings import read_placement
 from hami_hpc.node.qos_settings import read_qos
-from hami_hpc.render import filters, merging, names, near, on_disk, placement_lines
+from hami_hpc.render import filters, merging, names, near, on_disk, placement_lines, tenants
 from hami_hpc.render.defaults import check_defaults
-from hami_hpc.render.marks import block, blocks, is_ours, marked, with_block
+from hami_hpc.render.marks import block, blocks, composed, is_ours, marked
 from hami_hpc.render.merging import Merge
 from hami_hpc.render.offer import NodeOffer, lua_text, make_offer, node_modes, site_table, tracked_tres
 from hami_hpc.render.spank_paths import spank_paths
@@ -90,34 +90,40 @@ class Rendered:
     merges: list[Merge] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     own_remarks: list[str] = field(default_factory=list)  # of the node
+    heads: dict[str, str] = field(default_factory=dict)  # by file: what comes before the blocks of nodes
+    blocks: dict[str, str] = field(default_factory=dict)  # by file: the node's block, "" where it shall have none
 
     def add(self, name: str, content: str) -> None:
         self.files[name] = marked(content, "--" if name.endswith(".lua") else "#")
 
 
 def render_nodes(settings: Settings, nodes: Sequence[tuple[tuple[Gpu, ...], Target]]) -> Rendered:
-    """Renders the files of several nodes, which differ in these alone: each node's lines are added to those before."""
-    whole = Rendered()
+    """Renders the files of several nodes of one cluster, which differ in these alone, and adds the nodes that the files
+    have already."""
+    whole, by_file = Rendered(), dict[str, dict[str, str]]()
     for gpus, target in nodes:
-        one = Renderer(settings, gpus, target, whole.files).render()
+        renderer = Renderer(settings, gpus, target)
+        one = renderer.render()
         whole.files |= one.files
+        for name, text in one.blocks.items():
+            if name not in by_file:
+                by_file[name] = renderer.earlier_blocks(name)
+            by_file[name][target.node] = text
+        whole.heads |= one.heads
         whole.merges += [merge for merge in one.merges if merge not in whole.merges]
         named = [f"{target.node}: {remark}" if len(nodes) > 1 else remark for remark in one.own_remarks]
         whole.remarks += [remark for remark in (*named, *one.remarks) if remark not in whole.remarks]
+    for name, by_node in by_file.items():
+        whole.add(name, composed(whole.heads[name], {node: text for node, text in by_node.items() if text}))
     return whole
 
 
 class Renderer:
-    """Renders the files of one node. Raises NodeError when GPUs and settings disagree or a file cannot be read.
+    """Renders the files of one node, but its block in those that have one for each node. Raises NodeError when GPUs and
+    settings disagree or a file cannot be read."""
 
-    `earlier` are files that this run has rendered for other nodes, and writes later.
-    """
-
-    def __init__(
-        self, settings: Settings, gpus: tuple[Gpu, ...], target: Target, earlier: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, gpus: tuple[Gpu, ...], target: Target) -> None:
         self.settings, self.target = settings, target
-        self.earlier = earlier or {}
         self.out = Rendered()
         self.templates = Templates(settings.path)
         self.out.remarks += self.templates.remarks()
@@ -187,6 +193,7 @@ class Renderer:
         self._stages()
         self._slurm_conf()
         self._gres()
+        self._tenants()
         self._spank()
         if self.slurm_conf.exists:
             self._filters()
@@ -240,7 +247,7 @@ class Renderer:
             lines, partitions, path = self.slurm_conf.lines, self.settings.partitions, self.slurm_conf.path
             self.out.merges += placement_lines.merge_lines(self.placement, self.site_settings, lines, partitions, path)
             self.out.remarks += placement_lines.remarks(self.placement, lines, partitions)
-        self.out.add(FRAGMENT, self._with_nodes(head))
+        self._add_block(FRAGMENT, head, self._node_line())
 
     def _client_plugin(self) -> str:
         own = self.site_settings.get("clifilterplugins", [])
@@ -257,27 +264,31 @@ class Renderer:
         elif not any(calls_one_of(path, programs) for path in scripts):
             self.out.merges.append(merging.merge_stage(key, program, settings[-1], self.target.directory))
 
-    def _there(self, name: str) -> str:
-        """Returns one of hami_hpc's files with the blocks of the nodes that it has so far."""
-        return self.earlier.get(name) or on_disk.read(Path(self.target.path(name))) or ""
+    def earlier_blocks(self, name: str) -> dict[str, str]:
+        """Returns the blocks of one of hami_hpc's files, without those of nodes that slurm.conf itself has now."""
+        by_node = blocks(on_disk.read(Path(self.target.path(name))) or "")
+        if name != FRAGMENT:
+            return by_node
+        lines = self.slurm_conf.lines
+        return {node: text for node, text in by_node.items() if merging.node_line(lines, node) is None}
 
-    def _with_nodes(self, head: str) -> str:
-        """Returns the fragment with a NodeName line for each node that slurm.conf itself does not have."""
-        old = self._there(FRAGMENT)
-        for name, text in blocks(old).items():
-            if merging.node_line(self.slurm_conf.lines, name) is not None:
-                old = old.replace(text.rstrip(), "")
+    def _add_block(self, name: str, head: str, lines: str) -> None:
+        self.out.files[name] = ""  # its place among the files; the blocks of all nodes are not known yet
+        self.out.heads[name] = head
+        self.out.blocks[name] = block(self.target.node, lines) if lines else ""
+
+    def _node_line(self) -> str:
+        """Returns the NodeName line for the fragment; "" for a node that slurm.conf itself has."""
         site_line = merging.node_line(self.slurm_conf.lines, self.target.node)
         if site_line is not None:
             merge = merging.merge_node(site_line, self.offer.gres, self.offer.features)
             self.out.merges += [merge] if merge else []
-            return with_block(head, old, self.target.node, "")
+            return ""
         conf, node = self.slurm_conf, self.target.node
         remark = merging.unnamed_remark(conf.path, conf.lines, node, FRAGMENT)
         self.out.own_remarks += [remark] if remark and not self.target.node_parameters else []
         words = (f"NodeName={self.target.node}", self._node_parameters(), f"Gres={self.offer.gres}")
-        line = " ".join([*(word for word in words if word), f"Feature={','.join(self.offer.features)}"])
-        return with_block(head, old, self.target.node, block(self.target.node, line))
+        return " ".join([*(word for word in words if word), f"Feature={','.join(self.offer.features)}"])
 
     def _node_parameters(self) -> str:
         """Returns those given; where they say nothing of CPUs and Cores= needs it, the machine's too."""
@@ -319,9 +330,13 @@ class Renderer:
         place = self.target.near if not self.target.static else near.without_links(self.target.near)
         runs = {line.gpu_type: near.runs_of(line, place, with_cores) for line in self.offer.lines}
         values = self.values | {"with_gpus": with_gpus, "runs": runs}
-        lines = self.templates.render("node-gres", values)
-        old = self._there(GRES)
-        self.out.add(GRES, with_block(head, old, self.target.node, block(self.target.node, lines)))
+        self._add_block(GRES, head, self.templates.render("node-gres", values))
+
+    def _tenants(self) -> None:
+        node, static = self.target.node, self.target.static
+        self._add_block(
+            tenants.FILE, tenants.HEAD, tenants.of_node(self.settings, self.offer, node, static, self.slurm_conf.lines)
+        )
 
     def _spank(self) -> None:
         content = self.templates.render("plugstack-hami-hpc.conf", self.values)

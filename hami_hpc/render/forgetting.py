@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hami_hpc.errors import NodeError
-from hami_hpc.render import names, on_disk
+from hami_hpc.render import names, on_disk, tenants
 from hami_hpc.render.files import FRAGMENT, GRES, Rendered
 from hami_hpc.render.marks import without_block
 from hami_hpc.render.merging import Merge
@@ -26,7 +26,7 @@ def forget(directory: Path, node: str) -> Rendered:
     if not directory.is_dir():
         raise NodeError(f"{directory} is not there. Give the directory of slurm.conf with --output")
     out = Rendered()
-    for name in (FRAGMENT, GRES):
+    for name in (FRAGMENT, GRES, tenants.FILE):
         shorter = without_block(on_disk.read(directory / name) or "", node)
         if shorter is not None:
             out.add(name, shorter)

@@ -39,7 +39,8 @@ def _make_old(layout: Layout) -> None:
     assert count == 1
     write(fragment, text)
     devices = [config.device_file(layout, index) for index in range(2)]
-    kept = [line for line in gres.read_text().splitlines() if f"NodeName={CPU_NODE} " not in line]
+    alone = gres.read_text().replace(f"NodeName={CPU_NODE},{FIRST_NODE} ", f"NodeName={FIRST_NODE} ")
+    kept = [line for line in alone.splitlines() if f"NodeName={CPU_NODE} " not in line]
     old = [f"NodeName={CPU_NODE} Name=gpu Type=h200 File={device}" for device in devices]
     old += [f"NodeName={CPU_NODE} Name=shard Count=8 File={device}" for device in devices]
     write(gres, "\n".join([*kept, *old]) + "\n")

@@ -17,7 +17,10 @@ from hami_hpc.node.config import Settings, parse_settings
 from hami_hpc.node.qos_settings import read_qos
 from hami_hpc.node.quota_settings import read_quotas
 from hami_hpc.render.defaults import check_defaults
+from hami_hpc.render.marks import block
 from hami_hpc.render.offer import make_offer
+from hami_hpc.render.tenants import of_node
+from hami_hpc.slurm.lines import parse_line
 
 SIZES = {"10 GPUs": 8, "100 GPUs": 96, "500 GPUs": 512}
 H200_MIB = 143156
@@ -59,6 +62,15 @@ def test_the_gres_beside_them_is_what_render_writes(settings: Settings, gpus: in
     )
     offer = make_offer(settings.site(), node)
     assert f"Gres={offer.gres} \\\n    Feature={','.join(offer.features)}\n" in text_of("docs/admin.md"), gpus
+
+
+def test_the_tenants_beside_them_are_what_render_writes() -> None:
+    settings = ADMIN[list(SIZES).index("100 GPUs")]
+    node = make_inventory([Device(n, f"GPU-{n}", "NVIDIA H200", H200_MIB) for n in range(8)], settings.gpu_models)
+    (line,) = re.findall(r"^PartitionName=gpu Nodes=gpu\[01-12\].*", text_of("docs/admin.md"), re.MULTILINE)
+    lines = [parse_line("slurm.conf", 1, line.rstrip("\\"))]
+    text = of_node(settings, make_offer(settings.site(), node), "gpu01", (), lines)
+    assert block("gpu[01-12]", text) in text_of("docs/admin.md")
 
 
 def test_the_quotas_are_accepted_and_guarantee_no_more_than_there_is(tmp_path: Path) -> None:

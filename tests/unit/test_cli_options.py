@@ -83,6 +83,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "PDF beside HTML": ("--pdf", frozenset({"invoice"})),
     "lines at most": ("--limit", frozenset({"efficiency"})),
     "differences from what is there": ("--diff", frozenset({"render", "forget-node"})),
+    "who may land where": ("--tenants", frozenset({"render"})),
     "replace edited files": ("--force", frozenset({"render", "forget-node"})),
     "the node's GPUs": ("--gpus", frozenset({"render"})),
     "more of the NodeName line": ("--node-parameters", frozenset({"render"})),

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mig_models import NAMES, profiles_of
 
-from hami_hpc.core.mig_layout import Instance, Profile, by_size, choose_start, covering, legal_starts, slices, whole
+from hami_hpc.core.mig_layout import (
+    Instance,
+    Layout,
+    Profile,
+    by_size,
+    choose_start,
+    covering,
+    legal_starts,
+    slices,
+    whole,
+)
 
 H200 = profiles_of("h200")
 BY_NAME = {profile.name: profile for profile in H200}
@@ -107,6 +117,31 @@ def test_small_instances_are_placed_where_they_take_no_large_ones_place() -> Non
 def test_of_starts_with_as_many_placements_the_one_with_more_sets_is_chosen() -> None:
     # After slice 6 as many placements remain, but none of a 3g beside others: 14 sets and not 18.
     assert choose_start(BY_NAME["1g.18gb"], H200, taken_by(("2g.35gb", 0))) == 3
+
+
+def by_trying(rows: tuple[Profile, ...], compute: int, taken: int) -> set[tuple[int, ...]]:
+    """Every set of instances that fits, by trying each placement after each other."""
+    found = {(0,) * len(rows)}
+    for index, row in enumerate(rows):
+        for start in row.starts if row.compute_slices <= compute else ():
+            if not slices(start, row.size) & taken:
+                for rest in by_trying(rows, compute - row.compute_slices, taken | slices(start, row.size)):
+                    found.add((*rest[:index], rest[index] + 1, *rest[index + 1 :]))
+    return found
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 4), st.sets(st.integers(0, 4), min_size=1)), min_size=1, max_size=3
+    ),
+    st.integers(0, 255),
+    st.integers(0, 7),
+)
+def test_the_sets_of_instances_are_those_that_trying_all_placements_finds(
+    rows: list[tuple[int, int, set[int]]], taken: int, compute: int
+) -> None:
+    profiles = made_up(*((need, size, tuple(starts)) for need, size, starts in rows))
+    assert Layout(profiles, 7).sets(taken, compute) == by_trying(profiles, 7 - compute, taken)
 
 
 def test_only_offered_profiles_count_for_later() -> None:

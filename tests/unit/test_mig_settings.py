@@ -26,7 +26,7 @@ from hami_hpc.errors import NodeError, RequestError
 from hami_hpc.node import mig_settings
 from hami_hpc.node.config import Settings, load_settings
 from hami_hpc.render import files
-from hami_hpc.render.files import Renderer, Target
+from hami_hpc.render.files import Target, render_nodes
 from hami_hpc.render.offer import lua_text, make_offer, node_modes, site_table
 
 H200_MIB = 143156
@@ -227,7 +227,7 @@ def rendered(
         cgroup=False,
         static=static,
     )
-    return Renderer(settings, (Gpu(0, 0, "GPU-1", "h200", "h200", H200_MIB),), target).render()
+    return render_nodes(settings, [((Gpu(0, 0, "GPU-1", "h200", "h200", H200_MIB),), target)])
 
 
 def about_mig(out: files.Rendered) -> list[str]:

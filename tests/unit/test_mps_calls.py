@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from mps_testbed import PROGRAM, MpsNode
+from mps_testbed import OTHER_UID, PROGRAM, MpsNode
 from node_testbed import UUIDS
 
 from hami_hpc.node import mps_daemon, mps_processes, programs
@@ -152,4 +152,46 @@ def test_a_wait_ends_with_the_process(node: MpsNode) -> None:
     assert time.monotonic() - begin < 10.0
     killer.join()
     assert node.mps_epilog(7) == 0
+    node.assert_no_mps()
+
+
+def test_where_the_daemon_has_left_its_number_no_other_process_is_looked_at(
+    node: MpsNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert node.mps_prolog(7) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(mps_processes, "processes", lambda: pytest.fail("all processes were looked at"))
+        assert node.mps_prolog(8) == 0
+        assert node.mps_epilog(8) == 0
+    node.assert_one_daemon(7)
+    assert node.mps_epilog(7) == 0
+    node.assert_no_mps()
+
+
+@pytest.mark.parametrize("number", ["", "1", "0", "-1", "x", "9" * 40, "{self}", None])
+def test_a_number_that_is_not_the_daemons_is_not_believed(node: MpsNode, number: str | None) -> None:
+    """As of a driver that leaves none (535), or of a daemon that was killed and whose number another process has."""
+    assert node.mps_prolog(7) == 0
+    pid, note = node.pid(), Path(node.place().pipe) / mps_processes.PID_FILE
+    if number is None:
+        note.unlink()
+    else:
+        note.write_text(number.format(self=os.getpid()))
+    assert mps_processes.noted(node.place().pipe) == ()
+    assert node.mps_prolog(8) == 0
+    assert node.pid() == pid, "found among all processes, and kept"
+    node.assert_one_daemon(7, 8)
+    assert (node.mps_epilog(7), node.mps_epilog(8)) == (0, 0)
+    node.assert_no_mps()
+
+
+def test_the_daemon_of_another_user_is_not_taken_for_this_ones(node: MpsNode) -> None:
+    assert (node.mps_prolog(7), node.mps_prolog(8, uid=OTHER_UID)) == (0, 0)
+    first, other = node.pid(), node.pid(OTHER_UID)
+    (Path(node.place().pipe) / mps_processes.PID_FILE).write_text(str(other))
+    assert node.mps_prolog(9) == 0
+    assert (node.pid(), node.pid(OTHER_UID)) == (first, other)
+    assert (node.mps_epilog(7), node.mps_epilog(9)) == (0, 0)
+    assert node.pid(OTHER_UID) == other
+    assert node.mps_epilog(8, uid=OTHER_UID) == 0
     node.assert_no_mps()

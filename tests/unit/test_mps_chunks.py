@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami_hpc.node.mps_partitions import Listing, chunks_of, parse
+from hami_hpc.core.mps_chunks import Listing, chunks_of, parse
 
 UUID = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"
 FIRST, SECOND = "Dx4AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "D/79e/DgwYMDAAAAAAAAAAAAAAAAAAAAAAAA"

@@ -155,7 +155,7 @@ def test_without_partitions_jobs_have_percentages_as_before(node: MpsNode, lines
 def test_where_partitions_do_not_work_the_first_job_has_percentages_and_so_have_later_ones(
     node: MpsNode, monkeypatch: pytest.MonkeyPatch, lines: list[str], fault: str, why: str
 ) -> None:
-    monkeypatch.setattr(mps_partitions, "ANSWER_S", 0.7)
+    monkeypatch.setattr(mps_daemon, "STATIC_ANSWER_S", 0.7)
     monkeypatch.setattr(mps_daemon, "START_S", 2.0)
     node.fault(fault)
     assert start(node, 7, 50) == 0
@@ -255,7 +255,7 @@ def test_a_daemon_that_hangs_over_a_partition_sends_the_job_back_and_is_replaced
     node: MpsNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hami_hpc.stages.send_back.requeue", lambda *_: True)
-    monkeypatch.setattr(mps_partitions, "ANSWER_S", 0.7)
+    monkeypatch.setattr(mps_daemon, "STATIC_ANSWER_S", 0.7)
     monkeypatch.setattr(mps_daemon, "ANSWER_S", 0.7)
     assert start(node, 7, 50) == 0
     node.fault("sm_partition hang")

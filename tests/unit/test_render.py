@@ -26,6 +26,7 @@ FILES = [
     "hami-hpc-reconcile.service",
     "hami-hpc-reconcile.timer",
     "hami-hpc-agent.service",
+    "hami-hpc-tenants.txt",
     "hami_hpc_site.lua",
     "plugstack.conf",
     "plugstack.conf.d/hami-hpc.conf",

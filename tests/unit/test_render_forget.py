@@ -11,6 +11,7 @@ from test_render_site import merged, node, render, snapshot
 
 from hami_hpc.cli import main
 from hami_hpc.render.marks import is_ours
+from hami_hpc.slurm.lines import logical_lines, parse_line
 
 __all__ = ["node"]  # the fixture
 
@@ -28,7 +29,8 @@ def test_a_node_that_is_gone_is_forgotten(node: Node) -> None:
     )
     before = snapshot(etc)
     shown = forget(node, "node1", "--diff")
-    assert "-NodeName=node1 Name=vgpu_cores Count=200" in shown.output
+    assert "-NodeName=node[1-2,10] Name=vgpu_cores Count=200" in shown.output
+    assert "+NodeName=node[2,10] Name=vgpu_cores Count=200" in shown.output
     assert snapshot(etc) == before
     done = forget(node, "node1")
     assert done.exit_code == 3
@@ -37,8 +39,10 @@ def test_a_node_that_is_gone_is_forgotten(node: Node) -> None:
     for name in ("slurm-hami-hpc.conf", "hami-hpc-gres.conf"):
         text = (etc / name).read_text()
         assert is_ours(text)
-        assert re.findall(r"^# --- node (\S+)$", text, re.MULTILINE) == ["node10", "node2"]
-        assert "node1 " not in text
+        assert re.findall(r"^# --- node (\S+)$", text, re.MULTILINE) == ["node[2,10]"]
+        assert {name for line in logical_lines(text) for name in parse_line("", *line).get("NodeName").split()} == {
+            "node[2,10]"
+        }
     after = snapshot(etc)
     unknown = forget(node, "node9")
     assert (unknown.exit_code, unknown.output) == (0, f"note: nothing in {etc} names node9\n")

@@ -24,9 +24,9 @@ from hami_hpc.accounting.pricing.rates import (
     Terms,
 )
 from hami_hpc.accounting.pricing.toml_table import Table, each, refuse_overlaps
-from hami_hpc.accounting.sources.hostlist import HostlistError, expand
 from hami_hpc.accounting.store.geometry_file import Geometry
 from hami_hpc.contract import constants as contract
+from hami_hpc.core.hostlist import HostlistError, expand
 from hami_hpc.node.config import settings_path
 
 VERSION = 1

@@ -13,10 +13,11 @@ ROOT = Path(__file__).resolve().parents[3]
 ACCOUNTING = "hami_hpc.accounting"
 # errors.py and times.py lie beside the packages and are for all of them.
 LAYERS = ("errors", "times", "sources", "store", "pricing", "documents", "formats")
-# Of the rest of hami_hpc, accounting knows these: settings, the contract, the sizes of slices, and text for people.
+# Of the rest of hami_hpc, accounting knows settings, the contract, sizes of slices, host lists, and text for people.
 ALLOWED_OUTSIDE = (
     "hami_hpc.contract.constants",
     "hami_hpc.core.duration",
+    "hami_hpc.core.hostlist",
     "hami_hpc.core.sizes",
     "hami_hpc.errors",
     "hami_hpc.node.config",
