@@ -29,7 +29,7 @@ from hami_hpc.stages import common, turns
 
 PERIOD_S = 0.5  # while somebody is about to leave or to come, and where looks are rarer than decisions
 CALM_NS = 1_000_000_000  # else there is a decision in so much time, or at each look
-SETTLED_NS = 1_750_000_000  # or, while looks show nothing new, after so much: at each second look
+SETTLED_NS = 2_750_000_000  # or, while looks show nothing new, after so much: at each third look
 SECOND = 1_000_000_000
 MOST_LEFT = 8  # a job is off the GPU that holds no more than such a part of what it was granted
 NOTED_SLACK_MIB = 100  # by which NVML's numbers of one process differ from time to time

@@ -249,8 +249,8 @@ def calm(site: Site, monkeypatch: pytest.MonkeyPatch) -> Decisions:
     return decisions
 
 
-def test_while_all_that_are_off_the_gpu_wait_every_second_look_is_decided_upon(calm: Decisions) -> None:
-    assert sum(calm.look() for _ in range(20)) == 10
+def test_while_all_that_are_off_the_gpu_wait_every_third_look_is_decided_upon(calm: Decisions) -> None:
+    assert sum(calm.look() for _ in range(21)) == 7
 
 
 def quiet(calm: Decisions) -> None:
@@ -304,10 +304,11 @@ def test_work_that_only_looks_without_a_decision_show_is_use_of_the_gpu(calm: De
     assert site.order(FIRST) == c.SWAP_IN
 
 
-def test_a_turn_that_is_over_ends_at_the_second_look_at_the_latest(calm: Decisions) -> None:
+def test_a_turn_that_is_over_ends_at_the_third_look_at_the_latest(calm: Decisions) -> None:
     calm.site.busy = {FIRST}
-    calm.look(TURN_S)
-    calm.look()
+    calm.look(TURN_S - 3)
+    for _ in range(5):
+        calm.look()
     assert calm.site.order(FIRST) == c.SWAP_TURN
 
 
