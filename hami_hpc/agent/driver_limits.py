@@ -8,7 +8,6 @@ limited by its interposer before and without; where NVML lacks the functions, no
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -41,14 +40,18 @@ class DriverLimits:
         grants = {(one.grant.job_id, one.grant.created_unix_ns, one.grant.gpu_uuid): one.grant for one in slices}
         self._done = {run: done for run, done in self._done.items() if run in grants}
         self._later = {run: looks - 1 for run, looks in self._later.items() if run in grants and looks > 1}
+        # A requeued job has another cgroup of the same name, which its inode tells.
+        inodes = memory_limits.cgroups_of_jobs(self.node, self.root) if grants and not self.is_absent else {}
         for run, grant in grants.items():
             if self.is_absent:
                 return
+            inode = inodes.get(grant.job_id)
+            if inode is None or self._done.get(run) == (inode, grant.mem_mib):
+                continue
             if grant.mode in memory_limits.WITHOUT or run in self._later:
                 continue
             path = memory_limits.cgroup_of_job(self.node, grant.job_id, self.root)
-            inode = _inode(path) if path else 0
-            if not path or not inode or self._done.get(run) == (inode, grant.mem_mib):
+            if path is None:
                 continue
             problem = self._set(grant.gpu_uuid, path, (grant.mem_mib << 20) + self.slack_bytes)
             if problem is None:
@@ -75,11 +78,3 @@ class DriverLimits:
             self.is_absent = error.value == nvml.NVML_ERROR_FUNCTION_NOT_FOUND
             return "" if self.is_absent else str(error)
         return None if kept == hard_bytes else f"NVML shows {kept} bytes after {hard_bytes} were set"
-
-
-def _inode(path: str) -> int:
-    """Returns the cgroup's inode, 0 when it is gone. A requeued job has another cgroup of the same name."""
-    try:
-        return os.stat(path).st_ino
-    except OSError:
-        return 0

@@ -62,8 +62,10 @@ class Processes:
         """Returns start and knowledge of each process that still runs, by pid."""
         identities = [found for pid in sorted(set(pids)) if (found := self._identity(pid)) is not None]
         known = {one: self._next(one) for one in identities}
-        self._looks = {one: self._looks.get(one, -1) + 1 for one in identities}
-        strangers = [one for one, who in known.items() if who.job_id <= 0 and self._asked.get(one, 0) < ASK]
+        # Of the others all is known, until they execute another program, which makes another identity of them.
+        unsettled = [one for one, who in known.items() if who.job_id <= 0 or not who.has_interposer]
+        self._looks = {one: self._looks.get(one, -1) + 1 for one in unsettled}
+        strangers = [one for one in unsettled if known[one].job_id <= 0 and self._asked.get(one, 0) < ASK]
         listed = self.listed_pids() if strangers else {}
         self._asked = {one: times for one, times in self._asked.items() if one in known}
         if listed is not None:
@@ -72,7 +74,7 @@ class Processes:
             # Slurm does not list a process that has ended by then.
             unlisted = 0 if listed is not None and self._identity(one.pid) == one else -1
             known[one] = known[one]._replace(job_id=(listed or {}).get(one.pid, unlisted))
-        unread = [one for one in identities if not known[one].has_interposer and self._is_due(one)]
+        unread = [one for one in unsettled if not known[one].has_interposer and self._is_due(one)]
         for one, has_interposer in self._read_twice(unread).items():
             known[one] = known[one]._replace(has_interposer=has_interposer)
         self._known = known
@@ -109,7 +111,8 @@ class Processes:
         return now is not None and now.started == started
 
     def _identity(self, pid: int) -> Identity | None:
-        fields = self._stat(pid).rpartition(b")")[2].split(None, 26)
+        text = self._stat(pid)
+        fields = text[text.rfind(b")") + 1 :].split(None, 26)
         if len(fields) < 26 or fields[0] in b"ZX":  # ended
             return None
         return Identity(pid, int(fields[19]), (int(fields[23]), int(fields[25])))

@@ -40,6 +40,7 @@ from hami_hpc.node.fault_table import GpuFault
 
 SOON_S = 0.2  # until the look that confirms a suspicion
 LOCK = "lock"
+GC_OBJECTS = 20_000  # a look makes some thousands that live until the next one, none of them in a cycle
 LAST_HOOK_S = hooks.TIMEOUT_S + 1  # that the end waits for hooks which run
 SOURCE = "agent"
 
@@ -193,6 +194,7 @@ def run(settings: Settings, node: str) -> None:
         for repeated in beside:
             repeated.start()
         gc.freeze()  # what was imported stays: no collection goes through it again
+        gc.set_threshold(GC_OBJECTS)
         notify_systemd("READY=1")
         _look_until(end, wake, watcher, settings, own)
         for repeated in beside:

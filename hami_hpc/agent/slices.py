@@ -41,6 +41,7 @@ class _Job:
     gpu_job: GpuJob | None = None
     movable: frozenset[int] = frozenset()
     kept: dict[str, KeptFile] = field(default_factory=dict)
+    slices: dict[int, tuple[bytes, Slice]] = field(default_factory=dict)  # by number: what they were parsed from
 
 
 def _read(key: Key, directory: str) -> _Job:
@@ -53,13 +54,25 @@ def _read(key: Key, directory: str) -> _Job:
 def _is_movable(path: str) -> bool:
     """Returns whether root may order a slice's memory off the GPU. A record with c.SWAP_NEVER keeps that."""
     try:
-        return _order(KeptFile(path)) != c.SWAP_NEVER
+        return order(KeptFile(path)) != c.SWAP_NEVER
     except OSError:  # it has ended meanwhile
         return False
 
 
-def _order(file: KeptFile) -> int:
+def order(file: KeptFile) -> int:
+    """Returns where an open limits record says that its slice's memory shall be. Raises OSError."""
     return int.from_bytes(file.read(_ORDER_SIZE, _ORDER_AT), "little")
+
+
+def _head(file: KeptFile) -> bytes:
+    return file.read(c.USAGE_SIZE)
+
+
+def _parsed(grant: Grant, head: bytes, where: int) -> Slice:
+    counts = parse_usage_head(head)
+    if counts is None:
+        return Slice(grant, None, 0, 0, order=where)
+    return Slice(grant, counts.used_bytes, counts.oom_count, counts.device_oom_count, parse_delays(head), where)
 
 
 @dataclass
@@ -71,12 +84,22 @@ class Slices:
     # runs that were set aside, at the last look: job id and start
     ended: frozenset[tuple[int, int]] = frozenset()
     _jobs: dict[str, _Job] = field(default_factory=dict)
+    _listed: list[tuple[str, Key]] = field(default_factory=list)  # of which _jobs and _grants are
+    _grants: list[tuple[Grant, _Job]] = field(default_factory=list)  # in the order of the slices
 
     def look(self) -> tuple[tuple[Slice, ...], frozenset[int]]:
         """Returns the slices by job id and number, and the jobs that hold the whole node. Raises NodeError when the run
         directory cannot be listed."""
-        jobs: dict[str, _Job] = {}
         entries = self._entries()
+        if entries != self._listed or not all(job.settled for job in self._jobs.values()):
+            self._list(entries)
+        slices = [self._slice(job, grant) for grant, job in self._grants]
+        whole = [int(name) for name, job in self._jobs.items() if not job.grants and self._is_whole(name)]
+        return tuple(slices), frozenset(whole)
+
+    def _list(self, entries: list[tuple[str, Key]]) -> None:
+        """Reads the jobs that are new or have changed."""
+        jobs: dict[str, _Job] = {}
         self.ended = frozenset(
             run
             for name, _key in entries
@@ -87,11 +110,9 @@ class Slices:
                 directory = f"{job_dirs.jobs_dir(self.run_dir)}/{name}"
                 old = self._jobs.get(name)
                 jobs[name] = old if old is not None and old.settled and old.key == key else _read(key, directory)
-        self._jobs = jobs
-        slices = [self._slice(job, grant) for job in jobs.values() for grant in job.grants]
-        whole = (name for name, job in jobs.items() if not job.grants and self._is_whole(name))
-        slices.sort(key=lambda one: (one.grant.job_id, one.grant.slice_index))
-        return tuple(slices), frozenset(map(int, whole))
+        grants = [(grant, job) for job in jobs.values() for grant in job.grants]
+        grants.sort(key=lambda one: (one[0].job_id, one[0].slice_index))
+        self._jobs, self._grants, self._listed = jobs, grants, entries
 
     def gpu_jobs(self) -> tuple[GpuJob, ...]:
         """Returns the runs of the last look that the prolog noted as jobs with GPUs, by job id."""
@@ -102,14 +123,20 @@ class Slices:
         path = job_dirs.jobs_dir(self.run_dir)
         found = []
         try:
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    with suppress(FileNotFoundError):  # its epilog removed it
-                        found.append((entry.name, (entry.inode(), entry.stat(follow_symlinks=False).st_ctime_ns)))
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             return []
         except OSError as error:
             raise NodeError(f"{path} cannot be listed: {error.strerror}") from error
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    with suppress(FileNotFoundError):  # its epilog removed it
+                        found.append((entry.name, (entry.inode(), entry.stat(follow_symlinks=False).st_ctime_ns)))
+        except OSError as error:
+            raise NodeError(f"{path} cannot be listed: {error.strerror}") from error
+        finally:
+            os.close(folder)
         return found
 
     def _is_whole(self, name: str) -> bool:
@@ -121,22 +148,29 @@ class Slices:
         return Slice(grant, None, 0, 0) if job is None else self._slice(job, grant)
 
     def _slice(self, job: _Job, grant: Grant) -> Slice:
-        number, order = grant.slice_index, c.SWAP_NEVER
+        number, where = grant.slice_index, c.SWAP_NEVER
         if number in job.movable:
             with suppress(OSError):
-                order = self._read(job, grant, limits_file(number), _order)
+                where = self._read(job, grant, limits_file(number), order)
         try:
-            head = self._read(job, grant, usage_file(number), lambda file: file.read(c.USAGE_SIZE))
-            counts = parse_usage_head(head)
+            head = self._read(job, grant, usage_file(number), _head)
         except OSError:
-            counts = None
-        if counts is None:
-            return Slice(grant, None, 0, 0, order=order)
-        return Slice(grant, counts.used_bytes, counts.oom_count, counts.device_oom_count, parse_delays(head), order)
+            head = b""
+        old_head, old = job.slices.get(number, (None, None))
+        if old is not None and old_head == head and old.order == where and old.grant is grant:
+            return old
+        new = _parsed(grant, head, where)
+        job.slices[number] = head, new
+        return new
 
     def _read(self, job: _Job, grant: Grant, name: str, read: Callable[[KeptFile], T]) -> T:
         """Returns what `read` reads of a job's file, which stays open then. Raises OSError."""
-        file = job.kept.pop(name, None) or KeptFile(f"{job_dirs.job_dir(self.run_dir, grant.job_id)}/{name}")
+        file = job.kept.get(name)
+        if file is not None:
+            with suppress(OSError):
+                return read(file)
+            del job.kept[name]
+        file = KeptFile(f"{job_dirs.job_dir(self.run_dir, grant.job_id)}/{name}")
         content = read(file)
         if len(self._jobs) <= KEPT_MAX:
             job.kept[name] = file

@@ -12,8 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-
-from hami_hpc.core.values import NamedTuple
+from typing import NamedTuple
 
 WAIT_S = 0.3  # how long a look waits for all of its reads
 STUCK_S = 1.0  # a read that takes longer is left to its thread, and another thread goes on

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hami_hpc.agent import slices
+from hami_hpc.agent.kept_file import KEPT_MAX, KeptFile
 from hami_hpc.agent.repeated import Repeated
 from hami_hpc.contract import constants as c
 from hami_hpc.core import residents, standing, swap
@@ -27,11 +29,13 @@ from hami_hpc.stages import common, turns
 
 PERIOD_S = 0.5  # while somebody is about to leave or to come, and where looks are rarer than decisions
 CALM_NS = 1_000_000_000  # else there is a decision in so much time, or at each look
+SETTLED_NS = 2_750_000_000  # or, while looks show nothing new, after so much: at each third look
 SECOND = 1_000_000_000
 MOST_LEFT = 8  # a job is off the GPU that holds no more than such a part of what it was granted
 NOTED_SLACK_MIB = 100  # by which NVML's numbers of one process differ from time to time
 FEW = 64  # programs of a job that is away that are asked each time; of more, so many each second
 OLD_NS = 30 * SECOND  # nothing is decided on what was seen before: NVML hangs. Looks are 10 s apart at most
+ESTIMATE_NS = 5 * SECOND
 QUIET_NS = 3 * SECOND  # without a sample of NVML's of its work, until a job's own processes are asked
 
 
@@ -50,6 +54,14 @@ class Known(NamedTuple):
     words: tuple[swap.Process, ...] = ()  # of its many programs, and until when they are not asked again
     words_until_ns: int = 0
     left_mib: int | None = None  # what it held at least since its memory had left; None: it has not, since the order
+
+
+class _Told(NamedTuple):
+    """Where the jobs of a GPU stand, and when and from what that was worked out."""
+
+    inputs: tuple[object, ...]
+    at_ns: int
+    standings: list[Standing]
 
 
 class Place(NamedTuple):
@@ -74,9 +86,13 @@ class TurnsTaken:
     is_moving: bool = False  # somebody is about to leave, or to come: looks should be frequent
     _known: dict[int, Known] = field(default_factory=dict)
     _last_look_ns: int = 0
+    _inputs: tuple[object, ...] = ()  # of the last look
+    _is_settled: bool = False  # at the last decision: who is off the GPU waits for it
     _decided_ns: int = 0
     _said: str = ""
     _own: Mapping[SliceKey, tuple[Process, ...]] = field(default_factory=dict)  # of the look that is decided upon
+    _records: dict[int, tuple[Grant, KeptFile]] = field(default_factory=dict)  # by job, of the looks' own grants
+    _told: dict[str, _Told] = field(default_factory=dict)  # by GPU
     _notes: TurnNotes = field(init=False)
     _kept: dict[int, Standing] | None = None  # what an earlier agent noted
 
@@ -90,14 +106,13 @@ class TurnsTaken:
             return ""
         if self._kept is None:
             self._kept = self._notes.kept()
-        self._own = by_slice(look)
-        grants = [one.grant for one in look.slices if one.grant.mode == "share" and one.grant.slice_count == 1]
-        self._remember(look, grants, now_ns)
+        grants = self._remember(look, now_ns)
         may_hold = {key: most for key, most in self.may_hold.items() if key[1] in look.silent}
         places: dict[str, Place] = {}
         given: dict[str, tuple[list[Grant], list[Order]]] = {}
         is_moving = False
         standings = [one for one in self.standings if one.gpu_uuid in look.silent]
+        is_settled = True
         for uuid in sorted({grant.gpu_uuid for grant in grants} - look.silent):
             here = [grant for grant in grants if grant.gpu_uuid == uuid]
             tenants = [self._tenant(look, grant, now_ns) for grant in here]
@@ -109,6 +124,7 @@ class TurnsTaken:
             waiting = sum(t.wants and t.order in (c.SWAP_TURN, c.SWAP_WAIT) for t in tenants)
             places[uuid] = Place(residents.level(tenants, total_mib, others), waiting)
             is_moving = is_moving or bool(orders) or any(not t.is_on and not t.is_away for t in tenants)
+            is_settled = is_settled and all(t.is_on or t.wants for t in tenants)
             given |= {uuid: (here, orders)} if orders else {}
             standings += self._standings(here, standing.after(tenants, orders), others, now_ns)
         comes = {order.job_id for _here, orders in given.values() for order in orders}
@@ -116,6 +132,7 @@ class TurnsTaken:
         self.may_hold = {key: most for key, most in may_hold.items() if key[0] not in comes}
         before, self.standings = {one.job_id: one for one in self.standings}, tuple(standings)
         begins, self.places, self.is_moving = is_moving and not self.is_moving, places, is_moving
+        self._is_settled = is_settled
         # Who has left is noted before others have their place, and no more once it may come back itself.
         comes = {
             order.job_id for _here, orders in given.values() for order in orders if order.order in standing.ON_ORDERS
@@ -133,26 +150,40 @@ class TurnsTaken:
         self._notes.update({one: uids[one.job_id] for one in away})
 
     def if_due(self) -> str:
-        """Does the same, unless nothing is new since the last time, which is not long ago; returns what it returned."""
+        """Does the same, unless nothing is new since the last time, which is not long ago; returns what it returned.
+        Nothing is new in a look either that shows the same jobs with the same orders, silent GPUs and memory of each
+        job, while each job that is off the GPU waits for it: then only time has passed."""
         look, now_ns = self.seen(), self.boot_ns()
-        is_calm = not self.is_moving and look is not None and look.boot_ns == self._last_look_ns
-        if not (is_calm and 0 <= now_ns - self._decided_ns < CALM_NS):
-            self._decided_ns = now_ns
-            self._said = self.once()
+        rest_ns = SETTLED_NS if self._is_settled else CALM_NS
+        if self.is_moving or look is None or not 0 <= now_ns - self._decided_ns < rest_ns:
+            return self._decide(now_ns)
+        if look.boot_ns != self._last_look_ns:
+            before = self._inputs
+            self._remember(look, now_ns)  # who used the GPU
+            if not self._is_settled or self._inputs != before:
+                return self._decide(now_ns)
+        return self._said
+
+    def _decide(self, now_ns: int) -> str:
+        self._decided_ns = now_ns
+        self._said = self.once()
         return self._said
 
     def _used(self, keys: Iterable[SliceKey]) -> int:
         """Returns the MiB that NVML showed of these jobs' processes."""
         return sum(process.used_bytes for key in keys for process in self._own[key]) // MIB
 
-    def _remember(self, look: Look, grants: Iterable[Grant], now_ns: int) -> None:
-        """Notes each run's order as its record has it now, and whether it used the GPU since the last look."""
+    def _remember(self, look: Look, now_ns: int) -> list[Grant]:
+        """Notes each run's order as its record has it now, and whether it used the GPU since the last look. Returns the
+        slices that take part in turns."""
+        self._own = by_slice(look)
+        grants = [one.grant for one in look.slices if one.grant.mode == "share" and one.grant.slice_count == 1]
         busy = {key: sum(p.busy_ns for p in processes) for key, processes in self._own.items()}
         is_new_look = look.boot_ns != self._last_look_ns
         self._last_look_ns = look.boot_ns
         known = {}
         for grant in grants:
-            order = swapped.order_of(self.settings.run_dir, grant.job_id)
+            order = self._order_of(grant)
             old = self._known.get(grant.job_id)
             if old is None or old.created_unix_ns != grant.created_unix_ns:
                 old = Known(grant.created_unix_ns, order, now_ns, now_ns)
@@ -164,6 +195,25 @@ class TurnsTaken:
                 old = self._heard(grant, old, now_ns)
             known[grant.job_id] = old
         self._known = known
+        self._records = {job_id: self._records[job_id] for job_id in known if job_id in self._records}
+        used = {key: sum([process.used_bytes for process in own]) for key, own in self._own.items()}
+        self._inputs = (grants, [one.order for one in known.values()], look.silent, used)
+        return grants
+
+    def _order_of(self, grant: Grant) -> int:
+        """Returns the order in a job's record, which stays open while the looks have the same grant: they make another
+        one when anything but the orders changed in the job's directory."""
+        kept = self._records.get(grant.job_id)
+        try:
+            if kept is not None and kept[0] is grant:
+                return slices.order(kept[1])
+            file = KeptFile(f"{job_dirs.job_dir(self.settings.run_dir, grant.job_id)}/{c.FILE_JOB_LIMITS}")
+            if len(self._records) < KEPT_MAX:
+                self._records[grant.job_id] = grant, file
+            return slices.order(file)
+        except OSError:  # it has ended meanwhile
+            self._records.pop(grant.job_id, None)
+            return c.SWAP_NEVER
 
     def _heard(self, grant: Grant, known: Known, now_ns: int) -> Known:
         """Asks the job's own processes, of which one may use too little for NVML to show. A lie wins a full turn."""
@@ -234,15 +284,23 @@ class TurnsTaken:
     def _standings(
         self, here: Sequence[Grant], tenants: Sequence[Tenant], others_mib: int, now_ns: int
     ) -> list[Standing]:
-        """Returns where the jobs of one GPU stand, for people."""
+        """Returns where the jobs of one GPU stand, for people. While only time passes, that is worked out once in
+        ESTIMATE_NS."""
         known = {grant.job_id: self._known[grant.job_id] for grant in here}
         moments = {
             job_id: standing.Moment(one.created_unix_ns, one.since_ns, one.asked_ns, one.why, one.left_mib)
             for job_id, one in known.items()
         }
+        uuid = here[0].gpu_uuid
+        inputs = (others_mib, moments, [standing.timeless(tenant) for tenant in tenants])
+        told = self._told.get(uuid)
+        if told is not None and told.inputs == inputs and 0 <= now_ns - told.at_ns < ESTIMATE_NS:
+            return told.standings
         placed = standing.places(tenants, here[0].gpu_total_mib, others_mib, self.settings.turn_s)
-        old = {one.job_id: one for one in self.standings}
-        return standing.standings(here[0].gpu_uuid, tenants, placed, moments, old, now_ns)
+        old = {one.job_id: one for one in self.standings if one.gpu_uuid == uuid}
+        found = standing.standings(uuid, tenants, placed, moments, old, now_ns)
+        self._told[uuid] = _Told(inputs, now_ns, found)
+        return found
 
     def _give(self, here: Sequence[Grant], orders: Sequence[Order], now_ns: int) -> str:
         """Writes the orders. One that cannot be written is decided upon again. Returns "", or what is wrong."""

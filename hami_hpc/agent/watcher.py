@@ -38,6 +38,7 @@ from hami_hpc.core.watch import (
     SliceKey,
     Suspicion,
     Throttle,
+    by_job_and_gpu,
     by_slice,
     is_uncounted,
     judge,
@@ -145,7 +146,8 @@ class Watcher:
         held = self._held(processes, slices, whole, noted, gpu_looks)
         may_hold = {} if self.turns is None else self.turns.may_hold
         silent = frozenset(one.gpu.uuid for one in gpu_looks if one.state != OK)
-        look = self._recounted(Look(boot_ns, processes, slices, whole, held, may_hold=may_hold, silent=silent))
+        own = by_job_and_gpu(processes)
+        look = self._recounted(Look(boot_ns, processes, slices, whole, held, may_hold=may_hold, silent=silent, own=own))
         suspicions = [*judge(look, self.settings.limits), *self._time.judge(look)]
         wanted = [one for one in suspicions if self.settings.actions[one.kind] is not Action.IGNORE]
         for incident in self._incidents.update(boot_ns, wanted):
@@ -238,6 +240,8 @@ class Watcher:
         by_note = {one.job_id: frozenset(one.gpus) for one in noted}
         jobs = frozenset(one.job_id for one in processes if one.job_id > 0) - with_slice - whole
         self.slurm.forget_but(jobs | by_note.keys())
+        if not jobs:
+            return {}
         uuids = self.by_index({one.gpu.slurm_index: one.gpu.uuid for one in gpu_looks})
         held: dict[int, frozenset[str] | None] = {}
         for job_id in jobs:
@@ -251,8 +255,10 @@ class Watcher:
     def _recounted(self, look: Look) -> Look:
         """Returns the look with the most that each suspicious slice counts within some milliseconds. Programs take and
         give memory between the moment of NVML's number and that of their own."""
-        counts = {slice_key(one.grant): one for one in look.slices}
         own, limits = by_slice(look), self.settings.limits
+        if not any(is_uncounted(one, own.get(slice_key(one.grant), ()), limits) for one in look.slices):
+            return look
+        counts = {slice_key(one.grant): one for one in look.slices}
         for _ in range(RECOUNTS):
             suspects = [one for one in counts.values() if is_uncounted(one, own.get(slice_key(one.grant), ()), limits)]
             if not suspects:
@@ -313,9 +319,11 @@ class Watcher:
         self, look: Look, gpu_looks: Iterable[GpuLook], suspicions: Iterable[Suspicion]
     ) -> dict[SliceKey, int]:
         """Returns, by slice, the allocations that its GPU refused since the last look because another took too much."""
+        takers = [one for one in suspicions if one.kind in TAKES_FROM_OTHERS]
+        if not takers:
+            return {}
         before = {slice_key(one.grant): one for one in self._last[1].slices} if self._last else {}
         free = {one.gpu.uuid: one.total_bytes - one.used_bytes for one in gpu_looks if one.state == OK}
-        takers = [one for one in suspicions if one.kind in TAKES_FROM_OTHERS]
         counts = {}
         for one in look.slices:
             grant = one.grant

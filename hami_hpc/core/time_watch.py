@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 from hami_hpc.core.watch import SECOND, Kind, Look, SliceKey, Suspicion, by_slice, slice_key
 
@@ -32,7 +30,8 @@ class TimeWatch:
         own = by_slice(look)
         for one in look.slices:
             grant = one.grant
-            is_away = self._is_long_away(look, slice_key(grant))  # it has no part in the GPU's time then
+            # It has no part in the GPU's time then.
+            is_away = bool(look.may_hold) and self._is_long_away(look, slice_key(grant))
             if grant.policy != "cap" and not is_away:
                 continue
             key = (grant.job_id, grant.created_unix_ns, grant.gpu_uuid)
@@ -55,7 +54,7 @@ class TimeWatch:
                     f"{over[1] / SECOND:.1f} s; its share is {over[2]:.0f} %"
                 )
                 yield Suspicion(Kind.TIME_OVER, grant.job_id, 0, grant.gpu_uuid, processes, text)
-        for key in self._history.keys() - live:
+        for key in [key for key in self._history if key not in live]:
             del self._history[key]
             del self._shares[key]
         self._away_ns = {key: ns for key, ns in self._away_ns.items() if key in look.may_hold}
@@ -70,10 +69,11 @@ def _time_over(past: deque[tuple[int, int, float]]) -> tuple[float, int, float] 
     when none does."""
     now, used, allowed = past[-1]
     for window, points in TIME_WINDOWS:
-        older = bisect_right(past, now - window, key=itemgetter(0))
-        if not older:
+        if past[0][0] > now - window:
             return None
-        then, used_then, allowed_then = past[older - 1]
+        is_first = past[1][0] > now - window  # as it mostly is for the longest window
+        older = past[0] if is_first else next(one for one in reversed(past) if one[0] <= now - window)
+        then, used_then, allowed_then = older
         percent = (used - used_then) / (now - then) * 100
         share = (allowed - allowed_then) / (now - then) * 100
         if percent > share + points:

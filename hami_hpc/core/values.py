@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from typing import NamedTuple as NamedTuple
 else:
     try:
-        from _operator import itemgetter  # operator's own, without the rest of that module
+        from _collections import _tuplegetter as getter  # that of collections.namedtuple, without the rest of it
     except ImportError:
         from operator import itemgetter
+
+        def getter(index, _doc):
+            return property(itemgetter(index))
 
     class NamedTuple(tuple):
         """Base of immutable records: a subclass names its fields by annotations, with defaults for the last ones."""
@@ -24,7 +27,7 @@ else:
             cls._names = frozenset(cls._fields)
             cls._defaults = {name: cls.__dict__[name] for name in cls._fields if name in cls.__dict__}
             for index, name in enumerate(cls._fields):
-                setattr(cls, name, property(itemgetter(index)))
+                setattr(cls, name, getter(index, None))
 
         def __new__(cls, *values, **named):
             """Raises TypeError when a field is missing, unknown or given twice."""
@@ -50,4 +53,7 @@ else:
 
         def _replace(self, **named):
             """Returns a copy with other values. Raises TypeError for an unknown field."""
-            return type(self)(**(self._asdict() | named))
+            values = [named.pop(name, value) for name, value in zip(self._fields, self, strict=True)]
+            if named:
+                raise TypeError(f"{type(self).__name__}: fields unknown: {sorted(named)}")
+            return tuple.__new__(type(self), values)

@@ -126,6 +126,7 @@ class Look(NamedTuple):
     ended: frozenset[tuple[int, int]] = frozenset()
     may_hold: Mapping[SliceKey, int] = {}  # bytes, of slices whose memory is on the host
     silent: frozenset[str] = frozenset()  # GPUs that did not answer, of which nothing was seen
+    own: Mapping[SliceKey, tuple[Process, ...]] | None = None  # the processes by job and GPU; None: not sorted yet
 
 
 class Limits(NamedTuple):
@@ -156,8 +157,11 @@ def judge(look: Look, limits: Limits) -> Iterator[Suspicion]:
     of_job: dict[int, list[Grant]] = {}
     for one in look.slices:
         of_job.setdefault(one.grant.job_id, []).append(one.grant)
+    keys = {slice_key(one.grant) for one in look.slices}
     for process in look.processes:
         job_id, gpu = process.job_id, process.gpu_uuid
+        if process.has_interposer is not False and (job_id, gpu) in keys:
+            continue  # as it should be, which nearly all are
         grants = of_job.get(job_id, [])
         if job_id in look.whole or job_id < 0:
             continue
@@ -182,30 +186,32 @@ def judge(look: Look, limits: Limits) -> Iterator[Suspicion]:
             yield Suspicion(Kind.NO_INTERPOSER, job_id, process.pid, gpu, (process,), text)
     own = by_slice(look)
     for one in look.slices:
-        processes = own.get(slice_key(one.grant), ())
-        yield from _memory(one, processes, limits)
-        yield from _came_back(one.grant, processes, look.may_hold.get(slice_key(one.grant)), limits)
-        yield from _too_many(one.grant, processes)
+        key = slice_key(one.grant)
+        processes = own.get(key)
+        if processes is not None:
+            used = sum([process.used_bytes for process in processes])
+            yield from _memory(one, processes, used, limits)
+            yield from _came_back(one.grant, processes, used, look.may_hold.get(key), limits)
+            yield from _too_many(one.grant, processes)
 
 
 def is_uncounted(one: Slice, processes: tuple[Process, ...], limits: Limits) -> bool:
     """Returns whether a slice's processes hold more than they counted themselves, where they count."""
     if one.grant.mode in WITHOUT_INTERPOSER:
         return False
-    used = sum(process.used_bytes for process in processes)
+    used = sum([process.used_bytes for process in processes])
     return one.accounted_bytes is not None and used > one.accounted_bytes + limits.memory_slack_bytes
 
 
-def _memory(one: Slice, processes: tuple[Process, ...], limits: Limits) -> Iterator[Suspicion]:
+def _memory(one: Slice, processes: tuple[Process, ...], used: int, limits: Limits) -> Iterator[Suspicion]:
     grant = one.grant
     if grant.mode in WITHOUT_INTERPOSER:
         return
-    used = sum([process.used_bytes for process in processes])
     limit = grant.mem_mib * MIB
     if used > limit + limits.memory_slack_bytes:
         text = f"job {grant.job_id} holds {used // MIB} MiB of GPU {grant.gpu_uuid}; granted are {grant.mem_mib} MiB"
         yield Suspicion(Kind.MEMORY_OVER, grant.job_id, 0, grant.gpu_uuid, processes, text)
-    if one.accounted_bytes is None or not is_uncounted(one, processes, limits):
+    if one.accounted_bytes is None or used <= one.accounted_bytes + limits.memory_slack_bytes:
         return
     if not any(process.has_interposer is False for process in processes):  # NO_INTERPOSER says the same, and who
         text = (
@@ -216,10 +222,9 @@ def _memory(one: Slice, processes: tuple[Process, ...], limits: Limits) -> Itera
 
 
 def _came_back(
-    grant: Grant, processes: tuple[Process, ...], may_hold: int | None, limits: Limits
+    grant: Grant, processes: tuple[Process, ...], used: int, may_hold: int | None, limits: Limits
 ) -> Iterator[Suspicion]:
     """Yields a slice that holds more than it did when its memory had left, though its turn has not come."""
-    used = sum([process.used_bytes for process in processes])
     if may_hold is not None and used > may_hold + limits.memory_slack_bytes:
         text = (
             f"job {grant.job_id} holds {used // MIB} MiB of GPU {grant.gpu_uuid}; until its turn comes it may hold "
@@ -246,12 +251,16 @@ def slice_key(grant: Grant) -> SliceKey:
     return (grant.job_id, grant.gpu_uuid)
 
 
-def by_slice(look: Look) -> dict[SliceKey, tuple[Process, ...]]:
+def by_slice(look: Look) -> Mapping[SliceKey, tuple[Process, ...]]:
     """Returns the processes of each job on each GPU; none where a job has none."""
+    return by_job_and_gpu(look.processes) if look.own is None else look.own
+
+
+def by_job_and_gpu(processes: Iterable[Process]) -> dict[SliceKey, tuple[Process, ...]]:
     found: dict[SliceKey, list[Process]] = {}
-    for process in look.processes:
+    for process in processes:
         found.setdefault((process.job_id, process.gpu_uuid), []).append(process)
-    return {key: tuple(processes) for key, processes in found.items()}
+    return {key: tuple(own) for key, own in found.items()}
 
 
 class Incident(NamedTuple):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, NamedTuple
 
 ROOT = "/sys/fs/cgroup"
 SCOPES = ("{node}_slurmstepd.scope", "slurmstepd.scope")  # the first where slurmd was built for several on a host
 SET, GET = "nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"
+JOB = "job_"
 WITHOUT = frozenset({"mig"})  # modes of isolation whose GPUs NVML takes no limits for
 UNLIMITED = (1 << 64) - 1
 
@@ -37,7 +39,7 @@ def cgroup_of_job(node: str, job_id: int, root: str = ROOT) -> str | None:
     slurmstepd makes it before the job's first process. No user can make one there: the folders above are root's.
     """
     for scope in SCOPES:
-        path = f"{root}/system.slice/{scope.format(node=node)}/job_{job_id}"
+        path = f"{root}/system.slice/{scope.format(node=node)}/{JOB}{job_id}"
         try:
             status = os.lstat(path)
         except OSError:
@@ -45,6 +47,19 @@ def cgroup_of_job(node: str, job_id: int, root: str = ROOT) -> str | None:
         if stat.S_ISDIR(status.st_mode) and status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022:
             return path
     return None
+
+
+def cgroups_of_jobs(node: str, root: str = ROOT) -> dict[int, int]:
+    """Returns the inode of what has the name of each job's cgroup on this node, by job id, without a look at it:
+    `cgroup_of_job` says whether it is one."""
+    found: dict[int, int] = {}
+    for scope in reversed(SCOPES):
+        with suppress(OSError), os.scandir(f"{root}/system.slice/{scope.format(node=node)}") as entries:
+            for entry in entries:
+                number = entry.name[len(JOB) :]
+                if entry.name.startswith(JOB) and number.isascii() and number.isdigit():
+                    found[int(number)] = entry.inode()
+    return found
 
 
 def set_hard(nvml: ModuleType, handle: Any, cgroup: str, hard_bytes: int) -> None:

@@ -99,6 +99,29 @@ def test_a_process_without_a_cgroup_of_slurms_is_the_job_that_slurm_says(sleeper
     assert asked.times == 1
 
 
+def test_slurm_is_asked_again_about_a_stranger_that_has_the_interposer(library: Path) -> None:
+    asked = Asked({})
+    processes = Processes(asked)
+    with python(load(library)) as process:
+        ((_, known),) = processes.look([process.pid]).values()
+        assert (known.job_id, known.has_interposer) == (0, True)
+        asked.listed = {process.pid: 12}
+        ((_, known),) = processes.look([process.pid]).values()
+        assert (known.job_id, known.has_interposer) == (12, True)
+
+
+def test_a_jobs_process_without_the_interposer_is_read_again(library: Path) -> None:
+    with python(f"THEN{load(library)}\nprint(2, flush=True)\ninput()") as process:
+        processes = Processes(Asked({process.pid: 12}))
+        assert has_interposer(process, processes) is False
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "2\n"
+        assert has_interposer(process, processes) is True
+
+
 def test_slurm_is_asked_about_a_stranger_a_few_times_only(sleeper: subprocess.Popen[str]) -> None:
     asked = Asked({})
     processes = Processes(asked)

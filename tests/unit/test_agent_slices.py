@@ -19,7 +19,7 @@ from hami_hpc.core.job_sums import JobSums, merged
 from hami_hpc.core.time_watch import TimeWatch
 from hami_hpc.core.watch import MIB, SECOND, Limits, Process, Slice, judge
 from hami_hpc.metrics.samples import newest_runs
-from hami_hpc.node import agent_file, boot, history_file, job_dirs, memory_limits
+from hami_hpc.node import agent_file, boot, history_file, job_dirs
 from hami_hpc.stages.prolog import main as prolog_main
 
 JOB = 9
@@ -163,8 +163,8 @@ def test_its_time_line_is_of_all_its_gpus(bench: Bench, pid: int) -> None:
 
 def test_the_driver_gets_a_limit_for_each_gpu(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_on: list[tuple[str, int]] = []
-    monkeypatch.setattr(memory_limits, "cgroup_of_job", lambda *_: str(tmp_path))
-    limits = DriverLimits("n1", 0, lambda _uuid: None, lambda _text: None)
+    (tmp_path / f"system.slice/slurmstepd.scope/job_{JOB}").mkdir(parents=True)
+    limits = DriverLimits("n1", 0, lambda _uuid: None, lambda _text: None, str(tmp_path))
     monkeypatch.setattr(limits, "_set", lambda uuid, _path, hard: set_on.append((uuid, hard)))
     own = [Slice(grant, 0, 0, 0) for grant in job_dirs.read_grants(str(bench.node.jobs / str(JOB)))]
     limits.apply(own)

@@ -25,7 +25,7 @@ CORE = [*sorted((ROOT / "hami_hpc/core").glob("*.py")), *(ROOT / f"hami_hpc/{nam
 PLACEHOLDERS = set(errors.Refusal.__slots__)
 # Modules of the standard library that read no clock, file, environment or process, and our own pure ones.
 PURE_NAMES = """
-__future__ _operator ast bisect collections contextlib dataclasses decimal enum fractions functools hashlib heapq
+__future__ _collections ast bisect collections contextlib dataclasses decimal enum fractions functools hashlib heapq
 itertools json math operator re shlex string struct typing unicodedata
 """
 PURE = frozenset(PURE_NAMES.split())
