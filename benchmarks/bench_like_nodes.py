@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -71,12 +70,7 @@ def variants(layout: Layout) -> dict[str, Path]:
     }
     found = {}
     for number, (name, change) in enumerate(changes.items()):
-        etc = layout.public / f"etc-like{number}"
-        shutil.rmtree(etc, ignore_errors=True)
-        shutil.copytree(layout.etc, etc)
-        for file in etc.rglob("*"):
-            if file.is_file():
-                file.write_text(file.read_text().replace(f"{layout.etc}/", f"{etc}/"))
+        etc = config.copy_for_clients(layout, f"like{number}")
         fragment = (etc / FRAGMENT).read_text()
         (etc / FRAGMENT).write_text(with_addresses(change(fragment)))
         found[name] = etc / "slurm.conf"

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from harness import jobs
+from harness import config, jobs
 from harness.layout import Layout
 
 USER = "games"
@@ -78,12 +78,7 @@ def children_s() -> float:
 
 def client_conf(layout: Layout, number: int, change: Callable[[Path], None]) -> Path:
     """Returns slurm.conf in a copy of the cluster's configuration that only clients read."""
-    etc = layout.public / f"etc-client{number}"
-    shutil.rmtree(etc, ignore_errors=True)
-    shutil.copytree(layout.etc, etc)
-    for file in etc.rglob("*"):
-        if file.is_file():
-            file.write_text(file.read_text().replace(f"{layout.etc}/", f"{etc}/"))
+    etc = config.copy_for_clients(layout, f"client{number}")
     change(etc)
     return etc / "slurm.conf"
 

@@ -49,7 +49,7 @@ _FIRST, _ROWS_SIZE, _ = c.USAGE_FIELDS["latency_buckets"]
 _COUNTS_AT = _FIRST + _ROWS_SIZE
 _END = sum(c.USAGE_FIELDS["floor_hit_count"][:2])
 _ROWS = struct.Struct(f"<{_ROWS_SIZE // 8}Q")
-_COUNTS = struct.Struct("<5Q")  # the other fields of Delays, which follow the rows in this order
+_COUNTS = struct.Struct(f"<{len(Delays._fields) - 1}Q")  # its other fields, which follow the rows in this order
 
 
 def parse_delays(data: bytes) -> Delays:

@@ -5,7 +5,6 @@ all other commands alone, whatever is wrong with Slurm's cli_filter/lua or its s
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,12 +21,7 @@ REFUSED_HERE = "hami_hpc: vgpu requests cannot be checked on this host"
 
 def client_conf(layout: Layout, name: str, change: Callable[[Path], object]) -> dict[str, str]:
     """Returns the variable that names slurm.conf in a changed copy of the configuration, which only clients read."""
-    etc = layout.public / f"etc-{name}"
-    shutil.rmtree(etc, ignore_errors=True)
-    shutil.copytree(layout.etc, etc)
-    for file in etc.rglob("*"):
-        if file.is_file():
-            file.write_text(file.read_text().replace(f"{layout.etc}/", f"{etc}/"))
+    etc = config.copy_for_clients(layout, name)
     change(etc)
     return {"SLURM_CONF": str(etc / "slurm.conf")}
 

@@ -273,6 +273,11 @@ def resized(grant: Grant) -> Grant:
     return grant._replace(mem_mib=grant.mem_mib - 1024)
 
 
+def assert_out(site: Site) -> None:
+    (own,) = (one for one in site.turns.standings if one.job_id == FIRST)
+    assert own.state == "out"
+
+
 def order(site: Site, job: int, value: int) -> None:
     offset, width, _kind = c.LIMITS_FIELDS["swap"]
     with Path(job_dirs.job_dir(site.node.settings.run_dir, job), c.FILE_JOB_LIMITS).open("r+b") as file:
@@ -325,8 +330,7 @@ def test_the_record_of_a_job_whose_directory_was_made_anew_is_read_and_not_the_o
     order(site, FIRST, c.SWAP_OUT)
     grants[FIRST] = grants[FIRST]._replace(model="read again")
     site.look()
-    (own,) = (one for one in site.turns.standings if one.job_id == FIRST)
-    assert own.state == "out"
+    assert_out(site)
 
 
 def test_an_order_is_seen_in_a_record_that_stays_open(site: Site) -> None:
@@ -336,8 +340,7 @@ def test_an_order_is_seen_in_a_record_that_stays_open(site: Site) -> None:
     site.look()
     order(site, FIRST, c.SWAP_OUT)
     site.look()
-    (own,) = (one for one in site.turns.standings if one.job_id == FIRST)
-    assert own.state == "out"
+    assert_out(site)
 
 
 def test_what_is_said_of_when_a_turn_comes_follows_what_changes_and_else_is_some_seconds_old(site: Site) -> None:

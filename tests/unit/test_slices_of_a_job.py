@@ -7,55 +7,17 @@ import json
 from pathlib import Path
 
 import pytest
-from node_testbed import GPU_MIB, UUIDS, Node, job_environment, names_in, pair_environment
+from node_testbed import GPU_MIB, UUIDS, Node, job_environment, names_in
+from slices_testbed import BOTH, SHOWN, Controller, epilog, prolog, refusal, rows
 
 from hami_hpc.contract import constants as c
-from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import USAGE_FILE_SIZE
 from hami_hpc.node import drain, job_dirs, usage_files
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.slurm import job_shards
-from hami_hpc.stages import common, send_back
+from hami_hpc.stages import send_back
 from hami_hpc.stages.epilog import main as epilog_main
-from hami_hpc.stages.prolog import main as prolog_main
 from hami_hpc.stages.reconcile import reconcile
-
-SHOWN = (
-    "JobId={job} JobName=a\n   TRES=cpu=1\n   JOB_GRES=shard:a:32,shard:b:32\n"
-    "     Nodes=n1 CPU_IDs=0 Mem=0 GRES={gres}\n"
-)
-BOTH = "shard:a:32(IDX:0),shard:b:32(IDX:1)"
-
-
-class Controller:
-    """A program in the place of scontrol and squeue, whose answer a test sets."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        folder.chmod(0o755)
-        self.answer = folder / "answer"
-        self.asked = folder / "asked"
-        self.write('cat "${0%/*}/answer"')
-        self.has_here(7)
-        self.shows(7, BOTH)
-
-    def write(self, body: str) -> None:
-        (self.folder / "scontrol").write_text(f'#!/bin/sh\necho "$*" >>"${{0%/*}}/asked"\n{body}\n')
-        (self.folder / "scontrol").chmod(0o755)
-
-    def has_here(self, *jobs: int) -> None:
-        """The jobs on this node, by squeue; asked for one job it says task 2 of array 5."""
-        listed = " ".join(map(str, jobs))
-        answer = f'case $* in *--nodelist*) printf "%s\\n" {listed};; *) echo "7 5 2";; esac'
-        (self.folder / "squeue").write_text(f'#!/bin/sh\necho "squeue $*" >>"${{0%/*}}/asked"\n{answer}\n')
-        (self.folder / "squeue").chmod(0o755)
-
-    def shows(self, job: int, gres: str) -> None:
-        self.answer.write_text(SHOWN.format(job=job, gres=gres))
-
-    def questions(self) -> list[str]:
-        return self.asked.read_text().splitlines() if self.asked.exists() else []
 
 
 @pytest.fixture
@@ -70,27 +32,6 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
     monkeypatch.setattr(job_shards, "BOUND_S", 1.0)
     monkeypatch.setattr(job_shards, "PAUSE_S", 0.05)
     return made
-
-
-def prolog(node: Node, job: int = 7, **more: str) -> int:
-    return prolog_main(node.arguments, pair_environment(job, **more))
-
-
-def epilog(node: Node, job: int = 7) -> int:
-    return epilog_main(node.arguments, pair_environment(job))
-
-
-def rows(node: Node) -> tuple[Grant, ...]:
-    ledger = common.open_ledger(node.settings)
-    try:
-        return ledger.grants()
-    finally:
-        ledger.close()
-
-
-def refusal(node: Node, job: int = 7) -> str:
-    path = node.jobs / str(job) / c.FILE_REFUSED
-    return path.read_text() if path.exists() else ""
 
 
 def test_each_slice_has_a_row_a_record_and_a_usage_file(node: Node, controller: Controller) -> None:

@@ -8,58 +8,23 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from watch_testbed import GPU, LIMITS, OTHER_GPU, grant, look, process, suspicion
 
-from hami_hpc.core.grant import Grant
 from hami_hpc.core.time_watch import TimeWatch
 from hami_hpc.core.watch import (
     AGAIN_NS,
     CLEAR_NS,
     GRACE_NS,
-    LONGEST_GAP_NS,
     MIB,
     SECOND,
     Incidents,
     Kind,
-    Limits,
     Look,
-    Process,
     Slice,
-    Suspicion,
     Throttle,
     judge,
     too_little_left,
 )
-
-GPU, OTHER_GPU = "GPU-1", "GPU-2"
-LIMITS = Limits(64 * MIB, frozenset({0}))
-
-
-def grant(job_id: int = 7, mem_mib: int = 1024, cores: int = 25, policy: str = "cap") -> Grant:
-    return Grant(job_id, 1000, GPU, 0, 100_000, "h200", mem_mib, cores, "std", policy, "share", 1)
-
-
-def process(pid: int = 100, job_id: int = 7, used_mib: int = 512, **more: object) -> Process:
-    values: dict[str, object] = {
-        "pid": pid,
-        "started": 1,
-        "uid": 1000,
-        "job_id": job_id,
-        "gpu_uuid": GPU,
-        "used_bytes": used_mib * MIB,
-        "busy_ns": 0,
-        "has_interposer": True,
-    }
-    return Process(**values | more)  # type: ignore[arg-type]
-
-
-def look(
-    *processes: Process,
-    slices: tuple[Slice, ...] | None = None,
-    whole: frozenset[int] = frozenset(),
-    held: dict[int, frozenset[str] | None] | None = None,
-    at: int = 0,
-) -> Look:
-    return Look(at, processes, (Slice(grant(), None, 0, 0),) if slices is None else slices, whole, held or {})
 
 
 def kinds(seen: Look) -> list[tuple[Kind, int, int]]:
@@ -156,10 +121,6 @@ def test_processes_that_began_after_as_many_as_may_use_a_slice_are_found(seen: L
 def test_a_finding_of_too_many_processes_says_how_many_and_why() -> None:
     (one,) = judge(look(process(1, used_mib=1), process(2, used_mib=1), slices=limited(1)), LIMITS)
     assert one.text == "job 7 has 2 processes on GPU GPU-1; class std allows 1 (max_processes)"
-
-
-def suspicion(kind: Kind = Kind.MEMORY_OVER, job_id: int = 7) -> Suspicion:
-    return Suspicion(kind, job_id, 0, GPU, (), "text")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if GRACE_NS[kind] and kind is not Kind.UNCOUNTED])
@@ -321,81 +282,10 @@ def test_what_is_not_counted_is_confirmed_by_five_looks() -> None:
     assert found == [False, False, False, False, True, False]
 
 
-def chain(kind: Kind, at: int, job_id: int = 7, uid: int = 1000) -> Suspicion:
-    """Returns the suspicion of the at-th of processes that follow one another."""
-    pid = 100 + at
-    return Suspicion(kind, job_id, pid, GPU, (process(pid, job_id, uid=uid),), "text")
-
-
-@pytest.mark.parametrize("kind", [Kind.NO_INTERPOSER, Kind.WRONG_GPU, Kind.NO_GRANT, Kind.NO_JOB])
-def test_processes_that_follow_one_another_are_found_although_each_ends_before_it_is_confirmed(kind: Kind) -> None:
-    incidents = Incidents()
-    step = SECOND // 5
-    job_id = 0 if kind is Kind.NO_JOB else 7
-    found = [(at, one) for at in range(60) for one in incidents.update(at * step, [chain(kind, at, job_id)])]
-    at, first = found[0]
-    assert first.is_new
-    assert first.suspicion.text == "text; processes like this one follow one another"
-    assert at * step <= GRACE_NS[kind] + 2 * SECOND
-    assert first.suspicion.processes[0].pid == 100 + at
-    assert first.suspicion.subject == (kind, job_id, 0 if job_id else -1001, GPU), "the job, or the user without one"
-    assert [one.is_new for _, one in found[1:]] == [False] * (len(found) - 1)
-    assert len(found) > 20  # whoever comes later is acted on at once
-
-
-def test_processes_that_follow_one_another_are_found_by_four_looks_however_long_these_take() -> None:
-    incidents = Incidents()
-    found = [bool(incidents.update(at * SECOND, [chain(Kind.NO_INTERPOSER, at)])) for at in range(4)]
-    assert found == [False, False, False, True]
-
-
-def test_users_without_a_job_are_not_one_chain() -> None:
-    incidents = Incidents()
-    for at in range(60):
-        assert not incidents.update(at * SECOND // 5, [chain(Kind.NO_JOB, at, 0, uid=1000 + at)])
-
-
-def test_a_process_that_stays_is_no_chain() -> None:
-    incidents = Incidents()
-    found = [one for at in range(60) for one in incidents.update(at * SECOND // 5, [chain(Kind.NO_INTERPOSER, 0)])]
-    assert {one.suspicion.pid for one in found} == {100}
-    assert sum(one.is_new for one in found) == 1
-
-
-def test_who_comes_after_a_killed_process_does_not_have_seconds_of_its_own() -> None:
-    incidents = Incidents()
-    first, second = (suspicion()._replace(processes=(process(pid),)) for pid in (100, 101))
-    assert not incidents.update(0, [first])
-    assert incidents.update(SECOND, [first])
-    assert not incidents.update(2 * SECOND, [])
-    assert not incidents.update(3 * SECOND, [second])
-    assert incidents.update(3 * SECOND + SECOND // 5, [second])
-
-
 def test_a_throttle_is_for_each_name() -> None:
     throttle = Throttle(2, SECOND)
     assert [throttle.admits("a", at) for at in (0, 1, 2, SECOND - 1, SECOND)] == [True, True, False, False, True]
     assert throttle.admits("b", 2)
-
-
-def test_a_chain_with_gaps_is_found_and_some_processes_now_and_then_are_none() -> None:
-    often, seldom = Incidents(), Incidents()
-    step = SECOND // 5
-    kind = Kind.NO_INTERPOSER
-    found = [at for at in range(60) if often.update(at * step, [chain(kind, at)] if at % 3 else [])]
-    assert found
-    assert found[0] * step <= 2 * SECOND + step
-    assert not any(seldom.update(at * step, [chain(kind, at)] if at % 4 == 0 else []) for at in range(600))
-
-
-def test_looks_before_and_after_a_pause_of_the_agent_are_not_consecutive() -> None:
-    incidents = Incidents()
-    assert not incidents.update(0, [suspicion()])
-    assert not incidents.update(60 * SECOND, [suspicion()])
-    assert incidents.update(60 * SECOND + SECOND // 2, [suspicion()])
-    slow = Incidents()
-    assert not slow.update(0, [suspicion()])
-    assert slow.update(LONGEST_GAP_NS, [suspicion()]), "as far apart as looks can be"
 
 
 def test_a_job_with_a_mig_instance_needs_no_interposer_and_is_limited_by_the_hardware() -> None:

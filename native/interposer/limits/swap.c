@@ -22,6 +22,7 @@
 #include "limits/launched.h"
 #include "limits/outstanding.h"
 #include "limits/transfer.h"
+#include "limits/trim.h"
 #include "region/process.h"
 
 #define MS 1000000ll
@@ -154,31 +155,13 @@ static uint64_t free_copied(void)
 	return bytes;
 }
 
-/* Gives back what the device's pools keep without need: nobody can copy what is not allocated. */
-static void trim_pools(const struct real_cuda *real, CUcontext context)
-{
-	CUcontext before;
-	CUdevice device;
-	CUmemoryPool pool;
-	if (!real->cuMemPoolTrimTo || !real->cuDeviceGetMemPool || !real->cuDeviceGetDefaultMemPool ||
-	    real->cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
-		return;
-	if (real->cuCtxGetDevice(&device) == CUDA_SUCCESS) {
-		if (real->cuDeviceGetMemPool(&pool, device) == CUDA_SUCCESS)
-			real->cuMemPoolTrimTo(pool, 0);
-		if (real->cuDeviceGetDefaultMemPool(&pool, device) == CUDA_SUCCESS)
-			real->cuMemPoolTrimTo(pool, 0);
-	}
-	real->cuCtxPopCurrent_v2(&before);
-}
-
 /* Moves the memory to the host, with the process's work held. Returns HAMI_SWAPPED_*. */
 static uint32_t move_held(const struct real_cuda *real, CUcontext context)
 {
 	if (!drained())
 		return HAMI_SWAPPED_BUSY;
 	if (context)
-		trim_pools(real, context);
+		hami_trim_pools(real, context);
 	uint32_t state = plan();
 	if (state == HAMI_SWAPPED_HOST && swap.count && !context)
 		return HAMI_SWAPPED_CONTEXTS;

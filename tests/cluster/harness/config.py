@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -223,6 +224,17 @@ StorageLoc=slurm_acct
 
 def _hostname() -> str:
     return socket.gethostname().partition(".")[0]
+
+
+def copy_for_clients(layout: Layout, name: str) -> Path:
+    """Returns a copy of the configuration, to be changed, that only those read who are given its slurm.conf."""
+    etc = layout.public / f"etc-{name}"
+    shutil.rmtree(etc, ignore_errors=True)
+    shutil.copytree(layout.etc, etc)
+    for file in etc.rglob("*"):
+        if file.is_file():
+            file.write_text(file.read_text().replace(f"{layout.etc}/", f"{etc}/"))
+    return etc
 
 
 def _stage_script(layout: Layout, stage: str) -> str:
