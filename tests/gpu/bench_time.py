@@ -8,6 +8,7 @@ With HAMI_CORE=/path/to/libvgpu.so (built by its own build.sh) caps, light and m
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import subprocess
 import sys
@@ -196,6 +197,39 @@ def latency() -> None:
     print("\nBest effort %: of what the latency-critical tenant leaves (native less the time of its requests alone).")
 
 
+TURN_CHANGES_US = (0, 16650, 33300, 50000)  # of three equal tenants, in the common round of 50 ms
+BEGINS_US = (-8400, -2300, -1200, -850, -300, 400, 860, 1100, 8400)  # between these, from the nearest change
+LONGER_US = 60
+
+
+def changes() -> None:
+    print("\n## Requests (b) beside three best-effort tenants, by when they begin\n")
+    row("begins, us from the nearest change of turns", f"took {LONGER_US} us more than the median", "of", "by, us")
+    row(*["---"] * 4)
+    longer: dict[int, list[float]] = {at: [] for at in BEGINS_US[:-1]}
+    counts = dict.fromkeys(longer, 0)
+    for phase_us in (500, 1500, 4500, 14500, 15500, 16150, 16950, 17500):
+        request = Tenant((*LC_B, "list=1", f"phase={phase_us}"), 40, "burst", LC)
+        request, *others = told([request, *[Tenant(KERNELS, 20, "burst")] * 3])
+        begin = time.time() + 3
+        busy = [t.start(f"begin={begin:.3f}", seconds=SECONDS + 1) for t in others]
+        time.sleep(begin - time.time())
+        command = work_command(request.work[0], SECONDS, *request.work[1:])
+        done = subprocess.run(command, env=request.environment(), capture_output=True, text=True, check=True)
+        listed = [tuple(map(float, line.split())) for line in done.stderr.splitlines() if line[:1].isdigit()]
+        middle = statistics.median(us for _, us in listed)
+        for at_us, us in listed:
+            offset = min((at_us % 50000 - change for change in TURN_CHANGES_US), key=abs)
+            place = max((at for at in longer if at <= offset), default=BEGINS_US[0])
+            counts[place] += 1
+            longer[place] += [us - middle] if us > middle + LONGER_US else []
+        for process in busy:
+            answer(process)
+    for at, end in itertools.pairwise(BEGINS_US):
+        by = f"{min(longer[at]):.0f} to {max(longer[at]):.0f}" if longer[at] else ""
+        row(f"{at} to {end}", len(longer[at]), counts[at], by)
+
+
 URGENT = ("requests", "us=100", "every=4000")
 LOWER = ("requests", "us=1000", "count=5", "every=20011")  # no multiple: the two are not to keep step
 
@@ -308,6 +342,7 @@ SECTIONS = {
     "mixtures": mixtures,
     "programs": programs,
     "latency": latency,
+    "changes": changes,
     "order": order,
     "inference": inference,
     "training": training,
