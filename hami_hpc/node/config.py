@@ -30,12 +30,12 @@ BARE_SHARD = ("refuse", "translate", "allow")
 QOS_ENFORCED = ("auto", "yes")
 DEFAULT_FLOOR, FLOOR_MAX = 5, 50  # percent
 MODE_FAILURES, MODE_WINDOW_S, MODE_OUT_S = 3, 1800, 3600
-DAY_S, TURN_S = 86400, 60
-LC_PRIORITY, TENANTS_MAX = 100, 1024
+DAY_S = 86400
+TURN_S = 60
+LC_PRIORITY = 100
+TENANTS_MAX = 1024
 GPUS_MAX = 1024  # of a node; Slurm's own limit is MAX_GRES_BITMAP
 MPS_CONTROL, MPS_STATIC = "/usr/bin/nvidia-cuda-mps-control", ("auto", "never")
-NAME_CHARACTERS = settings_faults.NAME_CHARACTERS
-class_name_fault = settings_faults.class_name
 
 
 class ClassSettings(NamedTuple):
@@ -321,7 +321,7 @@ def _agent(path: str, value: object) -> dict[str, Any] | None:
 
 
 def _name(path: str, table: str, name: str) -> str:
-    if not name or not NAME_CHARACTERS.issuperset(name):
+    if not name or not settings_faults.NAME_CHARACTERS.issuperset(name):
         raise NodeError(f"{path}: {name[: c.GIVEN_MAX]!r} in [{table}] is no name: letters, digits, '-' and '_' only")
     return name
 
@@ -331,7 +331,7 @@ def _classes(path: str, value: object, models: Iterable[str], max_processes: int
     classes: dict[str, ClassSettings] = {}
     owner: dict[str, str] = {}
     for name in dict.fromkeys((*c.CLASS_NAMES, *table.left)):
-        fault = class_name_fault(name, models)
+        fault = settings_faults.class_name(name, models)
         if fault:
             from hami_hpc.node.settings_lines import where
 
