@@ -33,9 +33,9 @@ MODE_FAILURES, MODE_WINDOW_S, MODE_OUT_S = 3, 1800, 3600
 DAY_S = 86400
 TURN_S = 60
 LC_PRIORITY = 100
-TENANTS_MAX = 1024
-GPUS_MAX = 1024  # of a node; Slurm's own limit is MAX_GRES_BITMAP
+TENANTS_MAX = GPUS_MAX = 1024  # of a GPU; of a node, for which Slurm's own limit is MAX_GRES_BITMAP
 MPS_CONTROL, MPS_STATIC = "/usr/bin/nvidia-cuda-mps-control", ("auto", "never")
+class_name_fault = settings_faults.class_name
 
 
 class ClassSettings(NamedTuple):
@@ -331,7 +331,7 @@ def _classes(path: str, value: object, models: Iterable[str], max_processes: int
     classes: dict[str, ClassSettings] = {}
     owner: dict[str, str] = {}
     for name in dict.fromkeys((*c.CLASS_NAMES, *table.left)):
-        fault = settings_faults.class_name(name, models)
+        fault = class_name_fault(name, models)
         if fault:
             from hami_hpc.node.settings_lines import where
 

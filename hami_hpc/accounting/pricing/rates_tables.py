@@ -18,7 +18,7 @@ from hami_hpc.accounting.pricing.matching import C, ambiguity, shown
 from hami_hpc.accounting.pricing.rates import CREDIT_CAUSES, Budget, CreditRule, Discount, Rates, ResourcePrice
 from hami_hpc.accounting.pricing.toml_table import Table, refuse_overlaps
 from hami_hpc.accounting.pricing.windows import DAY_MIN, DAYS, Window
-from hami_hpc.node import settings_faults
+from hami_hpc.node.config import class_name_fault
 
 FACTOR_CONDITIONS = ("cluster", "account", "user", "partition", "qos", "model", "mode", "class", "window")
 RATE_CONDITIONS = ("cluster", "partition", "mode", "window")
@@ -39,7 +39,7 @@ def conditions(table: Table, names: Sequence[str]) -> dict[str, str]:
     modes = tuple(mode.value for mode in Mode)
     if "mode" in where and where["mode"] not in modes:
         raise table.refuse("mode", " or ".join(modes))
-    if "class" in where and settings_faults.class_name(where["class"], ()):
+    if "class" in where and class_name_fault(where["class"], ()):
         raise table.refuse("class", "the name of a class of service, as in [classes.NAME] of the settings")
     return where
 
