@@ -39,6 +39,7 @@ def test_a_request_with_semicolons_between_its_keys_is_a_slice(cluster: Layout) 
     job = int(answer["job_id"])
     jobs.wait_for_state(cluster, job, "COMPLETED")
     assert "NVIDIA H200: 8192 MiB in total" in jobs.output(cluster, USER, job)
+    jobs.wait_until_recorded(cluster, job)
     assert "gres/vgpu_cores=50,gres/vgpu_mem=8192" in jobs.admin(cluster, "sacct", "-nPXj", str(job), "-o", "alloctres")
 
 
