@@ -180,6 +180,7 @@ LIMITS_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'most_mem_bytes': (320, 8, 'u'),
     'asked_cores_percent': (328, 4, 'u'),
     'swap': (332, 4, 'u'),
+    'swap_pinned_bytes': (336, 8, 'u'),
 }
 
 # Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it.

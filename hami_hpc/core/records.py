@@ -81,9 +81,9 @@ def _number(data: bytes, fields: Fields, name: str, base: int = 0) -> int:
     return int.from_bytes(data[base + offset : base + offset + width], "little")
 
 
-def pack_limits(grant: Grant, swap: int = c.SWAP_NEVER) -> bytes:
+def pack_limits(grant: Grant, swap: int = c.SWAP_NEVER, pinned_mib: int = 0) -> bytes:
     """Returns the job's limits record of a grant, as of a job that is alone on its GPU (see node/neighbours.py).
-    `swap`: whether its programs' memory may be moved."""
+    `swap`: whether its programs' memory may be moved; `pinned_mib`: what each process keeps page-locked for that."""
     values: dict[str, int | str] = {
         "magic": c.LIMITS_MAGIC,
         "abi_version": c.ABI_VERSION,
@@ -109,6 +109,7 @@ def pack_limits(grant: Grant, swap: int = c.SWAP_NEVER) -> bytes:
         "in_step": grant.in_step,
         "max_processes": grant.max_processes,
         "swap": swap,
+        "swap_pinned_bytes": pinned_mib * MIB,
         **size_fields(grant),
     }
     return _pack(c.LIMITS_FIELDS, c.LIMITS_SIZE, values)

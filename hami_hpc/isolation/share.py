@@ -24,13 +24,13 @@ def admit(new: Grant, live: tuple[Grant, ...], memory_scaling: float) -> Grant:
 
 def prepare(settings: Settings, grants: tuple[Grant, ...], live: tuple[Grant, ...]) -> None:
     """Creates the job's directory with a limits record and an empty usage file for each slice."""
-    allowed = len(grants) == 1 and settings.classes[grants[0].service_class].swap
-    swap = c.SWAP_IN if allowed else c.SWAP_NEVER
+    of_class = settings.classes[grants[0].service_class]
+    swap = c.SWAP_IN if len(grants) == 1 and of_class.swap else c.SWAP_NEVER
     if settings.memory_scaling > 1:
         from hami_hpc.core.residents import first_order  # most nodes need none of it
 
         swap = first_order(grants[0], live, swap)
-    job_dirs.place(settings.run_dir, grants, [pack_limits(grant, swap) for grant in grants])
+    job_dirs.place(settings.run_dir, grants, [pack_limits(grant, swap, of_class.swap_pinned_mib) for grant in grants])
 
 
 def describe(grant: Grant) -> bytes:

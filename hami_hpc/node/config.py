@@ -45,7 +45,8 @@ class ClassSettings(NamedTuple):
     of the GPU's time that its latency-critical jobs leave to others, 0 for a class that is not. `slice_us` is the
     timeslice of its jobs on the GPU, 0: it follows from their cores. `priority` orders latency-critical classes.
     `max_processes` is how many processes may use a slice at once, 0: any number. `swap` is whether root may move the
-    device memory of its jobs to the host while they run (docs/adr/077).
+    device memory of its jobs to the host while they run (docs/adr/077), `swap_pinned_mib` how much of the host's memory
+    each of their processes keeps page-locked for that (docs/adr/090).
     """
 
     qos: tuple[str, ...]
@@ -57,6 +58,7 @@ class ClassSettings(NamedTuple):
     priority: int = 0
     max_processes: int = 0
     swap: bool = False
+    swap_pinned_mib: int = 0
 
 
 class Settings(NamedTuple):
@@ -335,38 +337,36 @@ def _classes(path: str, value: object, models: Iterable[str], max_processes: int
         if fault:
             from hami_hpc.node.settings_lines import where
 
-            raise NodeError(
-                f"{where(path, 'classes', name)}: {name[: c.GIVEN_MAX]!r} cannot be the name of a class: {fault}"
-            )
+            place = where(path, "classes", name)
+            raise NodeError(f"{place}: {name[: c.GIVEN_MAX]!r} cannot be the name of a class: {fault}")
         classes[name] = _class(_Table(path, f"classes.{name}", table.take(name, {})), name, max_processes)
         for qos in classes[name].qos:
             if owner.setdefault(qos.lower(), name) != name:
-                raise NodeError(
-                    f"{path}: QoS '{qos}' is in [classes.{owner[qos.lower()]}] and [classes.{name}]; one class a QoS",
-                )
+                other = owner[qos.lower()]
+                raise NodeError(f"{path}: QoS '{qos}' is in [classes.{other}] and [classes.{name}]; one class a QoS")
     return classes
 
 
 def _class(entry: _Table, name: str, max_processes: int) -> ClassSettings:
     policy = entry.text("policy", "cap" if name == c.CLASS_DEFAULT else "burst", c.POLICIES)
     latency = entry.flag("latency", name == "lc")
-    floor = entry.whole("floor", DEFAULT_FLOOR, 0, FLOOR_MAX)
+    floor = entry.whole("floor", DEFAULT_FLOOR, 0, FLOOR_MAX) * latency
     policies = entry.names("policies", (policy,), c.POLICIES)
     if policy not in policies:
         entry.refuse("policies", list(policies), f'a list with the class\'s own policy, "{policy}"')
     slice_us = entry.whole("slice_us", 0, 0, c.CLASS_SLICE_US_MAX)
-    if 0 < slice_us < c.CLASS_SLICE_US_MIN:
-        allowed = f"0 (it follows from cores) or a whole number from {c.CLASS_SLICE_US_MIN} to {c.CLASS_SLICE_US_MAX}"
-        entry.refuse("slice_us", slice_us, allowed)
+    if 0 < slice_us < (least_us := c.CLASS_SLICE_US_MIN):
+        entry.refuse("slice_us", slice_us, f"0 (it follows from cores) or from {least_us} to {c.CLASS_SLICE_US_MAX}")
     priority = entry.whole("priority", LC_PRIORITY if name == "lc" else 0, 0, c.CLASS_PRIORITY_MAX)
     qos_names = entry.names("qos", () if name == c.CLASS_DEFAULT else (name,))
     processes = entry.whole("max_processes", max_processes, 0, c.USAGE_SLOT_COUNT)
-    swap = entry.flag("swap", False)
+    swap, pinned_mib = entry.flag("swap", False), entry.whole("swap_pinned_mib", 0, 0, c.MEM_MIB_MAX)
     if swap and latency:
         entry.refuse("swap", swap, "false: a latency-critical job is never moved")
+    if pinned_mib and not swap:
+        entry.refuse("swap_pinned_mib", pinned_mib, "0 without swap = true: nothing of its jobs is moved")
     entry.close()
-    floor = floor if latency else 0
-    return ClassSettings(qos_names, policy, policies, latency, floor, slice_us, priority, processes, swap)
+    return ClassSettings(qos_names, policy, policies, latency, floor, slice_us, priority, processes, swap, pinned_mib)
 
 
 def _models(path: str, value: object) -> tuple[dict[str, int], dict[str, dict[str, str]]]:

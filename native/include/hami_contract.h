@@ -108,7 +108,8 @@ struct hami_limits {
 	uint64_t most_mem_bytes; /* largest mem_limit_bytes since the job began */
 	uint32_t asked_cores_percent; /* what the job's units say of cores_percent */
 	uint32_t swap; /* where the device memory of the job's programs shall be: swap_never: on the GPU, always; swap_in: on the GPU; swap_out: on the host; swap_suspended: on the host, as long as Slurm suspends the job; swap_turn: on the host, until it is the job's turn; swap_wait: as swap_never, once the GPU has room for the job: until then none of its programs may begin to use it */
-	uint8_t pad0[3760];
+	uint64_t swap_pinned_bytes; /* most memory of the host that each process of the job keeps page-locked between two moves of its device memory; 0: none */
+	uint8_t pad0[3752];
 };
 _Static_assert(offsetof(struct hami_limits, magic) == 0, "magic");
 _Static_assert(offsetof(struct hami_limits, abi_version) == 8, "abi_version");
@@ -150,6 +151,7 @@ _Static_assert(offsetof(struct hami_limits, asked_mem_bytes) == 312, "asked_mem_
 _Static_assert(offsetof(struct hami_limits, most_mem_bytes) == 320, "most_mem_bytes");
 _Static_assert(offsetof(struct hami_limits, asked_cores_percent) == 328, "asked_cores_percent");
 _Static_assert(offsetof(struct hami_limits, swap) == 332, "swap");
+_Static_assert(offsetof(struct hami_limits, swap_pinned_bytes) == 336, "swap_pinned_bytes");
 _Static_assert(sizeof(struct hami_limits) == 4096, "size");
 
 /* Head of the usage file. The job's own processes write it under `lock`; root reads it and trusts no value in it. */

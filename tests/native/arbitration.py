@@ -56,6 +56,10 @@ class _Terms(ctypes.Structure):
     )
 
 
+class _Visit(ctypes.Structure):
+    _fields_ = (("stay", ctypes.c_int64), ("usual", ctypes.c_int64))
+
+
 class _Event(ctypes.Structure):
     """struct hami_switch and struct hami_sample: both are a time and a truth."""
 
@@ -139,6 +143,8 @@ _lib.hami_terms_turn.restype = ctypes.c_bool
 _lib.hami_terms_turn.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, ctypes.POINTER(_I64))
 _lib.hami_terms_open.restype = ctypes.c_bool
 _lib.hami_terms_open.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, _I64, ctypes.POINTER(_I64))
+_lib.hami_terms_waits.restype = ctypes.c_bool
+_lib.hami_terms_waits.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, ctypes.POINTER(_Visit))
 _lib.hami_terms_others_timeslice_us.restype = _U32
 _lib.hami_terms_others_timeslice_us.argtypes = (ctypes.POINTER(_Terms),)
 _lib.hami_slice_step.restype = None
@@ -278,6 +284,10 @@ class Terms:
         """Returns whether the tenant is open whose budget says ``shut``, or not, since then, and when that changes."""
         until = _I64()
         return bool(_lib.hami_terms_open(self._struct(), shut, since_ns, now_ns, until)), until.value
+
+    def waits(self, opens: bool, late_ns: int, stay_ns: int, usual_ns: int) -> bool:
+        """Returns whether a change that is so late waits on; another has been on the engine for ``stay_ns`` (0: none)."""
+        return bool(_lib.hami_terms_waits(self._struct(), opens, late_ns, _Visit(stay_ns, usual_ns)))
 
     def turn(self, now_ns: int, yields: bool = False) -> tuple[bool, int]:
         """Returns whether the tenant may work at ``now_ns`` of the common clock, and when that changes."""

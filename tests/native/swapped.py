@@ -134,9 +134,17 @@ class Swapped:
 
     @classmethod
     def make(
-        cls, directory: Path, machine: Path | None, uuid: str, *, mib: int = 120_000, swap: int = c.SWAP_IN
+        cls,
+        directory: Path,
+        machine: Path | None,
+        uuid: str,
+        *,
+        mib: int = 120_000,
+        swap: int = c.SWAP_IN,
+        pinned_mib: int = 0,
     ) -> Swapped:
-        return cls(make_slice(directory, machine, uuid, job_mib=mib, policy="none", fields={"swap": swap}))
+        fields = {"swap": swap, "swap_pinned_bytes": pinned_mib << 20}
+        return cls(make_slice(directory, machine, uuid, job_mib=mib, policy="none", fields=fields))
 
     def start(self, code: str, *arguments: str) -> Program:
         """Runs Python code that prints "ready"."""

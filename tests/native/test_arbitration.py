@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import arbitration as a
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -144,6 +145,42 @@ def test_a_cap_is_never_more_than_everything(cores: int, policy: str, latency: b
     most = 100 - floor if latency and floor < 100 else 100
     assert terms.cap() == (min(cores, most) if policy == "cap" else most), "the floor is for others, by every policy"
     terms.timeslice_us(2**32 - 1)
+
+
+MS = 1_000_000
+TIMES = st.integers(0, 10 * MS)
+
+
+@given(st.booleans(), TIMES, TIMES, TIMES)
+def test_no_change_waits_long_and_only_beside_somebody_latency_critical(
+    opens: bool, late: int, stay: int, usual: int
+) -> None:
+    beside = a.Terms(40, latency_others=1)
+    waits = beside.waits(opens, late, stay, usual)
+    assert not (waits and (late >= 5 * MS or stay == 0)), "whoever is on the engine, and for how long"
+    assert not replace(beside, latency=True).waits(opens, late, stay, usual)
+    assert not replace(beside, latency_others=0).waits(opens, late, stay, usual)
+    assert not waits or beside.waits(opens, late // 2, stay // 2 or 1, usual)
+
+
+@pytest.mark.parametrize(
+    ("what", "opens", "late", "stay", "usual", "waits"),
+    [
+        ("a pause amid a request", False, 0, 0.2, 0, True),
+        ("a pause amid what lasts too long for a request", False, 0, 4, 0, False),
+        ("a pause of the one who is on the engine", False, 0, 0, 2, False),
+        ("an opening before the other has left", True, 0.5, 12, 2, True),
+        ("an opening when the other has left", True, 0.5, 0, 2, False),
+        ("an opening beside one who does not leave", True, 1, 12, 2, False),
+        ("an opening amid a request of the usual length", True, 1.5, 1.5, 2, True),
+        ("an opening beside a tenant that is done, and whom nobody takes the engine from", True, 1.5, 1.5, 0.3, False),
+    ],
+)
+def test_changes_wait_for_requests(
+    what: str, opens: bool, late: float, stay: float, usual: float, waits: bool
+) -> None:
+    terms = a.Terms(20, latency_others=1)
+    assert terms.waits(opens, int(late * MS), int(stay * MS), int(usual * MS)) == waits, what
 
 
 EVENTS = st.lists(st.tuples(st.integers(0, 200), st.booleans()), max_size=40).map(sorted)

@@ -26,10 +26,11 @@ Machine = tuple[Path, str]
 KILLS = int(os.environ.get("HAMI_SWAP_KILLS", "8"))
 
 
-def test_memory_of_each_family_keeps_its_content(tmp_path: Path, machine: Machine) -> None:
-    job = Swapped.make(tmp_path / "job", *machine)
+@pytest.mark.parametrize("pinned_mib", [0, 63, 128, 100_000])
+def test_memory_of_each_family_keeps_its_content(pinned_mib: int, tmp_path: Path, machine: Machine) -> None:
+    job = Swapped.make(tmp_path / "job", *machine, pinned_mib=pinned_mib)
     with job.start(FAMILIES) as program:
-        for n in range(1, 3):
+        for n in range(1, 4):
             assert job.move(out=True)[1] == "host"
             assert job.slot()["swap_count"] == n
             assert job.slot()["swapped_bytes"] > 200 << 20

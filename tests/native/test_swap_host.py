@@ -50,7 +50,49 @@ def test_the_hosts_memory_fits_what_is_moved_each_time(tmp_path: Path, machine: 
             assert job.move(out=True)[1] == "host"
             assert job.slot()["swapped_bytes"] >> 20 == mib
             assert job.move(out=False)[1] == "gpu"
-            assert mib - 8 <= lazily_freed_mib(program) <= 96, "it is the kernel's to take, and it is one"
+            assert mib - 8 <= lazily_freed_mib(program) <= 136, "it is the kernel's to take, and it is one"
+        program.end()
+
+
+@pytest.mark.parametrize(("pinned_mib", "freed"), [(63, True), (64, True), (1000, False)])
+def test_what_is_page_locked_is_kept_and_fits_what_is_moved(
+    pinned_mib: int, freed: bool, tmp_path: Path, machine: Machine
+) -> None:
+    job = Swapped.make(tmp_path / "job", *machine, pinned_mib=pinned_mib)
+    with job.start(GROW) as program:
+        for word in ("more", "more", "less", "more", "more"):
+            assert program.ask(word) == "same"
+            assert job.move(out=True)[1] == "host"
+            assert job.move(out=False)[1] == "gpu"
+            assert (lazily_freed_mib(program) > 0) == freed, "the kernel takes nothing that is page-locked"
+        program.end()
+
+
+ANEW = (
+    START
+    + """
+def fill():
+    a = alloc(40); ok(cu.cuMemcpyHtoD_v2(a, bytes([n]) * (40 << 20), S(40 << 20))); return a
+n = 1; a = fill()
+print("ready")
+for line in sys.stdin:
+    back = ctypes.create_string_buffer(40 << 20); ok(cu.cuMemcpyDtoH_v2(back, a, S(40 << 20)))
+    assert back.raw == bytes([n]) * (40 << 20)
+    n += 1
+    ok(cu.cuCtxDestroy_v2(ctx)); ok(cu.cuCtxCreate_v2(ctypes.byref(ctx), 0, 0)); a = fill()
+    print("same")
+"""
+)
+
+
+def test_page_locks_that_went_with_their_context_are_made_again(tmp_path: Path, machine: Machine) -> None:
+    job = Swapped.make(tmp_path / "job", *machine, pinned_mib=1000)
+    with job.start(ANEW) as program:
+        for _ in range(3):
+            for _ in range(2):
+                assert job.move(out=True)[1] == "host"
+                assert job.move(out=False)[1] == "gpu"
+            assert program.ask() == "same"
         program.end()
 
 

@@ -19,6 +19,13 @@
 #define SLICE_LATENCY_BELOW 1000u
 /* What a request waits for at most. It costs nothing while no request is there. */
 #define SLICE_BESIDE_LATENCY 10u
+/*
+ * ns: how late a change may be for a request's sake; when a pause of another tenant has taken effect (0.35 to 1 ms on an
+ * H200); and by how much requests differ, as their beginnings are known to half a millisecond.
+ */
+#define CHANGE_LATEST 5000000ll
+#define LEFT_LATEST 1000000ll
+#define REQUEST_VARIES 300000ll
 /* Returns the percentage, or the nearest that can be kept, whatever was written. */
 static uint32_t share_of(uint32_t job_percent, uint32_t step_percent)
 {
@@ -134,4 +141,12 @@ bool hami_terms_open(const struct hami_terms *terms, bool shut, int64_t since, i
 	if (is_early)
 		*until = instant;
 	return hami_budget_shuts_in_step(hami_terms_cap(terms)) ? !shut || is_early : !shut && !is_early;
+}
+
+bool hami_terms_waits(const struct hami_terms *terms, bool opens, int64_t late, const struct hami_visit *other)
+{
+	if (!terms->latency_others || terms->latency || late >= CHANGE_LATEST || other->stay <= 0)
+		return false;
+	return opens ? late < LEFT_LATEST || other->stay < other->usual + REQUEST_VARIES
+		     : other->stay < HAMI_REQUEST_LONGEST;
 }

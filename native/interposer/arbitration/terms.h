@@ -16,6 +16,9 @@
 
 #include "hami_contract.h"
 
+/* ns: a request that takes longer is interrupted by others' changes. */
+#define HAMI_REQUEST_LONGEST 4000000ll
+
 struct hami_terms {
 	uint32_t cores_percent; /* 1 to 100 */
 	uint32_t policy;        /* HAMI_POLICY_... */
@@ -70,5 +73,18 @@ bool hami_terms_turn(const struct hami_terms *terms, bool yields, int64_t now, i
  * what its processes wait for in one another advances.
  */
 bool hami_terms_open(const struct hami_terms *terms, bool shut, int64_t since, int64_t now, int64_t *until);
+
+/* Who else is on the GPU's engine, ns: for how long (0: nobody), and how long one who came amid own work lately stayed. */
+struct hami_visit {
+	int64_t stay, usual;
+};
+
+/*
+ * Returns whether a change of its channels, which `opens` them or pauses them, waits on, being `late` ns late. Either makes
+ * the engine go through its round anew, amid whatever request is on it: so it waits for the end of one of somebody
+ * latency-critical. An opening also waits for the tenant whose turn is over to leave, as two changes would interrupt one
+ * request twice; and as nobody else takes the engine from a tenant that is done, it goes by how long one usually stays.
+ */
+bool hami_terms_waits(const struct hami_terms *terms, bool opens, int64_t late, const struct hami_visit *other);
 
 #endif

@@ -31,7 +31,9 @@ static struct switches {
 	int64_t own_stay; /* this process's last one, ns */
 	struct {
 		uint32_t count, of_short, of_thrash;
-	} between;       /* the others' stays since then */
+	} between;          /* the others' stays since then */
+	int64_t other_stay; /* the last one of them, ns */
+	int64_t usual;      /* the longest lately of one that came amid own work and was the only one, ns */
 	int64_t flushed; /* when the last flush began */
 	int64_t ahead;   /* of the GPU's clock, ns before hami_clock_shared() */
 } all[HAMI_SLICES];
@@ -196,6 +198,7 @@ static void note_other(struct switches *s, const struct rm_switch_record *r,
 	if (r->tag == RM_TAG_START || !came)
 		return;
 	int64_t unused = hami_slice_unused(at - came, lengths->others_slice);
+	s->other_stay = at - came;
 	stays->others += at - came;
 	stays->worked += hami_slice_worked(at - came, lengths->others_longest);
 	stays->unused += unused;
@@ -217,6 +220,8 @@ static void note_own(struct switches *s, const struct rm_switch_record *r, const
 	}
 	s->own_came = at;
 	stays->returns++;
+	if (s->between.count == 1 && s->other_stay < HAMI_REQUEST_LONGEST)
+		s->usual = s->other_stay > s->usual - s->usual / 8 ? s->other_stay : s->usual - s->usual / 8;
 	bool cut = s->own_stay >= slice / 4 * 3 && s->own_stay <= slice / 4 * 5 + HAMI_SAVE_NS;
 	bool all_short = s->between.of_short == s->between.count;
 	stays->met += cut && s->between.of_short > 0;
@@ -277,6 +282,13 @@ long hami_switches_read(unsigned int slice, struct hami_switch *list, size_t mos
 	long count = take_records(s, list, most, put, lengths, stays);
 	s->flushed = now;
 	return count;
+}
+
+struct hami_visit hami_switches_other(unsigned int slice, int64_t now)
+{
+	const struct switches *s = &all[slice];
+	const int64_t stay = now - (s->other_came - s->ahead);
+	return (struct hami_visit){.stay = !s->open || !s->other_came ? 0 : stay > 0 ? stay : 1, .usual = s->usual};
 }
 
 void hami_switches_forked(void)

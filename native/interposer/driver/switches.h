@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "arbitration/slice.h"
+#include "arbitration/terms.h"
 #include "arbitration/use.h"
 #include "driver/rm_objects.h"
 
@@ -31,6 +32,8 @@ struct hami_lengths {
  */
 long hami_switches_read(unsigned int slice, struct hami_switch *list, size_t most,
 			const struct hami_lengths *lengths, struct hami_stays *stays);
+/* Returns who else is on the engine at `now` (hami_clock_shared()), by what was read last. */
+struct hami_visit hami_switches_other(unsigned int slice, int64_t now);
 /* In a forked child: forgets the parent's. */
 void hami_switches_forked(void);
 

@@ -1,26 +1,64 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "limits/arena.h"
 
+#include <stdint.h>
 #include <sys/mman.h>
 
-bool hami_arena_have(struct hami_arena *arena, size_t bytes)
+static void unpin(struct hami_arena *arena, const struct real_cuda *real)
 {
+	for (; arena->pinned; arena->pinned -= HAMI_ARENA_PIECE)
+		real->cuMemHostUnregister(arena->memory + arena->pinned - HAMI_ARENA_PIECE);
+}
+
+static bool is_pinned(const struct hami_arena *arena, const struct real_cuda *real)
+{
+	unsigned int type = 0;
+	const CUdeviceptr address = (CUdeviceptr)(uintptr_t)arena->memory;
+	return real->cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) ==
+		       CUDA_SUCCESS &&
+	       type == CU_MEMORYTYPE_HOST;
+}
+
+bool hami_arena_have(struct hami_arena *arena, const struct real_cuda *real, CUcontext context, size_t bytes)
+{
+	CUcontext before;
+	if (arena->pinned && real->cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
+		if (!is_pinned(arena, real))
+			arena->pinned = 0; /* it went with the context in which it was */
+		if (arena->room < bytes)
+			unpin(arena, real);
+		real->cuCtxPopCurrent_v2(&before);
+	}
 	if (arena->room >= bytes)
 		return true;
 	if (arena->memory)
 		munmap(arena->memory, arena->room);
 	*arena = (struct hami_arena){0};
+	bytes = (bytes + HAMI_ARENA_PIECE - 1) / HAMI_ARENA_PIECE * HAMI_ARENA_PIECE;
 	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (memory == MAP_FAILED)
 		return false;
 	madvise(memory, bytes, MADV_HUGEPAGE);
 	madvise(memory, bytes, MADV_DONTFORK);
-	*arena = (struct hami_arena){memory, bytes};
+	*arena = (struct hami_arena){.memory = memory, .room = bytes};
 	return true;
+}
+
+void hami_arena_pin(struct hami_arena *arena, const struct real_cuda *real, CUcontext context, size_t bytes)
+{
+	CUcontext before;
+	const size_t most = (bytes < arena->room ? bytes : arena->room) / HAMI_ARENA_PIECE * HAMI_ARENA_PIECE;
+	if (arena->pinned >= most || !real->cuMemHostRegister_v2 || !real->cuMemHostUnregister ||
+	    !real->cuPointerGetAttribute || real->cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+		return;
+	while (arena->pinned < most &&
+	       real->cuMemHostRegister_v2(arena->memory + arena->pinned, HAMI_ARENA_PIECE, 0) == CUDA_SUCCESS)
+		arena->pinned += HAMI_ARENA_PIECE;
+	real->cuCtxPopCurrent_v2(&before);
 }
 
 void hami_arena_give_back(const struct hami_arena *arena)
 {
-	if (arena->memory)
-		madvise(arena->memory, arena->room, MADV_FREE);
+	if (arena->room > arena->pinned)
+		madvise(arena->memory + arena->pinned, arena->room - arena->pinned, MADV_FREE);
 }

@@ -1,20 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memory of the host for what is moved off the GPU. It is kept between two moves, as finding so many pages is half of the
- * way out; meanwhile the kernel takes them as soon as others need memory. A forked child has none of it. One thread.
+ * way out; meanwhile the kernel takes them as soon as others need memory, but for those that are page-locked. A forked
+ * child has none of it. One thread. Contexts are those in which the memory is copied.
  */
 #ifndef HAMI_ARENA_H
 #define HAMI_ARENA_H
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "driver/resolve.h"
+
+/* Page-locked one by one: other processes' requests of the driver wait for one (some ms) at most. */
+#define HAMI_ARENA_PIECE (64ull << 20)
+
 struct hami_arena {
 	char *memory;
 	size_t room;
+	size_t pinned; /* bytes at its beginning that are page-locked, each HAMI_ARENA_PIECE apart from the next */
 };
 
 /* Sees to at least `bytes`, whose content is undefined. False: the host has none. */
-bool hami_arena_have(struct hami_arena *arena, size_t bytes);
+bool hami_arena_have(struct hami_arena *arena, const struct real_cuda *real, CUcontext context, size_t bytes);
+
+/*
+ * Page-locks the first `bytes`, in whole pieces, as far as the driver does: the GPU copies there itself. Fast where the
+ * pages are there (25 ms per GiB on an H200), slow where they are to be found (180 ms per GiB).
+ */
+void hami_arena_pin(struct hami_arena *arena, const struct real_cuda *real, CUcontext context, size_t bytes);
 
 /* What is in it is not needed any more. */
 void hami_arena_give_back(const struct hami_arena *arena);

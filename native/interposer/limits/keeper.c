@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "driver/rm_objects.h"
+#include "driver/switches.h"
 #include "limits/channels.h"
 #include "limits/charge.h"
 #include "limits/ending.h"
@@ -32,6 +33,7 @@
 #define IDLE_FIRST_NS (20 * MS)        /* nothing outstanding for so long: what comes is counted early */
 #define REST_NS (100 * MS)             /* between two looks while it rests: for work that is no launch */
 #define SLEEP_NS_LEAST (MS / 20)
+#define WAIT_LOOK_NS (MS / 8) /* between two looks whether a request is over */
 #define REFUSALS_IN_A_ROW 3
 #define GONE_IN_A_ROW 100      /* pauses that channels foiled which were just freed */
 #define RETRY_NS MS            /* until the driver is asked again for what it did not do */
@@ -57,6 +59,7 @@ struct keeper {
 	int64_t counted, sampled,
 		busy;         /* steady: the last count and sample, and when work was last outstanding */
 	int64_t closed;       /* steady: since when it is not open */
+	int64_t due;          /* steady: since when that shall change; 0: it shall not */
 	int64_t opened;       /* steady: since when it is; 0: it never was shut */
 	uint64_t opened_used; /* by the job until then */
 	uint32_t duty;        /* of the time for which it was open, what the job used, permille */
@@ -292,6 +295,18 @@ static int64_t count_gap(const struct keeper *k)
 	return several || worked < HAMI_COUNT_NS_SEVERAL ? HAMI_COUNT_NS_SEVERAL : least(worked, COUNT_NS);
 }
 
+/* Returns whether the channels, which shall change, stay as they are until somebody's request is over. */
+static bool waits_for_request(struct keeper *k, int64_t steady)
+{
+	static const struct hami_visit somebody = {.stay = 1, .usual = HAMI_REQUEST_LONGEST};
+	k->due = k->due ? k->due : steady;
+	if (!hami_terms_waits(&k->terms, !k->open, steady - k->due, &somebody))
+		return false;
+	count(k, steady);
+	const struct hami_visit other = hami_switches_other(k->slice_index, hami_clock_shared());
+	return hami_terms_waits(&k->terms, !k->open, steady - k->due, &other);
+}
+
 /* One look: measures and decides. Returns when to look again, steady. */
 static int64_t look(struct keeper *k)
 {
@@ -314,7 +329,11 @@ static int64_t look(struct keeper *k)
 	bool open = hami_terms_open(&k->terms, k->shut, k->said, shared, &in_step);
 	until = least(until, in_step);
 	int64_t turn_ends = until == INT64_MAX ? INT64_MAX : steady + (until - shared);
-	bool done = set_open(k, !k->pauses || (open && turn));
+	const bool wanted = !k->pauses || (open && turn);
+	if (wanted != k->open && waits_for_request(k, steady))
+		return steady + WAIT_LOOK_NS;
+	k->due = 0;
+	bool done = set_open(k, wanted);
 	int64_t step = k->step == INT64_MAX ? INT64_MAX : steady + (k->step - shared);
 	int64_t next = least(least(k->change, k->counted + count_gap(k)), least(turn_ends, step));
 	next = least(next, k->open ? k->sampled : steady + SHUT_LOOK_NS);

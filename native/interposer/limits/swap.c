@@ -99,17 +99,19 @@ static void forget(void)
 }
 
 /* Makes room on the host for all objects that can be moved. Returns HAMI_SWAPPED_HOST, or why there is none. */
-static uint32_t plan(void)
+static uint32_t plan(const struct real_cuda *real, CUcontext context)
 {
 	swap.objects = hami_movable_list(LEAST_BYTES, &swap.count);
 	swap.pieces = calloc(swap.count ? swap.count : 1, sizeof *swap.pieces);
 	for (size_t i = 0; i < swap.count; i++)
 		swap.bytes += swap.objects[i].length;
-	if (!swap.pieces || swap.bytes > hami_host_room())
+	if (!swap.pieces || swap.bytes > hami_host_room() + swap.arena.pinned)
 		return HAMI_SWAPPED_ROOM;
 	if (!swap.bytes)
 		return HAMI_SWAPPED_HOST;
-	if (!hami_arena_have(&swap.arena, swap.bytes))
+	if (!context)
+		return HAMI_SWAPPED_CONTEXTS;
+	if (!hami_arena_have(&swap.arena, real, context, swap.bytes))
 		return HAMI_SWAPPED_ROOM;
 	size_t at = 0;
 	for (size_t i = 0; i < swap.count; at += swap.objects[i++].length)
@@ -162,12 +164,10 @@ static uint32_t move_held(const struct real_cuda *real, CUcontext context)
 		return HAMI_SWAPPED_BUSY;
 	if (context)
 		hami_trim_pools(real, context);
-	uint32_t state = plan();
-	if (state == HAMI_SWAPPED_HOST && swap.count && !context)
-		return HAMI_SWAPPED_CONTEXTS;
+	uint32_t state = plan(real, context);
 	if (state != HAMI_SWAPPED_HOST)
 		return state;
-	if (swap.count && !hami_transfer(real, context, swap.pieces, swap.count, true))
+	if (swap.count && !hami_transfer(real, context, swap.pieces, swap.count, &swap.arena, true))
 		return HAMI_SWAPPED_DRIVER;
 	if (!hami_hold_close(HAMI_HOLD_MEMORY, PATIENCE_NS))
 		return HAMI_SWAPPED_BUSY;
@@ -219,7 +219,9 @@ static bool move_in(const struct real_cuda *real)
 	if (status != RM_OK)
 		lose("the driver refused it");
 	hami_hold_open(HAMI_HOLD_MEMORY);
-	while (swap.count && !hami_transfer(real, swap.context, swap.pieces, swap.count, false))
+	if (swap.count) /* now that all its pages are there */
+		hami_arena_pin(&swap.arena, real, swap.context, hami_slice_region(0)->job->swap_pinned_bytes);
+	while (swap.count && !hami_transfer(real, swap.context, swap.pieces, swap.count, &swap.arena, false))
 		rest(RETRY_NS); /* the host is out of memory, or of threads */
 	for (size_t i = 0; i < swap.count; i++)
 		if (swap.pieces[i].failed)

@@ -8,7 +8,7 @@
 #include "limits/hold.h"
 
 #define CHUNK (8ull << 20) /* small, so that a buffer stays in the CPU's caches between its two copies */
-enum { WORKERS_MOST = 16 };
+enum { WORKERS_MOST = 16, WORKERS_PINNED = 2 };
 
 struct transfer {
 	const struct real_cuda *real;
@@ -16,6 +16,8 @@ struct transfer {
 	struct hami_piece *pieces;
 	size_t count;
 	bool to_host;
+	const struct hami_arena *arena;
+	bool pinned;           /* all of the host's memory is */
 	_Atomic size_t next;   /* chunk, of all pieces' */
 	_Atomic size_t worked; /* threads that could */
 };
@@ -25,14 +27,41 @@ static size_t chunks_of(const struct hami_piece *piece)
 	return (piece->bytes + CHUNK - 1) / CHUNK;
 }
 
+static CUresult start(const struct transfer *t, CUdeviceptr device, char *host, size_t bytes, CUstream stream)
+{
+	return t->to_host ? t->real->cuMemcpyDtoHAsync_v2(host, device, bytes, stream)
+			  : t->real->cuMemcpyHtoDAsync_v2(device, host, bytes, stream);
+}
+
+/* Returns whether host memory is page-locked. */
+static bool is_pinned(const struct hami_arena *arena, const char *host, size_t bytes)
+{
+	return host >= arena->memory && host + bytes <= arena->memory + arena->pinned;
+}
+
+/* Copies page-locked memory, of which no copy crosses from a piece to the next. */
+static bool copy_pinned(const struct transfer *t, CUdeviceptr device, char *host, size_t bytes,
+			CUstream stream)
+{
+	CUresult result = CUDA_SUCCESS;
+	while (bytes && result == CUDA_SUCCESS) {
+		const size_t left = HAMI_ARENA_PIECE - (size_t)(host - t->arena->memory) % HAMI_ARENA_PIECE;
+		const size_t part = bytes < left ? bytes : left;
+		result = start(t, device, host, part, stream);
+		device += part;
+		host += part;
+		bytes -= part;
+	}
+	return t->real->cuStreamSynchronize(stream) == CUDA_SUCCESS && result == CUDA_SUCCESS;
+}
+
 static bool copy(const struct transfer *t, CUdeviceptr device, char *host, char *buffer, size_t bytes,
 		 CUstream stream)
 {
 	if (!t->to_host)
 		memcpy(buffer, host, bytes);
-	CUresult result = t->to_host ? t->real->cuMemcpyDtoHAsync_v2(buffer, device, bytes, stream)
-				     : t->real->cuMemcpyHtoDAsync_v2(device, buffer, bytes, stream);
-	if (result != CUDA_SUCCESS || t->real->cuStreamSynchronize(stream) != CUDA_SUCCESS)
+	if (start(t, device, buffer, bytes, stream) != CUDA_SUCCESS ||
+	    t->real->cuStreamSynchronize(stream) != CUDA_SUCCESS)
 		return false;
 	if (t->to_host)
 		memcpy(host, buffer, bytes);
@@ -51,7 +80,11 @@ static void copy_chunks(struct transfer *t, char *buffer, CUstream stream)
 			return;
 		struct hami_piece *p = &t->pieces[piece];
 		size_t at = (chunk - first) * CHUNK, bytes = p->bytes - at < CHUNK ? p->bytes - at : CHUNK;
-		if (!p->failed && !copy(t, p->device + at, p->host + at, buffer, bytes, stream))
+		if (p->failed)
+			continue;
+		if (!(is_pinned(t->arena, p->host + at, bytes)
+			      ? copy_pinned(t, p->device + at, p->host + at, bytes, stream)
+			      : copy(t, p->device + at, p->host + at, buffer, bytes, stream)))
 			p->failed = true;
 	}
 }
@@ -62,15 +95,16 @@ static void *worker(void *argument)
 	const struct real_cuda *real = t->real;
 	CUcontext before;
 	CUstream stream;
-	void *buffer;
+	void *buffer = NULL;
 	hami_hold_pass();
 	if (real->cuCtxPushCurrent_v2(t->context) != CUDA_SUCCESS)
 		return NULL;
 	if (real->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS) {
-		if (real->cuMemHostAlloc(&buffer, CHUNK, 0) == CUDA_SUCCESS) {
+		if (t->pinned || real->cuMemHostAlloc(&buffer, CHUNK, 0) == CUDA_SUCCESS) {
 			t->worked++;
 			copy_chunks(t, buffer, stream);
-			real->cuMemFreeHost(buffer);
+			if (buffer)
+				real->cuMemFreeHost(buffer);
 		}
 		real->cuStreamDestroy_v2(stream);
 	}
@@ -79,15 +113,22 @@ static void *worker(void *argument)
 }
 
 bool hami_transfer(const struct real_cuda *real, CUcontext context, struct hami_piece *pieces, size_t count,
-		   bool to_host)
+		   const struct hami_arena *arena, bool to_host)
 {
-	struct transfer t = {
-		.real = real, .context = context, .pieces = pieces, .count = count, .to_host = to_host};
+	struct transfer t = {.real = real,
+			     .context = context,
+			     .pieces = pieces,
+			     .count = count,
+			     .arena = arena,
+			     .pinned = true,
+			     .to_host = to_host};
+	for (size_t i = 0; i < count; i++)
+		t.pinned = t.pinned && is_pinned(arena, pieces[i].host, pieces[i].bytes);
 	pthread_t threads[WORKERS_MOST];
 	cpu_set_t cpus;
 	int wanted = sched_getaffinity(0, sizeof cpus, &cpus) ? 1 : CPU_COUNT(&cpus), started = 0;
-	while (started < WORKERS_MOST && started < wanted &&
-	       !pthread_create(&threads[started], NULL, worker, &t))
+	const int most = t.pinned ? WORKERS_PINNED : WORKERS_MOST;
+	while (started < most && started < wanted && !pthread_create(&threads[started], NULL, worker, &t))
 		started++;
 	for (int i = 0; i < started; i++)
 		pthread_join(threads[i], NULL);

@@ -82,6 +82,7 @@ static void destroy(struct CUctx_st *c)
 		}
 	sim_channels_close(c);
 	heap_destroy(&c->heap);
+	host_unregister_all(c);
 	sim_context_memory_give(c);
 	count_context(c->device, -1);
 }

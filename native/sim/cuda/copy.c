@@ -148,21 +148,29 @@ static CUresult copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t s
 	return size ? put(stream, m, wait) : CUDA_SUCCESS;
 }
 
+static CUresult check_host(const void *address, size_t size)
+{
+	sim_process_lock();
+	bool valid = address && !host_crosses((uintptr_t)address, size);
+	sim_process_unlock();
+	return valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 static CUresult copy_to_device(CUstream stream, CUdeviceptr to, const void *from, size_t size, bool wait)
 {
-	if (size && !from)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (size)
+	if (size) {
+		SIM_CHECK(check_host(from, size));
 		SIM_CHECK(check_device(to, size, true));
+	}
 	return copy(stream, to, (CUdeviceptr)(uintptr_t)from, size, wait);
 }
 
 static CUresult copy_to_host(CUstream stream, void *to, CUdeviceptr from, size_t size, bool wait)
 {
-	if (size && !to)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (size)
+	if (size) {
+		SIM_CHECK(check_host(to, size));
 		SIM_CHECK(check_device(from, size, false));
+	}
 	return copy(stream, (CUdeviceptr)(uintptr_t)to, from, size, wait);
 }
 

@@ -9,6 +9,7 @@ struct registered {
 	uintptr_t base;
 	size_t size;
 	unsigned flags;
+	const struct CUctx_st *context; /* with which it goes */
 	struct registered *next;
 };
 
@@ -82,16 +83,34 @@ bool host_known(uintptr_t address, unsigned *flags)
 	return true;
 }
 
+bool host_crosses(uintptr_t address, size_t size)
+{
+	const struct registered *r = find_registered(address), *end = find_registered(address + size - 1);
+	return r && end && r != end;
+}
+
+void host_unregister_all(const struct CUctx_st *c)
+{
+	for (struct registered **p = &registered; *p;) {
+		struct registered *r = *p;
+		if (r->context != c) {
+			p = &r->next;
+			continue;
+		}
+		*p = r->next;
+		free(r);
+	}
+}
+
 CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned int flags)
 {
 	SIM_ENTER_CONTEXT(cuMemHostRegister_v2, c);
-	(void)c;
 	if (!address || !size || flags > 0xf)
 		return CUDA_ERROR_INVALID_VALUE;
 	struct registered *r = calloc(1, sizeof *r);
 	if (!r)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	*r = (struct registered){(uintptr_t)address, size, flags, NULL};
+	*r = (struct registered){(uintptr_t)address, size, flags, c, NULL};
 	sim_process_lock();
 	bool known = find_registered(r->base) || find_registered(r->base + size - 1);
 	if (!known) {

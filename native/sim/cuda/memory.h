@@ -79,6 +79,10 @@ CUresult heap_alloc_whole(struct heap *heap, size_t size, CUdeviceptr *out);
 
 /* True for host memory that the device can reach, allocated or registered. */
 bool host_known(uintptr_t address, unsigned *flags);
+/* True for memory that begins in one registration and ends in another: an H200 (driver 580) copies none. */
+bool host_crosses(uintptr_t address, size_t size);
+/* Ends all registrations that were made in a context, as the driver does when it is destroyed. */
+void host_unregister_all(const struct CUctx_st *c);
 
 /* The pool whose heap this is, or NULL for a context's. */
 CUmemoryPool pool_of(struct heap *heap);

@@ -4,11 +4,12 @@
  *
  * Serves COUNT requests, each of three kernels that together run for KERNEL_US, with GAP_US between two. HOW:
  * "wait": the host waits for the stream; "poll": it asks for an event; "leave": it sleeps and asks nobody;
- * "capture": as wait, after a capture; "early": as wait, from the first moment. Prints the CPU time that the process
- * took, us for each request.
+ * "capture": as wait, after a capture; "early": as wait, from the first moment; "list": as wait, and prints when each
+ * began and ended, ns of CLOCK_MONOTONIC. Prints the CPU time that the process took, us for each request.
  */
 #include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 
 #include "../interposer/check.h"
 
@@ -18,6 +19,13 @@ static double cpu_us(void)
 	getrusage(RUSAGE_SELF, &u);
 	return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1e6 +
 	       (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+static long long now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000ll + t.tv_nsec;
 }
 
 static void capture(CUfunction kernel, CUstream stream, void **params)
@@ -53,6 +61,7 @@ int main(int argc, char **argv)
 	double before = cpu_us();
 	int count = atoi(argv[1]);
 	for (int i = 0; i < count; i++) {
+		long long begun = now_ns();
 		for (int k = 0; k < 3; k++)
 			OK(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL));
 		OK(cuEventRecord(done, stream));
@@ -63,6 +72,8 @@ int main(int argc, char **argv)
 				usleep(20);
 		else
 			OK(cuStreamSynchronize(stream));
+		if (!strcmp(how, "list"))
+			printf("%lld %lld\n", begun, now_ns());
 		usleep(gap);
 	}
 	printf("%.1f\n", (cpu_us() - before) / count);

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns beside a latency-critical job change between its requests, not amid them; on the simulated driver and kernel."""
+
+from __future__ import annotations
+
+import bisect
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conformance import BUILD, REAL_GPU, Slice, make_slice
+from test_compute import SPIN, machine, measured
+
+from hami_hpc.contract import constants as c
+
+__all__ = ["machine"]
+pytestmark = pytest.mark.skipif(REAL_GPU, reason="on a real GPU: tests/gpu/bench_time.py, changes")
+SERVE = str(BUILD / "compute/requests_take_time")
+MS = 1_000_000
+BE = {"latency_others": 1, "turn_length_permille": 500}
+
+
+@dataclass(frozen=True)
+class Found:
+    shares: list[float]
+    changes: int
+    amid: int  # of them, amid a request
+
+
+class Busy:
+    """A best-effort job that wants everything, and when its channels were opened and paused."""
+
+    def __init__(self, made: Slice, milliseconds: int) -> None:
+        self.changes: list[int] = []
+        self.process = subprocess.Popen(
+            [SPIN, str(milliseconds), "1000"],
+            env=made.environment() | {c.ENV_LOG: "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr
+        for line in self.process.stderr:
+            if line.split()[-1] in ("open", "paused"):
+                self.changes.append(time.monotonic_ns())
+
+    def share(self) -> float:
+        assert self.process.stdout and self.process.stderr
+        share = float(self.process.stdout.read())
+        self.reader.join()
+        self.process.wait()
+        self.process.stdout.close()
+        self.process.stderr.close()
+        return share
+
+
+def beside(tmp_path: Path, machine: tuple[Path, str], *serve: object) -> Found:
+    def made(policy: str, fields: dict[str, int]) -> Slice:
+        place = tmp_path / f"job{len(list(tmp_path.iterdir()))}"
+        return make_slice(place, *machine, job_mib=8192, cores_percent=30, policy=policy, fields=fields)
+
+    busy = [Busy(made("burst", BE | {"turn_begin_permille": begin}), 3000) for begin in (0, 500)]
+    time.sleep(0.5)
+    urgent = made("burst", {"latency": 1, "floor_percent": 5})
+    words = [SERVE, *(str(word) for word in serve)]
+    served = subprocess.run(words, env=urgent.environment(), capture_output=True, text=True, timeout=60, check=True)
+    requests = [tuple(map(int, line.split())) for line in served.stdout.splitlines() if " " in line]
+    shares = [one.share() for one in busy]
+    changes = [at for one in busy for at in one.changes if requests[0][0] < at < requests[-1][1]]
+    return Found(shares, len(changes), sum(is_amid(at, requests) for at in changes))
+
+
+def is_amid(at: int, requests: list[tuple[int, ...]]) -> bool:
+    """Whether a request was under way for a while, and went on. The line was read a little later than it was written."""
+    begun, ended = requests[bisect.bisect(requests, (at,)) - 1]
+    return begun + MS < at < ended - MS // 2
+
+
+def test_turns_change_between_requests(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    """Requests of 3 ms, with 3 ms between: 25 % of all times are amid one."""
+    found = measured(
+        lambda: beside(tmp_path, machine, 300, 3000, 3000, "list"),
+        lambda found: found.amid < found.changes * 0.08,
+    )
+    assert found.changes > 20
+
+
+def test_turns_change_beside_requests_that_never_pause(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    """Those are not waited for, and each of two equal tenants has the same."""
+    measured(
+        lambda: beside(tmp_path, machine, 60, 30000, 100, "list"),
+        lambda found: found.changes > 40 and 0.75 < found.shares[0] / found.shares[1] < 1.33,
+    )
