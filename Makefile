@@ -35,7 +35,7 @@ TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
 .PHONY: help needs-root setup setup-test generate build native plugins examples lint test test-native sanitized test-sanitizers test-with-address test-with-thread test-unit mutate \
-	test-cluster test-packages test-matrix record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-collectives bench-peers bench-suspend bench-turns \
+	test-cluster test-packages test-matrix record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-collectives bench-peers bench-suspend bench-swap bench-turns \
 	bench-churn bench-honest bench-nodes bench-fair-share bench-submit bench-interposer bench-latency bench-mig bench-packing bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop docs \
 	check-places install uninstall packages-tree deb rpm dist dist-node dist-controller dist-accounting clean
 
@@ -175,6 +175,9 @@ bench-peers: build ## the interposer beside HAMi-core on a real GPU; HAMI_CORE=i
 
 bench-suspend: build ## jobs that Slurm suspends on a real GPU, as root on a machine without Slurm; DEBS=folder (tests/gpu/slurm_on_gpu.sh download)
 	tests/gpu/suspend_on_gpu.sh
+
+bench-swap: native ## device memory to the host and back on a real GPU, as root; GIB:PINNED_MIB of each program in PROGRAMS
+	python3 tests/gpu/bench_swap.py $(PROGRAMS)
 
 bench-turns: build ## jobs that take turns on a real GPU whose memory is oversold; as bench-suspend. SECTIONS, TRAIN_S, GIB, TURN_S
 	tests/gpu/turns_on_gpu.sh

@@ -202,14 +202,27 @@ BEGINS_US = (-8400, -2300, -1200, -850, -300, 400, 860, 1100, 8400)  # between t
 LONGER_US = 60
 
 
+LOADS = {
+    "(a) 1 MiB H2D + 100 us, 250/s": (LC_A, (100, 600, 1100, 1600)),
+    "(b) 20 x 100 us, 50/s": (LC_B, (500, 1500, 4500, 14500, 15500, 16150, 16950, 17500)),
+}  # with the phases at which they begin, us
+
+
 def changes() -> None:
-    print("\n## Requests (b) beside three best-effort tenants, by when they begin\n")
-    row("begins, us from the nearest change of turns", f"took {LONGER_US} us more than the median", "of", "by, us")
-    row(*["---"] * 4)
+    print("\n## Requests beside three best-effort tenants, by when they begin\n")
+    row("requests", "begin, us from the nearest change", f"took {LONGER_US} us more than the median", "of", "by, us")
+    row(*["---"] * 5)
+    for name, (work, phases) in LOADS.items():
+        _changes(name, work, phases)
+
+
+def _changes(name: str, work: tuple[str, ...], phases: Sequence[int]) -> None:
     longer: dict[int, list[float]] = {at: [] for at in BEGINS_US[:-1]}
     counts = dict.fromkeys(longer, 0)
-    for phase_us in (500, 1500, 4500, 14500, 15500, 16150, 16950, 17500):
-        request = Tenant((*LC_B, "list=1", f"phase={phase_us}"), 40, "burst", LC)
+    took: list[float] = []
+    rates = [0.0] * 3
+    for phase_us in phases:
+        request = Tenant((*work, "list=1", f"phase={phase_us}"), 40, "burst", LC)
         request, *others = told([request, *[Tenant(KERNELS, 20, "burst")] * 3])
         begin = time.time() + 3
         busy = [t.start(f"begin={begin:.3f}", seconds=SECONDS + 1) for t in others]
@@ -217,17 +230,21 @@ def changes() -> None:
         command = work_command(request.work[0], SECONDS, *request.work[1:])
         done = subprocess.run(command, env=request.environment(), capture_output=True, text=True, check=True)
         listed = [tuple(map(float, line.split())) for line in done.stderr.splitlines() if line[:1].isdigit()]
+        took += [us for _, us in listed]
         middle = statistics.median(us for _, us in listed)
         for at_us, us in listed:
             offset = min((at_us % 50000 - change for change in TURN_CHANGES_US), key=abs)
             place = max((at for at in longer if at <= offset), default=BEGINS_US[0])
             counts[place] += 1
             longer[place] += [us - middle] if us > middle + LONGER_US else []
-        for process in busy:
-            answer(process)
+        rates = [rate + answer(process)["rate"] for rate, process in zip(rates, busy, strict=True)]
     for at, end in itertools.pairwise(BEGINS_US):
         by = f"{min(longer[at]):.0f} to {max(longer[at]):.0f}" if longer[at] else ""
-        row(f"{at} to {end}", len(longer[at]), counts[at], by)
+        row(name, f"{at} to {end}", len(longer[at]), counts[at], by)
+    took.sort()
+    p50, p99 = (took[int(q * len(took))] for q in (0.5, 0.99))
+    shares = " + ".join(f"{100 * rate / sum(rates):.1f}" for rate in rates)
+    row(name, f"all: p50 {p50:.0f}, p99 {p99:.0f}", sum(map(len, longer.values())), len(took), f"best effort {shares}")
 
 
 URGENT = ("requests", "us=100", "every=4000")

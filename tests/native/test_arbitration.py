@@ -176,9 +176,7 @@ def test_no_change_waits_long_and_only_beside_somebody_latency_critical(
         ("an opening beside a tenant that is done, and whom nobody takes the engine from", True, 1.5, 1.5, 0.3, False),
     ],
 )
-def test_changes_wait_for_requests(
-    what: str, opens: bool, late: float, stay: float, usual: float, waits: bool
-) -> None:
+def test_changes_wait_for_requests(what: str, opens: bool, late: float, stay: float, usual: float, waits: bool) -> None:
     terms = a.Terms(20, latency_others=1)
     assert terms.waits(opens, int(late * MS), int(stay * MS), int(usual * MS)) == waits, what
 

@@ -143,7 +143,8 @@ bool hami_terms_open(const struct hami_terms *terms, bool shut, int64_t since, i
 	return hami_budget_shuts_in_step(hami_terms_cap(terms)) ? !shut || is_early : !shut && !is_early;
 }
 
-bool hami_terms_waits(const struct hami_terms *terms, bool opens, int64_t late, const struct hami_visit *other)
+bool hami_terms_waits(const struct hami_terms *terms, bool opens, int64_t late,
+		      const struct hami_visit *other)
 {
 	if (!terms->latency_others || terms->latency || late >= CHANGE_LATEST || other->stay <= 0)
 		return false;

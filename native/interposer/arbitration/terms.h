@@ -85,6 +85,7 @@ struct hami_visit {
  * latency-critical. An opening also waits for the tenant whose turn is over to leave, as two changes would interrupt one
  * request twice; and as nobody else takes the engine from a tenant that is done, it goes by how long one usually stays.
  */
-bool hami_terms_waits(const struct hami_terms *terms, bool opens, int64_t late, const struct hami_visit *other);
+bool hami_terms_waits(const struct hami_terms *terms, bool opens, int64_t late,
+		      const struct hami_visit *other);
 
 #endif

@@ -34,8 +34,8 @@ static struct switches {
 	} between;          /* the others' stays since then */
 	int64_t other_stay; /* the last one of them, ns */
 	int64_t usual;      /* the longest lately of one that came amid own work and was the only one, ns */
-	int64_t flushed; /* when the last flush began */
-	int64_t ahead;   /* of the GPU's clock, ns before hami_clock_shared() */
+	int64_t flushed;    /* when the last flush began */
+	int64_t ahead;      /* of the GPU's clock, ns before hami_clock_shared() */
 } all[HAMI_SLICES];
 
 static int request(const struct switches *s, unsigned long number, void *argument, const uint32_t *status)
@@ -288,7 +288,10 @@ struct hami_visit hami_switches_other(unsigned int slice, int64_t now)
 {
 	const struct switches *s = &all[slice];
 	const int64_t stay = now - (s->other_came - s->ahead);
-	return (struct hami_visit){.stay = !s->open || !s->other_came ? 0 : stay > 0 ? stay : 1, .usual = s->usual};
+	return (struct hami_visit){.stay = !s->open || !s->other_came ? 0
+					   : stay > 0                 ? stay
+								      : 1,
+				   .usual = s->usual};
 }
 
 void hami_switches_forked(void)

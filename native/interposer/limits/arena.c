@@ -6,8 +6,9 @@
 
 static void unpin(struct hami_arena *arena, const struct real_cuda *real)
 {
-	for (; arena->pinned; arena->pinned -= HAMI_ARENA_PIECE)
-		real->cuMemHostUnregister(arena->memory + arena->pinned - HAMI_ARENA_PIECE);
+	while (arena->pinned &&
+	       real->cuMemHostUnregister(arena->memory + arena->pinned - HAMI_ARENA_PIECE) == CUDA_SUCCESS)
+		arena->pinned -= HAMI_ARENA_PIECE;
 }
 
 static bool is_pinned(const struct hami_arena *arena, const struct real_cuda *real)
@@ -17,6 +18,23 @@ static bool is_pinned(const struct hami_arena *arena, const struct real_cuda *re
 	return real->cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) ==
 		       CUDA_SUCCESS &&
 	       type == CU_MEMORYTYPE_HOST;
+}
+
+static size_t whole_pieces(size_t bytes)
+{
+	return bytes / HAMI_ARENA_PIECE * HAMI_ARENA_PIECE;
+}
+
+static bool map(struct hami_arena *arena, size_t room)
+{
+	void *memory =
+		mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (memory == MAP_FAILED)
+		return false;
+	madvise(memory, room, MADV_HUGEPAGE);
+	madvise(memory, room, MADV_DONTFORK);
+	*arena = (struct hami_arena){.memory = memory, .room = room};
+	return true;
 }
 
 bool hami_arena_have(struct hami_arena *arena, const struct real_cuda *real, CUcontext context, size_t bytes)
@@ -31,23 +49,22 @@ bool hami_arena_have(struct hami_arena *arena, const struct real_cuda *real, CUc
 	}
 	if (arena->room >= bytes)
 		return true;
+	if (arena->pinned)
+		return false; /* the driver would go on copying to pages that are nobody's */
 	if (arena->memory)
 		munmap(arena->memory, arena->room);
 	*arena = (struct hami_arena){0};
-	bytes = (bytes + HAMI_ARENA_PIECE - 1) / HAMI_ARENA_PIECE * HAMI_ARENA_PIECE;
-	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (memory == MAP_FAILED)
-		return false;
-	madvise(memory, bytes, MADV_HUGEPAGE);
-	madvise(memory, bytes, MADV_DONTFORK);
-	*arena = (struct hami_arena){.memory = memory, .room = bytes};
-	return true;
+	const size_t exact = whole_pieces(bytes + HAMI_ARENA_PIECE - 1),
+		     ample = whole_pieces(bytes / 2) + exact;
+	return map(arena, ample) || map(arena, exact);
 }
 
-void hami_arena_pin(struct hami_arena *arena, const struct real_cuda *real, CUcontext context, size_t bytes)
+void hami_arena_pin(struct hami_arena *arena, const struct real_cuda *real, CUcontext context, size_t used,
+		    size_t bound)
 {
 	CUcontext before;
-	const size_t most = (bytes < arena->room ? bytes : arena->room) / HAMI_ARENA_PIECE * HAMI_ARENA_PIECE;
+	const size_t pieces = whole_pieces(used + HAMI_ARENA_PIECE - 1);
+	const size_t most = whole_pieces(bound < pieces ? bound : pieces);
 	if (arena->pinned >= most || !real->cuMemHostRegister_v2 || !real->cuMemHostUnregister ||
 	    !real->cuPointerGetAttribute || real->cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
 		return;

@@ -20,14 +20,18 @@ struct hami_arena {
 	size_t pinned; /* bytes at its beginning that are page-locked, each HAMI_ARENA_PIECE apart from the next */
 };
 
-/* Sees to at least `bytes`, whose content is undefined. False: the host has none. */
+/*
+ * Sees to at least `bytes`, whose content is undefined, and to room for half as many more, which costs nothing before it
+ * is used: another time the program may have more. False: the host has none.
+ */
 bool hami_arena_have(struct hami_arena *arena, const struct real_cuda *real, CUcontext context, size_t bytes);
 
 /*
- * Page-locks the first `bytes`, in whole pieces, as far as the driver does: the GPU copies there itself. Fast where the
- * pages are there (25 ms per GiB on an H200), slow where they are to be found (180 ms per GiB).
+ * Page-locks the first `used` bytes, at most `bound`, as far as the driver does: the GPU copies there itself. Fast where
+ * the pages are there (25 ms per GiB on an H200), slow where they are to be found (180 ms per GiB).
  */
-void hami_arena_pin(struct hami_arena *arena, const struct real_cuda *real, CUcontext context, size_t bytes);
+void hami_arena_pin(struct hami_arena *arena, const struct real_cuda *real, CUcontext context, size_t used,
+		    size_t bound);
 
 /* What is in it is not needed any more. */
 void hami_arena_give_back(const struct hami_arena *arena);

@@ -220,7 +220,8 @@ static bool move_in(const struct real_cuda *real)
 		lose("the driver refused it");
 	hami_hold_open(HAMI_HOLD_MEMORY);
 	if (swap.count) /* now that all its pages are there */
-		hami_arena_pin(&swap.arena, real, swap.context, hami_slice_region(0)->job->swap_pinned_bytes);
+		hami_arena_pin(&swap.arena, real, swap.context, swap.bytes,
+			       hami_slice_region(0)->job->swap_pinned_bytes);
 	while (swap.count && !hami_transfer(real, swap.context, swap.pieces, swap.count, &swap.arena, false))
 		rest(RETRY_NS); /* the host is out of memory, or of threads */
 	for (size_t i = 0; i < swap.count; i++)
