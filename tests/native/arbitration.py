@@ -286,7 +286,7 @@ class Terms:
         return bool(_lib.hami_terms_open(self._struct(), shut, since_ns, now_ns, until)), until.value
 
     def waits(self, opens: bool, late_ns: int, stay_ns: int, usual_ns: int) -> bool:
-        """Returns whether a change that is so late waits on; another has been on the engine for ``stay_ns`` (0: none)."""
+        """Returns whether a change that is so late waits on; another is on the engine since ``stay_ns`` (0: none)."""
         return bool(_lib.hami_terms_waits(self._struct(), opens, late_ns, _Visit(stay_ns, usual_ns)))
 
     def turn(self, now_ns: int, yields: bool = False) -> tuple[bool, int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns beside a latency-critical job change between its requests, not amid them; on the simulated driver and kernel."""
+"""Turns beside a latency-critical job change between its requests, not amid them; on the simulation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class Busy:
                 self.changes.append(time.monotonic_ns())
 
     def share(self) -> float:
-        assert self.process.stdout and self.process.stderr
+        assert self.process.stdout
+        assert self.process.stderr
         share = float(self.process.stdout.read())
         self.reader.join()
         self.process.wait()
@@ -78,7 +79,7 @@ def beside(tmp_path: Path, machine: tuple[Path, str], *serve: object) -> Found:
 
 
 def is_amid(at: int, requests: list[tuple[int, ...]]) -> bool:
-    """Whether a request was under way for a while, and went on. The line was read a little later than it was written."""
+    """Whether a request was under way for a while, and went on. A line is read a little later than it is written."""
     begun, ended = requests[bisect.bisect(requests, (at,)) - 1]
     return begun + MS < at < ended - MS // 2
 

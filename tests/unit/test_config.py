@@ -18,7 +18,8 @@ from hami_hpc.core.grant import JobUnits
 from hami_hpc.errors import NodeError
 from hami_hpc.node.config import ClassSettings, Settings, load_settings, parse_settings, settings_path
 
-CLASS_KEYS = ("qos", "policy", "policies", "latency", "floor", "priority", "slice_us", "max_processes", "swap")
+CLASS_KEYS = ("qos", "policy", "policies", "latency", "floor", "priority", "slice_us", "max_processes")
+CLASS_KEYS += ("swap", "swap_pinned_mib")
 
 
 OVERSOLD = """
@@ -106,6 +107,7 @@ def test_a_file_with_a_version_alone_means_the_contracts_defaults(tmp_path: Path
         (OVERSOLD.replace("'share'", "'mig'"), r'at most 1 unless modes = \["share"\]'),
         (OVERSOLD.replace("slices_max = 1", "slices_max = 2"), "at most 1 unless slices_max = 1: jobs with several"),
         (OVERSOLD.replace("true", "false"), "at most 1 unless a class has swap = true: no job could leave"),
+        ("version = 1\n[classes.be]\nswap_pinned_mib = 1", "0 without swap = true: nothing of its jobs is moved"),
         (OVERSOLD.replace("= 150", "= 181"), "shard_mib = 181 is more than a whole h200"),
         ("version = 1\n[vgpu]\nbare_shard = 'perhaps'", '"refuse" or "translate" or "allow"'),
         ("version = 1\n[vgpu]\nqos_enforced = true", '"auto" or "yes"'),
@@ -160,10 +162,10 @@ def test_a_site_has_as_many_classes_as_it_names_and_always_the_three(tmp_path: P
     text = "version = 1\n[classes.interactive]\nlatency = true\nslice_us = 500\npriority = 1000\n[classes.x]\nqos = []"
     settings = load(tmp_path, text)
     assert list(settings.classes) == ["std", "lc", "be", "interactive", "x"]
-    assert settings.classes["interactive"] == (("interactive",), "burst", ("burst",), True, 5, 500, 1000, 0, False)
-    assert settings.classes["x"] == ((), "burst", ("burst",), False, 0, 0, 0, 0, False)
-    assert settings.classes["lc"] == (("lc",), "burst", ("burst",), True, 5, 0, 100, 0, False)
-    assert settings.classes["std"] == ((), "cap", ("cap",), False, 0, 0, 0, 0, False)
+    assert settings.classes["interactive"] == (("interactive",), "burst", ("burst",), True, 5, 500, 1000, 0, False, 0)
+    assert settings.classes["x"] == ((), "burst", ("burst",), False, 0, 0, 0, 0, False, 0)
+    assert settings.classes["lc"] == (("lc",), "burst", ("burst",), True, 5, 0, 100, 0, False, 0)
+    assert settings.classes["std"] == ((), "cap", ("cap",), False, 0, 0, 0, 0, False, 0)
     assert settings.site().classes["interactive"] == ("interactive",)
     assert settings.site().policies["x"] == ("burst",)
 

@@ -82,6 +82,15 @@ def test_what_an_administrator_moved_out_stays_there(node: Node) -> None:
     assert swapped.order_of(node.settings.run_dir, JOB) == c.SWAP_OUT
 
 
+def test_a_class_says_what_stays_page_locked_for_moves_and_no_user_can(node: Node) -> None:
+    node.config.write_text(f"{node.config.read_text()}swap_pinned_mib = 24576\n")
+    assert node.prolog(10, HAMI_HPC_CLASS="be", HAMI_HPC_SWAP_PINNED_MIB="1000000") == 0
+    for job, pinned_bytes in ((JOB, 0), (10, 24576 << 20)):
+        record = Path(f"{node.settings.run_dir}/jobs/{job}/{c.FILE_JOB_LIMITS}").read_bytes()
+        offset, width, _kind = c.LIMITS_FIELDS["swap_pinned_bytes"]
+        assert int.from_bytes(record[offset : offset + width], "little") == pinned_bytes
+
+
 def test_an_administrator_who_brings_a_suspended_job_in_is_told(node: Node) -> None:
     suspend.suspend(node.settings, JOB)
     said = swap.swap(node.settings, JOB, out=False, wait_s=1)
