@@ -246,6 +246,7 @@ USAGE_SLOT_FIELDS: Final[dict[str, tuple[int, int, str]]] = {
     'swap_state': (48, 4, 'u'),
     'swap_count': (52, 4, 'u'),
     'swapped_bytes': (56, 8, 'u'),
+    'busy_unix_ns': (64, 8, 'u'),
 }
 
 # Head of the history file, what the agent saw of the job in each minute. Root writes all of the file; the job's user reads it.

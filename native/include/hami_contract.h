@@ -245,7 +245,8 @@ struct hami_usage_slot {
 	uint32_t swap_state; /* where its device memory is, see [swap_states] */
 	uint32_t swap_count; /* how often it was moved to the host */
 	uint64_t swapped_bytes; /* device memory that is on the host now */
-	uint8_t pad0[64];
+	uint64_t busy_unix_ns; /* when it last had work on the GPU for a good part of its time, ns since 1970; 0: never */
+	uint8_t pad0[56];
 };
 _Static_assert(offsetof(struct hami_usage_slot, state) == 0, "state");
 _Static_assert(offsetof(struct hami_usage_slot, pid) == 4, "pid");
@@ -258,6 +259,7 @@ _Static_assert(offsetof(struct hami_usage_slot, throttled_ns) == 40, "throttled_
 _Static_assert(offsetof(struct hami_usage_slot, swap_state) == 48, "swap_state");
 _Static_assert(offsetof(struct hami_usage_slot, swap_count) == 52, "swap_count");
 _Static_assert(offsetof(struct hami_usage_slot, swapped_bytes) == 56, "swapped_bytes");
+_Static_assert(offsetof(struct hami_usage_slot, busy_unix_ns) == 64, "busy_unix_ns");
 _Static_assert(sizeof(struct hami_usage_slot) == 128, "size");
 
 /* Head of the history file, what the agent saw of the job in each minute. Root writes all of the file; the job's user reads it. */

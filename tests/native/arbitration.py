@@ -56,6 +56,10 @@ class _Terms(ctypes.Structure):
     )
 
 
+class _Part(ctypes.Structure):
+    _fields_ = (("rank", ctypes.c_uint32), ("count", ctypes.c_uint32))
+
+
 class _Visit(ctypes.Structure):
     _fields_ = (("stay", ctypes.c_int64), ("usual", ctypes.c_int64))
 
@@ -143,6 +147,8 @@ _lib.hami_terms_turn.restype = ctypes.c_bool
 _lib.hami_terms_turn.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, ctypes.POINTER(_I64))
 _lib.hami_terms_open.restype = ctypes.c_bool
 _lib.hami_terms_open.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, _I64, ctypes.POINTER(_I64))
+_lib.hami_part_open.restype = ctypes.c_bool
+_lib.hami_part_open.argtypes = (ctypes.POINTER(_Terms), ctypes.POINTER(_Part), _I64, ctypes.POINTER(_I64))
 _lib.hami_terms_waits.restype = ctypes.c_bool
 _lib.hami_terms_waits.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, ctypes.POINTER(_Visit))
 _lib.hami_terms_others_timeslice_us.restype = _U32
@@ -284,6 +290,11 @@ class Terms:
         """Returns whether the tenant is open whose budget says ``shut``, or not, since then, and when that changes."""
         until = _I64()
         return bool(_lib.hami_terms_open(self._struct(), shut, since_ns, now_ns, until)), until.value
+
+    def part(self, rank: int, count: int, now_ns: int) -> tuple[bool, int]:
+        """Returns whether it is the part of the turn of the process with this number of so many, and until when."""
+        until = _I64()
+        return bool(_lib.hami_part_open(self._struct(), _Part(rank, count), now_ns, until)), until.value
 
     def waits(self, opens: bool, late_ns: int, stay_ns: int, usual_ns: int) -> bool:
         """Returns whether a change that is so late waits on; another is on the engine since ``stay_ns`` (0: none)."""

@@ -181,6 +181,44 @@ def test_changes_wait_for_requests(what: str, opens: bool, late: float, stay: fl
     assert terms.waits(opens, int(late * MS), int(stay * MS), int(usual * MS)) == waits, what
 
 
+COUNTS = st.integers(2, 40)
+
+
+@given(COUNTS, st.integers(0, 999), st.integers(1, 999), st.integers(0, 2**61))
+@example(2, 0, 0, 0)
+@example(3, 999, 1, 0)
+@settings(deadline=None)
+def test_processes_of_a_tenant_divide_its_turn(count: int, begin: int, length: int, now: int) -> None:
+    """At each time at most one is open, in the tenant's turn alone; each has the same, of nearly all of it."""
+    terms = a.Terms(50, latency_others=1, turn_begin=begin, turn_length=length)
+    turn_ns = a.ROUND_NS * length // 1000 if 0 < length < 1000 else a.ROUND_NS
+    had = [0] * count
+    at, end = now, now + count * a.ROUND_NS
+    while at < end:
+        seen = [terms.part(rank, count, at) for rank in range(count)]
+        until = min(end, seen[0][1])
+        assert {one[1] for one in seen} == {seen[0][1]}
+        assert at < seen[0][1] <= at + a.ROUND_NS
+        assert sum(one[0] for one in seen) <= 1
+        for rank, (is_open, _) in enumerate(seen):
+            had[rank] += (until - at) * is_open
+            assert not is_open or terms.turn(at)[0]
+        at = until
+    parts = min(count, max(1, turn_ns // (4 * MS)))
+    assert max(had) - min(had) <= turn_ns, "but for where it began to count"
+    assert abs(sum(had) - count * turn_ns) <= turn_ns + count * parts
+    assert count * turn_ns // count - max(had) <= turn_ns
+
+
+@given(st.integers(0, 1), st.integers(0, 2**62), st.booleans())
+def test_a_process_that_is_alone_or_beside_nobody_latency_critical_has_all_of_the_turn(
+    count: int, now: int, latency: bool
+) -> None:
+    assert a.Terms(50, latency_others=1).part(0, count, now) == (True, 2**63 - 1)
+    assert a.Terms(50, latency_others=0).part(0, 5, now) == (True, 2**63 - 1)
+    assert a.Terms(50, latency=latency, latency_others=1).part(1, 5, now)[0] or not latency
+
+
 EVENTS = st.lists(st.tuples(st.integers(0, 200), st.booleans()), max_size=40).map(sorted)
 STEPS = st.lists(st.integers(0, 60), min_size=1, max_size=12)
 US = 1000

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(REAL_GPU, reason="on a real GPU: tests/gpu/bench
 SERVE = str(BUILD / "compute/requests_take_time")
 MS = 1_000_000
 BE = {"latency_others": 1, "turn_length_permille": 500}
+SHORT = {"latency_others": 1, "turn_length_permille": 200}
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,15 @@ class Busy:
         return share
 
 
-def beside(tmp_path: Path, machine: tuple[Path, str], *serve: object) -> Found:
-    def made(policy: str, fields: dict[str, int]) -> Slice:
-        place = tmp_path / f"job{len(list(tmp_path.iterdir()))}"
-        return make_slice(place, *machine, job_mib=8192, cores_percent=30, policy=policy, fields=fields)
+def made(tmp_path: Path, machine: tuple[Path, str], **fields: int) -> Slice:
+    place = tmp_path / f"job{len(list(tmp_path.iterdir()))}"
+    return make_slice(place, *machine, job_mib=8192, cores_percent=30, policy="burst", fields=fields)
 
-    busy = [Busy(made("burst", BE | {"turn_begin_permille": begin}), 3000) for begin in (0, 500)]
+
+def beside(tmp_path: Path, machine: tuple[Path, str], *serve: object) -> Found:
+    busy = [Busy(made(tmp_path, machine, **BE, turn_begin_permille=begin), 3000) for begin in (0, 500)]
     time.sleep(0.5)
-    urgent = made("burst", {"latency": 1, "floor_percent": 5})
+    urgent = made(tmp_path, machine, latency=1, floor_percent=5)
     words = [SERVE, *(str(word) for word in serve)]
     served = subprocess.run(words, env=urgent.environment(), capture_output=True, text=True, timeout=60, check=True)
     requests = [tuple(map(int, line.split())) for line in served.stdout.splitlines() if " " in line]
@@ -99,3 +101,15 @@ def test_turns_change_beside_requests_that_never_pause(tmp_path: Path, machine: 
         lambda: beside(tmp_path, machine, 60, 30000, 100, "list"),
         lambda found: found.changes > 40 and 0.75 < found.shares[0] / found.shares[1] < 1.33,
     )
+
+
+def test_a_job_of_several_processes_keeps_to_its_turn(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    """Its processes visit the engine one after the other, all the time, and wait for none of them."""
+
+    def jobs() -> float:
+        jobs = [made(tmp_path, machine, **SHORT, turn_begin_permille=begin) for begin in (0, 200)]
+        running = [Busy(jobs[0], 2500), Busy(jobs[0], 2500), Busy(jobs[1], 2500)]
+        one, two, other = (each.share() for each in running)
+        return (one + two) / other
+
+    measured(jobs, lambda ratio: 0.7 < ratio < 1.4)

@@ -141,7 +141,7 @@ def test_killed_at_any_moment_nothing_of_it_is_left(tmp_path: Path, machine: Mac
     """Out and in, stopped and continued as Slurm does, each at random, and killed at some moment of it."""
     chance = random.Random(3)
     for n in range(KILLS):
-        job = Swapped.make(tmp_path / f"job{n}", *machine)
+        job = Swapped.make(tmp_path / f"job{n}", *machine, pinned_mib=n % 2 * 256)
         with job.start(HOLDER, "512") as program:
             for order in chance.choices((c.SWAP_OUT, c.SWAP_SUSPENDED, c.SWAP_IN), k=chance.randrange(1, 4)):
                 job.order(order)

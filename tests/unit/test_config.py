@@ -18,8 +18,10 @@ from hami_hpc.core.grant import JobUnits
 from hami_hpc.errors import NodeError
 from hami_hpc.node.config import ClassSettings, Settings, load_settings, parse_settings, settings_path
 
-CLASS_KEYS = ("qos", "policy", "policies", "latency", "floor", "priority", "slice_us", "max_processes")
-CLASS_KEYS += ("swap", "swap_pinned_mib")
+CLASS_KEYS = (
+    *("qos", "policy", "policies", "latency", "floor", "priority", "slice_us", "max_processes"),
+    *("swap", "swap_pinned_mib"),
+)
 
 
 OVERSOLD = """

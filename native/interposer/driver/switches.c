@@ -32,6 +32,7 @@ static struct switches {
 	struct {
 		uint32_t count, of_short, of_thrash;
 	} between;          /* the others' stays since then */
+	uint32_t other_pid; /* who came last; 0: another user's */
 	int64_t other_stay; /* the last one of them, ns */
 	int64_t usual;      /* the longest lately of one that came amid own work and was the only one, ns */
 	int64_t flushed;    /* when the last flush began */
@@ -195,6 +196,7 @@ static void note_other(struct switches *s, const struct rm_switch_record *r,
 {
 	int64_t at = (int64_t)r->timestamp_ns, came = s->other_came;
 	s->other_came = r->tag == RM_TAG_START ? at : 0;
+	s->other_pid = r->pid;
 	if (r->tag == RM_TAG_START || !came)
 		return;
 	int64_t unused = hami_slice_unused(at - came, lengths->others_slice);
@@ -284,14 +286,13 @@ long hami_switches_read(unsigned int slice, struct hami_switch *list, size_t mos
 	return count;
 }
 
-struct hami_visit hami_switches_other(unsigned int slice, int64_t now)
+struct hami_visit hami_switches_other(unsigned int slice, int64_t now, uint32_t *pid)
 {
 	const struct switches *s = &all[slice];
+	const bool is_there = s->open && s->other_came;
 	const int64_t stay = now - (s->other_came - s->ahead);
-	return (struct hami_visit){.stay = !s->open || !s->other_came ? 0
-					   : stay > 0                 ? stay
-								      : 1,
-				   .usual = s->usual};
+	*pid = is_there ? s->other_pid : 0;
+	return (struct hami_visit){.stay = !is_there ? 0 : stay > 0 ? stay : 1, .usual = s->usual};
 }
 
 void hami_switches_forked(void)

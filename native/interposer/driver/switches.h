@@ -32,8 +32,11 @@ struct hami_lengths {
  */
 long hami_switches_read(unsigned int slice, struct hami_switch *list, size_t most,
 			const struct hami_lengths *lengths, struct hami_stays *stays);
-/* Returns who else is on the engine at `now` (hami_clock_shared()), by what was read last. */
-struct hami_visit hami_switches_other(unsigned int slice, int64_t now);
+/*
+ * Returns who else is on the engine at `now` (hami_clock_shared()), by what was read last, and sets the number of that
+ * process; 0 where it is another user's.
+ */
+struct hami_visit hami_switches_other(unsigned int slice, int64_t now, uint32_t *pid);
 /* In a forked child: forgets the parent's. */
 void hami_switches_forked(void);
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "arbitration/budget.h"
+#include "arbitration/parts.h"
 #include "arbitration/slice.h"
 #include "arbitration/terms.h"
 #include "base/clock.h"
@@ -32,6 +33,8 @@
 #define IDLE_NS (100 * MS)             /* nothing outstanding for so long: the keeper rests */
 #define IDLE_FIRST_NS (20 * MS)        /* nothing outstanding for so long: what comes is counted early */
 #define REST_NS (100 * MS)             /* between two looks while it rests: for work that is no launch */
+#define BUSY_PERMILLE 250              /* of its samples found work: so much is a good part of its time */
+#define BUSY_NS HAMI_NS_PER_S          /* for which that counts */
 #define SLEEP_NS_LEAST (MS / 20)
 #define WAIT_LOOK_NS (MS / 8) /* between two looks whether a request is over */
 #define REFUSALS_IN_A_ROW 3
@@ -45,6 +48,8 @@ struct keeper {
 	struct hami_region *region; /* the slice's */
 	struct hami_terms terms;
 	struct hami_slice slice;
+	struct hami_part part; /* of the turn, among the job's processes */
+	uint32_t worked;       /* of its samples, permille, as a moving mean */
 	struct hami_seen seen; /* since the timeslice was last fitted */
 	uint32_t longest_us;   /* the timeslice of the terms */
 	uint32_t processes;    /* of the step, that divide it */
@@ -154,6 +159,7 @@ static bool set_open(struct keeper *k, bool open)
 		hami_region_add_time(k->region, 0, (uint64_t)(begun - k->closed));
 		hami_region_add_pause(k->region, (uint64_t)(begun - k->closed));
 		k->busy = begun; /* it was shut because it worked, and is not resting yet */
+		k->sampled = begun;
 		note_duty(k, begun);
 	} else {
 		k->closed = k->open ? begun : k->closed;
@@ -244,6 +250,9 @@ static int64_t jittered(struct keeper *k, int64_t gap)
 static void read_terms(struct keeper *k)
 {
 	k->terms = hami_terms_read(k->region->job, k->region->step);
+	const bool divides = k->terms.latency_others && hami_region_processes(k->region) > 1;
+	k->part =
+		divides ? hami_region_part(k->region, hami_clock_shared() - BUSY_NS) : (struct hami_part){0};
 	set_timeslice(k);
 }
 
@@ -303,31 +312,44 @@ static bool waits_for_request(struct keeper *k, int64_t steady)
 	if (!hami_terms_waits(&k->terms, !k->open, steady - k->due, &somebody))
 		return false;
 	count(k, steady);
-	const struct hami_visit other = hami_switches_other(k->slice_index, hami_clock_shared());
+	uint32_t pid;
+	struct hami_visit other = hami_switches_other(k->slice_index, hami_clock_shared(), &pid);
+	if (k->open && pid && hami_region_has_process(k->region, pid))
+		other.stay = 0; /* a process of its own job: nobody latency-critical */
 	return hami_terms_waits(&k->terms, !k->open, steady - k->due, &other);
+}
+
+static void sample(struct keeper *k, int64_t steady)
+{
+	const int64_t shared = hami_clock_shared();
+	const bool works = hami_meter_sample(k->slice_index, shared);
+	k->worked = (3 * k->worked + (works ? 1000 : 0)) / 4;
+	if (k->worked >= BUSY_PERMILLE)
+		hami_region_note_busy(k->region, shared);
+	if (works) {
+		if (steady - k->busy > IDLE_FIRST_NS)
+			k->begun = steady;
+		k->busy = steady;
+		hami_region_note_use(k->region);
+	}
+	k->sampled = steady + jittered(k, k->sample_gap);
 }
 
 /* One look: measures and decides. Returns when to look again, steady. */
 static int64_t look(struct keeper *k)
 {
-	int64_t steady = hami_clock_steady(), until, in_step;
-	if (k->open && steady >= k->sampled) {
-		if (hami_meter_sample(k->slice_index, hami_clock_shared())) {
-			if (steady - k->busy > IDLE_FIRST_NS)
-				k->begun = steady;
-			k->busy = steady;
-			hami_region_note_use(k->region);
-		}
-		k->sampled = steady + jittered(k, k->sample_gap);
-	}
+	int64_t steady = hami_clock_steady(), until, part, in_step;
+	if (k->open && steady >= k->sampled)
+		sample(k, steady);
 	if (steady >= k->change || steady - k->counted >= count_gap(k) || hami_clock_shared() >= k->step) {
 		read_terms(k);
 		count(k, steady);
 	}
 	int64_t shared = hami_clock_shared();
 	bool turn = hami_terms_turn(&k->terms, hami_slice_yields(&k->slice), shared, &until);
+	turn = hami_part_open(&k->terms, &k->part, shared, &part) && turn;
 	bool open = hami_terms_open(&k->terms, k->shut, k->said, shared, &in_step);
-	until = least(until, in_step);
+	until = least(until, least(part, in_step));
 	int64_t turn_ends = until == INT64_MAX ? INT64_MAX : steady + (until - shared);
 	const bool wanted = !k->pauses || (open && turn);
 	if (wanted != k->open && waits_for_request(k, steady))

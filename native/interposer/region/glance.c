@@ -22,6 +22,41 @@ uint32_t hami_region_processes(struct hami_region *region)
 	return PEEK(region->usage->head.processes);
 }
 
+bool hami_region_has_process(struct hami_region *region, uint32_t pid)
+{
+	for (size_t i = 0; i < HAMI_USAGE_SLOT_COUNT; i++)
+		if (PEEK(region->usage->slots[i].state) == 1 && PEEK(region->usage->slots[i].pid) == pid)
+			return true;
+	return false;
+}
+
+void hami_region_note_busy(struct hami_region *region, int64_t now)
+{
+	int32_t slot = __atomic_load_n(&region->slot, __ATOMIC_ACQUIRE);
+	if (slot >= 0)
+		__atomic_store_n(&region->usage->slots[slot].busy_unix_ns, (uint64_t)now, __ATOMIC_RELAXED);
+}
+
+struct hami_part hami_region_part(struct hami_region *region, int64_t since)
+{
+	const int32_t own = __atomic_load_n(&region->slot, __ATOMIC_ACQUIRE);
+	uint32_t left = hami_region_processes(region);
+	struct hami_part part = {0};
+	bool is_busy = false;
+	for (int32_t i = 0; own >= 0 && i < (int32_t)HAMI_USAGE_SLOT_COUNT && left; i++) {
+		const struct hami_usage_slot *slot = &region->usage->slots[i];
+		if (PEEK(slot->state) != 1)
+			continue;
+		left--;
+		if ((int64_t)PEEK(slot->busy_unix_ns) < since)
+			continue;
+		is_busy = is_busy || i == own;
+		part.rank += i < own;
+		part.count++;
+	}
+	return is_busy ? part : (struct hami_part){0};
+}
+
 void hami_region_lacking(struct hami_region *region)
 {
 	__atomic_fetch_add(&region->usage->head.device_oom_count, 1, __ATOMIC_RELAXED);

@@ -5,6 +5,7 @@
  */
 #ifndef HAMI_GLANCE_H
 #define HAMI_GLANCE_H
+#include "arbitration/parts.h"
 #include "region/region.h"
 
 /* Returns the bytes that this process holds. */
@@ -15,6 +16,15 @@ uint32_t hami_region_step_processes(struct hami_region *region);
 
 /* Returns how many of the job's processes hold a slot. */
 uint32_t hami_region_processes(struct hami_region *region);
+
+/* Returns whether a process of this number holds a slot of the job. Reads all slots. */
+bool hami_region_has_process(struct hami_region *region, uint32_t pid);
+
+/* Notes that this process has work on the GPU for a good part of its time, at `now` (hami_clock_shared()). */
+void hami_region_note_busy(struct hami_region *region, int64_t now);
+
+/* Returns this process's place among those of the job of which that was noted since `since`; of none if it is not. */
+struct hami_part hami_region_part(struct hami_region *region, int64_t since);
 
 /* Counts a request that the limits allowed and the driver refused. */
 void hami_region_lacking(struct hami_region *region);
