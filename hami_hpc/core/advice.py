@@ -148,6 +148,8 @@ def _mps(work: Workload, hardware: Hardware) -> Advice:
     if work.latency:
         text = "nothing holds others back for it: a latency-critical class has no effect in this mode"
         reasons.append(Reason("latency", text, False, figures.MPS_LATENCY))
+        text = "kernels that fill the chip get it as others' blocks end"
+        reasons.append(Reason("latency", text, False, figures.MPS_LATENCY_LONG))
     reasons.append(Reason("isolation", "of memory only, by the interposer; a user can leave MPS (docs/security.md)"))
     return _advice(MPS, is_own, work, hardware, _per_gpu(work, hardware.shared_mib), reasons)
 
