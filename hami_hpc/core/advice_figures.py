@@ -75,7 +75,7 @@ MPS_LATENCY = Figure(
     "| best effort of 50 %, priority 0 | 234 | 656 | 49.8 |",
 )
 MPS_LATENCY_LONG = Figure(
-    "such requests, of 2 ms alone: p99 6939 µs beside best effort of 50 % of the multiprocessors (H200)",
+    "requests of such kernels, 2 ms alone: p99 6939 µs beside best effort of 50 % of the multiprocessors (H200)",
     "mps.md",
     "| best effort of 50 %, priority 0 | 6685 | 6939 | 49.8 |",
 )
