@@ -99,6 +99,22 @@ def test_a_job_without_a_process_on_the_gpu_is_off_it_and_one_on_a_lost_gpu_is_n
     assert job(bench, 3).off_gpu_ns == 2 * SECOND
 
 
+def test_of_a_gpu_that_the_driver_does_not_show_nothing_is_known_from_the_first_look_on(bench: Bench) -> None:
+    """An agent that began when the GPU was lost never saw it: its jobs are not off it, and have no turns there."""
+    shown = bench.gpus.look
+    bench.gpus.look = lambda: shown()[1:]  # type: ignore[method-assign]
+    order(bench, c.SWAP_TURN)
+    assert job(bench, 2).off_gpu_ns == 0
+    look = bench.watcher.last_look()
+    assert look is not None
+    assert look.silent == {UUIDS[0]}
+    bench.gpus.look = shown  # type: ignore[method-assign]
+    assert job(bench, 2).off_gpu_ns == 2 * SECOND
+    look = bench.watcher.last_look()
+    assert look is not None
+    assert look.silent == frozenset()
+
+
 def test_what_the_job_writes_of_itself_changes_nothing(bench: Bench, pid: int) -> None:
     holds(bench, pid, 1900)
     order(bench, c.SWAP_OUT)
