@@ -33,7 +33,7 @@ SETTLED_NS = 2_750_000_000  # or, while looks show nothing new, after so much: a
 SECOND = 1_000_000_000
 MOST_LEFT = 8  # a job is off the GPU that holds no more than such a part of what it was granted
 NOTED_SLACK_MIB = 100  # by which NVML's numbers of one process differ from time to time
-FEW = 64  # programs of a job that is away that are asked each time; of more, so many each second
+FEW = 64  # programs of a job that are asked each time; of more, but while they leave, so many each second
 OLD_NS = 30 * SECOND  # nothing is decided on what was seen before: NVML hangs. Looks are 10 s apart at most
 ESTIMATE_NS = 5 * SECOND
 QUIET_NS = 3 * SECOND  # without a sample of NVML's of its work, until a job's own processes are asked
@@ -123,7 +123,8 @@ class TurnsTaken:
             may_hold |= self._may_hold(here)
             waiting = sum(t.wants and t.order in (c.SWAP_TURN, c.SWAP_WAIT) for t in tenants)
             places[uuid] = Place(residents.level(tenants, total_mib, others), waiting)
-            is_moving = is_moving or bool(orders) or any(not t.is_on and not t.is_away for t in tenants)
+            leaving = (t for t in tenants if not t.is_on and not t.is_away and not residents.is_late(t))
+            is_moving = is_moving or bool(orders) or any(leaving)
             is_settled = is_settled and all(t.is_on or t.wants for t in tenants)
             given |= {uuid: (here, orders)} if orders else {}
             standings += self._standings(here, standing.after(tenants, orders), others, now_ns)
@@ -217,7 +218,11 @@ class TurnsTaken:
 
     def _heard(self, grant: Grant, known: Known, now_ns: int) -> Known:
         """Asks the job's own processes, of which one may use too little for NVML to show. A lie wins a full turn."""
-        busy_ns = sum(process.busy_ns for process in swapped.processes(self.settings.run_dir, grant))
+        if now_ns < known.words_until_ns:
+            return known
+        words = swapped.processes(self.settings.run_dir, grant)
+        known = known._replace(words_until_ns=_asked_again_ns(words, now_ns))
+        busy_ns = sum(process.busy_ns for process in words)
         if busy_ns == known.busy_ns:
             return known
         return known._replace(busy_ns=busy_ns, used_ns=now_ns)
@@ -271,13 +276,14 @@ class TurnsTaken:
         return known
 
     def _words(self, grant: Grant, known: Known, now_ns: int) -> tuple[swap.Process, ...]:
-        """Returns what the programs of a job that leaves, or is away, say. Of one that is away and has many, what they
-        said some seconds ago: no user makes this work long by processes that all wait."""
-        if known.left_mib is not None and now_ns < known.words_until_ns:
+        """Returns what the programs of a job that leaves, or is away, say. Of one that is away, or should have left by
+        now, and has many, what they said some seconds ago: no user makes this work long by processes that all wait."""
+        is_late = (now_ns - known.since_ns) / SECOND > swap.seconds_for(grant.mem_mib)
+        if now_ns < known.words_until_ns and (known.left_mib is not None or is_late):
             return known.words
         words = tuple(swapped.processes(self.settings.run_dir, grant))
         if len(words) > FEW:
-            until_ns = now_ns + len(words) * SECOND // FEW
+            until_ns = _asked_again_ns(words, now_ns)
             self._known[grant.job_id] = known._replace(words=words, words_until_ns=until_ns)
         return words
 
@@ -321,6 +327,11 @@ class TurnsTaken:
         """Returns the bytes that each job may hold whose memory has left: no call of it can add to the least since."""
         left = {slice_key(grant): self._known[grant.job_id].left_mib for grant in here}
         return {key: mib * MIB for key, mib in left.items() if mib is not None}
+
+
+def _asked_again_ns(words: Sequence[swap.Process], now_ns: int) -> int:
+    """Returns when a job's programs are to be asked again: at once, but for many."""
+    return now_ns + len(words) * SECOND // FEW if len(words) > FEW else 0
 
 
 def _has_mostly_left(known: Known, grant: Grant, used_bytes: int) -> bool:

@@ -166,19 +166,25 @@ def test_who_sleeps_has_not_waited(site: Site) -> None:
     assert (site.order(10), site.order(FIRST)) == (c.SWAP_IN, c.SWAP_TURN)
 
 
-def test_a_thousand_processes_that_wait_are_not_asked_all_the_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking one takes some microseconds, and the agent has a hundredth of a core."""
-    away(site)
-    site.says[FIRST] = ["host"] * 1000
-    asked: list[int] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many programs answered, each time that a job was asked."""
+    counts: list[int] = []
     words = swapped.processes
 
     def counted(run_dir: str, grant: Grant) -> list[Program]:
         found = words(run_dir, grant)
-        asked.append(len(found))
+        counts.append(len(found))
         return found
 
     monkeypatch.setattr(swapped, "processes", counted)
+    return counts
+
+
+def test_a_thousand_processes_that_wait_are_not_asked_all_the_time(site: Site, asked: list[int]) -> None:
+    """Asking one takes some microseconds, and the agent has a hundredth of a core."""
+    away(site)
+    site.says[FIRST] = ["host"] * 1000
     for _ in range(60):
         site.look(0.5)
     assert sum(n for n in asked if n == 1000) <= 5000, "of 60,000"
@@ -186,6 +192,32 @@ def test_a_thousand_processes_that_wait_are_not_asked_all_the_time(site: Site, m
     for _ in range(40):
         site.look(0.5)
     assert {one.job_id: one.state for one in site.turns.standings}[FIRST] == "waits", "and they are heard"
+
+
+def test_a_thousand_idle_processes_on_the_gpu_are_not_asked_all_the_time(site: Site, asked: list[int]) -> None:
+    both(site)
+    site.busy = set()
+    site.says[FIRST] = ["gpu"] * 1000
+    del site.says[SECOND_JOB]
+    for _ in range(60):
+        site.look()
+    assert sum(n for n in asked if n == 1000) <= 5000, "of 57,000"
+
+
+def test_a_suspended_job_that_never_leaves_has_nobody_look_more_often(site: Site, asked: list[int]) -> None:
+    """Its programs were stopped in the middle of a kernel: they say the same for as long as it is suspended."""
+    both(site)
+    swap.order(site.node.settings, site.node.grants()[FIRST], swap.change_of(site.node.settings, "suspend"))
+    site.says[FIRST] = ["busy"] * 1000
+    site.look()
+    assert site.turns.is_moving
+    site.look(60)
+    asked.clear()
+    for _ in range(60):
+        site.look()
+        assert not site.turns.is_moving
+    assert (site.order(FIRST), site.order(SECOND_JOB)) == (c.SWAP_SUSPENDED, c.SWAP_TURN)
+    assert sum(n for n in asked if n == 1000) <= 5000, "of 60,000"
 
 
 def test_a_job_that_leaves_is_asked_each_time_however_many_it_is(site: Site) -> None:
