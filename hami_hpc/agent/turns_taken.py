@@ -21,7 +21,7 @@ from hami_hpc.core.agent_state import Standing
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.residents import Order, Tenant
 from hami_hpc.core.watch import MIB, Look, Process, SliceKey, by_slice, slice_key
-from hami_hpc.node import job_dirs, swapped
+from hami_hpc.node import job_dirs, swapped, turn_notes
 from hami_hpc.node.agent_file import now_boot_ns
 from hami_hpc.node.config import Settings
 from hami_hpc.node.turn_notes import TurnNotes
@@ -341,9 +341,11 @@ def _has_mostly_left(known: Known, grant: Grant, used_bytes: int) -> bool:
 
 
 def are_left(settings: Settings) -> bool:
-    """Returns whether jobs wait for a turn that began when this node's memory was oversold."""
+    """Returns whether jobs wait for a turn that began when this node's memory was oversold, or will when root lets them
+    come back."""
+    off = swap.OFF if turn_notes.are_taken(settings) else (c.SWAP_TURN, c.SWAP_WAIT)
     names = (name for name in job_dirs.entries(settings.run_dir) if name.isascii() and name.isdigit())
-    return any(swapped.order_of(settings.run_dir, int(name)) in (c.SWAP_TURN, c.SWAP_WAIT) for name in names)
+    return any(swapped.order_of(settings.run_dir, int(name)) in off for name in names)
 
 
 def make(taken: TurnsTaken, report: Callable[[str], None]) -> Repeated:

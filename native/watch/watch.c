@@ -16,6 +16,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +30,12 @@
 #include "step.h"
 
 #define PROGRAM_SECONDS 60 /* it gives an order and does not wait */
+/*
+ * The job's user can have Slurm send these signals as often as they like. So the program runs so often at once, and then
+ * once in so many seconds; Slurm's shortest time slice is 5 s, in which a job is suspended and another resumed.
+ */
+#define RUNS_AT_ONCE 10
+#define RUN_SECONDS 2
 #define LOOK_MS                                                                                              \
 	50 /* between two looks for stopped programs; shorter than any pause of Slurm's, of whole seconds */
 #define LOOKS 10
@@ -77,15 +84,39 @@ static void run(const char *direction)
 	}
 }
 
+static int64_t now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_BOOTTIME, &now);
+	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Waits while the program ran too often. `saved_ms` is the time that it may run for at once, RUN_SECONDS each time. */
+static void rest(int64_t *saved_ms, int64_t *last_ms)
+{
+	const int64_t most = RUNS_AT_ONCE * RUN_SECONDS * 1000, now = now_ms();
+
+	*saved_ms += now - *last_ms;
+	*saved_ms = (*saved_ms > most ? most : *saved_ms) - RUN_SECONDS * 1000;
+	*last_ms = now;
+	if (*saved_ms < 0)
+		poll(NULL, 0, (int)-*saved_ms);
+}
+
 /* Follows what the process in the step writes. Of what has come meanwhile, the last counts. */
 __attribute__((noreturn)) static void follow(int orders)
 {
-	char all[256];
+	static char all[1 << 16]; /* all that a pipe holds */
+	int64_t saved_ms = RUNS_AT_ONCE * RUN_SECONDS * 1000, last_ms = now_ms();
 	ssize_t n;
 
-	while ((n = read(orders, all, sizeof all)) > 0 || (n < 0 && errno == EINTR))
-		if (n > 0)
-			run(all[n - 1] == 'o' ? "out-soon" : "in");
+	while ((n = read(orders, all, sizeof all)) > 0 || (n < 0 && errno == EINTR)) {
+		if (n <= 0)
+			continue;
+		run(all[n - 1] == 'o' ? "out-soon" : "in");
+		rest(&saved_ms, &last_ms);
+	}
 	_exit(0);
 }
 

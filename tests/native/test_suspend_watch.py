@@ -185,6 +185,22 @@ def test_what_is_ordered_while_the_program_runs_is_done_once_and_last(tmp_path: 
         step.close()
 
 
+def test_signals_without_end_run_the_program_now_and_then_and_the_last_one_counts(step: Step) -> None:
+    """A job's user can send them through Slurm; the program is root's, and outside of the job."""
+    step.begin()
+    begun = time.monotonic()
+    for _ in range(100):
+        step.send(signal.SIGTSTP)
+        time.sleep(0.01)
+        step.send(signal.SIGCONT)
+        time.sleep(0.01)
+    most = 11 + (time.monotonic() - begun) / 2
+    assert 10 <= len(step.said()) <= most
+    until(lambda: step.said()[-1] == IN, "the last order")
+    step.send(signal.SIGTSTP)
+    until(lambda: step.said()[-1] == OUT, "an order after that")
+
+
 def test_a_program_that_fails_or_is_gone_holds_up_nothing(tmp_path: Path) -> None:
     step = Step(tmp_path, 'echo "$*" >>"${0%/*}/orders"; exit 3')
     try:

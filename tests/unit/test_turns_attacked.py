@@ -17,8 +17,8 @@ from hami_hpc.core.swap import Process as Program
 from hami_hpc.core.time_watch import TimeWatch
 from hami_hpc.core.watch import SECOND, Kind, Suspicion
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.node import swapped
-from hami_hpc.stages import common, resize, swap, turns
+from hami_hpc.node import swapped, turn_notes
+from hami_hpc.stages import common, resize, suspend, swap, turns
 
 __all__ = ["site"]  # the fixture
 
@@ -97,6 +97,34 @@ def test_turns_go_on_where_memory_is_no_longer_oversold_until_nobody_waits(site:
         swap.swap(site.node.settings, FIRST, out=False, wait_s=0)
     assert site.order(FIRST) == c.SWAP_IN, "by hand at once"
     assert not are_left(site.node.settings)
+
+
+def test_no_suspension_wins_a_place_where_memory_is_no_longer_oversold(site: Site) -> None:
+    away(site)
+    text = site.node.config.read_text().replace("memory_scaling = 3\nturn_s = 60\n", "")
+    site.node.config.write_text(text)
+    suspend.suspend(site.node.settings, FIRST)
+    assert site.order(FIRST) == c.SWAP_SUSPENDED
+    swap.order(site.node.settings, site.node.grants()[SECOND_JOB], {c.SWAP_IN: c.SWAP_OUT})
+    assert are_left(site.node.settings), "an agent that begins now goes on with turns"
+    suspend.resume(site.node.settings, FIRST)
+    assert site.order(FIRST) == c.SWAP_TURN
+
+
+def test_where_no_agent_decides_a_resumed_job_waits_for_no_turn(site: Site) -> None:
+    """Memory was oversold, nobody was away when the agent began anew, and now Slurm suspends a job."""
+    away(site)
+    text = site.node.config.read_text().replace("memory_scaling = 3\nturn_s = 60\n", "")
+    site.node.config.write_text(text)
+    assert site.node.epilog(FIRST) == 0
+    assert not are_left(site.node.settings)
+    turn_notes.end(site.node.settings.run_dir)
+    turn_notes.end(site.node.settings.run_dir)
+    site.says[SECOND_JOB] = ["host"]
+    suspend.suspend(site.node.settings, SECOND_JOB)
+    assert not are_left(site.node.settings)
+    suspend.resume(site.node.settings, SECOND_JOB)
+    assert site.order(SECOND_JOB) == c.SWAP_IN
 
 
 def test_a_failed_swap_out_does_not_take_a_place_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
