@@ -148,6 +148,18 @@ def test_a_failed_swap_out_does_not_take_a_place_back(site: Site, monkeypatch: p
     assert site.order(FIRST) == c.SWAP_TURN
 
 
+def test_an_order_is_for_the_run_that_was_meant(site: Site) -> None:
+    """The job is requeued, and begins again, between what was read of it and the order."""
+    assert site.begin(FIRST) == c.SWAP_IN
+    old = site.node.grants()[FIRST]
+    assert site.node.epilog(FIRST) == 0
+    assert site.begin(FIRST) == c.SWAP_IN
+    for word in ("out", "suspend"):
+        with pytest.raises(JobError, match=f"job {FIRST} has ended"):
+            swap.order(site.node.settings, old, swap.change_of(site.node.settings, word))
+    assert site.order(FIRST) == c.SWAP_IN
+
+
 def test_of_a_gpu_that_does_not_answer_nothing_is_decided(site: Site) -> None:
     away(site)
     site.begin(10, mem="40000")
