@@ -150,6 +150,21 @@ def test_programs_that_sigtstp_stops_go_on_and_what_slurm_stops_later_stays(step
         shell.stdout.close()
 
 
+def test_signals_without_end_have_it_look_for_stopped_programs_some_times_only(step: Step) -> None:
+    """Each time it reads all processes of the node, for half a second."""
+    step.begin()
+    for number in range(10):
+        os.kill(step.task.pid, signal.SIGSTOP)
+        step.send(signal.SIGTSTP)
+        until(lambda number=number: len(step.said()) > number, "the order")  # type: ignore[misc]
+        until(lambda: not is_stopped(step.task.pid), "the program to go on")
+    time.sleep(0.7)
+    os.kill(step.task.pid, signal.SIGSTOP)
+    step.send(signal.SIGTSTP)
+    time.sleep(0.5)
+    assert is_stopped(step.task.pid)
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_it_ends_with_slurmstepd(step: Step, begun: bool) -> None:
     until(lambda: len(step.followers()) == 1, "the second process")
