@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from hami_hpc.agent.kept_file import KEPT_MAX, KeptFile
@@ -29,6 +30,8 @@ ASK = 5  # how often Slurm is asked about a process that it does not list
 READS = 3  # how often a process without the interposer is read at each look; later at each EVERY-th only
 EVERY = 16
 EXEC_S = 0.05  # longer than a program is loaded for before the interposer is there
+THREADS_TRIED = 64  # of a process whose first thread has ended; those that have ended leave the list at once
+NO_IMAGE = (0, 0)  # what the kernel shows of a process that has given its memory back and is about to end
 STAT_BYTES = 4096  # more than all of /proc/PID/stat
 MAX_BYTES = 64 << 20  # of one file of /proc; a process with every mapping that the kernel allows has some 8 MiB of maps
 
@@ -111,11 +114,40 @@ class Processes:
         return now is not None and now.started == started
 
     def _identity(self, pid: int) -> Identity | None:
-        text = self._stat(pid)
-        fields = text[text.rfind(b")") + 1 :].split(None, 26)
-        if len(fields) < 26 or fields[0] in b"ZX":  # ended
+        fields = _fields(self._stat(pid))
+        if len(fields) < 26:
             return None
-        return Identity(pid, int(fields[19]), (int(fields[23]), int(fields[25])))
+        started, image = int(fields[19]), (int(fields[23]), int(fields[25]))
+        if fields[0] in b"ZX":
+            if int(fields[17]) < 2:  # ended
+                return None
+            place = self._place(pid)
+            fields = _fields(self._read_bytes(f"{place}/stat")) if place != str(pid) else []
+            image = (int(fields[23]), int(fields[25])) if len(fields) >= 26 else NO_IMAGE
+        if image == NO_IMAGE:  # it is about to end
+            image = next((one.image for one in self._known if (one.pid, one.started) == (pid, started)), image)
+        return Identity(pid, started, image)
+
+    def _place(self, pid: int) -> str:
+        """Returns where /proc shows a process. Where its first thread has ended while others run, which any program can
+        do, that is a thread that runs: the kernel shows no memory map and, in cgroup v1, no cgroup of the first."""
+        fields = _fields(self._stat(pid))
+        if len(fields) < 26 or fields[0] not in b"ZX":
+            return str(pid)
+        with suppress(OSError), os.scandir(f"{self.root}/{pid}/task") as threads:
+            for thread in islice(threads, THREADS_TRIED):
+                place = f"{pid}/task/{thread.name}"
+                fields = _fields(self._read_bytes(f"{place}/stat"))
+                if fields and fields[0] not in b"ZX":
+                    return place
+        return str(pid)
+
+    def _read_bytes(self, name: str) -> bytes:
+        """Returns the start of a file of /proc; b"" where its process or thread has ended."""
+        try:
+            return KeptFile(f"{self.root}/{name}").read(STAT_BYTES)
+        except OSError:
+            return b""
 
     def _stat(self, pid: int) -> bytes:
         """Returns the text of /proc/PID/stat; b"" where the process has ended. Reading a kept one fails once its
@@ -135,22 +167,28 @@ class Processes:
         return text
 
     def _read(self, pid: int) -> Known:
-        status = re.search(r"^Uid:\s+(\d+)", self._text(pid, "status"), re.MULTILINE)
+        place = self._place(pid)
+        status = re.search(r"^Uid:\s+(\d+)", self._text(place, "status"), re.MULTILINE)
         return Known(
             uid=int(status[1]) if status else -1,
-            job_id=job_of(self._text(pid, "cgroup")),
+            job_id=job_of(self._text(place, "cgroup")),
             has_interposer=None,
         )
 
     def _has_interposer(self, pid: int) -> bool | None:
-        maps = self._text(pid, "maps")
+        place = self._place(pid)
+        maps = self._text(place, "maps")
         if not maps:
             return None
         for line in maps.splitlines():
             words = line.split(None, 5)  # addresses, permissions, offset, device, inode, path
             if len(words) == 6 and words[1].startswith("r-x"):
                 name = words[5].removesuffix(DELETED)
-                if name.endswith(f"/{LIBRARY}") and self._is_roots(pid, words[0], int(words[4]), words[5]):
+                if not name.endswith(f"/{LIBRARY}"):
+                    continue
+                if place != str(pid):  # the kernel does not show whose file it is
+                    return None
+                if self._is_roots(pid, words[0], int(words[4]), words[5]):
                     return True
         return False
 
@@ -170,13 +208,18 @@ class Processes:
             return False
         return status.st_ino == inode and status.st_uid == 0 and not status.st_mode & 0o022
 
-    def _text(self, pid: int, name: str) -> str:
+    def _text(self, place: str, name: str) -> str:
         """Returns a file's text; "" where the process has ended."""
         try:
-            with open(f"{self.root}/{pid}/{name}", "rb") as file:
+            with open(f"{self.root}/{place}/{name}", "rb") as file:
                 return file.read(MAX_BYTES).decode("utf-8", "replace")
         except OSError:
             return ""
+
+
+def _fields(stat: bytes) -> list[bytes]:
+    """Returns what a text of /proc/PID/stat has behind the program's name, which may have any character."""
+    return stat[stat.rfind(b")") + 1 :].split(None, 26)
 
 
 def job_of(cgroups: str) -> int:

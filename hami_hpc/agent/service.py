@@ -32,7 +32,7 @@ from hami_hpc.agent.watcher import Watcher
 from hami_hpc.core.agent_state import AgentState, Event
 from hami_hpc.core.job_sums import JobSums
 from hami_hpc.errors import NodeError
-from hami_hpc.node import admin_log, agent_file, boot, events, job_dirs, mig_static
+from hami_hpc.node import admin_log, agent_file, boot, events, job_dirs, mig_static, turn_notes
 from hami_hpc.node.agent_settings import AgentSettings, read_agent
 from hami_hpc.node.config import Settings
 from hami_hpc.node.event_reader import Line
@@ -191,6 +191,8 @@ def run(settings: Settings, node: str) -> None:
         if settings.memory_scaling > 1 or turns_taken.are_left(settings):
             watcher.turns = turns_taken.TurnsTaken(settings, watcher.last_look, hurry=wake.set)
             beside.append(turns_taken.make(watcher.turns, report))
+        else:
+            turn_notes.end(settings.run_dir)
         for repeated in beside:
             repeated.start()
         gc.freeze()  # what was imported stays: no collection goes through it again

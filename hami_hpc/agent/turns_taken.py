@@ -21,7 +21,7 @@ from hami_hpc.core.agent_state import Standing
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.residents import Order, Tenant
 from hami_hpc.core.watch import MIB, Look, Process, SliceKey, by_slice, slice_key
-from hami_hpc.node import job_dirs, swapped
+from hami_hpc.node import job_dirs, swapped, turn_notes
 from hami_hpc.node.agent_file import now_boot_ns
 from hami_hpc.node.config import Settings
 from hami_hpc.node.turn_notes import TurnNotes
@@ -33,7 +33,7 @@ SETTLED_NS = 2_750_000_000  # or, while looks show nothing new, after so much: a
 SECOND = 1_000_000_000
 MOST_LEFT = 8  # a job is off the GPU that holds no more than such a part of what it was granted
 NOTED_SLACK_MIB = 100  # by which NVML's numbers of one process differ from time to time
-FEW = 64  # programs of a job that is away that are asked each time; of more, so many each second
+FEW = 64  # programs of a job that are asked each time; of more, but while they leave, so many each second
 OLD_NS = 30 * SECOND  # nothing is decided on what was seen before: NVML hangs. Looks are 10 s apart at most
 ESTIMATE_NS = 5 * SECOND
 QUIET_NS = 3 * SECOND  # without a sample of NVML's of its work, until a job's own processes are asked
@@ -123,7 +123,8 @@ class TurnsTaken:
             may_hold |= self._may_hold(here)
             waiting = sum(t.wants and t.order in (c.SWAP_TURN, c.SWAP_WAIT) for t in tenants)
             places[uuid] = Place(residents.level(tenants, total_mib, others), waiting)
-            is_moving = is_moving or bool(orders) or any(not t.is_on and not t.is_away for t in tenants)
+            leaving = (t for t in tenants if not t.is_on and not t.is_away and not residents.is_late(t))
+            is_moving = is_moving or bool(orders) or any(leaving)
             is_settled = is_settled and all(t.is_on or t.wants for t in tenants)
             given |= {uuid: (here, orders)} if orders else {}
             standings += self._standings(here, standing.after(tenants, orders), others, now_ns)
@@ -217,7 +218,11 @@ class TurnsTaken:
 
     def _heard(self, grant: Grant, known: Known, now_ns: int) -> Known:
         """Asks the job's own processes, of which one may use too little for NVML to show. A lie wins a full turn."""
-        busy_ns = sum(process.busy_ns for process in swapped.processes(self.settings.run_dir, grant))
+        if now_ns < known.words_until_ns:
+            return known
+        words = swapped.processes(self.settings.run_dir, grant)
+        known = known._replace(words_until_ns=_asked_again_ns(words, now_ns))
+        busy_ns = sum(process.busy_ns for process in words)
         if busy_ns == known.busy_ns:
             return known
         return known._replace(busy_ns=busy_ns, used_ns=now_ns)
@@ -271,13 +276,14 @@ class TurnsTaken:
         return known
 
     def _words(self, grant: Grant, known: Known, now_ns: int) -> tuple[swap.Process, ...]:
-        """Returns what the programs of a job that leaves, or is away, say. Of one that is away and has many, what they
-        said some seconds ago: no user makes this work long by processes that all wait."""
-        if known.left_mib is not None and now_ns < known.words_until_ns:
+        """Returns what the programs of a job that leaves, or is away, say. Of one that is away, or should have left by
+        now, and has many, what they said some seconds ago: no user makes this work long by processes that all wait."""
+        is_late = (now_ns - known.since_ns) / SECOND > swap.seconds_for(grant.mem_mib)
+        if now_ns < known.words_until_ns and (known.left_mib is not None or is_late):
             return known.words
         words = tuple(swapped.processes(self.settings.run_dir, grant))
         if len(words) > FEW:
-            until_ns = now_ns + len(words) * SECOND // FEW
+            until_ns = _asked_again_ns(words, now_ns)
             self._known[grant.job_id] = known._replace(words=words, words_until_ns=until_ns)
         return words
 
@@ -323,6 +329,11 @@ class TurnsTaken:
         return {key: mib * MIB for key, mib in left.items() if mib is not None}
 
 
+def _asked_again_ns(words: Sequence[swap.Process], now_ns: int) -> int:
+    """Returns when a job's programs are to be asked again: at once, but for many."""
+    return now_ns + len(words) * SECOND // FEW if len(words) > FEW else 0
+
+
 def _has_mostly_left(known: Known, grant: Grant, used_bytes: int) -> bool:
     """Returns whether a job may be off the GPU that has more than usual there that cannot leave, as arrays and managed
     memory cannot: what it holds counts, and its place is the others'."""
@@ -330,9 +341,11 @@ def _has_mostly_left(known: Known, grant: Grant, used_bytes: int) -> bool:
 
 
 def are_left(settings: Settings) -> bool:
-    """Returns whether jobs wait for a turn that began when this node's memory was oversold."""
+    """Returns whether jobs wait for a turn that began when this node's memory was oversold, or will when root lets them
+    come back."""
+    off = swap.OFF if turn_notes.are_taken(settings) else (c.SWAP_TURN, c.SWAP_WAIT)
     names = (name for name in job_dirs.entries(settings.run_dir) if name.isascii() and name.isdigit())
-    return any(swapped.order_of(settings.run_dir, int(name)) in (c.SWAP_TURN, c.SWAP_WAIT) for name in names)
+    return any(swapped.order_of(settings.run_dir, int(name)) in off for name in names)
 
 
 def make(taken: TurnsTaken, report: Callable[[str], None]) -> Repeated:

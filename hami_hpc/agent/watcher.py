@@ -145,7 +145,8 @@ class Watcher:
         noted = () if self._problem else self.slices.gpu_jobs()
         held = self._held(processes, slices, whole, noted, gpu_looks)
         may_hold = {} if self.turns is None else self.turns.may_hold
-        silent = frozenset(one.gpu.uuid for one in gpu_looks if one.state != OK)
+        answers = {one.gpu.uuid for one in gpu_looks if one.state == OK}
+        silent = frozenset(one.grant.gpu_uuid for one in slices if one.grant.gpu_uuid not in answers)
         own = by_job_and_gpu(processes)
         look = self._recounted(Look(boot_ns, processes, slices, whole, held, may_hold=may_hold, silent=silent, own=own))
         suspicions = [*judge(look, self.settings.limits), *self._time.judge(look)]

@@ -153,8 +153,10 @@ def _counts(look: Look) -> dict[int, dict[str, int]]:
 
 def _is_off(one: Slice, part: Part, counts: Mapping[str, int]) -> bool:
     """Returns whether a slice's memory is off its GPU, which answers. Programs that work there are not off it, however
-    little memory each of them holds."""
-    return not part.busy_ns and swap.is_off(one.order, part.used_bytes, counts.get(one.grant.gpu_uuid, 0))
+    little memory each of them holds; nor is a job of many programs that holds more than half of its memory there."""
+    most = max(swap.LEFT_MIB, one.grant.mem_mib // 2) * MIB
+    is_most_gone = not part.busy_ns and part.used_bytes <= most
+    return is_most_gone and swap.is_off(one.order, part.used_bytes, counts.get(one.grant.gpu_uuid, 0))
 
 
 def _kinds(findings: Collection[tuple[Kind, int, str]], job_id: int, others: Collection[str]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import indices
 from hami_hpc.core.values import NamedTuple
 
@@ -21,6 +22,8 @@ VERSION = 1
 PLACEHOLDER_NAME = "hami-hpc-drain"  # job_submit knows this name too: slurm-plugins/lua/hami_hpc_jobs.lua
 # shard:279(IDX:1) in 22.05; later, for each GPU of the node, what is held and what there is: shard:279(0/559,279/559)
 _GRES = re.compile(r"(gpu|shard)(?::[^:(,]+)?:(\d{1,12})\((?:IDX:([\d,-]{1,999})|([\d/,]{1,9999}))\)")
+_FIXED = re.compile(rf"(?:^|,){c.GRES_FIXED}(?:\(CNT)?:(\d{{1,12}})")
+NO_GPU = -1  # in place of the number of a GPU: the job holds none
 _RELEASED = frozenset(
     {"PENDING", "COMPLETING", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
 )
@@ -37,13 +40,15 @@ class DrainedGpu(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """What one job holds of one GPU of the node: shards, or the whole GPU."""
+    """What one job holds of one GPU of the node: shards, or the whole GPU. `fixed`: what it holds of the node's shards
+    that are never moved (docs/adr/085), in the first Holding of the job; one that holds no GPU has NO_GPU."""
 
     job_id: int
     slurm_index: int
     shards: int  # 0 for a whole GPU
     is_placeholder: bool
     is_unlimited: bool  # the job has no time limit
+    fixed: int = 0
 
 
 def to_json(gpus: Iterable[DrainedGpu]) -> str:
@@ -96,6 +101,12 @@ def holdings(
                 continue
             is_unlimited = " TimeLimit=UNLIMITED " in job_text
             found.extend(Holding(job_id, index, n, is_placeholder, is_unlimited) for index, n in of_each.items())
+        if fixed := _FIXED.search(gres):
+            count = int(fixed[1])
+            if found:
+                found[0] = found[0]._replace(fixed=count)
+            else:
+                found.append(Holding(job_id, NO_GPU, 0, is_placeholder, " TimeLimit=UNLIMITED " in job_text, count))
     return tuple(found)
 
 
@@ -124,3 +135,38 @@ def sizes_to_request(free: Mapping[int, int], drained: Collection[int]) -> tuple
     if not missing:
         return ()
     return tuple(sorted((count for count in free.values() if count >= min(missing)), reverse=True))
+
+
+def fixed_to_hold(fixed: Mapping[int, int], held: Iterable[Holding], drained: Collection[int]) -> tuple[int, ...]:
+    """Returns the sizes of the jobs that hold what GPUs out of service have of the node's shards that are never moved,
+    as far as that is free; one for each GPU. `fixed` are those of each GPU, {} where memory is not oversold."""
+    held = tuple(held)
+    free = sum(fixed.values()) - sum(holding.fixed for holding in held)
+    ours = sum(holding.fixed for holding in held if holding.is_placeholder)
+    sizes = []
+    for index in sorted(drained):
+        needed = _fixed_left(fixed, held, index)
+        lacking = min(max(needed - ours, 0), free)
+        ours, free = max(ours - needed, 0), free - lacking
+        if lacking > 0:
+            sizes.append(lacking)
+    return tuple(sizes)
+
+
+def fixed_too_many(fixed: Mapping[int, int], held: Iterable[Holding], drained: Collection[int]) -> frozenset[int]:
+    """Returns the jobs among those that hold more of these shards than the GPUs out of service have."""
+    held = tuple(held)
+    ours = sorted((-holding.fixed, holding.job_id) for holding in held if holding.is_placeholder and holding.fixed)
+    over = -sum(size for size, _job in ours) - sum(_fixed_left(fixed, held, index) for index in drained)
+    found = set()
+    for size, job_id in ours:
+        if -size <= over:
+            over += size
+            found.add(job_id)
+    return frozenset(found)
+
+
+def _fixed_left(fixed: Mapping[int, int], held: Iterable[Holding], index: int) -> int:
+    """Returns what a GPU has of these shards, but for those of its jobs."""
+    jobs = sum(h.fixed for h in held if h.slurm_index == index and not h.is_placeholder)
+    return max(fixed.get(index, 0) - jobs, 0)

@@ -123,16 +123,16 @@ def decide(tenants: Sequence[Tenant], total_mib: int, others_mib: int = 0, least
     movable = [t for t in tenants if t.order == c.SWAP_IN and not t.stays]
     gone: set[int] = set()
     is_blocked = False
+    others_leave = NO_ROOM.after(leaving).after(movable)  # what there is then beside the room
     for tenant in coming:
-        left = [t for t in movable if t.job_id not in gone]
-        if not room.after(leaving).after(left).fits(tenant):
+        if not room.plus(others_leave).fits(tenant):
             continue  # it waits until others end
         if room.fits(tenant):
             is_new = tenant.order == c.SWAP_WAIT
             orders.append(Order(tenant.job_id, c.SWAP_NEVER if is_new else c.SWAP_IN, "the GPU has room for it"))
             room = room.before(tenant)
             continue
-        victims = victims_for(tenant, room.after(leaving), left, least_turn_s)
+        victims = victims_for(tenant, room.after(leaving), movable, least_turn_s)
         if victims is None:
             is_blocked = True
             break  # the next in the row would take what it waits for
@@ -163,11 +163,20 @@ class Room(NamedTuple):
         """Returns what is left when it has come."""
         return Room(self.mib - max(tenant.mem_mib - tenant.used_mib, 0), self.cores - tenant.cores)
 
+    def plus(self, more: Room) -> Room:
+        return Room(self.mib + more.mib, self.cores + more.cores)
+
+    def minus(self, less: Room) -> Room:
+        return Room(self.mib - less.mib, self.cores - less.cores)
+
     def after(self, tenants: Iterable[Tenant]) -> Room:
         """Returns what there is when they have left, but for what stays of them."""
         tenants = tuple(tenants)
         mib = sum(t.held_mib - min(t.used_mib, LEFT_OF_ONE_MIB * max(t.processes, 1)) for t in tenants)
         return Room(self.mib + mib, self.cores + sum(t.held_cores for t in tenants))
+
+
+NO_ROOM = Room(0, 0)
 
 
 def free_room(tenants: Iterable[Tenant], total_mib: int, others_mib: int) -> Room:
@@ -203,15 +212,19 @@ def victims_for(tenant: Tenant, room: Room, movable: Sequence[Tenant], least_tur
     ]
     may.sort(key=lambda t: (not _is_idle(t), t.priority, t.since_s if is_new else -t.since_s, -t.job_id))
     victims: list[Tenant] = []
-    while not room.after(victims).fits(tenant):
+    while not room.fits(tenant):
         if not may:
             return None
         victims.append(may.pop(0))
-    for victim in list(victims):  # those that are not needed after all
-        fewer = [t for t in victims if t is not victim]
-        if room.after(fewer).fits(tenant):
-            victims = fewer
-    return victims
+        room = room.after(victims[-1:])
+    needed = []
+    for victim in victims:  # those that are not needed after all stay
+        without = room.minus(NO_ROOM.after((victim,)))
+        if without.fits(tenant):
+            room = without
+        else:
+            needed.append(victim)
+    return needed
 
 
 def _is_there(tenant: Tenant) -> bool:

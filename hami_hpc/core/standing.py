@@ -147,8 +147,9 @@ def _due(row: Sequence[Tenant], room: Room, movable: Sequence[Tenant], least_tur
     it for as long as they may. What nobody has to leave for comes now."""
     due: dict[int, float] = {}
     now_s, here = 0.0, list(movable)
+    most = room.after(here)
     for tenant in row:
-        if not room.after(here).fits(tenant):
+        if not most.fits(tenant):
             continue  # it stands in nobody's way
         if len(due) == ESTIMATED:
             break
@@ -162,6 +163,7 @@ def _due(row: Sequence[Tenant], room: Room, movable: Sequence[Tenant], least_tur
         room = room.after(gone).before(tenant)
         here = [t for t in here if t.job_id not in left]
         here += [tenant._replace(order=c.SWAP_IN, since_s=0.0, idle_s=0.0)] if tenant.order == c.SWAP_TURN else []
+        most = room.after(here)
         due[tenant.job_id] = now_s
     return due
 

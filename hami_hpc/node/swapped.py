@@ -7,6 +7,7 @@ import fcntl
 import os
 import stat
 import struct
+from collections.abc import Iterator
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core import swap as rules
@@ -15,6 +16,7 @@ from hami_hpc.core.records import USAGE_FILE_SIZE, usage_file
 from hami_hpc.node import job_dirs
 
 F_OFD_GETLK = 36
+BEGINNING_MAX = 64  # processes at a time that hold a lock and have no slot yet; more are a user's nonsense
 FLOCK = struct.Struct("hh4xqqi4x")  # struct flock
 
 
@@ -27,7 +29,7 @@ def order_of(run_dir: str, job_id: int) -> int:
 
 
 def processes(run_dir: str, grant: Grant) -> list[rules.Process]:
-    """Returns the job's live processes: those that hold the lock of their slot. The file is its user's.
+    """Returns the job's live processes, by slot: those that hold the lock of theirs. The file is its user's.
 
     The locks are asked for first: a job has few, and its file has room for 2,048 processes.
     """
@@ -40,18 +42,25 @@ def processes(run_dir: str, grant: Grant) -> list[rules.Process]:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size != USAGE_FILE_SIZE:
             return []
-        slots = ((slot, os.pread(fd, c.USAGE_SLOT_SIZE, rules.slot_at(slot))) for slot in _locked(fd))
-        found = (rules.process(slot, data) for slot, data in slots)
-        return [process for process in found if process is not None]
+        found, free = [], 0
+        for slot in _locked(fd):
+            process = rules.process(slot, os.pread(fd, c.USAGE_SLOT_SIZE, rules.slot_at(slot)))
+            if process is not None:
+                found.append(process)
+                continue
+            free += 1
+            if free == BEGINNING_MAX:
+                break
+        return sorted(found)
     except OSError:
         return []
     finally:
         os.close(fd)
 
 
-def _locked(fd: int) -> list[int]:
-    """Returns the slots whose lock somebody holds. The kernel tells of one lock in a range, any of them."""
-    ranges, slots = [(0, c.USAGE_SLOT_COUNT)], list[int]()
+def _locked(fd: int) -> Iterator[int]:
+    """Yields the slots whose lock somebody holds. The kernel tells of one lock in a range, any of them."""
+    ranges = [(0, c.USAGE_SLOT_COUNT)]
     while ranges:
         first, end = ranges.pop()
         asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, c.SLOT_LOCK_BASE + first, end - first, 0)
@@ -60,6 +69,5 @@ def _locked(fd: int) -> list[int]:
             continue
         held = max(first, start - c.SLOT_LOCK_BASE)
         held_end = min(end, start - c.SLOT_LOCK_BASE + length) if length else end  # 0: up to the end of the file
-        slots += range(held, held_end)
+        yield from range(held, held_end)
         ranges += [part for part in ((first, held), (held_end, end)) if part[0] < part[1]]
-    return sorted(slots)

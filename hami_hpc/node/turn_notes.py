@@ -152,6 +152,14 @@ def are_taken(settings: Settings) -> bool:
     return settings.memory_scaling > 1 or os.path.isdir(folder(settings.run_dir))
 
 
+def end(run_dir: str) -> None:
+    """Has no jobs take turns any more on this node: the agent does not decide, and nobody waits. Never fails."""
+    with suppress(OSError):
+        for name in os.listdir(folder(run_dir)):
+            os.unlink(f"{folder(run_dir)}/{name}")
+        os.rmdir(folder(run_dir))
+
+
 def seconds_silent(run_dir: str) -> float:
     """Returns how long ago the agent decided last, s, by the clock; infinity where none did."""
     try:

@@ -64,6 +64,12 @@ def suspended_jobs(node: str) -> frozenset[int]:
     return frozenset(int(word) for word in _output("squeue", *options, "--format=%A").split())
 
 
+def is_suspended(job_id: int) -> bool:
+    """Returns whether Slurm suspends a job now. Raises NodeError when slurmctld does not answer, or has no such job."""
+    options = ("--all", "--local", "--noheader", f"--jobs={job_id}", "--states=SUSPENDED", "--format=%A")
+    return str(job_id) in _output("squeue", *options).split()
+
+
 def pending_rows(form: str) -> str:
     """Returns squeue's lines of the jobs that wait, a line for each task of an array, the highest priority first.
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core.contexts import suppress
 from hami_hpc.core.out_of_service import PLACEHOLDER_NAME, Holding, holdings, node_lines
 from hami_hpc.errors import NodeError
@@ -53,14 +54,16 @@ class Node:
             found.extend(holdings(int(job), state, job in ours, text, is_here))
         return tuple(dict.fromkeys(found))
 
-    def pending(self) -> dict[int, int]:
-        """Returns the shards that placeholders of this node wait for, by job id."""
+    def pending(self, name: str = c.GRES_SHARD) -> dict[int, int]:
+        """Returns what placeholders of this node wait for of one gres, shards or those that are never moved, by job
+        id."""
         text = self._run(
             *("squeue", "--all", "--local", "--noheader", f"--name={PLACEHOLDER_NAME}", "--user=root"),
             *("--states=PENDING", "--format=%A|%n|%b"),
         )
         rows = [line.split("|") for line in text.splitlines()]
-        return {int(job): int(gres.rpartition(":")[2]) for job, nodes, gres in rows if nodes == self.name}
+        asked = ((job, gres.rpartition(":")) for job, nodes, gres in rows if nodes == self.name)
+        return {int(job): int(count) for job, (gres, _, count) in asked if re.split("[:/]", gres)[-1] == name}
 
     def partition(self) -> str:
         """Returns the partition for placeholders: of those that share nodes, the one with the highest tier."""
@@ -78,21 +81,21 @@ class Node:
             raise NodeError(f"node {self.name} is in no partition that is UP and shares nodes, so it starts no slices")
         return best[1]
 
-    def submit(self, sizes: Sequence[int], partition: str) -> None:
+    def submit(self, sizes: Sequence[int], partition: str, name: str = c.GRES_SHARD) -> None:
         """Submits one job for each size, in this order of priority. Returns as soon as slurmctld knows all of them.
 
         Raises NodeError when it refuses one.
         """
-        clients = [self._start(size, partition, PRIORITY - rank) for rank, size in enumerate(sizes)]
+        clients = [self._start(f"{name}:{size}", partition, PRIORITY - rank) for rank, size in enumerate(sizes)]
         self._clients += clients
         refused = [text for text in map(_wait_until_known, clients) if text]
         if refused:
             raise NodeError(f"a placeholder job for GPUs out of service was refused: {refused[0]}")
 
-    def _start(self, shards: int, partition: str, priority: int) -> subprocess.Popen[str]:
+    def _start(self, gres: str, partition: str, priority: int) -> subprocess.Popen[str]:
         command = (
             *("salloc", "--no-shell", f"--job-name={PLACEHOLDER_NAME}", f"--partition={partition}", "--nodes=1"),
-            *(f"--nodelist={self.name}", f"--gres=shard:{shards}", "--ntasks=1", "--mem=1M", f"--priority={priority}"),
+            *(f"--nodelist={self.name}", f"--gres={gres}", "--ntasks=1", "--mem=1M", f"--priority={priority}"),
             *(f"--time={FIRST_LIMIT_MINUTES}", "--comment=a GPU is out of service, see hami-hpc gpu list"),
         )
         try:

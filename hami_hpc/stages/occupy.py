@@ -12,9 +12,17 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core.contexts import suppress
 from hami_hpc.core.inventory import Gpu, make_inventory
-from hami_hpc.core.out_of_service import DrainedGpu, Holding, free_shards, sizes_to_request
+from hami_hpc.core.out_of_service import (
+    DrainedGpu,
+    Holding,
+    fixed_to_hold,
+    fixed_too_many,
+    free_shards,
+    sizes_to_request,
+)
 from hami_hpc.errors import HamiError, NodeError
 from hami_hpc.node import drained_gpus, locks, mig_static, nvml
 from hami_hpc.node.config import Settings
@@ -25,6 +33,7 @@ LOCK = "drained-gpus.lock"
 SETTLE_S = 0.2  # between two looks at first; slurmctld starts jobs within this time where it can
 LAST_PAUSE_S = 2.0
 DETACHED_S = 600.0  # a process of its own tries as long as this, then leaves the rest to the next epilog or prolog
+FIXED_S = 10.0  # for which one that begins waits until what is never moved is held; then what is free of it stays so
 OTHERS_TURN_S = 0.1  # that a second process waits for the lock, before it leaves the work to the first
 
 
@@ -37,13 +46,36 @@ class Occupation:
         self.drained: tuple[DrainedGpu, ...] = ()
         self.held: tuple[Holding, ...] = ()
         self.looked_ns = 0
+        self.lacking: tuple[int, ...] = ()  # sizes of the jobs that are missing of those that hold fixed shards
+        self.fixed = {gpu.slurm_index: fixed_of(settings, gpu) for gpu in self.gpus}
+        self.fixed_end = time.monotonic() + FIXED_S
+        self._partition = ""
 
     def look(self) -> tuple[int, ...]:
         """Reads file and Slurm again; returns the sizes of the jobs to submit, () when nothing is missing."""
         self.looked_ns = time.time_ns()
         self.drained = drained_gpus.read(self.settings.state_dir)
         self.held = self.node.holdings()
+        is_due = time.monotonic() < self.fixed_end
+        self.lacking = fixed_to_hold(self.fixed, self.held, self.indices()) if is_due else ()
         return sizes_to_request(self.free(), self.indices())
+
+    def partition(self) -> str:
+        self._partition = self._partition or self.node.partition()
+        return self._partition
+
+    def request_fixed(self) -> None:
+        """Submits the jobs that hold what GPUs out of service have of the shards that are never moved. Where slurmctld
+        refuses, it has none yet (render): that keeps no shards free."""
+        waiting = self.node.pending(c.GRES_FIXED)
+        if sorted(waiting.values()) == sorted(self.lacking):
+            return
+        try:
+            self.node.submit(self.lacking, self.partition(), c.GRES_FIXED)
+        except NodeError as error:
+            self.fixed_end = 0.0
+            common.report("gpu drain", f"{error}. Jobs that are never moved may wait for room on the other GPUs")
+        self.node.cancel(tuple(waiting))
 
     def mark_look(self) -> None:
         """Notes in the lock file when the last look began, whose jobs slurmctld now knows: see _occupy_or_wait."""
@@ -62,12 +94,15 @@ class Occupation:
 
     def placeholders(self, on_drained: bool) -> list[int]:
         """Returns the running placeholders on GPUs that are, or are not, out of service."""
-        indices = self.indices()
-        return [h.job_id for h in self.held if h.is_placeholder and (h.slurm_index in indices) == on_drained]
+        indices, over = self.indices(), fixed_too_many(self.fixed, self.held, self.indices())
+        ours = [holding for holding in self.held if holding.is_placeholder]
+        return [h.job_id for h in ours if (h.job_id not in over if h.fixed else h.slurm_index in indices) == on_drained]
 
     def settle(self) -> None:
         """Cancels what waits, then the placeholders on GPUs in service, and takes the others' time limits away."""
         self.node.cancel(tuple(self.node.pending()))
+        if any(self.fixed.values()):
+            self.node.cancel(tuple(self.node.pending(c.GRES_FIXED)))
         self.held = self.node.holdings()
         self.node.cancel(self.placeholders(on_drained=False))
         limited = {holding.job_id for holding in self.held if not holding.is_unlimited}
@@ -97,6 +132,12 @@ def shards_of(settings: Settings, gpu: Gpu) -> int:
     return settings.gpu_size(gpu.model).sold_shards if gpu.model in settings.gpu_models else 0
 
 
+def fixed_of(settings: Settings, gpu: Gpu) -> int:
+    """Returns a GPU's shards of those that are never moved: none where memory is not oversold."""
+    is_counted = settings.memory_scaling > 1 and gpu.model in settings.gpu_models
+    return settings.gpu_size(gpu.model).slice_shards if is_counted else 0
+
+
 def occupy(
     settings: Settings, node: placeholders.Node, timeout_s: float, registered: Callable[[], None] = lambda: None
 ) -> Occupation:
@@ -121,15 +162,15 @@ def occupy(
 def _fill(run: Occupation, timeout_s: float, registered: Callable[[], None]) -> None:
     end = time.monotonic() + timeout_s
     pause_s = SETTLE_S
-    partition = ""
     sizes = run.look()
-    while sizes and time.monotonic() < end:
+    while (sizes or run.lacking) and time.monotonic() < end:
         waiting = run.node.pending()
         if tuple(sorted(waiting.values(), reverse=True)) != sizes:
-            partition = partition or run.node.partition()
-            run.node.submit(sizes, partition)  # before the old ones are cancelled: a job of a user could be next
+            run.node.submit(sizes, run.partition())  # before the old ones are cancelled: a job of a user could be next
             run.node.cancel(tuple(waiting))
             pause_s = SETTLE_S
+        if run.lacking:
+            run.request_fixed()
         run.mark_look()
         registered()
         time.sleep(pause_s)

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core import swap as rules
 from hami_hpc.core.grant import Grant
-from hami_hpc.errors import HamiError, JobError
-from hami_hpc.node import job_dirs, swapped
+from hami_hpc.errors import HamiError, JobError, NodeError
+from hami_hpc.node import job_dirs, swapped, turn_notes
+from hami_hpc.node.agent_file import now_boot_ns
 from hami_hpc.node.config import Settings
 from hami_hpc.stages import common, swap
 
 STAGE = "suspend"
+DOUBT_NS = 600 * 10**9  # for which slurmctld is asked first about a job that got SIGTSTP without being suspended
 
 
 def suspend(settings: Settings, job_id: int) -> str:
@@ -39,12 +42,60 @@ def suspend_soon(settings: Settings, job_id: int) -> str:
     """Orders the same. A process of its own waits for what this order, and no earlier one, moves."""
     try:
         grant = swap.movable(settings, job_id)
+        if _was_no_suspension(settings, job_id) and not _is_suspended(job_id):
+            return ""
         before, after = swap.order(settings, grant, swap.change_of(settings, "suspend"))
     except JobError:
         return ""
     if before != after and os.fork() == 0:
-        _wait(settings, grant, after)
+        _see_to(settings, grant, after)
     return ""
+
+
+def _see_to(settings: Settings, grant: Grant, order: int) -> None:
+    """Waits as _wait does, for a job that Slurm suspends. Of any other, to which its user sent SIGTSTP, takes the order
+    back: it would have its GPU's place, and a price, for nothing."""
+    if not _is_suspended(grant.job_id):
+        _note_no_suspension(settings, grant.job_id)
+        resume(settings, grant.job_id)
+        if not _is_suspended(grant.job_id):
+            return
+        # Slurm's own signal came meanwhile, and found the order given.
+        with suppress(JobError):  # it has ended
+            order = swap.order(settings, grant, swap.change_of(settings, "suspend"))[1]
+    _wait(settings, grant, order)
+
+
+def _is_suspended(job_id: int) -> bool:
+    """Returns whether Slurm suspends the job, which slurmctld knows before the job's node does; True where it does not
+    answer: the agent asks again."""
+    from hami_hpc.slurm import commands  # when the order is given
+
+    try:
+        return commands.is_suspended(job_id)
+    except NodeError:
+        return True
+
+
+def _was_no_suspension(settings: Settings, job_id: int) -> bool:
+    """Returns whether the job got SIGTSTP from somebody else than Slurm a short while ago."""
+    try:
+        with open(_signalled(settings, job_id), encoding="ascii") as file:
+            return 0 <= now_boot_ns() - int(file.read(32)) < DOUBT_NS
+    except (OSError, ValueError):
+        return False
+
+
+def _note_no_suspension(settings: Settings, job_id: int) -> None:
+    """Has slurmctld asked before the next orders. Never fails: then it is asked after each one, as before."""
+    with suppress(OSError):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(_signalled(settings, job_id), flags, 0o600), "w", encoding="ascii") as file:
+            file.write(str(now_boot_ns()))
+
+
+def _signalled(settings: Settings, job_id: int) -> str:
+    return f"{job_dirs.job_dir(settings.run_dir, job_id)}/signalled"
 
 
 def _wait(settings: Settings, grant: Grant, order: int) -> str:
@@ -71,7 +122,9 @@ def resume(settings: Settings, job_id: int) -> str:
     line about it, "" for a job whose memory was not moved for Slurm. Raises NodeError."""
     try:
         grant = swap.movable(settings, job_id)
-        before, after = swap.order(settings, grant, swap.change_of(settings, "resume"))
+        # Where memory is not oversold any more, those that wait go on taking turns, and who goes on waits with them.
+        change = rules.change("resume", oversold=turn_notes.are_taken(settings))
+        before, after = swap.order(settings, grant, change)
     except JobError:
         return ""
     if before == after:

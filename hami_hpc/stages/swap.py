@@ -95,7 +95,8 @@ def order(settings: Settings, grant: Grant, change: Mapping[int, int]) -> tuple[
     ledger = common.open_ledger(settings)
     try:
         with ledger.held_still() as live:
-            if not any(one.job_id == grant.job_id for one in live):
+            run = (grant.job_id, grant.created_unix_ns)  # another one may have begun since
+            if run not in {(one.job_id, one.created_unix_ns) for one in live}:
                 raise JobError(f"job {grant.job_id} has ended")
             before = swapped.order_of(settings.run_dir, grant.job_id)
             after = change.get(before, before)

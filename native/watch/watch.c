@@ -16,6 +16,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,11 +30,40 @@
 #include "step.h"
 
 #define PROGRAM_SECONDS 60 /* it gives an order and does not wait */
+/*
+ * The job's user can have Slurm send these signals as often as they like. So the program runs so often at once, and then
+ * once in so many seconds; and so do the looks for stopped programs, which read all of the node's. In Slurm's shortest time
+ * slice, 5 s, a job is suspended or resumed once.
+ */
+#define AT_ONCE 10
+#define RUN_MS 2000
+#define LOOKS_MS 10000
 #define LOOK_MS                                                                                              \
 	50 /* between two looks for stopped programs; shorter than any pause of Slurm's, of whole seconds */
 #define LOOKS 10
 
 static const char *job, *program, *config;
+
+/* What may be done AT_ONCE times, and then once in each_ms. All of it is saved at first: last_ms 0 is the boot. */
+struct allowance {
+	int64_t each_ms, saved_ms, last_ms;
+};
+
+/* Returns how long it takes until it may be done once more, ms; 0 for now. */
+static int missing_ms(struct allowance *own)
+{
+	const int64_t most = AT_ONCE * own->each_ms;
+	struct timespec time;
+	int64_t now;
+
+	clock_gettime(CLOCK_BOOTTIME, &time);
+	now = (int64_t)time.tv_sec * 1000 + time.tv_nsec / 1000000;
+	own->saved_ms += now - own->last_ms;
+	own->last_ms = now;
+	if (own->saved_ms > most)
+		own->saved_ms = most;
+	return own->saved_ms < own->each_ms ? (int)(own->each_ms - own->saved_ms) : 0;
+}
 
 /* ---- outside of the step ---- */
 
@@ -80,12 +110,17 @@ static void run(const char *direction)
 /* Follows what the process in the step writes. Of what has come meanwhile, the last counts. */
 __attribute__((noreturn)) static void follow(int orders)
 {
-	char all[256];
+	static char all[1 << 16]; /* all that a pipe holds */
+	struct allowance runs = {.each_ms = RUN_MS};
 	ssize_t n;
 
-	while ((n = read(orders, all, sizeof all)) > 0 || (n < 0 && errno == EINTR))
-		if (n > 0)
-			run(all[n - 1] == 'o' ? "out-soon" : "in");
+	while ((n = read(orders, all, sizeof all)) > 0 || (n < 0 && errno == EINTR)) {
+		if (n <= 0)
+			continue;
+		run(all[n - 1] == 'o' ? "out-soon" : "in");
+		runs.saved_ms -= RUN_MS;
+		poll(NULL, 0, missing_ms(&runs));
+	}
 	_exit(0);
 }
 
@@ -149,6 +184,7 @@ static pid_t read_task(void)
 static void watch(int signals, int orders)
 {
 	struct pollfd waiting[] = {{.fd = signals, .events = POLLIN}, {.fd = STDIN_FILENO, .events = POLLIN}};
+	struct allowance bursts = {.each_ms = LOOKS_MS};
 	struct signalfd_siginfo came;
 	int looks = 0;
 
@@ -161,7 +197,11 @@ static void watch(int signals, int orders)
 			looks--;
 		} else if (waiting[0].revents && read(signals, &came, sizeof came) == (ssize_t)sizeof came) {
 			const char order = came.ssi_signo == SIGTSTP ? 'o' : 'i';
-			looks = came.ssi_signo == SIGTSTP ? LOOKS : 0;
+			looks = 0;
+			if (came.ssi_signo == SIGTSTP && !missing_ms(&bursts)) {
+				bursts.saved_ms -= LOOKS_MS;
+				looks = LOOKS;
+			}
 			if (write(orders, &order, 1) < 0 && errno == EPIPE)
 				return;
 		} else if (waiting[1].revents) {

@@ -13,6 +13,7 @@ return function(errors, grammar, units, features, settings, whole, steps)
 		{ "mem-per-gpu", "ask for memory of the node with --mem=16G" },
 		{ "gpu-freq", "leave it out" },
 	}
+	local PLACEHOLDER_NAME = "hami-hpc-drain" -- of root's jobs; from others job_submit takes no such units
 	local OTHER_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task" }
 
 	local function glue_job(options, parsed)
@@ -41,6 +42,9 @@ return function(errors, grammar, units, features, settings, whole, steps)
 	end
 
 	function M.pre_submit(options)
+		if options.type == "salloc" and options["job-name"] == PLACEHOLDER_NAME then
+			return
+		end
 		for _, name in ipairs(OTHER_OPTIONS) do
 			local value = options[name]
 			if value and grammar.carries(value) then

@@ -187,6 +187,29 @@ def test_what_is_never_moved_waits_in_the_queue_for_room_and_others_start(both: 
     jobs.wait_for_state(both, third, "RUNNING")
 
 
+def test_a_gpu_out_of_service_takes_no_place_of_those_that_are_never_moved(both: Layout) -> None:
+    """One of two is out of service: a second job with all of a GPU waits in the queue, and starts when it is back."""
+    uuid = str(gpus(both)[1]["uuid"])
+
+    def gpu(word: str, *more: str) -> None:
+        done = hami(both, "root", "gpu", word, uuid, "--node", both.node, *more)
+        assert done.status == 0, done.text
+
+    gpu("drain", "--reason", "test")
+    try:
+        first = jobs.submit(both, USER, "--qos=lc", "--gres=vgpu:mem=100%,cores=100", script="sleep 300")
+        movable = submit(both, "--gres=vgpu:mem=8G,cores=1")
+        for job in (first, movable):
+            jobs.wait_for_state(both, job, "RUNNING")
+        second = jobs.submit(both, USER, "--qos=lc", "--gres=vgpu:mem=100%,cores=100", script="sleep 300")
+        tried = ("Resources", "Priority")
+        jobs.wait(both, lambda: jobs.job_facts(both, second)["Reason"] in tried, "Slurm to try the job", 30, second)
+        assert jobs.job_facts(both, second)["JobState"] == "PENDING"
+    finally:
+        gpu("resume")
+    jobs.wait_for_state(both, second, "RUNNING")
+
+
 def test_a_job_with_the_whole_node_has_whole_gpus(both: Layout) -> None:
     job = submit(both, "--exclusive")
     jobs.wait_for_state(both, job, "RUNNING")

@@ -228,6 +228,22 @@ def test_a_resume_that_nobody_heard_of(moving: Layout) -> None:
     end(moving, job)
 
 
+def test_a_signal_of_the_jobs_user_suspends_nothing(moving: Layout) -> None:
+    """Slurm knows that it suspends nobody: the memory comes back at once, and later does not leave."""
+    job = running(moving, f"rm -f go\nsrun -n1 --overlap slice --use {MIB} --until go", *BE)
+    allocated(moving, job)
+    held = used_mib(moving)
+    for _ in range(3):
+        assert jobs.run_as(moving, USER, ("scancel", "--signal=TSTP", str(job))).status == 0
+        time.sleep(2)
+        is_again(moving, held)
+        assert "T" not in state_of(job, moving)
+    told = [line for line in events(moving).splitlines() if f"job {job} goes on" in line]
+    assert len(told) == 1, told
+    go(moving)
+    end(moving, job)
+
+
 def test_a_suspended_job_can_be_cancelled(moving: Layout) -> None:
     job = running(moving, f"slice --use {MIB} --hold 600", *BE)
     allocated(moving, job)

@@ -150,6 +150,21 @@ def test_programs_that_sigtstp_stops_go_on_and_what_slurm_stops_later_stays(step
         shell.stdout.close()
 
 
+def test_signals_without_end_have_it_look_for_stopped_programs_some_times_only(step: Step) -> None:
+    """Each time it reads all processes of the node, for half a second."""
+    step.begin()
+    for number in range(10):
+        os.kill(step.task.pid, signal.SIGSTOP)
+        step.send(signal.SIGTSTP)
+        until(lambda number=number: len(step.said()) > number, "the order")  # type: ignore[misc]
+        until(lambda: not is_stopped(step.task.pid), "the program to go on")
+    time.sleep(0.7)
+    os.kill(step.task.pid, signal.SIGSTOP)
+    step.send(signal.SIGTSTP)
+    time.sleep(0.5)
+    assert is_stopped(step.task.pid)
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_it_ends_with_slurmstepd(step: Step, begun: bool) -> None:
     until(lambda: len(step.followers()) == 1, "the second process")
@@ -183,6 +198,22 @@ def test_what_is_ordered_while_the_program_runs_is_done_once_and_last(tmp_path: 
         until(lambda: step.said() == [OUT, IN, OUT], "one more")
     finally:
         step.close()
+
+
+def test_signals_without_end_run_the_program_now_and_then_and_the_last_one_counts(step: Step) -> None:
+    """A job's user can send them through Slurm; the program is root's, and outside of the job."""
+    step.begin()
+    begun = time.monotonic()
+    for _ in range(100):
+        step.send(signal.SIGTSTP)
+        time.sleep(0.01)
+        step.send(signal.SIGCONT)
+        time.sleep(0.01)
+    most = 11 + (time.monotonic() - begun) / 2
+    assert 10 <= len(step.said()) <= most
+    until(lambda: step.said()[-1] == IN, "the last order")
+    step.send(signal.SIGTSTP)
+    until(lambda: step.said()[-1] == OUT, "an order after that")
 
 
 def test_a_program_that_fails_or_is_gone_holds_up_nothing(tmp_path: Path) -> None:

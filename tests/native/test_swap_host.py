@@ -108,17 +108,20 @@ mount --bind "$2/cgroup" /proc/$$/cgroup && shift 2 && exec "$@"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs mounts")
+@pytest.mark.parametrize("place", ["/job", "/"])
 @pytest.mark.parametrize(
     ("version", "files_mib", "state"), [(1, 0, "room"), (1, 900, "host"), (2, 0, "room"), (2, 900, "host")]
 )
 def test_pages_of_files_are_no_reason_to_have_no_room(
-    version: int, files_mib: int, state: str, tmp_path: Path, machine: Machine
+    version: int, files_mib: int, state: str, place: str, tmp_path: Path, machine: Machine
 ) -> None:
-    """A job's limit counts what the kernel keeps of the files that it read, and takes back before anything else."""
+    """A job's limit counts what the kernel keeps of the files that it read, and takes back before anything else. In a
+    container with a cgroup namespace the job's cgroup is the root."""
     limit, used = (("max", "current"), ("limit_in_bytes", "usage_in_bytes"))[version == 1]
-    names, line, below = (("", "0::/job\n", "job"), ("total_", "7:cpu,memory:/x\n4:memory:/job\n", "memory/job"))[
-        version == 1
-    ]
+    names, line, below = (
+        ("", f"0::{place}\n", place[1:] or "."),
+        ("total_", f"7:cpu,memory:/x\n4:memory:{place}\n", f"memory{place}"),
+    )[version == 1]
     (tmp_path / "cgroup").write_text(line)
     (tmp_path / f"memory.{limit}").write_text(f"{1 << 30}\n")
     (tmp_path / f"memory.{used}").write_text(f"{(1 << 30) - (100 << 20)}\n")

@@ -90,6 +90,20 @@ def test_a_program_that_works_on_the_gpu_is_not_off_it_however_little_it_holds(b
     assert (job(bench, 3).off_gpu_ns, job(bench).place) == (0, "gpu")
 
 
+def test_many_programs_that_keep_most_of_a_jobs_memory_on_the_gpu_are_not_off_it(bench: Bench, pid: int) -> None:
+    """What stays of each, in objects that are not moved: 1,025 of 2,048 MiB, which nobody else can have."""
+    order(bench, c.SWAP_TURN)
+    with subprocess.Popen(["sleep", "100"], user=UID) as other:
+        bench.slurm.pids[other.pid] = JOB
+        holds(bench, pid, 600)
+        bench.hold(other.pid, 425)
+        assert (job(bench, 3).off_gpu_ns, job(bench).place) == (0, "gpu")
+        holds(bench, pid, 600)
+        bench.hold(other.pid, 424)
+        assert (job(bench, 2).off_gpu_ns, job(bench).place) == (2 * SECOND, "host")
+        other.kill()
+
+
 def test_a_job_without_a_process_on_the_gpu_is_off_it_and_one_on_a_lost_gpu_is_not_known_to_be(bench: Bench) -> None:
     order(bench, c.SWAP_WAIT)
     assert job(bench, 2).off_gpu_ns == 2 * SECOND
@@ -97,6 +111,22 @@ def test_a_job_without_a_process_on_the_gpu_is_off_it_and_one_on_a_lost_gpu_is_n
     assert job(bench, 3).off_gpu_ns == 2 * SECOND
     bench.gpus.problem = "NVML cannot be used"
     assert job(bench, 3).off_gpu_ns == 2 * SECOND
+
+
+def test_of_a_gpu_that_the_driver_does_not_show_nothing_is_known_from_the_first_look_on(bench: Bench) -> None:
+    """An agent that began when the GPU was lost never saw it: its jobs are not off it, and have no turns there."""
+    shown = bench.gpus.look
+    bench.gpus.look = lambda: shown()[1:]  # type: ignore[method-assign]
+    order(bench, c.SWAP_TURN)
+    assert job(bench, 2).off_gpu_ns == 0
+    look = bench.watcher.last_look()
+    assert look is not None
+    assert look.silent == {UUIDS[0]}
+    bench.gpus.look = shown  # type: ignore[method-assign]
+    assert job(bench, 2).off_gpu_ns == 2 * SECOND
+    look = bench.watcher.last_look()
+    assert look is not None
+    assert look.silent == frozenset()
 
 
 def test_what_the_job_writes_of_itself_changes_nothing(bench: Bench, pid: int) -> None:

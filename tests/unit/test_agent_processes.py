@@ -143,6 +143,46 @@ def test_who_has_ended_is_left_out(sleeper: subprocess.Popen[str]) -> None:
     assert processes.look([sleeper.pid, 2**22 + 1]) == {}
 
 
+FIRST_THREAD_ENDS = "import threading; threading.Thread(target=input).start(); ctypes.CDLL(None).syscall(60, 0)"
+
+
+@contextmanager
+def without_first_thread(before: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A program whose first thread ends while another one runs: /proc shows it as a zombie."""
+    with python(f"{before}THEN{FIRST_THREAD_ENDS}") as process:
+        yield process
+
+
+def end_first_thread(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    while ") Z" not in Path(f"/proc/{process.pid}/stat").read_text():
+        time.sleep(0.01)
+
+
+def test_a_process_whose_first_thread_has_ended_is_there_as_long_as_another_one_runs(library: Path) -> None:
+    with without_first_thread(load(library)) as process:
+        processes = Processes(Asked({process.pid: 12}))
+        before = processes.look([process.pid])
+        assert before[process.pid][1][1:] == (12, True)
+        end_first_thread(process)
+        assert processes.look([process.pid]) == before
+        assert processes.is_same(process.pid, before[process.pid][0])
+        ((_, known),) = Processes(Asked({process.pid: 12})).look([process.pid]).values()
+        assert known == (os.getuid(), 12, None), "whose file it is cannot be seen any more"
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert processes.look([process.pid]) == {}
+
+
+def test_one_without_the_interposer_cannot_hide_that_by_ending_its_first_thread() -> None:
+    with without_first_thread() as process:
+        end_first_thread(process)
+        ((_, known),) = Processes(Asked({process.pid: 12})).look([process.pid]).values()
+        assert known == (os.getuid(), 12, False)
+
+
 def has_interposer(process: subprocess.Popen[str], processes: Processes | None = None) -> bool | None:
     return (processes or Processes(Asked({}))).look([process.pid])[process.pid][1].has_interposer
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from node_testbed import UUIDS, Node
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core.out_of_service import DrainedGpu, Holding
 from hami_hpc.errors import NodeError
 from hami_hpc.node import drain, drained_gpus, locks
@@ -128,7 +129,7 @@ class Slurm(placeholders.Node):
     def holdings(self) -> tuple[Holding, ...]:
         return (Holding(9, 0, 559, True, True),) if self.is_held else ()
 
-    def pending(self) -> dict[int, int]:
+    def pending(self, name: str = c.GRES_SHARD) -> dict[int, int]:
         return {}
 
     def partition(self) -> str:

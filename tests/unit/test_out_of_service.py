@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from node_testbed import UUIDS, Node, job_environment
 
+from hami_hpc.contract import constants as c
 from hami_hpc.core.inventory import indices
 from hami_hpc.core.out_of_service import (
     DrainedGpu,
@@ -237,13 +238,13 @@ class FakeNode(placeholders.Node):
                     del self.queue[job]
         return tuple(self.held)
 
-    def pending(self) -> dict[int, int]:
+    def pending(self, name: str = c.GRES_SHARD) -> dict[int, int]:
         return dict(self.queue)
 
     def partition(self) -> str:
         return "gpu"
 
-    def submit(self, sizes: Sequence[int], partition: str) -> None:
+    def submit(self, sizes: Sequence[int], partition: str, name: str = c.GRES_SHARD) -> None:
         assert partition == "gpu"
         for size in sizes:
             self.next_id += 1

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hami_hpc.contract import constants as c
-from hami_hpc.core import residents
+from hami_hpc.core import residents, standing
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.residents import CANNOT_LEAVE, Order, Tenant, decide
 
@@ -184,6 +185,21 @@ def test_whatever_is_seen_nobody_comes_without_room_and_orders_do_not_contradict
     if come:
         assert others + sum(tenant.held_mib for tenant in after) <= TOTAL
         assert sum(tenant.held_cores for tenant in after) <= 100
+
+
+@pytest.mark.parametrize("since_s", [LATE, 1.0])
+def test_hundreds_of_jobs_are_looked_at_some_times_each(monkeypatch: pytest.MonkeyPatch, since_s: float) -> None:
+    """A user may begin as many as the node's shards and CPUs allow; the agent decides each second."""
+    looks: list[int] = []
+    held = Tenant.held_mib.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(Tenant, "held_mib", property(lambda tenant: looks.append(1) or held(tenant)))  # type: ignore[func-returns-value]
+    tenants = [on(n, 1400, since_s, cores=0, used_mib=1400 + n % 3) for n in range(95)]
+    tenants += [off(200 + n, 60_000, n, cores=1, used_mib=0) for n in range(200)]
+    tenants += [new(400 + n, 60_000, cores=1) for n in range(5)]
+    orders = decide(tenants, TOTAL)
+    standing.places(tenants, TOTAL, 0, 60.0)
+    assert orders, "somebody leaves"
+    assert len(looks) <= 20 * len(tenants)
 
 
 def test_under_pressure_those_leave_that_do_not_use_the_gpu() -> None:

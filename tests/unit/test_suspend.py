@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,82 @@ def test_one_process_waits_however_often_a_job_is_told(node: Node, monkeypatch: 
     assert forks == [1]
     assert suspend.suspend_soon(node.settings, STAYS) == suspend.suspend_soon(node.settings, 4711) == ""
     assert forks == [1]
+
+
+class Told:
+    """What slurmctld answers about a job, one answer after the other, and how often it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: bool | Callable[[], bool]) -> None:
+        self.answers, self.asked = list(answers), 0
+        monkeypatch.setattr(commands, "is_suspended", self)
+        monkeypatch.setattr(os, "fork", lambda: 0)  # the test is the process that waits
+
+    def __call__(self, job_id: int) -> bool:
+        assert job_id == JOB
+        self.asked += 1
+        answer = self.answers.pop(0)
+        return answer if isinstance(answer, bool) else answer()
+
+
+def order(node: Node) -> int:
+    return swapped.order_of(node.settings.run_dir, JOB)
+
+
+def test_a_job_that_slurm_suspends_stays_away(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch, True)
+    assert suspend.suspend_soon(node.settings, JOB) == ""
+    assert (order(node), told.asked) == (c.SWAP_SUSPENDED, 1)
+    assert f"job {JOB} has no process" in events(node)
+
+
+def test_a_user_who_sends_the_signal_suspends_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """scancel --signal=TSTP: the job would have time off the GPU on its bill while Slurm lets it run. Afterwards
+    slurmctld is asked before anything is ordered, and nothing is written any more."""
+    told = Told(monkeypatch, *[False] * 12)
+    suspend.suspend_soon(node.settings, JOB)
+    assert (order(node), told.asked) == (c.SWAP_IN, 2)
+    before = events(node)
+    for _ in range(10):
+        suspend.suspend_soon(node.settings, JOB)
+        suspend.resume(node.settings, JOB)
+    assert (order(node), told.asked, events(node)) == (c.SWAP_IN, 12, before)
+    told.answers = [True, True]
+    suspend.suspend_soon(node.settings, JOB)
+    assert order(node) == c.SWAP_SUSPENDED, "Slurm's own is obeyed"
+
+
+def test_slurms_signal_counts_that_comes_while_a_users_is_taken_back(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slurm_suspends() -> bool:
+        assert suspend.suspend_soon(node.settings, JOB) == "", "it finds the order given"
+        return False
+
+    told = Told(monkeypatch, slurm_suspends, True)
+    suspend.suspend_soon(node.settings, JOB)
+    assert (order(node), told.asked) == (c.SWAP_SUSPENDED, 2)
+
+
+def test_a_doubt_ends_and_what_is_no_note_of_one_is_none(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = node.jobs / str(JOB) / "signalled"
+    told = Told(monkeypatch, False, False)
+    suspend.suspend_soon(node.settings, JOB)
+    assert note.stat().st_mode & 0o777 == 0o600
+    for text in (str(int(note.read_text()) - suspend.DOUBT_NS), "", "soon", str(2**63)):
+        note.write_text(text)
+        told.answers, told.asked = [True], 0
+        suspend.suspend_soon(node.settings, JOB)
+        assert (order(node), told.asked) == (c.SWAP_SUSPENDED, 1)
+        suspend.resume(node.settings, JOB)
+
+
+def test_a_slurmctld_that_does_not_answer_takes_nothing_back(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent() -> bool:
+        raise NodeError("slurmctld does not answer")
+
+    Told(monkeypatch, silent)
+    suspend.suspend_soon(node.settings, JOB)
+    assert order(node) == c.SWAP_SUSPENDED
 
 
 def test_what_both_plugins_tell_is_said_once(node: Node) -> None:

@@ -74,6 +74,19 @@ def test_a_full_file_and_one_lock_on_all_are_read(node: Node, programs: Programs
     assert said(node) == [(0, "host"), *((slot, "wanted") for slot in range(1, c.USAGE_SLOT_COUNT))]
 
 
+def test_locks_of_slots_that_nobody_uses_are_asked_for_some_times_only(
+    node: Node, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of one lock at a time: a process with a lock on each other slot makes it answer 2,048 times."""
+    for slot in range(0, 600, 2):
+        programs.add(slot, in_use=0)
+    calls: list[int] = []
+    real = fcntl.fcntl
+    monkeypatch.setattr(fcntl, "fcntl", lambda *words: calls.append(1) or real(*words))  # type: ignore[func-returns-value]
+    assert said(node) == []
+    assert len(calls) <= 2 * swapped.BEGINNING_MAX
+
+
 @pytest.mark.parametrize("length", [0, 1, 5000])
 def test_locks_beyond_the_slots_and_to_the_end_of_the_file_are_bounded(
     node: Node, programs: Programs, length: int

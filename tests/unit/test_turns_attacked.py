@@ -17,8 +17,8 @@ from hami_hpc.core.swap import Process as Program
 from hami_hpc.core.time_watch import TimeWatch
 from hami_hpc.core.watch import SECOND, Kind, Suspicion
 from hami_hpc.errors import JobError, NodeError
-from hami_hpc.node import swapped
-from hami_hpc.stages import common, resize, swap, turns
+from hami_hpc.node import swapped, turn_notes
+from hami_hpc.stages import common, resize, suspend, swap, turns
 
 __all__ = ["site"]  # the fixture
 
@@ -99,6 +99,34 @@ def test_turns_go_on_where_memory_is_no_longer_oversold_until_nobody_waits(site:
     assert not are_left(site.node.settings)
 
 
+def test_no_suspension_wins_a_place_where_memory_is_no_longer_oversold(site: Site) -> None:
+    away(site)
+    text = site.node.config.read_text().replace("memory_scaling = 3\nturn_s = 60\n", "")
+    site.node.config.write_text(text)
+    suspend.suspend(site.node.settings, FIRST)
+    assert site.order(FIRST) == c.SWAP_SUSPENDED
+    swap.order(site.node.settings, site.node.grants()[SECOND_JOB], {c.SWAP_IN: c.SWAP_OUT})
+    assert are_left(site.node.settings), "an agent that begins now goes on with turns"
+    suspend.resume(site.node.settings, FIRST)
+    assert site.order(FIRST) == c.SWAP_TURN
+
+
+def test_where_no_agent_decides_a_resumed_job_waits_for_no_turn(site: Site) -> None:
+    """Memory was oversold, nobody was away when the agent began anew, and now Slurm suspends a job."""
+    away(site)
+    text = site.node.config.read_text().replace("memory_scaling = 3\nturn_s = 60\n", "")
+    site.node.config.write_text(text)
+    assert site.node.epilog(FIRST) == 0
+    assert not are_left(site.node.settings)
+    turn_notes.end(site.node.settings.run_dir)
+    turn_notes.end(site.node.settings.run_dir)
+    site.says[SECOND_JOB] = ["host"]
+    suspend.suspend(site.node.settings, SECOND_JOB)
+    assert not are_left(site.node.settings)
+    suspend.resume(site.node.settings, SECOND_JOB)
+    assert site.order(SECOND_JOB) == c.SWAP_IN
+
+
 def test_a_failed_swap_out_does_not_take_a_place_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory leaves just as root gives up, and others have the place."""
     both(site)
@@ -118,6 +146,18 @@ def test_a_failed_swap_out_does_not_take_a_place_back(site: Site, monkeypatch: p
     with pytest.raises(JobError):
         swap.swap(site.node.settings, FIRST, out=True, wait_s=0)
     assert site.order(FIRST) == c.SWAP_TURN
+
+
+def test_an_order_is_for_the_run_that_was_meant(site: Site) -> None:
+    """The job is requeued, and begins again, between what was read of it and the order."""
+    assert site.begin(FIRST) == c.SWAP_IN
+    old = site.node.grants()[FIRST]
+    assert site.node.epilog(FIRST) == 0
+    assert site.begin(FIRST) == c.SWAP_IN
+    for word in ("out", "suspend"):
+        with pytest.raises(JobError, match=f"job {FIRST} has ended"):
+            swap.order(site.node.settings, old, swap.change_of(site.node.settings, word))
+    assert site.order(FIRST) == c.SWAP_IN
 
 
 def test_of_a_gpu_that_does_not_answer_nothing_is_decided(site: Site) -> None:
@@ -166,19 +206,25 @@ def test_who_sleeps_has_not_waited(site: Site) -> None:
     assert (site.order(10), site.order(FIRST)) == (c.SWAP_IN, c.SWAP_TURN)
 
 
-def test_a_thousand_processes_that_wait_are_not_asked_all_the_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking one takes some microseconds, and the agent has a hundredth of a core."""
-    away(site)
-    site.says[FIRST] = ["host"] * 1000
-    asked: list[int] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many programs answered, each time that a job was asked."""
+    counts: list[int] = []
     words = swapped.processes
 
     def counted(run_dir: str, grant: Grant) -> list[Program]:
         found = words(run_dir, grant)
-        asked.append(len(found))
+        counts.append(len(found))
         return found
 
     monkeypatch.setattr(swapped, "processes", counted)
+    return counts
+
+
+def test_a_thousand_processes_that_wait_are_not_asked_all_the_time(site: Site, asked: list[int]) -> None:
+    """Asking one takes some microseconds, and the agent has a hundredth of a core."""
+    away(site)
+    site.says[FIRST] = ["host"] * 1000
     for _ in range(60):
         site.look(0.5)
     assert sum(n for n in asked if n == 1000) <= 5000, "of 60,000"
@@ -186,6 +232,32 @@ def test_a_thousand_processes_that_wait_are_not_asked_all_the_time(site: Site, m
     for _ in range(40):
         site.look(0.5)
     assert {one.job_id: one.state for one in site.turns.standings}[FIRST] == "waits", "and they are heard"
+
+
+def test_a_thousand_idle_processes_on_the_gpu_are_not_asked_all_the_time(site: Site, asked: list[int]) -> None:
+    both(site)
+    site.busy = set()
+    site.says[FIRST] = ["gpu"] * 1000
+    del site.says[SECOND_JOB]
+    for _ in range(60):
+        site.look()
+    assert sum(n for n in asked if n == 1000) <= 5000, "of 57,000"
+
+
+def test_a_suspended_job_that_never_leaves_has_nobody_look_more_often(site: Site, asked: list[int]) -> None:
+    """Its programs were stopped in the middle of a kernel: they say the same for as long as it is suspended."""
+    both(site)
+    swap.order(site.node.settings, site.node.grants()[FIRST], swap.change_of(site.node.settings, "suspend"))
+    site.says[FIRST] = ["busy"] * 1000
+    site.look()
+    assert site.turns.is_moving
+    site.look(60)
+    asked.clear()
+    for _ in range(60):
+        site.look()
+        assert not site.turns.is_moving
+    assert (site.order(FIRST), site.order(SECOND_JOB)) == (c.SWAP_SUSPENDED, c.SWAP_TURN)
+    assert sum(n for n in asked if n == 1000) <= 5000, "of 60,000"
 
 
 def test_a_job_that_leaves_is_asked_each_time_however_many_it_is(site: Site) -> None:

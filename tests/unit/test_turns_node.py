@@ -20,7 +20,7 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core import residents
 from hami_hpc.errors import NodeError
 from hami_hpc.node import ledger, neighbours, turn_notes
-from hami_hpc.stages import common, turns
+from hami_hpc.stages import common, suspend, turns
 
 __all__ = ["site"]  # the fixture
 LOW, THIRD = 5, 10
@@ -164,6 +164,31 @@ def test_a_full_run_directory_stops_no_turn(small: Path, tmp_path: Path, monkeyp
     site.look()
     assert (Path(turn_notes.folder(node.settings.run_dir)) / str(FIRST)).exists()
     assert_fits(site)
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs to mount")
+@pytest.mark.parametrize("how", ["full", "read-only"])
+def test_a_state_directory_that_takes_no_event_stops_no_turn_and_no_suspension(site: Site, how: str) -> None:
+    both(site)
+    site.look()
+    state = Path(site.node.settings.state_dir)
+    options = "size=64k,ro" if how == "read-only" else "size=64k"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", state], check=True)
+    try:
+        with pytest.raises(OSError, match=r"No space left|Read-only"):
+            (state / "filler").write_bytes(b"x" * (1 << 20))
+        site.look(TURN_S)
+        assert site.order(FIRST) == c.SWAP_TURN
+        site.leaves(FIRST)
+        site.look()
+        assert site.order(SECOND_JOB) == c.SWAP_IN
+        site.says[SECOND_JOB] = ["host"]
+        suspend.suspend(site.node.settings, SECOND_JOB)
+        assert site.order(SECOND_JOB) == c.SWAP_SUSPENDED
+        suspend.resume(site.node.settings, SECOND_JOB)
+        assert site.order(SECOND_JOB) == c.SWAP_TURN
+    finally:
+        subprocess.run(["umount", state], check=True)
 
 
 def test_a_stopped_program_keeps_its_place_and_is_named(site: Site) -> None:

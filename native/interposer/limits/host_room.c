@@ -59,13 +59,16 @@ static uint64_t reclaimable(const char *directory, bool is_v2)
 	       stat_of(text, is_v2 ? "active_file " : "total_active_file ");
 }
 
-/* Returns the room below a directory of cgroups and all above it, up to `root`, whose length is `least`. */
+/*
+ * Returns the room below a directory of cgroups and all above it, up to the mount, whose path has `least` characters: in a
+ * container with a cgroup namespace of its own that is its cgroup, which has a limit; else the machine's, without one.
+ */
 static uint64_t cgroup_room(char *path, size_t least, bool is_v2)
 {
 	const char *limit_name = is_v2 ? "memory.max" : "memory.limit_in_bytes";
 	const char *used_name = is_v2 ? "memory.current" : "memory.usage_in_bytes";
 	uint64_t room = UINT64_MAX;
-	for (size_t length = strlen(path); length > least; length = (size_t)(strrchr(path, '/') - path)) {
+	for (size_t length = strlen(path); length >= least; length = (size_t)(strrchr(path, '/') - path)) {
 		char file[4200];
 		path[length] = '\0';
 		snprintf(file, sizeof file, "%.4000s/%s", path, limit_name);

@@ -49,3 +49,18 @@ test("an update of the size of a pending job changes them too", function()
 	local shards = string.match(written.tres_per_node, "gres:shard:(%d+)")
 	equal(string.match(written.tres_per_node, "vgpu_fixed:(%d+)"), shards)
 end)
+
+test("the jobs of root that hold them for a GPU out of service pass, and nobody else's", function()
+	oversold()
+	local held = { gres = "vgpu_fixed:503", type = "salloc", ["job-name"] = "hami-hpc-drain" }
+	equal(pre_submit(held), 0)
+	client_refused(pre_submit({ gres = "vgpu_fixed:503", type = "salloc" }), "vgpu_fixed:503")
+	client_refused(pre_submit({ gres = "vgpu_fixed:503", ["job-name"] = "hami-hpc-drain" }), "vgpu_fixed:503")
+	local fields = { tres_per_node = "gres:vgpu_fixed:503", name = "hami-hpc-drain", user_id = 0 }
+	local job, written = record(fields)
+	equal(hami.job_submit(job, PARTS, 0), 0)
+	equal(next(written), nil)
+	fields.user_id = 1000
+	messages = {}
+	refused(hami.job_submit(record(fields), PARTS, 1000), "vgpu_fixed:503")
+end)
