@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 import sys
 from pathlib import Path
 
@@ -13,7 +15,10 @@ from swapped import Program, Swapped
 from test_compute import machine
 from test_swap import HOLDER, START, Machine
 
+from hami_hpc.contract import constants as c
+
 __all__ = ["machine"]  # the fixture
+F_OFD_SETLK = 37
 pytestmark = [
     pytest.mark.skipif(REAL_GPU, reason="on a real GPU: tests/gpu/test_swapped.py"),
 ]
@@ -93,6 +98,20 @@ def test_page_locks_that_went_with_their_context_are_made_again(tmp_path: Path, 
                 assert job.move(out=True)[1] == "host"
                 assert job.move(out=False)[1] == "gpu"
             assert program.ask() == "same"
+        program.end()
+
+
+def test_processes_of_a_job_move_out_one_after_the_other(tmp_path: Path, machine: Machine) -> None:
+    """Each finds the room that those before it have left: all at once they would take more than the job's --mem."""
+    job = Swapped.make(tmp_path / "job", *machine)
+    behind_slots = struct.pack("hh4xqqi4x", fcntl.F_WRLCK, os.SEEK_SET, c.SLOT_LOCK_BASE + c.USAGE_SLOT_COUNT, 1, 0)
+    with job.start(GROW) as program:
+        with (job.made.directory / c.FILE_USAGE).open("r+b") as usage:
+            fcntl.fcntl(usage, F_OFD_SETLK, behind_slots)
+            assert job.move(out=True, patience_s=1)[1] == "gpu", "another one moves"
+        assert job.move(out=True)[1] == "host", "which ends, or is killed"
+        assert job.move(out=False)[1] == "gpu"
+        assert program.ask("more") == "same"
         program.end()
 
 

@@ -33,6 +33,7 @@ static bool map(struct hami_arena *arena, size_t room)
 		return false;
 	madvise(memory, room, MADV_HUGEPAGE);
 	madvise(memory, room, MADV_DONTFORK);
+	madvise(memory, room, MADV_DONTDUMP);
 	*arena = (struct hami_arena){.memory = memory, .room = room};
 	return true;
 }

@@ -2,7 +2,7 @@
 /*
  * Memory of the host for what is moved off the GPU. It is kept between two moves, as finding so many pages is half of the
  * way out; meanwhile the kernel takes them as soon as others need memory, but for those that are page-locked. A forked
- * child has none of it. One thread. Contexts are those in which the memory is copied.
+ * child has none of it, nor a core file. One thread. Contexts are those in which the memory is copied.
  */
 #ifndef HAMI_ARENA_H
 #define HAMI_ARENA_H

@@ -126,7 +126,10 @@ bool hami_transfer(const struct real_cuda *real, CUcontext context, struct hami_
 		t.pinned = t.pinned && is_pinned(arena, pieces[i].host, pieces[i].bytes);
 	pthread_t threads[WORKERS_MOST];
 	cpu_set_t cpus;
-	int wanted = sched_getaffinity(0, sizeof cpus, &cpus) ? 1 : CPU_COUNT(&cpus), started = 0;
+	int wanted = sched_getaffinity(0, sizeof cpus, &cpus)
+			     ? WORKERS_MOST
+			     : CPU_COUNT(&cpus); /* it fails with more than 1024 */
+	int started = 0;
 	const int most = t.pinned ? WORKERS_PINNED : WORKERS_MOST;
 	while (started < most && started < wanted && !pthread_create(&threads[started], NULL, worker, &t))
 		started++;

@@ -320,6 +320,22 @@ uint64_t hami_region_of_pid(struct hami_region *region, uint32_t pid)
 	return UINT64_MAX;
 }
 
+/* The byte behind those of the slots. */
+bool hami_region_move_begin(struct hami_region *region)
+{
+	struct flock lock;
+	return region->fd < 0 || slot_lock(region->fd, F_OFD_SETLK, HAMI_USAGE_SLOT_COUNT, &lock) == 0 ||
+	       (errno != EAGAIN && errno != EACCES);
+}
+
+void hami_region_move_end(struct hami_region *region)
+{
+	struct flock lock = {
+		.l_type = F_UNLCK, .l_start = HAMI_SLOT_LOCK_BASE + HAMI_USAGE_SLOT_COUNT, .l_len = 1};
+	if (region->fd >= 0)
+		fcntl(region->fd, F_OFD_SETLK, &lock);
+}
+
 void hami_region_forget_slot(struct hami_region *region)
 {
 	pthread_mutex_init(&region->join, NULL); /* a thread that does not exist here may have held it */

@@ -63,6 +63,13 @@ void hami_region_view(struct hami_region *region, struct hami_view *view);
 /* Returns the bytes held by the job's live process `pid`, or UINT64_MAX when it is none of the job's. */
 uint64_t hami_region_of_pid(struct hami_region *region, uint32_t pid);
 
+/*
+ * Begins to move memory to the host; false while another process of the job does. So each finds what room the host has left
+ * after those before it. The end of the process is the end of it, too.
+ */
+bool hami_region_move_begin(struct hami_region *region);
+void hami_region_move_end(struct hami_region *region);
+
 /* For a forked child: forgets the parent's slot, so that the next charge takes one of the child's own. */
 void hami_region_forget_slot(struct hami_region *region);
 
