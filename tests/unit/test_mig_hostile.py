@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mode=mig against a user who changes the devices of their instance, and beside an administrator who makes an instance
+by hand in the middle of a grant: what hami_hpc did not make is never destroyed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from mig_testbed import MigNode, mig_environment
+from node_testbed import UID
+
+from hami_hpc.core.mig_layout import Instance, Profile
+from hami_hpc.node import mig, mig_notes
+from hami_hpc.stages.prolog import main as prolog_main
+
+JOB = 7
+
+
+@pytest.fixture
+def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MigNode:
+    return MigNode.make(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("mode", [0o444, 0o666, 0o000, 0o4755])
+def test_a_device_whose_mode_its_user_has_changed_is_removed_with_the_instance(bed: MigNode, mode: int) -> None:
+    """Its minor number comes back with the next instance of the same id, whoever makes that."""
+    assert bed.prolog(JOB) == 0
+    folder = bed.machine.directory / "dev/nvidia-caps"
+    given = [path for path in folder.iterdir() if path.stat().st_uid == UID]
+    assert len(given) == 2
+    for path in given:
+        path.chmod(mode)
+    assert bed.epilog(JOB) == 0
+    assert bed.devices() == {}
+
+
+def make_by_hand(nvml: object, handle: object, name: str, start: int) -> Instance:
+    [profile] = [one for one in mig.profiles(nvml, handle) if one.name == name]  # type: ignore[arg-type]
+    return mig.create(nvml, handle, profile, start)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("when", ["before the prolog's own", "after a kill before the prolog's own"])
+def test_an_instance_made_by_hand_at_the_place_of_a_grant_is_left_alone(
+    bed: MigNode, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    genuine = mig.create
+    killed = when.startswith("after")
+
+    def create(nvml: object, handle: object, profile: Profile, start: int, made: object) -> Instance:
+        monkeypatch.setattr(mig, "create", genuine)
+        if killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        make_by_hand(nvml, handle, profile.name, start)
+        return genuine(nvml, handle, profile, start, made)  # type: ignore[arg-type]
+
+    def body() -> int:
+        monkeypatch.setattr(mig, "create", create)
+        return prolog_main(bed.node.arguments, mig_environment(JOB))
+
+    if killed:
+        with pytest.raises(AssertionError, match=f"ended with status {signal.SIGKILL}"):
+            bed.run(body)
+        [note] = mig_notes.read(bed.node.settings.run_dir, bed_uuid(bed))
+        by_hand = bed.make_foreign(note.instance.profile_id, note.instance.start)
+        assert bed.epilog(JOB) == 0
+        bed.reconcile()
+        assert bed.instances() == (by_hand,)
+    else:
+        bed.run(body)
+        assert len(bed.instances()) == 1, "the one made by hand"
+        assert bed.epilog(JOB) == 0
+        assert len(bed.instances()) == 1
+    assert bed.notes() == []
+
+
+def bed_uuid(bed: MigNode) -> str:
+    [uuid] = mig_notes.gpus(bed.node.settings.run_dir)
+    return uuid
+
+
+def test_a_kill_as_soon_as_the_instance_is_there_leaves_none(bed: MigNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its number is noted it is known by its place, and by having no device yet."""
+
+    def body() -> int:
+        monkeypatch.setattr(mig_notes, "change", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        return prolog_main(bed.node.arguments, mig_environment(JOB))
+
+    with pytest.raises(AssertionError, match=f"ended with status {signal.SIGKILL}"):
+        bed.run(body)
+    assert [one.uuid for one in bed.instances()] == [""]
+    assert bed.epilog(JOB) == 0
+    assert (bed.instances(), bed.notes()) == ((), [])
+
+
+def test_the_folders_of_notes_are_roots_alone_whatever_the_umask(bed: MigNode) -> None:
+    old = os.umask(0)
+    try:
+        assert bed.prolog(JOB) == 0
+    finally:
+        os.umask(old)
+    folder = Path(bed.node.settings.run_dir) / mig_notes.FOLDER
+    assert [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o022] == []
+    assert bed.epilog(JOB) == 0
