@@ -27,6 +27,7 @@ STATIC = "-S"  # the option by which a control program of driver 590 and later h
 START_S, ANSWER_S, QUIT_S, END_S, KILL_S = 10.0, 3.0, 2, 1.0, 3.0
 STATIC_ANSWER_S = 10.0  # the first command for partitions initialises CUDA in the daemon
 PATH_MAX, SAID_MAX, PID_DIGITS = 4096, 80, 10
+NUMBERS_MAX = 128  # of servers or clients in an answer: a daemon has one server, and that 60 clients at most
 CRASHES_MAX, CRASH_MAX = 8, 256  # lines of a log into which users write, and letters of each
 LOG_BYTES = 1 << 20  # a user's connections are lines of the log, so it is alone on a tmpfs
 # Not passed on to a daemon: what would choose another GPU, another directory, or a program or library of its own.
@@ -178,7 +179,7 @@ def clients(program: str, place: Place, server: int) -> tuple[int, ...]:
 
 
 def _numbers(answer: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in answer.split() if _is_pid(word))
+    return tuple(int(word) for word in answer.split() if _is_pid(word))[:NUMBERS_MAX]
 
 
 def _is_pid(word: str) -> bool:
@@ -218,7 +219,7 @@ def _set_defaults(program: str, place: Place, limits: Limits, static: bool) -> t
     words = ask(program, place, f"{percent}{memory}\nget_server_list").split()
     others = words if static else words[1:]
     if (static or words[:1] == [f"{limits.percent:.1f}"]) and all(map(_is_pid, others)):
-        return tuple(map(int, others))
+        return tuple(map(int, others))[:NUMBERS_MAX]
     if percent:
         ask(program, place, percent.rstrip())
     ask(program, place, memory)

@@ -225,6 +225,31 @@ def test_a_number_that_no_process_has_fails_no_stage(
     node.assert_nothing_is_held()
 
 
+@pytest.mark.parametrize("command", ["get_server_list", "get_client_list"])
+def test_a_daemon_that_lists_thousands_holds_up_no_epilog(
+    node: MpsNode, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    genuine = programs.run
+    asked: list[str] = []
+
+    def run(given: list[str], environment: Mapping[str, str], text: str, timeout_s: float) -> tuple[int | None, str]:
+        asked.append(text)
+        if text.startswith(("get_client", "terminate", "set_active", "set_device")):
+            return 0, "\n".join(map(str, range(5_000_000, 5_005_000))) if text.startswith(command) else ""
+        status, printed = genuine(given, environment, text, timeout_s)
+        listed = "\n".join(map(str, range(5_000_000, 5_005_000))) if command == "get_server_list" else "5000000\n"
+        return status, f"{printed}\n{listed}" if "get_server_list" in text else printed
+
+    monkeypatch.setattr(mps_processes, "numbers", frozenset)
+    assert (node.mps_prolog(7), node.mps_prolog(8)) == (0, 0)
+    monkeypatch.setattr(programs, "run", run)
+    assert node.mps_epilog(7) == 0
+    assert mps_daemon.NUMBERS_MAX < len(asked) < 3 * mps_daemon.NUMBERS_MAX
+    monkeypatch.setattr(programs, "run", genuine)
+    assert node.mps_epilog(8) == 0
+    node.assert_no_mps()
+
+
 @pytest.mark.parametrize("whose", ["the program", "a folder above it", "a link to it", "a sticky folder's file"])
 def test_no_program_is_run_that_a_user_can_replace(node: MpsNode, tmp_path: Path, whose: str) -> None:
     home, bin_ = tmp_path / "home", tmp_path / "home" / "bin"
