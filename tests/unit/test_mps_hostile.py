@@ -16,15 +16,7 @@ from mps_testbed import PROGRAM, MpsNode
 from node_testbed import UID, UUIDS
 from test_mps_partitions import chunks, connected, done, end, start
 
-from hami_hpc.node import (
-    admin_log,
-    mps,
-    mps_daemon,
-    mps_directories,
-    mps_partitions,
-    mps_processes,
-    programs,
-)
+from hami_hpc.node import admin_log, mps, mps_daemon, mps_directories, mps_partitions, mps_processes, programs
 from hami_hpc.node.mps_daemon import MpsError, Place
 
 needs_mounts = pytest.mark.skipif(not can_mount(), reason="mounts a small file system")
@@ -199,6 +191,7 @@ def test_what_a_user_writes_into_the_log_as_a_crash_is_few_plain_lines_in_syslog
     )
     subprocess.run(["/usr/bin/python3", "-c", flood], user=UID, timeout=60, check=True)
     assert node.mps_epilog(7) == 0
+    said = [line for line in said if line.startswith("epilog")]  # a prolog tells of daemons of other tests
     assert len(said) == mps_daemon.CRASHES_MAX
     assert all(line.isprintable() and len(line) < 400 and "MPS of GPU 0: [20" in line for line in said)
     assert not any(line.startswith("epilog: job 7: MPS of GPU 0: [2999") for line in said)
@@ -248,6 +241,31 @@ def test_a_daemon_that_lists_thousands_holds_up_no_epilog(
     monkeypatch.setattr(programs, "run", genuine)
     assert node.mps_epilog(8) == 0
     node.assert_no_mps()
+
+
+@pytest.mark.parametrize("garbage", ["", "Unknown command", "GPU-", "GPU-7 GPU-7 \0"])
+def test_a_daemon_that_lists_no_partitions_any_more_fails_no_epilog_and_sends_the_next_job_back(
+    node: MpsNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], garbage: str
+) -> None:
+    genuine = programs.run
+    is_odd = False
+
+    def run(command: list[str], environment: Mapping[str, str], text: str, timeout_s: float) -> tuple[int | None, str]:
+        status, printed = genuine(command, environment, text, timeout_s)
+        return status, garbage if is_odd and text.endswith("lspart\n") else printed
+
+    monkeypatch.setattr(programs, "run", run)
+    monkeypatch.setattr("hami_hpc.stages.send_back.requeue", lambda *_: True)
+    node.set_driver()
+    assert (start(node, 7, 25), start(node, 8, 25)) == (0, 0)
+    is_odd = True
+    assert node.mps_epilog(7) == 0
+    monkeypatch.setattr(mps_daemon, "answers", lambda *_: True)
+    assert start(node, 9, 25) == 0, "the node stays in service"
+    assert set(node.grants()) == {8}
+    assert "bug in hami_hpc" not in capsys.readouterr().err
+    is_odd = False
+    end(node, 8, 9)
 
 
 @pytest.mark.parametrize("whose", ["the program", "a folder above it", "a link to it", "a sticky folder's file"])
