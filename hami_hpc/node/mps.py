@@ -70,6 +70,7 @@ def _ensure(program: str, place: Place, gpu_uuid: str, static: bool) -> tuple[st
     found = mps_processes.processes() if has_all else found
     daemons = mps_daemon.daemons(program, place, found)
     if len(daemons) == 1 and mps_daemon.takes(program, place, limits):
+        mps_directories.let_in(place)  # who started it may have been killed before
         return ()
     if not has_all:
         found = mps_processes.processes()
@@ -104,6 +105,7 @@ def _begin(program: str, place: Place, gpu_uuid: str, static: bool) -> tuple[str
                 knows_option = True
                 seen = mps_partitions.listing(program, place)
                 if seen is not None and seen.total > 0:
+                    mps_directories.let_in(place)
                     return ()
                 why = "it lists no chunks of multiprocessors"
             except MpsError as error:
@@ -113,6 +115,7 @@ def _begin(program: str, place: Place, gpu_uuid: str, static: bool) -> tuple[str
     mps_directories.make(place)
     mps_daemon.note_program(program, place)
     mps_daemon.start(program, place, gpu_uuid, limits)
+    mps_directories.let_in(place)
     lines = _give_up(program, place, why) if why else ()
     return lines if knows_option else ()  # a program without the option, of driver 580 or older, is nothing to tell
 
@@ -278,6 +281,7 @@ def _after_change(program: str, place: Place) -> None:
         mps_daemon.stop(program, place)
         mps_directories.remove(place)
     elif os.path.lexists(place.pipe):
+        mps_directories.let_in(place)
         with suppress(MpsError):  # the next prolog replaces a daemon that is gone or does not answer
             _end_dead_clients(program, place, mps_daemon.adjust(program, place, _limits(jobs)))
             if mps_daemon.is_static(place):

@@ -26,8 +26,8 @@ PARTITION = "partition-"  # the file of a job's static SM partition; also in slu
 
 
 def make(place: Place) -> None:
-    """Makes the directories of a daemon, without files of an earlier one. Raises MpsError where nobody but root could
-    use it."""
+    """Makes the directories of a daemon, without files of an earlier one. Nobody but root can enter them until let_in:
+    who locks `control_lock` first would have the daemon's place. Raises MpsError where nobody but root could use it."""
     if len(os.fsencode(place.pipe + LONGEST_NAME)) > SOCKET_MAX:
         raise MpsError(f"{place.pipe} is too long a path for the sockets of MPS: choose a shorter run_dir in [paths]")
     for name in os.listdir(place.jobs):
@@ -38,7 +38,6 @@ def make(place: Place) -> None:
     make_directory(place.log, 0o700)
     _bound(place.log, LOG_BYTES, LOG_INODES)
     _make_pipe(place)
-    os.chmod(place.pipe, 0o711 if place.user == ALL_USERS else 0o700)
     if place.user not in (ALL_USERS, "0"):
         try:
             acl.let_enter(place.pipe, int(place.user))
@@ -47,6 +46,12 @@ def make(place: Place) -> None:
                 f"{place.pipe} cannot be opened to uid {place.user} alone ({error.strerror}): mode=mps needs a run_dir "
                 "on a file system with access control lists, as tmpfs has them"
             ) from error
+    os.chmod(place.pipe, 0o700)  # the mask of the access list, too
+
+
+def let_in(place: Place) -> None:
+    """Lets the daemon's users into its pipe directory, now that it has its files."""
+    os.chmod(place.pipe, {ALL_USERS: 0o711, "0": 0o700}.get(place.user, 0o750))  # the group's rights are in the list
 
 
 def _make_pipe(place: Place) -> None:
