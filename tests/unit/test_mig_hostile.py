@@ -104,3 +104,39 @@ def test_the_folders_of_notes_are_roots_alone_whatever_the_umask(bed: MigNode) -
     folder = Path(bed.node.settings.run_dir) / mig_notes.FOLDER
     assert [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o022] == []
     assert bed.epilog(JOB) == 0
+
+
+OWN = "MIG-2b0c3f61-1d2e-5a4b-8c9d-0123456789ab"
+
+
+@pytest.mark.parametrize(
+    ("state", "noted", "present", "is_it"),
+    [
+        # Begun, not yet there: at its place, new, and without a device.
+        ("begun", (-1, 19, 2, 1, ""), (5, 19, 2, 1, ""), True),
+        ("begun", (-1, 19, 2, 1, ""), (0, 19, 2, 1, ""), True),
+        ("begun", (-1, 19, 2, 1, ""), (5, 19, 2, 1, OWN), False),
+        ("begun", (-1, 19, 2, 1, ""), (3, 19, 2, 1, ""), False),
+        ("begun", (-1, 19, 2, 1, ""), (5, 19, 1, 1, ""), False),
+        ("begun", (-1, 19, 2, 1, ""), (5, 20, 2, 1, ""), False),
+        # Begun and there, with or without its device. The largest instance of a GPU has the id 0.
+        ("begun", (5, 19, 2, 1, ""), (5, 19, 2, 1, OWN), True),
+        ("begun", (5, 19, 2, 1, ""), (5, 19, 2, 1, ""), True),
+        ("begun", (0, 0, 0, 8, ""), (0, 0, 0, 8, OWN), True),
+        ("begun", (0, 0, 0, 8, ""), (1, 0, 0, 8, ""), False),
+        ("begun", (5, 19, 2, 1, ""), (6, 19, 2, 1, ""), False),
+        ("live", (5, 19, 2, 1, OWN), (5, 19, 2, 1, OWN), True),
+        ("live", (5, 19, 2, 1, OWN), (5, 19, 2, 1, ""), False),
+        ("live", (5, 19, 2, 1, OWN), (5, 19, 2, 1, OWN[::-1]), False),
+        ("live", (5, 19, 2, 1, OWN), (6, 19, 2, 1, OWN), False),
+        ("ending", (5, 19, 2, 1, OWN), (5, 19, 2, 1, OWN), True),
+        ("ending", (5, 19, 2, 1, OWN), (5, 19, 2, 1, ""), True),
+        ("ending", (5, 19, 2, 1, OWN), (5, 19, 2, 1, OWN[::-1]), False),
+        ("ending", (5, 19, 2, 1, OWN), (6, 19, 2, 1, ""), False),
+    ],
+)
+def test_a_noted_instance_is_told_from_others_at_its_place(
+    state: str, noted: tuple[int, int, int, int, str], present: tuple[int, int, int, int, str], is_it: bool
+) -> None:
+    note = mig_notes.Note(state, JOB, 1, UID, 0, "boot", Instance(*noted), before=(3, 4))
+    assert note.matches(Instance(*present)) == is_it
