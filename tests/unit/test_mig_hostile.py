@@ -140,3 +140,30 @@ def test_a_noted_instance_is_told_from_others_at_its_place(
 ) -> None:
     note = mig_notes.Note(state, JOB, 1, UID, 0, "boot", Instance(*noted), before=(3, 4))
     assert note.matches(Instance(*present)) == is_it
+
+
+GOOD = mig_notes.to_bytes(mig_notes.Note("live", JOB, 1, UID, 0, "boot", Instance(5, 19, 2, 1, OWN)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        b"",
+        GOOD[:-1],
+        GOOD + b"\n",
+        b"\0" * mig_notes.SIZE,
+        b"\xff" * mig_notes.SIZE,
+        GOOD.replace(b" live ", b" dead "),
+        GOOD.replace(b" 19 ", b" x9 "),
+        GOOD.replace(b" 19 2", b"   2 "),
+        GOOD.replace(b" - ", b" 1,"),
+        GOOD.replace(b" boot ", b" a b o "),
+        b"9 live " + b"9" * (mig_notes.SIZE - 7),
+    ],
+)
+def test_a_damaged_note_is_none(data: bytes | None) -> None:
+    assert mig_notes.parse(data) is None
+    note = mig_notes.parse(GOOD)
+    assert note is not None
+    assert mig_notes.to_bytes(note) == GOOD

@@ -73,6 +73,21 @@ def test_a_daemon_that_is_replaced_is_found_by_who_has_the_directory_in_another_
     node.assert_no_mps()
 
 
+def test_nothing_of_an_earlier_daemon_is_in_the_directories_of_the_next(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    pipe, jobs = Path(node.place().pipe), Path(node.place().jobs)
+    (pipe / "old").touch()
+    (pipe / "folder").mkdir()
+    (pipe / "folder" / "old").touch()
+    (jobs / "old").touch()
+    kill_daemon(node)
+    assert node.mps_prolog(7) == 0
+    assert not {"old", "folder"} & {path.name for path in pipe.iterdir()}
+    assert [path.stat().st_mode & 0o777 for path in (pipe, Path(node.place().log), jobs)] == [0o750, 0o700, 0o700]
+    assert node.mps_epilog(7) == 0
+    node.assert_no_mps()
+
+
 @needs_mounts
 def test_files_of_earlier_daemons_that_a_user_keeps_open_leave_room_for_the_next(
     node: MpsNode, monkeypatch: pytest.MonkeyPatch
