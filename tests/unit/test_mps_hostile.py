@@ -16,7 +16,7 @@ from mps_testbed import PROGRAM, MpsNode
 from node_testbed import UID, UUIDS
 from test_mps_partitions import chunks, connected, done, end, start
 
-from hami_hpc.node import admin_log, mps, mps_daemon, mps_directories, mps_partitions, mps_processes, programs
+from hami_hpc.node import admin_log, mounts, mps, mps_daemon, mps_directories, mps_partitions, mps_processes, programs
 from hami_hpc.node.mps_daemon import MpsError, Place
 
 needs_mounts = pytest.mark.skipif(not can_mount(), reason="mounts a small file system")
@@ -86,6 +86,24 @@ def test_nothing_of_an_earlier_daemon_is_in_the_directories_of_the_next(node: Mp
     assert [path.stat().st_mode & 0o777 for path in (pipe, Path(node.place().log), jobs)] == [0o750, 0o700, 0o700]
     assert node.mps_epilog(7) == 0
     node.assert_no_mps()
+
+
+def test_where_nothing_can_be_mounted_daemons_run_and_syslog_says_what_users_can_fill(
+    node: MpsNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(admin_log, "to_syslog", lambda _level, text: said.append(text))
+    monkeypatch.setattr(mounts, "mount_bounded", lambda *_: False)
+    monkeypatch.setattr(mounts, "obstacle", lambda: "CAP_SYS_ADMIN is missing (a container?)")
+    node.set_driver()
+    assert start(node, 7, 25) == 0
+    place = node.place()
+    why = f"is not bounded, a user can fill {Path(place.pipe).parent}: CAP_SYS_ADMIN is missing (a container?)"
+    assert [line for line in said if "/mps/" in line] == [f"{path} {why}" for path in (place.log, place.pipe)]
+    kill_daemon(node)
+    assert start(node, 8, 25) == 0
+    assert chunks(node) == {7: 4, 8: 4}
+    end(node, 7, 8)
 
 
 @needs_mounts
