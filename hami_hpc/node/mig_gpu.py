@@ -116,12 +116,13 @@ class MigGpu:
             raise
         return live
 
-    def end(self, note: Note) -> None:
-        """Takes an instance of ours from its user and destroys it, then removes its note. Raises InUseError while a
-        process uses it, at once where an earlier call has waited for that process."""
+    def end(self, note: Note, wait_s: float | None = None) -> None:
+        """Takes an instance of ours from its user and destroys it, then removes its note. Raises InUseError where a
+        process uses it for longer than `wait_s` (IN_USE_WAIT_S), at once where an earlier call has waited for it."""
         present = self.find(note)
         if present is not None:
-            wait_s = mig.IN_USE_WAIT_S if note.state == LIVE else 0.0
+            wait_s = mig.IN_USE_WAIT_S if wait_s is None else wait_s
+            wait_s = wait_s if note.state == LIVE else 0.0
             note = note._replace(state=ENDING, instance=present, before=())
             mig_notes.change(self.run_dir, self.uuid, note)
             mode = mig_caps.STATIC_MODE if note.is_static else mig_caps.MODE

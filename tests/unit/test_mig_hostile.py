@@ -13,7 +13,8 @@ from mig_testbed import MigNode, mig_environment
 from node_testbed import UID
 
 from hami_hpc.core.mig_layout import Instance, Profile
-from hami_hpc.node import mig, mig_notes
+from hami_hpc.node import locks, mig, mig_notes
+from hami_hpc.stages.epilog import main as epilog_main
 from hami_hpc.stages.prolog import main as prolog_main
 
 JOB = 7
@@ -104,6 +105,52 @@ def test_the_folders_of_notes_are_roots_alone_whatever_the_umask(bed: MigNode) -
     folder = Path(bed.node.settings.run_dir) / mig_notes.FOLDER
     assert [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o022] == []
     assert bed.epilog(JOB) == 0
+
+
+IN_USE = "nvmlComputeInstanceDestroy=19"
+
+
+def test_an_instance_that_has_the_uuid_of_one_that_ended_is_not_ended_in_its_place(
+    bed: MigNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one was in use when its job ended, and another's prolog destroyed it later. The driver makes UUIDs of
+    names, so that the next instance at that place may have the same."""
+    genuine = mig.device_uuids
+    monkeypatch.setattr(
+        mig, "device_uuids", lambda nvml, handle: {gi_id: f"MIG-{gi_id}" for gi_id in genuine(nvml, handle)}
+    )
+    monkeypatch.setattr(mig, "IN_USE_WAIT_S", 0.1)
+    assert bed.prolog(JOB) == 0
+    first = bed.instances()
+    assert bed.epilog(JOB, faults=IN_USE) == 0
+    assert bed.prolog(JOB + 1) == 0
+    assert bed.instances() == first, "another one, and nothing tells it from the first"
+    assert [result.error for result in bed.reconcile(JOB + 1) if result.error] == []
+    assert bed.instances() == first
+    assert bed.node.names() == [str(JOB + 1)]
+    assert bed.epilog(JOB + 1) == 0
+    assert (bed.instances(), bed.notes()) == ((), [])
+
+
+def test_while_an_instance_in_use_is_waited_for_others_have_the_gpus_lock(
+    bed: MigNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user can have processes of a longer job in the instances of six that end at once."""
+    assert bed.prolog(JOB) == 0
+    path = f"{mig_notes.folder(bed.node.settings.run_dir, bed_uuid(bed))}.lock"
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        os.close(locks.acquire(path, exclusive=True, timeout_s=0))
+        pauses.append(seconds)
+
+    def body() -> tuple[int, list[float]]:
+        monkeypatch.setattr("time.sleep", sleep)
+        return epilog_main(bed.node.arguments, mig_environment(JOB)), pauses
+
+    status, waited = bed.run(body, faults=f"{IN_USE}:times=13")
+    assert (status, waited) == (0, [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+    assert (bed.instances(), bed.notes()) == ((), [])
 
 
 OWN = "MIG-2b0c3f61-1d2e-5a4b-8c9d-0123456789ab"
