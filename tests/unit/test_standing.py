@@ -242,3 +242,10 @@ def test_a_job_that_was_sent_back_as_it_cannot_leave_stays_and_others_do_not() -
 def test_a_job_whose_turn_is_over_leaves_until_its_memory_is_away() -> None:
     assert place(on(1, order=c.SWAP_TURN))[1].state == "leaves"
     assert place(on(1, order=c.SWAP_TURN, is_away=True))[1].state == "away"
+
+
+def test_jobs_that_are_never_moved_or_could_not_leave_are_counted() -> None:
+    tenants = [on(1, 1000), on(2, 1000, order=c.SWAP_NEVER), on(3, 1000, stays=True), waits(4, stays=True)]
+    moments = {one.job_id: Moment(1, NOW, 0, "") for one in tenants}
+    found = standing.standings("GPU-0", tenants, place(*tenants), moments, {}, NOW)
+    assert {(one.on_gpu, one.unmovable) for one in found} == {(3, 2)}
