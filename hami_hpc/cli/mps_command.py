@@ -16,7 +16,7 @@ from hami_hpc.core.tables import table
 from hami_hpc.errors import NodeError
 from hami_hpc.node import mps_daemon, mps_processes
 from hami_hpc.node.config import Settings
-from hami_hpc.node.mps import members, places, restart
+from hami_hpc.node.mps import lost, members, places, restart
 from hami_hpc.node.mps_daemon import MpsError, Place
 from hami_hpc.stages import common
 
@@ -25,7 +25,7 @@ def rows(settings: Settings) -> list[dict[str, object]]:
     """Returns the daemons of jobs, and what is left of others."""
     found = mps_processes.processes()
     listed: list[dict[str, object]] = []
-    for place in places(settings.run_dir):
+    for place in (*places(settings.run_dir), *lost(settings.mps_control, settings.run_dir)):
         jobs = members(place)
         daemons = mps_daemon.daemons(settings.mps_control, place, found)
         listed.append(

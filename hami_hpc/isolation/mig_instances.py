@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hami_hpc.node.mig_notes import Note
 
 NO_ROOM = "E_MIG_NO_ROOM"
+LAST_PAUSE_S = 1.0
 UNITS_MIN_PERCENT = 90  # the settings may say a little less of a profile than NVML
 
 
@@ -146,14 +147,36 @@ def _check_units(grant: Grant, profile: Profile, profiles: tuple[Profile, ...]) 
 
 
 def release(settings: Settings, directory: str, grant: Grant) -> None:
-    """Destroys the job's instance, if it has one."""
+    """Destroys the job's instance, if it has one. Waits while a process that is ending uses it, without the GPU's lock:
+    a user can have such processes in several instances, and nobody else shall wait for them."""
     path = f"{directory}/{c.FILE_MIG}"
-    if mig_notes.read(settings.run_dir, grant.gpu_uuid) or os.path.lexists(path):
-        with mig_gpu.locked(settings, grant.gpu_uuid, open_nvml=nvml.open_for_mig) as gpu:
-            copy = mig_notes.parse(job_dirs.read_bounded(path, mig_notes.SIZE, os.geteuid()))
-            own = [note for note in gpu.notes() if note.is_of(grant)]
-            if not own and copy is not None and copy.is_of(grant):  # the note was lost, and the directory has it
-                own = [copy]
-                mig_notes.write(settings.run_dir, grant.gpu_uuid, copy)
-            for note in own:
-                gpu.end(note)
+    notes = mig_notes.read(settings.run_dir, grant.gpu_uuid)
+    if not notes and not os.path.lexists(path):
+        return
+    states = {note.state for note in notes if note.is_of(grant)}
+    wait_s = mig.IN_USE_WAIT_S if states <= {mig_notes.LIVE} else 0.0  # else an earlier call has waited
+    end, pause_s = time.monotonic() + wait_s, mig.IN_USE_PAUSE_S
+    while True:
+        try:
+            _end_own(settings, grant, "" if states else path)
+            return
+        except mig.InUseError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+
+def _end_own(settings: Settings, grant: Grant, copy_path: str) -> None:
+    """Destroys the job's instance by its note, or where that was lost by the copy in the job's directory. A note is
+    also gone when another has ended the instance, and a later one may have its id, place and UUID."""
+    with mig_gpu.locked(settings, grant.gpu_uuid, open_nvml=nvml.open_for_mig) as gpu:
+        copy = mig_notes.parse(job_dirs.read_bounded(copy_path, mig_notes.SIZE, os.geteuid())) if copy_path else None
+        notes = gpu.notes()
+        own = [note for note in notes if note.is_of(grant)]
+        taken = {note.instance.gi_id for note in notes}
+        if not own and copy is not None and copy.is_of(grant) and copy.instance.gi_id not in taken:
+            own = [copy]
+            mig_notes.write(settings.run_dir, grant.gpu_uuid, copy)
+        for note in own:
+            gpu.end(note, wait_s=0.0)

@@ -125,7 +125,8 @@ def revoke(root: str, gpu_minor: int, gi_id: int, uid: int, mode: int = MODE) ->
                 os.unlink(f"{folder}/.{name}")
             with suppress(FileNotFoundError):
                 status = os.lstat(path)
-                if status.st_uid == uid and stat.S_IMODE(status.st_mode) == mode:
+                # A user may have changed the mode. Root's with another mode are the driver's own.
+                if status.st_uid == uid and (uid != 0 or stat.S_IMODE(status.st_mode) == mode):
                     os.unlink(path)
         except OSError as error:
             raise NodeError(f"the device of {access} cannot be removed ({error}): see ls -l {folder}") from error

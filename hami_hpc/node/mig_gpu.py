@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One GPU that is divided by MIG: makes and ends instances of ours, in steps that may stop anywhere.
 
-    note `begun`, instance, its devices, note `live`          make
+    note `begun`, instance, its id, devices, note `live`      make
     note `ending`, its devices, instance, note removed        end
 
 Whoever holds the GPU's lock first ends what another process left `begun` or `ending`. The lock is one of the GPU and
@@ -98,23 +98,31 @@ class MigGpu:
         try:
 
             def made(gi_id: int, ci_id: int | None) -> None:
+                nonlocal note
+                if note.instance.gi_id != gi_id:
+                    note = note._replace(instance=place._replace(gi_id=gi_id))
+                    mig_notes.change(self.run_dir, self.uuid, note)
                 mig_caps.give(self.driver_root, minor, gi_id, ci_id, note.uid, mode)
 
             instance = mig.create(self.nvml, self.handle, profile, start, made)
             live = note._replace(state=LIVE, instance=instance, before=())
             mig_notes.change(self.run_dir, self.uuid, live)
-        except Exception:
+        except Exception as error:
             with suppress(NodeError):  # else the note stays, and whoever has the lock next ends it
-                self.end(note)
+                if isinstance(error, mig.NoRoomError) and note.instance.gi_id < 0:  # what is there now is another's
+                    mig_notes.remove(self.run_dir, self.uuid, note)
+                else:
+                    self.end(note)
             raise
         return live
 
-    def end(self, note: Note) -> None:
-        """Takes an instance of ours from its user and destroys it, then removes its note. Raises InUseError while a
-        process uses it, at once where an earlier call has waited for that process."""
+    def end(self, note: Note, wait_s: float | None = None) -> None:
+        """Takes an instance of ours from its user and destroys it, then removes its note. Raises InUseError where a
+        process uses it for longer than `wait_s` (IN_USE_WAIT_S), at once where an earlier call has waited for it."""
         present = self.find(note)
         if present is not None:
-            wait_s = mig.IN_USE_WAIT_S if note.state == LIVE else 0.0
+            wait_s = mig.IN_USE_WAIT_S if wait_s is None else wait_s
+            wait_s = wait_s if note.state == LIVE else 0.0
             note = note._replace(state=ENDING, instance=present, before=())
             mig_notes.change(self.run_dir, self.uuid, note)
             mode = mig_caps.STATIC_MODE if note.is_static else mig_caps.MODE

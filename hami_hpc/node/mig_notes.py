@@ -34,8 +34,8 @@ STATIC = 0  # in place of a job's id: the instance is of the site's static layou
 
 
 class Note(NamedTuple):
-    """One instance of ours, of one run of a job. `before` are the ids of the GPU's instances when it was begun; until
-    it is `live` its instance has no id (-1) and no UUID."""
+    """One instance of ours, of one run of a job. `before` are the ids of the GPU's instances when it was begun; its
+    instance has no id (-1) until it is there, and no UUID until it is `live`."""
 
     state: str
     job_id: int
@@ -60,8 +60,10 @@ class Note(NamedTuple):
         noted = self.instance
         if present[1:4] != noted[1:4]:
             return False
+        if self.state == BEGUN and noted.gi_id < 0:  # one with a device has been completed, and not by the begun call
+            return present.gi_id not in self.before and not present.uuid
         if self.state == BEGUN:
-            return present.gi_id not in self.before
+            return present.gi_id == noted.gi_id
         is_part = self.state == ENDING and not present.uuid
         return present.gi_id == noted.gi_id and (present.uuid == noted.uuid or is_part)
 
@@ -82,7 +84,8 @@ def locked(run_dir: str, gpu_uuid: str) -> Iterator[None]:
     """Holds the GPU's lock. Raises NodeError."""
     path = folder(run_dir, gpu_uuid)
     with _explained(path):
-        os.makedirs(path, 0o700, exist_ok=True)
+        for each in (f"{run_dir}/{FOLDER}", path):  # makedirs makes those above as open as the umask lets it
+            os.makedirs(each, 0o700, exist_ok=True)
         lock = locks.acquire(f"{path}.lock", exclusive=True, timeout_s=LOCK_TIMEOUT_S)
     try:
         yield

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """MPS daemons as jobs need them, one per GPU and user: started for the first job, stopped after the last.
 
-    <run_dir>/mps/GPU-USER/        the daemon's pipe directory: root, 0700, and one user may enter it by an ACL; with
-                                   partition-JOB-CREATED, root, 0600, for each job with a static SM partition: its name
+    <run_dir>/mps/GPU-USER/        the daemon's pipe directory: root, 0700, a tmpfs of 1 MiB, and one user may enter it
+                                   by an ACL
     <run_dir>/mps/GPU-USER.log/    root, 0700, a tmpfs of 1 MiB: control.log and server.log
-    <run_dir>/mps/GPU-USER.jobs/   root, 0700: one file for each job that needs the daemon
+    <run_dir>/mps/GPU-USER.jobs/   root, 0700: one file for each job that needs the daemon, and for one with a static SM
+                                   partition partition-JOB-CREATED: its name
     <run_dir>/mps/GPU-USER.program root, 0600: the file of the daemon's program, and whether it has static partitions
     <run_dir>/mps/GPU-USER.lock    held while any of this is changed; stays until the next boot
 
@@ -19,15 +20,16 @@ import os
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.contexts import contextmanager, suppress
-from hami_hpc.node import boot, locks, mps_daemon, mps_processes
+from hami_hpc.node import boot, locks, mps_daemon, mps_directories, mps_processes
 from hami_hpc.node.mps_daemon import ALL_USERS, FOLDER, KILL_S, Limits, Member, MpsError, Place, crashes
+from hami_hpc.node.mps_directories import PARTITION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LOCK_S = 120.0  # longer than a call that replaces a daemon and one that stops it take at worst
-NEW, PARTITION = ".new", "partition-"  # the latter also in slurm-plugins/spank/record.c
+NEW = ".new"
 MEMBER_MAX = 256
 SHOWN, PIPE_SHOWN = 4, 64  # of daemons of others, whose pipe directories are texts of users
 
@@ -68,6 +70,7 @@ def _ensure(program: str, place: Place, gpu_uuid: str, static: bool) -> tuple[st
     found = mps_processes.processes() if has_all else found
     daemons = mps_daemon.daemons(program, place, found)
     if len(daemons) == 1 and mps_daemon.takes(program, place, limits):
+        mps_directories.let_in(place)  # who started it may have been killed before
         return ()
     if not has_all:
         found = mps_processes.processes()
@@ -95,22 +98,24 @@ def _begin(program: str, place: Place, gpu_uuid: str, static: bool) -> tuple[str
         from hami_hpc.node import mps_partitions
 
         if not mps_partitions.why_not(program, place.run_dir):
-            mps_daemon.make_directories(place)
+            mps_directories.make(place)
             mps_daemon.note_program(program, place, static=True)
             try:
                 mps_daemon.start(program, place, gpu_uuid, limits)
                 knows_option = True
                 seen = mps_partitions.listing(program, place)
                 if seen is not None and seen.total > 0:
+                    mps_directories.let_in(place)
                     return ()
                 why = "it lists no chunks of multiprocessors"
             except MpsError as error:
                 why = str(error)
             if mps_daemon.daemons(program, place):
                 mps_daemon.stop(program, place)
-    mps_daemon.make_directories(place)
+    mps_directories.make(place)
     mps_daemon.note_program(program, place)
     mps_daemon.start(program, place, gpu_uuid, limits)
+    mps_directories.let_in(place)
     lines = _give_up(program, place, why) if why else ()
     return lines if knows_option else ()  # a program without the option, of driver 580 or older, is nothing to tell
 
@@ -124,7 +129,7 @@ def _give_up(program: str, place: Place, why: str) -> tuple[str, ...]:
     return (f"jobs with mode=mps have percentages of the multiprocessors and no partitions of their own: {why}",)
 
 
-def _settle(program: str, place: Place, gpu_uuid: str, new: str = "") -> tuple[str, ...]:
+def _settle(program: str, place: Place, gpu_uuid: str, new: str = "", is_first: bool = True) -> tuple[str, ...]:
     """Gives the jobs of a daemon their partitions. Where it makes none, and no job of it has one, it is replaced by one
     without; else what runs goes on, and the job `new` (Member.name) waits. Returns lines and raises as hold does."""
     from hami_hpc.node import mps_partitions
@@ -133,7 +138,13 @@ def _settle(program: str, place: Place, gpu_uuid: str, new: str = "") -> tuple[s
     try:
         left = mps_partitions.settle(program, place, gpu_uuid, jobs, new, lambda job: _write_job(place, job))
     except MpsError as error:
-        if len(jobs) > 1:
+        has_no_room = isinstance(error, mps_partitions.NoChunksError)
+        if len(jobs) == 1 and has_no_room and is_first:  # programs of no job keep its chunks: they end with the daemon
+            mps_daemon.stop(program, place)
+            lines = _begin(program, place, gpu_uuid, static=True)
+            again = _settle(program, place, gpu_uuid, new, is_first=False) if mps_daemon.is_static(place) else ()
+            return lines + again
+        if len(jobs) > 1 or has_no_room:
             if new:
                 _wait_in_queue(program, place, new, error)
             raise
@@ -196,7 +207,7 @@ def keep_only(program: str, place: Place, kept: Callable[[], frozenset[str]]) ->
     """
     with _locked(place):
         names = kept()
-        for name in _names(place.jobs):
+        for name in _job_names(place):
             if name not in names:
                 _unlink_job(place, name)
         _after_change(program, place)
@@ -217,21 +228,31 @@ def restart(program: str, place: Place, gpu_uuid: str, static: bool = False) -> 
 
 def places(run_dir: str) -> tuple[Place, ...]:
     """Returns the places that have files, sorted: with a daemon, with jobs, or left by something that was killed."""
-    found = set()
-    for name in _names(f"{run_dir}/{FOLDER}"):
-        base, _, kind = name.partition(".")
-        gpu, _, user = base.partition("-")
-        if kind in ("", "log", "jobs") and gpu.isdecimal() and (user.isdecimal() or user == ALL_USERS):
-            found.add(Place(run_dir, int(gpu), user))
-    return tuple(sorted(found))
+    found = (_place_named(run_dir, name) for name in _names(f"{run_dir}/{FOLDER}"))
+    return tuple(sorted({place for place in found if place is not None}))
+
+
+def lost(program: str, run_dir: str) -> tuple[Place, ...]:
+    """Returns the places without files whose daemon runs: somebody has removed the files under it."""
+    found = mps_processes.processes()
+    folder = f"{run_dir}/{FOLDER}/"
+    named = {one.pipe.removeprefix(folder) for one in found if one.pipe.startswith(folder) and not one.is_server}
+    others = {place for name in named if (place := _place_named(run_dir, name)) is not None} - {*places(run_dir)}
+    return tuple(sorted(place for place in others if mps_daemon.daemons(program, place, found)))
+
+
+def _place_named(run_dir: str, name: str) -> Place | None:
+    base, _, kind = name.partition(".")
+    gpu, _, user = base.partition("-")
+    if kind in ("", "log", "jobs") and gpu.isdecimal() and (user.isdecimal() or user == ALL_USERS):
+        return Place(run_dir, int(gpu), user)
+    return None
 
 
 def members(place: Place) -> tuple[Member, ...]:
     """Returns the jobs of this boot that need the daemon."""
     jobs, this_boot = [], boot.boot_id()
-    for name in _names(place.jobs):
-        if name.startswith(NEW):
-            continue
+    for name in _job_names(place):
         with suppress(OSError, ValueError), open(f"{place.jobs}/{name}", "rb") as file:
             job_id, created = name.split("-")
             boot_id, percent, mem_mib, *own = file.read(MEMBER_MAX).split()  # of bytes: a codec takes time to import
@@ -242,7 +263,7 @@ def members(place: Place) -> tuple[Member, ...]:
 
 
 def _partition(place: Place, name: str) -> str:
-    with suppress(OSError), open(f"{place.pipe}/{PARTITION}{name}", encoding="ascii") as file:
+    with suppress(OSError), open(f"{place.jobs}/{PARTITION}{name}", encoding="ascii") as file:
         return file.read(MEMBER_MAX).strip()
     return ""
 
@@ -258,8 +279,9 @@ def _after_change(program: str, place: Place) -> None:
     jobs = members(place)
     if not jobs:
         mps_daemon.stop(program, place)
-        mps_daemon.remove(place)
+        mps_directories.remove(place)
     elif os.path.lexists(place.pipe):
+        mps_directories.let_in(place)
         with suppress(MpsError):  # the next prolog replaces a daemon that is gone or does not answer
             _end_dead_clients(program, place, mps_daemon.adjust(program, place, _limits(jobs)))
             if mps_daemon.is_static(place):
@@ -286,7 +308,7 @@ def _end_dead_clients(program: str, place: Place, servers: tuple[int, ...]) -> N
 def _locked(place: Place) -> Iterator[None]:
     """Holds the lock of one place. Raises locks.HeldError, and MpsError when its file cannot be made."""
     with _explained(place):
-        mps_daemon.make_directory(f"{place.run_dir}/{FOLDER}", 0o711)
+        mps_directories.make_directory(f"{place.run_dir}/{FOLDER}", 0o711)
         fd = locks.acquire(f"{place.pipe}.lock", exclusive=True, timeout_s=LOCK_S)
         try:
             yield
@@ -307,8 +329,8 @@ def _explained(place: Place) -> Iterator[None]:
 
 def _enter(place: Place, member: Member) -> None:
     """Notes that the job needs the daemon, and keeps its partition where it has one."""
-    mps_daemon.make_directory(place.jobs, 0o700)
-    for name in _names(place.jobs):
+    mps_directories.make_directory(place.jobs, 0o700)
+    for name in _job_names(place):
         if name.startswith(f"{member.job_id}-") and name != member.name:  # an earlier run, whose epilog never came
             _unlink_job(place, name)
     same = [one for one in members(place) if one.name == member.name]
@@ -316,13 +338,12 @@ def _enter(place: Place, member: Member) -> None:
 
 
 def _write_job(place: Place, member: Member) -> None:
-    """Writes a job's file, and that which names its partition, where it has one, for SPANK. That is in the pipe
-    directory, which each daemon has anew, as its partitions."""
+    """Writes a job's file, and that which names its partition, where it has one, for SPANK."""
     own = f" {member.chunks}" if member.chunks else ""
     text = f"{boot.boot_id()} {member.cores_percent} {member.mem_mib}{own}\n"
     _write(place, f"{place.jobs}/{member.name}", text)
     if member.partition:
-        _write(place, f"{place.pipe}/{PARTITION}{member.name}", f"{member.partition}\n")
+        _write(place, f"{place.jobs}/{PARTITION}{member.name}", f"{member.partition}\n")
 
 
 def _write(place: Place, path: str, text: str) -> None:
@@ -337,9 +358,13 @@ def _write(place: Place, path: str, text: str) -> None:
 
 
 def _unlink_job(place: Place, name: str) -> None:
-    for path in (f"{place.pipe}/{PARTITION}{name}", f"{place.jobs}/{name}"):
+    for path in (f"{place.jobs}/{PARTITION}{name}", f"{place.jobs}/{name}"):
         with suppress(FileNotFoundError):
             os.unlink(path)
+
+
+def _job_names(place: Place) -> tuple[str, ...]:
+    return tuple(name for name in _names(place.jobs) if not name.startswith((NEW, PARTITION)))
 
 
 def _names(folder: str) -> tuple[str, ...]:

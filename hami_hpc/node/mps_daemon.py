@@ -14,7 +14,7 @@ import time
 from hami_hpc.core.contexts import suppress
 from hami_hpc.core.values import NamedTuple
 from hami_hpc.errors import NodeError
-from hami_hpc.node import acl, mounts, mps_processes, programs
+from hami_hpc.node import mps_processes, programs
 from hami_hpc.node.mps_processes import PIPE_VARIABLE
 
 TYPE_CHECKING = False
@@ -26,11 +26,10 @@ ALL_USERS = "all"
 STATIC = "-S"  # the option by which a control program of driver 590 and later has static partitions
 START_S, ANSWER_S, QUIT_S, END_S, KILL_S = 10.0, 3.0, 2, 1.0, 3.0
 STATIC_ANSWER_S = 10.0  # the first command for partitions initialises CUDA in the daemon
-PATH_MAX, SAID_MAX = 4096, 80
-# A user's connections are lines of the log, so it is alone on a tmpfs. A daemon whose log is full goes on (535).
-LOG_BYTES, LOG_INODES = 1 << 20, 4  # with control.log, server.log and the directory
-SOCKET_MAX = 107  # bytes of a Unix socket's path: sun_path of <sys/un.h>, less its NUL
-LONGEST_NAME = "/control_privileged"
+PATH_MAX, SAID_MAX, PID_DIGITS = 4096, 80, 10
+NUMBERS_MAX = 128  # of servers or clients in an answer: a daemon has one server, and that 60 clients at most
+CRASHES_MAX, CRASH_MAX = 8, 256  # lines of a log into which users write, and letters of each
+LOG_BYTES = 1 << 20  # a user's connections are lines of the log, so it is alone on a tmpfs
 # Not passed on to a daemon: what would choose another GPU, another directory, or a program or library of its own.
 DROPPED = ("CUDA_", "NVIDIA_", "HAMI_HPC_", "SLURM_", "SPANK_", "LD_", "PATH")
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -87,19 +86,23 @@ class Limits(NamedTuple):
 
 
 def check_program(program: str) -> None:
-    """Raises MpsError unless `program` is a file that root alone can change, in a directory that root alone can."""
-    real = os.path.realpath(program)
-    for path in (real, os.path.dirname(real)):
+    """Raises MpsError unless `program` is a file that root alone can change or replace: all folders above it are
+    root's, and one that others can write is sticky."""
+    path, sticky = os.path.realpath(program), 0
+    while True:
         try:
-            status = os.stat(path)
+            status = os.lstat(path)
         except OSError as error:
             raise MpsError(
                 f"{path} cannot be used ({error.strerror}): mode=mps needs NVIDIA's {mps_processes.CONTROL_NAME}. "
                 "Install the driver's package that has it, set control in [mps] of hami-hpc.toml, or take mps out of "
                 "modes in [vgpu]"
             ) from error
-        if status.st_uid != 0 or status.st_mode & 0o022:
+        if status.st_uid != 0 or (status.st_mode & 0o022 and not status.st_mode & sticky):
             raise MpsError(f"{path} can be changed by others than root; run: chown root {path}; chmod go-w {path}")
+        if path == "/":
+            return
+        path, sticky = os.path.dirname(path), stat.S_ISVTX
 
 
 def daemons(
@@ -176,7 +179,11 @@ def clients(program: str, place: Place, server: int) -> tuple[int, ...]:
 
 
 def _numbers(answer: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in answer.split() if word.isdecimal())
+    return tuple(int(word) for word in answer.split() if _is_pid(word))[:NUMBERS_MAX]
+
+
+def _is_pid(word: str) -> bool:
+    return word.isdecimal() and len(word) <= PID_DIGITS
 
 
 def takes(program: str, place: Place, limits: Limits) -> bool:
@@ -211,8 +218,8 @@ def _set_defaults(program: str, place: Place, limits: Limits, static: bool) -> t
     memory = f"set_default_device_pinned_mem_limit 0 {limits.mem_mib}M"
     words = ask(program, place, f"{percent}{memory}\nget_server_list").split()
     others = words if static else words[1:]
-    if (static or words[:1] == [f"{limits.percent:.1f}"]) and all(word.isdecimal() for word in others):
-        return tuple(map(int, others))
+    if (static or words[:1] == [f"{limits.percent:.1f}"]) and all(map(_is_pid, others)):
+        return tuple(map(int, others))[:NUMBERS_MAX]
     if percent:
         ask(program, place, percent.rstrip())
     ask(program, place, memory)
@@ -239,20 +246,26 @@ def start(program: str, place: Place, gpu_uuid: str, limits: Limits) -> None:
             "nvidia-smi and dmesg"
         )
     if static and not daemons(program, place):  # 580 prints its help for an option that it does not know, and ends by 0
-        said = "".join(ch if ch.isprintable() else " " for ch in output[:SAID_MAX])
+        said = _plain(output[:SAID_MAX])
         raise MpsError(f"{program} does not start a daemon with {STATIC}: {said.strip() or 'it said nothing'}")
     adjust(program, place, limits)
 
 
 def crashes(place: Place, since_unix_ns: int) -> tuple[str, ...]:
-    """Returns the lines of the daemon's log, from that time on, that say that a server crashed."""
+    """Returns the last lines of the daemon's log, from that time on, that say that a server crashed. A user's own
+    commands are in that log too."""
     since = time.strftime("[%Y-%m-%d %H:%M:%S", time.localtime(since_unix_ns // 1_000_000_000))
-    return tuple(
-        f"MPS of GPU {place.gpu_minor}: {line}"
-        for line in _tail(f"{place.log}/control.log").splitlines()
+    found = [
+        line
+        for line in _tail(f"{place.log}/control.log").split("\n")
         if line >= since
         and ("fatal exception" in line or ("exited with status" in line and not line.rstrip().endswith("status 0")))
-    )
+    ]
+    return tuple(f"MPS of GPU {place.gpu_minor}: {_plain(line[:CRASH_MAX])}" for line in found[-CRASHES_MAX:])
+
+
+def _plain(text: str) -> str:
+    return "".join(ch if ch.isprintable() else " " for ch in text)
 
 
 def _tail(path: str) -> str:
@@ -291,8 +304,9 @@ def _run(command: list[str], environment: Mapping[str, str], text: str, timeout_
     Raises MpsError, also for a program that others than root can change.
     """
     check_program(command[0])
+    real = [os.path.realpath(command[0]), *command[1:]]  # a link may be another one by now
     try:
-        status, printed = programs.run(command, environment, f"{text}\n" if text else "", timeout_s)
+        status, printed = programs.run(real, environment, f"{text}\n" if text else "", timeout_s)
     except OSError as error:
         raise MpsError(f"{command[0]} cannot be run: {error.strerror}") from error
     return status, " ".join(printed.split())
@@ -306,77 +320,3 @@ def _environment(program: str, place: Place, more: dict[str, str]) -> dict[str, 
     kept = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
     path = f"{os.path.dirname(os.path.realpath(program))}:{SYSTEM_PATH}"
     return kept | {"PATH": path, PIPE_VARIABLE: place.pipe, "CUDA_MPS_LOG_DIRECTORY": place.log} | more
-
-
-def make_directories(place: Place) -> None:
-    """Makes the directories of a daemon anew, without files of an earlier one. Raises MpsError where nobody but root
-    could use it."""
-    if len(os.fsencode(place.pipe + LONGEST_NAME)) > SOCKET_MAX:
-        raise MpsError(f"{place.pipe} is too long a path for the sockets of MPS: choose a shorter run_dir in [paths]")
-    _remove_tree(place.pipe)
-    _make_log(place)
-    os.mkdir(place.pipe, 0o700)
-    os.chmod(place.pipe, 0o711 if place.user == ALL_USERS else 0o700)
-    if place.user not in (ALL_USERS, "0"):
-        try:
-            acl.let_enter(place.pipe, int(place.user))
-        except OSError as error:
-            raise MpsError(
-                f"{place.pipe} cannot be opened to uid {place.user} alone ({error.strerror}): mode=mps needs a run_dir "
-                "on a file system with access control lists, as tmpfs has them"
-            ) from error
-
-
-def _make_log(place: Place) -> None:
-    """Makes the log directory, on a tmpfs of its own where that is possible."""
-    folder = f"{place.run_dir}/{FOLDER}"
-    mounts.make_private(folder, f"{folder}.lock")
-    make_directory(place.log, 0o700)
-    if mounts.is_mount_point(place.log):
-        return
-    if mounts.is_mount_point(folder) and mounts.mount_bounded(place.log, LOG_BYTES, LOG_INODES):
-        os.chmod(place.log, 0o700)
-    else:
-        from hami_hpc.node import admin_log
-
-        cause = mounts.obstacle() or "mount failed"
-        admin_log.to_syslog(admin_log.WARNING, f"{place.log} is not bounded, a user can fill {folder}: {cause}")
-
-
-def make_directory(path: str, mode: int) -> None:
-    """Makes a directory of root's. Raises MpsError when somebody else made it."""
-    with suppress(FileExistsError):
-        os.mkdir(path, mode)
-        os.chmod(path, mode)
-    status = os.lstat(path)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise MpsError(
-            f"{path} is not a directory that only root can write: move it away, the next prolog makes it again"
-        )
-
-
-def remove(place: Place) -> None:
-    for path in (place.program, f"{place.program}.new"):
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-    for path in (place.pipe, place.log, place.jobs):
-        _remove_tree(path)
-
-
-def _remove_tree(path: str) -> None:
-    """Removes one of the directories, which have files and sockets alone. Follows no links."""
-    mounts.detach(path)
-    try:
-        for name in os.listdir(path):
-            with suppress(FileNotFoundError):
-                os.unlink(f"{path}/{name}")
-        os.rmdir(path)
-    except FileNotFoundError:
-        pass
-    except (
-        OSError
-    ):  # a directory in it, which no daemon that was tried makes: the module needs as long as a small prolog
-        import shutil
-
-        with suppress(FileNotFoundError):
-            shutil.rmtree(path)

@@ -94,10 +94,11 @@ def _add(program: str, place: Place, before: Listing, gpu_uuid: str, chunks: int
     answer = mps_daemon.ask(program, place, f"sm_partition add {gpu_uuid} {chunks}\nlspart", mps_daemon.STATIC_ANSWER_S)
     seen = _listed(place, answer)
     new = seen.partitions.keys() - before.partitions.keys()
-    if len(new) == 1 and seen.partitions[next(iter(new))] == chunks:
-        return seen, next(iter(new)), ""
-    for one in new:  # not what was asked for
+    made = min((one for one in new if seen.partitions[one] == chunks), default="")
+    for one in sorted(new - {made}):  # not what was asked for, or a user's, if the driver lets users make some
         seen = _remove(program, place, seen, one)
+    if made:
+        return seen, made, ""
     return seen, "", f"'sm_partition add' of {chunks} chunks made none: {answer[:NOTE_MAX].partition(' GPU ')[0]}"
 
 

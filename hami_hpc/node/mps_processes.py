@@ -4,6 +4,10 @@
 A user can name a program, its arguments and its environment as they like. So a daemon counts as ours only if all of its
 uids are root's, its program is the file that the settings name, and its pipe directory, as it was at its start, is the
 one asked for. A server is ours by its program's name and pipe directory; its uid is the job's user.
+
+The kernel shows arguments and environment of a process only while nothing changes its memory map, and a user can keep
+that going for ever (a page of a file system of their own, FUSE). So those of processes of others than root are read by
+a program that is ended after a while.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from hami_hpc.node import programs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 CONTROL_NAME, SERVER_NAME = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
@@ -25,6 +29,9 @@ PID_FILE, PID_MAX = f"{CONTROL_NAME}.pid", 32
 DEFAULT_PIPE = "/tmp/nvidia-mps"
 DELETED = " (deleted)"  # the kernel's mark where a package was updated under a running program
 ENVIRONMENT_MAX, PIPE_MAX = 1 << 20, 4096
+CAT = "/bin/cat"
+OTHERS_S, STUCK_MAX = 0.5, 4  # for what is read of a user's process; users of whom none is read to its end
+UNKNOWN = "?"  # the pipe directory of a process whose environment is not shown
 LOOK_S, PAUSE_S = 0.01, 0.1
 
 
@@ -54,13 +61,14 @@ def processes(root: str = "/proc") -> tuple[Process, ...]:
                     pids.append(int(name))
     finally:
         os.close(folder)
-    return tuple(found for pid in sorted(pids) if (found := read(pid, root)) is not None)
+    stuck: set[int] = set()
+    return tuple(found for pid in sorted(pids) if (found := read(pid, root, stuck)) is not None)
 
 
 def noted(pipe: str) -> tuple[Process, ...]:
-    """Returns the process whose number a daemon (580) has left in its pipe directory, where root alone can write, if
-    that is a control daemon or server; none without the file. All else has to be asked of it as of any other: the file
-    spares looking at each process of the node."""
+    """Returns the process whose number a daemon (580) has left in its pipe directory, if that is a control daemon of
+    root's; none without the file. The daemon may let everybody write it, so all else has to be asked of the process as
+    of any other: the file spares looking at each process of the node."""
     try:
         with open(f"{pipe}/{PID_FILE}", "rb") as file:
             process = read(int(file.read(PID_MAX)))
@@ -89,28 +97,56 @@ def numbers(root: str = "/proc") -> frozenset[int]:
     return frozenset(found)
 
 
-def read(pid: int, root: str = "/proc") -> Process | None:
-    """Returns one process if it is a control daemon or server that runs, else None."""
+def read(pid: int, root: str = "/proc", stuck: set[int] | None = None) -> Process | None:
+    """Returns one process if it is a control daemon or server that runs, else None.
+
+    One of another user's than root is read with `stuck` alone: it has the users of whom a process could not be read in
+    time, of whom no other is tried, and gets more. The pipe directory of such a process is UNKNOWN.
+    """
     folder = f"{root}/{pid}"
     try:
         program = os.readlink(f"{folder}/exe").removesuffix(DELETED)
         name = program.rpartition("/")[2]
-        if name not in (CONTROL_NAME, SERVER_NAME) or not (name == SERVER_NAME or _is_daemon(folder)):
+        if name not in (CONTROL_NAME, SERVER_NAME):
+            return None
+        uids = _uids(folder)
+        uid = uids[0] if len(set(uids)) == 1 else -1  # -1: a program that changes its user, so nobody's
+        if uid == os.geteuid():
+            words, environment = _words(folder, "cmdline"), _words(folder, "environ")
+        elif stuck is None:
+            return None
+        else:
+            words = environment = _words_of_other(folder, uid, stuck)
+        if name != SERVER_NAME and not _is_daemon(words):
             return None
         state, started = _state(folder)
         if state in ("Z", "X"):
             return None
-        uids = _uids(folder)
-        uid = uids[0] if len(set(uids)) == 1 else -1  # -1: a program that changes its user, so nobody's
-        return Process(pid, started, uid, name == SERVER_NAME, program, _pipe(folder))
+        return Process(pid, started, uid, name == SERVER_NAME, program, _pipe(environment))
     except (OSError, ValueError, IndexError):
         return None
 
 
-def _is_daemon(folder: str) -> bool:
+def _words(folder: str, name: str) -> list[bytes]:
+    with open(f"{folder}/{name}", "rb") as file:
+        return file.read(ENVIRONMENT_MAX).split(b"\0")
+
+
+def _words_of_other(folder: str, uid: int, stuck: set[int]) -> list[bytes]:
+    """Returns arguments and environment of a user's process, and what stands for them when they cannot be read in time:
+    whoever hides them may be a daemon. Raises OSError for a process that has ended."""
+    if uid not in stuck and len(stuck) < STUCK_MAX:
+        status, text = programs.run([CAT, f"{folder}/cmdline", f"{folder}/environ"], {}, "", OTHERS_S)
+        if status is not None:
+            if status != 0:
+                raise ProcessLookupError
+            return os.fsencode(text).split(b"\0")
+        stuck.add(uid)
+    return [b"", b"-d", f"{PIPE_VARIABLE}={UNKNOWN}".encode()]
+
+
+def _is_daemon(words: list[bytes]) -> bool:
     """Returns whether a control program is the daemon and not a command that asks one."""
-    with open(f"{folder}/cmdline", "rb") as file:
-        words = file.read(4096).split(b"\0")
     return any(word in (b"-d", b"-f", b"--daemon") for word in words[1:])
 
 
@@ -133,13 +169,12 @@ def _uids(folder: str) -> tuple[int, ...]:
     return ()
 
 
-def _pipe(folder: str) -> str:
-    with open(f"{folder}/environ", "rb") as file:
-        for variable in file.read(ENVIRONMENT_MAX).split(b"\0"):
-            name, _, value = variable.partition(b"=")
-            if name == PIPE_VARIABLE.encode():
-                text = os.fsdecode(value)  # a user's own text, which is shown to administrators
-                return "".join(ch if ch.isprintable() else "?" for ch in text[:PIPE_MAX])
+def _pipe(environment: list[bytes]) -> str:
+    for variable in environment:
+        name, _, value = variable.partition(b"=")
+        if name == PIPE_VARIABLE.encode():
+            text = os.fsdecode(value)  # a user's own text, which is shown to administrators
+            return "".join(ch if ch.isprintable() and ch != "\ufffd" else "?" for ch in text[:PIPE_MAX])
     return DEFAULT_PIPE
 
 
@@ -171,16 +206,17 @@ def foreign(run_dir_mps: str, found: tuple[Process, ...] | None = None) -> tuple
     )
 
 
-def is_jobs_server(pid: int, run_dir_mps: str) -> bool:
-    """Returns whether a process is the server of a daemon that hami_hpc started: its parent is root's daemon."""
-    process = read(pid)
-    if process is None or not process.is_server or not process.pipe.startswith(f"{run_dir_mps}/"):
-        return False
+def is_jobs_server(pid: int, run_dir_mps: str, root: str = "/proc") -> bool:
+    """Returns whether a process is the server of a daemon that hami_hpc started: its parent is root's daemon. Reads
+    nothing by which its user could hold up the caller."""
     try:
-        parent = read(_parent(f"/proc/{pid}"))
+        program = os.readlink(f"{root}/{pid}/exe").removesuffix(DELETED)
+        if program.rpartition("/")[2] != SERVER_NAME:
+            return False
+        parent = read(_parent(f"{root}/{pid}"), root)
     except (OSError, ValueError, IndexError):
         return False
-    return parent is not None and not parent.is_server and parent.uid == os.geteuid() and parent.pipe == process.pipe
+    return parent is not None and not parent.is_server and parent.pipe.startswith(f"{run_dir_mps}/")
 
 
 def kill(targets: tuple[Process, ...], within_s: float) -> tuple[Process, ...]:
@@ -216,11 +252,19 @@ def _pause(targets: tuple[Process, ...], most_s: float) -> None:
             os.close(fd)
 
 
-def _alive(targets: tuple[Process, ...], look: Callable[[int], Process | None] = read) -> Iterator[Process]:
+def _alive(targets: tuple[Process, ...]) -> Iterator[Process]:
     for process in targets:
-        now = look(process.pid)
-        if now is not None and now.started == process.started:
+        if _is_alive(process):
             yield process
+
+
+def _is_alive(process: Process) -> bool:
+    """Returns whether the process runs, whatever program it has become."""
+    try:
+        state, started = _state(f"/proc/{process.pid}")
+    except (OSError, ValueError, IndexError):
+        return False
+    return started == process.started and state not in ("Z", "X")
 
 
 def _signal(process: Process) -> None:
@@ -230,8 +274,7 @@ def _signal(process: Process) -> None:
     with suppress(OSError):
         fd = os.pidfd_open(process.pid)
         try:
-            now = read(process.pid)
-            if now is not None and now.started == process.started:
+            if _is_alive(process):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
         finally:
             os.close(fd)

@@ -4,6 +4,7 @@ than a control program of MPS (docs/adr/021)."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import time
@@ -14,26 +15,32 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-OUTPUT_MAX = 1 << 16
+OUTPUT_MAX, PRINTED_MAX = 1 << 16, 1 << 20  # bytes that are returned, and that a program can print
 KILL_S = 3.0
 LOOK_S = 0.005  # where the kernel has no pidfd_open (before 5.3)
 IGNORED_BY_PYTHON = (13, 25)  # SIGPIPE, SIGXFSZ: a program gets their defaults. The module signal imports enum
 SIGKILL = 9
+F_ADD_SEALS, F_SEAL_GROW = 1033, 4  # linux/fcntl.h
 
 
 def run(command: list[str], environment: Mapping[str, str], text: str, timeout_s: float) -> tuple[int | None, str]:
     """Runs a program in / with `text` as its input. Returns its status (None when it took too long and was killed), and
     what it printed. It inherits no other file. Raises OSError when it cannot be started.
 
-    Input and output are files in memory: a daemon may keep a pipe open for as long as it lives.
+    Input and output are files in memory: a daemon may keep a pipe open for as long as it lives. That of the output
+    cannot grow beyond PRINTED_MAX: a program that prints without end is told EPERM.
     """
-    given, printed = os.memfd_create("given", os.MFD_CLOEXEC), os.memfd_create("printed", os.MFD_CLOEXEC)
+    given = os.memfd_create("given", os.MFD_CLOEXEC)
+    printed = os.memfd_create("printed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
+        os.ftruncate(printed, PRINTED_MAX)
+        fcntl.fcntl(printed, F_ADD_SEALS, F_SEAL_GROW)
         os.write(given, text.encode())
         os.lseek(given, 0, os.SEEK_SET)
         pid = _spawn(command, environment, given, printed)
         status = _wait(pid, timeout_s)
-        return status, os.pread(printed, OUTPUT_MAX, 0).decode(errors="replace")
+        count = os.lseek(printed, 0, os.SEEK_CUR)  # the program writes by this same position
+        return status, os.pread(printed, min(count, OUTPUT_MAX), 0).decode(errors="replace")
     finally:
         os.close(given)
         os.close(printed)

@@ -38,7 +38,7 @@ def repair(settings: Settings, ledger: Ledger, dry_run: bool) -> Iterator[tuple[
     Nothing outside of the run directory's mps is touched: daemons of others are the doctor's to report.
     """
     seen: set[str] = set()
-    for place in mps.places(settings.run_dir):
+    for place in (*mps.places(settings.run_dir), *mps.lost(settings.mps_control, settings.run_dir)):
         members = {member.name for member in mps.members(place)}  # before the ledger: a prolog enters its grant first
         grants = {name: grant for name, grant in held(settings, ledger).items() if _can_be_of(grant, place)}
         seen |= members & grants.keys()

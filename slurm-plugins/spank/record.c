@@ -158,7 +158,7 @@ bool record_read_partition(const char *pipe, uid_t owner, const struct hami_limi
 			   size_t size)
 {
 	char path[PATH_MAX];
-	int n = snprintf(path, sizeof(path), "%s/partition-%u-%llu", pipe, job->job_id,
+	int n = snprintf(path, sizeof(path), "%s.jobs/partition-%u-%llu", pipe, job->job_id,
 			 (unsigned long long)job->created_unix_ns);
 	size_t length = strnlen(job->gpu_uuid, sizeof(job->gpu_uuid));
 

@@ -47,8 +47,8 @@ bool record_read_mps(int dir, uid_t owner, char *text, size_t size);
 enum { RECORD_PARTITION_SIZE = 256 }; /* a static SM partition's name, GPU-UUID/ID, with its final NUL */
 
 /*
- * Reads the static SM partition of a job of the daemon with this pipe directory, from the job's file there, which
- * hami_hpc/node/mps.py writes; `job` is the job's own record. Returns false if it has none, or none that is of the
+ * Reads the static SM partition of a job of the daemon with this pipe directory, from the job's file in PIPE.jobs,
+ * which hami_hpc/node/mps.py writes; `job` is the job's own record. Returns false if it has none, or none that is of the
  * job's GPU and shorter than size. owner as below.
  */
 bool record_read_partition(const char *pipe, uid_t owner, const struct hami_limits *job, char *text,

@@ -29,6 +29,11 @@ FIRST, SECOND = "Dx4AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "D/79e/DgwYMDAAAAAAAAAAA
         (7, 15, [(7, 2)], 1),
         (33, 22, [], 8),
         (33, 22, [(33, 8), (33, 8)], 7),
+        # What all have beyond their cores is below one chunk; what others lack counts for nothing.
+        (50, 13, [(27, 4)], 7),
+        (50, 13, [(27, 4), (50, 6)], 7),
+        (50, 13, [(50, 7)], 6),
+        (100, 3, [(1, 1), (33, 1)], 3),
     ],
 )
 def test_jobs_get_whole_chunks(cores: int, total: int, others: list[tuple[int, int]], wanted: int) -> None:
@@ -84,12 +89,23 @@ HEADS = "GPU Partition free used free used clients\n chunk chunk SM SM\n"
         (f"{UUID}/{FIRST}\n{HEADS}GPU-7 8 7 76 56\nGPU-7 {FIRST} 7 56 No\n", Listing("GPU-7", 8, 7, {FIRST: 7})),
         # Nothing that would be an option, a second line or a second variable is taken for a name.
         (HEADS + "GPU-7 8 7 76 56\nGPU-7 a;b 7 56 No\nGPU-7 \u00fc 7 56 No\n", Listing("GPU-7", 8, 7, {})),
-        (HEADS + f"GPU-7 8 7 76 56\nGPU-7 {'A' * 200} 7 56 No\n", Listing("GPU-7", 8, 7, {})),
+        (HEADS + f"GPU-7 8 7 76 56\nGPU-7 {'A' * 129} 7 56 No\n", Listing("GPU-7", 8, 7, {})),
+        (HEADS + f"GPU-7 8 7 76 56\nGPU-7 {'A' * 128} 7 56 No\n", Listing("GPU-7", 8, 7, {"A" * 128: 7})),
+        # Two counts at least in the GPU's own row, which comes first; numbers of five digits are none.
+        (HEADS + "GPU-7 8 7\n", Listing("GPU-7", 8, 7, {})),
+        (HEADS + "GPU-7 8\n", None),
+        (HEADS + f"GPU-7 {FIRST} 7 56 No\n", None),
+        (HEADS + "GPU-7 9999 10000 7\n", Listing("GPU-7", 9999, 7, {})),
+        (f"{UUID}/{FIRST} has 3 of 9 chunks\n{UUID}/3 3 9\n{HEADS}GPU-7 8 7 76 56\n", Listing("GPU-7", 8, 7, {})),
     ],
 )  # fmt: skip
 def test_the_table_is_read_in_each_of_its_forms(answer: str, wanted: Listing | None) -> None:
     assert parse(answer) == wanted
     assert parse(" ".join(answer.split())) == wanted, "in one line, as mps_daemon.ask returns it"
+
+
+def test_the_chunks_of_a_gpu_are_those_free_and_those_used() -> None:
+    assert Listing("GPU-7", 8, 7, {}).total == 15
 
 
 @given(st.text(alphabet="GPU-74 -Dx/+AY\n12", max_size=120))

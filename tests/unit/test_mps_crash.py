@@ -23,7 +23,10 @@ from hami_hpc.stages.reconcile import reconcile
 JOB, OTHER = 7, 8
 TRACED = tuple(
     f"hami_hpc/{name}.py"
-    for name in ("isolation/mps", "node/mps", "node/mps_daemon", "node/mps_partitions", "stages/mps_daemons")
+    for name in (
+        *("isolation/mps", "node/mps", "node/mps_daemon", "node/mps_directories", "node/mps_partitions"),
+        "stages/mps_daemons",
+    )
 )
 
 

@@ -96,6 +96,14 @@ def test_a_caller_that_ignores_its_children_gets_an_answer() -> None:
         signal.signal(signal.SIGCHLD, old)
 
 
+def test_a_program_that_prints_without_end_fills_no_memory(tmp_path: Path) -> None:
+    """Its output is a file in memory, which would be slurmd's."""
+    kept = tmp_path / "kept"
+    status, printed = sh(f"yes; echo $? > {kept}; stat -Lc %s /proc/$$/fd/2 >> {kept}")
+    assert (status, printed) == (0, "y\n" * (programs.OUTPUT_MAX // 2))
+    assert kept.read_text().split() == ["1", str(programs.PRINTED_MAX)], "yes is told that there is no more room"
+
+
 def test_long_output_is_cut_and_bytes_that_are_no_text_are_shown() -> None:
     status, printed = sh("head -c 200000 /dev/zero | tr '\\0' x")
     assert (status, len(printed)) == (0, programs.OUTPUT_MAX)

@@ -10,6 +10,7 @@ import pytest
 from hami_hpc.contract import constants as c
 from hami_hpc.core import residents, standing
 from hami_hpc.core.agent_state import Standing
+from hami_hpc.core.grant import Grant
 from hami_hpc.core.residents import Tenant
 from hami_hpc.core.standing import Moment, Place
 
@@ -186,6 +187,10 @@ def test_an_estimate_is_kept_while_it_changes_little() -> None:
     first = standing.standings("GPU-0", tenants, placed, moments, {}, NOW)
     old = {one.job_id: one for one in first}
     assert old[2].since_boot_ns == NOW - 5 * S, "since when it waits, not since its order"
+    assert old[1].since_boot_ns == NOW - S
+    assert (old[1].left_mib, old[2].left_mib) == (-1, -1)
+    left = {job: moment._replace(left_mib=77) for job, moment in moments.items()}
+    assert [one.left_mib for one in standing.standings("GPU-0", tenants, placed, left, {}, NOW)] == [-1, 77]
     later = [t._replace(since_s=t.since_s + 0.5) for t in tenants]
     assert standing.standings("GPU-0", later, place(*later), moments, old, NOW + S // 2 + 999) == first
     moved = standing.standings("GPU-0", tenants, placed, moments, old, NOW + 60 * S)
@@ -195,5 +200,52 @@ def test_an_estimate_is_kept_while_it_changes_little() -> None:
 def test_numbers_for_machines_are_in_seconds() -> None:
     table = standing.to_table(make("waits", place=1, waiting=3, due_boot_ns=NOW + 94 * S), NOW)
     assert (table["since_s"], table["due_s"], table["place"], table["state"]) == (130.0, 94.0, 1, "waits")
-    assert not {"job_id", "gpu_uuid", "due_boot_ns"} & table.keys()
+    assert not {"job_id", "created_unix_ns", "gpu_uuid", "since_boot_ns", "due_boot_ns", "left_mib"} & table.keys()
     assert standing.to_table(make("on", since_boot_ns=0), NOW)["since_s"] is None
+    assert standing.to_table(make("waits", due_boot_ns=NOW - 9 * S), NOW)["due_s"] == 0.0, "it is over"
+
+
+@pytest.mark.parametrize(
+    ("order", "wants", "state"),
+    [
+        (c.SWAP_IN, False, "on"),
+        (c.SWAP_IN, True, "on"),
+        (c.SWAP_NEVER, True, "on"),
+        (c.SWAP_OUT, True, "out"),
+        (c.SWAP_SUSPENDED, True, "suspended"),
+        (c.SWAP_TURN, False, "away"),
+        (c.SWAP_TURN, True, "waits"),
+        (c.SWAP_WAIT, False, "away"),
+        (c.SWAP_WAIT, True, "waits"),
+    ],
+)
+def test_without_an_agent_a_jobs_record_says_where_it_is(order: int, wants: bool, state: str) -> None:
+    grant = Grant(7, 65534, "GPU-1", 0, 143156, "h200", 8192, 50, "std", "cap", "share", 10**18)
+    assert standing.by_order(grant, order, wants) == Standing(7, 10**18, "GPU-1", state, 0)
+
+
+def test_a_job_that_was_sent_back_as_it_cannot_leave_stays_and_others_do_not() -> None:
+    tenants = [on(1), on(2, stays=True), on(3)]
+    orders = [
+        residents.Order(1, c.SWAP_IN, residents.CANNOT_LEAVE),
+        residents.Order(2, c.SWAP_TURN, "its turn is over"),
+    ]
+    found = standing.after(tenants, orders)
+    assert [(one.order, one.since_s, one.stays) for one in found] == [
+        (c.SWAP_IN, 0.0, True),
+        (c.SWAP_TURN, 0.0, True),
+        (c.SWAP_IN, 10, False),
+    ]
+    assert not standing.after([on(1)], [residents.Order(1, c.SWAP_TURN, "its turn is over")])[0].stays
+
+
+def test_a_job_whose_turn_is_over_leaves_until_its_memory_is_away() -> None:
+    assert place(on(1, order=c.SWAP_TURN))[1].state == "leaves"
+    assert place(on(1, order=c.SWAP_TURN, is_away=True))[1].state == "away"
+
+
+def test_jobs_that_are_never_moved_or_could_not_leave_are_counted() -> None:
+    tenants = [on(1, 1000), on(2, 1000, order=c.SWAP_NEVER), on(3, 1000, stays=True), waits(4, stays=True)]
+    moments = {one.job_id: Moment(1, NOW, 0, "") for one in tenants}
+    found = standing.standings("GPU-0", tenants, place(*tenants), moments, {}, NOW)
+    assert {(one.on_gpu, one.unmovable) for one in found} == {(3, 2)}

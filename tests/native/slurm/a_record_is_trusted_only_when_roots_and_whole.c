@@ -270,7 +270,7 @@ static void the_prologs_refusal_is_read(void)
 	CHECK(unlinkat(dir, HAMI_FILE_REFUSED, 0) == 0);
 }
 
-/* Root's file of a job in the pipe directory of its MPS daemon: it names a partition of the job's own GPU, or none. */
+/* Root's file of a job beside the pipe directory of its MPS daemon: it names a partition of the job's own GPU, or none. */
 static void a_partition_is_read_from_roots_file_of_the_job(void)
 {
 	static const struct {
@@ -282,10 +282,12 @@ static void a_partition_is_read_from_roots_file_of_the_job(void)
 	};
 	struct hami_limits limits = {
 		.job_id = 42, .created_unix_ns = 1795354106123456789u, .gpu_uuid = "GPU-1"};
-	char pipe[] = "/tmp/partition-XXXXXX", path[64], text[RECORD_PARTITION_SIZE];
+	char pipe[] = "/tmp/partition-XXXXXX", jobs[64], path[128], text[RECORD_PARTITION_SIZE];
 
 	CHECK(mkdtemp(pipe) != NULL);
-	snprintf(path, sizeof(path), "%s/partition-42-1795354106123456789", pipe);
+	snprintf(jobs, sizeof(jobs), "%s.jobs", pipe);
+	CHECK(mkdir(jobs, 0700) == 0);
+	snprintf(path, sizeof(path), "%s/partition-42-1795354106123456789", jobs);
 	CHECK(!record_read_partition(pipe, me, &limits, text, sizeof(text)));
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -306,7 +308,7 @@ static void a_partition_is_read_from_roots_file_of_the_job(void)
 	}
 	CHECK(unlink(path) == 0 && symlink("/etc/hostname", path) == 0);
 	CHECK(!record_read_partition(pipe, me, &limits, text, sizeof(text)));
-	CHECK(unlink(path) == 0 && rmdir(pipe) == 0);
+	CHECK(unlink(path) == 0 && rmdir(jobs) == 0 && rmdir(pipe) == 0);
 }
 
 /* Its word that the job holds whole GPUs is believed under the same conditions: it takes the fence away. */
