@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 CHECKOUT = Path(__file__).resolve().parents[3]
+PUBLIC_PARENT = "/tmp"
 FIRST_NODE = "node1"
 CPU_NODE = "cpu1"  # the node without GPUs
 
@@ -168,7 +169,7 @@ def _is_private_to_root(path: Path) -> bool:
 
 
 def _new_public() -> Path:
-    path = Path(tempfile.mkdtemp(prefix="hami-", dir="/tmp"))
+    path = Path(tempfile.mkdtemp(prefix="hami-", dir=PUBLIC_PARENT))
     path.chmod(0o755)
     return path
 
