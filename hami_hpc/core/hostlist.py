@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from hami_hpc.core.node_names import items_of
+
 _MOST_HOSTS = 65536
 _PART = re.compile(r"([A-Za-z0-9._-]*)(?:\[([0-9,-]+)\]([A-Za-z0-9._-]*))?")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -23,7 +25,7 @@ class HostlistError(ValueError):
 def expand(text: str) -> list[str]:
     """Returns the names in order. Raises HostlistError."""
     hosts: list[str] = []
-    for part in re.split(r",(?![^\[]*\])", text):
+    for part in items_of(text):
         match = _PART.fullmatch(part)
         if match is None or not part:
             raise HostlistError(f"'{part[:40]}' is not a host name or range")
