@@ -21,6 +21,7 @@ from hami_hpc.node import cpus, mig_static, nvml, nvml_places
 from hami_hpc.node.config import Settings
 from hami_hpc.render.names import check_node
 
+WRONG_SHOWN = 5
 HEAD = ("INDEX", "MINOR", "MODEL", "MIB", "SHARDS", "UUID")
 
 
@@ -66,16 +67,25 @@ def inventory(form: str, node: str, config: Path | None) -> None:
 
 
 def read_inventories(paths: Iterable[Path]) -> list[NodeInventory]:
-    """Reads files, and the *.json of directories, by node's name. Raises NodeError for what is none, or read twice."""
+    """Reads files, and the *.json of directories, by node's name. Raises NodeError for what is none, or read twice,
+    with the first of the files that are wrong."""
     files: list[Path] = []
     for path in paths:
         found = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not found:
             raise NodeError(f"{path} has no *.json: gather what hami-hpc inventory --format json prints on each node")
         files += found
-    read = [(str(file), core.parse(_text(file), str(file))) for file in files]
-    for where, each in read:
-        check_node(f"{where}: node", each.node)
+    read, wrong = [], []
+    for file in files:
+        try:
+            each = core.parse(_text(file), str(file))
+            check_node(f"{file}: node", each.node)
+            read.append((str(file), each))
+        except NodeError as error:
+            wrong.append(str(error))
+    if wrong:
+        more = f"; and {len(wrong) - WRONG_SHOWN} more files" if len(wrong) > WRONG_SHOWN else ""
+        raise NodeError("; ".join(wrong[:WRONG_SHOWN]) + more)
     core.check_distinct(read)
     return sorted((each for _, each in read), key=lambda each: each.node)
 

@@ -26,8 +26,8 @@ from hami_hpc.errors import NodeError
 from hami_hpc.node import cpus, mig_static, nvml, nvml_places
 from hami_hpc.node.config import Settings, settings_path
 from hami_hpc.node.placement_settings import read_placement
-from hami_hpc.render import forgetting, near, on_disk, placement_lines
-from hami_hpc.render.files import Rendered, Renderer, Target, render_nodes
+from hami_hpc.render import forgetting, gathering, near, on_disk, placement_lines
+from hami_hpc.render.files import Rendered, Target, check_nodes, render_nodes
 from hami_hpc.render.marks import has_mark, without_mark
 from hami_hpc.render.merging import Merge
 from hami_hpc.render.on_disk import State
@@ -77,7 +77,7 @@ def targets_here(settings: Settings, gpus: str | None, common: Target) -> list[t
 
 def targets_of(settings: Settings, inventories: Iterable[Path], common: Target) -> list[tuple[tuple[Gpu, ...], Target]]:
     """Returns the nodes of the inventories, without those that have no GPU for slices."""
-    targets = []
+    targets, without = [], []
     for each in read_inventories(inventories):
         found = make_inventory(each.devices, settings.gpu_models)
         found = tuple(gpu for gpu in found if gpu.uuid not in each.static_uuids)
@@ -85,7 +85,12 @@ def targets_of(settings: Settings, inventories: Iterable[Path], common: Target) 
             target = replace(common, node=each.node, static=each.static, near=each.near, shape=each.shape)
             targets.append((found, target))
         else:
-            click.echo(f"note: node {each.node} has no GPU for slices, and nothing is written for it")
+            without.append(each.node)
+    if len(without) == 1:
+        click.echo(f"note: node {without[0]} has no GPU for slices, and nothing is written for it")
+    elif without:
+        nodes = gathering.named(without)
+        click.echo(f"note: {len(without)} nodes have no GPU for slices, and nothing is written for them: {nodes}")
     if not targets:
         raise NodeError("no node of the inventories has a GPU for slices; is the NVIDIA driver loaded there?")
     return targets
@@ -237,7 +242,7 @@ def render(
                 "every GPU of this node has a static MIG layout, so it has no slices and hami_hpc has nothing to "
                 "write: Slurm's own gres.conf has AutoDetect=nvml, or MultipleFiles= for each instance"
             )
-        Renderer(settings, found, target)  # raises errors in settings and GPUs before a directory is made
+    check_nodes(settings, targets)  # before a directory is made
     if tenants:
         click.echo(without_mark(render_nodes(settings, targets).files[TENANTS]), nl=False)
         return
@@ -246,19 +251,22 @@ def render(
 
 @command(
     "forget-node",
-    done="nothing names the node any more (--dry-run: shown; --diff: no file would change)",
-    found="written, and lines of the site's still name the node (--diff: a file would change)",
+    done="nothing names the nodes any more (--dry-run: shown; --diff: no file would change)",
+    found="written, and lines of the site's still name one (--diff: a file would change)",
 )
-@click.argument("node")
+@click.argument("nodes")
 @output_option("The directory of slurm.conf.", file_okay=False, default=SLURM_DIR, show_default=True)
 @click.option("--dry-run", is_flag=True, help="Print the files and what still names the node; write nothing.")
 @click.option("--diff", is_flag=True, help="Show what would change; write nothing.")
 @click.option("--force", is_flag=True, help="Replace files of hami_hpc's that were edited; a copy is kept.")
-def forget_node(node: str, output: Path, dry_run: bool, diff: bool, force: bool) -> None:
-    """Delete the lines that render wrote for a node that is gone, and show the site's lines that still name it."""
+def forget_node(nodes: str, output: Path, dry_run: bool, diff: bool, force: bool) -> None:
+    """Delete the lines that render wrote for nodes that are gone, and show the site's lines that still name them.
+
+    NODES is a node or a host list, such as 'gpu[01-16,20]'.
+    """
     output = output.absolute()
-    forgetting.forget(output, node)  # raises errors before a directory is made
-    _run(output, lambda: forgetting.forget(output, node), dry_run, diff, force)
+    forgetting.forget(output, nodes)  # raises errors before a directory is made
+    _run(output, lambda: forgetting.forget(output, nodes), dry_run, diff, force)
 
 
 def _run(output: Path, make: Callable[[], Rendered], dry_run: bool, diff: bool, force: bool) -> None:

@@ -106,11 +106,12 @@ def test_nodes_without_gpus_for_slices_are_named_and_left_out(node: Node) -> Non
     folder = put(node.root / "gathered", printed("n1"), printed("n2", count=0), static)
     done = render(node, "--inventory", str(folder))
     assert done.exit_code == ExitCode.DONE
+    assert "note: 2 nodes have no GPU for slices, and nothing is written for them: n[2-3]\n" in done.output
     for name in ("n2", "n3"):
-        assert f"note: node {name} has no GPU for slices, and nothing is written for it" in done.output
         assert f"NodeName={name} " not in (node.root / "etc/hami-hpc-gres.conf").read_text()
     none = render(node, "--inventory", str(put(node.root / "none", printed("n2", count=0))))
     assert none.exit_code == ExitCode.FAILED
+    assert "note: node n2 has no GPU for slices, and nothing is written for it\n" in none.output
     assert "no node of the inventories has a GPU for slices" in none.output
 
 
@@ -159,6 +160,15 @@ def test_what_is_no_inventory_is_refused_with_the_file_and_what_to_do(tmp_path: 
     assert str(path) in str(raised.value)
     assert words in str(raised.value)
     assert len(str(raised.value)) < 500
+
+
+def test_all_files_that_are_wrong_are_named_at_once(tmp_path: Path) -> None:
+    put(tmp_path, *(printed(f"n{number}") for number in range(9)))
+    for number in range(2, 9):
+        path = tmp_path / f"{number}.json"
+        path.write_text(path.read_text()[:-7])
+    with pytest.raises(NodeError, match=r"2\.json is not JSON .*/6\.json is not JSON .*; and 2 more files$"):
+        read_inventories([tmp_path])
 
 
 def test_a_node_twice_and_a_copied_file_are_refused_with_both_names(tmp_path: Path) -> None:
