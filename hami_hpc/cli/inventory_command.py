@@ -40,7 +40,10 @@ def _shards(settings: Settings, gpu: Gpu, static: frozenset[str]) -> int:
 )
 @config_option
 def inventory(form: str, node: str, config: Path | None) -> None:
-    """This node's GPUs, as the driver shows them and as the settings count them."""
+    """This node's GPUs, as the driver shows them and as the settings count them.
+
+    With --format json, what hami-hpc render --inventory reads on another machine: keep it as NODE.json.
+    """
     settings = settings_of(config)
     gpus = make_inventory(nvml.read_devices(), settings.gpu_models)
     slots = mig_static.read(settings.state_dir)
@@ -73,7 +76,10 @@ def read_inventories(paths: Iterable[Path]) -> list[NodeInventory]:
     for path in paths:
         found = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not found:
-            raise NodeError(f"{path} has no *.json: gather what hami-hpc inventory --format json prints on each node")
+            others = sorted(each.name for each in path.iterdir() if each.is_file())
+            there = f", but {len(others)} file(s) with other names ({others[0]}): rename them, or" if others else ":"
+            how = "gather what hami-hpc inventory --format json prints on each node"
+            raise NodeError(f"{path} has no *.json{there} {how}")
         files += found
     read, wrong = [], []
     for file in files:

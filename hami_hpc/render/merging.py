@@ -7,6 +7,7 @@ administrator gets a line with both values to write.
 
 from __future__ import annotations
 
+import fnmatch
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,7 +87,9 @@ def merge_stage(key: str, program: str, site_setting: Setting, conf_dir: str) ->
     value, where = site_setting.value, site_setting.where
     site_program = value if value.startswith("/") else f"{conf_dir}/{value}"
     if any(character in value for character in "*?["):
-        folder = site_program.rpartition("/")[0]
+        folder, _, pattern = site_program.rpartition("/")
+        if pattern.count("*") == 1 and fnmatch.fnmatchcase(matching := pattern.replace("*", name), pattern):
+            name = matching
         return Merge(
             f"{where} has {key}={value}. To run hami_hpc's too (its name must match that pattern), run:",
             (f"ln -s {program} {folder}/{name}",),

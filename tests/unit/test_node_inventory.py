@@ -134,10 +134,13 @@ def test_a_model_that_the_settings_lack_is_refused_before_anything_is_written(no
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is not JSON"),
+        ("", "is empty: the node printed nothing"),
+        ("n1: {\n", "is not JSON (Expecting value: line 1 column 1 (cha...); it begins with 'n1: {"),
+        ("\ufeff{}", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ("[]", "is not what this hami_hpc's inventory prints (version 1)"),
-        (json.dumps(printed("n1", version=2)), "version 1"),
+        ("3", "is not what this hami_hpc's inventory prints (version 1); make it with"),
+        ("[]", "what that of another release does: install the same release there and here, then make it"),
+        (json.dumps(printed("n1", version=2)), "what that of another release does"),
         (json.dumps(printed("n1", version=True)), "version 1"),
         (json.dumps(printed("n1", gpus={})), "'gpus' is no list of tables"),
         (json.dumps(printed("n1", gpus=[1])), "'gpus' is no list of tables"),
@@ -182,6 +185,9 @@ def test_a_node_twice_and_a_copied_file_are_refused_with_both_names(tmp_path: Pa
 
 def test_a_pipe_and_an_empty_directory_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match=r"has no \*\.json"):
+        read_inventories([tmp_path])
+    (tmp_path / "n1").write_text("{}")
+    with pytest.raises(NodeError, match=r"has no \*\.json, but 1 file\(s\) with other names \(n1\): rename them, or"):
         read_inventories([tmp_path])
     with pytest.raises(NodeError, match=r"n2\.json cannot be read \(No such file"):
         read_inventories([tmp_path / "n2.json"])
