@@ -256,7 +256,7 @@ def render(
 )
 @click.argument("nodes")
 @output_option("The directory of slurm.conf.", file_okay=False, default=SLURM_DIR, show_default=True)
-@click.option("--dry-run", is_flag=True, help="Print the files and what still names the node; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the files and what still names the nodes; write nothing.")
 @click.option("--diff", is_flag=True, help="Show what would change; write nothing.")
 @click.option("--force", is_flag=True, help="Replace files of hami_hpc's that were edited; a copy is kept.")
 def forget_node(nodes: str, output: Path, dry_run: bool, diff: bool, force: bool) -> None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LINES_MAX = 4
+NO_NODE = ("Node ", " not found"), ("Invalid node name",)  # scontrol's words
 NO_SLURMDBD = "not running a supported accounting_storage plugin"  # sacctmgr's words
 
 
@@ -21,4 +22,6 @@ def failed(command: Sequence[str], printed: str) -> NodeError:
     what = f"{' '.join(command)} failed"
     if NO_SLURMDBD in said:
         return NodeError(f"{what}: this cluster has no slurmdbd (AccountingStorageType of slurm.conf)")
+    if any(all(word in said for word in words) for words in NO_NODE):
+        return NodeError(f"{what}: {said}. sinfo -N lists the nodes by their names in slurm.conf")
     return NodeError(f"{what}: {said}. Is slurmctld up (scontrol ping)?")

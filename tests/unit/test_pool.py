@@ -250,6 +250,16 @@ def test_pool_shows_nodes_and_with_a_name_each_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("slurm")
+def test_pool_takes_host_lists_as_slurm_writes_them(tmp_path: Path) -> None:
+    assert pool(tmp_path, "node[1]").stdout == pool(tmp_path, "node1").stdout
+    missing = pool(tmp_path, "node[1-3],login")
+    assert missing.exit_code == 1
+    assert "no node with vGPUs of the name login,node[2-3]; sinfo -N lists" in missing.stderr
+    wrong = pool(tmp_path, "node[1-")
+    assert (wrong.exit_code, "is not a host name or range: give names, or host lists" in wrong.stderr) == (2, True)
+
+
+@pytest.mark.usefixtures("slurm")
 def test_pool_shows_the_presets_of_the_settings(tmp_path: Path) -> None:
     config = node_testbed.Node.make(tmp_path).config
     with Path(config).open("a") as file:

@@ -31,5 +31,12 @@ def test_a_cluster_without_slurmdbd_is_not_told_to_look_at_slurmctld() -> None:
     assert text == "sacctmgr list qos failed: this cluster has no slurmdbd (AccountingStorageType of slurm.conf)"
 
 
+def test_a_node_that_is_not_there_is_no_reason_to_look_at_slurmctld() -> None:
+    for said in ("Node gpu7 not found\n", "scontrol: error: Invalid node name specified\n"):
+        assert str(failed(("scontrol", "show", "node", "gpu7"), said)).endswith(
+            ". sinfo -N lists the nodes by their names in slurm.conf"
+        )
+
+
 def test_a_command_that_said_nothing() -> None:
     assert str(failed(("scontrol",), " \n")) == "scontrol failed: it said nothing. Is slurmctld up (scontrol ping)?"
