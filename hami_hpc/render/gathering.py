@@ -36,7 +36,8 @@ def sentences(of_nodes: Iterable[tuple[str, str]]) -> list[str]:
 
 def merges(of_nodes: Iterable[tuple[str, Merge]]) -> list[Merge]:
     """Returns the merges of (node, merge), each once, with the nodes in place of NODES. Those that would write
-    different values into one line become one, which divides the line."""
+    different values into one line become one, which divides the line. These come last, the last line of a file first,
+    so that the numbers of lines hold until each is done."""
     by_merge: dict[Merge, list[str]] = {}
     for node, merge in of_nodes:
         by_merge.setdefault(merge, []).append(node)
@@ -45,6 +46,7 @@ def merges(of_nodes: Iterable[tuple[str, Merge]]) -> list[Merge]:
         if merge.line is not None:
             by_line.setdefault(merge.line, {})[merge] = nodes
     found: list[Merge] = []
+    divided: list[tuple[int, Merge]] = []
     for merge, nodes in _of_many_lines(by_merge, by_line).items():
         kinds = by_line.get(merge.line, {}) if merge.line is not None else {}
         if len({kind.pairs for kind in kinds}) < 2:
@@ -53,8 +55,9 @@ def merges(of_nodes: Iterable[tuple[str, Merge]]) -> list[Merge]:
             found += [Merge(merge.what.replace(NODES, named(nodes)), lines)] if lines else []
         elif merge is next(iter(kinds)) and any(kind.lines for kind in kinds):
             assert merge.line is not None
-            found.append(_divided(merge.line, [(nodes, kind.pairs) for kind, nodes in kinds.items()]))
-    return found
+            one = _divided(merge.line, [(nodes, kind.pairs) for kind, nodes in kinds.items()])
+            divided.append((merge.line.number, one))
+    return found + [one for _, one in sorted(divided, key=lambda numbered: -numbered[0])]
 
 
 def _of_many_lines(

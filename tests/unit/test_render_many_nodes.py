@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from node_testbed import Node
+from node_testbed import GPU_MIB, Node
 from test_node_inventory import A100_MIB, printed, put
 from test_node_inventory import node as node
 from test_node_inventory import render as render_all
@@ -123,6 +123,18 @@ def test_a_line_of_unlike_nodes_is_to_be_divided_and_then_nothing_is_left(node: 
     slurm_conf.write_text("\n".join(["include slurm-hami-hpc.conf", *in_slurm, ""]))
     (etc / "gres.conf").write_text("\n".join(["include hami-hpc-gres.conf", *in_gres, ""]))
     assert not [line for line in merged(render(node, folder)) if "NodeName=" in line or "Type=" in line]
+
+
+def test_several_lines_are_divided_from_the_last_on_so_that_their_numbers_hold(node: Node, etc: Path) -> None:
+    (etc / "slurm.conf").write_text("NodeName=gpu[001-004] CPUs=8\nNodeName=gpu[005-008] CPUs=4\n")
+    folder = gathered(node, count=8)
+    for number in (0, 4):
+        path = folder / f"{number}.json"
+        text = path.read_text().replace("NVIDIA H200", "NVIDIA A100-PCIE-40GB").replace(str(GPU_MIB), str(A100_MIB))
+        path.write_text(text)
+    output = render(node, folder)
+    assert re.findall(r"slurm\.conf, line (\d): its nodes are not alike", output) == ["2", "1"]
+    assert output.rindex("add the line") < output.index("its nodes are not alike")
 
 
 def test_a_line_that_serves_some_of_its_nodes_already_is_divided_too(node: Node, etc: Path) -> None:
