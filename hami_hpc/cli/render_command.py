@@ -20,13 +20,14 @@ from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.cli.inventory_command import read_inventories
 from hami_hpc.cli.options import Failure, command, config_option, node_option, output_option, settings_of
 from hami_hpc.core.cpu_cores import shape_of
+from hami_hpc.core.hostlist import named
 from hami_hpc.core.inventory import Gpu, make_inventory
 from hami_hpc.core.node_inventory import near_of
 from hami_hpc.errors import NodeError
 from hami_hpc.node import cpus, mig_static, nvml, nvml_places
 from hami_hpc.node.config import Settings, settings_path
 from hami_hpc.node.placement_settings import read_placement
-from hami_hpc.render import forgetting, gathering, near, on_disk, placement_lines
+from hami_hpc.render import forgetting, near, on_disk, placement_lines
 from hami_hpc.render.files import Rendered, Target, check_nodes, render_nodes
 from hami_hpc.render.marks import has_mark, without_mark
 from hami_hpc.render.merging import Merge
@@ -89,7 +90,7 @@ def targets_of(settings: Settings, inventories: Iterable[Path], common: Target) 
     if len(without) == 1:
         click.echo(f"note: node {without[0]} has no GPU for slices, and nothing is written for it")
     elif without:
-        nodes = gathering.named(without)
+        nodes = named(without)
         click.echo(f"note: {len(without)} nodes have no GPU for slices, and nothing is written for them: {nodes}")
     if not targets:
         raise NodeError("no node of the inventories has a GPU for slices; is the NVIDIA driver loaded there?")

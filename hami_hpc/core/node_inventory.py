@@ -113,7 +113,7 @@ def parse(text: str, where: str) -> NodeInventory:
     Models are not taken from it: they are named by the settings of the machine that renders.
     """
     if not text.strip():
-        raise NodeError(f"{where} is empty: the node printed nothing; {_HOW}")
+        raise NodeError(f"{where} is empty: the node printed nothing. Delete it if the node has no GPU, else {_HOW}")
     try:
         top = json.loads(text)
     except (ValueError, RecursionError) as error:

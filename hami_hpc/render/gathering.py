@@ -6,21 +6,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
-from hami_hpc.core.hostlist import HostlistError, expand, fold, in_order
+from hami_hpc.core.hostlist import LONGEST, HostlistError, expand, fold, named
 from hami_hpc.render.merging import HOSTS, NODES, Merge
 from hami_hpc.render.offer import hostlist
 from hami_hpc.slurm.lines import ConfLine, pair_text
 
 MANY = 8  # lines that need the same and have a step each; more have one step
-LONGEST = 120  # characters of a host list in a sentence; the lines to write have all of it
 OF_EACH = ("nodeaddr", "nodehostname", "bcastaddr", "port")  # lists that go with the names of NodeName=
-
-
-def named(nodes: Iterable[str]) -> str:
-    """Returns the nodes for a sentence: a host list, or the first of them and how many more there are."""
-    ordered = in_order(nodes)
-    text = fold(ordered)
-    return text if len(text) <= LONGEST else f"{ordered[0]} and {len(ordered) - 1} other nodes"
 
 
 def sentences(of_nodes: Iterable[tuple[str, str]]) -> list[str]:

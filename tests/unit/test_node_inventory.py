@@ -181,6 +181,8 @@ def test_a_node_twice_and_a_copied_file_are_refused_with_both_names(tmp_path: Pa
     (folder / "1.json").write_text(json.dumps(printed("n1") | {"node": "n2"}))
     with pytest.raises(NodeError, match="both have GPU GPU-n1-0"):
         read_inventories([folder])
+    (folder / "1.json").unlink()
+    assert [each.node for each in read_inventories([folder, folder / "0.json"])] == ["n1"]
 
 
 def test_a_pipe_and_an_empty_directory_are_refused(tmp_path: Path) -> None:
