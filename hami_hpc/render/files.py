@@ -149,7 +149,7 @@ class Renderer:
             names.check_path(option, path)
         for option, text in (("--prolog", target.prolog), ("--epilog", target.epilog)):
             names.check_path(option, text or "")
-        names.check_text("--node-parameters", target.node_parameters)
+        names.check_parameters("--node-parameters", target.node_parameters)
         self.placement = inputs.placement
         modes = node_modes(settings.modes, settings.mig_nodes, target.node)
         counts = {name: sum(name == other for other, _ in target.static) for name, _ in target.static}
