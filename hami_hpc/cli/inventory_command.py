@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from hami_hpc.errors import NodeError
 from hami_hpc.node import cpus, mig_static, nvml, nvml_places
 from hami_hpc.node.config import Settings
 from hami_hpc.render.names import check_node
+from hami_hpc.slurm import commands
 
 WRONG_SHOWN = 5
 HEAD = ("INDEX", "MINOR", "MODEL", "MIB", "SHARDS", "UUID")
@@ -34,9 +34,9 @@ def _shards(settings: Settings, gpu: Gpu, static: frozenset[str]) -> int:
 @command("inventory")
 @format_option("table", "json")
 @node_option(
-    "The node's name in Slurm, for JSON.  [default: $HAMI_HPC_NODE, else this host's name]",
+    "The node's name in Slurm, for JSON.  [default: $HAMI_HPC_NODE, else asked of slurm.conf, else this host's]",
     envvar="HAMI_HPC_NODE",
-    default=lambda: socket.gethostname().partition(".")[0],
+    default=commands.node_name_or_host,
 )
 @config_option
 def inventory(form: str, node: str, config: Path | None) -> None:
