@@ -29,6 +29,7 @@ from hami_hpc.node.config import Settings, settings_path
 from hami_hpc.node.placement_settings import read_placement
 from hami_hpc.render import forgetting, near, on_disk, placement_lines
 from hami_hpc.render.files import Rendered, Target, check_nodes, render_nodes
+from hami_hpc.render.inputs import FRAGMENT, GRES
 from hami_hpc.render.marks import has_mark, without_mark
 from hami_hpc.render.merging import Merge
 from hami_hpc.render.on_disk import State
@@ -36,6 +37,11 @@ from hami_hpc.render.tenants import FILE as TENANTS
 from hami_hpc.slurm import commands
 
 DEVICE = "/dev/nvidia"
+READ_AT_START = (FRAGMENT, GRES, "gres.conf", "hami_hpc_site.lua", "cgroup.conf")
+RESTART = (
+    "next: restart slurmd on the nodes, then slurmctld; where a count of Gres= became smaller, slurmctld first. "
+    "scontrol reconfigure is not enough: slurmctld of 22.05 ends at it where nodes were added"
+)
 SLURM_DIR = Path(settings_path({})).parents[1] / "slurm"  # /etc/slurm, unless hami_hpc has another SYSCONFDIR
 
 
@@ -149,8 +155,9 @@ def show_merges(merges: list[Merge], remarks: list[str]) -> None:
     click.echo("hami-hpc doctor on the node.")
 
 
-def write(output: Path, rendered: Rendered, force: bool) -> None:
-    """Writes the files that differ and lists all. Raises NodeError as may_replace does, and for a failed write."""
+def write(output: Path, rendered: Rendered, force: bool) -> bool:
+    """Writes the files that differ and lists all. Returns whether one was written that Slurm's daemons read at their
+    start. Raises NodeError as may_replace does, and for a failed write."""
     states = {name: on_disk.state(output / name, content) for name, content in rendered.files.items()}
     may_replace(output, [name for name, state in states.items() if state is State.FOREIGN], force)
     changed = {name: content for name, content in rendered.files.items() if states[name] is not State.SAME}
@@ -159,6 +166,7 @@ def write(output: Path, rendered: Rendered, force: bool) -> None:
         click.echo(f"{'wrote' if name in changed else 'unchanged'}  {output / name}")
     for path in kept:
         click.echo(f"kept  {path}")
+    return any(name in changed for name in READ_AT_START)
 
 
 @command(
@@ -284,7 +292,9 @@ def _run(output: Path, make: Callable[[], Rendered], dry_run: bool, diff: bool, 
         raise click.exceptions.Exit(ExitCode.FOUND if differs else ExitCode.DONE)
     with on_disk.locked(output):
         rendered = make()
-        write(output, rendered, force)
+        is_read_at_start = write(output, rendered, force)
     show_merges(rendered.merges, rendered.remarks)
     if rendered.merges:
         raise click.exceptions.Exit(ExitCode.FOUND)
+    if is_read_at_start:
+        click.echo(RESTART)

@@ -217,6 +217,16 @@ def test_a_node_that_the_sites_slurm_conf_does_not_name_is_pointed_out(node: Nod
     assert "has no NodeName" not in render(node).output
 
 
+def test_a_restart_is_asked_for_when_all_is_merged_and_slurms_daemons_read_something_new(node: Node) -> None:
+    first = render(node)
+    assert (first.exit_code, "\nnext: restart slurmd on the nodes, then slurmctld; " in first.output) == (0, True)
+    assert "next: " not in render(node).output
+    (node.root / "etc" / "hami-hpc-metrics.service").unlink()
+    assert "next: " not in render(node).output
+    assert "next: " not in render(node, "--diff", gpus="h200:4").output
+    assert "next: " in render(node, gpus="h200:4").output
+
+
 def test_two_runs_at_once_lose_no_node(node: Node) -> None:
     render(node, name="node0")
     command = [str(ROOT / ".venv/bin/hami-hpc"), "render", "--config", str(node.config), "--gpus", "h200:2"]
