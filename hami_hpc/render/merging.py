@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core.by_node import ByNode
 from hami_hpc.errors import shorten
-from hami_hpc.render.node_lines import LinesByNode, NodeLine, NodeLines
+from hami_hpc.render.node_lines import NodeLine, NodeLines
 from hami_hpc.slurm.lines import ConfLine, Setting, pair_text, split_list
 
 # Keys that hold a list, and what separates its items.
@@ -139,9 +140,9 @@ def merge_node(site: NodeLine, gres: str, features: Iterable[str]) -> Merge:
     )
 
 
-def site_gres(lines: Iterable[ConfLine]) -> LinesByNode[ConfLine]:
+def site_gres(lines: Iterable[ConfLine]) -> ByNode[ConfLine]:
     """Returns the site's own gres.conf lines that name a gres which hami_hpc uses, by node."""
-    by_node = LinesByNode[ConfLine]()
+    by_node = ByNode[ConfLine]()
     for line in lines:
         if line.get("Name").lower() in GRES_NAMES:
             by_node.add(line.get("NodeName"), line)

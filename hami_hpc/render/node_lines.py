@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
-from hami_hpc.slurm.lines import ConfLine, names_node, split_list
+from hami_hpc.core.by_node import ByNode
+from hami_hpc.slurm.lines import ConfLine, names_node
 
 CPU_KEYS = ("cpus", "boards", "socketsperboard", "sockets", "corespersocket", "threadspercore")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,40 +23,13 @@ class NodeLine:
     cpus: Mapping[str, int]
 
 
-class LinesByNode(Generic[T]):
-    """Values of lines by the nodes that they name; one look finds those of a node, however many lines there are."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self.by_name: dict[str, list[tuple[int, T]]] = {}
-        self.ranges: list[tuple[int, str, T]] = []  # with the part of the host list
-        self._of_all: list[tuple[int, T]] = []
-
-    def add(self, names: str, value: T) -> None:
-        """Adds the value of a line that names these nodes: a host list; "" for a line that is for every node."""
-        for part in split_list(names):
-            if "[" in part:
-                self.ranges.append((self._count, part, value))
-            else:
-                self.by_name.setdefault(part, []).append((self._count, value))
-        if not names:
-            self._of_all.append((self._count, value))
-        self._count += 1
-
-    def of(self, node: str) -> list[T]:
-        """Returns the values of the lines that name `node`, in the order of the lines."""
-        found = dict([*self._of_all, *self.by_name.get(node, ())])
-        found |= {number: value for number, part, value in self.ranges if names_node(part, node)}
-        return [found[number] for number in sorted(found)]
-
-
 class NodeLines:
     """The NodeName lines among `lines`, in Slurm's order. `default_cpus`: what DEFAULT says of CPUs at the end."""
 
     def __init__(self, lines: Iterable[ConfLine]) -> None:
         self.first: ConfLine | None = None
         self.default_cpus: dict[str, int] = {}
-        self._lines = LinesByNode[NodeLine]()
+        self._lines = ByNode[NodeLine]()
         gres = features = ""
         for line in lines:
             if line.kind != "nodename":

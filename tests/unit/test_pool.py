@@ -330,3 +330,11 @@ def test_pool_says_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_recorded_lines_are_those_of_two_nodes_and_one_has_gpus() -> None:
     assert len(NODES.splitlines()) == 2
     assert len(cluster_view.parse_nodes(NODES, [])) == 1
+
+
+def test_the_jobs_of_a_large_cluster_are_counted_by_node_in_one_look_each() -> None:
+    """Ten million looks, one for each node and job, would take minutes."""
+    nodes = "".join(NODES.replace("node1", f"node{number}") for number in range(1000))
+    jobs = [(f"node{number % 1000}", number % 2, 1) for number in range(20_000)]
+    found = cluster_view.parse_nodes(nodes.replace("gres/shard=846", "gres/shard=20"), jobs)
+    assert [node.used for node in found] == [(20, 0), (0, 20)] * 500
