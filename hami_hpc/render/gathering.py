@@ -80,7 +80,8 @@ def _of_lines(group: Sequence[Merge]) -> Merge:
     words = " ".join(pair_text(key, value) for key, value in group[0].pairs)
     names = named(name for name in (line.get("NodeName") for line in lines) if name)
     texts = (words or f"line {lines[0].number} is: {lines[0].text}",)
-    return Merge(f"{lines[0].path}, lines {numbers} ({names}): {group[0].of_many}", texts)
+    where = f"{lines[0].path}, lines {numbers}{f' ({names})' if names else ''}"
+    return Merge(f"{where}: {group[0].of_many}", texts)
 
 
 def _divided(line: ConfLine, kinds: Sequence[tuple[Sequence[str], tuple[tuple[str, str], ...]]]) -> Merge:

@@ -12,6 +12,7 @@ from node_testbed import GPU_MIB, Node
 from test_node_inventory import A100_MIB, printed, put
 from test_node_inventory import node as node
 from test_node_inventory import render as render_all
+from test_render_forget import forget
 from test_render_site import merged
 
 from hami_hpc.cli.exit_codes import ExitCode
@@ -165,6 +166,19 @@ def test_lines_of_many_nodes_that_need_the_same_are_one_step(node: Node, etc: Pa
     assert "(gpu[001-300]): delete these lines; hami-hpc-gres.conf has those for the same gres:\n" in output
     assert "         line 2 is: NodeName=gpu001 Name=shard Count=4\n" in output
     assert len(re.findall(r"^ *\d+\. ", output, re.MULTILINE)) < 12
+
+
+def test_hundreds_of_lines_that_name_forgotten_nodes_are_one_step(node: Node, etc: Path) -> None:
+    names = [f"gpu{number:03}" for number in range(1, MANY + 1)]
+    partition = f"PartitionName=gpu Nodes=gpu[001-{MANY}]\n"
+    (etc / "slurm.conf").write_text("".join(f"NodeName={name} CPUs=8\n" for name in names) + partition)
+    render(node, gathered(node))
+    done = forget(node, "gpu[011-210]")
+    assert done.exit_code == ExitCode.FOUND
+    assert re.findall(r"^ *\d+\. (.*)$", done.output, re.MULTILINE) == [
+        f"{etc}/slurm.conf, lines 11-210 (gpu[011-210]): still name nodes that are gone. Take these out of the lines:",
+        f"{etc}/slurm.conf, line {MANY + 1} still names gpu[011-210]. Take it out of:",
+    ]
 
 
 def test_instances_of_like_static_layouts_are_one_step(node: Node, etc: Path) -> None:
