@@ -7,6 +7,7 @@ It writes only hami_hpc's own files, and prints the lines to merge into the site
 from __future__ import annotations
 
 import difflib
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +21,7 @@ from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.cli.inventory_command import read_inventories
 from hami_hpc.cli.options import Failure, command, config_option, node_option, output_option, settings_of
 from hami_hpc.core.cpu_cores import shape_of
-from hami_hpc.core.hostlist import named
+from hami_hpc.core.hostlist import fold, named
 from hami_hpc.core.inventory import Gpu, make_inventory
 from hami_hpc.core.node_inventory import near_of
 from hami_hpc.errors import NodeError
@@ -30,7 +31,7 @@ from hami_hpc.node.placement_settings import read_placement
 from hami_hpc.render import forgetting, near, on_disk, placement_lines
 from hami_hpc.render.files import Rendered, Target, check_nodes, render_nodes
 from hami_hpc.render.inputs import FRAGMENT, GRES
-from hami_hpc.render.marks import has_mark, without_mark
+from hami_hpc.render.marks import blocks, has_mark, without_mark
 from hami_hpc.render.merging import Merge
 from hami_hpc.render.on_disk import State
 from hami_hpc.render.tenants import FILE as TENANTS
@@ -98,6 +99,12 @@ def targets_of(settings: Settings, inventories: Iterable[Path], common: Target) 
     elif without:
         nodes = named(without)
         click.echo(f"note: {len(without)} nodes have no GPU for slices, and nothing is written for them: {nodes}")
+    earlier = blocks(on_disk.read(Path(common.directory) / GRES) or "") if without else {}
+    if stay := [node for node in without if node in earlier]:
+        click.echo(
+            f"note: {GRES} has lines of before for {named(stay)}, which stay. If the GPUs are gone: hami-hpc "
+            f"forget-node {shlex.quote(fold(stay))}"
+        )
     if not targets:
         raise NodeError("no node of the inventories has a GPU for slices; is the NVIDIA driver loaded there?")
     return targets

@@ -168,6 +168,17 @@ def test_lines_of_many_nodes_that_need_the_same_are_one_step(node: Node, etc: Pa
     assert len(re.findall(r"^ *\d+\. ", output, re.MULTILINE)) < 12
 
 
+def test_nodes_that_lost_their_gpus_keep_their_lines_and_are_pointed_out(node: Node) -> None:
+    folder = gathered(node, count=5)
+    render(node, folder)
+    for number in (1, 2, 9):
+        (folder / f"{number}.json").write_text(json.dumps(printed(f"gpu{number + 1:03}", count=0)))
+    output = render(node, folder)
+    assert "note: 3 nodes have no GPU for slices, and nothing is written for them: gpu[002-003,010]\n" in output
+    assert "has lines of before for gpu[002-003], which stay. If the GPUs are gone: hami-hpc forget-node 'gpu" in output
+    assert "# --- node gpu[001-005]" in (node.root / "etc" / "hami-hpc-gres.conf").read_text()
+
+
 def test_hundreds_of_lines_that_name_forgotten_nodes_are_one_step(node: Node, etc: Path) -> None:
     names = [f"gpu{number:03}" for number in range(1, MANY + 1)]
     partition = f"PartitionName=gpu Nodes=gpu[001-{MANY}]\n"
