@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""accounting/ingest, which a site's timer runs: the fetch from all nodes, with stand-ins for sinfo, rsync and ssh."""
+"""accounting/ingest and month, which timers run: the fetch from all nodes, with stand-ins for other programs."""
 
 from __future__ import annotations
 
@@ -62,6 +62,23 @@ def test_records_of_all_nodes_are_fetched_and_those_that_are_down_are_named_in_o
         "ingest --quiet --since 2026-01-01",
     ]
     assert (site / "collected").stat().st_mode & 0o077 == 0
+
+
+def test_a_question_for_help_fetches_nothing(site: Path) -> None:
+    command = [str(ROOT / "accounting" / "ingest"), "--help"]
+    environment = {"PATH": f"{site}/bin:{os.environ['PATH']}", "LOG": str(site)}
+    subprocess.run(command, env=environment, check=True)
+    assert (site / "calls").read_text().splitlines()[::2] == ["ingest --help"]
+    assert not (site / "rsh").exists()
+
+
+def test_month_makes_nothing_for_what_is_no_month(site: Path) -> None:
+    for words in (["--help"], ["2026-1"], ["2026-10", "2026-11"], ["../../x"]):
+        environment = {"PATH": f"{site}/bin:{os.environ['PATH']}", "LOG": str(site), "HAMI_HPC_REPORTS": f"{site}/out"}
+        command = [str(ROOT / "accounting" / "month"), *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, "allowed is a month such as" in done.stderr) == (2, True)
+        assert not (site / "out").exists()
 
 
 def test_a_node_that_is_down_is_waited_for_ten_seconds_unless_the_site_says_otherwise(site: Path) -> None:
