@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import shlex
-import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -190,7 +189,7 @@ def write(output: Path, rendered: Rendered, force: bool) -> bool:
 @click.option(
     "--gpus", metavar="MODEL:COUNT", help="The node's GPUs, such as h200:2.  [default: those that NVML shows here]"
 )
-@node_option("The node's name in Slurm.  [default: this host's name]")
+@node_option("The node's name in Slurm.  [default: asked of slurm.conf, else this host's]")
 @click.option(
     "--inventory",
     metavar="FILE",
@@ -246,7 +245,7 @@ def render(
         raise click.UsageError("--inventory says which nodes there are and their GPUs; leave --gpus and --node out")
     version = commands.known_version()
     placement_lines.check_release(read_placement(settings), version, settings.path)
-    node = socket.gethostname().partition(".")[0] if node is None else node
+    node = commands.node_name_or_host() if node is None else node
     common = Target(directory=str(output), node=node, **named)  # type: ignore[arg-type]  # click fills the others
     targets = targets_of(settings, inventory, common) if inventory else targets_here(settings, gpus, common)
     if not near.are_links_used(version):

@@ -63,6 +63,16 @@ def test_a_host_of_no_or_several_nodes_has_to_be_named(monkeypatch: pytest.Monke
     assert commands.node_name_or_host() == host.partition(".")[0]
 
 
+@pytest.mark.usefixtures("slurm_conf")
+def test_render_writes_the_lines_of_the_node_that_slurm_conf_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu001.example.org")
+    settings = str(Node.make(tmp_path / "node", with_gpus=False).config)
+    words = ["render", "--gpus", "h200:2", "--dry-run", "--config", settings, "--output", str(tmp_path / "etc")]
+    assert "\nNodeName=gpu001.example.org Gres=" in CliRunner().invoke(main, words).stdout
+
+
 def test_an_inventory_has_the_name_of_slurm_conf_and_without_one_the_hosts(
     tmp_path: Path, slurm_conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
