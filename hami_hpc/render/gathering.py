@@ -93,8 +93,9 @@ def _divided(line: ConfLine, kinds: Sequence[tuple[Sequence[str], tuple[tuple[st
         others = set()
     lines += [with_pairs(line, (("NodeName", fold(others)),))] if others else []
     what = f"{line.where}: its nodes are not alike. Instead of it write a line for each kind"
-    if any(line.get(key) for key in OF_EACH):
-        what += ", and divide " + " and ".join(key for key, _ in line.pairs if key.lower() in OF_EACH) + " likewise"
+    lists = [key for key, value in line.pairs if key.lower() in OF_EACH and ("[" in value or "," in value)]
+    if lists:
+        what += f", and divide {' and '.join(lists)} likewise"
     return Merge(f"{what}:", tuple(lines))
 
 

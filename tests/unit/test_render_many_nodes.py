@@ -146,7 +146,7 @@ def test_a_line_that_serves_some_of_its_nodes_already_is_divided_too(node: Node,
         for _, text in logical_lines((etc / "slurm-hami-hpc.conf").read_text())
         if text.startswith("NodeName=gpu[002-003]")
     )
-    (etc / "slurm.conf").write_text(line.replace("gpu[002-003]", "gpu[001-003] NodeAddr=10.0.0.[1-3]") + "\n")
+    (etc / "slurm.conf").write_text(line.replace("gpu[002-003]", "gpu[001-003] NodeAddr=10.0.0.[1-3] Port=9") + "\n")
     output = render(node, folder)
     assert "its nodes are not alike. Instead of it write a line for each kind, and divide NodeAddr likewise:" in output
     names = [parse_line("", 0, text).get("NodeName") for text in merged(output) if text.startswith("NodeName")]
