@@ -70,9 +70,20 @@ def check_static(static: tuple[tuple[str, str], ...], device: str) -> None:
         raise Failure(f"{message}, because Slurm numbers them so: see --device, and driver_root", ExitCode.USAGE)
 
 
+def gpus_here(settings: Settings) -> tuple[Gpu, ...]:
+    """Returns this machine's GPUs. Raises NodeError where NVML shows none, with how to render elsewhere."""
+    try:
+        return make_inventory(nvml.read_devices(), settings.gpu_models)
+    except NodeError as error:
+        raise NodeError(
+            f"{error}. On a machine without GPUs name those of the nodes: --inventory DIRECTORY, or --node gpu01 "
+            "--gpus h200:8"
+        ) from error
+
+
 def targets_here(settings: Settings, gpus: str | None, common: Target) -> list[tuple[tuple[Gpu, ...], Target]]:
     """Returns this node, or the one that --node and --gpus describe."""
-    found = gpus_by_hand(gpus, settings) if gpus else make_inventory(nvml.read_devices(), settings.gpu_models)
+    found = gpus_by_hand(gpus, settings) if gpus else gpus_here(settings)
     slots = () if gpus else mig_static.read(settings.state_dir)
     if not gpus:
         here = cpus.read_cpus()

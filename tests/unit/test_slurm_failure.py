@@ -38,5 +38,12 @@ def test_a_node_that_is_not_there_is_no_reason_to_look_at_slurmctld() -> None:
         )
 
 
+def test_a_machine_without_slurm_conf_is_told_so_and_no_more() -> None:
+    said = "scontrol: error: DNS SRV lookup failed\nscontrol: fatal: Could not establish a configuration source\n"
+    assert str(failed(("scontrol",), said)) == (
+        "scontrol failed: there is no slurm.conf here, nor does a name server know one. Set SLURM_CONF"
+    )
+
+
 def test_a_command_that_said_nothing() -> None:
     assert str(failed(("scontrol",), " \n")) == "scontrol failed: it said nothing. Is slurmctld up (scontrol ping)?"
