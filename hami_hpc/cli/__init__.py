@@ -29,7 +29,7 @@ NODE_COMMANDS = {
     ),
     "forget-node": (
         "hami_hpc.cli.render_command",
-        "Delete the lines that render wrote for a node that is gone, and show the site's lines that still name it.",
+        "Delete the lines that render wrote for nodes that are gone, and show the site's lines that still name them.",
     ),
     "inventory": (
         "hami_hpc.cli.inventory_command",

@@ -75,7 +75,7 @@ def _add_stopped(findings: list[Finding], name: str, error: str) -> None:
 
 @command("doctor", done="no finding is FAIL; there may be some that are WARN", found="a finding is FAIL")
 @this_node_option
-@format_option("text", "json")
+@format_option("text", "json", help_text="Text: for people; json: for machines.")
 @config_option
 def doctor(node: str | None, form: str, config: Path | None) -> None:
     """Check what vGPU jobs need on this node, and say what to do. Changes nothing.

@@ -17,6 +17,7 @@ from hami_hpc.cli.pool_command import node_json, read_rooms, settings_here
 from hami_hpc.core import pool as pool_of
 from hami_hpc.core import reasons
 from hami_hpc.core.asked import Asked, decode, has_features, needed_features
+from hami_hpc.core.hostlist import named
 from hami_hpc.core.pool import Need, Node, Room, Size
 from hami_hpc.core.request_keys import slo_text
 from hami_hpc.errors import NodeError
@@ -114,23 +115,26 @@ def need_of(job: Job, asked: Asked) -> Need:
 
 
 def _fit_lines(job: Job, asked: Asked, rooms: Rooms) -> list[str]:
-    """Returns a line for each node that the job may use: whether it fits now, and the largest free slice."""
+    """Returns a line for each kind of nodes that the job may use: whether it fits now, and the largest free slice."""
     may_use = candidates(job, rooms)
     if not may_use:
         return [f"no node with vGPUs of partition {','.join(job.row.partitions)} has what it asks for"]
     need = need_of(job, asked)
-    lines = []
+    alike: dict[str, list[str]] = {}
     ranked = sorted(may_use, key=lambda item: -max((gpu.free_shards for gpu in item[2].gpus), default=0))
-    for node, size, room in ranked[:NODES_SHOWN]:
+    for node, size, room in ranked:
         lacks = pool_of.shortages(node, size, room, need)
         verdict = f"does not fit: {'; '.join(lacks)}" if lacks else "this job fits, as far as Slurm shows it"
         best = ""
         if node.is_usable:
             bound = "" if room.is_exact else "at most "
             best = f"; largest free slice: {bound}{room.largest.text}" if room.largest else "; no slice is free"
-        lines.append(f"{node.name}: {verdict}{best}")
-    if len(may_use) > NODES_SHOWN:
-        lines.append(f"and {len(may_use) - NODES_SHOWN} more nodes with less: hami-hpc pool")
+        alike.setdefault(f"{verdict}{best}", []).append(node.name)
+    kinds = list(alike.items())
+    lines = [f"{named(names)}: {text}" for text, names in kinds[:NODES_SHOWN]]
+    if len(kinds) > NODES_SHOWN:
+        more = sum(len(names) for _, names in kinds[NODES_SHOWN:])
+        lines.append(f"and {more} more nodes with less: hami-hpc pool")
     if needed_features(job.value("Features")) is None:
         lines.append("(its --constraint is more than a list joined by &, and was not taken into account)")
     return lines

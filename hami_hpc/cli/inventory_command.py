@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,7 +19,9 @@ from hami_hpc.errors import NodeError
 from hami_hpc.node import cpus, mig_static, nvml, nvml_places
 from hami_hpc.node.config import Settings
 from hami_hpc.render.names import check_node
+from hami_hpc.slurm import commands
 
+WRONG_SHOWN = 5
 HEAD = ("INDEX", "MINOR", "MODEL", "MIB", "SHARDS", "UUID")
 
 
@@ -33,13 +34,16 @@ def _shards(settings: Settings, gpu: Gpu, static: frozenset[str]) -> int:
 @command("inventory")
 @format_option("table", "json")
 @node_option(
-    "The node's name in Slurm, for JSON.  [default: $HAMI_HPC_NODE, else this host's name]",
+    "The node's name in Slurm, for JSON.  [default: $HAMI_HPC_NODE, else asked of slurm.conf, else this host's]",
     envvar="HAMI_HPC_NODE",
-    default=lambda: socket.gethostname().partition(".")[0],
+    default=commands.node_name_or_host,
 )
 @config_option
 def inventory(form: str, node: str, config: Path | None) -> None:
-    """This node's GPUs, as the driver shows them and as the settings count them."""
+    """This node's GPUs, as the driver shows them and as the settings count them.
+
+    With --format json, what hami-hpc render --inventory reads on another machine: keep it as NODE.json.
+    """
     settings = settings_of(config)
     gpus = make_inventory(nvml.read_devices(), settings.gpu_models)
     slots = mig_static.read(settings.state_dir)
@@ -66,16 +70,28 @@ def inventory(form: str, node: str, config: Path | None) -> None:
 
 
 def read_inventories(paths: Iterable[Path]) -> list[NodeInventory]:
-    """Reads files, and the *.json of directories, by node's name. Raises NodeError for what is none, or read twice."""
+    """Reads files, and the *.json of directories, by node's name. Raises NodeError for what is none, or read twice,
+    with the first of the files that are wrong."""
     files: list[Path] = []
     for path in paths:
         found = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not found:
-            raise NodeError(f"{path} has no *.json: gather what hami-hpc inventory --format json prints on each node")
+            others = sorted(each.name for each in path.iterdir() if each.is_file())
+            there = f", but {len(others)} file(s) with other names ({others[0]}): rename them, or" if others else ":"
+            how = "gather what hami-hpc inventory --format json prints on each node"
+            raise NodeError(f"{path} has no *.json{there} {how}")
         files += found
-    read = [(str(file), core.parse(_text(file), str(file))) for file in files]
-    for where, each in read:
-        check_node(f"{where}: node", each.node)
+    read, wrong = [], []
+    for file in {file.resolve(): file for file in files}.values():  # one that is named twice is read once
+        try:
+            each = core.parse(_text(file), str(file))
+            check_node(f"{file}: node", each.node)
+            read.append((str(file), each))
+        except NodeError as error:
+            wrong.append(str(error))
+    if wrong:
+        more = f"; and {len(wrong) - WRONG_SHOWN} more files" if len(wrong) > WRONG_SHOWN else ""
+        raise NodeError("; ".join(wrong[:WRONG_SHOWN]) + more)
     core.check_distinct(read)
     return sorted((each for _, each in read), key=lambda each: each.node)
 

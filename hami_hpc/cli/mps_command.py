@@ -18,12 +18,14 @@ from hami_hpc.node import mps_daemon, mps_processes
 from hami_hpc.node.config import Settings
 from hami_hpc.node.mps import lost, members, places, restart
 from hami_hpc.node.mps_daemon import MpsError, Place
+from hami_hpc.node.mps_processes import Process
 from hami_hpc.stages import common
 
+OTHERS_SHOWN, PIPE_SHOWN = 4, 64  # pipe directories are texts of users
 
-def rows(settings: Settings) -> list[dict[str, object]]:
-    """Returns the daemons of jobs, and what is left of others."""
-    found = mps_processes.processes()
+
+def rows(settings: Settings, found: tuple[Process, ...]) -> list[dict[str, object]]:
+    """Returns the daemons of this configuration's jobs, and what is left of others of its. `found`: all processes."""
     listed: list[dict[str, object]] = []
     for place in (*places(settings.run_dir), *lost(settings.mps_control, settings.run_dir)):
         jobs = members(place)
@@ -43,23 +45,20 @@ def rows(settings: Settings) -> list[dict[str, object]]:
                 "pipe": place.pipe,
             }
         )
-    for other in mps_processes.foreign(f"{settings.run_dir}/{mps_daemon.FOLDER}", found):
-        listed.append(
-            {
-                "daemon": "",
-                "gpu": None,
-                "user": str(other.uid),
-                "state": "not hami_hpc's",
-                "pids": [other.pid],
-                "server_pids": [process.pid for process in mps_processes.servers_at(other.pipe, found)],
-                "jobs": [],
-                "percent": 0,
-                "mem_mib": 0,
-                "chunks": None,
-                "pipe": other.pipe,
-            }
-        )
     return listed
+
+
+def about_others(settings: Settings, found: tuple[Process, ...]) -> str:
+    """Returns a line about the control daemons that this configuration did not start, "" without any."""
+    others = mps_processes.foreign(f"{settings.run_dir}/{mps_daemon.FOLDER}", found)
+    if not others:
+        return ""
+    shown = [f"process {one.pid} of uid {one.uid} in {one.pipe[:PIPE_SHOWN]}" for one in others[:OTHERS_SHOWN]]
+    more = f" and {len(others) - OTHERS_SHOWN} more" if len(others) > OTHERS_SHOWN else ""
+    return (
+        f"note: {len(others)} other MPS daemon(s) run here, of users or of another configuration of hami_hpc, and are "
+        f"left alone: {', '.join(shown)}{more}"
+    )
 
 
 def _state(settings: Settings, place: Place, has_jobs: bool, has_daemon: bool) -> str:
@@ -75,12 +74,12 @@ def show(listed: list[dict[str, object]], form: str) -> None:
         click.echo(json.dumps(listed, indent=2))
         return
     if not listed:
-        click.echo("no MPS daemon is here, and no job needs one")
+        click.echo("no job of this configuration needs an MPS daemon, and none is left of one")
         return
     cells = [
         (
-            row["daemon"] or "-",
-            "-" if row["gpu"] is None else row["gpu"],
+            row["daemon"],
+            row["gpu"],
             row["user"],
             row["state"],
             _joined(row["jobs"]),
@@ -132,7 +131,8 @@ def mps(action: str, daemon: str | None, form: str, config: Path | None) -> None
     """Show the MPS daemons of this node's jobs, or restart one. As root, on the node.
 
     restart: ends a daemon with its servers and starts it again, with the limits of its jobs. What their programs have
-    on the GPU is lost: they end with an error. Daemons that hami_hpc did not start are shown and never touched.
+    on the GPU is lost: they end with an error. Daemons of users, or of another configuration of hami_hpc on this
+    machine, are not listed and never touched: a note says that they are there.
     """
     if (daemon is None) != (action == "status"):
         what = "takes no daemon" if daemon else "needs a daemon, GPU-USER as status lists them"
@@ -145,7 +145,10 @@ def mps(action: str, daemon: str | None, form: str, config: Path | None) -> None
     if daemon is not None:
         click.echo(_restart(settings, daemon))
         return
-    listed = rows(settings)
+    found = mps_processes.processes()
+    listed = rows(settings, found)
     show(listed, form)
+    if others := about_others(settings, found):
+        click.echo(others, err=form != "table")
     is_bad = any(row["state"] in ("hangs", "ended", "left over") for row in listed)
     raise click.exceptions.Exit(ExitCode.FOUND if is_bad else ExitCode.DONE)

@@ -11,9 +11,11 @@ from pathlib import Path
 import click
 
 from hami_hpc.cli import colours, turn_view
+from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.cli.options import Failure, command, config_option, config_path, format_option
 from hami_hpc.core import pool as core
 from hami_hpc.core.gpu_choice import preset_text
+from hami_hpc.core.hostlist import HostlistError, expand, fold
 from hami_hpc.core.pool import Node, Room, Size, Slice
 from hami_hpc.core.tables import table
 from hami_hpc.node.config import Settings, load_settings
@@ -174,15 +176,19 @@ def node_json(node: Node, size: Size, room: Room) -> dict[str, object]:
 def pool(nodes: tuple[str, ...], form: str, config: Path | None) -> None:
     """What the cluster has for vGPU jobs, what of it is allocated, and the largest free slice of each node.
 
-    Names of nodes show each of their GPUs. A slice takes the larger of its memory and its share of the time, so that
-    less can be free than the difference of total and allocated.
+    Names of nodes, or host lists such as 'gpu[01-16]', show each of their GPUs. A slice takes the larger of its memory
+    and its share of the time, so that less can be free than the difference of total and allocated.
     """
     settings = settings_here(config)
     rooms = read_rooms(settings)
-    unknown = sorted(set(nodes) - {node.name for node, _, _ in rooms})
+    try:
+        named = {name for hosts in nodes for name in expand(hosts)}
+    except HostlistError as error:
+        raise Failure(f"{error}: give names, or host lists such as gpu[01-16]", ExitCode.USAGE) from error
+    unknown = fold(named - {node.name for node, _, _ in rooms})
     if unknown:
-        raise Failure(f"Slurm shows no node with vGPUs of the name {', '.join(unknown)}; sinfo -N lists all nodes")
-    shown = [row for row in rooms if not nodes or row[0].name in nodes]
+        raise Failure(f"Slurm shows no node with vGPUs of the name {unknown}; sinfo -N lists all nodes")
+    shown = [row for row in rooms if not nodes or row[0].name in named]
     if form == "json":
         tables = [node_json(*row) | {"turns": turn_view.of_node(settings, row[0].name)[1]} for row in shown]
         click.echo(json.dumps(tables, indent=2))

@@ -7,7 +7,7 @@ It writes only hami_hpc's own files, and prints the lines to merge into the site
 from __future__ import annotations
 
 import difflib
-import socket
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -20,6 +20,7 @@ from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.cli.inventory_command import read_inventories
 from hami_hpc.cli.options import Failure, command, config_option, node_option, output_option, settings_of
 from hami_hpc.core.cpu_cores import shape_of
+from hami_hpc.core.hostlist import fold, named
 from hami_hpc.core.inventory import Gpu, make_inventory
 from hami_hpc.core.node_inventory import near_of
 from hami_hpc.errors import NodeError
@@ -27,14 +28,20 @@ from hami_hpc.node import cpus, mig_static, nvml, nvml_places
 from hami_hpc.node.config import Settings, settings_path
 from hami_hpc.node.placement_settings import read_placement
 from hami_hpc.render import forgetting, near, on_disk, placement_lines
-from hami_hpc.render.files import Rendered, Renderer, Target, render_nodes
-from hami_hpc.render.marks import has_mark, without_mark
+from hami_hpc.render.files import Rendered, Target, check_nodes, render_nodes
+from hami_hpc.render.inputs import FRAGMENT, GRES
+from hami_hpc.render.marks import blocks, has_mark, without_mark
 from hami_hpc.render.merging import Merge
 from hami_hpc.render.on_disk import State
 from hami_hpc.render.tenants import FILE as TENANTS
 from hami_hpc.slurm import commands
 
 DEVICE = "/dev/nvidia"
+READ_AT_START = (FRAGMENT, GRES, "gres.conf", "hami_hpc_site.lua", "cgroup.conf")
+RESTART = (
+    "next: restart slurmd on the nodes, then slurmctld; where a count of Gres= became smaller, slurmctld first. "
+    "scontrol reconfigure is not enough: slurmctld of 22.05 ends at it where nodes were added"
+)
 SLURM_DIR = Path(settings_path({})).parents[1] / "slurm"  # /etc/slurm, unless hami_hpc has another SYSCONFDIR
 
 
@@ -63,9 +70,20 @@ def check_static(static: tuple[tuple[str, str], ...], device: str) -> None:
         raise Failure(f"{message}, because Slurm numbers them so: see --device, and driver_root", ExitCode.USAGE)
 
 
+def gpus_here(settings: Settings) -> tuple[Gpu, ...]:
+    """Returns this machine's GPUs. Raises NodeError where NVML shows none, with how to render elsewhere."""
+    try:
+        return make_inventory(nvml.read_devices(), settings.gpu_models)
+    except NodeError as error:
+        raise NodeError(
+            f"{error}. On a machine without GPUs name those of the nodes: --inventory DIRECTORY, or --node gpu01 "
+            "--gpus h200:8"
+        ) from error
+
+
 def targets_here(settings: Settings, gpus: str | None, common: Target) -> list[tuple[tuple[Gpu, ...], Target]]:
     """Returns this node, or the one that --node and --gpus describe."""
-    found = gpus_by_hand(gpus, settings) if gpus else make_inventory(nvml.read_devices(), settings.gpu_models)
+    found = gpus_by_hand(gpus, settings) if gpus else gpus_here(settings)
     slots = () if gpus else mig_static.read(settings.state_dir)
     if not gpus:
         here = cpus.read_cpus()
@@ -77,7 +95,7 @@ def targets_here(settings: Settings, gpus: str | None, common: Target) -> list[t
 
 def targets_of(settings: Settings, inventories: Iterable[Path], common: Target) -> list[tuple[tuple[Gpu, ...], Target]]:
     """Returns the nodes of the inventories, without those that have no GPU for slices."""
-    targets = []
+    targets, without = [], []
     for each in read_inventories(inventories):
         found = make_inventory(each.devices, settings.gpu_models)
         found = tuple(gpu for gpu in found if gpu.uuid not in each.static_uuids)
@@ -85,7 +103,18 @@ def targets_of(settings: Settings, inventories: Iterable[Path], common: Target) 
             target = replace(common, node=each.node, static=each.static, near=each.near, shape=each.shape)
             targets.append((found, target))
         else:
-            click.echo(f"note: node {each.node} has no GPU for slices, and nothing is written for it")
+            without.append(each.node)
+    if len(without) == 1:
+        click.echo(f"note: node {without[0]} has no GPU for slices, and nothing is written for it")
+    elif without:
+        nodes = named(without)
+        click.echo(f"note: {len(without)} nodes have no GPU for slices, and nothing is written for them: {nodes}")
+    earlier = blocks(on_disk.read(Path(common.directory) / GRES) or "") if without else {}
+    if stay := [node for node in without if node in earlier]:
+        click.echo(
+            f"note: {GRES} has lines of before for {named(stay)}, which stay. If the GPUs are gone: hami-hpc "
+            f"forget-node {shlex.quote(fold(stay))}"
+        )
     if not targets:
         raise NodeError("no node of the inventories has a GPU for slices; is the NVIDIA driver loaded there?")
     return targets
@@ -143,8 +172,9 @@ def show_merges(merges: list[Merge], remarks: list[str]) -> None:
     click.echo("hami-hpc doctor on the node.")
 
 
-def write(output: Path, rendered: Rendered, force: bool) -> None:
-    """Writes the files that differ and lists all. Raises NodeError as may_replace does, and for a failed write."""
+def write(output: Path, rendered: Rendered, force: bool) -> bool:
+    """Writes the files that differ and lists all. Returns whether one was written that Slurm's daemons read at their
+    start. Raises NodeError as may_replace does, and for a failed write."""
     states = {name: on_disk.state(output / name, content) for name, content in rendered.files.items()}
     may_replace(output, [name for name, state in states.items() if state is State.FOREIGN], force)
     changed = {name: content for name, content in rendered.files.items() if states[name] is not State.SAME}
@@ -153,6 +183,7 @@ def write(output: Path, rendered: Rendered, force: bool) -> None:
         click.echo(f"{'wrote' if name in changed else 'unchanged'}  {output / name}")
     for path in kept:
         click.echo(f"kept  {path}")
+    return any(name in changed for name in READ_AT_START)
 
 
 @command(
@@ -169,7 +200,7 @@ def write(output: Path, rendered: Rendered, force: bool) -> None:
 @click.option(
     "--gpus", metavar="MODEL:COUNT", help="The node's GPUs, such as h200:2.  [default: those that NVML shows here]"
 )
-@node_option("The node's name in Slurm.  [default: this host's name]")
+@node_option("The node's name in Slurm.  [default: asked of slurm.conf, else this host's]")
 @click.option(
     "--inventory",
     metavar="FILE",
@@ -225,7 +256,7 @@ def render(
         raise click.UsageError("--inventory says which nodes there are and their GPUs; leave --gpus and --node out")
     version = commands.known_version()
     placement_lines.check_release(read_placement(settings), version, settings.path)
-    node = socket.gethostname().partition(".")[0] if node is None else node
+    node = commands.node_name_or_host() if node is None else node
     common = Target(directory=str(output), node=node, **named)  # type: ignore[arg-type]  # click fills the others
     targets = targets_of(settings, inventory, common) if inventory else targets_here(settings, gpus, common)
     if not near.are_links_used(version):
@@ -237,7 +268,7 @@ def render(
                 "every GPU of this node has a static MIG layout, so it has no slices and hami_hpc has nothing to "
                 "write: Slurm's own gres.conf has AutoDetect=nvml, or MultipleFiles= for each instance"
             )
-        Renderer(settings, found, target)  # raises errors in settings and GPUs before a directory is made
+    check_nodes(settings, targets)  # before a directory is made
     if tenants:
         click.echo(without_mark(render_nodes(settings, targets).files[TENANTS]), nl=False)
         return
@@ -246,19 +277,22 @@ def render(
 
 @command(
     "forget-node",
-    done="nothing names the node any more (--dry-run: shown; --diff: no file would change)",
-    found="written, and lines of the site's still name the node (--diff: a file would change)",
+    done="nothing names the nodes any more (--dry-run: shown; --diff: no file would change)",
+    found="written, and lines of the site's still name one (--diff: a file would change)",
 )
-@click.argument("node")
+@click.argument("nodes")
 @output_option("The directory of slurm.conf.", file_okay=False, default=SLURM_DIR, show_default=True)
-@click.option("--dry-run", is_flag=True, help="Print the files and what still names the node; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the files and what still names the nodes; write nothing.")
 @click.option("--diff", is_flag=True, help="Show what would change; write nothing.")
 @click.option("--force", is_flag=True, help="Replace files of hami_hpc's that were edited; a copy is kept.")
-def forget_node(node: str, output: Path, dry_run: bool, diff: bool, force: bool) -> None:
-    """Delete the lines that render wrote for a node that is gone, and show the site's lines that still name it."""
+def forget_node(nodes: str, output: Path, dry_run: bool, diff: bool, force: bool) -> None:
+    """Delete the lines that render wrote for nodes that are gone, and show the site's lines that still name them.
+
+    NODES is a node or a host list, such as 'gpu[01-16,20]'.
+    """
     output = output.absolute()
-    forgetting.forget(output, node)  # raises errors before a directory is made
-    _run(output, lambda: forgetting.forget(output, node), dry_run, diff, force)
+    forgetting.forget(output, nodes)  # raises errors before a directory is made
+    _run(output, lambda: forgetting.forget(output, nodes), dry_run, diff, force)
 
 
 def _run(output: Path, make: Callable[[], Rendered], dry_run: bool, diff: bool, force: bool) -> None:
@@ -275,7 +309,9 @@ def _run(output: Path, make: Callable[[], Rendered], dry_run: bool, diff: bool, 
         raise click.exceptions.Exit(ExitCode.FOUND if differs else ExitCode.DONE)
     with on_disk.locked(output):
         rendered = make()
-        write(output, rendered, force)
+        is_read_at_start = write(output, rendered, force)
     show_merges(rendered.merges, rendered.remarks)
     if rendered.merges:
         raise click.exceptions.Exit(ExitCode.FOUND)
+    if is_read_at_start:
+        click.echo(RESTART)

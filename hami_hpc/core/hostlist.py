@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from hami_hpc.core.node_names import items_of
+
+LONGEST = 120  # characters of a host list in a sentence
 _MOST_HOSTS = 65536
 _PART = re.compile(r"([A-Za-z0-9._-]*)(?:\[([0-9,-]+)\]([A-Za-z0-9._-]*))?")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -23,7 +26,7 @@ class HostlistError(ValueError):
 def expand(text: str) -> list[str]:
     """Returns the names in order. Raises HostlistError."""
     hosts: list[str] = []
-    for part in re.split(r",(?![^\[]*\])", text):
+    for part in items_of(text):
         match = _PART.fullmatch(part)
         if match is None or not part:
             raise HostlistError(f"'{part[:40]}' is not a host name or range")
@@ -57,6 +60,13 @@ def fold(names: Iterable[str]) -> str:
 def in_order(names: Iterable[str]) -> list[str]:
     """Returns each name once, by prefix and number: node2 before node10."""
     return [prefix + number for prefix, digits in _by_prefix(names) for number in digits]
+
+
+def named(names: Iterable[str]) -> str:
+    """Returns names of nodes for a sentence: a host list, or the first of them and how many more there are."""
+    ordered = in_order(names)
+    text = fold(ordered)
+    return text if len(text) <= LONGEST else f"{ordered[0]} and {len(ordered) - 1} other nodes"
 
 
 def _by_prefix(names: Iterable[str]) -> list[tuple[str, list[str]]]:

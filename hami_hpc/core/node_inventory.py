@@ -14,6 +14,7 @@ from hami_hpc.core.inventory import MAX_INDEX, Device, Gpu
 from hami_hpc.errors import NodeError, shorten
 
 VERSION = 1
+BEGIN_SHOWN = 30  # characters of what is not JSON: a word of ssh's or clush's before it
 MAX_BYTES = 4 << 20
 MIB_MAX = 2**31
 CORES_MAX = 1 << 15
@@ -111,11 +112,20 @@ def parse(text: str, where: str) -> NodeInventory:
 
     Models are not taken from it: they are named by the settings of the machine that renders.
     """
+    if not text.strip():
+        raise NodeError(f"{where} is empty: the node printed nothing. Delete it if the node has no GPU, else {_HOW}")
     try:
         top = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise NodeError(f"{where} is not JSON ({shorten(str(error))}); {_HOW}") from error
-    if not isinstance(top, dict) or top.get("version") != VERSION or type(top.get("version")) is not int:
+        begins = shorten(repr(text[:BEGIN_SHOWN]))
+        raise NodeError(f"{where} is not JSON ({shorten(str(error))}); it begins with {begins}; {_HOW}") from error
+    version = top.get("version") if isinstance(top, dict) else None
+    if isinstance(top, list) or (type(version) is int and version != VERSION):
+        raise NodeError(
+            f"{where} is not what this hami_hpc's inventory prints (version {VERSION}), but what that of another "
+            f"release does: install the same release there and here, then {_HOW}"
+        )
+    if not isinstance(top, dict) or type(version) is not int:
         raise NodeError(f"{where} is not what this hami_hpc's inventory prints (version {VERSION}); {_HOW}")
     reader = _Reader(where)
     gpus = reader.rows(top, "gpus")

@@ -93,12 +93,12 @@ def _compute_modes() -> Iterator[Finding]:
 
 
 def _daemons(settings: Settings) -> Iterator[Finding]:
-    """Reports control daemons that are not hami_hpc's, and those of jobs that do not answer."""
+    """Reports control daemons that this configuration did not start, and those of jobs that do not answer."""
     found = mps_processes.processes()
     others = mps_processes.foreign(f"{settings.run_dir}/{mps_daemon.FOLDER}", found)
     if others:
         listed = ", ".join(f"process {other.pid} of uid {other.uid} in {other.pipe}" for other in others[:8])
-        advice = "end it (echo quit | nvidia-cuda-mps-control) unless a user's own job runs it"
+        advice = "end it (echo quit | nvidia-cuda-mps-control) unless a user's job or another configuration runs it"
         yield Finding("MPS daemons of others", Level.WARN, f"{listed}: left alone", advice)
     silent = [
         place.pipe

@@ -198,7 +198,7 @@ def servers_at(pipe: str, found: tuple[Process, ...] | None = None) -> tuple[Pro
 
 
 def foreign(run_dir_mps: str, found: tuple[Process, ...] | None = None) -> tuple[Process, ...]:
-    """Returns the control daemons that hami_hpc did not start: those of any pipe directory outside `run_dir_mps`."""
+    """Returns control daemons of pipe directories outside `run_dir_mps`: of users, or of another configuration."""
     return tuple(
         process
         for process in (processes() if found is None else found)

@@ -26,4 +26,7 @@ def read_text(path: str) -> str:
                 f"{path} belongs to uid {status.st_uid} with mode {stat.S_IMODE(status.st_mode):04o}: root reads only "
                 f"settings that root alone can write. Run: chown root {path}; chmod 0644 {path}",
             )
-        return file.read(MAX_BYTES).decode()
+        content = file.read(MAX_BYTES)
+    if content.startswith(b"\xef\xbb\xbf"):
+        raise NodeError(f"{path} begins with a byte order mark, which TOML does not have. Save it as UTF-8 without one")
+    return content.decode()

@@ -17,23 +17,18 @@ from hami_hpc.core.mig_choice import MIG
 from hami_hpc.core.node_inventory import Near
 from hami_hpc.core.site import Site
 from hami_hpc.errors import NodeError
-from hami_hpc.isolation.table import check_modes
 from hami_hpc.node.config import Settings
-from hami_hpc.node.placement_settings import read_placement
-from hami_hpc.node.qos_settings import read_qos
-from hami_hpc.render import filters, merging, names, near, on_disk, placement_lines, tenants
-from hami_hpc.render.defaults import check_defaults
+from hami_hpc.render import filters, gathering, merging, names, near, on_disk, placement_lines, tenants
+from hami_hpc.render.inputs import FRAGMENT, GRES, Inputs
 from hami_hpc.render.marks import block, blocks, composed, is_ours, marked
 from hami_hpc.render.merging import Merge
-from hami_hpc.render.offer import NodeOffer, lua_text, make_offer, node_modes, site_table, tracked_tres
+from hami_hpc.render.node_lines import cpus_of
+from hami_hpc.render.offer import NodeOffer, make_offer, node_modes, tracked_tres
 from hami_hpc.render.spank_paths import spank_paths
-from hami_hpc.render.templates import Templates
 from hami_hpc.slurm import plugstack
 from hami_hpc.slurm.files import ConfFile, calls_one_of, scripts_of
 from hami_hpc.slurm.lines import Setting, parse_line, settings_of
 
-GRES = "hami-hpc-gres.conf"
-FRAGMENT = "slurm-hami-hpc.conf"
 SPANK = "plugstack.conf.d/hami-hpc.conf"
 UNITS = (
     "hami-hpc-reconcile.service",
@@ -89,7 +84,7 @@ class Rendered:
     files: dict[str, str] = field(default_factory=dict)
     merges: list[Merge] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    own_remarks: list[str] = field(default_factory=list)  # of the node
+    own_remarks: list[str] = field(default_factory=list)  # of the node, which they call NODES
     heads: dict[str, str] = field(default_factory=dict)  # by file: what comes before the blocks of nodes
     blocks: dict[str, str] = field(default_factory=dict)  # by file: the node's block, "" where it shall have none
 
@@ -101,8 +96,10 @@ def render_nodes(settings: Settings, nodes: Sequence[tuple[tuple[Gpu, ...], Targ
     """Renders the files of several nodes of one cluster, which differ in these alone, and adds the nodes that the files
     have already."""
     whole, by_file = Rendered(), dict[str, dict[str, str]]()
+    inputs = Inputs(settings, nodes[0][1].directory)
+    own_remarks, merges = list[tuple[str, str]](), list[tuple[str, Merge]]()
     for gpus, target in nodes:
-        renderer = Renderer(settings, gpus, target)
+        renderer = Renderer(inputs, gpus, target)
         one = renderer.render()
         whole.files |= one.files
         for name, text in one.blocks.items():
@@ -110,22 +107,40 @@ def render_nodes(settings: Settings, nodes: Sequence[tuple[tuple[Gpu, ...], Targ
                 by_file[name] = renderer.earlier_blocks(name)
             by_file[name][target.node] = text
         whole.heads |= one.heads
-        whole.merges += [merge for merge in one.merges if merge not in whole.merges]
-        named = [f"{target.node}: {remark}" if len(nodes) > 1 else remark for remark in one.own_remarks]
-        whole.remarks += [remark for remark in (*named, *one.remarks) if remark not in whole.remarks]
+        merges += [(target.node, merge) for merge in one.merges]
+        own_remarks += [(target.node, remark) for remark in one.own_remarks]
+        whole.remarks += [remark for remark in one.remarks if remark not in whole.remarks]
+    whole.merges = gathering.merges(merges)
+    whole.remarks = [*gathering.sentences(own_remarks), *whole.remarks]
     for name, by_node in by_file.items():
         whole.add(name, composed(whole.heads[name], {node: text for node, text in by_node.items() if text}))
     return whole
+
+
+def check_nodes(settings: Settings, nodes: Sequence[tuple[tuple[Gpu, ...], Target]]) -> None:
+    """Raises NodeError for settings that cannot be, and where GPUs of nodes and settings disagree, with all of these
+    nodes."""
+    inputs, wrong = Inputs(settings, nodes[0][1].directory), list[tuple[str, str]]()
+    for gpus, target in nodes:
+        try:
+            Renderer(inputs, gpus, target)
+        except NodeError as error:
+            if len(nodes) == 1:
+                raise
+            wrong.append((target.node, f"{merging.NODES}: {error}"))
+    if wrong:
+        raise NodeError("; ".join(gathering.sentences(wrong)))
 
 
 class Renderer:
     """Renders the files of one node, but its block in those that have one for each node. Raises NodeError when GPUs and
     settings disagree or a file cannot be read."""
 
-    def __init__(self, settings: Settings, gpus: tuple[Gpu, ...], target: Target) -> None:
-        self.settings, self.target = settings, target
+    def __init__(self, inputs: Inputs, gpus: tuple[Gpu, ...], target: Target) -> None:
+        settings, site = inputs.settings, inputs.site
+        self.inputs, self.settings, self.target = inputs, settings, target
         self.out = Rendered()
-        self.templates = Templates(settings.path)
+        self.templates = inputs.templates
         self.out.remarks += self.templates.remarks()
         names.check_node("--node", target.node)
         for option, path in (("--output", target.directory), ("--config", settings.path), ("--device", target.device)):
@@ -134,25 +149,20 @@ class Renderer:
             names.check_path(option, path)
         for option, text in (("--prolog", target.prolog), ("--epilog", target.epilog)):
             names.check_path(option, text or "")
-        names.check_text("--node-parameters", target.node_parameters)
-        site = settings.site()
-        check_modes(settings.modes, settings.path)
-        read_qos(settings)  # what is wrong there shows here too
-        self.placement = read_placement(settings)
-        check_defaults(site)
+        names.check_parameters("--node-parameters", target.node_parameters)
+        self.placement = inputs.placement
         modes = node_modes(settings.modes, settings.mig_nodes, target.node)
         counts = {name: sum(name == other for other, _ in target.static) for name, _ in target.static}
         self.offer: NodeOffer = make_offer(site, gpus, modes, counts)
         self._remark_mig(site)
         self._remark_places(site)
         self.model = self.offer.lines[0].model
-        self.slurm_conf = ConfFile(target.path("slurm.conf"), (target.path(FRAGMENT),))
-        self.site_settings = settings_of(self.slurm_conf.lines)
+        self.slurm_conf, self.site_settings = inputs.slurm_conf, inputs.site_settings
         self.values: dict[str, object] = {
             "settings": settings,
             "offer": self.offer,
             "classes": list(settings.classes),
-            "site_table": lua_text(site_table(site)),
+            "site_table": inputs.site_table,
             "command": f"{sys.executable} -I -m hami_hpc.cli",
             "node": target.node,
             "device": target.device,
@@ -182,7 +192,7 @@ class Renderer:
         unknown = [name for name in site.partitions if name not in site.partition_gpus]
         if gpus < site.slices_max and unknown:
             self.out.own_remarks.append(
-                f"this node has {gpus} GPU(s) and slices_max is {site.slices_max}. Where no node of a partition "
+                f"{merging.NODES} has {gpus} GPU(s) and slices_max is {site.slices_max}. Where no node of a partition "
                 f"({', '.join(unknown)}) has more, write gpus = {gpus} in its [partitions.*]: jobs could ask for GPUs "
                 "that no node there has"
             )
@@ -269,8 +279,7 @@ class Renderer:
         by_node = blocks(on_disk.read(Path(self.target.path(name))) or "")
         if name != FRAGMENT:
             return by_node
-        lines = self.slurm_conf.lines
-        return {node: text for node, text in by_node.items() if merging.node_line(lines, node) is None}
+        return {node: text for node, text in by_node.items() if self.inputs.nodes.of(node) is None}
 
     def _add_block(self, name: str, head: str, lines: str) -> None:
         self.out.files[name] = ""  # its place among the files; the blocks of all nodes are not known yet
@@ -279,13 +288,13 @@ class Renderer:
 
     def _node_line(self) -> str:
         """Returns the NodeName line for the fragment; "" for a node that slurm.conf itself has."""
-        site_line = merging.node_line(self.slurm_conf.lines, self.target.node)
+        nodes = self.inputs.nodes
+        site_line = nodes.of(self.target.node)
         if site_line is not None:
             merge = merging.merge_node(site_line, self.offer.gres, self.offer.features)
-            self.out.merges += [merge] if merge else []
+            self.out.merges.append(merge)
             return ""
-        conf, node = self.slurm_conf, self.target.node
-        remark = merging.unnamed_remark(conf.path, conf.lines, node, FRAGMENT)
+        remark = merging.unnamed_remark(self.slurm_conf.path, nodes, self.target.node, FRAGMENT)
         self.out.own_remarks += [remark] if remark and not self.target.node_parameters else []
         words = (f"NodeName={self.target.node}", self._node_parameters(), f"Gres={self.offer.gres}")
         return " ".join([*(word for word in words if word), f"Feature={','.join(self.offer.features)}"])
@@ -297,31 +306,32 @@ class Renderer:
 
     def _can_have_cores(self, with_gpus: bool) -> bool:
         """Returns whether Cores= can be written for this node; adds a remark where it cannot."""
-        node, own = self.target.node, list(self.slurm_conf.lines)
-        if merging.node_line(own, node) is None:
-            own.append(parse_line("", 0, f"NodeName={node} {self._node_parameters()}"))
+        nodes = self.inputs.nodes
+        site_line = nodes.of(self.target.node)
+        if site_line is None:
+            words = nodes.default_cpus | cpus_of(parse_line("", 0, f"NodeName=x {self._node_parameters()}"))
+        else:
+            words = dict(site_line.cpus)
         places = [self.target.near.get(minor, Near()) for line in self.offer.lines for minor in line.gpus]
-        why = near.obstacle(node, places, self.target.shape, near.cpu_words(own, node))
+        why = near.obstacle(places, self.target.shape, words)
         if not why and not with_gpus:
-            why = f"Cores= is left out for {node}, whose gpu lines in gres.conf are the site's: add it there"
+            why = f"Cores= is left out for {merging.NODES}, whose gpu lines in gres.conf are the site's: add it there"
         self.out.own_remarks += [why] if why else []
         return not why
 
     def _gres(self) -> None:
-        path = Path(self.target.path("gres.conf"))
-        current = on_disk.read(path)
+        path, site_file = self.target.path("gres.conf"), self.inputs.gres_conf
         with_gpus = True
-        if current is None or is_ours(current):
+        if site_file is None:
             self.out.add("gres.conf", self.templates.render("gres.conf", self.values))
         else:
-            site_file = ConfFile(str(path), (self.target.path(GRES),))
-            site_lines = merging.site_gres(site_file.lines, self.target.node)
+            site_lines = self.inputs.gres_lines.of(self.target.node)
             with_places = self.settings.slices_max > 1
             with_gpus = with_places or not any(line.get("Name").lower() == "gpu" for line in site_lines)
             model = "" if with_places else self.model
             self.out.merges += merging.merge_gres(site_lines, model, self.target.static)
             if not with_gpus:
-                self.out.merges += merging.merge_static(site_lines, self.target.node, self.target.static, str(path))
+                self.out.merges += merging.merge_static(site_lines, self.target.static, path)
             if not site_file.includes(self.target.path(GRES)):
                 self.out.merges.append(Merge(f"{path}: add the line:", (f"include {GRES}",)))
         head = self.templates.render(GRES, self.values)

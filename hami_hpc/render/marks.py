@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from hami_hpc.core.hostlist import HostlistError, expand, fold, in_order
 
@@ -100,10 +100,10 @@ def composed(head: str, by_node: Mapping[str, str]) -> str:
     return head.rstrip() + "\n" + "".join(f"\n{text}" for text in together)
 
 
-def without_block(text: str, node: str) -> str | None:
-    """Returns the content of a file of ours without mark and `node`'s lines; None where it has none."""
+def without_blocks(text: str, nodes: Iterable[str]) -> str | None:
+    """Returns the content of a file of ours without mark and the lines of `nodes`; None where it has none of them."""
     by_node = blocks(text)
-    if by_node.pop(node, None) is None:
+    if not [node for node in nodes if by_node.pop(node, None)]:
         return None
     content = without_mark(text)
     return composed(content[: next(BLOCK_LINE.finditer(content)).start()], by_node)

@@ -7,12 +7,16 @@ administrator gets a line with both values to write.
 
 from __future__ import annotations
 
+import fnmatch
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hami_hpc.contract import constants as c
-from hami_hpc.slurm.lines import ConfLine, Setting, names_node, pair_text, split_list
+from hami_hpc.core.by_node import ByNode
+from hami_hpc.errors import shorten
+from hami_hpc.render.node_lines import NodeLine, NodeLines
+from hami_hpc.slurm.lines import ConfLine, Setting, pair_text, split_list
 
 # Keys that hold a list, and what separates its items.
 LISTS = {
@@ -23,6 +27,8 @@ LISTS = {
     "AccountingStorageTRES": ",",
     "PluginDir": ":",
 }
+# In a remark or merge: the nodes that it is for, to be read, and as a word of a shell (gathering.py).
+NODES, HOSTS = "@NODES@", "@HOSTS@"
 # Flags of PrologFlags that also set Alloc (prolog_str2flags in Slurm).
 IMPLIES_ALLOC = ("alloc", "contain", "x11")
 GRES_NAMES = ("gpu", c.GRES_SHARD, c.GRES_CLASS, c.GRES_MEM, c.GRES_CORES, c.GRES_SLO, c.GRES_FIXED)
@@ -30,10 +36,17 @@ GRES_NAMES = ("gpu", c.GRES_SHARD, c.GRES_CLASS, c.GRES_MEM, c.GRES_CORES, c.GRE
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """One change for the administrator to make: a sentence that ends with a colon, and the exact lines."""
+    """One change for the administrator to make: a sentence that ends with a colon, and the exact lines.
+
+    `line` and `pairs`: a line that describes nodes, and what one of them needs there; without `lines` it has that.
+    `of_many`: the sentence where many lines need the same, without their numbers.
+    """
 
     what: str
     lines: tuple[str, ...]
+    line: ConfLine | None = None
+    pairs: tuple[tuple[str, str], ...] = ()
+    of_many: str = ""
 
 
 def merge_keys(wanted: Mapping[str, str], site: Mapping[str, list[Setting]]) -> tuple[dict[str, str], list[Merge]]:
@@ -75,7 +88,9 @@ def merge_stage(key: str, program: str, site_setting: Setting, conf_dir: str) ->
     value, where = site_setting.value, site_setting.where
     site_program = value if value.startswith("/") else f"{conf_dir}/{value}"
     if any(character in value for character in "*?["):
-        folder = site_program.rpartition("/")[0]
+        folder, _, pattern = site_program.rpartition("/")
+        if pattern.count("*") == 1 and fnmatch.fnmatchcase(matching := pattern.replace("*", name), pattern):
+            name = matching
         return Merge(
             f"{where} has {key}={value}. To run hami_hpc's too (its name must match that pattern), run:",
             (f"ln -s {program} {folder}/{name}",),
@@ -93,96 +108,79 @@ def merge_stage(key: str, program: str, site_setting: Setting, conf_dir: str) ->
     )
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLine:
-    """The site's own NodeName line for a node, and its effective Gres and features (its own, or DEFAULT's)."""
-
-    line: ConfLine
-    gres: str
-    features: str
-    feature_key: str
-
-
-def node_line(lines: Iterable[ConfLine], node: str) -> NodeLine | None:
-    """Returns the site's NodeName line for `node`, or None."""
-    gres = features = ""
-    for line in lines:
-        if line.kind != "nodename":
-            continue
-        own_gres, own_features = line.get("Gres"), line.get("Feature") or line.get("Features")
-        if line.get("NodeName").upper() == "DEFAULT":
-            gres, features = own_gres or gres, own_features or features
-        elif names_node(line.get("NodeName"), node):
-            key = "Features" if line.get("Features") else "Feature"
-            return NodeLine(line, own_gres or gres, own_features or features, key)
-    return None
-
-
-def unnamed_remark(path: str, lines: Iterable[ConfLine], node: str, fragment: str) -> str:
-    """Returns a remark where slurm.conf at `path` has NodeName lines, and none for `node`; else ""."""
-    named = (line for line in lines if line.kind == "nodename" and line.get("NodeName").upper() != "DEFAULT")
-    other = next(named, None)
-    if other is None:
+def unnamed_remark(path: str, nodes: NodeLines, node: str, fragment: str) -> str:
+    """Returns a remark where slurm.conf at `path` has NodeName lines, and none for `node`, or NODES; else ""."""
+    if nodes.first is None:
         return ""
+    there = f"{nodes.first.where} has {shorten(nodes.first.get('NodeName'))}"
+    if other := nodes.other_spelling(node):
+        there = f"it has this name {other}"
     return (
-        f"{path} has no NodeName={node} ({other.where} has {other.get('NodeName')}), so {fragment} adds that node, "
-        "with one CPU unless --node-parameters says more. If it has another name in Slurm, run "
-        f"hami-hpc forget-node {node}, then this command again with --node NAME"
+        f"{path} has no NodeName={NODES} ({there}), so {fragment} adds that, with one CPU a node unless "
+        f"--node-parameters says more. What has another name in Slurm: run hami-hpc forget-node {HOSTS}, then this "
+        "command again with --node NAME, or with inventories that hami-hpc inventory --node NAME printed"
     )
 
 
-def merge_node(site: NodeLine, gres: str, features: Iterable[str]) -> Merge | None:
-    """Returns what to change in the site's NodeName line; None when nothing."""
+def merge_node(site: NodeLine, gres: str, features: Iterable[str]) -> Merge:
+    """Returns what to change in the site's NodeName line; without lines when nothing."""
     other_gres = [item for item in split_list(site.gres) if item.partition(":")[0] not in GRES_NAMES]
     merged_gres = ",".join([*split_list(gres), *other_gres])
     site_features = [item for item in site.features.split(",") if item]
     merged_features = ",".join([*site_features, *(item for item in features if item not in site_features)])
-    if set(split_list(site.gres)) == set(split_list(merged_gres)) and merged_features == ",".join(site_features):
-        return None
-    name = site.line.get("NodeName")
+    pairs = (("Gres", merged_gres), (site.feature_key, merged_features))
+    has_all = set(split_list(site.gres)) == set(split_list(merged_gres)) and merged_features == ",".join(site_features)
     return Merge(
-        f"{site.line.where}: in NodeName={name} write these two (for all of its nodes, which must be alike):",
-        (f"Gres={merged_gres} {site.feature_key}={merged_features}",),
+        f"{site.line.where}: in NodeName={site.line.get('NodeName')} write these two (for all of its nodes, which must "
+        "be alike):",
+        () if has_all else (" ".join(pair_text(key, value) for key, value in pairs),),
+        site.line,
+        pairs,
+        "write these two into each of these NodeName lines:",
     )
 
 
-def site_gres(lines: Iterable[ConfLine], node: str) -> list[ConfLine]:
-    """Returns the site's own gres.conf lines for this node that name a gres which hami_hpc uses."""
-    return [
-        line
-        for line in lines
-        if line.get("Name").lower() in GRES_NAMES
-        and (not line.get("NodeName") or names_node(line.get("NodeName"), node))
-    ]
+def site_gres(lines: Iterable[ConfLine]) -> ByNode[ConfLine]:
+    """Returns the site's own gres.conf lines that name a gres which hami_hpc uses, by node."""
+    by_node = ByNode[ConfLine]()
+    for line in lines:
+        if line.get("Name").lower() in GRES_NAMES:
+            by_node.add(line.get("NodeName"), line)
+    return by_node
 
 
-def merge_static(
-    site_lines: Iterable[ConfLine], node: str, static: Sequence[tuple[str, str]], path: str
-) -> list[Merge]:
+def merge_static(site_lines: Iterable[ConfLine], static: Sequence[tuple[str, str]], path: str) -> list[Merge]:
     """Returns the gpu lines that the site's own gres.conf lacks for the instances (type, device) of a static layout."""
     there = {(line.get("Type"), line.get("File")) for line in site_lines}
     lacking = [pair for pair in static if pair not in there]
-    lines = tuple(f"NodeName={node} Name=gpu Type={name} File={device}" for name, device in lacking)
+    lines = tuple(f"NodeName={NODES} Name=gpu Type={name} File={device}" for name, device in lacking)
     return [Merge(f"{path}: add the line(s) of the static MIG layout:", lines)] if lines else []
 
 
 def merge_gres(site_lines: Iterable[ConfLine], model: str, static: Sequence[tuple[str, str]] = ()) -> list[Merge]:
     """Returns what to change in the site's own gres.conf lines: gpu lines get the Type `model`, others are deleted.
     With "" gpu lines are deleted as well: the GPUs of a node have several types then. Those of `static`, (type, device)
-    of a static MIG layout, stay."""
+    of a static MIG layout, stay. A line that has the type already is among them, without lines to write."""
     merges = []
     for line in site_lines:
         if (line.get("Type"), line.get("File")) in static:
             continue
         if line.get("Name").lower() != "gpu" or not model:
             merges.append(
-                Merge(f"{line.where}: delete this line; hami-hpc-gres.conf has one for the same gres:", (line.text,))
+                Merge(
+                    f"{line.where}: delete this line; hami-hpc-gres.conf has one for the same gres:",
+                    (line.text,),
+                    line,
+                    of_many="delete these lines; hami-hpc-gres.conf has those for the same gres:",
+                )
             )
-        elif line.get("Type") != model:
+        else:
             pairs = [pair for pair in line.pairs if pair[0].lower() != "type"]
             after_name = next(index for index, (key, _) in enumerate(pairs) if key.lower() == "name") + 1
             text = " ".join(
                 pair_text(key, value) for key, value in (*pairs[:after_name], ("Type", model), *pairs[after_name:])
             )
-            merges.append(Merge(f"{line.where}: instead of {line.text} write:", (text,)))
+            lines = () if line.get("Type") == model else (text,)
+            what, of_many = f"{line.where}: instead of {line.text} write:", "write this into each of these gpu lines:"
+            merges.append(Merge(what, lines, line, (("Type", model),), of_many))
     return merges

@@ -6,8 +6,11 @@ from __future__ import annotations
 import re
 
 from hami_hpc.errors import NodeError, shorten
+from hami_hpc.slurm.lines import PAIR, parse_line
 
 NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}", re.ASCII)
+PAIRS = re.compile(rf"(?:{PAIR.pattern})*\s*", re.ASCII)
+WRITTEN = ("NodeName", "Gres", "Feature", "Features")
 UNQUOTABLE = frozenset("\"'#,=\\;%*?[]{}$`|&<>()~")
 
 
@@ -30,7 +33,17 @@ def check_path(what: str, path: str) -> None:
         )
 
 
-def check_text(what: str, text: str) -> None:
-    """NodeError for text with line ends or other control characters: it would be more than part of one line."""
+def check_parameters(what: str, text: str) -> None:
+    """NodeError for what is not part of one NodeName line, KEY=VALUE and so on, or has a key that render writes."""
     if not text.isprintable():
         raise NodeError(f"{what} '{shorten(text)}' has a line end or a character that cannot be printed")
+    line = parse_line("", 0, text)
+    wrong = "#" in text or "\\" in text or PAIRS.fullmatch(text) is None
+    if wrong:
+        raise NodeError(f"{what} '{shorten(text)}' is no list of KEY=VALUE, such as 'CPUs=64 RealMemory=512000'")
+    for key in WRITTEN:
+        if line.get(key):
+            raise NodeError(
+                f"{what} has {key}=, which render writes itself. For values of your own write the NodeName line into "
+                "slurm.conf: render then keeps them and says what to add"
+            )

@@ -11,16 +11,16 @@ machine, a GPU would be near wrong cores, without a word; so nothing is written 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hami_hpc.core.cpu_cores import CpuShape
 from hami_hpc.core.node_inventory import Near
+from hami_hpc.render.merging import NODES
+from hami_hpc.render.node_lines import CPU_KEYS
 from hami_hpc.render.offer import GpuLine, hostlist
-from hami_hpc.slurm.lines import ConfLine, names_node
 
 LINKS_BEFORE = 23 << 16 | 2 << 8
-CPU_KEYS = ("cpus", "boards", "socketsperboard", "sockets", "corespersocket", "threadspercore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +58,14 @@ def runs_of(line: GpuLine, near: Mapping[int, Near], with_cores: bool) -> list[G
     return [GpuRun(hostlist(minors), text) for text, minors in itertools.groupby(line.gpus, more)]
 
 
-def cpu_words(lines: Iterable[ConfLine], node: str) -> dict[str, int]:
-    """Returns the CPUs of a node as its NodeName line, or one of DEFAULT before it, has them: key -> number."""
-    default: dict[str, int] = {}
-    for line in lines:
-        if line.kind != "nodename":
-            continue
-        own = {key.lower(): int(value) for key, value in line.pairs if key.lower() in CPU_KEYS and _is_count(value)}
-        if line.get("NodeName").upper() == "DEFAULT":
-            default |= own
-        elif names_node(line.get("NodeName"), node):
-            return default | own
-    return {}
+def obstacle(near: Sequence[Near], shape: CpuShape | None, words: Mapping[str, int]) -> str:
+    """Returns why Cores= cannot be written for a node, which it calls NODES; "" if it can.
 
-
-def _is_count(value: str) -> bool:
-    return value.isascii() and value.isdigit() and len(value) < 7
-
-
-def obstacle(node: str, near: Sequence[Near], shape: CpuShape | None, words: Mapping[str, int]) -> str:
-    """Returns why Cores= cannot be written for a node, "" if it can. words: as cpu_words."""
+    words: what its NodeName line says of CPUs.
+    """
     if shape is None or not all(place.cores for place in near):
         return (
-            f"Cores= is left out for {node}: its sockets differ, or nothing says which cores are near which GPU (its "
+            f"Cores= is left out for {NODES}: its sockets differ, or nothing says which cores are near which GPU (its "
             "driver, its kernel, --gpus)"
         )
     boards = words.get("boards", 1)
@@ -89,6 +74,6 @@ def obstacle(node: str, near: Sequence[Near], shape: CpuShape | None, words: Map
     if sockets in (shape.sockets, shape.numa_nodes) and sockets * cores == shape.cores:
         return ""
     return (
-        f"Cores= is left out for {node}: its machine has {shape.sockets} socket(s) with {shape.cores_per_socket} "
+        f"Cores= is left out for {NODES}: its machine has {shape.sockets} socket(s) with {shape.cores_per_socket} "
         f"cores, and the NodeName line has not. Write {shape.words()} there instead of CPUs=, and render again"
     )

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hami_hpc.contract import constants as c
+from hami_hpc.core.by_node import ByNode
 from hami_hpc.core.pool import Node
 from hami_hpc.core.request_keys import is_mig_name
-from hami_hpc.slurm.lines import names_node, split_list
+from hami_hpc.slurm.lines import split_list
 
 SQUEUE_FIELDS = ("%A", "%i", "%F", "%K", "%U", "%u", "%T", "%P", "%q", "%M", "%l", "%S", "%V", "%N", "%r")
 SQUEUE_FORMAT = "|".join(SQUEUE_FIELDS)
@@ -103,11 +104,15 @@ def _by_gpu(gres: str) -> Iterator[tuple[int, int]]:
 
 def parse_nodes(text: str, of_jobs: Sequence[tuple[str, int, int]]) -> list[Node]:
     """Returns the nodes with vGPUs in `scontrol --oneliner --details show nodes`, which prints one line for each."""
-    parsed = (_parse_node(line, of_jobs) for line in text.splitlines())
+    by_node = ByNode[tuple[int, int]]()
+    for nodes, index, shards in of_jobs:
+        if nodes:
+            by_node.add(nodes, (index, shards))
+    parsed = (_parse_node(line, by_node) for line in text.splitlines())
     return [node for node in parsed if node is not None]
 
 
-def _parse_node(line: str, of_jobs: Sequence[tuple[str, int, int]]) -> Node | None:
+def _parse_node(line: str, of_jobs: ByNode[tuple[int, int]]) -> Node | None:
     facts: dict[str, str] = {}
     for key, value in re.findall(r"(?:^| )([A-Za-z_:/]+)=(\S*)", line):
         facts.setdefault(key, value)  # the free text of Reason and Comment stands after all of them
@@ -181,15 +186,15 @@ def _gres_counts(gres: str) -> dict[str, int]:
 
 
 def _used(
-    gres_used: str, node: str, gpus: int, allocated: int, of_jobs: Sequence[tuple[str, int, int]]
+    gres_used: str, node: str, gpus: int, allocated: int, of_jobs: ByNode[tuple[int, int]]
 ) -> tuple[int, ...] | None:
     """Returns the allocated shards of each GPU, or None where neither GresUsed nor the jobs show them."""
     shown = [pair.split("/") for item in _PER_GPU.findall(gres_used) for pair in item.split(",")]
     if len(shown) >= gpus:  # the instances of a static MIG layout come after the GPUs, with no shards
         return tuple(int(total) if used == "-" else int(used) for used, total in shown[:gpus])
     used = [0] * gpus
-    for nodes, index, shards in of_jobs:
-        if index < gpus and names_node(nodes, node):
+    for index, shards in of_jobs.of(node):
+        if index < gpus:
             used[index] += shards
     return tuple(used) if sum(used) == allocated else None
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from hami_hpc.errors import NodeError
 from hami_hpc.slurm.failure import failed
+from hami_hpc.slurm.files import find_slurm_conf
 
 TIMEOUT_S = 60
 # Every state in which a job still holds its resources on the node.
@@ -33,13 +34,27 @@ def _output(*command: str, time_format: str = "") -> str:
 
 
 def node_name() -> str:
-    """Returns this host's NodeName, which may differ from its host name. Raises NodeError for no or several names."""
-    host = socket.gethostname().partition(".")[0]
-    names = _output("scontrol", "show", "aliases", host).split()
+    """Returns this host's NodeName, which may differ from its host name. Raises NodeError for no or several names.
+
+    As slurmd does, it looks for the whole host name first, then for what is before the first dot.
+    """
+    host = socket.gethostname()
+    names: list[str] = []
+    for name in dict.fromkeys((host, host.partition(".")[0])):
+        names = names or _output("scontrol", "show", "aliases", name).split()
     if len(names) != 1:
         listed = ", ".join(names) or "no NodeName"
         raise NodeError(f"slurm.conf has {listed} for host {host}; name this node with --node NAME or $HAMI_HPC_NODE")
     return names[0]
+
+
+def node_name_or_host() -> str:
+    """Returns this host's NodeName; where there is no slurm.conf, or not one name in it, the short host name."""
+    try:
+        find_slurm_conf(os.environ)  # without one scontrol would ask the name server for the controller
+        return node_name()
+    except NodeError:
+        return socket.gethostname().partition(".")[0]
 
 
 def hostnames(hostlist: str) -> list[str]:

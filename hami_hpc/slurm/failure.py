@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LINES_MAX = 4
+NO_NODE = ("Node ", " not found"), ("Invalid node name",)  # scontrol's words
+NO_CONF = "Could not establish a configuration source"  # of any command of Slurm's
 NO_SLURMDBD = "not running a supported accounting_storage plugin"  # sacctmgr's words
 
 
@@ -21,4 +23,8 @@ def failed(command: Sequence[str], printed: str) -> NodeError:
     what = f"{' '.join(command)} failed"
     if NO_SLURMDBD in said:
         return NodeError(f"{what}: this cluster has no slurmdbd (AccountingStorageType of slurm.conf)")
+    if NO_CONF in said:
+        return NodeError(f"{what}: there is no slurm.conf here, nor does a name server know one. Set SLURM_CONF")
+    if any(all(word in said for word in words) for words in NO_NODE):
+        return NodeError(f"{what}: {said}. sinfo -N lists the nodes by their names in slurm.conf")
     return NodeError(f"{what}: {said}. Is slurmctld up (scontrol ping)?")

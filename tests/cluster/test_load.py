@@ -7,6 +7,7 @@ import random
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -55,8 +56,11 @@ def read_history(layout: Layout) -> list[Change]:
         return [Change(*row) for row in database.execute("SELECT * FROM test_history ORDER BY rowid")]
 
 
-def ledger(layout: Layout) -> sqlite3.Connection:
-    return sqlite3.connect(layout.run_dir / "ledger.db", timeout=30)
+@contextmanager
+def ledger(layout: Layout) -> Iterator[sqlite3.Connection]:
+    """A connection whose changes are committed, and which is closed: sqlite3's own `with` leaves it open."""
+    with closing(sqlite3.connect(layout.run_dir / "ledger.db", timeout=30)) as database, database:
+        yield database
 
 
 def check(layout: Layout, history: list[Change]) -> None:

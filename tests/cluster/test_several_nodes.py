@@ -328,7 +328,7 @@ def test_a_job_that_gives_up_a_node_frees_its_slices_there_and_is_billed_for_wha
         "scontrol update jobid=$SLURM_JOB_ID numnodes=1; . ./slurm_job_${SLURM_JOB_ID}_resize.sh\n"
         f"echo nodes $SLURM_NNODES; srun slice --until {release}"
     )
-    job = started(nodes, "--ntasks-per-node=1", script=script)
+    job = started(nodes, "--ntasks=2", script=script)  # 24.11 refuses it to jobs with --ntasks-per-node
     wait_until_known(nodes, job)
     go.touch()
     jobs.wait(nodes, lambda: "cuMemAlloc" in jobs.output(nodes, USER, job), "its step on one node", 30, job)

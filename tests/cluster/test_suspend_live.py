@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -78,9 +79,8 @@ def state_of(job: int, layout: Layout) -> list[str]:
     """Returns the letters of the job's processes in ps, but for slurmstepd: T is stopped."""
     found = []
     for pid in jobs.admin(layout, "scontrol", "listpids", str(job), allowed=(0, 1)).splitlines()[1:]:
-        status = Path(f"/proc/{pid.split()[0]}/stat")
-        if status.exists():
-            found.append(status.read_text().rpartition(") ")[2][0])
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            found.append(Path(f"/proc/{pid.split()[0]}/stat").read_text().rpartition(") ")[2][0])
     return found
 
 
@@ -152,7 +152,8 @@ def test_programs_whose_memory_stays_are_stopped_all_the_same(moving: Layout) ->
     script = "rm -f go count*\nfor step in 1 2 3 4 5 6 7 8 9 10; do srun --overlap -n1 python3 busy.py & done"
     job = running(moving, script, *BE)
     jobs.wait(moving, lambda: jobs.output(moving, USER, job).count("ok") == 10, "all programs")
-    assert all(path.read_text() for path in home.glob("count*"))
+    # A file is empty for a moment each time it is written anew.
+    jobs.wait(moving, lambda: all(path.read_text() for path in home.glob("count*")), "all programs to count")
     order(moving, "suspend", job)
     jobs.wait(moving, lambda: "T" in state_of(job, moving), "the first steps to be stopped")
     jobs.wait(moving, lambda: set(state_of(job, moving)) == {"T"}, "all steps to be stopped")

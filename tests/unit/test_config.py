@@ -125,6 +125,7 @@ def test_a_file_with_a_version_alone_means_the_contracts_defaults(tmp_path: Path
         ("version = 1\n[vgpu]\nshard_mib = 300\n[gpu_models.h200]\ntotal_mib = 200", "more than a whole h200"),
         ("version = 1\nvgpu = 3", r"\[vgpu\] is not a table"),
         ("version = ", "not valid TOML"),
+        ("\ufeffversion = 1\n", "begins with a byte order mark, which TOML does not have"),
     ],
 )
 def test_a_wrong_file_is_refused_with_file_key_and_remedy(tmp_path: Path, text: str, said: str) -> None:

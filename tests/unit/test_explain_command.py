@@ -169,6 +169,15 @@ def test_a_node_that_the_job_may_not_use_is_not_offered(tmp_path: Path, monkeypa
     assert lines(tmp_path, 17)["fits now"] == "node1: does not fit: it is down"
 
 
+def test_nodes_of_which_the_same_is_to_be_said_share_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    down = NODES.replace("State=MIXED", "State=DOWN")
+    many = "".join(down.replace("NodeName=node1", f"NodeName=node{number}") for number in range(2, 300))
+    monkeypatch.setattr(commands, "show_nodes", lambda: NODES + many)
+    shown = explain(tmp_path, "17").stdout
+    assert "  fits now   node1: does not fit: it takes 72 % of one GPU, and the emptiest has 28 % free; " in shown
+    assert "\n             node[2-299]: does not fit: it is down\n" in shown
+
+
 def test_where_nodes_are_hidden_the_rest_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def hidden() -> str:
         raise NodeError("slurm_load_node error: Access/permission denied")

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hami_hpc.core.hostlist import HostlistError, expand, fold, in_order
-from hami_hpc.core.node_names import names_node
+from hami_hpc.core.node_names import items_of, names_node, split_list
 
 NAMES = st.one_of(
     st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,12}", fullmatch=True),
@@ -60,3 +62,18 @@ def test_a_host_list_names_exactly_the_nodes_that_it_was_made_of(names: set[str]
 def test_what_is_no_host_list_is_refused(text: str) -> None:
     with pytest.raises(HostlistError):
         expand(text)
+
+
+@given(st.text(alphabet="a1,-()[]", max_size=30))
+def test_a_list_is_split_at_the_commas_that_no_closing_bracket_follows_before_an_opening_one(text: str) -> None:
+    items = re.split(r",(?![^(\[]*[)\]])", text)
+    assert items_of(text) == items
+    assert split_list(text) == [item for item in items if item]
+
+
+def test_a_line_of_many_unlike_names_is_split_in_time_that_grows_with_its_length_alone() -> None:
+    """One look at the rest of the line for each of the commas would take an hour."""
+    names = [f"n{number}.example.org" for number in range(200_000)]
+    assert split_list(",".join(names)) == names
+    assert len(expand(",".join(names[:65_536]))) == 65_536
+    assert names_node(",".join(names), "n199999.example.org")

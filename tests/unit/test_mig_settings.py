@@ -25,7 +25,7 @@ from hami_hpc.core.units import resolve
 from hami_hpc.errors import NodeError, RequestError
 from hami_hpc.node import mig_settings
 from hami_hpc.node.config import Settings, load_settings
-from hami_hpc.render import files
+from hami_hpc.render import files, inputs
 from hami_hpc.render.files import Target, render_nodes
 from hami_hpc.render.offer import lua_text, make_offer, node_modes, site_table
 
@@ -214,7 +214,7 @@ def rendered(
     monkeypatch: pytest.MonkeyPatch,
     static: tuple[tuple[str, str], ...] = (),
 ) -> files.Rendered:
-    monkeypatch.setattr(files, "check_modes", lambda modes, path: None)  # of backends, which is not this test's subject
+    monkeypatch.setattr(inputs, "check_modes", lambda modes, path: None)  # of backends: not this test's subject
     target = Target(
         directory=str(folder),
         node=node,

@@ -35,7 +35,7 @@ def call(node: MpsNode, *words: str) -> Result:
 def rows(node: MpsNode) -> list[dict[str, object]]:
     found = json.loads(call(node, "status", "--format", "json").stdout)
     assert isinstance(found, list)
-    return [row for row in found if row["daemon"]]
+    return found
 
 
 def test_status_shows_each_daemon_with_its_jobs_and_limits(node: MpsNode) -> None:
@@ -119,6 +119,21 @@ def test_what_is_left_over_is_shown_and_not_restarted(node: MpsNode) -> None:
     Path(node.place().jobs).mkdir()
     assert [row["state"] for row in rows(node)] == ["left over"]
     assert call(node, "status").exit_code == 3
+
+
+def test_daemons_of_another_run_directory_are_not_listed(node: MpsNode) -> None:
+    assert node.mps_prolog(7) == 0
+    daemon = node.pid()
+    pipe, text = node.place().pipe, node.config.read_text()
+    node.config.write_text(text.replace(node.settings.run_dir, f"{node.settings.run_dir}-2"))
+    assert rows(node) == []
+    status = call(node, "status")
+    assert status.exit_code == 0, status.output
+    assert status.stdout.startswith("no job of this configuration needs an MPS daemon")
+    assert f"process {daemon} of uid 0 in {pipe[:64]}" in status.stdout
+    node.config.write_text(text)
+    assert [row["pids"] for row in rows(node)] == [[daemon]]
+    assert node.mps_epilog(7) == 0
 
 
 def test_wrong_command_lines_say_what_is_right(node: MpsNode) -> None:
@@ -217,8 +232,10 @@ def test_the_doctor_reports_daemons_of_others_and_leaves_them(node: MpsNode, mon
     try:
         found = findings(node, monkeypatch)["MPS daemons of others"]
         assert (found.level, f"process {own[0].pid} of uid 0 in {pipe}" in found.detail) == (Level.WARN, True)
-        shown = json.loads(call(node, "status", "--format", "json").stdout)
-        assert [row["state"] for row in shown if row["pids"] == [own[0].pid]] == ["not hami_hpc's"]
+        assert not [row for row in rows(node) if row["pids"] == [own[0].pid]]
+        status = call(node, "status")
+        assert (status.exit_code, f"process {own[0].pid} of uid 0 in {pipe}" in status.stdout) == (0, True)
+        assert "other MPS daemon(s) run here, of users or of another configuration" in status.stdout
     finally:
         mps_processes.kill(own, 5)
 

@@ -106,11 +106,12 @@ def test_nodes_without_gpus_for_slices_are_named_and_left_out(node: Node) -> Non
     folder = put(node.root / "gathered", printed("n1"), printed("n2", count=0), static)
     done = render(node, "--inventory", str(folder))
     assert done.exit_code == ExitCode.DONE
+    assert "note: 2 nodes have no GPU for slices, and nothing is written for them: n[2-3]\n" in done.output
     for name in ("n2", "n3"):
-        assert f"note: node {name} has no GPU for slices, and nothing is written for it" in done.output
         assert f"NodeName={name} " not in (node.root / "etc/hami-hpc-gres.conf").read_text()
     none = render(node, "--inventory", str(put(node.root / "none", printed("n2", count=0))))
     assert none.exit_code == ExitCode.FAILED
+    assert "note: node n2 has no GPU for slices, and nothing is written for it\n" in none.output
     assert "no node of the inventories has a GPU for slices" in none.output
 
 
@@ -133,10 +134,13 @@ def test_a_model_that_the_settings_lack_is_refused_before_anything_is_written(no
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is not JSON"),
+        ("", "is empty: the node printed nothing"),
+        ("n1: {\n", "is not JSON (Expecting value: line 1 column 1 (cha...); it begins with 'n1: {"),
+        ("\ufeff{}", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ("[]", "is not what this hami_hpc's inventory prints (version 1)"),
-        (json.dumps(printed("n1", version=2)), "version 1"),
+        ("3", "is not what this hami_hpc's inventory prints (version 1); make it with"),
+        ("[]", "what that of another release does: install the same release there and here, then make it"),
+        (json.dumps(printed("n1", version=2)), "what that of another release does"),
         (json.dumps(printed("n1", version=True)), "version 1"),
         (json.dumps(printed("n1", gpus={})), "'gpus' is no list of tables"),
         (json.dumps(printed("n1", gpus=[1])), "'gpus' is no list of tables"),
@@ -161,6 +165,15 @@ def test_what_is_no_inventory_is_refused_with_the_file_and_what_to_do(tmp_path: 
     assert len(str(raised.value)) < 500
 
 
+def test_all_files_that_are_wrong_are_named_at_once(tmp_path: Path) -> None:
+    put(tmp_path, *(printed(f"n{number}") for number in range(9)))
+    for number in range(2, 9):
+        path = tmp_path / f"{number}.json"
+        path.write_text(path.read_text()[:-7])
+    with pytest.raises(NodeError, match=r"2\.json is not JSON .*/6\.json is not JSON .*; and 2 more files$"):
+        read_inventories([tmp_path])
+
+
 def test_a_node_twice_and_a_copied_file_are_refused_with_both_names(tmp_path: Path) -> None:
     folder = put(tmp_path / "a", printed("n1"), printed("n1"))
     with pytest.raises(NodeError, match=r"a/0\.json and .*a/1\.json are both of node n1"):
@@ -168,10 +181,15 @@ def test_a_node_twice_and_a_copied_file_are_refused_with_both_names(tmp_path: Pa
     (folder / "1.json").write_text(json.dumps(printed("n1") | {"node": "n2"}))
     with pytest.raises(NodeError, match="both have GPU GPU-n1-0"):
         read_inventories([folder])
+    (folder / "1.json").unlink()
+    assert [each.node for each in read_inventories([folder, folder / "0.json"])] == ["n1"]
 
 
 def test_a_pipe_and_an_empty_directory_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match=r"has no \*\.json"):
+        read_inventories([tmp_path])
+    (tmp_path / "n1").write_text("{}")
+    with pytest.raises(NodeError, match=r"has no \*\.json, but 1 file\(s\) with other names \(n1\): rename them, or"):
         read_inventories([tmp_path])
     with pytest.raises(NodeError, match=r"n2\.json cannot be read \(No such file"):
         read_inventories([tmp_path / "n2.json"])

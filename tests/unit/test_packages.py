@@ -259,6 +259,18 @@ def test_a_tarball_installs_upgrades_and_is_removed_again(unpacked: Path, tmp_pa
     assert set(files(root)) == {"etc/slurm/slurm.conf", "etc/ld.so.preload"}
 
 
+@pytest.mark.parametrize(
+    ("words", "status"), [(("--help",), 0), (("-h",), 0), (("--dry-run",), 2), (("--check", "x"), 2), (("",), 2)]
+)
+def test_a_word_that_install_does_not_know_installs_nothing(
+    unpacked: Path, tmp_path: Path, words: tuple[str, ...], status: int
+) -> None:
+    done = install(unpacked, tmp_path / "root", *words)
+    assert done.returncode == status
+    assert "--check" in (done.stderr if status else done.stdout)
+    assert not (tmp_path / "root").exists()
+
+
 def test_a_tarball_that_does_not_fit_the_machine_changes_nothing(unpacked: Path, tmp_path: Path) -> None:
     root, programs = tmp_path / "root", tmp_path / "bin"
     programs.mkdir()

@@ -250,6 +250,16 @@ def test_pool_shows_nodes_and_with_a_name_each_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("slurm")
+def test_pool_takes_host_lists_as_slurm_writes_them(tmp_path: Path) -> None:
+    assert pool(tmp_path, "node[1]").stdout == pool(tmp_path, "node1").stdout
+    missing = pool(tmp_path, "node[1-3],login")
+    assert missing.exit_code == 1
+    assert "no node with vGPUs of the name login,node[2-3]; sinfo -N lists" in missing.stderr
+    wrong = pool(tmp_path, "node[1-")
+    assert (wrong.exit_code, "is not a host name or range: give names, or host lists" in wrong.stderr) == (2, True)
+
+
+@pytest.mark.usefixtures("slurm")
 def test_pool_shows_the_presets_of_the_settings(tmp_path: Path) -> None:
     config = node_testbed.Node.make(tmp_path).config
     with Path(config).open("a") as file:
@@ -320,3 +330,11 @@ def test_pool_says_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_recorded_lines_are_those_of_two_nodes_and_one_has_gpus() -> None:
     assert len(NODES.splitlines()) == 2
     assert len(cluster_view.parse_nodes(NODES, [])) == 1
+
+
+def test_the_jobs_of_a_large_cluster_are_counted_by_node_in_one_look_each() -> None:
+    """Ten million looks, one for each node and job, would take minutes."""
+    nodes = "".join(NODES.replace("node1", f"node{number}") for number in range(1000))
+    jobs = [(f"node{number % 1000}", number % 2, 1) for number in range(20_000)]
+    found = cluster_view.parse_nodes(nodes.replace("gres/shard=846", "gres/shard=20"), jobs)
+    assert [node.used for node in found] == [(20, 0), (0, 20)] * 500

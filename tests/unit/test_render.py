@@ -17,6 +17,8 @@ from node_testbed import GPU_MIB, ROOT, Node
 from hami_hpc.cli import main
 from hami_hpc.core.inventory import Gpu
 from hami_hpc.core.site import Site
+from hami_hpc.errors import NodeError
+from hami_hpc.node import nvml
 from hami_hpc.render.offer import hostlist, lua_text, make_offer
 
 FILES = [
@@ -208,6 +210,19 @@ def test_gpus_given_by_hand_must_be_of_the_settings(node: Node, gpus: str, said:
     done = CliRunner().invoke(main, ["render", "--config", str(node.config), "--gpus", gpus, "--dry-run"])
     assert done.exit_code == 2
     assert re.search(said, done.output)
+
+
+def test_a_machine_without_gpus_is_told_how_to_render_for_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> None:
+        raise NodeError("NVML cannot be used")
+
+    monkeypatch.setattr(nvml, "read_devices", no_driver)
+    words = ["render", "--config", str(node.config), "--output", str(node.root / "etc")]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1
+    assert (
+        "NVML cannot be used. On a machine without GPUs name those of the nodes: --inventory DIRECTORY" in done.stderr
+    )
 
 
 def test_a_node_with_two_models_is_refused_with_what_to_do_instead(node: Node) -> None:

@@ -51,13 +51,26 @@ def test_a_node_that_is_gone_is_forgotten(node: Node) -> None:
     assert snapshot(etc)[str(etc / "hami-hpc-gres.conf")][0] == before[str(etc / "hami-hpc-gres.conf")][0]
 
 
-def test_forgetting_keeps_an_edited_file_and_takes_no_list_of_nodes(node: Node) -> None:
+def test_a_rack_of_nodes_is_forgotten_by_one_host_list(node: Node) -> None:
+    etc = node.root / "etc"
+    for number in ("node1", "node2", "node3"):
+        render(node, name=number)
+    (etc / "slurm.conf").write_text("include slurm-hami-hpc.conf\nPartitionName=gpu Nodes=node[1-3]\n")
+    done = forget(node, "node[1-2,7]")
+    assert done.exit_code == 3
+    assert f"{etc}/slurm.conf, line 2 still names node[1-2]. Take it out of:" in done.output
+    assert set(re.findall(r"^# --- node (\S+)$", (etc / "hami-hpc-gres.conf").read_text(), re.MULTILINE)) == {"node3"}
+    assert forget(node, "node[8-9]").output == f"note: nothing in {etc} names node[8-9]\n"
+
+
+def test_forgetting_keeps_an_edited_file_and_takes_nothing_but_names(node: Node) -> None:
     render(node)
     path = node.root / "etc" / "hami-hpc-gres.conf"
     path.write_text(path.read_text() + "# edited\n")
     before = snapshot(node.root / "etc")
     assert "was edited since render wrote it" in forget(node, "node1").output
-    assert forget(node, "node[1-2]").exit_code == 1
+    for wrong in ("node[1-", "node1 node2", "DEFAULT", "", "node[2-1]"):
+        assert forget(node, wrong).exit_code == 1, wrong
     assert snapshot(node.root / "etc") == before
     assert forget(node, "node1", "--force").exit_code == 0
     assert "NodeName" not in path.read_text()

@@ -114,6 +114,30 @@ def test_what_no_line_could_hold_is_refused(node: Node, option: tuple[str, str])
     assert done.output.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("64", "is no list of KEY=VALUE"),
+        ("CPUs=64 # large", "is no list of KEY=VALUE"),
+        ("CPUs=64 \\", "is no list of KEY=VALUE"),
+        ("CPUs=64,RealMemory=9 x", "is no list of KEY=VALUE"),
+        ("CPUs=64 Gres=nic:2", "has Gres=, which render writes itself. For values of your own write the NodeName line"),
+        ("feature=fast", "has Feature=, which render writes itself"),
+        ("NodeName=n2", "has NodeName=, which render writes itself"),
+    ],
+)
+def test_parameters_that_would_spoil_the_nodes_line_are_refused(node: Node, text: str, said: str) -> None:
+    done = render(node, "--node-parameters", text)
+    assert (done.exit_code, said in done.output) == (1, True), done.output
+    assert not (node.root / "etc").exists()
+
+
+def test_parameters_in_quotes_and_with_blanks_are_kept(node: Node) -> None:
+    text = 'CPUs=64  RealMemory=9 Reason="new node" Weight=1'
+    assert render(node, "--node-parameters", text).exit_code == 0
+    assert f"\nNodeName=node1 {text} Gres=" in (node.root / "etc" / FRAGMENT).read_text()
+
+
 def test_links_planted_for_the_temporary_files_are_not_followed(node: Node, etc: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("kept\n")

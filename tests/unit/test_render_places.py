@@ -113,7 +113,7 @@ def test_the_site_s_own_gpu_lines_are_to_be_deleted(node: Node) -> None:
 
 def test_render_tells_that_a_partition_of_small_nodes_has_to_say_so(node: Node) -> None:
     with_setting(node, "slices_max = 8")
-    assert "this node has 4 GPU(s) and slices_max is 8" in render(node).output
+    assert "node1 has 4 GPU(s) and slices_max is 8" in render(node).output
     text = node.config.read_text()
     node.config.write_text(re.sub(r"(\[partitions\.[a-z]+\]\n)", r"\1gpus = 4\n", text))
     assert "slices_max is 8" not in render(node).output

@@ -123,6 +123,23 @@ def test_the_sites_own_prolog_and_epilog_keep_running_beside_ours(node: Node, si
     assert os.access(f"{folder}/00-hami-hpc", os.X_OK)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "prolog", "epilog"),
+    [
+        ("*", "00-hami-hpc", "zz-hami-hpc"),
+        ("site-*.sh", "site-00-hami-hpc.sh", "site-zz-hami-hpc.sh"),
+        ("[0-9]*", "00-hami-hpc", "zz-hami-hpc"),
+    ],
+)
+def test_a_link_beside_the_sites_own_stages_has_a_name_that_their_pattern_matches(
+    node: Node, site: Path, pattern: str, prolog: str, epilog: str
+) -> None:
+    (site / "conf.d" / "stages.conf").write_text(f"Prolog={site}/p.d/{pattern}\nEpilog={site}/epilog.d/{pattern}\n")
+    lines = merged(render(node).output)
+    assert f"ln -s {site}/hami-hpc-prolog {site}/p.d/{prolog}" in lines
+    assert f"ln -s {site}/hami-hpc-epilog {site}/epilog.d/{epilog}" in lines
+
+
 def test_gres_conf_keeps_its_gpu_lines_and_gets_an_include(node: Node, site: Path) -> None:
     lines = merged(render(node).output)
     assert "NodeName=node[1-4] Name=gpu Type=h200 File=/dev/nvidia[0-1]" in lines
@@ -198,6 +215,16 @@ def test_a_node_that_the_sites_slurm_conf_does_not_name_is_pointed_out(node: Nod
     assert "run hami-hpc forget-node login7, then this command again with --node NAME" in done.output
     assert "has no NodeName" not in render(node, "--node-parameters", "CPUs=64", name="login7").output
     assert "has no NodeName" not in render(node).output
+
+
+def test_a_restart_is_asked_for_when_all_is_merged_and_slurms_daemons_read_something_new(node: Node) -> None:
+    first = render(node)
+    assert (first.exit_code, "\nnext: restart slurmd on the nodes, then slurmctld; " in first.output) == (0, True)
+    assert "next: " not in render(node).output
+    (node.root / "etc" / "hami-hpc-metrics.service").unlink()
+    assert "next: " not in render(node).output
+    assert "next: " not in render(node, "--diff", gpus="h200:4").output
+    assert "next: " in render(node, gpus="h200:4").output
 
 
 def test_two_runs_at_once_lose_no_node(node: Node) -> None:

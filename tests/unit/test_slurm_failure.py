@@ -31,5 +31,19 @@ def test_a_cluster_without_slurmdbd_is_not_told_to_look_at_slurmctld() -> None:
     assert text == "sacctmgr list qos failed: this cluster has no slurmdbd (AccountingStorageType of slurm.conf)"
 
 
+def test_a_node_that_is_not_there_is_no_reason_to_look_at_slurmctld() -> None:
+    for said in ("Node gpu7 not found\n", "scontrol: error: Invalid node name specified\n"):
+        assert str(failed(("scontrol", "show", "node", "gpu7"), said)).endswith(
+            ". sinfo -N lists the nodes by their names in slurm.conf"
+        )
+
+
+def test_a_machine_without_slurm_conf_is_told_so_and_no_more() -> None:
+    said = "scontrol: error: DNS SRV lookup failed\nscontrol: fatal: Could not establish a configuration source\n"
+    assert str(failed(("scontrol",), said)) == (
+        "scontrol failed: there is no slurm.conf here, nor does a name server know one. Set SLURM_CONF"
+    )
+
+
 def test_a_command_that_said_nothing() -> None:
     assert str(failed(("scontrol",), " \n")) == "scontrol failed: it said nothing. Is slurmctld up (scontrol ping)?"

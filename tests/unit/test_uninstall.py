@@ -170,5 +170,8 @@ def test_uninstall_is_installed_too_so_that_a_node_needs_no_checkout(tmp_path: P
     asked = subprocess.run([stages / "in-use", "units"], env=settings, capture_output=True, text=True, check=False)
     assert (asked.returncode, asked.stderr) == (0, "")
     forced = {**settings, "FORCE": "1"}
+    done = subprocess.run([stages / "uninstall", "--help"], env=forced, capture_output=True, text=True, check=False)
+    assert (done.returncode, "nothing was removed" in done.stderr) == (2, True)
+    assert (library / "libhami-hpc.so").exists()
     done = subprocess.run([stages / "uninstall"], env=forced, capture_output=True, text=True, check=False)
     assert (done.returncode, library.exists()) == (0, False), done.stderr

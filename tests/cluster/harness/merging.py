@@ -47,6 +47,8 @@ def _replace_line(path: Path, number: int, what: str, rest: list[str]) -> None:
     lines = path.read_text().splitlines()
     if "delete this line" in what:
         lines[number - 1] = ""
+    elif "its nodes are not alike" in what:
+        lines[number - 1] = "\n".join(rest)
     elif "in NodeName=" in what:
         kept = [word for word in lines[number - 1].split() if not word.startswith(("Gres=", "Feature="))]
         lines[number - 1] = " ".join([*kept, *rest])
