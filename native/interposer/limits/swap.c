@@ -272,7 +272,7 @@ static int64_t follow(const struct real_cuda *real)
 		return LOOK_NS;
 	}
 	if (out) {
-		if (!hami_region_move_begin(hami_slice_region(0)))
+		if (!hami_region_move_begin(hami_slice_region(0), begun))
 			return LOOK_NS;
 		uint32_t state = move_out(real);
 		hami_region_move_end(hami_slice_region(0));

@@ -13,6 +13,7 @@
 
 #define CONTENDED 0x80000000u /* in usage.lock: somebody sleeps */
 #define SPINS 200
+#define MOVE_PATIENCE_NS 60000000000ll
 #define PATIENCE_NS 2000000 /* how long a waiter sleeps before it asks whether the owner lives */
 
 static int slot_lock(int fd, int command, uint32_t slot, struct flock *lock)
@@ -321,11 +322,17 @@ uint64_t hami_region_of_pid(struct hami_region *region, uint32_t pid)
 }
 
 /* The byte behind those of the slots. */
-bool hami_region_move_begin(struct hami_region *region)
+bool hami_region_move_begin(struct hami_region *region, int64_t now)
 {
 	struct flock lock;
-	return region->fd < 0 || slot_lock(region->fd, F_OFD_SETLK, HAMI_USAGE_SLOT_COUNT, &lock) == 0 ||
-	       (errno != EAGAIN && errno != EACCES);
+	if (region->fd >= 0 && slot_lock(region->fd, F_OFD_SETLK, HAMI_USAGE_SLOT_COUNT, &lock) &&
+	    (errno == EAGAIN || errno == EACCES)) {
+		region->move_waits = region->move_waits ? region->move_waits : now;
+		if (now - region->move_waits < MOVE_PATIENCE_NS)
+			return false;
+	}
+	region->move_waits = 0;
+	return true;
 }
 
 void hami_region_move_end(struct hami_region *region)

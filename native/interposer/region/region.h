@@ -35,6 +35,7 @@ struct hami_region {
 	int fd;                         /* usage file; its description holds the slot's lock; -1 after fork */
 	int32_t slot;                   /* own slot, -1 before the first charge */
 	char usage_path[256];
+	int64_t move_waits; /* since when another process moves; 0: none does */
 };
 
 /* What a program is told about its slice. Bytes. */
@@ -64,10 +65,10 @@ void hami_region_view(struct hami_region *region, struct hami_view *view);
 uint64_t hami_region_of_pid(struct hami_region *region, uint32_t pid);
 
 /*
- * Begins to move memory to the host; false while another process of the job does. So each finds what room the host has left
- * after those before it. The end of the process is the end of it, too.
+ * Begins to move memory to the host, at `now` (ns of one clock); false while another process of the job does, for a minute at
+ * most. So each finds what room the host has left after those before it. A process's end is the end of its move.
  */
-bool hami_region_move_begin(struct hami_region *region);
+bool hami_region_move_begin(struct hami_region *region, int64_t now);
 void hami_region_move_end(struct hami_region *region);
 
 /* For a forked child: forgets the parent's slot, so that the next charge takes one of the child's own. */
