@@ -27,6 +27,7 @@ class Kind(Enum):
     REMOVE_INSTANCE = "remove-instance"  # destroys a MIG instance of ours that no job has
     DAEMON = "daemon"  # starts, replaces or stops an MPS daemon
     RESUME = "resume"  # lets the memory of a job come back that Slurm has resumed
+    SUSPEND = "suspend"  # orders the memory of a job away whose programs got no signal when Slurm suspended it
     MODE = "mode"  # puts a mode that was out back into the node's features
     DELIVER = "deliver"  # moves usage records from the run directory to the spool
     PROBLEM = "problem"  # reports what an administrator must decide; changes nothing

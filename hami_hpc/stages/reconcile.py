@@ -103,14 +103,20 @@ def _modes(settings: Settings, node: Callable[[], str] | None, dry_run: bool) ->
 
 
 def _resumed(settings: Settings, node: Callable[[], str] | None, dry_run: bool) -> Iterator[Result]:
-    """Lets the memory of jobs come back that Slurm has resumed while nobody here heard of it."""
+    """Lets the memory of jobs come back that Slurm has resumed while nobody here heard of it; and orders it away where
+    nobody heard that Slurm suspends them."""
     if node is None:
         return
+    ask = lambda: commands.suspended_jobs(node())  # noqa: E731
     try:
-        for job_id in suspend.forgotten(settings, lambda: commands.suspended_jobs(node())):
+        for job_id in suspend.forgotten(settings, ask):
             text = f"job {job_id}: Slurm has resumed it; its memory comes back to the GPU"
             if dry_run or suspend.resume(settings, job_id):
                 yield Result(Action(Kind.RESUME, text, job_id), None)
+        for job_id in suspend.unheard(settings, ask):
+            text = suspend.UNHEARD.format(job_id)
+            if dry_run or suspend.order_unheard(settings, job_id):
+                yield Result(Action(Kind.SUSPEND, text, job_id), None)
     except NodeError as error:
         yield Result(Action(Kind.PROBLEM, f"memory of jobs that were suspended: {error}"), None)
 

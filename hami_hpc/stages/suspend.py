@@ -21,7 +21,11 @@ from hami_hpc.node.config import Settings
 from hami_hpc.stages import common, swap
 
 STAGE = "suspend"
+DIRECTIONS = ("out", "out-soon", "in", "after-out", "after-in")
+ASK_AGAIN = 75  # exit status: hami-hpc-watch shall run this again in some seconds (native/watch/watch.c)
 DOUBT_NS = 600 * 10**9  # for which slurmctld is asked first about a job that got SIGTSTP without being suspended
+
+UNHEARD = "job {} is suspended, and its programs got no signal of it: memory that is on the GPU may stay there"
 
 
 def suspend(settings: Settings, job_id: int) -> str:
@@ -40,16 +44,39 @@ def suspend(settings: Settings, job_id: int) -> str:
 
 def suspend_soon(settings: Settings, job_id: int) -> str:
     """Orders the same. A process of its own waits for what this order, and no earlier one, moves."""
-    try:
+    with suppress(JobError):
         grant = swap.movable(settings, job_id)
-        if _was_no_suspension(settings, job_id) and not _is_suspended(job_id):
-            return ""
-        before, after = swap.order(settings, grant, swap.change_of(settings, "suspend"))
-    except JobError:
-        return ""
+        if not _was_no_suspension(settings, job_id) or _is_suspended(job_id):
+            _order_soon(settings, grant)
+    return ""
+
+
+def _order_soon(settings: Settings, grant: Grant) -> None:
+    before, after = swap.order(settings, grant, swap.change_of(settings, "suspend"))
     if before != after and os.fork() == 0:
         _see_to(settings, grant, after)
-    return ""
+
+
+def after_signal(settings: Settings, job_id: int, *, out: bool) -> bool:
+    """Has the record say what slurmctld says, some seconds after the last signal that a step of the job got (`out`:
+    SIGTSTP). slurmd takes orders that wait for each other in any sequence, and a step that is stopped, or runs, gets no
+    signal of one more of the same kind. Returns whether to look again: the step's programs go on while Slurm suspends
+    the job, so that the next resume sends them nothing; or slurmctld does not answer. Raises NodeError."""
+    from hami_hpc.slurm import commands
+
+    with suppress(JobError):
+        grant = swap.movable(settings, job_id)
+        try:
+            is_suspended = commands.is_suspended(job_id)
+        except NodeError:
+            return True
+        if is_suspended:
+            _order_soon(settings, grant)
+            return not out
+        if out:
+            _note_no_suspension(settings, job_id)
+        resume(settings, job_id)
+    return False
 
 
 def _see_to(settings: Settings, grant: Grant, order: int) -> None:
@@ -146,21 +173,58 @@ def forgotten(settings: Settings, suspended_jobs: Callable[[], frozenset[int]]) 
     return tuple(sorted(job for job in away if job not in still))
 
 
+def unheard(settings: Settings, suspended_jobs: Callable[[], frozenset[int]]) -> tuple[int, ...]:
+    """Returns the jobs that Slurm suspends while their memory was not moved for it, among those that once got SIGTSTP
+    while slurmctld had them running: slurmd may have stopped such a one in the wrong sequence, and then its next
+    suspension sends no signal. `suspended_jobs` as above, and not called without such a job."""
+    names = job_dirs.entries(settings.run_dir)
+    jobs = (int(name) for name in names if name.isascii() and name.isdigit())
+    here = [job for job in jobs if os.path.lexists(_signalled(settings, job)) and _may_leave(settings, job)]
+    suspended = suspended_jobs() if here else frozenset()
+    return tuple(sorted(job for job in here if job in suspended))
+
+
+def order_unheard(settings: Settings, job_id: int) -> str:
+    """Orders the memory of such a job to the host, and does not wait: its programs may be stopped. Returns one line
+    about it, "" for a job that has ended. Raises NodeError."""
+    try:
+        grant = swap.movable(settings, job_id)
+        before, after = swap.order(settings, grant, swap.change_of(settings, "suspend"))
+    except JobError:
+        return ""
+    if before == after:
+        return ""
+    text = UNHEARD.format(job_id)
+    swap.write_event(settings, grant, text)
+    return text
+
+
+def _may_leave(settings: Settings, job_id: int) -> bool:
+    return swapped.order_of(settings.run_dir, job_id) in swap.change_of(settings, "suspend")
+
+
+def _run(settings: Settings, direction: str, job_id: int) -> int:
+    if direction.startswith("after-"):
+        return ASK_AGAIN if after_signal(settings, job_id, out=direction == "after-out") else 0
+    text = {"out": suspend, "out-soon": suspend_soon, "in": resume}[direction](settings, job_id)
+    if text:
+        print(text)
+    return 0
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Runs out|out-soon|in --job ID [--config PATH]. Prints one line for slurmd's log, if there is anything to say.
-    Returns the exit status: 0, or 1 when nothing was done."""
+    """Runs out|out-soon|in|after-out|after-in --job ID [--config PATH]. Prints one line for slurmd's log, if there is
+    anything to say. Returns the exit status: 0, ASK_AGAIN from after-out and after-in, or 1 when nothing was done."""
     try:
         direction, word, job, *config = arguments
-        run = {"out": suspend, "out-soon": suspend_soon, "in": resume}[direction]
+        if direction not in DIRECTIONS:
+            raise ValueError(direction)
         job_id = {"--job": int}[word](job)
     except (KeyError, ValueError):
         print(f"{STAGE}: the arguments are not those of hami_hpc's plugins: install one version of both")
         return 1
     try:
-        text = run(common.load(config), job_id)
-        if text:
-            print(text)
-        return 0
+        return _run(common.load(config), direction, job_id)
     except HamiError as error:
         print(common.report(STAGE, f"job {job_id}: {error}"))
     except Exception as error:

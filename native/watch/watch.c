@@ -7,7 +7,8 @@
  * The SPANK plugin starts it in slurmstepd, for each step whose device memory can be moved, and writes the id of the step's
  * first task to its standard input. To Slurm it is a process of the step then: it gets SIGTSTP some time before all of them
  * are stopped (PreemptParameters=suspend_grace_time), and SIGCONT when they go on. At each of these it has PROGRAM run, by
- * a second process outside of the step, which nobody stops: what that does may hold locks of the node.
+ * a second process outside of the step, which nobody stops: what that does may hold locks of the node. Once no signal has
+ * come for some seconds PROGRAM is run again, and asks slurmctld: slurmd may have taken Slurm's orders in another sequence.
  *
  * Both are root's, so the job's user cannot signal them. They end when slurmstepd closes their standard input.
  */
@@ -38,6 +39,10 @@
 #define AT_ONCE 10
 #define RUN_MS 2000
 #define LOOKS_MS 10000
+/* After the last signal PROGRAM asks slurmctld, and again as long as it says so by this exit status (stages/suspend.py). */
+#define ASK_MS 5000
+#define ASK_AGAIN_MS 10000
+#define ASK_AGAIN 75
 #define LOOK_MS                                                                                              \
 	50 /* between two looks for stopped programs; shorter than any pause of Slurm's, of whole seconds */
 #define LOOKS 10
@@ -67,8 +72,11 @@ static int missing_ms(struct allowance *own)
 
 /* ---- outside of the step ---- */
 
-/* Waits for the program; ends it when it takes too long. SIGCHLD is blocked, so that it can be waited for. */
-static void wait_for(pid_t child)
+/*
+ * Waits for the program, and returns its exit status; ends it when it takes too long. SIGCHLD is blocked, so that it can be
+ * waited for.
+ */
+static int wait_for(pid_t child)
 {
 	const struct timespec patience = {.tv_sec = PROGRAM_SECONDS};
 	sigset_t ended;
@@ -81,14 +89,18 @@ static void wait_for(pid_t child)
 			syslog(LOG_ERR, "job %s: %s did not end within %d s", job, program, PROGRAM_SECONDS);
 			kill(child, SIGKILL);
 			waitpid(child, &status, 0);
-			return;
+			return -1;
 		}
 	}
+	if (WIFEXITED(status) && WEXITSTATUS(status) == ASK_AGAIN)
+		return ASK_AGAIN;
 	if (status)
 		syslog(LOG_ERR, "job %s: %s ended with status %#x", job, program, (unsigned int)status);
+	return status ? -1 : 0;
 }
 
-static void run(const char *direction)
+/* Runs the program. Returns 0, ASK_AGAIN, or -1 when it failed. */
+static int run(const char *direction)
 {
 	const char *const argv[] = {program, direction, "--job", job, config ? "--config" : NULL,
 				    config,  NULL};
@@ -103,25 +115,42 @@ static void run(const char *direction)
 		execv(program, (char *const *)argv);
 		_exit(127);
 	} else {
-		wait_for(child);
+		return wait_for(child);
 	}
+	return -1;
 }
 
-/* Follows what the process in the step writes. Of what has come meanwhile, the last counts. */
+/*
+ * Follows what the process in the step writes. Of what has come meanwhile, the last counts. When nothing has come for a
+ * while, asks whether Slurm says the same.
+ */
 __attribute__((noreturn)) static void follow(int orders)
 {
 	static char all[1 << 16]; /* all that a pipe holds */
+	struct pollfd waiting = {.fd = orders, .events = POLLIN};
 	struct allowance runs = {.each_ms = RUN_MS};
-	ssize_t n;
+	int quiet_ms = -1;
+	bool out = false;
 
-	while ((n = read(orders, all, sizeof all)) > 0 || (n < 0 && errno == EINTR)) {
-		if (n <= 0)
-			continue;
-		run(all[n - 1] == 'o' ? "out-soon" : "in");
+	for (;;) {
+		int found = poll(&waiting, 1, quiet_ms);
+		if (found < 0)
+			continue; /* all signals are blocked, but for a tracer's */
+		if (found == 0) {
+			quiet_ms = run(out ? "after-out" : "after-in") == ASK_AGAIN ? ASK_AGAIN_MS : -1;
+		} else {
+			ssize_t n = read(orders, all, sizeof all);
+			if (n < 0 && errno == EINTR)
+				continue;
+			if (n <= 0)
+				_exit(0);
+			out = all[n - 1] == 'o';
+			run(out ? "out-soon" : "in");
+			quiet_ms = ASK_MS;
+		}
 		runs.saved_ms -= RUN_MS;
 		poll(NULL, 0, missing_ms(&runs));
 	}
-	_exit(0);
 }
 
 /* Starts follow() in a process that has nothing of slurmstepd's or the step's: no parent, session or descriptor. */

@@ -42,6 +42,14 @@ class Step:
         self.watch.send_signal(number)
 
     def said(self) -> list[str]:
+        """Returns the orders that signals gave."""
+        return [line for line in self.lines() if not line.startswith("after-")]
+
+    def asked(self) -> list[str]:
+        """Returns what was run when no signal had come for a while."""
+        return [line for line in self.lines() if line.startswith("after-")]
+
+    def lines(self) -> list[str]:
         return self.orders.read_text().splitlines() if self.orders.exists() else []
 
     def followers(self) -> list[int]:
@@ -214,6 +222,36 @@ def test_signals_without_end_run_the_program_now_and_then_and_the_last_one_count
     until(lambda: step.said()[-1] == IN, "the last order")
     step.send(signal.SIGTSTP)
     until(lambda: step.said()[-1] == OUT, "an order after that")
+
+
+def test_some_seconds_after_the_last_signal_the_program_asks_slurmctld(step: Step) -> None:
+    """Once, whatever the signals before were; at each of them it gave the order alone."""
+    step.begin()
+    for number in (signal.SIGTSTP, signal.SIGCONT) * 2:
+        step.send(number)
+        time.sleep(0.1)
+    until(lambda: step.said() == [OUT, IN] * 2, "the orders")
+    assert step.asked() == []
+    until(lambda: step.asked() == [f"after-{IN}"], "the question")
+    step.send(signal.SIGTSTP)
+    until(lambda: step.asked() == [f"after-{IN}", f"after-{OUT.replace('-soon', '')}"], "the second one")
+    assert step.lines()[-2:] == [OUT, f"after-{OUT.replace('-soon', '')}"]
+    time.sleep(11)  # longer than between two questions
+    assert len(step.asked()) == 2
+
+
+def test_it_asks_again_as_long_as_the_program_says_so_and_a_signal_ends_that(tmp_path: Path) -> None:
+    again = 'echo "$*" >>"${0%/*}/orders"; case $1 in after-in) exit 75; esac'
+    step = Step(tmp_path, again)
+    try:
+        step.begin()
+        step.send(signal.SIGCONT)
+        until(lambda: step.asked() == [f"after-{IN}"] * 2, "the second question")
+        step.send(signal.SIGTSTP)
+        until(lambda: step.said() == [IN, OUT], "the order")
+        until(lambda: step.asked()[2:] == [f"after-{OUT.replace('-soon', '')}"], "the question about that one")
+    finally:
+        step.close()
 
 
 def test_a_program_that_fails_or_is_gone_holds_up_nothing(tmp_path: Path) -> None:
