@@ -189,9 +189,12 @@ COUNTS = st.integers(2, 40)
 @example(3, 999, 1, 0)
 @settings(deadline=None)
 def test_processes_of_a_tenant_divide_its_turn(count: int, begin: int, length: int, now: int) -> None:
-    """At each time at most one is open, in the tenant's turn alone; each has the same, of nearly all of it."""
+    """At each time at most one is open, in the tenant's turn alone; each has the same, of nearly all of it. Where more
+    are than can have a part within 16 rounds some have theirs together."""
     terms = a.Terms(50, latency_others=1, turn_begin=begin, turn_length=length)
     turn_ns = a.ROUND_NS * length // 1000 if 0 < length < 1000 else a.ROUND_NS
+    parts = min(count, max(1, turn_ns // (4 * MS)))
+    apart = min(count, 16 * parts)
     had = [0] * count
     at, end = now, now + count * a.ROUND_NS
     while at < end:
@@ -199,15 +202,28 @@ def test_processes_of_a_tenant_divide_its_turn(count: int, begin: int, length: i
         until = min(end, seen[0][1])
         assert {one[1] for one in seen} == {seen[0][1]}
         assert at < seen[0][1] <= at + a.ROUND_NS
-        assert sum(one[0] for one in seen) <= 1
+        assert sum(one[0] for one in seen[:apart]) <= 1
+        assert all(one[0] == seen[rank % apart][0] for rank, one in enumerate(seen))
         for rank, (is_open, _) in enumerate(seen):
             had[rank] += (until - at) * is_open
             assert not is_open or terms.turn(at)[0]
         at = until
-    parts = min(count, max(1, turn_ns // (4 * MS)))
     assert max(had) - min(had) <= turn_ns, "but for where it began to count"
-    assert abs(sum(had) - count * turn_ns) <= turn_ns + count * parts
+    assert abs(sum(had[:apart]) - count * turn_ns) <= turn_ns + count * parts
     assert count * turn_ns // count - max(had) <= turn_ns
+
+
+@given(st.integers(2, 2048), st.integers(0, 2047), st.integers(0, 999), st.integers(0, 999), st.integers(0, 2**61))
+def test_nobody_waits_for_a_part_as_long_as_it_counts_as_busy(
+    count: int, rank: int, begin: int, length: int, now: int
+) -> None:
+    """Which is a second: after that a process has no part, and would be open in those of others."""
+    terms = a.Terms(50, latency_others=1, turn_begin=begin, turn_length=length)
+    at, is_open = now, False
+    while not is_open:
+        assert at < now + 1000 * MS
+        is_open, until = terms.part(rank % count, count, at)
+        at = until if not is_open else at
 
 
 @given(st.integers(0, 1), st.integers(0, 2**62), st.booleans())

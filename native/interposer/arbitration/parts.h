@@ -17,7 +17,8 @@ struct hami_part {
 
 /*
  * Returns whether it is the process's part of its tenant's turn at `now`, ns of the clock that all tenants share; sets when
- * that may change. A turn has no more parts than are worth a change: with more processes each has one every few rounds.
+ * that may change. A turn has no more parts than are worth a change: with more processes each has one every few rounds, and
+ * of very many some have theirs together.
  */
 bool hami_part_open(const struct hami_terms *terms, const struct hami_part *part, int64_t now,
 		    int64_t *until);

@@ -148,6 +148,6 @@ bool hami_terms_waits(const struct hami_terms *terms, bool opens, int64_t late,
 {
 	if (!terms->latency_others || terms->latency || late >= CHANGE_LATEST || other->stay <= 0)
 		return false;
-	return opens ? late < LEFT_LATEST || other->stay < other->usual + REQUEST_VARIES
+	return opens ? late < LEFT_LATEST || other->stay - REQUEST_VARIES < other->usual
 		     : other->stay < HAMI_REQUEST_LONGEST;
 }

@@ -4,11 +4,16 @@
 #include <stdint.h>
 #include <sys/mman.h>
 
+/* Ends the page-locks, as far as the driver does. It says so of each: one may have gone with the context in which it was. */
 static void unpin(struct hami_arena *arena, const struct real_cuda *real)
 {
-	while (arena->pinned &&
-	       real->cuMemHostUnregister(arena->memory + arena->pinned - HAMI_ARENA_PIECE) == CUDA_SUCCESS)
-		arena->pinned -= HAMI_ARENA_PIECE;
+	for (; arena->pinned; arena->pinned -= HAMI_ARENA_PIECE) {
+		const CUresult result =
+			real->cuMemHostUnregister(arena->memory + arena->pinned - HAMI_ARENA_PIECE);
+		if (result != CUDA_SUCCESS && result != CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED &&
+		    result != CUDA_ERROR_INVALID_VALUE)
+			return;
+	}
 }
 
 static bool is_pinned(const struct hami_arena *arena, const struct real_cuda *real)
@@ -42,9 +47,7 @@ bool hami_arena_have(struct hami_arena *arena, const struct real_cuda *real, CUc
 {
 	CUcontext before;
 	if (arena->pinned && real->cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
-		if (!is_pinned(arena, real))
-			arena->pinned = 0; /* it went with the context in which it was */
-		if (arena->room < bytes)
+		if (arena->room < bytes || !is_pinned(arena, real))
 			unpin(arena, real);
 		real->cuCtxPopCurrent_v2(&before);
 	}

@@ -2,6 +2,7 @@
 #include "region/glance.h"
 
 #define PEEK(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
+#define FUTURE_NS 2000000000ull /* what was later is from before the clock was set back */
 
 uint64_t hami_region_own(struct hami_region *region)
 {
@@ -48,7 +49,7 @@ struct hami_part hami_region_part(struct hami_region *region, int64_t since)
 		if (PEEK(slot->state) != 1)
 			continue;
 		left--;
-		if ((int64_t)PEEK(slot->busy_unix_ns) < since)
+		if (PEEK(slot->busy_unix_ns) - (uint64_t)since > FUTURE_NS) /* before, or of another clock */
 			continue;
 		is_busy = is_busy || i == own;
 		part.rank += i < own;

@@ -3,6 +3,7 @@
 #include <stdbool.h>
 
 #include "arbitration/budget.h"
+#include "arbitration/parts.h"
 #include "arbitration/terms.h"
 #include "check.h"
 
@@ -83,6 +84,23 @@ static void owes_anything(uint32_t percent)
 			}
 }
 
+/* A part of a turn, and a wait for a request, of any numbers: bounded. */
+static void strange_parts(const struct hami_terms *t, uint32_t rank, uint32_t count)
+{
+	const int64_t now = 1700000000123456789, times[] = {INT64_MIN, -1, 0, 1, 4999999, 5000000, INT64_MAX};
+	const size_t n = sizeof times / sizeof *times;
+	const struct hami_part part = {.rank = rank, .count = count};
+	int64_t until;
+	hami_part_open(t, &part, now, &until);
+	CHECK(until > now && (until == INT64_MAX || until <= now + HAMI_ROUND_NS));
+	for (size_t i = 0; i < n * n * n; i++) {
+		const struct hami_visit visit = {.stay = times[i / n % n], .usual = times[i / n / n]};
+		const int64_t late = times[i % n];
+		bool waits = hami_terms_waits(t, i % 2, late, &visit);
+		CHECK(!waits || (t->latency_others && !t->latency && late < 5000000 && visit.stay > 0));
+	}
+}
+
 /* What root would not write: no crash, and a cap between 0 and 100. */
 static void strange_terms(void)
 {
@@ -107,6 +125,8 @@ static void strange_terms(void)
 		int64_t now = 1700000000123456789, until;
 		hami_terms_turn(&t, words[i % n] % 2, now, &until);
 		CHECK(until > now && (until == INT64_MAX || until <= now + HAMI_ROUND_NS));
+		strange_parts(&t, words[i / n], words[i % n]);
+		strange_parts(&t, words[i % n] / 2, words[(i + 5) % n]);
 	}
 }
 

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The rules of arbitration/budget.h with any numbers, as a user may have written them into the record: no undefined
- * arithmetic, nobody is shut for longer than the most, and no credit beyond a full budget.
+ * arithmetic, nobody is shut for longer than the most, and no credit beyond a full budget. Those of parts.h and of waiting
+ * for requests (terms.h) too: who waits for a part looks again within a round, and no change is later than 5 ms.
  */
 #include <stdint.h>
 #include <string.h>
 
 #include "arbitration/budget.h"
+#include "arbitration/parts.h"
+#include "arbitration/terms.h"
 #include "check.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -15,7 +18,30 @@ struct numbers {
 	int64_t credit, full_at, used, since, now;
 	uint32_t percent;
 	uint8_t shut, contended, several;
+	uint32_t turn_begin, turn_length, rank, count;
+	int64_t late, stay, usual;
 };
+
+#define CHANGE_LATEST 5000000ll /* ns: of terms.c */
+
+static void judge_turn(const struct numbers *n)
+{
+	const struct hami_terms terms = {.latency_others = n->contended & 1,
+					 .latency = n->shut & 1,
+					 .turn_begin = n->turn_begin,
+					 .turn_length = n->turn_length};
+	const bool takes_turns = terms.latency_others && !terms.latency;
+	const struct hami_part part = {.rank = n->rank, .count = n->count};
+	const struct hami_visit visit = {.stay = n->stay, .usual = n->usual};
+	const int64_t now = n->now & ((1ll << 62) - 1);
+	int64_t until;
+	bool open = hami_part_open(&terms, &part, now, &until);
+	CHECK(until > now && (until == INT64_MAX || until <= now + HAMI_ROUND_NS));
+	CHECK(open || (takes_turns && part.count > 1));
+	for (int opens = 0; opens < 2; opens++)
+		CHECK(!hami_terms_waits(&terms, opens, n->late, &visit) ||
+		      (takes_turns && n->late < CHANGE_LATEST && visit.stay > 0));
+}
 
 static void judge(const struct numbers *n)
 {
@@ -47,12 +73,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	struct numbers n = {0};
 	memcpy(&n, data, size < sizeof n ? size : sizeof n);
 	judge(&n);
+	judge_turn(&n);
 	for (size_t i = 0; i < count * count; i++) {
 		n.credit = extremes[i % count];
 		n.full_at = extremes[i / count];
 		n.since = extremes[(i + n.several) % count];
 		n.used = extremes[(i + n.shut) % count];
+		n.late = i % 2 ? CHANGE_LATEST / 2 : extremes[i % count];
+		n.stay = extremes[i / count];
+		n.usual = extremes[(i + n.shut) % count];
 		judge(&n);
+		judge_turn(&n);
 	}
 	return 0;
 }
