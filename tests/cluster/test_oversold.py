@@ -233,9 +233,13 @@ def test_jobs_take_turns_and_each_keeps_its_memory(one_gpu: Layout) -> None:
     assert len(shown) >= len(ids), shown
     table = jobs.admin(one_gpu, "hami-hpc", "ps")
     assert "TURN" in table.splitlines()[0], table
-    waiting = [hami(one_gpu, "root", "usage", str(job)).out for job in ids]
-    assert sum("until it is the job's turn" in text for text in waiting) == 2, waiting
-    assert gpus(one_gpu)[0]["waiting"] == 2
+
+    def waiting() -> int:
+        texts = [hami(one_gpu, "root", "usage", str(job)).out for job in ids]
+        return sum("until it is the job's turn" in text for text in texts)
+
+    jobs.wait(one_gpu, lambda: waiting() == 2, "two to wait, as one leaves before another comes")
+    jobs.wait(one_gpu, lambda: gpus(one_gpu)[0]["waiting"] == 2, "the agent to say so")
     end(one_gpu, *ids)
     records = [json.loads((one_gpu.state_dir / f"usage/{job}.json").read_text()) for job in ids]
     assert {record["usage"] for record in records} == {"ok"}

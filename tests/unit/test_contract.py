@@ -20,13 +20,15 @@ from hami_hpc.core.records import Usage, usage_record
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = tomllib.loads(generate.SOURCE.read_text(encoding="utf-8"))
-PURE_OUTSIDE_CORE = ("slurm/lines", "render/filters", "render/marks", "render/merging", "render/offer")
+PURE_OUTSIDE_CORE = (
+    *("slurm/lines", "render/filters", "render/marks", "render/merging", "render/node_lines", "render/offer"),
+)
 CORE = [*sorted((ROOT / "hami_hpc/core").glob("*.py")), *(ROOT / f"hami_hpc/{name}.py" for name in PURE_OUTSIDE_CORE)]
 PLACEHOLDERS = set(errors.Refusal.__slots__)
 # Modules of the standard library that read no clock, file, environment or process, and our own pure ones.
 PURE_NAMES = """
-__future__ _collections ast bisect collections contextlib dataclasses decimal enum fractions functools hashlib heapq
-itertools json math operator re shlex string struct typing unicodedata
+__future__ _collections ast bisect collections contextlib dataclasses decimal enum fnmatch fractions functools hashlib
+heapq itertools json math operator re shlex string struct typing unicodedata
 """
 PURE = frozenset(PURE_NAMES.split())
 PURE_OURS = (
