@@ -19,7 +19,7 @@ from hami_hpc.core.site import Site
 from hami_hpc.errors import NodeError
 from hami_hpc.node.config import Settings
 from hami_hpc.render import filters, gathering, merging, names, near, on_disk, placement_lines, tenants
-from hami_hpc.render.inputs import FRAGMENT, GRES, Inputs
+from hami_hpc.render.inputs import FRAGMENT, GRES, REASONS, Inputs
 from hami_hpc.render.marks import block, blocks, composed, is_ours, marked
 from hami_hpc.render.merging import Merge
 from hami_hpc.render.node_lines import cpus_of
@@ -37,18 +37,6 @@ UNITS = (
     "hami-hpc-metrics.service",
 )
 WRAPPERS = {"Prolog": "hami-hpc-prolog", "Epilog": "hami-hpc-epilog"}
-REASONS = {
-    "GresTypes": "Slurm packs gres/shard onto one GPU; the vgpu gres carry a slice's class, MiB and percent.",
-    "SelectType": "Only cons_tres schedules gpu and shard.",
-    "JobSubmitPlugins": "Translates --gres=vgpu:mem=8G,cores=50 to those gres, in slurmctld.",
-    "CliFilterPlugins": "Checks requests and rewrites them for Slurm's parsers, in users' commands: on every host.",
-    "PrologFlags": "Alloc: the prolog runs on every node when the job starts, not when its first step starts.",
-    "AccountingStorageTRES": "What slurmdbd stores for the bill.",
-    "PluginDir": "The directories of the plugins.",
-    "PlugStackConfig": "slurm.conf is not beside this file, so plugstack.conf may not be beside slurm.conf.",
-    "Prolog": "Grants a vgpu job its slice.",
-    "Epilog": "Takes the slice back.",
-}
 
 
 @dataclass(frozen=True, slots=True)

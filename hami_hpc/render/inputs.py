@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What render reads once for all nodes of a run: settings, templates, and the site's slurm.conf and gres.conf."""
+"""What render has once for all nodes of a run: settings, templates, the site's files, and why it sets each key."""
 
 from __future__ import annotations
 
@@ -20,6 +20,18 @@ from hami_hpc.slurm.lines import settings_of
 
 GRES = "hami-hpc-gres.conf"
 FRAGMENT = "slurm-hami-hpc.conf"
+REASONS = {
+    "GresTypes": "Slurm packs gres/shard onto one GPU; the vgpu gres carry a slice's class, MiB and percent.",
+    "SelectType": "Only cons_tres schedules gpu and shard.",
+    "JobSubmitPlugins": "Translates --gres=vgpu:mem=8G,cores=50 to those gres, in slurmctld.",
+    "CliFilterPlugins": "Checks requests and rewrites them for Slurm's parsers, in users' commands: on every host.",
+    "PrologFlags": "Alloc: the prolog runs on every node when the job starts, not when its first step starts.",
+    "AccountingStorageTRES": "What slurmdbd stores for the bill.",
+    "PluginDir": "The directories of the plugins.",
+    "PlugStackConfig": "slurm.conf is not beside this file, so plugstack.conf may not be beside slurm.conf.",
+    "Prolog": "Grants a vgpu job its slice.",
+    "Epilog": "Takes the slice back.",
+}
 
 
 class Inputs:

@@ -34,14 +34,18 @@ sleep 120
 """
 
 
+def offer(layout: Layout) -> None:
+    text = config.site_toml(layout).replace("[vgpu]\n", '[vgpu]\nmodes = ["share", "mps"]\n')
+    config.write(layout.site_config, f'{text}[mps]\ncontrol = "{PROGRAM}"\n')
+    config.render(layout)
+    for name in ("slurmd", "slurmctld"):
+        private_cluster.restart(layout, name)
+
+
 @pytest.fixture
 def with_mps(restored: Layout) -> Iterator[Layout]:
     """A cluster whose administrator has added mode=mps, as docs/node.md says."""
-    text = config.site_toml(restored).replace("[vgpu]\n", '[vgpu]\nmodes = ["share", "mps"]\n')
-    config.write(restored.site_config, f'{text}[mps]\ncontrol = "{PROGRAM}"\n')
-    config.render(restored)
-    for name in ("slurmd", "slurmctld"):
-        private_cluster.restart(restored, name)
+    offer(restored)
     yield restored
     for user in USERS:
         jobs.admin(restored, "scancel", f"--user={user}")

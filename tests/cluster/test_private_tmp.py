@@ -13,7 +13,7 @@ import pytest
 from harness import cluster as private_cluster
 from harness import config, jobs, layout, mounting, node
 from harness.layout import Layout
-from test_mps_live import PROGRAM, daemons, ended, start
+from test_mps_live import daemons, ended, offer, start
 from test_requests import total_mib
 
 USER = "games"
@@ -33,11 +33,7 @@ def private_tmp() -> Iterator[Layout]:
         config.write(made.etc / "job_container.conf", f"AutoBasePath=true\nBasePath={folder}/jobs\n")
         text = made.slurm_conf.read_text()
         config.write(made.slurm_conf, f"{text}JobContainerType=job_container/tmpfs\nPrologFlags=Alloc,Contain\n")
-        settings = config.site_toml(made).replace("[vgpu]\n", '[vgpu]\nmodes = ["share", "mps"]\n')
-        config.write(made.site_config, f'{settings}[mps]\ncontrol = "{PROGRAM}"\n')
-        config.render(made)
-        for name in ("slurmctld", "slurmd"):
-            private_cluster.restart(made, name)
+        offer(made)
         yield made
     finally:
         private_cluster.remove(made.root)

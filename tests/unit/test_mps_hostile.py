@@ -88,11 +88,17 @@ def test_nothing_of_an_earlier_daemon_is_in_the_directories_of_the_next(node: Mp
     node.assert_no_mps()
 
 
+def syslog(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns the lines that syslog gets from now on."""
+    said: list[str] = []
+    monkeypatch.setattr(admin_log, "to_syslog", lambda _level, text: said.append(text))
+    return said
+
+
 def test_where_nothing_can_be_mounted_daemons_run_and_syslog_says_what_users_can_fill(
     node: MpsNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(admin_log, "to_syslog", lambda _level, text: said.append(text))
+    said = syslog(monkeypatch)
     monkeypatch.setattr(mounts, "mount_bounded", lambda *_: False)
     monkeypatch.setattr(mounts, "obstacle", lambda: "CAP_SYS_ADMIN is missing (a container?)")
     node.set_driver()
@@ -164,8 +170,7 @@ def test_a_daemon_has_its_files_before_its_user_is_let_in(
 def test_what_a_user_writes_into_the_log_as_a_crash_is_few_plain_lines_in_syslog(
     node: MpsNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(admin_log, "to_syslog", lambda _level, text: said.append(text))
+    said = syslog(monkeypatch)
     assert node.mps_prolog(7) == 0
     flood = (
         "import socket\ns = socket.socket(socket.AF_UNIX)\n"

@@ -19,13 +19,10 @@
 #define SLICE_LATENCY_BELOW 1000u
 /* What a request waits for at most. It costs nothing while no request is there. */
 #define SLICE_BESIDE_LATENCY 10u
-/*
- * ns: how late a change may be for a request's sake; when a pause of another tenant has taken effect (0.35 to 1 ms on an
- * H200); and by how much requests differ, as their beginnings are known to half a millisecond.
- */
-#define CHANGE_LATEST 5000000ll
-#define LEFT_LATEST 1000000ll
-#define REQUEST_VARIES 300000ll
+/* ns. */
+#define CHANGE_LATEST 5000000ll /* how late a change may be for a request's sake */
+#define LEFT_LATEST 1000000ll   /* when another tenant's pause has taken effect: 0.35 to 1 ms on an H200 */
+#define REQUEST_VARIES 300000ll /* by so much one takes longer than usual */
 /* Returns the percentage, or the nearest that can be kept, whatever was written. */
 static uint32_t share_of(uint32_t job_percent, uint32_t step_percent)
 {

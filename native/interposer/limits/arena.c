@@ -16,7 +16,7 @@ static void unpin(struct hami_arena *arena, const struct real_cuda *real)
 	}
 }
 
-static bool is_pinned(const struct hami_arena *arena, const struct real_cuda *real)
+static bool is_registered(const struct hami_arena *arena, const struct real_cuda *real)
 {
 	unsigned int type = 0;
 	const CUdeviceptr address = (CUdeviceptr)(uintptr_t)arena->memory;
@@ -47,7 +47,7 @@ bool hami_arena_have(struct hami_arena *arena, const struct real_cuda *real, CUc
 {
 	CUcontext before;
 	if (arena->pinned && real->cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
-		if (arena->room < bytes || !is_pinned(arena, real))
+		if (arena->room < bytes || !is_registered(arena, real))
 			unpin(arena, real);
 		real->cuCtxPopCurrent_v2(&before);
 	}

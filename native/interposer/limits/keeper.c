@@ -314,7 +314,7 @@ static bool waits_for_request(struct keeper *k, int64_t steady)
 	count(k, steady);
 	uint32_t pid;
 	struct hami_visit other = hami_switches_other(k->slice_index, hami_clock_shared(), &pid);
-	if (k->open && pid && hami_region_has_process(k->region, pid))
+	if (k->open && pid && hami_region_of_pid(k->region, pid) != UINT64_MAX)
 		other.stay = 0; /* a process of its own job: nobody latency-critical */
 	return hami_terms_waits(&k->terms, !k->open, steady - k->due, &other);
 }

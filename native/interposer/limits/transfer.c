@@ -55,8 +55,8 @@ static bool copy_pinned(const struct transfer *t, CUdeviceptr device, char *host
 	return t->real->cuStreamSynchronize(stream) == CUDA_SUCCESS && result == CUDA_SUCCESS;
 }
 
-static bool copy(const struct transfer *t, CUdeviceptr device, char *host, char *buffer, size_t bytes,
-		 CUstream stream)
+static bool copy_by_buffer(const struct transfer *t, CUdeviceptr device, char *host, char *buffer,
+			   size_t bytes, CUstream stream)
 {
 	if (!t->to_host)
 		memcpy(buffer, host, bytes);
@@ -66,6 +66,13 @@ static bool copy(const struct transfer *t, CUdeviceptr device, char *host, char 
 	if (t->to_host)
 		memcpy(host, buffer, bytes);
 	return true;
+}
+
+static bool copy(const struct transfer *t, CUdeviceptr device, char *host, char *buffer, size_t bytes,
+		 CUstream stream)
+{
+	return is_pinned(t->arena, host, bytes) ? copy_pinned(t, device, host, bytes, stream)
+						: copy_by_buffer(t, device, host, buffer, bytes, stream);
 }
 
 /* Copies chunks until there is none left. */
@@ -80,11 +87,7 @@ static void copy_chunks(struct transfer *t, char *buffer, CUstream stream)
 			return;
 		struct hami_piece *p = &t->pieces[piece];
 		size_t at = (chunk - first) * CHUNK, bytes = p->bytes - at < CHUNK ? p->bytes - at : CHUNK;
-		if (p->failed)
-			continue;
-		if (!(is_pinned(t->arena, p->host + at, bytes)
-			      ? copy_pinned(t, p->device + at, p->host + at, bytes, stream)
-			      : copy(t, p->device + at, p->host + at, buffer, bytes, stream)))
+		if (!p->failed && !copy(t, p->device + at, p->host + at, buffer, bytes, stream))
 			p->failed = true;
 	}
 }

@@ -23,14 +23,6 @@ uint32_t hami_region_processes(struct hami_region *region)
 	return PEEK(region->usage->head.processes);
 }
 
-bool hami_region_has_process(struct hami_region *region, uint32_t pid)
-{
-	for (size_t i = 0; i < HAMI_USAGE_SLOT_COUNT; i++)
-		if (PEEK(region->usage->slots[i].state) == 1 && PEEK(region->usage->slots[i].pid) == pid)
-			return true;
-	return false;
-}
-
 void hami_region_note_busy(struct hami_region *region, int64_t now)
 {
 	int32_t slot = __atomic_load_n(&region->slot, __ATOMIC_ACQUIRE);

@@ -17,9 +17,6 @@ uint32_t hami_region_step_processes(struct hami_region *region);
 /* Returns how many of the job's processes hold a slot. */
 uint32_t hami_region_processes(struct hami_region *region);
 
-/* Returns whether a process of this number holds a slot of the job. Reads all slots. */
-bool hami_region_has_process(struct hami_region *region, uint32_t pid);
-
 /* Notes that this process has work on the GPU for a good part of its time, at `now` (hami_clock_shared()). */
 void hami_region_note_busy(struct hami_region *region, int64_t now);
 
