@@ -159,7 +159,8 @@ static bool set_open(struct keeper *k, bool open)
 		hami_region_add_time(k->region, 0, (uint64_t)(begun - k->closed));
 		hami_region_add_pause(k->region, (uint64_t)(begun - k->closed));
 		k->busy = begun; /* it was shut because it worked, and is not resting yet */
-		k->sampled = begun;
+		if (k->part.count > 1)
+			k->sampled = begun; /* its part may be shorter than the time between two samples */
 		note_duty(k, begun);
 	} else {
 		k->closed = k->open ? begun : k->closed;
