@@ -8,9 +8,9 @@ uint32_t sim_new_client(struct sim_view *v, uint32_t base)
 	return base + ++v->state->clients;
 }
 
-uint32_t sim_channel_add(struct sim_view *v, uint32_t gpu, uint32_t client, uint32_t handle)
+uint32_t sim_channel_add(struct sim_view *v, uint32_t line, uint32_t gpu, uint32_t client, uint32_t handle)
 {
-	struct sim_slot *slot = &v->state->slot[v->slot];
+	struct sim_slot *slot = &v->state->slot[line];
 	uint32_t i = 0;
 	while (i < slot->channels && slot->channel[i].client)
 		i++;

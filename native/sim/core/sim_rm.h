@@ -3,7 +3,8 @@
  * What the simulated kernel adds to the resource manager's interface (rm_abi.h). Programs make the requests
  * that they make to NVIDIA's driver, in its layouts, so that an interposer sees what it sees on a GPU. A request
  * for a client carries something of the simulation's own in the first word of its parameters: the index of the
- * process's slot in the simulation's state; without parameters the kernel takes one.
+ * process's slot in the simulation's state; without parameters the kernel takes one. One for a
+ * group carries, likewise, 1 and the slot of the context's line; 0: the process's own.
  */
 #ifndef SIM_RM_H
 #define SIM_RM_H

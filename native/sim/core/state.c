@@ -17,17 +17,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int lock_request(int fd, int command, short type, uint32_t slot, short *lock_type)
-{
-	struct flock range = {
-		.l_type = type, .l_whence = SEEK_SET, .l_start = SIM_LOCK_BASE + slot, .l_len = 1};
-	if (fcntl(fd, command, &range) != 0)
-		return -errno;
-	if (lock_type)
-		*lock_type = range.l_type;
-	return 0;
-}
-
 static int init_state(int fd, uint32_t gpu_count)
 {
 	if (ftruncate(fd, sizeof(struct sim_state)) != 0 || fchmod(fd, 0666) != 0)
@@ -124,70 +113,6 @@ int sim_open(struct sim_view *v)
 	return rc;
 }
 
-static void read_own_name(char *out, size_t size)
-{
-	int fd = open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
-	ssize_t n = fd < 0 ? -1 : read(fd, out, size - 1);
-	if (fd >= 0)
-		close(fd);
-	out[n > 0 ? n : 0] = '\0';
-	out[strcspn(out, "\n")] = '\0';
-}
-
-/* With the mutex held. */
-static int claim_slot(struct sim_view *v, int fd)
-{
-	sim_sweep(v);
-	for (uint32_t i = 0; i < SIM_MAX_SLOTS; i++) {
-		if (sim_bit(v->state->live, i))
-			continue;
-		int rc = lock_request(fd, F_OFD_SETLK, F_WRLCK, i, NULL);
-		if (rc)
-			return rc;
-		struct sim_slot *slot = &v->state->slot[i];
-		uint32_t reuse = slot->reuse + 1;
-		memset(slot, 0, sizeof *slot);
-		slot->reuse = reuse;
-		slot->pid = getpid();
-		slot->uid = getuid();
-		read_own_name(slot->name, sizeof slot->name);
-		for (uint32_t g = 0; g < v->machine.gpu_count; g++) {
-			slot->gpu[g].pause_ns = slot->gpu[g].resume_ns = SIM_NEVER;
-			slot->gpu[g].timeslice_ns = v->machine.gpu[g].timeslice_us * 1000ull;
-		}
-		slot->state = 1;
-		sim_bit_set(v->state->live, i);
-		v->slot = i;
-		v->slot_fd = fd;
-		return 0;
-	}
-	return -ENOSPC;
-}
-
-int sim_slot_take(struct sim_view *v)
-{
-	char path[PATH_MAX];
-	snprintf(path, sizeof path, "%s/state", v->dir);
-	/* A file description of its own: the lock goes when the last process that holds it is gone. */
-	int fd = open(path, O_RDWR | O_CLOEXEC);
-	if (fd < 0)
-		return -errno;
-	sim_lock(v);
-	int rc = claim_slot(v, fd);
-	sim_unlock(v);
-	if (rc)
-		close(fd);
-	return rc;
-}
-
-void sim_fork_child(struct sim_view *v)
-{
-	if (v->slot_fd >= 0)
-		close(v->slot_fd); /* else the parent's slot would outlive the parent */
-	v->slot_fd = -1;
-	v->slot = SIM_NO_SLOT;
-}
-
 static void set_used(struct sim_gpu *gpu, struct sim_share *share, uint64_t bytes)
 {
 	gpu->used_bytes = gpu->used_bytes - share->used_bytes + bytes;
@@ -279,7 +204,7 @@ void sim_sweep(struct sim_view *v)
 	for (uint32_t i = sim_bit_next(v->state->live, 0); i != SIM_NO_SLOT;
 	     i = sim_bit_next(v->state->live, i + 1)) {
 		short lock_type = F_WRLCK;
-		if (i != v->slot && lock_request(v->fd, F_OFD_GETLK, F_WRLCK, i, &lock_type) == 0 &&
+		if (i != v->slot && sim_slot_lock(v->fd, F_OFD_GETLK, F_WRLCK, i, &lock_type) == 0 &&
 		    lock_type == F_UNLCK)
 			bury(v, i);
 	}

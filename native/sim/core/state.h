@@ -26,7 +26,7 @@ enum {
 	SIM_MAX_XIDS = 256,      /* kept; the oldest go first */
 	SIM_SWITCHES = 1 << 13,  /* kept of each GPU */
 	SIM_SLOT_CHANNELS = 512, /* compute channels of a process */
-	SIM_VERSION = 6,
+	SIM_VERSION = 7,
 	SIM_MIG_INSTANCES = 14, /* ids of GPU instances on a GPU */
 	SIM_MIG_SLICES = 7,     /* compute slices of a GPU, and so compute instances */
 };
@@ -35,13 +35,16 @@ enum {
 #define SIM_NO_SLOT UINT32_MAX
 #define SIM_NEVER UINT64_MAX
 
-/* One process on one GPU. */
+/*
+ * One process on one GPU, or one of its channel groups: a process's first context on a GPU works in the process's own
+ * slot, and each further one in a slot of its own, a line, of which only what is about work and channels is used.
+ */
 struct sim_share {
 	uint64_t used_bytes, peak_bytes;
 	uint64_t context_bytes; /* part of used_bytes */
 	uint64_t launches;
 	/*
-	 * The process's work on this GPU is one line, in order of submission: submitted_ns long, done_ns of
+	 * The context's work on this GPU is one line, in order of submission: submitted_ns long, done_ns of
 	 * it done. A piece of work is over when done_ns has reached the submitted_ns at its end.
 	 */
 	uint64_t submitted_ns, done_ns;
@@ -68,6 +71,7 @@ struct sim_slot {
 	int32_t pid;    /* as the process sees itself */
 	uint32_t uid;
 	uint32_t reuse; /* grows each time the slot is taken */
+	uint32_t owner; /* the process's own slot; of a line another one than this */
 	char name[32];
 	struct sim_share gpu[SIM_MAX_GPUS];
 	uint32_t mig[SIM_MAX_GPUS]; /* the MIG device that the process uses: sim_mig_device(); 0: none */
@@ -184,6 +188,12 @@ int sim_state_create(const char *dir, uint32_t gpu_count);
 
 /* Takes a slot for this process. 0, -ENOSPC, or what the lock said. */
 int sim_slot_take(struct sim_view *view);
+
+/* Takes one more slot for this process, which has one: a line of work. As above. */
+int sim_line_take(struct sim_view *view, uint32_t *line);
+
+/* A request for the lock of a slot, and what holds it. 0 or -errno. */
+int sim_slot_lock(int fd, int command, short type, uint32_t slot, short *lock_type);
 
 /* In a forked child: forgets the parent's slot. Async-signal-safe. */
 void sim_fork_child(struct sim_view *view);

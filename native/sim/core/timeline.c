@@ -164,25 +164,25 @@ void timeline_advance(struct sim_view *v, uint32_t g, uint64_t now_ns)
 	}
 }
 
-uint64_t timeline_submit(struct sim_view *v, uint32_t g, uint64_t length_ns)
+uint64_t timeline_submit(struct sim_view *v, uint32_t line, uint32_t g, uint64_t length_ns)
 {
-	struct sim_share *share = share_of(v, g, v->slot);
+	struct sim_share *share = share_of(v, g, line);
 	timeline_advance(v, g, timeline_now());
 	share->submitted_ns += length_ns;
 	if (share->submitted_ns > share->done_ns)
-		sim_bit_set(v->state->gpu[g].pending, v->slot);
+		sim_bit_set(v->state->gpu[g].pending, line);
 	return share->submitted_ns;
 }
 
-uint64_t timeline_time_of(struct sim_view *v, uint32_t g, uint64_t position)
+uint64_t timeline_time_of(struct sim_view *v, uint32_t line, uint32_t g, uint64_t position)
 {
 	const struct sim_gpu *gpu = &v->state->gpu[g];
-	uint32_t reuse = v->state->slot[v->slot].reuse;
+	uint32_t reuse = v->state->slot[line].reuse;
 	uint64_t oldest = gpu->runs > SIM_LOG_LENGTH ? gpu->runs - SIM_LOG_LENGTH : 0;
 	uint64_t time = 0;
 	for (uint64_t i = gpu->runs; i-- > oldest;) {
 		const struct sim_run *run = &gpu->log[i % SIM_LOG_LENGTH];
-		if (run->slot != v->slot || run->reuse != reuse)
+		if (run->slot != line || run->reuse != reuse)
 			continue;
 		time = run->start_ns;
 		if (run->from_ns + run->length_ns < position)
@@ -193,10 +193,10 @@ uint64_t timeline_time_of(struct sim_view *v, uint32_t g, uint64_t position)
 	return time;
 }
 
-uint64_t timeline_earliest(struct sim_view *v, uint32_t g, uint64_t position)
+uint64_t timeline_earliest(struct sim_view *v, uint32_t line, uint32_t g, uint64_t position)
 {
 	const struct sim_gpu *gpu = &v->state->gpu[g];
-	const struct sim_share *me = share_of(v, g, v->slot);
+	const struct sim_share *me = share_of(v, g, line);
 	uint64_t start = gpu->clock_ns;
 	if (me->done_ns >= position)
 		return start;
@@ -204,8 +204,7 @@ uint64_t timeline_earliest(struct sim_view *v, uint32_t g, uint64_t position)
 		if (me->resume_ns == SIM_NEVER)
 			return SIM_NEVER;
 		start = me->resume_ns;
-	} else if (gpu->current != v->slot && may_run(v, g, gpu->current, start) &&
-		   start < gpu->slice_end_ns) {
+	} else if (gpu->current != line && may_run(v, g, gpu->current, start) && start < gpu->slice_end_ns) {
 		const struct sim_share *other = share_of(v, g, gpu->current);
 		start += min_u64(gpu->slice_end_ns - start, other->submitted_ns - other->done_ns);
 	}
@@ -236,21 +235,11 @@ void timeline_resume(struct sim_view *v, uint32_t slot, uint32_t g, uint64_t at_
 	wake(share);
 }
 
-void timeline_drop(struct sim_view *v, uint32_t g)
-{
-	struct sim_share *share = share_of(v, g, v->slot);
-	timeline_advance(v, g, timeline_now());
-	share->submitted_ns = share->done_ns;
-	share->pause_ns = share->resume_ns = SIM_NEVER;
-	sim_bit_clear(v->state->gpu[g].pending, v->slot);
-	wake(share);
-}
-
-bool timeline_reached(struct sim_view *v, uint32_t g, uint64_t position)
+bool timeline_reached(struct sim_view *v, uint32_t line, uint32_t g, uint64_t position)
 {
 	sim_lock(v);
 	timeline_advance(v, g, timeline_now());
-	bool reached = share_of(v, g, v->slot)->done_ns >= position;
+	bool reached = share_of(v, g, line)->done_ns >= position;
 	sim_unlock(v);
 	return reached;
 }
@@ -266,9 +255,9 @@ static void sleep_until(struct sim_share *share, uint32_t seen, uint64_t at_ns)
 	syscall(SYS_futex, &share->wakes, FUTEX_WAIT_BITSET, seen, &t, NULL, FUTEX_BITSET_MATCH_ANY);
 }
 
-void timeline_wait(struct sim_view *v, uint32_t g, uint64_t position)
+void timeline_wait(struct sim_view *v, uint32_t line, uint32_t g, uint64_t position)
 {
-	struct sim_share *share = share_of(v, g, v->slot);
+	struct sim_share *share = share_of(v, g, line);
 	for (;;) {
 		sim_lock(v);
 		uint64_t now = timeline_now();
@@ -277,10 +266,10 @@ void timeline_wait(struct sim_view *v, uint32_t g, uint64_t position)
 			sim_unlock(v);
 			return;
 		}
-		uint64_t until = timeline_earliest(v, g, position);
+		uint64_t until = timeline_earliest(v, line, g, position);
 		uint32_t seen = share->wakes;
-		bool alone = sim_bit_next(v->state->gpu[g].pending, v->slot + 1) == SIM_NO_SLOT &&
-			     sim_bit_next(v->state->gpu[g].pending, 0) == v->slot;
+		bool alone = sim_bit_next(v->state->gpu[g].pending, line + 1) == SIM_NO_SLOT &&
+			     sim_bit_next(v->state->gpu[g].pending, 0) == line;
 		if (!alone)
 			sim_sweep(v);
 		sim_unlock(v);

@@ -20,11 +20,11 @@ struct rm_context {
 	uint32_t device; /* handle; everything of the context is below it */
 };
 
-static bool make_group(uint32_t device, uint32_t gpu, bool compute)
+static bool make_group(uint32_t device, const struct CUctx_st *c, bool compute)
 {
-	uint32_t group, channel;
+	uint32_t group, channel, gpu = c->device;
 	uint64_t timeslice_us = sim.view.machine.gpu[gpu].timeslice_us;
-	if (!rm_allocate(device, &group, RM_CLASS_GROUP, compute ? RM_ENGINE_COMPUTE : RM_ENGINE_COPY))
+	if (!rm_allocate_group(device, &group, compute ? RM_ENGINE_COMPUTE : RM_ENGINE_COPY, c->line))
 		return false;
 	if (compute)
 		rm_ask(group, RM_GROUP_SET_TIMESLICE, &timeslice_us, sizeof timeslice_us);
@@ -46,7 +46,7 @@ static CUresult open_channels(struct CUctx_st *c)
 	bool allocated = rm_allocate_device(c->device, &mine->device) &&
 			 rm_allocate(mine->device, &subdevice, RM_CLASS_SUBDEVICE, 0);
 	for (int i = 0; allocated && i < GROUPS; i++)
-		allocated = make_group(mine->device, c->device, i == COMPUTE_GROUP);
+		allocated = make_group(mine->device, c, i == COMPUTE_GROUP);
 	if (allocated)
 		return CUDA_SUCCESS;
 	sim_channels_close(c);

@@ -84,6 +84,7 @@ static void destroy(struct CUctx_st *c)
 	heap_destroy(&c->heap);
 	host_unregister_all(c);
 	sim_context_memory_give(c);
+	sim_line_end(c);
 	count_context(c->device, -1);
 }
 
@@ -96,7 +97,9 @@ static CUresult create(CUdevice ordinal, unsigned flags, unsigned version, struc
 	if (!c)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	c->device = device;
-	CUresult result = sim_context_memory_take(c);
+	CUresult result = sim_line_begin(c);
+	if (result == CUDA_SUCCESS && (result = sim_context_memory_take(c)) != CUDA_SUCCESS)
+		sim_line_end(c);
 	if (result != CUDA_SUCCESS) {
 		free(c);
 		return result;

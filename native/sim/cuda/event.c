@@ -6,15 +6,21 @@
 
 static void settle(struct CUevent_st *e)
 {
-	uint64_t reached = timeline_time_of(&sim.view, e->device, e->position);
+	uint64_t reached = timeline_time_of(&sim.view, e->context->line, e->device, e->position);
 	e->happened_ns = reached > e->recorded_ns ? reached : e->recorded_ns;
 	e->pending = false;
 }
 
-void sim_settle_events(uint32_t gpu)
+/* How far the line has come in which e was recorded. */
+static uint64_t done_ns(const struct CUctx_st *c)
 {
-	struct queue *queue = &sim.queue[gpu];
-	uint64_t done = sim.view.state->slot[sim.view.slot].gpu[gpu].done_ns;
+	return sim.view.state->slot[c->line].gpu[c->device].done_ns;
+}
+
+void sim_settle_events(struct CUctx_st *context)
+{
+	struct queue *queue = &context->queue;
+	uint64_t done = done_ns(context);
 	while (queue->pending && queue->pending->position <= done) {
 		struct CUevent_st *e = queue->pending;
 		queue->pending = e->next;
@@ -27,7 +33,7 @@ static void forget(struct CUevent_st *e)
 {
 	if (!e->pending)
 		return;
-	for (struct CUevent_st **p = &sim.queue[e->device].pending; *p; p = &(*p)->next)
+	for (struct CUevent_st **p = &e->context->queue.pending; *p; p = &(*p)->next)
 		if (*p == e) {
 			*p = e->next;
 			break;
@@ -37,7 +43,7 @@ static void forget(struct CUevent_st *e)
 
 static void remember(struct CUevent_st *e)
 {
-	struct CUevent_st **p = &sim.queue[e->device].pending;
+	struct CUevent_st **p = &e->context->queue.pending;
 	while (*p && (*p)->position <= e->position)
 		p = &(*p)->next;
 	e->next = *p;
@@ -76,21 +82,22 @@ CUresult cuEventDestroy_v2(CUevent event)
 	return CUDA_SUCCESS;
 }
 
-static CUresult record_at(CUevent e, uint32_t device, uint64_t position, uint64_t callbacks)
+static CUresult record_at(CUevent e, struct CUctx_st *c, uint64_t position, uint64_t callbacks)
 {
-	if (!e || e->magic != SIM_EVENT_MAGIC || e->device != device)
+	if (!e || e->magic != SIM_EVENT_MAGIC || e->device != c->device)
 		return CUDA_ERROR_INVALID_HANDLE;
 	sim_lock(&sim.view);
 	uint64_t now = timeline_now();
 	timeline_advance(&sim.view, e->device, now);
-	sim_settle_events(e->device);
+	sim_settle_events(c);
 	forget(e);
+	e->context = c;
 	e->recorded = true;
 	e->recorded_ns = now;
 	e->position = position;
 	e->callbacks = callbacks;
 	e->happened_ns = 0;
-	if (sim.view.state->slot[sim.view.slot].gpu[e->device].done_ns >= e->position)
+	if (done_ns(c) >= e->position)
 		e->happened_ns = now;
 	else if (!(e->flags & CU_EVENT_DISABLE_TIMING))
 		remember(e);
@@ -102,7 +109,7 @@ static CUresult record(CUevent e, CUstream stream)
 {
 	struct CUstream_st *s;
 	SIM_CHECK(sim_stream_live(stream, &s));
-	return record_at(e, s->context->device, sim_stream_position(s), atomic_load(&s->callbacks));
+	return record_at(e, s->context, sim_stream_position(s), atomic_load(&s->callbacks));
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream)
@@ -140,7 +147,7 @@ CUresult cuCtxRecordEvent(CUcontext context, CUevent event)
 	sim_process_lock();
 	CUresult result = check_context(context);
 	if (result == CUDA_SUCCESS)
-		result = record_at(event, context->device, atomic_load(&context->last_position),
+		result = record_at(event, context, atomic_load(&context->last_position),
 				   sim_context_callbacks(context));
 	sim_process_unlock();
 	return result;
@@ -148,7 +155,7 @@ CUresult cuCtxRecordEvent(CUcontext context, CUevent event)
 
 static void follow(struct CUstream_st *s, const struct CUevent_st *e)
 {
-	if (e->device == s->context->device)
+	if (sim_same_line(e->context, s->context))
 		sim_stream_extend(s, e->position);
 	if (e->callbacks > atomic_load(&s->callbacks))
 		atomic_store(&s->callbacks, e->callbacks);
@@ -168,8 +175,9 @@ CUresult cuCtxWaitEvent(CUcontext context, CUevent event)
 			follow(s, event);
 	}
 	sim_process_unlock();
-	if (result == CUDA_SUCCESS && event->recorded && event->device != context->device)
-		timeline_wait(&sim.view, event->device, event->position); /* two GPUs' lines have no order */
+	if (result == CUDA_SUCCESS && event->recorded && !sim_same_line(event->context, context))
+		timeline_wait(&sim.view, event->context->line, event->device,
+			      event->position); /* two lines have no order */
 	return result;
 }
 
@@ -179,8 +187,8 @@ static bool happened(CUevent e)
 		return true;
 	sim_lock(&sim.view);
 	timeline_advance(&sim.view, e->device, timeline_now());
-	sim_settle_events(e->device);
-	bool reached = sim.view.state->slot[sim.view.slot].gpu[e->device].done_ns >= e->position;
+	sim_settle_events(e->context);
+	bool reached = done_ns(e->context) >= e->position;
 	sim_unlock(&sim.view);
 	return reached && sim_callbacks_done() >= e->callbacks;
 }
@@ -200,7 +208,7 @@ CUresult cuEventSynchronize(CUevent event)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (!event->recorded)
 		return CUDA_SUCCESS;
-	timeline_wait(&sim.view, event->device, event->position);
+	timeline_wait(&sim.view, event->context->line, event->device, event->position);
 	sim_callbacks_wait(event->callbacks);
 	happened(event);
 	sim_pools_settle();

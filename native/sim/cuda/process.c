@@ -54,7 +54,7 @@ static void after_fork_child(void)
 	sim.contexts = NULL;
 	for (unsigned i = 0; i < SIM_MAX_GPUS; i++)
 		sim.primary[i] = (struct primary){0};
-	memset(sim.queue, 0, sizeof sim.queue);
+	sim.lines.count = 0;
 	sim_memory_fork_child();
 	sim_mps_fork_child();
 	sim_rm_fork_child();

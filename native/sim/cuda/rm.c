@@ -10,11 +10,11 @@
 
 struct rm_client rm = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1, .uvm_fd = -1};
 
-static bool allocate(uint32_t parent, uint32_t *object, uint32_t class_id, uint32_t parameter)
+static bool allocate(uint32_t parent, uint32_t *object, uint32_t class_id, uint32_t parameter, uint32_t line)
 {
 	uint32_t parameters[8] = {parameter};
 	if (class_id == RM_CLASS_GROUP) {
-		parameters[0] = 0;
+		parameters[0] = line;
 		parameters[offsetof(struct rm_group, engine) / sizeof *parameters] = parameter;
 	}
 	struct rm_alloc a = {.client = rm.handle,
@@ -32,7 +32,13 @@ static bool allocate(uint32_t parent, uint32_t *object, uint32_t class_id, uint3
 bool rm_allocate(uint32_t parent, uint32_t *object, uint32_t class_id, uint32_t parameter)
 {
 	*object = 0x5c000000u + ++rm.objects;
-	return allocate(parent, object, class_id, parameter);
+	return allocate(parent, object, class_id, parameter, 0);
+}
+
+bool rm_allocate_group(uint32_t device, uint32_t *object, uint32_t engine, uint32_t line)
+{
+	*object = 0x5c000000u + ++rm.objects;
+	return allocate(device, object, RM_CLASS_GROUP, engine, line + 1);
 }
 
 bool rm_allocate_device(uint32_t gpu, uint32_t *object)
@@ -70,7 +76,7 @@ bool rm_open(void)
 		return !rm.absent;
 	rm.fd = open_device_file("nvidiactl");
 	rm.uvm_fd = open_device_file("nvidia-uvm");
-	rm.absent = rm.fd < 0 || rm.uvm_fd < 0 || !allocate(0, &rm.handle, RM_CLASS_CLIENT, sim.view.slot);
+	rm.absent = rm.fd < 0 || rm.uvm_fd < 0 || !allocate(0, &rm.handle, RM_CLASS_CLIENT, sim.view.slot, 0);
 	return !rm.absent;
 }
 

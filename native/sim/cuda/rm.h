@@ -27,6 +27,7 @@ extern struct rm_client rm;
 bool rm_open(void);
 /* With the mutex held: an object, with a handle of libcuda's choice. */
 bool rm_allocate(uint32_t parent, uint32_t *object, uint32_t class_id, uint32_t parameter);
+bool rm_allocate_group(uint32_t device, uint32_t *object, uint32_t engine, uint32_t line);
 bool rm_allocate_device(uint32_t gpu, uint32_t *object);
 /* The rest needs no mutex: the client is open, and stays so. */
 void rm_unmake(uint32_t parent, uint32_t object);

@@ -61,13 +61,23 @@ struct heap {
 	uint64_t reserved, reserved_high, used, used_high;
 };
 
+/* A driver's launch queue: the launch that finds it full waits. */
+enum { SIM_QUEUE_DEPTH = 1024 };
+struct queue {
+	uint64_t launches;
+	uint64_t end[SIM_QUEUE_DEPTH];
+	struct CUevent_st *pending; /* in order of position */
+};
+
 struct CUctx_st {
 	uint32_t magic;
 	unsigned flags;
 	uint64_t id;
-	uint32_t device;  /* index into the machine's GPUs */
-	CUdevice ordinal; /* as the application counts */
-	unsigned version; /* cuCtxGetApiVersion */
+	uint32_t device;    /* index into the machine's GPUs */
+	uint32_t line;      /* the slot of its work */
+	struct queue queue; /* guarded by the shared mutex */
+	CUdevice ordinal;   /* as the application counts */
+	unsigned version;   /* cuCtxGetApiVersion */
 	bool primary;
 	struct heap heap;
 	struct CUstream_st legacy; /* the NULL stream */
@@ -89,21 +99,23 @@ struct CUevent_st {
 	uint32_t magic;
 	unsigned flags;
 	uint32_t device;
+	struct CUctx_st *context; /* where it was recorded last, which may be destroyed; NULL: nowhere */
 	bool recorded;
 	bool pending;       /* on the list of those whose time is not known yet */
-	uint64_t position;  /* it has happened when the process's work on device has come this far... */
+	uint64_t position;  /* it has happened when the context's line has come this far... */
 	uint64_t callbacks; /* ...and this many callbacks have run */
 	uint64_t recorded_ns;
 	uint64_t happened_ns; /* 0: not known yet */
 	struct CUevent_st *next;
 };
 
-/* A driver's launch queue: the launch that finds it full waits. */
-enum { SIM_QUEUE_DEPTH = 1024 };
-struct queue {
-	uint64_t launches;
-	uint64_t end[SIM_QUEUE_DEPTH];
-	struct CUevent_st *pending; /* in order of position */
+/* The slots in which the contexts of a process work (lines.c): a slot goes on with the next context, and ends with the process. */
+struct lines {
+	uint32_t count;
+	struct line {
+		uint32_t slot;
+		uint32_t gpus; /* bit: a context works there on that GPU */
+	} all[SIM_MAX_SLOTS];
 };
 
 struct primary {
@@ -130,7 +142,7 @@ struct sim_process {
 	uint64_t next_id;
 	struct CUctx_st *contexts;
 	struct primary primary[SIM_MAX_GPUS];
-	struct queue queue[SIM_MAX_GPUS]; /* guarded by the shared mutex */
+	struct lines lines;
 };
 
 extern struct sim_process sim;
@@ -172,7 +184,7 @@ CUresult sim_copy_rows(CUstream stream, CUdeviceptr to, size_t to_pitch, CUdevic
  * Notes when events happened that have happened by now. Called with the shared mutex held, after the timeline
  * has been advanced.
  */
-void sim_settle_events(uint32_t gpu);
+void sim_settle_events(struct CUctx_st *context);
 
 /* A function that runs on the host when stream has come to it (worker.c). */
 CUresult sim_callback(struct CUstream_st *stream, void (*function)(void *), void *argument);
@@ -218,6 +230,10 @@ uint64_t sim_context_callbacks(struct CUctx_st *context);
 /* Waits for all work of context. */
 void sim_context_drain(struct CUctx_st *context);
 
+/* Finds a line for a context, and gives it back when the context's work is over. With sim.lock held. */
+CUresult sim_line_begin(struct CUctx_st *context);
+void sim_line_end(const struct CUctx_st *context);
+
 /* The context's channels (channels.c). With sim.lock held. */
 CUresult sim_channels_open(struct CUctx_st *context);
 void sim_channels_close(struct CUctx_st *context);
@@ -253,6 +269,11 @@ void sim_context_memory_give(struct CUctx_st *context);
 	struct CUctx_st *context;                                                                            \
 	SIM_ENTER(symbol);                                                                                   \
 	SIM_CHECK(sim_context(&context))
+
+static inline bool sim_same_line(const struct CUctx_st *a, const struct CUctx_st *b)
+{
+	return a->line == b->line && a->device == b->device;
+}
 
 static inline void sim_process_lock(void)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Work. All of a process's work on one GPU runs in the order in which it was submitted, so that a stream is
+ * Work. All of a context's work runs in the order in which it was submitted, so that a stream is
  * no more than the position of the last work put into it. Host functions run beside that line: what follows
  * one in its stream is not held back by it, except copies and synchronisation.
  */
@@ -39,22 +39,23 @@ void sim_stream_extend(struct CUstream_st *s, uint64_t end)
 static void submit(struct CUstream_st *s, uint64_t length_ns, unsigned launches)
 {
 	uint32_t gpu = s->context->device;
-	struct queue *queue = &sim.queue[gpu];
+	const uint32_t line = s->context->line;
+	struct queue *queue = &s->context->queue;
 	sim_lock(&sim.view);
-	uint64_t end = timeline_submit(&sim.view, gpu, length_ns);
+	uint64_t end = timeline_submit(&sim.view, line, gpu, length_ns);
 	sim.view.state->slot[sim.view.slot].gpu[gpu].launches += launches;
 	uint64_t *place = &queue->end[queue->launches++ % SIM_QUEUE_DEPTH];
 	uint64_t before = *place;
 	*place = end;
-	bool full = sim.view.state->slot[sim.view.slot].gpu[gpu].done_ns < before;
+	bool full = sim.view.state->slot[line].gpu[gpu].done_ns < before;
 	if (queue->pending)
-		sim_settle_events(gpu);
+		sim_settle_events(s->context);
 	sim_unlock(&sim.view);
 	sim_stream_extend(s, end);
 	if (!full)
 		return;
 	pthread_mutex_lock(&s->context->issuing);
-	timeline_wait(&sim.view, gpu, before);
+	timeline_wait(&sim.view, line, gpu, before);
 	pthread_mutex_unlock(&s->context->issuing);
 }
 
@@ -80,9 +81,9 @@ uint64_t sim_stream_position(struct CUstream_st *s)
 	return atomic_load(s == &s->context->legacy ? &s->context->blocking_position : &s->position);
 }
 
-static void drain(uint32_t gpu, uint64_t position, uint64_t callbacks)
+static void drain(const struct CUctx_st *c, uint64_t position, uint64_t callbacks)
 {
-	timeline_wait(&sim.view, gpu, position);
+	timeline_wait(&sim.view, c->line, c->device, position);
 	if (sim_callbacks_done() < callbacks)
 		sim_callbacks_wait(callbacks);
 	sim_pools_settle();
@@ -90,7 +91,7 @@ static void drain(uint32_t gpu, uint64_t position, uint64_t callbacks)
 
 void sim_stream_drain(struct CUstream_st *s)
 {
-	drain(s->context->device, sim_stream_position(s), atomic_load(&s->callbacks));
+	drain(s->context, sim_stream_position(s), atomic_load(&s->callbacks));
 }
 
 uint64_t sim_context_callbacks(struct CUctx_st *c)
@@ -109,5 +110,5 @@ void sim_context_drain(struct CUctx_st *c)
 	sim_process_lock();
 	uint64_t callbacks = sim_context_callbacks(c);
 	sim_process_unlock();
-	drain(c->device, atomic_load(&c->last_position), callbacks);
+	drain(c, atomic_load(&c->last_position), callbacks);
 }

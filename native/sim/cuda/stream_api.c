@@ -87,8 +87,9 @@ CUresult cuStreamQuery(CUstream stream)
 	struct CUstream_st *s;
 	SIM_ENTER(cuStreamQuery);
 	SIM_CHECK(sim_stream_live(stream, &s));
-	bool done = timeline_reached(&sim.view, s->context->device, sim_stream_position(s)) &&
-		    sim_callbacks_done() >= atomic_load(&s->callbacks);
+	bool done =
+		timeline_reached(&sim.view, s->context->line, s->context->device, sim_stream_position(s)) &&
+		sim_callbacks_done() >= atomic_load(&s->callbacks);
 	return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -196,10 +197,11 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (!event->recorded)
 		return CUDA_SUCCESS;
-	if (event->device == s->context->device)
+	if (sim_same_line(event->context, s->context))
 		sim_stream_extend(s, event->position); /* it is before whatever follows in s */
 	else
-		timeline_wait(&sim.view, event->device, event->position); /* two GPUs' lines have no order */
+		timeline_wait(&sim.view, event->context->line, event->device,
+			      event->position); /* two lines have no order */
 	if (event->callbacks > atomic_load(&s->callbacks))
 		atomic_store(&s->callbacks, event->callbacks);
 	return CUDA_SUCCESS;

@@ -11,7 +11,7 @@
 struct callback {
 	void (*function)(void *);
 	void *argument;
-	uint32_t gpu;
+	uint32_t gpu, line;
 	uint64_t position;
 	struct callback *next;
 };
@@ -41,7 +41,7 @@ static void *run(void *unused)
 		if (!worker.first)
 			worker.last = &worker.first;
 		pthread_mutex_unlock(&worker.lock);
-		timeline_wait(&sim.view, c->gpu, c->position);
+		timeline_wait(&sim.view, c->line, c->gpu, c->position);
 		c->function(c->argument);
 		free(c);
 		pthread_mutex_lock(&worker.lock);
@@ -74,6 +74,7 @@ CUresult sim_callback(struct CUstream_st *stream, void (*function)(void *), void
 	c->function = function;
 	c->argument = argument;
 	c->gpu = stream->context->device;
+	c->line = stream->context->line;
 	c->position = sim_stream_position(stream);
 	pthread_mutex_lock(&worker.lock);
 	if (!worker.started && !start()) {

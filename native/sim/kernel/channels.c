@@ -11,8 +11,8 @@ uint32_t channels_add(struct sim_view *view, struct object *o)
 	if (!object_is_channel(o) || !o->compute)
 		return RM_OK;
 	sim_lock(view);
-	o->slot = view->slot;
-	o->channel = sim_channel_add(view, o->gpu, o->client, o->handle);
+	o->slot = o->above->slot;
+	o->channel = sim_channel_add(view, o->slot, o->gpu, o->client, o->handle);
 	if (o->channel != SIM_NO_SLOT)
 		sim_channels_apply(view, o->slot, o->gpu);
 	sim_unlock(view);
@@ -79,9 +79,12 @@ struct rm_sim_channels channels_sums(struct sim_view *view, uint32_t gpu)
 {
 	struct rm_sim_channels sums = objects_groups(gpu);
 	sim_lock(view);
-	const struct sim_share *share = &view->state->slot[view->slot].gpu[gpu];
-	sums.channels = share->channels;
-	sums.disabled = share->disabled;
+	for (uint32_t i = sim_bit_next(view->state->live, 0); i != SIM_NO_SLOT;
+	     i = sim_bit_next(view->state->live, i + 1)) {
+		const struct sim_slot *slot = &view->state->slot[i];
+		sums.channels += slot->owner == view->slot ? slot->gpu[gpu].channels : 0;
+		sums.disabled += slot->owner == view->slot ? slot->gpu[gpu].disabled : 0;
+	}
 	sim_unlock(view);
 	return sums;
 }
@@ -98,7 +101,10 @@ void channels_settle(struct sim_view *view)
 	if (view->slot == SIM_NO_SLOT)
 		return;
 	sim_lock(view);
-	for (uint32_t g = 0; g < view->machine.gpu_count; g++)
-		sim_channels_apply(view, view->slot, g);
+	for (uint32_t i = sim_bit_next(view->state->live, 0); i != SIM_NO_SLOT;
+	     i = sim_bit_next(view->state->live, i + 1))
+		for (uint32_t g = 0; view->state->slot[i].owner == view->slot && g < view->machine.gpu_count;
+		     g++)
+			sim_channels_apply(view, i, g);
 	sim_unlock(view);
 }

@@ -6,7 +6,7 @@
 
 /* Every function: with the kernel's mutex held. Statuses are RM's. */
 
-/* Notes object in the state if it is a compute channel. One that is not disabled resumes the process. */
+/* Notes object in the state if it is a compute channel. One that is not disabled resumes its group. */
 uint32_t channels_add(struct sim_view *view, struct object *object);
 /* Takes a compute channel out of the state; channels_settle() after the last one. */
 void channels_remove(struct sim_view *view, const struct object *channel);

@@ -4,7 +4,7 @@
  * /dev/nvidia-uvm ($HAMI_SIM/nvidia-uvm, whose requests uvm.c answers). Preload it behind an interposer:
  * LD_PRELOAD="libhami-hpc.so libhami-sim-kernel.so". Every other descriptor's calls go on to the real kernel.
  *
- * As on the GPU (driver 580): a process is paused when all of its compute channels are disabled, running
+ * As on the GPU (driver 580): a group is paused when all of its compute channels are disabled, running
  * kernels included; pausing and resuming take pause_us and resume_us of the model, in the call; disabling
  * with onlyScheduling never returns; GPFIFO_SCHEDULE and PREEMPT report success and pause nothing. Whose
  * channels are disabled and not enabled again stays paused. Any process may do it to any other, by the handles
@@ -129,6 +129,14 @@ static uint32_t new_client(void)
 	return client;
 }
 
+/* The slot of a group's work: a line of this process, or else the process's own. */
+static uint32_t line_of(uint32_t number)
+{
+	const bool is_line = number && number <= SIM_MAX_SLOTS &&
+			     kernel.view.state->slot[number - 1].owner == kernel.view.slot;
+	return is_line ? number - 1 : kernel.view.slot;
+}
+
 static uint32_t allocate(int fd, struct rm_alloc *a)
 {
 	struct object *o;
@@ -148,6 +156,8 @@ static uint32_t allocate(int fd, struct rm_alloc *a)
 		status = objects_add(a, fd, a->class_id == RM_CLASS_CLIENT ? new_client() : parameter, &o);
 	if (status != RM_OK)
 		return status;
+	if (group)
+		o->slot = line_of(word(a->params, a->size, 0));
 	status = channels_add(&kernel.view, o);
 	if (status == RM_OK)
 		a->object = o->handle;
@@ -161,16 +171,16 @@ static uint32_t timeslice(struct object *group, const struct rm_control *c)
 	uint64_t *us = (uint64_t *)(uintptr_t)c->params;
 	if (group->class_id != RM_CLASS_GROUP || c->size != sizeof *us || !us)
 		return RM_INVALID_ARGUMENT;
-	uint64_t *of_process = &kernel.view.state->slot[kernel.view.slot].gpu[group->gpu].timeslice_ns;
+	uint64_t *of_line = &kernel.view.state->slot[group->slot].gpu[group->gpu].timeslice_ns;
 	uint32_t status = RM_OK;
 	sim_lock(&kernel.view);
 	timeline_advance(&kernel.view, group->gpu, timeline_now());
 	if (c->command == RM_GROUP_GET_TIMESLICE)
-		*us = *of_process / 1000;
+		*us = *of_line / 1000;
 	else if (!*us || *us > 1000000000)
 		status = RM_INVALID_ARGUMENT;
 	else if (group->compute)
-		*of_process = *us * 1000, group->timeslice_us = (uint32_t)*us;
+		*of_line = *us * 1000, group->timeslice_us = (uint32_t)*us;
 	sim_unlock(&kernel.view);
 	return status;
 }

@@ -25,7 +25,7 @@ struct object {
 	uint32_t gpu;           /* of everything below a device */
 	int fd;                 /* of the client: controls go through it */
 	bool compute;           /* a compute group, or a channel of one */
-	uint32_t slot, channel; /* where a compute channel is in the state */
+	uint32_t slot, channel; /* where a compute channel is in the state; of a group the slot alone */
 	uint32_t timeslice_us;  /* a compute group's, once it was set */
 	struct memory *memory;  /* what a memory object holds; NULL: none of the device's */
 	struct pages *pages;    /* what a deviceless memory object holds (events.c) */

@@ -92,7 +92,7 @@ static unsigned sample(uint32_t gpu, uint64_t from_ns, uint64_t to_ns, unsigned 
 	struct walk w = walk_back(gpu, from_ns, to_ns);
 	for (const struct sim_run *run; (run = walk_on(&w, &part));)
 		if (run->reuse == s->slot[run->slot].reuse)
-			busy[run->slot] += part;
+			busy[s->slot[run->slot].owner] += part;
 	unsigned sampled = 0;
 	for (uint32_t i = sim_bit_next(s->live, 0); i != SIM_NO_SLOT; i = sim_bit_next(s->live, i + 1)) {
 		if (busy[i] && sampled < room)
