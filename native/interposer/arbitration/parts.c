@@ -5,23 +5,85 @@
 
 /* ns. A change of parts leaves the GPU idle for 0.35 to 1 ms on an H200. */
 #define PART_LEAST 4000000ll
+/* A context's is longer: where the process is open all the time, each change is one more. */
+#define CONTEXT_LEAST 10000000ll
 /* Within so many rounds each has a part: well within the second for which a process that was busy counts as such. */
 #define ROUNDS_MOST 16
+
+/* A piece of time, ns, and its number among all that are divided like it. */
+struct piece {
+	int64_t number, begin, end;
+};
+
+/* Returns the tenant's turn in the round in which `now` is: the round begins with it. */
+static struct piece turn_at(const struct hami_terms *terms, int64_t now)
+{
+	const bool has_turn = terms->turn_length && terms->turn_length < 1000;
+	const int64_t offset = has_turn ? HAMI_ROUND_NS * (terms->turn_begin % 1000) / 1000 : 0;
+	const int64_t length = has_turn ? HAMI_ROUND_NS * terms->turn_length / 1000 : HAMI_ROUND_NS;
+	const int64_t since = now - offset + HAMI_ROUND_NS; /* never negative */
+	const int64_t begin = now - since % HAMI_ROUND_NS;
+	return (struct piece){since / HAMI_ROUND_NS, begin, begin + length};
+}
+
+/* Returns in how many parts a piece is divided: one for each, and none shorter than `least`. */
+static int64_t parts_of(const struct piece *whole, int64_t least, uint32_t count)
+{
+	const int64_t length = whole->end - whole->begin, worth = length > least ? length / least : 1;
+	return count < worth ? count : worth;
+}
+
+/* Returns the part in which `now` is, of so many equal ones; after all of them, the last one. */
+static struct piece part_at(const struct piece *whole, int64_t parts, int64_t now)
+{
+	const int64_t length = (whole->end - whole->begin) / parts, at = (now - whole->begin) / length,
+		      within = at < parts ? at : parts - 1;
+	return (struct piece){whole->number * parts + within, whole->begin + within * length,
+			      whole->begin + (within + 1) * length};
+}
+
+static bool divides_turn(const struct hami_terms *terms, const struct hami_part *part)
+{
+	return terms->latency_others && !terms->latency && part->count >= 2;
+}
+
+/* Returns of how many parts of the turn one is a process's. */
+static int64_t own_of(const struct hami_part *part, int64_t parts)
+{
+	return part->count < parts * ROUNDS_MOST ? part->count : parts * ROUNDS_MOST;
+}
 
 bool hami_part_open(const struct hami_terms *terms, const struct hami_part *part, int64_t now, int64_t *until)
 {
 	*until = INT64_MAX;
-	if (!terms->latency_others || terms->latency || part->count < 2)
+	if (!divides_turn(terms, part))
 		return true;
-	const bool has_turn = terms->turn_length && terms->turn_length < 1000;
-	const int64_t begin = has_turn ? HAMI_ROUND_NS * (terms->turn_begin % 1000) / 1000 : 0;
-	const int64_t turn = has_turn ? HAMI_ROUND_NS * terms->turn_length / 1000 : HAMI_ROUND_NS;
-	const int64_t worth = turn > PART_LEAST ? turn / PART_LEAST : 1;
-	const int64_t parts = part->count < worth ? part->count : worth, length = turn / parts;
-	const int64_t own = part->count < parts * ROUNDS_MOST ? part->count : parts * ROUNDS_MOST;
-	const int64_t since = now - begin + HAMI_ROUND_NS; /* never negative */
-	const int64_t round = since / HAMI_ROUND_NS, into = since % HAMI_ROUND_NS;
-	const int64_t at = into / length; /* after the turn: `parts`, or more */
-	*until = now - into + (at < parts ? (at + 1) * length : HAMI_ROUND_NS);
-	return at < parts && (round * parts + at) % own == part->rank % own;
+	const struct piece turn = turn_at(terms, now);
+	const int64_t parts = parts_of(&turn, PART_LEAST, part->count), own = own_of(part, parts);
+	const struct piece piece = part_at(&turn, parts, now);
+	*until = now < piece.end ? piece.end : turn.begin + HAMI_ROUND_NS;
+	return now < piece.end && piece.number % own == part->rank % own;
+}
+
+uint32_t hami_part_context(const struct hami_terms *terms, const struct hami_part *part, uint32_t count,
+			   int64_t now, int64_t *until)
+{
+	*until = INT64_MAX;
+	if (count < 2)
+		return 0;
+	const struct piece turn = turn_at(terms, now);
+	struct piece own = turn;
+	if (divides_turn(terms, part)) {
+		const int64_t parts = parts_of(&turn, PART_LEAST, part->count);
+		own = part_at(&turn, parts, now);
+		own.number /= own_of(part, parts);
+	}
+	const struct piece piece = part_at(&own, parts_of(&own, CONTEXT_LEAST, count), now);
+	*until = now < piece.end ? piece.end : turn.begin + HAMI_ROUND_NS;
+	return (uint32_t)(piece.number % count);
+}
+
+uint32_t hami_part_worked(uint32_t worked, bool works)
+{
+	return (3 * worked + (works ? 1000 : 0)) / 4;
 }

@@ -21,6 +21,7 @@ struct hami_object {
 	enum kind kind;
 	int fd, slice;
 	uint32_t engine;
+	uint64_t context; /* of a group, or a channel without one */
 };
 
 static struct {
@@ -219,6 +220,7 @@ void hami_objects_add(struct hami_object *o, const struct hami_made *made)
 	o->kind = kind_of(made->class_id);
 	o->fd = made->fd;
 	o->engine = made->engine;
+	o->context = made->context;
 	pthread_mutex_lock(&objects.lock);
 	struct hami_object *stale = find(o->key);
 	if (stale)
@@ -285,8 +287,9 @@ static long collect(const struct work *work, bool channels, struct hami_target *
 			if (!s || (channels && o->kind != CHANNEL) || (!channels && o->kind != GROUP))
 				continue;
 			if (list)
-				list[count] = (struct hami_target){o->fd, (uint32_t)(o->key >> 32),
-								   (uint32_t)s->key, (uint32_t)o->key};
+				list[count] =
+					(struct hami_target){o->fd, (uint32_t)(o->key >> 32),
+							     (uint32_t)s->key, (uint32_t)o->key, g->context};
 			count++;
 		}
 	}
@@ -305,6 +308,16 @@ static struct hami_target *snapshot(unsigned int slice, bool channels, long *cou
 		*count = -1;
 	pthread_mutex_unlock(&objects.lock);
 	return list;
+}
+
+bool hami_objects_of_context(unsigned int slice, uint64_t context)
+{
+	pthread_mutex_lock(&objects.lock);
+	const struct hami_object *g = objects.work[slice].started;
+	while (g && g->context != context)
+		g = g->next_started;
+	pthread_mutex_unlock(&objects.lock);
+	return g != NULL;
 }
 
 struct hami_target *hami_objects_channels(unsigned int slice, long *count)

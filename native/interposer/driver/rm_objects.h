@@ -37,6 +37,8 @@ struct hami_made {
 	uint32_t engine; /* a group's; 0 when unknown */
 	int slice;       /* a device's; -1: on no slice's GPU */
 	uint64_t parent, key;
+	uint64_t
+		context; /* a group's: the number of the context that is being made; 0: of none that is known */
 };
 void hami_objects_add(struct hami_object *object, const struct hami_made *made);
 /* Forgets the object and all below it. Sets *sums to what was charged for memory below it. */
@@ -57,7 +59,10 @@ unsigned int hami_objects_started_ever(unsigned int slice);
 struct hami_target {
 	int fd;
 	uint32_t client, subdevice, object;
+	uint64_t context; /* whose it is, as it was made */
 };
+/* Returns whether a group that is at work belongs to this context. */
+bool hami_objects_of_context(unsigned int slice, uint64_t context);
 /*
  * Return all channels, or all groups, of a slice at work; NULL with *count 0 when there is none, -1 when memory cannot
  * be had. Those that one control may name together are neighbours in the list. The caller frees it.

@@ -184,8 +184,9 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	if (!real->name)                                                                                     \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
 	hami_hold_enter(HAMI_HOLD_WORK);                                                                     \
-	hami_outstanding_remove(key);                                                                        \
+	hami_outstanding_end_context(key, true);                                                             \
 	CUresult result = real->name(__VA_ARGS__);                                                           \
+	hami_outstanding_end_context(key, false);                                                            \
 	hami_hold_leave(HAMI_HOLD_WORK);                                                                     \
 	return result
 

@@ -23,6 +23,7 @@
 #include "limits/channels.h"
 #include "limits/charge.h"
 #include "limits/hold.h"
+#include "limits/outstanding.h"
 #include "limits/share.h"
 #include "limits/swap.h"
 #include "region/process.h"
@@ -113,6 +114,7 @@ static int watch_object(int fd, unsigned long request, void *argument, const str
 					 .engine = r->engine,
 					 .parent = hami_object_key(r->client, r->parent),
 					 .key = key_of(r),
+					 .context = hami_outstanding_making(),
 					 .slice = slice_of_new(fd, r)};
 		hami_objects_add(object, &made);
 	} else {

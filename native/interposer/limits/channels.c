@@ -52,11 +52,33 @@ static int forget_if_stale(int rc, const struct hami_target *target)
 	return 0;
 }
 
-static int pause_all(unsigned int slice, bool paused)
+/* Returns whether a channel is one of those that `only` names. */
+static bool is_meant(const struct hami_target *target, const struct hami_only *only)
+{
+	if (!only)
+		return true;
+	size_t i = 0;
+	while (i < only->count && only->contexts[i] != target->context)
+		i++;
+	return (i < only->count) != only->others;
+}
+
+/* Drops the channels that are not meant. Returns how many are left. */
+static long keep_meant(struct hami_target *targets, long count, const struct hami_only *only)
+{
+	long kept = 0;
+	for (long i = 0; i < count; i++)
+		if (is_meant(&targets[i], only))
+			targets[kept++] = targets[i];
+	return count < 0 ? count : kept;
+}
+
+static int pause_meant(unsigned int slice, bool paused, const struct hami_only *only)
 {
 	long count;
 	int rc = 0;
 	struct hami_target *targets = hami_objects_channels(slice, &count);
+	count = keep_meant(targets, count, only);
 	for (long i = 0; i < count;) {
 		const struct hami_target *first = &targets[i];
 		struct rm_disable_channels list = {.disable = paused};
@@ -74,11 +96,11 @@ static int pause_all(unsigned int slice, bool paused)
 	return count < 0 ? -ENOMEM : rc;
 }
 
-int hami_channels_pause(unsigned int slice, bool paused)
+int hami_channels_pause(unsigned int slice, bool paused, const struct hami_only *only)
 {
-	int rc = pause_all(slice, paused);
+	int rc = pause_meant(slice, paused, only);
 	for (int i = 0; rc == -EAGAIN && i < 3; i++)
-		rc = pause_all(slice, paused);
+		rc = pause_meant(slice, paused, only);
 	return rc;
 }
 
@@ -106,7 +128,7 @@ uint64_t hami_channels_wanted_timeslice(unsigned int slice)
 
 void hami_channels_resume(unsigned int slice)
 {
-	for (int i = 0; hami_channels_pause(slice, false) && hami_objects_started(slice); i++) {
+	for (int i = 0; hami_channels_pause(slice, false, NULL) && hami_objects_started(slice); i++) {
 		struct timespec t = {.tv_sec = i < 100 ? 0 : 1, .tv_nsec = i < 100 ? 10000000 : 0};
 		nanosleep(&t, NULL);
 	}

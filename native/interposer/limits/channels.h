@@ -8,13 +8,20 @@
 #ifndef HAMI_CHANNELS_H
 #define HAMI_CHANNELS_H
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
+/* Which channels are meant: those of these contexts, or those of all others and of none. */
+struct hami_only {
+	const uint64_t *contexts;
+	size_t count;
+	bool others;
+};
 /*
- * Pauses (true) or resumes the channels of every compute group. 0, or -errno when the driver refuses; then some of
+ * Pauses (true) or resumes the channels of every compute group, or those that `only` names, unless it is NULL. 0, or -errno when the driver refuses; then some of
  * them may be as before. -EAGAIN when that was for channels that have just gone: call again.
  */
-int hami_channels_pause(unsigned int slice, bool paused);
+int hami_channels_pause(unsigned int slice, bool paused, const struct hami_only *only);
 /* Resumes them, however often the driver refuses: every 10 ms, and after a second every second. */
 void hami_channels_resume(unsigned int slice);
 /*

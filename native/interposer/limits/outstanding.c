@@ -18,11 +18,14 @@
 struct known {
 	CUcontext context;
 	const void *key;
-	CUevent event; /* made at the first look */
-	bool refused;  /* libcuda makes no event for it */
-	bool anew;     /* it was retained meanwhile: its event may be a predecessor's */
-	bool recorded; /* the event stands for something */
-	uint64_t made; /* its number among all: an entry of the same key may take its place */
+	CUevent event;              /* made at the first look */
+	bool refused;               /* libcuda makes no event for it */
+	bool anew;                  /* it was retained meanwhile: its event may be a predecessor's */
+	bool recorded;              /* the event stands for something */
+	uint64_t made;              /* its number among all: an entry of the same key may take its place */
+	bool ending;                /* it is being destroyed: whatever it has is not known */
+	bool paused;                /* its channels are, though others are open */
+	enum hami_outstanding last; /* answer, of the last sample */
 };
 
 static struct contexts {
@@ -34,13 +37,14 @@ static struct contexts {
 	int leaving;   /* releases under way of the context of leaving_key, which may go at any moment */
 	const void *leaving_key;
 	bool incomplete; /* a context could not be remembered */
-	uint64_t made;
+	_Atomic uint64_t made;
 	const void *asked; /* the key of the context that libcuda is being asked about, without the lock */
 	pthread_cond_t answered;
 } contexts[HAMI_SLICES] = {
 	[0 ... HAMI_SLICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER, .answered = PTHREAD_COND_INITIALIZER}};
 
-static _Atomic bool ended; /* libcuda is asked nothing any more */
+static _Thread_local uint64_t making; /* the number of the context that this thread makes; 0: none */
+static _Atomic bool ended;            /* libcuda is asked nothing any more */
 
 static bool leaving(const struct contexts *c, const void *key)
 {
@@ -77,6 +81,14 @@ static bool lock_unasked(struct contexts *c, const struct timespec *until)
 	return true;
 }
 
+static struct known entry(struct contexts *c, CUcontext context, const void *key)
+{
+	return (struct known){.key = key,
+			      .context = context,
+			      .made = making ? making : ++c->made,
+			      .last = HAMI_OUTSTANDING_UNKNOWN};
+}
+
 void hami_outstanding_add(unsigned int slice, CUcontext context, const void *key)
 {
 	struct contexts *c = &contexts[slice];
@@ -94,9 +106,9 @@ void hami_outstanding_add(unsigned int slice, CUcontext context, const void *key
 		}
 	}
 	if (i == c->count && c->count < c->room)
-		c->list[c->count++] = (struct known){.key = key, .context = context, .made = ++c->made};
-	else if (i < c->count && (leaving(c, key) || c->list[i].context != context))
-		c->list[i] = (struct known){.key = key, .context = context, .made = ++c->made};
+		c->list[c->count++] = entry(c, context, key);
+	else if (i < c->count && (leaving(c, key) || c->list[i].ending || c->list[i].context != context))
+		c->list[i] = entry(c, context, key);
 	if (i < c->count)
 		c->list[i].anew = true;
 	pthread_mutex_unlock(&c->lock);
@@ -107,25 +119,31 @@ void hami_outstanding_make(unsigned int slice, bool begins)
 	struct contexts *c = &contexts[slice];
 	pthread_mutex_lock(&c->lock);
 	c->making = begins ? c->making + 1 : c->making - (c->making > 0);
+	making = begins ? ++c->made : 0;
 	pthread_mutex_unlock(&c->lock);
 }
 
-static void remove_from(struct contexts *c, const void *key)
+static void end_context(struct contexts *c, const void *key, bool begins)
 {
 	pthread_mutex_lock(&c->lock);
-	wait_for_answer(c, key);
-	for (size_t i = 0; i < c->count; i++)
-		if (c->list[i].key == key) {
+	if (begins)
+		wait_for_answer(c, key);
+	for (size_t i = 0; i < c->count; i++) {
+		if (c->list[i].key != key || (!begins && !c->list[i].ending))
+			continue;
+		if (begins)
+			c->list[i].ending = true;
+		else
 			c->list[i] = c->list[--c->count];
-			break;
-		}
+		break;
+	}
 	pthread_mutex_unlock(&c->lock);
 }
 
-void hami_outstanding_remove(const void *key)
+void hami_outstanding_end_context(const void *key, bool begins)
 {
 	for (unsigned int i = 0; i < hami_slice_count(); i++)
-		remove_from(&contexts[i], key);
+		end_context(&contexts[i], key, begins);
 }
 
 void hami_outstanding_leave(unsigned int slice, const void *key, bool begins, bool gone)
@@ -223,7 +241,7 @@ static enum hami_outstanding ask(const struct real_cuda *real, struct known *k)
 static enum hami_outstanding ask_unlocked(struct contexts *c, const struct real_cuda *real, size_t i)
 {
 	struct known one = c->list[i];
-	if (leaving(c, one.key))
+	if (leaving(c, one.key) || one.ending)
 		return HAMI_OUTSTANDING_UNKNOWN;
 	c->asked = one.key;
 	pthread_mutex_unlock(&c->lock);
@@ -234,30 +252,38 @@ static enum hami_outstanding ask_unlocked(struct contexts *c, const struct real_
 	for (size_t j = 0; j < c->count; j++)
 		if (c->list[j].made == one.made) {
 			one.anew = c->list[j].anew;
+			one.paused = c->list[j].paused;
+			one.last = answer;
 			c->list[j] = one;
 		}
 	return answer;
 }
 
-/* Asks of all contexts of a slice. Its lock is held. */
-static enum hami_outstanding ask_all(struct contexts *c, const struct real_cuda *real, int groups)
+/* Asks of all contexts of a slice; a sample, of those that are not paused. Its lock is held. */
+static enum hami_outstanding ask_all(struct contexts *c, const struct real_cuda *real, int groups,
+				     bool samples)
 {
 	enum hami_outstanding answer = HAMI_NOTHING_OUTSTANDING;
 	if (c->captures || c->incomplete || (size_t)groups > c->count + c->making)
 		answer = HAMI_OUTSTANDING_UNKNOWN;
+	for (size_t i = 0; samples && i < c->count; i++)
+		c->list[i].last = HAMI_OUTSTANDING_UNKNOWN;
 	for (size_t i = 0; i < c->count && !ended && !c->captures; i++) {
+		if (samples && c->list[i].paused)
+			continue;
 		enum hami_outstanding one = ask_unlocked(c, real, i);
 		if (one == HAMI_SOMETHING_OUTSTANDING) {
 			answer = one;
-			break;
+			if (!samples)
+				break;
 		}
-		if (one == HAMI_OUTSTANDING_UNKNOWN)
+		if (one == HAMI_OUTSTANDING_UNKNOWN && answer != HAMI_SOMETHING_OUTSTANDING)
 			answer = one;
 	}
 	return answer;
 }
 
-static enum hami_outstanding look(struct contexts *c, int groups, bool waits)
+static enum hami_outstanding look(struct contexts *c, int groups, bool waits, bool samples)
 {
 	const struct real_cuda *real = hami_resolved_cuda();
 	if (!real || !real->cuCtxRecordEvent || !real->cuEventQuery || !real->cuCtxPushCurrent_v2 ||
@@ -274,37 +300,82 @@ static enum hami_outstanding look(struct contexts *c, int groups, bool waits)
 		if (!lock_unasked(c, &until))
 			return HAMI_SOMETHING_OUTSTANDING;
 	}
-	enum hami_outstanding answer = ask_all(c, real, groups);
+	enum hami_outstanding answer = ask_all(c, real, groups, samples);
 	pthread_mutex_unlock(&c->lock);
 	return answer;
 }
 
 enum hami_outstanding hami_outstanding_look(unsigned int slice, int groups)
 {
-	return look(&contexts[slice], groups, true);
+	return look(&contexts[slice], groups, true, false);
+}
+
+enum hami_outstanding hami_outstanding_sample(unsigned int slice, int groups)
+{
+	return look(&contexts[slice], groups, true, true);
+}
+
+void hami_outstanding_pause(unsigned int slice, const uint64_t *paused, size_t count)
+{
+	struct contexts *c = &contexts[slice];
+	pthread_mutex_lock(&c->lock);
+	for (size_t i = 0; i < c->count; i++) {
+		size_t p = 0;
+		while (p < count && paused[p] != c->list[i].made)
+			p++;
+		c->list[i].paused = p < count;
+	}
+	pthread_mutex_unlock(&c->lock);
+}
+
+size_t hami_outstanding_answers(unsigned int slice, struct hami_answer *list, size_t most)
+{
+	struct contexts *c = &contexts[slice];
+	pthread_mutex_lock(&c->lock);
+	const size_t count = c->count < most ? c->count : most;
+	for (size_t i = 0; i < count; i++)
+		list[i] = (struct hami_answer){.context = c->list[i].made,
+					       .answer = c->list[i].ending ? HAMI_SOMETHING_OUTSTANDING
+									   : c->list[i].last,
+					       .paused = c->list[i].paused};
+	pthread_mutex_unlock(&c->lock);
+	return count;
+}
+
+uint64_t hami_outstanding_making(void)
+{
+	return making;
 }
 
 enum hami_outstanding hami_outstanding_glance(unsigned int slice, int groups)
 {
-	return look(&contexts[slice], groups, false);
+	return look(&contexts[slice], groups, false, false);
+}
+
+/* Returns whether the slice has so many contexts, without those being destroyed, and sets the last of them. */
+static bool has_contexts(unsigned int slice, size_t wanted, CUcontext *context)
+{
+	struct contexts *c = &contexts[slice];
+	size_t count = 0;
+	pthread_mutex_lock(&c->lock);
+	for (size_t i = 0; i < c->count; i++) {
+		*context = c->list[i].ending ? *context : c->list[i].context;
+		count += !c->list[i].ending;
+	}
+	const bool has = count == wanted && !c->making && !c->incomplete;
+	pthread_mutex_unlock(&c->lock);
+	return has;
 }
 
 CUcontext hami_outstanding_only(unsigned int slice)
 {
-	struct contexts *c = &contexts[slice];
-	pthread_mutex_lock(&c->lock);
-	CUcontext only = c->count == 1 && !c->making && !c->incomplete ? c->list[0].context : NULL;
-	pthread_mutex_unlock(&c->lock);
-	return only;
+	CUcontext context = NULL;
+	return has_contexts(slice, 1, &context) ? context : NULL;
 }
 
 bool hami_outstanding_none(unsigned int slice)
 {
-	struct contexts *c = &contexts[slice];
-	pthread_mutex_lock(&c->lock);
-	const bool none = !c->count && !c->making && !c->incomplete;
-	pthread_mutex_unlock(&c->lock);
-	return none;
+	return has_contexts(slice, 0, &(CUcontext){NULL});
 }
 
 static void forget(struct contexts *c)

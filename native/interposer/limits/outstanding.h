@@ -14,6 +14,8 @@
 #ifndef HAMI_OUTSTANDING_H
 #define HAMI_OUTSTANDING_H
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 #include "driver/resolve.h"
 
@@ -28,6 +30,23 @@ enum hami_outstanding hami_outstanding_look(unsigned int slice, int groups);
 /* The same on a thread of the application: HAMI_SOMETHING_OUTSTANDING if another thread asks for over 0.1 ms. */
 enum hami_outstanding hami_outstanding_glance(unsigned int slice, int groups);
 
+/*
+ * For the keeper: a sample asks as a look does, but of every context, also when one has work, and of none that is paused while
+ * others are open: there is no telling what it has, and it does nothing on the GPU.
+ */
+enum hami_outstanding hami_outstanding_sample(unsigned int slice, int groups);
+/* Tells which contexts are paused while others are open, by their numbers. */
+void hami_outstanding_pause(unsigned int slice, const uint64_t *paused, size_t count);
+/* Writes what the last sample was told of each context, at most `most`. Returns of how many. */
+struct hami_answer {
+	uint64_t context;             /* its number; they grow in the order in which contexts are made */
+	enum hami_outstanding answer; /* of one that was not asked: unknown */
+	bool paused;                  /* since before the sample, and was not asked */
+};
+size_t hami_outstanding_answers(unsigned int slice, struct hami_answer *list, size_t most);
+/* Returns the number of the context that this thread is making; 0: of none. */
+uint64_t hami_outstanding_making(void);
+
 /* Returns the only context on a slice's GPU; NULL where there is none, or several. */
 CUcontext hami_outstanding_only(unsigned int slice);
 
@@ -39,9 +58,12 @@ bool hami_outstanding_none(unsigned int slice);
  * there to set it up is not the application's.
  */
 void hami_outstanding_make(unsigned int slice, bool begins);
-/* A context was made, or is about to go, wherever it is. `key` names it: the context itself, or its green context. */
+/*
+ * A context was made; or comes to its end, wherever it is: around that, which may take as long as its work, and it is not
+ * asked any more. `key` names it: the context itself, or its green context.
+ */
 void hami_outstanding_add(unsigned int slice, CUcontext context, const void *key);
-void hami_outstanding_remove(const void *key);
+void hami_outstanding_end_context(const void *key, bool begins);
 /*
  * Around a release of the primary context (the only `key`), which may be its last: it is not asked between the two. `gone`: there is
  * none after it, and it is forgotten unless another thread has added it meanwhile.

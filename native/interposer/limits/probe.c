@@ -40,7 +40,8 @@ static void *answer(void *of_slice)
 	for (;;) {
 		while (!atomic_load(&probe->asked))
 			wait_while(probe, 0, NULL);
-		atomic_store(&probe->answer, (int)hami_outstanding_look(slice, atomic_load(&probe->groups)));
+		atomic_store(&probe->answer,
+			     (int)hami_outstanding_sample(slice, atomic_load(&probe->groups)));
 		set_asked(probe, 0);
 	}
 	return NULL;
@@ -63,7 +64,7 @@ enum hami_outstanding hami_probe(unsigned int slice, int groups)
 {
 	struct probe *probe = &probes[slice];
 	if (!probe->running && !start(probe))
-		return hami_outstanding_look(slice, groups);
+		return hami_outstanding_sample(slice, groups);
 	if (atomic_load(&probe->asked)) /* before, and not answered yet */
 		return HAMI_SOMETHING_OUTSTANDING;
 	atomic_store(&probe->groups, groups);
