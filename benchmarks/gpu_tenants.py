@@ -128,8 +128,9 @@ class Keeper:
     def _count(self, now: int) -> None:
         switches = self.tenant.switches[self.told :]
         self.on = switches[-1][1] if switches else self.on
-        for at, on in switches:  # others took the engine: it was open
-            if not on and (self.open or at < self.closed) and at - self.opened > TOLD_PAUSED_NS:
+        for at, on in switches:  # others took the engine, or it took theirs: it was open
+            taken = not on or self._after_others(at)
+            if taken and (self.open or at < self.closed) and at - self.opened > TOLD_PAUSED_NS:
                 self.interrupted = at
         if self.on and not self.open and now - self.closed > TOLD_PAUSED_NS:
             switches.append((self.closed + TOLD_PAUSED_NS, False))
@@ -147,6 +148,10 @@ class Keeper:
         self.fit_held_back = self.fit_held_back or self.held_back
         if self.fits() and (now - self.fitted >= FIT_NS or now >= self.tenant.slice.next_ns(self.fitted)):
             self._fit(now)
+
+    def _after_others(self, at: int) -> bool:
+        before = (who for who, _, left in reversed(self.stays) if left <= at)
+        return next(before, self.tenant.number) != self.tenant.number
 
     def _spend(self, since: int, now: int, used: int) -> None:
         """Takes what was used from the budget."""

@@ -13,6 +13,10 @@
  *   copies               within the device, 256 MiB    memsets   1 GiB
  *   bursts on=300 off=3000   kernels of 1 ms for `on` ms after `off` ms of idling; the rate is within the bursts
  *   steps us=1000 gap=1500   one kernel, waited for; then nothing for `gap` us: a program whose GPU waits for its CPU
+ *   transfers in=1 out=1 bytes=67108864   copies from page-locked memory of the host and to it, both at once
+ *   memory us=100        256 MiB allocated, a kernel, freed again
+ *   making us=100        a context made, a kernel in it, destroyed again
+ *   starting             programs of one kernel, each started when the one before has ended
  *   once us=1000 count=20 end=0   so many kernels, waited for; it ends by exit (0), _exit (1) or SIGKILL (2)
  * Kinds that wait for each request; p50, p99, mean (us) from its start to its end, "rate" requests per second:
  *   requests us=13 every=1000 count=1 copy=0   `copy` bytes from the host, then `count` kernels, each `every` us;
@@ -33,6 +37,7 @@
 #include <cstring>
 #include <ctime>
 #include <string>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <vector>
 
@@ -500,6 +505,86 @@ static void steps()
 	print_rate(marks);
 }
 
+static void transfers()
+{
+	size_t bytes = (size_t)get("bytes", 64 << 20);
+	int in = (int)get("in", 1), out = (int)get("out", 1);
+	char *host[2], *device[2];
+	cudaStream_t s[2] = {new_stream(), new_stream()};
+	for (int i = 0; i < 2; i++) {
+		OK(cudaHostAlloc((void **)&host[i], bytes, 0));
+		OK(cudaMalloc(&device[i], bytes));
+	}
+	std::vector<Mark> marks;
+	double start = now(), total = 0;
+	cudaEvent_t done[2][3];
+	for (auto &events : done)
+		for (auto &e : events)
+			OK(cudaEventCreateWithFlags(&e, cudaEventBlockingSync | cudaEventDisableTiming));
+	for (int n = 0; now() < end_at(start); n++) {
+		for (int i = 0; i < 2; i++) { // 0: in, 1: out
+			if (!(i ? out : in))
+				continue;
+			if (n >= 3)
+				OK(cudaEventSynchronize(done[i][n % 3]));
+			OK(cudaMemcpyAsync(i ? host[i] : device[i], i ? device[i] : host[i], bytes, cudaMemcpyDefault, s[i]));
+			OK(cudaEventRecord(done[i][n % 3], s[i]));
+		}
+		marks.push_back({now(), ++total});
+	}
+	print_rate(marks);
+}
+
+static void memory()
+{
+	cudaStream_t s = new_stream();
+	std::vector<Mark> marks;
+	double start = now(), total = 0;
+	while (now() < end_at(start)) {
+		char *some;
+		OK(cudaMalloc(&some, 256 << 20));
+		launch(get("us", 100), s);
+		OK(cudaFree(some));
+		marks.push_back({now(), ++total});
+	}
+	print_rate(marks);
+}
+
+static void making()
+{
+	std::vector<Mark> marks;
+	double start = now(), total = 0;
+	CUdevice device;
+	OK(cuDeviceGet(&device, 0));
+	while (now() < end_at(start)) {
+		CUcontext context;
+		OK(cuCtxCreate(&context, nullptr, 0, device));
+		launch(get("us", 100), nullptr);
+		OK(cuCtxSynchronize());
+		OK(cuCtxDestroy(context));
+		marks.push_back({now(), ++total});
+	}
+	print_rate(marks);
+}
+
+static void starting()
+{
+	std::vector<Mark> marks;
+	double start = now(), total = 0;
+	std::string loops = std::to_string(loops_per_us);
+	while (now() < end_at(start)) {
+		pid_t child = fork();
+		if (!child) {
+			execl("/proc/self/exe", "work", "once", "1", loops.c_str(), "count=1", (char *)nullptr);
+			_exit(127);
+		}
+		int status;
+		OK(waitpid(child, &status, 0) != child || status);
+		marks.push_back({now(), ++total});
+	}
+	print_rate(marks);
+}
+
 static int calibrate()
 {
 	cudaEvent_t a, b;
@@ -539,7 +624,8 @@ int main(int argc, char **argv)
 	} kinds[] = {{"kernels", kernels}, {"streams", streams},   {"contexts", contexts}, {"green", green},
 		     {"graph", graph},     {"tail", tail},         {"persistent", persistent}, {"copies", copies},
 		     {"memsets", memsets}, {"bursts", bursts},     {"requests", requests}, {"steps", steps},
-		     {"once", once}};
+		     {"once", once}, {"transfers", transfers}, {"memory", memory}, {"making", making},
+		     {"starting", starting}};
 	cudaDeviceProp p;
 	OK(cudaGetDeviceProperties(&p, 0));
 	blocks = p.multiProcessorCount * (p.maxThreadsPerMultiProcessor / THREADS);

@@ -6,9 +6,12 @@
 
 /*
  * Microseconds, measured on an H200 (docs/adr/045-the-gpus-own-scheduler.md). A round of 45 ms: a change of tenant costs
- * about 0.2 ms of a full chip, so slices are long.
+ * about 0.2 ms of a full chip, so slices are long. Where somebody's share is so small that it costs too much all the same,
+ * all have longer ones (docs/adr/099-longer-rounds-for-small-shares.md).
  */
 #define SLICE_PER_PERCENT 450u
+#define SLICE_PER_PERCENT_MOST 600u
+#define SLICE_OF_LEAST 6000u /* of the tenant with the least, as far as that goes */
 #define SLICE_LEAST 200u
 /* Longer than any request, so that it is not interrupted by others once it has begun. */
 #define SLICE_LATENCY 20000u
@@ -41,6 +44,21 @@ static uint32_t percent_of(const struct hami_limits *limits)
 static uint32_t within(uint32_t value, uint32_t least, uint32_t most)
 {
 	return value < least ? least : value > most ? most : value;
+}
+
+/* Returns the others' fewest cores, percent; 0: there are no others. */
+static uint32_t others_least(const struct hami_terms *terms)
+{
+	return terms->others_least_percent < 100 ? terms->others_least_percent : 100;
+}
+
+/* Returns the timeslice for each percent of the GPU, us: the same for all tenants, as all see the same fewest cores. */
+static uint32_t slice_per_percent(const struct hami_terms *terms)
+{
+	uint32_t others = others_least(terms), own = terms->cores_percent ? terms->cores_percent : 1;
+	uint32_t least = others && others < own ? others : own;
+	return others ? within(SLICE_OF_LEAST / least, SLICE_PER_PERCENT, SLICE_PER_PERCENT_MOST)
+		      : SLICE_PER_PERCENT;
 }
 
 struct hami_terms hami_terms_read(const struct hami_limits *job, const struct hami_limits *step)
@@ -79,7 +97,7 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t proces
 		return within(terms->beside_slice_us / parts, SLICE_LEAST, HAMI_CLASS_SLICE_US_MAX);
 	if (terms->policy == HAMI_POLICY_NONE)
 		return 0;
-	uint32_t slice = terms->cores_percent * SLICE_PER_PERCENT / parts;
+	uint32_t slice = terms->cores_percent * slice_per_percent(terms) / parts;
 	return slice < SLICE_LEAST ? SLICE_LEAST : slice;
 }
 
@@ -89,13 +107,12 @@ uint32_t hami_terms_others_timeslice_us(const struct hami_terms *terms)
 		return 0;
 	if (terms->in_step || terms->beside_slice_us)
 		return 0;
-	return (terms->others_least_percent < 100 ? terms->others_least_percent : 100) * SLICE_PER_PERCENT;
+	return others_least(terms) * slice_per_percent(terms);
 }
 
 uint32_t hami_terms_other_percent(const struct hami_terms *terms, uint32_t processes)
 {
-	uint32_t length = terms->turn_length,
-		 least = terms->others_least_percent < 100 ? terms->others_least_percent : 100;
+	uint32_t length = terms->turn_length, least = others_least(terms);
 	uint32_t cores = terms->cores_percent < 100 ? terms->cores_percent : 100;
 	if (!length || length > 1000 || processes > 1)
 		return 0;

@@ -23,6 +23,7 @@
 struct hami_switch {
 	int64_t at;
 	bool on;
+	bool after_others; /* it came after others, who had been there since it left */
 };
 
 struct hami_sample {

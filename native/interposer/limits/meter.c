@@ -36,7 +36,7 @@ static struct meter {
 	int64_t launched;                      /* steady: when a launch was last noticed */
 	int64_t paused;                        /* since when the channels are; 0: they are open */
 	int64_t resumed;                       /* when they were last opened */
-	int64_t contended;                     /* when others last took the engine from it */
+	int64_t contended;                     /* when it and others last took the engine from one another */
 	struct hami_switch switches[SWITCHES]; /* of the last read */
 } meters[HAMI_SLICES];
 
@@ -141,11 +141,15 @@ static long end_paused(struct meter *m, long count, int64_t now)
 	return count;
 }
 
-/* Notes when the engine was last taken from this process by others: a stay that ended with the channels open. */
+/*
+ * Notes when this process and others last took the engine from one another: a stay that others ended, or one that began
+ * after theirs, with the channels open.
+ */
 static void note_contention(struct meter *m, long count)
 {
 	for (long i = 0; i < count; i++)
-		if (!m->switches[i].on && (!m->paused || m->switches[i].at < m->paused) &&
+		if ((!m->switches[i].on || m->switches[i].after_others) &&
+		    (!m->paused || m->switches[i].at < m->paused) &&
 		    m->switches[i].at - m->resumed > PAUSE_NS)
 			m->contended = m->switches[i].at;
 }

@@ -42,7 +42,7 @@ static void a_sample_stands_for_the_time_around_it(void)
 /* While it is off the engine nothing is known of its work; what a sample there says is no reason to count less. */
 static void samples_off_the_engine_say_nothing(void)
 {
-	const struct hami_switch turns[] = {{AT(2), false}, {AT(8), true}};
+	const struct hami_switch turns[] = {{.at = AT(2), .on = false}, {.at = AT(8), .on = true}};
 	const struct hami_sample off[] = {{AT(5), false}}, on[] = {{AT(9), false}};
 	hami_use_begin(&use, AT(0));
 	CHECK(hami_use_count(&use, turns, 2, off, 1, AT(10)) == 4 * MS - HAMI_SAVE_NS);
@@ -66,12 +66,12 @@ static void more_samples_than_fit(void)
 
 static void beside_others(void)
 {
-	const struct hami_switch turns[] = {{AT(2), false}, {AT(5), true}, {AT(9), false}};
+	const struct hami_switch turns[] = {{.at = AT(2), .on = false}, {.at = AT(5), .on = true}, {.at = AT(9), .on = false}};
 	hami_use_begin(&use, AT(0));
 	int64_t used = count(turns, 3, NULL, 0, 10);
 	CHECK(used <= 6 * MS && used >= 6 * MS - 2 * HAMI_SAVE_NS);
 	CHECK(count(NULL, 0, NULL, 0, 20) == 0); /* it is off */
-	const struct hami_switch back[] = {{AT(25), true}};
+	const struct hami_switch back[] = {{.at = AT(25), .on = true}};
 	CHECK(count(back, 1, NULL, 0, 30) == 5 * MS);
 	CHECK(count(NULL, 0, NULL, 0, 40) == 10 * MS);
 }
@@ -82,7 +82,7 @@ static void short_turns_are_not_all_saving(void)
 	hami_use_begin(&use, AT(0));
 	use.on = false;
 	for (int i = 0; i < 64; i++)
-		turns[i] = (struct hami_switch){AT(0) + i * MS / 100, i % 2 == 0};
+		turns[i] = (struct hami_switch){.at = AT(0) + i * MS / 100, .on = i % 2 == 0};
 	int64_t used = count(turns, 64, NULL, 0, 1);
 	CHECK(used >= 32 * MS / 100 / 2 && used <= 32 * MS / 100);
 }
