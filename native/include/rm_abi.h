@@ -55,8 +55,8 @@ enum {
 #define RM_EVENTS_UPDATE_GET 0x90cd0102u /* an event buffer: struct rm_events_get */
 #define RM_EVENTS_FLUSH 0x90cd0104u      /* an event buffer, no parameters: all events up to now are there */
 
-/* NV2080_ENGINE_TYPE: GR0 to GR7 are graphics and compute, COPY0 is the first copy engine. */
-enum { RM_ENGINE_COMPUTE = 1, RM_ENGINE_COMPUTE_LAST = 8, RM_ENGINE_COPY = 9 };
+/* NV2080_ENGINE_TYPE: GR0 to GR7 are graphics and compute, COPY0 to COPY9 copy. */
+enum { RM_ENGINE_COMPUTE = 1, RM_ENGINE_COMPUTE_LAST = 8, RM_ENGINE_COPY = 9, RM_ENGINE_COPY_LAST = 18 };
 
 enum {
 	RM_OK = 0,

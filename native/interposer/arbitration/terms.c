@@ -22,6 +22,10 @@
 #define SLICE_LATENCY_BELOW 1000u
 /* What a request waits for at most. It costs nothing while no request is there. */
 #define SLICE_BESIDE_LATENCY 10u
+/* Of copies there: a change of these takes a few us. */
+#ifndef SLICE_COPY_BESIDE_LATENCY
+#define SLICE_COPY_BESIDE_LATENCY 10u
+#endif
 /* ns. */
 #define CHANGE_LATEST 5000000ll /* how late a change may be for a request's sake */
 #define LEFT_LATEST 1000000ll   /* when another tenant's pause has taken effect: 0.35 to 1 ms on an H200 */
@@ -99,6 +103,11 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t proces
 		return 0;
 	uint32_t slice = terms->cores_percent * slice_per_percent(terms) / parts;
 	return slice < SLICE_LEAST ? SLICE_LEAST : slice;
+}
+
+uint32_t hami_terms_copy_timeslice_us(const struct hami_terms *terms)
+{
+	return !terms->latency && terms->latency_others ? SLICE_COPY_BESIDE_LATENCY : 0;
 }
 
 uint32_t hami_terms_others_timeslice_us(const struct hami_terms *terms)

@@ -46,6 +46,11 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t processes);
 
 /*
+ * Returns the timeslice of what copies between the GPU and the host, microseconds; 0: the driver's, of about a millisecond.
+ */
+uint32_t hami_terms_copy_timeslice_us(const struct hami_terms *terms);
+
+/*
  * Returns the shortest timeslice of the other tenants, in microseconds, as far as they are of one process; 0 where
  * timeslices are fixed: there is no other, somebody is latency-critical, or the policy is none.
  */

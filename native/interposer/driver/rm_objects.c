@@ -17,6 +17,7 @@ struct hami_object {
 	struct hami_object *chain; /* in its bucket */
 	struct hami_object *parent, *children, *next, **link;
 	struct hami_object *next_started, **started; /* not NULL: at work */
+	struct at_work *among;                       /* those at work that it is one of */
 	struct hami_object *subdevice;               /* a device's: one of its children */
 	enum kind kind;
 	int fd, slice;
@@ -29,11 +30,11 @@ static struct {
 	struct hami_object **buckets;
 	size_t bucket_count; /* a power of two */
 	size_t count;
-	struct work {
-		struct hami_object *started;
-		_Atomic int started_count;
-		_Atomic unsigned int started_ever;
-	} work[HAMI_SLICES];
+	struct at_work {
+		struct hami_object *first;
+		_Atomic int count;
+		_Atomic unsigned int ever;
+	} work[HAMI_SLICES], copies[HAMI_SLICES]; /* on the compute engine; on those that copy */
 } objects = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 bool hami_objects_is_client(uint32_t class_id)
@@ -151,18 +152,19 @@ static void take_off(struct hami_object *o)
 	}
 }
 
-static bool start(struct hami_object *o)
+static bool start(struct hami_object *o, struct at_work *at_work)
 {
 	if (o->started || o->slice < 0)
 		return false;
-	struct work *work = &objects.work[o->slice];
-	o->next_started = work->started;
+	at_work += o->slice;
+	o->among = at_work;
+	o->next_started = at_work->first;
 	if (o->next_started)
 		o->next_started->started = &o->next_started;
-	o->started = &work->started;
-	work->started = o;
-	work->started_count++;
-	work->started_ever++;
+	o->started = &at_work->first;
+	at_work->first = o;
+	at_work->count++;
+	at_work->ever++;
 	return true;
 }
 
@@ -173,7 +175,7 @@ static void stop(struct hami_object *o)
 	*o->started = o->next_started;
 	if (o->next_started)
 		o->next_started->started = o->started;
-	objects.work[o->slice].started_count--;
+	o->among->count--;
 }
 
 /* Forgets `o`, which has no children, and the memory that belongs to it. */
@@ -251,21 +253,28 @@ int hami_objects_start(uint64_t key, bool surely)
 	struct hami_object *o = find(key);
 	if (o && o->kind == CHANNEL && o->parent && o->parent->kind == GROUP)
 		o = o->parent;
-	if (o && (o->kind == GROUP || o->kind == CHANNEL) &&
-	    (surely || o->engine <= RM_ENGINE_COMPUTE_LAST) && start(o))
+	const bool works = o && (o->kind == GROUP || o->kind == CHANNEL);
+	if (works && (surely || o->engine <= RM_ENGINE_COMPUTE_LAST) && start(o, objects.work))
 		fresh = o->slice;
+	else if (works && o->kind == GROUP && o->engine >= RM_ENGINE_COPY && o->engine <= RM_ENGINE_COPY_LAST)
+		start(o, objects.copies);
 	pthread_mutex_unlock(&objects.lock);
 	return fresh;
 }
 
 int hami_objects_started(unsigned int slice)
 {
-	return objects.work[slice].started_count;
+	return objects.work[slice].count;
 }
 
 unsigned int hami_objects_started_ever(unsigned int slice)
 {
-	return objects.work[slice].started_ever;
+	return objects.work[slice].ever;
+}
+
+unsigned int hami_objects_copying_ever(unsigned int slice)
+{
+	return objects.copies[slice].ever;
 }
 
 /* Returns the subdevice below the same device as group or channel `o`. */
@@ -277,10 +286,10 @@ static const struct hami_object *subdevice_of(const struct hami_object *o)
 }
 
 /* Counts the groups at work, or the channels below them, and writes them to `list` unless it is NULL. */
-static long collect(const struct work *work, bool channels, struct hami_target *list)
+static long collect(const struct at_work *at_work, bool channels, struct hami_target *list)
 {
 	long count = 0;
-	for (const struct hami_object *g = work->started; g; g = g->next_started) {
+	for (const struct hami_object *g = at_work->first; g; g = g->next_started) {
 		const struct hami_object *s = subdevice_of(g);
 		bool whole = !channels || g->kind == CHANNEL;
 		for (const struct hami_object *o = whole ? g : g->children; o; o = whole ? NULL : o->next) {
@@ -296,14 +305,13 @@ static long collect(const struct work *work, bool channels, struct hami_target *
 	return count;
 }
 
-static struct hami_target *snapshot(unsigned int slice, bool channels, long *count)
+static struct hami_target *snapshot(const struct at_work *at_work, bool channels, long *count)
 {
-	const struct work *work = &objects.work[slice];
 	struct hami_target *list = NULL;
 	pthread_mutex_lock(&objects.lock);
-	*count = collect(work, channels, NULL);
+	*count = collect(at_work, channels, NULL);
 	if (*count && (list = malloc((size_t)*count * sizeof *list)))
-		collect(work, channels, list);
+		collect(at_work, channels, list);
 	else if (*count)
 		*count = -1;
 	pthread_mutex_unlock(&objects.lock);
@@ -313,7 +321,7 @@ static struct hami_target *snapshot(unsigned int slice, bool channels, long *cou
 bool hami_objects_of_context(unsigned int slice, uint64_t context)
 {
 	pthread_mutex_lock(&objects.lock);
-	const struct hami_object *g = objects.work[slice].started;
+	const struct hami_object *g = objects.work[slice].first;
 	while (g && g->context != context)
 		g = g->next_started;
 	pthread_mutex_unlock(&objects.lock);
@@ -322,12 +330,17 @@ bool hami_objects_of_context(unsigned int slice, uint64_t context)
 
 struct hami_target *hami_objects_channels(unsigned int slice, long *count)
 {
-	return snapshot(slice, true, count);
+	return snapshot(&objects.work[slice], true, count);
 }
 
 struct hami_target *hami_objects_groups(unsigned int slice, long *count)
 {
-	return snapshot(slice, false, count);
+	return snapshot(&objects.work[slice], false, count);
+}
+
+struct hami_target *hami_objects_copying(unsigned int slice, long *count)
+{
+	return snapshot(&objects.copies[slice], false, count);
 }
 
 void hami_objects_forked(void)
@@ -339,7 +352,7 @@ void hami_objects_forked(void)
 	objects.buckets = NULL;
 	objects.bucket_count = objects.count = 0;
 	for (unsigned int i = 0; i < HAMI_SLICES; i++) {
-		objects.work[i].started = NULL;
-		objects.work[i].started_count = 0;
+		objects.work[i].first = objects.copies[i].first = NULL;
+		objects.work[i].count = objects.copies[i].count = 0;
 	}
 }

@@ -47,13 +47,16 @@ void hami_objects_free(uint64_t key, struct hami_sums *sums);
 int hami_objects_slice(uint64_t key);
 
 /*
- * Marks a group, or a channel, as at work on the compute engine: from now on it is paused with the others.
+ * Marks a group, or a channel, as at work on the compute engine: from now on it is paused with the others; or a group as
+ * one that copies.
  * `surely`: whatever engine its group is for. Returns its slice when it was not marked before, else -1.
  */
 int hami_objects_start(uint64_t key, bool surely);
 /* Return how many groups (and channels without one) of a slice are at work; how many ever were. */
 int hami_objects_started(unsigned int slice);
 unsigned int hami_objects_started_ever(unsigned int slice);
+/* Returns how many groups of a slice that copy there ever were. */
+unsigned int hami_objects_copying_ever(unsigned int slice);
 
 /* Where a control goes, and what it names: a channel or a group. */
 struct hami_target {
@@ -69,6 +72,8 @@ bool hami_objects_of_context(unsigned int slice, uint64_t context);
  */
 struct hami_target *hami_objects_channels(unsigned int slice, long *count);
 struct hami_target *hami_objects_groups(unsigned int slice, long *count);
+/* The same for the groups that copy: between GPU and host, or within. */
+struct hami_target *hami_objects_copying(unsigned int slice, long *count);
 
 /* In a forked child: forgets all objects, whose lock another thread may have held. */
 void hami_objects_forked(void);

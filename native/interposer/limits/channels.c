@@ -12,6 +12,7 @@
 
 static struct {
 	_Atomic uint64_t timeslice_us[HAMI_SLICES]; /* 0: libcuda's own */
+	uint64_t copy_us[HAMI_SLICES];		    /* the driver's, of groups that copy; 0: never changed */
 } channels;
 
 /*
@@ -104,13 +105,11 @@ int hami_channels_pause(unsigned int slice, bool paused, const struct hami_only 
 	return rc;
 }
 
-int hami_channels_timeslice(unsigned int slice, uint64_t microseconds)
+/* Sets the timeslice of these groups, which it frees. */
+static int set_timeslices(struct hami_target *groups, long count, uint64_t microseconds)
 {
-	long count;
 	int rc = 0;
-	channels.timeslice_us[slice] = microseconds;
-	struct hami_target *groups = hami_objects_groups(slice, &count);
-	for (long i = 0; i < count && microseconds; i++) {
+	for (long i = 0; i < count; i++) {
 		uint64_t value = microseconds;
 		int error = send_control(&groups[i], groups[i].object, RM_GROUP_SET_TIMESLICE, &value,
 					 sizeof value);
@@ -119,6 +118,34 @@ int hami_channels_timeslice(unsigned int slice, uint64_t microseconds)
 	}
 	free(groups);
 	return count < 0 ? -ENOMEM : rc;
+}
+
+int hami_channels_timeslice(unsigned int slice, uint64_t microseconds)
+{
+	long count;
+	channels.timeslice_us[slice] = microseconds;
+	if (!microseconds)
+		return 0;
+	struct hami_target *groups = hami_objects_groups(slice, &count);
+	return set_timeslices(groups, count, microseconds);
+}
+
+int hami_channels_copy_timeslice(unsigned int slice, uint64_t microseconds)
+{
+	long count;
+	uint64_t *drivers = &channels.copy_us[slice];
+	if (!microseconds && !*drivers)
+		return 0;
+	struct hami_target *groups = hami_objects_copying(slice, &count);
+	int rc = count > 0 && !*drivers ? send_control(&groups[0], groups[0].object, RM_GROUP_GET_TIMESLICE,
+						       drivers, sizeof *drivers)
+					: 0;
+	if (rc || !*drivers) {
+		*drivers = 0;
+		free(groups);
+		return count < 0 ? -ENOMEM : rc == -EAGAIN || rc == -ESTALE ? 0 : rc;
+	}
+	return set_timeslices(groups, count, microseconds ? microseconds : *drivers);
 }
 
 uint64_t hami_channels_wanted_timeslice(unsigned int slice)

@@ -29,6 +29,11 @@ void hami_channels_resume(unsigned int slice);
  * 0, or -errno when the driver refuses.
  */
 int hami_channels_timeslice(unsigned int slice, uint64_t microseconds);
+/*
+ * Sets the timeslice of the groups that copy, as there are now, in microseconds; 0: the driver's own, where it was ever
+ * changed. 0, or -errno when the driver refuses. For the slice's keeper alone.
+ */
+int hami_channels_copy_timeslice(unsigned int slice, uint64_t microseconds);
 /* Returns the timeslice that a compute group gets when libcuda asks for one; 0: what libcuda asks for. */
 uint64_t hami_channels_wanted_timeslice(unsigned int slice);
 

@@ -66,7 +66,8 @@ struct keeper {
 	int64_t due;  /* steady: since when what is open shall change; 0: it shall not */
 	int64_t sample_gap;
 	uint64_t random;
-	uint32_t timeslice;
+	uint32_t timeslice, copy_timeslice;
+	unsigned int copying; /* groups that have it */
 	unsigned int groups; /* that have it */
 	bool no_timeslices;  /* the driver refuses them */
 };
@@ -85,8 +86,24 @@ static int64_t jittered(struct keeper *k, int64_t gap)
 	return gap / 2 + (int64_t)(k->random % (uint64_t)gap);
 }
 
+/* Copies are no part of a share: they are only kept from delaying somebody latency-critical. */
+static void set_copy_timeslice(struct keeper *k)
+{
+	const unsigned int groups = hami_objects_copying_ever(k->slice_index);
+	const uint32_t wanted = hami_terms_copy_timeslice_us(&k->terms);
+	if (wanted == k->copy_timeslice && (!wanted || groups == k->copying))
+		return;
+	int rc = hami_channels_copy_timeslice(k->slice_index, wanted);
+	if (rc)
+		hami_log(1, "the driver refuses timeslices of copies%s (%s)\n",
+			 hami_slice_place(k->slice_index), strerror(-rc));
+	k->copy_timeslice = wanted;
+	k->copying = groups;
+}
+
 static void set_timeslice(struct keeper *k)
 {
+	set_copy_timeslice(k);
 	unsigned int groups = hami_objects_started_ever(k->slice_index);
 	k->processes = hami_region_step_processes(k->region);
 	k->longest_us = hami_terms_timeslice_us(&k->terms, k->processes);
