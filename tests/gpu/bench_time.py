@@ -20,14 +20,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/native"), str(ROOT / "tests/gpu")]
 
+from bench_parts import parts  # noqa: E402
 from tenants import (  # noqa: E402
     HAMI_CORE,
+    LC,
+    LC_A,
+    LC_B,
     REPEATS,
     SECONDS,
-    Numbers,
     Tenant,
     alone,
     answer,
+    beside,
     median,
     prepare,
     rate,
@@ -149,21 +153,6 @@ def programs() -> None:
             waits = [statistics.median(r[0].get(k, 0) for r in runs) for k in ("p50", "p99")]
             shown = ", ".join(f"{wait:.0f}" for wait in waits) if any(waits) else ""
             row(name, f"{policy} {cores}" if cores else "stock", 100 * mine / base, shown, 100 * busy / native)
-
-
-LC_A = ("requests", "us=100", "every=4000", f"copy={1 << 20}")
-LC_B = ("requests", "us=100", "count=20", "every=20000")
-LC = {"latency": 1, "floor_percent": 5}
-
-
-def beside(request: Tenant, others: Sequence[Tenant]) -> tuple[Numbers, list[Numbers]]:
-    """One tenant of requests beside others that want everything."""
-    begin = time.time() + 1.5 + 0.5 * len(others)
-    request, *others = told([request, *others])
-    long = [t.start(f"begin={begin:.3f}", seconds=SECONDS + 1) for t in others]
-    time.sleep(begin - time.time())
-    mine = answer(request.start(seconds=SECONDS))
-    return mine, [answer(p) for p in long]
 
 
 def latency() -> None:
@@ -360,6 +349,7 @@ SECTIONS = {
     "programs": programs,
     "latency": latency,
     "changes": changes,
+    "parts": parts,
     "order": order,
     "inference": inference,
     "training": training,

@@ -144,6 +144,21 @@ def together(tenants: Sequence[Tenant], *more: str) -> list[Numbers]:
     return [answer(p) for p in running]
 
 
+LC_A = ("requests", "us=100", "every=4000", f"copy={1 << 20}")
+LC_B = ("requests", "us=100", "count=20", "every=20000")
+LC = {"latency": 1, "floor_percent": 5}
+
+
+def beside(request: Tenant, others: Sequence[Tenant]) -> tuple[Numbers, list[Numbers]]:
+    """One tenant of requests beside others that want everything."""
+    begin = time.time() + 1.5 + 0.5 * len(others)
+    request, *others = told([request, *others])
+    long = [t.start(f"begin={begin:.3f}", seconds=SECONDS + 1) for t in others]
+    time.sleep(begin - time.time())
+    mine = answer(request.start(seconds=SECONDS))
+    return mine, [answer(p) for p in long]
+
+
 def median(of: Callable[[], float]) -> float:
     return statistics.median(of() for _ in range(REPEATS))
 

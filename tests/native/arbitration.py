@@ -35,6 +35,7 @@ COUNT_NS_SEVERAL = constant("budget.h", "HAMI_COUNT_NS_SEVERAL")
 SAVE_NS = constant("use.h", "HAMI_SAVE_NS")
 MUCH = constant("slice.h", "HAMI_SLICE_MUCH")
 THRASH_NS = constant("slice.h", "HAMI_STAY_NS_THRASH")
+PART_BUSY = constant("parts.h", "HAMI_PART_BUSY")
 
 
 class _Terms(ctypes.Structure):
@@ -149,6 +150,15 @@ _lib.hami_terms_open.restype = ctypes.c_bool
 _lib.hami_terms_open.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, _I64, ctypes.POINTER(_I64))
 _lib.hami_part_open.restype = ctypes.c_bool
 _lib.hami_part_open.argtypes = (ctypes.POINTER(_Terms), ctypes.POINTER(_Part), _I64, ctypes.POINTER(_I64))
+_lib.hami_part_context.restype = _U32
+_lib.hami_part_context.argtypes = (
+    ctypes.POINTER(_Terms),
+    ctypes.POINTER(_Part),
+    _U32,
+    _I64,
+    ctypes.POINTER(_I64),
+)
+_lib.hami_part_worked.restype, _lib.hami_part_worked.argtypes = _U32, (_U32, ctypes.c_bool)
 _lib.hami_terms_waits.restype = ctypes.c_bool
 _lib.hami_terms_waits.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, ctypes.POINTER(_Visit))
 _lib.hami_terms_others_timeslice_us.restype = _U32
@@ -296,6 +306,11 @@ class Terms:
         until = _I64()
         return bool(_lib.hami_part_open(self._struct(), _Part(rank, count), now_ns, until)), until.value
 
+    def context(self, process: tuple[int, int], count: int, now_ns: int) -> tuple[int, int]:
+        """Returns which of ``count`` contexts of the process (number, of so many) is open, and until when."""
+        until = _I64()
+        return int(_lib.hami_part_context(self._struct(), _Part(*process), count, now_ns, until)), until.value
+
     def waits(self, opens: bool, late_ns: int, stay_ns: int, usual_ns: int) -> bool:
         """Returns whether a change that is so late waits on; another is on the engine since ``stay_ns`` (0: none)."""
         return bool(_lib.hami_terms_waits(self._struct(), opens, late_ns, _Visit(stay_ns, usual_ns)))
@@ -397,3 +412,8 @@ def slice_worked(stay_ns: int, longest_ns: int) -> int:
 def slice_unused(stay_ns: int, timeslice_ns: int) -> int:
     """Returns how much of a timeslice a stay left unused, thousandths."""
     return int(_lib.hami_slice_unused(stay_ns, timeslice_ns))
+
+
+def worked(before: int, works: bool) -> int:
+    """Returns of how many of its samples something had work, permille, after one more."""
+    return int(_lib.hami_part_worked(before, works))

@@ -235,6 +235,50 @@ def test_a_process_that_is_alone_or_beside_nobody_latency_critical_has_all_of_th
     assert a.Terms(50, latency=latency, latency_others=1).part(1, 5, now)[0] or not latency
 
 
+@given(st.integers(2, 24), st.integers(0, 999), st.integers(0, 1200), st.integers(0, 2**61), st.integers(0, 6))
+@example(16, 0, 0, 0, 0)
+@example(3, 999, 1, 0, 2)
+@settings(deadline=None)
+def test_contexts_of_a_process_divide_its_time(contexts: int, begin: int, length: int, now: int, others: int) -> None:
+    """One at a time is open, and each has the same of the process's time."""
+    terms = a.Terms(50, latency_others=1, turn_begin=begin, turn_length=length)
+    process = (0, others + 1)
+    had = [0] * contexts
+    at, end = now, now + 2 * contexts * (others + 1) * a.ROUND_NS
+    longest = 0
+    while at < end:
+        is_open, opened_until = terms.part(*process, at)
+        in_turn, turn_until = terms.turn(at)
+        context, until = terms.context(process, contexts, at)
+        assert 0 <= context < contexts
+        assert at < until
+        until = min(until, opened_until, turn_until, end)
+        if is_open and in_turn:
+            had[context] += until - at
+            longest = max(longest, until - at)
+        at = until
+    assert max(had) - min(had) <= 2 * longest + contexts, "but for where it began to count"
+    assert min(had) > 0
+
+
+@given(st.integers(0, 2**61), st.integers(0, 5))
+def test_the_only_context_is_open_always(now: int, processes: int) -> None:
+    terms = a.Terms(50, latency_others=1)
+    assert terms.context((0, processes), 1, now) == terms.context((0, processes), 0, now) == (0, a.FOREVER)
+
+
+@given(st.lists(st.booleans(), max_size=60), st.integers(0, 1000))
+def test_what_has_work_counts_as_busy_at_once_and_without_work_no_longer_soon(seen: list[bool], before: int) -> None:
+    for works in seen:
+        after = a.worked(before, works)
+        assert 0 <= after <= 1000
+        assert after >= a.PART_BUSY if works else after <= before
+        before = after
+    for _ in range(6):
+        before = a.worked(before, False)
+    assert before < a.PART_BUSY
+
+
 EVENTS = st.lists(st.tuples(st.integers(0, 200), st.booleans()), max_size=40).map(sorted)
 STEPS = st.lists(st.integers(0, 60), min_size=1, max_size=12)
 US = 1000

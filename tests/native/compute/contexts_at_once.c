@@ -10,10 +10,12 @@
  *	short   as busy, beside contexts that are made, work for 20 ms, and are destroyed
  *	late    as busy, but the last one has no work in the first half of the time
  *	leaves  as busy, but the last one is destroyed after half of the time
+ *	forks   as busy, while the process forks, and its children end at once
  */
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 
 #include "../interposer/check.h"
@@ -135,6 +137,17 @@ static void come_and_go(void)
 	}
 }
 
+static void fork_all_the_time(void)
+{
+	while (now_ms() < begin_ms + span_ms) {
+		pid_t child = fork();
+		if (!child)
+			_exit(0);
+		CHECK(child > 0 && waitpid(child, NULL, 0) == child);
+		usleep(5000);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc == 5);
@@ -151,6 +164,8 @@ int main(int argc, char **argv)
 		CHECK(!pthread_create(&workers[i].thread, NULL, run, &workers[i]));
 	if (!strcmp(how, "short"))
 		come_and_go();
+	if (!strcmp(how, "forks"))
+		fork_all_the_time();
 	for (int i = 0; i < busy; i++)
 		pthread_join(workers[i].thread, NULL);
 	for (int i = 0; i < busy; i++)

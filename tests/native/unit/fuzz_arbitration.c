@@ -2,7 +2,8 @@
 /*
  * The rules of arbitration/budget.h with any numbers, as a user may have written them into the record: no undefined
  * arithmetic, nobody is shut for longer than the most, and no credit beyond a full budget. Those of parts.h and of waiting
- * for requests (terms.h) too: who waits for a part looks again within a round, and no change is later than 5 ms.
+ * for requests (terms.h) too: who waits for a part looks again within a round, the context that is open is one of those
+ * that there are, and no change is later than 5 ms.
  */
 #include <stdint.h>
 #include <string.h>
@@ -38,6 +39,10 @@ static void judge_turn(const struct numbers *n)
 	bool open = hami_part_open(&terms, &part, now, &until);
 	CHECK(until > now && (until == INT64_MAX || until <= now + HAMI_ROUND_NS));
 	CHECK(open || (takes_turns && part.count > 1));
+	const uint32_t contexts = (uint32_t)n->used;
+	const uint32_t context = hami_part_context(&terms, &part, contexts, now, &until);
+	CHECK(until > now && (until == INT64_MAX || until <= now + HAMI_ROUND_NS));
+	CHECK(context < contexts || (contexts == 0 && context == 0));
 	for (int opens = 0; opens < 2; opens++)
 		CHECK(!hami_terms_waits(&terms, opens, n->late, &visit) ||
 		      (takes_turns && n->late < CHANGE_LATEST && visit.stay > 0));
