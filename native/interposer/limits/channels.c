@@ -12,7 +12,7 @@
 
 static struct {
 	_Atomic uint64_t timeslice_us[HAMI_SLICES]; /* 0: libcuda's own */
-	uint64_t copy_us[HAMI_SLICES];		    /* the driver's, of groups that copy; 0: never changed */
+	uint64_t copy_us[HAMI_SLICES]; /* of groups that copy, the driver's own; 0: never changed */
 } channels;
 
 /*

@@ -68,6 +68,7 @@ struct keeper {
 	uint64_t random;
 	uint32_t timeslice, copy_timeslice;
 	unsigned int copying; /* groups that have it */
+	bool no_copy_timeslices;
 	unsigned int groups; /* that have it */
 	bool no_timeslices;  /* the driver refuses them */
 };
@@ -91,9 +92,10 @@ static void set_copy_timeslice(struct keeper *k)
 {
 	const unsigned int groups = hami_objects_copying_ever(k->slice_index);
 	const uint32_t wanted = hami_terms_copy_timeslice_us(&k->terms);
-	if (wanted == k->copy_timeslice && (!wanted || groups == k->copying))
+	if (k->no_copy_timeslices || (wanted == k->copy_timeslice && (!wanted || groups == k->copying)))
 		return;
 	int rc = hami_channels_copy_timeslice(k->slice_index, wanted);
+	k->no_copy_timeslices = rc != 0;
 	if (rc)
 		hami_log(1, "the driver refuses timeslices of copies%s (%s)\n",
 			 hami_slice_place(k->slice_index), strerror(-rc));

@@ -31,6 +31,8 @@ static bool make_group(uint32_t device, const struct CUctx_st *c, bool compute)
 	for (int i = 0; i < (compute ? COMPUTE_CHANNELS : COPY_CHANNELS); i++)
 		if (!rm_allocate(group, &channel, sim.view.machine.gpu[gpu].channel_class, 0))
 			return false;
+	uint8_t schedule[3] = {1}; /* NVA06C_CTRL_GPFIFO_SCHEDULE_PARAMS: enable */
+	rm_ask(group, RM_GROUP_SCHEDULE, schedule, sizeof schedule);
 	return true;
 }
 

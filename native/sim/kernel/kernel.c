@@ -176,11 +176,13 @@ static uint32_t timeslice(struct object *group, const struct rm_control *c)
 	sim_lock(&kernel.view);
 	timeline_advance(&kernel.view, group->gpu, timeline_now());
 	if (c->command == RM_GROUP_GET_TIMESLICE)
-		*us = *of_line / 1000;
+		*us = group->compute ? *of_line / 1000 : group->timeslice_us;
 	else if (!*us || *us > 1000000000)
 		status = RM_INVALID_ARGUMENT;
-	else if (group->compute)
-		*of_line = *us * 1000, group->timeslice_us = (uint32_t)*us;
+	else {
+		*of_line = group->compute ? *us * 1000 : *of_line;
+		group->timeslice_us = (uint32_t)*us;
+	}
 	sim_unlock(&kernel.view);
 	return status;
 }

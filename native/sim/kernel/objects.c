@@ -64,6 +64,7 @@ static uint32_t inherit(struct object *o, uint32_t parameter, struct object **ab
 		return RM_INVALID_ARGUMENT;
 	o->gpu = o->class_id == RM_CLASS_DEVICE ? parameter : parent->gpu;
 	o->compute = o->class_id == RM_CLASS_GROUP ? parameter == RM_ENGINE_COMPUTE : parent->compute;
+	o->timeslice_us = o->class_id == RM_CLASS_GROUP && !o->compute ? SIM_COPY_TIMESLICE_US : 0;
 	*above = parent;
 	return RM_OK;
 }

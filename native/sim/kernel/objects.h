@@ -20,13 +20,15 @@ struct memory {
 	struct place *places; /* where it is mapped, or was (uvm.c) */
 };
 
+#define SIM_COPY_TIMESLICE_US 1000u /* of a group that copies, until it is set: nothing takes it into account */
+
 struct object {
 	uint32_t client, parent, handle, class_id;
 	uint32_t gpu;           /* of everything below a device */
 	int fd;                 /* of the client: controls go through it */
 	bool compute;           /* a compute group, or a channel of one */
 	uint32_t slot, channel; /* where a compute channel is in the state; of a group the slot alone */
-	uint32_t timeslice_us;  /* a compute group's, once it was set */
+	uint32_t timeslice_us;  /* a group's; of a compute group once it was set */
 	struct memory *memory;  /* what a memory object holds; NULL: none of the device's */
 	struct pages *pages;    /* what a deviceless memory object holds (events.c) */
 	struct event_buffer *events;
