@@ -28,6 +28,14 @@ void sim_settle_events(struct CUctx_st *context)
 	}
 }
 
+struct CUevent_st sim_event_read(CUevent event)
+{
+	sim_lock(&sim.view);
+	const struct CUevent_st e = *event;
+	sim_unlock(&sim.view);
+	return e;
+}
+
 /* With the shared mutex held. */
 static void forget(struct CUevent_st *e)
 {

@@ -185,6 +185,8 @@ CUresult sim_copy_rows(CUstream stream, CUdeviceptr to, size_t to_pitch, CUdevic
  * has been advanced.
  */
 void sim_settle_events(struct CUctx_st *context);
+/* Returns the event as it is now: another thread may record it. */
+struct CUevent_st sim_event_read(CUevent event);
 
 /* A function that runs on the host when stream has come to it (worker.c). */
 CUresult sim_callback(struct CUstream_st *stream, void (*function)(void *), void *argument);

@@ -195,14 +195,14 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!event || event->magic != SIM_EVENT_MAGIC)
 		return CUDA_ERROR_INVALID_HANDLE;
-	if (!event->recorded)
+	const struct CUevent_st e = sim_event_read(event);
+	if (!e.recorded)
 		return CUDA_SUCCESS;
-	if (sim_same_line(event->context, s->context))
-		sim_stream_extend(s, event->position); /* it is before whatever follows in s */
+	if (sim_same_line(e.context, s->context))
+		sim_stream_extend(s, e.position); /* it is before whatever follows in s */
 	else
-		timeline_wait(&sim.view, event->context->line, event->device,
-			      event->position); /* two lines have no order */
-	if (event->callbacks > atomic_load(&s->callbacks))
-		atomic_store(&s->callbacks, event->callbacks);
+		timeline_wait(&sim.view, e.context->line, e.device, e.position); /* two lines have no order */
+	if (e.callbacks > atomic_load(&s->callbacks))
+		atomic_store(&s->callbacks, e.callbacks);
 	return CUDA_SUCCESS;
 }
