@@ -92,6 +92,25 @@ def test_timeslices_give_everybody_its_cores_less_the_switches(cores: list[int])
         assert timeslice < a.ROUND_NS * percent // 100, "shorter than the piece that a budget gives"
 
 
+@given(st.lists(st.integers(1, 100), min_size=2, max_size=32).filter(lambda cores: sum(cores) <= 100))
+def test_tenants_with_small_shares_have_longer_rounds_and_all_the_same(cores: list[int]) -> None:
+    slices = [
+        a.Terms(percent, others_least_percent=min(cores[:n] + cores[n + 1 :])).timeslice_us()
+        for n, percent in enumerate(cores)
+    ]
+    each = {slice_us / percent for slice_us, percent in zip(slices, cores, strict=True)}
+    assert len(each) == 1, "in proportion to cores"
+    assert min(cores) > 13 or each.pop() == min(600, 6000 // min(cores))
+    assert min(cores) < 14 or each.pop() == 450
+
+
+@given(st.integers(1, 100), st.integers(2, 64))
+def test_many_without_a_share_take_no_more_turns_than_one(cores: int, parts: int) -> None:
+    beside, alone = (a.Terms(cores, "none", others_least_percent=percent) for percent in (50, 0))
+    assert beside.timeslice_us(parts) == max(2048 // parts, 200)
+    assert beside.timeslice_us() == alone.timeslice_us(parts) == 0, "the driver's own"
+
+
 @given(st.integers(1, 100), st.integers(1, 64))
 def test_the_processes_of_a_tenant_divide_its_timeslice_unless_it_would_be_too_short(
     cores: int, processes: int

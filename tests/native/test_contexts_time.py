@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conformance import BUILD, REAL_GPU, Slice, make_slice, put
 from test_changes_wait import SERVE, Busy
-from test_compute import machine, measured, run, shares, slice_of, start
+from test_compute import SPIN, machine, measured, run, shares, slice_of, start
 
 from hami_hpc.contract import constants as c
 
@@ -166,3 +166,23 @@ def test_without_a_latency_critical_job_contexts_take_turns_as_the_gpu_gives_the
 ) -> None:
     result = run(slice_of(tmp_path, machine, 100, "burst"), CONTEXTS, 500, 2, 0, "busy", log="2")
     assert "wait for their part" not in result.stderr
+
+
+@pytest.mark.parametrize("contexts", [4, 16])
+def test_many_contexts_have_no_more_of_the_gpu_than_one(contexts: int, tmp_path: Path, machine: Machine) -> None:
+    """Beside a neighbour with the same share: each context had the whole timeslice, so 4 had 80 %, 16 had 94 %."""
+    terms = [{"others_least_cores": 50, "turn_begin_permille": at, "turn_length_permille": 500} for at in (0, 500)]
+    jobs = [
+        make_slice(tmp_path / f"job{n}", *machine, job_mib=MIB, cores_percent=50, policy="burst", fields=terms[n])
+        for n in (0, 1)
+    ]
+
+    def neighbour() -> float:
+        many = start(jobs[0], CONTEXTS, 4000, contexts, 0, "busy")
+        time.sleep(1)
+        share = shares(run(jobs[1], SPIN, 2000, 1000))[0]
+        out, err = many.communicate(timeout=60)
+        assert many.returncode == 0, err + out
+        return share
+
+    measured(neighbour, lambda share: 44 <= share <= 56)

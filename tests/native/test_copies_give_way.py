@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of a job beside a latency-critical one have short timeslices, so that a request's own copy does not wait for them."""
+"""Copies of a job beside a latency-critical one have short timeslices: a request's own copy does not wait for them."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@
 #define SLICE_PER_PERCENT_MOST 600u
 #define SLICE_OF_LEAST 6000u /* of the tenant with the least, as far as that goes */
 #define SLICE_LEAST 200u
+#define SLICE_DRIVERS 2048u /* libcuda's own */
 /* Longer than any request, so that it is not interrupted by others once it has begun. */
 #define SLICE_LATENCY 20000u
 /*
@@ -84,9 +85,9 @@ struct hami_terms hami_terms_read(const struct hami_limits *job, const struct ha
 	};
 }
 
-uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t processes)
+uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts)
 {
-	uint32_t parts = processes ? processes : 1;
+	parts = parts ? parts : 1;
 	if (!terms->latency && terms->latency_others)
 		return SLICE_BESIDE_LATENCY;
 	if (terms->latency && terms->latency_above)
@@ -98,7 +99,9 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t proces
 	if (terms->beside_slice_us)
 		return within(terms->beside_slice_us / parts, SLICE_LEAST, HAMI_CLASS_SLICE_US_MAX);
 	if (terms->policy == HAMI_POLICY_NONE)
-		return 0;
+		return parts > 1 && terms->others_least_percent
+			       ? within(SLICE_DRIVERS / parts, SLICE_LEAST, SLICE_DRIVERS)
+			       : 0;
 	uint32_t slice = terms->cores_percent * slice_per_percent(terms) / parts;
 	return slice < SLICE_LEAST ? SLICE_LEAST : slice;
 }

@@ -39,11 +39,11 @@ struct hami_terms {
 struct hami_terms hami_terms_read(const struct hami_limits *job, const struct hami_limits *step);
 
 /*
- * Returns the timeslice of one of `processes` processes that share the terms, in microseconds; 0: the driver's.
- * They divide the tenant's. Beside somebody latency-critical the class's own does not count: it is short,
+ * Returns the timeslice of one of `parts` processes, or contexts of them, that share the terms, in microseconds; 0: the
+ * driver's. They divide the tenant's. Beside somebody latency-critical the class's own does not count: it is short,
  * but for a latency-critical tenant whom nobody comes before.
  */
-uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t processes);
+uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts);
 
 /*
  * Returns the timeslice of what copies between the GPU and the host, microseconds; 0: the driver's, of about a millisecond.

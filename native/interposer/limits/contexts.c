@@ -21,7 +21,7 @@ static bool had_work(const struct hami_answer *a, bool works)
 void hami_contexts_note(struct hami_contexts *c, unsigned int slice, bool works)
 {
 	struct hami_answer answers[HAMI_CONTEXTS_MOST];
-	if (!c->divides)
+	if (!c->watches)
 		return;
 	const struct hami_contexts before = *c;
 	const size_t count = hami_outstanding_answers(slice, answers, HAMI_CONTEXTS_MOST);
@@ -45,7 +45,7 @@ void hami_contexts_note(struct hami_contexts *c, unsigned int slice, bool works)
 static uint32_t list_competing(const struct hami_contexts *c, unsigned int slice, uint64_t *list)
 {
 	uint32_t count = 0;
-	for (size_t i = 0; c->divides && i < c->count; i++)
+	for (size_t i = 0; c->watches && i < c->count; i++)
 		if (c->all[i].worked >= HAMI_PART_BUSY && hami_objects_of_context(slice, c->all[i].context))
 			list[count++] = c->all[i].context;
 	return count;
@@ -63,13 +63,19 @@ int64_t hami_contexts_plan(struct hami_contexts *c, unsigned int slice, const st
 			   const struct hami_part *part, int64_t now)
 {
 	uint64_t list[HAMI_CONTEXTS_MOST];
-	const bool divides = terms->latency_others && !terms->latency;
-	if (!divides && !c->divides)
+	const bool watches = terms->latency_others || terms->others_least_percent;
+	if (!watches && !c->watches)
 		return INT64_MAX;
-	if (divides != c->divides)
+	if (watches != c->watches)
 		c->count = 0;
-	c->divides = divides;
+	c->watches = watches;
 	const uint32_t count = list_competing(c, slice, list);
+	c->competing = count;
+	if (!terms->latency_others || terms->latency) {
+		c->open = 0;
+		c->paused_count = 0;
+		return INT64_MAX;
+	}
 	bool goes_on = count > 1 && has(list, count, c->open);
 	for (uint32_t i = 0; i < count && goes_on; i++) /* until another one comes */
 		goes_on = list[i] == c->open || has(c->paused, (uint32_t)c->paused_count, list[i]);

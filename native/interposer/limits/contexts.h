@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which contexts of this process are open, beside somebody latency-critical: of those that compete for the GPU one at a time
- * (arbitration/parts.h), and all others always. A context competes when for a good part of the time it has work while
- * another one has, too; contexts that work one after the other do not.
+ * How many contexts of this process compete for the GPU where others are on it, and which of them are open beside somebody
+ * latency-critical: one at a time (arbitration/parts.h), and all others always. A context competes when for a good part of
+ * the time it has work while another one has, too; contexts that work one after the other do not.
  *
  * For one thread of each slice, its keeper's: no lock. Not async-signal-safe.
  */
@@ -18,7 +18,8 @@
 #define HAMI_CONTEXTS_MOST 256
 
 struct hami_contexts {
-	bool divides; /* somebody latency-critical is there */
+	bool watches;       /* others are on the GPU */
+	uint32_t competing; /* how many; 0 or 1: none does */
 	size_t count;
 	struct {
 		uint64_t context;

@@ -108,7 +108,8 @@ static void set_timeslice(struct keeper *k)
 	set_copy_timeslice(k);
 	unsigned int groups = hami_objects_started_ever(k->slice_index);
 	k->processes = hami_region_step_processes(k->region);
-	k->longest_us = hami_terms_timeslice_us(&k->terms, k->processes);
+	const uint32_t contexts = k->contexts.competing > 1 ? k->contexts.competing : 1;
+	k->longest_us = hami_terms_timeslice_us(&k->terms, k->processes * contexts);
 	uint32_t wanted = hami_slice_us(&k->slice, k->longest_us);
 	if (k->no_timeslices || (wanted == k->timeslice && groups == k->groups))
 		return;
