@@ -314,6 +314,7 @@ void hami_swap_prepare(void)
 	    order() == HAMI_SWAP_WAIT)
 		return;
 	hami_movable_track();
+	hami_hold_begin();
 	hami_launched_hold();
 }
 
