@@ -411,7 +411,7 @@ until wait; do :; done"""
     order(moving, "suspend", job)
     jobs.wait(moving, lambda: set(state_of(job, moving)) == {"T"}, "all programs to be stopped")
     is_at_most(moving, held - MIB)
-    time.sleep(7)
+    time.sleep(11)
     assert used_mib(moving) <= held - MIB
     order(moving, "resume", job)
     is_again(moving, held)
