@@ -16,7 +16,7 @@ from hami_hpc.cli.options import Failure, command, config_option, config_path, f
 from hami_hpc.core import pool as core
 from hami_hpc.core.gpu_choice import preset_text
 from hami_hpc.core.hostlist import HostlistError, expand, fold
-from hami_hpc.core.pool import Node, Room, Size, Slice
+from hami_hpc.core.pool import Group, Node, Room, Size, Slice
 from hami_hpc.core.tables import table
 from hami_hpc.node.config import Settings, load_settings
 from hami_hpc.node.preset_settings import read_presets
@@ -51,48 +51,54 @@ def read_rooms(settings: Settings | None) -> list[tuple[Node, Size, Room]]:
     return found
 
 
-def _slice_text(room: Room) -> str:
-    return ("" if room.is_exact else BOUND) + room.largest.text if room.largest else NO_SLICE
+def _largest_text(found: Group | core.Total) -> str:
+    return ("" if found.is_exact else BOUND) + found.largest.text if found.largest else NO_SLICE
 
 
-def _node_row(node: Node, room: Room) -> tuple[object, ...]:
-    total, allocated = node.total, node.allocated
+def _row(group: Group) -> tuple[object, ...]:
+    total, allocated = group.total, group.allocated
     return (
-        node.name,
-        node.state_text,
-        node.model,
-        node.gpus,
-        len(node.whole),
+        group.state_text,
+        group.model,
+        group.gpus,
+        group.whole,
         total["vgpu_mem"],
         allocated.get("vgpu_mem", 0),
-        room.mem_mib,
+        group.mem_mib,
         total["vgpu_cores"],
         allocated.get("vgpu_cores", 0),
-        room.cores,
-        _slice_text(room),
+        group.cores,
+        _largest_text(group),
     )
 
 
-HEAD_TEXT = "NODE|STATE|MODEL|GPUS|WHOLE|MEM MIB|ALLOCATED|FREE|CORES %|ALLOCATED|FREE|LARGEST FREE SLICE"
+HEAD_TEXT = "STATE|MODEL|GPUS|WHOLE|MEM MIB|ALLOCATED|FREE|CORES %|ALLOCATED|FREE|LARGEST FREE SLICE"
 HEAD = tuple(HEAD_TEXT.split("|"))
 RIGHT = tuple(range(3, 11))
 
 
-def _show(rooms: list[tuple[Node, Size, Room]], with_gpus: bool) -> None:
-    rows = [_node_row(node, room) for node, _, room in rooms]
-    click.echo(colours.table_head(table(HEAD, rows, right=RIGHT)))
+def _show(rooms: list[tuple[Node, Size, Room]], with_gpus: bool, each: bool) -> None:
+    nodes = [(node, room) for node, _, room in rooms]
+    groups = [group for one in nodes for group in core.groups([one])] if each else core.groups(nodes)
+    if any(len(group.nodes) > 1 for group in groups):
+        cells = [(len(group.nodes), *_row(group), fold(group.nodes)) for group in groups]
+        click.echo(colours.table_head(table(("NODES", *HEAD, "NODELIST"), cells, right=(0, *RIGHT))))
+    else:
+        cells = [(group.nodes[0], *_row(group)) for group in groups]
+        click.echo(colours.table_head(table(("NODE", *HEAD), cells, right=RIGHT)))
     if with_gpus:
         _show_gpus(rooms)
     if len(rooms) > 1:
         _show_totals(rooms)
+    reasons: dict[str, list[str]] = {}
     for node, _, _room in rooms:
         if node.reason and not node.is_usable:
-            click.echo(f"\n{node.name} is {node.state_text}: {node.reason}")
+            reasons.setdefault(f"{node.state_text}: {node.reason}", []).append(node.name)
+    for reason, names in reasons.items():
+        click.echo(f"\n{fold(names)} {'is' if len(names) == 1 else 'are'} {reason}")
     unclear = [node.name for node, _, _ in rooms if node.used is None]
     if unclear:
-        click.echo(
-            f"\nSlurm does not show how full each GPU of {', '.join(unclear)} is: the slices are bounds, not offers"
-        )
+        click.echo(f"\nSlurm does not show how full each GPU of {fold(unclear)} is: the slices are bounds, not offers")
 
 
 def _show_gpus(rooms: list[tuple[Node, Size, Room]]) -> None:
@@ -130,13 +136,9 @@ def _show_presets(settings: Settings | None) -> None:
 
 def _show_totals(rooms: list[tuple[Node, Size, Room]]) -> None:
     sums = core.totals([(node, room) for node, _, room in rooms])
-    rows = [(s.model, s.nodes, s.gpus, s.mem_mib, s.allocated_mib, s.free_mib, _total_text(s)) for s in sums]
+    rows = [(s.model, s.nodes, s.gpus, s.mem_mib, s.allocated_mib, s.free_mib, _largest_text(s)) for s in sums]
     head = ("MODEL", "NODES", "GPUS", "MEM MIB", "ALLOCATED", "FREE", "LARGEST FREE SLICE")
     click.echo("\n" + colours.table_head(table(head, rows, right=(1, 2, 3, 4, 5))))
-
-
-def _total_text(total: core.Total) -> str:
-    return ("" if total.is_exact else BOUND) + _gpu_text(total.largest)
 
 
 def _gpu_text(found: Slice | None) -> str:
@@ -171,10 +173,14 @@ def node_json(node: Node, size: Size, room: Room) -> dict[str, object]:
 
 @command("pool")
 @click.argument("nodes", metavar="[NODES]", nargs=-1)
+@click.option("--each-node", is_flag=True, help="A line for each node, also where nodes are alike.")
 @format_option("table", "json")
 @config_option
-def pool(nodes: tuple[str, ...], form: str, config: Path | None) -> None:
+def pool(nodes: tuple[str, ...], each_node: bool, form: str, config: Path | None) -> None:
     """What the cluster has for vGPU jobs, what of it is allocated, and the largest free slice of each node.
+
+    Nodes of the same state, GPUs and size share a line, as in sinfo: it has their sums, and the largest slice that one
+    of them has free. --each-node and JSON have each node.
 
     Names of nodes, or host lists such as 'gpu[01-16]', show each of their GPUs. A slice takes the larger of its memory
     and its share of the time, so that less can be free than the difference of total and allocated.
@@ -195,6 +201,6 @@ def pool(nodes: tuple[str, ...], form: str, config: Path | None) -> None:
     elif not shown:
         click.echo("Slurm shows no node with vGPUs (gres shard, vgpu_mem and vgpu_cores) to this user")
     else:
-        _show(shown, with_gpus=bool(nodes))
+        _show(shown, with_gpus=bool(nodes), each=each_node or bool(nodes))
         _show_turns(shown, settings)
         _show_presets(settings)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from hami_hpc.core import top_frame
 from hami_hpc.core.top_frame import Line, Screen
 from hami_hpc.node import agent_file, turn_notes
 from hami_hpc.node.config import Settings
+from hami_hpc.slurm import commands
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,10 +31,10 @@ PERIOD_S = 1.0
 INSTALL = "pip install 'hami-hpc[top]'"
 
 
-def head_of(view: View, host: str, is_live: bool) -> str:
+def head_of(view: View, node: str, is_live: bool) -> str:
     """Returns the first line of a frame."""
     jobs = len({row.job_id for row in view.rows if row.job_id})
-    parts = [host]
+    parts = [node]
     if view.state is not None:
         count = len(view.state.gpus)
         parts.append(f"{count} GPU{'' if count == 1 else 's'}")
@@ -47,8 +47,7 @@ def head_of(view: View, host: str, is_live: bool) -> str:
 
 def lines_of(view: View, screen: Screen, is_live: bool) -> list[Line]:
     """Returns the lines of one frame."""
-    host = socket.gethostname().partition(".")[0]
-    return top_frame.frame(head_of(view, host, is_live), view.state, view.rows, view.note, screen)
+    return top_frame.frame(head_of(view, commands.shown_name(), is_live), view.state, view.rows, view.note, screen)
 
 
 def _printable(text: str) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Iterable
 
@@ -16,6 +15,7 @@ from hami_hpc.core.gpu_rows import gpu_line
 from hami_hpc.core.pool import Node, Size, sold_percents
 from hami_hpc.node import agent_file, job_dirs, turn_notes
 from hami_hpc.node.config import Settings
+from hami_hpc.slurm import commands
 
 ASK_S = 10  # a step of an overlapping job begins in some tenths of a second; a suspended one never does
 KEPT = ("SLURM_CONF",)
@@ -82,8 +82,7 @@ def _answer(line: str) -> str:
 def of_node(settings: Settings | None, name: str) -> tuple[list[str], list[dict[str, object]]]:
     """Returns lines about the turns on this node, and the same for machines, if `name` is this node and the agent's
     state is readable; else nothing."""
-    own = os.environ.get("HAMI_HPC_NODE") or socket.gethostname().partition(".")[0]
-    if settings is None or name != own or not turn_notes.are_taken(settings):
+    if settings is None or name != commands.shown_name() or not turn_notes.are_taken(settings):
         return [], []
     view = look(settings.run_dir)
     if view.state is None:

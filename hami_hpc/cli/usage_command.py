@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import sys
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from hami_hpc.errors import HamiError
 from hami_hpc.node import agent_file, boot, job_history, swapped, turn_notes
 from hami_hpc.node.config import Settings
 from hami_hpc.node.running_job import read_running
+from hami_hpc.slurm import commands
 
 
 @command("usage")
@@ -58,17 +58,22 @@ def usage(job: int, history: bool, form: str, config: Path | None) -> None:
         both = {"grant": whole._asdict(), "usage": used_of_all._asdict()}
         moved = {**_moved(settings, slices[0][0]), "off_gpu_ns": None if off_gpu is None else sum(off_gpu.values())}
         click.echo(
-            json.dumps({"job_id": job, "host": _host(), **both, "slices": rows, "moved": moved, "now_unix_ns": now_ns})
+            json.dumps(
+                {
+                    "job_id": job,
+                    "host": commands.shown_name(),
+                    **both,
+                    "slices": rows,
+                    "moved": moved,
+                    "now_unix_ns": now_ns,
+                }
+            )
         )
         return
     for number, (grant, used) in enumerate(slices):
         if number:
             click.echo("")
         _show_slice(grant, used, now_ns, config, None if off_gpu is None else off_gpu.get(grant.gpu_uuid))
-
-
-def _host() -> str:
-    return socket.gethostname().partition(".")[0]
 
 
 def _moved(settings: Settings, grant: Grant) -> dict[str, object]:

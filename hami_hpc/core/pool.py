@@ -7,7 +7,8 @@ shards of a GPU decide what fits there. Memory and cores of a whole node are cou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hami_hpc.contract import constants as c
@@ -265,8 +266,7 @@ def totals(nodes: Sequence[tuple[Node, Room]]) -> list[Total]:
     sums = []
     for model in sorted({node.model for node, _ in nodes}):
         members = [(node, room) for node, room in nodes if node.model == model]
-        slices = [(room.largest, room.is_exact) for _, room in members if room.largest is not None]
-        largest, is_exact = max(slices, key=lambda pair: (pair[0].mem_mib, pair[0].cores), default=(None, True))
+        largest, is_exact = _largest(room for _, room in members)
         sums.append(
             Total(
                 model=model,
@@ -280,3 +280,60 @@ def totals(nodes: Sequence[tuple[Node, Room]]) -> list[Total]:
             )
         )
     return sums
+
+
+def _largest(rooms: Iterable[Room]) -> tuple[Slice | None, bool]:
+    """Returns the largest slice of several nodes, and whether it is no bound."""
+    slices = [(room.largest, room.is_exact) for room in rooms if room.largest is not None]
+    return max(slices, key=lambda pair: (pair[0].mem_mib, pair[0].cores), default=(None, True))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The sums of like nodes, and the largest slice that one of them has free."""
+
+    nodes: tuple[str, ...]
+    state_text: str
+    model: str
+    gpus: int
+    whole: int  # GPUs that jobs hold whole
+    total: Mapping[str, int]  # gres name -> count, as in Node
+    allocated: Mapping[str, int]
+    mem_mib: int  # free, as in Room
+    cores: int
+    largest: Slice | None
+    is_exact: bool  # the largest slice is no bound
+
+
+def groups(nodes: Sequence[tuple[Node, Room]]) -> list[Group]:
+    """Returns the nodes in groups of the same state, GPU model, number of GPUs and counts of each gres, in the order of
+    each group's first node."""
+    alike: dict[tuple[object, ...], list[tuple[Node, Room]]] = {}
+    for node, room in nodes:
+        key = (node.state_text, node.model, node.gpus, tuple(sorted(node.total.items())))
+        alike.setdefault(key, []).append((node, room))
+    return [_group(members) for members in alike.values()]
+
+
+def _group(members: Sequence[tuple[Node, Room]]) -> Group:
+    total: Counter[str] = Counter()
+    allocated: Counter[str] = Counter()
+    for node, _ in members:
+        total.update(node.total)
+        allocated.update(node.allocated)
+    rooms = [room for _, room in members]
+    largest, is_exact = _largest(rooms)
+    first = members[0][0]
+    return Group(
+        nodes=tuple(node.name for node, _ in members),
+        state_text=first.state_text,
+        model=first.model,
+        gpus=sum(node.gpus for node, _ in members),
+        whole=sum(len(node.whole) for node, _ in members),
+        total=total,
+        allocated=allocated,
+        mem_mib=sum(room.mem_mib for room in rooms),
+        cores=sum(room.cores for room in rooms),
+        largest=largest,
+        is_exact=is_exact,
+    )

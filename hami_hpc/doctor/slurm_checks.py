@@ -216,6 +216,10 @@ def check_gres(facts: Facts) -> Iterator[Finding]:
     slots = mig_static.read(facts.settings.state_dir)
     wanted = types_of(slots)
     given = commands.gpus_by_type(facts.node)
+    if shares := sum(commands.gres_by_type(facts.node, "mps").values()):
+        detail = f"{facts.node} has mps:{shares} in Slurm, which cannot be beside slices on a GPU"
+        advice = f"take mps out of gres.conf, GresTypes, Gres= and AccountingStorageTRES, {RESTART} (docs/migration.md)"
+        yield Finding("gres/mps", Level.FAIL, detail, advice)
     counted = {name: count for name, count in given.items() if name not in wanted}
     yield from _static_gres(facts, wanted, given)
     total = sum(counted.values())

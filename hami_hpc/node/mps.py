@@ -120,12 +120,13 @@ def _begin(program: str, place: Place, gpu_uuid: str, static: bool) -> tuple[str
     return lines if knows_option else ()  # a program without the option, of driver 580 or older, is nothing to tell
 
 
-def _give_up(program: str, place: Place, why: str) -> tuple[str, ...]:
-    """Notes that this program gives no partitions, if that can be written. Returns the line about it."""
+def _give_up(program: str, place: Place, why: str, *, died: bool = False) -> tuple[str, ...]:
+    """Notes that this program gives no partitions, if that can be written; of a daemon that died over one the next few
+    try again. Returns the line about it."""
     from hami_hpc.node import mps_partitions
 
     with suppress(OSError):
-        mps_partitions.note_why_not(program, place.run_dir, why)
+        mps_partitions.note_why_not(program, place.run_dir, why, died=died)
     return (f"jobs with mode=mps have percentages of the multiprocessors and no partitions of their own: {why}",)
 
 
@@ -152,7 +153,7 @@ def _settle(program: str, place: Place, gpu_uuid: str, new: str = "", is_first: 
     if not left:
         return ()
     why = next(iter(left.values()))
-    lines = _give_up(program, place, why)
+    lines = _give_up(program, place, why, died=not mps_daemon.daemons(program, place))
     if len(left) == len(jobs):
         mps_daemon.stop(program, place)
         _begin(program, place, gpu_uuid, static=False)
@@ -165,11 +166,12 @@ def _wait_in_queue(program: str, place: Place, name: str, why: MpsError) -> None
     """Takes a job that cannot have its partition from a daemon again. Raises NoChunksError."""
     from hami_hpc.node import mps_partitions
 
+    died = not mps_daemon.daemons(program, place)  # before it is replaced
     _unlink_job(place, name)
     _after_change(program, place)
     if isinstance(why, mps_partitions.NoChunksError):
         raise why
-    _give_up(program, place, str(why))  # the next daemon has percentages
+    _give_up(program, place, str(why), died=died)  # the next daemon has percentages, unless this one died
     raise mps_partitions.NoChunksError(f"job {name.partition('-')[0]} gets no multiprocessors of its own: {why}")
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 NOTE_MAX = 4096
+DEATHS_MOST = 3  # of daemons while a partition was made, in one boot: until then the next daemon tries again
+DIED = "the daemon ended while a partition was made, times: "
 
 
 class NoChunksError(MpsError):
@@ -117,7 +119,12 @@ def _listed(place: Place, answer: str) -> Listing:
 
 def why_not(program: str, run_dir: str) -> str:
     """Returns why this control program gives no partitions on this node, as it was found in this boot; "" if it was not
-    found so, or the program is another one since."""
+    found so, or the program is another one since, or its daemons ended over it fewer than DEATHS_MOST times."""
+    reason = _noted(program, run_dir)
+    return "" if 0 < _deaths(reason) < DEATHS_MOST else reason
+
+
+def _noted(program: str, run_dir: str) -> str:
     with suppress(OSError), open(_path(run_dir), encoding="utf-8", errors="replace") as file:
         identity, _, reason = file.read(NOTE_MAX).partition("\n")
         if identity == _identity(program):
@@ -125,8 +132,16 @@ def why_not(program: str, run_dir: str) -> str:
     return ""
 
 
-def note_why_not(program: str, run_dir: str, reason: str) -> None:
-    """Notes that daemons are started without partitions from now on. Raises OSError."""
+def _deaths(reason: str) -> int:
+    count = reason.partition(DIED)[2].partition(":")[0]
+    return int(count) if reason.startswith(DIED) and count.isascii() and count.isdigit() else 0
+
+
+def note_why_not(program: str, run_dir: str, reason: str, *, died: bool = False) -> None:
+    """Notes that daemons are started without partitions from now on; where the daemon died over one (`died`), from the
+    DEATHS_MOST-th time on. Raises OSError."""
+    if died:
+        reason = f"{DIED}{_deaths(_noted(program, run_dir)) + 1}: {reason}"
     new = f"{_path(run_dir)}.new"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

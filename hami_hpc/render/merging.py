@@ -31,7 +31,8 @@ LISTS = {
 NODES, HOSTS = "@NODES@", "@HOSTS@"
 # Flags of PrologFlags that also set Alloc (prolog_str2flags in Slurm).
 IMPLIES_ALLOC = ("alloc", "contain", "x11")
-GRES_NAMES = ("gpu", c.GRES_SHARD, c.GRES_CLASS, c.GRES_MEM, c.GRES_CORES, c.GRES_SLO, c.GRES_FIXED)
+MPS = "mps"  # Slurm's own gres of shares of a GPU, which hami_hpc does not offer (docs/migration.md)
+GRES_NAMES = ("gpu", MPS, c.GRES_SHARD, c.GRES_CLASS, c.GRES_MEM, c.GRES_CORES, c.GRES_SLO, c.GRES_FIXED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def merge_node(site: NodeLine, gres: str, features: Iterable[str]) -> Merge:
 
 
 def site_gres(lines: Iterable[ConfLine]) -> ByNode[ConfLine]:
-    """Returns the site's own gres.conf lines that name a gres which hami_hpc uses, by node."""
+    """Returns the site's own gres.conf lines that name a gres which hami_hpc uses, or gres/mps, by node."""
     by_node = ByNode[ConfLine]()
     for line in lines:
         if line.get("Name").lower() in GRES_NAMES:
@@ -159,13 +160,16 @@ def merge_static(site_lines: Iterable[ConfLine], static: Sequence[tuple[str, str
 
 def merge_gres(site_lines: Iterable[ConfLine], model: str, static: Sequence[tuple[str, str]] = ()) -> list[Merge]:
     """Returns what to change in the site's own gres.conf lines: gpu lines get the Type `model`, others are deleted.
+    Lines of gres/mps go when no job has it.
     With "" gpu lines are deleted as well: the GPUs of a node have several types then. Those of `static`, (type, device)
     of a static MIG layout, stay. A line that has the type already is among them, without lines to write."""
     merges = []
     for line in site_lines:
         if (line.get("Type"), line.get("File")) in static:
             continue
-        if line.get("Name").lower() != "gpu" or not model:
+        if line.get("Name").lower() == MPS:
+            merges.append(_without_mps(line))
+        elif line.get("Name").lower() != "gpu" or not model:
             merges.append(
                 Merge(
                     f"{line.where}: delete this line; hami-hpc-gres.conf has one for the same gres:",
@@ -184,3 +188,11 @@ def merge_gres(site_lines: Iterable[ConfLine], model: str, static: Sequence[tupl
             what, of_many = f"{line.where}: instead of {line.text} write:", "write this into each of these gpu lines:"
             merges.append(Merge(what, lines, line, (("Type", model),), of_many))
     return merges
+
+
+def _without_mps(line: ConfLine) -> Merge:
+    what = (
+        "once no job has gres/mps, which cannot be beside slices on a GPU (instead: vgpu:cores=50,mem=16G,mode=mps),"
+        " take mps out of GresTypes, Gres= and AccountingStorageTRES of slurm.conf, and delete"
+    )
+    return Merge(f"{line.where}: {what} this line:", (line.text,), line, of_many=f"{what} these lines:")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -55,6 +56,15 @@ def node_name_or_host() -> str:
         return node_name()
     except NodeError:
         return socket.gethostname().partition(".")[0]
+
+
+_looked_up = functools.cache(node_name_or_host)  # a name does not change while a command runs
+
+
+def shown_name() -> str:
+    """Returns what Slurm calls the node that a command runs on, for people: by a step's environment, $HAMI_HPC_NODE, or
+    slurm.conf, in this order; else the short host name. Decides nothing, as users write their environment."""
+    return os.environ.get("SLURMD_NODENAME") or os.environ.get("HAMI_HPC_NODE") or _looked_up()
 
 
 def hostnames(hostlist: str) -> list[str]:

@@ -15,7 +15,7 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core import swap as rules
 from hami_hpc.core.grant import Grant
 from hami_hpc.errors import HamiError, JobError, NodeError
-from hami_hpc.node import job_dirs, swapped, turn_notes
+from hami_hpc.node import job_dirs, locks, swapped, turn_notes
 from hami_hpc.node.agent_file import now_boot_ns
 from hami_hpc.node.config import Settings
 from hami_hpc.stages import common, swap
@@ -23,6 +23,10 @@ from hami_hpc.stages import common, swap
 STAGE = "suspend"
 DIRECTIONS = ("out", "out-soon", "in", "after-out", "after-in")
 ASK_AGAIN = 75  # exit status: hami-hpc-watch shall run this again in some seconds (native/watch/watch.c)
+# hami-hpc-watch runs after-out and after-in no sooner after a step's last signal: an answer that slurmctld gave another
+# step since then is as good.
+QUIET_NS = 5 * 10**9
+ASKED_WAIT_S = 10.0  # for a question of another step of the job
 DOUBT_NS = 600 * 10**9  # for which slurmctld is asked first about a job that got SIGTSTP without being suspended
 
 UNHEARD = "job {} is suspended, and its programs got no signal of it: memory that is on the GPU may stay there"
@@ -62,12 +66,10 @@ def after_signal(settings: Settings, job_id: int, *, out: bool) -> bool:
     SIGTSTP). slurmd takes orders that wait for each other in any sequence, and a step that is stopped, or runs, gets no
     signal of one more of the same kind. Returns whether to look again: the step's programs go on while Slurm suspends
     the job, so that the next resume sends them nothing; or slurmctld does not answer. Raises NodeError."""
-    from hami_hpc.slurm import commands
-
     with suppress(JobError):
         grant = swap.movable(settings, job_id)
         try:
-            is_suspended = commands.is_suspended(job_id)
+            is_suspended = _asked_for_all_steps(settings, job_id)
         except NodeError:
             return True
         if is_suspended:
@@ -77,6 +79,31 @@ def after_signal(settings: Settings, job_id: int, *, out: bool) -> bool:
             _note_no_suspension(settings, job_id)
         resume(settings, job_id)
     return False
+
+
+def _asked_for_all_steps(settings: Settings, job_id: int) -> bool:
+    """Returns whether Slurm suspends the job, by one question for all steps that it has here: each of their watches
+    asks. Raises NodeError where slurmctld does not answer, or another step's question takes long."""
+    from hami_hpc.slurm import commands
+
+    path = f"{job_dirs.job_dir(settings.run_dir, job_id)}/asked"
+    try:
+        fd = locks.acquire(path, exclusive=True, timeout_s=ASKED_WAIT_S)
+    except OSError:  # no room for a file
+        return commands.is_suspended(job_id)
+    with open(fd, "r+", encoding="ascii") as file:
+        begun_ns = now_boot_ns()
+        with suppress(ValueError):  # empty, or cut off
+            asked_ns, answer = (int(word) for word in file.read(64).split())
+            if 0 <= begun_ns - asked_ns < QUIET_NS:
+                return answer == 1
+        is_suspended = commands.is_suspended(job_id)
+        with suppress(OSError):
+            file.seek(0)
+            file.truncate()
+            file.write(f"{begun_ns} {int(is_suspended)}\n")
+            file.flush()
+        return is_suspended
 
 
 def _see_to(settings: Settings, grant: Grant, order: int) -> None:

@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <syslog.h>
@@ -39,9 +40,14 @@
 #define AT_ONCE 10
 #define RUN_MS 2000
 #define LOOKS_MS 10000
-/* After the last signal PROGRAM asks slurmctld, and again as long as it says so by this exit status (stages/suspend.py). */
+/*
+ * After the last signal PROGRAM asks slurmctld, and again as long as it says so by this exit status (stages/suspend.py, which
+ * asks once for all steps of a job on the node, and relies on ASK_MS). The steps of a cluster are suspended in one moment,
+ * so each adds a time of its own, shorter than SPREAD_MS.
+ */
 #define ASK_MS 5000
 #define ASK_AGAIN_MS 10000
+#define SPREAD_MS 5000
 #define ASK_AGAIN 75
 #define LOOK_MS                                                                                              \
 	50 /* between two looks for stopped programs; shorter than any pause of Slurm's, of whole seconds */
@@ -71,6 +77,16 @@ static int missing_ms(struct allowance *own)
 }
 
 /* ---- outside of the step ---- */
+
+/* Returns ms and a random time. */
+static int spread(int ms)
+{
+	unsigned int random = 0;
+
+	if (getrandom(&random, sizeof random, GRND_NONBLOCK) < 0)
+		random = (unsigned int)getpid() * 2654435761u;
+	return ms + (int)(random % SPREAD_MS);
+}
 
 /*
  * Waits for the program, and returns its exit status; ends it when it takes too long. SIGCHLD is blocked, so that it can be
@@ -137,7 +153,8 @@ __attribute__((noreturn)) static void follow(int orders)
 		if (found < 0)
 			continue; /* all signals are blocked, but for a tracer's */
 		if (found == 0) {
-			quiet_ms = run(out ? "after-out" : "after-in") == ASK_AGAIN ? ASK_AGAIN_MS : -1;
+			quiet_ms =
+				run(out ? "after-out" : "after-in") == ASK_AGAIN ? spread(ASK_AGAIN_MS) : -1;
 		} else {
 			ssize_t n = read(orders, all, sizeof all);
 			if (n < 0 && errno == EINTR)
@@ -146,7 +163,7 @@ __attribute__((noreturn)) static void follow(int orders)
 				_exit(0);
 			out = all[n - 1] == 'o';
 			run(out ? "out-soon" : "in");
-			quiet_ms = ASK_MS;
+			quiet_ms = spread(ASK_MS);
 		}
 		runs.saved_ms -= RUN_MS;
 		poll(NULL, 0, missing_ms(&runs));

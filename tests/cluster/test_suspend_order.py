@@ -17,7 +17,7 @@ from hami_hpc.node import swapped
 
 __all__ = ["moving"]
 
-STILL_S = 8.0
+STILL_S = 12.0  # longer than until the watch has asked
 
 
 def says(layout: Layout, job: int, wanted: int) -> None:

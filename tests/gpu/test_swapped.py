@@ -204,3 +204,25 @@ def test_a_program_that_shares_its_memory_is_not_moved(tmp_path: Path) -> None:
         assert job.move(out=True, patience_s=1)[1] == "shared"
         assert program.ask() == "round 1"
         program.end()
+
+
+# A context, and no memory but libcuda's own and 1 MiB.
+CONTEXT = """
+import ctypes, sys
+cu = ctypes.CDLL("libcuda.so.1")
+ctx, a = ctypes.c_void_p(), ctypes.c_uint64()
+assert not cu.cuInit(0) and not cu.cuCtxCreate_v2(ctypes.byref(ctx), 0, 0)
+assert not cu.cuMemAlloc_v2(ctypes.byref(a), ctypes.c_size_t(1 << 20))
+print("ready")
+for line in sys.stdin:
+    assert not cu.cuMemcpyHtoD_v2(a, b"same", ctypes.c_size_t(4)); print("same")
+"""
+
+
+def test_a_program_whose_only_large_memory_is_libcudas_is_in_nobodys_way(tmp_path: Path) -> None:
+    job = make(tmp_path / "job")
+    with job.start(CONTEXT) as program:
+        assert job.move(out=True)[1] == "host"
+        assert job.move(out=False)[1] == "gpu"
+        assert program.ask() == "same"
+        program.end()

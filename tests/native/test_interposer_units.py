@@ -36,6 +36,10 @@ def test_a_capture_waits_for_its_own_gpu() -> None:
     run("a_capture_waits_for_its_own_gpu")
 
 
+def test_a_thread_that_ends_inside_a_hold_leaves_it() -> None:
+    run("a_thread_that_ends_inside_a_hold_leaves_it")
+
+
 def test_uuids_are_read() -> None:
     run("uuids_are_read")
 

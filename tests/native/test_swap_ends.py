@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conformance import REAL_GPU
+from conformance import REAL_GPU, sanitizer
 from swapped import Program, Swapped
 from test_compute import machine
 from test_swap import HOLDER, START, Machine, used_mib
@@ -76,6 +76,40 @@ int main(void)
 	return fgets(line, sizeof line, stdin) ? 0 : 2;
 }
 """
+# A thread that is cancelled in a copy.
+CANCELLED = r"""
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <unistd.h>
+static void *ctx, *cu;
+static unsigned long long a;
+static void *copy(void *kind)
+{
+	((int (*)(void *))dlsym(cu, "cuCtxSetCurrent"))(ctx);
+	pthread_setcanceltype(kind ? PTHREAD_CANCEL_ASYNCHRONOUS : PTHREAD_CANCEL_DEFERRED, NULL);
+	((int (*)(unsigned long long, const void *, size_t))dlsym(cu, "cuMemcpyHtoD_v2"))(a, "same", 4);
+	return "came back";
+}
+int main(int argc, char **argv)
+{
+	char line[9];
+	void *end;
+	pthread_t thread;
+	cu = dlopen("libcuda.so.1", RTLD_NOW);
+	if (((int (*)(unsigned))dlsym(cu, "cuInit"))(0) ||
+		((int (*)(void **, unsigned, int))dlsym(cu, "cuCtxCreate_v2"))(&ctx, 0, 0) ||
+		((int (*)(unsigned long long *, size_t))dlsym(cu, "cuMemAlloc_v2"))(&a, 64 << 20) ||
+		pthread_create(&thread, NULL, copy, argc > 1 ? argv[1] : NULL))
+		return 1;
+	usleep(300000);
+	if (pthread_cancel(thread) || pthread_join(thread, &end))
+		return 1;
+	printf("%s\n", end == PTHREAD_CANCELED ? "ready" : (char *)end);
+	fflush(stdout);
+	return fgets(line, sizeof line, stdin) ? 0 : 2;
+}
+"""
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.1, 0.5, 1.2])
@@ -138,4 +172,21 @@ def test_an_exit_handler_gets_no_memory_while_the_job_is_away(tmp_path: Path, ma
     job.order(c.SWAP_IN)
     with Program([str(tmp_path / "late")], job.made.environment()) as program:
         assert program.ask() == "late given"
+        program.end()
+
+
+@pytest.mark.skipif(bool(sanitizer()), reason="sanitizers do not know cancelled threads")
+@pytest.mark.parametrize("kind", [[], ["asynchronous"]])
+def test_a_thread_that_was_cancelled_in_a_copy_keeps_no_memory_from_moving(
+    kind: list[str], tmp_path: Path, machine: Machine
+) -> None:
+    (tmp_path / "cancelled.c").write_text(CANCELLED)
+    subprocess.run(["cc", "-pthread", "-o", tmp_path / "cancelled", tmp_path / "cancelled.c", "-ldl"], check=True)
+    job = Swapped.make(tmp_path / "job", *machine)
+    job.made.extra["HAMI_SIM_FAULTS"] = "cuMemcpyHtoD=0:delay_us=10000000:times=1"
+    with Program([str(tmp_path / "cancelled"), *kind], job.made.environment()) as program:
+        assert job.move(out=True, patience_s=5)[1] == "host"
+        assert job.slot()["swapped_bytes"] >> 20 == 64
+        assert job.move(out=False)[1] == "gpu"
+        program.tell()
         program.end()

@@ -113,3 +113,42 @@ def test_without_address_space_memory_stays_and_moves_later(tmp_path: Path, mach
         assert job.move(out=False)[1] == "gpu"
         assert program.ask("look") == "same"
         program.end()
+
+
+@pytest.mark.parametrize("faults", ["cuMemcpyDtoHAsync=700", "cuMemcpyDtoHAsync=2"])
+@pytest.mark.parametrize("pinned_mib", [0, 1000])
+def test_memory_of_which_no_copy_succeeds_is_said_to_stay(
+    faults: str, pinned_mib: int, tmp_path: Path, machine: Machine
+) -> None:
+    job = Swapped.make(tmp_path / "job", *machine, pinned_mib=pinned_mib)
+    job.made.extra["HAMI_SIM_FAULTS"] = faults
+    with job.start(GROW) as program:
+        for _ in range(2):  # in the second move all that can be page-locked is
+            assert job.move(out=True, patience_s=1)[1] == "driver"
+            assert (job.slot()["swapped_bytes"], job.slot()["swap_count"]) == (0, 0)
+            assert program.ask("more") == "same", "it works on although it should be away"
+            assert job.move(out=False, patience_s=1)[1] == "gpu"
+        program.end()
+
+
+def test_memory_of_which_some_copies_succeed_is_moved_in_part(tmp_path: Path, machine: Machine) -> None:
+    # Of 24 copies and more one fails; the first ones, of up to 16 threads, may be of libcuda's own memory.
+    job = faulty(tmp_path, machine, "cuMemcpyDtoHAsync=700:after=18:times=1")
+    with job.start(GROW) as program:
+        for _ in range(6):
+            assert program.ask("more") == "same"
+        assert job.move(out=True)[1] == "host"
+        assert job.slot()["swapped_bytes"] >> 20 in (184 - 24, 184 - 40)
+        assert job.move(out=False)[1] == "gpu"
+        assert program.ask("more") == "same"
+        program.end()
+
+
+def test_a_program_whose_only_large_memory_is_libcudas_is_in_nobodys_way(tmp_path: Path, machine: Machine) -> None:
+    """libcuda refuses the addresses of its own memory, which stays."""
+    job = faulty(tmp_path, machine, "cuMemcpyDtoHAsync=1")
+    with job.start(GROW) as program:
+        assert job.move(out=True)[1] == "host"
+        assert job.slot()["swapped_bytes"] == 0
+        assert job.move(out=False)[1] == "gpu"
+        program.end()

@@ -49,6 +49,7 @@ class Healthy:
         self.devices = tuple(Device(minor, uuid, "NVIDIA H200", GPU_MIB) for minor, uuid in enumerate(UUIDS))
         self.counted = {"h200": 2}
         self.classes = {"std": 1118, "lc": 1118, "be": 1118}
+        self.mps: dict[str, int] = {}
 
     def findings(self, node: str | None = None) -> dict[str, Finding]:
         """Returns the findings by name; of several with one name a FAIL, if there is one."""

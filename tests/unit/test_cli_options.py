@@ -28,6 +28,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
         - {"render", "forget-node", "metrics", "ingest", "collect-usage", "store", "report", "top", "resize", "swap"},
     ),
     "look once, and end": ("--once", frozenset({"agent", "top"})),
+    "a line for each node, also where nodes are alike": ("--each-node", frozenset({"pool"})),
     "minute by minute": ("--history", frozenset({"usage"})),
     "file or directory that is written": ("-o --output", frozenset({"render", "forget-node", "invoice", "report"})),
     "file or directory that is read": ("--input", frozenset({"ingest", "collect-usage", *PERIOD})),

@@ -66,7 +66,7 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Healthy:
     monkeypatch.setattr(commands, "configuration", lambda: healthy.slurm)
     monkeypatch.setattr(commands, "node_name", lambda: "node1")
     monkeypatch.setattr(commands, "gpus_by_type", lambda _node: healthy.counted)
-    monkeypatch.setattr(commands, "gres_by_type", lambda _node, _name: healthy.classes)
+    monkeypatch.setattr(commands, "gres_by_type", lambda _node, name: healthy.mps if name == "mps" else healthy.classes)
     monkeypatch.setattr(commands, "qos_names", lambda: healthy.qos)
     monkeypatch.setattr(builds, "build_text", lambda: BUILD)
     monkeypatch.setenv("SLURM_CONF", f"{healthy.etc}/slurm.conf")
@@ -198,6 +198,14 @@ def test_doctor_on_a_host_of_several_nodes_is_told_which_it_is(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert "OK    gres.conf: node2 has 2 gpu" in healthy.run(*arguments).output
+
+
+def test_a_node_that_has_gres_mps_as_well_is_told(healthy: Healthy) -> None:
+    healthy.mps = {"": 200}
+    found = healthy.findings()["gres/mps"]
+    assert found.level is Level.FAIL
+    assert "mps:200" in found.detail
+    assert "take mps out of gres.conf, GresTypes, Gres=" in found.advice
 
 
 def test_a_node_without_gpus_is_told_apart(healthy: Healthy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,6 @@ def test_without_partitions_jobs_have_percentages_as_before(node: MpsNode, lines
         ("lspart die", "cannot be asked 'lspart'"),
         ("sm_partition refuse", REFUSED),
         ("sm_partition hang", "does not answer 'sm_partition add"),
-        ("sm_partition die", "cannot be asked 'sm_partition add"),
     ],
 )
 def test_where_partitions_do_not_work_the_first_job_has_percentages_and_so_have_later_ones(
@@ -168,6 +167,29 @@ def test_where_partitions_do_not_work_the_first_job_has_percentages_and_so_have_
     assert start(node, 8, 50) == 0
     assert is_dynamic(node, 8), "it was found out in this boot, and is not tried again"
     end(node, 8)
+
+
+def test_after_a_daemon_that_died_over_a_partition_the_next_ones_try_again_three_in_a_boot(
+    node: MpsNode, lines: list[str]
+) -> None:
+    """The job has percentages at once; the daemon of the next one has partitions, unless they died three times."""
+    for number in range(1, mps_partitions.DEATHS_MOST + 1):
+        node.fault("sm_partition die")
+        assert start(node, number, 50) == 0
+        node.fault()
+        assert is_dynamic(node, number)
+        assert (
+            sum("have percentages" in line and "cannot be asked 'sm_partition add" in line for line in lines) == number
+        )
+        end(node, number)
+        if number < mps_partitions.DEATHS_MOST:
+            assert start(node, 10 + number, 50) == 0
+            assert mps_daemon.is_static(node.place()), "the daemon works again"
+            end(node, 10 + number)
+    assert "times: 3: " in mps_partitions.why_not(str(PROGRAM), node.settings.run_dir)
+    assert start(node, 20, 50) == 0
+    assert is_dynamic(node, 20)
+    end(node, 20)
 
 
 def test_a_gpu_without_chunks_has_percentages(node: MpsNode) -> None:

@@ -296,6 +296,35 @@ def test_pool_shows_a_drained_node_with_its_reason(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.usefixtures("slurm")
+def test_like_nodes_share_a_line_unless_each_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three that differ in what is allocated and of one that is drained, as are two more with the same reason."""
+    one = "".join(line for line in NODES.splitlines(keepends=True) if "NodeName=node1 " in line)
+    empty = one.replace("gres/shard=846", "gres/shard=0").replace("gres/vgpu_mem=146176", "gres/vgpu_mem=0")
+    down = empty.replace("State=MIXED", "State=MIXED+DRAIN").rstrip() + " Reason=bad fan [root@now]\n"
+    texts = (one, empty, one, down, down)
+    shown = "".join(text.replace("node1", f"gpu{n:02}") for n, text in enumerate(texts, 1))
+    monkeypatch.setattr(commands, "show_nodes", lambda: shown)
+    jobs = "".join(JOBS.replace("Nodes=node1", f"Nodes=gpu{n:02}") for n in (1, 3))
+    monkeypatch.setattr(commands, "show_jobs", lambda *_job: jobs)
+    head, *rows = (line.split() for line in pool(tmp_path).stdout.split("\n\n")[0].splitlines())
+    assert (head[0], head[-1], len(rows)) == ("NODES", "NODELIST", 2)
+    assert (rows[0][0], rows[0][1], rows[0][-1]) == ("3", "mixed", "gpu[01-03]")
+    assert (rows[1][0], rows[1][1], rows[1][-2:]) == ("2", "mixed+drain", ["none", "gpu[04-05]"])
+    each = json.loads(pool(tmp_path, "--format", "json").stdout)
+    assert len(each) == 5
+    like = [node for node in each if node["usable"]]
+    sums = [sum(node[key] for node in like) for key in ("mem_mib", "allocated_mem_mib", "free_mem_mib")]
+    assert rows[0][5:8] == [str(value) for value in sums]
+    best = max((node["largest_slice"] for node in like), key=lambda found: (found["mem_mib"], found["cores"]))
+    assert rows[0][11] == Slice(**best).text
+    assert "gpu[04-05] are mixed+drain: bad fan [root@now]" in pool(tmp_path).stdout
+    lines = pool(tmp_path, "--each-node").stdout.split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in lines] == ["NODE", "gpu01", "gpu02", "gpu03", "gpu04", "gpu05"]
+    named = pool(tmp_path, "gpu[01-02]").stdout.splitlines()
+    assert [line.split() for line in named[:3]] == [line.split() for line in lines[:3]]
+
+
+@pytest.mark.usefixtures("slurm")
 def test_pool_says_when_its_slices_are_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "show_jobs", lambda *_job: "")
     text = pool(tmp_path).stdout

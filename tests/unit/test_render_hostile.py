@@ -241,3 +241,15 @@ def as_nobody(body: object) -> None:
         body()  # type: ignore[operator]
     finally:
         os.seteuid(0)
+
+
+def test_lines_of_gres_mps_go_and_what_to_do_is_said(node: Node, etc: Path) -> None:
+    """Also of a line for all nodes; not of another node's."""
+    mine = ("NodeName=node1 Name=mps Count=100 File=/dev/nvidia0", "Name=MPS Count=100")
+    (etc / "gres.conf").write_text("\n".join((*mine, "NodeName=other Name=mps Count=100")) + "\n")
+    done = render(node)
+    assert done.exit_code == 3, done.output
+    assert "once no job has gres/mps, which cannot be beside slices on a GPU" in done.output
+    assert "take mps out of GresTypes, Gres= and AccountingStorageTRES" in done.output
+    assert all(line in done.output for line in mine)
+    assert "NodeName=other" not in done.output

@@ -163,6 +163,7 @@ def test_the_doctor_finds_types_of_another_slices_max(
 ) -> None:
     with_setting(node, f"slices_max = {slices_max}")
     monkeypatch.setattr(commands, "gpus_by_type", lambda _node: dict(in_slurm))
+    monkeypatch.setattr(commands, "gres_by_type", lambda _node, _name: {})
     monkeypatch.setattr(nvml, "read_devices", lambda: [None] * 4)
     facts = SimpleNamespace(settings=load_settings(str(node.config)), slurm={}, node="node1")
     findings = list(slurm_checks.check_gres(cast(Facts, cast(Any, facts))))

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from node_testbed import Node
 from test_suspend import JOB, OTHER, STAYS, Told, events, node, order, suspends
@@ -11,6 +15,7 @@ from hami_hpc.agent import resumed_jobs
 from hami_hpc.contract import constants as c
 from hami_hpc.core.reconcile_plan import Kind
 from hami_hpc.errors import NodeError
+from hami_hpc.node import locks
 from hami_hpc.slurm import commands
 from hami_hpc.stages import suspend
 from hami_hpc.stages.reconcile import reconcile
@@ -19,8 +24,10 @@ __all__ = ["node"]
 
 
 def ask(node: Node, word: str, monkeypatch: pytest.MonkeyPatch, *, suspended: bool) -> int:
-    """Runs what hami-hpc-watch runs some seconds after the last signal. Returns the exit status."""
+    """Runs what hami-hpc-watch runs some seconds after the last signal, none of it known from before. Returns the exit
+    status."""
     Told(monkeypatch, *[suspended] * 2)
+    (node.jobs / str(JOB) / "asked").unlink(missing_ok=True)
     return suspend.main((word, "--job", str(JOB), "--config", str(node.config)))
 
 
@@ -67,6 +74,63 @@ def test_a_slurmctld_that_does_not_answer_is_asked_again(node: Node, monkeypatch
             assert suspend.main((word, "--job", str(JOB), "--config", str(node.config))) == suspend.ASK_AGAIN
             assert order(node) == before
         suspend.suspend(node.settings, JOB)
+
+
+def after(node: Node, word: str) -> int:
+    return suspend.main((word, "--job", str(JOB), "--config", str(node.config)))
+
+
+def test_the_steps_of_a_job_ask_slurmctld_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its own watch. What was asked before a step's last signal does not count: 5 s lie between them."""
+    now = [10**12]
+    monkeypatch.setattr(suspend, "now_boot_ns", lambda: now[0])
+    told = Told(monkeypatch, True, True, False)
+    monkeypatch.setattr(suspend, "_see_to", lambda *_arguments: os._exit(1))
+    suspend.suspend(node.settings, JOB)
+    for _ in range(20):
+        assert after(node, "after-out") == 0
+        now[0] += 249_000_000
+    assert (order(node), told.asked) == (c.SWAP_SUSPENDED, 1)
+    now[0] += 20_000_000
+    assert (after(node, "after-in"), told.asked) == (suspend.ASK_AGAIN, 2)
+    now[0] += suspend.QUIET_NS
+    assert [after(node, "after-in") for _ in range(20)] == [0] * 20
+    assert (order(node), told.asked) == (c.SWAP_IN, 3)
+
+
+def test_steps_that_ask_at_the_same_time_wait_for_one_answer(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def slow(job: int) -> bool:
+        asked.append(job)
+        time.sleep(0.2)
+        return False
+
+    monkeypatch.setattr(commands, "is_suspended", slow)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _n: after(node, "after-in"), range(8))) == [0] * 8
+    assert asked == [JOB]
+
+
+@pytest.mark.parametrize("text", ["", "7", "x y", "99999999999999999999 1", "-5 1"])
+def test_a_note_of_an_answer_that_is_none_is_not_believed(
+    text: str, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off by a full disk or a kill, or of another boot."""
+    (node.jobs / str(JOB) / "asked").write_text(text)
+    told = Told(monkeypatch, False)
+    assert (after(node, "after-in"), told.asked) == (0, 1)
+    assert (after(node, "after-in"), told.asked) == (0, 1)
+
+
+def test_a_question_of_another_step_that_hangs_is_waited_for_and_no_more(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspend, "ASKED_WAIT_S", 0.05)
+    Told(monkeypatch)
+    held = locks.acquire(str(node.jobs / str(JOB) / "asked"), exclusive=True, timeout_s=1)
+    assert after(node, "after-in") == suspend.ASK_AGAIN
+    os.close(held)
 
 
 def test_the_agent_orders_what_no_signal_told_of(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,16 +6,18 @@
 #ifndef HAMI_REMAKE_H
 #define HAMI_REMAKE_H
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "driver/movable.h"
 
-/* Return whether the driver did so. */
-bool hami_remake_unmap(const struct hami_movable *m);
-bool hami_remake_free(const struct hami_movable *m);
-bool hami_remake_map(const struct hami_movable *m);
+/*
+ * Unmaps and frees an object. Returns false when the driver refuses it: the object is as it was, or, with *lost set, it is
+ * mapped no more.
+ */
+bool hami_remake_free(const struct hami_movable *m, bool *lost);
 
-/* Makes and maps it. Returns a status of the resource manager. */
-uint32_t hami_remake_make(const struct hami_movable *m);
+/* Makes all objects again and maps them, or none: returns RM_OK, RM_NO_MEMORY when the GPU has no room, or a refusal. */
+uint32_t hami_remake_all(const struct hami_movable *objects, size_t count);
 
 #endif

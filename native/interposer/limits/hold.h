@@ -4,7 +4,8 @@
  * work or change its memory (hooks/held.def), and the requests for memory below them, of functions that are not hooked.
  * A thread that is inside WORK may enter MEMORY, never the other way round.
  *
- * No lock: a counter and a futex each. Thread-safe, not async-signal-safe. Nobody is inside in a forked child.
+ * No lock: numbers of each thread, and a futex each. Thread-safe, not async-signal-safe. A thread that is cancelled, at any
+ * point, or ends inside is inside no more; one that leaves by longjmp() is, until it ends. Nobody is in a forked child.
  */
 #ifndef HAMI_HOLD_H
 #define HAMI_HOLD_H
@@ -13,7 +14,10 @@
 
 enum hami_hold { HAMI_HOLD_WORK, HAMI_HOLD_MEMORY, HAMI_HOLDS };
 
-/* Around a call: waits while it is closed. Nothing on a thread of the mover. */
+/* The program may be moved: calls are counted from now on. Before anything else is called here. */
+void hami_hold_begin(void);
+
+/* Around a call: waits while it is closed. Nothing on a thread of the mover, or in a program that stays. */
 void hami_hold_enter(enum hami_hold what);
 void hami_hold_leave(enum hami_hold what);
 

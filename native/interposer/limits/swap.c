@@ -130,31 +130,36 @@ static void lose(const char *what)
 	abort();
 }
 
-/* Frees what was copied. Keeps the objects that are gone from the GPU, and forgets the others. */
-static uint64_t free_copied(void)
+/*
+ * Frees what was copied. Keeps the objects that are gone from the GPU, and forgets the others. Returns false when the
+ * driver let none go that is the application's: of one that is libcuda's own it refuses the address.
+ */
+static bool free_copied(void)
 {
-	uint64_t bytes = 0;
 	size_t kept = 0;
+	bool refused = false;
+	swap.moved = 0;
 	for (size_t i = 0; i < swap.count; i++) {
 		const struct hami_movable m = swap.objects[i];
-		if (swap.pieces[i].failed || !hami_movable_same(&m))
+		const CUresult copied = swap.pieces[i].result;
+		if (copied == CUDA_ERROR_INVALID_VALUE || !hami_movable_same(&m))
 			continue;
-		if (!hami_remake_unmap(&m))
-			continue;
-		if (!hami_remake_free(&m)) {
-			if (!hami_remake_map(&m))
+		bool lost = false;
+		if (copied != CUDA_SUCCESS || !hami_remake_free(&m, &lost)) {
+			if (lost)
 				lose("it was unmapped and could neither be freed nor mapped");
+			refused = true;
 			continue;
 		}
-		bytes += m.length;
+		swap.moved += m.length;
 		swap.objects[kept] = m;
 		swap.pieces[kept].device = swap.pieces[i].device;
 		swap.pieces[kept].host = swap.pieces[i].host;
 		swap.pieces[kept].bytes = swap.pieces[i].bytes;
-		swap.pieces[kept++].failed = false;
+		swap.pieces[kept++].result = CUDA_SUCCESS;
 	}
 	swap.count = kept;
-	return bytes;
+	return kept || !refused;
 }
 
 /* Moves the memory to the host, with the process's work held. Returns HAMI_SWAPPED_*. */
@@ -171,7 +176,10 @@ static uint32_t move_held(const struct real_cuda *real, CUcontext context)
 		return HAMI_SWAPPED_DRIVER;
 	if (!hami_hold_close(HAMI_HOLD_MEMORY, PATIENCE_NS))
 		return HAMI_SWAPPED_BUSY;
-	swap.moved = free_copied();
+	if (!free_copied()) {
+		hami_hold_open(HAMI_HOLD_MEMORY);
+		return HAMI_SWAPPED_DRIVER;
+	}
 	swap.away = true;
 	tell(HAMI_SWAPPED_HOST, swap.moved);
 	return HAMI_SWAPPED_HOST;
@@ -196,24 +204,9 @@ static uint32_t move_out(const struct real_cuda *real)
 
 /* ---- in ---- */
 
-/* Makes all objects again, or none: returns RM_OK, RM_NO_MEMORY when the GPU has no room, or the driver's refusal. */
-static uint32_t make_all(void)
-{
-	for (size_t i = 0; i < swap.count; i++) {
-		uint32_t status = hami_remake_make(&swap.objects[i]);
-		if (status == RM_OK)
-			continue;
-		while (status == RM_NO_MEMORY && i--)
-			if (!hami_remake_unmap(&swap.objects[i]) || !hami_remake_free(&swap.objects[i]))
-				status = RM_INVALID_ARGUMENT;
-		return status;
-	}
-	return RM_OK;
-}
-
 static bool move_in(const struct real_cuda *real)
 {
-	uint32_t status = make_all();
+	uint32_t status = hami_remake_all(swap.objects, swap.count);
 	if (status == RM_NO_MEMORY)
 		return false;
 	if (status != RM_OK)
@@ -225,7 +218,7 @@ static bool move_in(const struct real_cuda *real)
 	while (swap.count && !hami_transfer(real, swap.context, swap.pieces, swap.count, &swap.arena, false))
 		rest(RETRY_NS); /* the host is out of memory, or of threads */
 	for (size_t i = 0; i < swap.count; i++)
-		if (swap.pieces[i].failed)
+		if (swap.pieces[i].result != CUDA_SUCCESS)
 			lose("a copy failed");
 	forget();
 	swap.away = false;
@@ -314,6 +307,7 @@ void hami_swap_prepare(void)
 	    order() == HAMI_SWAP_WAIT)
 		return;
 	hami_movable_track();
+	hami_hold_begin();
 	hami_launched_hold();
 }
 

@@ -39,9 +39,15 @@ static bool is_pinned(const struct hami_arena *arena, const char *host, size_t b
 	return host >= arena->memory && host + bytes <= arena->memory + arena->pinned;
 }
 
+static CUresult wait_for(const struct transfer *t, CUstream stream, CUresult started)
+{
+	CUresult result = t->real->cuStreamSynchronize(stream);
+	return started == CUDA_SUCCESS ? result : started;
+}
+
 /* Copies page-locked memory, of which no copy crosses from a piece to the next. */
-static bool copy_pinned(const struct transfer *t, CUdeviceptr device, char *host, size_t bytes,
-			CUstream stream)
+static CUresult copy_pinned(const struct transfer *t, CUdeviceptr device, char *host, size_t bytes,
+			    CUstream stream)
 {
 	CUresult result = CUDA_SUCCESS;
 	while (bytes && result == CUDA_SUCCESS) {
@@ -52,24 +58,22 @@ static bool copy_pinned(const struct transfer *t, CUdeviceptr device, char *host
 		host += part;
 		bytes -= part;
 	}
-	return t->real->cuStreamSynchronize(stream) == CUDA_SUCCESS && result == CUDA_SUCCESS;
+	return wait_for(t, stream, result);
 }
 
-static bool copy_by_buffer(const struct transfer *t, CUdeviceptr device, char *host, char *buffer,
-			   size_t bytes, CUstream stream)
+static CUresult copy_by_buffer(const struct transfer *t, CUdeviceptr device, char *host, char *buffer,
+			       size_t bytes, CUstream stream)
 {
 	if (!t->to_host)
 		memcpy(buffer, host, bytes);
-	if (start(t, device, buffer, bytes, stream) != CUDA_SUCCESS ||
-	    t->real->cuStreamSynchronize(stream) != CUDA_SUCCESS)
-		return false;
-	if (t->to_host)
+	const CUresult result = wait_for(t, stream, start(t, device, buffer, bytes, stream));
+	if (t->to_host && result == CUDA_SUCCESS)
 		memcpy(host, buffer, bytes);
-	return true;
+	return result;
 }
 
-static bool copy(const struct transfer *t, CUdeviceptr device, char *host, char *buffer, size_t bytes,
-		 CUstream stream)
+static CUresult copy(const struct transfer *t, CUdeviceptr device, char *host, char *buffer, size_t bytes,
+		     CUstream stream)
 {
 	return is_pinned(t->arena, host, bytes) ? copy_pinned(t, device, host, bytes, stream)
 						: copy_by_buffer(t, device, host, buffer, bytes, stream);
@@ -87,8 +91,11 @@ static void copy_chunks(struct transfer *t, char *buffer, CUstream stream)
 			return;
 		struct hami_piece *p = &t->pieces[piece];
 		size_t at = (chunk - first) * CHUNK, bytes = p->bytes - at < CHUNK ? p->bytes - at : CHUNK;
-		if (!p->failed && !copy(t, p->device + at, p->host + at, buffer, bytes, stream))
-			p->failed = true;
+		if (p->result != CUDA_SUCCESS)
+			continue;
+		const CUresult result = copy(t, p->device + at, p->host + at, buffer, bytes, stream);
+		if (result != CUDA_SUCCESS)
+			p->result = result;
 	}
 }
 

@@ -12,12 +12,13 @@
 #include "driver/resolve.h"
 #include "limits/arena.h"
 
-/* One piece of memory; `host` is in the arena. `failed` is set when libcuda refuses its address, or a copy failed. */
+/* One piece of memory; `host` is in the arena. */
 struct hami_piece {
 	CUdeviceptr device;
 	char *host;
 	size_t bytes;
-	_Atomic bool failed;
+	_Atomic CUresult
+		result; /* of the copy that failed; CUDA_ERROR_INVALID_VALUE for an address that libcuda refuses */
 };
 
 /* Copies all pieces, in that context. Returns false when no thread could work; pieces tell of each other failure. */
