@@ -35,7 +35,7 @@ TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
 .PHONY: help needs-root setup setup-test generate build native plugins examples lint test test-native sanitized test-sanitizers test-with-address test-with-thread test-unit mutate \
-	test-cluster test-packages test-matrix record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-collectives bench-peers bench-suspend bench-swap bench-turns \
+	test-cluster test-packages test-matrix record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-neighbours bench-collectives bench-peers bench-suspend bench-swap bench-turns \
 	bench-churn bench-honest bench-nodes bench-fair-share bench-submit bench-interposer bench-latency bench-mig bench-packing bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop docs \
 	check-places install uninstall packages-tree deb rpm dist dist-node dist-controller dist-accounting clean
 
@@ -166,6 +166,9 @@ bench-gpu: build ## the interposer on a real GPU, side by side with native
 
 bench-time: build ## the GPU's time on a real GPU: caps, mixtures, latency-critical jobs; SECTIONS="caps latency"
 	$(PYTHON) tests/gpu/bench_time.py $(SECTIONS)
+
+bench-neighbours: build ## latency-critical requests beside work of every kind on a real GPU; LOADS="a b" WORK="4 contexts,memsets"
+	$(PYTHON) tests/gpu/bench_neighbours.py
 
 bench-collectives: build ## all-reduces and DDP training on two real GPUs under limits; CASES="cap 25;cap 50"
 	$(PYTHON) tests/gpu/bench_collectives.py

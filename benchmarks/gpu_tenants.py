@@ -128,8 +128,8 @@ class Keeper:
     def _count(self, now: int) -> None:
         switches = self.tenant.switches[self.told :]
         self.on = switches[-1][1] if switches else self.on
-        for at, on in switches:  # others took the engine, or it took theirs: it was open
-            taken = not on or self._after_others(at)
+        for at, on in switches:  # others took the engine, or it waited for them: it was open
+            taken = not on or (self.tenant.terms.has_long_rounds() and self._after_others(at))
             if taken and (self.open or at < self.closed) and at - self.opened > TOLD_PAUSED_NS:
                 self.interrupted = at
         if self.on and not self.open and now - self.closed > TOLD_PAUSED_NS:

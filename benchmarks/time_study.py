@@ -84,6 +84,8 @@ def mixtures(study: Study) -> None:
         ("4 x cap 25", [a.Terms(25, "cap")] * 4),
         ("10 x burst 10", [a.Terms(10)] * 10),
         ("32 x burst 3", [a.Terms(3)] * 32),
+        ("10 x cap 10", [a.Terms(10, "cap", others_least_percent=10, others_capped=9)] * 10),
+        ("20 x cap 5", [a.Terms(5, "cap", others_least_percent=5, others_capped=19)] * 20),
     ]
     rows = []
     for name, terms in cases:

@@ -309,7 +309,6 @@ def frozen(moving: Layout, tmp_path: Path) -> Iterator[Layout]:
         subprocess.run(["umount", str(mount / "freezer")], check=True)
 
 
-@pytest.mark.slurm_before("24.11")  # in the chroots of later releases nothing is prepared for cgroups
 def test_a_frozen_jobs_memory_leaves_the_gpu(frozen: Layout) -> None:
     """A step's own program, which SIGTSTP would stop at once, and one of the script, which it does not reach."""
     script = f"rm -f go\nslice --use {MIB} --until go &\nsrun -n1 --overlap slice --use {MIB} --until go"

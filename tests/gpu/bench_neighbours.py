@@ -19,8 +19,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/native"), str(ROOT / "tests/gpu")]
 
-from bench_time import BURSTS, KERNELS, KINDS, LC, LC_A, LC_B  # noqa: E402
-from tenants import SECONDS, Numbers, Tenant, alone, answer, prepare, row, told, work_command  # noqa: E402
+from bench_time import BURSTS, KERNELS, KINDS  # noqa: E402
+from tenants import (  # noqa: E402
+    LC,
+    LC_A,
+    LC_B,
+    SECONDS,
+    Numbers,
+    Tenant,
+    alone,
+    answer,
+    prepare,
+    row,
+    together,
+    told,
+    work_command,
+)
 
 LOADS = {"a": ("(a) 1 MiB H2D + 100 us, 250/s", LC_A), "b": ("(b) 20 x 100 us, 50/s", LC_B)}
 IDLE = ("requests", "us=100", "every=1000000")
@@ -93,9 +107,15 @@ def main() -> None:
                 over = [mine[q] / base[q] for q in ("p50", "p99")]
                 waits = (f"{mine[q]:.0f}" for q in ("p50", "p99", "max"))
                 row(f"{name}, stock" if stock else name, *waits, *over, f"{its:.1f}")
+    several = [case for case in cases if case[2] > 1 or "contexts" in case[0]]
     print("\nBeside an idle latency-critical job, % of one alone:")
-    for name, other, count in [("1 process", KERNELS, 1), *[case for case in cases if case[2] > 1]]:
+    for name, other, count in [("1 process", KERNELS, 1), *several]:
         print(f"{name}: {beside(IDLE, other, count)[1]:.1f}", flush=True)
+    print("\nFour contexts beside one of another job with burst 50, % of native:")
+    for policy in ("burst", "cap", "none"):
+        jobs = [Tenant(("contexts",), 50, policy), Tenant(KERNELS, 50, "burst")]
+        shares = [100 * numbers["rate"] / native(KERNELS) for numbers in together(jobs)]
+        print(f"{policy} 50: " + ", ".join(f"{share:.1f}" for share in shares), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/native"), str(ROOT / "tests/gpu")]
 
-from bench_parts import parts  # noqa: E402
 from tenants import (  # noqa: E402
     HAMI_CORE,
     LC,
@@ -349,7 +348,6 @@ SECTIONS = {
     "programs": programs,
     "latency": latency,
     "changes": changes,
-    "parts": parts,
     "order": order,
     "inference": inference,
     "training": training,

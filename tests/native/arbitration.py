@@ -161,6 +161,8 @@ _lib.hami_part_context.argtypes = (
 _lib.hami_part_worked.restype, _lib.hami_part_worked.argtypes = _U32, (_U32, ctypes.c_bool)
 _lib.hami_terms_waits.restype = ctypes.c_bool
 _lib.hami_terms_waits.argtypes = (ctypes.POINTER(_Terms), ctypes.c_bool, _I64, ctypes.POINTER(_Visit))
+_lib.hami_terms_has_long_rounds.restype = ctypes.c_bool
+_lib.hami_terms_has_long_rounds.argtypes = (ctypes.POINTER(_Terms),)
 _lib.hami_terms_copy_timeslice_us.restype = _U32
 _lib.hami_terms_copy_timeslice_us.argtypes = (ctypes.POINTER(_Terms),)
 _lib.hami_terms_others_timeslice_us.restype = _U32
@@ -293,6 +295,10 @@ class Terms:
     def cap(self) -> int:
         """Returns the most that the tenant may use, percent."""
         return int(_lib.hami_terms_cap(self._struct()))
+
+    def has_long_rounds(self) -> bool:
+        """Returns whether timeslices are longer than usual; then who waits for others counts as contended."""
+        return bool(_lib.hami_terms_has_long_rounds(self._struct()))
 
     def copy_timeslice_us(self) -> int:
         """Returns the timeslice of what copies, us; 0: the driver's own."""

@@ -93,15 +93,21 @@ def test_timeslices_give_everybody_its_cores_less_the_switches(cores: list[int])
 
 
 @given(st.lists(st.integers(1, 100), min_size=2, max_size=32).filter(lambda cores: sum(cores) <= 100))
-def test_tenants_with_small_shares_have_longer_rounds_and_all_the_same(cores: list[int]) -> None:
-    slices = [
-        a.Terms(percent, others_least_percent=min(cores[:n] + cores[n + 1 :])).timeslice_us()
-        for n, percent in enumerate(cores)
-    ]
-    each = {slice_us / percent for slice_us, percent in zip(slices, cores, strict=True)}
-    assert len(each) == 1, "in proportion to cores"
-    assert min(cores) > 13 or each.pop() == min(600, 6000 // min(cores))
-    assert min(cores) < 14 or each.pop() == 450
+def test_among_many_caps_with_small_shares_rounds_are_longer_for_all(cores: list[int]) -> None:
+    for caps in (len(cores), min(7, len(cores))):
+        policies = ["cap"] * caps + ["burst"] * (len(cores) - caps)
+        tenants = [
+            a.Terms(
+                percent,
+                policies[n],
+                others_least_percent=min(cores[:n] + cores[n + 1 :]),
+                others_capped=caps - (policies[n] == "cap"),
+            )
+            for n, percent in enumerate(cores)
+        ]
+        each = {tenant.timeslice_us() / tenant.cores_percent for tenant in tenants}
+        assert each == {max(450, min(600, 6000 // min(cores))) if caps > 7 else 450}, "in proportion to cores"
+        assert {tenant.has_long_rounds() for tenant in tenants} == {caps > 7 and min(cores) <= 13}
 
 
 @given(st.integers(1, 100), st.integers(2, 64))

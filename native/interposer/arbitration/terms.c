@@ -11,6 +11,7 @@
  */
 #define SLICE_PER_PERCENT 450u
 #define SLICE_PER_PERCENT_MOST 600u
+#define MANY_CAPS 8
 #define SLICE_OF_LEAST 6000u /* of the tenant with the least, as far as that goes */
 #define SLICE_LEAST 200u
 #define SLICE_DRIVERS 2048u /* libcuda's own */
@@ -55,13 +56,20 @@ static uint32_t others_least(const struct hami_terms *terms)
 	return terms->others_least_percent < 100 ? terms->others_least_percent : 100;
 }
 
-/* Returns the timeslice for each percent of the GPU, us: the same for all tenants, as all see the same fewest cores. */
+/* Returns the timeslice for each percent of the GPU, us: the same for all tenants, as all see the same caps and fewest cores. */
 static uint32_t slice_per_percent(const struct hami_terms *terms)
 {
 	uint32_t others = others_least(terms), own = terms->cores_percent ? terms->cores_percent : 1;
-	uint32_t least = others && others < own ? others : own;
-	return others ? within(SLICE_OF_LEAST / least, SLICE_PER_PERCENT, SLICE_PER_PERCENT_MOST)
-		      : SLICE_PER_PERCENT;
+	uint32_t least = others < own ? others : own;
+	uint64_t caps = (uint64_t)terms->others_capped + (terms->policy == HAMI_POLICY_CAP);
+	return others && caps >= MANY_CAPS
+		       ? within(SLICE_OF_LEAST / least, SLICE_PER_PERCENT, SLICE_PER_PERCENT_MOST)
+		       : SLICE_PER_PERCENT;
+}
+
+bool hami_terms_has_long_rounds(const struct hami_terms *terms)
+{
+	return slice_per_percent(terms) > SLICE_PER_PERCENT;
 }
 
 struct hami_terms hami_terms_read(const struct hami_limits *job, const struct hami_limits *step)

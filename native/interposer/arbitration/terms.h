@@ -62,6 +62,12 @@ uint32_t hami_terms_others_timeslice_us(const struct hami_terms *terms);
  */
 uint32_t hami_terms_other_percent(const struct hami_terms *terms, uint32_t processes);
 
+/*
+ * Returns whether the tenants' timeslices are longer than usual, as there are many caps and some are small. Then each stay
+ * uses up what a budget has saved, and others never end it; so it goes by whether the tenant waits for others.
+ */
+bool hami_terms_has_long_rounds(const struct hami_terms *terms);
+
 /* Returns how much of the GPU's time the tenant may use at most, percent; 100: all of it. */
 uint32_t hami_terms_cap(const struct hami_terms *terms);
 

@@ -199,7 +199,7 @@ static void count(struct keeper *k, int64_t steady)
 				   .job_cap = k->pauses ? hami_terms_cap(&of_job) : 100,
 				   .step_cap = k->pauses ? hami_terms_cap(&k->terms) : 100,
 				   .clock = hami_clock_steady};
-	spent.contended = hami_meter_contended(k->slice_index, shared);
+	spent.contended = hami_meter_contended(k->slice_index, shared, hami_terms_has_long_rounds(&k->terms));
 	seen.held_back = k->shut;
 	spent.has_floor = k->terms.latency;
 	spent.in_step = k->terms.in_step;

@@ -36,7 +36,7 @@ static struct meter {
 	int64_t launched;                      /* steady: when a launch was last noticed */
 	int64_t paused;                        /* since when the channels are; 0: they are open */
 	int64_t resumed;                       /* when they were last opened */
-	int64_t contended;                     /* when it and others last took the engine from one another */
+	int64_t interrupted, waited;           /* when others last took the engine from it, and it theirs */
 	struct hami_switch switches[SWITCHES]; /* of the last read */
 } meters[HAMI_SLICES];
 
@@ -142,22 +142,27 @@ static long end_paused(struct meter *m, long count, int64_t now)
 }
 
 /*
- * Notes when this process and others last took the engine from one another: a stay that others ended, or one that began
- * after theirs, with the channels open.
+ * Notes when the engine was last taken from this process by others, a stay that ended with the channels open; and when it
+ * last came to the engine after others, having waited for them.
  */
 static void note_contention(struct meter *m, long count)
 {
-	for (long i = 0; i < count; i++)
-		if ((!m->switches[i].on || m->switches[i].after_others) &&
-		    (!m->paused || m->switches[i].at < m->paused) &&
-		    m->switches[i].at - m->resumed > PAUSE_NS)
-			m->contended = m->switches[i].at;
+	for (long i = 0; i < count; i++) {
+		const struct hami_switch *s = &m->switches[i];
+		if ((m->paused && s->at >= m->paused) || s->at - m->resumed <= PAUSE_NS)
+			continue;
+		if (!s->on)
+			m->interrupted = s->at;
+		else if (s->after_others)
+			m->waited = s->at;
+	}
 }
 
-bool hami_meter_contended(unsigned int slice, int64_t now)
+bool hami_meter_contended(unsigned int slice, int64_t now, bool by_waiting)
 {
-	struct meter *m = &meters[slice];
-	return m->told && now - m->contended < CONTENDED_NS;
+	const struct meter *m = &meters[slice];
+	return m->told &&
+	       (now - m->interrupted < CONTENDED_NS || (by_waiting && now - m->waited < CONTENDED_NS));
 }
 
 void hami_meter_count(unsigned int slice, int64_t now, const struct hami_lengths *lengths,

@@ -24,8 +24,11 @@ void hami_meter_opened(unsigned int slice, bool open, int64_t now);
  */
 void hami_meter_count(unsigned int slice, int64_t now, const struct hami_lengths *lengths,
 		      struct hami_seen *seen);
-/* Returns whether others have interrupted this process in the last HAMI_ROUND_NS or so; false when not told. */
-bool hami_meter_contended(unsigned int slice, int64_t now);
+/*
+ * Returns whether others have interrupted this process in the last HAMI_ROUND_NS or so, or `by_waiting` whether it has waited
+ * for others; false when not told.
+ */
+bool hami_meter_contended(unsigned int slice, int64_t now, bool by_waiting);
 /* In a forked child. */
 void hami_meter_forked(void);
 

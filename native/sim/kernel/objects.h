@@ -20,7 +20,8 @@ struct memory {
 	struct place *places; /* where it is mapped, or was (uvm.c) */
 };
 
-#define SIM_COPY_TIMESLICE_US 1000u /* of a group that copies, until it is set: nothing takes it into account */
+#define SIM_COPY_TIMESLICE_US                                                                                \
+	1000u /* of a group that copies, until it is set: nothing takes it into account */
 
 struct object {
 	uint32_t client, parent, handle, class_id;

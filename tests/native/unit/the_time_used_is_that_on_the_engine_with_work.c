@@ -66,7 +66,8 @@ static void more_samples_than_fit(void)
 
 static void beside_others(void)
 {
-	const struct hami_switch turns[] = {{.at = AT(2), .on = false}, {.at = AT(5), .on = true}, {.at = AT(9), .on = false}};
+	const struct hami_switch turns[] = {
+		{.at = AT(2), .on = false}, {.at = AT(5), .on = true}, {.at = AT(9), .on = false}};
 	hami_use_begin(&use, AT(0));
 	int64_t used = count(turns, 3, NULL, 0, 10);
 	CHECK(used <= 6 * MS && used >= 6 * MS - 2 * HAMI_SAVE_NS);
