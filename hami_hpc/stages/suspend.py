@@ -91,19 +91,19 @@ def _asked_for_all_steps(settings: Settings, job_id: int) -> bool:
         fd = locks.acquire(path, exclusive=True, timeout_s=ASKED_WAIT_S)
     except OSError:  # no room for a file
         return commands.is_suspended(job_id)
-    with open(fd, "r+", encoding="ascii") as file:
+    try:
         begun_ns = now_boot_ns()
         with suppress(ValueError):  # empty, or cut off
-            asked_ns, answer = (int(word) for word in file.read(64).split())
+            asked_ns, answer = (int(word) for word in os.pread(fd, 64, 0).split())
             if 0 <= begun_ns - asked_ns < QUIET_NS:
                 return answer == 1
         is_suspended = commands.is_suspended(job_id)
-        with suppress(OSError):
-            file.seek(0)
-            file.truncate()
-            file.write(f"{begun_ns} {int(is_suspended)}\n")
-            file.flush()
+        with suppress(OSError):  # a full disk
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d %d\n" % (begun_ns, is_suspended), 0)
         return is_suspended
+    finally:
+        os.close(fd)
 
 
 def _see_to(settings: Settings, grant: Grant, order: int) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -121,6 +122,27 @@ def test_a_note_of_an_answer_that_is_none_is_not_believed(
     told = Told(monkeypatch, False)
     assert (after(node, "after-in"), told.asked) == (0, 1)
     assert (after(node, "after-in"), told.asked) == (0, 1)
+
+
+def test_an_answer_for_which_the_disk_has_no_room_counts_for_its_own_step(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file can be made, and takes no byte (here by a limit of file sizes)."""
+    suspend.suspend(node.settings, JOB)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = str(node.jobs / str(JOB) / "asked")
+
+    def without_room(job: int) -> bool:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        return job == JOB
+
+    monkeypatch.setattr(commands, "is_suspended", without_room)
+    try:
+        assert suspend._asked_for_all_steps(node.settings, JOB)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (node.jobs / str(JOB) / "asked").stat().st_size == 0
+    os.close(locks.acquire(path, exclusive=True, timeout_s=1))
 
 
 def test_a_question_of_another_step_that_hangs_is_waited_for_and_no_more(
