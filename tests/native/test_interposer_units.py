@@ -40,6 +40,10 @@ def test_a_thread_that_ends_inside_a_hold_leaves_it() -> None:
     run("a_thread_that_ends_inside_a_hold_leaves_it")
 
 
+def test_timeslices_of_copies_hold_though_groups_go() -> None:
+    run("timeslices_of_copies_hold_though_groups_go")
+
+
 def test_uuids_are_read() -> None:
     run("uuids_are_read")
 

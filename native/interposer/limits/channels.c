@@ -130,6 +130,17 @@ int hami_channels_timeslice(unsigned int slice, uint64_t microseconds)
 	return set_timeslices(groups, count, microseconds);
 }
 
+/* Reads a timeslice from the first of these groups that is still there. -EAGAIN: all have gone. */
+static int read_timeslice(const struct hami_target *groups, long count, uint64_t *us)
+{
+	int rc = -EAGAIN;
+	for (long i = 0; i < count && rc == -EAGAIN; i++) {
+		rc = send_control(&groups[i], groups[i].object, RM_GROUP_GET_TIMESLICE, us, sizeof *us);
+		rc = rc == -ESTALE && !forget_if_stale(rc, &groups[i]) ? -EAGAIN : rc;
+	}
+	return rc;
+}
+
 int hami_channels_copy_timeslice(unsigned int slice, uint64_t microseconds)
 {
 	long count;
@@ -137,15 +148,18 @@ int hami_channels_copy_timeslice(unsigned int slice, uint64_t microseconds)
 	if (!microseconds && !*drivers)
 		return 0;
 	struct hami_target *groups = hami_objects_copying(slice, &count);
-	int rc = count > 0 && !*drivers ? send_control(&groups[0], groups[0].object, RM_GROUP_GET_TIMESLICE,
-						       drivers, sizeof *drivers)
-					: 0;
+	int rc = count > 0 && !*drivers ? read_timeslice(groups, count, drivers) : 0;
 	if (rc || !*drivers) {
 		*drivers = 0;
 		free(groups);
-		return count < 0 ? -ENOMEM : rc == -EAGAIN || rc == -ESTALE ? 0 : rc;
+		return count < 0 ? -ENOMEM : rc;
 	}
-	return set_timeslices(groups, count, microseconds ? microseconds : *drivers);
+	rc = set_timeslices(groups, count, microseconds ? microseconds : *drivers);
+	if (rc && microseconds) {
+		groups = hami_objects_copying(slice, &count);
+		set_timeslices(groups, count, *drivers);
+	}
+	return rc;
 }
 
 uint64_t hami_channels_wanted_timeslice(unsigned int slice)

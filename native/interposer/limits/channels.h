@@ -31,7 +31,8 @@ void hami_channels_resume(unsigned int slice);
 int hami_channels_timeslice(unsigned int slice, uint64_t microseconds);
 /*
  * Sets the timeslice of the groups that copy, as there are now, in microseconds; 0: the driver's own, where it was ever
- * changed. 0, or -errno when the driver refuses. For the slice's keeper alone.
+ * changed. 0, or -errno when the driver refuses; then all have its own again, as far as it lets them. -EAGAIN when all have
+ * just gone: call again. For the slice's keeper alone.
  */
 int hami_channels_copy_timeslice(unsigned int slice, uint64_t microseconds);
 /* Returns the timeslice that a compute group gets when libcuda asks for one; 0: what libcuda asks for. */

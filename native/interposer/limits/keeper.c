@@ -95,6 +95,8 @@ static void set_copy_timeslice(struct keeper *k)
 	if (k->no_copy_timeslices || (wanted == k->copy_timeslice && (!wanted || groups == k->copying)))
 		return;
 	int rc = hami_channels_copy_timeslice(k->slice_index, wanted);
+	if (rc == -EAGAIN)
+		return; /* until the next look */
 	k->no_copy_timeslices = rc != 0;
 	if (rc)
 		hami_log(1, "the driver refuses timeslices of copies%s (%s)\n",
