@@ -40,6 +40,10 @@ def test_a_thread_that_ends_inside_a_hold_leaves_it() -> None:
     run("a_thread_that_ends_inside_a_hold_leaves_it")
 
 
+def test_a_context_has_the_number_of_its_groups() -> None:
+    run("a_context_has_the_number_of_its_groups")
+
+
 def test_timeslices_of_copies_hold_though_groups_go() -> None:
     run("timeslices_of_copies_hold_though_groups_go")
 

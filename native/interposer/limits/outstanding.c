@@ -9,6 +9,7 @@
 #include "base/lock.h"
 #include "base/table.h"
 #include "driver/access.h"
+#include "driver/rm_objects.h"
 #include "region/process.h"
 
 #define END_NS 200000000l
@@ -92,25 +93,27 @@ static struct known entry(struct contexts *c, CUcontext context, const void *key
 void hami_outstanding_add(unsigned int slice, CUcontext context, const void *key)
 {
 	struct contexts *c = &contexts[slice];
+	const bool makes = making && hami_objects_of_context(slice, making);
 	pthread_mutex_lock(&c->lock);
 	size_t i = 0;
 	while (i < c->count && c->list[i].key != key)
 		i++;
-	if (i == c->count && c->count == c->room) {
+	const bool is_new = i == c->count;
+	if (is_new && c->count == c->room) {
 		size_t room = c->room ? 2 * c->room : 8;
 		struct known *list = realloc(c->list, room * sizeof *list);
 		c->incomplete = c->incomplete || !list;
-		if (list) {
-			c->list = list;
-			c->room = room;
-		}
+		c->list = list ? list : c->list;
+		c->room = list ? room : c->room;
 	}
-	if (i == c->count && c->count < c->room)
-		c->list[c->count++] = entry(c, context, key);
-	else if (i < c->count && (leaving(c, key) || c->list[i].ending || c->list[i].context != context))
-		c->list[i] = entry(c, context, key);
-	if (i < c->count)
+	c->count += is_new && c->count < c->room;
+	if (i < c->count) {
+		if (is_new || leaving(c, key) || c->list[i].ending || c->list[i].context != context)
+			c->list[i] = entry(c, context, key);
+		else if (makes)
+			c->list[i].made = making; /* a thread that asked for it meanwhile added it first */
 		c->list[i].anew = true;
+	}
 	pthread_mutex_unlock(&c->lock);
 }
 
@@ -272,13 +275,10 @@ static enum hami_outstanding ask_all(struct contexts *c, const struct real_cuda 
 		if (samples && c->list[i].paused)
 			continue;
 		enum hami_outstanding one = ask_unlocked(c, real, i);
-		if (one == HAMI_SOMETHING_OUTSTANDING) {
+		if (one != HAMI_NOTHING_OUTSTANDING && answer != HAMI_SOMETHING_OUTSTANDING)
 			answer = one;
-			if (!samples)
-				break;
-		}
-		if (one == HAMI_OUTSTANDING_UNKNOWN && answer != HAMI_SOMETHING_OUTSTANDING)
-			answer = one;
+		if (answer == HAMI_SOMETHING_OUTSTANDING && !samples)
+			break;
 	}
 	return answer;
 }
