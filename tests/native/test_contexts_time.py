@@ -168,14 +168,19 @@ def test_without_a_latency_critical_job_contexts_take_turns_as_the_gpu_gives_the
     assert "wait for their part" not in result.stderr
 
 
-@pytest.mark.parametrize("contexts", [4, 16])
-def test_many_contexts_have_no_more_of_the_gpu_than_one(contexts: int, tmp_path: Path, machine: Machine) -> None:
+@pytest.mark.parametrize(("contexts", "mechanism"), [(4, "auto"), (16, "auto"), (4, "slice")])
+def test_many_contexts_have_no_more_of_the_gpu_than_one(
+    contexts: int, mechanism: str, tmp_path: Path, machine: Machine
+) -> None:
     """Beside a neighbour with the same share: each context had the whole timeslice, so 4 had 80 %, 16 had 94 %."""
     terms = [{"others_least_cores": 50, "turn_begin_permille": at, "turn_length_permille": 500} for at in (0, 500)]
     jobs = [
         make_slice(tmp_path / f"job{n}", *machine, job_mib=MIB, cores_percent=50, policy="burst", fields=terms[n])
         for n in (0, 1)
     ]
+    for made in jobs:
+        for path in (made.limits, made.directory / c.FILE_JOB_LIMITS):
+            path.write_bytes(put(path.read_bytes(), {"mechanism": c.MECHANISMS[mechanism]}))
 
     def neighbour() -> float:
         many = start(jobs[0], CONTEXTS, 4000, contexts, 0, "busy")

@@ -319,9 +319,11 @@ static int64_t look(struct keeper *k)
 	turn = hami_part_open(&k->terms, &k->part, shared, &part) && turn;
 	bool open = hami_terms_open(&k->terms, k->shut, k->said, shared, &in_step);
 	until = least(until, least(part, in_step));
+	const int64_t context = hami_contexts_plan(&k->contexts, k->slice_index, &k->terms, &k->part, shared);
 	if (k->pauses)
-		until = least(until,
-			      hami_contexts_plan(&k->contexts, k->slice_index, &k->terms, &k->part, shared));
+		until = least(until, context);
+	else /* they divide the timeslice all the same */
+		k->contexts.paused_count = 0;
 	int64_t turn_ends = until == INT64_MAX ? INT64_MAX : steady + (until - shared);
 	const bool wanted = !k->pauses || (open && turn);
 	if (!hami_opening_is(&k->opening, wanted, k->contexts.paused, k->contexts.paused_count) &&
