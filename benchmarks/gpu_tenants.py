@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import arbitration as a
+import fitting
 
 US, MS, S = 1000, 1_000_000, 1_000_000_000
 FOREVER = a.FOREVER
@@ -70,7 +71,7 @@ class Tenant:
     switches: list[tuple[int, bool]] = field(default_factory=list)
     shut_ns: list[int] = field(default_factory=list)  # lengths of pauses
 
-    slice: a.Slice = field(default_factory=a.Slice)
+    slice: fitting.Slice = field(default_factory=fitting.Slice)
 
     @property
     def slice_ns(self) -> int:
@@ -175,23 +176,25 @@ class Keeper:
         time_of_others = worked = unused = tiny = returns = met = pressed = thrashed = 0
         for who, came, left in self.stays[self.stays_told :]:
             if who != tenant.number:
-                left_over = a.slice_unused(left - came, theirs)
+                left_over = fitting.slice_unused(left - came, theirs)
                 time_of_others += left - came
-                worked += a.slice_worked(left - came, others * US)
+                worked += fitting.slice_worked(left - came, others * US)
                 unused += left_over
-                tiny += left - came < a.slice_tiny_ns(theirs)
-                self.between.append((left - came, left_over >= a.MUCH))
+                tiny += left - came < fitting.slice_tiny_ns(theirs)
+                self.between.append((left - came, left_over >= fitting.MUCH))
                 continue
             returns += 1
             cut = own * 3 // 4 <= self.own_stay <= own * 5 // 4 + a.SAVE_NS
             met += cut and any(much for _, much in self.between)
             pressed += cut and bool(self.between) and all(much for _, much in self.between)
-            tiny_only = bool(self.between) and max(self.own_stay, *(stay for stay, _ in self.between)) < a.THRASH_NS
+            tiny_only = (
+                bool(self.between) and max(self.own_stay, *(stay for stay, _ in self.between)) < fitting.THRASH_NS
+            )
             thrashed += tiny_only and not cut
             self.own_stay, self.between = left - came, []
         self.stays_told = len(self.stays)
         outstanding = sum(yes for _, yes in self.fit_samples)
-        seen = a.Seen(
+        seen = fitting.Seen(
             now_ns=now,
             elapsed_ns=now - self.fitted,
             used_ns=self.fit_used,

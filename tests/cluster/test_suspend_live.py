@@ -395,25 +395,3 @@ def test_two_jobs_take_turns_on_the_gpu(gang: Layout) -> None:
     for job in both:
         record = json.loads((gang.state_dir / f"usage/{job}.json").read_text())
         assert record["usage"] == "ok"
-
-
-@pytest.mark.parametrize("way", ["kill -s CONT $srun", "scancel --signal=CONT $SLURM_JOB_ID"])
-def test_sigcont_of_the_jobs_user_before_slurm_stops_it_brings_no_memory_back(way: str, moving: Layout) -> None:
-    """The script answers SIGTSTP by sending SIGCONT to its own step."""
-    script = f"""rm -f go
-srun -n1 --overlap slice --use {MIB} --until go & srun=$!
-trap 'sleep 0.3; {way} 2>&1; echo sent' TSTP
-until wait; do :; done"""
-    job = running(moving, script, *BE)
-    allocated(moving, job)
-    held = used_mib(moving)
-    order(moving, "suspend", job)
-    jobs.wait(moving, lambda: set(state_of(job, moving)) == {"T"}, "all programs to be stopped")
-    is_at_most(moving, held - MIB)
-    time.sleep(11)
-    assert used_mib(moving) <= held - MIB
-    order(moving, "resume", job)
-    is_again(moving, held)
-    jobs.wait(moving, lambda: "sent" in jobs.output(moving, USER, job), "the signal to be sent")
-    go(moving)
-    end(moving, job)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls the rules of sharing a GPU's time (native/interposer/arbitration), as a job's processes do, by ctypes.
+"""Calls the rules of sharing a GPU's time (native/interposer/arbitration), as a job's processes do, by ctypes: budgets,
+terms, parts, use. fitting.py: how timeslices fit the others.
 
 The library is build/native/libhami-arbitration.so, or that of the build that HAMI_TEST_BUILD names. Times in ns, shares
 in percent, as in the headers. Pure: the same arguments give the same results.
@@ -11,7 +12,7 @@ import ctypes
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,8 +34,6 @@ ROUND_NS = constant("budget.h", "HAMI_ROUND_NS")
 SHUT_NS_MOST = constant("budget.h", "HAMI_SHUT_NS_MOST")
 COUNT_NS_SEVERAL = constant("budget.h", "HAMI_COUNT_NS_SEVERAL")
 SAVE_NS = constant("use.h", "HAMI_SAVE_NS")
-MUCH = constant("slice.h", "HAMI_SLICE_MUCH")
-THRASH_NS = constant("slice.h", "HAMI_STAY_NS_THRASH")
 PART_BUSY = constant("parts.h", "HAMI_PART_BUSY")
 
 
@@ -65,10 +64,12 @@ class _Visit(ctypes.Structure):
     _fields_ = (("stay", ctypes.c_int64), ("usual", ctypes.c_int64))
 
 
-class _Event(ctypes.Structure):
-    """struct hami_switch and struct hami_sample: both are a time and a truth."""
+class _Switch(ctypes.Structure):
+    _fields_ = (("at", ctypes.c_int64), ("on", ctypes.c_bool), ("after_others", ctypes.c_bool))
 
-    _fields_ = (("at", ctypes.c_int64), ("yes", ctypes.c_bool))
+
+class _Sample(ctypes.Structure):
+    _fields_ = (("at", ctypes.c_int64), ("outstanding", ctypes.c_bool))
 
 
 class _Use(ctypes.Structure):
@@ -80,41 +81,6 @@ class _Use(ctypes.Structure):
         ("sampled", ctypes.c_bool),
         ("idle", ctypes.c_bool),
         ("idle_at", ctypes.c_int64),
-    )
-
-
-class _Slice(ctypes.Structure):
-    _fields_ = (
-        ("mode", ctypes.c_uint32),
-        ("thrashes", ctypes.c_bool),
-        ("level", ctypes.c_uint32),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("used", "others", "worked", "unused", "tiny", "returns", "met", "thrashed", "wants")
-        ),
-        ("doublings", ctypes.c_uint32),
-        *((name, ctypes.c_int64) for name in ("yielded", "missed", "wary")),
-        ("returns_trying", ctypes.c_uint32),
-        ("pressed_trying", ctypes.c_uint32),
-        ("settled", ctypes.c_bool),
-        ("light_looking", ctypes.c_int64),
-    )
-
-
-class _Seen(ctypes.Structure):
-    _fields_ = (
-        ("now", ctypes.c_int64),
-        ("elapsed", ctypes.c_int64),
-        ("used", ctypes.c_int64),
-        ("caps", ctypes.c_uint32),
-        ("capped", ctypes.c_bool),
-        ("others_least_percent", ctypes.c_uint32),
-        ("other_percent", ctypes.c_uint32),
-        ("held_back", ctypes.c_bool),
-        ("can_yield", ctypes.c_bool),
-        *((name, ctypes.c_uint32) for name in ("samples", "outstanding")),
-        *((name, ctypes.c_int64) for name in ("others", "worked", "unused")),
-        *((name, ctypes.c_uint32) for name in ("tiny", "returns", "met", "pressed", "thrashed")),
     )
 
 
@@ -167,25 +133,15 @@ _lib.hami_terms_copy_timeslice_us.restype = _U32
 _lib.hami_terms_copy_timeslice_us.argtypes = (ctypes.POINTER(_Terms),)
 _lib.hami_terms_others_timeslice_us.restype = _U32
 _lib.hami_terms_others_timeslice_us.argtypes = (ctypes.POINTER(_Terms),)
-_lib.hami_slice_step.restype = None
-_lib.hami_slice_step.argtypes = (ctypes.POINTER(_Slice), ctypes.POINTER(_Seen), _U32, _U32)
-_lib.hami_slice_next.restype, _lib.hami_slice_next.argtypes = _I64, (ctypes.POINTER(_Slice), _I64)
-_lib.hami_slice_yields.restype = ctypes.c_bool
-_lib.hami_slice_yields.argtypes = (ctypes.POINTER(_Slice),)
-_lib.hami_slice_us.restype, _lib.hami_slice_us.argtypes = _U32, (ctypes.POINTER(_Slice), _U32)
-_lib.hami_slice_others.restype, _lib.hami_slice_others.argtypes = _I64, (ctypes.POINTER(_Slice), _U32)
-_lib.hami_slice_tiny.restype, _lib.hami_slice_tiny.argtypes = _I64, (_I64,)
-_lib.hami_slice_worked.restype, _lib.hami_slice_worked.argtypes = _I64, (_I64, _I64)
 _lib.hami_terms_other_percent.restype = _U32
 _lib.hami_terms_other_percent.argtypes = (ctypes.POINTER(_Terms), _U32)
-_lib.hami_slice_unused.restype, _lib.hami_slice_unused.argtypes = _I64, (_I64, _I64)
 _lib.hami_use_begin.restype, _lib.hami_use_begin.argtypes = None, (ctypes.POINTER(_Use), _I64)
 _lib.hami_use_count.restype = _I64
 _lib.hami_use_count.argtypes = (
     ctypes.POINTER(_Use),
-    ctypes.POINTER(_Event),
+    ctypes.POINTER(_Switch),
     _SIZE,
-    ctypes.POINTER(_Event),
+    ctypes.POINTER(_Sample),
     _SIZE,
     _I64,
 )
@@ -284,9 +240,9 @@ class Terms:
             self.beside_slice_us,
         )
 
-    def timeslice_us(self, processes: int = 1) -> int:
-        """Returns the timeslice of one of so many processes, us; 0: the driver's own."""
-        return int(_lib.hami_terms_timeslice_us(self._struct(), processes))
+    def timeslice_us(self, parts: int = 1) -> int:
+        """Returns the timeslice of one of so many processes, or contexts, us; 0: the driver's own."""
+        return int(_lib.hami_terms_timeslice_us(self._struct(), parts))
 
     def other_percent(self, processes: int = 1) -> int:
         """Returns the cores of the only other tenant; 0: there is none, or are several."""
@@ -342,88 +298,9 @@ class Use:
 
     def count(self, switches: Sequence[tuple[int, bool]], samples: Sequence[tuple[int, bool]], now_ns: int) -> int:
         """Returns the time used since the last count, ns. switches: (at, on); samples: (at, outstanding)."""
-        on = (_Event * len(switches))(*(_Event(at, yes) for at, yes in switches))
-        outstanding = (_Event * len(samples))(*(_Event(at, yes) for at, yes in samples))
+        on = (_Switch * len(switches))(*(_Switch(at, yes) for at, yes in switches))
+        outstanding = (_Sample * len(samples))(*(_Sample(at, yes) for at, yes in samples))
         return int(_lib.hami_use_count(self._use, on, len(switches), outstanding, len(samples), now_ns))
-
-
-@dataclass(frozen=True)
-class Seen:
-    """struct hami_seen."""
-
-    now_ns: int
-    elapsed_ns: int
-    used_ns: int = 0
-    caps: int = 0
-    capped: bool = False
-    others_least_percent: int = 0
-    other_percent: int = 0
-    held_back: bool = False
-    can_yield: bool = True
-    samples: int = 0
-    outstanding: int = 0
-    others_ns: int = 0
-    worked: int = 0
-    unused: int = 0
-    tiny: int = 0
-    returns: int = 0
-    met: int = 0
-    pressed: int = 0
-    thrashed: int = 0
-
-
-MODES = ("shares", "looks", "tries", "yields")
-
-
-class Slice:
-    """struct hami_slice: how much a tenant shortens its timeslices beside others that have little to do."""
-
-    def __init__(self) -> None:
-        self._slice = _Slice()
-
-    @property
-    def mode(self) -> str:
-        return MODES[self._slice.mode]
-
-    @property
-    def level(self) -> int:
-        return int(self._slice.level)
-
-    @property
-    def yields(self) -> bool:
-        return bool(_lib.hami_slice_yields(self._slice))
-
-    def step(self, seen: Seen, cores_percent: int, longest_us: int) -> None:
-        """Takes what was seen since the last step."""
-        values = astuple(seen)
-        _lib.hami_slice_step(self._slice, _Seen(*values), cores_percent, longest_us)
-
-    def timeslice_us(self, longest_us: int) -> int:
-        """Returns the timeslice where the terms' is ``longest_us``."""
-        return int(_lib.hami_slice_us(self._slice, longest_us))
-
-    def next_ns(self, now_ns: int) -> int:
-        """Returns when to step at the latest."""
-        return int(_lib.hami_slice_next(self._slice, now_ns))
-
-    def others_ns(self, longest_us: int) -> int:
-        """Returns the timeslice of another who shares alike, where the other's terms say ``longest_us``."""
-        return int(_lib.hami_slice_others(self._slice, longest_us))
-
-
-def slice_tiny_ns(timeslice_ns: int) -> int:
-    """Returns how short a stay is tiny for somebody of this timeslice."""
-    return int(_lib.hami_slice_tiny(timeslice_ns))
-
-
-def slice_worked(stay_ns: int, longest_ns: int) -> int:
-    """Returns how much of another's stay was work, ns."""
-    return int(_lib.hami_slice_worked(stay_ns, longest_ns))
-
-
-def slice_unused(stay_ns: int, timeslice_ns: int) -> int:
-    """Returns how much of a timeslice a stay left unused, thousandths."""
-    return int(_lib.hami_slice_unused(stay_ns, timeslice_ns))
 
 
 def worked(before: int, works: bool) -> int:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import arbitration as a
+import fitting
 import numpy as np
 import pytest
-from arbitration import FOREVER, Seen, Slice
+from arbitration import FOREVER
 from conformance import ROOT
+from fitting import Seen, Slice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -116,11 +118,11 @@ def test_without_turns_nothing_is_known_of_the_others() -> None:
 @few
 @given(I64, I64)
 def test_what_a_stay_left_unused_is_a_part(stay: int, timeslice: int) -> None:
-    assert 0 <= a.slice_unused(stay, timeslice) <= 1000
-    assert a.slice_unused(timeslice + a.SAVE_NS, timeslice) == 0 or timeslice > 2**62
-    assert a.slice_tiny_ns(timeslice) > 0
-    assert 0 <= a.slice_worked(stay, timeslice) <= max(stay, 0)
-    assert a.slice_worked(stay, timeslice) == 0 or stay <= max(timeslice, 0) * 5 // 4 + a.SAVE_NS
+    assert 0 <= fitting.slice_unused(stay, timeslice) <= 1000
+    assert fitting.slice_unused(timeslice + a.SAVE_NS, timeslice) == 0 or timeslice > 2**62
+    assert fitting.slice_tiny_ns(timeslice) > 0
+    assert 0 <= fitting.slice_worked(stay, timeslice) <= max(stay, 0)
+    assert fitting.slice_worked(stay, timeslice) == 0 or stay <= max(timeslice, 0) * 5 // 4 + a.SAVE_NS
 
 
 @few

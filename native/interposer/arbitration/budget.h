@@ -9,8 +9,8 @@
  *	after idling the first piece is as long as any other, and the pause after it longer: what was saved up, +half, is
  *	given back, so that a burst has its share and no more. Not where others interrupt, nor in step.
  *
- * One that others interrupt (`contended`) is shut at -3 half: the GPU gives it its turns, which may be uneven, and
- * most such tenants get no more than their share anyway.
+ * One that others interrupt, or where rounds are long (terms.h) that waits for others (`contended`), is shut at -3 half: the
+ * GPU gives it its turns, which may be uneven, and most such tenants get no more than their share anyway.
  *
  * Pure: no clock, no system call, no state of its own. Times in ns.
  */

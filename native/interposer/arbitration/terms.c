@@ -14,7 +14,6 @@
 #define MANY_CAPS 8
 #define SLICE_OF_LEAST 6000u /* of the tenant with the least, as far as that goes */
 #define SLICE_LEAST 200u
-#define SLICE_DRIVERS 2048u /* libcuda's own */
 /* Longer than any request, so that it is not interrupted by others once it has begun. */
 #define SLICE_LATENCY 20000u
 /*
@@ -24,7 +23,7 @@
 #define SLICE_LATENCY_BELOW 1000u
 /* What a request waits for at most. It costs nothing while no request is there. */
 #define SLICE_BESIDE_LATENCY 10u
-/* Of copies there: a change costs 2 us or 3. */
+/* Of copies there: a change costs about a microsecond (docs/adr/097-copies-give-way.md). */
 #define SLICE_COPY_BESIDE_LATENCY 50u
 /* ns. */
 #define CHANGE_LATEST 5000000ll /* how late a change may be for a request's sake */
@@ -56,7 +55,7 @@ static uint32_t others_least(const struct hami_terms *terms)
 	return terms->others_least_percent < 100 ? terms->others_least_percent : 100;
 }
 
-/* Returns the timeslice for each percent of the GPU, us: the same for all tenants, as all see the same caps and fewest cores. */
+/* Returns the timeslice for each percent, us: the same for all tenants, as all see the same caps and fewest cores. */
 static uint32_t slice_per_percent(const struct hami_terms *terms)
 {
 	uint32_t others = others_least(terms), own = terms->cores_percent ? terms->cores_percent : 1;
@@ -108,7 +107,7 @@ uint32_t hami_terms_timeslice_us(const struct hami_terms *terms, uint32_t parts)
 		return within(terms->beside_slice_us / parts, SLICE_LEAST, HAMI_CLASS_SLICE_US_MAX);
 	if (terms->policy == HAMI_POLICY_NONE)
 		return parts > 1 && terms->others_least_percent
-			       ? within(SLICE_DRIVERS / parts, SLICE_LEAST, SLICE_DRIVERS)
+			       ? within(HAMI_DRIVERS_SLICE_US / parts, SLICE_LEAST, HAMI_DRIVERS_SLICE_US)
 			       : 0;
 	uint32_t slice = terms->cores_percent * slice_per_percent(terms) / parts;
 	return slice < SLICE_LEAST ? SLICE_LEAST : slice;

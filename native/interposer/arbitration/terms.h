@@ -16,6 +16,8 @@
 
 #include "hami_contract.h"
 
+/* The timeslice that libcuda sets, us. */
+#define HAMI_DRIVERS_SLICE_US 2048u
 /* ns: a request that takes longer is interrupted by others' changes. */
 #define HAMI_REQUEST_LONGEST 4000000ll
 

@@ -37,8 +37,7 @@ struct hami_made {
 	uint32_t engine; /* a group's; 0 when unknown */
 	int slice;       /* a device's; -1: on no slice's GPU */
 	uint64_t parent, key;
-	uint64_t
-		context; /* a group's: the number of the context that is being made; 0: of none that is known */
+	uint64_t context; /* a group's: the number of the context that is being made; 0: not known */
 };
 void hami_objects_add(struct hami_object *object, const struct hami_made *made);
 /* Forgets the object and all below it. Sets *sums to what was charged for memory below it. */
@@ -47,8 +46,8 @@ void hami_objects_free(uint64_t key, struct hami_sums *sums);
 int hami_objects_slice(uint64_t key);
 
 /*
- * Marks a group, or a channel, as at work on the compute engine: from now on it is paused with the others; or a group as
- * one that copies.
+ * Marks a group, or a channel, as at work on the compute engine: from now on it is paused with the others. A group of a copy
+ * engine is marked as one that copies, and not paused.
  * `surely`: whatever engine its group is for. Returns its slice when it was not marked before, else -1.
  */
 int hami_objects_start(uint64_t key, bool surely);

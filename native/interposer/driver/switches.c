@@ -238,7 +238,7 @@ static long take_records(struct switches *s, struct hami_switch *list, size_t mo
 	uint32_t me = (uint32_t)getpid();
 	int64_t oldest = 0, youngest = 0;
 	long count = 0;
-	bool lost = false, is_start;
+	bool lost = false;
 	for (; s->get != put; s->get = (s->get + 1) % RECORDS) {
 		const struct rm_switch_record *r = &s->records[s->get];
 		lost = lost || (s->read_before && (uint16_t)(s->sequence + 1) != r->sequence);
@@ -252,7 +252,7 @@ static long take_records(struct switches *s, struct hami_switch *list, size_t mo
 			note_other(s, r, lengths, stays);
 			continue;
 		}
-		is_start = r->tag == RM_TAG_START;
+		const bool is_start = r->tag == RM_TAG_START;
 		note_own(s, r, lengths, stays);
 		youngest = (int64_t)r->timestamp_ns;
 		oldest = oldest ? oldest : youngest;

@@ -18,8 +18,9 @@ struct hami_only {
 	bool others;
 };
 /*
- * Pauses (true) or resumes the channels of every compute group, or those that `only` names, unless it is NULL. 0, or -errno when the driver refuses; then some of
- * them may be as before. -EAGAIN when that was for channels that have just gone: call again.
+ * Pauses (true) or resumes the channels of every compute group; of them those that `only` names, where it is not NULL. 0, or
+ * -errno when the driver refuses; then some of them may be as before. -EAGAIN when that was for channels that have just
+ * gone: call again.
  */
 int hami_channels_pause(unsigned int slice, bool paused, const struct hami_only *only);
 /* Resumes them, however often the driver refuses: every 10 ms, and after a second every second. */

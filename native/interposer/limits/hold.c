@@ -27,8 +27,8 @@ struct caller {
 	_Atomic uint32_t inside[HAMI_HOLDS], waiting[HAMI_HOLDS];
 } __attribute__((aligned(64)));
 
-static struct caller
-	others; /* all threads for which there was no memory, or no key; what they leave behind stays */
+/* Of all threads for which there was no memory, or no key; what they leave behind stays. */
+static struct caller others;
 static struct caller *_Atomic callers = &others;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;

@@ -21,13 +21,11 @@
 #include "limits/opening.h"
 #include "region/budget.h"
 #include "region/glance.h"
-#include "region/latency.h"
 #include "region/process.h"
 #include "region/times.h"
 
 #define MS 1000000ll
-#define DRIVERS_TIMESLICE_US 2048u /* libcuda's */
-#define SAMPLE_NS_MOST (2 * MS)    /* between two samples, under a cap */
+#define SAMPLE_NS_MOST (2 * MS) /* between two samples, under a cap */
 #define SAMPLE_NS_LEAST (MS / 2)
 #define SAMPLE_NS_UNCAPPED (10 * MS)
 #define COUNT_NS HAMI_ROUND_NS         /* between two counts of what was used */
@@ -67,10 +65,8 @@ struct keeper {
 	int64_t sample_gap;
 	uint64_t random;
 	uint32_t timeslice, copy_timeslice;
-	unsigned int copying; /* groups that have it */
-	bool no_copy_timeslices;
-	unsigned int groups; /* that have it */
-	bool no_timeslices;  /* the driver refuses them */
+	unsigned int groups, copying;           /* that have them */
+	bool no_timeslices, no_copy_timeslices; /* the driver refuses them */
 };
 
 static int64_t least(int64_t a, int64_t b)
@@ -117,7 +113,7 @@ static void set_timeslice(struct keeper *k)
 		return;
 	int rc = 0;
 	if (!wanted && k->timeslice)
-		rc = hami_channels_timeslice(k->slice_index, DRIVERS_TIMESLICE_US);
+		rc = hami_channels_timeslice(k->slice_index, HAMI_DRIVERS_SLICE_US);
 	if (!rc)
 		rc = hami_channels_timeslice(k->slice_index, wanted);
 	if (rc) {
@@ -138,7 +134,7 @@ static void set_timeslice(struct keeper *k)
 static bool set_open(struct keeper *k, bool open)
 {
 	const bool was_open = k->opening.open;
-	if (hami_opening_is(&k->opening, open, k->contexts.paused, k->contexts.paused_count) && open)
+	if (open && hami_opening_is(&k->opening, open, k->contexts.paused, k->contexts.paused_count))
 		return true;
 	if (!hami_opening_set(&k->opening, open, k->contexts.paused, k->contexts.paused_count))
 		return false;

@@ -10,7 +10,6 @@
 #include "limits/channels.h"
 #include "limits/meter.h"
 #include "limits/outstanding.h"
-#include "region/budget.h"
 #include "region/glance.h"
 #include "region/latency.h"
 #include "region/process.h"

@@ -6,10 +6,10 @@
  *
  * A recording spoils a stream capture, so none is made while one is under way, on whatever GPU.
  *
- * A lock for each slice, held over no call, and never two at once. A recording waits for no work itself, but for a launch that waits for room in its
- * queue: the keeper asks through limits/probe.h. Whoever is about to end the very context that is being asked about
- * waits for the answer, as does a capture that begins; nobody else. Thread-safe, not async-signal-safe. A forked
- * child starts without contexts.
+ * A lock for each slice, held over no call, and never two at once. A recording waits for no work itself, but for a launch
+ * that waits for room in its queue: the keeper asks through limits/probe.h. Whoever is about to end the very context that
+ * is being asked about waits for the answer, as does a capture that begins; nobody else. Thread-safe, not
+ * async-signal-safe. A forked child starts without contexts.
  */
 #ifndef HAMI_OUTSTANDING_H
 #define HAMI_OUTSTANDING_H
@@ -31,8 +31,8 @@ enum hami_outstanding hami_outstanding_look(unsigned int slice, int groups);
 enum hami_outstanding hami_outstanding_glance(unsigned int slice, int groups);
 
 /*
- * For the keeper: a sample asks as a look does, but of every context, also when one has work, and of none that is paused while
- * others are open: there is no telling what it has, and it does nothing on the GPU.
+ * For the keeper: a sample asks as a look does, but of every context, also when one has work, and of none that is paused
+ * while others are open: there is no telling what it has, and it does nothing on the GPU.
  */
 enum hami_outstanding hami_outstanding_sample(unsigned int slice, int groups);
 /* Tells which contexts are paused while others are open, by their numbers. */
@@ -65,8 +65,8 @@ void hami_outstanding_make(unsigned int slice, bool begins);
 void hami_outstanding_add(unsigned int slice, CUcontext context, const void *key);
 void hami_outstanding_end_context(const void *key, bool begins);
 /*
- * Around a release of the primary context (the only `key`), which may be its last: it is not asked between the two. `gone`: there is
- * none after it, and it is forgotten unless another thread has added it meanwhile.
+ * Around a release of the primary context (the only `key`), which may be its last: it is not asked between the two.
+ * `gone`: there is none after it, and it is forgotten unless another thread has added it meanwhile.
  */
 void hami_outstanding_leave(unsigned int slice, const void *key, bool begins, bool gone);
 

@@ -18,7 +18,7 @@ struct hami_piece {
 	char *host;
 	size_t bytes;
 	_Atomic CUresult
-		result; /* of the copy that failed; CUDA_ERROR_INVALID_VALUE for an address that libcuda refuses */
+		result; /* of a copy that failed; CUDA_ERROR_INVALID_VALUE: libcuda refuses the address */
 };
 
 /* Copies all pieces, in that context. Returns false when no thread could work; pieces tell of each other failure. */

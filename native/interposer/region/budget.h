@@ -14,7 +14,7 @@
 struct hami_spent {
 	int64_t since;  /* of `clock`: this process's last count */
 	int64_t used;   /* by this process since then, ns */
-	bool contended; /* others interrupted it lately */
+	bool contended; /* others interrupted it lately, or it waited for them (limits/meter.h) */
 	bool in_step;   /* the tenant works in step, and uses `duty` permille of its open time */
 	uint32_t duty;
 	bool has_floor; /* the job's cap is what a floor leaves it: each time it is reached is counted */

@@ -5,16 +5,7 @@
  * Takes and returns memory, and runs a kernel, over and over for MS milliseconds. Prints the longest time that
  * one such round took, ms, and how many there were. A refusal for lack of the record's lock is no error here.
  */
-#include <time.h>
-
 #include "../interposer/check.h"
-
-static double now_ms(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
 
 int main(int argc, char **argv)
 {

@@ -12,13 +12,11 @@
  *	leaves  as busy, but the last one is destroyed after half of the time
  *	forks   as busy, while the process forks, and its children end at once
  */
+#include "../interposer/check.h"
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
-
-#include "../interposer/check.h"
 
 enum { MOST = 64, FLIGHT = 4 };
 
@@ -37,13 +35,6 @@ static const char *how;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t passed = PTHREAD_COND_INITIALIZER;
 static int turn;
-
-static double now_ms(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
 
 static void make(struct worker *w)
 {

@@ -5,16 +5,7 @@
  * Makes and ends contexts while libcuda does not answer the keeper's question about another one (a fault). Prints
  * how long that took at most, ms.
  */
-#include <time.h>
-
 #include "../interposer/check.h"
-
-static double now_ms(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
 
 int main(void)
 {

@@ -3,16 +3,7 @@
  * Prints the share of the GPU's time, as spin_for does, in a first context; then, after that one was
  * destroyed and nothing ran for a moment, in two at once; then in the primary one after a reset.
  */
-#include <time.h>
-
 #include "../interposer/check.h"
-
-static double now_ms(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
 
 /* Half a second of 1 ms kernels in the current context. */
 static void work(void)

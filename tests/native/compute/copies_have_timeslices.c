@@ -6,12 +6,10 @@
  * that copy have changed: "LEAST MOST" in microseconds. In the middle it makes a second context. The groups are learnt by
  * an ioctl() of its own, in front of all others'.
  */
-#include <dlfcn.h>
-#include <stdarg.h>
-#include <time.h>
-
 #include "../../../native/include/rm_abi.h"
 #include "../interposer/check.h"
+#include <dlfcn.h>
+#include <stdarg.h>
 
 #define GROUPS 64
 
@@ -69,13 +67,6 @@ static void print_changes(void)
 	fflush(stdout);
 	last_least = least;
 	last_most = most;
-}
-
-static double now_ms(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
 int main(int argc, char **argv)

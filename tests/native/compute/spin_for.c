@@ -5,16 +5,7 @@
  * Keeps the simulated GPU busy for MS milliseconds with kernels of KERNEL_US and prints the percentage of
  * that time that they ran. With IDLE_MS it does so twice, idle for so long in between, and prints both.
  */
-#include <time.h>
-
 #include "../interposer/check.h"
-
-static double now_ms(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
 
 static double share(CUfunction kernel, double span_ms, uint64_t kernel_us)
 {

@@ -9,13 +9,6 @@
 
 #include "../interposer/check.h"
 
-static double now_ms(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
 int main(int argc, char **argv)
 {
 	const struct timespec rest = {.tv_nsec = 5000000};

@@ -4,21 +4,12 @@
  * prints the percentage of that time that it ran. Kinds: contexts (a kernel in a fresh context each time), light
  * (13 us of work every ms), gappy (1 ms of work, then 1.5 of waiting), descriptors (kernels; halfway all descriptors but the first three are closed).
  */
+#include "../interposer/check.h"
 #include <stdbool.h>
 #include <string.h>
-#include <time.h>
-
-#include "../interposer/check.h"
 
 static CUmodule module;
 static CUfunction kernel;
-
-static double now_ms(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
 
 static void load(void)
 {

@@ -9,21 +9,13 @@
  */
 #include <pthread.h>
 #include <sched.h>
-#include <time.h>
 
 #include "check.h"
 
 static CUcontext context;
 static pthread_barrier_t all_hold, go;
 static size_t bytes;
-static long span_ms;
-
-static long now_ms(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
+static double span_ms;
 
 static void *work(void *unused)
 {
@@ -33,7 +25,7 @@ static void *work(void *unused)
 	OK(cuMemAlloc(&piece, bytes));
 	pthread_barrier_wait(&all_hold);
 	pthread_barrier_wait(&go);
-	for (long end = now_ms() + span_ms; now_ms() < end;) {
+	for (double end = now_ms() + span_ms; now_ms() < end;) {
 		OK(cuMemFree(piece));
 		sched_yield();
 		OK(cuMemAlloc(&piece, bytes));
@@ -48,7 +40,7 @@ int main(int argc, char **argv)
 	CUdeviceptr more;
 	char told;
 	CHECK(argc == 3);
-	span_ms = atol(argv[1]);
+	span_ms = atof(argv[1]);
 	bytes = (size_t)atol(argv[2]) * MIB;
 	start();
 	OK(cuCtxGetCurrent(&context));

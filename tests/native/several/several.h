@@ -55,13 +55,6 @@ static inline size_t free_on(int device)
 	return bytes;
 }
 
-static inline double now_ms(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
 /* Runs kernels of so many us on the current device for `span_ms`; returns the percentage of that time that they ran. */
 static inline double spin(double span_ms, uint64_t kernel_us)
 {

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls the rules by which timeslices fit the others on a GPU (native/interposer/arbitration/slice.h), by ctypes, as
+arbitration.py does the rest. Times in ns, where the name does not say us."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import astuple, dataclass
+
+from arbitration import LIBRARY, constant
+
+MUCH = constant("slice.h", "HAMI_SLICE_MUCH")
+THRASH_NS = constant("slice.h", "HAMI_STAY_NS_THRASH")
+
+
+class _Slice(ctypes.Structure):
+    _fields_ = (
+        ("mode", ctypes.c_uint32),
+        ("thrashes", ctypes.c_bool),
+        ("level", ctypes.c_uint32),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("used", "others", "worked", "unused", "tiny", "returns", "met", "thrashed", "wants")
+        ),
+        ("doublings", ctypes.c_uint32),
+        *((name, ctypes.c_int64) for name in ("yielded", "missed", "wary")),
+        ("returns_trying", ctypes.c_uint32),
+        ("pressed_trying", ctypes.c_uint32),
+        ("settled", ctypes.c_bool),
+        ("light_looking", ctypes.c_int64),
+    )
+
+
+class _Seen(ctypes.Structure):
+    _fields_ = (
+        ("now", ctypes.c_int64),
+        ("elapsed", ctypes.c_int64),
+        ("used", ctypes.c_int64),
+        ("caps", ctypes.c_uint32),
+        ("capped", ctypes.c_bool),
+        ("others_least_percent", ctypes.c_uint32),
+        ("other_percent", ctypes.c_uint32),
+        ("held_back", ctypes.c_bool),
+        ("can_yield", ctypes.c_bool),
+        *((name, ctypes.c_uint32) for name in ("samples", "outstanding")),
+        *((name, ctypes.c_int64) for name in ("others", "worked", "unused")),
+        *((name, ctypes.c_uint32) for name in ("tiny", "returns", "met", "pressed", "thrashed")),
+    )
+
+
+_I64, _U32 = ctypes.c_int64, ctypes.c_uint32
+_lib = ctypes.CDLL(str(LIBRARY))
+_lib.hami_slice_step.restype = None
+_lib.hami_slice_step.argtypes = (ctypes.POINTER(_Slice), ctypes.POINTER(_Seen), _U32, _U32)
+_lib.hami_slice_next.restype, _lib.hami_slice_next.argtypes = _I64, (ctypes.POINTER(_Slice), _I64)
+_lib.hami_slice_yields.restype = ctypes.c_bool
+_lib.hami_slice_yields.argtypes = (ctypes.POINTER(_Slice),)
+_lib.hami_slice_us.restype, _lib.hami_slice_us.argtypes = _U32, (ctypes.POINTER(_Slice), _U32)
+_lib.hami_slice_others.restype, _lib.hami_slice_others.argtypes = _I64, (ctypes.POINTER(_Slice), _U32)
+_lib.hami_slice_tiny.restype, _lib.hami_slice_tiny.argtypes = _I64, (_I64,)
+_lib.hami_slice_worked.restype, _lib.hami_slice_worked.argtypes = _I64, (_I64, _I64)
+_lib.hami_slice_unused.restype, _lib.hami_slice_unused.argtypes = _I64, (_I64, _I64)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """struct hami_seen."""
+
+    now_ns: int
+    elapsed_ns: int
+    used_ns: int = 0
+    caps: int = 0
+    capped: bool = False
+    others_least_percent: int = 0
+    other_percent: int = 0
+    held_back: bool = False
+    can_yield: bool = True
+    samples: int = 0
+    outstanding: int = 0
+    others_ns: int = 0
+    worked: int = 0
+    unused: int = 0
+    tiny: int = 0
+    returns: int = 0
+    met: int = 0
+    pressed: int = 0
+    thrashed: int = 0
+
+
+MODES = ("shares", "looks", "tries", "yields")
+
+
+class Slice:
+    """struct hami_slice: how much a tenant shortens its timeslices beside others that have little to do."""
+
+    def __init__(self) -> None:
+        self._slice = _Slice()
+
+    @property
+    def mode(self) -> str:
+        return MODES[self._slice.mode]
+
+    @property
+    def level(self) -> int:
+        return int(self._slice.level)
+
+    @property
+    def yields(self) -> bool:
+        return bool(_lib.hami_slice_yields(self._slice))
+
+    def step(self, seen: Seen, cores_percent: int, longest_us: int) -> None:
+        """Takes what was seen since the last step."""
+        values = astuple(seen)
+        _lib.hami_slice_step(self._slice, _Seen(*values), cores_percent, longest_us)
+
+    def timeslice_us(self, longest_us: int) -> int:
+        """Returns the timeslice where the terms' is ``longest_us``."""
+        return int(_lib.hami_slice_us(self._slice, longest_us))
+
+    def next_ns(self, now_ns: int) -> int:
+        """Returns when to step at the latest."""
+        return int(_lib.hami_slice_next(self._slice, now_ns))
+
+    def others_ns(self, longest_us: int) -> int:
+        """Returns the timeslice of another who shares alike, where the other's terms say ``longest_us``."""
+        return int(_lib.hami_slice_others(self._slice, longest_us))
+
+
+def slice_tiny_ns(timeslice_ns: int) -> int:
+    """Returns how short a stay is tiny for somebody of this timeslice."""
+    return int(_lib.hami_slice_tiny(timeslice_ns))
+
+
+def slice_worked(stay_ns: int, longest_ns: int) -> int:
+    """Returns how much of another's stay was work, ns."""
+    return int(_lib.hami_slice_worked(stay_ns, longest_ns))
+
+
+def slice_unused(stay_ns: int, timeslice_ns: int) -> int:
+    """Returns how much of a timeslice a stay left unused, thousandths."""
+    return int(_lib.hami_slice_unused(stay_ns, timeslice_ns))
