@@ -10,6 +10,11 @@ $(error The path '$(CURDIR)' holds a blank, which neither make nor Slurm's confi
 Move the checkout to a path without blanks)
 endif
 
+# A shell that has read .cluster/env speaks to that cluster. What is made or tested here has its own, or none.
+ifdef HAMI_HPC_DEMO
+unexport SLURM_CONF HAMI_HPC_CONFIG HAMI_HPC_NODE HAMI_HPC_DEMO HAMI_SIM LD_LIBRARY_PATH
+endif
+
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 PYTEST := $(PYTHON) -m pytest -p no:cacheprovider

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -46,3 +47,16 @@ def test_doctor_in_a_shell_that_read_the_clusters_env_misses_cgroups_alone(clust
     failing = [line for line in done.stdout.splitlines() if line.startswith("FAIL")]
     assert [line.split(":")[0].split()[1] for line in failing] == ["TaskPlugin", "ConstrainDevices"], done.stdout
     assert "gres.conf: node1 has 2 gpu in Slurm, 2 in the driver" in done.stdout
+
+
+def test_make_does_not_take_a_shells_cluster_for_its_own(cluster: Layout) -> None:
+    """As who has followed the README has it: `. .cluster/env`, and later `make test` in the same shell."""
+    named = re.findall(r"^export (\w+)=", cluster.env_file.read_text(), re.MULTILINE)
+    assert "SLURM_CONF" in named
+    show = f"make -s -C {CHECKOUT} --eval 'shown: ; @env' shown"
+    plain = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": "/of/the/site"}
+    for read, kept in (("", True), (f". {cluster.env_file} && ", False)):
+        done = subprocess.run(["sh", "-c", read + show], env=plain, capture_output=True, text=True, check=True)
+        seen = {line.partition("=")[0] for line in done.stdout.splitlines()}
+        assert ("LD_LIBRARY_PATH" in seen) is kept
+        assert not seen & (set(named) - {"LD_LIBRARY_PATH"})
