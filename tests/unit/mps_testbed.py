@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import sim_testbed
-from harness.mounting import unmount_below
+from harness.mounting import folder_in_memory
 from node_testbed import ROOT, UID, UUIDS, Node, job_environment
 
 from hami_hpc.node import mps, mps_processes
@@ -40,17 +38,15 @@ class MpsNode(Node):
     def running(cls, multi_user: bool = False) -> Iterator[MpsNode]:
         """Yields a new node, and ends its daemons at the end."""
         sim_testbed.build()
-        folder = Path(tempfile.mkdtemp(prefix="m-", dir="/dev/shm"))
-        folder.chmod(0o755)
-        try:
+        with folder_in_memory("m-") as folder:
+            folder.chmod(0o755)
             node = cls(Node.make(folder / "n").root)
             node.write_settings(multi_user)
             (folder / "sim").mkdir(mode=0o755)
-            yield node
-        finally:
-            assert not list(end_all(folder)), "daemons are left"
-            unmount_below(folder)
-            shutil.rmtree(folder)
+            try:
+                yield node
+            finally:
+                assert not list(end_all(folder)), "daemons are left"
 
     def write_settings(
         self, multi_user: bool = False, modes: str = '["share", "mps"]', program: object = PROGRAM, more: str = AUTO

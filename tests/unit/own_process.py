@@ -13,18 +13,9 @@ import subprocess
 import sys
 
 import pytest
+from harness.mounting import folder_in_memory
 
 VARIABLE = "HAMI_HPC_OWN_PROCESS"
-MEMORY = "/dev/shm"
-ROOM = 2 << 30  # bytes; in a container it may have 64 MiB
-
-
-def _in_memory() -> dict[str, str]:
-    try:
-        room = os.statvfs(MEMORY)
-    except OSError:
-        return {}
-    return {"TMPDIR": MEMORY} if room.f_bavail * room.f_frsize >= ROOM else {}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -35,15 +26,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     left_out = ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid],
-        cwd=pyfuncitem.config.rootpath,
-        env=environment | {VARIABLE: "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | _in_memory(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    with folder_in_memory("o-") as folder:
+        given = {VARIABLE: "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TMPDIR": str(folder)}
+        done = subprocess.run(
+            command,
+            cwd=pyfuncitem.config.rootpath,
+            env=environment | given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
     if done.returncode != 0 or "1 passed" not in done.stdout:
         pytest.fail(done.stdout, pytrace=False)
     return True

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mounting, without the code under test: whether this process may, and how a test's mounts are taken away."""
+"""Mounting, without the code under test: whether this process may, how a test's mounts are taken away, and a folder in
+memory that tests may mount below."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import os
+import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 MNT_DETACH = 2
@@ -30,3 +34,22 @@ def unmount_below(folder: Path) -> None:
     for point in reversed(mount_points):
         if point.startswith(f"{folder}/") and _libc.umount2(os.fsencode(point), MNT_DETACH) != 0:
             raise OSError(ctypes.get_errno(), "umount2", point)
+
+
+@contextmanager
+def folder_in_memory(prefix: str) -> Iterator[Path]:
+    """Yields a new folder with a short name whose files are in memory, and unmounts and deletes everything below it.
+
+    It is a tmpfs of its own, not a folder of /dev/shm: job_container/tmpfs of Slurm 22.05 unmounts /dev/shm for each
+    job, and every job fails while something is mounted below it. In a container that may not mount, it is on disk.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+    try:
+        if can_mount():
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "none", folder], check=True)
+        yield folder
+    finally:
+        unmount_below(folder)
+        if folder.is_mount():
+            subprocess.run(["umount", "--lazy", folder], check=True)
+        shutil.rmtree(folder)
