@@ -45,6 +45,7 @@ enum {
 #define RM_GROUP_GET_TIMESLICE 0xa06c0104u /* a group: u64 microseconds */
 #define RM_GROUP_PREEMPT 0xa06c0105u       /* a group */
 #define RM_CHANNEL_SCHEDULE 0xa06f0103u    /* a channel */
+#define RM_CHANNEL_CONTEXT_ID 0xa06f0113u  /* a channel: u32, as records of switches have it; driver 555 */
 #define RM_GPU_OF_UUID 0x274u              /* a client: struct rm_gpu_of_uuid */
 #define RM_DISABLE_CHANNELS 0x2080110bu    /* a subdevice: struct rm_disable_channels */
 
@@ -248,8 +249,8 @@ struct rm_switch_record { /* NV_EVENT_BUFFER_RECORD_HEADER, NV_EVENT_BUFFER_FECS
 	uint32_t vardata;
 	uint8_t tag, vmid;
 	uint16_t sequence; /* of the buffer's events: a gap is a loss */
-	uint32_t context;
-	uint32_t pid; /* 0: another user's; UINT32_MAX: the driver's own */
+	uint32_t context;  /* the channel's id: RM_CHANNEL_CONTEXT_ID; no two of a boot have the same */
+	uint32_t pid;      /* in the first PID namespace; 0: another user's; UINT32_MAX: the driver's own */
 	uint16_t reserved;
 	uint8_t gpu_instance, compute_instance; /* 0xff: no MIG */
 	uint64_t timestamp_ns;                  /* the GPU's clock, which follows CLOCK_REALTIME */

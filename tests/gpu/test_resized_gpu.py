@@ -57,8 +57,8 @@ for line in sys.stdin:
 
 
 class Program:
-    def __init__(self, made: Slice | None) -> None:
-        command = [shutil.which("python3") or sys.executable, "-c", PROGRAM]
+    def __init__(self, made: Slice | None, *begin: str) -> None:
+        command = [*begin, shutil.which("python3") or sys.executable, "-c", PROGRAM]
         environment = made.environment() if made else None
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
@@ -69,10 +69,16 @@ class Program:
         assert self.process.stdout
         return self.process.stdout.readline().strip()
 
-    def __call__(self, what: str) -> float:
+    def ask(self, what: str) -> None:
         assert self.process.stdin
         self.process.stdin.write(what + "\n")
+
+    def answer(self) -> float:
         return float(self._line())
+
+    def __call__(self, what: str) -> float:
+        self.ask(what)
+        return self.answer()
 
     def end(self) -> None:
         self.process.communicate(timeout=60)

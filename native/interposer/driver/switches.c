@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -20,6 +21,7 @@
 static struct switches {
 	bool open;
 	struct hami_target target;
+	uint32_t me; /* this process's number in the records; 0: not known yet */
 	uint32_t header_memory, records_memory, buffer; /* handles */
 	const struct rm_events_header *header;
 	const struct rm_switch_record *records;
@@ -129,11 +131,44 @@ static void close_all(struct switches *s)
 	forget(s);
 }
 
-/* The driver writes process numbers of the first PID namespace. */
-static bool knows_own_number(void)
+/* The driver writes process numbers of the first PID namespace; 0 in another one. */
+static uint32_t number_if_known(void)
 {
 	struct stat st;
-	return stat("/proc/self/ns/pid", &st) == 0 && st.st_ino == FIRST_PID_NAMESPACE;
+	bool first = stat("/proc/self/ns/pid", &st) == 0 && st.st_ino == FIRST_PID_NAMESPACE;
+	return first ? (uint32_t)getpid() : 0;
+}
+
+/* Asks for the id that the records of a channel of this process have; 0 where the driver does not tell it. */
+static uint32_t id_of_channel(const struct hami_target *channel)
+{
+	const struct switches via = {.target = *channel};
+	uint32_t id = 0;
+	return control(&via, channel->object, RM_CHANNEL_CONTEXT_ID, &id, sizeof id) ? 0 : id;
+}
+
+/* Returns the process number in a record, not yet read, of this channel; 0 when there is none. */
+static uint32_t number_in_records(const struct switches *s, uint32_t channel_id, uint32_t put)
+{
+	for (uint32_t i = s->get; channel_id && i != put; i = (i + 1) % RECORDS) {
+		const struct rm_switch_record *r = &s->records[i];
+		if (r->type == RM_RECORD_SWITCH && r->context == channel_id && r->pid != RM_PID_HIDDEN &&
+		    r->pid != RM_PID_DRIVER)
+			return r->pid;
+	}
+	return 0;
+}
+
+/* In another PID namespace: the first record of one of this process's channels tells its number. */
+static void learn_own_number(struct switches *s, unsigned int slice, uint32_t put)
+{
+	long count;
+	if (s->me || s->get == put)
+		return;
+	struct hami_target *channels = hami_objects_channels(slice, &count);
+	for (long i = 0; i < count && !s->me; i++)
+		s->me = number_in_records(s, id_of_channel(&channels[i]), put);
+	free(channels);
 }
 
 int hami_switches_open(unsigned int slice, const struct hami_target *target)
@@ -142,7 +177,9 @@ int hami_switches_open(unsigned int slice, const struct hami_target *target)
 	const void *header = NULL, *records = NULL;
 	if (s->open)
 		close_all(s);
-	if (!knows_own_number())
+	uint32_t known = number_if_known();
+	s->me = known ? known : s->me; /* what was learnt holds */
+	if (!s->me && !id_of_channel(target))
 		return -ENOTSUP;
 	s->target = *target;
 	int rc = allocate_mapped(s, HEADER_BYTES, &s->header_memory, &header);
@@ -235,7 +272,6 @@ static void note_own(struct switches *s, const struct rm_switch_record *r, const
 static long take_records(struct switches *s, struct hami_switch *list, size_t most, uint32_t put,
 			 const struct hami_lengths *lengths, struct hami_stays *stays)
 {
-	uint32_t me = (uint32_t)getpid();
 	int64_t oldest = 0, youngest = 0;
 	long count = 0;
 	bool lost = false;
@@ -248,7 +284,7 @@ static long take_records(struct switches *s, struct hami_switch *list, size_t mo
 			continue;
 		if (r->pid == RM_PID_DRIVER)
 			continue;
-		if (r->pid != me) {
+		if (r->pid != s->me) {
 			note_other(s, r, lengths, stays);
 			continue;
 		}
@@ -283,6 +319,7 @@ long hami_switches_read(unsigned int slice, struct hami_switch *list, size_t mos
 		return rc;
 	}
 	uint32_t put = __atomic_load_n(&s->header->put, __ATOMIC_ACQUIRE) % RECORDS;
+	learn_own_number(s, slice, put);
 	long count = take_records(s, list, most, put, lengths, stays);
 	s->flushed = now;
 	return count;
@@ -301,6 +338,7 @@ void hami_switches_forked(void)
 {
 	for (unsigned int i = 0; i < HAMI_SLICES; i++) {
 		struct switches *s = &all[i];
+		s->me = 0;
 		if (!s->open)
 			continue;
 		/* The objects are the parent's client's; the maps are this process's own. */

@@ -17,8 +17,9 @@
 #include "driver/rm_objects.h"
 
 /*
- * Begins to record, through a descriptor and client of this process; `target` as from hami_objects_channels().
- * 0, or -errno when the driver does not, or when this process does not know its number there (a PID namespace).
+ * Begins to record, through a descriptor and client of this process; `target` is one of its channels, as from
+ * hami_objects_channels(). 0, or -errno when the driver does not; -ENOTSUP in a PID namespace, where this process
+ * does not know its number in the records, and the driver (before 555) does not tell its channels' ids.
  */
 int hami_switches_open(unsigned int slice, const struct hami_target *target);
 /* The timeslices of this process and of another who shares alike, ns; and the other's if nobody shortens it. */

@@ -7,7 +7,11 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#define FIRST_PID_NAMESPACE 0xeffffffcu
+#define PID_MAX 4194304 /* no process of Linux has this number, or a larger one */
 
 int sim_slot_lock(int fd, int command, short type, uint32_t slot, short *lock_type)
 {
@@ -30,6 +34,14 @@ static void read_own_name(char *out, size_t size)
 	out[strcspn(out, "\n")] = '\0';
 }
 
+/* A process in another PID namespace does not know the number; here it has one that nobody else has. */
+static int32_t pid_in_first_namespace(uint32_t slot)
+{
+	struct stat st;
+	bool first = stat("/proc/self/ns/pid", &st) == 0 && st.st_ino == FIRST_PID_NAMESPACE;
+	return first ? getpid() : PID_MAX + (int32_t)slot;
+}
+
 /* Takes a free slot, of the process that has slot `owner`, or, with SIM_NO_SLOT, of one of its own. With the mutex held. */
 static int claim_slot(struct sim_view *v, int fd, uint32_t owner, uint32_t *index)
 {
@@ -45,6 +57,7 @@ static int claim_slot(struct sim_view *v, int fd, uint32_t owner, uint32_t *inde
 		memset(slot, 0, sizeof *slot);
 		slot->reuse = reuse;
 		slot->pid = getpid();
+		slot->first_pid = pid_in_first_namespace(owner == SIM_NO_SLOT ? i : owner);
 		slot->uid = getuid();
 		read_own_name(slot->name, sizeof slot->name);
 		for (uint32_t g = 0; g < v->machine.gpu_count; g++) {

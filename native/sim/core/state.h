@@ -67,8 +67,9 @@ struct sim_channel {
 };
 
 struct sim_slot {
-	uint32_t state; /* 0 free, 1 in use */
-	int32_t pid;    /* as the process sees itself */
+	uint32_t state;    /* 0 free, 1 in use */
+	int32_t pid;       /* as the process sees itself */
+	int32_t first_pid; /* in the first PID namespace: what records of switches have */
 	uint32_t uid;
 	uint32_t reuse; /* grows each time the slot is taken */
 	uint32_t owner; /* the process's own slot; of a line another one than this */
@@ -84,6 +85,12 @@ struct sim_run {
 	uint64_t start_ns, length_ns, from_ns;
 	uint32_t slot, reuse;
 };
+
+/* The id that a line's channels have in records of switches: never 0, and of nobody before it. */
+static inline uint32_t sim_context_id(uint32_t slot, uint32_t reuse)
+{
+	return reuse * SIM_MAX_SLOTS + slot + 1;
+}
 
 /* A process's context came to the compute engine (`on`), or has left it. */
 struct sim_switch {

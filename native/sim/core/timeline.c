@@ -111,8 +111,8 @@ static void take_engine(struct sim_view *v, uint32_t g, uint32_t index, uint64_t
 		return;
 	if (gpu->engine.slot != SIM_NO_SLOT)
 		log_switch(gpu, end_ns, false);
-	gpu->engine =
-		(struct sim_switch){.slot = index, .reuse = slot->reuse, .pid = slot->pid, .uid = slot->uid};
+	gpu->engine = (struct sim_switch){
+		.slot = index, .reuse = slot->reuse, .pid = slot->first_pid, .uid = slot->uid};
 	log_switch(gpu, start_ns, true);
 }
 

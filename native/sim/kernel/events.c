@@ -233,7 +233,7 @@ static void put_record(struct sim_view *view, struct event_buffer *b, const stru
 		.type = RM_RECORD_SWITCH,
 		.tag = s->on ? RM_TAG_START : RM_TAG_END,
 		.sequence = b->sequence++,
-		.context = hidden ? 0 : s->slot,
+		.context = hidden ? 0 : sim_context_id(s->slot, s->reuse),
 		.pid = hidden ? RM_PID_HIDDEN : (uint32_t)s->pid,
 		.gpu_instance = 0xff,
 		.compute_instance = 0xff,

@@ -187,6 +187,17 @@ static uint32_t timeslice(struct object *group, const struct rm_control *c)
 	return status;
 }
 
+/* On a GPU each channel has an id of its own; here those of a line have one. */
+static uint32_t context_id(const struct object *channel, const struct rm_control *c)
+{
+	uint32_t *id = (uint32_t *)(uintptr_t)c->params;
+	if (!object_is_channel(channel) || c->size != sizeof *id || !id)
+		return RM_INVALID_ARGUMENT;
+	*id = channel->compute ? sim_context_id(channel->slot, kernel.view.state->slot[channel->slot].reuse)
+			       : UINT32_MAX;
+	return RM_OK;
+}
+
 static uint32_t gpu_of_uuid(const struct object *client, const struct rm_control *c)
 {
 	struct rm_gpu_of_uuid *p = (struct rm_gpu_of_uuid *)(uintptr_t)c->params;
@@ -221,6 +232,8 @@ static uint32_t control(int fd, const struct rm_control *c, uint64_t *effect)
 	case RM_GROUP_SET_TIMESLICE:
 	case RM_GROUP_GET_TIMESLICE:
 		return timeslice(o, c);
+	case RM_CHANNEL_CONTEXT_ID:
+		return context_id(o, c);
 	case RM_SIM_CHANNELS:
 		if (c->size != sizeof(struct rm_sim_channels) || !c->params)
 			return RM_INVALID_ARGUMENT;
