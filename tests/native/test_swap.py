@@ -346,3 +346,38 @@ def test_a_program_that_has_not_begun_waits_for_its_turn(
         program.tell()
         program.end()
     assert capfd.readouterr().err.count("waiting for the job's turn on the GPU") == 1
+
+
+REMADE = """
+import ctypes, time
+cu = ctypes.CDLL("libcuda.so.1")
+def ok(result):
+    assert result == 0, result
+P, S, U64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
+n, rounds, end = 8 << 20, 0, time.monotonic() + 3
+want, got = bytes(range(256)) * (n // 256), ctypes.create_string_buffer(n)
+ok(cu.cuInit(0))
+print("ready")
+while time.monotonic() < end:
+    ctx, a = P(), U64()
+    ok(cu.cuCtxCreate_v2(ctypes.byref(ctx), 0, 0))
+    ok(cu.cuMemAlloc_v2(ctypes.byref(a), S(n)))
+    ok(cu.cuMemcpyHtoD_v2(a, want, S(n)))
+    ok(cu.cuMemcpyDtoH_v2(got, a, S(n)))
+    assert got.raw == want
+    ok(cu.cuCtxDestroy_v2(ctx))
+    rounds += 1
+print(rounds)
+"""
+
+
+def test_a_context_is_destroyed_and_made_again_while_its_memory_is_moved(tmp_path: Path, machine: Machine) -> None:
+    job, away = Swapped.make(tmp_path / "job", *machine), 0
+    with job.start(REMADE) as program:
+        while program.process.poll() is None:
+            for order in (c.SWAP_OUT, c.SWAP_IN):
+                job.order(order)
+                time.sleep(random.uniform(0, 0.02))
+                away += job.slot()["swap_state"] == c.SWAP_STATES["host"]
+        assert int(program.end()) > 5
+    assert away > 0

@@ -185,16 +185,22 @@ static uint32_t move_held(const struct real_cuda *real, CUcontext context)
 	return HAMI_SWAPPED_HOST;
 }
 
+/* Finds the program's only context. NULL and true: it is gone, or could not be made: there is nothing to move. */
+static bool find_context(CUcontext *context)
+{
+	*context = hami_slice_count() == 1 ? hami_outstanding_only(0) : NULL;
+	return *context || (hami_slice_count() == 1 && hami_outstanding_none(0) && !hami_objects_started(0));
+}
+
 static uint32_t move_out(const struct real_cuda *real)
 {
-	CUcontext context = hami_slice_count() == 1 ? hami_outstanding_only(0) : NULL;
-	/* A program whose context is gone, or could not be made, has nothing to move and is in nobody's way. */
-	if (!context && (hami_slice_count() != 1 || !hami_outstanding_none(0) || hami_objects_started(0)))
+	if (!find_context(&swap.context)) /* asked before it holds anybody */
 		return HAMI_SWAPPED_CONTEXTS;
 	if (!hami_hold_close(HAMI_HOLD_WORK, PATIENCE_NS))
 		return HAMI_SWAPPED_BUSY;
-	swap.context = context;
-	uint32_t state = swap.shared ? HAMI_SWAPPED_SHARED : move_held(real, context);
+	uint32_t state = HAMI_SWAPPED_CONTEXTS;
+	if (find_context(&swap.context)) /* now none is made or destroyed */
+		state = swap.shared ? HAMI_SWAPPED_SHARED : move_held(real, swap.context);
 	if (state != HAMI_SWAPPED_HOST) {
 		forget();
 		hami_hold_open(HAMI_HOLD_WORK);
