@@ -80,7 +80,7 @@ lint: setup-test ## contract up to date, ruff, mypy, clang-format, shell syntax
 	$(VENV)/bin/mypy
 	git ls-files -z --cached --others --exclude-standard -- 'native/*.[ch]' 'slurm-plugins/*.[ch]' 'tests/*.[ch]' \
 		'examples/*.[ch]' 'benchmarks/*.[ch]' ':!native/include/hami_contract.h' | xargs -0 clang-format --dry-run --Werror
-	for script in scripts/setup scripts/build-info scripts/install scripts/in-use scripts/uninstall scripts/use-python scripts/slurm-source scripts/slurm-chroot scripts/pyslurm scripts/check-time-model tests/temporary-directory prolog/prolog prolog/epilog prolog/resize prolog/suspend containers/enroot/50-hami-hpc.sh \
+	for script in scripts/setup scripts/build-info scripts/install scripts/in-use scripts/uninstall scripts/use-python scripts/slurm-source scripts/slurm-chroot scripts/pyslurm scripts/check-time-model prolog/prolog prolog/epilog prolog/resize prolog/suspend containers/enroot/50-hami-hpc.sh \
 		accounting/ingest accounting/month .ci/run scripts/hami_packages/install scripts/hami_packages/maintainer/* \
 		tests/packages/make-base; do sh -n "$$script"; done
 
@@ -93,7 +93,7 @@ test: needs-root setup-test ## every tier that needs no GPU
 	@$(MAKE) test-native
 	@$(MAKE) test-sanitizers
 	$(PYTEST) tests/native -m quiet $(SECOND_TRY)
-	TMPDIR=$$(tests/temporary-directory) PYTHONPATH=tests $(PYTEST) tests -p all_tiers -m "not gpu and not quiet" -n 5 --dist loadscope --durations=15 $(SECOND_TRY)
+	HAMI_HPC_TESTS_IN_MEMORY=1 PYTHONPATH=tests $(PYTEST) tests -p all_tiers -m "not gpu and not quiet" -n 6 --dist loadscope --durations=15 $(SECOND_TRY)
 
 test-native: setup-test build ## the C parts' own tests
 	@$(MAKE) -C native test

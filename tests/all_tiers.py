@@ -17,9 +17,9 @@ from xdist.scheduler import LoadScopeScheduling
 REQUIRED = ("unit", "docs", "cluster")  # folders of tests/; the C parts' own tests are run by make before
 HERE = Path(__file__).resolve().parent
 
-CLUSTERS = 3
+CLUSTERS = 4
 CLUSTER = "tests/cluster/"
-LONG = (  # a minute and more each, so they begin: a long file that begins last keeps one worker busy and four idle
+LONG = (  # a minute and more each, so they begin: a long file that begins last keeps one worker busy and five idle
     *(f"{CLUSTER}{name}.py" for name in ("test_qos", "test_oversold", "test_several_slices", "test_several_nodes")),
     *(f"tests/unit/{name}.py" for name in ("test_fault_points", "test_neighbours", "test_crash")),
     *("tests/unit/test_accounting/test_oracle.py", "tests/native/test_time_model.py", "tests/unit/test_lua_fuzz.py"),

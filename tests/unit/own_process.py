@@ -14,6 +14,7 @@ import sys
 
 import pytest
 from harness.mounting import folder_in_memory
+from harness.run_directory import IN_MEMORY
 
 VARIABLE = "HAMI_HPC_OWN_PROCESS"
 
@@ -24,7 +25,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     here too, and go unused."""
     if pyfuncitem.get_closest_marker("own_process") is None or VARIABLE in os.environ:
         return None
-    left_out = ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST")
+    left_out = (IN_MEMORY, "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid]
     with folder_in_memory("o-") as folder:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from harness.mounting import can_mount
+from harness.run_directory import IN_MEMORY
 from node_testbed import ROOT
 
 RUN = """\
@@ -29,7 +30,7 @@ def test_it(tmp_path):
 TWICE = "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]) or pytest.main(sys.argv[1:]))"
 
 
-def run_pytest(temporary: Path, how: str, *program: str) -> tuple[int, list[Path]]:
+def run_pytest(temporary: Path, how: str, *program: str, in_memory: bool = False) -> tuple[int, list[Path]]:
     """Runs pytest with the tests' conftest.py; returns its status and the temporary directories that its test saw."""
     project = temporary / "project"
     project.mkdir(exist_ok=True)
@@ -45,6 +46,8 @@ def run_pytest(temporary: Path, how: str, *program: str) -> tuple[int, list[Path
         "SEEN": str(seen),
         "MOUNT": "yes" if can_mount() else "",
     }
+    environment.pop(IN_MEMORY, None)
+    environment |= {IN_MEMORY: "1"} if in_memory else {}
     program = program or ("-m", "pytest")
     command = [sys.executable, *program, "-q", "-p", "no:cacheprovider", "--rootdir", str(project), str(project)]
     ended = subprocess.run(command, env=environment, capture_output=True, check=False)
@@ -85,3 +88,14 @@ def test_a_running_one_is_left_alone(tmp_path: Path) -> None:
         other.kill()
     assert run_pytest(tmp_path, "passes")[0] == 0
     assert not list((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.skipif(not can_mount(), reason="nothing can be mounted here")
+@pytest.mark.parametrize("how", ["is killed", "fails", "passes"])
+def test_in_memory_it_is_a_file_system_of_its_own(tmp_path: Path, how: str) -> None:
+    run_pytest(tmp_path, how, in_memory=True)
+    mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {tmp_path}/" in line]
+    assert bool(mounts) == (how != "passes")
+    assert run_pytest(tmp_path, "passes")[0] == 0
+    assert not list((tmp_path / "tmp").iterdir())
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()

@@ -32,8 +32,17 @@ def unmount_below(folder: Path) -> None:
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     mount_points = [line.split()[4] for line in lines]
     for point in reversed(mount_points):
-        if point.startswith(f"{folder}/") and _libc.umount2(os.fsencode(point), MNT_DETACH) != 0:
-            raise OSError(ctypes.get_errno(), "umount2", point)
+        if point.startswith(f"{folder}/"):
+            unmount(Path(point))
+
+
+def unmount(point: Path) -> None:
+    if _libc.umount2(os.fsencode(point), MNT_DETACH) != 0:
+        raise OSError(ctypes.get_errno(), "umount2", str(point))
+
+
+def mount_memory(folder: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "none", folder], check=True)
 
 
 @contextmanager
@@ -46,10 +55,10 @@ def folder_in_memory(prefix: str) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
     try:
         if can_mount():
-            subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "none", folder], check=True)
+            mount_memory(folder)
         yield folder
     finally:
         unmount_below(folder)
         if folder.is_mount():
-            subprocess.run(["umount", "--lazy", folder], check=True)
+            unmount(folder)
         shutil.rmtree(folder)

@@ -2,7 +2,9 @@
 """pytest hooks that give each run of the tests a temporary directory of its own.
 
 pytest's own are shared by all runs of a user: a run that was killed leaves mounts there, and every later run fails on
-them. This one is removed at the end, after a run that failed or was killed by the next run.
+them. This one is removed at the end, after a run that failed or was killed by the next run. With IN_MEMORY in the
+environment it is a tmpfs of its own where that can be mounted and has room: not a folder of /dev/shm, which jobs with a
+/dev/shm of their own (job_container/tmpfs of Slurm 22.05) unmount, and cannot while a test has something mounted below.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from .mounting import unmount_below
+from .mounting import can_mount, mount_memory, unmount, unmount_below
 
 PREFIX = "hami-tests-"
 VARIABLE = "PYTEST_DEBUG_TEMPROOT"  # where pytest makes tmp_path; the workers of pytest-xdist inherit it
+IN_MEMORY = "HAMI_HPC_TESTS_IN_MEMORY"
+ROOM = 6 << 30  # bytes
 
 _root: Path | None = None
 _lock = -1
@@ -30,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         parent = Path(tempfile.gettempdir()).resolve()
         remove_abandoned(parent)
-        _root, _lock = make_locked(parent)
+        _root, _lock = make_locked(parent, IN_MEMORY in os.environ)
         os.environ[VARIABLE] = str(_root)
     tempfile.tempdir = os.environ[VARIABLE]
 
@@ -48,16 +52,28 @@ def pytest_unconfigure() -> None:
         os.close(_lock)
 
 
-def make_locked(parent: Path) -> tuple[Path, int]:
+def make_locked(parent: Path, in_memory: bool = False) -> tuple[Path, int]:
     """Makes a run's directory, which others may enter; returns it with the file descriptor that holds its lock."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        mounted = in_memory and can_mount() and has_mounted(folder)
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists():  # else another run took it for an abandoned one, before it was locked
+        # Else another run took it for an abandoned one, before it was locked.
+        if folder.exists() and folder.is_mount() == mounted:
             folder.chmod(0o755)
             return folder, lock
         os.close(lock)
+
+
+def has_mounted(folder: Path) -> bool:
+    """Mounts memory there, if it has room for a run."""
+    mount_memory(folder)
+    room = os.statvfs(folder)
+    if room.f_bavail * room.f_frsize >= ROOM:
+        return True
+    unmount(folder)
+    return False
 
 
 def remove_abandoned(parent: Path) -> None:
@@ -79,4 +95,6 @@ def remove_abandoned(parent: Path) -> None:
 
 def remove(folder: Path) -> None:
     unmount_below(folder)
+    if folder.is_mount():
+        unmount(folder)
     shutil.rmtree(folder, ignore_errors=True)
