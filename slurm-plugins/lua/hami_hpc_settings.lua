@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
--- Reads the site's table, hami_hpc_site.lua beside slurm.conf (written by `hami-hpc render`).
+-- Reads the site's table, hami_hpc_site.lua beside slurm.conf (written by `hami-hpc render`), or where that is missing its
+-- copy in comments of slurm-hami-hpc.conf: on a configless cluster slurmctld sends hosts that file and not the other.
 --
 -- The table is read once for each vgpu request, so that a change takes effect at once and other jobs are not delayed.
 
@@ -7,6 +8,7 @@ return function(contract, errors, grammar, script_directory)
 	local M = {}
 	local VERSION = 1
 	local FILE = "hami_hpc_site.lua"
+	local SENT = { "slurm-hami-hpc.conf", "slurm.conf" } -- a site may have copied the lines into slurm.conf
 	local last_good
 	local current -- what was read for the request at hand
 
@@ -56,6 +58,36 @@ return function(contract, errors, grammar, script_directory)
 			end
 		end
 		return nil
+	end
+
+	-- Returns the copy of the table in a file's comments, as Lua; nil where there is no such file, or no copy in it.
+	local function copy_in(path)
+		local file, lines = io.open(path, "r"), {}
+		if not file then
+			return nil
+		end
+		for line in file:lines() do
+			lines[#lines + 1] = string.match(line, "^#lua (.*)$")
+		end
+		file:close()
+		return #lines > 0 and "return " .. table.concat(lines, "\n") or nil
+	end
+
+	-- Returns the table as a function that makes it, or nil and why not; the third result is true if there is none.
+	local function load_table()
+		local path = find_table()
+		if path then
+			return loadfile(path)
+		end
+		for _, directory in ipairs(directories()) do
+			for _, name in ipairs(SENT) do
+				local copy = copy_in(directory .. "/" .. name)
+				if copy then
+					return (loadstring or load)(copy, "@" .. directory .. "/" .. name)
+				end
+			end
+		end
+		return nil, FILE .. " not found", true
 	end
 
 	local function number_or(value, default)
@@ -162,11 +194,10 @@ return function(contract, errors, grammar, script_directory)
 	end
 
 	local function read_table()
-		local path = find_table()
-		if not path then
-			return nil, FILE .. " not found", true
+		local chunk, reason, is_missing = load_table()
+		if is_missing then
+			return nil, reason, true
 		end
-		local chunk, reason = loadfile(path)
 		local succeeded, value = pcall(chunk or error, reason)
 		local site
 		if succeeded then

@@ -81,7 +81,7 @@ def test_it_writes_no_file_where_programs_keep_theirs() -> None:
         for program in ("conformance/memory_ends_at_the_limit", "compute/spin_for 200 1000"):
             result = place.run(program, records=place.genuine, script=f"cd {home}; export HOME={home} TMPDIR={home}")
             assert result.returncode == 0, result.stderr
-        command = ["find", "/tmp", "/var/tmp", "/dev/shm", "-xdev", "-user", str(user)]
+        command = ["find", "/tmp", "/var/tmp", "/dev/shm", tempfile.gettempdir(), "-xdev", "-user", str(user)]
         found = run(command, {}).stdout.split()
         own = {str(place.genuine / c.FILE_USAGE), str(home), str(home / "mine")}
         assert {path for path in found if not path.startswith(str(place.forged.parent))} == own

@@ -177,6 +177,14 @@ def test_the_site_table_is_lua_of_every_version(node: Node, lua: str) -> None:
     assert done.stdout.split() == ["1", "256", "25%", "refuse", "auto", "share", "0", "lc", "143156", "h200"]
 
 
+def test_the_fragment_for_configless_hosts_has_the_same_table(node: Node) -> None:
+    render(node)
+    etc = node.root / "etc"
+    sent = [line[5:] for line in (etc / "slurm-hami-hpc.conf").read_text().splitlines() if line.startswith("#lua ")]
+    table = (etc / "hami_hpc_site.lua").read_text().partition("\nreturn ")[2]
+    assert "\n".join(sent) == table.rstrip("\n")
+
+
 @given(st.text(max_size=60))
 def test_any_text_is_escaped_into_one_printable_lua_string(text: str) -> None:
     literal = lua_text(text)
