@@ -76,13 +76,19 @@ def shorten(text: str) -> str:
     return clean if len(clean) <= contract.GIVEN_MAX else clean[: contract.GIVEN_MAX - 3] + "..."
 
 
+def _as_written(text: str) -> str:
+    """Returns a request as the user wrote it, for what a client's filter has made of it: "mem=8G,cores=50" for
+    "mem~8G;cores~50"."""
+    return text.replace("~", "=").replace(";", ",") if "~" in text else text
+
+
 def request_error(code: str, refusal: Refusal | None = None) -> RequestError:
     """Builds the error for the contract's code `code`. Raises KeyError if the contract has no such code."""
     import re  # imported here because most prologs do not need it
 
     refusal = refusal or Refusal()
     values = {
-        "given": shorten(refusal.given),
+        "given": shorten(_as_written(refusal.given)),
         "key": shorten(refusal.key),
         "where": refusal.where,
         "allowed": refusal.allowed,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
  * cli_filter/hami_hpc: looks in sbatch, salloc and srun whether the options of a command can concern hami_hpc at all. If
- * not, nothing else happens. If so, it loads Slurm's own cli_filter/lua, which runs cli_filter.lua: that script alone knows
- * what a request means, and refuses the command or changes its options as with CliFilterPlugins=lua.
+ * not, nothing else happens. A plain vgpu request of sbatch is put into the form that Slurm's client accepts (token.h); what
+ * it means is job_submit's to say. For any other it loads Slurm's own cli_filter/lua, which runs cli_filter.lua: that script
+ * knows what a request means, and refuses the command or changes its options as with CliFilterPlugins=lua.
  *
  * Slurm's cli_filter/lua costs each command more than a millisecond, whatever its script does: it reads the directory of
  * all plugins, loads a JSON serializer and starts Lua (docs/benchmarks/submit.md). A site with rules of its own in
@@ -23,6 +24,7 @@
 #include "src/common/xmalloc.h"
 
 #include "hami_contract.h"
+#include "token.h"
 
 /*
  * Slurm ends every sbatch and srun where a plugin of CliFilterPlugins does not load, and it compares the version of each
@@ -72,6 +74,43 @@ static enum concern concern_of(slurm_opt_t *options)
 	return has_any && is_srun(options) ? SRUN : NONE;
 }
 
+/* Options that Slurm takes for jobs with gres/gpu alone: the script says what to do instead. */
+static const char *const PER_GPU[] = {"cpus-per-gpu", "mem-per-gpu", "gpu-freq"};
+
+static bool is_sbatch(const slurm_opt_t *options)
+{
+	return options->sbatch_opt && !options->salloc_opt && !options->srun_opt && !options->scron_opt;
+}
+
+/* Returns whether an option is given; of numbers, 0 is not. */
+static bool is_given(slurm_opt_t *options, const char *name)
+{
+	char *value = slurm_option_get(options, name);
+	bool given = value && strcmp(value, "0") != 0;
+
+	xfree(value);
+	return given;
+}
+
+/* Puts the request of an sbatch that has a plain one, and nothing else of a GPU, into Slurm's form. Else returns false. */
+static bool set_plain(slurm_opt_t *options)
+{
+	char token[TOKEN_MAX], *value;
+	bool plain = is_sbatch(options);
+
+	for (size_t i = 1; i < sizeof(OPTIONS) / sizeof(OPTIONS[0]); i++)
+		plain = plain && !is_given(options, OPTIONS[i]);
+	for (size_t i = 0; i < sizeof(PER_GPU) / sizeof(PER_GPU[0]); i++)
+		plain = plain && !is_given(options, PER_GPU[i]);
+	if (!plain)
+		return false;
+	value = slurm_option_get(options, OPTIONS[0]);
+	plain = value && token_of(value, token) &&
+		slurm_option_set(options, OPTIONS[0], token, false) == SLURM_SUCCESS;
+	xfree(value);
+	return plain;
+}
+
 typedef int pre_submit_function(slurm_opt_t *options, int offset);
 
 /* Returns the function of Slurm's cli_filter/lua, or NULL where that did not load; Slurm has printed why. */
@@ -98,7 +137,11 @@ int cli_filter_p_setup_defaults(slurm_opt_t *options, bool is_early)
 int cli_filter_p_pre_submit(slurm_opt_t *options, int offset)
 {
 	enum concern concern = concern_of(options);
-	pre_submit_function *lua = concern == NONE ? NULL : load_lua();
+
+	if (concern == NONE || (concern == VGPU && set_plain(options)))
+		return SLURM_SUCCESS;
+
+	pre_submit_function *lua = load_lua();
 
 	if (lua)
 		return lua(options, offset);

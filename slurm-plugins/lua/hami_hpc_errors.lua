@@ -18,12 +18,21 @@ return function(contract)
 		return (string.gsub(text, "[^\32-\126]", "?"))
 	end
 
+	-- Returns a request as the user wrote it, for what a client's filter has made of it: "mem=8G,cores=50" for
+	-- "mem~8G;cores~50".
+	local function as_written(text)
+		if type(text) ~= "string" or not string.find(text, "~", 1, true) then
+			return text
+		end
+		return (string.gsub(text, "[~;]", { ["~"] = "=", [";"] = "," }))
+	end
+
 	-- Returns the refusal for `code`. `fields` fill the placeholders of its text; the default `example` is the contract's.
 	-- `given` and `key` are the user's text and are shortened; the other fields are used unchanged.
 	function M.new(code, fields)
 		fields = fields or {}
 		local values = {
-			given = M.shorten(fields.given or ""),
+			given = M.shorten(as_written(fields.given or "")),
 			key = M.shorten(fields.key or ""),
 			where = fields.where or "",
 			allowed = fields.allowed or "",
