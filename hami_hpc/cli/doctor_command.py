@@ -19,6 +19,7 @@ from hami_hpc.doctor import (
     class_checks,
     container_checks,
     fence_checks,
+    memory_checks,
     node_checks,
     qos_checks,
     slurm_checks,
@@ -30,7 +31,12 @@ from hami_hpc.node.config import load_settings
 
 def checks_for(facts: Facts) -> list[tuple[str, Check]]:
     """Returns (name, check) in order, without the checks of GPUs on a node that has none."""
-    everywhere: list[tuple[str, Check]] = [*build_checks.CHECKS, *slurm_checks.CHECKS, *qos_checks.CHECKS]
+    everywhere: list[tuple[str, Check]] = [
+        *build_checks.CHECKS,
+        *slurm_checks.CHECKS,
+        *memory_checks.CHECKS,
+        *qos_checks.CHECKS,
+    ]
     if slurm_checks.has_no_gpus(facts):
         return everywhere
     on_gpu_nodes: list[tuple[str, Check]] = [*node_checks.CHECKS, *agent_checks.CHECKS, *fence_checks.CHECKS]

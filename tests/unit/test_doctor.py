@@ -231,7 +231,7 @@ def test_doctor_goes_on_when_slurm_does_not_answer(healthy: Healthy, monkeypatch
     monkeypatch.setattr(commands, "configuration", down)
     findings = healthy.findings()
     (stopped,) = (one for one in findings.values() if not one.is_ok)
-    assert stopped.what == "plugins, builds, slurm.conf, devices, stages, QoS, gres.conf, classes"
+    assert stopped.what == "plugins, builds, slurm.conf, devices, stages, QoS, memory, gres.conf, classes"
     assert stopped.detail == "slurmctld is down"
     assert findings["plugstack.conf"].is_ok
     assert len(asked) == 1, "and waits for it once"
@@ -245,7 +245,7 @@ def test_a_slurm_conf_that_is_not_there_is_said_once_in_plain_words(
     assert done.exit_code == ExitCode.FOUND
     (line,) = (line for line in done.output.splitlines() if "/nowhere/slurm.conf" in line)
     assert line == (
-        "FAIL  plugins, builds, slurm.conf, devices, plugstack.conf, stages, filters, QoS, gres.conf, classes: "
+        "FAIL  plugins, builds, slurm.conf, devices, plugstack.conf, stages, filters, QoS, memory, gres.conf, classes: "
         "$SLURM_CONF names /nowhere/slurm.conf, which does not exist; set it to slurm.conf, or unset it"
     )
     assert [line[:4] for line in done.output.splitlines()].count("FAIL") == 1
