@@ -58,7 +58,7 @@ def check_plugins(facts: Facts) -> Iterator[Finding]:
         advice = "rebuild it against the installed Slurm (make -C slurm-plugins) and restart slurmd"
         yield finding(name, version == wanted, f"{path}, for Slurm {commands.version_text(version)}", advice)
     if find_plugin(facts, SLURMS_FILTER) is None:
-        advice = "install Slurm's Lua plugins (Debian: slurm-wlm-basic-plugins): srun and salloc refuse vgpu here"
+        advice = "install its Lua plugins (Debian: slurm-wlm-basic-plugins): srun, salloc and some sbatch refuse vgpu"
         yield Finding(SLURMS_FILTER, Level.FAIL, "Slurm's cli_filter/lua is not in PluginDir", advice)
 
 

@@ -43,8 +43,7 @@ bool token_of(const char *value, char token[TOKEN_MAX])
 	static const char name[] = HAMI_GRES_CLASS ":";
 	size_t used = sizeof(name) - 1;
 	const char *piece = without_prefix(value);
-	bool is_first = true,
-	     in_list = false; /* in_list: a comma was there, so that a colon begins another gres */
+	bool is_first = true;
 
 	if (strncmp(piece, name, used) != 0)
 		return false;
@@ -57,9 +56,6 @@ bool token_of(const char *value, char token[TOKEN_MAX])
 		piece += length;
 		if (*piece == '\0')
 			return strchr(token, '~') != NULL;
-		in_list |= *piece == ',';
-		if (in_list && *piece == ':')
-			return false;
 		piece = *piece == ',' ? without_prefix(piece + 1) : piece + 1;
 	}
 }
