@@ -14,6 +14,7 @@ from hami_packages.release import ROOT, PackagingError, Release
 
 PARTS = ("common", "slurm", "node", "accounting")
 LEFT_OUT = "-"
+GPL = {"slurm": "The plugins that Slurm loads (*.so) are", "node": "pam_hami_hpc.so is"}
 # What makes a venv and is not needed in one that no pip will change.
 NOT_PACKAGED = ("pip", "setuptools", "wheel", "pkg_resources", "_distutils_hack", "distutils-precedence.pth")
 # They name directories of the machine that builds.
@@ -109,9 +110,9 @@ def finish(trees: Path, parts: tuple[str, ...], release: Release) -> None:
         document.mkdir(parents=True)
         shutil.copyfile(ROOT / "LICENSE", document / "LICENSE")
         notice = "hami_hpc is under Apache-2.0, in LICENSE beside this file.\n"
-        if part == "slurm":
+        if part in GPL:
             shutil.copyfile(ROOT / "slurm-plugins/COPYING", document / "COPYING")
-            notice += "The plugins that Slurm loads (*.so) are under GPL-2.0-or-later, in COPYING.\n"
+            notice += f"{GPL[part]} under GPL-2.0-or-later, in COPYING.\n"
         (document / "copyright").write_text(notice, encoding="utf-8")
     packaged = trees / "common" / release.packaged.lstrip("/")
     packaged.write_text(release.fill("hami-hpc @VERSION@, plugins for Slurm @SLURM@\n"), encoding="utf-8")

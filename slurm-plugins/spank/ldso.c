@@ -126,8 +126,8 @@ static int bind(const char *from, const char *to, char *error, size_t size)
 	if (mount(from, to, NULL, MS_BIND | MS_REC, NULL) == 0)
 		return 0;
 	snprintf(error, size,
-		 "%s cannot be bound to %s (%s). Administrator: check that both exist and that slurmd may "
-		 "mount, " USE_ENV,
+		 "%s cannot be bound to %s (%s). Administrator: check that both exist and that slurmd, or "
+		 "sshd for its session, may mount, " USE_ENV,
 		 from, to, strerror(errno));
 	return -1;
 }
@@ -138,10 +138,11 @@ int ldso_enter(const struct options *opt, uint32_t job_id, uint32_t step_id, uin
 	char job[PATH_MAX - 64], from[PATH_MAX], to[sizeof(HAMI_FILE_SELF) + 64], name[64];
 
 	if (unshare(CLONE_NEWNS) < 0) {
-		snprintf(error, size,
-			 "its mount namespace cannot be made (%s). Administrator: run slurmd as root with "
-			 "CAP_SYS_ADMIN, " USE_ENV,
-			 strerror(errno));
+		snprintf(
+			error, size,
+			"its mount namespace cannot be made (%s). Administrator: run slurmd, or sshd for its session, as root with "
+			"CAP_SYS_ADMIN, " USE_ENV,
+			strerror(errno));
 		return -1;
 	}
 	/* Slave: later mounts of the host appear here, but mounts made here do not appear on the host. */
@@ -152,7 +153,7 @@ int ldso_enter(const struct options *opt, uint32_t job_id, uint32_t step_id, uin
 			errno == EINVAL
 				? "slurmd's root directory must be a mount point; for a chroot, mount --bind "
 				  "DIRECTORY DIRECTORY first, " USE_ENV
-				: "run slurmd as root with CAP_SYS_ADMIN, " USE_ENV);
+				: "run slurmd, or sshd for its session, as root with CAP_SYS_ADMIN, " USE_ENV);
 		return -1;
 	}
 	snprintf(job, sizeof(job), "%s/jobs/%u", opt->run_dir, job_id);

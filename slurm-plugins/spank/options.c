@@ -75,7 +75,7 @@ static const struct {
 	{"config", set_config, "an absolute path without spaces, colons, commas and backslashes"},
 };
 
-static int set_one(const char *argument, struct options *opt, char *error, size_t size)
+static int set_one(const char *argument, const char *where, struct options *opt, char *error, size_t size)
 {
 	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
 		size_t length = strlen(table[i].key);
@@ -84,19 +84,18 @@ static int set_one(const char *argument, struct options *opt, char *error, size_
 			continue;
 		if (table[i].set(opt, argument + length + 1) == 0)
 			return 0;
-		snprintf(error, size, "%s in plugstack.conf: %s must be %s", argument, table[i].key,
+		snprintf(error, size, "%s in %s: %s must be %s", argument, where, table[i].key,
 			 table[i].allowed);
 		return -EINVAL;
 	}
-	snprintf(
-		error, size,
-		"%s in plugstack.conf is unknown; known are run_dir=, interposer=, preload=, bare_shard=, stages= "
-		"and config=",
-		argument);
+	snprintf(error, size,
+		 "%s in %s is unknown; known are run_dir=, interposer=, preload=, bare_shard=, stages= "
+		 "and config=",
+		 argument, where);
 	return -EINVAL;
 }
 
-int options_parse(int argc, char **argv, struct options *opt, char *error, size_t size)
+int options_parse(int argc, char **argv, const char *where, struct options *opt, char *error, size_t size)
 {
 	*opt = (struct options){.run_dir = HAMI_FILE_RUN_DIR,
 				.interposer = DEFAULT_INTERPOSER,
@@ -104,7 +103,7 @@ int options_parse(int argc, char **argv, struct options *opt, char *error, size_
 				.bare_shard = BARE_SHARD_REFUSE,
 				.stages = DEFAULT_STAGES};
 	for (int i = 0; i < argc; i++) {
-		if (set_one(argv[i], opt, error, size) < 0)
+		if (set_one(argv[i], where, opt, error, size) < 0)
 			return -EINVAL;
 	}
 	return 0;

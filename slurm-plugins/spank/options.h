@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * The plugin's arguments in plugstack.conf: `required spank_hami_hpc.so run_dir=/run/hami-hpc preload=ldso`.
+ * The plugin's arguments in plugstack.conf: `required spank_hami_hpc.so run_dir=/run/hami-hpc preload=ldso`. The PAM
+ * module takes the same ones.
  */
 #ifndef HAMI_SPANK_OPTIONS_H
 #define HAMI_SPANK_OPTIONS_H
@@ -30,8 +31,8 @@ struct options {
 
 /*
  * Parses argv[0..argc-1] as key=value into *opt, which keeps pointers into argv. Returns 0, or -EINVAL with
- * one line in error[size] that says what to write instead.
+ * one line in error[size] that says what to write instead; `where` is the file that has them.
  */
-int options_parse(int argc, char **argv, struct options *opt, char *error, size_t size);
+int options_parse(int argc, char **argv, const char *where, struct options *opt, char *error, size_t size);
 
 #endif

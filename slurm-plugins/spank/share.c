@@ -29,10 +29,11 @@ static int check_interposer(struct step_context *step)
 	struct stat st;
 
 	if (stat(path, &st) < 0) {
-		context_refuse(step,
-			       "the library that limits it, %s, is not there (%s). Administrator: install "
-			       "hami_hpc on this node, or correct interposer= in plugstack.conf",
-			       path, strerror(errno));
+		context_refuse(
+			step,
+			"the library that limits it, %s, is not there (%s). Administrator: install "
+			"hami_hpc on this node, or correct interposer= in plugstack.conf, or in sshd's PAM line",
+			path, strerror(errno));
 		return -1;
 	}
 	if (!S_ISREG(st.st_mode) || st.st_uid != 0 || (st.st_mode & (S_IWGRP | S_IWOTH)) ||

@@ -8,12 +8,12 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "backend.h"
 #include "context.h"
 #include "decide.h"
+#include "job.h"
 #include "record.h"
 #include "refusal.h"
 #include "requeue.h"
@@ -50,38 +50,11 @@ static bool gres_plugins_loaded(void)
 	return is_loaded;
 }
 
-static uint64_t unix_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_REALTIME, &now);
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static void refuse_verdict(enum step_verdict verdict)
 {
 	if (verdict == STEP_NO_RECORD && requeue_skipped_prolog(&step))
 		return;
 	refusal_write(verdict, step.options.run_dir, step.job_id, step.refusal, sizeof(step.refusal));
-}
-
-/* Returns 1 and the record, 0 if the job has none here, -1 if it cannot be trusted (refuses the step). */
-static int read_job(int dir, uint32_t uid, struct hami_limits *job)
-{
-	int rc = record_read_job(dir, 0, step.job_id, uid, job);
-
-	if (rc == 0)
-		return 1;
-	if (rc == -ENOENT)
-		return 0;
-	context_refuse(
-		&step,
-		"its job's limits record %s/jobs/%u/" HAMI_FILE_JOB_LIMITS
-		" %s. Administrator: check what slurmd's log says of the prolog, then cancel the job and "
-		"submit it again",
-		step.options.run_dir, step.job_id,
-		rc > 0 ? record_fault((enum record_fault)rc) : strerror(-rc));
-	return -1;
 }
 
 /* Removes the units' variables. Slurm sets them for a job with whole GPUs, where they mean nothing. */
@@ -92,82 +65,6 @@ static void drop_units(spank_t spank)
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
 		spank_unsetenv(spank, names[i]);
-}
-
-/*
- * Returns the kind of job that the prolog recorded in dir, or -1 if the record cannot be trusted (refuses the
- * step). Sets *job only for JOB_SLICE.
- */
-static int read_kind(int dir, uint32_t uid, struct hami_limits *job)
-{
-	int has_record = dir < 0 ? 0 : read_job(dir, uid, job);
-
-	if (has_record < 0)
-		return -1;
-	if (has_record)
-		return JOB_SLICE;
-	return dir >= 0 && record_is_whole(dir, 0) ? JOB_WHOLE : JOB_WITHOUT_RECORD;
-}
-
-/*
- * Refuses the step if the prolog refused the job. A prolog of Slurm cannot fail a job without draining the
- * node, so ours writes the reason to a file instead.
- */
-static bool refused_by_prolog(int dir)
-{
-	char reason[1024];
-
-	if (dir < 0 || !record_read_refusal(dir, 0, reason, sizeof(reason)))
-		return false;
-	context_refuse(&step, "%s", reason);
-	return true;
-}
-
-/* Reads the record of a later slice of the job. Returns whether it can be trusted; else refuses the step. */
-static bool read_slice(int dir, const struct hami_limits *job, uint32_t slice, struct hami_limits *limits)
-{
-	int rc = record_read_slice(dir, 0, job, slice, limits);
-	char name[64];
-
-	if (rc == 0)
-		return true;
-	record_job_name(name, sizeof(name), slice);
-	context_refuse(
-		&step,
-		"its job's limits record %s/jobs/%u/%s %s. Administrator: run hami-hpc reconcile, then start "
-		"the step again",
-		step.options.run_dir, step.job_id, name,
-		rc > 0 ? record_fault((enum record_fault)rc) : strerror(-rc));
-	return false;
-}
-
-static void begin_slice(spank_t spank, int dir, const struct hami_limits *job, const struct step_units *units)
-{
-	static const char *const modes[] = HAMI_MODE_NAMES;
-	static struct hami_limits own[RECORD_SLICES_MAX];
-	struct hami_limits of_job = *job;
-	const uint64_t now = unix_ns();
-	char **env = NULL;
-
-	backend = backend_of(job->mode);
-	if (!backend) {
-		context_refuse(
-			&step,
-			"its job's slice is isolated by mode=%s, which this node's SPANK plugin does not "
-			"know. Administrator: install one version of hami_hpc on this node",
-			modes[job->mode]);
-		return;
-	}
-	step.slice_count = record_slice_count(job);
-	for (uint32_t slice = 0; slice < step.slice_count; slice++) {
-		if (slice > 0 && !read_slice(dir, job, slice, &of_job))
-			return;
-		step_limits(&of_job, units, step.verdict, step.step_id, now, &own[slice]);
-	}
-	step.is_part = step_is_part(job, &own[0]);
-	backend_drop_inherited(&step, spank, backend);
-	if (spank_get_item(spank, S_JOB_ENV, &env) == ESPANK_SUCCESS)
-		backend->begin(&step, spank, env, dir, own);
 }
 
 /* Resizes the step's job. Refuses the step if that fails. */
@@ -181,6 +78,7 @@ static void resize(enum job_kind kind, uint32_t uid)
 
 static void begin(spank_t spank, char **env, uint32_t uid)
 {
+	static struct hami_limits own[RECORD_SLICES_MAX];
 	char line[1024];
 	struct hami_limits job;
 	struct step_units units;
@@ -200,8 +98,8 @@ static void begin(spank_t spank, char **env, uint32_t uid)
 			       step.options.run_dir, step.job_id, strerror(-dir));
 		return;
 	}
-	kind = read_kind(dir, uid, &job);
-	if (kind >= 0 && !refused_by_prolog(dir)) {
+	kind = job_read_kind(&step, dir, uid, &job);
+	if (kind >= 0 && !job_is_refused(&step, dir)) {
 		step.verdict = step_decide(&units, (enum job_kind)kind, gres_plugins_loaded(),
 					   step.options.bare_shard == BARE_SHARD_ALLOW);
 		refuse_verdict(step.verdict);
@@ -210,7 +108,7 @@ static void begin(spank_t spank, char **env, uint32_t uid)
 	if (kind >= 0 && new_size && !*step.refusal && step.step_id != SLURM_BATCH_SCRIPT)
 		resize((enum job_kind)kind, uid);
 	if ((step.verdict == STEP_FENCED || step.verdict == STEP_WITHOUT_GPU) && !*step.refusal) {
-		begin_slice(spank, dir, &job, &units);
+		backend = job_begin_slices(&step, spank, dir, &job, &units, own);
 		if (!*step.refusal &&
 		    suspension_begin(&step.options, step.job_id, &job, line, sizeof(line)) < 0)
 			slurm_error("hami_hpc: job %u keeps its device memory when it is suspended: %s",
@@ -249,7 +147,7 @@ void step_begin(spank_t spank, int argc, char **argv)
 			"number LOCAL_RANK, and each task would see one GPU only. Leave --vgpu-bind out");
 		return;
 	}
-	if (options_parse(argc, argv, &step.options, error, sizeof(error)) == 0) {
+	if (options_parse(argc, argv, "plugstack.conf", &step.options, error, sizeof(error)) == 0) {
 		begin(spank, env, uid);
 		return;
 	}

@@ -262,6 +262,9 @@ def test_an_installation_that_was_stopped_is_finished_by_the_next_whatever_the_u
         "spank_hami_hpc.so",
         "task_hami_hpc.so",
     ]
+    module = root / "opt/x/lib/hami-hpc/pam_hami_hpc.so"
+    assert b"/opt/x/lib/hami-hpc/libhami-hpc.so" in module.read_bytes()
+    assert "  /opt/x/lib/hami-hpc/pam_hami_hpc.so\n" in (lib / "manifest").read_text()
     header = root / "opt/x/include/hami_hpc.h"
     program = tmp_path / "service.c"
     program.write_text(

@@ -89,6 +89,9 @@ def test_nothing_is_removed_while_slurms_or_systemds_files_name_it_and_what_was_
     fragment = machine / "etc/slurm/plugstack.conf.d/hami-hpc.conf"
     fragment.parent.mkdir()
     fragment.write_text("# hami_hpc\nrequired spank_hami_hpc.so\n")
+    sshd = machine / "etc/pam.d/sshd"
+    sshd.parent.mkdir()
+    sshd.write_text("# pam_hami_hpc.so\nsession required /usr/lib/hami-hpc/pam_hami_hpc.so run_dir=/run/hami-hpc\n")
     wants = machine / "etc/systemd/system/timers.target.wants"
     wants.mkdir(parents=True)
     (wants / "hami-hpc-ingest.timer").symlink_to("/usr/lib/systemd/system/hami-hpc-ingest.timer")
@@ -102,15 +105,17 @@ def test_nothing_is_removed_while_slurms_or_systemds_files_name_it_and_what_was_
     for line in (
         f"{machine}/etc/slurm/slurm.conf:2:JobSubmitPlugins=lua",
         f"{fragment}:2:required spank_hami_hpc.so",
+        f"{sshd}:2:session required /usr/lib/hami-hpc/pam_hami_hpc.so run_dir=/run/hami-hpc",
         str(wants / "hami-hpc-ingest.timer"),
     ):
         assert line in done.stderr.splitlines()
+    assert not any("sshd:1:" in line for line in done.stderr.splitlines())
     assert not any("slurm.conf:3" in line or "slurm.conf:4" in line for line in done.stderr.splitlines())
 
     done = uninstall({**places, "FORCE": "1"})
     assert done.returncode == 0
     assert f"kept {edited}: it was changed" in done.stdout
-    kept = {str(path.relative_to(machine)): path.read_bytes() for path in (edited, beside, fragment)}
+    kept = {str(path.relative_to(machine)): path.read_bytes() for path in (edited, beside, fragment, sshd)}
     assert files(machine) == {**{name: text.encode() for name, text in OTHERS.items()}, **kept}
 
 

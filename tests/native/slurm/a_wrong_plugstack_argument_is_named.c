@@ -11,7 +11,7 @@ static int parse(const char *a, const char *b)
 	char *argv[] = {(char *)a, (char *)b};
 
 	error[0] = '\0';
-	return options_parse(b ? 2 : a ? 1 : 0, argv, &opt, error, sizeof(error));
+	return options_parse(b ? 2 : a ? 1 : 0, argv, "plugstack.conf", &opt, error, sizeof(error));
 }
 
 static void refused(const char *argument, const char *part)

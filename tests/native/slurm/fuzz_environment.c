@@ -51,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	check_preload(env_value(env, "LD_PRELOAD"));
 	check_preload(env[0]);
-	if (options_parse(n, env, &opt, error, sizeof(error)) == 0)
+	if (options_parse(n, env, "plugstack.conf", &opt, error, sizeof(error)) == 0)
 		CHECK(opt.run_dir[0] == '/' && opt.interposer[0] == '/');
 	else
 		CHECK(*error && strlen(error) < sizeof(error));
