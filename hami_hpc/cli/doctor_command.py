@@ -21,6 +21,7 @@ from hami_hpc.doctor import (
     fence_checks,
     memory_checks,
     node_checks,
+    pam_checks,
     qos_checks,
     slurm_checks,
 )
@@ -43,6 +44,7 @@ def checks_for(facts: Facts) -> list[tuple[str, Check]]:
     return [
         *on_gpu_nodes,
         *container_checks.CHECKS,
+        *pam_checks.CHECKS,
         *everywhere,
         ("gres.conf", slurm_checks.check_gres),
         ("classes", class_checks.check_classes),

@@ -24,12 +24,13 @@ from hami_hpc.render.marks import block, blocks, composed, is_ours, marked
 from hami_hpc.render.merging import Merge
 from hami_hpc.render.node_lines import cpus_of
 from hami_hpc.render.offer import NodeOffer, make_offer, node_modes, tracked_tres
-from hami_hpc.render.spank_paths import spank_paths
+from hami_hpc.render.spank_paths import pam_module, spank_paths
 from hami_hpc.slurm import plugstack
 from hami_hpc.slurm.files import ConfFile, calls_one_of, scripts_of
 from hami_hpc.slurm.lines import Setting, parse_line, settings_of
 
 SPANK = "plugstack.conf.d/hami-hpc.conf"
+PAM = "hami-hpc-pam.conf"  # a line for sshd, to be copied
 UNITS = (
     "hami-hpc-reconcile.service",
     "hami-hpc-reconcile.timer",
@@ -156,6 +157,7 @@ class Renderer:
             "device": target.device,
             "spank": target.spank,
             "paths": spank_paths(settings.path),
+            "pam": pam_module(settings.interposer),
             "static": target.static,
         }
 
@@ -339,6 +341,7 @@ class Renderer:
     def _spank(self) -> None:
         content = self.templates.render("plugstack-hami-hpc.conf", self.values)
         self.out.add(SPANK, content)
+        self.out.add(PAM, self.templates.render(PAM, self.values))
         settings = self.site_settings.get("plugstackconfig")
         path = settings[-1].value if settings else self.target.path("plugstack.conf")
         current = on_disk.read(Path(path))

@@ -22,7 +22,7 @@ from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.core import qos, quota
 from hami_hpc.core.finding import Level
 from hami_hpc.core.inventory import Device
-from hami_hpc.doctor import container_checks
+from hami_hpc.doctor import container_checks, pam_checks
 from hami_hpc.doctor.build_checks import FILTER_PLUGIN, GRES_PLUGINS, SLURMS_FILTER, plugin_version
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation import share_checks
@@ -52,6 +52,7 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Healthy:
     healthy.write("ld.so.preload", "")
     healthy.write("max_user_namespaces", "0\n")
     monkeypatch.setattr(container_checks, "ROOT", tmp_path / "root")
+    monkeypatch.setattr(pam_checks, "FOLDER", tmp_path / "root/etc/pam.d")
     monkeypatch.setattr(share_checks, "LD_SO_PRELOAD", tmp_path / "ld.so.preload")
     monkeypatch.setattr(mounts, "obstacle", lambda: None)  # where the tests cannot mount: test_job_dirs_mounts.py
     obstacle = ldso.obstacle  # where the tests' own root directory is no mount point there is one: test_ldso.py

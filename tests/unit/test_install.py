@@ -122,6 +122,9 @@ def test_prolog_epilog_and_render_work_from_there(installation: Installation, tm
     assert named_elsewhere(etc) == []
     line = (etc / "plugstack.conf.d/hami-hpc.conf").read_text()
     assert f"interposer={installation.prefix}/lib/hami-hpc/libhami-hpc.so" in line
+    module = installation.file("lib/hami-hpc/pam_hami_hpc.so")
+    assert module.exists()
+    assert f"\nsession required {module} run_dir=" in (etc / "hami-hpc-pam.conf").read_text()
     for stage in ("prolog", "epilog"):
         wrapper = etc / f"hami-hpc-{stage}"
         assert f"exec '{installation.prefix}/libexec/hami-hpc/{stage}'" in wrapper.read_text()

@@ -28,6 +28,7 @@ FILES = [
     "hami-hpc-reconcile.service",
     "hami-hpc-reconcile.timer",
     "hami-hpc-agent.service",
+    "hami-hpc-pam.conf",
     "hami-hpc-tenants.txt",
     "hami_hpc_site.lua",
     "plugstack.conf",
