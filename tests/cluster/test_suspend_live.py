@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from harness import cluster as private_cluster
-from harness import config, jobs, services
+from harness import config, jobs, mounting, services
 from harness.config import PARTITION
 from harness.layout import Layout
 from test_resize_live import USER, end, running
@@ -292,21 +291,15 @@ def test_what_an_administrator_moved_out_is_not_slurms_to_bring_back(moving: Lay
 def frozen(moving: Layout, tmp_path: Path) -> Iterator[Layout]:
     """The cluster with proctrack/cgroup, as sites have it: SIGTSTP reaches slurmstepd's own children alone, and
     the step is frozen and not stopped. The machine's hierarchy of version 1 serves, or one for this test."""
-    mount = Path("/sys/fs/cgroup")
-    if not (mount / "freezer/tasks").exists():
-        mount = tmp_path
-        (mount / "freezer").mkdir()
-        subprocess.run(["mount", "-t", "cgroup", "-o", "freezer", "none", str(mount / "freezer")], check=True)
-    conf, cgroups = moving.slurm_conf.read_text(), (moving.etc / "cgroup.conf").read_text()
-    config.write(moving.slurm_conf, conf.replace("proctrack/linuxproc", "proctrack/cgroup"))
-    config.write(moving.etc / "cgroup.conf", f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={mount}\n")
-    restart(moving)
-    yield moving
-    config.write(moving.slurm_conf, conf)
-    config.write(moving.etc / "cgroup.conf", cgroups)
-    restart(moving)
-    if mount == tmp_path:
-        subprocess.run(["umount", str(mount / "freezer")], check=True)
+    with mounting.freezer(tmp_path) as mount:
+        conf, cgroups = moving.slurm_conf.read_text(), (moving.etc / "cgroup.conf").read_text()
+        config.write(moving.slurm_conf, conf.replace("proctrack/linuxproc", "proctrack/cgroup"))
+        config.write(moving.etc / "cgroup.conf", f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={mount}\n")
+        restart(moving)
+        yield moving
+        config.write(moving.slurm_conf, conf)
+        config.write(moving.etc / "cgroup.conf", cgroups)
+        restart(moving)
 
 
 def test_a_frozen_jobs_memory_leaves_the_gpu(frozen: Layout) -> None:

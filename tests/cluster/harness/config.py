@@ -40,7 +40,7 @@ def _copy(source: Path, target: Path, mode: int = 0o644) -> bool:
 
 def install(layout: Layout) -> bool:
     """Installs everything. Returns whether a file changed that Slurm's daemons read only when they start."""
-    plugins = sorted((_BUILD / "slurm-plugins").glob("*.so"))
+    plugins = [path for path in sorted((_BUILD / "slurm-plugins").glob("*.so")) if not path.name.startswith("pam_")]
     if not plugins:
         raise ClusterError(f"{_BUILD}/slurm-plugins holds no plugin; run make build")
     changed = [_copy(plugin, layout.plugins / plugin.name) for plugin in plugins]
@@ -48,6 +48,7 @@ def install(layout: Layout) -> bool:
         _install_simulation(layout.at(node))
     _copy(_BUILD / "native" / "libhami-hpc.so", layout.interposer)
     _copy(_BUILD / "native" / "hami-hpc-watch", layout.interposer.parent / "hami-hpc-watch", 0o755)
+    _copy(_BUILD / "slurm-plugins" / "pam_hami_hpc.so", layout.interposer.parent / "pam_hami_hpc.so")
     _copy(_BUILD / "examples" / "slice", layout.bin / "slice", 0o755)
     for script in sorted(_LUA.glob("*.lua")):
         _copy(script, layout.etc / script.name)

@@ -62,3 +62,19 @@ def folder_in_memory(prefix: str) -> Iterator[Path]:
         if folder.is_mount():
             unmount(folder)
         shutil.rmtree(folder)
+
+
+@contextmanager
+def freezer(folder: Path) -> Iterator[Path]:
+    """Yields where Slurm's proctrack/cgroup finds cgroups of version 1: the machine's, or one for this test below an
+    empty folder."""
+    machines = Path("/sys/fs/cgroup")
+    if (machines / "freezer/tasks").exists():
+        yield machines
+        return
+    (folder / "freezer").mkdir()
+    subprocess.run(["mount", "-t", "cgroup", "-o", "freezer", "none", str(folder / "freezer")], check=True)
+    try:
+        yield folder
+    finally:
+        unmount(folder / "freezer")

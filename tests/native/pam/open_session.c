@@ -57,7 +57,8 @@ static int run(const struct passwd *user, char **env, char **command)
 		must(initgroups(user->pw_name, user->pw_gid) == 0 && setgid(user->pw_gid) == 0 &&
 			     setuid(user->pw_uid) == 0,
 		     "user");
-		execvpe(command[0], command, env);
+		environ = env;
+		execvp(command[0], command);
 		must(0, command[0]);
 	}
 	must(waitpid(child, &status, 0) == child, "wait");

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = ROOT / "build" / "tests" / "pam" / "open_session"
 MODULE = ROOT / "build" / "slurm-plugins" / "pam_hami_hpc.so"
 REFUSED = 100
@@ -56,13 +56,15 @@ class Sshd:
 
     folder: Path
     user: str
+    has_own_run: bool = True  # a /run of the session's own, so that the machine's stays as it is
 
     def command(self, cgroup: Path | None, environment: Mapping[str, str], *command: str) -> list[str]:
         """Returns the command that runs `command` in a session. Mounts of the module stay in it."""
         variables = [f"{name}={value}" for name, value in environment.items()]
         private = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", 'mount -t tmpfs none /run; exec "$@"']
+        private = [*private, "sh"] if self.has_own_run else []
         opened = [str(PROGRAM), str(self.folder), self.user, str(cgroup or "-"), *variables, "--", *command]
-        return [*private, "sh", *opened]
+        return [*private, *opened]
 
     def run(
         self, cgroup: Path | None, environment: Mapping[str, str], *command: str
@@ -72,7 +74,7 @@ class Sshd:
         )
 
 
-def make_sshd(folder: Path, user: str, *arguments: str) -> Sshd:
+def make_sshd(folder: Path, user: str, *arguments: str, has_own_run: bool = True) -> Sshd:
     folder.mkdir(exist_ok=True)
     (folder / "session").write_text(f"session required {MODULE} {' '.join(arguments)}\n")
-    return Sshd(folder, user)
+    return Sshd(folder, user, has_own_run)
