@@ -7,8 +7,10 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -278,3 +280,24 @@ exit $status
     assert c.FILE_JOB_LIMITS in left
     assert not [name for name in left if name.startswith(".") or str(EXTERN) in name], left
     assert {path.name: path.read_bytes() for path in node.job.iterdir() if path.is_file()} == before
+
+
+def test_sessions_that_are_killed_while_they_begin_leave_all_others_as_they_are(node: Node) -> None:
+    """A step that holds the job's files mounted goes on, and the next session is limited."""
+    sshd = node.sshd()
+    command = sshd.command(node.cgroup, node.environment, "sleep", "60")
+    held = sshd.command(
+        node.cgroup, node.environment, "sh", "-c", f"echo ready; read line; exec {node.root}/slice --use 5000"
+    )
+    with subprocess.Popen(held, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as step:
+        assert step.stdout is not None
+        assert step.stdout.readline() == "ready\n"
+        for round_ in range(25):
+            with subprocess.Popen(command, start_new_session=True) as killed:
+                time.sleep(0.001 * round_)
+                os.killpg(killed.pid, signal.SIGKILL)
+        out, _err = step.communicate("go\n", timeout=60)
+    assert step.returncode == TOO_MUCH, out
+    assert node.session(str(node.root / "slice"), "--use", "5000").returncode == TOO_MUCH
+    done = node.session(str(node.root / "slice"), "--use", "500")
+    assert done.returncode == 0, done.stdout + done.stderr
