@@ -12,6 +12,7 @@ from hami_hpc.doctor import elf
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
 from hami_hpc.render.filters import FOR_OURS, client_plugins
+from hami_hpc.render.spank_paths import pam_module
 from hami_hpc.slurm import commands, plugstack
 from hami_hpc.slurm.plugstack import SPANK_PLUGIN
 
@@ -74,7 +75,8 @@ def check_builds(facts: Facts) -> Iterator[Finding]:
     """Checks that this command, the interposer and the plugins were built from the same source."""
     own = builds.build_text()
     yield Finding("build", Level.OK, own)
-    paths = [Path(facts.settings.interposer)]
+    interposer = facts.settings.interposer
+    paths = [Path(interposer), Path(pam_module(interposer))]
     paths += [path for name in plugins_of(facts) if (path := find_plugin(facts, name)) is not None]
     stamps: dict[str, list[str]] = {}
     for path in paths:

@@ -168,6 +168,17 @@ def test_two_sessions_at_once_are_both_limited_and_the_first_stays_so(node: Node
     assert one.returncode == TOO_MUCH, out
 
 
+def test_a_session_of_a_job_with_several_slices_has_them_all(node: Node) -> None:
+    node.change(slice_count=2)
+    record = put((node.job / c.FILE_JOB_LIMITS).read_bytes(), {"slice_index": 1, "gpu_uuid": "GPU-second"})
+    (node.job / c.FILE_SLICE_JOB_LIMITS.format(slice=1)).write_bytes(record)
+    script = f"cat {c.FILE_SELF}/step.1.limits | tr -cd '[:print:]'; echo; exec env"
+    done = node.session("sh", "-c", script, environment={})
+    assert done.returncode == 0, done.stderr
+    assert "GPU-second" in done.stdout.splitlines()[0]
+    assert values(done.stdout)["CUDA_VISIBLE_DEVICES"] == f"{node.gpu_uuid},GPU-second"
+
+
 @pytest.mark.parametrize("mode", ["mps", "mig"])
 def test_a_session_of_another_mode_has_that_mode_s_variables(node: Node, mode: str) -> None:
     node.change(mode={"mps": 1, "mig": 2}[mode])

@@ -343,6 +343,12 @@ BROKEN: dict[str, Broken] = {
         Level.FAIL,
         "gres_vgpu.so: 0.0.9 (abc)",
     ),
+    "a PAM module of another build": (
+        lambda h: build_library(h.base / "pam_hami_hpc.so", 0x160508, "0.0.9 (abc)"),
+        "builds",
+        Level.FAIL,
+        "pam_hami_hpc.so: 0.0.9 (abc)",
+    ),
     "an interposer without a stamp": (
         lambda h: (h.base / "libhami-hpc.so").write_bytes(b"\x7fELF"),
         "builds",

@@ -2,6 +2,7 @@
 /* A user's whole environment, lines of any bytes: numbers, and the list of preloaded libraries. */
 #include <stdint.h>
 
+#include "cgroup.h"
 #include "check.h"
 #include "decide.h"
 #include "options.h"
@@ -51,6 +52,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	check_preload(env_value(env, "LD_PRELOAD"));
 	check_preload(env[0]);
+	if (n > 1) {
+		char *line = strdup(env[1]);
+
+		CHECK(line);
+		CHECK(cgroup_job_of_line(line) < UINT32_MAX);
+		free(line);
+	}
 	if (options_parse(n, env, "plugstack.conf", &opt, error, sizeof(error)) == 0)
 		CHECK(opt.run_dir[0] == '/' && opt.interposer[0] == '/');
 	else
