@@ -41,13 +41,14 @@ def extern_step(version: str, job: int, uid: int, step: str = "step_extern") -> 
     try:
         yield place
     finally:
-        while place != top.parent:
-            for _ in range(100):  # a process that has ended leaves a little later
-                with suppress(OSError):
-                    place.rmdir()
-                    break
-                time.sleep(0.05)
-            place = place.parent
+        for _ in range(100):  # a process that has ended leaves a little later
+            with suppress(OSError):
+                place.rmdir()
+                break
+            time.sleep(0.05)
+        while (place := place.parent) != top.parent:
+            with suppress(OSError):  # another one of this test is there
+                place.rmdir()
 
 
 @dataclass(frozen=True)
