@@ -256,19 +256,42 @@ def order() -> None:
             row(name, count, *(f"{us:.0f}" for us in cells), theirs)
 
 
+PACES = (0, 50, 60, 80, 120, 200)  # us from one kernel of 50 us to the next
+
+
+def paces() -> None:
+    print("\n## Requests of 20 kernels of 50 us, 25/s, launched one by one, beside one best-effort job\n")
+    row("us from launch to launch", "alone p50, p99 us", "beside p50, p99 us", "more us", "p50, p99 over alone")
+    row(*["---"] * 5)
+    for pace in PACES:
+        request = ("requests", "us=50", "count=20", "every=40000", f"pace={pace}")
+        base = [alone(Tenant(request)) for _ in range(REPEATS)]
+        runs = [beside(Tenant(request, 40, "burst", LC), [Tenant(KERNELS, 60, "burst")])[0] for _ in range(REPEATS)]
+        base50, base99, p50, p99 = (statistics.median(r[k] for r in of) for of in (base, runs) for k in ("p50", "p99"))
+        over = f"{p50 / base50:.2f}, {p99 / base99:.2f}"
+        row(pace, f"{base50:.0f}, {base99:.0f}", f"{p50:.0f}, {p99:.0f}", f"{p50 - base50:.0f}", over)
+
+
 def inference() -> None:
     print("\n## PyTorch inference (50/s) beside PyTorch training\n")
     row("", "p50 us", "p99 us", "p50 over alone", "p99 over alone", "training steps/s")
     row(*["---"] * 6)
-    base = [answer(Tenant(("infer.py", "4")).start()) for _ in range(REPEATS)]
+    for mode in ("", "graph"):
+        infer_as(mode)
+
+
+def infer_as(mode: str) -> None:
+    infer = ("infer.py", "4", *mode.split())
+    base = [answer(Tenant(infer).start()) for _ in range(REPEATS)]
     base50, base99 = (statistics.median(r[k] for r in base) for k in ("p50", "p99"))
-    row("alone", f"{base50:.0f}", f"{base99:.0f}", 1.0, 1.0, "")
+    what = "one CUDA graph, " if mode else ""
+    row(f"{what}alone", f"{base50:.0f}", f"{base99:.0f}", 1.0, 1.0, "")
     for name, cores in (("stock", 0), ("latency-critical beside best effort", 1)):
         runs = []
         for _ in range(REPEATS):
             tenants = (
                 Tenant(("train.py", "14"), 60 * cores, "burst"),
-                Tenant(("infer.py", "4"), 40 * cores, "burst", LC),
+                Tenant(infer, 40 * cores, "burst", LC),
             )
             long, short = told(tenants)
             training = long.start()
@@ -277,7 +300,7 @@ def inference() -> None:
             runs.append((mine, float(training.communicate(timeout=60)[0])))
         p50, p99 = (statistics.median(r[0][k] for r in runs) for k in ("p50", "p99"))
         steps = statistics.median(r[1] for r in runs)
-        row(name, f"{p50:.0f}", f"{p99:.0f}", p50 / base50, p99 / base99, f"{steps:.1f}")
+        row(what + name, f"{p50:.0f}", f"{p99:.0f}", p50 / base50, p99 / base99, f"{steps:.1f}")
 
 
 def training() -> None:
@@ -349,6 +372,7 @@ SECTIONS = {
     "latency": latency,
     "changes": changes,
     "order": order,
+    "paces": paces,
     "inference": inference,
     "training": training,
     "cost": cost,

@@ -44,6 +44,7 @@ configure() {
 	printf '#!/bin/sh\nexec %s "$@"\n' "$(python3 -c 'import sys; print(sys.executable)')" >/usr/lib/hami-hpc/venv/bin/python3
 	chmod 755 /usr/lib/hami-hpc/venv/bin/python3
 	total=$(python3 -c 'import torch; print(torch.cuda.get_device_properties(0).total_memory >> 20)')
+	model=$(nvidia-smi --query-gpu=name --format=csv,noheader -i 0 | grep -o -i -m 1 -E '\b[ahb][0-9]+' | tr '[:upper:]' '[:lower:]')
 	cat >/etc/hami-hpc/hami-hpc.toml <<EOF
 version = 1
 [vgpu]
@@ -51,10 +52,10 @@ shard_mib = 256
 [classes.std]
 qos = []
 policy = "cap"
-[gpu_models.h200]
+[gpu_models.$model]
 total_mib = $total
 [partitions.gpu]
-gpu_models = ["h200"]
+gpu_models = ["$model"]
 ${1-}
 EOF
 	for stage in prolog epilog; do

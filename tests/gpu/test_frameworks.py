@@ -108,19 +108,19 @@ def test_pytorch_workers_share_the_slice(method: str, job: Slice) -> None:
     need("torch")
     code = f"""
 import torch, torch.multiprocessing as mp
-def work(queue):
+def work(pipe):
     x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    queue.put(torch.cuda.mem_get_info()[0])
-    queue.get()
+    pipe.send(torch.cuda.mem_get_info()[0])
+    pipe.recv()
 if __name__ == "__main__":
     context = mp.get_context("{method}")
-    queues = [context.Queue() for _ in range(2)]
-    workers = [context.Process(target=work, args=(q,)) for q in queues]
+    pipes = [context.Pipe() for _ in range(2)]
+    workers = [context.Process(target=work, args=(theirs,)) for _, theirs in pipes]
     for w in workers: w.start()
-    for q in queues: q.get()
+    for ours, _ in pipes: ours.recv()
     free, total = torch.cuda.mem_get_info()
     assert total - free > 3 * (1 << 30), (free, total)   # two tensors and three contexts
-    for q in queues: q.put(0)
+    for ours, _ in pipes: ours.send(0)
     for w in workers: w.join()
     assert all(w.exitcode == 0 for w in workers)
     assert torch.cuda.mem_get_info()[0] > total - (1 << 30)

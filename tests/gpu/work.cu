@@ -22,6 +22,7 @@
  *   requests us=13 every=1000 count=1 copy=0   `copy` bytes from the host, then `count` kernels, each `every` us;
  *                        list=1: also each one's start (us of CLOCK_REALTIME) and length to standard error;
  *                        phase=US: the first begins when so much of a 50 ms of CLOCK_REALTIME has passed
+ *                        pace=US: each kernel is launched so long after the one before, as a slow CPU does
  *
  * SECONDS are measured; warm=S (default 0.5) before and after are left out. begin=T (s since 1970) measures from that
  * time on, so that tenants that start at different times are measured while all of them run. LOOPS is what calibrate
@@ -445,7 +446,7 @@ static void bursts()
 
 static void requests()
 {
-	double us = get("us", 13), every = get("every", 1000) * 1e-6;
+	double us = get("us", 13), every = get("every", 1000) * 1e-6, pace = get("pace", 0) * 1e-6;
 	int count = (int)get("count", 1);
 	size_t copy = (size_t)get("copy", 0);
 	char *host = nullptr, *device = nullptr;
@@ -472,8 +473,11 @@ static void requests()
 		next = std::max(next + every, begin); // a late request is not made up for
 		if (copy)
 			OK(cudaMemcpyAsync(device, host, copy, cudaMemcpyHostToDevice, s));
-		for (int i = 0; i < count; i++)
+		for (int i = 0; i < count; i++) {
+			for (double at = begin + i * pace; now() < at;)
+				;
 			launch(us, s);
+		}
 		OK(cudaStreamSynchronize(s));
 		double end = now();
 		if (begin >= from) {

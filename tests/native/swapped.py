@@ -101,7 +101,9 @@ class Program:
         )
 
     def __enter__(self) -> Program:
-        assert self.answer() == "ready"
+        if (said := self.answer()) != "ready":
+            self.__exit__()
+            raise AssertionError(f"the program did not begin, and said: {said!r}")
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -126,6 +128,19 @@ class Program:
         out, _ = self.process.communicate(timeout=timeout_s)
         assert self.process.returncode == 0
         return out
+
+
+def slots(usage: Path) -> list[dict[str, int]]:
+    """Returns the slots of the processes in a usage file."""
+    data = usage.read_bytes()
+    return [
+        {
+            name: int.from_bytes(data[at + offset : at + offset + size], "little")
+            for name, (offset, size, _kind) in c.USAGE_SLOT_FIELDS.items()
+        }
+        for at in range(SLOTS_AT, USAGE_FILE_SIZE, c.USAGE_SLOT_SIZE)
+        if any(data[at : at + 4])
+    ]
 
 
 @dataclass(frozen=True)
@@ -153,13 +168,8 @@ class Swapped:
 
     def slot(self) -> dict[str, int]:
         """The slot of the job's only process; zeros when there is none."""
-        data = (self.made.directory / c.FILE_USAGE).read_bytes()
-        found = dict.fromkeys(c.USAGE_SLOT_FIELDS, 0)
-        for at in range(SLOTS_AT, USAGE_FILE_SIZE, c.USAGE_SLOT_SIZE):
-            if any(data[at : at + 4]):
-                for name, (offset, size, _kind) in c.USAGE_SLOT_FIELDS.items():
-                    found[name] = int.from_bytes(data[at + offset : at + offset + size], "little")
-        return found
+        found = slots(self.made.directory / c.FILE_USAGE)
+        return found[-1] if found else dict.fromkeys(c.USAGE_SLOT_FIELDS, 0)
 
     def order(self, swap: int) -> None:
         record = self.made.directory / c.FILE_JOB_LIMITS

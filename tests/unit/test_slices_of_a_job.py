@@ -12,10 +12,11 @@ from slices_testbed import BOTH, SHOWN, Controller, epilog, prolog, refusal, row
 
 from hami_hpc.contract import constants as c
 from hami_hpc.core.records import USAGE_FILE_SIZE
+from hami_hpc.errors import JobError
 from hami_hpc.node import drain, job_dirs, usage_files
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.slurm import job_shards
-from hami_hpc.stages import send_back
+from hami_hpc.stages import send_back, suspend, swap
 from hami_hpc.stages.epilog import main as epilog_main
 from hami_hpc.stages.reconcile import reconcile
 
@@ -52,6 +53,21 @@ def test_each_slice_has_a_row_a_record_and_a_usage_file(node: Node, controller: 
     before = (directory / "job.1.limits").stat().st_ino
     assert prolog(node) == 0
     assert ((directory / "job.1.limits").stat().st_ino, rows(node)) == (before, granted), "it is idempotent"
+
+
+def test_a_job_with_slices_on_two_gpus_is_not_moved_and_is_told_why(
+    node: Node, controller: Controller, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its programs may hold memory of each other's GPU, as NCCL does."""
+    node.config.write_text(f"{node.config.read_text()}\n[classes.be]\nswap = true\n")
+    assert prolog(node, HAMI_HPC_CLASS="be") == 0
+    records = [(node.jobs / "7" / name).read_bytes() for name in ("job.limits", "job.1.limits")]
+    why = "job 7 has slices on 2 GPUs of this node, and such a job is not moved"
+    with pytest.raises(JobError, match=why):
+        swap.swap(node.settings, 7, out=True, wait_s=1)
+    assert suspend.main(("out", "--job", "7", *node.arguments)) == 0
+    assert capsys.readouterr().out == f"job 7 is suspended, and its device memory stays on the GPU: {why}\n"
+    assert [(node.jobs / "7" / name).read_bytes() for name in ("job.limits", "job.1.limits")] == records
 
 
 def test_a_job_with_one_slice_asks_nothing(node: Node, controller: Controller) -> None:
