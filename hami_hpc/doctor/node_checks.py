@@ -22,7 +22,7 @@ from hami_hpc.isolation import mig_checks
 from hami_hpc.isolation.table import backend_of, check_modes
 from hami_hpc.node import boot, drained_gpus, mode_outages, nvml, usage_bounds
 from hami_hpc.node import ledger as ledgers
-from hami_hpc.render.offer import node_modes
+from hami_hpc.render.offer import node_modes, propose_model
 from hami_hpc.slurm import node_features, placeholders
 from hami_hpc.stages import mode_service, occupy
 
@@ -44,7 +44,7 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
         model_mib = settings.gpu_models.get(gpu.model)
         what = f"GPU {gpu.minor}"
         if model_mib is None:
-            advice = f"add [gpu_models.NAME] with total_mib = {gpu.total_mib} to {settings.path}"
+            advice = f"add [gpu_models.{propose_model(gpu.name)}] with total_mib = {gpu.total_mib} to {settings.path}"
             yield Finding(what, Level.FAIL, f"{gpu.name} with {gpu.total_mib} MiB is not in the settings", advice)
         elif model_mib > gpu.total_mib:
             advice = f"set total_mib = {gpu.total_mib} in [gpu_models.{gpu.model}] of {settings.path}, then render"

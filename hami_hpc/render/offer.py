@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -70,6 +71,14 @@ def hostlist(numbers: Iterable[int]) -> str:
     return texts[0] if len(ordered) == 1 else f"[{','.join(texts)}]"
 
 
+def propose_model(product: str) -> str:
+    """Returns a name for the settings that `match_model` finds in the product name: `h100` of `NVIDIA H100 80GB`."""
+    words: list[str] = re.findall(r"[a-z0-9]+", product.lower().removeprefix("nvidia "))
+    models = [word for word in words if re.fullmatch(r"[a-z]{1,3}\d+[a-z]?", word)]
+    numbers = [word for word in words if word.isdigit()]
+    return [*models, *numbers, *words[::-1], "gpu"][0]
+
+
 def node_modes(modes: Sequence[str], mig_nodes: Sequence[str], node: str) -> tuple[str, ...]:
     """Returns the modes of a node: MIG alone where mig_nodes names it, else the others. Without mig_nodes, all of them.
 
@@ -101,7 +110,7 @@ def make_offer(
         if gpu.model not in site.gpu_models:
             raise NodeError(
                 f"GPU {gpu.minor} is a {gpu.name} with {gpu.total_mib} MiB, which is not in [gpu_models.*]. Add "
-                f"[gpu_models.{gpu.name.lower().split()[-1]}] with total_mib = {gpu.total_mib}"
+                f"[gpu_models.{propose_model(gpu.name)}] with total_mib = {gpu.total_mib}"
             )
         by_model.setdefault(gpu.model, []).append(gpu)
     if not by_model:

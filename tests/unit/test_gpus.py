@@ -9,6 +9,7 @@ from hami_hpc.core.grant import Grant
 from hami_hpc.core.inventory import Device, Gpu, gpu_of_job, indices, make_inventory, match_model
 from hami_hpc.core.mixed import ADVICE, check_model, models_of
 from hami_hpc.errors import JobError, NodeError
+from hami_hpc.render.offer import propose_model
 
 
 def test_the_model_is_named_in_the_product_name_and_nearest_in_size() -> None:
@@ -26,6 +27,27 @@ def test_the_model_is_named_in_the_product_name_and_nearest_in_size() -> None:
     assert model("NVIDIA A100", 60001) == "a100_80"
     assert model("NVIDIA H100", 81000) is None
     assert model("NVIDIA 40GB", 40000) is None
+
+
+@pytest.mark.parametrize(
+    ("product", "proposed"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100 80GB PCIe", "a100"),
+        ("Tesla V100-SXM2-32GB", "v100"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("NVIDIA RTX 6000 Ada Generation", "6000"),
+        ("NVIDIA TITAN V", "v"),
+        ("NVIDIA Graphics Device", "device"),
+    ],
+)
+def test_a_name_that_is_proposed_is_one_that_users_know_and_matches(product: str, proposed: str) -> None:
+    assert propose_model(product) == proposed
+    assert match_model(Device(0, "GPU-1", product, 1000), {"other": 1000, proposed: 1000}) == proposed
 
 
 def test_slurms_device_index_is_the_rank_by_minor_number() -> None:
