@@ -31,11 +31,12 @@ def hierarchies() -> dict[str, Path]:
 
 
 @contextmanager
-def extern_step(version: str, job: int, uid: int, step: str = "step_extern") -> Iterator[Path]:
-    """Makes the cgroup that Slurm has for a job's extern step, on a node of a name that no Slurm here has."""
+def extern_step(version: str, job: int, uid: int, step: str = "step_extern", sluid: str = "") -> Iterator[Path]:
+    """Makes the cgroup that Slurm has for a job's extern step, on a node of a name that no Slurm here has. Since 26.05
+    that of version 2 has the job's SLUID."""
     node = f"hami-test-{os.getpid()}"
     top = hierarchies()[version] / (f"slurm_{node}" if version == "v1" else f"{node}_slurmstepd.scope")
-    middle = top / f"uid_{uid}" / f"job_{job}" if version == "v1" else top / f"job_{job}"
+    middle = top / f"uid_{uid}" / f"job_{job}" if version == "v1" else top / (sluid or f"job_{job}")
     place = middle / step
     place.mkdir(parents=True)
     try:

@@ -21,10 +21,11 @@ from hami_hpc.agent.slow_reads import Identity, SlowReads
 
 LIBRARY = "libhami-hpc.so"
 DELETED = " (deleted)"
-# cgroup v1: /slurm/uid_1000/job_7/step_0; v2: /system.slice/slurmstepd.scope/job_7/step_0. A NodeName can be part of
-# both, and a container's own path can come before. The first match counts: users can make cgroups below their own.
+# cgroup v1: /slurm/uid_1000/job_7/step_0; v2: /system.slice/slurmstepd.scope/job_7/step_0, since Slurm 26.05 with the
+# job's SLUID for job_7. A NodeName can be part of both, and a container's own path can come before. The first match
+# counts: users can make cgroups below their own.
 _V1 = re.compile(r"/slurm(?:_[^/]+)?/uid_\d+/job_(\d+)(?:/|$)")
-_V2 = re.compile(r"/(?:[^/]+_)?slurmstepd\.scope/job_(\d+)(?:/|$)")
+_V2 = re.compile(r"/(?:[^/]+_)?slurmstepd\.scope/(?:job_(\d+)|(s[0-9A-Z]{13}))(?:/|$)")
 _USERS_OWN = "/user.slice/"  # where systemd lets users make cgroups of any name
 ASK = 5  # how often Slurm is asked about a process that it does not list
 READS = 3  # how often a process without the interposer is read at each look; later at each EVERY-th only
@@ -48,10 +49,12 @@ class Known(NamedTuple):
 @dataclass
 class Processes:
     """Reads processes once, and again when they execute another program. `listed_pids` asks Slurm (pid -> job id, None
-    when it does not answer) for processes without a cgroup of Slurm's; `root` is /proc, or a test's."""
+    when it does not answer) for processes without a cgroup of Slurm's; `sluids` says which jobs have a SLUID here;
+    `root` is /proc, or a test's."""
 
     listed_pids: Callable[[], Mapping[int, int] | None]
     root: str = "/proc"
+    sluids: Callable[[], Mapping[str, int]] = dict
     _known: dict[Identity, Known] = field(default_factory=dict)
     _asked: dict[Identity, int] = field(default_factory=dict)
     _looks: dict[Identity, int] = field(default_factory=dict)
@@ -171,7 +174,7 @@ class Processes:
         status = re.search(r"^Uid:\s+(\d+)", self._text(place, "status"), re.MULTILINE)
         return Known(
             uid=int(status[1]) if status else -1,
-            job_id=job_of(self._text(place, "cgroup")),
+            job_id=job_of(self._text(place, "cgroup"), self.sluids),
             has_interposer=None,
         )
 
@@ -222,12 +225,16 @@ def _fields(stat: bytes) -> list[bytes]:
     return stat[stat.rfind(b")") + 1 :].split(None, 26)
 
 
-def job_of(cgroups: str) -> int:
-    """Returns the Slurm job in the text of /proc/PID/cgroup; 0 for none."""
+def job_of(cgroups: str, sluids: Callable[[], Mapping[str, int]] = dict) -> int:
+    """Returns the Slurm job in the text of /proc/PID/cgroup; 0 for none, and for a SLUID that `sluids` has not."""
     for line in cgroups.splitlines():
         hierarchy, _, rest = line.partition(":")
         path = rest.partition(":")[2]
         match = (_V2 if hierarchy == "0" else _V1).search(path)
-        if match is not None and _USERS_OWN not in path[: match.start() + 1] and len(match[1]) <= 10:
+        if match is None or _USERS_OWN in path[: match.start() + 1]:
+            continue
+        if match.lastindex == 2:
+            return sluids().get(match[2], 0)
+        if len(match[1]) <= 10:
             return int(match[1])
     return 0

@@ -32,7 +32,7 @@ from hami_hpc.agent.watcher import Watcher
 from hami_hpc.core.agent_state import AgentState, Event
 from hami_hpc.core.job_sums import JobSums
 from hami_hpc.errors import NodeError
-from hami_hpc.node import admin_log, agent_file, boot, events, job_dirs, mig_static, turn_notes
+from hami_hpc.node import admin_log, agent_file, boot, events, job_dirs, mig_static, sluids, turn_notes
 from hami_hpc.node.agent_settings import AgentSettings, read_agent
 from hami_hpc.node.config import Settings
 from hami_hpc.node.event_reader import Line
@@ -70,7 +70,7 @@ def make_watcher(settings: Settings, own: AgentSettings, node: str) -> Watcher:
         settings=own,
         boot_id=boot.boot_id(),
         gpus=Gpus(dict(settings.gpu_models)),
-        processes=Processes(slurm.listed_pids),
+        processes=Processes(slurm.listed_pids, sluids=lambda: sluids.jobs_by_sluid(settings.run_dir)),
         slices=Slices(settings.run_dir),
         slurm=slurm,
         emit=lambda event: emit(settings, own.group, event),

@@ -100,6 +100,7 @@ C_FILES = (  # those that C reads or writes
     "mps",
     "mig",
     "first_step",
+    "sluid",
     "mig_static",
 )
 

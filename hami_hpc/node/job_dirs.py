@@ -107,9 +107,9 @@ def place(
         if not all(os.path.lexists(f"{target}/{usage_file(grant.slice_index)}") for grant in grants):
             return False
         for grant, (name, record) in zip(grants[1:], list(records.items())[1:], strict=True):
-            if not _is_of(read_grant(target, grant.slice_index), grant) and not _has(target, name, record):
+            if not _is_of(read_grant(target, grant.slice_index), grant) and not give_file(target, name, record):
                 return False
-        return all(_has(target, name, text) for name, text in added.items())
+        return all(give_file(target, name, text) for name, text in added.items())
 
     def fill(path: str) -> None:
         _make_shared(run_dir, path, len(grants))
@@ -121,7 +121,7 @@ def place(
     return not exists() and place_files(run_dir, first.job_id, {**records, **added}, fill, exists)
 
 
-def _has(directory: str, name: str, content: bytes) -> bool:
+def give_file(directory: str, name: str, content: bytes) -> bool:
     """Gives a job's directory one file, whole or not at all: an epilog that was killed may have removed it, or the job
     has another MIG instance since. Returns False where that cannot be done, as in a directory that goes meanwhile."""
     path, new = f"{directory}/{name}", f"{directory}/{NEW}{name}-{os.getpid()}"

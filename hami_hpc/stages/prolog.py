@@ -67,11 +67,13 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
         check_spank(environment)
         warn_of_silent_agent(settings)
         grant_or_make_room(settings, units, environment)
+        note_sluid(settings, units.job_id, environment)
         stage_times.note_prolog(job_dirs.job_dir(settings.run_dir, units.job_id))
     except JobError as error:
         job_id = parse_id(environment, "SLURM_JOB_ID")
         job_dirs.prepare(settings.run_dir)
         job_dirs.place_refusal(settings.run_dir, job_id, str(error))
+        note_sluid(settings, job_id, environment)
         is_requeued = False
         if error.code == "E_OUT_OF_SERVICE":
             from hami_hpc.stages import out_of_service
@@ -92,6 +94,14 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
         common.report("prolog", f"{error}. {'It was requeued' if is_requeued else 'Its steps will be refused'}")
         action = "requeued" if is_requeued else "steps refused"
         events.write(settings.state_dir, "prolog", "refused", job_id=job_id, action=action, text=str(error))
+
+
+def note_sluid(settings: Settings, job_id: int, environment: Mapping[str, str]) -> None:
+    """Notes the job's SLUID, which Slurm 26.05 gives: not imported where there is none."""
+    if "SLURM_JOB_SLUID" in environment:
+        from hami_hpc.node import sluids
+
+        sluids.note(settings.run_dir, job_id, environment)
 
 
 def whole_node(settings: Settings, environment: Mapping[str, str], job_id: int, text: str) -> None:

@@ -43,6 +43,7 @@ enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_FILE_MPS "mps"
 #define HAMI_FILE_MIG "mig"
 #define HAMI_FILE_FIRST_STEP "first-step"
+#define HAMI_FILE_SLUID "sluid"
 #define HAMI_FILE_MIG_STATIC "mig-static"
 #define HAMI_FILE_STEP_LIMITS_FORMAT "step-%u.limits"
 #define HAMI_FILE_SLICE_JOB_LIMITS_FORMAT "job.%u.limits"

@@ -55,15 +55,24 @@ static char *next(char **path)
 	return name;
 }
 
-uint32_t cgroup_job_of_line(char *line)
+/* Reads the name of a job's folder. */
+static bool read_name(const char *name, bool is_v2, struct cgroup_job *job)
+{
+	*job = (struct cgroup_job){.id = number_in(name, "job_")};
+	if (!job->id && is_v2 && name && name[0] == 's' && strlen(name) == CGROUP_SLUID_SIZE - 1 &&
+	    strspn(name + 1, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ") == CGROUP_SLUID_SIZE - 2)
+		memcpy(job->sluid, name, CGROUP_SLUID_SIZE);
+	return job->id || *job->sluid;
+}
+
+bool cgroup_job_of_line(char *line, struct cgroup_job *job)
 {
 	bool is_v2 = strncmp(line, "0:", 2) == 0;
 	char *path = strchr(line, ':'), *name, *after;
-	uint32_t job;
 
 	path = path ? strchr(path + 1, ':') : NULL;
 	if (!path)
-		return 0;
+		return false;
 	path++;
 	path[strcspn(path, "\n")] = '\0';
 	name = next(&path);
@@ -74,32 +83,36 @@ uint32_t cgroup_job_of_line(char *line)
 		if (!is_top || (!is_v2 && !is_uid(name)))
 			continue;
 		after = is_v2 ? name : next(&path);
-		job = number_in(after, "job_");
-		if (!job)
-			return 0;
+		if (!read_name(after, is_v2, job))
+			return false;
 		name = next(&path);
-		return name && strcmp(name, "step_extern") == 0 ? job : 0;
+		return name && strcmp(name, "step_extern") == 0;
 	}
-	return 0;
+	return false;
 }
 
-int cgroup_read_job(const char *path, uint32_t *job)
+static bool is_job(const struct cgroup_job *job)
+{
+	return job->id || *job->sluid;
+}
+
+int cgroup_read_job(const char *path, struct cgroup_job *job)
 {
 	FILE *file = fopen(path, "re");
 	char *line = NULL;
 	size_t size = 0;
-	uint32_t found;
+	struct cgroup_job found;
 	int rc = 0;
 
-	*job = 0;
+	*job = (struct cgroup_job){.id = 0};
 	if (!file)
 		return -errno;
 	while (rc == 0 && getline(&line, &size, file) >= 0) {
-		found = cgroup_job_of_line(line);
-		if (found && *job && found != *job)
+		if (!cgroup_job_of_line(line, &found))
+			continue;
+		if (is_job(job) && (found.id != job->id || strcmp(found.sluid, job->sluid) != 0))
 			rc = -EXDEV;
-		else if (found)
-			*job = found;
+		*job = found;
 	}
 	if (rc == 0 && ferror(file))
 		rc = -EIO;

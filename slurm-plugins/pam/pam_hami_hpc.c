@@ -17,6 +17,7 @@
 #include "cgroup.h"
 #include "environment.h"
 #include "options.h"
+#include "record.h"
 #include "session.h"
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -36,8 +37,18 @@ static bool read_user(pam_handle_t *pamh, uint32_t *uid)
 	return entry;
 }
 
+/* Finds the job's id by its SLUID. 0: it has no record here, as jobs without a slice. Refuses the session on an error. */
+static void find_id(struct step_context *step, const char *sluid)
+{
+	int rc = record_find_sluid(step->options.run_dir, 0, sluid, &step->job_id);
+
+	if (rc < 0)
+		context_refuse(step, "%s/jobs cannot be read (%s). Administrator: check that directory",
+			       step->options.run_dir, strerror(-rc));
+}
+
 static void limit(pam_handle_t *pamh, struct step_context *step, int argc, const char **argv, bool has_user,
-		  uint32_t uid)
+		  uint32_t uid, const char *sluid)
 {
 	struct spank_handle spank = {.pamh = pamh};
 	char error[PATH_MAX + 256];
@@ -47,7 +58,9 @@ static void limit(pam_handle_t *pamh, struct step_context *step, int argc, const
 	else if (options_parse(argc, (char **)argv, "the line of pam_hami_hpc.so in /etc/pam.d",
 			       &step->options, error, sizeof(error)) < 0)
 		context_refuse(step, "hami_hpc's settings are wrong: %s", error);
-	else
+	else if (*sluid)
+		find_id(step, sluid);
+	if (!*step->refusal && step->job_id)
 		session_limit(step, &spank, uid);
 	environment_end(&spank);
 }
@@ -55,6 +68,8 @@ static void limit(pam_handle_t *pamh, struct step_context *step, int argc, const
 EXPORTED int pam_sm_open_session(pam_handle_t *pamh, int flags, int argc, const char **argv)
 {
 	static struct step_context step;
+	struct cgroup_job job;
+	char name[32];
 	uint32_t uid = 0;
 	bool has_user = read_user(pamh, &uid);
 	int rc;
@@ -62,18 +77,22 @@ EXPORTED int pam_sm_open_session(pam_handle_t *pamh, int flags, int argc, const 
 	(void)flags;
 	if (has_user && uid == 0)
 		return PAM_SUCCESS; /* nothing limits root, and nothing here keeps an administrator out */
-	step = (struct step_context){.job_id = 0};
-	rc = cgroup_read_job(CGROUPS, &step.job_id);
-	if (rc == -ENOENT || (rc == 0 && !step.job_id))
+	rc = cgroup_read_job(CGROUPS, &job);
+	if (rc == -ENOENT || (rc == 0 && !job.id && !*job.sluid))
 		return PAM_SUCCESS;
+	step = (struct step_context){.job_id = job.id};
 	if (rc < 0)
 		context_refuse(&step, "%s does not say which job it is in (%s)", CGROUPS, strerror(-rc));
 	else
-		limit(pamh, &step, argc, argv, has_user, uid);
+		limit(pamh, &step, argc, argv, has_user, uid, job.sluid);
 	if (!*step.refusal)
 		return PAM_SUCCESS;
-	pam_syslog(pamh, LOG_ERR, "session in job %u is not opened: %s", step.job_id, step.refusal);
-	pam_error(pamh, "hami_hpc: this session in job %u is not opened: %s.", step.job_id, step.refusal);
+	if (step.job_id)
+		snprintf(name, sizeof(name), "%u", step.job_id);
+	else
+		snprintf(name, sizeof(name), "%s", job.sluid);
+	pam_syslog(pamh, LOG_ERR, "session in job %s is not opened: %s", name, step.refusal);
+	pam_error(pamh, "hami_hpc: this session in job %s is not opened: %s.", name, step.refusal);
 	return PAM_SESSION_ERR;
 }
 

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 #include "record.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -142,6 +144,48 @@ static bool read_line(int dir, const char *name, uid_t owner, char *text, size_t
 	text[n > 0 ? n : 0] = '\0';
 	text[strcspn(text, "\n")] = '\0';
 	return *text;
+}
+
+/* Returns whether the job of a folder's name has the SLUID, and if so its id in *job. */
+static bool has_sluid(const char *run_dir, const char *name, uid_t owner, const char *sluid, uint32_t *job)
+{
+	char *end, text[64] = "";
+	unsigned long id = strtoul(name, &end, 10);
+	int dir;
+	bool is_it;
+
+	if (*name < '1' || *name > '9' || *end || id >= UINT32_MAX)
+		return false;
+	dir = record_open_dir(run_dir, (uint32_t)id);
+	if (dir < 0)
+		return false; /* it has ended meanwhile */
+	is_it = read_line(dir, HAMI_FILE_SLUID, owner, text, sizeof(text)) && strcmp(text, sluid) == 0;
+	close(dir);
+	if (is_it)
+		*job = (uint32_t)id;
+	return is_it;
+}
+
+int record_find_sluid(const char *run_dir, uid_t owner, const char *sluid, uint32_t *job)
+{
+	char path[PATH_MAX];
+	int n = snprintf(path, sizeof(path), "%s/jobs", run_dir), rc;
+	struct dirent *entry;
+	DIR *jobs;
+
+	*job = 0;
+	if (n < 0 || (size_t)n >= sizeof(path))
+		return -ENAMETOOLONG;
+	jobs = opendir(path);
+	if (!jobs)
+		return errno == ENOENT ? 0 : -errno;
+	do {
+		errno = 0;
+		entry = readdir(jobs);
+	} while (entry && !has_sluid(run_dir, entry->d_name, owner, sluid, job));
+	rc = entry ? 0 : -errno;
+	closedir(jobs);
+	return rc;
 }
 
 bool record_read_refusal(int dir, uid_t owner, char *text, size_t size)

@@ -33,6 +33,12 @@ const char *record_fault(enum record_fault fault);
 int record_open_dir(const char *run_dir, uint32_t job_id);
 
 /*
+ * Finds the job with this SLUID (Slurm 26.05) among those with a record here: writes its id to *job, 0 where there is
+ * none. Returns 0 or -errno. owner as below.
+ */
+int record_find_sluid(const char *run_dir, uid_t owner, const char *sluid, uint32_t *job);
+
+/*
  * Reads the first line of the prolog's reason why no step of the job may start, from dir. Returns false if
  * there is none. owner as below.
  */

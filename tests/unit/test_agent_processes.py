@@ -33,6 +33,12 @@ V1 = "11:devices:/slurm/uid_1000/job_7/step_0\n1:name=systemd:/system.slice/slur
         ("0::/system.slice/slurmstepd.scope/job_7/step_0/user/slurmstepd.scope/job_9/x\n", 7),
         ("5:cpu:/slurm/uid_1000/job_7/step_0/slurm/uid_1/job_9/\n", 7),
         ("0::/system.slice/slurmstepd.scope/job_7/step_0/user/user.slice/x\n", 7),
+        # by the SLUID, since 26.05: 5 is that of s0123456789ABC
+        ("0::/system.slice/slurmstepd.scope/s0123456789ABC/step_0/user/task_0\n", 5),
+        ("0::/slurmstepd.scope/s0123456789ABC/step_0/user/slurmstepd.scope/job_9/x\n", 5),
+        ("0::/slurmstepd.scope/sZZZZZZZZZZZZZ/step_0/user/slurmstepd.scope/job_9/x\n", 0),
+        ("0::/slurmstepd.scope/s0123456789ABCD/step_0\n", 0),
+        ("0::/user.slice/slurmstepd.scope/s0123456789ABC/step_0\n", 0),
         # cgroups that users may make
         ("0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_9/x\n", 0),
         ("0::/user.slice/user-1000.slice/user@1000.service/system.slice/slurmstepd.scope/job_9\n", 0),
@@ -48,7 +54,7 @@ V1 = "11:devices:/slurm/uid_1000/job_7/step_0\n1:name=systemd:/system.slice/slur
     ],
 )
 def test_the_job_of_a_cgroup(text: str, job_id: int) -> None:
-    assert job_of(text) == job_id
+    assert job_of(text, lambda: {"s0123456789ABC": 5}) == job_id
 
 
 class Asked:

@@ -17,7 +17,7 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.grant import Grant
 from hami_hpc.core.records import pack_limits
 from hami_hpc.errors import NodeError
-from hami_hpc.node import ended_dirs, gpu_jobs, job_dirs, mounts, usage_bounds, usage_files
+from hami_hpc.node import ended_dirs, gpu_jobs, job_dirs, mounts, sluids, usage_bounds, usage_files
 
 GRANT = Grant(7, 65534, "GPU-1", 0, 143156, "", 8192, 50, "std", "cap", "share", 10**18)
 
@@ -61,6 +61,21 @@ def test_a_file_that_differs_is_given_to_the_directory_that_is_there_and_its_usa
     assert changed.read_bytes() == b"1 /pipe\n"
     assert usage.read_bytes()[:4] == b"used"
     assert not list(directory.glob(f"{job_dirs.NEW}*"))
+
+
+def test_a_sluid_is_noted_where_slurm_names_cgroups_by_it_and_found_again(run_dir: str) -> None:
+    place(run_dir, GRANT)
+    sluids.note(run_dir, 7, {})
+    assert sluids.jobs_by_sluid(run_dir) == {}
+    sluids.note(run_dir, 7, {"SLURM_JOB_SLUID": "s00H5T7VE3QKG3"})
+    sluids.note(run_dir, 7, {"SLURM_JOB_SLUID": "s00H5T7VE3QKG4"})
+    assert sluids.jobs_by_sluid(run_dir) == {"s00H5T7VE3QKG4": 7}
+    path = Path(job_dirs.job_dir(run_dir, 7)) / c.FILE_SLUID
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"s00H5T7VE3QKG4\n", 0o644)
+    with pytest.raises(NodeError, match="jobs/8/sluid cannot be written: without it sessions by ssh are not limited"):
+        sluids.note(run_dir, 8, {"SLURM_JOB_SLUID": "s00H5T7VE3QKG5"})
+    os.chown(path, 65534, 65534)
+    assert sluids.jobs_by_sluid(run_dir) == {}, "not root's"
 
 
 @pytest.mark.parametrize("is_directory", [True, False])

@@ -100,6 +100,18 @@ def test_a_vgpu_variable_that_is_missing_is_the_nodes_fault(node: Node, missing:
     node.assert_nothing_is_held()
 
 
+def test_the_sluid_of_slurm_26_05_is_noted_also_of_a_job_that_is_refused(node: Node) -> None:
+    sluid = {"SLURM_JOB_SLUID": "s00H5T7VE3QKG4"}
+    assert node.prolog(7) == 0
+    assert not (node.jobs / "7" / c.FILE_SLUID).exists()
+    assert node.run("prolog", job_environment(7) | sluid) == (0, "")
+    assert (node.jobs / "7" / c.FILE_SLUID).read_text() == "s00H5T7VE3QKG4\n"
+    status, _ = node.run("prolog", job_environment(8, mem_mib=0) | {"SLURM_JOB_SLUID": "s00H5T7VE3QKG5"})
+    assert status == 0
+    assert (node.jobs / "8" / c.FILE_REFUSED).exists()
+    assert (node.jobs / "8" / c.FILE_SLUID).read_text() == "s00H5T7VE3QKG5\n"
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -9,12 +9,46 @@
 static uint32_t job_of(const char *text)
 {
 	char line[512];
+	struct cgroup_job job;
 
 	snprintf(line, sizeof(line), "%s", text);
-	return cgroup_job_of_line(line);
+	return cgroup_job_of_line(line, &job) ? job.id : 0;
 }
 
-static int read_text(const char *text, uint32_t *job)
+/* Returns whether the line names a job by this SLUID and not by an id. */
+static bool has_sluid(const char *text, const char *sluid)
+{
+	char line[512];
+	struct cgroup_job job;
+
+	snprintf(line, sizeof(line), "%s", text);
+	return cgroup_job_of_line(line, &job) && !job.id && strcmp(job.sluid, sluid) == 0;
+}
+
+static bool is_none(const char *text)
+{
+	char line[512];
+	struct cgroup_job job;
+
+	snprintf(line, sizeof(line), "%s", text);
+	return !cgroup_job_of_line(line, &job);
+}
+
+static void check_sluids(void)
+{
+	CHECK(has_sluid("0::/system.slice/slurmstepd.scope/s0123456789ABC/step_extern/user/task_special\n",
+			"s0123456789ABC"));
+	CHECK(has_sluid("0::/slurmstepd.scope/sZZZZZZZZZZZZZ/step_extern\n", "sZZZZZZZZZZZZZ"));
+	CHECK(is_none("0::/slurmstepd.scope/s0123456789ABC/step_0\n"));
+	CHECK(is_none("0::/slurmstepd.scope/s0123456789AB/step_extern\n"));
+	CHECK(is_none("0::/slurmstepd.scope/s0123456789ABCD/step_extern\n"));
+	CHECK(is_none("0::/slurmstepd.scope/s0123456789AB./step_extern\n"));
+	CHECK(is_none("0::/slurmstepd.scope/system/step_extern\n"));
+	CHECK(is_none("0::/user.slice/slurmstepd.scope/s0123456789ABC/step_extern\n"));
+	CHECK(is_none("6:freezer:/slurm/uid_1000/s0123456789ABC/step_extern\n"));
+}
+
+static int read_text(const char *text, struct cgroup_job *job)
 {
 	char path[] = "/tmp/hami-cgroup-XXXXXX";
 	int fd = mkstemp(path), rc;
@@ -72,15 +106,21 @@ static void check_lines(void)
 
 int main(void)
 {
-	uint32_t job = 1;
+	struct cgroup_job job = {.id = 1};
 
 	check_lines();
-	CHECK(cgroup_read_job("/nonexistent", &job) == -ENOENT && job == 0);
-	CHECK(read_text("", &job) == 0 && job == 0);
+	check_sluids();
+	CHECK(cgroup_read_job("/nonexistent", &job) == -ENOENT && job.id == 0);
+	CHECK(read_text("", &job) == 0 && job.id == 0 && !*job.sluid);
 	CHECK(read_text("1:name=systemd:/system.slice/ssh.service\n6:freezer:/slurm/uid_5/job_7/step_extern\n"
 			"5:devices:/slurm/uid_5/job_7/step_extern\n0::/\n",
 			&job) == 0);
-	CHECK(job == 7);
+	CHECK(job.id == 7);
+	CHECK(read_text("0::/slurmstepd.scope/s0123456789ABC/step_extern\n", &job) == 0 && !job.id &&
+	      *job.sluid);
+	CHECK(read_text(
+		      "0::/slurmstepd.scope/s0123456789ABC/step_extern\n6:freezer:/slurm/uid_5/job_7/step_extern\n",
+		      &job) == -EXDEV);
 	CHECK(read_text(
 		      "6:freezer:/slurm/uid_5/job_7/step_extern\n5:devices:/slurm/uid_5/job_8/step_extern\n",
 		      &job) == -EXDEV);

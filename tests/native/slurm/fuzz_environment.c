@@ -54,9 +54,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	check_preload(env[0]);
 	if (n > 1) {
 		char *line = strdup(env[1]);
+		struct cgroup_job job;
 
 		CHECK(line);
-		CHECK(cgroup_job_of_line(line) < UINT32_MAX);
+		CHECK(!cgroup_job_of_line(line, &job) || job.id < UINT32_MAX);
 		free(line);
 	}
 	if (options_parse(n, env, "plugstack.conf", &opt, error, sizeof(error)) == 0)

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SLUIDs of a node's jobs. Since 26.05 Slurm names a job's cgroup of version 2 by it, unless CgroupJobIdPaths is
+set; by it a session of pam_slurm_adopt finds its job (docs/adr/101), and the agent that of a process."""
+
+from __future__ import annotations
+
+from hami_hpc.contract import constants as c
+from hami_hpc.errors import NodeError
+from hami_hpc.node import job_dirs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLE = "SLURM_JOB_SLUID"
+MOST_BYTES = 64
+
+
+def note(run_dir: str, job_id: int, environment: Mapping[str, str]) -> None:
+    """Notes the job's SLUID in its directory, if Slurm gives one. Raises NodeError where it cannot."""
+    sluid = environment.get(VARIABLE, "")
+    directory = job_dirs.job_dir(run_dir, job_id)
+    if sluid and not job_dirs.give_file(directory, c.FILE_SLUID, sluid.encode() + b"\n"):
+        raise NodeError(f"{directory}/{c.FILE_SLUID} cannot be written: without it sessions by ssh are not limited")
+
+
+def jobs_by_sluid(run_dir: str) -> dict[str, int]:
+    """Returns the jobs that root noted a SLUID of."""
+    found = {}
+    for name in job_dirs.entries(run_dir):
+        text = job_dirs.read_bounded(f"{job_dirs.jobs_dir(run_dir)}/{name}/{c.FILE_SLUID}", MOST_BYTES, 0)
+        if text and name.isdigit():
+            found[text.decode("ascii", "replace").strip()] = int(name)
+    return found
