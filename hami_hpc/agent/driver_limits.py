@@ -8,7 +8,7 @@ limited by its interposer before and without; where NVML lacks the functions, no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -23,13 +23,14 @@ AGAIN_LOOKS = 60  # after the driver refused a limit
 @dataclass
 class DriverLimits:
     """`slack_bytes` is what NVML may show more than a grant; `gpu` returns NVML and a GPU's handle by UUID; `root` is
-    where cgroups are mounted. Each problem is reported once."""
+    where cgroups are mounted; `sluids` says which jobs have a SLUID. Each problem is reported once."""
 
     node: str
     slack_bytes: int
     gpu: Callable[[str], tuple[ModuleType, Any] | None]
     report: Callable[[str], None]
     root: str = memory_limits.ROOT
+    sluids: Callable[[], Mapping[str, int]] = dict
     is_absent: bool = False
     _done: dict[SliceRun, tuple[int, int]] = field(default_factory=dict)  # inode of its job's cgroup, and MiB
     _later: dict[SliceRun, int] = field(default_factory=dict)  # looks until a refused one is tried again
@@ -41,7 +42,8 @@ class DriverLimits:
         self._done = {run: done for run, done in self._done.items() if run in grants}
         self._later = {run: looks - 1 for run, looks in self._later.items() if run in grants and looks > 1}
         # A requeued job has another cgroup of the same name, which its inode tells.
-        inodes = memory_limits.cgroups_of_jobs(self.node, self.root) if grants and not self.is_absent else {}
+        sluids = self.sluids() if grants and not self.is_absent else {}
+        inodes = memory_limits.cgroups_of_jobs(self.node, self.root, sluids) if grants and not self.is_absent else {}
         for run, grant in grants.items():
             if self.is_absent:
                 return
@@ -50,7 +52,7 @@ class DriverLimits:
                 continue
             if grant.mode in memory_limits.WITHOUT or run in self._later:
                 continue
-            path = memory_limits.cgroup_of_job(self.node, grant.job_id, self.root)
+            path = memory_limits.cgroup_of_job(self.node, grant.job_id, self.root, sluids)
             if path is None:
                 continue
             problem = self._set(grant.gpu_uuid, path, (grant.mem_mib << 20) + self.slack_bytes)

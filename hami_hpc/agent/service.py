@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from hami_hpc.agent import event_feed, hooks, left_jobs, mode_returns, resumed_jobs, settings_seen, turns_taken
 from hami_hpc.agent.driver_limits import DriverLimits
@@ -66,11 +67,12 @@ def report(text: str) -> None:
 def make_watcher(settings: Settings, own: AgentSettings, node: str) -> Watcher:
     """Returns a watcher of this node that goes on with the sums of the last state file."""
     slurm = SlurmPort(node, report, has_places=settings.slices_max > 1)
+    by_sluid = partial(sluids.jobs_by_sluid, settings.run_dir)
     watcher = Watcher(
         settings=own,
         boot_id=boot.boot_id(),
         gpus=Gpus(dict(settings.gpu_models)),
-        processes=Processes(slurm.listed_pids, sluids=lambda: sluids.jobs_by_sluid(settings.run_dir)),
+        processes=Processes(slurm.listed_pids, sluids=by_sluid),
         slices=Slices(settings.run_dir),
         slurm=slurm,
         emit=lambda event: emit(settings, own.group, event),
@@ -177,7 +179,8 @@ def run(settings: Settings, node: str) -> None:
         watch_faults(watcher, settings, node, wake.set)
         if own.driver_limits:
             slack_bytes = own.limits.memory_slack_bytes
-            watcher.driver_limits = DriverLimits(node, slack_bytes, watcher.gpus.opened, report)
+            by_sluid = partial(sluids.jobs_by_sluid, settings.run_dir)
+            watcher.driver_limits = DriverLimits(node, slack_bytes, watcher.gpus.opened, report, sluids=by_sluid)
         watcher.event("started", f"the agent watches node {node}")
         changed = settings_seen.update(settings)
         if changed:

@@ -9,7 +9,7 @@ from types import ModuleType
 from hami_hpc.core.finding import Finding, Level, finding
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
-from hami_hpc.node import memory_limits, nvml
+from hami_hpc.node import memory_limits, nvml, sluids
 from hami_hpc.node.agent_settings import read_agent
 from hami_hpc.stages import common
 
@@ -53,9 +53,9 @@ def _slices(facts: Facts, module: ModuleType) -> Finding:
         grants = [grant for grant in ledger.grants() if grant.mode not in memory_limits.WITHOUT]
     finally:
         ledger.close()
-    without = []
+    without, names = [], sluids.jobs_by_sluid(facts.settings.run_dir)
     for grant in grants:
-        path = memory_limits.cgroup_of_job(facts.node, grant.job_id, memory_limits.ROOT)
+        path = memory_limits.cgroup_of_job(facts.node, grant.job_id, memory_limits.ROOT, names)
         wanted = (grant.mem_mib << 20) + slack_bytes
         handle = module.nvmlDeviceGetHandleByUUID(grant.gpu_uuid) if path else None
         if path is None or memory_limits.read(module, handle, path).hard != wanted:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
+from itertools import product
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -33,13 +35,15 @@ def are_known(nvml: ModuleType) -> bool:
     return hasattr(nvml, SET) and hasattr(nvml, GET)
 
 
-def cgroup_of_job(node: str, job_id: int, root: str = ROOT) -> str | None:
-    """Returns the directory of a job's cgroup (version 2) on this node; None where there is none.
+def cgroup_of_job(node: str, job_id: int, root: str, sluids: Mapping[str, int]) -> str | None:
+    """Returns the directory of a job's cgroup (version 2) on this node; None where there is none. `sluids` has the job
+    by its SLUID where Slurm 26.05 gives it one (node/sluids.py).
 
     slurmstepd makes it before the job's first process. No user can make one there: the folders above are root's.
     """
-    for scope in SCOPES:
-        path = f"{root}/system.slice/{scope.format(node=node)}/{JOB}{job_id}"
+    names = [f"{JOB}{job_id}", *(sluid for sluid, job in sluids.items() if job == job_id)]
+    for scope, name in product(SCOPES, names):
+        path = f"{root}/system.slice/{scope.format(node=node)}/{name}"
         try:
             status = os.lstat(path)
         except OSError:
@@ -49,7 +53,7 @@ def cgroup_of_job(node: str, job_id: int, root: str = ROOT) -> str | None:
     return None
 
 
-def cgroups_of_jobs(node: str, root: str = ROOT) -> dict[int, int]:
+def cgroups_of_jobs(node: str, root: str, sluids: Mapping[str, int]) -> dict[int, int]:
     """Returns the inode of what has the name of each job's cgroup on this node, by job id, without a look at it:
     `cgroup_of_job` says whether it is one."""
     found: dict[int, int] = {}
@@ -59,6 +63,8 @@ def cgroups_of_jobs(node: str, root: str = ROOT) -> dict[int, int]:
                 number = entry.name[len(JOB) :]
                 if entry.name.startswith(JOB) and number.isascii() and number.isdigit():
                     found[int(number)] = entry.inode()
+                elif entry.name in sluids:
+                    found[sluids[entry.name]] = entry.inode()
     return found
 
 

@@ -29,6 +29,7 @@ def jobs_by_sluid(run_dir: str) -> dict[str, int]:
     found = {}
     for name in job_dirs.entries(run_dir):
         text = job_dirs.read_bounded(f"{job_dirs.jobs_dir(run_dir)}/{name}/{c.FILE_SLUID}", MOST_BYTES, 0)
-        if text and name.isdigit():
-            found[text.decode("ascii", "replace").strip()] = int(name)
+        sluid = (text or b"").decode("ascii", "replace").strip()
+        if sluid.isalnum() and name.isdigit():
+            found[sluid] = int(name)
     return found

@@ -202,13 +202,13 @@ def test_the_state_file_has_every_field_whatever_is_in_it(
 
 def test_cgroups_are_listed_by_job_and_inode_of_the_slurmd_of_this_node_first(tmp_path: Path) -> None:
     both_scopes = [tmp_path / "system.slice" / name for name in ("n1_slurmstepd.scope", "slurmstepd.scope")]
-    assert memory_limits.cgroups_of_jobs("n1", str(tmp_path)) == {}
+    assert memory_limits.cgroups_of_jobs("n1", str(tmp_path), {}) == {}
     for folder in both_scopes:
         for name in ("job_7", "system", "job_x", "job_", "job_²"):
             (folder / name).mkdir(parents=True)
     (both_scopes[1] / "job_8").mkdir()
     inodes = {7: (both_scopes[0] / "job_7").stat().st_ino, 8: (both_scopes[1] / "job_8").stat().st_ino}
-    assert memory_limits.cgroups_of_jobs("n1", str(tmp_path)) == inodes
+    assert memory_limits.cgroups_of_jobs("n1", str(tmp_path), {}) == inodes
 
 
 class Decisions:

@@ -45,7 +45,7 @@ def grant(job_id, mem_mib=8192, mode="share", created=1):
 agent = DriverLimits("node1", 64 << 20, lambda _uuid: (n, d), lines.append, sys.argv[2])
 def hard(job_id):
     from hami_hpc.node import memory_limits as m
-    return m.read(n, d, m.cgroup_of_job("node1", job_id, sys.argv[2])).hard >> 20
+    return m.read(n, d, m.cgroup_of_job("node1", job_id, sys.argv[2], {})).hard >> 20
 """
 
 
@@ -204,11 +204,17 @@ def test_only_roots_cgroups_of_slurms_count(root: Path, what: str) -> None:
         path.chmod(0o777)
     else:
         (root / "user.slice/slurmstepd.scope/job_9").mkdir(parents=True)
-    assert memory_limits.cgroup_of_job("node1", 9, str(root)) is None
-    assert memory_limits.cgroup_of_job("node1", 7, str(root)) == str(scope(root) / "job_7")
+    assert memory_limits.cgroup_of_job("node1", 9, str(root), {}) is None
+    assert memory_limits.cgroup_of_job("node1", 7, str(root), {}) == str(scope(root) / "job_7")
+    named = scope(root) / "s00H5T7VE3QKG4"  # by its SLUID, since 26.05
+    named.mkdir()
+    assert memory_limits.cgroup_of_job("node1", 11, str(root), {"s00H5T7VE3QKG4": 11}) == str(named)
+    inodes = memory_limits.cgroups_of_jobs("node1", str(root), {"s00H5T7VE3QKG4": 11})
+    assert inodes[11] == named.stat().st_ino
+    assert 11 not in memory_limits.cgroups_of_jobs("node1", str(root), {})
     own = root / "system.slice/node1_slurmstepd.scope/job_7"
     own.mkdir(parents=True)
-    assert memory_limits.cgroup_of_job("node1", 7, str(root)) == str(own), "of several slurmds on a host"
+    assert memory_limits.cgroup_of_job("node1", 7, str(root), {}) == str(own), "of several slurmds on a host"
 
 
 DOCTOR = """
