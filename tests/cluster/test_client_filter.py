@@ -118,6 +118,47 @@ def test_a_bad_request_gets_the_same_message(
     assert "~" not in ours.err
 
 
+# Options beside a plain request, and the same option twice (Slurm takes the last). The answer is the same too.
+BESIDE = (
+    ("--array=1-2", "--gres=vgpu:mem=1G"),
+    ("--array=1-2", "--gres=vgpu:mem=0"),
+    ("--test-only", "--gres=vgpu:mem=1G"),
+    ("--test-only", "--gres=vgpu:mem=0"),
+    ("--test-only", "--gres=vgpu:mem=900G"),
+    ("--test-only", "--partition=cpu", "--gres=vgpu:mem=1G"),
+    ("--gres=vgpu:mem=1G", "--gres=vgpu:mem=2G,cores=10"),
+    ("--gres=vgpu:mem=1G", "--gres=gpu:1"),
+    ("--gres=gpu:1", "--gres=vgpu:mem=1G"),
+    ("--gres=gpu:1,vgpu:mem=1G",),
+    ("--gpus=1", "--gres=vgpu:mem=1G"),
+    ("--gres=vgpu:mem=1G,slo=10ms",),
+    ("--gres=vgpu:mem=1G,slo=10",),
+    ("--gres=vgpu:mem=1G,cores=50,slo=10ms", "--qos=lc"),
+    ("--gres=vgpu:mem=1G,policy=burst",),
+    ("--gres=vgpu:mem=1G,policy=cap",),
+    ("--gres=vgpu:mem=1G,policy=fast",),
+)
+
+
+def answer(done: Done) -> tuple[bool, list[str]]:
+    """Whether it is accepted, and the first line for the user without times and numbers of jobs."""
+    lines = [re.sub(r"^sbatch: (?:error: )?(?:lua: |\d: )*", "", line) for line in done.err.splitlines()]
+    return done.status == 0, [re.sub(r"\bJob \d+|\d{4}-\d\d-\d\dT[\d:]+", "N", line) for line in lines[:1]]
+
+
+@pytest.mark.parametrize("options", BESIDE, ids=[" ".join(options) for options in BESIDE])
+def test_options_beside_a_request_get_the_same_answer(
+    cluster: Layout, forms: dict[str, dict[str, str]], options: tuple[str, ...]
+) -> None:
+    ours, lua = (sbatch(cluster, forms[form], *options) for form in FORMS)
+    assert answer(ours) == answer(lua), ours.text + lua.text
+    assert (ours.status == 0) != ("hami_hpc: " in ours.err)
+    if ours.out.strip():
+        asked = [jobs.job_facts(cluster, int(one.out))["TRES"] for one in (ours, lua)]
+        assert asked[0] == asked[1]
+    jobs.run_as(cluster, "root", ("scancel", f"--user={USER}"))
+
+
 def test_lua_is_started_only_for_commands_that_can_concern_hami_hpc(cluster: Layout) -> None:
     def tell(etc: Path) -> None:
         script = etc / "cli_filter.lua"
