@@ -36,9 +36,15 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
 
 
 def is_for_this_slurm(item: pytest.Item) -> bool:
-    """False for a test with the mark slurm_before("23.02") where Slurm is of that release or a later one."""
-    limits = (mark.args[0].split(".") for mark in item.iter_markers("slurm_before"))
-    return all(config.slurm_release() < (int(year), int(month)) for year, month in limits)
+    """False for a test with the mark slurm_before("23.02") where Slurm is of that release or a later one, and with
+    slurm_from("23.11") where it is older."""
+
+    def is_before(mark: pytest.Mark) -> bool:
+        year, month = mark.args[0].split(".")
+        return config.slurm_release() < (int(year), int(month))
+
+    early = all(is_before(mark) for mark in item.iter_markers("slurm_before"))
+    return early and not any(is_before(mark) for mark in item.iter_markers("slurm_from"))
 
 
 def is_for_these_mounts(item: pytest.Item) -> bool:

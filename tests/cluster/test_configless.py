@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A configless cluster: slurmd and the commands beside it have what slurmctld sends, and no other file of the site."""
+"""A configless cluster: slurmd, sackd and the commands beside them have what slurmctld sends, and no other file of the
+site."""
 
 from __future__ import annotations
 
@@ -25,11 +26,27 @@ exec "$@"
 """
 
 
+# A login host: the same, sackd, and then a user's command. SLURM_CONF and /etc/slurm are not there.
+LOGIN = """
+set -e
+for name in slurm munge; do mkdir -p /run/$name; mount -t tmpfs -o mode=755 none /run/$name; done
+[ ! -e /etc/slurm ] || mount -t tmpfs -o mode=755 none /etc/slurm
+ln -s "$0" /run/munge/munge.socket.2
+/usr/sbin/sackd -D --conf-server "$1" &
+trap 'kill $!' EXIT
+for _ in $(seq 100); do [ -e /run/slurm/conf/slurm.conf ] && break; sleep 0.1; done
+user=$2; shift 2
+setpriv --reuid "$user" --regid "$user" --clear-groups "$@"
+"""
+SINCE_23_11 = config.slurm_release() >= (23, 11)  # gres.conf's includes are sent, and there is sackd
+
+
 def merge_for_configless(made: Layout) -> None:
-    """As docs/node.md says, for Slurm before 23.11."""
+    """As docs/node.md says."""
     text = made.slurm_conf.read_text().replace(f"include {made.etc}/", "include ")
     config.write(made.slurm_conf, f"{text}SlurmctldParameters=enable_configless\n")
-    config.write(made.etc / "gres.conf", (made.etc / "hami-hpc-gres.conf").read_text())
+    if not SINCE_23_11:
+        config.write(made.etc / "gres.conf", (made.etc / "hami-hpc-gres.conf").read_text())
     config.write(made.etc / "plugstack.conf", (made.etc / "plugstack.conf.d/hami-hpc.conf").read_text())
     script = (made.etc / "cli_filter.lua").read_text()
     config.write(made.etc / "cli_filter.lua", script.replace("/usr/lib/hami-hpc/lua/", f"{made.etc}/"))
@@ -71,6 +88,7 @@ def test_requests_are_translated_by_what_the_node_was_sent(sent: Layout) -> None
     names = {path.name for path in conf.iterdir()}
     assert "slurm-hami-hpc.conf" in names
     assert "hami_hpc_site.lua" not in names
+    assert ("hami-hpc-gres.conf" in names) is SINCE_23_11
     beside = {"SLURM_CONF": str(conf / "slurm.conf")}
     script = "echo $SLURM_CONF\nslice\nsrun --overlap --gres=vgpu:mem=1G,cores=10 slice\nsrun --overlap slice"
     job = jobs.submit(sent, USER, "--gres=vgpu:mem=25%,cores=25", script=script)
@@ -83,3 +101,29 @@ def test_requests_are_translated_by_what_the_node_was_sent(sent: Layout) -> None
     assert total_mib(done.out) == [35584], done.err
     refused = jobs.run_as(sent, USER, ("srun", "--gres=vgpu:a100:mem=1G", "slice"), beside)
     assert "GPU type 'a100' is not in partition gpu; its types are: h200" in refused.err
+
+
+def on_login_host(sent: Layout, *command: str) -> jobs.Done:
+    """Runs a user's command on a host that has sackd and no slurmd."""
+    environment = jobs.user_environment(sent, USER)
+    del environment["SLURM_CONF"]
+    server = f"localhost:{sent.ports['slurmctld']}"
+    login = ("unshare", "--mount", "sh", "-c", LOGIN, str(sent.munge_socket), server, USER, *command)
+    done = subprocess.run(
+        login, env=environment, cwd=sent.home / USER, capture_output=True, text=True, timeout=60, check=False
+    )
+    return jobs.Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.slurm_from("23.11")
+def test_a_login_host_needs_no_more_than_sackd(sent: Layout) -> None:
+    done = on_login_host(sent, "srun", "--gres=vgpu:h200:mem=25%,cores=10", "slice")
+    assert total_mib(done.out) == [35584], done.err
+    refused = on_login_host(sent, "srun", "--gres=vgpu:a100:mem=1G", "slice")
+    assert "GPU type 'a100' is not in partition gpu; its types are: h200" in refused.err
+    asked = on_login_host(sent, "sbatch", "--hold", "--parsable", "--gres=vgpu:mem=8G,cores=50", "--wrap=true")
+    assert asked.status == 0, asked.err
+    assert "gres/vgpu_mem=8192" in jobs.job_facts(sent, int(asked.out))["TRES"]
+    refused = on_login_host(sent, "sbatch", "--gres=vgpu:mem=0", "--wrap=true")
+    assert "hami_hpc: " in refused.err
+    jobs.admin(sent, "scancel", f"--user={USER}")
