@@ -17,6 +17,10 @@ MODULE = ROOT / "build" / "slurm-plugins" / "pam_hami_hpc.so"
 REFUSED = 100
 
 
+def build() -> None:
+    subprocess.run(["make", "-s", "-C", str(ROOT / "tests/native/pam")], check=True)
+
+
 def hierarchies() -> dict[str, Path]:
     """Returns where cgroups can be made here, for "v1" and "v2"."""
     found: dict[str, Path] = {}

@@ -42,8 +42,10 @@ class DriverLimits:
         self._done = {run: done for run, done in self._done.items() if run in grants}
         self._later = {run: looks - 1 for run, looks in self._later.items() if run in grants and looks > 1}
         # A requeued job has another cgroup of the same name, which its inode tells.
-        sluids = self.sluids() if grants and not self.is_absent else {}
-        inodes = memory_limits.cgroups_of_jobs(self.node, self.root, sluids) if grants and not self.is_absent else {}
+        if self.is_absent or not grants:
+            return
+        sluids = self.sluids()
+        inodes = memory_limits.cgroups_of_jobs(self.node, self.root, sluids)
         for run, grant in grants.items():
             if self.is_absent:
                 return

@@ -67,12 +67,11 @@ def report(text: str) -> None:
 def make_watcher(settings: Settings, own: AgentSettings, node: str) -> Watcher:
     """Returns a watcher of this node that goes on with the sums of the last state file."""
     slurm = SlurmPort(node, report, has_places=settings.slices_max > 1)
-    by_sluid = partial(sluids.jobs_by_sluid, settings.run_dir)
     watcher = Watcher(
         settings=own,
         boot_id=boot.boot_id(),
         gpus=Gpus(dict(settings.gpu_models)),
-        processes=Processes(slurm.listed_pids, sluids=by_sluid),
+        processes=Processes(slurm.listed_pids, sluids=partial(sluids.jobs_by_sluid, settings.run_dir)),
         slices=Slices(settings.run_dir),
         slurm=slurm,
         emit=lambda event: emit(settings, own.group, event),
@@ -179,7 +178,7 @@ def run(settings: Settings, node: str) -> None:
         watch_faults(watcher, settings, node, wake.set)
         if own.driver_limits:
             slack_bytes = own.limits.memory_slack_bytes
-            by_sluid = partial(sluids.jobs_by_sluid, settings.run_dir)
+            by_sluid = watcher.processes.sluids
             watcher.driver_limits = DriverLimits(node, slack_bytes, watcher.gpus.opened, report, sluids=by_sluid)
         watcher.event("started", f"the agent watches node {node}")
         changed = settings_seen.update(settings)

@@ -8,19 +8,13 @@ from hami_hpc.contract import constants as c
 from hami_hpc.errors import NodeError
 from hami_hpc.node import job_dirs
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-VARIABLE = "SLURM_JOB_SLUID"
 MOST_BYTES = 64
 
 
-def note(run_dir: str, job_id: int, environment: Mapping[str, str]) -> None:
-    """Notes the job's SLUID in its directory, if Slurm gives one. Raises NodeError where it cannot."""
-    sluid = environment.get(VARIABLE, "")
+def note(run_dir: str, job_id: int, sluid: str) -> None:
+    """Notes the job's SLUID in its directory. Raises NodeError where it cannot."""
     directory = job_dirs.job_dir(run_dir, job_id)
-    if sluid and not job_dirs.give_file(directory, c.FILE_SLUID, sluid.encode() + b"\n"):
+    if not job_dirs.give_file(directory, c.FILE_SLUID, sluid.encode() + b"\n"):
         raise NodeError(f"{directory}/{c.FILE_SLUID} cannot be written: without it sessions by ssh are not limited")
 
 

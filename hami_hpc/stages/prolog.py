@@ -97,11 +97,12 @@ def prolog(settings: Settings, environment: Mapping[str, str]) -> None:
 
 
 def note_sluid(settings: Settings, job_id: int, environment: Mapping[str, str]) -> None:
-    """Notes the job's SLUID, which Slurm 26.05 gives: not imported where there is none."""
-    if "SLURM_JOB_SLUID" in environment:
+    """Notes the job's SLUID where Slurm gives one, as 26.05 does."""
+    sluid = environment.get("SLURM_JOB_SLUID")
+    if sluid:
         from hami_hpc.node import sluids
 
-        sluids.note(settings.run_dir, job_id, environment)
+        sluids.note(settings.run_dir, job_id, sluid)
 
 
 def whole_node(settings: Settings, environment: Mapping[str, str], job_id: int, text: str) -> None:

@@ -55,6 +55,11 @@ static char *next(char **path)
 	return name;
 }
 
+bool cgroup_is_job(const struct cgroup_job *job)
+{
+	return job->id || *job->sluid;
+}
+
 /* Reads the name of a job's folder. */
 static bool read_name(const char *name, bool is_v2, struct cgroup_job *job)
 {
@@ -62,7 +67,7 @@ static bool read_name(const char *name, bool is_v2, struct cgroup_job *job)
 	if (!job->id && is_v2 && name && name[0] == 's' && strlen(name) == CGROUP_SLUID_SIZE - 1 &&
 	    strspn(name + 1, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ") == CGROUP_SLUID_SIZE - 2)
 		memcpy(job->sluid, name, CGROUP_SLUID_SIZE);
-	return job->id || *job->sluid;
+	return cgroup_is_job(job);
 }
 
 bool cgroup_job_of_line(char *line, struct cgroup_job *job)
@@ -91,11 +96,6 @@ bool cgroup_job_of_line(char *line, struct cgroup_job *job)
 	return false;
 }
 
-static bool is_job(const struct cgroup_job *job)
-{
-	return job->id || *job->sluid;
-}
-
 int cgroup_read_job(const char *path, struct cgroup_job *job)
 {
 	FILE *file = fopen(path, "re");
@@ -110,7 +110,7 @@ int cgroup_read_job(const char *path, struct cgroup_job *job)
 	while (rc == 0 && getline(&line, &size, file) >= 0) {
 		if (!cgroup_job_of_line(line, &found))
 			continue;
-		if (is_job(job) && (found.id != job->id || strcmp(found.sluid, job->sluid) != 0))
+		if (cgroup_is_job(job) && (found.id != job->id || strcmp(found.sluid, job->sluid) != 0))
 			rc = -EXDEV;
 		*job = found;
 	}

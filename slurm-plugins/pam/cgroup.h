@@ -14,6 +14,9 @@ struct cgroup_job {
 	char sluid[CGROUP_SLUID_SIZE];
 };
 
+/* Returns whether it is a job's at all. */
+bool cgroup_is_job(const struct cgroup_job *job);
+
 /*
  * Finds the job whose extern step a line of /proc/PID/cgroup names. Returns whether there is one. Modifies the line.
  *

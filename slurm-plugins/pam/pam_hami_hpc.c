@@ -78,7 +78,7 @@ EXPORTED int pam_sm_open_session(pam_handle_t *pamh, int flags, int argc, const 
 	if (has_user && uid == 0)
 		return PAM_SUCCESS; /* nothing limits root, and nothing here keeps an administrator out */
 	rc = cgroup_read_job(CGROUPS, &job);
-	if (rc == -ENOENT || (rc == 0 && !job.id && !*job.sluid))
+	if (rc == -ENOENT || (rc == 0 && !cgroup_is_job(&job)))
 		return PAM_SUCCESS;
 	step = (struct step_context){.job_id = job.id};
 	if (rc < 0)

@@ -14,20 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from harness import agent, config, jobs, mounting
 from harness import cluster as private_cluster
-from harness import config, jobs, mounting
-from harness.layout import CHECKOUT, Layout
-from sessions import Sshd
+from harness.layout import Layout
+from sessions import Sshd, build
 from test_views import hami_json
 
 USER = "games"
 TOO_MUCH = 3  # slice --use: there is less
 REQUEST = ("--gres=vgpu:mem=4G,cores=25",)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _built() -> None:
-    subprocess.run(["make", "-s", "-C", str(CHECKOUT / "tests/native/pam")], check=True)
 
 
 @dataclass(frozen=True)
@@ -53,6 +48,7 @@ class Adopting:
 
 @pytest.fixture
 def adopting(restored: Layout, tmp_path: Path) -> Iterator[Adopting]:
+    build()
     conf = restored.slurm_conf.read_text().replace("proctrack/linuxproc", "proctrack/cgroup")
     fragment = restored.etc / "slurm-hami-hpc.conf"
     folder = tmp_path / "pam.d"
@@ -79,6 +75,7 @@ def processes(layout: Layout, job: int) -> int:
 def start(adopting: Adopting, script: str, *request: str) -> int:
     job = jobs.submit(adopting.layout, USER, *(request or REQUEST), script=script)
     jobs.wait_for_state(adopting.layout, job, "RUNNING")
+    jobs.wait(adopting.layout, lambda: adopting.place(job) is not None, "the extern step", 30, job)
     return job
 
 
@@ -100,6 +97,27 @@ def test_a_session_shares_its_jobs_limit_and_ends_with_the_job(adopting: Adoptin
     assert session.returncode != 0
     jobs.wait(layout, lambda: adopting.place(job) is None, "the extern step's end")
     jobs.wait(layout, lambda: not (layout.run_dir / "jobs" / str(job)).exists(), "its epilog")
+
+
+@pytest.mark.findings("no_interposer", "memory_over")
+def test_a_session_without_the_line_is_found_by_the_agent(adopting: Adopting) -> None:
+    layout = adopting.layout
+    (adopting.sshd.folder / "session").write_text("session required pam_permit.so\n")
+    job = start(adopting, "sleep 120")
+    seen = agent.log_size(layout)
+    command = adopting.command(job, "sh", "-c", "slice --use 5000 --hold 100")
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE) as session:
+        assert session.stdout is not None
+        while "ok" not in (line := session.stdout.readline()):
+            assert line, "the session was limited"
+        jobs.wait(
+            layout,
+            lambda: any(one.job_id == job and one.kind == "no_interposer" for one in agent.events_since(layout, seen)),
+            "the agent to find it",
+            20,
+        )
+        jobs.admin(layout, "scancel", str(job))
+        session.wait(timeout=60)
 
 
 def test_a_session_is_of_the_one_job_that_it_was_let_into(adopting: Adopting) -> None:

@@ -44,7 +44,8 @@ configure() {
 	printf '#!/bin/sh\nexec %s "$@"\n' "$(python3 -c 'import sys; print(sys.executable)')" >/usr/lib/hami-hpc/venv/bin/python3
 	chmod 755 /usr/lib/hami-hpc/venv/bin/python3
 	total=$(python3 -c 'import torch; print(torch.cuda.get_device_properties(0).total_memory >> 20)')
-	model=$(nvidia-smi --query-gpu=name --format=csv,noheader -i 0 | grep -o -i -m 1 -E '\b[ahb][0-9]+' | tr '[:upper:]' '[:lower:]')
+	model=$(cd "$checkout" && python3 -c 'import sys; from hami_hpc.render.offer import propose_model; print(propose_model(sys.argv[1]))' \
+		"$(nvidia-smi --query-gpu=name --format=csv,noheader -i 0)")
 	cat >/etc/hami-hpc/hami-hpc.toml <<EOF
 version = 1
 [vgpu]

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conformance import BUILD, INTERPOSER, JOB, REAL_GPU, make_slice, put
-from sessions import REFUSED, ROOT, Sshd, extern_step, make_sshd
+from conformance import INTERPOSER, JOB, REAL_GPU, make_slice, put
+from sessions import REFUSED, ROOT, Sshd, build, extern_step, make_sshd
+from unprivileged import make_open_machine
 
 from hami_hpc.contract import constants as c
 from hami_hpc.node import sluids
@@ -35,11 +36,6 @@ LIMIT_MIB = 4096
 TOO_MUCH = 3  # slice --use: there is less
 IS_FENCED = "env -i cat /proc/self/maps | grep -q libhami-hpc.so && echo fenced || echo open"
 PROBE = ("sh", "-c", f"{IS_FENCED}; exec env -u PWD")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _built() -> None:
-    subprocess.run(["make", "-s", "-C", str(ROOT / "tests/native/pam")], check=True)
 
 
 @dataclass(frozen=True)
@@ -75,30 +71,25 @@ class Node:
 
 
 def fill(root: Path) -> tuple[Path, str, dict[str, str]]:
-    root.chmod(0o755)
-    shutil.copytree(BUILD / "sim", root / "sim", ignore=shutil.ignore_patterns("obj", "tests"))
+    machine, gpu_uuid = make_open_machine(root)
     for library in (INTERPOSER, ROOT / "build" / "examples" / "slice"):
         shutil.copy(library, root / library.name)
-    machine = root / "machine"
-    subprocess.run([str(BUILD / "sim/sim-machine"), str(machine), "h200"], check=True, capture_output=True)
-    subprocess.run(["chmod", "-R", "a+rwX", str(machine)], check=True)
-    found = re.search(r"uuid=(GPU-\S+)", (machine / "machine.conf").read_text())
-    assert found is not None
-    made = make_slice(root / "run" / "jobs", machine, found[1], job_mib=LIMIT_MIB, cores_percent=25, uid=UID)
+    made = make_slice(root / "run" / "jobs", machine, gpu_uuid, job_mib=LIMIT_MIB, cores_percent=25, uid=UID)
     os.chown(made.directory / c.FILE_USAGE, UID, UID)
     environment = {"LD_LIBRARY_PATH": str(root / "sim"), "HAMI_SIM": str(machine)}
-    return made.directory, found[1], {**environment, "LD_PRELOAD": str(root / "sim" / "libhami-sim-kernel.so")}
+    return made.directory, gpu_uuid, {**environment, "LD_PRELOAD": str(root / "sim" / "libhami-sim-kernel.so")}
 
 
 @pytest.fixture(params=["v1", "v2", "sluid"])
 def node(request: pytest.FixtureRequest) -> Iterator[Node]:
+    build()
     version, sluid = ("v2", SLUID) if request.param == "sluid" else (request.param, "")
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))
         cgroup = stack.enter_context(extern_step(version, JOB, UID, sluid=sluid))
         job, gpu_uuid, environment = fill(root)
         if sluid:
-            sluids.note(str(root / "run"), JOB, {"SLURM_JOB_SLUID": sluid})
+            sluids.note(str(root / "run"), JOB, sluid)
         yield Node(root, job, cgroup, gpu_uuid, environment)
 
 

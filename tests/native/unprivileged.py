@@ -36,19 +36,26 @@ class Place:
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-def make_place(root: Path, uid: int, limit_mib: int, forged_mib: int) -> Place:
-    """Fills the new directory `root`: a job of `uid` with `limit_mib`, and the user's copies that say `forged_mib`."""
+def make_open_machine(root: Path) -> tuple[Path, str]:
+    """Makes a simulated machine with one GPU in `root`, and a copy of its libraries, for all users. Returns its folder
+    and the GPU's UUID."""
     root.chmod(0o755)
     shutil.copytree(BUILD / "sim", root / "sim", ignore=shutil.ignore_patterns("obj", "tests"))
-    shutil.copytree(BUILD / "conformance", root / "conformance")
-    shutil.copytree(BUILD / "compute", root / "compute")
-    shutil.copy(INTERPOSER, root / INTERPOSER.name)
     machine = root / "machine"
     subprocess.run([str(BUILD / "sim/sim-machine"), str(machine), "h200"], check=True, capture_output=True)
     subprocess.run(["chmod", "-R", "a+rwX", str(machine)], check=True)
     uuid = re.search(r"uuid=(GPU-\S+)", (machine / "machine.conf").read_text())
     assert uuid is not None
-    made = make_slice(root / "run", machine, uuid[1], job_mib=limit_mib, uid=uid)
+    return machine, uuid[1]
+
+
+def make_place(root: Path, uid: int, limit_mib: int, forged_mib: int) -> Place:
+    """Fills the new directory `root`: a job of `uid` with `limit_mib`, and the user's copies that say `forged_mib`."""
+    machine, uuid = make_open_machine(root)
+    shutil.copytree(BUILD / "conformance", root / "conformance")
+    shutil.copytree(BUILD / "compute", root / "compute")
+    shutil.copy(INTERPOSER, root / INTERPOSER.name)
+    made = make_slice(root / "run", machine, uuid, job_mib=limit_mib, uid=uid)
     os.chown(made.directory / c.FILE_USAGE, uid, uid)
     forged = root / "home" / str(JOB)
     forged.mkdir(parents=True)

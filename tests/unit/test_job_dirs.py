@@ -65,15 +65,14 @@ def test_a_file_that_differs_is_given_to_the_directory_that_is_there_and_its_usa
 
 def test_a_sluid_is_noted_where_slurm_names_cgroups_by_it_and_found_again(run_dir: str) -> None:
     place(run_dir, GRANT)
-    sluids.note(run_dir, 7, {})
     assert sluids.jobs_by_sluid(run_dir) == {}
-    sluids.note(run_dir, 7, {"SLURM_JOB_SLUID": "s00H5T7VE3QKG3"})
-    sluids.note(run_dir, 7, {"SLURM_JOB_SLUID": "s00H5T7VE3QKG4"})
+    sluids.note(run_dir, 7, "s00H5T7VE3QKG3")
+    sluids.note(run_dir, 7, "s00H5T7VE3QKG4")
     assert sluids.jobs_by_sluid(run_dir) == {"s00H5T7VE3QKG4": 7}
     path = Path(job_dirs.job_dir(run_dir, 7)) / c.FILE_SLUID
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"s00H5T7VE3QKG4\n", 0o644)
     with pytest.raises(NodeError, match="jobs/8/sluid cannot be written: without it sessions by ssh are not limited"):
-        sluids.note(run_dir, 8, {"SLURM_JOB_SLUID": "s00H5T7VE3QKG5"})
+        sluids.note(run_dir, 8, "s00H5T7VE3QKG5")
     os.chown(path, 65534, 65534)
     assert sluids.jobs_by_sluid(run_dir) == {}, "not root's"
 
