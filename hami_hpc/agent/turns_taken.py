@@ -118,6 +118,7 @@ class TurnsTaken:
             tenants = [self._tenant(look, grant, now_ns) for grant in here]
             here_keys = set(map(slice_key, here))
             others = self._used(key for key in self._own if key[1] == uuid and key not in here_keys)
+            others += look.unseen.get(uuid, 0) // MIB
             total_mib = here[0].gpu_total_mib
             orders = residents.decide(tenants, total_mib, others, self.settings.turn_s)
             may_hold |= self._may_hold(here)
@@ -198,7 +199,7 @@ class TurnsTaken:
         self._known = known
         self._records = {job_id: self._records[job_id] for job_id in known if job_id in self._records}
         used = {key: sum([process.used_bytes for process in own]) for key, own in self._own.items()}
-        self._inputs = (grants, [one.order for one in known.values()], look.silent, used)
+        self._inputs = (grants, [one.order for one in known.values()], look.silent, look.unseen, used)
         return grants
 
     def _order_of(self, grant: Grant) -> int:

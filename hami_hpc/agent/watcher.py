@@ -21,6 +21,7 @@ from hami_hpc.agent.processes import Processes
 from hami_hpc.agent.slices import Slices
 from hami_hpc.agent.slurm_port import SlurmPort
 from hami_hpc.agent.turns_taken import Place, TurnsTaken
+from hami_hpc.agent.unseen import Unseen
 from hami_hpc.core.agent_state import OK, AgentState, Event, GpuState, OtherProcess
 from hami_hpc.core.gpu_jobs import GpuJob
 from hami_hpc.core.job_sums import LONGEST_STEP_NS, Counters, JobSums
@@ -104,6 +105,7 @@ class Watcher:
     driver_limits: DriverLimits | None = None
     turns: TurnsTaken | None = None  # where memory is oversold
     known_gpus: KnownGpus = field(default_factory=KnownGpus)
+    unseen: Unseen = field(default_factory=Unseen)
     histories: Histories = field(init=False)
     _mps: str = field(init=False)
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
@@ -146,9 +148,10 @@ class Watcher:
         held = self._held(processes, slices, whole, noted, gpu_looks)
         may_hold = {} if self.turns is None else self.turns.may_hold
         answers = {one.gpu.uuid for one in gpu_looks if one.state == OK}
-        silent = frozenset(one.grant.gpu_uuid for one in slices if one.grant.gpu_uuid not in answers)
-        own = by_job_and_gpu(processes)
-        look = self._recounted(Look(boot_ns, processes, slices, whole, held, may_hold=may_hold, silent=silent, own=own))
+        silent = frozenset(one.grant.gpu_uuid for one in slices) - answers
+        unseen, own = self.unseen.look(gpu_looks, boot_ns, self.event), by_job_and_gpu(processes)
+        look = Look(boot_ns, processes, slices, whole, held, (), frozenset(), may_hold, unseen, silent, own)
+        look = self._recounted(look)
         suspicions = [*judge(look, self.settings.limits), *self._time.judge(look)]
         wanted = [one for one in suspicions if self.settings.actions[one.kind] is not Action.IGNORE]
         for incident in self._incidents.update(boot_ns, wanted):
@@ -156,9 +159,8 @@ class Watcher:
         self._execute(boot_ns)
         disturbed = self._disturbed(look, gpu_looks, wanted)
         if not self._problem:  # else what was seen before stays
-            slurm = self.slurm
-            more = (slurm.whole_here,) if slurm.has_places else ()
-            known = self.known_gpus.update(noted, whole, gpu_looks, slurm.whole_of, *more)
+            more = (self.slurm.whole_here,) if self.slurm.has_places else ()
+            known = self.known_gpus.update(noted, whole, gpu_looks, self.slurm.whole_of, *more)
             look = look._replace(gpu_jobs=known, ended=self.slices.ended)
             jobs, gpu_jobs = self.sums.update(look, step_ns, _counters(gpu_looks), self._incidents.open(), disturbed)
             self.histories.update((*jobs, *gpu_jobs), boot_ns)
@@ -166,9 +168,8 @@ class Watcher:
         if self.faults is not None:
             self._watch_faults(self.faults, boot_ns, gpu_looks)
         jobs, gpu_jobs = self.sums.last()
-        self._last = (boot_ns, look)
-        self._looks += 1
-        slice_jobs = {one.grant.job_id for one in slices}
+        self._last, self._looks = (boot_ns, look), self._looks + 1
+        with_slice = {one.grant.job_id for one in slices}
         return AgentState(
             boot_id=self.boot_id,
             pid=os.getpid(),
@@ -179,7 +180,7 @@ class Watcher:
             gpus=tuple(_gpu_state(one, self.faults, self.turns) for one in gpu_looks),
             jobs=jobs,
             gpu_jobs=gpu_jobs,
-            others=tuple(_other(one, step_ns) for one in processes if one.job_id not in slice_jobs),
+            others=tuple(_other(one, step_ns) for one in processes if one.job_id not in with_slice),
             events=tuple(self.events),
             started_unix_ns=self._started_unix_ns,
             event_counts=tuple(self._counts.items()),

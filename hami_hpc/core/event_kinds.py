@@ -108,6 +108,7 @@ KINDS = {
     "disturbed": EventKind(
         ("agent",), _FINDING, "A job found no memory within its grant, because another held more than its own."
     ),
+    "memory_unseen": EventKind(("agent",), _GPU, "Memory of a GPU is in use that NVML shows of no process."),
     "gpu_lost": EventKind(("agent",), _GPU, "NVML does not reach a GPU, or fails on it."),
     "gpu_back": EventKind(("agent",), _GPU, "It answers again."),
     "blind": EventKind(("agent",), ("text",), "The agent cannot see the GPUs or the slices."),

@@ -125,6 +125,7 @@ class Look(NamedTuple):
     gpu_jobs: tuple[WholeGpus, ...] = ()
     ended: frozenset[tuple[int, int]] = frozenset()
     may_hold: Mapping[SliceKey, int] = {}  # bytes, of slices whose memory is on the host
+    unseen: Mapping[str, int] = {}  # bytes in use on a GPU that NVML shows of no process
     silent: frozenset[str] = frozenset()  # GPUs that did not answer, of which nothing was seen
     own: Mapping[SliceKey, tuple[Process, ...]] | None = None  # the processes by job and GPU; None: not sorted yet
 

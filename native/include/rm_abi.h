@@ -3,7 +3,7 @@
  * NVIDIA's resource manager interface, as much of it as the interposer reads and the simulated kernel
  * answers: requests on /dev/nvidiactl, an ioctl of type 'F' whose number is the request's. Layouts and values
  * are those of the open kernel modules (nv_escape.h, nv-ioctl.h, nvos.h, nvstatuscodes.h, ctrl2080fifo.h,
- * ctrl2080gr.h, ctrl90cd.h, ctrla06c.h, ctrla06f.h, ctrl0000gpu.h, cl0080.h, cl90cd.h, cl90cdfecs.h). What the simulation adds of its own is in sim/core/sim_rm.h.
+ * ctrl2080gr.h, ctrl90cd.h, ctrla06c.h, ctrla06f.h, ctrl0000gpu.h, cl0080.h, cl00f8.h, cl90cd.h, cl90cdfecs.h). What the simulation adds of its own is in sim/core/sim_rm.h.
  *
  * Which driver versions were seen to make which requests: rm_drivers.tsv, beside this file.
  */
@@ -31,6 +31,7 @@ enum {
 	RM_CLASS_DEVICE_MEMORY = 0x40, /* NV01_MEMORY_LOCAL_USER: no other gives users device memory */
 	RM_CLASS_CLIENT = 0x41,        /* NV01_ROOT_CLIENT, as 0 and 1 */
 	RM_CLASS_DEVICE = 0x80,
+	RM_CLASS_FABRIC = 0xf8, /* NV_MEMORY_FABRIC: device memory as other GPUs reach it over NVLink */
 	RM_CLASS_SUBDEVICE = 0x2080,
 	RM_CLASS_VIRTUAL_MEMORY = 0x50a0,
 	RM_CLASS_EVENT_BUFFER = 0x90cd,      /* below the client */
@@ -119,6 +120,16 @@ struct rm_memory_params { /* NV_MEMORY_ALLOCATION_PARAMS */
 	uint32_t compression_tag, address_space, internal_flags, tag;
 	int32_t numa_node;
 };
+
+struct rm_fabric { /* NV00F8_ALLOCATION_PARAMETERS of 535 and later */
+	uint64_t alignment, size, page_bytes;
+	uint32_t flags;
+	uint64_t offset __attribute__((aligned(8)));
+	uint32_t memory, reserved;
+};
+/* Drivers before 535 have 32 bits of page_bytes: there the memory's handle is where this one has the low word of offset. */
+#define RM_FABRIC_MEMORY_BEFORE_535(fabric) ((uint32_t)(fabric).offset)
+
 #define RM_ATTRIBUTE_CACHED (1u << 29)          /* NVOS32_ATTR_COHERENCY_CACHED */
 #define RM_ATTRIBUTE2_USER_READ_ONLY (1u << 22) /* NVOS32_ATTR2_PROTECTION_USER_READ_ONLY */
 
@@ -262,6 +273,8 @@ struct rm_switch_record { /* NV_EVENT_BUFFER_RECORD_HEADER, NV_EVENT_BUFFER_FECS
 #define RM_PID_DRIVER UINT32_MAX /* the driver's own */
 
 _Static_assert(sizeof(struct rm_memory_params) == 128, "NV_MEMORY_ALLOCATION_PARAMS");
+_Static_assert(sizeof(struct rm_fabric) == 48 && offsetof(struct rm_fabric, memory) == 40,
+	       "NV00F8_ALLOCATION_PARAMETERS");
 _Static_assert(sizeof(struct rm_map) == 56 && offsetof(struct rm_map, fd) == 48, "NVOS33 with fd");
 _Static_assert(sizeof(struct rm_event_buffer) == 72, "NV_EVENT_BUFFER_ALLOC_PARAMETERS");
 _Static_assert(sizeof(struct rm_bind_switches) == 24, "GR_FECS_BIND_EVTBUF_FOR_UID_V2");

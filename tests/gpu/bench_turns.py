@@ -2,7 +2,7 @@
 """Jobs that take turns on the oversold GPU of the Slurm that turns_on_gpu.sh started; prints docs/benchmarks/turns.md.
 
 Sections: solo, turns, urgent, idle; all without an argument. $TRAIN_S: for how long one training job runs alone, about;
-$GIB: what it holds.
+$GIB: what it holds; $MEM: its slice; $JOBS: how many; $PATIENCE_S: for how long something may take.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ TRAIN_S = int(os.environ.get("TRAIN_S", "110"))
 EVENTS = Path("/var/lib/hami-hpc/events.jsonl")
 JOBS = int(os.environ.get("JOBS", "4"))
 GIB = int(os.environ.get("GIB", "20"))  # of each: the host has to hold three of them
-MEM = f"{GIB + 12}G"  # the model, its optimizer and what it computes are 6 GiB
-PATIENCE_S = 570.0
+MEM = os.environ.get("MEM", f"{GIB + 12}G")  # the model, its optimizer and what it computes are 6 GiB
+PATIENCE_S = float(os.environ.get("PATIENCE_S", "570"))
 
 # Trains a fixed number of steps with so many GiB of ballast. Says when it is about to use the GPU, has, and is done.
 TRAIN = """
@@ -48,7 +48,7 @@ while steps < most if most > 0 else time.monotonic() - begun < -most:
     steps += 10
     digest.update(loss.detach().cpu().numpy().tobytes())
 torch.cuda.synchronize()
-sums = sum(int(t.sum()) for t in ballast)
+sums = sum(int(t.view(torch.int64).sum()) for t in ballast)
 say(f"done {steps} {digest.hexdigest()[:16]} {sums}")
 """
 

@@ -3,6 +3,7 @@
 # A Slurm of Debian's packages (bookworm's, the ones that build/slurm-plugins were built against) on a throw-away GPU
 # machine that has none: sourced by slurm_on_gpu.sh and agent_on_gpu.sh. It writes below /etc/slurm, /etc/hami-hpc and
 # /usr/lib. Needs `make build` and, in $DEBS, the packages that `tests/gpu/slurm_on_gpu.sh download DIR` fetches with apt.
+# $GPUS: Slurm has the first so many of the machine's alone.
 # `unpack`, `configure [LINES OF hami-hpc.toml]` and `up` start it, `down` ends it.
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 here=$(hostname -s)
@@ -83,7 +84,7 @@ include /etc/slurm/slurm-hami-hpc.conf
 PartitionName=gpu Nodes=$here Default=YES MaxTime=60
 EOF
 	(cd "$checkout" && python3 -m hami_hpc.cli render --output /etc/slurm --node "$here" \
-		--node-parameters "NodeAddr=127.0.0.1 CPUs=16 RealMemory=1024" \
+		${GPUS:+--gpus "$model:$GPUS"} --node-parameters "NodeAddr=127.0.0.1 CPUs=16 RealMemory=1024" \
 		--plugin-dir /usr/lib/x86_64-linux-gnu/slurm-wlm --spank /usr/lib/x86_64-linux-gnu/slurm-wlm/spank_hami_hpc.so \
 		--prolog /etc/slurm/prolog --epilog /etc/slurm/epilog --force)
 	sed -i '/^AccountingStorageTRES/d' /etc/slurm/slurm-hami-hpc.conf # there is no slurmdbd here

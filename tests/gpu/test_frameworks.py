@@ -6,6 +6,7 @@ Run by `make test-gpu` on a GPU node, as root. A framework that is not installed
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import shutil
 import subprocess
@@ -21,11 +22,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not REAL_GPU, reason="needs a 
 LIMIT_MIB = 8192
 
 
+def first_gpu() -> str:
+    query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Slice:
-    query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-    uuid = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
-    return make_slice(tmp_path / "job", None, uuid, job_mib=LIMIT_MIB, cores_percent=50)
+    return make_slice(tmp_path / "job", None, first_gpu(), job_mib=LIMIT_MIB, cores_percent=50)
 
 
 def python(job: Slice, code: str, **more: str) -> str:
@@ -214,3 +218,70 @@ def test_a_profiler_by_cupti_sees_each_kernel_of_a_capped_job(job: Slice) -> Non
     """Nsight Systems and Nsight Compute attach by CUPTI's interfaces, as PyTorch's profiler does."""
     need("torch")
     assert float(python(job, PROFILED)) > 100
+
+
+# Each kernel takes about 0.7 ms, so that a cap of 10 pauses the job between many of them.
+COUNTED = """
+import torch
+x = torch.arange(1 << 28, dtype=torch.float32, device="cuda")
+for _ in range(12):
+    x = x * 0.5
+torch.cuda.synchronize()
+print("sum", int(x.view(torch.int32)[:: 1 << 12].sum()))
+"""
+METRIC = "smsp__inst_executed.sum"
+
+
+def counted(job: Slice, *, preload: bool) -> tuple[list[int], str]:
+    """The instructions that Nsight Compute counts in each multiplication of COUNTED, and the program's own result."""
+    tool = shutil.which("ncu")
+    assert tool
+    options = ("--clock-control", "none", "--target-processes", "all", "--metrics", METRIC, "--csv", "--page", "raw")
+    chosen = ("--kernel-name", "regex:vectorized_elementwise")
+    command = (tool, *options, *chosen, shutil.which("python3") or sys.executable, "-c", COUNTED)
+    result = job.run(*command, preload=preload, timeout_s=300)
+    assert result.returncode == 0, result.stdout[-1500:] + result.stderr[-1500:]
+    lines = result.stdout.splitlines()
+    table = csv.DictReader(line for line in lines if line.startswith('"'))
+    counts = [int(float(row[METRIC].replace(",", ""))) for row in table if row["ID"].isdigit()]
+    return counts, next(line for line in lines if line.startswith("sum"))
+
+
+@pytest.mark.parametrize("cores", [10, 50])
+def test_nsight_compute_counts_in_a_capped_job_what_it_counts_without(cores: int, tmp_path: Path) -> None:
+    need("torch")
+    if shutil.which("ncu") is None:
+        pytest.skip("Nsight Compute (ncu) is not installed on this machine")
+    job = make_slice(tmp_path / "job", None, first_gpu(), job_mib=LIMIT_MIB, cores_percent=cores)
+    native, capped = counted(job, preload=False), counted(job, preload=True)
+    assert len(native[0]) >= 12
+    assert min(native[0]) > 0
+    assert capped == native
+
+
+def find_nsys() -> str | None:
+    """Nsight Systems' program: on the PATH, or the one that comes with Nsight Compute."""
+    inside = sorted(Path("/opt/nvidia").glob("nsight-compute/*/host/target-linux-x64/nsys"))
+    return shutil.which("nsys") or (str(inside[-1]) if inside else None)
+
+
+@pytest.mark.parametrize("cores", [10, 50])
+def test_nsight_systems_writes_a_trace_of_a_capped_job(cores: int, tmp_path: Path) -> None:
+    need("torch")
+    tool = find_nsys()
+    if tool is None:
+        pytest.skip("Nsight Systems (nsys) is not installed on this machine")
+    job = make_slice(tmp_path / "job", None, first_gpu(), job_mib=LIMIT_MIB, cores_percent=cores)
+    sizes, results = [], []
+    for preload in (False, True):
+        trace, said = tmp_path / f"trace{preload}", tmp_path / f"said{preload}"
+        options = ("profile", "--trace=cuda", "--sample=none", "--cpuctxsw=none", f"--output={trace}")
+        command = (tool, *options, shutil.which("python3") or sys.executable, "-c", COUNTED)
+        with said.open("w") as out:  # no pipe: a daemon of nsys stays, and would keep it open
+            environment = job.environment(preload=preload)
+            subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, timeout=120, check=True)
+        results.append(next(line for line in said.read_text().splitlines() if line.startswith("sum")))
+        sizes.append(sum(path.stat().st_size for path in tmp_path.glob(f"trace{preload}*")))
+    print("bytes of the traces, without and with the limits:", sizes)
+    assert results[0] == results[1]
+    assert sizes[1] > 0.5 * sizes[0] > 0

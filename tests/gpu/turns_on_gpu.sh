@@ -18,7 +18,7 @@ qos = ["be"]
 sed -i 's/^shard_mib = 256/&\nmemory_scaling = 3\nturn_s = '"${TURN_S-60}"'/; /^\[classes.std\]/a swap = true' /etc/hami-hpc/hami-hpc.toml
 sed -i 's/^policy = "cap"/policy = "burst"/' /etc/hami-hpc/hami-hpc.toml
 (cd "$checkout" && python3 -m hami_hpc.cli render --output /etc/slurm --node "$here" \
-	--node-parameters "NodeAddr=127.0.0.1 CPUs=16 RealMemory=1024" \
+	${GPUS:+--gpus "$model:$GPUS"} --node-parameters "NodeAddr=127.0.0.1 CPUs=16 RealMemory=1024" \
 	--plugin-dir /usr/lib/x86_64-linux-gnu/slurm-wlm --spank /usr/lib/x86_64-linux-gnu/slurm-wlm/spank_hami_hpc.so \
 	--prolog /etc/slurm/prolog --epilog /etc/slurm/epilog --force)
 sed -i '/^AccountingStorageTRES/d' /etc/slurm/slurm-hami-hpc.conf

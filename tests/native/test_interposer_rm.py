@@ -50,6 +50,15 @@ def test_memory_is_charged_in_every_form_it_is_asked_for(form: str, tmp_path: Pa
     assert usage(made)["device_oom_count"] == 0
 
 
+@pytest.mark.parametrize("form", ["long", "short", "transfer"])
+def test_a_handle_for_other_gpus_keeps_memory_charged(form: str, tmp_path: Path, machine: tuple[Path, str]) -> None:
+    made = make_slice(tmp_path / "job", *machine, job_mib=1024)
+    result = made.run(str(RM / "a_handle_for_other_gpus_keeps_memory"), form)
+    assert result.returncode == 0, result.stderr
+    assert usage(made)["peak_bytes"] == 1024 * MIB
+    assert gpu(machine[0])["peak_bytes"] == 1024 * MIB
+
+
 def test_small_objects_are_charged_in_the_pages_they_ask_for(tmp_path: Path, machine: tuple[Path, str]) -> None:
     """Vulkan asks for hundreds of small ones, in pages of 4 KiB; CUDA in pages of 2 MiB."""
     made = make_slice(tmp_path / "job", *machine, job_mib=1024)

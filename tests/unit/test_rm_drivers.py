@@ -36,6 +36,7 @@ def requests_in_code() -> set[str]:
     """What rm_forms.c tells apart, and the controls that hooks and limits watch or send."""
     requests = {f"{number} {selector}" for number, selector in re.findall(r"\{(RM_NR_\w+), (RM_\w+),", FORMS)}
     requests |= {f"RM_NR_HEAP {name}" for name in re.findall(r"function == (RM_HEAP_\w+)", FORMS)}
+    requests |= {f"RM_NR_ALLOC {name}" for name in re.findall(r"class_id == (RM_CLASS_\w+) \? HAMI_RM_", FORMS)}
     requests |= set(re.findall(r"(?:number|plain) == (RM_NR_\w+)", FORMS))
     commands = set(re.findall(r"#define (RM_\w+) 0x(?:274|(?:a06c|a06f|2080|90cd)\w{4})u", ABI))
     requests |= {f"RM_NR_ALLOC {name}" for name in re.findall(r"allocate\w*\(s, (RM_CLASS_\w+)", SWITCHES)}

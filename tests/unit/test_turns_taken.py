@@ -67,6 +67,19 @@ def test_what_nvml_showed_before_an_order_says_nothing_of_after_it(site: Site) -
     assert site.order(SECOND_JOB) == c.SWAP_IN
 
 
+def test_a_job_waits_for_memory_that_nvml_shows_of_no_process(site: Site) -> None:
+    both(site)
+    site.look()
+    site.look(1000)
+    site.leaves(FIRST)
+    site.unseen_mib = 60_000  # what the first held is there still, though no process of it has it
+    site.look()
+    assert (site.order(FIRST), site.order(SECOND_JOB)) == (c.SWAP_TURN, c.SWAP_TURN)
+    site.unseen_mib = 0
+    site.look()
+    assert (site.order(FIRST), site.order(SECOND_JOB)) == (c.SWAP_TURN, c.SWAP_IN)
+
+
 def test_a_program_that_has_not_answered_is_not_away_whatever_nvml_shows(site: Site) -> None:
     both(site)
     site.look()

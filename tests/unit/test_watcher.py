@@ -140,6 +140,33 @@ def test_a_lost_gpu_is_one_gpus_state_and_the_others_are_watched(bench: Bench, v
     assert bench.kinds()[2:] == ["gpu_lost", "gpu_back"]
 
 
+def unseen(bench: Bench) -> dict[str, int]:
+    look = bench.watcher.last_look()
+    assert look is not None
+    return dict(look.unseen)
+
+
+def test_memory_of_no_process_is_told_once_where_it_lasts(bench: Bench, victim: Victim) -> None:
+    bench.slurm.pids = {victim.pid: 7}
+    bench.hold(victim.pid, 100)
+    bench.set(no_interposer=Action.IGNORE)
+    bench.gpus.unseen_bytes = 200 * MIB
+    bench.look(40)
+    assert unseen(bench) == {}, "the driver's own"
+    bench.gpus.unseen_bytes = 2048 * MIB
+    bench.look(20)
+    assert unseen(bench) == dict.fromkeys(UUIDS, 2048 * MIB)
+    assert bench.kinds() == []
+    bench.look(40)
+    assert bench.kinds() == ["memory_unseen"] * len(UUIDS)
+    assert "2048 MiB are in use that NVML shows of no process" in bench.events[0].text
+    bench.gpus.unseen_bytes = 0
+    bench.look()
+    bench.gpus.unseen_bytes = 2048 * MIB
+    bench.look(40)
+    assert len(bench.kinds()) == 2 * len(UUIDS)
+
+
 def test_without_nvml_it_says_so_once_and_sees_again(bench: Bench) -> None:
     before = bench.look().jobs
     bench.gpus.problem = BLIND

@@ -39,6 +39,7 @@ class Site:
     now_s: float = 1000.0
     last: Look | None = None
     silent: frozenset[str] = frozenset()
+    unseen_mib: int = 0
     grants: Callable[[], dict[int, Grant]] | None = None  # what the agent finds there; None: those of the ledger
 
     def __post_init__(self) -> None:
@@ -62,6 +63,7 @@ class Site:
         )
         slices = tuple(Slice(grant, None, 0, 0) for grant in grants)
         self.last = Look(int(self.now_s * SECOND), processes, slices, frozenset(), {}, silent=self.silent)
+        self.last = self.last._replace(unseen={UUIDS[0]: self.unseen_mib * MIB})
         self.now_s += 0.1
         assert self.turns.once() == ""
 

@@ -36,7 +36,7 @@ class FakeGpus:
         self.processes: dict[str, list[GpuProcess]] = {uuid: [] for uuid in UUIDS}
         self.states = dict.fromkeys(UUIDS, OK)
         self.problem = ""
-        self.energy_mj = self.pcie_bytes = self.nvlink_bytes = 0
+        self.energy_mj = self.pcie_bytes = self.nvlink_bytes = self.unseen_bytes = 0
 
     def look(self) -> tuple[GpuLook, ...]:
         if self.problem:
@@ -47,7 +47,7 @@ class FakeGpus:
         if self.states[gpu.uuid] != OK:
             return GpuLook(gpu, self.states[gpu.uuid], "GPU is lost")
         own = self.processes[gpu.uuid]
-        used = sum(process.used_bytes for process in own)
+        used = self.unseen_bytes + sum(process.used_bytes for process in own)
         look = GpuLook(gpu, OK, "", GPU_MIB * MIB, used, 0.0, 0, self.energy_mj, 30, tuple(own))
         return look._replace(pcie_bytes=self.pcie_bytes, nvlink_bytes=self.nvlink_bytes)
 

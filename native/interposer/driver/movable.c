@@ -4,10 +4,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
 #include "base/lock.h"
+#include "driver/rm_forms.h"
 
 enum { BUCKETS = 1024 };
 
@@ -40,6 +39,28 @@ static struct entry *find(uint32_t client, uint32_t handle)
 	return e;
 }
 
+static bool is_fabric_of(const struct entry *e, uint32_t client, uint32_t handle)
+{
+	const struct rm_alloc *r = &e->movable.fabric.request;
+	return r->object && r->client == client && r->object == handle;
+}
+
+/* The object that has this handle for other GPUs. With the lock held. */
+static struct entry *find_reached(uint32_t client, uint32_t handle)
+{
+	for (size_t i = 0; i < BUCKETS && movables.count; i++)
+		for (struct entry *e = movables.buckets[i]; e; e = e->next)
+			if (is_fabric_of(e, client, handle))
+				return e;
+	return NULL;
+}
+
+static struct entry *find_by_either(uint32_t client, uint32_t handle)
+{
+	struct entry *e = find(client, handle);
+	return e ? e : find_reached(client, handle);
+}
+
 void hami_movable_track(void)
 {
 	movables.tracked = true;
@@ -50,17 +71,42 @@ bool hami_movable_tracked(void)
 	return movables.tracked;
 }
 
+/* Returns whether a request is of the form that is kept. */
+static bool is_kept(unsigned long number, const struct rm_alloc *a)
+{
+	return _IOC_NR(number) == RM_NR_ALLOC && _IOC_SIZE(number) == sizeof *a && !a->rights && !a->flags;
+}
+
 bool hami_movable_read(unsigned long number, const void *argument, struct hami_movable *out)
 {
 	const struct rm_alloc *a = argument;
-	if (_IOC_NR(number) != RM_NR_ALLOC || _IOC_SIZE(number) != sizeof *a || a->rights || a->flags ||
-	    !a->params)
+	if (!is_kept(number, a) || !a->params)
 		return false;
 	const size_t size = a->size ? a->size : sizeof out->params; /* 0: the class's own */
 	if (size < sizeof out->params.head || size > sizeof out->params)
 		return false;
 	*out = (struct hami_movable){.request = *a};
 	memcpy(&out->params, (const void *)(uintptr_t)a->params, size);
+	return true;
+}
+
+bool hami_movable_reached(unsigned long number, const void *argument, const struct rm_fabric *params)
+{
+	if (!is_kept(number, argument))
+		return false;
+	const struct hami_fabric made = {*(const struct rm_alloc *)argument, *params};
+	const uint32_t client = made.request.client;
+	pthread_mutex_lock(&movables.lock);
+	struct entry *e = find(client, params->memory);
+	struct entry *old = find(client, RM_FABRIC_MEMORY_BEFORE_535(*params));
+	if (old)
+		old->fixed = true;
+	if (e && (old || e->movable.fabric.request.object)) {
+		e->fixed = true;
+	} else if (e) {
+		e->movable.fabric = made;
+	}
+	pthread_mutex_unlock(&movables.lock);
 	return true;
 }
 
@@ -84,7 +130,7 @@ void hami_movable_made(int fd, uint32_t handle, const struct hami_movable *asked
 void hami_movable_fix(uint32_t client, uint32_t handle)
 {
 	pthread_mutex_lock(&movables.lock);
-	struct entry *e = find(client, handle);
+	struct entry *e = find_by_either(client, handle);
 	if (e)
 		e->fixed = true;
 	pthread_mutex_unlock(&movables.lock);
@@ -118,8 +164,11 @@ void hami_movable_gone(uint32_t client, uint32_t handle)
 	struct entry **e = bucket(client, handle);
 	while (*e && ((*e)->movable.request.client != client || (*e)->movable.request.object != handle))
 		e = &(*e)->next;
+	struct entry *reached = *e ? NULL : find_reached(client, handle);
 	if (*e)
 		drop(e);
+	else if (reached)
+		reached->movable.fabric = (struct hami_fabric){0};
 	else
 		drop_below(client, handle);
 	pthread_mutex_unlock(&movables.lock);
@@ -128,12 +177,13 @@ void hami_movable_gone(uint32_t client, uint32_t handle)
 void hami_movable_mapped(int uvm_fd, const void *argument)
 {
 	struct uvm_map_external m;
-	/* The structure of an older driver is shorter: what lies behind it may not be ours to read. */
-	struct iovec to = {&m, sizeof m}, from = {(void *)(uintptr_t)argument, sizeof m};
-	if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != (ssize_t)sizeof m)
+	if (!hami_rm_copy(&m, argument, sizeof m))
 		return;
 	pthread_mutex_lock(&movables.lock);
 	struct entry *e = find(m.client, m.memory);
+	struct entry *reached = e ? NULL : find_reached(m.client, m.memory);
+	if (reached)
+		reached->fixed = true;
 	if (e) {
 		e->mappings++;
 		e->fixed = e->fixed || e->mappings > 1 || m.offset || m.count != 1 || m.status;
@@ -174,7 +224,8 @@ bool hami_movable_same(const struct hami_movable *movable)
 {
 	pthread_mutex_lock(&movables.lock);
 	const struct entry *e = find(movable->request.client, movable->request.object);
-	bool same = e && e->movable.serial == movable->serial && e->mappings == 1 && !e->fixed;
+	bool same = e && e->movable.serial == movable->serial && e->mappings == 1 && !e->fixed &&
+		    e->movable.fabric.request.object == movable->fabric.request.object;
 	pthread_mutex_unlock(&movables.lock);
 	return same;
 }

@@ -5,6 +5,10 @@
  * UVM maps it. An object that anything else was done with (mapped for the CPU, given a second handle, mapped twice or in
  * part) is fixed: it stays where it is.
  *
+ * Where a machine has several GPUs, libcuda gives each object from 512 MiB on a second handle by which they could reach it
+ * over NVLink (RM_CLASS_FABRIC). The memory lives for as long as either is there, so that one is freed and made again, too.
+ * Until anything is done with it nobody knows its address, which is another one then.
+ *
  * Nothing is kept before hami_movable_track(). Thread-safe, not async-signal-safe: one lock, held over no call. A forked
  * child starts with none.
  */
@@ -17,11 +21,18 @@
 #include "rm_abi.h"
 #include "uvm_abi.h"
 
+/* A request for a handle of that kind; its object is 0 where the memory has none. */
+struct hami_fabric {
+	struct rm_alloc request;
+	struct rm_fabric params;
+};
+
 struct hami_movable {
 	uint64_t serial; /* no other has it: an object of the same handle may follow */
 	int fd;          /* owns the client */
 	struct rm_alloc request;
 	struct rm_memory_params params;
+	struct hami_fabric fabric;
 	int uvm_fd, control_fd;
 	uint64_t base, length;
 	struct uvm_attributes gpu;
@@ -35,7 +46,12 @@ bool hami_movable_tracked(void);
 bool hami_movable_read(unsigned long number, const void *argument, struct hami_movable *out);
 /* The request was answered: the object has this handle. */
 void hami_movable_made(int fd, uint32_t handle, const struct hami_movable *asked);
-/* Something was done with the object that a new one would not know of. */
+/*
+ * A request, which succeeded, gave an object a handle by which other GPUs reach it. False: it is of a form that is not kept,
+ * of whichever object it is.
+ */
+bool hami_movable_reached(unsigned long number, const void *argument, const struct rm_fabric *params);
+/* Something was done with the object, by either handle, that a new one would not know of. */
 void hami_movable_fix(uint32_t client, uint32_t handle);
 /* The object is no more; `handle` may be its client, its parent, or any other object. */
 void hami_movable_gone(uint32_t client, uint32_t handle);

@@ -13,11 +13,15 @@ static bool unmap(const struct hami_movable *m)
 	return !hami_real_ioctl()(m->uvm_fd, UVM_UNMAP_EXTERNAL, &request) && !request.status;
 }
 
-static bool free_object(const struct hami_movable *m)
+static bool free_one(int fd, const struct rm_alloc *made)
 {
-	struct rm_free f = {
-		.client = m->request.client, .parent = m->request.parent, .object = m->request.object};
-	return !hami_real_ioctl()(m->fd, RM_REQUEST(RM_NR_FREE, struct rm_free), &f) && !f.status;
+	struct rm_free f = {.client = made->client, .parent = made->parent, .object = made->object};
+	return !hami_real_ioctl()(fd, RM_REQUEST(RM_NR_FREE, struct rm_free), &f) && !f.status;
+}
+
+static bool has_fabric(const struct hami_movable *m)
+{
+	return m->fabric.request.object != 0;
 }
 
 static bool map(const struct hami_movable *m)
@@ -33,26 +37,52 @@ static bool map(const struct hami_movable *m)
 	return !hami_real_ioctl()(m->uvm_fd, UVM_MAP_EXTERNAL, &request) && !request.status;
 }
 
+/* Returns the status of a request that is made again with its own parameters. */
+static uint32_t make_one(int fd, struct rm_alloc a, void *params)
+{
+	a.params = (uint64_t)(uintptr_t)params;
+	a.status = RM_OK;
+	return hami_real_ioctl()(fd, RM_REQUEST(RM_NR_ALLOC, struct rm_alloc), &a) ? RM_NOT_SUPPORTED
+										   : a.status;
+}
+
+static uint32_t make_fabric(const struct hami_movable *m)
+{
+	struct rm_fabric params = m->fabric.params;
+	return has_fabric(m) ? make_one(m->fd, m->fabric.request, &params) : RM_OK;
+}
+
 static uint32_t make(const struct hami_movable *m)
 {
 	struct rm_memory_params params = m->params;
-	struct rm_alloc a = m->request;
-	a.params = (uint64_t)(uintptr_t)&params;
-	a.status = RM_OK;
-	if (hami_real_ioctl()(m->fd, RM_REQUEST(RM_NR_ALLOC, struct rm_alloc), &a))
-		return RM_NOT_SUPPORTED;
-	if (a.status == RM_OK && !map(m))
-		return RM_INVALID_ARGUMENT;
-	return a.status;
+	uint32_t status = make_one(m->fd, m->request, &params);
+	if (status != RM_OK)
+		return status;
+	status = make_fabric(m);
+	if (status == RM_OK)
+		return map(m) ? RM_OK : RM_INVALID_ARGUMENT;
+	/* There is no room for another address on NVLink; there will be. */
+	const bool is_full = status == RM_NO_MEMORY || status == RM_INSUFFICIENT_RESOURCES;
+	return is_full && free_one(m->fd, &m->request) ? RM_NO_MEMORY : RM_INVALID_ARGUMENT;
+}
+
+static bool unmake(const struct hami_movable *m)
+{
+	return unmap(m) && (!has_fabric(m) || free_one(m->fd, &m->fabric.request)) &&
+	       free_one(m->fd, &m->request);
 }
 
 bool hami_remake_free(const struct hami_movable *m, bool *lost)
 {
 	if (!unmap(m))
 		return false;
-	if (free_object(m))
+	if (has_fabric(m) && !free_one(m->fd, &m->fabric.request)) {
+		*lost = !map(m);
+		return false;
+	}
+	if (free_one(m->fd, &m->request))
 		return true;
-	*lost = !map(m);
+	*lost = make_fabric(m) != RM_OK || !map(m);
 	return false;
 }
 
@@ -63,7 +93,7 @@ uint32_t hami_remake_all(const struct hami_movable *objects, size_t count)
 		if (status == RM_OK)
 			continue;
 		while (status == RM_NO_MEMORY && i--)
-			if (!unmap(&objects[i]) || !free_object(&objects[i]))
+			if (!unmake(&objects[i]))
 				status = RM_INVALID_ARGUMENT;
 		return status;
 	}

@@ -4,6 +4,8 @@
 #include <stdbool.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include "rm_abi.h"
 
@@ -41,6 +43,12 @@ static const struct form {
 _Static_assert(offsetof(struct rm_heap, data.alloc_tiled.pitch) ==
 		       offsetof(struct rm_heap, data.alloc_tiled.height) + 4,
 	       "rows and bytes a row are side by side");
+
+bool hami_rm_copy(void *out, const void *from, size_t size)
+{
+	struct iovec to = {out, size}, there = {(void *)(uintptr_t)from, size};
+	return process_vm_readv(getpid(), &to, 1, &there, 1, 0) == (ssize_t)size;
+}
 
 static const struct form *find_form(uint32_t number, uint32_t selector)
 {
@@ -91,7 +99,7 @@ static uint64_t bytes_of(const struct form *form, const void *fields)
 
 static struct hami_rm_request read_alloc(struct rm_alloc *a, bool is_long)
 {
-	struct hami_rm_request r = {.kind = HAMI_RM_MAKE,
+	struct hami_rm_request r = {.kind = a->class_id == RM_CLASS_FABRIC ? HAMI_RM_FABRIC : HAMI_RM_MAKE,
 				    .client = a->client,
 				    .parent = a->parent,
 				    .class_id = a->class_id,
@@ -103,6 +111,8 @@ static struct hami_rm_request read_alloc(struct rm_alloc *a, bool is_long)
 	const struct form *form = find_form(RM_NR_ALLOC, a->class_id);
 	if (form && params)
 		r.bytes = serialized ? UINT64_MAX : bytes_of(form, params);
+	if (a->class_id == RM_CLASS_FABRIC && !serialized)
+		r.argument = params;
 	if (a->class_id == RM_CLASS_GROUP && params && !serialized)
 		r.engine = word(params, offsetof(struct rm_group, engine));
 	if (a->class_id == RM_CLASS_DEVICE)

@@ -177,6 +177,38 @@ static int watch_dup(int fd, unsigned long request, void *argument, const struct
 	return rc;
 }
 
+/*
+ * Watches a handle by which other GPUs reach memory. It keeps the memory on the GPU, and charged, as a second handle does;
+ * what is done with it later may tell its address to another process.
+ */
+static int watch_fabric(int fd, unsigned long request, void *argument, const struct hami_rm_request *r)
+{
+	struct rm_fabric params = {0};
+	struct hami_entry held;
+	if (!r->argument)
+		return refuse(r); /* what it asks for cannot be read */
+	const bool known = hami_rm_copy(&params, r->argument, sizeof params);
+	int shared = hami_table_share(hami_object_key(r->client, params.memory), &held);
+	if (shared == -ENOENT)
+		shared = hami_table_share(hami_object_key(r->client, RM_FABRIC_MEMORY_BEFORE_535(params)),
+					  &held);
+	if (shared == -ENOMEM) {
+		hami_log(0, "no memory to remember an allocation's handle for other GPUs by; it is refused\n");
+		return refuse(r);
+	}
+	int rc = hami_real_ioctl()(fd, request, argument);
+	int saved = errno;
+	const bool made = !rc && !*r->status;
+	if (made && hami_movable_tracked() && !(known && hami_movable_reached(request, argument, &params)))
+		hami_swap_share();
+	if (made && !shared)
+		put_memory(held, r);
+	else if (!shared)
+		hami_memory_release((uint32_t)held.slices, hami_table_unshare(&held));
+	errno = saved;
+	return rc;
+}
+
 static int watch_control(int fd, unsigned long request, void *argument, const struct hami_rm_request *r)
 {
 	const struct rm_control *c = r->argument;
@@ -184,6 +216,8 @@ static int watch_control(int fd, unsigned long request, void *argument, const st
 	bool work = timeslice || c->command == RM_GROUP_SCHEDULE || c->command == RM_CHANNEL_SCHEDULE;
 	int slice = timeslice ? slice_of(c->client, c->object) : -1;
 	uint64_t wanted = slice < 0 ? 0 : hami_channels_wanted_timeslice((unsigned int)slice);
+	if (c->command >> 16 == RM_CLASS_FABRIC)
+		hami_swap_share();
 	if (timeslice && wanted)
 		memcpy((void *)(uintptr_t)c->params, &wanted, sizeof wanted);
 	int rc = hami_real_ioctl()(fd, request, argument);
@@ -242,6 +276,8 @@ static int watch(int fd, unsigned long request, void *argument, const struct ham
 		return watch_unmake(fd, request, argument, r);
 	case HAMI_RM_DUP:
 		return watch_dup(fd, request, argument, r);
+	case HAMI_RM_FABRIC:
+		return watch_fabric(fd, request, argument, r);
 	case HAMI_RM_CONTROL:
 		return watch_control(fd, request, argument, r);
 	case HAMI_RM_MAP:
@@ -267,7 +303,8 @@ __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, 
 	if (_IOC_TYPE(request) != 'F' || !argument)
 		return hami_real_ioctl()(fd, request, argument);
 	const struct hami_rm_request r = hami_rm_read(request, argument);
-	const bool holds = tracked && (r.kind == HAMI_RM_UNMAKE || (r.kind == HAMI_RM_MAKE && r.bytes));
+	const bool holds = tracked && (r.kind == HAMI_RM_UNMAKE || r.kind == HAMI_RM_FABRIC ||
+				       (r.kind == HAMI_RM_MAKE && r.bytes));
 	if (holds)
 		hami_hold_enter(HAMI_HOLD_MEMORY);
 	int rc = watch(fd, request, argument, &r);

@@ -38,6 +38,24 @@ static uint32_t allocate(const struct device_memory *m)
 	return ioctl(rm.fd, RM_REQUEST(RM_NR_ALLOC, struct rm_alloc), &a) ? RM_NOT_SUPPORTED : a.status;
 }
 
+/* On a machine with several GPUs, as libcuda does; NVIDIA's from 512 MiB on, with pages of that size. */
+static void make_fabric(struct device_memory *m)
+{
+	const uint64_t least = 32ull << 20, page = 2ull << 20;
+	if (sim.view.machine.gpu_count < 2 || m->bytes < least || m->bytes % page)
+		return;
+	struct rm_fabric p = {.alignment = page, .size = m->bytes, .page_bytes = page, .memory = m->object};
+	struct rm_alloc a = {.client = rm.handle,
+			     .parent = rm.memory_device[m->gpu],
+			     .object = RM_MEMORY_HANDLES + rm.memories + 1,
+			     .class_id = RM_CLASS_FABRIC,
+			     .params = (uint64_t)(uintptr_t)&p};
+	if (ioctl(rm.fd, RM_REQUEST(RM_NR_ALLOC, struct rm_alloc), &a) || a.status != RM_OK)
+		return;
+	rm.memories++;
+	m->fabric = a.object;
+}
+
 /* With rm.lock held, so that no other thread's memory comes between the question and the charge. */
 static bool take(struct device_memory *m, enum memory_use use)
 {
@@ -48,6 +66,7 @@ static bool take(struct device_memory *m, enum memory_use use)
 	if (!fits || allocate(m) != RM_OK)
 		return false;
 	rm.memories++;
+	make_fabric(m);
 	return true;
 }
 
@@ -71,6 +90,8 @@ void sim_memory_give(struct device_memory *m, uint64_t shared_id)
 	if (m->object) {
 		pthread_mutex_lock(&rm.lock);
 		rm_unmake(rm.memory_device[m->gpu], m->object);
+		if (m->fabric)
+			rm_unmake(rm.memory_device[m->gpu], m->fabric);
 		pthread_mutex_unlock(&rm.lock);
 	} else if (m->bytes) {
 		sim_lock(&sim.view);

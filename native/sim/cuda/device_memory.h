@@ -12,6 +12,7 @@ struct device_memory {
 	uint64_t bytes; /* 0: none */
 	uint32_t gpu;
 	uint32_t object; /* its handle; 0: counted by libcuda */
+	uint32_t fabric; /* the handle by which other GPUs reach it; 0: none */
 };
 
 enum memory_use {

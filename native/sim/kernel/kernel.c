@@ -143,6 +143,8 @@ static uint32_t allocate(int fd, struct rm_alloc *a)
 	bool group = a->class_id == RM_CLASS_GROUP;
 	uint32_t parameter = word(a->params, a->size, group ? offsetof(struct rm_group, engine) / 4 : 0);
 	uint32_t status = RM_OK;
+	if (a->class_id == RM_CLASS_FABRIC)
+		return memory_fabric(fd, a);
 	if (class_is_memory(a->class_id))
 		return memory_allocate(&kernel.view, fd, a);
 	if (class_is_of_events(a->class_id))

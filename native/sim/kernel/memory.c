@@ -62,6 +62,28 @@ uint32_t memory_allocate(struct sim_view *view, int fd, struct rm_alloc *a)
 	return status;
 }
 
+/* A handle by which other GPUs reach memory, which it holds. */
+uint32_t memory_fabric(int fd, struct rm_alloc *a)
+{
+	const struct rm_fabric *p = (const struct rm_fabric *)(uintptr_t)a->params;
+	const struct object *memory = p ? objects_find(a->client, p->memory, fd) : NULL;
+	struct object *o;
+	if (!p || p->flags || p->reserved || !p->page_bytes || !p->size || p->size % p->page_bytes ||
+	    p->alignment % p->page_bytes)
+		return RM_INVALID_ARGUMENT;
+	if (!memory || memory->class_id != RM_CLASS_DEVICE_MEMORY || !memory->memory)
+		return RM_INVALID_OBJECT_HANDLE;
+	if (p->offset + p->size > memory->memory->bytes)
+		return RM_INVALID_ARGUMENT;
+	uint32_t status = objects_add(a, fd, 0, &o);
+	if (status != RM_OK)
+		return status;
+	o->memory = memory->memory;
+	o->memory->holders++;
+	a->object = o->handle;
+	return RM_OK;
+}
+
 uint32_t memory_dup(int fd, struct rm_dup *d)
 {
 	const struct object *from = objects_find_any(d->client_from, d->object_from);

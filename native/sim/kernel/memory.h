@@ -8,6 +8,8 @@
 uint32_t memory_allocate(struct sim_view *view, int fd, struct rm_alloc *request);
 /* Does what RM_ALLOC does, for the functions of RM_HEAP that allocate. */
 uint32_t memory_heap(struct sim_view *view, int fd, struct rm_heap *request);
+/* A handle by which other GPUs reach memory. */
+uint32_t memory_fabric(int fd, struct rm_alloc *request);
 /* A second handle for memory. */
 uint32_t memory_dup(int fd, struct rm_dup *request);
 /* Answers RM_SIM_SHARE. */

@@ -46,6 +46,7 @@ static bool right_parent(uint32_t class_id, const struct object *parent)
 	case RM_CLASS_GROUP:
 		return parent->class_id == RM_CLASS_DEVICE;
 	case RM_CLASS_DEVICE_MEMORY:
+	case RM_CLASS_FABRIC: /* NVIDIA's: below a subdevice, which the simulated libcuda has none of */
 		return parent->class_id == RM_CLASS_DEVICE || parent->class_id == RM_CLASS_SUBDEVICE;
 	case RM_CLASS_HOST_MEMORY:
 	case RM_CLASS_VIRTUAL_MEMORY:

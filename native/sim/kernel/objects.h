@@ -61,6 +61,6 @@ static inline bool class_is_of_events(uint32_t class_id)
 static inline bool class_is_memory(uint32_t class_id)
 {
 	return class_id == RM_CLASS_DEVICE_MEMORY || class_id == RM_CLASS_HOST_MEMORY ||
-	       class_id == RM_CLASS_VIRTUAL_MEMORY;
+	       class_id == RM_CLASS_VIRTUAL_MEMORY || class_id == RM_CLASS_FABRIC;
 }
 #endif
