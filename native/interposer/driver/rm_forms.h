@@ -33,7 +33,7 @@ struct hami_rm_request {
 		object; /* where the handle stands; when made, the driver may have chosen it; map: the memory's */
 	uint32_t *status;     /* where the answer stands */
 	uint64_t bytes;       /* make: of device memory; UINT64_MAX where its size cannot be read */
-	const void *argument; /* control: struct rm_control, dup: struct rm_dup, fabric: struct rm_fabric or NULL */
+	const void *argument; /* control, dup: struct rm_control, rm_dup; fabric: rm_fabric, or NULL */
 };
 
 /*

@@ -193,7 +193,8 @@ static int watch_fabric(int fd, unsigned long request, void *argument, const str
 		shared = hami_table_share(hami_object_key(r->client, RM_FABRIC_MEMORY_BEFORE_535(params)),
 					  &held);
 	if (shared == -ENOMEM) {
-		hami_log(0, "no memory to remember an allocation's handle for other GPUs by; it is refused\n");
+		hami_log(0,
+			 "no memory to remember an allocation's handle for other GPUs by; it is refused\n");
 		return refuse(r);
 	}
 	int rc = hami_real_ioctl()(fd, request, argument);
