@@ -263,6 +263,7 @@ class TurnsTaken:
             priority=grant.class_priority,
             stays=now_ns < known.stays_until_ns,
             processes=len(processes),
+            is_leaving=any(process.state == "leaving" for process in own),
         )
 
     def _as_noted(self, grant: Grant, known: Known, used_mib: int) -> Known:

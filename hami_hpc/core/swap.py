@@ -24,6 +24,7 @@ REASONS = {
     "shared": "it shares device memory with other processes (CUDA IPC, exported handles)",
     "room": "the host, or the job's memory limit (--mem), has no room for it",
     "driver": "the GPU's driver refuses",
+    "leaving": "it is still being copied to the host",
 }
 
 
@@ -47,6 +48,7 @@ UNTIL = {
     c.SWAP_TURN: "it is the job's turn",
     c.SWAP_WAIT: "the GPU has room for the job",
 }
+PASSING = ("busy", "leaving")  # of the reasons, those that waiting changes
 TRIED_S = 1.0  # after which a reason that will not go away counts
 
 
@@ -103,7 +105,7 @@ def is_off(order: int, used_bytes: int, process_count: int) -> bool:
 
 def will_not_move(found: Iterable[Process]) -> bool:
     """Returns whether a process stays on the GPU for a reason that waiting does not change."""
-    return any(process.state in REASONS and process.state != "busy" for process in found)
+    return any(process.state in REASONS and process.state not in PASSING for process in found)
 
 
 def seconds_for(mib: int) -> float:

@@ -23,8 +23,8 @@ enum { HAMI_POLICY_CAP = 0, HAMI_POLICY_BURST = 1, HAMI_POLICY_NONE = 2 };
 #define HAMI_POLICY_NAMES {"cap", "burst", "none"} /* indexed by the enum above */
 enum { HAMI_MECHANISM_AUTO = 0, HAMI_MECHANISM_DUTY = 1, HAMI_MECHANISM_SLICE = 2, HAMI_MECHANISM_GATE = 3 };
 #define HAMI_MECHANISM_NAMES {"auto", "duty", "slice", "gate"} /* indexed by the enum above */
-enum { HAMI_SWAPPED_GPU = 0, HAMI_SWAPPED_HOST = 1, HAMI_SWAPPED_BUSY = 2, HAMI_SWAPPED_CONTEXTS = 3, HAMI_SWAPPED_SHARED = 4, HAMI_SWAPPED_ROOM = 5, HAMI_SWAPPED_DRIVER = 6, HAMI_SWAPPED_RETURNING = 7, HAMI_SWAPPED_WANTED = 8 };
-#define HAMI_SWAPPED_NAMES {"gpu", "host", "busy", "contexts", "shared", "room", "driver", "returning", "wanted"} /* indexed by the enum above */
+enum { HAMI_SWAPPED_GPU = 0, HAMI_SWAPPED_HOST = 1, HAMI_SWAPPED_BUSY = 2, HAMI_SWAPPED_CONTEXTS = 3, HAMI_SWAPPED_SHARED = 4, HAMI_SWAPPED_ROOM = 5, HAMI_SWAPPED_DRIVER = 6, HAMI_SWAPPED_RETURNING = 7, HAMI_SWAPPED_WANTED = 8, HAMI_SWAPPED_LEAVING = 9 };
+#define HAMI_SWAPPED_NAMES {"gpu", "host", "busy", "contexts", "shared", "room", "driver", "returning", "wanted", "leaving"} /* indexed by the enum above */
 enum { HAMI_MODE_SHARE = 0, HAMI_MODE_MPS = 1, HAMI_MODE_MIG = 2 };
 #define HAMI_MODE_NAMES {"share", "mps", "mig"} /* indexed by the enum above */
 #define HAMI_CLASS_NAME_MAX 15u

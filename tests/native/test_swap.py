@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conformance import BUILD, REAL_GPU, make_slice
-from swapped import FAMILIES, Swapped
+from swapped import FAMILIES, WORDS, Swapped
 from test_compute import machine
 
 from hami_hpc.contract import constants as c
@@ -37,6 +37,21 @@ def test_memory_of_each_family_keeps_its_content(pinned_mib: int, tmp_path: Path
             assert job.move(out=False)[1] == "gpu"
             assert job.slot()["swapped_bytes"] == 0
             assert program.ask() == f"round {n}"
+        program.end()
+
+
+def test_a_program_says_while_its_memory_is_copied(tmp_path: Path, machine: Machine) -> None:
+    job = Swapped.make(tmp_path / "job", *machine)
+    job.made.extra["HAMI_SIM_FAULTS"] = "cuMemcpyDtoHAsync=0:delay_us=20000"
+    with job.start(HOLDER, "1024") as program:
+        job.order(c.SWAP_OUT)
+        seen = set()
+        while (word := WORDS[job.slot()["swap_state"]]) != "host":
+            seen.add(word)
+            time.sleep(0.001)
+        assert seen == {"gpu", "leaving"}
+        assert job.move(out=False)[1] == "gpu"
+        assert program.ask() == "freed"
         program.end()
 
 

@@ -194,7 +194,7 @@ def test_whatever_happens_in_whatever_order_turns_stay_whole(site: Site, seed: i
     settle(world)
 
 
-WORDS = ("gpu", "host", "busy", "contexts", "shared", "room", "driver", "returning", "wanted")
+WORDS = ("gpu", "host", "busy", "contexts", "shared", "room", "driver", "returning", "wanted", "leaving")
 
 
 @pytest.mark.parametrize("seed", range(12))

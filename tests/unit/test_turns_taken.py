@@ -17,6 +17,7 @@ from hami_hpc.core import residents
 from hami_hpc.core.finding import Level
 from hami_hpc.core.inventory import Device
 from hami_hpc.core.residents import Order
+from hami_hpc.core.swap import seconds_for
 from hami_hpc.core.watch import MIB, Kind, judge
 from hami_hpc.doctor import agent_checks
 from hami_hpc.doctor.facts import Facts
@@ -133,6 +134,18 @@ def test_one_that_does_not_leave_stays_and_its_reason_is_said(site: Site) -> Non
     assert site.order(FIRST) == c.SWAP_IN
     site.look(11)
     assert site.order(FIRST) == c.SWAP_TURN
+
+
+def test_one_that_is_still_being_copied_has_longer(site: Site) -> None:
+    both(site)
+    site.look()
+    site.look(1000)
+    site.says[FIRST] = ["leaving"]
+    site.look(2 * seconds_for(100_000))
+    assert site.order(FIRST) == c.SWAP_TURN
+    site.look(2 * seconds_for(100_000))
+    assert site.order(FIRST) == c.SWAP_IN
+    assert "did not leave GPU 0 when its turn was over: it is still being copied" in site.events()[-1]
 
 
 def test_a_job_that_is_never_moved_waits_only_until_there_is_room(site: Site) -> None:

@@ -172,6 +172,7 @@ static uint32_t move_held(const struct real_cuda *real, CUcontext context)
 	uint32_t state = plan(real, context);
 	if (state != HAMI_SWAPPED_HOST)
 		return state;
+	tell(HAMI_SWAPPED_LEAVING, 0);
 	if (swap.count && !hami_transfer(real, context, swap.pieces, swap.count, &swap.arena, true))
 		return HAMI_SWAPPED_DRIVER;
 	if (!hami_hold_close(HAMI_HOLD_MEMORY, PATIENCE_NS))
