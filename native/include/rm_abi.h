@@ -3,7 +3,8 @@
  * NVIDIA's resource manager interface, as much of it as the interposer reads and the simulated kernel
  * answers: requests on /dev/nvidiactl, an ioctl of type 'F' whose number is the request's. Layouts and values
  * are those of the open kernel modules (nv_escape.h, nv-ioctl.h, nvos.h, nvstatuscodes.h, ctrl2080fifo.h,
- * ctrl2080gr.h, ctrl90cd.h, ctrla06c.h, ctrla06f.h, ctrl0000gpu.h, cl0080.h, cl00f8.h, cl90cd.h, cl90cdfecs.h). What the simulation adds of its own is in sim/core/sim_rm.h.
+ * ctrl2080gr.h, ctrl90cd.h, ctrla06c.h, ctrla06f.h, ctrl0000gpu.h, cl0080.h, cl00f8.h, cl90cd.h, cl90cdfecs.h). What the
+ * simulation adds of its own is in sim/core/sim_rm.h.
  *
  * Which driver versions were seen to make which requests: rm_drivers.tsv, beside this file.
  */

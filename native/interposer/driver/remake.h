@@ -12,8 +12,8 @@
 #include "driver/movable.h"
 
 /*
- * Unmaps and frees an object, with its handle for other GPUs. Returns false when the driver refuses it: the object is as it was, or, with *lost set, it is
- * mapped no more.
+ * Unmaps and frees an object, with its handle for other GPUs. Returns false when the driver refuses it: the object is as it
+ * was, or, with *lost set, it is mapped no more.
  */
 bool hami_remake_free(const struct hami_movable *m, bool *lost);
 
