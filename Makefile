@@ -168,9 +168,9 @@ VM ?= $(shell . /etc/os-release && echo "$$VERSION_CODENAME")
 VM_PACKAGES := linux-image-amd64 initramfs-tools systemd-sysv dbus libpam-systemd openssh-server libpam-slurm-adopt
 
 test-vm: needs-root setup-test deb ## jobs, sessions by ssh, suspension and power cuts in a virtual machine with cgroup version 2; VM=forky
-	@PYTHONPATH=tests/vm:tests/packages $(PYTHON) -c 'import sys, virtual; sys.exit(virtual.missing())'
+	@PYTHONPATH=tests/vm:tests/packages:scripts $(PYTHON) -c 'import sys, virtual; sys.exit(virtual.missing() or 0)'
 	tests/packages/make-base build/vm/$(VM) $(VM) $(VM_PACKAGES)
-	HAMI_HPC_VM=$(VM) $(ALONE) $(PYTEST) tests/vm/live_*.py
+	HAMI_HPC_VM=$(VM) $(filter-out --net,$(ALONE)) $(PYTEST) tests/vm/live_*.py
 
 test-gpu: build ## on a machine with a real NVIDIA GPU
 	HAMI_TEST_GPU=1 $(PYTEST) tests/native/test_interposer.py tests/gpu -rs

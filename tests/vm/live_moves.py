@@ -31,8 +31,8 @@ def test_a_suspended_jobs_memory_leaves_and_comes_back_twice(machine: Virtual) -
     before = int(machine.read(f"{place}/memory.current"))
     for times in (1, 2):
         machine.check("scontrol", "suspend", str(job))
-        machine.wait(lambda: AWAY in usage(machine, job), "the memory to leave", 20)
-        machine.wait(lambda: "frozen 1" in machine.read(f"{place}/step_batch/user/cgroup.events"), "the freezer", 20)
+        machine.wait(lambda: AWAY in usage(machine, job), "the memory to leave", 40)
+        machine.wait(lambda: "frozen 1" in machine.read(f"{place}/step_batch/user/cgroup.events"), "the freezer", 60)
         moved = int(machine.read(f"{place}/memory.current")) - before
         assert moved > (MIB - 10) << 20, f"{moved} bytes more are charged to the job"
         assert machine.state(job) == "SUSPENDED"
@@ -71,7 +71,7 @@ def test_a_limit_above_the_jobs_cgroup_counts_too(machine: Virtual) -> None:
 def test_a_suspended_job_that_is_cancelled_ends(machine: Virtual) -> None:
     job = machine.running(*VGPU, "--mem=1200", script=f"slice --use {MIB} --hold 300", said="ok")
     machine.check("scontrol", "suspend", str(job))
-    machine.wait(lambda: AWAY in usage(machine, job), "the memory to leave", 20)
+    machine.wait(lambda: AWAY in usage(machine, job), "the memory to leave", 40)
     machine.check("scancel", str(job))
     machine.wait(lambda: machine.state(job) == "CANCELLED", "its end", 60)
 
@@ -82,6 +82,6 @@ def test_each_step_of_a_suspended_job_and_a_session_move(machine: Virtual) -> No
     machine.wait(lambda: machine.output(job).count("ok") == 2, "both programs", 60)
     machine.check("scontrol", "suspend", str(job))
     both = f"{2 * MIB} MiB of 2 processes on the host"
-    machine.wait(lambda: both in usage(machine, job), "the memory of both to leave", 20)
+    machine.wait(lambda: both in usage(machine, job), "the memory of both to leave", 40)
     machine.check("scontrol", "resume", str(job))
     machine.wait(lambda: BACK in usage(machine, job), "the memory to come back", 30)
