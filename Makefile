@@ -40,7 +40,7 @@ TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
 .PHONY: help needs-root setup setup-test generate build native plugins examples lint test test-native sanitized test-sanitizers test-with-address test-with-thread test-unit mutate \
-	test-cluster test-packages test-matrix record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-neighbours bench-collectives bench-peers bench-suspend bench-swap bench-turns \
+	test-cluster test-packages test-vm test-matrix record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-neighbours bench-collectives bench-peers bench-suspend bench-swap bench-turns \
 	bench-churn bench-honest bench-nodes bench-fair-share bench-submit bench-interposer bench-latency bench-mig bench-packing bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop docs \
 	check-places install uninstall packages-tree deb rpm dist dist-node dist-controller dist-accounting clean
 
@@ -162,6 +162,15 @@ test-packages: setup-test deb ## the Debian packages, tarballs and RPMs in a fre
 	tests/packages/make-base build/packages-base/root
 	@$(PACKAGE) tar --role node
 	$(ALONE) $(PYTEST) tests/packages/live_*.py
+
+# A virtual machine's Debian: this release, trixie or forky, whose packages are made in its chroot (scripts/slurm-chroot).
+VM ?= $(shell . /etc/os-release && echo "$$VERSION_CODENAME")
+VM_PACKAGES := linux-image-amd64 initramfs-tools systemd-sysv dbus libpam-systemd openssh-server libpam-slurm-adopt
+
+test-vm: needs-root setup-test deb ## jobs, sessions by ssh, suspension and power cuts in a virtual machine with cgroup version 2; VM=forky
+	@PYTHONPATH=tests/vm:tests/packages:scripts $(PYTHON) -c 'import sys, virtual; sys.exit(virtual.missing() or 0)'
+	tests/packages/make-base build/vm/$(VM) $(VM) $(VM_PACKAGES)
+	HAMI_HPC_VM=$(VM) $(filter-out --net,$(ALONE)) $(PYTEST) tests/vm/live_*.py
 
 test-gpu: build ## on a machine with a real NVIDIA GPU
 	HAMI_TEST_GPU=1 $(PYTEST) tests/native/test_interposer.py tests/gpu -rs

@@ -75,15 +75,29 @@ def check_sshd(facts: Facts) -> Iterator[Finding]:
         detail = f"{own.where}: {own.module} does not exist, so nobody can log in"
         yield Finding(SERVICE, Level.FAIL, detail, f"install hami_hpc again, or {advice}")
     else:
-        wrong = _wrong(own, sessions, wanted)
+        wrong = _wrong(own, wanted)
         yield (
             Finding(SERVICE, Level.WARN, f"{own.where}: {wrong}", advice)
             if wrong
             else Finding(SERVICE, Level.OK, own.where)
         )
+    yield from _check_systemd(sessions, own)
 
 
-def _wrong(own: Line, sessions: list[Line], wanted: dict[str, str]) -> str:
+def _check_systemd(sessions: list[Line], own: Line | None) -> Iterator[Finding]:
+    """Warns of pam_systemd, wherever it is: it moves the session to a cgroup of logind's, after the account phase."""
+    systemd = next((line for line in sessions if line.name == SYSTEMD), None)
+    if systemd is None:
+        return
+    takes = "takes sessions out of their job's cgroup, where that is of version 2"
+    limits = "are not limited"
+    if own is not None and sessions.index(own) < sessions.index(systemd):
+        limits = "can open every GPU, and go on after the job"
+    advice = f"take {SYSTEMD} out of {FOLDER}/{SERVICE} and what it includes (SchedMD's page of pam_slurm_adopt)"
+    yield Finding(SERVICE, Level.WARN, f"{systemd.where}: pam_systemd {takes}: they {limits}", advice)
+
+
+def _wrong(own: Line, wanted: dict[str, str]) -> str:
     """Returns by what a session could begin without limits; "" for nothing."""
     if own.control not in MUST:
         return f"{own.control}, so a session begins though its limits cannot be enforced"
@@ -91,8 +105,6 @@ def _wrong(own: Line, sessions: list[Line], wanted: dict[str, str]) -> str:
     others = [f"{key}={given.get(key, '(not there)')}" for key, value in wanted.items() if given.get(key) != value]
     if others:
         return f"{', '.join(others)} is not what the settings have"
-    if any(line.name == SYSTEMD for line in sessions[: sessions.index(own)]):
-        return "after pam_systemd, which can take a session out of its job's cgroup"
     return ""
 
 

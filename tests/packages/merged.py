@@ -10,20 +10,30 @@ from pathlib import Path
 
 def merge(root: Path, printed: str, check: Callable[..., object]) -> None:
     """`root` is the machine's, `check` runs a command there."""
+    merge_by(lambda name: (root / name).read_text(), lambda name, text: (root / name).write_text(text), printed, check)
+
+
+def merge_by(
+    read: Callable[[str], str],
+    write: Callable[[str, str], object],
+    printed: str,
+    check: Callable[..., object],
+) -> None:
+    """`read` and `write` take a file's path without the first slash."""
     for what, body in re.findall(r"^ +\d+\. (.*)\n((?: {9}.*\n)+)", printed, re.MULTILINE):
         lines = [line[9:] for line in body.splitlines()]
         if added := re.match(r"(\S+): add the line", what):
-            path = root / added[1].lstrip("/")
-            path.write_text(path.read_text() + lines[0] + "\n")
+            name = added[1].lstrip("/")
+            write(name, read(name) + lines[0] + "\n")
         elif place := re.match(r"(\S+), line (\d+)", what):
-            path, number = root / place[1].lstrip("/"), int(place[2]) - 1
-            text = path.read_text().splitlines()
+            name, number = place[1].lstrip("/"), int(place[2]) - 1
+            text = read(name).splitlines()
             if "in NodeName=" in what:
                 kept = [word for word in text[number].split() if not word.startswith(("Gres=", "Feature="))]
                 text[number] = " ".join([*kept, *lines])
             else:
                 text[number] = lines[0]
-            path.write_text("\n".join(text) + "\n")
+            write(name, "\n".join(text) + "\n")
         else:
             for line in lines:
                 check("sh", "-c", line)

@@ -78,12 +78,25 @@ def test_a_line_that_would_let_an_unlimited_session_begin_is_named(folder: Path)
     assert findings(folder, sshd=ADOPT + ours(folder, "requisite"))[0].is_ok
 
 
-def test_after_pam_systemd_the_session_may_have_left_its_jobs_cgroup(folder: Path) -> None:
-    systemd = "session optional pam_systemd.so\n"
-    (found,) = findings(folder, sshd=ADOPT + systemd + ours(folder))
-    assert found.level.value == "WARN"
-    assert "after pam_systemd" in found.detail
-    assert findings(folder, sshd=ADOPT + ours(folder) + systemd)[0].is_ok
+SYSTEMD = "session optional pam_systemd.so\n"
+
+
+def test_pam_systemd_takes_the_session_out_of_its_jobs_cgroup_in_any_order(folder: Path) -> None:
+    line, found = findings(folder, sshd=ADOPT + SYSTEMD + ours(folder))
+    assert (line.level.value, found.level.value) == ("OK", "WARN")
+    assert f"{folder}/sshd:2: pam_systemd takes sessions out of their job's cgroup" in found.detail
+    assert "are not limited" in found.detail
+    line, found = findings(folder, sshd=ADOPT + ours(folder) + "@include common-session\n", common_session=SYSTEMD)
+    assert (line.level.value, found.level.value) == ("OK", "WARN")
+    assert f"{folder}/common-session:1: pam_systemd" in found.detail
+    assert "can open every GPU" in found.detail
+    assert "take pam_systemd.so out" in found.advice
+
+
+def test_pam_systemd_is_named_also_where_the_line_is_missing(folder: Path) -> None:
+    line, found = findings(folder, sshd=ADOPT + SYSTEMD)
+    assert "has no pam_hami_hpc.so" in line.detail
+    assert "are not limited" in found.detail
 
 
 def test_a_module_that_is_not_there_fails_since_nobody_could_log_in(folder: Path) -> None:

@@ -2,13 +2,37 @@
 /* Which GPUs this process sees, or which one MIG device. */
 #include "sim_cuda.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 /* The GPUs as they are: view.machine says less of the one whose MIG device this process uses. */
 static struct sim_machine whole;
+
+/* Those of its GPUs whose devices this process may open, in their order: CUDA's own numbers count these alone. */
+static uint32_t open_gpu[SIM_MAX_GPUS], open_count;
+
+/* Asks the device cgroup, where the machine has $HAMI_SIM/devices; else all GPUs may be opened. */
+static void read_open(void)
+{
+	char path[PATH_MAX];
+	snprintf(path, sizeof path, "%s/devices", sim.view.dir);
+	const bool asks = access(path, F_OK) == 0;
+	open_count = 0;
+	for (uint32_t i = 0; i < whole.gpu_count; i++) {
+		snprintf(path, sizeof path, "/dev/nvidia%u", i);
+		const int fd = asks ? open(path, O_RDWR | O_CLOEXEC) : -1;
+		if (!asks || fd >= 0 || errno != EPERM) /* the device has no driver, which is ENXIO */
+			open_gpu[open_count++] = i;
+		if (fd >= 0)
+			close(fd);
+	}
+}
 
 /* The index of the one GPU that `text` names, or SIM_MAX_GPUS. */
 static uint32_t find_gpu(const char *text)
@@ -16,11 +40,11 @@ static uint32_t find_gpu(const char *text)
 	char *end;
 	unsigned long n = strtoul(text, &end, 10);
 	if (end != text && !*end && *text != '-')
-		return n < whole.gpu_count ? (uint32_t)n : SIM_MAX_GPUS;
+		return n < open_count ? open_gpu[n] : SIM_MAX_GPUS;
 	uint32_t index = SIM_MAX_GPUS;
-	for (uint32_t i = 0; i < whole.gpu_count; i++)
-		if (strlen(text) > 4 && strncasecmp(whole.gpu[i].uuid, text, strlen(text)) == 0)
-			index = index == SIM_MAX_GPUS ? i : SIM_MAX_GPUS;
+	for (uint32_t i = 0; i < open_count; i++)
+		if (strlen(text) > 4 && strncasecmp(whole.gpu[open_gpu[i]].uuid, text, strlen(text)) == 0)
+			index = index == SIM_MAX_GPUS ? open_gpu[i] : SIM_MAX_GPUS;
 	return index;
 }
 
@@ -89,9 +113,9 @@ static void see_all(void)
 {
 	char index[16];
 	for (int divided = 0; divided < 2 && !sim.visible_count; divided++)
-		for (uint32_t gpu = 0; gpu < whole.gpu_count && !sim.mig; gpu++)
-			if (is_divided(gpu) == (divided != 0)) {
-				snprintf(index, sizeof index, "%u", gpu);
+		for (uint32_t i = 0; i < open_count && !sim.mig; i++)
+			if (is_divided(open_gpu[i]) == (divided != 0)) {
+				snprintf(index, sizeof index, "%u", i);
 				see(index);
 			}
 }
@@ -104,6 +128,7 @@ void sim_read_visible(void)
 		whole = sim.view.machine;
 	sim.view.machine = whole;
 	sim.visible_count = sim.mig = 0;
+	read_open();
 	if (!value) {
 		see_all();
 		return;
