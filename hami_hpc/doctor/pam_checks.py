@@ -57,16 +57,20 @@ def lines_of(name: str, depth: int = 0) -> Iterator[Line]:
                 yield Line(kind.lower(), control, module, tuple(rest.split()), f"{path}:{number}")
 
 
+def adopts() -> bool:
+    """Returns whether sshd lets users into their jobs."""
+    return any(line.name == ADOPT for line in lines_of(SERVICE))
+
+
 def check_sshd(facts: Facts) -> Iterator[Finding]:
     """Checks the line of hami_hpc's module where sshd lets users in by pam_slurm_adopt; elsewhere there is nothing."""
-    lines = list(lines_of(SERVICE))
-    if not any(line.name == ADOPT for line in lines):
+    if not adopts():
         return
     settings = facts.settings
     wanted = {"run_dir": settings.run_dir, "interposer": settings.interposer, "preload": settings.preload}
     arguments = " ".join(f"{key}={value}" for key, value in wanted.items())
     advice = f"write 'session required {pam_module(settings.interposer)} {arguments}' {PLACE}"
-    sessions = [line for line in lines if line.kind == "session"]
+    sessions = [line for line in lines_of(SERVICE) if line.kind == "session"]
     own = next((line for line in sessions if line.name == OURS), None)
     if own is None:
         detail = f"{FOLDER}/{SERVICE} has no {OURS}: sessions of pam_slurm_adopt see the GPU without limits"

@@ -17,6 +17,7 @@ from hami_hpc.core.finding import Finding, Level, finding
 from hami_hpc.core.mig_static import types_of
 from hami_hpc.core.places import of_gpus
 from hami_hpc.core.sizes import is_oversold
+from hami_hpc.doctor import pam_checks
 from hami_hpc.doctor.build_checks import moves_suspended
 from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
@@ -48,11 +49,24 @@ def check_keys(facts: Facts) -> Iterator[Finding]:
     flags = facts.slurm.get("PrologFlags", "")
     good = any(flag.strip().lower() in IMPLIES_ALLOC for flag in flags.split(","))
     yield finding("PrologFlags", good, flags or "not set", f"slurm.conf: PrologFlags=Alloc, {RESTART}")
+    if "runinjob" in {flag.strip().lower() for flag in flags.split(",")}:
+        yield from _run_in_job(facts)
     parameters = facts.slurm.get("SchedulerParameters", "")
     good = "nohold_on_prolog_fail" in parameters
     detail = "nohold_on_prolog_fail is set" if good else "a job whose prolog fails is held until somebody releases it"
     advice = "add nohold_on_prolog_fail to SchedulerParameters: such a job starts on another node by itself"
     yield finding("SchedulerParameters", good, detail, advice, Level.WARN)
+
+
+def _run_in_job(facts: Facts) -> Iterator[Finding]:
+    """Warns of a prolog that runs in the job's extern step, which is there before the prolog has ended."""
+    advice = f"slurm.conf: take RunInJob out of PrologFlags, {RESTART}"
+    if pam_checks.adopts():
+        detail = "a session by ssh that begins while its job's prolog runs is not limited"
+        yield Finding("RunInJob", Level.WARN, detail, advice)
+    if "mps" in facts.settings.modes:
+        detail = "the daemon of mode=mps is a process of its first job, and ends with it"
+        yield Finding("RunInJob", Level.WARN, detail, advice)
 
 
 def _gres_types(facts: Facts) -> Finding:

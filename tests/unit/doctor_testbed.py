@@ -100,6 +100,11 @@ def add_a_rule(healthy: Healthy) -> None:
     script.write_text(script.read_text().replace("\treturn hami.cli", '\toptions.comment = "x"\n\treturn hami.cli'))
 
 
+def adopt_while_the_prolog_runs(healthy: Healthy) -> None:
+    healthy.slurm.update(PrologFlags="Alloc,Contain,RunInJob")
+    healthy.write("root/etc/pam.d/sshd", "account required pam_slurm_adopt.so\n")
+
+
 def swap_without_plugin(healthy: Healthy) -> None:
     settings = healthy.node.config
     text = settings.read_text()
@@ -178,6 +183,12 @@ BROKEN: dict[str, Broken] = {
         "chmod 755",
     ),
     "no PrologFlags": (lambda h: h.slurm.update(PrologFlags="Serial"), "PrologFlags", Level.FAIL, "PrologFlags=Alloc"),
+    "sessions while the prolog runs": (
+        adopt_while_the_prolog_runs,
+        "RunInJob",
+        Level.WARN,
+        "a session by ssh that begins while its job's prolog runs is not limited",
+    ),
     "jobs held": (
         lambda h: h.slurm.update(SchedulerParameters="(null)"),
         "SchedulerParameters",

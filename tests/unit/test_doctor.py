@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from click.testing import CliRunner
@@ -22,8 +23,9 @@ from hami_hpc.cli.exit_codes import ExitCode
 from hami_hpc.core import qos, quota
 from hami_hpc.core.finding import Level
 from hami_hpc.core.inventory import Device
-from hami_hpc.doctor import container_checks, pam_checks
+from hami_hpc.doctor import container_checks, pam_checks, slurm_checks
 from hami_hpc.doctor.build_checks import FILTER_PLUGIN, GRES_PLUGINS, SLURMS_FILTER, plugin_version
+from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation import share_checks
 from hami_hpc.node import ldso, mounts, nvml
@@ -99,6 +101,16 @@ def test_doctor_creates_and_changes_nothing(healthy: Healthy) -> None:
     before = snapshot()
     assert "1 grant(s)" in healthy.run().output
     assert snapshot() == before
+
+
+def test_a_prolog_in_its_job_is_named_where_the_job_has_a_daemon(healthy: Healthy) -> None:
+    healthy.slurm.update(PrologFlags="Alloc, Contain, RunInJob")
+    assert "RunInJob" not in healthy.findings()
+    settings = healthy.node.settings._replace(modes=("share", "mps"))
+    facts = cast(Facts, SimpleNamespace(settings=settings))
+    (found,) = slurm_checks._run_in_job(facts)
+    assert found.level is Level.WARN
+    assert "the daemon of mode=mps" in found.detail
 
 
 @pytest.mark.parametrize("name", BROKEN)
