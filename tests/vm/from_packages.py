@@ -35,7 +35,9 @@ def install(machine: Virtual) -> None:
     """Does what docs/admin.md says, and nothing else but for the simulated driver's sake."""
     paths = []
     for part in NODE:
-        (package,) = FOLDER.glob(f"hami-hpc-{part}_*.deb")
+        found = list(FOLDER.glob(f"hami-hpc-{part}_*.deb"))
+        assert len(found) == 1, f"{FOLDER} needs one package hami-hpc-{part}, built for the Slurm of {SUITE}: {found}"
+        package = found[0]
         machine.put(package, f"/shared/{package.name}")
         paths.append(f"/shared/{package.name}")
     machine.check("apt-get", "install", "-y", "--no-install-recommends", *paths)
