@@ -28,6 +28,8 @@ swap = true
 memory_over = "kill"
 no_interposer = "kill"
 """
+# What doctor advises where jobs are suspended: for Slurm before 23.11, and from then on.
+SUSPEND = {"bookworm": "s|^TaskPlugin=.*|&,task/hami_hpc|", "": "$aPreemptParameters=suspend_grace_time=23"}
 RENDER = ("hami-hpc", "render", "-o", "/etc/slurm")
 
 
@@ -53,6 +55,7 @@ def install(machine: Virtual) -> None:
     machine.write(
         "etc/pam.d/sshd", re.sub(r"(?m)^session", f"{line}\nsession", machine.read("etc/pam.d/sshd"), count=1)
     )
+    machine.check("sed", "-i", SUSPEND.get(SUITE, SUSPEND[""]), "/etc/slurm/slurm.conf")
     for daemon in ("slurmd", "slurmctld"):
         machine.check("systemctl", "restart", daemon)
     machine.check("systemctl", "enable", "--now", *UNITS)
