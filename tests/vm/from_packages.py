@@ -28,6 +28,8 @@ swap = true
 memory_over = "kill"
 no_interposer = "kill"
 """
+# What doctor advises where jobs are suspended: for Slurm before 23.11, and from then on.
+SUSPEND = {"bookworm": "s|^TaskPlugin=.*|&,task/hami_hpc|", "": "$aPreemptParameters=suspend_grace_time=23"}
 RENDER = ("hami-hpc", "render", "-o", "/etc/slurm")
 
 
@@ -35,7 +37,9 @@ def install(machine: Virtual) -> None:
     """Does what docs/admin.md says, and nothing else but for the simulated driver's sake."""
     paths = []
     for part in NODE:
-        (package,) = FOLDER.glob(f"hami-hpc-{part}_*.deb")
+        found = list(FOLDER.glob(f"hami-hpc-{part}_*.deb"))
+        assert len(found) == 1, f"{FOLDER} needs one package hami-hpc-{part}, built for the Slurm of {SUITE}: {found}"
+        package = found[0]
         machine.put(package, f"/shared/{package.name}")
         paths.append(f"/shared/{package.name}")
     machine.check("apt-get", "install", "-y", "--no-install-recommends", *paths)
@@ -51,6 +55,7 @@ def install(machine: Virtual) -> None:
     machine.write(
         "etc/pam.d/sshd", re.sub(r"(?m)^session", f"{line}\nsession", machine.read("etc/pam.d/sshd"), count=1)
     )
+    machine.check("sed", "-i", SUSPEND.get(SUITE, SUSPEND[""]), "/etc/slurm/slurm.conf")
     for daemon in ("slurmd", "slurmctld"):
         machine.check("systemctl", "restart", daemon)
     machine.check("systemctl", "enable", "--now", *UNITS)

@@ -27,6 +27,7 @@ USERS = (USER, "news")
 EVADERS = ("static", "raw", "own_loader")  # tests/native/evaders
 OWN_CONF = """\
 ProctrackType=proctrack/cgroup
+TaskPlugin=task/affinity,task/cgroup
 JobAcctGatherType=jobacct_gather/cgroup
 JobAcctGatherFrequency=5
 PrologFlags=Alloc,Contain
@@ -47,11 +48,6 @@ session required pam_limits.so
 session required pam_env.so
 @include common-password
 """
-# What doctor advises where jobs are suspended: by the release, before 23.11 and from then on.
-SUSPEND_CONF = {
-    "bookworm": "TaskPlugin=task/affinity,task/cgroup,task/hami_hpc\n",
-    "": "TaskPlugin=task/affinity,task/cgroup\nPreemptParameters=suspend_grace_time=23\n",
-}
 FILES = {
     "etc/slurm/gres.conf": "Name=gpu File=/dev/nvidia[0-1]\n",
     "etc/slurm/cgroup.conf": (
@@ -237,8 +233,9 @@ def make_disk(base: Path, folder: Path, public_key: str) -> Path:
         path.mkdir(parents=True)
     mount("overlay", root, "-t", "overlay", "-o", f"lowerdir={base},upperdir={upper},workdir={work}")
     try:
-        slurm_conf = SLURM_CONF + OWN_CONF + SUSPEND_CONF.get(base.name, SUSPEND_CONF[""])
-        furnish(root, {**FILES, "etc/slurm/slurm.conf": slurm_conf, "etc/ssh/keys": public_key})
+        furnish(root, {**FILES, "etc/slurm/slurm.conf": SLURM_CONF + OWN_CONF, "etc/ssh/keys": public_key})
+        if base.name != "bookworm":  # OpenSSH from 9.8 on makes those wait who were refused
+            (root / "etc/ssh/sshd_config.d/penalties.conf").write_text("PerSourcePenalties no\n")
         (root / "srv/sim/devices").touch()  # CUDA shows what the device cgroup lets it open
         for name in EVADERS:
             shutil.copy2(ROOT / "build/native/evaders" / name, root / "usr/bin" / f"evade-{name}")
