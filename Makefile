@@ -167,7 +167,7 @@ test-packages: setup-test deb ## the Debian packages, tarballs and RPMs in a fre
 VM ?= $(shell . /etc/os-release && echo "$$VERSION_CODENAME")
 VM_PACKAGES := linux-image-amd64 initramfs-tools systemd-sysv dbus libpam-systemd openssh-server openssh-client libpam-slurm-adopt
 
-test-vm: needs-root setup-test deb ## jobs, sessions by ssh, suspension and power cuts in a virtual machine with cgroup version 2; VM=forky
+test-vm: needs-root setup-test deb ## jobs, sessions by ssh and suspension in a virtual machine with cgroup version 2; VM=forky
 	@PYTHONPATH=tests/vm:tests/packages:scripts $(PYTHON) -c 'import sys, virtual; sys.exit(virtual.missing() or 0)'
 	tests/packages/make-base build/vm/$(VM) $(VM) $(VM_PACKAGES)
 	HAMI_HPC_VM=$(VM) $(filter-out --net,$(ALONE)) $(PYTEST) tests/vm/live_*.py
