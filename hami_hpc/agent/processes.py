@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -115,6 +116,22 @@ class Processes:
         """Returns whether the process of this pid still is the one that was started then."""
         now = self._identity(pid)
         return now is not None and now.started == started
+
+    def kill(self, pid: int, started: int) -> bool:
+        """Kills exactly this process. Returns False when it has ended: another one may have its pid."""
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            return False
+        try:
+            if not self.is_same(pid, started):
+                return False
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
 
     def _identity(self, pid: int) -> Identity | None:
         fields = _fields(self._stat(pid))

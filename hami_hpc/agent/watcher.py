@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections import deque
@@ -59,23 +58,6 @@ RECOUNT_S = 0.001
 KILLING = (Action.KILL, Action.FAIL, Action.DRAIN)
 # Findings that take memory or time from the GPU's other jobs.
 TAKES_FROM_OTHERS = (Kind.MEMORY_OVER, Kind.WRONG_GPU, Kind.NO_GRANT, Kind.NO_JOB)
-
-
-def kill(process: Process, is_same: Callable[[int, int], bool]) -> bool:
-    """Kills exactly this process. Returns False when it has ended: another one may have its pid."""
-    try:
-        fd = os.pidfd_open(process.pid)
-    except OSError:
-        return False
-    try:
-        if not is_same(process.pid, process.started):
-            return False
-        signal.pidfd_send_signal(fd, signal.SIGKILL)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
 
 
 class Sentence(NamedTuple):
@@ -149,8 +131,9 @@ class Watcher:
         may_hold = {} if self.turns is None else self.turns.may_hold
         answers = {one.gpu.uuid for one in gpu_looks if one.state == OK}
         silent = frozenset(one.grant.gpu_uuid for one in slices) - answers
-        unseen, own = self.unseen.look(gpu_looks, boot_ns, self.event), by_job_and_gpu(processes)
-        look = Look(boot_ns, processes, slices, whole, held, (), frozenset(), may_hold, unseen, silent, own)
+        unseen = self.unseen.look(gpu_looks, boot_ns, self.event)
+        own = by_job_and_gpu(processes)
+        look = Look(boot_ns, processes, slices, whole, held, may_hold=may_hold, unseen=unseen, silent=silent, own=own)
         look = self._recounted(look)
         suspicions = [*judge(look, self.settings.limits), *self._time.judge(look)]
         wanted = [one for one in suspicions if self.settings.actions[one.kind] is not Action.IGNORE]
@@ -159,8 +142,9 @@ class Watcher:
         self._execute(boot_ns)
         disturbed = self._disturbed(look, gpu_looks, wanted)
         if not self._problem:  # else what was seen before stays
-            more = (self.slurm.whole_here,) if self.slurm.has_places else ()
-            known = self.known_gpus.update(noted, whole, gpu_looks, self.slurm.whole_of, *more)
+            slurm = self.slurm
+            more = (slurm.whole_here,) if slurm.has_places else ()
+            known = self.known_gpus.update(noted, whole, gpu_looks, slurm.whole_of, *more)
             look = look._replace(gpu_jobs=known, ended=self.slices.ended)
             jobs, gpu_jobs = self.sums.update(look, step_ns, _counters(gpu_looks), self._incidents.open(), disturbed)
             self.histories.update((*jobs, *gpu_jobs), boot_ns)
@@ -168,8 +152,9 @@ class Watcher:
         if self.faults is not None:
             self._watch_faults(self.faults, boot_ns, gpu_looks)
         jobs, gpu_jobs = self.sums.last()
-        self._last, self._looks = (boot_ns, look), self._looks + 1
-        with_slice = {one.grant.job_id for one in slices}
+        self._last = (boot_ns, look)
+        self._looks += 1
+        slice_jobs = {one.grant.job_id for one in slices}
         return AgentState(
             boot_id=self.boot_id,
             pid=os.getpid(),
@@ -180,7 +165,7 @@ class Watcher:
             gpus=tuple(_gpu_state(one, self.faults, self.turns) for one in gpu_looks),
             jobs=jobs,
             gpu_jobs=gpu_jobs,
-            others=tuple(_other(one, step_ns) for one in processes if one.job_id not in with_slice),
+            others=tuple(_other(one, step_ns) for one in processes if one.job_id not in slice_jobs),
             events=tuple(self.events),
             started_unix_ns=self._started_unix_ns,
             event_counts=tuple(self._counts.items()),
@@ -290,7 +275,7 @@ class Watcher:
         self._sentences = [one for one in self._sentences if one not in due]
         for (one, is_new), _, _ in due:
             action = self.settings.actions[one.kind]
-            killed = [p.pid for p in one.processes if p.uid != 0 and kill(p, self.processes.is_same)]
+            killed = [p.pid for p in one.processes if p.uid != 0 and self.processes.kill(p.pid, p.started)]
             done = [f"killed {', '.join(map(str, killed))}" if killed else "nothing left to kill"]
             if one.job_id and action in (Action.FAIL, Action.DRAIN):  # again, as slurmctld may have been down
                 self.slurm.fail(one.job_id, one.text)

@@ -27,7 +27,7 @@ PRESSURE = ((75, 600.0), (85, 60.0), (95, 10.0))
 TURN_S_PER_GIB = 3.0
 STAYS_S = 600.0  # for which a job that could not leave is not asked again
 CANNOT_LEAVE = "it cannot leave"
-SLOW_HOST = 3
+SLOW_HOST = 3  # times as long for a job whose memory is being copied
 ON = (c.SWAP_NEVER, c.SWAP_IN)
 
 

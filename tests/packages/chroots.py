@@ -11,7 +11,8 @@ import hashlib
 import os
 import stat
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +143,14 @@ def machine(base: Path, folder: Path, shared: Path) -> Iterator[Machine]:
         yield Machine(root, shared)
     finally:
         subprocess.run(("umount", "--recursive", "--lazy", root), check=False)
+
+
+def wait(condition: Callable[[], object], what: str, logs: Callable[[], str], timeout_s: float = 60) -> None:
+    """Waits until a condition holds; fails with `what` and the logs."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"{what}\n{logs()}"
+        time.sleep(0.3)
 
 
 def mount(source: str, target: Path, *words: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import chroots
 import pytest
 from chroots import SETTINGS, Machine, machine
 from made_packages import BASE, NEXT, NODE, PACKAGES, packages_of
@@ -76,10 +77,7 @@ class Site:
         return bool(re.match(r"(idle|mixed|alloc|drain)\w*$", self.on.run("sinfo", "-h", "-o", "%T").stdout.strip()))
 
     def wait(self, condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
-        end = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < end, f"{what}\n{self.logs()}"
-            time.sleep(0.3)
+        chroots.wait(condition, what, self.logs, timeout_s)
 
     def logs(self) -> str:
         found = [self.on.path(f"/var/log/slurm/{name}.log") for name in ("slurmctld", "slurmd")]

@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import chroots
 from chroots import PATH
 from made_packages import ROOT
 
@@ -88,10 +88,7 @@ class Served(ABC):
         return done.stdout
 
     def wait(self, condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
-        end = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < end, f"{what}\n{self.logs()}"
-            time.sleep(0.3)
+        chroots.wait(condition, what, self.logs, timeout_s)
 
     def logs(self) -> str:
         journal = self.run("journalctl", "--no-pager", "--boot", "--lines=60").stdout

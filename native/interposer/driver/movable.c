@@ -39,10 +39,14 @@ static struct entry *find(uint32_t client, uint32_t handle)
 	return e;
 }
 
-static bool is_fabric_of(const struct entry *e, uint32_t client, uint32_t handle)
+static bool is_handle(const struct rm_alloc *made, uint32_t client, uint32_t handle)
 {
-	const struct rm_alloc *r = &e->movable.fabric.request;
-	return r->object && r->client == client && r->object == handle;
+	return made->object && made->client == client && made->object == handle;
+}
+
+bool hami_movable_has(const struct hami_movable *m, uint32_t client, uint32_t handle)
+{
+	return is_handle(&m->request, client, handle) || is_handle(&m->fabric.request, client, handle);
 }
 
 /* The object that has this handle for other GPUs. With the lock held. */
@@ -50,7 +54,7 @@ static struct entry *find_reached(uint32_t client, uint32_t handle)
 {
 	for (size_t i = 0; i < BUCKETS && movables.count; i++)
 		for (struct entry *e = movables.buckets[i]; e; e = e->next)
-			if (is_fabric_of(e, client, handle))
+			if (is_handle(&e->movable.fabric.request, client, handle))
 				return e;
 	return NULL;
 }

@@ -5,8 +5,8 @@
  * UVM maps it. An object that anything else was done with (mapped for the CPU, given a second handle, mapped twice or in
  * part) is fixed: it stays where it is.
  *
- * Where a machine has several GPUs, libcuda gives each object from 512 MiB on a second handle by which they could reach it
- * over NVLink (RM_CLASS_FABRIC). The memory lives for as long as either is there, so that one is freed and made again, too.
+ * Where a machine has several GPUs, libcuda gives each large object (of 1 GiB; not of 64 MiB) a second handle by which they
+ * could reach it over NVLink (RM_CLASS_FABRIC). The memory lives for as long as either is there, so that one is freed and made again, too.
  * Until anything is done with it nobody knows its address, which is another one then.
  *
  * Nothing is kept before hami_movable_track(). Thread-safe, not async-signal-safe: one lock, held over no call. A forked
@@ -37,6 +37,9 @@ struct hami_movable {
 	uint64_t base, length;
 	struct uvm_attributes gpu;
 };
+
+/* Returns whether this is a handle of the object, either of the two. */
+bool hami_movable_has(const struct hami_movable *movable, uint32_t client, uint32_t handle);
 
 /* From now on; return whether. */
 void hami_movable_track(void);

@@ -377,13 +377,9 @@ bool hami_swap_ends_away(void)
 bool hami_swap_absent(uint64_t key)
 {
 	const size_t count = hami_swap_ends_away() ? swap.count : 0;
-	for (size_t i = 0; i < count; i++) {
-		const struct rm_alloc *memory = &swap.objects[i].request;
-		const struct rm_alloc *fabric = &swap.objects[i].fabric.request;
-		if (hami_object_key(memory->client, memory->object) == key ||
-		    (fabric->object && hami_object_key(fabric->client, fabric->object) == key))
+	for (size_t i = 0; i < count; i++)
+		if (hami_movable_has(&swap.objects[i], (uint32_t)(key >> 32), (uint32_t)key))
 			return true;
-	}
 	return false;
 }
 

@@ -38,7 +38,7 @@ static uint32_t allocate(const struct device_memory *m)
 	return ioctl(rm.fd, RM_REQUEST(RM_NR_ALLOC, struct rm_alloc), &a) ? RM_NOT_SUPPORTED : a.status;
 }
 
-/* On a machine with several GPUs, as libcuda does; NVIDIA's from 512 MiB on, with pages of that size. */
+/* On a machine with several GPUs, as libcuda does: of 1 GiB, with pages of 512 MiB, and not of 64 MiB. */
 static void make_fabric(struct device_memory *m)
 {
 	const uint64_t least = 32ull << 20, page = 2ull << 20;
