@@ -37,6 +37,7 @@
 #include "limits/launched.h"
 #include "limits/meter.h"
 #include "limits/outstanding.h"
+#include "limits/placeholder.h"
 #include "limits/probe.h"
 #include "limits/share.h"
 #include "limits/swap.h"
@@ -53,6 +54,7 @@ static void forked(void)
 	hami_ending_forked();
 	hami_latency_forked();
 	hami_launched_forked();
+	hami_placeholder_forked();
 	hami_probe_forked();
 	hami_meter_forked();
 	hami_switches_forked();

@@ -104,6 +104,7 @@ $(BUILD)/unit/%: ../tests/native/unit/%.c ../tests/native/unit/check.h $(UNIT_PA
 $(BUILD)/unit/a_capture_waits_for_its_own_gpu $(BUILD)/unit/a_context_has_the_number_of_its_groups: interposer/limits/outstanding.c interposer/base/lock.c
 $(BUILD)/unit/a_thread_that_ends_inside_a_hold_leaves_it: interposer/limits/hold.c
 $(BUILD)/unit/timeslices_of_copies_hold_though_groups_go: interposer/limits/channels.c
+$(BUILD)/unit/a_hint_holds_the_gpu_until_the_next_launch: interposer/limits/placeholder.c
 
 # The same inputs each time; a crash leaves its input beside the log and says how to run it again.
 #   make fuzz FUZZ_SECONDS=600

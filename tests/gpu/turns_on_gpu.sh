@@ -3,7 +3,8 @@
 #
 # Jobs that take turns on a real GPU whose memory is oversold, under a real Slurm and the agent (docs/benchmarks/turns.md).
 # As root, on a machine that nobody else uses; slurm_here.sh says what it writes and needs. SECTIONS: which parts of
-# bench_turns.py; TURN_S: turn_s of the settings.
+# bench_turns.py; TURN_S: turn_s of the settings; TOUCH_GIB: touches so much of the host's memory first, as a virtual
+# machine gets its memory when it uses it for the first time, at a fifth of the speed of a copy.
 set -eu -o pipefail
 # shellcheck source=tests/gpu/slurm_here.sh
 . "$(dirname "$0")/slurm_here.sh"
@@ -28,6 +29,8 @@ up
 (cd "$checkout" && exec python3 -m hami_hpc.cli agent --node "$here" >/tmp/agent.log 2>&1) &
 say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader), Slurm $(sinfo --version | cut -d' ' -f2), $(date +%F)"
 nproc
+[ -z "${TOUCH_GIB-}" ] || seq 16 | xargs -P 16 -I % python3 -c 'import mmap, sys
+mmap.mmap(-1, int(sys.argv[1]) << 26, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)' "$TOUCH_GIB"
 free -g | sed -n 2p
 # shellcheck disable=SC2086  # a list of words
 (cd "$checkout" && PYTHONPATH=.:tests/gpu:tests/native:tests python3 tests/gpu/bench_turns.py ${SECTIONS-})

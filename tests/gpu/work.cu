@@ -23,6 +23,7 @@
  *                        list=1: also each one's start (us of CLOCK_REALTIME) and length to standard error;
  *                        phase=US: the first begins when so much of a 50 ms of CLOCK_REALTIME has passed
  *                        pace=US: each kernel is launched so long after the one before, as a slow CPU does
+ *                        hint=US: says so long before it begins that it comes soon, by hami_hpc.h
  *
  * SECONDS are measured; warm=S (default 0.5) before and after are left out. begin=T (s since 1970) measures from that
  * time on, so that tenants that start at different times are measured while all of them run. LOOPS is what calibrate
@@ -44,6 +45,8 @@
 
 #include <cuda.h>
 #include <cuda_runtime.h>
+
+#include "../../native/include/hami_hpc.h"
 
 #define OK(call)                                                                                             \
 	do {                                                                                                 \
@@ -447,6 +450,7 @@ static void bursts()
 static void requests()
 {
 	double us = get("us", 13), every = get("every", 1000) * 1e-6, pace = get("pace", 0) * 1e-6;
+	const double hint = get("hint", -1) * 1e-6;
 	int count = (int)get("count", 1);
 	size_t copy = (size_t)get("copy", 0);
 	char *host = nullptr, *device = nullptr;
@@ -467,9 +471,19 @@ static void requests()
 	}
 	double start = now(), next = start, from = std::max(start + warm, begin_at), to = from + seconds;
 	while (now() < to) {
-		while (now() < next)
-			usleep(next - now() > 200e-6 ? 50 : 0);
+		const double hinted = hint > 0 ? next - hint : next;
+		while (now() < hinted)
+			usleep(hinted - now() > 200e-6 ? 50 : 0);
 		double begin = now();
+		if (hint >= 0)
+			hami_hint_soon();
+		if (hint > 0) {
+			while (now() < next)
+				;
+			begin = now();
+		}
+		if (hint >= 0)
+			hami_hint_begin(0);
 		next = std::max(next + every, begin); // a late request is not made up for
 		if (copy)
 			OK(cudaMemcpyAsync(device, host, copy, cudaMemcpyHostToDevice, s));
@@ -480,6 +494,8 @@ static void requests()
 		}
 		OK(cudaStreamSynchronize(s));
 		double end = now();
+		if (hint >= 0)
+			hami_hint_end();
 		if (begin >= from) {
 			took.push_back((end - begin) * 1e6);
 			begun.push_back(begin);

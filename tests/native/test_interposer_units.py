@@ -48,6 +48,10 @@ def test_timeslices_of_copies_hold_though_groups_go() -> None:
     run("timeslices_of_copies_hold_though_groups_go")
 
 
+def test_a_hint_holds_the_gpu_until_the_next_launch() -> None:
+    run("a_hint_holds_the_gpu_until_the_next_launch")
+
+
 def test_uuids_are_read() -> None:
     run("uuids_are_read")
 

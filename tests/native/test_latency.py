@@ -174,11 +174,11 @@ def test_who_gives_hints_is_not_measured_besides(tmp_path: Path, machine: tuple[
 @pytest.mark.skipif(bool(sanitizer()), reason="Python is not built with sanitizers")
 def test_python_gives_hints(tmp_path: Path) -> None:
     program = """
-from hami_hpc.hints import request, is_active
+from hami_hpc.hints import request, soon, is_active
 assert is_active()
 for _ in range(5):
     with request(deadline_ms=1000):
-        pass
+        soon()
     with request():
         pass
 try:

@@ -271,7 +271,8 @@ def test_an_installation_that_was_stopped_is_finished_by_the_next_whatever_the_u
     header = root / "opt/x/include/hami_hpc.h"
     program = tmp_path / "service.c"
     program.write_text(
-        "#include <hami_hpc.h>\nint main(void) { return hami_hint_begin(0) + hami_hint_end() != -2 * ENOSYS; }\n"
+        "#include <hami_hpc.h>\n"
+        "int main(void) { return hami_hint_begin(0) + hami_hint_end() + hami_hint_soon() != -3 * ENOSYS; }\n"
     )
     options = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{header.parent}"]
     for compiler in (["gcc", *options], ["g++", *options[1:]]):
@@ -279,7 +280,7 @@ def test_an_installation_that_was_stopped_is_finished_by_the_next_whatever_the_u
         subprocess.run(command, check=True)
         subprocess.run([str(tmp_path / "service")], check=True)
     alone = ["/usr/bin/env", "-i", f"PYTHONPATH={root}/opt/x/share/hami-hpc/python", sys.executable, "-S", "-c"]
-    subprocess.run([*alone, "from hami_hpc.hints import request\nwith request(10): pass"], check=True)
+    subprocess.run([*alone, "from hami_hpc.hints import request, soon\nwith request(10): soon()"], check=True)
     closed = [path for path in root.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o044 != 0o044]
     assert closed == []
     assert not (lib / "libhami-hpc.so.new").exists()

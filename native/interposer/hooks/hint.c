@@ -5,6 +5,8 @@
 
 #include "base/clock.h"
 #include "limits/latency.h"
+#include "limits/launched.h"
+#include "limits/placeholder.h"
 #include "region/latency.h"
 #include "region/process.h"
 
@@ -37,8 +39,18 @@ EXPORTED int hami_hint_end(void)
 	if (!hint.begun)
 		return -EINVAL;
 	int64_t took = hami_clock_steady() - hint.begun;
+	hami_placeholder_end();
 	hint.begun = 0;
 	hami_region_add_request(hami_latency_region(), (uint64_t)took, hint.deadline_us);
+	return 0;
+}
+
+EXPORTED int hami_hint_soon(void)
+{
+	if (!hami_region())
+		return -ENOSYS;
+	if (hami_placeholder_begin())
+		hami_launched_ends_placeholder();
 	return 0;
 }
 

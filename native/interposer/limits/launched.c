@@ -13,6 +13,7 @@
 #include "limits/ending.h"
 #include "limits/gate.h"
 #include "limits/hold.h"
+#include "limits/placeholder.h"
 #include "region/process.h"
 #include "region/times.h"
 
@@ -73,6 +74,10 @@ int64_t hami_launch_slow(void *stream, bool per_thread)
 void hami_launch_slow_end(void *stream, bool per_thread)
 {
 	const uint64_t flags = atomic_load_explicit(&hami_launch_flag, memory_order_relaxed);
+	if (flags & HAMI_LAUNCH_HINTED) {
+		atomic_fetch_and(&hami_launch_flag, ~HAMI_LAUNCH_HINTED);
+		hami_placeholder_end();
+	}
 	if (flags & HAMI_LAUNCH_HELD)
 		hami_hold_leave(HAMI_HOLD_WORK);
 	if (!(flags & HAMI_LAUNCH_GATED(UINT16_MAX)))
@@ -121,6 +126,11 @@ void hami_launched_gate(unsigned int slice)
 void hami_launched_hold(void)
 {
 	atomic_fetch_or(&hami_launch_flag, HAMI_LAUNCH_HELD);
+}
+
+void hami_launched_ends_placeholder(void)
+{
+	atomic_fetch_or(&hami_launch_flag, HAMI_LAUNCH_HINTED);
 }
 
 void hami_launched_forked(void)

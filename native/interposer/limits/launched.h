@@ -14,9 +14,10 @@
  * it.
  */
 extern _Atomic uint64_t hami_launch_flag __attribute__((visibility("hidden")));
-/* Its bits: two of all slices together, three groups of one bit for each slice. */
+/* Its bits: three of all slices together, three groups of one bit for each slice. */
 #define HAMI_LAUNCH_TIMED (1ull << 48)
 #define HAMI_LAUNCH_HELD (1ull << 49)
+#define HAMI_LAUNCH_HINTED (1ull << 50)
 #define HAMI_LAUNCH_WATCHED(slices) ((uint64_t)(slices))
 #define HAMI_LAUNCH_FIRST(slices) ((uint64_t)(slices) << 16)
 #define HAMI_LAUNCH_GATED(slices) ((uint64_t)(slices) << 32)
@@ -45,6 +46,9 @@ void hami_launched_gate(unsigned int slice);
 
 /* Lets each launch on any slice wait while work is held (limits/hold.h), from now on. */
 void hami_launched_hold(void);
+
+/* The next launch, on any slice, ends the placeholder that there is (limits/placeholder.h). */
+void hami_launched_ends_placeholder(void);
 
 /* In a forked child. */
 void hami_launched_forked(void);

@@ -20,6 +20,7 @@ static void *serve(void *unused)
 	for (int i = 0; i < count; i++) {
 		CHECK(hami_hint_begin(i % 2 ? 1000 : 1000000) == expected);
 		CHECK(hami_hint_begin(1) == (expected ? expected : -EBUSY));
+		CHECK(hami_hint_soon() == expected); /* it has no context */
 		usleep(2000);
 		CHECK(hami_hint_end() == expected);
 		CHECK(hami_hint_end() == (expected ? expected : -EINVAL));

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "limits/placeholder.h"
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "arbitration/terms.h"
+#include "base/log.h"
+#include "driver/access.h"
+#include "limits/hold.h"
+#include "region/process.h"
+
+#define CONTEXTS 16 /* of one process that have placeholders; a later one takes the place of the oldest */
+
+/*
+ * The first ends when *flag has reached `number`, or `most` ns after it began. The second waits behind it in its stream: the
+ * GPU's host unit goes to the next tenant as soon as it has read the last command of this one, although that still runs.
+ * A launch that comes after that waits until it is this tenant's turn again.
+ */
+static const char program[] =
+	".version 6.0\n"
+	".target sm_50\n"
+	".address_size 64\n"
+	".visible .entry hami_placeholder(.param .u64 flag, .param .u32 number, .param .u64 most)\n"
+	"{\n"
+	".reg .pred %p<3>;\n"
+	".reg .s32 %r<4>;\n"
+	".reg .u64 %d<6>;\n"
+	"ld.param.u64 %d1, [flag];\n"
+	"ld.param.s32 %r1, [number];\n"
+	"ld.param.u64 %d2, [most];\n"
+	"mov.u64 %d3, %globaltimer;\n"
+	"LOOK:\n"
+	"ld.volatile.s32 %r2, [%d1];\n"
+	"sub.s32 %r3, %r2, %r1;\n"
+	"setp.ge.s32 %p1, %r3, 0;\n"
+	"@%p1 bra DONE;\n"
+	"mov.u64 %d4, %globaltimer;\n"
+	"sub.u64 %d5, %d4, %d3;\n"
+	"setp.lt.u64 %p2, %d5, %d2;\n"
+	"@%p2 bra LOOK;\n"
+	"DONE:\n"
+	"ret;\n"
+	"}\n"
+	".visible .entry hami_placeholder_behind()\n"
+	"{\n"
+	"ret;\n"
+	"}\n";
+
+/* What a context needs for it. The flag is memory of this process that stays when the context goes. */
+struct place {
+	unsigned long long context; /* its id, which no other context has; 0: none */
+	CUstream stream;            /* NULL: the driver refused something */
+	CUfunction spins, behind;
+	_Atomic uint32_t *flag;
+	CUdeviceptr flag_address;
+	_Atomic uint32_t number; /* of its last placeholder */
+};
+
+static struct {
+	_Atomic bool busy; /* a thread is inside hami_placeholder_begin() */
+	unsigned int prepared;
+	struct place places[CONTEXTS];
+	struct place *_Atomic open; /* whose placeholder nothing has ended */
+} placeholder;
+
+static bool has_all(const struct real_cuda *real)
+{
+	return real->cuCtxGetId && real->cuCtxGetCurrent && real->cuModuleLoadData &&
+	       real->cuModuleGetFunction && real->cuStreamCreateWithPriority &&
+	       real->cuCtxGetStreamPriorityRange && real->cuMemHostRegister_v2 &&
+	       real->cuMemHostGetDevicePointer_v2 && real->cuThreadExchangeStreamCaptureMode &&
+	       real->cuLaunchKernel;
+}
+
+/* Returns whether others on the slice's GPU give way to this job. */
+static bool has_to_be_given_way(unsigned int slice)
+{
+	const struct hami_region *region = hami_slice_region(slice);
+	const struct hami_terms terms = hami_terms_read(region->job, region->step);
+	return terms.latency && terms.others_least_percent;
+}
+
+static bool make_flag(const struct real_cuda *real, struct place *p)
+{
+	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	if (!p->flag) {
+		void *memory = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (memory == MAP_FAILED)
+			return false;
+		madvise(memory, page,
+			MADV_DONTFORK); /* after a fork this process could write to another page than the GPU's */
+		p->flag = memory;
+	}
+	return real->cuMemHostRegister_v2((void *)p->flag, page, CU_MEMHOSTREGISTER_DEVICEMAP) ==
+		       CUDA_SUCCESS &&
+	       real->cuMemHostGetDevicePointer_v2(&p->flag_address, (void *)p->flag, 0) == CUDA_SUCCESS;
+}
+
+static bool make_stream(const struct real_cuda *real, struct place *p)
+{
+	CUmodule module;
+	int least, greatest;
+	return real->cuModuleLoadData(&module, program) == CUDA_SUCCESS &&
+	       real->cuModuleGetFunction(&p->spins, module, "hami_placeholder") == CUDA_SUCCESS &&
+	       real->cuModuleGetFunction(&p->behind, module, "hami_placeholder_behind") == CUDA_SUCCESS &&
+	       real->cuCtxGetStreamPriorityRange(&least, &greatest) == CUDA_SUCCESS &&
+	       real->cuStreamCreateWithPriority(&p->stream, CU_STREAM_NON_BLOCKING, greatest) == CUDA_SUCCESS;
+}
+
+/* Returns what the current context has for it. */
+static struct place *find(const struct real_cuda *real, unsigned long long context)
+{
+	for (unsigned int i = 0; i < CONTEXTS; i++)
+		if (placeholder.places[i].context == context)
+			return &placeholder.places[i];
+	struct place *p = &placeholder.places[placeholder.prepared++ % CONTEXTS];
+	hami_placeholder_end(); /* it may be this one's */
+	p->context = context;
+	p->stream = NULL;
+	if (!make_flag(real, p) || !make_stream(real, p)) {
+		p->stream = NULL;
+		hami_log(1, "no placeholder in this context: hints only measure requests\n");
+	}
+	return p;
+}
+
+/* Returns whether there is one now. */
+static bool launch(const struct real_cuda *real, struct place *p)
+{
+	uint32_t number = atomic_load(&p->number) + 1;
+	uint64_t most = HAMI_PLACEHOLDER_NS;
+	void *arguments[] = {&p->flag_address, &number, &most};
+	hami_placeholder_end();
+	atomic_store(&p->number, number);
+	if (real->cuLaunchKernel(p->spins, 1, 1, 1, 1, 1, 1, 0, p->stream, arguments, NULL) != CUDA_SUCCESS)
+		return false;
+	real->cuLaunchKernel(p->behind, 1, 1, 1, 1, 1, 1, 0, p->stream, NULL, NULL);
+	atomic_store(&placeholder.open, p);
+	return true;
+}
+
+bool hami_placeholder_begin(void)
+{
+	const struct real_cuda *real = hami_resolved_cuda();
+	CUcontext context;
+	unsigned long long id;
+	const int slice = real ? hami_current_slice(real) : -1;
+	if (slice < 0 || !has_all(real) || !has_to_be_given_way((unsigned int)slice) ||
+	    real->cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
+	    real->cuCtxGetId(context, &id) != CUDA_SUCCESS || atomic_exchange(&placeholder.busy, true))
+		return false;
+	hami_hold_enter(HAMI_HOLD_WORK);
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* no capture of the program is spoilt */
+	real->cuThreadExchangeStreamCaptureMode(&mode);
+	struct place *p = find(real, id);
+	const bool launched = p->stream && launch(real, p);
+	real->cuThreadExchangeStreamCaptureMode(&mode);
+	hami_hold_leave(HAMI_HOLD_WORK);
+	atomic_store(&placeholder.busy, false);
+	return launched;
+}
+
+void hami_placeholder_end(void)
+{
+	struct place *p = atomic_load(&placeholder.open);
+	if (p && atomic_compare_exchange_strong(&placeholder.open, &p, NULL))
+		atomic_store(p->flag, atomic_load(&p->number));
+}
+
+void hami_placeholder_forked(void)
+{
+	if (!placeholder.prepared && !atomic_load(&placeholder.busy))
+		return;
+	placeholder.prepared = 0;
+	for (unsigned int i = 0; i < CONTEXTS; i++)
+		placeholder.places[i] = (struct place){0};
+	atomic_store(&placeholder.open, NULL);
+	atomic_store(&placeholder.busy, false);
+}

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A hint launches a placeholder, and one kernel behind it, in a stream of their own; the next launch or the end of the
+ * request ends it (limits/placeholder.h). With a libcuda of the test's own.
+ */
+#include "../../../native/interposer/limits/placeholder.c"
+
+#include <string.h>
+#include <sys/wait.h>
+
+#include "check.h"
+
+static struct hami_limits limits;
+static struct hami_region region = {.job = &limits, .step = &limits};
+static unsigned long long current_id = 7; /* of the current context; 0: none is current */
+static CUresult refusal;                  /* of what a context has to be prepared by */
+static bool refuses_launches;
+static int modules, streams, registered, launches, relaxed, inside;
+static struct {
+	CUfunction function;
+	CUstream stream;
+	_Atomic uint32_t *flag;
+	uint32_t number;
+	uint64_t most;
+} last;
+
+static CUresult get_current(CUcontext *context)
+{
+	*context = (CUcontext)(uintptr_t)current_id;
+	return CUDA_SUCCESS;
+}
+
+static CUresult get_id(CUcontext context, unsigned long long *id)
+{
+	*id = (unsigned long long)(uintptr_t)context;
+	return CUDA_SUCCESS;
+}
+
+static CUresult load(CUmodule *module, const void *image)
+{
+	CHECK(relaxed == 1 && inside == 1 && strstr(image, ".entry hami_placeholder_behind()"));
+	*module = (CUmodule)(uintptr_t)++modules;
+	return refusal;
+}
+
+static CUresult get_function(CUfunction *function, CUmodule module, const char *name)
+{
+	*function = (CUfunction)(uintptr_t)((uintptr_t)module * 2 + !strcmp(name, "hami_placeholder_behind"));
+	return CUDA_SUCCESS;
+}
+
+static CUresult priorities(int *least, int *greatest)
+{
+	*least = 0, *greatest = -5;
+	return CUDA_SUCCESS;
+}
+
+static CUresult make_it(CUstream *stream, unsigned int flags, int priority)
+{
+	CHECK(flags == CU_STREAM_NON_BLOCKING && priority == -5);
+	*stream = (CUstream)(uintptr_t)++streams;
+	return CUDA_SUCCESS;
+}
+
+static CUresult lock_pages(void *memory, size_t size, unsigned int flags)
+{
+	(void)memory;
+	CHECK(size >= sizeof(uint32_t) && flags == CU_MEMHOSTREGISTER_DEVICEMAP);
+	registered++;
+	return CUDA_SUCCESS;
+}
+
+static CUresult get_pointer(CUdeviceptr *pointer, void *memory, unsigned int flags)
+{
+	CHECK(!flags);
+	*pointer = (CUdeviceptr)(uintptr_t)memory;
+	return CUDA_SUCCESS;
+}
+
+static CUresult exchange(CUstreamCaptureMode *mode)
+{
+	relaxed += *mode == CU_STREAM_CAPTURE_MODE_RELAXED ? 1 : -1;
+	*mode = *mode == CU_STREAM_CAPTURE_MODE_RELAXED ? CU_STREAM_CAPTURE_MODE_GLOBAL
+							: CU_STREAM_CAPTURE_MODE_RELAXED;
+	return CUDA_SUCCESS;
+}
+
+static CUresult launch_it(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
+			  unsigned int by, unsigned int bz, unsigned int shared, CUstream stream,
+			  void **params, void **extra)
+{
+	CHECK(gx * gy * gz * bx * by * bz == 1 && !shared && !extra && relaxed == 1 && inside == 1);
+	if (refuses_launches)
+		return CUDA_ERROR_LAUNCH_FAILED;
+	launches++;
+	if ((uintptr_t)f & 1) { /* what waits behind the placeholder, in its stream */
+		CHECK((uintptr_t)f == (uintptr_t)last.function + 1 && stream == last.stream);
+		return CUDA_SUCCESS;
+	}
+	last.function = f;
+	last.stream = stream;
+	last.flag = (_Atomic uint32_t *)(uintptr_t) * (CUdeviceptr *)params[0];
+	last.number = *(uint32_t *)params[1];
+	last.most = *(uint64_t *)params[2];
+	CHECK((int32_t)(*last.flag - last.number) < 0); /* else it ends as it begins */
+	return CUDA_SUCCESS;
+}
+
+static struct real_cuda real = {.cuCtxGetCurrent = get_current,
+				.cuCtxGetId = get_id,
+				.cuModuleLoadData = load,
+				.cuModuleGetFunction = get_function,
+				.cuCtxGetStreamPriorityRange = priorities,
+				.cuStreamCreateWithPriority = make_it,
+				.cuMemHostRegister_v2 = lock_pages,
+				.cuMemHostGetDevicePointer_v2 = get_pointer,
+				.cuThreadExchangeStreamCaptureMode = exchange,
+				.cuLaunchKernel = launch_it};
+
+const struct real_cuda *hami_resolved_cuda(void)
+{
+	return &real;
+}
+
+int hami_current_slice(const struct real_cuda *cuda)
+{
+	(void)cuda;
+	return 0;
+}
+
+struct hami_region *hami_slice_region(unsigned int slice)
+{
+	CHECK(slice == 0);
+	return &region;
+}
+
+void hami_hold_enter(enum hami_hold what)
+{
+	CHECK(what == HAMI_HOLD_WORK);
+	inside++;
+}
+
+void hami_hold_leave(enum hami_hold what)
+{
+	(void)what;
+	inside--;
+}
+
+void hami_log(int level, const char *format, ...)
+{
+	CHECK(level == 1 && strstr(format, "placeholder"));
+}
+
+/* Hints, and returns how many kernels were launched. */
+static int hint(void)
+{
+	const int before = launches;
+	const bool launched = hami_placeholder_begin();
+	CHECK(!relaxed && !inside && launched == (launches > before));
+	return launches - before;
+}
+
+static bool spins(void)
+{
+	return (int32_t)(*last.flag - last.number) < 0;
+}
+
+static void nobody_has_to_give_way(void)
+{
+	limits.latency = 1;
+	CHECK(hint() == 0); /* alone on the GPU */
+	limits.latency = 0;
+	limits.others_least_cores = 50;
+	CHECK(hint() == 0); /* no class to give way to */
+	limits.latency = 1;
+	current_id = 0;
+	CHECK(hint() == 0 && !modules);
+	current_id = 7;
+	real.cuCtxGetId = NULL; /* a driver before CUDA 12 */
+	CHECK(hint() == 0 && !modules);
+	real.cuCtxGetId = get_id;
+}
+
+static void until_the_next_launch(void)
+{
+	CHECK(hint() == 2 && modules == 1 && streams == 1 && registered == 1);
+	CHECK(last.most == HAMI_PLACEHOLDER_NS && spins());
+	hami_placeholder_end();
+	CHECK(!spins());
+	hami_placeholder_end();
+	for (int i = 0; i < 1000; i++) {
+		CHECK(hint() == 2 && spins());
+		uint32_t number = last.number;
+		_Atomic uint32_t *flag = last.flag;
+		if (i % 2)
+			hami_placeholder_end();
+		else
+			CHECK(hint() == 2 && (int32_t)(*flag - number) >= 0); /* the next one ends it */
+	}
+	CHECK(modules == 1 && streams == 1 && registered == 1);
+	atomic_store(&placeholder.places[0].number, UINT32_MAX - 1);
+	atomic_store(last.flag, UINT32_MAX - 1);
+	for (int i = 0; i < 4; i++) { /* numbers begin anew */
+		CHECK(hint() == 2 && spins());
+		hami_placeholder_end();
+		CHECK(!spins());
+	}
+}
+
+static void in_many_contexts(void)
+{
+	CHECK(hint() == 2);
+	_Atomic uint32_t *first = last.flag;
+	const uint32_t number = last.number;
+	for (current_id = 100; current_id < 100 + 3 * CONTEXTS; current_id++)
+		CHECK(hint() == 2 && spins());
+	CHECK((int32_t)(*first - number) >= 0);
+	hami_placeholder_end();
+	current_id = 99 + 3 * CONTEXTS;
+	const int before = modules;
+	CHECK(hint() == 2 && modules == before);
+	refusal = CUDA_ERROR_INVALID_PTX;
+	current_id = 500;
+	CHECK(hint() == 0 && modules == before + 1);
+	CHECK(hint() == 0 && modules == before + 1); /* asked once */
+	refusal = CUDA_SUCCESS;
+	current_id = 501;
+	refuses_launches = true; /* as after an error of the program's own kernel */
+	CHECK(hint() == 0);
+	refuses_launches = false;
+	CHECK(hint() == 2);
+}
+
+static void not_in_a_child(void)
+{
+	int status;
+	CHECK(hint() == 2);
+	const pid_t pid = fork();
+	CHECK(pid >= 0);
+	if (!pid) {
+		hami_placeholder_forked();
+		hami_placeholder_end(); /* the parent's flag is not the child's: it would be SIGSEGV */
+		modules = 0;
+		CHECK(hint() == 2 && modules == 1);
+		exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+	CHECK(spins());
+	hami_placeholder_end();
+}
+
+int main(void)
+{
+	limits.cores_percent = 40;
+	nobody_has_to_give_way();
+	until_the_next_launch();
+	in_many_contexts();
+	not_in_a_child();
+	return 0;
+}
