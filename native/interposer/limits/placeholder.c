@@ -75,12 +75,12 @@ static bool has_all(const struct real_cuda *real)
 	       real->cuLaunchKernel;
 }
 
-/* Returns whether others on the slice's GPU give way to this job. */
+/* Returns whether others on the slice's GPU give way to this job. Clients of an MPS server are on it at once. */
 static bool has_to_be_given_way(unsigned int slice)
 {
 	const struct hami_region *region = hami_slice_region(slice);
 	const struct hami_terms terms = hami_terms_read(region->job, region->step);
-	return terms.latency && terms.others_least_percent;
+	return region->step->mode == HAMI_MODE_SHARE && terms.latency && terms.others_least_percent;
 }
 
 static bool make_flag(const struct real_cuda *real, struct place *p)

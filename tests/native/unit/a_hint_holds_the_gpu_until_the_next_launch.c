@@ -173,6 +173,9 @@ static void nobody_has_to_give_way(void)
 	limits.others_least_cores = 50;
 	CHECK(hint() == 0); /* no class to give way to */
 	limits.latency = 1;
+	limits.mode = HAMI_MODE_MPS;
+	CHECK(hint() == 0);
+	limits.mode = HAMI_MODE_SHARE;
 	current_id = 0;
 	CHECK(hint() == 0 && !modules);
 	current_id = 7;
