@@ -129,13 +129,15 @@ mount --bind "$2/cgroup" /proc/$$/cgroup && shift 2 && exec "$@"
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs mounts")
 @pytest.mark.parametrize("place", ["/job", "/"])
 @pytest.mark.parametrize(
-    ("version", "files_mib", "state"), [(1, 0, "room"), (1, 900, "host"), (2, 0, "room"), (2, 900, "host")]
+    ("version", "files_mib", "state"),
+    [(1, 0, "room"), (1, 200, "host"), (1, 900, "host"), (2, 0, "room"), (2, 200, "host"), (2, 900, "host")],
 )
 def test_pages_of_files_are_no_reason_to_have_no_room(
     version: int, files_mib: int, state: str, place: str, tmp_path: Path, machine: Machine
 ) -> None:
     """A job's limit counts what the kernel keeps of the files that it read, and takes back before anything else. In a
-    container with a cgroup namespace the job's cgroup is the root."""
+    container with a cgroup namespace the job's cgroup is the root. 300 MiB are enough for the program's 256: what is
+    libcuda's own stays on the GPU."""
     limit, used = (("max", "current"), ("limit_in_bytes", "usage_in_bytes"))[version == 1]
     names, line, below = (
         ("", f"0::{place}\n", place[1:] or "."),
@@ -152,7 +154,7 @@ def test_pages_of_files_are_no_reason_to_have_no_room(
         job.made.environment(),
     )
     with program:
-        assert job.move(out=True, patience_s=2)[1] == state
+        assert job.move(out=True, patience_s=2 if state == "room" else 20)[1] == state
         assert job.move(out=False)[1] == "gpu"
         assert program.ask() == "freed"
         program.end()

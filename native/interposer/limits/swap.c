@@ -31,7 +31,7 @@
 #define QUIET_NS HAMI_NS_PER_S /* for which a program waits for its turn without a word */
 #define PATIENCE_NS (2 * HAMI_NS_PER_S)
 #define LEAST_BYTES                                                                                          \
-	(4ull << 20) /* smaller objects stay: some are libcuda's own, which the GPU reads at any time */
+	(4ull << 20) /* smaller objects stay: some are libcuda's, which the GPU reads at any time */
 
 /* What was moved. */
 static struct swap {
@@ -47,11 +47,6 @@ static struct swap {
 	uint64_t moved;
 	CUcontext context; /* in which it was copied; none is made or destroyed meanwhile */
 } swap;
-
-static int64_t now(void)
-{
-	return hami_clock_steady();
-}
 
 static void rest(int64_t ns)
 {
@@ -78,9 +73,9 @@ static void tell(uint32_t state, uint64_t bytes)
 /* Waits until the GPU has done all that the process gave it. */
 static bool drained(void)
 {
-	const int64_t end = now() + PATIENCE_NS;
+	const int64_t end = hami_clock_steady() + PATIENCE_NS;
 	while (hami_outstanding_look(0, hami_objects_started(0)) != HAMI_NOTHING_OUTSTANDING) {
-		if (now() >= end)
+		if (hami_clock_steady() >= end)
 			return false;
 		rest(MS / 2);
 	}
@@ -105,7 +100,10 @@ static uint32_t plan(const struct real_cuda *real, CUcontext context)
 	swap.pieces = calloc(swap.count ? swap.count : 1, sizeof *swap.pieces);
 	for (size_t i = 0; i < swap.count; i++)
 		swap.bytes += swap.objects[i].length;
-	if (!swap.pieces || swap.bytes > hami_host_room() + swap.arena.pinned)
+	const uint64_t room = hami_host_room() + swap.arena.pinned;
+	if (context && swap.bytes > room)
+		swap.bytes -= hami_transfer_drop_refused(real, context, swap.objects, &swap.count);
+	if (!swap.pieces || swap.bytes > room)
 		return HAMI_SWAPPED_ROOM;
 	if (!swap.bytes)
 		return HAMI_SWAPPED_HOST;
@@ -260,7 +258,7 @@ static bool may_return(void)
 /* Does what the record says. Returns when to look again, ns from now. */
 static int64_t follow(const struct real_cuda *real)
 {
-	const int64_t begun = now();
+	const int64_t begun = hami_clock_steady();
 	const bool out = shall_be_away();
 	if (out == swap.away) {
 		const bool waits = hami_hold_waits(HAMI_HOLD_WORK) || hami_hold_waits(HAMI_HOLD_MEMORY);
@@ -279,7 +277,7 @@ static int64_t follow(const struct real_cuda *real)
 		if (!swap.away) {
 			tell(state, 0);
 			return RETRY_NS +
-			       (now() -
+			       (hami_clock_steady() -
 				begun); /* a program that is busy is held for half of the time at most */
 		}
 	} else if (!may_return()) {
@@ -290,7 +288,7 @@ static int64_t follow(const struct real_cuda *real)
 		tell(HAMI_SWAPPED_GPU, 0);
 	}
 	hami_log(1, "%llu MiB moved to the %s in %lld ms\n", (unsigned long long)swap.moved >> 20,
-		 out ? "host" : "GPU", (long long)((now() - begun) / MS));
+		 out ? "host" : "GPU", (long long)((hami_clock_steady() - begun) / MS));
 	return LOOK_NS;
 }
 
@@ -326,14 +324,14 @@ void hami_swap_await(void)
 	/* First it can be seen, then it looks: root sees this process, or it sees root's order. */
 	if (hami_slice_count() == 1 && order() != HAMI_SWAP_NEVER)
 		hami_region_join(hami_slice_region(0));
-	for (const int64_t begun = now(); hami_slice_count() == 1 && !swap.ended && !swap.begun;
+	for (const int64_t begun = hami_clock_steady(); hami_slice_count() == 1 && !swap.ended && !swap.begun;
 	     rest(LOOK_NS)) {
 		if (!shall_be_away() && order() != HAMI_SWAP_WAIT)
 			break;
 		tell(HAMI_SWAPPED_WANTED, 0);
-		if (!told && now() - begun >= QUIET_NS)
+		if (!told && hami_clock_steady() - begun >= QUIET_NS)
 			hami_log(0, "waiting for the job's turn on the GPU, whose memory other jobs hold\n");
-		told = told || now() - begun >= QUIET_NS;
+		told = told || hami_clock_steady() - begun >= QUIET_NS;
 	}
 	if (!atomic_exchange(&swap.begun, true) && swap.state == HAMI_SWAPPED_WANTED)
 		tell(HAMI_SWAPPED_GPU, 0);
@@ -359,9 +357,9 @@ void hami_swap_share(void)
  */
 void hami_swap_end(void)
 {
-	const int64_t end = now() + PATIENCE_NS;
+	const int64_t end = hami_clock_steady() + PATIENCE_NS;
 	swap.ended = true;
-	while (swap.moving && now() < end)
+	while (swap.moving && hami_clock_steady() < end)
 		rest(MS);
 	swap.absent = swap.away && !swap.moving;
 	hami_hold_open(HAMI_HOLD_MEMORY);

@@ -149,3 +149,21 @@ bool hami_transfer(const struct real_cuda *real, CUcontext context, struct hami_
 		worker(&t);
 	return t.worked > 0;
 }
+
+size_t hami_transfer_drop_refused(const struct real_cuda *real, CUcontext context,
+				  struct hami_movable *objects, size_t *count)
+{
+	CUcontext before;
+	size_t kept = 0, dropped = 0;
+	char byte;
+	if (real->cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+		return 0;
+	for (size_t i = 0; i < *count; i++)
+		if (real->cuMemcpyDtoH_v2(&byte, objects[i].base, sizeof byte) == CUDA_ERROR_INVALID_VALUE)
+			dropped += objects[i].length;
+		else
+			objects[kept++] = objects[i];
+	*count = kept;
+	real->cuCtxPopCurrent_v2(&before);
+	return dropped;
+}

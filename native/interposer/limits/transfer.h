@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "driver/movable.h"
 #include "driver/resolve.h"
 #include "limits/arena.h"
 
@@ -24,5 +25,12 @@ struct hami_piece {
 /* Copies all pieces, in that context. Returns false when no thread could work; pieces tell of each other failure. */
 bool hami_transfer(const struct real_cuda *real, CUcontext context, struct hami_piece *pieces, size_t count,
 		   const struct hami_arena *arena, bool to_host);
+
+/*
+ * Leaves out the objects of which libcuda copies nothing, as they are its own: they stay on the GPU, and need no room on the
+ * host. Returns their length. Asks of each one, some us, in that context.
+ */
+size_t hami_transfer_drop_refused(const struct real_cuda *real, CUcontext context,
+				  struct hami_movable *objects, size_t *count);
 
 #endif
