@@ -66,9 +66,11 @@ def _ensure(program: str, place: Place, gpu_uuid: str, static: bool) -> tuple[st
     """Gives the daemon its jobs' limits, and replaces one that does not answer. Returns lines as hold does."""
     limits = _limits(members(place))
     found = mps_processes.noted(place.pipe)  # where it is enough, no other process is looked at
-    has_all = not mps_daemon.daemons(program, place, found)
-    found = mps_processes.processes() if has_all else found
     daemons = mps_daemon.daemons(program, place, found)
+    has_all = not daemons
+    if has_all:
+        found = mps_processes.processes()
+        daemons = mps_daemon.daemons(program, place, found)
     if len(daemons) == 1 and mps_daemon.takes(program, place, limits):
         mps_directories.let_in(place)  # who started it may have been killed before
         return ()

@@ -17,10 +17,6 @@ from hami_hpc.errors import NodeError
 from hami_hpc.node import mps_processes, programs
 from hami_hpc.node.mps_processes import PIPE_VARIABLE
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 FOLDER = "mps"
 ALL_USERS = "all"
 STATIC = "-S"  # the option by which a control program of driver 590 and later has static partitions
@@ -85,10 +81,11 @@ class Limits(NamedTuple):
     mem_mib: int
 
 
-def check_program(program: str) -> None:
-    """Raises MpsError unless `program` is a file that root alone can change or replace: all folders above it are
-    root's, and one that others can write is sticky."""
-    path, sticky = os.path.realpath(program), 0
+def check_program(program: str) -> str:
+    """Returns the file of `program`, without links. Raises MpsError unless root alone can change or replace it: all
+    folders above it are root's, and one that others can write is sticky."""
+    real = os.path.realpath(program)
+    path, sticky = real, 0
     while True:
         try:
             status = os.lstat(path)
@@ -101,7 +98,7 @@ def check_program(program: str) -> None:
         if status.st_uid != 0 or (status.st_mode & 0o022 and not status.st_mode & sticky):
             raise MpsError(f"{path} can be changed by others than root; run: chown root {path}; chmod go-w {path}")
         if path == "/":
-            return
+            return real
         path, sticky = os.path.dirname(path), stat.S_ISVTX
 
 
@@ -116,7 +113,7 @@ def daemons(
             noted = os.fsdecode(file.read(PATH_MAX)).partition("\0")[0]
     except OSError:
         noted = real
-    programs = (real,) if noted == real else (real, noted)
+    programs = (real,) if noted == real else (real, os.path.realpath(noted))
     found = mps_processes.processes() if found is None else found
     return tuple(one for each in programs for one in mps_processes.daemons_at(place.pipe, each, found))
 
@@ -144,7 +141,7 @@ def ask(program: str, place: Place, command: str, timeout_s: float | None = None
     """Returns what the daemon answers to a command, or to several in lines of their own, in one line. Raises MpsError
     when it does not in time, ANSWER_S if no other is given."""
     timeout_s = ANSWER_S if timeout_s is None else timeout_s
-    status, output = _run([program], _environment(program, place, {}), command, timeout_s)
+    status, output = _run([program], place, {}, command, timeout_s)
     asked = command.replace("\n", "', '")
     if status is None:
         raise MpsError(f"the MPS daemon of {place.pipe} does not answer '{asked}' within {timeout_s:g} s")
@@ -237,7 +234,7 @@ def start(program: str, place: Place, gpu_uuid: str, limits: Limits) -> None:
     if not static:
         more["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(limits.percent)
     options = ["-d", *(["-M"] if place.user == ALL_USERS else []), *([STATIC] if static else [])]
-    status, output = _run([program, *options], _environment(program, place, more), "", START_S)
+    status, output = _run([program, *options], place, more, "", START_S)
     if status != 0:
         mps_processes.kill(daemons(program, place), KILL_S)
         why = f"did not start within {START_S:g} s" if status is None else f"ended with status {status}"
@@ -298,25 +295,28 @@ def stop(program: str, place: Place) -> None:
         )
 
 
-def _run(command: list[str], environment: Mapping[str, str], text: str, timeout_s: float) -> tuple[int | None, str]:
-    """Runs a program and returns its status, None when it took too long, and what it printed in one line.
+def _run(
+    command: list[str], place: Place, more: dict[str, str], text: str, timeout_s: float
+) -> tuple[int | None, str]:
+    """Runs a program, with `more` in its environment, and returns its status, None when it took too long, and what it
+    printed in one line.
 
     Raises MpsError, also for a program that others than root can change.
     """
-    check_program(command[0])
-    real = [os.path.realpath(command[0]), *command[1:]]  # a link may be another one by now
+    real = check_program(command[0])  # a link may be another one by now: what was checked is what runs
+    environment = _environment(real, place, more)
     try:
-        status, printed = programs.run(real, environment, f"{text}\n" if text else "", timeout_s)
+        status, printed = programs.run([real, *command[1:]], environment, f"{text}\n" if text else "", timeout_s)
     except OSError as error:
         raise MpsError(f"{command[0]} cannot be run: {error.strerror}") from error
     return status, " ".join(printed.split())
 
 
-def _environment(program: str, place: Place, more: dict[str, str]) -> dict[str, str]:
+def _environment(real: str, place: Place, more: dict[str, str]) -> dict[str, str]:
     """Returns the environment of the daemon and of the commands for it: the caller's without what is a job's or CUDA's.
 
     The daemon finds its server by PATH, so only directories of root's are in it.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
-    path = f"{os.path.dirname(os.path.realpath(program))}:{SYSTEM_PATH}"
+    path = f"{os.path.dirname(real)}:{SYSTEM_PATH}"
     return kept | {"PATH": path, PIPE_VARIABLE: place.pipe, "CUDA_MPS_LOG_DIRECTORY": place.log} | more

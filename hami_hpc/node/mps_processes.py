@@ -178,15 +178,16 @@ def _pipe(environment: list[bytes]) -> str:
     return DEFAULT_PIPE
 
 
-def daemons_at(pipe: str, program: str, found: tuple[Process, ...] | None = None) -> tuple[Process, ...]:
-    """Returns root's control daemons of this pipe directory that run `program`. At most one, but for a fault."""
+def daemons_at(pipe: str, file: str, found: tuple[Process, ...] | None = None) -> tuple[Process, ...]:
+    """Returns root's control daemons of this pipe directory that run the program `file`, a path without links, as
+    os.path.realpath returns it. At most one, but for a fault."""
     return tuple(
         process
         for process in (processes() if found is None else found)
         if not process.is_server
         and process.pipe == pipe
         and process.uid == os.geteuid()
-        and process.program == os.path.realpath(program)
+        and process.program == file
     )
 
 

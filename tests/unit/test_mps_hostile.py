@@ -382,3 +382,19 @@ def test_the_only_job_waits_where_its_chunks_stay_taken_and_partitions_are_not_g
     assert start(node, 7, 50) == 0
     assert chunks(node) == {7: 8}
     end(node, 7)
+
+
+def test_the_program_that_runs_is_the_one_that_was_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (tmp_path / "checked", tmp_path / "other"):
+        path.write_text(f"#!/bin/sh\necho {path.name}\n")
+        path.chmod(0o755)
+    link, check = tmp_path / "link", mps_daemon.check_program
+    link.symlink_to("checked")
+
+    def check_then_change(program: str) -> str:
+        checked = check(program)
+        (tmp_path / "other").replace(tmp_path / "link")
+        return checked
+
+    monkeypatch.setattr(mps_daemon, "check_program", check_then_change)
+    assert mps_daemon.ask(str(link), mps_daemon.Place(str(tmp_path), 0, "1"), "ps") == "checked"
