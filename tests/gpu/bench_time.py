@@ -297,6 +297,24 @@ def hints() -> None:
             row(name, count, when, before, now, over, f"{best_effort:.1f}")
 
 
+OWN = ((0, 0, 0), *((us, 0, 0) for us in (50, 140, 180, 240, 1000)), (240, 1, 0), (240, 0, 1), (240, 0, 64))
+
+
+def placeholders() -> None:
+    print("\n## Requests with a placeholder of the program's own, beside one best-effort tenant with kernels of 1 ms\n")
+    row("requests", "launched, us before", "empty kernels, writes behind it", "alone p50, p99", "p50, p99")
+    row(*["---"] * 5)
+    others = [Tenant(("kernels", "us=1000"), 60, "burst")]
+    for name, work in (("(a)", LC_A), ("(a) without its copy", ("requests", "us=100", "every=4000"))):
+        base = [alone(Tenant(work)) for _ in range(REPEATS)]
+        base50, base99 = (statistics.median(r[k] for r in base) for k in ("p50", "p99"))
+        for us, kernels, writes in OWN:
+            held = (*work, f"hold={us}", f"behind={kernels}", f"writes={writes}")
+            runs = [beside(Tenant(held, 40, "burst", LC), others)[0] for _ in range(REPEATS)]
+            p50, p99 = (statistics.median(r[k] for r in runs) for k in ("p50", "p99"))
+            row(name, us, f"{kernels}, {writes}", f"{base50:.0f}, {base99:.0f}", f"{p50:.0f}, {p99:.0f}")
+
+
 def inference() -> None:
     print("\n## PyTorch inference (50/s) beside PyTorch training\n")
     row("", "p50 us", "p99 us", "p50 over alone", "p99 over alone", "training steps/s")
@@ -403,6 +421,7 @@ SECTIONS = {
     "order": order,
     "paces": paces,
     "hints": hints,
+    "placeholders": placeholders,
     "inference": inference,
     "training": training,
     "cost": cost,

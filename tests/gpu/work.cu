@@ -24,6 +24,7 @@
  *                        phase=US: the first begins when so much of a 50 ms of CLOCK_REALTIME has passed
  *                        pace=US: each kernel is launched so long after the one before, as a slow CPU does
  *                        hint=US: says so long before it begins that it comes soon, by hami_hpc.h
+ *                        hold=US behind=N writes=N: launches a placeholder of its own so long before (placeholder.cuh)
  *
  * SECONDS are measured; warm=S (default 0.5) before and after are left out. begin=T (s since 1970) measures from that
  * time on, so that tenants that start at different times are measured while all of them run. LOOPS is what calibrate
@@ -447,10 +448,12 @@ static void bursts()
 	printf("{\"rate\": %.3f}\n", kernels / busy);
 }
 
+#include "placeholder.cuh"
+
 static void requests()
 {
 	double us = get("us", 13), every = get("every", 1000) * 1e-6, pace = get("pace", 0) * 1e-6;
-	const double hint = get("hint", -1) * 1e-6;
+	const double hint = get("hint", -1) * 1e-6, hold = get("hold", 0) * 1e-6, before = std::max(hint, hold);
 	int count = (int)get("count", 1);
 	size_t copy = (size_t)get("copy", 0);
 	char *host = nullptr, *device = nullptr;
@@ -459,6 +462,7 @@ static void requests()
 		OK(cudaHostAlloc((void **)&host, copy, 0));
 		OK(cudaMalloc(&device, copy));
 	}
+	Placeholder placeholder((int)get("behind", 0), (int)get("writes", 0));
 	launch(us, s);
 	OK(cudaStreamSynchronize(s));
 	std::vector<double> took, begun;
@@ -471,13 +475,15 @@ static void requests()
 	}
 	double start = now(), next = start, from = std::max(start + warm, begin_at), to = from + seconds;
 	while (now() < to) {
-		const double hinted = hint > 0 ? next - hint : next;
+		const double hinted = before > 0 ? next - before : next;
 		while (now() < hinted)
 			usleep(hinted - now() > 200e-6 ? 50 : 0);
 		double begin = now();
 		if (hint >= 0)
 			hami_hint_soon();
-		if (hint > 0) {
+		if (hold > 0)
+			placeholder.begin();
+		if (before > 0) {
 			while (now() < next)
 				;
 			begin = now();
@@ -492,6 +498,8 @@ static void requests()
 				;
 			launch(us, s);
 		}
+		if (hold > 0)
+			placeholder.end();
 		OK(cudaStreamSynchronize(s));
 		double end = now();
 		if (hint >= 0)
