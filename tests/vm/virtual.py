@@ -21,6 +21,7 @@ from made_packages import ROOT
 from served import ENVIRONMENT, SLURM_CONF, USER, Served, furnish
 
 BOOT_S = 240
+BEGUN = "the script has begun"
 MEMORY_MIB, CPUS = 3072, 4
 DISK = "6G"
 USERS = (USER, "news")
@@ -196,7 +197,9 @@ class Virtual(Served):
         subprocess.run(whole, input=text, text=True, capture_output=True, check=True, timeout=60)
 
     def running(self, *options: str, script: str, said: str = "") -> int:
-        """Submits a job, and waits until it runs and its output has what it says."""
+        """Submits a job, and waits until it runs and its output has what it says; its first line, if that is not given:
+        Slurm calls a job running before its steps are there."""
+        said, script = (said, script) if said else (BEGUN, f"echo {BEGUN}; {script}")
         job = self.submit(*options, script=script)
         try:
             self.wait(lambda: self.state(job) == "RUNNING" and said in self.output(job), "its output", 90)
