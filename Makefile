@@ -163,8 +163,8 @@ test-packages: setup-test deb ## the Debian packages, tarballs and RPMs in a fre
 	@$(PACKAGE) tar --role node
 	$(ALONE) $(PYTEST) tests/packages/live_*.py
 
-# VM is the virtual machine's Debian: this release, trixie or forky.
-VM_TESTS ?= $(wildcard tests/vm/live_*.py)
+# VM is the virtual machine's Debian: this release, trixie or forky. RunInJob is of Slurm 24.05 and later, so not of bookworm.
+VM_TESTS ?= $(filter-out $(if $(filter bookworm,$(VM)),%/live_run_in_job.py),$(wildcard tests/vm/live_*.py))
 VM_PACKAGES := linux-image-amd64 initramfs-tools systemd-sysv dbus libpam-systemd openssh-server openssh-client libpam-slurm-adopt
 
 test-vm: needs-root setup-test build deb ## jobs, sessions by ssh, suspension, power cuts and full disks in a virtual machine with cgroup version 2; VM=trixie, VM=forky; VM_TESTS=tests/vm/live_ends.py
@@ -305,7 +305,8 @@ deb: needs-root setup
 	@version='$(VERSION)'; \
 	version=$${version:-$$(PYTHONPATH=scripts $(PYTHON) -c 'from hami_packages.release import version; print(version())')}; \
 	SLURM_SRC='$(SLURM_SRC_$(VM))' scripts/slurm-chroot $(VM) make deb VERSION="$$version" | \
-		sed 's|^/checkout/|build/chroot/$(VM)/checkout/|'
+		sed 's|^/checkout/|build/chroot/$(VM)/checkout/|' || \
+		{ echo "where Slurm's source is missing: make $(MAKECMDGOALS) VM=$(VM) SLURM_SRC_$(VM)=/path/to/it" >&2; exit 1; }
 endif
 
 rpm: packages-tree ## RPMs for the installed Slurm, in build/packages; without rpmbuild their spec alone
