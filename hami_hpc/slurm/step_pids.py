@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 LOCAL_TIMEOUT_S = 1.0
 NO_STEPS = "No job steps exist"
+HEAD = "PID JOBID STEPID LOCALID GLOBALID\n"  # which 26.05 leaves out where it has no process to show
 REFUSED = "Unable to connect to slurmstepd: Connection refused"
 # PID JOBID STEPID LOCALID GLOBALID, STEPID being a number or a name.
 _LISTED = re.compile(r"^[ \t]*([0-9]{1,10})[ \t]+([0-9]{1,10})(?=\s|$)", re.MULTILINE)
@@ -23,9 +24,11 @@ def run_command(command: tuple[str, ...], timeout_s: float) -> str | None:
         done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if done.returncode != 0 and not done.stderr.startswith(NO_STEPS.encode()):
+    has_no_steps = done.stderr.startswith(NO_STEPS.encode())
+    if done.returncode != 0 and not has_no_steps:
         return None
-    return done.stdout.decode("utf-8", "replace")  # a user can write any bytes into a job's name
+    text = done.stdout.decode("utf-8", "replace")  # a user can write any bytes into a job's name
+    return HEAD if has_no_steps and not text else text
 
 
 def run_past_dead_steps(command: tuple[str, ...], timeout_s: float) -> str | None:
@@ -41,7 +44,7 @@ def run_past_dead_steps(command: tuple[str, ...], timeout_s: float) -> str | Non
     others = set(done.stderr.decode("utf-8", "replace").splitlines()) - {REFUSED}
     if done.returncode != 0 and others and not all(line.startswith(NO_STEPS) for line in others):
         return None
-    return done.stdout.decode("utf-8", "replace")
+    return done.stdout.decode("utf-8", "replace") or HEAD
 
 
 def parse_listpids(text: str) -> dict[int, int] | None:

@@ -12,7 +12,7 @@ import pytest
 
 from hami_hpc.agent import slurm_port
 from hami_hpc.agent.slurm_port import WAITING_MAX, SlurmPort, parse_held, parse_whole
-from hami_hpc.slurm.step_pids import REFUSED, parse_listpids, run_command, run_past_dead_steps
+from hami_hpc.slurm.step_pids import REFUSED, listed_pids, parse_listpids, run_command, run_past_dead_steps
 
 RECORDED = Path(__file__).with_name("recorded") / "jobs-22.05.8.txt"
 HEAD = "PID      JOBID    STEPID   LOCALID GLOBALID\n"
@@ -317,4 +317,21 @@ def test_what_steps_say_that_a_power_cut_ended(tmp_path: Path, errors: str, stat
     scontrol.chmod(0o755)
     found = run_past_dead_steps((str(scontrol), "listpids"), 10)
     assert found == (LISTED if is_answer else None)
+    if status != 0 and is_answer:
+        scontrol.write_text(f'#!/bin/sh\nprintf "{errors}" >&2\nexit 1\n')
+        assert parse_listpids(run_past_dead_steps((str(scontrol), "listpids"), 10) or "") == {}, "26.05 has no headline"
     assert run_past_dead_steps((str(tmp_path / "none"),), 10) is None
+
+
+@pytest.mark.parametrize("headline", [HEAD, ""], ids=["22.05", "26.05"])
+def test_a_node_without_steps_has_no_process_of_a_job(tmp_path: Path, headline: str) -> None:
+    """Else a process of no job is not found on an idle node."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\nprintf "{headline}"\necho No job steps exist on this node. >&2\nexit 1\n')
+    scontrol.chmod(0o755)
+
+    def run(command: tuple[str, ...], timeout_s: float) -> str | None:
+        return run_command((str(scontrol), *command[1:]), timeout_s)
+
+    assert listed_pids("n1", run, 10) == {}
+    assert SlurmPort("n1", lambda _line: None, run).listed_pids() == {}
