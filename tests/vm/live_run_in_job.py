@@ -31,14 +31,13 @@ def restart(machine: Virtual) -> None:
 
 @contextmanager
 def changed(machine: Virtual, path: str, change: str) -> Iterator[None]:
-    """Changes a file by sed, and puts it back."""
-    kept = f"{path}.of-the-test"
-    machine.check("cp", "-p", path, kept)
+    """Changes a file by sed, and puts its text back."""
+    text = machine.read(path.lstrip("/"))
     try:
         machine.check("sed", "-i", change, path)
         yield
     finally:
-        machine.check("mv", kept, path)
+        machine.write(path.lstrip("/"), text)
 
 
 @pytest.fixture(scope="module")
