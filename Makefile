@@ -163,14 +163,14 @@ test-packages: setup-test deb ## the Debian packages, tarballs and RPMs in a fre
 	@$(PACKAGE) tar --role node
 	$(ALONE) $(PYTEST) tests/packages/live_*.py
 
-# A virtual machine's Debian: this release, trixie or forky, whose packages are made in its chroot (scripts/slurm-chroot).
-VM ?= $(shell . /etc/os-release && echo "$$VERSION_CODENAME")
+# VM is the virtual machine's Debian: this release, trixie or forky. RunInJob is of Slurm 24.05 and later, so not of bookworm.
+VM_TESTS ?= $(filter-out $(if $(filter bookworm,$(VM)),%/live_run_in_job.py),$(wildcard tests/vm/live_*.py))
 VM_PACKAGES := linux-image-amd64 initramfs-tools systemd-sysv dbus libpam-systemd openssh-server openssh-client libpam-slurm-adopt
 
-test-vm: needs-root setup-test deb ## jobs, sessions by ssh and suspension in a virtual machine with cgroup version 2; VM=forky
+test-vm: needs-root setup-test build deb ## jobs, sessions by ssh, suspension, power cuts and full disks in a virtual machine with cgroup version 2; VM=trixie, VM=forky; VM_TESTS=tests/vm/live_ends.py
 	@PYTHONPATH=tests/vm:tests/packages:scripts $(PYTHON) -c 'import sys, virtual; sys.exit(virtual.missing() or 0)'
 	tests/packages/make-base build/vm/$(VM) $(VM) $(VM_PACKAGES)
-	HAMI_HPC_VM=$(VM) $(filter-out --net,$(ALONE)) $(PYTEST) tests/vm/live_*.py
+	HAMI_HPC_VM=$(VM) $(filter-out --net,$(ALONE)) $(PYTEST) $(VM_TESTS)
 
 test-gpu: build ## on a machine with a real NVIDIA GPU
 	HAMI_TEST_GPU=1 $(PYTEST) tests/native/test_interposer.py tests/gpu -rs
@@ -293,9 +293,21 @@ packages-tree: check-places build
 	@PATH=/usr/bin:/bin:$$PATH $(MAKE) install DESTDIR='$(PACKAGES)/installed' PIP_INSTALL='$(PACKAGE_PIP)' \
 		ZSHDIR='$(ZSHDIR)' >/dev/null
 
+# Another release's packages are made in its chroot, whose copy of the checkout has no history to take a version from.
+HERE := $(shell . /etc/os-release && echo "$$VERSION_CODENAME")
+VM ?= $(HERE)
+ifeq ($(VM),$(HERE))
 deb: ZSHDIR = $(PREFIX)/share/zsh/vendor-completions
-deb: packages-tree ## Debian packages for the installed Slurm, in build/packages; VERSION=1.2.3
+deb: packages-tree ## Debian packages for the installed Slurm, in build/packages; VERSION=1.2.3; VM=trixie or forky: for that release's Slurm
 	@$(PACKAGE) deb
+else
+deb: needs-root setup
+	@version='$(VERSION)'; \
+	version=$${version:-$$(PYTHONPATH=scripts $(PYTHON) -c 'from hami_packages.release import version; print(version())')}; \
+	SLURM_SRC='$(SLURM_SRC_$(VM))' scripts/slurm-chroot $(VM) make deb VERSION="$$version" | \
+		sed 's|^/checkout/|build/chroot/$(VM)/checkout/|' || \
+		{ echo "where Slurm's source is missing: make $(MAKECMDGOALS) VM=$(VM) SLURM_SRC_$(VM)=/path/to/it" >&2; exit 1; }
+endif
 
 rpm: packages-tree ## RPMs for the installed Slurm, in build/packages; without rpmbuild their spec alone
 	@$(PACKAGE) rpm

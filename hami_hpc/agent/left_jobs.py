@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends what is left of jobs that slurmctld took off this node without an epilog.
+"""Ends what is left of jobs that slurmctld took off this node without an epilog, and finishes what epilogs left on a
+full disk.
 
-It does so with a job that goes on without a node that was down (--no-kill). Its slice would keep its memory from the
-next jobs there, and count as a tenant of the GPU.
+slurmctld does so with a job that goes on without a node that was down (--no-kill). Its slice would keep its memory from
+the next jobs there, and count as a tenant of the GPU. Usage records that wait would be lost by a reboot.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from hami_hpc.agent.repeated import Repeated
 from hami_hpc.core.reconcile_plan import Kind
-from hami_hpc.node import job_dirs
+from hami_hpc.node import job_dirs, usage_spool
 from hami_hpc.node.config import Settings
 from hami_hpc.slurm import commands
 from hami_hpc.stages.reconcile import reconcile
@@ -26,10 +27,11 @@ def make(settings: Settings, node: str, listed_pids: ListedPids, report: Callabl
 
     def look() -> str:
         """Reconciles when a job with a directory has no step here, and had none the last time: a job may wait for its
-        first step, or run on its other nodes."""
+        first step, or run on its other nodes. Also when usage waits for a disk with room."""
         nonlocal idle
         before, idle = idle, _without_step(settings, listed_pids)
-        return _reconcile(settings, node, report) if before & idle else ""
+        is_due = before & idle or _usage_waits(settings)
+        return _reconcile(settings, node, report) if is_due else ""
 
     return Repeated("jobs that left this node", PERIOD_S, look, report)
 
@@ -40,6 +42,12 @@ def _without_step(settings: Settings, listed_pids: ListedPids) -> frozenset[int]
     jobs = frozenset(int(name) for name in names if name.isascii() and name.isdigit())
     pids = listed_pids() if jobs else None
     return frozenset() if pids is None else jobs - frozenset(pids.values())
+
+
+def _usage_waits(settings: Settings) -> bool:
+    """Returns whether an epilog could not write a record to the spool, or set a directory aside."""
+    names = job_dirs.entries(settings.run_dir)
+    return bool(usage_spool.waiting(settings.run_dir)) or any(name.startswith(job_dirs.ENDED) for name in names)
 
 
 def _reconcile(settings: Settings, node: str, report: Callable[[str], None]) -> str:

@@ -18,7 +18,16 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from hami_hpc.agent import event_feed, hooks, left_jobs, mode_returns, resumed_jobs, settings_seen, turns_taken
+from hami_hpc.agent import (
+    event_feed,
+    hooks,
+    left_jobs,
+    mode_returns,
+    resumed_jobs,
+    room_returns,
+    settings_seen,
+    turns_taken,
+)
 from hami_hpc.agent.driver_limits import DriverLimits
 from hami_hpc.agent.event_feed import Feed
 from hami_hpc.agent.fault_events import FaultEvents
@@ -189,6 +198,7 @@ def run(settings: Settings, node: str) -> None:
             mode_returns.make(settings, node, report),
             left_jobs.make(settings, node, SlurmPort(node, report).listed_pids, report),
             resumed_jobs.make(settings, node, report),
+            room_returns.make(settings, node, report),
         ]
         if settings.memory_scaling > 1 or turns_taken.are_left(settings):
             watcher.turns = turns_taken.TurnsTaken(settings, watcher.last_look, hurry=wake.set)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import re
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,32 +17,19 @@ from dataclasses import dataclass, field
 
 from hami_hpc.core.shards_shown import whole_gpus_of_node
 from hami_hpc.node.drain import plain
+from hami_hpc.slurm import step_pids
+from hami_hpc.slurm.step_pids import LOCAL_TIMEOUT_S, Run, run_command
 
-LOCAL_TIMEOUT_S = 1.0
 TIMEOUT_S = 20.0
 LIST_AGAIN_S = 20.0  # at most, after listpids hung
 ASK_AGAIN_S = 30.0
 WAITING_MAX = 200
 INDICES_MAX = 1023  # of a range, whatever is printed
-NO_STEPS = "No job steps exist"
-# PID JOBID STEPID LOCALID GLOBALID, STEPID being a number or a name.
-_LISTED = re.compile(r"^[ \t]*([0-9]{1,10})[ \t]+([0-9]{1,10})(?=\s|$)", re.MULTILINE)
 # Groups of nodes with the same devices follow one another.
 _NODES = re.compile(r"(?:(?<!\s)\s+Nodes=\S+\s+CPU_IDs=\S*\s+Mem=[0-9]+\s+GRES=\S*)+")
 _GRES = re.compile(r"\sGRES=(\S*)")
 _DEVICES = re.compile(r"(?:^|,)(gpu|shard|mps)(?::[^,(]*)?\(([^)]*)\)")
 _RANGE = re.compile(r"(?:(?<=^IDX:)|(?<=,))([0-9]{1,5})(?:-([0-9]{1,5}))?(?=,|$)")
-
-
-def run_command(command: tuple[str, ...], timeout_s: float) -> str | None:
-    """Returns a command's standard output; None when it fails. That no step runs here is an answer of listpids."""
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode != 0 and not done.stderr.startswith(NO_STEPS.encode()):
-        return None
-    return done.stdout.decode("utf-8", "replace")  # a user can write any bytes into a job's name
 
 
 @dataclass
@@ -52,7 +38,7 @@ class SlurmPort:
 
     node: str
     report: Callable[[str], None]
-    run: Callable[[tuple[str, ...], float], str | None] = run_command
+    run: Run = run_command
     has_places: bool = False  # the types of GPUs are places: a prolog may be told only some of a job's (docs/adr/055)
     _list_after: float = 0.0
     _hangs: int = 0  # of listpids, one after the other
@@ -64,15 +50,11 @@ class SlurmPort:
     _thread: threading.Thread | None = None
 
     def listed_pids(self) -> Mapping[int, int] | None:
-        """Returns the processes of all steps on this node, pid -> job id, from slurmstepd; None when it does not say
-        all of them (a step that does not answer, no scontrol)."""
+        """Returns what step_pids.listed_pids does; None also for a while after it hung."""
         start = time.monotonic()
         if start < self._list_after:
             return None
-        # By name, since a host with several slurmds is several nodes; without it for a --node that Slurm has not.
-        pids = self._listpids("*", self.node)
-        if pids is not None and not pids:
-            pids = self._listpids()
+        pids = step_pids.listed_pids(self.node, self.run, LOCAL_TIMEOUT_S)
         now = time.monotonic()
         # A step that begins or ends may not answer for a moment. Where it always hangs, the looks go on.
         hangs = pids is None and now - start > LOCAL_TIMEOUT_S / 2
@@ -80,9 +62,6 @@ class SlurmPort:
         if hangs:
             self._list_after = now + min(LIST_AGAIN_S, 2.0 ** (self._hangs - 2))
         return pids
-
-    def _listpids(self, *words: str) -> dict[int, int] | None:
-        return parse_listpids(self.run(("scontrol", "listpids", *words), LOCAL_TIMEOUT_S) or "")
 
     def held_by(self, job_id: int) -> frozenset[int] | None:
         """Returns Slurm's indices of the GPUs of a job here, or None as long as slurmctld has not said."""
@@ -200,13 +179,6 @@ class SlurmPort:
     def finish(self) -> None:
         """Waits until everything that was asked for is done."""
         self._waiting.join()
-
-
-def parse_listpids(text: str) -> dict[int, int] | None:
-    """Returns pid -> job id of `scontrol listpids`; None for a text without its headline."""
-    if text.split(None, 2)[:2] != ["PID", "JOBID"]:
-        return None
-    return {int(pid): int(job_id) for pid, job_id in _LISTED.findall(text)}
 
 
 def job_name(text: str | None, job_id: int) -> str:

@@ -77,6 +77,11 @@ KINDS = {
     "node_drain": EventKind(
         ("prolog", "epilog", "agent"), ("text", "job_id"), "hami_hpc drained this node, for this reason."
     ),
+    "node_resume": EventKind(
+        ("reconcile", "agent"),
+        ("text",),
+        "hami_hpc returned this node to service, which it had drained while the run directory was full.",
+    ),
     "reconciled": EventKind(("reconcile",), ("text", "action"), "hami-hpc reconcile did this, or says what it cannot."),
     "gpu_drain": EventKind(("gpu", "agent"), (*_GPU, "xid"), "A GPU was taken out of service, for this reason."),
     "gpu_resume": EventKind(("gpu",), _GPU, "A GPU was returned to service."),

@@ -29,6 +29,7 @@ class Kind(Enum):
     RESUME = "resume"  # lets the memory of a job come back that Slurm has resumed
     SUSPEND = "suspend"  # orders the memory of a job away whose programs got no signal when Slurm suspended it
     MODE = "mode"  # puts a mode that was out back into the node's features
+    RETURN_NODE = "return-node"  # returns a node to service that was drained because its run directory was full
     DELIVER = "deliver"  # moves usage records from the run directory to the spool
     PROBLEM = "problem"  # reports what an administrator must decide; changes nothing
 

@@ -65,7 +65,10 @@ def _run_in_job(facts: Facts) -> Iterator[Finding]:
         detail = "a session by ssh that begins while its job's prolog runs is not limited"
         yield Finding("RunInJob", Level.WARN, detail, advice)
     if "mps" in facts.settings.modes:
-        detail = "the daemon of mode=mps is a process of its first job, and ends with it"
+        detail = (
+            "the daemon of mode=mps is a process of its first job: it ends with it (24.11), or that job does not end, "
+            "and Slurm drains the node with 'Kill task failed' (26.05)"
+        )
         yield Finding("RunInJob", Level.WARN, detail, advice)
 
 

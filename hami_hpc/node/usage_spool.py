@@ -79,7 +79,8 @@ def _ask_sqlite(query: str, values: Sequence[int | str]) -> Any:
 
 
 def write(state_dir: str, job_id: int, start_unix_ns: int, text: str) -> str:
-    """Writes a record under its final name, whole or not at all; an existing record of the same run stays.
+    """Writes a record under its final name, whole or not at all; an existing record of the same run stays. Both the
+    record and its name are on the disk then: a power cut loses neither.
 
     Returns the record's path. Raises NodeError when the disk cannot be written; no partial file is left then.
     """
@@ -91,11 +92,20 @@ def write(state_dir: str, job_id: int, start_unix_ns: int, text: str) -> str:
         if not _publish(temporary, path, start_unix_ns):
             path = f"{directory}/{job_id}-{start_unix_ns}.json"
             os.rename(temporary, path)
+        _sync_directory(directory)
         return path
     except OSError as error:
         with suppress(OSError):  # the temporary file was not created
             os.unlink(temporary)
         raise NodeError(f"usage of job {job_id} cannot be written to {directory} ({error.strerror})") from error
+
+
+def _sync_directory(directory: str) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def note_done(path: str, unix_ns: int | None = None) -> None:

@@ -114,6 +114,11 @@ def show_node(node: str) -> str:
     return _output("scontrol", "--local", "--oneliner", "--details", "show", "node", node)
 
 
+def resume_node(node: str) -> None:
+    """Returns a drained node to service. Raises NodeError when slurmctld does not do it."""
+    _output("scontrol", "--local", "update", f"nodename={node}", "state=resume")
+
+
 def show_nodes() -> str:
     """Returns what slurmctld shows of all nodes to this user. Raises NodeError when it does not answer."""
     return _output("scontrol", "--local", "--oneliner", "--details", "show", "nodes")

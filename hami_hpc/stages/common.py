@@ -13,6 +13,7 @@ import time
 
 from hami_hpc import installed
 from hami_hpc.contract import constants as c
+from hami_hpc.core.contexts import suppress
 from hami_hpc.core.grant import Grant
 from hami_hpc.errors import NodeError
 from hami_hpc.node import boot, events, job_dirs, ledger
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 CLUSTER_NAME_MAX = 64
+REASON_MAX = 300  # characters of a reason that something is added to; slurmctld gets 400 (drain.py)
 
 
 def store_record(settings: Settings, record: dict[str, int | str]) -> str:
@@ -108,23 +110,22 @@ def run(stage: str, arguments: Sequence[str], environment: Mapping[str, str], bo
     try:
         body()
     except Exception as error:
-        job = environment.get("SLURM_JOB_ID", "?")
-        line = report(stage, error_text(error) if isinstance(error, NodeError) else f"job {job}: {error_text(error)}")
-        from hami_hpc.node import drain
+        from hami_hpc.node import drain, no_room
 
+        job = environment.get("SLURM_JOB_ID", "?")
+        text = error_text(error) if isinstance(error, NodeError) else f"job {job}: {error_text(error)}"
+        settings: Settings | None = None
+        with suppress(NodeError):  # there is nowhere to write the event
+            settings = load(arguments)
+        if settings is not None and no_room.note(settings.run_dir):
+            text = f"{text[:REASON_MAX]}. {no_room.RETURNS}"
+        line = report(stage, text)
         drain.drain_node(environment, line)
-        write_failure(stage, arguments, job, line)
+        if settings is not None:
+            number = int(job) if job.isdecimal() else 0
+            events.write(settings.state_dir, stage, "node_drain", job_id=number, text=line)
         return 1
     return 0
-
-
-def write_failure(stage: str, arguments: Sequence[str], job: str, line: str) -> None:
-    """Writes the event of a stage that failed. Without settings there is nowhere to write it."""
-    try:
-        state_dir = load(arguments).state_dir
-    except NodeError:
-        return
-    events.write(state_dir, stage, "node_drain", job_id=int(job) if job.isdecimal() else 0, text=line)
 
 
 def error_text(error: Exception) -> str:

@@ -23,7 +23,7 @@ from hami_hpc.node import ledger as ledgers
 from hami_hpc.node.config import Settings
 from hami_hpc.node.ledger import Ledger
 from hami_hpc.slurm import commands
-from hami_hpc.stages import common, mig_leftovers, mode_service, mps_daemons, suspend
+from hami_hpc.stages import common, mig_leftovers, mode_service, mps_daemons, room_service, suspend
 from hami_hpc.stages import gpu_jobs as gpu_job_stages
 from hami_hpc.stages.epilog import end_directory, end_grants
 
@@ -71,6 +71,7 @@ def reconcile(
         results += _daemons(settings, ledger, dry_run)
         results += _leftover_files(settings, dry_run)
         results += _modes(settings, node, dry_run)
+        results += _room(settings, node, dry_run)
         results += _resumed(settings, node, dry_run)
         results += _waiting_records(settings, dry_run)
         if not dry_run:
@@ -100,6 +101,19 @@ def _modes(settings: Settings, node: Callable[[], str] | None, dry_run: bool) ->
         return
     for line in lines:
         yield Result(Action(Kind.MODE, line), None)
+
+
+def _room(settings: Settings, node: Callable[[], str] | None, dry_run: bool) -> Iterator[Result]:
+    """Returns the node to service if its run directory was full and a stage drained it."""
+    if node is None or not room_service.is_due(settings):
+        return
+    try:
+        text = room_service.TEXT.format(node()) if dry_run else room_service.settle(settings, node(), "reconcile")
+    except NodeError as error:
+        yield Result(Action(Kind.PROBLEM, f"the run directory was full, and has room again: {error}"), None)
+        return
+    if text:
+        yield Result(Action(Kind.RETURN_NODE, text), None)
 
 
 def _resumed(settings: Settings, node: Callable[[], str] | None, dry_run: bool) -> Iterator[Result]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +51,8 @@ class Healthy:
         self.counted = {"h200": 2}
         self.classes = {"std": 1118, "lc": 1118, "be": 1118}
         self.mps: dict[str, int] = {}
+        self.running = [f"7 RUNNING {time.time():.0f}\n"]  # as squeue shows it
+        self.listed: dict[int, int] | None = {4000: 7}
 
     def findings(self, node: str | None = None) -> dict[str, Finding]:
         """Returns the findings by name; of several with one name a FAIL, if there is one."""
@@ -188,6 +191,12 @@ BROKEN: dict[str, Broken] = {
         "RunInJob",
         Level.WARN,
         "a session by ssh that begins while its job's prolog runs is not limited",
+    ),
+    "jobs of an earlier boot": (
+        lambda h: h.running.extend(["5 RUNNING 1\n", "6 SUSPENDED 2\n", "8 COMPLETING 3\n", "9 RUNNING N/A\n"]),
+        "jobs of an earlier boot",
+        Level.WARN,
+        "for Slurm job 5, 6 still run here",
     ),
     "jobs held": (
         lambda h: h.slurm.update(SchedulerParameters="(null)"),

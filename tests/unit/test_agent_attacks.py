@@ -15,10 +15,11 @@ import pytest
 
 from hami_hpc.agent.gpus import OPEN_AGAIN_NS, Gpus
 from hami_hpc.agent.processes import ASK, Processes
-from hami_hpc.agent.slurm_port import SlurmPort, parse_listpids, run_command
+from hami_hpc.agent.slurm_port import SlurmPort
 from hami_hpc.core.agent_state import LOST, OK, AgentState, Event, JobState, from_json, to_json
 from hami_hpc.core.watch import SECOND
 from hami_hpc.errors import NodeError
+from hami_hpc.slurm.step_pids import parse_listpids, run_command
 
 
 def test_a_process_of_which_slurm_does_not_say_the_job_is_not_of_no_job() -> None:

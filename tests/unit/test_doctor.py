@@ -29,7 +29,7 @@ from hami_hpc.doctor.facts import Facts
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation import share_checks
 from hami_hpc.node import ldso, mounts, nvml
-from hami_hpc.slurm import commands, node_features
+from hami_hpc.slurm import commands, node_features, step_pids
 from hami_hpc.slurm.plugstack import SPANK_PLUGIN
 
 
@@ -67,6 +67,8 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Healthy:
     features = (("vgpu_share", "vgpu_type_h200"),) * 2
     monkeypatch.setattr(node_features, "read", lambda *_arguments: features)
     monkeypatch.setattr(commands, "configuration", lambda: healthy.slurm)
+    monkeypatch.setattr(commands, "holding_rows", lambda _node, _form: "".join(healthy.running))
+    monkeypatch.setattr(step_pids, "listed_pids", lambda _node, _run, _timeout_s: healthy.listed)
     monkeypatch.setattr(commands, "node_name", lambda: "node1")
     monkeypatch.setattr(commands, "gpus_by_type", lambda _node: healthy.counted)
     monkeypatch.setattr(commands, "gres_by_type", lambda _node, name: healthy.mps if name == "mps" else healthy.classes)
@@ -207,7 +209,7 @@ def test_doctor_on_a_host_of_several_nodes_is_told_which_it_is(
         raise NodeError("slurm.conf has node1, node2 for host h; say which node this is with --node NAME")
 
     monkeypatch.setattr(commands, "node_name", several)
-    assert not healthy.findings()["modes out of service, gres.conf, classes"].is_ok
+    assert not healthy.findings()["modes out of service, jobs of an earlier boot, gres.conf, classes"].is_ok
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert "OK    gres.conf: node2 has 2 gpu" in healthy.run(*arguments).output

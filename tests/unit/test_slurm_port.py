@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from hami_hpc.agent import slurm_port
-from hami_hpc.agent.slurm_port import WAITING_MAX, SlurmPort, parse_held, parse_listpids, parse_whole, run_command
+from hami_hpc.agent.slurm_port import WAITING_MAX, SlurmPort, parse_held, parse_whole
+from hami_hpc.slurm.step_pids import REFUSED, listed_pids, parse_listpids, run_command, run_past_dead_steps
 
 RECORDED = Path(__file__).with_name("recorded") / "jobs-22.05.8.txt"
 HEAD = "PID      JOBID    STEPID   LOCALID GLOBALID\n"
@@ -296,3 +297,41 @@ def test_whole_gpus_are_told_from_shards_and_nobody_hides_them() -> None:
         for given in ({"name": f"x{forged}"}, {"comment": f"x{forged}"}):
             assert parse_whole(job("gpu:h200:1(IDX:1)", **given)) == gpus([1])
     assert parse_whole("") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("errors", "status", "is_answer"),
+    [
+        ("", 0, True),
+        (f"{REFUSED}\n{REFUSED}\n", 1, True),
+        ("No job steps exist on this node.\n", 1, True),
+        (f"{REFUSED}\nUnable to connect to slurmstepd: Connection timed out\n", 1, False),
+        ("scontrol: error: no configuration\n", 1, False),
+    ],
+)
+def test_what_steps_say_that_a_power_cut_ended(tmp_path: Path, errors: str, status: int, is_answer: bool) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        f'#!/bin/sh\n[ "$LC_ALL" = C ] || exit 9\nprintf \'{LISTED}\'\nprintf "{errors}" >&2\nexit {status}\n'
+    )
+    scontrol.chmod(0o755)
+    found = run_past_dead_steps((str(scontrol), "listpids"), 10)
+    assert found == (LISTED if is_answer else None)
+    if status != 0 and is_answer:
+        scontrol.write_text(f'#!/bin/sh\nprintf "{errors}" >&2\nexit 1\n')
+        assert parse_listpids(run_past_dead_steps((str(scontrol), "listpids"), 10) or "") == {}, "26.05 has no headline"
+    assert run_past_dead_steps((str(tmp_path / "none"),), 10) is None
+
+
+@pytest.mark.parametrize("headline", [HEAD, ""], ids=["22.05", "26.05"])
+def test_a_node_without_steps_has_no_process_of_a_job(tmp_path: Path, headline: str) -> None:
+    """Else a process of no job is not found on an idle node."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\nprintf "{headline}"\necho No job steps exist on this node. >&2\nexit 1\n')
+    scontrol.chmod(0o755)
+
+    def run(command: tuple[str, ...], timeout_s: float) -> str | None:
+        return run_command((str(scontrol), *command[1:]), timeout_s)
+
+    assert listed_pids("n1", run, 10) == {}
+    assert SlurmPort("n1", lambda _line: None, run).listed_pids() == {}

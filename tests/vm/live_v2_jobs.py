@@ -9,6 +9,7 @@ import pytest
 from from_packages import findings
 from virtual import Virtual
 
+STRANGER = "news"
 VGPU = ("--gres=vgpu:mem=8G,cores=50",)
 ALLOWED, REFUSED = "No such device or address", "Operation not permitted"
 OPEN = "; ".join(f"dd if=/dev/{name} count=0 2>&1" for name in ("nvidia0", "nvidia1", "nvidiactl"))
@@ -60,6 +61,15 @@ def test_the_agent_counts_a_jobs_processes_by_their_cgroup(machine: Virtual) -> 
         return sorted((int(line.split()[1]), int(line.split()[2])) for line in lines if line.split()[1:2] != ["-"])
 
     machine.wait(lambda: rows() == [(job, 2) for job in sorted(jobs)], f"two processes of each: {rows()}", 30)
+
+
+@pytest.mark.findings("no_job")
+def test_a_process_of_no_job_is_found_while_no_step_runs_on_the_node(machine: Virtual) -> None:
+    """scontrol listpids of 24.11 and later prints nothing then."""
+    before = len(findings(machine))
+    words = ("env", "HAMI_SIM=/srv/sim", "slice", "--use", "1000", "--hold", "20")
+    machine.check("runuser", "-u", STRANGER, "--", *words)
+    assert "no_job" in findings(machine)[before:]
 
 
 @pytest.mark.findings("no_interposer", "uncounted", "memory_over", "time_over")
