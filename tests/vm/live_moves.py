@@ -55,10 +55,10 @@ def test_a_job_without_room_in_its_cgroup_keeps_its_memory_on_the_gpu_and_says_w
 
 
 def test_a_limit_above_the_jobs_cgroup_counts_too(machine: Virtual) -> None:
-    job = machine.running(*VGPU, "--mem=1200", script=f"cat /proc/self/cgroup; slice --use {MIB} --hold 300", said="ok")
+    job = machine.running(*VGPU, "--mem=1200", script="cat /proc/self/cgroup; slice --use 600 --hold 300", said="ok")
     scope = cgroup(machine, job).rpartition("/")[0]
     used = int(machine.read(f"{scope}/memory.current"))
-    machine.write(f"{scope}/memory.max", str(used + (400 << 20)))
+    machine.write(f"{scope}/memory.max", str(used + (200 << 20)))
     try:
         done = machine.run("hami-hpc", "swap", "out", str(job))
     finally:

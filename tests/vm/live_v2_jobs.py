@@ -67,7 +67,7 @@ def test_the_agent_counts_a_jobs_processes_by_their_cgroup(machine: Virtual) -> 
 def test_a_process_of_no_job_is_found_while_no_step_runs_on_the_node(machine: Virtual) -> None:
     """scontrol listpids of 24.11 and later prints nothing then."""
     before = len(findings(machine))
-    words = ("env", "HAMI_SIM=/srv/sim", "slice", "--use", "1000", "--hold", "20")
+    words = ("env", "HAMI_SIM=/srv/sim", "slice", "--use", "1000", "--hold", "40")
     machine.check("runuser", "-u", STRANGER, "--", *words)
     assert "no_job" in findings(machine)[before:]
 
