@@ -295,9 +295,7 @@ def stop(program: str, place: Place) -> None:
         )
 
 
-def _run(
-    command: list[str], place: Place, more: dict[str, str], text: str, timeout_s: float
-) -> tuple[int | None, str]:
+def _run(command: list[str], place: Place, more: dict[str, str], text: str, timeout_s: float) -> tuple[int | None, str]:
     """Runs a program, with `more` in its environment, and returns its status, None when it took too long, and what it
     printed in one line.
 

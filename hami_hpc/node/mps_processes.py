@@ -184,10 +184,7 @@ def daemons_at(pipe: str, file: str, found: tuple[Process, ...] | None = None) -
     return tuple(
         process
         for process in (processes() if found is None else found)
-        if not process.is_server
-        and process.pipe == pipe
-        and process.uid == os.geteuid()
-        and process.program == file
+        if not process.is_server and process.pipe == pipe and process.uid == os.geteuid() and process.program == file
     )
 
 

@@ -18,33 +18,42 @@ _LISTED = re.compile(r"^[ \t]*([0-9]{1,10})[ \t]+([0-9]{1,10})(?=\s|$)", re.MULT
 Run = Callable[[tuple[str, ...], float], str | None]
 
 
-def run_command(command: tuple[str, ...], timeout_s: float) -> str | None:
-    """Returns a command's standard output; None when it fails. That no step runs here is an answer of listpids."""
+def _done(command: tuple[str, ...], timeout_s: float) -> tuple[int, str, str] | None:
+    """Returns a command's status, standard output and standard error; None when it cannot be run, or not in time."""
+    environment = {**os.environ, "LC_ALL": "C"}
     try:
-        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL, env=environment
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    has_no_steps = done.stderr.startswith(NO_STEPS.encode())
-    if done.returncode != 0 and not has_no_steps:
+    # a user can write any bytes into a job's name
+    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+
+
+def run_command(command: tuple[str, ...], timeout_s: float) -> str | None:
+    """Returns a command's standard output; None when it fails. That no step runs here is an answer of listpids."""
+    done = _done(command, timeout_s)
+    if done is None:
         return None
-    text = done.stdout.decode("utf-8", "replace")  # a user can write any bytes into a job's name
+    status, text, errors = done
+    has_no_steps = errors.startswith(NO_STEPS)
+    if status != 0 and not has_no_steps:
+        return None
     return HEAD if has_no_steps and not text else text
 
 
 def run_past_dead_steps(command: tuple[str, ...], timeout_s: float) -> str | None:
     """Returns a command's standard output as run_command does, also where steps refuse: sockets of steps that a power
     cut ended stay for ten minutes. One that begins may refuse for a moment too."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL,
-            env={**os.environ, "LC_ALL": "C"},
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
+    done = _done(command, timeout_s)
+    if done is None:
         return None
-    others = set(done.stderr.decode("utf-8", "replace").splitlines()) - {REFUSED}
-    if done.returncode != 0 and others and not all(line.startswith(NO_STEPS) for line in others):
+    status, text, errors = done
+    lines = errors.splitlines()
+    if status != 0 and not (lines and all(line == REFUSED or line.startswith(NO_STEPS) for line in lines)):
         return None
-    return done.stdout.decode("utf-8", "replace") or HEAD
+    return text or HEAD
 
 
 def parse_listpids(text: str) -> dict[int, int] | None:

@@ -33,6 +33,17 @@ int hami_hint_soon(void);
 #include <dlfcn.h>
 #include <stddef.h>
 
+/* Calls a function of the loaded library that takes nothing. */
+static inline int hami_hint_call_(const char *name)
+{
+	union {
+		void *symbol;
+		int (*function)(void);
+	} found;
+	found.symbol = dlsym(NULL /* RTLD_DEFAULT */, name);
+	return found.symbol ? found.function() : -ENOSYS;
+}
+
 /*
  * A request begins. It should take at most `deadline_us` microseconds; 0: at most what the job asked for with slo=.
  * Returns 0; -EBUSY when this thread has one under way, which goes on; -ENOSYS outside of a vGPU job.
@@ -53,29 +64,19 @@ static inline int hami_hint_begin(uint64_t deadline_us)
  */
 static inline int hami_hint_end(void)
 {
-	union {
-		void *symbol;
-		int (*end)(void);
-	} found;
-	found.symbol = dlsym(NULL /* RTLD_DEFAULT */, "hami_hint_end");
-	return found.symbol ? found.end() : -ENOSYS;
+	return hami_hint_call_("hami_hint_end");
 }
 
 /*
  * This thread launches something in its current context in 0.05 to 0.15 ms. Where others on the GPU have to give way to the
  * job, the GPU is taken from them now, which takes 0.2 ms that the request would wait for; in programs of other classes,
- * and without a context, nothing is done. Said 0.2 to 1 ms before, it makes a request later than none does: measured in
- * docs/benchmarks/time.md, "Run 12". Its first call in a context takes some milliseconds, others two launches.
+ * and without a context, nothing is done. Said 0.2 to 1 ms before, it can make a request later than nothing does: measured
+ * in docs/benchmarks/time.md, "Run 12". Its first call in a context takes some milliseconds, others two launches.
  * Returns 0; -ENOSYS outside of a vGPU job.
  */
 static inline int hami_hint_soon(void)
 {
-	union {
-		void *symbol;
-		int (*soon)(void);
-	} found;
-	found.symbol = dlsym(NULL /* RTLD_DEFAULT */, "hami_hint_soon");
-	return found.symbol ? found.soon() : -ENOSYS;
+	return hami_hint_call_("hami_hint_soon");
 }
 
 #endif

@@ -307,6 +307,7 @@ def test_whole_gpus_are_told_from_shards_and_nobody_hides_them() -> None:
         ("No job steps exist on this node.\n", 1, True),
         (f"{REFUSED}\nUnable to connect to slurmstepd: Connection timed out\n", 1, False),
         ("scontrol: error: no configuration\n", 1, False),
+        ("", 1, False),
     ],
 )
 def test_what_steps_say_that_a_power_cut_ended(tmp_path: Path, errors: str, status: int, is_answer: bool) -> None:

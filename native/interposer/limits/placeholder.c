@@ -15,9 +15,9 @@
 #define CONTEXTS 16 /* of one process that have placeholders; a later one takes the place of the oldest */
 
 /*
- * The first ends when *flag has reached `number`, or `most` ns after it began. The second waits behind it in its stream: the
- * GPU's host unit goes to the next tenant as soon as it has read the last command of this one, although that still runs.
- * A launch that comes after that waits until it is this tenant's turn again.
+ * The first ends when *flag has reached `number`, or `most` ns after it began. The second waits behind it in its stream, so
+ * that a command of this program is left to read: without one a launch that comes while the first runs waits until others
+ * have had their turn, in some programs (docs/adr/104).
  */
 static const char program[] =
 	".version 6.0\n"

@@ -31,7 +31,7 @@
 #define QUIET_NS HAMI_NS_PER_S /* for which a program waits for its turn without a word */
 #define PATIENCE_NS (2 * HAMI_NS_PER_S)
 #define LEAST_BYTES                                                                                          \
-	(4ull << 20) /* smaller objects stay: some are libcuda's, which the GPU reads at any time */
+	(4ull << 20) /* smaller objects stay: some are libcuda's own, which the GPU reads at any time */
 
 /* What was moved. */
 static struct swap {
