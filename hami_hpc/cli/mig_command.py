@@ -208,7 +208,7 @@ def mig(
 
     apply makes the static layout of FILE stand, whose instances Slurm gives whole, as gres/gpu of the profile's type;
     without FILE the one that was applied last, as after a restart. No slice is on a GPU with one. It refuses while jobs
-    or processes use a GPU whose instances have to change. See docs/node.md for the file.
+    or processes use a GPU whose instances have to change. See docs/modes.md for the file.
 
     defragment says which requests of the queue this node has no place for although free slices suffice, and after
     which jobs' ends they fit. It removes instances of ours that no job has, and holds these places: other profiles are

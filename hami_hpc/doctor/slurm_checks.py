@@ -264,7 +264,7 @@ def _places(facts: Facts, given: dict[str, int], static: dict[str, int]) -> Iter
     shown = ", ".join(f"gpu:{name}:{count}" for name, count in given.items())
     needed = ", ".join(f"gpu:{name}:{count}" for name, count in wanted.items() if name) or "gpu:MODEL:COUNT"
     detail = f"{facts.node} has {shown} in Slurm, and slices_max = {slices_max} needs {needed}"
-    advice = f"run hami-hpc render on every node, {RESTART} (docs/node.md says what has to end before)"
+    advice = f"run hami-hpc render on every node, {RESTART} (docs/slices.md says what has to end before)"
     yield Finding("types of GPUs", Level.FAIL, detail, advice)
 
 

@@ -7,7 +7,7 @@
  *
  *   TaskPlugin=task/affinity,task/cgroup,task/hami_hpc
  *
- * Root's program `suspend` does the work (docs/node.md). It is in the directory that the plugin was built for, or in
+ * Root's program `suspend` does the work (docs/moving-memory.md). It is in the directory that the plugin was built for, or in
  * slurmd's HAMI_HPC_STAGES; the settings are those of its installation, or slurmd's HAMI_HPC_CONFIG. What slurmd starts
  * meanwhile waits: a job that takes the GPU's place finds the memory free.
  */

@@ -44,7 +44,7 @@ def offer(layout: Layout) -> None:
 
 @pytest.fixture
 def with_mps(restored: Layout) -> Iterator[Layout]:
-    """A cluster whose administrator has added mode=mps, as docs/node.md says."""
+    """A cluster whose administrator has added mode=mps, as docs/modes.md says."""
     offer(restored)
     yield restored
     for user in USERS:
