@@ -3,7 +3,8 @@
  * Gives Slurm's gres plugin interface the same names in all releases.
  *
  *   22.05          src/common/gres.h, List, gres_epilog_info_t, gres_p_epilog_*, gres_p_get_{job,step}_info
- *   23.02 to 26.05 src/interfaces/gres.h, list_t, gres_prep_t, gres_p_prep_*
+ *   23.02 to 24.05 src/interfaces/gres.h, list_t, gres_prep_t, gres_p_prep_*, gres_p_get_{job,step}_info
+ *   24.11 to 26.05 the same, without gres_p_get_{job,step}_info
  */
 #ifndef HAMI_GRES_API_H
 #define HAMI_GRES_API_H

@@ -38,13 +38,13 @@ static void print_processes(const struct sim_state *s, uint32_t g)
 				submitted_ns += s->slot[line].gpu[g].submitted_ns;
 				busy_ns += s->slot[line].gpu[g].done_ns;
 			}
-		printf("%s\n      {\"pid\": %d, \"uid\": %u, \"slot\": %u, \"contexts\": %u"
+		printf("%s\n      {\"pid\": %d, \"uid\": %u, \"slot\": %u, \"first_pid\": %d, \"contexts\": %u"
 		       ", \"used_bytes\": %" PRIu64 ", \"context_bytes\": %" PRIu64
 		       ", \"peak_bytes\": %" PRIu64 ", \"launches\": %" PRIu64 ", \"submitted_ns\": %" PRIu64
 		       ", \"busy_ns\": %" PRIu64 ", \"timeslice_us\": %" PRIu64 ", \"pauses\": %u}",
-		       separator, slot->pid, slot->uid, i, share->contexts, share->used_bytes,
-		       share->context_bytes, share->peak_bytes, share->launches, submitted_ns, busy_ns,
-		       share->timeslice_ns / 1000, share->pauses);
+		       separator, slot->pid, slot->uid, i, slot->first_pid, share->contexts,
+		       share->used_bytes, share->context_bytes, share->peak_bytes, share->launches,
+		       submitted_ns, busy_ns, share->timeslice_ns / 1000, share->pauses);
 		separator = ",";
 	}
 }

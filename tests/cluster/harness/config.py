@@ -200,9 +200,9 @@ def slurm_release() -> tuple[int, int]:
 def cgroup_conf() -> str:
     """Returns a cgroup.conf with which slurmd does not look for cgroups: a container or chroot may have none.
 
-    Slurm has "disabled" from 23.11 on. In older releases the plugin for v1 does not look for cgroups until it is used.
+    Slurm has "disabled" from 24.05 on. In older releases the plugin for v1 does not look for cgroups until it is used.
     """
-    return f"CgroupPlugin={'disabled' if slurm_release() >= (23, 11) else 'cgroup/v1'}\n"
+    return f"CgroupPlugin={'disabled' if slurm_release() >= (24, 5) else 'cgroup/v1'}\n"
 
 
 def slurmdbd_conf(layout: Layout) -> str:

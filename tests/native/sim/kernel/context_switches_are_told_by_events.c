@@ -142,6 +142,33 @@ static uint64_t realtime_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+/* What sim-state says of a process. */
+static uint64_t of_process(pid_t pid, const char *key)
+{
+	char pattern[32], command[256];
+	static char text[1 << 16];
+	snprintf(pattern, sizeof pattern, "\"pid\": %d,", pid);
+	snprintf(command, sizeof command, "%s/sim-state %s", getenv("SIM_BIN"), machine_dir);
+	FILE *pipe = popen(command, "r");
+	CHECK(pipe);
+	text[fread(text, 1, sizeof text - 1, pipe)] = '\0';
+	CHECK(pclose(pipe) == 0);
+	char *at = strstr(text, pattern);
+	snprintf(pattern, sizeof pattern, "\"%s\": ", key);
+	CHECK(at && (at = strstr(at, pattern)));
+	return strtoull(at + strlen(pattern), NULL, 10);
+}
+
+/* The number of a process in events: its own in the first PID namespace, of which a container's knows nothing. */
+static uint32_t number_of(pid_t pid)
+{
+	uint32_t number = (uint32_t)of_process(pid, "first_pid");
+	struct stat st;
+	CHECK(stat("/proc/self/ns/pid", &st) == 0);
+	CHECK(st.st_ino != 0xeffffffcu || number == (uint32_t)pid);
+	return number;
+}
+
 static void alone(void *unused)
 {
 	(void)unused;
@@ -162,7 +189,7 @@ static void alone(void *unused)
 	look();
 	/* It came to the engine once, and has stayed there. */
 	CHECK(buffer.count == 1 && buffer.seen[0].tag == RM_TAG_START);
-	CHECK(buffer.seen[0].pid == (uint32_t)getpid());
+	CHECK(buffer.seen[0].pid == number_of(getpid()));
 	CHECK(buffer.seen[0].timestamp_ns + MS > start && buffer.seen[0].timestamp_ns < realtime_ns() + MS);
 	CHECK(on_buffer(RM_EVENTS_FLUSH, NULL, 0) == RM_OK);
 	/* A buffer bound now sees none of it. */
@@ -201,21 +228,6 @@ static void end_rival(pid_t pid)
 	CHECK(child_status(pid) == 0);
 }
 
-static uint64_t busy_of_self(void)
-{
-	char pattern[32], command[256];
-	static char text[1 << 16];
-	snprintf(pattern, sizeof pattern, "\"pid\": %d,", getpid());
-	snprintf(command, sizeof command, "%s/sim-state %s", getenv("SIM_BIN"), machine_dir);
-	FILE *pipe = popen(command, "r");
-	CHECK(pipe);
-	text[fread(text, 1, sizeof text - 1, pipe)] = '\0';
-	CHECK(pclose(pipe) == 0);
-	char *at = strstr(text, pattern);
-	CHECK(at && (at = strstr(at, "\"busy_ns\": ")));
-	return strtoull(at + strlen("\"busy_ns\": "), NULL, 10);
-}
-
 /* Own time between START and END is the time that the work ran and what a switch takes of it. */
 static void two_take_turns(void *unused)
 {
@@ -233,12 +245,12 @@ static void two_take_turns(void *unused)
 	}
 	usleep(20000); /* until the rival has the engine again */
 	look();
+	uint32_t me = number_of(getpid()), them = number_of(rival);
 	uint64_t own_ns = 0;
 	int own = 0, rivals = 0;
 	for (uint32_t i = 0; i < buffer.count; i++) {
 		const struct rm_switch_record *r = &buffer.seen[i], *before = r - 1;
-		uint32_t me = (uint32_t)getpid();
-		CHECK(r->pid == me || r->pid == (uint32_t)rival);
+		CHECK(r->pid == me || r->pid == them);
 		if (!i)
 			continue;
 		CHECK(SIMPLE_ENDS(r) != SIMPLE_ENDS(before) && r->timestamp_ns >= before->timestamp_ns);
@@ -252,7 +264,7 @@ static void two_take_turns(void *unused)
 			CHECK(r->pid != before->pid && (gap == 85000 || gap == 0));
 		}
 	}
-	uint64_t busy = busy_of_self();
+	uint64_t busy = of_process(getpid(), "busy_ns");
 	fprintf(stderr, "ran %.2f ms, on the engine %.2f ms in %d turns, the rival in %d\n",
 		(double)busy * 1e-6, (double)own_ns * 1e-6, own, rivals);
 	CHECK(busy == 120 * MS);
@@ -267,6 +279,7 @@ static void of_other_users(bool as_root, bool all_users)
 	uid_t other = 65533, mine = 65534;
 	memset(&watch, 0, sizeof watch);
 	pid_t rival = start_rival(&other);
+	uint32_t them = number_of(rival);
 	CHECK(as_root || setuid(mine) == 0);
 	open_device();
 	open_buffer(all_users, RECORDS, RM_EVENTS_KEEP_NEWEST);
@@ -275,9 +288,9 @@ static void of_other_users(bool as_root, bool all_users)
 	look();
 	int own = 0, hidden = 0, named = 0;
 	for (uint32_t i = 0; i < buffer.count; i++) {
-		own += buffer.seen[i].pid == (uint32_t)getpid();
+		own += buffer.seen[i].pid != RM_PID_HIDDEN && buffer.seen[i].pid != them;
 		hidden += buffer.seen[i].pid == RM_PID_HIDDEN && buffer.seen[i].context == 0;
-		named += buffer.seen[i].pid == (uint32_t)rival;
+		named += buffer.seen[i].pid == them;
 	}
 	CHECK(own > 0);
 	CHECK((hidden > 0) == (all_users && !as_root));
