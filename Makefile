@@ -17,7 +17,7 @@ endif
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
-PYTEST := $(PYTHON) -m pytest -p no:cacheprovider
+PYTEST := scripts/reachable $(PYTHON) -m pytest -p no:cacheprovider
 CLUSTER := PYTHONPATH=tests/cluster $(PYTHON) -m harness
 # Of the demo: nodes with GPUs, each with a slurmd. A cluster for each number, .cluster-4 and so on.
 NODES ?= 1
@@ -40,7 +40,7 @@ TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 WARNINGS := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wformat=2 -Werror
 
 .PHONY: help needs-root setup setup-test generate build native plugins examples lint test test-native sanitized test-sanitizers test-with-address test-with-thread test-unit mutate \
-	test-cluster test-packages test-vm test-matrix record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-neighbours bench-collectives bench-peers bench-suspend bench-swap bench-turns \
+	test-cluster test-packages test-vm test-matrix check-slurm-releases record-slurm-versions test-pyslurm test-gpu bench bench-gpu bench-time bench-neighbours bench-collectives bench-peers bench-suspend bench-swap bench-turns \
 	bench-churn bench-honest bench-nodes bench-fair-share bench-submit bench-interposer bench-latency bench-mig bench-packing bench-prolog bench-accounting bench-metrics bench-agent sim-time check-time-model demo demo-stop docs \
 	check-places install uninstall packages-tree deb rpm dist dist-node dist-controller dist-accounting clean
 
@@ -80,7 +80,7 @@ lint: setup-test ## contract up to date, ruff, mypy, clang-format, shell syntax
 	$(VENV)/bin/mypy
 	git ls-files -z --cached --others --exclude-standard -- 'native/*.[ch]' 'slurm-plugins/*.[ch]' 'tests/*.[ch]' \
 		'examples/*.[ch]' 'benchmarks/*.[ch]' ':!native/include/hami_contract.h' | xargs -0 $(VENV)/bin/clang-format --dry-run --Werror
-	for script in scripts/setup scripts/build-info scripts/install scripts/in-use scripts/uninstall scripts/use-python scripts/slurm-source scripts/slurm-chroot scripts/pyslurm scripts/check-time-model prolog/prolog prolog/epilog prolog/resize prolog/suspend containers/enroot/50-hami-hpc.sh \
+	for script in scripts/setup scripts/reachable scripts/build-info scripts/install scripts/in-use scripts/uninstall scripts/use-python scripts/slurm-source scripts/slurm-chroot scripts/pyslurm scripts/check-time-model prolog/prolog prolog/epilog prolog/resize prolog/suspend containers/enroot/50-hami-hpc.sh \
 		accounting/ingest accounting/month .ci/run scripts/hami_packages/install scripts/hami_packages/maintainer/* \
 		tests/packages/make-base; do sh -n "$$script"; done
 
@@ -96,7 +96,7 @@ test: needs-root setup-test ## every tier that needs no GPU
 	HAMI_HPC_TESTS_IN_MEMORY=1 PYTHONPATH=tests $(PYTEST) tests -p all_tiers -m "not gpu and not quiet" -n 6 --dist loadscope --durations=15 $(SECOND_TRY)
 
 test-native: setup-test build ## the C parts' own tests
-	@$(MAKE) -C native test
+	@scripts/reachable $(MAKE) -C native test
 
 sanitized: # builds what test-sanitizers runs
 	@$(MAKE) -C native SAN=address,undefined all
@@ -106,9 +106,9 @@ test-sanitizers: setup-test ## the same with address, undefined-behaviour and th
 	@$(MAKE) -j2 --output-sync=target test-with-address test-with-thread
 
 test-with-address:
-	@PYTEST_ADDOPTS='$(SECOND_TRY)' $(MAKE) -C native SAN=address,undefined test
+	@PYTEST_ADDOPTS='$(SECOND_TRY)' scripts/reachable $(MAKE) -C native SAN=address,undefined test
 test-with-thread:
-	@PYTEST_ADDOPTS='$(SECOND_TRY)' $(MAKE) -C native SAN=thread test-interposer
+	@PYTEST_ADDOPTS='$(SECOND_TRY)' scripts/reachable $(MAKE) -C native SAN=thread test-interposer
 
 test-unit: setup-test build ## Python and Lua, without a cluster
 	$(PYTEST) tests -m "not gpu and not cluster"
@@ -146,6 +146,10 @@ test-matrix: setup-test build ## the cluster tier on each Slurm: 22.05 here, 24.
 			{ tail -n 5 build/$(suite)-build.log; echo "SLURM_SRC_$(suite)=/path is the place for that source"; exit 1; }; \
 		$(call IN_CHROOT,$(suite)) env HAMI_HPC_RECORD=build/records $(PYTHON) tests/versions/matrix.py run build/matrix.tsv $(MATRIX) || bad=1;) \
 	$(PYTHON) tests/versions/matrix.py table $(foreach suite,$(SLURM_SUITES),$(call MATRIX_RESULT,$(suite))); exit $$bad
+
+check-slurm-releases: SLURM_GIT ?= https://github.com/SchedMD/slurm.git
+check-slurm-releases: setup-test ## build Slurm's plugins for each release from 22.05 on, and look for what its daemons would miss
+	$(PYTHON) tests/versions/releases.py $(SLURM_GIT) build/releases
 
 record-slurm-versions: MATRIX = $(wildcard tests/versions/live_*.py)
 record-slurm-versions: test-matrix ## keep what sacct printed on each Slurm for the unit tests
