@@ -129,7 +129,7 @@ def _occupied(settings: Settings, node: placeholders.Node) -> occupy.Occupation:
 
 
 def jobs_on(held: tuple[Holding, ...], slurm_index: int) -> list[int]:
-    return [h.job_id for h in held if h.slurm_index == slurm_index and not h.is_placeholder]
+    return sorted(h.job_id for h in held if h.slurm_index == slurm_index and not h.is_placeholder)
 
 
 def listed(jobs: list[int]) -> str:
