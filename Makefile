@@ -31,7 +31,7 @@ LIBDIR ?= $(PREFIX)/lib/hami-hpc
 LIBEXECDIR ?= $(PREFIX)/libexec/hami-hpc
 DATADIR ?= $(PREFIX)/share/hami-hpc
 UNITDIR ?= $(PREFIX)/lib/systemd/system
-PLUGINDIR ?= /usr/lib/$(shell $(CC) -print-multiarch)/slurm-wlm
+PLUGINDIR ?= $(shell scripts/slurm-plugindir)
 # Where the plugins are built, whose files name LIBDIR: a build for another LIBDIR may go elsewhere.
 PLUGIN_BUILD ?= $(CURDIR)/build/slurm-plugins
 ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
@@ -80,7 +80,7 @@ lint: setup-test ## contract up to date, ruff, mypy, clang-format, shell syntax
 	$(VENV)/bin/mypy
 	git ls-files -z --cached --others --exclude-standard -- 'native/*.[ch]' 'slurm-plugins/*.[ch]' 'tests/*.[ch]' \
 		'examples/*.[ch]' 'benchmarks/*.[ch]' ':!native/include/hami_contract.h' | xargs -0 $(VENV)/bin/clang-format --dry-run --Werror
-	for script in scripts/setup scripts/reachable scripts/build-info scripts/install scripts/in-use scripts/uninstall scripts/use-python scripts/slurm-source scripts/slurm-chroot scripts/pyslurm scripts/check-time-model prolog/prolog prolog/epilog prolog/resize prolog/suspend containers/enroot/50-hami-hpc.sh \
+	for script in scripts/setup scripts/reachable scripts/slurm-plugindir scripts/build-info scripts/install scripts/in-use scripts/uninstall scripts/use-python scripts/slurm-source scripts/slurm-chroot scripts/pyslurm scripts/check-time-model prolog/prolog prolog/epilog prolog/resize prolog/suspend containers/enroot/50-hami-hpc.sh \
 		accounting/ingest accounting/month .ci/run scripts/hami_packages/install scripts/hami_packages/maintainer/* \
 		tests/packages/make-base; do sh -n "$$script"; done
 

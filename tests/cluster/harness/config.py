@@ -278,10 +278,11 @@ def _write_configuration(layout: Layout) -> list[bool]:
 
 def _slurm_plugin_dir() -> Path:
     """Returns the directory of the installed Slurm's own plugins."""
-    plugins = sorted(Path("/usr/lib").glob("*/slurm-wlm/accounting_storage_slurmdbd.so"))
-    if not plugins:
-        raise ClusterError("Slurm's plugins are not below /usr/lib/*/slurm-wlm; run scripts/setup")
-    return plugins[0].parent
+    printed = subprocess.run([CHECKOUT / "scripts/slurm-plugindir"], capture_output=True, text=True, check=True).stdout
+    plugins = Path(printed.strip())
+    if not (plugins / "accounting_storage_slurmdbd.so").exists():
+        raise ClusterError(f"{plugins} has no accounting_storage_slurmdbd.so of Slurm; run scripts/setup")
+    return plugins
 
 
 def node_parameters(layout: Layout) -> str:
