@@ -23,7 +23,7 @@ def program(folder: Path, name: str, text: str) -> None:
 def missing(folder: Path, *words: str) -> set[str]:
     """Returns what setup would install where no Debian package is installed, with programs of this folder first."""
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
-    command = (ROOT / "scripts/setup", "missing", *words)
+    command = (str(ROOT / "scripts/setup"), "missing", *words)
     return set(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split())
 
 
