@@ -111,6 +111,8 @@ NOT_RUN = {
     "systemctl enable hami-hpc-reconcile.service": _SYSTEMD,
     "systemctl enable --now hami-hpc-agent.service": _SYSTEMD,
     "make test-matrix": _CHROOTS,
+    "make check-slurm-releases": "needs the git repository of Slurm's source, and takes minutes",
+    "make deb SLURM_SRC=/usr/src/slurm-24.05.8": "needs a machine whose Slurm is not Debian's",
     "make test-matrix SLURM_SRC_forky=/usr/src/slurm-26.05.5": _CHROOTS,
     "make test-matrix SLURM_SUITES=trixie MATRIX=tests/cluster/test_quota.py": _CHROOTS,
     "make mutate SAMPLE=300 SEED=7 CHILDREN=2": "takes minutes",
