@@ -28,7 +28,7 @@ bind() {
 }
 bind /proc /proc; bind /dev /dev; bind $PUBLIC $PUBLIC
 """
-_LEAVE = 'exec /usr/sbin/chroot "$I" /bin/sh -c "$1"\n'
+_LEAVE = 'PATH=$PATH:/usr/sbin exec chroot "$I" /bin/sh -c "$1"\n'
 SCRIPTS = {
     "in_apptainer": f"""{_ENTER}
 old=$IFS; IFS=,; set -f
