@@ -10,9 +10,11 @@ from harness import config, jobs
 from harness.layout import Layout
 
 USER = "games"
-# 0.0.42 is known to 24.11 and to 26.05. The first one calls what sbatch has as --gres `gres`.
-IS_OLD = config.slurm_release() < (23, 2)
-VERSION, FIELD = ("v0.0.38", "gres") if IS_OLD else ("v0.0.42", "tres_per_node")
+# 23.11 knows 0.0.40, 24.11 to 26.05 know 0.0.42. The first one calls what sbatch has as --gres `gres`.
+RELEASE = config.slurm_release()
+IS_OLD = RELEASE < (23, 2)
+VERSION = "v0.0.38" if IS_OLD else "v0.0.40" if RELEASE < (24, 11) else "v0.0.42"
+FIELD = "gres" if IS_OLD else "tres_per_node"
 PLUGINS = f"-s openapi/{VERSION}" if IS_OLD else f"-s slurmctld -d {VERSION}"
 # It answers one request, of a file that its user alone can read.
 CALL = ("sh", "-c", f"umask 077; cat >request; /usr/sbin/slurmrestd {PLUGINS} -a rest_auth/local <request")
