@@ -153,12 +153,12 @@ end
 
 -- For slurm_cli_pre_submit. srun also has bare shards, and GPUs of a type, to translate. The plugin
 -- cli_filter_hami_hpc.so passes over the same commands as this function.
-function M.cli_pre_submit(options, _offset)
+function M.cli_pre_submit(options, offset)
 	if not mentions(options, options.type == "srun" and "" or "vgpu") then
 		return slurm.SUCCESS
 	end
 	return guarded(function()
-		client.pre_submit(options)
+		client.pre_submit(options, offset or 0)
 	end, function()
 		return mentions(options, "vgpu")
 	end, refuse_in_client)

@@ -41,7 +41,15 @@ return function(errors, grammar, units, features, settings, whole, steps)
 		end
 	end
 
-	function M.pre_submit(options)
+	-- Returns the partitions of a command: those of the job in which srun starts a step, else those that it asks for.
+	local function partitions_of(options, job_id, offset)
+		local of_component = job_id and os.getenv("SLURM_JOB_PARTITION_HET_GROUP_" .. offset)
+		local of_job = of_component or job_id and os.getenv("SLURM_JOB_PARTITION")
+		return grammar.split_list(of_job or options.partition)
+	end
+
+	-- `offset` is the component of a heterogeneous job that the options are of. srun calls once for each component.
+	function M.pre_submit(options, offset)
 		if options.type == "salloc" and options["job-name"] == PLACEHOLDER_NAME then
 			return
 		end
@@ -54,8 +62,7 @@ return function(errors, grammar, units, features, settings, whole, steps)
 		local is_srun = options.type == "srun"
 		local job_id = is_srun and steps.job_of(options)
 		if is_srun then
-			local partitions = grammar.split_list(job_id and os.getenv("SLURM_JOB_PARTITION") or options.partition)
-			local wanted = whole.translate_srun(options, partitions)
+			local wanted = whole.translate_srun(options, partitions_of(options, job_id, offset))
 			if not job_id then
 				steps.add_constraint(options, wanted)
 			end
@@ -70,7 +77,7 @@ return function(errors, grammar, units, features, settings, whole, steps)
 		grammar.check_length("--gres", text)
 		check_per_gpu(options)
 		if job_id then
-			return steps.translate_step(options, text, job_id)
+			return steps.translate_step(options, text, job_id, offset)
 		end
 		local parsed = grammar.parse(text, settings.classes())
 		local gpus = options.gpus or options["gpus-per-node"] or options["gpus-per-task"] or options["gpus-per-socket"]

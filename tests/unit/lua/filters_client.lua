@@ -159,6 +159,24 @@ test("the shell of an salloc learns the job's units from slurmctld", function()
 	end
 end)
 
+test("a step of a heterogeneous job has the units of its component", function()
+	local second = string.gsub(string.gsub(UNITS, "8192", "16384"), "shard:279", "shard:300")
+	local shown = "JobId=7 HetJobId=7 HetJobOffset=0 JobName=a Partition=gpu TresPerNode=" .. UNITS .. " Comment=\n"
+	shown = shown .. "JobId=8 HetJobId=7 HetJobOffset=1 JobName=a Partition=mixed TresPerNode=" .. second .. " Comment=\n"
+	shown = shown .. "JobId=9 HetJobId=7 HetJobOffset=2 JobName=HetJobOffset=1 Partition=cpu TresPerNode=gres:gpu:1 \n"
+	-- A step of the second component has its units beside the id of the first.
+	local here = { SLURM_JOB_ID = "7", SLURM_HET_SIZE = "3", HAMI_HPC_MEM_MIB = "16384", HAMI_HPC_CORES = "50" }
+	in_job(here, shown, function()
+		local _, written = pre_submit({ type = "srun", gres = "vgpu" })
+		equal(written.gres, "shard:279,vgpu_mem:8192,vgpu_cores:50")
+		_, written = pre_submit({ type = "srun", gres = "vgpu:mem=16G" }, 1)
+		equal(written.gres, "shard:159,vgpu_mem:16384,vgpu_cores:50")
+		client_refused(pre_submit({ type = "srun", gres = "vgpu:mem=16G" }), "more than the job has (8192M)")
+		client_refused(pre_submit({ type = "srun", gres = "vgpu" }, 2), "needs a job that has one")
+		client_refused(pre_submit({ type = "srun", gres = "vgpu" }, 3), "needs a job that has one")
+	end)
+end)
+
 test("a step's shards are the fewest where the GPU is not known", function()
 	local here = { SLURM_JOB_ID = "7", HAMI_HPC_MEM_MIB = "8192", HAMI_HPC_CORES = "50", SLURM_JOB_PARTITION = "mixed" }
 	in_job(here, nil, function()
