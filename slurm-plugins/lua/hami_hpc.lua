@@ -77,7 +77,7 @@ local whole = part("whole", contract, errors, grammar, features, settings)
 local jobs = part("jobs", contract, errors, grammar, units, features, settings, slurm_conf, whole)
 local step_places = part("step_places", contract, grammar)
 local steps = part("steps", contract, errors, grammar, units, features, settings, step_places)
-local client = part("client", errors, grammar, units, features, settings, whole, steps)
+local client = part("client", errors, grammar, units, features, settings, slurm_conf, whole, steps)
 
 -- slurmctld runs for months, and has all parts from the start: those of a later version would not fit.
 if script == "job_submit.lua" then

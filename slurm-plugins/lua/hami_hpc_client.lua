@@ -4,7 +4,7 @@
 -- Slurm's clients would refuse "vgpu:mem=8G,cores=50"; slurm_cli_pre_submit runs before that check. A job gets one
 -- token, "vgpu:mem~8G;cores~50", which job_submit translates. What srun asks for is translated here (hami_hpc_steps.lua).
 
-return function(errors, grammar, units, features, settings, whole, steps)
+return function(errors, grammar, units, features, settings, slurm_conf, whole, steps)
 	local M = {}
 	local fail = errors.fail
 	-- Slurm takes these for jobs with gres/gpu alone, and refuses others without a reason.
@@ -16,8 +16,9 @@ return function(errors, grammar, units, features, settings, whole, steps)
 	local PLACEHOLDER_NAME = "hami-hpc-drain" -- of root's jobs; from others job_submit takes no such units
 	local OTHER_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task" }
 
-	local function glue_job(options, parsed)
-		local site = settings.read()
+	-- `others`: the clusters that the job is for, if not this one. Their job_submit alone knows whether it fits.
+	local function glue_job(options, parsed, others)
+		local site = not others and settings.read()
 		grammar.check_length("--constraint", options.constraint or "")
 		local wanted = grammar.split_list(options.partition)
 		if site and #wanted > 0 then
@@ -61,7 +62,8 @@ return function(errors, grammar, units, features, settings, whole, steps)
 		end
 		local is_srun = options.type == "srun"
 		local job_id = is_srun and steps.job_of(options)
-		if is_srun then
+		local others = not job_id and slurm_conf.other_clusters(options.clusters) or nil
+		if is_srun and not others then
 			local wanted = whole.translate_srun(options, partitions_of(options, job_id, offset))
 			if not job_id then
 				steps.add_constraint(options, wanted)
@@ -72,7 +74,7 @@ return function(errors, grammar, units, features, settings, whole, steps)
 			return
 		end
 		if not grammar.mentions(text) then
-			return is_srun and not job_id and steps.translate_shards(options, text)
+			return is_srun and not job_id and not others and steps.translate_shards(options, text)
 		end
 		grammar.check_length("--gres", text)
 		check_per_gpu(options)
@@ -84,9 +86,9 @@ return function(errors, grammar, units, features, settings, whole, steps)
 		if gpus then
 			fail("E_WITH_GPU", { given = "gpu:" .. gpus })
 		elseif is_srun then
-			steps.translate_job(options, parsed)
+			steps.translate_job(options, parsed, others)
 		else
-			glue_job(options, parsed)
+			glue_job(options, parsed, others)
 		end
 	end
 

@@ -209,11 +209,14 @@ return function(contract, errors, grammar, units, features, settings, step_place
 
 	-- Translates the request of an srun outside an allocation to units, because Slurm uses one list for the job and its
 	-- step. job_submit reads them back and computes the shards again; the constraint carries mode, policy and
-	-- type.
-	function M.translate_job(options, parsed)
+	-- type. `others`: the clusters that the job is for, if not this one, whose settings are not here.
+	function M.translate_job(options, parsed, others)
 		local request = parsed.request
 		grammar.check_length("--constraint", options.constraint or "")
-		local site, reason = settings.read()
+		local site, reason
+		if not others then
+			site, reason = settings.read()
+		end
 		local wanted = grammar.split_list(options.partition)
 		if site then
 			units.apply_preset(request, site)
@@ -227,6 +230,8 @@ return function(contract, errors, grammar, units, features, settings, step_place
 			else
 				succeeded, result = pcall(resolve_anywhere, request, site)
 			end
+		elseif others then
+			result = errors.new("E_CLUSTER", { given = "--clusters=" .. others })
 		else
 			result = errors.new("E_SITE", { given = reason })
 		end

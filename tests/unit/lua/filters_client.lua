@@ -177,6 +177,31 @@ test("a step of a heterogeneous job has the units of its component", function()
 	end)
 end)
 
+test("what a job for another cluster may have is for that one to say", function()
+	for _, kind in ipairs({ "sbatch", "salloc" }) do
+		local rc, written = pre_submit({ type = kind, gres = "vgpu:mem=50%,cores=5", partition = "far", clusters = "two" })
+		equal(rc, 0)
+		equal(written.gres, "vgpu:mem~50%;cores~5")
+	end
+	local rc, written = pre_submit({ type = "srun", gres = "vgpu:a100:mem=900G,cores=5", partition = "far", clusters = "two" })
+	equal(rc, 0)
+	equal(written.gres, "shard:1,vgpu:1,vgpu_mem:921600,vgpu_cores:5")
+	equal(written.constraint, "vgpu_type_a100")
+	for _, gres in ipairs({ "vgpu:mem=50%,cores=5", "vgpu:mem=8G", "vgpu:2:mem=8G,cores=5", "vgpu:mem=8G,cores=5,type=!x" }) do
+		client_refused(pre_submit({ type = "srun", gres = gres, partition = "gpu", clusters = "two,three" }),
+			"srun for --clusters=two,three cannot carry this request")
+	end
+	-- A step is one of this cluster's.
+	in_job(IN_STEP, nil, function()
+		_, written = pre_submit({ type = "srun", gres = "vgpu:mem=1%", jobid = "7", clusters = "two" })
+		equal(written.gres, "shard:279,vgpu_mem:1280,vgpu_cores:50")
+	end)
+	write_slurm_conf("ClusterName=Two # this one\n")
+	client_refused(pre_submit({ type = "salloc", gres = "vgpu:mem=8G", partition = "far", clusters = "two" }), "partition far has no GPU")
+	_, written = pre_submit({ type = "srun", gres = "vgpu:mem=50%,cores=5", partition = "gpu", clusters = "two" })
+	equal(written.gres, "shard:279,vgpu:1,vgpu_mem:71424,vgpu_cores:5")
+end)
+
 test("a step's shards are the fewest where the GPU is not known", function()
 	local here = { SLURM_JOB_ID = "7", HAMI_HPC_MEM_MIB = "8192", HAMI_HPC_CORES = "50", SLURM_JOB_PARTITION = "mixed" }
 	in_job(here, nil, function()
