@@ -11,6 +11,7 @@ return function(errors, grammar, units, features, settings, slurm_conf, whole, s
 	local PER_GPU = {
 		{ "cpus-per-gpu", "ask for CPUs with --cpus-per-task=N" },
 		{ "mem-per-gpu", "ask for memory of the node with --mem=16G" },
+		{ "ntasks-per-gpu", "ask for tasks with --ntasks=N" },
 		{ "gpu-freq", "leave it out" },
 	}
 	local PLACEHOLDER_NAME = "hami-hpc-drain" -- of root's jobs; from others job_submit takes no such units
@@ -36,7 +37,7 @@ return function(errors, grammar, units, features, settings, slurm_conf, whole, s
 	local function check_per_gpu(options)
 		for _, row in ipairs(PER_GPU) do
 			local value = options[row[1]]
-			if value and value ~= "0" then -- an unset number is 0
+			if value and value ~= "0" and value ~= "-2" then -- an unset number is 0 or NO_VAL
 				fail("E_PER_GPU", { key = row[1], given = value, allowed = row[2] })
 			end
 		end

@@ -35,14 +35,17 @@ test("options that count whole GPUs are refused with what to use instead", funct
 	local advice = {
 		["cpus-per-gpu"] = "--cpus-per-gpu=4 is for whole GPUs and cannot be combined with a vgpu; ask for CPUs with --cpus-per-task=N",
 		["mem-per-gpu"] = "ask for memory of the node with --mem=16G",
+		["ntasks-per-gpu"] = "--ntasks-per-gpu=4 is for whole GPUs and cannot be combined with a vgpu; ask for tasks with --ntasks=N",
 		["gpu-freq"] = "a vgpu; leave it out",
 	}
 	for name, words in pairs(advice) do
 		for _, kind in ipairs({ "sbatch", "salloc", "srun" }) do
 			client_refused(pre_submit({ type = kind, gres = "vgpu:mem=8G", partition = "gpu", [name] = "4" }), words)
-			local rc = pre_submit({ type = kind, gres = "vgpu:mem=8G", partition = "gpu", [name] = "0" })
-			equal(rc, 0, "Slurm's value of an option that is not given")
-			rc = pre_submit({ type = kind, gres = "gpu:1", [name] = "4" })
+			for _, unset in ipairs({ "0", "-2" }) do
+				local rc = pre_submit({ type = kind, gres = "vgpu:mem=8G", partition = "gpu", [name] = unset })
+				equal(rc, 0, "Slurm's value of an option that is not given")
+			end
+			local rc = pre_submit({ type = kind, gres = "gpu:1", [name] = "4" })
 			equal(rc, 0, "without a vgpu")
 		end
 	end
