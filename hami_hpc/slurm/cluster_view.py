@@ -145,6 +145,7 @@ def _parse_node(line: str, of_jobs: ByNode[tuple[int, int]]) -> Node | None:
         memory_allocated_mib=_number(facts, "AllocMem"),
         places=types if _are_places(types) else (),
         fixed_used=int(fixed[1]) if (fixed := _FIXED_USED.search(used)) else None,
+        owner="" if facts.get("Owner", "") in NO_VALUES else printable(facts["Owner"]),
     )
 
 

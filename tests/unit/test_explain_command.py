@@ -169,6 +169,33 @@ def test_a_node_that_the_job_may_not_use_is_not_offered(tmp_path: Path, monkeypa
     assert lines(tmp_path, 17)["fits now"] == "node1: does not fit: it is down"
 
 
+def test_a_job_of_a_reservation_is_told_of_its_nodes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved = NODES.replace("State=MIXED", "State=MIXED+RESERVED")
+    monkeypatch.setattr(commands, "show_nodes", lambda: reserved)
+    before = lines(tmp_path, 17)["fits now"]
+    assert before == "node1: does not fit: it is mixed+reserved"
+    monkeypatch.setattr(commands, "show_jobs", lambda *_job: JOBS.replace("Dependency=", "Reservation=r1 Dependency="))
+    for nodes, fits in (
+        ("node[1-3]", "it takes 72 % of one GPU"),
+        ("node2", "no node with vGPUs"),
+    ):
+        monkeypatch.setattr(commands, "reservation_nodes", lambda name, nodes=nodes: nodes if name == "r1" else "")
+        assert fits in lines(tmp_path, 17)["fits now"]
+
+    def hidden(_name: str) -> str:
+        raise NodeError("Access denied")
+
+    monkeypatch.setattr(commands, "reservation_nodes", hidden)
+    assert lines(tmp_path, 17)["fits now"] == before
+
+
+def test_a_node_that_other_users_jobs_have_alone_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, is_said in (("N/A", False), ("games(5)", False), ("news(9)", True)):
+        owned = NODES.replace("Owner=N/A", f"Owner={owner}")
+        monkeypatch.setattr(commands, "show_nodes", lambda owned=owned: owned)
+        assert ("while jobs of news(9) run there it takes no others" in lines(tmp_path, 17)["fits now"]) == is_said
+
+
 def test_nodes_of_which_the_same_is_to_be_said_share_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     down = NODES.replace("State=MIXED", "State=DOWN")
     many = "".join(down.replace("NodeName=node1", f"NodeName=node{number}") for number in range(2, 300))
