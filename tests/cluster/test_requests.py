@@ -92,9 +92,10 @@ def test_the_gpu_part_of_a_heterogeneous_job_has_its_slice(cluster: Layout) -> N
     assert total_mib(text) == [4096, 2048]
 
 
-def test_scontrol_changes_the_request_of_a_pending_job(cluster: Layout) -> None:
+@pytest.mark.parametrize("update", ["gres=vgpu:mem=4G;cores=25", "TresPerNode=gres/vgpu:mem=4G;cores=25"])
+def test_scontrol_changes_the_request_of_a_pending_job(cluster: Layout, update: str) -> None:
     job = jobs.submit(cluster, "games", "--hold", "--gres=vgpu:mem=8G,cores=50", script=SHOW)
-    done = jobs.run_as(cluster, "games", ("scontrol", "update", f"jobid={job}", "gres=vgpu:mem=4G;cores=25"))
+    done = jobs.run_as(cluster, "games", ("scontrol", "update", f"jobid={job}", update))
     assert done.status == 0, done.text
     jobs.admin(cluster, "scontrol", "release", str(job))
     jobs.wait_for_state(cluster, job, "COMPLETED")
