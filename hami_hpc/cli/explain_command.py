@@ -52,7 +52,7 @@ def read_jobs(name: str) -> list[Job]:
 
     Raises Failure for a job that Slurm does not know, or that belongs to another user than the one who asks.
     """
-    rows = cluster_view.parse_squeue(commands.queue_rows(name, cluster_view.SQUEUE_FORMAT))
+    rows = cluster_view.of_name(cluster_view.parse_squeue(commands.queue_rows(name, cluster_view.SQUEUE_FORMAT)), name)
     if not rows:
         raise Failure(f"Slurm's controller shows no job {name} to this user; if it has ended: sacct -j {name}")
     if os.geteuid() not in (0, rows[0].uid):
@@ -191,7 +191,8 @@ def _running(job: Job, settings: Settings | None, may_ask: bool) -> list[tuple[s
             )
         )
     if job.asked is not None and job.row.state == "RUNNING":
-        use = f"srun --jobid={job.row.job_id} --overlap --gres=none hami-hpc usage {job.row.job_id}"
+        step = " ".join(cluster_view.in_job(job.row.shown, job.row.job_id))
+        use = f"srun {step} --overlap --gres=none hami-hpc usage {job.row.job_id}"
         lines.append(("uses now", use))
     return lines
 
@@ -207,7 +208,11 @@ def _turns(job: Job, settings: Settings | None, may_ask: bool) -> list[str]:
     own = turn_view.here(settings, job.row.job_id) if asked.nodes == 1 else None
     if own is not None:
         return [own]
-    if may_ask and os.geteuid() == job.row.uid and (answers := turn_view.asked(job.row.job_id, asked.nodes)):
+    if (
+        may_ask
+        and os.geteuid() == job.row.uid
+        and (answers := turn_view.asked(job.row.job_id, job.row.shown, asked.nodes))
+    ):
         return answers if asked.nodes > 1 else [answers[0].partition(": ")[2]]
     return [f"its GPU's memory is oversold, so it may wait for its turn: hami-hpc usage {job.row.job_id} on its node"]
 

@@ -114,6 +114,17 @@ def test_an_slo_that_the_job_asked_for_is_named(tmp_path: Path, monkeypatch: pyt
         assert asked.endswith(",cores=30,slo=10ms)")
 
 
+def test_one_component_of_a_heterogeneous_job_is_explained_alone(tmp_path: Path, slurm: dict[int, str]) -> None:
+    """squeue --jobs=14+1 lists all components, and srun takes the number of the first one alone."""
+    running = slurm[14].split("|", 2)[2]
+    slurm[14] = "\n".join((f"13|14+0|{running}", f"14|14+1|{running}"))
+    shown = explain(tmp_path, "14+1").stdout
+    assert [line for line in shown.splitlines() if line.startswith("Job")] == [
+        line for line in shown.splitlines() if line.startswith("Job 14+1 ")
+    ]
+    assert "  uses now   srun --jobid=14 --het-group=1 --overlap --gres=none hami-hpc usage 14" in shown
+
+
 def test_a_job_without_vgpu_is_told_so(tmp_path: Path) -> None:
     assert lines(tmp_path, 22)["asked"].startswith("no vGPU")
 
