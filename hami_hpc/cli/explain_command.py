@@ -52,7 +52,7 @@ def read_jobs(name: str) -> list[Job]:
 
     Raises Failure for a job that Slurm does not know, or that belongs to another user than the one who asks.
     """
-    rows = cluster_view.parse_squeue(commands.queue_rows(name, cluster_view.SQUEUE_FORMAT))
+    rows = cluster_view.of_name(cluster_view.parse_squeue(commands.queue_rows(name, cluster_view.SQUEUE_FORMAT)), name)
     if not rows:
         raise Failure(f"Slurm's controller shows no job {name} to this user; if it has ended: sacct -j {name}")
     if os.geteuid() not in (0, rows[0].uid):
@@ -102,6 +102,19 @@ def candidates(job: Job, rooms: Rooms) -> Rooms:
     ]
 
 
+def _of_its_reservation(job: Job, rooms: Rooms) -> Rooms:
+    """Returns the nodes of the job's reservation, as its jobs see them; all nodes for a job without one."""
+    name = job.value("Reservation")
+    if name in NO_VALUES:
+        return rooms
+    try:
+        nodes = commands.reservation_nodes(name)
+    except NodeError:  # a site may hide reservations (PrivateData), or this one was deleted
+        return rooms
+    inside = [(node.in_its_reservation, size) for node, size, _ in rooms if names_node(nodes, node.name)]
+    return [(node, size, pool_of.room_of(node, size)) for node, size in inside]
+
+
 def need_of(job: Job, asked: Asked) -> Need:
     """Returns what the job needs on each node."""
     units = cluster_view.tres(job.value("ReqTRES") or job.value("TRES"))
@@ -116,7 +129,7 @@ def need_of(job: Job, asked: Asked) -> Need:
 
 def _fit_lines(job: Job, asked: Asked, rooms: Rooms) -> list[str]:
     """Returns a line for each kind of nodes that the job may use: whether it fits now, and the largest free slice."""
-    may_use = candidates(job, rooms)
+    may_use = _of_its_reservation(job, candidates(job, rooms))
     if not may_use:
         return [f"no node with vGPUs of partition {','.join(job.row.partitions)} has what it asks for"]
     need = need_of(job, asked)
@@ -124,6 +137,8 @@ def _fit_lines(job: Job, asked: Asked, rooms: Rooms) -> list[str]:
     ranked = sorted(may_use, key=lambda item: -max((gpu.free_shards for gpu in item[2].gpus), default=0))
     for node, size, room in ranked:
         lacks = pool_of.shortages(node, size, room, need)
+        if node.owner and not node.owner.endswith(f"({job.row.uid})"):
+            lacks.append(f"while jobs of {node.owner} run there it takes no others (ExclusiveUser)")
         verdict = f"does not fit: {'; '.join(lacks)}" if lacks else "this job fits, as far as Slurm shows it"
         best = ""
         if node.is_usable:
@@ -176,7 +191,8 @@ def _running(job: Job, settings: Settings | None, may_ask: bool) -> list[tuple[s
             )
         )
     if job.asked is not None and job.row.state == "RUNNING":
-        use = f"srun --jobid={job.row.job_id} --overlap --gres=none hami-hpc usage {job.row.job_id}"
+        step = " ".join(cluster_view.in_job(job.row.shown, job.row.job_id))
+        use = f"srun {step} --overlap --gres=none hami-hpc usage {job.row.job_id}"
         lines.append(("uses now", use))
     return lines
 
@@ -192,7 +208,11 @@ def _turns(job: Job, settings: Settings | None, may_ask: bool) -> list[str]:
     own = turn_view.here(settings, job.row.job_id) if asked.nodes == 1 else None
     if own is not None:
         return [own]
-    if may_ask and os.geteuid() == job.row.uid and (answers := turn_view.asked(job.row.job_id, asked.nodes)):
+    if (
+        may_ask
+        and os.geteuid() == job.row.uid
+        and (answers := turn_view.asked(job.row.job_id, job.row.shown, asked.nodes))
+    ):
         return answers if asked.nodes > 1 else [answers[0].partition(": ")[2]]
     return [f"its GPU's memory is oversold, so it may wait for its turn: hami-hpc usage {job.row.job_id} on its node"]
 

@@ -14,7 +14,7 @@ from hami_hpc.cli.options import Failure, command, config_option, settings_of, t
 from hami_hpc.cli.trace_command import runs_of
 from hami_hpc.core import resize as rules
 from hami_hpc.node import job_dirs
-from hami_hpc.slurm import commands
+from hami_hpc.slurm import cluster_view, commands
 
 SRUN_TIMEOUT_S = 150  # the nodes have 60 s each, at the same time
 
@@ -63,7 +63,7 @@ def _through_a_step(job: str, size: str, dry_run: bool) -> int:
         )
     text = f"{rules.DRY_RUN if dry_run else ''}{size}"
     options = (
-        f"--jobid={run.job_id}",
+        *cluster_view.in_job(run.shown, run.job_id),
         f"--nodes={len(commands.hostnames(run.nodes))}",
         "--ntasks-per-node=1",
         "--overlap",

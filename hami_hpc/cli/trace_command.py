@@ -34,6 +34,7 @@ from hami_hpc.core.tables import table
 from hami_hpc.errors import HamiError
 from hami_hpc.node import job_times
 from hami_hpc.node.job_times import NodeRun
+from hami_hpc.slurm import cluster_view
 from hami_hpc.slurm.job_runs import Run, read_runs
 
 RUNNING = ("RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "STOPPED")
@@ -193,7 +194,7 @@ def ask_node(name: str, node: str, words: list[str]) -> int:
     if runs[-1].state not in RUNNING:
         raise Failure(f"job {name} is {runs[-1].state.lower()}, so no step of it can run on {node}: run this there")
     options = (
-        f"--jobid={runs[-1].job_id}",
+        *cluster_view.in_job(runs[-1].shown, runs[-1].job_id),
         f"--nodelist={node}",
         "--nodes=1",
         "--ntasks=1",

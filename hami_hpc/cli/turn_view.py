@@ -15,7 +15,7 @@ from hami_hpc.core.gpu_rows import gpu_line
 from hami_hpc.core.pool import Node, Size, sold_percents
 from hami_hpc.node import agent_file, job_dirs, turn_notes
 from hami_hpc.node.config import Settings
-from hami_hpc.slurm import commands
+from hami_hpc.slurm import cluster_view, commands
 
 ASK_S = 10  # a step of an overlapping job begins in some tenths of a second; a suspended one never does
 KEPT = ("SLURM_CONF",)
@@ -30,12 +30,12 @@ def here(settings: Settings | None, job_id: int) -> str | None:
     return standing.text(one, agent_file.now_boot_ns()) or "on the GPU"
 
 
-def usage_command(job_id: int, nodes: int = 1) -> list[str]:
+def usage_command(job_id: int, shown: str, nodes: int = 1) -> list[str]:
     """Returns the command by which a job's user asks its nodes: `hami-hpc usage`, once on each."""
     count = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     return [
         "srun",
-        f"--jobid={job_id}",
+        *cluster_view.in_job(shown, job_id),
         "--overlap",
         "--gres=none",
         "--quiet",
@@ -46,13 +46,13 @@ def usage_command(job_id: int, nodes: int = 1) -> list[str]:
     ]
 
 
-def asked(job_id: int, nodes: int) -> list[str]:
+def asked(job_id: int, shown: str, nodes: int) -> list[str]:
     """Asks a running job's nodes, as its user. Returns a line for each node that answers in time. Never fails."""
     # What this process may have from a job of its own is not for the step's request.
     environment = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith("SLURM_")}
     try:
         done = subprocess.run(
-            [*usage_command(job_id, nodes), "--format", "json"],
+            [*usage_command(job_id, shown, nodes), "--format", "json"],
             env=environment,
             capture_output=True,
             text=True,

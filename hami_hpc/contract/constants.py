@@ -388,6 +388,7 @@ ERRORS: Final[dict[str, str]] = {
     'E_OPTION': '{key}={given} cannot carry a vgpu request; use {example}',
     'E_NO_VGPU_HERE': '{where} has no GPU that hami_hpc manages; partitions with such GPUs: {allowed}. Example: {example}',
     'E_SITE': "this cluster's hami_hpc settings cannot be read ({given}); ask the administrator to run hami-hpc render",
+    'E_CLUSTER': 'srun for {given} cannot carry this request, because the GPUs of other clusters are not known here; give mem in M or G and cores, and one GPU type at most, or use sbatch or salloc. Example: {example}',
     'E_CLASS_CHANGE': "the QoS '{given}' is of another class than the job's vgpu, and Slurm cannot change a job's class; cancel the job and submit it again",
     'E_STEP_OUTSIDE': 'a step with a vgpu needs a job that has one; submit the job with {example}',
     'E_STEP_TOO_BIG': '{key}={given} is more than the job has ({allowed}); a step cannot have more. Leave {key} out to use all that the job has',

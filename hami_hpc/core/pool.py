@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hami_hpc.contract import constants as c
 from hami_hpc.contract.constants import CORES_MAX
@@ -58,7 +58,8 @@ class Node:
     `used` is (allocated shards) of each GPU by Slurm's index, None where Slurm does not show it. `whole` has the
     indices of GPUs that jobs hold whole. Memory of GPUs is in MiB, as is that of the node. `places` are the types of
     the GPUs where jobs may have several slices. `fixed_used` has the shards of jobs that are never moved off oversold
-    GPUs, None where Slurm does not show them; `total` has their bound.
+    GPUs, None where Slurm does not show them; `total` has their bound. `owner` is the user whose jobs alone the node
+    takes now (ExclusiveUser), as `name(uid)`, else "".
     """
 
     name: str
@@ -78,12 +79,19 @@ class Node:
     memory_allocated_mib: int
     places: tuple[str, ...] = ()
     fixed_used: int | None = None
+    owner: str = ""
 
     @property
     def is_usable(self) -> bool:
         """Whether the node starts jobs."""
         words = self.state.upper().replace("*", "+NOT_RESPONDING").replace("$", "+MAINT").split("+")
         return UNUSABLE.isdisjoint(word.rstrip("~#!%@^-") for word in words)
+
+    @property
+    def in_its_reservation(self) -> Node:
+        """The node as jobs of the reservation see it that has the node."""
+        words = [word for word in self.state.split("+") if word.upper() not in {"RESERVED", "MAINT"}]
+        return replace(self, state="+".join(words))
 
     @property
     def state_text(self) -> str:

@@ -54,6 +54,18 @@ class JobRow:
     reason: str
 
 
+def of_name(rows: Sequence[JobRow], name: str) -> list[JobRow]:
+    """Returns the rows of a job's name. squeue lists all components of a heterogeneous job also for one (11+1)."""
+    return [row for row in rows if "+" not in name or row.shown == name]
+
+
+def in_job(shown: str, job_id: int) -> tuple[str, ...]:
+    """Returns the options of srun for a step of a job: srun names a component of a heterogeneous job by the first's
+    number."""
+    first, plus, offset = shown.partition("+")
+    return (f"--jobid={first}", f"--het-group={offset}") if plus else (f"--jobid={job_id}",)
+
+
 def printable(text: str) -> str:
     """Returns the text with '?' for each character that a terminal may not show as it is."""
     return "".join(character if character.isprintable() else "?" for character in text)
@@ -145,6 +157,7 @@ def _parse_node(line: str, of_jobs: ByNode[tuple[int, int]]) -> Node | None:
         memory_allocated_mib=_number(facts, "AllocMem"),
         places=types if _are_places(types) else (),
         fixed_used=int(fixed[1]) if (fixed := _FIXED_USED.search(used)) else None,
+        owner="" if facts.get("Owner", "") in NO_VALUES else printable(facts["Owner"]),
     )
 
 

@@ -124,6 +124,12 @@ def show_nodes() -> str:
     return _output("scontrol", "--local", "--oneliner", "--details", "show", "nodes")
 
 
+def reservation_nodes(name: str) -> str:
+    """Returns a reservation's nodes as a host list, "" if it has none. Raises NodeError when this user sees none."""
+    match = re.search(r" Nodes=(\S+)", _output("scontrol", "--oneliner", "show", f"reservation={name}"))
+    return match[1] if match else ""
+
+
 def show_jobs(job: str = "", time_format: str = "") -> str:
     """Returns what slurmctld shows of all jobs, or of one, to this user. Raises NodeError when it does not answer.
 

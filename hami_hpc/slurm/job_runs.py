@@ -144,7 +144,7 @@ def _sacct(job: str) -> str:
 
 def _from_controller(job: str) -> list[Run]:
     """Returns the present run of a job as slurmctld shows it, also without accounting."""
-    rows = cluster_view.parse_squeue(commands.queue_rows(job, cluster_view.SQUEUE_FORMAT))
+    rows = cluster_view.of_name(cluster_view.parse_squeue(commands.queue_rows(job, cluster_view.SQUEUE_FORMAT)), job)
     runs = []
     for row in rows:
         record = cluster_view.record_of(commands.show_jobs(str(row.job_id), "%s"), row.job_id)

@@ -81,22 +81,41 @@ class Node:
             raise NodeError(f"node {self.name} is in no partition that is UP and shares nodes, so it starts no slices")
         return best[1]
 
+    def reservation(self) -> str:
+        """Returns the name of a reservation that has the node now, or of some of its CPUs, else ""."""
+        for line in self._run("scontrol", "--oneliner", "show", "reservation").splitlines():
+            name, nodes = re.match(r"ReservationName=(\S+) ", line), re.search(r" Nodes=(\S+)", line)
+            if name and nodes and " State=ACTIVE " in line and self._is_in(nodes[1]):
+                return name[1]
+        return ""
+
     def submit(self, sizes: Sequence[int], partition: str, name: str = c.GRES_SHARD) -> None:
         """Submits one job for each size, in this order of priority. Returns as soon as slurmctld knows all of them.
 
+        On a node in a reservation they are of the reservation, unless root may not use it: then they wait for its end.
         Raises NodeError when it refuses one.
         """
-        clients = [self._start(f"{name}:{size}", partition, PRIORITY - rank) for rank, size in enumerate(sizes)]
-        self._clients += clients
-        refused = [text for text in map(_wait_until_known, clients) if text]
+        inside = self.reservation()
+        if inside and not self._refused(sizes, partition, name, inside):
+            return
+        refused = self._refused(sizes, partition, name)
         if refused:
-            raise NodeError(f"a placeholder job for GPUs out of service was refused: {refused[0]}")
+            raise NodeError(f"a placeholder job for GPUs out of service was refused: {refused}")
 
-    def _start(self, gres: str, partition: str, priority: int) -> subprocess.Popen[str]:
+    def _refused(self, sizes: Sequence[int], partition: str, name: str, reservation: str = "") -> str:
+        """Submits the jobs. Returns "", or why the first one that slurmctld refuses is refused."""
+        clients = [
+            self._start(f"{name}:{size}", partition, PRIORITY - rank, reservation) for rank, size in enumerate(sizes)
+        ]
+        self._clients += clients
+        return next(filter(None, [_wait_until_known(client) for client in clients]), "")
+
+    def _start(self, gres: str, partition: str, priority: int, reservation: str) -> subprocess.Popen[str]:
         command = (
             *("salloc", "--no-shell", f"--job-name={PLACEHOLDER_NAME}", f"--partition={partition}", "--nodes=1"),
             *(f"--nodelist={self.name}", f"--gres={gres}", "--ntasks=1", "--mem=1M", f"--priority={priority}"),
             *(f"--time={FIRST_LIMIT_MINUTES}", "--comment=a GPU is out of service, see hami-hpc gpu list"),
+            *((f"--reservation={reservation}",) if reservation else ()),
         )
         try:
             return subprocess.Popen(
@@ -130,7 +149,7 @@ class Node:
     def _is_in(self, nodes: str) -> bool:
         if nodes not in self._lists:
             names: list[str] = []
-            if "[" in nodes and len(nodes) < 1000 and nodes[0].isalnum():  # a user's text can be here
+            if re.search(r"[\[,]", nodes) and len(nodes) < 1000 and nodes[0].isalnum():  # a user's text can be here
                 with suppress(NodeError):
                     names = self._run("scontrol", "show", "hostnames", nodes).split()
             self._lists[nodes] = self.name in names

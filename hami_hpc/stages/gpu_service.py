@@ -72,10 +72,20 @@ def fill(settings: Settings, node: placeholders.Node, entry: DrainedGpu) -> str:
     if left:
         raise NodeError(
             f"{name} is out of service, but {left} shards of it are still free for Slurm: the placeholder job did not "
-            "start (squeue -n hami-hpc-drain). Jobs that Slurm starts there are refused. Run this again"
+            f"start (squeue -n hami-hpc-drain). Jobs that Slurm starts there are refused. {_what_helps(node)}"
         )
     jobs = jobs_on(run.held, entry.slurm_index)
     return f"{name} is out of service: {entry.reason}. {len(jobs)} running job(s) go on{listed(jobs)}"
+
+
+def _what_helps(node: placeholders.Node) -> str:
+    reservation = node.reservation()
+    if not reservation:
+        return "Run this again"
+    return (
+        f"{node.name} is in the reservation {reservation}: let root use that too (scontrol update "
+        f"reservationname={reservation} users+=root, or accounts+=), then run this again"
+    )
 
 
 def resume(settings: Settings, node: placeholders.Node, word: str) -> str:

@@ -75,18 +75,18 @@ static enum concern concern_of(slurm_opt_t *options)
 }
 
 /* Options that Slurm takes for jobs with gres/gpu alone: the script says what to do instead. */
-static const char *const PER_GPU[] = {"cpus-per-gpu", "mem-per-gpu", "gpu-freq"};
+static const char *const PER_GPU[] = {"cpus-per-gpu", "mem-per-gpu", "ntasks-per-gpu", "gpu-freq"};
 
 static bool is_sbatch(const slurm_opt_t *options)
 {
 	return options->sbatch_opt && !options->salloc_opt && !options->srun_opt && !options->scron_opt;
 }
 
-/* Returns whether an option is given; of numbers, 0 is not. */
+/* Returns whether an option is given; of numbers, 0 and NO_VAL are not. */
 static bool is_given(slurm_opt_t *options, const char *name)
 {
 	char *value = slurm_option_get(options, name);
-	bool given = value && strcmp(value, "0") != 0;
+	bool given = value && strcmp(value, "0") != 0 && strcmp(value, "-2") != 0;
 
 	xfree(value);
 	return given;

@@ -77,7 +77,7 @@ local whole = part("whole", contract, errors, grammar, features, settings)
 local jobs = part("jobs", contract, errors, grammar, units, features, settings, slurm_conf, whole)
 local step_places = part("step_places", contract, grammar)
 local steps = part("steps", contract, errors, grammar, units, features, settings, step_places)
-local client = part("client", errors, grammar, units, features, settings, whole, steps)
+local client = part("client", errors, grammar, units, features, settings, slurm_conf, whole, steps)
 
 -- slurmctld runs for months, and has all parts from the start: those of a later version would not fit.
 if script == "job_submit.lua" then
@@ -153,12 +153,12 @@ end
 
 -- For slurm_cli_pre_submit. srun also has bare shards, and GPUs of a type, to translate. The plugin
 -- cli_filter_hami_hpc.so passes over the same commands as this function.
-function M.cli_pre_submit(options, _offset)
+function M.cli_pre_submit(options, offset)
 	if not mentions(options, options.type == "srun" and "" or "vgpu") then
 		return slurm.SUCCESS
 	end
 	return guarded(function()
-		client.pre_submit(options)
+		client.pre_submit(options, offset or 0)
 	end, function()
 		return mentions(options, "vgpu")
 	end, refuse_in_client)

@@ -339,6 +339,8 @@ return function(contract, errors, grammar, units, features, settings, slurm_conf
 		end
 		if parsed then
 			refuse_conflicts(job)
+			-- Slurm writes one prefix, and changes nothing of a job by an update with another (gres/ on 22.05).
+			parsed.prefix = current and current.prefix or parsed.prefix
 			place(job, parsed, at)
 		elseif current and is_pending and (job.partition or job.features or job.prefer) then
 			features.complete(current.request, record.features)

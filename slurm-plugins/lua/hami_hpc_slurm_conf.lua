@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: Apache-2.0
--- Reads from slurm.conf whether Slurm checks who may use which QoS. slurmctld cannot be asked (scontrol, any RPC):
--- the call would wait for the lock under which job_submit runs.
+-- Reads from slurm.conf whether Slurm checks who may use which QoS, and the cluster's name. slurmctld cannot be asked
+-- (scontrol, any RPC): the call would wait for the lock under which job_submit runs.
 
 return function(_contract, settings)
 	local M = {}
 	local MAX_DEPTH = 8 -- of include
 	local REMEMBERED_S = 60 -- slurmctld itself reads slurm.conf only at a start or reconfigure
-	local KEYS = { "accountingstorageenforce", "accountingstoragetype" }
+	local KEYS = { "accountingstorageenforce", "accountingstoragetype", "clustername" }
 	local last -- { enforced, reason, read_at } of the last reading
 
 	local function value_in(line, key)
@@ -28,7 +28,7 @@ return function(_contract, settings)
 			if included then
 				local is_absolute = string.sub(included, 1, 1) == "/"
 				read_into(values, is_absolute and included or directory .. "/" .. included, directory, depth + 1)
-			elseif string.find(line, "accountingstorage", 1, true) then
+			elseif string.find(line, "accountingstorage", 1, true) or string.find(line, "clustername", 1, true) then
 				for _, key in ipairs(KEYS) do
 					values[key] = value_in(line, key) or values[key]
 				end
@@ -48,19 +48,36 @@ return function(_contract, settings)
 		return false
 	end
 
-	local function read_enforcement()
+	-- Returns the values of KEYS and the file that has them, or nil.
+	local function read_values()
 		for _, path in ipairs(settings.slurm_conf_paths()) do
 			local values = {}
 			local succeeded, was_read = pcall(read_into, values, path, string.match(path, "^(.*)/") or ".", 1)
 			if succeeded and was_read then
-				local enforce = values.accountingstorageenforce or ""
-				if values.accountingstoragetype ~= "accounting_storage/slurmdbd" then
-					return false, path .. " has no AccountingStorageType=accounting_storage/slurmdbd"
-				end
-				return checks_qos(enforce), path .. " has AccountingStorageEnforce=" .. enforce
+				return values, path
 			end
 		end
-		return false, 'slurm.conf could not be read; if Slurm checks QoS, set qos_enforced = "yes" in hami-hpc.toml'
+		return nil
+	end
+
+	local function read_enforcement()
+		local values, path = read_values()
+		if not values then
+			return false, 'slurm.conf could not be read; if Slurm checks QoS, set qos_enforced = "yes" in hami-hpc.toml'
+		elseif values.accountingstoragetype ~= "accounting_storage/slurmdbd" then
+			return false, path .. " has no AccountingStorageType=accounting_storage/slurmdbd"
+		end
+		local enforce = values.accountingstorageenforce or ""
+		return checks_qos(enforce), path .. " has AccountingStorageEnforce=" .. enforce
+	end
+
+	-- Returns the names that --clusters of a command gives (nil: none), if they are not this cluster's, else nil. For the
+	-- client.
+	function M.other_clusters(names)
+		if not names or names == "" or string.lower(names) == (read_values() or {}).clustername then
+			return nil
+		end
+		return names
 	end
 
 	-- Returns true if Slurm refuses a QoS that the job's user may not use, else false and the reason.

@@ -43,19 +43,33 @@ return function(contract, errors, grammar, units, features, settings, step_place
 		}
 	end
 
-	-- Returns count, mem_mib, cores, shards (nil: not known) and partition of the job, or nil if it has no vgpu. Reads them
-	-- from the environment in a step of the job, else (in the shell of salloc, or for srun --jobid) from slurmctld. That
-	-- alone knows the types of several slices (places).
-	local function job_units(job_id, with_places)
-		local here = not with_places and units_here(job_id)
-		if here then
-			return here
-		end
+	-- Returns what scontrol shows of the job, in one line; of a heterogeneous job, of its component `offset`. "" if slurmctld
+	-- knows none.
+	local function shown_job(job_id, offset)
 		local pipe = io.popen("scontrol -o show job " .. job_id .. " 2>/dev/null", "r")
-		local line = pipe and pipe:read("*l") or ""
+		local text = pipe and pipe:read("*a") or ""
 		if pipe then
 			pipe:close()
 		end
+		for line in string.gmatch(text, "[^\n]+") do
+			local id, component = string.match(line, "^JobId=(%d+)"), string.match(line, "^JobId=%d+ .-HetJobOffset=(%d+) ")
+			if component and tonumber(component) == offset or not component and id == job_id then
+				return line
+			end
+		end
+		return ""
+	end
+
+	-- Returns id, count, mem_mib, cores, shards (nil: not known) and partition of the job, or nil if it has no vgpu. Reads
+	-- them from the environment in a step of the job, else (in the shell of salloc, or for srun --jobid) from slurmctld.
+	-- That alone knows the types of several slices (places). In a heterogeneous job, where the environment may be that of
+	-- another component, the job is its component `offset`.
+	local function job_units(job_id, offset, with_places)
+		local here = not with_places and not os.getenv("SLURM_HET_SIZE") and units_here(job_id)
+		if here then
+			return here
+		end
+		local line = shown_job(job_id, offset)
 		local list = string.match(line, " TresPerNode=(%S+)") or ""
 		local units_of_job = grammar.parse_units(list, true)
 		if not units_of_job then
@@ -63,6 +77,7 @@ return function(contract, errors, grammar, units, features, settings, step_place
 		end
 		local request = units_of_job.request
 		return {
+			id = string.match(line, "^JobId=(%d+)"),
 			count = request.count or 1,
 			mem_mib = request.mem_mib,
 			cores = request.cores,
@@ -74,14 +89,19 @@ return function(contract, errors, grammar, units, features, settings, step_place
 
 	-- Gives a step of a job with several slices whole ones, so that each slice is of one step at a time. slurmctld finds a
 	-- GPU for one slice itself; several need their types, and a GPU has only one.
-	local function place_step(step, job, job_id, count)
+	local function place_step(step, job, job_id, offset, count)
 		step.count = count
 		step.mem_mib, step.cores = step.mem_mib * count, step.cores * count
 		if count == 1 then
 			return
 		end
-		local names = (job.places and job or job_units(job_id, true) or {}).places or {}
-		step.places = count < job.count and step_places.choose(job_id, names, count, settings.classes()) or names
+		local known = job.places and job or job_units(job_id, offset, true) or {}
+		local names = known.places or {}
+		if count < job.count and known.id then
+			step.places = step_places.choose(known.id, job_id, names, count, settings.classes())
+		else
+			step.places = names
+		end
 	end
 
 	-- Returns the shards for a request with mem_mib and cores. If several GPU models are possible, returns the fewest: a
@@ -110,14 +130,14 @@ return function(contract, errors, grammar, units, features, settings, step_place
 		return math.min(shards, instance or shards)
 	end
 
-	-- Translates the request of an srun inside an allocation to units.
-	function M.translate_step(options, text, job_id)
+	-- Translates the request of an srun inside an allocation to units. `offset` is the component of a heterogeneous job.
+	function M.translate_step(options, text, job_id, offset)
 		local classes = settings.classes()
 		if grammar.has_raw_units(text, classes) then
 			return
 		end
 		local parsed = grammar.parse(text, classes)
-		local job = job_units(job_id)
+		local job = job_units(job_id, offset)
 		if not job then
 			fail("E_STEP_OUTSIDE")
 		end
@@ -152,7 +172,7 @@ return function(contract, errors, grammar, units, features, settings, step_place
 		local step = { gpu_type = request.gpu_type, mem_mib = mem_mib, cores = cores }
 		if job.count > 1 then
 			step.shards = job.shards or step_shards(job, site, partitions, job)
-			place_step(step, job, job_id, count)
+			place_step(step, job, job_id, offset, count)
 		else
 			step.shards = step_shards(step, site, partitions, job)
 		end
@@ -189,11 +209,14 @@ return function(contract, errors, grammar, units, features, settings, step_place
 
 	-- Translates the request of an srun outside an allocation to units, because Slurm uses one list for the job and its
 	-- step. job_submit reads them back and computes the shards again; the constraint carries mode, policy and
-	-- type.
-	function M.translate_job(options, parsed)
+	-- type. `others`: the clusters that the job is for, if not this one, whose settings are not here.
+	function M.translate_job(options, parsed, others)
 		local request = parsed.request
 		grammar.check_length("--constraint", options.constraint or "")
-		local site, reason = settings.read()
+		local site, reason
+		if not others then
+			site, reason = settings.read()
+		end
 		local wanted = grammar.split_list(options.partition)
 		if site then
 			units.apply_preset(request, site)
@@ -207,6 +230,8 @@ return function(contract, errors, grammar, units, features, settings, step_place
 			else
 				succeeded, result = pcall(resolve_anywhere, request, site)
 			end
+		elseif others then
+			result = errors.new("E_CLUSTER", { given = "--clusters=" .. others })
 		else
 			result = errors.new("E_SITE", { given = reason })
 		end

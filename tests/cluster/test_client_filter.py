@@ -101,6 +101,7 @@ BAD = (
     ("--gpus-per-node=vgpu:mem=8G",),
     ("--partition=cpu", f"--gres={REQUEST}"),
     (f"--gres={REQUEST}", "--mem-per-gpu=1G"),
+    (f"--gres={REQUEST}", "--ntasks-per-gpu=2", "--ntasks=2"),
     ("--partition=cpu", ":", "--gres=vgpu:cores=101"),
 )
 

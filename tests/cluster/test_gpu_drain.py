@@ -95,6 +95,19 @@ def doctor(layout: Layout) -> str:
     return jobs.admin(layout, "sh", "-c", '"$@" || [ $? = 3 ]', "sh", *command)
 
 
+def test_a_gpu_of_a_node_in_a_reservation_is_held_in_the_reservation(cluster: Layout) -> None:
+    new = ("starttime=now", "duration=20", f"nodes={config.NODE}", f"users={USER},root")
+    jobs.admin(cluster, "scontrol", "create", "reservation", "reservationname=course", *new)
+    try:
+        assert "0 running job(s) go on" in hami(cluster, "drain", "0", "--reason", REASON)
+        job = jobs.submit(cluster, USER, SMALL, "--reservation=course", script="true")
+        jobs.wait_for_state(cluster, job, "COMPLETED", timeout_s=20)
+        hami(cluster, "resume", "0")
+    finally:
+        jobs.wait(cluster, lambda: not jobs.admin(cluster, "squeue", "-h"), "all jobs to be gone", 20)
+        jobs.admin(cluster, "scontrol", "delete", "reservation=course")
+
+
 def test_running_jobs_go_on_and_what_they_free_is_not_given_again(cluster: Layout) -> None:
     full = jobs.submit(cluster, USER, "--gres=vgpu:mem=100%", script="echo on; until [ -e end ]; do sleep 0.1; done")
     running = submit(cluster, 3, HELD)

@@ -81,19 +81,21 @@ def test_each_task_of_a_job_array_gets_its_own_slice(cluster: Layout) -> None:
 def test_the_gpu_part_of_a_heterogeneous_job_has_its_slice(cluster: Layout) -> None:
     """Slurm puts the parts on different nodes: one of CPUs only, and one with a slice."""
     script = "#SBATCH --partition=cpu\n#SBATCH hetjob\n#SBATCH --partition=gpu --gres=vgpu:mem=4G,cores=20\n"
-    script += "env | grep -c HAMI_HPC_LIMITS; srun --het-group=1 slice --use 16"
+    script += "env | grep -c HAMI_HPC_LIMITS; srun --het-group=1 slice --use 16; "
+    script += "srun --het-group=1 --gres=vgpu:mem=2G slice --use 16"
     job = jobs.submit(cluster, "games", script=script)
     jobs.wait_for_state(cluster, job, "COMPLETED")
     assert "vgpu" not in units(cluster, f"{job}+0")
     assert units(cluster, f"{job}+1")["vgpu_mem"] == 4096
     text = jobs.output(cluster, "games", job)
     assert text.splitlines()[0] == "0"
-    assert total_mib(text) == [4096]
+    assert total_mib(text) == [4096, 2048]
 
 
-def test_scontrol_changes_the_request_of_a_pending_job(cluster: Layout) -> None:
+@pytest.mark.parametrize("update", ["gres=vgpu:mem=4G;cores=25", "TresPerNode=gres/vgpu:mem=4G;cores=25"])
+def test_scontrol_changes_the_request_of_a_pending_job(cluster: Layout, update: str) -> None:
     job = jobs.submit(cluster, "games", "--hold", "--gres=vgpu:mem=8G,cores=50", script=SHOW)
-    done = jobs.run_as(cluster, "games", ("scontrol", "update", f"jobid={job}", "gres=vgpu:mem=4G;cores=25"))
+    done = jobs.run_as(cluster, "games", ("scontrol", "update", f"jobid={job}", update))
     assert done.status == 0, done.text
     jobs.admin(cluster, "scontrol", "release", str(job))
     jobs.wait_for_state(cluster, job, "COMPLETED")

@@ -114,6 +114,17 @@ def test_an_slo_that_the_job_asked_for_is_named(tmp_path: Path, monkeypatch: pyt
         assert asked.endswith(",cores=30,slo=10ms)")
 
 
+def test_one_component_of_a_heterogeneous_job_is_explained_alone(tmp_path: Path, slurm: dict[int, str]) -> None:
+    """squeue --jobs=14+1 lists all components, and srun takes the number of the first one alone."""
+    running = slurm[14].split("|", 2)[2]
+    slurm[14] = "\n".join((f"13|14+0|{running}", f"14|14+1|{running}"))
+    shown = explain(tmp_path, "14+1").stdout
+    assert [line for line in shown.splitlines() if line.startswith("Job")] == [
+        line for line in shown.splitlines() if line.startswith("Job 14+1 ")
+    ]
+    assert "  uses now   srun --jobid=14 --het-group=1 --overlap --gres=none hami-hpc usage 14" in shown
+
+
 def test_a_job_without_vgpu_is_told_so(tmp_path: Path) -> None:
     assert lines(tmp_path, 22)["asked"].startswith("no vGPU")
 
@@ -167,6 +178,33 @@ def test_a_node_that_the_job_may_not_use_is_not_offered(tmp_path: Path, monkeypa
     down = NODES.replace("State=MIXED", "State=DOWN")
     monkeypatch.setattr(commands, "show_nodes", lambda: down)
     assert lines(tmp_path, 17)["fits now"] == "node1: does not fit: it is down"
+
+
+def test_a_job_of_a_reservation_is_told_of_its_nodes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved = NODES.replace("State=MIXED", "State=MIXED+RESERVED")
+    monkeypatch.setattr(commands, "show_nodes", lambda: reserved)
+    before = lines(tmp_path, 17)["fits now"]
+    assert before == "node1: does not fit: it is mixed+reserved"
+    monkeypatch.setattr(commands, "show_jobs", lambda *_job: JOBS.replace("Dependency=", "Reservation=r1 Dependency="))
+    for nodes, fits in (
+        ("node[1-3]", "it takes 72 % of one GPU"),
+        ("node2", "no node with vGPUs"),
+    ):
+        monkeypatch.setattr(commands, "reservation_nodes", lambda name, nodes=nodes: nodes if name == "r1" else "")
+        assert fits in lines(tmp_path, 17)["fits now"]
+
+    def hidden(_name: str) -> str:
+        raise NodeError("Access denied")
+
+    monkeypatch.setattr(commands, "reservation_nodes", hidden)
+    assert lines(tmp_path, 17)["fits now"] == before
+
+
+def test_a_node_that_other_users_jobs_have_alone_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, is_said in (("N/A", False), ("games(5)", False), ("news(9)", True)):
+        owned = NODES.replace("Owner=N/A", f"Owner={owner}")
+        monkeypatch.setattr(commands, "show_nodes", lambda owned=owned: owned)
+        assert ("while jobs of news(9) run there it takes no others" in lines(tmp_path, 17)["fits now"]) == is_said
 
 
 def test_nodes_of_which_the_same_is_to_be_said_share_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

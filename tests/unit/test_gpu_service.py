@@ -107,6 +107,13 @@ def test_a_part_that_stays_free_is_named_with_its_size(node: Node, monkeypatch: 
         f"{NAMES[0]} is out of service, but 1 shards of it are still free for Slurm: the placeholder job did not start "
         "(squeue -n hami-hpc-drain). Jobs that Slurm starts there are refused. Run this again"
     )
+    slurm.inside = "course"
+    with pytest.raises(NodeError) as caught:
+        gpu_service.drain(node.settings, slurm, "0", "fan")
+    assert str(caught.value).endswith(
+        " are refused. node1 is in the reservation course: let root use that too (scontrol update "
+        "reservationname=course users+=root, or accounts+=), then run this again"
+    )
 
 
 def test_a_gpu_that_the_settings_do_not_know_has_nothing_to_hold(node: Node) -> None:

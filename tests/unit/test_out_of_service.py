@@ -222,6 +222,8 @@ def test_where_types_are_places_each_job_with_a_gpu_may_have_held_that_one(
 class FakeNode(placeholders.Node):
     """Slurm with two GPUs: starts what waits at the second look, on the GPU that `pick` chooses."""
 
+    inside = ""
+
     def __init__(self, *held: Holding) -> None:
         super().__init__("node1", {})
         self.held, self.looks, self.next_id = list(held), 0, 100
@@ -243,6 +245,9 @@ class FakeNode(placeholders.Node):
 
     def partition(self) -> str:
         return "gpu"
+
+    def reservation(self) -> str:
+        return self.inside
 
     def submit(self, sizes: Sequence[int], partition: str, name: str = c.GRES_SHARD) -> None:
         assert partition == "gpu"

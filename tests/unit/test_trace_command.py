@@ -127,6 +127,10 @@ def test_one_of_sacct_and_slurmctld_is_enough(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(commands, "queue_rows", lambda job, form: row)
     monkeypatch.setattr(commands, "show_jobs", lambda job, time_format: record)
     assert job_runs.read_runs("7") == [replace(RUN, uid=1000)]
+    # squeue lists all components of a heterogeneous job also for one.
+    parts = "\n".join(row.replace("7|7|", part, 1) for part in ("6|6+0|", "7|6+1|"))
+    monkeypatch.setattr(commands, "queue_rows", lambda job, form: parts)
+    assert [run.shown for run in job_runs.read_runs("6+1")] == ["6+1"]
 
 
 # --------------------------------------------------------------------------------------------- command
@@ -270,3 +274,16 @@ def test_a_node_is_asked_only_of_a_running_job(
     result = trace(node, "7", f"--node={at}")
     assert result.exit_code in (1, 2)
     assert message in result.stderr
+
+
+def test_a_node_of_a_component_is_asked_by_the_number_of_the_first_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{srun.parent}:/usr/bin:/bin")
+    slurm_says(monkeypatch, replace(RUN, job_id=8, shown="7+1"))
+    assert trace(node, "7+1", "--node=node1").exit_code == 0
+    assert (tmp_path / "words").read_text().split()[:3] == ["--quiet", "--jobid=7", "--het-group=1"]

@@ -73,7 +73,7 @@ def test_explain_elsewhere_asks_the_node_as_the_jobs_user(
 def test_of_an_array_the_nodes_of_a_few_tasks_are_asked(row: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     ids: list[int] = []
 
-    def asked(job_id: int, _nodes: int) -> list[str]:
+    def asked(job_id: int, _shown: str, _nodes: int) -> list[str]:
         ids.append(job_id)
         return ["node1: waits"]
 

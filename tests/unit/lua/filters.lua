@@ -105,10 +105,11 @@ function modify(fields, held)
 	return hami.job_modify(job, held, PARTS, 1000), written
 end
 
-function pre_submit(fields)
+-- `offset`: the component of a heterogeneous job, 0 if not given.
+function pre_submit(fields, offset)
 	fields.type = fields.type or "sbatch"
 	local options, written = record(fields)
-	return hami.cli_pre_submit(options, 0), written
+	return hami.cli_pre_submit(options, offset or 0), written
 end
 
 function client_refused(rc, part)

@@ -35,14 +35,17 @@ test("options that count whole GPUs are refused with what to use instead", funct
 	local advice = {
 		["cpus-per-gpu"] = "--cpus-per-gpu=4 is for whole GPUs and cannot be combined with a vgpu; ask for CPUs with --cpus-per-task=N",
 		["mem-per-gpu"] = "ask for memory of the node with --mem=16G",
+		["ntasks-per-gpu"] = "--ntasks-per-gpu=4 is for whole GPUs and cannot be combined with a vgpu; ask for tasks with --ntasks=N",
 		["gpu-freq"] = "a vgpu; leave it out",
 	}
 	for name, words in pairs(advice) do
 		for _, kind in ipairs({ "sbatch", "salloc", "srun" }) do
 			client_refused(pre_submit({ type = kind, gres = "vgpu:mem=8G", partition = "gpu", [name] = "4" }), words)
-			local rc = pre_submit({ type = kind, gres = "vgpu:mem=8G", partition = "gpu", [name] = "0" })
-			equal(rc, 0, "Slurm's value of an option that is not given")
-			rc = pre_submit({ type = kind, gres = "gpu:1", [name] = "4" })
+			for _, unset in ipairs({ "0", "-2" }) do
+				local rc = pre_submit({ type = kind, gres = "vgpu:mem=8G", partition = "gpu", [name] = unset })
+				equal(rc, 0, "Slurm's value of an option that is not given")
+			end
+			local rc = pre_submit({ type = kind, gres = "gpu:1", [name] = "4" })
 			equal(rc, 0, "without a vgpu")
 		end
 	end
@@ -157,6 +160,49 @@ test("the shell of an salloc learns the job's units from slurmctld", function()
 			client_refused(pre_submit({ type = "srun", gres = "vgpu:mem=4G" }), "a step with a vgpu needs a job that has one")
 		end)
 	end
+end)
+
+test("a step of a heterogeneous job has the units of its component", function()
+	local second = string.gsub(string.gsub(UNITS, "8192", "16384"), "shard:279", "shard:300")
+	local shown = "JobId=7 HetJobId=7 HetJobOffset=0 JobName=a Partition=gpu TresPerNode=" .. UNITS .. " Comment=\n"
+	shown = shown .. "JobId=8 HetJobId=7 HetJobOffset=1 JobName=a Partition=mixed TresPerNode=" .. second .. " Comment=\n"
+	shown = shown .. "JobId=9 HetJobId=7 HetJobOffset=2 JobName=HetJobOffset=1 Partition=cpu TresPerNode=gres:gpu:1 \n"
+	-- A step of the second component has its units beside the id of the first.
+	local here = { SLURM_JOB_ID = "7", SLURM_HET_SIZE = "3", HAMI_HPC_MEM_MIB = "16384", HAMI_HPC_CORES = "50" }
+	in_job(here, shown, function()
+		local _, written = pre_submit({ type = "srun", gres = "vgpu" })
+		equal(written.gres, "shard:279,vgpu_mem:8192,vgpu_cores:50")
+		_, written = pre_submit({ type = "srun", gres = "vgpu:mem=16G" }, 1)
+		equal(written.gres, "shard:159,vgpu_mem:16384,vgpu_cores:50")
+		client_refused(pre_submit({ type = "srun", gres = "vgpu:mem=16G" }), "more than the job has (8192M)")
+		client_refused(pre_submit({ type = "srun", gres = "vgpu" }, 2), "needs a job that has one")
+		client_refused(pre_submit({ type = "srun", gres = "vgpu" }, 3), "needs a job that has one")
+	end)
+end)
+
+test("what a job for another cluster may have is for that one to say", function()
+	for _, kind in ipairs({ "sbatch", "salloc" }) do
+		local rc, written = pre_submit({ type = kind, gres = "vgpu:mem=50%,cores=5", partition = "far", clusters = "two" })
+		equal(rc, 0)
+		equal(written.gres, "vgpu:mem~50%;cores~5")
+	end
+	local rc, written = pre_submit({ type = "srun", gres = "vgpu:a100:mem=900G,cores=5", partition = "far", clusters = "two" })
+	equal(rc, 0)
+	equal(written.gres, "shard:1,vgpu:1,vgpu_mem:921600,vgpu_cores:5")
+	equal(written.constraint, "vgpu_type_a100")
+	for _, gres in ipairs({ "vgpu:mem=50%,cores=5", "vgpu:mem=8G", "vgpu:2:mem=8G,cores=5", "vgpu:mem=8G,cores=5,type=!x" }) do
+		client_refused(pre_submit({ type = "srun", gres = gres, partition = "gpu", clusters = "two,three" }),
+			"srun for --clusters=two,three cannot carry this request")
+	end
+	-- A step is one of this cluster's.
+	in_job(IN_STEP, nil, function()
+		_, written = pre_submit({ type = "srun", gres = "vgpu:mem=1%", jobid = "7", clusters = "two" })
+		equal(written.gres, "shard:279,vgpu_mem:1280,vgpu_cores:50")
+	end)
+	write_slurm_conf("ClusterName=Two # this one\n")
+	client_refused(pre_submit({ type = "salloc", gres = "vgpu:mem=8G", partition = "far", clusters = "two" }), "partition far has no GPU")
+	_, written = pre_submit({ type = "srun", gres = "vgpu:mem=50%,cores=5", partition = "gpu", clusters = "two" })
+	equal(written.gres, "shard:279,vgpu:1,vgpu_mem:71424,vgpu_cores:5")
 end)
 
 test("a step's shards are the fewest where the GPU is not known", function()

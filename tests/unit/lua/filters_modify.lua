@@ -7,6 +7,19 @@ test("an update of a pending job's request is translated", function()
 	equal(written.tres_per_node, (string.gsub(UNITS, "std", "be")))
 end)
 
+test("an update is written as Slurm has the job's request", function()
+	-- 22.05 shows an update with gres/ and changes nothing of what the job gets.
+	local changed = string.gsub(UNITS, "8192", "4096")
+	for _, prefix in ipairs({ "gres:", "gres/" }) do
+		local has = string.gsub(UNITS, "gres:", prefix)
+		for _, text in ipairs({ "gres/vgpu:mem=4G,cores=50", "gres:vgpu:mem=4G,cores=50" }) do
+			local rc, written = modify({ tres_per_node = text }, { tres_per_node = has })
+			equal(rc, 0)
+			equal(written.tres_per_node, (string.gsub(changed, "gres:", prefix)))
+		end
+	end
+end)
+
 test("an update of a running job's request is refused as not pending", function()
 	for _, state in ipairs({ 1, 2, 1 + 0x8000 }) do
 		messages = {}
