@@ -125,7 +125,7 @@ def test_whole_gpus_of_a_model_run_beside_slices(placed: Layout) -> None:
     facts = jobs.job_facts(placed, job)
     assert re.search(r"gpu:\w:1\(IDX:1\),gpu:\w:1\(IDX:3\)|gpu:2\(IDX:1,3\)", facts["GRES"]), facts["GRES"]
     assert facts["Features"] == "vgpu_type_h200"
-    told = "1,3" if config.slurm_release() < (23, 2) else "3"  # later releases replace it for each type
+    told = "1,3" if config.slurm_release() < (24, 5) else "3"  # later releases replace it for each type
     assert environment_of(placed, "prolog", job)["SLURM_JOB_GPUS"] == told
     for option in ("--gpus=h200:1", "--gpus-per-node=h200:1", "--gpus-per-task=h200:1"):
         job = submit(placed, option, "--ntasks=1", "--nodelist=cpu1", script="echo $CUDA_VISIBLE_DEVICES")

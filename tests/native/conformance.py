@@ -35,8 +35,8 @@ def sanitizer() -> list[str]:
     return [subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()]
 
 
-# Leaks are not looked for: what the interposer maps and learns stays until the process ends, on purpose. Nor are threads
-# that nobody joined: Python 3.13 joins none of its own.
+# Leaks are not looked for: what the interposer maps and learns stays until the process ends, on purpose. Nor are
+# threads that nobody joined: Python 3.13 joins none of its own.
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=99",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1:exitcode=99",
