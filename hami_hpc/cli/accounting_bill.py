@@ -146,7 +146,7 @@ def _quotas(
     month = _quota_month(setup, period)
     if not setup.prices or month is None:
         return ()
-    asked = [entry for entry in setup.prices.quotas if not only or entry.account in only]
+    asked = [entry for entry in setup.prices.quotas if not only or (entry.account and entry.account in only)]
     day = local_date(month.start_s, setup.tz)
     source = records.overlapping(month) if records.overlapping else records.source
     buckets = (Bucket("", month),)

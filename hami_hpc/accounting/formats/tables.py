@@ -67,7 +67,7 @@ def bill_table(
         columns += map(list, zip(*cells, strict=True))
     period = f"{iso_local(bill.period.start_s, tz)} to {iso_local(bill.period.end_s, tz)}"
     shown = table(headings, list(zip(*columns, strict=True)), numbers, total)
-    by = f" by {printable(', '.join(bill.accounts))}" if bill.accounts else ""
+    by = f" by {printable(', '.join(name or '(none)' for name in bill.accounts))}" if bill.accounts else ""
     return (
         "\n".join(
             [

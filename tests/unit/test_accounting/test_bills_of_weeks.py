@@ -74,6 +74,7 @@ def test_the_bill_of_a_week_has_the_quotas_of_the_whole_month(site: Path, monkey
     assert _quota(site, "--month", "2026-10") == whole
     assert _quota(site, *WEEK) == whole
     assert _quota(site, *WEEK, "--account", "phys") == whole[:1]
+    assert _quota(site, *WEEK, "--account", "") == []
     # sacct gives what overlaps the time that it is asked for.
     (site / "bin").mkdir()
     (site / "bin" / "sacct").write_text(
