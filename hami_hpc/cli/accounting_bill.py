@@ -86,6 +86,7 @@ def bill(
         priced_period = price_period(records, setup.gpus, setup.prices, buckets, setup.tz, detail, dimensions)
         made = replace(bills.make_bill(priced_period, dimensions, setup.prices), accounts=accounts)
         gaps = [*setup.gaps, *priced_period.gaps, *job_records.gaps(records, period, setup.tz)]
+        gaps += bills.cluster_notes(priced_period, dimensions)
         states = _quotas(setup, whole, period, accounts)
         gaps += _budgets(setup, records, period, accounts)
         energy = None

@@ -146,6 +146,16 @@ def make_bill(priced_period: PricedPeriod, dimensions: Sequence[str], rates: Rat
     )
 
 
+def cluster_notes(priced_period: PricedPeriod, dimensions: Sequence[str]) -> list[str]:
+    """Returns a note if lines by job may be of two jobs, as each cluster numbers its own."""
+    if "job" not in dimensions or "cluster" in dimensions:
+        return []
+    row = priced_period.con.execute("SELECT count(DISTINCT cluster) FROM counted").fetchone()
+    if not row or row[0] < 2:
+        return []
+    return [f"jobs of {row[0]} clusters that have one number are on one line: see --by cluster,job and --clusters"]
+
+
 def _charges_more(terms: Terms) -> bool:
     """Returns whether terms charge time that was not held."""
     return bool(terms.minimum_s or terms.suspended_factor)
