@@ -11,6 +11,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from hami_hpc.accounting.errors import AccountingError
 
+# Beyond, a date would not fit into what Python calls one in every zone, or make a bill of millions of days.
+FIRST_YEAR, LAST_YEAR = 1970, 2999
+
 
 @dataclass(frozen=True, slots=True)
 class Period:
@@ -48,6 +51,7 @@ def parse_instant(text: str, tz: ZoneInfo) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise AccountingError(f"'{text}' is not a date; write 2026-11, 2026-11-21 or 2026-11-21T10:30") from error
+    _refuse_far(text, moment.year)
     return int((moment if moment.tzinfo else moment.replace(tzinfo=tz)).timestamp())
 
 
@@ -59,6 +63,7 @@ def month_period(text: str, tz: ZoneInfo) -> Period:
         first = date(int(text[:4]), int(text[5:]), 1)
     except ValueError as error:
         raise AccountingError(f"'{text}' is not a month; write it as 2026-11") from error
+    _refuse_far(text, first.year)
     return Period(_midnight(first, tz), _midnight(next_month(first), tz))
 
 
@@ -95,6 +100,11 @@ def iso_utc(instant_s: int) -> str:
 def iso_local(instant_s: int, tz: ZoneInfo) -> str:
     """Returns an instant in ISO 8601 with the zone's offset."""
     return datetime.fromtimestamp(instant_s, tz).isoformat(timespec="seconds")
+
+
+def _refuse_far(text: str, year: int) -> None:
+    if not FIRST_YEAR <= year <= LAST_YEAR:
+        raise AccountingError(f"'{text}' is too far away; allowed are the years {FIRST_YEAR} to {LAST_YEAR}")
 
 
 def _midnight(day: date, tz: ZoneInfo) -> int:

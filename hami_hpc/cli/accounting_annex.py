@@ -30,12 +30,15 @@ def write_annexes(
     """
     found = job_records.from_store(setup.root, period)
     buckets = split_months(period, setup.tz)
-    made = annex.annexes(price_period(found, setup.gpus, prices, buckets, setup.tz, JOB), prices)
+    priced_period = price_period(found, setup.gpus, prices, buckets, setup.tz, JOB)
     replaced = {document.refers_to for _, document in named if document.kind == invoice_files.CREDIT_NOTE}
-    for name, document in named:
-        if document.kind != invoice_files.INVOICE or document.number in replaced:
-            continue
-        lines = made.get(document.content.account, ())
+    wanted = {
+        document.content.account: (name, document)
+        for name, document in named
+        if document.kind == invoice_files.INVOICE and document.number not in replaced
+    }
+    for account, lines in annex.annexes(priced_period, prices, wanted):
+        name, document = wanted[account]
         if annex.fits(lines, document.content):
             write_file(directory / f"{name}-jobs.csv", annex_csv(lines, prices.currency, setup.tz).encode())
         else:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from hami_hpc.accounting.pricing import budget, quota
 from hami_hpc.accounting.pricing.held_time import JOB, NOTHING
 from hami_hpc.accounting.pricing.priced_period import price_period
 from hami_hpc.accounting.store import job_records
-from hami_hpc.accounting.times import Bucket, Period, local_date, month_period, split_days, split_months
+from hami_hpc.accounting.times import Bucket, Period, local_date, month_period
 from hami_hpc.cli import colours
 from hami_hpc.cli.accounting_finance import finance_option, read_finance
 from hami_hpc.cli.accounting_options import (
@@ -43,13 +45,23 @@ from hami_hpc.cli.options import format_option, note_old
     show_default=True,
     help="What the lines are of, separated by commas: " + ", ".join(bills.DIMENSIONS) + ".",
 )
+@click.option(
+    "--account", "accounts", metavar="NAME", multiple=True, help="Only this account (may be repeated).  [default: all]"
+)
 @click.option("--energy", "with_energy", is_flag=True, help="Also the energy of the jobs, its cost and CO2.")
 @finance_option
 @format_option("table", "csv", "json")
 @click.option("--check", "checked", is_flag=True, hidden=True)
 @site_options
 def bill(
-    by: str, with_energy: bool, finance: Path | None, form: str, checked: bool, site: SiteOptions, **given: Any
+    by: str,
+    accounts: tuple[str, ...],
+    with_energy: bool,
+    finance: Path | None,
+    form: str,
+    checked: bool,
+    site: SiteOptions,
+    **given: Any,
 ) -> None:
     """GPU-hours held in a period, and their cost, by account and user (or whatever --by names).
 
@@ -67,14 +79,16 @@ def bill(
         if with_energy:
             energies.check_dimensions(dimensions)
     rules = read_finance(site, finance)
-    buckets = split_days(period, setup.tz) if "day" in dimensions else split_months(period, setup.tz)
-    with options.records(setup, period) as records:
+    buckets = bills.buckets(period, dimensions, setup.tz)
+    with options.records(setup, period, _quota_month(setup, period)) as whole:
+        records = job_records.of_accounts(whole, accounts)
         detail = JOB if "job" in dimensions else NOTHING
         priced_period = price_period(records, setup.gpus, setup.prices, buckets, setup.tz, detail, dimensions)
-        made = bills.make_bill(priced_period, dimensions, setup.prices)
+        made = replace(bills.make_bill(priced_period, dimensions, setup.prices), accounts=accounts)
         gaps = [*setup.gaps, *priced_period.gaps, *job_records.gaps(records, period, setup.tz)]
-        states = _quotas(setup, records, period)
-        gaps += _budgets(setup, records, period)
+        gaps += bills.cluster_notes(priced_period, dimensions)
+        states = _quotas(setup, whole, period, accounts)
+        gaps += _budgets(setup, records, period, accounts)
         energy = None
         if with_energy:
             price_period(records, setup.gpus, setup.prices, buckets, setup.tz)  # of this period, after the quotas'
@@ -118,24 +132,41 @@ def _check(options: RecordOptions, form: str, site: SiteOptions) -> None:
     raise click.exceptions.Exit(ExitCode.FOUND if comparison.differences else ExitCode.DONE)
 
 
-def _quotas(setup: Setup, records: job_records.JobRecords, period: Period) -> tuple[quota.QuotaState, ...]:
-    """Returns the quotas of the calendar month of the period's last second, from the records that were read."""
+def _quota_month(setup: Setup, period: Period) -> Period | None:
+    """Returns the calendar month whose quotas are on the period's bill, that of its last second; None without any."""
     if not setup.prices or not setup.prices.quotas:
+        return None
+    return month_period(local_date(period.end_s - 1, setup.tz).strftime("%Y-%m"), setup.tz)
+
+
+def _quotas(
+    setup: Setup, records: job_records.JobRecords, period: Period, only: Collection[str]
+) -> tuple[quota.QuotaState, ...]:
+    """Returns the quotas of the month, from all records of it that there are. only: of these accounts, none for all
+    accounts and users."""
+    month = _quota_month(setup, period)
+    if not setup.prices or month is None:
         return ()
-    day = local_date(period.end_s - 1, setup.tz).replace(day=1)
-    month = month_period(day.strftime("%Y-%m"), setup.tz)
-    priced_period = price_period(records, setup.gpus, None, (Bucket("", month),), setup.tz)
+    asked = [entry for entry in setup.prices.quotas if not only or (entry.account and entry.account in only)]
+    day = local_date(month.start_s, setup.tz)
+    source = records.overlapping(month) if records.overlapping else records.source
+    buckets = (Bucket("", month),)
+    priced_period = price_period(replace(records, source=source), setup.gpus, None, buckets, setup.tz)
     accounts, users = (
         {entry.labels[0]: entry.held_ppm_s for entry in priced_period.sums(name)} for name in ("account", "user")
     )
-    return quota.quota_states(setup.prices.quotas, accounts, users, day)
+    return quota.quota_states(asked, accounts, users, day)
 
 
-def _budgets(setup: Setup, records: job_records.JobRecords, period: Period) -> list[str]:
+def _budgets(setup: Setup, records: job_records.JobRecords, period: Period, accounts: Collection[str]) -> list[str]:
     """Returns a warning for each limit of a budget that is nearly used at the end of the period, or now if that is
     earlier. Exports have only their own time: budgets are those of a store."""
     if not setup.prices or not setup.prices.budgets or records.overlapping is None:
         return []
     until_s = max(period.start_s + 1, min(period.end_s, int(time.time())))
-    found = balance.budget_states(records, setup.gpus, setup.prices, setup.tz, until_s)
+    found = [
+        state
+        for account in accounts or (None,)
+        for state in balance.budget_states(records, setup.gpus, setup.prices, setup.tz, until_s, account)
+    ]
     return [budget.sentence(state) for state in found if state.warning]

@@ -7,9 +7,8 @@ import difflib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date
-from decimal import Decimal
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -40,6 +39,13 @@ from hami_hpc.cli.accounting_finance import (
     read_finance,
     refuse_unfit,
     site_templates,
+)
+from hami_hpc.cli.accounting_invoice_tables import (
+    documents_json,
+    documents_table,
+    drafts_json,
+    drafts_table,
+    kept_text,
 )
 from hami_hpc.cli.accounting_options import (
     Setup,
@@ -124,10 +130,10 @@ def invoice(
     if draft:
         proposals = _drafts(job)
         documents = [_draft(proposal, prices) for proposal in proposals]
-        shown = _drafts_json(proposals, documents) if form == "json" else _drafts_table(proposals, documents, prices)
+        shown = drafts_json(proposals, documents) if form == "json" else drafts_table(proposals, documents)
     else:
         documents, kept = _issue(job, correct)
-        shown = _documents_json(documents) if form == "json" else _documents_table(documents, prices.currency)
+        shown = documents_json(documents) if form == "json" else documents_table(documents)
     click.echo(shown if documents or form == "json" else f"no GPU job in {month}")
     if output:
         named = file_names(documents)
@@ -135,7 +141,7 @@ def invoice(
         if with_annex:
             write_annexes(named, output, setup, prices, period)
     for proposal in kept:
-        click.echo(_kept_text(proposal), err=True)
+        click.echo(kept_text(proposal), err=True)
     if kept:
         raise click.exceptions.Exit(ExitCode.FOUND)
 
@@ -198,24 +204,6 @@ def _balances(setup: Setup, prices: Rates, accounts: Sequence[str], form: str) -
         *(f"{name.capitalize()}, {prices.currency}" for name in names[5:]),
     ]
     return colours.table_head(tables.table(headings, shown, 3, []))
-
-
-def _documents_json(documents: Sequence[Document]) -> str:
-    return json.dumps([asdict(document) for document in documents], indent=2)
-
-
-def _documents_table(documents: Sequence[Document], currency: str) -> str:
-    rows = [
-        [d.number, d.kind, d.content.account or "(none)", d.refers_to or "-", html.number(d.payable, _sign(d))]
-        for d in documents
-    ]
-    total = sum((Decimal(d.payable) * _sign(d) for d in documents), Decimal(0))
-    headings = ["Number", "Kind", "Account", "Refers to", currency]
-    return colours.table_head(tables.table(headings, rows, 1, ["Total", "", "", "", html.number(total)]))
-
-
-def _sign(document: Document) -> int:
-    return -1 if document.kind == invoice_files.CREDIT_NOTE else 1
 
 
 def _issue(job: _Job, correct: bool) -> tuple[list[Document], list[issuing.Proposal]]:
@@ -337,50 +325,6 @@ def _draft(proposal: issuing.Proposal, prices: Rates) -> Document:
         "DRAFT", 0, invoice_files.INVOICE, refers_to, "not issued", prices.issuer, proposal.content,
         billing=proposal.billing,
     )  # fmt: skip
-
-
-def _drafts_json(proposals: Sequence[issuing.Proposal], documents: Sequence[Document]) -> str:
-    """Each draft, with the invoice that stands (null if none does) and the difference to it."""
-    entries = []
-    for proposal, document in zip(proposals, documents, strict=True):
-        standing = proposal.standing
-        stands = {"number": standing.number, "total": standing.payable} if standing else None
-        entries.append({**asdict(document), "stands": stands, "difference": str(proposal.difference)})
-    return json.dumps(entries, indent=2)
-
-
-def _drafts_table(proposals: Sequence[issuing.Proposal], documents: Sequence[Document], prices: Rates) -> str:
-    """The drafts; if an invoice stands for one of them, with what stands and the differences."""
-    if not any(proposal.standing for proposal in proposals):
-        return _documents_table(documents, prices.currency)
-    nothing = Decimal(0).scaleb(-prices.digits)
-    rows, sums = [], [nothing] * 3
-    for proposal in proposals:
-        standing = proposal.standing
-        amounts = [
-            Decimal(standing.payable) if standing else nothing,
-            Decimal(proposal.payable),
-            proposal.difference,
-        ]
-        sums = [total + amount for total, amount in zip(sums, amounts, strict=True)]
-        change = "new" if standing is None else "differs" if proposal.differs else "unchanged"
-        numbers = [html.number(amount) for amount in amounts]
-        rows.append([proposal.content.account or "(none)", standing.number if standing else "-", change, *numbers])
-    headings = ["Account", "Stands", "Draft", f"{prices.currency}, stands", f"{prices.currency}, draft", "Difference"]
-    return colours.table_head(tables.table(headings, rows, 3, ["Total", "", "", *map(html.number, sums)]))
-
-
-def _kept_text(proposal: issuing.Proposal) -> str:
-    standing, content = proposal.standing, proposal.content
-    assert standing is not None
-    same_money = standing.content.currency == content.currency
-    difference = f" (difference {html.number(proposal.difference)})" if same_money else ""
-    return (
-        f"{standing.number} of {printable(content.account) or '(none)'} stands with "
-        f"{standing.content.currency} {html.number(standing.payable)}; by today's records and rates it would be "
-        f"{content.currency} {html.number(proposal.payable)}{difference}: --draft shows it, --correct issues a credit "
-        "note and a new invoice"
-    )
 
 
 def _refuse_unknown(accounts: Sequence[str], known: Sequence[str], month: str) -> None:

@@ -231,9 +231,9 @@ class RecordOptions:
             return Period(parse_instant(self.start, tz), end_s)
 
     @contextmanager
-    def records(self, setup: Setup, period: Period) -> Iterator[job_records.JobRecords]:
+    def records(self, setup: Setup, period: Period, also: Period | None = None) -> Iterator[job_records.JobRecords]:
         """Yields the period's records: from --input, else the store, else (no store yet, or --live) from sacct now. A
-        store that --store names must exist."""
+        store that --store names must exist. also: another time of which sacct is asked for the records."""
         with temporary_directory(Path(tempfile.gettempdir()), ".hami-hpc-records-") as folder:
             if self.source:
                 inputs = [self._input(path, folder / str(number)) for number, path in enumerate(self.source)]
@@ -241,7 +241,9 @@ class RecordOptions:
                 records = job_records.from_exports(inputs, setup.tz, folder, cluster, setup.usage_root)
                 yield job_records.of_clusters(records, self.names)
             elif self.live or not (setup.root_named or store_files.read_manifest(setup.root).generation):
-                export = sacct.fetch(period, folder / "sacct", self.clusters)
+                end_s = max(period.end_s, min(also.end_s, int(time.time()))) if also else period.end_s
+                asked = Period(min(period.start_s, also.start_s), end_s) if also else period
+                export = sacct.fetch(asked, folder / "sacct", self.clusters)
                 inputs = [job_records.Input(export, "sacct", int(time.time()))]
                 yield job_records.from_exports(inputs, setup.tz, folder, "", setup.usage_root)
             else:

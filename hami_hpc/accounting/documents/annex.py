@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -13,7 +14,9 @@ from hami_hpc.accounting.pricing.held_time import JOB
 from hami_hpc.accounting.pricing.price import ALL, PRICED, Sum
 from hami_hpc.accounting.pricing.priced_period import PricedPeriod
 from hami_hpc.accounting.pricing.rates import Rates
+from hami_hpc.accounting.store.database import literal
 
+RUNS_AT_ONCE = 50_000
 _BY = ("account", "cluster", "job", "user", "partition", "model", "mode", "class", "billable")
 
 
@@ -41,17 +44,40 @@ class AnnexLine:
     credited: Decimal
 
 
-def annexes(priced_period: PricedPeriod, rates: Rates) -> dict[str, tuple[AnnexLine, ...]]:
-    """Returns the annex of each account. priced_period: of the month, by job (held_time.JOB)."""
-    rows = priced_period.con.execute(
-        f"SELECT r.cluster, {JOB}, r.account, r.username, min(start_s), "
-        "if(bool_or(end_s IS NULL), NULL, max(end_s)) FROM counted AS r GROUP BY ALL"
-    ).fetchall()
-    times = {tuple(row[:4]): (row[4], row[5]) for row in rows}
-    by_account: dict[str, list[Sum]] = {}
-    for entry in priced_period.sums(*_BY, condition=PRICED, numbers=ALL):
-        by_account.setdefault(entry.labels[0], []).append(entry)
-    return {account: _lines(entries, times, rates) for account, entries in by_account.items()}
+def annexes(
+    priced_period: PricedPeriod, rates: Rates, accounts: Iterable[str]
+) -> Iterator[tuple[str, tuple[AnnexLine, ...]]]:
+    """Yields the annex of each of these accounts. priced_period: of the month, by job (held_time.JOB).
+
+    Only the jobs of some accounts are in memory at once: a million take 2.4 GiB.
+    """
+    runs = dict(priced_period.con.execute("SELECT account, count(*) FROM counted GROUP BY 1").fetchall())
+    for batch in _batches(accounts, runs):
+        listed = f"account IN ({', '.join(map(literal, batch))})"
+        rows = priced_period.con.execute(
+            f"SELECT r.cluster, {JOB}, r.account, r.username, min(start_s), "
+            f"if(bool_or(end_s IS NULL), NULL, max(end_s)) FROM counted AS r WHERE r.{listed} GROUP BY ALL"
+        ).fetchall()
+        times = {tuple(row[:4]): (row[4], row[5]) for row in rows}
+        by_account: dict[str, list[Sum]] = {}
+        for entry in priced_period.sums(*_BY, condition=f"{PRICED} AND {listed}", numbers=ALL):
+            by_account.setdefault(entry.labels[0], []).append(entry)
+        for account in batch:
+            yield account, _lines(by_account.pop(account, []), times, rates)
+
+
+def _batches(accounts: Iterable[str], runs: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yields the accounts in their order, together as long as they have no more than RUNS_AT_ONCE runs."""
+    batch: list[str] = []
+    size = 0
+    for account in accounts:
+        size += runs.get(account, 0)
+        if batch and size > RUNS_AT_ONCE:
+            yield batch
+            batch, size = [], runs.get(account, 0)
+        batch.append(account)
+    if batch:
+        yield batch
 
 
 def fits(lines: tuple[AnnexLine, ...], content: Content) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from itertools import repeat
 from typing import NamedTuple
+from zoneinfo import ZoneInfo
 
 from hami_hpc.accounting.documents.charged import ResourceCharge, RuleCredit, resource_charges, rule_credits
 from hami_hpc.accounting.errors import AccountingError
@@ -16,7 +17,7 @@ from hami_hpc.accounting.pricing.held_time import PPM_SECONDS_PER_HOUR, LeftOut
 from hami_hpc.accounting.pricing.price import ALL, BY_RULE, CHARGED, FACTOR_UNITS, OF_RESOURCES, UNPRICED, Sum, unit
 from hami_hpc.accounting.pricing.priced_period import PricedPeriod
 from hami_hpc.accounting.pricing.rates import Rates, Terms
-from hami_hpc.accounting.times import Period
+from hami_hpc.accounting.times import Bucket, Period, split_days, split_months
 
 HOUR_DIGITS = 4
 _HOUR_UNIT = PPM_SECONDS_PER_HOUR // 10**HOUR_DIGITS
@@ -34,8 +35,11 @@ DIMENSIONS = (
     "window",
     "billable",
     "day",
+    "week",
     "month",
 )
+# What takes buckets of days to sum by.
+_OF_DAYS = ("day", "week")
 
 
 class Line(NamedTuple):
@@ -66,7 +70,8 @@ class Bill:
 
     beyond_held: GPU-hours charged in addition to those held: up to the minimum time of a run, and the priced part of
     suspended time. off_gpu: GPU-hours held and not charged because memory was off the GPU. credited: what credit rules
-    take off the cost. resources: what of the cost is for CPUs, memory and licences.
+    take off the cost. resources: what of the cost is for CPUs, memory and licences. accounts: those that it is of; none
+    for all.
     """
 
     period: Period
@@ -84,6 +89,7 @@ class Bill:
     credited: tuple[RuleCredit, ...] = ()
     resources: tuple[ResourceCharge, ...] = ()
     off_gpu: Decimal = Decimal(0)
+    accounts: tuple[str, ...] = ()
 
     @property
     def net(self) -> Decimal | None:
@@ -99,6 +105,11 @@ def check_dimensions(dimensions: Sequence[str]) -> None:
     doubled = [name for name in dimensions if dimensions.count(name) > 1]
     if doubled:
         raise AccountingError(f"--by names {doubled[0]} twice; name it once")
+
+
+def buckets(period: Period, dimensions: Sequence[str], tz: ZoneInfo) -> tuple[Bucket, ...]:
+    """Returns the parts of the period that a bill by these dimensions needs: its days, else its months."""
+    return (split_days if any(name in _OF_DAYS for name in dimensions) else split_months)(period, tz)
 
 
 def make_bill(priced_period: PricedPeriod, dimensions: Sequence[str], rates: Rates | None) -> Bill:
@@ -133,6 +144,16 @@ def make_bill(priced_period: PricedPeriod, dimensions: Sequence[str], rates: Rat
         else (),
         _off_gpu(priced_period) if rates and any(terms.off_gpu_factor != 1 for terms in rates.terms) else Decimal(0),
     )
+
+
+def cluster_notes(priced_period: PricedPeriod, dimensions: Sequence[str]) -> list[str]:
+    """Returns a note if lines by job may be of two jobs, as each cluster numbers its own."""
+    if "job" not in dimensions or "cluster" in dimensions:
+        return []
+    row = priced_period.con.execute("SELECT count(DISTINCT cluster) FROM counted").fetchone()
+    if not row or row[0] < 2:
+        return []
+    return [f"jobs of {row[0]} clusters that have one number are on one line: see --by cluster,job and --clusters"]
 
 
 def _charges_more(terms: Terms) -> bool:

@@ -197,13 +197,13 @@ _LINE = ("model", "mode", "class", "partition", "rate", "billable")
 
 def _line_labels(labels: Sequence[str]) -> tuple[str, ...]:
     _, model, mode, service_class, partition, rate, _ = labels
-    return (model, mode, service_class, partition, _rate_text(rate, mode))
+    return (model, mode, service_class, partition, _rate_text(rate))
 
 
 @cache
-def _rate_text(rate: str, mode: str) -> str:
-    digits = 6 if mode in RESOURCE_UNITS and int(rate) % 100 else 4
-    return f"{Decimal(rate) / MICRO:.{digits}f}"
+def _rate_text(rate: str) -> str:
+    """Returns a rate in full, so that whoever multiplies it by the hours comes to the line's amount."""
+    return f"{Decimal(rate) / MICRO:.{6 if int(rate) % 100 else 4}f}"
 
 
 def _lines(entries: Iterable[tuple[tuple[str, ...], Sum]], rates: Rates) -> tuple[InvoiceLine, ...]:

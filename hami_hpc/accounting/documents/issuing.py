@@ -112,9 +112,12 @@ class Proposal:
         return self.billing.payable if self.billing else self.content.total
 
     @property
-    def difference(self) -> Decimal:
-        """What is to be paid by it beyond the standing invoice."""
-        return Decimal(self.payable) - (Decimal(self.standing.payable) if self.standing else 0)
+    def difference(self) -> Decimal | None:
+        """What is to be paid by it beyond the standing invoice; None if that is in another currency."""
+        if self.standing is None:
+            return Decimal(self.payable)
+        same_money = self.standing.content.currency == self.content.currency
+        return Decimal(self.payable) - Decimal(self.standing.payable) if same_money else None
 
 
 def propose(
@@ -145,8 +148,14 @@ def issue(issued: Issued, proposal: Proposal, letterhead: Letterhead) -> tuple[D
 
 
 def _compared(content: Content, nameless: bool) -> Content:
-    compared = replace(content, notes=(), credits=(), discount_steps=())
+    lines = tuple(replace(line, labels=_with_short_rate(line.labels)) for line in content.lines)
+    compared = replace(content, lines=lines, notes=(), credits=(), discount_steps=())
     return replace(compared, users=()) if nameless else compared
+
+
+def _with_short_rate(labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns a line's labels with four digits of its rate: an older hami_hpc wrote no more of them for GPUs."""
+    return (*labels[:-1], f"{Decimal(labels[-1]):.4f}")
 
 
 def _is_nameless(content: Content) -> bool:

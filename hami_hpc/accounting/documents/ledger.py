@@ -16,7 +16,8 @@ from hami_hpc.accounting.documents.invoice_files import CREDIT_NOTE, Document
 from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.times import iso_utc, month_period, zone
 
-OPEN, OVERDUE, PAID, CANCELLED = "open", "overdue", "paid", "cancelled"
+# SETTLED: nothing is to be paid, as after a credit of all of it, so that nobody is reminded of it.
+OPEN, OVERDUE, PAID, SETTLED, CANCELLED = "open", "overdue", "paid", "settled", "cancelled"
 LEDGER_COLUMNS = (
     *("number", "kind", "account", "recipient", "cost_centre", "purchase_order", "month", "issued", "due", "refers_to"),
     *("status", "paid", "currency", "subtotal", "discount", "credits", "net", "tax_category", "tax_percent", "tax"),
@@ -55,7 +56,6 @@ def rows(documents: Sequence[Document], paid: Mapping[str, str], today: date) ->
 def _row(document: Document, paid: str, is_cancelled: bool, today: date) -> dict[str, str]:
     content, billing = document.content, document.billing
     due = billing.due if billing else ""
-    status = CANCELLED if is_cancelled else PAID if paid else OVERDUE if due and due < today.isoformat() else OPEN
     by_rule = sum((Decimal(entry.amount) for entry in content.credited), Decimal(content.total) * 0)
     credits = by_rule - sum((Decimal(use.amount) for use in content.credits), Decimal(0))
     amounts: dict[str, str | Decimal] = {
@@ -78,7 +78,7 @@ def _row(document: Document, paid: str, is_cancelled: bool, today: date) -> dict
         "issued": document.issued,
         "due": due,
         "refers_to": document.refers_to,
-        "status": status,
+        "status": _status(document, paid, is_cancelled, today),
         "paid": paid,
         "currency": content.currency,
         "tax_category": billing.tax_category if billing else "",
@@ -86,6 +86,15 @@ def _row(document: Document, paid: str, is_cancelled: bool, today: date) -> dict
         **{name: _signed(amount, sign) for name, amount in amounts.items()},
     }
     return {name: texts[name] for name in LEDGER_COLUMNS}
+
+
+def _status(document: Document, paid: str, is_cancelled: bool, today: date) -> str:
+    if is_cancelled or paid:
+        return CANCELLED if is_cancelled else PAID
+    if not Decimal(document.payable):
+        return SETTLED
+    due = document.billing.due if document.billing else ""
+    return OVERDUE if due and due < today.isoformat() else OPEN
 
 
 def unpaid(table: Iterable[Mapping[str, str]]) -> dict[str, Decimal]:

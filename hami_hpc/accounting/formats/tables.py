@@ -67,10 +67,11 @@ def bill_table(
         columns += map(list, zip(*cells, strict=True))
     period = f"{iso_local(bill.period.start_s, tz)} to {iso_local(bill.period.end_s, tz)}"
     shown = table(headings, list(zip(*columns, strict=True)), numbers, total)
+    by = f" by {printable(', '.join(name or '(none)' for name in bill.accounts))}" if bill.accounts else ""
     return (
         "\n".join(
             [
-                f"GPU time held, {period}",
+                f"GPU time held{by}, {period}",
                 "",
                 shown,
                 *_paragraph(charged_lines(bill)),
@@ -150,9 +151,13 @@ def _energy_fields(line: EnergySum) -> dict[str, object]:
     return dict(zip(ENERGY_FIELDS, (line.joules, line.known, cost, line.co2_g), strict=True))
 
 
+# With what a spreadsheet begins a formula, and the wide forms of these characters, which one may take for the others.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
+
 def safe_cell(text: str) -> str:
     """Returns the text so that a spreadsheet does not read it as a formula."""
-    return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    return "'" + text if text.startswith(_FORMULA) else text
 
 
 def bill_json(
@@ -174,6 +179,7 @@ def bill_json(
         "start": iso_local(bill.period.start_s, tz),
         "end": iso_local(bill.period.end_s, tz),
         "by": list(bill.dimensions),
+        "accounts": list(bill.accounts),
         "currency": bill.currency or None,
         "lines": [
             {

@@ -45,6 +45,7 @@ COLUMNS = {
     "run": "detail",
     "billable": "if(billable, 'yes', 'no')",
     "day": "bucket",
+    "week": "strftime(bucket::DATE, '%G-W%V')",  # ISO 8601: 2026-W48 begins on a Monday
     "month": f"left(bucket, {len('2026-11')})",
     "window": "win",
     "rule": "rule::VARCHAR",

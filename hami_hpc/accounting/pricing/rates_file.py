@@ -37,6 +37,11 @@ ENDED_STATES = (
     *("PREEMPTED", "RECONFIG_FAIL", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "REVOKED", "SPECIAL_EXIT", "TIMEOUT"),
 )
 MAX_BYTES = 8 << 20
+# Currencies without a smaller unit, and those of which that is a thousandth (ISO 4217).
+_WHOLE_UNITS = (
+    *("BIF", "CLP", "DJF", "GNF", "ISK", "JPY", "KMF", "KRW", "PYG", "RWF", "UGX", "VND", "VUV", "XAF", "XOF", "XPF"),
+)
+_THOUSANDTHS = ("BHD", "IQD", "JOD", "KWD", "LYD", "OMR", "TND")
 _T = TypeVar("_T")
 
 
@@ -65,12 +70,13 @@ def _read(path: Path) -> str:
 def parse_rates(document: Mapping[str, Any], path: str) -> Rates:
     """Returns the rates of a parsed document. ``path`` is used in messages."""
     top = Table(path, document)
+    currency = top.text("currency", "EUR", r"[A-Z]{3}")
     if top.take("version") != VERSION:
         raise AccountingError(f"{path} needs version = {VERSION}; this hami_hpc reads no other version")
     gpus, partitions = _named(top, "gpus"), _named(top, "partitions")
     rates = Rates(
-        currency=top.text("currency", "EUR", r"[A-Z]{3}"),
-        digits=top.whole("digits", 2, 0, 4),
+        currency=currency,
+        digits=_digits(top, currency),
         timezone=_zone(top),
         issuer=top.texts("issuer"),
         invoice_prefix=top.text("invoice_prefix", "GPU", r"[A-Za-z0-9][A-Za-z0-9-]{0,15}"),
@@ -101,6 +107,17 @@ def parse_rates(document: Mapping[str, Any], path: str) -> Rates:
     refuse_overlaps(path, "geometry", rates.geometry, lambda _: "")
     _check_credits(path, rates)
     return rates
+
+
+def _digits(top: Table, currency: str) -> int:
+    """Reads digits; of a currency whose smallest unit is no hundredth, they must be there."""
+    usual = 0 if currency in _WHOLE_UNITS else 3 if currency in _THOUSANDTHS else 2
+    if usual != 2 and top.take("digits") is None:
+        raise AccountingError(
+            f"{top.where}: digits is missing, and two are not those of {currency}: write digits = {usual}, or 2 for "
+            "amounts that are as before"
+        )
+    return top.whole("digits", 2, 0, 4)
 
 
 def _rate(table: Table) -> Rate:

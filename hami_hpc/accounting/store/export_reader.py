@@ -17,7 +17,7 @@ from hami_hpc.accounting.errors import AccountingError
 from hami_hpc.accounting.sources.sacct import Export
 from hami_hpc.accounting.sources.tres import TresError, parse_alloc_tres
 from hami_hpc.accounting.store import export_sql
-from hami_hpc.accounting.store.database import one_row, parquet
+from hami_hpc.accounting.store.database import literal, one_row, parquet
 
 # The columns of a record. Times are seconds since 1970, durations seconds.
 JOB_COLUMNS = {
@@ -225,19 +225,38 @@ def _keep(con: duckdb.DuckDBPyConnection, table: str, parsed: dict[str, tuple[st
     )
 
 
+def _run_of_cut(export: Export, line: str, fields_more: int) -> str:
+    """Returns SQL for the job number and the submit time of a line that was cut behind them, NULL of any other line.
+
+    fields_more: 1 if a line with all of its fields may be cut in the last one. Local times are not read here.
+    """
+    fields = f"string_split({line}, {literal(export.delimiter)})"
+    whole = len(export.columns) + fields_more
+
+    def field(name: str, kind: str) -> str:
+        position = export.columns.index(name) + 1
+        is_whole = f"len({fields}) > {position} AND len({fields}) < {whole} AND {str(export.epoch_times).lower()}"
+        return f"CASE WHEN {is_whole} THEN TRY_CAST({fields}[{position}] AS {kind})::BIGINT END"
+
+    return f"{field('JobIDRaw', 'UINTEGER')}, {field('Submit', 'UINTEGER')}"
+
+
 def _add_unread_lines(con: duckdb.DuckDBPyConnection, export: Export) -> int:
-    """Adds lines that DuckDB could not split, and a last line without newline, to ``rejects``. Returns their number."""
+    """Adds lines that DuckDB could not split, and a last line without newline, to ``rejects``. Returns their number.
+
+    A line that was cut has the run that it is of, if that is before the cut: then it is forgotten once the run is read.
+    """
     (before,) = one_row(con, "SELECT count(*) FROM rejects")
     con.execute(
-        "INSERT INTO rejects SELECT 'line', '', '', '', NULL, NULL, NULL, NULL, "
+        f"INSERT INTO rejects SELECT 'line', '', '', '', {_run_of_cut(export, 'any_value(csv_line)', 0)}, NULL, NULL, "
         "left(any_value(csv_line), 120) FROM reject_errors GROUP BY line"
     )
     if export.cut_line:
         con.execute(
-            "INSERT INTO rejects SELECT 'line', '', '', '', NULL, NULL, NULL, NULL, "
+            f"INSERT INTO rejects SELECT 'line', '', '', '', {_run_of_cut(export, '$2::VARCHAR', 1)}, NULL, NULL, "
             "'the last line has no newline: ' || $1 "
             "WHERE NOT EXISTS (FROM rejects WHERE reason = 'line' AND ends_with(detail, $1))",
-            [export.cut_line[:120]],
+            [export.cut_line[:120], export.cut_line],
         )
     con.execute("DROP TABLE reject_errors")
     con.execute("DROP TABLE reject_scans")

@@ -145,15 +145,26 @@ def of_clusters(records: JobRecords, names: Collection[str], known: Collection[s
     if found:
         clusters.refuse(names, found, "what is billed", "see hami-hpc bill --by cluster")
     listed = ", ".join(map(literal, sorted(names)))
+    return _only(records, f"cluster IN ({listed})", f"cluster IN ({listed}) OR coalesce(cluster, '') = ''")
 
+
+def of_accounts(records: JobRecords, names: Collection[str]) -> JobRecords:
+    """Returns the records of these accounts only, all for no names; and rejected lines of these or of no account."""
+    if not names:
+        return records
+    listed = ", ".join(map(literal, sorted(names)))
+    return _only(records, f"account IN ({listed})", f"account IN ({listed}) OR coalesce(account, '') = ''")
+
+
+def _only(records: JobRecords, condition: str, of_rejects: str) -> JobRecords:
     def only(source: str) -> str:
-        return f"(SELECT * FROM {source} WHERE cluster IN ({listed}))"
+        return f"(SELECT * FROM {source} WHERE {condition})"
 
     overlapping = records.overlapping
     return replace(
         records,
         source=only(records.source),
-        rejects=f"(SELECT * FROM {records.rejects} WHERE cluster IN ({listed}) OR coalesce(cluster, '') = '')",
+        rejects=f"(SELECT * FROM {records.rejects} WHERE {of_rejects})",
         overlapping=(lambda other: only(overlapping(other))) if overlapping else None,
     )
 

@@ -19,7 +19,7 @@ from hami_hpc.accounting.pricing.rates import Rates
 from hami_hpc.accounting.pricing.rates_file import parse_rates
 from hami_hpc.accounting.sources.sacct import ASKED
 from hami_hpc.accounting.store import ingest, job_records, store_files
-from hami_hpc.accounting.times import Period, split_days, split_months, zone
+from hami_hpc.accounting.times import Period, zone
 from hami_hpc.cli import main
 
 HOUR = 3600
@@ -125,8 +125,7 @@ def make_bill(
     tz = zone(zone_name)
     records = job_records.from_store(root, period, 256)
     dimensions = by.split(",")
-    buckets = split_days(period, tz) if "day" in dimensions else split_months(period, tz)
-    priced_period = price_period(records, site, prices, buckets, tz)
+    priced_period = price_period(records, site, prices, bill.buckets(period, dimensions, tz), tz)
     made = bill.make_bill(priced_period, dimensions, prices)
     records.con.close()
     return made

@@ -6,10 +6,14 @@ from __future__ import annotations
 import csv
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from hami_hpc.accounting.documents import annex
+from hami_hpc.accounting.pricing.price import Sum
+from hami_hpc.accounting.pricing.priced_period import PricedPeriod
 from hami_hpc.accounting.times import parse_instant, zone
 from hami_hpc.cli import main
 
@@ -98,3 +102,25 @@ def test_an_annex_that_would_not_add_up_is_not_written(root: Path) -> None:
 def test_an_annex_needs_a_directory(root: Path) -> None:
     done = _cli(root, "--annex")
     assert (done.exit_code, "--annex needs --output: the directory for the files" in done.output) == (2, True)
+
+
+def test_annexes_of_many_jobs_are_made_some_at_a_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [Job(100 + n, T0, T0, T0 + HOUR, account=f"a{n % 7}") for n in range(70)]
+    fill(root / "s", jobs)
+    assert _cli(root, "--output", str(root / "at-once"), "--annex").exit_code == 0
+    asked: list[int] = []
+    sums = PricedPeriod.sums
+    monkeypatch.setattr(annex, "RUNS_AT_ONCE", 25)
+
+    def counted(*words: Any, **named: Any) -> list[Sum]:
+        found = sums(*words, **named)
+        asked.append(sum(entry.runs for entry in found) if "job" in words else 0)
+        return found
+
+    monkeypatch.setattr(PricedPeriod, "sums", counted)
+    assert _cli(root, "--output", str(root / "in-parts"), "--annex").exit_code == 0
+    assert max(asked) == 20
+    assert sum(asked) == 76  # the requeued job has two runs
+    files = {path.name: path.read_bytes() for path in (root / "in-parts").glob("*.csv")}
+    assert files == {path.name: path.read_bytes() for path in (root / "at-once").glob("*.csv")}
+    assert len(files) == 9

@@ -140,3 +140,12 @@ def test_disturbed_runs_of_one_cluster_are_found_when_only_it_is_billed(site: Pa
     for name, cost in (("c1", "0.50"), ("c2", "0.00")):
         words = ("bill", "--month", "2026-09", "--by", "cluster", "--format", "csv", "--clusters", name)
         assert _run(*words, "--store", site / "s").stdout.splitlines()[1:] == [f"{name},1,0.5000,{cost}"]
+
+
+def test_a_bill_by_job_says_that_clusters_have_numbers_of_their_own(site: Path) -> None:
+    fill(site / "s", [_job(1, "c1"), _job(1, "c2"), _job(2, "c1")])
+    words = ("bill", "--month", "2026-09", "--store", site / "s")
+    note = "jobs of 2 clusters that have one number are on one line: see --by cluster,job and --clusters"
+    assert note in _run(*words, "--by", "account,job").output
+    for more in (["--by", "cluster,job"], ["--by", "job", "--clusters", "c1"], ["--by", "account"]):
+        assert "have one number" not in _run(*words, *more).output

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,8 @@ def test_a_draft_shows_what_stands_and_the_difference(site: Path, issued: tuple[
     assert f"GPU-{year}-00002" in (site / "out" / "DRAFT-phys.html").read_text(encoding="utf-8")
     bio, chem, phys = json.loads(_run(*MONTH, "--draft", "--format", "json", *issued).stdout)
     assert (bio["stands"], bio["difference"], chem["difference"]) == (None, "25.00", "0.00")
-    assert (phys["stands"], phys["difference"]) == ({"number": f"GPU-{year}-00002", "total": "25.00"}, "5.00")
+    stands = {"number": f"GPU-{year}-00002", "total": "25.00", "currency": "EUR"}
+    assert (phys["stands"], phys["difference"]) == (stands, "5.00")
     assert (phys["refers_to"], chem["refers_to"]) == (f"GPU-{year}-00002", "")
     assert _files(issued) == before
 
@@ -181,3 +183,40 @@ def test_invoices_are_of_months_in_the_zone_of_the_rates(site: Path) -> None:
     result = _run(*MONTH, "--timezone", "America/New_York", *store)
     assert (result.exit_code, "invoices are of months in UTC, as rates.toml says" in result.output) == (2, True)
     assert _run(*MONTH, "--timezone", "UTC", *store).exit_code == 0
+
+
+def test_an_invoice_keeps_its_currency_in_every_table_and_no_sum_is_of_two(
+    site: Path, issued: tuple[str, Path]
+) -> None:
+    (site / "rates.toml").write_text(RATES.replace("version = 1", 'version = 1\ncurrency = "CHF"'), encoding="utf-8")
+    stands = _run(*MONTH, *issued)
+    assert (stands.exit_code, stands.stdout.split()[5], stands.stdout.split()[-1]) == (3, "EUR", "50.00")
+    rows = [line.split() for line in _run(*MONTH, "--draft", *issued).stdout.splitlines()]
+    assert rows[0] == ["Account", "Stands", "Draft", "EUR,", "stands", "CHF,", "draft", "Difference"]
+    assert [row[-3:] for row in rows[2:4]] == [["25.00", "25.00", "-"]] * 2
+    assert rows[-1] == ["Total", "50.00", "50.00", "-"]
+    assert _run(*MONTH, "--correct", "--account", "phys", *issued).stdout.splitlines()[-1].split() == [
+        *("Total", "EUR", "-25.00,", "CHF", "25.00"),
+    ]
+    assert _run(*MONTH, *issued).stdout.splitlines()[-1].split() == ["Total", "EUR", "25.00,", "CHF", "25.00"]
+    chem, phys = json.loads(_run(*MONTH, "--draft", "--format", "json", *issued).stdout)
+    assert (chem["stands"]["currency"], chem["difference"]) == ("EUR", None)
+    assert (phys["stands"]["currency"], phys["difference"]) == ("CHF", "0.00")
+
+
+def test_hours_times_the_rate_on_an_invoice_are_its_amount_and_short_rates_of_before_stand(site: Path) -> None:
+    """8 GPUs for 720 h at 2.50 x 0.333333: with four digits of the rate, as once, the hours would come to 4799.81."""
+    factor = '[[factors]]\naccount = "phys"\nfactor = 0.333333\n'
+    (site / "rates.toml").write_text(RATES + factor, encoding="utf-8")
+    store = _ingest(site, PHYS.with_(end=T0 + 720 * HOUR, tres="gres/gpu:h200=8,gres/gpu=8"))
+    assert _run(*MONTH, *store).exit_code == 0
+    (document,) = invoice_files.read_all(store[1])
+    (line,) = document.content.lines
+    assert (line.gpu_hours, line.labels[-1], line.amount) == ("5760.0000", "0.833332", "4799.99")
+    short = replace(line, labels=(*line.labels[:-1], "0.8333"))
+    old = invoice_files.sealed(replace(document, content=replace(document.content, lines=(short,))), None)
+    shutil.rmtree(store[1] / "invoices")
+    (store[1] / "register.json").unlink()
+    invoice_files.commit(store[1], [old])
+    assert _run(*MONTH, "--correct", *store).exit_code == 0
+    assert invoice_files.read_all(store[1]) == (old,)

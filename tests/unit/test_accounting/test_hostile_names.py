@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hami_hpc.accounting.formats.tables import safe_cell
+
 from .samples import Job, run, write_export, write_settings
 
 
@@ -26,3 +28,9 @@ def test_a_name_with_commands_for_the_terminal_is_shown_without_them(
         assert result.exit_code == 0, result.output
         assert "red?[31m??2J" in result.output
         assert not {"\x1b", "\u202e", "\x9b"} & set(result.output), words
+
+
+@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\n", "\uff1d", "\uff20"])
+def test_no_cell_of_a_csv_begins_as_a_formula_does(first: str) -> None:
+    assert safe_cell(f"{first}A1") == f"'{first}A1"
+    assert safe_cell(f"a{first}") == f"a{first}"

@@ -42,6 +42,17 @@ def test_a_cancelled_invoice_and_its_credit_note_leave_nothing_to_pay(site: Path
     assert ledger.unpaid(rows) == {"EUR": standing}
 
 
+def test_nobody_is_reminded_of_an_invoice_with_nothing_to_pay(site: Path) -> None:
+    (site / "rates.toml").write_text(
+        RATES + '[[discounts]]\naccount = "phys"\nfrom_gpu_hours = 0\npercent = 100\n', encoding="utf-8"
+    )
+    documents = issue(site)
+    assert [(d.content.account, Decimal(d.payable) > 0) for d in documents] == [("chem", True), ("phys", False)]
+    for day, status in (("2026-12-01", "open"), ("2099-01-01", "overdue")):
+        rows = ledger.rows(documents, {}, date.fromisoformat(day))
+        assert [row["status"] for row in rows] == [status, "settled"]
+
+
 # FOCUS 1.2: feature levels, types and nulls of github.com/FinOps-Open-Cost-and-Usage-Spec/FOCUS_Spec, tag v1.2,
 # specification/columns/*.md and specification/attributes/*.md.
 MANDATORY = {

@@ -127,6 +127,11 @@ def test_what_is_left_out_has_its_default() -> None:
             "[partitions.old]\nshards_per_gpu = 0",
             "rates.toml, [partitions.old]: shards_per_gpu = '0'; allowed is a whole number from 1 to 1000000",
         ),
+        (
+            'currency = "JPY"',
+            "rates.toml: digits is missing, and two are not those of JPY: write digits = 0, or 2 for amounts that are "
+            "as before",
+        ),
         ("digits = 5", "rates.toml: digits = '5'; allowed is a whole number from 0 to 4"),
         ("digits = -1", "rates.toml: digits = '-1'; allowed is a whole number from 0 to 4"),
         ("digits = true", "rates.toml: digits = 'True'; allowed is a whole number from 0 to 4"),

@@ -15,7 +15,7 @@ from hami_hpc.accounting.store import ingest, job_records, merge, store_files, u
 from hami_hpc.accounting.store.database import connect
 from hami_hpc.accounting.times import Period, zone
 
-from .samples import GPUS, HOUR, Job, fill, ingest_file, make_bill, write_export
+from .samples import GPUS, HOUR, Job, export_text, fill, ingest_file, make_bill, write_export
 
 RECORDS = Path(__file__).parent / "records"
 T0 = 1_790_000_000
@@ -158,6 +158,23 @@ def test_a_reject_is_forgotten_once_its_run_is_read_whole(tmp_path: Path) -> Non
     fill(root, [Job()])
     assert not store_files.read_manifest(root).of(store_files.REJECTS)
     assert _hours(root) == "1.0000"
+
+
+@pytest.mark.parametrize("cut", [1, 20, 120])
+def test_a_line_that_was_cut_is_forgotten_once_the_whole_export_is_read(tmp_path: Path, cut: int) -> None:
+    """Cut at the newline, in the constraints, and in the allocation."""
+    root = tmp_path / "store"
+    jobs = [Job(1), Job(2, constraints="vgpu_type_h200")]
+    whole = export_text(jobs)
+    assert whole[:-cut].splitlines()[-1].startswith("2|phys|ann|gpu|COMPLETED|1790000000|")
+    torn = tmp_path / "torn"
+    torn.write_text(whole[:-cut], encoding="utf-8")
+    ingest_file(root, torn, ingest.Source(zone("UTC"), is_new_cluster=True, memory_mib=256), T0)
+    assert store_files.read_manifest(root).of(store_files.REJECTS)[0].rows == 1
+    fill(root, [Job(2, submit=1_790_000_001)])  # another run of that job
+    assert store_files.read_manifest(root).of(store_files.REJECTS)[0].rows == 1
+    fill(root, jobs)
+    assert not store_files.read_manifest(root).of(store_files.REJECTS)
 
 
 def test_a_period_reads_only_the_files_that_touch_it(tmp_path: Path) -> None:
