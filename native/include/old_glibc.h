@@ -21,6 +21,7 @@
 #define HAMI_OLD_NAME(name, old) __asm__(".symver " #name "," old)
 
 HAMI_OLD(dladdr, "2.2.5");
+HAMI_OLD(dlerror, "2.2.5");
 HAMI_OLD(dlopen, "2.2.5");
 HAMI_OLD(dlvsym, "2.2.5");
 HAMI_OLD(pthread_attr_setstacksize, "2.2.5");

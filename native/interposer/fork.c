@@ -10,14 +10,14 @@
  *	share.lock        over the creation of its threads
  *	contexts[].lock   over nothing else; not held while libcuda is asked
  *	lookup.lock       over nothing else
- *	resolved.lock     over the loader's dlsym
+ *	resolved.lock     over nothing else
  *	region->join      over the region's own lock, which is in memory that the job's processes share: a
  *	                  child holds it as little as any other process, and recovers it as they do
  *	objects.lock      over the locks of the table's shards
  *	shards[].lock     over nothing else
  *	movables.lock     over nothing else
  *
- * Only gates[].lock and resolved.lock are held while the driver or the loader is called. Of the locks that there
+ * Only gates[].lock is held while the driver is called, and none while the loader is. Of the locks that there
  * are one of for each slice (gates, contexts, region->join, the region's own), no thread holds two.
  */
 #include <pthread.h>

@@ -15,7 +15,7 @@ RM_HEADERS := include/rm_abi.h sim/core/sim_rm.h
 RM := $(patsubst ../tests/native/rm/%.c,$(BUILD)/rm/%,$(wildcard ../tests/native/rm/*.c))
 UNIT_SRC := $(filter-out ../tests/native/unit/fuzz_%,$(wildcard ../tests/native/unit/*.c))
 UNIT := $(patsubst ../tests/native/unit/%.c,$(BUILD)/unit/%,$(UNIT_SRC))
-REGION_PARTS := $(addprefix interposer/region/,record.c trust.c region.c slots.c glance.c budget.c latency.c) interposer/arbitration/budget.c
+REGION_PARTS := $(addprefix interposer/region/,record.c trust.c descriptor.c region.c slots.c glance.c budget.c latency.c) interposer/arbitration/budget.c
 UNIT_PARTS := interposer/limits/ending.c $(addprefix interposer/arbitration/,parts.c slice.c terms.c use.c) $(addprefix interposer/base/,clock.c table.c uuid.c) $(REGION_PARTS)
 UNIT_HEADERS := $(wildcard interposer/*/*.h) include/hami_contract.h
 UNIT_FLAGS := -Iinclude -Iinterposer -isystem $(CUDA_INC) -DHAMI_LOCK_PATIENCE_MS=100

@@ -68,6 +68,23 @@ def test_it_cannot_end_the_program_print_or_take_its_signals() -> None:
     assert [call.strip() for call in calls] == ["atexit(at_end);"]
 
 
+HAS_NO_READER = """
+import ctypes, os, signal
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+ends = os.pipe()
+os.dup2(ends[1], 2)
+os.close(ends[0])
+print(ctypes.CDLL("libcuda.so.1").cuInit(0), signal.sigpending())
+"""
+
+
+def test_a_line_of_the_log_that_nobody_reads_ends_no_program(made: Slice) -> None:
+    environment = made.environment()
+    del environment[c.ENV_LIMITS]  # said in one line
+    result = run([sys.executable, "-I", "-c", HAS_NO_READER], environment)
+    assert (result.returncode, result.stdout) == (0, "800 set()\n")
+
+
 def test_it_writes_no_file_where_programs_keep_theirs() -> None:
     """As a user whom nobody else is: whatever is made belongs to that user, and there is nothing."""
     user = 54323

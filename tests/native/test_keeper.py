@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conformance import BUILD, REAL_GPU, Slice, put
+from conformance import BUILD, REAL_GPU, Slice, compiled, put
 from harness.mounting import can_mount
 from test_compute import END, OPEN, SPIN, machine, measured, run, run_within, shares, slice_of, start
 
@@ -95,8 +95,8 @@ NO_THREAD = """
 #include <pthread.h>
 int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument)
 {
-	size_t bytes = 0;
-	if (attributes && !pthread_attr_getstacksize(attributes, &bytes) && bytes == 1 << 20)
+	int state = 0;
+	if (attributes && !pthread_attr_getdetachstate(attributes, &state) && state == PTHREAD_CREATE_DETACHED)
 		return EAGAIN;
 	int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = dlsym(RTLD_NEXT, "pthread_create");
 	return real(thread, attributes, run, argument);
@@ -112,6 +112,18 @@ def test_where_no_thread_can_be_had_launches_are_gated(tmp_path: Path, machine: 
     made.extra["LD_PRELOAD"] = f"{made.environment()['LD_PRELOAD']} {library}"
     result = run_within(15, 45, made, SPIN, 1500, 1000)
     assert result.stderr.count("launches are gated instead") == 1
+
+
+@pytest.mark.parametrize("thread_local_bytes", [(1 << 20) - 12000, 16 << 20])
+def test_a_program_with_large_thread_local_variables_has_its_share(
+    thread_local_bytes: int, tmp_path: Path, machine: Machine
+) -> None:
+    """As Fortran's threadprivate arrays: the C library takes them from each thread's stack."""
+    library = compiled(f"__thread char large[{thread_local_bytes}];", tmp_path / "liblarge.so")
+    made = slice_of(tmp_path, machine, 30, "cap")
+    made.extra["LD_PRELOAD"] = f"{made.environment()['LD_PRELOAD']} {library}"
+    result = run_within(15, 45, made, SPIN, 1500, 1000)
+    assert "gated" not in result.stderr
 
 
 CLOSES_LIBCUDA = """

@@ -2,8 +2,8 @@
 /*
  * The functions of libcuda.so.1 and libnvidia-ml.so.1, by their exported names, as hooks.def lists them.
  *
- * Thread-safe, not async-signal-safe. One lock, held while the loader is asked for the names. Once a
- * library's functions are known, they stay as they are, and reading them takes no lock.
+ * Thread-safe, not async-signal-safe. One lock, over nothing else. Once a library's functions are
+ * known, they stay as they are, and reading them takes no lock.
  */
 #ifndef HAMI_RESOLVE_H
 #define HAMI_RESOLVE_H
@@ -40,9 +40,9 @@ const struct real_nvml *hami_resolve_nvml(void);
 const struct real_cuda *hami_resolved_cuda(void);
 const struct real_nvml *hami_resolved_nvml(void);
 
-/* Read the functions from the application's own handle of the library. */
-void hami_resolve_cuda_from(void *handle);
-void hami_resolve_nvml_from(void *handle);
+/* Read the functions of the library that the application loaded from `path`, and keep it loaded; `handle` leads to it. */
+void hami_resolve_cuda_from(void *handle, const char *path);
+void hami_resolve_nvml_from(void *handle, const char *path);
 
 /* In a forked child: what was not finished is read again. */
 void hami_resolve_forked(void);

@@ -83,14 +83,14 @@ static void *hook_for(void *function)
 	return hook;
 }
 
-/* Returns whether `address` lies in a library whose file name starts with `stem`. */
-static bool comes_from(const void *address, const char *stem)
+/* Returns the path of the library that `address` lies in, if its file name starts with `stem`; else NULL. */
+static const char *path_of(const void *address, const char *stem)
 {
 	Dl_info info;
 	if (!dladdr(address, &info) || !info.dli_fname)
-		return false;
+		return NULL;
 	const char *slash = strrchr(info.dli_fname, '/');
-	return strncmp(slash ? slash + 1 : info.dli_fname, stem, strlen(stem)) == 0;
+	return strncmp(slash ? slash + 1 : info.dli_fname, stem, strlen(stem)) ? NULL : info.dli_fname;
 }
 
 void *hami_dlsym(void *handle, const char *name)
@@ -99,13 +99,15 @@ void *hami_dlsym(void *handle, const char *name)
 	if (!function || !name)
 		return function;
 	if (name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z') {
-		if (!hami_resolved_cuda() && comes_from(function, "libcuda.so"))
-			hami_resolve_cuda_from(handle);
+		const char *path = hami_resolved_cuda() ? NULL : path_of(function, "libcuda.so");
+		if (path)
+			hami_resolve_cuda_from(handle, path);
 		return hook_for(function);
 	}
 	if (strncmp(name, "nvml", 4) == 0) {
-		if (!hami_resolved_nvml() && comes_from(function, "libnvidia-ml.so"))
-			hami_resolve_nvml_from(handle);
+		const char *path = hami_resolved_nvml() ? NULL : path_of(function, "libnvidia-ml.so");
+		if (path)
+			hami_resolve_nvml_from(handle, path);
 		return hook_for(function);
 	}
 	return function;

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/table.h"
+#include "base/thread.h"
 
 #define PATIENCE_NS 5000000ll
 
@@ -47,16 +48,9 @@ static void *answer(void *of_slice)
 	return NULL;
 }
 
-/* Signals are blocked as in the keeper, which starts it. */
 static bool start(struct probe *probe)
 {
-	pthread_t thread;
-	pthread_attr_t attributes;
-	pthread_attr_init(&attributes);
-	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-	pthread_attr_setstacksize(&attributes, 1 << 20); /* libcuda is called on it */
-	probe->running = pthread_create(&thread, &attributes, answer, probe) == 0;
-	pthread_attr_destroy(&attributes);
+	probe->running = hami_thread(answer, probe) == 0;
 	return probe->running;
 }
 

@@ -143,18 +143,11 @@ const char *hami_slice_place(unsigned int slice)
 	return process.places[slice];
 }
 
-static void open_again(struct hami_region *region)
-{
-	pthread_mutex_lock(&region->join);
-	if (region->fd < 0) /* if it fails, the first charge tries again and tells */
-		region->fd = open(region->usage_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-	pthread_mutex_unlock(&region->join);
-}
-
 void hami_process_before_driver(void)
 {
 	for (unsigned int i = 0; i < hami_slice_count(); i++)
-		open_again(&process.slices[i]);
+		hami_descriptor(
+			&process.slices[i].file); /* if it fails, the first charge tries again and tells */
 }
 
 void hami_process_forked(void)

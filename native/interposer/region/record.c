@@ -53,9 +53,9 @@ static int map_limits(const struct hami_viewer *viewer, int dir, const char *nam
 static int map_usage(struct hami_region *region)
 {
 	struct stat st;
-	int fd = open(region->usage_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+	int fd = hami_descriptor_open(&region->file);
 	if (fd < 0)
-		return -errno;
+		return fd;
 	int rc = -EPROTO;
 	void *map = MAP_FAILED;
 	if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size < (off_t)sizeof *region->usage)
@@ -69,8 +69,10 @@ static int map_usage(struct hami_region *region)
 	if (head->magic != HAMI_USAGE_MAGIC || head->abi_version != HAMI_ABI_VERSION ||
 	    head->slot_count != HAMI_USAGE_SLOT_COUNT)
 		goto fail;
+	rc = hami_descriptor_adopt(&region->file, fd);
+	if (rc)
+		goto fail;
 	region->usage = map;
-	region->fd = fd;
 	return 0;
 fail:
 	if (map != MAP_FAILED)
@@ -128,17 +130,17 @@ static int map_records(struct hami_region *region, int dir, const char *director
 
 int hami_region_open(struct hami_region *region, const char *limits_path, unsigned int slice)
 {
-	*region = (struct hami_region){.fd = -1, .slot = -1, .join = PTHREAD_MUTEX_INITIALIZER};
+	*region = (struct hami_region){.file.fd = -1, .slot = -1, .join = PTHREAD_MUTEX_INITIALIZER};
 	const char *slash = strrchr(limits_path, '/');
 	if (!slash)
 		return -EINVAL;
-	char directory[sizeof region->usage_path];
+	char directory[sizeof region->file.path];
 	int length = (int)(slash - limits_path);
-	int n = slice ? snprintf(region->usage_path, sizeof region->usage_path,
+	int n = slice ? snprintf(region->file.path, sizeof region->file.path,
 				 "%.*s/" HAMI_FILE_SLICE_USAGE_FORMAT, length, limits_path, slice)
-		      : snprintf(region->usage_path, sizeof region->usage_path, "%.*s/" HAMI_FILE_USAGE,
-				 length, limits_path);
-	if (n >= (int)sizeof region->usage_path)
+		      : snprintf(region->file.path, sizeof region->file.path, "%.*s/" HAMI_FILE_USAGE, length,
+				 limits_path);
+	if (n >= (int)sizeof region->file.path)
 		return -ENAMETOOLONG;
 	snprintf(directory, sizeof directory, "%.*s", length, limits_path);
 	int dir = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -26,12 +26,12 @@ static int slot_lock(int fd, int command, uint32_t slot, struct flock *lock)
 }
 
 /* A process's own lock does not conflict with itself, hence the first test. */
-static bool slot_alive(const struct hami_region *region, uint32_t slot)
+static bool slot_alive(struct hami_region *region, uint32_t slot)
 {
 	struct flock lock;
 	if ((int32_t)slot == __atomic_load_n(&region->slot, __ATOMIC_ACQUIRE))
 		return true;
-	if (slot_lock(region->fd, F_OFD_GETLK, slot, &lock))
+	if (slot_lock(hami_descriptor(&region->file), F_OFD_GETLK, slot, &lock))
 		return true; /* cannot tell: never take memory from the living */
 	return lock.l_type != F_UNLCK;
 }
@@ -146,9 +146,12 @@ static int take_slot(struct hami_region *region)
 {
 	struct flock lock;
 	uint32_t start = (uint32_t)getpid() % HAMI_USAGE_SLOT_COUNT;
+	const int fd = hami_descriptor(&region->file);
+	if (fd < 0)
+		return fd;
 	for (uint32_t n = 0; n < HAMI_USAGE_SLOT_COUNT; n++) {
 		uint32_t i = (start + n) % HAMI_USAGE_SLOT_COUNT;
-		if (slot_lock(region->fd, F_OFD_SETLK, i, &lock)) {
+		if (slot_lock(fd, F_OFD_SETLK, i, &lock)) {
 			if (errno == EAGAIN || errno == EACCES)
 				continue;
 			return -errno;
@@ -164,7 +167,7 @@ static int take_slot(struct hami_region *region)
 			return 0;
 		__atomic_store_n(&region->slot, -1, __ATOMIC_RELEASE);
 		lock.l_type = F_UNLCK;
-		fcntl(region->fd, F_OFD_SETLK, &lock);
+		fcntl(fd, F_OFD_SETLK, &lock);
 		if (rc)
 			return rc;
 	}
@@ -176,14 +179,7 @@ int hami_region_join(struct hami_region *region)
 	if (__atomic_load_n(&region->slot, __ATOMIC_ACQUIRE) >= 0)
 		return 0;
 	pthread_mutex_lock(&region->join);
-	int rc = 0;
-	if (region->fd < 0) { /* after fork: a description of our own */
-		region->fd = open(region->usage_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-		if (region->fd < 0)
-			rc = -errno;
-	}
-	if (!rc && region->slot < 0)
-		rc = take_slot(region);
+	int rc = region->slot < 0 ? take_slot(region) : 0;
 	pthread_mutex_unlock(&region->join);
 	return rc;
 }
@@ -314,8 +310,7 @@ uint64_t hami_region_of_pid(struct hami_region *region, uint32_t pid)
 {
 	for (uint32_t i = 0; i < HAMI_USAGE_SLOT_COUNT; i++) {
 		const struct hami_usage_slot *slot = &region->usage->slots[i];
-		if (PEEK(slot->state) == 1 && PEEK(slot->pid) == pid && region->fd >= 0 &&
-		    slot_alive(region, i))
+		if (PEEK(slot->state) == 1 && PEEK(slot->pid) == pid && slot_alive(region, i))
 			return PEEK(slot->used_bytes);
 	}
 	return UINT64_MAX;
@@ -325,7 +320,7 @@ uint64_t hami_region_of_pid(struct hami_region *region, uint32_t pid)
 bool hami_region_move_begin(struct hami_region *region, int64_t now)
 {
 	struct flock lock;
-	if (region->fd >= 0 && slot_lock(region->fd, F_OFD_SETLK, HAMI_USAGE_SLOT_COUNT, &lock) &&
+	if (slot_lock(hami_descriptor(&region->file), F_OFD_SETLK, HAMI_USAGE_SLOT_COUNT, &lock) &&
 	    (errno == EAGAIN || errno == EACCES)) {
 		region->move_waits = region->move_waits ? region->move_waits : now;
 		if (now - region->move_waits < MOVE_PATIENCE_NS)
@@ -339,8 +334,7 @@ void hami_region_move_end(struct hami_region *region)
 {
 	struct flock lock = {
 		.l_type = F_UNLCK, .l_start = HAMI_SLOT_LOCK_BASE + HAMI_USAGE_SLOT_COUNT, .l_len = 1};
-	if (region->fd >= 0)
-		fcntl(region->fd, F_OFD_SETLK, &lock);
+	fcntl(hami_descriptor(&region->file), F_OFD_SETLK, &lock);
 }
 
 void hami_region_forget_slot(struct hami_region *region)
@@ -350,6 +344,6 @@ void hami_region_forget_slot(struct hami_region *region)
 	 * The parent's descriptor stays open on purpose: this child also holds the driver's, and with them
 	 * the parent's memory, should the parent end first.
 	 */
-	region->fd = -1;
+	region->file.fd = -1;
 	region->slot = -1;
 }

@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include "hami_contract.h"
+#include "region/descriptor.h"
 
 #ifndef HAMI_LOCK_PATIENCE_MS
 #define HAMI_LOCK_PATIENCE_MS 10000
@@ -31,11 +32,10 @@ struct hami_region {
 	const struct hami_limits *job;  /* mapped; NULL until opened */
 	const struct hami_limits *step; /* mapped; may equal job */
 	struct hami_usage_file *usage;  /* mapped, shared with the job's processes */
-	pthread_mutex_t join;           /* guards the three below while a slot is taken */
-	int fd;                         /* usage file; its description holds the slot's lock; -1 after fork */
+	pthread_mutex_t join;           /* guards the slot while it is taken */
+	struct hami_descriptor file;    /* the usage file */
 	int32_t slot;                   /* own slot, -1 before the first charge */
-	char usage_path[256];
-	int64_t move_waits; /* since when another process moves; 0: none does */
+	int64_t move_waits;             /* since when another process moves; 0: none does */
 };
 
 /* What a program is told about its slice. Bytes. */

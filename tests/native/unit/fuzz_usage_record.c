@@ -48,7 +48,7 @@ static uint64_t take(struct input *in, size_t bytes)
 static int open_again(void)
 {
 	char path[64];
-	snprintf(path, sizeof path, "/proc/self/fd/%d", region.fd);
+	snprintf(path, sizeof path, "/proc/self/fd/%d", region.file.fd);
 	int fd = open(path, O_RDWR | O_CLOEXEC); /* a description, and so locks, of its own */
 	CHECK(fd >= 0);
 	return fd;
@@ -70,9 +70,11 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	(void)argc, (void)argv;
 	region = (struct hami_region){
 		.job = &job, .step = &step, .slot = -1, .join = PTHREAD_MUTEX_INITIALIZER};
-	region.fd = memfd_create("usage", MFD_CLOEXEC);
-	CHECK(region.fd >= 0 && ftruncate(region.fd, sizeof *region.usage) == 0);
-	region.usage = mmap(NULL, sizeof *region.usage, PROT_READ | PROT_WRITE, MAP_SHARED, region.fd, 0);
+	int fd = memfd_create("usage", MFD_CLOEXEC);
+	CHECK(fd >= 0 && ftruncate(fd, sizeof *region.usage) == 0);
+	CHECK(hami_descriptor_adopt(&region.file, fd) == 0);
+	region.usage =
+		mmap(NULL, sizeof *region.usage, PROT_READ | PROT_WRITE, MAP_SHARED, region.file.fd, 0);
 	CHECK(region.usage != MAP_FAILED && pipe(ends) == 0);
 	pid_t parent = getpid(), pid = fork();
 	CHECK(pid >= 0);
@@ -164,7 +166,7 @@ static void spend(struct input *in)
 static void begin_anew(void)
 {
 	if (region.slot >= 0)
-		lock_slot(region.fd, F_UNLCK, (uint32_t)region.slot);
+		lock_slot(region.file.fd, F_UNLCK, (uint32_t)region.slot);
 	region.slot = -1;
 	memset(region.usage, 0, sizeof *region.usage);
 	region.usage->head = (struct hami_usage){.magic = HAMI_USAGE_MAGIC,
