@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cores= and Links= of gres.conf's gpu lines: which cores are near a GPU, and which GPUs NVLinks connect. Pure.
 
-From 23.02 on Slurm's choice by links is not tried, or is the wrong one: 24.11.5 and 26.05.5 give `--gres=gpu:2` the
-GPUs that are connected worst, since they sort by links in ascending order. There Links= is left out.
+From 24.05 on Slurm's choice by links is the wrong one: it gives `--gres=gpu:2` the GPUs that are connected worst, since
+it sorts by links in ascending order. There Links= is left out.
 
 Slurm reads Cores= as numbers of the cores that slurm.conf gives the node. Where the two have other sockets than the
 machine, a GPU would be near wrong cores, without a word; so nothing is written then (docs/adr/073).
@@ -20,7 +20,7 @@ from hami_hpc.render.merging import NODES
 from hami_hpc.render.node_lines import CPU_KEYS
 from hami_hpc.render.offer import GpuLine, hostlist
 
-LINKS_BEFORE = 23 << 16 | 2 << 8
+LINKS_BEFORE = 24 << 16 | 5 << 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ def test_every_daemon_accepts_what_was_rendered(site: Layout) -> None:
         lines = log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if re.search(r"\b(error|fatal|warning)\b", line, re.IGNORECASE)]
         assert [line for line in errors if not any(word in line for word in NOISE)] == [], log
-    gpu_lines = 4 if config.slurm_release() < (23, 2) else 2  # later releases misread Links=, and get none
+    gpu_lines = 4 if config.slurm_release() < (24, 5) else 2  # later releases misread Links=, and get none
     rendered = (site.etc / "hami-hpc-gres.conf").read_text()
     for name, model in NODES.items():
         (line,) = re.findall(rf"^NodeName={name} .*", site.slurm_conf.read_text(), re.MULTILINE)

@@ -80,7 +80,7 @@ def test_without_numa_nothing_is_said_of_cores(node: Node) -> None:
     assert "Sockets" not in (node.root / "etc" / "slurm-hami-hpc.conf").read_text()
 
 
-@pytest.mark.parametrize("version", ["23.02.0", "24.11.5", "26.05.5"])
+@pytest.mark.parametrize("version", ["24.05.0", "24.11.5", "26.05.5"])
 def test_a_slurm_that_takes_the_worst_connected_gpus_is_told_of_no_links(
     node: Node, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
@@ -89,7 +89,11 @@ def test_a_slurm_that_takes_the_worst_connected_gpus_is_told_of_no_links(
     assert gpu_lines(node) == ["Type=h200 File=/dev/nvidia0 Cores=0-3", "Type=h200 File=/dev/nvidia1 Cores=4-7"]
 
 
-def test_links_between_gpus_are_written_and_those_to_a_switch_are_not(node: Node) -> None:
+@pytest.mark.parametrize("version", ["22.05.8", "23.11.11"])
+def test_links_between_gpus_are_written_and_those_to_a_switch_are_not(
+    node: Node, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(commands, "version", lambda: version_of(version))
     render(node, "", printed("n1", linked=True))
     assert gpu_lines(node) == ["Type=h200 File=/dev/nvidia0 Links=-1,4", "Type=h200 File=/dev/nvidia1 Links=4,-1"]
     assert printed("n1")["gpus"][0]["nvlinks"] == 4
