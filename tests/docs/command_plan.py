@@ -112,6 +112,7 @@ NOT_RUN = {
     "systemctl enable --now hami-hpc-agent.service": _SYSTEMD,
     "make test-matrix": _CHROOTS,
     "export SLURM_SRC=/usr/src/slurm-24.05.8": "needs a machine whose Slurm is not Debian's",
+    'make test-matrix SLURM_SUITES="noble resolute"': _CHROOTS,
     "make check-slurm-releases": "needs the git repository of Slurm's source, and takes minutes",
     "make test-matrix SLURM_SRC_forky=/usr/src/slurm-26.05.5": _CHROOTS,
     "make test-matrix SLURM_SUITES=trixie MATRIX=tests/cluster/test_quota.py": _CHROOTS,
