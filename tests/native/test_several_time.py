@@ -137,7 +137,7 @@ NO_THREAD = """
 int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument)
 {
 	size_t bytes = 0;
-	if (getenv("LATER") && attributes && !pthread_attr_getstacksize(attributes, &bytes) && bytes == 1 << 20)
+	if (getenv("LATER") && attributes && !pthread_attr_getstacksize(attributes, &bytes) && bytes >> 20 == 1)
 		return EAGAIN;
 	int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = dlsym(RTLD_NEXT, "pthread_create");
 	return real(thread, attributes, run, argument);

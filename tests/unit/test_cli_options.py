@@ -63,6 +63,7 @@ OPTIONS: dict[str, tuple[str, frozenset[str]]] = {
     "print nothing when all is well": ("--quiet", frozenset({"ingest", "collect-usage"})),
     "ask sacct although there is a store": ("--live", PERIOD),
     "what a line of the bill is of": ("--by", frozenset({"bill"})),
+    "one account's": ("--account", frozenset({"bill"})),
     "who asks slurmdbd": ("--source", frozenset({"ingest"})),
     "begin of what is read": ("--since", frozenset({"ingest", "events"})),
     "a cluster is new on purpose": ("--new-cluster", frozenset({"ingest"})),
