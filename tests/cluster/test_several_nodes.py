@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -93,11 +92,6 @@ def step_begin(layout: Layout, job: int, slice_index: int) -> int:
     return int.from_bytes((directory(layout, job) / name).read_bytes()[offset : offset + size], "little")
 
 
-def pass_a_second() -> None:
-    """Slurm's records count seconds, and have no part of a job that begins and ends in one."""
-    time.sleep(1.1)
-
-
 def records(layout: Layout, job: int) -> list[dict[str, object]]:
     """The usage records of a job that has ended, of each node."""
     paths = [each.state_dir / "usage" / f"{job}.json" for each in each_node(layout)]
@@ -108,7 +102,7 @@ def records(layout: Layout, job: int) -> list[dict[str, object]]:
 def check_bill(layout: Layout, job: int) -> int:
     """Checks that the bill has the job's time once, for its slices of both nodes. Returns how long it ran."""
     jobs.wait_until_recorded(layout, job)
-    pass_a_second()  # a bill has nothing of the second in which it is made
+    jobs.pass_a_second()  # a bill has nothing of the second in which it is made
     (text,) = jobs.admin(layout, "sacct", "-n", "-P", "-X", "-D", "-j", str(job), "-o", "ElapsedRaw").split()
     assert billed(layout, job) == (int(text) * GPUS_HELD, [])
     return int(text)
@@ -337,7 +331,7 @@ def test_a_job_that_gives_up_a_node_frees_its_slices_there_and_is_billed_for_wha
     )
     job = started(nodes, "--ntasks=2", script=script)  # 24.11 refuses it to jobs with --ntasks-per-node
     wait_until_known(nodes, job)
-    pass_a_second()
+    jobs.pass_a_second()
     go.touch()
     jobs.wait(nodes, lambda: "cuMemAlloc" in jobs.output(nodes, USER, job), "its step on one node", 30, job)
     assert "nodes 1\n" in jobs.output(nodes, USER, job)

@@ -144,6 +144,11 @@ def wait(
         time.sleep(0.2)
 
 
+def pass_a_second() -> None:
+    """Slurm's records count seconds, and have no part of a job that begins and ends in one."""
+    time.sleep(1.1)
+
+
 def wait_until_recorded(layout: Layout, *numbers: int, runs: int = 0) -> None:
     """Waits until slurmdbd has every run of these jobs whole: at least ``runs`` runs, at least one of each job.
 
