@@ -105,7 +105,7 @@ def test_where_nothing_can_be_mounted_daemons_run_and_syslog_says_what_users_can
     assert start(node, 7, 25) == 0
     place = node.place()
     why = f"is not bounded, a user can fill {Path(place.pipe).parent}: CAP_SYS_ADMIN is missing (a container?)"
-    assert [line for line in said if " not bounded" in line] == [f"{path} {why}" for path in (place.log, place.pipe)]
+    assert [line for line in said if " is not bounded, " in line] == [f"{at} {why}" for at in (place.log, place.pipe)]
     kill_daemon(node)
     assert start(node, 8, 25) == 0
     assert chunks(node) == {7: 4, 8: 4}
