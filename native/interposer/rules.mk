@@ -16,7 +16,7 @@ RM := $(patsubst ../tests/native/rm/%.c,$(BUILD)/rm/%,$(wildcard ../tests/native
 UNIT_SRC := $(filter-out ../tests/native/unit/fuzz_%,$(wildcard ../tests/native/unit/*.c))
 UNIT := $(patsubst ../tests/native/unit/%.c,$(BUILD)/unit/%,$(UNIT_SRC))
 REGION_PARTS := $(addprefix interposer/region/,record.c trust.c descriptor.c region.c slots.c glance.c budget.c latency.c) interposer/arbitration/budget.c
-UNIT_PARTS := interposer/limits/ending.c $(addprefix interposer/arbitration/,parts.c slice.c terms.c use.c) $(addprefix interposer/base/,clock.c table.c uuid.c) $(REGION_PARTS)
+UNIT_PARTS := interposer/limits/ending.c $(addprefix interposer/arbitration/,forecast.c parts.c slice.c terms.c use.c) $(addprefix interposer/base/,clock.c table.c uuid.c) $(REGION_PARTS)
 UNIT_HEADERS := $(wildcard interposer/*/*.h) include/hami_contract.h
 UNIT_FLAGS := -Iinclude -Iinterposer -isystem $(CUDA_INC) -DHAMI_LOCK_PATIENCE_MS=100
 FUZZ := $(patsubst ../tests/native/unit/%.c,$(BUILD)/fuzz/%,$(wildcard ../tests/native/unit/fuzz_*.c))
@@ -101,7 +101,7 @@ $(BUILD)/unit/%: ../tests/native/unit/%.c ../tests/native/unit/check.h $(UNIT_PA
 	$(CC) $(CSTD) $(CFLAGS) $(UNIT_FLAGS) $< $(UNIT_PARTS) -o $@ $(LDSTD)
 
 # These include what they test, the first with a libcuda of its own.
-$(BUILD)/unit/a_capture_waits_for_its_own_gpu $(BUILD)/unit/a_context_has_the_number_of_its_groups: interposer/limits/outstanding.c interposer/base/lock.c
+$(BUILD)/unit/a_capture_waits_for_its_own_gpu $(BUILD)/unit/a_context_has_the_number_of_its_groups: interposer/limits/outstanding.c interposer/limits/known.c interposer/base/lock.c
 $(BUILD)/unit/a_thread_that_ends_inside_a_hold_leaves_it: interposer/limits/hold.c
 $(BUILD)/unit/timeslices_of_copies_hold_though_groups_go: interposer/limits/channels.c
 $(BUILD)/unit/a_hint_holds_the_gpu_until_the_next_launch: interposer/limits/placeholder.c

@@ -2,7 +2,6 @@
 #include "base/clock.h"
 
 #include <errno.h>
-#include <time.h>
 
 static int64_t read_clock(clockid_t clock)
 {
@@ -19,6 +18,12 @@ int64_t hami_clock_shared(void)
 int64_t hami_clock_steady(void)
 {
 	return read_clock(CLOCK_MONOTONIC);
+}
+
+struct timespec hami_clock_after(int64_t ns)
+{
+	const int64_t at = hami_clock_shared() + ns;
+	return (struct timespec){.tv_sec = at / HAMI_NS_PER_S, .tv_nsec = at % HAMI_NS_PER_S};
 }
 
 void hami_clock_sleep_until(int64_t at)

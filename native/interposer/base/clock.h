@@ -3,6 +3,7 @@
 #ifndef HAMI_CLOCK_H
 #define HAMI_CLOCK_H
 #include <stdint.h>
+#include <time.h>
 
 #define HAMI_NS_PER_S 1000000000ll
 
@@ -10,6 +11,8 @@
 int64_t hami_clock_shared(void);
 /* Reads CLOCK_MONOTONIC: for spans of time within this process. */
 int64_t hami_clock_steady(void);
+/* Returns the time of hami_clock_shared() `ns` from now, as waits with a limit want it. */
+struct timespec hami_clock_after(int64_t ns);
 /* Sleeps until hami_clock_shared() reaches `at`, whatever signals arrive. */
 void hami_clock_sleep_until(int64_t at);
 /* Returns the time `seconds` ago as NVML writes timestamps: microseconds, of whole seconds. */

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "driver/rm_objects.h"
+#include "limits/announce.h"
 #include "limits/launched.h"
 #include "limits/outstanding.h"
 #include "region/latency.h"
@@ -29,6 +30,7 @@ static struct {
 	_Atomic bool ended;     /* nothing is measured any more */
 	_Atomic uint32_t awake; /* futex: 0 while the thread sleeps until a request begins */
 	_Atomic bool spoilt;    /* by a look of this request the driver could not tell */
+	_Atomic int64_t last;   /* when the last request began */
 	_Atomic int64_t waited; /* how long the last request took, if the application waited for it; else 0 */
 } latency;
 
@@ -75,6 +77,7 @@ static void begin(int64_t begun)
 {
 	atomic_store(&latency.spoilt, false);
 	atomic_store(&hami_latency_begun, begun);
+	atomic_store(&latency.last, begun);
 	if (!atomic_exchange(&latency.awake, 1))
 		syscall(SYS_futex, &latency.awake, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
@@ -145,12 +148,16 @@ static void follow(int64_t begun)
 	}
 }
 
-/* Sleeps until a request begins. */
+/* Sleeps until a request begins; announces it before, where it is expected. */
 static void rest(void)
 {
 	atomic_store(&latency.awake, 0);
-	while (!atomic_load(&hami_latency_begun) && !atomic_load(&latency.ended))
-		syscall(SYS_futex, &latency.awake, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
+	while (!atomic_load(&hami_latency_begun) && !atomic_load(&latency.ended)) {
+		hami_announce_note(atomic_load(&latency.last));
+		const int64_t wait = hami_announce(hami_clock_steady());
+		struct timespec t = {.tv_sec = wait / HAMI_NS_PER_S, .tv_nsec = wait % HAMI_NS_PER_S};
+		syscall(SYS_futex, &latency.awake, FUTEX_WAIT_PRIVATE, 0, &t, NULL, 0);
+	}
 	atomic_store(&latency.awake, 1);
 }
 
@@ -160,6 +167,7 @@ static void *measure(void *unused)
 	prctl(PR_SET_TIMERSLACK, 1000);
 	while (!atomic_load(&latency.ended)) {
 		int64_t begun = atomic_load(&hami_latency_begun);
+		hami_announce_note(atomic_load(&latency.last));
 		if (begun)
 			follow(begun);
 		else
@@ -196,5 +204,6 @@ void hami_latency_forked(void)
 	atomic_store(&latency.ended, false);
 	atomic_store(&latency.awake, 0);
 	atomic_store(&latency.waited, 0);
+	hami_announce_forked();
 	atomic_store(&hami_latency_begun, 0);
 }

@@ -44,6 +44,9 @@ int64_t hami_launch_slow(void *stream, bool per_thread)
 {
 	if (atomic_load_explicit(&hami_launch_flag, memory_order_relaxed) & HAMI_LAUNCH_HELD)
 		hami_hold_enter(HAMI_HOLD_WORK);
+	if (atomic_load_explicit(&hami_launch_flag, memory_order_relaxed) & HAMI_LAUNCH_HINTED &&
+	    hami_placeholder_hand_over(stream, per_thread))
+		atomic_fetch_and(&hami_launch_flag, ~HAMI_LAUNCH_HINTED);
 	const uint32_t slices = slices_of_launch();
 	const uint64_t any = HAMI_LAUNCH_TIMED | HAMI_LAUNCH_WATCHED(slices) | HAMI_LAUNCH_FIRST(slices) |
 			     HAMI_LAUNCH_GATED(slices);

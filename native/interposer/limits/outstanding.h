@@ -50,6 +50,12 @@ uint64_t hami_outstanding_making(void);
 /* Returns the only context on a slice's GPU; NULL where there is none, or several. */
 CUcontext hami_outstanding_only(unsigned int slice);
 
+/*
+ * Calls `visit` in the only context on a slice's GPU, which stays meanwhile, as for a question. Returns false when there is
+ * none, or several, or one that goes, or a capture is under way.
+ */
+bool hami_outstanding_visit(unsigned int slice, void (*visit)(const struct real_cuda *real));
+
 /* Returns whether the process has no context on the slice's GPU, and makes none. */
 bool hami_outstanding_none(unsigned int slice);
 

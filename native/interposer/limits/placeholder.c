@@ -128,10 +128,9 @@ static struct place *find(const struct real_cuda *real, unsigned long long conte
 }
 
 /* Returns whether there is one now. */
-static bool launch(const struct real_cuda *real, struct place *p)
+static bool launch(const struct real_cuda *real, struct place *p, uint64_t most)
 {
 	uint32_t number = atomic_load(&p->number) + 1;
-	uint64_t most = HAMI_PLACEHOLDER_NS;
 	void *arguments[] = {&p->flag_address, &number, &most};
 	hami_placeholder_end();
 	atomic_store(&p->number, number);
@@ -142,7 +141,7 @@ static bool launch(const struct real_cuda *real, struct place *p)
 	return true;
 }
 
-bool hami_placeholder_begin(void)
+bool hami_placeholder_begin(uint64_t most_ns)
 {
 	const struct real_cuda *real = hami_resolved_cuda();
 	CUcontext context;
@@ -156,11 +155,28 @@ bool hami_placeholder_begin(void)
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* no capture of the program is spoilt */
 	real->cuThreadExchangeStreamCaptureMode(&mode);
 	struct place *p = find(real, id);
-	const bool launched = p->stream && launch(real, p);
+	const bool launched = p->stream && launch(real, p, most_ns);
 	real->cuThreadExchangeStreamCaptureMode(&mode);
 	hami_hold_leave(HAMI_HOLD_WORK);
 	atomic_store(&placeholder.busy, false);
 	return launched;
+}
+
+bool hami_placeholder_hand_over(void *stream, bool per_thread)
+{
+	const struct real_cuda *real = hami_resolved_cuda();
+	const struct place *p = atomic_load(&placeholder.open);
+	const CUstream its = stream ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+	CUstreamCaptureStatus capture;
+	CUcontext context;
+	unsigned long long id;
+	return p && real && real->cuStreamWriteValue32_v2 && real->cuStreamGetCtx &&
+	       real->cuStreamIsCapturing(its, &capture) == CUDA_SUCCESS &&
+	       capture == CU_STREAM_CAPTURE_STATUS_NONE &&
+	       real->cuStreamGetCtx(its, &context) == CUDA_SUCCESS &&
+	       real->cuCtxGetId(context, &id) == CUDA_SUCCESS && id == p->context &&
+	       real->cuStreamWriteValue32_v2(its, p->flag_address, atomic_load(&p->number), 0) ==
+		       CUDA_SUCCESS;
 }
 
 void hami_placeholder_end(void)

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The GPU before a request (docs/adr/104). Taking the GPU from another tenant takes 0.2 ms, which a request waits for after
- * its first launch. A latency-critical program that says that one comes soon (hooks/hint.c) while others are on its GPU gets
- * a placeholder at once: a kernel of one thread that ends with the process's next launch, or after HAMI_PLACEHOLDER_NS.
+ * its first launch. A latency-critical program that says that one comes soon (hooks/hint.c), or of which that is expected
+ * (limits/announce.c), gets a placeholder at once while others are on its GPU: a kernel of one thread.
  *
- * In a stream of its own of the current context, which is prepared by the first hint there (a module; some ms). A program
- * that never hints has none of it. What waits for all of a context (cuCtxSynchronize, cuMemFree) waits for the
+ * It ends when the process's next kernel can begin: the launch puts the word that ends it into its own stream, before itself.
+ * So the GPU is kept while the kernel waits for a copy before it. Where that cannot be (a capture, another context, an old
+ * driver) it ends with the launch; and after the time that it was given at most.
+ *
+ * In a stream of its own of the current context, which is prepared by the first one there (a module; some ms). A program
+ * that never has one has none of it. What waits for all of a context (cuCtxSynchronize, cuMemFree) waits for the
  * placeholder, too.
  *
  * No lock: of several threads that hint at once one has a placeholder made. Thread-safe, not async-signal-safe. A forked
@@ -14,14 +18,20 @@
 #ifndef HAMI_PLACEHOLDER_H
 #define HAMI_PLACEHOLDER_H
 #include <stdbool.h>
+#include <stdint.h>
 
 #define HAMI_PLACEHOLDER_NS 1000000ull
 
 /*
- * A request is about to come. Returns whether there is a placeholder now, which the next launch has to end: none where nobody
- * has to give way, without a context, and where the driver refuses.
+ * A request is about to come. Returns whether there is a placeholder now, for `most_ns` at most, which the next launch has to
+ * end: none where nobody has to give way, without a context, and where the driver refuses.
  */
-bool hami_placeholder_begin(void);
+bool hami_placeholder_begin(uint64_t most_ns);
+/*
+ * Before a launch into `stream`, NULL: of the thread or of all. Returns whether the placeholder ends when the launch begins;
+ * else it is to be ended after the launch.
+ */
+bool hami_placeholder_hand_over(void *stream, bool per_thread);
 /* The request is on the GPU, or is over. */
 void hami_placeholder_end(void);
 

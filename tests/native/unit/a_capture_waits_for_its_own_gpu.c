@@ -4,6 +4,7 @@
  * ever (limits/outstanding.h). With a libcuda of the test's own, whose recordings take as long as it likes.
  */
 #include "../../../native/interposer/base/lock.c"
+#include "../../../native/interposer/limits/known.c"
 #include "../../../native/interposer/limits/outstanding.c"
 
 #include <stdatomic.h>
@@ -109,7 +110,7 @@ int main(void)
 		usleep(1000);
 	current = 0;
 	CHECK(capture_takes() < 90000000); /* the look goes on */
-	CHECK(contexts[1].asked != NULL && !may_end);
+	CHECK(hami_known[1].asked != NULL && !may_end);
 	CHECK(hami_outstanding_look(0, 0) == HAMI_NOTHING_OUTSTANDING); /* nor does a look here wait for it */
 	current = 1;
 	CHECK(pthread_create(&ender, NULL, end_soon, NULL) == 0);

@@ -4,6 +4,7 @@
  * that its groups have, by which its channels are found (limits/outstanding.h). With objects of the test's own.
  */
 #include "../../../native/interposer/base/lock.c"
+#include "../../../native/interposer/limits/known.c"
 #include "../../../native/interposer/limits/outstanding.c"
 
 #include "check.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A hint launches a placeholder, and one kernel behind it, in a stream of their own; the next launch or the end of the
- * request ends it (limits/placeholder.h). With a libcuda of the test's own.
+ * A hint launches a placeholder, and one kernel behind it, in a stream of their own; the next launch's stream, when it comes
+ * to it, or the end of the request ends it (limits/placeholder.h). With a libcuda of the test's own.
  */
 #include "../../../native/interposer/limits/placeholder.c"
 
@@ -106,7 +106,44 @@ static CUresult launch_it(CUfunction f, unsigned int gx, unsigned int gy, unsign
 	return CUDA_SUCCESS;
 }
 
-static struct real_cuda real = {.cuCtxGetCurrent = get_current,
+/* Of the program's stream: whether it is being captured, and the context that it is of. */
+static CUstreamCaptureStatus capturing;
+static CUresult capture_answer;
+static unsigned long long stream_id = 7;
+static struct {
+	CUstream stream;
+	_Atomic uint32_t *flag;
+	uint32_t number;
+} written;
+static CUresult write_refusal;
+
+static CUresult is_capturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+	CHECK(stream);
+	*status = capturing;
+	return capture_answer;
+}
+
+static CUresult context_of(CUstream stream, CUcontext *context)
+{
+	CHECK(stream);
+	*context = (CUcontext)(uintptr_t)stream_id;
+	return CUDA_SUCCESS;
+}
+
+static CUresult write_value(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags)
+{
+	CHECK(!flags);
+	written.stream = stream;
+	written.flag = (_Atomic uint32_t *)(uintptr_t)address;
+	written.number = value;
+	return write_refusal;
+}
+
+static struct real_cuda real = {.cuStreamIsCapturing = is_capturing,
+				.cuStreamGetCtx = context_of,
+				.cuStreamWriteValue32_v2 = write_value,
+				.cuCtxGetCurrent = get_current,
 				.cuCtxGetId = get_id,
 				.cuModuleLoadData = load,
 				.cuModuleGetFunction = get_function,
@@ -155,7 +192,7 @@ void hami_log(int level, const char *format, ...)
 static int hint(void)
 {
 	const int before = launches;
-	const bool launched = hami_placeholder_begin();
+	const bool launched = hami_placeholder_begin(HAMI_PLACEHOLDER_NS);
 	CHECK(!relaxed && !inside && launched == (launches > before));
 	return launches - before;
 }
@@ -252,11 +289,60 @@ static void not_in_a_child(void)
 	hami_placeholder_end();
 }
 
+/* The launch's own stream ends it, when it comes to the launch; the process goes on meanwhile. */
+static void when_the_launch_begins(void)
+{
+	const CUstream own = (CUstream)(uintptr_t)77;
+	current_id = stream_id = 7;
+	CHECK(!hami_placeholder_hand_over(own, false)); /* there is none */
+	CHECK(hint() == 2 && spins());
+	CHECK(hami_placeholder_hand_over(own, false));
+	CHECK(written.stream == own && written.flag == last.flag && spins());
+	*written.flag = written.number;
+	CHECK(!spins());
+	CHECK(hint() == 2 && hami_placeholder_hand_over(NULL, false) && written.stream == CU_STREAM_LEGACY);
+	CHECK(hint() == 2 && hami_placeholder_hand_over(NULL, true) &&
+	      written.stream == CU_STREAM_PER_THREAD);
+	hami_placeholder_end(); /* the request is over before its launch begins: it was a copy */
+	CHECK(!spins());
+	/* Whatever the stream cannot do, the launch does as it returns. */
+	CHECK(hint() == 2);
+	written.stream = NULL;
+	capturing = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+	CHECK(!hami_placeholder_hand_over(own, false) && !written.stream);
+	capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+	capture_answer = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+	CHECK(!hami_placeholder_hand_over(NULL, false) && !written.stream);
+	capture_answer = CUDA_SUCCESS;
+	stream_id =
+		8; /* the flag is not mapped in another context: the write would be an error of the program's */
+	CHECK(!hami_placeholder_hand_over(own, false) && !written.stream);
+	stream_id = 7;
+	real.cuStreamGetCtx = NULL;
+	CHECK(!hami_placeholder_hand_over(own, false) && !written.stream);
+	real.cuStreamGetCtx = context_of;
+	real.cuStreamWriteValue32_v2 = NULL;
+	CHECK(!hami_placeholder_hand_over(own, false));
+	real.cuStreamWriteValue32_v2 = write_value;
+	write_refusal = CUDA_ERROR_NOT_SUPPORTED;
+	CHECK(!hami_placeholder_hand_over(own, false) && spins());
+	write_refusal = CUDA_SUCCESS;
+	hami_placeholder_end();
+	/* A word that comes late, after another placeholder has begun, ends none but its own. */
+	CHECK(hint() == 2 && hami_placeholder_hand_over(own, false));
+	CHECK(hint() == 2 && spins());
+	*written.flag = written.number;
+	CHECK(spins());
+	hami_placeholder_end();
+	CHECK(!spins());
+}
+
 int main(void)
 {
 	limits.cores_percent = 40;
 	nobody_has_to_give_way();
 	until_the_next_launch();
+	when_the_launch_begins();
 	in_many_contexts();
 	not_in_a_child();
 	return 0;

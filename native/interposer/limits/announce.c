@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "limits/announce.h"
+
+#include <stdatomic.h>
+
+#include "arbitration/forecast.h"
+#include "arbitration/terms.h"
+#include "limits/latency.h"
+#include "limits/launched.h"
+#include "limits/outstanding.h"
+#include "limits/placeholder.h"
+#include "region/process.h"
+
+static struct {
+	struct hami_forecast forecast;
+	int64_t noted;     /* when the last request that was learnt from began */
+	int64_t announced; /* the same of the one after which the next was announced */
+	int64_t most;      /* for which the placeholder that is being made may stay */
+} announce;
+
+void hami_announce_note(int64_t begun)
+{
+	if (begun == announce.noted)
+		return;
+	announce.noted = begun;
+	hami_forecast_note(&announce.forecast, begun);
+}
+
+/* Returns whether the GPU may be taken before a request is there. */
+static bool may_take(void)
+{
+	if (hami_slice_count() != 1)
+		return false;
+	const struct hami_region *region = hami_slice_region(0);
+	const struct hami_terms terms = hami_terms_read(region->job, region->step);
+	return terms.latency && terms.others_least_percent && !terms.latency_others;
+}
+
+static void take(const struct real_cuda *real)
+{
+	(void)real;
+	/* First, so that the launch of a request that comes in this very moment sees it, or is seen. */
+	hami_launched_ends_placeholder();
+	if (hami_placeholder_begin((uint64_t)announce.most) && atomic_load(&hami_latency_begun))
+		hami_placeholder_end();
+}
+
+int64_t hami_announce(int64_t now)
+{
+	int64_t from, until;
+	if (announce.announced == announce.noted || !hami_forecast_next(&announce.forecast, &from, &until) ||
+	    now >= until)
+		return HAMI_ANNOUNCE_NONE;
+	if (now < from)
+		return from - now;
+	announce.announced = announce.noted;
+	announce.most = until - now;
+	if (may_take())
+		hami_outstanding_visit(0, take);
+	return HAMI_ANNOUNCE_NONE;
+}
+
+void hami_announce_forked(void)
+{
+	announce.forecast = (struct hami_forecast){0};
+	announce.noted = announce.announced = 0;
+}
