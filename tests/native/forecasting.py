@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls the rules by which the next request of a program is expected (native/interposer/arbitration/forecast.h), by ctypes,
-as arbitration.py does the rest. Times in ns."""
+"""Calls the rules by which the next request of a program is expected (native/interposer/arbitration/forecast.h), by
+ctypes, as arbitration.py does the rest. Times in ns."""
 
 from __future__ import annotations
 

@@ -41,6 +41,9 @@ PER_THREAD(cuStreamGetFlags, (CUstream stream, unsigned int *flags), (own(stream
 PER_THREAD(cuStreamGetId, (CUstream stream, unsigned long long *id), (own(stream), id))
 PER_THREAD(cuStreamGetCtx, (CUstream stream, CUcontext *context), (own(stream), context))
 PER_THREAD(cuStreamGetDevice, (CUstream stream, CUdevice *device), (own(stream), device))
+PER_THREAD(cuStreamWriteValue32_v2,
+	   (CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags),
+	   (own(stream), address, value, flags))
 PER_THREAD(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status), (own(stream), status))
 PER_THREAD(cuStreamBeginCapture, (CUstream stream), (own(stream)))
 PER_THREAD(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode), (own(stream), mode))

@@ -186,6 +186,38 @@ CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback function, void *d
 	return result;
 }
 
+struct written_value {
+	_Atomic cuuint32_t *at;
+	cuuint32_t value;
+};
+
+static void write_value(void *argument)
+{
+	const struct written_value *written = argument;
+	atomic_store(written->at, written->value);
+	free(argument);
+}
+
+/* Of memory of the host alone. */
+CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags)
+{
+	struct CUstream_st *s;
+	CUdeviceptr known;
+	SIM_ENTER(cuStreamWriteValue32_v2);
+	SIM_CHECK(sim_stream_live(stream, &s));
+	if (flags || address % sizeof value)
+		return CUDA_ERROR_INVALID_VALUE;
+	SIM_CHECK(cuMemHostGetDevicePointer_v2(&known, (void *)(uintptr_t)address, 0));
+	struct written_value *written = malloc(sizeof *written);
+	if (!written)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*written = (struct written_value){(_Atomic cuuint32_t *)(uintptr_t)address, value};
+	CUresult result = sim_callback(s, write_value, written);
+	if (result != CUDA_SUCCESS)
+		free(written);
+	return result;
+}
+
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
 {
 	struct CUstream_st *s;

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests of a latency-critical program that come regularly are announced for it; on the simulated driver and kernel.
+
+Which requests are expected: test_forecast.py. What it gains only hardware shows: `make bench-time SECTIONS=latency`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from conformance import BUILD, REAL_GPU, make_slice
+from forecasting import LEAST
+from test_compute import machine, measured, run
+
+from hami_hpc.contract import constants as c
+from hami_hpc.core.delays import parse_delays
+
+__all__ = ["machine"]
+pytestmark = pytest.mark.skipif(REAL_GPU, reason="counts what the simulated GPU ran")
+SERVE = str(BUILD / "compute/requests_take_time")
+LC = {"latency": 1, "floor_percent": 5}
+BESIDE = {"others_least_cores": 50}
+COUNT, US, GAP_US = 30, 900, 100_000
+KERNELS = 2  # a placeholder, and what waits behind it
+
+
+def announced(place: Path, fields: dict[str, int], gap_us: int = GAP_US, faults: str = "") -> int:
+    """Returns how many requests of a program that comes back after `gap_us` were announced; all of them were served."""
+    place.mkdir()
+    machine = place / "sim"
+    subprocess.run([str(BUILD / "sim/sim-machine"), str(machine), "h200"], check=True, capture_output=True)
+    settings = (machine / "machine.conf").read_text()
+    uuid, kernel_ns = (re.search(what, settings) for what in (r"GPU-[-0-9a-f]+", r"kernel_ns=(\d+)"))
+    assert uuid
+    assert kernel_ns
+    made = make_slice(place / "job", machine, uuid[0], job_mib=8192, policy="burst", fields=fields)
+    run(made, SERVE, COUNT, US, gap_us, "wait", faults=faults)
+    if fields.get("latency"):
+        assert parse_delays((made.directory / c.FILE_USAGE).read_bytes()).request_count == COUNT
+    state = subprocess.run([str(BUILD / "sim/sim-state"), str(machine), "--runs"], capture_output=True, check=True)
+    ran_ns: int = sum(ran["length_ns"] for gpu in json.loads(state.stdout)["gpus"] for ran in gpu["runs"])
+    left = ran_ns - COUNT * (US // 3 * 3000)
+    assert left % (KERNELS * int(kernel_ns[1])) == 0
+    return left // (KERNELS * int(kernel_ns[1]))
+
+
+def fresh(tmp_path: Path) -> Path:
+    return tmp_path / str(len(list(tmp_path.iterdir())))
+
+
+def test_all_but_the_first_are_announced_each_once(tmp_path: Path) -> None:
+    most = COUNT - LEAST  # one more than there are: the one that does not come
+    assert measured(lambda: announced(fresh(tmp_path), LC | BESIDE), lambda found: most - 4 <= found <= most)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [LC, BESIDE, LC | BESIDE | {"latency_others": 1}, LC | BESIDE | {"mode": c.MODES["mps"]}],
+    ids=["alone on the GPU", "not latency-critical", "beside another one that is", "mode=mps"],
+)
+def test_none_is_announced_where_nobody_gives_way(tmp_path: Path, fields: dict[str, int]) -> None:
+    assert announced(fresh(tmp_path), fields, 20_000) == 0
+
+
+def test_none_is_announced_of_a_program_that_hardly_rests(tmp_path: Path) -> None:
+    assert announced(fresh(tmp_path), LC | BESIDE, 1) == 0
+
+
+@pytest.mark.parametrize("function", ["cuMemHostRegister", "cuStreamCreateWithPriority"])
+def test_where_the_driver_refuses_it_nothing_changes(tmp_path: Path, function: str) -> None:
+    assert announced(fresh(tmp_path), LC | BESIDE, 20_000, f"{function}=801") == 0
+
+
+def test_a_driver_whose_streams_take_no_word_has_it_ended_by_the_launch(tmp_path: Path) -> None:
+    faults = "cuStreamWriteValue32=801"
+    assert measured(lambda: announced(fresh(tmp_path), LC | BESIDE, faults=faults), lambda found: found > 0)
