@@ -2,7 +2,8 @@
 """Jobs that take turns on the oversold GPU of the Slurm that turns_on_gpu.sh started; prints docs/benchmarks/turns.md.
 
 Sections: solo, turns, urgent, idle; all without an argument. $TRAIN_S: for how long one training job runs alone, about;
-$GIB: what it holds; $MEM: its slice; $JOBS: how many; $PATIENCE_S: for how long something may take.
+$GIB: what it holds; $MEM: its slice; $JOBS: how many; $PATIENCE_S: for how long something may take. $STEPS: instead of
+solo, so many steps run alone on the second GPU, natively, while the jobs take turns on the first.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,6 +24,7 @@ JOBS = int(os.environ.get("JOBS", "4"))
 GIB = int(os.environ.get("GIB", "20"))  # of each: the host has to hold three of them
 MEM = os.environ.get("MEM", f"{GIB + 12}G")  # the model, its optimizer and what it computes are 6 GiB
 PATIENCE_S = float(os.environ.get("PATIENCE_S", "570"))
+STEPS = os.environ.get("STEPS", "")
 
 # Trains a fixed number of steps with so many GiB of ballast. Says when it is about to use the GPU, has, and is done.
 TRAIN = """
@@ -117,10 +120,31 @@ def solo() -> None:
     print(f"alone: {most} steps in {seconds:.2f} s, {whole:.2f} s with the beginning", flush=True)
 
 
+def alone_beside() -> subprocess.Popen[str]:
+    """Starts the training on the second GPU, which Slurm has not."""
+    script = WORK / "beside.py"
+    script.write_text(TRAIN)
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "1"}
+    words = [sys.executable, str(script), str(GIB), STEPS]
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def note_alone(out: str) -> None:
+    """Writes what solo() writes."""
+    said = {line.split()[0]: line.split() for line in out.splitlines()}
+    asks, begins, done = (float(said[word][-1]) for word in ("asks", "begins", "done"))
+    (WORK / "solo").write_text(f"{said['done'][1]} {done - begins} {said['done'][2]} {said['done'][3]} {done - asks}")
+    print(f"alone: {STEPS} steps in {done - begins:.2f} s, {done - asks:.2f} s with the beginning", flush=True)
+
+
 def turns() -> None:
     """Four at once, each of which wants the whole GPU's time, so that one is on it at a time."""
-    most, _, digest, sums, whole = (WORK / "solo").read_text().split()
+    beside = alone_beside() if STEPS else None
+    most = STEPS or (WORK / "solo").read_text().split()[0]
     jobs = [Job(f"turn{n}", TRAIN, GIB, most, mem=MEM) for n in range(JOBS)]
+    if beside:
+        note_alone(beside.communicate()[0])
+    _, _, digest, sums, whole = (WORK / "solo").read_text().split()
     ends = [job.when("done") for job in jobs]
     begins = [job.when("begins") for job in jobs]
     first = min(job.when("asks") for job in jobs)

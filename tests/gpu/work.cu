@@ -23,6 +23,7 @@
  *                        list=1: also each one's start (us of CLOCK_REALTIME) and length to standard error;
  *                        phase=US: the first begins when so much of a 50 ms of CLOCK_REALTIME has passed
  *                        pace=US: each kernel is launched so long after the one before, as a slow CPU does
+ *                        random=1: they come at random, `every` us apart on average
  *                        hint=US: says so long before it begins that it comes soon, by hami_hpc.h
  *                        hold=US behind=N writes=N: launches a placeholder of its own so long before (placeholder.cuh)
  *
@@ -454,6 +455,7 @@ static void requests()
 {
 	double us = get("us", 13), every = get("every", 1000) * 1e-6, pace = get("pace", 0) * 1e-6;
 	const double hint = get("hint", -1) * 1e-6, hold = get("hold", 0) * 1e-6, before = std::max(hint, hold);
+	const bool random = get("random", 0) > 0;
 	int count = (int)get("count", 1);
 	size_t copy = (size_t)get("copy", 0);
 	char *host = nullptr, *device = nullptr;
@@ -490,7 +492,8 @@ static void requests()
 		}
 		if (hint >= 0)
 			hami_hint_begin(0);
-		next = std::max(next + every, begin); // a late request is not made up for
+		const double gap = random ? -every * std::log(1 - drand48()) : every;
+		next = std::max(next + gap, begin); // a late request is not made up for
 		if (copy)
 			OK(cudaMemcpyAsync(device, host, copy, cudaMemcpyHostToDevice, s));
 		for (int i = 0; i < count; i++) {

@@ -67,8 +67,13 @@ def started(layout: Layout, *options: str) -> int:
 def waits(layout: Layout, *options: str) -> bool:
     """Submits a job; returns once Slurm has tried to start it and could not. Raises ClusterError if it starts."""
     job = submit(layout, *options)
-    tried = ("Resources", "Priority")  # Priority: behind one that waits as well
-    jobs.wait(layout, lambda: jobs.job_facts(layout, job)["Reason"] in tried, "Slurm to try the job", 30, job)
+    reasons = ("Resources", "Priority")  # Priority: behind one that waits as well
+
+    def is_tried() -> bool:
+        facts = jobs.job_facts(layout, job)
+        return facts["Reason"] in reasons or facts["StartTime"] != "Unknown"  # 23.11 keeps the reason of before
+
+    jobs.wait(layout, is_tried, "Slurm to try the job", 30, job)
     return jobs.state(layout, job) == "PENDING"
 
 

@@ -5,6 +5,7 @@
 
 #include "arbitration/forecast.h"
 #include "arbitration/terms.h"
+#include "base/clock.h"
 #include "limits/latency.h"
 #include "limits/launched.h"
 #include "limits/outstanding.h"
@@ -16,6 +17,7 @@ static struct {
 	int64_t noted;     /* when the last request that was learnt from began */
 	int64_t announced; /* the same of the one after which the next was announced */
 	int64_t most;      /* for which the placeholder that is being made may stay */
+	bool prepared;     /* what a placeholder takes, or it was refused */
 } announce;
 
 void hami_announce_note(int64_t begun)
@@ -36,6 +38,14 @@ static bool may_take(void)
 	return terms.latency && terms.others_least_percent && !terms.latency_others;
 }
 
+/* Takes a millisecond or so: not when a request is about to come. */
+static void prepare(const struct real_cuda *real)
+{
+	(void)real;
+	announce.prepared = true;
+	hami_placeholder_begin(0);
+}
+
 static void take(const struct real_cuda *real)
 {
 	(void)real;
@@ -51,11 +61,15 @@ int64_t hami_announce(int64_t now)
 	if (announce.announced == announce.noted || !hami_forecast_next(&announce.forecast, &from, &until) ||
 	    now >= until)
 		return HAMI_ANNOUNCE_NONE;
+	if (now < from && !announce.prepared && may_take()) {
+		hami_outstanding_visit(0, prepare);
+		now = hami_clock_steady();
+	}
 	if (now < from)
 		return from - now;
 	announce.announced = announce.noted;
 	announce.most = until - now;
-	if (may_take())
+	if (announce.prepared && now < until && may_take())
 		hami_outstanding_visit(0, take);
 	return HAMI_ANNOUNCE_NONE;
 }
@@ -64,4 +78,5 @@ void hami_announce_forked(void)
 {
 	announce.forecast = (struct hami_forecast){0};
 	announce.noted = announce.announced = 0;
+	announce.prepared = false;
 }

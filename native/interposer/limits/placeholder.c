@@ -155,7 +155,7 @@ bool hami_placeholder_begin(uint64_t most_ns)
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* no capture of the program is spoilt */
 	real->cuThreadExchangeStreamCaptureMode(&mode);
 	struct place *p = find(real, id);
-	const bool launched = p->stream && launch(real, p, most_ns);
+	const bool launched = p->stream && most_ns && launch(real, p, most_ns);
 	real->cuThreadExchangeStreamCaptureMode(&mode);
 	hami_hold_leave(HAMI_HOLD_WORK);
 	atomic_store(&placeholder.busy, false);

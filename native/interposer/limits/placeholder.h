@@ -24,7 +24,8 @@
 
 /*
  * A request is about to come. Returns whether there is a placeholder now, for `most_ns` at most, which the next launch has to
- * end: none where nobody has to give way, without a context, and where the driver refuses.
+ * end: none where nobody has to give way, without a context, and where the driver refuses. 0: it is prepared, and there is
+ * none.
  */
 bool hami_placeholder_begin(uint64_t most_ns);
 /*

@@ -223,6 +223,7 @@ static void nobody_has_to_give_way(void)
 
 static void until_the_next_launch(void)
 {
+	CHECK(!hami_placeholder_begin(0) && modules == 1 && !launches); /* prepared, and no more */
 	CHECK(hint() == 2 && modules == 1 && streams == 1 && registered == 1);
 	CHECK(last.most == HAMI_PLACEHOLDER_NS && spins());
 	hami_placeholder_end();
