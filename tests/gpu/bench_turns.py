@@ -3,7 +3,7 @@
 
 Sections: solo, turns, urgent, idle; all without an argument. $TRAIN_S: for how long one training job runs alone, about;
 $GIB: what it holds; $MEM: its slice; $JOBS: how many; $PATIENCE_S: for how long something may take. $STEPS: instead of
-solo, so many steps run alone on the second GPU, natively, while the jobs take turns on the first.
+solo, so many steps run alone on the second GPU, natively, $ALONE_AFTER_S after the jobs that take turns on the first.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ GIB = int(os.environ.get("GIB", "20"))  # of each: the host has to hold three of
 MEM = os.environ.get("MEM", f"{GIB + 12}G")  # the model, its optimizer and what it computes are 6 GiB
 PATIENCE_S = float(os.environ.get("PATIENCE_S", "570"))
 STEPS = os.environ.get("STEPS", "")
+ALONE_AFTER_S = int(os.environ.get("ALONE_AFTER_S", "0"))
 
 # Trains a fixed number of steps with so many GiB of ballast. Says when it is about to use the GPU, has, and is done.
 TRAIN = """
@@ -125,7 +126,7 @@ def alone_beside() -> subprocess.Popen[str]:
     script = WORK / "beside.py"
     script.write_text(TRAIN)
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "1"}
-    words = [sys.executable, str(script), str(GIB), STEPS]
+    words = ["sh", "-c", f"sleep {ALONE_AFTER_S}; exec {sys.executable} {script} {GIB} {STEPS}"]
     return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
 
 

@@ -6,6 +6,8 @@
 #include "arbitration/forecast.h"
 #include "arbitration/terms.h"
 #include "base/clock.h"
+#include "base/log.h"
+#include "driver/movable.h"
 #include "limits/latency.h"
 #include "limits/launched.h"
 #include "limits/outstanding.h"
@@ -28,10 +30,10 @@ void hami_announce_note(int64_t begun)
 	hami_forecast_note(&announce.forecast, begun);
 }
 
-/* Returns whether the GPU may be taken before a request is there. */
+/* Returns whether the GPU may be taken before a request is there. Not in a program that is held when its memory moves. */
 static bool may_take(void)
 {
-	if (hami_slice_count() != 1)
+	if (hami_slice_count() != 1 || hami_movable_tracked())
 		return false;
 	const struct hami_region *region = hami_slice_region(0);
 	const struct hami_terms terms = hami_terms_read(region->job, region->step);
@@ -43,6 +45,8 @@ static void prepare(const struct real_cuda *real)
 {
 	(void)real;
 	announce.prepared = true;
+	hami_log(1, "requests come every %lld us: from now on the GPU is taken for them\n",
+		 (long long)announce.forecast.period / 1000);
 	hami_placeholder_begin(0);
 }
 
