@@ -120,7 +120,7 @@ fuzz: fuzzers
 		2>$$f.log || { tail -n 40 $$f.log; exit 1; }; tail -n 1 $$f.log; done
 
 # With a sanitizer: the same tests on that build, less those that only take long.
-INTERPOSER_TESTS := $(addprefix ../tests/native/test_,interposer.py interposer_units.py compute.py latency.py \
+INTERPOSER_TESTS := $(addprefix ../tests/native/test_,interposer.py interposer_units.py compute.py latency.py announced.py \
 	trace_times.py mig_parts.py swap.py swap_ends.py $(if $(findstring address,$(SAN)),slices_in_one_process.py max_processes.py))
 SLOW_TESTS := any_usage_record or rests_while or two_ or tenants or shares_follow or paused_tenant
 # Of the tests of moved memory those that move much of it, or wait. All were run with both sanitizers.
@@ -142,5 +142,5 @@ test-arbitration: $(ARBITRATION)
 	HAMI_TEST_BUILD=$(BUILD) $(if $(SAN),LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) \
 		$$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 )$(PYTHON) -m pytest -q -p no:cacheprovider \
-		../tests/native/test_arbitration.py ../tests/native/test_budget.py \
+		../tests/native/test_arbitration.py ../tests/native/test_budget.py ../tests/native/test_forecast.py \
 		../tests/native/test_slices_in_step.py
