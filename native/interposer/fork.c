@@ -33,6 +33,7 @@
 #include "limits/ending.h"
 #include "limits/gate.h"
 #include "limits/hold.h"
+#include "limits/kernel_copy.h"
 #include "limits/latency.h"
 #include "limits/launched.h"
 #include "limits/meter.h"
@@ -41,6 +42,7 @@
 #include "limits/probe.h"
 #include "limits/share.h"
 #include "limits/swap.h"
+#include "limits/trim.h"
 #include "region/process.h"
 
 /* Runs in the child, as its only thread: any other thread of the parent may have held any of the locks. */
@@ -48,6 +50,8 @@ static void forked(void)
 {
 	hami_swap_forked();
 	hami_hold_forked();
+	hami_trim_forked();
+	hami_kernel_copy_forked();
 	hami_hint_forked();
 	hami_gate_forked();
 	hami_share_forked();

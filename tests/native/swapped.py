@@ -18,6 +18,50 @@ from hami_hpc.core.records import USAGE_FILE_SIZE
 SLOTS_AT = c.USAGE_SIZE + c.USAGE_STEP_COUNT * c.USAGE_STEP_SIZE
 WORDS = {number: word for word, number in c.SWAP_STATES.items()}
 
+# Has memory in pools, its own and the device's, whose segments of 32 MiB are free at their beginnings, in the middle,
+# nearly all, every second piece, or all. Says "ready", then for each line of its input compares and changes them.
+POOLS = """
+import sys, ctypes, struct
+cu = ctypes.CDLL("libcuda.so.1")
+def ok(result):
+    assert result == 0, result
+P, S, U64, MIB = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64, 1 << 20
+ctx, stream, device, own, gone = P(), P(), P(), P(), P()
+ok(cu.cuInit(0)); ok(cu.cuCtxCreate_v2(ctypes.byref(ctx), 0, 0)); ok(cu.cuStreamCreate(ctypes.byref(stream), 1))
+properties = struct.pack("iiiiPNH54x", 1, 0, 1, 0, 0, 0, 0)
+ok(cu.cuDeviceGetDefaultMemPool(ctypes.byref(device), 0))
+ok(cu.cuMemPoolCreate(ctypes.byref(own), properties))
+ok(cu.cuMemPoolCreate(ctypes.byref(gone), properties)); ok(cu.cuMemPoolDestroy(gone))
+for pool in device, own:
+    ok(cu.cuMemPoolSetAttribute(pool, 4, ctypes.byref(U64(2**64 - 1))))  # keeps all that is free
+live, seed = {}, 0
+def new(pool, n):
+    global seed
+    a = U64(); seed += 1
+    ok(cu.cuMemAllocFromPoolAsync(ctypes.byref(a), S(n), pool, stream)); ok(cu.cuStreamSynchronize(stream))
+    data = (bytes([(seed * 37 + 11 * k) % 256 for k in range(251)]) * (n // 251 + 1))[:n]
+    ok(cu.cuMemcpyHtoD_v2(a, data, S(n))); live[a.value] = data
+    return a.value
+def free(a):
+    ok(cu.cuMemFreeAsync(U64(a), stream)); ok(cu.cuStreamSynchronize(stream)); del live[a]
+def check():
+    for a, data in live.items():
+        out = ctypes.create_string_buffer(len(data)); ok(cu.cuMemcpyDtoH_v2(out, U64(a), S(len(data))))
+        assert out.raw == data, hex(a)
+for pool, holes in (device, ([0], [4, 5], range(15), range(1, 16, 2), range(0, 16, 2))), (own, ([0], [12], range(16))):
+    segments = [[new(pool, 2 * MIB) for _ in range(16)] for _ in holes]
+    for segment, hole in zip(segments, holes):
+        for i in hole:
+            free(segment[i])
+small = [new(device, 1000) for _ in range(100)]
+for a in small[:50]:
+    free(a)
+check()
+print("ready")
+for n, line in enumerate(sys.stdin, 1):
+    check(); free(next(iter(live))); new(device, 5 * MIB); check(); print(f"round {n}")
+"""
+
 # Has memory of each family with content of its own. Says "ready", then for each line of its input compares all of it.
 FAMILIES = """
 import sys, ctypes

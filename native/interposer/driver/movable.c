@@ -8,6 +8,8 @@
 #include "base/lock.h"
 #include "driver/rm_forms.h"
 
+#define PAGE (2ull << 20) /* the GPU's, of which segments of pools are */
+
 enum { BUCKETS = 1024 };
 
 struct entry {
@@ -20,7 +22,7 @@ struct entry {
 static struct {
 	pthread_mutex_t lock;
 	_Atomic bool tracked;
-	uint64_t serial;
+	_Atomic uint64_t serial;
 	size_t count;
 	struct entry *buckets[BUCKETS];
 } movables = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -131,6 +133,24 @@ void hami_movable_made(int fd, uint32_t handle, const struct hami_movable *asked
 	pthread_mutex_unlock(&movables.lock);
 }
 
+uint64_t hami_movable_last(void)
+{
+	return movables.serial;
+}
+
+void hami_movable_pool(uint64_t address, uint64_t bytes)
+{
+	pthread_mutex_lock(&movables.lock);
+	for (size_t i = 0; i < BUCKETS && movables.count; i++)
+		for (struct entry *e = movables.buckets[i]; e; e = e->next) {
+			struct hami_movable *m = &e->movable;
+			const bool in = address - m->base < m->length || m->base - address < bytes;
+			if (e->mappings == 1 && in && m->base % PAGE == 0 && m->length % PAGE == 0)
+				m->pooled = true;
+		}
+	pthread_mutex_unlock(&movables.lock);
+}
+
 void hami_movable_fix(uint32_t client, uint32_t handle)
 {
 	pthread_mutex_lock(&movables.lock);
@@ -195,6 +215,7 @@ void hami_movable_mapped(int uvm_fd, const void *argument)
 		e->movable.control_fd = m.control_fd;
 		e->movable.base = m.base;
 		e->movable.length = m.length;
+		e->movable.pooled = false;
 		e->movable.gpu = m.gpu[0];
 	}
 	pthread_mutex_unlock(&movables.lock);

@@ -35,6 +35,7 @@ struct hami_movable {
 	struct hami_fabric fabric;
 	int uvm_fd, control_fd;
 	uint64_t base, length;
+	bool pooled; /* a segment of a stream-ordered pool: the program's alone, of whole pages, where not all is allocated */
 	struct uvm_attributes gpu;
 };
 
@@ -49,6 +50,10 @@ bool hami_movable_tracked(void);
 bool hami_movable_read(unsigned long number, const void *argument, struct hami_movable *out);
 /* The request was answered: the object has this handle. */
 void hami_movable_made(int fd, uint32_t handle, const struct hami_movable *asked);
+/* Returns a number that grows with each object that is made. */
+uint64_t hami_movable_last(void);
+/* A pool gave these addresses to the program: the objects that they are in are its segments. */
+void hami_movable_pool(uint64_t address, uint64_t bytes);
 /*
  * A request, which succeeded, gave an object a handle by which other GPUs reach it. False: it is of a form that is not kept,
  * of whichever object it is.

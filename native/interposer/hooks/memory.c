@@ -10,8 +10,11 @@
 #include "base/log.h"
 #include "base/table.h"
 #include "driver/access.h"
+#include "driver/movable.h"
+#include "hooks/mps.h"
 #include "limits/charge.h"
 #include "limits/hold.h"
+#include "limits/trim.h"
 #include "region/process.h"
 
 #define BLOCK (2ull << 20) /* the driver's unit of managed memory */
@@ -97,8 +100,32 @@ CUresult CUDAAPI cuMemFree_v2(CUdeviceptr address)
 
 CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
 {
-	POOL(cuMemPoolCreate, properties ? properties->allocType : CU_MEM_ALLOCATION_TYPE_INVALID, pool,
-	     properties);
+	const struct real_cuda *real = hami_cuda();
+	if (!real)
+		return HAMI_REFUSED;
+	if (!real->cuMemPoolCreate || (properties && properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED))
+		return CUDA_ERROR_NOT_SUPPORTED;
+	CUresult result = real->cuMemPoolCreate(pool, properties);
+	if (result == CUDA_SUCCESS && hami_movable_tracked() && properties &&
+	    properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+		hami_trim_add(*pool);
+	return result;
+}
+
+/* Forgets the pool before it is destroyed: after that, another one may have its place. */
+CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
+{
+	const struct real_cuda *real = hami_cuda();
+	if (!real)
+		return HAMI_REFUSED;
+	if (!real->cuMemPoolDestroy)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	hami_hold_enter(HAMI_HOLD_WORK);
+	if (hami_movable_tracked())
+		hami_trim_remove(pool);
+	CUresult result = real->cuMemPoolDestroy(pool);
+	hami_hold_leave(HAMI_HOLD_WORK);
+	return hami_mps_seen(result);
 }
 
 CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)

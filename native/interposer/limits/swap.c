@@ -115,7 +115,8 @@ static uint32_t plan(const struct real_cuda *real, CUcontext context)
 	for (size_t i = 0; i < swap.count; at += swap.objects[i++].length)
 		swap.pieces[i] = (struct hami_piece){.device = swap.objects[i].base,
 						     .host = swap.arena.memory + at,
-						     .bytes = swap.objects[i].length};
+						     .bytes = swap.objects[i].length,
+						     .pooled = swap.objects[i].pooled};
 	return HAMI_SWAPPED_HOST;
 }
 
@@ -151,10 +152,7 @@ static bool free_copied(void)
 		}
 		swap.moved += m.length;
 		swap.objects[kept] = m;
-		swap.pieces[kept].device = swap.pieces[i].device;
-		swap.pieces[kept].host = swap.pieces[i].host;
-		swap.pieces[kept].bytes = swap.pieces[i].bytes;
-		swap.pieces[kept++].result = CUDA_SUCCESS;
+		swap.pieces[kept++] = swap.pieces[i];
 	}
 	swap.count = kept;
 	return kept || !refused;

@@ -5,7 +5,9 @@
 #include <sched.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "limits/hold.h"
+#include "limits/kernel_copy.h"
 
 #define CHUNK (8ull << 20) /* small, so that a buffer stays in the CPU's caches between its two copies */
 enum { WORKERS_MOST = 16, WORKERS_PINNED = 2 };
@@ -16,6 +18,7 @@ struct transfer {
 	struct hami_piece *pieces;
 	size_t count;
 	bool to_host;
+	bool by_kernel; /* what libcuda refused, and nothing else */
 	const struct hami_arena *arena;
 	bool pinned;           /* all of the host's memory is */
 	_Atomic size_t next;   /* chunk, of all pieces' */
@@ -29,6 +32,8 @@ static size_t chunks_of(const struct hami_piece *piece)
 
 static CUresult start(const struct transfer *t, CUdeviceptr device, char *host, size_t bytes, CUstream stream)
 {
+	if (t->by_kernel)
+		return hami_kernel_copy(t->real, device, host, bytes, t->to_host, stream);
 	return t->to_host ? t->real->cuMemcpyDtoHAsync_v2(host, device, bytes, stream)
 			  : t->real->cuMemcpyHtoDAsync_v2(device, host, bytes, stream);
 }
@@ -75,8 +80,12 @@ static CUresult copy_by_buffer(const struct transfer *t, CUdeviceptr device, cha
 static CUresult copy(const struct transfer *t, CUdeviceptr device, char *host, char *buffer, size_t bytes,
 		     CUstream stream)
 {
-	return is_pinned(t->arena, host, bytes) ? copy_pinned(t, device, host, bytes, stream)
-						: copy_by_buffer(t, device, host, buffer, bytes, stream);
+	if (!is_pinned(t->arena, host, bytes))
+		return copy_by_buffer(t, device, host, buffer, bytes, stream);
+	const CUresult result = copy_pinned(t, device, host, bytes, stream);
+	if (result == CUDA_SUCCESS || !t->by_kernel)
+		return result;
+	return copy_by_buffer(t, device, host, buffer, bytes, stream); /* no kernel may reach it there */
 }
 
 /* Copies chunks until there is none left. */
@@ -91,12 +100,30 @@ static void copy_chunks(struct transfer *t, char *buffer, CUstream stream)
 			return;
 		struct hami_piece *p = &t->pieces[piece];
 		size_t at = (chunk - first) * CHUNK, bytes = p->bytes - at < CHUNK ? p->bytes - at : CHUNK;
-		if (p->result != CUDA_SUCCESS)
+		if (p->result != CUDA_SUCCESS || p->by_kernel != t->by_kernel)
 			continue;
 		const CUresult result = copy(t, p->device + at, p->host + at, buffer, bytes, stream);
 		if (result != CUDA_SUCCESS)
 			p->result = result;
 	}
+}
+
+static void work(struct transfer *t, CUstream stream)
+{
+	const struct real_cuda *real = t->real;
+	void *buffer = NULL;
+	if ((!t->pinned || t->by_kernel) && real->cuMemHostAlloc(&buffer, CHUNK, 0) != CUDA_SUCCESS)
+		return;
+	t->worked++;
+	if (t->by_kernel) {
+		const CUstreamCaptureMode mode = hami_kernel_copy_enter(real);
+		copy_chunks(t, buffer, stream);
+		hami_kernel_copy_leave(real, mode);
+	} else {
+		copy_chunks(t, buffer, stream);
+	}
+	if (buffer)
+		real->cuMemFreeHost(buffer);
 }
 
 static void *worker(void *argument)
@@ -105,21 +132,80 @@ static void *worker(void *argument)
 	const struct real_cuda *real = t->real;
 	CUcontext before;
 	CUstream stream;
-	void *buffer = NULL;
 	hami_hold_pass();
 	if (real->cuCtxPushCurrent_v2(t->context) != CUDA_SUCCESS)
 		return NULL;
 	if (real->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS) {
-		if (t->pinned || real->cuMemHostAlloc(&buffer, CHUNK, 0) == CUDA_SUCCESS) {
-			t->worked++;
-			copy_chunks(t, buffer, stream);
-			if (buffer)
-				real->cuMemFreeHost(buffer);
-		}
+		work(t, stream);
 		real->cuStreamDestroy_v2(stream);
 	}
 	real->cuCtxPopCurrent_v2(&before);
 	return NULL;
+}
+
+/* Copies so many bytes with as many threads as there is use for. Returns whether one could. */
+static bool copy_all(struct transfer *t, size_t bytes)
+{
+	pthread_t threads[WORKERS_MOST];
+	cpu_set_t cpus;
+	int wanted = sched_getaffinity(0, sizeof cpus, &cpus)
+			     ? WORKERS_MOST
+			     : CPU_COUNT(&cpus); /* it fails with more than 1024 */
+	int started = 0;
+	const size_t useful = bytes / CHUNK + 1, usual = t->pinned ? WORKERS_PINNED : WORKERS_MOST;
+	const int most = (int)(useful < usual ? useful : usual);
+	t->next = 0;
+	t->worked = 0;
+	while (started < most && started < wanted && !pthread_create(&threads[started], NULL, worker, t))
+		started++;
+	for (int i = 0; i < started; i++)
+		pthread_join(threads[i], NULL);
+	if (!started)
+		worker(t);
+	return t->worked > 0;
+}
+
+static bool prepare(const struct transfer *t)
+{
+	CUcontext before;
+	if (t->real->cuCtxPushCurrent_v2(t->context) != CUDA_SUCCESS)
+		return false;
+	const bool prepared = hami_kernel_copy_prepare(t->real);
+	t->real->cuCtxPopCurrent_v2(&before);
+	return prepared;
+}
+
+/*
+ * Copies by a kernel, once nothing else is under way, what libcuda refused of pools. What the kernel does not copy either
+ * stays on the GPU, as if there were none. Returns false when no thread could bring back what is away.
+ */
+static bool copy_refused(struct transfer *t)
+{
+	size_t bytes = 0;
+	for (size_t i = 0; i < t->count; i++) {
+		struct hami_piece *p = &t->pieces[i];
+		p->by_kernel |= p->pooled && p->result == CUDA_ERROR_INVALID_VALUE;
+		bytes += p->by_kernel ? p->bytes : 0;
+	}
+	if (!bytes)
+		return true;
+	const bool prepared = prepare(t);
+	for (size_t i = 0; prepared && i < t->count; i++)
+		if (t->pieces[i].by_kernel)
+			t->pieces[i].result = CUDA_SUCCESS;
+	t->by_kernel = true;
+	const bool worked = prepared && copy_all(t, bytes);
+	for (size_t i = 0; i < t->count; i++) {
+		struct hami_piece *p = &t->pieces[i];
+		if (p->by_kernel && (!prepared || (t->to_host && (!worked || p->result != CUDA_SUCCESS)))) {
+			p->result = CUDA_ERROR_INVALID_VALUE;
+			bytes -= p->bytes;
+		}
+	}
+	if (worked && bytes)
+		hami_log(1, "%zu MiB of pools copied to the %s by a kernel\n", bytes >> 20,
+			 t->to_host ? "host" : "GPU");
+	return worked || !prepared || t->to_host;
 }
 
 bool hami_transfer(const struct real_cuda *real, CUcontext context, struct hami_piece *pieces, size_t count,
@@ -132,22 +218,12 @@ bool hami_transfer(const struct real_cuda *real, CUcontext context, struct hami_
 			     .arena = arena,
 			     .pinned = true,
 			     .to_host = to_host};
-	for (size_t i = 0; i < count; i++)
+	size_t bytes = 0;
+	for (size_t i = 0; i < count; i++) {
 		t.pinned = t.pinned && is_pinned(arena, pieces[i].host, pieces[i].bytes);
-	pthread_t threads[WORKERS_MOST];
-	cpu_set_t cpus;
-	int wanted = sched_getaffinity(0, sizeof cpus, &cpus)
-			     ? WORKERS_MOST
-			     : CPU_COUNT(&cpus); /* it fails with more than 1024 */
-	int started = 0;
-	const int most = t.pinned ? WORKERS_PINNED : WORKERS_MOST;
-	while (started < most && started < wanted && !pthread_create(&threads[started], NULL, worker, &t))
-		started++;
-	for (int i = 0; i < started; i++)
-		pthread_join(threads[i], NULL);
-	if (!started)
-		worker(&t);
-	return t.worked > 0;
+		bytes += pieces[i].bytes;
+	}
+	return copy_all(&t, bytes) && copy_refused(&t);
 }
 
 size_t hami_transfer_drop_refused(const struct real_cuda *real, CUcontext context,
@@ -159,7 +235,8 @@ size_t hami_transfer_drop_refused(const struct real_cuda *real, CUcontext contex
 	if (real->cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
 		return 0;
 	for (size_t i = 0; i < *count; i++)
-		if (real->cuMemcpyDtoH_v2(&byte, objects[i].base, sizeof byte) == CUDA_ERROR_INVALID_VALUE)
+		if (real->cuMemcpyDtoH_v2(&byte, objects[i].base, sizeof byte) == CUDA_ERROR_INVALID_VALUE &&
+		    !(objects[i].pooled && hami_kernel_copy_prepare(real)))
 			dropped += objects[i].length;
 		else
 			objects[kept++] = objects[i];

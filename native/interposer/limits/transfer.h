@@ -18,8 +18,10 @@ struct hami_piece {
 	CUdeviceptr device;
 	char *host;
 	size_t bytes;
+	bool pooled;    /* of a pool: what libcuda refuses of it a kernel copies */
+	bool by_kernel; /* it does, also on the way back; set by a transfer */
 	_Atomic CUresult
-		result; /* of a copy that failed; CUDA_ERROR_INVALID_VALUE: libcuda refuses the address */
+		result; /* of a copy that failed; CUDA_ERROR_INVALID_VALUE: libcuda refuses the address, and it stays */
 };
 
 /* Copies all pieces, in that context. Returns false when no thread could work; pieces tell of each other failure. */
@@ -27,8 +29,8 @@ bool hami_transfer(const struct real_cuda *real, CUcontext context, struct hami_
 		   const struct hami_arena *arena, bool to_host);
 
 /*
- * Leaves out the objects of which libcuda copies nothing, as they are its own: they stay on the GPU, and need no room on the
- * host. Returns their length. Asks of each one, some us, in that context.
+ * Leaves out the objects of which nothing is copied, as they are libcuda's own: they stay on the GPU, and need no room on
+ * the host. Returns their length. Asks of each one, some us, in that context.
  */
 size_t hami_transfer_drop_refused(const struct real_cuda *real, CUcontext context,
 				  struct hami_movable *objects, size_t *count);

@@ -1,7 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "limits/trim.h"
 
+#include <stdatomic.h>
 #include <stddef.h>
+
+enum { POOLS = 64 };
+
+static CUmemoryPool _Atomic pools[POOLS];
+
+void hami_trim_add(CUmemoryPool pool)
+{
+	for (int i = 0; i < POOLS; i++) {
+		CUmemoryPool none = NULL;
+		if (atomic_compare_exchange_strong(&pools[i], &none, pool))
+			return;
+	}
+}
+
+void hami_trim_remove(CUmemoryPool pool)
+{
+	for (int i = 0; i < POOLS && pool; i++) {
+		CUmemoryPool known = pool;
+		if (atomic_load_explicit(&pools[i], memory_order_relaxed) == pool)
+			atomic_compare_exchange_strong(&pools[i], &known, NULL);
+	}
+}
 
 void hami_trim_pools(const struct real_cuda *real, CUcontext context)
 {
@@ -17,5 +40,15 @@ void hami_trim_pools(const struct real_cuda *real, CUcontext context)
 		if (real->cuDeviceGetDefaultMemPool(&pool, device) == CUDA_SUCCESS)
 			real->cuMemPoolTrimTo(pool, 0);
 	}
+	for (int i = 0; i < POOLS; i++)
+		if ((pool = pools[i]))
+			real->cuMemPoolTrimTo(pool, 0);
 	real->cuCtxPopCurrent_v2(&before);
+}
+
+void hami_trim_forked(void)
+{
+	for (int i = 0; i < POOLS; i++)
+		if (pools[i])
+			pools[i] = NULL;
 }

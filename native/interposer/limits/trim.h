@@ -1,9 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gives back what the pools of a context's device keep without need: nobody can copy what is not allocated. */
+/*
+ * Gives back what the pools of a context's device keep without need: its current and default pool, and those that the
+ * program made, of which the first 64 alive are known. No lock. Thread-safe, not async-signal-safe. A forked child has
+ * none.
+ */
 #ifndef HAMI_TRIM_H
 #define HAMI_TRIM_H
 #include "driver/resolve.h"
 
 void hami_trim_pools(const struct real_cuda *real, CUcontext context);
+
+/* The program made a pool; it is about to destroy one. */
+void hami_trim_add(CUmemoryPool pool);
+void hami_trim_remove(CUmemoryPool pool);
+
+/* In a forked child. */
+void hami_trim_forked(void);
 
 #endif

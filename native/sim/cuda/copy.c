@@ -23,7 +23,12 @@ bool sim_device_range(CUdeviceptr address, size_t size, bool write)
 	uintptr_t base;
 	size_t length;
 	struct region *region;
-	if (heap_range(address, &base, &length, &region) != CUDA_SUCCESS || size > length - (address - base))
+	if (heap_range(address, &base, &length, &region) != CUDA_SUCCESS)
+		return false;
+	if (region->kind == REGION_BLOCK &&
+	    pool_of(region->heap)) /* where it begins something is allocated */
+		length = region->base + region->bytes - base;
+	if (size > length - (address - base))
 		return false;
 	if (region->kind == REGION_RESERVED)
 		return vmm_accessible(region, (uintptr_t)address, size);

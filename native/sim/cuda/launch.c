@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Launches, and what can be asked of a function. */
+#include "memory.h"
 #include "module.h"
 #include "mps.h"
 
@@ -33,6 +34,25 @@ CUresult sim_kernel_ns(const struct CUfunc_st *f, uint32_t device, void **parame
 	return CUDA_SUCCESS;
 }
 
+/* The kernel's arguments: to, from, and how many times 16 bytes. Whether anything is allocated there nobody looks. */
+static CUresult copy(void **parameters)
+{
+	CUdeviceptr to, from;
+	uint64_t count;
+	if (!parameters)
+		return CUDA_ERROR_INVALID_VALUE;
+	memcpy(&to, parameters[0], sizeof to);
+	memcpy(&from, parameters[1], sizeof from);
+	memcpy(&count, parameters[2], sizeof count);
+	sim_process_lock();
+	struct region *r = region_find((uintptr_t)to);
+	if (r)
+		r->touched = true;
+	sim_process_unlock();
+	memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, count * 16);
+	return CUDA_SUCCESS;
+}
+
 struct shape {
 	unsigned grid[3], block[3], shared;
 };
@@ -59,6 +79,8 @@ static CUresult launch(CUfunction f, const struct shape *shape, CUstream stream,
 	SIM_CHECK(sim_stream(stream, &s));
 	SIM_CHECK(check_shape(f, shape));
 	SIM_CHECK(sim_kernel_ns(f, s->context->device, parameters, extra, &ns));
+	if (f->copies)
+		SIM_CHECK(copy(parameters));
 	ns = sim_mps_ns(ns);
 	if (s->capturing)
 		return sim_capture_kernel(s, ns);

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Modules and functions. Any image will do: it is not looked into, and has every function that is asked for.
+ * Modules and functions. Any image will do: it is not looked into, and has every function that is asked for; but of PTX
+ * only those whose entry it has.
  * A function called sim_spin_ns keeps the GPU busy for its first argument, a u64 of nanoseconds;
- * hami_hpc_work (native/measure) for so many loops at the model's clock; any other for the model's kernel_ns.
+ * hami_hpc_work (native/measure) for so many loops at the model's clock; any other for the model's kernel_ns. hami_kernel_copy
+ * (native/interposer/limits/kernel_copy.c) copies.
  */
 #include "module.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -28,6 +31,8 @@ static CUresult load(struct CUmod_st **out, const void *image)
 	if (!m)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	m->magic = SIM_MODULE_MAGIC;
+	if (strncmp(image, ".version", 8) == 0)
+		m->text = strdup(image);
 	*out = m;
 	return CUDA_SUCCESS;
 }
@@ -43,8 +48,16 @@ static CUresult unload(struct CUmod_st *m)
 		f->magic = 0;
 		free(f);
 	}
+	free(m->text);
 	free(m);
 	return CUDA_SUCCESS;
+}
+
+static bool has_entry(const struct CUmod_st *m, const char *name)
+{
+	char entry[sizeof m->functions->name + sizeof ".entry ("];
+	snprintf(entry, sizeof entry, ".entry %s(", name);
+	return !m->text || strstr(m->text, entry);
 }
 
 static CUresult get_function(struct CUfunc_st **out, struct CUmod_st *m, const char *name)
@@ -53,7 +66,7 @@ static CUresult get_function(struct CUfunc_st **out, struct CUmod_st *m, const c
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!valid_module(m))
 		return CUDA_ERROR_INVALID_HANDLE;
-	if (!*name)
+	if (!*name || !has_entry(m, name))
 		return CUDA_ERROR_NOT_FOUND;
 	sim_process_lock();
 	struct CUfunc_st *f = m->functions;
@@ -65,6 +78,7 @@ static CUresult get_function(struct CUfunc_st **out, struct CUmod_st *m, const c
 		memcpy(f->name, name, strlen(name) + 1);
 		f->spins = strcmp(name, "sim_spin_ns") == 0;
 		f->works = strcmp(name, "hami_hpc_work") == 0;
+		f->copies = strcmp(name, "hami_kernel_copy") == 0;
 		f->next = m->functions;
 		m->functions = f;
 	}

@@ -9,13 +9,15 @@ enum { SIM_MODULE_MAGIC = 0x4d4f4455, SIM_FUNCTION_MAGIC = 0x46554e43 };
 struct CUmod_st {
 	uint32_t magic;
 	struct CUfunc_st *functions;
+	char *text; /* of PTX; NULL: another image */
 };
 
 /* Also what a CUkernel points to. */
 struct CUfunc_st {
 	uint32_t magic;
-	bool spins; /* sim_spin_ns */
-	bool works; /* hami_hpc_work */
+	bool spins;  /* sim_spin_ns */
+	bool works;  /* hami_hpc_work */
+	bool copies; /* hami_kernel_copy */
 	int max_dynamic_shared, shared_carveout;
 	struct CUmod_st *module;
 	struct CUfunc_st *next;

@@ -48,6 +48,25 @@ static void a_pool_keeps_until_it_is_trimmed(void)
 	GIVES(CUDA_ERROR_OUT_OF_MEMORY, cuMemAllocAsync(&p, before + 1, NULL));
 }
 
+/* As libcuda: something is allocated where a copy begins, whatever follows in the pool's block. */
+static void copies_ask_where_they_begin(void)
+{
+	CUdeviceptr p, q;
+	static char bytes[2 * MIB];
+	OK(cuMemAllocAsync(&p, MIB, NULL));
+	OK(cuMemAllocAsync(&q, MIB, NULL));
+	OK(cuMemcpyDtoH(bytes, p, sizeof bytes));
+	OK(cuMemFreeAsync(q, NULL));
+	OK(cuMemcpyDtoH(bytes, p, sizeof bytes));
+	OK(cuMemFreeAsync(p, NULL));
+	OK(cuMemAllocAsync(&p, MIB / 2, NULL));
+	GIVES(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoH(bytes, p + MIB / 2, 1));
+	GIVES(CUDA_ERROR_INVALID_VALUE, cuMemcpyHtoD(p + MIB / 2, bytes, 1));
+	GIVES(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoH(bytes, p, 32 * MIB + 1));
+	OK(cuMemFreeAsync(p, NULL));
+	OK(cuCtxSynchronize());
+}
+
 static void arrays_take_memory(void)
 {
 	CUarray array, level;
@@ -149,6 +168,7 @@ int main(void)
 	make_machine("h200");
 	open_device();
 	a_pool_keeps_until_it_is_trimmed();
+	copies_ask_where_they_begin();
 	arrays_take_memory();
 	graphs_allocate_at_launch();
 	managed_memory_counts_in_full();

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segments of stream-ordered pools that are free in part, of which libcuda copies not all (docs/adr/107)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from conformance import REAL_GPU
+from swapped import FAMILIES, POOLS, Program, Swapped
+from test_compute import machine
+from test_swap import Machine, used_mib
+from test_swap_host import FAKE
+
+from hami_hpc.contract import constants as c
+
+__all__ = ["machine"]  # the fixture
+pytestmark = pytest.mark.skipif(REAL_GPU, reason="on a real GPU: tests/gpu/test_swapped.py")
+CONTEXT_MIB = 512  # of the simulated H200
+SEGMENTS = 7  # in which something is allocated
+BY_KERNEL = SEGMENTS - 1  # where the first byte of one of four parts is free
+
+
+def make(tmp_path: Path, machine: Machine, faults: str = "", pinned_mib: int = 0, swap: int = c.SWAP_IN) -> Swapped:
+    job = Swapped.make(tmp_path / "job", *machine, pinned_mib=pinned_mib, swap=swap)
+    job.made.extra.update({"HAMI_SIM_FAULTS": faults, c.ENV_LOG: "1"})
+    return job
+
+
+@pytest.mark.parametrize("pinned_mib", [0, 64, 1000])
+def test_segments_move_whatever_of_them_is_free(
+    pinned_mib: int, tmp_path: Path, machine: Machine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = make(tmp_path, machine, pinned_mib=pinned_mib)
+    with job.start(POOLS) as program:
+        for n in range(1, 4):
+            assert job.move(out=True)[1] == "host"
+            assert used_mib(machine) == CONTEXT_MIB
+            if n == 1:
+                assert job.slot()["swapped_bytes"] >> 20 == SEGMENTS * 32, "free ones were given back before"
+            assert job.move(out=False)[1] == "gpu"
+            assert program.ask() == f"round {n}"
+        program.end()
+    log = capfd.readouterr().err
+    for where in "host", "GPU":
+        assert log.count(f" MiB of pools copied to the {where} by a kernel") == 3
+        assert f"{BY_KERNEL * 32} MiB of pools copied to the {where} by a kernel" in log
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        "cuModuleLoadData=221",  # no compiler
+        "cuModuleLoadData=2",
+        "cuModuleGetFunction=500",
+        "cuCtxGetId=801",
+        "cuLaunchKernel=2",
+        "cuMemHostGetDevicePointer=1",
+    ],
+)
+def test_without_the_kernel_such_segments_stay(
+    faults: str, tmp_path: Path, machine: Machine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = make(tmp_path, machine, faults)
+    with job.start(POOLS) as program:
+        for n in range(1, 4):
+            assert job.move(out=True)[1] == "host"
+            if n == 1:
+                assert job.slot()["swapped_bytes"] >> 20 == (SEGMENTS - BY_KERNEL) * 32
+                assert used_mib(machine) == CONTEXT_MIB + BY_KERNEL * 32
+            assert job.move(out=False)[1] == "gpu"
+            assert program.ask() == f"round {n}"
+        program.end()
+    assert "by a kernel" not in capfd.readouterr().err
+
+
+def test_page_locked_memory_that_the_kernel_does_not_reach_is_copied_by_a_buffer(
+    tmp_path: Path, machine: Machine
+) -> None:
+    out = BY_KERNEL * 4  # copies to the host, by buffers as nothing is page-locked yet
+    job = make(tmp_path, machine, f"cuMemHostGetDevicePointer=1:after={out}:times=1", pinned_mib=1000)
+    with job.start(POOLS) as program:
+        for n in range(1, 3):
+            assert job.move(out=True)[1] == "host"
+            assert used_mib(machine) == CONTEXT_MIB
+            assert job.move(out=False)[1] == "gpu"
+            assert program.ask() == f"round {n}"
+        program.end()
+
+
+@pytest.mark.parametrize("code", [POOLS, FAMILIES], ids=["pools", "families"])
+@pytest.mark.parametrize("swap", ["IN", "NEVER"])
+def test_what_does_not_need_the_kernel_has_none(
+    code: str, swap: str, tmp_path: Path, machine: Machine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is compiled at the first move that needs it, and never in a job that is not moved."""
+    job = make(tmp_path, machine, "cuModuleLoadData=221", swap=getattr(c, f"SWAP_{swap}"))
+    needs = code == POOLS and swap == "IN"
+    with job.start(code.replace("pool(n):", "pool(n): return plain(n)\ndef unused(n):")) as program:
+        assert "no kernel that copies" not in capfd.readouterr().err
+        if swap == "IN":
+            assert job.move(out=True)[1] == "host"
+            assert job.move(out=False)[1] == "gpu"
+        else:
+            assert job.move(out=True, patience_s=0.5)[1] == "gpu"
+        assert program.ask() == "round 1"
+        program.end()
+    assert ("no kernel that copies (error 221)" in capfd.readouterr().err) == needs
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs mounts")
+@pytest.mark.parametrize("faults", ["", "cuModuleLoadData=221"])
+def test_segments_move_where_the_host_has_room_for_nothing_else(faults: str, tmp_path: Path, machine: Machine) -> None:
+    """300 MiB, where the segments and libcuda's own memory are 736: what nothing copies needs no room."""
+    (tmp_path / "cgroup").write_text("4:memory:/job\n")
+    (tmp_path / "memory.limit_in_bytes").write_text(f"{1 << 30}\n")
+    (tmp_path / "memory.usage_in_bytes").write_text(f"{(1 << 30) - (300 << 20)}\n")
+    (tmp_path / "memory.stat").write_text("anon 5\ntotal_inactive_file 0\ntotal_active_file 0\n")
+    job = make(tmp_path, machine, faults)
+    command = ["unshare", "--mount", "sh", "-c", FAKE, "sh", "memory/job", str(tmp_path), sys.executable, "-u", "-c"]
+    with Program([*command, POOLS], job.made.environment()) as program:
+        assert job.move(out=True)[1] == "host"
+        assert job.slot()["swapped_bytes"] >> 20 == (SEGMENTS - BY_KERNEL if faults else SEGMENTS) * 32
+        assert job.move(out=False)[1] == "gpu"
+        assert program.ask() == "round 1"
+        program.end()
