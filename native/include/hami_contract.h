@@ -13,6 +13,7 @@
 #define HAMI_ENV_SLO_US "HAMI_HPC_SLO_US"
 #define HAMI_ENV_LIMITS "HAMI_HPC_LIMITS"
 #define HAMI_ENV_LOG "HAMI_HPC_LOG"
+#define HAMI_ENV_ANNOUNCE "HAMI_HPC_ANNOUNCE"
 #define HAMI_GRES_SHARD "shard"
 #define HAMI_GRES_CLASS "vgpu"
 #define HAMI_GRES_MEM "vgpu_mem"

@@ -24,6 +24,7 @@ class _Forecast(ctypes.Structure):
         ("last", ctypes.c_int64),
         ("period", ctypes.c_int64),
         ("seen", ctypes.c_uint32),
+        ("skipped", ctypes.c_bool),
         ("by_last", _Guess),
         ("by_rhythm", _Guess),
     )

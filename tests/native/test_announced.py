@@ -29,7 +29,7 @@ COUNT, US, GAP_US = 30, 900, 100_000
 KERNELS = 2  # a placeholder, and what waits behind it
 
 
-def announced(place: Path, fields: dict[str, int], gap_us: int = GAP_US, faults: str = "") -> int:
+def announced(place: Path, fields: dict[str, int], gap_us: int = GAP_US, faults: str = "", wanted: str = "1") -> int:
     """Returns how many requests of a program that comes back after `gap_us` were announced; all of them were served."""
     place.mkdir()
     machine = place / "sim"
@@ -39,6 +39,7 @@ def announced(place: Path, fields: dict[str, int], gap_us: int = GAP_US, faults:
     assert uuid
     assert kernel_ns
     made = make_slice(place / "job", machine, uuid[0], job_mib=8192, policy="burst", fields=fields)
+    made.extra[c.ENV_ANNOUNCE] = wanted
     run(made, SERVE, COUNT, US, gap_us, "wait", faults=faults)
     if fields.get("latency"):
         assert parse_delays((made.directory / c.FILE_USAGE).read_bytes()).request_count == COUNT
@@ -65,6 +66,11 @@ def test_all_but_the_first_are_announced_each_once(tmp_path: Path) -> None:
 )
 def test_none_is_announced_where_nobody_gives_way(tmp_path: Path, fields: dict[str, int]) -> None:
     assert announced(fresh(tmp_path), fields, 20_000) == 0
+
+
+@pytest.mark.parametrize("wanted", ["", "0"])
+def test_none_is_announced_where_nobody_asked_for_it(tmp_path: Path, wanted: str) -> None:
+    assert announced(fresh(tmp_path), LC | BESIDE, 20_000, wanted=wanted) == 0
 
 
 def test_none_is_announced_of_a_program_that_hardly_rests(tmp_path: Path) -> None:

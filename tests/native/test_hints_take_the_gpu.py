@@ -51,9 +51,7 @@ def test_a_capture_under_way_is_not_spoilt(tmp_path: Path, machine: tuple[Path, 
 
 
 @pytest.mark.parametrize("fields", [LC, BESIDE, {}], ids=["alone", "not latency-critical", "neither"])
-def test_nothing_runs_where_nobody_gives_way(
-    tmp_path: Path, machine: tuple[Path, str], fields: dict[str, int]
-) -> None:
+def test_nothing_runs_where_nobody_gives_way(tmp_path: Path, machine: tuple[Path, str], fields: dict[str, int]) -> None:
     assert kernels_of(tmp_path, machine, fields, 5) == 0
 
 

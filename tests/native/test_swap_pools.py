@@ -126,3 +126,41 @@ def test_segments_move_where_the_host_has_room_for_nothing_else(faults: str, tmp
         assert job.move(out=False)[1] == "gpu"
         assert program.ask() == "round 1"
         program.end()
+
+
+# Runs a graph that allocates 64 MiB for itself and frees it, at each line of its input.
+GRAPH = """
+import sys, ctypes, struct
+cu = ctypes.CDLL("libcuda.so.1")
+def ok(result):
+    assert result == 0, result
+P, S = ctypes.c_void_p, ctypes.c_size_t
+ctx, stream, graph, made, freed, ran = P(), P(), P(), P(), P(), P()
+ok(cu.cuInit(0)); ok(cu.cuCtxCreate_v2(ctypes.byref(ctx), 0, 0)); ok(cu.cuStreamCreate(ctypes.byref(stream), 1))
+ok(cu.cuGraphCreate(ctypes.byref(graph), 0))
+properties = struct.pack("iiiiPNH54x", 1, 0, 1, 0, 0, 0, 0)
+wanted = ctypes.create_string_buffer(properties + struct.pack("PNNQ", 0, 0, 64 << 20, 0))
+ok(cu.cuGraphAddMemAllocNode(ctypes.byref(made), graph, None, S(0), wanted))
+address = struct.unpack_from("Q", wanted, len(properties) + 24)[0]
+ok(cu.cuGraphAddMemFreeNode(ctypes.byref(freed), graph, ctypes.byref(made), S(1), ctypes.c_uint64(address)))
+ok(cu.cuGraphInstantiateWithFlags(ctypes.byref(ran), graph, ctypes.c_uint64(0)))
+def run():
+    ok(cu.cuGraphLaunch(ran, stream)); ok(cu.cuStreamSynchronize(stream))
+run()
+print("ready")
+for n, line in enumerate(sys.stdin, 1):
+    run(); print(f"round {n}")
+"""
+
+
+def test_what_a_graph_allocated_for_itself_is_given_back(tmp_path: Path, machine: Machine) -> None:
+    job = make(tmp_path, machine)
+    with job.start(GRAPH) as program:
+        for n in range(1, 3):
+            assert used_mib(machine) == CONTEXT_MIB + 64
+            assert job.move(out=True)[1] == "host"
+            assert used_mib(machine) == CONTEXT_MIB
+            assert job.slot()["swapped_bytes"] == 0, "not moved: the next launch has it made anew"
+            assert job.move(out=False)[1] == "gpu"
+            assert program.ask() == f"round {n}"
+        program.end()

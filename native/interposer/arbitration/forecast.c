@@ -2,7 +2,7 @@
 #include "arbitration/forecast.h"
 
 #define SHARE 16 /* of one request in a mean */
-#define SKIPS 8  /* so many periods may pass from one request to the next */
+#define SKIPS 8  /* so many periods may pass from one request to the next, once: else the period is another */
 /* A request is expected from so many times the mean error before the guess until so many after it, and a little longer. */
 #define BEFORE 3
 #define AFTER 6
@@ -34,15 +34,16 @@ void hami_forecast_note(struct hami_forecast *f, int64_t begun)
 		return;
 	}
 	const int64_t periods = f->period ? (since + f->period / 2) / f->period : 0;
-	if (periods < 1 || periods > SKIPS) {
+	if (periods < 1 || periods > SKIPS || (periods > 1 && f->skipped)) {
 		begin(f, begun, since);
 		return;
 	}
+	f->skipped = periods > 1;
 	const int64_t skipped = (periods - 1) * f->period;
 	const int64_t late = begun - (f->by_rhythm.at + skipped);
 	learn(&f->by_last, distance(begun, f->by_last.at + skipped), !f->seen);
 	learn(&f->by_rhythm, distance(late, 0), !f->seen);
-	f->seen += f->seen < HAMI_FORECAST_LEAST;
+	f->seen = f->skipped ? f->seen / 2 : f->seen + (f->seen < HAMI_FORECAST_LEAST);
 	f->period += (since / periods - f->period) / SHARE;
 	f->last = begun;
 	f->by_last.at = begun + f->period;

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 /* Taking the GPU from another tenant takes so long (an H100, an H200), and so does a thread that is late. */
-#define HAMI_FORECAST_TAKE_NS 230000
+#define HAMI_FORECAST_TAKE_NS 300000
 /* Beyond the change the others lose at most one part in so many of the time. */
 #define HAMI_FORECAST_LOSS 32
 /* So many requests are seen before one is expected. */
@@ -32,7 +32,9 @@ struct hami_guess {
 struct hami_forecast {
 	int64_t last;   /* when the last request began; 0: none has */
 	int64_t period; /* 0: not known */
-	uint32_t seen;  /* requests since it is known, up to HAMI_FORECAST_LEAST */
+	uint32_t
+		seen; /* requests since it is known, up to HAMI_FORECAST_LEAST; half of them where one was left out */
+	bool skipped; /* before the last one requests were left out */
 	struct hami_guess by_last, by_rhythm;
 };
 

@@ -2,12 +2,14 @@
 #include "limits/announce.h"
 
 #include <stdatomic.h>
+#include <stdlib.h>
 
 #include "arbitration/forecast.h"
 #include "arbitration/terms.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "driver/movable.h"
+#include "hami_contract.h"
 #include "limits/latency.h"
 #include "limits/launched.h"
 #include "limits/outstanding.h"
@@ -28,6 +30,15 @@ void hami_announce_note(int64_t begun)
 		return;
 	announce.noted = begun;
 	hami_forecast_note(&announce.forecast, begun);
+}
+
+/* Whether the program's owner wants it. */
+static bool is_wanted(void)
+{
+	static int wanted = -1;
+	const char *text = wanted < 0 ? secure_getenv(HAMI_ENV_ANNOUNCE) : NULL;
+	wanted = wanted < 0 ? text && atoi(text) == 1 : wanted;
+	return wanted;
 }
 
 /* Returns whether the GPU may be taken before a request is there. Not in a program that is held when its memory moves. */
@@ -62,8 +73,8 @@ static void take(const struct real_cuda *real)
 int64_t hami_announce(int64_t now)
 {
 	int64_t from, until;
-	if (announce.announced == announce.noted || !hami_forecast_next(&announce.forecast, &from, &until) ||
-	    now >= until)
+	if (!is_wanted() || announce.announced == announce.noted ||
+	    !hami_forecast_next(&announce.forecast, &from, &until) || now >= until)
 		return HAMI_ANNOUNCE_NONE;
 	if (now < from && !announce.prepared && may_take()) {
 		hami_outstanding_visit(0, prepare);

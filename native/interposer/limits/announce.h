@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Requests of a latency-critical program that come when they are expected (arbitration/forecast.h) find the GPU taken: as if
- * the program had announced them itself (limits/placeholder.h). By the thread that measures requests (limits/latency.c), of a
+ * With HAMI_HPC_ANNOUNCE=1 in its environment, requests of a latency-critical program that come when they are expected
+ * (arbitration/forecast.h) find the GPU taken, as if the program had announced them itself (limits/placeholder.h). By the thread that measures requests (limits/latency.c), of a
  * process with one slice and one context, while somebody else is on its GPU who gives way, and nobody latency-critical.
  *
  * For that thread alone.

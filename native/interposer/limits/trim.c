@@ -39,6 +39,8 @@ void hami_trim_pools(const struct real_cuda *real, CUcontext context)
 			real->cuMemPoolTrimTo(pool, 0);
 		if (real->cuDeviceGetDefaultMemPool(&pool, device) == CUDA_SUCCESS)
 			real->cuMemPoolTrimTo(pool, 0);
+		if (real->cuDeviceGraphMemTrim)
+			real->cuDeviceGraphMemTrim(device);
 	}
 	for (int i = 0; i < POOLS; i++)
 		if ((pool = pools[i]))
