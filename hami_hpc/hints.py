@@ -63,10 +63,10 @@ def request(deadline_ms: float | None = None) -> Iterator[None]:
 
 
 def soon() -> None:
-    """Says that this thread launches something in its current CUDA context in 0.05 to 0.15 ms.
+    """Says that this thread launches something in its current CUDA context in 0.3 to 0.9 ms.
 
     Where others on the GPU have to give way to the job, the GPU is taken from them now, for which the request would
-    wait 0.2 ms after its first launch. Said earlier than that it can do harm (docs/benchmarks/time.md, "Run 12").
+    wait 0.2 ms after its first launch, until that begins, or for 1 ms (docs/benchmarks/time.md, "Run 13").
     """
     if _HINTS is not None and _HINTS[2] is not None:
         _HINTS[2]()

@@ -6,7 +6,7 @@
  *
  *	hami_hint_begin(10000);   // 10 ms
  *	...                       // what the CPU does first
- *	hami_hint_soon();         // 0.1 ms before the first launch
+ *	hami_hint_soon();         // 0.3 to 0.9 ms before the first launch
  *	...                       // launches and copies, and waits for the result
  *	hami_hint_end();
  *
@@ -68,10 +68,10 @@ static inline int hami_hint_end(void)
 }
 
 /*
- * This thread launches something in its current context in 0.05 to 0.15 ms. Where others on the GPU have to give way to the
- * job, the GPU is taken from them now, which takes 0.2 ms that the request would wait for; in programs of other classes,
- * and without a context, nothing is done. Said 0.2 to 1 ms before, it can make a request later than nothing does: measured
- * in docs/benchmarks/time.md, "Run 12". Its first call in a context takes some milliseconds, others two launches.
+ * This thread launches something in its current context in 0.3 to 0.9 ms. Where others on the GPU have to give way to the
+ * job, the GPU is taken from them now, which takes 0.2 ms that the request would wait for, until the launch begins, or for
+ * 1 ms; in programs of other classes, and without a context, nothing is done. Measured in docs/benchmarks/time.md,
+ * "Run 13". Its first call in a context takes some milliseconds, others two launches.
  * Returns 0; -ENOSYS outside of a vGPU job.
  */
 static inline int hami_hint_soon(void)
