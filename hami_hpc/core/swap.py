@@ -13,9 +13,8 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.records import USAGE_FILE_SIZE, slots_in_use, usage_words
 
 FIRST_SLOT_AT = USAGE_FILE_SIZE - c.USAGE_SLOT_COUNT * c.USAGE_SLOT_SIZE
-_SLOT = usage_words(
-    "state", "pid", "gpu_busy_ns", "swap_state", "swap_count", "swapped_bytes", fields=c.USAGE_SLOT_FIELDS
-)
+_SLOT_FIELDS = ("state", "pid", "used_bytes", "gpu_busy_ns", "swap_state", "swap_count", "swapped_bytes")
+_SLOT = usage_words(*_SLOT_FIELDS, fields=c.USAGE_SLOT_FIELDS)
 WORDS = {number: word for word, number in c.SWAP_STATES.items()}
 # Why a process's memory stays on the GPU; the words are those of contract.toml, [swap_states].
 REASONS = {
@@ -54,7 +53,7 @@ TRIED_S = 1.0  # after which a reason that will not go away counts
 
 class Process(NamedTuple):
     """One process of the job: its slot, its id (in its own PID namespace), where its memory is, the bytes on the host,
-    how often it was moved there, and the GPU's time that it used, ns."""
+    how often it was moved there, the GPU's time that it used, ns, and the bytes that it holds in all."""
 
     slot: int
     pid: int
@@ -62,6 +61,7 @@ class Process(NamedTuple):
     bytes: int
     times: int = 0
     busy_ns: int = 0
+    held_bytes: int = 0
 
 
 def change(word: str, *, oversold: bool) -> dict[int, int]:
@@ -88,8 +88,8 @@ def process(slot: int, data: bytes) -> Process | None:
 
     if len(data) != c.USAGE_SLOT_SIZE:
         return None
-    state, pid, busy_ns, swap_state, times, swapped_bytes = _SLOT.unpack_from(data)
-    return Process(slot, pid, WORDS.get(swap_state, "gpu"), swapped_bytes, times, busy_ns) if state else None
+    state, pid, held, busy_ns, swap_state, times, swapped = _SLOT.unpack_from(data)
+    return Process(slot, pid, WORDS.get(swap_state, "gpu"), swapped, times, busy_ns, held) if state else None
 
 
 def is_done(found: Iterable[Process], *, out: bool) -> bool:
@@ -130,7 +130,8 @@ def line(job_id: int, found: Sequence[Process], *, out: bool, until: str) -> str
     if not out:
         return f"job {job_id}: the memory of {count} is on the GPU"
     mib = sum(process.bytes for process in found) >> 20
-    return f"job {job_id}: {mib} MiB of {count} moved to the host; they wait until {until}"
+    left = sum(max(0, process.held_bytes - process.bytes) for process in found) >> 20
+    return f"job {job_id}: {mib} MiB of {count} moved to the host, {left} MiB stay on the GPU; they wait until {until}"
 
 
 def failure(job_id: int, found: Iterable[Process], *, out: bool) -> str:

@@ -53,7 +53,7 @@ def test_a_job_leaves_the_gpu_and_comes_back(moving: Layout) -> None:
     done = hami(moving, "root", "swap", "out", str(job))
     assert done.status == 0, done.text
     assert done.out.startswith(f"job {job}: 100"), done.out
-    assert done.out.endswith(f" MiB of 1 process moved to the host; they wait until hami-hpc swap in {job}\n")
+    assert done.out.endswith(f" MiB stay on the GPU; they wait until hami-hpc swap in {job}\n")
     assert used_mib(moving) <= held - 1000
     left_s = time.monotonic()
     jobs.wait(moving, lambda: agent_sees(moving, job, lambda one: one.place == "host"), "the agent")

@@ -164,3 +164,19 @@ def test_what_a_graph_allocated_for_itself_is_given_back(tmp_path: Path, machine
             assert job.move(out=False)[1] == "gpu"
             assert program.ask() == f"round {n}"
         program.end()
+
+
+def test_what_stays_is_counted_with_its_reason(
+    tmp_path: Path, machine: Machine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = make(tmp_path, machine)
+    with job.start(FAMILIES) as program:
+        assert job.move(out=True)[1] == "host"
+        stays = (job.slot()["used_bytes"] - job.slot()["swapped_bytes"]) >> 20
+        program.end()
+    own, managed = CONTEXT_MIB + 6, 92  # an array of 6, and 1, 6, 24 and 60 MiB, in the driver's unit
+    assert stays == own + 2 + managed
+    assert (
+        f"{stays} MiB stay on the GPU: {own} are libcuda's own or arrays, 2 in objects below 4 MiB, "
+        f"0 mapped for the CPU or shared, {managed} of other kinds (managed memory)\n"
+    ) in capfd.readouterr().err

@@ -29,9 +29,9 @@ def process(state: str, mib: int = 0, pid: int = 7) -> swap.Process:
 
 
 def test_each_slot_in_use_is_a_process() -> None:
-    host = {"pid": 41, "swap_state": c.SWAP_STATES["host"], "swapped_bytes": 3 << 30}
+    host = {"pid": 41, "swap_state": c.SWAP_STATES["host"], "swapped_bytes": 3 << 30, "used_bytes": 4 << 30}
     found = swap.processes(file_of((5, host), (2047, {"pid": 42, "swap_state": c.SWAP_STATES["busy"]})))
-    assert found == [swap.Process(5, 41, "host", 3 << 30), swap.Process(2047, 42, "busy", 0)]
+    assert found == [swap.Process(5, 41, "host", 3 << 30, held_bytes=4 << 30), swap.Process(2047, 42, "busy", 0)]
     assert swap.processes(file_of((0, {"swap_state": 4_000_000_000}))) == [swap.Process(0, 0, "gpu", 0)]
     assert swap.processes(b"HAMIUSE1") == []
 
@@ -59,9 +59,9 @@ def test_it_is_done_when_all_are_where_they_should_be() -> None:
 
 
 def test_lines() -> None:
-    two = [process("host", 100), process("host", 24)]
+    two = [process("host", 100)._replace(held_bytes=700 << 20), process("host", 24)]
     assert swap.line(7, two, out=True, until="hami-hpc swap in 7") == (
-        "job 7: 124 MiB of 2 processes moved to the host; they wait until hami-hpc swap in 7"
+        "job 7: 124 MiB of 2 processes moved to the host, 600 MiB stay on the GPU; they wait until hami-hpc swap in 7"
     )
     assert swap.line(7, two[:1], out=False, until="") == "job 7: the memory of 1 process is on the GPU"
     assert swap.line(7, [], out=True, until="") == "job 7 has no process on the GPU; those that come wait"

@@ -245,6 +245,21 @@ struct hami_movable *hami_movable_list(uint64_t least, size_t *count)
 	return list;
 }
 
+void hami_movable_stays(uint64_t least, uint64_t *small, uint64_t *fixed)
+{
+	*small = *fixed = 0;
+	pthread_mutex_lock(&movables.lock);
+	for (size_t i = 0; i < BUCKETS && movables.count; i++)
+		for (const struct entry *e = movables.buckets[i]; e; e = e->next) {
+			const uint64_t bytes = e->movable.params.head.size;
+			if (bytes < least)
+				*small += bytes;
+			else if (e->fixed)
+				*fixed += bytes;
+		}
+	pthread_mutex_unlock(&movables.lock);
+}
+
 bool hami_movable_same(const struct hami_movable *movable)
 {
 	pthread_mutex_lock(&movables.lock);

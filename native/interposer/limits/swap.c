@@ -21,6 +21,7 @@
 #include "limits/host_room.h"
 #include "limits/launched.h"
 #include "limits/outstanding.h"
+#include "limits/stays.h"
 #include "limits/transfer.h"
 #include "limits/trim.h"
 #include "region/process.h"
@@ -137,10 +138,12 @@ static bool free_copied(void)
 {
 	size_t kept = 0;
 	bool refused = false;
+	uint64_t own = 0; /* libcuda's */
 	swap.moved = 0;
 	for (size_t i = 0; i < swap.count; i++) {
 		const struct hami_movable m = swap.objects[i];
 		const CUresult copied = swap.pieces[i].result;
+		own += copied == CUDA_ERROR_INVALID_VALUE ? m.length : 0;
 		if (copied == CUDA_ERROR_INVALID_VALUE || !hami_movable_same(&m))
 			continue;
 		bool lost = false;
@@ -155,6 +158,7 @@ static bool free_copied(void)
 		swap.pieces[kept++] = swap.pieces[i];
 	}
 	swap.count = kept;
+	hami_stays_log(LEAST_BYTES, swap.moved, own);
 	return kept || !refused;
 }
 

@@ -3,9 +3,11 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
+#include "hami_contract.h"
 #include "limits/hold.h"
 #include "limits/kernel_copy.h"
 
@@ -208,6 +210,37 @@ static bool copy_refused(struct transfer *t)
 	return worked || !prepared || t->to_host;
 }
 
+static bool checks(void)
+{
+	static int on = -1;
+	const char *text = on < 0 ? secure_getenv(HAMI_ENV_CHECKSUMS) : NULL;
+	on = on < 0 ? text && atoi(text) == 1 : on;
+	return on;
+}
+
+/* Of whole words: pieces are pages. */
+static uint64_t sum_of(const struct hami_piece *piece)
+{
+	uint64_t sum = 14695981039346656037ull, word; /* FNV-1a, by words */
+	for (size_t at = 0; at + sizeof word <= piece->bytes; at += sizeof word) {
+		memcpy(&word, piece->host + at, sizeof word);
+		sum = (sum ^ word) * 1099511628211ull;
+	}
+	return sum;
+}
+
+/* What changed on the host has failed to come back. */
+static void compare(struct hami_piece *pieces, size_t count)
+{
+	for (size_t i = 0; i < count; i++)
+		if (pieces[i].result == CUDA_SUCCESS && sum_of(&pieces[i]) != pieces[i].sum) {
+			hami_log(0,
+				 "the content of %zu MiB of device memory changed while it was on the host\n",
+				 pieces[i].bytes >> 20);
+			pieces[i].result = CUDA_ERROR_UNKNOWN;
+		}
+}
+
 bool hami_transfer(const struct real_cuda *real, CUcontext context, struct hami_piece *pieces, size_t count,
 		   const struct hami_arena *arena, bool to_host)
 {
@@ -223,7 +256,12 @@ bool hami_transfer(const struct real_cuda *real, CUcontext context, struct hami_
 		t.pinned = t.pinned && is_pinned(arena, pieces[i].host, pieces[i].bytes);
 		bytes += pieces[i].bytes;
 	}
-	return copy_all(&t, bytes) && copy_refused(&t);
+	if (checks() && !to_host)
+		compare(pieces, count);
+	const bool worked = copy_all(&t, bytes) && copy_refused(&t);
+	for (size_t i = 0; i < count && checks() && to_host; i++)
+		pieces[i].sum = sum_of(&pieces[i]);
+	return worked;
 }
 
 size_t hami_transfer_drop_refused(const struct real_cuda *real, CUcontext context,

@@ -8,6 +8,7 @@
 #define HAMI_TRANSFER_H
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "driver/movable.h"
 #include "driver/resolve.h"
@@ -20,6 +21,7 @@ struct hami_piece {
 	size_t bytes;
 	bool pooled;    /* of a pool: what libcuda refuses of it a kernel copies */
 	bool by_kernel; /* it does, also on the way back; set by a transfer */
+	uint64_t sum;   /* of its content on the host, with HAMI_HPC_CHECKSUMS=1 */
 	_Atomic CUresult
 		result; /* of a copy that failed; CUDA_ERROR_INVALID_VALUE: libcuda refuses the address, and it stays */
 };
