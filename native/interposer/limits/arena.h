@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of the host for what is moved off the GPU. It is kept between two moves, as finding so many pages is half of the
+ * Memory of the host for what is moved off the GPU, or a file, where HAMI_HPC_SWAP_DIR says so: it has no name, and ends with
+ * the process or when its content has come back. Memory is kept between two moves, as finding so many pages is half of the
  * way out; meanwhile the kernel takes them as soon as others need memory, but for those that are page-locked. A forked
  * child has none of it, nor a core file. One thread. Contexts are those in which the memory is copied.
  */
@@ -8,6 +9,7 @@
 #define HAMI_ARENA_H
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "driver/resolve.h"
 
@@ -17,8 +19,12 @@
 struct hami_arena {
 	char *memory;
 	size_t room;
+	bool is_file;
 	size_t pinned; /* bytes at its beginning that are page-locked, each HAMI_ARENA_PIECE apart from the next */
 };
+
+/* Returns how many bytes there are for it, beside what is page-locked. */
+uint64_t hami_arena_room(const struct hami_arena *arena);
 
 /*
  * Sees to at least `bytes`, whose content is undefined, and to room for half as many more, which costs nothing before it
@@ -34,6 +40,6 @@ void hami_arena_pin(struct hami_arena *arena, const struct real_cuda *real, CUco
 		    size_t bound);
 
 /* What is in it is not needed any more. */
-void hami_arena_give_back(const struct hami_arena *arena);
+void hami_arena_give_back(struct hami_arena *arena);
 
 #endif

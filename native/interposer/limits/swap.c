@@ -18,7 +18,6 @@
 #include "driver/rm_objects.h"
 #include "limits/arena.h"
 #include "limits/hold.h"
-#include "limits/host_room.h"
 #include "limits/launched.h"
 #include "limits/outstanding.h"
 #include "limits/stays.h"
@@ -101,7 +100,7 @@ static uint32_t plan(const struct real_cuda *real, CUcontext context)
 	swap.pieces = calloc(swap.count ? swap.count : 1, sizeof *swap.pieces);
 	for (size_t i = 0; i < swap.count; i++)
 		swap.bytes += swap.objects[i].length;
-	const uint64_t room = hami_host_room() + swap.arena.pinned;
+	const uint64_t room = hami_arena_room(&swap.arena);
 	if (context && swap.bytes > room)
 		swap.bytes -= hami_transfer_drop_refused(real, context, swap.objects, &swap.count);
 	if (!swap.pieces || swap.bytes > room)
