@@ -50,7 +50,7 @@ bool hami_movable_tracked(void);
 bool hami_movable_read(unsigned long number, const void *argument, struct hami_movable *out);
 /* The request was answered: the object has this handle. */
 void hami_movable_made(int fd, uint32_t handle, const struct hami_movable *asked);
-/* Returns a number that grows with each object that is made. */
+/* Returns a number that grows with each object that is made, or mapped. */
 uint64_t hami_movable_last(void);
 /* A pool gave these addresses to the program: the objects that they are in are its segments. */
 void hami_movable_pool(uint64_t address, uint64_t bytes);
