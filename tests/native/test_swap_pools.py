@@ -200,6 +200,7 @@ def test_no_capture_begins_while_memory_is_away(tmp_path: Path, machine: Machine
         for n in range(1, 3):
             assert job.move(out=True)[1] == "host"
             program.tell()
+            assert program.process.stdout
             assert not select.select([program.process.stdout], [], [], 0.5)[0], "it waits"
             assert job.move(out=False)[1] == "gpu"
             assert program.answer() == "captures"
