@@ -85,3 +85,10 @@ def test_where_the_driver_refuses_it_nothing_changes(tmp_path: Path, function: s
 def test_a_driver_whose_streams_take_no_word_has_it_ended_by_the_launch(tmp_path: Path) -> None:
     faults = "cuStreamWriteValue32=801"
     assert measured(lambda: announced(fresh(tmp_path), LC | BESIDE, faults=faults), lambda found: found > 0)
+
+
+def test_threads_and_contexts_come_and_go_beside_announcements(tmp_path: Path, machine: tuple[Path, str]) -> None:
+    made = make_slice(tmp_path / "job", *machine, job_mib=65536, policy="burst", fields=LC | BESIDE)
+    made.extra[c.ENV_ANNOUNCE] = "1"
+    result = run(made, str(BUILD / "compute/announcements_under_threads"), 1500)
+    assert "no placeholder in this context" not in result.stderr

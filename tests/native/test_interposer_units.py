@@ -48,6 +48,14 @@ def test_timeslices_of_copies_hold_though_groups_go() -> None:
     run("timeslices_of_copies_hold_though_groups_go")
 
 
+def test_what_waits_for_all_ends_a_placeholder() -> None:
+    run("what_waits_for_all_ends_a_placeholder")
+
+
+def test_segments_of_pools_are_known() -> None:
+    run("segments_of_pools_are_known")
+
+
 def test_a_hint_holds_the_gpu_until_the_next_launch() -> None:
     run("a_hint_holds_the_gpu_until_the_next_launch")
 

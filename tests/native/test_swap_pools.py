@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from pathlib import Path
 
@@ -74,6 +75,16 @@ def test_without_the_kernel_such_segments_stay(
             assert program.ask() == f"round {n}"
         program.end()
     assert "by a kernel" not in capfd.readouterr().err
+
+
+def test_segments_come_back_when_the_gpu_has_room_for_the_kernel_again(tmp_path: Path, machine: Machine) -> None:
+    out = BY_KERNEL * 4
+    job = make(tmp_path, machine, f"cuLaunchKernel=2:after={out}:times=3")
+    with job.start(POOLS) as program:
+        assert job.move(out=True)[1] == "host"
+        assert job.move(out=False)[1] == "gpu"
+        assert program.ask() == "round 1"
+        program.end()
 
 
 def test_page_locked_memory_that_the_kernel_does_not_reach_is_copied_by_a_buffer(
@@ -180,3 +191,34 @@ def test_what_stays_is_counted_with_its_reason(
         f"{stays} MiB stay on the GPU: {own} are libcuda's own or arrays, 2 in objects below 4 MiB, "
         f"0 mapped for the CPU or shared, {managed} of other kinds (managed memory)\n"
     ) in capfd.readouterr().err
+
+
+CAPTURE = """
+import sys, ctypes
+cu = ctypes.CDLL("libcuda.so.1")
+def ok(result):
+    assert result == 0, result
+P, S, U64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
+ctx, stream, graph, a = P(), P(), P(), U64()
+ok(cu.cuInit(0)); ok(cu.cuCtxCreate_v2(ctypes.byref(ctx), 0, 0)); ok(cu.cuStreamCreate(ctypes.byref(stream), 1))
+ok(cu.cuMemAlloc_v2(ctypes.byref(a), S(64 << 20)))
+print("ready")
+for n, line in enumerate(sys.stdin, 1):
+    ok(cu.cuStreamBeginCapture_v2(stream, 0)); print("captures")
+    ok(cu.cuStreamEndCapture(stream, ctypes.byref(graph))); ok(cu.cuGraphDestroy(graph)); print(f"round {n}")
+"""
+
+
+def test_no_capture_begins_while_memory_is_away(tmp_path: Path, machine: Machine) -> None:
+    """A driver refuses, and spoils a capture of the whole process by, some calls that a move back has to make."""
+    job = make(tmp_path, machine)
+    with job.start(CAPTURE) as program:
+        for n in range(1, 3):
+            assert job.move(out=True)[1] == "host"
+            program.tell()
+            assert program.process.stdout
+            assert not select.select([program.process.stdout], [], [], 0.5)[0], "it waits"
+            assert job.move(out=False)[1] == "gpu"
+            assert program.answer() == "captures"
+            assert program.answer() == f"round {n}"
+        program.end()

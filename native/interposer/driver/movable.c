@@ -209,6 +209,7 @@ void hami_movable_mapped(int uvm_fd, const void *argument)
 	if (reached)
 		reached->fixed = true;
 	if (e) {
+		movables.serial++; /* a pool may map a segment elsewhere: hami_movable_last() */
 		e->mappings++;
 		e->fixed = e->fixed || e->mappings > 1 || m.offset || m.count != 1 || m.status;
 		e->movable.uvm_fd = uvm_fd;

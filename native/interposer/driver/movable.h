@@ -52,7 +52,7 @@ bool hami_movable_read(unsigned long number, const void *argument, struct hami_m
 void hami_movable_made(int fd, uint32_t handle, const struct hami_movable *asked);
 /* Adds up the bytes of what hami_movable_list() leaves out: below `least`, and what is mapped for the CPU or shared. */
 void hami_movable_stays(uint64_t least, uint64_t *small, uint64_t *fixed);
-/* Returns a number that grows with each object that is made. */
+/* Returns a number that grows with each object that is made, or mapped. */
 uint64_t hami_movable_last(void);
 /* A pool gave these addresses to the program: the objects that they are in are its segments. */
 void hami_movable_pool(uint64_t address, uint64_t bytes);

@@ -2,9 +2,10 @@
 /*
  * Hooks around stream captures. They change nothing: the keeper's looks for outstanding work would spoil a
  * capture, so it must know of each (limits/outstanding.h). A capture that no hook sees ended is taken as under
- * way for good.
+ * way for good. In a program whose memory is moved none begins meanwhile: what a move calls would spoil it, and be refused.
  */
 #include "driver/access.h"
+#include "limits/hold.h"
 #include "limits/outstanding.h"
 
 /* The body of a hook that begins a capture. */
@@ -14,10 +15,12 @@
 		return HAMI_REFUSED;                                                                         \
 	if (!real->name)                                                                                     \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
+	hami_hold_enter(HAMI_HOLD_WORK);                                                                     \
 	hami_outstanding_capture(true);                                                                      \
 	CUresult result = real->name(__VA_ARGS__);                                                           \
 	if (result != CUDA_SUCCESS)                                                                          \
 		hami_outstanding_capture(false);                                                             \
+	hami_hold_leave(HAMI_HOLD_WORK);                                                                     \
 	return result
 
 /*

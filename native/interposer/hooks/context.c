@@ -13,6 +13,7 @@
 #include "limits/hold.h"
 #include "limits/outstanding.h"
 #include "limits/swap.h"
+#include "limits/trim.h"
 #include "region/glance.h"
 #include "region/process.h"
 #include "region/times.h"
@@ -218,8 +219,10 @@ static CUresult released(const struct real_cuda *real, CUdevice device, bool res
 	    real->cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS)
 		active = 0;
 	/* One that was reset has none of its events, retained or not. */
-	hami_outstanding_leave((unsigned int)slice, &primary, false,
-			       !active || (reset && result == CUDA_SUCCESS));
+	const bool gone = !active || (reset && result == CUDA_SUCCESS);
+	if (gone)
+		hami_trim_forget();
+	hami_outstanding_leave((unsigned int)slice, &primary, false, gone);
 	return result;
 }
 

@@ -14,6 +14,7 @@
 #include "hooks/mps.h"
 #include "limits/charge.h"
 #include "limits/hold.h"
+#include "limits/placeholder.h"
 #include "limits/trim.h"
 #include "region/process.h"
 
@@ -72,6 +73,7 @@ CUresult CUDAAPI cuMemFree_v2(CUdeviceptr address)
 	if (!real)
 		return HAMI_REFUSED;
 	struct hami_entry managed = {0};
+	hami_placeholder_end(); /* it would be waited for */
 	hami_hold_enter(HAMI_HOLD_WORK);
 	if (address && atomic_load_explicit(&managed_count, memory_order_relaxed))
 		managed = hami_table_take(address);

@@ -20,9 +20,16 @@ static struct {
 	struct hami_forecast forecast;
 	int64_t noted;     /* when the last request that was learnt from began */
 	int64_t announced; /* the same of the one after which the next was announced */
-	int64_t most;      /* for which the placeholder that is being made may stay */
+	int64_t until;     /* until when the placeholder that is being made may stay */
 	bool prepared;     /* what a placeholder takes, or it was refused */
+	bool wanted;       /* by the program's owner */
 } announce;
+
+void hami_announce_begin(void)
+{
+	const char *text = secure_getenv(HAMI_ENV_ANNOUNCE);
+	announce.wanted = text && atoi(text) == 1;
+}
 
 void hami_announce_note(int64_t begun)
 {
@@ -30,15 +37,6 @@ void hami_announce_note(int64_t begun)
 		return;
 	announce.noted = begun;
 	hami_forecast_note(&announce.forecast, begun);
-}
-
-/* Whether the program's owner wants it. */
-static bool is_wanted(void)
-{
-	static int wanted = -1;
-	const char *text = wanted < 0 ? secure_getenv(HAMI_ENV_ANNOUNCE) : NULL;
-	wanted = wanted < 0 ? text && atoi(text) == 1 : wanted;
-	return wanted;
 }
 
 /* Returns whether the GPU may be taken before a request is there. Not in a program that is held when its memory moves. */
@@ -66,14 +64,16 @@ static void take(const struct real_cuda *real)
 	(void)real;
 	/* First, so that the launch of a request that comes in this very moment sees it, or is seen. */
 	hami_launched_ends_placeholder();
-	if (hami_placeholder_begin((uint64_t)announce.most) && atomic_load(&hami_latency_begun))
+	const int64_t most =
+		announce.until - hami_clock_steady(); /* now: the process may have been stopped meanwhile */
+	if (most > 0 && hami_placeholder_begin((uint64_t)most) && atomic_load(&hami_latency_begun))
 		hami_placeholder_end();
 }
 
 int64_t hami_announce(int64_t now)
 {
 	int64_t from, until;
-	if (!is_wanted() || announce.announced == announce.noted ||
+	if (!announce.wanted || announce.announced == announce.noted ||
 	    !hami_forecast_next(&announce.forecast, &from, &until) || now >= until)
 		return HAMI_ANNOUNCE_NONE;
 	if (now < from && !announce.prepared && may_take()) {
@@ -83,7 +83,7 @@ int64_t hami_announce(int64_t now)
 	if (now < from)
 		return from - now;
 	announce.announced = announce.noted;
-	announce.most = until - now;
+	announce.until = until;
 	if (announce.prepared && now < until && may_take())
 		hami_outstanding_visit(0, take);
 	return HAMI_ANNOUNCE_NONE;

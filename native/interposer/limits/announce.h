@@ -10,6 +10,9 @@
 #define HAMI_ANNOUNCE_H
 #include <stdint.h>
 
+/* Before that thread begins: reads the environment, which the program may be changing later. */
+void hami_announce_begin(void);
+
 /* The last request began at `begun`, steady; 0: there was none. A request may be told several times. */
 void hami_announce_note(int64_t begun);
 

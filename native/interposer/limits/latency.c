@@ -180,6 +180,7 @@ void hami_latency_watch(void)
 {
 	if (latency.running || !hami_region()->step->latency || atomic_load(&latency.ended))
 		return;
+	hami_announce_begin();
 	int rc = hami_thread(measure, NULL);
 	latency.running = !rc;
 	if (rc)

@@ -12,7 +12,8 @@
 #include "limits/hold.h"
 #include "region/process.h"
 
-#define CONTEXTS 16 /* of one process that have placeholders; a later one takes the place of the oldest */
+#define CONTEXTS                                                                                             \
+	16 /* alive at once, of one process, that have placeholders; a later one takes the place of one that is gone */
 
 /*
  * The first ends when *flag has reached `number`, or `most` ns after it began. The second waits behind it in its stream, so
@@ -51,11 +52,11 @@ static const char program[] =
 
 /* What a context needs for it. The flag is memory of this process that stays when the context goes. */
 struct place {
-	unsigned long long context; /* its id, which no other context has; 0: none */
-	CUstream stream;            /* NULL: the driver refused something */
+	_Atomic unsigned long long context; /* its id, which no other context has; 0: none */
+	CUstream stream;                    /* NULL: the driver refused something */
 	CUfunction spins, behind;
 	_Atomic uint32_t *flag;
-	CUdeviceptr flag_address;
+	_Atomic CUdeviceptr flag_address;
 	_Atomic uint32_t number; /* of its last placeholder */
 };
 
@@ -83,20 +84,25 @@ static bool has_to_be_given_way(unsigned int slice)
 	return region->step->mode == HAMI_MODE_SHARE && terms.latency && terms.others_least_percent;
 }
 
-static bool make_flag(const struct real_cuda *real, struct place *p)
+/* Locks its page; that of a context that is alive is locked already, and the driver says so. */
+static CUresult make_flag(const struct real_cuda *real, struct place *p)
 {
+	CUdeviceptr address;
 	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	if (!p->flag) {
 		void *memory = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		if (memory == MAP_FAILED)
-			return false;
+			return CUDA_ERROR_OUT_OF_MEMORY;
 		madvise(memory, page,
 			MADV_DONTFORK); /* after a fork this process could write to another page than the GPU's */
 		p->flag = memory;
 	}
-	return real->cuMemHostRegister_v2((void *)p->flag, page, CU_MEMHOSTREGISTER_DEVICEMAP) ==
-		       CUDA_SUCCESS &&
-	       real->cuMemHostGetDevicePointer_v2(&p->flag_address, (void *)p->flag, 0) == CUDA_SUCCESS;
+	CUresult result = real->cuMemHostRegister_v2((void *)p->flag, page, CU_MEMHOSTREGISTER_DEVICEMAP);
+	if (result == CUDA_SUCCESS)
+		result = real->cuMemHostGetDevicePointer_v2(&address, (void *)p->flag, 0);
+	if (result == CUDA_SUCCESS)
+		p->flag_address = address;
+	return result;
 }
 
 static bool make_stream(const struct real_cuda *real, struct place *p)
@@ -110,28 +116,35 @@ static bool make_stream(const struct real_cuda *real, struct place *p)
 	       real->cuStreamCreateWithPriority(&p->stream, CU_STREAM_NON_BLOCKING, greatest) == CUDA_SUCCESS;
 }
 
-/* Returns what the current context has for it. */
+/* Returns what the current context has for it; NULL: nothing, as so many others are alive. */
 static struct place *find(const struct real_cuda *real, unsigned long long context)
 {
 	for (unsigned int i = 0; i < CONTEXTS; i++)
 		if (placeholder.places[i].context == context)
 			return &placeholder.places[i];
-	struct place *p = &placeholder.places[placeholder.prepared++ % CONTEXTS];
-	hami_placeholder_end(); /* it may be this one's */
-	p->context = context;
-	p->stream = NULL;
-	if (!make_flag(real, p) || !make_stream(real, p)) {
+	for (unsigned int i = 0; i < CONTEXTS; i++) {
+		struct place *p = &placeholder.places[placeholder.prepared++ % CONTEXTS];
+		const CUresult result = make_flag(real, p);
+		if (result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+			continue;
+		hami_placeholder_end(); /* it may be that of the context that is gone */
+		p->context = context;
 		p->stream = NULL;
-		hami_log(1, "no placeholder in this context: hints only measure requests\n");
+		if (result != CUDA_SUCCESS || !make_stream(real, p)) {
+			p->stream = NULL;
+			hami_log(1, "no placeholder in this context: hints only measure requests\n");
+		}
+		return p;
 	}
-	return p;
+	return NULL;
 }
 
 /* Returns whether there is one now. */
 static bool launch(const struct real_cuda *real, struct place *p, uint64_t most)
 {
 	uint32_t number = atomic_load(&p->number) + 1;
-	void *arguments[] = {&p->flag_address, &number, &most};
+	CUdeviceptr flag = p->flag_address;
+	void *arguments[] = {&flag, &number, &most};
 	hami_placeholder_end();
 	atomic_store(&p->number, number);
 	if (real->cuLaunchKernel(p->spins, 1, 1, 1, 1, 1, 1, 0, p->stream, arguments, NULL) != CUDA_SUCCESS)
@@ -155,7 +168,7 @@ bool hami_placeholder_begin(uint64_t most_ns)
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* no capture of the program is spoilt */
 	real->cuThreadExchangeStreamCaptureMode(&mode);
 	struct place *p = find(real, id);
-	const bool launched = p->stream && most_ns && launch(real, p, most_ns);
+	const bool launched = p && p->stream && most_ns && launch(real, p, most_ns);
 	real->cuThreadExchangeStreamCaptureMode(&mode);
 	hami_hold_leave(HAMI_HOLD_WORK);
 	atomic_store(&placeholder.busy, false);
@@ -192,7 +205,7 @@ void hami_placeholder_forked(void)
 		return;
 	placeholder.prepared = 0;
 	for (unsigned int i = 0; i < CONTEXTS; i++)
-		placeholder.places[i] = (struct place){0};
+		placeholder.places[i] = (struct place){.flag = NULL};
 	atomic_store(&placeholder.open, NULL);
 	atomic_store(&placeholder.busy, false);
 }

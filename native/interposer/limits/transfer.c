@@ -179,7 +179,7 @@ static bool prepare(const struct transfer *t)
 
 /*
  * Copies by a kernel, once nothing else is under way, what libcuda refused of pools. What the kernel does not copy either
- * stays on the GPU, as if there were none. Returns false when no thread could bring back what is away.
+ * stays on the GPU, as if there were none. Returns false when no thread could bring back what is away, or the GPU was full.
  */
 static bool copy_refused(struct transfer *t)
 {
@@ -196,9 +196,11 @@ static bool copy_refused(struct transfer *t)
 		if (t->pieces[i].by_kernel)
 			t->pieces[i].result = CUDA_SUCCESS;
 	t->by_kernel = true;
-	const bool worked = prepared && copy_all(t, bytes);
+	bool worked = prepared && copy_all(t, bytes);
 	for (size_t i = 0; i < t->count; i++) {
 		struct hami_piece *p = &t->pieces[i];
+		if (p->by_kernel && !t->to_host && p->result == CUDA_ERROR_OUT_OF_MEMORY)
+			worked = false; /* others' memory: all of it is copied again */
 		if (p->by_kernel && (!prepared || (t->to_host && (!worked || p->result != CUDA_SUCCESS)))) {
 			p->result = CUDA_ERROR_INVALID_VALUE;
 			bytes -= p->bytes;

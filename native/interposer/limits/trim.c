@@ -48,9 +48,14 @@ void hami_trim_pools(const struct real_cuda *real, CUcontext context)
 	real->cuCtxPopCurrent_v2(&before);
 }
 
-void hami_trim_forked(void)
+void hami_trim_forget(void)
 {
 	for (int i = 0; i < POOLS; i++)
 		if (pools[i])
 			pools[i] = NULL;
+}
+
+void hami_trim_forked(void)
+{
+	hami_trim_forget();
 }

@@ -14,6 +14,9 @@ void hami_trim_pools(const struct real_cuda *real, CUcontext context);
 void hami_trim_add(CUmemoryPool pool);
 void hami_trim_remove(CUmemoryPool pool);
 
+/* The context is gone: whether pools went with it is not known. */
+void hami_trim_forget(void);
+
 /* In a forked child. */
 void hami_trim_forked(void);
 

@@ -62,9 +62,13 @@ static CUresult make_it(CUstream *stream, unsigned int flags, int priority)
 	return CUDA_SUCCESS;
 }
 
+static void *kept; /* the page of a context that stays */
+static bool all_stay;
+
 static CUresult lock_pages(void *memory, size_t size, unsigned int flags)
 {
-	(void)memory;
+	if (memory == kept || (all_stay && memory))
+		return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 	CHECK(size >= sizeof(uint32_t) && flags == CU_MEMHOSTREGISTER_DEVICEMAP);
 	registered++;
 	return CUDA_SUCCESS;
@@ -272,6 +276,27 @@ static void in_many_contexts(void)
 	CHECK(hint() == 2);
 }
 
+/* A context that is alive keeps what it has, whatever comes and goes beside it. */
+static void a_context_that_stays(void)
+{
+	current_id = 600;
+	CHECK(hint() == 2);
+	_Atomic uint32_t *own = last.flag;
+	const int before = modules;
+	kept = (void *)own;
+	for (current_id = 1000; current_id < 1000 + 3 * CONTEXTS; current_id++)
+		CHECK(hint() == 2 && last.flag != own);
+	CHECK(modules == before + 3 * CONTEXTS);
+	current_id = 600;
+	CHECK(hint() == 2 && last.flag == own && modules == before + 3 * CONTEXTS);
+	all_stay = true;
+	current_id = 2000;
+	CHECK(hint() == 0 && spins()); /* one too many: nor does it end another's */
+	all_stay = false;
+	CHECK(hint() == 2 && last.flag != own);
+	kept = NULL;
+}
+
 static void not_in_a_child(void)
 {
 	int status;
@@ -345,6 +370,7 @@ int main(void)
 	until_the_next_launch();
 	when_the_launch_begins();
 	in_many_contexts();
+	a_context_that_stays();
 	not_in_a_child();
 	return 0;
 }
