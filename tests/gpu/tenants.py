@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/native")]
 
 from conformance import Slice, make_slice  # noqa: E402
 
+from hami_hpc.contract import constants as c  # noqa: E402
 from hami_hpc.core.grant import Grant  # noqa: E402
 from hami_hpc.core.turns import make_turns  # noqa: E402
 
@@ -62,7 +63,7 @@ class Tenant:
         """Makes a job with these terms."""
         global serial
         serial += 1
-        return make_slice(
+        made = make_slice(
             FOLDER / f"job{serial}",
             None,
             UUID,
@@ -71,6 +72,8 @@ class Tenant:
             policy=self.policy,
             fields=self.fields,
         )
+        made.extra[c.ENV_ANNOUNCE] = os.environ.get(c.ENV_ANNOUNCE, "")
+        return made
 
     def start(self, *more: str, seconds: float = SECONDS) -> subprocess.Popen[str]:
         program = self.work[0]
