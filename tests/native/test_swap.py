@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conformance import BUILD, REAL_GPU, make_slice
+from conformance import BUILD, REAL_GPU, make_slice, sanitizer
 from swapped import FAMILIES, WORDS, Swapped
 from test_compute import machine
 
@@ -394,5 +394,5 @@ def test_a_context_is_destroyed_and_made_again_while_its_memory_is_moved(tmp_pat
                 job.order(order)
                 time.sleep(random.uniform(0, 0.02))
                 away += job.slot()["swap_state"] == c.SWAP_STATES["host"]
-        assert int(program.end()) > 5
+        assert int(program.end()) > (0 if sanitizer() else 5)
     assert away > 0
