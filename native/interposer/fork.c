@@ -30,6 +30,7 @@
 #include "driver/switches.h"
 #include "hooks/hint.h"
 #include "hooks/lookup.h"
+#include "limits/announce.h"
 #include "limits/ending.h"
 #include "limits/gate.h"
 #include "limits/hold.h"
@@ -57,6 +58,7 @@ static void forked(void)
 	hami_share_forked();
 	hami_ending_forked();
 	hami_latency_forked();
+	hami_announce_forked();
 	hami_launched_forked();
 	hami_placeholder_forked();
 	hami_probe_forked();

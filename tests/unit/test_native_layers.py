@@ -31,7 +31,7 @@ SHARED = {
     "hami_hpc.h",
 }  # tables and layouts, for every layer
 # Whose handler resets the locks of a module that has its lock in another one's struct.
-HANDLER_OF = {"region/region": "region/process"}
+HANDLER_OF = {"limits/outstanding": "limits/known", "region/region": "region/process"}
 # Functions of header files that programs of users include: declared there, with bodies for programs.
 FOR_PROGRAMS = {"hami_hint_begin", "hami_hint_end", "hami_hint_soon"}
 GLOBAL = set("TDBRGSVWuC")  # nm's letters of what other objects can use

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "limits/announce.h"
 
-#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "arbitration/forecast.h"
@@ -10,7 +9,6 @@
 #include "base/log.h"
 #include "driver/movable.h"
 #include "hami_contract.h"
-#include "limits/latency.h"
 #include "limits/launched.h"
 #include "limits/outstanding.h"
 #include "limits/placeholder.h"
@@ -66,8 +64,8 @@ static void take(const struct real_cuda *real)
 	hami_launched_ends_placeholder();
 	const int64_t most =
 		announce.until - hami_clock_steady(); /* now: the process may have been stopped meanwhile */
-	if (most > 0 && hami_placeholder_begin((uint64_t)most) && atomic_load(&hami_latency_begun))
-		hami_placeholder_end();
+	if (most > 0)
+		hami_placeholder_begin((uint64_t)most);
 }
 
 int64_t hami_announce(int64_t now)

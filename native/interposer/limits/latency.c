@@ -16,6 +16,7 @@
 #include "limits/announce.h"
 #include "limits/launched.h"
 #include "limits/outstanding.h"
+#include "limits/placeholder.h"
 #include "region/latency.h"
 #include "region/process.h"
 
@@ -155,6 +156,8 @@ static void rest(void)
 	while (!atomic_load(&hami_latency_begun) && !atomic_load(&latency.ended)) {
 		hami_announce_note(atomic_load(&latency.last));
 		const int64_t wait = hami_announce(hami_clock_steady());
+		if (atomic_load(&hami_latency_begun))
+			hami_placeholder_end(); /* it came meanwhile */
 		struct timespec t = {.tv_sec = wait / HAMI_NS_PER_S, .tv_nsec = wait % HAMI_NS_PER_S};
 		syscall(SYS_futex, &latency.awake, FUTEX_WAIT_PRIVATE, 0, &t, NULL, 0);
 	}
@@ -205,6 +208,5 @@ void hami_latency_forked(void)
 	atomic_store(&latency.ended, false);
 	atomic_store(&latency.awake, 0);
 	atomic_store(&latency.waited, 0);
-	hami_announce_forked();
 	atomic_store(&hami_latency_begun, 0);
 }
