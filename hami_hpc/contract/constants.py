@@ -49,18 +49,6 @@ KEY_EXAMPLE: Final[dict[str, str]] = {
     'policy': 'policy=burst',
     'slo': 'slo=10ms',
 }
-KEY_DOC: Final[dict[str, str]] = {
-    'preset': "A request that the site wrote down ([presets.NAME]): mem, cores, mode, policy, slo, type. Keys beside it replace the preset's. Not with a count.",
-    'count': 'Slices on each node of the job, all of this size and each on a GPU of its own. vgpu:2 and vgpu:TYPE:2 are shorter; 1 without it. Only with mode=share.',
-    'type': 'GPU types that the slice may come from: one of those named, or any but those after the !. vgpu:h200 is the same as type=h200. In a shell, quote | and !.',
-    'mem': "GPU memory of the slice. A percentage is of the GPU's memory, rounded down to whole shards; where several models are possible, of the one with the most.",
-    'cores': "Share of the GPU's time, in percent. Where several models are possible it is paid in shards of the one with the most memory, and smaller GPUs without so many are not used.",
-    'mode': 'How the node isolates the slice. Without it, the first mode that the site offers. auto: a MIG instance where it wastes little, else a share.',
-    'mig': 'The profile of the MIG instance. Without it, mode=mig takes the smallest profile that covers mem and cores.',
-    'isolation': 'hard: only in a MIG instance, which has memory, cache and compute units of its own.',
-    'policy': "How the share of time is kept. Without it, the policy of the job's class; the class also says which are allowed.",
-    'slo': 'Longest time that a request of a latency-critical job should take. Longer ones are counted as misses, and of jobs in classes of the same priority the one with the shorter slo comes first. Only in latency-critical classes.',
-}
 MODES: Final[dict[str, int]] = {'share': 0, 'mps': 1, 'mig': 2}
 POLICIES: Final[dict[str, int]] = {'cap': 0, 'burst': 1, 'none': 2}
 MECHANISMS: Final[dict[str, int]] = {'auto': 0, 'duty': 1, 'slice': 2, 'gate': 3}

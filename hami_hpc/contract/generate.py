@@ -198,7 +198,7 @@ def make_python(c: dict[str, Any]) -> str:
     lines += [f"REQUEST_MAX_LENGTH: Final = {r['max_length']}"]
     lines += [f"{k.upper()}: Final = {r[k]!r}" for k in ("mode_auto", "cores_proportional", "isolation_hard")]
     lines += [f"{k.upper()}: Final = {v}" for k, v in r["limits"].items()]
-    for name, sub in (("KEY_FORM", "form"), ("KEY_EXAMPLE", "example"), ("KEY_DOC", "doc")):
+    for name, sub in (("KEY_FORM", "form"), ("KEY_EXAMPLE", "example")):
         lines.append(f"{name}: Final[dict[str, str]] = {{")
         lines += [f"    {k!r}: {v[sub]!r}," for k, v in r["keys"].items()]
         lines.append("}")

@@ -64,7 +64,7 @@ static void forked(void)
 	hami_probe_forked();
 	hami_meter_forked();
 	hami_switches_forked();
-	hami_outstanding_forked();
+	hami_known_forked();
 	hami_lookup_forked();
 	hami_resolve_forked();
 	hami_process_forked();

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, islice
 
 import pytest
-from forecasting import LEAST, LOSS, NS_LEAST, NS_MOST, TAKE_NS, Forecast
+from forecasting import LOSS, NS_LEAST, NS_MOST, TAKE_NS, Forecast
 from hypothesis import given
 from hypothesis import strategies as st
 
 US, MS = 1000, 1_000_000
-SETTLED = 4 * LEAST  # after so many the first errors have mostly been forgotten
 
 
 def at_fixed_times(period: int, jitter: int, dice: random.Random) -> Iterator[int]:

@@ -108,7 +108,7 @@ static CUresult keep_if_fenced(const struct real_cuda *real, unsigned int slice,
 	}
 	if (result == CUDA_SUCCESS) {
 		hami_region_note_context(hami_slice_region(slice));
-		hami_outstanding_add(slice, *context, *context);
+		hami_known_add(slice, *context, *context);
 	} else {
 		hami_mps_say(result);
 	}
@@ -128,9 +128,9 @@ static CUresult keep_if_fenced(const struct real_cuda *real, unsigned int slice,
 	if (result != CUDA_SUCCESS)                                                                          \
 		return result;                                                                               \
 	hami_swap_await();                                                                                   \
-	hami_outstanding_make(slice, true);                                                                  \
+	hami_known_make(slice, true);                                                                        \
 	result = keep_if_fenced(real, slice, real->name(__VA_ARGS__), context);                              \
-	hami_outstanding_make(slice, false);                                                                 \
+	hami_known_make(slice, false);                                                                       \
 	return result
 
 CUresult CUDAAPI cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
@@ -160,7 +160,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	if (result != CUDA_SUCCESS)
 		return result;
 	hami_swap_await();
-	hami_outstanding_make(slice, true);
+	hami_known_make(slice, true);
 	result = real->cuDevicePrimaryCtxRetain(context, device);
 	if (result == CUDA_SUCCESS && !fenced(slice)) {
 		real->cuDevicePrimaryCtxRelease_v2(device);
@@ -168,12 +168,12 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	}
 	if (result == CUDA_SUCCESS) {
 		hami_region_note_context(hami_slice_region(slice));
-		hami_outstanding_add(slice, *context, &primary);
+		hami_known_add(slice, *context, &primary);
 	} else {
 		hami_mps_say(result);
 	}
 	hami_swap_begin();
-	hami_outstanding_make(slice, false);
+	hami_known_make(slice, false);
 	return result;
 }
 
@@ -185,9 +185,9 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	if (!real->name)                                                                                     \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
 	hami_hold_enter(HAMI_HOLD_WORK);                                                                     \
-	hami_outstanding_end_context(key, true);                                                             \
+	hami_known_end_context(key, true);                                                                   \
 	CUresult result = real->name(__VA_ARGS__);                                                           \
-	hami_outstanding_end_context(key, false);                                                            \
+	hami_known_end_context(key, false);                                                                  \
 	hami_hold_leave(HAMI_HOLD_WORK);                                                                     \
 	return result
 
@@ -222,7 +222,7 @@ static CUresult released(const struct real_cuda *real, CUdevice device, bool res
 	const bool gone = !active || (reset && result == CUDA_SUCCESS);
 	if (gone)
 		hami_trim_forget();
-	hami_outstanding_leave((unsigned int)slice, &primary, false, gone);
+	hami_known_leave((unsigned int)slice, &primary, false, gone);
 	return result;
 }
 
@@ -236,7 +236,7 @@ static CUresult released(const struct real_cuda *real, CUdevice device, bool res
 	int slice = hami_slice_of_device(device);                                                            \
 	hami_hold_enter(HAMI_HOLD_WORK);                                                                     \
 	if (slice >= 0)                                                                                      \
-		hami_outstanding_leave((unsigned int)slice, &primary, true, false);                          \
+		hami_known_leave((unsigned int)slice, &primary, true, false);                                \
 	CUresult result = released(real, device, reset, real->name(device));                                 \
 	hami_hold_leave(HAMI_HOLD_WORK);                                                                     \
 	return result
@@ -273,12 +273,12 @@ CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources
 	int slice = hami_slice_of_device(device);
 	if (slice < 0) /* it has no primary context: the driver's own error */
 		return real->cuGreenCtxCreate(green, resources, device, flags);
-	hami_outstanding_make((unsigned int)slice, true);
+	hami_known_make((unsigned int)slice, true);
 	CUresult result = real->cuGreenCtxCreate(green, resources, device, flags);
 	if (result == CUDA_SUCCESS && real->cuCtxFromGreenCtx &&
 	    real->cuCtxFromGreenCtx(&context, *green) == CUDA_SUCCESS)
-		hami_outstanding_add((unsigned int)slice, context, *green);
-	hami_outstanding_make((unsigned int)slice, false);
+		hami_known_add((unsigned int)slice, context, *green);
+	hami_known_make((unsigned int)slice, false);
 	return result;
 }
 

@@ -114,7 +114,7 @@ static int watch_object(int fd, unsigned long request, void *argument, const str
 					 .engine = r->engine,
 					 .parent = hami_object_key(r->client, r->parent),
 					 .key = key_of(r),
-					 .context = hami_outstanding_making(),
+					 .context = hami_known_making(),
 					 .slice = slice_of_new(fd, r)};
 		hami_objects_add(object, &made);
 	} else {

@@ -92,26 +92,28 @@ CUresult CUDAAPI cuMemFree_v2(CUdeviceptr address)
  * Refuses pools of managed memory (CUDA 13): they give memory that neither the resource manager nor
  * cuMemAllocManaged is asked for.
  */
-#define POOL(name, kind, ...)                                                                                \
+#define POOL_AND(name, kind, after, ...)                                                                     \
 	const struct real_cuda *real = hami_cuda();                                                          \
 	if (!real)                                                                                           \
 		return HAMI_REFUSED;                                                                         \
 	if (!real->name || (kind) == CU_MEM_ALLOCATION_TYPE_MANAGED)                                         \
 		return CUDA_ERROR_NOT_SUPPORTED;                                                             \
-	return real->name(__VA_ARGS__)
+	CUresult result = real->name(__VA_ARGS__);                                                           \
+	after;                                                                                               \
+	return result
+#define POOL(name, kind, ...) POOL_AND(name, kind, (void)0, __VA_ARGS__)
 
-CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
+static void note_pool(CUresult result, const CUmemoryPool *pool, const CUmemPoolProps *properties)
 {
-	const struct real_cuda *real = hami_cuda();
-	if (!real)
-		return HAMI_REFUSED;
-	if (!real->cuMemPoolCreate || (properties && properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED))
-		return CUDA_ERROR_NOT_SUPPORTED;
-	CUresult result = real->cuMemPoolCreate(pool, properties);
 	if (result == CUDA_SUCCESS && hami_movable_tracked() && properties &&
 	    properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
 		hami_trim_add(*pool);
-	return result;
+}
+
+CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
+{
+	POOL_AND(cuMemPoolCreate, properties ? properties->allocType : CU_MEM_ALLOCATION_TYPE_INVALID,
+		 note_pool(result, pool, properties), pool, properties);
 }
 
 /* Forgets the pool before it is destroyed: after that, another one may have its place. */

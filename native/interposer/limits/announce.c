@@ -48,43 +48,45 @@ static bool may_take(void)
 }
 
 /* Takes a millisecond or so: not when a request is about to come. */
-static void prepare(const struct real_cuda *real)
+static void prepare(void)
 {
-	(void)real;
 	announce.prepared = true;
 	hami_log(1, "requests come every %lld us: from now on the GPU is taken for them\n",
 		 (long long)announce.forecast.period / 1000);
 	hami_placeholder_begin(0);
 }
 
-static void take(const struct real_cuda *real)
+static void take(void)
 {
-	(void)real;
 	/* First, so that the launch of a request that comes in this very moment sees it, or is seen. */
 	hami_launched_ends_placeholder();
-	const int64_t most =
-		announce.until - hami_clock_steady(); /* now: the process may have been stopped meanwhile */
+	/* Asked now: the process may have been stopped meanwhile. */
+	const int64_t most = announce.until - hami_clock_steady();
 	if (most > 0)
 		hami_placeholder_begin((uint64_t)most);
 }
 
-int64_t hami_announce(int64_t now)
+bool hami_announce(int64_t now, int64_t *wait)
 {
 	int64_t from, until;
+	*wait = HAMI_ANNOUNCE_NONE;
 	if (!announce.wanted || announce.announced == announce.noted ||
 	    !hami_forecast_next(&announce.forecast, &from, &until) || now >= until)
-		return HAMI_ANNOUNCE_NONE;
+		return false;
 	if (now < from && !announce.prepared && may_take()) {
 		hami_outstanding_visit(0, prepare);
 		now = hami_clock_steady();
 	}
-	if (now < from)
-		return from - now;
+	if (now < from) {
+		*wait = from - now;
+		return false;
+	}
 	announce.announced = announce.noted;
 	announce.until = until;
-	if (announce.prepared && now < until && may_take())
+	const bool takes = announce.prepared && now < until && may_take();
+	if (takes)
 		hami_outstanding_visit(0, take);
-	return HAMI_ANNOUNCE_NONE;
+	return takes;
 }
 
 void hami_announce_forked(void)

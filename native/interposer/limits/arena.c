@@ -40,31 +40,32 @@ static size_t whole_pieces(size_t bytes)
 	return bytes / HAMI_ARENA_PIECE * HAMI_ARENA_PIECE;
 }
 
-/* Returns where the program wants it instead of in the host's memory; NULL: nowhere. */
-static const char *folder(void)
+static const char *folder; /* where the program wants it instead of in the host's memory; NULL: nowhere */
+
+void hami_arena_begin(void)
 {
 	const char *path = secure_getenv(HAMI_ENV_SWAP_DIR);
-	return path && *path ? path : NULL;
+	folder = path && *path ? strdup(path) : NULL;
 }
 
-static void complain(const char *path)
+static void complain(void)
 {
 	static bool said;
 	if (!said)
 		hami_log(0, HAMI_ENV_SWAP_DIR "=%.200s holds no device memory (%s); it stays on the GPU\n",
-			 path, strerror(errno));
+			 folder, strerror(errno));
 	said = true;
 }
 
 /* All of its blocks are the file's from here on: a disk that is full later is no reason to end the program. */
-static void *map_file(const char *path, size_t room)
+static void *map_file(size_t room)
 {
-	const int fd = open(path, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+	const int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
 	void *memory = MAP_FAILED;
 	if (fd >= 0 && !fallocate(fd, 0, 0, (off_t)room))
 		memory = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (memory == MAP_FAILED)
-		complain(path);
+		complain();
 	if (fd >= 0)
 		close(fd);
 	return memory;
@@ -72,29 +73,27 @@ static void *map_file(const char *path, size_t room)
 
 static bool map(struct hami_arena *arena, size_t room)
 {
-	const char *path = folder();
-	void *memory = path ? map_file(path, room)
-			    : mmap(NULL, room, PROT_READ | PROT_WRITE,
-				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	void *memory = folder ? map_file(room)
+			      : mmap(NULL, room, PROT_READ | PROT_WRITE,
+				     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (memory == MAP_FAILED)
 		return false;
-	if (!path)
+	if (!folder)
 		madvise(memory, room, MADV_HUGEPAGE);
 	madvise(memory, room, MADV_DONTFORK);
 	madvise(memory, room, MADV_DONTDUMP);
-	*arena = (struct hami_arena){.memory = memory, .room = room, .is_file = path != NULL};
+	*arena = (struct hami_arena){.memory = memory, .room = room, .is_file = folder != NULL};
 	return true;
 }
 
 uint64_t hami_arena_room(const struct hami_arena *arena)
 {
-	const char *path = folder();
 	struct statvfs disk;
-	if (!path)
+	if (!folder)
 		return hami_host_room() + arena->pinned;
-	if (!statvfs(path, &disk))
+	if (!statvfs(folder, &disk))
 		return (uint64_t)disk.f_bavail * disk.f_frsize;
-	complain(path);
+	complain();
 	return 0;
 }
 
@@ -115,7 +114,7 @@ bool hami_arena_have(struct hami_arena *arena, const struct real_cuda *real, CUc
 	*arena = (struct hami_arena){0};
 	const size_t exact = whole_pieces(bytes + HAMI_ARENA_PIECE - 1),
 		     ample = whole_pieces(bytes / 2) + exact;
-	return (!folder() && map(arena, ample)) || map(arena, exact);
+	return (!folder && map(arena, ample)) || map(arena, exact);
 }
 
 void hami_arena_pin(struct hami_arena *arena, const struct real_cuda *real, CUcontext context, size_t used,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of the host for what is moved off the GPU, or a file, where HAMI_HPC_SWAP_DIR says so: it has no name, and ends with
- * the process or when its content has come back. Memory is kept between two moves, as finding so many pages is half of the
- * way out; meanwhile the kernel takes them as soon as others need memory, but for those that are page-locked. A forked
- * child has none of it, nor a core file. One thread. Contexts are those in which the memory is copied.
+ * Memory of the host for what is moved off the GPU, or a file without a name, where HAMI_HPC_SWAP_DIR says so. Memory is
+ * kept between two moves, as finding so many pages is half of the way out; meanwhile the kernel takes them as soon as others
+ * need memory, but for those that are page-locked. A forked child has none of it, nor a core file. One thread. Contexts are
+ * those in which the memory is copied.
  */
 #ifndef HAMI_ARENA_H
 #define HAMI_ARENA_H
@@ -19,11 +19,14 @@
 struct hami_arena {
 	char *memory;
 	size_t room;
-	bool is_file;
+	bool is_file; /* not kept: it ends when its content has come back */
 	size_t pinned; /* bytes at its beginning that are page-locked, each HAMI_ARENA_PIECE apart from the next */
 };
 
-/* Returns how many bytes there are for it, beside what is page-locked. */
+/* Before anything moves: reads the environment, which the program may be changing later. */
+void hami_arena_begin(void);
+
+/* Returns how many bytes there are for it, with those that are page-locked. */
 uint64_t hami_arena_room(const struct hami_arena *arena);
 
 /*

@@ -24,7 +24,7 @@ void hami_contexts_note(struct hami_contexts *c, unsigned int slice, bool works)
 	if (!c->watches)
 		return;
 	const struct hami_contexts before = *c;
-	const size_t count = hami_outstanding_answers(slice, answers, HAMI_CONTEXTS_MOST);
+	const size_t count = hami_known_answers(slice, answers, HAMI_CONTEXTS_MOST);
 	size_t competing = 0;
 	for (size_t i = 0; i < count; i++)
 		competing += answers[i].paused || had_work(&answers[i], works);

@@ -26,7 +26,7 @@ static struct known entry(struct contexts *c, CUcontext context, const void *key
 			      .last = HAMI_OUTSTANDING_UNKNOWN};
 }
 
-void hami_outstanding_add(unsigned int slice, CUcontext context, const void *key)
+void hami_known_add(unsigned int slice, CUcontext context, const void *key)
 {
 	struct contexts *c = &hami_known[slice];
 	const bool makes = making && hami_objects_of_context(slice, making);
@@ -54,7 +54,7 @@ void hami_outstanding_add(unsigned int slice, CUcontext context, const void *key
 	pthread_mutex_unlock(&c->lock);
 }
 
-void hami_outstanding_make(unsigned int slice, bool begins)
+void hami_known_make(unsigned int slice, bool begins)
 {
 	struct contexts *c = &hami_known[slice];
 	pthread_mutex_lock(&c->lock);
@@ -80,13 +80,13 @@ static void end_context(struct contexts *c, const void *key, bool begins)
 	pthread_mutex_unlock(&c->lock);
 }
 
-void hami_outstanding_end_context(const void *key, bool begins)
+void hami_known_end_context(const void *key, bool begins)
 {
 	for (unsigned int i = 0; i < hami_slice_count(); i++)
 		end_context(&hami_known[i], key, begins);
 }
 
-void hami_outstanding_leave(unsigned int slice, const void *key, bool begins, bool gone)
+void hami_known_leave(unsigned int slice, const void *key, bool begins, bool gone)
 {
 	struct contexts *c = &hami_known[slice];
 	pthread_mutex_lock(&c->lock);
@@ -108,7 +108,7 @@ void hami_outstanding_leave(unsigned int slice, const void *key, bool begins, bo
 	pthread_mutex_unlock(&c->lock);
 }
 
-void hami_outstanding_pause(unsigned int slice, const uint64_t *paused, size_t count)
+void hami_known_pause(unsigned int slice, const uint64_t *paused, size_t count)
 {
 	struct contexts *c = &hami_known[slice];
 	pthread_mutex_lock(&c->lock);
@@ -121,7 +121,7 @@ void hami_outstanding_pause(unsigned int slice, const uint64_t *paused, size_t c
 	pthread_mutex_unlock(&c->lock);
 }
 
-size_t hami_outstanding_answers(unsigned int slice, struct hami_answer *list, size_t most)
+size_t hami_known_answers(unsigned int slice, struct hami_answer *list, size_t most)
 {
 	struct contexts *c = &hami_known[slice];
 	pthread_mutex_lock(&c->lock);
@@ -135,7 +135,7 @@ size_t hami_outstanding_answers(unsigned int slice, struct hami_answer *list, si
 	return count;
 }
 
-uint64_t hami_outstanding_making(void)
+uint64_t hami_known_making(void)
 {
 	return making;
 }
@@ -155,13 +155,13 @@ static bool has_contexts(unsigned int slice, size_t wanted, CUcontext *context)
 	return has;
 }
 
-CUcontext hami_outstanding_only(unsigned int slice)
+CUcontext hami_known_only(unsigned int slice)
 {
 	CUcontext context = NULL;
 	return has_contexts(slice, 1, &context) ? context : NULL;
 }
 
-bool hami_outstanding_none(unsigned int slice)
+bool hami_known_none(unsigned int slice)
 {
 	return has_contexts(slice, 0, &(CUcontext){NULL});
 }
@@ -181,7 +181,7 @@ static void forget(struct contexts *c)
 	c->incomplete = false;
 }
 
-void hami_outstanding_forked(void)
+void hami_known_forked(void)
 {
 	for (unsigned int i = 0; i < HAMI_SLICES; i++)
 		forget(&hami_known[i]);

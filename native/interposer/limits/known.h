@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The contexts that this process has on each slice's GPU: what outstanding.c and known.c share.
+ * The contexts that this process has on each slice's GPU, and what was last told of each by limits/outstanding.h, which asks.
+ *
+ * A lock for each slice, held over no call, and never two at once. Thread-safe, not async-signal-safe. A forked child starts
+ * without contexts.
  */
 #ifndef HAMI_KNOWN_H
 #define HAMI_KNOWN_H
@@ -56,44 +59,41 @@ static inline bool hami_known_leaving(const struct contexts *c, const void *key)
 /* Waits until libcuda is not being asked about a context; NULL: about none. The lock is held. */
 void hami_known_wait(struct contexts *c, const void *key);
 
-/* Asks. `groups` is how many compute groups the process has: more than contexts means other clients. */
-/* The same on a thread of the application: HAMI_SOMETHING_OUTSTANDING if another thread asks for over 0.1 ms. */
-/*
- * For the keeper: a sample asks as a look does, but of every context, also when one has work, and of none that is paused
- * while others are open: there is no telling what it has, and it does nothing on the GPU.
- */
 /* Tells which contexts are paused while others are open, by their numbers. */
-void hami_outstanding_pause(unsigned int slice, const uint64_t *paused, size_t count);
+void hami_known_pause(unsigned int slice, const uint64_t *paused, size_t count);
 /* Writes what the last sample was told of each context, at most `most`. Returns of how many. */
 struct hami_answer {
 	uint64_t context;             /* its number; they grow in the order in which contexts are made */
 	enum hami_outstanding answer; /* of one that was not asked: unknown */
 	bool paused;                  /* since before the sample, and was not asked */
 };
-size_t hami_outstanding_answers(unsigned int slice, struct hami_answer *list, size_t most);
+size_t hami_known_answers(unsigned int slice, struct hami_answer *list, size_t most);
 /* Returns the number of the context that this thread is making; 0: of none. */
-uint64_t hami_outstanding_making(void);
+uint64_t hami_known_making(void);
+
 /* Returns the only context on a slice's GPU; NULL where there is none, or several. */
-CUcontext hami_outstanding_only(unsigned int slice);
+CUcontext hami_known_only(unsigned int slice);
 /* Returns whether the process has no context on the slice's GPU, and makes none. */
-bool hami_outstanding_none(unsigned int slice);
+bool hami_known_none(unsigned int slice);
+
 /*
  * Around the making of a context. Until it is added, its compute group is nobody's unknown work: what libcuda does
  * there to set it up is not the application's.
  */
-void hami_outstanding_make(unsigned int slice, bool begins);
+void hami_known_make(unsigned int slice, bool begins);
 /*
  * A context was made; or comes to its end, wherever it is: around that, which may take as long as its work, and it is not
  * asked any more. `key` names it: the context itself, or its green context.
  */
-void hami_outstanding_add(unsigned int slice, CUcontext context, const void *key);
-void hami_outstanding_end_context(const void *key, bool begins);
+void hami_known_add(unsigned int slice, CUcontext context, const void *key);
+void hami_known_end_context(const void *key, bool begins);
 /*
  * Around a release of the primary context (the only `key`), which may be its last: it is not asked between the two.
  * `gone`: there is none after it, and it is forgotten unless another thread has added it meanwhile.
  */
-void hami_outstanding_leave(unsigned int slice, const void *key, bool begins, bool gone);
+void hami_known_leave(unsigned int slice, const void *key, bool begins, bool gone);
+
 /* In a forked child. */
-void hami_outstanding_forked(void);
+void hami_known_forked(void);
 
 #endif

@@ -155,8 +155,8 @@ static void rest(void)
 	atomic_store(&latency.awake, 0);
 	while (!atomic_load(&hami_latency_begun) && !atomic_load(&latency.ended)) {
 		hami_announce_note(atomic_load(&latency.last));
-		const int64_t wait = hami_announce(hami_clock_steady());
-		if (atomic_load(&hami_latency_begun))
+		int64_t wait;
+		if (hami_announce(hami_clock_steady(), &wait) && atomic_load(&hami_latency_begun))
 			hami_placeholder_end(); /* it came meanwhile */
 		struct timespec t = {.tv_sec = wait / HAMI_NS_PER_S, .tv_nsec = wait % HAMI_NS_PER_S};
 		syscall(SYS_futex, &latency.awake, FUTEX_WAIT_PRIVATE, 0, &t, NULL, 0);

@@ -29,7 +29,7 @@ static void set_paused(struct hami_opening *o, const uint64_t *paused, size_t co
 	if (count)
 		memmove(o->paused, paused, count * sizeof *paused);
 	o->paused_count = count;
-	hami_outstanding_pause(o->slice, o->paused, count);
+	hami_known_pause(o->slice, o->paused, count);
 }
 
 /* After a pause that was refused: some channels may be paused. What cannot be opened now is tried again. */

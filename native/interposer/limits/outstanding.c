@@ -185,25 +185,24 @@ enum hami_outstanding hami_outstanding_glance(unsigned int slice, int groups)
 	return look(&hami_known[slice], groups, false, false);
 }
 
-bool hami_outstanding_visit(unsigned int slice, void (*visit)(const struct real_cuda *real))
+void hami_outstanding_visit(unsigned int slice, void (*visit)(void))
 {
 	struct contexts *c = &hami_known[slice];
 	const struct real_cuda *real = hami_resolved_cuda();
 	CUcontext before;
+	if (!real || !real->cuCtxPushCurrent_v2 || !real->cuCtxPopCurrent_v2)
+		return;
 	pthread_mutex_lock(&c->lock);
 	hami_known_wait(c, NULL);
-	const bool only = real && c->count == 1 && !c->making && !c->incomplete && !c->captures && !ended;
-	const struct known one = only ? c->list[0] : (struct known){.ending = true};
-	bool visits = !one.ending && !hami_known_leaving(c, one.key);
-	if (visits) {
-		begin_asking(c, one.key);
-		visits = real->cuCtxPushCurrent_v2(one.context) == CUDA_SUCCESS;
-		if (visits) {
-			visit(real);
+	if (c->count == 1 && !c->making && !c->incomplete && !c->captures && !ended && !c->list[0].ending &&
+	    !hami_known_leaving(c, c->list[0].key)) {
+		const CUcontext context = c->list[0].context;
+		begin_asking(c, c->list[0].key);
+		if (real->cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
+			visit();
 			real->cuCtxPopCurrent_v2(&before);
 		}
 		end_asking(c);
 	}
 	pthread_mutex_unlock(&c->lock);
-	return visits;
 }

@@ -20,16 +20,26 @@
 #include "driver/resolve.h"
 #include "limits/known.h"
 
+/* Asks. `groups` is how many compute groups the process has: more than contexts means other clients. */
 enum hami_outstanding hami_outstanding_look(unsigned int slice, int groups);
+/* The same on a thread of the application: HAMI_SOMETHING_OUTSTANDING if another thread asks for over 0.1 ms. */
 enum hami_outstanding hami_outstanding_glance(unsigned int slice, int groups);
-enum hami_outstanding hami_outstanding_sample(unsigned int slice, int groups);
+
 /*
- * Calls `visit` in the only context on a slice's GPU, which stays meanwhile, as for a question. Returns false when there is
- * none, or several, or one that goes, or a capture is under way.
+ * For the keeper: a sample asks as a look does, but of every context, also when one has work, and of none that is paused
+ * while others are open: there is no telling what it has, and it does nothing on the GPU.
  */
-bool hami_outstanding_visit(unsigned int slice, void (*visit)(const struct real_cuda *real));
+enum hami_outstanding hami_outstanding_sample(unsigned int slice, int groups);
+
+/*
+ * Calls `visit` in the only context on a slice's GPU, which stays meanwhile, as for a question. Nothing is called when there
+ * is none, or several, or one that goes, or a capture is under way.
+ */
+void hami_outstanding_visit(unsigned int slice, void (*visit)(void));
+
 /* Around a stream capture: before it begins, and when it has ended or did not begin. */
 void hami_outstanding_capture(bool begins);
+
 /* Before libcuda ends with the process: nothing is asked from now on. */
 void hami_outstanding_end(void);
 

@@ -9,8 +9,8 @@
  * driver) it ends with the launch; and after the time that it was given at most.
  *
  * In a stream of its own of the current context, which is prepared by the first one there (a module; some ms). A program
- * that never has one has none of it. What waits for all of a context (cuCtxSynchronize, cuMemFree) waits for the
- * placeholder, too.
+ * that never has one has none of it. cuCtxSynchronize and cuMemFree, which would wait for a placeholder, end it; what else
+ * waits for all of a context waits for it, too.
  *
  * No lock: of several threads that hint at once one has a placeholder made. Thread-safe, not async-signal-safe. A forked
  * child has none.

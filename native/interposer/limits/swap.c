@@ -188,8 +188,8 @@ static uint32_t move_held(const struct real_cuda *real, CUcontext context)
 /* Finds the program's only context. NULL and true: it is gone, or could not be made: there is nothing to move. */
 static bool find_context(CUcontext *context)
 {
-	*context = hami_slice_count() == 1 ? hami_outstanding_only(0) : NULL;
-	return *context || (hami_slice_count() == 1 && hami_outstanding_none(0) && !hami_objects_started(0));
+	*context = hami_slice_count() == 1 ? hami_known_only(0) : NULL;
+	return *context || (hami_slice_count() == 1 && hami_known_none(0) && !hami_objects_started(0));
 }
 
 static uint32_t move_out(const struct real_cuda *real)
@@ -312,6 +312,7 @@ void hami_swap_prepare(void)
 	if (hami_slice_count() != 1 || hami_movable_tracked() || order() == HAMI_SWAP_NEVER ||
 	    order() == HAMI_SWAP_WAIT)
 		return;
+	hami_transfer_begin();
 	hami_movable_track();
 	hami_hold_begin();
 	hami_launched_hold();

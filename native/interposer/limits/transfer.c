@@ -212,12 +212,13 @@ static bool copy_refused(struct transfer *t)
 	return worked || !prepared || t->to_host;
 }
 
-static bool checks(void)
+static bool checks;
+
+void hami_transfer_begin(void)
 {
-	static int on = -1;
-	const char *text = on < 0 ? secure_getenv(HAMI_ENV_CHECKSUMS) : NULL;
-	on = on < 0 ? text && atoi(text) == 1 : on;
-	return on;
+	const char *text = secure_getenv(HAMI_ENV_CHECKSUMS);
+	checks = text && atoi(text) == 1;
+	hami_arena_begin();
 }
 
 /* Of whole words: pieces are pages. */
@@ -258,10 +259,10 @@ bool hami_transfer(const struct real_cuda *real, CUcontext context, struct hami_
 		t.pinned = t.pinned && is_pinned(arena, pieces[i].host, pieces[i].bytes);
 		bytes += pieces[i].bytes;
 	}
-	if (checks() && !to_host)
+	if (checks && !to_host)
 		compare(pieces, count);
 	const bool worked = copy_all(&t, bytes) && copy_refused(&t);
-	for (size_t i = 0; i < count && checks() && to_host; i++)
+	for (size_t i = 0; i < count && checks && to_host; i++)
 		pieces[i].sum = sum_of(&pieces[i]);
 	return worked;
 }

@@ -26,6 +26,9 @@ struct hami_piece {
 		result; /* of a copy that failed; CUDA_ERROR_INVALID_VALUE: libcuda refuses the address, and it stays */
 };
 
+/* Before anything moves: reads the environment, which the program may be changing later. */
+void hami_transfer_begin(void);
+
 /* Copies all pieces, in that context. Returns false when no thread could work; pieces tell of each other failure. */
 bool hami_transfer(const struct real_cuda *real, CUcontext context, struct hami_piece *pieces, size_t count,
 		   const struct hami_arena *arena, bool to_host);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Gives back what the pools of a context's device keep without need: its current and default pool, and those that the
- * program made, of which the first 64 alive are known; and what graphs that are not running allocated for themselves. No lock. Thread-safe, not async-signal-safe. A forked child has
- * none.
+ * program made, of which the first 64 alive are known; and what graphs that are not running allocated for themselves.
+ *
+ * No lock. Thread-safe, not async-signal-safe. A forked child knows no pools.
  */
 #ifndef HAMI_TRIM_H
 #define HAMI_TRIM_H

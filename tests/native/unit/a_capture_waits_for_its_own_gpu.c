@@ -104,7 +104,7 @@ int main(void)
 	pthread_t looker, ender;
 	static const char context;
 	alarm(20); /* where it waits for ever */
-	hami_outstanding_add(1, (CUcontext)(uintptr_t)&context, &context);
+	hami_known_add(1, (CUcontext)(uintptr_t)&context, &context);
 	CHECK(pthread_create(&looker, NULL, look_there, NULL) == 0);
 	while (!recording)
 		usleep(1000);

@@ -35,16 +35,16 @@ bool hami_objects_of_context(unsigned int slice, uint64_t number)
 static void *retain(void *first)
 {
 	(void)first;
-	hami_outstanding_make(0, true);
-	hami_outstanding_add(0, (CUcontext)(uintptr_t)&context, &context);
-	hami_outstanding_make(0, false);
+	hami_known_make(0, true);
+	hami_known_add(0, (CUcontext)(uintptr_t)&context, &context);
+	hami_known_make(0, false);
 	return NULL;
 }
 
 static uint64_t number(void)
 {
 	struct hami_answer answer;
-	CHECK(hami_outstanding_answers(0, &answer, 1) == 1);
+	CHECK(hami_known_answers(0, &answer, 1) == 1);
 	return answer.context;
 }
 
@@ -57,11 +57,11 @@ static void retain_on_another_thread(void)
 
 int main(void)
 {
-	hami_outstanding_make(0, true);
-	groups = hami_outstanding_making(); /* libcuda makes it now, and returns it to both threads */
+	hami_known_make(0, true);
+	groups = hami_known_making(); /* libcuda makes it now, and returns it to both threads */
 	retain_on_another_thread();
-	hami_outstanding_add(0, (CUcontext)(uintptr_t)&context, &context);
-	hami_outstanding_make(0, false);
+	hami_known_add(0, (CUcontext)(uintptr_t)&context, &context);
+	hami_known_make(0, false);
 	CHECK(number() == groups);
 	/* Nor does one who finds it there change its number. */
 	retain_on_another_thread();
