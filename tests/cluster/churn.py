@@ -209,11 +209,13 @@ def recorded(layout: Layout) -> Iterator[Path]:
                 f"CREATE TRIGGER test_churn_{event} AFTER {event} ON grants "
                 f"BEGIN INSERT INTO test_churn VALUES ({sign}, {values}); END"
             )
-    yield path
-    with closing(sqlite3.connect(path, timeout=30)) as ledger, ledger:
-        for event in ("INSERT", "DELETE"):
-            ledger.execute(f"DROP TRIGGER test_churn_{event}")
-        ledger.execute("DROP TABLE test_churn")
+    try:
+        yield path
+    finally:
+        with closing(sqlite3.connect(path, timeout=30)) as ledger, ledger:
+            for event in ("INSERT", "DELETE"):
+                ledger.execute(f"DROP TRIGGER test_churn_{event}")
+            ledger.execute("DROP TABLE test_churn")
 
 
 def over_grants(layout: Layout, path: Path) -> list[str]:

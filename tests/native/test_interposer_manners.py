@@ -245,12 +245,13 @@ def test_a_driver_that_lacks_everything_gets_errors_and_no_crash(driver: str, ma
     assert set(answers.values()) <= {"800", "801"}, answers  # not permitted, not supported
 
 
-def test_the_limits_log_level_is_the_only_thing_it_asks_of_the_environment() -> None:
-    """Besides the path of the limits, and whether there is an MPS server; the names are the contract's."""
+def test_it_asks_nothing_of_the_environment_but_what_the_contract_names() -> None:
+    """Besides whether there is an MPS server. None of these changes a limit: the limits are in root's file."""
     sources = "".join(path.read_text() for path in (ROOT / "native/interposer").rglob("*.c"))
     asked = set(re.findall(r"getenv\(([^)]*)\)", sources))
-    assert asked == {"HAMI_ENV_LOG", "HAMI_ENV_LIMITS", '"CUDA_MPS_PIPE_DIRECTORY"'}
-    assert c.ENV_LIMITS.startswith("HAMI_HPC_")
+    names = {f"HAMI_ENV_{name}" for name in ("ANNOUNCE", "CHECKSUMS", "LIMITS", "LOG", "SWAP_DIR")}
+    assert asked == names | {'"CUDA_MPS_PIPE_DIRECTORY"'}
+    assert all(getattr(c, name.removeprefix("HAMI_")).startswith("HAMI_HPC_") for name in names)
 
 
 def test_the_simulated_kernel_leaves_a_forked_child_its_standard_input() -> None:
