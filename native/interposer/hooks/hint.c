@@ -49,7 +49,7 @@ EXPORTED int hami_hint_soon(void)
 {
 	if (!hami_region())
 		return -ENOSYS;
-	if (hami_placeholder_begin(HAMI_PLACEHOLDER_NS))
+	if (hami_placeholder_begin(HAMI_PLACEHOLDER_NS, true))
 		hami_launched_ends_placeholder();
 	return 0;
 }

@@ -53,7 +53,7 @@ static void prepare(void)
 	announce.prepared = true;
 	hami_log(1, "requests come every %lld us: from now on the GPU is taken for them\n",
 		 (long long)announce.forecast.period / 1000);
-	hami_placeholder_begin(0);
+	hami_placeholder_begin(0, false);
 }
 
 static void take(void)
@@ -63,7 +63,7 @@ static void take(void)
 	/* Asked now: the process may have been stopped meanwhile. */
 	const int64_t most = announce.until - hami_clock_steady();
 	if (most > 0)
-		hami_placeholder_begin((uint64_t)most);
+		hami_placeholder_begin((uint64_t)most, false);
 }
 
 bool hami_announce(int64_t now, int64_t *wait)

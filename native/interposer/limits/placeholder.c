@@ -9,7 +9,9 @@
 #include "arbitration/terms.h"
 #include "base/log.h"
 #include "driver/access.h"
+#include "driver/rm_objects.h"
 #include "limits/hold.h"
+#include "limits/outstanding.h"
 #include "region/process.h"
 
 #define CONTEXTS                                                                                             \
@@ -116,12 +118,17 @@ static bool make_stream(const struct real_cuda *real, struct place *p)
 	       real->cuStreamCreateWithPriority(&p->stream, CU_STREAM_NON_BLOCKING, greatest) == CUDA_SUCCESS;
 }
 
-/* Returns what the current context has for it; NULL: nothing, as so many others are alive. */
-static struct place *find(const struct real_cuda *real, unsigned long long context)
+static struct place *find(unsigned long long context)
 {
 	for (unsigned int i = 0; i < CONTEXTS; i++)
 		if (placeholder.places[i].context == context)
 			return &placeholder.places[i];
+	return NULL;
+}
+
+/* Returns what the current context has for it from now on; NULL: nothing, as so many others are alive. */
+static struct place *prepare(const struct real_cuda *real, unsigned long long context)
+{
 	for (unsigned int i = 0; i < CONTEXTS; i++) {
 		struct place *p = &placeholder.places[placeholder.prepared++ % CONTEXTS];
 		const CUresult result = make_flag(real, p);
@@ -154,7 +161,12 @@ static bool launch(const struct real_cuda *real, struct place *p, uint64_t most)
 	return true;
 }
 
-bool hami_placeholder_begin(uint64_t most_ns)
+static bool has_work(unsigned int slice)
+{
+	return hami_outstanding_glance(slice, hami_objects_started(slice)) == HAMI_SOMETHING_OUTSTANDING;
+}
+
+bool hami_placeholder_begin(uint64_t most_ns, bool idle)
 {
 	const struct real_cuda *real = hami_resolved_cuda();
 	CUcontext context;
@@ -167,7 +179,9 @@ bool hami_placeholder_begin(uint64_t most_ns)
 	hami_hold_enter(HAMI_HOLD_WORK);
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* no capture of the program is spoilt */
 	real->cuThreadExchangeStreamCaptureMode(&mode);
-	struct place *p = find(real, id);
+	struct place *p = find(id);
+	if (!p && !(idle && has_work((unsigned int)slice)))
+		p = prepare(real, id);
 	const bool launched = p && p->stream && most_ns && launch(real, p, most_ns);
 	real->cuThreadExchangeStreamCaptureMode(&mode);
 	hami_hold_leave(HAMI_HOLD_WORK);

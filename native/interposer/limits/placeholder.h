@@ -25,9 +25,10 @@
 /*
  * A request is about to come. Returns whether there is a placeholder now, for `most_ns` at most, which the next launch has to
  * end: none where nobody has to give way, without a context, and where the driver refuses. 0: it is prepared, and there is
- * none.
+ * none. To prepare it may wait for all work of the context, and so for a kernel that does not end: with `idle` nothing is
+ * prepared while any is under way.
  */
-bool hami_placeholder_begin(uint64_t most_ns);
+bool hami_placeholder_begin(uint64_t most_ns, bool idle);
 /*
  * Before a launch into `stream`, NULL: of the thread or of all. Returns whether the placeholder ends when the launch begins;
  * else it is to be ended after the launch.

@@ -187,6 +187,20 @@ void hami_hold_leave(enum hami_hold what)
 	inside--;
 }
 
+static enum hami_outstanding work = HAMI_NOTHING_OUTSTANDING; /* of the program's */
+
+enum hami_outstanding hami_outstanding_glance(unsigned int slice, int groups)
+{
+	CHECK(slice == 0 && groups == 3);
+	return work;
+}
+
+int hami_objects_started(unsigned int slice)
+{
+	CHECK(slice == 0);
+	return 3;
+}
+
 void hami_log(int level, const char *format, ...)
 {
 	CHECK(level == 1 && strstr(format, "placeholder"));
@@ -196,7 +210,7 @@ void hami_log(int level, const char *format, ...)
 static int hint(void)
 {
 	const int before = launches;
-	const bool launched = hami_placeholder_begin(HAMI_PLACEHOLDER_NS);
+	const bool launched = hami_placeholder_begin(HAMI_PLACEHOLDER_NS, true);
 	CHECK(!relaxed && !inside && launched == (launches > before));
 	return launches - before;
 }
@@ -225,9 +239,24 @@ static void nobody_has_to_give_way(void)
 	real.cuCtxGetId = get_id;
 }
 
+/* To load a module may wait for a kernel that waits for the program: it is done when there is none. */
+static void not_prepared_while_the_program_has_work(void)
+{
+	const int before = modules;
+	current_id = 9000;
+	work = HAMI_SOMETHING_OUTSTANDING;
+	CHECK(hint() == 0 && modules == before);
+	work = HAMI_OUTSTANDING_UNKNOWN; /* a capture */
+	CHECK(hint() == 2 && modules == before + 1);
+	work = HAMI_SOMETHING_OUTSTANDING;
+	CHECK(hint() == 2 && modules == before + 1); /* what is prepared is used */
+	work = HAMI_NOTHING_OUTSTANDING;
+	hami_placeholder_end();
+}
+
 static void until_the_next_launch(void)
 {
-	CHECK(!hami_placeholder_begin(0) && modules == 1 && !launches); /* prepared, and no more */
+	CHECK(!hami_placeholder_begin(0, false) && modules == 1 && !launches); /* prepared, and no more */
 	CHECK(hint() == 2 && modules == 1 && streams == 1 && registered == 1);
 	CHECK(last.most == HAMI_PLACEHOLDER_NS && spins());
 	hami_placeholder_end();
@@ -371,6 +400,7 @@ int main(void)
 	when_the_launch_begins();
 	in_many_contexts();
 	a_context_that_stays();
+	not_prepared_while_the_program_has_work();
 	not_in_a_child();
 	return 0;
 }
