@@ -11,7 +11,7 @@ import pytest
 from conformance import REAL_GPU, sanitizer
 from swapped import Program, Swapped
 from test_compute import machine
-from test_swap import HOLDER, START, Machine, used_mib
+from test_swap import HOLDER, START, Machine, has_state, used_mib
 
 from hami_hpc.contract import constants as c
 
@@ -110,6 +110,64 @@ int main(int argc, char **argv)
 	return fgets(line, sizeof line, stdin) ? 0 : 2;
 }
 """
+
+
+# An exit handler, which runs after the interposer's, compares what is on the GPU.
+COMPARES = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+enum { MIB = 256 };
+static int (*copy)(void *, unsigned long long, size_t);
+static unsigned long long a;
+static char row[1 << 20];
+static void late(void)
+{
+	for (size_t i = 0; i < MIB; i++) {
+		if (copy(row, a + (i << 20), sizeof row) || row[0] != 7 || row[sizeof row - 1] != 7) {
+			printf("MiB %zu differs\n", i);
+			fflush(stdout);
+			_Exit(3);
+		}
+	}
+	printf("same\n");
+	fflush(stdout);
+}
+int main(void)
+{
+	char line[9];
+	void *ctx, *cu = dlopen("libcuda.so.1", RTLD_NOW);
+	atexit(late);
+	copy = (int (*)(void *, unsigned long long, size_t))dlsym(cu, "cuMemcpyDtoH_v2");
+	if (((int (*)(unsigned))dlsym(cu, "cuInit"))(0) ||
+		((int (*)(void **, unsigned, int))dlsym(cu, "cuCtxCreate_v2"))(&ctx, 0, 0) ||
+		((int (*)(unsigned long long *, size_t))dlsym(cu, "cuMemAlloc_v2"))(&a, (size_t)MIB << 20) ||
+		((int (*)(unsigned long long, unsigned char, size_t))dlsym(cu, "cuMemsetD8_v2"))(a, 7, (size_t)MIB << 20))
+		return 1;
+	printf("ready\n");
+	fflush(stdout);
+	return fgets(line, sizeof line, stdin) ? 0 : 2;
+}
+"""
+
+
+@pytest.mark.parametrize(("function", "state"), [("cuMemcpyDtoHAsync", "leaving"), ("cuMemcpyHtoDAsync", "returning")])
+def test_an_exit_handler_finds_memory_that_was_on_its_way(
+    function: str, state: str, tmp_path: Path, machine: Machine
+) -> None:
+    """A move that takes longer than an exit waits for anything else."""
+    (tmp_path / "compares.c").write_text(COMPARES)
+    subprocess.run(["cc", "-o", tmp_path / "compares", tmp_path / "compares.c", "-ldl"], check=True)
+    job = Swapped.make(tmp_path / "job", *machine)
+    job.made.extra["HAMI_SIM_FAULTS"] = f"{function}=0:delay_us=400000"
+    with Program([str(tmp_path / "compares")], job.made.environment()) as program:
+        if state == "returning":
+            assert job.move(out=True)[1] == "host"
+        job.order(c.SWAP_OUT if state == "leaving" else c.SWAP_IN)
+        has_state(job, state)
+        time.sleep(0.2)
+        assert program.ask() == "same"
+        program.end()
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.1, 0.5, 1.2])

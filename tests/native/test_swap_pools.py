@@ -77,6 +77,33 @@ def test_without_the_kernel_such_segments_stay(
     assert "by a kernel" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_is_refused_on_the_way_back_only_comes_back(times: int, tmp_path: Path, machine: Machine) -> None:
+    """An allocation whose free came to its end meanwhile; the GPU has no room for the kernel at first."""
+    full = POOLS.replace("for i in hole:", "for i in ():").replace("for a in small[:50]:", "for a in ():")
+    job = make(tmp_path, machine, f"cuMemcpyHtoDAsync=1:times=1;cuModuleLoadData=2:times={times}")
+    with job.start(full) as program:
+        assert job.move(out=True)[1] == "host"
+        assert job.slot()["swapped_bytes"] >> 20 == 8 * 32, "all that need no kernel"
+        assert job.move(out=False)[1] == "gpu"
+        assert program.ask() == "round 1"
+        program.end()
+
+
+def test_segments_stay_where_not_all_pools_are_known(tmp_path: Path, machine: Machine) -> None:
+    """One that is not trimmed may give back a segment while the kernel copies it."""
+    many = (
+        "for _ in range(64): ok(cu.cuMemPoolCreate(ctypes.byref(gone), properties))\nfor pool in device, own:\n    ok("
+    )
+    job = make(tmp_path, machine)
+    with job.start(POOLS.replace("for pool in device, own:\n    ok(", many, 1)) as program:
+        assert job.move(out=True)[1] == "host"
+        assert job.slot()["swapped_bytes"] >> 20 == (SEGMENTS - BY_KERNEL) * 32
+        assert job.move(out=False)[1] == "gpu"
+        assert program.ask() == "round 1"
+        program.end()
+
+
 def test_segments_come_back_when_the_gpu_has_room_for_the_kernel_again(tmp_path: Path, machine: Machine) -> None:
     out = BY_KERNEL * 4
     job = make(tmp_path, machine, f"cuLaunchKernel=2:after={out}:times=3")
@@ -221,4 +248,26 @@ def test_no_capture_begins_while_memory_is_away(tmp_path: Path, machine: Machine
             assert job.move(out=False)[1] == "gpu"
             assert program.answer() == "captures"
             assert program.answer() == f"round {n}"
+        program.end()
+
+
+LONG_CAPTURE = (
+    CAPTURE.split("for n, line")[0]
+    + """
+ok(cu.cuStreamBeginCapture_v2(stream, 0))
+for n, line in enumerate(sys.stdin, 1):
+    other = P(); ok(cu.cuStreamCreate(ctypes.byref(other), 1)); ok(cu.cuStreamDestroy_v2(other)); print(f"call {n}")
+"""
+)
+
+
+def test_a_capture_is_not_held_up_by_a_move_that_has_to_wait_for_it(tmp_path: Path, machine: Machine) -> None:
+    """It can only end by calls that would be held; each attempt to move would hold them for two seconds."""
+    job = make(tmp_path, machine)
+    with job.start(LONG_CAPTURE) as program:
+        assert job.move(out=True, patience_s=0.5)[1] == "busy"
+        for n in range(1, 300):
+            assert program.ask() == f"call {n}"
+            assert job.slot()["swap_state"] == c.SWAP_STATES["busy"]
+        assert job.move(out=False)[1] == "gpu"
         program.end()

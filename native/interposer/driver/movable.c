@@ -266,6 +266,7 @@ bool hami_movable_same(const struct hami_movable *movable)
 	pthread_mutex_lock(&movables.lock);
 	const struct entry *e = find(movable->request.client, movable->request.object);
 	bool same = e && e->movable.serial == movable->serial && e->mappings == 1 && !e->fixed &&
+		    e->movable.base == movable->base &&
 		    e->movable.fabric.request.object == movable->fabric.request.object;
 	pthread_mutex_unlock(&movables.lock);
 	return same;

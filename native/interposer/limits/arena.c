@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "limits/arena.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
 
-#include "base/log.h"
-#include "hami_contract.h"
+#include "base/map.h"
 #include "limits/host_room.h"
+#include "limits/swap_file.h"
 
 /* Ends the page-locks, as far as the driver does. It says so of each: one may have gone with the context in which it was. */
 static void unpin(struct hami_arena *arena, const struct real_cuda *real)
@@ -40,61 +35,55 @@ static size_t whole_pieces(size_t bytes)
 	return bytes / HAMI_ARENA_PIECE * HAMI_ARENA_PIECE;
 }
 
-static const char *folder; /* where the program wants it instead of in the host's memory; NULL: nowhere */
-
 void hami_arena_begin(void)
 {
-	const char *path = secure_getenv(HAMI_ENV_SWAP_DIR);
-	folder = path && *path ? strdup(path) : NULL;
+	hami_swap_file_begin();
 }
 
-static void complain(void)
+static void *map_memory(size_t room)
 {
-	static bool said;
-	if (!said)
-		hami_log(0, HAMI_ENV_SWAP_DIR "=%.200s holds no device memory (%s); it stays on the GPU\n",
-			 folder, strerror(errno));
-	said = true;
-}
-
-/* All of its blocks are the file's from here on: a disk that is full later is no reason to end the program. */
-static void *map_file(size_t room)
-{
-	const int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-	void *memory = MAP_FAILED;
-	if (fd >= 0 && !fallocate(fd, 0, 0, (off_t)room))
-		memory = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (memory == MAP_FAILED)
-		complain();
-	if (fd >= 0)
-		close(fd);
+	void *memory = hami_map(room, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+	if (memory)
+		madvise(memory, room, MADV_HUGEPAGE);
 	return memory;
 }
 
 static bool map(struct hami_arena *arena, size_t room)
 {
-	void *memory = folder ? map_file(room)
-			      : mmap(NULL, room, PROT_READ | PROT_WRITE,
-				     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (memory == MAP_FAILED)
+	const bool is_file = hami_swap_file_wanted();
+	void *memory = is_file ? hami_swap_file_map(room) : map_memory(room);
+	if (!memory)
 		return false;
-	if (!folder)
-		madvise(memory, room, MADV_HUGEPAGE);
 	madvise(memory, room, MADV_DONTFORK);
 	madvise(memory, room, MADV_DONTDUMP);
-	*arena = (struct hami_arena){.memory = memory, .room = room, .is_file = folder != NULL};
+	*arena = (struct hami_arena){.memory = memory, .room = room, .is_file = is_file};
 	return true;
 }
 
 uint64_t hami_arena_room(const struct hami_arena *arena)
 {
-	struct statvfs disk;
-	if (!folder)
-		return hami_host_room() + arena->pinned;
-	if (!statvfs(folder, &disk))
-		return (uint64_t)disk.f_bavail * disk.f_frsize;
-	complain();
-	return 0;
+	return hami_swap_file_wanted() ? hami_swap_file_room() : hami_host_room() + arena->pinned;
+}
+
+bool hami_arena_read(const struct hami_arena *arena, void *to, const char *from, size_t bytes)
+{
+	if (arena->is_file)
+		return hami_swap_file_read(to, from, bytes);
+	memcpy(to, from, bytes);
+	return true;
+}
+
+bool hami_arena_write(const struct hami_arena *arena, char *to, const void *from, size_t bytes)
+{
+	if (arena->is_file)
+		return hami_swap_file_write(to, from, bytes);
+	memcpy(to, from, bytes);
+	return true;
+}
+
+bool hami_arena_intact(const struct hami_arena *arena)
+{
+	return !arena->is_file || hami_swap_file_intact(arena->memory);
 }
 
 bool hami_arena_have(struct hami_arena *arena, const struct real_cuda *real, CUcontext context, size_t bytes)
@@ -114,7 +103,7 @@ bool hami_arena_have(struct hami_arena *arena, const struct real_cuda *real, CUc
 	*arena = (struct hami_arena){0};
 	const size_t exact = whole_pieces(bytes + HAMI_ARENA_PIECE - 1),
 		     ample = whole_pieces(bytes / 2) + exact;
-	return (!folder && map(arena, ample)) || map(arena, exact);
+	return (!hami_swap_file_wanted() && map(arena, ample)) || map(arena, exact);
 }
 
 void hami_arena_pin(struct hami_arena *arena, const struct real_cuda *real, CUcontext context, size_t used,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of the host for what is moved off the GPU, or a file without a name, where HAMI_HPC_SWAP_DIR says so. Memory is
+ * Memory of the host for what is moved off the GPU, or a file without a name (limits/swap_file.h). Memory is
  * kept between two moves, as finding so many pages is half of the way out; meanwhile the kernel takes them as soon as others
  * need memory, but for those that are page-locked. A forked child has none of it, nor a core file. One thread. Contexts are
  * those in which the memory is copied.
@@ -19,7 +19,7 @@
 struct hami_arena {
 	char *memory;
 	size_t room;
-	bool is_file; /* not kept: it ends when its content has come back */
+	bool is_file; /* not kept: it ends when its content has come back; read and written by the functions below alone */
 	size_t pinned; /* bytes at its beginning that are page-locked, each HAMI_ARENA_PIECE apart from the next */
 };
 
@@ -41,6 +41,12 @@ bool hami_arena_have(struct hami_arena *arena, const struct real_cuda *real, CUc
  */
 void hami_arena_pin(struct hami_arena *arena, const struct real_cuda *real, CUcontext context, size_t used,
 		    size_t bound);
+
+/* Copy from, or to, a place in it. False: the disk failed; never so in memory. */
+bool hami_arena_read(const struct hami_arena *arena, void *to, const char *from, size_t bytes);
+bool hami_arena_write(const struct hami_arena *arena, char *to, const void *from, size_t bytes);
+/* After the last read: returns whether the disk lost nothing of what was read. */
+bool hami_arena_intact(const struct hami_arena *arena);
 
 /* What is in it is not needed any more. */
 void hami_arena_give_back(struct hami_arena *arena);

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "limits/host_room.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+static bool cannot_open; /* for want of a descriptor, or of memory */
 
 /* Reads the beginning of a file as text; "" when it cannot be read. */
 static void read_text(const char *path, char *text, size_t size)
@@ -16,6 +19,8 @@ static void read_text(const char *path, char *text, size_t size)
 	if (fd >= 0) {
 		length = read(fd, text, size - 1);
 		close(fd);
+	} else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
+		cannot_open = true;
 	}
 	text[length > 0 ? length : 0] = '\0';
 }
@@ -107,6 +112,9 @@ static uint64_t cgroups_room(void)
 
 uint64_t hami_host_room(void)
 {
+	cannot_open = false;
 	uint64_t machine = machine_room(), cgroups = cgroups_room();
+	if (cannot_open)
+		return 0;
 	return machine < cgroups ? machine : cgroups;
 }

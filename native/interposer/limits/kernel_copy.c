@@ -79,15 +79,15 @@ static CUresult load(const struct real_cuda *real, CUfunction *function)
 	return result;
 }
 
-bool hami_kernel_copy_prepare(const struct real_cuda *real)
+CUresult hami_kernel_copy_prepare(const struct real_cuda *real)
 {
 	CUcontext context;
 	unsigned long long id;
 	if (!has_all(real) || real->cuCtxGetCurrent(&context) != CUDA_SUCCESS ||
 	    real->cuCtxGetId(context, &id) != CUDA_SUCCESS)
-		return false;
+		return CUDA_ERROR_NOT_SUPPORTED;
 	if (copier.context == id)
-		return true;
+		return CUDA_SUCCESS;
 	const CUstreamCaptureMode mode = hami_kernel_copy_enter(real);
 	const CUresult result = load(real, &copier.function);
 	hami_kernel_copy_leave(real, mode);
@@ -95,7 +95,7 @@ bool hami_kernel_copy_prepare(const struct real_cuda *real)
 	if (result != CUDA_SUCCESS)
 		hami_log(1, "no kernel that copies (error %d): some segments of pools stay on the GPU\n",
 			 (int)result);
-	return result == CUDA_SUCCESS;
+	return result;
 }
 
 CUresult hami_kernel_copy(const struct real_cuda *real, CUdeviceptr device, char *host, size_t bytes,

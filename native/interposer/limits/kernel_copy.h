@@ -12,8 +12,8 @@
 
 #include "driver/resolve.h"
 
-/* Prepares the current context. False: the driver does not compile it, or has no such functions. */
-bool hami_kernel_copy_prepare(const struct real_cuda *real);
+/* Prepares the current context. Returns why not: the driver does not compile it, or has no such functions. */
+CUresult hami_kernel_copy_prepare(const struct real_cuda *real);
 
 /*
  * Around copies on this thread: no capture of the program is spoilt. Returns the mode that was, to be given to

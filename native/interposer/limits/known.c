@@ -166,6 +166,15 @@ bool hami_known_none(unsigned int slice)
 	return has_contexts(slice, 0, &(CUcontext){NULL});
 }
 
+bool hami_known_captures(unsigned int slice)
+{
+	struct contexts *c = &hami_known[slice];
+	pthread_mutex_lock(&c->lock);
+	const bool captures = c->captures > 0;
+	pthread_mutex_unlock(&c->lock);
+	return captures;
+}
+
 static void forget(struct contexts *c)
 {
 	hami_lock_renew(&c->lock);

@@ -75,6 +75,8 @@ uint64_t hami_known_making(void);
 CUcontext hami_known_only(unsigned int slice);
 /* Returns whether the process has no context on the slice's GPU, and makes none. */
 bool hami_known_none(unsigned int slice);
+/* Returns whether a stream capture of the process is under way. */
+bool hami_known_captures(unsigned int slice);
 
 /*
  * Around the making of a context. Until it is added, its compute group is nobody's unknown work: what libcuda does

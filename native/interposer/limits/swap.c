@@ -12,15 +12,14 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "driver/access.h"
-#include "driver/libc.h"
 #include "driver/movable.h"
 #include "driver/remake.h"
 #include "driver/rm_objects.h"
-#include "limits/arena.h"
 #include "limits/hold.h"
+#include "limits/known.h"
 #include "limits/launched.h"
+#include "limits/moved.h"
 #include "limits/outstanding.h"
-#include "limits/stays.h"
 #include "limits/transfer.h"
 #include "limits/trim.h"
 #include "region/process.h"
@@ -30,22 +29,16 @@
 #define RETRY_NS (200 * MS)    /* after a move that did not succeed */
 #define QUIET_NS HAMI_NS_PER_S /* for which a program waits for its turn without a word */
 #define PATIENCE_NS (2 * HAMI_NS_PER_S)
-#define LEAST_BYTES                                                                                          \
-	(4ull << 20) /* smaller objects stay: some are libcuda's own, which the GPU reads at any time */
 
 /* What was moved. */
 static struct swap {
 	_Atomic bool running, ended, shared, moving, away; /* away: the objects are not on the GPU */
+	_Atomic bool returning;                            /* they are, and their content is copied */
 	_Atomic bool begun;                                /* it may take memory */
 	_Atomic bool absent;                               /* the process ends without its objects */
 	uint32_t state;                                    /* HAMI_SWAPPED_* as last told */
-	struct hami_movable *objects;
-	struct hami_piece *pieces; /* of the objects, in their order */
-	size_t count;
-	struct hami_arena arena;
-	size_t bytes; /* of what is in it */
-	uint64_t moved;
-	CUcontext context; /* in which it was copied; none is made or destroyed meanwhile */
+	struct hami_moved memory; /* no context is made or destroyed while it is away */
+	uint64_t moved;           /* bytes of it */
 } swap;
 
 static void rest(int64_t ns)
@@ -70,54 +63,18 @@ static void tell(uint32_t state, uint64_t bytes)
 
 /* ---- out ---- */
 
-/* Waits until the GPU has done all that the process gave it. */
+/* Waits until the GPU has done all that the process gave it. Not for a capture, whose end needs calls that are held. */
 static bool drained(void)
 {
+	if (hami_known_captures(0))
+		return false;
 	const int64_t end = hami_clock_steady() + PATIENCE_NS;
 	while (hami_outstanding_look(0, hami_objects_started(0)) != HAMI_NOTHING_OUTSTANDING) {
-		if (hami_clock_steady() >= end)
+		if (swap.ended || hami_clock_steady() >= end)
 			return false;
 		rest(MS / 2);
 	}
 	return true;
-}
-
-static void forget(void)
-{
-	hami_arena_give_back(&swap.arena);
-	free(swap.objects);
-	free(swap.pieces);
-	swap.objects = NULL;
-	swap.pieces = NULL;
-	swap.count = 0;
-	swap.bytes = 0;
-}
-
-/* Makes room on the host for all objects that can be moved. Returns HAMI_SWAPPED_HOST, or why there is none. */
-static uint32_t plan(const struct real_cuda *real, CUcontext context)
-{
-	swap.objects = hami_movable_list(LEAST_BYTES, &swap.count);
-	swap.pieces = calloc(swap.count ? swap.count : 1, sizeof *swap.pieces);
-	for (size_t i = 0; i < swap.count; i++)
-		swap.bytes += swap.objects[i].length;
-	const uint64_t room = hami_arena_room(&swap.arena);
-	if (context && swap.bytes > room)
-		swap.bytes -= hami_transfer_drop_refused(real, context, swap.objects, &swap.count);
-	if (!swap.pieces || swap.bytes > room)
-		return HAMI_SWAPPED_ROOM;
-	if (!swap.bytes)
-		return HAMI_SWAPPED_HOST;
-	if (!context)
-		return HAMI_SWAPPED_CONTEXTS;
-	if (!hami_arena_have(&swap.arena, real, context, swap.bytes))
-		return HAMI_SWAPPED_ROOM;
-	size_t at = 0;
-	for (size_t i = 0; i < swap.count; at += swap.objects[i++].length)
-		swap.pieces[i] = (struct hami_piece){.device = swap.objects[i].base,
-						     .host = swap.arena.memory + at,
-						     .bytes = swap.objects[i].length,
-						     .pooled = swap.objects[i].pooled};
-	return HAMI_SWAPPED_HOST;
 }
 
 /* The memory could not be had again, or its content: the program cannot go on. */
@@ -129,36 +86,10 @@ static void lose(const char *what)
 	abort();
 }
 
-/*
- * Frees what was copied. Keeps the objects that are gone from the GPU, and forgets the others. Returns false when the
- * driver let none go that is the application's: of one that is libcuda's own it refuses the address.
- */
-static bool free_copied(void)
+static bool transfer(const struct real_cuda *real, bool to_host)
 {
-	size_t kept = 0;
-	bool refused = false;
-	uint64_t own = 0; /* libcuda's */
-	swap.moved = 0;
-	for (size_t i = 0; i < swap.count; i++) {
-		const struct hami_movable m = swap.objects[i];
-		const CUresult copied = swap.pieces[i].result;
-		own += copied == CUDA_ERROR_INVALID_VALUE ? m.length : 0;
-		if (copied == CUDA_ERROR_INVALID_VALUE || !hami_movable_same(&m))
-			continue;
-		bool lost = false;
-		if (copied != CUDA_SUCCESS || !hami_remake_free(&m, &lost)) {
-			if (lost)
-				lose("it was unmapped and could neither be freed nor mapped");
-			refused = true;
-			continue;
-		}
-		swap.moved += m.length;
-		swap.objects[kept] = m;
-		swap.pieces[kept++] = swap.pieces[i];
-	}
-	swap.count = kept;
-	hami_stays_log(LEAST_BYTES, swap.moved, own);
-	return kept || !refused;
+	struct hami_moved *m = &swap.memory;
+	return hami_transfer(real, m->context, m->pieces, m->count, &m->arena, to_host, &swap.ended);
 }
 
 /* Moves the memory to the host, with the process's work held. Returns HAMI_SWAPPED_*. */
@@ -168,17 +99,21 @@ static uint32_t move_held(const struct real_cuda *real, CUcontext context)
 		return HAMI_SWAPPED_BUSY;
 	if (context)
 		hami_trim_pools(real, context);
-	uint32_t state = plan(real, context);
+	uint32_t state = hami_moved_plan(&swap.memory, real, context);
 	if (state != HAMI_SWAPPED_HOST)
 		return state;
 	tell(HAMI_SWAPPED_LEAVING, 0);
-	if (swap.count && !hami_transfer(real, context, swap.pieces, swap.count, &swap.arena, true))
+	if (swap.memory.count && !transfer(real, true))
 		return HAMI_SWAPPED_DRIVER;
-	if (!hami_hold_close(HAMI_HOLD_MEMORY, PATIENCE_NS))
+	if (swap.ended || !hami_hold_close(HAMI_HOLD_MEMORY, PATIENCE_NS))
 		return HAMI_SWAPPED_BUSY;
-	if (!free_copied()) {
+	bool lost = false;
+	state = hami_moved_free(&swap.memory, &swap.moved, &lost);
+	if (lost)
+		lose("it was unmapped and could neither be freed nor mapped");
+	if (state != HAMI_SWAPPED_HOST) {
 		hami_hold_open(HAMI_HOLD_MEMORY);
-		return HAMI_SWAPPED_DRIVER;
+		return state;
 	}
 	swap.away = true;
 	tell(HAMI_SWAPPED_HOST, swap.moved);
@@ -194,15 +129,16 @@ static bool find_context(CUcontext *context)
 
 static uint32_t move_out(const struct real_cuda *real)
 {
-	if (!find_context(&swap.context)) /* asked before it holds anybody */
+	CUcontext context;
+	if (!find_context(&context)) /* asked before it holds anybody */
 		return HAMI_SWAPPED_CONTEXTS;
 	if (!hami_hold_close(HAMI_HOLD_WORK, PATIENCE_NS))
 		return HAMI_SWAPPED_BUSY;
 	uint32_t state = HAMI_SWAPPED_CONTEXTS;
-	if (find_context(&swap.context)) /* now none is made or destroyed */
-		state = swap.shared ? HAMI_SWAPPED_SHARED : move_held(real, swap.context);
+	if (find_context(&context)) /* now none is made or destroyed */
+		state = swap.shared ? HAMI_SWAPPED_SHARED : move_held(real, context);
 	if (state != HAMI_SWAPPED_HOST) {
-		forget();
+		hami_moved_forget(&swap.memory);
 		hami_hold_open(HAMI_HOLD_WORK);
 	}
 	return state;
@@ -212,22 +148,28 @@ static uint32_t move_out(const struct real_cuda *real)
 
 static bool move_in(const struct real_cuda *real)
 {
-	uint32_t status = hami_remake_all(swap.objects, swap.count);
+	struct hami_moved *m = &swap.memory;
+	uint32_t status = hami_remake_all(m->objects, m->count);
 	if (status == RM_NO_MEMORY)
 		return false;
 	if (status != RM_OK)
 		lose("the driver refused it");
-	hami_hold_open(HAMI_HOLD_MEMORY);
-	if (swap.count) /* now that all its pages are there */
-		hami_arena_pin(&swap.arena, real, swap.context, swap.bytes,
-			       hami_slice_region(0)->job->swap_pinned_bytes);
-	while (swap.count && !hami_transfer(real, swap.context, swap.pieces, swap.count, &swap.arena, false))
-		rest(RETRY_NS); /* the host is out of memory, or of threads */
-	for (size_t i = 0; i < swap.count; i++)
-		if (swap.pieces[i].result != CUDA_SUCCESS)
-			lose("a copy failed");
-	forget();
+	swap.returning = true;
 	swap.away = false;
+	hami_hold_open(HAMI_HOLD_MEMORY);
+	if (m->count) /* now that all its pages are there */
+		hami_arena_pin(&m->arena, real, m->context, m->bytes,
+			       hami_slice_region(0)->job->swap_pinned_bytes);
+	while (m->count && !transfer(real, false)) {
+		if (swap.ended)
+			lose("the host is out of memory, or of threads");
+		rest(RETRY_NS);
+	}
+	const char *failure = m->count ? hami_moved_failure(m) : NULL;
+	if (failure)
+		lose(failure);
+	hami_moved_forget(m);
+	swap.returning = false;
 	hami_hold_open(HAMI_HOLD_WORK);
 	return true;
 }
@@ -354,6 +296,7 @@ void hami_swap_share(void)
 }
 
 /*
+ * What is on its way out stays; what is on its way back comes back, as exit handlers may read it.
  * libcuda gives back its objects one by one when the process ends, and hangs over the answer that one is not there. So it
  * is told that they are given back now (hami_swap_absent). The GPU may have no room for them, nor be the job's to use.
  */
@@ -361,7 +304,7 @@ void hami_swap_end(void)
 {
 	const int64_t end = hami_clock_steady() + PATIENCE_NS;
 	swap.ended = true;
-	while (swap.moving && hami_clock_steady() < end)
+	while (swap.moving && (swap.returning || hami_clock_steady() < end))
 		rest(MS);
 	swap.absent = swap.away && !swap.moving;
 	hami_hold_open(HAMI_HOLD_MEMORY);
@@ -376,20 +319,12 @@ bool hami_swap_ends_away(void)
 
 bool hami_swap_absent(uint64_t key)
 {
-	const size_t count = hami_swap_ends_away() ? swap.count : 0;
-	for (size_t i = 0; i < count; i++)
-		if (hami_movable_has(&swap.objects[i], (uint32_t)(key >> 32), (uint32_t)key))
-			return true;
-	return false;
+	return hami_swap_ends_away() && hami_moved_has(&swap.memory, key);
 }
 
 bool hami_swap_absent_at(uint64_t base)
 {
-	const size_t count = hami_swap_ends_away() ? swap.count : 0;
-	for (size_t i = 0; i < count; i++)
-		if (swap.objects[i].base == base)
-			return true;
-	return false;
+	return hami_swap_ends_away() && hami_moved_has_at(&swap.memory, base);
 }
 
 void hami_swap_forked(void)

@@ -10,6 +10,7 @@
 #include "hami_contract.h"
 #include "limits/hold.h"
 #include "limits/kernel_copy.h"
+#include "limits/trim.h"
 
 #define CHUNK (8ull << 20) /* small, so that a buffer stays in the CPU's caches between its two copies */
 enum { WORKERS_MOST = 16, WORKERS_PINNED = 2 };
@@ -25,6 +26,7 @@ struct transfer {
 	bool pinned;           /* all of the host's memory is */
 	_Atomic size_t next;   /* chunk, of all pieces' */
 	_Atomic size_t worked; /* threads that could */
+	const _Atomic bool *ended;
 };
 
 static size_t chunks_of(const struct hami_piece *piece)
@@ -71,11 +73,11 @@ static CUresult copy_pinned(const struct transfer *t, CUdeviceptr device, char *
 static CUresult copy_by_buffer(const struct transfer *t, CUdeviceptr device, char *host, char *buffer,
 			       size_t bytes, CUstream stream)
 {
-	if (!t->to_host)
-		memcpy(buffer, host, bytes);
+	if (!t->to_host && !hami_arena_read(t->arena, buffer, host, bytes))
+		return CUDA_ERROR_OPERATING_SYSTEM;
 	const CUresult result = wait_for(t, stream, start(t, device, buffer, bytes, stream));
-	if (t->to_host && result == CUDA_SUCCESS)
-		memcpy(host, buffer, bytes);
+	if (t->to_host && result == CUDA_SUCCESS && !hami_arena_write(t->arena, host, buffer, bytes))
+		return CUDA_ERROR_OPERATING_SYSTEM;
 	return result;
 }
 
@@ -98,7 +100,7 @@ static void copy_chunks(struct transfer *t, char *buffer, CUstream stream)
 		size_t chunk = t->next++;
 		while (piece < t->count && chunk >= first + chunks_of(&t->pieces[piece]))
 			first += chunks_of(&t->pieces[piece++]);
-		if (piece == t->count)
+		if (piece == t->count || (t->to_host && *t->ended))
 			return;
 		struct hami_piece *p = &t->pieces[piece];
 		size_t at = (chunk - first) * CHUNK, bytes = p->bytes - at < CHUNK ? p->bytes - at : CHUNK;
@@ -167,14 +169,15 @@ static bool copy_all(struct transfer *t, size_t bytes)
 	return t->worked > 0;
 }
 
-static bool prepare(const struct transfer *t)
+static CUresult prepare(const struct transfer *t)
 {
 	CUcontext before;
-	if (t->real->cuCtxPushCurrent_v2(t->context) != CUDA_SUCCESS)
-		return false;
-	const bool prepared = hami_kernel_copy_prepare(t->real);
+	CUresult result = t->real->cuCtxPushCurrent_v2(t->context);
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = hami_kernel_copy_prepare(t->real);
 	t->real->cuCtxPopCurrent_v2(&before);
-	return prepared;
+	return result;
 }
 
 /*
@@ -184,14 +187,21 @@ static bool prepare(const struct transfer *t)
 static bool copy_refused(struct transfer *t)
 {
 	size_t bytes = 0;
+	bool pools = false;
 	for (size_t i = 0; i < t->count; i++) {
 		struct hami_piece *p = &t->pieces[i];
 		p->by_kernel |= p->pooled && p->result == CUDA_ERROR_INVALID_VALUE;
 		bytes += p->by_kernel ? p->bytes : 0;
+		pools = pools || p->pooled;
 	}
+	if (!bytes && !(pools && t->to_host)) /* what is freed meanwhile is refused on the way back only */
+		return true;
+	const CUresult loaded = prepare(t);
+	if (loaded == CUDA_ERROR_OUT_OF_MEMORY && !t->to_host)
+		return false;
 	if (!bytes)
 		return true;
-	const bool prepared = prepare(t);
+	const bool prepared = loaded == CUDA_SUCCESS && (!t->to_host || hami_trim_knows_all());
 	for (size_t i = 0; prepared && i < t->count; i++)
 		if (t->pieces[i].by_kernel)
 			t->pieces[i].result = CUDA_SUCCESS;
@@ -221,31 +231,41 @@ void hami_transfer_begin(void)
 	hami_arena_begin();
 }
 
-/* Of whole words: pieces are pages. */
-static uint64_t sum_of(const struct hami_piece *piece)
+/* Sets *sum, of whole words: pieces are pages. */
+static bool sum_of(const struct hami_arena *arena, const struct hami_piece *piece, uint64_t *sum)
 {
-	uint64_t sum = 14695981039346656037ull, word; /* FNV-1a, by words */
-	for (size_t at = 0; at + sizeof word <= piece->bytes; at += sizeof word) {
-		memcpy(&word, piece->host + at, sizeof word);
-		sum = (sum ^ word) * 1099511628211ull;
+	uint64_t words[4096];
+	*sum = 14695981039346656037ull; /* FNV-1a, by words */
+	for (size_t at = 0, part; at < piece->bytes; at += part) {
+		part = piece->bytes - at < sizeof words ? piece->bytes - at : sizeof words;
+		if (!hami_arena_read(arena, words, piece->host + at, part))
+			return false;
+		for (size_t i = 0; i < part / sizeof *words; i++)
+			*sum = (*sum ^ words[i]) * 1099511628211ull;
 	}
-	return sum;
+	return true;
 }
 
 /* What changed on the host has failed to come back. */
-static void compare(struct hami_piece *pieces, size_t count)
+static void compare(const struct hami_arena *arena, struct hami_piece *pieces, size_t count)
 {
-	for (size_t i = 0; i < count; i++)
-		if (pieces[i].result == CUDA_SUCCESS && sum_of(&pieces[i]) != pieces[i].sum) {
+	uint64_t sum;
+	for (size_t i = 0; i < count; i++) {
+		if (pieces[i].result != CUDA_SUCCESS)
+			continue;
+		if (!sum_of(arena, &pieces[i], &sum)) {
+			pieces[i].result = CUDA_ERROR_OPERATING_SYSTEM;
+		} else if (sum != pieces[i].sum) {
 			hami_log(0,
 				 "the content of %zu MiB of device memory changed while it was on the host\n",
 				 pieces[i].bytes >> 20);
 			pieces[i].result = CUDA_ERROR_UNKNOWN;
 		}
+	}
 }
 
 bool hami_transfer(const struct real_cuda *real, CUcontext context, struct hami_piece *pieces, size_t count,
-		   const struct hami_arena *arena, bool to_host)
+		   const struct hami_arena *arena, bool to_host, const _Atomic bool *ended)
 {
 	struct transfer t = {.real = real,
 			     .context = context,
@@ -253,17 +273,19 @@ bool hami_transfer(const struct real_cuda *real, CUcontext context, struct hami_
 			     .count = count,
 			     .arena = arena,
 			     .pinned = true,
-			     .to_host = to_host};
+			     .to_host = to_host,
+			     .ended = ended};
 	size_t bytes = 0;
 	for (size_t i = 0; i < count; i++) {
 		t.pinned = t.pinned && is_pinned(arena, pieces[i].host, pieces[i].bytes);
 		bytes += pieces[i].bytes;
 	}
 	if (checks && !to_host)
-		compare(pieces, count);
+		compare(arena, pieces, count);
 	const bool worked = copy_all(&t, bytes) && copy_refused(&t);
 	for (size_t i = 0; i < count && checks && to_host; i++)
-		pieces[i].sum = sum_of(&pieces[i]);
+		if (pieces[i].result == CUDA_SUCCESS && !sum_of(arena, &pieces[i], &pieces[i].sum))
+			pieces[i].result = CUDA_ERROR_OPERATING_SYSTEM;
 	return worked;
 }
 
@@ -277,7 +299,8 @@ size_t hami_transfer_drop_refused(const struct real_cuda *real, CUcontext contex
 		return 0;
 	for (size_t i = 0; i < *count; i++)
 		if (real->cuMemcpyDtoH_v2(&byte, objects[i].base, sizeof byte) == CUDA_ERROR_INVALID_VALUE &&
-		    !(objects[i].pooled && hami_kernel_copy_prepare(real)))
+		    !(objects[i].pooled && hami_trim_knows_all() &&
+		      hami_kernel_copy_prepare(real) == CUDA_SUCCESS))
 			dropped += objects[i].length;
 		else
 			objects[kept++] = objects[i];

@@ -23,15 +23,19 @@ struct hami_piece {
 	bool by_kernel; /* it does, also on the way back; set by a transfer */
 	uint64_t sum;   /* of its content on the host, with HAMI_HPC_CHECKSUMS=1 */
 	_Atomic CUresult
-		result; /* of a copy that failed; CUDA_ERROR_INVALID_VALUE: libcuda refuses the address, and it stays */
+		result; /* of a copy that failed; CUDA_ERROR_INVALID_VALUE: libcuda refuses the address, and it stays;
+			   CUDA_ERROR_OPERATING_SYSTEM: the disk failed */
 };
 
 /* Before anything moves: reads the environment, which the program may be changing later. */
 void hami_transfer_begin(void);
 
-/* Copies all pieces, in that context. Returns false when no thread could work; pieces tell of each other failure. */
+/*
+ * Copies all pieces, in that context. Returns false when no thread could work; pieces tell of each other failure. A copy to
+ * the host stops when *ended is set, and then says nothing of what was copied.
+ */
 bool hami_transfer(const struct real_cuda *real, CUcontext context, struct hami_piece *pieces, size_t count,
-		   const struct hami_arena *arena, bool to_host);
+		   const struct hami_arena *arena, bool to_host, const _Atomic bool *ended);
 
 /*
  * Leaves out the objects of which nothing is copied, as they are libcuda's own: they stay on the GPU, and need no room on

@@ -2,11 +2,13 @@
 #include "limits/trim.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 enum { POOLS = 64 };
 
 static CUmemoryPool _Atomic pools[POOLS];
+static _Atomic bool more; /* there were more at a time */
 
 void hami_trim_add(CUmemoryPool pool)
 {
@@ -15,6 +17,12 @@ void hami_trim_add(CUmemoryPool pool)
 		if (atomic_compare_exchange_strong(&pools[i], &none, pool))
 			return;
 	}
+	more = true;
+}
+
+bool hami_trim_knows_all(void)
+{
+	return !more;
 }
 
 void hami_trim_remove(CUmemoryPool pool)
@@ -58,4 +66,6 @@ void hami_trim_forget(void)
 void hami_trim_forked(void)
 {
 	hami_trim_forget();
+	if (more)
+		more = false;
 }

@@ -7,6 +7,8 @@
  */
 #ifndef HAMI_TRIM_H
 #define HAMI_TRIM_H
+#include <stdbool.h>
+
 #include "driver/resolve.h"
 
 void hami_trim_pools(const struct real_cuda *real, CUcontext context);
@@ -14,6 +16,8 @@ void hami_trim_pools(const struct real_cuda *real, CUcontext context);
 /* The program made a pool; it is about to destroy one. */
 void hami_trim_add(CUmemoryPool pool);
 void hami_trim_remove(CUmemoryPool pool);
+/* Returns whether all the pools that the program made are known: a segment of another may go at any time. */
+bool hami_trim_knows_all(void);
 
 /* The context is gone: whether pools went with it is not known. */
 void hami_trim_forget(void);

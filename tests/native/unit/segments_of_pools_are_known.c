@@ -118,9 +118,34 @@ static void until_they_go(void)
 	CHECK(trims() == 1);
 }
 
+static void how_many_of_them(void)
+{
+	for (uintptr_t i = 0; i < POOLS; i++)
+		hami_trim_add((CUmemoryPool)(8 + i));
+	CHECK(hami_trim_knows_all());
+	hami_trim_add((CUmemoryPool)(uintptr_t)4);
+	CHECK(!hami_trim_knows_all());
+	hami_trim_forked();
+	CHECK(hami_trim_knows_all());
+}
+
+/* A pool may map a segment elsewhere between two looks. */
+static void only_where_it_was(void)
+{
+	size_t count;
+	struct hami_movable *list = hami_movable_list(SEGMENT, &count);
+	CHECK(list && count == 1 && hami_movable_same(list));
+	hami_movable_unmapped(ELSEWHERE, SEGMENT);
+	map(AT);
+	CHECK(!hami_movable_same(list));
+	free(list);
+}
+
 int main(void)
 {
 	wherever_it_is_mapped();
+	only_where_it_was();
+	how_many_of_them();
 	until_they_go();
 	return 0;
 }
