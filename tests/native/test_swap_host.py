@@ -158,3 +158,24 @@ def test_pages_of_files_are_no_reason_to_have_no_room(
         assert job.move(out=False)[1] == "gpu"
         assert program.ask() == "freed"
         program.end()
+
+
+LOCKS_ALL = HOLDER.replace('print("ready")', 'ok(ctypes.CDLL(None).mlockall(2)); print("ready")')  # MCL_FUTURE
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="locks more memory than a user may")
+def test_what_is_away_is_not_locked_though_the_program_locks_all_that_it_maps(tmp_path: Path, machine: Machine) -> None:
+    """The kernel could take none of it then, and a job's --mem would hold it in memory."""
+    job = Swapped.make(tmp_path / "job", *machine)
+
+    def locked_kib(program: Program) -> int:
+        status = Path(f"/proc/{program.process.pid}/status").read_text()
+        return int(status.split("VmLck:")[1].split()[0])
+
+    with job.start(LOCKS_ALL, "512") as program:
+        before = locked_kib(program)
+        assert job.move(out=True)[1] == "host"
+        assert locked_kib(program) < before + (256 << 10)  # threads' stacks and buffers are locked, the 512 MiB are not
+        assert job.move(out=False)[1] == "gpu"
+        assert program.ask() == "freed"
+        program.end()
