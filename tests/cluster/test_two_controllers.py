@@ -26,6 +26,10 @@ def has_taken_over(layout: Layout) -> bool:
     return "Running as primary controller" in log(layout).read_text()
 
 
+def starts_a_slice(layout: Layout) -> bool:
+    return total_mib(jobs.run_as(layout, "games", ("srun", REQUEST, "slice")).out) == [8192]
+
+
 def log(layout: Layout) -> Path:
     return layout.log / f"{controllers.SECOND}.log"
 
@@ -50,6 +54,8 @@ def test_running_jobs_survive_a_takeover_and_slices_start_when_the_first_control
         assert "Requested node configuration is not available" in refused.err
 
         controllers.start(layout, controllers.FIRST)
+        # Until the node has registered, Slurm may start a job there without a GPU, which is refused.
+        jobs.wait(layout, lambda: starts_a_slice(layout), "slices to start", 60)
         jobs.run_as(layout, "news", ("scontrol", "release", str(waiting)))
         jobs.wait_for_state(layout, waiting, "COMPLETED", timeout_s=90)
         assert "gres/shard" not in findings(layout)
