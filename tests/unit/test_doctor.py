@@ -223,6 +223,11 @@ def test_a_node_that_has_gres_mps_as_well_is_told(healthy: Healthy) -> None:
     assert "take mps out of gres.conf, GresTypes, Gres=" in found.advice
 
 
+def test_a_node_whose_shards_slurm_has_lost_is_told(healthy: Healthy) -> None:
+    healthy.classes = {"std": 0}  # of every gres but mps
+    assert "start the first one" in healthy.findings()["gres/shard"].advice
+
+
 def test_a_node_without_gpus_is_told_apart(healthy: Healthy, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_driver() -> tuple[Device, ...]:
         raise NodeError("NVML cannot be used")
