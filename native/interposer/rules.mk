@@ -132,7 +132,7 @@ SLOW_TESTS += or each_family or calls_wait_while or said_to_be_away or room_on_t
 	call_of_it_waits or not_begun_waits or middle_of_a_move_in or kernel_such_segments_stay or need_the_kernel_has_none
 SLOW_TESTS += $(if $(findstring thread,$(SAN)),or kernel_that_does_not_end or killed_while_away or without_a_context \
 	or while_its_memory_is_copied or whatever_of_them_is_free or what_stays_is_counted or kernel_does_not_reach \
-	or room_for_nothing_else)
+	or room_for_nothing_else or come_back_when_the_gpu_has_room)
 # GCC 12's address sanitizer may hold its allocator's lock in a child forked beside threads: the child's calloc hangs.
 NOT_HERE := $(SLOW_TESTS)$(if $(findstring address,$(SAN)), or a_forked_child_has_a_table)
 $(if $(SAN),test: test-interposer)

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conformance import BUILD, REAL_GPU, make_slice
-from forecasting import LEAST, Forecast
+from conformance import BUILD, REAL_GPU, ROOT, make_slice
 from test_compute import machine, measured, run
 
 from hami_hpc.contract import constants as c
@@ -27,6 +26,8 @@ pytestmark = pytest.mark.skipif(REAL_GPU, reason="counts what the simulated GPU 
 SERVE = str(BUILD / "compute/requests_take_time")
 LC = {"latency": 1, "floor_percent": 5}
 BESIDE = {"others_least_cores": 50}
+RULES = (ROOT / "native/interposer/arbitration/forecast.h").read_text()
+LEAST = int(RULES.split("#define HAMI_FORECAST_LEAST ")[1].split()[0])  # before the first that is announced
 COUNT, US, GAP_US = 30, 900, 100_000
 KERNELS = 2  # a placeholder, and what waits behind it
 
@@ -39,7 +40,12 @@ class Announced(NamedTuple):
 
 
 def expected(begun: list[int]) -> int:
-    """Returns how many requests, of those that came at these moments (ns) and the next, were to be expected."""
+    """Returns how many requests, of those that came at these moments (ns) and the next, were to be expected. With a
+    sanitizer, which would have to be in Python itself, all of them."""
+    if BUILD.name != "native":
+        return len(begun)
+    from forecasting import Forecast
+
     forecast = Forecast()
     answers = []
     for moment in begun:
