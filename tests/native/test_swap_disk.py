@@ -27,7 +27,7 @@ __all__ = ["machine"]  # the fixture
 pytestmark = pytest.mark.skipif(REAL_GPU, reason="the same code on a GPU")
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs mounts, or another process's mappings")
 
-# A kernel and a disk that fail as the environment says, as a library that is loaded before the interposer.
+# A kernel and a disk that answer as the environment says, as a library that is loaded before the interposer.
 FAILS = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -35,8 +35,19 @@ FAILS = r"""
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <unistd.h>
+
+/* Tests may run where everything is in memory. */
+int statfs(const char *path, struct statfs *of)
+{
+	const int failed = ((int (*)(const char *, struct statfs *))dlsym(RTLD_NEXT, "statfs"))(path, of);
+	if (!failed && getenv("IS_A_DISK"))
+		of->f_type = EXT4_SUPER_MAGIC;
+	return failed;
+}
 
 /* Promises blocks, and lets somebody else have them. */
 int fallocate(int fd, int mode, off_t at, off_t length)
@@ -202,9 +213,9 @@ def test_a_program_without_a_descriptor_left_moves_when_it_has_one(
     to_disk: bool, tmp_path: Path, machine: Machine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """What room the host has cannot be asked for either."""
-    job, disk = make(tmp_path, machine)
+    job, disk = make(tmp_path, machine, IS_A_DISK="1")
     job.made.extra[c.ENV_SWAP_DIR] = str(disk) if to_disk else ""
-    with job.start(FULL) as program:
+    with Program([sys.executable, "-u", "-c", FULL], environment(job, tmp_path)) as program:
         assert program.ask("take") == "done"
         assert stays(job) == "room"
         assert job.move(out=False)[1] == "gpu"
@@ -216,15 +227,34 @@ def test_a_program_without_a_descriptor_left_moves_when_it_has_one(
     assert capfd.readouterr().err.count(f"{SAYS} (Too many open files)") == int(to_disk)
 
 
-@root_only
-def test_a_tmpfs_is_the_hosts_memory(tmp_path: Path, machine: Machine) -> None:
-    """100 MiB are left of the job's --mem: more would end the job by the kernel's hand."""
-    job, disk = make(tmp_path, machine)
+def hundred_mib_left(tmp_path: Path) -> list[str]:
+    """Returns the words before a command whose job has 100 MiB left of its --mem."""
     (tmp_path / "cgroup").write_text("4:memory:/job\n")
     (tmp_path / "memory.limit_in_bytes").write_text(f"{1 << 30}\n")
     (tmp_path / "memory.usage_in_bytes").write_text(f"{(1 << 30) - (100 << 20)}\n")
     (tmp_path / "memory.stat").write_text("anon 5\ntotal_inactive_file 0\ntotal_active_file 0\n")
-    outer = ["unshare", "--mount", "sh", "-c", FAKE, "sh", "memory/job", str(tmp_path)]
+    return ["unshare", "--mount", "sh", "-c", FAKE, "sh", "memory/job", str(tmp_path)]
+
+
+@root_only
+@pytest.mark.parametrize(("to_disk", "state"), [(False, "room"), (True, "host")])
+def test_the_jobs_memory_is_no_limit_to_a_disk(to_disk: bool, state: str, tmp_path: Path, machine: Machine) -> None:
+    """Pages of a file are the kernel's to take back."""
+    job, disk = make(tmp_path, machine, IS_A_DISK="1")
+    job.made.extra[c.ENV_SWAP_DIR] = str(disk) if to_disk else ""
+    command = [*hundred_mib_left(tmp_path), sys.executable, "-u", "-c", HOLDER, "256"]
+    with Program(command, environment(job, tmp_path)) as program:
+        assert job.move(out=True, patience_s=20 if to_disk else 2)[1] == state
+        assert job.move(out=False)[1] == "gpu"
+        assert program.ask() == "freed"
+        program.end()
+
+
+@root_only
+def test_a_tmpfs_is_the_hosts_memory(tmp_path: Path, machine: Machine) -> None:
+    """Where more than is left would end the job by the kernel's hand."""
+    job, disk = make(tmp_path, machine)
+    outer = hundred_mib_left(tmp_path)
     inner = ["sh", "-c", ON_A_DISK, "sh", "2000", str(disk)]
     command = [*outer, *inner, sys.executable, "-u", "-c", HOLDER, "256"]
     with Program(command, job.made.environment()) as program:

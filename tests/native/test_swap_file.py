@@ -13,7 +13,6 @@ from conformance import REAL_GPU
 from swapped import FAMILIES, POOLS, Program, Swapped
 from test_compute import machine
 from test_swap import HOLDER, Machine, used_mib
-from test_swap_host import FAKE
 from test_swap_pools import CONTEXT_MIB, SEGMENTS
 
 from hami_hpc.contract import constants as c
@@ -90,23 +89,3 @@ def test_a_disk_without_room_is_found_before_anything_moves(
         assert job.move(out=False)[1] == "gpu"
         assert program.ask() == "freed"
         program.end()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs mounts")
-def test_the_jobs_memory_is_no_limit_to_it(tmp_path: Path, machine: Machine) -> None:
-    """100 MiB are left of the job's --mem: pages of a file are the kernel's to take back."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    (tmp_path / "cgroup").write_text("4:memory:/job\n")
-    (tmp_path / "memory.limit_in_bytes").write_text(f"{1 << 30}\n")
-    (tmp_path / "memory.usage_in_bytes").write_text(f"{(1 << 30) - (100 << 20)}\n")
-    (tmp_path / "memory.stat").write_text("anon 5\ntotal_inactive_file 0\ntotal_active_file 0\n")
-    for folder, state in (("", "room"), (str(disk), "host")):
-        job = Swapped.make(tmp_path / f"job{state}", *machine)
-        job.made.extra[c.ENV_SWAP_DIR] = folder
-        words = ["unshare", "--mount", "sh", "-c", FAKE, "sh", "memory/job", str(tmp_path)]
-        with Program([*words, sys.executable, "-u", "-c", HOLDER, "256"], job.made.environment()) as program:
-            assert job.move(out=True, patience_s=2 if state == "room" else 20)[1] == state
-            assert job.move(out=False)[1] == "gpu"
-            assert program.ask() == "freed"
-            program.end()
