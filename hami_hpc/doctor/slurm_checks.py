@@ -240,7 +240,7 @@ def check_gres(facts: Facts) -> Iterator[Finding]:
     shards = commands.gres_by_type(facts.node, c.GRES_SHARD)
     if shards and not any(shards.values()):  # shard:0, and not a node without slices
         detail = f"{facts.node} has no shards in Slurm, so no slice starts there; running jobs go on"
-        advice = "where a second controller has taken over (scontrol ping): start the first one, and it has them again"
+        advice = f"run hami-hpc render, which gives shards in Gres= of slurm.conf a type, {RESTART}"
         yield Finding("gres/shard", Level.FAIL, detail, advice)
     counted = {name: count for name, count in given.items() if name not in wanted}
     yield from _static_gres(facts, wanted, given)

@@ -33,10 +33,6 @@ class GpuLine:
     def gpu_type(self) -> str:
         return self.place or self.model
 
-    @property
-    def shard_type(self) -> str:
-        return f":{self.place}" if self.place else ""
-
 
 @dataclass(frozen=True, slots=True)
 class NodeOffer:
@@ -172,7 +168,9 @@ def _lines(model: str, gpus: Sequence[Gpu], shards: int, slices_max: int) -> tup
 
 
 def _shard_gres(lines: Sequence[GpuLine]) -> list[str]:
-    return [f"{c.GRES_SHARD}{line.shard_type}:{line.shards}" for line in lines]
+    """Returns the shards with their type: without one, a slurmctld that recovers its nodes (a second controller, -R)
+    counts none."""
+    return [f"{c.GRES_SHARD}:{line.gpu_type}:{line.shards}" for line in lines]
 
 
 def tracked_tres(models: Iterable[str], classes: Iterable[str]) -> str:

@@ -225,7 +225,7 @@ def test_a_node_that_has_gres_mps_as_well_is_told(healthy: Healthy) -> None:
 
 def test_a_node_whose_shards_slurm_has_lost_is_told(healthy: Healthy) -> None:
     healthy.classes = {"std": 0}  # of every gres but mps
-    assert "start the first one" in healthy.findings()["gres/shard"].advice
+    assert "gives shards in Gres= of slurm.conf a type" in healthy.findings()["gres/shard"].advice
 
 
 def test_a_node_without_gpus_is_told_apart(healthy: Healthy, monkeypatch: pytest.MonkeyPatch) -> None:

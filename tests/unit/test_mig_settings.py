@@ -250,7 +250,7 @@ def test_render_writes_static_instances_as_gpus_after_the_others(
 ) -> None:
     settings = settings_of(tmp_path)
     out = rendered(settings, "gpu1", tmp_path / "etc", monkeypatch, STATIC)
-    assert "Gres=gpu:h200:1,gpu:3g.71gb:1,gpu:1g.18gb:2,shard:559," in out.files["slurm-hami-hpc.conf"]
+    assert "Gres=gpu:h200:1,gpu:3g.71gb:1,gpu:1g.18gb:2,shard:h200:559," in out.files["slurm-hami-hpc.conf"]
     lines = [line for line in out.files["hami-hpc-gres.conf"].splitlines() if " Name=gpu " in line]
     assert lines == [
         "NodeName=gpu1 Name=gpu Type=h200 File=/dev/nvidia0",

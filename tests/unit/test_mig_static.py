@@ -361,9 +361,10 @@ def test_render_counts_no_shards_of_a_static_gpu_and_refuses_devices_in_a_wrong_
         return result.exit_code, result.output
 
     status, output = bed.run(lambda: rendered(f"{bed.machine.directory}/dev/nvidia"))
-    assert (status, "Gres=gpu:h200:1,gpu:3g.20gb:1,gpu:2g.10gb:1,gpu:1g.5gb:1,shard:559," in output) == (0, True), (
-        output
-    )
+    assert (status, "Gres=gpu:h200:1,gpu:3g.20gb:1,gpu:2g.10gb:1,gpu:1g.5gb:1,shard:h200:559," in output) == (
+        0,
+        True,
+    ), output
     status, output = bed.run(lambda: rendered("/zzz/nvidia"))
     assert (status, "have to come after /zzz/nvidia0 and so on by name" in output) == (2, True)
     slots = mig_static.read(str(bed.node.root / "state"))

@@ -65,7 +65,7 @@ def test_slurm_has_three_times_the_memory_of_each_gpu(node: Node) -> None:
     gres = (node.root / "etc" / "hami-hpc-gres.conf").read_text().splitlines()
     assert [line for line in gres if line.startswith("NodeName")] == [
         "NodeName=node1 Name=gpu Type=h200 File=/dev/nvidia[0-1]",
-        "NodeName=node1 Name=shard Count=3354 File=/dev/nvidia[0-1]",
+        "NodeName=node1 Name=shard Type=h200 Count=3354 File=/dev/nvidia[0-1]",
         "NodeName=node1 Name=vgpu Type=std Count=3354",
         "NodeName=node1 Name=vgpu Type=lc Count=3354",
         "NodeName=node1 Name=vgpu Type=be Count=3354",
@@ -77,7 +77,10 @@ def test_slurm_has_three_times_the_memory_of_each_gpu(node: Node) -> None:
     slurm = (node.root / "etc" / "slurm-hami-hpc.conf").read_text()
     assert "GresTypes=gpu,shard,vgpu,vgpu_mem,vgpu_cores,vgpu_slo,vgpu_fixed\n" in slurm
     assert ",vgpu_fixed:1006 " in slurm
-    assert "Gres=gpu:h200:2,shard:3354,vgpu:std:3354,vgpu:lc:3354,vgpu:be:3354,vgpu_mem:858936,vgpu_cores:668," in slurm
+    assert (
+        "Gres=gpu:h200:2,shard:h200:3354,vgpu:std:3354,vgpu:lc:3354,vgpu:be:3354,vgpu_mem:858936,vgpu_cores:668,"
+        in slurm
+    )
     site = (node.root / "etc" / "hami_hpc_site.lua").read_text()
     assert '["memory_scaling"] = 3.0,' in site
     assert '["fixed"] = { "std", "lc" },' in site, "be can be moved"

@@ -82,7 +82,7 @@ def test_gres_conf_counts_shards_per_gpu_and_lets_the_plugins_load(node: Node) -
     lines = [line for line in text.splitlines() if line.startswith("NodeName")]
     assert lines == [
         "NodeName=node1 Name=gpu Type=h200 File=/dev/nvidia[0-1]",
-        "NodeName=node1 Name=shard Count=1118 File=/dev/nvidia[0-1]",
+        "NodeName=node1 Name=shard Type=h200 Count=1118 File=/dev/nvidia[0-1]",
         "NodeName=node1 Name=vgpu Type=std Count=1118",
         "NodeName=node1 Name=vgpu Type=lc Count=1118",
         "NodeName=node1 Name=vgpu Type=be Count=1118",
@@ -97,7 +97,7 @@ def test_the_fragment_offers_what_gres_conf_has(node: Node) -> None:
     text = (node.root / "etc" / "slurm-hami-hpc.conf").read_text()
     settings = dict(line.split("=", 1) for line in text.splitlines() if line and not line.startswith("#"))
     assert settings["NodeName"] == (
-        "node1 CPUs=8 Port=7777 Gres=gpu:h200:2,shard:1118,vgpu:std:1118,vgpu:lc:1118,vgpu:be:1118,"
+        "node1 CPUs=8 Port=7777 Gres=gpu:h200:2,shard:h200:1118,vgpu:std:1118,vgpu:lc:1118,vgpu:be:1118,"
         f"vgpu_mem:{2 * GPU_MIB},vgpu_cores:200,vgpu_slo:67080000000 "
         "Feature=vgpu_share,vgpu_type_h200,vgpu_policy_cap,vgpu_policy_burst"
     )

@@ -67,12 +67,12 @@ def test_gres_conf_and_the_node_line_have_a_type_for_each_run_of_neighbours(node
     assert 'slices_max"] = 2,' in (node.root / "etc/hami_hpc_site.lua").read_text().replace(" ", " ")
 
 
-def test_one_slice_a_job_has_the_model_as_type_and_shards_without_one(node: Node) -> None:
+def test_one_slice_a_job_has_the_model_as_type_and_shards_too(node: Node) -> None:
     with_setting(node, "slices_max = 1")
     assert render(node).exit_code == 0
-    assert "Gres=gpu:h200:4,shard:2236," in (node.root / "etc/slurm-hami-hpc.conf").read_text()
+    assert "Gres=gpu:h200:4,shard:h200:2236," in (node.root / "etc/slurm-hami-hpc.conf").read_text()
     lines = (node.root / "etc/hami-hpc-gres.conf").read_text().splitlines()
-    assert "NodeName=node1 Name=shard Count=2236 File=/dev/nvidia[0-3]" in lines
+    assert "NodeName=node1 Name=shard Type=h200 Count=2236 File=/dev/nvidia[0-3]" in lines
 
 
 @pytest.mark.parametrize(

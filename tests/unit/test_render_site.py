@@ -39,7 +39,10 @@ PartitionName=gpu Nodes=node[1-4] Prolog=/not/a/key/here
 """
 STAGES = "Prolog={etc}/prolog\nEpilog={etc}/epilog.d/*\nAccountingStorageTRES=gres/gpu,license/x\n"
 FEATURES = "vgpu_share,vgpu_type_h200,vgpu_policy_cap,vgpu_policy_burst"
-OFFER = f"shard:1118,vgpu:std:1118,vgpu:lc:1118,vgpu:be:1118,vgpu_mem:{2 * GPU_MIB},vgpu_cores:200,vgpu_slo:67080000000"
+OFFER = (
+    "shard:h200:1118,vgpu:std:1118,vgpu:lc:1118,vgpu:be:1118,"
+    f"vgpu_mem:{2 * GPU_MIB},vgpu_cores:200,vgpu_slo:67080000000"
+)
 FOREIGN_SUBMIT = "function slurm_job_submit(j, p, u) return slurm.SUCCESS end\n-- hami_hpc.lua .job_submit(\n"
 
 
@@ -146,7 +149,7 @@ def test_gres_conf_keeps_its_gpu_lines_and_gets_an_include(node: Node, site: Pat
     assert "include hami-hpc-gres.conf" in lines
     ours = (site / "hami-hpc-gres.conf").read_text()
     assert "Name=gpu " not in ours, "slurmd would count the GPUs twice"
-    assert "NodeName=node1 Name=shard Count=1118 File=/dev/nvidia[0-1]" in ours
+    assert "NodeName=node1 Name=shard Type=h200 Count=1118 File=/dev/nvidia[0-1]" in ours
 
 
 @pytest.mark.parametrize("shared", ["include plugstack.conf.d/*.conf", "include {etc}/plugstack.conf.d/*"])
