@@ -221,10 +221,15 @@ class Swapped:
             out.write(put(record.read_bytes(), {"swap": swap}))
 
     def move(self, *, out: bool, patience_s: float = 60) -> tuple[float, str]:
-        """Moves the memory; returns the seconds that it took, and where it is ([swap_states])."""
+        """Moves the memory; returns the seconds that it took, and where it is ([swap_states]).
+
+        `patience_s`: how long it may be refused, or not begin; one off the GPU that has begun has a minute more.
+        """
         begin = time.monotonic()
         self.order(c.SWAP_OUT if out else c.SWAP_IN)
         wanted = ("host", "wanted") if out else ("gpu",)
-        while (state := WORDS[self.slot()["swap_state"]]) not in wanted and time.monotonic() < begin + patience_s:
+        while (state := WORDS[self.slot()["swap_state"]]) not in wanted:
+            if time.monotonic() > begin + patience_s + 60 * (state == "leaving"):
+                break
             time.sleep(0.002)
         return time.monotonic() - begin, "host" if state == "wanted" else state

