@@ -127,6 +127,21 @@ def need_of(job: Job, asked: Asked) -> Need:
     return Need(asked.shards, mem_mib, cores, max(1, per_node), memory_mib, asked.places, fixed)
 
 
+def _lacking(job: Job, need: Need, node: Node, size: Size, room: Room) -> list[str]:
+    """Returns what the job lacks on a node."""
+    lacks = pool_of.shortages(node, size, room, need)
+    if node.owner and not node.owner.endswith(f"({job.row.uid})"):
+        lacks.append(f"while jobs of {node.owner} run there it takes no others (ExclusiveUser)")
+    return lacks
+
+
+def _words(job: Job) -> reasons.Explained:
+    """Returns why the job waits, and what to do."""
+    is_exclusive = job.asked is not None and job.row.state in WAITING and job.value("OverSubscribe") == "NO"
+    name = job.row.shown.partition("[")[0].rstrip("_")
+    return reasons.explain(job.row.reason, name, is_exclusive=is_exclusive)
+
+
 def _fit_lines(job: Job, asked: Asked, rooms: Rooms) -> list[str]:
     """Returns a line for each kind of nodes that the job may use: whether it fits now, and the largest free slice."""
     may_use = _of_its_reservation(job, candidates(job, rooms))
@@ -136,9 +151,7 @@ def _fit_lines(job: Job, asked: Asked, rooms: Rooms) -> list[str]:
     alike: dict[str, list[str]] = {}
     ranked = sorted(may_use, key=lambda item: -max((gpu.free_shards for gpu in item[2].gpus), default=0))
     for node, size, room in ranked:
-        lacks = pool_of.shortages(node, size, room, need)
-        if node.owner and not node.owner.endswith(f"({job.row.uid})"):
-            lacks.append(f"while jobs of {node.owner} run there it takes no others (ExclusiveUser)")
+        lacks = _lacking(job, need, node, size, room)
         verdict = f"does not fit: {'; '.join(lacks)}" if lacks else "this job fits, as far as Slurm shows it"
         best = ""
         if node.is_usable:
@@ -156,7 +169,7 @@ def _fit_lines(job: Job, asked: Asked, rooms: Rooms) -> list[str]:
 
 
 def _pending(job: Job, rooms: Rooms | None) -> list[tuple[str, str]]:
-    words = reasons.explain(job.row.reason, job.row.shown.partition("[")[0].rstrip("_"))
+    words = _words(job)
     lines = [("why", f"{job.row.reason}: {words.why}"), ("do", words.advice)]
     if job.value("Dependency"):
         lines.append(("waits for", job.value("Dependency")))
@@ -274,12 +287,13 @@ def _head(job: Job) -> str:
 
 
 def _json(job: Job, rooms: Rooms | None, settings: Settings | None, may_ask: bool) -> dict[str, object]:
-    words = reasons.explain(job.row.reason, job.row.shown)
+    words = _words(job)
     is_waiting = job.row.state in WAITING
     fits = []
     if is_waiting and job.asked is not None and rooms is not None:
         need = need_of(job, job.asked)
-        fits = [node_json(*place) | {"lacks": pool_of.shortages(*place, need)} for place in candidates(job, rooms)]
+        may_use = _of_its_reservation(job, candidates(job, rooms))
+        fits = [node_json(*place) | {"lacks": _lacking(job, need, *place)} for place in may_use]
     return asdict(job.row) | {
         "why": words.why if is_waiting else "",
         "advice": words.advice if is_waiting else "",

@@ -83,9 +83,10 @@ class Node:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the node starts jobs."""
+        """Whether the node starts jobs; one that powers up does not respond yet, and is given jobs already."""
         words = self.state.upper().replace("*", "+NOT_RESPONDING").replace("$", "+MAINT").split("+")
-        return UNUSABLE.isdisjoint(word.rstrip("~#!%@^-") for word in words)
+        bad = UNUSABLE - {"NOT_RESPONDING"} if "POWERING_UP" in words else UNUSABLE
+        return bad.isdisjoint(word.rstrip("~#!%@^-") for word in words)
 
     @property
     def in_its_reservation(self) -> Node:

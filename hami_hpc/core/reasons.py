@@ -23,6 +23,11 @@ class Explained:
     asks_what_fits: bool = False
 
 
+_EXCLUSIVE = Explained(
+    "It was submitted with --exclusive and would hold all GPUs of its nodes, so its vGPU never starts.",
+    "Cancel it, and submit it again without --exclusive. An administrator can keep it: "
+    "scontrol update jobid={job} oversubscribe=yes",
+)
 _EXACT = {
     "None": Explained("Slurm has not looked at the job yet.", WAIT, True),
     "Priority": Explained(
@@ -133,7 +138,11 @@ _TEXTS = (
     ),
     (
         "may be reserved for other job",
-        Explained("The node that it needs is reserved for another job.", "Wait, or do not ask for that node.", True),
+        Explained(
+            "The nodes that it may use are reserved for others (scontrol show reservation).",
+            "Wait, or use other nodes. A user of the reservation submits with --reservation=NAME.",
+            True,
+        ),
     ),
     (
         "nodes required for job are down",
@@ -172,10 +181,17 @@ _THINGS = {
 }
 
 
-def explain(reason: str, job: str) -> Explained:
-    """Returns a reason, as squeue or scontrol writes it, in words. `job` is the id for the commands in the advice."""
+def explain(reason: str, job: str, *, is_exclusive: bool = False) -> Explained:
+    """Returns a reason, as squeue or scontrol writes it, in words. `job` is the id for the commands in the advice.
+
+    `is_exclusive`: a vGPU is to be in whole nodes, which Slurm does not name as the reason.
+    """
     text = reason.replace("_", " ").strip().strip("()")
-    found = _EXACT.get(text) or next((words for mark, words in _TEXTS if mark in text.lower()), None)
+    found = (
+        _EXCLUSIVE
+        if is_exclusive
+        else _EXACT.get(text) or next((words for mark, words in _TEXTS if mark in text.lower()), None)
+    )
     found = found or _limit(text)
     if found is None:
         return Explained(f"Slurm gives this reason: {text}.", "man squeue lists reasons; else ask the administrator.")

@@ -61,7 +61,7 @@ def make_places(layout: Layout) -> None:
     """Gives the node's GPUs types that are places, and takes the filters out of slurm.conf."""
     path = layout.etc / "slurm-hami-hpc.conf"
     text = re.sub(r"^(JobSubmitPlugins|CliFilterPlugins)=.*\n", "", path.read_text(), flags=re.MULTILINE)
-    text, count = re.subn(r"gpu:h200:4,shard:(\d+)", lambda match: places(int(match[1])), text)
+    text, count = re.subn(r"gpu:h200:4,shard:h200:(\d+)", lambda match: places(int(match[1])), text)
     assert count == 1, text
     config.write(path, text)
     lines = []

@@ -81,6 +81,18 @@ def test_a_held_job_gets_the_command_that_releases_it(tmp_path: Path) -> None:
     assert "fits now" not in said
 
 
+def test_a_job_made_a_vgpu_that_was_exclusive_is_told_that_it_never_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        commands, "show_jobs", lambda *_job: JOBS.replace("Dependency=", "OverSubscribe=NO Dependency=")
+    )
+    said = lines(tmp_path, 17)
+    assert said["why"].endswith("hold all GPUs of its nodes, so its vGPU never starts.")
+    assert said["do"].endswith("scontrol update jobid=17 oversubscribe=yes")
+    assert "fits now" not in said
+
+
 def test_what_a_job_depends_on_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = JOBS.replace("Reason=Priority Dependency=(null)", "Reason=Dependency Dependency=afterok:1(unfulfilled)")
     monkeypatch.setattr(commands, "show_jobs", lambda *_job: record)
@@ -192,6 +204,8 @@ def test_a_job_of_a_reservation_is_told_of_its_nodes_alone(tmp_path: Path, monke
     ):
         monkeypatch.setattr(commands, "reservation_nodes", lambda name, nodes=nodes: nodes if name == "r1" else "")
         assert fits in lines(tmp_path, 17)["fits now"]
+        (told,) = json.loads(explain(tmp_path, "17", "--format", "json").stdout)
+        assert bool(told["may_use"]) == (nodes == "node[1-3]")
 
     def hidden(_name: str) -> str:
         raise NodeError("Access denied")

@@ -116,6 +116,8 @@ def test_a_gpu_that_is_held_whole_and_a_node_that_is_held_whole_have_nothing() -
         ("IDLE", True),
         ("MIXED+PLANNED", True),
         ("IDLE+CLOUD+POWERED_DOWN", True),
+        ("MIXED+CLOUD+NOT_RESPONDING+POWERING_UP", True),
+        ("IDLE+CLOUD+POWERING_DOWN", False),
         ("ALLOCATED", True),
         ("MIXED+DRAIN", False),
         ("DOWN*", False),

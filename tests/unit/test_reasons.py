@@ -15,7 +15,7 @@ from hami_hpc.core.reasons import explain
         ("Priority", "higher priority", "smaller vgpu"),
         ("ReqNodeNotAvail, UnavailableNodes:node1", "not available", "sinfo -R"),
         ("ReqNodeNotAvail,_UnavailableNodes:node1", "not available", "sinfo -R"),
-        ("ReqNodeNotAvail, May be reserved for other job", "reserved for another job", "Wait"),
+        ("ReqNodeNotAvail, May be reserved for other job", "reserved for others", "Wait"),
         ("ReqNodeNotAvail, Reserved for maintenance", "maintenance", "--time"),
         (
             "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
