@@ -1,6 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For every tier: each run has a temporary directory of its own."""
+"""For every tier: each run has a temporary directory of its own, and no property test has a deadline."""
 
 from harness.run_directory import pytest_configure, pytest_sessionfinish, pytest_unconfigure
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # a machine with a GPU that runs tests/gpu alone
+    pass
+else:
+    if settings.get_current_profile_name() == "default":  # not that of tests/mutation
+        # A busy machine is no fault of what is tested.
+        settings.register_profile("hami_hpc", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("hami_hpc")
 
 __all__ = ["pytest_configure", "pytest_sessionfinish", "pytest_unconfigure"]

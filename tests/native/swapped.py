@@ -97,7 +97,7 @@ def managed(n):
     a = U64(); ok(cu.cuMemAllocManaged(ctypes.byref(a), S(n), 1)); return a.value
 made = {}
 for name, make in dict(plain=plain, pool=pool, vmm=vmm, managed=managed).items():
-    for i, n in enumerate((1 * MIB, 5 * MIB + 512, 24 * MIB, 60 * MIB)):
+    for i, n in enumerate((1 * MIB, 5 * MIB + 512, 24 * MIB, 40 * MIB)):
         n = (n + 32 * MIB - 1) // (32 * MIB) * 32 * MIB if make is vmm else n
         made[name, i] = make(n), n
 small = [plain(1000) for _ in range(100)]

@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 from harness.mounting import unmount_below
-from hypothesis import HealthCheck, settings
 from mps_testbed import MpsNode
 from own_process import pytest_pyfunc_call as pytest_pyfunc_call  # a hook
-
-if settings.get_current_profile_name() == "default":  # not that of tests/mutation
-    # A busy machine is no fault of what is tested.
-    settings.register_profile("hami_hpc", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("hami_hpc")
 
 
 @pytest.fixture(autouse=True)

@@ -71,6 +71,7 @@ def test_the_next_look_has_the_new_size(bench: Bench) -> None:
 
 def test_a_resize_within_a_tick_of_the_last_change_is_seen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The directory's times are then the same as at the look before."""
+    monkeypatch.setattr(slices, "SETTLED_NS", 60_000_000_000)
     bench.look()
     monkeypatch.setattr("os.utime", lambda *_: None)
     resize(bench, "mem=16G")

@@ -44,7 +44,7 @@ def test_a_whole_run_has_all_of_roots_times_in_order(node: Node) -> None:
     order = [at["prolog_began_unix_ns"], at["start_unix_ns"], at["prolog_done_unix_ns"], at["first_step_unix_ns"]]
     order += [*(at[name] for name in JOBS), at["epilog_began_unix_ns"], at["end_unix_ns"], done]
     assert order == sorted(order)
-    assert begun - 20_000_000 < order[0]
+    assert begun - 200_000_000 < order[0]  # the kernel's ticks and its clock that is slewed
     assert done < time.time_ns()
 
 
