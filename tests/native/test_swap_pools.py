@@ -212,7 +212,7 @@ def test_what_stays_is_counted_with_its_reason(
         assert job.move(out=True)[1] == "host"
         stays = (job.slot()["used_bytes"] - job.slot()["swapped_bytes"]) >> 20
         program.end()
-    own, managed = CONTEXT_MIB + 6, 92  # an array of 6, and 1, 6, 24 and 60 MiB, in the driver's unit
+    own, managed = CONTEXT_MIB + 6, 72  # an array of 6, and 1, 6, 24 and 40 MiB, in the driver's unit
     assert stays == own + 2 + managed
     assert (
         f"{stays} MiB stay on the GPU: {own} are libcuda's own or arrays, 2 in objects below 4 MiB, "

@@ -59,6 +59,7 @@ static uintptr_t map_aligned(size_t bytes, int protection)
 	if (base > start)
 		munmap(p, base - start);
 	munmap(p + (base - start) + bytes, start + FRAME_BYTES - base);
+	madvise((void *)base, bytes, MADV_HUGEPAGE); /* most of the time of a copy is page faults else */
 	return base;
 }
 
