@@ -14,14 +14,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import pynvml
 import pytest
 import sim_testbed
 from click.testing import CliRunner
-from forked import fork
+from forked import fork, killing
 from mig_models import profiles_of
 from node_testbed import Node, job_environment
 from sim_testbed import SIM, Machine
@@ -95,25 +94,13 @@ class MigNode:
         return value  # type: ignore[no-any-return]
 
     def _be_the_child(self, body: Callable[[], object], faults: str, at_line: int, traced: Any, send: int) -> None:
-        seen = 0
-
-        def trace(frame: FrameType, event: str, _argument: object) -> Any:
-            nonlocal seen
-            if not traced(frame.f_code):
-                return None
-            if event == "line":
-                seen += 1
-                if seen == at_line:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return trace
-
         status = 1
         try:
             os.environ.update(HAMI_SIM=str(self.machine.directory), HAMI_SIM_FAULTS=faults)
             ctypes.CDLL(str(SIM / "libnvidia-ml.so.1"), mode=ctypes.RTLD_GLOBAL)
             pair: tuple[object, BaseException | None]
             try:
-                sys.settrace(trace if at_line else None)
+                sys.settrace(killing(at_line, traced) if at_line else None)
                 pair = (body(), None)
             except Exception as error:
                 error.__cause__ = error.__context__ = None

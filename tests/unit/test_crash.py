@@ -10,12 +10,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 from fault_beds import quick
-from forked import fork
+from forked import TURNS, fork, killing
 from node_testbed import GPU_MIB, ROOT, Node, job_environment
 
 from hami_hpc.core.reconcile_plan import LEFTOVER_AGE_S
@@ -55,32 +53,16 @@ def start_over(node: Node) -> None:
         node.enter_gpus()
 
 
-def run_and_kill(body: Callable[[], None], at_line: int, *, distinct: bool = False) -> bool:
+def run_and_kill(body: Callable[[], None], at_line: int, turns: int = TURNS) -> bool:
     """Runs `body` in a child that is killed (SIGKILL) when it reaches its `at_line`-th line of the traced modules.
-    `distinct`: a line counts once, however often it runs.
 
     Returns whether it was killed, False when it ended before. AssertionError when it failed otherwise.
     """
     child = fork()
     if child == 0:
-        seen = 0
-        known: set[tuple[str, int]] = set()
-
-        def trace(frame: FrameType, event: str, _argument: Any) -> Any:
-            nonlocal seen
-            if not frame.f_code.co_filename.endswith(TRACED):
-                return None
-            line = (frame.f_code.co_filename, frame.f_lineno)
-            if event == "line" and not (distinct and line in known):
-                known.add(line)
-                seen += 1
-                if seen == at_line:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return trace
-
         status = 1
         try:
-            sys.settrace(trace)
+            sys.settrace(killing(at_line, lambda code: code.co_filename.endswith(TRACED), turns))
             body()
             sys.settrace(None)
             status = 0
@@ -91,11 +73,11 @@ def run_and_kill(body: Callable[[], None], at_line: int, *, distinct: bool = Fal
     return status == signal.SIGKILL
 
 
-def all_lines(body: Callable[[], None], before: Callable[[], None], *, distinct: bool = False) -> Iterator[int]:
+def all_lines(body: Callable[[], None], before: Callable[[], None], turns: int = TURNS) -> Iterator[int]:
     """Kills `body` at line 1, 2, 3, ... until it ends by itself; yields after each kill, with `before` done anew."""
     line = 1
     before()
-    while run_and_kill(body, line, distinct=distinct):
+    while run_and_kill(body, line, turns):
         yield line
         before()
         line += 1

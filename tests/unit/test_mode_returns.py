@@ -10,12 +10,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from forked import fork
+from forked import fork, killing
 from mode_testbed import AVAILABLE, REASON, Bed, bed, broken
 
 from hami_hpc.agent import mode_returns
@@ -186,21 +185,10 @@ def in_child(body: Callable[[], object], at_line: int) -> bool:
     """Runs `body` in a child that is killed at that line of the traced modules; returns whether it was."""
     child = fork()
     if child == 0:
-        seen = 0
-
-        def trace(frame: FrameType, event: str, _argument: object) -> Any:
-            nonlocal seen
-            if not frame.f_code.co_filename.endswith(("mode_service.py", "mode_outages.py", "root_file.py")):
-                return None
-            if event == "line":
-                seen += 1
-                if seen == at_line:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return trace
-
+        traced = ("mode_service.py", "mode_outages.py", "root_file.py")
         try:
             os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
-            sys.settrace(trace)
+            sys.settrace(killing(at_line, lambda code: code.co_filename.endswith(traced)))
             body()
         finally:
             os._exit(0)

@@ -86,7 +86,7 @@ def exhaust(
     node: MpsNode, body: Callable[[], None], before: Callable[[], None], *after: Callable[[MpsNode], None]
 ) -> None:
     """Kills `body` at each line, and lets each of `after` in turn find its way."""
-    for line in test_crash.all_lines(body, before, distinct=True):
+    for line in test_crash.all_lines(body, before, turns=1):
         after[line % len(after)](node)
         end_both(node)
 

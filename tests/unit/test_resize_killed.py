@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
-from forked import fork
+from forked import fork, killing
 from node_testbed import UID, Node
 from resized_node import ENVIRONMENT, HALF, MIB, hold, node, record, record_field, resize, sizes, uses
 
@@ -92,21 +92,7 @@ def killed_at(line: int, body: Callable[[], object]) -> bool:
     """Runs `body` in a child that is killed at that line of TRACED; returns whether it was."""
     child = fork()
     if child == 0:
-        seen = 0
-
-        def trace(frame: FrameType, event: str, _argument: object) -> Any:
-            nonlocal seen
-            if not frame.f_code.co_filename.endswith(TRACED):
-                return None
-            if event == "line":
-                seen += 1
-                if seen == line:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return trace
-
-        import sys
-
-        sys.settrace(trace)
+        sys.settrace(killing(line, lambda code: code.co_filename.endswith(TRACED)))
         try:
             body()
         except BaseException:

@@ -36,7 +36,7 @@ def test_an_agent_killed_at_each_line_of_a_change_is_made_good(site: Site, monke
         site.leaves(FIRST)
 
     for before, after_s in ((to_leave, TURN_S), (to_come, 1.0)):
-        for _line in test_crash.all_lines(lambda after_s=after_s: site.look(after_s), before, distinct=True):  # type: ignore[misc]
+        for _line in test_crash.all_lines(lambda after_s=after_s: site.look(after_s), before, turns=1):  # type: ignore[misc]
             site.turns = agent_of(site)
             assert_fits(site)
             site.look()
