@@ -187,12 +187,10 @@ def explain(reason: str, job: str, *, is_exclusive: bool = False) -> Explained:
     `is_exclusive`: a vGPU is to be in whole nodes, which Slurm does not name as the reason.
     """
     text = reason.replace("_", " ").strip().strip("()")
-    found = (
-        _EXCLUSIVE
-        if is_exclusive
-        else _EXACT.get(text) or next((words for mark, words in _TEXTS if mark in text.lower()), None)
-    )
-    found = found or _limit(text)
+    found: Explained | None = _EXCLUSIVE
+    if not is_exclusive:
+        found = _EXACT.get(text) or next((words for mark, words in _TEXTS if mark in text.lower()), None)
+        found = found or _limit(text)
     if found is None:
         return Explained(f"Slurm gives this reason: {text}.", "man squeue lists reasons; else ask the administrator.")
     return Explained(found.why, found.advice.replace("{job}", job), found.asks_what_fits)

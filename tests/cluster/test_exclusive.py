@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -139,6 +140,22 @@ def test_a_pending_vgpu_job_is_not_moved_to_where_jobs_get_whole_nodes(cluster: 
     done = jobs.run_as(cluster, USER, ("scontrol", "update", f"jobid={job}", "partition=whole"))
     assert done.status != 0
     assert jobs.job_facts(cluster, job)["Partition"] == "gpu"
+
+
+@pytest.mark.slurm_before("23.02")  # others were not tried
+def test_an_exclusive_job_made_a_vgpu_is_told_that_it_never_starts_until_it_is_exclusive_no_more(
+    cluster: Layout,
+) -> None:
+    job = jobs.submit(cluster, USER, "--hold", "--exclusive", script="slice")
+    update = jobs.run_as(cluster, USER, ("scontrol", "update", f"jobid={job}", "gres=vgpu:mem=8G;cores=50"))
+    assert update.status == 0, update.err
+    jobs.admin(cluster, "scontrol", "release", str(job))
+    time.sleep(3)
+    (told,) = json.loads(jobs.admin(cluster, "hami-hpc", "explain", "--format", "json", str(job)))
+    assert (told["state"], "never starts" in told["why"]) == ("PENDING", True)
+    jobs.admin(cluster, *told["advice"].rpartition(": ")[2].split())
+    jobs.wait_for_state(cluster, job, "COMPLETED")
+    assert total_mib(jobs.output(cluster, USER, job)) == [8192]
 
 
 def _lines(layout: Layout, account: str) -> dict[tuple[str, str], int]:

@@ -35,7 +35,7 @@ def state(layout: Layout) -> str:
     return jobs.admin(layout, "sinfo", "-h", f"--nodes={config.NODE}", "--partition=gpu", "--format=%t").strip()
 
 
-def fits(layout: Layout, job: int) -> list[str]:
+def lacks(layout: Layout, job: int) -> list[str]:
     """Returns what a job lacks on the node, as `hami-hpc explain` says."""
     (told,) = json.loads(jobs.admin(layout, "hami-hpc", "explain", "--format", "json", str(job)))
     return [lack for place in told["may_use"] for lack in place["lacks"]]
@@ -48,12 +48,12 @@ def test_a_job_wakes_a_node_that_was_powered_down_and_has_its_slice(restored: La
     daemons.stop(restored, "slurmd")
     jobs.wait(restored, lambda: state(restored) == "idle~", "the node to be powered down", 60)
     waiting = jobs.submit(restored, "news", "--hold", REQUEST, script="slice")
-    assert fits(restored, waiting) == []
+    assert lacks(restored, waiting) == []
 
     job = jobs.submit(restored, "games", REQUEST, script="slice; srun slice")
     jobs.wait(restored, resumed.exists, "ResumeProgram", 60)
     assert state(restored).endswith("#")  # powers up
-    assert fits(restored, waiting) == []
+    assert lacks(restored, waiting) == []
     usual = services.describe(restored, "slurmd")
     daemons.start(restored, dataclasses.replace(usual, command=(*usual.command, "-b")))  # as after a boot
     jobs.wait_for_state(restored, job, "COMPLETED", timeout_s=90)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A second slurmctld takes over while jobs run and wait: what runs goes on, and slices start when the first is back."""
+"""A second slurmctld takes over while jobs run: they go on, and slices start beside them."""
 
 from __future__ import annotations
 
