@@ -51,6 +51,7 @@ NOISE = (
     " state ",
     "MailProg",
     "Database settings",
+    "High latency for 1000 calls to gettimeofday",
 )
 SHOW = "env | grep -E '^(CUDA_VISIBLE|CUDA_MPS_ACTIVE|HAMI_HPC_VGPU)' | sort; slice --use 16 || true"
 
