@@ -3,7 +3,7 @@
 
 Usage: python3 tests/gpu/bench_swap.py [GIB:PINNED_MIB ...], as root on a GPU node of one's own, with build/native
 (make native) and PyTorch. Each is an unmodified program that holds so many tensors of 1 GiB, moved MOVES (3) times; it
-looks at each page of them after each.
+looks at each page of them after each. With HAMI_HPC_SWAP_DIR=/directory their memory goes to a file there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/native")]
 
 from swapped import Swapped  # noqa: E402
+
+from hami_hpc.contract import constants as c  # noqa: E402
 
 MOVES = int(os.environ.get("MOVES", "3"))
 EACH = ("24:0", "24:200000", "24:12288", "100:0", "100:200000")
@@ -40,6 +42,8 @@ def query(what: str) -> str:
 def moved(folder: Path, gib: int, pinned_mib: int) -> None:
     base = int(query("memory.used"))
     job = Swapped.make(folder / f"{gib}-{pinned_mib}", None, query("uuid"), pinned_mib=pinned_mib)
+    if directory := os.environ.get(c.ENV_SWAP_DIR):
+        job.made.extra[c.ENV_SWAP_DIR] = directory
     with job.start(HOLD, str(gib)) as program:
         for _ in range(MOVES):
             out_s, there = job.move(out=True)

@@ -8,6 +8,7 @@ import time
 
 from tenants import LC, LC_A, LC_B, REPEATS, Tenant, alone, answer, beside, rate, row, told
 
+KERNEL = ("requests", "us=100", "every=4000")  # (a) without its copy
 HINTS_US = (None, 0, 50, 100, 150, 200, 300, 900, 1500)
 
 
@@ -18,7 +19,13 @@ def hints() -> None:
     kernels = ("kernels", "us=1000")
     native = rate(Tenant(kernels))
     few = (None, 300)
-    for name, work, count, leads in (("(a)", LC_A, 1, HINTS_US), ("(a)", LC_A, 3, few), ("(b)", LC_B, 1, few)):
+    for name, work, count, leads in (
+        ("(a)", LC_A, 1, HINTS_US),
+        ("(a)", LC_A, 3, few),
+        ("(a) without its copy", KERNEL, 1, few),
+        ("3 x 100 us, 50/s", ("requests", "us=100", "count=3", "every=20000"), 1, few),
+        ("(b)", LC_B, 1, few),
+    ):
         others = [Tenant(kernels, 60 // count, "burst")] * count
         base = [alone(Tenant(work)) for _ in range(REPEATS)]
         base50, base99 = (statistics.median(r[k] for r in base) for k in ("p50", "p99"))
@@ -41,7 +48,7 @@ def placeholders() -> None:
     row("requests", "launched, us before", "empty kernels, writes behind it", "alone p50, p99", "p50, p99")
     row(*["---"] * 5)
     others = [Tenant(("kernels", "us=1000"), 60, "burst")]
-    for name, work in (("(a)", LC_A), ("(a) without its copy", ("requests", "us=100", "every=4000"))):
+    for name, work in (("(a)", LC_A), ("(a) without its copy", KERNEL)):
         base = [alone(Tenant(work)) for _ in range(REPEATS)]
         base50, base99 = (statistics.median(r[k] for r in base) for k in ("p50", "p99"))
         for us, kernels, writes in OWN:

@@ -44,9 +44,8 @@ int64_t hami_launch_slow(void *stream, bool per_thread)
 {
 	if (atomic_load_explicit(&hami_launch_flag, memory_order_relaxed) & HAMI_LAUNCH_HELD)
 		hami_hold_enter(HAMI_HOLD_WORK);
-	if (atomic_load_explicit(&hami_launch_flag, memory_order_relaxed) & HAMI_LAUNCH_HINTED &&
-	    hami_placeholder_hand_over(stream, per_thread))
-		atomic_fetch_and(&hami_launch_flag, ~HAMI_LAUNCH_HINTED);
+	if (atomic_load_explicit(&hami_launch_flag, memory_order_relaxed) & HAMI_LAUNCH_HINTED)
+		hami_placeholder_launching(stream, per_thread);
 	const uint32_t slices = slices_of_launch();
 	const uint64_t any = HAMI_LAUNCH_TIMED | HAMI_LAUNCH_WATCHED(slices) | HAMI_LAUNCH_FIRST(slices) |
 			     HAMI_LAUNCH_GATED(slices);
@@ -79,7 +78,7 @@ void hami_launch_slow_end(void *stream, bool per_thread)
 	const uint64_t flags = atomic_load_explicit(&hami_launch_flag, memory_order_relaxed);
 	if (flags & HAMI_LAUNCH_HINTED) {
 		atomic_fetch_and(&hami_launch_flag, ~HAMI_LAUNCH_HINTED);
-		hami_placeholder_end();
+		hami_placeholder_launched();
 	}
 	if (flags & HAMI_LAUNCH_HELD)
 		hami_hold_leave(HAMI_HOLD_WORK);

@@ -2,6 +2,7 @@
 #include "limits/placeholder.h"
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -17,34 +18,48 @@
 #define CONTEXTS                                                                                             \
 	16 /* alive at once, of one process, that have placeholders; a later one takes the place of one that is gone */
 
+/* For launches behind the one that ends it: one kernel alone leaves the GPU nothing to read, and it goes to others after it. */
+#define AFTER_NS 20000
+
 /*
- * The first ends when *flag has reached `number`, or `most` ns after it began. The second waits behind it in its stream, so
- * that a command of this program is left to read: without one a launch that comes while the first runs waits until others
- * have had their turn, in some programs (docs/adr/104).
+ * The first ends `after` ns after both words of `flag` have reached `number`, or `most` ns after it began. The second waits
+ * behind it in its stream, so that a command of this program is left to read: without one a launch that comes while the first
+ * runs waits until others have had their turn, in some programs (docs/adr/104).
  */
 static const char program[] =
 	".version 6.0\n"
 	".target sm_50\n"
 	".address_size 64\n"
-	".visible .entry hami_placeholder(.param .u64 flag, .param .u32 number, .param .u64 most)\n"
+	".visible .entry hami_placeholder(.param .u64 flag, .param .u32 number, .param .u64 most,\n"
+	" .param .u64 after)\n"
 	"{\n"
 	".reg .pred %p<3>;\n"
-	".reg .s32 %r<4>;\n"
+	".reg .s32 %r<6>;\n"
 	".reg .u64 %d<6>;\n"
 	"ld.param.u64 %d1, [flag];\n"
 	"ld.param.s32 %r1, [number];\n"
 	"ld.param.u64 %d2, [most];\n"
 	"mov.u64 %d3, %globaltimer;\n"
 	"LOOK:\n"
-	"ld.volatile.s32 %r2, [%d1];\n"
-	"sub.s32 %r3, %r2, %r1;\n"
-	"setp.ge.s32 %p1, %r3, 0;\n"
-	"@%p1 bra DONE;\n"
+	"ld.volatile.v2.s32 {%r2, %r3}, [%d1];\n"
+	"sub.s32 %r4, %r2, %r1;\n"
+	"sub.s32 %r5, %r3, %r1;\n"
+	"min.s32 %r4, %r4, %r5;\n"
+	"setp.ge.s32 %p1, %r4, 0;\n"
+	"@%p1 bra SEEN;\n"
 	"mov.u64 %d4, %globaltimer;\n"
 	"sub.u64 %d5, %d4, %d3;\n"
 	"setp.lt.u64 %p2, %d5, %d2;\n"
 	"@%p2 bra LOOK;\n"
-	"DONE:\n"
+	"ret;\n"
+	"SEEN:\n"
+	"ld.param.u64 %d2, [after];\n"
+	"mov.u64 %d3, %globaltimer;\n"
+	"WAIT:\n"
+	"mov.u64 %d4, %globaltimer;\n"
+	"sub.u64 %d5, %d4, %d3;\n"
+	"setp.lt.u64 %p1, %d5, %d2;\n"
+	"@%p1 bra WAIT;\n"
 	"ret;\n"
 	"}\n"
 	".visible .entry hami_placeholder_behind()\n"
@@ -52,14 +67,22 @@ static const char program[] =
 	"ret;\n"
 	"}\n";
 
+/* What the launch that ends a placeholder writes its number into: both, or it goes on. */
+struct flag {
+	_Atomic uint32_t reached;   /* by the launch's stream: what is before the launch there is done */
+	_Atomic uint32_t submitted; /* by the launch's thread: the GPU need not wait for it */
+};
+_Static_assert(sizeof(struct flag) == 8, "the kernel reads it as two words");
+
 /* What a context needs for it. The flag is memory of this process that stays when the context goes. */
 struct place {
 	_Atomic unsigned long long context; /* its id, which no other context has; 0: none */
 	CUstream stream;                    /* NULL: the driver refused something */
 	CUfunction spins, behind;
-	_Atomic uint32_t *flag;
+	struct flag *flag;
 	_Atomic CUdeviceptr flag_address;
-	_Atomic uint32_t number; /* of its last placeholder */
+	_Atomic uint32_t number;      /* of its last placeholder */
+	_Atomic uint32_t handed_over; /* of the last one that a stream was told to write */
 };
 
 static struct {
@@ -151,7 +174,8 @@ static bool launch(const struct real_cuda *real, struct place *p, uint64_t most)
 {
 	uint32_t number = atomic_load(&p->number) + 1;
 	CUdeviceptr flag = p->flag_address;
-	void *arguments[] = {&flag, &number, &most};
+	uint64_t after = AFTER_NS;
+	void *arguments[] = {&flag, &number, &most, &after};
 	hami_placeholder_end();
 	atomic_store(&p->number, number);
 	if (real->cuLaunchKernel(p->spins, 1, 1, 1, 1, 1, 1, 0, p->stream, arguments, NULL) != CUDA_SUCCESS)
@@ -189,28 +213,50 @@ bool hami_placeholder_begin(uint64_t most_ns, bool idle)
 	return launched;
 }
 
-bool hami_placeholder_hand_over(void *stream, bool per_thread)
+/* Lets the launch's stream write that it has come to the launch. Returns whether it will. */
+static bool hand_over(const struct real_cuda *real, const struct place *p, CUstream stream, uint32_t number)
 {
-	const struct real_cuda *real = hami_resolved_cuda();
-	const struct place *p = atomic_load(&placeholder.open);
-	const CUstream its = stream ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
 	CUstreamCaptureStatus capture;
 	CUcontext context;
 	unsigned long long id;
-	return p && real && real->cuStreamWriteValue32_v2 && real->cuStreamGetCtx &&
-	       real->cuStreamIsCapturing(its, &capture) == CUDA_SUCCESS &&
+	return real->cuStreamWriteValue32_v2 && real->cuStreamGetCtx &&
+	       real->cuStreamIsCapturing(stream, &capture) == CUDA_SUCCESS &&
 	       capture == CU_STREAM_CAPTURE_STATUS_NONE &&
-	       real->cuStreamGetCtx(its, &context) == CUDA_SUCCESS &&
+	       real->cuStreamGetCtx(stream, &context) == CUDA_SUCCESS &&
 	       real->cuCtxGetId(context, &id) == CUDA_SUCCESS && id == p->context &&
-	       real->cuStreamWriteValue32_v2(its, p->flag_address, atomic_load(&p->number), 0) ==
-		       CUDA_SUCCESS;
+	       real->cuStreamWriteValue32_v2(stream, p->flag_address + offsetof(struct flag, reached), number,
+					     0) == CUDA_SUCCESS;
+}
+
+void hami_placeholder_launching(void *stream, bool per_thread)
+{
+	const struct real_cuda *real = hami_resolved_cuda();
+	struct place *p = atomic_load(&placeholder.open);
+	const CUstream its = stream ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+	if (!p || !real)
+		return;
+	const uint32_t number = atomic_load(&p->number);
+	if (hand_over(real, p, its, number))
+		atomic_store(&p->handed_over, number);
+}
+
+void hami_placeholder_launched(void)
+{
+	const struct place *p = atomic_load(&placeholder.open);
+	if (p && atomic_load(&p->handed_over) == atomic_load(&p->number))
+		atomic_store(&p->flag->submitted, atomic_load(&p->number));
+	else
+		hami_placeholder_end();
 }
 
 void hami_placeholder_end(void)
 {
 	struct place *p = atomic_load(&placeholder.open);
-	if (p && atomic_compare_exchange_strong(&placeholder.open, &p, NULL))
-		atomic_store(p->flag, atomic_load(&p->number));
+	if (!p || !atomic_compare_exchange_strong(&placeholder.open, &p, NULL))
+		return;
+	const uint32_t number = atomic_load(&p->number);
+	atomic_store(&p->flag->reached, number);
+	atomic_store(&p->flag->submitted, number);
 }
 
 void hami_placeholder_forked(void)

@@ -4,9 +4,12 @@
  * its first launch. A latency-critical program that says that one comes soon (hooks/hint.c), or of which that is expected
  * (limits/announce.c), gets a placeholder at once while others are on its GPU: a kernel of one thread.
  *
- * It ends when the process's next kernel can begin: the launch puts the word that ends it into its own stream, before itself.
- * So the GPU is kept while the kernel waits for a copy before it. Where that cannot be (a capture, another context, an old
- * driver) it ends with the launch; and after the time that it was given at most.
+ * It ends when the process's next kernel can begin: when the launch has been submitted, its stream has come to it, and 20 us
+ * more have passed, for further launches. The launch puts a word into its stream, before itself, and writes another one
+ * afterwards. So the GPU is kept while the kernel waits for a copy before it, and until it has something to go on with: as
+ * soon as it finds nothing more of this program to read it goes to the next tenant, at the end of the blocks that run.
+ * Where a stream cannot be given a word (a capture, another context, an old driver) the launch ends it as it returns. It
+ * ends in any case after the time that it was given.
  *
  * In a stream of its own of the current context, which is prepared by the first one there (a module; some ms). A program
  * that never has one has none of it. cuCtxSynchronize and cuMemFree, which would wait for a placeholder, end it; what else
@@ -29,11 +32,9 @@
  * prepared while any is under way.
  */
 bool hami_placeholder_begin(uint64_t most_ns, bool idle);
-/*
- * Before a launch into `stream`, NULL: of the thread or of all. Returns whether the placeholder ends when the launch begins;
- * else it is to be ended after the launch.
- */
-bool hami_placeholder_hand_over(void *stream, bool per_thread);
+/* Before a launch into `stream`, NULL: of the thread or of all; and after it, whether it succeeded or not. */
+void hami_placeholder_launching(void *stream, bool per_thread);
+void hami_placeholder_launched(void);
 /* The request is on the GPU, or is over. */
 void hami_placeholder_end(void);
 
