@@ -32,6 +32,7 @@ from hami_hpc.render.files import Rendered, Target, check_nodes, render_nodes
 from hami_hpc.render.inputs import FRAGMENT, GRES
 from hami_hpc.render.marks import blocks, has_mark, without_mark
 from hami_hpc.render.merging import Merge
+from hami_hpc.render.offer import shards_may_have_types
 from hami_hpc.render.on_disk import State
 from hami_hpc.render.tenants import FILE as TENANTS
 from hami_hpc.slurm import commands
@@ -261,6 +262,10 @@ def render(
     targets = targets_of(settings, inventory, common) if inventory else targets_here(settings, gpus, common)
     if not near.are_links_used(version):
         targets = [(found, replace(target, near=near.without_links(target.near))) for found, target in targets]
+    targets = [
+        (found, replace(target, has_typed_shards=shards_may_have_types(version, bool(target.static))))
+        for found, target in targets
+    ]
     for found, target in targets:
         check_static(target.static, target.device)
         if target.static and not found:

@@ -25,6 +25,7 @@ from hami_hpc.node import mig_static, nvml
 from hami_hpc.render import filters, on_disk
 from hami_hpc.render.filters import FOR_ALL, FOR_OURS, client_plugins
 from hami_hpc.render.merging import IMPLIES_ALLOC
+from hami_hpc.render.offer import shards_may_have_types
 from hami_hpc.slurm import commands, plugstack
 from hami_hpc.slurm.files import ConfFile, calls_one_of, scripts_of
 from hami_hpc.slurm.lines import settings_of
@@ -240,7 +241,13 @@ def check_gres(facts: Facts) -> Iterator[Finding]:
     shards = commands.gres_by_type(facts.node, c.GRES_SHARD)
     if shards and not any(shards.values()):  # shard:0, and not a node without slices
         detail = f"{facts.node} has no shards in Slurm, so no slice starts there; running jobs go on"
-        advice = f"run hami-hpc render, which gives shards in Gres= of slurm.conf a type, {RESTART}"
+        version = commands.version_of(facts.slurm.get("SLURM_VERSION", ""))
+        advice = (
+            f"run hami-hpc render, which gives shards in Gres= of slurm.conf a type, {RESTART}"
+            if shards_may_have_types(version, bool(slots))
+            else "restart the first slurmctld, without -R: one that recovers its nodes has no shards on nodes with a "
+            "static MIG layout"
+        )
         yield Finding("gres/shard", Level.FAIL, detail, advice)
     counted = {name: count for name, count in given.items() if name not in wanted}
     yield from _static_gres(facts, wanted, given)

@@ -54,6 +54,7 @@ class Target:
     epilog: str | None
     cgroup: bool
     static: tuple[tuple[str, str], ...] = ()  # (type, device) of the instances of a static MIG layout
+    has_typed_shards: bool = True
     near: Mapping[int, Near] = field(default_factory=dict)  # by minor number; empty where nobody asked the driver
     shape: CpuShape | None = None
 
@@ -142,7 +143,7 @@ class Renderer:
         self.placement = inputs.placement
         modes = node_modes(settings.modes, settings.mig_nodes, target.node)
         counts = {name: sum(name == other for other, _ in target.static) for name, _ in target.static}
-        self.offer: NodeOffer = make_offer(site, gpus, modes, counts)
+        self.offer: NodeOffer = make_offer(site, gpus, modes, counts, target.has_typed_shards)
         self._remark_mig(site)
         self._remark_places(site)
         self.model = self.offer.lines[0].model

@@ -17,6 +17,10 @@ from hami_hpc.core.sizes import is_oversold
 from hami_hpc.errors import NodeError
 from hami_hpc.slurm.lines import names_node
 
+# From this release on Slurm takes a node out of service that reports shards of a type of which slurm.conf has none, as
+# slurmd does for the instances of a static MIG layout: 0 of each.
+TYPED_SHARDS_STAND_ALONE = 23 << 16 | 11 << 8
+
 
 @dataclass(frozen=True, slots=True)
 class GpuLine:
@@ -52,6 +56,7 @@ class NodeOffer:
     fixed: int
     gres: str
     features: tuple[str, ...]
+    has_typed_shards: bool
 
 
 def hostlist(numbers: Iterable[int]) -> str:
@@ -93,8 +98,17 @@ def node_modes(modes: Sequence[str], mig_nodes: Sequence[str], node: str) -> tup
     return others
 
 
+def shards_may_have_types(version: int | None, has_static: bool) -> bool:
+    """Returns whether a node of this release (None: not known) can have shards with types (docs/adr/109)."""
+    return not has_static or (version is not None and version < TYPED_SHARDS_STAND_ALONE)
+
+
 def make_offer(
-    site: Site, gpus: Iterable[Gpu], modes: Sequence[str] | None = None, static: Mapping[str, int] | None = None
+    site: Site,
+    gpus: Iterable[Gpu],
+    modes: Sequence[str] | None = None,
+    static: Mapping[str, int] | None = None,
+    has_typed_shards: bool = True,
 ) -> NodeOffer:
     """Returns what a node with these GPUs offers in its modes (None: the site's). `static` has the MIG instances of a
     static layout by type, in the order of their devices; their GPUs are not among `gpus`.
@@ -139,7 +153,7 @@ def make_offer(
             [
                 *(f"gpu:{line.gpu_type}:{line.count}" for line in lines),
                 *(f"gpu:{name}:{number}" for name, number in (static or {}).items()),
-                *_shard_gres(lines),
+                *(_shard_gres(lines) if has_typed_shards else [f"{c.GRES_SHARD}:{shards}"]),
                 *(f"{c.GRES_CLASS}:{name}:{shards}" for name in site.classes),
                 f"{c.GRES_MEM}:{mem_mib}",
                 f"{c.GRES_CORES}:{cores_percent}",
@@ -152,6 +166,7 @@ def make_offer(
             c.FEATURE_TYPE.format(type=model),
             *(c.FEATURE_POLICY.format(policy=name) for name in c.POLICIES if name in offered_policies),
         ),
+        has_typed_shards=has_typed_shards,
     )
 
 

@@ -228,6 +228,14 @@ def test_a_node_whose_shards_slurm_has_lost_is_told(healthy: Healthy) -> None:
     assert "gives shards in Gres= of slurm.conf a type" in healthy.findings()["gres/shard"].advice
 
 
+def test_a_node_whose_shards_can_have_no_type_gets_them_back_by_a_restart(
+    healthy: Healthy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy.classes = {"std": 0}
+    monkeypatch.setattr(slurm_checks, "shards_may_have_types", lambda version, has_static: False)
+    assert "restart the first slurmctld, without -R" in healthy.findings()["gres/shard"].advice
+
+
 def test_a_node_without_gpus_is_told_apart(healthy: Healthy, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_driver() -> tuple[Device, ...]:
         raise NodeError("NVML cannot be used")

@@ -27,7 +27,8 @@ from hami_hpc.node import mig_settings
 from hami_hpc.node.config import Settings, load_settings
 from hami_hpc.render import files, inputs
 from hami_hpc.render.files import Target, render_nodes
-from hami_hpc.render.offer import lua_text, make_offer, node_modes, site_table
+from hami_hpc.render.offer import lua_text, make_offer, node_modes, shards_may_have_types, site_table
+from hami_hpc.slurm import commands
 
 H200_MIB = 143156
 LINES = settings_lines(profiles_of("h200"))
@@ -213,6 +214,7 @@ def rendered(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     static: tuple[tuple[str, str], ...] = (),
+    has_typed_shards: bool = True,
 ) -> files.Rendered:
     monkeypatch.setattr(inputs, "check_modes", lambda modes, path: None)  # of backends: not this test's subject
     target = Target(
@@ -226,6 +228,7 @@ def rendered(
         epilog="/bin/true",
         cgroup=False,
         static=static,
+        has_typed_shards=has_typed_shards,
     )
     return render_nodes(settings, [((Gpu(0, 0, "GPU-1", "h200", "h200", H200_MIB),), target)])
 
@@ -258,6 +261,9 @@ def test_render_writes_static_instances_as_gpus_after_the_others(
         "NodeName=gpu1 Name=gpu Type=1g.18gb File=/dev/nvidia_mig/1",
         "NodeName=gpu1 Name=gpu Type=1g.18gb File=/dev/nvidia_mig/2",
     ]
+    out = rendered(settings, "gpu1", tmp_path / "etc", monkeypatch, STATIC, has_typed_shards=False)
+    assert "gpu:1g.18gb:2,shard:559," in out.files["slurm-hami-hpc.conf"]
+    assert "NodeName=gpu1 Name=shard Count=559 File=/dev/nvidia0" in out.files["hami-hpc-gres.conf"].splitlines()
     (tmp_path / "etc").mkdir(exist_ok=True)
     (tmp_path / "etc/gres.conf").write_text(f"Name=gpu Type=h200 File=/dev/nvidia0\n{lines[1]}\n")
     out = rendered(settings, "gpu1", tmp_path / "etc", monkeypatch, STATIC)
@@ -267,6 +273,27 @@ def test_render_writes_static_instances_as_gpus_after_the_others(
     assert " Name=gpu " not in "".join(
         line for line in out.files["hami-hpc-gres.conf"].splitlines() if not line.startswith("#")
     )
+
+
+@pytest.mark.parametrize(
+    ("release", "static", "may"),
+    [
+        ("22.05.8", True, True),
+        ("23.02.7", True, True),
+        ("23.11.4", True, False),
+        ("26.05.3", True, False),
+        ("26.05.3", False, True),
+    ],
+)
+def test_shards_have_no_type_where_slurm_refuses_the_instances_of_a_layout(
+    release: str, static: bool, may: bool
+) -> None:
+    assert shards_may_have_types(commands.version_of(release), static) is may
+
+
+def test_shards_have_no_type_beside_a_layout_where_the_release_is_not_known() -> None:
+    assert not shards_may_have_types(None, True)
+    assert shards_may_have_types(None, False)
 
 
 def test_render_remarks_on_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
