@@ -22,7 +22,7 @@ from hami_hpc.core.out_of_service import Holding
 from hami_hpc.errors import NodeError
 from hami_hpc.isolation import mig_checks
 from hami_hpc.node import mig_list, mig_static
-from hami_hpc.slurm import placeholders
+from hami_hpc.slurm import commands, placeholders
 from hami_hpc.stages.mig_apply import apply
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets only root divide a GPU")
@@ -349,7 +349,7 @@ def test_another_layout_file_is_refused(document: dict[str, object]) -> None:
 
 @needs_root
 def test_render_counts_no_shards_of_a_static_gpu_and_refuses_devices_in_a_wrong_order(
-    bed: MigNode, tmp_path: Path
+    bed: MigNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed.edit("[partitions.gpu]", "[gpu_models.a100]\ntotal_mib = 40000\n[partitions.gpu]")
     assert bed.run(do(bed, THREE))
@@ -360,11 +360,11 @@ def test_render_counts_no_shards_of_a_static_gpu_and_refuses_devices_in_a_wrong_
         result = CliRunner().invoke(main, words, env=environment)
         return result.exit_code, result.output
 
-    status, output = bed.run(lambda: rendered(f"{bed.machine.directory}/dev/nvidia"))
-    assert (status, "Gres=gpu:h200:1,gpu:3g.20gb:1,gpu:2g.10gb:1,gpu:1g.5gb:1,shard:h200:559," in output) == (
-        0,
-        True,
-    ), output
+    for release, shards in (("22.05.8", "shard:h200:559"), ("24.11.5", "shard:559")):
+        monkeypatch.setattr(commands, "known_version", lambda release=release: commands.version_of(release))
+        status, output = bed.run(lambda: rendered(f"{bed.machine.directory}/dev/nvidia"))
+        gres = f"Gres=gpu:h200:1,gpu:3g.20gb:1,gpu:2g.10gb:1,gpu:1g.5gb:1,{shards},"
+        assert (status, gres in output) == (0, True), output
     status, output = bed.run(lambda: rendered("/zzz/nvidia"))
     assert (status, "have to come after /zzz/nvidia0 and so on by name" in output) == (2, True)
     slots = mig_static.read(str(bed.node.root / "state"))
