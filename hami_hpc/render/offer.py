@@ -19,7 +19,7 @@ from hami_hpc.slurm.lines import names_node
 
 # From this release on Slurm takes a node out of service that reports shards of a type of which slurm.conf has none, as
 # slurmd does for the instances of a static MIG layout: 0 of each.
-TYPED_SHARDS_STAND_ALONE = 23 << 16 | 11 << 8
+OTHER_TYPES_REFUSED_SINCE = 23 << 16 | 11 << 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def node_modes(modes: Sequence[str], mig_nodes: Sequence[str], node: str) -> tup
 
 def shards_may_have_types(version: int | None, has_static: bool) -> bool:
     """Returns whether a node of this release (None: not known) can have shards with types (docs/adr/109)."""
-    return not has_static or (version is not None and version < TYPED_SHARDS_STAND_ALONE)
+    return not has_static or (version is not None and version < OTHER_TYPES_REFUSED_SINCE)
 
 
 def make_offer(
@@ -153,7 +153,7 @@ def make_offer(
             [
                 *(f"gpu:{line.gpu_type}:{line.count}" for line in lines),
                 *(f"gpu:{name}:{number}" for name, number in (static or {}).items()),
-                *(_shard_gres(lines) if has_typed_shards else [f"{c.GRES_SHARD}:{shards}"]),
+                *_shard_gres(lines, has_typed_shards),
                 *(f"{c.GRES_CLASS}:{name}:{shards}" for name in site.classes),
                 f"{c.GRES_MEM}:{mem_mib}",
                 f"{c.GRES_CORES}:{cores_percent}",
@@ -182,9 +182,11 @@ def _lines(model: str, gpus: Sequence[Gpu], shards: int, slices_max: int) -> tup
     )
 
 
-def _shard_gres(lines: Sequence[GpuLine]) -> list[str]:
-    """Returns the shards with their type: without one, a slurmctld that recovers its nodes (a second controller, -R)
-    counts none."""
+def _shard_gres(lines: Sequence[GpuLine], has_types: bool) -> list[str]:
+    """Returns the shards with their types: without, a slurmctld that recovers its nodes (a second one, -R) counts
+    none."""
+    if not has_types:
+        return [f"{c.GRES_SHARD}:{sum(line.shards for line in lines)}"]
     return [f"{c.GRES_SHARD}:{line.gpu_type}:{line.shards}" for line in lines]
 
 

@@ -215,27 +215,6 @@ def test_doctor_on_a_host_of_several_nodes_is_told_which_it_is(
     assert "OK    gres.conf: node2 has 2 gpu" in healthy.run(*arguments).output
 
 
-def test_a_node_that_has_gres_mps_as_well_is_told(healthy: Healthy) -> None:
-    healthy.mps = {"": 200}
-    found = healthy.findings()["gres/mps"]
-    assert found.level is Level.FAIL
-    assert "mps:200" in found.detail
-    assert "take mps out of gres.conf, GresTypes, Gres=" in found.advice
-
-
-def test_a_node_whose_shards_slurm_has_lost_is_told(healthy: Healthy) -> None:
-    healthy.classes = {"std": 0}  # of every gres but mps
-    assert "gives shards in Gres= of slurm.conf a type" in healthy.findings()["gres/shard"].advice
-
-
-def test_a_node_whose_shards_can_have_no_type_gets_them_back_by_a_restart(
-    healthy: Healthy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    healthy.classes = {"std": 0}
-    monkeypatch.setattr(slurm_checks, "shards_may_have_types", lambda version, has_static: False)
-    assert "restart the first slurmctld, without -R" in healthy.findings()["gres/shard"].advice
-
-
 def test_a_node_without_gpus_is_told_apart(healthy: Healthy, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_driver() -> tuple[Device, ...]:
         raise NodeError("NVML cannot be used")
