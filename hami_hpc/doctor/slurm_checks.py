@@ -245,8 +245,8 @@ def check_gres(facts: Facts) -> Iterator[Finding]:
         advice = (
             f"run hami-hpc render, which gives shards in Gres= of slurm.conf a type, {RESTART}"
             if shards_may_have_types(version, bool(slots))
-            else "restart the first slurmctld, without -R: one that recovers its nodes has no shards on nodes with a "
-            "static MIG layout"
+            else "restart the first slurmctld, without -R, since one that recovers its nodes has no shards beside a "
+            f"static MIG layout; then scontrol update nodename={facts.node} state=resume"
         )
         yield Finding("gres/shard", Level.FAIL, detail, advice)
     counted = {name: count for name, count in given.items() if name not in wanted}

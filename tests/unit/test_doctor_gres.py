@@ -31,7 +31,10 @@ def test_a_node_whose_shards_slurm_has_lost_is_told(healthy: Healthy) -> None:
 
 @pytest.mark.parametrize(
     ("release", "advice"),
-    [("22.05.8", "gives shards in Gres= of slurm.conf a type"), ("24.11.5", "restart the first slurmctld, without -R")],
+    [
+        ("22.05.8", "gives shards in Gres= of slurm.conf a type"),
+        ("24.11.5", "then scontrol update nodename=node1 state=resume"),
+    ],
 )
 def test_where_shards_can_have_no_type_a_restart_gives_them_back(
     healthy: Healthy, monkeypatch: pytest.MonkeyPatch, release: str, advice: str
