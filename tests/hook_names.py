@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 INTERPOSER = Path(__file__).resolve().parents[1] / "native/interposer"
-HELD = re.compile(r"^(?:HELD|SHARES|POOLED)(?:_BOTH\((\w+), (_pt[ds][sz])|\((\w+)),", re.MULTILINE)
+HELD = re.compile(r"^(?:HELD|SHARES|POOLED|ALLOCATED|MADE)(?:_BOTH\((\w+), (_pt[ds][sz])|\((\w+)),", re.MULTILINE)
 
 
 def hook_names(library: str = "CUDA|NVML") -> list[str]:

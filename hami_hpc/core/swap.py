@@ -52,7 +52,7 @@ TRIED_S = 1.0  # after which a reason that will not go away counts
 
 
 class Process(NamedTuple):
-    """One process of the job: its slot, its id (in its own PID namespace), where its memory is, the bytes on the host,
+    """One process of the job: its slot, its id (in its own PID namespace), where its memory is, the bytes off the GPU,
     how often it was moved there, the GPU's time that it used, ns, and the bytes that it holds in all."""
 
     slot: int
@@ -131,7 +131,7 @@ def line(job_id: int, found: Sequence[Process], *, out: bool, until: str) -> str
         return f"job {job_id}: the memory of {count} is on the GPU"
     mib = sum(process.bytes for process in found) >> 20
     left = sum(max(0, process.held_bytes - process.bytes) for process in found) >> 20
-    return f"job {job_id}: {mib} MiB of {count} moved to the host, {left} MiB stay on the GPU; they wait until {until}"
+    return f"job {job_id}: {mib} MiB of {count} moved off the GPU, {left} MiB stay on the GPU; they wait until {until}"
 
 
 def failure(job_id: int, found: Iterable[Process], *, out: bool) -> str:
@@ -159,7 +159,7 @@ def for_user(order: int, found: Sequence[Process]) -> str:
             return f"{of} come back as soon as the GPU has room"
         return f"on the GPU, {so_far}" if times else ""
     if away and (mib or times):
-        return f"{of} on the host until {UNTIL[order]}, {so_far}"
+        return f"{of} off the GPU until {UNTIL[order]}, {so_far}"
     if found and not away:
         return f"on the GPU though it should leave: process {found[0].pid}: {REASONS.get(found[0].state, NO_ANSWER)}"
     return f"programs that use the GPU wait until {UNTIL[order]}"

@@ -248,7 +248,7 @@ struct hami_usage_slot {
 	uint64_t throttled_ns; /* time for which the compute limit delayed its work, ns */
 	uint32_t swap_state; /* where its device memory is, see [swap_states] */
 	uint32_t swap_count; /* how often it was moved to the host */
-	uint64_t swapped_bytes; /* device memory that is on the host now */
+	uint64_t swapped_bytes; /* device memory that is off the GPU now: on the host, but for the stacks of its threads on the GPU */
 	uint64_t busy_unix_ns; /* when it last had work on the GPU for a good part of its time, ns since 1970; 0: never */
 	uint8_t pad0[56];
 };

@@ -12,7 +12,20 @@ from harness import cluster as private_cluster
 from harness import config, jobs, services
 from harness.layout import Layout
 from test_resize_live import USER, end, running
-from test_suspend_live import MIB, STAYS, USING, events, go, is_again, is_at_most, order, restart, state_of, watches
+from test_suspend_live import (
+    MIB,
+    STACK_MIB,
+    STAYS,
+    USING,
+    events,
+    go,
+    is_again,
+    is_at_most,
+    order,
+    restart,
+    state_of,
+    watches,
+)
 from test_swap_live import BE, allocated, moving, used_mib
 from test_views import hami
 
@@ -41,7 +54,7 @@ def test_slurmds_log_says_what_left_and_it_is_said_once(asking: Layout) -> None:
     order(asking, "suspend", job)
     is_at_most(asking, held - MIB)
     jobs.wait(asking, lambda: "T" in state_of(job, asking), "the programs to be stopped")
-    said = f"job {job}: {MIB} MiB of 1 process moved to the host, {STAYS}"
+    said = f"job {job}: {MIB + STACK_MIB} MiB of 1 process moved off the GPU, {STAYS}"
     assert f"hami_hpc: {said}" in (asking.log / "slurmd.log").read_text()
     order(asking, "resume", job)
     is_again(asking, held)

@@ -29,8 +29,8 @@ __all__ = ["moving"]
 
 # Of each program that moves. Slurm 22.05 leaves them two seconds, in which a busy machine must copy it too.
 MIB = 40
-CONTEXT_MIB = 512  # of the simulated H200
-STAYS = f"{CONTEXT_MIB} MiB stay on the GPU; they wait until Slurm resumes it"
+STACK_MIB, LEFT_MIB = 128, 384  # of the simulated H200's context; the stacks go, too
+STAYS = f"{LEFT_MIB} MiB stay on the GPU; they wait until Slurm resumes it"
 USING = f"rm -f go\nslice --use {MIB} --until go"
 CGROUPS = re.compile(r"^CgroupMountpoint=(.*)$", re.MULTILINE)
 TURN_S = 5  # the shortest that Slurm allows
@@ -97,7 +97,7 @@ def test_a_suspended_jobs_memory_leaves_the_gpu_and_comes_back(moving: Layout) -
         jobs.wait_for_state(moving, job, "SUSPENDED")
         is_at_most(moving, held - 2 * MIB)
         jobs.wait(moving, lambda: "T" in state_of(job, moving), "the programs to be stopped")
-        said = f"{2 * MIB} MiB of 2 processes on the host until Slurm resumes the job"
+        said = f"{2 * (MIB + STACK_MIB)} MiB of 2 processes off the GPU until Slurm resumes the job"
         told = hami(moving, "root", "usage", str(job))
         assert said in told.out, told.text
         assert "  stopped    by Slurm until it resumes the job" in hami(moving, "root", "explain", str(job)).out
@@ -384,7 +384,7 @@ def test_two_jobs_take_turns_on_the_gpu(gang: Layout) -> None:
     """Each turn is Slurm's; both come to their end, and the memory of both was on the host at times."""
     (gang.home / USER / "go").unlink(missing_ok=True)
     both = [start(gang, "low", f"slice --use {MIB} --until go", "--qos=be") for _ in range(2)]
-    moved = [f"job {job}: {MIB} MiB of 1 process moved to the host, {STAYS}" for job in both]
+    moved = [f"job {job}: {MIB + STACK_MIB} MiB of 1 process moved off the GPU, {STAYS}" for job in both]
     jobs.wait(gang, lambda: all(events(gang).count(line) >= 2 for line in moved), "two turns of each", 120)
     go(gang)
     for job in both:

@@ -17,7 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "native"))
 from conformance import REAL_GPU
-from swapped import FAMILIES, POOLS, SHARE, Swapped
+from swapped import FAMILIES, POOLS, SHARE, Program, Swapped
 from test_frameworks import need
 
 from hami_hpc.contract import constants as c
@@ -49,6 +49,17 @@ for n, line in enumerate(sys.stdin, 1):
 """
 
 
+SMALL = """
+import sys, torch
+held = [torch.full((n % 60000 + 1,), float(n), device="cuda") for n in range(0, 4000000, 73)]
+print("ready")
+for n, line in enumerate(sys.stdin, 1):
+    ends = torch.stack([t[-1] for t in held])
+    assert torch.equal(ends, torch.arange(0, 4000000, 73, dtype=torch.float, device="cuda"))
+    print(f"round {n}")
+"""
+
+
 def gpu_used_mib() -> int:
     query = ["nvidia-smi", "-i", GPU, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
@@ -76,7 +87,7 @@ def test_pytorch_goes_on_as_if_nothing_had_been(allocator: str, pinned_mib: int,
             print(f"{allocator or 'native'}: {held} MiB; {state} in {seconds:.2f} s, {left} MiB left")
             assert state == "host"
             tables = min(pinned_mib, 16 + held // 512)  # the GPU's, for the host's memory
-            assert left <= 705 + tables
+            assert left <= 500 + tables
             back, state = job.move(out=False)
             assert state == "gpu"
             print(f"in again in {back:.2f} s; {program.ask()}")
@@ -111,14 +122,49 @@ def test_segments_of_pools_move_whatever_of_them_is_free(
             assert job.move(out=True)[1] == "host"
             left, moved = gpu_used_mib() - base, job.slot()["swapped_bytes"] >> 20
             print(f"pools: {held} MiB, {left} left, {moved} MiB moved")
-            assert left <= 705 + min(pinned_mib, 16 + held // 512)
+            assert left <= 500 + min(pinned_mib, 16 + held // 512)
             assert job.move(out=False)[1] == "gpu"
             assert program.ask() == f"round {n}"
         program.end()
     log = capfd.readouterr()
     print(log.out, *(line for line in log.err.splitlines() if "kernel" in line), sep="\n")
     for where in "host", "GPU":
-        assert log.err.count(f" MiB of pools copied to the {where} by a kernel") == 5
+        assert log.err.count(f" MiB copied to the {where} by a kernel") == 5
+
+
+@pytest.mark.parametrize("pinned_mib", [0, 200_000])
+def test_arrays_variables_stacks_and_odd_sizes_keep_their_content(pinned_mib: int, tmp_path: Path) -> None:
+    source, program = Path(__file__).with_name("arrays.cu"), tmp_path / "arrays"
+    subprocess.run(["nvcc", "-O2", "-std=c++17", "-arch=native", source, "-o", program, "-lcuda"], check=True)
+    base = gpu_used_mib()
+    job = make(tmp_path / "job", pinned_mib=pinned_mib)
+    with Program([str(program)], job.made.environment()) as running:
+        held = gpu_used_mib() - base
+        for n in range(1, 4):
+            assert job.move(out=True)[1] == "host"
+            left, moved = gpu_used_mib() - base, job.slot()["swapped_bytes"] >> 20
+            print(f"arrays.cu: {held} MiB, {left} left, {moved} MiB moved")
+            assert left <= 700 + min(pinned_mib, 16 + held // 512)
+            assert job.move(out=False)[1] == "gpu"
+            assert running.ask() == f"round {n}"
+        running.end()
+
+
+def test_many_small_tensors_leave(tmp_path: Path) -> None:
+    """55,000 of up to 240 KiB, which PyTorch has in segments of one page of the GPU."""
+    need("torch")
+    base = gpu_used_mib()
+    job = make(tmp_path / "job")
+    with job.start(SMALL) as program:
+        held = gpu_used_mib() - base
+        for n in range(1, 3):
+            assert job.move(out=True)[1] == "host"
+            left = gpu_used_mib() - base
+            print(f"small tensors: {held} MiB, {left} left")
+            assert left <= 500
+            assert job.move(out=False)[1] == "gpu"
+            assert program.ask() == f"round {n}"
+        program.end()
 
 
 def test_a_program_waits_while_its_memory_is_away_and_goes_on(tmp_path: Path) -> None:

@@ -65,7 +65,20 @@ class _Visit(ctypes.Structure):
 
 
 class _Switch(ctypes.Structure):
-    _fields_ = (("at", ctypes.c_int64), ("on", ctypes.c_bool), ("after_others", ctypes.c_bool))
+    _fields_ = (
+        ("at", ctypes.c_int64),
+        ("on", ctypes.c_bool),
+        ("after_others", ctypes.c_bool),
+        ("pid", ctypes.c_uint32),
+    )
+
+
+class _Presence(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("elapsed", "on", "used", "others", "slice")),
+        ("arrivals", ctypes.c_uint32),
+        ("paused", ctypes.c_bool),
+    )
 
 
 class _Sample(ctypes.Structure):
@@ -78,6 +91,7 @@ class _Use(ctypes.Structure):
         ("saves", ctypes.c_bool),
         ("on_since", ctypes.c_int64),
         ("at", ctypes.c_int64),
+        ("there", ctypes.c_int64),
         ("sampled", ctypes.c_bool),
         ("idle", ctypes.c_bool),
         ("idle_at", ctypes.c_int64),
@@ -136,6 +150,7 @@ _lib.hami_terms_others_timeslice_us.argtypes = (ctypes.POINTER(_Terms),)
 _lib.hami_terms_other_percent.restype = _U32
 _lib.hami_terms_other_percent.argtypes = (ctypes.POINTER(_Terms), _U32)
 _lib.hami_use_begin.restype, _lib.hami_use_begin.argtypes = None, (ctypes.POINTER(_Use), _I64)
+_lib.hami_use_costs.restype, _lib.hami_use_costs.argtypes = _I64, (ctypes.POINTER(_Presence),)
 _lib.hami_use_count.restype = _I64
 _lib.hami_use_count.argtypes = (
     ctypes.POINTER(_Use),
@@ -301,6 +316,14 @@ class Use:
         on = (_Switch * len(switches))(*(_Switch(at, yes) for at, yes in switches))
         outstanding = (_Sample * len(samples))(*(_Sample(at, yes) for at, yes in samples))
         return int(_lib.hami_use_count(self._use, on, len(switches), outstanding, len(samples), now_ns))
+
+
+def use_costs(
+    arrivals: int, used_ns: int, others_ns: int, elapsed_ns: int, *, on_ns: int = 0, paused: bool = False
+) -> int:
+    """Returns what it cost others that a process came to the engine so often after them, ns: struct hami_presence."""
+    presence = _Presence(elapsed_ns, max(on_ns, used_ns), used_ns, others_ns, 20_000_000, arrivals, paused)
+    return int(_lib.hami_use_costs(presence))
 
 
 def worked(before: int, works: bool) -> int:

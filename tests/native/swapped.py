@@ -16,6 +16,7 @@ from hami_hpc.contract import constants as c
 from hami_hpc.core.records import USAGE_FILE_SIZE
 
 SLOTS_AT = c.USAGE_SIZE + c.USAGE_STEP_COUNT * c.USAGE_STEP_SIZE
+STACK_MIB = 128  # of the simulated H200, of a context: off the GPU with what moves, and not copied
 WORDS = {number: word for word, number in c.SWAP_STATES.items()}
 
 # Has memory in pools, its own and the device's, whose segments of 32 MiB are free at their beginnings, in the middle,
@@ -62,7 +63,8 @@ for n, line in enumerate(sys.stdin, 1):
     check(); free(next(iter(live))); new(device, 5 * MIB); check(); print(f"round {n}")
 """
 
-# Has memory of each family with content of its own. Says "ready", then for each line of its input compares all of it.
+# Has memory of each family with content of its own, of whole pages and other sizes. Says "ready", then for each line of
+# its input compares all of it.
 FAMILIES = """
 import sys, ctypes
 cu = ctypes.CDLL("libcuda.so.1")
@@ -110,9 +112,7 @@ def fill(a, n, seed):
 want = {key: fill(a, n, i) for i, (key, (a, n)) in enumerate(made.items())}
 want_small = [fill(a, 1000, i) for i, a in enumerate(small)]
 texels = bytes(range(256)) * 16
-arrays = hasattr(cu, "cuMemcpyHtoA_v2")  # the simulation copies none
-if arrays:
-    ok(cu.cuMemcpyHtoA_v2(array, S(0), texels, S(4096)))
+ok(cu.cuMemcpyHtoA_v2(array, S(0), texels, S(4096)))
 out, memcmp = (ctypes.c_char * (64 * MIB))(), ctypes.CDLL(None).memcmp
 memcmp.argtypes = P, P, S
 def holds(a, data):
@@ -121,9 +121,8 @@ def check():
     for key, (a, n) in made.items():
         assert holds(a, want[key]), key
     assert all(map(holds, small, want_small))
-    if arrays:
-        ok(cu.cuMemcpyAtoH_v2(out, array, S(0), S(4096)))
-        assert out[:4096] == texels
+    ok(cu.cuMemcpyAtoH_v2(out, array, S(0), S(4096)))
+    assert out[:4096] == texels
 check()
 print("ready")
 for n, line in enumerate(sys.stdin, 1):

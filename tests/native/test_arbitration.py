@@ -371,6 +371,35 @@ def test_a_process_alone_that_is_idle_at_all_samples_has_used_nothing(count: int
     assert a.Use(0).count([], samples, (count + 1) * US) < count
 
 
+@given(st.integers(0, 2**32 - 1), TIME, TIME, TIME, TIME)
+@example(3000, 300_000 * US, 450_000 * US, 1_000_000 * US, 0)
+def test_what_arrivals_cost_others_is_time_that_nobody_had(
+    arrivals: int, used: int, others: int, elapsed: int, gaps: int
+) -> None:
+    costs = a.use_costs(arrivals, used, others, elapsed, on_ns=used + gaps)
+    assert 0 <= costs <= arrivals * 265 * US + gaps
+    assert not costs or used + costs + max(0, others - arrivals * a.SAVE_NS) <= elapsed
+    assert a.use_costs(arrivals, used, others, elapsed + US, on_ns=used + gaps) >= costs
+    assert a.use_costs(0, used, others, elapsed, on_ns=used + gaps, paused=True) == 0, "nobody else was there"
+    if arrivals:
+        assert a.use_costs(arrivals, used, others, elapsed, on_ns=used + gaps, paused=True) == costs + 3000 * US
+
+
+def test_gaps_count_where_others_wait_and_not_where_they_hardly_come() -> None:
+    """300 us of work and 10 us of nothing, all the time; then half of the time, beside somebody who comes seldom."""
+    used, on = 955_000 * US, 986_000 * US
+    assert used + a.use_costs(49, used, 49 * a.SAVE_NS, 1_000_000 * US, on_ns=on) > 998_000 * US
+    half = 500_000 * US
+    assert a.use_costs(2, half, 2 * a.SAVE_NS, 1_000_000 * US, on_ns=990_000 * US) == 2 * (20_000 + 265) * US
+
+
+def test_who_comes_all_the_time_is_charged_all_that_others_cannot_use() -> None:
+    """Requests of 30 us, 3000 a second: others are on the engine for the rest, and save their contexts there."""
+    used, saving = 90_000 * US, 3000 * a.SAVE_NS
+    assert used + a.use_costs(3000, used, saving + 5_000 * US, 1_000_000 * US) == 885_000 * US
+    assert used + a.use_costs(3000, used, saving + 300_000 * US, 1_000_000 * US) == 700_000 * US
+
+
 @given(st.lists(st.tuples(TIME, st.booleans()), max_size=20), st.lists(st.tuples(TIME, st.booleans())), TIME, TIME)
 @example([(2**62, False), (0, True), (2**62, False), (0, True), (2**62, False)], [], 0, 2**62)
 def test_times_out_of_order_and_out_of_range_are_survived(

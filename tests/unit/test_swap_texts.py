@@ -61,7 +61,7 @@ def test_it_is_done_when_all_are_where_they_should_be() -> None:
 def test_lines() -> None:
     two = [process("host", 100)._replace(held_bytes=700 << 20), process("host", 24)]
     assert swap.line(7, two, out=True, until="hami-hpc swap in 7") == (
-        "job 7: 124 MiB of 2 processes moved to the host, 600 MiB stay on the GPU; they wait until hami-hpc swap in 7"
+        "job 7: 124 MiB of 2 processes moved off the GPU, 600 MiB stay on the GPU; they wait until hami-hpc swap in 7"
     )
     assert swap.line(7, two[:1], out=False, until="") == "job 7: the memory of 1 process is on the GPU"
     assert swap.line(7, [], out=True, until="") == "job 7 has no process on the GPU; those that come wait"
@@ -127,12 +127,12 @@ def test_a_process_that_says_nothing_may_be_stopped() -> None:
         (
             c.SWAP_SUSPENDED,
             [process("host", 1024), process("host", 1)._replace(times=3)],
-            "1,025 MiB of 2 processes on the host until Slurm resumes the job, moved to the host 3 times so far",
+            "1,025 MiB of 2 processes off the GPU until Slurm resumes the job, moved to the host 3 times so far",
         ),
         (
             c.SWAP_OUT,
             [process("host", 5)._replace(times=1)],
-            "5 MiB of 1 process on the host until root brings it back (hami-hpc swap in), "
+            "5 MiB of 1 process off the GPU until root brings it back (hami-hpc swap in), "
             "moved to the host 1 time so far",
         ),
         (c.SWAP_OUT, [], "programs that use the GPU wait until root brings it back (hami-hpc swap in)"),

@@ -9,8 +9,8 @@ from live_v2_jobs import VGPU
 from virtual import Virtual
 
 MIB = 100
-CONTEXT_MIB = 512  # of the simulation; stays on the GPU
-AWAY, BACK = f"{MIB} MiB of 1 process on the host", "on the GPU, moved to the host"
+STACK_MIB = 128  # of the simulation's context: they go, too
+AWAY, BACK = f"{MIB + STACK_MIB} MiB of 1 process off the GPU", "on the GPU, moved to the host"
 
 
 def usage(machine: Virtual, job: int) -> str:
@@ -81,7 +81,7 @@ def test_each_step_of_a_suspended_job_and_a_session_move(machine: Virtual) -> No
     job = machine.running(*VGPU, "--mem=2000", script=script)
     machine.wait(lambda: machine.output(job).count("ok") == 2, "both programs", 60)
     machine.check("scontrol", "suspend", str(job))
-    both = f"{2 * MIB} MiB of 2 processes on the host"
+    both = f"{2 * (MIB + STACK_MIB)} MiB of 2 processes off the GPU"
     machine.wait(lambda: both in usage(machine, job), "the memory of both to leave", 40)
     machine.check("scontrol", "resume", str(job))
     machine.wait(lambda: BACK in usage(machine, job), "the memory to come back", 30)

@@ -68,6 +68,9 @@ struct hami_seen {
 	bool held_back;                /* its budget shut it */
 	bool can_yield;                /* it has a turn, and can be paused outside it */
 	uint32_t samples, outstanding; /* how often was looked, and work was outstanding */
+	uint32_t arrivals;             /* on the engine, after others than the job's own processes */
+	bool paused;                   /* once after a pause */
+	int64_t on;                    /* the engine, of this process */
 	struct hami_stays stays;
 };
 

@@ -73,14 +73,16 @@ int64_t hami_use_count(struct hami_use *use, const struct hami_switch *switches,
 		use->sampled = use->idle = false;
 	}
 	const int64_t from = use->at;
-	int64_t used = 0;
+	int64_t used = 0, there = 0;
 	struct pieces pieces;
 	cut(&pieces, use, switches, switch_count, samples, sample_count, now);
 	for (size_t i = 0; i <= switch_count; i++) {
 		const int64_t end = i < switch_count ? switches[i].at : now;
 		const int64_t begin = use->on_since > from ? use->on_since : from;
-		if (use->on && end > begin)
+		if (use->on && end > begin) {
 			used = sum(used, end - begin - idle_between(&pieces, begin, end), now - from);
+			there = sum(there, end - begin, now - from);
+		}
 		if (i == switch_count)
 			break;
 		if (use->on)
@@ -94,5 +96,23 @@ int64_t hami_use_count(struct hami_use *use, const struct hami_switch *switches,
 		use->idle_at = samples[pieces.count - 2].at;
 	}
 	use->at = now;
+	use->there = there;
 	return used > 0 ? used : 0;
+}
+
+/* Returns the product, or the most there can be. */
+static int64_t times(uint32_t count, int64_t each)
+{
+	return each > 0 && count > INT64_MAX / each ? INT64_MAX : (int64_t)count * each;
+}
+
+int64_t hami_use_costs(const struct hami_presence *p)
+{
+	const int64_t saved = times(p->arrivals, HAMI_SAVE_NS), cut = times(p->arrivals, p->slice);
+	const int64_t worked = p->others > saved ? p->others - saved : 0;
+	const int64_t free = p->elapsed > p->used ? p->elapsed - p->used : 0;
+	const int64_t left = free > worked ? free - worked : 0;
+	const int64_t gaps = p->on > p->used ? p->on - p->used : 0;
+	const int64_t costs = sum(times(p->arrivals, HAMI_ARRIVAL_NS), gaps < cut ? gaps : cut, INT64_MAX);
+	return (left < costs ? left : costs) + (p->arrivals && p->paused ? HAMI_PAUSE_LOST_NS : 0);
 }

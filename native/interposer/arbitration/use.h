@@ -17,6 +17,16 @@
 
 /* Saving a context that filled an H200 takes so long; it is on the engine meanwhile, and nothing gets done. */
 #define HAMI_SAVE_NS 150000
+/*
+ * An arrival costs whoever has to leave so much of their time besides, on an H200: what they do is saved, and fetched again
+ * when they come back.
+ */
+#define HAMI_ARRIVAL_NS 265000
+/*
+ * So much of each pause is taken as lost to others, until it takes effect and when it ends: with it they have their floor
+ * beside a process that would let nobody else to the engine (docs/adr/110).
+ */
+#define HAMI_PAUSE_LOST_NS 3000000
 /* At most so many samples from count to count. */
 #define HAMI_USE_SAMPLES 128
 
@@ -24,6 +34,7 @@ struct hami_switch {
 	int64_t at;
 	bool on;
 	bool after_others; /* it came after others, who had been there since it left */
+	uint32_t pid;      /* then: the last of them; 0: of another user */
 };
 
 struct hami_sample {
@@ -36,6 +47,7 @@ struct hami_use {
 	bool saves; /* a switch away ends with the context saved: HAMI_SAVE_NS of it do not count */
 	int64_t on_since;
 	int64_t at;      /* counted up to here */
+	int64_t there;   /* by the last count: on the engine, at work or not */
 	bool sampled;    /* since it began */
 	bool idle;       /* by the last sample: on the engine with nothing outstanding */
 	int64_t idle_at; /* when that was */
@@ -50,5 +62,22 @@ void hami_use_begin(struct hami_use *use, int64_t now);
  */
 int64_t hami_use_count(struct hami_use *use, const struct hami_switch *switches, size_t switch_count,
 		       const struct hami_sample *samples, size_t sample_count, int64_t now);
+
+/* Of `elapsed` ns, what is known of a process that others give way to. */
+struct hami_presence {
+	int64_t elapsed;
+	int64_t on, used;  /* on the engine, and at work there */
+	int64_t others;    /* others were there, the saving of their contexts included */
+	int64_t slice;     /* its timeslice */
+	uint32_t arrivals; /* it came to the engine after others */
+	bool paused;       /* once it had been paused before */
+};
+
+/*
+ * Returns what it cost others besides the time used: each arrival; and the gaps in its work while they waited, which are too
+ * short for them. Whether they wait is known when they have come, and then of one timeslice. It is never more than what
+ * nobody had, but for what is lost of a pause.
+ */
+int64_t hami_use_costs(const struct hami_presence *presence);
 
 #endif

@@ -27,6 +27,8 @@ static struct {
 	struct entry *buckets[BUCKETS];
 } movables = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+static _Thread_local enum hami_holds making;
+
 static struct entry **bucket(uint32_t client, uint32_t handle)
 {
 	return &movables.buckets[(client * 31 + handle) % BUCKETS];
@@ -124,6 +126,7 @@ void hami_movable_made(int fd, uint32_t handle, const struct hami_movable *asked
 	*e = (struct entry){.movable = *asked};
 	e->movable.fd = fd;
 	e->movable.request.object = handle;
+	e->movable.holds = making;
 	pthread_mutex_lock(&movables.lock);
 	struct entry **head = bucket(asked->request.client, handle);
 	e->movable.serial = ++movables.serial;
@@ -131,6 +134,11 @@ void hami_movable_made(int fd, uint32_t handle, const struct hami_movable *asked
 	*head = e;
 	movables.count++;
 	pthread_mutex_unlock(&movables.lock);
+}
+
+void hami_movable_making(enum hami_holds holds)
+{
+	making = holds;
 }
 
 uint64_t hami_movable_last(void)
@@ -146,7 +154,24 @@ void hami_movable_pool(uint64_t address, uint64_t bytes)
 			struct hami_movable *m = &e->movable;
 			const bool in = address - m->base < m->length || m->base - address < bytes;
 			if (e->mappings == 1 && in && m->base % PAGE == 0 && m->length % PAGE == 0)
-				m->pooled = true;
+				m->holds = HAMI_HOLDS_POOL;
+		}
+	pthread_mutex_unlock(&movables.lock);
+}
+
+void hami_movable_one(uint64_t last, uint64_t address, uint64_t bytes)
+{
+	const uint64_t pages = (bytes + PAGE - 1) / PAGE * PAGE;
+	pthread_mutex_lock(&movables.lock);
+	for (size_t i = 0; i < BUCKETS && movables.count; i++)
+		for (struct entry *e = movables.buckets[i]; e; e = e->next) {
+			struct hami_movable *m = &e->movable;
+			/* Of one page libcuda may give the rest to others: for small allocations. */
+			if (e->mappings == 1 && m->serial > last && m->base == address &&
+			    m->length == pages && (pages > PAGE || pages == bytes)) {
+				m->holds = HAMI_HOLDS_ONE;
+				m->allocated = bytes;
+			}
 		}
 	pthread_mutex_unlock(&movables.lock);
 }
@@ -216,7 +241,8 @@ void hami_movable_mapped(int uvm_fd, const void *argument)
 		e->movable.control_fd = m.control_fd;
 		e->movable.base = m.base;
 		e->movable.length = m.length;
-		e->movable.pooled = false;
+		if (e->movable.holds == HAMI_HOLDS_POOL)
+			e->movable.holds = HAMI_HOLDS_ANYTHING;
 		e->movable.gpu = m.gpu[0];
 	}
 	pthread_mutex_unlock(&movables.lock);
@@ -232,6 +258,24 @@ void hami_movable_unmapped(uint64_t base, uint64_t length)
 	pthread_mutex_unlock(&movables.lock);
 }
 
+static uint64_t bytes_of(const struct hami_movable *m)
+{
+	return m->length ? m->length : m->params.head.size;
+}
+
+static bool is_small(const struct hami_movable *m, uint64_t least)
+{
+	return m->holds == HAMI_HOLDS_ANYTHING && bytes_of(m) < least;
+}
+
+/* Returns whether it is mapped whole. libcuda does not ask for whole pages, and maps them. */
+static bool is_whole(const struct hami_movable *m)
+{
+	const uint64_t size = m->params.head.size;
+	return m->length == size ||
+	       (m->holds != HAMI_HOLDS_ANYTHING && m->length - size < PAGE && m->length % PAGE == 0);
+}
+
 struct hami_movable *hami_movable_list(uint64_t least, size_t *count)
 {
 	*count = 0;
@@ -239,24 +283,22 @@ struct hami_movable *hami_movable_list(uint64_t least, size_t *count)
 	struct hami_movable *list = movables.count ? calloc(movables.count, sizeof *list) : NULL;
 	for (size_t i = 0; i < BUCKETS && list; i++)
 		for (const struct entry *e = movables.buckets[i]; e; e = e->next)
-			if (e->mappings == 1 && !e->fixed &&
-			    e->movable.length == e->movable.params.head.size && e->movable.length >= least)
+			if (e->mappings == 1 && !e->fixed && is_whole(&e->movable) &&
+			    !is_small(&e->movable, least))
 				list[(*count)++] = e->movable;
 	pthread_mutex_unlock(&movables.lock);
 	return list;
 }
 
-void hami_movable_stays(uint64_t least, uint64_t *small, uint64_t *fixed)
+void hami_movable_stays(uint64_t least, uint64_t *small, uint64_t *fixed, uint64_t *others)
 {
-	*small = *fixed = 0;
+	*small = *fixed = *others = 0;
 	pthread_mutex_lock(&movables.lock);
 	for (size_t i = 0; i < BUCKETS && movables.count; i++)
 		for (const struct entry *e = movables.buckets[i]; e; e = e->next) {
-			const uint64_t bytes = e->movable.params.head.size;
-			if (bytes < least)
-				*small += bytes;
-			else if (e->fixed)
-				*fixed += bytes;
+			const struct hami_movable *m = &e->movable;
+			uint64_t *sum = is_small(m, least) ? small : e->fixed ? fixed : others;
+			*sum += bytes_of(m);
 		}
 	pthread_mutex_unlock(&movables.lock);
 }

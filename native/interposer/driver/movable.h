@@ -21,6 +21,14 @@
 #include "rm_abi.h"
 #include "uvm_abi.h"
 
+/* What is in an object, where that is certain. */
+enum hami_holds {
+	HAMI_HOLDS_ANYTHING,
+	HAMI_HOLDS_POOL, /* of a stream-ordered pool a segment: the program's alone, of whole pages, where not all is allocated */
+	HAMI_HOLDS_ARRAYS, /* CUDA arrays and nothing of libcuda's */
+	HAMI_HOLDS_ONE,    /* a single allocation of the program, at its beginning */
+};
+
 /* A request for a handle of that kind; its object is 0 where the memory has none. */
 struct hami_fabric {
 	struct rm_alloc request;
@@ -35,7 +43,8 @@ struct hami_movable {
 	struct hami_fabric fabric;
 	int uvm_fd, control_fd;
 	uint64_t base, length;
-	bool pooled; /* a segment of a stream-ordered pool: the program's alone, of whole pages, where not all is allocated */
+	enum hami_holds holds;
+	uint64_t allocated; /* so much of its beginning libcuda copies; 0: all of it, or what holds says */
 	struct uvm_attributes gpu;
 };
 
@@ -50,12 +59,16 @@ bool hami_movable_tracked(void);
 bool hami_movable_read(unsigned long number, const void *argument, struct hami_movable *out);
 /* The request was answered: the object has this handle. */
 void hami_movable_made(int fd, uint32_t handle, const struct hami_movable *asked);
-/* Adds up the bytes of what hami_movable_list() leaves out: below `least`, and what is mapped for the CPU or shared. */
-void hami_movable_stays(uint64_t least, uint64_t *small, uint64_t *fixed);
+/* Says what the objects hold that this thread makes from now on. */
+void hami_movable_making(enum hami_holds holds);
+/* Adds up the bytes of what hami_movable_list() leaves out, small and fixed (mapped for the CPU or shared), and of all others. */
+void hami_movable_stays(uint64_t least, uint64_t *small, uint64_t *fixed, uint64_t *others);
 /* Returns a number that grows with each object that is made, or mapped. */
 uint64_t hami_movable_last(void);
 /* A pool gave these addresses to the program: the objects that they are in are its segments. */
 void hami_movable_pool(uint64_t address, uint64_t bytes);
+/* The program was given these addresses, of an object, made since `last`, which holds nothing else if they fill its pages. */
+void hami_movable_one(uint64_t last, uint64_t address, uint64_t bytes);
 /*
  * A request, which succeeded, gave an object a handle by which other GPUs reach it. False: it is of a form that is not kept,
  * of whichever object it is.
@@ -71,8 +84,8 @@ void hami_movable_mapped(int uvm_fd, const void *argument);
 void hami_movable_unmapped(uint64_t base, uint64_t length);
 
 /*
- * Returns copies of all objects of at least that size that can be moved; NULL when there is none, or no memory for it. The
- * caller frees them.
+ * Returns copies of all objects that can be moved and are at least that large, or are known to hold nothing of libcuda's;
+ * NULL when there is none, or no memory for it. The caller frees them.
  */
 struct hami_movable *hami_movable_list(uint64_t least, size_t *count);
 /* Returns whether the object is still there, and still as it was. */

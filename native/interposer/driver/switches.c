@@ -296,8 +296,10 @@ static long take_records(struct switches *s, struct hami_switch *list, size_t mo
 			lost = true;
 			break;
 		}
-		list[count++] = (struct hami_switch){
-			.at = youngest, .on = is_start, .after_others = is_start && s->between.count > 0};
+		list[count++] = (struct hami_switch){.at = youngest,
+						     .on = is_start,
+						     .after_others = is_start && s->between.count > 0,
+						     .pid = s->other_pid};
 	}
 	if (oldest)
 		set_clock(s, oldest, youngest, hami_clock_shared());

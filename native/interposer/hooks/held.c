@@ -12,6 +12,8 @@
 #include "limits/launched.h"
 #include "limits/swap.h"
 
+#define PAGE (2ull << 20) /* the GPU's */
+
 #define CALL_AND(name, arguments, before, after)                                                             \
 	const struct real_cuda *real = hami_cuda();                                                          \
 	if (__builtin_expect(!real, 0))                                                                      \
@@ -34,6 +36,13 @@ static void note_pool(CUresult result, uint64_t last, const CUdeviceptr *address
 {
 	if (result == CUDA_SUCCESS && hami_movable_last() != last)
 		hami_movable_pool(*address, bytes);
+}
+
+/* After memory was given: looks for its object if any was made meanwhile. */
+static void note_one(CUresult result, uint64_t last, const CUdeviceptr *address, size_t bytes)
+{
+	if (result == CUDA_SUCCESS && bytes >= PAGE && hami_movable_last() != last)
+		hami_movable_one(last, *address, bytes);
 }
 
 #define HELD(name, parameters, arguments)                                                                    \
@@ -59,4 +68,16 @@ static void note_pool(CUresult result, uint64_t last, const CUdeviceptr *address
 #define POOLED_BOTH(name, suffix, parameters, arguments)                                                     \
 	POOLED(name, parameters, arguments)                                                                  \
 	POOLED(name##suffix, parameters, arguments)
+#define ALLOCATED(name, bytes, parameters, arguments)                                                        \
+	CUresult CUDAAPI name parameters                                                                     \
+	{                                                                                                    \
+		CALL_AND(name, arguments, const uint64_t last = hami_movable_last(),                         \
+			 note_one(result, last, a, result == CUDA_SUCCESS ? (bytes) : 0));                   \
+	}
+#define MADE(name, holds, parameters, arguments)                                                             \
+	CUresult CUDAAPI name parameters                                                                     \
+	{                                                                                                    \
+		CALL_AND(name, arguments, hami_movable_making(holds),                                        \
+			 hami_movable_making(HAMI_HOLDS_ANYTHING));                                          \
+	}
 #include "held.def"

@@ -8,6 +8,7 @@
 #include "arbitration/parts.h"
 #include "arbitration/slice.h"
 #include "arbitration/terms.h"
+#include "arbitration/use.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "driver/rm_objects.h"
@@ -174,6 +175,19 @@ static uint32_t others_timeslice_us(const struct keeper *k)
 	return k->processes > 1 && k->longest_us < us ? k->longest_us : us;
 }
 
+/* Returns what it cost others, who give way to this process, that it was on the engine. */
+static int64_t costs_of(const struct keeper *k, const struct hami_seen *seen)
+{
+	const struct hami_presence presence = {.elapsed = seen->elapsed,
+					       .on = seen->on,
+					       .used = seen->used,
+					       .others = seen->stays.others,
+					       .slice = 1000ll * k->timeslice,
+					       .arrivals = seen->arrivals,
+					       .paused = seen->paused};
+	return hami_use_costs(&presence);
+}
+
 /* Counts what was used, takes it from the budgets, and learns until when they say the same. */
 static void count(struct keeper *k, int64_t steady)
 {
@@ -200,6 +214,8 @@ static void count(struct keeper *k, int64_t steady)
 	spent.contended = hami_meter_contended(k->slice_index, shared, hami_terms_has_long_rounds(&k->terms));
 	seen.held_back = k->shut;
 	spent.has_floor = k->terms.latency;
+	if (k->terms.latency)
+		spent.costs = costs_of(k, &seen);
 	spent.in_step = k->terms.in_step;
 	spent.duty = k->opening.duty;
 	k->shut = hami_region_spend(k->region, &spent, &wait);

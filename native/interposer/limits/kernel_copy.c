@@ -5,7 +5,7 @@
 
 #include "base/log.h"
 
-enum { UNIT = 16, BLOCKS = 64, THREADS = 256 };
+enum { BLOCKS = 64, THREADS = 256 };
 
 /* Each thread copies a unit of 16 bytes, and then the one that is as many units on as there are threads. */
 static const char program[] =
@@ -105,9 +105,9 @@ CUresult hami_kernel_copy(const struct real_cuda *real, CUdeviceptr device, char
 	const CUresult result = real->cuMemHostGetDevicePointer_v2(&reached, host, 0);
 	if (result != CUDA_SUCCESS)
 		return result;
-	uint64_t count = bytes / UNIT;
+	uint64_t count = bytes / HAMI_KERNEL_UNIT;
 	void *arguments[] = {to_host ? &reached : &device, to_host ? &device : &reached, &count};
-	if (bytes % UNIT || device % UNIT || reached % UNIT)
+	if ((bytes | device | reached) % HAMI_KERNEL_UNIT)
 		return CUDA_ERROR_INVALID_VALUE;
 	return real->cuLaunchKernel(copier.function, BLOCKS, 1, 1, THREADS, 1, 1, 0, stream, arguments, NULL);
 }

@@ -12,6 +12,8 @@
 
 #include "driver/resolve.h"
 
+#define HAMI_KERNEL_UNIT 16 /* bytes: a copy begins and ends between two */
+
 /* Prepares the current context. Returns why not: the driver does not compile it, or has no such functions. */
 CUresult hami_kernel_copy_prepare(const struct real_cuda *real);
 

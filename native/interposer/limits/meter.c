@@ -36,6 +36,7 @@ static struct meter {
 	int64_t launched;                      /* steady: when a launch was last noticed */
 	int64_t paused;                        /* since when the channels are; 0: they are open */
 	int64_t resumed;                       /* when they were last opened */
+	int64_t charged;                       /* the same, when its arrival was counted */
 	int64_t interrupted, waited;           /* when others last took the engine from it, and it theirs */
 	struct hami_switch switches[SWITCHES]; /* of the last read */
 } meters[HAMI_SLICES];
@@ -158,6 +159,25 @@ static void note_contention(struct meter *m, long count)
 	}
 }
 
+/* Counts how often it came to the engine after somebody who is no process of its own job, and whether after a pause. */
+static void count_arrivals(struct meter *m, long count, struct hami_seen *seen)
+{
+	struct hami_region *region = hami_slice_region(slice_of(m));
+	uint32_t sibling = 0;
+	for (long i = 0; i < count; i++) {
+		const struct hami_switch *s = &m->switches[i];
+		if (!s->after_others || (s->pid && s->pid == sibling))
+			continue;
+		if (s->pid && hami_region_of_pid(region, s->pid) != UINT64_MAX)
+			sibling = s->pid;
+		else
+			seen->arrivals++;
+	}
+	seen->paused = seen->arrivals && m->resumed != m->charged && !m->paused;
+	if (seen->paused)
+		m->charged = m->resumed;
+}
+
 bool hami_meter_contended(unsigned int slice, int64_t now, bool by_waiting)
 {
 	const struct meter *m = &meters[slice];
@@ -171,6 +191,8 @@ void hami_meter_count(unsigned int slice, int64_t now, const struct hami_lengths
 	struct meter *m = &meters[slice];
 	listen(m, now);
 	seen->stays = (struct hami_stays){0};
+	seen->arrivals = 0;
+	seen->paused = false;
 	seen->samples = (uint32_t)m->sample_count;
 	seen->outstanding = 0;
 	for (size_t i = 0; i < m->sample_count; i++)
@@ -179,6 +201,7 @@ void hami_meter_count(unsigned int slice, int64_t now, const struct hami_lengths
 		m->told ? hami_switches_read(slice_of(m), m->switches, SWITCHES, lengths, &seen->stays) : 0;
 	if (count >= 0 && m->told) {
 		note_contention(m, count);
+		count_arrivals(m, count, seen);
 		count = end_paused(m, count, now);
 	}
 	if (count <
@@ -192,6 +215,7 @@ void hami_meter_count(unsigned int slice, int64_t now, const struct hami_lengths
 		m->use.saves = m->told;
 		seen->used = hami_use_count(&m->use, list, length, m->samples, m->sample_count, now);
 	}
+	seen->on = m->use.there;
 	m->sample_count = m->own_count = 0;
 }
 

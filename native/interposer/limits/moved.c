@@ -5,10 +5,17 @@
 
 #include "driver/remake.h"
 #include "hami_contract.h"
+#include "limits/kernel_copy.h"
 #include "limits/stays.h"
 
 #define LEAST_BYTES                                                                                          \
 	(4ull << 20) /* smaller objects stay: some are libcuda's own, which the GPU reads at any time */
+
+/* A kernel copies whole units. */
+static size_t by_libcuda(const struct hami_movable *m)
+{
+	return m->allocated ? m->allocated / HAMI_KERNEL_UNIT * HAMI_KERNEL_UNIT : m->length;
+}
 
 uint32_t hami_moved_plan(struct hami_moved *m, const struct real_cuda *real, CUcontext context)
 {
@@ -33,7 +40,8 @@ uint32_t hami_moved_plan(struct hami_moved *m, const struct real_cuda *real, CUc
 		m->pieces[i] = (struct hami_piece){.device = m->objects[i].base,
 						   .host = m->arena.memory + at,
 						   .bytes = m->objects[i].length,
-						   .pooled = m->objects[i].pooled};
+						   .holds = m->objects[i].holds,
+						   .by_libcuda = by_libcuda(&m->objects[i])};
 	return HAMI_SWAPPED_HOST;
 }
 
@@ -41,12 +49,10 @@ uint32_t hami_moved_free(struct hami_moved *m, uint64_t *moved, bool *lost)
 {
 	size_t kept = 0;
 	uint32_t refusal = HAMI_SWAPPED_HOST;
-	uint64_t own = 0; /* libcuda's */
 	*moved = 0;
 	for (size_t i = 0; i < m->count && !*lost; i++) {
 		const struct hami_movable object = m->objects[i];
 		const CUresult copied = m->pieces[i].result;
-		own += copied == CUDA_ERROR_INVALID_VALUE ? object.length : 0;
 		if (copied == CUDA_ERROR_INVALID_VALUE || !hami_movable_same(&object))
 			continue;
 		if (copied != CUDA_SUCCESS || !hami_remake_free(&object, lost)) {
@@ -59,7 +65,6 @@ uint32_t hami_moved_free(struct hami_moved *m, uint64_t *moved, bool *lost)
 		m->pieces[kept++] = m->pieces[i];
 	}
 	m->count = kept;
-	hami_stays_log(LEAST_BYTES, *moved, own);
 	return kept ? HAMI_SWAPPED_HOST : refusal;
 }
 
@@ -79,6 +84,11 @@ void hami_moved_forget(struct hami_moved *m)
 	free(m->objects);
 	free(m->pieces);
 	*m = (struct hami_moved){.arena = m->arena, .context = m->context};
+}
+
+void hami_moved_log_stays(uint64_t moved, uint64_t stack)
+{
+	hami_stays_log(LEAST_BYTES, moved, stack);
 }
 
 bool hami_moved_has(const struct hami_moved *m, uint64_t key)

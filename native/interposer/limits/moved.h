@@ -33,6 +33,9 @@ uint32_t hami_moved_plan(struct hami_moved *m, const struct real_cuda *real, CUc
  */
 uint32_t hami_moved_free(struct hami_moved *m, uint64_t *moved, bool *lost);
 
+/* Logs what stays of objects of which `moved` bytes were, when `stack` bytes of stacks have gone, too. */
+void hami_moved_log_stays(uint64_t moved, uint64_t stack);
+
 /* After all of it was copied back: returns NULL, or what failed. */
 const char *hami_moved_failure(const struct hami_moved *m);
 

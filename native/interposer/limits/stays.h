@@ -4,7 +4,7 @@
 #define HAMI_STAYS_H
 #include <stdint.h>
 
-/* Logs it: `moved` bytes were, objects below `least` were not, and `own` bytes libcuda copies to nobody. */
-void hami_stays_log(uint64_t least, uint64_t moved, uint64_t own);
+/* Logs it: objects of `moved` bytes were, small ones below `least` were not, and `stack` bytes libcuda gave back. */
+void hami_stays_log(uint64_t least, uint64_t moved, uint64_t stack);
 
 #endif

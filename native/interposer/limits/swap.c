@@ -20,6 +20,7 @@
 #include "limits/launched.h"
 #include "limits/moved.h"
 #include "limits/outstanding.h"
+#include "limits/stack.h"
 #include "limits/transfer.h"
 #include "limits/trim.h"
 #include "region/process.h"
@@ -38,7 +39,8 @@ static struct swap {
 	_Atomic bool absent;                               /* the process ends without its objects */
 	uint32_t state;                                    /* HAMI_SWAPPED_* as last told */
 	struct hami_moved memory; /* no context is made or destroyed while it is away */
-	uint64_t moved;           /* bytes of it */
+	struct hami_stack stack;  /* off the GPU meanwhile, too */
+	uint64_t moved;           /* bytes of both */
 } swap;
 
 static void rest(int64_t ns)
@@ -92,6 +94,31 @@ static bool transfer(const struct real_cuda *real, bool to_host)
 	return hami_transfer(real, m->context, m->pieces, m->count, &m->arena, to_host, &swap.ended);
 }
 
+/* Waits until there is room for it. Requests for memory are not held: another thread may have libcuda's locks meanwhile. */
+static void have_stack(const struct real_cuda *real)
+{
+	while (!hami_stack_have(&swap.stack, real) && !swap.ended)
+		rest(RETRY_NS);
+}
+
+/* Copies the memory to the host, and then frees it there. Returns HAMI_SWAPPED_*. */
+static uint32_t copy_and_free(const struct real_cuda *real)
+{
+	tell(HAMI_SWAPPED_LEAVING, 0);
+	if (swap.memory.count && !transfer(real, true))
+		return HAMI_SWAPPED_DRIVER;
+	hami_stack_give_back(&swap.stack, real, swap.memory.context);
+	if (swap.ended || !hami_hold_close(HAMI_HOLD_MEMORY, PATIENCE_NS))
+		return HAMI_SWAPPED_BUSY;
+	bool lost = false;
+	const uint32_t state = hami_moved_free(&swap.memory, &swap.moved, &lost);
+	if (lost)
+		lose("it was unmapped and could neither be freed nor mapped");
+	if (state != HAMI_SWAPPED_HOST)
+		hami_hold_open(HAMI_HOLD_MEMORY);
+	return state;
+}
+
 /* Moves the memory to the host, with the process's work held. Returns HAMI_SWAPPED_*. */
 static uint32_t move_held(const struct real_cuda *real, CUcontext context)
 {
@@ -102,19 +129,13 @@ static uint32_t move_held(const struct real_cuda *real, CUcontext context)
 	uint32_t state = hami_moved_plan(&swap.memory, real, context);
 	if (state != HAMI_SWAPPED_HOST)
 		return state;
-	tell(HAMI_SWAPPED_LEAVING, 0);
-	if (swap.memory.count && !transfer(real, true))
-		return HAMI_SWAPPED_DRIVER;
-	if (swap.ended || !hami_hold_close(HAMI_HOLD_MEMORY, PATIENCE_NS))
-		return HAMI_SWAPPED_BUSY;
-	bool lost = false;
-	state = hami_moved_free(&swap.memory, &swap.moved, &lost);
-	if (lost)
-		lose("it was unmapped and could neither be freed nor mapped");
+	state = copy_and_free(real);
 	if (state != HAMI_SWAPPED_HOST) {
-		hami_hold_open(HAMI_HOLD_MEMORY);
+		have_stack(real);
 		return state;
 	}
+	hami_moved_log_stays(swap.moved, swap.stack.bytes);
+	swap.moved += swap.stack.bytes;
 	swap.away = true;
 	tell(HAMI_SWAPPED_HOST, swap.moved);
 	return HAMI_SWAPPED_HOST;
@@ -157,6 +178,7 @@ static bool move_in(const struct real_cuda *real)
 	swap.returning = true;
 	swap.away = false;
 	hami_hold_open(HAMI_HOLD_MEMORY);
+	have_stack(real);
 	if (m->count) /* now that all its pages are there */
 		hami_arena_pin(&m->arena, real, m->context, m->bytes,
 			       hami_slice_region(0)->job->swap_pinned_bytes);

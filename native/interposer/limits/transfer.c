@@ -21,7 +21,7 @@ struct transfer {
 	struct hami_piece *pieces;
 	size_t count;
 	bool to_host;
-	bool by_kernel; /* what libcuda refused, and nothing else */
+	bool by_kernel; /* what libcuda does not copy, and nothing else */
 	const struct hami_arena *arena;
 	bool pinned;           /* all of the host's memory is */
 	_Atomic size_t next;   /* chunk, of all pieces' */
@@ -103,10 +103,14 @@ static void copy_chunks(struct transfer *t, char *buffer, CUstream stream)
 		if (piece == t->count || (t->to_host && *t->ended))
 			return;
 		struct hami_piece *p = &t->pieces[piece];
-		size_t at = (chunk - first) * CHUNK, bytes = p->bytes - at < CHUNK ? p->bytes - at : CHUNK;
-		if (p->result != CUDA_SUCCESS || p->by_kernel != t->by_kernel)
+		size_t at = (chunk - first) * CHUNK, end = at + CHUNK < p->bytes ? at + CHUNK : p->bytes;
+		if (t->by_kernel && at < p->by_libcuda)
+			at = p->by_libcuda;
+		else if (!t->by_kernel && end > p->by_libcuda)
+			end = p->by_libcuda;
+		if (p->result != CUDA_SUCCESS || at >= end)
 			continue;
-		const CUresult result = copy(t, p->device + at, p->host + at, buffer, bytes, stream);
+		const CUresult result = copy(t, p->device + at, p->host + at, buffer, end - at, stream);
 		if (result != CUDA_SUCCESS)
 			p->result = result;
 	}
@@ -180,20 +184,41 @@ static CUresult prepare(const struct transfer *t)
 	return result;
 }
 
-/*
- * Copies by a kernel, once nothing else is under way, what libcuda refused of pools. What the kernel does not copy either
- * stays on the GPU, as if there were none. Returns false when no thread could bring back what is away, or the GPU was full.
- */
-static bool copy_refused(struct transfer *t)
+/* Returns whether a kernel may copy what libcuda refuses of such an object. */
+static bool may_by_kernel(enum hami_holds holds, bool to_host)
+{
+	return holds == HAMI_HOLDS_ARRAYS ||
+	       (holds == HAMI_HOLDS_POOL && (!to_host || hami_trim_knows_all()));
+}
+
+/* Takes for the kernel what libcuda refused. Returns the bytes that it copies; sets whether there are pools, and failures. */
+static size_t take_refused(const struct transfer *t, bool *pools, bool *failures)
 {
 	size_t bytes = 0;
-	bool pools = false;
 	for (size_t i = 0; i < t->count; i++) {
 		struct hami_piece *p = &t->pieces[i];
-		p->by_kernel |= p->pooled && p->result == CUDA_ERROR_INVALID_VALUE;
-		bytes += p->by_kernel ? p->bytes : 0;
-		pools = pools || p->pooled;
+		if (p->result == CUDA_ERROR_INVALID_VALUE && may_by_kernel(p->holds, t->to_host)) {
+			p->by_libcuda = 0;
+			p->result = CUDA_SUCCESS;
+		}
+		bytes += p->result == CUDA_SUCCESS ? p->bytes - p->by_libcuda : 0;
+		*pools = *pools || p->holds == HAMI_HOLDS_POOL;
+		*failures = *failures || p->result != CUDA_SUCCESS;
 	}
+	return bytes;
+}
+
+/*
+ * Copies by a kernel, once nothing else is under way, what libcuda does not: the rest of the last page of an allocation, and
+ * what it refused of pools and arrays. What the kernel does not copy either stays on the GPU, as if there were none. Returns
+ * false when no thread could bring back what is away, or the GPU was full.
+ */
+static bool copy_rest(struct transfer *t)
+{
+	bool pools = false, failures = false;
+	size_t bytes = take_refused(t, &pools, &failures);
+	if (failures && !t->to_host) /* it cannot come back */
+		return true;
 	if (!bytes && !(pools && t->to_host)) /* what is freed meanwhile is refused on the way back only */
 		return true;
 	const CUresult loaded = prepare(t);
@@ -201,23 +226,24 @@ static bool copy_refused(struct transfer *t)
 		return false;
 	if (!bytes)
 		return true;
-	const bool prepared = loaded == CUDA_SUCCESS && (!t->to_host || hami_trim_knows_all());
-	for (size_t i = 0; prepared && i < t->count; i++)
-		if (t->pieces[i].by_kernel)
-			t->pieces[i].result = CUDA_SUCCESS;
+	const bool prepared = loaded == CUDA_SUCCESS;
 	t->by_kernel = true;
 	bool worked = prepared && copy_all(t, bytes);
 	for (size_t i = 0; i < t->count; i++) {
 		struct hami_piece *p = &t->pieces[i];
-		if (p->by_kernel && !t->to_host && p->result == CUDA_ERROR_OUT_OF_MEMORY)
+		if (p->by_libcuda == p->bytes || p->result == CUDA_ERROR_OPERATING_SYSTEM)
+			continue;
+		if (!t->to_host && p->result == CUDA_ERROR_OUT_OF_MEMORY) {
 			worked = false; /* others' memory: all of it is copied again */
-		if (p->by_kernel && (!prepared || (t->to_host && (!worked || p->result != CUDA_SUCCESS)))) {
+			p->result = CUDA_SUCCESS;
+		}
+		if (!prepared || (t->to_host && (!worked || p->result != CUDA_SUCCESS))) {
 			p->result = CUDA_ERROR_INVALID_VALUE;
-			bytes -= p->bytes;
+			bytes -= p->bytes - p->by_libcuda;
 		}
 	}
-	if (worked && bytes)
-		hami_log(1, "%zu MiB of pools copied to the %s by a kernel\n", bytes >> 20,
+	if (worked && bytes >> 20)
+		hami_log(1, "%zu MiB copied to the %s by a kernel\n", bytes >> 20,
 			 t->to_host ? "host" : "GPU");
 	return worked || !prepared || t->to_host;
 }
@@ -282,7 +308,7 @@ bool hami_transfer(const struct real_cuda *real, CUcontext context, struct hami_
 	}
 	if (checks && !to_host)
 		compare(arena, pieces, count);
-	const bool worked = copy_all(&t, bytes) && copy_refused(&t);
+	const bool worked = copy_all(&t, bytes) && copy_rest(&t);
 	for (size_t i = 0; i < count && checks && to_host; i++)
 		if (pieces[i].result == CUDA_SUCCESS && !sum_of(arena, &pieces[i], &pieces[i].sum))
 			pieces[i].result = CUDA_ERROR_OPERATING_SYSTEM;
@@ -299,7 +325,7 @@ size_t hami_transfer_drop_refused(const struct real_cuda *real, CUcontext contex
 		return 0;
 	for (size_t i = 0; i < *count; i++)
 		if (real->cuMemcpyDtoH_v2(&byte, objects[i].base, sizeof byte) == CUDA_ERROR_INVALID_VALUE &&
-		    !(objects[i].pooled && hami_trim_knows_all() &&
+		    !(may_by_kernel(objects[i].holds, true) &&
 		      hami_kernel_copy_prepare(real) == CUDA_SUCCESS))
 			dropped += objects[i].length;
 		else

@@ -19,9 +19,9 @@ struct hami_piece {
 	CUdeviceptr device;
 	char *host;
 	size_t bytes;
-	bool pooled;    /* of a pool: what libcuda refuses of it a kernel copies */
-	bool by_kernel; /* it does, also on the way back; set by a transfer */
-	uint64_t sum;   /* of its content on the host, with HAMI_HPC_CHECKSUMS=1 */
+	enum hami_holds holds; /* what libcuda refuses of pools and arrays a kernel copies */
+	size_t by_libcuda; /* so much of the beginning; the rest by a kernel, both ways. A transfer may make it less */
+	uint64_t sum; /* of its content on the host, with HAMI_HPC_CHECKSUMS=1 */
 	_Atomic CUresult
 		result; /* of a copy that failed; CUDA_ERROR_INVALID_VALUE: libcuda refuses the address, and it stays;
 			   CUDA_ERROR_OPERATING_SYSTEM: the disk failed */

@@ -33,8 +33,10 @@ static bool contended(const struct hami_spent *spent)
  */
 static uint64_t next(const struct budget *b, uint64_t word, const struct hami_spent *spent, int64_t *credit)
 {
-	const struct hami_count count = {
-		.since = spent->since, .now = spent->clock(), .used = spent->used, .several = b->several};
+	const struct hami_count count = {.since = spent->since,
+					 .now = spent->clock(),
+					 .used = spent->used + spent->costs,
+					 .several = b->several};
 	const int64_t before = (int64_t)(word & ~FLAGS);
 	const bool was_shut = word & SHUT;
 	const bool rested = word & RESTED || hami_budget_rested(before, &count);

@@ -12,8 +12,9 @@
 #include "region/region.h"
 
 struct hami_spent {
-	int64_t since;  /* of `clock`: this process's last count */
-	int64_t used;   /* by this process since then, ns */
+	int64_t since; /* of `clock`: this process's last count */
+	int64_t used;  /* by this process since then, ns */
+	int64_t costs; /* to others besides, who give way to it, ns: no work of this process, but taken from its budgets */
 	bool contended; /* others interrupted it lately, or it waited for them (limits/meter.h) */
 	bool in_step;   /* the tenant works in step, and uses `duty` permille of its open time */
 	uint32_t duty;

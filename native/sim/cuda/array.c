@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arrays: opaque, so no more than their memory and their description. */
+/* Arrays: opaque, so no more than their memory, row after row, and their description. */
 #include "memory.h"
 
 #include <stdlib.h>
@@ -69,7 +69,7 @@ static CUresult create(struct CUctx_st *c, CUarray *out, const CUDA_ARRAY3D_DESC
 	a->magic = ARRAY_MAGIC;
 	a->descriptor = *d;
 	sim_process_lock();
-	CUresult result = heap_alloc(&c->heap, bytes, &a->memory);
+	CUresult result = heap_alloc(&c->arrays, bytes, &a->memory);
 	sim_process_unlock();
 	if (result == CUDA_SUCCESS)
 		*out = a;
@@ -97,6 +97,18 @@ CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *d)
 static bool valid(const struct CUarray_st *a)
 {
 	return a && a->magic == ARRAY_MAGIC;
+}
+
+/* Of an array of one row and no levels. */
+CUresult sim_array_range(CUarray a, size_t offset, size_t size, CUdeviceptr *out)
+{
+	if (!valid(a) || a->of_mipmap)
+		return CUDA_ERROR_INVALID_HANDLE;
+	const size_t row = a->descriptor.Width * element_bytes(&a->descriptor);
+	if (offset > row || size > row - offset)
+		return CUDA_ERROR_INVALID_VALUE;
+	*out = a->memory + offset;
+	return CUDA_SUCCESS;
 }
 
 CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *out, CUarray a)
@@ -168,7 +180,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
 	}
 	if (result == CUDA_SUCCESS) {
 		sim_process_lock();
-		result = heap_alloc(&c->heap, total, &m->memory);
+		result = heap_alloc(&c->arrays, total, &m->memory);
 		sim_process_unlock();
 	}
 	if (result == CUDA_SUCCESS)

@@ -62,12 +62,12 @@ static void init_stream(struct CUstream_st *s, struct CUctx_st *context, unsigne
 	s->id = ++sim.next_id;
 }
 
-static void count_context(uint32_t device, int change)
+static void count_context(const struct CUctx_st *c, int change)
 {
 	sim_lock(&sim.view);
-	struct sim_share *share = &sim.view.state->slot[sim.view.slot].gpu[device];
+	struct sim_share *share = &sim.view.state->slot[sim.view.slot].gpu[c->device];
 	share->contexts += (uint32_t)change;
-	share->context_bytes += (uint64_t)change * sim_mib(sim.view.machine.gpu[device].context_mib);
+	share->context_bytes += (uint64_t)change * sim_context_memory_bytes(c);
 	sim_unlock(&sim.view);
 }
 
@@ -82,10 +82,11 @@ static void destroy(struct CUctx_st *c)
 		}
 	sim_channels_close(c);
 	heap_destroy(&c->heap);
+	heap_destroy(&c->arrays);
 	host_unregister_all(c);
+	count_context(c, -1);
 	sim_context_memory_give(c);
 	sim_line_end(c);
-	count_context(c->device, -1);
 }
 
 /* With sim.lock held. */
@@ -104,14 +105,15 @@ static CUresult create(CUdevice ordinal, unsigned flags, unsigned version, struc
 		free(c);
 		return result;
 	}
-	count_context(device, 1);
+	count_context(c, 1);
 	c->magic = SIM_CONTEXT_MAGIC;
 	pthread_mutex_init(&c->issuing, NULL);
 	c->ordinal = ordinal;
 	c->flags = flags;
 	c->version = version;
 	c->id = ++sim.next_id;
-	c->heap = (struct heap){.device = device, .context = c, .block_bytes = FRAME_BYTES};
+	c->heap = c->arrays = (struct heap){.device = device, .context = c, .block_bytes = FRAME_BYTES};
+	c->arrays.opaque = true;
 	init_stream(&c->legacy, c, CU_STREAM_DEFAULT);
 	init_stream(&c->per_thread, c, CU_STREAM_DEFAULT);
 	c->next = sim.contexts;

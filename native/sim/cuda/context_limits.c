@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What can be set on a context. It is kept and told, and changes nothing: simulated kernels have no stack and
- * no cache.
+ * What can be set on a context. It is kept and told, and changes nothing, but for the memory that the stacks of threads
+ * take.
  */
 #include "sim_cuda.h"
 
 static const size_t initial_limits[SIM_LIMITS] = {
-	[CU_LIMIT_STACK_SIZE] = 1024,
+	[CU_LIMIT_STACK_SIZE] = SIM_STACK_BYTES,
 	[CU_LIMIT_PRINTF_FIFO_SIZE] = 7 << 20,
 	[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20,
 	[CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH] = 2,
@@ -30,6 +30,12 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 	SIM_ENTER_CONTEXT(cuCtxSetLimit, c);
 	if ((unsigned)limit >= SIM_LIMITS)
 		return CUDA_ERROR_UNSUPPORTED_LIMIT;
+	if (limit == CU_LIMIT_STACK_SIZE) {
+		sim_process_lock();
+		CUresult result = sim_context_stacks(c, value);
+		sim_process_unlock();
+		SIM_CHECK(result);
+	}
 	c->limit[limit] = value;
 	c->limit_set[limit] = true;
 	return CUDA_SUCCESS;

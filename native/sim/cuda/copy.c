@@ -255,6 +255,27 @@ SYNCHRONOUS(cuMemsetD16_v2, cuMemsetD16_v2_ptds, (CUdeviceptr to, unsigned short
 SYNCHRONOUS(cuMemsetD32_v2, cuMemsetD32_v2_ptds, (CUdeviceptr to, unsigned int value, size_t count),
 	    fill(stream, to, value, 4, count))
 
+static CUresult copy_to_array(CUstream stream, CUarray to, size_t offset, const void *from, size_t size)
+{
+	CUdeviceptr address;
+	SIM_CHECK(check_host(from, size));
+	SIM_CHECK(sim_array_range(to, offset, size, &address));
+	return copy(stream, address, (CUdeviceptr)(uintptr_t)from, size, true);
+}
+
+static CUresult copy_from_array(CUstream stream, void *to, CUarray from, size_t offset, size_t size)
+{
+	CUdeviceptr address;
+	SIM_CHECK(check_host(to, size));
+	SIM_CHECK(sim_array_range(from, offset, size, &address));
+	return copy(stream, (CUdeviceptr)(uintptr_t)to, address, size, true);
+}
+
+SYNCHRONOUS(cuMemcpyHtoA_v2, cuMemcpyHtoA_v2_ptds, (CUarray to, size_t offset, const void *from, size_t size),
+	    copy_to_array(stream, to, offset, from, size))
+SYNCHRONOUS(cuMemcpyAtoH_v2, cuMemcpyAtoH_v2_ptds, (void *to, CUarray from, size_t offset, size_t size),
+	    copy_from_array(stream, to, from, offset, size))
+
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream)
 {
 	SIM_ENTER(cuMemcpyHtoDAsync_v2);

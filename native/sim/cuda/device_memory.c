@@ -28,7 +28,7 @@ static uint32_t allocate(const struct device_memory *m)
 		*device = 0;
 		return RM_INSUFFICIENT_RESOURCES;
 	}
-	struct rm_memory p = {.size = m->bytes};
+	struct rm_memory p = {.size = m->asked ? m->asked : m->bytes};
 	struct rm_alloc a = {.client = rm.handle,
 			     .parent = *device,
 			     .object = m->object,
@@ -72,7 +72,13 @@ static bool take(struct device_memory *m, enum memory_use use)
 
 CUresult sim_memory_take(struct device_memory *out, uint32_t gpu, uint64_t bytes, enum memory_use use)
 {
-	struct device_memory m = {.bytes = bytes, .gpu = gpu};
+	return sim_memory_take_pages(out, gpu, bytes, bytes, use);
+}
+
+CUresult sim_memory_take_pages(struct device_memory *out, uint32_t gpu, uint64_t bytes, uint64_t asked,
+			       enum memory_use use)
+{
+	struct device_memory m = {.bytes = bytes, .asked = asked, .gpu = gpu};
 	pthread_mutex_lock(&rm.lock);
 	bool by_kernel = use != MEMORY_MANAGED && rm_open();
 	bool taken = by_kernel && take(&m, use);

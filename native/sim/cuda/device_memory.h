@@ -10,6 +10,8 @@
 
 struct device_memory {
 	uint64_t bytes; /* 0: none */
+	uint64_t
+		asked; /* of the kernel; 0: so many. libcuda leaves it to the kernel to make whole pages of it */
 	uint32_t gpu;
 	uint32_t object; /* its handle; 0: counted by libcuda */
 	uint32_t fabric; /* the handle by which other GPUs reach it; 0: none */
@@ -23,6 +25,9 @@ enum memory_use {
 
 /* CUDA_ERROR_OUT_OF_MEMORY when the GPU, or a limit, has no room for it. */
 CUresult sim_memory_take(struct device_memory *out, uint32_t gpu, uint64_t bytes, enum memory_use use);
+/* The same for `asked` bytes, which are `bytes` in whole pages. */
+CUresult sim_memory_take_pages(struct device_memory *out, uint32_t gpu, uint64_t bytes, uint64_t asked,
+			       enum memory_use use);
 /* With its last object. `shared_id`: its row in the state's table of shared allocations, or 0. */
 void sim_memory_give(struct device_memory *memory, uint64_t shared_id);
 /* The memory is now the shared allocation with this id. */

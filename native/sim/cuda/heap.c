@@ -43,14 +43,14 @@ static void shrink(struct heap *h, struct region *r)
 }
 
 /* A region with memory. */
-static CUresult grow(struct heap *h, size_t bytes, enum region_kind kind, struct region **out)
+static CUresult grow(struct heap *h, size_t bytes, size_t asked, enum region_kind kind, struct region **out)
 {
 	enum memory_use use = h->managed ? MEMORY_MANAGED : MEMORY_PROGRAM;
 	struct device_memory memory;
-	CUresult result = sim_memory_take(&memory, h->device, bytes, use);
+	CUresult result = sim_memory_take_pages(&memory, h->device, bytes, asked, use);
 	if (result != CUDA_SUCCESS && h->keep && h->reserved > h->used) {
 		heap_trim(h, 0);
-		result = sim_memory_take(&memory, h->device, bytes, use);
+		result = sim_memory_take_pages(&memory, h->device, bytes, asked, use);
 	}
 	SIM_CHECK(result);
 	struct region *r = region_take(bytes, PROT_READ | PROT_WRITE);
@@ -111,7 +111,7 @@ static void mark(struct region *block, uint32_t first, uint32_t n, bool taken)
 
 static CUresult make_block(struct heap *h, struct region **out)
 {
-	SIM_CHECK(grow(h, h->block_bytes, REGION_BLOCK, out));
+	SIM_CHECK(grow(h, h->block_bytes, h->block_bytes, REGION_BLOCK, out));
 	struct region *r = *out;
 	r->granules = r->free_granules = (uint32_t)(h->block_bytes / GRANULE_BYTES);
 	r->used = calloc(r->granules / 64, sizeof *r->used);
@@ -153,7 +153,7 @@ static CUresult alloc_whole(struct heap *h, size_t size, CUdeviceptr *out)
 	if (r)
 		list_remove(&h->idle, r);
 	else
-		SIM_CHECK(grow(h, bytes, REGION_DEVICE, &r));
+		SIM_CHECK(grow(h, bytes, h->keep ? bytes : size, REGION_DEVICE, &r));
 	r->size = size;
 	list_add(&h->whole, r);
 	count_used(h, bytes);
@@ -215,7 +215,7 @@ CUresult heap_free(CUdeviceptr address)
 CUresult heap_range(CUdeviceptr address, uintptr_t *base, size_t *size, struct region **region)
 {
 	struct region *r = region_find((uintptr_t)address);
-	if (!r || r->kind == REGION_HOST || r->kind == REGION_CONTEXT)
+	if (!r || r->kind == REGION_HOST || r->kind == REGION_CONTEXT || (r->heap && r->heap->opaque))
 		return CUDA_ERROR_NOT_FOUND;
 	*region = r;
 	*base = r->base;

@@ -31,7 +31,7 @@ enum api_id {
 	API_COUNT
 };
 
-enum { SIM_CONTEXT_OBJECTS = 3 };
+enum { SIM_CONTEXT_OBJECTS = 3, SIM_STACK_BYTES = 1024 };
 enum { SIM_LIMITS = CU_LIMIT_PERSISTING_L2_CACHE_SIZE + 1 };
 
 struct CUstream_st {
@@ -57,6 +57,7 @@ struct heap {
 	size_t block_bytes;
 	bool keep;    /* freed memory stays charged until heap_trim */
 	bool managed; /* while cuMemAllocManaged allocates */
+	bool opaque;  /* no copy finds what it has by its address: arrays */
 	struct region *blocks, *whole, *idle;
 	uint64_t reserved, reserved_high, used, used_high;
 };
@@ -79,7 +80,7 @@ struct CUctx_st {
 	CUdevice ordinal;   /* as the application counts */
 	unsigned version;   /* cuCtxGetApiVersion */
 	bool primary;
-	struct heap heap;
+	struct heap heap, arrays;
 	struct CUstream_st legacy; /* the NULL stream */
 	struct CUstream_st per_thread;
 	struct CUstream_st *streams;
@@ -250,6 +251,12 @@ void sim_host_fork_child(void);
 
 /* The memory that a context takes for itself (context_memory.c). With sim.lock held. */
 CUresult sim_context_memory_take(struct CUctx_st *context);
+/* Where the first row of an array has these bytes. */
+CUresult sim_array_range(CUarray array, size_t offset, size_t size, CUdeviceptr *out);
+/* How much that is now. */
+uint64_t sim_context_memory_bytes(const struct CUctx_st *context);
+/* Takes memory for the stacks of threads, of so many bytes each, and gives back what was there for them. */
+CUresult sim_context_stacks(struct CUctx_st *context, size_t limit);
 void sim_context_memory_give(struct CUctx_st *context);
 
 #define SIM_ENTER(symbol)                                                                                    \

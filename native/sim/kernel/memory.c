@@ -33,6 +33,13 @@ uint32_t memory_share(const struct object *o, const struct rm_control *c)
 	return RM_OK;
 }
 
+/* The kernel gives whole pages, large ones for what needs one. */
+static uint64_t in_pages(uint64_t bytes)
+{
+	const uint64_t large = 2ull << 20, page = bytes < large ? 64 << 10 : large;
+	return bytes > UINT64_MAX - page ? bytes : (bytes + page - 1) / page * page;
+}
+
 /* Of the class that `a` names; the driver's own rules for where it may lie. */
 uint32_t memory_allocate(struct sim_view *view, int fd, struct rm_alloc *a)
 {
@@ -51,10 +58,10 @@ uint32_t memory_allocate(struct sim_view *view, int fd, struct rm_alloc *a)
 			a->object = o->handle;
 		return status;
 	}
-	status = take_memory(view, o->gpu, p->size);
+	const uint64_t bytes = in_pages(p->size);
+	status = take_memory(view, o->gpu, bytes);
 	if (status == RM_OK && (o->memory = calloc(1, sizeof *o->memory)))
-		*o->memory =
-			(struct memory){.bytes = p->size, .gpu = o->gpu, .holders = 1, .slot = view->slot};
+		*o->memory = (struct memory){.bytes = bytes, .gpu = o->gpu, .holders = 1, .slot = view->slot};
 	if (status != RM_OK)
 		objects_free(o->client, o->handle, fd, NULL);
 	else

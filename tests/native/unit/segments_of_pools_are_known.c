@@ -34,7 +34,7 @@ static bool is_pooled(void)
 	size_t count;
 	struct hami_movable *list = hami_movable_list(SEGMENT, &count);
 	CHECK(list && count == 1);
-	const bool pooled = list->pooled;
+	const bool pooled = list->holds == HAMI_HOLDS_POOL;
 	CHECK(hami_movable_same(list));
 	free(list);
 	return pooled;
